@@ -1,0 +1,47 @@
+# One way to declare a library, a program and a test, so that flags are the same everywhere.
+
+# Floating point is part of the interface: no contraction, no fast math, anywhere.
+set(QUANTGATE_COMPILE_OPTIONS -Wall -Wextra -Wno-unused-parameter -ffp-contract=off)
+
+# quantgate_library(NAME SOURCES ... DEPS ...)
+function(quantgate_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_compile_options(${name} PRIVATE ${QUANTGATE_COMPILE_OPTIONS})
+  target_link_libraries(${name} PUBLIC ${ARG_DEPS})
+endfunction()
+
+# quantgate_program(NAME SOURCES ... DEPS ...)
+function(quantgate_program name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_compile_options(${name} PRIVATE ${QUANTGATE_COMPILE_OPTIONS})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS})
+endfunction()
+
+# quantgate_test(NAME SOURCES ... DEPS ... LABELS ...): one program, run as one ctest entry.
+# Test data is found through QUANTGATE_SOURCE_DIR.
+function(quantgate_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LABELS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_compile_options(${name} PRIVATE ${QUANTGATE_COMPILE_OPTIONS})
+  target_compile_definitions(${name} PRIVATE QUANTGATE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest_main)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_test(NAME ${name} COMMAND ${name})
+  if(ARG_LABELS)
+    set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}")
+  endif()
+endfunction()
+
+# quantgate_benchmark(NAME SOURCES ... DEPS ...): Google Benchmark program under build/*/bench.
+function(quantgate_benchmark name)
+  if(NOT QUANTGATE_BENCHMARKS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_compile_options(${name} PRIVATE ${QUANTGATE_COMPILE_OPTIONS})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} benchmark::benchmark_main)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
+endfunction()

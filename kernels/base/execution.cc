@@ -1,0 +1,74 @@
+#include "kernels/base/execution.h"
+
+#include <immintrin.h>
+#include <sched.h>
+#include <tbb/blocked_range.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+
+namespace quantgate {
+namespace {
+
+constexpr unsigned kMxcsrDefault = 0x1F80;  // All exceptions masked, RN, no FTZ (bit 15), no DAZ (bit 6).
+
+}  // namespace
+
+std::string_view IsaName(Isa isa) {
+  switch (isa) {
+    case Isa::kScalar: return "scalar";
+    case Isa::kAvx2: return "avx2";
+    case Isa::kAvx512: return "avx512";
+  }
+  return "unknown";
+}
+
+Isa BestIsa() {
+  static const Isa best = [] {
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c");
+    if (!avx2) return Isa::kScalar;
+    const bool avx512 =
+        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
+    return avx512 ? Isa::kAvx512 : Isa::kAvx2;
+  }();
+  return best;
+}
+
+int AvailableCpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return std::max(1, CPU_COUNT(&set));
+}
+
+ScopedIeeeEnvironment::ScopedIeeeEnvironment() : saved_control_(_mm_getcsr()) {
+  _mm_setcsr(kMxcsrDefault);
+}
+ScopedIeeeEnvironment::~ScopedIeeeEnvironment() { _mm_setcsr(saved_control_); }
+
+void ParallelFor(const ExecutionContext& context, int64_t count, int64_t grain,
+                 absl::FunctionRef<void(int64_t, int64_t)> body) {
+  if (count <= 0) return;
+  grain = std::max<int64_t>(1, grain);
+  const int64_t pieces = (count + grain - 1) / grain;
+  const auto run = [&](int64_t piece_begin, int64_t piece_end) {
+    ScopedIeeeEnvironment ieee;
+    for (int64_t piece = piece_begin; piece < piece_end; ++piece) {
+      if (!context.CheckCancelled().ok()) return;
+      body(piece * grain, std::min(count, (piece + 1) * grain));
+    }
+  };
+  if (context.threads <= 1 || pieces == 1) return run(0, pieces);
+  tbb::task_arena arena(context.threads);
+  arena.execute([&] {
+    tbb::parallel_for(tbb::blocked_range<int64_t>(0, pieces, 1),
+                      [&](const tbb::blocked_range<int64_t>& range) { run(range.begin(), range.end()); });
+  });
+}
+
+}  // namespace quantgate

@@ -1,0 +1,76 @@
+// GEMM: d = epilogue(A * B^T) under a named arithmetic, on the CPU.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/base/execution.h"
+#include "kernels/gemm/arithmetic.h"
+#include "kernels/tensor/tensor.h"
+
+namespace quantgate {
+
+/// How the operands are stored. d[m][n] = sum over k of a(m, k) * b(n, k) in every case.
+enum class GemmLayout {
+  kTN,  ///< a is [m][k], b is [n][k]: the layout of Hopper's FP8 tensor cores.
+  kNN,  ///< a is [m][k], b is [k][n].
+  kNT,  ///< a is [k][m], b is [k][n].
+};
+
+/// How scale_inv applies to an operand's codes.
+enum class ScaleMode {
+  kNone,    ///< High precision, or codes taken at face value.
+  kTensor,  ///< f32 [1].
+  kOuter,   ///< f32 [m] for a, [n] for b.
+};
+
+struct GemmOperand {
+  Tensor data;       ///< 2-D; f32, bf16, f16, f8_e4m3 or f8_e5m2.
+  ScaleMode scaling = ScaleMode::kNone;
+  Tensor scale_inv;  ///< Present unless scaling is kNone.
+};
+
+/// A GEMM described before it is done. `a` is the M side and `b` the N side: cuBLASLt, which is
+/// column-major, calls our b its A.
+struct GemmDesc {
+  GemmOperand a;
+  GemmOperand b;
+  GemmLayout layout = GemmLayout::kTN;
+  Arithmetic arithmetic;
+  /// What Accumulation::kRecipe means here: cuBLASLt's FAST_ACCUM off. FP8 operands only.
+  bool use_split_accumulator = false;
+  float alpha = 1.0f;
+  float beta = 0.0f;
+  Tensor c;               ///< [m][n] of out_dtype; present when beta != 0.
+  bool in_place = false;  ///< c is the memory of d: cuBLASLt rounds before it adds (tensor-cores.md section 3).
+  Tensor bias;            ///< [n]; absent: none. bf16, f16 or f32.
+  Tensor d_scale;         ///< f32 [1]; FP8 output only.
+  DType out_dtype = DType::kF32;  ///< f32, bf16, f16, f8_e4m3, f8_e5m2.
+};
+
+struct GemmResult {
+  Tensor d;     ///< [m][n] of out_dtype.
+  Tensor amax;  ///< f32 [1]: max |value| in fp32 before d_scale; present for FP8 outputs.
+  std::string arithmetic;  ///< What ran, fully resolved: "sm90:fast", "sm90:split", "sm90", "exact" (bf16 and the
+                           ///< like have no accumulation mode).
+  std::string note;        ///< For exact: bits needed and available, and outputs that took the wide path.
+};
+
+struct GemmShape {
+  int64_t m, n, k;
+};
+
+/// Shapes and types of a GEMM, checked: INVALID_ARGUMENT names the field, the value and the rule.
+/// Rules: 2-D operands with equal k >= 1 and n >= 1 (m = 0 is valid); both operands of one class (both FP8, or the
+/// same high-precision type); c, bias and scales of the shapes above.
+absl::StatusOr<GemmShape> CheckGemm(const GemmDesc& desc);
+
+/// Computes a GEMM. Same bits for every isa and thread count. CANCELLED or DEADLINE_EXCEEDED by the context.
+absl::StatusOr<GemmResult> GemmCpu(const GemmDesc& desc, const ExecutionContext& context);
+
+/// "m=256 n=2048 k=512 f8_e4m3[tensor] x f8_e4m3[tensor] -> bf16, sm90 fast, bias": one line reproduces a bug.
+std::string GemmText(const GemmDesc& desc);
+
+}  // namespace quantgate

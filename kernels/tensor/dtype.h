@@ -1,0 +1,52 @@
+// Element types of tensors: their names on the wire, in files and on the command line, and their sizes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace quantgate {
+
+enum class DType {
+  kF64,
+  kF32,
+  kBF16,
+  kF16,
+  kF8E4M3,    ///< OCP E4M3 ("fn": no infinities, NaN 0x7F and 0xFF).
+  kF8E5M2,    ///< OCP E5M2.
+  kF8E8M0,    ///< OCP E8M0 scale: 2^(code - 127), 0xFF is NaN.
+  kF4E2M1x2,  ///< Two OCP E2M1 codes per byte, the even index in the low nibble; shapes count bytes.
+  kU8,
+  kI32,
+  kI64,
+};
+
+/// Facts about one element type. `name` is the wire and command-line name, `safetensors` its name there.
+struct DTypeTraits {
+  DType dtype;
+  std::string_view name;
+  std::string_view safetensors;
+  int bytes;             ///< Bytes per element of the shape.
+  bool is_floating;      ///< Has a real value per element that the engine can decode alone.
+};
+
+const DTypeTraits& TraitsOf(DType dtype);
+const std::vector<DTypeTraits>& AllDTypes();
+
+inline std::string_view DTypeName(DType dtype) { return TraitsOf(dtype).name; }
+inline int DTypeBytes(DType dtype) { return TraitsOf(dtype).bytes; }
+inline bool IsFp8(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2; }
+/// f32, bf16, f16: the types in which layers take and return activations.
+inline bool IsHighPrecision(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+}
+
+/// INVALID_ARGUMENT naming the value and listing the known names.
+absl::StatusOr<DType> ParseDType(std::string_view name);
+/// As ParseDType, for the upper-case names of safetensors headers ("BF16", "F8_E4M3").
+absl::StatusOr<DType> ParseSafetensorsDType(std::string_view name);
+
+}  // namespace quantgate

@@ -1,0 +1,105 @@
+// Tensor: a dense row-major array of one element type in a shared buffer. Copying a Tensor shares the
+// buffer. Thread-safe for reading; a writer must be alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/tensor/dtype.h"
+
+namespace quantgate {
+
+/// Where the bytes of a buffer live. The CPU engine takes kHost only.
+enum class MemorySpace { kHost, kDevice };
+
+class Buffer {
+ public:
+  /// Host memory aligned to 64 bytes, not initialised. RESOURCE_EXHAUSTED with the size when it cannot be had.
+  static absl::StatusOr<std::shared_ptr<Buffer>> Allocate(size_t bytes);
+  /// Wraps memory that `owner` keeps alive (a mapped file, a received message).
+  static std::shared_ptr<Buffer> Wrap(std::byte* data, size_t bytes, std::shared_ptr<const void> owner);
+
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  std::byte* data() { return data_; }
+  const std::byte* data() const { return data_; }
+  size_t size() const { return bytes_; }
+  MemorySpace space() const { return MemorySpace::kHost; }
+
+ private:
+  Buffer(std::byte* data, size_t bytes, std::shared_ptr<const void> owner)
+      : data_(data), bytes_(bytes), owner_(std::move(owner)) {}
+  std::byte* data_;
+  size_t bytes_;
+  std::shared_ptr<const void> owner_;  // Null: data_ was allocated by Allocate.
+};
+
+using Shape = std::vector<int64_t>;
+
+/// "256x512"; "scalar" for rank 0.
+std::string ShapeText(const Shape& shape);
+
+/// Largest rank of any tensor, a bound on untrusted input.
+inline constexpr int kRankMax = 8;
+
+/// Product of the dims. INVALID_ARGUMENT naming `field`, the offending dim and the rule when the rank is
+/// over kRankMax, a dim is negative, or the product or its size in bytes overflows int64. Zero dims are valid.
+absl::StatusOr<int64_t> CheckedElementCount(const Shape& shape, DType dtype, std::string_view field);
+
+class Tensor {
+ public:
+  /// An absent tensor: has_value() is false.
+  Tensor() = default;
+
+  /// Host memory for `shape`, not initialised.
+  static absl::StatusOr<Tensor> Allocate(DType dtype, Shape shape);
+  /// Views bytes [offset, offset + size) of `buffer`. INVALID_ARGUMENT when they do not fit.
+  static absl::StatusOr<Tensor> View(DType dtype, Shape shape, std::shared_ptr<Buffer> buffer,
+                                     size_t offset = 0);
+  /// A copy of `bytes`, whose count must fit dtype and shape.
+  static absl::StatusOr<Tensor> FromBytes(DType dtype, Shape shape, std::span<const std::byte> bytes);
+  /// A one-element f32 tensor of shape [1].
+  static absl::StatusOr<Tensor> FromScalar(float value);
+
+  bool has_value() const { return buffer_ != nullptr; }
+  DType dtype() const { return dtype_; }
+  const Shape& shape() const { return shape_; }
+  int rank() const { return static_cast<int>(shape_.size()); }
+  int64_t element_count() const { return element_count_; }
+  size_t byte_size() const { return static_cast<size_t>(element_count_) * DTypeBytes(dtype_); }
+  /// Product of all dims but the last (M); 1 for rank 0 and rank 1.
+  int64_t rows() const;
+  /// The last dim (K); 1 for rank 0.
+  int64_t columns() const;
+
+  std::byte* data() { return buffer_->data() + offset_; }
+  const std::byte* data() const { return buffer_->data() + offset_; }
+  template <typename T>
+  T* as() { return reinterpret_cast<T*>(data()); }
+  template <typename T>
+  const T* as() const { return reinterpret_cast<const T*>(data()); }
+  std::span<const std::byte> bytes() const { return {data(), byte_size()}; }
+
+  /// The same bytes under another shape or element type of the same total size.
+  absl::StatusOr<Tensor> Reinterpret(DType dtype, Shape shape) const;
+
+ private:
+  DType dtype_ = DType::kF32;
+  Shape shape_;
+  int64_t element_count_ = 0;
+  std::shared_ptr<Buffer> buffer_;
+  size_t offset_ = 0;
+};
+
+/// "bf16[256x512]".
+std::string TensorText(const Tensor& tensor);
+
+}  // namespace quantgate
