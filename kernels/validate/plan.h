@@ -1,0 +1,60 @@
+// Plan: a validated request. Plan::Create is the last place that can say INVALID_ARGUMENT; running a plan cannot fail
+// for a reason that was knowable before.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/layer/linear.h"
+
+namespace quantgate {
+
+/// One column of the comparison: a recipe (with its override) under an arithmetic.
+struct Variant {
+  Recipe recipe;
+  Arithmetic arithmetic;
+  /// "fp8_current / dequantized / sm90".
+  std::string Label() const;
+};
+
+/// The layer kinds of this build; names as on the wire.
+enum class LayerKind { kLinear };
+std::string_view LayerKindName(LayerKind kind);
+absl::StatusOr<LayerKind> ParseLayerKind(std::string_view name);
+
+/// What a run must satisfy to pass.
+enum class Requirement {
+  kNone,     ///< Inform only.
+  kBitwise,  ///< Every output of every variant equals the reference's bits.
+  kBound,    ///< Every GEMM output lies within its derived bound of `exact` on its own operands.
+};
+std::string_view RequirementName(Requirement requirement);
+absl::StatusOr<Requirement> ParseRequirement(std::string_view name);
+
+/// Variants in one request, a bound on untrusted input.
+inline constexpr int kVariantsMax = 64;
+
+struct LayerRunRequest {
+  LayerKind layer = LayerKind::kLinear;
+  LinearRequest linear;
+  std::vector<Variant> variants;  ///< At least one; labels must differ.
+  /// The variant all others are compared with; absent: each variant is compared with `exact` on its own operands.
+  std::optional<int> reference;
+  Requirement requirement = Requirement::kNone;
+};
+
+class Plan {
+ public:
+  static absl::StatusOr<Plan> Create(LayerRunRequest request);
+  const LayerRunRequest& request() const { return request_; }
+  /// Operations the run will do, the unit of its progress.
+  int StepCount() const;
+
+ private:
+  explicit Plan(LayerRunRequest request) : request_(std::move(request)) {}
+  LayerRunRequest request_;
+};
+
+}  // namespace quantgate
