@@ -1,0 +1,132 @@
+// The architecture as a test: include direction, containment of third parties, banned words, size of files.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <regex>
+#include <string>
+
+#include "tests/structure/source_tree.h"
+
+namespace quantgate {
+namespace {
+
+const std::vector<std::string> kCode = {".h", ".cc", ".cu", ".cuh"};
+
+bool StartsWith(const std::string& text, const std::string& prefix) { return text.rfind(prefix, 0) == 0; }
+
+/// Height of a folder: a file may include its own height or below, never above. Quantize, gemm and compare stand side
+/// by side.
+int HeightOf(const std::string& path) {
+  static const std::vector<std::pair<std::string, int>> kHeights = {
+      {"kernels/base/", 0},     {"kernels/numerics/", 1}, {"kernels/tensor/", 2},
+      {"kernels/quantize/", 3}, {"kernels/gemm/", 3},     {"kernels/compare/", 3},
+      {"kernels/engine/", 4},   {"kernels/comm/", 5},     {"kernels/layer/", 6},
+      {"kernels/validate/", 7}, {"server/", 8},           {"client/", 9},
+  };
+  for (const auto& [prefix, height] : kHeights) {
+    if (StartsWith(path, prefix)) return height;
+  }
+  return -1;
+}
+
+TEST(StructureTest, SourcesAreFound) { EXPECT_GT(ReadSources(kCode).size(), 30u); }
+
+TEST(StructureTest, IncludesPointDown) {
+  for (const SourceFile& file : ReadSources(kCode)) {
+    const int height = HeightOf(file.path);
+    if (height < 0) continue;
+    for (const std::string& include : QuotedIncludes(file)) {
+      EXPECT_LE(HeightOf(include), height) << file.path << " includes " << include;
+      if (height == 3 && HeightOf(include) == 3) {
+        const auto folder = [](const std::string& path) { return path.substr(0, path.find('/', 8)); };
+        EXPECT_EQ(folder(include), folder(file.path)) << file.path << " includes " << include;
+      }
+    }
+  }
+}
+
+TEST(StructureTest, ClientSeesTheServerOnlyThroughItsFront) {
+  for (const SourceFile& file : ReadSources(kCode)) {
+    if (!StartsWith(file.path, "client/")) continue;
+    for (const std::string& include : QuotedIncludes(file)) {
+      if (StartsWith(include, "server/")) {
+        EXPECT_EQ(include, "server/server.h") << file.path;
+      }
+    }
+  }
+}
+
+TEST(StructureTest, ThirdPartiesAreContained) {
+  // What an #include line contains -> the paths that may have it.
+  const std::map<std::string, std::vector<std::string>> allowed = {
+      {"prometheus/", {"server/metrics."}},
+      {"grpcpp/", {"server/rpc/", "server/server.", "client/", "tests/"}},
+      {".pb.h", {"server/rpc/", "server/server.", "client/", "tests/"}},
+      {"cublasLt.h", {"kernels/gemm/gemm_cublaslt.", "tests/hardware/"}},
+      {"nccl.h", {"kernels/comm/"}},
+      {"sqlite3.h", {"server/store/"}},
+  };
+  for (const SourceFile& file : ReadSources(kCode)) {
+    for (const std::string& line : file.lines) {
+      if (!StartsWith(line, "#include")) continue;
+      for (const auto& [what, places] : allowed) {
+        if (line.find(what) == std::string::npos) continue;
+        bool is_allowed = false;
+        for (const std::string& place : places) is_allowed |= StartsWith(file.path, place);
+        EXPECT_TRUE(is_allowed) << file.path << ": " << line;
+      }
+    }
+  }
+}
+
+struct Ban {
+  const char* pattern;
+  const char* where;  // Path prefix; "" is everywhere.
+  const char* instead;
+};
+
+TEST(StructureTest, BannedWords) {
+  // This file spells the words it bans, so it is left out.
+  static const Ban kBans[] = {
+      {R"(\bTODO\b|\bFIXME\b|\bXXX\b)", "", "finish it, or open an issue"},
+      {R"(\bEXPECT_NEAR\b|\bASSERT_NEAR\b|EXPECT_FLOAT_EQ|EXPECT_DOUBLE_EQ)", "tests/", "exact equality, or a derived bound"},
+      {R"(sleep_for|usleep\()", "tests/", "wait for the event itself"},
+      {R"(\bGTEST_SKIP\b)", "tests/", "a ctest label"},
+      {R"(std::(exp|exp2|log|log2|log10|pow|tanh|sin|cos|sqrt|erf)\()", "kernels/", "kernels/numerics: no libm, same bits everywhere"},
+      {R"(\b(expf|logf|powf|tanhf|sqrtf)\()", "kernels/", "kernels/numerics: no libm, same bits everywhere"},
+      {R"(-ffast-math|use_fast_math|Ofast)", "", "IEEE arithmetic"},
+      {R"(/work/|/root/|/home/)", "", "a path relative to the repository"},
+      {R"(\busing namespace\b)", "", "qualified names"},
+  };
+  for (const SourceFile& file : ReadSources({".h", ".cc", ".cu", ".py", ".sh", ".proto", ".txt", ".cmake"})) {
+    if (file.path == "tests/structure/structure_test.cc") continue;
+    if (StartsWith(file.path, "tests/data/")) continue;
+    for (const Ban& ban : kBans) {
+      if (!StartsWith(file.path, ban.where)) continue;
+      const std::regex pattern(ban.pattern);
+      for (size_t i = 0; i < file.lines.size(); ++i) {
+        EXPECT_FALSE(std::regex_search(file.lines[i], pattern))
+            << file.path << ":" << i + 1 << ": " << file.lines[i] << "\n  instead: " << ban.instead;
+      }
+    }
+  }
+}
+
+TEST(StructureTest, FilesStaySmall) {
+  for (const SourceFile& file : ReadSources(kCode)) {
+    EXPECT_LE(file.lines.size(), 650u) << file.path;
+    for (size_t i = 0; i < file.lines.size(); ++i) {
+      EXPECT_LE(file.lines[i].size(), 120u) << file.path << ":" << i + 1;
+    }
+  }
+}
+
+TEST(StructureTest, HeadersSayWhatTheyAre) {
+  for (const SourceFile& file : ReadSources({".h"})) {
+    ASSERT_FALSE(file.lines.empty()) << file.path;
+    EXPECT_TRUE(StartsWith(file.lines[0], "// ")) << file.path << " opens without a word on what it is";
+  }
+}
+
+}  // namespace
+}  // namespace quantgate
