@@ -1,5 +1,5 @@
-// The QuantGate service in a process: listeners, services, stores and the device queue. quantgated runs one; the
-// command line runs one in process when it is given no server.
+// The QuantGate service in a process: listeners, services, stores and the device queue. quantgated
+// runs one; the command line runs one in process when it is given no server.
 #pragma once
 
 #include <chrono>
@@ -25,18 +25,18 @@ struct ServerOptions {
   /// Blobs, tensors and runs live here; created when absent, locked while the server lives.
   std::string data_dir;
   CpuEngineOptions engine;
-  int queue_capacity = 64;        ///< Runs waiting; one more is RESOURCE_EXHAUSTED.
-  int queue_workers = 1;          ///< Runs at a time.
-  int64_t blob_bytes_max = int64_t{64} << 30;     ///< Of one blob.
-  int64_t store_bytes_max = int64_t{256} << 30;   ///< Of all blobs.
-  int64_t tensor_bytes_max = int64_t{8} << 30;    ///< Of one tensor that a request makes or names.
-  bool fsync = true;              ///< False: an in-process throw-away store.
+  int queue_capacity = 64;                       ///< Runs waiting; one more is RESOURCE_EXHAUSTED.
+  int queue_workers = 1;                         ///< Runs at a time.
+  int64_t blob_bytes_max = int64_t{64} << 30;    ///< Of one blob.
+  int64_t store_bytes_max = int64_t{256} << 30;  ///< Of all blobs.
+  int64_t tensor_bytes_max = int64_t{8} << 30;   ///< Of one tensor that a request makes or names.
+  bool fsync = true;                             ///< False: an in-process throw-away store.
 };
 
 class Server {
  public:
-  /// Starts listening. FAILED_PRECONDITION when the data directory is locked or not writable, UNAVAILABLE when a port is
-  /// taken; the message names the path or address.
+  /// Starts listening. FAILED_PRECONDITION when the data directory is locked or not writable,
+  /// UNAVAILABLE when a port is taken; the message names the path or address.
   static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options);
   virtual ~Server() = default;
 
@@ -45,7 +45,8 @@ class Server {
   /// Ports as bound, in the order of `listen` (0 for Unix sockets).
   virtual std::vector<int> ports() const = 0;
   virtual int metrics_port() const = 0;
-  /// Health goes NOT_SERVING, new work gets UNAVAILABLE, runs under way have `grace` to finish and are then cancelled.
+  /// Health goes NOT_SERVING, new work gets UNAVAILABLE, runs under way have `grace` to finish and
+  /// are then cancelled.
   virtual void Shutdown(absl::Duration grace) = 0;
 };
 

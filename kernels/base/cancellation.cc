@@ -5,7 +5,8 @@
 namespace quantgate {
 
 absl::Status Cancellation::Check() const {
-  if (cancelled_.load(std::memory_order_relaxed)) return absl::CancelledError("cancelled by caller");
+  if (cancelled_.load(std::memory_order_relaxed))
+    return absl::CancelledError("cancelled by caller");
   if (deadline_ != absl::InfiniteFuture() && absl::Now() >= deadline_) {
     return absl::DeadlineExceededError("deadline passed before the work was done");
   }

@@ -11,15 +11,19 @@
 namespace quantgate {
 namespace {
 
-constexpr unsigned kMxcsrDefault = 0x1F80;  // All exceptions masked, RN, no FTZ (bit 15), no DAZ (bit 6).
+constexpr unsigned kMxcsrDefault =
+    0x1F80;  // All exceptions masked, RN, no FTZ (bit 15), no DAZ (bit 6).
 
 }  // namespace
 
 std::string_view IsaName(Isa isa) {
   switch (isa) {
-    case Isa::kScalar: return "scalar";
-    case Isa::kAvx2: return "avx2";
-    case Isa::kAvx512: return "avx512";
+    case Isa::kScalar:
+      return "scalar";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kAvx512:
+      return "avx512";
   }
   return "unknown";
 }
@@ -30,10 +34,10 @@ Isa BestIsa() {
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("f16c");
     if (!avx2) return Isa::kScalar;
-    const bool avx512 =
-        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                        __builtin_cpu_supports("avx512vbmi") &&
+                        __builtin_cpu_supports("avx512vnni");
     return avx512 ? Isa::kAvx512 : Isa::kAvx2;
   }();
   return best;
@@ -66,8 +70,9 @@ void ParallelFor(const ExecutionContext& context, int64_t count, int64_t grain,
   if (context.threads <= 1 || pieces == 1) return run(0, pieces);
   tbb::task_arena arena(context.threads);
   arena.execute([&] {
-    tbb::parallel_for(tbb::blocked_range<int64_t>(0, pieces, 1),
-                      [&](const tbb::blocked_range<int64_t>& range) { run(range.begin(), range.end()); });
+    tbb::parallel_for(
+        tbb::blocked_range<int64_t>(0, pieces, 1),
+        [&](const tbb::blocked_range<int64_t>& range) { run(range.begin(), range.end()); });
   });
 }
 

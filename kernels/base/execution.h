@@ -1,5 +1,5 @@
-// How CPU work runs: instruction set, thread count, cancellation. Passed down explicitly, so that tests
-// can run one body over every instruction set and thread count in one process.
+// How CPU work runs: instruction set, thread count, cancellation. Passed down explicitly, so that
+// tests can run one body over every instruction set and thread count in one process.
 #pragma once
 
 #include <cstdint>
@@ -36,10 +36,11 @@ struct ExecutionContext {
   }
 };
 
-/// Calls body(begin, end) over disjoint pieces of [0, count), each a multiple of `grain` long except
-/// the last, on at most context.threads threads. Workers run with IEEE subnormals (no FTZ, no DAZ) and
-/// round to nearest even, whatever the calling thread has set. Pieces not yet started are skipped once
-/// the context is cancelled; the caller must look at context.CheckCancelled() afterwards.
+/// Calls body(begin, end) over disjoint pieces of [0, count), each a multiple of `grain` long
+/// except the last, on at most context.threads threads. Workers run with IEEE subnormals (no FTZ,
+/// no DAZ) and round to nearest even, whatever the calling thread has set. Pieces not yet started
+/// are skipped once the context is cancelled; the caller must look at context.CheckCancelled()
+/// afterwards.
 void ParallelFor(const ExecutionContext& context, int64_t count, int64_t grain,
                  absl::FunctionRef<void(int64_t begin, int64_t end)> body);
 

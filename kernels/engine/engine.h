@@ -1,5 +1,6 @@
-// Engine: one virtual call per operation. Every engine gives the same bits for every operation; what differs is where
-// the tensors live and how fast it is. Thread-safe: calls from several threads do not disturb each other.
+// Engine: one virtual call per operation. Every engine gives the same bits for every operation;
+// what differs is where the tensors live and how fast it is. Thread-safe: calls from several
+// threads do not disturb each other.
 #pragma once
 
 #include <memory>
@@ -30,25 +31,34 @@ class Engine {
 
   virtual DeviceDescription Describe() const = 0;
 
-  virtual absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec, const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
+                                          const Cancellation* cancellation) = 0;
   /// RNE to `out`; widening is exact.
-  virtual absl::StatusOr<Tensor> Cast(const Tensor& source, DType out, const Cancellation* cancellation) = 0;
-  virtual absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const QuantizerSpec& spec, Usages usages,
+  virtual absl::StatusOr<Tensor> Cast(const Tensor& source, DType out,
+                                      const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const QuantizerSpec& spec,
+                                                   Usages usages,
                                                    const Cancellation* cancellation) = 0;
-  virtual absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage, DType out,
+  virtual absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage,
+                                            DType out, const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc,
+                                          const Cancellation* cancellation) = 0;
+  /// Bias gradient: pairwise fp32 sum over rows, one RNE to `out` (design.md section 3). [M][N] ->
+  /// [N].
+  virtual absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,
                                             const Cancellation* cancellation) = 0;
-  virtual absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) = 0;
-  /// Bias gradient: pairwise fp32 sum over rows, one RNE to `out` (design.md section 3). [M][N] -> [N].
-  virtual absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out, const Cancellation* cancellation) = 0;
 
-  virtual absl::StatusOr<Fingerprint> FingerprintOf(const Tensor& tensor, const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<Fingerprint> FingerprintOf(const Tensor& tensor,
+                                                    const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
                                                    const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<ErrorReport> MeasureError(const Tensor& subject, const Tensor& reference,
                                                    const Cancellation* cancellation) = 0;
-  virtual absl::StatusOr<NearerReport> MeasureNearer(const Tensor& subject, const Tensor& reference, const Tensor& truth,
+  virtual absl::StatusOr<NearerReport> MeasureNearer(const Tensor& subject, const Tensor& reference,
+                                                     const Tensor& truth,
                                                      const Cancellation* cancellation) = 0;
-  virtual absl::StatusOr<BoundCheck> CheckBound(const GemmDesc& desc, const Tensor& subject, const Tensor& exact,
+  virtual absl::StatusOr<BoundCheck> CheckBound(const GemmDesc& desc, const Tensor& subject,
+                                                const Tensor& exact,
                                                 const Cancellation* cancellation) = 0;
 };
 

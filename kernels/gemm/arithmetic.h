@@ -1,5 +1,5 @@
-// Arithmetic: the named rule by which a GEMM accumulates and rounds. Names are part of the API; a report
-// always says which one ran and whether it was hardware or a model.
+// Arithmetic: the named rule by which a GEMM accumulates and rounds. Names are part of the API; a
+// report always says which one ran and whether it was hardware or a model.
 #pragma once
 
 #include <optional>
@@ -13,7 +13,8 @@ namespace quantgate {
 
 enum class ArithmeticFamily { kAuto, kSm90, kExact, kFp32 };
 
-/// How sm90 accumulates FP8: as the recipe says per GEMM, or forced by name ("sm90:fast", "sm90:split").
+/// How sm90 accumulates FP8: as the recipe says per GEMM, or forced by name ("sm90:fast",
+/// "sm90:split").
 enum class Accumulation { kRecipe, kFast, kSplit };
 
 struct Arithmetic {
@@ -21,8 +22,9 @@ struct Arithmetic {
   Accumulation accumulation = Accumulation::kRecipe;
   int split_k = 1;  ///< Slices of K (tensor-cores.md section 3, Split-K); 1: not split.
 
-  /// Parses "sm90", "sm90:fast", "sm90:split,splitk=3", "exact", "fp32", "auto". INVALID_ARGUMENT names the
-  /// value and the known names; UNIMPLEMENTED for a name that needs hardware this build cannot drive.
+  /// Parses "sm90", "sm90:fast", "sm90:split,splitk=3", "exact", "fp32", "auto". INVALID_ARGUMENT
+  /// names the value and the known names; UNIMPLEMENTED for a name that needs hardware this build
+  /// cannot drive.
   static absl::StatusOr<Arithmetic> Parse(std::string_view text);
   /// The canonical text: Parse(ToString()) == *this.
   std::string ToString() const;

@@ -27,7 +27,7 @@ enum class ScaleMode {
 };
 
 struct GemmOperand {
-  Tensor data;       ///< 2-D; f32, bf16, f16, f8_e4m3 or f8_e5m2.
+  Tensor data;  ///< 2-D; f32, bf16, f16, f8_e4m3 or f8_e5m2.
   ScaleMode scaling = ScaleMode::kNone;
   Tensor scale_inv;  ///< Present unless scaling is kNone.
 };
@@ -43,19 +43,20 @@ struct GemmDesc {
   bool use_split_accumulator = false;
   float alpha = 1.0f;
   float beta = 0.0f;
-  Tensor c;               ///< [m][n] of out_dtype; present when beta != 0.
-  bool in_place = false;  ///< c is the memory of d: cuBLASLt rounds before it adds (tensor-cores.md section 3).
-  Tensor bias;            ///< [n]; absent: none. bf16, f16 or f32.
-  Tensor d_scale;         ///< f32 [1]; FP8 output only.
+  Tensor c;  ///< [m][n] of out_dtype; present when beta != 0.
+  bool in_place =
+      false;  ///< c is the memory of d: cuBLASLt rounds before it adds (tensor-cores.md section 3).
+  Tensor bias;                    ///< [n]; absent: none. bf16, f16 or f32.
+  Tensor d_scale;                 ///< f32 [1]; FP8 output only.
   DType out_dtype = DType::kF32;  ///< f32, bf16, f16, f8_e4m3, f8_e5m2.
 };
 
 struct GemmResult {
   Tensor d;     ///< [m][n] of out_dtype.
   Tensor amax;  ///< f32 [1]: max |value| in fp32 before d_scale; present for FP8 outputs.
-  std::string arithmetic;  ///< What ran, fully resolved: "sm90:fast", "sm90:split", "sm90", "exact" (bf16 and the
-                           ///< like have no accumulation mode).
-  std::string note;        ///< For exact: bits needed and available, and outputs that took the wide path.
+  std::string arithmetic;  ///< What ran, fully resolved: "sm90:fast", "sm90:split", "sm90", "exact"
+                           ///< (bf16 and the like have no accumulation mode).
+  std::string note;  ///< For exact: bits needed and available, and outputs that took the wide path.
 };
 
 struct GemmShape {
@@ -63,14 +64,16 @@ struct GemmShape {
 };
 
 /// Shapes and types of a GEMM, checked: INVALID_ARGUMENT names the field, the value and the rule.
-/// Rules: 2-D operands with equal k >= 1 and n >= 1 (m = 0 is valid); both operands of one class (both FP8, or the
-/// same high-precision type); c, bias and scales of the shapes above.
+/// Rules: 2-D operands with equal k >= 1 and n >= 1 (m = 0 is valid); both operands of one class
+/// (both FP8, or the same high-precision type); c, bias and scales of the shapes above.
 absl::StatusOr<GemmShape> CheckGemm(const GemmDesc& desc);
 
-/// Computes a GEMM. Same bits for every isa and thread count. CANCELLED or DEADLINE_EXCEEDED by the context.
+/// Computes a GEMM. Same bits for every isa and thread count. CANCELLED or DEADLINE_EXCEEDED by the
+/// context.
 absl::StatusOr<GemmResult> GemmCpu(const GemmDesc& desc, const ExecutionContext& context);
 
-/// "m=256 n=2048 k=512 f8_e4m3[tensor] x f8_e4m3[tensor] -> bf16, sm90 fast, bias": one line reproduces a bug.
+/// "m=256 n=2048 k=512 f8_e4m3[tensor] x f8_e4m3[tensor] -> bf16, sm90 fast, bias": one line
+/// reproduces a bug.
 std::string GemmText(const GemmDesc& desc);
 
 }  // namespace quantgate

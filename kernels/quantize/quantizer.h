@@ -1,5 +1,6 @@
-// Quantizer: what one tensor in one role becomes (element format, block, scale rule), and the quantized tensor
-// that comes out. A QuantizedTensor carries all that is needed to dequantize it; nobody asks the quantizer again.
+// Quantizer: what one tensor in one role becomes (element format, block, scale rule), and the
+// quantized tensor that comes out. A QuantizedTensor carries all that is needed to dequantize it;
+// nobody asks the quantizer again.
 #pragma once
 
 #include <string>
@@ -7,11 +8,14 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/base/execution.h"
+#include "kernels/numerics/cast.h"
+#include "kernels/numerics/scale_rule.h"
 #include "kernels/tensor/tensor.h"
 
 namespace quantgate {
 
-/// Which direction blocks run along: rowwise along the last dim (K), columnwise along the first (M).
+/// Which direction blocks run along: rowwise along the last dim (K), columnwise along the first
+/// (M).
 enum class Usage { kRowwise, kColumnwise };
 std::string_view UsageName(Usage usage);
 
@@ -23,19 +27,10 @@ struct Usages {
 
 enum class QuantizerFormat {
   kIdentity,   ///< Not quantized: high precision, optionally cast to the activation dtype.
-  kFp8Tensor,  ///< FP8 with one scale per tensor, computed from the tensor itself (current scaling).
+  kFp8Tensor,  ///< FP8 with one scale per tensor, computed from the tensor itself (current
+               ///< scaling).
 };
 
-/// How an fp32 scale follows from an amax (tensor-cores.md section 6, "amax/448").
-enum class ScaleRule {
-  kDivide,      ///< scale = f32(max / amax): Transformer Engine.
-  kReciprocal,  ///< scale = f32(1 / f32(amax * f32(1 / max))): the reciprocal of the maximum is a constant.
-};
-enum class ElementRounding { kNearestEven, kNearestAway };
-enum class Overflow {
-  kSaturate,  ///< To the largest finite value, infinities too: Transformer Engine, CUDA SATFINITE.
-  kNan,       ///< Values that would round above the maximum become NaN: ml_dtypes (E5M2: infinity).
-};
 std::string_view ScaleRuleName(ScaleRule rule);
 std::string_view ElementRoundingName(ElementRounding rounding);
 std::string_view OverflowName(Overflow overflow);
@@ -59,41 +54,41 @@ std::string QuantizerText(const QuantizerSpec& spec);
 /// What became of the elements of one quantization, counted over one direction.
 struct QuantizationCounts {
   int64_t normal = 0;
-  int64_t zero = 0;            ///< Zero in the source.
-  int64_t subnormal = 0;       ///< Non-zero codes below the smallest normal of the element format.
-  int64_t flushed_to_zero = 0; ///< Non-zero in the source, zero code.
-  int64_t saturated = 0;       ///< Finite in the source, beyond the largest finite code.
-  int64_t infinite = 0;        ///< Infinite in the source.
-  int64_t nan = 0;             ///< NaN in the source.
+  int64_t zero = 0;             ///< Zero in the source.
+  int64_t subnormal = 0;        ///< Non-zero codes below the smallest normal of the element format.
+  int64_t flushed_to_zero = 0;  ///< Non-zero in the source, zero code.
+  int64_t saturated = 0;        ///< Finite in the source, beyond the largest finite code.
+  int64_t infinite = 0;         ///< Infinite in the source.
+  int64_t nan = 0;              ///< NaN in the source.
 };
 
-/// Codes and scales of one tensor, in the logical layouts of design.md section 5 (no padding, no swizzle).
-/// Absent directions have no value.
+/// Codes and scales of one tensor, in the logical layouts of design.md section 5 (no padding, no
+/// swizzle). Absent directions have no value.
 struct QuantizedTensor {
   QuantizerFormat format = QuantizerFormat::kIdentity;
   DType element = DType::kF8E4M3;
   DType source_dtype = DType::kBF16;
-  Shape shape;                     ///< Of the source.
-  Tensor rowwise_data;             ///< Codes, shape of the source.
-  Tensor rowwise_scale_inv;        ///< Per-tensor FP8: f32 [1].
-  Tensor columnwise_data;          ///< Per-tensor FP8: the byte transpose, [K][M].
+  Shape shape;               ///< Of the source.
+  Tensor rowwise_data;       ///< Codes, shape of the source.
+  Tensor rowwise_scale_inv;  ///< Per-tensor FP8: f32 [1].
+  Tensor columnwise_data;    ///< Per-tensor FP8: the byte transpose, [K][M].
   Tensor columnwise_scale_inv;
-  Tensor amax_rowwise;             ///< f32 [1]; NaN elements are ignored.
+  Tensor amax_rowwise;  ///< f32 [1]; NaN elements are ignored.
   Tensor amax_columnwise;
-  Tensor scale;                    ///< f32 [1].
+  Tensor scale;  ///< f32 [1].
   QuantizationCounts counts;
 
   Usages usages() const { return {rowwise_data.has_value(), columnwise_data.has_value()}; }
 };
 
-/// Quantizes `source` (f32, bf16 or f16; any rank >= 1; M = 0 gives empty codes, amax 0, scale 1) in the asked
-/// usages. Asking for both gives the bytes of asking for each alone. INVALID_ARGUMENT for a bad dtype or no usage.
-/// Per-tensor FP8 follows quantizers.md sections 1.1, 1.5 and 3.
-absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const QuantizerSpec& spec, Usages usages,
-                                            const ExecutionContext& context);
+/// Quantizes `source` (f32, bf16 or f16; any rank >= 1; M = 0 gives empty codes, amax 0, scale 1)
+/// in the asked usages. Asking for both gives the bytes of asking for each alone. INVALID_ARGUMENT
+/// for a bad dtype or no usage. Per-tensor FP8 follows quantizers.md sections 1.1, 1.5 and 3.
+absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const QuantizerSpec& spec,
+                                            Usages usages, const ExecutionContext& context);
 
-/// f32(code) * scale_inv in one fp32 multiplication, then RNE to `out_dtype` (f32, bf16, f16), in the shape of the
-/// source whichever usage is read. FAILED_PRECONDITION when that usage is absent.
+/// f32(code) * scale_inv in one fp32 multiplication, then RNE to `out_dtype` (f32, bf16, f16), in
+/// the shape of the source whichever usage is read. FAILED_PRECONDITION when that usage is absent.
 absl::StatusOr<Tensor> DequantizeCpu(const QuantizedTensor& quantized, Usage usage, DType out_dtype,
                                      const ExecutionContext& context);
 

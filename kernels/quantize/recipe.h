@@ -1,6 +1,6 @@
-// Recipe: the rule from a tensor's role to its quantizer, and the choices a layer makes under it. A recipe is a
-// name and knobs ("fp8_current:power_2_scales=true,fp8_format=e4m3"); text, JSON and protobuf say the same.
-// Immutable and thread-safe once made.
+// Recipe: the rule from a tensor's role to its quantizer, and the choices a layer makes under it. A
+// recipe is a name and knobs ("fp8_current:power_2_scales=true,fp8_format=e4m3"); text, JSON and
+// protobuf say the same. Immutable and thread-safe once made.
 #pragma once
 
 #include <map>
@@ -15,11 +15,11 @@
 namespace quantgate {
 
 enum class TensorRole { kInput, kWeight, kGradOutput };
-std::string_view TensorRoleName(TensorRole role);                      ///< "input", "weight", "grad_output".
+std::string_view TensorRoleName(TensorRole role);  ///< "input", "weight", "grad_output".
 absl::StatusOr<TensorRole> ParseTensorRole(std::string_view name);
 
 enum class GemmRole { kFprop, kDgrad, kWgrad };
-std::string_view GemmRoleName(GemmRole role);                          ///< "fprop", "dgrad", "wgrad".
+std::string_view GemmRoleName(GemmRole role);  ///< "fprop", "dgrad", "wgrad".
 
 /// What backward uses in place of quantized operands (quantizers.md section 9).
 enum class BackwardOverride { kNone, kHighPrecision, kDequantized };
@@ -30,7 +30,7 @@ absl::StatusOr<BackwardOverride> ParseBackwardOverride(std::string_view name);
 /// One knob of a recipe, for listings and for error messages.
 struct KnobDescription {
   std::string name;
-  std::string values;         ///< "true|false", "hybrid|e4m3", "float >= 0".
+  std::string values;  ///< "true|false", "hybrid|e4m3", "float >= 0".
   std::string default_value;
   std::string summary;
 };
@@ -48,8 +48,8 @@ class Recipe {
  public:
   using Knobs = std::map<std::string, std::string, std::less<>>;
 
-  /// Knobs that are not given take their defaults. INVALID_ARGUMENT names the recipe or knob, the value, and what is
-  /// allowed, a knob of another recipe included.
+  /// Knobs that are not given take their defaults. INVALID_ARGUMENT names the recipe or knob, the
+  /// value, and what is allowed, a knob of another recipe included.
   static absl::StatusOr<Recipe> Create(std::string_view name, const Knobs& knobs);
   /// "name" or "name:key=value,key=value".
   static absl::StatusOr<Recipe> Parse(std::string_view text);
@@ -72,7 +72,8 @@ class Recipe {
   std::optional<DType> activation_dtype() const { return activation_dtype_; }
   /// The quantizer of a tensor in one direction; identity where the recipe does not quantize.
   QuantizerSpec QuantizerFor(TensorRole role, Usage usage) const;
-  /// cuBLASLt's FAST_ACCUM off for this GEMM (quantizers.md section 10.2). Meaningless for high-precision operands.
+  /// cuBLASLt's FAST_ACCUM off for this GEMM (quantizers.md section 10.2). Meaningless for
+  /// high-precision operands.
   bool UsesSplitAccumulator(GemmRole gemm) const;
 
  private:

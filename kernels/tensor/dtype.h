@@ -1,4 +1,5 @@
-// Element types of tensors: their names on the wire, in files and on the command line, and their sizes.
+// Element types of tensors: their names on the wire, in files and on the command line, and their
+// sizes.
 #pragma once
 
 #include <cstdint>
@@ -18,19 +19,21 @@ enum class DType {
   kF8E4M3,    ///< OCP E4M3 ("fn": no infinities, NaN 0x7F and 0xFF).
   kF8E5M2,    ///< OCP E5M2.
   kF8E8M0,    ///< OCP E8M0 scale: 2^(code - 127), 0xFF is NaN.
-  kF4E2M1x2,  ///< Two OCP E2M1 codes per byte, the even index in the low nibble; shapes count bytes.
+  kF4E2M1x2,  ///< Two OCP E2M1 codes per byte, the even index in the low nibble; shapes count
+              ///< bytes.
   kU8,
   kI32,
   kI64,
 };
 
-/// Facts about one element type. `name` is the wire and command-line name, `safetensors` its name there.
+/// Facts about one element type. `name` is the wire and command-line name, `safetensors` its name
+/// there.
 struct DTypeTraits {
   DType dtype;
   std::string_view name;
   std::string_view safetensors;
-  int bytes;             ///< Bytes per element of the shape.
-  bool is_floating;      ///< Has a real value per element that the engine can decode alone.
+  int bytes;         ///< Bytes per element of the shape.
+  bool is_floating;  ///< Has a real value per element that the engine can decode alone.
 };
 
 const DTypeTraits& TraitsOf(DType dtype);

@@ -1,5 +1,5 @@
-// The two identities of tensor bytes (design.md section 4): SHA-256 for what is stored, and a cheap 128-bit
-// order-free sum for what is saved and used, the same on every engine.
+// The two identities of tensor bytes (design.md section 4): SHA-256 for what is stored, and a cheap
+// 128-bit order-free sum for what is saved and used, the same on every engine.
 #pragma once
 
 #include <array>
@@ -37,8 +37,9 @@ class Sha256Stream {
 
 Sha256 Sha256Of(std::span<const std::byte> bytes);
 
-/// 128-bit integer sum over 8-byte little-endian words w_i (the last one zero-padded) of mix(i, w_i), plus a mix of
-/// dtype, shape and byte count. Order-free, so devices and ranks can add parts in any order.
+/// 128-bit integer sum over 8-byte little-endian words w_i (the last one zero-padded) of mix(i,
+/// w_i), plus a mix of dtype, shape and byte count. Order-free, so devices and ranks can add parts
+/// in any order.
 struct Fingerprint {
   uint64_t high = 0;
   uint64_t low = 0;

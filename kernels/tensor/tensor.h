@@ -1,5 +1,5 @@
-// Tensor: a dense row-major array of one element type in a shared buffer. Copying a Tensor shares the
-// buffer. Thread-safe for reading; a writer must be alone.
+// Tensor: a dense row-major array of one element type in a shared buffer. Copying a Tensor shares
+// the buffer. Thread-safe for reading; a writer must be alone.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +20,12 @@ enum class MemorySpace { kHost, kDevice };
 
 class Buffer {
  public:
-  /// Host memory aligned to 64 bytes, not initialised. RESOURCE_EXHAUSTED with the size when it cannot be had.
+  /// Host memory aligned to 64 bytes, not initialised. RESOURCE_EXHAUSTED with the size when it
+  /// cannot be had.
   static absl::StatusOr<std::shared_ptr<Buffer>> Allocate(size_t bytes);
   /// Wraps memory that `owner` keeps alive (a mapped file, a received message).
-  static std::shared_ptr<Buffer> Wrap(std::byte* data, size_t bytes, std::shared_ptr<const void> owner);
+  static std::shared_ptr<Buffer> Wrap(std::byte* data, size_t bytes,
+                                      std::shared_ptr<const void> owner);
 
   ~Buffer();
   Buffer(const Buffer&) = delete;
@@ -50,9 +52,11 @@ std::string ShapeText(const Shape& shape);
 /// Largest rank of any tensor, a bound on untrusted input.
 inline constexpr int kRankMax = 8;
 
-/// Product of the dims. INVALID_ARGUMENT naming `field`, the offending dim and the rule when the rank is
-/// over kRankMax, a dim is negative, or the product or its size in bytes overflows int64. Zero dims are valid.
-absl::StatusOr<int64_t> CheckedElementCount(const Shape& shape, DType dtype, std::string_view field);
+/// Product of the dims. INVALID_ARGUMENT naming `field`, the offending dim and the rule when the
+/// rank is over kRankMax, a dim is negative, or the product or its size in bytes overflows int64.
+/// Zero dims are valid.
+absl::StatusOr<int64_t> CheckedElementCount(const Shape& shape, DType dtype,
+                                            std::string_view field);
 
 class Tensor {
  public:
@@ -65,7 +69,8 @@ class Tensor {
   static absl::StatusOr<Tensor> View(DType dtype, Shape shape, std::shared_ptr<Buffer> buffer,
                                      size_t offset = 0);
   /// A copy of `bytes`, whose count must fit dtype and shape.
-  static absl::StatusOr<Tensor> FromBytes(DType dtype, Shape shape, std::span<const std::byte> bytes);
+  static absl::StatusOr<Tensor> FromBytes(DType dtype, Shape shape,
+                                          std::span<const std::byte> bytes);
   /// A one-element f32 tensor of shape [1].
   static absl::StatusOr<Tensor> FromScalar(float value);
 
@@ -83,9 +88,13 @@ class Tensor {
   std::byte* data() { return buffer_->data() + offset_; }
   const std::byte* data() const { return buffer_->data() + offset_; }
   template <typename T>
-  T* as() { return reinterpret_cast<T*>(data()); }
+  T* as() {
+    return reinterpret_cast<T*>(data());
+  }
   template <typename T>
-  const T* as() const { return reinterpret_cast<const T*>(data()); }
+  const T* as() const {
+    return reinterpret_cast<const T*>(data());
+  }
   std::span<const std::byte> bytes() const { return {data(), byte_size()}; }
 
   /// The same bytes under another shape or element type of the same total size.

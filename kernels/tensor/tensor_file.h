@@ -1,5 +1,5 @@
-// Tensor files from untrusted hands: safetensors and npy. Readers map the file, check every number of the header
-// before they believe it, and allocate nothing large for a file that lies.
+// Tensor files from untrusted hands: safetensors and npy. Readers map the file, check every number
+// of the header before they believe it, and allocate nothing large for a file that lies.
 #pragma once
 
 #include <map>
@@ -19,8 +19,8 @@ struct NamedTensor {
 };
 
 struct TensorFile {
-  std::vector<NamedTensor> tensors;                 ///< In the order of the file's offsets.
-  std::map<std::string, std::string> metadata;      ///< safetensors __metadata__.
+  std::vector<NamedTensor> tensors;             ///< In the order of the file's offsets.
+  std::map<std::string, std::string> metadata;  ///< safetensors __metadata__.
   /// NOT_FOUND naming the tensor and listing what the file has.
   absl::StatusOr<Tensor> Find(std::string_view name) const;
 };
@@ -28,20 +28,22 @@ struct TensorFile {
 /// Largest safetensors header that is read: 16 MiB of JSON.
 inline constexpr uint64_t kSafetensorsHeaderBytesMax = 16u << 20;
 
-/// Maps a .safetensors file. INVALID_ARGUMENT (naming file, tensor and rule) for a malformed one: header length beyond
-/// the file or the limit, bad JSON, nesting, unknown dtype, offsets that overlap, leave holes, run out of range or do
-/// not match dtype and shape, duplicate names. NOT_FOUND when there is no such file.
+/// Maps a .safetensors file. INVALID_ARGUMENT (naming file, tensor and rule) for a malformed one:
+/// header length beyond the file or the limit, bad JSON, nesting, unknown dtype, offsets that
+/// overlap, leave holes, run out of range or do not match dtype and shape, duplicate names.
+/// NOT_FOUND when there is no such file.
 absl::StatusOr<TensorFile> ReadSafetensors(const std::string& path);
 /// The same from bytes in memory; tensors share `buffer`.
-absl::StatusOr<TensorFile> ParseSafetensors(std::shared_ptr<Buffer> buffer, const std::string& source);
+absl::StatusOr<TensorFile> ParseSafetensors(std::shared_ptr<Buffer> buffer,
+                                            const std::string& source);
 
-/// Writes atomically (temporary file, fsync, rename). Tensors keep the given order, offsets aligned to 64 bytes by
-/// padding the header only, as the format demands no holes.
+/// Writes atomically (temporary file, fsync, rename). Tensors keep the given order, offsets aligned
+/// to 64 bytes by padding the header only, as the format demands no holes.
 absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata);
 
-/// A version 1.0 to 3.0 .npy file, C order, little-endian f2, f4, f8, i4, i8, u1 (and V2 read as bf16 when `descr` is
-/// 'bfloat16' or '<V2'). INVALID_ARGUMENT for all else.
+/// A version 1.0 to 3.0 .npy file, C order, little-endian f2, f4, f8, i4, i8, u1 (and V2 read as
+/// bf16 when `descr` is 'bfloat16' or '<V2'). INVALID_ARGUMENT for all else.
 absl::StatusOr<Tensor> ReadNpy(const std::string& path);
 absl::Status WriteNpy(const std::string& path, const Tensor& tensor);
 

@@ -1,5 +1,5 @@
-// Plan: a validated request. Plan::Create is the last place that can say INVALID_ARGUMENT; running a plan cannot fail
-// for a reason that was knowable before.
+// Plan: a validated request. Plan::Create is the last place that can say INVALID_ARGUMENT; running
+// a plan cannot fail for a reason that was knowable before.
 #pragma once
 
 #include <optional>
@@ -40,7 +40,8 @@ struct LayerRunRequest {
   LayerKind layer = LayerKind::kLinear;
   LinearRequest linear;
   std::vector<Variant> variants;  ///< At least one; labels must differ.
-  /// The variant all others are compared with; absent: each variant is compared with `exact` on its own operands.
+  /// The variant all others are compared with; absent: each variant is compared with `exact` on its
+  /// own operands.
   std::optional<int> reference;
   Requirement requirement = Requirement::kNone;
 };

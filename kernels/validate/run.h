@@ -12,23 +12,26 @@ namespace quantgate {
 
 /// One comparison of one output tensor.
 struct TensorComparison {
-  std::string tensor;          ///< "y", "dx", "dw", "main_grad", "db".
-  std::string reference;       ///< "exact" or the label of the reference variant.
-  ParityReport parity;         ///< Subject's bits against the reference's (`exact`: rounded once to the subject's dtype).
-  ErrorReport error;           ///< Against the reference.
-  std::optional<NearerReport> nearer;  ///< Subject and reference variant against `exact` of the subject's operands.
+  std::string tensor;     ///< "y", "dx", "dw", "main_grad", "db".
+  std::string reference;  ///< "exact" or the label of the reference variant.
+  ParityReport parity;    ///< Subject's bits against the reference's (`exact`: rounded once to the
+                          ///< subject's dtype).
+  ErrorReport error;      ///< Against the reference.
+  std::optional<NearerReport>
+      nearer;  ///< Subject and reference variant against `exact` of the subject's operands.
 };
 
 /// One output tensor of one variant, with both named references (design.md section 6).
 struct OutputReport {
   std::string tensor;
-  std::string arithmetic;      ///< What ran, fully resolved; "pairwise fp32 sum" for db.
+  std::string arithmetic;  ///< What ran, fully resolved; "pairwise fp32 sum" for db.
   Tensor value;
   Fingerprint fingerprint;
   ErrorReport against_unquantized;  ///< Original operands, `exact`, rounded once to f32.
   TensorComparison against_exact;   ///< The subject's own quantized operands under `exact`.
-  std::optional<BoundCheck> bound;  ///< Absent where no bound is derived (db) or the arithmetic is exact.
-  std::string exact_note;           ///< Bits needed and available.
+  std::optional<BoundCheck>
+      bound;               ///< Absent where no bound is derived (db) or the arithmetic is exact.
+  std::string exact_note;  ///< Bits needed and available.
 };
 
 struct Verdict {
@@ -36,19 +39,21 @@ struct Verdict {
   bool pass = true;
   std::string threshold;  ///< "0 differing bits"; "|error| <= 0.066 x sum|a||b| + half ulp".
   std::string source;     ///< Where the threshold comes from.
-  std::string finding;    ///< "y of fp8_current / none / sm90 differs from ... in 12 of 524288 elements, first at (0, 7)".
+  std::string finding;    ///< "y of fp8_current / none / sm90 differs from ... in 12 of 524288
+                          ///< elements, first at (0, 7)".
 };
 
 struct VariantReport {
   std::string label;
-  std::string recipe;            ///< Canonical text, every knob.
-  std::string recipe_name;       ///< Base name, for metric labels.
+  std::string recipe;       ///< Canonical text, every knob.
+  std::string recipe_name;  ///< Base name, for metric labels.
   std::string recipe_digest;
   std::string backward_override;
-  std::string arithmetic;        ///< As asked, canonical.
+  std::string arithmetic;  ///< As asked, canonical.
   bool is_hardware = false;
   std::vector<OutputReport> outputs;
-  std::vector<TensorComparison> against_reference;  ///< Empty for the reference itself and without a reference.
+  std::vector<TensorComparison>
+      against_reference;  ///< Empty for the reference itself and without a reference.
   std::vector<SavedOperand> saved;
   std::vector<QuantizationRecord> quantizations;
   struct GemmLine {
@@ -61,7 +66,7 @@ struct VariantReport {
 
 /// Equal or not, between any two variants, per tensor: the matrix of `quantgate compare`.
 struct PairSummary {
-  int subject = 0;    ///< Indices into variants.
+  int subject = 0;  ///< Indices into variants.
   int reference = 0;
   std::string tensor;
   bool comparable = true;  ///< False when one side lacks the tensor or dtypes differ.
@@ -89,7 +94,7 @@ struct RunObserver {
 };
 
 /// CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED (memory) or INTERNAL; a mismatch is a result.
-absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine, const Cancellation* cancellation,
-                                  const RunObserver& observer);
+absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine,
+                                  const Cancellation* cancellation, const RunObserver& observer);
 
 }  // namespace quantgate

@@ -11,7 +11,8 @@ struct SourceFile {
   std::vector<std::string> lines;
 };
 
-/// Every file with one of these extensions under kernels, server, client, proto, tests, deploy and cmake.
+/// Every file with one of these extensions under kernels, server, client, proto, tests, deploy and
+/// cmake.
 std::vector<SourceFile> ReadSources(const std::vector<std::string>& extensions);
 
 /// Paths in quotes after #include, in order.

@@ -1,4 +1,5 @@
-// The architecture as a test: include direction, containment of third parties, banned words, size of files.
+// The architecture as a test: include direction, containment of third parties, banned words, size
+// of files.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -12,10 +13,12 @@ namespace {
 
 const std::vector<std::string> kCode = {".h", ".cc", ".cu", ".cuh"};
 
-bool StartsWith(const std::string& text, const std::string& prefix) { return text.rfind(prefix, 0) == 0; }
+bool StartsWith(const std::string& text, const std::string& prefix) {
+  return text.rfind(prefix, 0) == 0;
+}
 
-/// Height of a folder: a file may include its own height or below, never above. Quantize, gemm and compare stand side
-/// by side.
+/// Height of a folder: a file may include its own height or below, never above. Quantize, gemm and
+/// compare stand side by side.
 int HeightOf(const std::string& path) {
   static const std::vector<std::pair<std::string, int>> kHeights = {
       {"kernels/base/", 0},     {"kernels/numerics/", 1}, {"kernels/tensor/", 2},
@@ -38,7 +41,9 @@ TEST(StructureTest, IncludesPointDown) {
     for (const std::string& include : QuotedIncludes(file)) {
       EXPECT_LE(HeightOf(include), height) << file.path << " includes " << include;
       if (height == 3 && HeightOf(include) == 3) {
-        const auto folder = [](const std::string& path) { return path.substr(0, path.find('/', 8)); };
+        const auto folder = [](const std::string& path) {
+          return path.substr(0, path.find('/', 8));
+        };
         EXPECT_EQ(folder(include), folder(file.path)) << file.path << " includes " << include;
       }
     }
@@ -89,16 +94,20 @@ TEST(StructureTest, BannedWords) {
   // This file spells the words it bans, so it is left out.
   static const Ban kBans[] = {
       {R"(\bTODO\b|\bFIXME\b|\bXXX\b)", "", "finish it, or open an issue"},
-      {R"(\bEXPECT_NEAR\b|\bASSERT_NEAR\b|EXPECT_FLOAT_EQ|EXPECT_DOUBLE_EQ)", "tests/", "exact equality, or a derived bound"},
+      {R"(\bEXPECT_NEAR\b|\bASSERT_NEAR\b|EXPECT_FLOAT_EQ|EXPECT_DOUBLE_EQ)", "tests/",
+       "exact equality, or a derived bound"},
       {R"(sleep_for|usleep\()", "tests/", "wait for the event itself"},
       {R"(\bGTEST_SKIP\b)", "tests/", "a ctest label"},
-      {R"(std::(exp|exp2|log|log2|log10|pow|tanh|sin|cos|sqrt|erf)\()", "kernels/", "kernels/numerics: no libm, same bits everywhere"},
-      {R"(\b(expf|logf|powf|tanhf|sqrtf)\()", "kernels/", "kernels/numerics: no libm, same bits everywhere"},
+      {R"(std::(exp|exp2|log|log2|log10|pow|tanh|sin|cos|sqrt|erf)\()", "kernels/",
+       "kernels/numerics: no libm, same bits everywhere"},
+      {R"(\b(expf|logf|powf|tanhf|sqrtf)\()", "kernels/",
+       "kernels/numerics: no libm, same bits everywhere"},
       {R"(-ffast-math|use_fast_math|Ofast)", "", "IEEE arithmetic"},
       {R"(/work/|/root/|/home/)", "", "a path relative to the repository"},
       {R"(\busing namespace\b)", "", "qualified names"},
   };
-  for (const SourceFile& file : ReadSources({".h", ".cc", ".cu", ".py", ".sh", ".proto", ".txt", ".cmake"})) {
+  for (const SourceFile& file :
+       ReadSources({".h", ".cc", ".cu", ".py", ".sh", ".proto", ".txt", ".cmake"})) {
     if (file.path == "tests/structure/structure_test.cc") continue;
     if (StartsWith(file.path, "tests/data/")) continue;
     for (const Ban& ban : kBans) {
@@ -124,7 +133,8 @@ TEST(StructureTest, FilesStaySmall) {
 TEST(StructureTest, HeadersSayWhatTheyAre) {
   for (const SourceFile& file : ReadSources({".h"})) {
     ASSERT_FALSE(file.lines.empty()) << file.path;
-    EXPECT_TRUE(StartsWith(file.lines[0], "// ")) << file.path << " opens without a word on what it is";
+    EXPECT_TRUE(StartsWith(file.lines[0], "// "))
+        << file.path << " opens without a word on what it is";
   }
 }
 
