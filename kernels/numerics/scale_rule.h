@@ -1,0 +1,59 @@
+// How the fp32 scale of a per-tensor FP8 quantizer follows from an amax: quantizers.md section 3.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "kernels/base/host_device.h"
+#include "kernels/numerics/float_format.h"
+
+namespace quantgate {
+
+/// The topic "amax/448" of tensor-cores.md section 6.
+enum class ScaleRule {
+  kDivide,      ///< scale = f32(max / amax): Transformer Engine.
+  kReciprocal,  ///< scale = f32(1 / f32(amax * f32(1 / max))): the reciprocal of the maximum is a
+                ///< constant.
+};
+
+/// Largest finite value of an FP8 format: 448 (E4M3), 57344 (E5M2).
+template <class F>
+QG_HOST_DEVICE constexpr float MaxFinite() {
+  const Unpacked u = Unpack<F>(FormatConstants<F>::kMaxFinite);
+  return static_cast<float>(u.significand) *
+         std::bit_cast<float>(uint32_t(u.exponent - F::kMantissaBits + 127) << 23);
+}
+
+struct ScaleOptions {
+  ScaleRule rule = ScaleRule::kDivide;
+  bool power_2 = false;
+  float amax_epsilon = 0.0f;
+};
+
+/// The scale that multiplies elements before the cast. The order of the tests is the
+/// specification's: the epsilon floor comes before the zero test, so an all-zero tensor with a
+/// floor gets max_finite / epsilon.
+QG_HOST_DEVICE constexpr float ComputeScale(float amax, float max_finite,
+                                            const ScaleOptions& options) {
+  constexpr uint32_t kInfinity = 0x7F800000;
+  if (amax < options.amax_epsilon) amax = options.amax_epsilon;  // False for NaN.
+  const uint32_t magnitude = std::bit_cast<uint32_t>(amax) & 0x7FFFFFFF;
+  if (magnitude >= kInfinity || magnitude == 0) return 1.0f;
+  float scale;
+  if (options.rule == ScaleRule::kDivide) {
+    scale = max_finite / amax;
+  } else {
+    const float scaled_amax = amax * (1.0f / max_finite);
+    // The product of a subnormal amax can be zero, whose reciprocal is infinite.
+    scale = scaled_amax == 0.0f ? std::bit_cast<float>(kInfinity) : 1.0f / scaled_amax;
+  }
+  uint32_t bits = std::bit_cast<uint32_t>(scale);
+  if (bits == kInfinity) bits = 0x7F7FFFFF;  // FLT_MAX.
+  if (options.power_2) bits &= 0xFF800000;   // Down to a power of two; FLT_MAX to 2^127.
+  return std::bit_cast<float>(bits);
+}
+
+/// The factor that dequantizes: f32(1 / scale), not amax / max_finite.
+QG_HOST_DEVICE constexpr float ScaleInverse(float scale) { return 1.0f / scale; }
+
+}  // namespace quantgate

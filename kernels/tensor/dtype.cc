@@ -1,0 +1,57 @@
+#include "kernels/tensor/dtype.h"
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace quantgate {
+namespace {
+
+absl::Status UnknownName(std::string_view name, std::string_view DTypeTraits::*field) {
+  std::string known;
+  for (const DTypeTraits& traits : AllDTypes()) {
+    absl::StrAppend(&known, known.empty() ? "" : ", ", std::string(traits.*field));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("dtype: unknown name \"", std::string(name), "\"; known: ", known));
+}
+
+absl::StatusOr<DType> ParseBy(std::string_view name, std::string_view DTypeTraits::*field) {
+  for (const DTypeTraits& traits : AllDTypes()) {
+    if (traits.*field == name) return traits.dtype;
+  }
+  return UnknownName(name, field);
+}
+
+}  // namespace
+
+const std::vector<DTypeTraits>& AllDTypes() {
+  // In the order of the enum: TraitsOf indexes it.
+  static const auto& all = *new std::vector<DTypeTraits>{
+      {DType::kF64, "f64", "F64", 8, true},
+      {DType::kF32, "f32", "F32", 4, true},
+      {DType::kBF16, "bf16", "BF16", 2, true},
+      {DType::kF16, "f16", "F16", 2, true},
+      {DType::kF8E4M3, "f8_e4m3", "F8_E4M3", 1, true},
+      {DType::kF8E5M2, "f8_e5m2", "F8_E5M2", 1, true},
+      {DType::kF8E8M0, "f8_e8m0", "F8_E8M0", 1, true},
+      {DType::kF4E2M1x2, "f4_e2m1x2", "F4", 1, false},
+      {DType::kU8, "u8", "U8", 1, false},
+      {DType::kI32, "i32", "I32", 4, false},
+      {DType::kI64, "i64", "I64", 8, false},
+  };
+  return all;
+}
+
+const DTypeTraits& TraitsOf(DType dtype) { return AllDTypes()[static_cast<size_t>(dtype)]; }
+
+absl::StatusOr<DType> ParseDType(std::string_view name) {
+  return ParseBy(name, &DTypeTraits::name);
+}
+
+absl::StatusOr<DType> ParseSafetensorsDType(std::string_view name) {
+  return ParseBy(name, &DTypeTraits::safetensors);
+}
+
+}  // namespace quantgate

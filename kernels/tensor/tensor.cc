@@ -1,0 +1,152 @@
+#include "kernels/tensor/tensor.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+constexpr size_t kAlignmentBytes = 64;                  // A cache line, and one AVX-512 register.
+constexpr size_t kAddressSpaceBytes = size_t{1} << 47;  // What x86-64 gives a process.
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Buffer>> Buffer::Allocate(size_t bytes) {
+  if (bytes > kAddressSpaceBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("cannot allocate ", bytes, " bytes"));
+  }
+  // Never null, so that an empty tensor has a value too.
+  const size_t padded = (bytes / kAlignmentBytes + 1) * kAlignmentBytes;
+  void* data = std::aligned_alloc(kAlignmentBytes, padded);
+  if (data == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrCat("cannot allocate ", bytes, " bytes"));
+  }
+  return std::shared_ptr<Buffer>(new Buffer(static_cast<std::byte*>(data), bytes, nullptr));
+}
+
+std::shared_ptr<Buffer> Buffer::Wrap(std::byte* data, size_t bytes,
+                                     std::shared_ptr<const void> owner) {
+  // Without an owner the memory outlives the process: a sentinel keeps the destructor away from it.
+  static const int kUnowned = 0;
+  if (owner == nullptr) owner = std::shared_ptr<const void>(&kUnowned, [](const void*) {});
+  return std::shared_ptr<Buffer>(new Buffer(data, bytes, std::move(owner)));
+}
+
+Buffer::~Buffer() {
+  if (owner_ == nullptr) std::free(data_);
+}
+
+std::string ShapeText(const Shape& shape) {
+  return shape.empty() ? "scalar" : absl::StrJoin(shape, "x");
+}
+
+absl::StatusOr<int64_t> CheckedElementCount(const Shape& shape, DType dtype,
+                                            std::string_view field) {
+  const std::string name(field);
+  if (shape.size() > kRankMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": rank ", shape.size(), " is over the limit of ", kRankMax));
+  }
+  // Zero dims are looked at last, so that {0, 2^62, 2^62} overflows as {2^62, 2^62} does.
+  int64_t count = 1;
+  bool is_empty = false;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": dim ", i, " is ", shape[i], "; dims must not be negative"));
+    }
+    if (shape[i] == 0) is_empty = true;
+    if (shape[i] > 1 && __builtin_mul_overflow(count, shape[i], &count)) {
+      return absl::InvalidArgumentError(absl::StrCat(name, ": dims ", ShapeText(shape),
+                                                     " overflow at dim ", i,
+                                                     "; their product must fit int64"));
+    }
+  }
+  int64_t bytes;
+  if (__builtin_mul_overflow(count, int64_t{DTypeBytes(dtype)}, &bytes)) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": dims ", ShapeText(shape), " of ",
+                                                   std::string(DTypeName(dtype)),
+                                                   " overflow; the size in bytes must fit int64"));
+  }
+  return is_empty ? 0 : count;
+}
+
+absl::StatusOr<Tensor> Tensor::Allocate(DType dtype, Shape shape) {
+  QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape, dtype, "shape"));
+  Tensor tensor;
+  QG_ASSIGN_OR_RETURN(tensor.buffer_,
+                      Buffer::Allocate(static_cast<size_t>(count) * DTypeBytes(dtype)));
+  tensor.dtype_ = dtype;
+  tensor.shape_ = std::move(shape);
+  tensor.element_count_ = count;
+  return tensor;
+}
+
+absl::StatusOr<Tensor> Tensor::View(DType dtype, Shape shape, std::shared_ptr<Buffer> buffer,
+                                    size_t offset) {
+  QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape, dtype, "shape"));
+  const size_t bytes = static_cast<size_t>(count) * DTypeBytes(dtype);
+  if (offset > buffer->size() || bytes > buffer->size() - offset) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor ", std::string(DTypeName(dtype)), "[", ShapeText(shape), "] takes ", bytes,
+        " bytes at offset ", offset, ", past the end of a buffer of ", buffer->size()));
+  }
+  Tensor tensor;
+  tensor.dtype_ = dtype;
+  tensor.shape_ = std::move(shape);
+  tensor.element_count_ = count;
+  tensor.buffer_ = std::move(buffer);
+  tensor.offset_ = offset;
+  return tensor;
+}
+
+absl::StatusOr<Tensor> Tensor::FromBytes(DType dtype, Shape shape,
+                                         std::span<const std::byte> bytes) {
+  QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape, dtype, "shape"));
+  const size_t expected = static_cast<size_t>(count) * DTypeBytes(dtype);
+  if (bytes.size() != expected) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", std::string(DTypeName(dtype)), "[",
+                                                   ShapeText(shape), "] takes ", expected,
+                                                   " bytes, got ", bytes.size()));
+  }
+  QG_ASSIGN_OR_RETURN(Tensor tensor, Allocate(dtype, std::move(shape)));
+  if (!bytes.empty()) std::memcpy(tensor.data(), bytes.data(), bytes.size());
+  return tensor;
+}
+
+absl::StatusOr<Tensor> Tensor::FromScalar(float value) {
+  QG_ASSIGN_OR_RETURN(Tensor tensor, Allocate(DType::kF32, {1}));
+  *tensor.as<float>() = value;
+  return tensor;
+}
+
+int64_t Tensor::rows() const {
+  int64_t rows = 1;
+  for (int i = 0; i + 1 < rank(); ++i) rows *= shape_[i];
+  return rows;
+}
+
+int64_t Tensor::columns() const { return shape_.empty() ? 1 : shape_.back(); }
+
+absl::StatusOr<Tensor> Tensor::Reinterpret(DType dtype, Shape shape) const {
+  QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape, dtype, "shape"));
+  const size_t bytes = static_cast<size_t>(count) * DTypeBytes(dtype);
+  if (bytes != byte_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cannot read ", TensorText(*this), " (", byte_size(), " bytes) as ",
+        std::string(DTypeName(dtype)), "[", ShapeText(shape), "] (", bytes, " bytes)"));
+  }
+  return View(dtype, std::move(shape), buffer_, offset_);
+}
+
+std::string TensorText(const Tensor& tensor) {
+  if (!tensor.has_value()) return "absent";
+  return absl::StrCat(std::string(DTypeName(tensor.dtype())), "[", ShapeText(tensor.shape()), "]");
+}
+
+}  // namespace quantgate

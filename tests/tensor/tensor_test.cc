@@ -1,0 +1,115 @@
+// Tensors, buffers and dtypes: shapes and counts, and what is refused.
+#include "kernels/tensor/tensor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace quantgate {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+
+TEST(DTypes, NamesRoundTrip) {
+  for (const DTypeTraits& traits : AllDTypes()) {
+    EXPECT_EQ(&TraitsOf(traits.dtype), &traits);
+    EXPECT_EQ(*ParseDType(traits.name), traits.dtype);
+    EXPECT_EQ(*ParseSafetensorsDType(traits.safetensors), traits.dtype);
+  }
+  EXPECT_EQ(DTypeBytes(DType::kBF16), 2);
+  const auto unknown = ParseDType("fp8");
+  EXPECT_EQ(unknown.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(unknown.status().message()), HasSubstr("\"fp8\""));
+  EXPECT_THAT(std::string(unknown.status().message()), HasSubstr("f8_e4m3"));
+}
+
+TEST(ElementCount, RefusesWhatDoesNotFit) {
+  struct Case {
+    Shape shape;
+    std::string message;
+  };
+  const std::vector<Case> cases = {
+      {{-1, 4}, "x: dim 0 is -1; dims must not be negative"},
+      {{4, std::numeric_limits<int64_t>::min()}, "dims must not be negative"},
+      {{int64_t{1} << 32, int64_t{1} << 31}, "overflow at dim 1"},
+      {{0, int64_t{1} << 62, 4}, "overflow at dim 2"},
+      {{kMax}, "size in bytes must fit int64"},
+      {{1, 1, 1, 1, 1, 1, 1, 1, 1}, "rank 9 is over the limit of 8"},
+  };
+  for (const Case& c : cases) {
+    const auto count = CheckedElementCount(c.shape, DType::kF32, "x");
+    EXPECT_EQ(count.status().code(), absl::StatusCode::kInvalidArgument) << ShapeText(c.shape);
+    EXPECT_THAT(std::string(count.status().message()), HasSubstr(c.message));
+  }
+}
+
+TEST(ElementCount, ZeroDimsAndScalarsAreValid) {
+  EXPECT_EQ(*CheckedElementCount({}, DType::kF32, "x"), 1);
+  EXPECT_EQ(*CheckedElementCount({0, 7}, DType::kF32, "x"), 0);
+  EXPECT_EQ(*CheckedElementCount({3, 5, 7}, DType::kF32, "x"), 105);
+}
+
+TEST(TensorShape, RowsAndColumns) {
+  const Tensor tensor = *Tensor::Allocate(DType::kBF16, {2, 3, 5});
+  EXPECT_EQ(tensor.rows(), 6);
+  EXPECT_EQ(tensor.columns(), 5);
+  EXPECT_EQ(tensor.byte_size(), 60u);
+  EXPECT_EQ(TensorText(tensor), "bf16[2x3x5]");
+  const Tensor scalar = *Tensor::Allocate(DType::kF32, {});
+  EXPECT_EQ(scalar.rows(), 1);
+  EXPECT_EQ(scalar.columns(), 1);
+  const Tensor vector = *Tensor::Allocate(DType::kF32, {9});
+  EXPECT_EQ(vector.rows(), 1);
+  EXPECT_EQ(vector.columns(), 9);
+  const Tensor empty = *Tensor::Allocate(DType::kF32, {0, 9});
+  EXPECT_TRUE(empty.has_value());
+  EXPECT_EQ(empty.rows(), 0);
+  EXPECT_EQ(empty.byte_size(), 0u);
+}
+
+TEST(TensorMemory, IsAlignedAndShared) {
+  Tensor tensor = *Tensor::Allocate(DType::kF32, {3});
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.data()) % 64, 0u);
+  Tensor copy = tensor;
+  tensor.as<float>()[2] = 5.0f;
+  EXPECT_EQ(copy.as<float>()[2], 5.0f);
+  const Tensor words = *tensor.Reinterpret(DType::kU8, {12});
+  EXPECT_EQ(words.data(), tensor.data());
+  EXPECT_FALSE(tensor.Reinterpret(DType::kU8, {13}).ok());
+}
+
+TEST(TensorMemory, AnAbsurdSizeIsRefusedNotAttempted) {
+  const auto tensor = Tensor::Allocate(DType::kU8, {kMax});
+  EXPECT_EQ(tensor.status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(TensorMemory, ViewsStayInsideTheirBuffer) {
+  const auto buffer = *Buffer::Allocate(16);
+  EXPECT_TRUE(Tensor::View(DType::kF32, {3}, buffer, 4).ok());
+  EXPECT_FALSE(Tensor::View(DType::kF32, {4}, buffer, 4).ok());
+  EXPECT_FALSE(Tensor::View(DType::kF32, {0}, buffer, 17).ok());
+  EXPECT_FALSE(Tensor::View(DType::kF32, {1}, buffer, std::numeric_limits<size_t>::max()).ok());
+}
+
+TEST(TensorMemory, WrappedMemoryKeepsItsOwner) {
+  auto owner = std::make_shared<std::vector<float>>(4, 1.5f);
+  std::weak_ptr<std::vector<float>> watch = owner;
+  auto buffer = Buffer::Wrap(reinterpret_cast<std::byte*>(owner->data()), 16, owner);
+  owner.reset();
+  EXPECT_FALSE(watch.expired());
+  buffer.reset();
+  EXPECT_TRUE(watch.expired());
+}
+
+TEST(TensorBytes, CountMustMatch) {
+  const std::vector<std::byte> bytes(6);
+  EXPECT_TRUE(Tensor::FromBytes(DType::kBF16, {3}, bytes).ok());
+  const auto wrong = Tensor::FromBytes(DType::kF32, {2}, bytes);
+  EXPECT_THAT(std::string(wrong.status().message()), HasSubstr("takes 8 bytes, got 6"));
+}
+
+}  // namespace
+}  // namespace quantgate
