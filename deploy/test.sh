@@ -13,7 +13,7 @@ for argument in "$@"; do
 done
 
 deploy/install_packages.sh --tests
-cmake --preset release
+cmake --preset release -DQUANTGATE_TESTS=ON
 cmake --build --preset release
 ctest --test-dir build/release --output-on-failure --parallel "$(nproc)" --label-exclude "$exclude"
 if ! command -v nvidia-smi >/dev/null 2>&1; then
