@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "kernels/engine/engine.h"
 #include "kernels/quantize/recipe.h"
@@ -30,6 +31,9 @@ struct LinearRequest {
   RequiresGrad requires_grad;
 };
 
+/// The part of CheckLinear that no recipe changes: presence, dtypes and shapes.
+absl::Status CheckLinearTensors(const LinearRequest& request);
+
 /// Checks a request against a recipe and says what is wrong before anything is computed:
 /// INVALID_ARGUMENT naming field, value and rule. With a quantized recipe: K % 16 == 0, M % 8 == 0,
 /// N % 8 == 0, and what the FP8 backward GEMMs need.
@@ -44,14 +48,14 @@ struct GemmRecord {
   std::string a_source;  ///< What operand a was: "x quantized rowwise", "grad_output", "weight
                          ///< dequantized".
   std::string b_source;
-  GemmResult result;
+  GemmResult result;  ///< d is 2-D; the output of the same name has the caller's shape.
 };
 
 /// One operand kept between forward and backward; equal fingerprints show that nobody wrote to it.
 struct SavedOperand {
   std::string name;     ///< "x", "weight".
   std::string content;  ///< "f8_e4m3 columnwise codes", "bf16 as given", "f8_e4m3 rowwise codes".
-  Fingerprint at_save;
+  Fingerprint at_save;  ///< Codes and scale_inv together: the sum of their fingerprints.
   Fingerprint at_use;
   bool used = false;  ///< False: saved by the mode's rule but read by no GEMM.
 };
@@ -82,9 +86,21 @@ struct LinearResult {
       notes;  ///< "backward_override has no effect without a quantized recipe".
 };
 
+/// Names of the outputs of a run in order: "y", then "dx", "dw" or "main_grad", "db" as asked for.
+std::vector<std::string> LinearOutputs(const LinearRequest& request);
+
+/// The stages of a run in order, known before it starts: LinearResult::stages has these names. For
+/// a request that CheckLinear accepts.
+std::vector<std::string> LinearStages(const LinearRequest& request, const Recipe& recipe);
+
+/// Called from the running thread before each stage.
+using StageObserver = absl::FunctionRef<void(const std::string& stage)>;
+
 /// Runs forward and, with a grad_output, backward. A numerical oddity is a result, never an error.
-absl::StatusOr<LinearResult> RunLinear(Engine& engine, const LinearRequest& request,
-                                       const Recipe& recipe, const Arithmetic& arithmetic,
-                                       const Cancellation* cancellation);
+/// Cancellation is looked at between stages and inside the engine's operations.
+absl::StatusOr<LinearResult> RunLinear(
+    Engine& engine, const LinearRequest& request, const Recipe& recipe,
+    const Arithmetic& arithmetic, const Cancellation* cancellation,
+    StageObserver on_stage = [](const std::string&) {});
 
 }  // namespace quantgate

@@ -1,0 +1,141 @@
+#include "kernels/validate/exact_values.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kEmptySumNote[] = "a sum over no rows";
+
+absl::StatusOr<Tensor> AsMatrix(const Tensor& tensor) {
+  return tensor.Reinterpret(tensor.dtype(), {tensor.rows(), tensor.columns()});
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ExactValues::KeyOf(const GemmDesc& desc) {
+  // Everything that an exact result depends on; how a model would accumulate is not part of it.
+  std::string key = absl::StrCat(static_cast<int>(desc.layout), " ", desc.alpha, " ", desc.beta,
+                                 " ", std::string(DTypeName(desc.out_dtype)));
+  for (const Tensor* tensor : {&desc.a.data, &desc.a.scale_inv, &desc.b.data, &desc.b.scale_inv,
+                               &desc.c, &desc.bias, &desc.d_scale}) {
+    if (!tensor->has_value()) {
+      absl::StrAppend(&key, " -");
+      continue;
+    }
+    QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
+                        engine_.FingerprintOf(*tensor, cancellation_));
+    absl::StrAppend(&key, " ", fingerprint.Hex());
+  }
+  return key;
+}
+
+absl::StatusOr<GemmResult> ExactValues::Exact(GemmDesc desc, DType out_dtype) {
+  desc.arithmetic = Arithmetic{ArithmeticFamily::kExact};
+  desc.use_split_accumulator = false;
+  desc.in_place = false;  // One rounding of everything: in place and out of place are the same.
+  if (desc.c.has_value() && desc.c.dtype() != out_dtype) {
+    QG_ASSIGN_OR_RETURN(desc.c, engine_.Cast(desc.c, out_dtype, cancellation_));
+  }
+  desc.out_dtype = out_dtype;
+  QG_ASSIGN_OR_RETURN(const std::string key, KeyOf(desc));
+  if (const auto known = exact_.find(key); known != exact_.end()) return known->second;
+  QG_ASSIGN_OR_RETURN(GemmResult result, engine_.Gemm(desc, cancellation_));
+  exact_.emplace(key, result);
+  return result;
+}
+
+absl::StatusOr<ExactValues::Value> ExactValues::InBothDTypes(const GemmDesc& desc) {
+  QG_ASSIGN_OR_RETURN(GemmResult f32, Exact(desc, DType::kF32));
+  if (desc.out_dtype == DType::kF32) return Value{f32.d, f32.d, f32.note};
+  QG_ASSIGN_OR_RETURN(GemmResult own, Exact(desc, desc.out_dtype));
+  return Value{own.d, f32.d, f32.note};
+}
+
+absl::StatusOr<ExactValues::Value> ExactValues::OfGemm(const GemmDesc& desc) {
+  return InBothDTypes(desc);
+}
+
+absl::StatusOr<ExactValues::Value> ExactValues::OfEmptySum(const std::string& name, DType dtype) {
+  if (name == "main_grad") return Value{request_.main_grad, request_.main_grad, kEmptySumNote};
+  GeneratorSpec zeros;
+  zeros.distribution = Distribution::kAllZero;
+  zeros.dtype = dtype;
+  zeros.shape = name == "db" ? request_.bias.shape() : request_.weight.shape();
+  QG_ASSIGN_OR_RETURN(Tensor own, engine_.Generate(zeros, cancellation_));
+  zeros.dtype = DType::kF32;
+  QG_ASSIGN_OR_RETURN(Tensor f32, engine_.Generate(zeros, cancellation_));
+  return Value{own, f32, kEmptySumNote};
+}
+
+absl::StatusOr<GemmDesc> ExactValues::ColumnSumDesc(const Tensor& grad_output) {
+  QG_ASSIGN_OR_RETURN(Tensor matrix, AsMatrix(grad_output));
+  // A row of ones, exact in every dtype.
+  QG_ASSIGN_OR_RETURN(Tensor ones_f32, Tensor::Allocate(DType::kF32, {1, matrix.rows()}));
+  std::fill_n(ones_f32.as<float>(), matrix.rows(), 1.0f);
+  GemmDesc desc;
+  QG_ASSIGN_OR_RETURN(desc.a.data, engine_.Cast(ones_f32, matrix.dtype(), cancellation_));
+  desc.b.data = matrix;
+  desc.layout = GemmLayout::kNN;
+  return desc;
+}
+
+absl::StatusOr<ExactValues::Value> ExactValues::OfBiasGradient(DType dtype) {
+  if (request_.x.rows() == 0) return OfEmptySum("db", dtype);
+  Tensor grad_output = request_.grad_output;
+  if (grad_output.dtype() != dtype) {
+    QG_ASSIGN_OR_RETURN(grad_output, engine_.Cast(grad_output, dtype, cancellation_));
+  }
+  QG_ASSIGN_OR_RETURN(GemmDesc desc, ColumnSumDesc(grad_output));
+  desc.out_dtype = dtype;
+  return InBothDTypes(desc);
+}
+
+absl::StatusOr<GemmDesc> ExactValues::UnquantizedDesc(const std::string& name) {
+  if (name == "db") return ColumnSumDesc(request_.grad_output);
+  GemmDesc desc;
+  Tensor a = name == "y" ? request_.x : request_.grad_output;
+  Tensor b = name == "y" || name == "dx" ? request_.weight : request_.x;
+  if (a.dtype() != b.dtype()) {
+    // Widening is exact, so the operands are still the originals.
+    QG_ASSIGN_OR_RETURN(a, engine_.Cast(a, DType::kF32, cancellation_));
+    QG_ASSIGN_OR_RETURN(b, engine_.Cast(b, DType::kF32, cancellation_));
+  }
+  QG_ASSIGN_OR_RETURN(desc.a.data, AsMatrix(a));
+  QG_ASSIGN_OR_RETURN(desc.b.data, AsMatrix(b));
+  if (name == "y") {
+    desc.layout = GemmLayout::kTN;
+    desc.bias = request_.bias;
+  } else if (name == "dx") {
+    desc.layout = GemmLayout::kNN;
+  } else {
+    desc.layout = GemmLayout::kNT;
+    if (name == "main_grad") {
+      desc.c = request_.main_grad;
+      desc.beta = 1.0f;
+    }
+  }
+  return desc;
+}
+
+absl::StatusOr<Tensor> ExactValues::Unquantized(const std::string& name) {
+  if (const auto known = unquantized_.find(name); known != unquantized_.end()) return known->second;
+  const bool contracts_over_m = name != "y" && name != "dx";
+  Tensor value;
+  if (contracts_over_m && request_.x.rows() == 0) {
+    QG_ASSIGN_OR_RETURN(Value empty, OfEmptySum(name, DType::kF32));
+    value = empty.f32;
+  } else {
+    QG_ASSIGN_OR_RETURN(GemmDesc desc, UnquantizedDesc(name));
+    QG_ASSIGN_OR_RETURN(GemmResult result, Exact(std::move(desc), DType::kF32));
+    value = result.d;
+  }
+  unquantized_.emplace(name, value);
+  return value;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,50 @@
+// Exact values of a layer's outputs: the same GEMMs under arithmetic `exact`. Results are kept by
+// the identity of their operands, since variants of one run share many of them. Used by one thread.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kernels/layer/linear.h"
+
+namespace quantgate {
+
+class ExactValues {
+ public:
+  /// One output, each rounded once from the real-number value.
+  struct Value {
+    Tensor own;  ///< In the output's own dtype.
+    Tensor f32;
+    std::string note;  ///< Bits needed and available.
+  };
+
+  ExactValues(Engine& engine, const LinearRequest& request, const Cancellation* cancellation)
+      : engine_(engine), request_(request), cancellation_(cancellation) {}
+
+  /// The output `name` ("y", "dx", "dw", "main_grad", "db") from the request's original operands,
+  /// in f32. Computed once.
+  absl::StatusOr<Tensor> Unquantized(const std::string& name);
+
+  /// A GEMM that the layer did, on the operands it had.
+  absl::StatusOr<Value> OfGemm(const GemmDesc& desc);
+  /// The bias gradient of a layer whose db has `dtype`, its activation dtype.
+  absl::StatusOr<Value> OfBiasGradient(DType dtype);
+  /// An output that no GEMM made: wgrad of an empty batch.
+  absl::StatusOr<Value> OfEmptySum(const std::string& name, DType dtype);
+
+ private:
+  absl::StatusOr<GemmResult> Exact(GemmDesc desc, DType out_dtype);
+  absl::StatusOr<Value> InBothDTypes(const GemmDesc& desc);
+  absl::StatusOr<GemmDesc> UnquantizedDesc(const std::string& name);
+  absl::StatusOr<GemmDesc> ColumnSumDesc(const Tensor& grad_output);
+  absl::StatusOr<std::string> KeyOf(const GemmDesc& desc);
+
+  Engine& engine_;
+  const LinearRequest& request_;
+  const Cancellation* const cancellation_;
+  std::map<std::string, Tensor> unquantized_;
+  std::map<std::string, GemmResult> exact_;  ///< By KeyOf.
+};
+
+}  // namespace quantgate

@@ -1,0 +1,155 @@
+#include "kernels/validate/plan.h"
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+absl::Status Invalid(const std::string& field, const std::string& value, const std::string& rule) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": ", value, "; ", rule));
+}
+
+// An Arithmetic is plain data; only what its text form can say is an arithmetic.
+absl::Status CheckArithmetic(const std::string& field, const Arithmetic& arithmetic) {
+  const std::string text = arithmetic.ToString();
+  const absl::StatusOr<Arithmetic> parsed = Arithmetic::Parse(text);
+  if (!parsed.ok()) {
+    return absl::Status(parsed.status().code(),
+                        absl::StrCat(field, ".arithmetic: ", parsed.status().message()));
+  }
+  if (*parsed == arithmetic) return absl::OkStatus();
+  return Invalid(
+      absl::StrCat(field, ".arithmetic"),
+      absl::StrCat(
+          text, " with split_k = ", arithmetic.split_k,
+          arithmetic.accumulation == Accumulation::kRecipe ? "" : " and a named accumulation"),
+      "only sm90 takes parameters, and split_k must be at least 1");
+}
+
+// Split-K of tf32 GEMMs has not been measured (tensor-cores.md section 3).
+absl::Status CheckSplitK(const std::string& field, const LinearRequest& linear,
+                         const Variant& variant) {
+  if (variant.arithmetic.split_k <= 1) return absl::OkStatus();
+  const Recipe& recipe = variant.recipe;
+  if (recipe.activation_dtype().value_or(linear.x.dtype()) != DType::kF32) return absl::OkStatus();
+  const bool has_backward_gemm =
+      linear.grad_output.has_value() && (linear.requires_grad.x || linear.requires_grad.weight);
+  const bool runs_tf32 =
+      !recipe.is_quantized() ||
+      (recipe.backward_override() != BackwardOverride::kNone && has_backward_gemm);
+  if (!runs_tf32) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(
+      field, ".arithmetic: ", variant.arithmetic.ToString(),
+      "; split-K of f32 (tf32) GEMMs is not modelled, and ", variant.Label(), " runs them in f32"));
+}
+
+absl::Status CheckVariants(const LayerRunRequest& request) {
+  if (request.variants.empty() || request.variants.size() > kVariantsMax) {
+    return Invalid("variants", absl::StrCat(request.variants.size(), " given"),
+                   absl::StrCat("a run takes 1 to ", kVariantsMax));
+  }
+  std::map<std::string, size_t> index_of;
+  for (size_t i = 0; i < request.variants.size(); ++i) {
+    const Variant& variant = request.variants[i];
+    const std::string field = absl::StrCat("variants[", i, "]");
+    QG_RETURN_IF_ERROR(CheckArithmetic(field, variant.arithmetic));
+    // The tensors alone are known to be good here: what is wrong now is wrong for this recipe.
+    if (absl::Status status = CheckLinear(request.linear, variant.recipe); !status.ok()) {
+      return absl::Status(status.code(),
+                          absl::StrCat(field, ".recipe: ", variant.recipe.ShortText(),
+                                       " does not take ", status.message()));
+    }
+    QG_RETURN_IF_ERROR(CheckSplitK(field, request.linear, variant));
+    const auto [first, is_new] = index_of.emplace(variant.Label(), i);
+    if (!is_new) {
+      return Invalid(
+          field, absl::StrCat("\"", first->first, "\""),
+          absl::StrCat("variants must differ, and variants[", first->second, "] is the same"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckReference(const LayerRunRequest& request) {
+  if (!request.reference.has_value()) return absl::OkStatus();
+  const int count = static_cast<int>(request.variants.size());
+  const std::string value = absl::StrCat(*request.reference);
+  if (*request.reference < 0 || *request.reference >= count) {
+    return Invalid("reference", value,
+                   absl::StrCat("it must be the index of a variant, 0 to ", count - 1));
+  }
+  if (count == 1 && request.requirement == Requirement::kBitwise) {
+    return Invalid("reference", value,
+                   "requirement bitwise needs a variant beside the reference; leave the reference "
+                   "out to compare with exact");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string Variant::Label() const {
+  // The override has a place of its own in the label, not among the knobs.
+  return absl::StrCat(recipe.WithBackwardOverride(BackwardOverride::kNone).ShortText(), " / ",
+                      std::string(BackwardOverrideName(recipe.backward_override())), " / ",
+                      arithmetic.ToString());
+}
+
+std::string_view LayerKindName(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kLinear:
+      return "linear";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<LayerKind> ParseLayerKind(std::string_view name) {
+  if (name == "linear") return LayerKind::kLinear;
+  return Invalid("layer", absl::StrCat("unknown name \"", std::string(name), "\""),
+                 "known: linear");
+}
+
+std::string_view RequirementName(Requirement requirement) {
+  switch (requirement) {
+    case Requirement::kNone:
+      return "none";
+    case Requirement::kBitwise:
+      return "bitwise";
+    case Requirement::kBound:
+      return "bound";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<Requirement> ParseRequirement(std::string_view name) {
+  for (Requirement requirement : {Requirement::kNone, Requirement::kBitwise, Requirement::kBound}) {
+    if (name == RequirementName(requirement)) return requirement;
+  }
+  return Invalid("requirement", absl::StrCat("unknown name \"", std::string(name), "\""),
+                 "known: none, bitwise, bound");
+}
+
+absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
+  QG_RETURN_IF_ERROR(CheckLinearTensors(request.linear));
+  QG_RETURN_IF_ERROR(CheckVariants(request));
+  QG_RETURN_IF_ERROR(CheckReference(request));
+  return Plan(std::move(request));
+}
+
+int Plan::StepCount() const {
+  const int outputs = static_cast<int>(LinearOutputs(request_.linear).size());
+  int steps = outputs;  // The unquantized references.
+  for (const Variant& variant : request_.variants) {
+    steps += static_cast<int>(LinearStages(request_.linear, variant.recipe).size());
+    steps += outputs;  // One report each.
+  }
+  // The matrix of all pairs.
+  return steps + (request_.variants.size() > 1 ? 1 : 0);
+}
+
+}  // namespace quantgate

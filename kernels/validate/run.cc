@@ -1,0 +1,177 @@
+#include "kernels/validate/run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/validate/exact_values.h"
+#include "kernels/validate/output_report.h"
+#include "kernels/validate/verdict.h"
+
+namespace quantgate {
+namespace {
+
+/// Names each operation before it starts; `step` counts the finished ones.
+class Progress {
+ public:
+  Progress(const RunObserver& observer, int step_count, const Cancellation* cancellation)
+      : observer_(observer), step_count_(step_count), cancellation_(cancellation) {}
+
+  absl::Status Begin(const std::string& what) {
+    if (cancellation_ != nullptr) QG_RETURN_IF_ERROR(cancellation_->Check());
+    Announce(what);
+    return absl::OkStatus();
+  }
+  void Announce(const std::string& what) { observer_.on_progress({step_++, step_count_, what}); }
+  void Finish() { observer_.on_progress({step_, step_count_, "done"}); }
+
+ private:
+  const RunObserver& observer_;
+  const int step_count_;
+  const Cancellation* const cancellation_;
+  int step_ = 0;
+};
+
+bool IsHardware(const std::string& arithmetic) {
+  const std::string name = arithmetic.substr(0, arithmetic.find(':'));
+  const auto& all = AllArithmetics();
+  return std::any_of(all.begin(), all.end(), [&](const ArithmeticDescription& description) {
+    return description.name == name && description.is_hardware;
+  });
+}
+
+VariantReport DescribeVariant(const Variant& variant, LinearResult& result) {
+  VariantReport report;
+  report.label = variant.Label();
+  report.recipe = variant.recipe.CanonicalText();
+  report.recipe_name = variant.recipe.name();
+  report.recipe_digest = variant.recipe.Digest();
+  report.backward_override = BackwardOverrideName(variant.recipe.backward_override());
+  report.arithmetic = variant.arithmetic.ToString();
+  report.saved = std::move(result.saved);
+  report.quantizations = std::move(result.quantizations);
+  for (const GemmRecord& gemm : result.gemms) {
+    report.gemms.push_back({std::string(GemmRoleName(gemm.role)), GemmText(gemm.desc),
+                            gemm.a_source, gemm.b_source, gemm.result.arithmetic});
+    report.is_hardware = report.is_hardware || IsHardware(gemm.result.arithmetic);
+  }
+  report.stages = std::move(result.stages);
+  report.notes = std::move(result.notes);
+  return report;
+}
+
+class PlanRun {
+ public:
+  PlanRun(const Plan& plan, Engine& engine, const Cancellation* cancellation,
+          const RunObserver& observer)
+      : request_(plan.request()),
+        engine_(engine),
+        cancellation_(cancellation),
+        observer_(observer),
+        exact_(engine, request_.linear, cancellation),
+        progress_(observer, plan.StepCount(), cancellation) {}
+
+  absl::StatusOr<RunReport> Run() {
+    for (const std::string& name : LinearOutputs(request_.linear)) {
+      QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat("unquantized: ", name)));
+      QG_RETURN_IF_ERROR(exact_.Unquantized(name).status());
+    }
+    report_.variants.resize(request_.variants.size());
+    // The reference goes first, so that every other variant's report is whole when it is handed
+    // out.
+    if (request_.reference.has_value()) QG_RETURN_IF_ERROR(RunVariant(*request_.reference));
+    for (int index = 0; index < static_cast<int>(request_.variants.size()); ++index) {
+      if (request_.reference != index) QG_RETURN_IF_ERROR(RunVariant(index));
+    }
+    if (report_.variants.size() > 1) {
+      QG_RETURN_IF_ERROR(progress_.Begin("every pair of variants"));
+      QG_ASSIGN_OR_RETURN(report_.pairs, ComparePairs(engine_, report_.variants, cancellation_));
+    }
+    report_.verdict = JudgeRun(request_.requirement, request_.reference, report_.variants);
+    progress_.Finish();
+    return std::move(report_);
+  }
+
+ private:
+  absl::Status RunVariant(int index) {
+    const Variant& variant = request_.variants[index];
+    const std::string label = variant.Label();
+    QG_ASSIGN_OR_RETURN(LinearResult result,
+                        RunLinear(engine_, request_.linear, variant.recipe, variant.arithmetic,
+                                  cancellation_, [&](const std::string& stage) {
+                                    progress_.Announce(absl::StrCat(label, ": ", stage));
+                                  }));
+    VariantReport& report = report_.variants[index];
+    report = DescribeVariant(variant, result);
+    for (const NamedTensor& output : result.outputs) {
+      const std::string stage = absl::StrCat("report ", output.name);
+      QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat(label, ": ", stage)));
+      const auto begin = std::chrono::steady_clock::now();
+      QG_RETURN_IF_ERROR(ReportOne(index, result, output, report));
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+      report.stages.push_back({stage, elapsed.count()});
+    }
+    observer_.on_variant(index, report);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReportOne(int index, const LinearResult& result, const NamedTensor& output,
+                         VariantReport& report) {
+    QG_ASSIGN_OR_RETURN(ReportedOutput reported,
+                        ReportOutput(engine_, exact_, result, output, cancellation_));
+    if (request_.reference.has_value() && request_.reference != index) {
+      QG_RETURN_IF_ERROR(CompareOne(reported, report));
+    }
+    report.outputs.push_back(std::move(reported.report));
+    return absl::OkStatus();
+  }
+
+  absl::Status CompareOne(const ReportedOutput& reported, VariantReport& report) {
+    const VariantReport& reference = report_.variants[*request_.reference];
+    const OutputReport& other = *FindOutput(reference, reported.report.tensor);
+    QG_ASSIGN_OR_RETURN(
+        std::optional<TensorComparison> comparison,
+        CompareWithReference(engine_, reported, other, reference.label, cancellation_));
+    if (comparison.has_value()) {
+      report.against_reference.push_back(*std::move(comparison));
+    } else {
+      report.notes.push_back(absl::StrCat(
+          reported.report.tensor, " is ", TensorText(reported.report.value),
+          " and not compared with ", TensorText(other.value), " of ", reference.label));
+    }
+    return absl::OkStatus();
+  }
+
+  const LayerRunRequest& request_;
+  Engine& engine_;
+  const Cancellation* const cancellation_;
+  const RunObserver& observer_;
+  ExactValues exact_;
+  Progress progress_;
+  RunReport report_;
+};
+
+}  // namespace
+
+absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine,
+                                  const Cancellation* cancellation, const RunObserver& observer) {
+  absl::StatusOr<RunReport> report = PlanRun(plan, engine, cancellation, observer).Run();
+  switch (report.status().code()) {
+    case absl::StatusCode::kOk:
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kInternal:
+      return report;
+    default:
+      // The plan was accepted, so whoever refuses it now is wrong, or the plan's rules are.
+      return absl::InternalError(
+          absl::StrCat("an accepted plan failed: ", report.status().ToString()));
+  }
+}
+
+}  // namespace quantgate
