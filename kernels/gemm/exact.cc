@@ -1,0 +1,245 @@
+#include "kernels/gemm/exact.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/gemm/exact_kernels.h"
+#include "kernels/gemm/exact_operand.h"
+#include "kernels/gemm/exact_output.h"
+#include "kernels/gemm/exact_tile.h"
+
+namespace quantgate {
+namespace {
+
+/// Bits of an fp64 significand: sums below this many units of their lowest bit are exact.
+constexpr int kFastBits = 53;
+
+ExactOutput OutputOf(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return ExactOutput::kBF16;
+    case DType::kF16:
+      return ExactOutput::kF16;
+    case DType::kF8E4M3:
+      return ExactOutput::kE4M3;
+    case DType::kF8E5M2:
+      return ExactOutput::kE5M2;
+    default:
+      return ExactOutput::kF32;
+  }
+}
+
+/// Scales of one side, one per row: the given ones, the same one, or 1.
+std::vector<float> ScalesOf(const GemmOperand& operand, int64_t rows) {
+  if (operand.scaling == ScaleMode::kNone) return std::vector<float>(rows, 1.0f);
+  const float* scales = operand.scale_inv.as<float>();
+  if (operand.scaling == ScaleMode::kTensor) return std::vector<float>(rows, scales[0]);
+  return std::vector<float>(scales, scales + rows);
+}
+
+/// A GEMM taken apart for the kernels; shared by all threads, each of which writes its own tiles.
+class ExactProblem {
+ public:
+  ExactProblem(const GemmDesc& desc, const GemmShape& shape, const ExecutionContext& context)
+      : desc_(desc),
+        shape_(shape),
+        kernels_(ExactKernelsFor(context.isa)),
+        a_(ExactSourceA(desc)),
+        b_(ExactSourceB(desc)),
+        a_bounds_(BoundRows(a_, kernels_.a_panel_rows, kernels_, context)),
+        b_bounds_(BoundRows(b_, kernels_.b_panel_rows, kernels_, context)),
+        a_scales_(ScalesOf(desc.a, shape.m)),
+        b_scales_(ScalesOf(desc.b, shape.n)),
+        d_scale_(desc.d_scale.has_value() ? *desc.d_scale.as<float>() : 1.0f),
+        bias_(desc.bias.has_value() ? DecodeToFloats(desc.bias) : std::vector<float>(shape.n)),
+        c_(desc.beta != 0 ? DecodeToFloats(desc.c) : std::vector<float>()),
+        b_scales_wide_(b_scales_.begin(), b_scales_.end()),
+        bias_wide_(bias_.begin(), bias_.end()) {
+    // Error analysis of recursive summation (Higham, "Accuracy and Stability of Numerical
+    // Algorithms", 3.1): products are exact, so |fl(s) - s| <= gamma_d sum |a b| <= gamma_d ||a||
+    // ||b||, gamma_d = d u / (1 - d u), u = 2^-53. The last factor covers the rounding of the bound
+    // itself.
+    const double du = static_cast<double>(ExactRoundingDepth(shape.k)) * 0x1p-53;
+    relative_error_ = du / (1 - du) * (1 + 0x1p-40);
+  }
+
+  void RunTile(const ExactTile& tile, Tensor& d, ExactTileMemory& memory);
+
+  int64_t wide_dot_count() const { return wide_dot_count_; }
+  uint32_t amax() const { return amax_; }
+  std::string Note() const;
+
+ private:
+  bool IsExactInFp64(int64_t row, int64_t column) const {
+    return a_bounds_.norm[row] * b_bounds_.norm[column] <
+           std::ldexp(a_bounds_.lowest_bit[row], kFastBits) * b_bounds_.lowest_bit[column];
+  }
+  ExactCode Redo(int64_t row, int64_t column, double s, const double* a_values,
+                 std::vector<double>& b_values);
+  void RaiseAmax(uint32_t amax);
+
+  const GemmDesc& desc_;
+  const GemmShape shape_;
+  const ExactKernels& kernels_;
+  const ExactSource a_, b_;
+  const ExactRowBounds a_bounds_, b_bounds_;
+  const std::vector<float> a_scales_, b_scales_;
+  const float d_scale_;
+  const std::vector<float> bias_, c_;
+  const std::vector<double> b_scales_wide_, bias_wide_;
+  double relative_error_ = 0;
+  std::atomic<int64_t> wide_dot_count_{0};
+  std::atomic<int64_t> wide_epilogue_count_{0};
+  std::atomic<uint32_t> amax_{0};
+};
+
+void ExactProblem::RaiseAmax(uint32_t amax) {
+  uint32_t seen = amax_.load();
+  while (seen < amax && !amax_.compare_exchange_weak(seen, amax)) {
+  }
+}
+
+// An output that the interval could not decide. The wide accumulator takes the fp64 dot product
+// where that is exact.
+ExactCode ExactProblem::Redo(int64_t row, int64_t column, double s, const double* a_values,
+                             std::vector<double>& b_values) {
+  ExactTerms terms;
+  terms.alpha = desc_.alpha;
+  terms.scale_a = a_scales_[row];
+  terms.scale_b = b_scales_[column];
+  terms.beta = desc_.beta;
+  if (desc_.beta != 0) terms.c = c_[row * shape_.n + column];
+  terms.bias = bias_[column];
+  terms.d_scale = d_scale_;
+  if (!std::isfinite(s)) return RoundSpecialOutput(s, terms, desc_.out_dtype);
+  ExactDot dot;
+  if (IsExactInFp64(row, column)) {
+    ++wide_epilogue_count_;
+    dot.AddDouble(s);
+  } else {
+    ++wide_dot_count_;
+    b_values.resize(shape_.k);
+    DecodeExactRow(b_, column, b_values.data());
+    for (int64_t k = 0; k < shape_.k; ++k) dot.AddDouble(a_values[k] * b_values[k]);
+  }
+  return RoundExactOutput(dot, terms, desc_.out_dtype);
+}
+
+void StoreCodes(const std::vector<uint32_t>& codes, Tensor& d, int64_t index, int64_t count) {
+  switch (DTypeBytes(d.dtype())) {
+    case 4:
+      std::copy_n(codes.begin(), count, d.as<uint32_t>() + index);
+      break;
+    case 2:
+      std::copy_n(codes.begin(), count, d.as<uint16_t>() + index);
+      break;
+    default:
+      std::copy_n(codes.begin(), count, d.as<uint8_t>() + index);
+      break;
+  }
+}
+
+void ExactProblem::RunTile(const ExactTile& tile, Tensor& d, ExactTileMemory& memory) {
+  const ExactSums sums = MultiplyTile(a_, b_, tile, kernels_, memory);
+  const int64_t count = tile.n_end - tile.n_begin;
+  const auto certify = kernels_.certify[static_cast<int>(OutputOf(desc_.out_dtype))];
+  memory.codes.resize(count);
+  memory.amax.resize(count);
+  memory.doubt.resize(count);
+  std::vector<double>& a_values = memory.columns[0];
+  std::vector<double> addend(count, 0.0);
+  uint32_t amax = 0;
+  for (int64_t row = tile.m_begin; row < tile.m_end; ++row) {
+    const double* s = sums.sums + (row - tile.m_begin) * sums.stride;
+    if (desc_.beta != 0) {
+      const float* c = &c_[row * shape_.n + tile.n_begin];
+      for (int64_t j = 0; j < count; ++j) addend[j] = static_cast<double>(desc_.beta) * c[j];
+    }
+    const ExactRow exact_row = {count,
+                                s,
+                                a_bounds_.norm[row],
+                                std::ldexp(a_bounds_.lowest_bit[row], kFastBits),
+                                &b_bounds_.norm[tile.n_begin],
+                                &b_bounds_.lowest_bit[tile.n_begin],
+                                relative_error_,
+                                static_cast<double>(desc_.alpha) * a_scales_[row],
+                                &b_scales_wide_[tile.n_begin],
+                                addend.data(),
+                                &bias_wide_[tile.n_begin],
+                                d_scale_};
+    certify(exact_row, memory.codes.data(), memory.amax.data(), memory.doubt.data());
+    bool decoded = false;
+    for (int64_t j = 0; j < count; ++j) {
+      if (memory.doubt[j] == 0) continue;
+      if (!decoded) {
+        a_values.resize(shape_.k);
+        DecodeExactRow(a_, row, a_values.data());
+        decoded = true;
+      }
+      const ExactCode redone =
+          Redo(row, tile.n_begin + j, s[j], a_values.data(), memory.columns[1]);
+      memory.codes[j] = redone.code;
+      memory.amax[j] = redone.amax;
+    }
+    StoreCodes(memory.codes, d, row * shape_.n + tile.n_begin, count);
+    if (IsFp8(desc_.out_dtype)) {
+      amax = std::max(amax, *std::max_element(memory.amax.begin(), memory.amax.end()));
+    }
+  }
+  RaiseAmax(amax);
+}
+
+std::string ExactProblem::Note() const {
+  const double ratio = a_bounds_.LargestRatio() * b_bounds_.LargestRatio();
+  const int bits = ratio == 0 ? 0 : std::max(0, std::ilogb(ratio) + 1);
+  const int64_t outputs = shape_.m * shape_.n;
+  std::string note =
+      bits <= kFastBits
+          ? absl::StrFormat("fp64 exact: needs %d of %d bits", bits, kFastBits)
+          : absl::StrFormat("certified fp64: needs up to %d bits of %d", bits, kFastBits);
+  if (wide_dot_count_ > 0) {
+    absl::StrAppendFormat(&note, ", %d of %d outputs by 704-bit integers", wide_dot_count_.load(),
+                          outputs);
+  }
+  if (wide_epilogue_count_ > 0) {
+    absl::StrAppendFormat(&note, ", %d of %d epilogues by wide integers",
+                          wide_epilogue_count_.load(), outputs);
+  }
+  return note;
+}
+
+}  // namespace
+
+absl::StatusOr<GemmResult> ExactGemm(const GemmDesc& given, const ExecutionContext& context) {
+  GemmDesc desc = given;
+  desc.arithmetic = Arithmetic{ArithmeticFamily::kExact};
+  QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(desc));
+  ScopedIeeeEnvironment ieee;
+  GemmResult result;
+  result.arithmetic = "exact";
+  QG_ASSIGN_OR_RETURN(result.d, Tensor::Allocate(desc.out_dtype, {shape.m, shape.n}));
+  ExactProblem problem(desc, shape, context);
+  const std::vector<ExactTile> tiles =
+      CutIntoTiles(shape.m, shape.n, 4 * context.threads, ExactKernelsFor(context.isa));
+  ExactTileMemoryPool pool;
+  ParallelFor(context, static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
+    std::unique_ptr<ExactTileMemory> memory = pool.Take();
+    for (int64_t i = begin; i < end; ++i) problem.RunTile(tiles[i], result.d, *memory);
+    pool.Return(std::move(memory));
+  });
+  QG_RETURN_IF_ERROR(context.CheckCancelled());
+  if (IsFp8(desc.out_dtype)) {
+    QG_ASSIGN_OR_RETURN(result.amax, Tensor::FromScalar(std::bit_cast<float>(problem.amax())));
+  }
+  result.note = problem.Note();
+  return result;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,25 @@
+// Exact dot products computed elsewhere, in rational arithmetic (tests/vectors/exact_reference.py).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/gemm/gemm.h"
+
+namespace quantgate {
+
+struct ExactVector {
+  std::string text;   ///< The line it came from.
+  GemmDesc desc;      ///< 1 x 1 x k.
+  uint32_t d = 0;     ///< Expected code.
+  uint32_t amax = 0;  ///< Expected f32 bits; FP8 outputs only.
+};
+
+/// A tensor of codes of any floating type.
+Tensor TensorOfCodes(DType dtype, Shape shape, const std::vector<uint32_t>& codes);
+uint32_t CodeAt(const Tensor& tensor, int64_t index);
+
+/// Every case of tests/data/exact_dots.txt.
+std::vector<ExactVector> ReadExactVectors();
+
+}  // namespace quantgate
