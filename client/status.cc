@@ -1,0 +1,90 @@
+#include "client/status.h"
+
+#include <grpcpp/support/status.h>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kDetailUrl[] = "type.googleapis.com/quantgate.v1.ErrorDetail";
+
+/// What a person can do about this code, where the code alone says it.
+std::string AdviceFor(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+      return "check that quantgated is running at this address, or leave --server out to compute "
+             "in this process";
+    case absl::StatusCode::kDeadlineExceeded:
+      return "raise --timeout";
+    case absl::StatusCode::kDataLoss:
+      return "the stored bytes or the connection are damaged; upload the tensor again";
+    default:
+      return "";
+  }
+}
+
+std::string ReasonText(const v1::ErrorDetail& detail) {
+  if (detail.reason().empty()) return "";
+  return absl::StrCat("exhausted: ", detail.reason());
+}
+
+void AddLine(std::string& text, const std::string& message, const std::string& label,
+             const std::string& value) {
+  if (value.empty() || message.find(value) != std::string::npos) return;
+  absl::StrAppend(&text, "\n  ", label, value);
+}
+
+}  // namespace
+
+absl::Status FromGrpcStatus(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  absl::Status result(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  if (!status.error_details().empty()) {
+    result.SetPayload(kDetailUrl, absl::Cord(status.error_details()));
+  }
+  return result;
+}
+
+std::optional<v1::ErrorDetail> ErrorDetailOf(const absl::Status& status) {
+  const auto payload = status.GetPayload(kDetailUrl);
+  v1::ErrorDetail detail;
+  if (!payload.has_value() || !detail.ParseFromString(std::string(*payload))) return std::nullopt;
+  return detail;
+}
+
+std::optional<absl::Duration> RetryAfterOf(const absl::Status& status) {
+  const std::optional<v1::ErrorDetail> detail = ErrorDetailOf(status);
+  if (!detail || !detail->has_retry_after()) return std::nullopt;
+  return absl::Seconds(detail->retry_after().seconds()) +
+         absl::Nanoseconds(detail->retry_after().nanos());
+}
+
+bool IsWorthRetrying(const absl::Status& status) {
+  if (absl::IsUnavailable(status)) return true;
+  return absl::IsResourceExhausted(status) && RetryAfterOf(status).has_value();
+}
+
+std::string ErrorText(const absl::Status& status) {
+  const std::string message(status.message());
+  std::string text = absl::StrCat(absl::StatusCodeToString(status.code()), ": ", message);
+  if (const std::optional<v1::ErrorDetail> detail = ErrorDetailOf(status)) {
+    AddLine(text, message, "field: ", detail->field());
+    AddLine(text, message, "value: ", detail->value());
+    AddLine(text, message, "rule: ", detail->rule());
+    AddLine(text, message, "", ReasonText(*detail));
+    if (detail->missing_size() > 0) {
+      AddLine(text, message, "missing blobs: ", std::to_string(detail->missing_size()));
+    }
+  }
+  if (const std::optional<absl::Duration> retry_after = RetryAfterOf(status)) {
+    AddLine(text, message, "try again after ", absl::FormatDuration(*retry_after));
+  }
+  AddLine(text, message, "", AdviceFor(status));
+  return text;
+}
+
+}  // namespace quantgate

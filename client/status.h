@@ -1,0 +1,35 @@
+// Errors of a server as a person reads them. The v1.ErrorDetail that travels in a gRPC status rides
+// on the absl::Status as a payload, so that callers can act on it and the command line can print
+// it.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "quantgate/v1/error.pb.h"
+
+namespace grpc {
+class Status;
+}
+
+namespace quantgate {
+
+/// Same code and message; the detail, when there is one, as payload.
+absl::Status FromGrpcStatus(const grpc::Status& status);
+
+/// The detail that FromGrpcStatus attached.
+std::optional<v1::ErrorDetail> ErrorDetailOf(const absl::Status& status);
+
+/// When the server asked to be called again; absent: it did not.
+std::optional<absl::Duration> RetryAfterOf(const absl::Status& status);
+
+/// The very same idempotent call may succeed later: the server is away, or says when to come back.
+bool IsWorthRetrying(const absl::Status& status);
+
+/// "INVALID_ARGUMENT: message", and below it whatever of field, value, rule and advice the message
+/// does not say already. Several lines, no final newline.
+std::string ErrorText(const absl::Status& status);
+
+}  // namespace quantgate

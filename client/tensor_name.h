@@ -1,0 +1,45 @@
+// How the command line names a tensor (design.md section 5):
+//
+//   FILE.safetensors:NAME   FILE.safetensors (when it holds one tensor)   FILE.npy
+//   gen:DISTRIBUTION,shape=4096x1024[,seed=1][,dtype=bf16][,scale=0.5]
+//   digest:SHA256/SIZE[,dtype=bf16,shape=4096x1024]
+//
+// A trailing @DTYPE reinterprets the stored bytes of a file or digest.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "kernels/tensor/tensor.h"
+#include "quantgate/v1/tensor.pb.h"
+
+namespace quantgate {
+
+struct TensorName {
+  enum class Kind { kSafetensors, kNpy, kGenerated, kDigest };
+  Kind kind = Kind::kSafetensors;
+  std::string text;             ///< As given.
+  std::string path;             ///< Files only.
+  std::string entry;            ///< kSafetensors; empty: the only tensor of the file.
+  v1::GeneratorSpec generator;  ///< kGenerated.
+  v1::StoredTensor stored;      ///< kDigest; with a descriptor when dtype and shape were given.
+  std::optional<DType> reinterpreted;  ///< After '@'.
+};
+
+/// Syntax only: no file is opened. INVALID_ARGUMENT naming `field`, the text and what would be
+/// right.
+absl::StatusOr<TensorName> ParseTensorName(std::string_view field, const std::string& text);
+
+/// "4096x1024" -> {4096, 1024}; "scalar" -> {}. INVALID_ARGUMENT for anything but decimal dims.
+absl::StatusOr<Shape> ParseShape(std::string_view field, const std::string& text);
+
+/// The same bytes as another dtype: equal sizes keep the shape; otherwise the last dim grows or
+/// shrinks. INVALID_ARGUMENT when it does not come out whole.
+absl::StatusOr<Shape> ReinterpretedShape(const Shape& shape, DType from, DType to);
+
+/// Reads the tensor of a file (kinds kSafetensors and kNpy) and reinterprets it if asked.
+absl::StatusOr<Tensor> LoadTensor(const TensorName& name);
+
+}  // namespace quantgate

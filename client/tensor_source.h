@@ -1,0 +1,58 @@
+// From a tensor's name to what a request carries: uploads what lies in files, passes on seeds and
+// digests.
+#pragma once
+
+#include <functional>
+#include <set>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/connection.h"
+#include "client/tensor_name.h"
+#include "client/upload.h"
+
+namespace quantgate {
+
+/// Where the bytes of a file go: into the server's store, where later requests find them, or along
+/// with the request.
+enum class Placement { kStored, kInlineWhenSmall };
+
+/// Tensors up to this size travel inside a request. A request may carry a handful within the
+/// message cap of 4 MiB.
+inline constexpr int64_t kInlineBytesMax = 256 << 10;
+
+class TensorSources {
+ public:
+  /// `progress` is told of uploads: what, bytes done, bytes in all.
+  using Progress = std::function<void(const std::string& what, int64_t done, int64_t size)>;
+
+  TensorSources(Connection& connection, Placement placement, Progress progress)
+      : connection_(connection), placement_(placement), progress_(std::move(progress)) {}
+
+  /// Parses `text` and makes the bytes available to the server. `field` is the option it came from.
+  absl::StatusOr<v1::TensorSource> Resolve(std::string_view field, const std::string& text);
+  /// The same for a tensor in memory.
+  absl::StatusOr<v1::TensorSource> Place(const std::string& what, const Tensor& tensor);
+  /// Always stored, and the record of it.
+  absl::StatusOr<v1::TensorRecord> Store(const std::string& what, const Tensor& tensor);
+
+  /// Files that were read, so that no output overwrites them.
+  const std::set<std::string>& files() const { return files_; }
+  int64_t bytes_sent() const { return bytes_sent_; }
+
+ private:
+  absl::StatusOr<v1::TensorSource> ResolveStored(const TensorName& name);
+
+  Connection& connection_;
+  const Placement placement_;
+  const Progress progress_;
+  std::set<std::string> files_;
+  int64_t bytes_sent_ = 0;
+};
+
+/// dtype and shape of a tensor as the wire has them.
+v1::TensorDescriptor DescriptorOf(const Tensor& tensor);
+/// A one-element f32 tensor inside a request.
+v1::TensorSource InlineScalar(float value);
+
+}  // namespace quantgate
