@@ -1,0 +1,195 @@
+// ParallelFor's pieces, threads, floating-point environment and cancellation.
+#include "kernels/base/execution.h"
+
+#include <gtest/gtest.h>
+#include <immintrin.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace quantgate {
+namespace {
+
+constexpr unsigned kFlushToZero = 1u << 15;
+constexpr unsigned kDenormalsAreZero = 1u << 6;
+constexpr unsigned kRoundUp = 2u << 13;
+
+ExecutionContext WithThreads(int threads) {
+  ExecutionContext context;
+  context.threads = threads;
+  return context;
+}
+
+// Sets the caller's control word for one test and puts the old one back.
+class ScopedControl {
+ public:
+  explicit ScopedControl(unsigned bits) : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | bits); }
+  ~ScopedControl() { _mm_setcsr(saved_); }
+
+ private:
+  const unsigned saved_;
+};
+
+TEST(ParallelFor, CoversEveryIndexOnceInPiecesOfTheGrain) {
+  for (int threads : {1, 2, 5}) {
+    for (int64_t count : {0, 1, 7, 8, 9, 1000}) {
+      for (int64_t grain : {1, 3, 8, 5000}) {
+        std::mutex mutex;
+        std::vector<std::pair<int64_t, int64_t>> pieces;
+        ParallelFor(WithThreads(threads), count, grain, [&](int64_t begin, int64_t end) {
+          const std::lock_guard lock(mutex);
+          pieces.emplace_back(begin, end);
+        });
+        std::sort(pieces.begin(), pieces.end());
+        int64_t covered = 0;
+        for (const auto& [begin, end] : pieces) {
+          EXPECT_EQ(begin, covered);
+          EXPECT_EQ(end, std::min(count, begin + grain));
+          covered = end;
+        }
+        EXPECT_EQ(covered, count);
+      }
+    }
+  }
+}
+
+TEST(ParallelFor, TakesAGrainBelowOneAsOne) {
+  std::atomic<int64_t> calls{0};
+  ParallelFor(WithThreads(1), 4, 0, [&](int64_t begin, int64_t end) {
+    EXPECT_EQ(end, begin + 1);
+    ++calls;
+  });
+  EXPECT_EQ(calls, 4);
+}
+
+TEST(ParallelFor, RunsOnNoMoreThreadsThanAsked) {
+  for (int threads : {1, 2, 3}) {
+    std::atomic<int> running{0};
+    std::atomic<int> most{0};
+    ParallelFor(WithThreads(threads), 400, 1, [&](int64_t, int64_t) {
+      const int now = ++running;
+      int seen = most.load();
+      while (now > seen && !most.compare_exchange_weak(seen, now)) {
+      }
+      std::this_thread::yield();
+      --running;
+    });
+    EXPECT_LE(most, threads);
+    EXPECT_GE(most, 1);
+  }
+}
+
+TEST(ParallelFor, OneThreadIsTheCallersThread) {
+  const auto caller = std::this_thread::get_id();
+  ParallelFor(WithThreads(1), 8, 1,
+              [&](int64_t, int64_t) { EXPECT_EQ(std::this_thread::get_id(), caller); });
+}
+
+TEST(ParallelFor, KeepsSubnormalsAndRoundingWhateverTheCallerHasSet) {
+  const ScopedControl control(kFlushToZero | kDenormalsAreZero | kRoundUp);
+  const unsigned before = _mm_getcsr();
+  const volatile float smallest_normal = std::numeric_limits<float>::min();
+  const volatile float smallest_subnormal = std::numeric_limits<float>::denorm_min();
+  const volatile float one = 1.0f;
+  const volatile float quarter_ulp = 0x1p-25f;
+  for (int threads : {1, 2}) {
+    std::atomic<int> wrong{0};
+    ParallelFor(WithThreads(threads), 64, 1, [&](int64_t, int64_t) {
+      if (smallest_normal / 2 != 0x1p-127f) ++wrong;  // FTZ would give 0.
+      if (!(smallest_subnormal > 0)) ++wrong;         // DAZ would compare 0 with 0.
+      if (one + quarter_ulp != 1.0f) ++wrong;         // Rounding up would give 1 + 2^-23.
+    });
+    EXPECT_EQ(wrong, 0);
+  }
+  // The sticky exception flags (bits 0 to 5) may change; the control bits are the caller's again.
+  EXPECT_EQ(_mm_getcsr() & ~0x3Fu, before & ~0x3Fu);
+}
+
+TEST(ScopedIeeeEnvironment, RestoresOnExit) {
+  const ScopedControl control(kFlushToZero | kRoundUp);
+  const unsigned before = _mm_getcsr();
+  {
+    const ScopedIeeeEnvironment ieee;
+    EXPECT_EQ(_mm_getcsr() & (kFlushToZero | kDenormalsAreZero | (3u << 13)), 0u);
+  }
+  EXPECT_EQ(_mm_getcsr() & ~0x3Fu, before & ~0x3Fu);
+}
+
+TEST(ParallelFor, SkipsWhatHasNotStartedWhenCancelled) {
+  for (int threads : {1, 2}) {
+    Cancellation cancellation;
+    ExecutionContext context = WithThreads(threads);
+    context.cancellation = &cancellation;
+    std::atomic<int64_t> calls{0};
+    ParallelFor(context, 100000, 1, [&](int64_t, int64_t) {
+      ++calls;
+      cancellation.Cancel();
+    });
+    // Each thread may have passed the check once before the first piece cancelled.
+    EXPECT_GE(calls, 1);
+    EXPECT_LE(calls, threads);
+    EXPECT_EQ(context.CheckCancelled().code(), absl::StatusCode::kCancelled);
+  }
+}
+
+TEST(ExecutionContext, WithoutACancellationCannotBeCancelled) {
+  EXPECT_TRUE(ExecutionContext().CheckCancelled().ok());
+}
+
+// The kernel's own list of processor features, read independently of CPUID.
+std::set<std::string> CpuFlags() {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(cpuinfo, line)) {
+    if (!line.starts_with("flags")) continue;
+    std::istringstream words(line.substr(line.find(':') + 1));
+    return {std::istream_iterator<std::string>(words), {}};
+  }
+  return {};
+}
+
+TEST(BestIsa, IsWhatTheKernelSaysTheProcessorHas) {
+  const std::set<std::string> flags = CpuFlags();
+  const auto has_all = [&](const std::vector<std::string>& names) {
+    return std::all_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return flags.contains(name); });
+  };
+  Isa expected = Isa::kScalar;
+  if (has_all({"avx2", "fma", "f16c"})) {
+    expected = has_all({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_vnni"})
+                   ? Isa::kAvx512
+                   : Isa::kAvx2;
+  }
+  EXPECT_EQ(BestIsa(), expected);
+}
+
+TEST(AvailableCpus, CountsTheAffinityMask) {
+  EXPECT_GE(AvailableCpus(), 1);
+  EXPECT_LE(AvailableCpus(), static_cast<int>(std::thread::hardware_concurrency()));
+  cpu_set_t all;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &all)) continue;
+    CPU_SET(cpu, &one);
+    break;
+  }
+  ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+  EXPECT_EQ(AvailableCpus(), 1);
+  ASSERT_EQ(sched_setaffinity(0, sizeof(all), &all), 0);
+}
+
+}  // namespace
+}  // namespace quantgate
