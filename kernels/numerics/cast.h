@@ -121,10 +121,21 @@ QG_HOST_DEVICE constexpr typename F::Storage EncodeDouble(
       cast_steps::RoundAndPack<F, 52>(significand, exponent, rounding, overflow), negative);
 }
 
+/// binary32 with every NaN made canonical, as outputs must be (design.md section 3).
+QG_HOST_DEVICE constexpr float CanonicalFloat(float value) {
+  return (std::bit_cast<uint32_t>(value) & 0x7FFFFFFF) > 0x7F800000
+             ? std::bit_cast<float>(uint32_t(Float32::kCanonicalNan))
+             : value;
+}
+
 /// The value of a code, exact: every value of these formats is a binary32 number. NaN gives
 /// 0x7FFFFFFF.
 template <class F>
 QG_HOST_DEVICE constexpr float DecodeFloat(typename F::Storage code) {
+  // The exponent range of binary32: the code is its upper bits.
+  if constexpr (F::kExponentBits == 8) {
+    return CanonicalFloat(std::bit_cast<float>(uint32_t(code) << (23 - F::kMantissaBits)));
+  }
   const Unpacked u = Unpack<F>(code);
   const uint32_t sign = u.negative ? 0x80000000u : 0u;
   switch (u.kind) {
@@ -137,22 +148,15 @@ QG_HOST_DEVICE constexpr float DecodeFloat(typename F::Storage code) {
     case FloatClass::kFinite:
       break;
   }
-  // Shift the leading bit to the implicit position, unless binary32 is subnormal there too.
+  // Shift the leading bit to the implicit position; binary32 has the exponents for it.
   uint32_t significand = u.significand << (23 - F::kMantissaBits);
   int exponent = u.exponent;
-  while (significand < 0x800000 && exponent > -126) {
+  while (significand < 0x800000) {
     significand <<= 1;
     --exponent;
   }
-  // As in step 5: the implicit bit, where there is one, is added into the exponent field.
+  // As in step 5: the implicit bit is added into the exponent field.
   return std::bit_cast<float>(sign | ((uint32_t(exponent + 126) << 23) + significand));
-}
-
-/// binary32 with every NaN made canonical, as outputs must be (design.md section 3).
-QG_HOST_DEVICE constexpr float CanonicalFloat(float value) {
-  return (std::bit_cast<uint32_t>(value) & 0x7FFFFFFF) > 0x7F800000
-             ? std::bit_cast<float>(uint32_t(Float32::kCanonicalNan))
-             : value;
 }
 
 }  // namespace quantgate

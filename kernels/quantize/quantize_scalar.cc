@@ -1,0 +1,99 @@
+#include <type_traits>
+
+#include "kernels/quantize/quantize_kernels.h"
+
+namespace quantgate {
+namespace {
+
+template <class Source>
+uint32_t Amax(const void* source, int64_t count) {
+  using C = FormatConstants<Source>;
+  constexpr uint32_t kInfinity = kBeyondMaxFinite<Source>;
+  const auto* codes = static_cast<const typename Source::Storage*>(source);
+  uint32_t amax = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t magnitude = codes[i] & (C::kSignMask - 1u);
+    if (magnitude <= kInfinity && magnitude > amax) amax = magnitude;
+  }
+  return amax;
+}
+
+/// What became of one element.
+template <class Element>
+void Count(FloatClass source, float scaled, uint8_t code, ElementRounding rounding,
+           QuantizationCounts& counts) {
+  using C = FormatConstants<Element>;
+  const uint32_t magnitude = code & (C::kSignMask - 1u);
+  if (source == FloatClass::kNan) {
+    ++counts.nan;
+  } else if (source == FloatClass::kInfinite) {
+    ++counts.infinite;
+  } else if (source == FloatClass::kZero) {
+    ++counts.zero;
+  } else if (magnitude == 0) {
+    ++counts.flushed_to_zero;
+  } else if (magnitude <= C::kMantissaMask) {
+    ++counts.subnormal;
+  } else if ((EncodeFloat<Element>(scaled, rounding, Overflow::kNan) & (C::kSignMask - 1u)) >
+             C::kMaxFinite) {
+    ++counts.saturated;
+  } else {
+    ++counts.normal;
+  }
+}
+
+template <class Source, class Element>
+void Cast(const CastPiece& piece, ElementRounding rounding, Overflow overflow,
+          QuantizationCounts& counts) {
+  const auto* source = static_cast<const typename Source::Storage*>(piece.source);
+  for (int64_t i = 0; i < piece.count; ++i) {
+    const float scaled = DecodeFloat<Source>(source[i]) * piece.scale;
+    piece.codes[i] = EncodeFloat<Element>(scaled, rounding, overflow);
+    Count<Element>(Unpack<Source>(source[i]).kind, scaled, piece.codes[i], rounding, counts);
+  }
+}
+
+template <class Source>
+CastAnyFunction CastFrom(DType element) {
+  return element == DType::kF8E4M3 ? &Cast<Source, E4M3> : &Cast<Source, E5M2>;
+}
+
+}  // namespace
+
+AmaxFunction ScalarAmax(DType source) {
+  switch (source) {
+    case DType::kF32:
+      return &Amax<Float32>;
+    case DType::kBF16:
+      return &Amax<BFloat16>;
+    case DType::kF16:
+      return &Amax<Float16>;
+    default:
+      return nullptr;
+  }
+}
+
+CastAnyFunction ScalarCast(DType source, DType element) {
+  switch (source) {
+    case DType::kF32:
+      return CastFrom<Float32>(element);
+    case DType::kBF16:
+      return CastFrom<BFloat16>(element);
+    case DType::kF16:
+      return CastFrom<Float16>(element);
+    default:
+      return nullptr;
+  }
+}
+
+void AddTally(const CodeTally& tally, int64_t count, QuantizationCounts& counts) {
+  counts.zero += tally.source_zero;
+  counts.flushed_to_zero += tally.code_zero - tally.source_zero;
+  counts.subnormal += tally.code_below_normal - tally.code_zero;
+  counts.saturated += tally.saturated;
+  counts.infinite += tally.infinite;
+  counts.nan += tally.nan;
+  counts.normal += count - tally.code_below_normal - tally.saturated - tally.infinite - tally.nan;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,108 @@
+#include "kernels/tensor/column_sums.h"
+
+#include <algorithm>
+#include <bit>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/numerics/cast.h"
+#include "kernels/tensor/convert.h"
+
+namespace quantgate {
+namespace {
+
+// Columns summed together. One level of partial sums is 1 KiB, so all levels of a million rows stay
+// in the L1 cache.
+constexpr int64_t kColumns = 256;
+
+struct F32Rows {
+  using Storage = float;
+  static float Load(Storage value) { return value; }
+};
+/// Without DecodeFloat's canonical NaN, which the end of the sum makes anyway.
+struct BF16Rows {
+  using Storage = uint16_t;
+  static float Load(Storage code) { return std::bit_cast<float>(uint32_t{code} << 16); }
+};
+struct F16Rows {
+  using Storage = uint16_t;
+  static float Load(Storage code) { return DecodeFloat<Float16>(code); }
+};
+
+/// PairwiseAccumulator over rows of up to kColumns values at once: the same binary counter, each
+/// cell a row of sums.
+class RowAccumulator {
+ public:
+  template <class Rows>
+  void AddRow(const typename Rows::Storage* row, int64_t width) {
+    float sum[kColumns];
+    for (int64_t i = 0; i < width; ++i) sum[i] = Rows::Load(row[i]);
+    size_t level = 0;
+    for (uint64_t bits = count_++; (bits & 1) != 0; bits >>= 1, ++level) {
+      const float* left = partial_.data() + level * kColumns;
+      for (int64_t i = 0; i < width; ++i) sum[i] = left[i] + sum[i];
+    }
+    if (partial_.size() < (level + 1) * kColumns) partial_.resize((level + 1) * kColumns);
+    std::copy(sum, sum + width, partial_.data() + level * kColumns);
+  }
+
+  void Sum(float* out, int64_t width) const {
+    std::fill(out, out + width, 0.0f);
+    bool is_first = true;
+    size_t level = 0;
+    for (uint64_t bits = count_; bits != 0; bits >>= 1, ++level) {
+      if ((bits & 1) == 0) continue;
+      const float* left = partial_.data() + level * kColumns;
+      for (int64_t i = 0; i < width; ++i) out[i] = is_first ? left[i] : left[i] + out[i];
+      is_first = false;
+    }
+    for (int64_t i = 0; i < width; ++i) out[i] = CanonicalFloat(out[i]);
+  }
+
+ private:
+  std::vector<float> partial_;
+  uint64_t count_ = 0;
+};
+
+template <class Rows>
+void SumColumns(const Tensor& tensor, float* out, const ExecutionContext& context) {
+  const int64_t rows = tensor.rows(), columns = tensor.columns();
+  const auto* from = tensor.as<typename Rows::Storage>();
+  ParallelFor(context, columns, kColumns, [&](int64_t begin, int64_t end) {
+    RowAccumulator accumulator;
+    for (int64_t r = 0; r < rows; ++r) {
+      accumulator.AddRow<Rows>(from + r * columns + begin, end - begin);
+    }
+    accumulator.Sum(out + begin, end - begin);
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<Tensor> ColumnSums(const Tensor& tensor, DType out,
+                                  const ExecutionContext& context) {
+  if (!IsHighPrecision(out)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("column sums to ", std::string(DTypeName(out)), "; known: f32, bf16, f16"));
+  }
+  QG_ASSIGN_OR_RETURN(Tensor sums, Tensor::Allocate(DType::kF32, {tensor.columns()}));
+  switch (tensor.dtype()) {
+    case DType::kF32:
+      SumColumns<F32Rows>(tensor, sums.as<float>(), context);
+      break;
+    case DType::kBF16:
+      SumColumns<BF16Rows>(tensor, sums.as<float>(), context);
+      break;
+    case DType::kF16:
+      SumColumns<F16Rows>(tensor, sums.as<float>(), context);
+      break;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "column sums of ", std::string(DTypeName(tensor.dtype())), "; known: f32, bf16, f16"));
+  }
+  QG_RETURN_IF_ERROR(context.CheckCancelled());
+  return CastTensor(sums, out, context);
+}
+
+}  // namespace quantgate

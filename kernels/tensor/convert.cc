@@ -1,0 +1,117 @@
+#include "kernels/tensor/convert.h"
+
+#include <bit>
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/numerics/cast.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int64_t kGrainElements = 1 << 16;
+
+// Element types as source and target of a cast. A source gives float, or double where float is too
+// narrow.
+struct F64Element {
+  using Storage = double;
+  static double Load(Storage value) { return value; }
+};
+
+struct F32Element {
+  using Storage = float;
+  static float Load(Storage value) { return value; }
+  static Storage Round(float value) { return CanonicalFloat(value); }
+  static Storage Round(double value) { return std::bit_cast<float>(EncodeDouble<Float32>(value)); }
+};
+
+template <class F>
+struct SmallElement {
+  using Storage = typename F::Storage;
+  static float Load(Storage code) { return DecodeFloat<F>(code); }
+  static Storage Round(float value) { return EncodeFloat<F>(value); }
+  static Storage Round(double value) { return EncodeDouble<F>(value); }
+};
+
+/// EncodeFloat<BFloat16> without branches: adding just under half, or half when the kept part is
+/// odd, carries exactly when the dropped half rounds up. A NaN would carry out of its all-ones
+/// mantissa and is replaced.
+struct BF16Element {
+  using Storage = uint16_t;
+  static float Load(Storage code) { return DecodeFloat<BFloat16>(code); }
+  static Storage Round(float value) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    return static_cast<Storage>((bits & 0x7FFFFFFF) > 0x7F800000 ? BFloat16::kCanonicalNan
+                                                                 : rounded);
+  }
+  static Storage Round(double value) { return EncodeDouble<BFloat16>(value); }
+};
+
+using CastFunction = void (*)(const Tensor&, Tensor&, const ExecutionContext&);
+
+template <class From, class To>
+void CastAll(const Tensor& tensor, Tensor& out, const ExecutionContext& context) {
+  const auto* from = tensor.as<typename From::Storage>();
+  auto* to = out.as<typename To::Storage>();
+  ParallelFor(context, tensor.element_count(), kGrainElements, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) to[i] = To::Round(From::Load(from[i]));
+  });
+}
+
+template <class From>
+CastFunction CastTo(DType out) {
+  switch (out) {
+    case DType::kF32:
+      return &CastAll<From, F32Element>;
+    case DType::kBF16:
+      return &CastAll<From, BF16Element>;
+    case DType::kF16:
+      return &CastAll<From, SmallElement<Float16>>;
+    case DType::kF8E4M3:
+      return &CastAll<From, SmallElement<E4M3>>;
+    case DType::kF8E5M2:
+      return &CastAll<From, SmallElement<E5M2>>;
+    default:
+      return nullptr;
+  }
+}
+
+CastFunction FindCast(DType in, DType out) {
+  switch (in) {
+    case DType::kF64:
+      return CastTo<F64Element>(out);
+    case DType::kF32:
+      return CastTo<F32Element>(out);
+    case DType::kBF16:
+      return CastTo<BF16Element>(out);
+    case DType::kF16:
+      return CastTo<SmallElement<Float16>>(out);
+    case DType::kF8E4M3:
+      return CastTo<SmallElement<E4M3>>(out);
+    case DType::kF8E5M2:
+      return CastTo<SmallElement<E5M2>>(out);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Tensor> CastTensor(const Tensor& tensor, DType out,
+                                  const ExecutionContext& context) {
+  if (tensor.dtype() == out) return tensor;
+  const CastFunction cast = FindCast(tensor.dtype(), out);
+  if (cast == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot cast ",
+                                                   std::string(DTypeName(tensor.dtype())), " to ",
+                                                   std::string(DTypeName(out))));
+  }
+  QG_ASSIGN_OR_RETURN(Tensor result, Tensor::Allocate(out, tensor.shape()));
+  cast(tensor, result, context);
+  QG_RETURN_IF_ERROR(context.CheckCancelled());
+  return result;
+}
+
+}  // namespace quantgate

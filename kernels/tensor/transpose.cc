@@ -1,0 +1,143 @@
+// Blocked transposition. A tile of 64 x 64 elements is moved in small squares that fit SSE2
+// registers, which every x86-64 has; the scalar path and the edges go element by element.
+#include <emmintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/tensor/convert.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int64_t kTile = 64;
+
+struct Strides {
+  int64_t in;   // Elements between rows of the source: its columns.
+  int64_t out;  // Elements between rows of the result: the source's rows.
+};
+
+template <class T>
+void TransposeElements(const T* in, T* out, int64_t rows, int64_t columns, Strides strides) {
+  for (int64_t c = 0; c < columns; ++c) {
+    for (int64_t r = 0; r < rows; ++r) out[c * strides.out + r] = in[r * strides.in + c];
+  }
+}
+
+__m128i Load(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+void Store(void* p, __m128i v) { _mm_storeu_si128(static_cast<__m128i*>(p), v); }
+
+/// One round of interleaving neighbours `Distance` registers apart. After log2(n) rounds of n
+/// registers, element i of register j has become element j of register i.
+template <class Unpack>
+void Interleave(__m128i* v, int count, Unpack unpack) {
+  __m128i next[16];
+  for (int i = 0; i < count / 2; ++i) unpack(v[i], v[i + count / 2], next[2 * i], next[2 * i + 1]);
+  std::copy(next, next + count, v);
+}
+
+struct UnpackBytes {
+  void operator()(__m128i a, __m128i b, __m128i& low, __m128i& high) const {
+    low = _mm_unpacklo_epi8(a, b);
+    high = _mm_unpackhi_epi8(a, b);
+  }
+};
+struct UnpackWords {
+  void operator()(__m128i a, __m128i b, __m128i& low, __m128i& high) const {
+    low = _mm_unpacklo_epi16(a, b);
+    high = _mm_unpackhi_epi16(a, b);
+  }
+};
+struct UnpackDwords {
+  void operator()(__m128i a, __m128i b, __m128i& low, __m128i& high) const {
+    low = _mm_unpacklo_epi32(a, b);
+    high = _mm_unpackhi_epi32(a, b);
+  }
+};
+
+template <class T>
+struct Square;
+template <>
+struct Square<uint8_t> {
+  using Unpack = UnpackBytes;
+  static constexpr int kSide = 16, kRounds = 4;
+};
+template <>
+struct Square<uint16_t> {
+  using Unpack = UnpackWords;
+  static constexpr int kSide = 8, kRounds = 3;
+};
+template <>
+struct Square<uint32_t> {
+  using Unpack = UnpackDwords;
+  static constexpr int kSide = 4, kRounds = 2;
+};
+
+template <class T>
+void TransposeSquare(const T* in, T* out, Strides strides) {
+  constexpr int kSide = Square<T>::kSide;
+  __m128i v[kSide];
+  for (int i = 0; i < kSide; ++i) v[i] = Load(in + i * strides.in);
+  for (int round = 0; round < Square<T>::kRounds; ++round) {
+    Interleave(v, kSide, typename Square<T>::Unpack());
+  }
+  for (int i = 0; i < kSide; ++i) Store(out + i * strides.out, v[i]);
+}
+
+/// Columns of squares outermost, so that the rows of the result are written whole lines at a time.
+template <class T>
+void TransposeTile(const T* in, T* out, int64_t rows, int64_t columns, Strides strides) {
+  constexpr int64_t kSide = Square<T>::kSide;
+  const int64_t whole_rows = rows / kSide * kSide, whole_columns = columns / kSide * kSide;
+  for (int64_t c = 0; c < whole_columns; c += kSide) {
+    for (int64_t r = 0; r < whole_rows; r += kSide) {
+      TransposeSquare(in + r * strides.in + c, out + c * strides.out + r, strides);
+    }
+  }
+  TransposeElements(in + whole_columns, out + whole_columns * strides.out, rows,
+                    columns - whole_columns, strides);
+  TransposeElements(in + whole_rows * strides.in, out + whole_rows, rows - whole_rows,
+                    whole_columns, strides);
+}
+
+template <class T>
+void TransposeAll(const Tensor& tensor, Tensor& out, const ExecutionContext& context) {
+  const int64_t rows = tensor.rows(), columns = tensor.columns();
+  const Strides strides = {columns, rows};
+  const auto tile = context.isa == Isa::kScalar ? &TransposeElements<T> : &TransposeTile<T>;
+  const T* from = tensor.as<T>();
+  T* to = out.as<T>();
+  ParallelFor(context, columns, kTile, [&](int64_t begin, int64_t end) {
+    for (int64_t r = 0; r < rows; r += kTile) {
+      tile(from + r * columns + begin, to + begin * rows + r, std::min(kTile, rows - r),
+           end - begin, strides);
+    }
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<Tensor> Transpose2d(const Tensor& tensor, const ExecutionContext& context) {
+  QG_ASSIGN_OR_RETURN(Tensor out,
+                      Tensor::Allocate(tensor.dtype(), {tensor.columns(), tensor.rows()}));
+  switch (DTypeBytes(tensor.dtype())) {
+    case 1:
+      TransposeAll<uint8_t>(tensor, out, context);
+      break;
+    case 2:
+      TransposeAll<uint16_t>(tensor, out, context);
+      break;
+    case 4:
+      TransposeAll<uint32_t>(tensor, out, context);
+      break;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("transpose: elements of 1, 2 or 4 bytes, not ",
+                                                     std::string(DTypeName(tensor.dtype()))));
+  }
+  QG_RETURN_IF_ERROR(context.CheckCancelled());
+  return out;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,141 @@
+// FP8 quantization against memcpy in the same run. Bytes are what must move: a copy reads and
+// writes every byte once; a quantization reads the source twice (amax, cast) and writes one byte
+// per element. Compare bytes_per_second.
+#include <benchmark/benchmark.h>
+
+#include <cstring>
+
+#include "kernels/quantize/quantizer.h"
+#include "kernels/tensor/column_sums.h"
+#include "kernels/tensor/convert.h"
+#include "kernels/tensor/fingerprint.h"
+#include "kernels/tensor/generate.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int64_t kBytes = 64 << 20;
+
+Tensor Source(DType dtype) {
+  const int64_t columns = 4096;
+  return *Generate({.distribution = Distribution::kNormal,
+                    .seed = 1,
+                    .dtype = dtype,
+                    .shape = {kBytes / DTypeBytes(dtype) / columns, columns}},
+                   {});
+}
+
+ExecutionContext Context(benchmark::State& state) {
+  ExecutionContext context;
+  context.isa = static_cast<Isa>(state.range(0));
+  context.threads = static_cast<int>(state.range(1));
+  if (context.isa > BestIsa()) state.SkipWithError("instruction set not available");
+  state.SetLabel(std::string(IsaName(context.isa)));
+  return context;
+}
+
+void SetBytes(benchmark::State& state, int64_t bytes) {
+  state.SetBytesProcessed(state.iterations() * bytes);
+}
+
+/// memcpy of a 64 MiB tensor into memory that is already there, on state.range(0) threads.
+void BM_Memcpy(benchmark::State& state) {
+  const Tensor from = Source(DType::kBF16);
+  Tensor to = *Tensor::FromBytes(from.dtype(), from.shape(), from.bytes());
+  ExecutionContext context;
+  context.threads = static_cast<int>(state.range(0));
+  const int64_t grain = kBytes / context.threads;
+  for (auto _ : state) {
+    ParallelFor(context, kBytes, grain, [&](int64_t begin, int64_t end) {
+      std::memcpy(to.data() + begin, from.data() + begin, static_cast<size_t>(end - begin));
+    });
+    benchmark::ClobberMemory();
+  }
+  SetBytes(state, 2 * kBytes);
+}
+BENCHMARK(BM_Memcpy)->ArgName("threads")->Arg(1)->Arg(2)->UseRealTime();
+
+template <DType kSource>
+void BM_Quantize(benchmark::State& state) {
+  const ExecutionContext context = Context(state);
+  const Tensor source = Source(kSource);
+  const QuantizerSpec spec = {.format = QuantizerFormat::kFp8Tensor};
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(QuantizeCpu(source, spec, {}, context)->rowwise_data.data());
+  }
+  SetBytes(state, 2 * kBytes + source.element_count());
+}
+
+void EveryPath(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"isa", "threads"})->UseRealTime()->Unit(benchmark::kMillisecond);
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+    for (const int threads : {1, 2}) benchmark->Args({static_cast<int>(isa), threads});
+  }
+}
+BENCHMARK_TEMPLATE(BM_Quantize, DType::kBF16)->Apply(EveryPath);
+BENCHMARK_TEMPLATE(BM_Quantize, DType::kF32)->Apply(EveryPath);
+BENCHMARK_TEMPLATE(BM_Quantize, DType::kF16)->Apply(EveryPath);
+
+void BestPath(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"isa", "threads"})->UseRealTime()->Unit(benchmark::kMillisecond);
+  for (const int threads : {1, 2}) benchmark->Args({static_cast<int>(BestIsa()), threads});
+}
+
+void BM_Dequantize(benchmark::State& state) {
+  const ExecutionContext context = Context(state);
+  const QuantizedTensor quantized =
+      *QuantizeCpu(Source(DType::kBF16), {.format = QuantizerFormat::kFp8Tensor}, {}, context);
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(
+        DequantizeCpu(quantized, Usage::kRowwise, DType::kBF16, context)->data());
+  }
+  SetBytes(state, kBytes / 2 + kBytes);
+}
+BENCHMARK(BM_Dequantize)->Apply(BestPath);
+
+void BM_TransposeBytes(benchmark::State& state) {
+  const ExecutionContext context = Context(state);
+  const Tensor codes = *Source(DType::kBF16).Reinterpret(DType::kU8, {kBytes / 4096, 4096});
+  for (auto _ : state) benchmark::DoNotOptimize(Transpose2d(codes, context)->data());
+  SetBytes(state, 2 * kBytes);
+}
+BENCHMARK(BM_TransposeBytes)->Apply(BestPath);
+
+void BM_ColumnSums(benchmark::State& state) {
+  const ExecutionContext context = Context(state);
+  const Tensor source = Source(DType::kBF16);
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(ColumnSums(source, DType::kF32, context)->data());
+  }
+  SetBytes(state, kBytes);
+}
+BENCHMARK(BM_ColumnSums)->Apply(BestPath);
+
+void BM_CastF32ToBf16(benchmark::State& state) {
+  const ExecutionContext context = Context(state);
+  const Tensor source = Source(DType::kF32);
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(CastTensor(source, DType::kBF16, context)->data());
+  }
+  SetBytes(state, kBytes + kBytes / 2);
+}
+BENCHMARK(BM_CastF32ToBf16)->Apply(BestPath);
+
+void BM_Fingerprint(benchmark::State& state) {
+  const ExecutionContext context = Context(state);
+  const Tensor source = Source(DType::kBF16);
+  for (auto _ : state) benchmark::DoNotOptimize(FingerprintOf(source, context));
+  SetBytes(state, kBytes);
+}
+BENCHMARK(BM_Fingerprint)->Apply(BestPath);
+
+void BM_GenerateNormal(benchmark::State& state) {
+  const ExecutionContext context = Context(state);
+  const GeneratorSpec spec = {.shape = {kBytes / 16, 8}};
+  for (auto _ : state) benchmark::DoNotOptimize(Generate(spec, context)->data());
+  SetBytes(state, kBytes);
+}
+BENCHMARK(BM_GenerateNormal)->Apply(BestPath);
+
+}  // namespace
+}  // namespace quantgate
