@@ -1,0 +1,87 @@
+// Sequential fp32: operands decoded to fp32 once, then column panels of b against all rows of a.
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/gemm/accumulate.h"
+#include "kernels/gemm/gather.h"
+#include "kernels/gemm/panel.h"
+#include "kernels/gemm/visit_format.h"
+#include "kernels/numerics/cast.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int64_t kPanelDepth = 128;
+constexpr int64_t kTileRows = 64;
+
+void DecodeToFloat(DType dtype, const void* source, int64_t count, float* out) {
+  VisitFormat(dtype, [&]<class Format>(Format) {
+    const auto* codes = static_cast<const typename Format::Storage*>(source);
+    for (int64_t i = 0; i < count; ++i) out[i] = DecodeFloat<Format>(codes[i]);
+  });
+}
+
+/// Rows [row, row + rows) of a view as fp32 [rows][k].
+absl::StatusOr<std::shared_ptr<Buffer>> DecodedRows(const OperandView& view, int64_t row,
+                                                    int64_t rows) {
+  const int64_t count = rows * view.k;
+  QG_ASSIGN_OR_RETURN(auto codes, Buffer::Allocate(count * DTypeBytes(view.dtype)));
+  QG_ASSIGN_OR_RETURN(auto values, Buffer::Allocate(count * sizeof(float)));
+  GatherByRow(view, row, rows, 0, view.k, view.k, codes->data());
+  DecodeToFloat(view.dtype, codes->data(), count, reinterpret_cast<float*>(values->data()));
+  return values;
+}
+
+/// Columns [column, column + kFp32Columns) of b as fp32 [k][kFp32Columns].
+absl::StatusOr<std::shared_ptr<Buffer>> DecodedColumns(const OperandView& view, int64_t column) {
+  const int64_t count = view.k * kFp32Columns;
+  QG_ASSIGN_OR_RETURN(auto codes, Buffer::Allocate(count * DTypeBytes(view.dtype)));
+  QG_ASSIGN_OR_RETURN(auto values, Buffer::Allocate(count * sizeof(float)));
+  GatherByK(view, column, kFp32Columns, 0, view.k, codes->data());
+  DecodeToFloat(view.dtype, codes->data(), count, reinterpret_cast<float*>(values->data()));
+  return values;
+}
+
+void MultiplyTile(const float* a, int64_t rows, const float* b, int64_t k, Fp32Kernel kernel,
+                  float* accumulators) {
+  std::fill(accumulators, accumulators + rows * kFp32Columns, 0.0f);
+  for (int64_t begin = 0; begin < k; begin += kPanelDepth) {
+    const int depth = static_cast<int>(std::min(kPanelDepth, k - begin));
+    kernel({a + begin, k, rows, b + begin * kFp32Columns, depth, accumulators});
+  }
+}
+
+}  // namespace
+
+absl::Status AccumulateFp32(const OperandView& a, const OperandView& b,
+                            const ExecutionContext& context, AccumulatorSink sink) {
+  if (a.rows == 0) return absl::OkStatus();
+  const Fp32Kernel kernel = KernelsFor(context.isa).fp32;
+  QG_ASSIGN_OR_RETURN(const auto a_values, DecodedRows(a, 0, a.rows));
+  const auto* a_data = reinterpret_cast<const float*>(a_values->data());
+  const int64_t column_tiles = (b.rows + kFp32Columns - 1) / kFp32Columns;
+  std::vector<absl::Status> status(column_tiles);
+  ParallelFor(context, column_tiles, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> accumulators(kTileRows * kFp32Columns);
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t column = tile * kFp32Columns;
+      const auto b_values = DecodedColumns(b, column);
+      status[tile] = b_values.status();
+      if (!b_values.ok()) continue;
+      const int columns = static_cast<int>(std::min<int64_t>(kFp32Columns, b.rows - column));
+      for (int64_t row = 0; row < a.rows; row += kTileRows) {
+        const int64_t rows = std::min(kTileRows, a.rows - row);
+        MultiplyTile(a_data + row * a.k, rows, reinterpret_cast<const float*>((*b_values)->data()),
+                     a.k, kernel, accumulators.data());
+        sink({row, rows, column, columns, accumulators.data(), kFp32Columns});
+      }
+    }
+  });
+  QG_RETURN_IF_ERROR(context.CheckCancelled());
+  for (const absl::Status& each : status) QG_RETURN_IF_ERROR(each);
+  return absl::OkStatus();
+}
+
+}  // namespace quantgate

@@ -1,0 +1,167 @@
+#include "kernels/gemm/epilogue.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "kernels/numerics/cast.h"
+
+namespace quantgate {
+namespace {
+
+constexpr uint32_t kInfinityBits = 0x7F800000;
+
+/// Decodes `count` elements from index `begin` of a f32, bf16, f16 or FP8 array.
+void Decode(DType dtype, const std::byte* data, int64_t begin, int64_t count, float* out) {
+  const auto decode = [&]<class Format>(Format) {
+    const auto* codes = reinterpret_cast<const typename Format::Storage*>(data) + begin;
+    for (int64_t i = 0; i < count; ++i) out[i] = DecodeFloat<Format>(codes[i]);
+  };
+  switch (dtype) {
+    case DType::kBF16:
+      return decode(BFloat16());
+    case DType::kF16:
+      return decode(Float16());
+    case DType::kF8E4M3:
+      return decode(E4M3());
+    case DType::kF8E5M2:
+      return decode(E5M2());
+    default: {
+      const float* values = reinterpret_cast<const float*>(data) + begin;
+      std::copy(values, values + count, out);
+    }
+  }
+}
+
+/// EncodeFloat<BFloat16>, restated so that compilers vectorise it: round to nearest even by adding
+/// 0x7FFF plus the lowest kept bit; NaN is replaced afterwards, since the addition may carry its
+/// mantissa away.
+uint16_t EncodeBFloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  const bool nan = (bits & 0x7FFFFFFFu) > kInfinityBits;
+  return static_cast<uint16_t>(nan ? BFloat16::kCanonicalNan : rounded);
+}
+
+template <class Format>
+void EncodeRow(const float* values, int columns, typename Format::Storage* out) {
+  for (int i = 0; i < columns; ++i) out[i] = EncodeFloat<Format>(values[i]);
+}
+
+float ScalarOf(const GemmOperand& operand) {
+  return operand.scaling == ScaleMode::kTensor ? *operand.scale_inv.as<float>() : 1.0f;
+}
+
+/// rnd(value) as fp32: the rounding to the output type, before something else is added in that
+/// type.
+void RoundToDType(DType dtype, int columns, float* values) {
+  if (dtype == DType::kBF16) {
+    for (int i = 0; i < columns; ++i) values[i] = DecodeFloat<BFloat16>(EncodeBFloat16(values[i]));
+  } else if (dtype == DType::kF16) {
+    for (int i = 0; i < columns; ++i) {
+      values[i] = DecodeFloat<Float16>(EncodeFloat<Float16>(values[i]));
+    }
+  }
+}
+
+}  // namespace
+
+Epilogue::Epilogue(const GemmDesc& desc, const GemmShape& shape, Tensor& d)
+    : out_dtype_(desc.out_dtype),
+      n_(shape.n),
+      d_(d.data()),
+      outer_(desc.a.scaling == ScaleMode::kOuter),
+      alpha_(desc.alpha),
+      beta_(desc.beta),
+      c_(desc.c),
+      adds_in_place_(desc.in_place && desc.beta == 1) {
+  if (outer_) {
+    row_scale_ = desc.a.scale_inv.as<float>();
+    column_scale_ = desc.b.scale_inv.as<float>();
+  } else {
+    const float scaled_alpha = desc.alpha * ScalarOf(desc.b);
+    coefficient_ = scaled_alpha * ScalarOf(desc.a);
+  }
+  if (desc.bias.has_value()) {
+    bias_.resize(shape.n);
+    Decode(desc.bias.dtype(), desc.bias.data(), 0, shape.n, bias_.data());
+  }
+  if (desc.d_scale.has_value()) d_scale_ = *desc.d_scale.as<float>();
+}
+
+void Epilogue::Combine(int64_t row, int64_t column, int columns, const float* accumulators,
+                       float* values) const {
+  if (outer_) {
+    // alpha is 1 wherever the order was measured; elsewhere it multiplies last.
+    for (int i = 0; i < columns; ++i) {
+      values[i] = accumulators[i] * column_scale_[column + i];
+      values[i] = values[i] * row_scale_[row];
+      values[i] = values[i] * alpha_;
+    }
+  }
+  const float coefficient = outer_ ? 1.0f : coefficient_;
+  const float* const scaled = outer_ ? values : accumulators;
+  if (beta_ != 0 && !adds_in_place_) {
+    float c[kColumnsMax];
+    Decode(out_dtype_, c_.data(), row * n_ + column, columns, c);
+    for (int i = 0; i < columns; ++i) values[i] = std::fma(scaled[i], coefficient, beta_ * c[i]);
+  } else {
+    for (int i = 0; i < columns; ++i) values[i] = scaled[i] * coefficient;
+  }
+  if (!bias_.empty()) {
+    const float* bias = bias_.data() + column;
+    for (int i = 0; i < columns; ++i) values[i] = values[i] + bias[i];
+  }
+}
+
+void Epilogue::AddInPlace(int64_t row, int64_t column, int columns, float* values) const {
+  float c[kColumnsMax];
+  Decode(out_dtype_, c_.data(), row * n_ + column, columns, c);
+  RoundToDType(out_dtype_, columns, values);
+  for (int i = 0; i < columns; ++i) values[i] = values[i] + c[i];
+}
+
+uint32_t Epilogue::Store(int64_t row, int64_t column, int columns, float* values) const {
+  const int64_t offset = row * n_ + column;
+  switch (out_dtype_) {
+    case DType::kBF16: {
+      auto* out = reinterpret_cast<uint16_t*>(d_) + offset;
+      for (int i = 0; i < columns; ++i) out[i] = EncodeBFloat16(values[i]);
+      return 0;
+    }
+    case DType::kF16:
+      EncodeRow<Float16>(values, columns, reinterpret_cast<uint16_t*>(d_) + offset);
+      return 0;
+    case DType::kF8E4M3:
+    case DType::kF8E5M2: {
+      uint32_t amax = 0;
+      for (int i = 0; i < columns; ++i) {
+        const uint32_t magnitude = std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFu;
+        amax = std::max(amax, magnitude > kInfinityBits ? 0u : magnitude);
+        values[i] = values[i] * d_scale_;
+      }
+      auto* out = reinterpret_cast<uint8_t*>(d_) + offset;
+      if (out_dtype_ == DType::kF8E4M3) {
+        EncodeRow<E4M3>(values, columns, out);
+      } else {
+        EncodeRow<E5M2>(values, columns, out);
+      }
+      return amax;
+    }
+    default: {
+      auto* out = reinterpret_cast<float*>(d_) + offset;
+      for (int i = 0; i < columns; ++i) out[i] = CanonicalFloat(values[i]);
+      return 0;
+    }
+  }
+}
+
+uint32_t Epilogue::Apply(int64_t row, int64_t column, int columns,
+                         const float* accumulators) const {
+  float values[kColumnsMax];
+  Combine(row, column, columns, accumulators, values);
+  if (adds_in_place_) AddInPlace(row, column, columns, values);
+  return Store(row, column, columns, values);
+}
+
+}  // namespace quantgate

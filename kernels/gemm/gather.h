@@ -1,0 +1,19 @@
+// Copies of operand codes in the order that packing wants, whatever the operand's layout.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/gemm/operand_view.h"
+
+namespace quantgate {
+
+/// Codes (row + r, k + i) to out[r * out_stride + i], r < rows, i < depth.
+void GatherByRow(const OperandView& view, int64_t row, int64_t rows, int64_t k, int64_t depth,
+                 int64_t out_stride, void* out);
+
+/// Codes (row + j, k + i) to out[i * columns + j], i < depth; zero codes where row + j or k + i lie
+/// outside the operand.
+void GatherByK(const OperandView& view, int64_t row, int columns, int64_t k, int64_t depth,
+               void* out);
+
+}  // namespace quantgate

@@ -1,0 +1,113 @@
+// The packed form of GEMM operands and the kernels that multiply it, one set per instruction set.
+//
+// How a kernel computes a fused step without integers: with E the step's largest exponent, an
+// accumulator that starts at 2^(E - F + p) (p: mantissa bits of the type it is held in) has a unit
+// in the last place of 2^(E - F), so under rounding toward zero one fused multiply-add truncates
+// the exact product to that grid and adds it, which is the step's q_t. Truncation is of magnitudes,
+// so positive and negative products go to two accumulators of opposite sign, whose sum is exact.
+// Bounds, in units of the grid: each |q_t| < 2^(F+2), so with L products and the fp32 accumulator
+// all of one sign the sum stays below (L + 1) * 2^(F+2):
+//   FP8    F=13, L=32, p=23 (float):  33 * 2^15 < 2^23, so the accumulator stays in its binade;
+//   16-bit F=25, L=16, p=52 (double): 17 * 2^27 < 2^52, likewise (tf32: L=8).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/base/execution.h"
+#include "kernels/tensor/dtype.h"
+
+namespace quantgate {
+
+/// FP8 products: 8-bit significands, exact in float.
+struct NarrowPanel {
+  using Value = float;
+  using Exponent = int8_t;
+  static constexpr int kColumns = 64;
+  /// Below every exponent of a product of FP8 numbers (-32), and twice it still fits the type.
+  static constexpr Exponent kExponentOfZero = -64;
+};
+
+/// bf16, fp16 and tf32 products: up to 22 bits, exact in double.
+struct WidePanel {
+  using Value = double;
+  using Exponent = int16_t;
+  static constexpr int kColumns = 32;
+  static constexpr Exponent kExponentOfZero = -16384;
+};
+
+/// Codes of one dtype to packed values, their exponents as in Unpack, NaN and infinity replaced by
+/// zero (outputs that they reach are settled by SpecialOutputs). f32 is rounded to tf32 first.
+template <class Panel>
+using DecodeRowKernel = void (*)(const void* codes, DType dtype, int64_t count,
+                                 typename Panel::Value* values,
+                                 typename Panel::Exponent* exponents);
+
+/// As DecodeRowKernel for depth * kColumns codes in [depth][kColumns] order; each k gets kColumns
+/// values with the negative ones replaced by zero, then kColumns with the positive ones replaced by
+/// zero.
+template <class Panel>
+using DecodeColumnsKernel = void (*)(const void* codes, DType dtype, int depth,
+                                     typename Panel::Value* values,
+                                     typename Panel::Exponent* exponents);
+
+/// rows (even) x kColumns accumulators, each advanced by depth / step fused steps.
+template <class Panel>
+struct PanelTask {
+  const typename Panel::Value* a;  ///< [rows][a_stride], at the panel's first k.
+  const typename Panel::Exponent* a_exponents;
+  int64_t a_stride;
+  int64_t rows;
+  const typename Panel::Value* b;               ///< [depth][2][kColumns], see DecodeColumnsKernel.
+  const typename Panel::Exponent* b_exponents;  ///< [depth][kColumns].
+  int depth;                                    ///< A multiple of step.
+  int step;             ///< L: 32 for FP8, 16 for bf16 and fp16, 8 for tf32.
+  float* accumulators;  ///< [rows][kColumns], aligned to 64 bytes.
+};
+
+/// Must run under ScopedRoundTowardZero.
+template <class Panel>
+using MultiplyKernel = void (*)(const PanelTask<Panel>& task);
+
+template <class Panel>
+struct PanelKernels {
+  DecodeRowKernel<Panel> decode_row;
+  DecodeColumnsKernel<Panel> decode_columns;
+  MultiplyKernel<Panel> multiply;
+};
+
+/// Sequential fp32 FMA: accumulators[r][j] = fma(a[r][k], b[k][j], accumulators[r][j]) for k in
+/// increasing order.
+struct Fp32Task {
+  const float* a;  ///< [rows][a_stride]
+  int64_t a_stride;
+  int64_t rows;
+  const float* b;  ///< [depth][kFp32Columns]
+  int depth;
+  float* accumulators;  ///< [rows][kFp32Columns]
+};
+inline constexpr int kFp32Columns = 64;
+using Fp32Kernel = void (*)(const Fp32Task& task);
+
+struct KernelTable {
+  PanelKernels<NarrowPanel> narrow;
+  PanelKernels<WidePanel> wide;
+  Fp32Kernel fp32;
+};
+
+extern const KernelTable kKernelsScalar;
+extern const KernelTable kKernelsAvx2;
+extern const KernelTable kKernelsAvx512;
+
+inline const KernelTable& KernelsFor(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx512:
+      return kKernelsAvx512;
+    case Isa::kAvx2:
+      return kKernelsAvx2;
+    case Isa::kScalar:
+      break;
+  }
+  return kKernelsScalar;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,51 @@
+// NaN and infinity in GEMM operands. An output that meets one among its products ends as NaN or
+// infinity whatever the finite products are, so which of the two is a matter of sets of k, and the
+// fast kernels need not know specials.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/gemm/operand_view.h"
+
+namespace quantgate {
+
+/// Per row of an operand, the sets of k (one bit each) that are NaN, infinite, zero and negative.
+class ClassSets {
+ public:
+  /// Which rows hold a NaN or an infinity. `tf32`: f32 operands are classified after rounding to
+  /// tf32.
+  ClassSets(const OperandView& view, bool tf32);
+
+  bool any_special() const { return any_special_; }
+  bool is_special(int64_t row) const { return any_special_ && special_rows_[row]; }
+  /// Builds the sets of every row; needed for both operands as soon as either has a special.
+  void BuildSets();
+
+  int64_t words() const { return words_; }
+  const uint64_t* nan(int64_t row) const { return set(row, 0); }
+  const uint64_t* infinite(int64_t row) const { return set(row, 1); }
+  const uint64_t* zero(int64_t row) const { return set(row, 2); }
+  const uint64_t* negative(int64_t row) const { return set(row, 3); }
+
+ private:
+  const uint64_t* set(int64_t row, int which) const { return &sets_[(row * 4 + which) * words_]; }
+
+  const OperandView view_;
+  const bool tf32_;
+  const int64_t words_;
+  bool any_special_ = false;
+  std::vector<bool> special_rows_;
+  std::vector<uint64_t> sets_;  // [rows][4][words]
+};
+
+/// What the products of one output say about it.
+struct SpecialProducts {
+  bool nan = false;  ///< A NaN operand, or infinity times zero.
+  bool positive_infinity = false;
+  bool negative_infinity = false;
+};
+
+SpecialProducts FindSpecialProducts(const ClassSets& a, int64_t m, const ClassSets& b, int64_t n);
+
+}  // namespace quantgate

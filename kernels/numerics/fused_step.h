@@ -1,0 +1,146 @@
+// The fused dot step of tensor cores, T(F, outman; a[0..L), b[0..L), c) of tensor-cores.md section
+// 1: align every product and the accumulator to the largest exponent, truncate, sum exactly,
+// normalise once, round toward zero. This is the meaning of every sm90 GEMM; vector kernels and
+// device code are tested against it.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "kernels/base/host_device.h"
+#include "kernels/numerics/float_format.h"
+
+namespace quantgate {
+
+/// F and outman of the instruction: products keep F fraction bits below the largest exponent of the
+/// step, the fp32 result keeps `out_mantissa` fraction bits. L is the length passed to FusedStep.
+struct Wgmma16Bit {  // bf16, fp16 and tf32 on Hopper.
+  static constexpr int kAlignBits = 25, kOutMantissa = 23;
+};
+struct WgmmaFp8 {  // e4m3 and e5m2 on Hopper, in any mix.
+  static constexpr int kAlignBits = 13, kOutMantissa = 13;
+};
+
+/// The longest step for which the sum provably fits int64: 2^20 terms below 2^(F+2) <= 2^27.
+inline constexpr int kFusedStepLengthMax = 1 << 20;
+
+/// One term of a step: (-1)^negative * significand * 2^(exponent - fraction_bits). Significands are
+/// not renormalised.
+struct FusedTerm {
+  FloatClass kind;
+  bool negative;
+  int exponent;
+  uint64_t significand;
+};
+
+/// The exact product of two codes. NaN, and infinity times zero, are kNan.
+template <class FormatA, class FormatB>
+QG_HOST_DEVICE constexpr FusedTerm FusedProduct(typename FormatA::Storage a_code,
+                                                typename FormatB::Storage b_code) {
+  const Unpacked a = Unpack<FormatA>(a_code);
+  const Unpacked b = Unpack<FormatB>(b_code);
+  const bool negative = a.negative != b.negative;
+  const bool any_nan = a.kind == FloatClass::kNan || b.kind == FloatClass::kNan;
+  const bool any_infinite = a.kind == FloatClass::kInfinite || b.kind == FloatClass::kInfinite;
+  const bool any_zero = a.kind == FloatClass::kZero || b.kind == FloatClass::kZero;
+  if (any_nan || (any_infinite && any_zero)) return {FloatClass::kNan, negative, 0, 0};
+  if (any_infinite) return {FloatClass::kInfinite, negative, 0, 0};
+  if (any_zero) return {FloatClass::kZero, negative, 0, 0};
+  return {FloatClass::kFinite, negative, a.exponent + b.exponent,
+          static_cast<uint64_t>(a.significand) * b.significand};
+}
+
+/// floor(significand * 2^shift), for any shift; the caller's significand fits 64 bits after a left
+/// shift.
+QG_HOST_DEVICE constexpr int64_t ShiftTruncating(uint64_t significand, int shift) {
+  if (shift >= 0) return static_cast<int64_t>(significand << shift);
+  return shift <= -64 ? 0 : static_cast<int64_t>(significand >> -shift);
+}
+
+/// Bits of sum * 2^quantum_exponent in fp32, truncated toward zero to `out_mantissa` fraction bits,
+/// with gradual underflow. Zero is +0, also where a negative sum underflows to it; a magnitude of
+/// 2^128 or more is an infinity.
+QG_HOST_DEVICE constexpr uint32_t TruncateToFloat32(int64_t sum, int quantum_exponent,
+                                                    int out_mantissa) {
+  if (sum == 0) return 0;
+  const uint32_t sign = sum < 0 ? 0x80000000u : 0u;
+  const uint64_t magnitude = sum < 0 ? uint64_t(0) - static_cast<uint64_t>(sum) : uint64_t(sum);
+  // 1. The exponent of the leading one; that of subnormals is the smallest normal's.
+  const int leading = 63 - std::countl_zero(magnitude) + quantum_exponent;
+  if (leading > 127) return sign | 0x7F800000u;
+  const int exponent = leading < -126 ? -126 : leading;
+  // 2. The significand in units of 2^(exponent - out_mantissa), truncated: below 2^(out_mantissa +
+  // 1).
+  const uint64_t kept = static_cast<uint64_t>(
+      ShiftTruncating(magnitude, quantum_exponent - (exponent - out_mantissa)));
+  const uint32_t significand = static_cast<uint32_t>(kept << (23 - out_mantissa));
+  if (kept == 0) return 0;  // Seen on an H200: 16 products of -2^-158 give 0x00000000.
+  // 3. Pack: a significand without its leading one is a subnormal, whose exponent field is 0.
+  const bool subnormal = significand < (1u << 23);
+  const uint32_t field = subnormal ? 0u : static_cast<uint32_t>(exponent + 127) << 23;
+  return sign | field | (significand & 0x7FFFFFu);
+}
+
+/// One fused step: the fp32 bits of c + sum over i < length of a[i] * b[i]. `length` is the
+/// instruction's L, at most kFusedStepLengthMax; zero padding of a shorter tail changes nothing.
+/// NaN is 0x7FFFFFFF.
+template <class Step, class FormatA, class FormatB>
+QG_HOST_DEVICE constexpr uint32_t FusedStep(const typename FormatA::Storage* a,
+                                            const typename FormatB::Storage* b, int length,
+                                            uint32_t c_bits) {
+  constexpr int kExponentNone =
+      -100000;  // Below every exponent: the step has no finite non-zero term.
+  constexpr int kProductFraction = FormatA::kMantissaBits + FormatB::kMantissaBits;
+  const Unpacked c = Unpack<Float32>(c_bits);
+
+  // 1. Specials, and E: the largest exponent among finite non-zero terms.
+  bool nan = c.kind == FloatClass::kNan;
+  bool positive_infinity = c.kind == FloatClass::kInfinite && !c.negative;
+  bool negative_infinity = c.kind == FloatClass::kInfinite && c.negative;
+  int exponent_max = c.kind == FloatClass::kFinite ? c.exponent : kExponentNone;
+  for (int i = 0; i < length; ++i) {
+    const FusedTerm term = FusedProduct<FormatA, FormatB>(a[i], b[i]);
+    nan |= term.kind == FloatClass::kNan;
+    positive_infinity |= term.kind == FloatClass::kInfinite && !term.negative;
+    negative_infinity |= term.kind == FloatClass::kInfinite && term.negative;
+    if (term.kind == FloatClass::kFinite && term.exponent > exponent_max) {
+      exponent_max = term.exponent;
+    }
+  }
+  if (nan || (positive_infinity && negative_infinity)) return Float32::kCanonicalNan;
+  if (positive_infinity) return 0x7F800000u;
+  if (negative_infinity) return 0xFF800000u;
+
+  // 2. Every term in units of 2^(E - F), magnitude truncated: below 2^(F+2), so the sum of 2^20
+  // fits int64.
+  const auto aligned = [&](bool negative, uint64_t significand, int exponent, int fraction_bits) {
+    const int shift = Step::kAlignBits - fraction_bits - (exponent_max - exponent);
+    const int64_t magnitude = ShiftTruncating(significand, shift);
+    return negative ? -magnitude : magnitude;
+  };
+  int64_t sum = 0;
+  if (c.kind == FloatClass::kFinite) {
+    sum = aligned(c.negative, c.significand, c.exponent, Float32::kMantissaBits);
+  }
+  for (int i = 0; i < length; ++i) {
+    const FusedTerm term = FusedProduct<FormatA, FormatB>(a[i], b[i]);
+    if (term.kind != FloatClass::kFinite) continue;
+    sum += aligned(term.negative, term.significand, term.exponent, kProductFraction);
+  }
+
+  // 3. One normalisation and one truncation.
+  return TruncateToFloat32(sum, exponent_max - Step::kAlignBits, Step::kOutMantissa);
+}
+
+/// fp32 to tf32 as cuBLASLt does it before the tf32 tensor cores: round to nearest even to 10
+/// mantissa bits, returned as fp32 bits with the low 13 bits zero. Infinities stay; NaN is
+/// canonical; overflow gives infinity.
+QG_HOST_DEVICE constexpr uint32_t RoundToTf32(uint32_t bits) {
+  const uint32_t magnitude = bits & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) return Float32::kCanonicalNan;
+  // The carry of the mantissa into the exponent field is the correct rounding up to the next
+  // binade, or to infinity.
+  return (bits + 0xFFFu + ((bits >> 13) & 1u)) & ~0x1FFFu;
+}
+
+}  // namespace quantgate
