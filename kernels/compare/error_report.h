@@ -1,6 +1,6 @@
 // Error of a tensor against a reference that is nearer the truth. Sums are fp64, pairwise within
 // each heat-map block, blocks in index order (design.md section 3), so that every engine reports
-// the same statistics.
+// the same statistics. What a sum leaves out stands in its place as -0.0.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ struct ErrorReport {
   double sum_reference_squared =
       0;  ///< Signal power; SQNR in dB = 10 log10(signal / noise), formed by whoever prints.
   double sum_error_squared = 0;
-  double cosine = 0;              ///< 1 when both sides are all zero.
+  double cosine = 0;              ///< 1 when both sides are all zero, 0 when one is.
   double relative_frobenius = 0;  ///< ||subject - reference|| / ||reference||; 0 when both are 0,
                                   ///< +Inf when only the reference is.
   int64_t saturated_count =
@@ -52,7 +52,7 @@ struct ErrorReport {
   int64_t subnormal_count = 0;        ///< Subject is subnormal in its dtype.
   HeatMap heat_map;
   std::vector<HeatMapCell>
-      worst_blocks;  ///< At most 5, by rms_error, lower index first among equals.
+      worst_blocks;  ///< At most 5 with any error, by rms_error, lower index first among equals.
 };
 
 /// Both 2-D or viewed as [rows()][columns()]; dtypes may differ (any floating type), shapes must
@@ -70,8 +70,9 @@ struct NearerReport {
 };
 
 /// `truth` is the exact result rounded once to f32. Elements where any side is not finite count as
-/// tied when subject and reference have equal bits; otherwise the side whose class equals the
-/// truth's is nearer.
+/// tied when subject and reference have equal bits; otherwise the side whose class (finite, +Inf,
+/// -Inf or NaN) equals the truth's is nearer, and they tie when both or neither does. The RMS is
+/// over elements where all three are finite.
 absl::StatusOr<NearerReport> MeasureNearer(const Tensor& subject, const Tensor& reference,
                                            const Tensor& truth, const ExecutionContext& context);
 

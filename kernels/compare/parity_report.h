@@ -51,7 +51,7 @@ struct ParityReport {
   /// The largest ULP distance (a NaN against a number counts as larger than all), lowest index
   /// among equals.
   ElementPair worst;
-  int64_t worst_ulp = 0;                 ///< Of `worst`; INT64_MAX when one side is NaN.
+  int64_t worst_ulp = 0;  ///< Magnitude, of `worst`; INT64_MAX (only) when one side is NaN.
   std::vector<UlpBucket> ulp_histogram;  ///< Non-empty buckets, ascending.
   /// confusion[subject class][reference class].
   std::array<std::array<int64_t, kValueClassCount>, kValueClassCount> class_confusion{};

@@ -1,0 +1,96 @@
+// Element types as ordered codes: what a bitwise comparison needs to know of each type.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/compare/parity_report.h"
+#include "kernels/numerics/float_format.h"
+#include "kernels/tensor/dtype.h"
+
+namespace quantgate {
+
+/// IEEE 754 binary64; reports only, so it is no record of float_format.h.
+struct Float64 {
+  using Storage = uint64_t;
+  static constexpr int kExponentBits = 11, kMantissaBits = 52, kBias = 1023;
+  static constexpr Specials kSpecials = Specials::kIeee;
+};
+
+/// Codes of a signed floating-point format. Magnitudes are ordered as values, and both zeros have
+/// magnitude 0.
+template <class F>
+struct FloatCodes {
+  using Storage = typename F::Storage;
+  using Format = F;
+  using C = FormatConstants<F>;
+  /// The magnitude above which codes are NaN; infinity itself where the format has one.
+  static constexpr Storage kLargestNumber =
+      F::kSpecials == Specials::kIeee ? C::kMaxFinite + 1 : C::kMaxFinite;
+
+  static constexpr Storage Magnitude(Storage code) {
+    return static_cast<Storage>(code & ~C::kSignMask);
+  }
+  static constexpr bool IsNegative(Storage code) { return (code & C::kSignMask) != 0; }
+  static constexpr bool IsNan(Storage code) { return Magnitude(code) > kLargestNumber; }
+  static constexpr bool IsInfinite(Storage code) {
+    return F::kSpecials == Specials::kIeee && Magnitude(code) == kLargestNumber;
+  }
+};
+
+/// Codes without a sign: integers, packed FP4 pairs, and E8M0 with its NaN.
+template <class StorageType, StorageType kNanCode = 0>
+struct UnsignedCodes {
+  using Storage = StorageType;
+  static constexpr Storage Magnitude(Storage code) { return code; }
+  static constexpr bool IsNegative(Storage) { return false; }
+  static constexpr bool IsNan(Storage code) { return kNanCode != 0 && code == kNanCode; }
+  static constexpr bool IsInfinite(Storage) { return false; }
+};
+
+/// E8M0 has no zero: code 0 is 2^-127.
+struct E8M0Codes : UnsignedCodes<uint8_t, 0xFF> {};
+
+template <class Codes>
+constexpr ValueClass ClassOfCode(typename Codes::Storage code) {
+  if (Codes::IsNan(code)) return ValueClass::kNan;
+  const bool negative = Codes::IsNegative(code);
+  if (Codes::IsInfinite(code)) {
+    return negative ? ValueClass::kNegativeInfinity : ValueClass::kPositiveInfinity;
+  }
+  if (Codes::Magnitude(code) == 0 && !std::is_same_v<Codes, E8M0Codes>) {
+    return negative ? ValueClass::kNegativeZero : ValueClass::kPositiveZero;
+  }
+  return negative ? ValueClass::kNegative : ValueClass::kPositive;
+}
+
+/// Calls f(Codes{}) for the codes of a type.
+template <class Function>
+auto WithCodes(DType dtype, Function f) {
+  switch (dtype) {
+    case DType::kF64:
+      return f(FloatCodes<Float64>{});
+    case DType::kF32:
+      return f(FloatCodes<Float32>{});
+    case DType::kBF16:
+      return f(FloatCodes<BFloat16>{});
+    case DType::kF16:
+      return f(FloatCodes<Float16>{});
+    case DType::kF8E4M3:
+      return f(FloatCodes<E4M3>{});
+    case DType::kF8E5M2:
+      return f(FloatCodes<E5M2>{});
+    case DType::kF8E8M0:
+      return f(E8M0Codes{});
+    case DType::kI32:
+      return f(UnsignedCodes<uint32_t>{});
+    case DType::kI64:
+      return f(UnsignedCodes<uint64_t>{});
+    case DType::kF4E2M1x2:
+    case DType::kU8:
+      break;
+  }
+  return f(UnsignedCodes<uint8_t>{});
+}
+
+}  // namespace quantgate

@@ -1,0 +1,118 @@
+#include "kernels/compare/element_values.h"
+
+#include <array>
+#include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/numerics/cast.h"
+
+namespace quantgate {
+namespace {
+
+template <class F>
+const std::array<double, 256>& ValuesOfCodes() {
+  static const std::array<double, 256> values = [] {
+    std::array<double, 256> table{};
+    for (int code = 0; code < 256; ++code) table[code] = DecodeFloat<F>(static_cast<uint8_t>(code));
+    return table;
+  }();
+  return values;
+}
+
+/// A code of an 8-bit power-of-two scale: 2^(code - 127), as fp64 bits, and 0xFF as NaN.
+double ScaleValue(uint8_t code) {
+  if (code == 0xFF) return std::numeric_limits<double>::quiet_NaN();
+  return std::bit_cast<double>(static_cast<uint64_t>(code + 1023 - 127) << 52);
+}
+
+template <typename Storage, class Function>
+void Fill(const Tensor& tensor, int64_t begin, int64_t count, double* values, Function decode) {
+  const Storage* codes = tensor.as<Storage>() + begin;
+  for (int64_t i = 0; i < count; ++i) values[i] = decode(codes[i]);
+}
+
+}  // namespace
+
+void DecodeValues(const Tensor& tensor, int64_t begin, int64_t count, double* values) {
+  const auto widen = [](auto x) { return static_cast<double>(x); };
+  const auto by_table = [](const std::array<double, 256>& table) {
+    return [&table](uint8_t code) { return table[code]; };
+  };
+  switch (tensor.dtype()) {
+    case DType::kF64:
+      return Fill<double>(tensor, begin, count, values, widen);
+    case DType::kF32:
+      return Fill<float>(tensor, begin, count, values, widen);
+    case DType::kBF16:
+      return Fill<uint16_t>(tensor, begin, count, values, [](uint16_t code) {
+        return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(code) << 16));
+      });
+    case DType::kF16:
+      return Fill<uint16_t>(tensor, begin, count, values, [](uint16_t code) {
+        return static_cast<double>(DecodeFloat<Float16>(code));
+      });
+    case DType::kF8E4M3:
+      return Fill<uint8_t>(tensor, begin, count, values, by_table(ValuesOfCodes<E4M3>()));
+    case DType::kF8E5M2:
+      return Fill<uint8_t>(tensor, begin, count, values, by_table(ValuesOfCodes<E5M2>()));
+    case DType::kF8E8M0:
+      return Fill<uint8_t>(tensor, begin, count, values, ScaleValue);
+    case DType::kI32:
+      return Fill<uint32_t>(tensor, begin, count, values, widen);
+    case DType::kI64:
+      return Fill<uint64_t>(tensor, begin, count, values, widen);
+    case DType::kF4E2M1x2:
+    case DType::kU8:
+      return Fill<uint8_t>(tensor, begin, count, values, widen);
+  }
+}
+
+uint64_t ElementBits(const Tensor& tensor, int64_t index) {
+  switch (DTypeBytes(tensor.dtype())) {
+    case 8:
+      return tensor.as<uint64_t>()[index];
+    case 4:
+      return tensor.as<uint32_t>()[index];
+    case 2:
+      return tensor.as<uint16_t>()[index];
+    default:
+      return tensor.as<uint8_t>()[index];
+  }
+}
+
+ElementPair PairAt(const Tensor& subject, const Tensor& reference, int64_t index) {
+  ElementPair pair;
+  pair.coordinate.resize(subject.shape().size());
+  int64_t rest = index;
+  for (int dim = subject.rank() - 1; dim >= 0; --dim) {
+    pair.coordinate[dim] = rest % subject.shape()[dim];
+    rest /= subject.shape()[dim];
+  }
+  DecodeValues(subject, index, 1, &pair.subject);
+  DecodeValues(reference, index, 1, &pair.reference);
+  pair.subject_bits = ElementBits(subject, index);
+  pair.reference_bits = ElementBits(reference, index);
+  return pair;
+}
+
+absl::Status CheckSameShape(const Tensor& subject, const Tensor& reference) {
+  if (!subject.has_value() || !reference.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(subject.has_value() ? "reference" : "subject",
+                                                   " is absent: both sides are needed"));
+  }
+  if (subject.shape() == reference.shape()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("subject is ", TensorText(subject),
+                                                 " and reference ", TensorText(reference),
+                                                 ": shapes must be equal"));
+}
+
+absl::Status CheckFloating(const Tensor& tensor, std::string_view field) {
+  if (!tensor.has_value())
+    return absl::InvalidArgumentError(absl::StrCat(std::string(field), " is absent"));
+  if (TraitsOf(tensor.dtype()).is_floating) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(std::string(field), " is ", TensorText(tensor),
+                                                 ": errors need a floating-point type"));
+}
+
+}  // namespace quantgate

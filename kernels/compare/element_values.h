@@ -1,0 +1,28 @@
+// Elements of a tensor as fp64 numbers, exact for every floating type.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/compare/parity_report.h"
+#include "kernels/tensor/tensor.h"
+
+namespace quantgate {
+
+/// values[i] = the value of element begin + i; integers and packed codes count as unsigned codes.
+void DecodeValues(const Tensor& tensor, int64_t begin, int64_t count, double* values);
+
+/// The bits of one element, zero-extended.
+uint64_t ElementBits(const Tensor& tensor, int64_t index);
+
+/// Element `index` of both tensors, which have the same shape.
+ElementPair PairAt(const Tensor& subject, const Tensor& reference, int64_t index);
+
+/// INVALID_ARGUMENT naming both shapes unless they are equal.
+absl::Status CheckSameShape(const Tensor& subject, const Tensor& reference);
+/// INVALID_ARGUMENT naming `field` unless the tensor is there and its elements are floating-point
+/// numbers.
+absl::Status CheckFloating(const Tensor& tensor, std::string_view field);
+
+}  // namespace quantgate

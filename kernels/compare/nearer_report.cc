@@ -1,0 +1,110 @@
+// MeasureNearer: which of two sides lies nearer the truth.
+#include <cmath>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/compare/block_grid.h"
+#include "kernels/compare/element_values.h"
+#include "kernels/compare/error_report.h"
+#include "kernels/numerics/pairwise.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int64_t kSegment = 1024;
+enum Series { kSubject, kReference, kSeriesCount };
+using Terms = SeriesTerms<kSeriesCount>;
+
+struct BlockDistances {
+  PairwiseAccumulator<Terms> accumulator;
+  int64_t finite_count = 0;
+  int64_t subject_nearer = 0;
+  int64_t reference_nearer = 0;
+  int64_t tied = 0;
+};
+
+enum class Kind { kFinite, kNegativeInfinity, kPositiveInfinity, kNan };
+Kind KindOf(double x) {
+  if (std::isnan(x)) return Kind::kNan;
+  if (std::isfinite(x)) return Kind::kFinite;
+  return x < 0 ? Kind::kNegativeInfinity : Kind::kPositiveInfinity;
+}
+
+void AddElement(double s, double r, double t, BlockDistances& block) {
+  Terms terms;
+  for (double& term : terms.values) term = -0.0;
+  // 0: tied; below 0: the subject is nearer.
+  int order = 0;
+  if (std::isfinite(s) && std::isfinite(r) && std::isfinite(t)) {
+    ++block.finite_count;
+    const double subject_error = std::fabs(s - t);
+    const double reference_error = std::fabs(r - t);
+    terms.values[kSubject] = subject_error * subject_error;
+    terms.values[kReference] = reference_error * reference_error;
+    order = (subject_error > reference_error) - (subject_error < reference_error);
+  } else {
+    order = (KindOf(r) == KindOf(t)) - (KindOf(s) == KindOf(t));
+  }
+  block.subject_nearer += order < 0;
+  block.reference_nearer += order > 0;
+  block.tied += order == 0;
+  block.accumulator.Add(terms);
+}
+
+void AddBlock(const Tensor& subject, const Tensor& reference, const Tensor& truth,
+              const HeatMapCell& cell, BlockDistances& block) {
+  double s[kSegment];
+  double r[kSegment];
+  double t[kSegment];
+  for (int64_t row = cell.row_begin; row < cell.row_end; ++row) {
+    for (int64_t at = cell.column_begin; at < cell.column_end; at += kSegment) {
+      const int64_t count = std::min(kSegment, cell.column_end - at);
+      const int64_t index = row * subject.columns() + at;
+      DecodeValues(subject, index, count, s);
+      DecodeValues(reference, index, count, r);
+      DecodeValues(truth, index, count, t);
+      for (int64_t i = 0; i < count; ++i) AddElement(s[i], r[i], t[i], block);
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<NearerReport> MeasureNearer(const Tensor& subject, const Tensor& reference,
+                                           const Tensor& truth, const ExecutionContext& context) {
+  QG_RETURN_IF_ERROR(CheckFloating(subject, "subject"));
+  QG_RETURN_IF_ERROR(CheckFloating(reference, "reference"));
+  QG_RETURN_IF_ERROR(CheckFloating(truth, "truth"));
+  QG_RETURN_IF_ERROR(CheckSameShape(subject, reference));
+  if (truth.shape() != subject.shape() || truth.dtype() != DType::kF32) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "truth is ", TensorText(truth), ": expected f32[", ShapeText(subject.shape()), "]"));
+  }
+  const BlockGrid grid(subject);
+  std::vector<BlockDistances> blocks(grid.count());
+  ParallelFor(context, grid.count(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      AddBlock(subject, reference, truth, grid.Cell(static_cast<int>(i)), blocks[i]);
+    }
+  });
+  QG_RETURN_IF_ERROR(context.CheckCancelled());
+  ScopedIeeeEnvironment ieee;
+  NearerReport report;
+  Terms sums(0);
+  int64_t finite_count = 0;
+  for (const BlockDistances& block : blocks) {
+    sums = sums + block.accumulator.Sum();
+    finite_count += block.finite_count;
+    report.subject_nearer += block.subject_nearer;
+    report.reference_nearer += block.reference_nearer;
+    report.tied += block.tied;
+  }
+  if (finite_count > 0) {
+    report.subject_rms = std::sqrt(sums.values[kSubject] / static_cast<double>(finite_count));
+    report.reference_rms = std::sqrt(sums.values[kReference] / static_cast<double>(finite_count));
+  }
+  return report;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,222 @@
+#include "kernels/compare/error_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "tests/compare/tensor_of.h"
+
+namespace quantgate {
+namespace {
+
+using testing::ElementsAre;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+ErrorReport Measure(const std::vector<float>& subject, const std::vector<float>& reference) {
+  const Shape shape = {1, static_cast<int64_t>(subject.size())};
+  return MeasureError(TensorOfFloats(shape, subject), TensorOfFloats(shape, reference),
+                      ExecutionContext())
+      .value();
+}
+
+// Errors +1, 0, -2, 1 on references 3, 5, 4, 0: worked out by hand.
+TEST(MeasureErrorTest, StatisticsOfAFewNumbers) {
+  const ErrorReport report = Measure({4, 5, 2, 1}, {3, 5, 4, 0});
+  EXPECT_EQ(report.element_count, 4);
+  EXPECT_EQ(report.non_finite_count, 0);
+  EXPECT_EQ(report.max_abs, 2);
+  EXPECT_THAT(report.max_abs_at.coordinate, ElementsAre(0, 2));
+  EXPECT_EQ(report.mean_abs, 1);
+  EXPECT_EQ(report.rms, std::sqrt(6.0 / 4));
+  EXPECT_EQ(report.bias, 0);
+  EXPECT_EQ(report.max_rel, 0.5);
+  EXPECT_THAT(report.max_rel_at.coordinate, ElementsAre(0, 2));
+  EXPECT_EQ(report.mean_rel, (1.0 / 3 + 0.5) / 3);
+  EXPECT_EQ(report.sum_error_squared, 6);
+  EXPECT_EQ(report.sum_reference_squared, 50);
+  EXPECT_DOUBLE_EQ(report.cosine, 45 / std::sqrt(46.0 * 50));
+  EXPECT_DOUBLE_EQ(report.relative_frobenius, std::sqrt(6.0 / 50));
+  EXPECT_EQ(report.heat_map.rows, 1);
+  EXPECT_EQ(report.heat_map.columns, 4);
+  ASSERT_EQ(report.worst_blocks.size(), 3u);
+  EXPECT_EQ(report.worst_blocks[0].column_begin, 2);
+  EXPECT_EQ(report.worst_blocks[0].rms_error, 2);
+  EXPECT_EQ(report.worst_blocks[1].column_begin, 0);  // Equal to the last: the lower index first.
+  EXPECT_EQ(report.worst_blocks[2].column_begin, 3);
+}
+
+TEST(MeasureErrorTest, NonFinitePairsAreCountedAndLeftOut) {
+  const ErrorReport report = Measure({kNan, 1, kInf, -kInf, 2}, {1, kNan, kInf, 5, 3});
+  EXPECT_EQ(report.non_finite_count, 4);
+  EXPECT_EQ(report.max_abs, 1);
+  EXPECT_EQ(report.mean_abs, 1);
+  EXPECT_EQ(report.bias, -1);
+  EXPECT_EQ(report.sum_reference_squared, 9);
+}
+
+TEST(MeasureErrorTest, AllNonFiniteLeavesZeros) {
+  const ErrorReport report = Measure({kNan, kInf}, {kNan, kInf});
+  EXPECT_EQ(report.non_finite_count, 2);
+  EXPECT_EQ(report.max_abs, 0);
+  EXPECT_EQ(report.rms, 0);
+  EXPECT_FALSE(std::signbit(report.sum_error_squared));
+  EXPECT_EQ(report.relative_frobenius, 0);
+}
+
+TEST(MeasureErrorTest, ZeroSidesHaveDefinedRatios) {
+  EXPECT_EQ(Measure({0, 0}, {0, -0.0f}).cosine, 1);
+  EXPECT_EQ(Measure({0, 0}, {0, 0}).relative_frobenius, 0);
+  EXPECT_EQ(Measure({1, 0}, {0, 0}).relative_frobenius, std::numeric_limits<double>::infinity());
+  EXPECT_EQ(Measure({1, 0}, {0, 0}).cosine, 0);
+  EXPECT_EQ(Measure({1, 0}, {0, 0}).max_rel, 0);  // No reference to be relative to.
+}
+
+TEST(MeasureErrorTest, CountsSaturatedFlushedAndSubnormal) {
+  // E4M3: 448, -448, 0, 2^-9 (subnormal), 7 * 2^-9 (subnormal), 2^-6 (normal), NaN.
+  const Tensor subject =
+      TensorOfCodes(DType::kF8E4M3, {7}, {0x7E, 0xFE, 0x80, 0x01, 0x87, 0x08, 0x7F});
+  const Tensor reference = TensorOfFloats({7}, {500, -kInf, 1e-6f, 0, 0, 0, 1e9f});
+  const ErrorReport report = MeasureError(subject, reference, ExecutionContext()).value();
+  EXPECT_EQ(report.saturated_count, 2);
+  EXPECT_EQ(report.flushed_to_zero_count, 1);
+  EXPECT_EQ(report.subnormal_count, 2);
+  EXPECT_EQ(report.non_finite_count, 2);
+  EXPECT_EQ(report.max_abs, 52);
+  EXPECT_EQ(report.max_abs_at.subject_bits, 0x7Eu);
+}
+
+TEST(MeasureErrorTest, BlocksTileTheTensor) {
+  const Tensor tensor = TensorOfFloats({70, 5}, std::vector<float>(350, 1.0f));
+  const ErrorReport report = MeasureError(tensor, tensor, ExecutionContext()).value();
+  EXPECT_EQ(report.heat_map.rows, 32);
+  EXPECT_EQ(report.heat_map.columns, 5);
+  ASSERT_EQ(report.heat_map.cells.size(), 160u);
+  int64_t covered = 0;
+  for (const HeatMapCell& cell : report.heat_map.cells) {
+    EXPECT_LT(cell.row_begin, cell.row_end);
+    covered += (cell.row_end - cell.row_begin) * (cell.column_end - cell.column_begin);
+  }
+  EXPECT_EQ(covered, 350);
+  EXPECT_EQ(report.heat_map.cells.back().row_end, 70);
+  EXPECT_TRUE(report.worst_blocks.empty());
+}
+
+TEST(MeasureErrorTest, EmptyTensor) {
+  const ErrorReport report =
+      MeasureError(TensorOfFloats({0, 4}, {}), TensorOfFloats({0, 4}, {}), ExecutionContext())
+          .value();
+  EXPECT_EQ(report.element_count, 0);
+  EXPECT_EQ(report.heat_map.rows, 0);
+  EXPECT_EQ(report.cosine, 1);
+}
+
+// The sum that design.md section 3 prescribes, written level by level, for a tensor of one block
+// row and column each.
+double SumByLevels(std::vector<double> values) {
+  size_t size = 1;
+  while (size < values.size()) size *= 2;
+  values.resize(size, -0.0);
+  for (; size > 1; size /= 2) {
+    for (size_t i = 0; i < size / 2; ++i) values[i] = values[2 * i] + values[2 * i + 1];
+  }
+  return values[0];
+}
+
+TEST(MeasureErrorTest, SumsArePairwiseWithinBlocksForEveryThreadCount) {
+  constexpr int64_t kRows = 45, kColumns = 4100;
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  std::vector<float> subject(kRows * kColumns), reference(kRows * kColumns);
+  for (float& x : reference) x = normal(random);
+  for (size_t i = 0; i < subject.size(); ++i) {
+    subject[i] = random() % 50 == 0 ? kNan : reference[i] * (1 + 0.01f * normal(random));
+  }
+  const Tensor s = TensorOfFloats({kRows, kColumns}, subject);
+  const Tensor r = TensorOfFloats({kRows, kColumns}, reference);
+  const ErrorReport report = MeasureError(s, r, ExecutionContext()).value();
+  double squared = 0, absolute = 0;
+  for (const HeatMapCell& cell : report.heat_map.cells) {
+    std::vector<double> squares, magnitudes;
+    for (int64_t row = cell.row_begin; row < cell.row_end; ++row) {
+      for (int64_t column = cell.column_begin; column < cell.column_end; ++column) {
+        const double x = subject[row * kColumns + column];
+        const double error = x - reference[row * kColumns + column];
+        squares.push_back(std::isnan(x) ? -0.0 : error * error);
+        magnitudes.push_back(std::isnan(x) ? -0.0 : std::fabs(error));
+      }
+    }
+    squared += SumByLevels(squares);
+    absolute += SumByLevels(magnitudes);
+  }
+  EXPECT_EQ(report.sum_error_squared, squared);
+  EXPECT_EQ(report.mean_abs,
+            absolute / static_cast<double>(report.element_count - report.non_finite_count));
+  for (int threads : {1, 3}) {
+    ExecutionContext context;
+    context.threads = threads;
+    context.isa = Isa::kScalar;
+    const ErrorReport again = MeasureError(s, r, context).value();
+    EXPECT_EQ(again.sum_error_squared, report.sum_error_squared);
+    EXPECT_EQ(again.cosine, report.cosine);
+    EXPECT_EQ(again.bias, report.bias);
+    EXPECT_EQ(again.max_rel_at.coordinate, report.max_rel_at.coordinate);
+  }
+}
+
+TEST(MeasureErrorTest, DecodesEveryFloatingType) {
+  const std::vector<std::pair<DType, uint64_t>> minus_three = {{DType::kF64, 0xC008000000000000},
+                                                               {DType::kF32, 0xC0400000},
+                                                               {DType::kBF16, 0xC040},
+                                                               {DType::kF16, 0xC200},
+                                                               {DType::kF8E4M3, 0xC4},
+                                                               {DType::kF8E5M2, 0xC2}};
+  for (const auto& [dtype, code] : minus_three) {
+    const ErrorReport report = MeasureError(TensorOfCodes(dtype, {1}, {code}),
+                                            TensorOfFloats({1}, {-2}), ExecutionContext())
+                                   .value();
+    EXPECT_EQ(report.bias, -1) << DTypeName(dtype);
+  }
+}
+
+TEST(MeasureErrorTest, RefusesIntegersAndDifferentShapes) {
+  const Tensor floats = TensorOfFloats({2}, {1, 2});
+  EXPECT_FALSE(
+      MeasureError(TensorOfCodes(DType::kU8, {2}, {1, 2}), floats, ExecutionContext()).ok());
+  EXPECT_FALSE(MeasureError(floats, TensorOfFloats({1}, {1}), ExecutionContext()).ok());
+}
+
+TEST(MeasureNearerTest, CountsWhoIsNearer) {
+  // Nearer: subject, reference, tie at equal distance, tie with equal bits.
+  const Tensor subject = TensorOfFloats({2, 2}, {1, 3, 2, 7});
+  const Tensor reference = TensorOfFloats({2, 2}, {3, 1, 4, 7});
+  const Tensor truth = TensorOfFloats({2, 2}, {1.5, 1.5, 3, 6});
+  const NearerReport report = MeasureNearer(subject, reference, truth, ExecutionContext()).value();
+  EXPECT_EQ(report.subject_nearer, 1);
+  EXPECT_EQ(report.reference_nearer, 1);
+  EXPECT_EQ(report.tied, 2);
+  EXPECT_EQ(report.subject_rms, std::sqrt((0.25 + 2.25 + 1 + 1) / 4));
+  EXPECT_EQ(report.reference_rms, std::sqrt((2.25 + 0.25 + 1 + 1) / 4));
+}
+
+TEST(MeasureNearerTest, ClassDecidesWhereNotFinite) {
+  const std::vector<float> subject = {kNan, kInf, 1, kNan, kInf, 5};
+  const std::vector<float> reference = {1, 1, kNan, kNan, -kInf, kInf};
+  const std::vector<float> truth = {kNan, 2, 2, 1, -kInf, 6};
+  // Nearer: subject (NaN is right), reference, subject, neither, reference, subject.
+  const NearerReport report =
+      MeasureNearer(TensorOfFloats({6}, subject), TensorOfFloats({6}, reference),
+                    TensorOfFloats({6}, truth), ExecutionContext())
+          .value();
+  EXPECT_EQ(report.subject_nearer, 3);
+  EXPECT_EQ(report.reference_nearer, 2);
+  EXPECT_EQ(report.tied, 1);
+  EXPECT_EQ(report.subject_rms, 0);
+}
+
+}  // namespace
+}  // namespace quantgate
