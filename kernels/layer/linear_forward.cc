@@ -124,7 +124,7 @@ absl::Status LinearStep::PrepareForwardHighPrecision(NamedOperand& x, NamedOpera
   QG_ASSIGN_OR_RETURN(weight_.original,
                       CastTo(kStageCastWeight, request_.weight, flow_.activation_dtype));
   x_.original = x.operand.data;
-  x.source = "x";
+  x = {PlainOperand(x_.original), "x"};
   weight = {PlainOperand(weight_.original), "weight"};
   return absl::OkStatus();
 }

@@ -1,0 +1,80 @@
+// An engine that hands every operation to another one. Tests override what they want to watch or
+// disturb.
+#pragma once
+
+#include "kernels/engine/engine.h"
+
+namespace quantgate {
+
+class ForwardingEngine : public Engine {
+ public:
+  explicit ForwardingEngine(Engine& engine) : engine_(engine) {}
+
+  DeviceDescription Describe() const override { return engine_.Describe(); }
+  absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
+                                  const Cancellation* cancellation) override {
+    OnOperation("generate");
+    return engine_.Generate(spec, cancellation);
+  }
+  absl::StatusOr<Tensor> Cast(const Tensor& source, DType out,
+                              const Cancellation* cancellation) override {
+    OnOperation("cast");
+    return engine_.Cast(source, out, cancellation);
+  }
+  absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const QuantizerSpec& spec,
+                                           Usages usages,
+                                           const Cancellation* cancellation) override {
+    OnOperation("quantize");
+    return engine_.Quantize(source, spec, usages, cancellation);
+  }
+  absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage, DType out,
+                                    const Cancellation* cancellation) override {
+    OnOperation("dequantize");
+    return engine_.Dequantize(quantized, usage, out, cancellation);
+  }
+  absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override {
+    OnOperation("gemm");
+    return engine_.Gemm(desc, cancellation);
+  }
+  absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,
+                                    const Cancellation* cancellation) override {
+    OnOperation("column sums");
+    return engine_.ColumnSums(source, out, cancellation);
+  }
+  absl::StatusOr<Fingerprint> FingerprintOf(const Tensor& tensor,
+                                            const Cancellation* cancellation) override {
+    OnOperation("fingerprint");
+    return engine_.FingerprintOf(tensor, cancellation);
+  }
+  absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
+                                           const Cancellation* cancellation) override {
+    OnOperation("compare bits");
+    return engine_.CompareBits(subject, reference, cancellation);
+  }
+  absl::StatusOr<ErrorReport> MeasureError(const Tensor& subject, const Tensor& reference,
+                                           const Cancellation* cancellation) override {
+    OnOperation("measure error");
+    return engine_.MeasureError(subject, reference, cancellation);
+  }
+  absl::StatusOr<NearerReport> MeasureNearer(const Tensor& subject, const Tensor& reference,
+                                             const Tensor& truth,
+                                             const Cancellation* cancellation) override {
+    OnOperation("measure nearer");
+    return engine_.MeasureNearer(subject, reference, truth, cancellation);
+  }
+  absl::StatusOr<BoundCheck> CheckBound(const GemmDesc& desc, const Tensor& subject,
+                                        const Tensor& exact,
+                                        const Cancellation* cancellation) override {
+    OnOperation("check bound");
+    return engine_.CheckBound(desc, subject, exact, cancellation);
+  }
+
+ protected:
+  /// Called before each operation.
+  virtual void OnOperation(const std::string& name) {}
+
+ private:
+  Engine& engine_;
+};
+
+}  // namespace quantgate
