@@ -1,17 +1,16 @@
 #include "kernels/tensor/tensor.h"
 
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/tensor/memory_pool.h"
 
 namespace quantgate {
 namespace {
 
-constexpr size_t kAlignmentBytes = 64;                  // A cache line, and one AVX-512 register.
 constexpr size_t kAddressSpaceBytes = size_t{1} << 47;  // What x86-64 gives a process.
 
 }  // namespace
@@ -20,9 +19,7 @@ absl::StatusOr<std::shared_ptr<Buffer>> Buffer::Allocate(size_t bytes) {
   if (bytes > kAddressSpaceBytes) {
     return absl::ResourceExhaustedError(absl::StrCat("cannot allocate ", bytes, " bytes"));
   }
-  // Never null, so that an empty tensor has a value too.
-  const size_t padded = (bytes / kAlignmentBytes + 1) * kAlignmentBytes;
-  void* data = std::aligned_alloc(kAlignmentBytes, padded);
+  void* data = TakeMemory(bytes);
   if (data == nullptr) {
     return absl::ResourceExhaustedError(absl::StrCat("cannot allocate ", bytes, " bytes"));
   }
@@ -38,7 +35,7 @@ std::shared_ptr<Buffer> Buffer::Wrap(std::byte* data, size_t bytes,
 }
 
 Buffer::~Buffer() {
-  if (owner_ == nullptr) std::free(data_);
+  if (owner_ == nullptr) ReturnMemory(data_, bytes_);
 }
 
 std::string ShapeText(const Shape& shape) {
