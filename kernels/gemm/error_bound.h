@@ -10,11 +10,12 @@
 
 namespace quantgate {
 
-/// |d - exact| <= factor * AbsoluteGemm + half an ulp of the output at |exact| (plus the output's
-/// smallest subnormal).
+/// |acc - exact sum| <= factor * AbsoluteGemm + absolute * |alpha * scales|. CheckBound adds what
+/// the epilogue rounds (fp32 roundings of scales, beta * c and bias) and half an ulp of the output.
 struct ErrorBound {
   double factor = 0;       ///< Relative to AbsoluteGemm.
-  std::string derivation;  ///< One line: "ceil(512/32) steps x (33 x 2^-13 + 2^-13)".
+  double absolute = 0;     ///< Gradual underflow of the fp32 accumulator, before scales.
+  std::string derivation;  ///< One line: "16 steps x (32 x 2^-13 + 2^-13)".
 };
 
 /// The bound of desc.arithmetic for desc's formats and k. INVALID_ARGUMENT for an arithmetic
@@ -28,9 +29,10 @@ struct BoundCheck {
   ErrorBound bound;
 };
 
-/// Checks subject [m][n] (any floating dtype) element by element against `exact` (f32, rounded
-/// once, whose own half ulp is added to the bound). A NaN or infinity passes only where exact has
-/// the same class and sign.
+/// Checks subject [m][n] (f32, bf16, f16 or FP8) element by element against `exact` (f32 [m][n],
+/// the exact value before d_scale rounded once, whose own half ulp is added to the bound). A NaN
+/// passes only where exact is NaN. An infinity passes where exact is the same one, or where finite
+/// operands come within the bound of overflow.
 absl::StatusOr<BoundCheck> CheckBound(const GemmDesc& desc, const Tensor& subject,
                                       const Tensor& exact, const ExecutionContext& context);
 

@@ -36,14 +36,6 @@ ExactOutput OutputOf(DType dtype) {
   }
 }
 
-/// Scales of one side, one per row: the given ones, the same one, or 1.
-std::vector<float> ScalesOf(const GemmOperand& operand, int64_t rows) {
-  if (operand.scaling == ScaleMode::kNone) return std::vector<float>(rows, 1.0f);
-  const float* scales = operand.scale_inv.as<float>();
-  if (operand.scaling == ScaleMode::kTensor) return std::vector<float>(rows, scales[0]);
-  return std::vector<float>(scales, scales + rows);
-}
-
 /// A GEMM taken apart for the kernels; shared by all threads, each of which writes its own tiles.
 class ExactProblem {
  public:

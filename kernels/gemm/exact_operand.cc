@@ -104,6 +104,13 @@ std::vector<float> DecodeToFloats(const Tensor& tensor) {
   return values;
 }
 
+std::vector<float> ScalesOf(const GemmOperand& operand, int64_t rows) {
+  if (operand.scaling == ScaleMode::kNone) return std::vector<float>(rows, 1.0f);
+  const float* scales = operand.scale_inv.as<float>();
+  if (operand.scaling == ScaleMode::kTensor) return std::vector<float>(rows, scales[0]);
+  return std::vector<float>(scales, scales + rows);
+}
+
 double ExactRowBounds::LargestRatio() const {
   double largest = 0;
   for (size_t i = 0; i < norm.size(); ++i) {

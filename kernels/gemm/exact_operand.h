@@ -27,6 +27,9 @@ void DecodeExactRow(const ExactSource& source, int64_t row, double* values);
 /// Every element of a tensor of an operand or output type, as f32 (exact for all of them).
 std::vector<float> DecodeToFloats(const Tensor& tensor);
 
+/// Scales of one side, one per row: the given ones, the same one, or 1.
+std::vector<float> ScalesOf(const GemmOperand& operand, int64_t rows);
+
 /// What bounds need to know of each row.
 struct ExactRowBounds {
   std::vector<double> norm;        ///< Upper bound of the 2-norm.
