@@ -108,12 +108,11 @@ class Sm90Accumulator {
     constexpr int64_t kBytesPerElement =
         sizeof(typename Panel::Value) + sizeof(typename Panel::Exponent);
     const int64_t fitting = kPackedBytesMax / (k_padded_ * kBytesPerElement);
-    const int64_t block_rows =
-        std::min(RoundUp(a_.rows, 2), std::max(kTileRowsMin, fitting / 2 * 2));
-    QG_RETURN_IF_ERROR(packed_a_.Resize(block_rows * k_padded_));
-    QG_RETURN_IF_ERROR(packed_a_exponents_.Resize(block_rows * k_padded_));
-    for (int64_t row = 0; row < a_.rows; row += block_rows) {
-      const int64_t rows = std::min(block_rows, a_.rows - row);
+    const int64_t rows_max = std::min(RoundUp(a_.rows, 2), std::max(kTileRowsMin, fitting / 2 * 2));
+    QG_RETURN_IF_ERROR(packed_a_.Resize(rows_max * k_padded_));
+    QG_RETURN_IF_ERROR(packed_a_exponents_.Resize(rows_max * k_padded_));
+    for (int64_t row = 0; row < a_.rows; row += rows_max) {
+      const int64_t rows = std::min(rows_max, a_.rows - row);
       PackA(row, rows);
       RunBlock(row, rows, sink);
       QG_RETURN_IF_ERROR(context_.CheckCancelled());
@@ -123,33 +122,44 @@ class Sm90Accumulator {
   }
 
  private:
-  /// Rows [row, row + rows) of a, and a row of zeros where rows is odd.
+  /// Packs rows [row, row + rows) of a, and a row of zeros where rows is odd, in the order of
+  /// PanelTask.
   void PackA(int64_t row, int64_t rows) {
     constexpr int64_t kGrain = 16;
-    ParallelFor(context_, RoundUp(rows, 2), kGrain, [&](int64_t begin, int64_t end) {
-      const int64_t inside = std::min(end, rows) - begin;
-      std::shared_ptr<Buffer> gathered;
-      const bool contiguous = a_.k_stride == 1;
-      if (!contiguous) {
-        auto buffer = Buffer::Allocate(inside * a_.k * DTypeBytes(a_.dtype));
-        if (!buffer.ok()) return error_.Record(buffer.status());
-        gathered = *std::move(buffer);
-        GatherByRow(a_, row + begin, inside, 0, a_.k, a_.k, gathered->data());
+    block_rows_ = RoundUp(rows, 2);
+    ParallelFor(context_, block_rows_, kGrain, [&](int64_t begin, int64_t end) {
+      Workspace<typename Panel::Value> values;
+      Workspace<typename Panel::Exponent> exponents;
+      Workspace<uint32_t> gathered;
+      absl::Status status = values.Resize(k_padded_);
+      if (status.ok()) status = exponents.Resize(k_padded_);
+      if (status.ok() && a_.k_stride != 1) status = gathered.Resize(kGrain * a_.k);
+      if (!status.ok()) return error_.Record(status);
+      const int64_t code_bytes = DTypeBytes(a_.dtype);
+      const auto* codes = a_.data + (row + begin) * a_.row_stride * code_bytes;
+      if (a_.k_stride != 1) {
+        const int64_t inside = std::min(end, rows) - begin;
+        GatherByRow(a_, row + begin, inside, 0, a_.k, a_.k, gathered.data());
+        codes = reinterpret_cast<const std::byte*>(gathered.data());
       }
       for (int64_t r = begin; r < end; ++r) {
-        auto* values = packed_a_.data() + r * k_padded_;
-        auto* exponents = packed_a_exponents_.data() + r * k_padded_;
         const int64_t count = r < rows ? a_.k : 0;
-        if (count > 0) {
-          const std::byte* codes =
-              contiguous ? a_.data + (row + r) * a_.row_stride * DTypeBytes(a_.dtype)
-                         : gathered->data() + (r - begin) * a_.k * DTypeBytes(a_.dtype);
-          kernels_.decode_row(codes, a_.dtype, count, values, exponents);
-        }
-        std::fill(values + count, values + k_padded_, typename Panel::Value(0));
-        std::fill(exponents + count, exponents + k_padded_, Panel::kExponentOfZero);
+        kernels_.decode_row(codes + (r - begin) * a_.k * code_bytes, a_.dtype, count, values.data(),
+                            exponents.data());
+        std::fill(values.data() + count, values.data() + k_padded_, typename Panel::Value(0));
+        std::fill(exponents.data() + count, exponents.data() + k_padded_, Panel::kExponentOfZero);
+        ScatterSteps(values.data(), r, packed_a_.data());
+        ScatterSteps(exponents.data(), r, packed_a_exponents_.data());
       }
     });
+  }
+
+  /// One row [k_padded_] to row r of packed [steps][block_rows_][step].
+  template <typename T>
+  void ScatterSteps(const T* source, int64_t r, T* packed) const {
+    for (int64_t k = 0; k < k_padded_; k += rule_.step) {
+      std::memcpy(packed + k * block_rows_ + r * rule_.step, source + k, rule_.step * sizeof(T));
+    }
   }
 
   void RunBlock(int64_t row, int64_t rows, AccumulatorSink sink) {
@@ -220,11 +230,11 @@ class Sm90Accumulator {
     GatherByK(b_, column, Panel::kColumns, range.begin, depth, workspace.codes.data());
     kernels_.decode_columns(workspace.codes.data(), b_.dtype, depth, workspace.b.data(),
                             workspace.b_exponents.data());
-    const int64_t a_offset = tile_row * k_padded_ + range.begin;
+    const int64_t a_offset = range.begin * block_rows_ + tile_row * rule_.step;
     const ScopedRoundTowardZero round_toward_zero;
     kernels_.multiply({packed_a_.data() + a_offset, packed_a_exponents_.data() + a_offset,
-                       k_padded_, RoundUp(rows, 2), workspace.b.data(),
-                       workspace.b_exponents.data(), depth, rule_.step,
+                       block_rows_, RoundUp(rows, 2), workspace.b.data(),
+                       workspace.b_exponents.data(), depth / rule_.step, rule_.step,
                        workspace.accumulators.data()});
   }
 
@@ -263,7 +273,8 @@ class Sm90Accumulator {
   const int64_t k_padded_;
   ClassSets a_classes_, b_classes_;
   bool has_specials_ = false;
-  Workspace<typename Panel::Value> packed_a_;  // [block rows][k_padded_]
+  int64_t block_rows_ = 0;
+  Workspace<typename Panel::Value> packed_a_;  // [k_padded_ / step][block_rows_][step]
   Workspace<typename Panel::Exponent> packed_a_exponents_;
   FirstError error_;
 };

@@ -50,16 +50,19 @@ using DecodeColumnsKernel = void (*)(const void* codes, DType dtype, int depth,
                                      typename Panel::Value* values,
                                      typename Panel::Exponent* exponents);
 
-/// rows (even) x kColumns accumulators, each advanced by depth / step fused steps.
+/// rows (even) x kColumns accumulators, each advanced by `steps` fused steps. The order of a is
+/// that in which a kernel reads it, step after step and row after row, so that the processor can
+/// fetch ahead.
 template <class Panel>
 struct PanelTask {
-  const typename Panel::Value* a;  ///< [rows][a_stride], at the panel's first k.
+  const typename Panel::Value*
+      a;  ///< [steps][a_rows][step], at the panel's first step and the task's first row.
   const typename Panel::Exponent* a_exponents;
-  int64_t a_stride;
+  int64_t a_rows;
   int64_t rows;
-  const typename Panel::Value* b;               ///< [depth][2][kColumns], see DecodeColumnsKernel.
-  const typename Panel::Exponent* b_exponents;  ///< [depth][kColumns].
-  int depth;                                    ///< A multiple of step.
+  const typename Panel::Value* b;  ///< [steps * step][2][kColumns], see DecodeColumnsKernel.
+  const typename Panel::Exponent* b_exponents;  ///< [steps * step][kColumns].
+  int steps;
   int step;             ///< L: 32 for FP8, 16 for bf16 and fp16, 8 for tf32.
   float* accumulators;  ///< [rows][kColumns], aligned to 64 bytes.
 };

@@ -19,48 +19,49 @@ struct PanelBody {
 
   // ---- FP8: F = 13, sums in float.
 
-  /// The largest exponent of a row's 32 products, per column of the block.
-  static inline Bytes NarrowExponentMax(const int8_t* a, const int8_t* b) {
-    Bytes largest = V::AddInt8(V::SetInt8(a[0]), V::LoadInteger(b));
-    for (int k = 1; k < 32; ++k) {
-      largest = V::MaxInt8(
-          largest, V::AddInt8(V::SetInt8(a[k]), V::LoadInteger(b + k * NarrowPanel::kColumns)));
-    }
-    return largest;
-  }
-
   /// One fused step of kRows rows and one block of columns.
   template <int kRows>
-  static inline void NarrowStep(const PanelTask<NarrowPanel>& task, int64_t row, int k,
+  static inline void NarrowStep(const PanelTask<NarrowPanel>& task, int64_t row, int step,
                                 int column) {
     constexpr int kColumns = NarrowPanel::kColumns;
+    constexpr int kStep = 32;
     using Floats = typename V::Floats;
-    const float* const a = task.a + row * task.a_stride + k;
-    const int8_t* const a_exponents = task.a_exponents + row * task.a_stride + k;
-    const float* const b = task.b + int64_t(k) * 2 * kColumns + column;
-    const int8_t* const b_exponents = task.b_exponents + int64_t(k) * kColumns + column;
+    const int64_t a_offset = (step * task.a_rows + row) * kStep;
+    const float* const a = task.a + a_offset;
+    const int8_t* const a_exponents = task.a_exponents + a_offset;
+    const float* const b = task.b + int64_t(step) * kStep * 2 * kColumns + column;
+    const int8_t* const b_exponents = task.b_exponents + int64_t(step) * kStep * kColumns + column;
     float* const accumulators = task.accumulators + row * kColumns + column;
 
+    // The largest exponent of each output's 32 products.
+    Bytes product_max[kRows];
+    for (int r = 0; r < kRows; ++r) product_max[r] = V::SetInt8(-128);
+    for (int i = 0; i < kStep; ++i) {
+      const Bytes b_exponent = V::LoadInteger(b_exponents + i * kColumns);
+      for (int r = 0; r < kRows; ++r) {
+        product_max[r] = V::MaxInt8(product_max[r],
+                                    V::AddInt8(V::SetInt8(a_exponents[r * kStep + i]), b_exponent));
+      }
+    }
     Floats positive[kRows][kRegisters];
     Floats negative[kRows][kRegisters];
     for (int r = 0; r < kRows; ++r) {
-      const Bytes product_max = NarrowExponentMax(a_exponents + r * task.a_stride, b_exponents);
       for (int v = 0; v < kRegisters; ++v) {
         const Floats c = V::LoadFloat(accumulators + r * kColumns + v * V::kFloats);
         // A zero has exponent field 0 and so takes no part: -127 is below every product. A non-zero
         // one is a multiple of the smallest product, 2^-32, so it is normal and above what a
         // product with a zero operand counts as.
-        const auto exponent = V::MaxInt32(V::ExponentOf(c), V::WidenInt8(product_max, v));
+        const auto exponent = V::MaxInt32(V::ExponentOf(c), V::WidenInt8(product_max[r], v));
         // 2^(E - 13 + 23).
         const Floats start = V::PowerOfTwo(V::AddInt32(exponent, V::SetInt32(-13 + 23)));
         positive[r][v] = V::Add(start, V::Max(c, V::ZeroFloat()));
         negative[r][v] = V::Sub(V::Min(c, V::ZeroFloat()), start);
       }
     }
-    for (int i = 0; i < 32; ++i) {
+    for (int i = 0; i < kStep; ++i) {
       for (int r = 0; r < kRows; ++r) {
         // The products of a negative a with the negative half of b are the positive ones.
-        const float* const value = a + r * task.a_stride + i;
+        const float* const value = a + r * kStep + i;
         const int64_t swap = V::SignOf(value) * kColumns;
         const float* const to_positive = b + i * 2 * kColumns + swap;
         const float* const to_negative = b + i * 2 * kColumns + (kColumns - swap);
@@ -83,10 +84,10 @@ struct PanelBody {
   }
 
   static void NarrowMultiply(const PanelTask<NarrowPanel>& task) {
-    for (int k = 0; k < task.depth; k += 32) {
+    for (int step = 0; step < task.steps; ++step) {
       for (int column = 0; column < NarrowPanel::kColumns; column += kRegisters * V::kFloats) {
         for (int64_t row = 0; row < task.rows; row += V::kRows) {
-          NarrowStep<V::kRows>(task, row, k, column);
+          NarrowStep<V::kRows>(task, row, step, column);
         }
       }
     }
@@ -94,38 +95,35 @@ struct PanelBody {
 
   // ---- bf16, fp16, tf32: F = 25, sums in double.
 
-  template <int kStep>
-  static inline Bytes WideExponentMax(const int16_t* a, const int16_t* b) {
-    Bytes largest = V::AddInt16(V::SetInt16(a[0]), V::LoadInteger(b));
-    for (int k = 1; k < kStep; ++k) {
-      largest = V::MaxInt16(
-          largest, V::AddInt16(V::SetInt16(a[k]), V::LoadInteger(b + k * WidePanel::kColumns)));
-    }
-    return largest;
-  }
-
   template <int kRows, int kStep>
-  static inline void WideStep(const PanelTask<WidePanel>& task, int64_t row, int k, int column) {
+  static inline void WideStep(const PanelTask<WidePanel>& task, int64_t row, int step, int column) {
     constexpr int kColumns = WidePanel::kColumns;
     using Doubles = typename V::Doubles;
-    const double* const a = task.a + row * task.a_stride + k;
-    const int16_t* const a_exponents = task.a_exponents + row * task.a_stride + k;
-    const double* const b = task.b + int64_t(k) * 2 * kColumns + column;
-    const int16_t* const b_exponents = task.b_exponents + int64_t(k) * kColumns + column;
+    const int64_t a_offset = (step * task.a_rows + row) * kStep;
+    const double* const a = task.a + a_offset;
+    const int16_t* const a_exponents = task.a_exponents + a_offset;
+    const double* const b = task.b + int64_t(step) * kStep * 2 * kColumns + column;
+    const int16_t* const b_exponents = task.b_exponents + int64_t(step) * kStep * kColumns + column;
     float* const accumulators = task.accumulators + row * kColumns + column;
 
+    // The largest exponent of each output's products; -300 is below every product and accumulator
+    // and keeps an all-zero step within double's range.
+    Bytes product_max[kRows];
+    for (int r = 0; r < kRows; ++r) product_max[r] = V::SetInt16(-300);
+    for (int i = 0; i < kStep; ++i) {
+      const Bytes b_exponent = V::LoadInteger(b_exponents + i * kColumns);
+      for (int r = 0; r < kRows; ++r) {
+        product_max[r] = V::MaxInt16(
+            product_max[r], V::AddInt16(V::SetInt16(a_exponents[r * kStep + i]), b_exponent));
+      }
+    }
     Doubles positive[kRows][kRegisters];
     Doubles negative[kRows][kRegisters];
     for (int r = 0; r < kRows; ++r) {
-      const Bytes product_max =
-          WideExponentMax<kStep>(a_exponents + r * task.a_stride, b_exponents);
       for (int v = 0; v < kRegisters; ++v) {
         const auto c = V::LoadHalf(accumulators + r * kColumns + v * V::kDoubles);
-        // -300 is below every product and accumulator and keeps an all-zero step within double's
-        // range.
         const auto exponent =
-            V::MaxHalfInt32(V::MaxHalfInt32(V::ExponentOrNone(c), V::WidenInt16(product_max, v)),
-                            V::SetHalfInt32(-300));
+            V::MaxHalfInt32(V::ExponentOrNone(c), V::WidenInt16(product_max[r], v));
         // 2^(E - 25 + 52).
         const Doubles start =
             V::PowerOfTwoWide(V::AddHalfInt32(exponent, V::SetHalfInt32(-25 + 52)));
@@ -136,7 +134,7 @@ struct PanelBody {
     }
     for (int i = 0; i < kStep; ++i) {
       for (int r = 0; r < kRows; ++r) {
-        const double* const value = a + r * task.a_stride + i;
+        const double* const value = a + r * kStep + i;
         const int64_t swap = V::SignOf(value) * kColumns;
         const double* const to_positive = b + i * 2 * kColumns + swap;
         const double* const to_negative = b + i * 2 * kColumns + (kColumns - swap);
@@ -161,10 +159,10 @@ struct PanelBody {
 
   template <int kStep>
   static void WideMultiplyBy(const PanelTask<WidePanel>& task) {
-    for (int k = 0; k < task.depth; k += kStep) {
+    for (int step = 0; step < task.steps; ++step) {
       for (int column = 0; column < WidePanel::kColumns; column += kRegisters * V::kDoubles) {
         for (int64_t row = 0; row < task.rows; row += V::kRows) {
-          WideStep<V::kRows, kStep>(task, row, k, column);
+          WideStep<V::kRows, kStep>(task, row, step, column);
         }
       }
     }

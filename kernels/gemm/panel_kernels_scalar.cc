@@ -18,14 +18,17 @@ double PowerOfTwo(int exponent) {
 /// One fused step of kColumns accumulators. Products, and products scaled by a power of two, are
 /// exact in double, and the conversion to an integer truncates toward zero: exactly q_t.
 template <class Panel, class Step>
-void FusedStepOfRow(const PanelTask<Panel>& task, int64_t row, int k_begin, float* accumulators) {
+void FusedStepOfRow(const PanelTask<Panel>& task, int64_t row, int step_index,
+                    float* accumulators) {
   constexpr int kColumns = Panel::kColumns;
   // Below the exponents of all products and accumulators, above that of a zero operand.
   constexpr int kExponentNone = -300;
-  const auto* a = task.a + row * task.a_stride + k_begin;
-  const auto* a_exponents = task.a_exponents + row * task.a_stride + k_begin;
-  const auto* b = task.b + int64_t(k_begin) * 2 * kColumns;
-  const auto* b_exponents = task.b_exponents + int64_t(k_begin) * kColumns;
+  const int64_t a_offset = (step_index * task.a_rows + row) * task.step;
+  const auto* a = task.a + a_offset;
+  const auto* a_exponents = task.a_exponents + a_offset;
+  const int64_t k_begin = int64_t(step_index) * task.step;
+  const auto* b = task.b + k_begin * 2 * kColumns;
+  const auto* b_exponents = task.b_exponents + k_begin * kColumns;
 
   int exponent_max[kColumns];
   for (int j = 0; j < kColumns; ++j) {
@@ -66,9 +69,9 @@ void FusedStepOfRow(const PanelTask<Panel>& task, int64_t row, int k_begin, floa
 
 template <class Panel, class Step>
 void Multiply(const PanelTask<Panel>& task) {
-  for (int k = 0; k < task.depth; k += task.step) {
+  for (int step = 0; step < task.steps; ++step) {
     for (int64_t row = 0; row < task.rows; ++row) {
-      FusedStepOfRow<Panel, Step>(task, row, k, task.accumulators + row * Panel::kColumns);
+      FusedStepOfRow<Panel, Step>(task, row, step, task.accumulators + row * Panel::kColumns);
     }
   }
 }
