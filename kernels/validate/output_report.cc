@@ -1,8 +1,10 @@
 #include "kernels/validate/output_report.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -21,37 +23,74 @@ absl::StatusOr<ExactValues::Value> ExactOf(ExactValues& exact, const GemmRecord*
   return exact.OfEmptySum(output.name, output.tensor.dtype());
 }
 
-absl::StatusOr<PairSummary> ComparePair(Engine& engine, const OutputReport& subject,
-                                        const OutputReport* reference,
+std::string ArithmeticText(const GemmRecord* gemm, const NamedTensor& output) {
+  if (gemm != nullptr) return gemm->result.arithmetic;
+  return output.name == "db" ? "pairwise fp32 sum" : "none: a sum over no rows";
+}
+
+/// The comparison of `tensor` with that reference variant, or null.
+const TensorComparison* FindComparison(const VariantReport& variant, const std::string& tensor,
+                                       const std::string& reference) {
+  const auto& all = variant.against_reference;
+  const auto found = std::find_if(all.begin(), all.end(), [&](const TensorComparison& comparison) {
+    return comparison.tensor == tensor && comparison.reference == reference;
+  });
+  return found == all.end() ? nullptr : &*found;
+}
+
+absl::StatusOr<PairSummary> ComparePair(Engine& engine, const VariantReport& subject,
+                                        const OutputReport& output, const VariantReport& reference,
                                         const Cancellation* cancellation) {
   PairSummary pair;
-  pair.tensor = subject.tensor;
-  pair.element_count = subject.value.element_count();
-  pair.comparable = reference != nullptr && reference->value.dtype() == subject.value.dtype();
-  if (reference == nullptr) return pair;
+  pair.tensor = output.tensor;
+  pair.element_count = output.value.element_count();
+  const OutputReport* other = FindOutput(reference, output.tensor);
+  pair.comparable = other != nullptr && other->value.dtype() == output.value.dtype();
+  if (other == nullptr || other->fingerprint == output.fingerprint) return pair;
+  if (const auto* known = FindComparison(subject, output.tensor, reference.label)) {
+    pair.mismatch_count = known->parity.mismatch_count;
+    pair.relative_frobenius = known->error.relative_frobenius;
+    return pair;
+  }
   if (pair.comparable) {
     QG_ASSIGN_OR_RETURN(const ParityReport parity,
-                        engine.CompareBits(subject.value, reference->value, cancellation));
+                        engine.CompareBits(output.value, other->value, cancellation));
     pair.mismatch_count = parity.mismatch_count;
-    if (parity.equal) return pair;
   }
   QG_ASSIGN_OR_RETURN(const ErrorReport error,
-                      engine.MeasureError(subject.value, reference->value, cancellation));
+                      engine.MeasureError(output.value, other->value, cancellation));
   pair.relative_frobenius = error.relative_frobenius;
   return pair;
 }
 
 }  // namespace
 
-absl::StatusOr<ReportedOutput> ReportOutput(Engine& engine, ExactValues& exact,
-                                            const LinearResult& result, const NamedTensor& output,
-                                            const Cancellation* cancellation) {
+absl::StatusOr<const ReportedOutput*> OutputReporter::Report(const LinearResult& result,
+                                                             const NamedTensor& output) {
   const GemmRecord* gemm = FindGemm(result, output.name);
+  QG_ASSIGN_OR_RETURN(const ExactValues::Value truth, ExactOf(exact_, gemm, output));
+  QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
+                      engine_.FingerprintOf(output.tensor, cancellation_));
+  // Equal operands share the exact value's memory, and reported_ keeps that memory alive.
+  const auto truth_address = reinterpret_cast<uintptr_t>(truth.f32.data());
+  const std::string arithmetic = ArithmeticText(gemm, output);
+  const std::string identity =
+      absl::StrCat(output.name, " ", arithmetic, " ", fingerprint.Hex(), " ", truth_address);
+  if (const auto known = reported_.find(identity); known != reported_.end()) return &known->second;
+  QG_ASSIGN_OR_RETURN(ReportedOutput reported, Measure(output, gemm, truth));
+  reported.report.arithmetic = arithmetic;
+  reported.report.fingerprint = fingerprint;
+  reported.identity = identity;
+  return &reported_.emplace(identity, std::move(reported)).first->second;
+}
+
+absl::StatusOr<ReportedOutput> OutputReporter::Measure(const NamedTensor& output,
+                                                       const GemmRecord* gemm,
+                                                       const ExactValues::Value& truth) {
   const Tensor& value = output.tensor;
-  QG_ASSIGN_OR_RETURN(const ExactValues::Value truth, ExactOf(exact, gemm, output));
   QG_ASSIGN_OR_RETURN(Tensor truth_own, truth.own.Reinterpret(truth.own.dtype(), value.shape()));
   QG_ASSIGN_OR_RETURN(Tensor truth_f32, truth.f32.Reinterpret(DType::kF32, value.shape()));
-  QG_ASSIGN_OR_RETURN(Tensor original, exact.Unquantized(output.name));
+  QG_ASSIGN_OR_RETURN(Tensor original, exact_.Unquantized(output.name));
   QG_ASSIGN_OR_RETURN(original, original.Reinterpret(DType::kF32, value.shape()));
 
   ReportedOutput reported;
@@ -59,39 +98,45 @@ absl::StatusOr<ReportedOutput> ReportOutput(Engine& engine, ExactValues& exact,
   report.tensor = output.name;
   report.value = value;
   report.exact_note = truth.note;
-  QG_ASSIGN_OR_RETURN(report.fingerprint, engine.FingerprintOf(value, cancellation));
-  QG_ASSIGN_OR_RETURN(report.against_unquantized,
-                      engine.MeasureError(value, original, cancellation));
   TensorComparison& against_exact = report.against_exact;
   against_exact.tensor = output.name;
   against_exact.reference = "exact";
-  QG_ASSIGN_OR_RETURN(against_exact.parity, engine.CompareBits(value, truth_own, cancellation));
-  QG_ASSIGN_OR_RETURN(against_exact.error, engine.MeasureError(value, truth_f32, cancellation));
-  if (gemm == nullptr) {
-    report.arithmetic = output.name == "db" ? "pairwise fp32 sum" : "none: a sum over no rows";
+  QG_ASSIGN_OR_RETURN(against_exact.parity, engine_.CompareBits(value, truth_own, cancellation_));
+  QG_ASSIGN_OR_RETURN(against_exact.error, engine_.MeasureError(value, truth_f32, cancellation_));
+  if (original.data() == truth_f32.data()) {
+    // The variant's operands are the originals.
+    report.against_unquantized = against_exact.error;
   } else {
-    report.arithmetic = gemm->result.arithmetic;
-    if (gemm->desc.arithmetic.family != ArithmeticFamily::kExact) {
-      QG_ASSIGN_OR_RETURN(report.bound,
-                          engine.CheckBound(gemm->desc, gemm->result.d, truth.f32, cancellation));
-    }
+    QG_ASSIGN_OR_RETURN(report.against_unquantized,
+                        engine_.MeasureError(value, original, cancellation_));
+  }
+  if (gemm != nullptr && gemm->desc.arithmetic.family != ArithmeticFamily::kExact) {
+    QG_ASSIGN_OR_RETURN(report.bound,
+                        engine_.CheckBound(gemm->desc, gemm->result.d, truth.f32, cancellation_));
   }
   reported.exact_f32 = std::move(truth_f32);
   return reported;
 }
 
-absl::StatusOr<std::optional<TensorComparison>> CompareWithReference(
-    Engine& engine, const ReportedOutput& subject, const OutputReport& reference,
-    const std::string& reference_label, const Cancellation* cancellation) {
+absl::StatusOr<std::optional<TensorComparison>> OutputReporter::CompareWithReference(
+    const ReportedOutput& subject, const OutputReport& reference,
+    const std::string& reference_label) {
   const Tensor& value = subject.report.value;
   if (value.dtype() != reference.value.dtype()) return std::optional<TensorComparison>();
+  const std::string identity = absl::StrCat(subject.identity, " ", reference.fingerprint.Hex());
+  if (const auto known = compared_.find(identity); known != compared_.end()) {
+    return std::optional<TensorComparison>(known->second);
+  }
   TensorComparison comparison;
   comparison.tensor = subject.report.tensor;
   comparison.reference = reference_label;
-  QG_ASSIGN_OR_RETURN(comparison.parity, engine.CompareBits(value, reference.value, cancellation));
-  QG_ASSIGN_OR_RETURN(comparison.error, engine.MeasureError(value, reference.value, cancellation));
-  QG_ASSIGN_OR_RETURN(comparison.nearer, engine.MeasureNearer(value, reference.value,
-                                                              subject.exact_f32, cancellation));
+  QG_ASSIGN_OR_RETURN(comparison.parity,
+                      engine_.CompareBits(value, reference.value, cancellation_));
+  QG_ASSIGN_OR_RETURN(comparison.error,
+                      engine_.MeasureError(value, reference.value, cancellation_));
+  QG_ASSIGN_OR_RETURN(comparison.nearer, engine_.MeasureNearer(value, reference.value,
+                                                               subject.exact_f32, cancellation_));
+  compared_.emplace(identity, comparison);
   return std::optional<TensorComparison>(std::move(comparison));
 }
 
@@ -102,10 +147,8 @@ absl::StatusOr<std::vector<PairSummary>> ComparePairs(Engine& engine,
   for (size_t subject = 1; subject < variants.size(); ++subject) {
     for (size_t reference = 0; reference < subject; ++reference) {
       for (const OutputReport& output : variants[subject].outputs) {
-        QG_ASSIGN_OR_RETURN(
-            PairSummary pair,
-            ComparePair(engine, output, FindOutput(variants[reference], output.tensor),
-                        cancellation));
+        QG_ASSIGN_OR_RETURN(PairSummary pair, ComparePair(engine, variants[subject], output,
+                                                          variants[reference], cancellation));
         pair.subject = static_cast<int>(subject);
         pair.reference = static_cast<int>(reference);
         pairs.push_back(std::move(pair));

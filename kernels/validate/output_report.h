@@ -2,6 +2,7 @@
 // variant.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,19 +16,38 @@ namespace quantgate {
 /// An output's report and what later comparisons need.
 struct ReportedOutput {
   OutputReport report;
-  Tensor exact_f32;  ///< Of the subject's own operands, in the subject's shape.
+  Tensor exact_f32;      ///< Of the subject's own operands, in the subject's shape.
+  std::string identity;  ///< Equal identities: equal reports.
 };
 
-/// Reports `output` of `result`.
-absl::StatusOr<ReportedOutput> ReportOutput(Engine& engine, ExactValues& exact,
-                                            const LinearResult& result, const NamedTensor& output,
-                                            const Cancellation* cancellation);
+/// Reports the outputs of the variants of one run. Variants often share outputs bit for bit (the
+/// forward of every override): what has been measured once is not measured again. Used by one
+/// thread.
+class OutputReporter {
+ public:
+  OutputReporter(Engine& engine, ExactValues& exact, const Cancellation* cancellation)
+      : engine_(engine), exact_(exact), cancellation_(cancellation) {}
 
-/// Compares an output with that of the reference variant, whose label is `reference_label`. Nothing
-/// where their dtypes differ.
-absl::StatusOr<std::optional<TensorComparison>> CompareWithReference(
-    Engine& engine, const ReportedOutput& subject, const OutputReport& reference,
-    const std::string& reference_label, const Cancellation* cancellation);
+  /// Reports `output` of `result`. The pointer stays valid as long as this object.
+  absl::StatusOr<const ReportedOutput*> Report(const LinearResult& result,
+                                               const NamedTensor& output);
+
+  /// Compares an output with that of the reference variant, whose label is `reference_label`.
+  /// Nothing where their dtypes differ.
+  absl::StatusOr<std::optional<TensorComparison>> CompareWithReference(
+      const ReportedOutput& subject, const OutputReport& reference,
+      const std::string& reference_label);
+
+ private:
+  absl::StatusOr<ReportedOutput> Measure(const NamedTensor& output, const GemmRecord* gemm,
+                                         const ExactValues::Value& truth);
+
+  Engine& engine_;
+  ExactValues& exact_;
+  const Cancellation* const cancellation_;
+  std::map<std::string, ReportedOutput> reported_;    ///< By identity.
+  std::map<std::string, TensorComparison> compared_;  ///< By identity and the reference's bits.
+};
 
 /// Compares every pair of variants, tensor by tensor.
 absl::StatusOr<std::vector<PairSummary>> ComparePairs(Engine& engine,

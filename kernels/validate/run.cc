@@ -73,6 +73,7 @@ class PlanRun {
         cancellation_(cancellation),
         observer_(observer),
         exact_(engine, request_.linear, cancellation),
+        reporter_(engine, exact_, cancellation),
         progress_(observer, plan.StepCount(), cancellation) {}
 
   absl::StatusOr<RunReport> Run() {
@@ -121,21 +122,19 @@ class PlanRun {
 
   absl::Status ReportOne(int index, const LinearResult& result, const NamedTensor& output,
                          VariantReport& report) {
-    QG_ASSIGN_OR_RETURN(ReportedOutput reported,
-                        ReportOutput(engine_, exact_, result, output, cancellation_));
+    QG_ASSIGN_OR_RETURN(const ReportedOutput* reported, reporter_.Report(result, output));
     if (request_.reference.has_value() && request_.reference != index) {
-      QG_RETURN_IF_ERROR(CompareOne(reported, report));
+      QG_RETURN_IF_ERROR(CompareOne(*reported, report));
     }
-    report.outputs.push_back(std::move(reported.report));
+    report.outputs.push_back(reported->report);
     return absl::OkStatus();
   }
 
   absl::Status CompareOne(const ReportedOutput& reported, VariantReport& report) {
     const VariantReport& reference = report_.variants[*request_.reference];
     const OutputReport& other = *FindOutput(reference, reported.report.tensor);
-    QG_ASSIGN_OR_RETURN(
-        std::optional<TensorComparison> comparison,
-        CompareWithReference(engine_, reported, other, reference.label, cancellation_));
+    QG_ASSIGN_OR_RETURN(std::optional<TensorComparison> comparison,
+                        reporter_.CompareWithReference(reported, other, reference.label));
     if (comparison.has_value()) {
       report.against_reference.push_back(*std::move(comparison));
     } else {
@@ -151,6 +150,7 @@ class PlanRun {
   const Cancellation* const cancellation_;
   const RunObserver& observer_;
   ExactValues exact_;
+  OutputReporter reporter_;
   Progress progress_;
   RunReport report_;
 };

@@ -79,7 +79,7 @@ Verdict JudgeBitwise(const VariantReport& reference, const std::vector<VariantRe
 
 std::string BoundText(const BoundCheck& check) {
   return absl::StrCat("|error| <= ", check.bound.factor,
-                      " x sum|a||b| + half an ulp of the output");
+                      " x sum|a||b| + the epilogue's roundings + half an ulp of the output");
 }
 
 Verdict JudgeBound(const std::vector<VariantReport>& variants) {

@@ -1,0 +1,141 @@
+// The CPU engine hands each operation on with its arguments, code path, threads and cancellation.
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "kernels/engine/engine.h"
+#include "kernels/tensor/column_sums.h"
+#include "tests/engine/tensor_values.h"
+
+namespace quantgate {
+namespace {
+
+struct Inputs {
+  Tensor a = Generated(Distribution::kNormal, 1, DType::kBF16, {24, 64});
+  Tensor b = Generated(Distribution::kNormal, 2, DType::kBF16, {40, 64});
+  QuantizerSpec quantizer{.format = QuantizerFormat::kFp8Tensor, .element = DType::kF8E5M2};
+
+  GemmDesc Desc() const {
+    GemmDesc desc;
+    desc.a.data = a;
+    desc.b.data = b;
+    desc.out_dtype = DType::kBF16;
+    return desc;
+  }
+};
+
+TEST(CpuEngine, DescribesProcessorCodePathAndThreads) {
+  const DeviceDescription device = MakeCpuEngine({Isa::kAvx2, 3})->Describe();
+  EXPECT_EQ(device.id, "cpu");
+  EXPECT_TRUE(device.name.ends_with(", 3 threads")) << device.name;
+  EXPECT_GT(device.name.size(), std::string(", 3 threads").size());
+  EXPECT_EQ(device.architecture, "x86-64 avx2");
+  EXPECT_TRUE(device.driver.empty());
+}
+
+TEST(CpuEngine, GivesWhatTheOperationsGive) {
+  const Inputs in;
+  const ExecutionContext context;
+  const auto engine = MakeCpuEngine({});
+
+  GeneratorSpec spec;
+  spec.seed = 7;
+  spec.shape = {5, 3};
+  EXPECT_TRUE(SameBits(*engine->Generate(spec, nullptr), *Generate(spec, context)));
+  const Tensor wide = *engine->Cast(in.a, DType::kF32, nullptr);
+  EXPECT_TRUE(SameBits(wide, *CastTensor(in.a, DType::kF32, context)));
+
+  const Usages both{true, true};
+  const QuantizedTensor q = *engine->Quantize(in.a, in.quantizer, both, nullptr);
+  const QuantizedTensor direct = *QuantizeCpu(in.a, in.quantizer, both, context);
+  EXPECT_TRUE(SameBits(q.rowwise_data, direct.rowwise_data));
+  EXPECT_TRUE(SameBits(q.columnwise_data, direct.columnwise_data));
+  EXPECT_TRUE(SameBits(q.scale, direct.scale));
+  for (Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    EXPECT_TRUE(SameBits(*engine->Dequantize(q, usage, DType::kF16, nullptr),
+                         *DequantizeCpu(direct, usage, DType::kF16, context)));
+  }
+
+  const GemmResult gemm = *engine->Gemm(in.Desc(), nullptr);
+  EXPECT_TRUE(SameBits(gemm.d, GemmCpu(in.Desc(), context)->d));
+  EXPECT_TRUE(SameBits(*engine->ColumnSums(in.a, DType::kF32, nullptr),
+                       *ColumnSums(in.a, DType::kF32, context)));
+  EXPECT_EQ(*engine->FingerprintOf(in.a, nullptr), FingerprintOf(in.a, context));
+}
+
+TEST(CpuEngine, ComparesSubjectWithReference) {
+  const auto engine = MakeCpuEngine({});
+  const Tensor subject = FromValues(DType::kBF16, {1, 3}, {1, 2, 5});
+  const Tensor reference = FromValues(DType::kBF16, {1, 3}, {1, 2, 4});
+  const Tensor truth = FromValues(DType::kF32, {1, 3}, {1, 2, 4.25});
+  const ParityReport parity = *engine->CompareBits(subject, reference, nullptr);
+  EXPECT_EQ(parity.mismatch_count, 1);
+  EXPECT_EQ(parity.first.subject, 5);
+  EXPECT_EQ(parity.first.reference, 4);
+  EXPECT_EQ(engine->MeasureError(subject, reference, nullptr)->max_abs, 1);
+  const NearerReport nearer = *engine->MeasureNearer(subject, reference, truth, nullptr);
+  EXPECT_EQ(nearer.subject_nearer, 0);
+  EXPECT_EQ(nearer.reference_nearer, 1);
+}
+
+TEST(CpuEngine, ChecksTheBoundOfADesc) {
+  const Inputs in;
+  const auto engine = MakeCpuEngine({});
+  GemmDesc exact = in.Desc();
+  exact.arithmetic.family = ArithmeticFamily::kExact;
+  exact.out_dtype = DType::kF32;
+  const Tensor truth = engine->Gemm(exact, nullptr)->d;
+  const Tensor d = engine->Gemm(in.Desc(), nullptr)->d;
+  EXPECT_TRUE(engine->CheckBound(in.Desc(), d, truth, nullptr)->pass);
+  const Tensor zeros = FromValues(DType::kBF16, d.shape(), std::vector<float>(24 * 40, 0.0f));
+  EXPECT_FALSE(engine->CheckBound(in.Desc(), zeros, truth, nullptr)->pass);
+}
+
+TEST(CpuEngine, EveryOperationStopsWhenCancelled) {
+  const Inputs in;
+  const auto engine = MakeCpuEngine({});
+  const QuantizedTensor q = *engine->Quantize(in.a, in.quantizer, {}, nullptr);
+  const Tensor d = engine->Gemm(in.Desc(), nullptr)->d;
+  const Tensor wide = *engine->Cast(d, DType::kF32, nullptr);
+  GeneratorSpec spec;
+  spec.shape = {64, 64};
+  Cancellation cancellation;
+  cancellation.Cancel();
+  const std::vector<absl::Status> statuses = {
+      engine->Generate(spec, &cancellation).status(),
+      engine->Cast(in.a, DType::kF32, &cancellation).status(),
+      engine->Quantize(in.a, in.quantizer, {}, &cancellation).status(),
+      engine->Dequantize(q, Usage::kRowwise, DType::kF32, &cancellation).status(),
+      engine->Gemm(in.Desc(), &cancellation).status(),
+      engine->ColumnSums(in.a, DType::kF32, &cancellation).status(),
+      engine->FingerprintOf(in.a, &cancellation).status(),
+      engine->CompareBits(d, d, &cancellation).status(),
+      engine->MeasureError(d, wide, &cancellation).status(),
+      engine->MeasureNearer(d, d, wide, &cancellation).status(),
+      engine->CheckBound(in.Desc(), d, wide, &cancellation).status(),
+  };
+  for (size_t i = 0; i < statuses.size(); ++i) {
+    EXPECT_EQ(statuses[i].code(), absl::StatusCode::kCancelled) << "operation " << i;
+  }
+}
+
+TEST(CpuEngine, CallsFromSeveralThreadsDoNotDisturbEachOther) {
+  const Inputs in;
+  const auto engine = MakeCpuEngine({BestIsa(), 2});
+  const Tensor expected = engine->Gemm(in.Desc(), nullptr)->d;
+  std::vector<std::thread> threads;
+  std::vector<int> differing(4, 0);
+  for (int& count : differing) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 20; ++i) {
+        if (!SameBits(engine->Gemm(in.Desc(), nullptr)->d, expected)) ++count;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(differing, std::vector<int>(4, 0));
+}
+
+}  // namespace
+}  // namespace quantgate

@@ -1,0 +1,156 @@
+// What a plan refuses, with the words a user reads; labels and step counts.
+#include "kernels/validate/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace quantgate {
+namespace {
+
+Tensor Blank(DType dtype, Shape shape) { return *Tensor::Allocate(dtype, std::move(shape)); }
+
+Variant VariantOf(const std::string& recipe, const std::string& arithmetic = "sm90") {
+  return {*Recipe::Parse(recipe), *Arithmetic::Parse(arithmetic)};
+}
+
+LayerRunRequest GoodRequest() {
+  LayerRunRequest request;
+  request.linear.x = Blank(DType::kBF16, {32, 32});
+  request.linear.weight = Blank(DType::kBF16, {48, 32});
+  request.linear.bias = Blank(DType::kBF16, {48});
+  request.linear.grad_output = Blank(DType::kBF16, {32, 48});
+  request.variants = {VariantOf("bf16"), VariantOf("fp8_current")};
+  return request;
+}
+
+TEST(Variant, LabelSaysRecipeKnobsOverrideAndArithmetic) {
+  EXPECT_EQ(VariantOf("bf16").Label(), "bf16 / none / sm90");
+  EXPECT_EQ(VariantOf("fp8_current:backward_override=dequant", "sm90:split,splitk=3").Label(),
+            "fp8_current / dequantized / sm90:split,splitk=3");
+  EXPECT_EQ(VariantOf("fp8_current:backward_override=unquant,power_2_scales=true", "exact").Label(),
+            "fp8_current:power_2_scales=true / high_precision / exact");
+}
+
+TEST(Names, RoundTripAndRefuseOthers) {
+  for (Requirement requirement : {Requirement::kNone, Requirement::kBitwise, Requirement::kBound}) {
+    EXPECT_EQ(*ParseRequirement(RequirementName(requirement)), requirement);
+  }
+  EXPECT_EQ(std::string(ParseRequirement("close").status().message()),
+            "requirement: unknown name \"close\"; known: none, bitwise, bound");
+  EXPECT_EQ(*ParseLayerKind(LayerKindName(LayerKind::kLinear)), LayerKind::kLinear);
+  EXPECT_EQ(std::string(ParseLayerKind("conv").status().message()),
+            "layer: unknown name \"conv\"; known: linear");
+}
+
+struct Case {
+  std::string message;
+  std::function<void(LayerRunRequest&)> spoil;
+  absl::StatusCode code = absl::StatusCode::kInvalidArgument;
+};
+
+TEST(Plan, NamesFieldValueAndRule) {
+  const std::vector<Case> cases = {
+      {"x: absent; a linear layer needs it", [](LayerRunRequest& r) { r.linear.x = Tensor(); }},
+      {"bias: bf16[32]; its shape must be 48, N of weight",
+       [](LayerRunRequest& r) { r.linear.bias = Blank(DType::kBF16, {32}); }},
+      {"variants: 0 given; a run takes 1 to 64", [](LayerRunRequest& r) { r.variants.clear(); }},
+      {"variants: 65 given; a run takes 1 to 64",
+       [](LayerRunRequest& r) { r.variants.assign(65, VariantOf("bf16")); }},
+      {"variants[2]: \"fp8_current / none / sm90\"; variants must differ, and variants[1] is the "
+       "same",
+       [](LayerRunRequest& r) {
+         r.variants.push_back(VariantOf("fp8_current:fp8_format=hybrid"));
+       }},
+      {"variants[1].recipe: fp8_current does not take x: K = 24 of bf16[32x24]; K must be a "
+       "multiple of 16 under an FP8 recipe: fprop contracts over K",
+       [](LayerRunRequest& r) {
+         r.linear.x = Blank(DType::kBF16, {32, 24});
+         r.linear.weight = Blank(DType::kBF16, {48, 24});
+       }},
+      {"variants[0].arithmetic: exact with split_k = 2; only sm90 takes parameters, and split_k "
+       "must be at least 1",
+       [](LayerRunRequest& r) {
+         r.variants[0].arithmetic = {ArithmeticFamily::kExact, Accumulation::kRecipe, 2};
+       }},
+      {"variants[0].arithmetic: fp32 with split_k = 1 and a named accumulation; only sm90 takes "
+       "parameters, and split_k must be at least 1",
+       [](LayerRunRequest& r) {
+         r.variants[0].arithmetic = {ArithmeticFamily::kFp32, Accumulation::kFast, 1};
+       }},
+      {"reference: 2; it must be the index of a variant, 0 to 1",
+       [](LayerRunRequest& r) { r.reference = 2; }},
+      {"reference: -1; it must be the index of a variant, 0 to 1",
+       [](LayerRunRequest& r) { r.reference = -1; }},
+      {"reference: 0; requirement bitwise needs a variant beside the reference; leave the "
+       "reference out to compare with exact",
+       [](LayerRunRequest& r) {
+         r.variants.pop_back();
+         r.reference = 0;
+         r.requirement = Requirement::kBitwise;
+       }},
+      {"variants[0].arithmetic: sm90:splitk=2; split-K of f32 (tf32) GEMMs is not modelled, and "
+       "bf16 / none / sm90:splitk=2 runs them in f32",
+       [](LayerRunRequest& r) {
+         r.linear.x = Blank(DType::kF32, {32, 32});
+         r.variants[0].arithmetic.split_k = 2;
+       },
+       absl::StatusCode::kUnimplemented},
+  };
+  for (const Case& expected : cases) {
+    LayerRunRequest request = GoodRequest();
+    expected.spoil(request);
+    const absl::Status status = Plan::Create(std::move(request)).status();
+    EXPECT_EQ(std::string(status.message()), expected.message);
+    EXPECT_EQ(status.code(), expected.code) << expected.message;
+  }
+}
+
+TEST(Plan, RefusesSplitKSlicesBelowOne) {
+  for (int slices : {0, -4}) {
+    LayerRunRequest request = GoodRequest();
+    request.variants[1].arithmetic.split_k = slices;
+    const absl::Status status = Plan::Create(std::move(request)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(std::string(status.message()).find("variants[1].arithmetic: "), 0u) << status;
+  }
+}
+
+TEST(Plan, TakesSplitKWhereEveryGemmIsModelled) {
+  LayerRunRequest request = GoodRequest();
+  request.linear.x = Blank(DType::kF32, {32, 32});
+  request.variants = {VariantOf("fp8_current", "sm90:splitk=2"),
+                      VariantOf("bf16:activation_dtype=bf16", "sm90:splitk=2")};
+  EXPECT_TRUE(Plan::Create(request).ok());
+  request.variants = {VariantOf("fp8_current:backward_override=dequantized", "sm90:splitk=2")};
+  EXPECT_EQ(Plan::Create(request).status().code(), absl::StatusCode::kUnimplemented);
+  request.linear.grad_output = Tensor();
+  EXPECT_TRUE(Plan::Create(request).ok());
+}
+
+TEST(Plan, TakesTheLargestNumberOfVariants) {
+  LayerRunRequest request = GoodRequest();
+  request.variants.clear();
+  for (int slices = 1; slices <= kVariantsMax; ++slices) {
+    request.variants.push_back(VariantOf("fp8_current"));
+    request.variants.back().arithmetic.split_k = slices;
+  }
+  EXPECT_TRUE(Plan::Create(request).ok());
+}
+
+TEST(Plan, CountsItsSteps) {
+  LayerRunRequest request = GoodRequest();
+  // bf16: fprop, save, bias gradient, check, dgrad, wgrad; fp8_current: three quantizations more.
+  // Four outputs are reported once per variant and once as the unquantized reference; then the
+  // matrix of pairs.
+  EXPECT_EQ(Plan::Create(request)->StepCount(), 4 + (6 + 4) + (9 + 4) + 1);
+  request.variants.pop_back();
+  EXPECT_EQ(Plan::Create(request)->StepCount(), 4 + (6 + 4));
+  request.linear.grad_output = Tensor();
+  EXPECT_EQ(Plan::Create(request)->StepCount(), 1 + (1 + 1));
+}
+
+}  // namespace
+}  // namespace quantgate
