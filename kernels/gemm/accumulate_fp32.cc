@@ -64,7 +64,7 @@ absl::Status AccumulateFp32(const OperandView& a, const OperandView& b,
   const int64_t column_tiles = (b.rows + kFp32Columns - 1) / kFp32Columns;
   std::vector<absl::Status> status(column_tiles);
   ParallelFor(context, column_tiles, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> accumulators(kTileRows * kFp32Columns);
+    alignas(64) float accumulators[kTileRows * kFp32Columns];
     for (int64_t tile = begin; tile < end; ++tile) {
       const int64_t column = tile * kFp32Columns;
       const auto b_values = DecodedColumns(b, column);
@@ -74,8 +74,8 @@ absl::Status AccumulateFp32(const OperandView& a, const OperandView& b,
       for (int64_t row = 0; row < a.rows; row += kTileRows) {
         const int64_t rows = std::min(kTileRows, a.rows - row);
         MultiplyTile(a_data + row * a.k, rows, reinterpret_cast<const float*>((*b_values)->data()),
-                     a.k, kernel, accumulators.data());
-        sink({row, rows, column, columns, accumulators.data(), kFp32Columns});
+                     a.k, kernel, accumulators);
+        sink({row, rows, column, columns, accumulators, kFp32Columns});
       }
     }
   });

@@ -23,7 +23,11 @@ void BM_OpenBlasSgemm(benchmark::State& state) {
   }
   state.SetItemsProcessed(state.iterations() * int64_t(size) * size * size);
 }
-BENCHMARK(BM_OpenBlasSgemm)->ArgNames({"n", "threads"})->Args({1024, 1})->Args({1024, 2})->UseRealTime();
+BENCHMARK(BM_OpenBlasSgemm)
+    ->ArgNames({"n", "threads"})
+    ->Args({1024, 1})
+    ->Args({1024, 2})
+    ->UseRealTime();
 
 /// A cubic GEMM to bf16 under `arithmetic`; ranges: size, isa, threads.
 void BM_Gemm(benchmark::State& state, DType a, DType b, const char* arithmetic) {
@@ -31,7 +35,8 @@ void BM_Gemm(benchmark::State& state, DType a, DType b, const char* arithmetic) 
   ExecutionContext context;
   context.isa = static_cast<Isa>(state.range(1));
   context.threads = static_cast<int>(state.range(2));
-  if (context.isa > BestIsa()) return state.SkipWithError("this processor lacks the instruction set");
+  if (context.isa > BestIsa())
+    return state.SkipWithError("this processor lacks the instruction set");
   GemmDesc desc;
   desc.a.data = MakeCodes(a, size, size, CodePattern::kNear, 1);
   desc.b.data = MakeCodes(b, size, size, CodePattern::kNear, 2);
@@ -52,7 +57,8 @@ void EveryPath(benchmark::internal::Benchmark* bench) {
   }
   bench->Args({256, static_cast<int>(Isa::kScalar), 1});
 }
-BENCHMARK_CAPTURE(BM_Gemm, e4m3_fast, DType::kF8E4M3, DType::kF8E4M3, "sm90:fast")->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Gemm, e4m3_fast, DType::kF8E4M3, DType::kF8E4M3, "sm90:fast")
+    ->Apply(EveryPath);
 BENCHMARK_CAPTURE(BM_Gemm, e4m3_split, DType::kF8E4M3, DType::kF8E4M3, "sm90:split")
     ->Apply(EveryPath);
 BENCHMARK_CAPTURE(BM_Gemm, e5m2_split, DType::kF8E5M2, DType::kF8E4M3, "sm90:split")
