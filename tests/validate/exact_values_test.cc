@@ -1,0 +1,156 @@
+// Exact values of a layer's outputs, and that equal operands are computed once.
+#include "kernels/validate/exact_values.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tests/engine/forwarding_engine.h"
+#include "tests/engine/tensor_values.h"
+
+namespace quantgate {
+namespace {
+
+class GemmCounter : public ForwardingEngine {
+ public:
+  using ForwardingEngine::ForwardingEngine;
+  int count() const { return count_; }
+
+ protected:
+  void OnOperation(const std::string& name) override { count_ += name == "gemm" ? 1 : 0; }
+
+ private:
+  int count_ = 0;
+};
+
+// x = [[1, 2], [3, 4], [5, 6]], weight = [[1, 0.5], [-1, 2]]; sums by hand below.
+LinearRequest HandRequest() {
+  LinearRequest request;
+  request.x = FromValues(DType::kBF16, {3, 2}, {1, 2, 3, 4, 5, 6});
+  request.weight = FromValues(DType::kF32, {2, 2}, {1, 0.5, -1, 2});
+  request.bias = FromValues(DType::kF16, {2}, {10, 0.25});
+  request.grad_output = FromValues(DType::kF16, {3, 2}, {1, 0, 0, 1, 2, -1});
+  return request;
+}
+
+TEST(ExactValues, UnquantizedIsTheLayerOfTheOriginalOperands) {
+  const auto engine = MakeCpuEngine({});
+  LinearRequest request = HandRequest();
+  ExactValues exact(*engine, request, nullptr);
+  EXPECT_EQ(ToValues(*exact.Unquantized("y")), (std::vector<float>{12, 3.25, 15, 5.25, 18, 7.25}));
+  EXPECT_EQ(ToValues(*exact.Unquantized("dx")), (std::vector<float>{1, 0.5, -1, 2, 3, -1}));
+  EXPECT_EQ(ToValues(*exact.Unquantized("dw")), (std::vector<float>{11, 14, -2, -2}));
+  EXPECT_EQ(ToValues(*exact.Unquantized("db")), (std::vector<float>{3, 0}));
+  request.main_grad = FromValues(DType::kF32, {2, 2}, {100, 200, 300, 400});
+  ExactValues accumulating(*engine, request, nullptr);
+  EXPECT_EQ(ToValues(*accumulating.Unquantized("main_grad")),
+            (std::vector<float>{111, 214, 298, 398}));
+}
+
+TEST(ExactValues, UnquantizedReadsF32WeightsUnrounded) {
+  const auto engine = MakeCpuEngine({});
+  LinearRequest request = HandRequest();
+  request.x = FromValues(DType::kBF16, {1, 2}, {1, 0});
+  request.weight = FromValues(DType::kF32, {1, 2}, {1 + 0x1p-20f, 0});
+  request.bias = Tensor();
+  ExactValues exact(*engine, request, nullptr);
+  EXPECT_EQ(ToValues(*exact.Unquantized("y")), std::vector<float>{1 + 0x1p-20f});
+}
+
+TEST(ExactValues, RoundsOnceToEachDType) {
+  // 1 + 2^-8 + 2^-30: above the middle of two bf16 values, but its f32 is the middle itself.
+  GemmDesc desc;
+  desc.a.data = FromValues(DType::kF32, {1, 3}, {1, 0x1p-8f, 0x1p-30f});
+  desc.b.data = FromValues(DType::kF32, {1, 3}, {1, 1, 1});
+  desc.out_dtype = DType::kBF16;
+  const auto engine = MakeCpuEngine({});
+  const LinearRequest request = HandRequest();
+  ExactValues exact(*engine, request, nullptr);
+  const ExactValues::Value value = *exact.OfGemm(desc);
+  EXPECT_EQ(value.own.dtype(), DType::kBF16);
+  EXPECT_EQ(ToValues(value.own), std::vector<float>{1 + 0x1p-7f});
+  EXPECT_EQ(value.f32.dtype(), DType::kF32);
+  EXPECT_EQ(ToValues(value.f32), std::vector<float>{1 + 0x1p-8f});
+  EXPECT_FALSE(value.note.empty());
+}
+
+TEST(ExactValues, IgnoresHowAModelWouldAccumulate) {
+  const auto cpu = MakeCpuEngine({});
+  GemmCounter engine(*cpu);
+  const LinearRequest request = HandRequest();
+  ExactValues exact(engine, request, nullptr);
+  GemmDesc desc;
+  desc.a.data = FromValues(DType::kBF16, {2, 2}, {1, 2, 3, 4});
+  desc.b.data = FromValues(DType::kBF16, {1, 2}, {1, 1});
+  desc.out_dtype = DType::kBF16;
+  const Tensor first = exact.OfGemm(desc)->f32;
+  EXPECT_EQ(engine.count(), 2);  // f32 and bf16.
+
+  GemmDesc other = desc;
+  other.a.data = FromValues(DType::kBF16, {2, 2}, {1, 2, 3, 4});  // Equal bits elsewhere.
+  other.use_split_accumulator = true;
+  other.arithmetic = {ArithmeticFamily::kFp32};
+  EXPECT_EQ(exact.OfGemm(other)->f32.data(), first.data());
+  EXPECT_EQ(engine.count(), 2);
+}
+
+TEST(ExactValues, TellsDifferentGemmsApart) {
+  const auto cpu = MakeCpuEngine({});
+  GemmCounter engine(*cpu);
+  const LinearRequest request = HandRequest();
+  ExactValues exact(engine, request, nullptr);
+  GemmDesc desc;
+  desc.a.data = FromValues(DType::kF32, {2, 2}, {1, 2, 3, 4});
+  desc.b.data = FromValues(DType::kF32, {2, 2}, {5, 6, 7, 8});
+  std::vector<GemmDesc> descs(6, desc);
+  descs[1].layout = GemmLayout::kNN;
+  descs[2].alpha = 2;
+  descs[3].bias = FromValues(DType::kF32, {2}, {1, 1});
+  descs[4].beta = 1;
+  descs[4].c = FromValues(DType::kF32, {2, 2}, {1, 1, 1, 1});
+  descs[5].b.data = FromValues(DType::kF32, {2, 2}, {5, 6, 7, 9});
+  const std::vector<std::vector<float>> expected = {
+      {17, 23, 39, 53}, {19, 22, 43, 50}, {34, 46, 78, 106},
+      {18, 24, 40, 54}, {18, 24, 40, 54}, {17, 25, 39, 57},
+  };
+  for (size_t i = 0; i < descs.size(); ++i) {
+    EXPECT_EQ(ToValues(exact.OfGemm(descs[i])->f32), expected[i]) << i;
+    EXPECT_EQ(engine.count(), static_cast<int>(i) + 1);
+  }
+}
+
+TEST(ExactValues, ABiasGradientIsSummedWithoutRounding) {
+  const auto engine = MakeCpuEngine({});
+  LinearRequest request = HandRequest();
+  request.x = FromValues(DType::kF32, {3, 1}, {1, 1, 1});
+  request.weight = FromValues(DType::kF32, {2, 1}, {1, 1});
+  request.grad_output = FromValues(DType::kF32, {3, 2}, {0x1p30f, 1, 1, 2, -0x1p30f, 3});
+  ExactValues exact(*engine, request, nullptr);
+  EXPECT_EQ(ToValues(exact.OfBiasGradient(DType::kF32)->own), (std::vector<float>{1, 6}));
+  // In bf16 the operand is the cast gradient: still 2^30, 1, -2^30.
+  EXPECT_EQ(ToValues(exact.OfBiasGradient(DType::kBF16)->own), (std::vector<float>{1, 6}));
+  EXPECT_EQ(exact.OfBiasGradient(DType::kBF16)->own.dtype(), DType::kBF16);
+  request.grad_output = FromValues(DType::kF32, {3, 2}, {1 + 0x1p-20f, 1, 1, 2, 0, 3});
+  EXPECT_EQ(ToValues(exact.OfBiasGradient(DType::kF32)->own)[0], 2 + 0x1p-20f);
+  EXPECT_EQ(ToValues(exact.OfBiasGradient(DType::kBF16)->f32)[0], 2);
+}
+
+TEST(ExactValues, SumsOverNoRowsAreZero) {
+  const auto engine = MakeCpuEngine({});
+  LinearRequest request = HandRequest();
+  request.x = *Tensor::Allocate(DType::kBF16, {0, 2});
+  request.grad_output = *Tensor::Allocate(DType::kBF16, {0, 2});
+  ExactValues exact(*engine, request, nullptr);
+  EXPECT_EQ(ToValues(*exact.Unquantized("dw")), std::vector<float>(4, 0.0f));
+  EXPECT_EQ(ToValues(*exact.Unquantized("db")), std::vector<float>(2, 0.0f));
+  EXPECT_EQ(exact.Unquantized("y")->shape(), (Shape{0, 2}));
+  EXPECT_EQ(exact.OfBiasGradient(DType::kBF16)->own.dtype(), DType::kBF16);
+  EXPECT_EQ(exact.OfEmptySum("dw", DType::kF16)->own.shape(), (Shape{2, 2}));
+  request.main_grad = FromValues(DType::kF32, {2, 2}, {1, 2, 3, 4});
+  EXPECT_TRUE(SameBits(exact.OfEmptySum("main_grad", DType::kF32)->own, request.main_grad));
+}
+
+}  // namespace
+}  // namespace quantgate

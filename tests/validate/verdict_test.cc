@@ -1,0 +1,139 @@
+// Verdicts over hand-made reports: criterion, threshold, where it comes from, finding.
+#include "kernels/validate/verdict.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tests/engine/tensor_values.h"
+
+namespace quantgate {
+namespace {
+
+OutputReport Output(const std::string& tensor) {
+  OutputReport output;
+  output.tensor = tensor;
+  output.value = FromValues(DType::kBF16, {2, 2}, {1, 2, 3, 4});
+  output.against_exact.tensor = tensor;
+  output.against_exact.reference = "exact";
+  output.against_exact.parity.equal = true;
+  output.against_exact.parity.element_count = 4;
+  return output;
+}
+
+TensorComparison Against(const std::string& reference, const std::string& tensor, bool equal) {
+  TensorComparison comparison;
+  comparison.tensor = tensor;
+  comparison.reference = reference;
+  comparison.parity.equal = equal;
+  comparison.parity.element_count = 4;
+  if (!equal) {
+    comparison.parity.mismatch_count = 3;
+    comparison.parity.first.coordinate = {0, 1};
+  }
+  return comparison;
+}
+
+std::vector<VariantReport> TwoVariants() {
+  std::vector<VariantReport> variants(2);
+  variants[0].label = "L0";
+  variants[1].label = "L1";
+  for (VariantReport& variant : variants) {
+    variant.outputs.push_back(Output("y"));
+    variant.outputs.push_back(Output("dx"));
+  }
+  variants[1].against_reference = {Against("L0", "y", true), Against("L0", "dx", true)};
+  return variants;
+}
+
+BoundCheck Check(bool pass, double ratio) {
+  BoundCheck check;
+  check.pass = pass;
+  check.violation_count = pass ? 0 : 2;
+  check.worst_ratio = ratio;
+  check.bound.factor = 0.5;
+  check.bound.derivation = "1 step";
+  return check;
+}
+
+TEST(Verdict, WithoutARequirementInforms) {
+  std::vector<VariantReport> variants = TwoVariants();
+  variants[1].against_reference[0].parity.equal = false;
+  variants[1].outputs[0].bound = Check(false, 3);
+  const Verdict verdict = JudgeRun(Requirement::kNone, 0, variants);
+  EXPECT_TRUE(verdict.pass);
+  EXPECT_EQ(verdict.criterion, Requirement::kNone);
+  EXPECT_EQ(verdict.source, "nothing was required of this run");
+}
+
+TEST(Verdict, BitwisePassesOnEqualBits) {
+  const Verdict verdict = JudgeRun(Requirement::kBitwise, 0, TwoVariants());
+  EXPECT_TRUE(verdict.pass);
+  EXPECT_EQ(verdict.criterion, Requirement::kBitwise);
+  EXPECT_EQ(verdict.threshold, "0 differing bits");
+  EXPECT_EQ(verdict.source, "the outputs of L0");
+  EXPECT_EQ(verdict.finding, "all 2 outputs have the bits of L0");
+}
+
+TEST(Verdict, BitwiseNamesTheFirstDifference) {
+  std::vector<VariantReport> variants = TwoVariants();
+  variants[1].against_reference[1] = Against("L0", "dx", false);
+  Verdict verdict = JudgeRun(Requirement::kBitwise, 0, variants);
+  EXPECT_FALSE(verdict.pass);
+  EXPECT_EQ(verdict.finding, "dx of L1 differs from L0 in 3 of 4 elements, first at (0, 1)");
+  variants[1].against_reference[0] = Against("L0", "y", false);
+  verdict = JudgeRun(Requirement::kBitwise, 0, variants);
+  EXPECT_EQ(verdict.finding,
+            "y of L1 differs from L0 in 3 of 4 elements, first at (0, 1); and 1 more of 2 outputs");
+}
+
+TEST(Verdict, BitwiseFailsWhereDTypesDiffer) {
+  std::vector<VariantReport> variants = TwoVariants();
+  variants[1].outputs[0].value = FromValues(DType::kF32, {2, 2}, {1, 2, 3, 4});
+  variants[1].against_reference.erase(variants[1].against_reference.begin());
+  const Verdict verdict = JudgeRun(Requirement::kBitwise, 0, variants);
+  EXPECT_FALSE(verdict.pass);
+  EXPECT_EQ(verdict.finding, "y of L1 is f32[2x2], and L0 has bf16[2x2]");
+}
+
+TEST(Verdict, BitwiseWithoutAReferenceMeansExact) {
+  std::vector<VariantReport> variants = TwoVariants();
+  Verdict verdict = JudgeRun(Requirement::kBitwise, std::nullopt, variants);
+  EXPECT_TRUE(verdict.pass);
+  EXPECT_EQ(verdict.finding, "all 4 outputs have the bits of exact");
+  variants[0].outputs[1].against_exact = Against("exact", "dx", false);
+  verdict = JudgeRun(Requirement::kBitwise, std::nullopt, variants);
+  EXPECT_FALSE(verdict.pass);
+  EXPECT_EQ(verdict.finding, "dx of L0 differs from exact in 3 of 4 elements, first at (0, 1)");
+}
+
+TEST(Verdict, BoundStatesTheGemmNearestToItsOwn) {
+  std::vector<VariantReport> variants = TwoVariants();
+  variants[0].outputs[0].bound = Check(true, 0.25);
+  variants[1].outputs[1].bound = Check(true, 0.75);
+  const Verdict verdict = JudgeRun(Requirement::kBound, std::nullopt, variants);
+  EXPECT_TRUE(verdict.pass);
+  EXPECT_EQ(verdict.threshold,
+            "|error| <= 0.5 x sum|a||b| + the epilogue's roundings + half an ulp of the output");
+  EXPECT_EQ(verdict.source, "dx of L1: 1 step");
+  EXPECT_EQ(verdict.finding,
+            "all 2 GEMM outputs lie within their bounds; nearest: dx of L1 at 0.75 of its bound");
+}
+
+TEST(Verdict, BoundNamesTheFirstViolation) {
+  std::vector<VariantReport> variants = TwoVariants();
+  variants[0].outputs[0].bound = Check(true, 0.25);
+  variants[1].outputs[0].bound = Check(false, 1.5);
+  const Verdict verdict = JudgeRun(Requirement::kBound, std::nullopt, variants);
+  EXPECT_FALSE(verdict.pass);
+  EXPECT_EQ(verdict.finding, "y of L1 leaves its bound in 2 of 4 elements, by up to 1.5 times");
+}
+
+TEST(Verdict, BoundHoldsWhereEveryGemmWasExact) {
+  const Verdict verdict = JudgeRun(Requirement::kBound, std::nullopt, TwoVariants());
+  EXPECT_TRUE(verdict.pass);
+  EXPECT_EQ(verdict.finding, "every GEMM ran under exact");
+}
+
+}  // namespace
+}  // namespace quantgate
