@@ -51,17 +51,19 @@ struct UnsignedCodes {
 /// E8M0 has no zero: code 0 is 2^-127.
 struct E8M0Codes : UnsignedCodes<uint8_t, 0xFF> {};
 
+/// Without a branch on the sign, which is as good as random: negative classes mirror the positive
+/// ones.
 template <class Codes>
 constexpr ValueClass ClassOfCode(typename Codes::Storage code) {
-  if (Codes::IsNan(code)) return ValueClass::kNan;
-  const bool negative = Codes::IsNegative(code);
-  if (Codes::IsInfinite(code)) {
-    return negative ? ValueClass::kNegativeInfinity : ValueClass::kPositiveInfinity;
-  }
-  if (Codes::Magnitude(code) == 0 && !std::is_same_v<Codes, E8M0Codes>) {
-    return negative ? ValueClass::kNegativeZero : ValueClass::kPositiveZero;
-  }
-  return negative ? ValueClass::kNegative : ValueClass::kPositive;
+  static_assert(static_cast<int>(ValueClass::kNegativeInfinity) == 0 &&
+                static_cast<int>(ValueClass::kPositiveInfinity) == 5);
+  constexpr bool kHasZero = !std::is_same_v<Codes, E8M0Codes>;
+  const int not_zero = kHasZero && Codes::Magnitude(code) == 0 ? 0 : 1;
+  const int infinite = Codes::IsInfinite(code) ? 1 : 0;
+  const int positive = static_cast<int>(ValueClass::kPositiveZero) + not_zero + infinite;
+  const int negative = Codes::IsNegative(code) ? 1 : 0;
+  const int value_class = 5 * negative + (1 - 2 * negative) * positive;
+  return Codes::IsNan(code) ? ValueClass::kNan : static_cast<ValueClass>(value_class);
 }
 
 /// Calls f(Codes{}) for the codes of a type.

@@ -2,24 +2,33 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <limits>
 #include <utility>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/block_grid.h"
 #include "kernels/compare/element_codes.h"
 #include "kernels/compare/element_values.h"
+#include "kernels/compare/error_kernels.h"
 #include "kernels/numerics/pairwise.h"
 
 namespace quantgate {
 namespace {
 
 constexpr int kWorstBlocksMax = 5;
-/// Elements decoded at a time.
-constexpr int64_t kSegment = 1024;
+using Terms = SeriesTerms<kErrorSeriesCount>;
 
-enum Series { kAbs, kSquared, kSigned, kRelative, kReference, kSubject, kProduct, kSeriesCount };
-using Terms = SeriesTerms<kSeriesCount>;
+MeasureStretch MeasureStretchFor(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx512:
+      return MeasureStretchAvx512;
+    case Isa::kAvx2:
+      return MeasureStretchAvx2;
+    case Isa::kScalar:
+      break;
+  }
+  return MeasureStretchScalar;
+}
 
 /// The largest of a quantity, and the lowest index that has it.
 struct Largest {
@@ -44,12 +53,6 @@ struct BlockErrors {
   int64_t subnormal_count = 0;
 };
 
-/// Facts of the subject's type, as values.
-struct SubjectRange {
-  double largest_finite = 0;
-  double smallest_normal = 0;
-};
-
 SubjectRange RangeOf(DType dtype) {
   return WithCodes(dtype, []<class Codes>(Codes) -> SubjectRange {
     if constexpr (requires { typename Codes::C; }) {
@@ -65,50 +68,83 @@ SubjectRange RangeOf(DType dtype) {
   });
 }
 
-// Elements left out of a sum stand in it as -0, which changes nothing, so that the tree of
-// additions depends on the shape alone.
-void AddElement(double s, double r, int64_t index, const SubjectRange& range, BlockErrors& block) {
-  const double magnitude = std::fabs(s);
-  const double reference_magnitude = std::fabs(r);
-  block.saturated_count += magnitude == range.largest_finite && reference_magnitude > magnitude;
-  block.flushed_to_zero_count += s == 0 && reference_magnitude > 0;
-  block.subnormal_count += magnitude != 0 && magnitude < range.smallest_normal;
-  Terms terms;
-  for (double& term : terms.values) term = -0.0;
-  if (std::isfinite(s) && std::isfinite(r)) {
-    ++block.finite_count;
-    const double error = s - r;
-    const double abs_error = std::fabs(error);
-    terms.values[kAbs] = abs_error;
-    terms.values[kSquared] = error * error;
-    terms.values[kSigned] = error;
-    terms.values[kReference] = r * r;
-    terms.values[kSubject] = s * s;
-    terms.values[kProduct] = s * r;
-    block.max_abs.Offer(abs_error, index);
-    if (r != 0) {
-      ++block.relative_count;
-      terms.values[kRelative] = abs_error / reference_magnitude;
-      block.max_rel.Offer(terms.values[kRelative], index);
+/// The elements of one block in row-major order, a stretch at a time.
+class BlockReader {
+ public:
+  BlockReader(const Tensor& subject, const Tensor& reference, const HeatMapCell& cell)
+      : subject_(subject), reference_(reference), cell_(cell) {}
+
+  /// Decodes the next stretch, padded with NaN; false when there is none.
+  bool Next() {
+    first_ = next_;
+    const int64_t width = cell_.column_end - cell_.column_begin;
+    const int64_t total = width * (cell_.row_end - cell_.row_begin);
+    int filled = 0;
+    while (filled < kErrorStretch && next_ < total) {
+      const int64_t count = std::min<int64_t>(kErrorStretch - filled, width - next_ % width);
+      DecodeValues(subject_, IndexOf(next_), count, subject + filled);
+      DecodeValues(reference_, IndexOf(next_), count, reference + filled);
+      filled += static_cast<int>(count);
+      next_ += count;
+    }
+    const bool any = filled > 0;
+    for (; filled < kErrorStretch; ++filled) {
+      subject[filled] = reference[filled] = std::numeric_limits<double>::quiet_NaN();
+    }
+    return any;
+  }
+
+  /// Index in the tensor of element i of the stretch.
+  int64_t ElementIndex(int i) const { return IndexOf(first_ + i); }
+
+  alignas(64) double subject[kErrorStretch];
+  alignas(64) double reference[kErrorStretch];
+
+ private:
+  int64_t IndexOf(int64_t position) const {
+    const int64_t width = cell_.column_end - cell_.column_begin;
+    return (cell_.row_begin + position / width) * subject_.columns() + cell_.column_begin +
+           position % width;
+  }
+
+  const Tensor& subject_;
+  const Tensor& reference_;
+  const HeatMapCell& cell_;
+  int64_t first_ = 0;
+  int64_t next_ = 0;
+};
+
+/// Finds the elements that the new maxima of a stretch belong to.
+void OfferLargest(const BlockReader& reader, const StretchErrors& errors, BlockErrors& block) {
+  const bool seek_abs = errors.max_abs > block.max_abs.value;
+  const bool seek_rel = errors.max_rel > block.max_rel.value;
+  if (!seek_abs && !seek_rel) return;
+  for (int i = kErrorStretch - 1; i >= 0; --i) {
+    const double r = reader.reference[i];
+    const double error = std::fabs(reader.subject[i] - r);
+    if (seek_abs && error == errors.max_abs) block.max_abs = {error, reader.ElementIndex(i)};
+    if (seek_rel && r != 0 && error / std::fabs(r) == errors.max_rel) {
+      block.max_rel = {errors.max_rel, reader.ElementIndex(i)};
     }
   }
-  block.accumulator.Add(terms);
 }
 
 void AddBlock(const Tensor& subject, const Tensor& reference, const HeatMapCell& cell,
-              BlockErrors& block) {
+              MeasureStretch measure, BlockErrors& block) {
   const SubjectRange range = RangeOf(subject.dtype());
-  const int64_t columns = subject.columns();
-  double s[kSegment];
-  double r[kSegment];
-  for (int64_t row = cell.row_begin; row < cell.row_end; ++row) {
-    for (int64_t at = cell.column_begin; at < cell.column_end; at += kSegment) {
-      const int64_t count = std::min(kSegment, cell.column_end - at);
-      const int64_t index = row * columns + at;
-      DecodeValues(subject, index, count, s);
-      DecodeValues(reference, index, count, r);
-      for (int64_t i = 0; i < count; ++i) AddElement(s[i], r[i], index + i, range, block);
-    }
+  BlockReader reader(subject, reference, cell);
+  while (reader.Next()) {
+    StretchErrors errors;
+    measure(reader.subject, reader.reference, range, errors);
+    Terms terms;
+    std::copy_n(errors.sums, kErrorSeriesCount, terms.values);
+    block.accumulator.Add(terms);
+    OfferLargest(reader, errors, block);
+    block.finite_count += errors.finite_count;
+    block.relative_count += errors.relative_count;
+    block.saturated_count += errors.saturated_count;
+    block.flushed_to_zero_count += errors.flushed_to_zero_count;
+    block.subnormal_count += errors.subnormal_count;
   }
 }
 
@@ -145,17 +181,17 @@ ErrorReport Summarize(const std::vector<BlockErrors>& blocks, const Tensor& subj
     report.flushed_to_zero_count += block.flushed_to_zero_count;
     report.subnormal_count += block.subnormal_count;
     HeatMapCell& cell = heat_map.cells[i];
-    cell.rms_error = std::sqrt(Mean(block_sums.values[kSquared], block.finite_count));
+    cell.rms_error = std::sqrt(Mean(block_sums.values[kSquaredError], block.finite_count));
     cell.max_abs_error = std::max(block.max_abs.value, 0.0);
   }
   report.element_count = subject.element_count();
   report.non_finite_count = report.element_count - finite_count;
-  report.mean_abs = Mean(sums.values[kAbs], finite_count);
-  report.rms = std::sqrt(Mean(sums.values[kSquared], finite_count));
-  report.bias = Mean(sums.values[kSigned], finite_count);
-  report.mean_rel = Mean(sums.values[kRelative], relative_count);
-  report.sum_reference_squared = sums.values[kReference];
-  report.sum_error_squared = sums.values[kSquared];
+  report.mean_abs = Mean(sums.values[kAbsError], finite_count);
+  report.rms = std::sqrt(Mean(sums.values[kSquaredError], finite_count));
+  report.bias = Mean(sums.values[kSignedError], finite_count);
+  report.mean_rel = Mean(sums.values[kRelativeError], relative_count);
+  report.sum_reference_squared = sums.values[kSquaredReference];
+  report.sum_error_squared = sums.values[kSquaredError];
   if (max_abs.index >= 0) {
     report.max_abs = max_abs.value;
     report.max_abs_at = PairAt(subject, reference, max_abs.index);
@@ -164,8 +200,9 @@ ErrorReport Summarize(const std::vector<BlockErrors>& blocks, const Tensor& subj
     report.max_rel = max_rel.value;
     report.max_rel_at = PairAt(subject, reference, max_rel.index);
   }
-  const double norms = std::sqrt(sums.values[kSubject]) * std::sqrt(sums.values[kReference]);
-  const bool both_zero = sums.values[kSubject] == 0 && sums.values[kReference] == 0;
+  const double norms =
+      std::sqrt(sums.values[kSquaredSubject]) * std::sqrt(sums.values[kSquaredReference]);
+  const bool both_zero = sums.values[kSquaredSubject] == 0 && sums.values[kSquaredReference] == 0;
   report.cosine = both_zero ? 1 : norms == 0 ? 0 : sums.values[kProduct] / norms;
   const double error_norm = std::sqrt(report.sum_error_squared);
   report.relative_frobenius =
@@ -188,9 +225,10 @@ absl::StatusOr<ErrorReport> MeasureError(const Tensor& subject, const Tensor& re
   heat_map.columns = grid.columns;
   for (int i = 0; i < grid.count(); ++i) heat_map.cells.push_back(grid.Cell(i));
   std::vector<BlockErrors> blocks(grid.count());
+  const MeasureStretch measure = MeasureStretchFor(context.isa);
   ParallelFor(context, grid.count(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      AddBlock(subject, reference, heat_map.cells[i], blocks[i]);
+      AddBlock(subject, reference, heat_map.cells[i], measure, blocks[i]);
     }
   });
   QG_RETURN_IF_ERROR(context.CheckCancelled());

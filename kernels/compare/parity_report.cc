@@ -14,9 +14,10 @@ namespace quantgate {
 namespace {
 
 /// Elements that memcmp looks at before anyone looks closer.
-constexpr int64_t kStretch = 2048;
+constexpr int64_t kStretch = 8192;
 /// Bucket 0 for distance 0; i >= 1 for [2^(i-2) + 1, 2^(i-1)], one set above and one below.
 constexpr int kBucketCount = 65;
+constexpr int kEqual = kBucketCount - 1;
 /// Larger than every distance between numbers, which is clamped below it.
 constexpr uint64_t kNanDistance = std::numeric_limits<int64_t>::max();
 
@@ -28,8 +29,8 @@ struct Findings {
   int64_t first = -1;
   int64_t worst = -1;
   uint64_t worst_distance = 0;
-  int64_t above[kBucketCount] = {};
-  int64_t below[kBucketCount] = {};
+  int64_t buckets[2 * kBucketCount - 1] =
+      {};  ///< Bucket i above at kEqual + i, below at kEqual - i.
   Confusion confusion{};
 
   void Merge(const Findings& later) {
@@ -39,45 +40,85 @@ struct Findings {
       worst = later.worst;
       worst_distance = later.worst_distance;
     }
-    for (int i = 0; i < kBucketCount; ++i) above[i] += later.above[i];
-    for (int i = 0; i < kBucketCount; ++i) below[i] += later.below[i];
+    for (int i = 0; i < 2 * kBucketCount - 1; ++i) buckets[i] += later.buckets[i];
     for (int i = 0; i < kValueClassCount; ++i) {
       for (int j = 0; j < kValueClassCount; ++j) confusion[i][j] += later.confusion[i][j];
     }
   }
 };
 
-int BucketOf(uint64_t distance) { return distance == 0 ? 0 : std::bit_width(distance - 1) + 1; }
+int BucketOf(uint64_t distance) {
+  const int differs = distance != 0 ? 1 : 0;
+  return std::bit_width(distance - differs) + differs;
+}
 
-/// Counts classes without a branch, for stretches where both sides are the same.
+/// Counts of one block of codes; the sign counts leave out NaN.
+struct ClassCounts {
+  int64_t nan = 0, negative = 0, infinite = 0, negative_infinite = 0, zero = 0, negative_zero = 0;
+};
+
+/// Counts without a branch, in counters as wide as the codes so that compilers vectorise the loop.
+template <class Codes>
+void CountBlock(const typename Codes::Storage* codes, int count, ClassCounts& counts) {
+  using Counter = typename Codes::Storage;
+  constexpr bool kHasZero = !std::is_same_v<Codes, E8M0Codes>;
+  Counter nan = 0, negative = 0, infinite = 0, negative_infinite = 0, zero = 0, negative_zero = 0;
+  for (int i = 0; i < count; ++i) {
+    const Counter code = codes[i];
+    const bool is_nan = Codes::IsNan(code);
+    const bool is_negative = Codes::IsNegative(code) & !is_nan;
+    const bool is_infinite = Codes::IsInfinite(code);
+    const bool is_zero = kHasZero & (Codes::Magnitude(code) == 0);
+    nan += is_nan ? 1 : 0;
+    negative += is_negative ? 1 : 0;
+    infinite += is_infinite ? 1 : 0;
+    negative_infinite += (is_infinite & is_negative) ? 1 : 0;
+    zero += is_zero ? 1 : 0;
+    negative_zero += (is_zero & is_negative) ? 1 : 0;
+  }
+  counts.nan += static_cast<int64_t>(nan);
+  counts.negative += static_cast<int64_t>(negative);
+  counts.infinite += static_cast<int64_t>(infinite);
+  counts.negative_infinite += static_cast<int64_t>(negative_infinite);
+  counts.zero += static_cast<int64_t>(zero);
+  counts.negative_zero += static_cast<int64_t>(negative_zero);
+}
+
+/// 8-bit codes are counted one by one instead, and each code classified once.
+template <class Codes>
+void CountBytes(const uint8_t* codes, int64_t count, Findings& findings) {
+  uint32_t tallies[4][256] = {};  // Four, so that a run of one code does not wait for itself.
+  for (int64_t i = 0; i < count; ++i) ++tallies[i & 3][codes[i]];
+  for (int code = 0; code < 256; ++code) {
+    const int64_t n =
+        int64_t(tallies[0][code]) + tallies[1][code] + tallies[2][code] + tallies[3][code];
+    const auto value_class = ClassOfCode<Codes>(static_cast<uint8_t>(code));
+    findings.confusion[static_cast<int>(value_class)][static_cast<int>(value_class)] += n;
+    if (value_class != ValueClass::kNan) findings.buckets[kEqual] += n;
+  }
+}
+
+/// For stretches where both sides are the same.
 template <class Codes>
 void CountEqual(const typename Codes::Storage* codes, int64_t count, Findings& findings) {
-  constexpr bool kHasZero = !std::is_same_v<Codes, E8M0Codes>;
-  uint32_t nan = 0, negative = 0, infinite = 0, negative_infinite = 0, zero = 0, negative_zero = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const auto code = codes[i];
-    const uint32_t sign = Codes::IsNegative(code) && !Codes::IsNan(code) ? 1 : 0;
-    const uint32_t is_infinite = Codes::IsInfinite(code) ? 1 : 0;
-    const uint32_t is_zero = kHasZero && Codes::Magnitude(code) == 0 ? 1 : 0;
-    nan += Codes::IsNan(code) ? 1 : 0;
-    negative += sign;
-    infinite += is_infinite;
-    negative_infinite += is_infinite & sign;
-    zero += is_zero;
-    negative_zero += is_zero & sign;
-  }
+  if constexpr (sizeof(typename Codes::Storage) == 1)
+    return CountBytes<Codes>(codes, count, findings);
+  ClassCounts counts;
+  CountBlock<Codes>(codes, static_cast<int>(count), counts);
   const auto add = [&](ValueClass value_class, int64_t n) {
     findings.confusion[static_cast<int>(value_class)][static_cast<int>(value_class)] += n;
   };
-  const int64_t positive = count - nan - negative;
-  add(ValueClass::kNan, nan);
-  add(ValueClass::kNegativeInfinity, negative_infinite);
-  add(ValueClass::kNegativeZero, negative_zero);
-  add(ValueClass::kNegative, int64_t(negative) - negative_infinite - negative_zero);
-  add(ValueClass::kPositiveInfinity, infinite - negative_infinite);
-  add(ValueClass::kPositiveZero, zero - negative_zero);
-  add(ValueClass::kPositive, positive - (infinite - negative_infinite) - (zero - negative_zero));
-  findings.above[0] += count - nan;
+  const int64_t positive = count - counts.nan - counts.negative;
+  const int64_t positive_infinite = counts.infinite - counts.negative_infinite;
+  const int64_t positive_zero = counts.zero - counts.negative_zero;
+  add(ValueClass::kNan, counts.nan);
+  add(ValueClass::kNegativeInfinity, counts.negative_infinite);
+  add(ValueClass::kNegativeZero, counts.negative_zero);
+  add(ValueClass::kNegative, counts.negative - counts.negative_infinite - counts.negative_zero);
+  add(ValueClass::kPositiveInfinity, positive_infinite);
+  add(ValueClass::kPositiveZero, positive_zero);
+  add(ValueClass::kPositive, positive - positive_infinite - positive_zero);
+  findings.buckets[kEqual] += count - counts.nan;
 }
 
 template <class Codes>
@@ -97,7 +138,8 @@ void CountPair(typename Codes::Storage subject, typename Codes::Storage referenc
     distance = !same_sign ? s + r : s > r ? s - r : r - s;
     distance = std::min(distance, kNanDistance - 1);
     const bool is_above = same_sign ? (s > r) != s_negative : !s_negative;
-    ++(is_above ? findings.above : findings.below)[BucketOf(distance)];
+    const int bucket = BucketOf(distance);
+    ++findings.buckets[kEqual + (is_above ? bucket : -bucket)];
   } else if (subject_nan != reference_nan) {
     distance = kNanDistance;
   }
@@ -135,15 +177,14 @@ int64_t BucketLower(int bucket) { return bucket <= 1 ? bucket : BucketUpper(buck
 
 std::vector<UlpBucket> HistogramOf(const Findings& findings) {
   std::vector<UlpBucket> histogram;
-  for (int i = kBucketCount - 1; i >= 1; --i) {
-    if (findings.below[i] > 0)
-      histogram.push_back({-BucketUpper(i), -BucketLower(i), findings.below[i]});
-  }
-  const int64_t equal = findings.above[0] + findings.below[0];
-  if (equal > 0) histogram.push_back({0, 0, equal});
-  for (int i = 1; i < kBucketCount; ++i) {
-    if (findings.above[i] > 0)
-      histogram.push_back({BucketLower(i), BucketUpper(i), findings.above[i]});
+  for (int i = -kEqual; i <= kEqual; ++i) {
+    const int64_t count = findings.buckets[kEqual + i];
+    if (count == 0) continue;
+    if (i < 0) {
+      histogram.push_back({-BucketUpper(-i), -BucketLower(-i), count});
+    } else {
+      histogram.push_back({BucketLower(i), BucketUpper(i), count});
+    }
   }
   return histogram;
 }
