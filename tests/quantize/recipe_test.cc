@@ -1,0 +1,174 @@
+// Recipes: defaults and knobs against design.md section 3 and quantizers.md sections 3 and 10.2,
+// and what is refused.
+#include "kernels/quantize/recipe.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace quantgate {
+namespace {
+
+using ::testing::HasSubstr;
+
+Recipe Parsed(std::string_view text) {
+  auto recipe = Recipe::Parse(text);
+  EXPECT_TRUE(recipe.ok()) << recipe.status();
+  return *std::move(recipe);
+}
+
+constexpr TensorRole kRoles[] = {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput};
+
+TEST(Recipe, Bf16QuantizesNothing) {
+  const Recipe recipe = Parsed("bf16");
+  EXPECT_FALSE(recipe.is_quantized());
+  for (const TensorRole role : kRoles) {
+    EXPECT_FALSE(recipe.QuantizerFor(role, Usage::kRowwise).is_quantized());
+  }
+  EXPECT_EQ(recipe.activation_dtype(), std::nullopt);
+  EXPECT_EQ(recipe.backward_override(), BackwardOverride::kNone);
+}
+
+TEST(Recipe, Fp8CurrentDefaults) {
+  const Recipe recipe = Parsed("fp8_current");
+  EXPECT_TRUE(recipe.is_quantized());
+  const QuantizerSpec forward = {.format = QuantizerFormat::kFp8Tensor, .element = DType::kF8E4M3};
+  const QuantizerSpec backward = {.format = QuantizerFormat::kFp8Tensor, .element = DType::kF8E5M2};
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    EXPECT_EQ(recipe.QuantizerFor(TensorRole::kInput, usage), forward);
+    EXPECT_EQ(recipe.QuantizerFor(TensorRole::kWeight, usage), forward);
+    EXPECT_EQ(recipe.QuantizerFor(TensorRole::kGradOutput, usage), backward);
+  }
+  EXPECT_FALSE(recipe.UsesSplitAccumulator(GemmRole::kFprop));
+  EXPECT_TRUE(recipe.UsesSplitAccumulator(GemmRole::kDgrad));
+  EXPECT_TRUE(recipe.UsesSplitAccumulator(GemmRole::kWgrad));
+}
+
+TEST(Recipe, EveryKnobReachesTheQuantizer) {
+  const auto spec = [](std::string_view text, TensorRole role) {
+    return Parsed(text).QuantizerFor(role, Usage::kRowwise);
+  };
+  const auto grad = TensorRole::kGradOutput, weight = TensorRole::kWeight,
+             input = TensorRole::kInput;
+  EXPECT_EQ(spec("fp8_current:fp8_format=e4m3", grad).element, DType::kF8E4M3);
+  EXPECT_EQ(spec("fp8_current:scale_rule=reciprocal", input).scale_rule, ScaleRule::kReciprocal);
+  EXPECT_EQ(spec("fp8_current:element_rounding=nearest_away", input).element_rounding,
+            ElementRounding::kNearestAway);
+  EXPECT_EQ(spec("fp8_current:overflow=nan", input).overflow, Overflow::kNan);
+  for (const TensorRole role : kRoles) {
+    EXPECT_TRUE(spec("fp8_current:power_2_scales=true", role).power_2_scale);
+    EXPECT_EQ(spec("fp8_current:amax_epsilon=1e-3", role).amax_epsilon, 1e-3f);
+    EXPECT_EQ(spec("fp8_current:power_2_scales_input=true", role).power_2_scale, role == input);
+    EXPECT_EQ(spec("fp8_current:power_2_scales_weight=true", role).power_2_scale, role == weight);
+    EXPECT_EQ(spec("fp8_current:power_2_scales_grad=true", role).power_2_scale, role == grad);
+    EXPECT_EQ(spec("fp8_current:power_2_scales=true,power_2_scales_grad=false", role).power_2_scale,
+              role != grad);
+    EXPECT_EQ(spec("fp8_current:amax_epsilon=2,amax_epsilon_input=3", role).amax_epsilon,
+              role == input ? 3 : 2);
+    EXPECT_EQ(spec("fp8_current:amax_epsilon_weight=0.5", role).amax_epsilon,
+              role == weight ? 0.5f : 0);
+    EXPECT_EQ(spec("fp8_current:amax_epsilon_grad=0.5", role).amax_epsilon,
+              role == grad ? 0.5f : 0);
+  }
+  const Recipe split = Parsed(
+      "fp8_current:split_accumulator_fprop=true,split_accumulator_dgrad=false,split_accumulator_"
+      "wgrad=false");
+  EXPECT_TRUE(split.UsesSplitAccumulator(GemmRole::kFprop));
+  EXPECT_FALSE(split.UsesSplitAccumulator(GemmRole::kDgrad));
+  EXPECT_FALSE(split.UsesSplitAccumulator(GemmRole::kWgrad));
+}
+
+TEST(Recipe, KnobsOfAllRecipes) {
+  for (const RecipeDescription& description : AllRecipes()) {
+    const Recipe recipe =
+        Parsed(description.name + ":backward_override=dequant,activation_dtype=f16");
+    EXPECT_EQ(recipe.backward_override(), BackwardOverride::kDequantized);
+    EXPECT_EQ(recipe.activation_dtype(), DType::kF16);
+    EXPECT_EQ(recipe.knobs().at("backward_override"), "dequantized");
+  }
+}
+
+TEST(Recipe, TextsRoundTrip) {
+  const Recipe recipe =
+      Parsed("fp8_current:power_2_scales=true,backward_override=unquant,amax_epsilon=0.10");
+  EXPECT_EQ(recipe.ShortText(),
+            "fp8_current:backward_override=high_precision,power_2_scales=true,amax_epsilon=0.1");
+  EXPECT_EQ(Parsed(recipe.ShortText()).CanonicalText(), recipe.CanonicalText());
+  EXPECT_EQ(Parsed(recipe.CanonicalText()).CanonicalText(), recipe.CanonicalText());
+  EXPECT_EQ(Recipe::Create(recipe.name(), recipe.knobs())->Digest(), recipe.Digest());
+  EXPECT_EQ(Parsed("fp8_current").ShortText(), "fp8_current");
+  EXPECT_THAT(recipe.CanonicalText(), HasSubstr("power_2_scales_grad=true"));
+  EXPECT_NE(Parsed("fp8_current").Digest(), recipe.Digest());
+  EXPECT_EQ(recipe.Digest().size(), 64u);
+  EXPECT_EQ(Parsed("fp8_current:amax_epsilon=-0").CanonicalText(),
+            Parsed("fp8_current").CanonicalText());
+}
+
+TEST(Recipe, WithBackwardOverride) {
+  const Recipe recipe = Parsed("fp8_current").WithBackwardOverride(BackwardOverride::kDequantized);
+  EXPECT_EQ(recipe.ShortText(), "fp8_current:backward_override=dequantized");
+  EXPECT_EQ(recipe.Digest(), Parsed("fp8_current:backward_override=dequantized").Digest());
+}
+
+TEST(Recipe, RefusesWithRecipeKnobValueAndChoices) {
+  struct Case {
+    const char* text;
+    const char* message;
+  };
+  const Case cases[] = {
+      {"fp9", "recipe: unknown name \"fp9\"; known: bf16, fp8_current"},
+      {"", "unknown name \"\""},
+      {"bf16:fp8_format=e4m3",
+       "recipe bf16: knob \"fp8_format\" belongs to fp8_current, not to bf16; knobs of bf16: "
+       "backward_override"},
+      {"fp8_current:margin=0",
+       "recipe fp8_current: unknown knob \"margin\"; knobs of fp8_current: backward_override"},
+      {"fp8_current:fp8_format=e5m2",
+       "recipe fp8_current: knob fp8_format: value \"e5m2\" is not one of hybrid|e4m3"},
+      {"fp8_current:power_2_scales=1", "knob power_2_scales: value \"1\" is not one of false|true"},
+      {"fp8_current:power_2_scales_grad=yes", "knob power_2_scales_grad: value \"yes\""},
+      {"fp8_current:amax_epsilon=-1", "knob amax_epsilon: value \"-1\" is not one of float >= 0"},
+      {"fp8_current:amax_epsilon=nan", "value \"nan\" is not one of float >= 0"},
+      {"fp8_current:amax_epsilon=inf", "value \"inf\""},
+      {"fp8_current:amax_epsilon=1e99", "value \"1e99\""},
+      {"fp8_current:amax_epsilon=1x", "value \"1x\""},
+      {"fp8_current:amax_epsilon=", "value \"\""},
+      {"fp8_current:backward_override=off",
+       "value \"off\" is not one of none|high_precision|dequantized"},
+      {"bf16:activation_dtype=f8_e4m3",
+       "knob activation_dtype: value \"f8_e4m3\" is not one of input|f32|bf16|f16"},
+      {"fp8_current:", "no key=value behind the colon"},
+      {"fp8_current:fp8_format", "\"fp8_format\" is not key=value"},
+      {"fp8_current:=1", "is not key=value"},
+      {"fp8_current:overflow=nan,", "is not key=value"},
+      {"fp8_current:overflow=nan,overflow=nan", "knob \"overflow\" is given twice"},
+  };
+  for (const Case& c : cases) {
+    const auto recipe = Recipe::Parse(c.text);
+    EXPECT_EQ(recipe.status().code(), absl::StatusCode::kInvalidArgument) << c.text;
+    EXPECT_THAT(std::string(recipe.status().message()), HasSubstr(c.message));
+  }
+}
+
+TEST(AllRecipes, DefaultsAreWhatCreateUses) {
+  for (const RecipeDescription& description : AllRecipes()) {
+    const Recipe recipe = Parsed(description.name);
+    EXPECT_EQ(recipe.knobs().size(), description.knobs.size());
+    for (const KnobDescription& knob : description.knobs) {
+      EXPECT_FALSE(knob.summary.empty());
+      const auto inherited = recipe.knobs().find(knob.default_value);
+      EXPECT_EQ(recipe.knobs().at(knob.name),
+                inherited == recipe.knobs().end() ? knob.default_value : inherited->second);
+    }
+  }
+}
+
+TEST(Roles, NamesRoundTrip) {
+  for (const TensorRole role : kRoles) EXPECT_EQ(*ParseTensorRole(TensorRoleName(role)), role);
+  EXPECT_FALSE(ParseTensorRole("dy").ok());
+  EXPECT_EQ(GemmRoleName(GemmRole::kWgrad), "wgrad");
+  EXPECT_EQ(*ParseBackwardOverride("default"), BackwardOverride::kNone);
+  EXPECT_FALSE(ParseBackwardOverride("").ok());
+}
+
+}  // namespace
+}  // namespace quantgate
