@@ -282,9 +282,10 @@ class Sm90Accumulator {
 }  // namespace
 
 AccumulationRule Sm90Rule(DType dtype, bool split, int slices) {
-  if (IsFp8(dtype)) return {32, split ? 128 : 0, slices, 128};
-  if (dtype == DType::kF32) return {8, 0, slices, 64};
-  return {16, 0, slices, 64};
+  // A tile of split-K is 128 bytes of k in every type.
+  const int64_t tile_k = 128 / DTypeBytes(dtype);
+  if (IsFp8(dtype)) return {32, split ? 128 : 0, slices, tile_k};
+  return {dtype == DType::kF32 ? 8 : 16, 0, slices, tile_k};
 }
 
 std::vector<KRange> SlicesOf(const AccumulationRule& rule, int64_t k) {

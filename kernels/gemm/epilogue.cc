@@ -52,6 +52,20 @@ float ScalarOf(const GemmOperand& operand) {
   return operand.scaling == ScaleMode::kTensor ? *operand.scale_inv.as<float>() : 1.0f;
 }
 
+Combination CombinationOf(const GemmDesc& desc) {
+  const Arithmetic arithmetic = desc.arithmetic.Resolved();
+  if (arithmetic.family == ArithmeticFamily::kSm90 && arithmetic.split_k > 1) {
+    return Combination::kSplitK;
+  }
+  return desc.in_place && desc.beta == 1 ? Combination::kInPlace : Combination::kFused;
+}
+
+/// fma(value, coefficient, +0): the rounded product, but +0 where the product is exactly zero.
+float ProductPlusZero(float value, float coefficient) {
+  const float product = value * coefficient;
+  return value == 0 || coefficient == 0 ? product + 0.0f : product;
+}
+
 /// rnd(value) as fp32: the rounding to the output type, before something else is added in that
 /// type.
 void RoundToDType(DType dtype, int columns, float* values) {
@@ -70,14 +84,13 @@ Epilogue::Epilogue(const GemmDesc& desc, const GemmShape& shape, Tensor& d)
     : out_dtype_(desc.out_dtype),
       n_(shape.n),
       d_(d.data()),
-      outer_(desc.a.scaling == ScaleMode::kOuter),
-      alpha_(desc.alpha),
+      combination_(CombinationOf(desc)),
       beta_(desc.beta),
-      c_(desc.c),
-      adds_in_place_(desc.in_place && desc.beta == 1) {
-  if (outer_) {
+      c_(desc.c) {
+  if (desc.a.scaling == ScaleMode::kOuter) {
     row_scale_ = desc.a.scale_inv.as<float>();
     column_scale_ = desc.b.scale_inv.as<float>();
+    coefficient_ = desc.alpha;
   } else {
     const float scaled_alpha = desc.alpha * ScalarOf(desc.b);
     coefficient_ = scaled_alpha * ScalarOf(desc.a);
@@ -89,36 +102,50 @@ Epilogue::Epilogue(const GemmDesc& desc, const GemmShape& shape, Tensor& d)
   if (desc.d_scale.has_value()) d_scale_ = *desc.d_scale.as<float>();
 }
 
-void Epilogue::Combine(int64_t row, int64_t column, int columns, const float* accumulators,
-                       float* values) const {
-  if (outer_) {
-    // alpha is 1 wherever the order was measured; elsewhere it multiplies last.
-    for (int i = 0; i < columns; ++i) {
-      values[i] = accumulators[i] * column_scale_[column + i];
-      values[i] = values[i] * row_scale_[row];
-      values[i] = values[i] * alpha_;
-    }
-  }
-  const float coefficient = outer_ ? 1.0f : coefficient_;
-  const float* const scaled = outer_ ? values : accumulators;
-  if (beta_ != 0 && !adds_in_place_) {
-    float c[kColumnsMax];
-    Decode(out_dtype_, c_.data(), row * n_ + column, columns, c);
-    for (int i = 0; i < columns; ++i) values[i] = std::fma(scaled[i], coefficient, beta_ * c[i]);
-  } else {
-    for (int i = 0; i < columns; ++i) values[i] = scaled[i] * coefficient;
-  }
-  if (!bias_.empty()) {
-    const float* bias = bias_.data() + column;
-    for (int i = 0; i < columns; ++i) values[i] = values[i] + bias[i];
+void Epilogue::ScaleByVectors(int64_t row, int64_t column, int columns, float* values) const {
+  if (row_scale_ == nullptr) return;
+  const float row_scale = row_scale_[row];
+  for (int i = 0; i < columns; ++i) {
+    const float by_column = values[i] * column_scale_[column + i];
+    values[i] = by_column * row_scale;
   }
 }
 
-void Epilogue::AddInPlace(int64_t row, int64_t column, int columns, float* values) const {
+void Epilogue::AddBias(int64_t column, int columns, float* values) const {
+  if (bias_.empty()) return;
+  const float* const bias = bias_.data() + column;
+  for (int i = 0; i < columns; ++i) values[i] = values[i] + bias[i];
+}
+
+void Epilogue::Combine(int64_t row, int64_t column, int columns, float* values) const {
+  if (beta_ == 0) {
+    const bool keeps_negative_zero = combination_ == Combination::kSplitK;
+    for (int i = 0; i < columns; ++i) {
+      values[i] =
+          keeps_negative_zero ? values[i] * coefficient_ : ProductPlusZero(values[i], coefficient_);
+    }
+    return AddBias(column, columns, values);
+  }
   float c[kColumnsMax];
-  Decode(out_dtype_, c_.data(), row * n_ + column, columns, c);
-  RoundToDType(out_dtype_, columns, values);
-  for (int i = 0; i < columns; ++i) values[i] = values[i] + c[i];
+  Decode(c_.dtype(), c_.data(), row * n_ + column, columns, c);
+  switch (combination_) {
+    case Combination::kFused:
+      for (int i = 0; i < columns; ++i) {
+        values[i] = std::fma(values[i], coefficient_, beta_ * c[i]);
+      }
+      return AddBias(column, columns, values);
+    case Combination::kInPlace:
+      for (int i = 0; i < columns; ++i) values[i] = ProductPlusZero(values[i], coefficient_);
+      AddBias(column, columns, values);
+      RoundToDType(out_dtype_, columns, values);
+      for (int i = 0; i < columns; ++i) values[i] = values[i] + c[i];
+      return;
+    case Combination::kSplitK:
+      for (int i = 0; i < columns; ++i) {
+        values[i] = std::fma(beta_, c[i], values[i] * coefficient_);
+      }
+      return AddBias(column, columns, values);
+  }
 }
 
 uint32_t Epilogue::Store(int64_t row, int64_t column, int columns, float* values) const {
@@ -137,7 +164,7 @@ uint32_t Epilogue::Store(int64_t row, int64_t column, int columns, float* values
       uint32_t amax = 0;
       for (int i = 0; i < columns; ++i) {
         const uint32_t magnitude = std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFu;
-        amax = std::max(amax, magnitude > kInfinityBits ? 0u : magnitude);
+        amax = std::max(amax, magnitude > kInfinityBits ? Float32::kCanonicalNan : magnitude);
         values[i] = values[i] * d_scale_;
       }
       auto* out = reinterpret_cast<uint8_t*>(d_) + offset;
@@ -159,8 +186,9 @@ uint32_t Epilogue::Store(int64_t row, int64_t column, int columns, float* values
 uint32_t Epilogue::Apply(int64_t row, int64_t column, int columns,
                          const float* accumulators) const {
   float values[kColumnsMax];
-  Combine(row, column, columns, accumulators, values);
-  if (adds_in_place_) AddInPlace(row, column, columns, values);
+  std::copy(accumulators, accumulators + columns, values);
+  ScaleByVectors(row, column, columns, values);
+  Combine(row, column, columns, values);
   return Store(row, column, columns, values);
 }
 

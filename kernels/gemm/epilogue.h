@@ -11,6 +11,17 @@
 
 namespace quantgate {
 
+/// How alpha, beta and c meet, with s the scaled accumulator, k the coefficient and rnd the
+/// rounding to the output type. Measured on an H200 (tests/data/golden_gemm_epilogue_*,
+/// golden_gemm_splitk).
+enum class Combination {
+  kFused,  ///< fma(s, k, f32(beta * c)) + bias; without c the addend is +0, so that a zero product
+           ///< is +0.
+  kInPlace,  ///< beta = 1 and c is the memory of d: rnd(s * k + bias) + c, rounded again.
+  kSplitK,  ///< After split-K, in place or not: fma(beta, c, s * k) + bias, or s * k + bias without
+            ///< c.
+};
+
 class Epilogue {
  public:
   /// Columns that one call of Apply may span.
@@ -20,28 +31,26 @@ class Epilogue {
   Epilogue(const GemmDesc& desc, const GemmShape& shape, Tensor& d);
 
   /// Stores d[row][column .. column + columns) from the accumulators. Returns the bits of max
-  /// |value| in fp32 before d_scale, NaN not counted, for FP8 outputs; 0 for others. Thread-safe
+  /// |value| in fp32 before d_scale, NaN if any is, for FP8 outputs; 0 for others. Thread-safe
   /// for disjoint outputs.
   uint32_t Apply(int64_t row, int64_t column, int columns, const float* accumulators) const;
 
  private:
-  void Combine(int64_t row, int64_t column, int columns, const float* accumulators,
-               float* values) const;
-  void AddInPlace(int64_t row, int64_t column, int columns, float* values) const;
+  void ScaleByVectors(int64_t row, int64_t column, int columns, float* values) const;
+  void Combine(int64_t row, int64_t column, int columns, float* values) const;
+  void AddBias(int64_t column, int columns, float* values) const;
   uint32_t Store(int64_t row, int64_t column, int columns, float* values) const;
 
   const DType out_dtype_;
   const int64_t n_;
   std::byte* const d_;
-  const bool outer_;                     // Vector scales of both operands in place of coefficient_.
-  float coefficient_ = 1;                // f32(f32(alpha * scale_N) * scale_M).
-  const float* row_scale_ = nullptr;     // [m], outer_ only.
-  const float* column_scale_ = nullptr;  // [n], outer_ only.
-  const float alpha_;
+  const Combination combination_;
+  float coefficient_ = 1;  // f32(f32(alpha * scale_N) * scale_M), or alpha beside vector scales.
+  const float* row_scale_ = nullptr;     // [m]; vector scales only.
+  const float* column_scale_ = nullptr;  // [n]; vector scales only.
   const float beta_;
   const Tensor& c_;
-  const bool adds_in_place_;  // beta = 1 and c is the memory of d: the sum is rounded twice.
-  std::vector<float> bias_;   // [n]; empty: none.
+  std::vector<float> bias_;  // [n]; empty: none.
   float d_scale_ = 1;
 };
 

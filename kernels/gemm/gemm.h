@@ -43,7 +43,7 @@ struct GemmDesc {
   bool use_split_accumulator = false;
   float alpha = 1.0f;
   float beta = 0.0f;
-  Tensor c;  ///< [m][n] of out_dtype; present when beta != 0.
+  Tensor c;  ///< [m][n] of out_dtype, of bf16 for FP8 outputs; present when beta != 0.
   bool in_place =
       false;  ///< c is the memory of d: cuBLASLt rounds before it adds (tensor-cores.md section 3).
   Tensor bias;                    ///< [n]; absent: none. bf16, f16 or f32.
@@ -53,7 +53,7 @@ struct GemmDesc {
 
 struct GemmResult {
   Tensor d;     ///< [m][n] of out_dtype.
-  Tensor amax;  ///< f32 [1]: max |value| in fp32 before d_scale; present for FP8 outputs.
+  Tensor amax;  ///< f32 [1]: max |value| in fp32 before d_scale, NaN if any is; present for FP8 outputs.
   std::string arithmetic;  ///< What ran, fully resolved: "sm90:fast", "sm90:split", "sm90", "exact"
                            ///< (bf16 and the like have no accumulation mode).
   std::string note;  ///< For exact: bits needed and available, and outputs that took the wide path.

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/gemm/panel.h"
+#include "kernels/numerics/fused_step.h"
 
 namespace quantgate {
 
@@ -106,10 +107,9 @@ struct PanelBody {
     const int16_t* const b_exponents = task.b_exponents + int64_t(step) * kStep * kColumns + column;
     float* const accumulators = task.accumulators + row * kColumns + column;
 
-    // The largest exponent of each output's products; -300 is below every product and accumulator
-    // and keeps an all-zero step within double's range.
+    // The largest exponent of each output's products, and the floor.
     Bytes product_max[kRows];
-    for (int r = 0; r < kRows; ++r) product_max[r] = V::SetInt16(-300);
+    for (int r = 0; r < kRows; ++r) product_max[r] = V::SetInt16(kFusedExponentFloor);
     for (int i = 0; i < kStep; ++i) {
       const Bytes b_exponent = V::LoadInteger(b_exponents + i * kColumns);
       for (int r = 0; r < kRows; ++r) {

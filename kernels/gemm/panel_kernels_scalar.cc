@@ -21,8 +21,6 @@ template <class Panel, class Step>
 void FusedStepOfRow(const PanelTask<Panel>& task, int64_t row, int step_index,
                     float* accumulators) {
   constexpr int kColumns = Panel::kColumns;
-  // Below the exponents of all products and accumulators, above that of a zero operand.
-  constexpr int kExponentNone = -300;
   const int64_t a_offset = (step_index * task.a_rows + row) * task.step;
   const auto* a = task.a + a_offset;
   const auto* a_exponents = task.a_exponents + a_offset;
@@ -33,7 +31,7 @@ void FusedStepOfRow(const PanelTask<Panel>& task, int64_t row, int step_index,
   int exponent_max[kColumns];
   for (int j = 0; j < kColumns; ++j) {
     const Unpacked c = Unpack<Float32>(std::bit_cast<uint32_t>(accumulators[j]));
-    exponent_max[j] = c.kind == FloatClass::kFinite ? c.exponent : kExponentNone;
+    exponent_max[j] = c.kind == FloatClass::kFinite ? c.exponent : kFusedExponentFloor;
   }
   for (int k = 0; k < task.step; ++k) {
     if (a[k] == 0) continue;

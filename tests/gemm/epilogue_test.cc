@@ -205,6 +205,73 @@ TEST_P(EpilogueTest, InPlaceWithAnotherBetaIsAsOutOfPlace) {
   });
 }
 
+TEST_P(EpilogueTest, OuterVectorsAreTheScaledAccumulatorOfAlphaAndBeta) {
+  GemmDesc desc = Fp8Desc(GetParam());
+  const std::vector<float> row_scales = RandomFloats(kM, 10), column_scales = RandomFloats(kN, 11);
+  desc.a.scaling = desc.b.scaling = ScaleMode::kOuter;
+  desc.a.scale_inv = Floats(row_scales);
+  desc.b.scale_inv = Floats(column_scales);
+  desc.alpha = 0.7f;
+  desc.beta = -0.3f;
+  desc.c = Cast(RandomFloats(kM * kN, 12), GetParam(), {kM, kN});
+  desc.bias = Cast(RandomFloats(kN, 13), GetParam(), {kN});
+  ExpectOutputs(desc, [&](float acc, int64_t m, int64_t n) {
+    const float by_column = acc * column_scales[n];
+    const float scaled = by_column * row_scales[m];
+    const float scaled_c = -0.3f * Element(desc.c, m * kN + n);
+    return std::fma(scaled, 0.7f, scaled_c) + Element(desc.bias, n);
+  });
+}
+
+TEST_P(EpilogueTest, InPlaceTakesTheBiasBeforeItRounds) {
+  GemmDesc desc = Fp8Desc(GetParam());
+  ScalePerTensor(desc);
+  const float coefficient = 3.7f * 0.0123f;
+  desc.beta = 1;
+  desc.in_place = true;
+  desc.c = Cast(RandomFloats(kM * kN, 14), GetParam(), {kM, kN});
+  desc.bias = Cast(RandomFloats(kN, 15), GetParam(), {kN});
+  ExpectOutputs(desc, [&](float acc, int64_t m, int64_t n) {
+    const float scaled = acc * coefficient;
+    const Tensor rounded = Cast({scaled + Element(desc.bias, n)}, GetParam(), {1});
+    return Element(rounded, 0) + Element(desc.c, m * kN + n);
+  });
+}
+
+TEST_P(EpilogueTest, SplitKAddsCToTheRoundedProductInPlaceOrNot) {
+  for (const bool in_place : {false, true}) {
+    GemmDesc desc = Fp8Desc(GetParam());
+    ScalePerTensor(desc);
+    desc.arithmetic = Arithmetic::Parse("sm90:split,splitk=2").value();
+    const float coefficient = 3.7f * 0.0123f;
+    for (const float beta : {1.0f, 0.3f}) {
+      desc.beta = beta;
+      desc.in_place = in_place;
+      desc.c = Cast(RandomFloats(kM * kN, 16), GetParam(), {kM, kN});
+      desc.bias = Cast(RandomFloats(kN, 17), GetParam(), {kN});
+      ExpectOutputs(desc, [&](float acc, int64_t m, int64_t n) {
+        const float scaled = acc * coefficient;
+        return std::fma(beta, Element(desc.c, m * kN + n), scaled) + Element(desc.bias, n);
+      });
+    }
+  }
+}
+
+TEST_P(EpilogueTest, AnExactlyZeroProductIsPositive) {
+  GemmDesc desc = Fp8Desc(GetParam());
+  desc.alpha = -1;
+  std::fill(desc.a.data.as<uint8_t>(), desc.a.data.as<uint8_t>() + kM * kK, uint8_t{0});
+  ExpectOutputs(desc, [](float, int64_t, int64_t) { return 0.0f; });
+  desc = Fp8Desc(GetParam());
+  desc.alpha = 0;
+  ExpectOutputs(desc, [](float, int64_t, int64_t) { return 0.0f; });
+  desc.alpha = -1;
+  desc.b.data = MakeCodes(DType::kF8E4M3, kN, kK, CodePattern::kMaximal, 1);
+  std::fill(desc.a.data.as<uint8_t>(), desc.a.data.as<uint8_t>() + kM * kK, uint8_t{0});
+  desc.arithmetic = Arithmetic::Parse("sm90:splitk=2").value();  // But for the sum after split-K.
+  ExpectOutputs(desc, [](float, int64_t, int64_t) { return -0.0f; });
+}
+
 INSTANTIATE_TEST_SUITE_P(Outputs, EpilogueTest,
                          testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
@@ -232,16 +299,22 @@ TEST_P(Fp8EpilogueTest, ScaleComesAfterAmaxAndSaturates) {
                           [&](uint8_t code) { return (code & 0x7F) == largest; }));
 }
 
-TEST_P(Fp8EpilogueTest, NanIsCanonicalAndDoesNotCountInAmax) {
+TEST_P(Fp8EpilogueTest, NanIsCanonicalAndReachesAmax) {
   GemmDesc desc = Fp8Desc(GetParam());
   desc.a.data.as<uint8_t>()[0] = 0xFF;  // NaN in row 0.
   const GemmResult result = GemmCpu(desc, {}).value();
   for (int64_t n = 0; n < kN; ++n) EXPECT_EQ(result.d.as<uint8_t>()[n], 0x7F);
-  float amax = 0;
-  for (const float acc : Accumulators(desc)) {
-    if (!std::isnan(acc)) amax = std::max(amax, std::fabs(acc));
-  }
-  EXPECT_EQ(*result.amax.as<float>(), amax);
+  EXPECT_EQ(*result.amax.as<uint32_t>(), 0x7FFFFFFFu);  // As on an H200: golden_gemm_epilogue_fp8.
+}
+
+TEST_P(Fp8EpilogueTest, CIsBFloat16) {
+  GemmDesc desc = Fp8Desc(GetParam());
+  desc.beta = 0.3f;
+  desc.c = Cast(RandomFloats(kM * kN, 21), DType::kBF16, {kM, kN});
+  ExpectOutputs(desc, [&](float acc, int64_t m, int64_t n) {
+    const float scaled_c = 0.3f * Element(desc.c, m * kN + n);
+    return std::fma(acc, 1.0f, scaled_c);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Outputs, Fp8EpilogueTest, testing::Values(DType::kF8E4M3, DType::kF8E5M2),

@@ -14,6 +14,7 @@ from pathlib import Path
 FORMATS = {"f32": (8, 23, 127, True), "bf16": (8, 7, 127, True), "f16": (5, 10, 15, True),
            "e4m3": (4, 3, 7, False), "e5m2": (5, 2, 15, True)}
 NAN = 0x7FFFFFFF
+EXPONENT_FLOOR = -133  # Seen on an H200: the largest exponent of a step counts as at least this.
 
 
 def decode(name, code):
@@ -85,7 +86,7 @@ def fused_step(fa, fb, align, out_mantissa, a, b, c):
         return 0xFF800000 if True in infinities else 0x7F800000
     if not terms:
         return 0
-    quantum = Fraction(2) ** (max(e for e, _ in terms) - align)
+    quantum = Fraction(2) ** (max(EXPONENT_FLOOR, *(e for e, _ in terms)) - align)
     return to_f32(sum(toward_zero(v / quantum) for _, v in terms) * quantum, out_mantissa)
 
 
@@ -110,6 +111,8 @@ def draw(rng, name, style):
         code = sign | ((bias + rng.randint(-2, 2)) << mantissa_bits) | rng.getrandbits(mantissa_bits)
     elif style == "small":
         code = sign | rng.getrandbits(mantissa_bits + 1)
+    elif style == "tiny":  # Products around the exponent floor, where the format reaches it.
+        code = sign | (rng.randint(max(1, bias - 80), max(1, bias - 62)) << mantissa_bits) | rng.getrandbits(mantissa_bits)
     elif style == "sparse":
         code = sign | (rng.randint(0, largest) if rng.random() < 0.2 else 0)
     elif style == "maximal":
@@ -130,7 +133,7 @@ def main():
     for fa, fb, align, out, length in cases:
         for style_a, style_b, style_c, count in [
                 ("finite", "finite", "finite", 12), ("near", "near", "near", 16), ("codes", "codes", "codes", 8),
-                ("small", "finite", "zero", 6), ("small", "small", "small", 6), ("sparse", "near", "near", 6),
+                ("small", "finite", "zero", 6), ("tiny", "tiny", "zero", 8), ("small", "small", "small", 6), ("sparse", "near", "near", 6),
                 ("sparse", "sparse", "zero", 4), ("maximal", "maximal", "maximal", 1),
                 ("maximal", "negative_maximal", "negative_maximal", 1), ("maximal", "maximal", "zero", 1)]:
             for _ in range(count):

@@ -37,7 +37,7 @@ float NaiveDot(const std::vector<typename FormatA::Storage>& a,
                const std::vector<typename FormatB::Storage>& b, const NaiveRule& rule) {
   constexpr bool kFp8 = sizeof(typename FormatA::Storage) == 1;
   constexpr int64_t kStep = kFp8 ? 32 : FormatA::kMantissaBits == 23 ? 8 : 16;
-  constexpr int64_t kTile = kFp8 ? 128 : 64;
+  constexpr int64_t kTile = 128 / sizeof(typename FormatA::Storage);
   const int64_t k_count = static_cast<int64_t>(a.size());
   const int64_t tiles = (k_count + kTile - 1) / kTile;
   const int64_t tiles_per_slice = (tiles + rule.slices - 1) / rule.slices;
