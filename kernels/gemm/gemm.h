@@ -43,7 +43,7 @@ struct GemmDesc {
   bool use_split_accumulator = false;
   float alpha = 1.0f;
   float beta = 0.0f;
-  Tensor c;  ///< [m][n] of out_dtype, of bf16 for FP8 outputs; present when beta != 0.
+  Tensor c;  ///< [m][n] of out_dtype, or of bf16 for an FP8 output; present when beta != 0.
   bool in_place =
       false;  ///< c is the memory of d: cuBLASLt rounds before it adds (tensor-cores.md section 3).
   Tensor bias;                    ///< [n]; absent: none. bf16, f16 or f32.

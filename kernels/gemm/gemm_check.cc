@@ -73,17 +73,23 @@ absl::Status CheckEpilogue(const GemmDesc& desc, const GemmShape& shape) {
     return Invalid("c", desc.c.has_value() ? TensorText(desc.c) : "absent",
                    absl::StrCat("c is given exactly when beta is not 0, and beta is ", desc.beta));
   }
-  const DType c_dtype = IsFp8(desc.out_dtype) ? DType::kBF16 : desc.out_dtype;
-  if (desc.c.has_value() &&
-      (desc.c.dtype() != c_dtype || desc.c.shape() != Shape{shape.m, shape.n})) {
+  // cuBLASLt adds only a bf16 c to an FP8 output.
+  const bool c_may_be_bf16 = IsFp8(desc.out_dtype);
+  if (desc.c.has_value() && desc.c.dtype() != desc.out_dtype &&
+      !(c_may_be_bf16 && desc.c.dtype() == DType::kBF16)) {
+    return Invalid(
+        "c", TensorText(desc.c),
+        absl::StrCat("expected ", Name(desc.out_dtype), c_may_be_bf16 ? " or bf16" : ""));
+  }
+  if (desc.c.has_value() && desc.c.shape() != Shape{shape.m, shape.n}) {
     return Invalid("c", TensorText(desc.c),
-                   absl::StrCat("expected ", Name(c_dtype), "[", shape.m, "x", shape.n, "]"));
+                   absl::StrCat("expected the output's shape ", shape.m, "x", shape.n));
   }
   if (desc.in_place && desc.beta == 0) {
     return Invalid("in_place", "true", "accumulating in place needs c and a beta other than 0");
   }
   if (desc.in_place && IsFp8(desc.out_dtype)) {
-    return Invalid("in_place", "true", "c of an FP8 output is bf16, so it cannot be its memory");
+    return Invalid("in_place", "true", "FP8 outputs are not accumulated in place");
   }
   if (desc.bias.has_value() &&
       (!IsHighPrecision(desc.bias.dtype()) || desc.bias.shape() != Shape{shape.n})) {
