@@ -48,6 +48,8 @@ class Server {
   /// Health goes NOT_SERVING, new work gets UNAVAILABLE, runs under way have `grace` to finish and
   /// are then cancelled.
   virtual void Shutdown(absl::Duration grace) = 0;
+  /// Cancels what a Shutdown in another thread still waits for.
+  virtual void Hurry() = 0;
 };
 
 }  // namespace quantgate

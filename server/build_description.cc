@@ -1,0 +1,10 @@
+#include "server/build_description.h"
+
+namespace quantgate {
+
+// The definitions come from server/CMakeLists.txt.
+BuildDescription DescribeBuild() {
+  return {QUANTGATE_VERSION, QUANTGATE_REVISION, "g++ " __VERSION__};
+}
+
+}  // namespace quantgate

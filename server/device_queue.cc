@@ -1,0 +1,142 @@
+#include "server/device_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "server/errors.h"
+
+namespace quantgate {
+
+DeviceQueue::DeviceQueue(Options options) : options_(std::move(options)) {
+  for (int i = 0; i < options_.workers; ++i) workers_.emplace_back([this] { Work(); });
+  reaper_ = std::thread([this] { Reap(); });
+}
+
+DeviceQueue::~DeviceQueue() {
+  Drain();
+  CancelAll();
+  WaitIdle(absl::InfiniteFuture());
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  for (std::thread& worker : workers_) worker.join();
+  reaper_.join();
+}
+
+absl::StatusOr<int> DeviceQueue::Submit(std::shared_ptr<Cancellation> cancellation, Job job) {
+  absl::MutexLock lock(&mutex_);
+  if (draining_) return error::Draining();
+  if (static_cast<int>(waiting_.size()) >= options_.capacity) {
+    return error::QueueFull(options_.name, options_.capacity);
+  }
+  const int ahead = static_cast<int>(waiting_.size()) + active_;
+  // The reaper may be asleep until a later deadline than this one.
+  if (cancellation->deadline() < EarliestDeadline()) reap_ = true;
+  waiting_.push_back({std::move(cancellation), std::move(job), absl::Now()});
+  return ahead;
+}
+
+void DeviceQueue::Cancel(const std::shared_ptr<Cancellation>& cancellation) {
+  cancellation->Cancel();
+  absl::MutexLock lock(&mutex_);
+  reap_ = true;
+}
+
+void DeviceQueue::Drain() {
+  absl::MutexLock lock(&mutex_);
+  draining_ = true;
+}
+
+bool DeviceQueue::WaitIdle(absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  return mutex_.AwaitWithDeadline(absl::Condition(this, &DeviceQueue::IsIdle), deadline);
+}
+
+void DeviceQueue::CancelAll() {
+  absl::MutexLock lock(&mutex_);
+  for (const Entry& entry : waiting_) entry.cancellation->Cancel();
+  for (const auto& cancellation : running_) cancellation->Cancel();
+  reap_ = true;
+}
+
+int DeviceQueue::depth() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int>(waiting_.size());
+}
+
+int DeviceQueue::running() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int>(running_.size());
+}
+
+absl::Duration DeviceQueue::oldest_age() const {
+  absl::MutexLock lock(&mutex_);
+  return waiting_.empty() ? absl::ZeroDuration() : absl::Now() - waiting_.front().enqueued;
+}
+
+void DeviceQueue::Work() {
+  while (true) {
+    Entry entry;
+    {
+      absl::MutexLock lock(&mutex_, absl::Condition(this, &DeviceQueue::HasWork));
+      if (waiting_.empty()) return;
+      entry = std::move(waiting_.front());
+      waiting_.pop_front();
+      ++active_;
+      running_.push_back(entry.cancellation);
+    }
+    std::move(entry.job)(entry.cancellation->Check());
+    entry.job = nullptr;  // What the job holds is released before the queue counts as idle.
+    absl::MutexLock lock(&mutex_);
+    running_.erase(std::find(running_.begin(), running_.end(), entry.cancellation));
+    --active_;
+  }
+}
+
+absl::Time DeviceQueue::EarliestDeadline() const {
+  absl::Time earliest = absl::InfiniteFuture();
+  for (const Entry& entry : waiting_) {
+    earliest = std::min(earliest, entry.cancellation->deadline());
+  }
+  return earliest;
+}
+
+std::vector<DeviceQueue::Entry> DeviceQueue::TakeDropped() {
+  std::vector<Entry> dropped;
+  std::deque<Entry> kept;
+  for (Entry& entry : waiting_) {
+    const bool stays = entry.cancellation->Check().ok();
+    if (stays) {
+      kept.push_back(std::move(entry));
+    } else {
+      dropped.push_back(std::move(entry));
+    }
+  }
+  waiting_ = std::move(kept);
+  active_ += static_cast<int>(dropped.size());
+  return dropped;
+}
+
+// Wakes for every cancellation and for the earliest deadline among those that wait.
+void DeviceQueue::Reap() {
+  while (true) {
+    std::vector<Entry> dropped;
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.AwaitWithDeadline(absl::Condition(this, &DeviceQueue::MustReap), EarliestDeadline());
+      if (stopping_) return;
+      reap_ = false;
+      dropped = TakeDropped();
+    }
+    for (Entry& entry : dropped) {
+      std::move(entry.job)(entry.cancellation->Check());
+      entry.job = nullptr;
+      absl::MutexLock lock(&mutex_);
+      --active_;
+    }
+  }
+}
+
+}  // namespace quantgate

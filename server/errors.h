@@ -1,0 +1,81 @@
+// Every error the service gives, by name, so that code, wording and details live in one place.
+// Details travel as payloads of the absl::Status; server/rpc/call.h turns them into a
+// v1.ErrorDetail at the one status exit.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/digest.h"
+
+namespace quantgate::error {
+
+/// What an error says besides its code and text; the domain side of v1.ErrorDetail.
+struct Detail {
+  std::string field;
+  std::string value;
+  std::string rule;
+  std::vector<Digest> missing;
+  std::optional<absl::Duration> retry_after;
+  std::string reason;
+  std::optional<int64_t> committed_size;
+};
+Detail DetailOf(const absl::Status& status);
+
+/// INVALID_ARGUMENT "FIELD is VALUE: RULE".
+absl::Status InvalidField(const std::string& field, const std::string& value,
+                          const std::string& rule);
+/// INVALID_ARGUMENT for a field that must be given.
+absl::Status MissingField(const std::string& field, const std::string& rule);
+/// The parts of an engine text of the form "FIELD is VALUE: RULE" or "FIELD: VALUE; RULE". Empty in
+/// any other.
+struct BrokenRule {
+  std::string field;
+  std::string value;
+  std::string rule;
+};
+BrokenRule BrokenRuleOf(const absl::Status& status);
+/// An error of the engine about (a part of) `field`: the code and text stay, the detail names
+/// "field.PART" with its value and rule where the text does, else `field` with the text as the
+/// rule.
+absl::Status AtField(absl::Status status, const std::string& field);
+
+/// FAILED_PRECONDITION with the blobs to upload first.
+absl::Status BlobsMissing(const std::string& field, std::vector<Digest> missing);
+absl::Status BlobNotFound(const Digest& digest);
+absl::Status UploadNotFound(const std::string& upload_id);
+absl::Status RunNotFound(const std::string& run_id);
+absl::Status TensorNotFound(const Digest& digest);
+
+/// OUT_OF_RANGE of an upload, with what the server has.
+absl::Status OffsetMismatch(int64_t offset, int64_t committed_size);
+absl::Status RangeBeyondBlob(const std::string& field, int64_t value, int64_t size);
+absl::Status SequenceBeyondEnd(int64_t sequence, int64_t last_sequence);
+absl::Status DigestMismatch(const Digest& declared, const Digest& actual);
+absl::Status UploadTruncated(int64_t committed_size, int64_t declared_size);
+/// ABORTED: retry once the other stream has ended.
+absl::Status UploadBusy(const std::string& upload_id);
+absl::Status ChunkCorrupted(int64_t offset, uint32_t declared, uint32_t actual);
+absl::Status BlobCorrupted(const Digest& digest, const std::string& finding);
+/// ALREADY_EXISTS: a request id used for something else.
+absl::Status RequestIdReused(const std::string& request_id);
+
+/// RESOURCE_EXHAUSTED, each with its reason.
+absl::Status QueueFull(const std::string& queue, int capacity);
+absl::Status DiskFull(const std::string& operation);
+absl::Status QuotaExceeded(int64_t wanted, int64_t used, int64_t limit);
+absl::Status LimitExceeded(const std::string& field, int64_t value, int64_t limit);
+
+/// UNAVAILABLE while shutting down: another server may take it.
+absl::Status Draining();
+/// INTERNAL: our fault.
+absl::Status Internal(const std::string& what);
+/// A failed system call: DiskFull for ENOSPC and EDQUOT, DATA_LOSS for EIO, else INTERNAL. Never
+/// names a path.
+absl::Status FromErrno(int error_number, const std::string& operation);
+
+}  // namespace quantgate::error

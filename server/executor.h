@@ -1,0 +1,38 @@
+// Executor: a fixed number of threads that run short tasks in order of arrival. Disk, hashing and
+// conversion run here, so that gRPC's threads only move bytes. Thread-safe.
+#pragma once
+
+#include <deque>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/synchronization/mutex.h"
+
+namespace quantgate {
+
+class Executor {
+ public:
+  using Task = absl::AnyInvocable<void() &&>;
+
+  explicit Executor(int threads);
+  /// Runs what is still queued, then joins.
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  void Run(Task task);
+  int threads() const { return static_cast<int>(threads_.size()); }
+
+ private:
+  void Work();
+  bool HasWork() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || !tasks_.empty(); }
+
+  absl::Mutex mutex_;
+  std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace quantgate

@@ -1,0 +1,62 @@
+// Every bound of the service, each with its reason. What an operator may change is in
+// ServerOptions.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace quantgate {
+
+/// Of one message. Protobuf 3.21 grows larger strings by doubling and glibc maps them anew each
+/// time, which halves the transfer rate; gRPC clients have the same default.
+inline constexpr int kMessageBytesMax = 4 << 20;
+/// What a client should send at a time: the smallest size on the plateau of the transfer rate (256
+/// KiB to 4 MiB), so that a slow client holds little memory.
+inline constexpr int64_t kChunkBytes = 1 << 20;
+/// Of one tensor inside a request or of all tensors inside a response: three of them fit a message.
+inline constexpr int64_t kInlineBytesMax = 1 << 20;
+/// Digests in one FindMissing: 4096 x 40 bytes is far below a message and answers in milliseconds.
+inline constexpr int kFindMissingMax = 4096;
+
+/// Length of upload ids and request ids: a UUID with room for a prefix.
+inline constexpr int kTokenLengthMax = 64;
+/// Length of a tensor's name, for people to read.
+inline constexpr int kNameLengthMax = 256;
+/// Entries of a page when the client does not say, and at most.
+inline constexpr int kPageSizeDefault = 100;
+inline constexpr int kPageSizeMax = 1000;
+
+/// Chunks that one upload may have between receiving and disk: enough to overlap receiving, hashing
+/// and writing.
+inline constexpr int kUploadChunksInFlight = 6;
+/// Bytes that all uploads together may hold in memory before their streams are no longer read.
+inline constexpr int64_t kUploadBytesInFlight = 256 << 20;
+/// An upload stream without a message for this long is ended; the upload can be resumed.
+inline constexpr absl::Duration kUploadIdleMax = absl::Minutes(2);
+/// Interrupted uploads that are remembered, and for how long their bytes are kept.
+inline constexpr int kPartialUploadsMax = 4096;
+inline constexpr absl::Duration kPartialUploadAgeMax = absl::Hours(24);
+/// Bytes after which the kernel is told to start writing an upload back, so that the last fsync has
+/// little left to do.
+inline constexpr int64_t kWritebackBytes = 8 << 20;
+
+/// Memory that gRPC may hold for messages not yet handed over.
+inline constexpr int64_t kGrpcBufferBytesMax = 512 << 20;
+/// Streams of one connection. 16 connections carry 1000 uploads with it.
+inline constexpr int kStreamsPerConnectionMax = 128;
+/// Metadata of one call; QuantGate reads none beyond gRPC's own.
+inline constexpr int kMetadataBytesMax = 16 << 10;
+/// A status text longer than this is cut: it travels in HTTP/2 trailers, which peers limit to 8
+/// KiB.
+inline constexpr int kStatusMessageBytesMax = 2048;
+/// How long a client that was refused for a full queue should wait.
+inline constexpr absl::Duration kRetryAfter = absl::Seconds(1);
+
+/// Tensors, scales and outputs of the unary Engine calls waiting for the device, besides the runs.
+inline constexpr int kUnaryQueueCapacity = 256;
+/// Finished runs that are kept, the oldest going first, and the bytes of their events.
+inline constexpr int kRunsKept = 1000;
+inline constexpr int64_t kRunEventBytesKept = int64_t{1} << 30;
+
+}  // namespace quantgate

@@ -1,0 +1,48 @@
+// LiveRuns: the runs of this process that have not ended, and who waits for their next event.
+// Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "kernels/base/cancellation.h"
+
+namespace quantgate {
+
+class LiveRuns {
+ public:
+  void Begin(const std::string& run_id, std::shared_ptr<Cancellation> cancellation);
+  /// Event `sequence` is stored: wakes everybody who waits.
+  void Published(const std::string& run_id, int64_t sequence);
+  /// No more events: wakes everybody who waits.
+  void End(const std::string& run_id);
+
+  bool IsLive(const std::string& run_id) const;
+  /// Null for a run that is not live.
+  std::shared_ptr<Cancellation> CancellationOf(const std::string& run_id) const;
+
+  /// Calls `wake` once, when event `sequence` is stored or the run ends. 0, and no call, when
+  /// either is so already; otherwise a token for StopWaiting. `wake` runs on the publisher's thread
+  /// and must not block.
+  int64_t Wait(const std::string& run_id, int64_t sequence, std::function<void()> wake);
+  /// True when the call will not come.
+  bool StopWaiting(const std::string& run_id, int64_t token);
+
+ private:
+  struct Live {
+    std::shared_ptr<Cancellation> cancellation;
+    int64_t last_sequence = 0;
+    absl::flat_hash_map<int64_t, std::function<void()>> waiting;
+  };
+
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_map<std::string, Live> runs_ ABSL_GUARDED_BY(mutex_);
+  int64_t last_token_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace quantgate

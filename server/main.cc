@@ -1,0 +1,150 @@
+// quantgated: the QuantGate server.
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_join.h"
+#include "server/build_description.h"
+#include "server/server.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kExamples[] = R"(Examples:
+  quantgated                                        loopback only, data below $XDG_STATE_HOME
+  quantgated --listen 0.0.0.0:7470 --data-dir /var/lib/quantgate
+  quantgated --listen unix:/run/quantgate.sock --metrics-listen ''
+  quantgated --listen 127.0.0.1:0                   any free port; the ready line says which
+
+HTTP on --metrics-listen serves /metrics, /healthz and /readyz.
+SIGTERM or SIGINT finishes what runs (at most --grace), a second one cancels it.
+Exit codes: 0 stopped as asked, 2 bad usage or data directory, 4 an address cannot be bound.)";
+
+std::string DefaultDataDir() {
+  if (const char* state = std::getenv("XDG_STATE_HOME"); state != nullptr && *state != '\0') {
+    return std::string(state) + "/quantgated";
+  }
+  const char* home = std::getenv("HOME");
+  return home == nullptr ? "" : std::string(home) + "/.local/state/quantgated";
+}
+
+/// Signals are taken by one thread with sigwait, so nothing runs in a handler.
+sigset_t BlockSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return signals;
+}
+
+int WaitForSignal(const sigset_t& signals) {
+  int signal = 0;
+  sigwait(&signals, &signal);
+  return signal;
+}
+
+void AddOptions(CLI::App& app, ServerOptions& options, int& threads, int& grace_seconds) {
+  app.add_option("--listen", options.listen, "host:port or unix:/path of the gRPC API; repeatable")
+      ->type_name("ADDRESS")
+      ->take_all()
+      ->default_val(std::vector<std::string>{"127.0.0.1:7470"});
+  app.add_option("--metrics-listen", options.metrics_listen, "host:port of HTTP; empty: none")
+      ->type_name("ADDRESS")
+      ->default_val("127.0.0.1:9470");
+  app.add_option("--data-dir", options.data_dir, "Directory of blobs, tensors and runs")
+      ->type_name("PATH")
+      ->default_val(DefaultDataDir());
+  app.add_option("--threads", threads, "Threads of the CPU engine")
+      ->check(CLI::Range(1, 1024))
+      ->default_val(options.engine.threads);
+  app.add_option("--queue-capacity", options.queue_capacity, "Runs that may wait")
+      ->check(CLI::Range(1, 100'000))
+      ->capture_default_str();
+  app.add_option("--queue-workers", options.queue_workers, "Runs at a time")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--blob-bytes-max", options.blob_bytes_max, "Largest blob")
+      ->transform(CLI::AsSizeValue(false))
+      ->type_name("SIZE")
+      ->default_str("64Gi");
+  app.add_option("--store-bytes-max", options.store_bytes_max, "All blobs together")
+      ->transform(CLI::AsSizeValue(false))
+      ->type_name("SIZE")
+      ->default_str("256Gi");
+  app.add_option("--tensor-bytes-max", options.tensor_bytes_max, "Largest tensor of a request")
+      ->transform(CLI::AsSizeValue(false))
+      ->type_name("SIZE")
+      ->default_str("8Gi");
+  app.add_option("--grace", grace_seconds, "Seconds that runs have to finish after SIGTERM")
+      ->check(CLI::Range(0, 86'400))
+      ->default_val(30);
+}
+
+std::string ReadyLine(const ServerOptions& options, const Server& server) {
+  std::vector<std::string> addresses;
+  for (size_t i = 0; i < options.listen.size(); ++i) {
+    std::string address = options.listen[i];
+    if (server.ports()[i] != 0) {
+      address = address.substr(0, address.rfind(':') + 1) + std::to_string(server.ports()[i]);
+    }
+    addresses.push_back(address);
+  }
+  std::string line = "quantgated ready on " + absl::StrJoin(addresses, " ");
+  if (server.metrics_port() != 0) {
+    const std::string& listen = options.metrics_listen;
+    line += ", metrics on http://" + listen.substr(0, listen.rfind(':') + 1) +
+            std::to_string(server.metrics_port()) + "/metrics";
+  }
+  return line;
+}
+
+int Serve(const ServerOptions& options, absl::Duration grace) {
+  const sigset_t signals = BlockSignals();
+  auto server = Server::Start(options);
+  if (!server.ok()) {
+    std::fprintf(stderr, "quantgated: %s\n", std::string(server.status().message()).c_str());
+    return absl::IsUnavailable(server.status()) ? 4 : 2;
+  }
+  std::printf("%s\n", ReadyLine(options, **server).c_str());
+  std::fflush(stdout);
+  WaitForSignal(signals);
+  std::fprintf(stderr, "quantgated: draining; a second signal cancels what runs\n");
+  std::thread hurry([&] {
+    WaitForSignal(signals);
+    (*server)->Hurry();
+  });
+  (*server)->Shutdown(grace);
+  // Wakes the thread that waits for a second signal.
+  pthread_kill(hurry.native_handle(), SIGTERM);
+  hurry.join();
+  return 0;
+}
+
+}  // namespace
+}  // namespace quantgate
+
+int main(int argc, char** argv) {
+  CLI::App app("quantgated serves low-precision training arithmetic over gRPC.");
+  app.footer(quantgate::kExamples);
+  const quantgate::BuildDescription build = quantgate::DescribeBuild();
+  app.set_version_flag("--version", "quantgated " + build.version + " (" + build.revision + ", " +
+                                        build.compiler + ")");
+  quantgate::ServerOptions options;
+  int threads = options.engine.threads;
+  int grace_seconds = 30;
+  quantgate::AddOptions(app, options, threads, grace_seconds);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  options.engine.threads = threads;
+  return quantgate::Serve(options, absl::Seconds(grace_seconds));
+}

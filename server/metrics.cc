@@ -1,0 +1,404 @@
+#include "server/metrics.h"
+
+#include <prometheus/text_serializer.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/synchronization/mutex.h"
+#include "server/limits.h"
+#include "server/metric_families.h"
+#include "server/process_statistics.h"
+
+namespace quantgate {
+namespace {
+
+using Buckets = prometheus::Histogram::BucketBoundaries;
+
+// Sub-millisecond unary calls up to campaigns of minutes.
+const Buckets kSecondsBuckets = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
+                                 1,      2.5,   5,      10,    30,   60,    120,  300, 600};
+// Relative errors and cosine distances: from fp32 noise to no resemblance, by decades.
+const Buckets kErrorBuckets = {1e-12, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6,
+                               1e-5,  1e-4,  1e-3, 1e-2, 0.1,  1};
+// ULP distances by powers of four; the last finite one is the distance of two 16-bit codes.
+const Buckets kUlpBuckets = {0, 1, 2, 4, 16, 64, 256, 1024, 4096, 16384, 65536};
+
+// The 17 codes under the names that other gRPC servers export.
+const std::vector<std::string>& CodeNames() {
+  static const std::vector<std::string> names = {
+      "OK",       "Canceled",       "Unknown",          "InvalidArgument",   "DeadlineExceeded",
+      "NotFound", "AlreadyExists",  "PermissionDenied", "ResourceExhausted", "FailedPrecondition",
+      "Aborted",  "OutOfRange",     "Unimplemented",    "Internal",          "Unavailable",
+      "DataLoss", "Unauthenticated"};
+  return names;
+}
+
+constexpr std::string_view kOperationNames[] = {"linear",  "quantize", "dequantize", "gemm",
+                                                "compare", "put",      "generate",   "describe"};
+constexpr std::string_view kStageNames[] = {"queue", "fetch",   "quantize",
+                                            "gemm",  "compare", "store"};
+constexpr std::string_view kTransportNames[] = {"tcp", "unix", "in_process"};
+
+template <typename Enum, size_t count>
+std::string_view NameOf(const std::string_view (&names)[count], Enum value) {
+  return names[static_cast<size_t>(value)];
+}
+
+template <size_t count>
+LabelAxis Axis(const char* name, const std::string_view (&values)[count]) {
+  return {name, std::vector<std::string>(std::begin(values), std::end(values))};
+}
+
+LabelAxis RecipeAxis(const char* name, const std::vector<std::string>& others) {
+  LabelAxis axis{name, {}};
+  for (const RecipeDescription& recipe : AllRecipes()) axis.values.push_back(recipe.name);
+  axis.values.insert(axis.values.end(), others.begin(), others.end());
+  return axis;
+}
+
+LabelAxis ModeAxis() {
+  LabelAxis axis{"mode", {}};
+  for (const auto mode : {BackwardOverride::kNone, BackwardOverride::kHighPrecision,
+                          BackwardOverride::kDequantized}) {
+    axis.values.emplace_back(BackwardOverrideName(mode));
+  }
+  return axis;
+}
+
+LabelAxis OutcomeAxis() {
+  return {"outcome", {"ok", "failed", "rejected", "cancelled", "deadline", "internal"}};
+}
+
+std::string_view OutcomeOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return "ok";
+    case absl::StatusCode::kCancelled:
+      return "cancelled";
+    case absl::StatusCode::kDeadlineExceeded:
+      return "deadline";
+    case absl::StatusCode::kInternal:
+      return "internal";
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kUnavailable:
+      return "rejected";
+    default:
+      return "failed";
+  }
+}
+
+Stage StageOf(std::string_view name) {
+  if (name.starts_with("quantize") || name.starts_with("dequantize") || name.starts_with("cast")) {
+    return Stage::kQuantize;
+  }
+  if (name == "fprop" || name == "dgrad" || name == "wgrad" || name == "bias gradient") {
+    return Stage::kGemm;
+  }
+  return Stage::kCompare;
+}
+
+// What is not finite counts beyond the last bucket, without spoiling the sum.
+double Bounded(double value, const Buckets& buckets) {
+  const double beyond = 2 * buckets.back();
+  return std::isfinite(value) ? std::min(value, beyond) : beyond;
+}
+
+LabelAxis TensorAxis() { return {"tensor", {"y", "dx", "dw", "main_grad", "db", "other"}}; }
+
+}  // namespace
+
+// Members are in the order in which they are exported.
+struct Metrics::Families {
+  Families(std::span<const RpcMethod> methods, const BuildLabels& build);
+  void Refresh();
+
+  prometheus::Registry registry;
+  struct Rpc {
+    prometheus::Counter* started;
+    std::vector<prometheus::Counter*> handled;
+    prometheus::Histogram* seconds;
+    prometheus::Counter* received;
+    prometheus::Counter* sent;
+  };
+  std::vector<Rpc> rpcs;
+
+  GaugeGrid ready{GaugeFamily(registry, "quantgate_ready", "1 when requests are served."),
+                  {{"component", {"engine"}}}};
+  GaugeGrid draining{GaugeFamily(registry, "quantgate_draining", "1 while shutting down."),
+                     {{"component", {"engine"}}}};
+  CounterGrid run_total{
+      CounterFamily(registry, "quantgate_run_total", "Variants of runs by how they ended."),
+      {{"op", {"linear"}}, RecipeAxis("recipe", {"other"}), ModeAxis(), OutcomeAxis()}};
+  CounterGrid call_total{
+      CounterFamily(registry, "quantgate_run_total", "Variants of runs by how they ended."),
+      {Axis("op", kOperationNames), {"recipe", {"none"}}, {"mode", {"none"}}, OutcomeAxis()}};
+  HistogramGrid run_stage_seconds{
+      HistogramFamily(registry, "quantgate_run_stage_seconds", "Time of each stage of a run."),
+      {Axis("stage", kStageNames)},
+      kSecondsBuckets};
+  HistogramGrid run_duration_seconds{
+      HistogramFamily(registry, "quantgate_run_duration_seconds", "Time of a run, queue excluded."),
+      {Axis("op", kOperationNames), RecipeAxis("recipe", {"several", "none"})},
+      kSecondsBuckets};
+  GaugeGrid queue_depth{GaugeFamily(registry, "quantgate_queue_depth", "Jobs waiting."),
+                        {{"queue", {"runs", "calls"}}}};
+  GaugeGrid queue_capacity{GaugeFamily(registry, "quantgate_queue_capacity", "Jobs that may wait."),
+                           {{"queue", {"runs", "calls"}}}};
+  GaugeGrid queue_oldest_age{GaugeFamily(registry, "quantgate_queue_oldest_age_seconds",
+                                         "How long the first job has waited."),
+                             {{"queue", {"runs", "calls"}}}};
+  CounterGrid rejected{
+      CounterFamily(registry, "quantgate_rejected_total", "Requests refused, by reason."),
+      {{"reason",
+        {"queue_full", "bytes_budget", "quota", "disk", "memory", "draining", "limit", "other"}}}};
+  GaugeGrid inflight_bytes{
+      GaugeFamily(registry, "quantgate_inflight_bytes", "Bytes held in memory."),
+      {{"kind", {"upload"}}}};
+  GaugeGrid inflight_limit{
+      GaugeFamily(registry, "quantgate_inflight_limit_bytes", "Bound on the bytes in memory."),
+      {{"kind", {"upload"}}}};
+  CounterGrid upload_bytes{
+      CounterFamily(registry, "quantgate_upload_bytes_total", "Bytes received by Blobs.Write."),
+      {Axis("transport", kTransportNames)}};
+  CounterGrid download_bytes{
+      CounterFamily(registry, "quantgate_download_bytes_total", "Bytes sent by Blobs.Read."),
+      {Axis("transport", kTransportNames)}};
+  CounterGrid upload_resumed{
+      CounterFamily(registry, "quantgate_upload_resumed_total", "Uploads that were resumed."), {}};
+  CounterGrid upload_dedup_bytes{CounterFamily(registry, "quantgate_upload_dedup_bytes_total",
+                                               "Bytes that were stored already."),
+                                 {}};
+  GaugeGrid blob_bytes{GaugeFamily(registry, "quantgate_blob_store_bytes", "Bytes of blobs."),
+                       {{"state", {"committed", "partial"}}}};
+  GaugeGrid blob_limit{
+      GaugeFamily(registry, "quantgate_blob_store_limit_bytes", "Bytes that all blobs may have."),
+      {}};
+  GaugeGrid blob_objects{GaugeFamily(registry, "quantgate_blob_store_objects", "Blobs."),
+                         {{"state", {"committed", "partial"}}}};
+  CounterGrid blob_corruption{
+      CounterFamily(registry, "quantgate_blob_corruption_total", "Blobs found damaged."),
+      {{"where", {"read", "scrub", "startup"}}}};
+  CounterGrid parity_checks{CounterFamily(registry, "quantgate_parity_checks_total",
+                                          "Output tensors compared bit by bit."),
+                            {RecipeAxis("recipe_a", {"other"}),
+                             RecipeAxis("recipe_b", {"exact"}),
+                             ModeAxis(),
+                             {"result", {"equal", "differs"}}}};
+  CounterGrid mismatched{CounterFamily(registry, "quantgate_mismatched_elements_total",
+                                       "Elements of outputs that differ from exact."),
+                         {RecipeAxis("recipe", {"other"}), ModeAxis(), TensorAxis()}};
+  HistogramGrid rel_rmse{HistogramFamily(registry, "quantgate_error_rel_rmse",
+                                         "Relative Frobenius error, unquantized."),
+                         {RecipeAxis("recipe", {"other"}), ModeAxis(), TensorAxis()},
+                         kErrorBuckets};
+  HistogramGrid max_ulp{
+      HistogramFamily(registry, "quantgate_error_max_ulp", "Largest ULP distance from exact."),
+      {RecipeAxis("recipe", {"other"}), ModeAxis(), TensorAxis()},
+      kUlpBuckets};
+  HistogramGrid cosine_distance{HistogramFamily(registry, "quantgate_error_cosine_distance",
+                                                "1 - cosine, against unquantized."),
+                                {RecipeAxis("recipe", {"other"}), ModeAxis(), TensorAxis()},
+                                kErrorBuckets};
+  CounterGrid quantizer_elements{
+      CounterFamily(registry, "quantgate_quantizer_elements_total",
+                    "Elements quantized, by class."),
+      {RecipeAxis("recipe", {"other"}),
+       {"class", {"normal", "zero", "subnormal", "flushed", "saturated", "inf", "nan"}}}};
+
+  prometheus::Counter& cpu_seconds{
+      CounterFamily(registry, "process_cpu_seconds_total", "User and system time.").Add({})};
+  prometheus::Gauge& resident_bytes{
+      GaugeFamily(registry, "process_resident_memory_bytes", "Resident memory.").Add({})};
+  prometheus::Gauge& virtual_bytes{
+      GaugeFamily(registry, "process_virtual_memory_bytes", "Virtual memory.").Add({})};
+  prometheus::Gauge& start_time{
+      GaugeFamily(registry, "process_start_time_seconds", "Start, in Unix time.").Add({})};
+  prometheus::Gauge& open_descriptors{
+      GaugeFamily(registry, "process_open_fds", "Open file descriptors.").Add({})};
+  prometheus::Gauge& max_descriptors{
+      GaugeFamily(registry, "process_max_fds", "File descriptors allowed.").Add({})};
+  prometheus::Gauge& threads{GaugeFamily(registry, "quantgate_threads", "Threads.").Add({})};
+
+  absl::Mutex mutex;
+  std::function<GaugeReadings()> source ABSL_GUARDED_BY(mutex);
+};
+
+Metrics::Families::Families(std::span<const RpcMethod> methods, const BuildLabels& build) {
+  auto& started = CounterFamily(registry, "grpc_server_started_total", "RPCs started.");
+  auto& handled = CounterFamily(registry, "grpc_server_handled_total", "RPCs ended, by code.");
+  auto& seconds = HistogramFamily(registry, "grpc_server_handling_seconds", "Time of an RPC.");
+  auto& received = CounterFamily(registry, "grpc_server_msg_received_total", "Messages received.");
+  auto& sent = CounterFamily(registry, "grpc_server_msg_sent_total", "Messages sent.");
+  for (const RpcMethod& method : methods) {
+    const prometheus::Labels labels = {{"grpc_type", std::string(method.type)},
+                                       {"grpc_service", std::string(method.service)},
+                                       {"grpc_method", std::string(method.method)}};
+    Rpc rpc{&started.Add(labels),
+            {},
+            &seconds.Add(labels, kSecondsBuckets),
+            &received.Add(labels),
+            &sent.Add(labels)};
+    for (const std::string& code : CodeNames()) {
+      prometheus::Labels with_code = labels;
+      with_code["grpc_code"] = code;
+      rpc.handled.push_back(&handled.Add(with_code));
+    }
+    rpcs.push_back(std::move(rpc));
+  }
+  GaugeFamily(registry, "quantgate_build_info", "1; what was built.")
+      .Add({{"version", build.version},
+            {"git_sha", build.revision},
+            {"cuda", ""},
+            {"cublaslt", ""},
+            {"nccl", ""}})
+      .Set(1);
+  GaugeFamily(registry, "quantgate_device_info", "1; where it computes.")
+      .Add({{"device", build.device.id},
+            {"uuid", ""},
+            {"name", build.device.name},
+            {"arch", build.device.architecture}})
+      .Set(1);
+  inflight_limit("upload").Set(static_cast<double>(kUploadBytesInFlight));
+}
+
+void Metrics::Families::Refresh() {
+  absl::MutexLock lock(&mutex);
+  const ProcessStatistics process = ReadProcessStatistics();
+  cpu_seconds.Increment(std::max(0.0, process.cpu_seconds - cpu_seconds.Value()));
+  resident_bytes.Set(static_cast<double>(process.resident_bytes));
+  virtual_bytes.Set(static_cast<double>(process.virtual_bytes));
+  start_time.Set(process.start_time_seconds);
+  open_descriptors.Set(static_cast<double>(process.open_descriptors));
+  max_descriptors.Set(static_cast<double>(process.max_descriptors));
+  threads.Set(static_cast<double>(process.threads));
+  if (!source) return;
+  const GaugeReadings readings = source();
+  ready("engine").Set(readings.ready ? 1 : 0);
+  draining("engine").Set(readings.draining ? 1 : 0);
+  for (const auto& queue : readings.queues) {
+    queue_depth(queue.name).Set(static_cast<double>(queue.depth));
+    queue_capacity(queue.name).Set(static_cast<double>(queue.capacity));
+    queue_oldest_age(queue.name).Set(queue.oldest_age_seconds);
+  }
+  inflight_bytes("upload").Set(static_cast<double>(readings.upload_bytes_in_flight));
+  blob_bytes("committed").Set(static_cast<double>(readings.blob_committed_bytes));
+  blob_bytes("partial").Set(static_cast<double>(readings.blob_partial_bytes));
+  blob_objects("committed").Set(static_cast<double>(readings.blob_committed_objects));
+  blob_objects("partial").Set(static_cast<double>(readings.blob_partial_objects));
+  blob_limit().Set(static_cast<double>(readings.blob_bytes_max));
+}
+
+Metrics::Metrics(std::span<const RpcMethod> methods, const BuildLabels& build)
+    : families_(std::make_unique<Families>(methods, build)) {}
+
+Metrics::~Metrics() = default;
+
+void Metrics::RpcStarted(int method) { families_->rpcs[method].started->Increment(); }
+
+void Metrics::RpcHandled(int method, absl::StatusCode code, absl::Duration duration) {
+  Families::Rpc& rpc = families_->rpcs[method];
+  rpc.handled[std::min<size_t>(static_cast<size_t>(code), CodeNames().size() - 1)]->Increment();
+  rpc.seconds->Observe(absl::ToDoubleSeconds(duration));
+}
+
+void Metrics::MessageReceived(int method) { families_->rpcs[method].received->Increment(); }
+void Metrics::MessageSent(int method) { families_->rpcs[method].sent->Increment(); }
+void Metrics::Rejected(std::string_view reason) { families_->rejected(reason).Increment(); }
+
+void Metrics::RunEnded(Operation operation, std::string_view recipe, std::string_view mode,
+                       const absl::Status& status) {
+  const std::string_view outcome = OutcomeOf(status);
+  if (recipe.empty()) {
+    families_->call_total(NameOf(kOperationNames, operation), "none", "none", outcome).Increment();
+  } else {
+    families_->run_total(NameOf(kOperationNames, operation), recipe, mode, outcome).Increment();
+  }
+}
+
+void Metrics::RunTook(Operation operation, std::string_view recipe, absl::Duration duration) {
+  families_
+      ->run_duration_seconds(NameOf(kOperationNames, operation), recipe.empty() ? "none" : recipe)
+      .Observe(absl::ToDoubleSeconds(duration));
+}
+
+void Metrics::StageTook(Stage stage, absl::Duration duration) {
+  families_->run_stage_seconds(NameOf(kStageNames, stage)).Observe(absl::ToDoubleSeconds(duration));
+}
+
+void Metrics::Quantized(std::string_view recipe, const QuantizationCounts& counts) {
+  const std::pair<std::string_view, int64_t> classes[] = {{"normal", counts.normal},
+                                                          {"zero", counts.zero},
+                                                          {"subnormal", counts.subnormal},
+                                                          {"flushed", counts.flushed_to_zero},
+                                                          {"saturated", counts.saturated},
+                                                          {"inf", counts.infinite},
+                                                          {"nan", counts.nan}};
+  for (const auto& [name, count] : classes) {
+    families_->quantizer_elements(recipe, name).Increment(static_cast<double>(count));
+  }
+}
+
+void Metrics::VariantReported(const VariantReport& report, std::string_view reference_recipe) {
+  const std::string_view recipe = report.recipe_name;
+  const std::string_view mode = report.backward_override;
+  for (const StageTime& stage : report.stages) {
+    StageTook(StageOf(stage.stage), absl::Seconds(stage.seconds));
+  }
+  for (const QuantizationRecord& record : report.quantizations) Quantized(recipe, record.counts);
+  for (const OutputReport& output : report.outputs) {
+    const ParityReport& parity = output.against_exact.parity;
+    families_->parity_checks(recipe, "exact", mode, parity.equal ? "equal" : "differs").Increment();
+    families_->mismatched(recipe, mode, output.tensor)
+        .Increment(static_cast<double>(parity.mismatch_count));
+    families_->max_ulp(recipe, mode, output.tensor)
+        .Observe(Bounded(static_cast<double>(parity.worst_ulp), kUlpBuckets));
+    const ErrorReport& error = output.against_unquantized;
+    families_->rel_rmse(recipe, mode, output.tensor)
+        .Observe(Bounded(error.relative_frobenius, kErrorBuckets));
+    families_->cosine_distance(recipe, mode, output.tensor)
+        .Observe(Bounded(1.0 - error.cosine, kErrorBuckets));
+  }
+  for (const TensorComparison& comparison : report.against_reference) {
+    families_
+        ->parity_checks(recipe, reference_recipe, mode,
+                        comparison.parity.equal ? "equal" : "differs")
+        .Increment();
+  }
+}
+
+void Metrics::Uploaded(Transport transport, int64_t bytes) {
+  families_->upload_bytes(NameOf(kTransportNames, transport)).Increment(static_cast<double>(bytes));
+}
+
+void Metrics::Downloaded(Transport transport, int64_t bytes) {
+  families_->download_bytes(NameOf(kTransportNames, transport))
+      .Increment(static_cast<double>(bytes));
+}
+
+void Metrics::UploadResumed() { families_->upload_resumed().Increment(); }
+
+void Metrics::UploadDeduplicated(int64_t bytes) {
+  families_->upload_dedup_bytes().Increment(static_cast<double>(bytes));
+}
+
+void Metrics::BlobCorrupted(std::string_view where) {
+  families_->blob_corruption(where).Increment();
+}
+
+void Metrics::SetGaugeSource(std::function<GaugeReadings()> source) {
+  absl::MutexLock lock(&families_->mutex);
+  families_->source = std::move(source);
+}
+
+std::string Metrics::Text() {
+  families_->Refresh();
+  return prometheus::TextSerializer().Serialize(families_->registry.Collect());
+}
+
+}  // namespace quantgate

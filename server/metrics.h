@@ -1,0 +1,106 @@
+// Metrics: every number that operators scrape. The one place that knows Prometheus. All series
+// exist from the start, with bounded labels, so that rates work from zero; values of labels that
+// are not known count as "other". Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/validate/run.h"
+
+namespace quantgate {
+
+/// What identifies an RPC in the grpc_server_* families.
+struct RpcMethod {
+  std::string_view type;  ///< "unary", "client_stream", "server_stream".
+  std::string_view service;
+  std::string_view method;
+};
+
+/// Labels of a device in quantgate_device_info.
+struct BuildLabels {
+  std::string version;
+  std::string revision;
+  DeviceDescription device;
+};
+
+/// Values that are read when somebody scrapes.
+struct GaugeReadings {
+  bool ready = false;
+  bool draining = false;
+  struct Queue {
+    std::string name;
+    int64_t depth = 0;
+    int64_t capacity = 0;
+    double oldest_age_seconds = 0;
+  };
+  std::vector<Queue> queues;
+  int64_t upload_bytes_in_flight = 0;
+  int64_t blob_committed_bytes = 0;
+  int64_t blob_committed_objects = 0;
+  int64_t blob_partial_bytes = 0;
+  int64_t blob_partial_objects = 0;
+  int64_t blob_bytes_max = 0;
+};
+
+/// Operations that count in quantgate_run_*.
+enum class Operation {
+  kLinear,
+  kQuantize,
+  kDequantize,
+  kGemm,
+  kCompare,
+  kPut,
+  kGenerate,
+  kDescribe
+};
+enum class Stage { kQueue, kFetch, kQuantize, kGemm, kCompare, kStore };
+enum class Transport { kTcp, kUnix, kInProcess };
+
+class Metrics {
+ public:
+  /// `methods` are named by their index below.
+  Metrics(std::span<const RpcMethod> methods, const BuildLabels& build);
+  ~Metrics();
+
+  void RpcStarted(int method);
+  void RpcHandled(int method, absl::StatusCode code, absl::Duration duration);
+  void MessageReceived(int method);
+  void MessageSent(int method);
+  /// `reason` as in v1.ErrorDetail, or "draining".
+  void Rejected(std::string_view reason);
+
+  /// `recipe` is a base name and `mode` a backward override; both empty for operations without.
+  void RunEnded(Operation operation, std::string_view recipe, std::string_view mode,
+                const absl::Status& status);
+  void RunTook(Operation operation, std::string_view recipe, absl::Duration duration);
+  void StageTook(Stage stage, absl::Duration duration);
+  /// Stages, parity, errors and quantizer classes of one variant. `reference_recipe` is the base
+  /// name of the recipe that it was compared with; empty without one.
+  void VariantReported(const VariantReport& report, std::string_view reference_recipe);
+  void Quantized(std::string_view recipe, const QuantizationCounts& counts);
+
+  void Uploaded(Transport transport, int64_t bytes);
+  void Downloaded(Transport transport, int64_t bytes);
+  void UploadResumed();
+  void UploadDeduplicated(int64_t bytes);
+  void BlobCorrupted(std::string_view where);
+
+  /// Called for each scrape.
+  void SetGaugeSource(std::function<GaugeReadings()> source);
+  /// The exposition text.
+  std::string Text();
+
+ private:
+  struct Families;
+  std::unique_ptr<Families> families_;
+};
+
+}  // namespace quantgate

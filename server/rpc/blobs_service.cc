@@ -1,0 +1,83 @@
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "quantgate/v1/blobs_service.grpc.pb.h"
+#include "server/errors.h"
+#include "server/limits.h"
+#include "server/rpc/convert_tensor.h"
+#include "server/rpc/download_stream.h"
+#include "server/rpc/services.h"
+#include "server/rpc/unary_call.h"
+#include "server/rpc/upload_stream.h"
+
+namespace quantgate {
+namespace {
+
+/// Write takes raw messages, so that their data is hashed and written where it was received.
+using RawWriteService = v1::Blobs::WithCallbackMethod_FindMissing<
+    v1::Blobs::WithRawCallbackMethod_Write<v1::Blobs::WithCallbackMethod_QueryWrite<
+        v1::Blobs::WithCallbackMethod_Read<v1::Blobs::Service>>>>;
+
+class BlobsService : public RawWriteService {
+ public:
+  explicit BlobsService(ServiceContext& context) : context_(context) {}
+
+  grpc::ServerUnaryReactor* FindMissing(grpc::CallbackServerContext* server_context,
+                                        const v1::FindMissingRequest* request,
+                                        v1::FindMissingResponse* response) override {
+    return AnswerInline(context_, Rpc::kFindMissing, server_context,
+                        [&] { return FindMissing(*request, *response); });
+  }
+
+  grpc::ServerReadReactor<grpc::ByteBuffer>* Write(grpc::CallbackServerContext* server_context,
+                                                   grpc::ByteBuffer* response) override {
+    return new UploadStream(context_, server_context, response);
+  }
+
+  grpc::ServerUnaryReactor* QueryWrite(grpc::CallbackServerContext* server_context,
+                                       const v1::QueryWriteRequest* request,
+                                       v1::QueryWriteResponse* response) override {
+    return AnswerInline(context_, Rpc::kQueryWrite, server_context,
+                        [&] { return QueryWrite(*request, *response); });
+  }
+
+  grpc::ServerWriteReactor<v1::ReadResponse>* Read(grpc::CallbackServerContext* server_context,
+                                                   const v1::ReadRequest* request) override {
+    return new DownloadStream(context_, server_context, request);
+  }
+
+ private:
+  // Both look into memory only.
+  absl::Status FindMissing(const v1::FindMissingRequest& request,
+                           v1::FindMissingResponse& response) {
+    if (request.digests_size() > kFindMissingMax) {
+      return error::InvalidField("digests", absl::StrCat(request.digests_size(), " digests"),
+                                 absl::StrCat("a request has at most ", kFindMissingMax));
+    }
+    for (int i = 0; i < request.digests_size(); ++i) {
+      QG_ASSIGN_OR_RETURN(const Digest digest,
+                          DigestFromProto(request.digests(i), absl::StrCat("digests[", i, "]")));
+      if (!context_.blobs.Contains(digest)) *response.add_missing() = request.digests(i);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status QueryWrite(const v1::QueryWriteRequest& request, v1::QueryWriteResponse& response) {
+    QG_RETURN_IF_ERROR(CheckToken(request.upload_id(), "upload_id"));
+    QG_ASSIGN_OR_RETURN(const Digest digest, DigestFromProto(request.digest(), "digest"));
+    QG_ASSIGN_OR_RETURN(const UploadState state,
+                        context_.blobs.QueryUpload(request.upload_id(), digest));
+    response.set_committed_size(state.committed_size);
+    response.set_complete(state.complete);
+    return absl::OkStatus();
+  }
+
+  ServiceContext& context_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeBlobsService(ServiceContext& context) {
+  return std::make_unique<BlobsService>(context);
+}
+
+}  // namespace quantgate

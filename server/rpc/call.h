@@ -1,0 +1,76 @@
+// Call: what every RPC has in common, whatever its shape: admission, deadline and cancellation,
+// metrics, and the one exit from absl::Status to grpc::Status. CallRegistry knows the calls under
+// way.
+#pragma once
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/status.h>
+
+#include <atomic>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "kernels/base/cancellation.h"
+#include "server/rpc/rpc_methods.h"
+#include "server/service_context.h"
+
+namespace quantgate {
+
+/// Whether a call is still taken while the server drains.
+enum class Admission { kAlways, kUnlessDraining };
+
+class Call {
+ public:
+  /// `server_context` must outlive the call, which a reactor ensures by owning it until OnDone.
+  Call(ServiceContext& context, Rpc rpc, grpc::CallbackServerContext* server_context);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  /// UNAVAILABLE while draining, DEADLINE_EXCEEDED or CANCELLED when nobody waits for an answer any
+  /// more.
+  absl::Status Admit(Admission admission) const;
+  /// Records how the call ended. Called once, for the argument of Finish.
+  grpc::Status End(const absl::Status& status);
+
+  void MessageReceived();
+  void MessageSent();
+
+  ServiceContext& context() const { return context_; }
+  const std::shared_ptr<Cancellation>& cancellation() const { return cancellation_; }
+  Transport transport() const;
+
+  /// From here on the registry ends the call when no message came for kUploadIdleMax.
+  void WatchIdle();
+  bool IsIdle(absl::Time now) const;
+  void TryCancel() const { server_context_->TryCancel(); }
+
+ private:
+  ServiceContext& context_;
+  const int method_;
+  grpc::CallbackServerContext* const server_context_;
+  const absl::Time start_;
+  const std::shared_ptr<Cancellation> cancellation_;
+  std::atomic<bool> watches_idle_{false};
+  std::atomic<int64_t> last_message_nanos_;
+};
+
+class CallRegistry {
+ public:
+  void Add(Call* call);
+  void Remove(Call* call);
+  int size() const;
+  /// Ends every call under way, as if its client had cancelled it.
+  void CancelAll();
+  void CancelIdle(absl::Time now);
+
+ private:
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace quantgate

@@ -1,0 +1,76 @@
+// Engine.Compare.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "server/errors.h"
+#include "server/rpc/convert_report.h"
+#include "server/rpc/convert_tensor.h"
+#include "server/rpc/engine_calls.h"
+
+namespace quantgate {
+namespace {
+
+struct CompareWork {
+  TensorReference subject, reference;
+};
+
+absl::StatusOr<CompareWork> CheckCompare(ServiceContext& context,
+                                         const v1::CompareRequest& request) {
+  const int64_t bytes_max = context.options.tensor_bytes_max;
+  CompareWork work;
+  QG_ASSIGN_OR_RETURN(work.subject,
+                      TensorReferenceFromProto(request.subject(), "subject", bytes_max));
+  QG_ASSIGN_OR_RETURN(work.reference,
+                      TensorReferenceFromProto(request.reference(), "reference", bytes_max));
+  QG_RETURN_IF_ERROR(RequireTensor(work.subject));
+  QG_RETURN_IF_ERROR(RequireTensor(work.reference));
+  TensorReference* const references[] = {&work.subject, &work.reference};
+  QG_RETURN_IF_ERROR(context.loader.Resolve(references));
+  if (work.subject.type->shape != work.reference.type->shape) {
+    return error::InvalidField(
+        "subject", TensorTypeText(*work.subject.type),
+        absl::StrCat("its shape must be that of reference ", TensorTypeText(*work.reference.type)));
+  }
+  const bool has_values = TraitsOf(work.subject.type->dtype).is_floating &&
+                          TraitsOf(work.reference.type->dtype).is_floating;
+  if (work.subject.type->dtype != work.reference.type->dtype && !has_values) {
+    return error::InvalidField("subject", TensorTypeText(*work.subject.type),
+                               absl::StrCat("there is nothing to compare with reference ",
+                                            TensorTypeText(*work.reference.type),
+                                            ": neither equal dtypes nor real values"));
+  }
+  return work;
+}
+
+absl::Status Compare(ServiceContext& context, const CompareWork& work,
+                     const Cancellation& cancellation, v1::CompareResponse& response) {
+  QG_ASSIGN_OR_RETURN(const Tensor subject, context.loader.Load(work.subject, &cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor reference, context.loader.Load(work.reference, &cancellation));
+  if (subject.dtype() == reference.dtype()) {
+    QG_ASSIGN_OR_RETURN(const ParityReport parity,
+                        context.engine.CompareBits(subject, reference, &cancellation));
+    *response.mutable_parity() = ParityReportToProto(parity);
+  }
+  if (!TraitsOf(subject.dtype()).is_floating || !TraitsOf(reference.dtype()).is_floating) {
+    return absl::OkStatus();
+  }
+  QG_ASSIGN_OR_RETURN(const ErrorReport measured,
+                      context.engine.MeasureError(subject, reference, &cancellation));
+  *response.mutable_error() = ErrorReportToProto(measured);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<DeviceWork> PrepareCompare(ServiceContext& context,
+                                          const v1::CompareRequest& request,
+                                          v1::CompareResponse& response) {
+  QG_ASSIGN_OR_RETURN(CompareWork work, CheckCompare(context, request));
+  return DeviceWork{
+      "", [&context, &response, work = std::move(work)](const Cancellation& cancellation) {
+        return Compare(context, work, cancellation, response);
+      }};
+}
+
+}  // namespace quantgate

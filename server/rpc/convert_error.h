@@ -1,0 +1,18 @@
+// From the engine's and stores' status to gRPC's.
+#pragma once
+
+#include <grpcpp/support/status.h>
+
+#include "absl/status/status.h"
+#include "quantgate/v1/error.pb.h"
+#include "server/errors.h"
+
+namespace quantgate {
+
+v1::ErrorDetail ErrorDetailToProto(const error::Detail& detail);
+
+/// Code, text (cut to kStatusMessageBytesMax) and a serialized v1.ErrorDetail. Called by Call::End
+/// only.
+grpc::Status StatusToGrpc(const absl::Status& status);
+
+}  // namespace quantgate

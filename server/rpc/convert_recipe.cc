@@ -1,0 +1,77 @@
+#include "server/rpc/convert_recipe.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/build_description.h"
+#include "server/errors.h"
+#include "server/rpc/convert_tensor.h"
+
+namespace quantgate {
+
+absl::StatusOr<Recipe> RecipeFromProto(const v1::Recipe& proto, const std::string& field) {
+  const auto& all = AllRecipes();
+  const bool is_known = std::any_of(all.begin(), all.end(), [&](const RecipeDescription& recipe) {
+    return recipe.name == proto.name();
+  });
+  if (!is_known) {
+    const auto names = absl::StrJoin(
+        all, ", ",
+        [](std::string* out, const RecipeDescription& recipe) { out->append(recipe.name); });
+    return error::InvalidField(field + ".name", Printable(proto.name()),
+                               absl::StrCat("known recipes are ", names));
+  }
+  Recipe::Knobs knobs;
+  for (const auto& [name, value] : proto.knobs()) {
+    // One knob at a time, so that the error names the one at fault.
+    const auto alone = Recipe::Create(proto.name(), {{name, value}});
+    if (!alone.ok()) {
+      return error::InvalidField(absl::StrCat(field, ".knobs[", Printable(name), "]"),
+                                 Printable(value), std::string(alone.status().message()));
+    }
+    knobs.emplace(name, value);
+  }
+  auto recipe = Recipe::Create(proto.name(), knobs);
+  if (!recipe.ok()) return error::AtField(recipe.status(), field);
+  return recipe;
+}
+
+v1::RecipeDescription RecipeDescriptionToProto(const RecipeDescription& description) {
+  v1::RecipeDescription proto;
+  proto.set_name(description.name);
+  proto.set_summary(description.summary);
+  for (const KnobDescription& knob : description.knobs) {
+    v1::KnobDescription& knob_proto = *proto.add_knobs();
+    knob_proto.set_name(knob.name);
+    knob_proto.set_values(knob.values);
+    knob_proto.set_default_value(knob.default_value);
+    knob_proto.set_summary(knob.summary);
+  }
+  return proto;
+}
+
+v1::ArithmeticDescription ArithmeticDescriptionToProto(const ArithmeticDescription& description) {
+  v1::ArithmeticDescription proto;
+  proto.set_name(description.name);
+  proto.set_summary(description.summary);
+  proto.set_source(description.source);
+  proto.set_evidence(description.evidence);
+  proto.set_is_hardware(description.is_hardware);
+  return proto;
+}
+
+v1::Environment EnvironmentToProto(const DeviceDescription& device) {
+  const BuildDescription build = DescribeBuild();
+  v1::Environment proto;
+  proto.set_version(build.version);
+  proto.set_build(absl::StrCat(build.revision, ", ", build.compiler));
+  v1::DeviceDescription& device_proto = *proto.add_devices();
+  device_proto.set_id(device.id);
+  device_proto.set_name(device.name);
+  device_proto.set_architecture(device.architecture);
+  device_proto.set_driver(device.driver);
+  return proto;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,235 @@
+#include "server/rpc/convert_report.h"
+
+#include <cmath>
+#include <limits>
+
+#include "server/rpc/convert_tensor.h"
+
+namespace quantgate {
+namespace {
+
+v1::ElementPair ElementPairToProto(const ElementPair& pair) {
+  v1::ElementPair proto;
+  proto.mutable_coordinate()->Add(pair.coordinate.begin(), pair.coordinate.end());
+  proto.set_subject(pair.subject);
+  proto.set_reference(pair.reference);
+  proto.set_subject_bits(pair.subject_bits);
+  proto.set_reference_bits(pair.reference_bits);
+  return proto;
+}
+
+v1::HeatMapCell HeatMapCellToProto(const HeatMapCell& cell) {
+  v1::HeatMapCell proto;
+  proto.set_row_begin(cell.row_begin);
+  proto.set_row_end(cell.row_end);
+  proto.set_column_begin(cell.column_begin);
+  proto.set_column_end(cell.column_end);
+  proto.set_rms_error(cell.rms_error);
+  proto.set_max_abs_error(cell.max_abs_error);
+  return proto;
+}
+
+double SqnrDb(const ErrorReport& report) {
+  if (report.sum_error_squared == 0) return std::numeric_limits<double>::infinity();
+  return 10.0 * std::log10(report.sum_reference_squared / report.sum_error_squared);
+}
+
+v1::NearerReport NearerReportToProto(const NearerReport& report) {
+  v1::NearerReport proto;
+  proto.set_subject_nearer(report.subject_nearer);
+  proto.set_reference_nearer(report.reference_nearer);
+  proto.set_tied(report.tied);
+  proto.set_subject_rms(report.subject_rms);
+  proto.set_reference_rms(report.reference_rms);
+  return proto;
+}
+
+v1::TensorComparison TensorComparisonToProto(const TensorComparison& comparison) {
+  v1::TensorComparison proto;
+  proto.set_tensor(comparison.tensor);
+  proto.set_reference(comparison.reference);
+  *proto.mutable_parity() = ParityReportToProto(comparison.parity);
+  *proto.mutable_error() = ErrorReportToProto(comparison.error);
+  if (comparison.nearer.has_value()) {
+    *proto.mutable_nearer() = NearerReportToProto(*comparison.nearer);
+  }
+  return proto;
+}
+
+v1::OutputReport OutputReportToProto(const OutputReport& report) {
+  v1::OutputReport proto;
+  proto.set_arithmetic(report.arithmetic);
+  *proto.mutable_against_unquantized() = ErrorReportToProto(report.against_unquantized);
+  *proto.mutable_against_exact() = TensorComparisonToProto(report.against_exact);
+  if (report.bound.has_value()) {
+    v1::BoundCheck& bound = *proto.mutable_bound();
+    bound.set_pass(report.bound->pass);
+    bound.set_violation_count(report.bound->violation_count);
+    bound.set_worst_ratio(report.bound->worst_ratio);
+    bound.set_factor(report.bound->bound.factor);
+    bound.set_derivation(report.bound->bound.derivation);
+  }
+  proto.set_exact_note(report.exact_note);
+  return proto;
+}
+
+v1::SavedOperand SavedOperandToProto(const SavedOperand& saved) {
+  v1::SavedOperand proto;
+  proto.set_name(saved.name);
+  proto.set_content(saved.content);
+  *proto.mutable_at_save() = FingerprintToProto(saved.at_save);
+  *proto.mutable_at_use() = FingerprintToProto(saved.at_use);
+  proto.set_used(saved.used);
+  return proto;
+}
+
+v1::GemmLine GemmLineToProto(const VariantReport::GemmLine& line) {
+  v1::GemmLine proto;
+  proto.set_role(line.role);
+  proto.set_text(line.text);
+  proto.set_a_source(line.a_source);
+  proto.set_b_source(line.b_source);
+  proto.set_arithmetic(line.arithmetic);
+  return proto;
+}
+
+}  // namespace
+
+v1::ParityReport ParityReportToProto(const ParityReport& report) {
+  v1::ParityReport proto;
+  proto.set_equal(report.equal);
+  proto.set_element_count(report.element_count);
+  proto.set_mismatch_count(report.mismatch_count);
+  if (report.mismatch_count > 0) {
+    *proto.mutable_first() = ElementPairToProto(report.first);
+    *proto.mutable_worst() = ElementPairToProto(report.worst);
+    proto.set_worst_ulp(report.worst_ulp);
+  }
+  for (const UlpBucket& bucket : report.ulp_histogram) {
+    v1::UlpBucket& bucket_proto = *proto.add_ulp_histogram();
+    bucket_proto.set_lower(bucket.lower);
+    bucket_proto.set_upper(bucket.upper);
+    bucket_proto.set_count(bucket.count);
+  }
+  for (int subject = 0; subject < kValueClassCount; ++subject) {
+    for (int reference = 0; reference < kValueClassCount; ++reference) {
+      const int64_t count = report.class_confusion[subject][reference];
+      if (count == 0) continue;
+      v1::ClassConfusion& cell = *proto.add_class_confusion();
+      cell.set_subject_class(std::string(ValueClassName(static_cast<ValueClass>(subject))));
+      cell.set_reference_class(std::string(ValueClassName(static_cast<ValueClass>(reference))));
+      cell.set_count(count);
+    }
+  }
+  return proto;
+}
+
+v1::ErrorReport ErrorReportToProto(const ErrorReport& report) {
+  v1::ErrorReport proto;
+  proto.set_element_count(report.element_count);
+  proto.set_non_finite_count(report.non_finite_count);
+  proto.set_max_abs(report.max_abs);
+  *proto.mutable_max_abs_at() = ElementPairToProto(report.max_abs_at);
+  proto.set_mean_abs(report.mean_abs);
+  proto.set_rms(report.rms);
+  proto.set_max_rel(report.max_rel);
+  *proto.mutable_max_rel_at() = ElementPairToProto(report.max_rel_at);
+  proto.set_mean_rel(report.mean_rel);
+  proto.set_bias(report.bias);
+  proto.set_sqnr_db(SqnrDb(report));
+  proto.set_cosine(report.cosine);
+  proto.set_relative_frobenius(report.relative_frobenius);
+  proto.set_saturated_count(report.saturated_count);
+  proto.set_flushed_to_zero_count(report.flushed_to_zero_count);
+  proto.set_subnormal_count(report.subnormal_count);
+  proto.mutable_heat_map()->set_rows(report.heat_map.rows);
+  proto.mutable_heat_map()->set_columns(report.heat_map.columns);
+  for (const HeatMapCell& cell : report.heat_map.cells) {
+    *proto.mutable_heat_map()->add_cells() = HeatMapCellToProto(cell);
+  }
+  for (const HeatMapCell& cell : report.worst_blocks) {
+    *proto.add_worst_blocks() = HeatMapCellToProto(cell);
+  }
+  return proto;
+}
+
+v1::QuantizationRecord QuantizationRecordToProto(const QuantizationRecord& record) {
+  v1::QuantizationRecord proto;
+  proto.set_role(std::string(TensorRoleName(record.role)));
+  proto.set_rowwise(record.usages.rowwise);
+  proto.set_columnwise(record.usages.columnwise);
+  proto.set_quantizer(record.quantizer);
+  proto.set_amax(record.amax);
+  proto.set_scale(record.scale);
+  proto.set_scale_inv(record.scale_inv);
+  v1::QuantizationCounts& counts = *proto.mutable_counts();
+  counts.set_normal(record.counts.normal);
+  counts.set_zero(record.counts.zero);
+  counts.set_subnormal(record.counts.subnormal);
+  counts.set_flushed_to_zero(record.counts.flushed_to_zero);
+  counts.set_saturated(record.counts.saturated);
+  counts.set_infinite(record.counts.infinite);
+  counts.set_nan(record.counts.nan);
+  return proto;
+}
+
+v1::VariantReport VariantReportToProto(const VariantReport& report) {
+  v1::VariantReport proto;
+  proto.set_label(report.label);
+  proto.set_recipe(report.recipe);
+  proto.set_recipe_name(report.recipe_name);
+  proto.set_recipe_digest(report.recipe_digest);
+  proto.set_backward_override(report.backward_override);
+  proto.set_arithmetic(report.arithmetic);
+  proto.set_is_hardware(report.is_hardware);
+  for (const auto& output : report.outputs) *proto.add_outputs() = OutputReportToProto(output);
+  for (const auto& comparison : report.against_reference) {
+    *proto.add_against_reference() = TensorComparisonToProto(comparison);
+  }
+  for (const auto& saved : report.saved) *proto.add_saved() = SavedOperandToProto(saved);
+  for (const auto& record : report.quantizations) {
+    *proto.add_quantizations() = QuantizationRecordToProto(record);
+  }
+  for (const auto& line : report.gemms) *proto.add_gemms() = GemmLineToProto(line);
+  for (const StageTime& stage : report.stages) {
+    v1::StageTime& stage_proto = *proto.add_stages();
+    stage_proto.set_stage(stage.stage);
+    stage_proto.set_seconds(stage.seconds);
+  }
+  proto.mutable_notes()->Add(report.notes.begin(), report.notes.end());
+  return proto;
+}
+
+v1::PairSummary PairSummaryToProto(const PairSummary& pair) {
+  v1::PairSummary proto;
+  proto.set_subject(pair.subject);
+  proto.set_reference(pair.reference);
+  proto.set_tensor(pair.tensor);
+  proto.set_comparable(pair.comparable);
+  proto.set_mismatch_count(pair.mismatch_count);
+  proto.set_element_count(pair.element_count);
+  proto.set_relative_frobenius(pair.relative_frobenius);
+  return proto;
+}
+
+v1::Verdict VerdictToProto(const Verdict& verdict) {
+  v1::Verdict proto;
+  switch (verdict.criterion) {
+    case Requirement::kNone:
+      proto.set_criterion(v1::REQUIREMENT_UNSPECIFIED);
+      break;
+    case Requirement::kBitwise:
+      proto.set_criterion(v1::REQUIREMENT_BITWISE);
+      break;
+    case Requirement::kBound:
+      proto.set_criterion(v1::REQUIREMENT_BOUND);
+      break;
+  }
+  proto.set_pass(verdict.pass);
+  proto.set_threshold(verdict.threshold);
+  proto.set_source(verdict.source);
+  proto.set_finding(verdict.finding);
+  return proto;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,19 @@
+// Reports to the wire. The tensors of outputs are left to OutputWriter.
+#pragma once
+
+#include "kernels/compare/error_report.h"
+#include "kernels/compare/parity_report.h"
+#include "kernels/validate/run.h"
+#include "quantgate/v1/report.pb.h"
+
+namespace quantgate {
+
+v1::ParityReport ParityReportToProto(const ParityReport& report);
+v1::ErrorReport ErrorReportToProto(const ErrorReport& report);
+v1::QuantizationRecord QuantizationRecordToProto(const QuantizationRecord& record);
+/// Without OutputReport.tensor.
+v1::VariantReport VariantReportToProto(const VariantReport& report);
+v1::PairSummary PairSummaryToProto(const PairSummary& pair);
+v1::Verdict VerdictToProto(const Verdict& verdict);
+
+}  // namespace quantgate

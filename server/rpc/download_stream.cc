@@ -1,0 +1,89 @@
+#include "server/rpc/download_stream.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+#include "server/limits.h"
+#include "server/rpc/convert_tensor.h"
+
+namespace quantgate {
+
+DownloadStream::DownloadStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
+                               const v1::ReadRequest* request)
+    : call_(context, Rpc::kRead, server_context), request_(request) {
+  call_.MessageReceived();
+  Advance();
+}
+
+void DownloadStream::Advance() {
+  bool read = false, write = false, end = false;
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (is_over_) return;
+    if (!is_writing_ && ready_.has_value()) {
+      sending_ = *std::move(ready_);
+      ready_.reset();
+      write = is_writing_ = true;
+    }
+    if (!is_reading_ && !ready_.has_value() && !outcome_.has_value()) read = is_reading_ = true;
+    if (!is_reading_ && !is_writing_ && outcome_.has_value()) {
+      end = is_over_ = true;
+      status = *outcome_;
+    }
+  }
+  if (read) call_.context().transfers.Run([this] { ReadNext(); });
+  if (write) StartWrite(&sending_);
+  if (end) Finish(call_.End(status));
+}
+
+absl::Status DownloadStream::Begin() {
+  QG_RETURN_IF_ERROR(call_.Admit(Admission::kAlways));
+  QG_ASSIGN_OR_RETURN(const Digest digest, DigestFromProto(request_->digest(), "digest"));
+  QG_ASSIGN_OR_RETURN(reader_,
+                      call_.context().blobs.Read(digest, request_->offset(), request_->limit()));
+  return absl::OkStatus();
+}
+
+void DownloadStream::ReadNext() {
+  absl::Status status = reader_.has_value() ? call_.cancellation()->Check() : Begin();
+  v1::ReadResponse response;
+  if (status.ok() && reader_->remaining() > 0) {
+    std::string& data = *response.mutable_data();
+    data.resize(static_cast<size_t>(std::min(reader_->remaining(), kChunkBytes)));
+    status = reader_->Next(std::as_writable_bytes(std::span(data))).status();
+  }
+  const bool has_piece = status.ok() && !response.data().empty();
+  {
+    absl::MutexLock lock(&mutex_);
+    is_reading_ = false;
+    if (!outcome_.has_value()) {
+      if (has_piece) ready_ = std::move(response);
+      // A message that is ready goes out before the end.
+      if (!status.ok() || reader_->remaining() == 0) outcome_ = status;
+    }
+  }
+  Advance();
+}
+
+void DownloadStream::OnWriteDone(bool ok) {
+  if (ok) {
+    call_.MessageSent();
+    call_.context().metrics.Downloaded(call_.transport(),
+                                       static_cast<int64_t>(sending_.data().size()));
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    is_writing_ = false;
+    if (!ok) {
+      outcome_ = absl::CancelledError("the client has gone");
+      ready_.reset();
+    }
+  }
+  Advance();
+}
+
+}  // namespace quantgate

@@ -1,0 +1,45 @@
+// DownloadStream: one Blobs.Read. The next piece is read and hashed while the last one is sent.
+#pragma once
+
+#include <grpcpp/support/server_callback.h>
+
+#include <optional>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "quantgate/v1/blobs_service.pb.h"
+#include "server/rpc/call.h"
+#include "server/store/blob_reader.h"
+
+namespace quantgate {
+
+/// Deletes itself. Finishes only while no write and no task is under way.
+class DownloadStream : public grpc::ServerWriteReactor<v1::ReadResponse> {
+ public:
+  DownloadStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
+                 const v1::ReadRequest* request);
+
+ private:
+  void Advance();
+  void ReadNext();
+  absl::Status Begin();
+
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override { call_.cancellation()->Cancel(); }
+  void OnDone() override { delete this; }
+
+  Call call_;
+  const v1::ReadRequest* const request_;  // gRPC's, for the length of the call.
+  std::optional<BlobReader> reader_;      // Of the task that reads.
+  v1::ReadResponse sending_;              // gRPC's while a write is under way.
+
+  absl::Mutex mutex_;
+  std::optional<v1::ReadResponse> ready_ ABSL_GUARDED_BY(mutex_);
+  bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<absl::Status> outcome_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace quantgate

@@ -1,0 +1,119 @@
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "quantgate/v1/engine_service.grpc.pb.h"
+#include "server/errors.h"
+#include "server/rpc/engine_calls.h"
+#include "server/rpc/run_stream.h"
+#include "server/rpc/services.h"
+#include "server/rpc/unary_call.h"
+
+namespace quantgate {
+namespace {
+
+class EngineService : public v1::Engine::CallbackService {
+ public:
+  EngineService(ServiceContext& context, Runs& runs) : context_(context), runs_(runs) {}
+
+  grpc::ServerUnaryReactor* Quantize(grpc::CallbackServerContext* server_context,
+                                     const v1::QuantizeRequest* request,
+                                     v1::QuantizeResponse* response) override {
+    return AnswerOnDevice(context_, Rpc::kQuantize, Operation::kQuantize, server_context,
+                          [=, this] { return PrepareQuantize(context_, *request, *response); });
+  }
+
+  grpc::ServerUnaryReactor* Dequantize(grpc::CallbackServerContext* server_context,
+                                       const v1::DequantizeRequest* request,
+                                       v1::DequantizeResponse* response) override {
+    return AnswerOnDevice(context_, Rpc::kDequantize, Operation::kDequantize, server_context,
+                          [=, this] { return PrepareDequantize(context_, *request, *response); });
+  }
+
+  grpc::ServerUnaryReactor* Gemm(grpc::CallbackServerContext* server_context,
+                                 const v1::GemmRequest* request,
+                                 v1::GemmResponse* response) override {
+    return AnswerOnDevice(context_, Rpc::kGemm, Operation::kGemm, server_context,
+                          [=, this] { return PrepareGemm(context_, *request, *response); });
+  }
+
+  grpc::ServerUnaryReactor* Compare(grpc::CallbackServerContext* server_context,
+                                    const v1::CompareRequest* request,
+                                    v1::CompareResponse* response) override {
+    return AnswerOnDevice(context_, Rpc::kCompare, Operation::kCompare, server_context,
+                          [=, this] { return PrepareCompare(context_, *request, *response); });
+  }
+
+  grpc::ServerWriteReactor<v1::RunEvent>* Execute(grpc::CallbackServerContext* server_context,
+                                                  const v1::ExecuteRequest* request) override {
+    const bool cancel = request->cancel_on_disconnect();
+    return new RunStream(
+        context_, runs_, Rpc::kExecute, Admission::kUnlessDraining, server_context, cancel,
+        [this, request, cancel](const Call& call) -> absl::StatusOr<RunStream::Start> {
+          // A run that outlives its stream is not bound by the stream's deadline.
+          const absl::Time deadline =
+              cancel ? call.cancellation()->deadline() : absl::InfiniteFuture();
+          QG_ASSIGN_OR_RETURN(std::string run_id, runs_.Start(*request, deadline));
+          return RunStream::Start{std::move(run_id), 1};
+        });
+  }
+
+  grpc::ServerWriteReactor<v1::RunEvent>* WaitRun(grpc::CallbackServerContext* server_context,
+                                                  const v1::WaitRunRequest* request) override {
+    return new RunStream(context_, runs_, Rpc::kWaitRun, Admission::kAlways, server_context,
+                         /*cancel_on_disconnect=*/false,
+                         [this, request](const Call&) { return Attach(*request); });
+  }
+
+  grpc::ServerUnaryReactor* GetRun(grpc::CallbackServerContext* server_context,
+                                   const v1::GetRunRequest* request, v1::Run* response) override {
+    return AnswerOnExecutor(context_, Rpc::kGetRun, Admission::kAlways, server_context,
+                            [=, this]() -> absl::Status {
+                              QG_ASSIGN_OR_RETURN(*response, runs_.Get(request->run_id()));
+                              return absl::OkStatus();
+                            });
+  }
+
+  grpc::ServerUnaryReactor* ListRuns(grpc::CallbackServerContext* server_context,
+                                     const v1::ListRunsRequest* request,
+                                     v1::ListRunsResponse* response) override {
+    return AnswerOnExecutor(context_, Rpc::kListRuns, Admission::kAlways, server_context,
+                            [=, this]() -> absl::Status {
+                              QG_ASSIGN_OR_RETURN(*response, runs_.List(*request));
+                              return absl::OkStatus();
+                            });
+  }
+
+  grpc::ServerUnaryReactor* CancelRun(grpc::CallbackServerContext* server_context,
+                                      const v1::CancelRunRequest* request,
+                                      v1::Run* response) override {
+    return AnswerOnExecutor(context_, Rpc::kCancelRun, Admission::kAlways, server_context,
+                            [=, this]() -> absl::Status {
+                              QG_RETURN_IF_ERROR(runs_.Cancel(request->run_id()));
+                              QG_ASSIGN_OR_RETURN(*response, runs_.Get(request->run_id()));
+                              return absl::OkStatus();
+                            });
+  }
+
+ private:
+  absl::StatusOr<RunStream::Start> Attach(const v1::WaitRunRequest& request) {
+    QG_ASSIGN_OR_RETURN(const RunRecord record, context_.run_store.Get(request.run_id()));
+    const int64_t from = request.from_sequence() == 0 ? 1 : request.from_sequence();
+    if (from < 1) {
+      return error::InvalidField("from_sequence", absl::StrCat(from), "must not be negative");
+    }
+    // A run that goes on will have one more event at least.
+    const int64_t last = record.last_sequence + (IsFinal(record.state) ? 0 : 1);
+    if (from > last) return error::SequenceBeyondEnd(from, record.last_sequence);
+    return RunStream::Start{record.run_id, from};
+  }
+
+  ServiceContext& context_;
+  Runs& runs_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeEngineService(ServiceContext& context, Runs& runs) {
+  return std::make_unique<EngineService>(context, runs);
+}
+
+}  // namespace quantgate

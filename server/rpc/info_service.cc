@@ -1,0 +1,86 @@
+#include "quantgate/v1/info_service.grpc.pb.h"
+#include "server/limits.h"
+#include "server/rpc/convert_recipe.h"
+#include "server/rpc/services.h"
+#include "server/rpc/unary_call.h"
+
+namespace quantgate {
+namespace {
+
+v1::Capabilities MakeCapabilities(const ServiceContext& context) {
+  v1::Capabilities proto;
+  *proto.mutable_environment() = EnvironmentToProto(context.engine.Describe());
+  v1::Limits& limits = *proto.mutable_limits();
+  limits.set_message_bytes_max(kMessageBytesMax);
+  limits.set_chunk_bytes(kChunkBytes);
+  limits.set_inline_bytes_max(kInlineBytesMax);
+  limits.set_blob_bytes_max(context.options.blob_bytes_max);
+  limits.set_tensor_bytes_max(context.options.tensor_bytes_max);
+  limits.set_rank_max(kRankMax);
+  limits.set_variants_max(kVariantsMax);
+  limits.set_queue_capacity(context.options.queue_capacity);
+  limits.set_find_missing_max(kFindMissingMax);
+  for (const DTypeTraits& traits : AllDTypes()) proto.add_dtypes(std::string(traits.name));
+  for (const Distribution distribution : AllDistributions()) {
+    proto.add_distributions(std::string(DistributionName(distribution)));
+  }
+  proto.add_layers(std::string(LayerKindName(LayerKind::kLinear)));
+  proto.set_digest_function("sha256");
+  for (const char* feature : {"resumable_upload", "generate", "wait_run", "request_id"}) {
+    proto.add_features(feature);
+  }
+  return proto;
+}
+
+/// What this server is does not change, so it is put together once.
+class InfoService : public v1::Info::CallbackService {
+ public:
+  explicit InfoService(ServiceContext& context)
+      : context_(context), capabilities_(MakeCapabilities(context)) {
+    for (const auto& recipe : AllRecipes()) {
+      *recipes_.add_recipes() = RecipeDescriptionToProto(recipe);
+    }
+    for (const auto& arithmetic : AllArithmetics()) {
+      *arithmetics_.add_arithmetics() = ArithmeticDescriptionToProto(arithmetic);
+    }
+  }
+
+  grpc::ServerUnaryReactor* GetCapabilities(grpc::CallbackServerContext* server_context,
+                                            const v1::GetCapabilitiesRequest*,
+                                            v1::Capabilities* response) override {
+    return Answer(Rpc::kGetCapabilities, server_context, capabilities_, response);
+  }
+  grpc::ServerUnaryReactor* ListRecipes(grpc::CallbackServerContext* server_context,
+                                        const v1::ListRecipesRequest*,
+                                        v1::ListRecipesResponse* response) override {
+    return Answer(Rpc::kListRecipes, server_context, recipes_, response);
+  }
+  grpc::ServerUnaryReactor* ListArithmetics(grpc::CallbackServerContext* server_context,
+                                            const v1::ListArithmeticsRequest*,
+                                            v1::ListArithmeticsResponse* response) override {
+    return Answer(Rpc::kListArithmetics, server_context, arithmetics_, response);
+  }
+
+ private:
+  template <typename Message>
+  grpc::ServerUnaryReactor* Answer(Rpc rpc, grpc::CallbackServerContext* server_context,
+                                   const Message& answer, Message* response) {
+    return AnswerInline(context_, rpc, server_context, [&] {
+      *response = answer;
+      return absl::OkStatus();
+    });
+  }
+
+  ServiceContext& context_;
+  const v1::Capabilities capabilities_;
+  v1::ListRecipesResponse recipes_;
+  v1::ListArithmeticsResponse arithmetics_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeInfoService(ServiceContext& context) {
+  return std::make_unique<InfoService>(context);
+}
+
+}  // namespace quantgate

@@ -1,0 +1,25 @@
+#include "server/rpc/output_writer.h"
+
+#include "kernels/base/status_macros.h"
+#include "server/rpc/convert_tensor.h"
+
+namespace quantgate {
+
+absl::Status OutputWriter::Write(const std::string& name, const Tensor& tensor,
+                                 const Fingerprint& fingerprint, v1::NamedTensor* proto) {
+  proto->set_name(name);
+  *proto->mutable_type() = TensorTypeToProto({tensor.dtype(), tensor.shape()});
+  *proto->mutable_fingerprint() = FingerprintToProto(fingerprint);
+  const auto bytes = tensor.bytes();
+  const int64_t size = static_cast<int64_t>(bytes.size());
+  if (!keep_ && size <= inline_bytes_left_) {
+    inline_bytes_left_ -= size;
+    proto->set_data(bytes.data(), bytes.size());
+    return absl::OkStatus();
+  }
+  QG_ASSIGN_OR_RETURN(const Digest digest, blobs_.Put(bytes));
+  *proto->mutable_digest() = DigestToProto(digest);
+  return absl::OkStatus();
+}
+
+}  // namespace quantgate

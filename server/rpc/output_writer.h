@@ -1,0 +1,32 @@
+// OutputWriter: tensors that a call returns, inline while they are few bytes together, otherwise as
+// blobs.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "kernels/tensor/fingerprint.h"
+#include "kernels/tensor/tensor.h"
+#include "quantgate/v1/tensor.pb.h"
+#include "server/limits.h"
+#include "server/store/blob_store.h"
+
+namespace quantgate {
+
+/// One for each message that is sent. Not thread-safe.
+class OutputWriter {
+ public:
+  /// With `keep`, every tensor becomes a blob.
+  OutputWriter(BlobStore& blobs, bool keep) : blobs_(blobs), keep_(keep) {}
+
+  /// RESOURCE_EXHAUSTED for the disk or quota. A tensor without value leaves `proto` as it is.
+  absl::Status Write(const std::string& name, const Tensor& tensor, const Fingerprint& fingerprint,
+                     v1::NamedTensor* proto);
+
+ private:
+  BlobStore& blobs_;
+  const bool keep_;
+  int64_t inline_bytes_left_ = kInlineBytesMax;
+};
+
+}  // namespace quantgate

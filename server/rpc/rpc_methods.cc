@@ -1,0 +1,30 @@
+#include "server/rpc/rpc_methods.h"
+
+namespace quantgate {
+namespace {
+
+constexpr std::string_view kUnary = "unary";
+constexpr std::string_view kServerStream = "server_stream";
+constexpr std::string_view kInfo = "quantgate.v1.Info";
+constexpr std::string_view kBlobs = "quantgate.v1.Blobs";
+constexpr std::string_view kTensors = "quantgate.v1.Tensors";
+constexpr std::string_view kEngine = "quantgate.v1.Engine";
+
+constexpr RpcMethod kMethods[] = {
+    {kUnary, kInfo, "GetCapabilities"},  {kUnary, kInfo, "ListRecipes"},
+    {kUnary, kInfo, "ListArithmetics"},  {kUnary, kBlobs, "FindMissing"},
+    {"client_stream", kBlobs, "Write"},  {kUnary, kBlobs, "QueryWrite"},
+    {kServerStream, kBlobs, "Read"},     {kUnary, kTensors, "Put"},
+    {kUnary, kTensors, "Generate"},      {kUnary, kTensors, "Describe"},
+    {kUnary, kTensors, "List"},          {kUnary, kEngine, "Quantize"},
+    {kUnary, kEngine, "Dequantize"},     {kUnary, kEngine, "Gemm"},
+    {kUnary, kEngine, "Compare"},        {kServerStream, kEngine, "Execute"},
+    {kServerStream, kEngine, "WaitRun"}, {kUnary, kEngine, "GetRun"},
+    {kUnary, kEngine, "ListRuns"},       {kUnary, kEngine, "CancelRun"},
+};
+
+}  // namespace
+
+std::span<const RpcMethod> AllRpcMethods() { return kMethods; }
+
+}  // namespace quantgate

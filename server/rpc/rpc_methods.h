@@ -1,0 +1,36 @@
+// Every RPC of the service, for metrics and admission.
+#pragma once
+
+#include <span>
+
+#include "server/metrics.h"
+
+namespace quantgate {
+
+enum class Rpc : int {
+  kGetCapabilities,
+  kListRecipes,
+  kListArithmetics,
+  kFindMissing,
+  kWrite,
+  kQueryWrite,
+  kRead,
+  kPutTensor,
+  kGenerateTensor,
+  kDescribeTensor,
+  kListTensors,
+  kQuantize,
+  kDequantize,
+  kGemm,
+  kCompare,
+  kExecute,
+  kWaitRun,
+  kGetRun,
+  kListRuns,
+  kCancelRun,
+};
+
+/// Indexed by Rpc.
+std::span<const RpcMethod> AllRpcMethods();
+
+}  // namespace quantgate

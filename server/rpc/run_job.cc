@@ -1,0 +1,202 @@
+#include "server/rpc/run_job.h"
+
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/validate/run.h"
+#include "server/limits.h"
+#include "server/rpc/convert_recipe.h"
+#include "server/rpc/convert_report.h"
+#include "server/rpc/convert_tensor.h"
+#include "server/rpc/output_writer.h"
+
+namespace quantgate {
+namespace {
+
+RunState StateOf(const absl::Status& status) {
+  if (status.ok()) return RunState::kSucceeded;
+  const bool was_cancelled = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
+  return was_cancelled ? RunState::kCancelled : RunState::kFailed;
+}
+
+std::string SourceText(const TensorReference& reference) {
+  switch (reference.kind) {
+    case TensorReference::Kind::kInline:
+      return "inline";
+    case TensorReference::Kind::kGenerated:
+      return GeneratorText(reference.generator);
+    default:
+      return "stored";
+  }
+}
+
+}  // namespace
+
+std::string FinishedEvent(const std::string& run_id, int64_t sequence, RunState state,
+                          const absl::Status& status, const v1::RunReport& report) {
+  v1::RunEvent event;
+  event.set_run_id(run_id);
+  event.set_sequence(sequence);
+  v1::RunFinished& finished = *event.mutable_finished();
+  finished.set_state(static_cast<v1::RunState>(state));
+  finished.set_status_code(static_cast<int>(status.code()));
+  finished.set_status_message(std::string(status.message()).substr(0, kStatusMessageBytesMax));
+  if (state == RunState::kSucceeded) *finished.mutable_report() = report;
+  return event.SerializeAsString();
+}
+
+RunJob::RunJob(ServiceContext& context, LiveRuns& live, std::string run_id, LayerRun run,
+               std::shared_ptr<Cancellation> cancellation)
+    : context_(context),
+      live_(live),
+      run_id_(std::move(run_id)),
+      run_(std::move(run)),
+      cancellation_(std::move(cancellation)),
+      enqueued_(absl::Now()) {}
+
+absl::Status RunJob::Accept(int queue_position) {
+  v1::RunEvent event;
+  event.mutable_accepted()->set_queue_position(queue_position);
+  return Publish(event);
+}
+
+void RunJob::Run(absl::Status admission) {
+  const absl::Time start = absl::Now();
+  context_.metrics.StageTook(Stage::kQueue, start - enqueued_);
+  absl::Status status = std::move(admission);
+  v1::RunReport report;
+  if (status.ok()) {
+    auto executed = Execute();
+    status = executed.status();
+    if (executed.ok()) report = *std::move(executed);
+  }
+  if (!stopped_.ok()) status = stopped_;
+  report.set_seconds(absl::ToDoubleSeconds(absl::Now() - start));
+
+  for (const Variant& variant : run_.variants) {
+    context_.metrics.RunEnded(Operation::kLinear, variant.recipe.name(),
+                              BackwardOverrideName(variant.recipe.backward_override()), status);
+  }
+  const bool is_one = run_.variants.size() == 1;
+  context_.metrics.RunTook(Operation::kLinear, is_one ? run_.variants[0].recipe.name() : "several",
+                           absl::Now() - start);
+  Finish(status, report);
+}
+
+absl::StatusOr<v1::RunReport> RunJob::Execute() {
+  QG_RETURN_IF_ERROR(context_.run_store.SetRunning(run_id_));
+  const absl::Time start = absl::Now();
+  QG_ASSIGN_OR_RETURN(const Plan plan, LoadLayerRun(run_, context_.loader, cancellation_.get()));
+  context_.metrics.StageTook(Stage::kFetch, absl::Now() - start);
+  return ExecutePlan(plan);
+}
+
+absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
+  v1::RunReport report;
+  report.set_schema_version(1);
+  report.set_run_id(run_id_);
+  *report.mutable_environment() = EnvironmentToProto(context_.engine.Describe());
+  QG_RETURN_IF_ERROR(AddInputs(plan, report));
+  report.set_reproduce(ReproduceCommand(run_));
+  if (run_.reference.has_value()) report.set_reference(*run_.reference);
+
+  const auto on_progress = [this](const RunProgress& progress) { OnProgress(progress); };
+  const auto on_variant = [this](int index, const VariantReport& variant) {
+    OnVariant(index, variant);
+  };
+  QG_ASSIGN_OR_RETURN(const RunReport result, RunPlan(plan, context_.engine, cancellation_.get(),
+                                                      RunObserver{on_progress, on_variant}));
+  context_.metrics.StageTook(Stage::kStore, store_time_);
+  for (const PairSummary& pair : result.pairs) *report.add_pairs() = PairSummaryToProto(pair);
+  *report.mutable_verdict() = VerdictToProto(result.verdict);
+  return report;
+}
+
+absl::Status RunJob::AddInputs(const Plan& plan, v1::RunReport& report) {
+  const LinearRequest& linear = plan.request().linear;
+  QG_RETURN_IF_ERROR(AddInput("x", run_.x, linear.x, report));
+  QG_RETURN_IF_ERROR(AddInput("weight", run_.weight, linear.weight, report));
+  QG_RETURN_IF_ERROR(AddInput("bias", run_.bias, linear.bias, report));
+  QG_RETURN_IF_ERROR(AddInput("grad_output", run_.grad_output, linear.grad_output, report));
+  return AddInput("main_grad", run_.main_grad, linear.main_grad, report);
+}
+
+absl::Status RunJob::AddInput(const char* name, const TensorReference& reference,
+                              const Tensor& tensor, v1::RunReport& report) {
+  if (!reference.has_value()) return absl::OkStatus();
+  v1::InputTensor& input = *report.add_inputs();
+  input.set_name(name);
+  *input.mutable_type() = TensorTypeToProto(*reference.type);
+  QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
+                      context_.engine.FingerprintOf(tensor, cancellation_.get()));
+  *input.mutable_fingerprint() = FingerprintToProto(fingerprint);
+  input.set_source(SourceText(reference));
+  if (reference.kind == TensorReference::Kind::kGenerated) return absl::OkStatus();
+  // Inline tensors are kept, so that the command in `reproduce` works.
+  if (reference.kind == TensorReference::Kind::kInline) {
+    QG_RETURN_IF_ERROR(context_.blobs.Put(tensor.bytes()).status());
+  }
+  *input.mutable_digest() = DigestToProto(reference.digest);
+  return absl::OkStatus();
+}
+
+void RunJob::OnProgress(const RunProgress& progress) {
+  if (!stopped_.ok()) return;
+  v1::RunEvent event;
+  event.mutable_progress()->set_step(progress.step);
+  event.mutable_progress()->set_step_count(progress.step_count);
+  event.mutable_progress()->set_what(progress.what);
+  Stop(Publish(event));
+}
+
+void RunJob::OnVariant(int index, const VariantReport& report) {
+  if (!stopped_.ok()) return;
+  const absl::Time start = absl::Now();
+  Stop(PublishVariant(index, report));
+  store_time_ += absl::Now() - start;
+  const std::string reference =
+      run_.reference.has_value() ? run_.variants[*run_.reference].recipe.name() : "";
+  context_.metrics.VariantReported(report, reference);
+}
+
+absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
+  v1::RunEvent event;
+  event.mutable_variant()->set_index(index);
+  v1::VariantReport& proto = *event.mutable_variant()->mutable_report();
+  proto = VariantReportToProto(report);
+  OutputWriter writer(context_.blobs, run_.keep_outputs);
+  for (size_t i = 0; i < report.outputs.size(); ++i) {
+    const OutputReport& output = report.outputs[i];
+    QG_RETURN_IF_ERROR(writer.Write(output.tensor, output.value, output.fingerprint,
+                                    proto.mutable_outputs(static_cast<int>(i))->mutable_tensor()));
+  }
+  return Publish(event);
+}
+
+absl::Status RunJob::Publish(v1::RunEvent& event) {
+  event.set_run_id(run_id_);
+  event.set_sequence(last_sequence_ + 1);
+  QG_RETURN_IF_ERROR(
+      context_.run_store.AppendEvent(run_id_, last_sequence_ + 1, event.SerializeAsString()));
+  live_.Published(run_id_, ++last_sequence_);
+  return absl::OkStatus();
+}
+
+void RunJob::Stop(const absl::Status& status) {
+  if (status.ok()) return;
+  stopped_ = status;
+  cancellation_->Cancel();
+}
+
+void RunJob::Finish(const absl::Status& status, const v1::RunReport& report) {
+  const int64_t sequence = last_sequence_ + 1;
+  const RunState state = StateOf(status);
+  const absl::Status stored = context_.run_store.Finish(
+      run_id_, sequence, FinishedEvent(run_id_, sequence, state, status, report), state, status);
+  // When even that cannot be stored, streams see the run end without its last event and say so.
+  if (stored.ok()) live_.Published(run_id_, sequence);
+  live_.End(run_id_);
+}
+
+}  // namespace quantgate

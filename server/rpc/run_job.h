@@ -1,0 +1,57 @@
+// RunJob: one run on its way through the queue and the engine. Every step becomes an event in the
+// run store. Used by one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "quantgate/v1/engine_service.pb.h"
+#include "server/layer_run.h"
+#include "server/live_runs.h"
+#include "server/service_context.h"
+
+namespace quantgate {
+
+class RunJob {
+ public:
+  RunJob(ServiceContext& context, LiveRuns& live, std::string run_id, LayerRun run,
+         std::shared_ptr<Cancellation> cancellation);
+
+  /// Stores the first event, RunAccepted.
+  absl::Status Accept(int queue_position);
+  /// Runs to its end, whatever that is; `admission` is what the queue says.
+  void Run(absl::Status admission);
+
+ private:
+  absl::StatusOr<v1::RunReport> Execute();
+  absl::StatusOr<v1::RunReport> ExecutePlan(const Plan& plan);
+  absl::Status AddInputs(const Plan& plan, v1::RunReport& report);
+  absl::Status AddInput(const char* name, const TensorReference& reference, const Tensor& tensor,
+                        v1::RunReport& report);
+  void OnProgress(const RunProgress& progress);
+  void OnVariant(int index, const VariantReport& report);
+  absl::Status PublishVariant(int index, const VariantReport& report);
+  absl::Status Publish(v1::RunEvent& event);
+  /// Stops the run: there is no use in going on when its events cannot be kept.
+  void Stop(const absl::Status& status);
+  void Finish(const absl::Status& status, const v1::RunReport& report);
+
+  ServiceContext& context_;
+  LiveRuns& live_;
+  const std::string run_id_;
+  const LayerRun run_;
+  const std::shared_ptr<Cancellation> cancellation_;
+  const absl::Time enqueued_;
+  int64_t last_sequence_ = 0;
+  absl::Status stopped_;  // Why Stop was called.
+  absl::Duration store_time_;
+};
+
+/// A serialized RunFinished event.
+std::string FinishedEvent(const std::string& run_id, int64_t sequence, RunState state,
+                          const absl::Status& status, const v1::RunReport& report);
+
+}  // namespace quantgate

@@ -1,0 +1,99 @@
+#include "server/rpc/run_stream.h"
+
+#include <utility>
+
+#include "server/errors.h"
+
+namespace quantgate {
+
+RunStream::RunStream(ServiceContext& context, Runs& runs, Rpc rpc, Admission admission,
+                     grpc::CallbackServerContext* server_context, bool cancel_on_disconnect,
+                     absl::AnyInvocable<absl::StatusOr<Start>(const Call&) &&> start)
+    : call_(context, rpc, server_context),
+      runs_(runs),
+      cancel_on_disconnect_(cancel_on_disconnect) {
+  call_.MessageReceived();
+  context.executor.Run([this, admission, start = std::move(start)]() mutable {
+    Begin(admission, std::move(start));
+  });
+}
+
+void RunStream::Begin(Admission admission,
+                      absl::AnyInvocable<absl::StatusOr<Start>(const Call&) &&> start) {
+  const absl::Status admitted = call_.Admit(admission);
+  if (!admitted.ok()) return End(admitted);
+  absl::StatusOr<Start> started = std::move(start)(call_);
+  if (!started.ok()) return End(started.status());
+  next_sequence_ = started->sequence;
+  bool was_cancelled;
+  {
+    absl::MutexLock lock(&mutex_);
+    run_id_ = started->run_id;
+    was_cancelled = is_cancelled_;
+  }
+  // The client may have gone before there was a run to cancel.
+  if (was_cancelled && cancel_on_disconnect_) runs_.CancelLive(run_id_);
+  Continue();
+}
+
+// Has the turn.
+void RunStream::Continue() {
+  {
+    absl::MutexLock lock(&mutex_);
+    wait_token_ = 0;
+  }
+  const absl::Status wanted = call_.cancellation()->Check();
+  if (!wanted.ok()) return End(wanted);
+  const bool was_live = runs_.live().IsLive(run_id_);
+  const auto bytes = call_.context().run_store.ReadEvent(run_id_, next_sequence_);
+  if (!bytes.ok()) return End(bytes.status());
+  if (bytes->has_value()) {
+    if (!event_.ParseFromString(**bytes)) {
+      return End(absl::DataLossError("the database holds a damaged run event"));
+    }
+    ++next_sequence_;
+    return StartWrite(&event_);
+  }
+  if (!was_live) return End(error::Internal("the run ended without its last event"));
+  WaitForEvent();
+}
+
+void RunStream::WaitForEvent() {
+  {
+    absl::MutexLock lock(&mutex_);
+    // With the lock held a wake cannot overtake the token, nor a cancellation miss it.
+    if (!is_cancelled_) {
+      wait_token_ = runs_.live().Wait(run_id_, next_sequence_, [this] {
+        call_.context().executor.Run([this] { Continue(); });
+      });
+      if (wait_token_ != 0) return;
+    }
+  }
+  call_.context().executor.Run([this] { Continue(); });
+}
+
+void RunStream::OnWriteDone(bool ok) {
+  if (!ok) return End(absl::CancelledError("the client has gone"));
+  call_.MessageSent();
+  if (event_.has_finished()) return End(absl::OkStatus());
+  call_.context().executor.Run([this] { Continue(); });
+}
+
+void RunStream::OnCancel() {
+  call_.cancellation()->Cancel();
+  std::string run_id;
+  bool has_turn = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_cancelled_ = true;
+    run_id = run_id_;
+    has_turn = wait_token_ != 0 && runs_.live().StopWaiting(run_id_, wait_token_);
+  }
+  if (!run_id.empty() && cancel_on_disconnect_) runs_.CancelLive(run_id);
+  // OnDone comes after this reaction at the earliest, so `this` is still there.
+  if (has_turn) call_.context().executor.Run([this] { Continue(); });
+}
+
+void RunStream::End(const absl::Status& status) { Finish(call_.End(status)); }
+
+}  // namespace quantgate

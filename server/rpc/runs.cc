@@ -1,0 +1,160 @@
+#include "server/rpc/runs.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
+#include "server/errors.h"
+#include "server/limits.h"
+#include "server/rpc/convert_layer.h"
+#include "server/rpc/convert_tensor.h"
+#include "server/rpc/page.h"
+#include "server/rpc/run_job.h"
+
+namespace quantgate {
+namespace {
+
+/// SHA-256 of a serialization that does not depend on the order of maps.
+Sha256 ContentOf(const google::protobuf::Message& message) {
+  std::string bytes;
+  {
+    google::protobuf::io::StringOutputStream stream(&bytes);
+    google::protobuf::io::CodedOutputStream coded(&stream);
+    coded.SetSerializationDeterministic(true);
+    message.SerializeToCodedStream(&coded);
+  }
+  return Sha256Of(std::as_bytes(std::span(bytes)));
+}
+
+void SetTimestamp(absl::Time time, google::protobuf::Timestamp* proto) {
+  const int64_t micros = absl::ToUnixMicros(time);
+  proto->set_seconds(micros / 1'000'000);
+  proto->set_nanos(static_cast<int>(micros % 1'000'000) * 1000);
+}
+
+}  // namespace
+
+v1::Run RunRecordToProto(const RunRecord& record) {
+  v1::Run run;
+  run.set_run_id(record.run_id);
+  run.set_state(static_cast<v1::RunState>(record.state));
+  SetTimestamp(record.created, run.mutable_created());
+  if (record.finished.has_value()) SetTimestamp(*record.finished, run.mutable_finished());
+  run.set_last_sequence(record.last_sequence);
+  run.set_status_code(static_cast<int>(record.status.code()));
+  run.set_status_message(std::string(record.status.message()));
+  run.set_summary(record.summary);
+  return run;
+}
+
+absl::Status Runs::EndInterrupted() {
+  QG_ASSIGN_OR_RETURN(const auto records, context_.run_store.ListUnfinished());
+  const absl::Status status =
+      absl::AbortedError("the server restarted during the run; start it again");
+  for (const RunRecord& record : records) {
+    const int64_t sequence = record.last_sequence + 1;
+    const std::string event = FinishedEvent(record.run_id, sequence, RunState::kFailed, status, {});
+    QG_RETURN_IF_ERROR(
+        context_.run_store.Finish(record.run_id, sequence, event, RunState::kFailed, status));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl::Time deadline) {
+  if (!request.request_id().empty()) {
+    QG_RETURN_IF_ERROR(CheckToken(request.request_id(), "request_id"));
+  }
+  const Sha256 content = ContentOf(request.spec());
+  absl::MutexLock lock(&start_mutex_);
+  QG_ASSIGN_OR_RETURN(const auto earlier,
+                      context_.run_store.FindRequest(request.request_id(), content));
+  if (earlier.has_value()) return earlier->run_id;
+
+  QG_ASSIGN_OR_RETURN(LayerRun run,
+                      LayerRunFromProto(request.spec(), context_.options.tensor_bytes_max));
+  QG_RETURN_IF_ERROR(context_.loader.Resolve(run.tensors()));
+  QG_RETURN_IF_ERROR(CheckLayerRun(run));
+  return Enqueue(request, std::move(run), content, deadline);
+}
+
+absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, LayerRun run,
+                                          const Sha256& content, absl::Time deadline) {
+  DeviceQueue& queue = context_.run_queue;
+  QG_ASSIGN_OR_RETURN(const RunRecord record,
+                      context_.run_store.Create(request.request_id(), content, run.Summary()));
+  const std::string& run_id = record.run_id;
+  auto cancellation = std::make_shared<Cancellation>(deadline);
+  live_.Begin(run_id, cancellation);
+  auto job = std::make_shared<RunJob>(context_, live_, run_id, std::move(run), cancellation);
+  // The first event must be there before a worker can add the second, so the position is what it is
+  // at this moment.
+  absl::Status accepted = job->Accept(queue.depth() + queue.running());
+  if (accepted.ok()) {
+    accepted =
+        queue
+            .Submit(cancellation, [job](absl::Status admission) { job->Run(std::move(admission)); })
+            .status();
+  }
+  if (accepted.ok()) return run_id;
+  live_.End(run_id);
+  (void)context_.run_store.Remove(run_id);
+  return accepted;
+}
+
+absl::Status Runs::Cancel(const std::string& run_id) {
+  return CancelLive(run_id) ? absl::OkStatus() : context_.run_store.Get(run_id).status();
+}
+
+bool Runs::CancelLive(const std::string& run_id) {
+  const auto cancellation = live_.CancellationOf(run_id);
+  if (cancellation == nullptr) return false;
+  context_.run_queue.Cancel(cancellation);
+  return true;
+}
+
+absl::StatusOr<v1::Run> Runs::Get(const std::string& run_id) {
+  QG_ASSIGN_OR_RETURN(const RunRecord record, context_.run_store.Get(run_id));
+  v1::Run run = RunRecordToProto(record);
+  if (record.state == RunState::kSucceeded) QG_RETURN_IF_ERROR(AddReport(record, run));
+  return run;
+}
+
+// The report is put together from the events, which are kept once.
+absl::Status Runs::AddReport(const RunRecord& record, v1::Run& run) {
+  std::map<int, v1::VariantReport> variants;
+  for (int64_t sequence = 1; sequence <= record.last_sequence; ++sequence) {
+    QG_ASSIGN_OR_RETURN(const auto bytes, context_.run_store.ReadEvent(record.run_id, sequence));
+    v1::RunEvent event;
+    if (!bytes.has_value() || !event.ParseFromString(*bytes)) {
+      return absl::DataLossError("the database holds a damaged run event");
+    }
+    if (event.has_variant()) {
+      variants[event.variant().index()] = std::move(*event.mutable_variant()->mutable_report());
+    }
+    if (event.has_finished()) *run.mutable_report() = event.finished().report();
+  }
+  size_t bytes = run.ByteSizeLong();
+  for (const auto& [index, variant] : variants) bytes += variant.ByteSizeLong() + 16;
+  if (bytes > kMessageBytesMax) return absl::OkStatus();
+  for (auto& [index, variant] : variants)
+    *run.mutable_report()->add_variants() = std::move(variant);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::ListRunsResponse> Runs::List(const v1::ListRunsRequest& request) {
+  QG_ASSIGN_OR_RETURN(const Page page, PageFromProto(request.page_size(), request.page_token()));
+  QG_ASSIGN_OR_RETURN(const RunPage found, context_.run_store.List(page.before_id, page.size));
+  v1::ListRunsResponse response;
+  for (const RunRecord& record : found.records) *response.add_runs() = RunRecordToProto(record);
+  response.set_next_page_token(PageToken(found.next_before_id));
+  return response;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,95 @@
+#include "server/rpc/unary_call.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/time/clock.h"
+
+namespace quantgate {
+namespace {
+
+/// Whoever runs the body finishes; cancellation only makes it end sooner. Deletes itself.
+class UnaryCall : public grpc::ServerUnaryReactor {
+ public:
+  UnaryCall(ServiceContext& context, Rpc rpc, grpc::CallbackServerContext* server_context)
+      : call_(context, rpc, server_context) {
+    call_.MessageReceived();
+  }
+
+  Call& call() { return call_; }
+
+  void Answer(const absl::Status& status) {
+    if (status.ok()) call_.MessageSent();
+    Finish(call_.End(status));
+  }
+
+ private:
+  void OnCancel() override { call_.context().call_queue.Cancel(call_.cancellation()); }
+  void OnDone() override { delete this; }
+
+  Call call_;
+};
+
+void RunOnDevice(UnaryCall* unary, Operation operation, DeviceWork work) {
+  ServiceContext& context = unary->call().context();
+  auto shared = std::make_shared<DeviceWork>(std::move(work));
+  const absl::Time enqueued = absl::Now();
+  const auto submitted = context.call_queue.Submit(
+      unary->call().cancellation(),
+      [unary, operation, shared, &context, enqueued](absl::Status admission) {
+        const absl::Time start = absl::Now();
+        context.metrics.StageTook(Stage::kQueue, start - enqueued);
+        absl::Status status = std::move(admission);
+        if (status.ok()) status = std::move(shared->run)(*unary->call().cancellation());
+        context.metrics.RunEnded(operation, "", "", status);
+        context.metrics.RunTook(operation, shared->recipe, absl::Now() - start);
+        unary->Answer(status);
+      });
+  if (submitted.ok()) return;
+  context.metrics.RunEnded(operation, "", "", submitted.status());
+  unary->Answer(submitted.status());
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* AnswerInline(ServiceContext& context, Rpc rpc,
+                                       grpc::CallbackServerContext* server_context,
+                                       absl::FunctionRef<absl::Status()> body) {
+  auto* unary = new UnaryCall(context, rpc, server_context);
+  absl::Status status = unary->call().Admit(Admission::kAlways);
+  if (status.ok()) status = body();
+  unary->Answer(status);
+  return unary;
+}
+
+grpc::ServerUnaryReactor* AnswerOnExecutor(ServiceContext& context, Rpc rpc, Admission admission,
+                                           grpc::CallbackServerContext* server_context,
+                                           absl::AnyInvocable<absl::Status() &&> body) {
+  auto* unary = new UnaryCall(context, rpc, server_context);
+  context.executor.Run([unary, admission, body = std::move(body)]() mutable {
+    absl::Status status = unary->call().Admit(admission);
+    if (status.ok()) status = std::move(body)();
+    unary->Answer(status);
+  });
+  return unary;
+}
+
+grpc::ServerUnaryReactor* AnswerOnDevice(
+    ServiceContext& context, Rpc rpc, Operation operation,
+    grpc::CallbackServerContext* server_context,
+    absl::AnyInvocable<absl::StatusOr<DeviceWork>() &&> prepare) {
+  auto* unary = new UnaryCall(context, rpc, server_context);
+  context.executor.Run([unary, operation, prepare = std::move(prepare)]() mutable {
+    const absl::Status admitted = unary->call().Admit(Admission::kUnlessDraining);
+    if (!admitted.ok()) return unary->Answer(admitted);
+    absl::StatusOr<DeviceWork> work = std::move(prepare)();
+    if (!work.ok()) {
+      unary->call().context().metrics.RunEnded(operation, "", "", work.status());
+      return unary->Answer(work.status());
+    }
+    RunOnDevice(unary, operation, *std::move(work));
+  });
+  return unary;
+}
+
+}  // namespace quantgate

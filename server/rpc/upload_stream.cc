@@ -1,0 +1,239 @@
+#include "server/rpc/upload_stream.h"
+
+#include <grpcpp/impl/codegen/proto_utils.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/base/status_macros.h"
+#include "server/errors.h"
+#include "server/limits.h"
+#include "server/rpc/convert_tensor.h"
+#include "server/store/crc32c.h"
+
+namespace quantgate {
+namespace {
+
+grpc::ByteBuffer Response(int64_t committed_size, bool already_present) {
+  v1::WriteResponse response;
+  response.set_committed_size(committed_size);
+  response.set_already_present(already_present);
+  grpc::ByteBuffer buffer;
+  bool own_buffer;
+  (void)grpc::SerializationTraits<v1::WriteResponse>::Serialize(response, &buffer, &own_buffer);
+  return buffer;
+}
+
+}  // namespace
+
+UploadStream::UploadStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
+                           grpc::ByteBuffer* response)
+    : call_(context, Rpc::kWrite, server_context), response_(response) {
+  call_.WatchIdle();
+  const absl::Status admitted = call_.Admit(Admission::kUnlessDraining);
+  if (!admitted.ok()) {
+    absl::MutexLock lock(&mutex_);
+    Stop(admitted);
+  }
+  Advance();
+}
+
+void UploadStream::Advance() {
+  Actions actions;
+  {
+    absl::MutexLock lock(&mutex_);
+    actions = DecideActions();
+  }
+  // Outside of the lock: gRPC and the executor may come back at once, and End() may be the end of
+  // `this`.
+  Executor& transfers = call_.context().transfers;
+  if (actions.hash) transfers.Run([this] { HashNext(); });
+  if (actions.write) transfers.Run([this] { WriteNext(); });
+  if (actions.commit) transfers.Run([this] { Commit(); });
+  if (actions.read) StartRead(&incoming_);
+  if (actions.end) End();
+}
+
+UploadStream::Actions UploadStream::DecideActions() {
+  Actions actions;
+  if (is_over_) return actions;
+  if (outcome_.has_value()) DropQueued();
+  actions.hash = !is_hashing_ && !to_hash_.empty();
+  actions.write = !is_writing_ && !to_write_.empty();
+  is_hashing_ |= actions.hash;
+  is_writing_ |= actions.write;
+  const bool is_drained = !is_hashing_ && !is_writing_ && !is_committing_;
+  if (is_reading_) return actions;
+  // A stream may always hold one message, so that all of them get on.
+  const bool has_room =
+      in_flight_ == 0 || (in_flight_ < kUploadChunksInFlight &&
+                          call_.context().upload_bytes_in_flight < kUploadBytesInFlight);
+  if (outcome_.has_value()) {
+    actions.end = is_over_ = is_drained;
+  } else if (has_read_all_) {
+    actions.commit = is_committing_ = is_drained;
+  } else {
+    actions.read = is_reading_ = has_room;
+  }
+  return actions;
+}
+
+void UploadStream::DropQueued() {
+  for (const Received& received : to_hash_) Release(received.message_bytes);
+  for (const Hashed& hashed : to_write_) Release(hashed.message_bytes);
+  to_hash_.clear();
+  to_write_.clear();
+}
+
+void UploadStream::Release(int64_t message_bytes) {
+  --in_flight_;
+  call_.context().upload_bytes_in_flight -= message_bytes;
+}
+
+void UploadStream::Stop(absl::Status status) {
+  if (!outcome_.has_value()) outcome_ = std::move(status);
+}
+
+void UploadStream::OnReadDone(bool ok) {
+  {
+    absl::MutexLock lock(&mutex_);
+    is_reading_ = false;
+    if (ok) {
+      call_.MessageReceived();
+      Received& received = to_hash_.emplace_back();
+      received.message.Swap(&incoming_);
+      received.message_bytes = static_cast<int64_t>(received.message.Length());
+      ++in_flight_;
+      call_.context().upload_bytes_in_flight += received.message_bytes;
+    } else {
+      has_read_all_ = true;
+    }
+  }
+  Advance();
+}
+
+void UploadStream::HashNext() {
+  Received received;
+  {
+    absl::MutexLock lock(&mutex_);
+    received = std::move(to_hash_.front());
+    to_hash_.pop_front();
+  }
+  auto request = WriteRequestView::Parse(received.message);
+  received.message.Clear();
+  const absl::Status taken = request.ok() ? Take(*request) : request.status();
+  {
+    absl::MutexLock lock(&mutex_);
+    is_hashing_ = false;
+    if (taken.ok() && !is_present_) {
+      to_write_.push_back({*std::move(request), received.message_bytes});
+    } else {
+      Release(received.message_bytes);
+      Stop(taken);
+    }
+  }
+  Advance();
+}
+
+absl::Status UploadStream::Take(const WriteRequestView& request) {
+  if (upload_ == nullptr) {
+    QG_RETURN_IF_ERROR(Begin(request));
+  } else if (request.header().has_value()) {
+    return error::InvalidField("header", "given again", "only the first message has a header");
+  }
+  // Somebody else may have finished this blob by now.
+  if (is_present_ || upload_->IsPresent()) {
+    is_present_ = true;
+    return absl::OkStatus();
+  }
+  QG_RETURN_IF_ERROR(CheckChunk(request));
+  upload_->Hash(request.pieces());
+  received_ += request.size();
+  call_.context().metrics.Uploaded(call_.transport(), request.size());
+  return absl::OkStatus();
+}
+
+absl::Status UploadStream::Begin(const WriteRequestView& request) {
+  if (!request.header().has_value()) {
+    return error::MissingField("header", "the first message says what is uploaded");
+  }
+  const v1::WriteHeader& header = *request.header();
+  QG_RETURN_IF_ERROR(CheckToken(header.upload_id(), "header.upload_id"));
+  QG_ASSIGN_OR_RETURN(const Digest digest, DigestFromProto(header.digest(), "header.digest"));
+  BlobStore& blobs = call_.context().blobs;
+  if (blobs.Contains(digest)) {
+    is_present_ = true;
+    call_.context().metrics.UploadDeduplicated(digest.size);
+    *response_ = Response(digest.size, /*already_present=*/true);
+    return absl::OkStatus();
+  }
+  QG_ASSIGN_OR_RETURN(upload_, blobs.BeginUpload(header.upload_id(), digest, header.offset()));
+  received_ = header.offset();
+  if (received_ > 0) call_.context().metrics.UploadResumed();
+  return absl::OkStatus();
+}
+
+absl::Status UploadStream::CheckChunk(const WriteRequestView& request) const {
+  const int64_t declared = upload_->digest().size;
+  if (request.size() > declared - received_) {
+    return error::InvalidField("data", absl::StrCat(request.size(), " bytes at offset ", received_),
+                               absl::StrCat("the upload ends at header.digest.size = ", declared));
+  }
+  if (!request.crc32c().has_value()) return absl::OkStatus();
+  uint32_t crc = 0;
+  for (const auto piece : request.pieces()) crc = ExtendCrc32c(crc, piece);
+  if (crc == *request.crc32c()) return absl::OkStatus();
+  return error::ChunkCorrupted(received_, *request.crc32c(), crc);
+}
+
+void UploadStream::WriteNext() {
+  Hashed hashed;
+  {
+    absl::MutexLock lock(&mutex_);
+    hashed = std::move(to_write_.front());
+    to_write_.pop_front();
+  }
+  const absl::Status written = upload_->Write(hashed.request.pieces());
+  {
+    absl::MutexLock lock(&mutex_);
+    is_writing_ = false;
+    Release(hashed.message_bytes);
+    if (!written.ok()) Stop(written);
+  }
+  Advance();
+}
+
+void UploadStream::Commit() {
+  absl::Status status;
+  if (upload_ == nullptr) {
+    status = call_.cancellation()->Check();
+    if (status.ok()) status = error::MissingField("header", "the stream had no message");
+  } else {
+    status = upload_->Commit();
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    is_committing_ = false;
+    Stop(status);
+  }
+  Advance();
+}
+
+// Runs alone: nothing else of this stream is under way, and nothing starts any more.
+void UploadStream::End() {
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    status = *outcome_;
+  }
+  if (status.ok() && upload_ != nullptr) {
+    *response_ = Response(upload_->digest().size, is_present_);
+  }
+  // The client may resume as soon as it knows of the end.
+  upload_ = nullptr;
+  if (status.ok()) call_.MessageSent();
+  Finish(call_.End(status));
+}
+
+}  // namespace quantgate

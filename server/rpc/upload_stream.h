@@ -1,0 +1,89 @@
+// UploadStream: one Blobs.Write. Messages are received on gRPC's threads and pass through two
+// strands of the transfer executor, hashing and then writing, so that the three overlap. A full
+// pipeline stops the reading, and with it the client.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "server/rpc/call.h"
+#include "server/rpc/write_request_view.h"
+#include "server/store/blob_upload.h"
+
+namespace quantgate {
+
+/// Deletes itself. Finishes only while no read and no task is under way, so nothing is left that
+/// could touch it.
+class UploadStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
+ public:
+  UploadStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
+               grpc::ByteBuffer* response);
+
+ private:
+  /// What may be started at one moment; filled under the lock and done outside of it.
+  struct Actions {
+    bool read = false, hash = false, write = false, commit = false, end = false;
+  };
+
+  /// Starts whatever may go on now.
+  void Advance();
+  Actions DecideActions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // One task each; they end with Advance().
+  void HashNext();
+  void WriteNext();
+  void Commit();
+
+  absl::Status Take(const WriteRequestView& request);
+  absl::Status Begin(const WriteRequestView& request);
+  absl::Status CheckChunk(const WriteRequestView& request) const;
+  /// Nothing more is processed; the first reason counts.
+  void Stop(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Release(int64_t message_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void End();
+
+  void OnReadDone(bool ok) override;
+  void OnCancel() override { call_.cancellation()->Cancel(); }
+  void OnDone() override { delete this; }
+
+  struct Received {
+    grpc::ByteBuffer message;
+    int64_t message_bytes = 0;
+  };
+  struct Hashed {
+    WriteRequestView request;
+    int64_t message_bytes = 0;
+  };
+
+  Call call_;
+  grpc::ByteBuffer* const response_;
+  grpc::ByteBuffer incoming_;  // gRPC's while a read is under way.
+
+  // Of the hashing strand, and of Commit() and End(), which run alone.
+  std::unique_ptr<BlobUpload> upload_;
+  int64_t received_ = 0;  // Offset in the blob of the next byte.
+  bool is_present_ = false;
+
+  absl::Mutex mutex_;
+  std::deque<Received> to_hash_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Hashed> to_write_ ABSL_GUARDED_BY(mutex_);
+  int in_flight_ ABSL_GUARDED_BY(mutex_) = 0;  // Messages received and not yet written.
+  bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_hashing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_committing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_read_all_ ABSL_GUARDED_BY(mutex_) = false;  // The client has sent all, or has gone.
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  /// How the call ends, once that is known.
+  std::optional<absl::Status> outcome_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace quantgate

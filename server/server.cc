@@ -1,0 +1,244 @@
+#include "server/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
+#include "server/build_description.h"
+#include "server/http_endpoint.h"
+#include "server/limits.h"
+#include "server/rpc/call.h"
+#include "server/rpc/rpc_methods.h"
+#include "server/rpc/runs.h"
+#include "server/rpc/services.h"
+#include "server/service_context.h"
+#include "server/store/data_dir.h"
+#include "server/store/database.h"
+
+namespace quantgate {
+namespace {
+
+constexpr const char* kHealthServices[] = {"live", "quantgate.v1.Info", "quantgate.v1.Blobs",
+                                           "quantgate.v1.Tensors", "quantgate.v1.Engine"};
+
+void SetChannelArguments(grpc::ServerBuilder& builder) {
+  builder.SetMaxReceiveMessageSize(kMessageBytesMax);
+  builder.SetMaxSendMessageSize(kMessageBytesMax);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMetadataBytesMax);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000);
+  // A client that vanished without a word is found within 80 seconds, also between its calls.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
+  // Two servers never share a port by accident.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  grpc::ResourceQuota quota("quantgate");
+  quota.Resize(static_cast<size_t>(kGrpcBufferBytesMax));
+  builder.SetResourceQuota(quota);
+}
+
+/// Members are in the order in which they are needed; destruction goes the other way.
+class RunningServer : public Server {
+ public:
+  RunningServer(ServerOptions options, DataDir data_dir)
+      : options_(std::move(options)),
+        data_dir_(std::move(data_dir)),
+        engine_(MakeCpuEngine(options_.engine)) {}
+
+  ~RunningServer() override { Shutdown(absl::ZeroDuration()); }
+
+  absl::Status Open();
+  absl::Status Listen();
+
+  std::shared_ptr<grpc::Channel> InProcessChannel() override {
+    return server_->InProcessChannel(grpc::ChannelArguments());
+  }
+  std::vector<int> ports() const override { return ports_; }
+  int metrics_port() const override { return http_ == nullptr ? 0 : http_->port(); }
+  void Shutdown(absl::Duration grace) override;
+  void Hurry() override;
+
+ private:
+  GaugeReadings ReadGauges();
+  void Maintain();
+
+  const ServerOptions options_;
+  DataDir data_dir_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<BlobStore> blobs_;
+  std::unique_ptr<Database> database_;
+  std::unique_ptr<TensorStore> tensors_;
+  std::unique_ptr<RunStore> run_store_;
+  std::unique_ptr<TensorLoader> loader_;
+  CallRegistry calls_;
+  std::atomic<bool> is_draining_{false};
+  std::atomic<bool> is_ready_{false};
+  std::atomic<int64_t> upload_bytes_in_flight_{0};
+  std::unique_ptr<ServiceContext> context_;
+  std::unique_ptr<Runs> runs_;
+  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Executor> transfers_;
+  std::unique_ptr<DeviceQueue> run_queue_;
+  std::unique_ptr<DeviceQueue> call_queue_;
+  std::vector<std::unique_ptr<grpc::Service>> services_;
+  std::unique_ptr<grpc::Server> server_;
+  std::vector<int> ports_;
+  std::unique_ptr<HttpEndpoint> http_;
+  absl::Notification stop_maintenance_;
+  std::thread maintenance_;
+  bool is_shut_down_ = false;
+};
+
+absl::Status RunningServer::Open() {
+  const BuildDescription build = DescribeBuild();
+  metrics_ = std::make_unique<Metrics>(
+      AllRpcMethods(), BuildLabels{build.version, build.revision, engine_->Describe()});
+  BlobStoreOptions blob_options;
+  blob_options.blobs_path = data_dir_.blobs_path();
+  blob_options.partial_path = data_dir_.partial_path();
+  blob_options.quarantine_path = data_dir_.quarantine_path();
+  blob_options.blob_bytes_max = options_.blob_bytes_max;
+  blob_options.store_bytes_max = options_.store_bytes_max;
+  blob_options.fsync = options_.fsync;
+  blob_options.on_corruption = [this](std::string_view where) { metrics_->BlobCorrupted(where); };
+  QG_ASSIGN_OR_RETURN(blobs_, BlobStore::Open(std::move(blob_options)));
+  QG_ASSIGN_OR_RETURN(database_, Database::Open(data_dir_.database_path()));
+  tensors_ = std::make_unique<TensorStore>(*database_);
+  run_store_ = std::make_unique<RunStore>(*database_);
+  loader_ = std::make_unique<TensorLoader>(*blobs_, *tensors_, *engine_);
+  // Conversions are short; transfers need two threads for the strands of one upload, and more for
+  // disks that wait.
+  const int cpus = AvailableCpus();
+  executor_ = std::make_unique<Executor>(std::max(2, cpus / 2));
+  transfers_ = std::make_unique<Executor>(std::max(4, cpus));
+  run_queue_ = std::make_unique<DeviceQueue>(
+      DeviceQueue::Options{"runs", options_.queue_workers, options_.queue_capacity});
+  call_queue_ =
+      std::make_unique<DeviceQueue>(DeviceQueue::Options{"calls", 1, kUnaryQueueCapacity});
+  context_.reset(new ServiceContext{options_, *engine_, *blobs_, *tensors_, *run_store_, *loader_,
+                                    *run_queue_, *call_queue_, *executor_, *transfers_, *metrics_,
+                                    calls_, is_draining_, upload_bytes_in_flight_});
+  runs_ = std::make_unique<Runs>(*context_);
+  metrics_->SetGaugeSource([this] { return ReadGauges(); });
+  return runs_->EndInterrupted();
+}
+
+absl::Status RunningServer::Listen() {
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  services_.push_back(MakeInfoService(*context_));
+  services_.push_back(MakeBlobsService(*context_));
+  services_.push_back(MakeTensorsService(*context_));
+  services_.push_back(MakeEngineService(*context_, *runs_));
+  grpc::ServerBuilder builder;
+  SetChannelArguments(builder);
+  for (const auto& service : services_) builder.RegisterService(service.get());
+  ports_.assign(options_.listen.size(), 0);
+  for (size_t i = 0; i < options_.listen.size(); ++i) {
+    builder.AddListeningPort(options_.listen[i], grpc::InsecureServerCredentials(), &ports_[i]);
+  }
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr) {
+    std::string addresses;
+    for (const std::string& address : options_.listen) absl::StrAppend(&addresses, " ", address);
+    return absl::UnavailableError(absl::StrCat("cannot listen on", addresses));
+  }
+  for (size_t i = 0; i < ports_.size(); ++i) {
+    if (absl::StartsWith(options_.listen[i], "unix:")) {
+      ports_[i] = 0;
+    } else if (ports_[i] == 0) {
+      return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.listen[i]));
+    }
+  }
+  if (!options_.metrics_listen.empty()) {
+    QG_ASSIGN_OR_RETURN(
+        http_, HttpEndpoint::Start(options_.metrics_listen, {[this] { return metrics_->Text(); },
+                                                             [this] { return is_ready_.load(); }}));
+  }
+  auto* health = server_->GetHealthCheckService();
+  health->SetServingStatus(true);
+  for (const char* service : kHealthServices) health->SetServingStatus(service, true);
+  is_ready_ = true;
+  maintenance_ = std::thread([this] { Maintain(); });
+  return absl::OkStatus();
+}
+
+GaugeReadings RunningServer::ReadGauges() {
+  GaugeReadings readings;
+  readings.ready = is_ready_;
+  readings.draining = is_draining_;
+  for (const auto& [name, queue] :
+       {std::pair{"runs", run_queue_.get()}, {"calls", call_queue_.get()}}) {
+    readings.queues.push_back(
+        {name, queue->depth(), queue->capacity(), absl::ToDoubleSeconds(queue->oldest_age())});
+  }
+  readings.upload_bytes_in_flight = upload_bytes_in_flight_;
+  const BlobStoreUsage usage = blobs_->usage();
+  readings.blob_committed_bytes = usage.committed_bytes;
+  readings.blob_committed_objects = usage.committed_objects;
+  readings.blob_partial_bytes = usage.partial_bytes;
+  readings.blob_partial_objects = usage.partial_objects;
+  readings.blob_bytes_max = blobs_->bytes_max();
+  return readings;
+}
+
+void RunningServer::Maintain() {
+  while (!stop_maintenance_.WaitForNotificationWithTimeout(absl::Seconds(1))) {
+    calls_.CancelIdle(absl::Now());
+  }
+}
+
+// Order: no new work; what runs may finish; what is left is cancelled; then gRPC, which waits for
+// every call to be finished. The threads that finish calls end with the members.
+void RunningServer::Shutdown(absl::Duration grace) {
+  if (is_shut_down_) return;
+  is_shut_down_ = true;
+  const absl::Time deadline = absl::Now() + grace;
+  is_ready_ = false;
+  is_draining_ = true;
+  if (server_ != nullptr) server_->GetHealthCheckService()->SetServingStatus(false);
+  if (run_queue_ != nullptr) {
+    run_queue_->Drain();
+    call_queue_->Drain();
+    if (!run_queue_->WaitIdle(deadline)) run_queue_->CancelAll();
+    if (!call_queue_->WaitIdle(deadline)) call_queue_->CancelAll();
+    run_queue_->WaitIdle(absl::InfiniteFuture());
+    call_queue_->WaitIdle(absl::InfiniteFuture());
+  }
+  if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(deadline));
+  if (maintenance_.joinable()) {
+    stop_maintenance_.Notify();
+    maintenance_.join();
+  }
+  http_ = nullptr;
+}
+
+void RunningServer::Hurry() {
+  run_queue_->CancelAll();
+  call_queue_->CancelAll();
+  calls_.CancelAll();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
+  QG_ASSIGN_OR_RETURN(DataDir data_dir, DataDir::Open(options.data_dir));
+  auto server = std::make_unique<RunningServer>(std::move(options), std::move(data_dir));
+  QG_RETURN_IF_ERROR(server->Open());
+  QG_RETURN_IF_ERROR(server->Listen());
+  return server;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,333 @@
+#include "server/store/blob_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
+#include "server/errors.h"
+#include "server/limits.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kTemporaryPrefix[] = "put.";
+
+const Digest& EmptyDigest() {
+  static const Digest digest = Digest::Of({});
+  return digest;
+}
+
+std::string PartialKey(const std::string& upload_id, const Digest& digest) {
+  return absl::StrCat(digest.sha256.Hex(), ".", digest.size, ".", upload_id);
+}
+
+// The hash of the first `size` bytes of a partial file, for an upload that is resumed after a
+// restart.
+absl::StatusOr<std::unique_ptr<Sha256Stream>> HashPrefix(const File& file, int64_t size) {
+  auto hash = std::make_unique<Sha256Stream>();
+  std::vector<std::byte> piece(static_cast<size_t>(std::min(size, kChunkBytes)));
+  for (int64_t offset = 0; offset < size;) {
+    const auto part = std::span(piece).first(
+        static_cast<size_t>(std::min<int64_t>(size - offset, static_cast<int64_t>(piece.size()))));
+    QG_RETURN_IF_ERROR(file.Read(offset, part));
+    hash->Update(part);
+    offset += static_cast<int64_t>(part.size());
+  }
+  return hash;
+}
+
+}  // namespace
+
+size_t BlobStore::Sha256Hash::operator()(const Sha256& sha256) const {
+  size_t hash;
+  std::memcpy(&hash, sha256.bytes.data(), sizeof(hash));
+  return hash;
+}
+
+absl::StatusOr<std::unique_ptr<BlobStore>> BlobStore::Open(BlobStoreOptions options) {
+  auto store = std::unique_ptr<BlobStore>(new BlobStore(std::move(options)));
+  QG_RETURN_IF_ERROR(store->ScanBlobs());
+  QG_RETURN_IF_ERROR(store->ScanPartials());
+  return store;
+}
+
+absl::Status BlobStore::ScanBlobs() {
+  absl::MutexLock lock(&mutex_);
+  std::error_code code;
+  const std::filesystem::recursive_directory_iterator files(options_.blobs_path, code);
+  if (code) return error::FromErrno(code.value(), "listing the blob store");
+  for (const auto& entry : files) {
+    const auto sha256 = Sha256::FromHex(entry.path().filename().string());
+    if (!sha256.ok() || !entry.is_regular_file(code)) continue;
+    const int64_t size = static_cast<int64_t>(entry.file_size(code));
+    if (code) return error::FromErrno(code.value(), "listing the blob store");
+    sizes_[*sha256] = size;
+    committed_bytes_ += size;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BlobStore::ScanPartials() {
+  absl::MutexLock lock(&mutex_);
+  std::error_code code;
+  const std::filesystem::directory_iterator files(options_.partial_path, code);
+  if (code) return error::FromErrno(code.value(), "listing partial uploads");
+  const auto now = std::filesystem::file_time_type::clock::now();
+  for (const auto& entry : files) {
+    const std::string key = entry.path().filename().string();
+    const absl::Duration age = absl::FromChrono(now - entry.last_write_time(code));
+    if (key.starts_with(kTemporaryPrefix) || age > kPartialUploadAgeMax) {
+      RemoveFile(entry.path().string());
+      continue;
+    }
+    Partial& partial = partials_[key];
+    partial.size = partial.reserved = static_cast<int64_t>(entry.file_size(code));
+    partial.touched = absl::Now() - age;
+    reserved_bytes_ += partial.reserved;
+  }
+  return absl::OkStatus();
+}
+
+std::string BlobStore::BlobPath(const Sha256& sha256) const {
+  const std::string hex = sha256.Hex();
+  return absl::StrCat(options_.blobs_path, "/", hex.substr(0, 2), "/", hex.substr(2, 2), "/", hex);
+}
+
+bool BlobStore::Contains(const Digest& digest) const {
+  if (digest.size == 0) return digest == EmptyDigest();
+  absl::MutexLock lock(&mutex_);
+  const auto it = sizes_.find(digest.sha256);
+  return it != sizes_.end() && it->second == digest.size;
+}
+
+int64_t BlobStore::UsedBytes() const { return committed_bytes_ + reserved_bytes_; }
+
+absl::Status BlobStore::CheckRoom(int64_t bytes) const {
+  if (bytes > options_.store_bytes_max - UsedBytes()) {
+    return error::QuotaExceeded(bytes, UsedBytes(), options_.store_bytes_max);
+  }
+  if (bytes > FreeBytes(options_.blobs_path)) {
+    return error::DiskFull(absl::StrCat(bytes, " bytes are wanted"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Digest> BlobStore::Put(std::span<const std::byte> bytes) {
+  const Digest digest = Digest::Of(bytes);
+  if (Contains(digest)) return digest;
+  std::string path;
+  {
+    absl::MutexLock lock(&mutex_);
+    QG_RETURN_IF_ERROR(CheckRoom(digest.size));
+    reserved_bytes_ += digest.size;
+    path = PartialPath(absl::StrCat(kTemporaryPrefix, next_temporary_++));
+  }
+  absl::Status stored = [&]() -> absl::Status {
+    QG_ASSIGN_OR_RETURN(File file, File::OpenForWriting(path));
+    QG_RETURN_IF_ERROR(file.Write(0, bytes));
+    if (options_.fsync) QG_RETURN_IF_ERROR(file.Sync());
+    return Publish(path, digest);
+  }();
+  if (!stored.ok()) RemoveFile(path);
+  absl::MutexLock lock(&mutex_);
+  reserved_bytes_ -= digest.size;
+  if (!stored.ok()) return stored;
+  return digest;
+}
+
+absl::Status BlobStore::Publish(const std::string& path, const Digest& digest) {
+  const std::string target = BlobPath(digest.sha256);
+  const std::string shard = target.substr(0, target.rfind('/'));
+  const bool is_new_shard = !std::filesystem::exists(shard);
+  if (is_new_shard) QG_RETURN_IF_ERROR(MakeDirectories(shard));
+  QG_RETURN_IF_ERROR(RenameFile(path, target));
+  if (options_.fsync) {
+    QG_RETURN_IF_ERROR(SyncDirectory(shard));
+    if (is_new_shard) {
+      QG_RETURN_IF_ERROR(SyncDirectory(shard.substr(0, shard.rfind('/'))));
+      QG_RETURN_IF_ERROR(SyncDirectory(options_.blobs_path));
+    }
+  }
+  absl::MutexLock lock(&mutex_);
+  if (sizes_.emplace(digest.sha256, digest.size).second) committed_bytes_ += digest.size;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Buffer>> BlobStore::Load(const Digest& digest) {
+  QG_ASSIGN_OR_RETURN(BlobReader reader, Read(digest, 0, 0));
+  QG_ASSIGN_OR_RETURN(auto buffer, Buffer::Allocate(static_cast<size_t>(digest.size)));
+  for (size_t offset = 0; offset < buffer->size();) {
+    const size_t want = std::min<size_t>(buffer->size() - offset, kChunkBytes);
+    QG_ASSIGN_OR_RETURN(const size_t count, reader.Next(std::span(buffer->data() + offset, want)));
+    offset += count;
+  }
+  return buffer;
+}
+
+absl::StatusOr<BlobReader> BlobStore::Read(const Digest& digest, int64_t offset, int64_t limit) {
+  if (!Contains(digest)) return error::BlobNotFound(digest);
+  if (offset < 0 || offset > digest.size) {
+    return error::RangeBeyondBlob("offset", offset, digest.size);
+  }
+  if (limit < 0) return error::RangeBeyondBlob("limit", limit, digest.size);
+  const int64_t left = digest.size - offset;
+  const int64_t end = offset + (limit == 0 ? left : std::min(limit, left));
+  if (digest.size == 0) return BlobReader(this, digest, File(), 0, 0);
+
+  auto file = File::OpenForReading(BlobPath(digest.sha256));
+  if (absl::IsNotFound(file.status())) {
+    Quarantine(digest);
+    return error::BlobCorrupted(digest, "its file is gone");
+  }
+  if (!file.ok()) return file.status();
+  QG_ASSIGN_OR_RETURN(const int64_t size, file->Size());
+  if (size != digest.size) {
+    Quarantine(digest);
+    return error::BlobCorrupted(digest, absl::StrCat("its file has ", size, " bytes"));
+  }
+  BlobReader reader(this, digest, *std::move(file), offset, end);
+  if (offset == 0 && end == digest.size) {
+    reader.hash_ = std::make_unique<Sha256Stream>();
+    return reader;
+  }
+  // A part cannot be checked against the hash of the whole, so the whole is read first.
+  QG_ASSIGN_OR_RETURN(BlobReader whole, Read(digest, 0, 0));
+  std::vector<std::byte> piece(static_cast<size_t>(std::min(digest.size, kChunkBytes)));
+  while (whole.remaining() > 0) QG_RETURN_IF_ERROR(whole.Next(piece).status());
+  return reader;
+}
+
+void BlobStore::Quarantine(const Digest& digest) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto it = sizes_.find(digest.sha256);
+    if (it == sizes_.end()) return;
+    committed_bytes_ -= it->second;
+    sizes_.erase(it);
+  }
+  const std::string to = options_.quarantine_path + "/" + digest.sha256.Hex();
+  (void)RenameFile(BlobPath(digest.sha256), to);
+  options_.on_corruption("read");
+}
+
+absl::Status BlobStore::MakeRoomForPartial() {
+  if (partials_.size() < kPartialUploadsMax) return absl::OkStatus();
+  auto oldest = partials_.end();
+  for (auto it = partials_.begin(); it != partials_.end(); ++it) {
+    if (it->second.is_busy) continue;
+    if (oldest == partials_.end() || it->second.touched < oldest->second.touched) oldest = it;
+  }
+  if (oldest == partials_.end()) {
+    return error::LimitExceeded("uploads", kPartialUploadsMax + 1, kPartialUploadsMax);
+  }
+  reserved_bytes_ -= oldest->second.reserved;
+  RemoveFile(PartialPath(oldest->first));
+  partials_.erase(oldest);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::map<std::string, BlobStore::Partial>::iterator> BlobStore::ClaimPartial(
+    const std::string& key, const std::string& upload_id, const Digest& digest, int64_t offset) {
+  const auto same = sizes_.find(digest.sha256);
+  if (same != sizes_.end() && same->second != digest.size) {
+    return error::InvalidField(
+        "header.digest.size", absl::StrCat(digest.size),
+        absl::StrCat("the blob with this SHA-256 has ", same->second, " bytes"));
+  }
+  auto it = partials_.find(key);
+  const int64_t have = it == partials_.end() ? 0 : it->second.size;
+  if (it != partials_.end() && it->second.is_busy) return error::UploadBusy(upload_id);
+  if (offset != have) return error::OffsetMismatch(offset, have);
+  const int64_t reserved = it == partials_.end() ? 0 : it->second.reserved;
+  QG_RETURN_IF_ERROR(CheckRoom(digest.size - reserved));
+  if (it == partials_.end()) {
+    QG_RETURN_IF_ERROR(MakeRoomForPartial());
+    it = partials_.emplace(key, Partial{}).first;
+  }
+  it->second.is_busy = true;
+  it->second.reserved = digest.size;
+  it->second.touched = absl::Now();
+  reserved_bytes_ += digest.size - reserved;
+  return it;
+}
+
+absl::StatusOr<std::unique_ptr<BlobUpload>> BlobStore::BeginUpload(const std::string& upload_id,
+                                                                   const Digest& digest,
+                                                                   int64_t offset) {
+  if (digest.size > options_.blob_bytes_max) {
+    return error::LimitExceeded("header.digest.size", digest.size, options_.blob_bytes_max);
+  }
+  const std::string key = PartialKey(upload_id, digest);
+  std::unique_ptr<Sha256Stream> hash;
+  {
+    absl::MutexLock lock(&mutex_);
+    QG_ASSIGN_OR_RETURN(const auto claimed, ClaimPartial(key, upload_id, digest, offset));
+    hash = std::move(claimed->second.hash);
+  }
+  absl::StatusOr<File> file = File::OpenForWriting(PartialPath(key));
+  absl::Status ready = file.status();
+  if (ready.ok()) ready = file->Truncate(offset);
+  if (ready.ok() && hash == nullptr) {
+    auto rehashed = HashPrefix(*file, offset);
+    ready = rehashed.status();
+    if (rehashed.ok()) hash = *std::move(rehashed);
+  }
+  if (!ready.ok()) {
+    // A partial file that cannot be read is of no use: the client starts again.
+    ForgetPartial(key);
+    return ready;
+  }
+  return std::unique_ptr<BlobUpload>(
+      new BlobUpload(this, key, digest, *std::move(file), offset, std::move(hash)));
+}
+
+absl::StatusOr<UploadState> BlobStore::QueryUpload(const std::string& upload_id,
+                                                   const Digest& digest) const {
+  if (Contains(digest)) return UploadState{digest.size, true};
+  absl::MutexLock lock(&mutex_);
+  const auto it = partials_.find(PartialKey(upload_id, digest));
+  if (it == partials_.end()) return error::UploadNotFound(upload_id);
+  return UploadState{it->second.size, false};
+}
+
+void BlobStore::EndUpload(const std::string& key, int64_t size,
+                          std::unique_ptr<Sha256Stream> hash) {
+  absl::MutexLock lock(&mutex_);
+  const auto it = partials_.find(key);
+  if (it == partials_.end()) return;
+  Partial& partial = it->second;
+  reserved_bytes_ += size - partial.reserved;
+  partial.is_busy = false;
+  partial.size = partial.reserved = size;
+  partial.touched = absl::Now();
+  partial.hash = std::move(hash);
+}
+
+void BlobStore::ForgetPartial(const std::string& key) {
+  absl::MutexLock lock(&mutex_);
+  const auto it = partials_.find(key);
+  if (it == partials_.end()) return;
+  reserved_bytes_ -= it->second.reserved;
+  RemoveFile(PartialPath(key));  // Gone already when it was published.
+  partials_.erase(it);
+}
+
+BlobStoreUsage BlobStore::usage() const {
+  absl::MutexLock lock(&mutex_);
+  BlobStoreUsage usage;
+  usage.committed_bytes = committed_bytes_;
+  usage.committed_objects = static_cast<int64_t>(sizes_.size());
+  for (const auto& [key, partial] : partials_) usage.partial_bytes += partial.size;
+  usage.partial_objects = static_cast<int64_t>(partials_.size());
+  return usage;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,123 @@
+// Content-addressed files: cas/ab/cd/<sha256>, written to a temporary file, synced, renamed, the
+// directory synced. What is acknowledged survives a crash; what lies under a name has that hash.
+// Thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "kernels/tensor/tensor.h"
+#include "server/digest.h"
+#include "server/store/blob_reader.h"
+#include "server/store/blob_upload.h"
+
+namespace quantgate {
+
+struct BlobStoreOptions {
+  std::string blobs_path;
+  std::string partial_path;
+  std::string quarantine_path;
+  int64_t blob_bytes_max = 0;
+  int64_t store_bytes_max = 0;
+  bool fsync = true;
+  /// Called for every blob found damaged, with where: "read".
+  std::function<void(std::string_view where)> on_corruption = [](std::string_view) {};
+};
+
+struct BlobStoreUsage {
+  int64_t committed_bytes = 0;
+  int64_t committed_objects = 0;
+  int64_t partial_bytes = 0;
+  int64_t partial_objects = 0;
+};
+
+struct UploadState {
+  int64_t committed_size = 0;
+  bool complete = false;
+};
+
+class BlobStore {
+ public:
+  /// Lists what is stored; drops partial uploads that are too old.
+  static absl::StatusOr<std::unique_ptr<BlobStore>> Open(BlobStoreOptions options);
+
+  /// The empty blob always exists.
+  bool Contains(const Digest& digest) const;
+  /// Stores bytes that are in memory, unless they are there already. RESOURCE_EXHAUSTED for quota
+  /// or disk.
+  absl::StatusOr<Digest> Put(std::span<const std::byte> bytes);
+  /// The whole blob, verified. NOT_FOUND, DATA_LOSS (the blob is then set aside),
+  /// RESOURCE_EXHAUSTED (memory).
+  absl::StatusOr<std::shared_ptr<Buffer>> Load(const Digest& digest);
+  /// `limit` 0: to the end. NOT_FOUND, OUT_OF_RANGE; a part of a blob is verified as a whole first.
+  absl::StatusOr<BlobReader> Read(const Digest& digest, int64_t offset, int64_t limit);
+
+  /// Starts or resumes an upload. OUT_OF_RANGE for a wrong offset, ABORTED while another stream
+  /// writes it, RESOURCE_EXHAUSTED for a size over the limits. The store must outlive it.
+  absl::StatusOr<std::unique_ptr<BlobUpload>> BeginUpload(const std::string& upload_id,
+                                                          const Digest& digest, int64_t offset);
+  /// NOT_FOUND for an upload that never was; complete once the blob exists.
+  absl::StatusOr<UploadState> QueryUpload(const std::string& upload_id, const Digest& digest) const;
+
+  BlobStoreUsage usage() const;
+  int64_t bytes_max() const { return options_.store_bytes_max; }
+
+ private:
+  friend class BlobUpload;
+  friend class BlobReader;
+
+  struct Sha256Hash {
+    size_t operator()(const Sha256& sha256) const;
+  };
+  /// An upload that has begun and not been committed.
+  struct Partial {
+    bool is_busy = false;
+    int64_t size = 0;  ///< Bytes in the file.
+    int64_t reserved =
+        0;  ///< Counted against the quota: the declared size while busy, else `size`.
+    absl::Time touched;
+    std::unique_ptr<Sha256Stream> hash;  ///< Of those bytes; absent after a restart.
+  };
+
+  explicit BlobStore(BlobStoreOptions options) : options_(std::move(options)) {}
+  absl::Status ScanBlobs();
+  absl::Status ScanPartials();
+
+  std::string BlobPath(const Sha256& sha256) const;
+  std::string PartialPath(const std::string& key) const {
+    return options_.partial_path + "/" + key;
+  }
+  int64_t UsedBytes() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckRoom(int64_t bytes) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status MakeRoomForPartial() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::map<std::string, Partial>::iterator> ClaimPartial(
+      const std::string& key, const std::string& upload_id, const Digest& digest, int64_t offset)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Moves a complete, synced file to its final name.
+  absl::Status Publish(const std::string& path, const Digest& digest);
+  void Quarantine(const Digest& digest);
+  void EndUpload(const std::string& key, int64_t size, std::unique_ptr<Sha256Stream> hash);
+  void ForgetPartial(const std::string& key);
+
+  const BlobStoreOptions options_;
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_map<Sha256, int64_t, Sha256Hash> sizes_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Partial> partials_ ABSL_GUARDED_BY(mutex_);
+  int64_t committed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t reserved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t next_temporary_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace quantgate

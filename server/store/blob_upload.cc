@@ -1,0 +1,70 @@
+#include "server/store/blob_upload.h"
+
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+#include "server/errors.h"
+#include "server/limits.h"
+#include "server/store/blob_store.h"
+
+namespace quantgate {
+
+BlobUpload::BlobUpload(BlobStore* store, std::string key, Digest digest, File file, int64_t offset,
+                       std::unique_ptr<Sha256Stream> hash)
+    : store_(store),
+      key_(std::move(key)),
+      digest_(digest),
+      start_offset_(offset),
+      file_(std::move(file)),
+      hash_(std::move(hash)),
+      hashed_(offset),
+      written_(offset),
+      writeback_started_(offset) {}
+
+BlobUpload::~BlobUpload() {
+  if (is_over_ || IsPresent()) {
+    store_->ForgetPartial(key_);
+    return;
+  }
+  // A hash of more bytes than the file has is of no use to a resume, which then reads the file.
+  if (hashed_ != written_) hash_ = nullptr;
+  store_->EndUpload(key_, written_, std::move(hash_));
+}
+
+bool BlobUpload::IsPresent() const { return store_->Contains(digest_); }
+
+void BlobUpload::Hash(Pieces pieces) {
+  for (const auto& piece : pieces) {
+    hash_->Update(piece);
+    hashed_ += static_cast<int64_t>(piece.size());
+  }
+}
+
+absl::Status BlobUpload::Write(Pieces pieces) {
+  int64_t bytes = 0;
+  for (const auto& piece : pieces) bytes += static_cast<int64_t>(piece.size());
+  QG_RETURN_IF_ERROR(file_.Write(written_, pieces));
+  written_ += bytes;
+  if (store_->options_.fsync && written_ - writeback_started_ >= kWritebackBytes) {
+    file_.StartWriteback(writeback_started_, written_ - writeback_started_);
+    writeback_started_ = written_;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BlobUpload::Commit() {
+  if (written_ < digest_.size) return error::UploadTruncated(written_, digest_.size);
+  const Digest actual{hash_->Finish(), hashed_};
+  if (actual != digest_) {
+    is_over_ = true;
+    return error::DigestMismatch(digest_, actual);
+  }
+  hash_ = nullptr;
+  hashed_ = -1;  // Finished: a failure below must not save this state.
+  if (store_->options_.fsync) QG_RETURN_IF_ERROR(file_.Sync());
+  QG_RETURN_IF_ERROR(store_->Publish(store_->PartialPath(key_), digest_));
+  is_over_ = true;
+  return absl::OkStatus();
+}
+
+}  // namespace quantgate

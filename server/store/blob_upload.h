@@ -1,0 +1,60 @@
+// BlobUpload: one stream of bytes on its way into the blob store. Hash() and Write() may run on two
+// threads at once, each of them in order; everything else is the caller's alone. Destroying it
+// keeps the bytes for a later resume.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/digest.h"
+#include "server/store/disk.h"
+
+namespace quantgate {
+
+class BlobStore;
+
+class BlobUpload {
+ public:
+  using Pieces = std::span<const std::span<const std::byte>>;
+
+  ~BlobUpload();
+  BlobUpload(const BlobUpload&) = delete;
+  BlobUpload& operator=(const BlobUpload&) = delete;
+
+  const Digest& digest() const { return digest_; }
+  /// Bytes received before this stream: 0 unless resumed.
+  int64_t start_offset() const { return start_offset_; }
+  int64_t written() const { return written_; }
+  /// True once the blob exists, whoever stored it.
+  bool IsPresent() const;
+
+  void Hash(Pieces pieces);
+  /// RESOURCE_EXHAUSTED for a full disk.
+  absl::Status Write(Pieces pieces);
+  /// Checks the digest, syncs, publishes. INVALID_ARGUMENT for bytes that are too few (kept) or
+  /// have another digest (discarded).
+  absl::Status Commit();
+
+ private:
+  friend class BlobStore;
+  BlobUpload(BlobStore* store, std::string key, Digest digest, File file, int64_t offset,
+             std::unique_ptr<Sha256Stream> hash);
+
+  BlobStore* const store_;
+  const std::string key_;
+  const Digest digest_;
+  const int64_t start_offset_;
+  File file_;
+  std::unique_ptr<Sha256Stream> hash_;
+  std::atomic<int64_t> hashed_;
+  std::atomic<int64_t> written_;
+  int64_t writeback_started_;
+  bool is_over_ = false;  // Committed or discarded: nothing is left to resume.
+};
+
+}  // namespace quantgate

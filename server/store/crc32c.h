@@ -1,0 +1,13 @@
+// CRC-32C (Castagnoli), RFC 3720 section B.4: the check of one chunk of an upload.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace quantgate {
+
+/// The CRC of what `crc` stands for (0: nothing yet) followed by `bytes`.
+uint32_t ExtendCrc32c(uint32_t crc, std::span<const std::byte> bytes);
+
+}  // namespace quantgate

@@ -1,0 +1,30 @@
+// The data directory: its layout, and the lock that keeps a second server out.
+//   LOCK  quantgate.db  cas/ab/cd/<sha256>  partial/<sha256>.<size>.<upload id> quarantine/<sha256>
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/store/disk.h"
+
+namespace quantgate {
+
+class DataDir {
+ public:
+  /// Creates what is missing and takes the lock. FAILED_PRECONDITION naming the path when it is
+  /// locked by another process, not a directory, or not writable.
+  static absl::StatusOr<DataDir> Open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  std::string database_path() const { return path_ + "/quantgate.db"; }
+  std::string blobs_path() const { return path_ + "/cas"; }
+  std::string partial_path() const { return path_ + "/partial"; }
+  std::string quarantine_path() const { return path_ + "/quarantine"; }
+
+ private:
+  DataDir(std::string path, File lock) : path_(std::move(path)), lock_(std::move(lock)) {}
+  std::string path_;
+  File lock_;
+};
+
+}  // namespace quantgate

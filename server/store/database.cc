@@ -1,0 +1,198 @@
+#include "server/store/database.h"
+
+#include <sqlite3.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "server/errors.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int kSchemaVersion = 1;
+// A run's events are rows, so that a stream can read one at a time from wherever it is.
+constexpr char kSchema[] = R"sql(
+CREATE TABLE tensors (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  sha256 BLOB NOT NULL,
+  size INTEGER NOT NULL,
+  dtype TEXT NOT NULL,
+  shape TEXT NOT NULL,
+  name TEXT NOT NULL,
+  fingerprint TEXT NOT NULL,
+  UNIQUE (sha256, size, dtype, shape, name)
+);
+CREATE TABLE requests (
+  request_id TEXT PRIMARY KEY,
+  content BLOB NOT NULL,
+  tensor_id INTEGER NOT NULL
+);
+CREATE TABLE runs (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  run_id TEXT NOT NULL UNIQUE,
+  request_id TEXT UNIQUE,
+  content BLOB NOT NULL,
+  state INTEGER NOT NULL,
+  created INTEGER NOT NULL,
+  finished INTEGER,
+  last_sequence INTEGER NOT NULL DEFAULT 0,
+  event_bytes INTEGER NOT NULL DEFAULT 0,
+  status_code INTEGER NOT NULL DEFAULT 0,
+  status_message TEXT NOT NULL DEFAULT '',
+  summary TEXT NOT NULL
+);
+CREATE TABLE events (
+  run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
+  sequence INTEGER NOT NULL,
+  event BLOB NOT NULL,
+  PRIMARY KEY (run, sequence)
+) WITHOUT ROWID;
+PRAGMA user_version = 1;
+)sql";
+
+absl::Status FromSqlite(sqlite3* connection, int code, const std::string& what) {
+  const std::string text = absl::StrCat(what, ": ", sqlite3_errmsg(connection));
+  switch (code & 0xFF) {
+    case SQLITE_FULL:
+      return error::DiskFull(what);
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+      return absl::DataLossError(text);
+    case SQLITE_CONSTRAINT:
+      return absl::AlreadyExistsError(text);
+    case SQLITE_READONLY:
+    case SQLITE_CANTOPEN:
+      return absl::FailedPreconditionError(text);
+    default:
+      return absl::InternalError(text);
+  }
+}
+
+}  // namespace
+
+Statement::Statement(Statement&& other) noexcept
+    : statement_(std::exchange(other.statement_, nullptr)), bound_(other.bound_) {}
+
+Statement::~Statement() { sqlite3_finalize(statement_); }
+
+Statement& Statement::Bind(int64_t value) {
+  sqlite3_bind_int64(statement_, ++bound_, value);
+  return *this;
+}
+
+Statement& Statement::Bind(std::string_view text) {
+  sqlite3_bind_text64(statement_, ++bound_, text.data(), text.size(), SQLITE_TRANSIENT,
+                      SQLITE_UTF8);
+  return *this;
+}
+
+Statement& Statement::BindBlob(std::string_view bytes) {
+  sqlite3_bind_blob64(statement_, ++bound_, bytes.data(), bytes.size(), SQLITE_TRANSIENT);
+  return *this;
+}
+
+Statement& Statement::BindNull() {
+  sqlite3_bind_null(statement_, ++bound_);
+  return *this;
+}
+
+absl::StatusOr<bool> Statement::Step() {
+  const int code = sqlite3_step(statement_);
+  if (code == SQLITE_ROW) return true;
+  if (code == SQLITE_DONE) return false;
+  return FromSqlite(sqlite3_db_handle(statement_), code, "the database");
+}
+
+absl::Status Statement::Run() { return Step().status(); }
+
+int64_t Statement::Integer(int column) const { return sqlite3_column_int64(statement_, column); }
+
+std::string Statement::Text(int column) const {
+  const auto* bytes = static_cast<const char*>(sqlite3_column_blob(statement_, column));
+  const int size = sqlite3_column_bytes(statement_, column);
+  return bytes == nullptr ? std::string() : std::string(bytes, static_cast<size_t>(size));
+}
+
+bool Statement::IsNull(int column) const {
+  return sqlite3_column_type(statement_, column) == SQLITE_NULL;
+}
+
+absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path) {
+  sqlite3* connection = nullptr;
+  const int code =
+      sqlite3_open_v2(path.c_str(), &connection,
+                      SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, nullptr);
+  auto database = std::unique_ptr<Database>(new Database(connection));
+  if (code != SQLITE_OK) return FromSqlite(connection, code, absl::StrCat("opening ", path));
+  absl::MutexLock lock(&database->mutex_);
+  QG_RETURN_IF_ERROR(database->Execute(
+      "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;"));
+  const absl::Status migrated = database->Migrate();
+  if (!migrated.ok())
+    return absl::FailedPreconditionError(absl::StrCat(path, ": ", migrated.message()));
+  return database;
+}
+
+Database::~Database() { sqlite3_close(connection_); }
+
+absl::Status Database::Migrate() {
+  mutex_.AssertHeld();
+  QG_ASSIGN_OR_RETURN(Statement version, Prepare("PRAGMA user_version"));
+  QG_RETURN_IF_ERROR(version.Step().status());
+  const int64_t found = version.Integer(0);
+  if (found == kSchemaVersion) return absl::OkStatus();
+  if (found != 0) {
+    return absl::FailedPreconditionError(absl::StrCat("the database has schema version ", found,
+                                                      " and this server knows ", kSchemaVersion,
+                                                      "; use the server that wrote it"));
+  }
+  Transaction transaction(*this);
+  QG_RETURN_IF_ERROR(transaction.Begin());
+  QG_RETURN_IF_ERROR(Execute(kSchema));
+  return transaction.Commit();
+}
+
+absl::StatusOr<Statement> Database::Prepare(std::string_view sql) {
+  sqlite3_stmt* statement = nullptr;
+  const int code = sqlite3_prepare_v2(connection_, sql.data(), static_cast<int>(sql.size()),
+                                      &statement, nullptr);
+  if (code != SQLITE_OK) return FromSqlite(connection_, code, "the database");
+  return Statement(statement);
+}
+
+absl::Status Database::Execute(const std::string& sql) {
+  const int code = sqlite3_exec(connection_, sql.c_str(), nullptr, nullptr, nullptr);
+  return code == SQLITE_OK ? absl::OkStatus() : FromSqlite(connection_, code, "the database");
+}
+
+int64_t Database::last_row_id() const { return sqlite3_last_insert_rowid(connection_); }
+
+absl::Status Database::SetDurability(Durability durability) {
+  if (durability == durability_) return absl::OkStatus();
+  durability_ = durability;
+  // NORMAL leaves the log to the operating system until the next checkpoint or FULL commit.
+  return Execute(durability == Durability::kPowerLoss ? "PRAGMA synchronous = FULL"
+                                                      : "PRAGMA synchronous = NORMAL");
+}
+
+Transaction::~Transaction() {
+  if (!open_) return;
+  database_.mutex().AssertHeld();
+  (void)database_.Execute("ROLLBACK");
+}
+
+absl::Status Transaction::Begin() {
+  QG_RETURN_IF_ERROR(database_.Execute("BEGIN IMMEDIATE"));
+  open_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status Transaction::Commit() {
+  QG_RETURN_IF_ERROR(database_.Execute("COMMIT"));
+  open_ = false;
+  return absl::OkStatus();
+}
+
+}  // namespace quantgate

@@ -1,0 +1,212 @@
+#include "server/store/run_store.h"
+
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
+#include "server/errors.h"
+#include "server/limits.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kColumns[] =
+    "id, run_id, request_id, state, created, finished, last_sequence, status_code, "
+    "status_message, summary";
+
+std::string_view Bytes(const Sha256& sha256) {
+  return {reinterpret_cast<const char*>(sha256.bytes.data()), sha256.bytes.size()};
+}
+
+RunRecord ReadRecord(const Statement& row) {
+  RunRecord record;
+  record.id = row.Integer(0);
+  record.run_id = row.Text(1);
+  record.request_id = row.Text(2);
+  record.state = static_cast<RunState>(row.Integer(3));
+  record.created = absl::FromUnixMicros(row.Integer(4));
+  if (!row.IsNull(5)) record.finished = absl::FromUnixMicros(row.Integer(5));
+  record.last_sequence = row.Integer(6);
+  record.status = absl::Status(static_cast<absl::StatusCode>(row.Integer(7)), row.Text(8));
+  record.summary = row.Text(9);
+  return record;
+}
+
+std::string NewRunId() {
+  absl::BitGen random;
+  return absl::StrFormat("run-%016x%016x", absl::Uniform<uint64_t>(random),
+                         absl::Uniform<uint64_t>(random));
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<RunRecord>> RunStore::FindRequest(const std::string& request_id,
+                                                               const Sha256& content) {
+  if (request_id.empty()) return std::nullopt;
+  absl::MutexLock lock(&database_.mutex());
+  QG_ASSIGN_OR_RETURN(Statement row,
+                      database_.Prepare(absl::StrCat("SELECT ", kColumns,
+                                                     ", content FROM runs WHERE request_id = ?")));
+  QG_ASSIGN_OR_RETURN(const bool found, row.Bind(request_id).Step());
+  if (!found) return std::nullopt;
+  if (row.Text(10) != Bytes(content)) return error::RequestIdReused(request_id);
+  return ReadRecord(row);
+}
+
+absl::StatusOr<RunRecord> RunStore::Create(const std::string& request_id, const Sha256& content,
+                                           const std::string& summary) {
+  RunRecord record;
+  record.run_id = NewRunId();
+  record.request_id = request_id;
+  record.created = absl::Now();
+  record.summary = summary;
+  absl::MutexLock lock(&database_.mutex());
+  QG_RETURN_IF_ERROR(database_.SetDurability(Durability::kPowerLoss));
+  Transaction transaction(database_);
+  QG_RETURN_IF_ERROR(transaction.Begin());
+  QG_ASSIGN_OR_RETURN(Statement insert,
+                      database_.Prepare("INSERT INTO runs (run_id, request_id, content, state, "
+                                        "created, summary) VALUES (?, ?, ?, ?, ?, ?)"));
+  insert.Bind(record.run_id);
+  if (request_id.empty()) {
+    insert.BindNull();
+  } else {
+    insert.Bind(request_id);
+  }
+  QG_RETURN_IF_ERROR(insert.BindBlob(Bytes(content))
+                         .Bind(static_cast<int64_t>(record.state))
+                         .Bind(absl::ToUnixMicros(record.created))
+                         .Bind(summary)
+                         .Run());
+  record.id = database_.last_row_id();
+  QG_RETURN_IF_ERROR(DropOldest());
+  QG_RETURN_IF_ERROR(transaction.Commit());
+  return record;
+}
+
+absl::Status RunStore::DropOldest() {
+  // A finished run goes when it is beyond the newest kRunsKept, or when the runs newer than it
+  // already hold all the bytes that are kept.
+  QG_ASSIGN_OR_RETURN(
+      Statement drop,
+      database_.Prepare(
+          "DELETE FROM runs WHERE state >= 3 AND id IN (SELECT id FROM (SELECT id, "
+          "row_number() OVER newest AS place, sum(event_bytes) OVER newest AS bytes FROM runs "
+          "WINDOW newest AS (ORDER BY id DESC)) WHERE place > ? OR bytes > ?)"));
+  return drop.Bind(int64_t{kRunsKept}).Bind(kRunEventBytesKept).Run();
+}
+
+absl::Status RunStore::Remove(const std::string& run_id) {
+  absl::MutexLock lock(&database_.mutex());
+  QG_ASSIGN_OR_RETURN(Statement remove, database_.Prepare("DELETE FROM runs WHERE run_id = ?"));
+  return remove.Bind(run_id).Run();
+}
+
+absl::Status RunStore::SetRunning(const std::string& run_id) {
+  absl::MutexLock lock(&database_.mutex());
+  QG_RETURN_IF_ERROR(database_.SetDurability(Durability::kProcessCrash));
+  QG_ASSIGN_OR_RETURN(Statement update,
+                      database_.Prepare("UPDATE runs SET state = ? WHERE run_id = ?"));
+  return update.Bind(static_cast<int64_t>(RunState::kRunning)).Bind(run_id).Run();
+}
+
+absl::Status RunStore::InsertEvent(const std::string& run_id, int64_t sequence,
+                                   const std::string& event) {
+  QG_ASSIGN_OR_RETURN(Statement insert,
+                      database_.Prepare("INSERT INTO events (run, sequence, event) SELECT id, ?, ? "
+                                        "FROM runs WHERE run_id = ?"));
+  QG_RETURN_IF_ERROR(insert.Bind(sequence).BindBlob(event).Bind(run_id).Run());
+  QG_ASSIGN_OR_RETURN(
+      Statement update,
+      database_.Prepare("UPDATE runs SET last_sequence = ?, event_bytes = event_bytes + ? "
+                        "WHERE run_id = ?"));
+  return update.Bind(sequence).Bind(static_cast<int64_t>(event.size())).Bind(run_id).Run();
+}
+
+absl::Status RunStore::AppendEvent(const std::string& run_id, int64_t sequence,
+                                   const std::string& event) {
+  absl::MutexLock lock(&database_.mutex());
+  // A power failure fails the run anyway; waiting for the disk after every step would only slow it.
+  QG_RETURN_IF_ERROR(database_.SetDurability(Durability::kProcessCrash));
+  Transaction transaction(database_);
+  QG_RETURN_IF_ERROR(transaction.Begin());
+  QG_RETURN_IF_ERROR(InsertEvent(run_id, sequence, event));
+  return transaction.Commit();
+}
+
+absl::Status RunStore::Finish(const std::string& run_id, int64_t sequence, const std::string& event,
+                              RunState state, const absl::Status& status) {
+  absl::MutexLock lock(&database_.mutex());
+  QG_RETURN_IF_ERROR(database_.SetDurability(Durability::kPowerLoss));
+  Transaction transaction(database_);
+  QG_RETURN_IF_ERROR(transaction.Begin());
+  QG_RETURN_IF_ERROR(InsertEvent(run_id, sequence, event));
+  QG_ASSIGN_OR_RETURN(Statement update,
+                      database_.Prepare("UPDATE runs SET state = ?, finished = ?, status_code = ?, "
+                                        "status_message = ? WHERE run_id = ?"));
+  QG_RETURN_IF_ERROR(update.Bind(static_cast<int64_t>(state))
+                         .Bind(absl::ToUnixMicros(absl::Now()))
+                         .Bind(static_cast<int64_t>(status.code()))
+                         .Bind(std::string(status.message()))
+                         .Bind(run_id)
+                         .Run());
+  return transaction.Commit();
+}
+
+absl::StatusOr<RunRecord> RunStore::Get(const std::string& run_id) {
+  absl::MutexLock lock(&database_.mutex());
+  QG_ASSIGN_OR_RETURN(Statement row, database_.Prepare(absl::StrCat(
+                                         "SELECT ", kColumns, " FROM runs WHERE run_id = ?")));
+  QG_ASSIGN_OR_RETURN(const bool found, row.Bind(run_id).Step());
+  if (!found) return error::RunNotFound(run_id);
+  return ReadRecord(row);
+}
+
+absl::StatusOr<std::optional<std::string>> RunStore::ReadEvent(const std::string& run_id,
+                                                               int64_t sequence) {
+  absl::MutexLock lock(&database_.mutex());
+  QG_ASSIGN_OR_RETURN(Statement row,
+                      database_.Prepare("SELECT event FROM runs LEFT JOIN events ON run = id AND "
+                                        "sequence = ? WHERE run_id = ?"));
+  QG_ASSIGN_OR_RETURN(const bool found, row.Bind(sequence).Bind(run_id).Step());
+  if (!found) return error::RunNotFound(run_id);
+  if (row.IsNull(0)) return std::nullopt;
+  return row.Text(0);
+}
+
+absl::StatusOr<RunPage> RunStore::List(int64_t before_id, int page_size) {
+  absl::MutexLock lock(&database_.mutex());
+  QG_ASSIGN_OR_RETURN(Statement rows,
+                      database_.Prepare(absl::StrCat("SELECT ", kColumns,
+                                                     " FROM runs WHERE ?1 = 0 OR id < ?1 "
+                                                     "ORDER BY id DESC LIMIT ?2")));
+  rows.Bind(before_id).Bind(int64_t{page_size} + 1);
+  RunPage page;
+  while (true) {
+    QG_ASSIGN_OR_RETURN(const bool found, rows.Step());
+    if (!found) return page;
+    if (static_cast<int>(page.records.size()) == page_size) {
+      page.next_before_id = page.records.back().id;
+      return page;
+    }
+    page.records.push_back(ReadRecord(rows));
+  }
+}
+
+absl::StatusOr<std::vector<RunRecord>> RunStore::ListUnfinished() {
+  absl::MutexLock lock(&database_.mutex());
+  QG_ASSIGN_OR_RETURN(Statement rows,
+                      database_.Prepare(absl::StrCat("SELECT ", kColumns,
+                                                     " FROM runs WHERE state < 3 ORDER BY id")));
+  std::vector<RunRecord> records;
+  while (true) {
+    QG_ASSIGN_OR_RETURN(const bool found, rows.Step());
+    if (!found) return records;
+    records.push_back(ReadRecord(rows));
+  }
+}
+
+}  // namespace quantgate

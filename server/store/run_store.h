@@ -1,0 +1,76 @@
+// RunStore: runs and their events, kept once; every stream reads them from here. Survives a
+// restart. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/digest.h"
+#include "server/store/database.h"
+
+namespace quantgate {
+
+/// Numbers as in v1.RunState.
+enum class RunState { kQueued = 1, kRunning = 2, kSucceeded = 3, kFailed = 4, kCancelled = 5 };
+inline bool IsFinal(RunState state) { return state >= RunState::kSucceeded; }
+
+struct RunRecord {
+  int64_t id = 0;  ///< Ascending with time.
+  std::string run_id;
+  std::string request_id;
+  RunState state = RunState::kQueued;
+  absl::Time created;
+  std::optional<absl::Time> finished;
+  int64_t last_sequence = 0;
+  absl::Status status;  ///< Of a failed or cancelled run.
+  std::string summary;
+};
+
+struct RunPage {
+  std::vector<RunRecord> records;
+  int64_t next_before_id = 0;  ///< 0: this was the last page.
+};
+
+class RunStore {
+ public:
+  explicit RunStore(Database& database) : database_(database) {}
+
+  /// The run that a request started. ALREADY_EXISTS when its content was another.
+  absl::StatusOr<std::optional<RunRecord>> FindRequest(const std::string& request_id,
+                                                       const Sha256& content);
+  /// A new queued run without events. Drops the oldest finished runs beyond what is kept.
+  absl::StatusOr<RunRecord> Create(const std::string& request_id, const Sha256& content,
+                                   const std::string& summary);
+  /// Forgets a run that was not accepted after all.
+  absl::Status Remove(const std::string& run_id);
+
+  absl::Status SetRunning(const std::string& run_id);
+  /// Adds the event with the next sequence number, which must be `sequence`.
+  absl::Status AppendEvent(const std::string& run_id, int64_t sequence, const std::string& event);
+  /// Adds the last event and the final state together.
+  absl::Status Finish(const std::string& run_id, int64_t sequence, const std::string& event,
+                      RunState state, const absl::Status& status);
+
+  /// NOT_FOUND.
+  absl::StatusOr<RunRecord> Get(const std::string& run_id);
+  /// Absent when the run has no such event yet. NOT_FOUND for an unknown run.
+  absl::StatusOr<std::optional<std::string>> ReadEvent(const std::string& run_id, int64_t sequence);
+  /// Newest first, ids below `before_id` (0: from the newest).
+  absl::StatusOr<RunPage> List(int64_t before_id, int page_size);
+  /// Runs that an earlier process left queued or running.
+  absl::StatusOr<std::vector<RunRecord>> ListUnfinished();
+
+ private:
+  absl::Status InsertEvent(const std::string& run_id, int64_t sequence, const std::string& event)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
+  absl::Status DropOldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
+
+  Database& database_;
+};
+
+}  // namespace quantgate

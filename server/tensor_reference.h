@@ -1,0 +1,33 @@
+// TensorReference: a tensor as a request names it, checked as far as it can be without looking into
+// the stores.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "kernels/tensor/generate.h"
+#include "server/digest.h"
+#include "server/store/tensor_store.h"
+
+namespace quantgate {
+
+struct TensorReference {
+  enum class Kind { kAbsent, kInline, kStored, kGenerated };
+  Kind kind = Kind::kAbsent;
+  std::string field;  ///< Where the request names it: "spec.linear.x".
+  std::optional<TensorType>
+      type;                 ///< Absent only for a stored tensor that the tensor store must know.
+  std::string bytes;        ///< kInline.
+  Digest digest;            ///< kInline and kStored.
+  GeneratorSpec generator;  ///< kGenerated.
+
+  bool has_value() const { return kind != Kind::kAbsent; }
+};
+
+/// "gen:normal,seed=1,shape=256x512,dtype=bf16": what the command line takes.
+std::string GeneratorText(const GeneratorSpec& spec);
+/// What the command line takes in place of this tensor: a gen: or digest: reference. The type must
+/// be known.
+std::string ReferenceText(const TensorReference& reference);
+
+}  // namespace quantgate
