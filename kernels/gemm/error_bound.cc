@@ -206,18 +206,15 @@ double BoundOfElements::BeforeOutput(int64_t row, int64_t column) const {
   const double scaling = is_outer ? Gamma(3) : Gamma(1) + 2 * CoefficientError(row, column);
   error += scaling * (absolute + error);
   error += kUnderflow * (2 + std::fabs(desc_.alpha) * (1 + std::fabs(a_scales_[row])));
-  double magnitude = absolute + error;
-  if (desc_.beta != 0) {
-    const double added = std::fabs(static_cast<double>(desc_.beta) * c_[row * shape_.n + column]);
-    if (desc_.in_place && desc_.beta == 1) error += output_.HalfUlp(magnitude);
-    error += kU * added + kU * (magnitude + error + 2 * added) + 2 * kUnderflow;
-    magnitude += added + error;
-  }
-  if (desc_.bias.has_value()) {
-    const double bias = std::fabs(bias_[column]);
-    error += kU * (magnitude + bias);
-    magnitude += bias;
-  }
+  // Every intermediate sum is below `magnitude`, which has room for a few roundings.
+  const bool has_c = desc_.beta != 0;
+  const double c =
+      has_c ? std::fabs(static_cast<double>(desc_.beta) * c_[row * shape_.n + column]) : 0;
+  const double magnitude = (absolute + error + c + std::fabs(bias_[column])) * (1 + 0x1p-20);
+  if (has_c) error += kU * (c + magnitude) + 2 * kUnderflow;
+  if (desc_.bias.has_value()) error += kU * magnitude;
+  // In place the sum is rounded to the output type before c is added.
+  if (desc_.in_place && desc_.beta == 1) error += output_.HalfUlp(magnitude) * (1 + kU);
   if (d_scale_ != 1) {
     const double d_scale = std::fabs(d_scale_);
     error = error * d_scale + kU * (magnitude + error) * d_scale + kUnderflow;

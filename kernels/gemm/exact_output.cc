@@ -101,8 +101,7 @@ bool AreFinite(const ExactTerms& terms) {
 }
 
 ExactCode EncodeSpecialOutput(double value, const ExactTerms& terms, DType out_dtype) {
-  const auto amax =
-      std::isnan(value) ? 0 : std::bit_cast<uint32_t>(static_cast<float>(std::fabs(value)));
+  const uint32_t amax = EncodeDouble<Float32>(std::fabs(value));
   return {EncodeSpecial(value * ClassOf(terms.d_scale), out_dtype), amax};
 }
 

@@ -26,7 +26,8 @@ struct ExactTerms {
 
 struct ExactCode {
   uint32_t code = 0;
-  uint32_t amax = 0;  ///< f32 bits of |value| before d_scale, rounded once; 0 for NaN.
+  uint32_t amax =
+      0;  ///< f32 bits of |value| before d_scale, rounded once; NaN is canonical, above all.
 };
 
 /// RNE((alpha * scale_a * scale_b * dot + beta * c + bias) * d_scale), the dot product finite.

@@ -140,8 +140,16 @@ TEST(CheckBoundTest, EpiloguesStayWithinTheirBounds) {
   descs.push_back(desc);
   desc.out_dtype = DType::kBF16;
   descs.push_back(desc);
+  desc.alpha = 0.1f;
+  descs.push_back(desc);
   desc = fp8;
   desc.bias = vector(kColumns, 3);
+  descs.push_back(desc);
+  desc.out_dtype = DType::kF8E5M2;
+  desc.d_scale = Tensor::FromScalar(0.7f).value();
+  desc.alpha = 1.3f;
+  desc.beta = -0.9f;
+  desc.c = MakeCodes(DType::kBF16, kRows, kColumns, CodePattern::kNear, 9);
   descs.push_back(desc);
   // Tiny scales: the coefficient is a subnormal number with few bits left.
   desc = fp8;
@@ -157,11 +165,13 @@ TEST(CheckBoundTest, EpiloguesStayWithinTheirBounds) {
       desc.beta = 1;
       desc.in_place = in_place;
       descs.push_back(desc);
-      if (!in_place) {
-        desc.alpha = -0.3f;
-        desc.beta = 1.7f;
-        descs.push_back(desc);
-      }
+      desc.bias = vector(kColumns, 5);
+      descs.push_back(desc);
+      desc.arithmetic.split_k = 2;
+      descs.push_back(desc);
+      desc.alpha = -0.3f;
+      desc.beta = 1.7f;
+      descs.push_back(desc);
     }
   }
   for (const GemmDesc& each : descs) {

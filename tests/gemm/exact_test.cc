@@ -258,7 +258,7 @@ TEST(ExactTest, EpilogueOfAMatrixEqualsThatOfItsElements) {
     desc.alpha = -1.7f;
     desc.beta = 0.3f;
     desc.out_dtype = out;
-    desc.c = MakeCodes(out, kRows, kColumns, CodePattern::kNear, 3);
+    desc.c = MakeCodes(IsFp8(out) ? DType::kBF16 : out, kRows, kColumns, CodePattern::kNear, 3);
     desc.bias = MakeCodes(DType::kF32, 1, kColumns, CodePattern::kNear, 4)
                     .Reinterpret(DType::kF32, {kColumns})
                     .value();

@@ -57,7 +57,8 @@ ExactVector ParseVector(const std::string& line) {
   desc.arithmetic.family = ArithmeticFamily::kExact;
   desc.alpha = std::bit_cast<float>(scalars[0]);
   desc.beta = std::bit_cast<float>(scalars[3]);
-  if (desc.beta != 0) desc.c = TensorOfCodes(desc.out_dtype, {1, 1}, {scalars[4]});
+  const DType c_dtype = IsFp8(desc.out_dtype) ? DType::kBF16 : desc.out_dtype;
+  if (desc.beta != 0) desc.c = TensorOfCodes(c_dtype, {1, 1}, {scalars[4]});
   if (types[3] != "none") desc.bias = TensorOfCodes(TypeNamed(types[3]), {1}, {scalars[5]});
   if (IsFp8(desc.out_dtype)) desc.d_scale = TensorOfCodes(DType::kF32, {1}, {scalars[6]});
   const std::vector<uint32_t> expected = ParseCodes(parts[4]);

@@ -28,6 +28,11 @@ def is_fp8(name):
     return name.startswith("f8")
 
 
+def c_type(out):
+    """The type of c: that of the output, but bf16 for FP8 outputs, as cuBLASLt has it."""
+    return "bf16" if is_fp8(out) else out
+
+
 def bits_of(name):
     return 1 + FORMATS[name][0] + FORMATS[name][1]
 
@@ -118,12 +123,11 @@ class Case:
         dot = plus([times(decode(self.pair[0], x), decode(self.pair[1], y)) for x, y in zip(self.a, self.b)])
         terms = [times(f32(self.alpha), f32(self.scale_a), f32(self.scale_b), dot)]
         if f32(self.beta) != 0:
-            terms.append(times(f32(self.beta), decode(self.out, self.c)))
+            terms.append(times(f32(self.beta), decode(c_type(self.out), self.c)))
         if self.bias_type != "none":
             terms.append(decode(self.bias_type, self.bias))
         value = plus(terms)
-        is_nan = isinstance(value, float) and value != value
-        amax = encode("f32", value) & 0x7FFFFFFF if is_fp8(self.out) and not is_nan else 0
+        amax = encode("f32", value) & 0x7FFFFFFF if is_fp8(self.out) else 0
         code = encode(self.out, times(value, f32(self.d_scale)) if is_fp8(self.out) else value)
         scalars = [self.alpha, self.scale_a, self.scale_b, self.beta, self.c, self.bias, self.d_scale]
         parts = [[*self.pair, self.out, self.bias_type, str(len(self.a))], [f"{x:x}" for x in scalars],
@@ -183,7 +187,7 @@ def random_epilogue(pair, out):
     beta = rng.choice([0, ONE, scale_code(-3, 3)])
     return dict(alpha=rng.choice([ONE, scale_code(-4, 4), scale_code(-4, 4) | 0x80000000]),
                 scale_a=scale_code() if fp8 else ONE, scale_b=scale_code() if fp8 else ONE,
-                beta=beta, c=random_normal(out, 4) if beta else 0,
+                beta=beta, c=random_normal(c_type(out), 4) if beta else 0,
                 bias_type=bias_type, bias=random_normal(bias_type, 4) if bias_type != "none" else 0,
                 d_scale=scale_code(-6, 6) if is_fp8(out) else ONE)
 
@@ -291,8 +295,8 @@ def special_cases(pair, out):
         yield Case(pair, out, a[:2] + [tiny[1]], b[:2] + [1], scale_b=0x7F800000)
     for bias in (0x7FC00001, 0x7F800000, 0xFF800000):
         yield Case(pair, out, one[:1], one[1:], bias_type="f32", bias=bias)
-    yield Case(pair, out, one[:1], one[1:], beta=ONE, c=FORMATS[out][4])
-    yield Case(pair, out, one[:1], one[1:], beta=0xBF800000, c=power_of_two(out, 0))
+    yield Case(pair, out, one[:1], one[1:], beta=ONE, c=FORMATS[c_type(out)][4])
+    yield Case(pair, out, one[:1], one[1:], beta=0xBF800000, c=power_of_two(c_type(out), 0))
     if is_fp8(out):
         for d_scale in (0x7FC00000, 0x7F800000, 0xFF800000, 0, 0x80000000, 1):
             yield Case(pair, out, one[:1], one[1:], d_scale=d_scale)
