@@ -53,7 +53,7 @@ struct GemmRecord {
 
 /// One operand kept between forward and backward; equal fingerprints show that nobody wrote to it.
 struct SavedOperand {
-  std::string name;     ///< "x", "weight".
+  std::string name;     ///< "x", "weight", "weight workspace" (quantizers.md section 9).
   std::string content;  ///< "f8_e4m3 columnwise codes", "bf16 as given", "f8_e4m3 rowwise codes".
   Fingerprint at_save;  ///< Codes and scale_inv together: the sum of their fingerprints.
   Fingerprint at_use;
