@@ -1,0 +1,72 @@
+// Runs a GEMM case on the device through every algorithm that cuBLASLt offers and keeps its output
+// in a golden file.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/gemm/operand_pattern.h"
+#include "tests/hardware/cublaslt_gemm.h"
+#include "tests/hardware/golden_file.h"
+
+namespace quantgate::hardware {
+
+struct OperandTypes {
+  std::string a, b;
+  int chunk;  // Products of one fused step on Hopper.
+  bool is_fp8() const { return a.starts_with("f8"); }
+};
+inline const OperandTypes kBf16{"bf16", "bf16", 16}, kF16{"f16", "f16", 16}, kTf32{"f32", "f32", 8},
+    kE4m3{"f8_e4m3", "f8_e4m3", 32}, kE5m2E4m3{"f8_e5m2", "f8_e4m3", 32},
+    kE4m3E5m2{"f8_e4m3", "f8_e5m2", 32};
+
+/// One case before its operands exist.
+struct CaseSpec {
+  OperandTypes types;
+  testing::Pattern a_pattern, b_pattern;
+  int64_t k;
+  std::string d_type = "f32";
+  int64_t m = 16, n = 32;
+  Layout layout = Layout::kTN;
+  bool split_accumulator = false;
+  float alpha = 1.0f, beta = 0.0f;
+  bool in_place = false;
+  testing::Pattern c_pattern = testing::Pattern::kModel;
+  std::string c_type = "", bias_type = "";
+  testing::Pattern bias_pattern = testing::Pattern::kModel;
+  std::vector<float> a_scale = {}, b_scale = {};
+  bool has_d_scale = false;
+  float d_scale = 1.0f;
+  int force_split_k = 1;
+  uint32_t split_k_scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  bool digest_only = false;
+};
+
+class Recorder {
+ public:
+  explicit Recorder(Device& device) : device_(device) {}
+
+  /// Runs every algorithm offered for `spec`, adds the case to `file`, and prints what was seen.
+  void Record(GoldenFile& file, const CaseSpec& spec);
+  void WriteVariants(const std::string& path, const std::string& origin) const {
+    variants_.Write(path, origin);
+  }
+  void PrintSummary() const {
+    std::printf("recorded %d cases; %d refused; %d with an algorithm that differs\n", recorded_,
+                refused_, varied_);
+  }
+
+ private:
+  std::string AddOperand(GoldenFile& file, const CaseSpec& spec, const char* name,
+                         const std::string& type, testing::Pattern pattern, uint64_t seed,
+                         int64_t rows, int64_t columns, bool transposed,
+                         std::vector<uint8_t>* bytes, nlohmann::json& one);
+  std::vector<Algorithm> AlgorithmsFor(LoadedGemm& loaded, const CaseSpec& spec);
+
+  Device& device_;
+  GoldenFile variants_;
+  int recorded_ = 0, refused_ = 0, varied_ = 0;
+};
+
+}  // namespace quantgate::hardware
