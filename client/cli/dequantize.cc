@@ -1,0 +1,80 @@
+// quantgate dequantize: the values that codes and scales stand for.
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "client/cli/commands.h"
+#include "client/cli/layer_run.h"
+#include "client/cli/number_text.h"
+#include "client/cli/output.h"
+#include "client/cli/render_json.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/tensor/tensor_file.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kExamples[] = R"(Examples:
+  quantgate dequantize codes.safetensors -o values.safetensors
+  quantgate dequantize codes.safetensors --usage columnwise --out-dtype bf16 -o values.safetensors
+
+FILE is what `quantgate quantize -o` writes. -o FILE gets `data`, in the shape of the source.)";
+
+struct DequantizeOptions {
+  std::string file, output;
+  std::string usage;
+  std::string out_dtype = "f32";
+};
+
+absl::StatusOr<int> Dequantize(Invocation& invocation, const DequantizeOptions& options) {
+  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadSafetensors(options.file));
+  if (!options.output.empty()) {
+    QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors"}, {options.file}));
+  }
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
+  v1::DequantizeRequest request;
+  request.set_usage(options.usage);
+  request.set_out_dtype(options.out_dtype);
+  for (const NamedTensor& tensor : file.tensors) {
+    QG_ASSIGN_OR_RETURN((*request.mutable_tensors())[tensor.name],
+                        sources.Place(absl::StrCat(options.file, ":", tensor.name), tensor.tensor));
+  }
+  QG_ASSIGN_OR_RETURN(const v1::DequantizeResponse response, connection->Dequantize(request));
+  if (!options.output.empty()) {
+    QG_RETURN_IF_ERROR(FetchAndWrite(*connection, {response.data()}, options.output, {}).status());
+    invocation.Say(absl::StrCat("wrote ", options.output));
+  }
+  if (invocation.is_table()) {
+    invocation.out() << "data  " << TypeText(response.data().type()) << "  "
+                     << FingerprintText(response.data().fingerprint()) << "\n";
+    return 0;
+  }
+  nlohmann::ordered_json json = JsonHead("dequantization");
+  json.update(JsonOf(response.data()));
+  invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+  return 0;
+}
+
+}  // namespace
+
+void AddDequantizeCommand(CLI::App& app, Command& chosen) {
+  auto options = std::make_shared<DequantizeOptions>();
+  CLI::App* command =
+      app.add_subcommand("dequantize", "Values of the codes and scales that quantize wrote");
+  command->footer(kExamples);
+  command->add_option("FILE", options->file, "safetensors that quantize -o wrote")->required();
+  command->add_option("--usage", options->usage, "Default: rowwise if the file has it")
+      ->check(CLI::IsMember({"rowwise", "columnwise"}));
+  command->add_option("--out-dtype", options->out_dtype, "f32, bf16 or f16")
+      ->capture_default_str()
+      ->type_name("DTYPE");
+  command->add_option("-o,--output", options->output, "Write the values as safetensors")
+      ->type_name("FILE");
+  command->callback([options, &chosen] {
+    chosen = [options](Invocation& invocation) { return Dequantize(invocation, *options); };
+  });
+}
+
+}  // namespace quantgate

@@ -1,0 +1,254 @@
+// quantgate doctor: whether this machine and this server can be trusted with bits, and what is
+// missing.
+#include <CLI/CLI.hpp>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/cli/commands.h"
+#include "client/cli/exit_code.h"
+#include "client/cli/number_text.h"
+#include "client/cli/render_json.h"
+#include "client/cli/text_table.h"
+#include "client/status.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/engine/engine.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace quantgate {
+namespace {
+
+constexpr char kExamples[] = R"(Examples:
+  quantgate doctor
+  quantgate doctor --server gpu-host:7470 --format json
+
+Exits 0 when all is well, 1 when a bit is wrong, 4 when the server or its store cannot be used.)";
+
+enum class Health { kGood, kNote, kBad };
+
+struct Finding {
+  std::string check;
+  Health health = Health::kGood;
+  std::string text;
+};
+
+const char* HealthText(Health health) {
+  return health == Health::kGood ? "ok" : health == Health::kNote ? "note" : "FAILED";
+}
+
+/// MXCSR of the calling thread: flush-to-zero, denormals-are-zero, rounding.
+std::string FloatEnvironmentFault() {
+#if defined(__x86_64__)
+  const unsigned control = _mm_getcsr();
+  if (control & 0x8000) return "flush-to-zero is on";
+  if (control & 0x0040) return "denormals-are-zero is on";
+  if (control & 0x6000) return "rounding is not to nearest even";
+#endif
+  // Volatile: the compiler must not do the sum itself.
+  volatile float smallest = 1.17549435e-38f;
+  if (smallest / 2 == 0) return "subnormals are flushed to zero";
+  return "";
+}
+
+Finding CheckFloatEnvironment() {
+  std::string fault = FloatEnvironmentFault();
+  std::string worker_fault;
+  std::thread([&] { worker_fault = FloatEnvironmentFault(); }).join();
+  if (!fault.empty() || !worker_fault.empty()) {
+    return {"floating point", Health::kBad, fault.empty() ? worker_fault : fault};
+  }
+  return {"floating point", Health::kGood, "IEEE subnormals, round to nearest even"};
+}
+
+std::vector<Isa> Isas() {
+  std::vector<Isa> isas;
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+    if (isa <= BestIsa()) isas.push_back(isa);
+  }
+  return isas;
+}
+
+/// A quantization and an FP8 and a bf16 GEMM on one code path: their outputs.
+absl::StatusOr<std::vector<Tensor>> SampleBits(Isa isa, int threads) {
+  const std::unique_ptr<Engine> engine = MakeCpuEngine({.isa = isa, .threads = threads});
+  GeneratorSpec x{Distribution::kLogNormalOutliers, 1, DType::kBF16, {80, 208}, 1.0f};
+  GeneratorSpec w{Distribution::kNormal, 2, DType::kBF16, {72, 208}, 1.0f};
+  QG_ASSIGN_OR_RETURN(const Tensor a, engine->Generate(x, nullptr));
+  QG_ASSIGN_OR_RETURN(const Tensor b, engine->Generate(w, nullptr));
+  QuantizerSpec fp8;
+  fp8.format = QuantizerFormat::kFp8Tensor;
+  QG_ASSIGN_OR_RETURN(const QuantizedTensor qa, engine->Quantize(a, fp8, {true, false}, nullptr));
+  QG_ASSIGN_OR_RETURN(const QuantizedTensor qb, engine->Quantize(b, fp8, {true, false}, nullptr));
+  std::vector<Tensor> bits = {qa.rowwise_data, qa.scale, qb.rowwise_data};
+  for (const char* arithmetic : {"sm90:fast", "sm90:split", "exact"}) {
+    GemmDesc desc;
+    desc.a = {qa.rowwise_data, ScaleMode::kTensor, qa.rowwise_scale_inv};
+    desc.b = {qb.rowwise_data, ScaleMode::kTensor, qb.rowwise_scale_inv};
+    QG_ASSIGN_OR_RETURN(desc.arithmetic, Arithmetic::Parse(arithmetic));
+    QG_ASSIGN_OR_RETURN(const GemmResult result, engine->Gemm(desc, nullptr));
+    bits.push_back(result.d);
+  }
+  GemmDesc desc;
+  desc.a.data = a;
+  desc.b.data = b;
+  QG_ASSIGN_OR_RETURN(desc.arithmetic, Arithmetic::Parse("sm90"));
+  QG_ASSIGN_OR_RETURN(const GemmResult result, engine->Gemm(desc, nullptr));
+  bits.push_back(result.d);
+  return bits;
+}
+
+bool AreEqual(const std::vector<Tensor>& left, const std::vector<Tensor>& right) {
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (left[i].byte_size() != right[i].byte_size() ||
+        std::memcmp(left[i].data(), right[i].data(), left[i].byte_size()) != 0) {
+      return false;
+    }
+  }
+  return left.size() == right.size();
+}
+
+Finding CheckBits() {
+  const absl::StatusOr<std::vector<Tensor>> expected = SampleBits(Isa::kScalar, 1);
+  if (!expected.ok()) return {"bits", Health::kBad, ErrorText(expected.status())};
+  std::string paths;
+  for (const Isa isa : Isas()) {
+    for (const int threads : {1, AvailableCpus()}) {
+      const absl::StatusOr<std::vector<Tensor>> bits = SampleBits(isa, threads);
+      const std::string path = absl::StrCat(std::string(IsaName(isa)), " on ", threads, " threads");
+      if (!bits.ok()) return {"bits", Health::kBad, ErrorText(bits.status())};
+      if (!AreEqual(*expected, *bits)) {
+        return {"bits", Health::kBad, absl::StrCat(path, " differs from scalar code")};
+      }
+    }
+    absl::StrAppend(&paths, paths.empty() ? "" : " = ", std::string(IsaName(isa)));
+  }
+  return {"bits", Health::kGood,
+          absl::StrCat(paths, ", 1 = ", AvailableCpus(), " threads: quantize, FP8 and bf16 GEMMs")};
+}
+
+Finding CheckIsa() {
+  const std::string best(IsaName(BestIsa()));
+  if (BestIsa() == Isa::kScalar) {
+    return {"processor", Health::kNote, "neither AVX2 nor AVX-512: same bits, but slow"};
+  }
+  return {"processor", Health::kGood,
+          absl::StrCat(best, ", ", AvailableCpus(), AvailableCpus() == 1 ? " CPU" : " CPUs")};
+}
+
+/// What the machine itself says of NVIDIA devices, whatever this build can do with them.
+Finding CheckGpu(const v1::Environment* environment) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const bool has_driver = fs::exists("/proc/driver/nvidia/version", error);
+  const bool has_device = fs::exists("/dev/nvidiactl", error);
+  std::string text;
+  if (environment != nullptr) {
+    for (const v1::DeviceDescription& device : environment->devices()) {
+      if (device.id().rfind("cuda", 0) != 0) continue;
+      absl::StrAppend(&text, text.empty() ? "" : "; ", device.id(), ": ", device.name(), ", ",
+                      device.architecture(), ", driver ", device.driver());
+    }
+  }
+  if (!text.empty()) return {"GPU", Health::kGood, text};
+  if (!has_driver) {
+    text = "none: no NVIDIA driver is loaded here (/proc/driver/nvidia/version does not exist)";
+  } else if (!has_device) {
+    text = "none: the driver is loaded, but no device is visible (/dev/nvidiactl does not exist)";
+  } else {
+    text = "a device is visible here";
+  }
+  if (environment != nullptr && environment->cuda().empty()) {
+    absl::StrAppend(&text, "; the engine is built without CUDA");
+  }
+  return {"GPU", Health::kNote, absl::StrCat(text, "; the CPU engine gives the bits of an H200")};
+}
+
+void CheckServer(Invocation& invocation, std::vector<Finding>& findings, absl::Status& failure) {
+  const std::string check = invocation.options().server.empty() ? "store" : "server";
+  const absl::StatusOr<Connection*> connection = invocation.Connect();
+  if (!connection.ok()) {
+    failure = connection.status();
+    findings.push_back({check, Health::kBad, ErrorText(failure)});
+    return;
+  }
+  const absl::Time start = absl::Now();
+  const absl::StatusOr<v1::Capabilities> capabilities = (*connection)->GetCapabilities();
+  if (!capabilities.ok()) {
+    failure = capabilities.status();
+    findings.push_back({check, Health::kBad, ErrorText(failure)});
+    findings.push_back(CheckGpu(nullptr));
+    return;
+  }
+  if (!invocation.StoreDirectory().empty()) {
+    findings.push_back(
+        {"store", Health::kGood, absl::StrCat(invocation.StoreDirectory(), " can be written")});
+  }
+  const v1::Environment& environment = capabilities->environment();
+  findings.push_back(
+      {"server", Health::kGood,
+       absl::StrCat((*connection)->address(), ", answered in ",
+                    Seconds(absl::ToDoubleSeconds(absl::Now() - start)), ", version ",
+                    environment.version(), " (", environment.build(), ")")});
+  if (environment.version() != QUANTGATE_VERSION) {
+    findings.push_back({"versions", Health::kNote,
+                        absl::StrCat("this command is ", QUANTGATE_VERSION, ", the server ",
+                                     environment.version())});
+  } else {
+    findings.push_back({"versions", Health::kGood,
+                        absl::StrCat("command and server are both ", QUANTGATE_VERSION)});
+  }
+  findings.push_back(CheckGpu(&environment));
+}
+
+void Print(Invocation& invocation, const std::vector<Finding>& findings, bool is_healthy) {
+  if (!invocation.is_table()) {
+    nlohmann::ordered_json json = JsonHead("doctor");
+    json["healthy"] = is_healthy;
+    json["checks"] = nlohmann::ordered_json::array();
+    for (const Finding& finding : findings) {
+      json["checks"].push_back({{"check", finding.check},
+                                {"result", HealthText(finding.health)},
+                                {"text", finding.text}});
+    }
+    invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+    return;
+  }
+  TextTable table({"", "<", "<"});
+  for (const Finding& finding : findings) {
+    table.AddRow({finding.check, HealthText(finding.health), finding.text});
+    table.SetTone(1, finding.health == Health::kGood  ? Tone::kGood
+                     : finding.health == Health::kBad ? Tone::kBad
+                                                      : Tone::kDim);
+  }
+  table.Print(invocation.out(), invocation.uses_colour());
+}
+
+absl::StatusOr<int> Doctor(Invocation& invocation) {
+  std::vector<Finding> findings = {CheckFloatEnvironment(), CheckIsa(), CheckBits()};
+  bool bits_are_right = true;
+  for (const Finding& finding : findings) bits_are_right &= finding.health != Health::kBad;
+  absl::Status failure;
+  CheckServer(invocation, findings, failure);
+  Print(invocation, findings, bits_are_right && failure.ok());
+  if (!bits_are_right) return kExitCriterionFailed;
+  return failure.ok() ? kExitOk : kExitService;
+}
+
+}  // namespace
+
+void AddDoctorCommand(CLI::App& app, Command& chosen) {
+  CLI::App* command = app.add_subcommand(
+      "doctor", "Check floating point, code paths, store, server and GPU of this machine");
+  command->footer(kExamples);
+  command->callback([&chosen] { chosen = Doctor; });
+}
+
+}  // namespace quantgate

@@ -1,0 +1,196 @@
+#include "client/cli/html_charts.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/cli/html_text.h"
+#include "client/cli/number_text.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int kHeatLevels = 10;
+
+/// Position of a ULP bucket on the axis: 0, +-1, +-2, +-3 for [3,4], +-4 for [5,8], ...
+int BucketPosition(const v1::UlpBucket& bucket) {
+  const int64_t far = std::max(std::abs(bucket.lower()), std::abs(bucket.upper()));
+  int position = 0;
+  for (uint64_t reach = 1; far != 0; reach *= 2) {
+    ++position;
+    if (static_cast<uint64_t>(far) <= reach || position == 64) break;
+  }
+  return bucket.upper() < 0 ? -position : position;
+}
+
+std::string PositionLabel(int position) {
+  const int steps = std::abs(position);
+  const std::string sign = position < 0 ? "\u2212" : position > 0 ? "+" : "";
+  if (steps <= 2) return absl::StrCat(sign, steps);
+  if (steps <= 8) return absl::StrCat(sign, int64_t{1} << (steps - 1));
+  return absl::StrCat(sign, "2^", steps - 1);
+}
+
+std::string BucketText(const v1::UlpBucket& bucket) {
+  if (bucket.lower() == bucket.upper()) return absl::StrCat(bucket.lower(), " ulp");
+  return absl::StrCat(bucket.lower(), " to ", bucket.upper(), " ulp");
+}
+
+std::string CellText(const v1::HeatMapCell& cell) {
+  return absl::StrCat("rows ", cell.row_begin(), "\u2013", cell.row_end() - 1, ", columns ",
+                      cell.column_begin(), "\u2013", cell.column_end() - 1, ": rms ",
+                      ShortReal(cell.rms_error()), ", max ", ShortReal(cell.max_abs_error()));
+}
+
+bool IsSameBlock(const v1::HeatMapCell& left, const v1::HeatMapCell& right) {
+  return left.row_begin() == right.row_begin() && left.column_begin() == right.column_begin();
+}
+
+/// Cells of each level as one path: runs of equal cells in a row are one rectangle.
+std::array<std::string, kHeatLevels> LevelPaths(const v1::HeatMap& map, double largest) {
+  std::array<std::string, kHeatLevels> paths;
+  for (int row = 0; row < map.rows(); ++row) {
+    for (int column = 0; column < map.columns();) {
+      const int level = HeatLevel(map.cells(row * map.columns() + column).rms_error(), largest);
+      const int begin = column;
+      while (column < map.columns() &&
+             HeatLevel(map.cells(row * map.columns() + column).rms_error(), largest) == level) {
+        ++column;
+      }
+      absl::StrAppend(&paths[level], "M", begin, " ", row, "h", column - begin, "v1h-",
+                      column - begin, "z");
+    }
+  }
+  return paths;
+}
+
+}  // namespace
+
+int HeatLevel(double value, double largest) {
+  if (!(value > 0) || !(largest > 0)) return 0;
+  return std::clamp(static_cast<int>(std::ceil(value / largest * (kHeatLevels - 1))), 1,
+                    kHeatLevels - 1);
+}
+
+std::string UlpHistogramSvg(const v1::ParityReport& parity) {
+  if (parity.ulp_histogram().empty()) return "<p class=\"dim\">no comparable element</p>";
+  int low = 0, high = 0;
+  int64_t most = 1;
+  for (const v1::UlpBucket& bucket : parity.ulp_histogram()) {
+    low = std::min(low, BucketPosition(bucket));
+    high = std::max(high, BucketPosition(bucket));
+    most = std::max(most, bucket.count());
+  }
+  // Symmetric and never narrower than +-4, so that pictures of different tensors compare at a
+  // glance.
+  const int reach = std::max({4, -low, high});
+  const double width = 320.0 / (2 * reach + 1);
+  constexpr double kBase = 108, kHeight = 88;
+  std::string svg = absl::StrFormat(
+      "<svg class=\"chart\" viewBox=\"0 0 320 128\" role=\"img\" aria-label=\"ULP histogram\">"
+      "<line x1=\"0\" y1=\"%.0f\" x2=\"320\" y2=\"%.0f\" class=\"axis\"/>",
+      kBase, kBase);
+  for (const v1::UlpBucket& bucket : parity.ulp_histogram()) {
+    if (bucket.count() <= 0) continue;
+    const int position = BucketPosition(bucket);
+    const double height =
+        std::max(2.0, kHeight * std::log1p(static_cast<double>(bucket.count())) / std::log1p(most));
+    const double x = (position + reach) * width;
+    absl::StrAppendFormat(&svg,
+                          "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" rx=\"1\" "
+                          "class=\"%s\"><title>%s: "
+                          "%s (%s)</title></rect>",
+                          x + width * 0.1, kBase - height, width * 0.8, height,
+                          position == 0 ? "zero" : "off", Escaped(BucketText(bucket)),
+                          Count(bucket.count()), Percent(bucket.count(), parity.element_count()));
+    if (width >= 30) {
+      absl::StrAppendFormat(&svg, "<text x=\"%.1f\" y=\"%.1f\" class=\"tick\">%s</text>",
+                            x + width / 2, kBase - height - 4, Count(bucket.count()));
+    }
+  }
+  const int stride = std::max(1, (2 * reach + 1) / 12);
+  for (int position = -reach; position <= reach; ++position) {
+    if (position % stride != 0) continue;
+    absl::StrAppendFormat(&svg, "<text x=\"%.1f\" y=\"123\" class=\"tick\">%s</text>",
+                          (position + reach + 0.5) * width, PositionLabel(position));
+  }
+  return svg + "</svg>";
+}
+
+std::string HeatMapSvg(const v1::ErrorReport& error) {
+  const v1::HeatMap& map = error.heat_map();
+  const bool is_whole =
+      map.rows() > 0 && map.columns() > 0 && map.cells_size() == map.rows() * map.columns();
+  if (!is_whole) return "<p class=\"dim\">no blocks</p>";
+  double largest = 0;
+  for (const v1::HeatMapCell& cell : map.cells()) {
+    if (std::isfinite(cell.rms_error())) largest = std::max(largest, cell.rms_error());
+  }
+  // A few rows or columns still fill a readable square.
+  std::string svg =
+      absl::StrCat("<svg class=\"heat\" viewBox=\"0 0 ", map.columns(), " ", map.rows(),
+                   "\" preserveAspectRatio=\"none\" role=\"img\" "
+                   "aria-label=\"error by block\" shape-rendering=\"crispEdges\">");
+  const std::array<std::string, kHeatLevels> paths = LevelPaths(map, largest);
+  for (int level = 0; level < kHeatLevels; ++level) {
+    if (!paths[level].empty()) {
+      absl::StrAppend(&svg, "<path class=\"h", level, "\" d=\"", paths[level], "\"/>");
+    }
+  }
+  for (const v1::HeatMapCell& worst : error.worst_blocks()) {
+    for (int i = 0; i < map.cells_size(); ++i) {
+      if (!IsSameBlock(worst, map.cells(i)) || !(worst.rms_error() > 0)) continue;
+      absl::StrAppendFormat(&svg,
+                            "<rect x=\"%d\" y=\"%d\" width=\"1\" height=\"1\" "
+                            "class=\"worst\"><title>%s</title></rect>",
+                            i % map.columns(), i / map.columns(), Escaped(CellText(worst)));
+    }
+  }
+  absl::StrAppend(&svg, "</svg><div class=\"ramp\"><span>0</span>");
+  for (int level = 0; level < kHeatLevels; ++level) {
+    absl::StrAppend(&svg, "<i class=\"b", level, "\"></i>");
+  }
+  return absl::StrCat(svg, "<span>", ShortReal(largest), "</span></div>");
+}
+
+std::string StackedBar(const std::vector<BarPart>& parts) {
+  int64_t total = 0;
+  for (const BarPart& part : parts) total += part.count;
+  if (total == 0) return "<p class=\"dim\">no elements</p>";
+  std::string bar = "<div class=\"stack\">", legend = "<div class=\"legend\">";
+  for (const BarPart& part : parts) {
+    if (part.count == 0) continue;
+    const double percent = 100.0 * static_cast<double>(part.count) / static_cast<double>(total);
+    // At least a hair, so that one NaN in a million is not invisible.
+    absl::StrAppendFormat(&bar, "<i class=\"%s\" style=\"flex:%.4f 0 3px\"></i>", part.css_class,
+                          percent);
+    absl::StrAppend(&legend, "<span><i class=\"", part.css_class, "\"></i>", Escaped(part.name),
+                    " ", Count(part.count), " ", Span("dim", Percent(part.count, total)),
+                    "</span>");
+  }
+  return absl::StrCat(bar, "</div>", legend, "</div>");
+}
+
+std::string StageBars(const std::vector<std::pair<std::string, double>>& stages) {
+  double longest = 0, total = 0;
+  for (const auto& [stage, seconds] : stages) {
+    longest = std::max(longest, seconds);
+    total += seconds;
+  }
+  std::string html = "<div class=\"bars\">";
+  for (const auto& [stage, seconds] : stages) {
+    const double percent = longest > 0 ? 100 * seconds / longest : 0;
+    absl::StrAppendFormat(&html,
+                          "<span>%s</span><b><i style=\"width:%.1f%%\"></i></b><span class=\"r\">%s"
+                          "</span>",
+                          Escaped(stage), percent, Seconds(seconds));
+  }
+  absl::StrAppend(&html, "<span class=\"dim\">together</span><b></b><span class=\"r dim\">",
+                  Seconds(total), "</span></div>");
+  return html;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,34 @@
+// Pictures of a report as inline SVG and CSS bars.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "quantgate/v1/report.pb.h"
+
+namespace quantgate {
+
+/// Bars over the signed ULP distance, 0 in the middle; heights are logarithmic, so that one element
+/// in a million shows.
+std::string UlpHistogramSvg(const v1::ParityReport& parity);
+
+/// RMS error by row block and column block in ten steps from nothing to the largest; the worst
+/// blocks are outlined.
+std::string HeatMapSvg(const v1::ErrorReport& error);
+
+/// One bar cut into named parts, with a legend of the parts that are not zero.
+struct BarPart {
+  std::string name;
+  int64_t count = 0;
+  std::string css_class;
+};
+std::string StackedBar(const std::vector<BarPart>& parts);
+
+/// One horizontal bar per stage, all to one scale.
+std::string StageBars(const std::vector<std::pair<std::string, double>>& stages);
+
+/// 0 for no error up to 9 for the largest of `largest`, linear.
+int HeatLevel(double value, double largest);
+
+}  // namespace quantgate

@@ -1,0 +1,131 @@
+// quantgate info: what the server is and can do.
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/cli/commands.h"
+#include "client/cli/number_text.h"
+#include "client/cli/render_json.h"
+#include "client/cli/text_table.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kExamples[] = R"(Examples:
+  quantgate info
+  quantgate info --server gpu-host:7470 --format json)";
+
+using Json = nlohmann::ordered_json;
+
+struct Facts {
+  v1::Capabilities capabilities;
+  v1::ListRecipesResponse recipes;
+  v1::ListArithmeticsResponse arithmetics;
+};
+
+Json JsonOfFacts(const Facts& facts) {
+  const v1::Capabilities& capabilities = facts.capabilities;
+  const v1::Limits& limits = capabilities.limits();
+  const auto list = [](const auto& names) {
+    return Json(std::vector<std::string>(names.begin(), names.end()));
+  };
+  Json json = JsonHead("info");
+  json["environment"] = JsonOf(capabilities.environment());
+  json["limits"] = Json{{"message_bytes_max", limits.message_bytes_max()},
+                        {"chunk_bytes", limits.chunk_bytes()},
+                        {"inline_bytes_max", limits.inline_bytes_max()},
+                        {"blob_bytes_max", limits.blob_bytes_max()},
+                        {"tensor_bytes_max", limits.tensor_bytes_max()},
+                        {"rank_max", limits.rank_max()},
+                        {"variants_max", limits.variants_max()},
+                        {"queue_capacity", limits.queue_capacity()},
+                        {"find_missing_max", limits.find_missing_max()}};
+  json["dtypes"] = list(capabilities.dtypes());
+  json["distributions"] = list(capabilities.distributions());
+  json["layers"] = list(capabilities.layers());
+  json["features"] = list(capabilities.features());
+  json["digest_function"] = capabilities.digest_function();
+  json["recipes"] = Json::array();
+  for (const v1::RecipeDescription& recipe : facts.recipes.recipes()) {
+    Json knobs = Json::array();
+    for (const v1::KnobDescription& knob : recipe.knobs()) {
+      knobs.push_back(Json{{"name", knob.name()},
+                           {"values", knob.values()},
+                           {"default", knob.default_value()},
+                           {"summary", knob.summary()}});
+    }
+    json["recipes"].push_back(
+        Json{{"name", recipe.name()}, {"summary", recipe.summary()}, {"knobs", knobs}});
+  }
+  json["arithmetics"] = Json::array();
+  for (const v1::ArithmeticDescription& arithmetic : facts.arithmetics.arithmetics()) {
+    json["arithmetics"].push_back(Json{{"name", arithmetic.name()},
+                                       {"summary", arithmetic.summary()},
+                                       {"source", arithmetic.source()},
+                                       {"evidence", arithmetic.evidence()},
+                                       {"is_hardware", arithmetic.is_hardware()}});
+  }
+  return json;
+}
+
+void PrintFacts(const Facts& facts, Invocation& invocation) {
+  std::ostream& out = invocation.out();
+  const bool uses_colour = invocation.uses_colour();
+  const v1::Environment& environment = facts.capabilities.environment();
+  out << "QuantGate " << environment.version() << " (" << environment.build() << ")\n";
+  for (const v1::DeviceDescription& device : environment.devices()) {
+    out << device.id() << ": " << device.name() << ", " << device.architecture() << "\n";
+  }
+  if (environment.cuda().empty()) out << "CUDA: not in this build\n";
+  out << "\nlayers: " << absl::StrJoin(facts.capabilities.layers(), ", ")
+      << "\ndtypes: " << absl::StrJoin(facts.capabilities.dtypes(), ", ")
+      << "\ndistributions: " << absl::StrJoin(facts.capabilities.distributions(), ", ") << "\n";
+  const v1::Limits& limits = facts.capabilities.limits();
+  out << "limits: " << Bytes(limits.tensor_bytes_max()) << " a tensor, "
+      << Bytes(limits.blob_bytes_max()) << " a blob, " << Bytes(limits.inline_bytes_max())
+      << " inline, " << limits.variants_max() << " variants a run, " << limits.queue_capacity()
+      << " runs waiting\n";
+  for (const v1::RecipeDescription& recipe : facts.recipes.recipes()) {
+    out << "\n"
+        << Toned(recipe.name(), Tone::kBold, uses_colour) << "  " << recipe.summary() << "\n";
+    TextTable table({"knob", "<values", "<default", "<"});
+    for (const v1::KnobDescription& knob : recipe.knobs()) {
+      table.AddRow({knob.name(), knob.values(), knob.default_value(), knob.summary()});
+    }
+    table.Print(out, uses_colour, 2);
+  }
+  out << "\n" << Toned("arithmetics", Tone::kBold, uses_colour) << "\n";
+  for (const v1::ArithmeticDescription& arithmetic : facts.arithmetics.arithmetics()) {
+    out << "  " << arithmetic.name() << (arithmetic.is_hardware() ? " (hardware)" : "") << ": "
+        << arithmetic.summary() << "\n      source: " << arithmetic.source()
+        << "\n      evidence: " << arithmetic.evidence() << "\n";
+  }
+}
+
+absl::StatusOr<int> Info(Invocation& invocation) {
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  Facts facts;
+  QG_ASSIGN_OR_RETURN(facts.capabilities, connection->GetCapabilities());
+  QG_ASSIGN_OR_RETURN(facts.recipes, connection->ListRecipes());
+  QG_ASSIGN_OR_RETURN(facts.arithmetics, connection->ListArithmetics());
+  if (invocation.is_table()) {
+    PrintFacts(facts, invocation);
+  } else {
+    invocation.out() << JsonText(JsonOfFacts(facts), invocation.is_json() ? 2 : -1) << "\n";
+  }
+  return 0;
+}
+
+}  // namespace
+
+void AddInfoCommand(CLI::App& app, Command& chosen) {
+  CLI::App* command = app.add_subcommand(
+      "info", "Recipes, knobs, arithmetics, layers, limits and devices of the server");
+  command->footer(kExamples);
+  command->callback([&chosen] { chosen = Info; });
+}
+
+}  // namespace quantgate

@@ -1,0 +1,54 @@
+#include "client/cli/interrupt.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include "client/cli/exit_code.h"
+
+namespace quantgate {
+namespace {
+
+std::atomic<bool> interrupted{false};
+
+struct Action {
+  std::mutex mutex;
+  std::function<void()> run;
+};
+
+Action& TheAction() {
+  static Action* action = new Action;  // Outlives the detached thread.
+  return *action;
+}
+
+}  // namespace
+
+void StartInterruptThread() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::thread([signals] {
+    for (;;) {
+      int signal = 0;
+      if (sigwait(&signals, &signal) != 0) continue;
+      if (interrupted.exchange(true)) _exit(kExitCancelled);
+      const std::lock_guard<std::mutex> lock(TheAction().mutex);
+      if (TheAction().run) TheAction().run();
+    }
+  }).detach();
+}
+
+void SetInterruptAction(std::function<void()> on_interrupt) {
+  const std::lock_guard<std::mutex> lock(TheAction().mutex);
+  TheAction().run = std::move(on_interrupt);
+  if (interrupted && TheAction().run) TheAction().run();
+}
+
+bool WasInterrupted() { return interrupted; }
+
+}  // namespace quantgate

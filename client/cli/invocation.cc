@@ -1,0 +1,134 @@
+#include "client/cli/invocation.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string_view>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/cli/interrupt.h"
+#include "client/in_process.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+/// https://no-color.org: any non-empty value switches colour off.
+bool ColourIsWanted() {
+  const char* no_colour = std::getenv("NO_COLOR");
+  if (no_colour != nullptr && no_colour[0] != '\0') return false;
+  const char* terminal = std::getenv("TERM");
+  if (terminal == nullptr || std::string_view(terminal) == "dumb") return false;
+  return ::isatty(STDOUT_FILENO) != 0;
+}
+
+std::string Quoted(const std::string& argument) {
+  constexpr char kPlain[] =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,@+%";
+  if (!argument.empty() && argument.find_first_not_of(kPlain) == std::string::npos) {
+    return argument;
+  }
+  std::string quoted = "'";
+  for (const char c : argument) {
+    if (c == '\'') {
+      quoted += "'\\''";
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "'";
+}
+
+}  // namespace
+
+absl::StatusOr<absl::Duration> ParseTimeout(const std::string& text) {
+  absl::Duration duration;
+  double seconds = 0;
+  if (absl::SimpleAtod(text, &seconds)) {
+    duration = absl::Seconds(seconds);
+  } else if (!absl::ParseDuration(text, &duration)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--timeout: \"", text, "\" is no duration; write 30s, 5m or seconds"));
+  }
+  if (duration < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat("--timeout: \"", text, "\" is below zero"));
+  }
+  return duration;
+}
+
+Invocation::Invocation(GlobalOptions options, std::vector<std::string> arguments, std::ostream& out,
+                       std::ostream& err)
+    : options_(std::move(options)),
+      arguments_(std::move(arguments)),
+      start_(absl::Now()),
+      out_(out),
+      err_(err),
+      uses_colour_(ColourIsWanted()),
+      progress_(err, !options_.quiet && ::isatty(STDERR_FILENO) != 0) {}
+
+Invocation::~Invocation() { SetInterruptAction({}); }
+
+std::string Invocation::CommandLine() const {
+  std::string line = "quantgate";
+  for (const std::string& argument : arguments_) absl::StrAppend(&line, " ", Quoted(argument));
+  return line;
+}
+
+void Invocation::Say(const std::string& text) {
+  if (options_.quiet) return;
+  progress_.Clear();
+  err_ << text << std::endl;
+}
+
+absl::StatusOr<ConnectionOptions> Invocation::MakeConnectionOptions() const {
+  ConnectionOptions options;
+  if (!options_.timeout.empty()) {
+    QG_ASSIGN_OR_RETURN(const absl::Duration timeout, ParseTimeout(options_.timeout));
+    options.deadline = start_ + timeout;
+  }
+  return options;
+}
+
+absl::Status Invocation::CheckDevice(Connection& connection) const {
+  if (options_.device == "cpu") return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(const v1::Capabilities capabilities, connection.GetCapabilities());
+  const v1::Environment& environment = capabilities.environment();
+  for (const v1::DeviceDescription& device : environment.devices()) {
+    if (device.id().rfind("cuda", 0) == 0) return absl::OkStatus();
+  }
+  if (environment.cuda().empty()) {
+    return absl::UnimplementedError(
+        absl::StrCat("--device: \"cuda\": the engine of ", connection.address(),
+                     " is built without CUDA; --device cpu gives the same bits"));
+  }
+  return absl::FailedPreconditionError(absl::StrCat("--device: \"cuda\": the machine of ",
+                                                    connection.address(), " has no CUDA device"));
+}
+
+absl::StatusOr<Connection*> Invocation::Connect() {
+  if (connection_ != nullptr) return connection_;
+  QG_ASSIGN_OR_RETURN(const ConnectionOptions connection_options, MakeConnectionOptions());
+  if (!options_.server.empty()) {
+    QG_ASSIGN_OR_RETURN(dialled_, Connection::Dial(options_.server, connection_options));
+    connection_ = dialled_.get();
+  } else {
+    InProcessOptions in_process;
+    in_process.threads = options_.threads;
+    in_process.on_wait = [this](const std::string& path) {
+      Say(absl::StrCat("waiting for another quantgate that uses ", path));
+    };
+    QG_ASSIGN_OR_RETURN(in_process_, InProcessServer::Start(in_process, connection_options));
+    connection_ = &in_process_->connection();
+  }
+  SetInterruptAction([connection = connection_] { connection->Cancel(); });
+  QG_RETURN_IF_ERROR(CheckDevice(*connection_));
+  return connection_;
+}
+
+std::string Invocation::StoreDirectory() const {
+  return in_process_ == nullptr ? "" : in_process_->store_directory();
+}
+
+}  // namespace quantgate

@@ -1,0 +1,78 @@
+// One invocation of `quantgate`: the options that hold for every command, the connection, and where
+// text goes (data on stdout, talk and progress on stderr).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/cli/progress.h"
+#include "client/connection.h"
+
+namespace CLI {
+class App;
+}
+
+namespace quantgate {
+
+class InProcessServer;
+
+struct GlobalOptions {
+  std::string server;            ///< --server or $QUANTGATE_SERVER; empty: in process.
+  std::string device = "cpu";    ///< cpu | cuda.
+  std::string format = "table";  ///< table | json | jsonl.
+  std::string timeout;           ///< "30s", "5m", or seconds; empty: none.
+  int threads = 0;               ///< Of the in-process engine; 0: one per CPU.
+  bool quiet = false;            ///< No talk and no progress.
+};
+
+class Invocation {
+ public:
+  Invocation(GlobalOptions options, std::vector<std::string> arguments, std::ostream& out,
+             std::ostream& err);
+  ~Invocation();
+
+  const GlobalOptions& options() const { return options_; }
+  /// The command line, quoted for a shell.
+  std::string CommandLine() const;
+  std::ostream& out() { return out_; }
+  /// A line of talk on stderr.
+  void Say(const std::string& text);
+  ProgressBar& progress() { return progress_; }
+  bool uses_colour() const { return uses_colour_; }
+  bool is_json() const { return options_.format == "json"; }
+  bool is_jsonl() const { return options_.format == "jsonl"; }
+  bool is_table() const { return options_.format == "table"; }
+
+  /// The server of this invocation, connected (or started in process) on first use.
+  absl::StatusOr<Connection*> Connect();
+  /// What the in-process store is called in messages; empty with a server.
+  std::string StoreDirectory() const;
+
+ private:
+  absl::StatusOr<ConnectionOptions> MakeConnectionOptions() const;
+  absl::Status CheckDevice(Connection& connection) const;
+
+  const GlobalOptions options_;
+  const std::vector<std::string> arguments_;
+  const absl::Time start_;
+  std::ostream& out_;
+  std::ostream& err_;
+  const bool uses_colour_;
+  ProgressBar progress_;
+  std::unique_ptr<InProcessServer> in_process_;
+  std::unique_ptr<Connection> dialled_;
+  Connection* connection_ = nullptr;
+};
+
+/// What a command does once its options are parsed: an exit code, or an error.
+using Command = std::function<absl::StatusOr<int>(Invocation&)>;
+
+/// "30s", "1m30s", "500ms", or a number of seconds. INVALID_ARGUMENT for anything else or below
+/// zero.
+absl::StatusOr<absl::Duration> ParseTimeout(const std::string& text);
+
+}  // namespace quantgate

@@ -1,0 +1,48 @@
+// The options that run, compare and verify share: the layer, its tensors, and the variants to run
+// it under.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/cli/invocation.h"
+#include "client/tensor_source.h"
+#include "quantgate/v1/layer.pb.h"
+
+namespace quantgate {
+
+struct LayerOptions {
+  std::string layer = "linear";
+  std::string input, weight, bias, grad_output, main_grad;
+  std::string requires_grad;  ///< "x,w,b"; empty: every gradient that has an operand; "none".
+  std::vector<std::string> recipes;
+  std::vector<std::string> backward_overrides;
+  std::vector<std::string> arithmetics;
+  std::string reference;  ///< LABEL or index; empty: none.
+  std::string require;    ///< bitwise | bound; empty: inform only.
+};
+
+/// One recipe, one override, one arithmetic.
+void AddSingleVariantOptions(CLI::App& command, LayerOptions& options);
+/// Lists of each.
+void AddVariantListOptions(CLI::App& command, LayerOptions& options);
+/// The layer and its tensors.
+void AddLayerOptions(CLI::App& command, LayerOptions& options);
+
+/// Recipes x overrides x arithmetics, arithmetics fastest.
+absl::StatusOr<std::vector<v1::Variant>> VariantsOf(const LayerOptions& options);
+
+/// The index that `text` means: a number, or RECIPE[/OVERRIDE[/ARITHMETIC]] as given on the command
+/// line, which must fit one variant only. INVALID_ARGUMENT listing the variants.
+absl::StatusOr<int> FindVariant(const std::string& text, const std::vector<v1::Variant>& variants);
+
+/// "fp8_current / none / sm90", from what was asked for.
+std::string VariantText(const v1::Variant& variant);
+
+/// Uploads what is needed and describes the run. A layer that the server does not have is
+/// INVALID_ARGUMENT with the list of those it has.
+absl::StatusOr<v1::RunSpec> BuildRunSpec(Connection& connection, const LayerOptions& options,
+                                         TensorSources& sources);
+
+}  // namespace quantgate

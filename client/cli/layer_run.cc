@@ -1,0 +1,79 @@
+#include "client/cli/layer_run.h"
+
+#include "absl/strings/str_cat.h"
+#include "client/cli/output.h"
+#include "client/execute.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+void ShowEvent(Invocation& invocation, const v1::RunEvent& event) {
+  if (event.has_accepted() && event.accepted().queue_position() > 0) {
+    invocation.Say(absl::StrCat("run ", event.run_id(), ": ", event.accepted().queue_position(),
+                                " ahead in the queue"));
+  }
+  if (event.has_progress()) {
+    const v1::RunProgress& progress = event.progress();
+    invocation.progress().Update(progress.what(), progress.step(), progress.step_count());
+  }
+}
+
+std::vector<v1::NamedTensor> OutputTensors(const v1::VariantReport& variant) {
+  std::vector<v1::NamedTensor> tensors;
+  for (const v1::OutputReport& output : variant.outputs()) tensors.push_back(output.tensor());
+  return tensors;
+}
+
+}  // namespace
+
+TensorSources::Progress UploadProgressOf(Invocation& invocation) {
+  return [&invocation](const std::string& what, int64_t done, int64_t size) {
+    invocation.progress().Update(absl::StrCat("uploading ", what), done, size);
+  };
+}
+
+absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerRun& run,
+                                            const std::string& kind) {
+  // What is wrong with the command line itself is said before a server is asked.
+  QG_RETURN_IF_ERROR(VariantsOf(run.layer).status());
+  QG_RETURN_IF_ERROR(CheckReports(run.report, {}));
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
+  QG_ASSIGN_OR_RETURN(v1::RunSpec spec, BuildRunSpec(*connection, run.layer, sources));
+  std::set<std::string> inputs = sources.files();
+  inputs.insert(run.more_inputs.begin(), run.more_inputs.end());
+  QG_RETURN_IF_ERROR(CheckReports(run.report, inputs));
+  if (!run.output.empty()) {
+    QG_RETURN_IF_ERROR(CheckOutput("-o", run.output, {".safetensors"}, inputs));
+  }
+  spec.set_keep_outputs(run.keep_outputs || !run.output.empty());
+
+  ReportDocument document;
+  QG_ASSIGN_OR_RETURN(document.run, ExecuteRun(*connection, spec, [&](const v1::RunEvent& event) {
+                        ShowEvent(invocation, event);
+                      }));
+  invocation.progress().Clear();
+  document.kind = kind;
+  document.command = invocation.CommandLine();
+  document.has_run = true;
+  document.verdict = document.run.verdict();
+  const int count = document.run.variants_size();
+  document.title = count == 1
+                       ? absl::StrCat(run.layer.layer, ": ", document.run.variants(0).label())
+                       : absl::StrCat(run.layer.layer, ": ", count, " variants");
+  if (!run.output.empty() && count > 0) {
+    const v1::VariantReport& variant = document.run.variants(0);
+    QG_RETURN_IF_ERROR(FetchAndWrite(*connection, OutputTensors(variant), run.output,
+                                     {{"quantgate.layer", run.layer.layer},
+                                      {"quantgate.recipe", variant.recipe()},
+                                      {"quantgate.backward_override", variant.backward_override()},
+                                      {"quantgate.arithmetic", variant.arithmetic()},
+                                      {"quantgate.version", document.run.environment().version()}})
+                           .status());
+    invocation.Say(absl::StrCat("wrote ", run.output));
+  }
+  return document;
+}
+
+}  // namespace quantgate

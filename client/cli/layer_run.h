@@ -1,0 +1,30 @@
+// What run, compare and verify do alike: resolve the tensors, run the layer, name the result.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/cli/invocation.h"
+#include "client/cli/layer_options.h"
+#include "client/cli/report_document.h"
+#include "client/cli/report_output.h"
+
+namespace quantgate {
+
+struct LayerRun {
+  LayerOptions layer;
+  ReportOptions report;
+  std::string output;  ///< -o FILE; empty: none. Of a run of one variant.
+  bool keep_outputs = false;
+  std::set<std::string>
+      more_inputs;  ///< Files that must not be overwritten besides the layer's own.
+};
+
+/// The finished run as a document whose verdict is the run's; `output` has been written.
+absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerRun& run,
+                                            const std::string& kind);
+
+/// Draws uploads on the progress bar.
+TensorSources::Progress UploadProgressOf(Invocation& invocation);
+
+}  // namespace quantgate

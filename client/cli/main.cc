@@ -1,0 +1,103 @@
+// quantgate: the command line.
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "client/cli/commands.h"
+#include "client/cli/exit_code.h"
+#include "client/cli/interrupt.h"
+#include "client/status.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kFooter[] = R"(Tensors:
+  FILE.safetensors:NAME   FILE.npy   gen:normal,seed=1,shape=256x512,dtype=bf16   digest:SHA256/SIZE
+  A trailing @DTYPE reinterprets stored bytes: f.safetensors:codes@f8_e4m3
+Recipes:
+  fp8_current   fp8_current:power_2_scales=true,fp8_format=e4m3   @recipe.json
+
+Exit codes:
+  0 done   1 a stated criterion failed   2 the request is wrong   4 the service is away or failed
+  6 not permitted   7 a limit is exhausted   124 --timeout passed   130 interrupted
+
+Examples:
+  quantgate compare --input m.safetensors:x --weight m.safetensors:w --recipe bf16,fp8_current
+  quantgate COMMAND --help)";
+
+void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
+  app.add_option("-s,--server", options.server,
+                 "host:port or unix:/path of quantgated; default: compute in this process")
+      ->envname("QUANTGATE_SERVER")
+      ->type_name("ADDRESS");
+  app.add_option("--device", options.device, "Engine to ask for")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  app.add_option("--format", options.format, "What stdout gets")
+      ->check(CLI::IsMember({"table", "json", "jsonl"}))
+      ->capture_default_str();
+  app.add_option("--timeout", options.timeout, "Give up (exit 124) after this long: 30s, 5m")
+      ->type_name("DURATION");
+  app.add_option("--threads", options.threads, "Threads of the in-process engine; 0: one per CPU")
+      ->check(CLI::Range(0, 1024))
+      ->type_name("N");
+  app.add_flag("-q,--quiet", options.quiet, "No talk and no progress on stderr");
+}
+
+int Main(int argc, char** argv) {
+  StartInterruptThread();
+  CLI::App app(
+      "Are these numbers the numbers they should be? Low-precision training arithmetic, "
+      "checked to the bit.",
+      "quantgate");
+  app.set_version_flag("--version", std::string("quantgate ") + QUANTGATE_VERSION);
+  app.require_subcommand(1);
+  app.fallthrough();
+  app.footer(kFooter);
+  GlobalOptions options;
+  AddGlobalOptions(app, options);
+  Command chosen;
+  AddRunCommand(app, chosen);
+  AddCompareCommand(app, chosen);
+  AddVerifyCommand(app, chosen);
+  AddDiffCommand(app, chosen);
+  AddQuantizeCommand(app, chosen);
+  AddDequantizeCommand(app, chosen);
+  AddGemmCommand(app, chosen);
+  AddTensorCommand(app, chosen);
+  AddInfoCommand(app, chosen);
+  AddDoctorCommand(app, chosen);
+  AddBenchCommand(app, chosen);
+  AddCompletionCommand(app, chosen);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  }
+
+  Invocation invocation(options, std::vector<std::string>(argv + 1, argv + argc), std::cout,
+                        std::cerr);
+  const absl::StatusOr<int> result = chosen(invocation);
+  invocation.progress().Clear();
+  std::cout.flush();
+  if (WasInterrupted()) {
+    std::cerr << "quantgate: interrupted\n";
+    return kExitCancelled;
+  }
+  if (!result.ok()) {
+    std::cerr << "quantgate: " << ErrorText(result.status()) << "\n";
+    return ExitCodeOf(result.status());
+  }
+  if (!std::cout) {
+    std::cerr << "quantgate: stdout: cannot be written\n";
+    return kExitService;
+  }
+  return *result;
+}
+
+}  // namespace
+}  // namespace quantgate
+
+int main(int argc, char** argv) { return quantgate::Main(argc, argv); }

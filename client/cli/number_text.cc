@@ -1,0 +1,97 @@
+#include "client/cli/number_text.h"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/tensor/dtype.h"
+
+namespace quantgate {
+namespace {
+
+/// NaN and infinities, which printf spells differently from machine to machine.
+const char* SpecialText(double value) {
+  if (std::isnan(value)) return "nan";
+  return value > 0 ? "inf" : "-inf";
+}
+
+}  // namespace
+
+std::string ShortReal(double value) {
+  if (!std::isfinite(value)) return SpecialText(value);
+  if (value == 0) return "0";
+  const double magnitude = std::fabs(value);
+  if (magnitude >= 1e-2 && magnitude < 1e4) return absl::StrFormat("%.3g", value);
+  return absl::StrFormat("%.2e", value);
+}
+
+std::string ExactReal(double value) {
+  if (!std::isfinite(value)) return SpecialText(value);
+  std::array<char, 32> buffer;
+  const std::to_chars_result end = std::to_chars(buffer.begin(), buffer.end(), value);
+  return std::string(buffer.begin(), end.ptr);
+}
+
+std::string Decibels(double value) {
+  if (!std::isfinite(value)) return SpecialText(value);
+  return absl::StrFormat("%.1f", value);
+}
+
+std::string Count(int64_t value) {
+  std::string digits = absl::StrCat(value);
+  const size_t first = value < 0 ? 1 : 0;
+  for (size_t i = digits.size(); i > first + 3; i -= 3) digits.insert(i - 3, 1, ',');
+  return digits;
+}
+
+std::string Percent(int64_t part, int64_t whole) {
+  if (part == 0 || whole == 0) return "0";
+  if (part == whole) return "100 %";
+  const double percent = 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+  if (percent < 0.01) return "<0.01 %";
+  if (percent > 99.99) return ">99.99 %";
+  return absl::StrFormat(percent < 10 ? "%.2f %%" : "%.1f %%", percent);
+}
+
+std::string Seconds(double seconds) {
+  if (seconds < 1e-3) return absl::StrFormat("%.0f us", seconds * 1e6);
+  if (seconds < 1) return absl::StrFormat("%.1f ms", seconds * 1e3);
+  return absl::StrFormat("%.2f s", seconds);
+}
+
+std::string Bytes(int64_t bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  int unit = 0;
+  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
+  return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+}
+
+int ElementBits(std::string_view dtype) {
+  for (const DTypeTraits& traits : AllDTypes()) {
+    if (traits.name == dtype) return traits.bytes * 8;
+  }
+  return 0;
+}
+
+std::string HexBits(uint64_t bits, std::string_view dtype) {
+  int digits = ElementBits(dtype) / 4;
+  while (digits < 16 && (bits >> (4 * digits)) != 0) ++digits;
+  return absl::StrFormat("0x%0*x", digits == 0 ? 1 : digits, bits);
+}
+
+std::string TypeText(const v1::TensorDescriptor& type) {
+  std::string text = absl::StrCat(type.dtype(), "[");
+  for (int i = 0; i < type.shape_size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : "x", type.shape(i));
+  }
+  return absl::StrCat(text, "]");
+}
+
+std::string FingerprintText(const v1::Fingerprint& fingerprint) {
+  return absl::StrFormat("%016x%016x", fingerprint.high(), fingerprint.low());
+}
+
+}  // namespace quantgate

@@ -1,0 +1,81 @@
+#include "client/cli/output.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/download.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+namespace fs = std::filesystem;
+
+absl::Status WriteAll(int descriptor, const std::string& text) {
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t count = ::write(descriptor, text.data() + done, text.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return absl::InternalError(std::strerror(errno));
+    done += static_cast<size_t>(count);
+  }
+  if (::fsync(descriptor) != 0) return absl::InternalError(std::strerror(errno));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckOutput(const std::string& option, const std::string& path,
+                         const std::vector<std::string>& suffixes,
+                         const std::set<std::string>& inputs) {
+  const auto refuse = [&](const std::string& rule) {
+    return absl::InvalidArgumentError(absl::StrCat(option, ": \"", path, "\" ", rule));
+  };
+  bool has_suffix = false;
+  for (const std::string& suffix : suffixes) has_suffix |= absl::EndsWith(path, suffix);
+  if (!has_suffix) return refuse(absl::StrCat("must end in ", absl::StrJoin(suffixes, " or ")));
+  std::error_code error;
+  fs::path directory = fs::path(path).parent_path();
+  if (directory.empty()) directory = ".";
+  if (!fs::is_directory(directory, error)) return refuse("lies in no existing directory");
+  if (fs::is_directory(path, error)) return refuse("is a directory");
+  for (const std::string& input : inputs) {
+    if (fs::equivalent(path, input, error)) return refuse("is an input of this command");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteTextFile(const std::string& path, const std::string& text) {
+  const std::string temporary = absl::StrCat(path, ".", ::getpid(), ".tmp");
+  const auto fail = [&](const std::string& what) {
+    ::unlink(temporary.c_str());
+    return absl::FailedPreconditionError(absl::StrCat(path, ": ", what));
+  };
+  const int descriptor = ::open(temporary.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
+  if (descriptor < 0) return fail(std::strerror(errno));
+  const absl::Status written = WriteAll(descriptor, text);
+  ::close(descriptor);
+  if (!written.ok()) return fail(std::string(written.message()));
+  if (std::rename(temporary.c_str(), path.c_str()) != 0) return fail(std::strerror(errno));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<NamedTensor>> FetchAndWrite(
+    Connection& connection, const std::vector<v1::NamedTensor>& tensors, const std::string& path,
+    const std::map<std::string, std::string>& metadata) {
+  std::vector<NamedTensor> fetched;
+  for (const v1::NamedTensor& tensor : tensors) {
+    QG_ASSIGN_OR_RETURN(Tensor value, FetchTensor(connection, tensor));
+    fetched.push_back({tensor.name(), std::move(value)});
+  }
+  QG_RETURN_IF_ERROR(WriteSafetensors(path, fetched, metadata));
+  return fetched;
+}
+
+}  // namespace quantgate

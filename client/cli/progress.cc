@@ -1,0 +1,40 @@
+#include "client/cli/progress.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+
+namespace quantgate {
+namespace {
+constexpr int kBarColumns = 24;
+constexpr int kLineColumns = 79;
+constexpr absl::Duration kDrawInterval = absl::Milliseconds(50);
+}  // namespace
+
+std::string ProgressLine(const std::string& what, int64_t done, int64_t total, int columns) {
+  const double share = total > 0 ? std::clamp(static_cast<double>(done) / total, 0.0, 1.0) : 0.0;
+  const int filled = static_cast<int>(share * kBarColumns);
+  std::string line =
+      absl::StrFormat("[%s%s] %3d %%  %s", std::string(filled, '#'),
+                      std::string(kBarColumns - filled, ' '), static_cast<int>(share * 100), what);
+  if (static_cast<int>(line.size()) > columns) line.resize(columns);
+  return line;
+}
+
+void ProgressBar::Update(const std::string& what, int64_t done, int64_t total) {
+  if (!is_shown_) return;
+  const absl::Time now = absl::Now();
+  if (now - last_drawn_ < kDrawInterval && done < total) return;
+  last_drawn_ = now;
+  is_drawn_ = true;
+  out_ << "\r\033[K" << ProgressLine(what, done, total, kLineColumns) << std::flush;
+}
+
+void ProgressBar::Clear() {
+  if (!is_drawn_) return;
+  is_drawn_ = false;
+  out_ << "\r\033[K" << std::flush;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,133 @@
+// quantgate quantize: codes and scales of one tensor under a recipe.
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "client/cli/commands.h"
+#include "client/cli/layer_run.h"
+#include "client/cli/number_text.h"
+#include "client/cli/output.h"
+#include "client/cli/recipe_argument.h"
+#include "client/cli/render_json.h"
+#include "client/cli/text_table.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kExamples[] = R"(Examples:
+  quantgate quantize m.safetensors:fc1.x --recipe fp8_current --role input -o codes.safetensors
+  quantgate quantize gen:normal,shape=256x512 --recipe fp8_current:power_2_scales=true \
+      --role grad_output --usage rowwise,columnwise --format json
+
+-o FILE gets rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv, amax_rowwise, amax_columnwise and
+scale, as the recipe's format has them. columnwise_data of per-tensor FP8 is the transpose, [K][M].)";
+
+struct QuantizeOptions {
+  std::string tensor, recipe, role, output;
+  std::string usage = "rowwise";
+  uint64_t seed = 0;
+};
+
+absl::Status SetUsage(const std::string& usage, v1::QuantizeRequest& request) {
+  const std::vector<std::string> names = absl::StrSplit(usage, ',');
+  for (const std::string& name : names) {
+    if (name == "rowwise") {
+      request.set_rowwise(true);
+    } else if (name == "columnwise") {
+      request.set_columnwise(true);
+    } else {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--usage: \"", name, "\" is none of rowwise, columnwise"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Print(Invocation& invocation, const v1::QuantizeResponse& response) {
+  if (!invocation.is_table()) {
+    nlohmann::ordered_json json = JsonHead("quantization");
+    json["source_dtype"] = response.source_dtype();
+    json["record"] = JsonOf(response.record());
+    json["tensors"] = nlohmann::ordered_json::array();
+    for (const v1::NamedTensor& tensor : response.tensors()) {
+      json["tensors"].push_back(JsonOf(tensor));
+    }
+    invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+    return;
+  }
+  const v1::QuantizationRecord& record = response.record();
+  invocation.out() << record.role() << ": " << record.quantizer() << "\n\n";
+  TextTable table({"tensor", "<type", "<fingerprint"});
+  for (const v1::NamedTensor& tensor : response.tensors()) {
+    table.AddRow({tensor.name(), TypeText(tensor.type()), FingerprintText(tensor.fingerprint())});
+  }
+  table.Print(invocation.out(), invocation.uses_colour());
+  const v1::QuantizationCounts& counts = record.counts();
+  invocation.out() << "\namax " << ExactReal(record.amax()) << ", scale "
+                   << ExactReal(record.scale()) << ", scale_inv " << ExactReal(record.scale_inv())
+                   << "\n";
+  TextTable classes(
+      {"elements", "normal", "zero", "subnormal", "to zero", "saturated", "inf", "nan"});
+  classes.AddRow({"", Count(counts.normal()), Count(counts.zero()), Count(counts.subnormal()),
+                  Count(counts.flushed_to_zero()), Count(counts.saturated()),
+                  Count(counts.infinite()), Count(counts.nan())});
+  classes.Print(invocation.out(), invocation.uses_colour());
+}
+
+absl::StatusOr<int> Quantize(Invocation& invocation, const QuantizeOptions& options) {
+  v1::QuantizeRequest request;
+  QG_ASSIGN_OR_RETURN(*request.mutable_recipe(), ParseRecipeArgument(options.recipe));
+  QG_RETURN_IF_ERROR(SetUsage(options.usage, request));
+  request.set_role(options.role);
+  request.set_seed(options.seed);
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
+  QG_ASSIGN_OR_RETURN(*request.mutable_tensor(), sources.Resolve("TENSOR", options.tensor));
+  if (!options.output.empty()) {
+    QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors"}, sources.files()));
+  }
+  QG_ASSIGN_OR_RETURN(const v1::QuantizeResponse response, connection->Quantize(request));
+  if (!options.output.empty()) {
+    QG_RETURN_IF_ERROR(FetchAndWrite(*connection,
+                                     {response.tensors().begin(), response.tensors().end()},
+                                     options.output,
+                                     {{"quantgate.recipe", RecipeText(request.recipe())},
+                                      {"quantgate.role", options.role},
+                                      {"quantgate.quantizer", response.record().quantizer()},
+                                      {"quantgate.source_dtype", response.source_dtype()}})
+                           .status());
+    invocation.Say(absl::StrCat("wrote ", options.output));
+  }
+  Print(invocation, response);
+  return 0;
+}
+
+}  // namespace
+
+void AddQuantizeCommand(CLI::App& app, Command& chosen) {
+  auto options = std::make_shared<QuantizeOptions>();
+  CLI::App* command = app.add_subcommand("quantize", "Quantize one tensor under a recipe");
+  command->footer(kExamples);
+  command->add_option("TENSOR", options->tensor, "The tensor to quantize")->required();
+  command->add_option("--recipe", options->recipe, "NAME, NAME:KNOB=VALUE,... or @FILE.json")
+      ->required()
+      ->type_name("RECIPE");
+  command->add_option("--role", options->role, "What the tensor is in its GEMMs")
+      ->required()
+      ->check(CLI::IsMember({"input", "weight", "grad_output"}));
+  command->add_option("--usage", options->usage, "rowwise, columnwise or both, by a comma")
+      ->capture_default_str()
+      ->type_name("LIST");
+  command->add_option("--seed", options->seed, "For recipes that round stochastically")
+      ->type_name("N");
+  command->add_option("-o,--output", options->output, "Write codes and scales as safetensors")
+      ->type_name("FILE");
+  command->callback([options, &chosen] {
+    chosen = [options](Invocation& invocation) { return Quantize(invocation, *options); };
+  });
+}
+
+}  // namespace quantgate

@@ -1,0 +1,50 @@
+#include "client/cli/report_output.h"
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/cli/exit_code.h"
+#include "client/cli/output.h"
+#include "client/cli/render_html.h"
+#include "client/cli/render_json.h"
+#include "client/cli/render_table.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+
+void AddReportOptions(CLI::App& command, ReportOptions& options) {
+  command
+      .add_option("--report", options.reports,
+                  "Write the report as FILE.json or FILE.html; may be repeated")
+      ->allow_extra_args(false)
+      ->type_name("FILE");
+}
+
+absl::Status CheckReports(const ReportOptions& options, const std::set<std::string>& inputs) {
+  for (const std::string& path : options.reports) {
+    QG_RETURN_IF_ERROR(CheckOutput("--report", path, {".json", ".html"}, inputs));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> EmitReport(Invocation& invocation, const ReportOptions& options,
+                               const ReportDocument& document) {
+  invocation.progress().Clear();
+  for (const std::string& path : options.reports) {
+    const std::string text =
+        absl::EndsWith(path, ".html") ? RenderHtml(document) : JsonDocument(document);
+    QG_RETURN_IF_ERROR(WriteTextFile(path, text));
+    invocation.Say(absl::StrCat("report: ", path));
+  }
+  if (invocation.is_json()) {
+    invocation.out() << JsonDocument(document);
+  } else if (invocation.is_jsonl()) {
+    invocation.out() << JsonLines(document);
+  } else {
+    PrintReport(document, invocation.uses_colour(), invocation.out());
+  }
+  return document.verdict.pass() ? kExitOk : kExitCriterionFailed;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,27 @@
+// Where a report goes: to stdout in the asked format, and to every --report file.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/cli/invocation.h"
+#include "client/cli/report_document.h"
+
+namespace quantgate {
+
+struct ReportOptions {
+  std::vector<std::string> reports;  ///< FILE.json or FILE.html.
+};
+
+void AddReportOptions(CLI::App& command, ReportOptions& options);
+
+/// Before the work: whether the report files can be written.
+absl::Status CheckReports(const ReportOptions& options, const std::set<std::string>& inputs);
+
+/// After the work. Returns 0, or kExitCriterionFailed when the verdict is a failure.
+absl::StatusOr<int> EmitReport(Invocation& invocation, const ReportOptions& options,
+                               const ReportDocument& document);
+
+}  // namespace quantgate

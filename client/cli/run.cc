@@ -1,0 +1,50 @@
+// quantgate run: a layer forward and backward under one recipe.
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "client/cli/commands.h"
+#include "client/cli/layer_run.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kExamples[] = R"(Examples:
+  quantgate run --layer linear --input m.safetensors:fc1.x --weight m.safetensors:fc1.weight \
+      --bias m.safetensors:fc1.bias --grad-output m.safetensors:fc1.dy \
+      --recipe fp8_current --backward-override none --arithmetic sm90 -o out.safetensors
+  quantgate run --input gen:normal,shape=256x512 --weight gen:normal,seed=1,shape=1024x512 \
+      --recipe fp8_current:power_2_scales=true --report run.html
+  quantgate run --input x.npy --weight w.npy --recipe bf16 --require bound --format json
+
+-o FILE gets y, dx, dw (or main_grad) and db, as the operands given allow.
+A run informs and exits 0, unless --require states a criterion: then a failure exits 1.)";
+
+absl::StatusOr<int> Run(Invocation& invocation, const LayerRun& options) {
+  QG_ASSIGN_OR_RETURN(const ReportDocument document, ExecuteLayer(invocation, options, "run"));
+  return EmitReport(invocation, options.report, document);
+}
+
+}  // namespace
+
+void AddRunCommand(CLI::App& app, Command& chosen) {
+  auto options = std::make_shared<LayerRun>();
+  CLI::App* command =
+      app.add_subcommand("run", "Run a layer forward and backward under one recipe");
+  command->footer(kExamples);
+  AddLayerOptions(*command, options->layer);
+  AddSingleVariantOptions(*command, options->layer);
+  command
+      ->add_option("--require", options->layer.require,
+                   "Criterion: bound (every GEMM output within its derived error bound) or bitwise "
+                   "(equal to the exact result)")
+      ->check(CLI::IsMember({"bitwise", "bound"}));
+  command->add_option("-o,--output", options->output, "Write the outputs as safetensors")
+      ->type_name("FILE");
+  AddReportOptions(*command, options->report);
+  command->callback([options, &chosen] {
+    chosen = [options](Invocation& invocation) { return Run(invocation, *options); };
+  });
+}
+
+}  // namespace quantgate

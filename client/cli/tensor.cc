@@ -1,0 +1,254 @@
+// quantgate tensor: put, get, ls, stat, gen.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/cli/commands.h"
+#include "client/cli/layer_run.h"
+#include "client/cli/number_text.h"
+#include "client/cli/output.h"
+#include "client/cli/render_json.h"
+#include "client/cli/text_table.h"
+#include "client/download.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/tensor/tensor_file.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kExamples[] = R"(Examples:
+  quantgate tensor put m.safetensors:fc1.x m.safetensors:fc1.weight
+  quantgate tensor put m.safetensors                  # every tensor of the file
+  quantgate tensor ls
+  quantgate tensor stat digest:SHA256/SIZE
+  quantgate tensor get digest:SHA256/SIZE -o x.safetensors
+  quantgate tensor gen gen:one_huge,seed=7,shape=256x512,dtype=bf16 -o x.safetensors
+
+Without --server the store is the directory $XDG_DATA_HOME/quantgate.)";
+
+struct TensorOptions {
+  std::vector<std::string> tensors;
+  std::string tensor, name, output;
+};
+
+void PrintRecords(Invocation& invocation, const std::vector<v1::TensorRecord>& records) {
+  if (invocation.is_jsonl()) {
+    for (const v1::TensorRecord& record : records) {
+      nlohmann::ordered_json json = JsonHead("tensor");
+      json.update(JsonOf(record));
+      invocation.out() << JsonText(json, -1) << "\n";
+    }
+    return;
+  }
+  if (invocation.is_json()) {
+    nlohmann::ordered_json json = JsonHead("tensors");
+    json["tensors"] = nlohmann::ordered_json::array();
+    for (const v1::TensorRecord& record : records) json["tensors"].push_back(JsonOf(record));
+    invocation.out() << JsonText(json, 2) << "\n";
+    return;
+  }
+  TextTable table({"tensor", "<type", "<name"});
+  for (const v1::TensorRecord& record : records) {
+    table.AddRow({absl::StrCat("digest:", DigestText(record.digest())), TypeText(record.type()),
+                  record.name()});
+  }
+  table.Print(invocation.out(), invocation.uses_colour());
+}
+
+/// "2^-12 #######": how the exponents of the values spread.
+void PrintExponents(Invocation& invocation, const v1::TensorStatistics& statistics) {
+  const std::map<int32_t, int64_t> histogram(statistics.exponent_histogram().begin(),
+                                             statistics.exponent_histogram().end());
+  int64_t most = 1;
+  for (const auto& [exponent, count] : histogram) most = std::max(most, count);
+  TextTable table({"|value| from", "elements", "<"});
+  for (const auto& [exponent, count] : histogram) {
+    table.AddRow({absl::StrCat("2^", exponent), Count(count),
+                  std::string(1 + static_cast<size_t>(count * 50 / most), '#')});
+  }
+  table.Print(invocation.out(), invocation.uses_colour());
+}
+
+absl::StatusOr<int> Put(Invocation& invocation, const TensorOptions& options) {
+  if (!options.name.empty() && options.tensors.size() > 1) {
+    return absl::InvalidArgumentError("--name: names one tensor, but several are given");
+  }
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
+  std::vector<v1::TensorRecord> records;
+  const auto store = [&](const std::string& name, const Tensor& tensor) -> absl::Status {
+    QG_ASSIGN_OR_RETURN(records.emplace_back(),
+                        sources.Store(options.name.empty() ? name : options.name, tensor));
+    return absl::OkStatus();
+  };
+  for (const std::string& text : options.tensors) {
+    QG_ASSIGN_OR_RETURN(const TensorName name, ParseTensorName("TENSOR", text));
+    if (name.kind == TensorName::Kind::kGenerated || name.kind == TensorName::Kind::kDigest) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("TENSOR: \"", text, "\" lies in no file; use tensor gen or tensor stat"));
+    }
+    if (name.kind == TensorName::Kind::kSafetensors && name.entry.empty()) {
+      QG_ASSIGN_OR_RETURN(const TensorFile file, ReadSafetensors(name.path));
+      for (const NamedTensor& tensor : file.tensors) {
+        QG_RETURN_IF_ERROR(store(tensor.name, tensor.tensor));
+      }
+      continue;
+    }
+    QG_ASSIGN_OR_RETURN(const Tensor tensor, LoadTensor(name));
+    QG_RETURN_IF_ERROR(store(name.entry.empty() ? name.path : name.entry, tensor));
+  }
+  invocation.progress().Clear();
+  invocation.Say(absl::StrCat(records.size(), records.size() == 1 ? " tensor, " : " tensors, ",
+                              Bytes(sources.bytes_sent()), " sent"));
+  PrintRecords(invocation, records);
+  return 0;
+}
+
+absl::StatusOr<v1::TensorRecord> Describe(Connection& connection, TensorSources& sources,
+                                          const std::string& text, bool with_statistics) {
+  v1::DescribeTensorRequest request;
+  QG_ASSIGN_OR_RETURN(*request.mutable_tensor(), sources.Resolve("TENSOR", text));
+  request.set_with_statistics(with_statistics);
+  return connection.DescribeTensor(request);
+}
+
+/// Writes a stored tensor as safetensors or, by its suffix, npy.
+absl::Status WriteRecord(Invocation& invocation, Connection& connection,
+                         const v1::TensorRecord& record, const TensorOptions& options) {
+  v1::NamedTensor named;
+  named.set_name(!options.name.empty()   ? options.name
+                 : record.name().empty() ? "data"
+                                         : record.name());
+  *named.mutable_type() = record.type();
+  *named.mutable_digest() = record.digest();
+  QG_ASSIGN_OR_RETURN(
+      const Tensor tensor, FetchTensor(connection, named, [&](int64_t done, int64_t size) {
+        invocation.progress().Update(absl::StrCat("downloading ", named.name()), done, size);
+      }));
+  invocation.progress().Clear();
+  if (absl::EndsWith(options.output, ".npy")) {
+    QG_RETURN_IF_ERROR(WriteNpy(options.output, tensor));
+  } else {
+    QG_RETURN_IF_ERROR(WriteSafetensors(options.output, {{named.name(), tensor}}, {}));
+  }
+  invocation.Say(absl::StrCat("wrote ", options.output));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> Get(Invocation& invocation, const TensorOptions& options) {
+  QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors", ".npy"}, {}));
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
+  QG_ASSIGN_OR_RETURN(const v1::TensorRecord record,
+                      Describe(*connection, sources, options.tensor, false));
+  QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors", ".npy"}, sources.files()));
+  QG_RETURN_IF_ERROR(WriteRecord(invocation, *connection, record, options));
+  PrintRecords(invocation, {record});
+  return 0;
+}
+
+absl::StatusOr<int> List(Invocation& invocation) {
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  std::vector<v1::TensorRecord> records;
+  v1::ListTensorsRequest request;
+  request.set_page_size(1000);
+  do {
+    QG_ASSIGN_OR_RETURN(const v1::ListTensorsResponse page, connection->ListTensors(request));
+    records.insert(records.end(), page.tensors().begin(), page.tensors().end());
+    request.set_page_token(page.next_page_token());
+  } while (!request.page_token().empty());
+  PrintRecords(invocation, records);
+  return 0;
+}
+
+absl::StatusOr<int> Stat(Invocation& invocation, const TensorOptions& options) {
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
+  QG_ASSIGN_OR_RETURN(const v1::TensorRecord record,
+                      Describe(*connection, sources, options.tensor, true));
+  invocation.progress().Clear();
+  PrintRecords(invocation, {record});
+  if (!invocation.is_table() || !record.has_statistics()) return 0;
+  const v1::TensorStatistics& statistics = record.statistics();
+  invocation.out() << "\nfingerprint " << FingerprintText(record.fingerprint()) << "\namax "
+                   << ExactReal(statistics.amax()) << ", mean " << ShortReal(statistics.mean())
+                   << ", rms " << ShortReal(statistics.rms()) << "\n";
+  TextTable classes({"elements", "zero", "subnormal", "inf", "nan"});
+  classes.AddRow({"", Count(statistics.zero_count()), Count(statistics.subnormal_count()),
+                  Count(statistics.infinite_count()), Count(statistics.nan_count())});
+  classes.Print(invocation.out(), invocation.uses_colour());
+  invocation.out() << "\n";
+  PrintExponents(invocation, statistics);
+  return 0;
+}
+
+absl::StatusOr<int> Generate(Invocation& invocation, const TensorOptions& options) {
+  const std::string text =
+      absl::StartsWith(options.tensor, "gen:") ? options.tensor : "gen:" + options.tensor;
+  QG_ASSIGN_OR_RETURN(const TensorName name, ParseTensorName("TENSOR", text));
+  if (!options.output.empty()) {
+    QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors", ".npy"}, {}));
+  }
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  v1::GenerateTensorRequest request;
+  *request.mutable_spec() = name.generator;
+  request.set_name(options.name.empty() ? text : options.name);
+  request.set_request_id(NewRequestId());
+  QG_ASSIGN_OR_RETURN(const v1::TensorRecord record, connection->GenerateTensor(request));
+  if (!options.output.empty()) {
+    TensorOptions named = options;
+    if (named.name.empty()) named.name = "data";
+    QG_RETURN_IF_ERROR(WriteRecord(invocation, *connection, record, named));
+  }
+  PrintRecords(invocation, {record});
+  return 0;
+}
+
+}  // namespace
+
+void AddTensorCommand(CLI::App& app, Command& chosen) {
+  CLI::App* group = app.add_subcommand("tensor", "Tensors in the store: put, get, ls, stat, gen");
+  group->require_subcommand(1);
+  group->footer(kExamples);
+  const auto add = [&](const char* name, const char* summary, auto function) {
+    auto options = std::make_shared<TensorOptions>();
+    CLI::App* command = group->add_subcommand(name, summary);
+    command->footer(kExamples);
+    command->fallthrough();
+    command->callback([options, function, &chosen] {
+      chosen = [options, function](Invocation& invocation) {
+        return function(invocation, *options);
+      };
+    });
+    return std::make_pair(command, options);
+  };
+  auto [put, put_options] = add("put", "Upload tensors of files", Put);
+  put->add_option("TENSOR", put_options->tensors, "FILE.safetensors[:NAME] or FILE.npy")
+      ->required();
+  put->add_option("--name", put_options->name, "What to call it; default: its name in the file");
+  auto [get, get_options] = add("get", "Download a tensor", Get);
+  get->add_option("TENSOR", get_options->tensor, "digest:SHA256/SIZE")->required();
+  get->add_option("-o,--output", get_options->output, "FILE.safetensors or FILE.npy")
+      ->required()
+      ->type_name("FILE");
+  get->add_option("--name", get_options->name, "Its name in the safetensors file");
+  add("ls", "List stored tensors, newest first",
+      [](Invocation& invocation, const TensorOptions&) { return List(invocation); });
+  auto [stat, stat_options] = add("stat", "Statistics of one tensor", Stat);
+  stat->add_option("TENSOR", stat_options->tensor, "Any tensor")->required();
+  auto [gen, gen_options] = add("gen", "Make a seeded tensor in the store", Generate);
+  gen->add_option("TENSOR", gen_options->tensor,
+                  "DISTRIBUTION,shape=RxC[,seed=N][,dtype=T][,scale=F]; distributions: quantgate "
+                  "info")
+      ->required();
+  gen->add_option("-o,--output", gen_options->output, "Also write it: FILE.safetensors or FILE.npy")
+      ->type_name("FILE");
+  gen->add_option("--name", gen_options->name, "What to call it");
+}
+
+}  // namespace quantgate

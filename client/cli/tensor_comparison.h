@@ -1,0 +1,30 @@
+// One pair of tensors through Engine.Compare, for diff and verify.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/cli/report_document.h"
+#include "client/connection.h"
+
+namespace quantgate {
+
+/// A tensor as the server can get at it, and what it is.
+struct ComparisonSide {
+  std::string name;  ///< As people call it: "mine.safetensors:y".
+  v1::TensorDescriptor type;
+  v1::TensorSource source;
+};
+
+/// Bits and error of `subject` against `reference`. Different shapes or dtypes are a result, not an
+/// error.
+absl::StatusOr<SubjectComparison> CompareSides(Connection& connection, const std::string& tensor,
+                                               const ComparisonSide& subject,
+                                               const ComparisonSide& reference);
+
+/// Bitwise equality of all, or every finite element within `ulp_max` units in the last place when
+/// it is above 0.
+v1::Verdict JudgeComparisons(const std::vector<SubjectComparison>& comparisons, int64_t ulp_max);
+
+}  // namespace quantgate

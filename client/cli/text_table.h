@@ -1,0 +1,35 @@
+// Aligned columns for a terminal.
+#pragma once
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace quantgate {
+
+enum class Tone { kPlain, kGood, kBad, kDim, kBold };
+
+/// `text` in the colour of `tone`, when `uses_colour`.
+std::string Toned(const std::string& text, Tone tone, bool uses_colour);
+
+class TextTable {
+ public:
+  /// The first column is left-aligned, and every one whose header begins with '<' (which is not
+  /// printed).
+  explicit TextTable(std::vector<std::string> header);
+  void AddRow(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  /// Colours a cell of the row added last.
+  void SetTone(size_t column, Tone tone);
+  void Print(std::ostream& out, bool uses_colour, int indent = 0) const;
+
+ private:
+  std::vector<std::string> header_;
+  std::vector<bool> is_left_;
+  std::vector<std::vector<std::string>> rows_;
+  std::vector<std::vector<Tone>> tones_;
+};
+
+/// At most `columns` characters, the end cut off and marked "~".
+std::string Cut(const std::string& text, size_t columns);
+
+}  // namespace quantgate

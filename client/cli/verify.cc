@@ -1,0 +1,113 @@
+// quantgate verify: a user's own outputs against the engine's.
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/cli/commands.h"
+#include "client/cli/layer_run.h"
+#include "client/cli/tensor_comparison.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/tensor/tensor_file.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kExamples[] = R"(Examples:
+  quantgate verify --subject mine.safetensors --input m.safetensors:fc1.x \
+      --weight m.safetensors:fc1.weight --grad-output m.safetensors:fc1.dy \
+      --recipe fp8_current --arithmetic sm90 --report verify.html
+
+FILE.safetensors holds what your own code computed, under the names that `quantgate run -o` writes: y, dx, dw, db,
+main_grad. Each is compared bit for bit with what the engine computes from the same operands.
+Exits 0 when all are equal, 1 when not, 2 when the file holds none of the outputs.)";
+
+struct VerifyOptions {
+  LayerRun run;
+  std::string subject;
+};
+
+ComparisonSide EngineSide(const v1::VariantReport& variant, const v1::OutputReport& output) {
+  ComparisonSide side;
+  side.name = absl::StrCat(output.tensor().name(), " of ", variant.label());
+  side.type = output.tensor().type();
+  if (output.tensor().has_data()) {
+    *side.source.mutable_inline_()->mutable_type() = output.tensor().type();
+    side.source.mutable_inline_()->set_data(output.tensor().data());
+  } else {
+    *side.source.mutable_stored()->mutable_type() = output.tensor().type();
+    *side.source.mutable_stored()->mutable_digest() = output.tensor().digest();
+  }
+  return side;
+}
+
+/// Outputs that the subject lacks and tensors that are no outputs, so that a misspelt name is seen.
+void RemarkNames(const TensorFile& subject, const v1::VariantReport& variant,
+                 ReportDocument& document) {
+  std::vector<std::string> absent, ignored;
+  for (const v1::OutputReport& output : variant.outputs()) {
+    if (!subject.Find(output.tensor().name()).ok()) absent.push_back(output.tensor().name());
+  }
+  for (const NamedTensor& tensor : subject.tensors) {
+    if (FindOutput(variant, tensor.name) == nullptr) ignored.push_back(tensor.name);
+  }
+  if (!absent.empty()) {
+    document.remarks.push_back(
+        absl::StrCat("not in the subject, so not checked: ", absl::StrJoin(absent, ", ")));
+  }
+  if (!ignored.empty()) {
+    document.remarks.push_back(absl::StrCat("in the subject, but no output of this layer: ",
+                                            absl::StrJoin(ignored, ", ")));
+  }
+}
+
+absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options) {
+  // A bad subject is found before the engine works for it.
+  QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadSafetensors(options.subject));
+  LayerRun run = options.run;
+  run.keep_outputs = true;
+  run.more_inputs = {options.subject};
+  QG_ASSIGN_OR_RETURN(ReportDocument document, ExecuteLayer(invocation, run, "verify"));
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
+  const v1::VariantReport& variant = document.run.variants(0);
+  for (const v1::OutputReport& output : variant.outputs()) {
+    const std::string& name = output.tensor().name();
+    const absl::StatusOr<Tensor> tensor = subject.Find(name);
+    if (!tensor.ok()) continue;
+    ComparisonSide mine{absl::StrCat(options.subject, ":", name), DescriptorOf(*tensor), {}};
+    QG_ASSIGN_OR_RETURN(mine.source, sources.Place(mine.name, *tensor));
+    QG_ASSIGN_OR_RETURN(SubjectComparison comparison,
+                        CompareSides(*connection, name, mine, EngineSide(variant, output)));
+    document.comparisons.push_back(std::move(comparison));
+  }
+  RemarkNames(subject, variant, document);
+  if (document.comparisons.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("--subject: ", options.subject,
+                                                   " holds none of this layer's outputs; ",
+                                                   absl::StrJoin(document.remarks, "; ")));
+  }
+  document.title = absl::StrCat(options.subject, " against ", variant.label());
+  document.verdict = JudgeComparisons(document.comparisons, 0);
+  return EmitReport(invocation, run.report, document);
+}
+
+}  // namespace
+
+void AddVerifyCommand(CLI::App& app, Command& chosen) {
+  auto options = std::make_shared<VerifyOptions>();
+  CLI::App* command =
+      app.add_subcommand("verify", "Check your own y, dx, dw, ... against the engine's bits");
+  command->footer(kExamples);
+  command->add_option("--subject", options->subject, "safetensors with your outputs")
+      ->required()
+      ->type_name("FILE");
+  AddLayerOptions(*command, options->run.layer);
+  AddSingleVariantOptions(*command, options->run.layer);
+  AddReportOptions(*command, options->run.report);
+  command->callback([options, &chosen] {
+    chosen = [options](Invocation& invocation) { return Verify(invocation, *options); };
+  });
+}
+
+}  // namespace quantgate
