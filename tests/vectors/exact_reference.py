@@ -247,6 +247,44 @@ def tie_cases(pair, out):
             yield Case(pair, out, *terms, bias_type="f32", bias=encode("f32", bias_value))
 
 
+def beyond_fp64_cases(pair, out):
+    """Ties that only amounts below the last bit of an fp64 number decide; each case leaves them to one step."""
+    power = lambda exponent: Fraction(2) ** exponent
+    f32 = lambda value: encode("f32", value)
+    half_ulp = power(-FORMATS[out][1] - 1)
+    for tie, tiny in ((1 + half_ulp, power(-80)), (1 + 3 * half_ulp, -power(-80))):
+        # The addition of the bias, then the dot product itself, which loses 2^-54 of its largest term.
+        terms = spelled(pair, tie)
+        if terms is not None:
+            yield Case(pair, out, *terms, bias_type="f32", bias=f32(tiny))
+        terms = spelled(pair, (tie + (power(-54) if tiny > 0 else -power(-54))) * power(24))
+        if terms is not None:
+            yield Case(pair, out, *terms, alpha=f32(power(-24)))
+    if out == "f32":
+        # (1 + 2^-23) (1 + 2^-30) = 1 + 2^-23 + 2^-30 + 2^-53, whose middle is taken away by beta * c.
+        terms = spelled(pair, 1 + power(-30))
+        if terms is not None:
+            yield Case(pair, out, *terms, alpha=f32(1 + power(-23)), beta=f32(-power(-30)), c=f32(Fraction(129)),
+                       bias_type="f32", bias=f32(half_ulp))
+        # (1 + 2^-23)^3 = 1 + 3 * 2^-46 (2^23 + 1) + 2^-69: the last part of the coefficient decides.
+        if is_fp8(pair[0]):
+            factor = f32(1 + power(-23))
+            yield Case(pair, out, *spelled(pair, Fraction(1)), alpha=factor, scale_a=factor, scale_b=factor,
+                       beta=f32(-3 * power(-46)), c=f32(Fraction(2 ** 23 + 1)), bias_type="f32", bias=f32(half_ulp))
+    if is_fp8(out):
+        # tie (1 - 2^-23 + 2^-46) (1 + 2^-23) = tie (1 + 2^-69): the multiplication by d_scale decides.
+        terms = spelled(pair, (1 + half_ulp) * (1 - power(-23) + power(-46)))
+        if terms is not None:
+            yield Case(pair, out, *terms, d_scale=f32(1 + power(-23)))
+        # The amax is a rounding of its own: a tie in f32, decided by the bias.
+        terms = spelled(pair, 1 + power(-24))
+        if terms is not None:
+            yield Case(pair, out, *terms, bias_type="f32", bias=f32(power(-80)))
+    zero = 1 << (bits_of(pair[0]) - 1)
+    yield Case(pair, out, [zero], [power_of_two(pair[1], 0)], alpha=0xBF800000, beta=ONE,
+               c=1 << (bits_of(c_type(out)) - 1), bias_type="f32", bias=0x80000000)
+
+
 def range_cases(pair, out):
     """Subnormal outputs, outputs that round to a zero with a sign, and overflow on both sides of the limit."""
     _, mantissa_bits, bias, _, _ = FORMATS[out]
@@ -313,7 +351,7 @@ def main():
     print("# Exact dot products by tests/vectors/exact_reference.py (Python fractions); format in its first lines.")
     for pair in PAIRS:
         for out in FORMATS:
-            kinds = [random_cases, cancellation_cases, tie_cases, range_cases, special_cases]
+            kinds = [random_cases, cancellation_cases, tie_cases, beyond_fp64_cases, range_cases, special_cases]
             if out == "f32":
                 kinds.append(long_cases)
             for kind in kinds:
