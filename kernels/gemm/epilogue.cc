@@ -165,7 +165,7 @@ uint32_t Epilogue::Store(int64_t row, int64_t column, int columns, float* values
       for (int i = 0; i < columns; ++i) {
         const uint32_t magnitude = std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFu;
         amax = std::max(amax, magnitude > kInfinityBits ? Float32::kCanonicalNan : magnitude);
-        values[i] = values[i] * d_scale_;
+        values[i] = ProductPlusZero(values[i], d_scale_);
       }
       auto* out = reinterpret_cast<uint8_t*>(d_) + offset;
       if (out_dtype_ == DType::kF8E4M3) {
