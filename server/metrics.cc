@@ -1,5 +1,10 @@
 #include "server/metrics.h"
 
+#include <prometheus/counter.h>
+#include <prometheus/family.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
@@ -8,11 +13,28 @@
 
 #include "absl/synchronization/mutex.h"
 #include "server/limits.h"
-#include "server/metric_families.h"
 #include "server/process_statistics.h"
+#include "server/series_grid.h"
 
 namespace quantgate {
 namespace {
+
+using CounterGrid = SeriesGrid<prometheus::Counter>;
+using GaugeGrid = SeriesGrid<prometheus::Gauge>;
+using HistogramGrid = SeriesGrid<prometheus::Histogram>;
+
+prometheus::Family<prometheus::Counter>& CounterFamily(prometheus::Registry& registry,
+                                                       const char* name, const char* help) {
+  return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
+}
+prometheus::Family<prometheus::Gauge>& GaugeFamily(prometheus::Registry& registry, const char* name,
+                                                   const char* help) {
+  return prometheus::BuildGauge().Name(name).Help(help).Register(registry);
+}
+prometheus::Family<prometheus::Histogram>& HistogramFamily(prometheus::Registry& registry,
+                                                           const char* name, const char* help) {
+  return prometheus::BuildHistogram().Name(name).Help(help).Register(registry);
+}
 
 using Buckets = prometheus::Histogram::BucketBoundaries;
 

@@ -1,0 +1,356 @@
+// Engine.Execute and what belongs to a run: events, attaching again, cancelling, idempotence,
+// restarts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "tests/server/test_server.h"
+
+namespace quantgate {
+namespace {
+
+using testing::HasSubstr;
+
+struct RunOutcome {
+  grpc::Status status;
+  std::vector<v1::RunEvent> events;
+
+  const v1::RunFinished& finished() const { return events.back().finished(); }
+  std::vector<v1::VariantReport> variants() const {
+    std::vector<v1::VariantReport> reports;
+    for (const auto& event : events) {
+      if (event.has_variant()) reports.push_back(event.variant().report());
+    }
+    return reports;
+  }
+};
+
+template <typename Reader>
+RunOutcome Drain(Reader& reader) {
+  RunOutcome outcome;
+  v1::RunEvent event;
+  while (reader.Read(&event)) outcome.events.push_back(event);
+  outcome.status = reader.Finish();
+  return outcome;
+}
+
+RunOutcome Execute(TestServer& server, const v1::ExecuteRequest& request) {
+  grpc::ClientContext context;
+  const auto reader = server.engine().Execute(&context, request);
+  return Drain(*reader);
+}
+
+RunOutcome Wait(TestServer& server, const std::string& run_id, int64_t from) {
+  v1::WaitRunRequest request;
+  request.set_run_id(run_id);
+  request.set_from_sequence(from);
+  grpc::ClientContext context;
+  const auto reader = server.engine().WaitRun(&context, request);
+  return Drain(*reader);
+}
+
+v1::Run GetRun(TestServer& server, const std::string& run_id) {
+  v1::GetRunRequest request;
+  request.set_run_id(run_id);
+  v1::Run run;
+  grpc::ClientContext context;
+  const grpc::Status status = server.engine().GetRun(&context, request, &run);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return run;
+}
+
+v1::ExecuteRequest SmallRequest() {
+  v1::ExecuteRequest request;
+  *request.mutable_spec() = LinearSpec(32, 48, 64);
+  *request.mutable_spec()->add_variants() = MakeVariant("fp8_current", "none", "sm90");
+  return request;
+}
+
+/// Long enough (about 1e12 multiply-adds in exact arithmetic) that a test always meets it running.
+v1::ExecuteRequest EndlessRequest() {
+  v1::ExecuteRequest request;
+  *request.mutable_spec() = LinearSpec(2048, 2048, 2048);
+  for (const char* mode : {"none", "high_precision", "dequantized"}) {
+    for (const char* arithmetic : {"exact", "fp32", "sm90:split"}) {
+      *request.mutable_spec()->add_variants() = MakeVariant("fp8_current", mode, arithmetic);
+    }
+  }
+  return request;
+}
+
+TEST(RunTest, StreamsEventsInOrder) {
+  TestServer server;
+  const RunOutcome run = Execute(server, SmallRequest());
+  ASSERT_TRUE(run.status.ok()) << run.status.error_message();
+  ASSERT_GE(run.events.size(), 4u);
+  for (size_t i = 0; i < run.events.size(); ++i) {
+    EXPECT_EQ(run.events[i].sequence(), static_cast<int64_t>(i) + 1);
+    EXPECT_EQ(run.events[i].run_id(), run.events[0].run_id());
+  }
+  EXPECT_TRUE(run.events.front().has_accepted());
+  EXPECT_TRUE(run.events[1].has_progress());
+  EXPECT_EQ(run.finished().state(), v1::RUN_STATE_SUCCEEDED);
+  ASSERT_EQ(run.variants().size(), 1u);
+  const v1::VariantReport variant = run.variants()[0];
+  EXPECT_EQ(variant.recipe_name(), "fp8_current");
+  EXPECT_EQ(variant.arithmetic(), "sm90");
+  std::vector<std::string> names;
+  for (const auto& output : variant.outputs()) {
+    names.push_back(output.tensor().name());
+    EXPECT_TRUE(output.tensor().has_data());
+  }
+  EXPECT_THAT(names, testing::UnorderedElementsAre("y", "dx", "dw"));
+  const v1::RunReport& report = run.finished().report();
+  EXPECT_EQ(report.inputs_size(), 3);
+  EXPECT_EQ(report.environment().devices(0).id(), "cpu");
+  EXPECT_EQ(report.reproduce(),
+            "quantgate run --layer linear --input gen:normal,seed=1,shape=32x64,dtype=bf16 "
+            "--weight gen:normal,seed=2,shape=48x64,dtype=bf16 --grad-output "
+            "gen:normal,seed=3,shape=32x48,dtype=bf16 --recipe fp8_current --backward-override "
+            "none --arithmetic sm90");
+}
+
+TEST(RunTest, WaitRunAttachesFromAnySequence) {
+  TestServer server;
+  const RunOutcome run = Execute(server, SmallRequest());
+  const std::string run_id = run.events[0].run_id();
+  const int64_t last = run.events.back().sequence();
+  for (const int64_t from : {int64_t{0}, int64_t{1}, int64_t{3}, last}) {
+    const RunOutcome again = Wait(server, run_id, from);
+    EXPECT_TRUE(again.status.ok());
+    const size_t skipped = from == 0 ? 0 : static_cast<size_t>(from) - 1;
+    ASSERT_EQ(again.events.size(), run.events.size() - skipped);
+    for (size_t i = 0; i < again.events.size(); ++i) {
+      EXPECT_EQ(again.events[i].SerializeAsString(), run.events[i + skipped].SerializeAsString());
+    }
+  }
+  const RunOutcome beyond = Wait(server, run_id, last + 1);
+  EXPECT_EQ(beyond.status.error_code(), grpc::StatusCode::OUT_OF_RANGE);
+  EXPECT_EQ(DetailOf(beyond.status).field(), "from_sequence");
+  EXPECT_EQ(Wait(server, "run-unknown", 0).status.error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
+TEST(RunTest, GetRunPutsTheReportTogether) {
+  TestServer server;
+  const RunOutcome run = Execute(server, SmallRequest());
+  const v1::Run got = GetRun(server, run.events[0].run_id());
+  EXPECT_EQ(got.state(), v1::RUN_STATE_SUCCEEDED);
+  EXPECT_EQ(got.summary(), "linear x 1 variant");
+  ASSERT_EQ(got.report().variants_size(), 1);
+  EXPECT_EQ(got.report().variants(0).SerializeAsString(), run.variants()[0].SerializeAsString());
+  EXPECT_EQ(got.last_sequence(), run.events.back().sequence());
+}
+
+TEST(RunTest, SameRequestIdIsTheSameRun) {
+  TestServer server;
+  v1::ExecuteRequest request = SmallRequest();
+  request.set_request_id("request-1");
+  const RunOutcome first = Execute(server, request);
+  const RunOutcome second = Execute(server, request);
+  ASSERT_TRUE(second.status.ok());
+  ASSERT_EQ(first.events.size(), second.events.size());
+  EXPECT_EQ(first.events[0].run_id(), second.events[0].run_id());
+
+  *request.mutable_spec()->add_variants() = MakeVariant("bf16", "none", "sm90");
+  const RunOutcome other = Execute(server, request);
+  EXPECT_EQ(other.status.error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  EXPECT_EQ(DetailOf(other.status).field(), "request_id");
+}
+
+TEST(RunTest, ConcurrentRequestsWithOneIdStartOneRun) {
+  TestServer server;
+  v1::ExecuteRequest request = SmallRequest();
+  request.set_request_id("request-1");
+  std::vector<std::string> ids(6);
+  std::vector<std::thread> threads;
+  for (std::string& id : ids) {
+    threads.emplace_back([&] { id = Execute(server, request).events.at(0).run_id(); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& id : ids) EXPECT_EQ(id, ids[0]);
+}
+
+TEST(RunTest, CancelTakesEffectAndIsNoErrorLater) {
+  TestServer server;
+  grpc::ClientContext context;
+  const auto reader = server.engine().Execute(&context, EndlessRequest());
+  v1::RunEvent event;
+  do {
+    ASSERT_TRUE(reader->Read(&event));
+  } while (!event.has_progress());
+  v1::CancelRunRequest cancel;
+  cancel.set_run_id(event.run_id());
+  v1::Run run;
+  grpc::ClientContext cancel_context;
+  ASSERT_TRUE(server.engine().CancelRun(&cancel_context, cancel, &run).ok());
+  const RunOutcome rest = Drain(*reader);
+  EXPECT_TRUE(rest.status.ok());
+  EXPECT_EQ(rest.finished().state(), v1::RUN_STATE_CANCELLED);
+  EXPECT_EQ(rest.finished().status_code(), grpc::StatusCode::CANCELLED);
+  grpc::ClientContext again_context;
+  EXPECT_TRUE(server.engine().CancelRun(&again_context, cancel, &run).ok());
+  EXPECT_EQ(run.state(), v1::RUN_STATE_CANCELLED);
+  cancel.set_run_id("run-unknown");
+  grpc::ClientContext unknown_context;
+  EXPECT_EQ(server.engine().CancelRun(&unknown_context, cancel, &run).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+}
+
+TEST(RunTest, CancelReachesARunThatWaits) {
+  TestServer server;
+  grpc::ClientContext first_context, second_context;
+  const auto first = server.engine().Execute(&first_context, EndlessRequest());
+  v1::RunEvent event;
+  do {
+    ASSERT_TRUE(first->Read(&event));
+  } while (!event.has_progress());
+  const std::string first_id = event.run_id();
+  const auto second = server.engine().Execute(&second_context, SmallRequest());
+  ASSERT_TRUE(second->Read(&event));
+  EXPECT_EQ(event.accepted().queue_position(), 1);
+  v1::CancelRunRequest cancel;
+  v1::Run run;
+  cancel.set_run_id(event.run_id());
+  grpc::ClientContext context;
+  ASSERT_TRUE(server.engine().CancelRun(&context, cancel, &run).ok());
+  // It ends although the first one still runs.
+  EXPECT_EQ(Drain(*second).finished().state(), v1::RUN_STATE_CANCELLED);
+  EXPECT_EQ(GetRun(server, first_id).state(), v1::RUN_STATE_RUNNING);
+  first_context.TryCancel();
+  (void)Drain(*first);
+}
+
+TEST(RunTest, RunOutlivesItsStreamUnlessAsked) {
+  TestServer server;
+  std::string run_id;
+  {
+    grpc::ClientContext context;
+    const auto reader = server.engine().Execute(&context, SmallRequest());
+    v1::RunEvent event;
+    ASSERT_TRUE(reader->Read(&event));
+    run_id = event.run_id();
+    context.TryCancel();
+    EXPECT_EQ(Drain(*reader).status.error_code(), grpc::StatusCode::CANCELLED);
+  }
+  EXPECT_EQ(Wait(server, run_id, 0).finished().state(), v1::RUN_STATE_SUCCEEDED);
+
+  v1::ExecuteRequest request = EndlessRequest();
+  request.set_cancel_on_disconnect(true);
+  {
+    grpc::ClientContext context;
+    const auto reader = server.engine().Execute(&context, request);
+    v1::RunEvent event;
+    ASSERT_TRUE(reader->Read(&event));
+    run_id = event.run_id();
+    context.TryCancel();
+    (void)Drain(*reader);
+  }
+  EXPECT_EQ(Wait(server, run_id, 0).finished().state(), v1::RUN_STATE_CANCELLED);
+}
+
+TEST(RunTest, DeadlineEndsTheStreamAndWithItTheRun) {
+  TestServer server;
+  v1::ExecuteRequest request = EndlessRequest();
+  request.set_cancel_on_disconnect(true);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(300));
+  const auto reader = server.engine().Execute(&context, request);
+  v1::RunEvent event;
+  ASSERT_TRUE(reader->Read(&event));
+  const std::string run_id = event.run_id();
+  EXPECT_EQ(Drain(*reader).status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  const RunOutcome run = Wait(server, run_id, 0);
+  EXPECT_EQ(run.finished().state(), v1::RUN_STATE_CANCELLED);
+}
+
+TEST(RunTest, FullQueueIsResourceExhaustedAndSaysWhenToRetry) {
+  TestServer server([](ServerOptions& options) { options.queue_capacity = 1; });
+  grpc::ClientContext running_context, waiting_context;
+  v1::ExecuteRequest endless = EndlessRequest();
+  endless.set_cancel_on_disconnect(true);
+  const auto running = server.engine().Execute(&running_context, endless);
+  v1::RunEvent event;
+  do {
+    ASSERT_TRUE(running->Read(&event));
+  } while (!event.has_progress());
+  const auto waiting = server.engine().Execute(&waiting_context, endless);
+  ASSERT_TRUE(waiting->Read(&event));
+  const RunOutcome refused = Execute(server, SmallRequest());
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(DetailOf(refused.status).reason(), "queue_full");
+  EXPECT_GT(DetailOf(refused.status).retry_after().seconds(), 0);
+  EXPECT_TRUE(refused.events.empty());
+  running_context.TryCancel();
+  waiting_context.TryCancel();
+  (void)Drain(*running);
+  (void)Drain(*waiting);
+}
+
+TEST(RunTest, LargeAndKeptOutputsAreBlobs) {
+  TestServer server;
+  v1::ExecuteRequest request = SmallRequest();
+  request.mutable_spec()->set_keep_outputs(true);
+  for (const v1::VariantReport& report : Execute(server, request).variants()) {
+    for (const auto& output : report.outputs()) {
+      EXPECT_FALSE(output.tensor().has_data());
+      std::string bytes;
+      ASSERT_TRUE(ReadBlob(server.blobs(), output.tensor().digest(), 0, 0, &bytes).ok());
+      EXPECT_EQ(DigestFor(bytes).sha256(), output.tensor().digest().sha256());
+    }
+  }
+  // y is bf16 1024 x 1024, twice what a message carries inline.
+  *request.mutable_spec() = LinearSpec(1024, 1024, 32);
+  request.mutable_spec()->mutable_linear()->clear_grad_output();
+  *request.mutable_spec()->add_variants() = MakeVariant("bf16", "", "");
+  const RunOutcome large = Execute(server, request);
+  ASSERT_TRUE(large.status.ok()) << large.status.error_message();
+  EXPECT_EQ(large.variants()[0].outputs(0).tensor().digest().size(), 2 << 20);
+}
+
+TEST(RunTest, RunsSurviveARestart) {
+  TestServer server;
+  const RunOutcome finished = Execute(server, SmallRequest());
+  std::string interrupted;
+  {
+    grpc::ClientContext context;
+    const auto reader = server.engine().Execute(&context, EndlessRequest());
+    v1::RunEvent event;
+    do {
+      ASSERT_TRUE(reader->Read(&event));
+    } while (!event.has_progress());
+    interrupted = event.run_id();
+    server.Stop();
+    (void)Drain(*reader);
+  }
+  server.Restart();
+  EXPECT_EQ(GetRun(server, finished.events[0].run_id()).state(), v1::RUN_STATE_SUCCEEDED);
+  const RunOutcome again = Wait(server, finished.events[0].run_id(), 0);
+  EXPECT_EQ(again.events.size(), finished.events.size());
+  // Stopped in order, the run was cancelled and says so.
+  EXPECT_EQ(GetRun(server, interrupted).state(), v1::RUN_STATE_CANCELLED);
+}
+
+TEST(RunTest, ListsNewestFirstInPages) {
+  TestServer server;
+  std::vector<std::string> ids;
+  for (int i = 0; i < 5; ++i) ids.push_back(Execute(server, SmallRequest()).events[0].run_id());
+  std::vector<std::string> listed;
+  v1::ListRunsRequest request;
+  request.set_page_size(2);
+  int pages = 0;
+  do {
+    v1::ListRunsResponse response;
+    grpc::ClientContext context;
+    ASSERT_TRUE(server.engine().ListRuns(&context, request, &response).ok());
+    for (const auto& run : response.runs()) listed.push_back(run.run_id());
+    request.set_page_token(response.next_page_token());
+    ++pages;
+  } while (!request.page_token().empty());
+  std::reverse(listed.begin(), listed.end());
+  EXPECT_EQ(listed, ids);
+  EXPECT_EQ(pages, 3);
+}
+
+}  // namespace
+}  // namespace quantgate
