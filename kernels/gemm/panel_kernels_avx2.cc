@@ -1,8 +1,6 @@
 // Panel kernels for AVX2 and FMA. Built with those flags; called only where BestIsa() says so.
 #include <immintrin.h>
 
-#include <cstring>
-
 #include "kernels/gemm/panel.h"
 #include "kernels/gemm/panel_decode.h"
 #include "kernels/gemm/panel_kernels_body.h"
@@ -31,13 +29,13 @@ struct Avx2 {
   static Integers SetInt32(int32_t x) { return _mm256_set1_epi32(x); }
   static Integers AddInt32(Integers x, Integers y) { return _mm256_add_epi32(x, y); }
   static Integers MaxInt32(Integers x, Integers y) { return _mm256_max_epi32(x, y); }
-  /// The low half of the v-th 128-bit quarter is meant: eight bytes, four words.
-  static __m128i Quarter(Integers x, int v) {
-    const __m128i half = v < 2 ? _mm256_castsi256_si128(x) : _mm256_extracti128_si256(x, 1);
-    return v % 2 == 0 ? half : _mm_unpackhi_epi64(half, half);
+  static void StoreInteger(void* p, Integers x) { _mm256_store_si256(static_cast<__m256i*>(p), x); }
+  static Integers LoadWidenedInt8(const int8_t* p) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }
-  static Integers WidenInt8(Integers x, int v) { return _mm256_cvtepi8_epi32(Quarter(x, v)); }
-  static HalfIntegers WidenInt16(Integers x, int v) { return _mm_cvtepi16_epi32(Quarter(x, v)); }
+  static HalfIntegers LoadWidenedInt16(const int16_t* p) {
+    return _mm_cvtepi16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
 
   static Floats LoadFloat(const float* p) { return _mm256_load_ps(p); }
   static void StoreFloat(float* p, Floats x) { _mm256_store_ps(p, x); }
@@ -105,15 +103,22 @@ struct Avx2 {
     _mm_store_ps(p, _mm_blendv_ps(kept, infinity, mask));
   }
 
-  static int64_t SignOf(const float* x) {
-    uint32_t bits;
-    std::memcpy(&bits, x, sizeof(bits));
-    return bits >> 31;
+  /// Bit i: x[i] is negative, for i < kCount.
+  template <int kCount>
+  static uint32_t Signs(const float* x) {
+    uint32_t signs = 0;
+    for (int i = 0; i < kCount; i += kFloats) {
+      signs |= static_cast<uint32_t>(_mm256_movemask_ps(_mm256_loadu_ps(x + i))) << i;
+    }
+    return signs;
   }
-  static int64_t SignOf(const double* x) {
-    uint64_t bits;
-    std::memcpy(&bits, x, sizeof(bits));
-    return static_cast<int64_t>(bits >> 63);
+  template <int kCount>
+  static uint32_t Signs(const double* x) {
+    uint32_t signs = 0;
+    for (int i = 0; i < kCount; i += kDoubles) {
+      signs |= static_cast<uint32_t>(_mm256_movemask_pd(_mm256_loadu_pd(x + i))) << i;
+    }
+    return signs;
   }
 };
 

@@ -2,8 +2,6 @@
 // so.
 #include <immintrin.h>
 
-#include <cstring>
-
 #include "kernels/gemm/panel.h"
 #include "kernels/gemm/panel_decode.h"
 #include "kernels/gemm/panel_kernels_body.h"
@@ -31,30 +29,12 @@ struct Avx512 {
   static Integers SetInt32(int32_t x) { return _mm512_set1_epi32(x); }
   static Integers AddInt32(Integers x, Integers y) { return _mm512_add_epi32(x, y); }
   static Integers MaxInt32(Integers x, Integers y) { return _mm512_max_epi32(x, y); }
-  /// The v-th sixteen of 64 bytes, the v-th eight of 32 words.
-  static Integers WidenInt8(Integers x, int v) {
-    switch (v) {
-      case 0:
-        return _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(x, 0));
-      case 1:
-        return _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(x, 1));
-      case 2:
-        return _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(x, 2));
-      default:
-        return _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(x, 3));
-    }
+  static void StoreInteger(void* p, Integers x) { _mm512_store_si512(p, x); }
+  static Integers LoadWidenedInt8(const int8_t* p) {
+    return _mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
   }
-  static HalfIntegers WidenInt16(Integers x, int v) {
-    switch (v) {
-      case 0:
-        return _mm256_cvtepi16_epi32(_mm512_extracti32x4_epi32(x, 0));
-      case 1:
-        return _mm256_cvtepi16_epi32(_mm512_extracti32x4_epi32(x, 1));
-      case 2:
-        return _mm256_cvtepi16_epi32(_mm512_extracti32x4_epi32(x, 2));
-      default:
-        return _mm256_cvtepi16_epi32(_mm512_extracti32x4_epi32(x, 3));
-    }
+  static HalfIntegers LoadWidenedInt16(const int16_t* p) {
+    return _mm256_cvtepi16_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
   }
 
   static Floats LoadFloat(const float* p) { return _mm512_load_ps(p); }
@@ -126,15 +106,22 @@ struct Avx512 {
     _mm256_store_ps(p, _mm256_mask_mov_ps(kept, overflow, infinity));
   }
 
-  static int64_t SignOf(const float* x) {
-    uint32_t bits;
-    std::memcpy(&bits, x, sizeof(bits));
-    return bits >> 31;
+  /// Bit i: x[i] is negative, for i < kCount.
+  template <int kCount>
+  static uint32_t Signs(const float* x) {
+    uint32_t signs = 0;
+    for (int i = 0; i < kCount; i += kFloats) {
+      signs |= static_cast<uint32_t>(_mm512_movepi32_mask(_mm512_loadu_si512(x + i))) << i;
+    }
+    return signs;
   }
-  static int64_t SignOf(const double* x) {
-    uint64_t bits;
-    std::memcpy(&bits, x, sizeof(bits));
-    return static_cast<int64_t>(bits >> 63);
+  template <int kCount>
+  static uint32_t Signs(const double* x) {
+    uint32_t signs = 0;
+    for (int i = 0; i < kCount; i += kDoubles) {
+      signs |= static_cast<uint32_t>(_mm512_movepi64_mask(_mm512_loadu_si512(x + i))) << i;
+    }
+    return signs;
   }
 };
 
