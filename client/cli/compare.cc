@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "client/cli/commands.h"
-#include "client/cli/layer_run.h"
+#include "client/cli/layer_command.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -24,7 +24,7 @@ constexpr char kExamples[] = R"(Examples:
 The variants are recipes x overrides x arithmetics, numbered from 0, arithmetics fastest.
 A comparison informs and exits 0, unless --require states a criterion: then a failure exits 1.)";
 
-absl::StatusOr<int> Compare(Invocation& invocation, const LayerRun& options) {
+absl::StatusOr<int> Compare(Invocation& invocation, const LayerCommand& options) {
   QG_ASSIGN_OR_RETURN(const ReportDocument document, ExecuteLayer(invocation, options, "compare"));
   return EmitReport(invocation, options.report, document);
 }
@@ -32,7 +32,7 @@ absl::StatusOr<int> Compare(Invocation& invocation, const LayerRun& options) {
 }  // namespace
 
 void AddCompareCommand(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<LayerRun>();
+  auto options = std::make_shared<LayerCommand>();
   CLI::App* command = app.add_subcommand(
       "compare", "Compare recipes, backward overrides and arithmetics on one layer");
   command->footer(kExamples);

@@ -7,7 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands.h"
-#include "client/cli/layer_run.h"
+#include "client/cli/layer_command.h"
 #include "client/cli/report_output.h"
 #include "client/cli/tensor_comparison.h"
 #include "client/tensor_source.h"

@@ -15,8 +15,7 @@ namespace quantgate {
 namespace {
 
 std::string Banner(const v1::Verdict& verdict) {
-  const bool is_inform =
-      verdict.criterion() == v1::REQUIREMENT_UNSPECIFIED && verdict.threshold().empty();
+  const bool is_inform = verdict.criterion() == v1::REQUIREMENT_UNSPECIFIED;
   const char* kind = is_inform ? "inform" : verdict.pass() ? "pass" : "fail";
   const char* word = is_inform ? "REPORT" : verdict.pass() ? "PASS" : "FAIL";
   std::string html =

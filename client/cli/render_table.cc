@@ -248,7 +248,7 @@ void PrintNotes(const ReportDocument& document, std::ostream& out) {
 }
 
 void PrintVerdict(const v1::Verdict& verdict, bool uses_colour, std::ostream& out) {
-  if (verdict.criterion() == v1::REQUIREMENT_UNSPECIFIED && verdict.threshold().empty()) {
+  if (verdict.criterion() == v1::REQUIREMENT_UNSPECIFIED) {
     if (!verdict.finding().empty()) out << verdict.finding() << "\n";
     return;
   }

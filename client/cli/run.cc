@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "client/cli/commands.h"
-#include "client/cli/layer_run.h"
+#include "client/cli/layer_command.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -20,7 +20,7 @@ constexpr char kExamples[] = R"(Examples:
 -o FILE gets y, dx, dw (or main_grad) and db, as the operands given allow.
 A run informs and exits 0, unless --require states a criterion: then a failure exits 1.)";
 
-absl::StatusOr<int> Run(Invocation& invocation, const LayerRun& options) {
+absl::StatusOr<int> Run(Invocation& invocation, const LayerCommand& options) {
   QG_ASSIGN_OR_RETURN(const ReportDocument document, ExecuteLayer(invocation, options, "run"));
   return EmitReport(invocation, options.report, document);
 }
@@ -28,7 +28,7 @@ absl::StatusOr<int> Run(Invocation& invocation, const LayerRun& options) {
 }  // namespace
 
 void AddRunCommand(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<LayerRun>();
+  auto options = std::make_shared<LayerCommand>();
   CLI::App* command =
       app.add_subcommand("run", "Run a layer forward and backward under one recipe");
   command->footer(kExamples);

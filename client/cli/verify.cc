@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/commands.h"
-#include "client/cli/layer_run.h"
+#include "client/cli/layer_command.h"
 #include "client/cli/tensor_comparison.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor_file.h"
@@ -23,7 +23,7 @@ main_grad. Each is compared bit for bit with what the engine computes from the s
 Exits 0 when all are equal, 1 when not, 2 when the file holds none of the outputs.)";
 
 struct VerifyOptions {
-  LayerRun run;
+  LayerCommand run;
   std::string subject;
 };
 
@@ -64,7 +64,7 @@ void RemarkNames(const TensorFile& subject, const v1::VariantReport& variant,
 absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options) {
   // A bad subject is found before the engine works for it.
   QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadSafetensors(options.subject));
-  LayerRun run = options.run;
+  LayerCommand run = options.run;
   run.keep_outputs = true;
   run.more_inputs = {options.subject};
   QG_ASSIGN_OR_RETURN(ReportDocument document, ExecuteLayer(invocation, run, "verify"));

@@ -1,4 +1,4 @@
-#include "client/cli/layer_run.h"
+#include "client/cli/layer_command.h"
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/output.h"
@@ -33,7 +33,7 @@ TensorSources::Progress UploadProgressOf(Invocation& invocation) {
   };
 }
 
-absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerRun& run,
+absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerCommand& run,
                                             const std::string& kind) {
   // What is wrong with the command line itself is said before a server is asked.
   QG_RETURN_IF_ERROR(VariantsOf(run.layer).status());

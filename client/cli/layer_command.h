@@ -11,7 +11,7 @@
 
 namespace quantgate {
 
-struct LayerRun {
+struct LayerCommand {
   LayerOptions layer;
   ReportOptions report;
   std::string output;  ///< -o FILE; empty: none. Of a run of one variant.
@@ -21,7 +21,7 @@ struct LayerRun {
 };
 
 /// The finished run as a document whose verdict is the run's; `output` has been written.
-absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerRun& run,
+absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerCommand& run,
                                             const std::string& kind);
 
 /// Draws uploads on the progress bar.
