@@ -30,12 +30,8 @@ struct LinearDataflow {
     return grad_output_usages.rowwise || grad_output_usages.columnwise;
   }
   /// Backward reads x and weight in the activation dtype, cast from what was given.
-  bool reads_originals() const {
-    return is_quantized && backward_override == BackwardOverride::kHighPrecision;
-  }
-  bool reads_dequantized() const {
-    return is_quantized && backward_override == BackwardOverride::kDequantized;
-  }
+  bool reads_originals() const { return backward_override == BackwardOverride::kHighPrecision; }
+  bool reads_dequantized() const { return backward_override == BackwardOverride::kDequantized; }
 };
 
 /// For a request that CheckLinear accepts.
