@@ -51,7 +51,7 @@ QG_HOST_DEVICE constexpr uint32_t RoundAndPack(uint64_t significand, int exponen
   uint64_t kept = significand >> shift;
   const uint64_t dropped = significand & (half + (half - 1));
   const bool tie_up = rounding == ElementRounding::kNearestAway || (kept & 1) != 0;
-  if (dropped > half || (dropped == half && tie_up)) ++kept;
+  kept += uint64_t(dropped > half) | uint64_t(dropped == half && tie_up);
   // 5. Pack by addition: kept carries the implicit bit, which adds the 1 that turns (target -
   // kExponentMin) into the exponent field; a subnormal has no implicit bit and field 0; a round-up
   // to the next binade carries over.

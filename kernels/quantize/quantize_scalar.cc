@@ -1,5 +1,4 @@
-#include <type_traits>
-
+#include "kernels/numerics/format_list.h"
 #include "kernels/quantize/quantize_kernels.h"
 
 namespace quantgate {
@@ -53,37 +52,22 @@ void Cast(const CastPiece& piece, ElementRounding rounding, Overflow overflow,
   }
 }
 
-template <class Source>
-CastAnyFunction CastFrom(DType element) {
-  return element == DType::kF8E4M3 ? &Cast<Source, E4M3> : &Cast<Source, E5M2>;
-}
-
 }  // namespace
 
 AmaxFunction ScalarAmax(DType source) {
-  switch (source) {
-    case DType::kF32:
-      return &Amax<Float32>;
-    case DType::kBF16:
-      return &Amax<BFloat16>;
-    case DType::kF16:
-      return &Amax<Float16>;
-    default:
-      return nullptr;
-  }
+  AmaxFunction amax = nullptr;
+  VisitFormat(DTypeName(source), [&]<class Source>() { amax = &Amax<Source>; });
+  return amax;
 }
 
 CastAnyFunction ScalarCast(DType source, DType element) {
-  switch (source) {
-    case DType::kF32:
-      return CastFrom<Float32>(element);
-    case DType::kBF16:
-      return CastFrom<BFloat16>(element);
-    case DType::kF16:
-      return CastFrom<Float16>(element);
-    default:
-      return nullptr;
-  }
+  CastAnyFunction cast = nullptr;
+  VisitFormat(DTypeName(source), [&]<class Source>() {
+    VisitFormat(DTypeName(element), [&]<class Element>() {
+      if constexpr (FormatConstants<Element>::kBits == 8) cast = &Cast<Source, Element>;
+    });
+  });
+  return cast;
 }
 
 void AddTally(const CodeTally& tally, int64_t count, QuantizationCounts& counts) {

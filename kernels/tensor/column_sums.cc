@@ -31,36 +31,58 @@ struct F16Rows {
 };
 
 /// PairwiseAccumulator over rows of up to kColumns values at once: the same binary counter, each
-/// cell a row of sums.
+/// cell a row of sums. Eight rows at a time go through registers, as three levels of the tree.
+template <class Rows>
 class RowAccumulator {
  public:
-  template <class Rows>
-  void AddRow(const typename Rows::Storage* row, int64_t width) {
+  using Storage = typename Rows::Storage;
+
+  RowAccumulator(int64_t stride, int64_t width) : stride_(stride), width_(width) {}
+
+  void AddEightRows(const Storage* rows) {
     float sum[kColumns];
-    for (int64_t i = 0; i < width; ++i) sum[i] = Rows::Load(row[i]);
-    size_t level = 0;
-    for (uint64_t bits = count_++; (bits & 1) != 0; bits >>= 1, ++level) {
-      const float* left = partial_.data() + level * kColumns;
-      for (int64_t i = 0; i < width; ++i) sum[i] = left[i] + sum[i];
+    const auto at = [&](int row, int64_t i) { return Rows::Load(rows[row * stride_ + i]); };
+    for (int64_t i = 0; i < width_; ++i) {
+      sum[i] = ((at(0, i) + at(1, i)) + (at(2, i) + at(3, i))) +
+               ((at(4, i) + at(5, i)) + (at(6, i) + at(7, i)));
     }
-    if (partial_.size() < (level + 1) * kColumns) partial_.resize((level + 1) * kColumns);
-    std::copy(sum, sum + width, partial_.data() + level * kColumns);
+    Carry(sum, 3);
   }
 
-  void Sum(float* out, int64_t width) const {
-    std::fill(out, out + width, 0.0f);
+  void AddRow(const Storage* row) {
+    float sum[kColumns];
+    for (int64_t i = 0; i < width_; ++i) sum[i] = Rows::Load(row[i]);
+    Carry(sum, 0);
+  }
+
+  void Sum(float* out) const {
+    std::fill(out, out + width_, 0.0f);
     bool is_first = true;
     size_t level = 0;
     for (uint64_t bits = count_; bits != 0; bits >>= 1, ++level) {
       if ((bits & 1) == 0) continue;
       const float* left = partial_.data() + level * kColumns;
-      for (int64_t i = 0; i < width; ++i) out[i] = is_first ? left[i] : left[i] + out[i];
+      for (int64_t i = 0; i < width_; ++i) out[i] = is_first ? left[i] : left[i] + out[i];
       is_first = false;
     }
-    for (int64_t i = 0; i < width; ++i) out[i] = CanonicalFloat(out[i]);
+    for (int64_t i = 0; i < width_; ++i) out[i] = CanonicalFloat(out[i]);
   }
 
  private:
+  /// Adds the sum of 2^level rows, of which count_ is a multiple.
+  void Carry(float* sum, size_t level) {
+    const uint64_t rows = uint64_t{1} << level;
+    for (uint64_t bits = count_ >> level; (bits & 1) != 0; bits >>= 1, ++level) {
+      const float* left = partial_.data() + level * kColumns;
+      for (int64_t i = 0; i < width_; ++i) sum[i] = left[i] + sum[i];
+    }
+    if (partial_.size() < (level + 1) * kColumns) partial_.resize((level + 1) * kColumns);
+    std::copy(sum, sum + width_, partial_.data() + level * kColumns);
+    count_ += rows;
+  }
+
+  const int64_t stride_;
+  const int64_t width_;
   std::vector<float> partial_;
   uint64_t count_ = 0;
 };
@@ -70,11 +92,11 @@ void SumColumns(const Tensor& tensor, float* out, const ExecutionContext& contex
   const int64_t rows = tensor.rows(), columns = tensor.columns();
   const auto* from = tensor.as<typename Rows::Storage>();
   ParallelFor(context, columns, kColumns, [&](int64_t begin, int64_t end) {
-    RowAccumulator accumulator;
-    for (int64_t r = 0; r < rows; ++r) {
-      accumulator.AddRow<Rows>(from + r * columns + begin, end - begin);
-    }
-    accumulator.Sum(out + begin, end - begin);
+    RowAccumulator<Rows> accumulator(columns, end - begin);
+    int64_t r = 0;
+    for (; r + 8 <= rows; r += 8) accumulator.AddEightRows(from + r * columns + begin);
+    for (; r < rows; ++r) accumulator.AddRow(from + r * columns + begin);
+    accumulator.Sum(out + begin);
   });
 }
 

@@ -6,38 +6,36 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/cast.h"
+#include "kernels/numerics/format_list.h"
 
 namespace quantgate {
 namespace {
 
 constexpr int64_t kGrainElements = 1 << 16;
 
-// Element types as source and target of a cast. A source gives float, or double where float is too
-// narrow.
-struct F64Element {
-  using Storage = double;
-  static double Load(Storage value) { return value; }
-};
-
-struct F32Element {
-  using Storage = float;
-  static float Load(Storage value) { return value; }
-  static Storage Round(float value) { return CanonicalFloat(value); }
-  static Storage Round(double value) { return std::bit_cast<float>(EncodeDouble<Float32>(value)); }
-};
-
+/// An element type as source and as target of a cast. A source gives float, or double where float
+/// is too narrow.
 template <class F>
-struct SmallElement {
+struct Element {
   using Storage = typename F::Storage;
   static float Load(Storage code) { return DecodeFloat<F>(code); }
   static Storage Round(float value) { return EncodeFloat<F>(value); }
   static Storage Round(double value) { return EncodeDouble<F>(value); }
 };
 
+template <>
+struct Element<Float32> {
+  using Storage = float;
+  static float Load(Storage value) { return value; }
+  static Storage Round(float value) { return CanonicalFloat(value); }
+  static Storage Round(double value) { return std::bit_cast<float>(EncodeDouble<Float32>(value)); }
+};
+
 /// EncodeFloat<BFloat16> without branches: adding just under half, or half when the kept part is
 /// odd, carries exactly when the dropped half rounds up. A NaN would carry out of its all-ones
 /// mantissa and is replaced.
-struct BF16Element {
+template <>
+struct Element<BFloat16> {
   using Storage = uint16_t;
   static float Load(Storage code) { return DecodeFloat<BFloat16>(code); }
   static Storage Round(float value) {
@@ -47,6 +45,11 @@ struct BF16Element {
                                                                  : rounded);
   }
   static Storage Round(double value) { return EncodeDouble<BFloat16>(value); }
+};
+
+struct Float64Source {
+  using Storage = double;
+  static double Load(Storage value) { return value; }
 };
 
 using CastFunction = void (*)(const Tensor&, Tensor&, const ExecutionContext&);
@@ -62,39 +65,17 @@ void CastAll(const Tensor& tensor, Tensor& out, const ExecutionContext& context)
 
 template <class From>
 CastFunction CastTo(DType out) {
-  switch (out) {
-    case DType::kF32:
-      return &CastAll<From, F32Element>;
-    case DType::kBF16:
-      return &CastAll<From, BF16Element>;
-    case DType::kF16:
-      return &CastAll<From, SmallElement<Float16>>;
-    case DType::kF8E4M3:
-      return &CastAll<From, SmallElement<E4M3>>;
-    case DType::kF8E5M2:
-      return &CastAll<From, SmallElement<E5M2>>;
-    default:
-      return nullptr;
-  }
+  CastFunction cast = nullptr;
+  VisitFormat(DTypeName(out), [&]<class To>() { cast = &CastAll<From, Element<To>>; });
+  return cast;
 }
 
+/// Null when one of the types has no cast.
 CastFunction FindCast(DType in, DType out) {
-  switch (in) {
-    case DType::kF64:
-      return CastTo<F64Element>(out);
-    case DType::kF32:
-      return CastTo<F32Element>(out);
-    case DType::kBF16:
-      return CastTo<BF16Element>(out);
-    case DType::kF16:
-      return CastTo<SmallElement<Float16>>(out);
-    case DType::kF8E4M3:
-      return CastTo<SmallElement<E4M3>>(out);
-    case DType::kF8E5M2:
-      return CastTo<SmallElement<E5M2>>(out);
-    default:
-      return nullptr;
-  }
+  if (in == DType::kF64) return CastTo<Float64Source>(out);
+  CastFunction cast = nullptr;
+  VisitFormat(DTypeName(in), [&]<class From>() { cast = CastTo<Element<From>>(out); });
+  return cast;
 }
 
 }  // namespace
