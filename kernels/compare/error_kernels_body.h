@@ -2,7 +2,7 @@
 // in its anonymous namespace, after it has defined kLanes. Every lane is IEEE arithmetic without
 // contraction, and sums follow one tree, so every instruction set gives the same bits.
 
-typedef double Doubles __attribute__((vector_size(kLanes * sizeof(double))));
+typedef double Doubles __attribute__((vector_size(kLanes * sizeof(double)), may_alias));
 typedef int64_t Masks __attribute__((vector_size(kLanes * sizeof(int64_t))));
 
 inline Doubles Load(const double* p) { return *reinterpret_cast<const Doubles*>(p); }

@@ -73,8 +73,8 @@ class ExactProblem {
     return a_bounds_.norm[row] * b_bounds_.norm[column] <
            std::ldexp(a_bounds_.lowest_bit[row], kFastBits) * b_bounds_.lowest_bit[column];
   }
-  ExactCode Redo(int64_t row, int64_t column, double s, const double* a_values,
-                 std::vector<double>& b_values);
+  ExactCode Redo(int64_t row, int64_t column, double s, ExactTileMemory& memory);
+  ExactDot DotInWideIntegers(int64_t row, int64_t column, ExactTileMemory& memory);
   void RaiseAmax(uint32_t amax);
 
   const GemmDesc& desc_;
@@ -98,10 +98,23 @@ void ExactProblem::RaiseAmax(uint32_t amax) {
   }
 }
 
-// An output that the interval could not decide. The wide accumulator takes the fp64 dot product
-// where that is exact.
-ExactCode ExactProblem::Redo(int64_t row, int64_t column, double s, const double* a_values,
-                             std::vector<double>& b_values) {
+ExactDot ExactProblem::DotInWideIntegers(int64_t row, int64_t column, ExactTileMemory& memory) {
+  ++wide_dot_count_;
+  if (memory.decoded_row != row) {
+    memory.a_row.resize(shape_.k);
+    DecodeExactRow(a_, row, memory.a_row.data());
+    memory.decoded_row = row;
+  }
+  memory.b_row.resize(shape_.k);
+  DecodeExactRow(b_, column, memory.b_row.data());
+  ExactDot dot;
+  for (int64_t k = 0; k < shape_.k; ++k) dot.AddDouble(memory.a_row[k] * memory.b_row[k]);
+  return dot;
+}
+
+// An output that the interval could not decide. The fp64 dot product is taken over where it is
+// exact.
+ExactCode ExactProblem::Redo(int64_t row, int64_t column, double s, ExactTileMemory& memory) {
   ExactTerms terms;
   terms.alpha = desc_.alpha;
   terms.scale_a = a_scales_[row];
@@ -116,10 +129,7 @@ ExactCode ExactProblem::Redo(int64_t row, int64_t column, double s, const double
     ++wide_epilogue_count_;
     dot.AddDouble(s);
   } else {
-    ++wide_dot_count_;
-    b_values.resize(shape_.k);
-    DecodeExactRow(b_, column, b_values.data());
-    for (int64_t k = 0; k < shape_.k; ++k) dot.AddDouble(a_values[k] * b_values[k]);
+    dot = DotInWideIntegers(row, column, memory);
   }
   return RoundExactOutput(dot, terms, desc_.out_dtype);
 }
@@ -145,14 +155,13 @@ void ExactProblem::RunTile(const ExactTile& tile, Tensor& d, ExactTileMemory& me
   memory.codes.resize(count);
   memory.amax.resize(count);
   memory.doubt.resize(count);
-  std::vector<double>& a_values = memory.columns[0];
-  std::vector<double> addend(count, 0.0);
+  memory.addend.assign(count, 0.0);
   uint32_t amax = 0;
   for (int64_t row = tile.m_begin; row < tile.m_end; ++row) {
     const double* s = sums.sums + (row - tile.m_begin) * sums.stride;
     if (desc_.beta != 0) {
       const float* c = &c_[row * shape_.n + tile.n_begin];
-      for (int64_t j = 0; j < count; ++j) addend[j] = static_cast<double>(desc_.beta) * c[j];
+      for (int64_t j = 0; j < count; ++j) memory.addend[j] = static_cast<double>(desc_.beta) * c[j];
     }
     const ExactRow exact_row = {count,
                                 s,
@@ -163,20 +172,13 @@ void ExactProblem::RunTile(const ExactTile& tile, Tensor& d, ExactTileMemory& me
                                 relative_error_,
                                 static_cast<double>(desc_.alpha) * a_scales_[row],
                                 &b_scales_wide_[tile.n_begin],
-                                addend.data(),
+                                memory.addend.data(),
                                 &bias_wide_[tile.n_begin],
                                 d_scale_};
     certify(exact_row, memory.codes.data(), memory.amax.data(), memory.doubt.data());
-    bool decoded = false;
     for (int64_t j = 0; j < count; ++j) {
       if (memory.doubt[j] == 0) continue;
-      if (!decoded) {
-        a_values.resize(shape_.k);
-        DecodeExactRow(a_, row, a_values.data());
-        decoded = true;
-      }
-      const ExactCode redone =
-          Redo(row, tile.n_begin + j, s[j], a_values.data(), memory.columns[1]);
+      const ExactCode redone = Redo(row, tile.n_begin + j, s[j], memory);
       memory.codes[j] = redone.code;
       memory.amax[j] = redone.amax;
     }

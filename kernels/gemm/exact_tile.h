@@ -44,7 +44,9 @@ struct ExactTileMemory {
   AlignedDoubles a_panels;
   AlignedDoubles b_panels;
   AlignedDoubles sums;
-  std::vector<double> columns[2];
+  std::vector<double> a_row, b_row;  ///< Decoded for a dot product in wide integers.
+  int64_t decoded_row = -1;          ///< Of a_row.
+  std::vector<double> addend;
   std::vector<uint32_t> codes;
   std::vector<uint32_t> amax;
   std::vector<uint8_t> doubt;

@@ -156,14 +156,17 @@ TEST(MeasureErrorTest, SumsArePairwiseWithinBlocksForEveryThreadCount) {
   EXPECT_EQ(report.sum_error_squared, squared);
   EXPECT_EQ(report.mean_abs,
             absolute / static_cast<double>(report.element_count - report.non_finite_count));
-  for (int threads : {1, 3}) {
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+    if (isa > BestIsa()) continue;
     ExecutionContext context;
-    context.threads = threads;
-    context.isa = Isa::kScalar;
+    context.threads = isa == Isa::kAvx2 ? 3 : 1;
+    context.isa = isa;
     const ErrorReport again = MeasureError(s, r, context).value();
     EXPECT_EQ(again.sum_error_squared, report.sum_error_squared);
     EXPECT_EQ(again.cosine, report.cosine);
     EXPECT_EQ(again.bias, report.bias);
+    EXPECT_EQ(again.mean_rel, report.mean_rel);
+    EXPECT_EQ(again.max_abs_at.coordinate, report.max_abs_at.coordinate);
     EXPECT_EQ(again.max_rel_at.coordinate, report.max_rel_at.coordinate);
   }
 }

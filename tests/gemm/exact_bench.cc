@@ -86,5 +86,24 @@ BENCHMARK_CAPTURE(BM_Exact, f16, DType::kF16, DType::kF16, DType::kF32, CodePatt
 BENCHMARK_CAPTURE(BM_Exact, f32, DType::kF32, DType::kF32, DType::kF32, CodePattern::kNear)
     ->Apply(EveryPath);
 
+/// The worst case: the second half of k takes the first away, so that every output is redone in
+/// wide integers.
+void BM_ExactCancelling(benchmark::State& state) {
+  constexpr int kRows = 128;
+  ExecutionContext context;
+  context.threads = 1;
+  GemmDesc desc;
+  desc.a.data = MakeCodes(DType::kBF16, kRows, kSize, CodePattern::kFinite, 1);
+  desc.b.data = MakeCodes(DType::kBF16, kRows, kSize, CodePattern::kFinite, 2);
+  for (int64_t i = 0; i < desc.a.data.element_count(); ++i) {
+    if (i % kSize < kSize / 2) continue;
+    desc.a.data.as<uint16_t>()[i] = desc.a.data.as<uint16_t>()[i - kSize / 2] ^ 0x8000;
+    desc.b.data.as<uint16_t>()[i] = desc.b.data.as<uint16_t>()[i - kSize / 2];
+  }
+  for (auto _ : state) state.SetLabel(ExactGemm(desc, context)->note);
+  state.SetItemsProcessed(state.iterations() * kRows * kRows * kSize);
+}
+BENCHMARK(BM_ExactCancelling)->UseRealTime()->Unit(benchmark::kMillisecond);
+
 }  // namespace
 }  // namespace quantgate
