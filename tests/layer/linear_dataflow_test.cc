@@ -280,11 +280,58 @@ TEST(LinearDataflow, AWriteBetweenSaveAndUseShowsInTheFingerprints) {
   }
 }
 
+// Writes to the scale of the columnwise codes of x, and to nothing else.
+class RescalingEngine : public ForwardingEngine {
+ public:
+  using ForwardingEngine::ForwardingEngine;
+  absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const QuantizerSpec& spec,
+                                           Usages usages,
+                                           const Cancellation* cancellation) override {
+    auto quantized = ForwardingEngine::Quantize(source, spec, usages, cancellation);
+    if (!scale_inv_.has_value()) {
+      // Of its own memory, since both directions may share one scale.
+      const Tensor& scale_inv = quantized->columnwise_scale_inv;
+      scale_inv_ = *Tensor::FromBytes(scale_inv.dtype(), scale_inv.shape(), scale_inv.bytes());
+      quantized->columnwise_scale_inv = scale_inv_;
+    }
+    return quantized;
+  }
+
+ protected:
+  void OnOperation(const std::string& name) override {
+    if (name == "column sums") scale_inv_.data()[0] ^= std::byte{1};
+  }
+
+ private:
+  Tensor scale_inv_;
+};
+
+TEST(LinearDataflow, AWriteToASavedScaleShowsToo) {
+  const auto cpu = MakeCpuEngine({});
+  RescalingEngine engine(*cpu);
+  const auto result =
+      RunLinear(engine, SmallRequest(), *Recipe::Parse("fp8_current"), Arithmetic{}, nullptr);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_NE(result->saved[0].at_save, result->saved[0].at_use);
+  EXPECT_EQ(result->saved[1].at_save, result->saved[1].at_use);
+}
+
 TEST(LinearDataflow, FingerprintsAreOfTheTensorsThemselves) {
   const LinearRequest request = SmallRequest();
   const LinearResult result = RunStep(request, "fp8_current:backward_override=high_precision");
   EXPECT_EQ(result.saved[0].at_save, FingerprintOf(request.x, ExecutionContext()));
   EXPECT_EQ(result.saved[1].at_save, FingerprintOf(request.weight, ExecutionContext()));
+}
+
+TEST(LinearDataflow, StartsNothingWhenCancelledBefore) {
+  Cancellation cancellation;
+  cancellation.Cancel();
+  const auto engine = MakeCpuEngine({});
+  int begun = 0;
+  const auto result = RunLinear(*engine, SmallRequest(), *Recipe::Parse("fp8_current"),
+                                Arithmetic{}, &cancellation, [&](const std::string&) { ++begun; });
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(begun, 0);
 }
 
 TEST(LinearDataflow, StopsBetweenStages) {

@@ -104,16 +104,18 @@ TEST(ExactValues, TellsDifferentGemmsApart) {
   GemmDesc desc;
   desc.a.data = FromValues(DType::kF32, {2, 2}, {1, 2, 3, 4});
   desc.b.data = FromValues(DType::kF32, {2, 2}, {5, 6, 7, 8});
-  std::vector<GemmDesc> descs(6, desc);
+  std::vector<GemmDesc> descs(7, desc);
   descs[1].layout = GemmLayout::kNN;
   descs[2].alpha = 2;
   descs[3].bias = FromValues(DType::kF32, {2}, {1, 1});
   descs[4].beta = 1;
   descs[4].c = FromValues(DType::kF32, {2, 2}, {1, 1, 1, 1});
+  descs[6].beta = 1;
+  descs[6].c = FromValues(DType::kF32, {2, 2}, {1, 1, 1, 2});
   descs[5].b.data = FromValues(DType::kF32, {2, 2}, {5, 6, 7, 9});
   const std::vector<std::vector<float>> expected = {
-      {17, 23, 39, 53}, {19, 22, 43, 50}, {34, 46, 78, 106},
-      {18, 24, 40, 54}, {18, 24, 40, 54}, {17, 25, 39, 57},
+      {17, 23, 39, 53}, {19, 22, 43, 50}, {34, 46, 78, 106}, {18, 24, 40, 54},
+      {18, 24, 40, 54}, {17, 25, 39, 57}, {18, 24, 40, 55},
   };
   for (size_t i = 0; i < descs.size(); ++i) {
     EXPECT_EQ(ToValues(exact.OfGemm(descs[i])->f32), expected[i]) << i;

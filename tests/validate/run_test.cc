@@ -103,27 +103,55 @@ TEST(RunPlan, DescribesEachVariant) {
 }
 
 TEST(RunPlan, OutputsAreThoseOfTheLayer) {
-  const LayerRunRequest request = RequestOf({"fp8_current"});
+  // One recipe under several arithmetics: the same operands and exact values, other outputs.
+  LayerRunRequest request = RequestOf({"fp8_current", "fp8_current", "fp8_current"});
+  request.variants[1].arithmetic = *Arithmetic::Parse("sm90:fast");
+  request.variants[2].arithmetic = *Arithmetic::Parse("fp32");
   const RunReport report = RunOk(request);
   const auto engine = MakeCpuEngine({});
-  const LinearResult direct = *RunLinear(*engine, request.linear, request.variants[0].recipe,
-                                         request.variants[0].arithmetic, nullptr);
-  ASSERT_EQ(report.variants[0].outputs.size(), direct.outputs.size());
-  for (size_t i = 0; i < direct.outputs.size(); ++i) {
-    const OutputReport& output = report.variants[0].outputs[i];
-    EXPECT_EQ(output.tensor, direct.outputs[i].name);
-    EXPECT_TRUE(SameBits(output.value, direct.outputs[i].tensor));
-    EXPECT_EQ(output.fingerprint, FingerprintOf(direct.outputs[i].tensor, ExecutionContext()));
-    EXPECT_EQ(output.against_unquantized.element_count, output.value.element_count());
-    EXPECT_EQ(output.against_exact.error.element_count, output.value.element_count());
-    EXPECT_EQ(output.against_exact.parity.element_count, output.value.element_count());
-    EXPECT_EQ(output.against_exact.reference, "exact");
-    EXPECT_FALSE(output.exact_note.empty());
-    EXPECT_EQ(output.bound.has_value(), output.tensor != "db");
+  for (size_t v = 0; v < request.variants.size(); ++v) {
+    const VariantReport& variant = report.variants[v];
+    const LinearResult direct = *RunLinear(*engine, request.linear, request.variants[v].recipe,
+                                           request.variants[v].arithmetic, nullptr);
+    ASSERT_EQ(variant.outputs.size(), direct.outputs.size());
+    for (size_t i = 0; i < direct.outputs.size(); ++i) {
+      const OutputReport& output = variant.outputs[i];
+      EXPECT_EQ(output.tensor, direct.outputs[i].name);
+      EXPECT_TRUE(SameBits(output.value, direct.outputs[i].tensor)) << variant.label;
+      EXPECT_EQ(output.fingerprint, FingerprintOf(direct.outputs[i].tensor, ExecutionContext()));
+      EXPECT_EQ(output.against_unquantized.element_count, output.value.element_count());
+      EXPECT_EQ(output.against_exact.error.element_count, output.value.element_count());
+      EXPECT_EQ(output.against_exact.parity.element_count, output.value.element_count());
+      EXPECT_EQ(output.against_exact.reference, "exact");
+      EXPECT_FALSE(output.exact_note.empty());
+      EXPECT_EQ(output.bound.has_value(), output.tensor != "db");
+    }
+    EXPECT_EQ(OutputOf(variant, "db").arithmetic, "pairwise fp32 sum");
   }
   EXPECT_EQ(OutputOf(report.variants[0], "y").arithmetic, "sm90:fast");
   EXPECT_EQ(OutputOf(report.variants[0], "dw").arithmetic, "sm90:split");
-  EXPECT_EQ(OutputOf(report.variants[0], "db").arithmetic, "pairwise fp32 sum");
+  EXPECT_EQ(OutputOf(report.variants[1], "dw").arithmetic, "sm90:fast");
+  EXPECT_EQ(OutputOf(report.variants[2], "dw").arithmetic, "fp32");
+}
+
+TEST(RunPlan, EqualOutputsOfDifferentOperandsAreMeasuredEach) {
+  // x is 31/16 everywhere and the weight 1.75 on the diagonal: both recipes give y = 217/64. But
+  // FP8 holds 448 * f32(1 / f32(448 / (31/16))), which is not 31/16, so that its exact value is not
+  // 119/64.
+  LayerRunRequest request = RequestOf({"bf16", "fp8_current"}, "exact");
+  request.linear = LinearRequest{};
+  request.linear.x = FromValues(DType::kBF16, {16, 16}, std::vector<float>(256, 1.9375f));
+  std::vector<float> diagonal(256, 0.0f);
+  for (int i = 0; i < 16; ++i) diagonal[i * 17] = 1.75f;
+  request.linear.weight = FromValues(DType::kBF16, {16, 16}, diagonal);
+  const RunReport report = RunOk(request);
+  const OutputReport& plain = OutputOf(report.variants[0], "y");
+  const OutputReport& quantized = OutputOf(report.variants[1], "y");
+  EXPECT_EQ(ToValues(plain.value), std::vector<float>(256, 217.0f / 64));
+  EXPECT_TRUE(SameBits(plain.value, quantized.value));
+  EXPECT_EQ(plain.arithmetic, quantized.arithmetic);
+  EXPECT_EQ(plain.against_exact.error.max_abs, 0);
+  EXPECT_GT(quantized.against_exact.error.max_abs, 0);
 }
 
 // Integers with amax 7 lose nothing in FP8 (7 = 1.75 * 4), and small sums nothing in bf16.
