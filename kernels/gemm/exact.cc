@@ -36,6 +36,12 @@ ExactOutput OutputOf(DType dtype) {
   }
 }
 
+std::vector<double> PaddedDoubles(const std::vector<float>& values, size_t count) {
+  std::vector<double> padded(values.begin(), values.end());
+  padded.resize(count);
+  return padded;
+}
+
 /// A GEMM taken apart for the kernels; shared by all threads, each of which writes its own tiles.
 class ExactProblem {
  public:
@@ -52,8 +58,8 @@ class ExactProblem {
         d_scale_(desc.d_scale.has_value() ? *desc.d_scale.as<float>() : 1.0f),
         bias_(desc.bias.has_value() ? DecodeToFloats(desc.bias) : std::vector<float>(shape.n)),
         c_(desc.beta != 0 ? DecodeToFloats(desc.c) : std::vector<float>()),
-        b_scales_wide_(b_scales_.begin(), b_scales_.end()),
-        bias_wide_(bias_.begin(), bias_.end()) {
+        b_scales_wide_(PaddedDoubles(b_scales_, b_bounds_.norm.size())),
+        bias_wide_(PaddedDoubles(bias_, b_bounds_.norm.size())) {
     // Error analysis of recursive summation (Higham, "Accuracy and Stability of Numerical
     // Algorithms", 3.1): products are exact, so |fl(s) - s| <= gamma_d sum |a b| <= gamma_d ||a||
     // ||b||, gamma_d = d u / (1 - d u), u = 2^-53. The last factor covers the rounding of the bound
@@ -152,10 +158,10 @@ void ExactProblem::RunTile(const ExactTile& tile, Tensor& d, ExactTileMemory& me
   const ExactSums sums = MultiplyTile(a_, b_, tile, kernels_, memory);
   const int64_t count = tile.n_end - tile.n_begin;
   const auto certify = kernels_.certify[static_cast<int>(OutputOf(desc_.out_dtype))];
-  memory.codes.resize(count);
-  memory.amax.resize(count);
-  memory.doubt.resize(count);
-  memory.addend.assign(count, 0.0);
+  memory.codes.resize(sums.stride);
+  memory.amax.resize(sums.stride);
+  memory.doubt.resize(sums.stride);
+  memory.addend.assign(sums.stride, 0.0);
   uint32_t amax = 0;
   for (int64_t row = tile.m_begin; row < tile.m_end; ++row) {
     const double* s = sums.sums + (row - tile.m_begin) * sums.stride;
@@ -184,7 +190,7 @@ void ExactProblem::RunTile(const ExactTile& tile, Tensor& d, ExactTileMemory& me
     }
     StoreCodes(memory.codes, d, row * shape_.n + tile.n_begin, count);
     if (IsFp8(desc_.out_dtype)) {
-      amax = std::max(amax, *std::max_element(memory.amax.begin(), memory.amax.end()));
+      amax = std::max(amax, *std::max_element(memory.amax.begin(), memory.amax.begin() + count));
     }
   }
   RaiseAmax(amax);

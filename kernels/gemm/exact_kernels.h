@@ -34,7 +34,9 @@ struct ExactRowStatistics {
 };
 
 /// One row of outputs to certify: v = ((coefficient * scale_b[j]) * s[j] + addend[j] + bias[j]) *
-/// d_scale.
+/// d_scale. Arrays,
+/// results too, reach to the next multiple of b_panel_rows; what lies past `count` is of no
+/// account.
 struct ExactRow {
   int64_t count;
   const double* s;      ///< fp64 dot products.

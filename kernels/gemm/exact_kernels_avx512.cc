@@ -16,6 +16,9 @@ inline Vector Load(const double* p) { return _mm512_loadu_pd(p); }
 inline void Store(double* p, Vector v) { _mm512_storeu_pd(p, v); }
 inline Vector Broadcast(double x) { return _mm512_set1_pd(x); }
 inline Vector MultiplyAdd(Vector a, Vector b, Vector c) { return _mm512_fmadd_pd(a, b, c); }
+inline Vector ProductError(Vector a, Vector b, Vector product) {
+  return _mm512_fmsub_pd(a, b, product);
+}
 
 #include "kernels/gemm/exact_kernels_body.h"
 
