@@ -290,11 +290,13 @@ AccumulationRule Sm90Rule(DType dtype, bool split, int slices) {
 
 std::vector<KRange> SlicesOf(const AccumulationRule& rule, int64_t k) {
   if (rule.slices <= 1) return {{0, k}};
-  const int64_t tiles = (k + rule.tile_k - 1) / rule.tile_k;
-  const int64_t slice_k = (tiles + rule.slices - 1) / rule.slices * rule.tile_k;
+  // cuBLASLt 13.1 rounds the integer quotient k / slices up to whole tiles. Where the quotient is
+  // whole tiles already and leaves a remainder, the last products of k are in no slice and are
+  // lost: 8 of 776 at 12 slices, on the H200 (tests/data/golden_gemm_splitk.safetensors).
+  const int64_t slice_k = std::max(rule.tile_k, RoundUp(k / rule.slices, rule.tile_k));
   std::vector<KRange> slices;
-  for (int64_t begin = 0; begin < k; begin += slice_k) {
-    slices.push_back({begin, std::min(k, begin + slice_k)});
+  for (int64_t i = 0; i < rule.slices && i * slice_k < k; ++i) {
+    slices.push_back({i * slice_k, std::min(k, (i + 1) * slice_k)});
   }
   return slices;
 }

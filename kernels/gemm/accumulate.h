@@ -29,7 +29,8 @@ struct KRange {
   int64_t begin, end;
 };
 
-/// The non-empty slices of k, in order; one of them unless the rule splits K.
+/// The non-empty slices of k, in order; one of them unless the rule splits K. They may leave the
+/// last products out, as cuBLASLt does.
 std::vector<KRange> SlicesOf(const AccumulationRule& rule, int64_t k);
 
 /// Accumulators of rows [row, row + rows) x columns [column, column + columns), columns <= 64.
