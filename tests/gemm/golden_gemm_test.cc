@@ -161,6 +161,7 @@ TEST(GoldenFilesTest, NameTheirOriginAndCoverTheSpecifiedCorners) {
   int fast = 0, split = 0, in_place = 0, bias = 0, split_k = 0, outer = 0, ragged = 0, cases = 0;
   for (const char* name : kGoldenFiles) {
     const GoldenFile golden = ReadGolden(name);
+    ASSERT_TRUE(golden.tensors.metadata.contains("origin"));
     EXPECT_THAT(golden.tensors.metadata.at("origin"), ::testing::HasSubstr("NVIDIA H200"));
     for (const Json& one : golden.cases) {
       const GemmDesc desc = DescOf(golden, one);

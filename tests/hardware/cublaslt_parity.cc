@@ -163,7 +163,7 @@ class Sweep {
   int64_t Compare(const Trial& trial, const Algorithm& algorithm, const std::vector<uint8_t>& d,
                   const Tensor& expected);
   void WriteOutput(const std::vector<uint8_t>& d) const;
-  /// Absent where sm90 does not model that split of K.
+  /// Absent, with a line printed, where the model refuses.
   Tensor ModelOf(const Trial& trial, ArithmeticFamily family, int split_k);
 
   Device& device_;
@@ -223,7 +223,7 @@ void Sweep::DrawEpilogue(Trial& trial) {
   }
   if (kind >= 4 && kind <= 5) {
     h.alpha = draw_float();
-    h.beta = kind == 4 ? 1.0f : draw_float();
+    h.beta = kind == 4 ? 1.0f : draw_float() + 0.0001f;  // Never 0.
     set_c();
   } else if (kind == 6 && family_.in_place) {
     h.beta = 1.0f, h.in_place = true;
@@ -324,11 +324,10 @@ Tensor Sweep::ModelOf(const Trial& trial, ArithmeticFamily family, int split_k) 
   desc.arithmetic.family = family;
   desc.arithmetic.split_k = split_k;
   absl::StatusOr<GemmResult> result = GemmCpu(desc, ExecutionContext{});
-  if (absl::IsUnimplemented(result.status())) return Tensor();
   if (!result.ok()) {
-    std::fprintf(stderr, "GemmCpu: %s: %s\n", trial.text.c_str(),
-                 result.status().ToString().c_str());
-    std::exit(1);
+    std::printf("REFUSED by the model: %s: %s\n", trial.text.c_str(),
+                result.status().ToString().c_str());
+    return Tensor();
   }
   tally_.distinct += result->d.element_count();
   return result->d;
