@@ -95,8 +95,8 @@ class Sm90Accumulator {
         context_(context),
         kernels_(kernels),
         k_padded_(RoundUp(a.k, rule.step)),
-        a_classes_(a, a.dtype == DType::kF32),
-        b_classes_(b, b.dtype == DType::kF32) {}
+        a_classes_(a, slices_.back().end, a.dtype == DType::kF32),
+        b_classes_(b, slices_.back().end, b.dtype == DType::kF32) {}
 
   absl::Status Run(AccumulatorSink sink) {
     if (a_.rows == 0) return absl::OkStatus();

@@ -119,7 +119,9 @@ const std::vector<ArithmeticDescription>& AllArithmetics() {
        "8 products aligned to 25 bits; FP8 in steps of 32 aligned to 13 bits, accumulated as the "
        "recipe says. Parameters: fast, split, splitk=N",
        "tensor-cores.md sections 1 to 3",
-       "cuBLASLt 13.1 on an H200: more than 7e9 outputs equal bit for bit", false},
+       "cuBLASLt 13.1 on an H200: more than 7e9 outputs equal bit for bit. tf32 only where k is a "
+       "multiple of 8: other kernels take the rest",
+       false},
       {"sm90:fast", "sm90 with FP8 accumulated in the tensor core alone (FAST_ACCUM on)",
        "tensor-cores.md section 3", "cuBLASLt 13.1 on an H200", false},
       {"sm90:split", "sm90 with FP8 sums promoted to fp32 every 128 of K (FAST_ACCUM off)",

@@ -14,20 +14,22 @@ typename Format::Storage MagnitudeOf(typename Format::Storage code, bool tf32) {
   return static_cast<typename Format::Storage>(code & ~FormatConstants<Format>::kSignMask);
 }
 
-/// Whether any of `count` contiguous codes is NaN or infinite; a loop that compilers vectorise.
+/// Whether any of `count` contiguous codes is NaN or infinite: their magnitude codes are above all
+/// finite ones. A running maximum, which compilers vectorise.
 template <class Format>
 bool AnySpecial(const typename Format::Storage* codes, int64_t count, bool tf32) {
-  bool special = false;
+  typename Format::Storage largest = 0;
   for (int64_t i = 0; i < count; ++i) {
-    special |= MagnitudeOf<Format>(codes[i], tf32) > FormatConstants<Format>::kMaxFinite;
+    const auto magnitude = MagnitudeOf<Format>(codes[i], tf32);
+    largest = magnitude > largest ? magnitude : largest;
   }
-  return special;
+  return largest > FormatConstants<Format>::kMaxFinite;
 }
 
 }  // namespace
 
-ClassSets::ClassSets(const OperandView& view, bool tf32)
-    : view_(view), tf32_(tf32), words_((view.k + 63) / 64) {
+ClassSets::ClassSets(const OperandView& view, int64_t k_end, bool tf32)
+    : view_(view), k_end_(k_end), tf32_(tf32), words_((k_end + 63) / 64) {
   VisitFormat(view.dtype, [&]<class Format>(Format) {
     // One of the strides is 1 and the operand is dense, so it is one contiguous array.
     const auto* codes = view.at<typename Format::Storage>(0, 0);
@@ -35,7 +37,7 @@ ClassSets::ClassSets(const OperandView& view, bool tf32)
     if (!any_special_) return;
     special_rows_.resize(view.rows);
     for (int64_t row = 0; row < view.rows; ++row) {
-      for (int64_t k = 0; k < view.k && !special_rows_[row]; ++k) {
+      for (int64_t k = 0; k < k_end && !special_rows_[row]; ++k) {
         special_rows_[row] = AnySpecial<Format>(view.at<typename Format::Storage>(row, k), 1, tf32);
       }
     }
@@ -47,7 +49,7 @@ void ClassSets::BuildSets() {
   VisitFormat(view_.dtype, [&]<class Format>(Format) {
     for (int64_t row = 0; row < view_.rows; ++row) {
       uint64_t* const sets = &sets_[row * 4 * words_];
-      for (int64_t k = 0; k < view_.k; ++k) {
+      for (int64_t k = 0; k < k_end_; ++k) {
         auto code = *view_.at<typename Format::Storage>(row, k);
         if constexpr (Format::kMantissaBits == 23) {
           if (tf32_) code = RoundToTf32(code);

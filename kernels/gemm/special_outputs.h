@@ -13,9 +13,9 @@ namespace quantgate {
 /// Per row of an operand, the sets of k (one bit each) that are NaN, infinite, zero and negative.
 class ClassSets {
  public:
-  /// Which rows hold a NaN or an infinity. `tf32`: f32 operands are classified after rounding to
-  /// tf32.
-  ClassSets(const OperandView& view, bool tf32);
+  /// Which rows hold a NaN or an infinity among their first `k_end` elements, the ones that are
+  /// summed. `tf32`: f32 operands are classified after rounding to tf32.
+  ClassSets(const OperandView& view, int64_t k_end, bool tf32);
 
   bool any_special() const { return any_special_; }
   bool is_special(int64_t row) const { return any_special_ && special_rows_[row]; }
@@ -32,6 +32,7 @@ class ClassSets {
   const uint64_t* set(int64_t row, int which) const { return &sets_[(row * 4 + which) * words_]; }
 
   const OperandView view_;
+  const int64_t k_end_;
   const bool tf32_;
   const int64_t words_;
   bool any_special_ = false;

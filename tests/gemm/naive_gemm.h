@@ -39,14 +39,15 @@ float NaiveDot(const std::vector<typename FormatA::Storage>& a,
   constexpr int64_t kStep = kFp8 ? 32 : FormatA::kMantissaBits == 23 ? 8 : 16;
   constexpr int64_t kTile = 128 / sizeof(typename FormatA::Storage);
   const int64_t k_count = static_cast<int64_t>(a.size());
-  const int64_t tiles = (k_count + kTile - 1) / kTile;
-  const int64_t tiles_per_slice = (tiles + rule.slices - 1) / rule.slices;
+  // Slices are k / slices rounded up to whole tiles; a remainder beyond the last slice is lost.
+  const int64_t quotient_tiles = (k_count / rule.slices + kTile - 1) / kTile;
+  const int64_t slice_k = rule.slices == 1 ? k_count : kTile * std::max<int64_t>(1, quotient_tiles);
   float result = 0;
-  for (int64_t first = 0; first < tiles; first += tiles_per_slice) {
-    const int64_t end = std::min(k_count, (first + tiles_per_slice) * kTile);
+  for (int64_t i = 0; i < rule.slices && i * slice_k < k_count; ++i) {
+    const int64_t end = std::min(k_count, (i + 1) * slice_k);
     uint32_t accumulator = 0;
     float promoted = 0;
-    for (int64_t k = first * kTile; k < end; k += kStep) {
+    for (int64_t k = i * slice_k; k < end; k += kStep) {
       const int length = static_cast<int>(std::min(kStep, end - k));
       if constexpr (kFp8) {
         accumulator = FusedStep<WgmmaFp8, FormatA, FormatB>(&a[k], &b[k], length, accumulator);
@@ -59,7 +60,7 @@ float NaiveDot(const std::vector<typename FormatA::Storage>& a,
       }
     }
     const float slice = rule.split ? promoted : std::bit_cast<float>(accumulator);
-    result = first == 0 ? slice : result + slice;
+    result = i == 0 ? slice : result + slice;
   }
   return result;
 }
