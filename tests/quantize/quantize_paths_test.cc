@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "kernels/quantize/quantize_kernels.h"
+#include "kernels/tensor/convert.h"
 #include "kernels/tensor/generate.h"
 #include "tests/quantize/cast_boundaries.h"
 
@@ -114,18 +115,21 @@ TEST(Amax, IgnoresNanAtEveryPlace) {
   for (const Isa isa : AvailableIsas()) {
     ExecutionContext context;
     context.isa = isa;
-    for (const int64_t count : {1, 7, 31, 64, 127, 128, 129, 200}) {
-      for (int64_t place = 0; place < count; ++place) {
-        Tensor x = *Tensor::Allocate(DType::kF32, {count});
-        std::fill(x.as<float>(), x.as<float>() + count, nan);
-        x.as<float>()[place] = -5.25f;
-        const auto amax = [&](const Tensor& tensor) {
-          return *QuantizeCpu(tensor, {.format = QuantizerFormat::kFp8Tensor}, {}, context)
-                      ->amax_rowwise.as<float>();
-        };
-        EXPECT_EQ(amax(x), 5.25f) << IsaName(isa) << " " << count << " " << place;
-        x.as<float>()[count - 1 - place] = -inf;
-        EXPECT_EQ(amax(x), inf);
+    const auto amax = [&](const Tensor& x, DType dtype) {
+      return *QuantizeCpu(*CastTensor(x, dtype, context), {.format = QuantizerFormat::kFp8Tensor},
+                          {}, context)
+                  ->amax_rowwise.as<float>();
+    };
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (const int64_t count : {1, 31, 64, 127, 129, 200}) {
+        for (int64_t place = 0; place < count; ++place) {
+          Tensor x = *Tensor::Allocate(DType::kF32, {count});
+          std::fill(x.as<float>(), x.as<float>() + count, nan);
+          x.as<float>()[place] = -5.25f;
+          EXPECT_EQ(amax(x, dtype), 5.25f) << IsaName(isa) << " " << count << " " << place;
+          x.as<float>()[count - 1 - place] = -inf;
+          EXPECT_EQ(amax(x, dtype), inf);
+        }
       }
     }
   }
