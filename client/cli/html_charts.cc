@@ -30,7 +30,9 @@ std::string PositionLabel(int position) {
   const int steps = std::abs(position);
   const std::string sign = position < 0 ? "\u2212" : position > 0 ? "+" : "";
   if (steps <= 2) return absl::StrCat(sign, steps);
-  if (steps <= 8) return absl::StrCat(sign, int64_t{1} << (steps - 1));
+  if (steps <= 10) return absl::StrCat(sign, int64_t{1} << (steps - 1));
+  if (steps <= 20) return absl::StrCat(sign, int64_t{1} << (steps - 11), "Ki");
+  if (steps <= 30) return absl::StrCat(sign, int64_t{1} << (steps - 21), "Mi");
   return absl::StrCat(sign, "2^", steps - 1);
 }
 
@@ -50,14 +52,14 @@ bool IsSameBlock(const v1::HeatMapCell& left, const v1::HeatMapCell& right) {
 }
 
 /// Cells of each level as one path: runs of equal cells in a row are one rectangle.
-std::array<std::string, kHeatLevels> LevelPaths(const v1::HeatMap& map, double largest) {
+std::array<std::string, kHeatLevels> LevelPaths(const v1::HeatMap& map, HeatRange range) {
   std::array<std::string, kHeatLevels> paths;
   for (int row = 0; row < map.rows(); ++row) {
     for (int column = 0; column < map.columns();) {
-      const int level = HeatLevel(map.cells(row * map.columns() + column).rms_error(), largest);
+      const int level = HeatLevel(map.cells(row * map.columns() + column).rms_error(), range);
       const int begin = column;
       while (column < map.columns() &&
-             HeatLevel(map.cells(row * map.columns() + column).rms_error(), largest) == level) {
+             HeatLevel(map.cells(row * map.columns() + column).rms_error(), range) == level) {
         ++column;
       }
       absl::StrAppend(&paths[level], "M", begin, " ", row, "h", column - begin, "v1h-",
@@ -69,10 +71,11 @@ std::array<std::string, kHeatLevels> LevelPaths(const v1::HeatMap& map, double l
 
 }  // namespace
 
-int HeatLevel(double value, double largest) {
-  if (!(value > 0) || !(largest > 0)) return 0;
-  return std::clamp(static_cast<int>(std::ceil(value / largest * (kHeatLevels - 1))), 1,
-                    kHeatLevels - 1);
+int HeatLevel(double value, HeatRange range) {
+  if (!(value > 0)) return 0;
+  if (!(range.high > range.low)) return 1;
+  const double share = (value - range.low) / (range.high - range.low);
+  return std::clamp(1 + static_cast<int>(share * (kHeatLevels - 1)), 1, kHeatLevels - 1);
 }
 
 std::string UlpHistogramSvg(const v1::ParityReport& parity) {
@@ -111,7 +114,7 @@ std::string UlpHistogramSvg(const v1::ParityReport& parity) {
                             x + width / 2, kBase - height - 4, Count(bucket.count()));
     }
   }
-  const int stride = std::max(1, (2 * reach + 1) / 12);
+  const int stride = std::max(1, static_cast<int>(std::ceil(34 / width)));
   for (int position = -reach; position <= reach; ++position) {
     if (position % stride != 0) continue;
     absl::StrAppendFormat(&svg, "<text x=\"%.1f\" y=\"123\" class=\"tick\">%s</text>",
@@ -125,16 +128,18 @@ std::string HeatMapSvg(const v1::ErrorReport& error) {
   const bool is_whole =
       map.rows() > 0 && map.columns() > 0 && map.cells_size() == map.rows() * map.columns();
   if (!is_whole) return "<p class=\"dim\">no blocks</p>";
-  double largest = 0;
+  HeatRange range{INFINITY, 0};
   for (const v1::HeatMapCell& cell : map.cells()) {
-    if (std::isfinite(cell.rms_error())) largest = std::max(largest, cell.rms_error());
+    if (!std::isfinite(cell.rms_error())) continue;
+    range.low = std::min(range.low, cell.rms_error());
+    range.high = std::max(range.high, cell.rms_error());
   }
   // A few rows or columns still fill a readable square.
-  std::string svg =
-      absl::StrCat("<svg class=\"heat\" viewBox=\"0 0 ", map.columns(), " ", map.rows(),
-                   "\" preserveAspectRatio=\"none\" role=\"img\" "
-                   "aria-label=\"error by block\" shape-rendering=\"crispEdges\">");
-  const std::array<std::string, kHeatLevels> paths = LevelPaths(map, largest);
+  std::string svg = absl::StrCat("<svg class=\"", map.rows() == 1 ? "heat strip" : "heat",
+                                 "\" viewBox=\"0 0 ", map.columns(), " ", map.rows(),
+                                 "\" preserveAspectRatio=\"none\" role=\"img\" "
+                                 "aria-label=\"error by block\" shape-rendering=\"crispEdges\">");
+  const std::array<std::string, kHeatLevels> paths = LevelPaths(map, range);
   for (int level = 0; level < kHeatLevels; ++level) {
     if (!paths[level].empty()) {
       absl::StrAppend(&svg, "<path class=\"h", level, "\" d=\"", paths[level], "\"/>");
@@ -149,11 +154,11 @@ std::string HeatMapSvg(const v1::ErrorReport& error) {
                             i % map.columns(), i / map.columns(), Escaped(CellText(worst)));
     }
   }
-  absl::StrAppend(&svg, "</svg><div class=\"ramp\"><span>0</span>");
-  for (int level = 0; level < kHeatLevels; ++level) {
+  absl::StrAppend(&svg, "</svg><div class=\"ramp\"><span>", ShortReal(range.low), "</span>");
+  for (int level = 1; level < kHeatLevels; ++level) {
     absl::StrAppend(&svg, "<i class=\"b", level, "\"></i>");
   }
-  return absl::StrCat(svg, "<span>", ShortReal(largest), "</span></div>");
+  return absl::StrCat(svg, "<span>", ShortReal(range.high), "</span></div>");
 }
 
 std::string StackedBar(const std::vector<BarPart>& parts) {

@@ -28,7 +28,11 @@ std::string StackedBar(const std::vector<BarPart>& parts);
 /// One horizontal bar per stage, all to one scale.
 std::string StageBars(const std::vector<std::pair<std::string, double>>& stages);
 
-/// 0 for no error up to 9 for the largest of `largest`, linear.
-int HeatLevel(double value, double largest);
+struct HeatRange {
+  double low = 0;
+  double high = 0;
+};
+/// 0 for no error at all (or NaN), 1 to 9 from the low to the high end of the range, linear.
+int HeatLevel(double value, HeatRange range);
 
 }  // namespace quantgate

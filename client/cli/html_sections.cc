@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -15,7 +16,8 @@ namespace {
 std::string UlpText(int64_t ulp) { return ulp == INT64_MAX ? "NaN" : Count(ulp); }
 
 std::string ValueText(double value, uint64_t bits, const std::string& dtype) {
-  return absl::StrCat(Escaped(ExactReal(value)), " ", Code(HexBits(bits, dtype)));
+  return absl::StrCat("<span class=\"value\">", Escaped(ExactReal(value)), "</span>",
+                      Code(HexBits(bits, dtype)));
 }
 
 /// "first", "worst", ...: one element of both sides as a table row.
@@ -42,7 +44,7 @@ std::string ElementTable(const v1::ParityReport* parity, const v1::ErrorReport* 
         ElementRow("largest relative error", error->max_rel_at(), dtype, reference_dtype));
   }
   if (rows.empty()) return "";
-  return HtmlTable({"element", "at", "subject", "reference"}, rows);
+  return HtmlTable({"element", "at", "subject", "reference"}, rows, "elements");
 }
 
 std::string ErrorFacts(const v1::ErrorReport& error) {
@@ -82,37 +84,36 @@ std::string WorstBlocks(const v1::ErrorReport& error) {
 
 /// Subject classes down, reference classes across; only classes that occur.
 std::string Confusion(const v1::ParityReport& parity) {
-  static constexpr const char* kOrder[] = {"-inf", "-finite", "-0", "+0", "+finite", "+inf", "nan"};
+  std::vector<std::string> order = {"-inf", "negative", "-0", "+0", "positive", "+inf", "nan"};
+  std::map<std::pair<std::string, std::string>, int64_t> counts;
+  std::set<std::string> subjects, references;
   bool agrees = true;
-  std::set<std::string> subject_classes, reference_classes;
   for (const v1::ClassConfusion& cell : parity.class_confusion()) {
+    counts[{cell.subject_class(), cell.reference_class()}] = cell.count();
+    subjects.insert(cell.subject_class());
+    references.insert(cell.reference_class());
     agrees &= cell.subject_class() == cell.reference_class();
-    subject_classes.insert(cell.subject_class());
-    reference_classes.insert(cell.reference_class());
+    for (const std::string& name : {cell.subject_class(), cell.reference_class()}) {
+      if (std::find(order.begin(), order.end(), name) == order.end()) order.push_back(name);
+    }
   }
   if (agrees) {
     return "<p class=\"dim\">Classes agree: no NaN, infinity, zero or sign on one side only.</p>";
   }
   std::vector<std::string> header = {"subject \\ reference"};
-  for (const char* name : kOrder) {
-    if (reference_classes.contains(name)) header.push_back(absl::StrCat(">", name));
+  for (const std::string& name : order) {
+    if (references.contains(name)) header.push_back(absl::StrCat(">", name));
   }
   std::vector<std::vector<std::string>> rows;
-  for (const char* subject : kOrder) {
-    if (!subject_classes.contains(subject)) continue;
+  for (const std::string& subject : order) {
+    if (!subjects.contains(subject)) continue;
     std::vector<std::string> row = {Escaped(subject)};
-    for (const char* reference : kOrder) {
-      if (!reference_classes.contains(reference)) continue;
-      int64_t count = 0;
-      for (const v1::ClassConfusion& cell : parity.class_confusion()) {
-        if (cell.subject_class() == subject && cell.reference_class() == reference) {
-          count = cell.count();
-        }
-      }
-      const bool is_off = count > 0 && std::string(subject) != reference;
-      row.push_back(is_off       ? Span("bad", Count(count))
-                    : count == 0 ? Span("dim", "0")
-                                 : Count(count));
+    for (const std::string& reference : order) {
+      if (!references.contains(reference)) continue;
+      const int64_t count = counts[{subject, reference}];
+      row.push_back(count == 0             ? Span("dim", "0")
+                    : subject != reference ? Span("bad", Count(count))
+                                           : Count(count));
     }
     rows.push_back(row);
   }

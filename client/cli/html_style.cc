@@ -11,7 +11,8 @@ const char kReportStyle[] = R"css(
   --accent: #3557b7; --good: #1c7a4d; --good-bg: #e4f3ea; --bad: #b3263a; --bad-bg: #fbe6e8; --inform-bg: #e9edf8;
   --h0: #f2eff4; --h1: #e7d9ee; --h2: #d8bfe3; --h3: #c7a3d7; --h4: #b386c9; --h5: #9c69b8; --h6: #834da3;
   --h7: #68358a; --h8: #4c206c; --h9: #300f4b;
-  --q0: #f3f5f4; --q1: #e0efec; --q2: #c6e5df; --q3: #a4d7ce; --q4: #7ec6ba; --q5: #57b3a5;
+  --q0: #f4f5f4; --q1: #e8f1ef; --q2: #d7eae6; --q3: #c2e1db; --q4: #aad6ce; --q5: #8fcabf;
+  --part: #3f9d8e; --hot: #ffffff;
 }
 @media (prefers-color-scheme: dark) {
   :root {
@@ -19,7 +20,8 @@ const char kReportStyle[] = R"css(
     --accent: #8ea8f5; --good: #63c796; --good-bg: #17301f; --bad: #f0808f; --bad-bg: #3a181e; --inform-bg: #1d2540;
     --h0: #211f26; --h1: #31233f; --h2: #432c58; --h3: #573571; --h4: #6d3f8b; --h5: #844ba4; --h6: #9c5cba;
     --h7: #b574cd; --h8: #ce94de; --h9: #e9c2f0;
-    --q0: #1d2123; --q1: #1b2c2b; --q2: #1c3a37; --q3: #1e4a45; --q4: #215c55; --q5: #257067;
+    --q0: #1d2123; --q1: #1b2c2b; --q2: #1c3a37; --q3: #1e4a45; --q4: #205751; --q5: #246860;
+    --part: #3fa092; --hot: #17181b;
   }
 }
 * { box-sizing: border-box; }
@@ -51,7 +53,8 @@ a:hover { text-decoration: underline; }
 .banner.fail { background: var(--bad-bg); } .banner.fail strong { color: var(--bad); }
 .banner p { margin: 0; overflow-wrap: anywhere; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 16px 18px; min-width: 0; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(500px, 100%), 1fr)); gap: 14px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(500px, 100%), 1fr)); gap: 14px;
+  align-items: start; }
 .head { display: flex; justify-content: space-between; align-items: baseline; gap: 12px; flex-wrap: wrap; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
@@ -66,10 +69,13 @@ th:last-child, td:last-child { padding-right: 0; }
 .matrix td { border: 0; padding: 8px 10px; border-radius: 7px; line-height: 1.35; white-space: nowrap; }
 .matrix td.label { padding-left: 2px; white-space: normal; min-width: 170px; }
 .matrix b { font-size: 16px; font-weight: 650; }
-.matrix small { display: block; font-size: 11.5px; color: var(--dim); }
+.matrix small { display: block; font-size: 11.5px; opacity: .78; }
+.matrix small .good { color: inherit; font-weight: 650; }
+.matrix small:has(.good) { opacity: 1; }
 .matrix td.broken { outline: 2px solid var(--bad); outline-offset: -2px; }
 .pairs td { text-align: center; padding: 7px 10px; min-width: 74px; }
-.pairs td.dark { color: #fff; }
+.pairs td.hot { color: var(--hot); }
+.pairs { width: auto; }
 .pairs td.label { text-align: left; }
 .q0 { background: var(--q0); } .q1 { background: var(--q1); } .q2 { background: var(--q2); }
 .q3 { background: var(--q3); } .q4 { background: var(--q4); } .q5 { background: var(--q5); }
@@ -82,13 +88,18 @@ th:last-child, td:last-child { padding-right: 0; }
 .h0 { fill: var(--h0); } .h1 { fill: var(--h1); } .h2 { fill: var(--h2); } .h3 { fill: var(--h3); }
 .h4 { fill: var(--h4); } .h5 { fill: var(--h5); } .h6 { fill: var(--h6); } .h7 { fill: var(--h7); }
 .h8 { fill: var(--h8); } .h9 { fill: var(--h9); }
-dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(118px, 1fr)); gap: 8px 14px; margin: 8px 0; }
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(96px, 1fr)); gap: 8px 12px; margin: 8px 0; }
 dt { color: var(--dim); font-size: 11.5px; }
 dd { margin: 0; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .pictures { display: grid; grid-template-columns: minmax(0, 1.7fr) minmax(0, 1fr); gap: 18px; align-items: start; }
 @media (max-width: 560px) { .pictures { grid-template-columns: 1fr; } main, header { padding: 0 12px; } }
 svg.chart { width: 100%; height: auto; display: block; }
 svg.heat { width: 100%; aspect-ratio: 1; display: block; border-radius: 4px; }
+svg.heat.strip { aspect-ratio: 6; }
+.elements td { white-space: nowrap; }
+.elements td:first-child { white-space: normal; }
+.value { display: block; }
+.elements code { color: var(--dim); }
 .axis { stroke: var(--line); }
 rect.zero { fill: var(--good); } rect.off { fill: var(--accent); }
 rect.worst { fill: none; stroke: var(--bad); stroke-width: 2; vector-effect: non-scaling-stroke; }
@@ -99,7 +110,7 @@ rect.worst { fill: none; stroke: var(--bad); stroke-width: 2; vector-effect: non
 .stack { display: flex; height: 12px; border-radius: 4px; overflow: hidden; gap: 1px; margin: 4px 0; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 14px; font-size: 12px; }
 .legend i { display: inline-block; width: 9px; height: 9px; border-radius: 2px; margin-right: 5px; }
-.c0 { background: var(--q5); } .c1 { background: var(--line); } .c2 { background: var(--h3); }
+.c0 { background: var(--part); } .c1 { background: var(--line); } .c2 { background: var(--h3); }
 .c3 { background: var(--h5); } .c4 { background: var(--h7); } .c5 { background: #d8892b; } .c6 { background: var(--bad); }
 .bars { display: grid; grid-template-columns: max-content 1fr max-content; gap: 3px 12px; align-items: center; }
 .bars b { display: block; height: 9px; background: var(--soft); border-radius: 3px; }

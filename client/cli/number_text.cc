@@ -30,7 +30,10 @@ std::string ShortReal(double value) {
 std::string ExactReal(double value) {
   if (!std::isfinite(value)) return SpecialText(value);
   std::array<char, 32> buffer;
-  const std::to_chars_result end = std::to_chars(buffer.begin(), buffer.end(), value);
+  const float narrow = static_cast<float>(value);
+  const std::to_chars_result end = narrow == value
+                                       ? std::to_chars(buffer.begin(), buffer.end(), narrow)
+                                       : std::to_chars(buffer.begin(), buffer.end(), value);
   return std::string(buffer.begin(), end.ptr);
 }
 

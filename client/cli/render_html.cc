@@ -14,6 +14,20 @@
 namespace quantgate {
 namespace {
 
+/// What went in and what it ran on, in one line.
+std::string Subtitle(const ReportDocument& document) {
+  if (!document.has_run) return "";
+  std::vector<std::string> parts;
+  for (const v1::InputTensor& input : document.run.inputs()) {
+    parts.push_back(absl::StrCat(Escaped(input.name()), " ", Code(TypeText(input.type()))));
+  }
+  for (const v1::DeviceDescription& device : document.run.environment().devices()) {
+    parts.push_back(Escaped(absl::StrCat(device.name(), ", ", device.architecture())));
+  }
+  parts.push_back(Seconds(document.run.seconds()));
+  return absl::StrCat("<p class=\"dim\">", absl::StrJoin(parts, " \u00b7 "), "</p>");
+}
+
 std::string Banner(const v1::Verdict& verdict) {
   const bool is_inform = verdict.criterion() == v1::REQUIREMENT_UNSPECIFIED;
   const char* kind = is_inform ? "inform" : verdict.pass() ? "pass" : "fail";
@@ -33,7 +47,6 @@ std::string Banner(const v1::Verdict& verdict) {
   return html + "</div></div>\n";
 }
 
-/// The parts of "recipe / override / arithmetic" on lines of their own.
 std::string LabelCell(const v1::VariantReport& variant, int index) {
   return absl::StrCat("<td class=\"label\"><a href=\"#v", index, "\">#", index, " ",
                       Escaped(variant.label()), "</a></td>");
@@ -125,12 +138,11 @@ PairCell CellOf(const v1::RunReport& run, int subject, int reference) {
   return cell;
 }
 
-/// Decades of relative difference: 1e-7 and less is step 1, 0.1 and more step 9.
+/// One step per decade of relative difference: 1 up to 1e-8, 9 from 1 on.
 int DecadeLevel(double relative) {
   if (!(relative > 0)) return 1;
-  return std::isfinite(relative)
-             ? std::clamp(static_cast<int>(std::ceil((std::log10(relative) + 7) * 1.34)) + 1, 1, 9)
-             : 9;
+  if (!std::isfinite(relative)) return 9;
+  return static_cast<int>(std::clamp(std::floor(std::log10(relative)) + 9, 1.0, 9.0));
 }
 
 std::string Pairs(const v1::RunReport& run) {
@@ -213,7 +225,7 @@ std::string RenderHtml(const ReportDocument& document) {
       "content=\"width=device-width, initial-scale=1\">\n<title>QuantGate ",
       Escaped(document.kind), ": ", Escaped(document.title), "</title>\n<style>", kReportStyle,
       "</style></head>\n<body><header><div class=\"brand\">QuantGate ", Escaped(document.kind),
-      "</div><h1>", Escaped(document.title), "</h1>", Banner(document.verdict));
+      "</div><h1>", Escaped(document.title), "</h1>", Subtitle(document), Banner(document.verdict));
   for (const std::string& remark : document.remarks) {
     absl::StrAppend(&html, "<p>", Span("chip", "note"), " ", Escaped(remark), "</p>");
   }

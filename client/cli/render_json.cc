@@ -114,12 +114,14 @@ Json OfNearer(const v1::NearerReport& nearer) {
   return json;
 }
 
-Json OfComparison(const v1::TensorComparison& comparison, const std::string& dtype) {
+Json OfComparison(const v1::TensorComparison& comparison, const std::string& dtype,
+                  const std::string& error_reference_dtype) {
   Json json;
   json["tensor"] = comparison.tensor();
   json["reference"] = comparison.reference();
   json["parity"] = comparison.has_parity() ? OfParity(comparison.parity(), dtype) : Json();
-  json["error"] = comparison.has_error() ? OfError(comparison.error(), dtype, dtype) : Json();
+  json["error"] =
+      comparison.has_error() ? OfError(comparison.error(), dtype, error_reference_dtype) : Json();
   json["nearer"] = comparison.has_nearer() ? OfNearer(comparison.nearer()) : Json();
   return json;
 }
@@ -138,12 +140,13 @@ Json OfOutput(const v1::OutputReport& output) {
   const std::string& dtype = output.tensor().type().dtype();
   Json json = JsonOf(output.tensor());
   json["arithmetic"] = output.arithmetic();
-  // `unquantized` is rounded once to f32.
+  // `unquantized` and `exact` are rounded once to f32 for errors; parity rounds `exact` to the
+  // dtype.
   json["against_unquantized"] = output.has_against_unquantized()
                                     ? OfError(output.against_unquantized(), dtype, "f32")
                                     : Json();
   json["against_exact"] =
-      output.has_against_exact() ? OfComparison(output.against_exact(), dtype) : Json();
+      output.has_against_exact() ? OfComparison(output.against_exact(), dtype, "f32") : Json();
   json["bound"] = output.has_bound() ? OfBound(output.bound()) : Json();
   json["exact_note"] = output.exact_note();
   return json;
@@ -162,7 +165,9 @@ Json OfVariant(const v1::VariantReport& variant) {
   json["against_reference"] =
       ListOf(variant.against_reference(), [&](const v1::TensorComparison& comparison) {
         const v1::OutputReport* output = FindOutput(variant, comparison.tensor());
-        return OfComparison(comparison, output == nullptr ? "" : output->tensor().type().dtype());
+        const std::string dtype = output == nullptr ? "" : output->tensor().type().dtype();
+        // Parity is only there for equal dtypes; without it the reference's is not known here.
+        return OfComparison(comparison, dtype, comparison.has_parity() ? dtype : "");
       });
   json["saved"] = ListOf(variant.saved(), [](const v1::SavedOperand& saved) {
     return Json{{"name", saved.name()},
