@@ -39,8 +39,8 @@ TEST(MeasureErrorTest, StatisticsOfAFewNumbers) {
   EXPECT_EQ(report.mean_rel, (1.0 / 3 + 0.5) / 3);
   EXPECT_EQ(report.sum_error_squared, 6);
   EXPECT_EQ(report.sum_reference_squared, 50);
-  EXPECT_DOUBLE_EQ(report.cosine, 45 / std::sqrt(46.0 * 50));
-  EXPECT_DOUBLE_EQ(report.relative_frobenius, std::sqrt(6.0 / 50));
+  EXPECT_EQ(report.cosine, 45 / (std::sqrt(46.0) * std::sqrt(50.0)));
+  EXPECT_EQ(report.relative_frobenius, std::sqrt(6.0) / std::sqrt(50.0));
   EXPECT_EQ(report.heat_map.rows, 1);
   EXPECT_EQ(report.heat_map.columns, 4);
   ASSERT_EQ(report.worst_blocks.size(), 3u);
