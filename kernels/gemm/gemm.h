@@ -53,7 +53,7 @@ struct GemmDesc {
 
 struct GemmResult {
   Tensor d;     ///< [m][n] of out_dtype.
-  Tensor amax;  ///< f32 [1]: max |value| in fp32 before d_scale, NaN if any is; present for FP8 outputs.
+  Tensor amax;  ///< f32 [1], FP8 outputs only: max |value| in fp32 before d_scale, NaN if any is.
   std::string arithmetic;  ///< What ran, fully resolved: "sm90:fast", "sm90:split", "sm90", "exact"
                            ///< (bf16 and the like have no accumulation mode).
   std::string note;  ///< For exact: bits needed and available, and outputs that took the wide path.

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Writes fused_step_vectors.txt: fused steps computed from their definition with exact fractions.
 
-Independent of the C++ code: values are fractions, exponents come from the definition of each format, truncation is
-integer division of fractions. Run without arguments; the seed is fixed, so the output is reproducible.
+Independent of the C++ code: values are fractions, exponents come from the definition of each
+format, truncation is integer division of fractions. Run without arguments; the seed is fixed, so
+the output is reproducible.
 
 Line: format_a format_b align_bits out_mantissa c_hex result_hex a_hex,... b_hex,...
 """
@@ -101,18 +102,21 @@ def tf32(code):
 def draw(rng, name, style):
     exponent_bits, mantissa_bits, bias, has_inf = FORMATS[name]
     bits = bits_of(name)
-    largest = (((1 << exponent_bits) - 1) << mantissa_bits) - 1 if has_inf else (1 << (bits - 1)) - 2
+    infinity = ((1 << exponent_bits) - 1) << mantissa_bits
+    largest = infinity - 1 if has_inf else (1 << (bits - 1)) - 2
     sign = rng.getrandbits(1) << (bits - 1)
     if style == "codes":
         code = rng.getrandbits(bits)
     elif style == "finite":
         code = sign | rng.randint(0, largest)
     elif style == "near":  # Exponents within four of the middle, so that terms cancel and align.
-        code = sign | ((bias + rng.randint(-2, 2)) << mantissa_bits) | rng.getrandbits(mantissa_bits)
+        field = bias + rng.randint(-2, 2)
+        code = sign | (field << mantissa_bits) | rng.getrandbits(mantissa_bits)
     elif style == "small":
         code = sign | rng.getrandbits(mantissa_bits + 1)
     elif style == "tiny":  # Products around the exponent floor, where the format reaches it.
-        code = sign | (rng.randint(max(1, bias - 80), max(1, bias - 62)) << mantissa_bits) | rng.getrandbits(mantissa_bits)
+        field = rng.randint(max(1, bias - 80), max(1, bias - 62))
+        code = sign | (field << mantissa_bits) | rng.getrandbits(mantissa_bits)
     elif style == "sparse":
         code = sign | (rng.randint(0, largest) if rng.random() < 0.2 else 0)
     elif style == "maximal":
@@ -124,18 +128,24 @@ def draw(rng, name, style):
     return tf32(code) if name == "f32" else code
 
 
+def hexes(name, codes):
+    return ",".join(f"{code:0{bits_of(name) // 4}x}" for code in codes)
+
+
 def main():
     rng = random.Random(20240607)
     cases = [("bf16", "bf16", 25, 23, 16), ("f16", "f16", 25, 23, 16), ("f32", "f32", 25, 23, 8),
-             ("e4m3", "e4m3", 13, 13, 32), ("e5m2", "e4m3", 13, 13, 32), ("e4m3", "e5m2", 13, 13, 32),
-             ("e5m2", "e5m2", 13, 13, 32)]
+             ("e4m3", "e4m3", 13, 13, 32), ("e5m2", "e4m3", 13, 13, 32),
+             ("e4m3", "e5m2", 13, 13, 32), ("e5m2", "e5m2", 13, 13, 32)]
+    styles = [  # Of a, b and c, and how many steps.
+        ("finite", "finite", "finite", 12), ("near", "near", "near", 16),
+        ("codes", "codes", "codes", 8), ("small", "finite", "zero", 6), ("tiny", "tiny", "zero", 8),
+        ("small", "small", "small", 6), ("sparse", "near", "near", 6),
+        ("sparse", "sparse", "zero", 4), ("maximal", "maximal", "maximal", 1),
+        ("maximal", "negative_maximal", "negative_maximal", 1), ("maximal", "maximal", "zero", 1)]
     lines = ["# Fused steps from exact fractions; written by make_fused_step_vectors.py."]
     for fa, fb, align, out, length in cases:
-        for style_a, style_b, style_c, count in [
-                ("finite", "finite", "finite", 12), ("near", "near", "near", 16), ("codes", "codes", "codes", 8),
-                ("small", "finite", "zero", 6), ("tiny", "tiny", "zero", 8), ("small", "small", "small", 6), ("sparse", "near", "near", 6),
-                ("sparse", "sparse", "zero", 4), ("maximal", "maximal", "maximal", 1),
-                ("maximal", "negative_maximal", "negative_maximal", 1), ("maximal", "maximal", "zero", 1)]:
+        for style_a, style_b, style_c, count in styles:
             for _ in range(count):
                 a = [draw(rng, fa, style_a) for _ in range(length)]
                 b = [draw(rng, fb, style_b) for _ in range(length)]
@@ -146,8 +156,8 @@ def main():
                 else:
                     c = draw(rng, "bf16", style_c) << 16 | rng.getrandbits(16)
                 result = fused_step(fa, fb, align, out, a, b, c)
-                hexes = lambda name, codes: ",".join(f"{x:0{bits_of(name) // 4}x}" for x in codes)
-                lines.append(f"{fa} {fb} {align} {out} {c:08x} {result:08x} {hexes(fa, a)} {hexes(fb, b)}")
+                lines.append(f"{fa} {fb} {align} {out} {c:08x} {result:08x} "
+                             f"{hexes(fa, a)} {hexes(fb, b)}")
     Path(__file__).with_name("fused_step_vectors.txt").write_text("\n".join(lines) + "\n")
 
 
