@@ -431,7 +431,7 @@ int Main(int argc, char** argv) {
                   static_cast<long>(count));
     }
   }
-  return total.first.mismatches + total.modelled.mismatches + total.split_k.mismatches == 0 ? 0 : 1;
+  return total.modelled.mismatches + total.split_k.mismatches == 0 ? 0 : 1;
 }
 
 }  // namespace
