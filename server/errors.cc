@@ -96,8 +96,9 @@ absl::Status AtField(absl::Status status, const std::string& field) {
   if (broken.field.empty()) {
     return About(absl::Status(status.code(), absl::StrCat(field, ": ", text)), field, "", text);
   }
-  return About(absl::Status(status.code(), absl::StrCat(field, ".", text)),
-               absl::StrCat(field, ".", broken.field), broken.value, broken.rule);
+  const std::string prefix = field.empty() ? "" : field + ".";
+  return About(absl::Status(status.code(), prefix + text), prefix + broken.field, broken.value,
+               broken.rule);
 }
 
 absl::Status BlobsMissing(const std::string& field, std::vector<Digest> missing) {

@@ -1,5 +1,6 @@
 #include "server/server.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server.h>
@@ -234,6 +235,8 @@ void RunningServer::Hurry() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
+  // Protobuf would write a line for every malformed message that a client sends.
+  google::protobuf::SetLogHandler(nullptr);
   QG_ASSIGN_OR_RETURN(DataDir data_dir, DataDir::Open(options.data_dir));
   auto server = std::make_unique<RunningServer>(std::move(options), std::move(data_dir));
   QG_RETURN_IF_ERROR(server->Open());

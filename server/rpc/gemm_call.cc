@@ -112,7 +112,7 @@ absl::StatusOr<GemmWork> CheckGemmRequest(ServiceContext& context, const v1::Gem
   const auto tensors = work.tensors(outline);
   for (size_t i = 0; i < tensors.size(); ++i) *tensors[i] = TensorLoader::Outline(*references[i]);
   const auto shape = CheckGemm(outline);
-  if (!shape.ok()) return error::AtField(shape.status(), "request");
+  if (!shape.ok()) return error::AtField(shape.status(), "");
   const TensorType out{desc.out_dtype, {shape->m, shape->n}};
   const auto count = CheckedElementCount(out.shape, out.dtype, "d");
   if (!count.ok() || *count > context.options.tensor_bytes_max / DTypeBytes(out.dtype)) {

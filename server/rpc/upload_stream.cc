@@ -79,11 +79,23 @@ UploadStream::Actions UploadStream::DecideActions() {
   return actions;
 }
 
+// A task that is already on its way finds its queue empty.
 void UploadStream::DropQueued() {
   for (const Received& received : to_hash_) Release(received.message_bytes);
   for (const Hashed& hashed : to_write_) Release(hashed.message_bytes);
   to_hash_.clear();
   to_write_.clear();
+}
+
+template <typename Item>
+std::optional<Item> UploadStream::TakeFront(std::deque<Item>& queue, bool& is_running) {
+  if (queue.empty()) {
+    is_running = false;
+    return std::nullopt;
+  }
+  Item item = std::move(queue.front());
+  queue.pop_front();
+  return item;
 }
 
 void UploadStream::Release(int64_t message_bytes) {
@@ -114,22 +126,22 @@ void UploadStream::OnReadDone(bool ok) {
 }
 
 void UploadStream::HashNext() {
-  Received received;
+  std::optional<Received> received;
   {
     absl::MutexLock lock(&mutex_);
-    received = std::move(to_hash_.front());
-    to_hash_.pop_front();
+    received = TakeFront(to_hash_, is_hashing_);
   }
-  auto request = WriteRequestView::Parse(received.message);
-  received.message.Clear();
+  if (!received.has_value()) return Advance();
+  auto request = WriteRequestView::Parse(received->message);
+  received->message.Clear();
   const absl::Status taken = request.ok() ? Take(*request) : request.status();
   {
     absl::MutexLock lock(&mutex_);
     is_hashing_ = false;
     if (taken.ok() && !is_present_) {
-      to_write_.push_back({*std::move(request), received.message_bytes});
+      to_write_.push_back({*std::move(request), received->message_bytes});
     } else {
-      Release(received.message_bytes);
+      Release(received->message_bytes);
       Stop(taken);
     }
   }
@@ -188,17 +200,17 @@ absl::Status UploadStream::CheckChunk(const WriteRequestView& request) const {
 }
 
 void UploadStream::WriteNext() {
-  Hashed hashed;
+  std::optional<Hashed> hashed;
   {
     absl::MutexLock lock(&mutex_);
-    hashed = std::move(to_write_.front());
-    to_write_.pop_front();
+    hashed = TakeFront(to_write_, is_writing_);
   }
-  const absl::Status written = upload_->Write(hashed.request.pieces());
+  if (!hashed.has_value()) return Advance();
+  const absl::Status written = upload_->Write(hashed->request.pieces());
   {
     absl::MutexLock lock(&mutex_);
     is_writing_ = false;
-    Release(hashed.message_bytes);
+    Release(hashed->message_bytes);
     if (!written.ok()) Stop(written);
   }
   Advance();

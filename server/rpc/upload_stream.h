@@ -36,6 +36,8 @@ class UploadStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void Advance();
   Actions DecideActions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  template <typename Item>
+  static std::optional<Item> TakeFront(std::deque<Item>& queue, bool& is_running);
 
   // One task each; they end with Advance().
   void HashNext();

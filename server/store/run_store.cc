@@ -88,7 +88,7 @@ absl::StatusOr<RunRecord> RunStore::Create(const std::string& request_id, const 
 }
 
 absl::Status RunStore::DropOldest() {
-  // A finished run goes when it is beyond the newest kRunsKept, or when the runs newer than it
+  // A finished run goes when it is beyond the newest runs_kept_, or when the runs newer than it
   // already hold all the bytes that are kept.
   QG_ASSIGN_OR_RETURN(
       Statement drop,
@@ -96,7 +96,7 @@ absl::Status RunStore::DropOldest() {
           "DELETE FROM runs WHERE state >= 3 AND id IN (SELECT id FROM (SELECT id, "
           "row_number() OVER newest AS place, sum(event_bytes) OVER newest AS bytes FROM runs "
           "WINDOW newest AS (ORDER BY id DESC)) WHERE place > ? OR bytes > ?)"));
-  return drop.Bind(int64_t{kRunsKept}).Bind(kRunEventBytesKept).Run();
+  return drop.Bind(int64_t{runs_kept_}).Bind(kRunEventBytesKept).Run();
 }
 
 absl::Status RunStore::Remove(const std::string& run_id) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/digest.h"
+#include "server/limits.h"
 #include "server/store/database.h"
 
 namespace quantgate {
@@ -38,7 +39,9 @@ struct RunPage {
 
 class RunStore {
  public:
-  explicit RunStore(Database& database) : database_(database) {}
+  /// `runs_kept`: finished runs beyond this number go, the oldest first.
+  explicit RunStore(Database& database, int runs_kept = kRunsKept)
+      : database_(database), runs_kept_(runs_kept) {}
 
   /// The run that a request started. ALREADY_EXISTS when its content was another.
   absl::StatusOr<std::optional<RunRecord>> FindRequest(const std::string& request_id,
@@ -71,6 +74,7 @@ class RunStore {
   absl::Status DropOldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
 
   Database& database_;
+  const int runs_kept_;
 };
 
 }  // namespace quantgate

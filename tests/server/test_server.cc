@@ -2,27 +2,15 @@
 
 #include <arpa/inet.h>
 #include <grpcpp/create_channel.h>
-#include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 
 #include "kernels/tensor/fingerprint.h"
 
 namespace quantgate {
-
-TemporaryDirectory::TemporaryDirectory() {
-  std::string name = (std::filesystem::temp_directory_path() / "quantgate-test-XXXXXX").string();
-  path_ = ::mkdtemp(name.data());
-}
-
-TemporaryDirectory::~TemporaryDirectory() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
 
 TestServer::TestServer(Change change) {
   options_.listen = {"127.0.0.1:0"};

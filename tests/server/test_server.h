@@ -18,19 +18,9 @@
 #include "quantgate/v1/info_service.grpc.pb.h"
 #include "quantgate/v1/tensors_service.grpc.pb.h"
 #include "server/server.h"
+#include "tests/server/temporary_directory.h"
 
 namespace quantgate {
-
-/// A directory that goes with the object.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory();
-  ~TemporaryDirectory();
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 class TestServer {
  public:

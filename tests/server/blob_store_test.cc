@@ -1,0 +1,216 @@
+#include "server/store/blob_store.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "server/errors.h"
+#include "server/store/crc32c.h"
+#include "server/store/data_dir.h"
+#include "tests/server/temporary_directory.h"
+
+namespace quantgate {
+namespace {
+
+namespace fs = std::filesystem;
+
+class BlobStoreTest : public testing::Test {
+ protected:
+  BlobStoreTest() { Open(); }
+
+  void Open(int64_t store_bytes_max = 1 << 30) {
+    store_ = nullptr;
+    data_dir_.reset();
+    data_dir_.emplace(DataDir::Open(directory_.path()).value());
+    BlobStoreOptions options;
+    options.blobs_path = data_dir_->blobs_path();
+    options.partial_path = data_dir_->partial_path();
+    options.quarantine_path = data_dir_->quarantine_path();
+    options.blob_bytes_max = 1 << 30;
+    options.store_bytes_max = store_bytes_max;
+    options.on_corruption = [this](std::string_view) { ++corruptions_; };
+    store_ = BlobStore::Open(std::move(options)).value();
+  }
+
+  static std::span<const std::byte> Bytes(const std::string& text) {
+    return std::as_bytes(std::span(text));
+  }
+  static absl::Status Write(BlobUpload& upload, const std::string& text) {
+    const std::span<const std::byte> piece = Bytes(text);
+    upload.Hash({&piece, 1});
+    return upload.Write({&piece, 1});
+  }
+  std::string Load(const Digest& digest) {
+    const auto buffer = store_->Load(digest);
+    if (!buffer.ok()) return std::string(buffer.status().message());
+    return std::string(reinterpret_cast<const char*>((*buffer)->data()), (*buffer)->size());
+  }
+
+  TemporaryDirectory directory_;
+  std::optional<DataDir> data_dir_;
+  std::unique_ptr<BlobStore> store_;
+  int corruptions_ = 0;
+};
+
+TEST_F(BlobStoreTest, PutAndLoad) {
+  const Digest digest = store_->Put(Bytes("hello")).value();
+  // sha256sum of "hello".
+  EXPECT_EQ(digest.Text(), "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824/5");
+  EXPECT_EQ(Load(digest), "hello");
+  EXPECT_EQ(store_->usage().committed_bytes, 5);
+  EXPECT_EQ(store_->Put(Bytes("hello")).value(), digest);
+  EXPECT_EQ(store_->usage().committed_objects, 1);
+  EXPECT_TRUE(fs::exists(fs::path(directory_.path()) / "cas/2c/f2" / digest.sha256.Hex()));
+}
+
+TEST_F(BlobStoreTest, ADigestIsHashAndSize) {
+  Digest digest = store_->Put(Bytes("hello")).value();
+  digest.size = 6;
+  EXPECT_FALSE(store_->Contains(digest));
+  EXPECT_TRUE(absl::IsNotFound(store_->Load(digest).status()));
+  const absl::Status status = store_->BeginUpload("u", digest, 0).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_EQ(error::DetailOf(status).field, "header.digest.size");
+}
+
+TEST_F(BlobStoreTest, UploadsResumeInTheSameAndInALaterProcess) {
+  const std::string text = "the quick brown fox";
+  const Digest digest = Digest::Of(Bytes(text));
+  auto upload = store_->BeginUpload("u", digest, 0).value();
+  ASSERT_TRUE(Write(*upload, text.substr(0, 4)).ok());
+  upload = nullptr;
+  upload = store_->BeginUpload("u", digest, 4).value();
+  ASSERT_TRUE(Write(*upload, text.substr(4, 6)).ok());
+  upload = nullptr;
+  Open();
+  EXPECT_EQ(store_->QueryUpload("u", digest).value().committed_size, 10);
+  EXPECT_EQ(store_->usage().partial_bytes, 10);
+  upload = store_->BeginUpload("u", digest, 10).value();
+  ASSERT_TRUE(Write(*upload, text.substr(10)).ok());
+  ASSERT_TRUE(upload->Commit().ok());
+  upload = nullptr;
+  EXPECT_EQ(Load(digest), text);
+  EXPECT_TRUE(store_->QueryUpload("u", digest).value().complete);
+  EXPECT_EQ(store_->usage().partial_objects, 0);
+}
+
+TEST_F(BlobStoreTest, HashedButUnwrittenBytesAreForgotten) {
+  const std::string text = "the quick brown fox";
+  const Digest digest = Digest::Of(Bytes(text));
+  auto upload = store_->BeginUpload("u", digest, 0).value();
+  ASSERT_TRUE(Write(*upload, text.substr(0, 4)).ok());
+  const std::span<const std::byte> lost = Bytes(text).subspan(4, 5);
+  upload->Hash({&lost, 1});  // Its write failed.
+  upload = nullptr;
+  upload = store_->BeginUpload("u", digest, 4).value();
+  ASSERT_TRUE(Write(*upload, text.substr(4)).ok());
+  EXPECT_TRUE(upload->Commit().ok());
+}
+
+TEST_F(BlobStoreTest, OneStreamWritesAnUpload) {
+  const Digest digest = Digest::Of(Bytes("hello"));
+  auto upload = store_->BeginUpload("u", digest, 0).value();
+  EXPECT_TRUE(absl::IsAborted(store_->BeginUpload("u", digest, 0).status()));
+  EXPECT_TRUE(store_->BeginUpload("v", digest, 0).ok());
+  upload = nullptr;
+  EXPECT_TRUE(store_->BeginUpload("u", digest, 0).ok());
+}
+
+TEST_F(BlobStoreTest, TheQuotaCountsWhatUploadsWillNeed) {
+  Open(/*store_bytes_max=*/100);
+  const std::string text(60, 'x');
+  auto upload = store_->BeginUpload("u", Digest::Of(Bytes(text)), 0).value();
+  const absl::Status refused = store_->Put(Bytes(std::string(41, 'y'))).status();
+  EXPECT_EQ(error::DetailOf(refused).reason, "quota");
+  EXPECT_TRUE(store_->Put(Bytes(std::string(40, 'y'))).ok());
+  upload = nullptr;  // Nothing was written, so 60 bytes are free again.
+  EXPECT_TRUE(store_->Put(Bytes(std::string(60, 'z'))).ok());
+}
+
+TEST_F(BlobStoreTest, OldPartialUploadsAreDropped) {
+  const Digest digest = Digest::Of(Bytes("hello"));
+  auto upload = store_->BeginUpload("u", digest, 0).value();
+  ASSERT_TRUE(Write(*upload, "he").ok());
+  upload = nullptr;
+  const fs::path partial = directory_.path() + "/partial";
+  for (const auto& entry : fs::directory_iterator(partial)) {
+    fs::last_write_time(entry, fs::file_time_type::clock::now() - std::chrono::hours(25));
+  }
+  std::ofstream(partial / "put.7") << "left behind by a crash";
+  Open();
+  EXPECT_TRUE(absl::IsNotFound(store_->QueryUpload("u", digest).status()));
+  EXPECT_TRUE(fs::is_empty(partial));
+}
+
+TEST_F(BlobStoreTest, DamageIsFoundOnReading) {
+  const std::string text(3'000'000, 'x');
+  const Digest digest = store_->Put(Bytes(text)).value();
+  const fs::path file = fs::path(directory_.path()) / "cas" / digest.sha256.Hex().substr(0, 2) /
+                        digest.sha256.Hex().substr(2, 2) / digest.sha256.Hex();
+  fs::resize_file(file, 2'999'999);
+  EXPECT_TRUE(absl::IsDataLoss(store_->Load(digest).status()));
+  EXPECT_EQ(corruptions_, 1);
+  EXPECT_FALSE(store_->Contains(digest));
+  EXPECT_TRUE(fs::exists(fs::path(directory_.path()) / "quarantine" / digest.sha256.Hex()));
+  EXPECT_EQ(store_->usage().committed_bytes, 0);
+}
+
+TEST_F(BlobStoreTest, ConcurrentUploadsOfOneDigest) {
+  const std::string text(100'000, 'q');
+  const Digest digest = Digest::Of(Bytes(text));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      auto upload = store_->BeginUpload("u" + std::to_string(i), digest, 0).value();
+      for (size_t at = 0; at < text.size(); at += 10'000) {
+        EXPECT_TRUE(Write(*upload, text.substr(at, 10'000)).ok());
+      }
+      EXPECT_TRUE(upload->Commit().ok());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(Load(digest), text);
+  EXPECT_EQ(store_->usage().committed_objects, 1);
+  EXPECT_EQ(store_->usage().partial_objects, 0);
+}
+
+TEST(DataDirTest, IsLockedWhileOpen) {
+  const TemporaryDirectory directory;
+  {
+    const auto first = DataDir::Open(directory.path());
+    ASSERT_TRUE(first.ok());
+    const absl::Status second = DataDir::Open(directory.path()).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(second));
+    EXPECT_NE(second.message().find(directory.path()), absl::string_view::npos);
+  }
+  EXPECT_TRUE(DataDir::Open(directory.path()).ok());
+}
+
+TEST(DataDirTest, NamesAPathThatIsNoDirectory) {
+  const TemporaryDirectory directory;
+  std::ofstream(directory.path() + "/file") << "x";
+  const absl::Status status = DataDir::Open(directory.path() + "/file").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status));
+}
+
+// RFC 3720 section B.4.
+TEST(Crc32cTest, PublishedVectors) {
+  const auto crc = [](const std::string& bytes) {
+    return ExtendCrc32c(0, std::as_bytes(std::span(bytes)));
+  };
+  EXPECT_EQ(crc(std::string(32, '\0')), 0x8A9136AAu);
+  EXPECT_EQ(crc(std::string(32, '\xFF')), 0x62A8AB43u);
+  std::string ascending, descending;
+  for (int i = 0; i < 32; ++i) {
+    ascending.push_back(static_cast<char>(i));
+    descending.push_back(static_cast<char>(31 - i));
+  }
+  EXPECT_EQ(crc(ascending), 0x46DD794Eu);
+  EXPECT_EQ(crc(descending), 0x113FDB5Cu);
+  EXPECT_EQ(ExtendCrc32c(crc("1234"), std::as_bytes(std::span("56789", 5))), 0xE3069283u);
+}
+
+}  // namespace
+}  // namespace quantgate

@@ -1,0 +1,167 @@
+#include "server/device_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "server/errors.h"
+#include "server/executor.h"
+
+namespace quantgate {
+namespace {
+
+std::shared_ptr<Cancellation> Forever() { return std::make_shared<Cancellation>(); }
+
+/// A job that runs until it is told to go on.
+struct Gate {
+  absl::Notification started, open, done;
+  absl::Status admission;
+
+  DeviceQueue::Job Job() {
+    return [this](absl::Status status) {
+      admission = status;
+      started.Notify();
+      if (status.ok()) open.WaitForNotification();
+      done.Notify();
+    };
+  }
+};
+
+TEST(DeviceQueueTest, RunsInOrderOfArrival) {
+  DeviceQueue queue({"runs", 1, 100});
+  std::vector<int> order;
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_TRUE(queue
+                    .Submit(Forever(),
+                            [&order, i](absl::Status status) {
+                              EXPECT_TRUE(status.ok());
+                              order.push_back(i);
+                            })
+                    .ok());
+  }
+  EXPECT_TRUE(queue.WaitIdle(absl::InfiniteFuture()));
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(order[i], i);
+}
+
+TEST(DeviceQueueTest, IsBoundedAndSaysHowManyAreAhead) {
+  DeviceQueue queue({"runs", 1, 2});
+  Gate running, first, second, third;
+  EXPECT_EQ(queue.Submit(Forever(), running.Job()).value(), 0);
+  running.started.WaitForNotification();
+  EXPECT_EQ(queue.Submit(Forever(), first.Job()).value(), 1);
+  EXPECT_EQ(queue.Submit(Forever(), second.Job()).value(), 2);
+  const absl::Status refused = queue.Submit(Forever(), third.Job()).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_EQ(error::DetailOf(refused).reason, "queue_full");
+  EXPECT_TRUE(error::DetailOf(refused).retry_after.has_value());
+  EXPECT_EQ(queue.depth(), 2);
+  EXPECT_EQ(queue.running(), 1);
+  EXPECT_GE(queue.oldest_age(), absl::ZeroDuration());
+  for (Gate* gate : {&running, &first, &second}) gate->open.Notify();
+  EXPECT_TRUE(queue.WaitIdle(absl::InfiniteFuture()));
+  EXPECT_FALSE(third.started.HasBeenNotified());
+}
+
+TEST(DeviceQueueTest, CancelledWhileWaitingLeavesAtOnce) {
+  DeviceQueue queue({"runs", 1, 10});
+  Gate running, waiting;
+  ASSERT_TRUE(queue.Submit(Forever(), running.Job()).ok());
+  running.started.WaitForNotification();
+  const auto cancellation = Forever();
+  ASSERT_TRUE(queue.Submit(cancellation, waiting.Job()).ok());
+  queue.Cancel(cancellation);
+  waiting.done.WaitForNotification();  // The first job still runs.
+  EXPECT_TRUE(absl::IsCancelled(waiting.admission));
+  EXPECT_EQ(queue.depth(), 0);
+  running.open.Notify();
+}
+
+TEST(DeviceQueueTest, DeadlinesPassWhileWaiting) {
+  DeviceQueue queue({"runs", 1, 10});
+  Gate running, late, later;
+  ASSERT_TRUE(queue.Submit(Forever(), running.Job()).ok());
+  running.started.WaitForNotification();
+  const absl::Time now = absl::Now();
+  ASSERT_TRUE(queue.Submit(std::make_shared<Cancellation>(now + absl::Hours(1)), later.Job()).ok());
+  // An earlier deadline than the one the queue already waits for.
+  ASSERT_TRUE(
+      queue.Submit(std::make_shared<Cancellation>(now + absl::Milliseconds(20)), late.Job()).ok());
+  late.done.WaitForNotification();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late.admission));
+  EXPECT_GE(absl::Now(), now + absl::Milliseconds(20));
+  EXPECT_EQ(queue.depth(), 1);
+  running.open.Notify();
+  later.open.Notify();
+}
+
+TEST(DeviceQueueTest, DrainingRefusesAndFinishes) {
+  DeviceQueue queue({"runs", 1, 10});
+  Gate running, waiting;
+  ASSERT_TRUE(queue.Submit(Forever(), running.Job()).ok());
+  ASSERT_TRUE(queue.Submit(Forever(), waiting.Job()).ok());
+  running.started.WaitForNotification();
+  queue.Drain();
+  EXPECT_TRUE(absl::IsUnavailable(queue.Submit(Forever(), [](absl::Status) {}).status()));
+  EXPECT_FALSE(queue.WaitIdle(absl::Now()));
+  running.open.Notify();
+  waiting.open.Notify();
+  EXPECT_TRUE(queue.WaitIdle(absl::InfiniteFuture()));
+  EXPECT_TRUE(waiting.admission.ok());
+}
+
+TEST(DeviceQueueTest, DestructionCancelsWhatRunsAndWaits) {
+  absl::Status waiting;
+  const auto running = Forever();
+  absl::Notification started;
+  {
+    DeviceQueue queue({"runs", 1, 10});
+    ASSERT_TRUE(queue
+                    .Submit(running,
+                            [&](absl::Status) {
+                              started.Notify();
+                              while (running->Check().ok()) {
+                              }
+                            })
+                    .ok());
+    started.WaitForNotification();
+    ASSERT_TRUE(queue.Submit(Forever(), [&](absl::Status status) { waiting = status; }).ok());
+  }
+  EXPECT_TRUE(absl::IsCancelled(waiting));
+}
+
+TEST(DeviceQueueTest, EveryJobIsCalledOnceUnderContention) {
+  std::atomic<int> calls{0};
+  std::atomic<int> accepted{0};
+  {
+    DeviceQueue queue({"runs", 3, 16});
+    std::vector<std::thread> clients;
+    for (int client = 0; client < 4; ++client) {
+      clients.emplace_back([&, client] {
+        for (int i = 0; i < 500; ++i) {
+          const auto cancellation = std::make_shared<Cancellation>(
+              i % 7 == 0 ? absl::Now() + absl::Microseconds(50) : absl::InfiniteFuture());
+          if (queue.Submit(cancellation, [&](absl::Status) { ++calls; }).ok()) ++accepted;
+          if ((i + client) % 5 == 0) queue.Cancel(cancellation);
+        }
+      });
+    }
+    for (std::thread& client : clients) client.join();
+  }
+  EXPECT_EQ(calls, accepted);
+  EXPECT_GT(accepted, 0);
+}
+
+TEST(ExecutorTest, RunsEverythingBeforeItEnds) {
+  std::atomic<int> calls{0};
+  {
+    Executor executor(3);
+    for (int i = 0; i < 1000; ++i) executor.Run([&] { ++calls; });
+  }
+  EXPECT_EQ(calls, 1000);
+}
+
+}  // namespace
+}  // namespace quantgate

@@ -1,0 +1,107 @@
+#include "server/layer_run.h"
+
+#include <gtest/gtest.h>
+
+#include "server/errors.h"
+
+namespace quantgate {
+namespace {
+
+TensorReference GeneratedReference(const std::string& field, uint64_t seed, Shape shape) {
+  TensorReference reference;
+  reference.kind = TensorReference::Kind::kGenerated;
+  reference.field = field;
+  reference.generator.seed = seed;
+  reference.generator.shape = shape;
+  reference.type = TensorType{DType::kBF16, std::move(shape)};
+  return reference;
+}
+
+Variant MakeVariant(const char* recipe, BackwardOverride mode, const char* arithmetic) {
+  return {Recipe::Parse(recipe).value().WithBackwardOverride(mode),
+          Arithmetic::Parse(arithmetic).value()};
+}
+
+LayerRun MakeRun() {
+  LayerRun run;
+  run.x = GeneratedReference("spec.linear.x", 1, {32, 64});
+  run.weight = GeneratedReference("spec.linear.weight", 2, {16, 64});
+  run.variants = {MakeVariant("bf16", BackwardOverride::kNone, "sm90")};
+  return run;
+}
+
+constexpr char kTensors[] =
+    " --layer linear --input gen:normal,seed=1,shape=32x64,dtype=bf16 --weight "
+    "gen:normal,seed=2,shape=16x64,dtype=bf16";
+
+TEST(ReproduceCommandTest, OneVariantIsARun) {
+  EXPECT_EQ(ReproduceCommand(MakeRun()),
+            std::string("quantgate run") + kTensors +
+                " --recipe bf16 --backward-override none --arithmetic sm90");
+}
+
+TEST(ReproduceCommandTest, AProductIsACompare) {
+  LayerRun run = MakeRun();
+  run.variants.clear();
+  for (const char* recipe : {"fp8_current", "fp8_current:fp8_format=e4m3,power_2_scales=true"}) {
+    for (const auto mode : {BackwardOverride::kNone, BackwardOverride::kDequantized}) {
+      for (const char* arithmetic : {"sm90:split,splitk=3", "exact"}) {
+        run.variants.push_back(MakeVariant(recipe, mode, arithmetic));
+      }
+    }
+  }
+  run.reference = 1;
+  run.requirement = Requirement::kBound;
+  run.requires_grad = RequiresGrad{true, false, true};
+  EXPECT_EQ(
+      ReproduceCommand(run),
+      std::string("quantgate compare") + kTensors +
+          " --requires-grad x,b --recipe fp8_current --recipe "
+          "fp8_current:fp8_format=e4m3,power_2_scales=true --backward-override none "
+          "--backward-override dequantized --arithmetic sm90:split,splitk=3 --arithmetic exact "
+          "--reference 1 --require bound");
+}
+
+TEST(ReproduceCommandTest, AnythingElseIsOneRunEach) {
+  LayerRun run = MakeRun();
+  run.variants.push_back(MakeVariant("fp8_current", BackwardOverride::kNone, "exact"));
+  EXPECT_EQ(ReproduceCommand(run),
+            std::string("quantgate run") + kTensors +
+                " --recipe bf16 --backward-override none --arithmetic sm90 && "
+                "quantgate run" +
+                kTensors + " --recipe fp8_current --backward-override none --arithmetic exact");
+}
+
+TEST(ReproduceCommandTest, StoredAndInlineTensorsAreDigests) {
+  LayerRun run = MakeRun();
+  run.x.kind = TensorReference::Kind::kStored;
+  run.x.digest = {Sha256Of({}), 4096};
+  run.weight.kind = TensorReference::Kind::kInline;
+  run.weight.digest = {Sha256Of({}), 2048};
+  run.main_grad = GeneratedReference("spec.linear.main_grad", 3, {});
+  run.main_grad.generator.scale = 0.1f;
+  const std::string empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+  EXPECT_EQ(ReproduceCommand(run),
+            "quantgate run --layer linear --input digest:" + empty +
+                "/4096,dtype=bf16,shape=32x64 --weight digest:" + empty +
+                "/2048,dtype=bf16,shape=16x64 --main-grad "
+                "gen:normal,seed=3,shape=scalar,dtype=bf16,scale=0.100000001 --recipe bf16 "
+                "--backward-override none --arithmetic sm90");
+}
+
+TEST(CheckLayerRunTest, ChecksShapesWithoutMemory) {
+  LayerRun run = MakeRun();
+  // 2^46 bytes, which nobody has.
+  run.x = GeneratedReference("spec.linear.x", 1, {int64_t{1} << 39, 64});
+  EXPECT_TRUE(CheckLayerRun(run).ok());
+  run.weight = GeneratedReference("spec.linear.weight", 2, {16, 32});
+  const absl::Status status = CheckLayerRun(run);
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_EQ(error::DetailOf(status).field, "spec.linear.x");
+  run = MakeRun();
+  run.reference = 4;
+  EXPECT_EQ(error::DetailOf(CheckLayerRun(run)).field, "spec.reference");
+}
+
+}  // namespace
+}  // namespace quantgate

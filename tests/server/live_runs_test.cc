@@ -1,0 +1,67 @@
+#include "server/live_runs.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+namespace quantgate {
+namespace {
+
+TEST(LiveRunsTest, WakesOnceForTheEventThatIsWaitedFor) {
+  LiveRuns runs;
+  EXPECT_EQ(runs.Wait("a", 1, [] {}), 0);  // Not live.
+  runs.Begin("a", nullptr);
+  int wakes = 0;
+  EXPECT_NE(runs.Wait("a", 1, [&] { ++wakes; }), 0);
+  runs.Published("b", 1);
+  EXPECT_EQ(wakes, 0);
+  runs.Published("a", 1);
+  runs.Published("a", 2);
+  EXPECT_EQ(wakes, 1);
+  EXPECT_EQ(runs.Wait("a", 2, [&] { ++wakes; }), 0);  // It is there.
+  EXPECT_NE(runs.Wait("a", 3, [&] { ++wakes; }), 0);
+  runs.End("a");
+  EXPECT_EQ(wakes, 2);
+  EXPECT_FALSE(runs.IsLive("a"));
+}
+
+TEST(LiveRunsTest, AWaitEndsByItsWakeOrByStopping) {
+  LiveRuns runs;
+  runs.Begin("a", nullptr);
+  int wakes = 0;
+  const int64_t token = runs.Wait("a", 1, [&] { ++wakes; });
+  EXPECT_TRUE(runs.StopWaiting("a", token));
+  EXPECT_FALSE(runs.StopWaiting("a", token));
+  runs.Published("a", 1);
+  EXPECT_EQ(wakes, 0);
+  const int64_t second = runs.Wait("a", 2, [&] { ++wakes; });
+  runs.End("a");
+  EXPECT_FALSE(runs.StopWaiting("a", second));
+  EXPECT_EQ(wakes, 1);
+}
+
+TEST(LiveRunsTest, EveryWaitEndsExactlyOnceUnderContention) {
+  LiveRuns runs;
+  runs.Begin("a", nullptr);
+  std::atomic<int> ended{0}, waits{0};
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&] {
+      for (int64_t sequence = 1; sequence <= 300; ++sequence) {
+        const int64_t token = runs.Wait("a", sequence, [&] { ++ended; });
+        if (token == 0) continue;
+        ++waits;
+        if (sequence % 3 == 0 && runs.StopWaiting("a", token)) ++ended;
+      }
+    });
+  }
+  for (int64_t sequence = 1; sequence <= 300; ++sequence) runs.Published("a", sequence);
+  for (std::thread& thread : threads) thread.join();
+  runs.End("a");
+  EXPECT_EQ(ended, waits);
+}
+
+}  // namespace
+}  // namespace quantgate

@@ -1,0 +1,155 @@
+// TensorStore, RunStore and the database below them.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <thread>
+
+#include "server/errors.h"
+#include "server/store/run_store.h"
+#include "server/store/tensor_store.h"
+#include "tests/server/temporary_directory.h"
+
+namespace quantgate {
+namespace {
+
+Sha256 ContentNumber(uint8_t number) {
+  Sha256 sha256;
+  sha256.bytes[0] = number;
+  return sha256;
+}
+
+class RecordStoresTest : public testing::Test {
+ protected:
+  RecordStoresTest() { Open(); }
+  void Open() {
+    database_ = nullptr;
+    database_ = Database::Open(directory_.path() + "/test.db").value();
+    tensors_ = std::make_unique<TensorStore>(*database_);
+    runs_ = std::make_unique<RunStore>(*database_);
+  }
+  static TensorRecord Record(uint8_t number, const std::string& name) {
+    TensorRecord record;
+    record.digest = {ContentNumber(number), 100};
+    record.type = {DType::kBF16, {5, 10}};
+    record.name = name;
+    record.fingerprint = {0xFEDCBA9876543210u, number};
+    return record;
+  }
+
+  TemporaryDirectory directory_;
+  std::unique_ptr<Database> database_;
+  std::unique_ptr<TensorStore> tensors_;
+  std::unique_ptr<RunStore> runs_;
+};
+
+TEST_F(RecordStoresTest, TensorsComeBackWhole) {
+  const TensorRecord put = tensors_->Put(Record(1, "weights"), "", {}).value();
+  Open();
+  const auto found = tensors_->Find(put.digest).value();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].digest, put.digest);
+  EXPECT_EQ(found[0].type, put.type);
+  EXPECT_EQ(found[0].name, "weights");
+  EXPECT_EQ(found[0].fingerprint, put.fingerprint);
+  EXPECT_TRUE(tensors_->Find({ContentNumber(1), 99}).value().empty());
+}
+
+TEST_F(RecordStoresTest, TheSameTensorIsOneRecord) {
+  const TensorRecord first = tensors_->Put(Record(1, "a"), "", {}).value();
+  EXPECT_EQ(tensors_->Put(Record(1, "a"), "", {}).value().id, first.id);
+  EXPECT_NE(tensors_->Put(Record(1, "b"), "", {}).value().id, first.id);
+  TensorRecord scalar = Record(1, "a");
+  scalar.type.shape.clear();
+  EXPECT_TRUE(tensors_->Put(scalar, "", {}).value().type.shape.empty());
+}
+
+TEST_F(RecordStoresTest, TensorRequestsAreRememberedWithTheirContent) {
+  EXPECT_FALSE(tensors_->FindRequest("r1", ContentNumber(1)).value().has_value());
+  const TensorRecord put = tensors_->Put(Record(1, "a"), "r1", ContentNumber(1)).value();
+  EXPECT_EQ(tensors_->FindRequest("r1", ContentNumber(1)).value()->id, put.id);
+  EXPECT_TRUE(absl::IsAlreadyExists(tensors_->FindRequest("r1", ContentNumber(2)).status()));
+}
+
+TEST_F(RecordStoresTest, PagesCoverEverythingOnce) {
+  for (uint8_t i = 0; i < 7; ++i) ASSERT_TRUE(tensors_->Put(Record(i, "t"), "", {}).ok());
+  std::vector<int> seen;
+  int64_t before = 0;
+  do {
+    const TensorPage page = tensors_->List(before, 3).value();
+    EXPECT_LE(page.records.size(), 3u);
+    for (const auto& record : page.records) seen.push_back(record.digest.sha256.bytes[0]);
+    before = page.next_before_id;
+  } while (before != 0);
+  EXPECT_EQ(seen, (std::vector<int>{6, 5, 4, 3, 2, 1, 0}));
+}
+
+TEST_F(RecordStoresTest, RunsKeepTheirEventsAndState) {
+  const RunRecord run = runs_->Create("r1", ContentNumber(1), "linear x 1 variant").value();
+  ASSERT_TRUE(runs_->AppendEvent(run.run_id, 1, "accepted").ok());
+  ASSERT_TRUE(runs_->SetRunning(run.run_id).ok());
+  ASSERT_TRUE(runs_->AppendEvent(run.run_id, 2, std::string("\0binary", 7)).ok());
+  EXPECT_FALSE(runs_->AppendEvent(run.run_id, 2, "again").ok());
+  Open();
+  EXPECT_EQ(runs_->ReadEvent(run.run_id, 2).value(), std::string("\0binary", 7));
+  EXPECT_FALSE(runs_->ReadEvent(run.run_id, 3).value().has_value());
+  EXPECT_TRUE(absl::IsNotFound(runs_->ReadEvent("nobody", 1).status()));
+  ASSERT_EQ(runs_->ListUnfinished().value().size(), 1u);
+  ASSERT_TRUE(
+      runs_->Finish(run.run_id, 3, "finished", RunState::kFailed, absl::AbortedError("why")).ok());
+  const RunRecord got = runs_->Get(run.run_id).value();
+  EXPECT_EQ(got.state, RunState::kFailed);
+  EXPECT_EQ(got.status, absl::AbortedError("why"));
+  EXPECT_EQ(got.last_sequence, 3);
+  EXPECT_EQ(got.request_id, "r1");
+  EXPECT_TRUE(got.finished.has_value());
+  EXPECT_TRUE(runs_->ListUnfinished().value().empty());
+  EXPECT_EQ(runs_->FindRequest("r1", ContentNumber(1)).value()->run_id, run.run_id);
+  EXPECT_TRUE(absl::IsAlreadyExists(runs_->FindRequest("r1", ContentNumber(2)).status()));
+}
+
+TEST_F(RecordStoresTest, OnlyTheNewestFinishedRunsAreKept) {
+  RunStore runs(*database_, /*runs_kept=*/5);
+  const RunRecord live = runs.Create("", ContentNumber(0), "goes on").value();
+  std::string first;
+  for (int i = 0; i < 10; ++i) {
+    const RunRecord run = runs.Create("", ContentNumber(1), "s").value();
+    if (i == 0) first = run.run_id;
+    ASSERT_TRUE(runs.Finish(run.run_id, 1, "f", RunState::kSucceeded, absl::OkStatus()).ok());
+  }
+  EXPECT_TRUE(absl::IsNotFound(runs.Get(first).status()));
+  EXPECT_TRUE(absl::IsNotFound(runs.ReadEvent(first, 1).status()));
+  EXPECT_TRUE(runs.Get(live.run_id).ok());
+}
+
+TEST_F(RecordStoresTest, StoresAreUsedFromManyThreads) {
+  std::vector<std::thread> threads;
+  for (uint8_t i = 0; i < 4; ++i) {
+    threads.emplace_back([this, i] {
+      const RunRecord run = runs_->Create("", ContentNumber(i), "s").value();
+      for (int64_t sequence = 1; sequence <= 20; ++sequence) {
+        EXPECT_TRUE(runs_->AppendEvent(run.run_id, sequence, "e").ok());
+        EXPECT_TRUE(tensors_->Put(Record(i, std::to_string(sequence)), "", {}).ok());
+      }
+      EXPECT_EQ(runs_->Get(run.run_id).value().last_sequence, 20);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(DatabaseTest, RefusesOtherSchemasAndOtherFiles) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/test.db";
+  {
+    auto database = Database::Open(path).value();
+    absl::MutexLock lock(&database->mutex());
+    ASSERT_TRUE(database->Execute("PRAGMA user_version = 99").ok());
+  }
+  const absl::Status newer = Database::Open(path).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(newer));
+  EXPECT_NE(newer.message().find("99"), absl::string_view::npos);
+  std::ofstream(path + "2") << "this is a text and no database, long enough to have a header";
+  EXPECT_FALSE(Database::Open(path + "2").ok());
+}
+
+}  // namespace
+}  // namespace quantgate
