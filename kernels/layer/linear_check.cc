@@ -79,8 +79,9 @@ absl::Status CheckMultiple(const char* field, const Tensor& tensor, const char* 
       absl::StrCat(dim, " must be a multiple of ", multiple, " under an FP8 recipe: ", reason));
 }
 
-// Transformer Engine's rule for modules (quantizers.md section 10.1) and what cuBLASLt's TN FP8
-// GEMMs take: rows of codes, which lie along the contraction dim, in multiples of 16 bytes.
+// What cuBLASLt's FP8 GEMMs take on Hopper (tests/hardware/README.md, rule 7): contractions in
+// multiples of 16, N in multiples of 8 for 16-bit outputs. M % 8 and N % 8 in general are
+// Transformer Engine's rule for modules (quantizers.md section 10.1).
 absl::Status CheckFp8Alignment(const LinearRequest& request, const LinearDataflow& flow) {
   if (flow.is_empty) return absl::OkStatus();
   const Tensor& x = request.x;

@@ -37,6 +37,10 @@ struct LinearDataflow {
 /// For a request that CheckLinear accepts.
 LinearDataflow DataflowOf(const LinearRequest& request, const Recipe& recipe);
 
+/// What the request asked for and the step does not do, or does otherwise than the words suggest.
+std::vector<std::string> LinearNotes(const LinearRequest& request, const Recipe& recipe,
+                                     const Arithmetic& arithmetic, const LinearDataflow& flow);
+
 /// Stage names that several places spell.
 inline constexpr char kStageCastX[] = "cast x";
 inline constexpr char kStageCastWeight[] = "cast weight";

@@ -21,28 +21,6 @@ std::string CodesContent(const QuantizedTensor& codes) {
   return absl::StrCat(element, usages.rowwise ? " rowwise codes" : " columnwise codes");
 }
 
-// The notes say what the request asked for and the step does not do, or does otherwise than the
-// words suggest.
-std::vector<std::string> NotesOf(const Recipe& recipe, const Arithmetic& arithmetic,
-                                 const LinearDataflow& flow) {
-  std::vector<std::string> notes;
-  if (!flow.is_quantized && recipe.backward_override() != BackwardOverride::kNone) {
-    notes.push_back(absl::StrCat(
-        "backward_override=", std::string(BackwardOverrideName(recipe.backward_override())),
-        " has no effect without a quantized recipe"));
-  }
-  const bool has_plain_gemm =
-      !flow.is_quantized ||
-      (flow.backward_override != BackwardOverride::kNone && (flow.needs_dx || flow.needs_dw));
-  if (has_plain_gemm && flow.activation_dtype == DType::kF32 &&
-      arithmetic.Resolved().family == ArithmeticFamily::kSm90) {
-    notes.push_back(
-        "high-precision GEMMs of f32 activations run in tf32: operands rounded to 10 mantissa "
-        "bits");
-  }
-  return notes;
-}
-
 }  // namespace
 
 GemmOperand CodesOperand(const QuantizedTensor& quantized, Usage usage) {
@@ -67,7 +45,7 @@ LinearStep::LinearStep(Engine& engine, const LinearRequest& request, const Recip
       m_(request.x.rows()),
       n_(request.weight.shape()[0]),
       k_(request.weight.shape()[1]) {
-  result_.notes = NotesOf(recipe, arithmetic, flow_);
+  result_.notes = LinearNotes(request, recipe, arithmetic, flow_);
 }
 
 absl::StatusOr<Tensor> LinearStep::CastTo(const char* stage, const Tensor& source, DType dtype) {

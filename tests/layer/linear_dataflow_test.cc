@@ -251,6 +251,36 @@ TEST(LinearDataflow, SaysWhereF32RunsInTf32) {
   EXPECT_EQ(note_count("bf16:activation_dtype=bf16"), 0u);
 }
 
+TEST(LinearDataflow, SaysWhereHopperMayAddInAnotherOrder) {
+  struct Case {
+    DType dtype;
+    int64_t m, n, k;
+    const char* recipe;
+    size_t note_count;  // Of which f32 always has the one about tf32.
+  };
+  const char* const none = "fp8_current";
+  const char* const original = "fp8_current:backward_override=high_precision";
+  const std::vector<Case> cases = {
+      {DType::kBF16, 16, 48, 32, "bf16", 0},   {DType::kBF16, 3, 48, 32, "bf16", 0},
+      {DType::kBF16, 16, 44, 32, "bf16", 1},   {DType::kBF16, 16, 48, 36, "bf16", 1},
+      {DType::kBF16, 16, 48, 32, original, 0}, {DType::kBF16, 16, 48, 32, none, 0},
+      {DType::kF32, 16, 48, 32, "bf16", 1},    {DType::kF32, 3, 48, 32, "bf16", 2},
+      {DType::kF32, 16, 44, 32, "bf16", 2},    {DType::kF32, 16, 48, 36, "bf16", 2},
+  };
+  for (const Case& one : cases) {
+    LinearRequest request;
+    request.x = Generated(Distribution::kNormal, 1, one.dtype, {one.m, one.k});
+    request.weight = Generated(Distribution::kNormal, 2, one.dtype, {one.n, one.k});
+    request.grad_output = Generated(Distribution::kNormal, 4, one.dtype, {one.m, one.n});
+    EXPECT_EQ(RunStep(request, one.recipe).notes.size(), one.note_count)
+        << one.m << " " << one.n << " " << one.k << " " << one.recipe;
+    const auto engine = MakeCpuEngine({});
+    EXPECT_TRUE(RunLinear(*engine, request, *Recipe::Parse(one.recipe), *Arithmetic::Parse("exact"),
+                          nullptr)
+                    ->notes.empty());
+  }
+}
+
 // Writes to a tensor between forward and backward: when the bias gradient is taken.
 class OverwritingEngine : public ForwardingEngine {
  public:
@@ -280,7 +310,7 @@ TEST(LinearDataflow, AWriteBetweenSaveAndUseShowsInTheFingerprints) {
   }
 }
 
-// Writes to the scale of the columnwise codes of x, and to nothing else.
+// Writes to the scale of the codes that backward reads of x, and to nothing else.
 class RescalingEngine : public ForwardingEngine {
  public:
   using ForwardingEngine::ForwardingEngine;
@@ -290,9 +320,10 @@ class RescalingEngine : public ForwardingEngine {
     auto quantized = ForwardingEngine::Quantize(source, spec, usages, cancellation);
     if (!scale_inv_.has_value()) {
       // Of its own memory, since both directions may share one scale.
-      const Tensor& scale_inv = quantized->columnwise_scale_inv;
+      Tensor& scale_inv =
+          usages.columnwise ? quantized->columnwise_scale_inv : quantized->rowwise_scale_inv;
       scale_inv_ = *Tensor::FromBytes(scale_inv.dtype(), scale_inv.shape(), scale_inv.bytes());
-      quantized->columnwise_scale_inv = scale_inv_;
+      scale_inv = scale_inv_;
     }
     return quantized;
   }
@@ -308,12 +339,14 @@ class RescalingEngine : public ForwardingEngine {
 
 TEST(LinearDataflow, AWriteToASavedScaleShowsToo) {
   const auto cpu = MakeCpuEngine({});
-  RescalingEngine engine(*cpu);
-  const auto result =
-      RunLinear(engine, SmallRequest(), *Recipe::Parse("fp8_current"), Arithmetic{}, nullptr);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_NE(result->saved[0].at_save, result->saved[0].at_use);
-  EXPECT_EQ(result->saved[1].at_save, result->saved[1].at_use);
+  for (const char* recipe : {"fp8_current", "fp8_current:backward_override=dequantized"}) {
+    RescalingEngine engine(*cpu);
+    const auto result =
+        RunLinear(engine, SmallRequest(), *Recipe::Parse(recipe), Arithmetic{}, nullptr);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_NE(result->saved[0].at_save, result->saved[0].at_use);
+    EXPECT_EQ(result->saved[1].at_save, result->saved[1].at_use);
+  }
 }
 
 TEST(LinearDataflow, FingerprintsAreOfTheTensorsThemselves) {

@@ -137,7 +137,7 @@ TEST(RunPlan, OutputsAreThoseOfTheLayer) {
 TEST(RunPlan, EqualOutputsOfDifferentOperandsAreMeasuredEach) {
   // x is 31/16 everywhere and the weight 1.75 on the diagonal: both recipes give y = 217/64. But
   // FP8 holds 448 * f32(1 / f32(448 / (31/16))), which is not 31/16, so that its exact value is not
-  // 119/64.
+  // 217/64.
   LayerRunRequest request = RequestOf({"bf16", "fp8_current"}, "exact");
   request.linear = LinearRequest{};
   request.linear.x = FromValues(DType::kBF16, {16, 16}, std::vector<float>(256, 1.9375f));
@@ -273,6 +273,8 @@ TEST(RunPlan, ComparesEveryVariantWithTheReference) {
       EXPECT_EQ(comparison.nearer->subject_nearer + comparison.nearer->reference_nearer +
                     comparison.nearer->tied,
                 subject.element_count());
+      // Of two different values at most one is the truth's, unless it lies in the middle.
+      EXPECT_EQ(comparison.nearer->tied == subject.element_count(), comparison.parity.equal);
       // The truth is of the subject's operands, so its own error is the one reported against exact.
       EXPECT_EQ(comparison.nearer->subject_rms, variant.outputs[i].against_exact.error.rms);
     }
