@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 
@@ -17,12 +18,12 @@ constexpr int kHeatLevels = 10;
 
 /// Position of a ULP bucket on the axis: 0, +-1, +-2, +-3 for [3,4], +-4 for [5,8], ...
 int BucketPosition(const v1::UlpBucket& bucket) {
-  const int64_t far = std::max(std::abs(bucket.lower()), std::abs(bucket.upper()));
-  int position = 0;
-  for (uint64_t reach = 1; far != 0; reach *= 2) {
-    ++position;
-    if (static_cast<uint64_t>(far) <= reach || position == 64) break;
-  }
+  const auto magnitude = [](int64_t ulp) {
+    return ulp < 0 ? 0 - static_cast<uint64_t>(ulp) : static_cast<uint64_t>(ulp);
+  };
+  const uint64_t far = std::max(magnitude(bucket.lower()), magnitude(bucket.upper()));
+  if (far == 0) return 0;
+  const int position = 1 + std::bit_width(far - 1);
   return bucket.upper() < 0 ? -position : position;
 }
 
@@ -73,6 +74,7 @@ std::array<std::string, kHeatLevels> LevelPaths(const v1::HeatMap& map, HeatRang
 
 int HeatLevel(double value, HeatRange range) {
   if (!(value > 0)) return 0;
+  if (std::isinf(value)) return kHeatLevels - 1;
   if (!(range.high > range.low)) return 1;
   const double share = (value - range.low) / (range.high - range.low);
   return std::clamp(1 + static_cast<int>(share * (kHeatLevels - 1)), 1, kHeatLevels - 1);
@@ -80,45 +82,41 @@ int HeatLevel(double value, HeatRange range) {
 
 std::string UlpHistogramSvg(const v1::ParityReport& parity) {
   if (parity.ulp_histogram().empty()) return "<p class=\"dim\">no comparable element</p>";
-  int low = 0, high = 0;
+  int reach = 4;  // Never narrower, so that pictures of different tensors compare at a glance.
   int64_t most = 1;
   for (const v1::UlpBucket& bucket : parity.ulp_histogram()) {
-    low = std::min(low, BucketPosition(bucket));
-    high = std::max(high, BucketPosition(bucket));
+    reach = std::max(reach, std::abs(BucketPosition(bucket)));
     most = std::max(most, bucket.count());
   }
-  // Symmetric and never narrower than +-4, so that pictures of different tensors compare at a
-  // glance.
-  const int reach = std::max({4, -low, high});
-  const double width = 320.0 / (2 * reach + 1);
-  constexpr double kBase = 108, kHeight = 88;
+  constexpr double kLeft = 12, kWidth = 296, kTop = 16, kBase = 172;
+  const double step = kWidth / (2 * reach + 1);
   std::string svg = absl::StrFormat(
-      "<svg class=\"chart\" viewBox=\"0 0 320 128\" role=\"img\" aria-label=\"ULP histogram\">"
+      "<svg class=\"chart\" viewBox=\"0 0 320 190\" role=\"img\" aria-label=\"ULP histogram\">"
       "<line x1=\"0\" y1=\"%.0f\" x2=\"320\" y2=\"%.0f\" class=\"axis\"/>",
       kBase, kBase);
   for (const v1::UlpBucket& bucket : parity.ulp_histogram()) {
     if (bucket.count() <= 0) continue;
     const int position = BucketPosition(bucket);
-    const double height =
-        std::max(2.0, kHeight * std::log1p(static_cast<double>(bucket.count())) / std::log1p(most));
-    const double x = (position + reach) * width;
+    const double share =
+        std::log1p(static_cast<double>(bucket.count())) / std::log1p(static_cast<double>(most));
+    const double height = std::max(2.0, (kBase - kTop) * share);
+    const double x = kLeft + (position + reach) * step;
     absl::StrAppendFormat(&svg,
                           "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" rx=\"1\" "
-                          "class=\"%s\"><title>%s: "
-                          "%s (%s)</title></rect>",
-                          x + width * 0.1, kBase - height, width * 0.8, height,
-                          position == 0 ? "zero" : "off", Escaped(BucketText(bucket)),
-                          Count(bucket.count()), Percent(bucket.count(), parity.element_count()));
-    if (width >= 30) {
+                          "class=\"%s\"><title>%s: %s (%s)</title></rect>",
+                          x + step * 0.1, kBase - height, step * 0.8, height,
+                          position == 0 ? "zero" : "off", BucketText(bucket), Count(bucket.count()),
+                          Escaped(Percent(bucket.count(), parity.element_count())));
+    if (step >= 30) {
       absl::StrAppendFormat(&svg, "<text x=\"%.1f\" y=\"%.1f\" class=\"tick\">%s</text>",
-                            x + width / 2, kBase - height - 4, Count(bucket.count()));
+                            x + step / 2, kBase - height - 4, Count(bucket.count()));
     }
   }
-  const int stride = std::max(1, static_cast<int>(std::ceil(34 / width)));
+  const int stride = std::max(1, static_cast<int>(std::ceil(34 / step)));
   for (int position = -reach; position <= reach; ++position) {
     if (position % stride != 0) continue;
-    absl::StrAppendFormat(&svg, "<text x=\"%.1f\" y=\"123\" class=\"tick\">%s</text>",
-                          (position + reach + 0.5) * width, PositionLabel(position));
+    absl::StrAppendFormat(&svg, "<text x=\"%.1f\" y=\"186\" class=\"tick\">%s</text>",
+                          kLeft + (position + reach + 0.5) * step, PositionLabel(position));
   }
   return svg + "</svg>";
 }

@@ -156,7 +156,8 @@ std::string OutputCard(const v1::VariantReport& variant, const v1::OutputReport&
                    Code(TypeText(output.tensor().type())), " ", Span("chip", output.arithmetic()),
                    " ", has_exact ? ParityChip(exact, "exact") : "", "</span></div>");
   absl::StrAppend(&html, "<h4>Against the unquantized operands</h4>", ErrorFacts(error));
-  absl::StrAppend(&html, "<div class=\"pictures\"><div><h4>ULP from exact, same operands</h4>",
+  absl::StrAppend(&html,
+                  "<div class=\"pictures\"><div><h4>ULP from exact, same operands; log scale</h4>",
                   has_exact ? UlpHistogramSvg(exact) : "<p class=\"dim\">not compared</p>",
                   "</div><div><h4>Error by block</h4>", HeatMapSvg(error), "</div></div>");
   if (output.has_bound()) absl::StrAppend(&html, BoundLine(output.bound()));
@@ -288,8 +289,8 @@ std::string SubjectCard(const SubjectComparison& comparison) {
   if (result.has_error()) absl::StrAppend(&html, ErrorFacts(result.error()));
   absl::StrAppend(&html, "<div class=\"pictures\">");
   if (result.has_parity()) {
-    absl::StrAppend(&html, "<div><h4>Signed ULP distance</h4>", UlpHistogramSvg(result.parity()),
-                    "</div>");
+    absl::StrAppend(&html, "<div><h4>Signed ULP distance; log scale</h4>",
+                    UlpHistogramSvg(result.parity()), "</div>");
   }
   if (result.has_error()) {
     absl::StrAppend(&html, "<div><h4>Error by block</h4>", HeatMapSvg(result.error()), "</div>");

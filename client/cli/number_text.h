@@ -12,7 +12,7 @@ namespace quantgate {
 /// Three significant digits: "0.25", "2.61e-02", "nan", "inf".
 std::string ShortReal(double value);
 /// Shortest decimal that reads back as the same value in fp32 if it is one (every element up to 32
-/// bits is), else in fp64: "0.10009766", "nan".
+/// bits is), else in fp64: "0.100097656", "nan".
 std::string ExactReal(double value);
 /// "50.3", "inf" (no error at all), "nan".
 std::string Decibels(double value);

@@ -8,7 +8,9 @@
 namespace quantgate {
 namespace {
 
-uint32_t CrcOf(const std::vector<uint8_t>& bytes) { return Crc32c(std::as_bytes(std::span(bytes))); }
+uint32_t CrcOf(const std::vector<uint8_t>& bytes) {
+  return Crc32c(std::as_bytes(std::span(bytes)));
+}
 
 TEST(Crc32cTest, PublishedVectors) {
   // RFC 3720 section B.4, read as little-endian words.

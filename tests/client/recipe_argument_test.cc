@@ -25,8 +25,8 @@ TEST(RecipeArgumentTest, Text) {
   EXPECT_EQ(recipe->knobs().at("power_2_scales"), "true");
   EXPECT_EQ(RecipeText(*recipe), "fp8_current:fp8_format=e4m3,power_2_scales=true");
 
-  for (const char* text : {"", ":a=b", "fp8_current:", "fp8_current:power_2_scales", "r:=1",
-                           "r:a=1,a=2", "r:a=1,"}) {
+  for (const char* text :
+       {"", ":a=b", "fp8_current:", "fp8_current:power_2_scales", "r:=1", "r:a=1,a=2", "r:a=1,"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseRecipeArgument(text).status())) << text;
   }
 }
@@ -65,8 +65,7 @@ TEST(RecipeArgumentTest, File) {
 TEST(RecipeArgumentTest, Lists) {
   EXPECT_THAT(*SplitItems("--recipe", {"bf16,fp8_current"}), ElementsAre("bf16", "fp8_current"));
   EXPECT_THAT(
-      *SplitItems("--recipe",
-                  {"bf16,fp8_current:power_2_scales=true,fp8_format=e4m3,fp8_current"}),
+      *SplitItems("--recipe", {"bf16,fp8_current:power_2_scales=true,fp8_format=e4m3,fp8_current"}),
       ElementsAre("bf16", "fp8_current:power_2_scales=true,fp8_format=e4m3", "fp8_current"));
   EXPECT_THAT(*SplitItems("--recipe", {"a:x=1,b:y=2,z=3", "c"}),
               ElementsAre("a:x=1", "b:y=2,z=3", "c"));

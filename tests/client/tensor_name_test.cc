@@ -47,8 +47,8 @@ TEST(TensorNameTest, Files) {
 }
 
 TEST(TensorNameTest, Generated) {
-  const TensorName name =
-      Parsed("gen:lognormal_outliers,seed=18446744073709551615,shape=4096x1024,dtype=f32,scale=0.5");
+  const TensorName name = Parsed(
+      "gen:lognormal_outliers,seed=18446744073709551615,shape=4096x1024,dtype=f32,scale=0.5");
   EXPECT_EQ(name.kind, TensorName::Kind::kGenerated);
   EXPECT_EQ(name.generator.distribution(), "lognormal_outliers");
   EXPECT_EQ(name.generator.seed(), 18446744073709551615u);
@@ -119,8 +119,7 @@ class TensorFileTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const uint8_t bytes[] = {0x7E, 0xFE, 0x01, 0x80};
-    const Tensor codes =
-        *Tensor::FromBytes(DType::kU8, {2, 2}, std::as_bytes(std::span(bytes)));
+    const Tensor codes = *Tensor::FromBytes(DType::kU8, {2, 2}, std::as_bytes(std::span(bytes)));
     const Tensor other = *Tensor::FromScalar(2.5f);
     ASSERT_TRUE(WriteSafetensors(two_, {{"codes", codes}, {"scale", other}}, {}).ok());
     ASSERT_TRUE(WriteSafetensors(one_, {{"codes", codes}}, {}).ok());

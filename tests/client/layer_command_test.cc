@@ -1,0 +1,224 @@
+// run, compare and verify on the sample data: what they write, and that a server and the command
+// itself give the same bytes.
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/client/command_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Arguments = std::vector<std::string>;
+using Json = nlohmann::json;
+
+class LayerCommandTest : public CommandTest {};
+
+TEST_F(LayerCommandTest, OutputsAreTheSameInProcessAndThroughTheServer) {
+  for (const char* recipe : {"bf16", "fp8_current"}) {
+    for (const char* mode : {"none", "high_precision", "dequantized"}) {
+      SCOPED_TRACE(std::string(recipe) + " " + mode);
+      const Arguments arguments =
+          Arguments{"run"} + LayerArguments() +
+          Arguments{"--recipe", recipe, "--backward-override", mode, "--arithmetic", "sm90", "-o"};
+      const std::string local = Path("local.safetensors"), remote = Path("remote.safetensors");
+      ProcessResult result = Quantgate(arguments + Arguments{local});
+      ASSERT_EQ(result.exit_code, 0) << result.err;
+      result = Quantgate(arguments + Arguments{remote}, Where::kServer);
+      ASSERT_EQ(result.exit_code, 0) << result.err;
+
+      const auto file = ReadSafetensors(local);
+      ASSERT_TRUE(file.ok()) << file.status();
+      std::vector<std::string> outputs;
+      for (const NamedTensor& tensor : file->tensors) {
+        outputs.push_back(tensor.name + " " + TensorText(tensor.tensor));
+        EXPECT_EQ(BytesOf(local, tensor.name), BytesOf(remote, tensor.name)) << tensor.name;
+      }
+      EXPECT_THAT(outputs, ElementsAre("y bf16[256x2048]", "dx bf16[256x512]", "dw bf16[2048x512]",
+                                       "db bf16[2048]"));
+      EXPECT_EQ(file->metadata.at("quantgate.backward_override"), mode);
+    }
+  }
+  StopServer();
+}
+
+TEST_F(LayerCommandTest, OverridesChangeTheBackwardPassAlone) {
+  const auto run = [&](const std::string& recipe, const std::string& mode) {
+    const std::string path = Path(recipe + mode + ".safetensors");
+    const ProcessResult result =
+        Quantgate(Arguments{"run"} + LayerArguments() +
+                  Arguments{"--recipe", recipe, "--backward-override", mode, "-o", path});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return path;
+  };
+  const std::string none = run("fp8_current", "none");
+  const std::string high = run("fp8_current", "high_precision");
+  const std::string bf16 = run("bf16", "none");
+  EXPECT_EQ(BytesOf(none, "y"), BytesOf(high, "y"));
+  EXPECT_NE(BytesOf(none, "dx"), BytesOf(high, "dx"));
+  // With the original operands the gradients are those of the unquantized recipe (quantizers.md
+  // section 9).
+  EXPECT_EQ(BytesOf(high, "dx"), BytesOf(bf16, "dx"));
+  EXPECT_EQ(BytesOf(high, "dw"), BytesOf(bf16, "dw"));
+}
+
+TEST_F(LayerCommandTest, ForwardOnlyAndMainGrad) {
+  const std::string path = Path("out.safetensors");
+  ProcessResult result =
+      Quantgate({"run", "--input", "gen:normal,shape=16x32", "--weight",
+                 "gen:normal,seed=1,shape=48x32", "--recipe", "fp8_current", "-o", path});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(ReadSafetensors(path)->tensors.size(), 1u);
+  EXPECT_THAT(result.out, HasSubstr("bf16[16x48]"));
+
+  result =
+      Quantgate({"run", "--input", "gen:normal,shape=16x32", "--weight",
+                 "gen:normal,seed=1,shape=48x32", "--grad-output", "gen:normal,seed=2,shape=16x48",
+                 "--main-grad", "gen:uniform,seed=3,shape=48x32,dtype=f32", "--requires-grad", "w",
+                 "--recipe", "bf16", "-o", path});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  std::vector<std::string> outputs;
+  for (const NamedTensor& tensor : ReadSafetensors(path)->tensors) {
+    outputs.push_back(tensor.name + " " + TensorText(tensor.tensor));
+  }
+  EXPECT_THAT(outputs, ElementsAre("y bf16[16x48]", "main_grad f32[48x32]"));
+}
+
+TEST_F(LayerCommandTest, TheReproduceLineReproduces) {
+  const Json json = QuantgateJson({"run", "--input", Sample("fc1.x"), "--weight",
+                                   Sample("fc1.weight"), "--recipe", "fp8_current"});
+  std::istringstream words(json["run"]["reproduce"].get<std::string>());
+  Arguments arguments;
+  for (std::string word; words >> word;) arguments.push_back(word);
+  ASSERT_GT(arguments.size(), 2u);
+  EXPECT_EQ(arguments[0], "quantgate");
+  arguments.erase(arguments.begin());
+  const Json again = QuantgateJson(arguments);
+  EXPECT_EQ(again["run"]["variants"][0]["outputs"][0]["fingerprint"],
+            json["run"]["variants"][0]["outputs"][0]["fingerprint"]);
+}
+
+TEST_F(LayerCommandTest, RecipesFromAFile) {
+  WriteFile(Path("recipe.json"),
+            R"({"name": "fp8_current", "knobs": {"power_2_scales": true, "fp8_format": "e4m3"}})");
+  const auto fingerprint = [&](const std::string& recipe) {
+    const Json json =
+        QuantgateJson(Arguments{"run"} + LayerArguments() + Arguments{"--recipe", recipe});
+    return json["run"]["variants"][0]["outputs"][1]["fingerprint"].get<std::string>();
+  };
+  EXPECT_EQ(fingerprint("@" + Path("recipe.json")),
+            fingerprint("fp8_current:power_2_scales=true,fp8_format=e4m3"));
+  EXPECT_NE(fingerprint("@" + Path("recipe.json")), fingerprint("fp8_current"));
+}
+
+TEST_F(LayerCommandTest, CompareShowsTheMatrixInAHundredColumns) {
+  const Arguments arguments = Arguments{"compare"} + LayerArguments() +
+                              Arguments{"--recipe",
+                                        "bf16,fp8_current",
+                                        "--backward-override",
+                                        "none,high_precision,dequantized",
+                                        "--arithmetic",
+                                        "sm90",
+                                        "--reference",
+                                        "bf16/none",
+                                        "--report",
+                                        Path("r.html"),
+                                        "--report",
+                                        Path("r.json")};
+  const ProcessResult result = Quantgate(arguments);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  std::istringstream lines(result.out);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("note:", 0) != 0) EXPECT_LE(line.size(), 100u) << line;
+  }
+  const Json json = Json::parse(ReadFile(Path("r.json")));
+  ASSERT_EQ(json["run"]["variants"].size(), 6u);
+  EXPECT_EQ(json["run"]["pairs"].size(), 15u * 4);
+  EXPECT_EQ(json["run"]["reference"], 0);
+  EXPECT_EQ(json["run"]["variants"][4]["label"], "fp8_current / high_precision / sm90");
+  EXPECT_THAT(ReadFile(Path("r.html")), HasSubstr("fp8_current / dequantized / sm90"));
+}
+
+TEST_F(LayerCommandTest, RequirementsDecideTheExitCode) {
+  const Arguments compare = Arguments{"compare"} + LayerArguments() +
+                            Arguments{"--recipe", "bf16,fp8_current", "--reference", "0"};
+  EXPECT_EQ(Quantgate(compare).exit_code, 0);
+  EXPECT_EQ(Quantgate(compare + Arguments{"--require", "bound"}).exit_code, 0);
+  const ProcessResult result = Quantgate(compare + Arguments{"--require", "bitwise"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, HasSubstr("FAIL"));
+}
+
+class VerifyTest : public CommandTest {
+ protected:
+  void SetUp() override {
+    const ProcessResult result = Quantgate(Arguments{"run"} + LayerArguments() +
+                                           Arguments{"--recipe", "fp8_current", "-o", path_});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+  ProcessResult Verify(const std::string& subject, const Arguments& more = {}) {
+    return Quantgate(Arguments{"verify", "--subject", subject} + LayerArguments() +
+                     Arguments{"--recipe", "fp8_current"} + more);
+  }
+  /// The outputs with one tensor replaced.
+  std::string With(const std::string& name, const Tensor& tensor) {
+    std::vector<NamedTensor> tensors = ReadSafetensors(path_)->tensors;
+    for (NamedTensor& entry : tensors) {
+      if (entry.name == name) entry.tensor = tensor;
+    }
+    EXPECT_TRUE(WriteSafetensors(Path("changed.safetensors"), tensors, {}).ok());
+    return Path("changed.safetensors");
+  }
+  const std::string path_ = Path("out.safetensors");
+};
+
+TEST_F(VerifyTest, TheEnginesOwnOutputsPass) {
+  const ProcessResult result = Verify(path_, {"--report", Path("v.html")});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("4 tensors equal bit for bit"));
+  EXPECT_THAT(ReadFile(Path("v.html")), HasSubstr("<strong>PASS</strong>"));
+}
+
+TEST_F(VerifyTest, OneFlippedBitFailsAndIsNamed) {
+  const TensorFile file = *ReadSafetensors(path_);
+  const Tensor dx = *file.Find("dx");
+  Tensor changed = *Tensor::FromBytes(dx.dtype(), dx.shape(), dx.bytes());
+  uint16_t& element = changed.as<uint16_t>()[512 * 3 + 5];
+  char expected[64];
+  std::snprintf(expected, sizeof(expected), "[0x%04x]", element ^ 1);
+  element ^= 1;
+  const ProcessResult result = Verify(With("dx", changed));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, HasSubstr("dx differs in 1 of 131,072 elements, first at (3, 5): "));
+  EXPECT_THAT(result.out, HasSubstr(expected));
+}
+
+TEST_F(VerifyTest, AnotherShapeOrDtypeFails) {
+  const Tensor db = *ReadSafetensors(path_)->Find("db");
+  ProcessResult result = Verify(With("db", *db.Reinterpret(DType::kBF16, {2, 1024})));
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("bf16[2x1024] against bf16[2048]"));
+  result = Verify(With("db", *db.Reinterpret(DType::kF16, {2048})));
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("f16[2048] against bf16[2048]"));
+}
+
+TEST_F(VerifyTest, NamesThatAreNoOutputsAreSaid) {
+  std::vector<NamedTensor> tensors = ReadSafetensors(path_)->tensors;
+  tensors[1].name = "dX";
+  ASSERT_TRUE(WriteSafetensors(Path("renamed.safetensors"), tensors, {}).ok());
+  ProcessResult result = Verify(Path("renamed.safetensors"));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("not in the subject, so not checked: dx"));
+  EXPECT_THAT(result.out, HasSubstr("no output of this layer: dX"));
+  ASSERT_TRUE(WriteSafetensors(Path("none.safetensors"), {tensors[1]}, {}).ok());
+  result = Verify(Path("none.safetensors"));
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("none of this layer's outputs"));
+}
+
+}  // namespace
+}  // namespace quantgate

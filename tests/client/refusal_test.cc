@@ -1,0 +1,235 @@
+// What `quantgate` refuses, with which exit code and which words.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <filesystem>
+
+#include <nlohmann/json.hpp>
+
+#include "client/connection.h"
+#include "tests/client/command_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::HasSubstr;
+using Arguments = std::vector<std::string>;
+
+class RefusalTest : public CommandTest {
+ protected:
+  /// A small valid run, with `more` after it; later options win nothing, so cases bring their own
+  /// tensors.
+  static Arguments Run(const Arguments& more) {
+    return Arguments{"run", "--input", "gen:normal,shape=16x32", "--weight",
+                     "gen:normal,seed=1,shape=16x32"} +
+           more;
+  }
+};
+
+struct Case {
+  Arguments arguments;
+  int exit_code;
+  std::string words;
+};
+
+TEST_F(RefusalTest, BadInputNamesFieldValueAndRule) {
+  const std::string fc1 = Sample("fc1.x");
+  const std::vector<Case> cases = {
+      {{}, 2, "subcommand"},
+      {{"frobnicate"}, 2, "frobnicate"},
+      {{"run"}, 2, "--input"},
+      {{"run", "--colour", "red"}, 2, "--colour"},
+      {Run({}), 2, "--recipe"},
+      {Run({"--recipe", "fp9"}), 2, "fp9"},
+      {Run({"--recipe", "fp8_current:margin=1"}), 2, "margin"},
+      {Run({"--recipe", "fp8_current:amax_epsilon=-1"}), 2, "amax_epsilon"},
+      {Run({"--recipe", "bf16:power_2_scales=true"}), 2, "power_2_scales"},
+      {Run({"--recipe", "bf16", "--arithmetic", "sm91"}), 2, "sm91"},
+      {Run({"--recipe", "bf16", "--arithmetic", "cublaslt"}), 2, "cublaslt"},
+      {Run({"--recipe", "bf16", "--backward-override", "maybe"}), 2, "maybe"},
+      {Run({"--recipe", "bf16", "--layer", "rnn"}), 2, "--layer: \"rnn\" is none of linear"},
+      {Run({"--recipe", "bf16", "--requires-grad", "q"}), 2, "--requires-grad: \"q\""},
+      {Run({"--recipe", "bf16", "--require", "close"}), 2, "--require"},
+      {Run({"--recipe", "bf16", "-o", "out.bin"}), 2, "must end in .safetensors"},
+      {Run({"--recipe", "bf16", "-o", "/nonexistent/out.safetensors"}), 2, "no existing directory"},
+      {Run({"--recipe", "bf16", "--report", "report.pdf"}), 2, "must end in .json or .html"},
+      {Run({"--recipe", "bf16", "--timeout", "soon"}), 2, "--timeout: \"soon\""},
+      {Run({"--recipe", "bf16", "--timeout", "-1s"}), 2, "below zero"},
+      {Run({"--recipe", "bf16", "--timeout", "0"}), 124, "DEADLINE_EXCEEDED"},
+      {Run({"--recipe", "bf16", "--device", "cuda"}), 2, "UNIMPLEMENTED"},
+      {Run({"--recipe", "bf16", "--device", "tpu"}), 2, "--device"},
+      {Run({"--recipe", "bf16", "--format", "yaml"}), 2, "--format"},
+      {Run({"--recipe", "bf16", "--server", "nowhere"}), 2, "host:port"},
+      {Run({"--recipe", "bf16", "--server", "unix:/nonexistent/socket"}), 4, "UNAVAILABLE"},
+      {Run({"--recipe", "@/nonexistent/recipe.json"}), 2, "recipe.json"},
+      {{"run", "--input", "gen:normal,shape=16x31", "--weight", "gen:normal,shape=16x31",
+        "--recipe", "fp8_current"},
+       2,
+       "31"},
+      {{"run", "--input", "gen:normal,shape=16x32", "--weight", "gen:normal,shape=16x48",
+        "--recipe", "bf16"},
+       2,
+       "48"},
+      {{"run", "--input", "gen:normal,shape=16x0", "--weight", "gen:normal,shape=16x0", "--recipe",
+        "bf16"},
+       2,
+       "0"},
+      {{"run", "--input", "gen:normal,shape=4294967296x4294967296", "--weight",
+        "gen:normal,shape=16x4294967296", "--recipe", "bf16"},
+       2,
+       "4294967296"},
+      {{"run", "--input", "gen:gauss,shape=16x32", "--weight", "gen:normal,shape=16x32", "--recipe",
+        "bf16"},
+       2,
+       "gauss"},
+      {{"run", "--input", "missing.safetensors:x", "--weight", fc1, "--recipe", "bf16"},
+       2,
+       "missing.safetensors"},
+      {{"run", "--input", Sample("fc9.x"), "--weight", fc1, "--recipe", "bf16"}, 2, "fc9.x"},
+      {{"run", "--input", "digest:" + std::string(64, '0') + "/8", "--weight", fc1, "--recipe",
+        "bf16"},
+       2,
+       std::string(64, '0')},
+      {{"compare", "--input", fc1, "--weight", fc1, "--recipe", "bf16,,bf16"}, 2, "empty"},
+      {{"compare", "--input", fc1, "--weight", fc1, "--recipe", "bf16,bf16"}, 2, "bf16"},
+      {{"compare", "--input", fc1, "--weight", fc1, "--recipe", "bf16", "--reference", "3"},
+       2,
+       "--reference: 3"},
+      {{"quantize", fc1, "--recipe", "fp8_current", "--role", "bias"}, 2, "--role"},
+      {{"quantize", fc1, "--recipe", "fp8_current", "--role", "input", "--usage", "diagonal"},
+       2,
+       "--usage: \"diagonal\""},
+      {{"quantize", fc1, "--recipe", "fp8_current", "--role", "input", "--seed", "1"}, 2, "seed"},
+      {{"gemm", "--a", fc1, "--b", fc1, "--out-dtype", "f7"}, 2, "f7"},
+      {{"gemm", "--a", fc1, "--b", Sample("fc1.dy")}, 2, "k"},
+      {{"gemm", "--a", fc1, "--b", fc1, "--a-scaling", "mx32"}, 2, "mx32"},
+      {{"diff", fc1, "digest:12/3"}, 2, "digest:SHA256/SIZE"},
+      {{"verify", "--subject", "none.safetensors", "--input", fc1, "--weight", fc1, "--recipe",
+        "bf16"},
+       2,
+       "none.safetensors"},
+      {{"tensor", "frob"}, 2, "frob"},
+      {{"tensor", "put", "gen:normal,shape=4"}, 2, "lies in no file"},
+      {{"tensor", "get", "digest:" + std::string(64, '0') + "/8", "-o", "x.npz"}, 2, "must end in"},
+      {{"completion", "tcsh"}, 2, "tcsh"},
+  };
+  for (const Case& one : cases) {
+    std::string line = "quantgate";
+    for (const std::string& argument : one.arguments) line += " " + argument;
+    SCOPED_TRACE(line);
+    const ProcessResult result = Quantgate(one.arguments);
+    EXPECT_EQ(result.exit_code, one.exit_code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(one.words));
+    EXPECT_EQ(result.out, "");
+  }
+}
+
+TEST_F(RefusalTest, TheServerRefusesAlike) {
+  const std::vector<Case> cases = {
+      {Run({"--recipe", "fp9"}), 2, "fp9"},
+      {Run({"--recipe", "fp8_current:margin=1"}), 2, "margin"},
+      {Run({"--recipe", "bf16", "--device", "cuda"}), 2, "UNIMPLEMENTED"},
+      {Run({"--recipe", "bf16", "--timeout", "0"}), 124, "DEADLINE_EXCEEDED"},
+  };
+  for (const Case& one : cases) {
+    const ProcessResult result = Quantgate(one.arguments, Where::kServer);
+    EXPECT_EQ(result.exit_code, one.exit_code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(one.words));
+  }
+  EXPECT_EQ(Quantgate(Run({"--recipe", "bf16"}), Where::kServer).exit_code, 0);
+  StopServer();
+}
+
+TEST_F(RefusalTest, MalformedFilesAreRefused) {
+  const std::pair<std::string, std::string> files[] = {
+      {"empty.safetensors", ""},
+      {"short.safetensors", "\x10"},
+      {"long.safetensors", std::string("\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x7F", 8) + "{}"},
+      {"json.safetensors", std::string("\x02\0\0\0\0\0\0\0", 8) + "{]"},
+      {"bad.npy", "\x93NUMPY\x01"}};
+  for (const auto& [name, bytes] : files) {
+    WriteFile(Path(name), bytes);
+    const ProcessResult result = Quantgate({"tensor", "put", Path(name)});
+    EXPECT_EQ(result.exit_code, 2) << name;
+    EXPECT_THAT(result.err, HasSubstr(name));
+  }
+}
+
+TEST_F(RefusalTest, InputsAreNotOverwritten) {
+  const std::string path = Path("x.safetensors");
+  ASSERT_EQ(Quantgate({"tensor", "gen", "normal,shape=16x32", "-o", path}).exit_code, 0);
+  const std::string before = ReadFile(path);
+  std::filesystem::create_hard_link(path, Path("alias.safetensors"));
+  for (const std::string& output : {path, Path("./x.safetensors"), Path("alias.safetensors")}) {
+    const ProcessResult result =
+        Quantgate({"run", "--input", path, "--weight", "gen:normal,shape=16x32", "--recipe", "bf16",
+                   "-o", output});
+    EXPECT_EQ(result.exit_code, 2) << output;
+    EXPECT_THAT(result.err, HasSubstr("is an input of this command"));
+  }
+  EXPECT_EQ(ReadFile(path), before);
+}
+
+TEST_F(RefusalTest, HelpShowsExamplesForEveryCommand) {
+  for (const char* command : {"run", "compare", "verify", "diff", "quantize", "dequantize", "gemm",
+                              "tensor", "info", "doctor", "bench", "completion"}) {
+    const ProcessResult result = Quantgate({command, "--help"});
+    EXPECT_EQ(result.exit_code, 0) << command;
+    EXPECT_THAT(result.out, HasSubstr("Examples:\n  quantgate " + std::string(command)));
+  }
+  EXPECT_THAT(Quantgate({"--help"}).out, HasSubstr("Exit codes:"));
+  EXPECT_THAT(Quantgate({"--version"}).out, HasSubstr("quantgate 0."));
+}
+
+TEST_F(RefusalTest, AnInterruptCancelsTheRunAndExits130) {
+  auto connection = *Connection::Dial(ServerAddress(), {});
+  BackgroundProcess command(
+      Arguments{QUANTGATE_PROGRAM, "compare", "--input", "gen:normal,shape=2048x4096", "--weight",
+                "gen:normal,seed=1,shape=4096x4096", "--recipe", "bf16,fp8_current", "--arithmetic",
+                "sm90,sm90:split,exact,fp32"},
+      Environment(Where::kServer));
+  // Wait until the server has begun the run.
+  v1::GetRunRequest request;
+  v1::RunState state = v1::RUN_STATE_UNSPECIFIED;
+  while (state != v1::RUN_STATE_RUNNING) {
+    const auto runs = connection->ListRuns({});
+    ASSERT_TRUE(runs.ok()) << runs.status();
+    if (runs->runs_size() == 0) continue;
+    request.set_run_id(runs->runs(0).run_id());
+    state = runs->runs(0).state();
+    ASSERT_LE(state, v1::RUN_STATE_RUNNING) << "the run is too short for this test";
+  }
+  command.Signal(SIGINT);
+  const ProcessResult result = command.Wait();
+  EXPECT_EQ(result.exit_code, 130) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("interrupted"));
+  while (state == v1::RUN_STATE_RUNNING) state = connection->GetRun(request)->state();
+  EXPECT_EQ(state, v1::RUN_STATE_CANCELLED);
+}
+
+TEST_F(RefusalTest, ATimeoutCancelsTheRunAndExits124) {
+  const ProcessResult result =
+      Quantgate({"run", "--input", "gen:normal,shape=2048x4096", "--weight",
+                 "gen:normal,seed=1,shape=4096x4096", "--recipe", "bf16", "--arithmetic", "exact",
+                 "--timeout", "300ms"},
+                Where::kServer);
+  EXPECT_EQ(result.exit_code, 124) << result.err;
+  auto connection = *Connection::Dial(ServerAddress(), {});
+  v1::RunState state = v1::RUN_STATE_RUNNING;
+  while (state == v1::RUN_STATE_RUNNING || state == v1::RUN_STATE_QUEUED) {
+    const auto runs = connection->ListRuns({});
+    ASSERT_TRUE(runs.ok() && runs->runs_size() == 1);
+    state = runs->runs(0).state();
+  }
+  EXPECT_NE(state, v1::RUN_STATE_SUCCEEDED);
+}
+
+TEST_F(RefusalTest, TwoCommandsShareOneStore) {
+  BackgroundProcess other(Arguments{QUANTGATE_PROGRAM} + Run({"--recipe", "bf16"}),
+                          Environment(Where::kInProcess));
+  EXPECT_EQ(Quantgate(Run({"--recipe", "bf16"})).exit_code, 0);
+  EXPECT_EQ(other.Wait().exit_code, 0);
+}
+
+}  // namespace
+}  // namespace quantgate
