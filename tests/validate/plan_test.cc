@@ -91,8 +91,8 @@ TEST(Plan, NamesFieldValueAndRule) {
          r.reference = 0;
          r.requirement = Requirement::kBitwise;
        }},
-      {"variants[0].arithmetic: sm90:splitk=2; split-K of f32 (tf32) GEMMs is not modelled, and "
-       "bf16 / none / sm90:splitk=2 runs them in f32",
+      {"variants[0].arithmetic: sm90:splitk=2; split-K of f32 (tf32) GEMMs has not been measured "
+       "on Hopper, and bf16 / none / sm90:splitk=2 runs them in f32",
        [](LayerRunRequest& r) {
          r.linear.x = Blank(DType::kF32, {32, 32});
          r.variants[0].arithmetic.split_k = 2;
