@@ -14,9 +14,6 @@ namespace {
 // A multiple of every vector loop's step, so that only the last piece has a tail; 64 KiB of codes.
 constexpr int64_t kGrainElements = 1 << 16;
 
-// From here on codes do not fit beside their source in a core's share of the caches.
-constexpr int64_t kBypassCacheBytes = 4 << 20;
-
 absl::Status CheckSource(const Tensor& source, const QuantizerSpec& spec, Usages usages) {
   if (!source.has_value()) return absl::InvalidArgumentError("quantize: the source is absent");
   if (!IsHighPrecision(source.dtype())) {
@@ -103,12 +100,11 @@ QuantizationCounts CastElements(const Tensor& source, float scale, const Quantiz
   const CastFunction vector_cast = FindVectorCast(source, spec, context.isa);
   const CastAnyFunction scalar_cast = ScalarCast(source.dtype(), spec.element);
   const int64_t count = source.element_count();
-  const bool bypass_cache = count >= kBypassCacheBytes;
   std::mutex mutex;
   QuantizationCounts counts;
   ParallelFor(context, count, kGrainElements, [&](int64_t begin, int64_t end) {
     const CastPiece piece = {source.data() + begin * DTypeBytes(source.dtype()), end - begin, scale,
-                             codes.as<uint8_t>() + begin, bypass_cache};
+                             codes.as<uint8_t>() + begin};
     QuantizationCounts part;
     if (vector_cast != nullptr) {
       vector_cast(piece, part);

@@ -18,7 +18,6 @@ struct CastPiece {
   int64_t count;
   float scale;
   uint8_t* codes;
-  bool bypass_cache;  ///< The codes are too many for the caches to keep: write around them.
 };
 
 /// Writes codes[i] = cast(f32(source[i]) * scale) and adds to counts.

@@ -62,8 +62,8 @@ struct QuantizationCounts {
   int64_t nan = 0;              ///< NaN in the source.
 };
 
-/// Codes and scales of one tensor, in the logical layouts of design.md section 5 (no padding, no
-/// swizzle). Absent directions have no value.
+/// Codes and scales of one tensor, in the logical layouts of docs/definitions.md section 8 (no
+/// padding, no swizzle). Absent directions have no value.
 struct QuantizedTensor {
   QuantizerFormat format = QuantizerFormat::kIdentity;
   DType element = DType::kF8E4M3;
@@ -83,7 +83,7 @@ struct QuantizedTensor {
 
 /// Quantizes `source` (f32, bf16 or f16; any rank >= 1; M = 0 gives empty codes, amax 0, scale 1)
 /// in the asked usages. Asking for both gives the bytes of asking for each alone. INVALID_ARGUMENT
-/// for a bad dtype or no usage. Per-tensor FP8 follows quantizers.md sections 1.1, 1.5 and 3.
+/// for a bad dtype or no usage. Per-tensor FP8 follows docs/quantizers.md sections 1.1, 1.5 and 3.
 absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const QuantizerSpec& spec,
                                             Usages usages, const ExecutionContext& context);
 

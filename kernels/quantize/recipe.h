@@ -21,7 +21,7 @@ absl::StatusOr<TensorRole> ParseTensorRole(std::string_view name);
 enum class GemmRole { kFprop, kDgrad, kWgrad };
 std::string_view GemmRoleName(GemmRole role);  ///< "fprop", "dgrad", "wgrad".
 
-/// What backward uses in place of quantized operands (quantizers.md section 9).
+/// What backward uses in place of quantized operands (docs/quantizers.md section 9).
 enum class BackwardOverride { kNone, kHighPrecision, kDequantized };
 std::string_view BackwardOverrideName(BackwardOverride override_mode);  ///< The canonical names.
 /// Also accepts the first names: default, unquant, dequant.
@@ -72,7 +72,7 @@ class Recipe {
   std::optional<DType> activation_dtype() const { return activation_dtype_; }
   /// The quantizer of a tensor in one direction; identity where the recipe does not quantize.
   QuantizerSpec QuantizerFor(TensorRole role, Usage usage) const;
-  /// cuBLASLt's FAST_ACCUM off for this GEMM (quantizers.md section 10.2). Meaningless for
+  /// cuBLASLt's FAST_ACCUM off for this GEMM (docs/quantizers.md section 10.2). Meaningless for
   /// high-precision operands.
   bool UsesSplitAccumulator(GemmRole gemm) const;
 

@@ -77,7 +77,7 @@ TEST_P(CastExhaustive, EveryInstructionSetGivesTheCodesOfMlDtypes) {
   ForEveryInput([&](uint32_t begin, const std::vector<uint32_t>& bits) {
     std::vector<uint8_t> expected, codes(kChunk);
     ExpectedCodes(boundaries, begin, kChunk, expected);
-    const CastPiece piece = {bits.data(), kChunk, 1.0f, codes.data(), false};
+    const CastPiece piece = {bits.data(), kChunk, 1.0f, codes.data()};
     QuantizationCounts counts;
     scalar(piece, ElementRounding::kNearestEven, Overflow::kSaturate, counts);
     mismatches.Compare("scalar", begin, expected, codes);
@@ -98,8 +98,8 @@ TEST_P(CastExhaustive, OverflowToNan) {
     std::vector<uint8_t> expected, codes(kChunk);
     ExpectedCodes(boundaries, begin, kChunk, expected);
     QuantizationCounts counts;
-    scalar({bits.data(), kChunk, 1.0f, codes.data(), false}, ElementRounding::kNearestEven,
-           Overflow::kNan, counts);
+    scalar({bits.data(), kChunk, 1.0f, codes.data()}, ElementRounding::kNearestEven, Overflow::kNan,
+           counts);
     mismatches.Compare("scalar", begin, expected, codes);
   });
 }

@@ -73,7 +73,7 @@ TEST(Cast, EverySixteenBitInput) {
           std::vector<uint8_t> codes(inputs.size());
           QuantizationCounts counts;
           RunCast(isa, source, element,
-                  {inputs.data(), static_cast<int64_t>(inputs.size()), scale, codes.data(), false},
+                  {inputs.data(), static_cast<int64_t>(inputs.size()), scale, codes.data()},
                   counts);
           EXPECT_TRUE(codes == expected) << IsaName(isa) << " " << DTypeName(source) << " "
                                          << DTypeName(element) << " " << scale;
@@ -85,8 +85,8 @@ TEST(Cast, EverySixteenBitInput) {
   }
 }
 
-/// Lengths around every vector step, and codes written around the cache.
-TEST(Cast, TailsAndBypass) {
+/// Lengths around every vector step.
+TEST(Cast, Tails) {
   const int64_t count = 300;
   const Tensor source = *Generate({.distribution = Distribution::kSpecialsLaced,
                                    .seed = 3,
@@ -99,10 +99,9 @@ TEST(Cast, TailsAndBypass) {
       std::memset(codes, 0xAA, sizeof(codes));
       std::memset(expected, 0xAA, sizeof(expected));
       QuantizationCounts counts, expected_counts;
-      RunCast(isa, DType::kF32, DType::kF8E4M3, {source.data(), length, 200.0f, codes, true},
-              counts);
-      RunCast(Isa::kScalar, DType::kF32, DType::kF8E4M3,
-              {source.data(), length, 200.0f, expected, false}, expected_counts);
+      RunCast(isa, DType::kF32, DType::kF8E4M3, {source.data(), length, 200.0f, codes}, counts);
+      RunCast(Isa::kScalar, DType::kF32, DType::kF8E4M3, {source.data(), length, 200.0f, expected},
+              expected_counts);
       EXPECT_EQ(std::memcmp(codes, expected, sizeof(codes)), 0) << IsaName(isa) << " " << length;
       EXPECT_TRUE(counts == expected_counts);
     }

@@ -1,5 +1,5 @@
-// Recipes: defaults and knobs against design.md section 3 and quantizers.md sections 3 and 10.2,
-// and what is refused.
+// Recipes: defaults and knobs against docs/definitions.md section 6 and docs/quantizers.md sections
+// 3 and 10.2, and what is refused.
 #include "kernels/quantize/recipe.h"
 
 #include <gmock/gmock.h>
