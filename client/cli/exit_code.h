@@ -1,4 +1,4 @@
-// Exit codes of the command line, documented and stable (design.md section 5).
+// Exit codes of the command line, documented and stable (docs/definitions.md section 10).
 #pragma once
 
 #include "absl/status/status.h"

@@ -1,6 +1,6 @@
 // Error of a tensor against a reference that is nearer the truth. Sums are fp64, pairwise within
-// each heat-map block, blocks in index order (design.md section 3), so that every engine reports
-// the same statistics. What a sum leaves out stands in its place as -0.0.
+// each heat-map block, blocks in index order (docs/definitions.md section 5.2), so that every
+// engine reports the same statistics. What a sum leaves out stands in its place as -0.0.
 #pragma once
 
 #include <cstdint>

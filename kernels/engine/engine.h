@@ -43,8 +43,8 @@ class Engine {
                                             DType out, const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc,
                                           const Cancellation* cancellation) = 0;
-  /// Bias gradient: pairwise fp32 sum over rows, one RNE to `out` (design.md section 3). [M][N] ->
-  /// [N].
+  /// Bias gradient: pairwise fp32 sum over rows, one RNE to `out` (docs/definitions.md section 1).
+  /// [M][N] -> [N].
   virtual absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,
                                             const Cancellation* cancellation) = 0;
 

@@ -12,7 +12,7 @@
 
 namespace quantgate {
 
-/// How sm90 cuts K (tensor-cores.md section 3).
+/// How sm90 cuts K (docs/tensor-cores.md section 3).
 struct AccumulationRule {
   int step = 0;  ///< L of the fused step.
   int64_t promote_k =

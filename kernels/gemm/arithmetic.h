@@ -20,7 +20,7 @@ enum class Accumulation { kRecipe, kFast, kSplit };
 struct Arithmetic {
   ArithmeticFamily family = ArithmeticFamily::kAuto;
   Accumulation accumulation = Accumulation::kRecipe;
-  int split_k = 1;  ///< Slices of K (tensor-cores.md section 3, Split-K); 1: not split.
+  int split_k = 1;  ///< Slices of K (docs/tensor-cores.md section 3.2, Split-K); 1: not split.
 
   /// Parses "sm90", "sm90:fast", "sm90:split,splitk=3", "exact", "fp32", "auto". INVALID_ARGUMENT
   /// names the value and the known names; UNIMPLEMENTED for a name that needs hardware this build

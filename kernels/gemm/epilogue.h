@@ -1,6 +1,6 @@
 // What a GEMM does to its fp32 accumulator before the output is stored: scales, alpha and beta,
-// bias, rounding (the epilogue table of tensor-cores.md section 3), the same for every arithmetic
-// that accumulates in fp32.
+// bias, rounding (the epilogue table of docs/tensor-cores.md section 3.3), the same for every
+// arithmetic that accumulates in fp32.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The exact oracle: every output is the correctly rounded value of the real-number GEMM
-// (tensor-cores.md section 5), so it does not depend on the order of anything.
+// (docs/tensor-cores.md section 5), so it does not depend on the order of anything.
 #pragma once
 
 #include "absl/status/statusor.h"

@@ -44,8 +44,8 @@ struct GemmDesc {
   float alpha = 1.0f;
   float beta = 0.0f;
   Tensor c;  ///< [m][n] of out_dtype, or of bf16 for an FP8 output; present when beta != 0.
-  bool in_place =
-      false;  ///< c is the memory of d: cuBLASLt rounds before it adds (tensor-cores.md section 3).
+  bool in_place = false;          ///< c is the memory of d: cuBLASLt rounds before it adds
+                                  ///< (docs/tensor-cores.md section 3.3).
   Tensor bias;                    ///< [n]; absent: none. bf16, f16 or f32.
   Tensor d_scale;                 ///< f32 [1]; FP8 output only.
   DType out_dtype = DType::kF32;  ///< f32, bf16, f16, f8_e4m3, f8_e5m2.

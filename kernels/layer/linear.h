@@ -1,4 +1,4 @@
-// Linear: y = x w^T + bias, forward and backward under a recipe (quantizers.md sections 9
+// Linear: y = x w^T + bias, forward and backward under a recipe (docs/quantizers.md sections 9
 // and 10.3, 10.4). x [..., K], weight [N][K], bias [N], grad_output [..., N]; M is the product of
 // x's leading dims.
 #pragma once
@@ -53,7 +53,7 @@ struct GemmRecord {
 
 /// One operand kept between forward and backward; equal fingerprints show that nobody wrote to it.
 struct SavedOperand {
-  std::string name;     ///< "x", "weight", "weight workspace" (quantizers.md section 9).
+  std::string name;     ///< "x", "weight", "weight workspace" (docs/quantizers.md section 9).
   std::string content;  ///< "f8_e4m3 columnwise codes", "bf16 as given", "f8_e4m3 rowwise codes".
   Fingerprint at_save;  ///< Codes and scale_inv together: the sum of their fingerprints.
   Fingerprint at_use;

@@ -6,8 +6,8 @@
 namespace quantgate {
 
 absl::Status LinearStep::BiasGradient(const Tensor& grad_output) {
-  // From the unquantized gradient in every mode, also where the weight is frozen (quantizers.md
-  // section 10.4).
+  // From the unquantized gradient in every mode, also where the weight is frozen
+  // (docs/quantizers.md section 10.4).
   QG_ASSIGN_OR_RETURN(db_, Timed(kStageBiasGradient, [&] {
                         return engine_.ColumnSums(grad_output, flow_.activation_dtype,
                                                   cancellation_);

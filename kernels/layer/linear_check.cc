@@ -81,7 +81,7 @@ absl::Status CheckMultiple(const char* field, const Tensor& tensor, const char* 
 
 // What cuBLASLt's FP8 GEMMs take on Hopper (tests/hardware/README.md, rule 7): contractions in
 // multiples of 16, N in multiples of 8 for 16-bit outputs. M % 8 and N % 8 in general are
-// Transformer Engine's rule for modules (quantizers.md section 10.1).
+// Transformer Engine's rule for modules (docs/quantizers.md section 10.1).
 absl::Status CheckFp8Alignment(const LinearRequest& request, const LinearDataflow& flow) {
   if (flow.is_empty) return absl::OkStatus();
   const Tensor& x = request.x;

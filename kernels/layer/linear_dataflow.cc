@@ -6,7 +6,7 @@ LinearDataflow DataflowOf(const LinearRequest& request, const Recipe& recipe) {
   LinearDataflow flow;
   flow.activation_dtype = recipe.activation_dtype().value_or(request.x.dtype());
   flow.is_quantized = recipe.is_quantized();
-  // An FP8 GEMM with fp32 output takes its bias in bf16 (quantizers.md section 10.3).
+  // An FP8 GEMM with fp32 output takes its bias in bf16 (docs/quantizers.md section 10.3).
   flow.bias_dtype = flow.is_quantized && flow.activation_dtype == DType::kF32
                         ? DType::kBF16
                         : flow.activation_dtype;

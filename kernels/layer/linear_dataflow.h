@@ -1,6 +1,6 @@
 // What one linear step does, decided from the request and the recipe before anything is computed:
-// the table of quantizers.md section 9 as data. Forward and backward read it and decide nothing
-// themselves.
+// the table of docs/quantizers.md section 9 as data. Forward and backward read it and decide
+// nothing themselves.
 #pragma once
 
 #include <string>

@@ -155,7 +155,7 @@ absl::Status LinearStep::Save(const std::string& name, const std::string& conten
   return absl::OkStatus();
 }
 
-// What each mode keeps is the row "saved input", "saved weight" of the table in quantizers.md
+// What each mode keeps is the row "saved input", "saved weight" of the table in docs/quantizers.md
 // section 9. As in Transformer Engine's Linear, x is kept only for wgrad, the weight always.
 absl::Status LinearStep::SaveOperands() {
   return Timed(kStageSave, [&]() -> absl::Status {

@@ -92,8 +92,8 @@ class LinearStep {
   LinearResult result_;
   Saved x_;
   Saved weight_;
-  /// The quantized weight that high_precision also keeps (quantizers.md section 9); nothing reads
-  /// it.
+  /// The quantized weight that high_precision also keeps (docs/quantizers.md section 9); nothing
+  /// reads it.
   Saved weight_workspace_;
   QuantizedTensor grad_output_codes_;
   Tensor db_;

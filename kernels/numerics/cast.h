@@ -19,7 +19,7 @@ enum class Overflow {
 };
 
 /// What a cast does beyond the largest finite value unless told otherwise: FP8 saturates
-/// (quantizers.md section 1.1), the 16- and 32-bit IEEE formats go to infinity.
+/// (docs/quantizers.md section 1.1), the 16- and 32-bit IEEE formats go to infinity.
 template <class F>
 inline constexpr Overflow kUsualOverflow =
     FormatConstants<F>::kBits <= 8 ? Overflow::kSaturate : Overflow::kNan;
@@ -121,7 +121,7 @@ QG_HOST_DEVICE constexpr typename F::Storage EncodeDouble(
       cast_steps::RoundAndPack<F, 52>(significand, exponent, rounding, overflow), negative);
 }
 
-/// binary32 with every NaN made canonical, as outputs must be (design.md section 3).
+/// binary32 with every NaN made canonical, as outputs must be (docs/definitions.md section 2).
 QG_HOST_DEVICE constexpr float CanonicalFloat(float value) {
   return (std::bit_cast<uint32_t>(value) & 0x7FFFFFFF) > 0x7F800000
              ? std::bit_cast<float>(uint32_t(Float32::kCanonicalNan))

@@ -1,7 +1,7 @@
-// The fused dot step of tensor cores, T(F, outman; a[0..L), b[0..L), c) of tensor-cores.md section
-// 1: align every product and the accumulator to the largest exponent, truncate, sum exactly,
-// normalise once, round toward zero. This is the meaning of every sm90 GEMM; vector kernels and
-// device code are tested against it.
+// The fused dot step of tensor cores, T(F, outman; a[0..L), b[0..L), c) of docs/tensor-cores.md
+// section 1: align every product and the accumulator to the largest exponent, truncate, sum
+// exactly, normalise once, round toward zero. This is the meaning of every sm90 GEMM; vector
+// kernels and device code are tested against it.
 #pragma once
 
 #include <bit>

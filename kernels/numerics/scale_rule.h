@@ -1,4 +1,5 @@
-// How the fp32 scale of a per-tensor FP8 quantizer follows from an amax: quantizers.md section 3.
+// How the fp32 scale of a per-tensor FP8 quantizer follows from an amax: docs/quantizers.md
+// section 3.
 #pragma once
 
 #include <bit>
@@ -9,7 +10,7 @@
 
 namespace quantgate {
 
-/// The topic "amax/448" of tensor-cores.md section 6.
+/// The topic "amax/448" of docs/tensor-cores.md section 6.
 enum class ScaleRule {
   kDivide,      ///< scale = f32(max / amax): Transformer Engine.
   kReciprocal,  ///< scale = f32(1 / f32(amax * f32(1 / max))): the reciprocal of the maximum is a

@@ -1,5 +1,5 @@
-// The two identities of tensor bytes (design.md section 4): SHA-256 for what is stored, and a cheap
-// 128-bit order-free sum for what is saved and used, the same on every engine.
+// The two identities of tensor bytes (docs/definitions.md section 4): SHA-256 for what is stored,
+// and a cheap 128-bit order-free sum for what is saved and used, the same on every engine.
 #pragma once
 
 #include <array>

@@ -31,7 +31,7 @@ absl::Status CheckArithmetic(const std::string& field, const Arithmetic& arithme
       "only sm90 takes parameters, and split_k must be at least 1");
 }
 
-// Split-K of tf32 GEMMs has not been measured (tensor-cores.md section 3).
+// Split-K of tf32 GEMMs has not been measured (docs/tensor-cores.md section 3.2).
 absl::Status CheckSplitK(const std::string& field, const LinearRequest& linear,
                          const Variant& variant) {
   if (variant.arithmetic.split_k <= 1) return absl::OkStatus();

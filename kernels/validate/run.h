@@ -21,7 +21,7 @@ struct TensorComparison {
       nearer;  ///< Subject and reference variant against `exact` of the subject's operands.
 };
 
-/// One output tensor of one variant, with both named references (design.md section 6).
+/// One output tensor of one variant, with both named references (docs/definitions.md section 5.1).
 struct OutputReport {
   std::string tensor;
   std::string arithmetic;  ///< What ran, fully resolved; "pairwise fp32 sum" for db.

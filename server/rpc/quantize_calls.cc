@@ -15,7 +15,8 @@
 namespace quantgate {
 namespace {
 
-/// A member of QuantizedTensor under its name in files and messages (design.md section 5).
+/// A member of QuantizedTensor under its name in files and messages (docs/definitions.md
+/// section 8).
 struct Part {
   const char* name;
   Tensor QuantizedTensor::*member;

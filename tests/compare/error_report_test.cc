@@ -115,8 +115,8 @@ TEST(MeasureErrorTest, EmptyTensor) {
   EXPECT_EQ(report.cosine, 1);
 }
 
-// The sum that design.md section 3 prescribes, written level by level, for a tensor of one block
-// row and column each.
+// The sum that docs/definitions.md section 5.2 prescribes, written level by level, for a tensor of
+// one block row and column each.
 double SumByLevels(std::vector<double> values) {
   size_t size = 1;
   while (size < values.size()) size *= 2;

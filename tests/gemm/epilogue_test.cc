@@ -1,5 +1,5 @@
-// The epilogue table of tensor-cores.md section 3, term by term in plain fp32 expressions, on top
-// of accumulators that sm90_test.cc has proven.
+// The epilogue table of docs/tensor-cores.md section 3.3, term by term in plain fp32 expressions,
+// on top of accumulators that sm90_test.cc has proven.
 #include "kernels/gemm/epilogue.h"
 
 #include <gtest/gtest.h>

@@ -286,7 +286,7 @@ TEST(ExactTest, EpilogueOfAMatrixEqualsThatOfItsElements) {
 }
 
 TEST(ExactTest, NoteSaysWhatWasNeeded) {
-  // tensor-cores.md section 5: e4m3 x e4m3 is exact in fp64 up to K = 171196, maximal operands
+  // docs/tensor-cores.md section 5: e4m3 x e4m3 is exact in fp64 up to K = 171196, maximal operands
   // included.
   GemmDesc desc =
       MakeDesc({DType::kF8E4M3, DType::kF8E4M3}, 1, 1, 171196, CodePattern::kMaximal, 1);

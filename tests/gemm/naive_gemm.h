@@ -1,5 +1,5 @@
-// The sm90 GEMM as tensor-cores.md section 3 states it, one output at a time with the scalar fused
-// step, for tests: no packing, no blocking, no vectors, and nothing of kernels/gemm but the
+// The sm90 GEMM as docs/tensor-cores.md section 3 states it, one output at a time with the scalar
+// fused step, for tests: no packing, no blocking, no vectors, and nothing of kernels/gemm but the
 // descriptions of operands.
 #pragma once
 

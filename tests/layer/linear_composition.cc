@@ -47,7 +47,7 @@ Tensor PlainGemm(const Tensor& a, const Tensor& b, GemmDesc desc) {
   return GemmCpu(desc, kContext)->d;
 }
 
-// design.md section 3: pad with -0.0 to a power of two, add neighbours level by level.
+// docs/definitions.md section 1: pad with -0.0 to a power of two, add neighbours level by level.
 float Pairwise(std::vector<float> v) {
   size_t size = 1;
   while (size < v.size()) size *= 2;

@@ -1,5 +1,5 @@
-// The truth table of quantizers.md section 9: for every override and every choice of gradients,
-// which operands are quantized, saved and read, and what comes back.
+// The truth table of docs/quantizers.md section 9: for every override and every choice of
+// gradients, which operands are quantized, saved and read, and what comes back.
 #include <gtest/gtest.h>
 
 #include <string>

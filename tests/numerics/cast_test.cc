@@ -1,4 +1,4 @@
-// Corner values of the casts, from the tables of the OCP FP8 specification and quantizers.md
+// Corner values of the casts, from the tables of the OCP FP8 specification and docs/quantizers.md
 // section 1. The whole input space is walked by cast_exhaustive_test.
 #include "kernels/numerics/cast.h"
 

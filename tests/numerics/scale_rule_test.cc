@@ -1,5 +1,5 @@
-// The scale rule at its corners, by the order of tests in quantizers.md section 3. Real amaxes and
-// every knob are covered by quantize_vectors_test.
+// The scale rule at its corners, by the order of tests in docs/quantizers.md section 3. Real amaxes
+// and every knob are covered by quantize_vectors_test.
 #include "kernels/numerics/scale_rule.h"
 
 #include <gtest/gtest.h>
