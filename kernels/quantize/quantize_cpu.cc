@@ -66,7 +66,8 @@ float Amax(const Tensor& source, const ExecutionContext& context) {
 }
 
 float ScaleOf(const Tensor& source, float amax, const QuantizerSpec& spec) {
-  // An empty tensor has scale 1 whatever the epsilon: nothing was measured (design.md section 3).
+  // An empty tensor has scale 1 whatever the epsilon: nothing was measured (docs/definitions.md
+  // section 7).
   if (source.element_count() == 0) return 1.0f;
   const float max_finite = spec.element == DType::kF8E4M3 ? MaxFinite<E4M3>() : MaxFinite<E5M2>();
   return ComputeScale(
