@@ -115,20 +115,25 @@ const std::vector<ArithmeticDescription>& AllArithmetics() {
   static const auto* const all = new std::vector<ArithmeticDescription>{
       {"sm90",
        "Hopper tensor cores as cuBLASLt drives them: bf16, fp16 and tf32 in fused steps of 16, 16 "
-       "and "
-       "8 products aligned to 25 bits; FP8 in steps of 32 aligned to 13 bits, accumulated as the "
-       "recipe says. Parameters: fast, split, splitk=N",
-       "tensor-cores.md sections 1 to 3",
-       "cuBLASLt 13.1 on an H200: more than 7e9 outputs equal bit for bit. tf32 only where k is a "
-       "multiple of 8: other kernels take the rest",
+       "and 8 products aligned to 25 bits; FP8 in steps of 32 aligned to 13 bits, accumulated as "
+       "the recipe says. Parameters: fast, split, splitk=N",
+       "docs/tensor-cores.md sections 1 to 3",
+       "measured: H200, cuBLASLt 13.1.0, 2026-11-20, 7.84e10 outputs compared, 0 differing "
+       "(tests/hardware/README.md). tf32 only where k is a multiple of 8: other kernels take the "
+       "rest",
        false},
       {"sm90:fast", "sm90 with FP8 accumulated in the tensor core alone (FAST_ACCUM on)",
-       "tensor-cores.md section 3", "cuBLASLt 13.1 on an H200", false},
+       "docs/tensor-cores.md section 3.1",
+       "the same measurement: 3.3e10 FP8 outputs compared, 0 differing", false},
       {"sm90:split", "sm90 with FP8 sums promoted to fp32 every 128 of K (FAST_ACCUM off)",
-       "tensor-cores.md section 3", "cuBLASLt 13.1 on an H200", false},
+       "docs/tensor-cores.md section 3.1",
+       "the same measurement: 2.2e10 FP8 outputs compared, 0 differing", false},
       {"exact", "the real-number result, rounded once; does not depend on any order",
-       "tensor-cores.md section 5", "exact rational arithmetic", false},
-      {"fp32", "sequential fp32 fused multiply-add over k, from zero", "IEEE 754", "by definition",
+       "docs/tensor-cores.md section 5", "exact rational arithmetic (tests/data/exact_dots.txt)",
+       false},
+      {"fp32", "sequential fp32 fused multiply-add over k, from zero",
+       "IEEE 754; docs/tensor-cores.md section 5",
+       "by definition; cuBLASLt's algorithm 55 gives the same bits (the measurement of sm90)",
        false},
   };
   return *all;
