@@ -3,16 +3,33 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <regex>
 
 namespace quantgate {
 namespace {
 namespace fs = std::filesystem;
+
+/// A line of a comment without its marks.
+std::string WithoutCommentMarks(const std::string& line) {
+  const size_t begin = line.find_first_not_of(" /#");
+  return begin == std::string::npos ? "" : line.substr(begin);
 }
+
+std::vector<std::string> AllMatches(const std::string& text, const std::regex& pattern) {
+  std::vector<std::string> matches;
+  for (std::sregex_iterator match(text.begin(), text.end(), pattern), end; match != end; ++match) {
+    matches.push_back(match->str());
+  }
+  return matches;
+}
+
+}  // namespace
 
 std::vector<SourceFile> ReadSources(const std::vector<std::string>& extensions) {
   const fs::path root = QUANTGATE_SOURCE_DIR;
   std::vector<SourceFile> files;
-  for (const char* folder : {"kernels", "server", "client", "proto", "tests", "deploy", "cmake"}) {
+  for (const char* folder :
+       {"kernels", "server", "client", "proto", "tests", "deploy", "docs", "cmake"}) {
     if (!fs::exists(root / folder)) continue;
     for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
       if (!entry.is_regular_file()) continue;
@@ -37,6 +54,45 @@ std::vector<std::string> QuotedIncludes(const SourceFile& file) {
     includes.push_back(line.substr(begin, line.find('"', begin) - begin));
   }
   return includes;
+}
+
+std::vector<Citation> Citations(const SourceFile& file) {
+  static const std::regex kCitation(
+      R"(([\w./-]+\.md)\b(?: sections? (\d+(?:\.\d+)*(?:(?:, | and | to )\d+(?:\.\d+)*)*))?)");
+  static const std::regex kNumber(R"(\d+(?:\.\d+)*)");
+  std::vector<Citation> citations;
+  for (size_t i = 0; i < file.lines.size(); ++i) {
+    const std::string& line = file.lines[i];
+    const std::string next = i + 1 < file.lines.size() ? file.lines[i + 1] : "";
+    const std::string text = line + " " + WithoutCommentMarks(next);
+    for (std::sregex_iterator match(text.begin(), text.end(), kCitation), end; match != end;
+         ++match) {
+      if (static_cast<size_t>(match->position()) >= line.size()) break;  // Of the next line.
+      citations.push_back({file.path + ":" + std::to_string(i + 1), match->str(1),
+                           AllMatches(match->str(2), kNumber)});
+    }
+  }
+  return citations;
+}
+
+std::string FindDocument(const std::string& citing_path, const std::string& document) {
+  const fs::path root = QUANTGATE_SOURCE_DIR;
+  const fs::path name = fs::path(document).relative_path();
+  for (const fs::path& path : {name, fs::path(citing_path).parent_path() / name}) {
+    if (fs::is_regular_file(root / path)) return path.generic_string();
+  }
+  return "";
+}
+
+std::set<std::string> NumberedHeadings(const std::string& document_path) {
+  static const std::regex kHeading(R"(^#{2,3} (\d+(?:\.\d+)*)\.? .*)");
+  std::ifstream in(fs::path(QUANTGATE_SOURCE_DIR) / document_path);
+  std::set<std::string> numbers;
+  std::smatch match;
+  for (std::string line; std::getline(in, line);) {
+    if (std::regex_match(line, match, kHeading)) numbers.insert(match.str(1));
+  }
+  return numbers;
 }
 
 }  // namespace quantgate

@@ -1,6 +1,7 @@
 // The project's own source files, read as text by the structure tests.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -11,11 +12,28 @@ struct SourceFile {
   std::vector<std::string> lines;
 };
 
-/// Every file with one of these extensions under kernels, server, client, proto, tests, deploy and
-/// cmake.
+/// Every file with one of these extensions under kernels, server, client, proto, tests, deploy,
+/// docs and cmake.
 std::vector<SourceFile> ReadSources(const std::vector<std::string>& extensions);
 
 /// Paths in quotes after #include, in order.
 std::vector<std::string> QuotedIncludes(const SourceFile& file);
+
+/// A document named in a source file, and the sections named with it.
+struct Citation {
+  std::string where;                  ///< "path:line".
+  std::string document;               ///< As written: "docs/quantizers.md".
+  std::vector<std::string> sections;  ///< "3", "10.2"; of a range its ends.
+};
+
+/// Every Markdown file that `file` names. "section" and its numbers may stand on the next line.
+std::vector<Citation> Citations(const SourceFile& file);
+
+/// The path from the repository root of a document named in `citing_path`, relative to the root or
+/// to that file's folder; empty when there is none.
+std::string FindDocument(const std::string& citing_path, const std::string& document);
+
+/// The numbers of a document's headings: "3" of "## 3. Title", "3.1" of "### 3.1 Title".
+std::set<std::string> NumberedHeadings(const std::string& document_path);
 
 }  // namespace quantgate

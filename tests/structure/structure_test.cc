@@ -1,9 +1,10 @@
 // The architecture as a test: include direction, containment of third parties, banned words, size
-// of files.
+// of files, citations of documents.
 #include <gtest/gtest.h>
 
 #include <map>
 #include <regex>
+#include <set>
 #include <string>
 
 #include "tests/structure/source_tree.h"
@@ -128,6 +129,28 @@ TEST(StructureTest, FilesStaySmall) {
       EXPECT_LE(file.lines[i].size(), 120u) << file.path << ":" << i + 1;
     }
   }
+}
+
+TEST(StructureTest, CitedSectionsExist) {
+  size_t section_count = 0;
+  for (const SourceFile& file :
+       ReadSources({".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".proto", ".txt", ".cmake", ".md"})) {
+    if (StartsWith(file.path, "tests/data/")) continue;
+    for (const Citation& citation : Citations(file)) {
+      const std::string path = FindDocument(file.path, citation.document);
+      EXPECT_FALSE(path.empty()) << citation.where << " names " << citation.document
+                                 << ", which is not in the repository";
+      if (path.empty() || citation.sections.empty()) continue;
+      const std::set<std::string> headings = NumberedHeadings(path);
+      for (const std::string& section : citation.sections) {
+        EXPECT_TRUE(headings.count(section) == 1)
+            << citation.where << " cites section " << section << " of " << path
+            << ", which has no such heading";
+        ++section_count;
+      }
+    }
+  }
+  EXPECT_GT(section_count, 60u);  // Else the pattern no longer sees how code cites.
 }
 
 TEST(StructureTest, HeadersSayWhatTheyAre) {
