@@ -1,5 +1,5 @@
 // Binary floating-point formats as data: each is a record of field widths and special codes. The algorithms
-// that read them (unpack.h, cast.h) are written once for all. A new format adds a record here, one line in
+// that read them (Unpack below, cast.h) are written once for all. A new format adds a record here, one line in
 // format_list.h and a vector file under tests.
 #pragma once
 
