@@ -73,6 +73,12 @@ int Main(int argc, char** argv) {
   AddCompletionCommand(app, chosen);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::RequiredError& error) {
+    // What is misspelt says more than what is then missing.
+    const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
+    app.exit(unknown.empty() ? static_cast<const CLI::ParseError&>(error)
+                             : CLI::ExtrasError("quantgate", unknown));
+    return kExitUsage;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kExitOk : kExitUsage;
   }

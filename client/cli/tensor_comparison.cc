@@ -9,12 +9,11 @@
 namespace quantgate {
 namespace {
 
-/// Whether every mismatch lies within `ulp_max`. The histogram's buckets double, so the worst
-/// distance decides, which the engine gives exactly (INT64_MAX for a NaN against a number).
+/// Bitwise, or every element within `ulp_max`: NaN payloads and the sign of zero are 0 ulp apart, a
+/// NaN against a number INT64_MAX.
 bool IsWithin(const v1::ParityReport& parity, int64_t ulp_max) {
-  if (parity.equal()) return true;
-  const int64_t worst = parity.worst_ulp();
-  return worst != INT64_MAX && worst != INT64_MIN && worst <= ulp_max && worst >= -ulp_max;
+  if (ulp_max == 0 || parity.equal()) return parity.equal();
+  return parity.worst_ulp() <= ulp_max;
 }
 
 std::string Finding(const SubjectComparison& comparison) {
