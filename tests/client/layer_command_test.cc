@@ -59,8 +59,8 @@ TEST_F(LayerCommandTest, OverridesChangeTheBackwardPassAlone) {
   const std::string bf16 = run("bf16", "none");
   EXPECT_EQ(BytesOf(none, "y"), BytesOf(high, "y"));
   EXPECT_NE(BytesOf(none, "dx"), BytesOf(high, "dx"));
-  // With the original operands the gradients are those of the unquantized recipe (quantizers.md
-  // section 9).
+  // With the original operands the gradients are those of the unquantized recipe
+  // (docs/quantizers.md section 9).
   EXPECT_EQ(BytesOf(high, "dx"), BytesOf(bf16, "dx"));
   EXPECT_EQ(BytesOf(high, "dw"), BytesOf(bf16, "dw"));
 }
