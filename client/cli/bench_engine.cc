@@ -21,6 +21,10 @@ namespace {
 constexpr int64_t kQuantizeElements = 32 << 20;  // 64 MiB of bf16.
 constexpr int64_t kGemmSide = 1024;
 
+std::string OnText(int threads) {
+  return absl::StrCat(threads, threads == 1 ? " thread" : " threads");
+}
+
 /// Runs `work` on `threads` threads at once.
 void OnThreads(int threads, const std::function<void(int)>& work) {
   std::vector<std::thread> workers;
@@ -129,8 +133,8 @@ absl::StatusOr<BenchLine> BenchQuantize(Engine& engine, int threads, double seco
     status.Update(engine.Quantize(source, fp8, {true, false}, nullptr).status());
   });
   QG_RETURN_IF_ERROR(status);
-  return BenchLine{absl::StrCat("fp8_current quantize, ", threads, " threads"), rate / 1e9, "GB/s",
-                   absl::StrCat("memcpy, ", threads, " threads"), rate / copy};
+  return BenchLine{absl::StrCat("fp8_current quantize, ", OnText(threads)), rate / 1e9, "GB/s",
+                   absl::StrCat("memcpy, ", OnText(threads)), rate / copy};
 }
 
 absl::StatusOr<BenchLine> BenchGemm(Engine& engine, const GemmCase& gemm, int threads,
@@ -147,9 +151,8 @@ absl::StatusOr<BenchLine> BenchGemm(Engine& engine, const GemmCase& gemm, int th
   const double rate =
       BestRate(multiply_adds, seconds, [&] { status.Update(engine.Gemm(desc, nullptr).status()); });
   QG_RETURN_IF_ERROR(status);
-  return BenchLine{absl::StrCat(gemm.name, " GEMM 1024^3, ", threads, " threads"), rate / 1e9,
-                   "G multiply-adds/s", absl::StrCat("fp32 FMA, ", threads, " threads"),
-                   rate / fma};
+  return BenchLine{absl::StrCat(gemm.name, " GEMM 1024^3, ", OnText(threads)), rate / 1e9,
+                   "G multiply-adds/s", absl::StrCat("fp32 FMA, ", OnText(threads)), rate / fma};
 }
 
 }  // namespace
@@ -175,13 +178,13 @@ absl::StatusOr<std::vector<BenchLine>> BenchEngine(double seconds, const BenchPr
     const std::unique_ptr<Engine> engine = MakeCpuEngine({.threads = threads});
     progress("memcpy");
     QG_ASSIGN_OR_RETURN(const double copy, CopyCeiling(threads, seconds));
-    lines.push_back({absl::StrCat("memcpy, ", threads, " threads"), copy / 1e9, "GB/s", "", {}});
+    lines.push_back({absl::StrCat("memcpy, ", OnText(threads)), copy / 1e9, "GB/s", "", {}});
     progress("quantize");
     QG_ASSIGN_OR_RETURN(lines.emplace_back(), BenchQuantize(*engine, threads, seconds, copy));
     progress("fused multiply-adds");
     const double fma = FmaCeiling(threads, seconds);
     lines.push_back(
-        {absl::StrCat("fp32 FMA, ", threads, " threads"), fma / 1e9, "G multiply-adds/s", "", {}});
+        {absl::StrCat("fp32 FMA, ", OnText(threads)), fma / 1e9, "G multiply-adds/s", "", {}});
     for (const GemmCase& gemm : kGemms) {
       progress(gemm.name);
       QG_ASSIGN_OR_RETURN(lines.emplace_back(), BenchGemm(*engine, gemm, threads, seconds, fma));

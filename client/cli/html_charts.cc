@@ -191,7 +191,7 @@ std::string StageBars(const std::vector<std::pair<std::string, double>>& stages)
                           "</span>",
                           Escaped(stage), percent, Seconds(seconds));
   }
-  absl::StrAppend(&html, "<span class=\"dim\">together</span><b></b><span class=\"r dim\">",
+  absl::StrAppend(&html, "<span class=\"dim\">together</span><span></span><span class=\"r dim\">",
                   Seconds(total), "</span></div>");
   return html;
 }

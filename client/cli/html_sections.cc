@@ -190,7 +190,7 @@ std::string OutputCard(const v1::VariantReport& variant, const v1::OutputReport&
 
 std::string Quantizations(const v1::VariantReport& variant) {
   if (variant.quantizations().empty()) return "";
-  std::string html = "<h4>Quantizations</h4><div class=\"cards\">";
+  std::string html = "<h4>Quantizations</h4><div class=\"cards small\">";
   for (const v1::QuantizationRecord& record : variant.quantizations()) {
     const v1::QuantizationCounts& counts = record.counts();
     const std::string usage = absl::StrCat(record.rowwise() ? "rowwise" : "",

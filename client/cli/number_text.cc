@@ -55,7 +55,7 @@ std::string Percent(int64_t part, int64_t whole) {
   const double percent = 100.0 * static_cast<double>(part) / static_cast<double>(whole);
   if (percent < 0.01) return "<0.01 %";
   if (percent > 99.99) return ">99.99 %";
-  return absl::StrFormat(percent < 10 ? "%.2f %%" : "%.1f %%", percent);
+  return absl::StrFormat(percent < 10 || percent > 99.9 ? "%.2f %%" : "%.1f %%", percent);
 }
 
 std::string Seconds(double seconds) {
