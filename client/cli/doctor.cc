@@ -68,14 +68,6 @@ Finding CheckFloatEnvironment() {
   return {"floating point", Health::kGood, "IEEE subnormals, round to nearest even"};
 }
 
-std::vector<Isa> Isas() {
-  std::vector<Isa> isas;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
-    if (isa <= BestIsa()) isas.push_back(isa);
-  }
-  return isas;
-}
-
 /// A quantization and an FP8 and a bf16 GEMM on one code path: their outputs.
 absl::StatusOr<std::vector<Tensor>> SampleBits(Isa isa, int threads) {
   const std::unique_ptr<Engine> engine = MakeCpuEngine({.isa = isa, .threads = threads});
@@ -119,7 +111,7 @@ Finding CheckBits() {
   const absl::StatusOr<std::vector<Tensor>> expected = SampleBits(Isa::kScalar, 1);
   if (!expected.ok()) return {"bits", Health::kBad, ErrorText(expected.status())};
   std::string paths;
-  for (const Isa isa : Isas()) {
+  for (const Isa isa : RunnableIsas()) {
     for (const int threads : {1, AvailableCpus()}) {
       const absl::StatusOr<std::vector<Tensor>> bits = SampleBits(isa, threads);
       const std::string path = absl::StrCat(std::string(IsaName(isa)), " on ", threads, " threads");

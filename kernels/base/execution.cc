@@ -43,6 +43,14 @@ Isa BestIsa() {
   return best;
 }
 
+std::vector<Isa> RunnableIsas() {
+  std::vector<Isa> isas;
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+    if (isa <= BestIsa()) isas.push_back(isa);
+  }
+  return isas;
+}
+
 int AvailableCpus() {
   cpu_set_t set;
   CPU_ZERO(&set);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -22,6 +23,9 @@ std::string_view IsaName(Isa isa);
 
 /// The best path this processor can run, by CPUID.
 Isa BestIsa();
+
+/// Every path this processor can run, slowest first, for whoever compares them.
+std::vector<Isa> RunnableIsas();
 
 /// CPUs that this process may run on (its affinity mask), at least 1.
 int AvailableCpus();

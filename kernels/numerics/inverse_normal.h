@@ -47,7 +47,6 @@ QG_HOST_DEVICE inline double Log(double x) {
 /// e^x for |x| <= 700: x = n ln 2 + r, |r| <= 0.347, and the Taylor series of e^r (next term below
 /// 1e-16).
 QG_HOST_DEVICE inline double FixedExp(double x) {
-  using namespace normal_steps;
   constexpr double kInverseLn2 = 0x1.71547652b82fep+0;
   constexpr double kToInteger = 0x1.8p+52;  // Adding it leaves the nearest integer in the low bits.
   constexpr double kTaylor[] = {1.0,
@@ -65,9 +64,9 @@ QG_HOST_DEVICE inline double FixedExp(double x) {
                                 1.0 / 479001600,
                                 1.0 / 6227020800.0};
   const double n = std::fma(x, kInverseLn2, kToInteger) - kToInteger;
-  const double r = std::fma(-n, kLn2Low, std::fma(-n, kLn2High, x));
+  const double r = std::fma(-n, normal_steps::kLn2Low, std::fma(-n, normal_steps::kLn2High, x));
   const uint64_t power = static_cast<uint64_t>(static_cast<int64_t>(n) + 1023) << 52;
-  return Polynomial(kTaylor, r) * std::bit_cast<double>(power);
+  return normal_steps::Polynomial(kTaylor, r) * std::bit_cast<double>(power);
 }
 
 /// The standard normal number whose cumulative probability is (word + 1/2) / 2^32: Wichura,
@@ -75,7 +74,6 @@ QG_HOST_DEVICE inline double FixedExp(double x) {
 /// (1988), PPND16. Its third branch begins at probability e^-25 = 1.4e-11, below the smallest here
 /// (2^-33 = 1.2e-10), and is left out.
 QG_HOST_DEVICE inline double InverseNormal(uint32_t word) {
-  using namespace normal_steps;
   constexpr double kA[] = {3.3871328727963666080e0,  1.3314166789178437745e+2,
                            1.9715909503065514427e+3, 1.3731693765509461125e+4,
                            4.5921953931549871457e+4, 6.7265770927008700853e+4,
@@ -104,11 +102,11 @@ QG_HOST_DEVICE inline double InverseNormal(uint32_t word) {
   const double q = p - 0.5;
   if (-0.425 <= q && q <= 0.425) {
     const double r = std::fma(-q, q, 0.180625);  // 0.425^2 - q^2
-    return q * (Polynomial(kA, r) / Polynomial(kB, r));
+    return q * (normal_steps::Polynomial(kA, r) / normal_steps::Polynomial(kB, r));
   }
   const double tail = q < 0 ? p : 1.0 - p;  // Exact: p is a multiple of 2^-33.
-  const double r = std::sqrt(-Log(tail)) - 1.6;
-  const double magnitude = Polynomial(kC, r) / Polynomial(kD, r);
+  const double r = std::sqrt(-normal_steps::Log(tail)) - 1.6;
+  const double magnitude = normal_steps::Polynomial(kC, r) / normal_steps::Polynomial(kD, r);
   return q < 0 ? -magnitude : magnitude;
 }
 

@@ -156,8 +156,7 @@ TEST(MeasureErrorTest, SumsArePairwiseWithinBlocksForEveryThreadCount) {
   EXPECT_EQ(report.sum_error_squared, squared);
   EXPECT_EQ(report.mean_abs,
             absolute / static_cast<double>(report.element_count - report.non_finite_count));
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
-    if (isa > BestIsa()) continue;
+  for (const Isa isa : RunnableIsas()) {
     ExecutionContext context;
     context.threads = isa == Isa::kAvx2 ? 3 : 1;
     context.isa = isa;

@@ -91,18 +91,9 @@ bool IsRight(const Expansion& sum, DType dtype, uint32_t code) {
   }
 }
 
-/// What this processor can run.
-std::vector<Isa> Isas() {
-  std::vector<Isa> isas;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
-    if (isa <= BestIsa()) isas.push_back(isa);
-  }
-  return isas;
-}
-
 class ExactIsaTest : public testing::TestWithParam<Isa> {};
 
-INSTANTIATE_TEST_SUITE_P(Isas, ExactIsaTest, testing::ValuesIn(Isas()),
+INSTANTIATE_TEST_SUITE_P(Isas, ExactIsaTest, testing::ValuesIn(RunnableIsas()),
                          [](const auto& info) { return std::string(IsaName(info.param)); });
 
 TEST_P(ExactIsaTest, EqualsRationalArithmetic) {
@@ -184,7 +175,7 @@ TEST(ExactTest, SameBitsForEveryIsaThreadCountAndLayout) {
       GemmDesc desc = MakeDesc(pair, 101, 131, 517, pattern, 3);
       desc.out_dtype = DType::kBF16;
       const std::vector<uint32_t> expected = CodesOf(RunExact(desc, Isa::kScalar, 1).d);
-      for (const Isa isa : Isas()) {
+      for (const Isa isa : RunnableIsas()) {
         for (const int threads : {1, 3}) {
           EXPECT_EQ(CodesOf(RunExact(desc, isa, threads).d), expected) << NameOf(desc, pattern);
         }
@@ -330,7 +321,7 @@ TEST(ExactTest, StopsWhenCancelled) {
 
 TEST(AbsoluteGemmTest, SumsMagnitudesWithFloorsRoundedUp) {
   constexpr int64_t kRows = 7, kColumns = 9, kDepth = 300;
-  for (const Isa isa : Isas()) {
+  for (const Isa isa : RunnableIsas()) {
     GemmDesc desc = MakeDesc({DType::kF8E4M3, DType::kF8E4M3}, kRows, kColumns, kDepth,
                              CodePattern::kSparse, 31);
     desc.a.scaling = ScaleMode::kTensor;

@@ -49,8 +49,7 @@ void ExpectSequentialFma(DType a, DType b, GemmShape shape, GemmLayout layout,
       expected.push_back(std::bit_cast<uint32_t>(CanonicalFloat(sum + 0.0f)));
     }
   }
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
-    if (isa > BestIsa()) continue;
+  for (const Isa isa : RunnableIsas()) {
     for (const int threads : {1, 2, 5}) {
       ExecutionContext context;
       context.isa = isa;

@@ -37,15 +37,6 @@ const std::vector<Mode>& Modes() {
   return modes;
 }
 
-/// Every isa that this machine runs, so that one body covers them all.
-std::vector<Isa> Isas() {
-  std::vector<Isa> isas;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
-    if (isa <= BestIsa()) isas.push_back(isa);
-  }
-  return isas;
-}
-
 GemmDesc MakeDesc(const Mode& mode, GemmShape shape, GemmLayout layout, CodePattern a,
                   CodePattern b, uint32_t seed) {
   GemmDesc desc;
@@ -80,7 +71,7 @@ void ExpectEveryPathEqualsNaive(const Mode& mode, GemmShape shape, GemmLayout la
                                 CodePattern b, uint32_t seed) {
   const GemmDesc desc = MakeDesc(mode, shape, layout, a, b, seed);
   const std::vector<float> expected = NaiveGemm(desc, shape, mode.rule);
-  for (const Isa isa : Isas()) {
+  for (const Isa isa : RunnableIsas()) {
     for (const int threads : {1, 2, 5}) {
       ExecutionContext context;
       context.isa = isa;

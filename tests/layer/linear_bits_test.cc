@@ -208,8 +208,7 @@ TEST(LinearBits, QuantizationsAreRecordedWithTheirScales) {
 
 TEST(LinearBits, EveryCodePathAndThreadCountGivesTheSame) {
   std::vector<CpuEngineOptions> options;
-  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
-    if (isa > BestIsa()) continue;
+  for (Isa isa : RunnableIsas()) {
     for (int threads : {1, 3}) options.push_back({isa, threads});
   }
   for (Distribution distribution : {Distribution::kNormal, Distribution::kSpecialsLaced}) {

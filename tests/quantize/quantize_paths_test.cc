@@ -18,14 +18,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::vector<Isa> AvailableIsas() {
-  std::vector<Isa> isas;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
-    if (isa <= BestIsa()) isas.push_back(isa);
-  }
-  return isas;
-}
-
 uint8_t ExpectedCode(const std::vector<Boundary>& boundaries, float value) {
   std::vector<uint8_t> code;
   ExpectedCodes(boundaries, std::bit_cast<uint32_t>(value), 1, code);
@@ -69,7 +61,7 @@ TEST(Cast, EverySixteenBitInput) {
           expected[i] = ExpectedCode(boundaries, Widen(source, inputs[i]) * scale);
         }
         QuantizationCounts scalar_counts;
-        for (const Isa isa : AvailableIsas()) {
+        for (const Isa isa : RunnableIsas()) {
           std::vector<uint8_t> codes(inputs.size());
           QuantizationCounts counts;
           RunCast(isa, source, element,
@@ -93,7 +85,7 @@ TEST(Cast, Tails) {
                                    .dtype = DType::kF32,
                                    .shape = {count}},
                                   {});
-  for (const Isa isa : AvailableIsas()) {
+  for (const Isa isa : RunnableIsas()) {
     for (int64_t length = 0; length <= count; ++length) {
       alignas(64) uint8_t codes[320], expected[320];
       std::memset(codes, 0xAA, sizeof(codes));
@@ -111,7 +103,7 @@ TEST(Cast, Tails) {
 TEST(Amax, IgnoresNanAtEveryPlace) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float inf = std::numeric_limits<float>::infinity();
-  for (const Isa isa : AvailableIsas()) {
+  for (const Isa isa : RunnableIsas()) {
     ExecutionContext context;
     context.isa = isa;
     const auto amax = [&](const Tensor& x, DType dtype) {

@@ -27,12 +27,12 @@ struct Path {
 
 std::vector<ExecutionContext> EveryPath() {
   std::vector<ExecutionContext> contexts;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+  for (const Isa isa : RunnableIsas()) {
     for (const int threads : {1, 2}) {
       ExecutionContext context;
       context.isa = isa;
       context.threads = threads;
-      if (isa <= BestIsa()) contexts.push_back(context);
+      contexts.push_back(context);
     }
   }
   return contexts;

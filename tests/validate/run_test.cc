@@ -469,8 +469,7 @@ TEST(RunPlan, EveryCodePathAndThreadCountReportsTheSame) {
   LayerRunRequest request = RequestOf({"bf16", "fp8_current", kDequantized});
   request.reference = 0;
   const RunReport first = RunOk(request, {Isa::kScalar, 1});
-  for (Isa isa : {Isa::kAvx2, Isa::kAvx512}) {
-    if (isa > BestIsa()) continue;
+  for (Isa isa : RunnableIsas()) {
     for (int threads : {1, 3}) {
       const RunReport report = RunOk(request, {isa, threads});
       for (size_t v = 0; v < first.variants.size(); ++v) {
