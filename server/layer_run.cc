@@ -31,7 +31,8 @@ absl::Status AtSpecField(const absl::Status& status) {
   const std::string part = error::BrokenRuleOf(status).field;
   const bool is_tensor = !part.empty() && !absl::StartsWith(part, "variants") &&
                          !absl::StartsWith(part, "reference") &&
-                         !absl::StartsWith(part, "requirement");
+                         !absl::StartsWith(part, "requirement") &&
+                         !absl::StartsWith(part, "subjects");
   return error::AtField(status, is_tensor ? "spec.linear" : "spec");
 }
 
@@ -101,6 +102,12 @@ std::string RunCommand(const std::string& tensors, const VariantOptions& variant
 
 }  // namespace
 
+std::vector<TensorReference*> LayerRun::tensors() {
+  std::vector<TensorReference*> all = {&x, &weight, &bias, &grad_output, &main_grad};
+  for (auto& [name, subject] : subjects) all.push_back(&subject);
+  return all;
+}
+
 std::string LayerRun::Summary() const {
   return absl::StrCat(std::string(LayerKindName(layer)), " x ", variants.size(),
                       variants.size() == 1 ? " variant" : " variants");
@@ -113,6 +120,9 @@ absl::Status CheckLayerRun(const LayerRun& run) {
   request.linear.bias = TensorLoader::Outline(run.bias);
   request.linear.grad_output = TensorLoader::Outline(run.grad_output);
   request.linear.main_grad = TensorLoader::Outline(run.main_grad);
+  for (const auto& [name, subject] : run.subjects) {
+    request.subjects[name] = TensorLoader::Outline(subject);
+  }
   const absl::Status status = Plan::Create(std::move(request)).status();
   return status.ok() ? status : AtSpecField(status);
 }
@@ -130,6 +140,9 @@ absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, TensorLoader& loader,
   for (const auto& [reference, tensor] : tensors) {
     if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
     QG_ASSIGN_OR_RETURN(*tensor, loader.Load(*reference, cancellation));
+  }
+  for (const auto& [name, subject] : run.subjects) {
+    QG_ASSIGN_OR_RETURN(request.subjects[name], loader.Load(subject, cancellation));
   }
   return Plan::Create(std::move(request));
 }

@@ -1,7 +1,7 @@
 // LayerRun: a run as a request asks for it, in domain terms, before its tensors are loaded.
 #pragma once
 
-#include <array>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,14 +22,10 @@ struct LayerRun {
   std::optional<int> reference;
   Requirement requirement = Requirement::kNone;
   bool keep_outputs = false;
+  std::map<std::string, TensorReference> subjects;  ///< By output name.
 
   /// All of them, absent ones included.
-  std::array<TensorReference*, 5> tensors() {
-    return {&x, &weight, &bias, &grad_output, &main_grad};
-  }
-  std::array<const TensorReference*, 5> tensors() const {
-    return {&x, &weight, &bias, &grad_output, &main_grad};
-  }
+  std::vector<TensorReference*> tensors();
   /// "linear x 8 variants".
   std::string Summary() const;
 };

@@ -118,6 +118,18 @@ absl::StatusOr<ReportedOutput> OutputReporter::Measure(const NamedTensor& output
   return reported;
 }
 
+absl::StatusOr<std::optional<BoundCheck>> OutputReporter::CheckSubject(
+    const LinearResult& result, const ReportedOutput& reported, const Tensor& subject) {
+  const GemmRecord* gemm = FindGemm(result, reported.report.tensor);
+  if (gemm == nullptr) return std::optional<BoundCheck>();
+  const Shape& shape = gemm->result.d.shape();
+  QG_ASSIGN_OR_RETURN(const Tensor value, subject.Reinterpret(subject.dtype(), shape));
+  QG_ASSIGN_OR_RETURN(const Tensor exact, reported.exact_f32.Reinterpret(DType::kF32, shape));
+  QG_ASSIGN_OR_RETURN(const BoundCheck check,
+                      engine_.CheckBound(gemm->desc, value, exact, cancellation_));
+  return std::optional<BoundCheck>(check);
+}
+
 absl::StatusOr<std::optional<TensorComparison>> OutputReporter::CompareWithReference(
     const ReportedOutput& subject, const OutputReport& reference,
     const std::string& reference_label) {

@@ -32,6 +32,12 @@ class OutputReporter {
   absl::StatusOr<const ReportedOutput*> Report(const LinearResult& result,
                                                const NamedTensor& output);
 
+  /// Holds `subject` to the bound of `reported`, an output of `result`. Nothing where no GEMM made
+  /// it (a sum over no rows).
+  absl::StatusOr<std::optional<BoundCheck>> CheckSubject(const LinearResult& result,
+                                                         const ReportedOutput& reported,
+                                                         const Tensor& subject);
+
   /// Compares an output with that of the reference variant, whose label is `reference_label`.
   /// Nothing where their dtypes differ.
   absl::StatusOr<std::optional<TensorComparison>> CompareWithReference(

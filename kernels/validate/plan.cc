@@ -1,5 +1,6 @@
 #include "kernels/validate/plan.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -92,6 +93,37 @@ absl::Status CheckReference(const LayerRunRequest& request) {
   return absl::OkStatus();
 }
 
+/// Shape of a GEMM's output; none for a name that no GEMM of the layer makes.
+std::optional<Shape> GemmOutputShape(const LinearRequest& linear, const std::string& name) {
+  const std::vector<std::string> outputs = LinearOutputs(linear);
+  if (name == "db" || std::find(outputs.begin(), outputs.end(), name) == outputs.end()) {
+    return std::nullopt;
+  }
+  if (name == "dx") return linear.x.shape();
+  if (name != "y") return linear.weight.shape();
+  Shape shape = linear.x.shape();
+  shape.back() = linear.weight.shape()[0];
+  return shape;
+}
+
+absl::Status CheckSubjects(const LayerRunRequest& request) {
+  for (const auto& [name, subject] : request.subjects) {
+    const std::string field = absl::StrCat("subjects[", name, "]");
+    const std::optional<Shape> shape = GemmOutputShape(request.linear, name);
+    if (!shape.has_value()) {
+      return Invalid(field, absl::StrCat("\"", name, "\""), "no GEMM of this layer makes it");
+    }
+    if (request.variants[0].arithmetic.family == ArithmeticFamily::kExact) {
+      return Invalid(field, request.variants[0].Label(), "the exact arithmetic has no error bound");
+    }
+    if (!IsHighPrecision(subject.dtype()) || subject.shape() != *shape) {
+      return Invalid(field, TensorText(subject),
+                     absl::StrCat("it must be f32, bf16 or f16 of shape ", ShapeText(*shape)));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string Variant::Label() const {
@@ -139,6 +171,7 @@ absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
   QG_RETURN_IF_ERROR(CheckLinearTensors(request.linear));
   QG_RETURN_IF_ERROR(CheckVariants(request));
   QG_RETURN_IF_ERROR(CheckReference(request));
+  QG_RETURN_IF_ERROR(CheckSubjects(request));
   return Plan(std::move(request));
 }
 

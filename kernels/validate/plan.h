@@ -2,6 +2,7 @@
 // a plan cannot fail for a reason that was knowable before.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,6 +37,9 @@ absl::StatusOr<Requirement> ParseRequirement(std::string_view name);
 /// Variants in one request, a bound on untrusted input.
 inline constexpr int kVariantsMax = 64;
 
+/// Tensors of LayerRunRequest::subjects, more than any layer has outputs.
+inline constexpr int kSubjectsMax = 16;
+
 struct LayerRunRequest {
   LayerKind layer = LayerKind::kLinear;
   LinearRequest linear;
@@ -44,6 +48,8 @@ struct LayerRunRequest {
   /// own operands.
   std::optional<int> reference;
   Requirement requirement = Requirement::kNone;
+  /// Outputs computed elsewhere, by name: each is held to the bound of the first variant's output.
+  std::map<std::string, Tensor> subjects;
 };
 
 class Plan {

@@ -127,6 +127,11 @@ class PlanRun {
       QG_RETURN_IF_ERROR(CompareOne(*reported, report));
     }
     report.outputs.push_back(reported->report);
+    const auto subject = request_.subjects.find(output.name);
+    if (index == 0 && subject != request_.subjects.end()) {
+      QG_ASSIGN_OR_RETURN(report.outputs.back().subject_bound,
+                          reporter_.CheckSubject(result, *reported, subject->second));
+    }
     return absl::OkStatus();
   }
 

@@ -32,6 +32,7 @@ struct OutputReport {
   std::optional<BoundCheck>
       bound;               ///< Absent where no bound is derived (db) or the arithmetic is exact.
   std::string exact_note;  ///< Bits needed and available.
+  std::optional<BoundCheck> subject_bound;  ///< Of LayerRunRequest::subjects[tensor].
 };
 
 struct Verdict {

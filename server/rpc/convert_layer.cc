@@ -94,6 +94,18 @@ absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t ten
                                  "REQUIREMENT_BITWISE and REQUIREMENT_BOUND");
   }
   run.keep_outputs = proto.keep_outputs();
+  // Bounded before anything is looked up; Plan::Create has the rule for the names.
+  if (proto.subjects_size() > kSubjectsMax) {
+    return error::InvalidField("spec.subjects", absl::StrCat(proto.subjects_size(), " tensors"),
+                               absl::StrCat("a run takes at most ", kSubjectsMax));
+  }
+  for (const auto& [name, source] : proto.subjects()) {
+    const std::string field = absl::StrCat("spec.subjects[", Printable(name), "]");
+    QG_ASSIGN_OR_RETURN(TensorReference subject,
+                        TensorReferenceFromProto(source, field, tensor_bytes_max));
+    QG_RETURN_IF_ERROR(RequireTensor(subject));
+    run.subjects.emplace(name, std::move(subject));
+  }
   return run;
 }
 

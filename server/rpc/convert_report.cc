@@ -56,18 +56,24 @@ v1::TensorComparison TensorComparisonToProto(const TensorComparison& comparison)
   return proto;
 }
 
+v1::BoundCheck BoundCheckToProto(const BoundCheck& check) {
+  v1::BoundCheck proto;
+  proto.set_pass(check.pass);
+  proto.set_violation_count(check.violation_count);
+  proto.set_worst_ratio(check.worst_ratio);
+  proto.set_factor(check.bound.factor);
+  proto.set_derivation(check.bound.derivation);
+  return proto;
+}
+
 v1::OutputReport OutputReportToProto(const OutputReport& report) {
   v1::OutputReport proto;
   proto.set_arithmetic(report.arithmetic);
   *proto.mutable_against_unquantized() = ErrorReportToProto(report.against_unquantized);
   *proto.mutable_against_exact() = TensorComparisonToProto(report.against_exact);
-  if (report.bound.has_value()) {
-    v1::BoundCheck& bound = *proto.mutable_bound();
-    bound.set_pass(report.bound->pass);
-    bound.set_violation_count(report.bound->violation_count);
-    bound.set_worst_ratio(report.bound->worst_ratio);
-    bound.set_factor(report.bound->bound.factor);
-    bound.set_derivation(report.bound->bound.derivation);
+  if (report.bound.has_value()) *proto.mutable_bound() = BoundCheckToProto(*report.bound);
+  if (report.subject_bound.has_value()) {
+    *proto.mutable_subject_bound() = BoundCheckToProto(*report.subject_bound);
   }
   proto.set_exact_note(report.exact_note);
   return proto;
