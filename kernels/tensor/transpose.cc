@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -13,6 +14,9 @@ namespace quantgate {
 namespace {
 
 constexpr int64_t kTile = 64;
+
+// Columns that one thread takes: neighbouring tiles, so that the prefetcher sees runs of lines.
+constexpr int64_t kStrip = 4 * kTile;
 
 struct Strides {
   int64_t in;   // Elements between rows of the source: its columns.
@@ -76,30 +80,44 @@ struct Square<uint32_t> {
 };
 
 template <class T>
-void TransposeSquare(const T* in, T* out, Strides strides) {
+void TransposeSquare(const T* in, T* out) {
   constexpr int kSide = Square<T>::kSide;
   __m128i v[kSide];
-  for (int i = 0; i < kSide; ++i) v[i] = Load(in + i * strides.in);
+  for (int i = 0; i < kSide; ++i) v[i] = Load(in + i * kTile);
   for (int round = 0; round < Square<T>::kRounds; ++round) {
     Interleave(v, kSide, typename Square<T>::Unpack());
   }
-  for (int i = 0; i < kSide; ++i) Store(out + i * strides.out, v[i]);
+  for (int i = 0; i < kSide; ++i) Store(out + i * kTile, v[i]);
 }
 
-/// Columns of squares outermost, so that the rows of the result are written whole lines at a time.
+/// A whole row of a tile has a size the compiler knows.
+template <class T>
+void CopyRow(const T* from, T* to, int64_t count) {
+  if (count == kTile) {
+    std::memcpy(to, from, kTile * sizeof(T));
+  } else {
+    std::copy_n(from, count, to);
+  }
+}
+
+/// The copies touch every line of the source and of the result once. Squares moved directly would
+/// come back to a line after others of the same cache set, since rows lie a power of two apart in
+/// most tensors.
 template <class T>
 void TransposeTile(const T* in, T* out, int64_t rows, int64_t columns, Strides strides) {
   constexpr int64_t kSide = Square<T>::kSide;
-  const int64_t whole_rows = rows / kSide * kSide, whole_columns = columns / kSide * kSide;
-  for (int64_t c = 0; c < whole_columns; c += kSide) {
-    for (int64_t r = 0; r < whole_rows; r += kSide) {
-      TransposeSquare(in + r * strides.in + c, out + c * strides.out + r, strides);
+  alignas(64) T source[kTile * kTile];
+  alignas(64) T result[kTile * kTile];
+  if (rows < kTile || columns < kTile) std::fill_n(source, kTile * kTile, T(0));
+  for (int64_t r = 0; r < rows; ++r) CopyRow(in + r * strides.in, source + r * kTile, columns);
+  for (int64_t r = 0; r < rows; r += kSide) {
+    for (int64_t c = 0; c < columns; c += kSide) {
+      TransposeSquare(source + r * kTile + c, result + c * kTile + r);
     }
   }
-  TransposeElements(in + whole_columns, out + whole_columns * strides.out, rows,
-                    columns - whole_columns, strides);
-  TransposeElements(in + whole_rows * strides.in, out + whole_rows, rows - whole_rows,
-                    whole_columns, strides);
+  for (int64_t c = 0; c < columns; ++c) {
+    CopyRow(result + c * kTile, out + c * strides.out, rows);
+  }
 }
 
 template <class T>
@@ -109,10 +127,12 @@ void TransposeAll(const Tensor& tensor, Tensor& out, const ExecutionContext& con
   const auto tile = context.isa == Isa::kScalar ? &TransposeElements<T> : &TransposeTile<T>;
   const T* from = tensor.as<T>();
   T* to = out.as<T>();
-  ParallelFor(context, columns, kTile, [&](int64_t begin, int64_t end) {
+  ParallelFor(context, columns, kStrip, [&](int64_t begin, int64_t end) {
     for (int64_t r = 0; r < rows; r += kTile) {
-      tile(from + r * columns + begin, to + begin * rows + r, std::min(kTile, rows - r),
-           end - begin, strides);
+      for (int64_t c = begin; c < end; c += kTile) {
+        tile(from + r * columns + c, to + c * rows + r, std::min(kTile, rows - r),
+             std::min(kTile, end - c), strides);
+      }
     }
   });
 }
