@@ -157,6 +157,13 @@ absl::StatusOr<GemmShape> CheckGemm(const GemmDesc& desc) {
         "b", TensorText(desc.b.data),
         absl::StrCat("its k of ", b_k, " differs from a's k of ", shape.k, " in layout ", layout));
   }
+  const Arithmetic arithmetic = desc.arithmetic.Resolved();
+  if (a == DType::kF32 && arithmetic.family == ArithmeticFamily::kSm90 && arithmetic.split_k > 1) {
+    // Each of cuBLASLt's tf32 kernels cuts K its own way (docs/tensor-cores.md section 3.2).
+    return absl::UnimplementedError(
+        absl::StrCat("arithmetic is ", arithmetic.ToString(),
+                     ": split-K of f32 (tf32) operands is not modelled"));
+  }
   if (shape.k < 1) return Invalid("k", absl::StrCat(shape.k), "must be at least 1");
   if (shape.n < 1) return Invalid("n", absl::StrCat(shape.n), "must be at least 1");
   QG_RETURN_IF_ERROR(CheckScaling("a", desc.a, shape.m));

@@ -96,7 +96,7 @@ RecipeTable Fp8Current() {
 /// The whole build's recipes. A recipe or knob is one entry here.
 const std::vector<RecipeTable>& Tables() {
   static const auto& tables = *new std::vector<RecipeTable>{
-      {"bf16", "operands cast to bf16, no quantization", false, CommonKnobs()},
+      {"bf16", "no quantization: GEMMs in the activation dtype (f32: tf32)", false, CommonKnobs()},
       Fp8Current(),
   };
   return tables;

@@ -158,6 +158,19 @@ TEST(CheckGemmTest, RefusesBadEpilogues) {
   EXPECT_THAT(Refusal(desc), HasSubstr("only FP8 outputs"));
 }
 
+TEST(CheckGemmTest, RefusesSplitKOfTf32WhichNoRulePredicts) {
+  GemmDesc desc = HighPrecisionDesc(DType::kF32);
+  desc.arithmetic = Arithmetic::Parse("sm90:splitk=2").value();
+  const absl::Status refused = CheckGemm(desc).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented) << refused;
+  EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr("sm90:splitk=2"), HasSubstr("tf32")));
+  desc.arithmetic.split_k = 1;
+  EXPECT_TRUE(CheckGemm(desc).ok());
+  desc = HighPrecisionDesc(DType::kBF16);
+  desc.arithmetic = Arithmetic::Parse("sm90:splitk=2").value();
+  EXPECT_TRUE(CheckGemm(desc).ok());
+}
+
 TEST(GemmCpuTest, SaysWhichArithmeticRan) {
   GemmDesc desc = GoodDesc();
   EXPECT_EQ(GemmCpu(desc, {})->arithmetic, "sm90:fast");
