@@ -249,9 +249,10 @@ int SqnrLevel(double sqnr_db) {
 
 std::string VariantSection(const v1::VariantReport& variant, int index, bool is_open) {
   std::string html = absl::StrCat(
-      "<details id=\"v", index, "\"", is_open ? " open" : "", "><summary><h3>",
-      Escaped(variant.label()), "</h3>", Span("chip", variant.is_hardware() ? "hardware" : "model"),
-      "</summary><div><p class=\"dim\">", Code(variant.recipe()), "</p>");
+      // The anchor lies inside, so that following a link to it opens the section.
+      "<details", is_open ? " open" : "", "><summary><h3>", Escaped(variant.label()), "</h3>",
+      Span("chip", variant.is_hardware() ? "hardware" : "model"), "</summary><div id=\"v", index,
+      "\"><p class=\"dim\">", Code(variant.recipe()), "</p>");
   for (const std::string& note : variant.notes()) {
     absl::StrAppend(&html, "<p>", Span("chip", "note"), " ", Escaped(note), "</p>");
   }
@@ -285,6 +286,7 @@ std::string SubjectCard(const SubjectComparison& comparison) {
       "</span></div><p class=\"dim\">", Escaped(comparison.subject_name),
       comparison.reference_name.empty() ? "" : " against ", Escaped(comparison.reference_name),
       "</p>");
+  if (comparison.bound) absl::StrAppend(&html, BoundLine(*comparison.bound));
   if (is_equal) return html + "</div>";
   if (result.has_error()) absl::StrAppend(&html, ErrorFacts(result.error()));
   absl::StrAppend(&html, "<div class=\"pictures\">");

@@ -150,7 +150,7 @@ details > summary { cursor: pointer; padding: 13px 18px; display: flex; gap: 4px
 details > summary::-webkit-details-marker { display: none; }
 details > summary::before { content: "\25B8"; color: var(--dim); width: 10px; }
 details[open] > summary::before { content: "\25BE"; }
-details > div { padding: 0 18px 18px; }
+details > div { padding: 0 18px 18px; scroll-margin-top: 60px; }
 details .card { background: transparent; }
 .chip { font-size: 11.5px; padding: 1px 8px; border-radius: 99px; background: var(--soft);
   color: var(--dim);

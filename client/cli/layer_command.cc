@@ -47,6 +47,9 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
   if (!run.output.empty()) {
     QG_RETURN_IF_ERROR(CheckOutput("-o", run.output, {".safetensors"}, inputs));
   }
+  for (const auto& [name, tensor] : run.subjects) {
+    QG_ASSIGN_OR_RETURN((*spec.mutable_subjects())[name], sources.Place(name, tensor));
+  }
   spec.set_keep_outputs(run.keep_outputs || !run.output.empty());
 
   ReportDocument document;

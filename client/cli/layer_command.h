@@ -1,6 +1,8 @@
 // What run, compare and verify do alike: resolve the tensors, run the layer, name the result.
 #pragma once
 
+#include <map>
+#include <set>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -8,6 +10,7 @@
 #include "client/cli/layer_options.h"
 #include "client/cli/report_document.h"
 #include "client/cli/report_output.h"
+#include "kernels/tensor/tensor.h"
 
 namespace quantgate {
 
@@ -16,6 +19,7 @@ struct LayerCommand {
   ReportOptions report;
   std::string output;  ///< -o FILE; empty: none. Of a run of one variant.
   bool keep_outputs = false;
+  std::map<std::string, Tensor> subjects;  ///< RunSpec.subjects.
   std::set<std::string>
       more_inputs;  ///< Files that must not be overwritten besides the layer's own.
 };

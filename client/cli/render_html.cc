@@ -5,6 +5,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "client/cli/html_charts.h"
 #include "client/cli/html_sections.h"
 #include "client/cli/html_style.h"
@@ -189,14 +190,21 @@ std::string Inputs(const v1::RunReport& run) {
       HtmlTable({"tensor", "type", "source", "SHA-256/bytes or fingerprint"}, rows));
 }
 
+/// One option a line, as a shell takes it; left alone where a quoted string could hold what looks
+/// like an option.
+std::string CommandLines(const std::string& command) {
+  if (command.find_first_of("'\"") != std::string::npos) return Escaped(command);
+  return Escaped(absl::StrReplaceAll(command, {{" --", " \\\n    --"}, {" && ", " && \\\n"}}));
+}
+
 std::string EnvironmentSection(const ReportDocument& document) {
   const v1::RunReport& run = document.run;
   std::string html = "<h2>How to get this again</h2><div class=\"card\">";
   if (document.has_run && !run.reproduce().empty()) {
-    absl::StrAppend(&html, "<h4>From the stored inputs</h4><pre>", Escaped(run.reproduce()),
+    absl::StrAppend(&html, "<h4>From the stored inputs</h4><pre>", CommandLines(run.reproduce()),
                     "</pre>");
   }
-  absl::StrAppend(&html, "<h4>As typed</h4><pre>", Escaped(document.command), "</pre>");
+  absl::StrAppend(&html, "<h4>As typed</h4><pre>", CommandLines(document.command), "</pre>");
   if (!document.has_run) return html + "</div>\n";
   absl::StrAppend(&html, Inputs(run), "<h4>Environment</h4>");
   const v1::Environment& environment = run.environment();

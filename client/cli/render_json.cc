@@ -220,6 +220,7 @@ Json OfSubject(const SubjectComparison& comparison) {
   json["subject"] = comparison.subject_name;
   json["reference"] = comparison.reference_name;
   json["difference"] = comparison.difference;
+  json["bound"] = comparison.bound ? OfBound(*comparison.bound) : Json();
   const v1::CompareResponse& result = comparison.result;
   json["parity"] = result.has_parity() ? OfParity(result.parity(), comparison.dtype) : Json();
   json["error"] = result.has_error()

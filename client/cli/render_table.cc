@@ -208,7 +208,8 @@ void PrintVariant(const v1::VariantReport& variant, bool uses_colour, std::ostre
 }
 
 void PrintComparisons(const ReportDocument& document, bool uses_colour, std::ostream& out) {
-  TextTable table({"tensor", "<type", "<result", "differs", "max ulp", "SQNR dB", "rel. error"});
+  TextTable table(
+      {"tensor", "<type", "<result", "differs", "max ulp", "SQNR dB", "rel. error", "of bound"});
   for (const SubjectComparison& comparison : document.comparisons) {
     const v1::CompareResponse& result = comparison.result;
     const v1::ParityReport& parity = result.parity();
@@ -219,7 +220,11 @@ void PrintComparisons(const ReportDocument& document, bool uses_colour, std::ost
                   : parity.worst_ulp() == INT64_MAX ? "nan"
                                                     : Count(parity.worst_ulp()),
                   result.has_error() ? Decibels(result.error().sqnr_db()) : "-",
-                  result.has_error() ? ShortReal(result.error().relative_frobenius()) : "-"});
+                  result.has_error() ? ShortReal(result.error().relative_frobenius()) : "-",
+                  comparison.bound ? ShortReal(comparison.bound->worst_ratio()) : "-"});
+    if (comparison.bound) {
+      table.SetTone(7, comparison.bound->pass() ? Tone::kGood : Tone::kBad);
+    }
     table.SetTone(2, is_equal ? Tone::kGood : Tone::kBad);
   }
   table.Print(out, uses_colour);

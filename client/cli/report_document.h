@@ -2,6 +2,7 @@
 // both.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,8 +19,9 @@ struct SubjectComparison {
   std::string subject_name;  ///< "mine.safetensors:y".
   std::string reference_name;
   v1::CompareResponse result;  ///< Parity absent: dtypes or shapes differ, see `difference`.
-  std::string difference;      ///< Why there is nothing to compare: "bf16[2x3] against f32[2x3]".
-                               ///< Empty: compared.
+  std::optional<v1::BoundCheck> bound;  ///< Where a derived bound decides instead of the bits.
+  std::string difference;  ///< Why there is nothing to compare: "bf16[2x3] against f32[2x3]".
+                           ///< Empty: compared.
 };
 
 struct ReportDocument {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/number_text.h"
 #include "kernels/base/status_macros.h"
@@ -21,6 +22,12 @@ std::string Finding(const SubjectComparison& comparison) {
     return absl::StrCat(comparison.tensor, ": ", comparison.difference);
   }
   const v1::ParityReport& parity = comparison.result.parity();
+  if (comparison.bound && !comparison.bound->pass()) {
+    return absl::StrCat(comparison.tensor, " exceeds its bound in ",
+                        Count(comparison.bound->violation_count()), " of ",
+                        Count(parity.element_count()), " elements, by a factor of up to ",
+                        ShortReal(comparison.bound->worst_ratio()));
+  }
   const v1::ElementPair& first = parity.first();
   return absl::StrCat(comparison.tensor, " differs in ", Count(parity.mismatch_count()), " of ",
                       Count(parity.element_count()), " elements, first at ",
@@ -28,6 +35,24 @@ std::string Finding(const SubjectComparison& comparison) {
                       HexBits(first.subject_bits(), comparison.dtype), "] against ",
                       ExactReal(first.reference()), " [",
                       HexBits(first.reference_bits(), comparison.reference_dtype), "]");
+}
+
+/// Sets pass and finding: the first comparison that fails, and how many more do.
+void Judge(const std::vector<SubjectComparison>& comparisons, const std::string& when_none,
+           absl::FunctionRef<bool(const SubjectComparison&)> passes, v1::Verdict& verdict) {
+  int failed = 0;
+  for (const SubjectComparison& comparison : comparisons) {
+    if (passes(comparison)) continue;
+    if (failed++ == 0) verdict.set_finding(Finding(comparison));
+  }
+  verdict.set_pass(failed == 0);
+  if (failed == 0) {
+    verdict.set_finding(absl::StrCat(
+        comparisons.size(), comparisons.size() == 1 ? " tensor " : " tensors ", when_none));
+  } else if (failed > 1) {
+    verdict.set_finding(absl::StrCat(verdict.finding(), "; and ", failed - 1, " more of ",
+                                     comparisons.size(), " tensors"));
+  }
 }
 
 }  // namespace
@@ -58,7 +83,6 @@ absl::StatusOr<SubjectComparison> CompareSides(Connection& connection, const std
 v1::Verdict JudgeComparisons(const std::vector<SubjectComparison>& comparisons, int64_t ulp_max) {
   v1::Verdict verdict;
   verdict.set_criterion(v1::REQUIREMENT_BITWISE);
-  verdict.set_pass(true);
   if (ulp_max > 0) {
     verdict.set_threshold(absl::StrCat("every element within ", ulp_max, " ulp"));
     verdict.set_source("given on the command line");
@@ -66,21 +90,35 @@ v1::Verdict JudgeComparisons(const std::vector<SubjectComparison>& comparisons, 
     verdict.set_threshold("0 differing bits");
     verdict.set_source("bitwise");
   }
-  int failed = 0;
+  Judge(
+      comparisons, ulp_max > 0 ? "within it" : "equal bit for bit",
+      [&](const SubjectComparison& comparison) {
+        return comparison.difference.empty() && comparison.result.has_parity() &&
+               IsWithin(comparison.result.parity(), ulp_max);
+      },
+      verdict);
+  return verdict;
+}
+
+v1::Verdict JudgeBounds(const std::vector<SubjectComparison>& comparisons) {
+  v1::Verdict verdict;
+  verdict.set_criterion(v1::REQUIREMENT_BOUND);
+  verdict.set_threshold(
+      "|error against exact| <= the bound derived for the arithmetic; without one, 0 differing "
+      "bits");
   for (const SubjectComparison& comparison : comparisons) {
-    const bool passes = comparison.difference.empty() && comparison.result.has_parity() &&
-                        IsWithin(comparison.result.parity(), ulp_max);
-    if (passes) continue;
-    if (failed++ == 0) verdict.set_finding(Finding(comparison));
-    verdict.set_pass(false);
+    if (comparison.bound && verdict.source().empty()) {
+      verdict.set_source(comparison.bound->derivation());
+    }
   }
-  if (failed == 0) {
-    verdict.set_finding(absl::StrCat(comparisons.size(),
-                                     comparisons.size() == 1 ? " tensor" : " tensors",
-                                     ulp_max > 0 ? " within it" : " equal bit for bit"));
-  } else if (failed > 1) {
-    verdict.set_finding(absl::StrCat(verdict.finding(), "; ", failed - 1, " more tensors differ"));
-  }
+  Judge(
+      comparisons, "within their bounds",
+      [](const SubjectComparison& comparison) {
+        return comparison.bound
+                   ? comparison.bound->pass()
+                   : comparison.difference.empty() && comparison.result.parity().equal();
+      },
+      verdict);
   return verdict;
 }
 

@@ -20,12 +20,19 @@ constexpr char kExamples[] = R"(Examples:
 
 FILE.safetensors holds what your own code computed, under the names that `quantgate run -o` writes: y, dx, dw, db,
 main_grad. Each is compared bit for bit with what the engine computes from the same operands.
-Exits 0 when all are equal, 1 when not, 2 when the file holds none of the outputs.)";
+With --require bound the GEMM outputs (all but db) need only lie within the error bound derived for the arithmetic.
+Exits 0 when all pass, 1 when not, 2 when the file holds none of the outputs.)";
 
 struct VerifyOptions {
   LayerCommand run;
   std::string subject;
+  std::string require = "bitwise";
 };
+
+/// Names that RunSpec.subjects takes.
+bool IsGemmOutput(const std::string& name) {
+  return name == "y" || name == "dx" || name == "dw" || name == "main_grad";
+}
 
 ComparisonSide EngineSide(const v1::VariantReport& variant, const v1::OutputReport& output) {
   ComparisonSide side;
@@ -66,6 +73,12 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
   QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadSafetensors(options.subject));
   LayerCommand run = options.run;
   run.keep_outputs = true;
+  const bool by_bound = options.require == "bound";
+  if (by_bound) {
+    for (const NamedTensor& tensor : subject.tensors) {
+      if (IsGemmOutput(tensor.name)) run.subjects[tensor.name] = tensor.tensor;
+    }
+  }
   run.more_inputs = {options.subject};
   QG_ASSIGN_OR_RETURN(ReportDocument document, ExecuteLayer(invocation, run, "verify"));
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
@@ -79,6 +92,7 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
     QG_ASSIGN_OR_RETURN(mine.source, sources.Place(mine.name, *tensor));
     QG_ASSIGN_OR_RETURN(SubjectComparison comparison,
                         CompareSides(*connection, name, mine, EngineSide(variant, output)));
+    if (output.has_subject_bound()) comparison.bound = output.subject_bound();
     document.comparisons.push_back(std::move(comparison));
   }
   RemarkNames(subject, variant, document);
@@ -88,7 +102,8 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
                                                    absl::StrJoin(document.remarks, "; ")));
   }
   document.title = absl::StrCat(options.subject, " against ", variant.label());
-  document.verdict = JudgeComparisons(document.comparisons, 0);
+  document.verdict =
+      by_bound ? JudgeBounds(document.comparisons) : JudgeComparisons(document.comparisons, 0);
   return EmitReport(invocation, run.report, document);
 }
 
@@ -104,6 +119,9 @@ void AddVerifyCommand(CLI::App& app, Command& chosen) {
       ->type_name("FILE");
   AddLayerOptions(*command, options->run.layer);
   AddSingleVariantOptions(*command, options->run.layer);
+  command->add_option("--require", options->require, "What passes")
+      ->check(CLI::IsMember({"bitwise", "bound"}))
+      ->capture_default_str();
   AddReportOptions(*command, options->run.report);
   command->callback([options, &chosen] {
     chosen = [options](Invocation& invocation) { return Verify(invocation, *options); };

@@ -198,6 +198,35 @@ TEST_F(VerifyTest, OneFlippedBitFailsAndIsNamed) {
   EXPECT_THAT(result.out, HasSubstr(expected));
 }
 
+TEST_F(VerifyTest, ABoundTakesAnotherOrderOfSummationAndNoMore) {
+  const std::string exact = Path("exact.safetensors");
+  ASSERT_EQ(Quantgate(Arguments{"run"} + LayerArguments() +
+                      Arguments{"--recipe", "fp8_current", "--arithmetic", "exact", "-o", exact})
+                .exit_code,
+            0);
+  // The exact result differs from the model's in bits, but lies within the model's bound of itself.
+  const Arguments by_bound = {"--arithmetic", "sm90", "--require", "bound"};
+  EXPECT_EQ(Verify(exact, {"--arithmetic", "sm90"}).exit_code, 1);
+  ProcessResult result = Verify(exact, by_bound + Arguments{"--report", Path("b.html")});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("within their bounds"));
+  EXPECT_THAT(ReadFile(Path("b.html")), HasSubstr("within its bound"));
+
+  const Tensor y = *ReadSafetensors(path_)->Find("y");
+  Tensor changed = *Tensor::FromBytes(y.dtype(), y.shape(), y.bytes());
+  changed.as<uint16_t>()[7] ^= 0x8000;  // The sign.
+  result = Verify(With("y", changed), by_bound);
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("y exceeds its bound in 1 of 524,288 elements"));
+  result = Verify(With("y", *y.Reinterpret(DType::kBF16, {2048, 256})), by_bound);
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("subjects[y]"));
+  EXPECT_THAT(result.err, HasSubstr("256x2048"));
+  result = Verify(exact, {"--arithmetic", "exact", "--require", "bound"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("exact arithmetic has no error bound"));
+}
+
 TEST_F(VerifyTest, AnotherShapeOrDtypeFails) {
   const Tensor db = *ReadSafetensors(path_)->Find("db");
   ProcessResult result = Verify(With("db", *db.Reinterpret(DType::kBF16, {2, 1024})));
