@@ -25,8 +25,9 @@ constexpr char kExamples[] = R"(Examples:
   quantgate bench --only engine --seconds 3 --format json
   quantgate bench --only wire --server 127.0.0.1:7470 --upload-mib 1024 --store /var/lib/quantgate
 
-Each rate stands beside the ceiling it is measured against, taken in the same run on the same threads. Against a server
-the uploaded blob stays in its store; without one a throw-away store is used.)";
+Each rate stands beside the ceiling it is measured against, taken in the same run on the same
+threads. Against a server the uploaded blob stays in its store; without one a throw-away store
+is used.)";
 
 struct BenchOptions {
   std::string only;

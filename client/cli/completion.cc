@@ -84,10 +84,10 @@ std::vector<std::string> WordsOf(const Node& node, const Node& root) {
 std::string Bash(const std::vector<Node>& nodes) {
   std::string script = R"(# bash completion of quantgate; made by `quantgate completion bash`.
 _quantgate() {
-  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} path= word i
+  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} place= word i
   for ((i = 1; i < COMP_CWORD; ++i)); do
     word=${COMP_WORDS[i]}
-    case "$path $word" in
+    case "$place $word" in
 )";
   std::vector<std::string> paths;
   for (const Node& node : nodes) {
@@ -95,9 +95,9 @@ _quantgate() {
     const size_t space = node.path.rfind(' ');
     const std::string parent = space == std::string::npos ? "" : node.path.substr(0, space);
     const std::string name = space == std::string::npos ? node.path : node.path.substr(space + 1);
-    absl::StrAppend(&script, "      \"", parent, " ", name, "\") path=\"", node.path, "\" ;;\n");
+    absl::StrAppend(&script, "      \"", parent, " ", name, "\") place=\"", node.path, "\" ;;\n");
   }
-  absl::StrAppend(&script, "    esac\n  done\n  case \"$path $previous\" in\n");
+  absl::StrAppend(&script, "    esac\n  done\n  case \"$place $previous\" in\n");
   for (const Node& node : nodes) {
     for (const Option& option : node.options) {
       if (option.choices.empty()) continue;
@@ -110,7 +110,7 @@ _quantgate() {
       }
     }
   }
-  absl::StrAppend(&script, "  esac\n  local words=\n  case \"$path\" in\n");
+  absl::StrAppend(&script, "  esac\n  local words=\n  case \"$place\" in\n");
   for (const Node& node : nodes) {
     absl::StrAppend(&script, "    \"", node.path, "\") words=\"",
                     absl::StrJoin(WordsOf(node, nodes[0]), " "), "\" ;;\n");
@@ -147,19 +147,20 @@ std::string ZshArguments(const Node& node) {
   return lines;
 }
 
+/// The variable is called place because zsh ties path to PATH.
 std::string Zsh(const std::vector<Node>& nodes) {
   std::string script =
       "#compdef quantgate\n# zsh completion of quantgate; made by `quantgate completion zsh`.\n"
-      "_quantgate() {\n  local path= word\n  for word in ${words[2,CURRENT-1]}; do\n"
-      "    case \"$path $word\" in\n";
+      "_quantgate() {\n  local place= word\n  for word in ${words[2,CURRENT-1]}; do\n"
+      "    case \"$place $word\" in\n";
   for (const Node& node : nodes) {
     if (node.path.empty()) continue;
     const size_t space = node.path.rfind(' ');
     absl::StrAppend(&script, "      \"",
                     space == std::string::npos ? absl::StrCat(" ", node.path) : node.path,
-                    "\") path=\"", node.path, "\" ;;\n");
+                    "\") place=\"", node.path, "\" ;;\n");
   }
-  absl::StrAppend(&script, "    esac\n  done\n  case \"$path\" in\n");
+  absl::StrAppend(&script, "    esac\n  done\n  case \"$place\" in\n");
   for (const Node& node : nodes) {
     absl::StrAppend(&script, "    \"", node.path, "\")\n");
     if (!node.children.empty()) {

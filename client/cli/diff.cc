@@ -23,7 +23,8 @@ constexpr char kExamples[] = R"(Examples:
   quantgate diff a.safetensors:codes@f8_e4m3 b.safetensors:codes@f8_e4m3 --report diff.html
   quantgate diff out.safetensors:y digest:SHA256/SIZE --max-ulp 1
 
-Two whole safetensors files are compared by the names of their tensors; a tensor that one of them lacks is a difference.
+Two whole safetensors files are compared by the names of their tensors; a tensor that one of
+them lacks is a difference.
 Exits 0 when every bit is equal, 1 when not.)";
 
 struct DiffOptions {

@@ -23,8 +23,9 @@ constexpr char kExamples[] = R"(Examples:
   quantgate gemm --a t.safetensors:bytes@f8_e4m3 --b t.safetensors:others@f8_e5m2 \
       --arithmetic exact --format json
 
-d = alpha a b^T + beta c + bias, a [M][K] and b [N][K] (layout tn). --a-scaling says how a scale applies where the shape
-of the scale leaves a doubt: tensor (one for all) or outer (one per row).)";
+d = alpha a b^T + beta c + bias, a [M][K] and b [N][K] (layout tn). --a-scaling says how a
+scale applies where the shape of the scale leaves a doubt: tensor (one for all) or outer (one
+per row).)";
 
 struct OperandOptions {
   std::string tensor, scale_inv, scaling;

@@ -112,6 +112,8 @@ dt { color: var(--dim); font-size: 11.5px; }
 dd { margin: 0; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .pictures { display: grid; grid-template-columns: minmax(0, 1.7fr) minmax(0, 1fr); gap: 18px;
   align-items: start; }
+.card > h4:first-child { margin-top: 0; }
+.cards.small dl { grid-template-columns: repeat(3, max-content); }
 @media (max-width: 560px) { .pictures { grid-template-columns: 1fr; }
 main, header { padding: 0 12px; } }
 svg.chart { width: 100%; height: auto; display: block; }

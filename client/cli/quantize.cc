@@ -22,8 +22,9 @@ constexpr char kExamples[] = R"(Examples:
   quantgate quantize gen:normal,shape=256x512 --recipe fp8_current:power_2_scales=true \
       --role grad_output --usage rowwise,columnwise --format json
 
--o FILE gets rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv, amax_rowwise, amax_columnwise and
-scale, as the recipe's format has them. columnwise_data of per-tensor FP8 is the transpose, [K][M].)";
+-o FILE gets rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv,
+amax_rowwise, amax_columnwise and scale, as the recipe's format has them. columnwise_data of
+per-tensor FP8 is the transpose, [K][M].)";
 
 struct QuantizeOptions {
   std::string tensor, recipe, role, output;

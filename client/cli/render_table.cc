@@ -143,28 +143,47 @@ std::string ElementText(const v1::ElementPair& pair, const std::string& dtype,
                       HexBits(pair.reference_bits(), reference_dtype), "]");
 }
 
-/// One run of one variant in detail.
+/// Items joined by commas, on as many lines as they need.
+std::string Wrapped(const std::string& head, const std::vector<std::string>& items) {
+  std::string text = head;
+  size_t line_start = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const std::string item = absl::StrCat(items[i], i + 1 < items.size() ? "," : "");
+    if (text.size() - line_start + 1 + item.size() > kTableColumns) {
+      absl::StrAppend(&text, "\n", std::string(head.size(), ' '));
+      line_start = text.size() - head.size();
+    }
+    absl::StrAppend(&text, " ", item);
+  }
+  return text;
+}
+
+std::string UlpText(const v1::ParityReport& parity) {
+  return parity.worst_ulp() == INT64_MAX ? "nan" : Count(parity.worst_ulp());
+}
+
 void PrintOutputs(const v1::VariantReport& variant, bool uses_colour, std::ostream& out) {
   TextTable table({"output", "<type", "SQNR dB", "rel. error", "max |error|", "differs", "max ulp",
-                   "of bound", "<arithmetic"});
+                   "of bound"});
+  std::vector<std::string> arithmetics;
   for (const v1::OutputReport& output : variant.outputs()) {
     const v1::ErrorReport& error = output.against_unquantized();
-    const v1::ParityReport& exact = output.against_exact().parity();
     const bool has_exact = output.against_exact().has_parity();
+    const v1::ParityReport& exact = output.against_exact().parity();
     table.AddRow({output.tensor().name(), TypeText(output.tensor().type()),
                   Decibels(error.sqnr_db()), ShortReal(error.relative_frobenius()),
                   ShortReal(error.max_abs()), has_exact ? ParityCell(exact).text : "-",
-                  !has_exact                       ? "-"
-                  : exact.worst_ulp() == INT64_MAX ? "nan"
-                                                   : Count(exact.worst_ulp()),
-                  output.has_bound() ? ShortReal(output.bound().worst_ratio()) : "-",
-                  output.arithmetic()});
+                  has_exact ? UlpText(exact) : "-",
+                  output.has_bound() ? ShortReal(output.bound().worst_ratio()) : "-"});
     if (output.has_bound()) table.SetTone(7, output.bound().pass() ? Tone::kGood : Tone::kBad);
+    arithmetics.push_back(absl::StrCat(output.tensor().name(), " ", output.arithmetic()));
   }
   table.Print(out, uses_colour);
-  out << "SQNR, relative and largest error: against the unquantized operands. differs, max ulp, of "
-         "bound: against\nthe exact result of the same quantized operands, and its derived error "
-         "bound (1 is the limit).\n\n";
+  out << "SQNR and errors: against the unquantized operands. differs, max ulp, of bound: against "
+         "the\n"
+         "exact result of the same quantized operands and its derived error bound (1 is the "
+         "limit).\n"
+      << Wrapped("arithmetic:", arithmetics) << "\n\n";
 }
 
 void PrintQuantizations(const v1::VariantReport& variant, bool uses_colour, std::ostream& out) {
@@ -186,25 +205,18 @@ void PrintQuantizations(const v1::VariantReport& variant, bool uses_colour, std:
 
 void PrintVariant(const v1::VariantReport& variant, bool uses_colour, std::ostream& out) {
   out << Toned(variant.label(), Tone::kBold, uses_colour)
-      << (variant.is_hardware() ? "  (hardware)" : "  (model)") << "\n"
-      << variant.recipe() << "\n\n";
+      << (variant.is_hardware() ? "  (hardware)" : "  (model)") << "\n\n";
   PrintOutputs(variant, uses_colour, out);
   PrintQuantizations(variant, uses_colour, out);
-  if (!variant.gemms().empty()) {
-    for (const v1::GemmLine& gemm : variant.gemms()) {
-      out << gemm.role() << ": " << gemm.text() << "\n    a: " << gemm.a_source()
-          << "; b: " << gemm.b_source() << "\n";
-    }
-    out << "\n";
+  for (const v1::GemmLine& gemm : variant.gemms()) {
+    out << gemm.role() << ": " << gemm.text() << "\n    a: " << gemm.a_source()
+        << "; b: " << gemm.b_source() << "\n";
   }
-  if (!variant.stages().empty()) {
-    std::string line = "time:";
-    for (const v1::StageTime& stage : variant.stages()) {
-      absl::StrAppend(&line, " ", stage.stage(), " ", Seconds(stage.seconds()), ",");
-    }
-    line.pop_back();
-    out << line << "\n\n";
+  std::vector<std::string> times;
+  for (const v1::StageTime& stage : variant.stages()) {
+    times.push_back(absl::StrCat(stage.stage(), " ", Seconds(stage.seconds())));
   }
+  if (!times.empty()) out << "\n" << Wrapped("time:", times) << "\n\n";
 }
 
 void PrintComparisons(const ReportDocument& document, bool uses_colour, std::ostream& out) {
@@ -216,9 +228,7 @@ void PrintComparisons(const ReportDocument& document, bool uses_colour, std::ost
     const bool is_equal = result.has_parity() && parity.equal();
     table.AddRow({comparison.tensor, comparison.dtype, is_equal ? "equal" : "differs",
                   result.has_parity() ? Count(parity.mismatch_count()) : "-",
-                  !result.has_parity()              ? "-"
-                  : parity.worst_ulp() == INT64_MAX ? "nan"
-                                                    : Count(parity.worst_ulp()),
+                  result.has_parity() ? UlpText(parity) : "-",
                   result.has_error() ? Decibels(result.error().sqnr_db()) : "-",
                   result.has_error() ? ShortReal(result.error().relative_frobenius()) : "-",
                   comparison.bound ? ShortReal(comparison.bound->worst_ratio()) : "-"});

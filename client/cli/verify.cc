@@ -18,9 +18,11 @@ constexpr char kExamples[] = R"(Examples:
       --weight m.safetensors:fc1.weight --grad-output m.safetensors:fc1.dy \
       --recipe fp8_current --arithmetic sm90 --report verify.html
 
-FILE.safetensors holds what your own code computed, under the names that `quantgate run -o` writes: y, dx, dw, db,
-main_grad. Each is compared bit for bit with what the engine computes from the same operands.
-With --require bound the GEMM outputs (all but db) need only lie within the error bound derived for the arithmetic.
+FILE.safetensors holds what your own code computed, under the names that `quantgate run -o`
+writes: y, dx, dw, db, main_grad. Each is compared bit for bit with what the engine computes
+from the same operands.
+With --require bound the GEMM outputs (all but db) need only lie within the error bound derived
+for the arithmetic.
 Exits 0 when all pass, 1 when not, 2 when the file holds none of the outputs.)";
 
 struct VerifyOptions {
