@@ -30,7 +30,7 @@ inline constexpr int kPageSizeMax = 1000;
 /// Chunks that one upload may have between receiving and disk: enough to overlap receiving, hashing
 /// and writing.
 inline constexpr int kUploadChunksInFlight = 6;
-/// Bytes that all uploads together may hold in memory before their streams are no longer read.
+/// Bytes that uploads may hold in memory before streams are read one message at a time.
 inline constexpr int64_t kUploadBytesInFlight = 256 << 20;
 /// An upload stream without a message for this long is ended; the upload can be resumed.
 inline constexpr absl::Duration kUploadIdleMax = absl::Minutes(2);
@@ -41,8 +41,9 @@ inline constexpr absl::Duration kPartialUploadAgeMax = absl::Hours(24);
 /// little left to do.
 inline constexpr int64_t kWritebackBytes = 8 << 20;
 
-/// Memory that gRPC may hold for messages not yet handed over.
-inline constexpr int64_t kGrpcBufferBytesMax = 512 << 20;
+/// Memory of messages that gRPC has received, beyond which it ends streams with RESOURCE_EXHAUSTED.
+/// A thousand uploads that send a chunk at the same moment stay below it.
+inline constexpr int64_t kGrpcBufferBytesMax = int64_t{3} << 29;
 /// Streams of one connection. 16 connections carry 1000 uploads with it.
 inline constexpr int kStreamsPerConnectionMax = 128;
 /// Metadata of one call; QuantGate reads none beyond gRPC's own.

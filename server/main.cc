@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_join.h"
+#include "server/allocator.h"
 #include "server/build_description.h"
 #include "server/server.h"
 
@@ -106,6 +107,7 @@ std::string ReadyLine(const ServerOptions& options, const Server& server) {
 }
 
 int Serve(const ServerOptions& options, absl::Duration grace) {
+  KeepLargeBuffers();
   const sigset_t signals = BlockSignals();
   auto server = Server::Start(options);
   if (!server.ok()) {

@@ -197,7 +197,7 @@ GaugeReadings RunningServer::ReadGauges() {
 
 void RunningServer::Maintain() {
   while (!stop_maintenance_.WaitForNotificationWithTimeout(absl::Seconds(1))) {
-    calls_.CancelIdle(absl::Now());
+    calls_.CancelIdle(absl::Now(), kUploadIdleMax);
   }
 }
 

@@ -23,8 +23,7 @@ Call::Call(ServiceContext& context, Rpc rpc, grpc::CallbackServerContext* server
       method_(static_cast<int>(rpc)),
       server_context_(server_context),
       start_(absl::Now()),
-      cancellation_(std::make_shared<Cancellation>(DeadlineOf(*server_context))),
-      last_message_nanos_(absl::ToUnixNanos(start_)) {
+      cancellation_(std::make_shared<Cancellation>(DeadlineOf(*server_context))) {
   context_.metrics.RpcStarted(method_);
   context_.calls.Add(this);
 }
@@ -48,7 +47,7 @@ grpc::Status Call::End(const absl::Status& status) {
 }
 
 void Call::MessageReceived() {
-  last_message_nanos_.store(absl::GetCurrentTimeNanos(), std::memory_order_relaxed);
+  awaiting_since_nanos_.store(0, std::memory_order_relaxed);
   context_.metrics.MessageReceived(method_);
 }
 
@@ -60,11 +59,13 @@ Transport Call::transport() const {
   return peer.starts_with("ipv") ? Transport::kTcp : Transport::kInProcess;
 }
 
-void Call::WatchIdle() { watches_idle_ = true; }
+void Call::MessageAwaited() {
+  awaiting_since_nanos_.store(absl::GetCurrentTimeNanos(), std::memory_order_relaxed);
+}
 
-bool Call::IsIdle(absl::Time now) const {
-  const int64_t last = last_message_nanos_.load(std::memory_order_relaxed);
-  return watches_idle_ && now - absl::FromUnixNanos(last) > kUploadIdleMax;
+bool Call::IsIdle(absl::Time now, absl::Duration idle_max) const {
+  const int64_t since = awaiting_since_nanos_.load(std::memory_order_relaxed);
+  return since != 0 && now - absl::FromUnixNanos(since) > idle_max;
 }
 
 void CallRegistry::Add(Call* call) {
@@ -89,10 +90,10 @@ void CallRegistry::CancelAll() {
   for (const Call* call : calls_) call->TryCancel();
 }
 
-void CallRegistry::CancelIdle(absl::Time now) {
+void CallRegistry::CancelIdle(absl::Time now, absl::Duration idle_max) {
   absl::MutexLock lock(&mutex_);
   for (const Call* call : calls_) {
-    if (call->IsIdle(now)) call->TryCancel();
+    if (call->IsIdle(now, idle_max)) call->TryCancel();
   }
 }
 

@@ -44,9 +44,10 @@ class Call {
   const std::shared_ptr<Cancellation>& cancellation() const { return cancellation_; }
   Transport transport() const;
 
-  /// From here on the registry ends the call when no message came for kUploadIdleMax.
-  void WatchIdle();
-  bool IsIdle(absl::Time now) const;
+  /// A streaming call now waits for its client; CallRegistry::CancelIdle may end it if that takes
+  /// too long.
+  void MessageAwaited();
+  bool IsIdle(absl::Time now, absl::Duration idle_max) const;
   void TryCancel() const { server_context_->TryCancel(); }
 
  private:
@@ -55,8 +56,7 @@ class Call {
   grpc::CallbackServerContext* const server_context_;
   const absl::Time start_;
   const std::shared_ptr<Cancellation> cancellation_;
-  std::atomic<bool> watches_idle_{false};
-  std::atomic<int64_t> last_message_nanos_;
+  std::atomic<int64_t> awaiting_since_nanos_{0};  // 0: the client is not waited for.
 };
 
 class CallRegistry {
@@ -66,7 +66,8 @@ class CallRegistry {
   int size() const;
   /// Ends every call under way, as if its client had cancelled it.
   void CancelAll();
-  void CancelIdle(absl::Time now);
+  /// Ends the calls that have waited for their client for longer than `idle_max`.
+  void CancelIdle(absl::Time now, absl::Duration idle_max);
 
  private:
   mutable absl::Mutex mutex_;

@@ -30,7 +30,6 @@ grpc::ByteBuffer Response(int64_t committed_size, bool already_present) {
 UploadStream::UploadStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
                            grpc::ByteBuffer* response)
     : call_(context, Rpc::kWrite, server_context), response_(response) {
-  call_.WatchIdle();
   const absl::Status admitted = call_.Admit(Admission::kUnlessDraining);
   if (!admitted.ok()) {
     absl::MutexLock lock(&mutex_);
@@ -51,7 +50,7 @@ void UploadStream::Advance() {
   if (actions.hash) transfers.Run([this] { HashNext(); });
   if (actions.write) transfers.Run([this] { WriteNext(); });
   if (actions.commit) transfers.Run([this] { Commit(); });
-  if (actions.read) StartRead(&incoming_);
+  if (actions.read) Read();
   if (actions.end) End();
 }
 
@@ -65,18 +64,23 @@ UploadStream::Actions UploadStream::DecideActions() {
   is_writing_ |= actions.write;
   const bool is_drained = !is_hashing_ && !is_writing_ && !is_committing_;
   if (is_reading_) return actions;
-  // A stream may always hold one message, so that all of them get on.
-  const bool has_room =
-      in_flight_ == 0 || (in_flight_ < kUploadChunksInFlight &&
-                          call_.context().upload_bytes_in_flight < kUploadBytesInFlight);
   if (outcome_.has_value()) {
     actions.end = is_over_ = is_drained;
   } else if (has_read_all_) {
     actions.commit = is_committing_ = is_drained;
   } else {
+    // A stream may always read one message, so that all of them get on.
+    const bool has_room =
+        in_flight_ == 0 || (in_flight_ < kUploadChunksInFlight &&
+                            call_.context().upload_bytes_in_flight < kUploadBytesInFlight);
     actions.read = is_reading_ = has_room;
   }
   return actions;
+}
+
+void UploadStream::Read() {
+  call_.MessageAwaited();
+  StartRead(&incoming_);
 }
 
 // A task that is already on its way finds its queue empty.

@@ -35,6 +35,7 @@ class UploadStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   /// Starts whatever may go on now.
   void Advance();
   Actions DecideActions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Read();
   void DropQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   template <typename Item>
   static std::optional<Item> TakeFront(std::deque<Item>& queue, bool& is_running);
