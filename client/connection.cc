@@ -71,6 +71,10 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Dial(const std::string& 
   // second.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
+  // Finds out that a server vanished during a long run. A server takes pings more often than every
+  // 5 minutes without data for abuse.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 330'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
   arguments.SetUserAgentPrefix("quantgate");
   auto channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
   return std::make_unique<Connection>(std::move(channel), address, options);
@@ -142,7 +146,7 @@ absl::StatusOr<v1::ListRunsResponse> Connection::ListRuns(const v1::ListRunsRequ
 
 absl::StatusOr<v1::Run> Connection::CancelRun(const v1::CancelRunRequest& request) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(2)));
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kFarewellTimeout));
   v1::Run run;
   const absl::Status status = FromGrpcStatus(stubs_->engine.CancelRun(&context, request, &run));
   if (!status.ok()) return status;

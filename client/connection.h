@@ -89,6 +89,9 @@ class Connection {
   std::unique_ptr<Stubs> stubs_;
 };
 
+/// How long a client that gives up takes to tell the server.
+inline constexpr absl::Duration kFarewellTimeout = absl::Seconds(5);
+
 /// A token that is new with every call: 32 hex digits from the system's random source.
 std::string NewRequestId();
 

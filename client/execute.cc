@@ -1,6 +1,7 @@
 #include "client/execute.h"
 
 #include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
 #include <grpcpp/support/sync_stream.h>
 
 #include <map>
@@ -8,6 +9,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "client/live_calls.h"
 #include "client/status.h"
 #include "kernels/base/status_macros.h"
@@ -76,14 +78,32 @@ absl::StatusOr<v1::RunReport> ReportOf(Attachment& attachment) {
   return report;
 }
 
+/// The id of a run that was asked for but not heard of yet: the same request attaches to it.
+std::string RunIdOf(Connection& connection, const v1::RunSpec& spec,
+                    const std::string& request_id) {
+  const std::unique_ptr<v1::Engine::Stub> stub = v1::Engine::NewStub(connection.channel());
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kFarewellTimeout));
+  v1::ExecuteRequest request;
+  *request.mutable_spec() = spec;
+  request.set_request_id(request_id);
+  const std::unique_ptr<grpc::ClientReader<v1::RunEvent>> reader = stub->Execute(&context, request);
+  v1::RunEvent event;
+  const std::string run_id = reader->Read(&event) ? event.run_id() : "";
+  context.TryCancel();
+  while (reader->Read(&event)) continue;
+  reader->Finish();
+  return run_id;
+}
+
 /// Nobody waits for a run whose caller gave up.
-void CancelIfAbandoned(Connection& connection, const Attachment& attachment,
-                       const absl::Status& status) {
-  if (attachment.run_id.empty()) return;
+void CancelIfAbandoned(Connection& connection, const v1::RunSpec& spec,
+                       const Attachment& attachment, const absl::Status& status) {
   if (!absl::IsDeadlineExceeded(status) && !absl::IsCancelled(status)) return;
   v1::CancelRunRequest request;
-  request.set_run_id(attachment.run_id);
-  connection.CancelRun(request).IgnoreError();
+  request.set_run_id(attachment.run_id.empty() ? RunIdOf(connection, spec, attachment.request_id)
+                                               : attachment.run_id);
+  if (!request.run_id().empty()) connection.CancelRun(request).IgnoreError();
 }
 
 }  // namespace
@@ -99,7 +119,7 @@ absl::StatusOr<v1::RunReport> ExecuteRun(Connection& connection, const v1::RunSp
     if (status.ok()) status = absl::UnavailableError("the stream ended before the run did");
     if (attachment.last_sequence > before) attempt = 1;
     if (!IsWorthRetrying(status) || !connection.PauseBeforeRetry(attempt, status)) {
-      CancelIfAbandoned(connection, attachment, status);
+      CancelIfAbandoned(connection, spec, attachment, status);
       return status;
     }
   }

@@ -3,6 +3,8 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 
+#include <thread>
+
 #include "client/crc32c.h"
 #include "kernels/tensor/fingerprint.h"
 
@@ -99,6 +101,11 @@ grpc::Status FakeBlobs::Read(grpc::ServerContext*, const v1::ReadRequest* reques
 
 grpc::Status FakeEngine::Play(grpc::ServerContext* context, int64_t from,
                               grpc::ServerWriter<v1::RunEvent>* writer) {
+  if (stalls > 0) {
+    --stalls;
+    while (!context->IsCancelled()) std::this_thread::yield();
+    return grpc::Status::CANCELLED;
+  }
   int limit = -1;
   TakeFront(breaks, limit);
   for (const v1::RunEvent& event : events) {

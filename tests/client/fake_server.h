@@ -53,6 +53,7 @@ class FakeEngine : public v1::Engine::Service {
  public:
   std::vector<v1::RunEvent> events;
   std::deque<int> breaks;
+  int stalls = 0;       ///< Streams that say nothing until they are cancelled.
   bool blocks = false;  ///< After the events, the stream waits for its cancellation.
 
   std::vector<std::string> request_ids;

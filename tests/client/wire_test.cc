@@ -272,5 +272,15 @@ TEST_F(RunWireTest, CancellingTheConnectionCancelsTheRun) {
   EXPECT_TRUE(absl::IsCancelled(connection_->FindMissing({}).status()));
 }
 
+TEST_F(RunWireTest, ARunGivenUpBeforeItsFirstEventIsCancelledToo) {
+  connection_ =
+      *Connection::Dial(server_.address(), {.deadline = absl::Now() + absl::Milliseconds(200)});
+  server_.engine.stalls = 1;
+  EXPECT_TRUE(absl::IsDeadlineExceeded(Execute().status()));
+  ASSERT_EQ(server_.engine.request_ids.size(), 2u);
+  EXPECT_EQ(server_.engine.request_ids[0], server_.engine.request_ids[1]);
+  EXPECT_THAT(server_.engine.cancelled_runs, ElementsAre("run-7"));
+}
+
 }  // namespace
 }  // namespace quantgate
