@@ -7,6 +7,19 @@
 #include "server/errors.h"
 
 namespace quantgate {
+namespace {
+
+/// False when the deadline came first.
+bool WaitUntil(std::condition_variable& condition, std::unique_lock<std::mutex>& lock,
+               absl::Time deadline) {
+  if (deadline == absl::InfiniteFuture()) {
+    condition.wait(lock);
+    return true;
+  }
+  return condition.wait_until(lock, absl::ToChronoTime(deadline)) == std::cv_status::no_timeout;
+}
+
+}  // namespace
 
 DeviceQueue::DeviceQueue(Options options) : options_(std::move(options)) {
   for (int i = 0; i < options_.workers; ++i) workers_.emplace_back([this] { Work(); });
@@ -18,15 +31,17 @@ DeviceQueue::~DeviceQueue() {
   CancelAll();
   WaitIdle(absl::InfiniteFuture());
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
+  has_work_.notify_all();
+  must_reap_.notify_all();
   for (std::thread& worker : workers_) worker.join();
   reaper_.join();
 }
 
 absl::StatusOr<int> DeviceQueue::Submit(std::shared_ptr<Cancellation> cancellation, Job job) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   if (draining_) return error::Draining();
   if (static_cast<int>(waiting_.size()) >= options_.capacity) {
     return error::QueueFull(options_.name, options_.capacity);
@@ -35,44 +50,51 @@ absl::StatusOr<int> DeviceQueue::Submit(std::shared_ptr<Cancellation> cancellati
   // The reaper may be asleep until a later deadline than this one.
   if (cancellation->deadline() < EarliestDeadline()) reap_ = true;
   waiting_.push_back({std::move(cancellation), std::move(job), absl::Now()});
+  has_work_.notify_one();
+  if (reap_) must_reap_.notify_one();
   return ahead;
 }
 
 void DeviceQueue::Cancel(const std::shared_ptr<Cancellation>& cancellation) {
   cancellation->Cancel();
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   reap_ = true;
+  must_reap_.notify_one();
 }
 
 void DeviceQueue::Drain() {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   draining_ = true;
 }
 
 bool DeviceQueue::WaitIdle(absl::Time deadline) {
-  absl::MutexLock lock(&mutex_);
-  return mutex_.AwaitWithDeadline(absl::Condition(this, &DeviceQueue::IsIdle), deadline);
+  std::unique_lock lock(mutex_);
+  while (!IsIdle()) {
+    if (!WaitUntil(is_idle_, lock, deadline)) return IsIdle();
+  }
+  return true;
 }
 
 void DeviceQueue::CancelAll() {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   for (const Entry& entry : waiting_) entry.cancellation->Cancel();
   for (const auto& cancellation : running_) cancellation->Cancel();
   reap_ = true;
+  must_reap_.notify_one();
 }
 
 int DeviceQueue::depth() const {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   return static_cast<int>(waiting_.size());
 }
 
 int DeviceQueue::running() const {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   return static_cast<int>(running_.size());
 }
 
 absl::Duration DeviceQueue::oldest_age() const {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   return waiting_.empty() ? absl::ZeroDuration() : absl::Now() - waiting_.front().enqueued;
 }
 
@@ -80,7 +102,8 @@ void DeviceQueue::Work() {
   while (true) {
     Entry entry;
     {
-      absl::MutexLock lock(&mutex_, absl::Condition(this, &DeviceQueue::HasWork));
+      std::unique_lock lock(mutex_);
+      has_work_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
       if (waiting_.empty()) return;
       entry = std::move(waiting_.front());
       waiting_.pop_front();
@@ -89,9 +112,10 @@ void DeviceQueue::Work() {
     }
     std::move(entry.job)(entry.cancellation->Check());
     entry.job = nullptr;  // What the job holds is released before the queue counts as idle.
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     running_.erase(std::find(running_.begin(), running_.end(), entry.cancellation));
     --active_;
+    if (IsIdle()) is_idle_.notify_all();
   }
 }
 
@@ -124,8 +148,10 @@ void DeviceQueue::Reap() {
   while (true) {
     std::vector<Entry> dropped;
     {
-      absl::MutexLock lock(&mutex_);
-      mutex_.AwaitWithDeadline(absl::Condition(this, &DeviceQueue::MustReap), EarliestDeadline());
+      std::unique_lock lock(mutex_);
+      while (!stopping_ && !reap_) {
+        if (!WaitUntil(must_reap_, lock, EarliestDeadline())) break;
+      }
       if (stopping_) return;
       reap_ = false;
       dropped = TakeDropped();
@@ -133,8 +159,9 @@ void DeviceQueue::Reap() {
     for (Entry& entry : dropped) {
       std::move(entry.job)(entry.cancellation->Check());
       entry.job = nullptr;
-      absl::MutexLock lock(&mutex_);
+      const std::lock_guard lock(mutex_);
       --active_;
+      if (IsIdle()) is_idle_.notify_all();
     }
   }
 }

@@ -2,9 +2,11 @@
 // cancellable while it waits; what runs is cancelled through its Cancellation. Thread-safe.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,7 +15,6 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "kernels/base/cancellation.h"
 
@@ -68,13 +69,12 @@ class DeviceQueue {
   bool IsIdle() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return waiting_.empty() && active_ == 0;
   }
-  bool HasWork() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || !waiting_.empty(); }
-  bool MustReap() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || reap_; }
   absl::Time EarliestDeadline() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<Entry> TakeDropped() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
-  mutable absl::Mutex mutex_;
+  mutable std::mutex mutex_;
+  std::condition_variable has_work_, must_reap_, is_idle_;
   std::deque<Entry> waiting_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Cancellation>> running_ ABSL_GUARDED_BY(mutex_);
   int active_ ABSL_GUARDED_BY(mutex_) = 0;  // Jobs being called, dropped ones included.

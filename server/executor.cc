@@ -10,22 +10,27 @@ Executor::Executor(int threads) {
 
 Executor::~Executor() {
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
+  has_work_.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }
 
 void Executor::Run(Task task) {
-  absl::MutexLock lock(&mutex_);
-  tasks_.push_back(std::move(task));
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  has_work_.notify_one();
 }
 
 void Executor::Work() {
   while (true) {
     Task task;
     {
-      absl::MutexLock lock(&mutex_, absl::Condition(this, &Executor::HasWork));
+      std::unique_lock lock(mutex_);
+      has_work_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
       if (tasks_.empty()) return;
       task = std::move(tasks_.front());
       tasks_.pop_front();

@@ -2,13 +2,14 @@
 // conversion run here, so that gRPC's threads only move bytes. Thread-safe.
 #pragma once
 
+#include <condition_variable>
 #include <deque>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
-#include "absl/synchronization/mutex.h"
 
 namespace quantgate {
 
@@ -27,9 +28,8 @@ class Executor {
 
  private:
   void Work();
-  bool HasWork() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || !tasks_.empty(); }
-
-  absl::Mutex mutex_;
+  std::mutex mutex_;
+  std::condition_variable has_work_;
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/synchronization/mutex.h"
 #include "kernels/base/cancellation.h"
 
 namespace quantgate {
@@ -40,7 +40,7 @@ class LiveRuns {
     absl::flat_hash_map<int64_t, std::function<void()>> waiting;
   };
 
-  mutable absl::Mutex mutex_;
+  mutable std::mutex mutex_;
   absl::flat_hash_map<std::string, Live> runs_ ABSL_GUARDED_BY(mutex_);
   int64_t last_token_ ABSL_GUARDED_BY(mutex_) = 0;
 };

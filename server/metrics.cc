@@ -9,9 +9,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 #include <utility>
 
-#include "absl/synchronization/mutex.h"
 #include "server/limits.h"
 #include "server/process_statistics.h"
 #include "server/series_grid.h"
@@ -247,7 +247,7 @@ struct Metrics::Families {
       GaugeFamily(registry, "process_max_fds", "File descriptors allowed.").Add({})};
   prometheus::Gauge& threads{GaugeFamily(registry, "quantgate_threads", "Threads.").Add({})};
 
-  absl::Mutex mutex;
+  std::mutex mutex;
   std::function<GaugeReadings()> source ABSL_GUARDED_BY(mutex);
 };
 
@@ -290,7 +290,7 @@ Metrics::Families::Families(std::span<const RpcMethod> methods, const BuildLabel
 }
 
 void Metrics::Families::Refresh() {
-  absl::MutexLock lock(&mutex);
+  const std::lock_guard lock(mutex);
   const ProcessStatistics process = ReadProcessStatistics();
   cpu_seconds.Increment(std::max(0.0, process.cpu_seconds - cpu_seconds.Value()));
   resident_bytes.Set(static_cast<double>(process.resident_bytes));
@@ -414,7 +414,7 @@ void Metrics::BlobCorrupted(std::string_view where) {
 }
 
 void Metrics::SetGaugeSource(std::function<GaugeReadings()> source) {
-  absl::MutexLock lock(&families_->mutex);
+  const std::lock_guard lock(families_->mutex);
   families_->source = std::move(source);
 }
 

@@ -69,29 +69,29 @@ bool Call::IsIdle(absl::Time now, absl::Duration idle_max) const {
 }
 
 void CallRegistry::Add(Call* call) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   calls_.insert(call);
 }
 
 void CallRegistry::Remove(Call* call) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   calls_.erase(call);
 }
 
 int CallRegistry::size() const {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   return static_cast<int>(calls_.size());
 }
 
 // gRPC never runs a reaction within TryCancel on a thread that is not its own, so holding the lock,
 // which keeps the calls alive, cannot meet a reaction that removes one.
 void CallRegistry::CancelAll() {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   for (const Call* call : calls_) call->TryCancel();
 }
 
 void CallRegistry::CancelIdle(absl::Time now, absl::Duration idle_max) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   for (const Call* call : calls_) {
     if (call->IsIdle(now, idle_max)) call->TryCancel();
   }

@@ -8,11 +8,11 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "kernels/base/cancellation.h"
 #include "server/rpc/rpc_methods.h"
@@ -70,7 +70,7 @@ class CallRegistry {
   void CancelIdle(absl::Time now, absl::Duration idle_max);
 
  private:
-  mutable absl::Mutex mutex_;
+  mutable std::mutex mutex_;
   absl::flat_hash_set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -22,7 +22,7 @@ void DownloadStream::Advance() {
   bool read = false, write = false, end = false;
   absl::Status status;
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     if (is_over_) return;
     if (!is_writing_ && ready_.has_value()) {
       sending_ = *std::move(ready_);
@@ -58,7 +58,7 @@ void DownloadStream::ReadNext() {
   }
   const bool has_piece = status.ok() && !response.data().empty();
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     is_reading_ = false;
     if (!outcome_.has_value()) {
       if (has_piece) ready_ = std::move(response);
@@ -76,7 +76,7 @@ void DownloadStream::OnWriteDone(bool ok) {
                                        static_cast<int64_t>(sending_.data().size()));
   }
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     is_writing_ = false;
     if (!ok) {
       outcome_ = absl::CancelledError("the client has gone");

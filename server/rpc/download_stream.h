@@ -3,11 +3,11 @@
 
 #include <grpcpp/support/server_callback.h>
 
+#include <mutex>
 #include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "quantgate/v1/blobs_service.pb.h"
 #include "server/rpc/call.h"
 #include "server/store/blob_reader.h"
@@ -34,7 +34,7 @@ class DownloadStream : public grpc::ServerWriteReactor<v1::ReadResponse> {
   std::optional<BlobReader> reader_;      // Of the task that reads.
   v1::ReadResponse sending_;              // gRPC's while a write is under way.
 
-  absl::Mutex mutex_;
+  std::mutex mutex_;
   std::optional<v1::ReadResponse> ready_ ABSL_GUARDED_BY(mutex_);
   bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;

@@ -27,7 +27,7 @@ void RunStream::Begin(Admission admission,
   next_sequence_ = started->sequence;
   bool was_cancelled;
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     run_id_ = started->run_id;
     was_cancelled = is_cancelled_;
   }
@@ -39,7 +39,7 @@ void RunStream::Begin(Admission admission,
 // Has the turn.
 void RunStream::Continue() {
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     wait_token_ = 0;
   }
   const absl::Status wanted = call_.cancellation()->Check();
@@ -60,7 +60,7 @@ void RunStream::Continue() {
 
 void RunStream::WaitForEvent() {
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     // With the lock held a wake cannot overtake the token, nor a cancellation miss it.
     if (!is_cancelled_) {
       wait_token_ = runs_.live().Wait(run_id_, next_sequence_, [this] {
@@ -84,7 +84,7 @@ void RunStream::OnCancel() {
   std::string run_id;
   bool has_turn = false;
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     is_cancelled_ = true;
     run_id = run_id_;
     has_turn = wait_token_ != 0 && runs_.live().StopWaiting(run_id_, wait_token_);

@@ -4,11 +4,11 @@
 
 #include <grpcpp/support/server_callback.h>
 
+#include <mutex>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
-#include "absl/synchronization/mutex.h"
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/rpc/call.h"
 #include "server/rpc/runs.h"
@@ -48,7 +48,7 @@ class RunStream : public grpc::ServerWriteReactor<v1::RunEvent> {
   int64_t next_sequence_ = 1;
   v1::RunEvent event_;
 
-  absl::Mutex mutex_;
+  std::mutex mutex_;
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t wait_token_ ABSL_GUARDED_BY(mutex_) = 0;  // Not 0: the wait has the turn.
 };

@@ -72,7 +72,7 @@ absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl:
     QG_RETURN_IF_ERROR(CheckToken(request.request_id(), "request_id"));
   }
   const Sha256 content = ContentOf(request.spec());
-  absl::MutexLock lock(&start_mutex_);
+  const std::lock_guard lock(start_mutex_);
   QG_ASSIGN_OR_RETURN(const auto earlier,
                       context_.run_store.FindRequest(request.request_id(), content));
   if (earlier.has_value()) return earlier->run_id;

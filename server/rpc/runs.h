@@ -3,11 +3,11 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/layer_run.h"
@@ -43,7 +43,7 @@ class Runs {
 
   ServiceContext& context_;
   LiveRuns live_;
-  absl::Mutex start_mutex_;  // One request id starts one run, however many streams ask at once.
+  std::mutex start_mutex_;  // One request id starts one run, however many streams ask at once.
 };
 
 v1::Run RunRecordToProto(const RunRecord& record);

@@ -32,7 +32,7 @@ UploadStream::UploadStream(ServiceContext& context, grpc::CallbackServerContext*
     : call_(context, Rpc::kWrite, server_context), response_(response) {
   const absl::Status admitted = call_.Admit(Admission::kUnlessDraining);
   if (!admitted.ok()) {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     Stop(admitted);
   }
   Advance();
@@ -41,7 +41,7 @@ UploadStream::UploadStream(ServiceContext& context, grpc::CallbackServerContext*
 void UploadStream::Advance() {
   Actions actions;
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     actions = DecideActions();
   }
   // Outside of the lock: gRPC and the executor may come back at once, and End() may be the end of
@@ -113,7 +113,7 @@ void UploadStream::Stop(absl::Status status) {
 
 void UploadStream::OnReadDone(bool ok) {
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     is_reading_ = false;
     if (ok) {
       call_.MessageReceived();
@@ -132,7 +132,7 @@ void UploadStream::OnReadDone(bool ok) {
 void UploadStream::HashNext() {
   std::optional<Received> received;
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     received = TakeFront(to_hash_, is_hashing_);
   }
   if (!received.has_value()) return Advance();
@@ -140,7 +140,7 @@ void UploadStream::HashNext() {
   received->message.Clear();
   const absl::Status taken = request.ok() ? Take(*request) : request.status();
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     is_hashing_ = false;
     if (taken.ok() && !is_present_) {
       to_write_.push_back({*std::move(request), received->message_bytes});
@@ -206,13 +206,13 @@ absl::Status UploadStream::CheckChunk(const WriteRequestView& request) const {
 void UploadStream::WriteNext() {
   std::optional<Hashed> hashed;
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     hashed = TakeFront(to_write_, is_writing_);
   }
   if (!hashed.has_value()) return Advance();
   const absl::Status written = upload_->Write(hashed->request.pieces());
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     is_writing_ = false;
     Release(hashed->message_bytes);
     if (!written.ok()) Stop(written);
@@ -229,7 +229,7 @@ void UploadStream::Commit() {
     status = upload_->Commit();
   }
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     is_committing_ = false;
     Stop(status);
   }
@@ -240,7 +240,7 @@ void UploadStream::Commit() {
 void UploadStream::End() {
   absl::Status status;
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     status = *outcome_;
   }
   if (status.ok() && upload_ != nullptr) {

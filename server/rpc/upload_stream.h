@@ -8,11 +8,11 @@
 
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "server/rpc/call.h"
 #include "server/rpc/write_request_view.h"
 #include "server/store/blob_upload.h"
@@ -75,7 +75,7 @@ class UploadStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   int64_t received_ = 0;  // Offset in the blob of the next byte.
   bool is_present_ = false;
 
-  absl::Mutex mutex_;
+  std::mutex mutex_;
   std::deque<Received> to_hash_ ABSL_GUARDED_BY(mutex_);
   std::deque<Hashed> to_write_ ABSL_GUARDED_BY(mutex_);
   int in_flight_ ABSL_GUARDED_BY(mutex_) = 0;  // Messages received and not yet written.

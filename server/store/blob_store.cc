@@ -60,7 +60,7 @@ absl::StatusOr<std::unique_ptr<BlobStore>> BlobStore::Open(BlobStoreOptions opti
 }
 
 absl::Status BlobStore::ScanBlobs() {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   std::error_code code;
   const std::filesystem::recursive_directory_iterator files(options_.blobs_path, code);
   if (code) return error::FromErrno(code.value(), "listing the blob store");
@@ -76,7 +76,7 @@ absl::Status BlobStore::ScanBlobs() {
 }
 
 absl::Status BlobStore::ScanPartials() {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   std::error_code code;
   const std::filesystem::directory_iterator files(options_.partial_path, code);
   if (code) return error::FromErrno(code.value(), "listing partial uploads");
@@ -103,7 +103,7 @@ std::string BlobStore::BlobPath(const Sha256& sha256) const {
 
 bool BlobStore::Contains(const Digest& digest) const {
   if (digest.size == 0) return digest == EmptyDigest();
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   const auto it = sizes_.find(digest.sha256);
   return it != sizes_.end() && it->second == digest.size;
 }
@@ -125,7 +125,7 @@ absl::StatusOr<Digest> BlobStore::Put(std::span<const std::byte> bytes) {
   if (Contains(digest)) return digest;
   std::string path;
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     QG_RETURN_IF_ERROR(CheckRoom(digest.size));
     reserved_bytes_ += digest.size;
     path = PartialPath(absl::StrCat(kTemporaryPrefix, next_temporary_++));
@@ -137,7 +137,7 @@ absl::StatusOr<Digest> BlobStore::Put(std::span<const std::byte> bytes) {
     return Publish(path, digest);
   }();
   if (!stored.ok()) RemoveFile(path);
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   reserved_bytes_ -= digest.size;
   if (!stored.ok()) return stored;
   return digest;
@@ -156,7 +156,7 @@ absl::Status BlobStore::Publish(const std::string& path, const Digest& digest) {
       QG_RETURN_IF_ERROR(SyncDirectory(options_.blobs_path));
     }
   }
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   if (sizes_.emplace(digest.sha256, digest.size).second) committed_bytes_ += digest.size;
   return absl::OkStatus();
 }
@@ -207,7 +207,7 @@ absl::StatusOr<BlobReader> BlobStore::Read(const Digest& digest, int64_t offset,
 
 void BlobStore::Quarantine(const Digest& digest) {
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     const auto it = sizes_.find(digest.sha256);
     if (it == sizes_.end()) return;
     committed_bytes_ -= it->second;
@@ -268,7 +268,7 @@ absl::StatusOr<std::unique_ptr<BlobUpload>> BlobStore::BeginUpload(const std::st
   const std::string key = PartialKey(upload_id, digest);
   std::unique_ptr<Sha256Stream> hash;
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     QG_ASSIGN_OR_RETURN(const auto claimed, ClaimPartial(key, upload_id, digest, offset));
     hash = std::move(claimed->second.hash);
   }
@@ -292,7 +292,7 @@ absl::StatusOr<std::unique_ptr<BlobUpload>> BlobStore::BeginUpload(const std::st
 absl::StatusOr<UploadState> BlobStore::QueryUpload(const std::string& upload_id,
                                                    const Digest& digest) const {
   if (Contains(digest)) return UploadState{digest.size, true};
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   const auto it = partials_.find(PartialKey(upload_id, digest));
   if (it == partials_.end()) return error::UploadNotFound(upload_id);
   return UploadState{it->second.size, false};
@@ -300,7 +300,7 @@ absl::StatusOr<UploadState> BlobStore::QueryUpload(const std::string& upload_id,
 
 void BlobStore::EndUpload(const std::string& key, int64_t size,
                           std::unique_ptr<Sha256Stream> hash) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   const auto it = partials_.find(key);
   if (it == partials_.end()) return;
   Partial& partial = it->second;
@@ -312,7 +312,7 @@ void BlobStore::EndUpload(const std::string& key, int64_t size,
 }
 
 void BlobStore::ForgetPartial(const std::string& key) {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   const auto it = partials_.find(key);
   if (it == partials_.end()) return;
   reserved_bytes_ -= it->second.reserved;
@@ -321,7 +321,7 @@ void BlobStore::ForgetPartial(const std::string& key) {
 }
 
 BlobStoreUsage BlobStore::usage() const {
-  absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   BlobStoreUsage usage;
   usage.committed_bytes = committed_bytes_;
   usage.committed_objects = static_cast<int64_t>(sizes_.size());

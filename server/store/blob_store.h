@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,7 +17,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "kernels/tensor/tensor.h"
 #include "server/digest.h"
@@ -112,7 +112,7 @@ class BlobStore {
   void ForgetPartial(const std::string& key);
 
   const BlobStoreOptions options_;
-  mutable absl::Mutex mutex_;
+  mutable std::mutex mutex_;
   absl::flat_hash_map<Sha256, int64_t, Sha256Hash> sizes_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Partial> partials_ ABSL_GUARDED_BY(mutex_);
   int64_t committed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

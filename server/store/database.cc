@@ -126,7 +126,7 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path
                       SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, nullptr);
   auto database = std::unique_ptr<Database>(new Database(connection));
   if (code != SQLITE_OK) return FromSqlite(connection, code, absl::StrCat("opening ", path));
-  absl::MutexLock lock(&database->mutex_);
+  const std::lock_guard lock(database->mutex_);
   QG_RETURN_IF_ERROR(database->Execute(
       "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;"));
   const absl::Status migrated = database->Migrate();
@@ -138,7 +138,6 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path
 Database::~Database() { sqlite3_close(connection_); }
 
 absl::Status Database::Migrate() {
-  mutex_.AssertHeld();
   QG_ASSIGN_OR_RETURN(Statement version, Prepare("PRAGMA user_version"));
   QG_RETURN_IF_ERROR(version.Step().status());
   const int64_t found = version.Integer(0);
@@ -179,7 +178,6 @@ absl::Status Database::SetDurability(Durability durability) {
 
 Transaction::~Transaction() {
   if (!open_) return;
-  database_.mutex().AssertHeld();
   (void)database_.Execute("ROLLBACK");
 }
 

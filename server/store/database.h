@@ -5,13 +5,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 
 struct sqlite3;
 struct sqlite3_stmt;
@@ -54,7 +54,7 @@ class Database {
   static absl::StatusOr<std::unique_ptr<Database>> Open(const std::string& path);
   ~Database();
 
-  absl::Mutex& mutex() ABSL_LOCK_RETURNED(mutex_) { return mutex_; }
+  std::mutex& mutex() ABSL_LOCK_RETURNED(mutex_) { return mutex_; }
 
   absl::StatusOr<Statement> Prepare(std::string_view sql) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Execute(const std::string& sql) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -66,7 +66,7 @@ class Database {
   explicit Database(sqlite3* connection) : connection_(connection) {}
   absl::Status Migrate();
 
-  absl::Mutex mutex_;
+  std::mutex mutex_;
   sqlite3* const connection_;
   Durability durability_ ABSL_GUARDED_BY(mutex_) = Durability::kPowerLoss;
 };

@@ -46,7 +46,7 @@ std::string NewRunId() {
 absl::StatusOr<std::optional<RunRecord>> RunStore::FindRequest(const std::string& request_id,
                                                                const Sha256& content) {
   if (request_id.empty()) return std::nullopt;
-  absl::MutexLock lock(&database_.mutex());
+  const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement row,
                       database_.Prepare(absl::StrCat("SELECT ", kColumns,
                                                      ", content FROM runs WHERE request_id = ?")));
@@ -63,7 +63,7 @@ absl::StatusOr<RunRecord> RunStore::Create(const std::string& request_id, const 
   record.request_id = request_id;
   record.created = absl::Now();
   record.summary = summary;
-  absl::MutexLock lock(&database_.mutex());
+  const std::lock_guard lock(database_.mutex());
   QG_RETURN_IF_ERROR(database_.SetDurability(Durability::kPowerLoss));
   Transaction transaction(database_);
   QG_RETURN_IF_ERROR(transaction.Begin());
@@ -100,13 +100,13 @@ absl::Status RunStore::DropOldest() {
 }
 
 absl::Status RunStore::Remove(const std::string& run_id) {
-  absl::MutexLock lock(&database_.mutex());
+  const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement remove, database_.Prepare("DELETE FROM runs WHERE run_id = ?"));
   return remove.Bind(run_id).Run();
 }
 
 absl::Status RunStore::SetRunning(const std::string& run_id) {
-  absl::MutexLock lock(&database_.mutex());
+  const std::lock_guard lock(database_.mutex());
   QG_RETURN_IF_ERROR(database_.SetDurability(Durability::kProcessCrash));
   QG_ASSIGN_OR_RETURN(Statement update,
                       database_.Prepare("UPDATE runs SET state = ? WHERE run_id = ?"));
@@ -128,7 +128,7 @@ absl::Status RunStore::InsertEvent(const std::string& run_id, int64_t sequence,
 
 absl::Status RunStore::AppendEvent(const std::string& run_id, int64_t sequence,
                                    const std::string& event) {
-  absl::MutexLock lock(&database_.mutex());
+  const std::lock_guard lock(database_.mutex());
   // A power failure fails the run anyway; waiting for the disk after every step would only slow it.
   QG_RETURN_IF_ERROR(database_.SetDurability(Durability::kProcessCrash));
   Transaction transaction(database_);
@@ -139,7 +139,7 @@ absl::Status RunStore::AppendEvent(const std::string& run_id, int64_t sequence,
 
 absl::Status RunStore::Finish(const std::string& run_id, int64_t sequence, const std::string& event,
                               RunState state, const absl::Status& status) {
-  absl::MutexLock lock(&database_.mutex());
+  const std::lock_guard lock(database_.mutex());
   QG_RETURN_IF_ERROR(database_.SetDurability(Durability::kPowerLoss));
   Transaction transaction(database_);
   QG_RETURN_IF_ERROR(transaction.Begin());
@@ -157,7 +157,7 @@ absl::Status RunStore::Finish(const std::string& run_id, int64_t sequence, const
 }
 
 absl::StatusOr<RunRecord> RunStore::Get(const std::string& run_id) {
-  absl::MutexLock lock(&database_.mutex());
+  const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement row, database_.Prepare(absl::StrCat(
                                          "SELECT ", kColumns, " FROM runs WHERE run_id = ?")));
   QG_ASSIGN_OR_RETURN(const bool found, row.Bind(run_id).Step());
@@ -167,7 +167,7 @@ absl::StatusOr<RunRecord> RunStore::Get(const std::string& run_id) {
 
 absl::StatusOr<std::optional<std::string>> RunStore::ReadEvent(const std::string& run_id,
                                                                int64_t sequence) {
-  absl::MutexLock lock(&database_.mutex());
+  const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement row,
                       database_.Prepare("SELECT event FROM runs LEFT JOIN events ON run = id AND "
                                         "sequence = ? WHERE run_id = ?"));
@@ -178,7 +178,7 @@ absl::StatusOr<std::optional<std::string>> RunStore::ReadEvent(const std::string
 }
 
 absl::StatusOr<RunPage> RunStore::List(int64_t before_id, int page_size) {
-  absl::MutexLock lock(&database_.mutex());
+  const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement rows,
                       database_.Prepare(absl::StrCat("SELECT ", kColumns,
                                                      " FROM runs WHERE ?1 = 0 OR id < ?1 "
@@ -197,7 +197,7 @@ absl::StatusOr<RunPage> RunStore::List(int64_t before_id, int page_size) {
 }
 
 absl::StatusOr<std::vector<RunRecord>> RunStore::ListUnfinished() {
-  absl::MutexLock lock(&database_.mutex());
+  const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement rows,
                       database_.Prepare(absl::StrCat("SELECT ", kColumns,
                                                      " FROM runs WHERE state < 3 ORDER BY id")));

@@ -58,7 +58,7 @@ std::string TensorTypeText(const TensorType& type) {
 absl::StatusOr<std::optional<TensorRecord>> TensorStore::FindRequest(const std::string& request_id,
                                                                      const Sha256& content) {
   if (request_id.empty()) return std::nullopt;
-  absl::MutexLock lock(&database_.mutex());
+  const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement row,
                       database_.Prepare(absl::StrCat("SELECT ", kColumns,
                                                      ", content FROM requests JOIN tensors "
@@ -73,7 +73,7 @@ absl::StatusOr<std::optional<TensorRecord>> TensorStore::FindRequest(const std::
 absl::StatusOr<TensorRecord> TensorStore::Put(const TensorRecord& record,
                                               const std::string& request_id,
                                               const Sha256& content) {
-  absl::MutexLock lock(&database_.mutex());
+  const std::lock_guard lock(database_.mutex());
   QG_RETURN_IF_ERROR(database_.SetDurability(Durability::kPowerLoss));
   Transaction transaction(database_);
   QG_RETURN_IF_ERROR(transaction.Begin());
@@ -112,7 +112,7 @@ absl::StatusOr<TensorRecord> TensorStore::Put(const TensorRecord& record,
 }
 
 absl::StatusOr<std::vector<TensorRecord>> TensorStore::Find(const Digest& digest) {
-  absl::MutexLock lock(&database_.mutex());
+  const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement rows,
                       database_.Prepare(absl::StrCat("SELECT ", kColumns,
                                                      " FROM tensors WHERE sha256 = ? AND size = ? "
@@ -128,7 +128,7 @@ absl::StatusOr<std::vector<TensorRecord>> TensorStore::Find(const Digest& digest
 }
 
 absl::StatusOr<TensorPage> TensorStore::List(int64_t before_id, int page_size) {
-  absl::MutexLock lock(&database_.mutex());
+  const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement rows,
                       database_.Prepare(absl::StrCat("SELECT ", kColumns,
                                                      " FROM tensors WHERE ?1 = 0 OR id < ?1 "

@@ -3,9 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <latch>
+#include <thread>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "server/errors.h"
 #include "server/executor.h"
@@ -17,15 +18,15 @@ std::shared_ptr<Cancellation> Forever() { return std::make_shared<Cancellation>(
 
 /// A job that runs until it is told to go on.
 struct Gate {
-  absl::Notification started, open, done;
+  std::latch started{1}, open{1}, done{1};  // Visible to ThreadSanitizer.
   absl::Status admission;
 
   DeviceQueue::Job Job() {
     return [this](absl::Status status) {
       admission = status;
-      started.Notify();
-      if (status.ok()) open.WaitForNotification();
-      done.Notify();
+      started.count_down();
+      if (status.ok()) open.wait();
+      done.count_down();
     };
   }
 };
@@ -50,7 +51,7 @@ TEST(DeviceQueueTest, IsBoundedAndSaysHowManyAreAhead) {
   DeviceQueue queue({"runs", 1, 2});
   Gate running, first, second, third;
   EXPECT_EQ(queue.Submit(Forever(), running.Job()).value(), 0);
-  running.started.WaitForNotification();
+  running.started.wait();
   EXPECT_EQ(queue.Submit(Forever(), first.Job()).value(), 1);
   EXPECT_EQ(queue.Submit(Forever(), second.Job()).value(), 2);
   const absl::Status refused = queue.Submit(Forever(), third.Job()).status();
@@ -60,41 +61,41 @@ TEST(DeviceQueueTest, IsBoundedAndSaysHowManyAreAhead) {
   EXPECT_EQ(queue.depth(), 2);
   EXPECT_EQ(queue.running(), 1);
   EXPECT_GE(queue.oldest_age(), absl::ZeroDuration());
-  for (Gate* gate : {&running, &first, &second}) gate->open.Notify();
+  for (Gate* gate : {&running, &first, &second}) gate->open.count_down();
   EXPECT_TRUE(queue.WaitIdle(absl::InfiniteFuture()));
-  EXPECT_FALSE(third.started.HasBeenNotified());
+  EXPECT_FALSE(third.started.try_wait());
 }
 
 TEST(DeviceQueueTest, CancelledWhileWaitingLeavesAtOnce) {
   DeviceQueue queue({"runs", 1, 10});
   Gate running, waiting;
   ASSERT_TRUE(queue.Submit(Forever(), running.Job()).ok());
-  running.started.WaitForNotification();
+  running.started.wait();
   const auto cancellation = Forever();
   ASSERT_TRUE(queue.Submit(cancellation, waiting.Job()).ok());
   queue.Cancel(cancellation);
-  waiting.done.WaitForNotification();  // The first job still runs.
+  waiting.done.wait();  // The first job still runs.
   EXPECT_TRUE(absl::IsCancelled(waiting.admission));
   EXPECT_EQ(queue.depth(), 0);
-  running.open.Notify();
+  running.open.count_down();
 }
 
 TEST(DeviceQueueTest, DeadlinesPassWhileWaiting) {
   DeviceQueue queue({"runs", 1, 10});
   Gate running, late, later;
   ASSERT_TRUE(queue.Submit(Forever(), running.Job()).ok());
-  running.started.WaitForNotification();
+  running.started.wait();
   const absl::Time now = absl::Now();
   ASSERT_TRUE(queue.Submit(std::make_shared<Cancellation>(now + absl::Hours(1)), later.Job()).ok());
   // An earlier deadline than the one the queue already waits for.
   ASSERT_TRUE(
       queue.Submit(std::make_shared<Cancellation>(now + absl::Milliseconds(20)), late.Job()).ok());
-  late.done.WaitForNotification();
+  late.done.wait();
   EXPECT_TRUE(absl::IsDeadlineExceeded(late.admission));
   EXPECT_GE(absl::Now(), now + absl::Milliseconds(20));
   EXPECT_EQ(queue.depth(), 1);
-  running.open.Notify();
-  later.open.Notify();
+  running.open.count_down();
+  later.open.count_down();
 }
 
 TEST(DeviceQueueTest, DrainingRefusesAndFinishes) {
@@ -102,12 +103,12 @@ TEST(DeviceQueueTest, DrainingRefusesAndFinishes) {
   Gate running, waiting;
   ASSERT_TRUE(queue.Submit(Forever(), running.Job()).ok());
   ASSERT_TRUE(queue.Submit(Forever(), waiting.Job()).ok());
-  running.started.WaitForNotification();
+  running.started.wait();
   queue.Drain();
   EXPECT_TRUE(absl::IsUnavailable(queue.Submit(Forever(), [](absl::Status) {}).status()));
   EXPECT_FALSE(queue.WaitIdle(absl::Now()));
-  running.open.Notify();
-  waiting.open.Notify();
+  running.open.count_down();
+  waiting.open.count_down();
   EXPECT_TRUE(queue.WaitIdle(absl::InfiniteFuture()));
   EXPECT_TRUE(waiting.admission.ok());
 }
@@ -115,18 +116,18 @@ TEST(DeviceQueueTest, DrainingRefusesAndFinishes) {
 TEST(DeviceQueueTest, DestructionCancelsWhatRunsAndWaits) {
   absl::Status waiting;
   const auto running = Forever();
-  absl::Notification started;
+  std::latch started{1};
   {
     DeviceQueue queue({"runs", 1, 10});
     ASSERT_TRUE(queue
                     .Submit(running,
                             [&](absl::Status) {
-                              started.Notify();
+                              started.count_down();
                               while (running->Check().ok()) {
                               }
                             })
                     .ok());
-    started.WaitForNotification();
+    started.wait();
     ASSERT_TRUE(queue.Submit(Forever(), [&](absl::Status status) { waiting = status; }).ok());
   }
   EXPECT_TRUE(absl::IsCancelled(waiting));

@@ -141,7 +141,7 @@ TEST(DatabaseTest, RefusesOtherSchemasAndOtherFiles) {
   const std::string path = directory.path() + "/test.db";
   {
     auto database = Database::Open(path).value();
-    absl::MutexLock lock(&database->mutex());
+    const std::lock_guard lock(database->mutex());
     ASSERT_TRUE(database->Execute("PRAGMA user_version = 99").ok());
   }
   const absl::Status newer = Database::Open(path).status();
