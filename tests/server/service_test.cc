@@ -232,9 +232,11 @@ TEST(HttpTest, MetricsExistFromTheStartAndCount) {
   const std::string linear =
       R"(quantgate_run_total{mode="dequantized",op="linear",outcome="ok",recipe="fp8_current"})";
   const std::string handled =
-      R"(grpc_server_handled_total{grpc_code="OK",grpc_method="Execute",grpc_service="quantgate.v1.Engine",grpc_type="server_stream"})";
+      R"(grpc_server_handled_total{grpc_code="OK",grpc_method="Execute",)"
+      R"(grpc_service="quantgate.v1.Engine",grpc_type="server_stream"})";
   const std::string refused =
-      R"(grpc_server_handled_total{grpc_code="InvalidArgument",grpc_method="Quantize",grpc_service="quantgate.v1.Engine",grpc_type="unary"})";
+      R"(grpc_server_handled_total{grpc_code="InvalidArgument",grpc_method="Quantize",)"
+      R"(grpc_service="quantgate.v1.Engine",grpc_type="unary"})";
   const std::string uploaded = R"(quantgate_upload_bytes_total{transport="tcp"})";
   const std::string checks =
       R"(quantgate_parity_checks_total{mode="dequantized",recipe_a="fp8_current",recipe_b="exact",result="differs"})";
