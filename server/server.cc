@@ -33,7 +33,7 @@ namespace {
 constexpr const char* kHealthServices[] = {"live", "quantgate.v1.Info", "quantgate.v1.Blobs",
                                            "quantgate.v1.Tensors", "quantgate.v1.Engine"};
 
-void SetChannelArguments(grpc::ServerBuilder& builder) {
+void SetChannelArguments(grpc::ServerBuilder& builder, int64_t buffer_bytes_max) {
   builder.SetMaxReceiveMessageSize(kMessageBytesMax);
   builder.SetMaxSendMessageSize(kMessageBytesMax);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
@@ -45,7 +45,7 @@ void SetChannelArguments(grpc::ServerBuilder& builder) {
   // Two servers never share a port by accident.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   grpc::ResourceQuota quota("quantgate");
-  quota.Resize(static_cast<size_t>(kGrpcBufferBytesMax));
+  quota.Resize(static_cast<size_t>(buffer_bytes_max));
   builder.SetResourceQuota(quota);
 }
 
@@ -144,7 +144,7 @@ absl::Status RunningServer::Listen() {
   services_.push_back(MakeTensorsService(*context_));
   services_.push_back(MakeEngineService(*context_, *runs_));
   grpc::ServerBuilder builder;
-  SetChannelArguments(builder);
+  SetChannelArguments(builder, options_.grpc_buffer_bytes_max);
   for (const auto& service : services_) builder.RegisterService(service.get());
   ports_.assign(options_.listen.size(), 0);
   for (size_t i = 0; i < options_.listen.size(); ++i) {

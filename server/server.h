@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/engine/engine.h"
+#include "server/limits.h"
 
 namespace grpc {
 class Channel;
@@ -30,7 +31,9 @@ struct ServerOptions {
   int64_t blob_bytes_max = int64_t{64} << 30;    ///< Of one blob.
   int64_t store_bytes_max = int64_t{256} << 30;  ///< Of all blobs.
   int64_t tensor_bytes_max = int64_t{8} << 30;   ///< Of one tensor that a request makes or names.
-  bool fsync = true;                             ///< False: an in-process throw-away store.
+  /// Of messages received and not yet taken, over all connections.
+  int64_t grpc_buffer_bytes_max = kGrpcBufferBytesMax;
+  bool fsync = true;  ///< False: an in-process throw-away store.
 };
 
 class Server {

@@ -118,8 +118,9 @@ void UploadStream::OnReadDone(bool ok) {
     if (ok) {
       call_.MessageReceived();
       Received& received = to_hash_.emplace_back();
-      received.message.Swap(&incoming_);
-      received.message_bytes = static_cast<int64_t>(received.message.Length());
+      received.message = std::make_unique<grpc::ByteBuffer>();
+      received.message->Swap(&incoming_);
+      received.message_bytes = static_cast<int64_t>(received.message->Length());
       ++in_flight_;
       call_.context().upload_bytes_in_flight += received.message_bytes;
     } else {
@@ -136,8 +137,7 @@ void UploadStream::HashNext() {
     received = TakeFront(to_hash_, is_hashing_);
   }
   if (!received.has_value()) return Advance();
-  auto request = WriteRequestView::Parse(received->message);
-  received->message.Clear();
+  auto request = WriteRequestView::Parse(std::move(received->message));
   const absl::Status taken = request.ok() ? Take(*request) : request.status();
   {
     const std::lock_guard lock(mutex_);

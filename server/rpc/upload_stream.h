@@ -58,7 +58,7 @@ class UploadStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void OnDone() override { delete this; }
 
   struct Received {
-    grpc::ByteBuffer message;
+    std::unique_ptr<grpc::ByteBuffer> message;
     int64_t message_bytes = 0;
   };
   struct Hashed {

@@ -95,9 +95,10 @@ class WriteRequestView::Parser {
   uint64_t left_ = 0;
 };
 
-absl::StatusOr<WriteRequestView> WriteRequestView::Parse(const grpc::ByteBuffer& message) {
-  WriteRequestView view;
-  if (!message.Dump(&view.slices_).ok()) return error::Internal("cannot read a message");
+absl::StatusOr<WriteRequestView> WriteRequestView::Parse(
+    std::unique_ptr<grpc::ByteBuffer> message) {
+  WriteRequestView view(std::move(message));
+  if (!view.message_->Dump(&view.slices_).ok()) return error::Internal("cannot read a message");
   Parser parser(view.slices_);
   while (parser.left() > 0) {
     uint64_t tag, length;

@@ -7,8 +7,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -20,7 +22,19 @@ class WriteRequestView {
  public:
   /// INVALID_ARGUMENT for bytes that are no WriteRequest. Unknown fields are skipped, as
   /// everywhere.
-  static absl::StatusOr<WriteRequestView> Parse(const grpc::ByteBuffer& message);
+  static absl::StatusOr<WriteRequestView> Parse(std::unique_ptr<grpc::ByteBuffer> message);
+
+  WriteRequestView(WriteRequestView&&) = default;
+  WriteRequestView& operator=(WriteRequestView&& other) noexcept {
+    // Assigning the members one by one would let go of message_ before slices_.
+    std::swap(message_, other.message_);
+    std::swap(slices_, other.slices_);
+    std::swap(header_, other.header_);
+    std::swap(pieces_, other.pieces_);
+    std::swap(size_, other.size_);
+    std::swap(crc32c_, other.crc32c_);
+    return *this;
+  }
 
   const std::optional<v1::WriteHeader>& header() const { return header_; }
   /// `data`, in pieces.
@@ -31,7 +45,14 @@ class WriteRequestView {
  private:
   class Parser;
 
-  std::vector<grpc::Slice> slices_;  // Own the bytes that pieces_ view.
+  explicit WriteRequestView(std::unique_ptr<grpc::ByteBuffer> message)
+      : message_(std::move(message)) {}
+
+  // Destroyed after slices_, which share its memory: the last one to let go of a message must be a
+  // ByteBuffer. Under a memory quota that is used up, gRPC 1.51 crashes when a Slice does it on a
+  // thread that is not gRPC's own (the quota wakes its reclaimer, which needs an ExecCtx).
+  std::unique_ptr<grpc::ByteBuffer> message_;
+  std::vector<grpc::Slice> slices_;
   std::optional<v1::WriteHeader> header_;
   std::vector<std::span<const std::byte>> pieces_;
   int64_t size_ = 0;

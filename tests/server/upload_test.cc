@@ -296,6 +296,36 @@ TEST(UploadTest, MessagesAboveTheCapEndTheStream) {
   EXPECT_TRUE(WriteBlob(server.blobs(), "cap2", bytes).status.ok());
 }
 
+// Far more than the quota at once. gRPC 1.51 then drops connections, and it ends the process when
+// the last owner of a message's memory is not a ByteBuffer (see WriteRequestView).
+TEST(UploadTest, AFullReceiveBufferRefusesStreamsAndServesOn) {
+  TestServer server([](ServerOptions& options) { options.grpc_buffer_bytes_max = 16 << 20; });
+  constexpr int kClients = 12;
+  std::vector<std::thread> threads;
+  for (int client = 0; client < kClients; ++client) {
+    threads.emplace_back([&, client] {
+      const auto stub = v1::Blobs::NewStub(server.NewChannel());
+      for (int i = 0; i < 12; ++i) {
+        const std::string bytes = TestBytes(12 << 20, static_cast<uint32_t>(client * 12 + i) + 1);
+        const std::string id = "full-" + std::to_string(client) + "-" + std::to_string(i);
+        const grpc::Status status = WriteBlob(*stub, id, bytes, 0, 3 << 20).status;
+        // What is refused has a code that tells a client to come again.
+        if (!status.ok()) {
+          EXPECT_THAT(status.error_code(), testing::AnyOf(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                                                          grpc::StatusCode::UNAVAILABLE));
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto stub = v1::Blobs::NewStub(server.NewChannel());
+  const std::string bytes = TestBytes(1 << 20, 1000);
+  EXPECT_TRUE(WriteBlob(*stub, "after", bytes).status.ok());
+  std::string read;
+  EXPECT_TRUE(ReadBlob(*stub, DigestFor(bytes), 0, 0, &read).ok());
+  EXPECT_EQ(read, bytes);
+}
+
 TEST(ReadTest, RangesAndTheirEnds) {
   TestServer server;
   const std::string bytes = TestBytes(3 << 20);

@@ -9,11 +9,11 @@ namespace quantgate {
 namespace {
 
 /// `bytes` as a message that arrived in slices of `slice_bytes`.
-grpc::ByteBuffer Buffered(const std::string& bytes, size_t slice_bytes) {
+std::unique_ptr<grpc::ByteBuffer> Buffered(const std::string& bytes, size_t slice_bytes) {
   std::vector<grpc::Slice> slices;
   for (size_t at = 0; at < bytes.size(); at += slice_bytes)
     slices.emplace_back(bytes.substr(at, slice_bytes));
-  return grpc::ByteBuffer(slices.data(), slices.size());
+  return std::make_unique<grpc::ByteBuffer>(slices.data(), slices.size());
 }
 
 std::string Data(const WriteRequestView& view) {
