@@ -7,9 +7,9 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "client/crc32c.h"
 #include "client/live_calls.h"
 #include "client/status.h"
+#include "kernels/base/crc32c.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/fingerprint.h"
 #include "quantgate/v1/blobs_service.grpc.pb.h"
@@ -45,7 +45,7 @@ absl::Status SendFrom(Connection& connection, Transfer& transfer, int64_t offset
     const int64_t count = std::min(kUploadChunkBytes, size - offset);
     const auto chunk = transfer.bytes.subspan(offset, count);
     request.set_data(chunk.data(), chunk.size());
-    request.set_crc32c(Crc32c(chunk));
+    request.set_crc32c(ExtendCrc32c(0, chunk));
     // A refused write is no error yet: Finish says whether the server ended the call early, and
     // why.
     if (!writer->Write(request)) break;

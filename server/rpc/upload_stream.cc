@@ -6,11 +6,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/base/crc32c.h"
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
 #include "server/limits.h"
 #include "server/rpc/convert_tensor.h"
-#include "server/store/crc32c.h"
 
 namespace quantgate {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <thread>
 
-#include "client/crc32c.h"
+#include "kernels/base/crc32c.h"
 #include "kernels/tensor/fingerprint.h"
 
 namespace quantgate {
@@ -53,7 +53,7 @@ grpc::Status FakeBlobs::Write(grpc::ServerContext*, grpc::ServerReader<v1::Write
       }
     }
     if (!request.has_crc32c() ||
-        request.crc32c() != Crc32c(std::as_bytes(std::span(request.data())))) {
+        request.crc32c() != ExtendCrc32c(0, std::as_bytes(std::span(request.data())))) {
       ++bad_crcs;
     }
     std::string& partial = partials[header.upload_id()];

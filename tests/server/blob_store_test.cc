@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "server/errors.h"
-#include "server/store/crc32c.h"
 #include "server/store/data_dir.h"
 #include "tests/server/temporary_directory.h"
 
@@ -193,23 +192,6 @@ TEST(DataDirTest, NamesAPathThatIsNoDirectory) {
   std::ofstream(directory.path() + "/file") << "x";
   const absl::Status status = DataDir::Open(directory.path() + "/file").status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
-}
-
-// RFC 3720 section B.4.
-TEST(Crc32cTest, PublishedVectors) {
-  const auto crc = [](const std::string& bytes) {
-    return ExtendCrc32c(0, std::as_bytes(std::span(bytes)));
-  };
-  EXPECT_EQ(crc(std::string(32, '\0')), 0x8A9136AAu);
-  EXPECT_EQ(crc(std::string(32, '\xFF')), 0x62A8AB43u);
-  std::string ascending, descending;
-  for (int i = 0; i < 32; ++i) {
-    ascending.push_back(static_cast<char>(i));
-    descending.push_back(static_cast<char>(31 - i));
-  }
-  EXPECT_EQ(crc(ascending), 0x46DD794Eu);
-  EXPECT_EQ(crc(descending), 0x113FDB5Cu);
-  EXPECT_EQ(ExtendCrc32c(crc("1234"), std::as_bytes(std::span("56789", 5))), 0xE3069283u);
 }
 
 }  // namespace
