@@ -130,7 +130,7 @@ absl::StatusOr<BenchLine> BenchQuantize(Engine& engine, int threads, double seco
   // The amax reads the tensor once, the cast reads it again and writes one byte an element.
   const double bytes = static_cast<double>(kQuantizeElements) * (2 + 2 + 1);
   const double rate = BestRate(bytes, seconds, [&] {
-    status.Update(engine.Quantize(source, fp8, {true, false}, nullptr).status());
+    status.Update(engine.Quantize(source, fp8, {true, false}, {}, nullptr).status());
   });
   QG_RETURN_IF_ERROR(status);
   return BenchLine{absl::StrCat("fp8_current quantize, ", OnText(threads)), rate / 1e9, "GB/s",

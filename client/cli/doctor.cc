@@ -77,13 +77,15 @@ absl::StatusOr<std::vector<Tensor>> SampleBits(Isa isa, int threads) {
   QG_ASSIGN_OR_RETURN(const Tensor b, engine->Generate(w, nullptr));
   QuantizerSpec fp8;
   fp8.format = QuantizerFormat::kFp8Tensor;
-  QG_ASSIGN_OR_RETURN(const QuantizedTensor qa, engine->Quantize(a, fp8, {true, false}, nullptr));
-  QG_ASSIGN_OR_RETURN(const QuantizedTensor qb, engine->Quantize(b, fp8, {true, false}, nullptr));
-  std::vector<Tensor> bits = {qa.rowwise_data, qa.scale, qb.rowwise_data};
+  QG_ASSIGN_OR_RETURN(const QuantizedTensor qa,
+                      engine->Quantize(a, fp8, {true, false}, {}, nullptr));
+  QG_ASSIGN_OR_RETURN(const QuantizedTensor qb,
+                      engine->Quantize(b, fp8, {true, false}, {}, nullptr));
+  std::vector<Tensor> bits = {qa.rowwise->data, qa.scale, qb.rowwise->data};
   for (const char* arithmetic : {"sm90:fast", "sm90:split", "exact"}) {
     GemmDesc desc;
-    desc.a = {qa.rowwise_data, ScaleMode::kTensor, qa.rowwise_scale_inv};
-    desc.b = {qb.rowwise_data, ScaleMode::kTensor, qb.rowwise_scale_inv};
+    desc.a = OperandOf(*qa.rowwise);
+    desc.b = OperandOf(*qb.rowwise);
     QG_ASSIGN_OR_RETURN(desc.arithmetic, Arithmetic::Parse(arithmetic));
     QG_ASSIGN_OR_RETURN(const GemmResult result, engine->Gemm(desc, nullptr));
     bits.push_back(result.d);

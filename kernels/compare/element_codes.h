@@ -84,6 +84,10 @@ auto WithCodes(DType dtype, Function f) {
       return f(FloatCodes<E5M2>{});
     case DType::kF8E8M0:
       return f(E8M0Codes{});
+    case DType::kF6E2M3:
+      return f(FloatCodes<E2M3>{});
+    case DType::kF6E3M2:
+      return f(FloatCodes<E3M2>{});
     case DType::kI32:
       return f(UnsignedCodes<uint32_t>{});
     case DType::kI64:

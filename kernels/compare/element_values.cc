@@ -58,6 +58,10 @@ void DecodeValues(const Tensor& tensor, int64_t begin, int64_t count, double* va
       return Fill<uint8_t>(tensor, begin, count, values, by_table(ValuesOfCodes<E5M2>()));
     case DType::kF8E8M0:
       return Fill<uint8_t>(tensor, begin, count, values, ScaleValue);
+    case DType::kF6E2M3:
+      return Fill<uint8_t>(tensor, begin, count, values, by_table(ValuesOfCodes<E2M3>()));
+    case DType::kF6E3M2:
+      return Fill<uint8_t>(tensor, begin, count, values, by_table(ValuesOfCodes<E3M2>()));
     case DType::kI32:
       return Fill<uint32_t>(tensor, begin, count, values, widen);
     case DType::kI64:

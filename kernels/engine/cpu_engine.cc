@@ -42,15 +42,20 @@ class CpuEngine final : public Engine {
     return CastTensor(source, out, Context(cancellation));
   }
 
-  absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const QuantizerSpec& spec,
-                                           Usages usages,
+  absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const Quantizer& quantizer,
+                                           Usages usages, const QuantizeArguments& arguments,
                                            const Cancellation* cancellation) override {
-    return QuantizeCpu(source, spec, usages, Context(cancellation));
+    return QuantizeCpu(source, quantizer, usages, arguments, Context(cancellation));
   }
 
   absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage, DType out,
                                     const Cancellation* cancellation) override {
     return DequantizeCpu(quantized, usage, out, Context(cancellation));
+  }
+
+  absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
+                            const Cancellation* cancellation) override {
+    return UpdateUsagesCpu(quantized, usages, Context(cancellation));
   }
 
   absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override {

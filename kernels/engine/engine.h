@@ -36,11 +36,14 @@ class Engine {
   /// RNE to `out`; widening is exact.
   virtual absl::StatusOr<Tensor> Cast(const Tensor& source, DType out,
                                       const Cancellation* cancellation) = 0;
-  virtual absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const QuantizerSpec& spec,
+  virtual absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const Quantizer& quantizer,
                                                    Usages usages,
+                                                   const QuantizeArguments& arguments,
                                                    const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage,
                                             DType out, const Cancellation* cancellation) = 0;
+  virtual absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
+                                    const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc,
                                           const Cancellation* cancellation) = 0;
   /// Bias gradient: pairwise fp32 sum over rows, one RNE to `out` (docs/definitions.md section 1).

@@ -3,12 +3,13 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/base/execution.h"
 #include "kernels/gemm/arithmetic.h"
-#include "kernels/tensor/tensor.h"
+#include "kernels/tensor/quantized_tensor.h"
 
 namespace quantgate {
 
@@ -19,18 +20,33 @@ enum class GemmLayout {
   kNT,  ///< a is [k][m], b is [k][n].
 };
 
-/// How scale_inv applies to an operand's codes.
+/// How scale_inv applies to an operand's codes. Block scales have the data's layout with the
+/// contracted dim (and, for tiles, both dims) divided by the block and rounded up; shapes below are
+/// those of a row-major [rows][k] operand.
 enum class ScaleMode {
-  kNone,    ///< High precision, or codes taken at face value.
-  kTensor,  ///< f32 [1].
-  kOuter,   ///< f32 [m] for a, [n] for b.
+  kNone,     ///< High precision, or codes taken at face value.
+  kTensor,   ///< f32 [1].
+  kOuter,    ///< f32 [m] for a, [n] for b.
+  k1x128,    ///< f32 [rows][ceil(k/128)].
+  k128x128,  ///< f32 [ceil(rows/128)][ceil(k/128)].
+  kMx32,     ///< f8_e8m0 [rows][k/32].
+  kNv16,     ///< f8_e4m3 [rows][k/16], with `amax`.
 };
+/// "none", "tensor", "outer", "1x128", "128x128", "mx32", "nv16".
+std::string_view ScaleModeName(ScaleMode mode);
+absl::StatusOr<ScaleMode> ParseScaleMode(std::string_view name);
 
 struct GemmOperand {
-  Tensor data;  ///< 2-D; f32, bf16, f16, f8_e4m3 or f8_e5m2.
+  /// 2-D; f32, bf16, f16, f8_e4m3, f8_e5m2, f6_e2m3, f6_e3m2, or f4_e2m1x2 (two codes a byte along
+  /// its last dim, which must be k).
+  Tensor data;
   ScaleMode scaling = ScaleMode::kNone;
   Tensor scale_inv;  ///< Present unless scaling is kNone.
+  Tensor amax;       ///< kNv16 only: f32 [1], or [rows] where row-scaled; absent: no global scale.
+  int e4m3_max = 448;  ///< kNv16: the quantizer's bound of block scales, 256 under 4over6.
 };
+/// A direction of a quantized tensor as an operand.
+GemmOperand OperandOf(const QuantizedCopy& copy);
 
 /// A GEMM described before it is done. `a` is the M side and `b` the N side: cuBLASLt, which is
 /// column-major, calls our b its A.
@@ -65,7 +81,8 @@ struct GemmShape {
 
 /// Shapes and types of a GEMM, checked: INVALID_ARGUMENT names the field, the value and the rule.
 /// Rules: 2-D operands with equal k >= 1 and n >= 1 (m = 0 is valid); both operands of one class
-/// (both FP8, or the same high-precision type); c, bias and scales of the shapes above.
+/// (both codes with scales that go together, or the same high-precision type); c, bias and scales
+/// of the shapes above; an arithmetic that takes them.
 absl::StatusOr<GemmShape> CheckGemm(const GemmDesc& desc);
 
 /// Computes a GEMM. Same bits for every isa and thread count. CANCELLED or DEADLINE_EXCEEDED by the

@@ -53,6 +53,9 @@ absl::Status CheckScaling(std::string_view field, const GemmOperand& operand, in
   if (!operand.scale_inv.has_value()) {
     return Invalid(scale_field, "absent", "scaling other than none needs it");
   }
+  if (operand.scaling != ScaleMode::kTensor && operand.scaling != ScaleMode::kOuter) {
+    return absl::UnimplementedError(absl::StrCat(std::string(field), ".scaling: block scales"));
+  }
   const int64_t expected = operand.scaling == ScaleMode::kTensor ? 1 : rows;
   const Tensor& scale = operand.scale_inv;
   if (scale.dtype() != DType::kF32 || scale.shape() != Shape{expected}) {
@@ -111,15 +114,9 @@ absl::Status CheckEpilogue(const GemmDesc& desc, const GemmShape& shape) {
 
 std::string OperandText(const GemmOperand& operand) {
   if (!operand.data.has_value()) return "absent";
-  switch (operand.scaling) {
-    case ScaleMode::kNone:
-      break;
-    case ScaleMode::kTensor:
-      return Name(operand.data.dtype()) + "[tensor]";
-    case ScaleMode::kOuter:
-      return Name(operand.data.dtype()) + "[outer]";
-  }
-  return Name(operand.data.dtype());
+  if (operand.scaling == ScaleMode::kNone) return Name(operand.data.dtype());
+  return absl::StrCat(Name(operand.data.dtype()), "[", std::string(ScaleModeName(operand.scaling)),
+                      "]");
 }
 
 /// Shape without the checks, for GemmText of a bad desc too.

@@ -62,8 +62,8 @@ absl::Status LinearStep::Dgrad(const Tensor& grad_output) {
   if (flow_.quantizes_grad_output()) {
     // Hopper's FP8 tensor cores take TN only: the weight comes as its byte transpose [K][N].
     desc.layout = GemmLayout::kTN;
-    a = {CodesOperand(grad_output_codes_, Usage::kRowwise), "grad_output quantized rowwise"};
-    b = {CodesOperand(weight_.codes, Usage::kColumnwise), "weight quantized columnwise"};
+    a = {OperandOf(*grad_output_codes_.rowwise), "grad_output quantized rowwise"};
+    b = {OperandOf(*weight_.codes.columnwise), "weight quantized columnwise"};
   } else {
     desc.layout = GemmLayout::kNN;
     a = {PlainOperand(grad_output), "grad_output"};
@@ -103,8 +103,8 @@ absl::Status LinearStep::Wgrad(const Tensor& grad_output) {
   NamedOperand b;
   if (flow_.quantizes_grad_output()) {
     desc.layout = GemmLayout::kTN;
-    a = {CodesOperand(grad_output_codes_, Usage::kColumnwise), "grad_output quantized columnwise"};
-    b = {CodesOperand(x_.codes, Usage::kColumnwise), "x quantized columnwise"};
+    a = {OperandOf(*grad_output_codes_.columnwise), "grad_output quantized columnwise"};
+    b = {OperandOf(*x_.codes.columnwise), "x quantized columnwise"};
   } else {
     desc.layout = GemmLayout::kNT;
     a = {PlainOperand(grad_output), "grad_output"};

@@ -13,8 +13,9 @@ std::string PlainContent(const Tensor& given, DType kept) {
 }
 
 std::string CodesContent(const QuantizedTensor& codes) {
-  const std::string element(DTypeName(codes.element));
   const Usages usages = codes.usages();
+  const QuantizedCopy& copy = usages.rowwise ? *codes.rowwise : *codes.columnwise;
+  const std::string element(DTypeName(copy.element));
   if (usages.rowwise && usages.columnwise) {
     return absl::StrCat(element, " rowwise and columnwise codes");
   }
@@ -23,14 +24,11 @@ std::string CodesContent(const QuantizedTensor& codes) {
 
 }  // namespace
 
-GemmOperand CodesOperand(const QuantizedTensor& quantized, Usage usage) {
-  if (usage == Usage::kRowwise) {
-    return {quantized.rowwise_data, ScaleMode::kTensor, quantized.rowwise_scale_inv};
-  }
-  return {quantized.columnwise_data, ScaleMode::kTensor, quantized.columnwise_scale_inv};
+GemmOperand PlainOperand(const Tensor& tensor) {
+  GemmOperand operand;
+  operand.data = tensor;
+  return operand;
 }
-
-GemmOperand PlainOperand(const Tensor& tensor) { return {tensor, ScaleMode::kNone, Tensor()}; }
 
 LinearStep::LinearStep(Engine& engine, const LinearRequest& request, const Recipe& recipe,
                        const Arithmetic& arithmetic, const Cancellation* cancellation,
@@ -56,14 +54,13 @@ absl::StatusOr<Tensor> LinearStep::CastTo(const char* stage, const Tensor& sourc
 absl::StatusOr<QuantizedTensor> LinearStep::Quantize(const char* stage, TensorRole role,
                                                      const Tensor& source, Usages usages) {
   const Usage usage = usages.rowwise ? Usage::kRowwise : Usage::kColumnwise;
-  const QuantizerSpec spec = recipe_.QuantizerFor(role, usage);
+  const Quantizer quantizer = recipe_.QuantizerFor(role);
   QG_ASSIGN_OR_RETURN(QuantizedTensor quantized, Timed(stage, [&] {
-                        return engine_.Quantize(source, spec, usages, cancellation_);
+                        return engine_.Quantize(source, quantizer, usages, {}, cancellation_);
                       }));
-  const Tensor& amax = usages.rowwise ? quantized.amax_rowwise : quantized.amax_columnwise;
-  const GemmOperand operand = CodesOperand(quantized, usage);
-  result_.quantizations.push_back({role, usages, QuantizerText(spec), *amax.as<float>(),
-                                   *quantized.scale.as<float>(), *operand.scale_inv.as<float>(),
+  const QuantizedCopy& copy = *quantized.copy(usage);
+  result_.quantizations.push_back({role, usages, QuantizerText(quantizer), *copy.amax.as<float>(),
+                                   *quantized.scale.as<float>(), *copy.scale_inv.as<float>(),
                                    quantized.counts});
   return quantized;
 }
@@ -93,8 +90,8 @@ absl::Status LinearStep::PrepareForwardQuantized(NamedOperand& x, NamedOperand& 
       x_.codes, Quantize(kStageQuantizeX, TensorRole::kInput, x.operand.data, flow_.x_usages));
   QG_ASSIGN_OR_RETURN(weight_.codes, Quantize(kStageQuantizeWeight, TensorRole::kWeight,
                                               request_.weight, flow_.weight_usages));
-  x = {CodesOperand(x_.codes, Usage::kRowwise), "x quantized rowwise"};
-  weight = {CodesOperand(weight_.codes, Usage::kRowwise), "weight quantized rowwise"};
+  x = {OperandOf(*x_.codes.rowwise), "x quantized rowwise"};
+  weight = {OperandOf(*weight_.codes.rowwise), "weight quantized rowwise"};
   return absl::OkStatus();
 }
 
@@ -134,9 +131,12 @@ absl::Status LinearStep::Forward() {
 
 absl::StatusOr<Fingerprint> LinearStep::FingerprintOfSaved(const Saved& saved) {
   Fingerprint sum;
-  for (const Tensor* part :
-       {&saved.original, &saved.codes.rowwise_data, &saved.codes.rowwise_scale_inv,
-        &saved.codes.columnwise_data, &saved.codes.columnwise_scale_inv}) {
+  std::vector<const Tensor*> parts = {&saved.original};
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    const std::optional<QuantizedCopy>& copy = saved.codes.copy(usage);
+    if (copy.has_value()) parts.insert(parts.end(), {&copy->data, &copy->scale_inv});
+  }
+  for (const Tensor* part : parts) {
     if (!part->has_value()) continue;
     QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint, engine_.FingerprintOf(*part, cancellation_));
     sum.low += fingerprint.low;
@@ -173,8 +173,7 @@ absl::Status LinearStep::SaveOperands() {
     } else {
       if (x_.codes.usages().columnwise) {
         // fprop was the only reader of the rowwise codes.
-        x_.codes.rowwise_data = Tensor();
-        x_.codes.rowwise_scale_inv = Tensor();
+        x_.codes.rowwise.reset();
       }
       x_content = CodesContent(x_.codes);
       weight_content = CodesContent(weight_.codes);

@@ -99,8 +99,6 @@ class LinearStep {
   Tensor db_;
 };
 
-/// The operand of an FP8 GEMM in one direction.
-GemmOperand CodesOperand(const QuantizedTensor& quantized, Usage usage);
 GemmOperand PlainOperand(const Tensor& tensor);
 
 }  // namespace quantgate

@@ -24,7 +24,8 @@ template <class F>
 inline constexpr Overflow kUsualOverflow =
     FormatConstants<F>::kBits <= 8 ? Overflow::kSaturate : Overflow::kNan;
 
-/// Magnitude code of infinity, or of NaN for formats without one.
+/// Magnitude code of infinity, of NaN for formats without one, of the maximum for those without
+/// either.
 template <class F>
 inline constexpr typename F::Storage kBeyondMaxFinite =
     F::kSpecials == Specials::kIeee ? typename F::Storage(FormatConstants<F>::kMaxFinite + 1)
@@ -67,7 +68,7 @@ QG_HOST_DEVICE constexpr uint32_t RoundAndPack(uint64_t significand, int exponen
 template <class F>
 QG_HOST_DEVICE constexpr typename F::Storage WithSign(uint32_t magnitude, bool negative) {
   using Storage = typename F::Storage;
-  if (magnitude == F::kCanonicalNan) return F::kCanonicalNan;
+  if (F::kSpecials != Specials::kNone && magnitude == F::kCanonicalNan) return F::kCanonicalNan;
   return Storage(magnitude | (negative ? FormatConstants<F>::kSignMask : Storage(0)));
 }
 

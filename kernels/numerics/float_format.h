@@ -56,6 +56,27 @@ struct E5M2 {
   static constexpr Storage kCanonicalNan = 0x7F;
 };
 
+/// OCP FP6 E2M3 and E3M2, one code in the low six bits of a byte, and FP4 E2M1: every code is
+/// finite. kCanonicalNan is what a NaN becomes: the largest value.
+struct E2M3 {
+  using Storage = uint8_t;
+  static constexpr int kExponentBits = 2, kMantissaBits = 3, kBias = 1;
+  static constexpr Specials kSpecials = Specials::kNone;
+  static constexpr Storage kCanonicalNan = 0x1F;
+};
+struct E3M2 {
+  using Storage = uint8_t;
+  static constexpr int kExponentBits = 3, kMantissaBits = 2, kBias = 3;
+  static constexpr Specials kSpecials = Specials::kNone;
+  static constexpr Storage kCanonicalNan = 0x1F;
+};
+struct E2M1 {
+  using Storage = uint8_t;
+  static constexpr int kExponentBits = 2, kMantissaBits = 1, kBias = 1;
+  static constexpr Specials kSpecials = Specials::kNone;
+  static constexpr Storage kCanonicalNan = 0x7;
+};
+
 template <class F>
 struct FormatConstants {
   using Storage = typename F::Storage;

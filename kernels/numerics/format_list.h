@@ -13,12 +13,13 @@ namespace quantgate {
 template <class F>
 struct NamedFormat {
   using Format = F;
-  std::string_view name;  ///< That of its DType.
+  std::string_view name;  ///< That of its DType; f4_e2m1 has none alone (kF4E2M1x2 holds two).
 };
 
 inline constexpr std::tuple kFormats{
     NamedFormat<Float32>{"f32"},  NamedFormat<BFloat16>{"bf16"}, NamedFormat<Float16>{"f16"},
-    NamedFormat<E4M3>{"f8_e4m3"}, NamedFormat<E5M2>{"f8_e5m2"},
+    NamedFormat<E4M3>{"f8_e4m3"}, NamedFormat<E5M2>{"f8_e5m2"},  NamedFormat<E2M3>{"f6_e2m3"},
+    NamedFormat<E3M2>{"f6_e3m2"}, NamedFormat<E2M1>{"f4_e2m1"},
 };
 
 /// Calls visit.template operator()<F>() for the format of that name; false when there is none.

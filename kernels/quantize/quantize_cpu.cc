@@ -151,8 +151,10 @@ void Dequantize(const Tensor& codes, float scale_inv, Tensor& out,
 
 }  // namespace
 
-absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const QuantizerSpec& spec,
-                                            Usages usages, const ExecutionContext& context) {
+absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantizer& quantizer,
+                                            Usages usages, const QuantizeArguments& arguments,
+                                            const ExecutionContext& context) {
+  const QuantizerSpec& spec = quantizer.rowwise;
   QG_RETURN_IF_ERROR(CheckSource(source, spec, usages));
   const ScopedIeeeEnvironment ieee;
   const float amax = Amax(source, context);
@@ -161,25 +163,24 @@ absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantize
 
   QG_ASSIGN_OR_RETURN(Tensor codes, Tensor::Allocate(spec.element, source.shape()));
   QuantizedTensor quantized;
-  quantized.format = spec.format;
-  quantized.element = spec.element;
   quantized.source_dtype = source.dtype();
   quantized.shape = source.shape();
   quantized.counts = CastElements(source, scale, spec, codes, context);
   QG_RETURN_IF_ERROR(context.CheckCancelled());
 
   QG_ASSIGN_OR_RETURN(quantized.scale, Tensor::FromScalar(scale));
-  QG_ASSIGN_OR_RETURN(const Tensor scale_inv, Tensor::FromScalar(ScaleInverse(scale)));
-  QG_ASSIGN_OR_RETURN(const Tensor amax_tensor, Tensor::FromScalar(amax));
+  QuantizedCopy copy;
+  copy.format = spec.format;
+  copy.element = spec.element;
+  QG_ASSIGN_OR_RETURN(copy.scale_inv, Tensor::FromScalar(ScaleInverse(scale)));
+  QG_ASSIGN_OR_RETURN(copy.amax, Tensor::FromScalar(amax));
   if (usages.columnwise) {
-    QG_ASSIGN_OR_RETURN(quantized.columnwise_data, Transpose2d(codes, context));
-    quantized.columnwise_scale_inv = scale_inv;
-    quantized.amax_columnwise = amax_tensor;
+    QG_ASSIGN_OR_RETURN(copy.data, Transpose2d(codes, context));
+    quantized.columnwise = copy;
   }
   if (usages.rowwise) {
-    quantized.rowwise_data = std::move(codes);
-    quantized.rowwise_scale_inv = scale_inv;
-    quantized.amax_rowwise = amax_tensor;
+    copy.data = std::move(codes);
+    quantized.rowwise = std::move(copy);
   }
   return quantized;
 }
@@ -187,10 +188,8 @@ absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantize
 absl::StatusOr<Tensor> DequantizeCpu(const QuantizedTensor& quantized, Usage usage, DType out_dtype,
                                      const ExecutionContext& context) {
   const bool is_rowwise = usage == Usage::kRowwise;
-  Tensor codes = is_rowwise ? quantized.rowwise_data : quantized.columnwise_data;
-  const Tensor& scale_inv =
-      is_rowwise ? quantized.rowwise_scale_inv : quantized.columnwise_scale_inv;
-  if (!codes.has_value() || !scale_inv.has_value()) {
+  const std::optional<QuantizedCopy>& copy = quantized.copy(usage);
+  if (!copy.has_value()) {
     return absl::FailedPreconditionError(
         absl::StrCat("dequantize: the tensor has no ", std::string(UsageName(usage)), " copy"));
   }
@@ -199,18 +198,36 @@ absl::StatusOr<Tensor> DequantizeCpu(const QuantizedTensor& quantized, Usage usa
                                                    std::string(DTypeName(out_dtype)),
                                                    " is not one of f32, bf16, f16"));
   }
+  Tensor codes = copy->data;
+  const Tensor& scale_inv = copy->scale_inv;
   if (!is_rowwise) {
     QG_ASSIGN_OR_RETURN(codes, Transpose2d(codes, context));
   }
   const ScopedIeeeEnvironment ieee;
   QG_ASSIGN_OR_RETURN(Tensor out, Tensor::Allocate(out_dtype, quantized.shape));
-  if (quantized.element == DType::kF8E4M3) {
+  if (copy->element == DType::kF8E4M3) {
     Dequantize<E4M3>(codes, *scale_inv.as<float>(), out, context);
   } else {
     Dequantize<E5M2>(codes, *scale_inv.as<float>(), out, context);
   }
   QG_RETURN_IF_ERROR(context.CheckCancelled());
   return out;
+}
+
+absl::Status UpdateUsagesCpu(QuantizedTensor& quantized, Usages usages,
+                             const ExecutionContext& context) {
+  if (usages.rowwise && !quantized.rowwise.has_value()) {
+    return absl::FailedPreconditionError(
+        "usages: rowwise codes cannot be made from columnwise ones");
+  }
+  if (usages.columnwise && !quantized.columnwise.has_value()) {
+    QuantizedCopy columnwise = *quantized.rowwise;
+    QG_ASSIGN_OR_RETURN(columnwise.data, Transpose2d(columnwise.data, context));
+    quantized.columnwise = std::move(columnwise);
+  }
+  if (!usages.rowwise) quantized.rowwise.reset();
+  if (!usages.columnwise) quantized.columnwise.reset();
+  return absl::OkStatus();
 }
 
 }  // namespace quantgate

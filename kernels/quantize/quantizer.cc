@@ -4,10 +4,6 @@
 
 namespace quantgate {
 
-std::string_view UsageName(Usage usage) {
-  return usage == Usage::kRowwise ? "rowwise" : "columnwise";
-}
-
 std::string_view ScaleRuleName(ScaleRule rule) {
   return rule == ScaleRule::kDivide ? "divide" : "reciprocal";
 }
@@ -20,7 +16,12 @@ std::string_view OverflowName(Overflow overflow) {
   return overflow == Overflow::kSaturate ? "saturate" : "nan";
 }
 
-std::string QuantizerText(const QuantizerSpec& spec) {
+std::string_view ColumnwiseSourceName(ColumnwiseSource source) {
+  return source == ColumnwiseSource::kOriginal ? "original" : "rowwise_dequantized";
+}
+
+std::string QuantizerText(const Quantizer& quantizer) {
+  const QuantizerSpec& spec = quantizer.rowwise;
   if (!spec.is_quantized()) return "identity";
   return absl::StrCat(std::string(DTypeName(spec.element)),
                       " per tensor, scale_rule=", std::string(ScaleRuleName(spec.scale_rule)),

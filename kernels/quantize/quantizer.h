@@ -1,6 +1,5 @@
-// Quantizer: what one tensor in one role becomes (element format, block, scale rule), and the
-// quantized tensor that comes out. A QuantizedTensor carries all that is needed to dequantize it;
-// nobody asks the quantizer again.
+// Quantizer: what one tensor in one role becomes in each direction (element format, block, scale
+// rule).
 #pragma once
 
 #include <string>
@@ -10,86 +9,93 @@
 #include "kernels/base/execution.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/numerics/scale_rule.h"
-#include "kernels/tensor/tensor.h"
+#include "kernels/tensor/quantized_tensor.h"
 
 namespace quantgate {
-
-/// Which direction blocks run along: rowwise along the last dim (K), columnwise along the first
-/// (M).
-enum class Usage { kRowwise, kColumnwise };
-std::string_view UsageName(Usage usage);
-
-struct Usages {
-  bool rowwise = true;
-  bool columnwise = false;
-  friend bool operator==(const Usages&, const Usages&) = default;
-};
-
-enum class QuantizerFormat {
-  kIdentity,   ///< Not quantized: high precision, optionally cast to the activation dtype.
-  kFp8Tensor,  ///< FP8 with one scale per tensor, computed from the tensor itself (current
-               ///< scaling).
-};
 
 std::string_view ScaleRuleName(ScaleRule rule);
 std::string_view ElementRoundingName(ElementRounding rounding);
 std::string_view OverflowName(Overflow overflow);
 
+/// Where a per-tensor FP8 scale comes from.
+enum class Scaling {
+  kCurrent,  ///< From the tensor's own amax.
+  kDelayed,  ///< Given: from the amaxes of earlier steps (docs/quantizers.md section 2).
+};
+
+/// NVFP4's choice per block between the largest codes 4 and 6 (docs/quantizers.md section 6.7), by
+/// the error it minimises.
+enum class FourOverSix { kNone, kMae, kMse };
+
+/// The rule of one direction. Fields that a format does not have keep their defaults.
 struct QuantizerSpec {
   QuantizerFormat format = QuantizerFormat::kIdentity;
   DType element = DType::kF8E4M3;
-  bool power_2_scale = false;
-  float amax_epsilon = 0.0f;
+  int block_dim = 1;                    ///< fp8_block, mxfp8, nvfp4.
+  Scaling scaling = Scaling::kCurrent;  ///< fp8_tensor.
+  bool power_2_scale = false;           ///< fp8_tensor, fp8_block.
+  float amax_epsilon = 0.0f;            ///< fp8_tensor, fp8_block.
   ScaleRule scale_rule = ScaleRule::kDivide;
   ElementRounding element_rounding = ElementRounding::kNearestEven;
   Overflow overflow = Overflow::kSaturate;
+  bool hadamard = false;    ///< nvfp4, columnwise only.
+  bool row_scaled = false;  ///< nvfp4.
+  FourOverSix four_over_six = FourOverSix::kNone;
+  int e4m3_max = 448;  ///< nvfp4.
 
   bool is_quantized() const { return format != QuantizerFormat::kIdentity; }
   friend bool operator==(const QuantizerSpec&, const QuantizerSpec&) = default;
 };
 
-/// "f8_e4m3 per tensor, scale_rule=divide, ..."; "identity". The rule's name as reports print it.
-std::string QuantizerText(const QuantizerSpec& spec);
+/// What columnwise codes are made from.
+enum class ColumnwiseSource { kOriginal, kRowwiseDequantized };
+std::string_view ColumnwiseSourceName(ColumnwiseSource source);
 
-/// What became of the elements of one quantization, counted over one direction.
-struct QuantizationCounts {
-  int64_t normal = 0;
-  int64_t zero = 0;             ///< Zero in the source.
-  int64_t subnormal = 0;        ///< Non-zero codes below the smallest normal of the element format.
-  int64_t flushed_to_zero = 0;  ///< Non-zero in the source, zero code.
-  int64_t saturated = 0;        ///< Finite in the source, beyond the largest finite code.
-  int64_t infinite = 0;         ///< Infinite in the source.
-  int64_t nan = 0;              ///< NaN in the source.
+/// Both directions of a tensor. They differ under hybrid and custom recipes only.
+struct Quantizer {
+  QuantizerSpec rowwise;
+  QuantizerSpec columnwise;
+  ColumnwiseSource columnwise_source = ColumnwiseSource::kOriginal;
+
+  Quantizer() = default;
+  /// One rule for both.
+  Quantizer(const QuantizerSpec& both) : rowwise(both), columnwise(both) {}
+
+  const QuantizerSpec& spec(Usage usage) const {
+    return usage == Usage::kRowwise ? rowwise : columnwise;
+  }
+  friend bool operator==(const Quantizer&, const Quantizer&) = default;
 };
 
-/// Codes and scales of one tensor, in the logical layouts of docs/definitions.md section 8 (no
-/// padding, no swizzle). Absent directions have no value.
-struct QuantizedTensor {
-  QuantizerFormat format = QuantizerFormat::kIdentity;
-  DType element = DType::kF8E4M3;
-  DType source_dtype = DType::kBF16;
-  Shape shape;               ///< Of the source.
-  Tensor rowwise_data;       ///< Codes, shape of the source.
-  Tensor rowwise_scale_inv;  ///< Per-tensor FP8: f32 [1].
-  Tensor columnwise_data;    ///< Per-tensor FP8: the byte transpose, [K][M].
-  Tensor columnwise_scale_inv;
-  Tensor amax_rowwise;  ///< f32 [1]; NaN elements are ignored.
-  Tensor amax_columnwise;
-  Tensor scale;  ///< f32 [1].
-  QuantizationCounts counts;
+/// "f8_e4m3 per tensor, scale_rule=divide, ..."; "identity"; "rowwise ...; columnwise ..." where
+/// they differ. The rule's name as reports print it.
+std::string QuantizerText(const Quantizer& quantizer);
 
-  Usages usages() const { return {rowwise_data.has_value(), columnwise_data.has_value()}; }
+/// What one call needs beyond its rule.
+struct QuantizeArguments {
+  Tensor scale;          ///< f32 [1], delayed scaling only.
+  uint64_t seed = 0;     ///< Stochastic rounding: the Philox key,
+  uint32_t call_id = 0;  ///< and which quantization of that seed this is.
 };
 
 /// Quantizes `source` (f32, bf16 or f16; any rank >= 1; M = 0 gives empty codes, amax 0, scale 1)
 /// in the asked usages. Asking for both gives the bytes of asking for each alone. INVALID_ARGUMENT
-/// for a bad dtype or no usage. Per-tensor FP8 follows docs/quantizers.md sections 1.1, 1.5 and 3.
-absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const QuantizerSpec& spec,
-                                            Usages usages, const ExecutionContext& context);
+/// for a bad dtype, no usage, dims off the block where the format demands it, a rule that makes no
+/// sense, or a missing scale. Formulas: docs/quantizers.md sections 1 to 6.
+absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantizer& quantizer,
+                                            Usages usages, const QuantizeArguments& arguments,
+                                            const ExecutionContext& context);
 
-/// f32(code) * scale_inv in one fp32 multiplication, then RNE to `out_dtype` (f32, bf16, f16), in
-/// the shape of the source whichever usage is read. FAILED_PRECONDITION when that usage is absent.
+/// The values of one copy, RNE to `out_dtype` (f32, bf16, f16), in the shape of the source
+/// whichever usage is read. FAILED_PRECONDITION when that usage is absent; UNIMPLEMENTED for a
+/// columnwise nvfp4 copy, as in Transformer Engine (docs/quantizers.md section 8.1).
 absl::StatusOr<Tensor> DequantizeCpu(const QuantizedTensor& quantized, Usage usage, DType out_dtype,
                                      const ExecutionContext& context);
+
+/// Makes `quantized` hold exactly `usages`: drops a direction, derives columnwise from rowwise
+/// codes where the format allows it exactly, and otherwise FAILED_PRECONDITION with nothing changed
+/// (docs/quantizers.md section 8.1).
+absl::Status UpdateUsagesCpu(QuantizedTensor& quantized, Usages usages,
+                             const ExecutionContext& context);
 
 }  // namespace quantgate

@@ -372,7 +372,7 @@ Recipe Recipe::WithBackwardOverride(BackwardOverride override_mode) const {
   return recipe;
 }
 
-QuantizerSpec Recipe::QuantizerFor(TensorRole role, Usage usage) const {
+Quantizer Recipe::QuantizerFor(TensorRole role) const {
   QuantizerSpec spec;
   if (!is_quantized()) return spec;
   const auto variant = [&](std::string_view knob) -> const std::string& {

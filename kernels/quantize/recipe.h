@@ -70,8 +70,8 @@ class Recipe {
   Recipe WithBackwardOverride(BackwardOverride override_mode) const;
   /// Absent: the dtype of x.
   std::optional<DType> activation_dtype() const { return activation_dtype_; }
-  /// The quantizer of a tensor in one direction; identity where the recipe does not quantize.
-  QuantizerSpec QuantizerFor(TensorRole role, Usage usage) const;
+  /// The quantizer of a tensor; identity where the recipe does not quantize.
+  Quantizer QuantizerFor(TensorRole role) const;
   /// cuBLASLt's FAST_ACCUM off for this GEMM (docs/quantizers.md section 10.2). Meaningless for
   /// high-precision operands.
   bool UsesSplitAccumulator(GemmRole gemm) const;

@@ -36,10 +36,13 @@ const std::vector<DTypeTraits>& AllDTypes() {
       {DType::kF8E4M3, "f8_e4m3", "F8_E4M3", 1, true},
       {DType::kF8E5M2, "f8_e5m2", "F8_E5M2", 1, true},
       {DType::kF8E8M0, "f8_e8m0", "F8_E8M0", 1, true},
-      {DType::kF4E2M1x2, "f4_e2m1x2", "F4", 1, false},
       {DType::kU8, "u8", "U8", 1, false},
       {DType::kI32, "i32", "I32", 4, false},
       {DType::kI64, "i64", "I64", 8, false},
+      {DType::kF4E2M1x2, "f4_e2m1x2", "F4", 1, false},
+      // safetensors has no FP6 of one code a byte; behind kU8, which is what U8 is read as.
+      {DType::kF6E2M3, "f6_e2m3", "U8", 1, true},
+      {DType::kF6E3M2, "f6_e3m2", "U8", 1, true},
   };
   return all;
 }

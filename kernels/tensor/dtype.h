@@ -16,14 +16,16 @@ enum class DType {
   kF32,
   kBF16,
   kF16,
-  kF8E4M3,    ///< OCP E4M3 ("fn": no infinities, NaN 0x7F and 0xFF).
-  kF8E5M2,    ///< OCP E5M2.
-  kF8E8M0,    ///< OCP E8M0 scale: 2^(code - 127), 0xFF is NaN.
-  kF4E2M1x2,  ///< Two OCP E2M1 codes per byte, the even index in the low nibble; shapes count
-              ///< bytes.
+  kF8E4M3,  ///< OCP E4M3 ("fn": no infinities, NaN 0x7F and 0xFF).
+  kF8E5M2,  ///< OCP E5M2.
+  kF8E8M0,  ///< OCP E8M0 scale: 2^(code - 127), 0xFF is NaN.
   kU8,
   kI32,
   kI64,
+  kF4E2M1x2,  ///< Two OCP E2M1 codes per byte, the even index in the low nibble; shapes count
+              ///< bytes.
+  kF6E2M3,    ///< OCP E2M3, one code in the low six bits of a byte.
+  kF6E3M2,    ///< OCP E3M2, likewise.
 };
 
 /// Facts about one element type. `name` is the wire and command-line name, `safetensors` its name

@@ -15,21 +15,21 @@
 namespace quantgate {
 namespace {
 
-/// A member of QuantizedTensor under its name in files and messages (docs/definitions.md
-/// section 8).
+/// A part of a QuantizedCopy under its name in files and messages (docs/definitions.md section 8).
 struct Part {
   const char* name;
-  Tensor QuantizedTensor::*member;
+  Usage usage;
+  Tensor QuantizedCopy::*member;
 };
-constexpr std::array<Part, 7> kParts = {{
-    {"rowwise_data", &QuantizedTensor::rowwise_data},
-    {"rowwise_scale_inv", &QuantizedTensor::rowwise_scale_inv},
-    {"columnwise_data", &QuantizedTensor::columnwise_data},
-    {"columnwise_scale_inv", &QuantizedTensor::columnwise_scale_inv},
-    {"amax_rowwise", &QuantizedTensor::amax_rowwise},
-    {"amax_columnwise", &QuantizedTensor::amax_columnwise},
-    {"scale", &QuantizedTensor::scale},
+constexpr std::array<Part, 6> kParts = {{
+    {"rowwise_data", Usage::kRowwise, &QuantizedCopy::data},
+    {"rowwise_scale_inv", Usage::kRowwise, &QuantizedCopy::scale_inv},
+    {"columnwise_data", Usage::kColumnwise, &QuantizedCopy::data},
+    {"columnwise_scale_inv", Usage::kColumnwise, &QuantizedCopy::scale_inv},
+    {"amax_rowwise", Usage::kRowwise, &QuantizedCopy::amax},
+    {"amax_columnwise", Usage::kColumnwise, &QuantizedCopy::amax},
 }};
+constexpr char kScaleName[] = "scale";
 
 absl::StatusOr<DType> HighPrecisionFromName(const std::string& name, const std::string& field) {
   if (name.empty()) return DType::kF32;
@@ -83,28 +83,30 @@ absl::StatusOr<QuantizeWork> CheckQuantize(ServiceContext& context,
 absl::Status Quantize(ServiceContext& context, const QuantizeWork& work,
                       const Cancellation& cancellation, v1::QuantizeResponse& response) {
   const Usage usage = work.usages.rowwise ? Usage::kRowwise : Usage::kColumnwise;
-  const QuantizerSpec spec = work.recipe.QuantizerFor(work.role, usage);
+  const Quantizer quantizer = work.recipe.QuantizerFor(work.role);
   QG_ASSIGN_OR_RETURN(const Tensor source, context.loader.Load(work.tensor, &cancellation));
   QG_ASSIGN_OR_RETURN(const QuantizedTensor quantized,
-                      context.engine.Quantize(source, spec, work.usages, &cancellation));
+                      context.engine.Quantize(source, quantizer, work.usages, {}, &cancellation));
   OutputWriter writer(context.blobs, /*keep=*/false);
-  for (const Part& part : kParts) {
-    const Tensor& tensor = quantized.*part.member;
-    if (!tensor.has_value()) continue;
+  const auto write = [&](const char* name, const Tensor& tensor) -> absl::Status {
+    if (!tensor.has_value()) return absl::OkStatus();
     QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
                         context.engine.FingerprintOf(tensor, &cancellation));
-    QG_RETURN_IF_ERROR(writer.Write(part.name, tensor, fingerprint, response.add_tensors()));
+    return writer.Write(name, tensor, fingerprint, response.add_tensors());
+  };
+  for (const Part& part : kParts) {
+    const std::optional<QuantizedCopy>& copy = quantized.copy(part.usage);
+    if (copy.has_value()) QG_RETURN_IF_ERROR(write(part.name, (*copy).*part.member));
   }
+  QG_RETURN_IF_ERROR(write(kScaleName, quantized.scale));
   QuantizationRecord record;
   record.role = work.role;
   record.usages = work.usages;
-  record.quantizer = QuantizerText(spec);
-  record.amax = ScalarOf(quantized.amax_rowwise.has_value() ? quantized.amax_rowwise
-                                                            : quantized.amax_columnwise);
+  record.quantizer = QuantizerText(quantizer);
+  const QuantizedCopy& copy = *quantized.copy(usage);
+  record.amax = ScalarOf(copy.amax);
   record.scale = ScalarOf(quantized.scale);
-  record.scale_inv =
-      ScalarOf(quantized.rowwise_scale_inv.has_value() ? quantized.rowwise_scale_inv
-                                                       : quantized.columnwise_scale_inv);
+  record.scale_inv = ScalarOf(copy.scale_inv);
   record.counts = quantized.counts;
   *response.mutable_record() = QuantizationRecordToProto(record);
   response.set_source_dtype(std::string(DTypeName(source.dtype())));
@@ -144,6 +146,7 @@ absl::StatusOr<DequantizeWork> CheckDequantize(ServiceContext& context,
                                                const v1::DequantizeRequest& request) {
   DequantizeWork work;
   for (const auto& [name, source] : request.tensors()) {
+    if (name == kScaleName) continue;  // Dequantization takes scale_inv.
     size_t index = 0;
     while (index < kParts.size() && name != kParts[index].name) ++index;
     const std::string field = absl::StrCat("tensors[", Printable(name), "]");
@@ -175,15 +178,15 @@ absl::StatusOr<DequantizeWork> CheckDequantize(ServiceContext& context,
 absl::Status Dequantize(ServiceContext& context, const DequantizeWork& work,
                         const Cancellation& cancellation, v1::DequantizeResponse& response) {
   QuantizedTensor quantized;
-  quantized.format = QuantizerFormat::kFp8Tensor;
+  QuantizedCopy& copy = quantized.copy(work.usage).emplace();
+  copy.format = QuantizerFormat::kFp8Tensor;
   const bool is_rowwise = work.usage == Usage::kRowwise;
   const size_t first = is_rowwise ? 0 : 2;
   for (size_t i = first; i < first + 2; ++i) {
-    QG_ASSIGN_OR_RETURN(quantized.*kParts[i].member,
-                        context.loader.Load(work.parts[i], &cancellation));
+    QG_ASSIGN_OR_RETURN(copy.*kParts[i].member, context.loader.Load(work.parts[i], &cancellation));
   }
-  const Tensor& data = quantized.*kParts[first].member;
-  quantized.element = data.dtype();
+  const Tensor& data = copy.data;
+  copy.element = data.dtype();
   quantized.shape = is_rowwise ? data.shape() : Shape{data.shape()[1], data.shape()[0]};
   QG_ASSIGN_OR_RETURN(
       const Tensor result,

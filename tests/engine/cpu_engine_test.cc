@@ -47,10 +47,10 @@ TEST(CpuEngine, GivesWhatTheOperationsGive) {
   EXPECT_TRUE(SameBits(wide, *CastTensor(in.a, DType::kF32, context)));
 
   const Usages both{true, true};
-  const QuantizedTensor q = *engine->Quantize(in.a, in.quantizer, both, nullptr);
-  const QuantizedTensor direct = *QuantizeCpu(in.a, in.quantizer, both, context);
-  EXPECT_TRUE(SameBits(q.rowwise_data, direct.rowwise_data));
-  EXPECT_TRUE(SameBits(q.columnwise_data, direct.columnwise_data));
+  const QuantizedTensor q = *engine->Quantize(in.a, in.quantizer, both, {}, nullptr);
+  const QuantizedTensor direct = *QuantizeCpu(in.a, in.quantizer, both, {}, context);
+  EXPECT_TRUE(SameBits(q.rowwise->data, direct.rowwise->data));
+  EXPECT_TRUE(SameBits(q.columnwise->data, direct.columnwise->data));
   EXPECT_TRUE(SameBits(q.scale, direct.scale));
   for (Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     EXPECT_TRUE(SameBits(*engine->Dequantize(q, usage, DType::kF16, nullptr),
@@ -95,7 +95,7 @@ TEST(CpuEngine, ChecksTheBoundOfADesc) {
 TEST(CpuEngine, EveryOperationStopsWhenCancelled) {
   const Inputs in;
   const auto engine = MakeCpuEngine({});
-  const QuantizedTensor q = *engine->Quantize(in.a, in.quantizer, {}, nullptr);
+  const QuantizedTensor q = *engine->Quantize(in.a, in.quantizer, {}, {}, nullptr);
   const Tensor d = engine->Gemm(in.Desc(), nullptr)->d;
   const Tensor wide = *engine->Cast(d, DType::kF32, nullptr);
   GeneratorSpec spec;
@@ -105,7 +105,7 @@ TEST(CpuEngine, EveryOperationStopsWhenCancelled) {
   const std::vector<absl::Status> statuses = {
       engine->Generate(spec, &cancellation).status(),
       engine->Cast(in.a, DType::kF32, &cancellation).status(),
-      engine->Quantize(in.a, in.quantizer, {}, &cancellation).status(),
+      engine->Quantize(in.a, in.quantizer, {}, {}, &cancellation).status(),
       engine->Dequantize(q, Usage::kRowwise, DType::kF32, &cancellation).status(),
       engine->Gemm(in.Desc(), &cancellation).status(),
       engine->ColumnSums(in.a, DType::kF32, &cancellation).status(),

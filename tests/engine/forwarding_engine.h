@@ -21,16 +21,21 @@ class ForwardingEngine : public Engine {
     OnOperation("cast");
     return engine_.Cast(source, out, cancellation);
   }
-  absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const QuantizerSpec& spec,
-                                           Usages usages,
+  absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const Quantizer& quantizer,
+                                           Usages usages, const QuantizeArguments& arguments,
                                            const Cancellation* cancellation) override {
     OnOperation("quantize");
-    return engine_.Quantize(source, spec, usages, cancellation);
+    return engine_.Quantize(source, quantizer, usages, arguments, cancellation);
   }
   absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage, DType out,
                                     const Cancellation* cancellation) override {
     OnOperation("dequantize");
     return engine_.Dequantize(quantized, usage, out, cancellation);
+  }
+  absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
+                            const Cancellation* cancellation) override {
+    OnOperation("update usages");
+    return engine_.UpdateUsages(quantized, usages, cancellation);
   }
   absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override {
     OnOperation("gemm");

@@ -22,8 +22,8 @@ Codes Quantized(const Tensor& source, DType element, DType activation) {
   QuantizerSpec spec;
   spec.format = QuantizerFormat::kFp8Tensor;
   spec.element = element;
-  const QuantizedTensor q = *QuantizeCpu(source, spec, {true, false}, kContext);
-  return {q.rowwise_data, q.rowwise_scale_inv,
+  const QuantizedTensor q = *QuantizeCpu(source, spec, {true, false}, {}, kContext);
+  return {q.rowwise->data, q.rowwise->scale_inv,
           *DequantizeCpu(q, Usage::kRowwise, activation, kContext)};
 }
 

@@ -314,14 +314,14 @@ TEST(LinearDataflow, AWriteBetweenSaveAndUseShowsInTheFingerprints) {
 class RescalingEngine : public ForwardingEngine {
  public:
   using ForwardingEngine::ForwardingEngine;
-  absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const QuantizerSpec& spec,
-                                           Usages usages,
+  absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const Quantizer& quantizer,
+                                           Usages usages, const QuantizeArguments& arguments,
                                            const Cancellation* cancellation) override {
-    auto quantized = ForwardingEngine::Quantize(source, spec, usages, cancellation);
+    auto quantized = ForwardingEngine::Quantize(source, quantizer, usages, arguments, cancellation);
     if (!scale_inv_.has_value()) {
       // Of its own memory, since both directions may share one scale.
       Tensor& scale_inv =
-          usages.columnwise ? quantized->columnwise_scale_inv : quantized->rowwise_scale_inv;
+          usages.columnwise ? quantized->columnwise->scale_inv : quantized->rowwise->scale_inv;
       scale_inv_ = *Tensor::FromBytes(scale_inv.dtype(), scale_inv.shape(), scale_inv.bytes());
       scale_inv = scale_inv_;
     }

@@ -61,7 +61,7 @@ void BM_Quantize(benchmark::State& state) {
   const Tensor source = Source(kSource);
   const QuantizerSpec spec = {.format = QuantizerFormat::kFp8Tensor};
   for (auto _ : state) {
-    benchmark::DoNotOptimize(QuantizeCpu(source, spec, {}, context)->rowwise_data.data());
+    benchmark::DoNotOptimize(QuantizeCpu(source, spec, {}, {}, context)->rowwise->data.data());
   }
   SetBytes(state, 2 * kBytes + source.element_count());
 }
@@ -83,8 +83,8 @@ void BestPath(benchmark::internal::Benchmark* benchmark) {
 
 void BM_Dequantize(benchmark::State& state) {
   const ExecutionContext context = Context(state);
-  const QuantizedTensor quantized =
-      *QuantizeCpu(Source(DType::kBF16), {.format = QuantizerFormat::kFp8Tensor}, {}, context);
+  const QuantizedTensor quantized = *QuantizeCpu(
+      Source(DType::kBF16), QuantizerSpec{.format = QuantizerFormat::kFp8Tensor}, {}, {}, context);
   for (auto _ : state) {
     benchmark::DoNotOptimize(
         DequantizeCpu(quantized, Usage::kRowwise, DType::kBF16, context)->data());

@@ -107,9 +107,9 @@ TEST(Amax, IgnoresNanAtEveryPlace) {
     ExecutionContext context;
     context.isa = isa;
     const auto amax = [&](const Tensor& x, DType dtype) {
-      return *QuantizeCpu(*CastTensor(x, dtype, context), {.format = QuantizerFormat::kFp8Tensor},
-                          {}, context)
-                  ->amax_rowwise.as<float>();
+      return *QuantizeCpu(*CastTensor(x, dtype, context),
+                          QuantizerSpec{.format = QuantizerFormat::kFp8Tensor}, {}, {}, context)
+                  ->rowwise->amax.as<float>();
     };
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const int64_t count : {1, 31, 64, 127, 129, 200}) {
@@ -129,32 +129,32 @@ TEST(Amax, IgnoresNanAtEveryPlace) {
 TEST(QuantizeCpu, EachUsageAloneGivesTheBytesOfBoth) {
   const Tensor x = *Generate({.seed = 5, .dtype = DType::kBF16, .shape = {37, 53}}, {});
   const QuantizerSpec spec = {.format = QuantizerFormat::kFp8Tensor, .element = DType::kF8E5M2};
-  const QuantizedTensor both = *QuantizeCpu(x, spec, {true, true}, {});
-  const QuantizedTensor row = *QuantizeCpu(x, spec, {true, false}, {});
-  const QuantizedTensor column = *QuantizeCpu(x, spec, {false, true}, {});
+  const QuantizedTensor both = *QuantizeCpu(x, spec, {true, true}, {}, {});
+  const QuantizedTensor row = *QuantizeCpu(x, spec, {true, false}, {}, {});
+  const QuantizedTensor column = *QuantizeCpu(x, spec, {false, true}, {}, {});
   EXPECT_EQ(both.usages(), (Usages{true, true}));
   EXPECT_EQ(row.usages(), (Usages{true, false}));
   EXPECT_EQ(column.usages(), (Usages{false, true}));
   const auto equal = [](const Tensor& a, const Tensor& b) {
     return a.shape() == b.shape() && std::memcmp(a.data(), b.data(), a.byte_size()) == 0;
   };
-  EXPECT_TRUE(equal(row.rowwise_data, both.rowwise_data));
-  EXPECT_TRUE(equal(column.columnwise_data, both.columnwise_data));
-  EXPECT_EQ(both.columnwise_data.shape(), (Shape{53, 37}));
-  EXPECT_FALSE(row.columnwise_scale_inv.has_value());
-  EXPECT_FALSE(column.amax_rowwise.has_value());
+  EXPECT_TRUE(equal(row.rowwise->data, both.rowwise->data));
+  EXPECT_TRUE(equal(column.columnwise->data, both.columnwise->data));
+  EXPECT_EQ(both.columnwise->data.shape(), (Shape{53, 37}));
+  EXPECT_FALSE(row.columnwise.has_value());
+  EXPECT_FALSE(column.rowwise.has_value());
 }
 
 TEST(QuantizeCpu, EmptyTensors) {
   for (const float epsilon : {0.0f, 2.0f}) {
     const QuantizerSpec spec = {.format = QuantizerFormat::kFp8Tensor, .amax_epsilon = epsilon};
     const Tensor x = *Tensor::Allocate(DType::kBF16, {0, 48});
-    const QuantizedTensor q = *QuantizeCpu(x, spec, {true, true}, {});
-    EXPECT_EQ(*q.amax_rowwise.as<float>(), 0.0f);
+    const QuantizedTensor q = *QuantizeCpu(x, spec, {true, true}, {}, {});
+    EXPECT_EQ(*q.rowwise->amax.as<float>(), 0.0f);
     EXPECT_EQ(*q.scale.as<float>(), 1.0f);
-    EXPECT_EQ(*q.rowwise_scale_inv.as<float>(), 1.0f);
-    EXPECT_EQ(q.rowwise_data.shape(), (Shape{0, 48}));
-    EXPECT_EQ(q.columnwise_data.shape(), (Shape{48, 0}));
+    EXPECT_EQ(*q.rowwise->scale_inv.as<float>(), 1.0f);
+    EXPECT_EQ(q.rowwise->data.shape(), (Shape{0, 48}));
+    EXPECT_EQ(q.columnwise->data.shape(), (Shape{48, 0}));
     EXPECT_EQ(DequantizeCpu(q, Usage::kColumnwise, DType::kF32, {})->shape(), (Shape{0, 48}));
   }
 }
@@ -163,13 +163,13 @@ TEST(QuantizeCpu, RefusesWithFieldAndRule) {
   const QuantizerSpec spec = {.format = QuantizerFormat::kFp8Tensor};
   const auto message = [](const auto& result) { return std::string(result.status().message()); };
   const Tensor x = *Tensor::Allocate(DType::kBF16, {2, 2});
-  EXPECT_THAT(message(QuantizeCpu(*Tensor::Allocate(DType::kI32, {2}), spec, {}, {})),
+  EXPECT_THAT(message(QuantizeCpu(*Tensor::Allocate(DType::kI32, {2}), spec, {}, {}, {})),
               HasSubstr("source dtype i32 is not one of f32, bf16, f16"));
-  EXPECT_THAT(message(QuantizeCpu(*Tensor::Allocate(DType::kF32, {}), spec, {}, {})),
+  EXPECT_THAT(message(QuantizeCpu(*Tensor::Allocate(DType::kF32, {}), spec, {}, {}, {})),
               HasSubstr("rank must be at least 1"));
-  EXPECT_THAT(message(QuantizeCpu(x, spec, {false, false}, {})), HasSubstr("no usage"));
-  EXPECT_THAT(message(QuantizeCpu(x, {}, {}, {})), HasSubstr("identity"));
-  const QuantizedTensor row = *QuantizeCpu(x, spec, {}, {});
+  EXPECT_THAT(message(QuantizeCpu(x, spec, {false, false}, {}, {})), HasSubstr("no usage"));
+  EXPECT_THAT(message(QuantizeCpu(x, {}, {}, {}, {})), HasSubstr("identity"));
+  const QuantizedTensor row = *QuantizeCpu(x, spec, {}, {}, {});
   EXPECT_EQ(DequantizeCpu(row, Usage::kColumnwise, DType::kF32, {}).status().code(),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(message(DequantizeCpu(row, Usage::kRowwise, DType::kU8, {})), HasSubstr("u8"));
@@ -181,7 +181,9 @@ TEST(QuantizeCpu, StopsWhenCancelled) {
   ExecutionContext context;
   context.cancellation = &cancellation;
   const Tensor x = *Generate({.dtype = DType::kBF16, .shape = {8, 8}}, {});
-  EXPECT_EQ(QuantizeCpu(x, {.format = QuantizerFormat::kFp8Tensor}, {}, context).status().code(),
+  EXPECT_EQ(QuantizeCpu(x, QuantizerSpec{.format = QuantizerFormat::kFp8Tensor}, {}, {}, context)
+                .status()
+                .code(),
             absl::StatusCode::kCancelled);
 }
 
@@ -191,18 +193,19 @@ TEST(QuantizeCpu, IgnoresTheCallersFloatingPointMode) {
   *x.as<float>() = 0x1p-130f;
   const unsigned saved = __builtin_ia32_stmxcsr();
   __builtin_ia32_ldmxcsr(saved | 0x8040);
-  const auto q =
-      QuantizeCpu(x, {.format = QuantizerFormat::kFp8Tensor, .power_2_scale = true}, {}, {});
+  const auto q = QuantizeCpu(
+      x, QuantizerSpec{.format = QuantizerFormat::kFp8Tensor, .power_2_scale = true}, {}, {}, {});
   __builtin_ia32_ldmxcsr(saved);
   EXPECT_EQ(*q->scale.as<float>(), 0x1p127f);
-  EXPECT_EQ(*q->rowwise_data.as<uint8_t>(), 0x20);  // 2^-3 in E4M3.
+  EXPECT_EQ(*q->rowwise->data.as<uint8_t>(), 0x20);  // 2^-3 in E4M3.
 }
 
 TEST(QuantizerText, SaysEveryRule) {
   EXPECT_EQ(QuantizerText({}), "identity");
-  EXPECT_EQ(QuantizerText({.format = QuantizerFormat::kFp8Tensor, .amax_epsilon = 0.5f}),
-            "f8_e4m3 per tensor, scale_rule=divide, power_2_scale=false, amax_epsilon=0.5, "
-            "element_rounding=nearest_even, overflow=saturate");
+  EXPECT_EQ(
+      QuantizerText(QuantizerSpec{.format = QuantizerFormat::kFp8Tensor, .amax_epsilon = 0.5f}),
+      "f8_e4m3 per tensor, scale_rule=divide, power_2_scale=false, amax_epsilon=0.5, "
+      "element_rounding=nearest_even, overflow=saturate");
 }
 
 }  // namespace

@@ -141,16 +141,16 @@ TEST_P(QuantizeVectors, CodesScalesCountsAndValues) {
     SCOPED_TRACE(c.Text());
     const Tensor& source = vectors.tensors.at(c.name + c.source);
     const QuantizedTensor q =
-        *QuantizeCpu(source, c.Spec(), {.rowwise = true, .columnwise = true}, context);
-    EXPECT_EQ(HexOf(q.amax_rowwise), c.amax);
+        *QuantizeCpu(source, c.Spec(), {.rowwise = true, .columnwise = true}, {}, context);
+    EXPECT_EQ(HexOf(q.rowwise->amax), c.amax);
     EXPECT_EQ(HexOf(q.scale), c.scale);
-    EXPECT_EQ(HexOf(q.rowwise_scale_inv), c.scale_inv);
-    EXPECT_EQ(HexOf(q.columnwise_scale_inv), c.scale_inv);
+    EXPECT_EQ(HexOf(q.rowwise->scale_inv), c.scale_inv);
+    EXPECT_EQ(HexOf(q.columnwise->scale_inv), c.scale_inv);
     if (c.codes != "-") {
-      EXPECT_EQ(HexBytes(q.rowwise_data), c.codes);
+      EXPECT_EQ(HexBytes(q.rowwise->data), c.codes);
     }
-    EXPECT_EQ(Digest({q.rowwise_data}), c.codes_digest);
-    EXPECT_EQ(Digest({q.columnwise_data}), c.transposed_digest);
+    EXPECT_EQ(Digest({q.rowwise->data}), c.codes_digest);
+    EXPECT_EQ(Digest({q.columnwise->data}), c.transposed_digest);
     EXPECT_EQ(CountsText(q.counts), c.counts);
     for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
       EXPECT_EQ(Digest({*DequantizeCpu(q, usage, DType::kBF16, context),

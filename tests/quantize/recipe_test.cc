@@ -22,7 +22,7 @@ TEST(Recipe, Bf16QuantizesNothing) {
   const Recipe recipe = Parsed("bf16");
   EXPECT_FALSE(recipe.is_quantized());
   for (const TensorRole role : kRoles) {
-    EXPECT_FALSE(recipe.QuantizerFor(role, Usage::kRowwise).is_quantized());
+    EXPECT_FALSE(recipe.QuantizerFor(role).rowwise.is_quantized());
   }
   EXPECT_EQ(recipe.activation_dtype(), std::nullopt);
   EXPECT_EQ(recipe.backward_override(), BackwardOverride::kNone);
@@ -34,9 +34,9 @@ TEST(Recipe, Fp8CurrentDefaults) {
   const QuantizerSpec forward = {.format = QuantizerFormat::kFp8Tensor, .element = DType::kF8E4M3};
   const QuantizerSpec backward = {.format = QuantizerFormat::kFp8Tensor, .element = DType::kF8E5M2};
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
-    EXPECT_EQ(recipe.QuantizerFor(TensorRole::kInput, usage), forward);
-    EXPECT_EQ(recipe.QuantizerFor(TensorRole::kWeight, usage), forward);
-    EXPECT_EQ(recipe.QuantizerFor(TensorRole::kGradOutput, usage), backward);
+    EXPECT_EQ(recipe.QuantizerFor(TensorRole::kInput).spec(usage), forward);
+    EXPECT_EQ(recipe.QuantizerFor(TensorRole::kWeight).spec(usage), forward);
+    EXPECT_EQ(recipe.QuantizerFor(TensorRole::kGradOutput).spec(usage), backward);
   }
   EXPECT_FALSE(recipe.UsesSplitAccumulator(GemmRole::kFprop));
   EXPECT_TRUE(recipe.UsesSplitAccumulator(GemmRole::kDgrad));
@@ -45,7 +45,7 @@ TEST(Recipe, Fp8CurrentDefaults) {
 
 TEST(Recipe, EveryKnobReachesTheQuantizer) {
   const auto spec = [](std::string_view text, TensorRole role) {
-    return Parsed(text).QuantizerFor(role, Usage::kRowwise);
+    return Parsed(text).QuantizerFor(role).rowwise;
   };
   const auto grad = TensorRole::kGradOutput, weight = TensorRole::kWeight,
              input = TensorRole::kInput;

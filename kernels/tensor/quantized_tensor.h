@@ -1,0 +1,94 @@
+// QuantizedTensor: codes and scales of one tensor, with all that is needed to dequantize it or to
+// multiply it; nobody asks the quantizer again. Copying shares the buffers.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include "kernels/tensor/tensor.h"
+
+namespace quantgate {
+
+/// Which direction blocks run along: rowwise along the last dim (K), columnwise along the first
+/// (M).
+enum class Usage { kRowwise, kColumnwise };
+std::string_view UsageName(Usage usage);
+
+struct Usages {
+  bool rowwise = true;
+  bool columnwise = false;
+  friend bool operator==(const Usages&, const Usages&) = default;
+};
+
+/// What codes and scales are, whoever chose the scales.
+enum class QuantizerFormat {
+  kIdentity,   ///< Not quantized: high precision, optionally cast.
+  kFp8Tensor,  ///< FP8, one f32 scale per tensor: current and delayed scaling.
+  kFp8Block,   ///< FP8, f32 scales of 128 elements or of 128x128 tiles.
+  kMxfp8,      ///< FP8 (or FP6, FP4), E8M0 scales of 32 elements or of 32x32 tiles.
+  kNvfp4,      ///< FP4 E2M1, E4M3 scales of 16 elements or of 16x16 tiles, under an f32 amax.
+};
+std::string_view QuantizerFormatName(QuantizerFormat format);
+
+/// Elements along a block: 1 for identity and per-tensor FP8, 128, 32, 16.
+int BlockLength(QuantizerFormat format);
+
+/// One direction of a quantized tensor, in the logical layouts of docs/definitions.md section 8: no
+/// padding, no swizzle.
+///
+/// | format     | rowwise data, scale_inv               | columnwise data, scale_inv            |
+/// |------------|---------------------------------------|---------------------------------------|
+/// | fp8_tensor | [M][K], f32 [1]                       | [K][M], f32 [1]                       |
+/// | fp8_block  | [M][K], f32 [M][ceil(K/128)]          | [K][M], f32 [K][ceil(M/128)]          |
+/// |   2-D      | [M][K], f32 [ceil(M/128)][ceil(K/128)]| [K][M], the transposed tile grid      |
+/// | mxfp8      | [M][K], e8m0 [M][K/32]                | [M][K], e8m0 [M/32][K]                |
+/// | nvfp4      | [M][K/2] bytes, e4m3 [M][K/16]        | [K][M/2] bytes, e4m3 [K][M/16]        |
+/// | identity   | [M][K], none                          | [M][K] (the same buffer), none        |
+///
+/// 2-D scales of mxfp8 and nvfp4 are replicated to the shapes of 1-D ones. Rowwise data keep the
+/// source's leading dims.
+struct QuantizedCopy {
+  QuantizerFormat format = QuantizerFormat::kIdentity;
+  DType element = DType::kF8E4M3;  ///< kF4E2M1x2 for nvfp4.
+  int block_dim = 1;               ///< 1: blocks are rows; 2: square tiles.
+  Tensor data;
+  Tensor scale_inv;
+  /// f32 [1]: what the scales were made from (NaN elements ignored); nvfp4 needs it to dequantize,
+  /// [M] where row-scaled. Absent for formats whose amaxes are per block.
+  Tensor amax;
+  int e4m3_max = 448;     ///< nvfp4: the largest block scale, 256 under 4over6.
+  bool hadamard = false;  ///< The codes are of the Hadamard-transformed tensor.
+
+  bool is_row_scaled() const { return amax.has_value() && amax.element_count() != 1; }
+};
+
+/// What became of the elements of one quantization, counted over one direction.
+struct QuantizationCounts {
+  int64_t normal = 0;
+  int64_t zero = 0;             ///< Zero in the source.
+  int64_t subnormal = 0;        ///< Non-zero codes below the smallest normal of the element format.
+  int64_t flushed_to_zero = 0;  ///< Non-zero in the source, zero code.
+  int64_t saturated = 0;        ///< Finite in the source, beyond the largest finite code.
+  int64_t infinite = 0;         ///< Infinite in the source.
+  int64_t nan = 0;              ///< NaN in the source.
+};
+
+struct QuantizedTensor {
+  DType source_dtype = DType::kBF16;
+  Shape shape;  ///< Of the source.
+  std::optional<QuantizedCopy> rowwise;
+  std::optional<QuantizedCopy> columnwise;
+  Tensor scale;  ///< f32 [1], per-tensor FP8 only: what multiplied the elements.
+  /// Of the rowwise copy, or of the columnwise one where that is the only one.
+  QuantizationCounts counts;
+
+  Usages usages() const { return {rowwise.has_value(), columnwise.has_value()}; }
+  const std::optional<QuantizedCopy>& copy(Usage usage) const {
+    return usage == Usage::kRowwise ? rowwise : columnwise;
+  }
+  std::optional<QuantizedCopy>& copy(Usage usage) {
+    return usage == Usage::kRowwise ? rowwise : columnwise;
+  }
+};
+
+}  // namespace quantgate
