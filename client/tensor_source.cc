@@ -85,7 +85,7 @@ absl::StatusOr<v1::TensorRecord> TensorSources::Store(const std::string& what,
     progress = [&](int64_t done, int64_t size) { progress_(what, done, size); };
   }
   QG_ASSIGN_OR_RETURN(const Upload upload,
-                      UploadBlob(connection_, tensor.bytes(), digest, progress));
+                      UploadBlob(connection_, SharedBytesOf(tensor), digest, progress));
   bytes_sent_ += upload.bytes_sent;
   v1::PutTensorRequest request;
   v1::StoredTensor& stored = *request.mutable_tensor()->mutable_stored();

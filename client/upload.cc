@@ -1,6 +1,10 @@
 #include "client/upload.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <grpcpp/channel.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
 #include <grpcpp/support/sync_stream.h>
 
 #include <algorithm>
@@ -17,23 +21,54 @@
 namespace quantgate {
 namespace {
 
+/// Two streams in a row that were refused because another one writes the same upload: somebody is
+/// at it, and not just the server late to notice that a stream has broken.
+constexpr int kBusyMax = 2;
+
+// Wire type 2 of protobuf, a length and so many bytes (protobuf.dev, "Encoding").
+constexpr uint32_t kDataTag = v1::WriteRequest::kDataFieldNumber << 3 | 2;
+
+/// `message`, which has no data, and then the caller's bytes as its data. The buffer shares
+/// ownership of them.
+grpc::ByteBuffer WithData(const v1::WriteRequest& message, std::span<const std::byte> data,
+                          const std::shared_ptr<const void>& owner) {
+  std::string prefix;
+  {
+    google::protobuf::io::StringOutputStream stream(&prefix);
+    google::protobuf::io::CodedOutputStream out(&stream);
+    message.SerializeToCodedStream(&out);
+    out.WriteTag(kDataTag);
+    out.WriteVarint64(data.size());
+  }
+  const auto let_go = [](void* user_data) {
+    delete static_cast<std::shared_ptr<const void>*>(user_data);
+  };
+  const grpc::Slice slices[2] = {
+      grpc::Slice(prefix), grpc::Slice(const_cast<std::byte*>(data.data()), data.size(), let_go,
+                                       new std::shared_ptr<const void>(owner))};
+  return grpc::ByteBuffer(slices, 2);
+}
+
 /// One blob on its way: what is known between one stream and the next.
 struct Transfer {
-  std::span<const std::byte> bytes;
+  const SharedBytes& shared;
   const v1::Digest& digest;
-  std::string upload_id;
   const UploadProgress& progress;
+  std::string upload_id;
   Upload upload;
 };
 
 /// Sends everything from `offset` on in one stream. `response` is filled when the call ends OK.
 absl::Status SendFrom(Connection& connection, Transfer& transfer, int64_t offset,
                       v1::WriteResponse* response) {
-  const int64_t size = static_cast<int64_t>(transfer.bytes.size());
-  const std::unique_ptr<v1::Blobs::Stub> stub = v1::Blobs::NewStub(connection.channel());
+  const int64_t size = static_cast<int64_t>(transfer.shared.bytes.size());
+  // What the generated stub does, with messages that are serialized already.
+  const std::string name = absl::StrCat("/", v1::Blobs::service_full_name(), "/Write");
+  const grpc::internal::RpcMethod method(name.c_str(), grpc::internal::RpcMethod::CLIENT_STREAMING);
   LiveCall call(connection.live_calls());
-  const std::unique_ptr<grpc::ClientWriter<v1::WriteRequest>> writer =
-      stub->Write(call.context(), response);
+  const std::unique_ptr<grpc::ClientWriter<grpc::ByteBuffer>> writer(
+      grpc::internal::ClientWriterFactory<grpc::ByteBuffer>::Create(
+          connection.channel().get(), method, call.context(), response));
 
   v1::WriteRequest request;
   v1::WriteHeader& header = *request.mutable_header();
@@ -43,12 +78,11 @@ absl::Status SendFrom(Connection& connection, Transfer& transfer, int64_t offset
   bool is_first = true;
   while (is_first || offset < size) {
     const int64_t count = std::min(kUploadChunkBytes, size - offset);
-    const auto chunk = transfer.bytes.subspan(offset, count);
-    request.set_data(chunk.data(), chunk.size());
+    const auto chunk = transfer.shared.bytes.subspan(offset, count);
     request.set_crc32c(ExtendCrc32c(0, chunk));
     // A refused write is no error yet: Finish says whether the server ended the call early, and
     // why.
-    if (!writer->Write(request)) break;
+    if (!writer->Write(WithData(request, chunk, transfer.shared.owner))) break;
     request.clear_header();
     is_first = false;
     offset += count;
@@ -59,8 +93,7 @@ absl::Status SendFrom(Connection& connection, Transfer& transfer, int64_t offset
   return FromGrpcStatus(writer->Finish());
 }
 
-/// Where to go on after a broken stream: what the server has committed, 0 if it knows nothing of
-/// the upload.
+/// Where to start: what the server has committed, 0 if it knows nothing of the upload.
 absl::StatusOr<v1::QueryWriteResponse> CommittedOf(Connection& connection,
                                                    const Transfer& transfer) {
   v1::QueryWriteRequest query;
@@ -76,10 +109,49 @@ absl::StatusOr<v1::QueryWriteResponse> CommittedOf(Connection& connection,
   return answer;
 }
 
-/// A broken stream, a chunk damaged on the way, or an offset the server did not expect.
+/// A broken stream, a chunk damaged on the way, an offset the server did not expect, or another
+/// stream that writes the same upload.
 bool CanResume(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDataLoss(status) || absl::IsOutOfRange(status) ||
          absl::IsAborted(status);
+}
+
+std::string OwnUploadId(const v1::Digest& digest) {
+  return absl::StrCat(SharedUploadId(digest), "-", NewRequestId());
+}
+
+/// Sends from `offset` on until the server has all of it.
+absl::StatusOr<Upload> Send(Connection& connection, Transfer& transfer, int64_t offset) {
+  int64_t best = -1;  // Largest offset that a resumption started from.
+  int times_busy = 0;
+  bool has_restarted = false;
+  for (int attempt = 1;; ++attempt) {
+    v1::WriteResponse response;
+    const absl::Status status = SendFrom(connection, transfer, offset, &response);
+    if (status.ok()) {
+      transfer.upload.already_present = response.already_present();
+      return transfer.upload;
+    }
+    if (absl::IsInvalidArgument(status) && offset > 0 && !has_restarted) {
+      // The bytes before `offset` may be another client's, and not what their digest says.
+      has_restarted = true;
+      transfer.upload_id = OwnUploadId(transfer.digest);
+      offset = 0;
+      continue;
+    }
+    if (!CanResume(status) || !connection.PauseBeforeRetry(attempt, status)) return status;
+    QG_ASSIGN_OR_RETURN(const v1::QueryWriteResponse committed, CommittedOf(connection, transfer));
+    ++transfer.upload.resumptions;
+    if (committed.complete()) return transfer.upload;
+    offset = committed.committed_size();
+    times_busy = absl::IsAborted(status) ? times_busy + 1 : 0;
+    if (times_busy == kBusyMax) {
+      transfer.upload_id = OwnUploadId(transfer.digest);
+      offset = 0;
+    }
+    if (offset > best) attempt = 0;  // Progress: the count of fruitless tries starts again.
+    best = std::max(best, offset);
+  }
 }
 
 }  // namespace
@@ -96,29 +168,22 @@ std::string DigestText(const v1::Digest& digest) {
   return absl::StrCat(absl::BytesToHexString(digest.sha256()), "/", digest.size());
 }
 
-absl::StatusOr<Upload> WriteBlob(Connection& connection, std::span<const std::byte> bytes,
-                                 const v1::Digest& digest, const UploadProgress& progress) {
-  Transfer transfer{bytes, digest, NewRequestId(), progress, {}};
-  int64_t offset = 0;
-  int64_t best = -1;  // Largest offset that a resumption started from.
-  for (int attempt = 1;; ++attempt) {
-    v1::WriteResponse response;
-    const absl::Status status = SendFrom(connection, transfer, offset, &response);
-    if (status.ok()) {
-      transfer.upload.already_present = response.already_present();
-      return transfer.upload;
-    }
-    if (!CanResume(status) || !connection.PauseBeforeRetry(attempt, status)) return status;
-    QG_ASSIGN_OR_RETURN(const v1::QueryWriteResponse committed, CommittedOf(connection, transfer));
-    ++transfer.upload.resumptions;
-    if (committed.complete()) return transfer.upload;
-    offset = committed.committed_size();
-    if (offset > best) attempt = 0;  // Progress: the count of fruitless tries starts again.
-    best = std::max(best, offset);
-  }
+std::string SharedUploadId(const v1::Digest& digest) {
+  // The server keeps uploads apart by digest too; the hex digits are for people who read a log.
+  return absl::StrCat("sha256-", absl::BytesToHexString(digest.sha256().substr(0, 8)));
 }
 
-absl::StatusOr<Upload> UploadBlob(Connection& connection, std::span<const std::byte> bytes,
+SharedBytes SharedBytesOf(const Tensor& tensor) {
+  return {tensor.bytes(), std::make_shared<const Tensor>(tensor)};
+}
+
+absl::StatusOr<Upload> WriteBlob(Connection& connection, const SharedBytes& bytes,
+                                 const v1::Digest& digest, const UploadProgress& progress) {
+  Transfer transfer{bytes, digest, progress, SharedUploadId(digest), {}};
+  return Send(connection, transfer, 0);
+}
+
+absl::StatusOr<Upload> UploadBlob(Connection& connection, const SharedBytes& bytes,
                                   const v1::Digest& digest, const UploadProgress& progress) {
   v1::FindMissingRequest request;
   *request.add_digests() = digest;
@@ -127,7 +192,13 @@ absl::StatusOr<Upload> UploadBlob(Connection& connection, std::span<const std::b
     if (progress) progress(digest.size(), digest.size());
     return Upload{.already_present = true};
   }
-  return WriteBlob(connection, bytes, digest, progress);
+  Transfer transfer{bytes, digest, progress, SharedUploadId(digest), {}};
+  // A part that an earlier client left is worth a question only where it saves a chunk; otherwise
+  // the server refuses the offset.
+  if (digest.size() <= kUploadChunkBytes) return Send(connection, transfer, 0);
+  QG_ASSIGN_OR_RETURN(const v1::QueryWriteResponse committed, CommittedOf(connection, transfer));
+  if (committed.complete()) return Upload{.already_present = true};
+  return Send(connection, transfer, committed.committed_size());
 }
 
 }  // namespace quantgate

@@ -1,13 +1,16 @@
 // Uploads: digest first, so that bytes the server has are never sent; 1 MiB chunks with CRC32C; a
-// broken stream resumes where the server says it stopped.
+// broken stream resumes where the server says it stopped, and so does the next client that uploads
+// the same bytes. Chunks go from the caller's memory to the socket without a copy.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <span>
-#include <vector>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "client/connection.h"
+#include "kernels/tensor/tensor.h"
 
 namespace quantgate {
 
@@ -18,6 +21,17 @@ inline constexpr int64_t kUploadChunkBytes = 1 << 20;
 v1::Digest DigestOf(std::span<const std::byte> bytes);
 /// "SHA256/SIZE", the form after "digest:" on the command line.
 std::string DigestText(const v1::Digest& digest);
+/// The upload id that every client uses for this blob, unless another one is just writing it.
+std::string SharedUploadId(const v1::Digest& digest);
+
+/// Bytes to send, and what keeps them alive: gRPC lets go of the last ones some time after an
+/// upload that failed has returned.
+struct SharedBytes {
+  std::span<const std::byte> bytes;
+  std::shared_ptr<const void> owner;
+};
+/// Of a tensor, sharing its buffer.
+SharedBytes SharedBytesOf(const Tensor& tensor);
 
 struct Upload {
   bool already_present = false;  ///< Nothing had to be sent, or somebody else finished first.
@@ -30,11 +44,11 @@ using UploadProgress = std::function<void(int64_t done, int64_t size)>;
 
 /// Makes sure the server has `bytes`, whose digest is `digest`. The status is the server's;
 /// UNAVAILABLE once resuming brought no progress ConnectionOptions.attempts_max times in a row.
-absl::StatusOr<Upload> UploadBlob(Connection& connection, std::span<const std::byte> bytes,
+absl::StatusOr<Upload> UploadBlob(Connection& connection, const SharedBytes& bytes,
                                   const v1::Digest& digest, const UploadProgress& progress = {});
 
 /// Sends without asking first, for measuring.
-absl::StatusOr<Upload> WriteBlob(Connection& connection, std::span<const std::byte> bytes,
+absl::StatusOr<Upload> WriteBlob(Connection& connection, const SharedBytes& bytes,
                                  const v1::Digest& digest, const UploadProgress& progress = {});
 
 }  // namespace quantgate

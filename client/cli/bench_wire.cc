@@ -148,7 +148,7 @@ absl::StatusOr<std::vector<BenchLine>> BenchWire(Connection& connection,
   }
   progress("upload");
   start = Clock::now();
-  QG_RETURN_IF_ERROR(WriteBlob(connection, bytes, digest).status());
+  QG_RETURN_IF_ERROR(WriteBlob(connection, {bytes, buffer}, digest).status());
   const double upload = static_cast<double>(bytes.size()) / SecondsSince(start);
   lines.push_back({absl::StrCat("upload of ", bytes.size() >> 20, " MiB, digest known"),
                    upload / 1e9, "GB/s", ceiling_name, upload / ceiling});

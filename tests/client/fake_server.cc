@@ -37,9 +37,15 @@ grpc::Status FakeBlobs::FindMissing(grpc::ServerContext*, const v1::FindMissingR
   return grpc::Status::OK;
 }
 
-grpc::Status FakeBlobs::Write(grpc::ServerContext*, grpc::ServerReader<v1::WriteRequest>* reader,
+grpc::Status FakeBlobs::Write(grpc::ServerContext* context,
+                              grpc::ServerReader<v1::WriteRequest>* reader,
                               v1::WriteResponse* response) {
   ++write_calls;
+  if (stalls > 0) {
+    --stalls;
+    while (!context->IsCancelled()) std::this_thread::yield();
+    return grpc::Status::CANCELLED;
+  }
   Break stop;
   const bool breaks_off = TakeFront(breaks, stop);
   v1::WriteRequest request;
@@ -48,6 +54,10 @@ grpc::Status FakeBlobs::Write(grpc::ServerContext*, grpc::ServerReader<v1::Write
   while (reader->Read(&request)) {
     if (request.has_header()) {
       header = request.header();
+      upload_ids.push_back(header.upload_id());
+      if (busy.contains(header.upload_id())) {
+        return grpc::Status(grpc::StatusCode::ABORTED, "another stream writes this upload");
+      }
       if (header.offset() != static_cast<int64_t>(partials[header.upload_id()].size())) {
         return grpc::Status(grpc::StatusCode::OUT_OF_RANGE, "offset is not what is committed");
       }
@@ -69,6 +79,7 @@ grpc::Status FakeBlobs::Write(grpc::ServerContext*, grpc::ServerReader<v1::Write
   }
   const std::string& bytes = partials[header.upload_id()];
   if (Sha256Bytes(bytes) != header.digest().sha256()) {
+    partials.erase(header.upload_id());
     return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "digest does not fit");
   }
   blobs[header.digest().sha256()] = bytes;
@@ -78,6 +89,7 @@ grpc::Status FakeBlobs::Write(grpc::ServerContext*, grpc::ServerReader<v1::Write
 
 grpc::Status FakeBlobs::QueryWrite(grpc::ServerContext*, const v1::QueryWriteRequest* request,
                                    v1::QueryWriteResponse* response) {
+  ++query_write_calls;
   const auto partial = partials.find(request->upload_id());
   if (partial == partials.end()) return grpc::Status(grpc::StatusCode::NOT_FOUND, "no upload");
   response->set_committed_size(static_cast<int64_t>(partial->second.size()));

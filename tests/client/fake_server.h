@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,12 @@ class FakeBlobs : public v1::Blobs::Service {
 
   std::map<std::string, std::string> blobs;     ///< By SHA-256.
   std::map<std::string, std::string> partials;  ///< By upload id.
+  std::set<std::string> busy;                   ///< Upload ids that somebody else is writing.
+  int stalls = 0;  ///< Writes that take nothing until they are cancelled.
+  std::vector<std::string> upload_ids;
   int find_missing_calls = 0;
   int write_calls = 0;
+  int query_write_calls = 0;
   int bad_crcs = 0;
 
   grpc::Status FindMissing(grpc::ServerContext*, const v1::FindMissingRequest* request,

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
+#include "absl/time/clock.h"
 #include "client/download.h"
 #include "client/execute.h"
 #include "client/status.h"
@@ -13,6 +16,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 const grpc::Status kBroken(grpc::StatusCode::UNAVAILABLE, "the stream broke");
 
@@ -25,6 +29,8 @@ class WireTest : public ::testing::Test {
     for (size_t i = 0; i < bytes_.size(); ++i) bytes_[i] = static_cast<char>(i * 2654435761u >> 13);
   }
   std::span<const std::byte> bytes() const { return std::as_bytes(std::span(bytes_)); }
+  // The fixture outlives every call.
+  SharedBytes shared() const { return {bytes(), nullptr}; }
   const std::string& stored() { return server_.blobs.blobs[digest().sha256()]; }
   v1::Digest digest() const { return DigestOf(bytes()); }
 
@@ -106,12 +112,12 @@ TEST_F(WireTest, AnUnreachableServerIsUnavailable) {
 TEST_F(WireTest, ADeadlineThatPassedEndsEveryCall) {
   auto connection = *Connection::Dial(server_.address(), {.deadline = absl::Now()});
   EXPECT_TRUE(absl::IsDeadlineExceeded(connection->FindMissing({}).status()));
-  EXPECT_TRUE(absl::IsDeadlineExceeded(UploadBlob(*connection, bytes(), digest()).status()));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(UploadBlob(*connection, shared(), digest()).status()));
 }
 
 TEST_F(WireTest, UploadsInCheckedChunks) {
   int64_t last = 0;
-  const auto upload = UploadBlob(*connection_, bytes(), digest(), [&](int64_t done, int64_t size) {
+  const auto upload = UploadBlob(*connection_, shared(), digest(), [&](int64_t done, int64_t size) {
     EXPECT_EQ(size, static_cast<int64_t>(bytes_.size()));
     EXPECT_GT(done, last);
     last = done;
@@ -126,7 +132,7 @@ TEST_F(WireTest, UploadsInCheckedChunks) {
 
 TEST_F(WireTest, WhatTheServerHasIsNotSent) {
   server_.blobs.blobs[digest().sha256()] = bytes_;
-  const auto upload = UploadBlob(*connection_, bytes(), digest());
+  const auto upload = UploadBlob(*connection_, shared(), digest());
   ASSERT_TRUE(upload.ok());
   EXPECT_TRUE(upload->already_present);
   EXPECT_EQ(upload->bytes_sent, 0);
@@ -135,14 +141,14 @@ TEST_F(WireTest, WhatTheServerHasIsNotSent) {
 
 TEST_F(WireTest, TheEmptyBlobIsABlob) {
   const v1::Digest empty = DigestOf({});
-  const auto upload = UploadBlob(*connection_, {}, empty);
+  const auto upload = UploadBlob(*connection_, SharedBytes(), empty);
   ASSERT_TRUE(upload.ok()) << upload.status();
   EXPECT_TRUE(server_.blobs.blobs.contains(empty.sha256()));
 }
 
 TEST_F(WireTest, ABrokenUploadGoesOnWhereItStopped) {
   server_.blobs.breaks = {{(1 << 20) + 17, kBroken}, {5, kBroken}};
-  const auto upload = UploadBlob(*connection_, bytes(), digest());
+  const auto upload = UploadBlob(*connection_, shared(), digest());
   ASSERT_TRUE(upload.ok()) << upload.status();
   EXPECT_EQ(upload->resumptions, 2);
   EXPECT_EQ(server_.blobs.write_calls, 3);
@@ -151,23 +157,86 @@ TEST_F(WireTest, ABrokenUploadGoesOnWhereItStopped) {
 
 TEST_F(WireTest, AnUploadThatTheServerForgotStartsAgain) {
   server_.blobs.breaks = {{2 << 20, kBroken, /*forgets_upload=*/true}};
-  const auto upload = UploadBlob(*connection_, bytes(), digest());
+  const auto upload = UploadBlob(*connection_, shared(), digest());
   ASSERT_TRUE(upload.ok()) << upload.status();
   EXPECT_EQ(stored(), bytes_);
 }
 
 TEST_F(WireTest, UploadsWithoutProgressGiveUp) {
   server_.blobs.breaks.assign(100, {0, kBroken});
-  EXPECT_TRUE(absl::IsUnavailable(UploadBlob(*connection_, bytes(), digest()).status()));
+  EXPECT_TRUE(absl::IsUnavailable(UploadBlob(*connection_, shared(), digest()).status()));
   // The first try from 0 and then as often as a unary call, whose first resumption counts as
   // progress.
   EXPECT_LE(server_.blobs.write_calls, ConnectionOptions().attempts_max + 1);
 }
 
+TEST_F(WireTest, AnUploadGoesOnWhereAnotherClientLeftIt) {
+  const int64_t left = (3 << 20) + 5;
+  server_.blobs.breaks = {
+      {left, grpc::Status(grpc::StatusCode::INTERNAL, "the client was killed")}};
+  EXPECT_FALSE(UploadBlob(*connection_, shared(), digest()).ok());
+  connection_ = *Connection::Dial(server_.address(), {});
+  const auto upload = UploadBlob(*connection_, shared(), digest());
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  EXPECT_EQ(upload->bytes_sent, static_cast<int64_t>(bytes_.size()) - left);
+  EXPECT_EQ(upload->resumptions, 0);
+  EXPECT_EQ(stored(), bytes_);
+}
+
+TEST_F(WireTest, APartOfAFewBytesIsFoundWithoutAsking) {
+  bytes_.resize(1000);
+  server_.blobs.partials[SharedUploadId(digest())] = bytes_.substr(0, 300);
+  const auto upload = UploadBlob(*connection_, shared(), digest());
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  EXPECT_EQ(server_.blobs.query_write_calls, 1);
+  EXPECT_EQ(stored(), bytes_);
+}
+
+TEST_F(WireTest, WhatAnotherClientLeftMayBeOtherBytes) {
+  server_.blobs.partials[SharedUploadId(digest())] = std::string(1 << 20, 'x');
+  const auto upload = UploadBlob(*connection_, shared(), digest());
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  EXPECT_EQ(server_.blobs.write_calls, 2);
+  EXPECT_EQ(stored(), bytes_);
+}
+
+TEST_F(WireTest, AnUploadThatAnotherClientWritesGoesItsOwnWay) {
+  server_.blobs.busy = {SharedUploadId(digest())};
+  const auto upload = UploadBlob(*connection_, shared(), digest());
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  EXPECT_EQ(server_.blobs.write_calls, 3);
+  EXPECT_EQ(stored(), bytes_);
+  ASSERT_EQ(server_.blobs.upload_ids.size(), 3u);
+  EXPECT_EQ(server_.blobs.upload_ids[0], SharedUploadId(digest()));
+  EXPECT_EQ(server_.blobs.upload_ids[1], SharedUploadId(digest()));
+  EXPECT_THAT(server_.blobs.upload_ids[2], StartsWith(SharedUploadId(digest()) + "-"));
+  EXPECT_LE(server_.blobs.upload_ids[2].size(), 64u);
+}
+
+TEST_F(WireTest, QueuedBytesOutliveTheUploadAndAreLetGo) {
+  auto owner = std::make_shared<std::string>(std::move(bytes_));
+  const auto all = std::as_bytes(std::span(*owner));
+  const v1::Digest digest = DigestOf(all);
+  connection_ =
+      *Connection::Dial(server_.address(), {.deadline = absl::Now() + absl::Milliseconds(200)});
+  server_.blobs.stalls = 1;
+  const auto upload = UploadBlob(*connection_, {all, owner}, digest);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(upload.status())) << upload.status();
+  const std::weak_ptr<std::string> watched = owner;
+  owner = nullptr;
+  connection_ = nullptr;
+  // gRPC takes its connections down on threads of its own.
+  for (const absl::Time start = absl::Now(); absl::Now() < start + absl::Seconds(10);) {
+    if (watched.expired()) break;
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(watched.expired());
+}
+
 TEST_F(WireTest, AWrongDigestIsNotSentAgain) {
   v1::Digest wrong = digest();
   (*wrong.mutable_sha256())[0] ^= 1;
-  EXPECT_TRUE(absl::IsInvalidArgument(UploadBlob(*connection_, bytes(), wrong).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(UploadBlob(*connection_, shared(), wrong).status()));
   EXPECT_EQ(server_.blobs.write_calls, 1);
 }
 

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <thread>
 
+#include "client/upload.h"
 #include "tests/server/test_server.h"
 
 namespace quantgate {
@@ -128,6 +129,54 @@ TEST(UploadTest, TruncatedUploadsResumeWhereTheyStopped) {
   EXPECT_EQ(Query(server, "resume", bytes).committed_size(), half);
   const WriteOutcome rest = WriteBlob(server.blobs(), "resume", bytes, half);
   EXPECT_TRUE(rest.status.ok()) << rest.status.error_message();
+  EXPECT_FALSE(IsMissing(server, bytes));
+  EXPECT_TRUE(fs::is_empty(fs::path(server.data_dir()) / "data" / "partial"));
+}
+
+// A part that a client left, however it ended, is the next one's beginning.
+TEST(UploadTest, TheClientLibraryGoesOnWhereAnyClientStopped) {
+  TestServer server;
+  const std::string bytes = TestBytes(5 << 20);
+  const v1::Digest digest = DigestFor(bytes);
+  const int64_t half = (2 << 20) + 17;
+  (void)WriteMessages(server.blobs(),
+                      {First(SharedUploadId(digest), bytes, 0, bytes.substr(0, half))});
+  server.Restart();
+  Connection connection(server.NewChannel(), "test", {});
+  const auto upload = UploadBlob(connection, {std::as_bytes(std::span(bytes)), nullptr}, digest);
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  EXPECT_EQ(upload->bytes_sent, static_cast<int64_t>(bytes.size()) - half);
+  EXPECT_FALSE(IsMissing(server, bytes));
+  EXPECT_TRUE(fs::is_empty(fs::path(server.data_dir()) / "data" / "partial"));
+}
+
+TEST(UploadTest, TheClientLibraryStartsAgainOverAPartOfOtherBytes) {
+  TestServer server;
+  const std::string bytes = TestBytes(5 << 20);
+  const v1::Digest digest = DigestFor(bytes);
+  (void)WriteMessages(server.blobs(),
+                      {First(SharedUploadId(digest), bytes, 0, std::string(2 << 20, 'x'))});
+  Connection connection(server.NewChannel(), "test", {});
+  const auto upload = UploadBlob(connection, {std::as_bytes(std::span(bytes)), nullptr}, digest);
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  EXPECT_FALSE(IsMissing(server, bytes));
+  EXPECT_TRUE(fs::is_empty(fs::path(server.data_dir()) / "data" / "partial"));
+}
+
+TEST(UploadTest, ManyOfTheClientLibraryAtOnceLeaveOneCopy) {
+  TestServer server;
+  const std::string bytes = TestBytes(16 << 20);
+  std::vector<std::thread> threads;
+  std::vector<absl::Status> statuses(6);
+  for (absl::Status& status : statuses) {
+    threads.emplace_back([&] {
+      Connection connection(server.NewChannel(), "test", {});
+      status = UploadBlob(connection, {std::as_bytes(std::span(bytes)), nullptr}, DigestFor(bytes))
+                   .status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
   EXPECT_FALSE(IsMissing(server, bytes));
   EXPECT_TRUE(fs::is_empty(fs::path(server.data_dir()) / "data" / "partial"));
 }
