@@ -214,20 +214,4 @@ absl::StatusOr<Tensor> DequantizeCpu(const QuantizedTensor& quantized, Usage usa
   return out;
 }
 
-absl::Status UpdateUsagesCpu(QuantizedTensor& quantized, Usages usages,
-                             const ExecutionContext& context) {
-  if (usages.rowwise && !quantized.rowwise.has_value()) {
-    return absl::FailedPreconditionError(
-        "usages: rowwise codes cannot be made from columnwise ones");
-  }
-  if (usages.columnwise && !quantized.columnwise.has_value()) {
-    QuantizedCopy columnwise = *quantized.rowwise;
-    QG_ASSIGN_OR_RETURN(columnwise.data, Transpose2d(columnwise.data, context));
-    quantized.columnwise = std::move(columnwise);
-  }
-  if (!usages.rowwise) quantized.rowwise.reset();
-  if (!usages.columnwise) quantized.columnwise.reset();
-  return absl::OkStatus();
-}
-
 }  // namespace quantgate

@@ -78,6 +78,8 @@ struct QuantizedTensor {
   Shape shape;  ///< Of the source.
   std::optional<QuantizedCopy> rowwise;
   std::optional<QuantizedCopy> columnwise;
+  /// The directions have quantizers of their own (hybrid, custom): neither is made from the other.
+  bool is_hybrid = false;
   Tensor scale;  ///< f32 [1], per-tensor FP8 only: what multiplied the elements.
   /// Of the rowwise copy, or of the columnwise one where that is the only one.
   QuantizationCounts counts;

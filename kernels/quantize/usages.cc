@@ -1,0 +1,137 @@
+// UpdateUsagesCpu: which direction of a quantized tensor may be dropped, derived or asked for, by
+// the table of docs/quantizers.md section 8.1.
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/quantize/quantizer.h"
+#include "kernels/tensor/convert.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int64_t kGrainRows = 16;
+
+absl::Status Refused(const std::string& why) {
+  return absl::FailedPreconditionError(absl::StrCat("usages: ", why));
+}
+
+bool IsIdentity(const QuantizedTensor& quantized) {
+  const auto is_identity = [](const std::optional<QuantizedCopy>& copy) {
+    return !copy.has_value() || copy->format == QuantizerFormat::kIdentity;
+  };
+  return is_identity(quantized.rowwise) && is_identity(quantized.columnwise);
+}
+
+/// One buffer serves both directions, so there is nothing to drop or to make.
+void ShareIdentity(QuantizedTensor& quantized) {
+  if (!quantized.rowwise.has_value()) quantized.rowwise = quantized.columnwise;
+  if (!quantized.columnwise.has_value()) quantized.columnwise = quantized.rowwise;
+}
+
+/// Rowwise codes two to a byte along K, to columnwise ones two to a byte along M.
+absl::StatusOr<Tensor> TransposeNibbles(const Tensor& packed, const ExecutionContext& context) {
+  const int64_t rows = packed.rows();
+  const int64_t columns = packed.columns() * 2;
+  QG_ASSIGN_OR_RETURN(Tensor turned, Tensor::Allocate(packed.dtype(), {columns, rows / 2}));
+  const uint8_t* from = packed.as<uint8_t>();
+  uint8_t* to = turned.as<uint8_t>();
+  const auto code = [&](int64_t row, int64_t column) {
+    const uint8_t byte = from[row * (columns / 2) + column / 2];
+    return column % 2 == 0 ? byte & 0xF : byte >> 4;
+  };
+  ParallelFor(context, columns, kGrainRows, [&](int64_t begin, int64_t end) {
+    for (int64_t column = begin; column < end; ++column) {
+      for (int64_t pair = 0; pair < rows / 2; ++pair) {
+        to[column * (rows / 2) + pair] =
+            static_cast<uint8_t>(code(2 * pair, column) | code(2 * pair + 1, column) << 4);
+      }
+    }
+  });
+  return turned;
+}
+
+/// The scales of 16x16 tiles, replicated to each row of a tile, to those replicated to each column.
+absl::StatusOr<Tensor> TransposeReplicated(const Tensor& scales) {
+  constexpr int64_t kTile = 16;
+  const int64_t rows = scales.rows();
+  const int64_t tiles = scales.columns();
+  QG_ASSIGN_OR_RETURN(Tensor turned,
+                      Tensor::Allocate(scales.dtype(), {tiles * kTile, rows / kTile}));
+  const uint8_t* from = scales.as<uint8_t>();
+  uint8_t* to = turned.as<uint8_t>();
+  for (int64_t column = 0; column < tiles * kTile; ++column) {
+    for (int64_t tile = 0; tile < rows / kTile; ++tile) {
+      to[column * (rows / kTile) + tile] = from[tile * kTile * tiles + column / kTile];
+    }
+  }
+  return turned;
+}
+
+absl::StatusOr<QuantizedCopy> DeriveColumnwise(const QuantizedTensor& quantized,
+                                               const ExecutionContext& context) {
+  const QuantizedCopy& rowwise = *quantized.rowwise;
+  const std::string format(QuantizerFormatName(rowwise.format));
+  QuantizedCopy columnwise = rowwise;
+  if (quantized.is_hybrid) {
+    return Refused(absl::StrCat("a hybrid tensor has no columnwise codes, and its rowwise ones (",
+                                format, ") are of another quantizer"));
+  }
+  switch (rowwise.format) {
+    case QuantizerFormat::kFp8Tensor: {
+      QG_ASSIGN_OR_RETURN(columnwise.data, Transpose2d(rowwise.data, context));
+      return columnwise;
+    }
+    case QuantizerFormat::kFp8Block:
+      if (rowwise.block_dim == 2) {
+        QG_ASSIGN_OR_RETURN(columnwise.data, Transpose2d(rowwise.data, context));
+        QG_ASSIGN_OR_RETURN(columnwise.scale_inv, Transpose2d(rowwise.scale_inv, context));
+        return columnwise;
+      }
+      break;
+    case QuantizerFormat::kNvfp4:
+      if (rowwise.block_dim == 2) {
+        QG_ASSIGN_OR_RETURN(columnwise.data, TransposeNibbles(rowwise.data, context));
+        QG_ASSIGN_OR_RETURN(columnwise.scale_inv, TransposeReplicated(rowwise.scale_inv));
+        return columnwise;
+      }
+      break;
+    case QuantizerFormat::kMxfp8:
+    case QuantizerFormat::kIdentity:
+      break;
+  }
+  const bool has_2d_exception =
+      rowwise.format == QuantizerFormat::kFp8Block || rowwise.format == QuantizerFormat::kNvfp4;
+  return Refused(absl::StrCat("columnwise codes of ", format, has_2d_exception ? " 1-D" : "",
+                              " cannot be made from rowwise ones, only from the source"));
+}
+
+}  // namespace
+
+absl::Status UpdateUsagesCpu(QuantizedTensor& quantized, Usages usages,
+                             const ExecutionContext& context) {
+  if (IsIdentity(quantized)) {
+    ShareIdentity(quantized);
+    return absl::OkStatus();
+  }
+  if (!usages.rowwise && !usages.columnwise) {
+    return Refused("neither rowwise nor columnwise; a quantized tensor keeps at least one");
+  }
+  if (usages.rowwise && !quantized.rowwise.has_value()) {
+    return Refused("rowwise codes cannot be made from columnwise ones");
+  }
+  if (usages.columnwise && !quantized.columnwise.has_value()) {
+    QG_ASSIGN_OR_RETURN(quantized.columnwise, DeriveColumnwise(quantized, context));
+    // A cancelled loop leaves its output half written.
+    if (absl::Status status = context.CheckCancelled(); !status.ok()) {
+      quantized.columnwise.reset();
+      return status;
+    }
+  }
+  if (!usages.rowwise) quantized.rowwise.reset();
+  if (!usages.columnwise) quantized.columnwise.reset();
+  return absl::OkStatus();
+}
+
+}  // namespace quantgate

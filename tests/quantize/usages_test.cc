@@ -1,0 +1,216 @@
+// The table of docs/quantizers.md section 8.1: which direction can be dropped, derived or asked
+// for, whatever the codes are; refusals change nothing.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/quantize/quantizer.h"
+
+namespace quantgate {
+namespace {
+
+constexpr Usages kRow = {true, false}, kColumn = {false, true}, kBoth = {true, true},
+                 kNone = {false, false};
+
+Tensor Numbered(DType dtype, Shape shape) {
+  Tensor tensor = *Tensor::Allocate(dtype, std::move(shape));
+  for (size_t i = 0; i < tensor.byte_size(); ++i) {
+    tensor.data()[i] = static_cast<std::byte>(i * 37 + 11);
+  }
+  return tensor;
+}
+
+/// Codes and scales of a 48x32 tensor (M = 48, K = 32) with any bytes: usages look at no value.
+QuantizedTensor Made(QuantizerFormat format, int block_dim, Usages usages) {
+  constexpr int64_t m = 48, k = 32;
+  QuantizedTensor quantized;
+  quantized.shape = {m, k};
+  const auto fill = [&](QuantizedCopy& copy, bool turned) {
+    copy.format = format;
+    copy.block_dim = block_dim;
+    const int64_t rows = turned ? k : m, columns = turned ? m : k;
+    switch (format) {
+      case QuantizerFormat::kIdentity:
+        copy.data = Numbered(DType::kBF16, {m, k});
+        break;
+      case QuantizerFormat::kFp8Tensor:
+        copy.data = Numbered(DType::kF8E4M3, {rows, columns});
+        copy.scale_inv = *Tensor::FromScalar(0.5f);
+        break;
+      case QuantizerFormat::kFp8Block:
+        copy.data = Numbered(DType::kF8E4M3, {rows, columns});
+        copy.scale_inv = Numbered(DType::kF32, {block_dim == 2 ? 1 : rows, 1});
+        break;
+      case QuantizerFormat::kMxfp8:
+        copy.data = Numbered(DType::kF8E4M3, {m, k});
+        copy.scale_inv = Numbered(DType::kF8E8M0, {rows, columns / 32});
+        break;
+      case QuantizerFormat::kNvfp4:
+        copy.element = DType::kF4E2M1x2;
+        copy.data = Numbered(DType::kF4E2M1x2, {rows, columns / 2});
+        copy.scale_inv = Numbered(DType::kF8E4M3, {rows, columns / 16});
+        copy.amax = *Tensor::FromScalar(3.0f);
+        break;
+    }
+  };
+  if (usages.rowwise) fill(quantized.rowwise.emplace(), false);
+  if (usages.columnwise) fill(quantized.columnwise.emplace(), true);
+  return quantized;
+}
+
+absl::Status Update(QuantizedTensor& quantized, Usages usages) {
+  return UpdateUsagesCpu(quantized, usages, ExecutionContext());
+}
+
+bool Same(const Tensor& a, const Tensor& b) {
+  return a.dtype() == b.dtype() && a.shape() == b.shape() &&
+         std::memcmp(a.data(), b.data(), a.byte_size()) == 0;
+}
+
+struct Row {
+  QuantizerFormat format;
+  int block_dim;
+  bool derives_columnwise;
+};
+
+constexpr Row kTable[] = {
+    {QuantizerFormat::kFp8Tensor, 1, true}, {QuantizerFormat::kFp8Block, 1, false},
+    {QuantizerFormat::kFp8Block, 2, true},  {QuantizerFormat::kMxfp8, 1, false},
+    {QuantizerFormat::kMxfp8, 2, false},    {QuantizerFormat::kNvfp4, 1, false},
+    {QuantizerFormat::kNvfp4, 2, true},
+};
+
+TEST(Usages, FollowTheTable) {
+  for (const Row& row : kTable) {
+    for (const bool is_hybrid : {false, true}) {
+      for (const Usages held : {kRow, kColumn, kBoth}) {
+        for (const Usages wanted : {kRow, kColumn, kBoth, kNone}) {
+          SCOPED_TRACE(absl::StrCat(std::string(QuantizerFormatName(row.format)), " ",
+                                    row.block_dim, is_hybrid ? " hybrid" : "", " held ",
+                                    held.rowwise, held.columnwise, " wanted ", wanted.rowwise,
+                                    wanted.columnwise));
+          QuantizedTensor quantized = Made(row.format, row.block_dim, held);
+          quantized.is_hybrid = is_hybrid;
+          const bool derives =
+              row.derives_columnwise && !is_hybrid && held.rowwise && !held.columnwise;
+          const bool can = wanted != kNone && (!wanted.rowwise || held.rowwise) &&
+                           (!wanted.columnwise || held.columnwise || derives);
+          const absl::Status status = Update(quantized, wanted);
+          EXPECT_EQ(status.ok(), can) << status;
+          EXPECT_EQ(quantized.usages(), can ? wanted : held);
+          if (!can) {
+            EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Usages, IdentityHasOneBufferForBothAndNothingToDrop) {
+  for (const Usages held : {kRow, kColumn, kBoth}) {
+    for (const Usages wanted : {kRow, kColumn, kBoth, kNone}) {
+      QuantizedTensor quantized = Made(QuantizerFormat::kIdentity, 1, held);
+      EXPECT_TRUE(Update(quantized, wanted).ok());
+      EXPECT_EQ(quantized.usages(), kBoth);
+      EXPECT_TRUE(Same(quantized.rowwise->data, quantized.columnwise->data));
+    }
+  }
+}
+
+TEST(Usages, PerTensorCodesAreTransposedByteByByte) {
+  QuantizedTensor quantized = Made(QuantizerFormat::kFp8Tensor, 1, kRow);
+  const Tensor rowwise = quantized.rowwise->data;
+  ASSERT_TRUE(Update(quantized, kColumn).ok());
+  const QuantizedCopy& columnwise = *quantized.columnwise;
+  ASSERT_EQ(columnwise.data.shape(), (Shape{32, 48}));
+  for (int64_t m = 0; m < 48; ++m) {
+    for (int64_t k = 0; k < 32; ++k) {
+      ASSERT_EQ(columnwise.data.data()[k * 48 + m], rowwise.data()[m * 32 + k]);
+    }
+  }
+  EXPECT_EQ(*columnwise.scale_inv.as<float>(), 0.5f);
+}
+
+TEST(Usages, TilesOf128AreTransposedWithTheirGrid) {
+  QuantizedTensor quantized = Made(QuantizerFormat::kFp8Block, 2, kRow);
+  quantized.rowwise->data = Numbered(DType::kF8E4M3, {200, 300});
+  quantized.rowwise->scale_inv = Numbered(DType::kF32, {2, 3});
+  ASSERT_TRUE(Update(quantized, kBoth).ok());
+  const QuantizedCopy& rowwise = *quantized.rowwise;
+  const QuantizedCopy& columnwise = *quantized.columnwise;
+  EXPECT_EQ(columnwise.block_dim, 2);
+  ASSERT_EQ(columnwise.scale_inv.shape(), (Shape{3, 2}));
+  for (int64_t m = 0; m < 200; ++m) {
+    for (int64_t k = 0; k < 300; ++k) {
+      ASSERT_EQ(columnwise.data.data()[k * 200 + m], rowwise.data.data()[m * 300 + k]);
+      ASSERT_EQ(columnwise.scale_inv.as<uint32_t>()[k / 128 * 2 + m / 128],
+                rowwise.scale_inv.as<uint32_t>()[m / 128 * 3 + k / 128]);
+    }
+  }
+}
+
+TEST(Usages, TilesOf16AreTransposedNibbleByNibble) {
+  QuantizedTensor quantized = Made(QuantizerFormat::kNvfp4, 2, kRow);
+  quantized.rowwise->e4m3_max = 256;
+  // Scales as a 2-D quantizer writes them: equal in the 16 rows of a tile.
+  uint8_t* scales = quantized.rowwise->scale_inv.as<uint8_t>();
+  for (int64_t m = 0; m < 48; ++m) {
+    for (int64_t tile = 0; tile < 2; ++tile) scales[m * 2 + tile] = m / 16 * 10 + tile + 1;
+  }
+  ASSERT_TRUE(Update(quantized, kBoth).ok());
+  const QuantizedCopy& rowwise = *quantized.rowwise;
+  const QuantizedCopy& columnwise = *quantized.columnwise;
+  ASSERT_EQ(columnwise.data.shape(), (Shape{32, 24}));
+  ASSERT_EQ(columnwise.scale_inv.shape(), (Shape{32, 3}));
+  const auto nibble = [](const Tensor& packed, int64_t row, int64_t column, int64_t width) {
+    const int byte = packed.as<uint8_t>()[row * (width / 2) + column / 2];
+    return column % 2 == 0 ? byte % 16 : byte / 16;
+  };
+  for (int64_t m = 0; m < 48; ++m) {
+    for (int64_t k = 0; k < 32; ++k) {
+      ASSERT_EQ(nibble(columnwise.data, k, m, 48), nibble(rowwise.data, m, k, 32));
+      ASSERT_EQ(columnwise.scale_inv.as<uint8_t>()[k * 3 + m / 16],
+                rowwise.scale_inv.as<uint8_t>()[m * 2 + k / 16]);
+    }
+  }
+  EXPECT_EQ(*columnwise.amax.as<float>(), 3.0f);
+  EXPECT_EQ(columnwise.e4m3_max, 256);
+}
+
+TEST(Usages, RefusalsSayWhy) {
+  const auto message = [](QuantizedTensor quantized, Usages wanted) {
+    return std::string(Update(quantized, wanted).message());
+  };
+  EXPECT_EQ(message(Made(QuantizerFormat::kMxfp8, 1, kRow), kBoth),
+            "usages: columnwise codes of mxfp8 cannot be made from rowwise ones, only from the "
+            "source");
+  EXPECT_EQ(message(Made(QuantizerFormat::kNvfp4, 1, kRow), kColumn),
+            "usages: columnwise codes of nvfp4 1-D cannot be made from rowwise ones, only from "
+            "the source");
+  EXPECT_EQ(message(Made(QuantizerFormat::kFp8Tensor, 1, kColumn), kBoth),
+            "usages: rowwise codes cannot be made from columnwise ones");
+  EXPECT_EQ(message(Made(QuantizerFormat::kFp8Tensor, 1, kBoth), kNone),
+            "usages: neither rowwise nor columnwise; a quantized tensor keeps at least one");
+  QuantizedTensor hybrid = Made(QuantizerFormat::kFp8Tensor, 1, kRow);
+  hybrid.is_hybrid = true;
+  EXPECT_EQ(message(hybrid, kBoth),
+            "usages: a hybrid tensor has no columnwise codes, and its rowwise ones (fp8_tensor) "
+            "are of another quantizer");
+}
+
+TEST(Usages, ACancelledDerivationLeavesTheTensorAsItWas) {
+  QuantizedTensor quantized = Made(QuantizerFormat::kNvfp4, 2, kRow);
+  Cancellation cancellation;
+  cancellation.Cancel();
+  ExecutionContext context;
+  context.cancellation = &cancellation;
+  EXPECT_EQ(UpdateUsagesCpu(quantized, kColumn, context).code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(quantized.usages(), kRow);
+}
+
+}  // namespace
+}  // namespace quantgate
