@@ -1,0 +1,129 @@
+"""An independent fp8_block quantizer (blocks of 128 and tiles of 128x128) in numpy and ml_dtypes, and its vectors.
+
+Writes tests/data/fp8_block_vectors.txt. Run by hand from the repository root: python3 tests/vectors/fp8_block_reference.py
+"""
+
+import pathlib
+
+import ml_dtypes
+import numpy as np
+
+from number_formats import (ELEMENTS, F32, SOURCE_MAX, amax_of, cast, compute_scale, decode, digest, hex_of, to_output)
+from vector_tensors import TensorWriter, as_matrix
+
+LENGTH = 128
+
+
+def spread(scales, tall, wide, shape):
+    """Scales per tile to scales per element."""
+    return np.repeat(np.repeat(scales, tall, axis=0), wide, axis=1)[:shape[0], :shape[1]]
+
+
+def tile_amaxes(x, tall, wide):
+    """amax of every tall x wide tile; elements beyond the edges count as 0."""
+    rows, columns = -(-x.shape[0] // tall), -(-x.shape[1] // wide)
+    padded = np.zeros((rows * tall, columns * wide), F32)
+    padded[:x.shape[0], :x.shape[1]] = x.astype(F32)
+    return amax_of(padded.reshape(rows, tall, columns, wide).transpose(0, 2, 1, 3).reshape(rows, columns, -1), axis=2)
+
+
+def quantize(x, source, element, block_dim, power_2, epsilon, rule, rounding, overflow, columnwise):
+    """(codes, scale_inv) in the layout of one direction."""
+    tall, wide = (LENGTH, LENGTH) if block_dim == 2 else (LENGTH, 1) if columnwise else (1, LENGTH)
+    scale = compute_scale(tile_amaxes(x, tall, wide), ELEMENTS[element][1], power_2, epsilon, SOURCE_MAX[source], rule)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = x.astype(F32) * spread(scale, tall, wide, x.shape)
+    codes, scale_inv = cast(scaled, element, rounding, overflow), (F32(1) / scale).astype(F32)
+    return (np.ascontiguousarray(codes.T), np.ascontiguousarray(scale_inv.T)) if columnwise else (codes, scale_inv)
+
+
+def dequantize(codes, scale_inv, element, block_dim, columnwise):
+    """Values in the shape of the source."""
+    tall, wide = (LENGTH, LENGTH) if block_dim == 2 else (1, LENGTH)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = decode(codes, element) * spread(scale_inv, tall, wide, codes.shape)
+    return values.T if columnwise else values
+
+
+def tensors(writer):
+    for tensor in ("fc1.x", "fc1.weight", "fc1.dy"):
+        writer.real(tensor, "bf16", tensor, 0, 0, 256, 512)
+        writer.real(tensor + ".window", "f32", tensor, 3, 5, 131, 259)
+        writer.real(tensor + ".window", "f16", tensor, 3, 5, 131, 259)
+    for source, bias in (("bf16", 127), ("f16", 15), ("f32", 127)):
+        largest = 2 * bias
+        writer.mix("one", source, (1, 1), 1, bias, 1)
+        writer.mix("row", source, (1, 300), 2, bias - 6, 12)
+        writer.mix("vector", source, (257,), 3, bias - 6, 12)
+        writer.mix("column", source, (300, 1), 4, bias - 6, 12)
+        writer.mix("below", source, (127, 127), 5, bias - 6, 12)
+        writer.mix("at", source, (128, 128), 6, bias - 6, 12)
+        writer.mix("above", source, (129, 129), 7, bias - 6, 12)
+        writer.mix("tall", source, (260, 40), 8, bias - 6, 12)
+        writer.mix("wide", source, (40, 260), 9, bias - 6, 12)
+        writer.mix("three_dims", source, (2, 67, 140), 10, bias - 6, 12)
+        writer.mix("every_exponent", source, (130, 258), 11, 0, largest + 1)
+        writer.mix("specials", source, (136, 264), 12, bias - 6, 12, 100)
+        writer.mix("some_specials", source, (136, 264), 13, bias - 6, 12, 6000)
+        writer.mix("subnormal", source, (130, 130), 14, 0, 1)
+        writer.mix("nearly_subnormal", source, (130, 130), 15, 0, 3)
+        writer.mix("largest", source, (130, 130), 16, largest - 1, 2)
+        writer.ladder("row_ladder", source, (310, 640), 17, 1, 128, 0, largest + 1)
+        writer.ladder("column_ladder", source, (640, 310), 18, 128, 1, 0, largest + 1)
+        writer.ladder("tile_ladder", source, (256, 768), 19, 128, 128, bias - 8, 2)
+        writer.ladder("tile_ladder_tiny", source, (256, 768), 20, 128, 128, 0, 2)
+        writer.ladder("tile_ladder_huge", source, (256, 768), 21, 128, 128, largest - 1, 2)
+        zeros = np.zeros((3, 260), F32)
+        zeros[1, :], zeros[2, 128:] = -0.0, np.linspace(-1, 1, 132)
+        writer.hex("zero_blocks", source, zeros)
+        odd = np.zeros((4, 130), F32)
+        odd[0, 0], odd[0, 1], odd[1, :128], odd[2, 5], odd[3, 7] = np.nan, 3.0, np.nan, np.inf, -np.inf
+        odd[2, 6], odd[1, 129] = 300.0, -0.0
+        writer.hex("nan_and_infinite_blocks", source, odd)
+
+
+def knob_sets():
+    base = dict(block_dim=1, power_2=True, epsilon=0.0, rule="divide", rounding="nearest_even", overflow="saturate")
+    for block_dim in (1, 2):
+        for change in (dict(), dict(power_2=False), dict(epsilon=0.37), dict(power_2=False, epsilon=1e-38),
+                       dict(power_2=False, rule="reciprocal"),
+                       dict(power_2=False, rounding="nearest_away", overflow="nan")):
+            yield {**base, "block_dim": block_dim, **change}
+
+
+def write_case(out, name, source, x, element, knobs):
+    matrix = as_matrix(x)
+    out.write(f"case {name} {source} {element} {knobs['block_dim']} {int(knobs['power_2'])} "
+              f"{hex_of(F32(knobs['epsilon']))} {knobs['rule']} {knobs['rounding']} {knobs['overflow']}")
+    for columnwise in (False, True):
+        codes, scale_inv = quantize(matrix, source, element, columnwise=columnwise, **knobs)
+        values = dequantize(codes, scale_inv, element, knobs["block_dim"], columnwise)
+        out.write(f" {digest(codes)} {digest(scale_inv)} "
+                  f"{digest(*(to_output(values, dtype) for dtype in ('bf16', 'f16', 'f32')))}")
+    out.write("\n")
+
+
+def main():
+    path = pathlib.Path("tests/data/fp8_block_vectors.txt")
+    writer = TensorWriter()
+    tensors(writer)
+    with path.open("w") as out:
+        out.write(
+            f"# fp8_block by an independent implementation (tests/vectors/fp8_block_reference.py, numpy {np.__version__}, "
+            f"ml_dtypes {ml_dtypes.__version__})\n"
+            "# tensors: tests/vectors/vector_tensors.py\n"
+            "# case NAME SOURCE ELEMENT BLOCK_DIM POW2 EPS RULE ROUNDING OVERFLOW, then for rowwise and columnwise "
+            "DIGEST(codes) DIGEST(scale_inv) DIGEST(dequantized bf16, f16, f32); little-endian hex; DIGEST: "
+            "64 bits of SHA-256\n")
+        out.writelines(writer.lines)
+        cases = 0
+        for (name, source), x in writer.tensors.items():
+            for element in ("f8_e4m3", "f8_e5m2"):
+                for knobs in knob_sets():
+                    write_case(out, name, source, x, element, knobs)
+                    cases += 1
+        print(cases, "cases", out.tell(), "bytes")
+
+
+if __name__ == "__main__":
+    main()
