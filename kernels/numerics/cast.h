@@ -11,7 +11,11 @@
 
 namespace quantgate {
 
-enum class ElementRounding { kNearestEven, kNearestAway };
+enum class ElementRounding {
+  kNearestEven,
+  kNearestAway,
+  kStochastic,  ///< nvfp4: stochastic_rounding.h, which needs a random byte; no cast of this file.
+};
 enum class Overflow {
   kSaturate,  ///< To the largest finite value, infinities too: Transformer Engine, CUDA SATFINITE.
   kNan,  ///< Beyond the maximum: infinity where the format has one (bf16, f16, E5M2), else NaN:

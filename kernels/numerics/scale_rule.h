@@ -1,5 +1,5 @@
-// How the fp32 scale of a per-tensor FP8 quantizer follows from an amax: docs/quantizers.md
-// section 3.
+// The rules by which a scale follows from an amax, and the fp32 scales of FP8 quantizers:
+// docs/quantizers.md sections 3 and 4. E8M0 scales: e8m0.h. NVFP4's: nvfp4.h.
 #pragma once
 
 #include <bit>
@@ -10,14 +10,26 @@
 
 namespace quantgate {
 
-/// The topic "amax/448" of docs/tensor-cores.md section 6.
+/// A rule fits the formats named; the first of each is Transformer Engine's.
 enum class ScaleRule {
-  kDivide,      ///< scale = f32(max / amax): Transformer Engine.
+  kUsual,  ///< The first rule of the format.
+  // fp8_tensor, fp8_block: the topic "amax/448" of docs/tensor-cores.md section 6.
+  kDivide,      ///< scale = f32(max / amax).
   kReciprocal,  ///< scale = f32(1 / f32(amax * f32(1 / max))): the reciprocal of the maximum is a
                 ///< constant.
+  // mxfp8: docs/quantizers.md section 5.
+  kRoundUp,  ///< The power of two at or above amax / max.
+  kFloor,    ///< Exponents of amax and of the maximum: OCP, torchao.
+  kCeil,     ///< torchao.
+  kEven,     ///< torchao.
+  kNearest,  ///< FBGEMM.
+  // nvfp4: docs/quantizers.md section 6.2.
+  kTwoLevel,
+  kTwoLevelClamped,  ///< torchao with a tensor scale.
+  kSingleLevel,      ///< torchao without.
 };
 
-/// Largest finite value of an FP8 format: 448 (E4M3), 57344 (E5M2).
+/// Largest finite value of a format: 448 (E4M3), 57344 (E5M2), 7.5, 28 (FP6), 6 (E2M1).
 template <class F>
 QG_HOST_DEVICE constexpr float MaxFinite() {
   const Unpacked u = Unpack<F>(FormatConstants<F>::kMaxFinite);
@@ -29,6 +41,7 @@ struct ScaleOptions {
   ScaleRule rule = ScaleRule::kDivide;
   bool power_2 = false;
   float amax_epsilon = 0.0f;
+  float value_for_infinity = std::bit_cast<float>(0x7F7FFFFFu);  ///< What an overflow becomes.
 };
 
 /// The scale that multiplies elements before the cast. The order of the tests is the
@@ -41,16 +54,16 @@ QG_HOST_DEVICE constexpr float ComputeScale(float amax, float max_finite,
   const uint32_t magnitude = std::bit_cast<uint32_t>(amax) & 0x7FFFFFFF;
   if (magnitude >= kInfinity || magnitude == 0) return 1.0f;
   float scale;
-  if (options.rule == ScaleRule::kDivide) {
-    scale = max_finite / amax;
-  } else {
+  if (options.rule == ScaleRule::kReciprocal) {
     const float scaled_amax = amax * (1.0f / max_finite);
     // The product of a subnormal amax can be zero, whose reciprocal is infinite.
     scale = scaled_amax == 0.0f ? std::bit_cast<float>(kInfinity) : 1.0f / scaled_amax;
+  } else {
+    scale = max_finite / amax;
   }
   uint32_t bits = std::bit_cast<uint32_t>(scale);
-  if (bits == kInfinity) bits = 0x7F7FFFFF;  // FLT_MAX.
-  if (options.power_2) bits &= 0xFF800000;   // Down to a power of two; FLT_MAX to 2^127.
+  if (bits == kInfinity) bits = std::bit_cast<uint32_t>(options.value_for_infinity);
+  if (options.power_2) bits &= 0xFF800000;  // Down to a power of two; FLT_MAX to 2^127.
   return std::bit_cast<float>(bits);
 }
 

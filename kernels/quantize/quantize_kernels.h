@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/quantize/element_count.h"
 #include "kernels/quantize/quantizer.h"
 
 namespace quantgate {
@@ -46,16 +47,5 @@ struct CodeTally {
   int64_t nan = 0;
 };
 void AddTally(const CodeTally& tally, int64_t count, QuantizationCounts& counts);
-
-/// Smallest fp32 magnitude that rounds to nearest even beyond the largest finite code: above the
-/// midpoint, or at it when that code is odd.
-template <class F>
-constexpr uint32_t FirstBeyondBits() {
-  constexpr float kMax = MaxFinite<F>();
-  constexpr uint32_t kHalfUlp = 1u << (22 - F::kMantissaBits);
-  return std::bit_cast<uint32_t>(kMax) + kHalfUlp +
-         (FormatConstants<F>::kMaxFinite % 2 == 0 ? 1 : 0);
-}
-static_assert(FirstBeyondBits<E5M2>() == std::bit_cast<uint32_t>(61440.0f));
 
 }  // namespace quantgate

@@ -17,30 +17,6 @@ uint32_t Amax(const void* source, int64_t count) {
   return amax;
 }
 
-/// What became of one element.
-template <class Element>
-void Count(FloatClass source, float scaled, uint8_t code, ElementRounding rounding,
-           QuantizationCounts& counts) {
-  using C = FormatConstants<Element>;
-  const uint32_t magnitude = code & (C::kSignMask - 1u);
-  if (source == FloatClass::kNan) {
-    ++counts.nan;
-  } else if (source == FloatClass::kInfinite) {
-    ++counts.infinite;
-  } else if (source == FloatClass::kZero) {
-    ++counts.zero;
-  } else if (magnitude == 0) {
-    ++counts.flushed_to_zero;
-  } else if (magnitude <= C::kMantissaMask) {
-    ++counts.subnormal;
-  } else if ((EncodeFloat<Element>(scaled, rounding, Overflow::kNan) & (C::kSignMask - 1u)) >
-             C::kMaxFinite) {
-    ++counts.saturated;
-  } else {
-    ++counts.normal;
-  }
-}
-
 template <class Source, class Element>
 void Cast(const CastPiece& piece, ElementRounding rounding, Overflow overflow,
           QuantizationCounts& counts) {
@@ -48,7 +24,7 @@ void Cast(const CastPiece& piece, ElementRounding rounding, Overflow overflow,
   for (int64_t i = 0; i < piece.count; ++i) {
     const float scaled = DecodeFloat<Source>(source[i]) * piece.scale;
     piece.codes[i] = EncodeFloat<Element>(scaled, rounding, overflow);
-    Count<Element>(Unpack<Source>(source[i]).kind, scaled, piece.codes[i], rounding, counts);
+    CountElement<Element>(Unpack<Source>(source[i]).kind, scaled, piece.codes[i], rounding, counts);
   }
 }
 

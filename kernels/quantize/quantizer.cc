@@ -1,19 +1,156 @@
 #include "kernels/quantize/quantizer.h"
 
+#include <algorithm>
+#include <span>
+
 #include "absl/strings/str_cat.h"
 
 namespace quantgate {
+namespace {
 
-std::string_view ScaleRuleName(ScaleRule rule) {
-  return rule == ScaleRule::kDivide ? "divide" : "reciprocal";
+template <class Value>
+struct Named {
+  Value value;
+  std::string_view name;
+};
+
+constexpr Named<ScaleRule> kScaleRules[] = {
+    {ScaleRule::kUsual, "usual"},
+    {ScaleRule::kDivide, "divide"},
+    {ScaleRule::kReciprocal, "reciprocal"},
+    {ScaleRule::kRoundUp, "round_up"},
+    {ScaleRule::kFloor, "floor"},
+    {ScaleRule::kCeil, "ceil"},
+    {ScaleRule::kEven, "even"},
+    {ScaleRule::kNearest, "nearest"},
+    {ScaleRule::kTwoLevel, "two_level"},
+    {ScaleRule::kTwoLevelClamped, "two_level_clamped"},
+    {ScaleRule::kSingleLevel, "single_level"},
+};
+constexpr Named<ElementRounding> kRoundings[] = {
+    {ElementRounding::kNearestEven, "nearest_even"},
+    {ElementRounding::kNearestAway, "nearest_away"},
+    {ElementRounding::kStochastic, "stochastic"},
+};
+constexpr Named<Overflow> kOverflows[] = {
+    {Overflow::kSaturate, "saturate"},
+    {Overflow::kNan, "nan"},
+};
+constexpr Named<FourOverSix> kFourOverSixModes[] = {
+    {FourOverSix::kNone, "none"},
+    {FourOverSix::kMae, "mae"},
+    {FourOverSix::kMse, "mse"},
+};
+
+template <class Value>
+std::string_view NameOf(std::span<const Named<Value>> names, Value value) {
+  const auto found = std::find_if(names.begin(), names.end(),
+                                  [&](const auto& entry) { return entry.value == value; });
+  return found == names.end() ? "unknown" : found->name;
 }
+
+template <class Value>
+absl::StatusOr<Value> ParseName(std::span<const Named<Value>> names, std::string_view field,
+                                std::string_view name) {
+  std::string known;
+  for (const Named<Value>& entry : names) {
+    if (entry.name == name) return entry.value;
+    absl::StrAppend(&known, known.empty() ? "" : ", ", std::string(entry.name));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(field), ": \"", std::string(name), "\" is not one of ", known));
+}
+
+std::string BlockText(const QuantizerSpec& spec) {
+  const int length = BlockLength(spec.format);
+  return absl::StrCat(spec.block_dim == 2 ? length : 1, "x", length);
+}
+
+std::string BoolText(bool value) { return value ? "true" : "false"; }
+
+/// One direction: the element, its blocks, then whatever of the format's fields changes bits.
+std::string SpecText(const QuantizerSpec& spec) {
+  if (!spec.is_quantized()) return "identity";
+  std::string text(DTypeName(spec.element));
+  const bool is_tensor = spec.format == QuantizerFormat::kFp8Tensor;
+  const bool is_delayed = is_tensor && spec.scaling == Scaling::kDelayed;
+  if (is_tensor) {
+    absl::StrAppend(&text, " per tensor", is_delayed ? ", scale delayed" : "");
+  } else {
+    absl::StrAppend(&text, " ", std::string(QuantizerFormatName(spec.format)), " ",
+                    BlockText(spec));
+  }
+  if (!is_delayed) {
+    const ScaleRule rule = ResolveScaleRule(spec.scale_rule, spec.format);
+    absl::StrAppend(&text, ", scale_rule=", std::string(ScaleRuleName(rule)));
+  }
+  if ((is_tensor && !is_delayed) || spec.format == QuantizerFormat::kFp8Block) {
+    absl::StrAppend(&text, ", power_2_scale=", BoolText(spec.power_2_scale),
+                    ", amax_epsilon=", spec.amax_epsilon);
+  }
+  if (spec.format == QuantizerFormat::kNvfp4) {
+    absl::StrAppend(&text, ", hadamard=", BoolText(spec.hadamard),
+                    ", row_scaled=", BoolText(spec.row_scaled),
+                    ", 4over6=", std::string(FourOverSixName(spec.four_over_six)),
+                    ", e4m3_max=", spec.e4m3_max);
+  }
+  absl::StrAppend(&text,
+                  ", element_rounding=", std::string(ElementRoundingName(spec.element_rounding)),
+                  ", overflow=", std::string(OverflowName(spec.overflow)));
+  return text;
+}
+
+}  // namespace
+
+std::string_view ScaleRuleName(ScaleRule rule) { return NameOf<ScaleRule>(kScaleRules, rule); }
 
 std::string_view ElementRoundingName(ElementRounding rounding) {
-  return rounding == ElementRounding::kNearestEven ? "nearest_even" : "nearest_away";
+  return NameOf<ElementRounding>(kRoundings, rounding);
 }
 
-std::string_view OverflowName(Overflow overflow) {
-  return overflow == Overflow::kSaturate ? "saturate" : "nan";
+std::string_view OverflowName(Overflow overflow) { return NameOf<Overflow>(kOverflows, overflow); }
+
+std::string_view FourOverSixName(FourOverSix mode) {
+  return NameOf<FourOverSix>(kFourOverSixModes, mode);
+}
+
+absl::StatusOr<ScaleRule> ParseScaleRule(std::string_view name) {
+  return ParseName<ScaleRule>(kScaleRules, "scale_rule", name);
+}
+
+absl::StatusOr<ElementRounding> ParseElementRounding(std::string_view name) {
+  return ParseName<ElementRounding>(kRoundings, "element_rounding", name);
+}
+
+absl::StatusOr<Overflow> ParseOverflow(std::string_view name) {
+  return ParseName<Overflow>(kOverflows, "overflow", name);
+}
+
+const std::vector<ScaleRule>& ScaleRulesOf(QuantizerFormat format) {
+  static const std::vector<ScaleRule> kNone;
+  static const std::vector<ScaleRule> kFp8 = {ScaleRule::kDivide, ScaleRule::kReciprocal};
+  static const std::vector<ScaleRule> kMx = {ScaleRule::kRoundUp, ScaleRule::kFloor,
+                                             ScaleRule::kCeil, ScaleRule::kEven,
+                                             ScaleRule::kNearest};
+  static const std::vector<ScaleRule> kNv = {ScaleRule::kTwoLevel, ScaleRule::kTwoLevelClamped,
+                                             ScaleRule::kSingleLevel};
+  switch (format) {
+    case QuantizerFormat::kIdentity:
+      return kNone;
+    case QuantizerFormat::kFp8Tensor:
+    case QuantizerFormat::kFp8Block:
+      return kFp8;
+    case QuantizerFormat::kMxfp8:
+      return kMx;
+    case QuantizerFormat::kNvfp4:
+      return kNv;
+  }
+  return kNone;
+}
+
+ScaleRule ResolveScaleRule(ScaleRule rule, QuantizerFormat format) {
+  const std::vector<ScaleRule>& rules = ScaleRulesOf(format);
+  return rule == ScaleRule::kUsual && !rules.empty() ? rules.front() : rule;
 }
 
 std::string_view ColumnwiseSourceName(ColumnwiseSource source) {
@@ -21,14 +158,13 @@ std::string_view ColumnwiseSourceName(ColumnwiseSource source) {
 }
 
 std::string QuantizerText(const Quantizer& quantizer) {
-  const QuantizerSpec& spec = quantizer.rowwise;
-  if (!spec.is_quantized()) return "identity";
-  return absl::StrCat(std::string(DTypeName(spec.element)),
-                      " per tensor, scale_rule=", std::string(ScaleRuleName(spec.scale_rule)),
-                      ", power_2_scale=", spec.power_2_scale ? "true" : "false",
-                      ", amax_epsilon=", spec.amax_epsilon, ", element_rounding=",
-                      std::string(ElementRoundingName(spec.element_rounding)),
-                      ", overflow=", std::string(OverflowName(spec.overflow)));
+  if (quantizer.rowwise == quantizer.columnwise &&
+      quantizer.columnwise_source == ColumnwiseSource::kOriginal) {
+    return SpecText(quantizer.rowwise);
+  }
+  return absl::StrCat(
+      "rowwise ", SpecText(quantizer.rowwise), "; columnwise ", SpecText(quantizer.columnwise),
+      "; columnwise_source=", std::string(ColumnwiseSourceName(quantizer.columnwise_source)));
 }
 
 }  // namespace quantgate

@@ -2,8 +2,10 @@
 // rule).
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/base/execution.h"
@@ -13,9 +15,19 @@
 
 namespace quantgate {
 
-std::string_view ScaleRuleName(ScaleRule rule);
+// Names as recipes and reports spell them. Parsing is INVALID_ARGUMENT listing the names; whether a
+// value fits a format is the matter of CheckQuantizer.
+std::string_view ScaleRuleName(ScaleRule rule);  ///< "usual" for kUsual.
 std::string_view ElementRoundingName(ElementRounding rounding);
 std::string_view OverflowName(Overflow overflow);
+absl::StatusOr<ScaleRule> ParseScaleRule(std::string_view name);
+absl::StatusOr<ElementRounding> ParseElementRounding(std::string_view name);
+absl::StatusOr<Overflow> ParseOverflow(std::string_view name);
+
+/// The rules that fit a format, Transformer Engine's first; none for identity.
+const std::vector<ScaleRule>& ScaleRulesOf(QuantizerFormat format);
+/// kUsual resolved for the format.
+ScaleRule ResolveScaleRule(ScaleRule rule, QuantizerFormat format);
 
 /// Where a per-tensor FP8 scale comes from.
 enum class Scaling {
@@ -26,6 +38,7 @@ enum class Scaling {
 /// NVFP4's choice per block between the largest codes 4 and 6 (docs/quantizers.md section 6.7), by
 /// the error it minimises.
 enum class FourOverSix { kNone, kMae, kMse };
+std::string_view FourOverSixName(FourOverSix mode);  ///< "none", "mae", "mse".
 
 /// The rule of one direction. Fields that a format does not have keep their defaults.
 struct QuantizerSpec {
@@ -35,10 +48,10 @@ struct QuantizerSpec {
   Scaling scaling = Scaling::kCurrent;  ///< fp8_tensor.
   bool power_2_scale = false;           ///< fp8_tensor, fp8_block.
   float amax_epsilon = 0.0f;            ///< fp8_tensor, fp8_block.
-  ScaleRule scale_rule = ScaleRule::kDivide;
+  ScaleRule scale_rule = ScaleRule::kUsual;
   ElementRounding element_rounding = ElementRounding::kNearestEven;
   Overflow overflow = Overflow::kSaturate;
-  bool hadamard = false;    ///< nvfp4, columnwise only.
+  bool hadamard = false;    ///< nvfp4, the columnwise rule only.
   bool row_scaled = false;  ///< nvfp4.
   FourOverSix four_over_six = FourOverSix::kNone;
   int e4m3_max = 448;  ///< nvfp4.
@@ -76,12 +89,28 @@ struct QuantizeArguments {
   Tensor scale;          ///< f32 [1], delayed scaling only.
   uint64_t seed = 0;     ///< Stochastic rounding: the Philox key,
   uint32_t call_id = 0;  ///< and which quantization of that seed this is.
+  /// Where this tensor begins in the whole one, for random bytes that do not depend on sharding:
+  /// multiples of 16.
+  int64_t row_offset = 0;
+  int64_t column_offset = 0;
+  /// The maximum over a group of tensors, in place of the tensor's own: fp8_tensor (rowwise, for
+  /// both copies) with current scaling, nvfp4 unless row-scaled.
+  std::optional<float> group_amax_rowwise;
+  std::optional<float> group_amax_columnwise;
 };
 
+/// INVALID_ARGUMENT naming the field, its value and the rule where `quantizer` makes no sense,
+/// whatever the tensor (docs/quantizers.md section 7.1).
+absl::Status CheckQuantizer(const Quantizer& quantizer);
+
+/// CheckQuantizer, and that a tensor of this dtype and shape can be quantized so in these usages.
+absl::Status CheckQuantization(DType source, const Shape& shape, const Quantizer& quantizer,
+                               Usages usages);
+
 /// Quantizes `source` (f32, bf16 or f16; any rank >= 1; M = 0 gives empty codes, amax 0, scale 1)
-/// in the asked usages. Asking for both gives the bytes of asking for each alone. INVALID_ARGUMENT
-/// for a bad dtype, no usage, dims off the block where the format demands it, a rule that makes no
-/// sense, or a missing scale. Formulas: docs/quantizers.md sections 1 to 6.
+/// in the asked usages. Asking for both gives the bytes of asking for each alone. An identity copy
+/// is the source's own buffer. INVALID_ARGUMENT as CheckQuantization, or for a missing or unwanted
+/// argument. Formulas: docs/quantizers.md sections 1 to 7.
 absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantizer& quantizer,
                                             Usages usages, const QuantizeArguments& arguments,
                                             const ExecutionContext& context);

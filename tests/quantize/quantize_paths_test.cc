@@ -168,7 +168,8 @@ TEST(QuantizeCpu, RefusesWithFieldAndRule) {
   EXPECT_THAT(message(QuantizeCpu(*Tensor::Allocate(DType::kF32, {}), spec, {}, {}, {})),
               HasSubstr("rank must be at least 1"));
   EXPECT_THAT(message(QuantizeCpu(x, spec, {false, false}, {}, {})), HasSubstr("no usage"));
-  EXPECT_THAT(message(QuantizeCpu(x, {}, {}, {}, {})), HasSubstr("identity"));
+  EXPECT_THAT(message(QuantizeCpu(x, spec, {}, {.scale = *Tensor::FromScalar(1)}, {})),
+              HasSubstr("scale: given without delayed scaling"));
   const QuantizedTensor row = *QuantizeCpu(x, spec, {}, {}, {});
   EXPECT_EQ(DequantizeCpu(row, Usage::kColumnwise, DType::kF32, {}).status().code(),
             absl::StatusCode::kFailedPrecondition);

@@ -1,0 +1,112 @@
+#include "kernels/quantize/block_lines.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+DType ScaleDType(QuantizerFormat format) {
+  switch (format) {
+    case QuantizerFormat::kMxfp8:
+      return DType::kF8E8M0;
+    case QuantizerFormat::kNvfp4:
+      return DType::kF8E4M3;
+    default:
+      return DType::kF32;
+  }
+}
+
+Shape CodeShape(const Tensor& source, const QuantizerSpec& spec, Usage usage) {
+  const int64_t rows = source.rows(), columns = source.columns();
+  Shape shape = source.shape();
+  if (usage == Usage::kColumnwise) {
+    shape = spec.format == QuantizerFormat::kMxfp8 ? Shape{rows, columns} : Shape{columns, rows};
+  }
+  if (spec.element == DType::kF4E2M1x2) shape.back() /= 2;
+  return shape;
+}
+
+Shape ScaleShape(const Tensor& source, const QuantizerSpec& spec, Usage usage) {
+  const int64_t side = BlockLength(spec.format);
+  const int64_t lines = usage == Usage::kRowwise ? source.rows() : source.columns();
+  const int64_t blocks = CeilDiv(usage == Usage::kRowwise ? source.columns() : source.rows(), side);
+  if (spec.format == QuantizerFormat::kFp8Block && spec.block_dim == 2) {
+    return {CeilDiv(lines, side), blocks};
+  }
+  if (spec.format == QuantizerFormat::kMxfp8 && usage == Usage::kColumnwise) return {blocks, lines};
+  return {lines, blocks};
+}
+
+}  // namespace
+
+QuantizationCounts ForEachPiece(
+    const ExecutionContext& context, int64_t rows, int64_t columns,
+    absl::FunctionRef<void(const Piece& piece, QuantizationCounts& counts)> body) {
+  const int64_t across = CeilDiv(columns, kPieceColumns);
+  std::mutex mutex;
+  QuantizationCounts counts;
+  ParallelFor(context, CeilDiv(rows, kPieceRows) * across, 1, [&](int64_t begin, int64_t end) {
+    QuantizationCounts part;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = i / across * kPieceRows, column = i % across * kPieceColumns;
+      body({row, std::min(row + kPieceRows, rows), column,
+            std::min(column + kPieceColumns, columns)},
+           part);
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    AddCounts(part, counts);
+  });
+  return counts;
+}
+
+LineLayout MakeLineLayout(int64_t rows, int64_t columns, const QuantizerSpec& spec, Usage usage) {
+  const int64_t side = BlockLength(spec.format);
+  if (usage == Usage::kRowwise) {
+    return {rows, columns, columns, 1, columns, 1, CeilDiv(columns, side), 1};
+  }
+  if (spec.format == QuantizerFormat::kMxfp8) {
+    return {columns, rows, 1, columns, 1, columns, 1, columns};
+  }
+  return {columns, rows, 1, columns, rows, 1, CeilDiv(rows, side), 1};
+}
+
+absl::Status AllocateCopies(const FormatRequest& request, QuantizedTensor& quantized) {
+  const QuantizerSpec& spec = request.spec;
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    if (!Asks(request.usages, usage)) continue;
+    QuantizedCopy copy;
+    copy.format = spec.format;
+    copy.element = spec.element;
+    copy.block_dim = spec.block_dim;
+    QG_ASSIGN_OR_RETURN(copy.data,
+                        Tensor::Allocate(spec.element, CodeShape(request.source, spec, usage)));
+    QG_ASSIGN_OR_RETURN(copy.scale_inv, Tensor::Allocate(ScaleDType(spec.format),
+                                                         ScaleShape(request.source, spec, usage)));
+    quantized.copy(usage) = std::move(copy);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status QuantizeRanges(const FormatRequest& request, QuantizeRange quantize_range,
+                            QuantizedTensor& quantized) {
+  const auto quantize_piece = [&](const Piece& piece, QuantizationCounts& counts) {
+    QuantizationCounts uncounted;
+    if (request.usages.rowwise) {
+      quantize_range(Usage::kRowwise, RangeOf(piece, Usage::kRowwise), counts);
+    }
+    if (request.usages.columnwise) {
+      quantize_range(Usage::kColumnwise, RangeOf(piece, Usage::kColumnwise),
+                     request.usages.rowwise ? uncounted : counts);
+    }
+  };
+  quantized.counts = ForEachPiece(request.context, request.source.rows(), request.source.columns(),
+                                  quantize_piece);
+  return request.context.CheckCancelled();
+}
+
+}  // namespace quantgate

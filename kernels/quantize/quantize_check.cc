@@ -1,0 +1,220 @@
+// What a quantizer may be, and which tensors it takes: docs/quantizers.md section 7.1.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/quantize/quantizer.h"
+
+namespace quantgate {
+namespace {
+
+absl::Status Refuse(std::string_view field, std::string_view value, std::string_view rule) {
+  return absl::InvalidArgumentError(absl::StrCat("quantizer: ", std::string(field), " ",
+                                                 std::string(value), ": ", std::string(rule)));
+}
+
+absl::Status CheckElement(const QuantizerSpec& spec) {
+  const DType element = spec.element;
+  const bool is_narrow =
+      element == DType::kF6E2M3 || element == DType::kF6E3M2 || element == DType::kF4E2M1x2;
+  switch (spec.format) {
+    case QuantizerFormat::kIdentity:
+      return absl::OkStatus();
+    case QuantizerFormat::kFp8Tensor:
+    case QuantizerFormat::kFp8Block:
+      if (IsFp8(element)) return absl::OkStatus();
+      return Refuse("element", DTypeName(element),
+                    absl::StrCat(std::string(QuantizerFormatName(spec.format)),
+                                 " has elements f8_e4m3 or f8_e5m2"));
+    case QuantizerFormat::kMxfp8:
+      if (IsFp8(element) || is_narrow) return absl::OkStatus();
+      return Refuse("element", DTypeName(element),
+                    "mxfp8 has elements f8_e4m3, f8_e5m2, f6_e2m3, f6_e3m2 or f4_e2m1x2");
+    case QuantizerFormat::kNvfp4:
+      if (element == DType::kF4E2M1x2) return absl::OkStatus();
+      return Refuse("element", DTypeName(element), "nvfp4 has elements f4_e2m1x2");
+  }
+  return absl::InternalError("quantizer: unknown format");
+}
+
+/// Rounding, overflow and scale rule against the format.
+absl::Status CheckRules(const QuantizerSpec& spec) {
+  const std::string format(QuantizerFormatName(spec.format));
+  const std::vector<ScaleRule>& rules = ScaleRulesOf(spec.format);
+  const ScaleRule rule = ResolveScaleRule(spec.scale_rule, spec.format);
+  if (std::find(rules.begin(), rules.end(), rule) == rules.end()) {
+    std::string names;
+    for (const ScaleRule known : rules) {
+      absl::StrAppend(&names, names.empty() ? "" : ", ", std::string(ScaleRuleName(known)));
+    }
+    return Refuse("scale_rule", ScaleRuleName(rule), absl::StrCat(format, " has ", names));
+  }
+  if (spec.element_rounding == ElementRounding::kStochastic &&
+      spec.format != QuantizerFormat::kNvfp4) {
+    return Refuse("element_rounding", "stochastic",
+                  absl::StrCat("nvfp4 alone has it, not ", format));
+  }
+  if (spec.overflow == Overflow::kNan && !IsFp8(spec.element)) {
+    return Refuse("overflow", "nan",
+                  absl::StrCat(std::string(DTypeName(spec.element)), " has no NaN"));
+  }
+  return absl::OkStatus();
+}
+
+/// Fields of other formats must keep their defaults: they would be ignored without a word.
+absl::Status CheckForeignFields(const QuantizerSpec& spec) {
+  const QuantizerFormat format = spec.format;
+  const bool has_fp32_scales =
+      (format == QuantizerFormat::kFp8Tensor && spec.scaling == Scaling::kCurrent) ||
+      format == QuantizerFormat::kFp8Block;
+  const bool has_blocks = BlockLength(format) > 1;
+  const std::string rule =
+      absl::StrCat("not a field of ", std::string(QuantizerFormatName(format)),
+                   format == QuantizerFormat::kFp8Tensor && spec.scaling == Scaling::kDelayed
+                       ? " with delayed scaling"
+                       : "");
+  if (!has_blocks && spec.block_dim != 1) return Refuse("block_dim", "2", rule);
+  if (format != QuantizerFormat::kFp8Tensor && spec.scaling != Scaling::kCurrent) {
+    return Refuse("scaling", "delayed", rule);
+  }
+  if (!has_fp32_scales && spec.power_2_scale) return Refuse("power_2_scale", "true", rule);
+  if (!has_fp32_scales && spec.amax_epsilon != 0.0f) {
+    return Refuse("amax_epsilon", absl::StrCat(spec.amax_epsilon), rule);
+  }
+  if (format == QuantizerFormat::kNvfp4) return absl::OkStatus();
+  if (spec.hadamard) return Refuse("hadamard", "true", rule);
+  if (spec.row_scaled) return Refuse("row_scaled", "true", rule);
+  if (spec.four_over_six != FourOverSix::kNone) {
+    return Refuse("4over6", FourOverSixName(spec.four_over_six), rule);
+  }
+  if (spec.e4m3_max != 448) return Refuse("e4m3_max", absl::StrCat(spec.e4m3_max), rule);
+  return absl::OkStatus();
+}
+
+/// The combinations that NVFP4 does not have.
+absl::Status CheckNvfp4(const QuantizerSpec& spec, Usage usage) {
+  const bool stochastic = spec.element_rounding == ElementRounding::kStochastic;
+  const bool picks = spec.four_over_six != FourOverSix::kNone;
+  const bool tiles = spec.block_dim == 2;
+  if (spec.hadamard && tiles) {
+    return Refuse("hadamard", "true", "only blocks of rows (block_dim 1) are transformed");
+  }
+  if (picks && spec.hadamard) return Refuse("4over6", "with hadamard", "they exclude each other");
+  if (picks && spec.element_rounding != ElementRounding::kNearestEven) {
+    return Refuse("4over6",
+                  absl::StrCat("with element_rounding ",
+                               std::string(ElementRoundingName(spec.element_rounding))),
+                  "it compares codes rounded to nearest even");
+  }
+  if (spec.row_scaled && (spec.hadamard || tiles || stochastic)) {
+    return Refuse("row_scaled", "true",
+                  spec.hadamard ? "not with hadamard"
+                  : tiles       ? "not with tiles (block_dim 2)"
+                                : "not with stochastic rounding");
+  }
+  if (picks && spec.row_scaled && usage == Usage::kColumnwise) {
+    return Refuse("4over6", "with row_scaled", "not for a columnwise copy");
+  }
+  if (spec.e4m3_max != 448 && !(spec.e4m3_max == 256 && picks)) {
+    return Refuse("e4m3_max", absl::StrCat(spec.e4m3_max), "448, or 256 under 4over6");
+  }
+  if ((picks || spec.row_scaled) &&
+      ResolveScaleRule(spec.scale_rule, spec.format) != ScaleRule::kTwoLevel) {
+    return Refuse("scale_rule", ScaleRuleName(spec.scale_rule),
+                  "4over6 and row_scaled have two_level only");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSpec(const QuantizerSpec& spec, Usage usage) {
+  if (spec.block_dim != 1 && spec.block_dim != 2) {
+    return Refuse("block_dim", absl::StrCat(spec.block_dim), "is 1 or 2");
+  }
+  if (!(spec.amax_epsilon >= 0.0f)) {
+    return Refuse("amax_epsilon", absl::StrCat(spec.amax_epsilon), "must be at least 0");
+  }
+  QG_RETURN_IF_ERROR(CheckForeignFields(spec));
+  if (!spec.is_quantized()) return absl::OkStatus();
+  QG_RETURN_IF_ERROR(CheckElement(spec));
+  QG_RETURN_IF_ERROR(CheckRules(spec));
+  return spec.format == QuantizerFormat::kNvfp4 ? CheckNvfp4(spec, usage) : absl::OkStatus();
+}
+
+absl::Status CheckDims(int64_t rows, int64_t columns, int64_t multiple, std::string_view why) {
+  if (rows % multiple == 0 && columns % multiple == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("quantize: ", rows, "x", columns, ": ",
+                                                 std::string(why),
+                                                 " needs both dims in multiples of ", multiple));
+}
+
+absl::Status CheckSource(DType source, int64_t rows, int64_t columns, const QuantizerSpec& spec,
+                         Usage usage) {
+  if (spec.format == QuantizerFormat::kMxfp8 || spec.format == QuantizerFormat::kNvfp4) {
+    QG_RETURN_IF_ERROR(
+        CheckDims(rows, columns, BlockLength(spec.format), QuantizerFormatName(spec.format)));
+  }
+  if (spec.hadamard && usage == Usage::kColumnwise && source != DType::kBF16) {
+    return Refuse("hadamard", "true",
+                  absl::StrCat("needs a bf16 source, not ", std::string(DTypeName(source))));
+  }
+  if (spec.row_scaled && usage == Usage::kColumnwise) {
+    if (source != DType::kBF16) {
+      return Refuse("row_scaled", "true",
+                    absl::StrCat("a columnwise copy needs a bf16 source, not ",
+                                 std::string(DTypeName(source))));
+    }
+    return CheckDims(rows, columns, 32, "a row-scaled columnwise copy");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckQuantizer(const Quantizer& quantizer) {
+  if (quantizer.rowwise.hadamard) {
+    return Refuse("rowwise hadamard", "true", "only columnwise copies are transformed");
+  }
+  // One rule for both directions need not make sense columnwise until a columnwise copy is asked
+  // for.
+  const bool is_uniform = quantizer.rowwise == quantizer.columnwise;
+  QG_RETURN_IF_ERROR(CheckSpec(quantizer.rowwise, Usage::kRowwise));
+  QG_RETURN_IF_ERROR(
+      CheckSpec(quantizer.columnwise, is_uniform ? Usage::kRowwise : Usage::kColumnwise));
+  if (!is_uniform && (quantizer.rowwise.scaling == Scaling::kDelayed ||
+                      quantizer.columnwise.scaling == Scaling::kDelayed)) {
+    return Refuse("scaling", "delayed", "both directions must have the same rule");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckQuantization(DType source, const Shape& shape, const Quantizer& quantizer,
+                               Usages usages) {
+  QG_RETURN_IF_ERROR(CheckQuantizer(quantizer));
+  if (!IsHighPrecision(source)) {
+    return absl::InvalidArgumentError(absl::StrCat("quantize: source dtype ",
+                                                   std::string(DTypeName(source)),
+                                                   " is not one of f32, bf16, f16"));
+  }
+  if (shape.empty()) {
+    return absl::InvalidArgumentError("quantize: the source is a scalar; rank must be at least 1");
+  }
+  if (!usages.rowwise && !usages.columnwise) {
+    return absl::InvalidArgumentError(
+        "quantize: no usage asked; ask for rowwise, columnwise or both");
+  }
+  int64_t rows = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
+  const bool reads_rowwise =
+      usages.rowwise || quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized;
+  if (reads_rowwise) {
+    QG_RETURN_IF_ERROR(CheckSource(source, rows, shape.back(), quantizer.rowwise, Usage::kRowwise));
+  }
+  if (usages.columnwise) {
+    QG_RETURN_IF_ERROR(CheckSpec(quantizer.columnwise, Usage::kColumnwise));
+    QG_RETURN_IF_ERROR(
+        CheckSource(source, rows, shape.back(), quantizer.columnwise, Usage::kColumnwise));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quantgate

@@ -1,0 +1,120 @@
+// FP8 with one fp32 scale per tensor, current or delayed: docs/quantizers.md sections 2 and 3.
+// Amax, scale, cast, each with the loops of the best instruction set.
+#include <atomic>
+#include <mutex>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/quantize/element_count.h"
+#include "kernels/quantize/format_quantizers.h"
+#include "kernels/quantize/quantize_kernels.h"
+#include "kernels/tensor/convert.h"
+
+namespace quantgate {
+namespace {
+
+// A multiple of every vector loop's step, so that only the last piece has a tail; 64 KiB of codes.
+constexpr int64_t kGrainElements = 1 << 16;
+
+float DecodeMagnitude(DType dtype, uint32_t bits) {
+  switch (dtype) {
+    case DType::kBF16:
+      return DecodeFloat<BFloat16>(static_cast<uint16_t>(bits));
+    case DType::kF16:
+      return DecodeFloat<Float16>(static_cast<uint16_t>(bits));
+    default:
+      return std::bit_cast<float>(bits);
+  }
+}
+
+float CurrentScale(const Tensor& source, float amax, const QuantizerSpec& spec) {
+  // An empty tensor has scale 1 whatever the epsilon: nothing was measured (docs/definitions.md
+  // section 7).
+  if (source.element_count() == 0) return 1.0f;
+  const float max_finite = spec.element == DType::kF8E4M3 ? MaxFinite<E4M3>() : MaxFinite<E5M2>();
+  return ComputeScale(
+      amax, max_finite,
+      {.rule = spec.scale_rule, .power_2 = spec.power_2_scale, .amax_epsilon = spec.amax_epsilon});
+}
+
+/// The vector loops know the usual cast only.
+CastFunction FindVectorCast(const Tensor& source, const QuantizerSpec& spec, Isa isa) {
+  if (spec.element_rounding != ElementRounding::kNearestEven ||
+      spec.overflow != Overflow::kSaturate) {
+    return nullptr;
+  }
+  if (isa == Isa::kAvx2) return Avx2Cast(source.dtype(), spec.element);
+  if (isa == Isa::kAvx512) return Avx512Cast(source.dtype(), spec.element);
+  return nullptr;
+}
+
+QuantizationCounts CastElements(const Tensor& source, float scale, const QuantizerSpec& spec,
+                                Tensor& codes, const ExecutionContext& context) {
+  const CastFunction vector_cast = FindVectorCast(source, spec, context.isa);
+  const CastAnyFunction scalar_cast = ScalarCast(source.dtype(), spec.element);
+  const int64_t count = source.element_count();
+  std::mutex mutex;
+  QuantizationCounts counts;
+  ParallelFor(context, count, kGrainElements, [&](int64_t begin, int64_t end) {
+    const CastPiece piece = {source.data() + begin * DTypeBytes(source.dtype()), end - begin, scale,
+                             codes.as<uint8_t>() + begin};
+    QuantizationCounts part;
+    if (vector_cast != nullptr) {
+      vector_cast(piece, part);
+    } else {
+      scalar_cast(piece, spec.element_rounding, spec.overflow, part);
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    AddCounts(part, counts);
+  });
+  return counts;
+}
+
+}  // namespace
+
+float TensorAmax(const Tensor& source, const ExecutionContext& context) {
+  AmaxFunction amax_of = ScalarAmax(source.dtype());
+  if (context.isa == Isa::kAvx2) amax_of = Avx2Amax(source.dtype());
+  if (context.isa == Isa::kAvx512) amax_of = Avx512Amax(source.dtype());
+  std::atomic<uint32_t> amax{0};
+  ParallelFor(context, source.element_count(), kGrainElements, [&](int64_t begin, int64_t end) {
+    const uint32_t piece = amax_of(source.data() + begin * DTypeBytes(source.dtype()), end - begin);
+    uint32_t seen = amax.load(std::memory_order_relaxed);
+    while (piece > seen && !amax.compare_exchange_weak(seen, piece, std::memory_order_relaxed)) {
+    }
+  });
+  return DecodeMagnitude(source.dtype(), amax.load());
+}
+
+absl::Status QuantizeFp8Tensor(const FormatRequest& request, QuantizedTensor& quantized) {
+  const QuantizerSpec& spec = request.spec;
+  float amax = TensorAmax(request.source, request.context);
+  QG_RETURN_IF_ERROR(request.context.CheckCancelled());
+  float scale = 0;
+  if (spec.scaling == Scaling::kDelayed) {
+    scale = *request.arguments.scale.as<float>();
+  } else {
+    amax = request.arguments.group_amax_rowwise.value_or(amax);
+    scale = CurrentScale(request.source, amax, spec);
+  }
+  QG_ASSIGN_OR_RETURN(Tensor codes, Tensor::Allocate(spec.element, request.source.shape()));
+  quantized.counts = CastElements(request.source, scale, spec, codes, request.context);
+  QG_RETURN_IF_ERROR(request.context.CheckCancelled());
+
+  QG_ASSIGN_OR_RETURN(quantized.scale, Tensor::FromScalar(scale));
+  QuantizedCopy copy;
+  copy.format = spec.format;
+  copy.element = spec.element;
+  QG_ASSIGN_OR_RETURN(copy.scale_inv, Tensor::FromScalar(ScaleInverse(scale)));
+  QG_ASSIGN_OR_RETURN(copy.amax, Tensor::FromScalar(amax));
+  if (request.usages.columnwise) {
+    QG_ASSIGN_OR_RETURN(copy.data, Transpose2d(codes, request.context));
+    quantized.columnwise = copy;
+  }
+  if (request.usages.rowwise) {
+    copy.data = std::move(codes);
+    quantized.rowwise = std::move(copy);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quantgate
