@@ -3,6 +3,7 @@
 // protobuf say the same. Immutable and thread-safe once made.
 #pragma once
 
+#include <array>
 #include <map>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/quantize/delayed_scaling.h"
 #include "kernels/quantize/quantizer.h"
 
 namespace quantgate {
@@ -39,6 +41,7 @@ struct RecipeDescription {
   std::string name;
   std::string summary;
   std::vector<KnobDescription> knobs;
+  bool is_composed = false;  ///< hybrid and custom: without knobs they quantize nothing.
 };
 
 /// Every recipe of this build, in the order listings print them.
@@ -49,9 +52,10 @@ class Recipe {
   using Knobs = std::map<std::string, std::string, std::less<>>;
 
   /// Knobs that are not given take their defaults. INVALID_ARGUMENT names the recipe or knob, the
-  /// value, and what is allowed, a knob of another recipe included.
+  /// value, and what is allowed, a knob of another recipe included; and what of the whole makes no
+  /// sense, such as a GEMM whose operands do not go together (docs/quantizers.md section 7.2).
   static absl::StatusOr<Recipe> Create(std::string_view name, const Knobs& knobs);
-  /// "name" or "name:key=value,key=value".
+  /// "name" or "name:key=value,key=value"; values that are JSON may hold commas.
   static absl::StatusOr<Recipe> Parse(std::string_view text);
 
   const std::string& name() const { return name_; }
@@ -64,17 +68,25 @@ class Recipe {
   /// SHA-256 of CanonicalText(), lower-case hex.
   std::string Digest() const;
 
+  /// Some direction of some role is quantized.
   bool is_quantized() const;
+  /// Scales come from the amaxes of earlier steps.
+  bool is_delayed() const;
+  const DelayedScalingOptions& delayed_scaling() const { return delayed_scaling_; }
+  /// Some quantizer of the role draws random numbers.
+  bool RoundsStochastically(TensorRole role) const;
   BackwardOverride backward_override() const { return backward_override_; }
   /// This recipe under another override.
   Recipe WithBackwardOverride(BackwardOverride override_mode) const;
   /// Absent: the dtype of x.
   std::optional<DType> activation_dtype() const { return activation_dtype_; }
   /// The quantizer of a tensor; identity where the recipe does not quantize.
-  Quantizer QuantizerFor(TensorRole role) const;
+  const Quantizer& QuantizerFor(TensorRole role) const {
+    return quantizers_[static_cast<size_t>(role)];
+  }
   /// cuBLASLt's FAST_ACCUM off for this GEMM (docs/quantizers.md section 10.2). Meaningless for
   /// high-precision operands.
-  bool UsesSplitAccumulator(GemmRole gemm) const;
+  bool UsesSplitAccumulator(GemmRole gemm) const { return split_[static_cast<size_t>(gemm)]; }
 
  private:
   Recipe() = default;
@@ -82,6 +94,9 @@ class Recipe {
   Knobs knobs_;
   BackwardOverride backward_override_ = BackwardOverride::kNone;
   std::optional<DType> activation_dtype_;
+  std::array<Quantizer, 3> quantizers_;  ///< By TensorRole.
+  std::array<bool, 3> split_ = {};       ///< By GemmRole.
+  DelayedScalingOptions delayed_scaling_;
 };
 
 }  // namespace quantgate

@@ -1,0 +1,201 @@
+#include "kernels/quantize/recipe_composed.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/quantize/recipe_json.h"
+
+namespace quantgate {
+namespace {
+
+/// Most rules of a list, a bound on untrusted input.
+constexpr size_t kRulesMax = 64;
+
+absl::Status Invalid(const std::string& what) { return absl::InvalidArgumentError(what); }
+
+absl::StatusOr<ColumnwiseSource> ParseSource(const Json& json) {
+  for (const auto source : {ColumnwiseSource::kOriginal, ColumnwiseSource::kRowwiseDequantized}) {
+    if (json == std::string(ColumnwiseSourceName(source))) return source;
+  }
+  return Invalid("\"columnwise_source\": original or rowwise_dequantized");
+}
+
+/// What a JSON object says of the two directions of a tensor.
+struct Directions {
+  std::optional<Rule> rowwise, columnwise;
+  std::optional<ColumnwiseSource> source;
+  Json canonical = Json::object();
+};
+
+absl::StatusOr<Directions> ParseDirections(const Json& json) {
+  Directions directions;
+  const auto read = [&](const char* key, std::optional<Rule>& rule) -> absl::Status {
+    if (!json.contains(key)) return absl::OkStatus();
+    absl::StatusOr<Rule> parsed = ParseRule(json[key]);
+    if (!parsed.ok()) {
+      return Invalid(absl::StrCat("\"", key, "\": ", parsed.status().message()));
+    }
+    rule = *std::move(parsed);
+    directions.canonical[key] = rule->canonical;
+    return absl::OkStatus();
+  };
+  QG_RETURN_IF_ERROR(read("rowwise", directions.rowwise));
+  QG_RETURN_IF_ERROR(read("columnwise", directions.columnwise));
+  if (json.contains("columnwise_source")) {
+    QG_ASSIGN_OR_RETURN(directions.source, ParseSource(json["columnwise_source"]));
+    directions.canonical["columnwise_source"] = json["columnwise_source"];
+  }
+  return directions;
+}
+
+absl::StatusOr<Directions> ParseDirectionText(std::string_view text) {
+  if (text == "gemm") return Directions{};
+  QG_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
+  if (!json.is_object()) return Invalid("gemm, or an object of rowwise, columnwise");
+  QG_RETURN_IF_ERROR(CheckKeys(json, {"rowwise", "columnwise", "columnwise_source"}));
+  return ParseDirections(json);
+}
+
+/// One entry of a custom recipe's list.
+struct CustomRule {
+  std::optional<std::string> module_type;
+  std::optional<TensorRole> role;
+  Directions directions;
+  Json canonical;
+
+  /// Every layer of this build has linear modules.
+  bool Fits(TensorRole of) const {
+    return module_type.value_or("linear") == "linear" && role.value_or(of) == of;
+  }
+};
+
+absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
+  if (!json.is_object()) return Invalid("a rule is an object");
+  QG_RETURN_IF_ERROR(CheckKeys(json, {"module_type", "tensor_type", "quantizer", "rowwise",
+                                      "columnwise", "columnwise_source"}));
+  CustomRule rule;
+  QG_ASSIGN_OR_RETURN(rule.directions, ParseDirections(json));
+  rule.canonical = rule.directions.canonical;
+  if (json.contains("module_type")) {
+    const Json& module = json["module_type"];
+    if (module != "linear" && module != "grouped_linear") {
+      return Invalid("\"module_type\": unknown role; linear or grouped_linear");
+    }
+    rule.module_type = module.get<std::string>();
+    rule.canonical["module_type"] = module;
+  }
+  if (json.contains("tensor_type")) {
+    const Json& tensor = json["tensor_type"];
+    const auto role = ParseTensorRole(tensor.is_string() ? tensor.get<std::string>() : "");
+    if (!role.ok()) {
+      return Invalid(absl::StrCat("\"tensor_type\": unknown role ", ShownValue(tensor.dump()),
+                                  "; input, weight or grad_output"));
+    }
+    rule.role = *role;
+    rule.canonical["tensor_type"] = tensor;
+  }
+  const bool names_directions = rule.directions.rowwise && rule.directions.columnwise;
+  if (json.contains("quantizer") == names_directions ||
+      (json.contains("quantizer") && (rule.directions.rowwise || rule.directions.columnwise))) {
+    return Invalid("a rule has either \"quantizer\" or both \"rowwise\" and \"columnwise\"");
+  }
+  if (names_directions) return rule;
+  QG_ASSIGN_OR_RETURN(const Rule both, ParseRule(json["quantizer"]));
+  rule.directions.rowwise = rule.directions.columnwise = both;
+  rule.canonical["quantizer"] = both.canonical;
+  return rule;
+}
+
+absl::StatusOr<std::vector<CustomRule>> ParseCustomRules(std::string_view text) {
+  QG_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
+  if (!json.is_array() || json.empty() || json.size() > kRulesMax) {
+    return Invalid(absl::StrCat("a list of 1 to ", kRulesMax, " rules"));
+  }
+  std::vector<CustomRule> rules;
+  for (size_t i = 0; i < json.size(); ++i) {
+    absl::StatusOr<CustomRule> rule = ParseCustomRule(json[i]);
+    if (!rule.ok()) return Invalid(absl::StrCat("rule ", i, ": ", rule.status().message()));
+    rules.push_back(*std::move(rule));
+  }
+  return rules;
+}
+
+absl::StatusOr<RecipeRules> HybridRules(const Recipe::Knobs& knobs) {
+  RecipeRules rules;
+  std::vector<Rule> by_gemm;
+  for (const GemmRole gemm : kGemmRoles) {
+    QG_ASSIGN_OR_RETURN(Rule rule, ParseRuleText(knobs.find(GemmRoleName(gemm))->second));
+    // A quantizer by its fields, and a recipe that quantizes nothing, have no word on accumulators.
+    const size_t index = static_cast<size_t>(gemm);
+    const bool has_word = rule.recipe.has_value() && rule.recipe->is_quantized();
+    rules.split[index] = has_word ? rule.recipe->UsesSplitAccumulator(gemm) : kModuleSplits[index];
+    by_gemm.push_back(std::move(rule));
+  }
+  for (const GemmPair& pair : kGemmPairs) {
+    const Rule& rule = by_gemm[static_cast<size_t>(pair.gemm)];
+    for (const auto& [role, usage] : {std::pair{pair.a, pair.a_usage}, {pair.b, pair.b_usage}}) {
+      Quantizer& quantizer = rules.of(role);
+      (usage == Usage::kRowwise ? quantizer.rowwise : quantizer.columnwise) = rule.For(role, usage);
+    }
+  }
+  QG_ASSIGN_OR_RETURN(const ColumnwiseSource source,
+                      ParseSource(Json(knobs.find("columnwise_source")->second)));
+  for (const TensorRole role : kTensorRoles) {
+    QG_ASSIGN_OR_RETURN(const Directions directions,
+                        ParseDirectionText(knobs.find(TensorRoleName(role))->second));
+    Quantizer& quantizer = rules.of(role);
+    if (directions.rowwise) quantizer.rowwise = directions.rowwise->For(role, Usage::kRowwise);
+    if (directions.columnwise) {
+      quantizer.columnwise = directions.columnwise->For(role, Usage::kColumnwise);
+    }
+    quantizer.columnwise_source = directions.source.value_or(source);
+  }
+  return rules;
+}
+
+absl::StatusOr<RecipeRules> CustomRulesOf(const Recipe::Knobs& knobs) {
+  QG_ASSIGN_OR_RETURN(const std::vector<CustomRule> list,
+                      ParseCustomRules(knobs.find("rules")->second));
+  RecipeRules rules;
+  rules.split = kModuleSplits;
+  for (const TensorRole role : kTensorRoles) {
+    const auto fits = [&](const CustomRule& rule) { return rule.Fits(role); };
+    const auto found = std::find_if(list.begin(), list.end(), fits);
+    if (found == list.end()) {
+      return Invalid(absl::StrCat("knob rules: no rule fits ", std::string(TensorRoleName(role)),
+                                  "; end with one without tensor_type, such as {\"quantizer\": "
+                                  "\"bf16\"}"));
+    }
+    Quantizer& quantizer = rules.of(role);
+    quantizer.rowwise = found->directions.rowwise->For(role, Usage::kRowwise);
+    quantizer.columnwise = found->directions.columnwise->For(role, Usage::kColumnwise);
+    quantizer.columnwise_source = found->directions.source.value_or(ColumnwiseSource::kOriginal);
+  }
+  return rules;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> CanonicalComposedValue(const Knob& knob, std::string_view value) {
+  if (knob.kind == KnobKind::kRule) {
+    QG_ASSIGN_OR_RETURN(const Rule rule, ParseRuleText(value));
+    return rule.canonical.is_string() ? rule.canonical.get<std::string>() : rule.canonical.dump();
+  }
+  if (knob.kind == KnobKind::kDirection) {
+    QG_ASSIGN_OR_RETURN(const Directions directions, ParseDirectionText(value));
+    return directions.canonical.empty() ? "gemm" : directions.canonical.dump();
+  }
+  QG_ASSIGN_OR_RETURN(const std::vector<CustomRule> rules, ParseCustomRules(value));
+  Json list = Json::array();
+  for (const CustomRule& rule : rules) list.push_back(rule.canonical);
+  return list.dump();
+}
+
+absl::StatusOr<RecipeRules> RulesOfComposed(RecipeKind kind, const Recipe::Knobs& knobs) {
+  return kind == RecipeKind::kHybrid ? HybridRules(knobs) : CustomRulesOf(knobs);
+}
+
+}  // namespace quantgate
