@@ -1,0 +1,53 @@
+#include "kernels/quantize/quantized_outline.h"
+
+#include <limits>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/quantize/scale_layout.h"
+
+namespace quantgate {
+
+absl::StatusOr<Tensor> OutlineTensor(DType dtype, Shape shape) {
+  return Tensor::View(dtype, std::move(shape),
+                      Buffer::Wrap(nullptr, std::numeric_limits<size_t>::max(), nullptr));
+}
+
+absl::StatusOr<QuantizedCopy> OutlineCopy(const QuantizerSpec& spec, Usage usage, DType source,
+                                          const Shape& shape) {
+  QuantizedCopy copy;
+  copy.format = spec.format;
+  copy.element = spec.is_quantized() ? spec.element : source;
+  copy.block_dim = spec.block_dim;
+  copy.e4m3_max = spec.e4m3_max;
+  copy.hadamard = spec.hadamard;
+  int64_t rows = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
+  const int64_t columns = shape.back();
+  const bool is_rowwise = usage == Usage::kRowwise;
+  // mxfp8 and identity are never transposed.
+  const bool is_turned =
+      !is_rowwise && spec.is_quantized() && spec.format != QuantizerFormat::kMxfp8;
+  Shape data = is_rowwise ? shape : is_turned ? Shape{columns, rows} : Shape{rows, columns};
+  if (!spec.is_quantized()) data = shape;
+  if (copy.element == DType::kF4E2M1x2) data.back() /= 2;
+  QG_ASSIGN_OR_RETURN(copy.data, OutlineTensor(copy.element, std::move(data)));
+  if (!spec.is_quantized()) return copy;
+  if (spec.format == QuantizerFormat::kFp8Tensor) {
+    QG_ASSIGN_OR_RETURN(copy.scale_inv, OutlineTensor(DType::kF32, {1}));
+    QG_ASSIGN_OR_RETURN(copy.amax, OutlineTensor(DType::kF32, {1}));
+    return copy;
+  }
+  QG_ASSIGN_OR_RETURN(
+      const ScaleArrayType scales,
+      ScaleArrayTypeOf({spec.format, spec.block_dim, usage, rows, columns}, ScaleLayout::kLogical));
+  QG_ASSIGN_OR_RETURN(copy.scale_inv, OutlineTensor(scales.dtype, scales.shape));
+  const bool has_amax =
+      spec.format == QuantizerFormat::kNvfp4 && spec.scale_rule != ScaleRule::kSingleLevel;
+  if (has_amax) {
+    const int64_t count = !spec.row_scaled ? 1 : is_rowwise ? rows : columns;
+    QG_ASSIGN_OR_RETURN(copy.amax, OutlineTensor(DType::kF32, {count}));
+  }
+  return copy;
+}
+
+}  // namespace quantgate
