@@ -3,6 +3,8 @@
 #include <bit>
 
 #include "kernels/numerics/cast.h"
+#include "kernels/numerics/e8m0.h"
+#include "kernels/numerics/nvfp4.h"
 #include "kernels/numerics/scale_rule.h"
 
 namespace quantgate {
@@ -100,6 +102,38 @@ ScaleRuleResult Epsilon(const ScaleRuleInput& input) {
   return FromScale(static_cast<float>(scale));
 }
 
+bool IsMxElement(DType element) {
+  return IsFp8(element) || element == DType::kF6E2M3 || element == DType::kF6E3M2 ||
+         element == DType::kF4E2M1x2;
+}
+bool IsFp4Element(DType element) { return element == DType::kF4E2M1x2; }
+
+ScaleRuleResult FromE8m0(uint8_t code) { return {code, E8m0Multiplier(code), DecodeE8m0(code)}; }
+
+template <ScaleRule rule>
+ScaleRuleResult E8m0(const ScaleRuleInput& input) {
+  switch (input.element) {
+    case DType::kF8E4M3:
+      return FromE8m0(E8m0Scale<E4M3>(input.amax, rule));
+    case DType::kF8E5M2:
+      return FromE8m0(E8m0Scale<E5M2>(input.amax, rule));
+    case DType::kF6E2M3:
+      return FromE8m0(E8m0Scale<E2M3>(input.amax, rule));
+    case DType::kF6E3M2:
+      return FromE8m0(E8m0Scale<E3M2>(input.amax, rule));
+    default:
+      return FromE8m0(E8m0Scale<E2M1>(input.amax, rule));
+  }
+}
+
+template <ScaleRule rule, int e4m3_max>
+ScaleRuleResult Nvfp4(const ScaleRuleInput& input) {
+  const Nvfp4BlockScale scale =
+      MakeNvfp4BlockScale(input.amax, MakeNvfp4TensorScale(input.global_amax, e4m3_max, rule));
+  if (scale.divides) return {scale.code, 1.0f / scale.factor, scale.factor};
+  return {scale.code, scale.factor, 1.0f / scale.factor};
+}
+
 constexpr NamedScaleRule kRules[] = {
     {"divide: scale = f32(max / amax), scale_inv = f32(1 / scale)",
      "Transformer Engine, per-tensor current scaling", DType::kF32, IsFp8Element, Divide},
@@ -122,6 +156,24 @@ constexpr NamedScaleRule kRules[] = {
      DType::kF32, IsFp8Element, ClampedAmaxPower2},
     {"scale = f32(max / max(amax, 1e-12)) by way of fp64", "torchao, float8 training", DType::kF32,
      IsFp8Element, Epsilon},
+    {"round_up: smallest 2^k >= amax / max", "Transformer Engine, cuBLAS, cuDNN; torchao RCEIL",
+     DType::kF8E8M0, IsMxElement, E8m0<ScaleRule::kRoundUp>},
+    {"floor: 2^(floor(log2 amax) - emax)", "OCP Microscaling; microxcaling, torchao FLOOR",
+     DType::kF8E8M0, IsMxElement, E8m0<ScaleRule::kFloor>},
+    {"ceil: 2^(ceil(log2 amax) - emax)", "torchao CEIL", DType::kF8E8M0, IsMxElement,
+     E8m0<ScaleRule::kCeil>},
+    {"even: amax rounded to the element's mantissa, then floor", "torchao EVEN", DType::kF8E8M0,
+     IsMxElement, E8m0<ScaleRule::kEven>},
+    {"nearest: 2^(round(log2 amax) - emax)", "FBGEMM", DType::kF8E8M0, IsMxElement,
+     E8m0<ScaleRule::kNearest>},
+    {"two_level: e4m3(amax * (448 * 6 / tensor amax) / 6)", "Transformer Engine, NVFP4",
+     DType::kF8E4M3, IsFp4Element, Nvfp4<ScaleRule::kTwoLevel, 448>},
+    {"two_level with block scales up to 256", "Transformer Engine, NVFP4 with 4over6's bound",
+     DType::kF8E4M3, IsFp4Element, Nvfp4<ScaleRule::kTwoLevel, 256>},
+    {"two_level_clamped: at least the smallest normal E4M3", "torchao, NVFP4 with a tensor scale",
+     DType::kF8E4M3, IsFp4Element, Nvfp4<ScaleRule::kTwoLevelClamped, 448>},
+    {"single_level: e4m3(amax / 6), at least the smallest normal E4M3", "torchao, NVFP4",
+     DType::kF8E4M3, IsFp4Element, Nvfp4<ScaleRule::kSingleLevel, 448>},
 };
 
 }  // namespace
