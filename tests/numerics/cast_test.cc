@@ -34,6 +34,30 @@ TEST(EncodeFloat, E5m2SaturatesBelowInfinity) {
   EXPECT_EQ(EncodeFloat<E5M2>(-kNan), 0x7F);
 }
 
+/// The ties of E2M1 lie at 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.
+TEST(EncodeFloat, E2m1TiesGoToTheEvenCode) {
+  const float ties[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
+  const uint8_t even[] = {0, 2, 2, 4, 4, 6, 6};
+  for (int i = 0; i < 7; ++i) {
+    EXPECT_EQ(EncodeFloat<E2M1>(ties[i]), even[i]) << ties[i];
+    EXPECT_EQ(EncodeFloat<E2M1>(-ties[i]), even[i] | 8);
+    EXPECT_EQ(EncodeFloat<E2M1>(std::nextafter(ties[i], 0.0f)), i);
+    EXPECT_EQ(EncodeFloat<E2M1>(std::nextafter(ties[i], 9.0f)), i + 1);
+    EXPECT_EQ(EncodeFloat<E2M1>(ties[i], kAway), i + 1);
+  }
+}
+
+TEST(EncodeFloat, FormatsWithoutNanTakeTheLargest) {
+  for (const float x : {kNan, -kNan, kInf, 1e30f}) {
+    EXPECT_EQ(EncodeFloat<E2M1>(x), 0x7);
+    EXPECT_EQ(EncodeFloat<E2M3>(x), 0x1F);
+    EXPECT_EQ(EncodeFloat<E3M2>(x), 0x1F);
+  }
+  EXPECT_EQ(EncodeFloat<E2M1>(-kInf), 0xF);
+  EXPECT_EQ(EncodeFloat<E2M3>(-8.0f), 0x3F);
+  EXPECT_EQ(EncodeFloat<E2M1>(-0.0f), 0x8);
+}
+
 TEST(EncodeFloat, OverflowToNanOrInfinity) {
   EXPECT_EQ(EncodeFloat<E4M3>(464.0f, kEven, Overflow::kNan), 0x7E);  // A tie, to the even 448.
   EXPECT_EQ(EncodeFloat<E4M3>(465.0f, kEven, Overflow::kNan), 0x7F);
@@ -75,11 +99,12 @@ TEST(EncodeDouble, RoundsOnce) {
 template <class F>
 void ExpectRoundTrip() {
   using C = FormatConstants<F>;
+  constexpr auto kUsual = F::kSpecials == Specials::kNone ? Overflow::kSaturate : Overflow::kNan;
   for (uint32_t code = 0; code < (1u << C::kBits); ++code) {
     const auto stored = static_cast<typename F::Storage>(code);
     const float value = DecodeFloat<F>(stored);
     const bool is_nan = Unpack<F>(stored).kind == FloatClass::kNan;
-    EXPECT_EQ(EncodeFloat<F>(value, kEven, Overflow::kNan), is_nan ? F::kCanonicalNan : stored)
+    EXPECT_EQ(EncodeFloat<F>(value, kEven, kUsual), is_nan ? F::kCanonicalNan : stored)
         << "code " << code;
   }
 }
@@ -87,6 +112,9 @@ void ExpectRoundTrip() {
 TEST(DecodeFloat, EveryCodeComesBack) {
   ExpectRoundTrip<E4M3>();
   ExpectRoundTrip<E5M2>();
+  ExpectRoundTrip<E2M3>();
+  ExpectRoundTrip<E3M2>();
+  ExpectRoundTrip<E2M1>();
   ExpectRoundTrip<BFloat16>();
   ExpectRoundTrip<Float16>();
 }
@@ -94,6 +122,12 @@ TEST(DecodeFloat, EveryCodeComesBack) {
 TEST(DecodeFloat, KnownValues) {
   EXPECT_EQ(DecodeFloat<E4M3>(0x01), 0x1p-9f);
   EXPECT_EQ(DecodeFloat<E4M3>(0xFE), -448.0f);
+  EXPECT_EQ(DecodeFloat<E2M1>(0x1), 0.5f);
+  EXPECT_EQ(DecodeFloat<E2M1>(0xF), -6.0f);
+  EXPECT_EQ(DecodeFloat<E2M3>(0x1F), 7.5f);
+  EXPECT_EQ(DecodeFloat<E2M3>(0x01), 0.125f);
+  EXPECT_EQ(DecodeFloat<E3M2>(0x1F), 28.0f);
+  EXPECT_EQ(DecodeFloat<E3M2>(0x21), -0.0625f);
   EXPECT_EQ(DecodeFloat<E5M2>(0x7B), 57344.0f);
   EXPECT_EQ(DecodeFloat<E5M2>(0x01), 0x1p-16f);
   EXPECT_EQ(DecodeFloat<E5M2>(0xFC), -kInf);

@@ -7,11 +7,14 @@
 #include <cstring>
 #include <mutex>
 
+#include "kernels/numerics/e8m0.h"
 #include "kernels/quantize/quantize_kernels.h"
 #include "kernels/tensor/fingerprint.h"
 #include "tests/quantize/cast_boundaries.h"
 
 #ifdef QUANTGATE_CUDA_FP8
+#include <cuda_fp4.h>
+#include <cuda_fp6.h>
 #include <cuda_fp8.h>
 #endif
 
@@ -125,6 +128,119 @@ INSTANTIATE_TEST_SUITE_P(Fp8, CastExhaustive,
                          ::testing::Values(Element{DType::kF8E4M3, "f8_e4m3"},
                                            Element{DType::kF8E5M2, "f8_e5m2"}),
                          [](const auto& element) { return std::string(element.param.name); });
+
+// ---- FP6, FP4 and E8M0
+
+/// First magnitudes of the codes of a format without NaN: the midpoint below each value, which goes
+/// to the even code. `values` are those of codes 0, 1, ...
+std::vector<Boundary> BoundariesBetween(const std::vector<float>& values) {
+  std::vector<Boundary> boundaries = {{0, 0}};
+  for (uint32_t code = 1; code < values.size(); ++code) {
+    const float midpoint = (values[code - 1] + values[code]) / 2;  // Exact: few bits.
+    boundaries.push_back({std::bit_cast<uint32_t>(midpoint) + code % 2, code});
+  }
+  return boundaries;
+}
+
+/// Codes 0, 1, ... up to the largest: sub * quantum below 2^mantissa_bits, then binades.
+std::vector<float> ValuesOf(int mantissa_bits, int codes, float smallest) {
+  std::vector<float> values;
+  float quantum = smallest;
+  const int per_binade = 1 << mantissa_bits;
+  for (int code = 0; code < codes; ++code) {
+    if (code >= 2 * per_binade && code % per_binade == 0) quantum *= 2;
+    const int significand = code < per_binade ? code : per_binade + code % per_binade;
+    values.push_back(static_cast<float>(significand) * quantum);
+  }
+  return values;
+}
+
+struct NarrowElement {
+  const char* name;
+  std::vector<float> values;
+  uint8_t sign;
+  uint8_t (*encode)(float);
+#ifdef QUANTGATE_CUDA_FP8
+  uint8_t (*cuda)(float);
+#endif
+};
+
+template <class F>
+uint8_t Encode(float value) {
+  return EncodeFloat<F>(value);
+}
+
+#ifdef QUANTGATE_CUDA_FP8
+#define QUANTGATE_WITH_CUDA(conversion) , [](float value) -> uint8_t { return conversion; }
+#else
+#define QUANTGATE_WITH_CUDA(conversion)
+#endif
+
+std::vector<NarrowElement> NarrowElements() {
+  return {
+      {"f4_e2m1",
+       {0, 0.5f, 1, 1.5f, 2, 3, 4, 6},
+       0x08,
+       &Encode<E2M1> QUANTGATE_WITH_CUDA(
+           __nv_cvt_float_to_fp4(value, __NV_E2M1, cudaRoundNearest))},
+      {"f6_e2m3", ValuesOf(3, 32, 0.125f), 0x20,
+       &Encode<E2M3> QUANTGATE_WITH_CUDA(
+           __nv_cvt_float_to_fp6(value, __NV_E2M3, cudaRoundNearest))},
+      {"f6_e3m2", ValuesOf(2, 32, 0.0625f), 0x20,
+       &Encode<E3M2> QUANTGATE_WITH_CUDA(
+           __nv_cvt_float_to_fp6(value, __NV_E3M2, cudaRoundNearest))},
+  };
+}
+
+TEST(CastExhaustive, NarrowElements) {
+  for (const NarrowElement& element : NarrowElements()) {
+    const std::vector<Boundary> boundaries = BoundariesBetween(element.values);
+    const auto largest = static_cast<uint8_t>(element.values.size() - 1);
+    Mismatches mismatches;
+    ForEveryInput([&](uint32_t begin, const std::vector<uint32_t>& bits) {
+      std::vector<uint8_t> expected, codes(kChunk);
+      ExpectedCodes(boundaries, begin, kChunk, expected);  // Its sign is bit 7, its NaN 0x7F.
+      for (int64_t i = 0; i < kChunk; ++i) {
+        const bool is_nan = (bits[i] & 0x7FFFFFFF) > 0x7F800000;
+        expected[i] =
+            is_nan
+                ? largest
+                : static_cast<uint8_t>((expected[i] & 0x7F) | (bits[i] >> 31 ? element.sign : 0));
+        codes[i] = element.encode(std::bit_cast<float>(bits[i]));
+      }
+      mismatches.Compare(element.name, begin, expected, codes);
+#ifdef QUANTGATE_CUDA_FP8
+      for (int64_t i = 0; i < kChunk; ++i) codes[i] = element.cuda(std::bit_cast<float>(bits[i]));
+      mismatches.Compare(std::string(element.name) + " CUDA", begin, expected, codes);
+#endif
+    });
+  }
+}
+
+/// The smallest code whose value is not below the input: a search among the 255 values.
+TEST(CastExhaustive, E8m0RoundsUp) {
+  std::vector<uint32_t> values = {0x00400000};  // 2^-127, 2^-126, ... 2^127.
+  for (uint32_t code = 1; code < 255; ++code) values.push_back(code << 23);
+  Mismatches mismatches;
+  ForEveryInput([&](uint32_t begin, const std::vector<uint32_t>& bits) {
+    if (begin >> 31) return;  // Scales are made of magnitudes.
+    std::vector<uint8_t> expected(kChunk), codes(kChunk);
+    size_t code = 0;
+    for (int64_t i = 0; i < kChunk; ++i) {
+      while (code < 254 && values[code] < bits[i]) ++code;
+      expected[i] = bits[i] > 0x7F800000 ? 0xFF : static_cast<uint8_t>(code);
+      codes[i] = EncodeE8m0Up(std::bit_cast<float>(bits[i]));
+    }
+    mismatches.Compare("e8m0", begin, expected, codes);
+#ifdef QUANTGATE_CUDA_FP8
+    for (int64_t i = 0; i < kChunk; ++i) {
+      codes[i] =
+          __nv_cvt_float_to_e8m0(std::bit_cast<float>(bits[i]), __NV_SATFINITE, cudaRoundPosInf);
+    }
+    mismatches.Compare("e8m0 CUDA", begin, expected, codes);
+#endif
+  });
+}
 
 /// The list of first magnitudes per code, as text, hashed: how the 16-bit formats are kept in the
 /// file.
