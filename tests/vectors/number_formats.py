@@ -132,14 +132,14 @@ def e8m0_of(blocks, element, rule):
     if rule == "floor":
         up = np.zeros_like(m)
     elif rule == "ceil":
-        up = ((m > power) & (k < 127)).astype(np.int64)  # Exponent fields end at 254 + 1.
+        up = (m > power).astype(np.int64)
     elif rule == "even":  # The amax as the element format would round it, were its exponent unbounded.
         up = (m + (1 << (23 - mantissa_bits - 1)) >= 2 * power).astype(np.int64)
     else:  # nearest in log2: m / 2^23 >= sqrt(2).
         up = (m * m >= 2 * power * power).astype(np.int64)
     code = np.clip(k + up - element_exponent + 127, 0, 254)
     code = np.where(amax == 0, 0, code)
-    past_binary32 = (k + up) > 127  # An even amax that rounds up to 2^128.
+    past_binary32 = (rule == "even") & ((k + up) > 127)  # The rounded amax is 2^128.
     is_nan = np.isinf(amax) | np.isnan(blocks.astype(F32)).any(axis=-1) | past_binary32
     return np.where(is_nan, 0xFF, code).astype(np.uint8)
 

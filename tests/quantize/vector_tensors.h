@@ -1,0 +1,45 @@
+// Vector files of tests/vectors/*_reference.py: tensors by description, and lines of cases.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/base/execution.h"
+#include "kernels/quantize/quantizer.h"
+
+namespace quantgate::testing {
+
+struct VectorFile {
+  /// By "NAME SOURCE".
+  std::map<std::string, Tensor> tensors;
+  /// The words of each case after "case".
+  std::vector<std::vector<std::string>> cases;
+};
+
+/// Reads tests/data/`name`; draws or loads the tensors as tests/vectors/vector_tensors.py describes
+/// them. Ends the process with the line where one cannot be read.
+VectorFile ReadVectors(const std::string& name);
+
+/// The first 64 bits of SHA-256 over the tensors' bytes, in hex.
+std::string Digest64(std::initializer_list<Tensor> tensors);
+
+/// Little-endian bytes in hex.
+std::string HexBytes(const Tensor& tensor);
+float FloatFromHexBytes(const std::string& hex);
+
+ScaleRule ScaleRuleOf(const std::string& name);
+ElementRounding RoundingOf(const std::string& name);
+Overflow OverflowOf(const std::string& name);
+
+/// Digest64 of the copy dequantized to bf16, f16 and f32.
+std::string ValuesDigest(const QuantizedTensor& quantized, Usage usage,
+                         const ExecutionContext& context);
+
+/// Every instruction set of this machine with one thread, and the best one with two.
+std::vector<ExecutionContext> EveryPath();
+std::string PathName(const ExecutionContext& context);
+
+}  // namespace quantgate::testing
