@@ -1,7 +1,8 @@
 // Compares GemmCpu's sm90 arithmetic with cuBLASLt on the device at hand, bit for bit, over many
 // shapes:
-//   cublaslt_parity [SECONDS] [SEED] [FOLDER]
-// Each family of operand and output types gets an equal share of SECONDS (default 400). Shapes,
+//   cublaslt_parity [SECONDS] [SEED] [FILTER] [FOLDER]
+// Each family of operand and output types whose name contains FILTER (default: all; "128]" is block
+// scaling) gets an equal share of SECONDS (default 400). Shapes,
 // data patterns and epilogues are drawn from SEED. Every algorithm that the heuristic offers (up to
 // 8) runs, without split-K and, where the heuristic chooses it, with; every output of every run is
 // compared. Prints the first differences of a family (their outputs go to FOLDER, where one is
@@ -19,16 +20,13 @@
 
 #include "kernels/base/execution.h"
 #include "kernels/gemm/gemm.h"
-#include "tests/gemm/operand_pattern.h"
-#include "tests/hardware/cublaslt_gemm.h"
+#include "tests/hardware/gemm_family.h"
 
 namespace quantgate::hardware {
 namespace {
 
-using testing::CodeFormatOf;
 using testing::Mix;
 using testing::Pattern;
-using testing::PatternName;
 
 constexpr int kAlgorithmsMax = 8;
 // Families of kernels (CUBLASLT_ALGO_CONFIG_ID). 66: wgmma, every type but tf32. 21, 23, 43, 63:
@@ -37,52 +35,9 @@ constexpr int kAlgorithmsMax = 8;
 constexpr int kWgmmaId = 66, kFp32FmaId = 55;
 constexpr int kTf32Ids[] = {21, 23, 43, 63, kFp32FmaId};
 constexpr size_t kDifferencesPrintedMax = 12;  // Per family.
-constexpr double kProductsMax = 2.0e10;  // Of one shape: what 16 cores do in about half a second.
-
-struct Family {
-  std::string a_type, b_type, d_type;
-  Layout layout = Layout::kTN;
-  bool split_accumulator = false;
-  int alignment = 8;  // Of n and k; m takes any value where the layout lets it.
-  int k_alignment = 8;
-  bool in_place = true;  // Drawn among the epilogues.
-  bool bias = true;
-  bool is_fp8() const { return a_type.starts_with("f8"); }
-  int chunk() const { return is_fp8() ? 32 : a_type == "f32" ? 8 : 16; }
-  std::string Name() const {
-    static const char* const kLayouts[] = {"TN", "NN", "NT"};
-    std::string name =
-        a_type + " x " + b_type + " -> " + d_type + ", " + kLayouts[static_cast<int>(layout)];
-    if (is_fp8()) name += split_accumulator ? ", split" : ", fast";
-    return name;
-  }
-};
-
-std::vector<Family> AllFamilies() {
-  std::vector<Family> families;
-  for (const std::string type : {"bf16", "f16"}) {
-    for (const Layout layout : {Layout::kTN, Layout::kNN, Layout::kNT}) {
-      families.push_back({type, type, type, layout});
-      families.push_back({type, type, "f32", layout});
-    }
-  }
-  for (const Layout layout : {Layout::kTN, Layout::kNN, Layout::kNT}) {
-    // The tf32 kernels that are not wgmma add C and a bias by other rules
-    // (tests/hardware/README.md).
-    families.push_back({"f32", "f32", "f32", layout, false, 8, 8, false, false});
-  }
-  const std::pair<std::string, std::string> pairs[] = {
-      {"f8_e4m3", "f8_e4m3"}, {"f8_e5m2", "f8_e4m3"}, {"f8_e4m3", "f8_e5m2"}};
-  for (const auto& [a, b] : pairs) {
-    for (const bool split : {false, true}) {
-      for (const std::string d_type : {"f32", "bf16", "f16"}) {
-        families.push_back({a, b, d_type, Layout::kTN, split, 8, 16});
-      }
-    }
-    families.push_back({a, b, "f8_e4m3", Layout::kTN, false, 16, 16, false, true});
-  }
-  return families;
-}
+constexpr int kRefusalsPrintedMax = 4;         // Per family.
+constexpr int64_t kSizeMax = 8192;
+constexpr double kProductsMax = 4.0e10;  // Of one shape: what 16 cores do in a second or less.
 
 /// What was seen of one family.
 struct Tally {
@@ -94,7 +49,7 @@ struct Tally {
       runs += other.runs, compared += other.compared, mismatches += other.mismatches;
     }
   };
-  int shapes = 0;
+  int shapes = 0, refused = 0;
   int64_t distinct = 0;  // Outputs that the model computed.
   Kind first;            // The algorithm that the heuristic ranks first: what a caller gets.
   Kind modelled;         // All of the kernels that sm90 models, without split-K.
@@ -103,46 +58,9 @@ struct Tally {
   std::map<int, int> first_ids;  // Shapes by the kernel family of the first choice.
   std::map<std::string, int64_t> mismatches_by_algorithm;
   void Add(const Tally& t) {
-    shapes += t.shapes, distinct += t.distinct;
+    shapes += t.shapes, refused += t.refused, distinct += t.distinct;
     first.Add(t.first), modelled.Add(t.modelled), split_k.Add(t.split_k), other.Add(t.other);
   }
-};
-
-DType DTypeOf(const std::string& name) { return *ParseDType(name); }
-
-Tensor TensorOf(const std::string& type, Shape shape, const std::vector<uint8_t>& bytes) {
-  absl::StatusOr<Tensor> tensor =
-      Tensor::FromBytes(DTypeOf(type), std::move(shape), std::as_bytes(std::span(bytes)));
-  if (!tensor.ok()) {
-    std::fprintf(stderr, "%s\n", tensor.status().ToString().c_str());
-    std::exit(1);
-  }
-  return *std::move(tensor);
-}
-
-/// The same matrix as testing::PatternMatrix, on all cores, optionally stored transposed.
-std::vector<uint8_t> Draw(Pattern pattern, const std::string& type, int chunk, uint64_t seed,
-                          int64_t rows, int64_t columns, bool transposed) {
-  const auto& format = CodeFormatOf(type);
-  const size_t width = static_cast<size_t>(format.bytes);
-  std::vector<uint8_t> bytes(static_cast<size_t>(rows * columns) * width);
-  ParallelFor(ExecutionContext{}, rows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      for (int64_t k = 0; k < columns; ++k) {
-        const uint32_t code = testing::PatternCode(pattern, format, chunk, seed, row, k, columns);
-        const int64_t index = transposed ? k * rows + row : row * columns + k;
-        std::memcpy(&bytes[static_cast<size_t>(index) * width], &code, width);
-      }
-    }
-  });
-  return bytes;
-}
-
-/// A shape, its data and its epilogue, for the hardware and for the model.
-struct Trial {
-  GemmCase hardware;
-  GemmDesc model;
-  std::string text;
 };
 
 class Sweep {
@@ -157,6 +75,7 @@ class Sweep {
   uint64_t Draw64() { return Mix(seed_, counter_++); }
   int64_t DrawSize(int64_t low, int64_t high, int64_t multiple);
   Trial DrawTrial();
+  void DrawScalesOf(Trial& trial);
   void DrawEpilogue(Trial& trial);
   void RunTrial(const Trial& trial);
   /// Outputs that differ; prints the first few of a family.
@@ -183,58 +102,59 @@ int64_t Sweep::DrawSize(int64_t low, int64_t high, int64_t multiple) {
   return std::clamp(size / multiple * multiple, multiple, high);
 }
 
+void Sweep::DrawScalesOf(Trial& trial) {
+  GemmCase& h = trial.hardware;
+  if (family_.is_block_scaled()) {
+    static const ScaleValues kDrawn[] = {ScaleValues::kPowers,    ScaleValues::kPowers,
+                                         ScaleValues::kFractions, ScaleValues::kFractions,
+                                         ScaleValues::kWide,      ScaleValues::kSpecials};
+    SetBlockScales(trial, family_, kDrawn[Draw64() % std::size(kDrawn)], Draw64());
+    return;
+  }
+  if (!family_.is_fp8() || Draw64() % 3 == 0) return;
+  const bool outer = Draw64() % 4 == 0 && !h.d_type.starts_with("f8");
+  const Scaling scaling = outer ? Scaling::kOuter : Scaling::kTensor;
+  const auto scale = [&](int64_t rows, std::vector<float>& values, Scaling& mode,
+                         GemmOperand& operand) {
+    mode = scaling;
+    values.resize(static_cast<size_t>(ScaleCount(scaling, rows, h.k)));
+    for (float& value : values) value = static_cast<float>(1 + Draw64() % 1000) / 377.0f;
+    operand = WithScales(operand, scaling, values, rows, h.k);
+  };
+  scale(h.m, h.a_scale, h.a_scaling, trial.model.a);
+  scale(h.n, h.b_scale, h.b_scaling, trial.model.b);
+  trial.text += outer ? " outer scales" : " tensor scales";
+}
+
 void Sweep::DrawEpilogue(Trial& trial) {
   GemmCase& h = trial.hardware;
-  GemmDesc& model = trial.model;
   const auto draw_float = [&] {
     return static_cast<float>(static_cast<int>(Draw64() % 4001) - 2000) / 731.0f;
   };
-  const auto set_c = [&] {
-    h.c = Draw(Pattern::kModel, h.d_type, 1, Draw64(), h.m, h.n, false);
-    model.c = TensorOf(h.d_type, {h.m, h.n}, h.c);
-  };
-  const bool d_is_fp8 = h.d_type.starts_with("f8");
-  if (family_.is_fp8() && Draw64() % 3 != 0) {
-    const bool outer = Draw64() % 4 == 0 && !d_is_fp8;
-    const auto scale = [&](int64_t count, std::vector<float>& values, Scaling& mode,
-                           GemmOperand& operand) {
-      values.resize(static_cast<size_t>(outer ? count : 1));
-      for (float& value : values) value = static_cast<float>(1 + Draw64() % 1000) / 377.0f;
-      mode = outer ? Scaling::kOuter : Scaling::kTensor;
-      operand.scaling = outer ? ScaleMode::kOuter : ScaleMode::kTensor;
-      const auto* first = reinterpret_cast<const uint8_t*>(values.data());
-      operand.scale_inv = TensorOf("f32", {static_cast<int64_t>(values.size())},
-                                   {first, first + values.size() * sizeof(float)});
-    };
-    scale(h.m, h.a_scale, h.a_scaling, model.a);
-    scale(h.n, h.b_scale, h.b_scaling, model.b);
-    trial.text += outer ? " outer scales" : " tensor scales";
-  }
-  if (d_is_fp8) {
+  DrawScalesOf(trial);
+  if (h.d_type.starts_with("f8")) {
     h.has_d_scale = h.has_amax = true;
     h.d_scale = draw_float();
-    model.d_scale = *Tensor::FromScalar(h.d_scale);
+    trial.model.d_scale = *Tensor::FromScalar(h.d_scale);
     return;
   }
   const uint64_t kind = Draw64() % 8;
   if (family_.a_type == "f32") {  // Other values of alpha and beta depend on the kernel.
-    if (kind >= 4) h.beta = model.beta = 1.0f, set_c(), trial.text += " beta 1";
+    if (kind < 4) return;
+    SetSums(trial, 1.0f, 1.0f, false);
+    SetC(trial, Draw64());
+    trial.text += " beta 1";
     return;
   }
   if (kind >= 4 && kind <= 5) {
-    h.alpha = draw_float();
-    h.beta = kind == 4 ? 1.0f : draw_float() + 0.0001f;  // Never 0.
-    set_c();
+    const float alpha = draw_float();
+    SetSums(trial, alpha, kind == 4 ? 1.0f : draw_float() + 0.0001f, false);  // Beta is never 0.
+    SetC(trial, Draw64());
   } else if (kind == 6 && family_.in_place) {
-    h.beta = 1.0f, h.in_place = true;
-    set_c();
+    SetSums(trial, 1.0f, 1.0f, true);
+    SetC(trial, Draw64());
   }
-  if ((kind == 7 || kind == 5) && family_.bias) {
-    h.bias_type = family_.is_fp8() && h.d_type == "f32" ? "bf16" : h.d_type;
-    h.bias = Draw(Pattern::kModel, h.bias_type, 1, Draw64(), 1, h.n, false);
-    model.bias = TensorOf(h.bias_type, {h.n}, h.bias);
-  }
-  model.alpha = h.alpha, model.beta = h.beta, model.in_place = h.in_place;
+  if ((kind == 7 || kind == 5) && family_.bias) SetBias(trial, family_, Draw64());
   char text[96];
   std::snprintf(text, sizeof(text), " alpha %.9g beta %.9g%s%s", h.alpha, h.beta,
                 h.in_place ? " in place" : "", h.bias_type.empty() ? "" : " bias");
@@ -248,37 +168,20 @@ Trial Sweep::DrawTrial() {
                                    Pattern::kHuge,   Pattern::kSubnormal, Pattern::kMaximal};
   Trial trial;
   GemmCase& h = trial.hardware;
-  h.layout = family_.layout;
-  h.a_type = family_.a_type, h.b_type = family_.b_type, h.d_type = family_.d_type;
-  h.split_accumulator = family_.split_accumulator;
+  const bool is_nt = family_.layout == Layout::kNT;
   do {
-    h.m = DrawSize(16, 2048, h.layout == Layout::kNT ? 8 : 1);
-    h.n = DrawSize(16, 2048, family_.alignment);
-    h.k = DrawSize(16, 4096, h.layout == Layout::kNT ? 1 : family_.k_alignment);
-    if (h.a_type == "f32") h.k = std::max<int64_t>(8, h.k / 8 * 8);
+    h.m = DrawSize(16, kSizeMax, is_nt ? 8 : 1);
+    h.n = DrawSize(16, kSizeMax, family_.alignment);
+    h.k = DrawSize(16, kSizeMax, is_nt ? 1 : family_.k_alignment);
+    if (family_.a_type == "f32") h.k = std::max<int64_t>(8, h.k / 8 * 8);
+    // Whole blocks along k half of the time.
+    if (family_.is_block_scaled() && Draw64() % 2 == 0) h.k = (h.k + 127) / 128 * 128;
   } while (static_cast<double>(h.m) * static_cast<double>(h.n) * static_cast<double>(h.k) >
            kProductsMax);
   const Pattern a_pattern = kDrawn[Draw64() % std::size(kDrawn)];
   const Pattern b_pattern = Draw64() % 2 == 0 ? a_pattern : kDrawn[Draw64() % std::size(kDrawn)];
   const uint64_t a_seed = Draw64() * 2, b_seed = Draw64() | 1;
-  h.a = Draw(a_pattern, h.a_type, family_.chunk(), a_seed, h.m, h.k, h.layout == Layout::kNT);
-  h.b = Draw(b_pattern, h.b_type, family_.chunk(), b_seed, h.n, h.k, h.layout != Layout::kTN);
-
-  GemmDesc& model = trial.model;
-  model.a.data =
-      TensorOf(h.a_type, h.layout == Layout::kNT ? Shape{h.k, h.m} : Shape{h.m, h.k}, h.a);
-  model.b.data =
-      TensorOf(h.b_type, h.layout == Layout::kTN ? Shape{h.n, h.k} : Shape{h.k, h.n}, h.b);
-  model.layout = static_cast<GemmLayout>(h.layout);
-  model.arithmetic.family = ArithmeticFamily::kSm90;
-  model.use_split_accumulator = h.split_accumulator;
-  model.out_dtype = DTypeOf(h.d_type);
-  const auto operand_text = [](Pattern pattern, uint64_t seed) {
-    return " " + std::string(PatternName(pattern)) + ":" + std::to_string(seed);
-  };
-  trial.text = "m=" + std::to_string(h.m) + " n=" + std::to_string(h.n) +
-               " k=" + std::to_string(h.k) + operand_text(a_pattern, a_seed) +
-               operand_text(b_pattern, b_seed);
+  SetOperands(trial, family_, a_pattern, a_seed, b_pattern, b_seed);
   DrawEpilogue(trial);
   return trial;
 }
@@ -338,8 +241,10 @@ void Sweep::RunTrial(const Trial& trial) {
   std::vector<Algorithm> algorithms =
       loaded.Algorithms(kAlgorithmsMax, CUBLASLT_REDUCTION_SCHEME_NONE);
   if (algorithms.empty()) {
-    std::printf("REFUSED %s: %s: heuristic status %d\n", family_.Name().c_str(), trial.text.c_str(),
-                loaded.heuristic_status());
+    if (tally_.refused++ < kRefusalsPrintedMax) {
+      std::printf("REFUSED %s: %s: heuristic status %d\n", family_.Name().c_str(),
+                  trial.text.c_str(), loaded.heuristic_status());
+    }
     return;
   }
   const std::string first_text = algorithms.front().text;
@@ -369,7 +274,8 @@ void Sweep::RunTrial(const Trial& trial) {
     const Tally::Kind seen{1, expected.element_count(), Compare(trial, algorithm, d, expected)};
     const bool is_tf32_kernel =
         std::find(std::begin(kTf32Ids), std::end(kTf32Ids), algorithm.id) != std::end(kTf32Ids);
-    const bool modelled = family_.a_type == "f32" ? is_tf32_kernel : algorithm.id == kWgmmaId;
+    const bool modelled = family_.is_block_scaled() ||
+                          (family_.a_type == "f32" ? is_tf32_kernel : algorithm.id == kWgmmaId);
     (!modelled ? tally_.other : algorithm.split_k > 1 ? tally_.split_k : tally_.modelled).Add(seen);
     if (algorithm.text == first_text) tally_.first.Add(seen);
   }
@@ -388,8 +294,8 @@ void PrintRow(const std::string& name, const Tally& t) {
     return std::to_string(k.runs) + ", " + std::to_string(k.compared) + ", " +
            std::to_string(k.mismatches);
   };
-  std::printf("| %s | %d | %ld | %ld, %ld | %s | %s | %s |\n", name.c_str(), t.shapes,
-              static_cast<long>(t.distinct), static_cast<long>(t.first.compared),
+  std::printf("| %s | %d (%d refused) | %ld | %ld, %ld | %s | %s | %s |\n", name.c_str(), t.shapes,
+              t.refused, static_cast<long>(t.distinct), static_cast<long>(t.first.compared),
               static_cast<long>(t.first.mismatches), kind(t.modelled).c_str(),
               kind(t.split_k).c_str(), kind(t.other).c_str());
 }
@@ -397,12 +303,15 @@ void PrintRow(const std::string& name, const Tally& t) {
 int Main(int argc, char** argv) {
   const double seconds = argc > 1 ? std::atof(argv[1]) : 400.0;
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  const std::string folder = argc > 3 ? argv[3] : "";
+  const std::string filter = argc > 3 ? argv[3] : "", folder = argc > 4 ? argv[4] : "";
   Device device;
   std::printf("%s; %s, %d CPUs; seed %lu\n", device.Origin().c_str(),
               std::string(IsaName(BestIsa())).c_str(), AvailableCpus(),
               static_cast<unsigned long>(seed));
-  const std::vector<Family> families = AllFamilies();
+  std::vector<Family> families = AllFamilies();
+  std::erase_if(families, [&](const Family& family) {
+    return family.Name().find(filter) == std::string::npos;
+  });
   std::vector<Tally> tallies;
   Tally total;
   for (size_t i = 0; i < families.size(); ++i) {

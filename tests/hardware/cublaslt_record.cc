@@ -312,6 +312,47 @@ void RecordLarge(Recorder& recorder, GoldenFile& file) {
   }
 }
 
+/// Block-scaled FP8: patterns by K, scales of every size, epilogues.
+void RecordBlockScaled(Recorder& recorder, GoldenFile& file, const OperandTypes& types,
+                       Scaling a_block, Scaling b_block) {
+  using P = Pattern;
+  const auto record = [&](const Line& line, const EpilogueCases::Change& change) {
+    CaseSpec spec{types, line.a, line.b, line.k};
+    spec.split_accumulator = true, spec.m = 16;
+    spec.a_block = a_block, spec.b_block = b_block;
+    change(spec);
+    recorder.Record(file, spec);
+  };
+  const Line lines[] = {{P::kCodes, P::kCodes, 16},        {P::kCodes, P::kCodes, 144},
+                        {P::kModel, P::kModel, 128},       {P::kModel, P::kModel, 400},
+                        {P::kWide, P::kWide, 272},         {P::kMaximal, P::kMaximal, 256},
+                        {P::kSpecials, P::kSpecials, 144}, {P::kSparse, P::kSparse, 272},
+                        {P::kCancel, P::kCancel, 144}};
+  for (const Line& line : lines) record(line, [](CaseSpec&) {});
+  const Line model{P::kModel, P::kModel, 272};
+  for (const Pattern pattern : {P::kWide, P::kTiny, P::kHuge, P::kSubnormal, P::kSpecials}) {
+    record(model, [&](CaseSpec& s) { s.scale_pattern = pattern; });
+  }
+  for (const std::string d_type : {"f32", "bf16", "f16"}) {
+    const std::string bias_type = d_type == "f16" ? "f16" : "bf16";
+    const auto with = [&](const EpilogueCases::Change& change) {
+      record(model, [&](CaseSpec& s) { s.d_type = d_type, s.m = 8, change(s); });
+    };
+    with([](CaseSpec& s) { s.alpha = 0.7f; });
+    with([](CaseSpec& s) { s.alpha = 0.7f, s.beta = 0.3f; });
+    with([](CaseSpec& s) { s.beta = 1; });
+    with([](CaseSpec& s) { s.beta = 1, s.in_place = true; });
+    with([&](CaseSpec& s) { s.bias_type = bias_type; });
+    with([&](CaseSpec& s) { s.alpha = 0.7f, s.beta = 0.3f, s.bias_type = bias_type; });
+    with([&](CaseSpec& s) { s.beta = 1, s.in_place = true, s.bias_type = bias_type; });
+    with([](CaseSpec& s) { s.a_pattern = P::kZeros, s.alpha = -1; });
+  }
+  // Rows on and off the tiles.
+  record(model, [](CaseSpec& s) { s.m = 130, s.n = 136; });
+  record(model, [](CaseSpec& s) { s.m = 129, s.d_type = "bf16"; });
+  record(model, [](CaseSpec& s) { s.m = 1, s.d_type = "bf16"; });
+}
+
 /// What other kernels than wgmma take: sizes that leave the 16-byte rules, vectors, tf32 in small
 /// sizes or with K no multiple of 8. Their orders differ from algorithm to algorithm.
 void RecordOtherKernels(Recorder& recorder, GoldenFile& file) {
@@ -388,6 +429,16 @@ int Main(int argc, char** argv) {
     RecordSplitK(recorder, f, kBf16, 320, false);
     RecordSplitK(recorder, f, kE4m3, 640, false);
     RecordSplitK(recorder, f, kE5m2E4m3, 656, true);
+  });
+  write("golden_gemm_fp8_block", [&](GoldenFile& f) {
+    const std::pair<Scaling, Scaling> blocks[] = {{Scaling::k1x128, Scaling::k128x128},
+                                                  {Scaling::k128x128, Scaling::k1x128},
+                                                  {Scaling::k1x128, Scaling::k1x128}};
+    for (const auto& [a_block, b_block] : blocks) {
+      RecordBlockScaled(recorder, f, kE4m3, a_block, b_block);
+    }
+    RecordBlockScaled(recorder, f, kE5m2E4m3, Scaling::k1x128, Scaling::k128x128);
+    RecordBlockScaled(recorder, f, kE4m3E5m2, Scaling::k1x128, Scaling::k1x128);
   });
   write("golden_gemm_large", [&](GoldenFile& f) { RecordLarge(recorder, f); });
   write("other_kernels", [&](GoldenFile& f) { RecordOtherKernels(recorder, f); });

@@ -22,6 +22,8 @@ const char* LayoutName(Layout layout) {
   return layout == Layout::kTN ? "tn" : layout == Layout::kNN ? "nn" : "nt";
 }
 
+std::string BlockName(Scaling scaling) { return scaling == Scaling::k1x128 ? "1x128" : "128x128"; }
+
 std::string CaseName(const CaseSpec& s) {
   std::string name = s.types.a + "x" + s.types.b + " " + std::string(PatternName(s.a_pattern)) +
                      "/" + std::string(PatternName(s.b_pattern)) + " m" + std::to_string(s.m) +
@@ -42,6 +44,10 @@ std::string CaseName(const CaseSpec& s) {
   if (!s.a_scale.empty() || !s.b_scale.empty()) name += text;
   std::snprintf(text, sizeof(text), " d_scale %g", s.d_scale);
   if (s.has_d_scale) name += text;
+  if (IsBlock(s.a_block)) {
+    name += " scales " + BlockName(s.a_block) + " x " + BlockName(s.b_block) + " " +
+            std::string(PatternName(s.scale_pattern));
+  }
   if (s.force_split_k > 1) {
     name += " splitk " + std::to_string(s.force_split_k) + " scheme " +
             std::to_string(s.split_k_scheme);
@@ -88,6 +94,27 @@ std::string Recorder::AddOperand(GoldenFile& file, const CaseSpec& spec, const c
     one[name] = tensor;
   }
   return tensor;
+}
+
+std::vector<float> Recorder::AddBlockScales(GoldenFile& file, const CaseSpec& spec,
+                                            const char* name, Scaling scaling, uint64_t seed,
+                                            int64_t rows, nlohmann::json& one) {
+  const int64_t k_blocks = (spec.k + 127) / 128;
+  const int64_t scale_rows = scaling == Scaling::k1x128 ? rows : (rows + 127) / 128;
+  std::vector<uint8_t> bytes =
+      PatternMatrix(spec.scale_pattern, testing::kFloat32Codes, 1, seed, scale_rows, k_blocks);
+  const bool keeps_signs = spec.scale_pattern == Pattern::kSpecials;
+  for (size_t i = 3; i < bytes.size() && !keeps_signs; i += 4) bytes[i] &= 0x7F;
+  const std::string mode = BlockName(scaling);
+  const std::string tensor = std::string(name) + "." + mode + "." +
+                             std::string(PatternName(spec.scale_pattern)) + "." +
+                             std::to_string(scale_rows) + "x" + std::to_string(k_blocks);
+  file.AddTensor(tensor, "f32", {scale_rows, k_blocks}, bytes);
+  one[name] = tensor;
+  one[std::string(name) + "_mode"] = mode;
+  std::vector<float> scales(bytes.size() / sizeof(float));
+  std::memcpy(scales.data(), bytes.data(), bytes.size());
+  return scales;
 }
 
 std::vector<Algorithm> Recorder::AlgorithmsFor(LoadedGemm& loaded, const CaseSpec& spec) {
@@ -145,6 +172,12 @@ void Recorder::Record(GoldenFile& file, const CaseSpec& s) {
   if (!s.a_scale.empty()) one["a_scale"] = s.a_scale;
   if (!s.b_scale.empty()) one["b_scale"] = s.b_scale;
   if (s.has_d_scale) one["d_scale"] = s.d_scale;
+
+  if (IsBlock(s.a_block)) {
+    gemm.a_scaling = s.a_block, gemm.b_scaling = s.b_block;
+    gemm.a_scale = AddBlockScales(file, s, "a_scale", s.a_block, 6, s.m, one);
+    gemm.b_scale = AddBlockScales(file, s, "b_scale", s.b_block, 7, s.n, one);
+  }
 
   LoadedGemm loaded(device_, gemm);
   std::vector<uint8_t> first, d;

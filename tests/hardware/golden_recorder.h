@@ -36,6 +36,8 @@ struct CaseSpec {
   std::string c_type = "", bias_type = "";
   testing::Pattern bias_pattern = testing::Pattern::kModel;
   std::vector<float> a_scale = {}, b_scale = {};
+  Scaling a_block = Scaling::kNone, b_block = Scaling::kNone;  ///< Block scales, drawn:
+  testing::Pattern scale_pattern = testing::Pattern::kModel;   ///< magnitudes but for kSpecials.
   bool has_d_scale = false;
   float d_scale = 1.0f;
   int force_split_k = 1;
@@ -62,6 +64,10 @@ class Recorder {
                          const std::string& type, testing::Pattern pattern, uint64_t seed,
                          int64_t rows, int64_t columns, bool transposed,
                          std::vector<uint8_t>* bytes, nlohmann::json& one);
+  /// Draws the block scales of an operand of `rows` x k and names them in the case.
+  std::vector<float> AddBlockScales(GoldenFile& file, const CaseSpec& spec, const char* name,
+                                    Scaling scaling, uint64_t seed, int64_t rows,
+                                    nlohmann::json& one);
   std::vector<Algorithm> AlgorithmsFor(LoadedGemm& loaded, const CaseSpec& spec);
 
   Device& device_;
