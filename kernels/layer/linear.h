@@ -3,6 +3,7 @@
 // x's leading dims.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,15 +30,26 @@ struct LinearRequest {
   Tensor main_grad;    ///< f32 [N][K]; wgrad accumulates into a copy of it, returned as "main_grad"
                        ///< in place of "dw".
   RequiresGrad requires_grad;
+  uint64_t seed = 0;  ///< Of stochastic rounding; each role is one quantization of it.
+  /// What delayed scaling brings from earlier steps; fresh where absent. Recipes without it do not
+  /// look.
+  std::map<TensorRole, DelayedScalingState> delayed;
+  /// Under delayed scaling: compute in high precision and note the amaxes only.
+  bool calibrate = false;
 };
 
 /// The part of CheckLinear that no recipe changes: presence, dtypes and shapes.
 absl::Status CheckLinearTensors(const LinearRequest& request);
 
 /// Checks a request against a recipe and says what is wrong before anything is computed:
-/// INVALID_ARGUMENT naming field, value and rule. With a quantized recipe: K % 16 == 0, M % 8 == 0,
-/// N % 8 == 0, and what the FP8 backward GEMMs need.
+/// INVALID_ARGUMENT naming field, value and rule. Per-tensor FP8 and fp8_block: K % 16 == 0,
+/// M % 8 == 0, N % 8 == 0, and what the FP8 backward GEMMs need; mxfp8 and nvfp4: whole blocks.
 absl::Status CheckLinear(const LinearRequest& request, const Recipe& recipe);
+
+/// Whether the arithmetic takes every GEMM of a request that CheckLinear accepts: INVALID_ARGUMENT
+/// or UNIMPLEMENTED naming the GEMM.
+absl::Status CheckLinearGemms(const LinearRequest& request, const Recipe& recipe,
+                              const Arithmetic& arithmetic);
 
 /// A GEMM that the layer did, with its operands, so that it can be done again under another
 /// arithmetic.
@@ -65,11 +77,25 @@ struct QuantizationRecord {
   TensorRole role = TensorRole::kInput;
   Usages usages;
   std::string quantizer;  ///< QuantizerText: the rule.
-  float amax = 0;
-  float scale = 0;
-  float scale_inv = 0;
+  /// Of the whole tensor, where the format has them: per-tensor FP8, and the amax of nvfp4 unless
+  /// row-scaled. The columnwise amax only where it is another one (after a Hadamard transform).
+  std::optional<float> amax;
+  std::optional<float> amax_columnwise;
+  std::optional<float> scale;
+  std::optional<float> scale_inv;
   QuantizationCounts counts;
+  /// Of the block scales of the direction that `counts` is of: how many have each code (E8M0,
+  /// E4M3) or, for fp32 ones, each biased exponent. Absent codes are left out.
+  std::map<int, int64_t> scale_codes;
 };
+
+/// QuantizeArguments::call_id of a role: its number in the order input, weight, grad_output, so
+/// that the random numbers of one tensor do not depend on which others are quantized.
+uint32_t CallIdOf(TensorRole role);
+
+/// The record of one quantization; everything in it can be read from `quantized`.
+QuantizationRecord RecordOf(TensorRole role, Usages usages, const Quantizer& quantizer,
+                            const QuantizedTensor& quantized);
 
 struct StageTime {
   std::string stage;  ///< "quantize x", "fprop", "bias gradient", ...
@@ -82,6 +108,8 @@ struct LinearResult {
   std::vector<SavedOperand> saved;
   std::vector<QuantizationRecord> quantizations;
   std::vector<StageTime> stages;
+  /// Under delayed scaling what the next step needs: "input.scale", "input.amax_history", ...
+  std::vector<NamedTensor> state;
   std::vector<std::string>
       notes;  ///< "backward_override has no effect without a quantized recipe".
 };

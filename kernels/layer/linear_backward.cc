@@ -15,8 +15,13 @@ absl::Status LinearStep::BiasGradient(const Tensor& grad_output) {
   return absl::OkStatus();
 }
 
-absl::Status LinearStep::QuantizeGradOutput(const Tensor& grad_output) {
-  QG_ASSIGN_OR_RETURN(grad_output_codes_,
+absl::Status LinearStep::PrepareGradOutput(const Tensor& grad_output) {
+  grad_output_.original = grad_output;
+  if (flow_.is_calibration) {
+    QG_RETURN_IF_ERROR(Calibrate(kStageCalibrateGradOutput, TensorRole::kGradOutput, grad_output));
+  }
+  if (!flow_.quantizes_grad_output()) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(grad_output_.codes,
                       Quantize(kStageQuantizeGradOutput, TensorRole::kGradOutput, grad_output,
                                flow_.grad_output_usages));
   return absl::OkStatus();
@@ -33,15 +38,17 @@ absl::Status LinearStep::CheckSaved() {
     SavedOperand& record = result_.saved[weight_.record];
     QG_ASSIGN_OR_RETURN(record.at_use, FingerprintOfSaved(weight_));
     record.used = flow_.needs_dx;
-    if (!flow_.reads_originals()) return absl::OkStatus();
+    if (!weight_workspace_.codes.rowwise.has_value()) return absl::OkStatus();
     QG_ASSIGN_OR_RETURN(result_.saved[weight_workspace_.record].at_use,
                         FingerprintOfSaved(weight_workspace_));
     return absl::OkStatus();
   });
 }
 
-absl::StatusOr<LinearStep::NamedOperand> LinearStep::HighPrecisionOperand(
-    const std::string& name, Saved& saved, const char* dequantize_stage, const char* cast_stage) {
+absl::StatusOr<LinearStep::NamedOperand> LinearStep::OverrideOperand(const std::string& name,
+                                                                     Saved& saved,
+                                                                     const char* dequantize_stage,
+                                                                     const char* cast_stage) {
   if (flow_.reads_dequantized()) {
     QG_ASSIGN_OR_RETURN(Tensor dequantized, Timed(dequantize_stage, [&] {
                           return engine_.Dequantize(saved.codes, Usage::kRowwise,
@@ -49,26 +56,39 @@ absl::StatusOr<LinearStep::NamedOperand> LinearStep::HighPrecisionOperand(
                         }));
     return NamedOperand{PlainOperand(dequantized), absl::StrCat(name, " dequantized")};
   }
+  // Under `dequantized` without codes, what was saved has the activation dtype: no cast.
   QG_ASSIGN_OR_RETURN(Tensor cast, CastTo(cast_stage, saved.original, flow_.activation_dtype));
   QG_ASSIGN_OR_RETURN(Tensor matrix, cast.Reinterpret(cast.dtype(), {cast.rows(), cast.columns()}));
   return NamedOperand{PlainOperand(matrix), name};
 }
 
+GemmLayout DgradLayout(const Quantizer& weight) {
+  const bool is_turned =
+      weight.columnwise.is_quantized() && weight.columnwise.format != QuantizerFormat::kMxfp8;
+  return is_turned ? GemmLayout::kTN : GemmLayout::kNN;
+}
+
+GemmLayout WgradLayout(const Quantizer& x) {
+  const bool is_turned =
+      x.columnwise.is_quantized() && x.columnwise.format != QuantizerFormat::kMxfp8;
+  return is_turned ? GemmLayout::kTN : GemmLayout::kNT;
+}
+
 absl::Status LinearStep::Dgrad(const Tensor& grad_output) {
   GemmDesc desc;
   desc.out_dtype = flow_.activation_dtype;
-  NamedOperand a;
+  desc.layout = GemmLayout::kNN;
+  NamedOperand a{PlainOperand(grad_output), "grad_output"};
   NamedOperand b;
-  if (flow_.quantizes_grad_output()) {
-    // Hopper's FP8 tensor cores take TN only: the weight comes as its byte transpose [K][N].
-    desc.layout = GemmLayout::kTN;
-    a = {OperandOf(*grad_output_codes_.rowwise), "grad_output quantized rowwise"};
-    b = {OperandOf(*weight_.codes.columnwise), "weight quantized columnwise"};
+  if (flow_.backward_override == BackwardOverride::kNone) {
+    if (flow_.quantizes_dgrad) {
+      desc.layout = DgradLayout(recipe_.QuantizerFor(TensorRole::kWeight));
+      a = DirectionOf("grad_output", grad_output_, Usage::kRowwise);
+    }
+    b = DirectionOf("weight", weight_, Usage::kColumnwise);
   } else {
-    desc.layout = GemmLayout::kNN;
-    a = {PlainOperand(grad_output), "grad_output"};
     QG_ASSIGN_OR_RETURN(
-        b, HighPrecisionOperand("weight", weight_, kStageDequantizeWeight, kStageCastSavedWeight));
+        b, OverrideOperand("weight", weight_, kStageDequantizeWeight, kStageCastSavedWeight));
   }
   QG_ASSIGN_OR_RETURN(Tensor dx,
                       RunGemm(kStageDgrad, GemmRole::kDgrad, "dx", std::move(desc), a, b));
@@ -99,16 +119,15 @@ absl::Status LinearStep::Wgrad(const Tensor& grad_output) {
     desc.c = request_.main_grad;
     desc.in_place = true;
   }
-  NamedOperand a;
+  desc.layout = GemmLayout::kNT;
+  NamedOperand a{PlainOperand(grad_output), "grad_output"};
   NamedOperand b;
-  if (flow_.quantizes_grad_output()) {
-    desc.layout = GemmLayout::kTN;
-    a = {OperandOf(*grad_output_codes_.columnwise), "grad_output quantized columnwise"};
-    b = {OperandOf(*x_.codes.columnwise), "x quantized columnwise"};
+  if (flow_.backward_override == BackwardOverride::kNone) {
+    if (flow_.quantizes_wgrad) desc.layout = WgradLayout(recipe_.QuantizerFor(TensorRole::kInput));
+    a = DirectionOf("grad_output", grad_output_, Usage::kColumnwise);
+    b = DirectionOf("x", x_, Usage::kColumnwise);
   } else {
-    desc.layout = GemmLayout::kNT;
-    a = {PlainOperand(grad_output), "grad_output"};
-    QG_ASSIGN_OR_RETURN(b, HighPrecisionOperand("x", x_, kStageDequantizeX, kStageCastSavedX));
+    QG_ASSIGN_OR_RETURN(b, OverrideOperand("x", x_, kStageDequantizeX, kStageCastSavedX));
   }
   QG_ASSIGN_OR_RETURN(Tensor dw,
                       RunGemm(kStageWgrad, GemmRole::kWgrad, name, std::move(desc), a, b));
@@ -121,10 +140,13 @@ absl::Status LinearStep::Backward() {
   QG_ASSIGN_OR_RETURN(Tensor grad_output,
                       CastTo(kStageCastGradOutput, given, flow_.activation_dtype));
   if (flow_.needs_db) QG_RETURN_IF_ERROR(BiasGradient(grad_output));
-  if (flow_.quantizes_grad_output()) QG_RETURN_IF_ERROR(QuantizeGradOutput(grad_output));
+  QG_RETURN_IF_ERROR(PrepareGradOutput(grad_output));
   QG_RETURN_IF_ERROR(CheckSaved());
   if (flow_.needs_dx) QG_RETURN_IF_ERROR(Dgrad(grad_output));
   if (flow_.needs_dw) QG_RETURN_IF_ERROR(Wgrad(grad_output));
+  if (flow_.is_delayed && flow_.quantizes_grad_output()) {
+    QG_RETURN_IF_ERROR(UpdateScales(kStageUpdateBackward, {TensorRole::kGradOutput}));
+  }
   return flow_.needs_db ? AddOutput("db", db_, {n_}) : absl::OkStatus();
 }
 
@@ -132,6 +154,7 @@ absl::StatusOr<LinearResult> RunLinear(Engine& engine, const LinearRequest& requ
                                        const Recipe& recipe, const Arithmetic& arithmetic,
                                        const Cancellation* cancellation, StageObserver on_stage) {
   QG_RETURN_IF_ERROR(CheckLinear(request, recipe));
+  QG_RETURN_IF_ERROR(CheckLinearGemms(request, recipe, arithmetic));
   LinearStep step(engine, request, recipe, arithmetic, cancellation, on_stage);
   QG_RETURN_IF_ERROR(step.Forward());
   if (step.flow().has_backward()) QG_RETURN_IF_ERROR(step.Backward());

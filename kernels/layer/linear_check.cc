@@ -1,3 +1,4 @@
+#include <initializer_list>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -70,33 +71,108 @@ absl::Status CheckMainGrad(const LinearRequest& request) {
   return CheckShape("main_grad", request.main_grad, request.weight.shape(), "as weight's");
 }
 
-/// A dim that FP8 GEMMs take only in multiples.
-absl::Status CheckMultiple(const char* field, const Tensor& tensor, const char* dim, int64_t value,
-                           int64_t multiple, const char* reason) {
-  if (value % multiple == 0) return absl::OkStatus();
+/// A dim that quantized GEMMs take only in multiples.
+struct DimRule {
+  const char* field;
+  const Tensor& tensor;
+  const char* dim;
+  int64_t value;
+};
+
+absl::Status CheckMultiple(const DimRule& rule, int64_t multiple, const std::string& recipe,
+                           const char* reason) {
+  if (rule.value % multiple == 0) return absl::OkStatus();
   return Invalid(
-      field, absl::StrCat(dim, " = ", value, " of ", TensorText(tensor)),
-      absl::StrCat(dim, " must be a multiple of ", multiple, " under an FP8 recipe: ", reason));
+      rule.field, absl::StrCat(rule.dim, " = ", rule.value, " of ", TensorText(rule.tensor)),
+      absl::StrCat(rule.dim, " must be a multiple of ", multiple, " under ", recipe, ": ", reason));
 }
+
+/// The dims of a request and who is asked for them in messages.
+struct LayerDims {
+  explicit LayerDims(const LinearRequest& request)
+      : m{"x", request.x, "M", request.x.rows()},
+        n{"weight", request.weight, "N", request.weight.shape()[0]},
+        k{"x", request.x, "K", request.x.columns()} {}
+  DimRule m, n, k;
+};
+
+constexpr char kGemmDim[] = "it is a GEMM dim";
 
 // What cuBLASLt's FP8 GEMMs take on Hopper (tests/hardware/README.md, rule 7): contractions in
 // multiples of 16, N in multiples of 8 for 16-bit outputs. M % 8 and N % 8 in general are
 // Transformer Engine's rule for modules (docs/quantizers.md section 10.1).
-absl::Status CheckFp8Alignment(const LinearRequest& request, const LinearDataflow& flow) {
-  if (flow.is_empty) return absl::OkStatus();
-  const Tensor& x = request.x;
-  const Tensor& weight = request.weight;
-  const int64_t m = x.rows();
-  const int64_t n = weight.shape()[0];
-  QG_RETURN_IF_ERROR(CheckMultiple("x", x, "K", x.columns(), 16, "fprop contracts over K"));
-  QG_RETURN_IF_ERROR(
-      CheckMultiple("x", x, "M", m, 8, "the product of its leading dims is a GEMM dim"));
-  QG_RETURN_IF_ERROR(CheckMultiple("weight", weight, "N", n, 8, "N is a GEMM dim"));
-  if (flow.grad_output_usages.rowwise) {
-    QG_RETURN_IF_ERROR(CheckMultiple("weight", weight, "N", n, 16, "dgrad contracts over N"));
+absl::Status CheckFp8Alignment(GemmRole gemm, const LayerDims& dims) {
+  const std::string recipe = "an FP8 recipe";
+  switch (gemm) {
+    case GemmRole::kFprop:
+      QG_RETURN_IF_ERROR(CheckMultiple(dims.k, 16, recipe, "fprop contracts over K"));
+      QG_RETURN_IF_ERROR(
+          CheckMultiple(dims.m, 8, recipe, "the product of its leading dims is a GEMM dim"));
+      return CheckMultiple(dims.n, 8, recipe, "N is a GEMM dim");
+    case GemmRole::kDgrad:
+      QG_RETURN_IF_ERROR(CheckMultiple(dims.n, 16, recipe, "dgrad contracts over N"));
+      QG_RETURN_IF_ERROR(CheckMultiple(dims.m, 8, recipe, kGemmDim));
+      return CheckMultiple(dims.k, 8, recipe, kGemmDim);
+    case GemmRole::kWgrad:
+      QG_RETURN_IF_ERROR(CheckMultiple(dims.m, 16, recipe, "wgrad contracts over M"));
+      QG_RETURN_IF_ERROR(CheckMultiple(dims.n, 8, recipe, kGemmDim));
+      return CheckMultiple(dims.k, 8, recipe, kGemmDim);
   }
-  if (flow.grad_output_usages.columnwise) {
-    QG_RETURN_IF_ERROR(CheckMultiple("x", x, "M", m, 16, "wgrad contracts over M"));
+  return absl::OkStatus();
+}
+
+/// mxfp8 and nvfp4 quantize whole blocks, in both dims also where one direction is asked for.
+absl::Status CheckWholeBlocks(QuantizerFormat format, std::initializer_list<DimRule> dims) {
+  for (const DimRule& dim : dims) {
+    QG_RETURN_IF_ERROR(CheckMultiple(dim, BlockLength(format),
+                                     std::string(QuantizerFormatName(format)),
+                                     "both dims of a quantized tensor are in whole blocks"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAlignment(GemmRole gemm, QuantizerFormat format, const LinearRequest& request,
+                            bool is_empty) {
+  const LayerDims dims(request);
+  if (format == QuantizerFormat::kMxfp8 || format == QuantizerFormat::kNvfp4) {
+    return CheckWholeBlocks(format, {dims.m, dims.n, dims.k});
+  }
+  return is_empty ? absl::OkStatus() : CheckFp8Alignment(gemm, dims);
+}
+
+/// What the quantizers themselves do not take: a Hadamard transform of f32, say.
+absl::Status CheckQuantized(const char* name, TensorRole role, DType source, const Shape& shape,
+                            Usages usages, const Recipe& recipe) {
+  if (!usages.rowwise && !usages.columnwise) return absl::OkStatus();
+  const absl::Status status = CheckQuantization(source, shape, recipe.QuantizerFor(role), usages);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(name, ": ", std::string(DTypeName(source)), "[",
+                                                  ShapeText(shape), "]; ", status.message()));
+}
+
+absl::Status CheckQuantizations(const LinearRequest& request, const Recipe& recipe,
+                                const LinearDataflow& flow) {
+  const int64_t m = request.x.rows();
+  const int64_t n = request.weight.shape()[0];
+  const int64_t k = request.weight.shape()[1];
+  QG_RETURN_IF_ERROR(CheckQuantized("x", TensorRole::kInput, flow.activation_dtype, {m, k},
+                                    flow.x_usages, recipe));
+  QG_RETURN_IF_ERROR(CheckQuantized("weight", TensorRole::kWeight, request.weight.dtype(), {n, k},
+                                    flow.weight_usages, recipe));
+  return CheckQuantized("grad_output", TensorRole::kGradOutput, flow.activation_dtype, {m, n},
+                        flow.grad_output_usages, recipe);
+}
+
+absl::Status CheckDelayed(const LinearRequest& request, const Recipe& recipe) {
+  if (!recipe.is_delayed()) return absl::OkStatus();
+  if (recipe.backward_override() != BackwardOverride::kNone) {
+    return Invalid("backward_override",
+                   std::string(BackwardOverrideName(recipe.backward_override())),
+                   "delayed scaling has no backward override");
+  }
+  for (const auto& [role, state] : request.delayed) {
+    QG_RETURN_IF_ERROR(CheckDelayedScaling(
+        state, absl::StrCat("delayed[", std::string(TensorRoleName(role)), "]")));
   }
   return absl::OkStatus();
 }
@@ -123,8 +199,20 @@ absl::Status CheckLinearTensors(const LinearRequest& request) {
 
 absl::Status CheckLinear(const LinearRequest& request, const Recipe& recipe) {
   QG_RETURN_IF_ERROR(CheckLinearTensors(request));
-  if (!recipe.is_quantized()) return absl::OkStatus();
-  return CheckFp8Alignment(request, DataflowOf(request, recipe));
+  QG_RETURN_IF_ERROR(CheckDelayed(request, recipe));
+  const LinearDataflow flow = DataflowOf(request, recipe);
+  const auto check = [&](bool runs, GemmRole gemm, TensorRole role, Usage usage) {
+    if (!runs) return absl::OkStatus();
+    return CheckAlignment(gemm, recipe.QuantizerFor(role).spec(usage).format, request,
+                          flow.is_empty);
+  };
+  QG_RETURN_IF_ERROR(
+      check(flow.quantizes_fprop, GemmRole::kFprop, TensorRole::kInput, Usage::kRowwise));
+  QG_RETURN_IF_ERROR(
+      check(flow.quantizes_dgrad, GemmRole::kDgrad, TensorRole::kWeight, Usage::kColumnwise));
+  QG_RETURN_IF_ERROR(
+      check(flow.quantizes_wgrad, GemmRole::kWgrad, TensorRole::kInput, Usage::kColumnwise));
+  return CheckQuantizations(request, recipe, flow);
 }
 
 }  // namespace quantgate

@@ -1,6 +1,8 @@
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/layer/linear_step.h"
 
 namespace quantgate {
@@ -13,16 +15,37 @@ std::string PlainContent(const Tensor& given, DType kept) {
 }
 
 std::string CodesContent(const QuantizedTensor& codes) {
-  const Usages usages = codes.usages();
-  const QuantizedCopy& copy = usages.rowwise ? *codes.rowwise : *codes.columnwise;
-  const std::string element(DTypeName(copy.element));
-  if (usages.rowwise && usages.columnwise) {
-    return absl::StrCat(element, " rowwise and columnwise codes");
+  const auto element = [](const QuantizedCopy& copy) {
+    return std::string(DTypeName(copy.element));
+  };
+  const bool is_copy_plain =
+      codes.columnwise.has_value() && codes.columnwise->format == QuantizerFormat::kIdentity;
+  std::string text;
+  if (codes.rowwise.has_value()) text = absl::StrCat(element(*codes.rowwise), " rowwise");
+  if (!codes.columnwise.has_value()) return absl::StrCat(text, " codes");
+  if (is_copy_plain) {
+    return absl::StrCat(text, text.empty() ? "" : " codes and ", element(*codes.columnwise),
+                        " dequantized from rowwise codes");
   }
-  return absl::StrCat(element, usages.rowwise ? " rowwise codes" : " columnwise codes");
+  if (text.empty()) return absl::StrCat(element(*codes.columnwise), " columnwise codes");
+  const bool same = element(*codes.rowwise) == element(*codes.columnwise);
+  return absl::StrCat(text, " and ", same ? "" : element(*codes.columnwise) + " ",
+                      "columnwise codes");
+}
+
+bool HasCodes(const QuantizedTensor& codes) {
+  return codes.rowwise.has_value() || codes.columnwise.has_value();
 }
 
 }  // namespace
+
+uint32_t CallIdOf(TensorRole role) { return static_cast<uint32_t>(role); }
+
+bool UsesSplit(const Recipe& recipe, GemmRole role, const GemmOperand& a) {
+  // Block scales are applied between partial sums whatever the recipe says of other operands.
+  if (a.scaling == ScaleMode::k1x128 || a.scaling == ScaleMode::k128x128) return true;
+  return IsFp8(a.data.dtype()) && recipe.UsesSplitAccumulator(role);
+}
 
 GemmOperand PlainOperand(const Tensor& tensor) {
   GemmOperand operand;
@@ -53,16 +76,28 @@ absl::StatusOr<Tensor> LinearStep::CastTo(const char* stage, const Tensor& sourc
 
 absl::StatusOr<QuantizedTensor> LinearStep::Quantize(const char* stage, TensorRole role,
                                                      const Tensor& source, Usages usages) {
-  const Usage usage = usages.rowwise ? Usage::kRowwise : Usage::kColumnwise;
-  const Quantizer quantizer = recipe_.QuantizerFor(role);
+  const Quantizer& quantizer = recipe_.QuantizerFor(role);
+  QuantizeArguments arguments;
+  arguments.seed = request_.seed;
+  arguments.call_id = CallIdOf(role);
+  if (flow_.is_delayed) arguments.scale = scales_.at(role).scale;
   QG_ASSIGN_OR_RETURN(QuantizedTensor quantized, Timed(stage, [&] {
-                        return engine_.Quantize(source, quantizer, usages, {}, cancellation_);
+                        return engine_.Quantize(source, quantizer, usages, arguments,
+                                                cancellation_);
                       }));
-  const QuantizedCopy& copy = *quantized.copy(usage);
-  result_.quantizations.push_back({role, usages, QuantizerText(quantizer), *copy.amax.as<float>(),
-                                   *quantized.scale.as<float>(), *copy.scale_inv.as<float>(),
-                                   quantized.counts});
+  if (flow_.is_delayed) QG_RETURN_IF_ERROR(NoteCast(role, quantized));
+  result_.quantizations.push_back(RecordOf(role, usages, quantizer, quantized));
   return quantized;
+}
+
+LinearStep::NamedOperand LinearStep::DirectionOf(const std::string& name, const Saved& operand,
+                                                 Usage usage) {
+  const std::optional<QuantizedCopy>& copy = operand.codes.copy(usage);
+  if (!copy.has_value()) return {PlainOperand(operand.original), name};
+  if (copy->format == QuantizerFormat::kIdentity) {
+    return {PlainOperand(copy->data), absl::StrCat(name, " dequantized")};
+  }
+  return {OperandOf(*copy), absl::StrCat(name, " quantized ", std::string(UsageName(usage)))};
 }
 
 absl::StatusOr<Tensor> LinearStep::RunGemm(const char* stage, GemmRole role,
@@ -71,7 +106,7 @@ absl::StatusOr<Tensor> LinearStep::RunGemm(const char* stage, GemmRole role,
   desc.a = a.operand;
   desc.b = b.operand;
   desc.arithmetic = arithmetic_;
-  desc.use_split_accumulator = IsFp8(desc.a.data.dtype()) && recipe_.UsesSplitAccumulator(role);
+  desc.use_split_accumulator = UsesSplit(recipe_, role, desc.a);
   QG_ASSIGN_OR_RETURN(GemmResult gemm,
                       Timed(stage, [&] { return engine_.Gemm(desc, cancellation_); }));
   Tensor d = gemm.d;
@@ -85,48 +120,60 @@ absl::Status LinearStep::AddOutput(const std::string& name, const Tensor& value,
   return absl::OkStatus();
 }
 
-absl::Status LinearStep::PrepareForwardQuantized(NamedOperand& x, NamedOperand& weight) {
-  QG_ASSIGN_OR_RETURN(
-      x_.codes, Quantize(kStageQuantizeX, TensorRole::kInput, x.operand.data, flow_.x_usages));
-  QG_ASSIGN_OR_RETURN(weight_.codes, Quantize(kStageQuantizeWeight, TensorRole::kWeight,
-                                              request_.weight, flow_.weight_usages));
-  x = {OperandOf(*x_.codes.rowwise), "x quantized rowwise"};
-  weight = {OperandOf(*weight_.codes.rowwise), "weight quantized rowwise"};
-  return absl::OkStatus();
-}
-
-absl::Status LinearStep::PrepareForwardHighPrecision(NamedOperand& x, NamedOperand& weight) {
-  QG_ASSIGN_OR_RETURN(weight_.original,
-                      CastTo(kStageCastWeight, request_.weight, flow_.activation_dtype));
-  x_.original = x.operand.data;
-  x = {PlainOperand(x_.original), "x"};
-  weight = {PlainOperand(weight_.original), "weight"};
-  return absl::OkStatus();
-}
-
-absl::Status LinearStep::Forward() {
-  QG_ASSIGN_OR_RETURN(Tensor x_matrix, request_.x.Reinterpret(request_.x.dtype(), {m_, k_}));
-  QG_ASSIGN_OR_RETURN(Tensor x_active, CastTo(kStageCastX, x_matrix, flow_.activation_dtype));
-  NamedOperand x{PlainOperand(x_active), ""};
-  NamedOperand weight;
-  if (flow_.is_quantized) {
-    QG_RETURN_IF_ERROR(PrepareForwardQuantized(x, weight));
-  } else {
-    QG_RETURN_IF_ERROR(PrepareForwardHighPrecision(x, weight));
+absl::Status LinearStep::PrepareOperands() {
+  if (flow_.is_calibration) {
+    QG_RETURN_IF_ERROR(Calibrate(kStageCalibrateX, TensorRole::kInput, x_.original));
+    QG_RETURN_IF_ERROR(Calibrate(kStageCalibrateWeight, TensorRole::kWeight, request_.weight));
   }
+  if (flow_.quantizes_x()) {
+    QG_ASSIGN_OR_RETURN(x_.codes,
+                        Quantize(kStageQuantizeX, TensorRole::kInput, x_.original, flow_.x_usages));
+  }
+  if (flow_.quantizes_weight()) {
+    QG_ASSIGN_OR_RETURN(weight_.codes, Quantize(kStageQuantizeWeight, TensorRole::kWeight,
+                                                request_.weight, flow_.weight_usages));
+  }
+  if (flow_.reads_weight) {
+    QG_ASSIGN_OR_RETURN(weight_.original,
+                        CastTo(kStageCastWeight, request_.weight, flow_.activation_dtype));
+  }
+  return flow_.has_weight_copy() ? CastWeightCopy() : absl::OkStatus();
+}
 
+absl::Status LinearStep::CastWeightCopy() {
+  QuantizedCopy& copy = *weight_.codes.columnwise;
+  QG_ASSIGN_OR_RETURN(copy.data, CastTo(kStageCastWeightCopy, copy.data, flow_.activation_dtype));
+  copy.element = copy.data.dtype();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensor> LinearStep::Fprop() {
   GemmDesc desc;
   desc.layout = GemmLayout::kTN;
   desc.out_dtype = flow_.activation_dtype;
   if (request_.bias.has_value()) {
     QG_ASSIGN_OR_RETURN(desc.bias, CastTo(kStageCastBias, request_.bias, flow_.bias_dtype));
   }
-  QG_ASSIGN_OR_RETURN(Tensor y,
-                      RunGemm(kStageFprop, GemmRole::kFprop, "y", std::move(desc), x, weight));
+  return RunGemm(kStageFprop, GemmRole::kFprop, "y", std::move(desc),
+                 DirectionOf("x", x_, Usage::kRowwise),
+                 DirectionOf("weight", weight_, Usage::kRowwise));
+}
+
+absl::Status LinearStep::Forward() {
+  QG_RETURN_IF_ERROR(PrepareScales());
+  QG_ASSIGN_OR_RETURN(Tensor x_matrix, request_.x.Reinterpret(request_.x.dtype(), {m_, k_}));
+  QG_ASSIGN_OR_RETURN(x_.original, CastTo(kStageCastX, x_matrix, flow_.activation_dtype));
+  QG_RETURN_IF_ERROR(PrepareOperands());
+  QG_ASSIGN_OR_RETURN(Tensor y, Fprop());
   Shape y_shape = request_.x.shape();
   y_shape.back() = n_;
   QG_RETURN_IF_ERROR(AddOutput("y", y, std::move(y_shape)));
-  return flow_.has_backward() ? SaveOperands() : absl::OkStatus();
+  if (!flow_.has_backward()) return absl::OkStatus();
+  if (flow_.is_delayed) {
+    QG_RETURN_IF_ERROR(
+        UpdateScales(kStageUpdateForward, {TensorRole::kInput, TensorRole::kWeight}));
+  }
+  return SaveOperands();
 }
 
 absl::StatusOr<Fingerprint> LinearStep::FingerprintOfSaved(const Saved& saved) {
@@ -134,7 +181,10 @@ absl::StatusOr<Fingerprint> LinearStep::FingerprintOfSaved(const Saved& saved) {
   std::vector<const Tensor*> parts = {&saved.original};
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     const std::optional<QuantizedCopy>& copy = saved.codes.copy(usage);
-    if (copy.has_value()) parts.insert(parts.end(), {&copy->data, &copy->scale_inv});
+    if (!copy.has_value()) continue;
+    parts.insert(parts.end(), {&copy->data, &copy->scale_inv});
+    // The amax of other formats is a record of the quantization; nvfp4's is part of every value.
+    if (copy->format == QuantizerFormat::kNvfp4) parts.push_back(&copy->amax);
   }
   for (const Tensor* part : parts) {
     if (!part->has_value()) continue;
@@ -157,30 +207,35 @@ absl::Status LinearStep::Save(const std::string& name, const std::string& conten
 
 // What each mode keeps is the row "saved input", "saved weight" of the table in docs/quantizers.md
 // section 9. As in Transformer Engine's Linear, x is kept only for wgrad, the weight always.
+void LinearStep::KeepOperands() {
+  if (flow_.reads_originals()) {
+    weight_workspace_.codes = std::move(weight_.codes);
+    x_ = Saved{request_.x, {}, 0};
+    weight_ = Saved{request_.weight, {}, 0};
+    return;
+  }
+  if (flow_.backward_override == BackwardOverride::kNone) {
+    // fprop was the only reader of the rowwise codes.
+    x_.codes.rowwise.reset();
+  }
+  if (HasCodes(x_.codes)) x_.original = Tensor();
+  if (HasCodes(weight_.codes) && !flow_.keeps_weight()) weight_.original = Tensor();
+}
+
 absl::Status LinearStep::SaveOperands() {
   return Timed(kStageSave, [&]() -> absl::Status {
-    std::string x_content;
-    std::string weight_content;
-    if (!flow_.is_quantized) {
-      x_content = PlainContent(request_.x, flow_.activation_dtype);
-      weight_content = PlainContent(request_.weight, flow_.activation_dtype);
-    } else if (flow_.reads_originals()) {
-      x_ = Saved{request_.x, {}, 0};
-      weight_workspace_.codes = std::move(weight_.codes);
-      weight_ = Saved{request_.weight, {}, 0};
-      x_content = PlainContent(request_.x, request_.x.dtype());
-      weight_content = PlainContent(request_.weight, request_.weight.dtype());
-    } else {
-      if (x_.codes.usages().columnwise) {
-        // fprop was the only reader of the rowwise codes.
-        x_.codes.rowwise.reset();
+    KeepOperands();
+    const auto content = [](const Saved& saved, const Tensor& given) {
+      std::vector<std::string> parts;
+      if (HasCodes(saved.codes)) parts.push_back(CodesContent(saved.codes));
+      if (saved.original.has_value()) {
+        parts.push_back(PlainContent(given, saved.original.dtype()));
       }
-      x_content = CodesContent(x_.codes);
-      weight_content = CodesContent(weight_.codes);
-    }
-    if (flow_.needs_dw) QG_RETURN_IF_ERROR(Save("x", x_content, x_));
-    QG_RETURN_IF_ERROR(Save("weight", weight_content, weight_));
-    if (!flow_.reads_originals()) return absl::OkStatus();
+      return absl::StrJoin(parts, " and ");
+    };
+    if (flow_.needs_dw) QG_RETURN_IF_ERROR(Save("x", content(x_, request_.x), x_));
+    QG_RETURN_IF_ERROR(Save("weight", content(weight_, request_.weight), weight_));
+    if (!HasCodes(weight_workspace_.codes)) return absl::OkStatus();
     return Save("weight workspace", CodesContent(weight_workspace_.codes), weight_workspace_);
   });
 }

@@ -9,10 +9,9 @@ namespace {
 /// The contraction dims of the GEMMs that run in high precision.
 std::vector<int64_t> PlainContractions(const LinearDataflow& flow, const LinearRequest& request) {
   std::vector<int64_t> dims;
-  if (!flow.is_quantized) dims.push_back(request.x.columns());
-  if (flow.quantizes_grad_output()) return dims;
-  if (flow.needs_dx) dims.push_back(request.weight.shape()[0]);
-  if (flow.needs_dw) dims.push_back(request.x.rows());
+  if (!flow.quantizes_fprop) dims.push_back(request.x.columns());
+  if (flow.needs_dx && !flow.quantizes_dgrad) dims.push_back(request.weight.shape()[0]);
+  if (flow.needs_dw && !flow.quantizes_wgrad) dims.push_back(request.x.rows());
   return dims;
 }
 
@@ -28,16 +27,35 @@ bool LeavesModelledKernels(const LinearDataflow& flow, const LinearRequest& requ
   return std::any_of(contractions.begin(), contractions.end(), is_uneven);
 }
 
+void AddDelayedNotes(const LinearRequest& request, const Recipe& recipe, const LinearDataflow& flow,
+                     std::vector<std::string>& notes) {
+  if (!recipe.is_delayed()) return;
+  if (flow.is_calibration) {
+    notes.push_back("calibration: computed in high precision, only the amaxes are noted");
+  } else if (!flow.has_backward()) {
+    notes.push_back("forward only: scales are not updated, row 0 of each history has the amax");
+  }
+  const int length = recipe.delayed_scaling().amax_history_len;
+  for (const auto& [role, state] : request.delayed) {
+    const int64_t given = state.amax_history.element_count();
+    if (given == length) continue;
+    notes.push_back(absl::StrCat(std::string(TensorRoleName(role)), ".amax_history of ", given,
+                                 " rows ", given > length ? "cut" : "filled with zeros", " to ",
+                                 length));
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> LinearNotes(const LinearRequest& request, const Recipe& recipe,
                                      const Arithmetic& arithmetic, const LinearDataflow& flow) {
   std::vector<std::string> notes;
-  if (!flow.is_quantized && recipe.backward_override() != BackwardOverride::kNone) {
+  if (!recipe.is_quantized() && recipe.backward_override() != BackwardOverride::kNone) {
     notes.push_back(absl::StrCat(
         "backward_override=", std::string(BackwardOverrideName(recipe.backward_override())),
         " has no effect without a quantized recipe"));
   }
+  AddDelayedNotes(request, recipe, flow, notes);
   const std::vector<int64_t> contractions = PlainContractions(flow, request);
   if (contractions.empty() || arithmetic.Resolved().family != ArithmeticFamily::kSm90) return notes;
   if (flow.activation_dtype == DType::kF32) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -20,12 +21,13 @@ class LinearStep {
 
   absl::Status Forward();
   absl::Status Backward();
-  LinearResult TakeResult() { return std::move(result_); }
+  LinearResult TakeResult();
 
   const LinearDataflow& flow() const { return flow_; }
 
  private:
-  /// An operand kept for backward: what was given, or codes.
+  /// An operand, and what is kept of it for backward: what was given, codes, or both where
+  /// directions differ.
   struct Saved {
     Tensor original;
     QuantizedTensor codes;
@@ -38,23 +40,34 @@ class LinearStep {
   };
 
   // linear_forward.cc
-  absl::Status PrepareForwardQuantized(NamedOperand& x, NamedOperand& weight);
-  absl::Status PrepareForwardHighPrecision(NamedOperand& x, NamedOperand& weight);
+  absl::Status PrepareOperands();
+  absl::Status CastWeightCopy();
+  absl::StatusOr<Tensor> Fprop();
   absl::Status SaveOperands();
+  void KeepOperands();
   absl::Status Save(const std::string& name, const std::string& content, Saved& saved);
 
   // linear_backward.cc
   absl::Status BiasGradient(const Tensor& grad_output);
-  absl::Status QuantizeGradOutput(const Tensor& grad_output);
+  absl::Status PrepareGradOutput(const Tensor& grad_output);
   absl::Status CheckSaved();
   absl::Status Dgrad(const Tensor& grad_output);
   absl::Status Wgrad(const Tensor& grad_output);
   /// A saved operand as the high-precision GEMMs of the overrides read it.
-  absl::StatusOr<NamedOperand> HighPrecisionOperand(const std::string& name, Saved& saved,
-                                                    const char* dequantize_stage,
-                                                    const char* cast_stage);
+  absl::StatusOr<NamedOperand> OverrideOperand(const std::string& name, Saved& saved,
+                                               const char* dequantize_stage,
+                                               const char* cast_stage);
+
+  // linear_scales.cc
+  absl::Status PrepareScales();
+  absl::Status Calibrate(const char* stage, TensorRole role, const Tensor& source);
+  absl::Status NoteCast(TensorRole role, const QuantizedTensor& quantized);
+  absl::Status UpdateScales(const char* stage, const std::vector<TensorRole>& roles);
+  void AddState();
 
   // Both
+  /// One direction of an operand: its codes, or high precision where that is not quantized.
+  static NamedOperand DirectionOf(const std::string& name, const Saved& operand, Usage usage);
   absl::StatusOr<Tensor> CastTo(const char* stage, const Tensor& source, DType dtype);
   absl::StatusOr<QuantizedTensor> Quantize(const char* stage, TensorRole role, const Tensor& source,
                                            Usages usages);
@@ -95,10 +108,19 @@ class LinearStep {
   /// The quantized weight that high_precision also keeps (docs/quantizers.md section 9); nothing
   /// reads it.
   Saved weight_workspace_;
-  QuantizedTensor grad_output_codes_;
+  Saved grad_output_;
+  std::map<TensorRole, DelayedScalingState> scales_;  ///< Delayed scaling only.
   Tensor db_;
 };
 
 GemmOperand PlainOperand(const Tensor& tensor);
+
+/// cuBLASLt's FAST_ACCUM off for a GEMM whose M side is `a`.
+bool UsesSplit(const Recipe& recipe, GemmRole role, const GemmOperand& a);
+
+/// How a direction of a format is stored for dgrad and wgrad: transposed to TN, but for mxfp8,
+/// whose columnwise codes keep the source's layout.
+GemmLayout DgradLayout(const Quantizer& weight);
+GemmLayout WgradLayout(const Quantizer& x);
 
 }  // namespace quantgate

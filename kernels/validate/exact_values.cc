@@ -21,8 +21,13 @@ absl::StatusOr<std::string> ExactValues::KeyOf(const GemmDesc& desc) {
   // Everything that an exact result depends on; how a model would accumulate is not part of it.
   std::string key = absl::StrCat(static_cast<int>(desc.layout), " ", desc.alpha, " ", desc.beta,
                                  " ", std::string(DTypeName(desc.out_dtype)));
-  for (const Tensor* tensor : {&desc.a.data, &desc.a.scale_inv, &desc.b.data, &desc.b.scale_inv,
-                               &desc.c, &desc.bias, &desc.d_scale}) {
+  for (const GemmOperand* operand : {&desc.a, &desc.b}) {
+    absl::StrAppend(&key, " ", std::string(ScaleModeName(operand->scaling)), " ",
+                    operand->e4m3_max);
+  }
+  for (const Tensor* tensor :
+       {&desc.a.data, &desc.a.scale_inv, &desc.a.amax, &desc.b.data, &desc.b.scale_inv,
+        &desc.b.amax, &desc.c, &desc.bias, &desc.d_scale}) {
     if (!tensor->has_value()) {
       absl::StrAppend(&key, " -");
       continue;

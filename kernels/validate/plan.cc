@@ -50,6 +50,43 @@ absl::Status CheckSplitK(const std::string& field, const LinearRequest& linear,
                    variant.Label(), " runs them in f32"));
 }
 
+// Every GEMM of the layer, outlined: what an arithmetic does not take is refused before it runs.
+absl::Status CheckGemms(const std::string& field, const LinearRequest& linear,
+                        const Variant& variant) {
+  const absl::Status status = CheckLinearGemms(linear, variant.recipe, variant.arithmetic);
+  if (status.ok()) return status;
+  return absl::Status(
+      status.code(),
+      absl::StrCat(field, ".arithmetic: ", variant.arithmetic.ToString(), "; it does not take ",
+                   variant.recipe.ShortText(), ": ", status.message()));
+}
+
+/// What only some recipes look at must have one that does.
+absl::Status CheckUsed(const LayerRunRequest& request) {
+  const auto any = [&](auto&& predicate) {
+    return std::any_of(request.variants.begin(), request.variants.end(),
+                       [&](const Variant& variant) { return predicate(variant.recipe); });
+  };
+  const LinearRequest& linear = request.linear;
+  const bool has_random = any([](const Recipe& recipe) {
+    return recipe.RoundsStochastically(TensorRole::kInput) ||
+           recipe.RoundsStochastically(TensorRole::kWeight) ||
+           recipe.RoundsStochastically(TensorRole::kGradOutput);
+  });
+  if (linear.seed != 0 && !has_random) {
+    return Invalid("seed", absl::StrCat(linear.seed), "no variant rounds stochastically");
+  }
+  if (any([](const Recipe& recipe) { return recipe.is_delayed(); })) return absl::OkStatus();
+  if (linear.calibrate) {
+    return Invalid("calibrate", "true", "no variant is fp8_delayed: there is no scale to learn");
+  }
+  if (!linear.delayed.empty()) {
+    return Invalid("delayed", absl::StrCat(linear.delayed.size(), " states"),
+                   "no variant is fp8_delayed, which alone has them");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckVariants(const LayerRunRequest& request) {
   if (request.variants.empty() || request.variants.size() > kVariantsMax) {
     return Invalid("variants", absl::StrCat(request.variants.size(), " given"),
@@ -67,6 +104,7 @@ absl::Status CheckVariants(const LayerRunRequest& request) {
                                        " does not take ", status.message()));
     }
     QG_RETURN_IF_ERROR(CheckSplitK(field, request.linear, variant));
+    QG_RETURN_IF_ERROR(CheckGemms(field, request.linear, variant));
     const auto [first, is_new] = index_of.emplace(variant.Label(), i);
     if (!is_new) {
       return Invalid(
@@ -170,6 +208,7 @@ absl::StatusOr<Requirement> ParseRequirement(std::string_view name) {
 absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
   QG_RETURN_IF_ERROR(CheckLinearTensors(request.linear));
   QG_RETURN_IF_ERROR(CheckVariants(request));
+  QG_RETURN_IF_ERROR(CheckUsed(request));
   QG_RETURN_IF_ERROR(CheckReference(request));
   QG_RETURN_IF_ERROR(CheckSubjects(request));
   return Plan(std::move(request));

@@ -61,6 +61,7 @@ VariantReport DescribeVariant(const Variant& variant, LinearResult& result) {
   }
   report.stages = std::move(result.stages);
   report.notes = std::move(result.notes);
+  report.state = std::move(result.state);
   return report;
 }
 

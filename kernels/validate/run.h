@@ -63,6 +63,7 @@ struct VariantReport {
   std::vector<GemmLine> gemms;
   std::vector<StageTime> stages;
   std::vector<std::string> notes;
+  std::vector<NamedTensor> state;  ///< LinearResult::state.
 };
 
 /// Equal or not, between any two variants, per tensor: the matrix of `quantgate compare`.

@@ -124,9 +124,9 @@ void ExpectOperands(const LinearResult& result, const Json& golden) {
     const std::string role(TensorRoleName(record.role));
     SCOPED_TRACE(role);
     ASSERT_TRUE(golden.contains(role));
-    ExpectFloatBits(record.amax, golden[role]["amax"]);
-    ExpectFloatBits(record.scale, golden[role]["scale"]);
-    ExpectFloatBits(record.scale_inv, golden[role]["scale_inv"]);
+    ExpectFloatBits(record.amax.value(), golden[role]["amax"]);
+    ExpectFloatBits(record.scale.value(), golden[role]["scale"]);
+    ExpectFloatBits(record.scale_inv.value(), golden[role]["scale_inv"]);
     const Tensor codes = CodesOf(result, record.role);
     ASSERT_TRUE(codes.has_value());
     ExpectTensor(codes, golden[role]["codes"]);

@@ -201,7 +201,7 @@ TEST(LinearBits, QuantizationsAreRecordedWithTheirScales) {
     const QuantizationRecord& record = result.quantizations[i];
     EXPECT_EQ(record.amax, amax);
     EXPECT_EQ(record.scale, largest[i] / amax);
-    EXPECT_EQ(record.scale_inv, 1.0f / record.scale);
+    EXPECT_EQ(record.scale_inv, 1.0f / *record.scale);
     EXPECT_EQ(record.quantizer.substr(0, 7), i == 2 ? "f8_e5m2" : "f8_e4m3");
   }
 }

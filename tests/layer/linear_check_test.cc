@@ -42,7 +42,13 @@ void ExpectRefusals(const std::string& recipe, const std::vector<Case>& cases) {
 
 TEST(CheckLinear, TakesAGoodRequestUnderEveryRecipe) {
   for (const RecipeDescription& recipe : AllRecipes()) {
-    EXPECT_TRUE(CheckLinear(GoodRequest(), *Recipe::Parse(recipe.name)).ok());
+    LinearRequest request = GoodRequest();
+    request.weight = Blank(DType::kF32, {64, 32});
+    request.bias = Blank(DType::kF16, {64});
+    request.grad_output = Blank(DType::kBF16, {2, 16, 64});
+    request.main_grad = Blank(DType::kF32, {64, 32});
+    const absl::Status status = CheckLinear(request, *Recipe::Parse(recipe.name));
+    EXPECT_TRUE(status.ok()) << status;
   }
 }
 
@@ -158,6 +164,92 @@ TEST(CheckLinear, AsksOfABackwardGemmOnlyWhereItRunsInFp8) {
     EXPECT_TRUE(CheckLinear(Shaped(24, 24, 32), *Recipe::Parse(text)).ok());
     EXPECT_FALSE(CheckLinear(Shaped(24, 24, 24), *Recipe::Parse(text)).ok());
   }
+}
+
+TEST(CheckLinear, NamesTheDimThatIsOffTheBlocks) {
+  const auto shape = [](int64_t m, int64_t n, int64_t k) {
+    return [=](LinearRequest& request) { request = Shaped(m, n, k); };
+  };
+  ExpectRefusals(
+      "mxfp8",
+      {{"x: M = 16 of bf16[16x32]; M must be a multiple of 32 under mxfp8: both dims of a "
+        "quantized tensor are in whole blocks",
+        shape(16, 32, 32)},
+       {"weight: N = 48 of bf16[48x32]; N must be a multiple of 32 under mxfp8: both dims of a "
+        "quantized tensor are in whole blocks",
+        shape(32, 48, 32)},
+       {"x: K = 48 of bf16[32x48]; K must be a multiple of 32 under mxfp8: both dims of a "
+        "quantized tensor are in whole blocks",
+        shape(32, 32, 48)}});
+  ExpectRefusals("nvfp4",
+                 {{"x: M = 24 of bf16[24x32]; M must be a multiple of 16 under nvfp4: both "
+                   "dims of a quantized tensor are in whole blocks",
+                   shape(24, 32, 32)}});
+  // Blocks of 128 may be partial; the FP8 GEMMs still have their rules.
+  EXPECT_TRUE(CheckLinear(Shaped(16, 16, 48), *Recipe::Parse("fp8_block")).ok());
+  ExpectRefusals("fp8_block", {{"x: K = 24 of bf16[32x24]; K must be a multiple of 16 under an FP8 "
+                                "recipe: fprop contracts over K",
+                                shape(32, 48, 24)}});
+  // Blocks count also for the forward pass alone, and where there are no rows.
+  LinearRequest forward = Shaped(16, 32, 32);
+  forward.grad_output = Tensor();
+  EXPECT_FALSE(CheckLinear(forward, *Recipe::Parse("mxfp8")).ok());
+  EXPECT_TRUE(CheckLinear(Shaped(0, 32, 32), *Recipe::Parse("mxfp8")).ok());
+  EXPECT_FALSE(CheckLinear(Shaped(0, 32, 7), *Recipe::Parse("mxfp8")).ok());
+}
+
+TEST(CheckLinear, NamesWhatAQuantizerDoesNotTake) {
+  const auto f32 = [](LinearRequest& request) {
+    request = Shaped(32, 32, 32);
+    request.x = Blank(DType::kF32, {32, 32});
+  };
+  ExpectRefusals("nvfp4",
+                 {{"x: f32[32x32]; quantizer: hadamard true: needs a bf16 source, not f32", f32}});
+  LinearRequest request;
+  f32(request);
+  EXPECT_TRUE(CheckLinear(request, *Recipe::Parse("nvfp4:disable_rht=true")).ok());
+  EXPECT_TRUE(CheckLinear(request, *Recipe::Parse("nvfp4:activation_dtype=bf16")).ok());
+}
+
+TEST(CheckLinear, DelayedScalingHasNoOverrideAndCheckedStates) {
+  const Recipe recipe = *Recipe::Parse("fp8_delayed");
+  const LinearRequest request = Shaped(32, 32, 32);
+  for (const auto mode : {BackwardOverride::kHighPrecision, BackwardOverride::kDequantized}) {
+    EXPECT_EQ(std::string(CheckLinear(request, recipe.WithBackwardOverride(mode)).message()),
+              "backward_override: " + std::string(BackwardOverrideName(mode)) +
+                  "; delayed scaling has no backward override");
+  }
+  LinearRequest bad = request;
+  bad.delayed[TensorRole::kWeight] = *FreshDelayedScaling(4);
+  *bad.delayed[TensorRole::kWeight].scale.as<float>() = -1;
+  EXPECT_EQ(std::string(CheckLinear(bad, recipe).message()),
+            "delayed[weight].scale: -1; a scale is positive and finite");
+  EXPECT_TRUE(CheckLinear(bad, *Recipe::Parse("fp8_current")).ok());
+}
+
+TEST(CheckLinearGemms, NamesTheGemmThatAnArithmeticDoesNotTake) {
+  const LinearRequest request = Shaped(32, 32, 32);
+  const auto message = [&](const char* recipe, const char* arithmetic) {
+    const absl::Status status =
+        CheckLinearGemms(request, *Recipe::Parse(recipe), *Arithmetic::Parse(arithmetic));
+    EXPECT_FALSE(status.ok()) << recipe << " " << arithmetic;
+    return std::string(status.message());
+  };
+  for (const RecipeDescription& recipe : AllRecipes()) {
+    for (const char* arithmetic : {"auto", "exact", "fp32"}) {
+      const absl::Status status =
+          CheckLinearGemms(request, *Recipe::Parse(recipe.name), *Arithmetic::Parse(arithmetic));
+      EXPECT_TRUE(status.ok()) << recipe.name << " " << arithmetic << " " << status;
+    }
+  }
+  EXPECT_EQ(message("mxfp8", "sm90").substr(0, 7), "fprop: ");
+  EXPECT_EQ(message("hybrid:dgrad=nvfp4", "sm90").substr(0, 7), "dgrad: ");
+  EXPECT_EQ(message("hybrid:wgrad=mxfp8", "sm90").substr(0, 7), "wgrad: ");
+  EXPECT_EQ(message("fp8_block:power_2_scales=false", "sm100"),
+            "fprop: fp32 block scales: Blackwell takes powers of two only; power_2_scales=true, or "
+            "an sm90 arithmetic");
+  EXPECT_TRUE(
+      CheckLinearGemms(request, *Recipe::Parse("fp8_block"), *Arithmetic::Parse("sm100")).ok());
 }
 
 TEST(CheckLinear, AsksForNoAlignmentWithoutFp8OrRows) {

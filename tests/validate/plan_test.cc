@@ -80,6 +80,29 @@ TEST(Plan, NamesFieldValueAndRule) {
        [](LayerRunRequest& r) {
          r.variants[0].arithmetic = {ArithmeticFamily::kFp32, Accumulation::kFast, 1};
        }},
+      {"variants[1].recipe: mxfp8 does not take weight: N = 48 of bf16[48x32]; N must be a "
+       "multiple "
+       "of 32 under mxfp8: both dims of a quantized tensor are in whole blocks",
+       [](LayerRunRequest& r) { r.variants[1] = VariantOf("mxfp8"); }},
+      {"variants[1].recipe: fp8_delayed:backward_override=high_precision does not take "
+       "backward_override: high_precision; delayed "
+       "scaling has no backward override",
+       [](LayerRunRequest& r) {
+         r.variants[1].recipe =
+             Recipe::Parse("fp8_delayed")->WithBackwardOverride(BackwardOverride::kHighPrecision);
+       }},
+      {"variants[1].arithmetic: sm100; it does not take fp8_block:power_2_scales=false: fprop: "
+       "fp32 "
+       "block scales: Blackwell takes powers of two only; power_2_scales=true, or an sm90 "
+       "arithmetic",
+       [](LayerRunRequest& r) {
+         r.variants[1] = VariantOf("fp8_block:power_2_scales=false", "sm100");
+       }},
+      {"seed: 5; no variant rounds stochastically", [](LayerRunRequest& r) { r.linear.seed = 5; }},
+      {"calibrate: true; no variant is fp8_delayed: there is no scale to learn",
+       [](LayerRunRequest& r) { r.linear.calibrate = true; }},
+      {"delayed: 1 states; no variant is fp8_delayed, which alone has them",
+       [](LayerRunRequest& r) { r.linear.delayed[TensorRole::kInput] = *FreshDelayedScaling(2); }},
       {"reference: 2; it must be the index of a variant, 0 to 1",
        [](LayerRunRequest& r) { r.reference = 2; }},
       {"reference: -1; it must be the index of a variant, 0 to 1",
@@ -106,6 +129,27 @@ TEST(Plan, NamesFieldValueAndRule) {
     EXPECT_EQ(std::string(status.message()), expected.message);
     EXPECT_EQ(status.code(), expected.code) << expected.message;
   }
+}
+
+TEST(Plan, TakesWhatOneVariantLooksAt) {
+  LayerRunRequest request = GoodRequest();
+  request.variants.push_back(VariantOf("nvfp4", "auto"));
+  request.variants.push_back(VariantOf("fp8_delayed"));
+  request.linear.seed = 5;
+  request.linear.delayed[TensorRole::kInput] = *FreshDelayedScaling(2);
+  request.linear.calibrate = true;
+  EXPECT_TRUE(Plan::Create(request).ok()) << Plan::Create(request).status();
+}
+
+TEST(Plan, RefusesAnArithmeticThatARecipeCannotUse) {
+  LayerRunRequest request = GoodRequest();
+  request.variants.push_back(VariantOf("nvfp4", "sm90"));
+  const absl::Status status = Plan::Create(request).status();
+  EXPECT_FALSE(status.ok());
+  EXPECT_EQ(std::string(status.message())
+                .find("variants[2].arithmetic: sm90; it does not take nvfp4: fprop: "),
+            0u)
+      << status;
 }
 
 TEST(Plan, RefusesSplitKSlicesBelowOne) {

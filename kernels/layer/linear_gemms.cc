@@ -1,0 +1,139 @@
+// CheckLinearGemms: every GEMM of a request, outlined before anything is computed and put before
+// CheckGemm.
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/layer/linear_step.h"
+#include "kernels/quantize/quantized_outline.h"
+
+namespace quantgate {
+namespace {
+
+/// Outlines of the operands and GEMMs of one request.
+class GemmOutlines {
+ public:
+  GemmOutlines(const LinearRequest& request, const Recipe& recipe)
+      : request_(request),
+        recipe_(recipe),
+        flow_(DataflowOf(request, recipe)),
+        m_(request.x.rows()),
+        n_(request.weight.shape()[0]),
+        k_(request.weight.shape()[1]) {}
+
+  const LinearDataflow& flow() const { return flow_; }
+
+  absl::StatusOr<GemmDesc> Fprop() const {
+    GemmDesc desc;
+    desc.layout = GemmLayout::kTN;
+    desc.out_dtype = flow_.activation_dtype;
+    const bool quantized = flow_.quantizes_fprop;
+    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kInput, Usage::kRowwise, quantized));
+    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kWeight, Usage::kRowwise, quantized));
+    if (request_.bias.has_value()) {
+      QG_ASSIGN_OR_RETURN(desc.bias, OutlineTensor(flow_.bias_dtype, {n_}));
+    }
+    return desc;
+  }
+
+  absl::StatusOr<GemmDesc> Dgrad() const {
+    GemmDesc desc;
+    const bool quantized = flow_.quantizes_dgrad;
+    desc.layout =
+        quantized ? DgradLayout(recipe_.QuantizerFor(TensorRole::kWeight)) : GemmLayout::kNN;
+    desc.out_dtype = flow_.activation_dtype;
+    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kGradOutput, Usage::kRowwise, quantized));
+    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kWeight, Usage::kColumnwise, quantized));
+    return desc;
+  }
+
+  absl::StatusOr<GemmDesc> Wgrad() const {
+    GemmDesc desc;
+    const bool quantized = flow_.quantizes_wgrad;
+    desc.layout =
+        quantized ? WgradLayout(recipe_.QuantizerFor(TensorRole::kInput)) : GemmLayout::kNT;
+    desc.out_dtype = flow_.activation_dtype;
+    QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kGradOutput, Usage::kColumnwise, quantized));
+    QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kInput, Usage::kColumnwise, quantized));
+    if (request_.main_grad.has_value()) {
+      desc.out_dtype = DType::kF32;
+      desc.c = request_.main_grad;
+      desc.beta = 1.0f;
+      desc.in_place = true;
+    }
+    return desc;
+  }
+
+ private:
+  Shape ShapeOf(TensorRole role) const {
+    if (role == TensorRole::kInput) return {m_, k_};
+    return role == TensorRole::kWeight ? Shape{n_, k_} : Shape{m_, n_};
+  }
+
+  absl::StatusOr<GemmOperand> Operand(TensorRole role, Usage usage, bool quantized) const {
+    if (!quantized) {
+      QG_ASSIGN_OR_RETURN(const Tensor plain, OutlineTensor(flow_.activation_dtype, ShapeOf(role)));
+      return PlainOperand(plain);
+    }
+    const DType source =
+        role == TensorRole::kWeight ? request_.weight.dtype() : flow_.activation_dtype;
+    QG_ASSIGN_OR_RETURN(
+        const QuantizedCopy copy,
+        OutlineCopy(recipe_.QuantizerFor(role).spec(usage), usage, source, ShapeOf(role)));
+    return OperandOf(copy);
+  }
+
+  const LinearRequest& request_;
+  const Recipe& recipe_;
+  const LinearDataflow flow_;
+  const int64_t m_, n_, k_;
+};
+
+bool IsBlackwell(ArithmeticFamily family) {
+  return family == ArithmeticFamily::kSm100 || family == ArithmeticFamily::kSm120;
+}
+
+/// Blackwell reads fp32 block scales by their exponent bits, so the recipe must make powers of two.
+absl::Status CheckBlockScales(const GemmDesc& desc, const Recipe& recipe, GemmRole role) {
+  const bool has_blocks =
+      desc.a.scaling == ScaleMode::k1x128 || desc.a.scaling == ScaleMode::k128x128;
+  if (!has_blocks || !IsBlackwell(ResolvedFor(desc).family)) return absl::OkStatus();
+  const Usage a_usage = role == GemmRole::kWgrad ? Usage::kColumnwise : Usage::kRowwise;
+  const Usage b_usage = role == GemmRole::kFprop ? Usage::kRowwise : Usage::kColumnwise;
+  const TensorRole a_role = role == GemmRole::kFprop ? TensorRole::kInput : TensorRole::kGradOutput;
+  const TensorRole b_role = role == GemmRole::kWgrad ? TensorRole::kInput : TensorRole::kWeight;
+  if (recipe.QuantizerFor(a_role).spec(a_usage).power_2_scale &&
+      recipe.QuantizerFor(b_role).spec(b_usage).power_2_scale) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("fp32 block scales: Blackwell takes powers of two only; power_2_scales=true, or "
+                   "an sm90 arithmetic"));
+}
+
+absl::Status CheckOne(absl::StatusOr<GemmDesc> desc, GemmRole role, const Recipe& recipe,
+                      const Arithmetic& arithmetic) {
+  QG_RETURN_IF_ERROR(desc.status());
+  desc->arithmetic = arithmetic;
+  desc->use_split_accumulator = UsesSplit(recipe, role, desc->a);
+  absl::Status status = CheckBlockScales(*desc, recipe, role);
+  if (status.ok()) status = CheckGemm(*desc).status();
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(std::string(GemmRoleName(role)), ": ", status.message()));
+}
+
+}  // namespace
+
+absl::Status CheckLinearGemms(const LinearRequest& request, const Recipe& recipe,
+                              const Arithmetic& arithmetic) {
+  const GemmOutlines outlines(request, recipe);
+  const LinearDataflow& flow = outlines.flow();
+  QG_RETURN_IF_ERROR(CheckOne(outlines.Fprop(), GemmRole::kFprop, recipe, arithmetic));
+  if (flow.needs_dx) {
+    QG_RETURN_IF_ERROR(CheckOne(outlines.Dgrad(), GemmRole::kDgrad, recipe, arithmetic));
+  }
+  // A sum over no rows is no GEMM.
+  if (!flow.needs_dw || flow.is_empty) return absl::OkStatus();
+  return CheckOne(outlines.Wgrad(), GemmRole::kWgrad, recipe, arithmetic);
+}
+
+}  // namespace quantgate

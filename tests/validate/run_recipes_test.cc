@@ -1,0 +1,123 @@
+// One run over every recipe, override and arithmetic of this build: every report whole, every GEMM
+// within its derived bound, the numbers of steps as announced.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/validate/run.h"
+#include "tests/engine/tensor_values.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int64_t kM = 64, kN = 96, kK = 160;
+
+LinearRequest LayerOf() {
+  LinearRequest request;
+  request.x = Generated(Distribution::kNormal, 1, DType::kBF16, {kM, kK});
+  request.weight = Generated(Distribution::kNormal, 2, DType::kBF16, {kN, kK});
+  request.bias = Generated(Distribution::kNormal, 3, DType::kBF16, {kN});
+  request.grad_output = Generated(Distribution::kNormal, 4, DType::kBF16, {kM, kN});
+  request.seed = 3;
+  return request;
+}
+
+LayerRunRequest EveryVariant() {
+  LayerRunRequest request;
+  request.linear = LayerOf();
+  std::vector<std::string> recipes = {"hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=fp8_block"};
+  for (const RecipeDescription& recipe : AllRecipes()) {
+    if (!recipe.is_composed) recipes.push_back(recipe.name);
+  }
+  for (const std::string& name : recipes) {
+    for (const char* mode : {"none", "high_precision", "dequantized"}) {
+      if (name == "fp8_delayed" && std::string(mode) != "none") continue;
+      for (const char* arithmetic : {"auto", "exact"}) {
+        request.variants.push_back(
+            {Recipe::Parse(name)->WithBackwardOverride(*ParseBackwardOverride(mode)),
+             *Arithmetic::Parse(arithmetic)});
+      }
+    }
+  }
+  return request;
+}
+
+RunReport RunOk(const LayerRunRequest& request, int* last_step = nullptr,
+                int* step_count = nullptr) {
+  const auto plan = Plan::Create(request);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  if (!plan.ok()) return {};
+  const auto on_progress = [&](const RunProgress& progress) {
+    if (last_step != nullptr) *last_step = progress.step;
+    if (step_count != nullptr) *step_count = progress.step_count;
+  };
+  const auto on_variant = [](int, const VariantReport&) {};
+  const auto engine = MakeCpuEngine({});
+  auto report = RunPlan(*plan, *engine, nullptr, {on_progress, on_variant});
+  EXPECT_TRUE(report.ok()) << report.status();
+  return report.ok() ? *std::move(report) : RunReport{};
+}
+
+TEST(RunRecipes, OneRunOfEverythingIsWithinItsBounds) {
+  LayerRunRequest request = EveryVariant();
+  request.requirement = Requirement::kBound;
+  int last_step = 0, step_count = -1;
+  const RunReport report = RunOk(request, &last_step, &step_count);
+  EXPECT_EQ(last_step, step_count);
+  EXPECT_TRUE(report.verdict.pass) << report.verdict.finding;
+  ASSERT_EQ(report.variants.size(), request.variants.size());
+  for (const VariantReport& variant : report.variants) {
+    SCOPED_TRACE(variant.label);
+    ASSERT_EQ(variant.outputs.size(), 4u);
+    const bool is_exact = variant.arithmetic == "exact";
+    for (const OutputReport& output : variant.outputs) {
+      EXPECT_EQ(output.against_unquantized.non_finite_count, 0);
+      if (output.tensor == "db") continue;
+      EXPECT_EQ(output.bound.has_value(), !is_exact);
+      if (is_exact) {
+        EXPECT_TRUE(output.against_exact.parity.equal) << output.tensor;
+      } else {
+        EXPECT_TRUE(output.bound->pass) << output.tensor << " " << output.bound->worst_ratio;
+      }
+    }
+  }
+}
+
+TEST(RunRecipes, TheForwardOfAnOverrideIsTheForwardWithoutIt) {
+  const RunReport report = RunOk(EveryVariant());
+  std::map<std::string, std::string> forward;  // Of each recipe under exact.
+  for (const VariantReport& variant : report.variants) {
+    if (variant.arithmetic != "exact") continue;
+    const std::string fingerprint = variant.outputs[0].fingerprint.Hex();
+    EXPECT_EQ(forward.emplace(variant.recipe_name, fingerprint).first->second, fingerprint)
+        << variant.label;
+  }
+  // The hybrid takes its forward from mxfp8; all others differ.
+  EXPECT_EQ(forward.at("hybrid"), forward.at("mxfp8"));
+  std::set<std::string> different;
+  for (const auto& [recipe, fingerprint] : forward) different.insert(fingerprint);
+  EXPECT_EQ(different.size(), forward.size() - 1);
+}
+
+TEST(RunRecipes, StateComesWithTheReport) {
+  LayerRunRequest request;
+  request.linear = LayerOf();
+  request.linear.seed = 0;
+  request.variants = {{*Recipe::Parse("fp8_delayed:amax_history_len=2"), Arithmetic{}},
+                      {*Recipe::Parse("fp8_current"), Arithmetic{}}};
+  const RunReport report = RunOk(request);
+  ASSERT_EQ(report.variants.size(), 2u);
+  std::vector<std::string> names;
+  for (const NamedTensor& tensor : report.variants[0].state) names.push_back(tensor.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"input.scale", "input.amax_history", "weight.scale",
+                                             "weight.amax_history", "grad_output.scale",
+                                             "grad_output.amax_history"}));
+  EXPECT_TRUE(report.variants[1].state.empty());
+}
+
+}  // namespace
+}  // namespace quantgate
