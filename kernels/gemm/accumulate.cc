@@ -7,8 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <mutex>
-#include <utility>
+#include <vector>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/gather.h"
@@ -16,6 +15,7 @@
 #include "kernels/gemm/round_toward_zero.h"
 #include "kernels/gemm/scalar_dot.h"
 #include "kernels/gemm/special_outputs.h"
+#include "kernels/gemm/workspace.h"
 #include "kernels/numerics/float_format.h"
 
 namespace quantgate {
@@ -25,39 +25,7 @@ constexpr int64_t kPanelDepth = 128;   // k of one packed panel of b: 72 to 80 K
 constexpr int64_t kTileRowsMax = 512;  // Amortises the packing of b; 128 KiB of accumulators.
 constexpr int64_t kTileRowsMin = 32;
 constexpr int64_t kPackedBytesMax = 48 << 20;  // Of packed a in one super-block.
-
-int64_t RoundUp(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-/// Typed memory from Buffer::Allocate, which reports failure as a status.
-template <typename T>
-class Workspace {
- public:
-  absl::Status Resize(int64_t count) {
-    QG_ASSIGN_OR_RETURN(buffer_, Buffer::Allocate(static_cast<size_t>(count) * sizeof(T)));
-    return absl::OkStatus();
-  }
-  T* data() const { return reinterpret_cast<T*>(buffer_->data()); }
-
- private:
-  std::shared_ptr<Buffer> buffer_;
-};
-
-/// The first error of several threads.
-class FirstError {
- public:
-  void Record(absl::Status status) {
-    if (status.ok()) return;
-    const std::lock_guard lock(mutex_);
-    if (status_.ok()) status_ = std::move(status);
-  }
-  absl::Status status() const { return status_; }
-
- private:
-  std::mutex mutex_;
-  absl::Status status_;
-};
+constexpr int64_t kSignsOverread = 8;          // Kernels load a whole register of a short step.
 
 void AddInto(const float* part, int64_t count, float* total) {
   for (int64_t i = 0; i < count; ++i) total[i] = total[i] + part[i];
@@ -70,30 +38,33 @@ struct TileWorkspace {
   Workspace<typename Panel::Value> b;
   Workspace<typename Panel::Exponent> b_exponents;
   Workspace<float> accumulators, slice, total;  // [rows][kColumns]
+  Workspace<float> scales;                      // Of one block: [kColumns], then [rows].
 
-  absl::Status Allocate(int64_t rows, const AccumulationRule& rule) {
+  absl::Status Allocate(int64_t rows, const FusedRule& rule) {
     const int64_t count = rows * Panel::kColumns;
     QG_RETURN_IF_ERROR(codes.Resize(kPanelDepth * Panel::kColumns));
     QG_RETURN_IF_ERROR(b.Resize(kPanelDepth * 2 * Panel::kColumns));
     QG_RETURN_IF_ERROR(b_exponents.Resize(kPanelDepth * Panel::kColumns));
     QG_RETURN_IF_ERROR(accumulators.Resize(count));
-    if (rule.promote_k > 0) QG_RETURN_IF_ERROR(slice.Resize(count));
+    QG_RETURN_IF_ERROR(scales.Resize(Panel::kColumns + rows));
+    if (rule.promotion != Promotion::kNone) QG_RETURN_IF_ERROR(slice.Resize(count));
     if (rule.slices > 1) QG_RETURN_IF_ERROR(total.Resize(count));
     return absl::OkStatus();
   }
 };
 
 template <class Panel>
-class Sm90Accumulator {
+class FusedAccumulator {
  public:
-  Sm90Accumulator(const OperandView& a, const OperandView& b, const AccumulationRule& rule,
-                  const ExecutionContext& context, const PanelKernels<Panel>& kernels)
+  FusedAccumulator(const OperandView& a, const OperandView& b, const FusedRule& rule,
+                   const ExecutionContext& context, const PanelKernels<Panel>& kernels)
       : a_(a),
         b_(b),
         rule_(rule),
         slices_(SlicesOf(rule, a.k)),
         context_(context),
         kernels_(kernels),
+        promote_(KernelsFor(context.isa).promote),
         k_padded_(RoundUp(a.k, rule.step)),
         a_classes_(a, slices_.back().end, a.dtype == DType::kF32),
         b_classes_(b, slices_.back().end, b.dtype == DType::kF32) {}
@@ -109,7 +80,7 @@ class Sm90Accumulator {
         sizeof(typename Panel::Value) + sizeof(typename Panel::Exponent);
     const int64_t fitting = kPackedBytesMax / (k_padded_ * kBytesPerElement);
     const int64_t rows_max = std::min(RoundUp(a_.rows, 2), std::max(kTileRowsMin, fitting / 2 * 2));
-    QG_RETURN_IF_ERROR(packed_a_.Resize(rows_max * k_padded_));
+    QG_RETURN_IF_ERROR(packed_a_.Resize(rows_max * k_padded_ + kSignsOverread));
     QG_RETURN_IF_ERROR(packed_a_exponents_.Resize(rows_max * k_padded_));
     for (int64_t row = 0; row < a_.rows; row += rows_max) {
       const int64_t rows = std::min(rows_max, a_.rows - row);
@@ -146,12 +117,69 @@ class Sm90Accumulator {
         const int64_t count = r < rows ? a_.k : 0;
         kernels_.decode_row(codes + (r - begin) * a_.k * code_bytes, a_.dtype, count, values.data(),
                             exponents.data());
+        ApplyRowScales(row + r, count, values.data(), exponents.data());
         std::fill(values.data() + count, values.data() + k_padded_, typename Panel::Value(0));
         std::fill(exponents.data() + count, exponents.data() + k_padded_, Panel::kExponentOfZero);
         ScatterSteps(values.data(), r, packed_a_.data());
         ScatterSteps(exponents.data(), r, packed_a_exponents_.data());
       }
     });
+  }
+
+  /// Whether scales are powers of two that move the exponents of products, rather than factors of
+  /// promoted sums.
+  bool scales_products() const { return a_.scales.has_value() && !scales_sums(); }
+  bool scales_sums() const {
+    return rule_.promotion == Promotion::kScaled || rule_.promotion == Promotion::kScaledTwice;
+  }
+
+  /// Multiplies the first `count` values of an operand's row by their blocks' scales. NaN scales
+  /// are left out: special_outputs.h settles what they reach.
+  void ApplyRowScales(int64_t row, int64_t count, typename Panel::Value* values,
+                      typename Panel::Exponent* exponents) const {
+    if (!scales_products()) return;
+    for (int64_t k = 0; k < count; k += a_.scales.k_block) {
+      const FusedElement scale = a_.scales.ElementAt(row, k);
+      const auto factor = static_cast<typename Panel::Value>(std::ldexp(1.0, scale.exponent));
+      const int64_t end = std::min<int64_t>(count, k + a_.scales.k_block);
+      for (int64_t i = k; i < end; ++i) {
+        const bool zero = values[i] == 0;
+        values[i] *= factor;
+        exponents[i] =
+            static_cast<typename Panel::Exponent>(exponents[i] + (zero ? 0 : scale.exponent));
+      }
+    }
+  }
+
+  /// The same for a decoded panel of b, k in [begin, begin + depth).
+  void ApplyColumnScales(int64_t column, int64_t begin, int depth, typename Panel::Value* values,
+                         typename Panel::Exponent* exponents) const {
+    if (!scales_products()) return;
+    constexpr int kColumns = Panel::kColumns;
+    typename Panel::Value factors[kColumns];
+    typename Panel::Exponent shifts[kColumns];
+    const int64_t inside = std::min<int64_t>(kColumns, b_.rows - column);
+    const int64_t depth_inside = std::min<int64_t>(depth, b_.k - begin);
+    for (int64_t i = 0; i < depth_inside; ++i) {
+      if (i == 0 || (begin + i) % b_.scales.k_block == 0) {
+        for (int64_t j = 0; j < kColumns; ++j) {
+          const int64_t row = column + std::min(j, inside - 1);
+          const int16_t exponent = b_.scales.ElementAt(row, begin + i).exponent;
+          factors[j] = static_cast<typename Panel::Value>(std::ldexp(1.0, exponent));
+          shifts[j] = static_cast<typename Panel::Exponent>(exponent);
+        }
+      }
+      typename Panel::Value* const positive = values + i * 2 * kColumns;
+      typename Panel::Value* const negative = positive + kColumns;
+      typename Panel::Exponent* const row_exponents = exponents + i * kColumns;
+      for (int j = 0; j < kColumns; ++j) {
+        const bool zero = positive[j] + negative[j] == 0;
+        positive[j] *= factors[j];
+        negative[j] *= factors[j];
+        row_exponents[j] =
+            static_cast<typename Panel::Exponent>(row_exponents[j] + (zero ? 0 : shifts[j]));
+      }
+    }
   }
 
   /// One row [k_padded_] to row r of packed [steps][block_rows_][step].
@@ -187,7 +215,7 @@ class Sm90Accumulator {
     const int64_t count = RoundUp(rows, 2) * Panel::kColumns;
     float* result = workspace.accumulators.data();
     for (const KRange& slice : slices_) {
-      const float* slice_sum = RunSlice(slice, tile_row, rows, column, workspace);
+      const float* slice_sum = RunSlice(slice, block_row, tile_row, rows, column, workspace);
       if (slices_.size() == 1) {
         result = const_cast<float*>(slice_sum);
       } else if (slice.begin == 0) {
@@ -203,12 +231,12 @@ class Sm90Accumulator {
   }
 
   /// One slice of K from zero; returns its sums, which live in the workspace.
-  const float* RunSlice(const KRange& slice, int64_t tile_row, int64_t rows, int64_t column,
-                        TileWorkspace<Panel>& workspace) const {
+  const float* RunSlice(const KRange& slice, int64_t block_row, int64_t tile_row, int64_t rows,
+                        int64_t column, TileWorkspace<Panel>& workspace) const {
     const int64_t count = RoundUp(rows, 2) * Panel::kColumns;
     float* const accumulators = workspace.accumulators.data();
     std::memset(accumulators, 0, count * sizeof(float));
-    if (rule_.promote_k == 0) {
+    if (rule_.promotion == Promotion::kNone) {
       for (int64_t k = slice.begin; k < slice.end; k += kPanelDepth) {
         RunPanel({k, std::min(slice.end, k + kPanelDepth)}, tile_row, rows, column, workspace);
       }
@@ -219,9 +247,28 @@ class Sm90Accumulator {
     for (int64_t k = slice.begin; k < slice.end; k += rule_.promote_k) {
       if (k > slice.begin) std::memset(accumulators, 0, count * sizeof(float));
       RunPanel({k, std::min(slice.end, k + rule_.promote_k)}, tile_row, rows, column, workspace);
-      AddInto(accumulators, count, sum);
+      if (scales_sums()) {
+        PromoteBlock(k, block_row + tile_row, rows, column, workspace);
+      } else {
+        AddInto(accumulators, count, sum);
+      }
     }
     return sum;
+  }
+
+  /// Adds the accumulators of the block of k to the slice's sums, under the block's scales.
+  void PromoteBlock(int64_t k, int64_t row, int64_t rows, int64_t column,
+                    TileWorkspace<Panel>& workspace) const {
+    float* const column_scales = workspace.scales.data();
+    float* const row_scales = column_scales + Panel::kColumns;
+    for (int64_t j = 0; j < Panel::kColumns; ++j) {
+      column_scales[j] = b_.scales.At(std::min(column + j, b_.rows - 1), k);
+    }
+    for (int64_t r = 0; r < RoundUp(rows, 2); ++r) {
+      row_scales[r] = a_.scales.At(std::min(row + r, a_.rows - 1), k);
+    }
+    promote_({workspace.accumulators.data(), RoundUp(rows, 2), row_scales, column_scales,
+              rule_.promotion == Promotion::kScaledTwice, workspace.slice.data()});
   }
 
   void RunPanel(const KRange& range, int64_t tile_row, int64_t rows, int64_t column,
@@ -230,12 +277,13 @@ class Sm90Accumulator {
     GatherByK(b_, column, Panel::kColumns, range.begin, depth, workspace.codes.data());
     kernels_.decode_columns(workspace.codes.data(), b_.dtype, depth, workspace.b.data(),
                             workspace.b_exponents.data());
+    ApplyColumnScales(column, range.begin, depth, workspace.b.data(), workspace.b_exponents.data());
     const int64_t a_offset = range.begin * block_rows_ + tile_row * rule_.step;
     const ScopedRoundTowardZero round_toward_zero;
     kernels_.multiply({packed_a_.data() + a_offset, packed_a_exponents_.data() + a_offset,
                        block_rows_, RoundUp(rows, 2), workspace.b.data(),
                        workspace.b_exponents.data(), depth / rule_.step, rule_.step,
-                       workspace.accumulators.data()});
+                       rule_.align_bits, workspace.accumulators.data()});
   }
 
   /// Replaces the outputs that a NaN or an infinity reaches; the kernels took those operands for
@@ -253,6 +301,8 @@ class Sm90Accumulator {
 
   float SettledValue(int64_t m, int64_t n, float finite_sum) const {
     const SpecialProducts products = FindSpecialProducts(a_classes_, m, b_classes_, n);
+    // A block's scale may turn an infinity round, or make it NaN.
+    if (scales_sums() && !products.nan) return ScalarDot(a_, b_, rule_, m, n);
     if (products.nan || (products.positive_infinity && products.negative_infinity)) {
       return std::bit_cast<float>(uint32_t(Float32::kCanonicalNan));
     }
@@ -260,16 +310,17 @@ class Sm90Accumulator {
     // Only finite products that overflow the other way first can change the outcome, and such an
     // overflow would have stuck to the finite sum too.
     if (std::isnan(finite_sum) || finite_sum == -infinity) {
-      return ScalarDotSm90(a_, b_, rule_, m, n);
+      return ScalarDot(a_, b_, rule_, m, n);
     }
     return infinity;
   }
 
   const OperandView a_, b_;
-  const AccumulationRule rule_;
+  const FusedRule rule_;
   const std::vector<KRange> slices_;
   const ExecutionContext& context_;
   const PanelKernels<Panel>& kernels_;
+  const PromoteKernel promote_;
   const int64_t k_padded_;
   ClassSets a_classes_, b_classes_;
   bool has_specials_ = false;
@@ -279,21 +330,30 @@ class Sm90Accumulator {
   FirstError error_;
 };
 
-}  // namespace
-
-AccumulationRule Sm90Rule(DType dtype, bool split, int slices) {
-  // A tile of split-K is 128 bytes of k in every type.
-  const int64_t tile_k = 128 / DTypeBytes(dtype);
-  if (IsFp8(dtype)) return {32, split ? 128 : 0, slices, tile_k};
-  return {dtype == DType::kF32 ? 8 : 16, 0, slices, tile_k};
+/// An FP8 operand with k in the order that ProductOrder::kPairsOfFour takes it, padded to whole
+/// instructions with zeros.
+absl::StatusOr<OperandView> InPairsOfFour(const OperandView& view) {
+  OperandView ordered = view;
+  ordered.k = RoundUp(view.k, 32);
+  ordered.row_stride = ordered.k;
+  ordered.k_stride = 1;
+  QG_ASSIGN_OR_RETURN(ordered.owned,
+                      Buffer::Allocate(static_cast<size_t>(ordered.rows * ordered.k)));
+  ordered.data = ordered.owned->data();
+  auto* out = reinterpret_cast<uint8_t*>(ordered.owned->data());
+  for (int64_t row = 0; row < ordered.rows; ++row) {
+    for (int64_t i = 0; i < ordered.k; ++i) {
+      const int64_t k = fused_rule_steps::PairsOfFour(0, i);
+      *out++ = k < view.k ? *view.at<uint8_t>(row, k) : 0;
+    }
+  }
+  return ordered;
 }
 
-std::vector<KRange> SlicesOf(const AccumulationRule& rule, int64_t k) {
-  if (rule.slices <= 1) return {{0, k}};
-  // cuBLASLt 13.1 rounds the integer quotient k / slices up to whole tiles. Where the quotient is
-  // whole tiles already and leaves a remainder, the last products of k are in no slice and are
-  // lost: 8 of 776 at 12 slices, on the H200 (tests/data/golden_gemm_splitk.safetensors).
-  const int64_t slice_k = std::max(rule.tile_k, RoundUp(k / rule.slices, rule.tile_k));
+}  // namespace
+
+std::vector<KRange> SlicesOf(const FusedRule& rule, int64_t k) {
+  const int64_t slice_k = SliceLength(rule, k);
   std::vector<KRange> slices;
   for (int64_t i = 0; i < rule.slices && i * slice_k < k; ++i) {
     slices.push_back({i * slice_k, std::min(k, (i + 1) * slice_k)});
@@ -301,14 +361,22 @@ std::vector<KRange> SlicesOf(const AccumulationRule& rule, int64_t k) {
   return slices;
 }
 
-absl::Status AccumulateSm90(const OperandView& a, const OperandView& b,
-                            const AccumulationRule& rule, const ExecutionContext& context,
-                            AccumulatorSink sink) {
-  const KernelTable& kernels = KernelsFor(context.isa);
-  if (IsFp8(a.dtype)) {
-    return Sm90Accumulator<NarrowPanel>(a, b, rule, context, kernels.narrow).Run(sink);
+absl::Status AccumulateFused(const OperandView& a, const OperandView& b, const FusedRule& rule,
+                             const ExecutionContext& context, AccumulatorSink sink) {
+  if (rule.f16_accumulator) return AccumulateScalar(a, b, rule, context, sink);
+  if (rule.group > 1) return AccumulateGroups(a, b, rule, context, sink);
+  if (rule.order == ProductOrder::kPairsOfFour) {
+    FusedRule ascending = rule;
+    ascending.order = ProductOrder::kAscending;
+    QG_ASSIGN_OR_RETURN(const OperandView a_ordered, InPairsOfFour(a));
+    QG_ASSIGN_OR_RETURN(const OperandView b_ordered, InPairsOfFour(b));
+    return AccumulateFused(a_ordered, b_ordered, ascending, context, sink);
   }
-  return Sm90Accumulator<WidePanel>(a, b, rule, context, kernels.wide).Run(sink);
+  const KernelTable& kernels = KernelsFor(context.isa);
+  if (rule.out_mantissa == NarrowPanel::kOutMantissa) {
+    return FusedAccumulator<NarrowPanel>(a, b, rule, context, kernels.narrow).Run(sink);
+  }
+  return FusedAccumulator<WidePanel>(a, b, rule, context, kernels.wide).Run(sink);
 }
 
 }  // namespace quantgate

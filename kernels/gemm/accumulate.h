@@ -9,20 +9,9 @@
 #include "absl/status/status.h"
 #include "kernels/base/execution.h"
 #include "kernels/gemm/operand_view.h"
+#include "kernels/numerics/fused_rule.h"
 
 namespace quantgate {
-
-/// How sm90 cuts K (docs/tensor-cores.md section 3).
-struct AccumulationRule {
-  int step = 0;  ///< L of the fused step.
-  int64_t promote_k =
-      0;  ///< Every so many k the accumulator is added to an fp32 total and restarts; 0: never.
-  int slices = 1;      ///< Split-K: slices of whole tiles, added in fp32 in order.
-  int64_t tile_k = 0;  ///< The k of one tile of split-K.
-};
-
-/// The rule for operands of `dtype`; `split` is FAST_ACCUM off, which only FP8 knows.
-AccumulationRule Sm90Rule(DType dtype, bool split, int slices);
 
 /// k in [begin, end).
 struct KRange {
@@ -31,7 +20,7 @@ struct KRange {
 
 /// The non-empty slices of k, in order; one of them unless the rule splits K. They may leave the
 /// last products out, as cuBLASLt does.
-std::vector<KRange> SlicesOf(const AccumulationRule& rule, int64_t k);
+std::vector<KRange> SlicesOf(const FusedRule& rule, int64_t k);
 
 /// Accumulators of rows [row, row + rows) x columns [column, column + columns), columns <= 64.
 struct AccumulatorTile {
@@ -45,13 +34,22 @@ struct AccumulatorTile {
 /// Receives every output exactly once, from several threads at a time.
 using AccumulatorSink = absl::FunctionRef<void(const AccumulatorTile& tile)>;
 
-/// sum over k of a(m, k) * b(n, k) as Hopper's tensor cores accumulate it. CANCELLED or
-/// DEADLINE_EXCEEDED by the context; RESOURCE_EXHAUSTED when the workspace cannot be had.
-absl::Status AccumulateSm90(const OperandView& a, const OperandView& b,
-                            const AccumulationRule& rule, const ExecutionContext& context,
-                            AccumulatorSink sink);
+/// sum over k of a(m, k) * b(n, k) under `rule`, one of the registry's (kernels/gemm/rules.h).
+/// CANCELLED or DEADLINE_EXCEEDED by the context; RESOURCE_EXHAUSTED when the workspace cannot be
+/// had.
+absl::Status AccumulateFused(const OperandView& a, const OperandView& b, const FusedRule& rule,
+                             const ExecutionContext& context, AccumulatorSink sink);
 
-/// The same by sequential fp32 FMA over k, from +0, on the decoded operands.
+/// The same for groups (rule.group > 1): E2M1 codes under E4M3 scales.
+absl::Status AccumulateGroups(const OperandView& a, const OperandView& b, const FusedRule& rule,
+                              const ExecutionContext& context, AccumulatorSink sink);
+
+/// The same for any rule at all, output by output: slow.
+absl::Status AccumulateScalar(const OperandView& a, const OperandView& b, const FusedRule& rule,
+                              const ExecutionContext& context, AccumulatorSink sink);
+
+/// The same by sequential fp32 FMA over k, from +0, on the decoded operands: of block-scaled ones,
+/// f32(element * scale).
 absl::Status AccumulateFp32(const OperandView& a, const OperandView& b,
                             const ExecutionContext& context, AccumulatorSink sink);
 

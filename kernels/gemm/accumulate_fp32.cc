@@ -18,9 +18,29 @@ constexpr int64_t kTileRows = 64;
 
 void DecodeToFloat(DType dtype, const void* source, int64_t count, float* out) {
   VisitFormat(dtype, [&]<class Format>(Format) {
+    constexpr int kBits = FormatConstants<Format>::kBits;
     const auto* codes = static_cast<const typename Format::Storage*>(source);
-    for (int64_t i = 0; i < count; ++i) out[i] = DecodeFloat<Format>(codes[i]);
+    for (int64_t i = 0; i < count; ++i) {
+      auto code = codes[i];
+      if constexpr (kBits < 8) code = code & ((1 << kBits) - 1);  // The low bits of their bytes.
+      out[i] = DecodeFloat<Format>(code);
+    }
   });
+}
+
+/// Multiplies `count` rows of decoded values by their blocks' scales, rounded to fp32; rows beyond
+/// the operand are zeros already.
+void ApplyScales(const OperandView& view, int64_t row, int64_t count, int64_t stride_of_row,
+                 int64_t stride_of_k, float* values) {
+  if (!view.scales.has_value()) return;
+  const int64_t rows = std::min(count, view.rows - row);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t k = 0; k < view.k; k += view.scales.k_block) {
+      const float scale = view.scales.At(row + r, k);
+      const int64_t end = std::min<int64_t>(view.k, k + view.scales.k_block);
+      for (int64_t i = k; i < end; ++i) values[r * stride_of_row + i * stride_of_k] *= scale;
+    }
+  }
 }
 
 /// Rows [row, row + rows) of a view as fp32 [rows][k].
@@ -30,7 +50,9 @@ absl::StatusOr<std::shared_ptr<Buffer>> DecodedRows(const OperandView& view, int
   QG_ASSIGN_OR_RETURN(auto codes, Buffer::Allocate(count * DTypeBytes(view.dtype)));
   QG_ASSIGN_OR_RETURN(auto values, Buffer::Allocate(count * sizeof(float)));
   GatherByRow(view, row, rows, 0, view.k, view.k, codes->data());
-  DecodeToFloat(view.dtype, codes->data(), count, reinterpret_cast<float*>(values->data()));
+  auto* decoded = reinterpret_cast<float*>(values->data());
+  DecodeToFloat(view.dtype, codes->data(), count, decoded);
+  ApplyScales(view, row, rows, view.k, 1, decoded);
   return values;
 }
 
@@ -40,7 +62,9 @@ absl::StatusOr<std::shared_ptr<Buffer>> DecodedColumns(const OperandView& view, 
   QG_ASSIGN_OR_RETURN(auto codes, Buffer::Allocate(count * DTypeBytes(view.dtype)));
   QG_ASSIGN_OR_RETURN(auto values, Buffer::Allocate(count * sizeof(float)));
   GatherByK(view, column, kFp32Columns, 0, view.k, codes->data());
-  DecodeToFloat(view.dtype, codes->data(), count, reinterpret_cast<float*>(values->data()));
+  auto* decoded = reinterpret_cast<float*>(values->data());
+  DecodeToFloat(view.dtype, codes->data(), count, decoded);
+  ApplyScales(view, column, kFp32Columns, 1, kFp32Columns, decoded);
   return values;
 }
 

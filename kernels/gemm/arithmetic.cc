@@ -32,10 +32,11 @@ absl::Status Invalid(std::string_view text, const std::string& rule) {
   return absl::InvalidArgumentError(absl::StrCat("arithmetic \"", std::string(text), "\": ", rule));
 }
 
-/// Applies one parameter of "sm90:...".
-absl::Status ApplySm90Parameter(std::string_view text, const std::string& parameter,
-                                Arithmetic& arithmetic) {
-  if (parameter == "fast" || parameter == "split") {
+/// Applies one parameter of "sm90:..." or of "sm80:...".
+absl::Status ApplyParameter(std::string_view text, const std::string& parameter,
+                            Arithmetic& arithmetic) {
+  const bool is_sm90 = arithmetic.family == ArithmeticFamily::kSm90;
+  if (is_sm90 && (parameter == "fast" || parameter == "split")) {
     if (arithmetic.accumulation != Accumulation::kRecipe) {
       return Invalid(text, "names the accumulation twice");
     }
@@ -43,66 +44,81 @@ absl::Status ApplySm90Parameter(std::string_view text, const std::string& parame
     return absl::OkStatus();
   }
   const std::vector<std::string> key_value = absl::StrSplit(parameter, absl::MaxSplits('=', 1));
-  if (key_value.size() == 2 && key_value[0] == "splitk") {
+  if (is_sm90 && key_value.size() == 2 && key_value[0] == "splitk") {
     if (!absl::SimpleAtoi(key_value[1], &arithmetic.split_k) || arithmetic.split_k < 1 ||
         arithmetic.split_k > kSplitKMax) {
       return Invalid(text, absl::StrCat("splitk must be a whole number from 1 to ", kSplitKMax));
     }
     return absl::OkStatus();
   }
-  return Invalid(text, absl::StrCat("unknown parameter \"", parameter,
-                                    "\"; sm90 takes fast, split and splitk=N"));
+  if (!is_sm90 && (parameter == "acc=f16" || parameter == "acc=f32")) {
+    arithmetic.f16_accumulate = parameter == "acc=f16";
+    return absl::OkStatus();
+  }
+  return Invalid(text, absl::StrCat("unknown parameter \"", parameter, "\"; ",
+                                    std::string(ArithmeticFamilyName(arithmetic.family)), " takes ",
+                                    is_sm90 ? "fast, split and splitk=N" : "acc=f16 or acc=f32"));
 }
 
+constexpr struct {
+  ArithmeticFamily family;
+  std::string_view name;
+} kFamilies[] = {
+    {ArithmeticFamily::kAuto, "auto"},   {ArithmeticFamily::kSm70, "sm70"},
+    {ArithmeticFamily::kSm75, "sm75"},   {ArithmeticFamily::kSm80, "sm80"},
+    {ArithmeticFamily::kSm86, "sm86"},   {ArithmeticFamily::kSm89, "sm89"},
+    {ArithmeticFamily::kSm90, "sm90"},   {ArithmeticFamily::kSm90MmaFp8, "sm90_mma_fp8"},
+    {ArithmeticFamily::kSm100, "sm100"}, {ArithmeticFamily::kSm120, "sm120"},
+    {ArithmeticFamily::kExact, "exact"}, {ArithmeticFamily::kFp32, "fp32"},
+};
+
 }  // namespace
+
+std::string_view ArithmeticFamilyName(ArithmeticFamily family) {
+  for (const auto& entry : kFamilies) {
+    if (entry.family == family) return entry.name;
+  }
+  return "unknown";
+}
+
+bool IsTensorCore(ArithmeticFamily family) {
+  return family != ArithmeticFamily::kAuto && family != ArithmeticFamily::kExact &&
+         family != ArithmeticFamily::kFp32;
+}
 
 absl::StatusOr<Arithmetic> Arithmetic::Parse(std::string_view text) {
   const std::string whole(text);
   const std::vector<std::string> parts = absl::StrSplit(whole, absl::MaxSplits(':', 1));
   const std::string& name = parts[0];
-  Arithmetic arithmetic;
   if (name == "cublaslt") {
     return absl::UnimplementedError(absl::StrCat(
         "arithmetic \"", whole, "\" needs a build with CUDA; known here: ", KnownNames()));
   }
-  if (name == "auto") {
-    arithmetic.family = ArithmeticFamily::kAuto;
-  } else if (name == "sm90") {
-    arithmetic.family = ArithmeticFamily::kSm90;
-  } else if (name == "exact") {
-    arithmetic.family = ArithmeticFamily::kExact;
-  } else if (name == "fp32") {
-    arithmetic.family = ArithmeticFamily::kFp32;
-  } else {
-    return Invalid(text, absl::StrCat("unknown name; known: ", KnownNames()));
+  for (const auto& entry : kFamilies) {
+    if (entry.name != name) continue;
+    Arithmetic arithmetic;
+    arithmetic.family = entry.family;
+    if (parts.size() == 1) return arithmetic;
+    if (!IsTensorCore(entry.family)) {
+      return Invalid(text, absl::StrCat(name, " takes no parameters"));
+    }
+    for (const std::string& parameter : Split(parts[1])) {
+      QG_RETURN_IF_ERROR(ApplyParameter(text, parameter, arithmetic));
+    }
+    return arithmetic;
   }
-  if (parts.size() == 1) return arithmetic;
-  if (arithmetic.family != ArithmeticFamily::kSm90) {
-    return Invalid(text, absl::StrCat(name, " takes no parameters"));
-  }
-  for (const std::string& parameter : Split(parts[1])) {
-    QG_RETURN_IF_ERROR(ApplySm90Parameter(text, parameter, arithmetic));
-  }
-  return arithmetic;
+  return Invalid(text, absl::StrCat("unknown name; known: ", KnownNames()));
 }
 
 std::string Arithmetic::ToString() const {
-  switch (family) {
-    case ArithmeticFamily::kAuto:
-      return "auto";
-    case ArithmeticFamily::kExact:
-      return "exact";
-    case ArithmeticFamily::kFp32:
-      return "fp32";
-    case ArithmeticFamily::kSm90:
-      break;
-  }
   std::vector<std::string> parameters;
   if (accumulation == Accumulation::kFast) parameters.push_back("fast");
   if (accumulation == Accumulation::kSplit) parameters.push_back("split");
   if (split_k != 1) parameters.push_back(absl::StrCat("splitk=", split_k));
-  if (parameters.empty()) return "sm90";
-  return absl::StrCat("sm90:", absl::StrJoin(parameters, ","));
+  if (f16_accumulate) parameters.push_back("acc=f16");
+  std::string name(ArithmeticFamilyName(family));
+  if (parameters.empty() || !IsTensorCore(family)) return name;
+  return absl::StrCat(name, ":", absl::StrJoin(parameters, ","));
 }
 
 Arithmetic Arithmetic::Resolved() const {
@@ -112,15 +128,32 @@ Arithmetic Arithmetic::Resolved() const {
 }
 
 const std::vector<ArithmeticDescription>& AllArithmetics() {
+  const std::string kRead = "the rule of a public model, from reading it; not measured here";
+  const std::string kRecorded =
+      "the rule of a public model that its authors checked against recordings of the hardware; not "
+      "measured here";
+  const std::string kRecordedButTf32 = kRecorded + "; tf32 from reading the model";
   static const auto* const all = new std::vector<ArithmeticDescription>{
+      {"sm70", "Volta, mma m8n8k4: fp16 in fused steps of 4 products aligned to 23 bits",
+       "docs/tensor-cores.md section 2", kRecorded, false},
+      {"sm75", "Turing, mma m16n8k8: fp16 in steps of 8 aligned to 24 bits",
+       "docs/tensor-cores.md section 2", kRead, false},
+      {"sm80",
+       "Ampere (A100), mma.sync: fp16 and bf16 in steps of 8, tf32 of 4, aligned to 24 bits",
+       "docs/tensor-cores.md section 2", kRecordedButTf32, false},
+      {"sm86", "Ampere (A2, RTX 30): the rules of sm80", "docs/tensor-cores.md section 2",
+       kRecordedButTf32, false},
+      {"sm89",
+       "Ada, mma.sync: as sm80, and FP8 in steps of 16 aligned to 13 bits, results of 13 bits",
+       "docs/tensor-cores.md section 2", kRecordedButTf32, false},
       {"sm90",
        "Hopper tensor cores as cuBLASLt drives them: bf16, fp16 and tf32 in fused steps of 16, 16 "
        "and 8 products aligned to 25 bits; FP8 in steps of 32 aligned to 13 bits, accumulated as "
-       "the recipe says. Parameters: fast, split, splitk=N",
+       "the recipe says, always split under scales of 128. Parameters: fast, split, splitk=N",
        "docs/tensor-cores.md sections 1 to 3",
        "measured: H200, cuBLASLt 13.1.0, 2026-11-20, 7.84e10 outputs compared, 0 differing "
        "(tests/hardware/README.md). tf32 only where k is a multiple of 8: other kernels take the "
-       "rest",
+       "rest. Scales of 128: docs/tensor-cores.md section 3.4",
        false},
       {"sm90:fast", "sm90 with FP8 accumulated in the tensor core alone (FAST_ACCUM on)",
        "docs/tensor-cores.md section 3.1",
@@ -128,10 +161,30 @@ const std::vector<ArithmeticDescription>& AllArithmetics() {
       {"sm90:split", "sm90 with FP8 sums promoted to fp32 every 128 of K (FAST_ACCUM off)",
        "docs/tensor-cores.md section 3.1",
        "the same measurement: 2.2e10 FP8 outputs compared, 0 differing", false},
-      {"exact", "the real-number result, rounded once; does not depend on any order",
-       "docs/tensor-cores.md section 5", "exact rational arithmetic (tests/data/exact_dots.txt)",
+      {"sm90_mma_fp8",
+       "Hopper's mma.sync m16n8k32 FP8: two chained steps of 16 aligned to 25 bits (of each 4 k, "
+       "the "
+       "first two, then the others), added to the accumulator in fp32",
+       "docs/tensor-cores.md section 2",
+       "the rule of a public model that its authors checked against recordings of the hardware, "
+       "fp32 results on sm_90 excepted; not measured here",
        false},
-      {"fp32", "sequential fp32 fused multiply-add over k, from zero",
+      {"sm100",
+       "Blackwell, tcgen05: bf16 and fp16 in steps of 16, FP8, FP6 and FP4 in steps of 32, also "
+       "under E8M0 scales of 32, aligned to 25 bits; NVFP4 in steps of 4 exact groups of 16 "
+       "aligned "
+       "to 35 bits",
+       "docs/tensor-cores.md sections 2 and 3.5",
+       "rules of a public model: bf16 and fp16 checked by its authors against recordings of the "
+       "hardware, the rest from reading it; not measured here",
+       false},
+      {"sm120", "Blackwell (RTX), mma.sync: the rules of sm100",
+       "docs/tensor-cores.md sections 2 and 3.5", kRead, false},
+      {"exact", "the real-number result, rounded once; does not depend on any order",
+       "docs/tensor-cores.md section 5",
+       "exact rational arithmetic (tests/data/exact_dots.txt, tests/data/exact_scaled_dots.txt)",
+       false},
+      {"fp32", "sequential fp32 fused multiply-add over k, from zero, on decoded operands",
        "IEEE 754; docs/tensor-cores.md section 5",
        "by definition; cuBLASLt's algorithm 55 gives the same bits (the measurement of sm90)",
        false},

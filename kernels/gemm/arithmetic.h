@@ -11,7 +11,24 @@
 
 namespace quantgate {
 
-enum class ArithmeticFamily { kAuto, kSm90, kExact, kFp32 };
+enum class ArithmeticFamily {
+  kAuto,
+  kSm70,  ///< Tensor cores by architecture: the rules of kernels/gemm/rules.h.
+  kSm75,
+  kSm80,
+  kSm86,
+  kSm89,
+  kSm90,
+  kSm90MmaFp8,  ///< Hopper's mma.sync FP8, which adds otherwise than its wgmma.
+  kSm100,
+  kSm120,
+  kExact,
+  kFp32,
+};
+/// "sm90", "sm90_mma_fp8", "exact", "auto".
+std::string_view ArithmeticFamilyName(ArithmeticFamily family);
+/// Whether the family is a model of tensor cores.
+bool IsTensorCore(ArithmeticFamily family);
 
 /// How sm90 accumulates FP8: as the recipe says per GEMM, or forced by name ("sm90:fast",
 /// "sm90:split").
@@ -21,14 +38,17 @@ struct Arithmetic {
   ArithmeticFamily family = ArithmeticFamily::kAuto;
   Accumulation accumulation = Accumulation::kRecipe;
   int split_k = 1;  ///< Slices of K (docs/tensor-cores.md section 3.2, Split-K); 1: not split.
+  /// Accumulators in fp16 ("sm80:acc=f16"): the instructions with an fp16 result.
+  bool f16_accumulate = false;
 
-  /// Parses "sm90", "sm90:fast", "sm90:split,splitk=3", "exact", "fp32", "auto". INVALID_ARGUMENT
-  /// names the value and the known names; UNIMPLEMENTED for a name that needs hardware this build
-  /// cannot drive.
+  /// Parses "sm90", "sm90:fast", "sm90:split,splitk=3", "sm80:acc=f16", "exact", "fp32", "auto".
+  /// INVALID_ARGUMENT names the value and the known names; UNIMPLEMENTED for a name that needs
+  /// hardware this build cannot drive.
   static absl::StatusOr<Arithmetic> Parse(std::string_view text);
   /// The canonical text: Parse(ToString()) == *this.
   std::string ToString() const;
-  /// This with kAuto replaced by what runs on the CPU engine (sm90).
+  /// This with kAuto replaced by what runs high-precision and per-tensor FP8 operands on the CPU
+  /// engine (sm90). Other operands may take another: ResolvedFor in gemm.h.
   Arithmetic Resolved() const;
   friend bool operator==(const Arithmetic&, const Arithmetic&) = default;
 };

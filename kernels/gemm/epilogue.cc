@@ -78,16 +78,37 @@ void RoundToDType(DType dtype, int columns, float* values) {
   }
 }
 
+bool IsRowScaled(const GemmOperand& operand) {
+  return operand.amax.has_value() && operand.amax.element_count() != 1;
+}
+
 }  // namespace
+
+// Transformer Engine's order: the amaxes join alpha, the N side's first, then the constant
+// reciprocal of the largest codes.
+float Nvfp4Coefficient(const GemmDesc& desc) {
+  const bool keeps_amaxes_out = IsRowScaled(desc.a);
+  int largest = 1;  // At most 6^2 * 448^2, exact in fp32.
+  float coefficient = desc.alpha;
+  for (const GemmOperand* operand : {&desc.b, &desc.a}) {
+    if (!operand->amax.has_value()) continue;
+    if (!keeps_amaxes_out) coefficient *= *operand->amax.as<float>();
+    largest *= 6 * operand->e4m3_max;
+  }
+  return coefficient * (1.0f / static_cast<float>(largest));
+}
 
 Epilogue::Epilogue(const GemmDesc& desc, const GemmShape& shape, Tensor& d)
     : out_dtype_(desc.out_dtype),
       n_(shape.n),
-      d_(d.data()),
+      d_(d.has_value() ? d.data() : nullptr),
       combination_(CombinationOf(desc)),
       beta_(desc.beta),
       c_(desc.c) {
-  if (desc.a.scaling == ScaleMode::kOuter) {
+  if (desc.a.scaling == ScaleMode::kNv16) {
+    coefficient_ = Nvfp4Coefficient(desc);
+    SetRowFactors(desc);
+  } else if (desc.a.scaling == ScaleMode::kOuter) {
     row_scale_ = desc.a.scale_inv.as<float>();
     column_scale_ = desc.b.scale_inv.as<float>();
     coefficient_ = desc.alpha;
@@ -100,6 +121,17 @@ Epilogue::Epilogue(const GemmDesc& desc, const GemmShape& shape, Tensor& d)
     Decode(desc.bias.dtype(), desc.bias.data(), 0, shape.n, bias_.data());
   }
   if (desc.d_scale.has_value()) d_scale_ = *desc.d_scale.as<float>();
+}
+
+// A row-scaled operand keeps both amaxes out of the GEMM, whose fp32 result is multiplied by their
+// products.
+void Epilogue::SetRowFactors(const GemmDesc& desc) {
+  if (!IsRowScaled(desc.a)) return;
+  const float column_amax = desc.b.amax.has_value() ? *desc.b.amax.as<float>() : 1.0f;
+  row_factor_.resize(desc.a.amax.element_count());
+  for (size_t row = 0; row < row_factor_.size(); ++row) {
+    row_factor_[row] = desc.a.amax.as<float>()[row] * column_amax;
+  }
 }
 
 void Epilogue::ScaleByVectors(int64_t row, int64_t column, int columns, float* values) const {
@@ -123,6 +155,9 @@ void Epilogue::Combine(int64_t row, int64_t column, int columns, float* values) 
     for (int i = 0; i < columns; ++i) {
       values[i] =
           keeps_negative_zero ? values[i] * coefficient_ : ProductPlusZero(values[i], coefficient_);
+    }
+    if (!row_factor_.empty()) {
+      for (int i = 0; i < columns; ++i) values[i] = values[i] * row_factor_[row];
     }
     return AddBias(column, columns, values);
   }
@@ -148,16 +183,15 @@ void Epilogue::Combine(int64_t row, int64_t column, int columns, float* values) 
   }
 }
 
-uint32_t Epilogue::Store(int64_t row, int64_t column, int columns, float* values) const {
-  const int64_t offset = row * n_ + column;
+uint32_t Epilogue::Store(int columns, float* values, std::byte* destination) const {
   switch (out_dtype_) {
     case DType::kBF16: {
-      auto* out = reinterpret_cast<uint16_t*>(d_) + offset;
+      auto* out = reinterpret_cast<uint16_t*>(destination);
       for (int i = 0; i < columns; ++i) out[i] = EncodeBFloat16(values[i]);
       return 0;
     }
     case DType::kF16:
-      EncodeRow<Float16>(values, columns, reinterpret_cast<uint16_t*>(d_) + offset);
+      EncodeRow<Float16>(values, columns, reinterpret_cast<uint16_t*>(destination));
       return 0;
     case DType::kF8E4M3:
     case DType::kF8E5M2: {
@@ -167,7 +201,7 @@ uint32_t Epilogue::Store(int64_t row, int64_t column, int columns, float* values
         amax = std::max(amax, magnitude > kInfinityBits ? Float32::kCanonicalNan : magnitude);
         values[i] = ProductPlusZero(values[i], d_scale_);
       }
-      auto* out = reinterpret_cast<uint8_t*>(d_) + offset;
+      auto* out = reinterpret_cast<uint8_t*>(destination);
       if (out_dtype_ == DType::kF8E4M3) {
         EncodeRow<E4M3>(values, columns, out);
       } else {
@@ -176,7 +210,7 @@ uint32_t Epilogue::Store(int64_t row, int64_t column, int columns, float* values
       return amax;
     }
     default: {
-      auto* out = reinterpret_cast<float*>(d_) + offset;
+      auto* out = reinterpret_cast<float*>(destination);
       for (int i = 0; i < columns; ++i) out[i] = CanonicalFloat(values[i]);
       return 0;
     }
@@ -185,11 +219,17 @@ uint32_t Epilogue::Store(int64_t row, int64_t column, int columns, float* values
 
 uint32_t Epilogue::Apply(int64_t row, int64_t column, int columns,
                          const float* accumulators) const {
+  std::byte* const out = d_ + (row * n_ + column) * DTypeBytes(out_dtype_);
+  return ApplyTo(row, column, columns, accumulators, out);
+}
+
+uint32_t Epilogue::ApplyTo(int64_t row, int64_t column, int columns, const float* accumulators,
+                           std::byte* out) const {
   float values[kColumnsMax];
   std::copy(accumulators, accumulators + columns, values);
   ScaleByVectors(row, column, columns, values);
   Combine(row, column, columns, values);
-  return Store(row, column, columns, values);
+  return Store(columns, values, out);
 }
 
 }  // namespace quantgate

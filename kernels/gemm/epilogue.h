@@ -22,24 +22,33 @@ enum class Combination {
             ///< c.
 };
 
+/// alpha' of an nv16 GEMM: alpha with the global scales of both operands, or, where a is
+/// row-scaled, with the constant alone (docs/tensor-cores.md section 3.5).
+float Nvfp4Coefficient(const GemmDesc& desc);
+
 class Epilogue {
  public:
   /// Columns that one call of Apply may span.
   static constexpr int kColumnsMax = 64;
 
-  /// `d` is the output [m][n] of desc.out_dtype; it and `desc` must outlive the Epilogue.
+  /// `d` is the output [m][n] of desc.out_dtype, absent for ApplyTo alone; it and `desc` must
+  /// outlive the Epilogue.
   Epilogue(const GemmDesc& desc, const GemmShape& shape, Tensor& d);
 
   /// Stores d[row][column .. column + columns) from the accumulators. Returns the bits of max
   /// |value| in fp32 before d_scale, NaN if any is, for FP8 outputs; 0 for others. Thread-safe
   /// for disjoint outputs.
   uint32_t Apply(int64_t row, int64_t column, int columns, const float* accumulators) const;
+  /// The same, but the codes go to `out` instead of d.
+  uint32_t ApplyTo(int64_t row, int64_t column, int columns, const float* accumulators,
+                   std::byte* out) const;
 
  private:
+  void SetRowFactors(const GemmDesc& desc);
   void ScaleByVectors(int64_t row, int64_t column, int columns, float* values) const;
   void Combine(int64_t row, int64_t column, int columns, float* values) const;
   void AddBias(int64_t column, int columns, float* values) const;
-  uint32_t Store(int64_t row, int64_t column, int columns, float* values) const;
+  uint32_t Store(int columns, float* values, std::byte* destination) const;
 
   const DType out_dtype_;
   const int64_t n_;
@@ -48,6 +57,7 @@ class Epilogue {
   float coefficient_ = 1;  // f32(f32(alpha * scale_N) * scale_M), or alpha beside vector scales.
   const float* row_scale_ = nullptr;     // [m]; vector scales only.
   const float* column_scale_ = nullptr;  // [n]; vector scales only.
+  std::vector<float> row_factor_;        // [m]; row-scaled NVFP4 only: multiplies the fp32 result.
   const float beta_;
   const Tensor& c_;
   std::vector<float> bias_;  // [n]; empty: none.

@@ -14,13 +14,21 @@
 //    2^-outman |acc|. Together (L 2^-F + 2^-outman) A. Where the accumulator is subnormal its
 //    exponent is -126 and its last bit 2^(-126-outman): at most L 2^(-126-F) + 2^(-126-outman)
 //    more.
+//    Products summed in exact groups first: with L groups, e that of their scales. A nonzero group
+//    has a product of at least 1/4 in which |a| + floor_a is at least 3/2 of either element, so 2^e
+//    <= w.
 // 4. FP8 promotion and split-K add p and s such sums in fp32 RN: gamma_(p-1) A and gamma_(s-1) (1 +
 // gamma_(p-1)) A, as
 //    the first addition is to zero (Higham, "Accuracy and Stability of Numerical Algorithms",
 //    section 4.2).
+//    Under scales of 128 (s of a block, p blocks) a promoted part is scaled by one rounded product
+//    of scales, or rounded once after the first: u s |part|, and 2^-150 |part| or 2^-150 s_N where
+//    that underflows. The p fused additions round what they add to: gamma_p (1 + u) A.
 // 5. tf32 rounds each operand by at most 2^-11 (|a| + floor_a): the products move by at most
 //    (2^-11 (1 + 2^-11) + 2^-11) w, and steps 1 to 3 hold with w (1 + 2^-11)^2.
-// 6. fp32 FMA over k: gamma_k A, and 2^-150 for each step that underflows.
+// 6. fp32 FMA over k: gamma_k A, and 2^-150 for each step that underflows. Elements under block
+//    scales are rounded to fp32 first: u (|a s| + 2^-126) each, for which w has 2^-126 added to its
+//    factors (AbsoluteGemm).
 //
 // The epilogue then rounds r times by u (ElementBound below).
 #include "kernels/gemm/error_bound.h"
@@ -35,10 +43,12 @@
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/accumulate.h"
+#include "kernels/gemm/epilogue.h"
 #include "kernels/gemm/exact.h"
 #include "kernels/gemm/exact_operand.h"
+#include "kernels/gemm/rules.h"
+#include "kernels/gemm/scalar_dot.h"
 #include "kernels/numerics/float_format.h"
-#include "kernels/numerics/fused_step.h"
 
 namespace quantgate {
 namespace {
@@ -46,6 +56,8 @@ namespace {
 constexpr double kU = 0x1p-24;
 /// Half of the smallest fp32 subnormal: what one underflowing operation may lose.
 constexpr double kUnderflow = 0x1p-150;
+/// No sum of 128 FP8 products is larger: 2^7 * (2^16)^2.
+constexpr double kLargestBlockSum = 0x1p39;
 /// Covers the roundings of the bound itself, each below 2^-52.
 constexpr double kInflation = 1 + 0x1p-40;
 
@@ -56,55 +68,90 @@ double Gamma(int64_t n) {
 
 int64_t DivideUp(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
-/// Whether sums of products of this type can be subnormal in fp32 at all: the lowest bits of FP8
-/// and fp16 products are far above 2^-149.
-bool CanUnderflow(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16; }
-
-struct StepFacts {
-  int align_bits, out_mantissa;
-};
-StepFacts StepOf(DType dtype) {
-  if (IsFp8(dtype)) return {WgmmaFp8::kAlignBits, WgmmaFp8::kOutMantissa};
-  return {Wgmma16Bit::kAlignBits, Wgmma16Bit::kOutMantissa};
+/// Whether sums of products can be subnormal in fp32 at all: the lowest bits of FP8, fp16 and NVFP4
+/// products are far above 2^-149, unless power-of-two scales move them.
+bool CanUnderflow(const GemmDesc& desc) {
+  const OperandClass operands = OperandClassOf(desc.a, desc.b);
+  return operands == OperandClass::kTf32 || operands == OperandClass::kBF16 ||
+         operands == OperandClass::kMx32 || operands == OperandClass::kFp8Block;
 }
 
-ErrorBound Fp32Bound(DType dtype, int64_t k) {
+double LargestScale(const GemmOperand& operand) {
+  float largest = 0;
+  for (int64_t i = 0; i < operand.scale_inv.element_count(); ++i) {
+    largest = std::fmax(largest, std::fabs(operand.scale_inv.as<float>()[i]));
+  }
+  return largest;
+}
+
+ErrorBound Fp32Bound(const GemmDesc& desc, int64_t k) {
   ErrorBound bound;
   bound.factor = Gamma(k);
-  bound.absolute = CanUnderflow(dtype) ? static_cast<double>(k) * kUnderflow : 0;
+  bound.absolute = CanUnderflow(desc) ? static_cast<double>(k) * kUnderflow : 0;
   bound.derivation = absl::StrFormat("%d fp32 roundings of 2^-24", k);
+  const OperandClass operands = OperandClassOf(desc.a, desc.b);
+  if (operands == OperandClass::kMx32 || operands == OperandClass::kFp8Block) {
+    const double scaling = 2 * kU + kU * kU;
+    bound.factor = bound.factor * (1 + scaling) + scaling;
+    absl::StrAppend(&bound.derivation, " + 2 of the scaled operands");
+  }
   return bound;
 }
 
-ErrorBound Sm90Bound(DType dtype, bool split, int slices, int64_t k) {
-  const AccumulationRule rule = Sm90Rule(dtype, split, slices);
+/// What promotions add to the bound of a slice whose parts are within `part` each.
+void AddPromotions(const GemmDesc& desc, const FusedRule& rule, int64_t promotions,
+                   ErrorBound& bound) {
+  const auto count = static_cast<double>(promotions);
+  switch (rule.promotion) {
+    case Promotion::kNone:
+      return;
+    case Promotion::kAdd:
+      bound.factor += Gamma(promotions - 1);
+      if (promotions > 1) absl::StrAppendFormat(&bound.derivation, " + %d x 2^-24", promotions - 1);
+      return;
+    case Promotion::kScaled:
+      bound.absolute += count * kUnderflow * (1 + kLargestBlockSum);
+      break;
+    case Promotion::kScaledTwice:
+      bound.absolute += count * kUnderflow * (1 + LargestScale(desc.b));
+      break;
+  }
+  bound.factor += kU + Gamma(promotions) * (1 + kU);
+  absl::StrAppendFormat(&bound.derivation, " + (1 + %d) x 2^-24", promotions);
+}
+
+ErrorBound FusedBound(const GemmDesc& desc, const FusedRule& rule, int64_t k) {
   int64_t longest = 0;
   const std::vector<KRange> ranges = SlicesOf(rule, k);
   for (const KRange& range : ranges) longest = std::max(longest, range.end - range.begin);
-  const int64_t run = rule.promote_k > 0 ? std::min(longest, rule.promote_k) : longest;
-  const int64_t steps = DivideUp(run, rule.step);
-  const int64_t promotions = rule.promote_k > 0 ? DivideUp(longest, rule.promote_k) : 1;
+  const bool promotes = rule.promotion != Promotion::kNone;
+  const int64_t run = promotes ? std::min(longest, rule.promote_k) : longest;
+  // Products taken in another order than k may reach the last step of their instruction.
+  const bool reorders = rule.order != ProductOrder::kAscending;
+  const int64_t steps = DivideUp(reorders ? rule.promote_k : run, rule.step);
+  const int64_t promotions = promotes ? DivideUp(longest, rule.promote_k) : 1;
   const auto slice_count = static_cast<int64_t>(ranges.size());
-  const StepFacts facts = StepOf(dtype);
-  const double per_step =
-      std::ldexp(rule.step, -facts.align_bits) + std::ldexp(1.0, -facts.out_mantissa);
-  const double promoting = Gamma(promotions - 1);
+  const int terms = rule.step / rule.group;
+  const double per_step = std::ldexp(terms, -rule.align_bits) + std::ldexp(1.0, -rule.out_mantissa);
 
   ErrorBound bound;
-  bound.factor =
-      static_cast<double>(steps) * per_step + promoting + Gamma(slice_count - 1) * (1 + promoting);
-  bound.derivation = absl::StrFormat("%d steps x (%d x 2^-%d + 2^-%d)", steps, rule.step,
-                                     facts.align_bits, facts.out_mantissa);
-  if (promotions > 1) absl::StrAppendFormat(&bound.derivation, " + %d x 2^-24", promotions - 1);
+  bound.factor = static_cast<double>(steps) * per_step;
+  bound.derivation = absl::StrFormat("%d steps x (%d x 2^-%d + 2^-%d)", steps, terms,
+                                     rule.align_bits, rule.out_mantissa);
+  AddPromotions(desc, rule, promotions, bound);
+  const double promoted = bound.factor - static_cast<double>(steps) * per_step;
+  bound.factor += Gamma(slice_count - 1) * (1 + promoted);
+  bound.absolute *= static_cast<double>(slice_count);
   if (slice_count > 1) {
     absl::StrAppendFormat(&bound.derivation, " + %d slices x 2^-24", slice_count - 1);
   }
-  if (dtype == DType::kF32) {
+  if (OperandClassOf(desc.a, desc.b) == OperandClass::kTf32) {
     bound.factor = bound.factor * (1 + 0x1p-11) * (1 + 0x1p-11) + 0x1p-10 + 0x1p-22;
     absl::StrAppend(&bound.derivation, " + 2 x 2^-11 of tf32");
   }
-  if (CanUnderflow(dtype)) {
-    bound.absolute =
+  // Scales of promoted sums do not move the exponents inside a chain.
+  if (CanUnderflow(desc) && !ScalesSums(rule)) {
+    bound.absolute +=
         static_cast<double>(steps * promotions * slice_count) * std::ldexp(per_step, -126);
   }
   return bound;
@@ -157,7 +204,9 @@ class BoundOfElements {
       : desc_(desc),
         bound_(bound),
         shape_(shape),
-        is_exact_(desc.arithmetic.Resolved().family == ArithmeticFamily::kExact),
+        is_exact_(ResolvedFor(desc).family == ArithmeticFamily::kExact),
+        is_row_scaled_(desc.a.amax.has_value() && desc.a.amax.element_count() != 1),
+        divisor_(static_cast<double>(GlobalDivisor(desc))),
         output_(FactsOf(subject_dtype)),
         a_scales_(ScalesOf(desc.a, shape.m)),
         b_scales_(ScalesOf(desc.b, shape.n)),
@@ -171,41 +220,57 @@ class BoundOfElements {
 
  private:
   double BeforeOutput(int64_t row, int64_t column) const;
+  double ExactCoefficient(int64_t row, int64_t column) const;
   double CoefficientError(int64_t row, int64_t column) const;
 
   const GemmDesc& desc_;
   const ErrorBound& bound_;
   const GemmShape shape_;
   const bool is_exact_;
+  const bool is_row_scaled_;
+  const double divisor_;
   const OutputFacts output_;
   const std::vector<float> a_scales_, b_scales_, bias_, c_;
   const double d_scale_;
   const double* absolute_;
 };
 
-// Relative error of f32(f32(alpha * scale_N) * scale_M): two roundings, or what it really is where
-// it underflows.
+double BoundOfElements::ExactCoefficient(int64_t row, int64_t column) const {
+  return static_cast<double>(desc_.alpha) * a_scales_[row] * b_scales_[column] / divisor_;
+}
+
+// Relative error of the coefficient as the epilogue computes it: at most four roundings (nvfp4 has
+// the most), or what it really is where it underflows.
 double BoundOfElements::CoefficientError(int64_t row, int64_t column) const {
-  const float scaled_alpha = desc_.alpha * b_scales_[column];
-  const float coefficient = scaled_alpha * a_scales_[row];
-  const double exact = static_cast<double>(desc_.alpha) * b_scales_[column] * a_scales_[row];
+  const double exact = ExactCoefficient(row, column);
   if (exact == 0) return 0;
-  return std::max(Gamma(2), std::fabs(coefficient / exact - 1) * kInflation);
+  double coefficient;
+  if (desc_.a.scaling == ScaleMode::kNv16) {
+    coefficient = Nvfp4Coefficient(desc_);
+    if (is_row_scaled_) coefficient *= a_scales_[row] * b_scales_[column];
+  } else {
+    const float scaled_alpha = desc_.alpha * b_scales_[column];
+    coefficient = scaled_alpha * a_scales_[row];
+  }
+  return std::max(Gamma(4), std::fabs(coefficient / exact - 1) * kInflation);
 }
 
 // Before the rounding to the output type: accumulation, scales, then beta * c or the bias.
 double BoundOfElements::BeforeOutput(int64_t row, int64_t column) const {
   const double absolute = absolute_[row * shape_.n + column];
   if (is_exact_) return std::isfinite(absolute) ? 0 : absolute;
-  const double scale =
-      std::fabs(static_cast<double>(desc_.alpha) * a_scales_[row] * b_scales_[column]);
+  const double scale = std::fabs(ExactCoefficient(row, column));
   double error = bound_.factor * absolute + bound_.absolute * scale;
   const bool is_outer = desc_.a.scaling == ScaleMode::kOuter;
-  // Outer scales multiply the value one after the other (and alpha last); otherwise one coefficient
-  // does.
-  const double scaling = is_outer ? Gamma(3) : Gamma(1) + 2 * CoefficientError(row, column);
+  // Outer scales multiply the value one after the other (and alpha last), the amaxes of a
+  // row-scaled operand after the coefficient; otherwise one coefficient does.
+  const double scaling =
+      is_outer ? Gamma(3) : Gamma(is_row_scaled_ ? 2 : 1) + 2 * CoefficientError(row, column);
   error += scaling * (absolute + error);
   error += kUnderflow * (2 + std::fabs(desc_.alpha) * (1 + std::fabs(a_scales_[row])));
+  if (is_row_scaled_) {
+    error += kUnderflow * std::fabs(double(a_scales_[row]) * b_scales_[column]) * (1 + 0x1p-20);
+  }
   // Every intermediate sum is below `magnitude`, which has room for a few roundings.
   const bool has_c = desc_.beta != 0;
   const double c =
@@ -256,21 +321,22 @@ double BoundOfElements::Ratio(int64_t row, int64_t column, double subject, doubl
 
 absl::StatusOr<ErrorBound> BoundFor(const GemmDesc& desc) {
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(desc));
-  const Arithmetic arithmetic = desc.arithmetic.Resolved();
-  const DType dtype = desc.a.data.dtype();
   ErrorBound bound;
-  switch (arithmetic.family) {
+  switch (ResolvedFor(desc).family) {
     case ArithmeticFamily::kExact:
       bound.derivation = "correctly rounded";
       return bound;
     case ArithmeticFamily::kFp32:
-      bound = Fp32Bound(dtype, shape.k);
+      bound = Fp32Bound(desc, shape.k);
       break;
     default: {
-      const bool split =
-          arithmetic.accumulation == Accumulation::kSplit ||
-          (arithmetic.accumulation == Accumulation::kRecipe && desc.use_split_accumulator);
-      bound = Sm90Bound(dtype, split, arithmetic.split_k, shape.k);
+      QG_ASSIGN_OR_RETURN(const FusedRule rule, RuleFor(desc));
+      if (rule.f16_accumulator) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("arithmetic is ", desc.arithmetic.ToString(),
+                         ": no bound is derived for fp16 accumulators, which may overflow"));
+      }
+      bound = FusedBound(desc, rule, shape.k);
     }
   }
   bound.factor *= kInflation;

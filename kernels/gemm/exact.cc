@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -45,12 +46,15 @@ std::vector<double> PaddedDoubles(const std::vector<float>& values, size_t count
 /// A GEMM taken apart for the kernels; shared by all threads, each of which writes its own tiles.
 class ExactProblem {
  public:
-  ExactProblem(const GemmDesc& desc, const GemmShape& shape, const ExecutionContext& context)
+  ExactProblem(const GemmDesc& desc, const GemmShape& shape, ExactOperand a, ExactOperand b,
+               const ExecutionContext& context)
       : desc_(desc),
         shape_(shape),
         kernels_(ExactKernelsFor(context.isa)),
-        a_(ExactSourceA(desc)),
-        b_(ExactSourceB(desc)),
+        a_operand_(std::move(a)),
+        b_operand_(std::move(b)),
+        a_(a_operand_.source),
+        b_(b_operand_.source),
         a_bounds_(BoundRows(a_, kernels_.a_panel_rows, kernels_, context)),
         b_bounds_(BoundRows(b_, kernels_.b_panel_rows, kernels_, context)),
         a_scales_(ScalesOf(desc.a, shape.m)),
@@ -58,14 +62,17 @@ class ExactProblem {
         d_scale_(desc.d_scale.has_value() ? *desc.d_scale.as<float>() : 1.0f),
         bias_(desc.bias.has_value() ? DecodeToFloats(desc.bias) : std::vector<float>(shape.n)),
         c_(desc.beta != 0 ? DecodeToFloats(desc.c) : std::vector<float>()),
+        divisor_(GlobalDivisor(desc)),
         b_scales_wide_(PaddedDoubles(b_scales_, b_bounds_.norm.size())),
         bias_wide_(PaddedDoubles(bias_, b_bounds_.norm.size())) {
     // Error analysis of recursive summation (Higham, "Accuracy and Stability of Numerical
-    // Algorithms", 3.1): products are exact, so |fl(s) - s| <= gamma_d sum |a b| <= gamma_d ||a||
-    // ||b||, gamma_d = d u / (1 - d u), u = 2^-53. The last factor covers the rounding of the bound
-    // itself.
-    const double du = static_cast<double>(ExactRoundingDepth(shape.k)) * 0x1p-53;
+    // Algorithms", 3.1): fused multiply-adds round sums only, so |fl(s) - s| <= gamma_d sum |a b|
+    // <= gamma_d ||a|| ||b||, gamma_d = d u / (1 - d u), u = 2^-53. The addition to zero that opens
+    // a sum rounds too where fp32 block scales make products of up to 56 bits: one more. The last
+    // factor covers the rounding of the bound itself.
+    const double du = static_cast<double>(ExactRoundingDepth(shape.k) + 1) * 0x1p-53;
     relative_error_ = du / (1 - du) * (1 + 0x1p-40);
+    for (double& scale : b_scales_wide_) scale /= static_cast<double>(divisor_);
   }
 
   void RunTile(const ExactTile& tile, Tensor& d, ExactTileMemory& memory);
@@ -86,12 +93,15 @@ class ExactProblem {
   const GemmDesc& desc_;
   const GemmShape shape_;
   const ExactKernels& kernels_;
+  const ExactOperand a_operand_, b_operand_;
   const ExactSource a_, b_;
   const ExactRowBounds a_bounds_, b_bounds_;
   const std::vector<float> a_scales_, b_scales_;
   const float d_scale_;
   const std::vector<float> bias_, c_;
-  const std::vector<double> b_scales_wide_, bias_wide_;
+  const int64_t divisor_;
+  std::vector<double> b_scales_wide_;  // Divided by divisor_, rounded.
+  const std::vector<double> bias_wide_;
   double relative_error_ = 0;
   std::atomic<int64_t> wide_dot_count_{0};
   std::atomic<int64_t> wide_epilogue_count_{0};
@@ -114,7 +124,14 @@ ExactDot ExactProblem::DotInWideIntegers(int64_t row, int64_t column, ExactTileM
   memory.b_row.resize(shape_.k);
   DecodeExactRow(b_, column, memory.b_row.data());
   ExactDot dot;
-  for (int64_t k = 0; k < shape_.k; ++k) dot.AddDouble(memory.a_row[k] * memory.b_row[k]);
+  for (int64_t k = 0; k < shape_.k; ++k) {
+    const double product = memory.a_row[k] * memory.b_row[k];
+    dot.AddDouble(product);
+    // Under fp32 block scales a product has up to 56 bits; the rest is a number again.
+    if (a_.scales != nullptr) {
+      dot.AddDouble(std::fma(memory.a_row[k], memory.b_row[k], -product));
+    }
+  }
   return dot;
 }
 
@@ -129,6 +146,7 @@ ExactCode ExactProblem::Redo(int64_t row, int64_t column, double s, ExactTileMem
   if (desc_.beta != 0) terms.c = c_[row * shape_.n + column];
   terms.bias = bias_[column];
   terms.d_scale = d_scale_;
+  terms.divisor = static_cast<uint64_t>(divisor_);
   if (!std::isfinite(s)) return RoundSpecialOutput(s, terms, desc_.out_dtype);
   ExactDot dot;
   if (IsExactInFp64(row, column)) {
@@ -177,6 +195,7 @@ void ExactProblem::RunTile(const ExactTile& tile, Tensor& d, ExactTileMemory& me
                                 &b_bounds_.lowest_bit[tile.n_begin],
                                 relative_error_,
                                 static_cast<double>(desc_.alpha) * a_scales_[row],
+                                divisor_ == 1 ? 0.0 : 0x1p-52,
                                 &b_scales_wide_[tile.n_begin],
                                 memory.addend.data(),
                                 &bias_wide_[tile.n_begin],
@@ -225,7 +244,10 @@ absl::StatusOr<GemmResult> ExactGemm(const GemmDesc& given, const ExecutionConte
   GemmResult result;
   result.arithmetic = "exact";
   QG_ASSIGN_OR_RETURN(result.d, Tensor::Allocate(desc.out_dtype, {shape.m, shape.n}));
-  ExactProblem problem(desc, shape, context);
+  QG_ASSIGN_OR_RETURN(OperandView a, ViewOfA(desc, shape));
+  QG_ASSIGN_OR_RETURN(OperandView b, ViewOfB(desc, shape));
+  ExactProblem problem(desc, shape, ExactOperand(std::move(a)), ExactOperand(std::move(b)),
+                       context);
   const std::vector<ExactTile> tiles =
       CutIntoTiles(shape.m, shape.n, 4 * context.threads, ExactKernelsFor(context.isa));
   ExactTileMemoryPool pool;

@@ -1,6 +1,7 @@
 // AbsoluteGemm: the magnitude that error bounds multiply, by the fp64 tiles of the exact GEMM.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/status_macros.h"
@@ -25,9 +26,30 @@ double FloorOf(DType dtype) {
       return SmallestNormal<E4M3>();
     case DType::kF8E5M2:
       return SmallestNormal<E5M2>();
+    case DType::kF6E2M3:
+      return SmallestNormal<E2M3>();
+    case DType::kF6E3M2:
+      return SmallestNormal<E3M2>();
+    case DType::kF4E2M1x2:
+      return SmallestNormal<E2M1>();
     default:
       return SmallestNormal<Float32>();  // And of bf16.
   }
+}
+
+ExactSource WithFloors(const ExactOperand& operand, const Arithmetic& arithmetic) {
+  ExactSource source = operand.source;
+  source.absolute = true;
+  source.floor = FloorOf(operand.view.dtype);
+  const BlockScaleView& scales = operand.view.scales;
+  if (!scales.has_value()) return source;
+  // Subnormal scales keep their format's smallest exponent in a fused step too.
+  if (scales.dtype == DType::kF8E4M3) source.scale_floor = SmallestNormal<E4M3>();
+  // The arithmetic fp32 rounds each scaled element to fp32, subnormals included.
+  if (arithmetic.family == ArithmeticFamily::kFp32) {
+    source.product_floor = SmallestNormal<Float32>();
+  }
+  return source;
 }
 
 }  // namespace
@@ -37,16 +59,19 @@ absl::StatusOr<Tensor> AbsoluteGemm(const GemmDesc& given, const ExecutionContex
   desc.arithmetic = Arithmetic{ArithmeticFamily::kExact};
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(desc));
   const ExactKernels& kernels = ExactKernelsFor(context.isa);
-  ExactSource a = ExactSourceA(desc);
-  ExactSource b = ExactSourceB(desc);
-  a.absolute = b.absolute = true;
-  a.floor = FloorOf(desc.a.data.dtype());
-  b.floor = FloorOf(desc.b.data.dtype());
+  QG_ASSIGN_OR_RETURN(OperandView a_view, ViewOfA(desc, shape));
+  QG_ASSIGN_OR_RETURN(OperandView b_view, ViewOfB(desc, shape));
+  const ExactOperand a_operand(std::move(a_view));
+  const ExactOperand b_operand(std::move(b_view));
+  const ExactSource a = WithFloors(a_operand, given.arithmetic);
+  const ExactSource b = WithFloors(b_operand, given.arithmetic);
   const std::vector<float> a_scales = ScalesOf(desc.a, shape.m);
   const std::vector<float> b_scales = ScalesOf(desc.b, shape.n);
-  // Roundings of one term on its way: one in each magnitude, one in the product, the additions,
-  // three by the scales and one here; all errors are relative, since every term is positive.
-  const double inflation = 1 + static_cast<double>(ExactRoundingDepth(shape.k) + 8) * 0x1p-52;
+  // Roundings of one term on its way: up to four in each magnitude, one in the product, the
+  // additions, four by the scales and one here; all errors are relative, since every term is
+  // positive.
+  const double inflation = 1 + static_cast<double>(ExactRoundingDepth(shape.k) + 16) * 0x1p-52;
+  const auto divisor = static_cast<double>(GlobalDivisor(desc));
   QG_ASSIGN_OR_RETURN(Tensor result, Tensor::Allocate(DType::kF64, {shape.m, shape.n}));
   const std::vector<ExactTile> tiles = CutIntoTiles(shape.m, shape.n, 4 * context.threads, kernels);
   ExactTileMemoryPool pool;
@@ -61,7 +86,7 @@ absl::StatusOr<Tensor> AbsoluteGemm(const GemmDesc& given, const ExecutionContex
             std::fabs(static_cast<double>(desc.alpha) * a_scales[row]) * inflation;
         double* out = result.as<double>() + row * shape.n;
         for (int64_t n = tile.n_begin; n < tile.n_end; ++n) {
-          out[n] = s[n] * (factor * std::fabs(b_scales[n]));
+          out[n] = s[n] * (factor * std::fabs(b_scales[n])) / divisor;
         }
       }
     }

@@ -23,6 +23,17 @@ struct ExactSource {
   int64_t k_stride = 1;
   bool absolute = false;  ///< Decode to |x| + floor, and zero to zero.
   double floor = 0;
+
+  /// Block scales (null: none): element (row, k) is multiplied by scales[row / row_block *
+  /// scale_row_stride + k / k_block * scale_block_stride]; where `absolute`, by its magnitude +
+  /// scale_floor, and a nonzero product gets product_floor added.
+  const double* scales = nullptr;
+  int row_block = 1;
+  int k_block = 1;
+  int64_t scale_row_stride = 0;
+  int64_t scale_block_stride = 0;
+  double scale_floor = 0;
+  double product_floor = 0;
 };
 
 /// Per row of a panel: what is needed to bound a dot product. Not meaningful for rows with NaN or
@@ -44,8 +55,9 @@ struct ExactRow {
   double lowest_bit_a;  ///< As in ExactRowStatistics, times 2^53.
   const double* norm_b;
   const double* lowest_bit_b;
-  double relative_error;  ///< |fl(s) - s| <= relative_error * norm_a * norm_b[j].
-  double coefficient;     ///< alpha * scale_a, exact.
+  double relative_error;     ///< |fl(s) - s| <= relative_error * norm_a * norm_b[j].
+  double coefficient;        ///< alpha * scale_a, exact.
+  double coefficient_error;  ///< Relative error of coefficient * scale_b[j] itself.
   const double* scale_b;
   const double* addend;  ///< beta * c, exact.
   const double* bias;

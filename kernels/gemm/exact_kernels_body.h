@@ -241,7 +241,7 @@ inline Interval ValueOf(const ExactRow& row, int64_t j) {
   const Vector product = high * s;
   const Vector product_error = ProductError(high, s, product);
   const Vector radius = Magnitude(high) * error + Magnitude(low) * error + Magnitude(low * s) +
-                        Magnitude(product_error);
+                        Magnitude(product_error) + Magnitude(product) * row.coefficient_error;
   return AddTerm(AddTerm({product, radius}, Load(row.addend + j)), Load(row.bias + j));
 }
 

@@ -1,5 +1,5 @@
-// Operands of a GEMM as matrices of fp64 values, whatever their type and layout. Every supported
-// element is an fp64 number, and so is every product of two.
+// Operands of a GEMM as matrices of fp64 values, whatever their type, block scales and layout.
+// Every supported element is an fp64 number; so is every product of two, but for fp32 block scales.
 #pragma once
 
 #include <cstdint>
@@ -9,26 +9,45 @@
 #include "kernels/base/execution.h"
 #include "kernels/gemm/exact_kernels.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/gemm/operand_view.h"
 
 namespace quantgate {
 
 /// Columns of k that are packed and multiplied at a time.
 inline constexpr int64_t kExactDepth = 256;
+/// At most this many rows in a panel of any instruction set.
+inline constexpr int kExactPanelRowsMax = 64;
 
 const ExactKernels& ExactKernelsFor(Isa isa);
 
-/// Views of a checked description's operands; they point into its tensors.
-ExactSource ExactSourceA(const GemmDesc& desc);
-ExactSource ExactSourceB(const GemmDesc& desc);
+/// An operand and what its source points to.
+struct ExactOperand {
+  OperandView view;
+  std::vector<double> scales;
+  ExactSource source;
 
-/// The k values of one row.
+  explicit ExactOperand(OperandView operand);
+  ExactOperand(ExactOperand&&) = default;  // Vectors keep their memory when moved.
+  ExactOperand(const ExactOperand&) = delete;
+  ExactOperand& operator=(const ExactOperand&) = delete;
+};
+
+/// The k values of one row, scales included.
 void DecodeExactRow(const ExactSource& source, int64_t row, double* values);
+
+/// Rows [row, row + panel_rows) as kernels.pack packs them, times their scales.
+void PackExactPanel(const ExactSource& source, int64_t row, int panel_rows, int64_t k_begin,
+                    int64_t count, const ExactKernels& kernels, double* panel);
 
 /// Every element of a tensor of an operand or output type, as f32 (exact for all of them).
 std::vector<float> DecodeToFloats(const Tensor& tensor);
 
-/// Scales of one side, one per row: the given ones, the same one, or 1.
+/// Scales of one side that multiply whole sums, one per row: the given ones, the same one, or 1;
+/// of nv16, the amaxes, whose divisor is GlobalDivisor.
 std::vector<float> ScalesOf(const GemmOperand& operand, int64_t rows);
+
+/// 6 * e4m3_max of each nv16 operand with an amax, multiplied: at most 6^2 * 448^2.
+int64_t GlobalDivisor(const GemmDesc& desc);
 
 /// What bounds need to know of each row.
 struct ExactRowBounds {

@@ -10,9 +10,14 @@ namespace {
 /// Holds dot * 4 f32 factors: multiples of 2^(-384 - 4 * 149) below 2^(287 + 4 * 128).
 using ExactValue = WideAccumulator<-1024, 29>;
 
-/// A product of f32 factors as an integer of up to 128 bits and a power of two.
+/// A product of up to four f32 factors, and a 32-bit one, as an integer of up to 128 bits and a
+/// power of two.
 class Factor {
  public:
+  Factor& TimesInteger(uint64_t x) {
+    product_ *= x;
+    return *this;
+  }
   Factor& Times(float x) {
     const Unpacked u = Unpack<Float32>(std::bit_cast<uint32_t>(x));
     product_ *= u.significand;
@@ -46,6 +51,19 @@ class Factor {
   bool negative_ = false;
 };
 
+/// value / divisor, with a bit below all others for a remainder: that is far below half an ulp of
+/// any output, so the value rounds as the quotient does.
+void Divide(uint64_t divisor, ExactValue::Magnitude& value) {
+  if (divisor == 1) return;
+  uint64_t remainder = 0;
+  for (int i = ExactValue::Magnitude::kWordCount - 1; i >= 0; --i) {
+    const auto part = static_cast<unsigned __int128>(remainder) << 64 | value.words[i];
+    value.words[i] = static_cast<uint64_t>(part / divisor);
+    remainder = static_cast<uint64_t>(part % divisor);
+  }
+  if (remainder != 0) value.words[0] |= 1;
+}
+
 ExactValue::Magnitude ValueOf(const ExactDot::Magnitude& dot, const ExactTerms& terms,
                               float d_scale) {
   constexpr uint64_t kOne[1] = {1};
@@ -57,10 +75,21 @@ ExactValue::Magnitude ValueOf(const ExactDot::Magnitude& dot, const ExactTerms& 
       .Times(d_scale)
       .AddMultiple(dot.words, ExactDot::Magnitude::kLsb, dot.negative, sum);
   if (terms.beta != 0) {
-    Factor().Times(terms.beta).Times(terms.c).Times(d_scale).AddMultiple(kOne, 0, false, sum);
+    Factor()
+        .Times(terms.beta)
+        .Times(terms.c)
+        .Times(d_scale)
+        .TimesInteger(terms.divisor)
+        .AddMultiple(kOne, 0, false, sum);
   }
-  Factor().Times(terms.bias).Times(d_scale).AddMultiple(kOne, 0, false, sum);
-  return sum.Total();
+  Factor()
+      .Times(terms.bias)
+      .Times(d_scale)
+      .TimesInteger(terms.divisor)
+      .AddMultiple(kOne, 0, false, sum);
+  ExactValue::Magnitude value = sum.Total();
+  Divide(terms.divisor, value);
+  return value;
 }
 
 /// Calls f(F{}) for the format of an output type.

@@ -9,8 +9,9 @@
 
 namespace quantgate {
 
-/// Holds any sum of fewer than 2^31 products of two f32 numbers: they are multiples of 2^-298 below
-/// 2^256. fp64 significands, 53 bits long whatever the value, reach down to 2^-350.
+/// Holds any sum of fewer than 2^30 products of two operands. f32 numbers: multiples of 2^-298
+/// below 2^256, and fp64 significands, 53 bits long whatever the value, reach down to 2^-350. FP8
+/// under fp32 scales: multiples of 2^-330 (e5m2) below 2^288, significands down to 2^-382.
 using ExactDot = WideAccumulator<-384, 11>;
 
 /// Everything but the dot product that makes one output. Absent parts hold their neutral value.
@@ -22,6 +23,7 @@ struct ExactTerms {
   float c = 0;
   float bias = 0;
   float d_scale = 1;
+  uint64_t divisor = 1;  ///< Of the dot product; below 2^32.
 };
 
 struct ExactCode {
@@ -30,7 +32,8 @@ struct ExactCode {
       0;  ///< f32 bits of |value| before d_scale, rounded once; NaN is canonical, above all.
 };
 
-/// RNE((alpha * scale_a * scale_b * dot + beta * c + bias) * d_scale), the dot product finite.
+/// RNE((alpha * scale_a * scale_b * dot / divisor + beta * c + bias) * d_scale), the dot product
+/// finite.
 ExactCode RoundExactOutput(const ExactDot& dot, const ExactTerms& terms, DType out_dtype);
 
 /// The same for a dot product that is NaN or infinite.

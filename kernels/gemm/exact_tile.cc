@@ -18,7 +18,7 @@ int64_t DivideUp(int64_t x, int64_t by) { return (x + by - 1) / by; }
 void PackPanels(const ExactSource& source, int64_t begin, int64_t end, int panel_rows, int64_t k,
                 int64_t count, const ExactKernels& kernels, double* packed) {
   for (int64_t row = begin; row < end; row += panel_rows) {
-    kernels.pack[static_cast<int>(source.element)](source, row, panel_rows, k, count, packed);
+    PackExactPanel(source, row, panel_rows, k, count, kernels, packed);
     packed += count * panel_rows;
   }
 }

@@ -9,22 +9,10 @@
 #include "kernels/gemm/epilogue.h"
 #include "kernels/gemm/exact.h"
 #include "kernels/gemm/operand_view.h"
+#include "kernels/gemm/rules.h"
 
 namespace quantgate {
 namespace {
-
-/// The arithmetic of desc with everything decided: family, and for FP8 operands the accumulation.
-Arithmetic ResolvedFor(const GemmDesc& desc) {
-  Arithmetic arithmetic = desc.arithmetic.Resolved();
-  if (arithmetic.family != ArithmeticFamily::kSm90) return arithmetic;
-  if (!IsFp8(desc.a.data.dtype())) {
-    arithmetic.accumulation = Accumulation::kRecipe;  // Only FP8 has a choice.
-  } else if (arithmetic.accumulation == Accumulation::kRecipe) {
-    arithmetic.accumulation =
-        desc.use_split_accumulator ? Accumulation::kSplit : Accumulation::kFast;
-  }
-  return arithmetic;
-}
 
 void RaiseTo(std::atomic<uint32_t>& maximum, uint32_t value) {
   uint32_t seen = maximum.load(std::memory_order_relaxed);
@@ -56,14 +44,13 @@ absl::StatusOr<GemmResult> GemmCpu(const GemmDesc& desc, const ExecutionContext&
     RaiseTo(amax_bits, tile_amax);
   };
 
-  const OperandView a = ViewOfA(desc, shape);
-  const OperandView b = ViewOfB(desc, shape);
+  QG_ASSIGN_OR_RETURN(const OperandView a, ViewOfA(desc, shape));
+  QG_ASSIGN_OR_RETURN(const OperandView b, ViewOfB(desc, shape));
   if (arithmetic.family == ArithmeticFamily::kFp32) {
     QG_RETURN_IF_ERROR(AccumulateFp32(a, b, context, sink));
   } else {
-    const AccumulationRule rule = Sm90Rule(
-        desc.a.data.dtype(), arithmetic.accumulation == Accumulation::kSplit, arithmetic.split_k);
-    QG_RETURN_IF_ERROR(AccumulateSm90(a, b, rule, context, sink));
+    QG_ASSIGN_OR_RETURN(const FusedRule rule, RuleFor(desc));
+    QG_RETURN_IF_ERROR(AccumulateFused(a, b, rule, context, sink));
   }
   if (IsFp8(desc.out_dtype)) {
     QG_ASSIGN_OR_RETURN(result.amax, Tensor::FromScalar(std::bit_cast<float>(amax_bits.load())));

@@ -85,6 +85,10 @@ struct GemmShape {
 /// of the shapes above; an arithmetic that takes them.
 absl::StatusOr<GemmShape> CheckGemm(const GemmDesc& desc);
 
+/// desc.arithmetic with everything decided that the operands decide: the family of auto (mx32,
+/// nv16, FP6 and FP4 operands take sm100, others sm90) and, for FP8 under sm90, the accumulation.
+Arithmetic ResolvedFor(const GemmDesc& desc);
+
 /// Computes a GEMM. Same bits for every isa and thread count. CANCELLED or DEADLINE_EXCEEDED by the
 /// context.
 absl::StatusOr<GemmResult> GemmCpu(const GemmDesc& desc, const ExecutionContext& context);

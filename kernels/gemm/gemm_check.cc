@@ -1,11 +1,13 @@
-// CheckGemm, GemmText and the operand views: what a GEMM is, before it is done.
+// CheckGemm and GemmText: what a GEMM is, before it is done.
 #include <cmath>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/gemm/operand_view.h"
+#include "kernels/gemm/rules.h"
+#include "kernels/gemm/scaling_check.h"
+#include "kernels/gemm/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -28,38 +30,18 @@ std::string_view LayoutName(GemmLayout layout) {
   return "unknown";
 }
 
-absl::Status CheckData(std::string_view field, const Tensor& data) {
+bool IsCode(DType dtype) { return IsFp8(dtype) || IsFp6OrFp4(dtype); }
+
+absl::Status CheckData(std::string_view field, const Tensor& data, bool k_contiguous) {
   if (!data.has_value()) return Invalid(field, "absent", "a GEMM needs both operands");
   if (data.rank() != 2) return Invalid(field, TensorText(data), "operands are 2-D");
-  if (!IsFp8(data.dtype()) && !IsHighPrecision(data.dtype())) {
+  if (!IsCode(data.dtype()) && !IsHighPrecision(data.dtype())) {
     return Invalid(field, TensorText(data),
-                   "operands are f32, bf16, f16, f8_e4m3 or f8_e5m2; dequantize others first");
+                   "operands are f32, bf16, f16, f8_e4m3, f8_e5m2, f6_e2m3, f6_e3m2 or f4_e2m1x2; "
+                   "dequantize others first");
   }
-  return absl::OkStatus();
-}
-
-absl::Status CheckScaling(std::string_view field, const GemmOperand& operand, int64_t rows) {
-  const std::string scale_field = absl::StrCat(std::string(field), ".scale_inv");
-  if (operand.scaling == ScaleMode::kNone) {
-    if (!operand.scale_inv.has_value()) return absl::OkStatus();
-    return Invalid(scale_field, TensorText(operand.scale_inv),
-                   "it must be absent where scaling is none");
-  }
-  if (!IsFp8(operand.data.dtype())) {
-    return Invalid(scale_field, "given",
-                   absl::StrCat("only FP8 operands have scales, and ", std::string(field), " is ",
-                                Name(operand.data.dtype())));
-  }
-  if (!operand.scale_inv.has_value()) {
-    return Invalid(scale_field, "absent", "scaling other than none needs it");
-  }
-  if (operand.scaling != ScaleMode::kTensor && operand.scaling != ScaleMode::kOuter) {
-    return absl::UnimplementedError(absl::StrCat(std::string(field), ".scaling: block scales"));
-  }
-  const int64_t expected = operand.scaling == ScaleMode::kTensor ? 1 : rows;
-  const Tensor& scale = operand.scale_inv;
-  if (scale.dtype() != DType::kF32 || scale.shape() != Shape{expected}) {
-    return Invalid(scale_field, TensorText(scale), absl::StrCat("expected f32[", expected, "]"));
+  if (data.dtype() == DType::kF4E2M1x2 && !k_contiguous) {
+    return Invalid(field, TensorText(data), "FP4 codes are packed along k: layout tn");
   }
   return absl::OkStatus();
 }
@@ -119,55 +101,46 @@ std::string OperandText(const GemmOperand& operand) {
                       "]");
 }
 
-/// Shape without the checks, for GemmText of a bad desc too.
-GemmShape ShapeOf(const GemmDesc& desc) {
-  const auto dim = [](const Tensor& tensor, int index) {
-    return tensor.has_value() && tensor.rank() == 2 ? tensor.shape()[index] : int64_t(-1);
-  };
-  const bool a_transposed = desc.layout == GemmLayout::kNT;
-  const bool b_transposed = desc.layout != GemmLayout::kTN;
-  return {dim(desc.a.data, a_transposed ? 1 : 0), dim(desc.b.data, b_transposed ? 1 : 0),
-          dim(desc.a.data, a_transposed ? 0 : 1)};
+/// k of an operand, two codes a byte of FP4; -1 where it is no matrix.
+int64_t DimOf(const Tensor& tensor, int index) {
+  if (!tensor.has_value() || tensor.rank() != 2) return -1;
+  return tensor.shape()[index] * (tensor.dtype() == DType::kF4E2M1x2 && index == 1 ? 2 : 1);
 }
 
-OperandView View(const Tensor& data, int64_t rows, int64_t k, bool k_contiguous) {
-  return {data.data(), data.dtype(), rows, k, k_contiguous ? k : 1, k_contiguous ? 1 : rows};
+/// Shape without the checks, for GemmText of a bad desc too.
+GemmShape ShapeOf(const GemmDesc& desc) {
+  const bool a_transposed = desc.layout == GemmLayout::kNT;
+  const bool b_transposed = desc.layout != GemmLayout::kTN;
+  return {DimOf(desc.a.data, a_transposed ? 1 : 0), DimOf(desc.b.data, b_transposed ? 1 : 0),
+          DimOf(desc.a.data, a_transposed ? 0 : 1)};
 }
 
 }  // namespace
 
 absl::StatusOr<GemmShape> CheckGemm(const GemmDesc& desc) {
-  QG_RETURN_IF_ERROR(CheckData("a", desc.a.data));
-  QG_RETURN_IF_ERROR(CheckData("b", desc.b.data));
+  QG_RETURN_IF_ERROR(CheckData("a", desc.a.data, desc.layout != GemmLayout::kNT));
+  QG_RETURN_IF_ERROR(CheckData("b", desc.b.data, desc.layout == GemmLayout::kTN));
   const DType a = desc.a.data.dtype();
   const DType b = desc.b.data.dtype();
-  if (IsFp8(a) != IsFp8(b) || (!IsFp8(a) && a != b)) {
-    return Invalid(
-        "b", Name(b),
-        absl::StrCat("operands are both FP8 or of one high-precision type, and a is ", Name(a)));
+  if (IsCode(a) != IsCode(b) || (!IsCode(a) && a != b)) {
+    return Invalid("b", Name(b),
+                   absl::StrCat("operands are both codes (FP8, FP6, FP4) or of one high-precision "
+                                "type, and a is ",
+                                Name(a)));
   }
   const GemmShape shape = ShapeOf(desc);
-  const int64_t b_k = desc.b.data.shape()[desc.layout == GemmLayout::kTN ? 1 : 0];
+  const int64_t b_k = DimOf(desc.b.data, desc.layout == GemmLayout::kTN ? 1 : 0);
   const std::string layout(LayoutName(desc.layout));
   if (b_k != shape.k) {
     return Invalid(
         "b", TensorText(desc.b.data),
         absl::StrCat("its k of ", b_k, " differs from a's k of ", shape.k, " in layout ", layout));
   }
-  const Arithmetic arithmetic = desc.arithmetic.Resolved();
-  if (a == DType::kF32 && arithmetic.family == ArithmeticFamily::kSm90 && arithmetic.split_k > 1) {
-    // Each of cuBLASLt's tf32 kernels cuts K its own way (docs/tensor-cores.md section 3.2).
-    return absl::UnimplementedError(
-        absl::StrCat("arithmetic is ", arithmetic.ToString(),
-                     ": split-K of f32 (tf32) operands is not modelled"));
-  }
   if (shape.k < 1) return Invalid("k", absl::StrCat(shape.k), "must be at least 1");
   if (shape.n < 1) return Invalid("n", absl::StrCat(shape.n), "must be at least 1");
-  QG_RETURN_IF_ERROR(CheckScaling("a", desc.a, shape.m));
-  QG_RETURN_IF_ERROR(CheckScaling("b", desc.b, shape.n));
-  if ((desc.a.scaling == ScaleMode::kOuter) != (desc.b.scaling == ScaleMode::kOuter)) {
-    return Invalid("b.scaling", desc.b.scaling == ScaleMode::kOuter ? "outer" : "not outer",
-                   "outer-vector scales are given for both operands or for none");
+  QG_RETURN_IF_ERROR(CheckScaling(desc, shape));
+  if (IsTensorCore(ResolvedFor(desc).family)) {
+    QG_RETURN_IF_ERROR(RuleFor(desc).status());
   }
   QG_RETURN_IF_ERROR(CheckEpilogue(desc, shape));
   return shape;
@@ -178,11 +151,11 @@ std::string GemmText(const GemmDesc& desc) {
   std::string text = absl::StrCat("m=", shape.m, " n=", shape.n, " k=", shape.k, " ",
                                   OperandText(desc.a), " x ", OperandText(desc.b), " -> ",
                                   Name(desc.out_dtype), ", ", desc.arithmetic.ToString());
-  const bool accumulation_from_recipe =
-      desc.arithmetic.Resolved().family == ArithmeticFamily::kSm90 &&
-      desc.arithmetic.accumulation == Accumulation::kRecipe;
-  if (desc.a.data.has_value() && IsFp8(desc.a.data.dtype()) && accumulation_from_recipe) {
-    absl::StrAppend(&text, desc.use_split_accumulator ? " split" : " fast");
+  if (desc.a.data.has_value() && desc.b.data.has_value() &&
+      desc.arithmetic.accumulation == Accumulation::kRecipe) {
+    const Arithmetic resolved = ResolvedFor(desc);
+    if (resolved.accumulation == Accumulation::kSplit) absl::StrAppend(&text, " split");
+    if (resolved.accumulation == Accumulation::kFast) absl::StrAppend(&text, " fast");
   }
   if (desc.layout != GemmLayout::kTN) {
     absl::StrAppend(&text, ", layout ", std::string(LayoutName(desc.layout)));
@@ -193,14 +166,6 @@ std::string GemmText(const GemmDesc& desc) {
   if (desc.bias.has_value()) absl::StrAppend(&text, ", bias");
   if (desc.d_scale.has_value()) absl::StrAppend(&text, ", d_scale");
   return text;
-}
-
-OperandView ViewOfA(const GemmDesc& desc, const GemmShape& shape) {
-  return View(desc.a.data, shape.m, shape.k, desc.layout != GemmLayout::kNT);
-}
-
-OperandView ViewOfB(const GemmDesc& desc, const GemmShape& shape) {
-  return View(desc.b.data, shape.n, shape.k, desc.layout == GemmLayout::kTN);
 }
 
 }  // namespace quantgate

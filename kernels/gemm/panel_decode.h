@@ -32,6 +32,8 @@ struct PanelDecode {
   static inline Element<Panel> DecodeOne(uint32_t code) {
     using C = FormatConstants<Format>;
     using Value = typename Panel::Value;
+    // FP6 and FP4 codes fill the low bits of their bytes.
+    if constexpr (C::kBits < 8) code &= (1u << C::kBits) - 1;
     const uint32_t magnitude = code & ~static_cast<uint32_t>(C::kSignMask);
     const int32_t field = static_cast<int32_t>(magnitude >> Format::kMantissaBits);
     const int32_t exponent = (field == 0 ? 1 : field) - Format::kBias;
@@ -91,18 +93,41 @@ struct PanelDecode {
     Columns<NarrowPanel, E5M2>(codes, depth, values, exponents);
   }
 
+  /// visit(Format()) for the operands of wide panels.
+  template <class Visit>
+  static inline void WithWideFormat(DType dtype, Visit visit) {
+    switch (dtype) {
+      case DType::kBF16:
+        return visit(BFloat16());
+      case DType::kF16:
+        return visit(Float16());
+      case DType::kF8E4M3:
+        return visit(E4M3());
+      case DType::kF8E5M2:
+        return visit(E5M2());
+      case DType::kF6E2M3:
+        return visit(E2M3());
+      case DType::kF6E3M2:
+        return visit(E3M2());
+      case DType::kF4E2M1x2:
+        return visit(E2M1());
+      default:
+        return visit(Float32());
+    }
+  }
+
   static void WideRow(const void* codes, DType dtype, int64_t count, double* values,
                       int16_t* exponents) {
-    if (dtype == DType::kBF16) return Row<WidePanel, BFloat16>(codes, count, values, exponents);
-    if (dtype == DType::kF16) return Row<WidePanel, Float16>(codes, count, values, exponents);
-    Row<WidePanel, Float32>(codes, count, values, exponents);
+    WithWideFormat(dtype, [&]<class Format>(Format) {
+      Row<WidePanel, Format>(codes, count, values, exponents);
+    });
   }
 
   static void WideColumns(const void* codes, DType dtype, int depth, double* values,
                           int16_t* exponents) {
-    if (dtype == DType::kBF16) return Columns<WidePanel, BFloat16>(codes, depth, values, exponents);
-    if (dtype == DType::kF16) return Columns<WidePanel, Float16>(codes, depth, values, exponents);
-    Columns<WidePanel, Float32>(codes, depth, values, exponents);
+    WithWideFormat(dtype, [&]<class Format>(Format) {
+      Columns<WidePanel, Format>(codes, depth, values, exponents);
+    });
   }
 };
 

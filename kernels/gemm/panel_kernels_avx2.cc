@@ -1,6 +1,7 @@
 // Panel kernels for AVX2 and FMA. Built with those flags; called only where BestIsa() says so.
 #include <immintrin.h>
 
+#include "kernels/gemm/group_kernels_body.h"
 #include "kernels/gemm/panel.h"
 #include "kernels/gemm/panel_decode.h"
 #include "kernels/gemm/panel_kernels_body.h"
@@ -80,6 +81,16 @@ struct Avx2 {
   static Doubles LoadDouble(const double* p) { return _mm256_load_pd(p); }
   static Doubles SetDouble(double x) { return _mm256_set1_pd(x); }
   static Doubles ZeroDouble() { return _mm256_setzero_pd(); }
+  static HalfIntegers LoadHalfInt32(const int32_t* p) {
+    return _mm_load_si128(reinterpret_cast<const __m128i*>(p));
+  }
+  /// `exponent`, or very low where x is zero.
+  static HalfIntegers NoneWhereZero(HalfIntegers exponent, HalfFloats x) {
+    const __m128i zero = _mm_castps_si128(_mm_cmpeq_ps(x, _mm_setzero_ps()));
+    return _mm_blendv_epi8(exponent, _mm_set1_epi32(-10000), zero);
+  }
+  static Floats Mul(Floats x, Floats y) { return _mm256_mul_ps(x, y); }
+  static Doubles Mul(Doubles x, Doubles y) { return _mm256_mul_pd(x, y); }
   static Doubles Add(Doubles x, Doubles y) { return _mm256_add_pd(x, y); }
   static Doubles Sub(Doubles x, Doubles y) { return _mm256_sub_pd(x, y); }
   static Doubles Max(Doubles x, Doubles y) { return _mm256_max_pd(x, y); }
@@ -131,6 +142,8 @@ const KernelTable kKernelsAvx2 = {
     {Decode::NarrowRow, Decode::NarrowColumns, Body::NarrowMultiply},
     {Decode::WideRow, Decode::WideColumns, Body::WideMultiply},
     Body::Fp32Multiply,
+    GroupSteps<Avx2>::Multiply,
+    PromoteScaled<Avx2>,
 };
 
 }  // namespace quantgate

@@ -2,6 +2,7 @@
 // so.
 #include <immintrin.h>
 
+#include "kernels/gemm/group_kernels_body.h"
 #include "kernels/gemm/panel.h"
 #include "kernels/gemm/panel_decode.h"
 #include "kernels/gemm/panel_kernels_body.h"
@@ -87,6 +88,16 @@ struct Avx512 {
   static Doubles LoadDouble(const double* p) { return _mm512_load_pd(p); }
   static Doubles SetDouble(double x) { return _mm512_set1_pd(x); }
   static Doubles ZeroDouble() { return _mm512_setzero_pd(); }
+  static HalfIntegers LoadHalfInt32(const int32_t* p) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  /// `exponent`, or very low where x is zero.
+  static HalfIntegers NoneWhereZero(HalfIntegers exponent, HalfFloats x) {
+    const __mmask8 zero = _mm256_cmp_ps_mask(x, _mm256_setzero_ps(), _CMP_EQ_OQ);
+    return _mm256_mask_mov_epi32(exponent, zero, _mm256_set1_epi32(-10000));
+  }
+  static Floats Mul(Floats x, Floats y) { return _mm512_mul_ps(x, y); }
+  static Doubles Mul(Doubles x, Doubles y) { return _mm512_mul_pd(x, y); }
   static Doubles Add(Doubles x, Doubles y) { return _mm512_add_pd(x, y); }
   static Doubles Sub(Doubles x, Doubles y) { return _mm512_sub_pd(x, y); }
   static Doubles Max(Doubles x, Doubles y) { return _mm512_max_pd(x, y); }
@@ -134,6 +145,8 @@ const KernelTable kKernelsAvx512 = {
     {Decode::NarrowRow, Decode::NarrowColumns, Body::NarrowMultiply},
     {Decode::WideRow, Decode::WideColumns, Body::WideMultiply},
     Body::Fp32Multiply,
+    GroupSteps<Avx512>::Multiply,
+    PromoteScaled<Avx512>,
 };
 
 }  // namespace quantgate

@@ -14,7 +14,7 @@
 
 namespace quantgate {
 
-/// FP8: F = 13, L = 32, sums in float.
+/// FP8: F = 13, sums in float.
 template <class V>
 struct NarrowSteps {
   using Panel = NarrowPanel;
@@ -34,7 +34,7 @@ struct NarrowSteps {
   static Sums LoadAccumulators(const float* p) { return V::LoadFloat(p); }
 
   /// 2^(E - 13 + 23) for the accumulators at `c` and products of largest exponents `product_max`.
-  static Sums Start(const float* c, const int8_t* product_max) {
+  static Sums Start(const float* c, const int8_t* product_max, int /*align_bits*/) {
     // A zero has exponent field 0 and so takes no part: -127 is below every product. A non-zero one
     // is a multiple of the smallest product, 2^-32, so it is normal and above what a product with a
     // zero operand counts as.
@@ -47,7 +47,7 @@ struct NarrowSteps {
   static void Store(float* p, Sums sum) { V::StoreFloat(p, V::KeepThirteenBits(sum)); }
 };
 
-/// bf16, fp16 (L = 16) and tf32 (L = 8): F = 25, sums in double.
+/// All else: F up to 25, sums in double.
 template <class V>
 struct WideSteps {
   using Panel = WidePanel;
@@ -66,11 +66,11 @@ struct WideSteps {
   static Sums Set(double x) { return V::SetDouble(x); }
   static Sums LoadAccumulators(const float* p) { return V::ToDouble(V::LoadHalf(p)); }
 
-  /// 2^(E - 25 + 52).
-  static Sums Start(const float* c, const int16_t* product_max) {
+  /// 2^(E - F + 52).
+  static Sums Start(const float* c, const int16_t* product_max, int align_bits) {
     const auto exponent =
         V::MaxHalfInt32(V::ExponentOrNone(V::LoadHalf(c)), V::LoadWidenedInt16(product_max));
-    return V::PowerOfTwoWide(V::AddHalfInt32(exponent, V::SetHalfInt32(-25 + 52)));
+    return V::PowerOfTwoWide(V::AddHalfInt32(exponent, V::SetHalfInt32(52 - align_bits)));
   }
   static Sums Zero() { return V::ZeroDouble(); }
   /// Truncates an exact sum toward zero to fp32 with gradual underflow; 2^128 is infinite.
@@ -107,14 +107,14 @@ struct FusedSteps {
 
   /// The step's sums for kRows rows of a and one block of columns.
   template <int kRows>
-  static inline void Sum(const Value* a, const Value* b, const Exponent* largest,
+  static inline void Sum(const Value* a, const Value* b, const Exponent* largest, int align_bits,
                          float* accumulators) {
     typename S::Sums positive[kRows][kRegisters];
     typename S::Sums negative[kRows][kRegisters];
     for (int r = 0; r < kRows; ++r) {
       for (int v = 0; v < kRegisters; ++v) {
         const float* const c = accumulators + r * kColumns + v * S::kLanes;
-        const auto start = S::Start(c, largest + r * kBlock + v * S::kLanes);
+        const auto start = S::Start(c, largest + r * kBlock + v * S::kLanes, align_bits);
         positive[r][v] = V::Add(start, V::Max(S::LoadAccumulators(c), S::Zero()));
         negative[r][v] = V::Sub(V::Min(S::LoadAccumulators(c), S::Zero()), start);
       }
@@ -169,7 +169,8 @@ struct FusedSteps {
     for (r = 0; r < rows; r += V::kRows) {
       FetchAhead(a + (r + kExponentRows) * kStep, V::kRows * kStep * sizeof(Value));
       FetchAhead(a_exponents + (r + 2 * kExponentRows) * kStep, 1);
-      Sum<V::kRows>(a + r * kStep, b, largest + r * kBlock, accumulators + r * kColumns);
+      Sum<V::kRows>(a + r * kStep, b, largest + r * kBlock, task.align_bits,
+                    accumulators + r * kColumns);
     }
   }
 
@@ -189,12 +190,21 @@ struct FusedSteps {
 template <class V>
 struct PanelBody {
   static void NarrowMultiply(const PanelTask<NarrowPanel>& task) {
-    FusedSteps<V, NarrowSteps<V>, 32>::Multiply(task);
+    if (task.step == 32) return FusedSteps<V, NarrowSteps<V>, 32>::Multiply(task);
+    FusedSteps<V, NarrowSteps<V>, 16>::Multiply(task);
   }
 
   static void WideMultiply(const PanelTask<WidePanel>& task) {
-    if (task.step == 16) return FusedSteps<V, WideSteps<V>, 16>::Multiply(task);
-    FusedSteps<V, WideSteps<V>, 8>::Multiply(task);
+    switch (task.step) {
+      case 32:
+        return FusedSteps<V, WideSteps<V>, 32>::Multiply(task);
+      case 16:
+        return FusedSteps<V, WideSteps<V>, 16>::Multiply(task);
+      case 8:
+        return FusedSteps<V, WideSteps<V>, 8>::Multiply(task);
+      default:
+        return FusedSteps<V, WideSteps<V>, 4>::Multiply(task);
+    }
   }
 
   // ---- fp32.

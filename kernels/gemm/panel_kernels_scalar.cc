@@ -17,7 +17,7 @@ double PowerOfTwo(int exponent) {
 
 /// One fused step of kColumns accumulators. Products, and products scaled by a power of two, are
 /// exact in double, and the conversion to an integer truncates toward zero: exactly q_t.
-template <class Panel, class Step>
+template <class Panel>
 void FusedStepOfRow(const PanelTask<Panel>& task, int64_t row, int step_index,
                     float* accumulators) {
   constexpr int kColumns = Panel::kColumns;
@@ -43,7 +43,7 @@ void FusedStepOfRow(const PanelTask<Panel>& task, int64_t row, int step_index,
   double scale[kColumns];
   int64_t sum[kColumns];
   for (int j = 0; j < kColumns; ++j) {
-    scale[j] = PowerOfTwo(Step::kAlignBits - exponent_max[j]);
+    scale[j] = PowerOfTwo(task.align_bits - exponent_max[j]);
     const bool infinite = std::isinf(accumulators[j]);
     sum[j] = infinite ? 0 : static_cast<int64_t>(double(accumulators[j]) * scale[j]);
   }
@@ -61,15 +61,15 @@ void FusedStepOfRow(const PanelTask<Panel>& task, int64_t row, int step_index,
     // An accumulator that overflowed stays infinite: all products here are finite.
     if (std::isinf(accumulators[j])) continue;
     accumulators[j] = std::bit_cast<float>(
-        TruncateToFloat32(sum[j], exponent_max[j] - Step::kAlignBits, Step::kOutMantissa));
+        TruncateToFloat32(sum[j], exponent_max[j] - task.align_bits, Panel::kOutMantissa));
   }
 }
 
-template <class Panel, class Step>
+template <class Panel>
 void Multiply(const PanelTask<Panel>& task) {
   for (int step = 0; step < task.steps; ++step) {
     for (int64_t row = 0; row < task.rows; ++row) {
-      FusedStepOfRow<Panel, Step>(task, row, step, task.accumulators + row * Panel::kColumns);
+      FusedStepOfRow<Panel>(task, row, step, task.accumulators + row * Panel::kColumns);
     }
   }
 }
@@ -87,14 +87,67 @@ void MultiplyFp32(const Fp32Task& task) {
   }
 }
 
+/// One accumulator through one step of groups.
+float GroupStep(const GroupTask& task, int step, int64_t row, int column, float accumulator) {
+  if (std::isinf(accumulator)) return accumulator;  // All terms are finite.
+  constexpr int kGroups = GroupPanel::kGroups, kColumns = GroupPanel::kColumns;
+  const float* const a = task.a + (step * task.a_rows + row) * GroupPanel::kStep;
+  const GroupScale* const a_scales = task.a_scales + (step * task.a_rows + row) * kGroups;
+  const Unpacked c = Unpack<Float32>(std::bit_cast<uint32_t>(accumulator));
+  int largest = c.kind == FloatClass::kFinite ? c.exponent : kFusedExponentFloor;
+  double terms[kGroups];
+  for (int g = 0; g < kGroups; ++g) {
+    float sum = 0;
+    for (int i = g * GroupPanel::kGroup; i < (g + 1) * GroupPanel::kGroup; ++i) {
+      sum += a[i] * task.b[(int64_t(step) * GroupPanel::kStep + i) * kColumns + column];
+    }
+    const int64_t at = (int64_t(step) * kGroups + g) * kColumns + column;
+    terms[g] = double(sum) * a_scales[g].value * task.b_scales[at];
+    const int exponent = a_scales[g].exponent + task.b_exponents[at];
+    if (terms[g] != 0 && exponent > largest) largest = exponent;
+  }
+  const double scale = PowerOfTwo(task.align_bits - largest);
+  int64_t sum = static_cast<int64_t>(double(accumulator) * scale);
+  for (const double term : terms) sum += static_cast<int64_t>(term * scale);
+  return std::bit_cast<float>(TruncateToFloat32(sum, largest - task.align_bits, 23));
+}
+
+void MultiplyGroups(const GroupTask& task) {
+  for (int step = 0; step < task.steps; ++step) {
+    for (int64_t row = 0; row < task.rows; ++row) {
+      float* const accumulators = task.accumulators + row * GroupPanel::kColumns;
+      for (int j = 0; j < GroupPanel::kColumns; ++j) {
+        accumulators[j] = GroupStep(task, step, row, j, accumulators[j]);
+      }
+    }
+  }
+}
+
+void PromoteScaled(const PromoteTask& task) {
+  constexpr int kColumns = NarrowPanel::kColumns;
+  for (int64_t i = 0; i < task.rows * kColumns; ++i) {
+    const float row_scale = task.row_scales[i / kColumns];
+    const float column_scale = task.column_scales[i % kColumns];
+    if (task.twice) {
+      const float scaled = task.parts[i] * row_scale;
+      task.totals[i] = std::fma(scaled, column_scale, task.totals[i]);
+    } else {
+      const float scale = row_scale * column_scale;
+      task.totals[i] = std::fma(task.parts[i], scale, task.totals[i]);
+    }
+  }
+}
+
 using Decode = PanelDecode<Scalar>;
 
 }  // namespace
 
 const KernelTable kKernelsScalar = {
-    {Decode::NarrowRow, Decode::NarrowColumns, Multiply<NarrowPanel, WgmmaFp8>},
-    {Decode::WideRow, Decode::WideColumns, Multiply<WidePanel, Wgmma16Bit>},
+    {Decode::NarrowRow, Decode::NarrowColumns, Multiply<NarrowPanel>},
+    {Decode::WideRow, Decode::WideColumns, Multiply<WidePanel>},
     MultiplyFp32,
+    MultiplyGroups,
+    PromoteScaled,
 };
 
 }  // namespace quantgate

@@ -1,69 +1,96 @@
 #include "kernels/gemm/scalar_dot.h"
 
 #include <algorithm>
-#include <bit>
-#include <type_traits>
+#include <memory>
 #include <vector>
 
+#include "kernels/base/status_macros.h"
+#include "kernels/gemm/accumulate.h"
 #include "kernels/gemm/visit_format.h"
-#include "kernels/numerics/fused_step.h"
+#include "kernels/gemm/workspace.h"
 
 namespace quantgate {
 namespace {
 
+constexpr int64_t kTileRows = 16;
+constexpr int64_t kTileColumns = 64;
+
 template <class Format>
-std::vector<typename Format::Storage> GatherRow(const OperandView& view, int64_t row) {
-  std::vector<typename Format::Storage> codes(view.k);
-  for (int64_t k = 0; k < view.k; ++k) {
-    codes[k] = *view.at<typename Format::Storage>(row, k);
-    if constexpr (std::is_same_v<Format, Float32>) codes[k] = RoundToTf32(codes[k]);
-  }
-  return codes;
-}
-
-template <class FormatA, class FormatB>
-uint32_t Accumulate(const typename FormatA::Storage* a, const typename FormatB::Storage* b,
-                    int64_t begin, int64_t end, int step) {
-  using Step = std::conditional_t<FormatConstants<FormatA>::kBits == 8, WgmmaFp8, Wgmma16Bit>;
-  uint32_t accumulator = 0;
-  for (int64_t k = begin; k < end; k += step) {
-    const int length = static_cast<int>(std::min<int64_t>(step, end - k));
-    accumulator = FusedStep<Step, FormatA, FormatB>(a + k, b + k, length, accumulator);
-  }
-  return accumulator;
-}
-
-template <class FormatA, class FormatB>
-float Dot(const OperandView& a_view, const OperandView& b_view, const AccumulationRule& rule,
-          int64_t m, int64_t n) {
-  const auto a = GatherRow<FormatA>(a_view, m);
-  const auto b = GatherRow<FormatB>(b_view, n);
-  float total = 0;
-  for (const KRange& slice : SlicesOf(rule, a_view.k)) {
-    float slice_total = 0;
-    const int64_t stride = rule.promote_k > 0 ? rule.promote_k : slice.end - slice.begin;
-    for (int64_t k = slice.begin; k < slice.end; k += stride) {
-      const float part = std::bit_cast<float>(Accumulate<FormatA, FormatB>(
-          a.data(), b.data(), k, std::min(slice.end, k + stride), rule.step));
-      slice_total = rule.promote_k > 0 ? slice_total + part : part;
-    }
-    total = slice.begin == 0 ? slice_total : total + slice_total;
-  }
-  return total;
+FusedElement ElementOf(const OperandView& view, int64_t row, int64_t k, const FusedElement& scale) {
+  constexpr int kBits = FormatConstants<Format>::kBits;
+  auto code = *view.at<typename Format::Storage>(row, k);
+  if constexpr (kBits == 32) code = RoundToTf32(code);
+  // FP6 and FP4 codes fill the low bits of their bytes.
+  if constexpr (kBits < 8) code = code & ((1 << kBits) - 1);
+  if (scale.kind == FloatClass::kNan) return {0, 0, FloatClass::kNan, false};
+  return UnpackElement<Format>(code, scale.exponent);
 }
 
 }  // namespace
 
-float ScalarDotSm90(const OperandView& a, const OperandView& b, const AccumulationRule& rule,
-                    int64_t m, int64_t n) {
-  return VisitFormat(a.dtype, [&]<class FormatA>(FormatA) -> float {
-    if constexpr (FormatConstants<FormatA>::kBits == 8) {
-      if (b.dtype == DType::kF8E4M3) return Dot<FormatA, E4M3>(a, b, rule, m, n);
-      return Dot<FormatA, E5M2>(a, b, rule, m, n);
-    } else {
-      return Dot<FormatA, FormatA>(a, b, rule, m, n);
+bool ScalesSums(const FusedRule& rule) {
+  return rule.promotion == Promotion::kScaled || rule.promotion == Promotion::kScaledTwice;
+}
+
+DecodedRow::DecodedRow(const OperandView& view, int64_t row, bool scales_sums) : elements_(view.k) {
+  const BlockScaleView& scales = view.scales;
+  const bool is_grouped = scales.has_value() && scales.dtype == DType::kF8E4M3;
+  const bool scales_elements = scales.has_value() && !is_grouped && !scales_sums;
+  for (int64_t k = 0; scales.has_value() && k < view.k; k += scales.k_block) {
+    if (is_grouped) group_scales_.push_back(scales.ElementAt(row, k));
+    if (scales_sums) block_scales_.push_back(scales.At(row, k));
+  }
+  VisitFormat(view.dtype, [&]<class Format>(Format) {
+    fraction_bits_ = Format::kMantissaBits;
+    FusedElement scale{1, 0, FloatClass::kFinite, false};
+    for (int64_t k = 0; k < view.k; ++k) {
+      if (scales_elements && k % scales.k_block == 0) scale = scales.ElementAt(row, k);
+      elements_[k] = ElementOf<Format>(view, row, k, scale);
     }
   });
+}
+
+FusedRow DecodedRow::row() const {
+  FusedRow row;
+  row.elements = elements_.data();
+  row.fraction_bits = fraction_bits_;
+  if (!group_scales_.empty()) row.group_scales = group_scales_.data();
+  row.group_scale_fraction_bits = group_scales_.empty() ? 0 : E4M3::kMantissaBits;
+  if (!block_scales_.empty()) row.block_scales = block_scales_.data();
+  return row;
+}
+
+float ScalarDot(const OperandView& a, const OperandView& b, const FusedRule& rule, int64_t m,
+                int64_t n) {
+  const bool scales_sums = ScalesSums(rule);
+  return DotUnder(rule, DecodedRow(a, m, scales_sums).row(), DecodedRow(b, n, scales_sums).row(),
+                  a.k);
+}
+
+absl::Status AccumulateScalar(const OperandView& a, const OperandView& b, const FusedRule& rule,
+                              const ExecutionContext& context, AccumulatorSink sink) {
+  const int64_t row_tiles = (a.rows + kTileRows - 1) / kTileRows;
+  const int64_t column_tiles = (b.rows + kTileColumns - 1) / kTileColumns;
+  const bool scales_sums = ScalesSums(rule);
+  ParallelFor(context, row_tiles * column_tiles, 1, [&](int64_t begin, int64_t end) {
+    float values[kTileRows * kTileColumns];
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t row = tile % row_tiles * kTileRows;
+      const int64_t column = tile / row_tiles * kTileColumns;
+      const int64_t rows = std::min(kTileRows, a.rows - row);
+      const int columns = static_cast<int>(std::min(kTileColumns, b.rows - column));
+      std::vector<DecodedRow> decoded_a;
+      for (int64_t r = 0; r < rows; ++r) decoded_a.emplace_back(a, row + r, scales_sums);
+      for (int j = 0; j < columns; ++j) {
+        const DecodedRow decoded_b(b, column + j, scales_sums);
+        for (int64_t r = 0; r < rows; ++r) {
+          values[r * kTileColumns + j] = DotUnder(rule, decoded_a[r].row(), decoded_b.row(), a.k);
+        }
+      }
+      sink({row, rows, column, columns, values, kTileColumns});
+    }
+  });
+  return context.CheckCancelled();
 }
 
 }  // namespace quantgate

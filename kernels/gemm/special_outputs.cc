@@ -30,7 +30,16 @@ bool AnySpecial(const typename Format::Storage* codes, int64_t count, bool tf32)
 
 ClassSets::ClassSets(const OperandView& view, int64_t k_end, bool tf32)
     : view_(view), k_end_(k_end), tf32_(tf32), words_((k_end + 63) / 64) {
+  FindSpecialElements();
+  FindNanScales();
+}
+
+void ClassSets::FindSpecialElements() {
+  const OperandView& view = view_;
+  const int64_t k_end = k_end_;
+  const bool tf32 = tf32_;
   VisitFormat(view.dtype, [&]<class Format>(Format) {
+    if constexpr (Format::kSpecials == Specials::kNone) return;
     // One of the strides is 1 and the operand is dense, so it is one contiguous array.
     const auto* codes = view.at<typename Format::Storage>(0, 0);
     any_special_ = AnySpecial<Format>(codes, view.rows * view.k, tf32);
@@ -44,8 +53,27 @@ ClassSets::ClassSets(const OperandView& view, int64_t k_end, bool tf32)
   });
 }
 
+bool ClassSets::IsNanScale(int64_t row, int64_t k) const {
+  return view_.scales.ElementAt(row, k).kind == FloatClass::kNan;
+}
+
+void ClassSets::FindNanScales() {
+  const BlockScaleView& scales = view_.scales;
+  // fp32 scales multiply sums, or are powers of two.
+  if (!scales.has_value() || scales.dtype == DType::kF32) return;
+  for (int64_t row = 0; row < view_.rows; ++row) {
+    bool any_nan = false;
+    for (int64_t k = 0; k < k_end_; k += scales.k_block) any_nan |= IsNanScale(row, k);
+    if (!any_nan) continue;
+    any_special_ = true;
+    special_rows_.resize(view_.rows);
+    special_rows_[row] = true;
+  }
+}
+
 void ClassSets::BuildSets() {
   sets_.assign(view_.rows * 4 * words_, 0);
+  const bool has_nan_scales = view_.scales.has_value() && view_.scales.dtype != DType::kF32;
   VisitFormat(view_.dtype, [&]<class Format>(Format) {
     for (int64_t row = 0; row < view_.rows; ++row) {
       uint64_t* const sets = &sets_[row * 4 * words_];
@@ -54,9 +82,13 @@ void ClassSets::BuildSets() {
         if constexpr (Format::kMantissaBits == 23) {
           if (tf32_) code = RoundToTf32(code);
         }
+        if constexpr (FormatConstants<Format>::kBits < 8) {
+          code = code & ((1 << FormatConstants<Format>::kBits) - 1);
+        }
         const Unpacked element = Unpack<Format>(code);
         const uint64_t bit = uint64_t(1) << (k % 64);
-        if (element.kind == FloatClass::kNan) sets[k / 64] |= bit;
+        const bool nan_scale = has_nan_scales && IsNanScale(row, k);
+        if (nan_scale || element.kind == FloatClass::kNan) sets[k / 64] |= bit;
         if (element.kind == FloatClass::kInfinite) sets[words_ + k / 64] |= bit;
         if (element.kind == FloatClass::kZero) sets[2 * words_ + k / 64] |= bit;
         if (element.negative) sets[3 * words_ + k / 64] |= bit;

@@ -10,7 +10,8 @@
 
 namespace quantgate {
 
-/// Per row of an operand, the sets of k (one bit each) that are NaN, infinite, zero and negative.
+/// Per row of an operand, the sets of k (one bit each) that are NaN (or under a NaN scale),
+/// infinite, zero and negative.
 class ClassSets {
  public:
   /// Which rows hold a NaN or an infinity among their first `k_end` elements, the ones that are
@@ -30,6 +31,10 @@ class ClassSets {
 
  private:
   const uint64_t* set(int64_t row, int which) const { return &sets_[(row * 4 + which) * words_]; }
+
+  void FindSpecialElements();
+  void FindNanScales();
+  bool IsNanScale(int64_t row, int64_t k) const;
 
   const OperandView view_;
   const int64_t k_end_;

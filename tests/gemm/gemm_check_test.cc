@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "kernels/gemm/gemm.h"
@@ -20,11 +21,19 @@ Tensor Zeros(DType dtype, Shape shape) {
   return tensor;
 }
 
+GemmOperand Scaled(Tensor data, ScaleMode scaling, Tensor scale_inv) {
+  GemmOperand operand;
+  operand.data = std::move(data);
+  operand.scaling = scaling;
+  operand.scale_inv = std::move(scale_inv);
+  return operand;
+}
+
 /// 4 x 6 x 32, FP8 with per-tensor scales to bf16.
 GemmDesc GoodDesc() {
   GemmDesc desc;
-  desc.a = {Zeros(DType::kF8E4M3, {4, 32}), ScaleMode::kTensor, Zeros(DType::kF32, {1})};
-  desc.b = {Zeros(DType::kF8E5M2, {6, 32}), ScaleMode::kTensor, Zeros(DType::kF32, {1})};
+  desc.a = Scaled(Zeros(DType::kF8E4M3, {4, 32}), ScaleMode::kTensor, Zeros(DType::kF32, {1}));
+  desc.b = Scaled(Zeros(DType::kF8E5M2, {6, 32}), ScaleMode::kTensor, Zeros(DType::kF32, {1}));
   desc.arithmetic = Arithmetic::Parse("sm90").value();
   desc.out_dtype = DType::kBF16;
   return desc;

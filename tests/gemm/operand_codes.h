@@ -46,8 +46,10 @@ typename Format::Storage DrawCode(std::mt19937& random, CodePattern pattern, int
     case CodePattern::kFinite:
       return finite();
     case CodePattern::kNear:
+      if (C::kBits < 8) return finite();  // All of FP6 and FP4 is near 1.
       return at_exponent(Format::kBias - 2 + static_cast<int>(random() % 5));
     case CodePattern::kWideRows: {
+      if (C::kBits < 8) return finite();
       const int fields = C::kExponentAllOnes - 4;
       return at_exponent(static_cast<int>((row * 37) % fields) + static_cast<int>(random() % 4));
     }
@@ -62,6 +64,7 @@ typename Format::Storage DrawCode(std::mt19937& random, CodePattern pattern, int
     case CodePattern::kAll:
       return static_cast<Storage>(random());
     case CodePattern::kLaced: {
+      if (C::kBits < 8) return finite();
       const bool special = row % 4 == 1 && random() % 16 == 0;
       return special ? static_cast<Storage>(sign | Storage(C::kMaxFinite + 1 + random() % 2))
                      : finite();
@@ -78,10 +81,22 @@ void FillCodes(Tensor& tensor, CodePattern pattern, std::mt19937& random) {
   }
 }
 
-/// A tensor of `rows` x `columns` codes; the same for the same arguments.
+/// Packed FP4: two codes a byte along the columns.
+inline void FillPacked(Tensor& tensor, CodePattern pattern, std::mt19937& random) {
+  auto* bytes = tensor.as<uint8_t>();
+  for (int64_t i = 0; i < tensor.element_count(); ++i) {
+    const int64_t row = i / tensor.columns();
+    const uint8_t low = DrawCode<E2M1>(random, pattern, row) & 15;
+    const uint8_t high = DrawCode<E2M1>(random, pattern, row) & 15;
+    bytes[i] = static_cast<uint8_t>(low | high << 4);
+  }
+}
+
+/// A tensor of `rows` x `columns` codes (FP4: columns even); the same for the same arguments.
 inline Tensor MakeCodes(DType dtype, int64_t rows, int64_t columns, CodePattern pattern,
                         uint32_t seed) {
-  Tensor tensor = Tensor::Allocate(dtype, {rows, columns}).value();
+  const bool packed = dtype == DType::kF4E2M1x2;
+  Tensor tensor = Tensor::Allocate(dtype, {rows, packed ? columns / 2 : columns}).value();
   std::mt19937 random(seed);
   switch (dtype) {
     case DType::kBF16:
@@ -95,6 +110,15 @@ inline Tensor MakeCodes(DType dtype, int64_t rows, int64_t columns, CodePattern 
       break;
     case DType::kF8E5M2:
       FillCodes<E5M2>(tensor, pattern, random);
+      break;
+    case DType::kF6E2M3:
+      FillCodes<E2M3>(tensor, pattern, random);
+      break;
+    case DType::kF6E3M2:
+      FillCodes<E3M2>(tensor, pattern, random);
+      break;
+    case DType::kF4E2M1x2:
+      FillPacked(tensor, pattern, random);
       break;
     default:
       FillCodes<Float32>(tensor, pattern, random);

@@ -1,0 +1,209 @@
+#include "kernels/gemm/rules.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace quantgate {
+namespace {
+
+using enum ArithmeticFamily;
+
+/// L products of F and outman, chained over k: an instruction of two chained halves is two steps.
+constexpr FusedRule Chained(int step, int align_bits, int out_mantissa = 23) {
+  FusedRule rule;
+  rule.step = step;
+  rule.align_bits = align_bits;
+  rule.out_mantissa = out_mantissa;
+  return rule;
+}
+
+/// mma.sync m16n8k32 FP8 as two chained fp16 instructions whose sum C joins last.
+constexpr FusedRule EmulatedFp8() {
+  FusedRule rule = Chained(16, 25);
+  rule.order = ProductOrder::kPairsOfFour;
+  rule.promotion = Promotion::kAdd;
+  rule.promote_k = 32;
+  return rule;
+}
+
+/// mxf4nvf4 k64: 4 groups of 16.
+constexpr FusedRule Nvfp4() {
+  FusedRule rule = Chained(64, 35);
+  rule.group = 16;
+  return rule;
+}
+
+std::vector<ArchitectureRule> MakeRules() {
+  using enum OperandClass;
+  using enum RuleEvidence;
+  std::vector<ArchitectureRule> rules = {
+      {kSm70, kF16, Chained(4, 23), true, kRecorded},
+      {kSm75, kF16, Chained(8, 24), true, kRead},
+  };
+  for (const ArithmeticFamily ampere : {kSm80, kSm86, kSm89}) {
+    rules.push_back({ampere, kF16, Chained(8, 24), true, kRecorded});
+    rules.push_back({ampere, kBF16, Chained(8, 24), false, kRecorded});
+    rules.push_back({ampere, kTf32, Chained(4, 24), false, kRead});
+  }
+  rules.push_back({kSm89, kFp8, Chained(16, 13, 13), true, kRecorded});
+  rules.push_back({kSm90, kF16, Chained(16, 25), false, kMeasured});
+  rules.push_back({kSm90, kBF16, Chained(16, 25), false, kMeasured});
+  rules.push_back({kSm90, kTf32, Chained(8, 25), false, kMeasured});
+  rules.push_back({kSm90, kFp8, Chained(32, 13, 13), false, kMeasured});
+  rules.push_back({kSm90, kFp8Block, Chained(32, 13, 13), false, kMeasured});
+  rules.push_back({kSm90MmaFp8, kFp8, EmulatedFp8(), true, kRecorded});
+  for (const ArithmeticFamily blackwell : {kSm100, kSm120}) {
+    const RuleEvidence plain = blackwell == kSm100 ? kRecorded : kRead;
+    rules.push_back({blackwell, kF16, Chained(16, 25), true, plain});
+    rules.push_back({blackwell, kBF16, Chained(16, 25), false, plain});
+    rules.push_back({blackwell, kTf32, Chained(8, 25), false, kRead});
+    rules.push_back({blackwell, kFp8, Chained(32, 25), true, kRead});
+    rules.push_back({blackwell, kF8F6F4, Chained(32, 25), true, kRead});
+    rules.push_back({blackwell, kFp8Block, Chained(32, 25), false, kRead});
+    rules.push_back({blackwell, kMx32, Chained(32, 25), false, kRead});
+    rules.push_back({blackwell, kNv16, Nvfp4(), false, kRead});
+  }
+  return rules;
+}
+
+bool IsFp8Block(ScaleMode mode) { return mode == ScaleMode::k1x128 || mode == ScaleMode::k128x128; }
+
+const ArchitectureRule* Find(ArithmeticFamily family, OperandClass operands) {
+  for (const ArchitectureRule& row : AllArchitectureRules()) {
+    if (row.family == family && row.operands == operands) return &row;
+  }
+  return nullptr;
+}
+
+absl::Status Lacking(const Arithmetic& arithmetic, OperandClass operands) {
+  std::string who;
+  for (const ArchitectureRule& row : AllArchitectureRules()) {
+    if (row.operands == operands) {
+      absl::StrAppend(&who, std::string(ArithmeticFamilyName(row.family)), ", ");
+    }
+  }
+  return absl::UnimplementedError(absl::StrCat(
+      "arithmetic is ", arithmetic.ToString(), ": it has no instruction for ",
+      std::string(OperandClassName(operands)), " operands; ", who, "exact and fp32 take them"));
+}
+
+/// Hopper through cuBLASLt: the accumulation mode, the scales of blocks, and slices of K.
+absl::StatusOr<FusedRule> Sm90Rule(const Arithmetic& arithmetic, OperandClass operands,
+                                   const GemmDesc& desc) {
+  FusedRule rule = Find(kSm90, operands)->rule;
+  rule.slices = arithmetic.split_k;
+  // A tile of split-K is 128 bytes of k in every type.
+  rule.tile_k = 128 / DTypeBytes(desc.a.data.dtype());
+  if (operands == OperandClass::kTf32 && arithmetic.split_k > 1) {
+    // Each of cuBLASLt's tf32 kernels cuts K its own way (docs/tensor-cores.md section 3.2).
+    return absl::UnimplementedError(
+        absl::StrCat("arithmetic is ", arithmetic.ToString(),
+                     ": split-K of f32 (tf32) operands is not modelled"));
+  }
+  if (operands == OperandClass::kFp8Block) {
+    if (arithmetic.accumulation == Accumulation::kFast) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("arithmetic is ", arithmetic.ToString(),
+                       ": block-scaled operands have no fast accumulation"));
+    }
+    const bool has_tiles = desc.a.scaling != desc.b.scaling;
+    rule.promotion = has_tiles ? Promotion::kScaled : Promotion::kScaledTwice;
+    rule.promote_k = 128;
+  }
+  if (operands == OperandClass::kFp8 && arithmetic.accumulation == Accumulation::kSplit) {
+    rule.promotion = Promotion::kAdd;
+    rule.promote_k = 128;
+  }
+  return rule;
+}
+
+}  // namespace
+
+std::string_view OperandClassName(OperandClass operands) {
+  switch (operands) {
+    case OperandClass::kTf32:
+      return "tf32";
+    case OperandClass::kBF16:
+      return "bf16";
+    case OperandClass::kF16:
+      return "fp16";
+    case OperandClass::kFp8:
+      return "fp8";
+    case OperandClass::kF8F6F4:
+      return "fp8/fp6/fp4";
+    case OperandClass::kFp8Block:
+      return "fp8 block-scaled";
+    case OperandClass::kMx32:
+      return "mx32";
+    case OperandClass::kNv16:
+      return "nv16";
+  }
+  return "unknown";
+}
+
+OperandClass OperandClassOf(const GemmOperand& a, const GemmOperand& b) {
+  if (a.scaling == ScaleMode::kMx32) return OperandClass::kMx32;
+  if (a.scaling == ScaleMode::kNv16) return OperandClass::kNv16;
+  if (IsFp8Block(a.scaling)) return OperandClass::kFp8Block;
+  switch (a.data.dtype()) {
+    case DType::kF32:
+      return OperandClass::kTf32;
+    case DType::kBF16:
+      return OperandClass::kBF16;
+    case DType::kF16:
+      return OperandClass::kF16;
+    default:
+      break;
+  }
+  const bool both_fp8 = IsFp8(a.data.dtype()) && IsFp8(b.data.dtype());
+  return both_fp8 ? OperandClass::kFp8 : OperandClass::kF8F6F4;
+}
+
+const std::vector<ArchitectureRule>& AllArchitectureRules() {
+  static const auto& rules = *new std::vector<ArchitectureRule>(MakeRules());
+  return rules;
+}
+
+Arithmetic ResolvedFor(const GemmDesc& desc) {
+  Arithmetic arithmetic = desc.arithmetic;
+  const OperandClass operands = OperandClassOf(desc.a, desc.b);
+  if (arithmetic.family == kAuto) {
+    const bool is_blackwell = operands == OperandClass::kMx32 || operands == OperandClass::kNv16 ||
+                              operands == OperandClass::kF8F6F4;
+    arithmetic.family = is_blackwell ? kSm100 : kSm90;
+  }
+  if (arithmetic.family != kSm90) return arithmetic;
+  if (operands == OperandClass::kFp8 || operands == OperandClass::kFp8Block) {
+    // Transformer Engine always splits where an operand is block-scaled.
+    const bool split = desc.use_split_accumulator || operands == OperandClass::kFp8Block;
+    if (arithmetic.accumulation == Accumulation::kRecipe) {
+      arithmetic.accumulation = split ? Accumulation::kSplit : Accumulation::kFast;
+    }
+  } else {
+    arithmetic.accumulation = Accumulation::kRecipe;  // Only FP8 has a choice.
+  }
+  return arithmetic;
+}
+
+absl::StatusOr<FusedRule> RuleFor(const GemmDesc& desc) {
+  const Arithmetic arithmetic = ResolvedFor(desc);
+  const OperandClass operands = OperandClassOf(desc.a, desc.b);
+  if (!IsTensorCore(arithmetic.family)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("arithmetic is ", arithmetic.ToString(), ": it has no rule of fused steps"));
+  }
+  const ArchitectureRule* row = Find(arithmetic.family, operands);
+  if (row == nullptr) return Lacking(arithmetic, operands);
+  if (arithmetic.family == kSm90) return Sm90Rule(arithmetic, operands, desc);
+  if (arithmetic.f16_accumulate && !row->f16_accumulator) {
+    return absl::UnimplementedError(
+        absl::StrCat("arithmetic is ", arithmetic.ToString(), ": no instruction for ",
+                     std::string(OperandClassName(operands)), " operands accumulates in fp16"));
+  }
+  FusedRule rule = row->rule;
+  rule.f16_accumulator = arithmetic.f16_accumulate;
+  return rule;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,216 @@
+#include "kernels/gemm/scaling_check.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/gemm/visit_format.h"
+
+namespace quantgate {
+namespace {
+
+absl::Status Invalid(std::string_view field, const std::string& value, const std::string& rule) {
+  return absl::InvalidArgumentError(absl::StrCat(std::string(field), " is ", value, ": ", rule));
+}
+
+std::string Name(ScaleMode mode) { return std::string(ScaleModeName(mode)); }
+std::string Text(const Tensor& tensor) {
+  return tensor.has_value() ? TensorText(tensor) : "absent";
+}
+
+/// One operand of a GEMM, as the messages name it.
+struct Side {
+  std::string name;  ///< "a" or "b".
+  const GemmOperand& operand;
+  int64_t rows, k;
+  bool k_contiguous;
+
+  std::string Field(std::string_view field) const {
+    return absl::StrCat(name, ".", std::string(field));
+  }
+};
+
+bool IsFp8Block(ScaleMode mode) { return mode == ScaleMode::k1x128 || mode == ScaleMode::k128x128; }
+
+/// What the elements of a scaled operand must be.
+absl::Status CheckElements(const Side& side) {
+  const DType dtype = side.operand.data.dtype();
+  const ScaleMode mode = side.operand.scaling;
+  const auto refuse = [&](std::string_view rule) {
+    return Invalid(side.Field("scale_inv"), "given",
+                   absl::StrCat(std::string(rule), ", and ", side.name, " is ",
+                                std::string(DTypeName(dtype))));
+  };
+  if (mode == ScaleMode::kMx32) {
+    return IsFp8(dtype) || IsFp6OrFp4(dtype)
+               ? absl::OkStatus()
+               : refuse("mx32 scales go with FP8, FP6 and FP4 operands");
+  }
+  if (mode == ScaleMode::kNv16) {
+    return dtype == DType::kF4E2M1x2 ? absl::OkStatus()
+                                     : refuse("nv16 scales go with f4_e2m1x2 operands");
+  }
+  return IsFp8(dtype) ? absl::OkStatus() : refuse("only FP8 operands have scales of this mode");
+}
+
+struct ScaleLayout {
+  DType dtype;
+  int row_block, k_block;
+};
+ScaleLayout LayoutOf(ScaleMode mode) {
+  switch (mode) {
+    case ScaleMode::k1x128:
+      return {DType::kF32, 1, 128};
+    case ScaleMode::k128x128:
+      return {DType::kF32, 128, 128};
+    case ScaleMode::kMx32:
+      return {DType::kF8E8M0, 1, 32};
+    case ScaleMode::kNv16:
+      return {DType::kF8E4M3, 1, 16};
+    default:
+      return {DType::kF32, 1, 1};
+  }
+}
+
+Shape ExpectedScaleShape(const Side& side) {
+  if (side.operand.scaling == ScaleMode::kTensor) return {1};
+  if (side.operand.scaling == ScaleMode::kOuter) return {side.rows};
+  const ScaleLayout layout = LayoutOf(side.operand.scaling);
+  const int64_t row_blocks = (side.rows + layout.row_block - 1) / layout.row_block;
+  const int64_t k_blocks = (side.k + layout.k_block - 1) / layout.k_block;
+  return side.k_contiguous ? Shape{row_blocks, k_blocks} : Shape{k_blocks, row_blocks};
+}
+
+absl::Status CheckAmax(const Side& side) {
+  const GemmOperand& operand = side.operand;
+  if (operand.scaling != ScaleMode::kNv16) {
+    if (!operand.amax.has_value()) return absl::OkStatus();
+    return Invalid(side.Field("amax"), Text(operand.amax), "only nv16 operands have one");
+  }
+  if (operand.e4m3_max != 448 && operand.e4m3_max != 256) {
+    return Invalid(side.Field("e4m3_max"), absl::StrCat(operand.e4m3_max), "448 or 256");
+  }
+  if (!operand.amax.has_value()) return absl::OkStatus();
+  const Tensor& amax = operand.amax;
+  if (amax.dtype() == DType::kF32 && (amax.shape() == Shape{1} || amax.shape() == Shape{side.rows}))
+    return absl::OkStatus();
+  return Invalid(side.Field("amax"), Text(amax),
+                 absl::StrCat("expected f32[1], or f32[", side.rows, "] where row-scaled"));
+}
+
+absl::Status CheckSide(const Side& side) {
+  const GemmOperand& operand = side.operand;
+  QG_RETURN_IF_ERROR(CheckAmax(side));
+  if (operand.scaling == ScaleMode::kNone) {
+    if (!operand.scale_inv.has_value()) return absl::OkStatus();
+    return Invalid(side.Field("scale_inv"), Text(operand.scale_inv),
+                   "it must be absent where scaling is none");
+  }
+  QG_RETURN_IF_ERROR(CheckElements(side));
+  if (!operand.scale_inv.has_value()) {
+    return Invalid(side.Field("scale_inv"), "absent", "scaling other than none needs it");
+  }
+  const ScaleLayout layout = LayoutOf(operand.scaling);
+  const bool has_whole_blocks =
+      operand.scaling != ScaleMode::kMx32 && operand.scaling != ScaleMode::kNv16;
+  if (!has_whole_blocks && side.k % layout.k_block != 0) {
+    return Invalid("k", absl::StrCat(side.k),
+                   absl::StrCat("blocks of ", Name(operand.scaling),
+                                " scales are whole: a multiple of ", layout.k_block));
+  }
+  const Shape expected = ExpectedScaleShape(side);
+  const Tensor& scale = operand.scale_inv;
+  if (scale.dtype() == layout.dtype && scale.shape() == expected) return absl::OkStatus();
+  std::string dims = absl::StrCat(expected[0]);
+  if (expected.size() > 1) absl::StrAppend(&dims, "x", expected[1]);
+  return Invalid(side.Field("scale_inv"), Text(scale),
+                 absl::StrCat("expected ", std::string(DTypeName(layout.dtype)), "[", dims, "]"));
+}
+
+absl::Status CheckPair(ScaleMode a, ScaleMode b) {
+  if ((a == ScaleMode::kOuter) != (b == ScaleMode::kOuter)) {
+    return Invalid("b.scaling", b == ScaleMode::kOuter ? "outer" : "not outer",
+                   "outer-vector scales are given for both operands or for none");
+  }
+  if (a == ScaleMode::k128x128 && b == ScaleMode::k128x128) {
+    return Invalid("b.scaling", "128x128",
+                   "2-D by 2-D blocks: one operand at most has tiles, the other 1x128");
+  }
+  const auto family = [](ScaleMode mode) {
+    if (IsFp8Block(mode)) return 1;
+    return mode == ScaleMode::kMx32 ? 2 : mode == ScaleMode::kNv16 ? 3 : 0;
+  };
+  if (family(a) == family(b)) return absl::OkStatus();
+  return Invalid(
+      "b.scaling", Name(b),
+      absl::StrCat("block scales go with block scales of their kind, and a.scaling is ", Name(a)));
+}
+
+/// Index of the first scale that E8M0 does not have; -1 if there is none.
+int64_t FirstScaleOffE8M0(const Tensor& scale) {
+  const auto* bits = scale.as<uint32_t>();
+  for (int64_t i = 0; i < scale.element_count(); ++i) {
+    const bool is_normal = bits[i] >= 0x00800000 && bits[i] < 0x7F800000;
+    const bool is_power = is_normal && (bits[i] & 0x7FFFFF) == 0;
+    if (!is_power && bits[i] != 0x00400000) return i;  // 2^-127.
+  }
+  return -1;
+}
+
+/// Transformer Engine's rule on Blackwell: fp32 scales of blocks become E8M0 by their exponent
+/// bits, so they must be powers of two that E8M0 has.
+absl::Status CheckPowersOfTwo(const Side& side) {
+  const Tensor& scale = side.operand.scale_inv;
+  if (scale.data() == nullptr) return absl::OkStatus();  // An outline, which has no values.
+  const int64_t off = FirstScaleOffE8M0(scale);
+  if (off < 0) return absl::OkStatus();
+  return Invalid(side.Field("scale_inv"), absl::StrCat(scale.as<float>()[off], " at index ", off),
+                 "Blackwell takes scales of 128 that are powers of two from 2^-127 to 2^127");
+}
+
+bool IsRowScaled(const GemmOperand& operand) {
+  return operand.amax.has_value() && operand.amax.element_count() != 1;
+}
+
+/// The GEMM of a row-scaled operand is a unit GEMM to fp32 whose rows are multiplied afterwards
+/// (docs/tensor-cores.md section 3.5): the wrapper takes nothing else.
+absl::Status CheckRowScaled(const GemmDesc& desc, ArithmeticFamily family) {
+  if (family == ArithmeticFamily::kExact) return absl::OkStatus();
+  if (IsRowScaled(desc.b)) {
+    return absl::UnimplementedError(absl::StrCat(
+        "b.amax is ", Text(desc.b.amax), ": only a may be row-scaled, as in Transformer Engine"));
+  }
+  if (!IsRowScaled(desc.a)) return absl::OkStatus();
+  if (desc.beta != 0) {
+    return absl::UnimplementedError("a is row-scaled: its GEMM does not accumulate into c");
+  }
+  if (IsFp8(desc.out_dtype)) {
+    return absl::UnimplementedError("a is row-scaled: its GEMM has no FP8 output");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+bool HasPowerOfTwoScales(const GemmOperand& operand) {
+  return FirstScaleOffE8M0(operand.scale_inv) < 0;
+}
+
+absl::Status CheckScaling(const GemmDesc& desc, const GemmShape& shape) {
+  const Side a{"a", desc.a, shape.m, shape.k, desc.layout != GemmLayout::kNT};
+  const Side b{"b", desc.b, shape.n, shape.k, desc.layout == GemmLayout::kTN};
+  QG_RETURN_IF_ERROR(CheckSide(a));
+  QG_RETURN_IF_ERROR(CheckSide(b));
+  QG_RETURN_IF_ERROR(CheckPair(desc.a.scaling, desc.b.scaling));
+  const ArithmeticFamily family = ResolvedFor(desc).family;
+  QG_RETURN_IF_ERROR(CheckRowScaled(desc, family));
+  const bool is_blackwell =
+      family == ArithmeticFamily::kSm100 || family == ArithmeticFamily::kSm120;
+  if (is_blackwell && IsFp8Block(desc.a.scaling)) {
+    QG_RETURN_IF_ERROR(CheckPowersOfTwo(a));
+    QG_RETURN_IF_ERROR(CheckPowersOfTwo(b));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quantgate
