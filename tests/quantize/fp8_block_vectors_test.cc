@@ -14,19 +14,6 @@ using testing::Digest64;
 /// digests per direction.
 constexpr size_t kDigestsBegin = 9;
 
-QuantizerSpec SpecOf(const std::vector<std::string>& words) {
-  QuantizerSpec spec;
-  spec.format = QuantizerFormat::kFp8Block;
-  spec.element = *ParseDType(words[2]);
-  spec.block_dim = std::stoi(words[3]);
-  spec.power_2_scale = words[4] == "1";
-  spec.amax_epsilon = testing::FloatFromHexBytes(words[5]);
-  spec.scale_rule = testing::ScaleRuleOf(words[6]);
-  spec.element_rounding = testing::RoundingOf(words[7]);
-  spec.overflow = testing::OverflowOf(words[8]);
-  return spec;
-}
-
 void ExpectCopy(const QuantizedTensor& quantized, Usage usage,
                 const std::vector<std::string>& words, const ExecutionContext& context) {
   SCOPED_TRACE(UsageName(usage));
@@ -51,7 +38,8 @@ TEST_P(Fp8BlockVectors, CodesScalesAndValues) {
     SCOPED_TRACE(text);
     const Tensor& source = vectors.tensors.at(words[0] + " " + words[1]);
     for (const Usages usages : {Usages{true, true}, Usages{true, false}, Usages{false, true}}) {
-      const auto quantized = QuantizeCpu(source, SpecOf(words), usages, {}, context);
+      const auto quantized =
+          QuantizeCpu(source, testing::Fp8BlockQuantizer(words), usages, {}, context);
       ASSERT_TRUE(quantized.ok()) << quantized.status();
       EXPECT_EQ(quantized->usages(), usages);
       if (usages.rowwise) ExpectCopy(*quantized, Usage::kRowwise, words, context);

@@ -14,17 +14,6 @@ using testing::Digest64;
 /// digests per direction.
 constexpr size_t kDigestsBegin = 7;
 
-QuantizerSpec SpecOf(const std::vector<std::string>& words) {
-  QuantizerSpec spec;
-  spec.format = QuantizerFormat::kMxfp8;
-  spec.element = *ParseDType(words[2] == "f4_e2m1" ? "f4_e2m1x2" : words[2]);
-  spec.block_dim = std::stoi(words[3]);
-  spec.scale_rule = testing::ScaleRuleOf(words[4]);
-  spec.element_rounding = testing::RoundingOf(words[5]);
-  spec.overflow = testing::OverflowOf(words[6]);
-  return spec;
-}
-
 void ExpectCopy(const QuantizedTensor& quantized, Usage usage,
                 const std::vector<std::string>& words, const ExecutionContext& context) {
   SCOPED_TRACE(UsageName(usage));
@@ -49,7 +38,8 @@ TEST_P(Mxfp8Vectors, CodesScalesAndValues) {
     SCOPED_TRACE(text);
     const Tensor& source = vectors.tensors.at(words[0] + " " + words[1]);
     for (const Usages usages : {Usages{true, true}, Usages{true, false}, Usages{false, true}}) {
-      const auto quantized = QuantizeCpu(source, SpecOf(words), usages, {}, context);
+      const auto quantized =
+          QuantizeCpu(source, testing::Mxfp8Quantizer(words), usages, {}, context);
       ASSERT_TRUE(quantized.ok()) << quantized.status();
       EXPECT_EQ(quantized->usages(), usages);
       if (usages.rowwise) ExpectCopy(*quantized, Usage::kRowwise, words, context);

@@ -15,23 +15,6 @@ using testing::HexBytes;
 /// CALL_ID, then four per direction.
 constexpr size_t kExpectedBegin = 11;
 
-Quantizer QuantizerOf(const std::vector<std::string>& words) {
-  QuantizerSpec spec;
-  spec.format = QuantizerFormat::kNvfp4;
-  spec.element = DType::kF4E2M1x2;
-  spec.block_dim = std::stoi(words[2]);
-  spec.scale_rule = testing::ScaleRuleOf(words[3]);
-  spec.element_rounding = testing::RoundingOf(words[4]);
-  spec.row_scaled = words[5] == "1";
-  spec.four_over_six = words[6] == "mae"   ? FourOverSix::kMae
-                       : words[6] == "mse" ? FourOverSix::kMse
-                                           : FourOverSix::kNone;
-  spec.e4m3_max = std::stoi(words[7]);
-  Quantizer quantizer(spec);
-  quantizer.columnwise.hadamard = words[8] == "1";
-  return quantizer;
-}
-
 void ExpectCopy(const QuantizedTensor& quantized, Usage usage,
                 const std::vector<std::string>& words, const ExecutionContext& context) {
   SCOPED_TRACE(UsageName(usage));
@@ -60,12 +43,11 @@ TEST_P(Nvfp4Vectors, CodesScalesAmaxesAndValues) {
     for (size_t i = 0; i < kExpectedBegin; ++i) text += words[i] + " ";
     SCOPED_TRACE(text);
     const Tensor& source = vectors.tensors.at(words[0] + " " + words[1]);
-    QuantizeArguments arguments;
-    arguments.seed = std::stoull(words[9]);
-    arguments.call_id = static_cast<uint32_t>(std::stoul(words[10]));
+    const QuantizeArguments arguments = testing::Nvfp4Arguments(words);
+    const Quantizer quantizer = testing::Nvfp4Quantizer(words);
     const bool has_columnwise = words[kExpectedBegin + 4] != "none";
     for (const Usages usages : {Usages{true, true}, Usages{true, false}, Usages{false, true}}) {
-      const auto quantized = QuantizeCpu(source, QuantizerOf(words), usages, arguments, context);
+      const auto quantized = QuantizeCpu(source, quantizer, usages, arguments, context);
       if (usages.columnwise && !has_columnwise) {
         EXPECT_EQ(quantized.status().code(), absl::StatusCode::kInvalidArgument);
         continue;

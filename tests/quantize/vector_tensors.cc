@@ -116,6 +116,29 @@ Value Named(const std::string& name, std::initializer_list<std::pair<const char*
   std::abort();
 }
 
+ScaleRule ScaleRuleOf(const std::string& name) {
+  return Named<ScaleRule>(name, {{"divide", ScaleRule::kDivide},
+                                 {"reciprocal", ScaleRule::kReciprocal},
+                                 {"round_up", ScaleRule::kRoundUp},
+                                 {"floor", ScaleRule::kFloor},
+                                 {"ceil", ScaleRule::kCeil},
+                                 {"even", ScaleRule::kEven},
+                                 {"nearest", ScaleRule::kNearest},
+                                 {"two_level", ScaleRule::kTwoLevel},
+                                 {"two_level_clamped", ScaleRule::kTwoLevelClamped},
+                                 {"single_level", ScaleRule::kSingleLevel}});
+}
+
+ElementRounding RoundingOf(const std::string& name) {
+  return Named<ElementRounding>(name, {{"nearest_even", ElementRounding::kNearestEven},
+                                       {"nearest_away", ElementRounding::kNearestAway},
+                                       {"stochastic", ElementRounding::kStochastic}});
+}
+
+Overflow OverflowOf(const std::string& name) {
+  return Named<Overflow>(name, {{"saturate", Overflow::kSaturate}, {"nan", Overflow::kNan}});
+}
+
 }  // namespace
 
 VectorFile ReadVectors(const std::string& name) {
@@ -165,27 +188,52 @@ float FloatFromHexBytes(const std::string& hex) {
   return value;
 }
 
-ScaleRule ScaleRuleOf(const std::string& name) {
-  return Named<ScaleRule>(name, {{"divide", ScaleRule::kDivide},
-                                 {"reciprocal", ScaleRule::kReciprocal},
-                                 {"round_up", ScaleRule::kRoundUp},
-                                 {"floor", ScaleRule::kFloor},
-                                 {"ceil", ScaleRule::kCeil},
-                                 {"even", ScaleRule::kEven},
-                                 {"nearest", ScaleRule::kNearest},
-                                 {"two_level", ScaleRule::kTwoLevel},
-                                 {"two_level_clamped", ScaleRule::kTwoLevelClamped},
-                                 {"single_level", ScaleRule::kSingleLevel}});
+Quantizer Fp8BlockQuantizer(const std::vector<std::string>& words) {
+  QuantizerSpec spec;
+  spec.format = QuantizerFormat::kFp8Block;
+  spec.element = *ParseDType(words[2]);
+  spec.block_dim = std::stoi(words[3]);
+  spec.power_2_scale = words[4] == "1";
+  spec.amax_epsilon = FloatFromHexBytes(words[5]);
+  spec.scale_rule = ScaleRuleOf(words[6]);
+  spec.element_rounding = RoundingOf(words[7]);
+  spec.overflow = OverflowOf(words[8]);
+  return spec;
 }
 
-ElementRounding RoundingOf(const std::string& name) {
-  return Named<ElementRounding>(name, {{"nearest_even", ElementRounding::kNearestEven},
-                                       {"nearest_away", ElementRounding::kNearestAway},
-                                       {"stochastic", ElementRounding::kStochastic}});
+Quantizer Mxfp8Quantizer(const std::vector<std::string>& words) {
+  QuantizerSpec spec;
+  spec.format = QuantizerFormat::kMxfp8;
+  spec.element = *ParseDType(words[2] == "f4_e2m1" ? "f4_e2m1x2" : words[2]);
+  spec.block_dim = std::stoi(words[3]);
+  spec.scale_rule = ScaleRuleOf(words[4]);
+  spec.element_rounding = RoundingOf(words[5]);
+  spec.overflow = OverflowOf(words[6]);
+  return spec;
 }
 
-Overflow OverflowOf(const std::string& name) {
-  return Named<Overflow>(name, {{"saturate", Overflow::kSaturate}, {"nan", Overflow::kNan}});
+Quantizer Nvfp4Quantizer(const std::vector<std::string>& words) {
+  QuantizerSpec spec;
+  spec.format = QuantizerFormat::kNvfp4;
+  spec.element = DType::kF4E2M1x2;
+  spec.block_dim = std::stoi(words[2]);
+  spec.scale_rule = ScaleRuleOf(words[3]);
+  spec.element_rounding = RoundingOf(words[4]);
+  spec.row_scaled = words[5] == "1";
+  spec.four_over_six = words[6] == "mae"   ? FourOverSix::kMae
+                       : words[6] == "mse" ? FourOverSix::kMse
+                                           : FourOverSix::kNone;
+  spec.e4m3_max = std::stoi(words[7]);
+  Quantizer quantizer(spec);
+  quantizer.columnwise.hadamard = words[8] == "1";
+  return quantizer;
+}
+
+QuantizeArguments Nvfp4Arguments(const std::vector<std::string>& words) {
+  QuantizeArguments arguments;
+  arguments.seed = std::stoull(words[9]);
+  arguments.call_id = static_cast<uint32_t>(std::stoul(words[10]));
+  return arguments;
 }
 
 std::string ValuesDigest(const QuantizedTensor& quantized, Usage usage,

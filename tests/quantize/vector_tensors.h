@@ -30,9 +30,13 @@ std::string Digest64(std::initializer_list<Tensor> tensors);
 std::string HexBytes(const Tensor& tensor);
 float FloatFromHexBytes(const std::string& hex);
 
-ScaleRule ScaleRuleOf(const std::string& name);
-ElementRounding RoundingOf(const std::string& name);
-Overflow OverflowOf(const std::string& name);
+/// The rules of a case of fp8_block_vectors.txt (words 2 to 8), mxfp8_vectors.txt (2 to 6) and
+/// nvfp4_vectors.txt (2 to 8, the Hadamard transform columnwise alone).
+Quantizer Fp8BlockQuantizer(const std::vector<std::string>& words);
+Quantizer Mxfp8Quantizer(const std::vector<std::string>& words);
+Quantizer Nvfp4Quantizer(const std::vector<std::string>& words);
+/// Seed and call id of an nvfp4 case.
+QuantizeArguments Nvfp4Arguments(const std::vector<std::string>& words);
 
 /// Digest64 of the copy dequantized to bf16, f16 and f32.
 std::string ValuesDigest(const QuantizedTensor& quantized, Usage usage,
