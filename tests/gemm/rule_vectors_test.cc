@@ -3,9 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
-#include <fstream>
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -13,52 +11,10 @@
 #include "kernels/gemm/rule_outputs.h"
 #include "kernels/gemm/rules.h"
 #include "tests/gemm/exact_vectors.h"
+#include "tests/gemm/scaled_vectors.h"
 
 namespace quantgate {
 namespace {
-
-std::vector<std::string> Words(const std::string& text) {
-  std::istringstream stream(text);
-  std::vector<std::string> words;
-  for (std::string word; stream >> word;) words.push_back(word);
-  return words;
-}
-
-std::vector<uint32_t> Codes(const std::string& text) {
-  std::vector<uint32_t> codes;
-  for (const std::string& word : Words(text)) {
-    codes.push_back(static_cast<uint32_t>(std::stoul(word, nullptr, 16)));
-  }
-  return codes;
-}
-
-Tensor Amax(const std::string& word) {
-  if (word == "-") return {};
-  return Tensor::FromScalar(std::bit_cast<float>(Codes(word)[0])).value();
-}
-
-/// One row of codes; FP4 packed.
-Tensor RowOf(DType dtype, std::vector<uint32_t> codes) {
-  if (dtype == DType::kF4E2M1x2) {
-    std::vector<uint32_t> bytes(codes.size() / 2);
-    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = codes[2 * i] | codes[2 * i + 1] << 4;
-    codes = bytes;
-  }
-  return TensorOfCodes(dtype, {1, static_cast<int64_t>(codes.size())}, codes);
-}
-
-GemmOperand OperandOf(const std::string& type, const std::string& scaling,
-                      std::vector<uint32_t> codes, const std::vector<uint32_t>& scales) {
-  GemmOperand operand;
-  operand.data = RowOf(ParseDType(type).value(), std::move(codes));
-  operand.scaling = ParseScaleMode(scaling).value();
-  if (operand.scaling == ScaleMode::kNone) return operand;
-  const DType dtype = operand.scaling == ScaleMode::kMx32   ? DType::kF8E8M0
-                      : operand.scaling == ScaleMode::kNv16 ? DType::kF8E4M3
-                                                            : DType::kF32;
-  operand.scale_inv = TensorOfCodes(dtype, {1, static_cast<int64_t>(scales.size())}, scales);
-  return operand;
-}
 
 struct Vector {
   std::string text;
@@ -67,26 +23,24 @@ struct Vector {
 };
 
 Vector Parse(const std::string& line) {
-  std::vector<std::string> parts;
-  std::istringstream stream(line);
-  for (std::string part; std::getline(stream, part, '|');) parts.push_back(part);
-  const std::vector<std::string> head = Words(parts[0]);
-  const std::vector<std::string> scalars = Words(parts[1]);
-  std::vector<uint32_t> a = Codes(parts[2]), b = Codes(parts[3]);
+  const std::vector<std::string> parts = PartsOf(line);
+  const std::vector<std::string> head = WordsOf(parts[0]);
+  const std::vector<std::string> scalars = WordsOf(parts[1]);
+  std::vector<uint32_t> a = CodesOf(parts[2]), b = CodesOf(parts[3]);
   if (a.size() % 2 == 1) {
     // FP4 codes come in pairs; a product of zeros changes nothing.
     a.push_back(0);
     b.push_back(0);
   }
-  Vector vector{line, {}, Codes(parts[6])[0]};
+  Vector vector{line, {}, CodesOf(parts[6])[0]};
   GemmDesc& desc = vector.desc;
   desc.arithmetic = Arithmetic::Parse(head[0]).value();
-  desc.a = OperandOf(head[1], head[3], a, Codes(parts[4]));
-  desc.b = OperandOf(head[2], head[4], b, Codes(parts[5]));
+  desc.a = RowOperand(head[1], head[3], a, CodesOf(parts[4]));
+  desc.b = RowOperand(head[2], head[4], b, CodesOf(parts[5]));
   desc.out_dtype = ParseDType(head[5]).value();
-  desc.alpha = std::bit_cast<float>(Codes(scalars[0])[0]);
-  desc.a.amax = Amax(scalars[1]);
-  desc.b.amax = Amax(scalars[2]);
+  desc.alpha = std::bit_cast<float>(CodesOf(scalars[0])[0]);
+  desc.a.amax = OptionalF32(scalars[1]);
+  desc.b.amax = OptionalF32(scalars[2]);
   desc.a.e4m3_max = std::stoi(scalars[3]);
   desc.b.e4m3_max = std::stoi(scalars[4]);
   return vector;
@@ -95,11 +49,7 @@ Vector Parse(const std::string& line) {
 const std::vector<Vector>& Vectors() {
   static const auto& vectors = *[] {
     auto* read = new std::vector<Vector>;
-    std::ifstream file(std::string(QUANTGATE_SOURCE_DIR) + "/tests/data/rule_dots.txt");
-    EXPECT_TRUE(file.is_open());
-    for (std::string line; std::getline(file, line);) {
-      if (!line.starts_with('#')) read->push_back(Parse(line));
-    }
+    for (const std::string& line : LinesOf("rule_dots.txt")) read->push_back(Parse(line));
     return read;
   }();
   return vectors;

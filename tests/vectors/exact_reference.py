@@ -10,14 +10,18 @@ import itertools
 import random
 from fractions import Fraction
 
-# name: exponent bits, mantissa bits, bias, has infinities, canonical NaN
+# name: exponent bits, mantissa bits, bias, has infinities (None: only finite codes), canonical NaN
 FORMATS = {
     "f32": (8, 23, 127, True, 0x7FFFFFFF),
     "bf16": (8, 7, 127, True, 0x7FFF),
     "f16": (5, 10, 15, True, 0x7FFF),
     "f8_e4m3": (4, 3, 7, False, 0x7F),
     "f8_e5m2": (5, 2, 15, True, 0x7F),
+    "f6_e2m3": (2, 3, 1, None, None),
+    "f6_e3m2": (3, 2, 3, None, None),
+    "f4_e2m1x2": (2, 1, 1, None, None),
 }
+OUTPUTS = ["f32", "bf16", "f16", "f8_e4m3", "f8_e5m2"]
 PAIRS = [("f32", "f32"), ("bf16", "bf16"), ("f16", "f16"), ("f8_e4m3", "f8_e4m3"),
          ("f8_e4m3", "f8_e5m2"), ("f8_e5m2", "f8_e4m3"), ("f8_e5m2", "f8_e5m2")]
 NAN, INF = float("nan"), float("inf")
@@ -43,7 +47,7 @@ def decode(name, code):
     sign = -1 if code >> (exponent_bits + mantissa_bits) else 1
     field = code >> mantissa_bits & ((1 << exponent_bits) - 1)
     mantissa = code & ((1 << mantissa_bits) - 1)
-    if field == (1 << exponent_bits) - 1:
+    if field == (1 << exponent_bits) - 1 and has_inf is not None:
         if has_inf:
             return NAN if mantissa else sign * INF
         if mantissa == (1 << mantissa_bits) - 1:
@@ -55,6 +59,8 @@ def decode(name, code):
 
 def max_finite(name):
     exponent_bits, mantissa_bits, _, has_inf, _ = FORMATS[name]
+    if has_inf is None:
+        return (1 << (exponent_bits + mantissa_bits)) - 1
     return (((1 << exponent_bits) - 1) << mantissa_bits) - 1 if has_inf else (1 << (exponent_bits + mantissa_bits)) - 2
 
 
@@ -350,7 +356,7 @@ def long_cases(pair, out):
 def main():
     print("# Exact dot products by tests/vectors/exact_reference.py (Python fractions); format in its first lines.")
     for pair in PAIRS:
-        for out in FORMATS:
+        for out in OUTPUTS:
             kinds = [random_cases, cancellation_cases, tie_cases, beyond_fp64_cases, range_cases, special_cases]
             if out == "f32":
                 kinds.append(long_cases)
@@ -359,4 +365,5 @@ def main():
                     print(case.line())
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+#include "tests/gemm/scaled_vectors.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "tests/gemm/exact_vectors.h"
+
+namespace quantgate {
+namespace {
+
+/// One row of codes; FP4 packed.
+Tensor RowOf(DType dtype, std::vector<uint32_t> codes) {
+  if (dtype == DType::kF4E2M1x2) {
+    std::vector<uint32_t> bytes(codes.size() / 2);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = codes[2 * i] | codes[2 * i + 1] << 4;
+    codes = bytes;
+  }
+  return TensorOfCodes(dtype, {1, static_cast<int64_t>(codes.size())}, codes);
+}
+
+}  // namespace
+
+std::vector<std::string> LinesOf(const std::string& file) {
+  std::ifstream stream(std::string(QUANTGATE_SOURCE_DIR) + "/tests/data/" + file);
+  EXPECT_TRUE(stream.is_open()) << file;
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) {
+    if (!line.starts_with('#')) lines.push_back(line);
+  }
+  return lines;
+}
+
+std::vector<std::string> PartsOf(const std::string& line) {
+  std::vector<std::string> parts;
+  std::istringstream stream(line);
+  for (std::string part; std::getline(stream, part, '|');) parts.push_back(part);
+  return parts;
+}
+
+std::vector<std::string> WordsOf(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> words;
+  for (std::string word; stream >> word;) words.push_back(word);
+  return words;
+}
+
+std::vector<uint32_t> CodesOf(const std::string& text) {
+  std::vector<uint32_t> codes;
+  for (const std::string& word : WordsOf(text)) {
+    codes.push_back(static_cast<uint32_t>(std::stoul(word, nullptr, 16)));
+  }
+  return codes;
+}
+
+Tensor OptionalF32(const std::string& word) {
+  if (word == "-") return {};
+  return Tensor::FromScalar(std::bit_cast<float>(CodesOf(word)[0])).value();
+}
+
+GemmOperand RowOperand(const std::string& type, const std::string& scaling,
+                       std::vector<uint32_t> codes, const std::vector<uint32_t>& scales) {
+  GemmOperand operand;
+  operand.data = RowOf(ParseDType(type).value(), std::move(codes));
+  operand.scaling = ParseScaleMode(scaling).value();
+  if (operand.scaling == ScaleMode::kNone) return operand;
+  const DType dtype = operand.scaling == ScaleMode::kMx32   ? DType::kF8E8M0
+                      : operand.scaling == ScaleMode::kNv16 ? DType::kF8E4M3
+                                                            : DType::kF32;
+  operand.scale_inv = TensorOfCodes(dtype, {1, static_cast<int64_t>(scales.size())}, scales);
+  return operand;
+}
+
+}  // namespace quantgate
