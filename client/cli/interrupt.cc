@@ -24,7 +24,25 @@ Action& TheAction() {
   return *action;
 }
 
+void OnBusError(int, siginfo_t* info, void*) {
+  // Anything else is a fault of this program: the default action, restored by SA_RESETHAND, follows
+  // when the instruction is repeated.
+  if (info->si_code != BUS_ADRERR) return;
+  constexpr char kText[] =
+      "quantgate: DATA_LOSS: a tensor file became shorter, or unreadable, while it was read\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
+  _exit(kExitService);
+}
+
 }  // namespace
+
+void ExitWhenMappedFilesShrink() {
+  struct sigaction action = {};
+  action.sa_sigaction = OnBusError;
+  action.sa_flags = SA_SIGINFO | SA_RESETHAND;
+  sigemptyset(&action.sa_mask);
+  ::sigaction(SIGBUS, &action, nullptr);
+}
 
 void StartInterruptThread() {
   sigset_t signals;

@@ -1,4 +1,5 @@
-// Ctrl-C and SIGTERM: the first ends the command in order (the server is told), the second at once.
+// Signals. Ctrl-C and SIGTERM: the first ends the command in order (the server is told), the second
+// at once.
 #pragma once
 
 #include <functional>
@@ -13,5 +14,9 @@ void StartInterruptThread();
 void SetInterruptAction(std::function<void()> on_interrupt);
 
 bool WasInterrupted();
+
+/// Tensor files are mapped, and a mapped file that another process makes shorter ends whoever reads
+/// it. From now on that ends the program with a sentence and the exit code of lost data.
+void ExitWhenMappedFilesShrink();
 
 }  // namespace quantgate

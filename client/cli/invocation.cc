@@ -98,13 +98,17 @@ absl::Status Invocation::CheckDevice(Connection& connection) const {
   for (const v1::DeviceDescription& device : environment.devices()) {
     if (device.id().rfind("cuda", 0) == 0) return absl::OkStatus();
   }
+  const bool is_in_process = options_.server.empty();
   if (environment.cuda().empty()) {
     return absl::UnimplementedError(
-        absl::StrCat("--device: \"cuda\": the engine of ", connection.address(),
+        absl::StrCat("--device: \"cuda\": the engine ",
+                     is_in_process ? "in this process" : absl::StrCat("of ", connection.address()),
                      " is built without CUDA; --device cpu gives the same bits"));
   }
-  return absl::FailedPreconditionError(absl::StrCat("--device: \"cuda\": the machine of ",
-                                                    connection.address(), " has no CUDA device"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--device: \"cuda\": ",
+      is_in_process ? "this machine" : absl::StrCat("the machine of ", connection.address()),
+      " has no CUDA device"));
 }
 
 absl::StatusOr<Connection*> Invocation::Connect() {

@@ -48,6 +48,7 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
 
 int Main(int argc, char** argv) {
   StartInterruptThread();
+  ExitWhenMappedFilesShrink();
   CLI::App app(
       "Are these numbers the numbers they should be? Low-precision training arithmetic, "
       "checked to the bit.",

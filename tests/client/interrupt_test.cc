@@ -1,0 +1,46 @@
+#include "client/cli/interrupt.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "client/cli/exit_code.h"
+#include "client/tensor_name.h"
+#include "client/upload.h"
+
+namespace quantgate {
+namespace {
+
+// Maps a tensor of a mebibyte, cuts its file and reads it.
+void ReadTensorOfCutFile(const std::filesystem::path& path) {
+  std::ofstream(path, std::ios::binary)
+      << "\x93NUMPY\x01" << '\0' << "v" << '\0'
+      << "{'descr': '<f4', 'fortran_order': False, 'shape': (512, 512), }" << std::string(54, ' ')
+      << '\n'
+      << std::string(1 << 20, 'x');
+  const auto name = ParseTensorName("--input", path.string());
+  if (!name.ok()) std::_Exit(100);
+  const auto tensor = LoadTensor(*name);
+  if (!tensor.ok()) std::_Exit(101);
+  std::filesystem::resize_file(path, 4096);
+  (void)DigestOf(tensor->bytes());
+  std::_Exit(102);
+}
+
+TEST(ExitWhenMappedFilesShrinkTest, ACutFileEndsTheProgramWithASentence) {
+  const std::filesystem::path path =
+      std::filesystem::path(::testing::TempDir()) / ("cut-" + std::to_string(::getpid()) + ".npy");
+  EXPECT_EXIT(
+      {
+        ExitWhenMappedFilesShrink();
+        ReadTensorOfCutFile(path);
+      },
+      ::testing::ExitedWithCode(kExitService), "a tensor file became shorter");
+  std::filesystem::remove(path);
+}
+
+}  // namespace
+}  // namespace quantgate
