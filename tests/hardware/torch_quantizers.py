@@ -38,6 +38,14 @@ def floats(x):
     return x.to(torch.int32).contiguous().view(F32)
 
 
+def power_of_two(exponent):
+    """2^exponent for -149 <= exponent <= 127, by its bits."""
+    exponent = exponent.to(torch.int32)
+    normal = (exponent.clamp(min=-126) + 127) << 23
+    subnormal = torch.ones_like(exponent) << (exponent.clamp(-149, -127) + 149)
+    return floats(torch.where(exponent < -126, subnormal, normal))
+
+
 def fp8_codes(x, element, rounding, overflow):
     """f32 to FP8 codes. Nearest even is torch's own conversion, on values that were clamped first."""
     dtype, max_finite, max_code = FP8[element]
@@ -98,7 +106,7 @@ def decode(codes, element):
     field = (code >> mantissa_bits) & ((1 << exponent_bits) - 1)
     mantissa = code & ((1 << mantissa_bits) - 1)
     significand = torch.where(field > 0, mantissa + (1 << mantissa_bits), mantissa).to(F32)
-    size = torch.ldexp(significand, field.clamp(min=1) - bias - mantissa_bits)
+    size = significand * power_of_two(field.clamp(min=1) - bias - mantissa_bits)
     return torch.where(code >> (exponent_bits + mantissa_bits) > 0, -size, size)
 
 
@@ -190,12 +198,6 @@ def e8m0(blocks, element, rule):
     if rule == "even":
         is_nan = is_nan | (exponent == 255)
     return torch.where(is_nan, constant(0xFF, torch.int32), code).to(torch.uint8)
-
-
-def power_of_two(exponent):
-    """2^exponent for -149 <= exponent <= 127, exact."""
-    half = torch.div(exponent, 2, rounding_mode="floor")
-    return torch.ldexp(torch.ldexp(constant(1.0), half), exponent - half)
 
 
 def mxfp8(x, source, columnwise, element, block_dim, rule, rounding, overflow):
