@@ -76,8 +76,14 @@ Tensor OperandOf(const GoldenFile& golden, const Json& one, const char* key) {
   return *golden.tensors.Find(one[key].get<std::string>());
 }
 
-void SetScale(const Json& one, const char* key, GemmOperand& operand) {
+void SetScale(const GoldenFile& golden, const Json& one, const char* key, GemmOperand& operand) {
   if (!one.contains(key)) return;
+  const std::string mode = one.value(std::string(key) + "_mode", "");
+  if (!mode.empty()) {  // Block scales, as a tensor.
+    operand.scaling = *ParseScaleMode(mode);
+    operand.scale_inv = OperandOf(golden, one, key);
+    return;
+  }
   const auto values = one[key].get<std::vector<float>>();
   operand.scaling = values.size() == 1 ? ScaleMode::kTensor : ScaleMode::kOuter;
   operand.scale_inv = *Tensor::FromBytes(DType::kF32, {static_cast<int64_t>(values.size())},
@@ -88,8 +94,8 @@ GemmDesc DescOf(const GoldenFile& golden, const Json& one) {
   GemmDesc desc;
   desc.a.data = OperandOf(golden, one, "a");
   desc.b.data = OperandOf(golden, one, "b");
-  SetScale(one, "a_scale", desc.a);
-  SetScale(one, "b_scale", desc.b);
+  SetScale(golden, one, "a_scale", desc.a);
+  SetScale(golden, one, "b_scale", desc.b);
   const std::string layout = one.value("layout", "tn");
   desc.layout = layout == "tn"   ? GemmLayout::kTN
                 : layout == "nn" ? GemmLayout::kNN

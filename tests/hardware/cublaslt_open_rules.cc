@@ -445,10 +445,10 @@ void BiasGradients(Device& device, Findings& findings) {
       for (const std::string type : {"bf16", "f32"}) {
         const bool of_a = epilogue == CUBLASLT_EPILOGUE_BGRADA;
         const Family family{"bf16", "bf16", "bf16", layout};
-        Trial trial = TrialOf(family, 64, 96, 272, Pattern::kModel, 8);
+        Trial trial = TrialOf(family, 64, 96, 272, Pattern::kWide, 8);
         GemmCase& g = trial.hardware;
         g.epilogue = epilogue, g.bias_gradient_type = type, g.gradient_length = of_a ? g.n : g.m;
-        const std::vector<uint8_t> operand = Draw(Pattern::kModel, "bf16", family.chunk(),
+        const std::vector<uint8_t> operand = Draw(Pattern::kWide, "bf16", family.chunk(),
                                                   of_a ? 17 : 16, g.gradient_length, g.k, false);
         const auto sums = SumsOverK(Widened(operand, "bf16"), g.gradient_length, g.k);
         const std::vector<uint8_t> expected = ModelOutput(trial.model);
