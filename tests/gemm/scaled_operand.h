@@ -12,7 +12,7 @@ namespace quantgate {
 
 enum class ScalePattern {
   kUsual,   ///< Within a few binades of 1.
-  kWide,    ///< Every scale alike; f32 from 2^-60 to 2^60, of both signs.
+  kWide,    ///< Every scale alike; f32 from 2^-48 to 2^48, of both signs.
   kSmall,   ///< The smallest, E4M3 zeros and subnormals among them.
   kLaced,   ///< Usual, with zeros (where the format has one) and NaN in about one row of eight.
   kPowers,  ///< f32 only: powers of two.
@@ -22,7 +22,7 @@ inline float DrawScaleF32(std::mt19937& random, ScalePattern pattern, bool laced
   if (laced) return random() % 2 == 0 ? 0.0f : std::bit_cast<float>(0x7FC00000u);
   const bool wide = pattern == ScalePattern::kWide || pattern == ScalePattern::kSmall;
   const int exponent =
-      wide ? static_cast<int>(random() % 120) - 60 : static_cast<int>(random() % 9) - 5;
+      wide ? static_cast<int>(random() % 96) - 48 : static_cast<int>(random() % 9) - 5;
   if (pattern == ScalePattern::kPowers) return std::ldexp(1.0f, exponent * 3);
   const float mantissa = 1 + static_cast<float>(random() % (1 << 23)) * 0x1p-23f;
   return std::ldexp(wide && random() % 2 == 0 ? -mantissa : mantissa, exponent);
