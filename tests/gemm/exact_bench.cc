@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/gemm/exact.h"
-#include "tests/gemm/operand_codes.h"
+#include "tests/gemm/scaled_operand.h"
 
 namespace quantgate {
 namespace {
@@ -40,17 +40,19 @@ BENCHMARK(BM_OpenBlas<float>)->Apply(Threads);
 BENCHMARK(BM_OpenBlas<double>)->Apply(Threads);
 
 /// A cubic exact GEMM; ranges: isa, threads. The label is the result's note.
-void BM_Exact(benchmark::State& state, DType a, DType b, DType out, CodePattern pattern) {
+void BM_Exact(benchmark::State& state, DType a, DType b, DType out, CodePattern pattern,
+              ScaleMode a_scaling = ScaleMode::kNone, ScaleMode b_scaling = ScaleMode::kNone) {
   ExecutionContext context;
   context.isa = static_cast<Isa>(state.range(0));
   context.threads = static_cast<int>(state.range(1));
   if (context.isa > BestIsa())
     return state.SkipWithError("this processor lacks the instruction set");
   GemmDesc desc;
-  desc.a.data = MakeCodes(a, kSize, kSize, pattern, 1);
-  desc.b.data = MakeCodes(b, kSize, kSize, pattern, 2);
+  desc.a = MakeOperand(a, a_scaling, kSize, kSize, false, pattern, ScalePattern::kUsual, 1);
+  desc.b = MakeOperand(b, b_scaling, kSize, kSize, false, pattern, ScalePattern::kUsual, 2);
   desc.out_dtype = out;
-  if (IsFp8(a)) {
+  desc.arithmetic.family = ArithmeticFamily::kExact;
+  if (IsFp8(a) && IsFp8(b) && a_scaling == ScaleMode::kNone) {
     desc.a.scaling = desc.b.scaling = ScaleMode::kTensor;
     desc.a.scale_inv = Tensor::FromScalar(0.0123f).value();
     desc.b.scale_inv = Tensor::FromScalar(0.0456f).value();
@@ -84,6 +86,20 @@ BENCHMARK_CAPTURE(BM_Exact, bf16_wide, DType::kBF16, DType::kBF16, DType::kF32,
 BENCHMARK_CAPTURE(BM_Exact, f16, DType::kF16, DType::kF16, DType::kF32, CodePattern::kNear)
     ->Apply(EveryPath);
 BENCHMARK_CAPTURE(BM_Exact, f32, DType::kF32, DType::kF32, DType::kF32, CodePattern::kNear)
+    ->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Exact, e5m2, DType::kF8E5M2, DType::kF8E5M2, DType::kF32, CodePattern::kFinite)
+    ->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Exact, e2m3_e3m2, DType::kF6E2M3, DType::kF6E3M2, DType::kF32,
+                  CodePattern::kFinite)
+    ->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Exact, e4m3_1x128, DType::kF8E4M3, DType::kF8E4M3, DType::kF32,
+                  CodePattern::kFinite, ScaleMode::k1x128, ScaleMode::k128x128)
+    ->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Exact, mxfp8, DType::kF8E4M3, DType::kF8E4M3, DType::kF32,
+                  CodePattern::kFinite, ScaleMode::kMx32, ScaleMode::kMx32)
+    ->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Exact, nvfp4, DType::kF4E2M1x2, DType::kF4E2M1x2, DType::kF32,
+                  CodePattern::kFinite, ScaleMode::kNv16, ScaleMode::kNv16)
     ->Apply(EveryPath);
 
 /// The worst case: the second half of k takes the first away, so that every output is redone in

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/gemm/gemm.h"
-#include "tests/gemm/operand_codes.h"
+#include "tests/gemm/scaled_operand.h"
 
 namespace quantgate {
 namespace {
@@ -30,7 +30,8 @@ BENCHMARK(BM_OpenBlasSgemm)
     ->UseRealTime();
 
 /// A cubic GEMM to bf16 under `arithmetic`; ranges: size, isa, threads.
-void BM_Gemm(benchmark::State& state, DType a, DType b, const char* arithmetic) {
+void BM_Gemm(benchmark::State& state, DType a, DType b, const char* arithmetic,
+             ScaleMode a_scaling = ScaleMode::kNone, ScaleMode b_scaling = ScaleMode::kNone) {
   const int64_t size = state.range(0);
   ExecutionContext context;
   context.isa = static_cast<Isa>(state.range(1));
@@ -38,8 +39,10 @@ void BM_Gemm(benchmark::State& state, DType a, DType b, const char* arithmetic) 
   if (context.isa > BestIsa())
     return state.SkipWithError("this processor lacks the instruction set");
   GemmDesc desc;
-  desc.a.data = MakeCodes(a, size, size, CodePattern::kNear, 1);
-  desc.b.data = MakeCodes(b, size, size, CodePattern::kNear, 2);
+  desc.a =
+      MakeOperand(a, a_scaling, size, size, false, CodePattern::kNear, ScalePattern::kUsual, 1);
+  desc.b =
+      MakeOperand(b, b_scaling, size, size, false, CodePattern::kNear, ScalePattern::kUsual, 2);
   desc.arithmetic = Arithmetic::Parse(arithmetic).value();
   desc.out_dtype = DType::kBF16;
   for (auto _ : state) {
@@ -67,6 +70,30 @@ BENCHMARK_CAPTURE(BM_Gemm, bf16, DType::kBF16, DType::kBF16, "sm90")->Apply(Ever
 BENCHMARK_CAPTURE(BM_Gemm, f16, DType::kF16, DType::kF16, "sm90")->Apply(EveryPath);
 BENCHMARK_CAPTURE(BM_Gemm, tf32, DType::kF32, DType::kF32, "sm90")->Apply(EveryPath);
 BENCHMARK_CAPTURE(BM_Gemm, bf16_as_fp32, DType::kBF16, DType::kBF16, "fp32")->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Gemm, e4m3_1x128, DType::kF8E4M3, DType::kF8E4M3, "sm90", ScaleMode::k1x128,
+                  ScaleMode::k1x128)
+    ->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Gemm, e4m3_1x128_128x128, DType::kF8E4M3, DType::kF8E4M3, "sm90",
+                  ScaleMode::k1x128, ScaleMode::k128x128)
+    ->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Gemm, mxfp8, DType::kF8E4M3, DType::kF8E4M3, "sm100", ScaleMode::kMx32,
+                  ScaleMode::kMx32)
+    ->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Gemm, mxfp8_e5m2, DType::kF8E5M2, DType::kF8E4M3, "sm100", ScaleMode::kMx32,
+                  ScaleMode::kMx32)
+    ->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Gemm, mxfp6_mxfp4, DType::kF6E3M2, DType::kF4E2M1x2, "sm100", ScaleMode::kMx32,
+                  ScaleMode::kMx32)
+    ->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Gemm, nvfp4, DType::kF4E2M1x2, DType::kF4E2M1x2, "sm100", ScaleMode::kNv16,
+                  ScaleMode::kNv16)
+    ->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Gemm, e4m3_sm100, DType::kF8E4M3, DType::kF8E4M3, "sm100")->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Gemm, e4m3_sm89, DType::kF8E4M3, DType::kF8E4M3, "sm89")->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Gemm, e4m3_mma, DType::kF8E4M3, DType::kF8E4M3, "sm90_mma_fp8")
+    ->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Gemm, f16_sm80, DType::kF16, DType::kF16, "sm80")->Apply(EveryPath);
+BENCHMARK_CAPTURE(BM_Gemm, f16_sm70, DType::kF16, DType::kF16, "sm70")->Apply(EveryPath);
 
 }  // namespace
 }  // namespace quantgate
