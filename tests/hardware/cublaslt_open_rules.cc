@@ -1,5 +1,5 @@
 // Questions about cuBLASLt that no model answers yet, each put as hypotheses in code:
-//   cublaslt_open_rules [FOLDER]
+//   cublaslt_open_rules [SECTION|all] [FOLDER]
 // For every question it runs small GEMMs through every algorithm that the heuristic returns, counts
 // per hypothesis the outputs that differ, and prints the hypotheses best first. FOLDER, where
 // given, receives the tables that a later model can be fitted to. Takes about a minute.
@@ -36,7 +36,6 @@ class Findings {
     Entry& entry = table_[question][hypothesis];
     entry.outputs += outputs, entry.differ += differ;
   }
-  void Note(const std::string& text) { std::printf("%s\n", text.c_str()); }
 
   void Print() const {
     for (const auto& [question, hypotheses] : table_) {
@@ -560,33 +559,53 @@ void BlockSplitK(Device& device, Findings& findings, Scaling a_block, Scaling b_
   }
 }
 
-int Main(int argc, char** argv) {
-  folder = argc > 1 ? argv[1] : "";
-  Device device;
-  std::printf("%s\n", device.Origin().c_str());
-  Findings findings;
-  Batches(device, findings);
-  HalfAccumulation(device, findings);
-  Fp32Computes(device, findings);
+constexpr std::pair<Scaling, Scaling> kBlockPairs[] = {{Scaling::k1x128, Scaling::k128x128},
+                                                       {Scaling::k128x128, Scaling::k1x128},
+                                                       {Scaling::k1x128, Scaling::k1x128}};
+
+void EveryGelu(Device& device, Findings& findings) {
   for (const std::string d_type : {"f32", "bf16"}) {
     for (const bool has_bias : {false, true}) GeluEpilogue(device, findings, d_type, has_bias);
     GeluGradientEpilogue(device, findings, d_type);
   }
+}
+
+void EveryRelu(Device& device, Findings& findings) {
   for (const bool has_bias : {false, true}) {
     ReluEpilogue(device, findings, {"bf16", "bf16", "bf16"}, has_bias);
     ReluEpilogue(device, findings, {"f8_e4m3", "f8_e4m3", "bf16", Layout::kTN, false, 8, 16},
                  has_bias);
   }
-  BiasGradients(device, findings);
-  BlockSupport(device);
-  const std::pair<Scaling, Scaling> blocks[] = {{Scaling::k1x128, Scaling::k128x128},
-                                                {Scaling::k128x128, Scaling::k1x128},
-                                                {Scaling::k1x128, Scaling::k1x128}};
-  for (const auto& [a_block, b_block] : blocks) {
-    BlockShapes(device, findings, a_block, b_block);
-    BlockSplitK(device, findings, a_block, b_block);
+}
+
+int Main(int argc, char** argv) {
+  const std::string section = argc > 1 ? argv[1] : "all";
+  folder = argc > 2 ? argv[2] : "";
+  Device device;
+  std::printf("%s\n", device.Origin().c_str());
+  const std::pair<const char*, std::function<void(Findings&)>> sections[] = {
+      {"batches", [&](Findings& f) { Batches(device, f); }},
+      {"half", [&](Findings& f) { HalfAccumulation(device, f); }},
+      {"f32", [&](Findings& f) { Fp32Computes(device, f); }},
+      {"gelu", [&](Findings& f) { EveryGelu(device, f); }},
+      {"relu", [&](Findings& f) { EveryRelu(device, f); }},
+      {"bias_gradients", [&](Findings& f) { BiasGradients(device, f); }},
+      {"block_support", [&](Findings&) { BlockSupport(device); }},
+      {"block_shapes",
+       [&](Findings& f) {
+         for (const auto& [a, b] : kBlockPairs) BlockShapes(device, f, a, b);
+       }},
+      {"block_splitk", [&](Findings& f) {
+         for (const auto& [a, b] : kBlockPairs) BlockSplitK(device, f, a, b);
+       }}};
+  for (const auto& [name, run] : sections) {
+    if (section != "all" && section != name) continue;
+    std::printf("\n== %s\n", name);
+    Findings findings;
+    run(findings);
+    findings.Print();
+    std::fflush(stdout);
   }
-  findings.Print();
   return 0;
 }
 

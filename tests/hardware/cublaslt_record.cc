@@ -348,8 +348,8 @@ void RecordBlockScaled(Recorder& recorder, GoldenFile& file, const OperandTypes&
     with([](CaseSpec& s) { s.a_pattern = P::kZeros, s.alpha = -1; });
   }
   // Rows on and off the tiles.
-  record(model, [](CaseSpec& s) { s.m = 130, s.n = 136; });
-  record(model, [](CaseSpec& s) { s.m = 129, s.d_type = "bf16"; });
+  record(model, [](CaseSpec& s) { s.m = 130, s.n = 136, s.d_type = "bf16"; });
+  record(model, [](CaseSpec& s) { s.m = 129, s.n = 16; });
   record(model, [](CaseSpec& s) { s.m = 1, s.d_type = "bf16"; });
 }
 
