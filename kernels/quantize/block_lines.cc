@@ -1,9 +1,12 @@
 #include "kernels/quantize/block_lines.h"
 
+#include <emmintrin.h>
+
 #include <algorithm>
 #include <mutex>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/quantize_kernels.h"
 
 namespace quantgate {
 namespace {
@@ -58,6 +61,7 @@ QuantizationCounts ForEachPiece(
             std::min(column + kPieceColumns, columns)},
            part);
     }
+    _mm_sfence();  // Streamed codes are for whoever takes the lock next.
     const std::lock_guard<std::mutex> lock(mutex);
     AddCounts(part, counts);
   });
@@ -92,9 +96,10 @@ absl::Status AllocateCopies(const FormatRequest& request, QuantizedTensor& quant
   return absl::OkStatus();
 }
 
-absl::Status QuantizeRanges(const FormatRequest& request, QuantizeRange quantize_range,
-                            QuantizedTensor& quantized) {
-  const auto quantize_piece = [&](const Piece& piece, QuantizationCounts& counts) {
+absl::Status QuantizeTiles(const FormatRequest& request, int64_t tile_rows, int64_t tile_columns,
+                           QuantizeTile quantize_tile, QuantizeRange quantize_range,
+                           QuantizedTensor& quantized) {
+  const auto quantize_scalar = [&](const Piece& piece, QuantizationCounts& counts) {
     QuantizationCounts uncounted;
     if (request.usages.rowwise) {
       quantize_range(Usage::kRowwise, RangeOf(piece, Usage::kRowwise), counts);
@@ -104,9 +109,34 @@ absl::Status QuantizeRanges(const FormatRequest& request, QuantizeRange quantize
                      request.usages.rowwise ? uncounted : counts);
     }
   };
+  const auto quantize_piece = [&](const Piece& piece, QuantizationCounts& counts) {
+    for (int64_t row = piece.row_begin; row < piece.row_end; row += tile_rows) {
+      for (int64_t column = piece.column_begin; column < piece.column_end; column += tile_columns) {
+        const Piece tile = {row, std::min(row + tile_rows, piece.row_end), column,
+                            std::min(column + tile_columns, piece.column_end)};
+        TileTally tally;
+        if (!quantize_tile(tile, tally)) {
+          quantize_scalar(tile, counts);
+          continue;
+        }
+        AddTally({.source_zero = tally.source_zero,
+                  .code_zero = tally.code_zero,
+                  .code_below_normal = tally.code_below_normal,
+                  .saturated = tally.saturated},
+                 (tile.row_end - row) * (tile.column_end - column), counts);
+      }
+    }
+  };
   quantized.counts = ForEachPiece(request.context, request.source.rows(), request.source.columns(),
                                   quantize_piece);
   return request.context.CheckCancelled();
+}
+
+absl::Status QuantizeRanges(const FormatRequest& request, QuantizeRange quantize_range,
+                            QuantizedTensor& quantized) {
+  return QuantizeTiles(
+      request, kPieceRows, kPieceColumns, [](const Piece&, TileTally&) { return false; },
+      quantize_range, quantized);
 }
 
 }  // namespace quantgate

@@ -8,6 +8,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "kernels/numerics/cast.h"
+#include "kernels/quantize/block_kernels.h"
 #include "kernels/quantize/element_count.h"
 #include "kernels/quantize/format_quantizers.h"
 
@@ -20,6 +21,9 @@ struct Piece {
   int64_t column_begin, column_end;
 };
 inline constexpr int64_t kPieceRows = 128, kPieceColumns = 2048;
+
+/// True where the codes will not be found in the caches anyway, and are better written past them.
+inline bool IsStreamed(const Tensor& source) { return source.byte_size() >= size_t{16} << 20; }
 
 /// Calls body for every piece of rows x columns, on several threads, and returns the sum of what
 /// they counted.
@@ -62,6 +66,15 @@ using QuantizeRange =
 /// Calls quantize_range for every piece in every asked usage, and sets the counts of `quantized`.
 absl::Status QuantizeRanges(const FormatRequest& request, QuantizeRange quantize_range,
                             QuantizedTensor& quantized);
+
+/// Quantizes a tile in all asked usages with vector code; false where it leaves that to scalar
+/// code.
+using QuantizeTile = absl::FunctionRef<bool(const Piece& tile, TileTally& tally)>;
+
+/// As QuantizeRanges, tile by tile: what quantize_tile does not take, quantize_range does.
+absl::Status QuantizeTiles(const FormatRequest& request, int64_t tile_rows, int64_t tile_columns,
+                           QuantizeTile quantize_tile, QuantizeRange quantize_range,
+                           QuantizedTensor& quantized);
 
 /// One block: `lines` lines (1, or the side of a tile; less at the edge) by `length` elements.
 struct Block {

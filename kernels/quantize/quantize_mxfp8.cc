@@ -46,13 +46,68 @@ RangeFunction FindScalarRange(DType source, DType element) {
   return range;
 }
 
+// ---- vector tiles
+
+constexpr int64_t kTileRows = 32, kTileColumns = 64;
+
+Mxfp8TileFunction FindVectorTile(const FormatRequest& request) {
+  const QuantizerSpec& spec = request.spec;
+  if (spec.scale_rule != ScaleRule::kRoundUp ||
+      spec.element_rounding != ElementRounding::kNearestEven ||
+      spec.overflow != Overflow::kSaturate) {
+    return nullptr;
+  }
+  const DType source = request.source.dtype();
+  switch (request.context.isa) {
+    case Isa::kScalar:
+      return nullptr;
+    case Isa::kAvx2:
+      return Avx2Mxfp8Tile(source, spec.element);
+    case Isa::kAvx512:
+      return Avx512Mxfp8Tile(source, spec.element);
+  }
+  return nullptr;
+}
+
+TileJob MakeJob(const FormatRequest& request, QuantizedTensor& quantized, const Piece& tile) {
+  const int64_t columns = request.source.columns(), row = tile.row_begin,
+                column = tile.column_begin;
+  const int64_t codes_per_byte = request.spec.element == DType::kF4E2M1x2 ? 2 : 1;
+  const int64_t first_code = (row * columns + column) / codes_per_byte;
+  TileJob job = {};
+  job.source =
+      request.source.data() + (row * columns + column) * DTypeBytes(request.source.dtype());
+  job.source_stride = columns;
+  job.rowwise_stride = job.columnwise_stride = columns / codes_per_byte;
+  job.block_dim = request.spec.block_dim;
+  job.streams = codes_per_byte == 1 && columns % 64 == 0 && IsStreamed(request.source);
+  if (request.usages.rowwise) {
+    job.rowwise = quantized.rowwise->data.as<uint8_t>() + first_code;
+    job.row_scale_stride = columns / kTileRows;
+    job.row_scales = quantized.rowwise->scale_inv.as<uint8_t>() + row * job.row_scale_stride +
+                     column / kTileRows;
+  }
+  if (request.usages.columnwise) {
+    job.columnwise = quantized.columnwise->data.as<uint8_t>() + first_code;
+    job.column_scales =
+        quantized.columnwise->scale_inv.as<uint8_t>() + row / kTileRows * columns + column;
+  }
+  return job;
+}
+
 }  // namespace
 
 absl::Status QuantizeMxfp8(const FormatRequest& request, QuantizedTensor& quantized) {
   QG_RETURN_IF_ERROR(AllocateCopies(request, quantized));
   const RangeFunction scalar = FindScalarRange(request.source.dtype(), request.spec.element);
-  return QuantizeRanges(
-      request,
+  const Mxfp8TileFunction vector = FindVectorTile(request);
+  return QuantizeTiles(
+      request, kTileRows, kTileColumns,
+      [&](const Piece& tile, TileTally& tally) {
+        return vector != nullptr &&
+               vector(MakeJob(request, quantized, tile),
+                      static_cast<int>(tile.column_end - tile.column_begin), tally);
+      },
       [&](Usage usage, const LineRange& range, QuantizationCounts& counts) {
         scalar(request, usage, range, *quantized.copy(usage), counts);
       },

@@ -86,7 +86,7 @@ std::string QuantizerText(const Quantizer& quantizer);
 
 /// What one call needs beyond its rule.
 struct QuantizeArguments {
-  Tensor scale;          ///< f32 [1], delayed scaling only.
+  Tensor scale = {};     ///< f32 [1], delayed scaling only.
   uint64_t seed = 0;     ///< Stochastic rounding: the Philox key,
   uint32_t call_id = 0;  ///< and which quantization of that seed this is.
   /// Where this tensor begins in the whole one, for random bytes that do not depend on sharding:
@@ -95,8 +95,8 @@ struct QuantizeArguments {
   int64_t column_offset = 0;
   /// The maximum over a group of tensors, in place of the tensor's own: fp8_tensor (rowwise, for
   /// both copies) with current scaling, nvfp4 unless row-scaled.
-  std::optional<float> group_amax_rowwise;
-  std::optional<float> group_amax_columnwise;
+  std::optional<float> group_amax_rowwise = std::nullopt;
+  std::optional<float> group_amax_columnwise = std::nullopt;
 };
 
 /// INVALID_ARGUMENT naming the field, its value and the rule where `quantizer` makes no sense,

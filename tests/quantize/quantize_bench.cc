@@ -1,6 +1,6 @@
-// FP8 quantization against memcpy in the same run. Bytes are what must move: a copy reads and
-// writes every byte once; a quantization reads the source twice (amax, cast) and writes one byte
-// per element. Compare bytes_per_second.
+// Quantization against memcpy in the same run; compare bytes_per_second. Bytes are what must move:
+// a copy reads and writes every byte once. BM_Quantize counts the per-tensor source twice (amax,
+// cast), QuantizeBoth what it reads once and writes once.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
@@ -80,6 +80,68 @@ void BestPath(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"isa", "threads"})->UseRealTime()->Unit(benchmark::kMillisecond);
   for (const int threads : {1, 2}) benchmark->Args({static_cast<int>(BestIsa()), threads});
 }
+
+// ---- every format, both directions together, from bf16; bytes: read once, written once
+
+Quantizer Fp8Tensor() { return QuantizerSpec{.format = QuantizerFormat::kFp8Tensor}; }
+
+Quantizer Fp8Block(int block_dim) {
+  QuantizerSpec spec = {.format = QuantizerFormat::kFp8Block, .block_dim = block_dim};
+  spec.power_2_scale = true;
+  return spec;
+}
+
+Quantizer Mxfp8(int block_dim) {
+  return QuantizerSpec{.format = QuantizerFormat::kMxfp8, .block_dim = block_dim};
+}
+
+/// With stochastic rounding: of gradients, both directions, the columnwise one transformed.
+Quantizer Nvfp4(int block_dim, bool is_stochastic) {
+  QuantizerSpec spec = {.format = QuantizerFormat::kNvfp4, .element = DType::kF4E2M1x2};
+  spec.block_dim = block_dim;
+  if (is_stochastic) spec.element_rounding = ElementRounding::kStochastic;
+  Quantizer quantizer(spec);
+  quantizer.columnwise.hadamard = is_stochastic;
+  return quantizer;
+}
+
+Quantizer FourOverSixTiles() {
+  Quantizer quantizer = Nvfp4(2, false);
+  quantizer.rowwise.four_over_six = FourOverSix::kMse;
+  quantizer.rowwise.e4m3_max = 256;
+  quantizer.columnwise = quantizer.rowwise;
+  return quantizer;
+}
+
+void QuantizeBoth(benchmark::State& state, const Quantizer& quantizer) {
+  const ExecutionContext context = Context(state);
+  const Tensor source = Source(DType::kBF16);
+  int64_t bytes = 0;
+  for (auto _ : state) {
+    const QuantizedTensor q = *QuantizeCpu(source, quantizer, {true, true}, {}, context);
+    bytes = kBytes;
+    for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+      bytes += static_cast<int64_t>(q.copy(usage)->data.byte_size() +
+                                    q.copy(usage)->scale_inv.byte_size());
+    }
+  }
+  SetBytes(state, bytes);
+  state.SetItemsProcessed(state.iterations() * source.element_count());
+}
+
+void EveryIsa(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"isa", "threads"})->UseRealTime()->Unit(benchmark::kMillisecond);
+  for (const Isa isa : RunnableIsas()) benchmark->Args({static_cast<int>(isa), 1});
+}
+BENCHMARK_CAPTURE(QuantizeBoth, fp8_tensor, Fp8Tensor())->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, fp8_block, Fp8Block(1))->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, fp8_block_tiles, Fp8Block(2))->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, mxfp8, Mxfp8(1))->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, mxfp8_tiles, Mxfp8(2))->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, nvfp4, Nvfp4(1, false))->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, nvfp4_tiles, Nvfp4(2, false))->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, nvfp4_hadamard_stochastic, Nvfp4(1, true))->Apply(EveryIsa);
+BENCHMARK_CAPTURE(QuantizeBoth, nvfp4_4over6_tiles, FourOverSixTiles())->Apply(EveryIsa);
 
 void BM_Dequantize(benchmark::State& state) {
   const ExecutionContext context = Context(state);

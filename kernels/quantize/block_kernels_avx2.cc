@@ -1,0 +1,15 @@
+// AVX2 loops of the block formats.
+#include "kernels/quantize/lanes_avx2.h"
+// Their bodies, in these lanes:
+#include "kernels/quantize/fp8_block_kernels_body.h"
+#include "kernels/quantize/mxfp8_kernels_body.h"
+
+namespace quantgate {
+
+Mxfp8TileFunction Avx2Mxfp8Tile(DType source, DType element) { return FindMxTile(source, element); }
+
+Fp8BlockTileFunction Avx2Fp8BlockTile(DType source, DType element) {
+  return FindFp8Tile(source, element);
+}
+
+}  // namespace quantgate

@@ -1,0 +1,225 @@
+// The 128 x 128 tile of fp8_block of one instruction set: both directions from one reading of the
+// source, the columnwise codes transposed. Included by block_kernels_*.cc after their lanes.
+#pragma once
+
+#include "kernels/quantize/block_kernels.h"
+#include "kernels/quantize/encode_lanes_body.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int kTileSide = 128;
+
+/// What the first pass keeps of a tile. The elements too: rows a power of two apart fall into few
+/// sets of the caches, and would be gone when they are read again.
+template <class Source>
+struct Fp8Tile {
+  alignas(64) typename Source::Storage elements[kTileSide][kTileSide];
+  alignas(64) uint32_t row_amax[kTileSide];  // Magnitude bits.
+  alignas(64) uint32_t column_amax[kTileSide];
+  alignas(64) float row_scales[kTileSide];
+  alignas(64) float column_scales[kTileSide];
+};
+
+/// Copies the tile and finds the amaxes of its rows and columns; returns the largest.
+template <class Source>
+uint32_t ReadFp8Tile(const TileJob& job, Fp8Tile<Source>& tile) {
+  const auto* source = static_cast<const typename Source::Storage*>(job.source);
+  const Ints mask = AllInts(0x7FFFFFFF);
+  constexpr int kVectors = kTileSide / kLanes;
+  Ints column_max[kVectors], largest = AllInts(0);
+  for (int j = 0; j < kVectors; ++j) column_max[j] = AllInts(0);
+  for (int first = 0; first < kTileSide; first += kLanes) {
+    Ints row_max[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const auto* from = source + (first + i) * job.source_stride;
+      auto* row = tile.elements[first + i];
+      __builtin_memcpy(row, from, sizeof(tile.elements[0]));
+      Ints max = AllInts(0);
+      for (int j = 0; j < kVectors; ++j) {
+        if (j * kLanes * sizeof(*source) % 64 == 0) Prefetch(from + j * kLanes + kTileSide);
+        const Ints magnitude = And(BitsOf(LoadSource<Source>(row + j * kLanes)), mask);
+        max = Max(max, magnitude);
+        column_max[j] = Max(column_max[j], magnitude);
+      }
+      row_max[i] = max;
+    }
+    const Ints of_rows = LargestOfEach(row_max);
+    StoreInts(&tile.row_amax[first], of_rows);
+    largest = Max(largest, of_rows);
+  }
+  for (int j = 0; j < kVectors; ++j) StoreInts(&tile.column_amax[j * kLanes], column_max[j]);
+  return static_cast<uint32_t>(LargestLane(largest));
+}
+
+/// ComputeScale by kDivide of finite amaxes; returns the largest scaled amax.
+template <class Element>
+Ints Fp8Scales(const uint32_t* amax_bits, const Fp8BlockOptions& options, float* scales) {
+  const Ints infinity = AllInts(0x7F800000), one = BitsOf(All(1.0f));
+  // Magnitudes are ordered as their bits.
+  const Ints bits = Max(BitsOf(Load(reinterpret_cast<const float*>(amax_bits))),
+                        BitsOf(All(options.amax_epsilon)));
+  const Ints quotient = BitsOf(Over(All(kLargest<Element>), FloatsOf(bits)));
+  Ints scale = IfLess(quotient, infinity, quotient, BitsOf(All(options.value_for_infinity)));
+  if (options.power_2) scale = And(scale, AllInts(static_cast<int>(0xFF800000)));
+  // 1 for an amax of 0, and for an epsilon that is infinite.
+  scale = IfLess(AllInts(0), bits, scale, one);
+  scale = IfLess(bits, infinity, scale, one);
+  Store(scales, FloatsOf(scale));
+  return BitsOf(Times(FloatsOf(bits), FloatsOf(scale)));
+}
+
+template <class Element>
+bool ScaleFp8Lines(const uint32_t* amax, const Fp8BlockOptions& options, float* scales,
+                   float* inverses, int64_t inverse_stride) {
+  Ints largest = AllInts(0);
+  for (int i = 0; i < kTileSide; i += kLanes) {
+    largest = Max(largest, Fp8Scales<Element>(amax + i, options, scales + i));
+    alignas(64) float inverse[kLanes];
+    Store(inverse, Over(All(1.0f), Load(scales + i)));
+    for (int j = 0; j < kLanes; ++j) inverses[(i + j) * inverse_stride] = inverse[j];
+  }
+  return static_cast<uint32_t>(LargestLane(largest)) >= kFirstBeyond<Element>;
+}
+
+/// 64 codes of a row, scaled by the row's scale or by the columns'.
+template <class Source, class Element, bool kByColumn>
+Line EncodeFp8Line(const typename Source::Storage* row, float row_scale,
+                   const float* column_scales) {
+  Ints v[64 / kLanes];
+  for (int j = 0; j < 64 / kLanes; ++j) {
+    const Floats scale = kByColumn ? Load(column_scales + j * kLanes) : All(row_scale);
+    v[j] = EncodeLanes<Element>(Times(LoadSource<Source>(row + j * kLanes), scale));
+  }
+  return PackLine(v);
+}
+
+/// What the codes alone do not tell.
+template <class Source, class Element, bool kByColumn>
+void TallyFp8Values(const Fp8Tile<Source>& tile, TileTally& tally) {
+  const Ints beyond = AllInts(static_cast<int>(kFirstBeyond<Element>) - 1);
+  const Ints mask = AllInts(0x7FFFFFFF);
+  for (int row = 0; row < kTileSide; ++row) {
+    for (int column = 0; column < kTileSide; column += kLanes) {
+      const Floats v = LoadSource<Source>(&tile.elements[row][column]);
+      const Floats scale =
+          kByColumn ? Load(&tile.column_scales[column]) : All(tile.row_scales[row]);
+      tally.source_zero += CountEqual(And(BitsOf(v), mask), AllInts(0));
+      tally.saturated += CountLess(beyond, And(BitsOf(Times(v, scale)), mask));
+    }
+  }
+}
+
+/// Turns 128 rows of 64 codes into 64 columns and writes these.
+inline void StoreColumns(const uint8_t (*rows)[64], uint8_t* columns, int64_t stride,
+                         bool streams) {
+  alignas(64) uint8_t turned[64][kTileSide];
+  for (int row = 0; row < kTileSide; row += 16) {
+    TransposeBytes16x64(rows[row], 64, &turned[0][row], kTileSide);
+  }
+  for (int column = 0; column < 64; ++column) {
+    for (int i = 0; i < kTileSide; i += 64) {
+      StoreLine(columns + column * stride + i, LoadLine(&turned[column][i]), streams);
+    }
+  }
+}
+
+/// Rowwise codes go to their place, columnwise ones through a buffer.
+template <class Source, class Element, bool kByColumn>
+void MakeFp8Copy(const TileJob& job, const Fp8Tile<Source>& tile, bool any_beyond,
+                 TileTally* tally) {
+  using C = FormatConstants<Element>;
+  ByteTally bytes;
+  for (int half = 0; half < kTileSide; half += 64) {
+    alignas(64) uint8_t rows[kTileSide][64];
+    for (int row = 0; row < kTileSide; ++row) {
+      const Line line = EncodeFp8Line<Source, Element, kByColumn>(
+          &tile.elements[row][half], tile.row_scales[row], &tile.column_scales[half]);
+      if constexpr (kByColumn) {
+        StoreLine(rows[row], line, false);
+      } else {
+        StoreLine(job.rowwise + row * job.rowwise_stride + half, line, job.streams);
+      }
+      TallyLine(line, C::kSignMask - 1, 1 << Element::kMantissaBits, bytes);
+    }
+    if constexpr (kByColumn) {
+      StoreColumns(rows, job.columnwise + half * job.columnwise_stride, job.columnwise_stride,
+                   job.columnwise_streams);
+    }
+  }
+  if (tally == nullptr) return;
+  tally->code_zero += bytes.zero;
+  tally->code_below_normal += bytes.below_normal;
+  if (bytes.zero > 0 || any_beyond) TallyFp8Values<Source, Element, kByColumn>(tile, *tally);
+}
+
+/// One scale for the whole tile: kept once per direction.
+template <class Source, class Element>
+bool ScaleFp8Whole(const TileJob& job, const Fp8BlockOptions& options, uint32_t amax,
+                   Fp8Tile<Source>& tile) {
+  alignas(64) uint32_t amaxes[kLanes];
+  alignas(64) float scales[kLanes], inverses[kLanes];
+  StoreInts(amaxes, AllInts(static_cast<int>(amax)));
+  const Ints scaled = Fp8Scales<Element>(amaxes, options, scales);
+  Store(inverses, Over(All(1.0f), Load(scales)));
+  for (int i = 0; i < kTileSide; i += kLanes) {
+    Store(&tile.row_scales[i], Load(scales));
+    Store(&tile.column_scales[i], Load(scales));
+  }
+  if (job.row_scales != nullptr) *static_cast<float*>(job.row_scales) = inverses[0];
+  if (job.column_scales != nullptr) *static_cast<float*>(job.column_scales) = inverses[0];
+  return static_cast<uint32_t>(LargestLane(scaled)) >= kFirstBeyond<Element>;
+}
+
+template <class Source, class Element>
+bool QuantizeFp8Tile(const TileJob& job, const Fp8BlockOptions& options, TileTally& tally) {
+  Fp8Tile<Source> tile;
+  const uint32_t amax = ReadFp8Tile<Source>(job, tile);
+  if (amax >= 0x7F800000) return false;
+  bool row_beyond = false, column_beyond = false;
+  if (job.block_dim == 2) {
+    row_beyond = column_beyond = ScaleFp8Whole<Source, Element>(job, options, amax, tile);
+  } else {
+    if (job.rowwise != nullptr) {
+      row_beyond =
+          ScaleFp8Lines<Element>(tile.row_amax, options, tile.row_scales,
+                                 static_cast<float*>(job.row_scales), job.row_scale_stride);
+    }
+    if (job.columnwise != nullptr) {
+      column_beyond =
+          ScaleFp8Lines<Element>(tile.column_amax, options, tile.column_scales,
+                                 static_cast<float*>(job.column_scales), job.column_scale_stride);
+    }
+  }
+  if (job.rowwise != nullptr) {
+    MakeFp8Copy<Source, Element, false>(job, tile, row_beyond, &tally);
+  }
+  if (job.columnwise != nullptr) {
+    MakeFp8Copy<Source, Element, true>(job, tile, column_beyond,
+                                       job.rowwise == nullptr ? &tally : nullptr);
+  }
+  return true;
+}
+
+template <class Source>
+Fp8BlockTileFunction Fp8TileFrom(DType element) {
+  return element == DType::kF8E4M3   ? &QuantizeFp8Tile<Source, E4M3>
+         : element == DType::kF8E5M2 ? &QuantizeFp8Tile<Source, E5M2>
+                                     : nullptr;
+}
+
+Fp8BlockTileFunction FindFp8Tile(DType source, DType element) {
+  switch (source) {
+    case DType::kBF16:
+      return Fp8TileFrom<BFloat16>(element);
+    case DType::kF16:
+      return Fp8TileFrom<Float16>(element);
+    case DType::kF32:
+      return Fp8TileFrom<Float32>(element);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace quantgate

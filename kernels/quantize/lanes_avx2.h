@@ -1,0 +1,232 @@
+// Eight 32-bit lanes of AVX2 with FMA and F16C, under the names by which the kernel bodies know
+// them. Included once, by block_kernels_avx2.cc; see lanes_avx512.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/numerics/float_format.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int kLanes = 8;
+using Floats = __m256;
+using Ints = __m256i;
+
+inline Ints BitsOf(Floats v) { return _mm256_castps_si256(v); }
+inline Floats FloatsOf(Ints v) { return _mm256_castsi256_ps(v); }
+inline Floats All(float v) { return _mm256_set1_ps(v); }
+inline Ints AllInts(int v) { return _mm256_set1_epi32(v); }
+inline Ints Iota() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+
+template <class Source>
+Floats LoadSource(const typename Source::Storage* p);
+template <>
+inline Floats LoadSource<BFloat16>(const uint16_t* p) {
+  const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
+}
+template <>
+inline Floats LoadSource<Float16>(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+template <>
+inline Floats LoadSource<Float32>(const uint32_t* p) {
+  return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
+}
+/// A hint; the address need not be valid.
+inline void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline Floats Load(const float* p) { return _mm256_loadu_ps(p); }
+inline void Store(float* p, Floats v) { _mm256_storeu_ps(p, v); }
+inline void StoreInts(uint32_t* p, Ints v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
+}
+/// 8 bytes, each in a lane of its own.
+inline Ints LoadBytes(const uint8_t* p) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+
+inline Floats Times(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+inline Floats Over(Floats a, Floats b) { return _mm256_div_ps(a, b); }
+inline Floats Plus(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+inline Floats FusedTimesPlus(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+/// min(|a|, b) for b >= 0; no NaN.
+inline Floats MinMagnitude(Floats a, Floats b) {
+  return _mm256_min_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a), b);
+}
+inline Ints And(Ints a, Ints b) { return _mm256_and_si256(a, b); }
+inline Ints Or(Ints a, Ints b) { return _mm256_or_si256(a, b); }
+/// (a & mask) | b.
+inline Ints MaskedOr(Ints a, Ints mask, Ints b) { return Or(And(a, mask), b); }
+inline Ints Xor3(Ints a, Ints b, Ints c) { return _mm256_xor_si256(_mm256_xor_si256(a, b), c); }
+inline Ints Plus(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+inline Ints Minus(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
+inline Ints Max(Ints a, Ints b) { return _mm256_max_epi32(a, b); }
+inline Ints Min(Ints a, Ints b) { return _mm256_min_epi32(a, b); }
+template <int kCount>
+inline Ints ShiftRight(Ints a) {
+  return _mm256_srli_epi32(a, kCount);
+}
+template <int kCount>
+inline Ints ShiftLeft(Ints a) {
+  return _mm256_slli_epi32(a, kCount);
+}
+inline Ints Truncate(Floats a) { return _mm256_cvttps_epi32(a); }
+inline Floats Convert(Ints a) { return _mm256_cvtepi32_ps(a); }
+/// For |a| <= 2^30: one unit in the last place less where the nearest float lies beyond a.
+inline Floats ConvertTowardZero(Ints a) {
+  const Ints magnitude = _mm256_abs_epi32(a);
+  const Ints nearest = BitsOf(_mm256_cvtepi32_ps(magnitude));
+  const Ints is_beyond = _mm256_cmpgt_epi32(_mm256_cvttps_epi32(FloatsOf(nearest)), magnitude);
+  return FloatsOf(MaskedOr(a, AllInts(INT32_MIN), Plus(nearest, is_beyond)));
+}
+/// a < b ? yes : no, signed.
+inline Ints IfLess(Ints a, Ints b, Ints yes, Ints no) {
+  return _mm256_blendv_epi8(no, yes, _mm256_cmpgt_epi32(b, a));
+}
+inline int CountOf(Ints mask) { return __builtin_popcount(_mm256_movemask_ps(FloatsOf(mask))); }
+inline int CountLess(Ints a, Ints b) { return CountOf(_mm256_cmpgt_epi32(b, a)); }
+inline int CountEqual(Ints a, Ints b) { return CountOf(_mm256_cmpeq_epi32(a, b)); }
+inline int LargestLane(Ints a) {
+  const __m128i half = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  const __m128i pair = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4E));
+  return _mm_cvtsi128_si32(_mm_max_epi32(pair, _mm_shuffle_epi32(pair, 0xB1)));
+}
+
+/// Lane i of the result is the largest lane of v[i].
+inline Ints LargestOfEach(const Ints* v) {
+  Ints a[4], b[2];
+  for (int i = 0; i < 4; ++i) {
+    a[i] = Max(_mm256_unpacklo_epi32(v[2 * i], v[2 * i + 1]),
+               _mm256_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
+  }
+  for (int i = 0; i < 2; ++i) {
+    b[i] = Max(_mm256_unpacklo_epi64(a[2 * i], a[2 * i + 1]),
+               _mm256_unpackhi_epi64(a[2 * i], a[2 * i + 1]));
+  }
+  return Max(_mm256_permute2x128_si256(b[0], b[1], 0x20),
+             _mm256_permute2x128_si256(b[0], b[1], 0x31));
+}
+
+/// The low bytes of 32 lanes in four registers, as 32 bytes.
+inline void StoreLowBytes32(uint8_t* p, const Ints* v) {
+  const Ints mask = AllInts(0xFF);
+  const Ints a = _mm256_packus_epi32(And(v[0], mask), And(v[1], mask));
+  const Ints b = _mm256_packus_epi32(And(v[2], mask), And(v[3], mask));
+  const Ints order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm256_permutevar8x32_epi32(_mm256_packus_epi16(a, b), order));
+}
+inline void StoreLowBytes(uint8_t* p, Ints v) {
+  const Ints words = _mm256_packus_epi32(And(v, AllInts(0xFF)), _mm256_setzero_si256());
+  const Ints bytes = _mm256_packus_epi16(words, words);
+  const int low = _mm256_extract_epi32(bytes, 0), high = _mm256_extract_epi32(bytes, 4);
+  __builtin_memcpy(p, &low, 4);
+  __builtin_memcpy(p + 4, &high, 4);
+}
+/// 32 bytes of one code each to 16 bytes of two, the even one in the low nibble.
+inline void StoreNibbles32(uint8_t* p, const uint8_t* codes) {
+  const Ints pairs = _mm256_maddubs_epi16(
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)), _mm256_set1_epi16(0x1001));
+  const Ints bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(pairs, pairs), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(bytes));
+}
+/// The upper halves of lanes.
+inline void StoreHighWords(uint16_t* p, Ints v) {
+  const Ints words = _mm256_packus_epi32(ShiftRight<16>(v), _mm256_setzero_si256());
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_castsi256_si128(_mm256_permute4x64_epi64(words, 0x08)));
+}
+
+struct ByteTally {
+  int64_t zero = 0, below_normal = 0;
+};
+/// Adds how many of 32 codes have magnitude 0, and magnitude below `first_normal`.
+inline void TallyBytes32(const uint8_t* p, uint8_t magnitude_mask, uint8_t first_normal,
+                         ByteTally& tally) {
+  const Ints magnitude = And(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+                             _mm256_set1_epi8(static_cast<char>(magnitude_mask)));
+  const auto count = [](Ints mask) {
+    return __builtin_popcount(static_cast<unsigned>(_mm256_movemask_epi8(mask)));
+  };
+  tally.below_normal +=
+      count(_mm256_cmpgt_epi8(_mm256_set1_epi8(static_cast<char>(first_normal)), magnitude));
+  tally.zero += count(_mm256_cmpeq_epi8(magnitude, _mm256_setzero_si256()));
+}
+
+/// 64 codes.
+struct Line {
+  Ints half[2];
+};
+/// The low bytes of 64 lanes.
+inline Line PackLine(const Ints* v) {
+  const Ints mask = AllInts(0xFF), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  Line line;
+  for (int i = 0; i < 2; ++i) {
+    const Ints* w = v + 4 * i;
+    const Ints a = _mm256_packus_epi32(And(w[0], mask), And(w[1], mask));
+    const Ints b = _mm256_packus_epi32(And(w[2], mask), And(w[3], mask));
+    line.half[i] = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(a, b), order);
+  }
+  return line;
+}
+inline Line LoadLine(const uint8_t* p) {
+  return {{_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))}};
+}
+/// `streams`: past the caches, to an aligned address.
+inline void StoreLine(uint8_t* p, const Line& line, bool streams) {
+  for (int i = 0; i < 2; ++i) {
+    auto* to = reinterpret_cast<__m256i*>(p + 32 * i);
+    if (streams) {
+      _mm256_stream_si256(to, line.half[i]);
+    } else {
+      _mm256_storeu_si256(to, line.half[i]);
+    }
+  }
+}
+inline void TallyLine(const Line& line, uint8_t magnitude_mask, uint8_t first_normal,
+                      ByteTally& tally) {
+  const auto count = [](Ints mask) {
+    return __builtin_popcount(static_cast<unsigned>(_mm256_movemask_epi8(mask)));
+  };
+  for (int i = 0; i < 2; ++i) {
+    const Ints magnitude = And(line.half[i], _mm256_set1_epi8(static_cast<char>(magnitude_mask)));
+    tally.below_normal +=
+        count(_mm256_cmpgt_epi8(_mm256_set1_epi8(static_cast<char>(first_normal)), magnitude));
+    tally.zero += count(_mm256_cmpeq_epi8(magnitude, _mm256_setzero_si256()));
+  }
+}
+
+/// Sixteen rows of 64 bytes, `stride` apart, to 64 rows of 16 bytes.
+inline void TransposeBytes16x64(const uint8_t* in, int64_t in_stride, uint8_t* out,
+                                int64_t out_stride) {
+  const auto round = [](const Ints* from, Ints* to) {
+    for (int i = 0; i < 8; ++i) {
+      to[2 * i] = _mm256_unpacklo_epi8(from[i], from[i + 8]);
+      to[2 * i + 1] = _mm256_unpackhi_epi8(from[i], from[i + 8]);
+    }
+  };
+  for (int half = 0; half < 64; half += 32) {
+    Ints v[16], w[16];
+    for (int i = 0; i < 16; ++i) {
+      v[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i * in_stride + half));
+    }
+    round(v, w);
+    round(w, v);
+    round(v, w);
+    round(w, v);
+    for (int i = 0; i < 16; ++i) {
+      const auto line = [&](int lane) {
+        return reinterpret_cast<__m128i*>(out + (half + 16 * lane + i) * out_stride);
+      };
+      _mm_storeu_si128(line(0), _mm256_castsi256_si128(v[i]));
+      _mm_storeu_si128(line(1), _mm256_extracti128_si256(v[i], 1));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quantgate

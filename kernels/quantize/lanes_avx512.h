@@ -1,0 +1,203 @@
+// Sixteen 32-bit lanes of AVX-512, under the names by which the kernel bodies know them. Included
+// once, by block_kernels_avx512.cc. Nothing but intrinsics and constants is inlined from elsewhere,
+// so that no AVX-512 copy of a shared function can end up on a machine without it.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/numerics/float_format.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int kLanes = 16;
+using Floats = __m512;
+using Ints = __m512i;
+
+inline Ints BitsOf(Floats v) { return _mm512_castps_si512(v); }
+inline Floats FloatsOf(Ints v) { return _mm512_castsi512_ps(v); }
+inline Floats All(float v) { return _mm512_set1_ps(v); }
+inline Ints AllInts(int v) { return _mm512_set1_epi32(v); }
+inline Ints Iota() {
+  return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
+template <class Source>
+Floats LoadSource(const typename Source::Storage* p);
+template <>
+inline Floats LoadSource<BFloat16>(const uint16_t* p) {
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+}
+template <>
+inline Floats LoadSource<Float16>(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+template <>
+inline Floats LoadSource<Float32>(const uint32_t* p) {
+  return _mm512_loadu_ps(p);
+}
+/// A hint; the address need not be valid.
+inline void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline Floats Load(const float* p) { return _mm512_loadu_ps(p); }
+inline void Store(float* p, Floats v) { _mm512_storeu_ps(p, v); }
+inline void StoreInts(uint32_t* p, Ints v) { _mm512_storeu_si512(p, v); }
+/// 16 bytes, each in a lane of its own.
+inline Ints LoadBytes(const uint8_t* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+inline Floats Times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats Over(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+inline Floats Plus(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats FusedTimesPlus(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+/// min(|a|, b) for b >= 0; no NaN.
+inline Floats MinMagnitude(Floats a, Floats b) { return _mm512_range_ps(a, b, 0x0A); }
+inline Ints And(Ints a, Ints b) { return _mm512_and_si512(a, b); }
+inline Ints Or(Ints a, Ints b) { return _mm512_or_si512(a, b); }
+/// (a & mask) | b.
+inline Ints MaskedOr(Ints a, Ints mask, Ints b) {
+  return _mm512_ternarylogic_epi32(a, mask, b, 0xEA);
+}
+inline Ints Xor3(Ints a, Ints b, Ints c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
+inline Ints Plus(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+inline Ints Minus(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
+inline Ints Max(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
+inline Ints Min(Ints a, Ints b) { return _mm512_min_epi32(a, b); }
+template <int kCount>
+inline Ints ShiftRight(Ints a) {
+  return _mm512_srli_epi32(a, kCount);
+}
+template <int kCount>
+inline Ints ShiftLeft(Ints a) {
+  return _mm512_slli_epi32(a, kCount);
+}
+inline Ints Truncate(Floats a) { return _mm512_cvttps_epi32(a); }
+inline Floats Convert(Ints a) { return _mm512_cvtepi32_ps(a); }
+inline Floats ConvertTowardZero(Ints a) {
+  return _mm512_cvt_roundepi32_ps(a, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+}
+/// a < b ? yes : no, signed.
+inline Ints IfLess(Ints a, Ints b, Ints yes, Ints no) {
+  return _mm512_mask_blend_epi32(_mm512_cmplt_epi32_mask(a, b), no, yes);
+}
+inline int CountLess(Ints a, Ints b) { return __builtin_popcount(_mm512_cmplt_epi32_mask(a, b)); }
+inline int CountEqual(Ints a, Ints b) { return __builtin_popcount(_mm512_cmpeq_epi32_mask(a, b)); }
+inline int LargestLane(Ints a) { return _mm512_reduce_max_epi32(a); }
+
+/// Lane i of the result is the largest lane of v[i].
+inline Ints LargestOfEach(const Ints* v) {
+  Ints a[8], b[4];
+  for (int i = 0; i < 8; ++i) {
+    a[i] = Max(_mm512_unpacklo_epi32(v[2 * i], v[2 * i + 1]),
+               _mm512_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
+  }
+  for (int i = 0; i < 4; ++i) {
+    b[i] = Max(_mm512_unpacklo_epi64(a[2 * i], a[2 * i + 1]),
+               _mm512_unpackhi_epi64(a[2 * i], a[2 * i + 1]));
+  }
+  const auto join = [](Ints x, Ints y) {
+    return Max(_mm512_shuffle_i32x4(x, y, 0x88), _mm512_shuffle_i32x4(x, y, 0xDD));
+  };
+  return join(join(b[0], b[1]), join(b[2], b[3]));
+}
+
+/// The low bytes of 32 lanes in two registers, as 32 bytes.
+inline void StoreLowBytes32(uint8_t* p, const Ints* v) {
+  alignas(64) static constexpr uint8_t kIndex[64] = {
+      0,  4,  8,  12, 16, 20, 24, 28, 32, 36,  40,  44,  48,  52,  56,  60,
+      64, 68, 72, 76, 80, 84, 88, 92, 96, 100, 104, 108, 112, 116, 120, 124};
+  const __m512i bytes = _mm512_permutex2var_epi8(v[0], _mm512_load_si512(kIndex), v[1]);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(bytes));
+}
+inline void StoreLowBytes(uint8_t* p, Ints v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
+}
+/// 32 bytes of one code each to 16 bytes of two, the even one in the low nibble.
+inline void StoreNibbles32(uint8_t* p, const uint8_t* codes) {
+  const __m256i pairs = _mm256_maddubs_epi16(
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)), _mm256_set1_epi16(0x1001));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtepi16_epi8(pairs));
+}
+/// The upper halves of lanes.
+inline void StoreHighWords(uint16_t* p, Ints v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(ShiftRight<16>(v)));
+}
+
+struct ByteTally {
+  int64_t zero = 0, below_normal = 0;
+};
+/// Adds how many of 32 codes have magnitude 0, and magnitude below `first_normal`.
+inline void TallyBytes32(const uint8_t* p, uint8_t magnitude_mask, uint8_t first_normal,
+                         ByteTally& tally) {
+  const __m256i magnitude =
+      _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+                       _mm256_set1_epi8(static_cast<char>(magnitude_mask)));
+  const __mmask32 below =
+      _mm256_cmplt_epu8_mask(magnitude, _mm256_set1_epi8(static_cast<char>(first_normal)));
+  if (below == 0) return;
+  tally.below_normal += __builtin_popcount(below);
+  tally.zero += __builtin_popcount(_mm256_testn_epi8_mask(magnitude, magnitude));
+}
+
+/// 64 codes.
+using Line = __m512i;
+/// The low bytes of 64 lanes.
+inline Line PackLine(const Ints* v) {
+  alignas(64) static constexpr uint8_t kIndex[64] = {
+      0,  4,  8,  12, 16, 20, 24, 28, 32, 36,  40,  44,  48,  52,  56,  60,
+      64, 68, 72, 76, 80, 84, 88, 92, 96, 100, 104, 108, 112, 116, 120, 124};
+  const __m512i index = _mm512_load_si512(kIndex);
+  const __m512i low = _mm512_permutex2var_epi8(v[0], index, v[1]);
+  const __m512i high = _mm512_permutex2var_epi8(v[2], index, v[3]);
+  return _mm512_inserti64x4(low, _mm512_castsi512_si256(high), 1);
+}
+inline Line LoadLine(const uint8_t* p) { return _mm512_loadu_si512(p); }
+/// `streams`: past the caches, to an aligned address.
+inline void StoreLine(uint8_t* p, Line line, bool streams) {
+  if (streams) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(p), line);
+  } else {
+    _mm512_storeu_si512(p, line);
+  }
+}
+inline void TallyLine(Line line, uint8_t magnitude_mask, uint8_t first_normal, ByteTally& tally) {
+  const __m512i magnitude =
+      _mm512_and_si512(line, _mm512_set1_epi8(static_cast<char>(magnitude_mask)));
+  const __mmask64 below =
+      _mm512_cmplt_epu8_mask(magnitude, _mm512_set1_epi8(static_cast<char>(first_normal)));
+  tally.below_normal += __builtin_popcountll(below);
+  tally.zero += __builtin_popcountll(_mm512_testn_epi8_mask(magnitude, magnitude));
+}
+
+/// Sixteen rows of 64 bytes, `stride` apart, to 64 rows of 16 bytes.
+inline void TransposeBytes16x64(const uint8_t* in, int64_t in_stride, uint8_t* out,
+                                int64_t out_stride) {
+  __m512i v[16], w[16];
+  for (int i = 0; i < 16; ++i) v[i] = _mm512_loadu_si512(in + i * in_stride);
+  // As in kernels/tensor/transpose.cc: four rounds of interleaving registers eight apart.
+  const auto round = [](const __m512i* from, __m512i* to) {
+    for (int i = 0; i < 8; ++i) {
+      to[2 * i] = _mm512_unpacklo_epi8(from[i], from[i + 8]);
+      to[2 * i + 1] = _mm512_unpackhi_epi8(from[i], from[i + 8]);
+    }
+  };
+  round(v, w);
+  round(w, v);
+  round(v, w);
+  round(w, v);
+  for (int i = 0; i < 16; ++i) {
+    const auto line = [&](int lane) {
+      return reinterpret_cast<__m128i*>(out + (16 * lane + i) * out_stride);
+    };
+    _mm_storeu_si128(line(0), _mm512_extracti32x4_epi32(v[i], 0));
+    _mm_storeu_si128(line(1), _mm512_extracti32x4_epi32(v[i], 1));
+    _mm_storeu_si128(line(2), _mm512_extracti32x4_epi32(v[i], 2));
+    _mm_storeu_si128(line(3), _mm512_extracti32x4_epi32(v[i], 3));
+  }
+}
+
+}  // namespace
+}  // namespace quantgate

@@ -1,0 +1,240 @@
+// The mxfp8 tile of one instruction set: both directions from one reading of the source. Included
+// by block_kernels_*.cc after their lanes.
+#pragma once
+
+#include "kernels/quantize/block_kernels.h"
+#include "kernels/quantize/encode_lanes_body.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int kMxSide = 32;
+constexpr int kMxVectors = kMxSide / kLanes;  // Of a block.
+constexpr int kMxAhead = 128;  // Columns: two tiles; rows are too short for hardware.
+
+/// What the first pass keeps of a tile.
+struct MxTile {
+  alignas(64) float values[kMxSide][2 * kMxSide];
+  alignas(64) uint32_t row_amax[2][kMxSide];  // [block of the row][row]: magnitude bits.
+  alignas(64) uint32_t column_amax[2 * kMxSide];
+  alignas(64) float row_multipliers[2][kMxSide];
+  alignas(64) float column_multipliers[2 * kMxSide];
+};
+
+/// Widens the tile and finds the amaxes of its rows and columns; returns the largest.
+template <class Source>
+uint32_t ReadMxTile(const TileJob& job, int columns, MxTile& tile) {
+  const auto* source = static_cast<const typename Source::Storage*>(job.source);
+  const Ints mask = AllInts(0x7FFFFFFF);
+  Ints largest = AllInts(0);
+  for (int half = 0; half < columns / kMxSide; ++half) {
+    Ints column_max[kMxVectors];
+    for (int j = 0; j < kMxVectors; ++j) column_max[j] = AllInts(0);
+    for (int first = 0; first < kMxSide; first += kLanes) {
+      Ints row_max[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        const int row = first + i;
+        row_max[i] = AllInts(0);
+        for (int j = 0; j < kMxVectors; ++j) {
+          const int column = half * kMxSide + j * kLanes;
+          if (column * sizeof(*source) % 64 == 0) {
+            Prefetch(source + row * job.source_stride + column + kMxAhead);
+          }
+          const Floats v = LoadSource<Source>(source + row * job.source_stride + column);
+          Store(&tile.values[row][column], v);
+          const Ints magnitude = And(BitsOf(v), mask);
+          row_max[i] = Max(row_max[i], magnitude);
+          column_max[j] = Max(column_max[j], magnitude);
+        }
+      }
+      const Ints of_rows = LargestOfEach(row_max);
+      StoreInts(&tile.row_amax[half][first], of_rows);
+      largest = Max(largest, of_rows);
+    }
+    for (int j = 0; j < kMxVectors; ++j) {
+      StoreInts(&tile.column_amax[half * kMxSide + j * kLanes], column_max[j]);
+    }
+  }
+  return static_cast<uint32_t>(LargestLane(largest));
+}
+
+/// E8M0 codes, rounding up, and multipliers of kLanes amaxes; returns the largest scaled amax.
+template <class Element>
+Ints MxScales(const uint32_t* amax_bits, float* multipliers, Ints* codes) {
+  const Floats amax = Load(reinterpret_cast<const float*>(amax_bits));
+  const Ints bits = BitsOf(Times(amax, All(1.0f / kLargest<Element>)));
+  // A mantissa above 0 raises the exponent; a subnormal one above half its range does.
+  const Ints carry = IfLess(bits, AllInts(1 << 23), AllInts(0x3FFFFF), AllInts(0x7FFFFF));
+  const Ints code = Min(ShiftRight<23>(Plus(bits, carry)), AllInts(0xFE));
+  const Ints inverse =
+      Max(ShiftLeft<23>(Minus(AllInts(254), code)), AllInts(0x00400000));  // 2^-127 of 0xFE.
+  Store(multipliers, FloatsOf(inverse));
+  *codes = code;
+  return BitsOf(Times(amax, FloatsOf(inverse)));
+}
+
+/// Codes of kLanes elements; multipliers go with the column, or stand still within a block.
+template <class Element, bool kByColumn>
+Ints EncodeMx(const MxTile& tile, int row, int column) {
+  const Floats multiplier = kByColumn ? Load(&tile.column_multipliers[column])
+                                      : All(tile.row_multipliers[column / kMxSide][row]);
+  return EncodeLanes<Element>(Times(Load(&tile.values[row][column]), multiplier));
+}
+
+/// The codes of one direction of a tile, and counts of them.
+template <class Element, bool kByColumn>
+void EncodeMxTile(const MxTile& tile, int columns, uint8_t* codes, int64_t stride, bool streams,
+                  ByteTally& tally) {
+  using C = FormatConstants<Element>;
+  constexpr uint8_t kMagnitudes = C::kSignMask - 1, kFirstNormal = 1 << Element::kMantissaBits;
+  if (columns == 64 && C::kBits > 4) {
+    for (int row = 0; row < kMxSide; ++row) {
+      Ints v[64 / kLanes];
+      for (int j = 0; j < 64 / kLanes; ++j) {
+        v[j] = EncodeMx<Element, kByColumn>(tile, row, j * kLanes);
+      }
+      const Line line = PackLine(v);
+      StoreLine(codes + row * stride, line, streams);
+      TallyLine(line, kMagnitudes, kFirstNormal, tally);
+    }
+    return;
+  }
+  for (int row = 0; row < kMxSide; ++row) {
+    for (int block = 0; block < columns; block += kMxSide) {
+      Ints v[kMxVectors];
+      for (int j = 0; j < kMxVectors; ++j) {
+        v[j] = EncodeMx<Element, kByColumn>(tile, row, block + j * kLanes);
+      }
+      alignas(32) uint8_t bytes[kMxSide];
+      StoreLowBytes32(bytes, v);
+      TallyBytes32(bytes, kMagnitudes, kFirstNormal, tally);
+      if constexpr (C::kBits == 4) {
+        StoreNibbles32(codes + row * stride + block / 2, bytes);
+      } else {
+        StoreLowBytes32(codes + row * stride + block, v);
+      }
+    }
+  }
+}
+
+/// What the codes alone do not tell, looked for only where there can be any.
+template <class Element, bool kByColumn>
+void TallyMxValues(const MxTile& tile, int columns, TileTally& tally) {
+  const Ints beyond = AllInts(static_cast<int>(kFirstBeyond<Element>) - 1);
+  const Ints mask = AllInts(0x7FFFFFFF);
+  for (int row = 0; row < kMxSide; ++row) {
+    for (int column = 0; column < columns; column += kLanes) {
+      const Floats v = Load(&tile.values[row][column]);
+      const Floats multiplier = kByColumn ? Load(&tile.column_multipliers[column])
+                                          : All(tile.row_multipliers[column / kMxSide][row]);
+      tally.source_zero += CountEqual(And(BitsOf(v), mask), AllInts(0));
+      tally.saturated += CountLess(beyond, And(BitsOf(Times(v, multiplier)), mask));
+    }
+  }
+}
+
+template <class Element, bool kByColumn>
+void MakeMxCopy(const MxTile& tile, int columns, uint8_t* codes, int64_t stride, bool streams,
+                bool any_beyond, TileTally* tally) {
+  ByteTally bytes;
+  EncodeMxTile<Element, kByColumn>(tile, columns, codes, stride, streams, bytes);
+  if (tally == nullptr) return;
+  tally->code_zero += bytes.zero;
+  tally->code_below_normal += bytes.below_normal;
+  if (bytes.zero > 0 || any_beyond) TallyMxValues<Element, kByColumn>(tile, columns, *tally);
+}
+
+/// A tile of 32 x 32 has the amax of all its rows.
+void ShareMxAmax(int columns, MxTile& tile) {
+  for (int half = 0; half < columns / kMxSide; ++half) {
+    uint32_t largest = 0;
+    for (const uint32_t amax : tile.row_amax[half]) largest = amax > largest ? amax : largest;
+    for (int i = 0; i < kMxSide; ++i) {
+      tile.row_amax[half][i] = tile.column_amax[half * kMxSide + i] = largest;
+    }
+  }
+}
+
+template <class Element>
+bool ScaleMxRows(const TileJob& job, int columns, MxTile& tile) {
+  auto* scales = static_cast<uint8_t*>(job.row_scales);
+  Ints largest = AllInts(0);
+  for (int half = 0; half < columns / kMxSide; ++half) {
+    alignas(64) uint32_t codes[kMxSide];
+    for (int i = 0; i < kMxSide; i += kLanes) {
+      Ints code;
+      largest = Max(largest, MxScales<Element>(&tile.row_amax[half][i],
+                                               &tile.row_multipliers[half][i], &code));
+      StoreInts(codes + i, code);
+    }
+    for (int row = 0; row < kMxSide; ++row) {
+      scales[row * job.row_scale_stride + half] = static_cast<uint8_t>(codes[row]);
+    }
+  }
+  return static_cast<uint32_t>(LargestLane(largest)) >= kFirstBeyond<Element>;
+}
+
+template <class Element>
+bool ScaleMxColumns(const TileJob& job, int columns, MxTile& tile) {
+  auto* scales = static_cast<uint8_t*>(job.column_scales);
+  Ints largest = AllInts(0);
+  for (int column = 0; column < columns; column += kLanes) {
+    Ints code;
+    largest = Max(largest, MxScales<Element>(&tile.column_amax[column],
+                                             &tile.column_multipliers[column], &code));
+    StoreLowBytes(scales + column, code);
+  }
+  return static_cast<uint32_t>(LargestLane(largest)) >= kFirstBeyond<Element>;
+}
+
+template <class Source, class Element>
+bool QuantizeMxTile(const TileJob& job, int columns, TileTally& tally) {
+  MxTile tile;
+  if (ReadMxTile<Source>(job, columns, tile) >= 0x7F800000) return false;
+  if (job.block_dim == 2) ShareMxAmax(columns, tile);
+  if (job.rowwise != nullptr) {
+    const bool any_beyond = ScaleMxRows<Element>(job, columns, tile);
+    MakeMxCopy<Element, false>(tile, columns, job.rowwise, job.rowwise_stride, job.streams,
+                               any_beyond, &tally);
+  }
+  if (job.columnwise != nullptr) {
+    const bool any_beyond = ScaleMxColumns<Element>(job, columns, tile);
+    MakeMxCopy<Element, true>(tile, columns, job.columnwise, job.columnwise_stride, job.streams,
+                              any_beyond, job.rowwise == nullptr ? &tally : nullptr);
+  }
+  return true;
+}
+
+template <class Source>
+Mxfp8TileFunction MxTileFrom(DType element) {
+  switch (element) {
+    case DType::kF8E4M3:
+      return &QuantizeMxTile<Source, E4M3>;
+    case DType::kF8E5M2:
+      return &QuantizeMxTile<Source, E5M2>;
+    case DType::kF6E2M3:
+      return &QuantizeMxTile<Source, E2M3>;
+    case DType::kF6E3M2:
+      return &QuantizeMxTile<Source, E3M2>;
+    case DType::kF4E2M1x2:
+      return &QuantizeMxTile<Source, E2M1>;
+    default:
+      return nullptr;
+  }
+}
+
+Mxfp8TileFunction FindMxTile(DType source, DType element) {
+  switch (source) {
+    case DType::kBF16:
+      return MxTileFrom<BFloat16>(element);
+    case DType::kF16:
+      return MxTileFrom<Float16>(element);
+    case DType::kF32:
+      return MxTileFrom<Float32>(element);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace quantgate
