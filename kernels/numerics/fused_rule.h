@@ -93,14 +93,15 @@ QG_HOST_DEVICE constexpr int64_t PairsOfFour(int64_t base, int64_t i) {
 
 QG_HOST_DEVICE constexpr FusedTerm Product(const FusedElement& a, const FusedElement& b) {
   const bool negative = a.negative != b.negative;
+  if (a.kind == FloatClass::kFinite && b.kind == FloatClass::kFinite) {
+    return {FloatClass::kFinite, negative, a.exponent + b.exponent,
+            static_cast<uint64_t>(a.significand) * b.significand};
+  }
   const bool any_nan = a.kind == FloatClass::kNan || b.kind == FloatClass::kNan;
   const bool any_infinite = a.kind == FloatClass::kInfinite || b.kind == FloatClass::kInfinite;
   const bool any_zero = a.kind == FloatClass::kZero || b.kind == FloatClass::kZero;
   if (any_nan || (any_infinite && any_zero)) return {FloatClass::kNan, negative, 0, 0};
-  if (any_infinite) return {FloatClass::kInfinite, negative, 0, 0};
-  if (any_zero) return {FloatClass::kZero, negative, 0, 0};
-  return {FloatClass::kFinite, negative, a.exponent + b.exponent,
-          static_cast<uint64_t>(a.significand) * b.significand};
+  return {any_infinite ? FloatClass::kInfinite : FloatClass::kZero, negative, 0, 0};
 }
 
 /// The bits of sum * 2^quantum_exponent rounded to nearest even to fp16; zero is +0. |sum| < 2^61.
@@ -114,6 +115,9 @@ QG_HOST_DEVICE constexpr uint32_t RoundToFloat16(int64_t sum, int quantum_expone
   return code == 0 ? 0 : code | (sum < 0 ? 0x8000u : 0u);
 }
 
+/// Terms of a step that are kept between its two passes.
+inline constexpr int kTermsKept = 32;
+
 /// One step over terms term_at(0 .. count), each with `fraction_bits`. The accumulator and the
 /// result are bits of fp32, or of fp16 where the rule says so.
 template <class TermAt>
@@ -126,14 +130,17 @@ QG_HOST_DEVICE constexpr uint32_t Step(const FusedRule& rule, int count, int fra
   bool negative_infinity = c.kind == FloatClass::kInfinite && c.negative;
   int exponent_max = kFusedExponentFloor;
   if (c.kind == FloatClass::kFinite && c.exponent > exponent_max) exponent_max = c.exponent;
+  FusedTerm kept[kTermsKept];  // The others are made again.
   for (int i = 0; i < count; ++i) {
     const FusedTerm term = term_at(i);
+    if (i < kTermsKept) kept[i] = term;
+    if (term.kind == FloatClass::kFinite) {
+      exponent_max = term.exponent > exponent_max ? term.exponent : exponent_max;
+      continue;
+    }
     nan |= term.kind == FloatClass::kNan;
     positive_infinity |= term.kind == FloatClass::kInfinite && !term.negative;
     negative_infinity |= term.kind == FloatClass::kInfinite && term.negative;
-    if (term.kind == FloatClass::kFinite && term.exponent > exponent_max) {
-      exponent_max = term.exponent;
-    }
   }
   if (nan || (positive_infinity && negative_infinity)) {
     return f16 ? uint32_t(Float16::kCanonicalNan) : uint32_t(Float32::kCanonicalNan);
@@ -144,7 +151,8 @@ QG_HOST_DEVICE constexpr uint32_t Step(const FusedRule& rule, int count, int fra
   const auto aligned = [&](bool negative, uint64_t significand, int exponent, int bits) {
     const int64_t magnitude =
         ShiftTruncating(significand, rule.align_bits - bits - (exponent_max - exponent));
-    return negative ? -magnitude : magnitude;
+    const int64_t sign = negative ? -1 : 0;
+    return (magnitude ^ sign) - sign;
   };
   int64_t sum = 0;
   if (c.kind == FloatClass::kFinite) {
@@ -152,7 +160,7 @@ QG_HOST_DEVICE constexpr uint32_t Step(const FusedRule& rule, int count, int fra
                   f16 ? Float16::kMantissaBits : Float32::kMantissaBits);
   }
   for (int i = 0; i < count; ++i) {
-    const FusedTerm term = term_at(i);
+    const FusedTerm term = i < kTermsKept ? kept[i] : term_at(i);
     if (term.kind != FloatClass::kFinite) continue;
     sum += aligned(term.negative, term.significand, term.exponent, fraction_bits);
   }

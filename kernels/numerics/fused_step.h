@@ -56,11 +56,12 @@ QG_HOST_DEVICE constexpr FusedTerm FusedProduct(typename FormatA::Storage a_code
           static_cast<uint64_t>(a.significand) * b.significand};
 }
 
-/// floor(significand * 2^shift), for any shift; the caller's significand fits 64 bits after a left
-/// shift.
+/// floor(significand * 2^shift), for any shift; the caller's significand fits 63 bits, after a left
+/// shift too. Without branches: which way to shift is not predictable.
 QG_HOST_DEVICE constexpr int64_t ShiftTruncating(uint64_t significand, int shift) {
-  if (shift >= 0) return static_cast<int64_t>(significand << shift);
-  return shift <= -64 ? 0 : static_cast<int64_t>(significand >> -shift);
+  const int left = shift > 0 ? shift : 0;
+  const int right = shift < -63 ? 63 : shift < 0 ? -shift : 0;
+  return static_cast<int64_t>((significand << left) >> right);
 }
 
 /// Bits of sum * 2^quantum_exponent in fp32, truncated toward zero to `out_mantissa` fraction bits,

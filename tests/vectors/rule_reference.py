@@ -389,6 +389,20 @@ def nv16(arithmetic):
                        alpha=rng.choice([0x3F800000, 0xBFA00001])), rule
 
 
+def nv16_cancelling(arithmetic):
+    """A group that cancels under large scales beside a tiny one: an exponent that took part would leave nothing."""
+    pair = ("f4_e2m1x2", "f4_e2m1x2")
+    for _ in range(12):
+        half = codes(pair[0], 8, "wide")
+        zero_sum = (half + [x ^ 8 for x in half], codes(pair[1], 8, "wide") * 2)
+        tiny = ([1] + [0] * 15, [1 | rng.getrandbits(1) << 3] + [0] * 15)
+        order = rng.choice([(zero_sum, tiny), (tiny, zero_sum), (tiny, zero_sum, tiny, tiny, tiny)])
+        sides = [[c for group in order for c in group[side]] for side in (0, 1)]
+        scales = [[rng.randrange(0x70, 0x7F) if group is zero_sum else rng.randrange(1, 8) for group in order]
+                  for _ in range(2)]
+        yield Case(arithmetic, pair, ("nv16", "nv16"), "f32", *sides, *scales), Rule(64, 35, group=16)
+
+
 def main():
     print("# Dot products under tensor-core arithmetics, by tests/vectors/rule_reference.py (Python fractions).")
     sixteen = [("f16", "f16"), ("bf16", "bf16")]
@@ -413,6 +427,7 @@ def main():
                  False),
         block128("sm100", lambda modes: Rule(32, 25), True),
         mx32("sm100"), mx32("sm120"), nv16("sm100"), nv16("sm120"),
+        nv16_cancelling("sm100"),
     ]
     for group in groups:
         for case, rule in group:
