@@ -55,4 +55,56 @@ using Fp8BlockTileFunction = bool (*)(const TileJob& job, const Fp8BlockOptions&
 Fp8BlockTileFunction Avx2Fp8BlockTile(DType source, DType element);
 Fp8BlockTileFunction Avx512Fp8BlockTile(DType source, DType element);
 
+// ---- nvfp4, scale_rule=two_level
+
+struct Nvfp4Random {
+  bool is_used = false;  ///< Stochastic rounding; otherwise to nearest even.
+  uint32_t key[2] = {};
+  uint32_t call_id = 0, usage = 0;
+};
+
+/// 16 blocks of a row.
+struct Nvfp4RowJob {
+  const void* source;
+  uint8_t* codes;        ///< 128 bytes;
+  uint8_t* scales;       ///< 16.
+  const uint32_t* amax;  ///< Those of tiles, magnitude bits; null: of the blocks themselves.
+  float encode_sixth, decode;
+  Nvfp4Random random;
+  uint32_t line, block;  ///< Of the first block, for the random bytes.
+};
+
+/// 16 columns of `groups` blocks, at most 8.
+struct Nvfp4ColumnJob {
+  const void* source;
+  int64_t source_stride;
+  uint8_t* codes;
+  uint8_t* scales;
+  int64_t code_stride, scale_stride;  ///< Bytes from column to column.
+  int groups;
+  int block_dim;
+  float encode_sixth, decode;
+  Nvfp4Random random;
+  uint32_t line, block;
+  bool counts;   ///< Whether the tally is wanted.
+  bool streams;  ///< As TileJob's.
+};
+
+inline constexpr uint32_t kNotTransformed = 0xFFFFFFFF;
+
+struct Nvfp4Functions {
+  /// False, with nothing of use written, where an element is not finite.
+  bool (*row)(const Nvfp4RowJob& job, TileTally& tally);
+  /// Bit i is set where group i holds what is not finite; its codes are then not written.
+  uint32_t (*columns)(const Nvfp4ColumnJob& job, TileTally& tally);
+  /// The amaxes of 16 tiles of 16 x 16 side by side, as magnitude bits; NaN are among the largest.
+  void (*tile_amaxes)(const void* source, int64_t stride, uint32_t* amaxes);
+  /// Transforms 16 columns of 16 rows of bf16 into the same layout and returns the largest
+  /// magnitude as fp32 bits; kNotTransformed where scalar code must do it. Null but for bf16.
+  uint32_t (*transform)(const uint16_t* in, uint16_t* out, int64_t stride);
+};
+/// Null functions where there is no loop for this type.
+Nvfp4Functions Avx2Nvfp4(DType source);
+Nvfp4Functions Avx512Nvfp4(DType source);
+
 }  // namespace quantgate

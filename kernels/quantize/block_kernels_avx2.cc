@@ -3,6 +3,7 @@
 // Their bodies, in these lanes:
 #include "kernels/quantize/fp8_block_kernels_body.h"
 #include "kernels/quantize/mxfp8_kernels_body.h"
+#include "kernels/quantize/nvfp4_kernels_body.h"
 
 namespace quantgate {
 
@@ -11,5 +12,7 @@ Mxfp8TileFunction Avx2Mxfp8Tile(DType source, DType element) { return FindMxTile
 Fp8BlockTileFunction Avx2Fp8BlockTile(DType source, DType element) {
   return FindFp8Tile(source, element);
 }
+
+Nvfp4Functions Avx2Nvfp4(DType source) { return FindNvfp4(source); }
 
 }  // namespace quantgate

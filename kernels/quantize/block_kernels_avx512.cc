@@ -3,6 +3,7 @@
 // Their bodies, in these lanes:
 #include "kernels/quantize/fp8_block_kernels_body.h"
 #include "kernels/quantize/mxfp8_kernels_body.h"
+#include "kernels/quantize/nvfp4_kernels_body.h"
 
 namespace quantgate {
 
@@ -13,5 +14,7 @@ Mxfp8TileFunction Avx512Mxfp8Tile(DType source, DType element) {
 Fp8BlockTileFunction Avx512Fp8BlockTile(DType source, DType element) {
   return FindFp8Tile(source, element);
 }
+
+Nvfp4Functions Avx512Nvfp4(DType source) { return FindNvfp4(source); }
 
 }  // namespace quantgate

@@ -95,6 +95,26 @@ inline int LargestLane(Ints a) {
   return _mm_cvtsi128_si32(_mm_max_epi32(pair, _mm_shuffle_epi32(pair, 0xB1)));
 }
 
+// ---- 64-bit lanes of Philox
+
+/// The products of lower halves.
+inline Ints WideTimes(Ints a, Ints b) { return _mm256_mul_epu32(a, b); }
+inline Ints UpperHalf(Ints a) { return _mm256_srli_epi64(a, 32); }
+inline Ints JoinHalves(Ints even, Ints odd) {
+  return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+}
+/// Stores lane l of words 0 to 3 as 16 bytes at l % 4 * 32 + l / 4 * 16.
+inline void StoreInterleaved(uint32_t* p, const Ints* words) {
+  const Ints low01 = _mm256_unpacklo_epi32(words[0], words[1]);
+  const Ints high01 = _mm256_unpackhi_epi32(words[0], words[1]);
+  const Ints low23 = _mm256_unpacklo_epi32(words[2], words[3]);
+  const Ints high23 = _mm256_unpackhi_epi32(words[2], words[3]);
+  StoreInts(p, _mm256_unpacklo_epi64(low01, low23));
+  StoreInts(p + kLanes, _mm256_unpackhi_epi64(low01, low23));
+  StoreInts(p + 2 * kLanes, _mm256_unpacklo_epi64(high01, high23));
+  StoreInts(p + 3 * kLanes, _mm256_unpackhi_epi64(high01, high23));
+}
+
 /// Lane i of the result is the largest lane of v[i].
 inline Ints LargestOfEach(const Ints* v) {
   Ints a[4], b[2];

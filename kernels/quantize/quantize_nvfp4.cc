@@ -1,53 +1,17 @@
 // E2M1 under E4M3 scales of 16 elements or of 16 x 16 tiles, under one fp32 amax:
 // docs/quantizers.md section 6.
-#include <vector>
+#include <optional>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/format_list.h"
-#include "kernels/numerics/hadamard.h"
-#include "kernels/numerics/nvfp4.h"
-#include "kernels/numerics/stochastic_rounding.h"
-#include "kernels/quantize/block_lines.h"
-#include "kernels/quantize/format_quantizers.h"
+#include "kernels/quantize/nvfp4_direction.h"
 
 namespace quantgate {
 namespace {
 
-constexpr int kLength = 16;
+constexpr int kLength = kNvfp4Length;
 
-/// One direction of the source: what its blocks are made of.
-struct Direction {
-  const QuantizerSpec* spec;
-  const void* source;  ///< The tensor, or the transformed [K][M] one.
-  LineLayout layout;
-  QuantizedCopy* copy;
-  StochasticStream stream;
-  int64_t line_offset, block_offset;  ///< Of this tensor in the whole one.
-};
-
-/// The tensor scale of a line, its own where row-scaled.
-class TensorScales {
- public:
-  explicit TensorScales(const Direction& direction) : amax_(direction.copy->amax) {
-    const QuantizerSpec& spec = *direction.spec;
-    const int64_t count = amax_.has_value() ? amax_.element_count() : 1;
-    for (int64_t i = 0; i < count; ++i) {
-      scales_.push_back(
-          MakeNvfp4TensorScale(amax_.has_value() ? Amax(i) : 0.0f, spec.e4m3_max, spec.scale_rule));
-    }
-  }
-  const Nvfp4TensorScale& At(int64_t line) const { return scales_[Index(line)]; }
-  float Amax(int64_t line) const { return amax_.as<float>()[Index(line)]; }
-
- private:
-  int64_t Index(int64_t line) const {
-    return amax_.has_value() && amax_.element_count() > 1 ? line : 0;
-  }
-  Tensor amax_;
-  std::vector<Nvfp4TensorScale> scales_;
-};
-
-void WriteScale(const Direction& direction, const Block& block, uint8_t code) {
+void WriteScale(const Nvfp4Direction& direction, const Block& block, uint8_t code) {
   const LineLayout& layout = direction.layout;
   for (int64_t line = block.line; line < block.line + block.lines; ++line) {
     direction.copy->scale_inv
@@ -57,7 +21,7 @@ void WriteScale(const Direction& direction, const Block& block, uint8_t code) {
 }
 
 template <class Elements>
-void EncodeStochastic(const Direction& direction, const Elements& elements, const Block& block,
+void EncodeStochastic(const Nvfp4Direction& direction, const Elements& elements, const Block& block,
                       const Nvfp4BlockScale& scale, QuantizationCounts& counts) {
   for (int64_t line = block.line; line < block.line + block.lines; ++line) {
     const PhiloxCounter bits =
@@ -75,7 +39,7 @@ void EncodeStochastic(const Direction& direction, const Elements& elements, cons
 
 /// The error of a candidate over a block: lines in order, then pairwise at distances 8, 4, 2, 1.
 template <class Elements>
-float CandidateError(const Direction& direction, const Elements& elements, const Block& block,
+float CandidateError(const Nvfp4Direction& direction, const Elements& elements, const Block& block,
                      const Nvfp4BlockScale& scale, float amax) {
   const bool squared = direction.spec->four_over_six == FourOverSix::kMse;
   float sums[kLength] = {};
@@ -94,8 +58,8 @@ float CandidateError(const Direction& direction, const Elements& elements, const
 }
 
 template <class Elements>
-Nvfp4BlockScale PickScale(const Direction& direction, const Elements& elements, const Block& block,
-                          const TensorScales& scales) {
+Nvfp4BlockScale PickScale(const Nvfp4Direction& direction, const Elements& elements,
+                          const Block& block, const Nvfp4TensorScales& scales) {
   const float block_amax = elements.Amax(block, false);
   if (direction.spec->four_over_six == FourOverSix::kNone) {
     return MakeNvfp4BlockScale(block_amax, scales.At(block.line));
@@ -108,12 +72,12 @@ Nvfp4BlockScale PickScale(const Direction& direction, const Elements& elements, 
 }
 
 template <class Source>
-void QuantizeBlocks(const Direction& direction, const TensorScales& scales, Usage order,
+void QuantizeBlocks(const Nvfp4Direction& direction, const Nvfp4TensorScales& scales,
                     const LineRange& range, QuantizationCounts& counts) {
-  const BlockElements<Source, E2M1> elements(direction.source, direction.layout,
+  const BlockElements<Source, E2M1> elements(direction.source.data(), direction.layout,
                                              direction.copy->data.template as<uint8_t>());
   const QuantizerSpec& spec = *direction.spec;
-  ForEachBlock(range, spec, order, [&](const Block& block) {
+  ForEachBlock(range, spec, direction.usage, [&](const Block& block) {
     const Nvfp4BlockScale scale = PickScale(direction, elements, block, scales);
     WriteScale(direction, block, scale.code);
     if (spec.element_rounding == ElementRounding::kStochastic) {
@@ -125,34 +89,13 @@ void QuantizeBlocks(const Direction& direction, const TensorScales& scales, Usag
   });
 }
 
-using RangeFunction = void (*)(const Direction&, const TensorScales&, Usage, const LineRange&,
+using RangeFunction = void (*)(const Nvfp4Direction&, const Nvfp4TensorScales&, const LineRange&,
                                QuantizationCounts&);
 
 RangeFunction FindScalarRange(DType source) {
   RangeFunction range = nullptr;
   VisitFormat(DTypeName(source), [&]<class Source>() { range = &QuantizeBlocks<Source>; });
   return range;
-}
-
-// ---- the Hadamard transform
-
-/// [K][M] bf16: the transform of every 16 elements of a column.
-absl::StatusOr<Tensor> TransformColumns(const Tensor& source, const ExecutionContext& context) {
-  const int64_t rows = source.rows(), columns = source.columns();
-  QG_ASSIGN_OR_RETURN(Tensor transformed, Tensor::Allocate(DType::kBF16, {columns, rows}));
-  const auto* in = source.as<uint16_t>();
-  auto* out = transformed.as<uint16_t>();
-  ForEachPiece(context, rows, columns, [&](const Piece& piece, QuantizationCounts&) {
-    for (int64_t row = piece.row_begin; row < piece.row_end; row += kLength) {
-      for (int64_t column = piece.column_begin; column < piece.column_end; ++column) {
-        uint16_t group[kLength];
-        for (int i = 0; i < kLength; ++i) group[i] = in[(row + i) * columns + column];
-        HadamardTransform(group, out + column * rows + row);
-      }
-    }
-  });
-  QG_RETURN_IF_ERROR(context.CheckCancelled());
-  return transformed;
 }
 
 // ---- amaxes
@@ -169,60 +112,92 @@ void LineAmaxes(const void* source, const LineLayout& layout, const ExecutionCon
   });
 }
 
-absl::Status SetAmax(const FormatRequest& request, Usage usage, const Tensor& values,
-                     Direction& direction) {
+/// `transformed_amax` is that of the Hadamard-transformed source.
+absl::Status SetAmax(const FormatRequest& request, std::optional<float> transformed_amax,
+                     Nvfp4Direction& direction) {
   Tensor& amax = direction.copy->amax;
   if (request.spec.scale_rule == ScaleRule::kSingleLevel) return absl::OkStatus();
-  if (!request.spec.row_scaled) {
-    const std::optional<float>& group = usage == Usage::kRowwise
-                                            ? request.arguments.group_amax_rowwise
-                                            : request.arguments.group_amax_columnwise;
-    QG_ASSIGN_OR_RETURN(
-        amax, Tensor::FromScalar(group.has_value() ? *group : TensorAmax(values, request.context)));
+  if (request.spec.row_scaled) {
+    QG_ASSIGN_OR_RETURN(amax, Tensor::Allocate(DType::kF32, {direction.layout.lines}));
+    VisitFormat(DTypeName(direction.source.dtype()), [&]<class Source>() {
+      LineAmaxes<Source>(direction.source.data(), direction.layout, request.context,
+                         amax.as<float>());
+    });
     return absl::OkStatus();
   }
-  QG_ASSIGN_OR_RETURN(amax, Tensor::Allocate(DType::kF32, {direction.layout.lines}));
-  VisitFormat(DTypeName(values.dtype()), [&]<class Source>() {
-    LineAmaxes<Source>(values.data(), direction.layout, request.context, amax.as<float>());
-  });
+  std::optional<float> value = direction.usage == Usage::kRowwise
+                                   ? request.arguments.group_amax_rowwise
+                                   : request.arguments.group_amax_columnwise;
+  if (!value.has_value()) value = transformed_amax;
+  if (!value.has_value()) value = TensorAmax(direction.source, request.context);
+  QG_ASSIGN_OR_RETURN(amax, Tensor::FromScalar(*value));
   return absl::OkStatus();
+}
+
+Nvfp4Direction MakeDirection(const FormatRequest& request, Usage usage, QuantizedCopy& copy) {
+  const bool is_rowwise = usage == Usage::kRowwise;
+  const QuantizeArguments& arguments = request.arguments;
+  Nvfp4Direction direction = {};
+  direction.spec = &request.spec;
+  direction.usage = usage;
+  direction.source = request.source;
+  direction.layout =
+      MakeLineLayout(request.source.rows(), request.source.columns(), request.spec, usage);
+  direction.copy = &copy;
+  direction.stream = {arguments.seed, arguments.call_id, is_rowwise ? 0u : 1u};
+  direction.line_offset = is_rowwise ? arguments.row_offset : arguments.column_offset;
+  direction.block_offset = (is_rowwise ? arguments.column_offset : arguments.row_offset) / kLength;
+  direction.is_counted = is_rowwise || !request.usages.rowwise;
+  return direction;
 }
 
 /// Codes and scales of one direction.
 absl::Status QuantizeDirection(const FormatRequest& request, Usage usage,
                                QuantizedTensor& quantized) {
-  const int64_t rows = request.source.rows(), columns = request.source.columns();
-  const bool is_rowwise = usage == Usage::kRowwise;
+  const ExecutionContext& context = request.context;
   QuantizedCopy& copy = *quantized.copy(usage);
   copy.e4m3_max = request.spec.e4m3_max;
-  copy.hadamard = request.hadamard && !is_rowwise;
-  Tensor values = request.source;
-  Direction direction = {
-      &request.spec,
-      nullptr,
-      MakeLineLayout(rows, columns, request.spec, usage),
-      &copy,
-      {request.arguments.seed, request.arguments.call_id, is_rowwise ? 0u : 1u},
-      is_rowwise ? request.arguments.row_offset : request.arguments.column_offset,
-      (is_rowwise ? request.arguments.column_offset : request.arguments.row_offset) / kLength};
+  copy.hadamard = request.hadamard && usage == Usage::kColumnwise;
+  Nvfp4Direction direction = MakeDirection(request, usage, copy);
+  std::optional<float> transformed_amax;
   if (copy.hadamard) {
-    QG_ASSIGN_OR_RETURN(values, TransformColumns(request.source, request.context));
-    direction.layout.source_line = rows;
-    direction.layout.source_element = 1;
+    QG_ASSIGN_OR_RETURN(direction.source,
+                        TransformColumns(request.source, context, transformed_amax.emplace()));
   }
-  direction.source = values.data();
-  QG_RETURN_IF_ERROR(SetAmax(request, usage, values, direction));
-  const TensorScales scales(direction);
-  const RangeFunction scalar = FindScalarRange(values.dtype());
-  const QuantizationCounts counts = ForEachPiece(
-      request.context, rows, columns, [&](const Piece& piece, QuantizationCounts& part) {
-        scalar(direction, scales, usage, RangeOf(piece, usage), part);
-      });
-  if (is_rowwise || !request.usages.rowwise) quantized.counts = counts;
-  return request.context.CheckCancelled();
+  QG_RETURN_IF_ERROR(SetAmax(request, transformed_amax, direction));
+  QG_RETURN_IF_ERROR(context.CheckCancelled());
+  const Nvfp4TensorScales scales(direction);
+  const RangeFunction scalar = FindScalarRange(direction.source.dtype());
+  const bool has_loops = HasNvfp4Loops(direction, context);
+  const auto quantize_range = [&](const LineRange& range, QuantizationCounts& counts) {
+    scalar(direction, scales, range, counts);
+  };
+  const QuantizationCounts counts =
+      ForEachPiece(context, request.source.rows(), request.source.columns(),
+                   [&](const Piece& piece, QuantizationCounts& part) {
+                     if (has_loops) {
+                       QuantizeNvfp4Piece(direction, scales, piece, context, quantize_range, part);
+                     } else {
+                       quantize_range(RangeOf(piece, usage), part);
+                     }
+                   });
+  if (direction.is_counted) quantized.counts = counts;
+  return context.CheckCancelled();
 }
 
 }  // namespace
+
+Nvfp4TensorScales::Nvfp4TensorScales(const Nvfp4Direction& direction)
+    : amax_(direction.copy->amax) {
+  const QuantizerSpec& spec = *direction.spec;
+  if (!amax_.has_value()) {
+    scales_.push_back(MakeNvfp4TensorScale(0.0f, spec.e4m3_max, spec.scale_rule));
+    return;
+  }
+  for (int64_t i = 0; i < amax_.element_count(); ++i) {
+    scales_.push_back(MakeNvfp4TensorScale(amax_.as<float>()[i], spec.e4m3_max, spec.scale_rule));
+  }
+}
 
 absl::Status QuantizeNvfp4(const FormatRequest& request, QuantizedTensor& quantized) {
   QG_RETURN_IF_ERROR(AllocateCopies(request, quantized));

@@ -1,0 +1,253 @@
+// The vector loops of nvfp4 over pieces, and the Hadamard transform over tensors:
+// docs/quantizers.md sections 6.2 to 6.5.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/numerics/hadamard.h"
+#include "kernels/quantize/nvfp4_direction.h"
+#include "kernels/quantize/quantize_kernels.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int64_t kLength = kNvfp4Length;
+constexpr int64_t kStrip = 16 * kLength;  // Elements of a row that one call takes.
+constexpr uint32_t kInfinity = 0x7F800000;
+
+Nvfp4Functions FindLoops(DType source, Isa isa) {
+  switch (isa) {
+    case Isa::kScalar:
+      return {};
+    case Isa::kAvx2:
+      return Avx2Nvfp4(source);
+    case Isa::kAvx512:
+      return Avx512Nvfp4(source);
+  }
+  return {};
+}
+
+Nvfp4Random RandomOf(const Nvfp4Direction& direction) {
+  Nvfp4Random random;
+  random.is_used = direction.spec->element_rounding == ElementRounding::kStochastic;
+  random.key[0] = static_cast<uint32_t>(direction.stream.seed);
+  random.key[1] = static_cast<uint32_t>(direction.stream.seed >> 32);
+  random.call_id = direction.stream.call_id;
+  random.usage = direction.stream.usage;
+  return random;
+}
+
+void AddTile(const TileTally& tally, int64_t count, QuantizationCounts& counts) {
+  AddTally({.source_zero = tally.source_zero,
+            .code_zero = tally.code_zero,
+            .code_below_normal = tally.code_below_normal,
+            .saturated = tally.saturated},
+           count, counts);
+}
+
+const std::byte* ElementAt(const Tensor& tensor, int64_t row, int64_t column) {
+  return tensor.data() + (row * tensor.columns() + column) * DTypeBytes(tensor.dtype());
+}
+
+// ---- rowwise
+
+/// One strip of one row.
+void QuantizeStrip(const Nvfp4Direction& direction, const Nvfp4TensorScale& scale,
+                   const Nvfp4Functions& loops, int64_t row, int64_t column,
+                   const uint32_t* tile_amaxes, Nvfp4Scalar scalar, QuantizationCounts& counts) {
+  const int64_t columns = direction.source.columns();
+  Nvfp4RowJob job = {};
+  job.source = ElementAt(direction.source, row, column);
+  job.codes = direction.copy->data.as<uint8_t>() + (row * columns + column) / 2;
+  job.scales = direction.copy->scale_inv.as<uint8_t>() + (row * columns + column) / kLength;
+  job.amax = tile_amaxes;
+  job.encode_sixth = scale.encode_sixth;
+  job.decode = scale.decode;
+  job.random = RandomOf(direction);
+  job.line = static_cast<uint32_t>(row + direction.line_offset);
+  job.block = static_cast<uint32_t>(column / kLength + direction.block_offset);
+  TileTally tally;
+  if (loops.row(job, tally)) {
+    AddTile(tally, kStrip, counts);
+  } else {
+    scalar({row, row + 1, column, column + kStrip}, counts);
+  }
+}
+
+void QuantizeRows(const Nvfp4Direction& direction, const Nvfp4TensorScales& scales,
+                  const Piece& piece, const Nvfp4Functions& loops, Nvfp4Scalar scalar,
+                  QuantizationCounts& counts) {
+  const int64_t body_end =
+      piece.column_begin + (piece.column_end - piece.column_begin) / kStrip * kStrip;
+  for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
+    for (int64_t column = piece.column_begin; column < body_end; column += kStrip) {
+      QuantizeStrip(direction, scales.At(row), loops, row, column, nullptr, scalar, counts);
+    }
+  }
+  if (body_end < piece.column_end) {
+    scalar({piece.row_begin, piece.row_end, body_end, piece.column_end}, counts);
+  }
+}
+
+void QuantizeTileRows(const Nvfp4Direction& direction, const Nvfp4TensorScales& scales,
+                      const Piece& piece, const Nvfp4Functions& loops, Nvfp4Scalar scalar,
+                      QuantizationCounts& counts) {
+  const int64_t body_end =
+      piece.column_begin + (piece.column_end - piece.column_begin) / kStrip * kStrip;
+  for (int64_t band = piece.row_begin; band < piece.row_end; band += kLength) {
+    for (int64_t column = piece.column_begin; column < body_end; column += kStrip) {
+      alignas(64) uint32_t amaxes[kLength];
+      loops.tile_amaxes(ElementAt(direction.source, band, column), direction.source.columns(),
+                        amaxes);
+      if (*std::max_element(amaxes, amaxes + kLength) >= kInfinity) {
+        scalar({band, band + kLength, column, column + kStrip}, counts);
+        continue;
+      }
+      for (int64_t row = band; row < band + kLength; ++row) {
+        QuantizeStrip(direction, scales.At(row), loops, row, column, amaxes, scalar, counts);
+      }
+    }
+    if (body_end < piece.column_end) {
+      scalar({band, band + kLength, body_end, piece.column_end}, counts);
+    }
+  }
+}
+
+// ---- columnwise
+
+constexpr int64_t kColumns = 32;  // Copied together: whole cache lines.
+
+/// Sixteen columns of a piece whose elements have been copied to `block`, `stride` elements apart.
+void QuantizeColumns(const Nvfp4Direction& direction, const Nvfp4TensorScale& scale,
+                     const Piece& piece, int64_t column, const std::byte* block, int64_t stride,
+                     const Nvfp4Functions& loops, Nvfp4Scalar scalar, QuantizationCounts& counts) {
+  const int64_t rows = direction.source.rows();
+  Nvfp4ColumnJob job = {};
+  job.source = block;
+  job.source_stride = stride;
+  job.code_stride = rows / 2;
+  job.scale_stride = rows / kLength;
+  job.codes = direction.copy->data.as<uint8_t>() + column * job.code_stride + piece.row_begin / 2;
+  job.scales = direction.copy->scale_inv.as<uint8_t>() + column * job.scale_stride +
+               piece.row_begin / kLength;
+  job.groups = static_cast<int>((piece.row_end - piece.row_begin) / kLength);
+  job.block_dim = direction.spec->block_dim;
+  job.encode_sixth = scale.encode_sixth;
+  job.decode = scale.decode;
+  job.random = RandomOf(direction);
+  job.line = static_cast<uint32_t>(column + direction.line_offset);
+  job.block = static_cast<uint32_t>(piece.row_begin / kLength + direction.block_offset);
+  job.counts = direction.is_counted;
+  job.streams = job.code_stride % 64 == 0 && IsStreamed(direction.source);
+  TileTally tally;
+  const uint32_t left = loops.columns(job, tally);
+  int64_t done = 0;
+  for (int group = 0; group < job.groups; ++group) {
+    if ((left >> group & 1) == 0) {
+      done += kLength * kLength;
+      continue;
+    }
+    const int64_t row = piece.row_begin + group * kLength;
+    scalar({column, column + kLength, row, row + kLength}, counts);
+  }
+  AddTile(tally, done, counts);
+}
+
+void QuantizeColumnPiece(const Nvfp4Direction& direction, const Nvfp4TensorScale& scale,
+                         const Piece& piece, const Nvfp4Functions& loops, Nvfp4Scalar scalar,
+                         QuantizationCounts& counts) {
+  // Rows a power of two apart fall into few sets of the caches, so the block is copied first.
+  alignas(64) std::byte block[kPieceRows * kColumns * sizeof(float)];
+  const int64_t element = DTypeBytes(direction.source.dtype());
+  for (int64_t column = piece.column_begin; column < piece.column_end; column += kColumns) {
+    const int64_t width = std::min(kColumns, piece.column_end - column);
+    for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
+      const std::byte* from = ElementAt(direction.source, row, column);
+      __builtin_prefetch(from + 2 * kColumns * element);
+      std::byte* to = block + (row - piece.row_begin) * kColumns * element;
+      if (width == kColumns && element == 2) {
+        std::memcpy(to, from, 2 * kColumns);  // Of a length that the compiler knows.
+      } else {
+        std::memcpy(to, from, static_cast<size_t>(width * element));
+      }
+    }
+    for (int64_t i = 0; i < width; i += kLength) {
+      QuantizeColumns(direction, scale, piece, column + i, block + i * element, kColumns, loops,
+                      scalar, counts);
+    }
+  }
+}
+
+// ---- the Hadamard transform
+
+/// 16 columns of 16 rows in scalar code; returns the largest magnitude as fp32 bits.
+uint32_t TransformScalar(const uint16_t* in, uint16_t* out, int64_t stride) {
+  uint32_t largest = 0;
+  for (int64_t column = 0; column < kLength; ++column) {
+    uint16_t group[kLength], transformed[kLength];
+    for (int64_t i = 0; i < kLength; ++i) group[i] = in[i * stride + column];
+    HadamardTransform(group, transformed);
+    for (int64_t i = 0; i < kLength; ++i) {
+      out[i * stride + column] = transformed[i];
+      const uint32_t magnitude = (transformed[i] & 0x7FFFu) << 16;
+      if (magnitude <= kInfinity) largest = std::max(largest, magnitude);
+    }
+  }
+  return largest;
+}
+
+}  // namespace
+
+absl::StatusOr<Tensor> TransformColumns(const Tensor& source, const ExecutionContext& context,
+                                        float& amax) {
+  const int64_t rows = source.rows(), columns = source.columns();
+  QG_ASSIGN_OR_RETURN(Tensor transformed, Tensor::Allocate(DType::kBF16, {rows, columns}));
+  const auto* in = source.as<uint16_t>();
+  auto* out = transformed.as<uint16_t>();
+  const Nvfp4Functions loops = FindLoops(DType::kBF16, context.isa);
+  std::atomic<uint32_t> largest{0};
+  ForEachPiece(context, rows, columns, [&](const Piece& piece, QuantizationCounts&) {
+    uint32_t of_piece = 0;
+    for (int64_t row = piece.row_begin; row < piece.row_end; row += kLength) {
+      for (int64_t column = piece.column_begin; column < piece.column_end; column += kLength) {
+        const int64_t first = row * columns + column;
+        uint32_t of_tile = kNotTransformed;
+        if (loops.transform != nullptr) {
+          of_tile = loops.transform(in + first, out + first, columns);
+        }
+        if (of_tile == kNotTransformed) of_tile = TransformScalar(in + first, out + first, columns);
+        of_piece = std::max(of_piece, of_tile);
+      }
+    }
+    uint32_t seen = largest.load(std::memory_order_relaxed);
+    while (of_piece > seen && !largest.compare_exchange_weak(seen, of_piece)) {
+    }
+  });
+  QG_RETURN_IF_ERROR(context.CheckCancelled());
+  amax = std::bit_cast<float>(largest.load());
+  return transformed;
+}
+
+bool HasNvfp4Loops(const Nvfp4Direction& direction, const ExecutionContext& context) {
+  const QuantizerSpec& spec = *direction.spec;
+  return FindLoops(direction.source.dtype(), context.isa).row != nullptr &&
+         spec.scale_rule == ScaleRule::kTwoLevel && spec.four_over_six == FourOverSix::kNone &&
+         spec.element_rounding != ElementRounding::kNearestAway &&
+         !(spec.row_scaled && direction.usage == Usage::kColumnwise);
+}
+
+void QuantizeNvfp4Piece(const Nvfp4Direction& direction, const Nvfp4TensorScales& scales,
+                        const Piece& piece, const ExecutionContext& context, Nvfp4Scalar scalar,
+                        QuantizationCounts& counts) {
+  const Nvfp4Functions loops = FindLoops(direction.source.dtype(), context.isa);
+  if (direction.usage == Usage::kColumnwise) {
+    QuantizeColumnPiece(direction, scales.At(0), piece, loops, scalar, counts);
+  } else if (direction.spec->block_dim == 2) {
+    QuantizeTileRows(direction, scales, piece, loops, scalar, counts);
+  } else {
+    QuantizeRows(direction, scales, piece, loops, scalar, counts);
+  }
+}
+
+}  // namespace quantgate
