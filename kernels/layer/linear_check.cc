@@ -172,7 +172,7 @@ absl::Status CheckDelayed(const LinearRequest& request, const Recipe& recipe) {
   }
   for (const auto& [role, state] : request.delayed) {
     QG_RETURN_IF_ERROR(CheckDelayedScaling(
-        state, absl::StrCat("delayed[", std::string(TensorRoleName(role)), "]")));
+        state, absl::StrCat("delayed_state[", std::string(TensorRoleName(role)), "]")));
   }
   return absl::OkStatus();
 }

@@ -23,6 +23,13 @@ std::string Joined(const Range& range, std::string_view separator, NameOf name_o
   return text;
 }
 
+absl::StatusOr<const RecipeTable*> TableOf(std::string_view name) {
+  if (const RecipeTable* table = FindRecipeTable(name)) return table;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "recipe: unknown name ", ShownValue(name),
+      "; known: ", Joined(RecipeTables(), ", ", [](const RecipeTable& t) { return t.name; })));
+}
+
 absl::Status UnknownKnob(const RecipeTable& table, std::string_view name) {
   std::vector<std::string_view> owners;
   for (const RecipeTable& other : RecipeTables()) {
@@ -106,13 +113,15 @@ const std::vector<RecipeDescription>& AllRecipes() {
   return all;
 }
 
+absl::Status Recipe::CheckKnob(std::string_view recipe, std::string_view knob,
+                               std::string_view value) {
+  QG_ASSIGN_OR_RETURN(const RecipeTable* table, TableOf(recipe));
+  const Knob* found = FindKnob(*table, knob);
+  return found == nullptr ? UnknownKnob(*table, knob) : Canonical(*table, *found, value).status();
+}
+
 absl::StatusOr<Recipe> Recipe::Create(std::string_view name, const Knobs& knobs) {
-  const RecipeTable* table = FindRecipeTable(name);
-  if (table == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "recipe: unknown name ", ShownValue(name),
-        "; known: ", Joined(RecipeTables(), ", ", [](const RecipeTable& t) { return t.name; })));
-  }
+  QG_ASSIGN_OR_RETURN(const RecipeTable* table, TableOf(name));
   for (const auto& [key, value] : knobs) {
     if (FindKnob(*table, key) == nullptr) return UnknownKnob(*table, key);
   }

@@ -81,7 +81,7 @@ absl::Status CheckUsed(const LayerRunRequest& request) {
     return Invalid("calibrate", "true", "no variant is fp8_delayed: there is no scale to learn");
   }
   if (!linear.delayed.empty()) {
-    return Invalid("delayed", absl::StrCat(linear.delayed.size(), " states"),
+    return Invalid("delayed_state", absl::StrCat(linear.delayed.size(), " states"),
                    "no variant is fp8_delayed, which alone has them");
   }
   return absl::OkStatus();

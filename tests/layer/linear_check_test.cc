@@ -223,7 +223,7 @@ TEST(CheckLinear, DelayedScalingHasNoOverrideAndCheckedStates) {
   bad.delayed[TensorRole::kWeight] = *FreshDelayedScaling(4);
   *bad.delayed[TensorRole::kWeight].scale.as<float>() = -1;
   EXPECT_EQ(std::string(CheckLinear(bad, recipe).message()),
-            "delayed[weight].scale: -1; a scale is positive and finite");
+            "delayed_state[weight].scale: -1; a scale is positive and finite");
   EXPECT_TRUE(CheckLinear(bad, *Recipe::Parse("fp8_current")).ok());
 }
 

@@ -101,7 +101,7 @@ TEST(Plan, NamesFieldValueAndRule) {
       {"seed: 5; no variant rounds stochastically", [](LayerRunRequest& r) { r.linear.seed = 5; }},
       {"calibrate: true; no variant is fp8_delayed: there is no scale to learn",
        [](LayerRunRequest& r) { r.linear.calibrate = true; }},
-      {"delayed: 1 states; no variant is fp8_delayed, which alone has them",
+      {"delayed_state: 1 states; no variant is fp8_delayed, which alone has them",
        [](LayerRunRequest& r) { r.linear.delayed[TensorRole::kInput] = *FreshDelayedScaling(2); }},
       {"reference: 2; it must be the index of a variant, 0 to 1",
        [](LayerRunRequest& r) { r.reference = 2; }},
