@@ -20,7 +20,7 @@ using Panel = GroupPanel;
 constexpr int64_t kPanelDepth = 512;  // k of one packed panel of b: 64 KiB of values, within L2.
 constexpr int64_t kTileRowsMax = 512;
 constexpr int64_t kTileRowsMin = 32;
-constexpr int64_t kPackedRowsMax = 4096;  // Of a at a time.
+constexpr int64_t kPackedBytesMax = 48 << 20;  // Of packed a at a time.
 
 GroupScale ScaleOf(const BlockScaleView& scales, int64_t row, int64_t k) {
   const FusedElement scale = scales.ElementAt(row, k);
@@ -45,7 +45,10 @@ class GroupAccumulator {
 
   absl::Status Run(AccumulatorSink sink) {
     if (a_.rows == 0) return absl::OkStatus();
-    const int64_t rows_max = std::min(RoundUp(a_.rows, 2), kPackedRowsMax);
+    const int64_t row_bytes =
+        steps_ * (Panel::kStep * sizeof(float) + Panel::kGroups * sizeof(GroupScale));
+    const int64_t fitting = std::max(kTileRowsMin, kPackedBytesMax / row_bytes / 2 * 2);
+    const int64_t rows_max = std::min(RoundUp(a_.rows, 2), fitting);
     QG_RETURN_IF_ERROR(packed_a_.Resize(rows_max * steps_ * Panel::kStep));
     QG_RETURN_IF_ERROR(packed_a_scales_.Resize(rows_max * steps_ * Panel::kGroups));
     for (int64_t row = 0; row < a_.rows; row += rows_max) {
