@@ -111,7 +111,7 @@ TEST_P(ExactIsaTest, EqualsRationalArithmetic) {
 }
 
 TEST(ExactTest, EveryDotIsCorrectlyRounded) {
-  constexpr int64_t kRows = 47, kColumns = 39, kDepth = 33;
+  constexpr int64_t kRows = 137, kColumns = 125, kDepth = 33;
   for (const OperandPair pair : kPairs) {
     int64_t dots = 0;
     for (const CodePattern pattern : kFinitePatterns) {
@@ -137,7 +137,7 @@ TEST(ExactTest, EveryDotIsCorrectlyRounded) {
         ++dots;
       }
     }
-    EXPECT_GT(dots, 10'000);
+    EXPECT_GT(dots, 100'000);
   }
 }
 
