@@ -12,6 +12,28 @@
 namespace quantgate {
 namespace {
 
+constexpr TensorRole kStateRoles[] = {TensorRole::kInput, TensorRole::kWeight,
+                                      TensorRole::kGradOutput};
+constexpr char kScale[] = "scale";
+constexpr char kAmaxHistory[] = "amax_history";
+
+std::string StateName(TensorRole role, const char* part) {
+  return absl::StrCat(std::string(TensorRoleName(role)), ".", part);
+}
+
+/// By role; a role that has one part only is left to the plan to refuse.
+std::map<TensorRole, DelayedScalingState> DelayedStates(
+    const std::map<std::string, Tensor>& tensors) {
+  std::map<TensorRole, DelayedScalingState> states;
+  for (const TensorRole role : kStateRoles) {
+    const auto scale = tensors.find(StateName(role, kScale));
+    const auto history = tensors.find(StateName(role, kAmaxHistory));
+    if (scale != tensors.end()) states[role].scale = scale->second;
+    if (history != tensors.end()) states[role].amax_history = history->second;
+  }
+  return states;
+}
+
 /// Without a word from the client, every gradient that has an operand.
 RequiresGrad RequiresGradOf(const LayerRun& run) {
   return run.requires_grad.value_or(RequiresGrad{});
@@ -21,6 +43,8 @@ LayerRunRequest WithoutTensors(const LayerRun& run) {
   LayerRunRequest request;
   request.layer = run.layer;
   request.linear.requires_grad = RequiresGradOf(run);
+  request.linear.calibrate = run.calibrate;
+  request.linear.seed = run.seed;
   request.variants = run.variants;
   request.reference = run.reference;
   request.requirement = run.requirement;
@@ -32,7 +56,7 @@ absl::Status AtSpecField(const absl::Status& status) {
   const bool is_tensor = !part.empty() && !absl::StartsWith(part, "variants") &&
                          !absl::StartsWith(part, "reference") &&
                          !absl::StartsWith(part, "requirement") &&
-                         !absl::StartsWith(part, "subjects");
+                         !absl::StartsWith(part, "subjects") && !absl::StartsWith(part, "seed");
   return error::AtField(status, is_tensor ? "spec.linear" : "spec");
 }
 
@@ -60,6 +84,11 @@ std::string TensorOptions(const LayerRun& run) {
   for (const auto& [option, reference] : options) {
     if (reference->has_value()) AddOption(text, option, ReferenceText(*reference));
   }
+  for (const auto& [name, reference] : run.delayed_state) {
+    AddOption(text, "--delayed-state", absl::StrCat(name, "=", ReferenceText(reference)));
+  }
+  if (run.calibrate) absl::StrAppend(&text, " --calibrate");
+  if (run.seed != 0) AddOption(text, "--seed", absl::StrCat(run.seed));
   if (run.requires_grad.has_value()) {
     std::vector<std::string> names;
     if (run.requires_grad->x) names.push_back("x");
@@ -105,12 +134,20 @@ std::string RunCommand(const std::string& tensors, const VariantOptions& variant
 std::vector<TensorReference*> LayerRun::tensors() {
   std::vector<TensorReference*> all = {&x, &weight, &bias, &grad_output, &main_grad};
   for (auto& [name, subject] : subjects) all.push_back(&subject);
+  for (auto& [name, state] : delayed_state) all.push_back(&state);
   return all;
 }
 
 std::string LayerRun::Summary() const {
   return absl::StrCat(std::string(LayerKindName(layer)), " x ", variants.size(),
                       variants.size() == 1 ? " variant" : " variants");
+}
+
+bool IsDelayedStateName(const std::string& name) {
+  for (const TensorRole role : kStateRoles) {
+    if (name == StateName(role, kScale) || name == StateName(role, kAmaxHistory)) return true;
+  }
+  return false;
 }
 
 absl::Status CheckLayerRun(const LayerRun& run) {
@@ -123,6 +160,11 @@ absl::Status CheckLayerRun(const LayerRun& run) {
   for (const auto& [name, subject] : run.subjects) {
     request.subjects[name] = TensorLoader::Outline(subject);
   }
+  std::map<std::string, Tensor> state;
+  for (const auto& [name, reference] : run.delayed_state) {
+    state[name] = TensorLoader::Outline(reference);
+  }
+  request.linear.delayed = DelayedStates(state);
   const absl::Status status = Plan::Create(std::move(request)).status();
   return status.ok() ? status : AtSpecField(status);
 }
@@ -144,6 +186,11 @@ absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, TensorLoader& loader,
   for (const auto& [name, subject] : run.subjects) {
     QG_ASSIGN_OR_RETURN(request.subjects[name], loader.Load(subject, cancellation));
   }
+  std::map<std::string, Tensor> state;
+  for (const auto& [name, reference] : run.delayed_state) {
+    QG_ASSIGN_OR_RETURN(state[name], loader.Load(reference, cancellation));
+  }
+  linear.delayed = DelayedStates(state);
   return Plan::Create(std::move(request));
 }
 

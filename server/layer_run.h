@@ -22,13 +22,19 @@ struct LayerRun {
   std::optional<int> reference;
   Requirement requirement = Requirement::kNone;
   bool keep_outputs = false;
-  std::map<std::string, TensorReference> subjects;  ///< By output name.
+  std::map<std::string, TensorReference> subjects;       ///< By output name.
+  std::map<std::string, TensorReference> delayed_state;  ///< "input.scale", ...
+  bool calibrate = false;
+  uint64_t seed = 0;
 
   /// All of them, absent ones included.
   std::vector<TensorReference*> tensors();
   /// "linear x 8 variants".
   std::string Summary() const;
 };
+
+/// "input.scale", "input.amax_history", and so for weight and grad_output.
+bool IsDelayedStateName(const std::string& name);
 
 /// The plan of a run whose tensors are outlines: every check of Plan::Create, before anything is
 /// loaded. The types of all references must be known. Errors name fields below "spec".

@@ -8,6 +8,7 @@
 #include "client/cli/layer_command.h"
 #include "client/cli/number_text.h"
 #include "client/cli/output.h"
+#include "client/cli/quantized_metadata.h"
 #include "client/cli/render_json.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor_file.h"
@@ -19,13 +20,31 @@ constexpr char kExamples[] = R"(Examples:
   quantgate dequantize codes.safetensors -o values.safetensors
   quantgate dequantize codes.safetensors --usage columnwise --out-dtype bf16 -o values.safetensors
 
-FILE is what `quantgate quantize -o` writes. -o FILE gets `data`, in the shape of the source.)";
+  quantgate dequantize theirs.safetensors --format-hint nvfp4:e4m3_max=256 -o values.safetensors
+
+FILE is what `quantgate quantize -o` writes, or has its tensors under the same names. What the
+codes are its metadata says; without it their types and shapes, where those leave no doubt, or
+--format-hint. -o FILE gets `data`, in the shape of the source.)";
 
 struct DequantizeOptions {
   std::string file, output;
   std::string usage;
+  std::string format_hint;
   std::string out_dtype = "f32";
 };
+
+/// What the file and the command line say of the codes; the command line is heard first.
+absl::StatusOr<v1::QuantizedDescription> Describe(const TensorFile& file,
+                                                  const DequantizeOptions& options) {
+  QG_ASSIGN_OR_RETURN(v1::QuantizedDescription description, DescriptionOf(file.metadata));
+  if (options.format_hint.empty()) return description;
+  QG_ASSIGN_OR_RETURN(const v1::QuantizedDirection hint,
+                      ParseFormatHint("--format-hint", options.format_hint));
+  const bool reads_rowwise =
+      options.usage.empty() ? file.Find("rowwise_data").ok() : options.usage == "rowwise";
+  (reads_rowwise ? *description.mutable_rowwise() : *description.mutable_columnwise()) = hint;
+  return description;
+}
 
 absl::StatusOr<int> Dequantize(Invocation& invocation, const DequantizeOptions& options) {
   QG_ASSIGN_OR_RETURN(const TensorFile file, ReadSafetensors(options.file));
@@ -37,6 +56,7 @@ absl::StatusOr<int> Dequantize(Invocation& invocation, const DequantizeOptions& 
   v1::DequantizeRequest request;
   request.set_usage(options.usage);
   request.set_out_dtype(options.out_dtype);
+  QG_ASSIGN_OR_RETURN(*request.mutable_description(), Describe(file, options));
   for (const NamedTensor& tensor : file.tensors) {
     QG_ASSIGN_OR_RETURN((*request.mutable_tensors())[tensor.name],
                         sources.Place(absl::StrCat(options.file, ":", tensor.name), tensor.tensor));
@@ -67,6 +87,10 @@ void AddDequantizeCommand(CLI::App& app, Command& chosen) {
   command->add_option("FILE", options->file, "safetensors that quantize -o wrote")->required();
   command->add_option("--usage", options->usage, "Default: rowwise if the file has it")
       ->check(CLI::IsMember({"rowwise", "columnwise"}));
+  command
+      ->add_option("--format-hint", options->format_hint,
+                   "FORMAT[:element=DTYPE,block_dim=N,e4m3_max=N], where the file does not say")
+      ->type_name("HINT");
   command->add_option("--out-dtype", options->out_dtype, "f32, bf16 or f16")
       ->capture_default_str()
       ->type_name("DTYPE");

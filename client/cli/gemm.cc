@@ -2,10 +2,10 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands.h"
+#include "client/cli/gemm_options.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/number_text.h"
 #include "client/cli/output.h"
@@ -22,53 +22,18 @@ constexpr char kExamples[] = R"(Examples:
       --arithmetic sm90:split --out-dtype f32 -o d.safetensors
   quantgate gemm --a t.safetensors:bytes@f8_e4m3 --b t.safetensors:others@f8_e5m2 \
       --arithmetic exact --format json
+  quantgate gemm --a qx.safetensors:rowwise_data --a-scale-inv qx.safetensors:rowwise_scale_inv \
+      --a-amax qx.safetensors:amax_rowwise --b qw.safetensors:rowwise_data \
+      --b-scale-inv qw.safetensors:rowwise_scale_inv --b-amax qw.safetensors:amax_rowwise
 
 d = alpha a b^T + beta c + bias, a [M][K] and b [N][K] (layout tn). --a-scaling says how a
-scale applies where the shape of the scale leaves a doubt: tensor (one for all) or outer (one
-per row).)";
+scale applies where the type and shape of the scale leave a doubt: tensor (one for all), outer
+(one per row), 1x128 and 128x128 (fp32), mx32 (E8M0), nv16 (E4M3, with --a-amax).)";
 
-struct OperandOptions {
-  std::string tensor, scale_inv, scaling;
+struct GemmCommand {
+  GemmOptions gemm;
+  std::string arithmetic = "auto", out_dtype = "f32", output;
 };
-
-struct GemmOptions {
-  OperandOptions a, b;
-  std::string c, bias, layout = "tn", arithmetic = "auto", out_dtype = "f32", output;
-  std::optional<float> alpha, d_scale;
-  float beta = 0;
-  bool in_place = false;
-};
-
-absl::Status SetOperand(const std::string& option, const OperandOptions& options,
-                        TensorSources& sources, v1::GemmOperandSpec& operand) {
-  QG_ASSIGN_OR_RETURN(*operand.mutable_tensor(), sources.Resolve(option, options.tensor));
-  if (!options.scale_inv.empty()) {
-    QG_ASSIGN_OR_RETURN(*operand.mutable_scale_inv(),
-                        sources.Resolve(option + "-scale-inv", options.scale_inv));
-  }
-  operand.set_scaling(options.scaling);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<v1::GemmRequest> MakeRequest(const GemmOptions& options, TensorSources& sources) {
-  v1::GemmRequest request;
-  QG_RETURN_IF_ERROR(SetOperand("--a", options.a, sources, *request.mutable_a()));
-  QG_RETURN_IF_ERROR(SetOperand("--b", options.b, sources, *request.mutable_b()));
-  if (!options.c.empty()) {
-    QG_ASSIGN_OR_RETURN(*request.mutable_c(), sources.Resolve("--c", options.c));
-  }
-  if (!options.bias.empty()) {
-    QG_ASSIGN_OR_RETURN(*request.mutable_bias(), sources.Resolve("--bias", options.bias));
-  }
-  if (options.d_scale) *request.mutable_d_scale() = InlineScalar(*options.d_scale);
-  if (options.alpha) request.set_alpha(*options.alpha);
-  request.set_beta(options.beta);
-  request.set_in_place(options.in_place);
-  request.set_layout(options.layout);
-  request.set_arithmetic(options.arithmetic);
-  request.set_out_dtype(options.out_dtype);
-  return request;
-}
 
 void Print(Invocation& invocation, const v1::GemmResponse& response) {
   if (!invocation.is_table()) {
@@ -88,10 +53,12 @@ void Print(Invocation& invocation, const v1::GemmResponse& response) {
   if (!response.note().empty()) invocation.out() << response.note() << "\n";
 }
 
-absl::StatusOr<int> Gemm(Invocation& invocation, const GemmOptions& options) {
+absl::StatusOr<int> Gemm(Invocation& invocation, const GemmCommand& options) {
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
-  QG_ASSIGN_OR_RETURN(const v1::GemmRequest request, MakeRequest(options, sources));
+  QG_ASSIGN_OR_RETURN(v1::GemmRequest request, MakeGemmRequest(options.gemm, sources));
+  request.set_arithmetic(options.arithmetic);
+  request.set_out_dtype(options.out_dtype);
   if (!options.output.empty()) {
     QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors"}, sources.files()));
   }
@@ -110,31 +77,13 @@ absl::StatusOr<int> Gemm(Invocation& invocation, const GemmOptions& options) {
   return 0;
 }
 
-void AddOperand(CLI::App& command, const std::string& option, OperandOptions& options) {
-  command.add_option(option, options.tensor, "Operand: high precision, or codes")
-      ->required()
-      ->type_name("TENSOR");
-  command.add_option(option + "-scale-inv", options.scale_inv, "Scale of its codes, f32")
-      ->type_name("TENSOR");
-  command.add_option(option + "-scaling", options.scaling, "How the scale applies: tensor, outer")
-      ->type_name("NAME");
-}
-
 }  // namespace
 
 void AddGemmCommand(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<GemmOptions>();
+  auto options = std::make_shared<GemmCommand>();
   CLI::App* command = app.add_subcommand("gemm", "One GEMM under a named arithmetic");
   command->footer(kExamples);
-  AddOperand(*command, "--a", options->a);
-  AddOperand(*command, "--b", options->b);
-  command->add_option("--c", options->c, "[M][N] of the output's dtype")->type_name("TENSOR");
-  command->add_option("--alpha", options->alpha, "Default: 1")->type_name("F");
-  command->add_option("--beta", options->beta, "Default: 0")->type_name("F");
-  command->add_flag("--in-place", options->in_place, "c is the memory of d: rounded before added");
-  command->add_option("--bias", options->bias, "[N]")->type_name("TENSOR");
-  command->add_option("--d-scale", options->d_scale, "Scale of an FP8 output")->type_name("F");
-  command->add_option("--layout", options->layout, "tn (default), nn or nt")->type_name("NAME");
+  AddGemmOptions(*command, options->gemm, /*are_operands_required=*/true);
   command->add_option("--arithmetic", options->arithmetic, "auto, sm90, sm90:split, exact, ...")
       ->capture_default_str()
       ->type_name("NAME");

@@ -188,6 +188,24 @@ std::string OutputCard(const v1::VariantReport& variant, const v1::OutputReport&
   return html;
 }
 
+/// What of amaxes and scales the format has, and the range of its block scales.
+std::vector<std::pair<std::string, std::string>> Scalars(const v1::QuantizationRecord& record) {
+  std::vector<std::pair<std::string, std::string>> facts;
+  const auto add = [&](const char* name, bool has, float value) {
+    if (has) facts.push_back({name, Escaped(ExactReal(value))});
+  };
+  add("amax", record.has_amax(), record.amax());
+  add("columnwise amax", record.has_amax_columnwise(), record.amax_columnwise());
+  add("scale", record.has_scale(), record.scale());
+  add("scale_inv", record.has_scale_inv(), record.scale_inv());
+  const std::map<int32_t, int64_t> codes(record.scale_codes().begin(), record.scale_codes().end());
+  if (!codes.empty()) {
+    facts.push_back({"codes of block scales",
+                     absl::StrCat(codes.begin()->first, " to ", codes.rbegin()->first)});
+  }
+  return facts;
+}
+
 std::string Quantizations(const v1::VariantReport& variant) {
   if (variant.quantizations().empty()) return "";
   std::string html = "<h4>Quantizations</h4><div class=\"cards small\">";
@@ -198,10 +216,7 @@ std::string Quantizations(const v1::VariantReport& variant) {
                                            record.columnwise() ? "columnwise" : "");
     absl::StrAppend(&html, "<div class=\"card\"><div class=\"head\"><h3>", Escaped(record.role()),
                     "</h3>", Span("chip", usage), "</div><p class=\"dim\">",
-                    Escaped(record.quantizer()), "</p>",
-                    FactGrid({{"amax", Escaped(ExactReal(record.amax()))},
-                              {"scale", Escaped(ExactReal(record.scale()))},
-                              {"scale_inv", Escaped(ExactReal(record.scale_inv()))}}),
+                    Escaped(record.quantizer()), "</p>", FactGrid(Scalars(record)),
                     StackedBar({{"normal", counts.normal(), "c0"},
                                 {"zero", counts.zero(), "c1"},
                                 {"subnormal", counts.subnormal(), "c2"},

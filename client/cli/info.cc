@@ -57,8 +57,10 @@ Json JsonOfFacts(const Facts& facts) {
                            {"default", knob.default_value()},
                            {"summary", knob.summary()}});
     }
-    json["recipes"].push_back(
-        Json{{"name", recipe.name()}, {"summary", recipe.summary()}, {"knobs", knobs}});
+    json["recipes"].push_back(Json{{"name", recipe.name()},
+                                   {"summary", recipe.summary()},
+                                   {"is_composed", recipe.is_composed()},
+                                   {"knobs", knobs}});
   }
   json["arithmetics"] = Json::array();
   for (const v1::ArithmeticDescription& arithmetic : facts.arithmetics.arithmetics()) {

@@ -22,6 +22,7 @@ void ShowEvent(Invocation& invocation, const v1::RunEvent& event) {
 std::vector<v1::NamedTensor> OutputTensors(const v1::VariantReport& variant) {
   std::vector<v1::NamedTensor> tensors;
   for (const v1::OutputReport& output : variant.outputs()) tensors.push_back(output.tensor());
+  tensors.insert(tensors.end(), variant.state().begin(), variant.state().end());
   return tensors;
 }
 
@@ -45,6 +46,10 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
   inputs.insert(run.more_inputs.begin(), run.more_inputs.end());
   QG_RETURN_IF_ERROR(CheckReports(run.report, inputs));
   if (!run.output.empty()) {
+    if (spec.variants_size() != 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("-o: ", spec.variants_size(), " variants; it takes the outputs of one"));
+    }
     QG_RETURN_IF_ERROR(CheckOutput("-o", run.output, {".safetensors"}, inputs));
   }
   for (const auto& [name, tensor] : run.subjects) {

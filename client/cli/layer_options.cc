@@ -1,14 +1,17 @@
 #include "client/cli/layer_options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/recipe_argument.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/tensor/tensor_file.h"
 
 namespace quantgate {
 namespace {
@@ -57,6 +60,51 @@ std::string VariantList(const std::vector<v1::Variant>& variants) {
   return list;
 }
 
+constexpr char kAllRecipes[] = "all";
+
+/// Whether an option's value has the item `all`.
+bool NamesAll(const std::string& value) {
+  const auto items = SplitItems("--recipe", {value});
+  return items.ok() && std::find(items->begin(), items->end(), kAllRecipes) != items->end();
+}
+
+/// Whether a recipe has this backward override: fp8_delayed has none but "none". What no recipe
+/// knows is left for the server to refuse.
+bool HasOverride(const v1::RecipeDescription& recipe, const std::string& mode) {
+  if (mode.empty() || mode == "none" || mode == "default") return true;
+  for (const v1::KnobDescription& knob : recipe.knobs()) {
+    if (knob.name() == "backward_override") return knob.values() != "none";
+  }
+  return true;
+}
+
+/// FILE.safetensors with tensors named input.scale, input.amax_history, ...; or NAME=TENSOR.
+absl::Status SetDelayedState(const std::vector<std::string>& values, TensorSources& sources,
+                             v1::LinearLayer& layer) {
+  for (const std::string& value : values) {
+    const size_t equals = value.find('=');
+    if (equals != std::string::npos && value.find('.') < equals) {
+      QG_ASSIGN_OR_RETURN((*layer.mutable_delayed_state())[value.substr(0, equals)],
+                          sources.Resolve("--delayed-state", value.substr(equals + 1)));
+      continue;
+    }
+    QG_ASSIGN_OR_RETURN(const TensorFile file, ReadSafetensors(value));
+    for (const NamedTensor& tensor : file.tensors) {
+      // What else `run -o` wrote into the file are outputs of that run.
+      if (!absl::EndsWith(tensor.name, ".scale") && !absl::EndsWith(tensor.name, ".amax_history")) {
+        continue;
+      }
+      QG_ASSIGN_OR_RETURN((*layer.mutable_delayed_state())[tensor.name],
+                          sources.Place(absl::StrCat(value, ":", tensor.name), tensor.tensor));
+    }
+    if (layer.delayed_state().empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--delayed-state: ", value, " holds no input.scale, input.amax_history, ..."));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<v1::Requirement> RequirementOf(const std::string& text) {
   if (text.empty()) return v1::REQUIREMENT_UNSPECIFIED;
   if (text == "bitwise") return v1::REQUIREMENT_BITWISE;
@@ -92,6 +140,20 @@ void AddLayerOptions(CLI::App& command, LayerOptions& options) {
       ->type_name("TENSOR")
       ->group(kTensors);
   command
+      .add_option("--delayed-state", options.delayed_state,
+                  "Delayed scaling: a file that run -o wrote, or input.scale=TENSOR and so on; "
+                  "without it scale 1 and no history")
+      ->allow_extra_args(false)
+      ->type_name("FILE|NAME=TENSOR")
+      ->group(kTensors);
+  command
+      .add_flag("--calibrate", options.calibrate,
+                "Delayed scaling: compute in high precision, note the amaxes only")
+      ->group(kTensors);
+  command.add_option("--seed", options.seed, "For recipes that round stochastically")
+      ->type_name("N")
+      ->group(kTensors);
+  command
       .add_option("--requires-grad", options.requires_grad,
                   "Gradients wanted, of x,w,b; default: all that have an operand")
       ->type_name("LIST")
@@ -120,7 +182,8 @@ void AddVariantListOptions(CLI::App& command, LayerOptions& options) {
   command
       .add_option(
           "--recipe", options.recipes,
-          "Recipes: repeat the option, or join by commas. A comma before KNOB=VALUE goes on "
+          "Recipes: repeat the option, or join by commas; all: every recipe that needs no knobs. A "
+          "comma before KNOB=VALUE goes on "
           "with the same recipe: bf16,fp8_current:power_2_scales=true,fp8_format=e4m3 are two")
       ->required()
       ->allow_extra_args(false)
@@ -150,7 +213,8 @@ std::string VariantText(const v1::Variant& variant) {
                       " / ", variant.arithmetic().empty() ? "auto" : variant.arithmetic());
 }
 
-absl::StatusOr<std::vector<v1::Variant>> VariantsOf(const LayerOptions& options) {
+absl::StatusOr<std::vector<v1::Variant>> VariantsOf(const LayerOptions& options,
+                                                    const v1::ListRecipesResponse* listed) {
   QG_ASSIGN_OR_RETURN(const auto recipes, SplitItems("--recipe", options.recipes));
   // An absent list is one empty item: the server's default.
   const auto items =
@@ -165,16 +229,28 @@ absl::StatusOr<std::vector<v1::Variant>> VariantsOf(const LayerOptions& options)
                       items("--backward-override", options.backward_overrides));
   QG_ASSIGN_OR_RETURN(const auto arithmetics, items("--arithmetic", options.arithmetics));
   std::vector<v1::Variant> variants;
-  for (const std::string& text : recipes) {
-    QG_ASSIGN_OR_RETURN(const v1::Recipe recipe, ParseRecipeArgument(text));
-    for (const std::string& backward_override : overrides) {
-      for (const std::string& arithmetic : arithmetics) {
-        v1::Variant& variant = variants.emplace_back();
-        *variant.mutable_recipe() = recipe;
-        variant.set_backward_override(backward_override);
-        variant.set_arithmetic(arithmetic);
-      }
+  const auto add = [&](const v1::Recipe& recipe, const std::string& backward_override) {
+    for (const std::string& arithmetic : arithmetics) {
+      v1::Variant& variant = variants.emplace_back();
+      *variant.mutable_recipe() = recipe;
+      variant.set_backward_override(backward_override);
+      variant.set_arithmetic(arithmetic);
     }
+  };
+  for (const std::string& text : recipes) {
+    if (text == kAllRecipes && listed != nullptr) {
+      for (const v1::RecipeDescription& description : listed->recipes()) {
+        if (description.is_composed()) continue;
+        v1::Recipe recipe;
+        recipe.set_name(description.name());
+        for (const std::string& mode : overrides) {
+          if (HasOverride(description, mode)) add(recipe, mode);
+        }
+      }
+      continue;
+    }
+    QG_ASSIGN_OR_RETURN(const v1::Recipe recipe, ParseRecipeArgument(text));
+    for (const std::string& mode : overrides) add(recipe, mode);
   }
   return variants;
 }
@@ -205,7 +281,12 @@ absl::StatusOr<int> FindVariant(const std::string& text, const std::vector<v1::V
 absl::StatusOr<v1::RunSpec> BuildRunSpec(Connection& connection, const LayerOptions& options,
                                          TensorSources& sources) {
   v1::RunSpec spec;
-  QG_ASSIGN_OR_RETURN(const std::vector<v1::Variant> variants, VariantsOf(options));
+  v1::ListRecipesResponse listed;
+  const auto& asked = options.recipes;
+  if (std::any_of(asked.begin(), asked.end(), NamesAll)) {
+    QG_ASSIGN_OR_RETURN(listed, connection.ListRecipes());
+  }
+  QG_ASSIGN_OR_RETURN(const std::vector<v1::Variant> variants, VariantsOf(options, &listed));
   spec.mutable_variants()->Add(variants.begin(), variants.end());
   if (!options.reference.empty()) {
     QG_ASSIGN_OR_RETURN(const int reference, FindVariant(options.reference, variants));
@@ -215,7 +296,10 @@ absl::StatusOr<v1::RunSpec> BuildRunSpec(Connection& connection, const LayerOpti
   spec.set_requirement(requirement);
   QG_RETURN_IF_ERROR(CheckLayer(connection, options.layer));
 
+  spec.set_seed(options.seed);
   v1::LinearLayer& layer = *spec.mutable_linear();
+  layer.set_calibrate(options.calibrate);
+  QG_RETURN_IF_ERROR(SetDelayedState(options.delayed_state, sources, layer));
   QG_RETURN_IF_ERROR(SetRequiresGrad(options, layer));
   QG_ASSIGN_OR_RETURN(*layer.mutable_x(), sources.Resolve("--input", options.input));
   QG_ASSIGN_OR_RETURN(*layer.mutable_weight(), sources.Resolve("--weight", options.weight));

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "client/cli/invocation.h"
 #include "client/tensor_source.h"
+#include "quantgate/v1/info_service.pb.h"
 #include "quantgate/v1/layer.pb.h"
 
 namespace quantgate {
@@ -16,6 +17,9 @@ struct LayerOptions {
   std::string layer = "linear";
   std::string input, weight, bias, grad_output, main_grad;
   std::string requires_grad;  ///< "x,w,b"; empty: every gradient that has an operand; "none".
+  std::vector<std::string> delayed_state;  ///< FILE.safetensors, or NAME=TENSOR each.
+  bool calibrate = false;
+  uint64_t seed = 0;
   std::vector<std::string> recipes;
   std::vector<std::string> backward_overrides;
   std::vector<std::string> arithmetics;
@@ -30,8 +34,11 @@ void AddVariantListOptions(CLI::App& command, LayerOptions& options);
 /// The layer and its tensors.
 void AddLayerOptions(CLI::App& command, LayerOptions& options);
 
-/// Recipes x overrides x arithmetics, arithmetics fastest.
-absl::StatusOr<std::vector<v1::Variant>> VariantsOf(const LayerOptions& options);
+/// Recipes x overrides x arithmetics, arithmetics fastest. The recipe `all` stands for those of
+/// `listed` that quantize without knobs, and bf16; overrides that one of them does not have are
+/// left out. Without a list it stays as it is.
+absl::StatusOr<std::vector<v1::Variant>> VariantsOf(
+    const LayerOptions& options, const v1::ListRecipesResponse* listed = nullptr);
 
 /// The index that `text` means: a number, or RECIPE[/OVERRIDE[/ARITHMETIC]] as given on the command
 /// line, which must fit one variant only. INVALID_ARGUMENT listing the variants.

@@ -22,7 +22,7 @@ absl::Status CheckOutput(const std::string& option, const std::string& path,
 /// Writes text by way of a temporary file beside it and a rename.
 absl::Status WriteTextFile(const std::string& path, const std::string& text);
 
-/// Fetches `tensors` and writes them as safetensors. Returns what was written.
+/// Fetches `tensors` and writes them as safetensors, FP4 codes as U8. Returns what was written.
 absl::StatusOr<std::vector<NamedTensor>> FetchAndWrite(
     Connection& connection, const std::vector<v1::NamedTensor>& tensors, const std::string& path,
     const std::map<std::string, std::string>& metadata);

@@ -4,11 +4,13 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/commands.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/number_text.h"
 #include "client/cli/output.h"
+#include "client/cli/quantized_metadata.h"
 #include "client/cli/recipe_argument.h"
 #include "client/cli/render_json.h"
 #include "client/cli/text_table.h"
@@ -19,15 +21,18 @@ namespace {
 
 constexpr char kExamples[] = R"(Examples:
   quantgate quantize m.safetensors:fc1.x --recipe fp8_current --role input -o codes.safetensors
+  quantgate quantize m.safetensors:fc1.dy --recipe nvfp4 --role grad_output --seed 7 \
+      --usage rowwise,columnwise -o codes.safetensors
   quantgate quantize gen:normal,shape=256x512 --recipe fp8_current:power_2_scales=true \
       --role grad_output --usage rowwise,columnwise --format json
 
 -o FILE gets rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv,
 amax_rowwise, amax_columnwise and scale, as the recipe's format has them. columnwise_data of
-per-tensor FP8 is the transpose, [K][M].)";
+per-tensor FP8, fp8_block and nvfp4 is the transpose, [K][M]. FP4 codes are U8, two a byte.
+The file's metadata says what the codes are; dequantize reads it.)";
 
 struct QuantizeOptions {
-  std::string tensor, recipe, role, output;
+  std::string tensor, recipe, role, output, scale, amax_history;
   std::string usage = "rowwise";
   uint64_t seed = 0;
 };
@@ -45,6 +50,19 @@ absl::Status SetUsage(const std::string& usage, v1::QuantizeRequest& request) {
     }
   }
   return absl::OkStatus();
+}
+
+/// "amax 3.5, scale 128, ..." of what the format has.
+std::string ScalarsText(const v1::QuantizationRecord& record) {
+  std::vector<std::string> parts;
+  const auto add = [&](const char* name, bool has, float value) {
+    if (has) parts.push_back(absl::StrCat(name, " ", ExactReal(value)));
+  };
+  add("amax", record.has_amax(), record.amax());
+  add("columnwise amax", record.has_amax_columnwise(), record.amax_columnwise());
+  add("scale", record.has_scale(), record.scale());
+  add("scale_inv", record.has_scale_inv(), record.scale_inv());
+  return absl::StrJoin(parts, ", ");
 }
 
 void Print(Invocation& invocation, const v1::QuantizeResponse& response) {
@@ -67,9 +85,8 @@ void Print(Invocation& invocation, const v1::QuantizeResponse& response) {
   }
   table.Print(invocation.out(), invocation.uses_colour());
   const v1::QuantizationCounts& counts = record.counts();
-  invocation.out() << "\namax " << ExactReal(record.amax()) << ", scale "
-                   << ExactReal(record.scale()) << ", scale_inv " << ExactReal(record.scale_inv())
-                   << "\n";
+  const std::string scalars = ScalarsText(record);
+  invocation.out() << "\n" << scalars << (scalars.empty() ? "" : "\n");
   TextTable classes(
       {"elements", "normal", "zero", "subnormal", "to zero", "saturated", "inf", "nan"});
   classes.AddRow({"", Count(counts.normal()), Count(counts.zero()), Count(counts.subnormal()),
@@ -87,18 +104,26 @@ absl::StatusOr<int> Quantize(Invocation& invocation, const QuantizeOptions& opti
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
   QG_ASSIGN_OR_RETURN(*request.mutable_tensor(), sources.Resolve("TENSOR", options.tensor));
+  if (!options.scale.empty()) {
+    QG_ASSIGN_OR_RETURN(*request.mutable_scale(), sources.Resolve("--scale", options.scale));
+  }
+  if (!options.amax_history.empty()) {
+    QG_ASSIGN_OR_RETURN(*request.mutable_amax_history(),
+                        sources.Resolve("--amax-history", options.amax_history));
+  }
   if (!options.output.empty()) {
     QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors"}, sources.files()));
   }
   QG_ASSIGN_OR_RETURN(const v1::QuantizeResponse response, connection->Quantize(request));
   if (!options.output.empty()) {
+    FileMetadata metadata = MetadataOf(response.description());
+    metadata["quantgate.recipe"] = RecipeText(request.recipe());
+    metadata["quantgate.role"] = options.role;
+    metadata["quantgate.quantizer"] = response.record().quantizer();
+    metadata["quantgate.source_dtype"] = response.source_dtype();
     QG_RETURN_IF_ERROR(FetchAndWrite(*connection,
                                      {response.tensors().begin(), response.tensors().end()},
-                                     options.output,
-                                     {{"quantgate.recipe", RecipeText(request.recipe())},
-                                      {"quantgate.role", options.role},
-                                      {"quantgate.quantizer", response.record().quantizer()},
-                                      {"quantgate.source_dtype", response.source_dtype()}})
+                                     options.output, metadata)
                            .status());
     invocation.Say(absl::StrCat("wrote ", options.output));
   }
@@ -124,6 +149,12 @@ void AddQuantizeCommand(CLI::App& app, Command& chosen) {
       ->type_name("LIST");
   command->add_option("--seed", options->seed, "For recipes that round stochastically")
       ->type_name("N");
+  command->add_option("--scale", options->scale, "Delayed scaling: f32 [1]; with --amax-history")
+      ->type_name("TENSOR");
+  command
+      ->add_option("--amax-history", options->amax_history,
+                   "Delayed scaling: f32 [L]; comes back with this tensor's amax in row 0")
+      ->type_name("TENSOR");
   command->add_option("-o,--output", options->output, "Write codes and scales as safetensors")
       ->type_name("FILE");
   command->callback([options, &chosen] {

@@ -9,24 +9,25 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
+#include "kernels/base/nested_split.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
 namespace {
 
 constexpr size_t kRecipeFileBytesMax = 1 << 20;
+constexpr int kRecipeDepthMax = 32;
 
 absl::Status Refuse(const std::string& text, const std::string& rule) {
   return absl::InvalidArgumentError(absl::StrCat("--recipe: \"", text, "\": ", rule));
 }
 
-/// A knob's value as text: the engine parses numbers and booleans itself.
+/// A knob's value as text: the engine parses numbers, booleans and JSON itself.
 absl::StatusOr<std::string> KnobText(const std::string& path, const std::string& key,
                                      const nlohmann::json& value) {
   if (value.is_string()) return value.get<std::string>();
-  if (value.is_boolean() || value.is_number()) return value.dump();
-  return Refuse(path, absl::StrCat("knobs.", key, " must be a string, a number or a boolean"));
+  if (!value.is_null()) return value.dump();
+  return Refuse(path, absl::StrCat("knobs.", key, " must not be null"));
 }
 
 absl::StatusOr<v1::Recipe> RecipeOfJson(const std::string& path, const nlohmann::json& json) {
@@ -59,7 +60,13 @@ absl::StatusOr<v1::Recipe> ReadRecipeFile(const std::string& path) {
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(file.gcount()));
   if (text.size() > kRecipeFileBytesMax) return Refuse(path, "longer than 1 MiB");
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  bool is_deep = false;
+  const auto watch = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+    is_deep |= depth > kRecipeDepthMax;
+    return true;
+  };
+  const nlohmann::json json = nlohmann::json::parse(text, watch, /*allow_exceptions=*/false);
+  if (is_deep) return Refuse(path, absl::StrCat("nested deeper than ", kRecipeDepthMax));
   if (json.is_discarded()) return Refuse(path, "not valid JSON");
   return RecipeOfJson(path, json);
 }
@@ -73,8 +80,9 @@ absl::StatusOr<v1::Recipe> ParseRecipeArgument(const std::string& text) {
   recipe.set_name(text.substr(0, colon));
   if (recipe.name().empty()) return Refuse(text, "the recipe has no name");
   if (colon == std::string::npos) return recipe;
-  const std::vector<std::string> knobs = absl::StrSplit(text.substr(colon + 1), ',');
-  for (const std::string& knob : knobs) {
+  const std::string rest = text.substr(colon + 1);
+  for (const std::string_view part : SplitOutsideJson(rest, ',')) {
+    const std::string knob(part);
     const size_t equals = knob.find('=');
     if (equals == std::string::npos || equals == 0) {
       return Refuse(text, absl::StrCat("\"", knob, "\" is no key=value"));
@@ -97,8 +105,8 @@ absl::StatusOr<std::vector<std::string>> SplitItems(std::string_view option,
   std::vector<std::string> items;
   for (const std::string& value : values) {
     const size_t first = items.size();
-    const std::vector<std::string> parts = absl::StrSplit(value, ',');
-    for (const std::string& part : parts) {
+    for (const std::string_view outside : SplitOutsideJson(value, ',')) {
+      const std::string part(outside);
       if (part.empty()) {
         return absl::InvalidArgumentError(
             absl::StrCat(std::string(option), ": \"", value, "\": an item is empty"));

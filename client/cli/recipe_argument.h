@@ -6,6 +6,7 @@
 // ':' belongs to a new item):
 //   bf16,fp8_current:power_2_scales=true,fp8_format=e4m3,fp8_current
 //   bf16 | fp8_current:power_2_scales=true,fp8_format=e4m3 | fp8_current
+// Commas within JSON, which the knobs of hybrid and custom hold, separate nothing.
 #pragma once
 
 #include <string>

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/escaping.h"
@@ -189,6 +190,8 @@ Json OfVariant(const v1::VariantReport& variant) {
     return Json{{"stage", stage.stage()}, {"seconds", RealOf(stage.seconds())}};
   });
   json["notes"] = ListOf(variant.notes());
+  json["state"] =
+      ListOf(variant.state(), [](const v1::NamedTensor& tensor) { return JsonOf(tensor); });
   return json;
 }
 
@@ -312,9 +315,15 @@ Json JsonOf(const v1::QuantizationRecord& record) {
   json["rowwise"] = record.rowwise();
   json["columnwise"] = record.columnwise();
   json["quantizer"] = record.quantizer();
-  SetReal32(json, "amax", record.amax());
-  SetReal32(json, "scale", record.scale());
-  SetReal32(json, "scale_inv", record.scale_inv());
+  // What a format does not have is left out.
+  if (record.has_amax()) SetReal32(json, "amax", record.amax());
+  if (record.has_amax_columnwise()) SetReal32(json, "amax_columnwise", record.amax_columnwise());
+  if (record.has_scale()) SetReal32(json, "scale", record.scale());
+  if (record.has_scale_inv()) SetReal32(json, "scale_inv", record.scale_inv());
+  const std::map<int32_t, int64_t> codes(record.scale_codes().begin(), record.scale_codes().end());
+  json["scale_codes"] = ListOf(codes, [](const auto& bucket) {
+    return Json{{"code", bucket.first}, {"count", bucket.second}};
+  });
   const v1::QuantizationCounts& counts = record.counts();
   json["counts"] = Json{{"normal", counts.normal()},
                         {"zero", counts.zero()},

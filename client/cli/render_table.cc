@@ -195,9 +195,10 @@ void PrintQuantizations(const v1::VariantReport& variant, bool uses_colour, std:
     const std::string usage = record.rowwise() && record.columnwise() ? "both"
                               : record.rowwise()                      ? "row"
                                                                       : "column";
-    table.AddRow({record.role(), usage, ShortReal(record.amax()), ShortReal(record.scale()),
-                  Count(counts.saturated()), Count(counts.subnormal()),
-                  Count(counts.flushed_to_zero()), Count(counts.nan()), Count(counts.infinite())});
+    table.AddRow({record.role(), usage, record.has_amax() ? ShortReal(record.amax()) : "-",
+                  record.has_scale() ? ShortReal(record.scale()) : "-", Count(counts.saturated()),
+                  Count(counts.subnormal()), Count(counts.flushed_to_zero()), Count(counts.nan()),
+                  Count(counts.infinite())});
   }
   table.Print(out, uses_colour);
   out << "\n";

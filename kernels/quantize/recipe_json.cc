@@ -12,6 +12,8 @@ namespace {
 
 /// Longest JSON of one knob, a bound on untrusted input.
 constexpr size_t kKnobBytesMax = 16 << 10;
+/// Deeper than any recipe is.
+constexpr int kDepthMax = 16;
 
 absl::Status Invalid(const std::string& what) { return absl::InvalidArgumentError(what); }
 
@@ -183,7 +185,13 @@ absl::StatusOr<Json> ParseJson(std::string_view text) {
   if (text.size() > kKnobBytesMax) {
     return Invalid(absl::StrCat(text.size(), " bytes; a knob has at most ", kKnobBytesMax));
   }
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  bool is_deep = false;
+  const auto watch = [&](int depth, Json::parse_event_t, Json&) {
+    is_deep |= depth > kDepthMax;
+    return true;
+  };
+  Json json = Json::parse(text, watch, /*allow_exceptions=*/false);
+  if (is_deep) return Invalid(absl::StrCat("nested deeper than ", kDepthMax));
   if (json.is_discarded()) return Invalid("not valid JSON");
   return json;
 }

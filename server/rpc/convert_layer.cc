@@ -52,6 +52,18 @@ absl::Status LinearFromProto(const v1::LinearLayer& proto, int64_t tensor_bytes_
   QG_RETURN_IF_ERROR(set(run.main_grad, proto.main_grad(), "main_grad"));
   QG_RETURN_IF_ERROR(RequireTensor(run.x));
   QG_RETURN_IF_ERROR(RequireTensor(run.weight));
+  for (const auto& [name, source] : proto.delayed_state()) {
+    const std::string field = absl::StrCat("spec.linear.delayed_state[", Printable(name), "]");
+    if (!IsDelayedStateName(name)) {
+      return error::InvalidField(field, "given",
+                                 "names are input, weight or grad_output with .scale or "
+                                 ".amax_history");
+    }
+    QG_ASSIGN_OR_RETURN(run.delayed_state[name],
+                        TensorReferenceFromProto(source, field, tensor_bytes_max));
+    QG_RETURN_IF_ERROR(RequireTensor(run.delayed_state[name]));
+  }
+  run.calibrate = proto.calibrate();
   if (proto.has_requires_grad()) {
     const v1::RequiresGrad& grad = proto.requires_grad();
     run.requires_grad = RequiresGrad{grad.x(), grad.weight(), grad.bias()};
@@ -77,6 +89,7 @@ absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t ten
                                                           absl::StrCat("spec.variants[", i, "]")));
     run.variants.push_back(std::move(variant));
   }
+  run.seed = proto.seed();
   if (proto.has_reference()) run.reference = proto.reference();
   switch (proto.requirement()) {
     case v1::REQUIREMENT_UNSPECIFIED:

@@ -22,18 +22,20 @@ absl::StatusOr<Recipe> RecipeFromProto(const v1::Recipe& proto, const std::strin
     return error::InvalidField(field + ".name", Printable(proto.name()),
                                absl::StrCat("known recipes are ", names));
   }
-  Recipe::Knobs knobs;
-  for (const auto& [name, value] : proto.knobs()) {
+  const Recipe::Knobs knobs(proto.knobs().begin(), proto.knobs().end());
+  for (const auto& [name, value] : knobs) {
     // One knob at a time, so that the error names the one at fault.
-    const auto alone = Recipe::Create(proto.name(), {{name, value}});
-    if (!alone.ok()) {
+    if (absl::Status status = Recipe::CheckKnob(proto.name(), name, value); !status.ok()) {
       return error::InvalidField(absl::StrCat(field, ".knobs[", Printable(name), "]"),
-                                 Printable(value), std::string(alone.status().message()));
+                                 Printable(value), std::string(status.message()));
     }
-    knobs.emplace(name, value);
   }
   auto recipe = Recipe::Create(proto.name(), knobs);
-  if (!recipe.ok()) return error::AtField(recipe.status(), field);
+  // What is wrong now is wrong of the whole: knobs that do not go together.
+  if (!recipe.ok()) {
+    return error::InvalidField(field, Printable(proto.name()),
+                               std::string(recipe.status().message()));
+  }
   return recipe;
 }
 
@@ -41,6 +43,7 @@ v1::RecipeDescription RecipeDescriptionToProto(const RecipeDescription& descript
   v1::RecipeDescription proto;
   proto.set_name(description.name);
   proto.set_summary(description.summary);
+  proto.set_is_composed(description.is_composed);
   for (const KnobDescription& knob : description.knobs) {
     v1::KnobDescription& knob_proto = *proto.add_knobs();
     knob_proto.set_name(knob.name);

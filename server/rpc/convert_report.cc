@@ -165,9 +165,11 @@ v1::QuantizationRecord QuantizationRecordToProto(const QuantizationRecord& recor
   proto.set_rowwise(record.usages.rowwise);
   proto.set_columnwise(record.usages.columnwise);
   proto.set_quantizer(record.quantizer);
-  proto.set_amax(record.amax);
-  proto.set_scale(record.scale);
-  proto.set_scale_inv(record.scale_inv);
+  if (record.amax.has_value()) proto.set_amax(*record.amax);
+  if (record.scale.has_value()) proto.set_scale(*record.scale);
+  if (record.scale_inv.has_value()) proto.set_scale_inv(*record.scale_inv);
+  if (record.amax_columnwise.has_value()) proto.set_amax_columnwise(*record.amax_columnwise);
+  proto.mutable_scale_codes()->insert(record.scale_codes.begin(), record.scale_codes.end());
   v1::QuantizationCounts& counts = *proto.mutable_counts();
   counts.set_normal(record.counts.normal);
   counts.set_zero(record.counts.zero);

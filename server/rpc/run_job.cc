@@ -119,7 +119,12 @@ absl::Status RunJob::AddInputs(const Plan& plan, v1::RunReport& report) {
   QG_RETURN_IF_ERROR(AddInput("weight", run_.weight, linear.weight, report));
   QG_RETURN_IF_ERROR(AddInput("bias", run_.bias, linear.bias, report));
   QG_RETURN_IF_ERROR(AddInput("grad_output", run_.grad_output, linear.grad_output, report));
-  return AddInput("main_grad", run_.main_grad, linear.main_grad, report);
+  QG_RETURN_IF_ERROR(AddInput("main_grad", run_.main_grad, linear.main_grad, report));
+  for (const auto& [name, reference] : run_.delayed_state) {
+    QG_ASSIGN_OR_RETURN(const Tensor state, context_.loader.Load(reference, cancellation_.get()));
+    QG_RETURN_IF_ERROR(AddInput(name.c_str(), reference, state, report));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status RunJob::AddInput(const char* name, const TensorReference& reference,
@@ -170,6 +175,11 @@ absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
     const OutputReport& output = report.outputs[i];
     QG_RETURN_IF_ERROR(writer.Write(output.tensor, output.value, output.fingerprint,
                                     proto.mutable_outputs(static_cast<int>(i))->mutable_tensor()));
+  }
+  for (const NamedTensor& state : report.state) {
+    QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
+                        context_.engine.FingerprintOf(state.tensor, cancellation_.get()));
+    QG_RETURN_IF_ERROR(writer.Write(state.name, state.tensor, fingerprint, proto.add_state()));
   }
   return Publish(event);
 }

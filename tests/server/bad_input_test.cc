@@ -1,83 +1,15 @@
 // Bad requests, one row each: refused with the right code, naming field, value and rule, and the
 // server goes on serving.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/resource.h>
-
 #include <fstream>
 #include <functional>
 #include <limits>
 
-#include "tests/server/test_server.h"
+#include "tests/server/bad_input_fixture.h"
 
 namespace quantgate {
 namespace {
 
-using testing::HasSubstr;
-
 constexpr int64_t kInt64Max = std::numeric_limits<int64_t>::max();
-
-/// What a refusal must say. Empty texts are not looked at.
-struct Refusal {
-  grpc::StatusCode code;
-  std::string field;
-  std::string value;
-  std::string rule;
-};
-
-class BadInputTest : public testing::Test {
- protected:
-  grpc::Status Execute(const v1::ExecuteRequest& request) {
-    grpc::ClientContext context;
-    const auto reader = server_.engine().Execute(&context, request);
-    v1::RunEvent event;
-    while (reader->Read(&event)) {
-    }
-    return reader->Finish();
-  }
-  grpc::Status ExecuteSpec(const std::function<void(v1::RunSpec&)>& spoil) {
-    v1::ExecuteRequest request;
-    *request.mutable_spec() = LinearSpec(32, 48, 64);
-    *request.mutable_spec()->add_variants() = MakeVariant("fp8_current", "none", "sm90");
-    spoil(*request.mutable_spec());
-    return Execute(request);
-  }
-  template <typename Request, typename Response>
-  grpc::Status Unary(grpc::Status (v1::Engine::Stub::*method)(grpc::ClientContext*, const Request&,
-                                                              Response*),
-                     const Request& request) {
-    Response response;
-    grpc::ClientContext context;
-    return (server_.engine().*method)(&context, request, &response);
-  }
-
-  void ExpectRefused(const grpc::Status& status, const Refusal& expected) {
-    EXPECT_EQ(status.error_code(), expected.code) << status.error_message();
-    const v1::ErrorDetail detail = DetailOf(status);
-    EXPECT_EQ(detail.field(), expected.field) << status.error_message();
-    EXPECT_THAT(detail.value(), HasSubstr(expected.value));
-    EXPECT_THAT(detail.rule(), HasSubstr(expected.rule));
-    EXPECT_FALSE(detail.rule().empty()) << status.error_message();
-    // The text says it too, for people.
-    EXPECT_THAT(status.error_message(), HasSubstr(expected.value));
-    ExpectServing();
-  }
-
-  void ExpectServing() {
-    v1::Capabilities capabilities;
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
-    EXPECT_TRUE(server_.info().GetCapabilities(&context, {}, &capabilities).ok());
-  }
-
-  static int64_t PeakResidentBytes() {
-    rusage usage;
-    ::getrusage(RUSAGE_SELF, &usage);
-    return int64_t{usage.ru_maxrss} * 1024;
-  }
-
-  TestServer server_;
-};
 
 using SpoilSpec = std::function<void(v1::RunSpec&)>;
 struct SpecRow {
@@ -88,6 +20,15 @@ struct SpecRow {
 
 v1::TensorDescriptor* TypeOfX(v1::RunSpec& spec) {
   return spec.mutable_linear()->mutable_x()->mutable_generate()->mutable_type();
+}
+
+/// The first variant's recipe with one knob.
+void SetKnob(v1::RunSpec& spec, const std::string& recipe, const std::string& knob,
+             const std::string& value) {
+  v1::Recipe& proto = *spec.mutable_variants(0)->mutable_recipe();
+  proto.Clear();
+  proto.set_name(recipe);
+  (*proto.mutable_knobs())[knob] = value;
 }
 
 const std::vector<SpecRow>& SpecRows() {
@@ -221,7 +162,8 @@ const std::vector<SpecRow>& SpecRows() {
        {kInvalid, "spec.variants[0].recipe", "K = 72", "multiple of 16"}},
       {"unknown recipe",
        [](v1::RunSpec& s) { s.mutable_variants(0)->mutable_recipe()->set_name("fp9"); },
-       {kInvalid, "spec.variants[0].recipe.name", "\"fp9\"", "bf16, fp8_current"}},
+       {kInvalid, "spec.variants[0].recipe.name", "\"fp9\"",
+        "bf16, fp8_delayed, fp8_current, fp8_block, mxfp8, nvfp4, hybrid, custom"}},
       {"unknown knob",
        [](v1::RunSpec& s) {
          (*s.mutable_variants(0)->mutable_recipe()->mutable_knobs())["colour"] = "red";
@@ -238,6 +180,76 @@ const std::vector<SpecRow>& SpecRows() {
          (*s.mutable_variants(0)->mutable_recipe()->mutable_knobs())["fp8_format"] = "e4m3";
        },
        {kInvalid, "spec.variants[0].recipe.knobs[\"fp8_format\"]", "\"e4m3\"", "fp8_current"}},
+      {"dims off the blocks",
+       [](v1::RunSpec& s) { *s.mutable_variants(0) = MakeVariant("mxfp8", "", ""); },
+       {kInvalid, "spec.variants[0].recipe", "N = 48", "multiple of 32 under mxfp8"}},
+      {"pure E5M2",
+       [](v1::RunSpec& s) { SetKnob(s, "mxfp8", "fp8_format", "e5m2"); },
+       {kInvalid, "spec.variants[0].recipe.knobs[\"fp8_format\"]", "\"e5m2\"", "pure E5M2"}},
+      {"2-D by 2-D blocks",
+       [](v1::RunSpec& s) { SetKnob(s, "fp8_block", "x_block_dim", "2"); },
+       {kInvalid, "spec.variants[0].recipe", "fp8_block", "2-D by 2-D blocks"}},
+      {"nested delayed scaling",
+       [](v1::RunSpec& s) { SetKnob(s, "hybrid", "fprop", "fp8_delayed"); },
+       {kInvalid, "spec.variants[0].recipe.knobs[\"fprop\"]", "fp8_delayed", "nested delayed"}},
+      {"Hadamard on weights",
+       [](v1::RunSpec& s) {
+         SetKnob(s, "hybrid", "weight", R"({"columnwise": {"format": "nvfp4", "hadamard": true}})");
+       },
+       {kInvalid, "spec.variants[0].recipe", "hybrid", "weights are never transformed"}},
+      {"4over6 with Hadamard",
+       [](v1::RunSpec& s) { SetKnob(s, "nvfp4", "nvfp4_4over6", "all"); },
+       {kInvalid, "spec.variants[0].recipe", "nvfp4", "needs disable_rht=true"}},
+      {"a hybrid whose sides do not match",
+       [](v1::RunSpec& s) { SetKnob(s, "hybrid", "weight", R"({"columnwise": "mxfp8"})"); },
+       {kInvalid, "spec.variants[0].recipe", "hybrid", "no GEMM multiplies codes"}},
+      {"an unknown role in custom rules",
+       [](v1::RunSpec& s) {
+         SetKnob(s, "custom", "rules", R"([{"tensor_type": "bias", "quantizer": "mxfp8"}])");
+       },
+       {kInvalid, "spec.variants[0].recipe.knobs[\"rules\"]", "bias", "unknown role"}},
+      {"custom rules that are no JSON",
+       [](v1::RunSpec& s) { SetKnob(s, "custom", "rules", std::string(1 << 20, '[')); },
+       {kInvalid, "spec.variants[0].recipe.knobs[\"rules\"]", "[[[", "at most 16384"}},
+      {"delayed scaling with an override",
+       [](v1::RunSpec& s) { *s.mutable_variants(0) = MakeVariant("fp8_delayed", "dequant", ""); },
+       {kInvalid, "spec.variants[0].recipe", "dequantized", "no backward override"}},
+      {"delayed scaling with an override as a knob",
+       [](v1::RunSpec& s) { SetKnob(s, "fp8_delayed", "backward_override", "high_precision"); },
+       {kInvalid, "spec.variants[0].recipe.knobs[\"backward_override\"]", "high_precision",
+        "no backward override"}},
+      {"a state of no role",
+       [](v1::RunSpec& s) {
+         (*s.mutable_linear()->mutable_delayed_state())["output.scale"] =
+             Generated("uniform", 1, "f32", {1});
+       },
+       {kInvalid, "spec.linear.delayed_state[\"output.scale\"]", "given", "names are input"}},
+      {"half a state",
+       [](v1::RunSpec& s) {
+         *s.mutable_variants(0) = MakeVariant("fp8_delayed", "", "");
+         (*s.mutable_linear()->mutable_delayed_state())["input.scale"] =
+             Generated("uniform", 1, "f32", {1});
+       },
+       {kInvalid, "spec.variants[0].recipe", "absent", "f32[L]"}},
+      {"a state that no variant looks at",
+       [](v1::RunSpec& s) {
+         (*s.mutable_linear()->mutable_delayed_state())["input.scale"] =
+             Generated("uniform", 1, "f32", {1});
+       },
+       {kInvalid, "spec.linear.delayed_state", "1 states", "no variant is fp8_delayed"}},
+      {"calibration of nothing",
+       [](v1::RunSpec& s) { s.mutable_linear()->set_calibrate(true); },
+       {kInvalid, "spec.linear.calibrate", "true", "no variant is fp8_delayed"}},
+      {"a seed that nothing draws from",
+       [](v1::RunSpec& s) { s.set_seed(9); },
+       {kInvalid, "spec.seed", "9", "no variant rounds stochastically"}},
+      {"an arithmetic that does not take the recipe",
+       [](v1::RunSpec& s) {
+         *s.mutable_variants(0) = MakeVariant("hybrid", "", "sm90");
+         SetKnob(s, "hybrid", "fprop", "nvfp4");
+       },
+       {grpc::StatusCode::UNIMPLEMENTED, "spec.variants[0].arithmetic", "sm90",
+        "does not take hybrid:fprop=nvfp4"}},
       {"unknown override",
        [](v1::RunSpec& s) { s.mutable_variants(0)->set_backward_override("sideways"); },
        {kInvalid, "spec.variants[0].backward_override", "\"sideways\"", "high_precision"}},
@@ -333,86 +345,6 @@ TEST_F(BadInputTest, RequestIds) {
     ExpectRefused(Execute(request),
                   {grpc::StatusCode::INVALID_ARGUMENT, "request_id", "", "1 to 64"});
   }
-}
-
-TEST_F(BadInputTest, Quantize) {
-  v1::QuantizeRequest good;
-  *good.mutable_tensor() = Generated("normal", 1, "bf16", {32, 64});
-  good.mutable_recipe()->set_name("fp8_current");
-  good.set_role("input");
-  good.set_rowwise(true);
-  const auto refuse = [&](const std::function<void(v1::QuantizeRequest&)>& spoil,
-                          const Refusal& refusal) {
-    v1::QuantizeRequest request = good;
-    spoil(request);
-    ExpectRefused(Unary(&v1::Engine::Stub::Quantize, request), refusal);
-  };
-  constexpr auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
-  refuse([](auto& r) { r.clear_tensor(); }, {kInvalid, "tensor", "", "give inline"});
-  refuse([](auto& r) { r.set_role("output"); }, {kInvalid, "role", "\"output\"", "grad_output"});
-  refuse([](auto& r) { r.set_rowwise(false); },
-         {kInvalid, "rowwise", "", "rowwise, columnwise or both"});
-  refuse([](auto& r) { r.set_seed(1); }, {kInvalid, "seed", "1", "stochastically"});
-  refuse([](auto& r) { r.mutable_recipe()->set_name("x"); },
-         {kInvalid, "recipe.name", "\"x\"", "bf16"});
-  refuse(
-      [](auto& r) {
-        *r.mutable_tensor() = Generated("normal", 1, "f8_e5m2", {4, 4});
-      },
-      {kInvalid, "tensor", "f8_e5m2[4x4]", "are quantized"});
-  EXPECT_TRUE(Unary(&v1::Engine::Stub::Quantize, good).ok());
-}
-
-TEST_F(BadInputTest, Gemm) {
-  v1::GemmRequest good;
-  *good.mutable_a()->mutable_tensor() = Generated("normal", 1, "f8_e4m3", {16, 32});
-  *good.mutable_b()->mutable_tensor() = Generated("normal", 2, "f8_e4m3", {32, 32});
-  *good.mutable_a()->mutable_scale_inv() = Generated("uniform", 3, "f32", {16});
-  *good.mutable_b()->mutable_scale_inv() = Generated("uniform", 4, "f32", {32});
-  good.set_arithmetic("sm90");
-  const auto refuse = [&](const std::function<void(v1::GemmRequest&)>& spoil,
-                          const Refusal& refusal) {
-    v1::GemmRequest request = good;
-    spoil(request);
-    ExpectRefused(Unary(&v1::Engine::Stub::Gemm, request), refusal);
-  };
-  constexpr auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
-  refuse([](auto& r) { r.set_layout("tt"); }, {kInvalid, "layout", "\"tt\"", "tn, nn or nt"});
-  refuse([](auto& r) { r.set_out_dtype("i32"); }, {kInvalid, "out_dtype", "\"i32\"", "bf16"});
-  refuse([](auto& r) { r.mutable_a()->set_scaling("1x128"); },
-         {kInvalid, "a.scaling", "\"1x128\"", "outer"});
-  refuse([](auto& r) { *r.mutable_a()->mutable_scale_inv() = Generated("uniform", 3, "f32", {5}); },
-         {kInvalid, "a.scaling", "", "neither tensor nor outer"});
-  refuse(
-      [](auto& r) {
-        *r.mutable_a()->mutable_tensor() = Generated("normal", 1, "f8_e4m3", {1, 32});
-        *r.mutable_a()->mutable_scale_inv() = Generated("uniform", 3, "f32", {1});
-      },
-      {kInvalid, "a.scaling", "", "tensor and outer"});
-  refuse(
-      [](auto& r) {
-        *r.mutable_b()->mutable_tensor() = Generated("normal", 2, "f8_e4m3", {32, 48});
-      },
-      {kInvalid, "b", "f8_e4m3[32x48]", "32"});
-  refuse([](auto& r) { r.set_beta(1); }, {kInvalid, "c", "absent", "beta"});
-  EXPECT_TRUE(Unary(&v1::Engine::Stub::Gemm, good).ok());
-}
-
-TEST_F(BadInputTest, DequantizeAndCompare) {
-  v1::DequantizeRequest dequantize;
-  (*dequantize.mutable_tensors())["colour"] = Generated("normal", 1, "f32", {1});
-  ExpectRefused(Unary(&v1::Engine::Stub::Dequantize, dequantize),
-                {grpc::StatusCode::INVALID_ARGUMENT, "tensors[\"colour\"]", "", "not a name"});
-  dequantize.clear_tensors();
-  (*dequantize.mutable_tensors())["rowwise_data"] = Generated("normal", 1, "f8_e4m3", {8, 8});
-  ExpectRefused(
-      Unary(&v1::Engine::Stub::Dequantize, dequantize),
-      {grpc::StatusCode::INVALID_ARGUMENT, "tensors[\"rowwise_scale_inv\"]", "", "give inline"});
-  v1::CompareRequest compare;
-  *compare.mutable_subject() = Generated("normal", 1, "f32", {8, 8});
-  *compare.mutable_reference() = Generated("normal", 1, "f32", {64});
-  ExpectRefused(Unary(&v1::Engine::Stub::Compare, compare),
-                {grpc::StatusCode::INVALID_ARGUMENT, "subject", "f32[8x8]", "f32[64]"});
 }
 
 TEST_F(BadInputTest, Listings) {

@@ -1,0 +1,186 @@
+// Engine.Quantize.
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/layer/linear.h"
+#include "server/errors.h"
+#include "server/rpc/convert_recipe.h"
+#include "server/rpc/convert_report.h"
+#include "server/rpc/convert_tensor.h"
+#include "server/rpc/engine_calls.h"
+#include "server/rpc/output_writer.h"
+#include "server/rpc/quantized_parts.h"
+
+namespace quantgate {
+namespace {
+
+struct QuantizeWork {
+  TensorReference tensor, scale, amax_history;
+  Recipe recipe;
+  TensorRole role;
+  Usages usages;
+  uint64_t seed = 0;
+};
+
+absl::Status CheckSeed(const QuantizeWork& work) {
+  if (work.seed == 0 || work.recipe.RoundsStochastically(work.role)) return absl::OkStatus();
+  return error::InvalidField(
+      "seed", absl::StrCat(work.seed),
+      absl::StrCat("recipe ", work.recipe.name(), " does not round ",
+                   std::string(TensorRoleName(work.role)), " stochastically"));
+}
+
+absl::Status CheckState(const QuantizeWork& work) {
+  if (!work.scale.has_value() && !work.amax_history.has_value()) return absl::OkStatus();
+  if (!work.recipe.is_delayed()) {
+    return error::InvalidField(
+        work.scale.has_value() ? "scale" : "amax_history", "given",
+        absl::StrCat("fp8_delayed alone takes it, and the recipe is ", work.recipe.name()));
+  }
+  const DelayedScalingState outline{TensorLoader::Outline(work.scale),
+                                    TensorLoader::Outline(work.amax_history)};
+  const absl::Status status = CheckDelayedScaling(outline, "delayed");
+  return status.ok() ? status : error::AtField(status, "");
+}
+
+/// What the quantizer itself does not take, before anything is loaded.
+absl::Status CheckSource(const QuantizeWork& work) {
+  const TensorType& type = *work.tensor.type;
+  if (!IsHighPrecision(type.dtype)) {
+    return error::InvalidField("tensor", TensorTypeText(type),
+                               "tensors of f32, bf16 and f16 are quantized");
+  }
+  if (type.shape.empty()) {
+    return error::InvalidField("tensor", TensorTypeText(type), "the rank is at least 1");
+  }
+  const absl::Status status =
+      CheckQuantization(type.dtype, type.shape, work.recipe.QuantizerFor(work.role), work.usages);
+  if (status.ok()) return status;
+  return error::InvalidField("tensor", TensorTypeText(type), std::string(status.message()));
+}
+
+absl::StatusOr<QuantizeWork> CheckQuantize(ServiceContext& context,
+                                           const v1::QuantizeRequest& request) {
+  const int64_t bytes_max = context.options.tensor_bytes_max;
+  QG_ASSIGN_OR_RETURN(TensorReference tensor,
+                      TensorReferenceFromProto(request.tensor(), "tensor", bytes_max));
+  QG_ASSIGN_OR_RETURN(TensorReference scale,
+                      TensorReferenceFromProto(request.scale(), "scale", bytes_max));
+  QG_ASSIGN_OR_RETURN(TensorReference amax_history,
+                      TensorReferenceFromProto(request.amax_history(), "amax_history", bytes_max));
+  QG_RETURN_IF_ERROR(RequireTensor(tensor));
+  QG_ASSIGN_OR_RETURN(Recipe recipe, RecipeFromProto(request.recipe(), "recipe"));
+  const auto role = ParseTensorRole(request.role());
+  if (!role.ok()) {
+    return error::InvalidField("role", Printable(request.role()),
+                               "must be input, weight or grad_output");
+  }
+  if (!request.rowwise() && !request.columnwise()) {
+    return error::MissingField("rowwise", "ask for rowwise, columnwise or both");
+  }
+  QuantizeWork work{std::move(tensor),
+                    std::move(scale),
+                    std::move(amax_history),
+                    std::move(recipe),
+                    *role,
+                    Usages{request.rowwise(), request.columnwise()},
+                    request.seed()};
+  QG_RETURN_IF_ERROR(CheckSeed(work));
+  TensorReference* const references[] = {&work.tensor, &work.scale, &work.amax_history};
+  QG_RETURN_IF_ERROR(context.loader.Resolve(references));
+  QG_RETURN_IF_ERROR(CheckState(work));
+  QG_RETURN_IF_ERROR(CheckSource(work));
+  return work;
+}
+
+/// The state that the cast takes its scale from; fresh where none was given.
+absl::StatusOr<DelayedScalingState> LoadState(ServiceContext& context, const QuantizeWork& work,
+                                              const Cancellation& cancellation) {
+  const int length = work.recipe.delayed_scaling().amax_history_len;
+  if (!work.scale.has_value()) return FreshDelayedScaling(length);
+  DelayedScalingState state;
+  QG_ASSIGN_OR_RETURN(state.scale, context.loader.Load(work.scale, &cancellation));
+  QG_ASSIGN_OR_RETURN(state.amax_history, context.loader.Load(work.amax_history, &cancellation));
+  if (absl::Status status = CheckDelayedScaling(state, "delayed"); !status.ok()) {
+    return error::AtField(status, "");
+  }
+  return WithHistoryLength(state, length);
+}
+
+/// Writes every part that the tensor has, under its name.
+class PartWriter {
+ public:
+  PartWriter(ServiceContext& context, const Cancellation& cancellation,
+             v1::QuantizeResponse& response)
+      : context_(context),
+        cancellation_(cancellation),
+        response_(response),
+        writer_(context.blobs, /*keep=*/false) {}
+
+  absl::Status Write(const char* name, const Tensor& tensor) {
+    if (!tensor.has_value()) return absl::OkStatus();
+    QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
+                        context_.engine.FingerprintOf(tensor, &cancellation_));
+    return writer_.Write(name, tensor, fingerprint, response_.add_tensors());
+  }
+
+  absl::Status WriteAll(const QuantizedTensor& quantized) {
+    for (const QuantizedPart& part : kQuantizedParts) {
+      const std::optional<QuantizedCopy>& copy = quantized.copy(part.usage);
+      if (copy.has_value()) QG_RETURN_IF_ERROR(Write(part.name, (*copy).*part.member));
+    }
+    return Write(kScalePart, quantized.scale);
+  }
+
+ private:
+  ServiceContext& context_;
+  const Cancellation& cancellation_;
+  v1::QuantizeResponse& response_;
+  OutputWriter writer_;
+};
+
+absl::Status Quantize(ServiceContext& context, const QuantizeWork& work,
+                      const Cancellation& cancellation, v1::QuantizeResponse& response) {
+  const Quantizer& quantizer = work.recipe.QuantizerFor(work.role);
+  QG_ASSIGN_OR_RETURN(const Tensor source, context.loader.Load(work.tensor, &cancellation));
+  QuantizeArguments arguments;
+  arguments.seed = work.seed;
+  arguments.call_id = CallIdOf(work.role);
+  DelayedScalingState state;
+  if (work.recipe.is_delayed()) {
+    QG_ASSIGN_OR_RETURN(state, LoadState(context, work, cancellation));
+    arguments.scale = state.scale;
+  }
+  QG_ASSIGN_OR_RETURN(
+      const QuantizedTensor quantized,
+      context.engine.Quantize(source, quantizer, work.usages, arguments, &cancellation));
+  PartWriter writer(context, cancellation, response);
+  QG_RETURN_IF_ERROR(writer.WriteAll(quantized));
+  const QuantizationRecord record = RecordOf(work.role, work.usages, quantizer, quantized);
+  if (work.recipe.is_delayed()) {
+    QG_ASSIGN_OR_RETURN(state, WithCast(state, record.amax.value_or(0.0f)));
+    QG_RETURN_IF_ERROR(writer.Write(kAmaxHistoryPart, state.amax_history));
+  }
+  *response.mutable_record() = QuantizationRecordToProto(record);
+  *response.mutable_description() = QuantizedDescriptionToProto(quantized);
+  response.set_source_dtype(std::string(DTypeName(source.dtype())));
+  context.metrics.Quantized(work.recipe.name(), quantized.counts);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<DeviceWork> PrepareQuantize(ServiceContext& context,
+                                           const v1::QuantizeRequest& request,
+                                           v1::QuantizeResponse& response) {
+  QG_ASSIGN_OR_RETURN(QuantizeWork work, CheckQuantize(context, request));
+  std::string recipe = work.recipe.name();
+  return DeviceWork{std::move(recipe), [&context, &response,
+                                        work = std::move(work)](const Cancellation& cancellation) {
+                      return Quantize(context, work, cancellation, response);
+                    }};
+}
+
+}  // namespace quantgate
