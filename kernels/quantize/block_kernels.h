@@ -86,11 +86,11 @@ struct Nvfp4ColumnJob {
   float encode_sixth, decode;
   Nvfp4Random random;
   uint32_t line, block;
-  bool counts;   ///< Whether the tally is wanted.
-  bool streams;  ///< As TileJob's.
+  bool transforms;  ///< bf16 alone: the blocks are of the Hadamard transform, which
+                    ///< transformed_amax has found possible.
+  bool counts;      ///< Whether the tally is wanted.
+  bool streams;     ///< As TileJob's.
 };
-
-inline constexpr uint32_t kNotTransformed = 0xFFFFFFFF;
 
 struct Nvfp4Functions {
   /// False, with nothing of use written, where an element is not finite.
@@ -99,9 +99,13 @@ struct Nvfp4Functions {
   uint32_t (*columns)(const Nvfp4ColumnJob& job, TileTally& tally);
   /// The amaxes of 16 tiles of 16 x 16 side by side, as magnitude bits; NaN are among the largest.
   void (*tile_amaxes)(const void* source, int64_t stride, uint32_t* amaxes);
-  /// Transforms 16 columns of 16 rows of bf16 into the same layout and returns the largest
-  /// magnitude as fp32 bits; kNotTransformed where scalar code must do it. Null but for bf16.
-  uint32_t (*transform)(const uint16_t* in, uint16_t* out, int64_t stride);
+  /// Hadamard transforms of bf16, null for others. False where scalar code must do it: infinities,
+  /// NaN, tiny exponents. `amax` is the largest transformed magnitude as fp32 bits.
+  /// 16 columns of 16 rows, into the same layout:
+  bool (*transform)(const uint16_t* in, uint16_t* out, int64_t stride, uint32_t* amax);
+  /// 32 columns of 16 rows: raises amaxes[0] to the source's and amaxes[1] to the transform's;
+  /// false too where that is infinite:
+  bool (*transformed_amax)(const uint16_t* in, int64_t stride, uint32_t* amaxes);
 };
 /// Null functions where there is no loop for this type.
 Nvfp4Functions Avx2Nvfp4(DType source);

@@ -60,6 +60,10 @@ inline Ints And(Ints a, Ints b) { return _mm256_and_si256(a, b); }
 inline Ints Or(Ints a, Ints b) { return _mm256_or_si256(a, b); }
 /// (a & mask) | b.
 inline Ints MaskedOr(Ints a, Ints mask, Ints b) { return Or(And(a, mask), b); }
+/// (mask & a) | (~mask & b).
+inline Ints Select(Ints mask, Ints a, Ints b) {
+  return Or(And(mask, a), _mm256_andnot_si256(mask, b));
+}
 inline Ints Xor3(Ints a, Ints b, Ints c) { return _mm256_xor_si256(_mm256_xor_si256(a, b), c); }
 inline Ints Plus(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 inline Ints Minus(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
@@ -73,6 +77,7 @@ template <int kCount>
 inline Ints ShiftLeft(Ints a) {
   return _mm256_slli_epi32(a, kCount);
 }
+inline Ints Magnitude(Ints a) { return _mm256_abs_epi32(a); }
 inline Ints Truncate(Floats a) { return _mm256_cvttps_epi32(a); }
 inline Floats Convert(Ints a) { return _mm256_cvtepi32_ps(a); }
 /// For |a| <= 2^30: one unit in the last place less where the nearest float lies beyond a.
@@ -89,6 +94,15 @@ inline Ints IfLess(Ints a, Ints b, Ints yes, Ints no) {
 inline int CountOf(Ints mask) { return __builtin_popcount(_mm256_movemask_ps(FloatsOf(mask))); }
 inline int CountLess(Ints a, Ints b) { return CountOf(_mm256_cmpgt_epi32(b, a)); }
 inline int CountEqual(Ints a, Ints b) { return CountOf(_mm256_cmpeq_epi32(a, b)); }
+/// sum + 1 where a < b, signed.
+inline Ints AddIfLess(Ints sum, Ints a, Ints b) {
+  return _mm256_sub_epi32(sum, _mm256_cmpgt_epi32(b, a));
+}
+inline int SumOfLanes(Ints a) {
+  const __m128i half = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  const __m128i pair = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(pair, _mm_shuffle_epi32(pair, 0xB1)));
+}
 inline int LargestLane(Ints a) {
   const __m128i half = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
   const __m128i pair = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4E));
@@ -195,6 +209,13 @@ inline Line PackLine(const Ints* v) {
 inline Line LoadLine(const uint8_t* p) {
   return {{_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))}};
+}
+/// 64 codes to 32 bytes of two, the even one in the low nibble.
+inline void StoreNibbles(uint8_t* p, const Line& codes) {
+  const Ints weights = _mm256_set1_epi16(0x1001);
+  const Ints bytes = _mm256_packus_epi16(_mm256_maddubs_epi16(codes.half[0], weights),
+                                         _mm256_maddubs_epi16(codes.half[1], weights));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(bytes, 0xD8));
 }
 /// `streams`: past the caches, to an aligned address.
 inline void StoreLine(uint8_t* p, const Line& line, bool streams) {

@@ -61,6 +61,10 @@ inline Ints Or(Ints a, Ints b) { return _mm512_or_si512(a, b); }
 inline Ints MaskedOr(Ints a, Ints mask, Ints b) {
   return _mm512_ternarylogic_epi32(a, mask, b, 0xEA);
 }
+/// (mask & a) | (~mask & b).
+inline Ints Select(Ints mask, Ints a, Ints b) {
+  return _mm512_ternarylogic_epi32(mask, a, b, 0xCA);
+}
 inline Ints Xor3(Ints a, Ints b, Ints c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
 inline Ints Plus(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Ints Minus(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
@@ -74,6 +78,7 @@ template <int kCount>
 inline Ints ShiftLeft(Ints a) {
   return _mm512_slli_epi32(a, kCount);
 }
+inline Ints Magnitude(Ints a) { return _mm512_abs_epi32(a); }
 inline Ints Truncate(Floats a) { return _mm512_cvttps_epi32(a); }
 inline Floats Convert(Ints a) { return _mm512_cvtepi32_ps(a); }
 inline Floats ConvertTowardZero(Ints a) {
@@ -85,6 +90,11 @@ inline Ints IfLess(Ints a, Ints b, Ints yes, Ints no) {
 }
 inline int CountLess(Ints a, Ints b) { return __builtin_popcount(_mm512_cmplt_epi32_mask(a, b)); }
 inline int CountEqual(Ints a, Ints b) { return __builtin_popcount(_mm512_cmpeq_epi32_mask(a, b)); }
+/// sum + 1 where a < b, signed.
+inline Ints AddIfLess(Ints sum, Ints a, Ints b) {
+  return _mm512_mask_add_epi32(sum, _mm512_cmplt_epi32_mask(a, b), sum, AllInts(1));
+}
+inline int SumOfLanes(Ints a) { return _mm512_reduce_add_epi32(a); }
 inline int LargestLane(Ints a) { return _mm512_reduce_max_epi32(a); }
 
 // ---- 64-bit lanes of Philox
@@ -175,6 +185,11 @@ inline Line PackLine(const Ints* v) {
   return _mm512_inserti64x4(low, _mm512_castsi512_si256(high), 1);
 }
 inline Line LoadLine(const uint8_t* p) { return _mm512_loadu_si512(p); }
+/// 64 codes to 32 bytes of two, the even one in the low nibble.
+inline void StoreNibbles(uint8_t* p, Line codes) {
+  const __m512i pairs = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x1001));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi16_epi8(pairs));
+}
 /// `streams`: past the caches, to an aligned address.
 inline void StoreLine(uint8_t* p, Line line, bool streams) {
   if (streams) {

@@ -2,6 +2,7 @@
 // kernels/quantize.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -19,9 +20,13 @@ struct Nvfp4Direction {
   Tensor source;  ///< Or the transformed one, in the same layout.
   LineLayout layout;
   QuantizedCopy* copy;
+  uint8_t* codes;
+  uint8_t* scales;
+  int64_t element_bytes;
   StochasticStream stream;
   int64_t line_offset, block_offset;  ///< Of this tensor in the whole one.
   bool is_counted;                    ///< Whether anyone reads what is counted.
+  bool transforms;  ///< The loops transform the source on the way; it is not transformed yet.
 };
 
 /// The tensor scale of a line, its own where row-scaled.
@@ -52,5 +57,13 @@ void QuantizeNvfp4Piece(const Nvfp4Direction& direction, const Nvfp4TensorScales
 /// and the largest magnitude, NaN ignored.
 absl::StatusOr<Tensor> TransformColumns(const Tensor& source, const ExecutionContext& context,
                                         float& amax);
+
+/// The amaxes of a source and of its transform, where vector loops can transform every part of it
+/// (and so will, once more, when they quantize it).
+struct HadamardAmaxes {
+  float source, transformed;
+};
+std::optional<HadamardAmaxes> FindHadamardAmaxes(const Tensor& source,
+                                                 const ExecutionContext& context);
 
 }  // namespace quantgate

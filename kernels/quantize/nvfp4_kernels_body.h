@@ -24,27 +24,44 @@ inline Floats NvScales(Floats amax, float encode_sixth, float decode, Ints* code
   return MinMagnitude(Over(All(1.0f), Times(decoded, All(decode))), float_max);
 }
 
-/// EncodeE2m1Stochastic for finite values; the code alone in each lane. `random` is 0 to 255.
-inline Ints EncodeStochasticLanes(Floats value, Ints random) {
-  const Ints exponent = AllInts(0x7F800000), one = BitsOf(All(1.0f));
-  const Floats largest = All(6.0f);
-  // The power of two of a, at least 1, is twice the step.
-  const Floats a = MinMagnitude(value, largest);
-  const Ints power_a = Max(And(BitsOf(a), exponent), one);
-  const Floats step = FloatsOf(Minus(power_a, AllInts(9 << 23)));  // A 256th of it.
-  const Floats t = MinMagnitude(FusedTimesPlus(Convert(random), step, a), largest);
-  const Ints power = Max(And(BitsOf(t), exponent), one);
-  const Floats inverse_step = FloatsOf(Minus(AllInts(255 << 23), power));  // 2 / power.
-  const Ints steps = Truncate(Times(t, inverse_step));
-  // Codes of a binade begin at 2 more than those of the one below.
-  const Ints magnitude = Plus(steps, Minus(ShiftRight<22>(power), AllInts(127 << 1)));
-  return MaskedOr(ShiftRight<28>(BitsOf(value)), AllInts(8), magnitude);
+/// E2M1 codes at bit 22 of each lane, their sign at bit 25, before what kCodeFlip flips; the other
+/// bits are not defined. A float's exponent and first mantissa bit, from 1.0 on, are the code's
+/// with 252 added, which is 4 modulo 8; below 1.0 the two codes 0 and 1 stand for [0, 1/2) and
+/// [1/2, 1).
+constexpr int kCodeShift = 22;
+constexpr int kCodeFlip = 4;
+
+/// EncodeE2m1Stochastic of values that are not NaN. `random` holds random * 2^kRandomShift.
+template <int kRandomShift>
+Ints EncodeStochasticLanes(Floats value, Ints random) {
+  const Ints magnitude = And(BitsOf(value), AllInts(0x7FFFFFFF));
+  // The power of two of a, at least 1, is twice the step; a 256th of that for a unit of `random`.
+  const Ints power = Max(And(magnitude, AllInts(0x7F800000)), BitsOf(All(1.0f)));
+  const Floats unit = FloatsOf(Minus(power, AllInts((9 + kRandomShift) << 23)));
+  const Ints t = BitsOf(FusedTimesPlus(Convert(random), unit, FloatsOf(magnitude)));
+  const Ints half = BitsOf(All(0.5f));
+  const Ints bounded = Min(Max(t, BitsOf(All(0.75f))), BitsOf(All(6.0f)));
+  const Ints code = IfLess(t, half, half, bounded);
+  return Select(AllInts(8 << kCodeShift), ShiftRight<31 - 25>(BitsOf(value)), code);
 }
 
-template <bool kStochastic>
+/// The same of EncodeFloat<E2M1>.
+inline Ints EncodeNearestLanes(Floats value) {
+  const Ints magnitude = ShiftLeft<kCodeShift>(EncodeMagnitude<E2M1>(value));
+  const Ints flipped = Xor3(magnitude, AllInts(kCodeFlip << kCodeShift), AllInts(0));
+  return Select(AllInts(8 << kCodeShift), ShiftRight<31 - 25>(BitsOf(value)), flipped);
+}
+
+template <bool kStochastic, int kRandomShift>
 Ints EncodeNv(Floats scaled, Ints random) {
-  if constexpr (kStochastic) return EncodeStochasticLanes(scaled, random);
-  return EncodeLanes<E2M1>(scaled);
+  if constexpr (kStochastic) return EncodeStochasticLanes<kRandomShift>(scaled, random);
+  return EncodeNearestLanes(scaled);
+}
+
+/// The code alone in each lane.
+inline Ints CodeOf(Ints encoded) {
+  const Ints nibble = And(ShiftRight<kCodeShift>(encoded), AllInts(0xF));
+  return Xor3(nibble, AllInts(kCodeFlip), AllInts(0));
 }
 
 template <bool kStochastic>
@@ -115,21 +132,22 @@ template <bool kStochastic>
 void EncodeNvRow(const Nvfp4RowJob& job, const NvRow& row, TileTally& tally) {
   const Ints mask = AllInts(0x7FFFFFFF), beyond = AllInts(kNvBeyond<kStochastic> - 1);
   ByteTally bytes;
-  for (int block = 0; block < kNvSide; block += 2) {
-    Ints codes[32 / kLanes];
-    for (int j = 0; j < 32 / kLanes; ++j) {
+  Ints saturated = AllInts(0);
+  for (int block = 0; block < kNvSide; block += 4) {
+    Ints codes[64 / kLanes];
+    for (int j = 0; j < 64 / kLanes; ++j) {
       const int b = block + j / kNvVectors, i = j % kNvVectors * kLanes;
       const Floats scaled = Times(Load(&row.values[b][i]), All(row.factors[b]));
-      tally.saturated += CountLess(beyond, And(BitsOf(scaled), mask));
+      saturated = AddIfLess(saturated, beyond, And(BitsOf(scaled), mask));
       Ints random = AllInts(0);
       if constexpr (kStochastic) random = LoadBytes(RandomOf(row, b) + i);
-      codes[j] = EncodeNv<kStochastic>(scaled, random);
+      codes[j] = CodeOf(EncodeNv<kStochastic, 0>(scaled, random));
     }
-    alignas(32) uint8_t unpacked[32];
-    StoreLowBytes32(unpacked, codes);
-    TallyBytes32(unpacked, 7, 2, bytes);
-    StoreNibbles32(job.codes + block * kNvSide / 2, unpacked);
+    const Line line = PackLine(codes);
+    TallyLine(line, 7, 2, bytes);
+    StoreNibbles(job.codes + block * kNvSide / 2, line);
   }
+  tally.saturated += SumOfLanes(saturated);
   tally.code_zero += bytes.zero;
   tally.code_below_normal += bytes.below_normal;
 }
@@ -183,6 +201,7 @@ void FindNvTileAmaxes(const void* source, int64_t stride, uint32_t* amaxes) {
 template <class Source>
 Ints ReadNvColumns(const typename Source::Storage* source, int64_t stride, Floats* v) {
   Ints max = AllInts(0);
+#pragma GCC unroll 16
   for (int r = 0; r < kNvSide; ++r) {
     v[r] = LoadSource<Source>(source + r * stride);
     max = Max(max, And(BitsOf(v[r]), AllInts(0x7FFFFFFF)));
@@ -200,27 +219,140 @@ void TallyNv(Floats value, Floats scaled, Ints code, TileTally& tally) {
   tally.saturated += CountLess(AllInts(kNvBeyond<kStochastic> - 1), And(BitsOf(scaled), mask));
 }
 
-/// Row r's random byte of words[r / 4], in each lane.
-template <int kRow>
-Ints RandomByte(const Ints* words) {
-  return And(ShiftRight<8 * (kRow % 4)>(words[kRow / 4]), AllInts(0xFF));
+/// Shifts a nibble from kCodeShift to kTo.
+template <int kTo>
+Ints MoveNibble(Ints encoded) {
+  if constexpr (kTo > kCodeShift) return ShiftLeft<kTo - kCodeShift>(encoded);
+  return ShiftRight<kCodeShift - kTo>(encoded);
 }
 
-template <bool kStochastic, int kRow>
-void EncodeNvColumnRow(const Floats* v, Floats factors, const Ints* words, bool counts,
-                       Ints* packed, TileTally& tally) {
+/// Row r's random byte of words[r / 4], left where it is but for the highest, which would be a
+/// sign.
+template <int kByte>
+Ints RandomByte(Ints word) {
+  if constexpr (kByte == 3) return ShiftRight<24>(word);
+  return And(word, AllInts(0xFF << 8 * kByte));
+}
+
+template <bool kStochastic, bool kCounts, int kRow>
+void EncodeNvColumnRow(const Floats* v, Floats factors, const Ints* words, Ints* packed,
+                       TileTally& tally) {
   if constexpr (kRow < kNvSide) {
     const Floats scaled = Times(v[kRow], factors);
+    constexpr int kByte = kRow % 4, kNibble = 4 * (kRow % 8);
     Ints random = AllInts(0);
-    if constexpr (kStochastic) random = RandomByte<kRow>(words);
-    const Ints code = EncodeNv<kStochastic>(scaled, random);
-    if (counts) TallyNv<kStochastic>(v[kRow], scaled, code, tally);
-    constexpr int kNibble = 4 * (kRow % 8);
-    packed[kRow / 8] = MaskedOr(ShiftLeft<kNibble>(code),
+    if constexpr (kStochastic) random = RandomByte<kByte>(words[kRow / 4]);
+    const Ints encoded = EncodeNv < kStochastic, kByte == 3 ? 0 : 8 * kByte > (scaled, random);
+    if constexpr (kCounts) TallyNv<kStochastic>(v[kRow], scaled, CodeOf(encoded), tally);
+    packed[kRow / 8] = MaskedOr(MoveNibble<kNibble>(encoded),
                                 AllInts(static_cast<int>(0xFu << kNibble)), packed[kRow / 8]);
-    EncodeNvColumnRow<kStochastic, kRow + 1>(v, factors, words, counts, packed, tally);
+    EncodeNvColumnRow<kStochastic, kCounts, kRow + 1>(v, factors, words, packed, tally);
   }
 }
+
+// ---- the Hadamard transform
+
+/// Exponent fields below which results could be subnormal.
+constexpr int kSmallestField = 28;
+
+/// False where scalar code must do it: infinities, NaN, tiny exponents. `max` is that of v's
+/// magnitudes in each lane.
+inline bool CanTransform(Ints max) {
+  if (LargestLane(max) >= 0x7F800000) return false;
+  return LargestLane(IfLess(max, AllInts(kSmallestField << 23), max, AllInts(0))) == 0;
+}
+
+/// One round of the Walsh-Hadamard transform. A loop that is not unrolled keeps s in memory.
+template <int kDistance>
+void AddAndSubtract(Ints* s) {
+#pragma GCC unroll 8
+  for (int i = 0; i < kNvSide / 2; ++i) {
+    const int j = i / kDistance * 2 * kDistance + i % kDistance;
+    const Ints low = s[j], high = s[j + kDistance];
+    s[j] = Plus(low, high);
+    s[j + kDistance] = Minus(low, high);
+  }
+}
+
+/// The sums of 16 rows of bf16 values in integers, and what one of them is worth.
+inline Floats TransformNv(const Floats* v, Ints max, Ints* s) {
+  // Multiplying by 2^(25 - exponent) and truncating aligns to the largest exponent.
+  const Ints field = Max(And(max, AllInts(0x7F800000)), AllInts(kSmallestField << 23));
+  const Floats align = FloatsOf(Minus(AllInts(static_cast<int>(279u << 23)), field));
+  const Floats negative = FloatsOf(Or(BitsOf(align), AllInts(INT32_MIN)));
+#pragma GCC unroll 16
+  for (int i = 0; i < kNvSide; ++i) {
+    s[i] = Truncate(Times(v[i], (0xD7E8 >> i & 1) != 0 ? negative : align));
+  }
+  AddAndSubtract<1>(s);
+  AddAndSubtract<2>(s);
+  AddAndSubtract<4>(s);
+  AddAndSubtract<8>(s);
+  return FloatsOf(Minus(field, AllInts(27 << 23)));
+}
+
+/// A sum as fp32, toward zero, and that to nearest even in the upper half; the lower half is not
+/// defined.
+inline Ints RoundToBf16(Ints sum, Floats unit) {
+  const Ints bits = BitsOf(Times(ConvertTowardZero(sum), unit));
+  const Ints odd = And(ShiftRight<16>(bits), AllInts(1));
+  return Plus(Plus(bits, AllInts(0x7FFF)), odd);
+}
+
+/// In place, and the new maximum; see CanTransform.
+inline void TransformColumnsInLanes(Floats* v, Ints& max) {
+  Ints s[kNvSide];
+  const Floats unit = TransformNv(v, max, s);
+  max = AllInts(0);
+#pragma GCC unroll 16
+  for (int j = 0; j < kNvSide; ++j) {
+    const Ints rounded = And(RoundToBf16(s[j], unit), AllInts(static_cast<int>(0xFFFF0000)));
+    v[j] = FloatsOf(rounded);
+    max = Max(max, And(rounded, AllInts(0x7FFF0000)));
+  }
+}
+
+/// 16 columns of 16 rows; see Nvfp4Functions.
+inline bool TransformNvTile(const uint16_t* in, uint16_t* out, int64_t stride, uint32_t* amax) {
+  Ints largest = AllInts(0);
+  for (int h = 0; h < kNvVectors; ++h) {
+    Floats v[kNvSide];
+    Ints max = ReadNvColumns<BFloat16>(in + h * kLanes, stride, v);
+    if (!CanTransform(max)) return false;
+    TransformColumnsInLanes(v, max);
+    for (int j = 0; j < kNvSide; ++j) {
+      StoreHighWords(out + j * stride + h * kLanes, BitsOf(v[j]));
+    }
+    largest = Max(largest, max);
+  }
+  *amax = static_cast<uint32_t>(LargestLane(largest));
+  return true;
+}
+
+/// 32 columns of 16 rows, a cache line each; see Nvfp4Functions. Rounding keeps order, so that the
+/// largest sum of each column is rounded alone.
+inline bool FindTransformedAmax(const uint16_t* in, int64_t stride, uint32_t* amaxes) {
+  Ints source_largest = AllInts(static_cast<int>(amaxes[0]));
+  Ints largest = AllInts(static_cast<int>(amaxes[1]));
+  for (int h = 0; h < 32; h += kLanes) {
+    Floats v[kNvSide];
+    Ints s[kNvSide], sum_max = AllInts(0);
+#pragma GCC unroll 16
+    for (int i = 0; i < kNvSide; ++i) Prefetch(in + i * stride + h + 64);
+    const Ints max = ReadNvColumns<BFloat16>(in + h, stride, v);
+    if (!CanTransform(max)) return false;
+    source_largest = Max(source_largest, max);
+    const Floats unit = TransformNv(v, max, s);
+#pragma GCC unroll 16
+    for (int j = 0; j < kNvSide; ++j) sum_max = Max(sum_max, Magnitude(s[j]));
+    largest = Max(largest, And(RoundToBf16(sum_max, unit), AllInts(0x7FFF0000)));
+  }
+  amaxes[0] = static_cast<uint32_t>(LargestLane(source_largest));
+  amaxes[1] = static_cast<uint32_t>(LargestLane(largest));
+  return amaxes[1] < 0x7F800000;
+}
+
+// ---- columnwise blocks
 
 /// The blocks of 16 columns in 16 rows: false where an element is not finite.
 template <class Source, bool kStochastic>
@@ -232,6 +364,7 @@ bool QuantizeNvBlock(const Nvfp4ColumnJob& job, int group, uint32_t (*codes)[2 *
   Ints max[kNvVectors], largest = AllInts(0);
   for (int h = 0; h < kNvVectors; ++h) {
     max[h] = ReadNvColumns<Source>(source + h * kLanes, job.source_stride, v[h]);
+    if (job.transforms) TransformColumnsInLanes(v[h], max[h]);
     largest = Max(largest, max[h]);
   }
   const int tile_max = LargestLane(largest);
@@ -244,11 +377,16 @@ bool QuantizeNvBlock(const Nvfp4ColumnJob& job, int group, uint32_t (*codes)[2 *
       DrawLanes(job.random, AllInts(static_cast<int>(job.block + group)),
                 Plus(AllInts(static_cast<int>(job.line + h * kLanes)), Iota()), words);
     }
-    EncodeNvColumnRow<kStochastic, 0>(v[h], factors, words, job.counts, packed, tally);
+    if (job.counts) {
+      EncodeNvColumnRow<kStochastic, true, 0>(v[h], factors, words, packed, tally);
+    } else {
+      EncodeNvColumnRow<kStochastic, false, 0>(v[h], factors, words, packed, tally);
+    }
     alignas(64) uint32_t low[kLanes], high[kLanes];
     uint8_t bytes[kLanes];
-    StoreInts(low, packed[0]);
-    StoreInts(high, packed[1]);
+    const Ints flip = AllInts(0x11111111 * kCodeFlip);
+    StoreInts(low, Xor3(packed[0], flip, AllInts(0)));
+    StoreInts(high, Xor3(packed[1], flip, AllInts(0)));
     StoreLowBytes(bytes, scale_codes);
     for (int i = 0; i < kLanes; ++i) {
       codes[h * kLanes + i][2 * group] = low[i];
@@ -284,67 +422,17 @@ uint32_t QuantizeNvColumns(const Nvfp4ColumnJob& job, TileTally& tally) {
   return left;
 }
 
-// ---- the Hadamard transform
-
-/// kLanes columns of 16 rows of bf16; false where scalar code must do it: infinities, NaN, and
-/// exponents so small that results could be subnormal.
-inline bool TransformNvLanes(const uint16_t* in, uint16_t* out, int64_t stride, Ints* amax) {
-  constexpr int kSmallestField = 28;
-  Floats v[kNvSide];
-  const Ints max = ReadNvColumns<BFloat16>(in, stride, v);
-  if (LargestLane(max) >= 0x7F800000) return false;
-  const Ints limit = AllInts(kSmallestField << 23);
-  if (LargestLane(IfLess(max, limit, max, AllInts(0))) > 0) return false;
-  // Multiplying by 2^(25 - exponent) and truncating aligns to the largest exponent.
-  const Ints field = Max(And(max, AllInts(0x7F800000)), limit);
-  const Floats align = FloatsOf(Minus(AllInts(static_cast<int>(279u << 23)), field));
-  const Floats negative = FloatsOf(Or(BitsOf(align), AllInts(INT32_MIN)));
-  Ints s[kNvSide];
-  for (int i = 0; i < kNvSide; ++i) {
-    s[i] = Truncate(Times(v[i], (0xD7E8 >> i & 1) != 0 ? negative : align));
-  }
-  for (int distance = 1; distance < kNvSide; distance *= 2) {
-    for (int i = 0; i < kNvSide; ++i) {
-      if ((i & distance) != 0) continue;
-      const Ints low = s[i], high = s[i + distance];
-      s[i] = Plus(low, high);
-      s[i + distance] = Minus(low, high);
-    }
-  }
-  const Floats unit = FloatsOf(Minus(field, AllInts(27 << 23)));
-  for (int j = 0; j < kNvSide; ++j) {
-    const Ints bits = BitsOf(Times(ConvertTowardZero(s[j]), unit));
-    // To nearest even in the upper half.
-    const Ints odd = And(ShiftRight<16>(bits), AllInts(1));
-    const Ints rounded = Plus(Plus(bits, AllInts(0x7FFF)), odd);
-    StoreHighWords(out + j * stride, rounded);
-    *amax = Max(*amax, And(rounded, AllInts(0x7FFF0000)));
-  }
-  return true;
-}
-
-/// 16 columns of 16 rows; returns the largest magnitude as fp32 bits, or kNotTransformed.
-inline uint32_t TransformNvTile(const uint16_t* in, uint16_t* out, int64_t stride) {
-  Ints amax = AllInts(0);
-  for (int h = 0; h < kNvVectors; ++h) {
-    if (!TransformNvLanes(in + h * kLanes, out + h * kLanes, stride, &amax)) {
-      return kNotTransformed;
-    }
-  }
-  return static_cast<uint32_t>(LargestLane(amax));
-}
-
 Nvfp4Functions FindNvfp4(DType source) {
   switch (source) {
     case DType::kBF16:
       return {&QuantizeNvRow<BFloat16>, &QuantizeNvColumns<BFloat16>, &FindNvTileAmaxes<BFloat16>,
-              &TransformNvTile};
+              &TransformNvTile, &FindTransformedAmax};
     case DType::kF16:
       return {&QuantizeNvRow<Float16>, &QuantizeNvColumns<Float16>, &FindNvTileAmaxes<Float16>,
-              nullptr};
+              nullptr, nullptr};
     case DType::kF32:
       return {&QuantizeNvRow<Float32>, &QuantizeNvColumns<Float32>, &FindNvTileAmaxes<Float32>,
-              nullptr};
+              nullptr, nullptr};
     default:
       return {};
   }

@@ -52,27 +52,23 @@ const std::byte* ElementAt(const Tensor& tensor, int64_t row, int64_t column) {
 
 // ---- rowwise
 
-/// One strip of one row.
-void QuantizeStrip(const Nvfp4Direction& direction, const Nvfp4TensorScale& scale,
-                   const Nvfp4Functions& loops, int64_t row, int64_t column,
-                   const uint32_t* tile_amaxes, Nvfp4Scalar scalar, QuantizationCounts& counts) {
-  const int64_t columns = direction.source.columns();
+/// A strip that MoveTo puts in its place.
+Nvfp4RowJob FirstStrip(const Nvfp4Direction& direction) {
   Nvfp4RowJob job = {};
-  job.source = ElementAt(direction.source, row, column);
-  job.codes = direction.copy->data.as<uint8_t>() + (row * columns + column) / 2;
-  job.scales = direction.copy->scale_inv.as<uint8_t>() + (row * columns + column) / kLength;
-  job.amax = tile_amaxes;
+  job.random = RandomOf(direction);
+  return job;
+}
+
+void MoveTo(const Nvfp4Direction& direction, const Nvfp4TensorScale& scale, int64_t row,
+            int64_t column, Nvfp4RowJob& job) {
+  const int64_t element = row * direction.layout.length + column;
+  job.source = direction.source.data() + element * direction.element_bytes;
+  job.codes = direction.codes + element / 2;
+  job.scales = direction.scales + element / kLength;
   job.encode_sixth = scale.encode_sixth;
   job.decode = scale.decode;
-  job.random = RandomOf(direction);
   job.line = static_cast<uint32_t>(row + direction.line_offset);
   job.block = static_cast<uint32_t>(column / kLength + direction.block_offset);
-  TileTally tally;
-  if (loops.row(job, tally)) {
-    AddTile(tally, kStrip, counts);
-  } else {
-    scalar({row, row + 1, column, column + kStrip}, counts);
-  }
 }
 
 void QuantizeRows(const Nvfp4Direction& direction, const Nvfp4TensorScales& scales,
@@ -80,11 +76,20 @@ void QuantizeRows(const Nvfp4Direction& direction, const Nvfp4TensorScales& scal
                   QuantizationCounts& counts) {
   const int64_t body_end =
       piece.column_begin + (piece.column_end - piece.column_begin) / kStrip * kStrip;
+  Nvfp4RowJob job = FirstStrip(direction);
+  TileTally tally;
+  int64_t done = 0;
   for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
     for (int64_t column = piece.column_begin; column < body_end; column += kStrip) {
-      QuantizeStrip(direction, scales.At(row), loops, row, column, nullptr, scalar, counts);
+      MoveTo(direction, scales.At(row), row, column, job);
+      if (loops.row(job, tally)) {
+        done += kStrip;
+      } else {
+        scalar({row, row + 1, column, column + kStrip}, counts);
+      }
     }
   }
+  AddTile(tally, done, counts);
   if (body_end < piece.column_end) {
     scalar({piece.row_begin, piece.row_end, body_end, piece.column_end}, counts);
   }
@@ -95,9 +100,13 @@ void QuantizeTileRows(const Nvfp4Direction& direction, const Nvfp4TensorScales& 
                       QuantizationCounts& counts) {
   const int64_t body_end =
       piece.column_begin + (piece.column_end - piece.column_begin) / kStrip * kStrip;
+  Nvfp4RowJob job = FirstStrip(direction);
+  alignas(64) uint32_t amaxes[kLength];
+  job.amax = amaxes;
+  TileTally tally;
+  int64_t done = 0;
   for (int64_t band = piece.row_begin; band < piece.row_end; band += kLength) {
     for (int64_t column = piece.column_begin; column < body_end; column += kStrip) {
-      alignas(64) uint32_t amaxes[kLength];
       loops.tile_amaxes(ElementAt(direction.source, band, column), direction.source.columns(),
                         amaxes);
       if (*std::max_element(amaxes, amaxes + kLength) >= kInfinity) {
@@ -105,13 +114,16 @@ void QuantizeTileRows(const Nvfp4Direction& direction, const Nvfp4TensorScales& 
         continue;
       }
       for (int64_t row = band; row < band + kLength; ++row) {
-        QuantizeStrip(direction, scales.At(row), loops, row, column, amaxes, scalar, counts);
+        MoveTo(direction, scales.At(row), row, column, job);
+        loops.row(job, tally);  // All finite, as its tiles are.
+        done += kStrip;
       }
     }
     if (body_end < piece.column_end) {
       scalar({band, band + kLength, body_end, piece.column_end}, counts);
     }
   }
+  AddTile(tally, done, counts);
 }
 
 // ---- columnwise
@@ -128,9 +140,8 @@ void QuantizeColumns(const Nvfp4Direction& direction, const Nvfp4TensorScale& sc
   job.source_stride = stride;
   job.code_stride = rows / 2;
   job.scale_stride = rows / kLength;
-  job.codes = direction.copy->data.as<uint8_t>() + column * job.code_stride + piece.row_begin / 2;
-  job.scales = direction.copy->scale_inv.as<uint8_t>() + column * job.scale_stride +
-               piece.row_begin / kLength;
+  job.codes = direction.codes + column * job.code_stride + piece.row_begin / 2;
+  job.scales = direction.scales + column * job.scale_stride + piece.row_begin / kLength;
   job.groups = static_cast<int>((piece.row_end - piece.row_begin) / kLength);
   job.block_dim = direction.spec->block_dim;
   job.encode_sixth = scale.encode_sixth;
@@ -138,6 +149,7 @@ void QuantizeColumns(const Nvfp4Direction& direction, const Nvfp4TensorScale& sc
   job.random = RandomOf(direction);
   job.line = static_cast<uint32_t>(column + direction.line_offset);
   job.block = static_cast<uint32_t>(piece.row_begin / kLength + direction.block_offset);
+  job.transforms = direction.transforms;
   job.counts = direction.is_counted;
   job.streams = job.code_stride % 64 == 0 && IsStreamed(direction.source);
   TileTally tally;
@@ -197,6 +209,12 @@ uint32_t TransformScalar(const uint16_t* in, uint16_t* out, int64_t stride) {
   return largest;
 }
 
+void MergeMax(uint32_t value, std::atomic<uint32_t>& max) {
+  uint32_t seen = max.load(std::memory_order_relaxed);
+  while (value > seen && !max.compare_exchange_weak(seen, value)) {
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<Tensor> TransformColumns(const Tensor& source, const ExecutionContext& context,
@@ -212,21 +230,45 @@ absl::StatusOr<Tensor> TransformColumns(const Tensor& source, const ExecutionCon
     for (int64_t row = piece.row_begin; row < piece.row_end; row += kLength) {
       for (int64_t column = piece.column_begin; column < piece.column_end; column += kLength) {
         const int64_t first = row * columns + column;
-        uint32_t of_tile = kNotTransformed;
-        if (loops.transform != nullptr) {
-          of_tile = loops.transform(in + first, out + first, columns);
+        uint32_t of_tile = 0;
+        if (loops.transform == nullptr ||
+            !loops.transform(in + first, out + first, columns, &of_tile)) {
+          of_tile = TransformScalar(in + first, out + first, columns);
         }
-        if (of_tile == kNotTransformed) of_tile = TransformScalar(in + first, out + first, columns);
         of_piece = std::max(of_piece, of_tile);
       }
     }
-    uint32_t seen = largest.load(std::memory_order_relaxed);
-    while (of_piece > seen && !largest.compare_exchange_weak(seen, of_piece)) {
-    }
+    MergeMax(of_piece, largest);
   });
   QG_RETURN_IF_ERROR(context.CheckCancelled());
   amax = std::bit_cast<float>(largest.load());
   return transformed;
+}
+
+std::optional<HadamardAmaxes> FindHadamardAmaxes(const Tensor& source,
+                                                 const ExecutionContext& context) {
+  const Nvfp4Functions loops = FindLoops(source.dtype(), context.isa);
+  const int64_t rows = source.rows(), columns = source.columns();
+  if (loops.transformed_amax == nullptr || columns % kColumns != 0) return std::nullopt;
+  const auto* in = source.as<uint16_t>();
+  std::atomic<uint32_t> largest{0}, transformed_largest{0};
+  std::atomic<bool> is_possible{true};
+  ForEachPiece(context, rows, columns, [&](const Piece& piece, QuantizationCounts&) {
+    uint32_t of_piece[2] = {};
+    for (int64_t row = piece.row_begin; row < piece.row_end; row += kLength) {
+      for (int64_t column = piece.column_begin; column < piece.column_end; column += kColumns) {
+        if (!loops.transformed_amax(in + row * columns + column, columns, of_piece)) {
+          is_possible = false;
+          return;
+        }
+      }
+    }
+    MergeMax(of_piece[0], largest);
+    MergeMax(of_piece[1], transformed_largest);
+  });
+  if (!is_possible) return std::nullopt;
+  return HadamardAmaxes{std::bit_cast<float>(largest.load()),
+                        std::bit_cast<float>(transformed_largest.load())};
 }
 
 bool HasNvfp4Loops(const Nvfp4Direction& direction, const ExecutionContext& context) {

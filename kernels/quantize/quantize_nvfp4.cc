@@ -112,8 +112,8 @@ void LineAmaxes(const void* source, const LineLayout& layout, const ExecutionCon
   });
 }
 
-/// `transformed_amax` is that of the Hadamard-transformed source.
-absl::Status SetAmax(const FormatRequest& request, std::optional<float> transformed_amax,
+/// `known` is the amax where it has been found on the way.
+absl::Status SetAmax(const FormatRequest& request, std::optional<float> known,
                      Nvfp4Direction& direction) {
   Tensor& amax = direction.copy->amax;
   if (request.spec.scale_rule == ScaleRule::kSingleLevel) return absl::OkStatus();
@@ -128,7 +128,7 @@ absl::Status SetAmax(const FormatRequest& request, std::optional<float> transfor
   std::optional<float> value = direction.usage == Usage::kRowwise
                                    ? request.arguments.group_amax_rowwise
                                    : request.arguments.group_amax_columnwise;
-  if (!value.has_value()) value = transformed_amax;
+  if (!value.has_value()) value = known;
   if (!value.has_value()) value = TensorAmax(direction.source, request.context);
   QG_ASSIGN_OR_RETURN(amax, Tensor::FromScalar(*value));
   return absl::OkStatus();
@@ -144,6 +144,9 @@ Nvfp4Direction MakeDirection(const FormatRequest& request, Usage usage, Quantize
   direction.layout =
       MakeLineLayout(request.source.rows(), request.source.columns(), request.spec, usage);
   direction.copy = &copy;
+  direction.codes = copy.data.as<uint8_t>();
+  direction.scales = copy.scale_inv.as<uint8_t>();
+  direction.element_bytes = DTypeBytes(request.source.dtype());
   direction.stream = {arguments.seed, arguments.call_id, is_rowwise ? 0u : 1u};
   direction.line_offset = is_rowwise ? arguments.row_offset : arguments.column_offset;
   direction.block_offset = (is_rowwise ? arguments.column_offset : arguments.row_offset) / kLength;
@@ -151,24 +154,27 @@ Nvfp4Direction MakeDirection(const FormatRequest& request, Usage usage, Quantize
   return direction;
 }
 
-/// Codes and scales of one direction.
+/// Codes and scales of one direction; `amaxes` as FindHadamardAmaxes found them.
 absl::Status QuantizeDirection(const FormatRequest& request, Usage usage,
+                               const std::optional<HadamardAmaxes>& amaxes,
                                QuantizedTensor& quantized) {
   const ExecutionContext& context = request.context;
   QuantizedCopy& copy = *quantized.copy(usage);
   copy.e4m3_max = request.spec.e4m3_max;
   copy.hadamard = request.hadamard && usage == Usage::kColumnwise;
   Nvfp4Direction direction = MakeDirection(request, usage, copy);
-  std::optional<float> transformed_amax;
-  if (copy.hadamard) {
+  const bool has_loops = HasNvfp4Loops(direction, context);
+  std::optional<float> amax;
+  if (amaxes.has_value()) amax = copy.hadamard ? amaxes->transformed : amaxes->source;
+  direction.transforms = copy.hadamard && has_loops && amaxes.has_value();
+  if (copy.hadamard && !direction.transforms) {
     QG_ASSIGN_OR_RETURN(direction.source,
-                        TransformColumns(request.source, context, transformed_amax.emplace()));
+                        TransformColumns(request.source, context, amax.emplace()));
   }
-  QG_RETURN_IF_ERROR(SetAmax(request, transformed_amax, direction));
+  QG_RETURN_IF_ERROR(SetAmax(request, amax, direction));
   QG_RETURN_IF_ERROR(context.CheckCancelled());
   const Nvfp4TensorScales scales(direction);
   const RangeFunction scalar = FindScalarRange(direction.source.dtype());
-  const bool has_loops = HasNvfp4Loops(direction, context);
   const auto quantize_range = [&](const LineRange& range, QuantizationCounts& counts) {
     scalar(direction, scales, range, counts);
   };
@@ -201,9 +207,14 @@ Nvfp4TensorScales::Nvfp4TensorScales(const Nvfp4Direction& direction)
 
 absl::Status QuantizeNvfp4(const FormatRequest& request, QuantizedTensor& quantized) {
   QG_RETURN_IF_ERROR(AllocateCopies(request, quantized));
+  std::optional<HadamardAmaxes> amaxes;
+  if (request.hadamard && request.usages.columnwise) {
+    amaxes = FindHadamardAmaxes(request.source, request.context);
+    QG_RETURN_IF_ERROR(request.context.CheckCancelled());
+  }
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     if (!Asks(request.usages, usage)) continue;
-    QG_RETURN_IF_ERROR(QuantizeDirection(request, usage, quantized));
+    QG_RETURN_IF_ERROR(QuantizeDirection(request, usage, amaxes, quantized));
   }
   return absl::OkStatus();
 }

@@ -17,6 +17,7 @@ inline void DrawRounds(const Nvfp4Random& random, PhiloxLanes& c) {
   uint32_t key0 = random.key[0], key1 = random.key[1];
   const Ints multiplier0 = AllInts(static_cast<int>(0xD2511F53));
   const Ints multiplier1 = AllInts(static_cast<int>(0xCD9E8D57));
+#pragma GCC unroll 10
   for (int round = 0; round < 10; ++round) {
     const Ints product0 = WideTimes(c.word[0], multiplier0);
     const Ints product1 = WideTimes(c.word[2], multiplier1);
