@@ -19,7 +19,7 @@ struct TileTally {
   int64_t saturated = 0;
 };
 
-/// A tile of mxfp8, 32 rows by 32 or 64 columns, or of fp8_block, 128 by 128.
+/// A tile of mxfp8, 32 rows by 32 or 64 columns, or of fp8_block and fp8_tensor, 128 by 128.
 struct TileJob {
   const void* source;     ///< Its first element;
   int64_t source_stride;  ///< elements from row to row.
@@ -54,6 +54,11 @@ using Fp8BlockTileFunction = bool (*)(const TileJob& job, const Fp8BlockOptions&
                                       TileTally& tally);
 Fp8BlockTileFunction Avx2Fp8BlockTile(DType source, DType element);
 Fp8BlockTileFunction Avx512Fp8BlockTile(DType source, DType element);
+
+/// fp8_tensor: both copies of a tile of 128 x 128; nearest even, saturating.
+using Fp8TensorTileFunction = bool (*)(const TileJob& job, float scale, TileTally& tally);
+Fp8TensorTileFunction Avx2Fp8TensorTile(DType source, DType element);
+Fp8TensorTileFunction Avx512Fp8TensorTile(DType source, DType element);
 
 // ---- nvfp4, scale_rule=two_level
 

@@ -13,6 +13,10 @@ Fp8BlockTileFunction Avx2Fp8BlockTile(DType source, DType element) {
   return FindFp8Tile(source, element);
 }
 
+Fp8TensorTileFunction Avx2Fp8TensorTile(DType source, DType element) {
+  return FindFp8TensorTile(source, element);
+}
+
 Nvfp4Functions Avx2Nvfp4(DType source) { return FindNvfp4(source); }
 
 }  // namespace quantgate

@@ -15,6 +15,10 @@ Fp8BlockTileFunction Avx512Fp8BlockTile(DType source, DType element) {
   return FindFp8Tile(source, element);
 }
 
+Fp8TensorTileFunction Avx512Fp8TensorTile(DType source, DType element) {
+  return FindFp8TensorTile(source, element);
+}
+
 Nvfp4Functions Avx512Nvfp4(DType source) { return FindNvfp4(source); }
 
 }  // namespace quantgate

@@ -1,5 +1,6 @@
-// The 128 x 128 tile of fp8_block of one instruction set: both directions from one reading of the
-// source, the columnwise codes transposed. Included by block_kernels_*.cc after their lanes.
+// The 128 x 128 tiles of fp8_block and fp8_tensor of one instruction set: both directions from one
+// reading of the source, the columnwise codes transposed. Included by block_kernels_*.cc after
+// their lanes.
 #pragma once
 
 #include "kernels/quantize/block_kernels.h"
@@ -124,25 +125,28 @@ inline void StoreColumns(const uint8_t (*rows)[64], uint8_t* columns, int64_t st
   }
 }
 
-/// Rowwise codes go to their place, columnwise ones through a buffer.
-template <class Source, class Element, bool kByColumn>
-void MakeFp8Copy(const TileJob& job, const Fp8Tile<Source>& tile, bool any_beyond,
-                 TileTally* tally) {
+/// Which copies one encoding makes.
+enum class Fp8Copies { kRowwise, kColumnwise, kBoth };
+
+/// Rowwise codes go to their place, columnwise ones through a buffer. kBoth: a scale for all.
+template <class Source, class Element, Fp8Copies kCopies>
+void MakeFp8Copies(const TileJob& job, const Fp8Tile<Source>& tile, bool any_beyond,
+                   TileTally* tally) {
   using C = FormatConstants<Element>;
+  constexpr bool kByColumn = kCopies == Fp8Copies::kColumnwise;
   ByteTally bytes;
   for (int half = 0; half < kTileSide; half += 64) {
     alignas(64) uint8_t rows[kTileSide][64];
     for (int row = 0; row < kTileSide; ++row) {
       const Line line = EncodeFp8Line<Source, Element, kByColumn>(
           &tile.elements[row][half], tile.row_scales[row], &tile.column_scales[half]);
-      if constexpr (kByColumn) {
-        StoreLine(rows[row], line, false);
-      } else {
+      if constexpr (kCopies != Fp8Copies::kRowwise) StoreLine(rows[row], line, false);
+      if constexpr (kCopies != Fp8Copies::kColumnwise) {
         StoreLine(job.rowwise + row * job.rowwise_stride + half, line, job.streams);
       }
       TallyLine(line, C::kSignMask - 1, 1 << Element::kMantissaBits, bytes);
     }
-    if constexpr (kByColumn) {
+    if constexpr (kCopies != Fp8Copies::kRowwise) {
       StoreColumns(rows, job.columnwise + half * job.columnwise_stride, job.columnwise_stride,
                    job.columnwise_streams);
     }
@@ -191,13 +195,30 @@ bool QuantizeFp8Tile(const TileJob& job, const Fp8BlockOptions& options, TileTal
                                  static_cast<float*>(job.column_scales), job.column_scale_stride);
     }
   }
+  if (job.block_dim == 2 && job.rowwise != nullptr && job.columnwise != nullptr) {
+    MakeFp8Copies<Source, Element, Fp8Copies::kBoth>(job, tile, row_beyond, &tally);
+    return true;
+  }
   if (job.rowwise != nullptr) {
-    MakeFp8Copy<Source, Element, false>(job, tile, row_beyond, &tally);
+    MakeFp8Copies<Source, Element, Fp8Copies::kRowwise>(job, tile, row_beyond, &tally);
   }
   if (job.columnwise != nullptr) {
-    MakeFp8Copy<Source, Element, true>(job, tile, column_beyond,
-                                       job.rowwise == nullptr ? &tally : nullptr);
+    MakeFp8Copies<Source, Element, Fp8Copies::kColumnwise>(
+        job, tile, column_beyond, job.rowwise == nullptr ? &tally : nullptr);
   }
+  return true;
+}
+
+/// Both copies under one scale, which is known.
+template <class Source, class Element>
+bool QuantizeFp8TensorTile(const TileJob& job, float scale, TileTally& tally) {
+  Fp8Tile<Source> tile;
+  const uint32_t amax = ReadFp8Tile<Source>(job, tile);
+  if (amax >= 0x7F800000) return false;
+  for (int i = 0; i < kTileSide; i += kLanes) Store(&tile.row_scales[i], All(scale));
+  const Ints scaled = BitsOf(Times(FloatsOf(AllInts(static_cast<int>(amax))), All(scale)));
+  const bool any_beyond = static_cast<uint32_t>(LargestLane(scaled)) >= kFirstBeyond<Element>;
+  MakeFp8Copies<Source, Element, Fp8Copies::kBoth>(job, tile, any_beyond, &tally);
   return true;
 }
 
@@ -206,6 +227,26 @@ Fp8BlockTileFunction Fp8TileFrom(DType element) {
   return element == DType::kF8E4M3   ? &QuantizeFp8Tile<Source, E4M3>
          : element == DType::kF8E5M2 ? &QuantizeFp8Tile<Source, E5M2>
                                      : nullptr;
+}
+
+template <class Source>
+Fp8TensorTileFunction Fp8TensorTileFrom(DType element) {
+  return element == DType::kF8E4M3   ? &QuantizeFp8TensorTile<Source, E4M3>
+         : element == DType::kF8E5M2 ? &QuantizeFp8TensorTile<Source, E5M2>
+                                     : nullptr;
+}
+
+Fp8TensorTileFunction FindFp8TensorTile(DType source, DType element) {
+  switch (source) {
+    case DType::kBF16:
+      return Fp8TensorTileFrom<BFloat16>(element);
+    case DType::kF16:
+      return Fp8TensorTileFrom<Float16>(element);
+    case DType::kF32:
+      return Fp8TensorTileFrom<Float32>(element);
+    default:
+      return nullptr;
+  }
 }
 
 Fp8BlockTileFunction FindFp8Tile(DType source, DType element) {

@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/quantize/element_count.h"
+#include "kernels/quantize/block_lines.h"
 #include "kernels/quantize/format_quantizers.h"
 #include "kernels/quantize/quantize_kernels.h"
 #include "kernels/tensor/convert.h"
@@ -69,6 +69,90 @@ QuantizationCounts CastElements(const Tensor& source, float scale, const Quantiz
   return counts;
 }
 
+// ---- both copies at once, tile by tile
+
+constexpr int64_t kTileSide = 128;
+
+Fp8TensorTileFunction FindVectorTile(const FormatRequest& request) {
+  const Tensor& source = request.source;
+  if (!request.usages.rowwise || !request.usages.columnwise || source.rows() % kTileSide != 0 ||
+      source.columns() % kTileSide != 0 ||
+      FindVectorCast(source, request.spec, request.context.isa) == nullptr) {
+    return nullptr;
+  }
+  return request.context.isa == Isa::kAvx512
+             ? Avx512Fp8TensorTile(source.dtype(), request.spec.element)
+             : Avx2Fp8TensorTile(source.dtype(), request.spec.element);
+}
+
+TileJob MakeJob(const Tensor& source, int64_t row, int64_t column, Tensor& codes,
+                Tensor& transposed) {
+  const int64_t rows = source.rows(), columns = source.columns();
+  TileJob job = {};
+  job.source = source.data() + (row * columns + column) * DTypeBytes(source.dtype());
+  job.source_stride = columns;
+  job.rowwise = codes.as<uint8_t>() + row * columns + column;
+  job.rowwise_stride = columns;
+  job.columnwise = transposed.as<uint8_t>() + column * rows + row;
+  job.columnwise_stride = rows;
+  job.streams = job.columnwise_streams = IsStreamed(source);
+  return job;
+}
+
+/// A tile with infinities or NaN.
+void CastTileByRows(const TileJob& job, float scale, int64_t source_bytes, CastFunction cast,
+                    QuantizationCounts& counts) {
+  const auto* source = static_cast<const std::byte*>(job.source);
+  for (int64_t row = 0; row < kTileSide; ++row) {
+    uint8_t* codes = job.rowwise + row * job.rowwise_stride;
+    cast({source + row * job.source_stride * source_bytes, kTileSide, scale, codes}, counts);
+    for (int64_t column = 0; column < kTileSide; ++column) {
+      job.columnwise[column * job.columnwise_stride + row] = codes[column];
+    }
+  }
+}
+
+QuantizationCounts CastTiles(const FormatRequest& request, Fp8TensorTileFunction tile_function,
+                             float scale, Tensor& codes, Tensor& transposed) {
+  const Tensor& source = request.source;
+  const CastFunction cast = FindVectorCast(source, request.spec, request.context.isa);
+  return ForEachPiece(
+      request.context, source.rows(), source.columns(),
+      [&](const Piece& piece, QuantizationCounts& counts) {
+        for (int64_t column = piece.column_begin; column < piece.column_end; column += kTileSide) {
+          const TileJob job = MakeJob(source, piece.row_begin, column, codes, transposed);
+          TileTally tally;
+          if (!tile_function(job, scale, tally)) {
+            CastTileByRows(job, scale, DTypeBytes(source.dtype()), cast, counts);
+            continue;
+          }
+          AddTally({.source_zero = tally.source_zero,
+                    .code_zero = tally.code_zero,
+                    .code_below_normal = tally.code_below_normal,
+                    .saturated = tally.saturated},
+                   kTileSide * kTileSide, counts);
+        }
+      });
+}
+
+/// Codes of the rowwise copy, and of the columnwise one where that is asked for.
+absl::Status MakeCodes(const FormatRequest& request, float scale, Tensor& codes, Tensor& transposed,
+                       QuantizationCounts& counts) {
+  const Tensor& source = request.source;
+  QG_ASSIGN_OR_RETURN(codes, Tensor::Allocate(request.spec.element, source.shape()));
+  if (const Fp8TensorTileFunction tile = FindVectorTile(request); tile != nullptr) {
+    QG_ASSIGN_OR_RETURN(transposed,
+                        Tensor::Allocate(request.spec.element, {source.columns(), source.rows()}));
+    counts = CastTiles(request, tile, scale, codes, transposed);
+  } else {
+    counts = CastElements(source, scale, request.spec, codes, request.context);
+    if (request.usages.columnwise) {
+      QG_ASSIGN_OR_RETURN(transposed, Transpose2d(codes, request.context));
+    }
+  }
+  return request.context.CheckCancelled();
+}
+
 }  // namespace
 
 float TensorAmax(const Tensor& source, const ExecutionContext& context) {
@@ -96,9 +180,8 @@ absl::Status QuantizeFp8Tensor(const FormatRequest& request, QuantizedTensor& qu
     amax = request.arguments.group_amax_rowwise.value_or(amax);
     scale = CurrentScale(request.source, amax, spec);
   }
-  QG_ASSIGN_OR_RETURN(Tensor codes, Tensor::Allocate(spec.element, request.source.shape()));
-  quantized.counts = CastElements(request.source, scale, spec, codes, request.context);
-  QG_RETURN_IF_ERROR(request.context.CheckCancelled());
+  Tensor codes, transposed;
+  QG_RETURN_IF_ERROR(MakeCodes(request, scale, codes, transposed, quantized.counts));
 
   QG_ASSIGN_OR_RETURN(quantized.scale, Tensor::FromScalar(scale));
   QuantizedCopy copy;
@@ -107,7 +190,7 @@ absl::Status QuantizeFp8Tensor(const FormatRequest& request, QuantizedTensor& qu
   QG_ASSIGN_OR_RETURN(copy.scale_inv, Tensor::FromScalar(ScaleInverse(scale)));
   QG_ASSIGN_OR_RETURN(copy.amax, Tensor::FromScalar(amax));
   if (request.usages.columnwise) {
-    QG_ASSIGN_OR_RETURN(copy.data, Transpose2d(codes, request.context));
+    copy.data = std::move(transposed);
     quantized.columnwise = copy;
   }
   if (request.usages.rowwise) {
