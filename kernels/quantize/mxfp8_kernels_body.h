@@ -81,10 +81,17 @@ Ints EncodeMx(const MxTile& tile, int row, int column) {
   return EncodeLanes<Element>(Times(Load(&tile.values[row][column]), multiplier));
 }
 
+/// Where the codes of a tile go.
+struct MxTarget {
+  uint8_t* codes;
+  uint8_t* twin;  ///< The same codes once more: both directions of a tile of one scale. Or null.
+  int64_t stride;
+  bool streams;
+};
+
 /// The codes of one direction of a tile, and counts of them.
 template <class Element, bool kByColumn>
-void EncodeMxTile(const MxTile& tile, int columns, uint8_t* codes, int64_t stride, bool streams,
-                  ByteTally& tally) {
+void EncodeMxTile(const MxTile& tile, int columns, const MxTarget& target, ByteTally& tally) {
   using C = FormatConstants<Element>;
   constexpr uint8_t kMagnitudes = C::kSignMask - 1, kFirstNormal = 1 << Element::kMantissaBits;
   if (columns == 64 && C::kBits > 4) {
@@ -94,7 +101,10 @@ void EncodeMxTile(const MxTile& tile, int columns, uint8_t* codes, int64_t strid
         v[j] = EncodeMx<Element, kByColumn>(tile, row, j * kLanes);
       }
       const Line line = PackLine(v);
-      StoreLine(codes + row * stride, line, streams);
+      StoreLine(target.codes + row * target.stride, line, target.streams);
+      if (target.twin != nullptr) {
+        StoreLine(target.twin + row * target.stride, line, target.streams);
+      }
       TallyLine(line, kMagnitudes, kFirstNormal, tally);
     }
     return;
@@ -108,10 +118,14 @@ void EncodeMxTile(const MxTile& tile, int columns, uint8_t* codes, int64_t strid
       alignas(32) uint8_t bytes[kMxSide];
       StoreLowBytes32(bytes, v);
       TallyBytes32(bytes, kMagnitudes, kFirstNormal, tally);
-      if constexpr (C::kBits == 4) {
-        StoreNibbles32(codes + row * stride + block / 2, bytes);
-      } else {
-        StoreLowBytes32(codes + row * stride + block, v);
+      uint8_t* const copies[] = {target.codes, target.twin};
+      for (uint8_t* codes : copies) {
+        if (codes == nullptr) continue;
+        if constexpr (C::kBits == 4) {
+          StoreNibbles32(codes + row * target.stride + block / 2, bytes);
+        } else {
+          StoreLowBytes32(codes + row * target.stride + block, v);
+        }
       }
     }
   }
@@ -134,10 +148,10 @@ void TallyMxValues(const MxTile& tile, int columns, TileTally& tally) {
 }
 
 template <class Element, bool kByColumn>
-void MakeMxCopy(const MxTile& tile, int columns, uint8_t* codes, int64_t stride, bool streams,
-                bool any_beyond, TileTally* tally) {
+void MakeMxCopy(const MxTile& tile, int columns, const MxTarget& target, bool any_beyond,
+                TileTally* tally) {
   ByteTally bytes;
-  EncodeMxTile<Element, kByColumn>(tile, columns, codes, stride, streams, bytes);
+  EncodeMxTile<Element, kByColumn>(tile, columns, target, bytes);
   if (tally == nullptr) return;
   tally->code_zero += bytes.zero;
   tally->code_below_normal += bytes.below_normal;
@@ -192,15 +206,20 @@ bool QuantizeMxTile(const TileJob& job, int columns, TileTally& tally) {
   MxTile tile;
   if (ReadMxTile<Source>(job, columns, tile) >= 0x7F800000) return false;
   if (job.block_dim == 2) ShareMxAmax(columns, tile);
+  const bool makes_twins =
+      job.block_dim == 2 && job.rowwise != nullptr && job.columnwise != nullptr;
   if (job.rowwise != nullptr) {
     const bool any_beyond = ScaleMxRows<Element>(job, columns, tile);
-    MakeMxCopy<Element, false>(tile, columns, job.rowwise, job.rowwise_stride, job.streams,
-                               any_beyond, &tally);
+    const MxTarget target = {job.rowwise, makes_twins ? job.columnwise : nullptr,
+                             job.rowwise_stride, job.streams};
+    MakeMxCopy<Element, false>(tile, columns, target, any_beyond, &tally);
   }
   if (job.columnwise != nullptr) {
     const bool any_beyond = ScaleMxColumns<Element>(job, columns, tile);
-    MakeMxCopy<Element, true>(tile, columns, job.columnwise, job.columnwise_stride, job.streams,
-                              any_beyond, job.rowwise == nullptr ? &tally : nullptr);
+    if (makes_twins) return true;
+    const MxTarget target = {job.columnwise, nullptr, job.columnwise_stride, job.streams};
+    MakeMxCopy<Element, true>(tile, columns, target, any_beyond,
+                              job.rowwise == nullptr ? &tally : nullptr);
   }
   return true;
 }
