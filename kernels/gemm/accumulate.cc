@@ -16,6 +16,7 @@
 #include "kernels/gemm/scalar_dot.h"
 #include "kernels/gemm/special_outputs.h"
 #include "kernels/gemm/workspace.h"
+#include "kernels/numerics/cast.h"
 #include "kernels/numerics/float_format.h"
 
 namespace quantgate {
@@ -330,21 +331,29 @@ class FusedAccumulator {
   FirstError error_;
 };
 
-/// An FP8 operand with k in the order that ProductOrder::kPairsOfFour takes it, padded to whole
-/// instructions with zeros.
+/// An FP8 operand as ProductOrder::kPairsOfFour takes it: fp16 numbers, k in its order, padded to
+/// whole instructions with zeros.
 absl::StatusOr<OperandView> InPairsOfFour(const OperandView& view) {
   OperandView ordered = view;
+  ordered.dtype = DType::kF16;
   ordered.k = RoundUp(view.k, 32);
   ordered.row_stride = ordered.k;
   ordered.k_stride = 1;
-  QG_ASSIGN_OR_RETURN(ordered.owned,
-                      Buffer::Allocate(static_cast<size_t>(ordered.rows * ordered.k)));
+  QG_ASSIGN_OR_RETURN(
+      ordered.owned,
+      Buffer::Allocate(static_cast<size_t>(ordered.rows * ordered.k) * sizeof(uint16_t)));
   ordered.data = ordered.owned->data();
-  auto* out = reinterpret_cast<uint8_t*>(ordered.owned->data());
+  uint16_t as_f16[256];
+  for (int code = 0; code < 256; ++code) {
+    const auto byte = static_cast<uint8_t>(code);
+    as_f16[code] = EncodeFloat<Float16>(view.dtype == DType::kF8E4M3 ? DecodeFloat<E4M3>(byte)
+                                                                     : DecodeFloat<E5M2>(byte));
+  }
+  auto* out = reinterpret_cast<uint16_t*>(ordered.owned->data());
   for (int64_t row = 0; row < ordered.rows; ++row) {
     for (int64_t i = 0; i < ordered.k; ++i) {
       const int64_t k = fused_rule_steps::PairsOfFour(0, i);
-      *out++ = k < view.k ? *view.at<uint8_t>(row, k) : 0;
+      *out++ = k < view.k ? as_f16[*view.at<uint8_t>(row, k)] : uint16_t(0);
     }
   }
   return ordered;

@@ -17,7 +17,8 @@ namespace quantgate {
 /// In which order an instruction takes its products.
 enum class ProductOrder : uint8_t {
   kAscending,
-  /// mma.sync m16n8k32 FP8: of every 32, k % 4 in {0, 1} first, then k % 4 in {2, 3}.
+  /// mma.sync m16n8k32 FP8, which is compiled to fp16 instructions: elements become fp16 numbers,
+  /// whose exponents count; of every 32, k % 4 in {0, 1} first, then k % 4 in {2, 3}.
   kPairsOfFour,
 };
 
@@ -89,6 +90,17 @@ namespace fused_rule_steps {
 QG_HOST_DEVICE constexpr int64_t PairsOfFour(int64_t base, int64_t i) {
   const int64_t chain = i / 16 % 2, place = i % 16;
   return base + i / 32 * 32 + place / 2 * 4 + chain * 2 + place % 2;
+}
+
+/// An FP8 element as the fp16 number of the same value: e4m3 subnormals are normal in fp16.
+QG_HOST_DEVICE constexpr FusedElement AsFloat16(FusedElement element, int fraction_bits) {
+  if (element.kind != FloatClass::kFinite) return element;
+  while (element.significand >> fraction_bits == 0 &&
+         element.exponent > FormatConstants<Float16>::kExponentMin) {
+    element.significand <<= 1;
+    --element.exponent;
+  }
+  return element;
 }
 
 QG_HOST_DEVICE constexpr FusedTerm Product(const FusedElement& a, const FusedElement& b) {
@@ -218,7 +230,8 @@ QG_HOST_DEVICE constexpr uint32_t Chain(const FusedRule& rule, const FusedRow& a
   for (int64_t first = 0; begin + first < (end + 31) / 32 * 32; first += rule.step) {
     const auto term = [&](int i) {
       const int64_t k = PairsOfFour(begin, first + i);
-      return k < end ? Product(a.elements[k], b.elements[k])
+      return k < end ? Product(AsFloat16(a.elements[k], a.fraction_bits),
+                               AsFloat16(b.elements[k], b.fraction_bits))
                      : FusedTerm{FloatClass::kZero, false, 0, 0};
     };
     accumulator = Step(rule, rule.step, fraction_bits, term, accumulator);

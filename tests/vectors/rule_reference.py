@@ -208,10 +208,16 @@ class Case:
         code = codes[k] if k < self.k else 0
         return unpack(name, tf32(code) if name == "f32" else code)
 
+    def f16_element(self, side, k):
+        """The element as the fp16 number of the same value, with that number's exponent."""
+        kind, negative, exponent, magnitude = self.element(side, k)
+        return (kind, negative, max(leading(magnitude), -14) if kind == "finite" else 0, magnitude)
+
     def terms(self, ks, rule):
         if rule.group > 1:
             return [self.group(ks[i:i + rule.group]) for i in range(0, len(ks), rule.group)]
-        return [product(self.element(0, k), self.element(1, k), self.shift(k)) if self.shift(k) != NAN
+        element = self.f16_element if rule.order else self.element
+        return [product(element(0, k), element(1, k), self.shift(k)) if self.shift(k) != NAN
                 else (NAN, False, 0, None) for k in ks]
 
     def shift(self, k):
@@ -403,6 +409,18 @@ def nv16_cancelling(arithmetic):
         yield Case(arithmetic, pair, ("nv16", "nv16"), "f32", *sides, *scales), Rule(64, 35, group=16)
 
 
+def fp8_as_f16(name, rule, f16):
+    """Few e4m3 subnormals, as large as can be beside wide e5m2: fp16 gives them other exponents."""
+    pairs = [("f8_e4m3", "f8_e5m2"), ("f8_e5m2", "f8_e4m3")]
+    for i in range(24):
+        k = rng.choice([4, 16, 32])
+        subnormal = [rng.choice([0, 0, rng.randrange(1, 8) | rng.getrandbits(1) << 7]) for _ in range(k)]
+        wide = [rng.choice([rng.randrange(1, 8), rng.randrange(0x60, 0x7C)]) | rng.getrandbits(1) << 7
+                for _ in range(k)]
+        sides = (subnormal, wide) if i % 2 == 0 else (wide, subnormal)
+        yield Case(name, pairs[i % 2], ("none", "none"), "f16" if f16 else "f32", *sides), rule
+
+
 def main():
     print("# Dot products under tensor-core arithmetics, by tests/vectors/rule_reference.py (Python fractions).")
     sixteen = [("f16", "f16"), ("bf16", "bf16")]
@@ -428,6 +446,8 @@ def main():
         block128("sm100", lambda modes: Rule(32, 25), True),
         mx32("sm100"), mx32("sm120"), nv16("sm100"), nv16("sm120"),
         nv16_cancelling("sm100"),
+        fp8_as_f16("sm90_mma_fp8", Rule(16, 25, **emulated), False),
+        fp8_as_f16("sm90_mma_fp8:acc=f16", Rule(16, 25, f16=True, **emulated), True),
     ]
     for group in groups:
         for case, rule in group:
