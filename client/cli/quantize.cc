@@ -34,6 +34,7 @@ The file's metadata says what the codes are; dequantize reads it.)";
 struct QuantizeOptions {
   std::string tensor, recipe, role, output, scale, amax_history;
   std::string usage = "rowwise";
+  std::string scale_layout = "logical";
   uint64_t seed = 0;
 };
 
@@ -101,6 +102,7 @@ absl::StatusOr<int> Quantize(Invocation& invocation, const QuantizeOptions& opti
   QG_RETURN_IF_ERROR(SetUsage(options.usage, request));
   request.set_role(options.role);
   request.set_seed(options.seed);
+  request.set_scale_layout(options.scale_layout);
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
   QG_ASSIGN_OR_RETURN(*request.mutable_tensor(), sources.Resolve("TENSOR", options.tensor));
@@ -149,6 +151,12 @@ void AddQuantizeCommand(CLI::App& app, Command& chosen) {
       ->type_name("LIST");
   command->add_option("--seed", options->seed, "For recipes that round stochastically")
       ->type_name("N");
+  command
+      ->add_option("--scale-layout", options->scale_layout,
+                   "Of block scales: logical, padded as Transformer Engine keeps them, or swizzled "
+                   "as tensor cores read them")
+      ->check(CLI::IsMember({"logical", "padded", "swizzled"}))
+      ->capture_default_str();
   command->add_option("--scale", options->scale, "Delayed scaling: f32 [1]; with --amax-history")
       ->type_name("TENSOR");
   command

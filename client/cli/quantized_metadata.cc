@@ -14,6 +14,7 @@ namespace {
 constexpr char kShape[] = "quantgate.shape";
 constexpr char kRowwise[] = "quantgate.rowwise";
 constexpr char kColumnwise[] = "quantgate.columnwise";
+constexpr char kScaleLayout[] = "quantgate.scale_layout";
 
 std::string DirectionText(const v1::QuantizedDirection& direction) {
   return absl::StrCat(direction.format(), ":element=", direction.element(),
@@ -32,6 +33,7 @@ FileMetadata MetadataOf(const v1::QuantizedDescription& description) {
   metadata[kShape] = absl::StrJoin(description.shape(), "x");
   if (description.has_rowwise()) metadata[kRowwise] = DirectionText(description.rowwise());
   if (description.has_columnwise()) metadata[kColumnwise] = DirectionText(description.columnwise());
+  if (!description.scale_layout().empty()) metadata[kScaleLayout] = description.scale_layout();
   return metadata;
 }
 
@@ -53,6 +55,9 @@ absl::StatusOr<v1::QuantizedDescription> DescriptionOf(const FileMetadata& metad
   if (const auto found = metadata.find(kColumnwise); found != metadata.end()) {
     QG_ASSIGN_OR_RETURN(*description.mutable_columnwise(),
                         ParseFormatHint(kColumnwise, found->second));
+  }
+  if (const auto found = metadata.find(kScaleLayout); found != metadata.end()) {
+    description.set_scale_layout(found->second);
   }
   return description;
 }

@@ -3,6 +3,7 @@
 //   quantgate.shape      2x32x160
 //   quantgate.rowwise    nvfp4:element=f4_e2m1x2,block_dim=2,e4m3_max=448,hadamard=false
 //   quantgate.columnwise the same of the other direction
+//   quantgate.scale_layout  padded or swizzled; logical where absent
 // --format-hint says the same of one direction; fields left out are the format's own.
 #pragma once
 

@@ -104,6 +104,13 @@ absl::Status Dequantize(ServiceContext& context, const DequantizeWork& work,
     const Tensor& outline = work.described.copy.*part.member;
     QG_ASSIGN_OR_RETURN(copy.*part.member, bytes.Reinterpret(outline.dtype(), outline.shape()));
   }
+  if (work.described.scale_layout != ScaleLayout::kLogical && BlockLength(copy.format) > 1) {
+    QG_ASSIGN_OR_RETURN(
+        copy.scale_inv,
+        ConvertScales(copy.scale_inv,
+                      ScaleArrayOf(copy.format, copy.block_dim, work.usage, quantized.shape),
+                      work.described.scale_layout, ScaleLayout::kLogical));
+  }
   QG_ASSIGN_OR_RETURN(
       const Tensor result,
       context.engine.Dequantize(quantized, work.usage, work.out_dtype, &cancellation));

@@ -22,6 +22,7 @@ struct QuantizeWork {
   TensorRole role;
   Usages usages;
   uint64_t seed = 0;
+  ScaleLayout scale_layout = ScaleLayout::kLogical;
 };
 
 absl::Status CheckSeed(const QuantizeWork& work) {
@@ -61,6 +62,36 @@ absl::Status CheckSource(const QuantizeWork& work) {
   return error::InvalidField("tensor", TensorTypeText(type), std::string(status.message()));
 }
 
+/// Whether the scales of every direction that is asked for have the layout.
+absl::Status CheckScaleLayout(const QuantizeWork& work) {
+  if (work.scale_layout == ScaleLayout::kLogical) return absl::OkStatus();
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    if (!(usage == Usage::kRowwise ? work.usages.rowwise : work.usages.columnwise)) continue;
+    const QuantizerSpec& spec = work.recipe.QuantizerFor(work.role).spec(usage);
+    const auto type =
+        ScaleArrayTypeOf(ScaleArrayOf(spec.format, spec.block_dim, usage, work.tensor.type->shape),
+                         work.scale_layout);
+    if (type.ok()) continue;
+    return error::InvalidField("scale_layout", std::string(ScaleLayoutName(work.scale_layout)),
+                               std::string(type.status().message()));
+  }
+  return absl::OkStatus();
+}
+
+/// The scales of both directions in the layout asked for.
+absl::Status ConvertAllScales(ScaleLayout layout, QuantizedTensor& quantized) {
+  if (layout == ScaleLayout::kLogical) return absl::OkStatus();
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    std::optional<QuantizedCopy>& copy = quantized.copy(usage);
+    if (!copy.has_value()) continue;
+    QG_ASSIGN_OR_RETURN(copy->scale_inv, ConvertScales(copy->scale_inv,
+                                                       ScaleArrayOf(copy->format, copy->block_dim,
+                                                                    usage, quantized.shape),
+                                                       ScaleLayout::kLogical, layout));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<QuantizeWork> CheckQuantize(ServiceContext& context,
                                            const v1::QuantizeRequest& request) {
   const int64_t bytes_max = context.options.tensor_bytes_max;
@@ -86,12 +117,16 @@ absl::StatusOr<QuantizeWork> CheckQuantize(ServiceContext& context,
                     std::move(recipe),
                     *role,
                     Usages{request.rowwise(), request.columnwise()},
-                    request.seed()};
+                    request.seed(),
+                    ScaleLayout::kLogical};
+  QG_ASSIGN_OR_RETURN(work.scale_layout,
+                      ScaleLayoutFromName(request.scale_layout(), "scale_layout"));
   QG_RETURN_IF_ERROR(CheckSeed(work));
   TensorReference* const references[] = {&work.tensor, &work.scale, &work.amax_history};
   QG_RETURN_IF_ERROR(context.loader.Resolve(references));
   QG_RETURN_IF_ERROR(CheckState(work));
   QG_RETURN_IF_ERROR(CheckSource(work));
+  QG_RETURN_IF_ERROR(CheckScaleLayout(work));
   return work;
 }
 
@@ -154,17 +189,19 @@ absl::Status Quantize(ServiceContext& context, const QuantizeWork& work,
     arguments.scale = state.scale;
   }
   QG_ASSIGN_OR_RETURN(
-      const QuantizedTensor quantized,
+      QuantizedTensor quantized,
       context.engine.Quantize(source, quantizer, work.usages, arguments, &cancellation));
+  // Padding is no scale: the record is made before there is any.
+  const QuantizationRecord record = RecordOf(work.role, work.usages, quantizer, quantized);
+  QG_RETURN_IF_ERROR(ConvertAllScales(work.scale_layout, quantized));
   PartWriter writer(context, cancellation, response);
   QG_RETURN_IF_ERROR(writer.WriteAll(quantized));
-  const QuantizationRecord record = RecordOf(work.role, work.usages, quantizer, quantized);
   if (work.recipe.is_delayed()) {
     QG_ASSIGN_OR_RETURN(state, WithCast(state, record.amax.value_or(0.0f)));
     QG_RETURN_IF_ERROR(writer.Write(kAmaxHistoryPart, state.amax_history));
   }
   *response.mutable_record() = QuantizationRecordToProto(record);
-  *response.mutable_description() = QuantizedDescriptionToProto(quantized);
+  *response.mutable_description() = QuantizedDescriptionToProto(quantized, work.scale_layout);
   response.set_source_dtype(std::string(DTypeName(source.dtype())));
   context.metrics.Quantized(work.recipe.name(), quantized.counts);
   return absl::OkStatus();

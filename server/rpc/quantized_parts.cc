@@ -166,8 +166,25 @@ int64_t ElementCountOf(const Shape& shape) {
 
 }  // namespace
 
-v1::QuantizedDescription QuantizedDescriptionToProto(const QuantizedTensor& quantized) {
+absl::StatusOr<ScaleLayout> ScaleLayoutFromName(const std::string& name, const std::string& field) {
+  if (name.empty()) return ScaleLayout::kLogical;
+  const auto layout = ParseScaleLayout(name);
+  if (layout.ok()) return *layout;
+  return error::InvalidField(field, Printable(name), "must be logical, padded or swizzled");
+}
+
+ScaleArray ScaleArrayOf(QuantizerFormat format, int block_dim, Usage usage, const Shape& shape) {
+  int64_t rows = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
+  return {format, block_dim, usage, rows, shape.back()};
+}
+
+v1::QuantizedDescription QuantizedDescriptionToProto(const QuantizedTensor& quantized,
+                                                     ScaleLayout scale_layout) {
   v1::QuantizedDescription proto;
+  if (scale_layout != ScaleLayout::kLogical) {
+    proto.set_scale_layout(std::string(ScaleLayoutName(scale_layout)));
+  }
   proto.mutable_shape()->Add(quantized.shape.begin(), quantized.shape.end());
   if (quantized.rowwise.has_value()) {
     *proto.mutable_rowwise() = DirectionToProto(*quantized.rowwise);
@@ -215,6 +232,17 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const v1::QuantizedDescription& descr
   }
   QG_ASSIGN_OR_RETURN(QuantizedCopy expected,
                       OutlineCopy(spec, usage, copy.data.dtype(), described.shape));
+  QG_ASSIGN_OR_RETURN(described.scale_layout,
+                      ScaleLayoutFromName(description.scale_layout(), "description.scale_layout"));
+  if (described.scale_layout != ScaleLayout::kLogical && BlockLength(spec.format) > 1) {
+    const auto type = ScaleArrayTypeOf(
+        ScaleArrayOf(spec.format, spec.block_dim, usage, described.shape), described.scale_layout);
+    if (!type.ok()) {
+      return error::InvalidField("description.scale_layout", description.scale_layout(),
+                                 std::string(type.status().message()));
+    }
+    QG_ASSIGN_OR_RETURN(expected.scale_inv, OutlineTensor(type->dtype, type->shape));
+  }
   if (copy.scale_inv.has_value() && expected.scale_inv.has_value()) {
     QG_RETURN_IF_ERROR(
         Retype(expected.scale_inv.dtype(), PartField(usage, "scale_inv"), copy.scale_inv));

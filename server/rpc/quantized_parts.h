@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/quantize/quantizer.h"
+#include "kernels/quantize/scale_layout.h"
 #include "quantgate/v1/engine_service.pb.h"
 
 namespace quantgate {
@@ -28,7 +29,14 @@ inline constexpr std::array<QuantizedPart, 6> kQuantizedParts = {{
 inline constexpr char kScalePart[] = "scale";
 inline constexpr char kAmaxHistoryPart[] = "amax_history";
 
-v1::QuantizedDescription QuantizedDescriptionToProto(const QuantizedTensor& quantized);
+v1::QuantizedDescription QuantizedDescriptionToProto(const QuantizedTensor& quantized,
+                                                     ScaleLayout scale_layout);
+
+/// "logical", "padded", "swizzled"; empty is logical.
+absl::StatusOr<ScaleLayout> ScaleLayoutFromName(const std::string& name, const std::string& field);
+
+/// What the block scales of one direction of a tensor of this shape are.
+ScaleArray ScaleArrayOf(QuantizerFormat format, int block_dim, Usage usage, const Shape& shape);
 
 /// A copy whose tensors are outlines, and what they say they are. Completes the copy (format,
 /// element, block, bound) and the shape of the source from the description, or where there is none
@@ -38,6 +46,7 @@ v1::QuantizedDescription QuantizedDescriptionToProto(const QuantizedTensor& quan
 struct DescribedCopy {
   QuantizedCopy copy;
   Shape shape;
+  ScaleLayout scale_layout = ScaleLayout::kLogical;  ///< Of copy.scale_inv.
 };
 absl::StatusOr<DescribedCopy> DescribeCopy(const v1::QuantizedDescription& description, Usage usage,
                                            QuantizedCopy outlines);

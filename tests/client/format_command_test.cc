@@ -3,6 +3,7 @@
 // to step, every recipe in one comparison.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -121,6 +122,33 @@ TEST_F(FormatCommandTest, DequantizeReadsTheMetadataOrInfersWhatIsPlain) {
     const std::string path = Path("q.safetensors");
     Quantize(Sample("fc1.x"), "weight", recipe, path);
     EXPECT_EQ(Dequantize({path, "--usage", "columnwise"}), Dequantize({path}));
+  }
+}
+
+TEST_F(FormatCommandTest, ScalesComeInThreeLayouts) {
+  const std::string path = Path("q.safetensors");
+  for (const std::string recipe : {"fp8_block", "mxfp8", "nvfp4:disable_rht=true"}) {
+    SCOPED_TRACE(recipe);
+    Quantize(Sample("fc1.x"), "input", recipe, path);
+    const std::string values = Dequantize({path});
+    const std::string logical = BytesOf(path, "rowwise_scale_inv");
+    for (const std::string layout : {"padded", "swizzled"}) {
+      if (recipe == "fp8_block" && layout == "swizzled") continue;
+      Quantize(Sample("fc1.x"), "input", recipe, path, {"--scale-layout", layout});
+      EXPECT_EQ(Dequantize({path}), values) << layout;
+      // 256 x 512 needs no padding: the same bytes in another order, but for padded rows as such.
+      const std::string scales = BytesOf(path, "rowwise_scale_inv");
+      EXPECT_EQ(scales.size(), logical.size());
+      EXPECT_EQ(scales == logical, layout == "padded" && recipe != "fp8_block") << layout;
+      EXPECT_TRUE(std::is_permutation(scales.begin(), scales.end(), logical.begin()));
+    }
+  }
+  for (const auto& [recipe, message] :
+       {std::pair{"fp8_block", "has no swizzled layout"}, {"fp8_current", "has no block scales"}}) {
+    const ProcessResult result = Quantgate({"quantize", Sample("fc1.x"), "--recipe", recipe,
+                                            "--role", "input", "--scale-layout", "swizzled"});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr(message));
   }
 }
 
