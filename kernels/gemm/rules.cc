@@ -18,7 +18,7 @@ constexpr FusedRule Chained(int step, int align_bits, int out_mantissa = 23) {
   return rule;
 }
 
-/// mma.sync m16n8k32 FP8 as two chained fp16 instructions whose sum C joins last.
+/// mma.sync m16n8k32 FP8 as two chained fp16 instructions, whose sum joins C at the end.
 constexpr FusedRule EmulatedFp8() {
   FusedRule rule = Chained(16, 25);
   rule.order = ProductOrder::kPairsOfFour;
@@ -52,7 +52,7 @@ std::vector<ArchitectureRule> MakeRules() {
   rules.push_back({kSm90, kTf32, Chained(8, 25), false, kMeasured});
   rules.push_back({kSm90, kFp8, Chained(32, 13, 13), false, kMeasured});
   rules.push_back({kSm90, kFp8Block, Chained(32, 13, 13), false, kMeasured});
-  rules.push_back({kSm90MmaFp8, kFp8, EmulatedFp8(), true, kRecorded});
+  rules.push_back({kSm90MmaFp8, kFp8, EmulatedFp8(), true, kMeasured});
   for (const ArithmeticFamily blackwell : {kSm100, kSm120}) {
     const RuleEvidence plain = blackwell == kSm100 ? kRecorded : kRead;
     rules.push_back({blackwell, kF16, Chained(16, 25), true, plain});
