@@ -134,6 +134,10 @@ absl::StatusOr<v1::DequantizeResponse> Connection::Dequantize(
 absl::StatusOr<v1::GemmResponse> Connection::Gemm(const v1::GemmRequest& request) {
   return Stubs::Call(*this, stubs_->engine, &v1::Engine::Stub::Gemm, request);
 }
+absl::StatusOr<v1::ExplainResponse> Connection::Explain(const v1::ExplainRequest& request) {
+  return Stubs::Call(*this, stubs_->engine, &v1::Engine::Stub::Explain, request);
+}
+
 absl::StatusOr<v1::CompareResponse> Connection::Compare(const v1::CompareRequest& request) {
   return Stubs::Call(*this, stubs_->engine, &v1::Engine::Stub::Compare, request);
 }

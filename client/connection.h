@@ -64,6 +64,7 @@ class Connection {
   absl::StatusOr<v1::DequantizeResponse> Dequantize(const v1::DequantizeRequest& request);
   absl::StatusOr<v1::GemmResponse> Gemm(const v1::GemmRequest& request);
   absl::StatusOr<v1::CompareResponse> Compare(const v1::CompareRequest& request);
+  absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request);
   absl::StatusOr<v1::Run> GetRun(const v1::GetRunRequest& request);
   absl::StatusOr<v1::ListRunsResponse> ListRuns(const v1::ListRunsRequest& request);
   /// Goes out even after Cancel() or the deadline, for a moment of its own.

@@ -57,6 +57,7 @@ enum class Operation {
   kDequantize,
   kGemm,
   kCompare,
+  kExplain,
   kPut,
   kGenerate,
   kDescribe

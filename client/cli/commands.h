@@ -9,6 +9,7 @@ namespace quantgate {
 void AddQuantizeCommand(CLI::App& app, Command& chosen);
 void AddDequantizeCommand(CLI::App& app, Command& chosen);
 void AddGemmCommand(CLI::App& app, Command& chosen);
+void AddExplainCommand(CLI::App& app, Command& chosen);
 void AddRunCommand(CLI::App& app, Command& chosen);
 void AddCompareCommand(CLI::App& app, Command& chosen);
 void AddVerifyCommand(CLI::App& app, Command& chosen);

@@ -67,6 +67,7 @@ int Main(int argc, char** argv) {
   AddQuantizeCommand(app, chosen);
   AddDequantizeCommand(app, chosen);
   AddGemmCommand(app, chosen);
+  AddExplainCommand(app, chosen);
   AddTensorCommand(app, chosen);
   AddInfoCommand(app, chosen);
   AddDoctorCommand(app, chosen);

@@ -103,6 +103,9 @@ Epilogue::Epilogue(const GemmDesc& desc, const GemmShape& shape, Tensor& d)
       n_(shape.n),
       d_(d.has_value() ? d.data() : nullptr),
       combination_(CombinationOf(desc)),
+      keeps_negative_zero_(combination_ == Combination::kSplitK ||
+                           (desc.alpha == 1 && (desc.a.scaling == ScaleMode::k1x128 ||
+                                                desc.a.scaling == ScaleMode::k128x128))),
       beta_(desc.beta),
       c_(desc.c) {
   if (desc.a.scaling == ScaleMode::kNv16) {
@@ -151,10 +154,9 @@ void Epilogue::AddBias(int64_t column, int columns, float* values) const {
 
 void Epilogue::Combine(int64_t row, int64_t column, int columns, float* values) const {
   if (beta_ == 0) {
-    const bool keeps_negative_zero = combination_ == Combination::kSplitK;
     for (int i = 0; i < columns; ++i) {
-      values[i] =
-          keeps_negative_zero ? values[i] * coefficient_ : ProductPlusZero(values[i], coefficient_);
+      values[i] = keeps_negative_zero_ ? values[i] * coefficient_
+                                       : ProductPlusZero(values[i], coefficient_);
     }
     if (!row_factor_.empty()) {
       for (int i = 0; i < columns; ++i) values[i] = values[i] * row_factor_[row];
@@ -199,7 +201,8 @@ uint32_t Epilogue::Store(int columns, float* values, std::byte* destination) con
       for (int i = 0; i < columns; ++i) {
         const uint32_t magnitude = std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFu;
         amax = std::max(amax, magnitude > kInfinityBits ? Float32::kCanonicalNan : magnitude);
-        values[i] = ProductPlusZero(values[i], d_scale_);
+        values[i] =
+            keeps_negative_zero_ ? values[i] * d_scale_ : ProductPlusZero(values[i], d_scale_);
       }
       auto* out = reinterpret_cast<uint8_t*>(destination);
       if (out_dtype_ == DType::kF8E4M3) {

@@ -16,7 +16,7 @@ namespace quantgate {
 /// golden_gemm_splitk).
 enum class Combination {
   kFused,  ///< fma(s, k, f32(beta * c)) + bias; without c the addend is +0, so that a zero product
-           ///< is +0.
+           ///< is +0 (but see keeps_negative_zero_).
   kInPlace,  ///< beta = 1 and c is the memory of d: rnd(s * k + bias) + c, rounded again.
   kSplitK,  ///< After split-K, in place or not: fma(beta, c, s * k) + bias, or s * k + bias without
             ///< c.
@@ -54,6 +54,9 @@ class Epilogue {
   const int64_t n_;
   std::byte* const d_;
   const Combination combination_;
+  /// Without c the product alone, rather than fma with an addend of +0: after split-K and after sums
+  /// of scaled blocks. Measured on an H200 (tests/data/golden_gemm_fp8_block, golden_gemm_splitk).
+  const bool keeps_negative_zero_;
   float coefficient_ = 1;  // f32(f32(alpha * scale_N) * scale_M), or alpha beside vector scales.
   const float* row_scale_ = nullptr;     // [m]; vector scales only.
   const float* column_scale_ = nullptr;  // [n]; vector scales only.

@@ -136,6 +136,10 @@ absl::StatusOr<GemmShape> CheckGemm(const GemmDesc& desc) {
         "b", TensorText(desc.b.data),
         absl::StrCat("its k of ", b_k, " differs from a's k of ", shape.k, " in layout ", layout));
   }
+  if (desc.arithmetic.split_k < 1) {
+    return Invalid("arithmetic.split_k", absl::StrCat(desc.arithmetic.split_k),
+                   "must be at least 1");
+  }
   if (shape.k < 1) return Invalid("k", absl::StrCat(shape.k), "must be at least 1");
   if (shape.n < 1) return Invalid("n", absl::StrCat(shape.n), "must be at least 1");
   QG_RETURN_IF_ERROR(CheckScaling(desc, shape));

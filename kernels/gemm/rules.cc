@@ -109,6 +109,7 @@ absl::StatusOr<FusedRule> Sm90Rule(const Arithmetic& arithmetic, OperandClass op
     }
     const bool has_tiles = desc.a.scaling != desc.b.scaling;
     rule.promotion = has_tiles ? Promotion::kScaled : Promotion::kScaledTwice;
+    if (has_tiles) rule.tile_k = 512;
     rule.promote_k = 128;
   }
   if (operands == OperandClass::kFp8 && arithmetic.accumulation == Accumulation::kSplit) {

@@ -20,5 +20,8 @@ absl::StatusOr<DeviceWork> PrepareGemm(ServiceContext& context, const v1::GemmRe
 absl::StatusOr<DeviceWork> PrepareCompare(ServiceContext& context,
                                           const v1::CompareRequest& request,
                                           v1::CompareResponse& response);
+absl::StatusOr<DeviceWork> PrepareExplain(ServiceContext& context,
+                                          const v1::ExplainRequest& request,
+                                          v1::ExplainResponse& response);
 
 }  // namespace quantgate

@@ -42,6 +42,13 @@ class EngineService : public v1::Engine::CallbackService {
                           [=, this] { return PrepareCompare(context_, *request, *response); });
   }
 
+  grpc::ServerUnaryReactor* Explain(grpc::CallbackServerContext* server_context,
+                                    const v1::ExplainRequest* request,
+                                    v1::ExplainResponse* response) override {
+    return AnswerOnDevice(context_, Rpc::kExplain, Operation::kExplain, server_context,
+                          [=, this] { return PrepareExplain(context_, *request, *response); });
+  }
+
   grpc::ServerWriteReactor<v1::RunEvent>* Execute(grpc::CallbackServerContext* server_context,
                                                   const v1::ExecuteRequest* request) override {
     const bool cancel = request->cancel_on_disconnect();

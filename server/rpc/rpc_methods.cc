@@ -18,9 +18,10 @@ constexpr RpcMethod kMethods[] = {
     {kUnary, kTensors, "Generate"},      {kUnary, kTensors, "Describe"},
     {kUnary, kTensors, "List"},          {kUnary, kEngine, "Quantize"},
     {kUnary, kEngine, "Dequantize"},     {kUnary, kEngine, "Gemm"},
-    {kUnary, kEngine, "Compare"},        {kServerStream, kEngine, "Execute"},
-    {kServerStream, kEngine, "WaitRun"}, {kUnary, kEngine, "GetRun"},
-    {kUnary, kEngine, "ListRuns"},       {kUnary, kEngine, "CancelRun"},
+    {kUnary, kEngine, "Compare"},        {kUnary, kEngine, "Explain"},
+    {kServerStream, kEngine, "Execute"}, {kServerStream, kEngine, "WaitRun"},
+    {kUnary, kEngine, "GetRun"},         {kUnary, kEngine, "ListRuns"},
+    {kUnary, kEngine, "CancelRun"},
 };
 
 }  // namespace

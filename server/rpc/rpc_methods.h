@@ -23,6 +23,7 @@ enum class Rpc : int {
   kDequantize,
   kGemm,
   kCompare,
+  kExplain,
   kExecute,
   kWaitRun,
   kGetRun,

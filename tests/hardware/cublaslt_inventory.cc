@@ -187,7 +187,7 @@ Trial Inventory::DrawTrial(int64_t m, int64_t n, int64_t k, EpilogueKind epilogu
 Tensor Inventory::ModelOf(const GemmDesc& band_model, const Algorithm& algorithm) const {
   GemmDesc desc = band_model;
   if (algorithm.id == kFp32FmaId) desc.arithmetic.family = ArithmeticFamily::kFp32;
-  desc.arithmetic.split_k = algorithm.split_k;
+  desc.arithmetic.split_k = std::max(1, algorithm.split_k);  // Some kernels say 0.
   absl::StatusOr<GemmResult> result = GemmCpu(desc, ExecutionContext{});
   return result.ok() ? result->d : Tensor();
 }

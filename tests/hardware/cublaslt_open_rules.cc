@@ -19,6 +19,7 @@
 #include "kernels/tensor/convert.h"
 #include "tests/hardware/gelu_variants.h"
 #include "tests/hardware/gemm_family.h"
+#include "tests/hardware/slice_hypotheses.h"
 
 namespace quantgate::hardware {
 namespace {
@@ -541,10 +542,18 @@ void BlockSplitK(Device& device, Findings& findings, Scaling a_block, Scaling b_
             if (!loaded.Run(algorithm, &d)) continue;
             ++offered;
             const std::string question = "split-K of " + family.Name();
+            const std::string at =
+                " (" + std::to_string(slices) + " of k=" + std::to_string(k) + ")";
             for (const int modelled : {1, slices}) {
-              findings.Count(question, modelled == 1 ? "as without slices" : "the model's slices",
+              findings.Count(question + at,
+                             modelled == 1 ? "as without slices" : "the model's slices",
                              trial.hardware.m * trial.hardware.n,
                              Differing(d, ModelOutput(trial.model, modelled), d_type));
+            }
+            if (d_type != "f32") continue;
+            for (const auto& [name, ends] : SliceHypotheses(k, slices)) {
+              findings.Count(question + at, name, trial.hardware.m * trial.hardware.n,
+                             Differing(d, SlicedOutput(trial.model, ends), d_type));
             }
           }
         }

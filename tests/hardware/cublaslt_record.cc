@@ -333,6 +333,14 @@ void RecordBlockScaled(Recorder& recorder, GoldenFile& file, const OperandTypes&
   for (const Pattern pattern : {P::kWide, P::kTiny, P::kHuge, P::kSubnormal, P::kSpecials}) {
     record(model, [&](CaseSpec& s) { s.scale_pattern = pattern; });
   }
+  // Sums that underflow to zeros of both signs, under what an epilogue may do to a zero.
+  for (const float alpha : {0.5f, 2.0f, -1.0f}) {
+    record(model, [&](CaseSpec& s) { s.scale_pattern = P::kSubnormal, s.alpha = alpha; });
+  }
+  record(model, [](CaseSpec& s) { s.scale_pattern = P::kSubnormal, s.beta = 1; });
+  record(model,
+         [](CaseSpec& s) { s.scale_pattern = P::kSubnormal, s.beta = 1, s.in_place = true; });
+  record(model, [](CaseSpec& s) { s.scale_pattern = P::kSubnormal, s.bias_type = "bf16"; });
   for (const std::string d_type : {"f32", "bf16", "f16"}) {
     const std::string bias_type = d_type == "f16" ? "f16" : "bf16";
     const auto with = [&](const EpilogueCases::Change& change) {

@@ -1,0 +1,218 @@
+// quantgate explain: which arithmetic, or which scale and rounding rule, produced these bytes.
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/cli/commands.h"
+#include "client/cli/gemm_options.h"
+#include "client/cli/layer_command.h"
+#include "client/cli/number_text.h"
+#include "client/cli/render_json.h"
+#include "client/cli/text_table.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kExamples[] = R"(Examples:
+  quantgate explain --a x.npy --b w.npy --d y.safetensors:y
+  quantgate explain --a q.safetensors:a@f8_e4m3 --a-scale-inv q.safetensors:sa \
+      --b q.safetensors:b@f8_e4m3 --b-scale-inv q.safetensors:sb --d q.safetensors:d
+  quantgate explain --source x.npy --codes q.safetensors:codes@f8_e4m3 \
+      --scale-inv q.safetensors:scale_inv --format json
+
+With --d: every named arithmetic that takes the operands, and families of rules (chunk length L,
+fraction bits F, promotion interval, split-K), counted against d. With --codes: every block
+shape, scale rule and rounding in use, counted against codes and scales. What matches entirely
+is consistent with the bytes; several may be. Exits 0 when something matches entirely, 1 when
+nothing does.)";
+
+struct ExplainOptions {
+  GemmOptions gemm;
+  std::string d, source, codes, scale_inv, amax;
+};
+
+using Json = nlohmann::ordered_json;
+using Response = v1::ExplainResponse;
+
+Json JsonOf(const Response::Difference& difference) {
+  return {{"row", difference.row()},
+          {"column", difference.column()},
+          {"given", absl::StrFormat("0x%x", difference.given())},
+          {"expected", absl::StrFormat("0x%x", difference.expected())}};
+}
+
+template <typename Candidate>
+Json DifferenceOf(const Candidate& candidate) {
+  return candidate.has_first_difference() ? JsonOf(candidate.first_difference()) : Json(nullptr);
+}
+
+Json JsonOf(const Response::GemmCandidate& candidate) {
+  return {{"arithmetic", candidate.arithmetic()},
+          {"rule", candidate.rule()},
+          {"match_count", candidate.match_count()},
+          {"output_count", candidate.output_count()},
+          {"first_difference", DifferenceOf(candidate)}};
+}
+
+Json JsonOf(const Response::CodesCandidate& candidate) {
+  return {{"element", candidate.element()},
+          {"block", candidate.block()},
+          {"scale_rule", candidate.scale_rule()},
+          {"scale_origin", candidate.scale_origin()},
+          {"element_rule", candidate.element_rule()},
+          {"is_deterministic", candidate.is_deterministic()},
+          {"scale_match_count", candidate.scale_match_count()},
+          {"scale_count", candidate.scale_count()},
+          {"code_match_count", candidate.code_match_count()},
+          {"code_count", candidate.code_count()},
+          {"first_difference", DifferenceOf(candidate)}};
+}
+
+bool IsEntire(const Response::GemmCandidate& candidate) {
+  return candidate.match_count() == candidate.output_count();
+}
+bool IsEntire(const Response::CodesCandidate& candidate) {
+  return candidate.code_match_count() == candidate.code_count() &&
+         candidate.scale_match_count() == candidate.scale_count();
+}
+
+template <typename Candidate>
+std::string DifferenceText(const Candidate& candidate) {
+  if (!candidate.has_first_difference()) return "";
+  const Response::Difference& at = candidate.first_difference();
+  return absl::StrFormat("(%d, %d): 0x%x, not 0x%x", at.row(), at.column(), at.given(),
+                         at.expected());
+}
+
+std::string CountText(int64_t matches, int64_t count) {
+  return absl::StrCat(matches, " of ", count);
+}
+
+template <typename Candidates>
+int CountEntire(const Candidates& candidates) {
+  int entire = 0;
+  for (const auto& candidate : candidates) entire += IsEntire(candidate) ? 1 : 0;
+  return entire;
+}
+
+std::string Verdict(int entire, const std::string& what) {
+  if (entire == 0) return absl::StrCat("nothing tried gives all of ", what);
+  if (entire == 1) return absl::StrCat("one candidate gives all of ", what);
+  return absl::StrCat(entire, " candidates give all of ", what,
+                      "; this data does not tell them apart");
+}
+
+void PrintGemm(Invocation& invocation, const Response& response) {
+  TextTable table({"matches", "<arithmetic", "<rule", "<first difference"});
+  for (const Response::GemmCandidate& candidate : response.gemm()) {
+    table.AddRow({CountText(candidate.match_count(), candidate.output_count()),
+                  candidate.arithmetic().empty() ? "-" : Cut(candidate.arithmetic(), 40),
+                  candidate.rule(), DifferenceText(candidate)});
+    if (IsEntire(candidate)) table.SetTone(0, Tone::kGood);
+  }
+  table.Print(invocation.out(), invocation.uses_colour());
+  invocation.out() << response.tried() << " rules on a sample of " << response.sample_count()
+                   << " outputs; the best named ones on all.\n"
+                   << Verdict(CountEntire(response.gemm()), "what was compared") << "\n";
+}
+
+void PrintCodes(Invocation& invocation, const Response& response) {
+  TextTable table({"codes", "scales", "<element", "<block", "<scale rule", "<of", "<elements",
+                   "<first difference"});
+  for (const Response::CodesCandidate& candidate : response.codes()) {
+    table.AddRow({CountText(candidate.code_match_count(), candidate.code_count()),
+                  CountText(candidate.scale_match_count(), candidate.scale_count()),
+                  candidate.element(), candidate.block(), candidate.scale_rule(),
+                  candidate.scale_origin(), candidate.element_rule(), DifferenceText(candidate)});
+    if (IsEntire(candidate)) table.SetTone(0, Tone::kGood);
+  }
+  table.Print(invocation.out(), invocation.uses_colour());
+  invocation.out() << response.tried() << " candidates tried.\n"
+                   << Verdict(CountEntire(response.codes()), "codes and scales") << "\n";
+}
+
+void Print(Invocation& invocation, const Response& response) {
+  if (invocation.is_table()) {
+    return response.gemm_size() > 0 ? PrintGemm(invocation, response)
+                                    : PrintCodes(invocation, response);
+  }
+  Json json = JsonHead("explain");
+  json["gemm"] = Json::array();
+  for (const auto& candidate : response.gemm()) json["gemm"].push_back(JsonOf(candidate));
+  json["codes"] = Json::array();
+  for (const auto& candidate : response.codes()) json["codes"].push_back(JsonOf(candidate));
+  json["tried"] = response.tried();
+  json["sample_count"] = response.sample_count();
+  json["seconds"] = response.seconds();
+  invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+}
+
+absl::StatusOr<v1::ExplainRequest> MakeRequest(const ExplainOptions& options,
+                                               TensorSources& sources) {
+  v1::ExplainRequest request;
+  if (!options.d.empty()) {
+    v1::ExplainRequest::Gemm& gemm = *request.mutable_gemm();
+    QG_ASSIGN_OR_RETURN(*gemm.mutable_gemm(), MakeGemmRequest(options.gemm, sources));
+    QG_ASSIGN_OR_RETURN(*gemm.mutable_d(), sources.Resolve("--d", options.d));
+    return request;
+  }
+  v1::ExplainRequest::Codes& codes = *request.mutable_codes();
+  QG_ASSIGN_OR_RETURN(*codes.mutable_source(), sources.Resolve("--source", options.source));
+  QG_ASSIGN_OR_RETURN(*codes.mutable_codes(), sources.Resolve("--codes", options.codes));
+  QG_ASSIGN_OR_RETURN(*codes.mutable_scale_inv(),
+                      sources.Resolve("--scale-inv", options.scale_inv));
+  if (!options.amax.empty()) {
+    QG_ASSIGN_OR_RETURN(*codes.mutable_amax(), sources.Resolve("--amax", options.amax));
+  }
+  return request;
+}
+
+absl::Status CheckOptions(const ExplainOptions& options) {
+  const bool is_gemm = !options.d.empty(), is_codes = !options.codes.empty();
+  if (is_gemm == is_codes) {
+    return absl::InvalidArgumentError(
+        "give --d with --a and --b to explain a GEMM, or --codes with --source and --scale-inv to "
+        "explain a quantization");
+  }
+  if (is_gemm && (options.gemm.a.tensor.empty() || options.gemm.b.tensor.empty())) {
+    return absl::InvalidArgumentError("--d needs the operands: --a and --b");
+  }
+  if (is_codes && (options.source.empty() || options.scale_inv.empty())) {
+    return absl::InvalidArgumentError("--codes needs --source and --scale-inv");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> Explain(Invocation& invocation, const ExplainOptions& options) {
+  QG_RETURN_IF_ERROR(CheckOptions(options));
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
+  QG_ASSIGN_OR_RETURN(const v1::ExplainRequest request, MakeRequest(options, sources));
+  QG_ASSIGN_OR_RETURN(const Response response, connection->Explain(request));
+  Print(invocation, response);
+  return CountEntire(response.gemm()) + CountEntire(response.codes()) > 0 ? 0 : 1;
+}
+
+}  // namespace
+
+void AddExplainCommand(CLI::App& app, Command& chosen) {
+  auto options = std::make_shared<ExplainOptions>();
+  CLI::App* command =
+      app.add_subcommand("explain", "Which arithmetic or quantizer produced these bytes");
+  command->footer(kExamples);
+  AddGemmOptions(*command, options->gemm, /*are_operands_required=*/false);
+  command->add_option("--d", options->d, "[M][N]: the result to explain")->type_name("TENSOR");
+  command->add_option("--source", options->source, "What was quantized")->type_name("TENSOR");
+  command->add_option("--codes", options->codes, "Codes to explain")->type_name("TENSOR");
+  command->add_option("--scale-inv", options->scale_inv, "Their scales")->type_name("TENSOR");
+  command->add_option("--amax", options->amax, "Amax of the whole tensor; default: of the source")
+      ->type_name("TENSOR");
+  command->callback([options, &chosen] {
+    chosen = [options](Invocation& invocation) { return Explain(invocation, *options); };
+  });
+}
+
+}  // namespace quantgate

@@ -1,0 +1,25 @@
+// The golden files tests/data/golden_gemm_*.safetensors: what cuBLASLt computed on an H200
+// (tests/hardware/cublaslt_record.cc), as GEMM descriptions and results.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "kernels/gemm/gemm.h"
+#include "kernels/tensor/tensor_file.h"
+
+namespace quantgate {
+
+struct GoldenFile {
+  TensorFile tensors;
+  nlohmann::json cases;  ///< Each says how it was made.
+};
+
+/// tests/data/golden_gemm_NAME.safetensors. Fails the test and returns nothing where it cannot be
+/// read.
+GoldenFile ReadGolden(const std::string& name);
+
+/// A case as a GEMM under sm90.
+GemmDesc DescOf(const GoldenFile& golden, const nlohmann::json& one);
+
+}  // namespace quantgate

@@ -1,0 +1,136 @@
+// Explaining codes: those of other implementations' rules (tests/vectors/other_rules.py), and what
+// must be refused.
+#include "kernels/validate/explain_codes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/tensor/tensor_file.h"
+#include "tests/engine/tensor_values.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::HasSubstr;
+
+const char* const kFile = QUANTGATE_SOURCE_DIR "/tests/data/explain_codes.safetensors";
+
+/// What the file calls a scale rule, as a candidate names it.
+std::string CandidateRule(const std::string& rule) {
+  if (rule == "amax at least 1e-4, amax / 448") {
+    return "amax at least 1e-4, scale = f32(max / amax), scale_inv = f32(amax / max)";
+  }
+  if (rule == "amax * f32(1 / 448), elements divided")
+    return "scale_inv = f32(amax * f32(1 / max))";
+  return rule;
+}
+
+bool Names(const CodesCandidate& candidate, const nlohmann::json& made_by) {
+  const auto text = [&](const char* key) { return made_by.at(key).get<std::string>(); };
+  const std::string overflow = text("overflow") == "saturate" ? "saturate" : "overflow to NaN";
+  return candidate.element == text("element") && candidate.block == text("block") &&
+         absl::StartsWith(candidate.scale_rule, CandidateRule(text("scale_rule"))) &&
+         absl::StrContains(candidate.element_rule, text("rounding")) &&
+         absl::StrContains(candidate.element_rule, overflow);
+}
+
+TEST(ExplainCodes, NamesTheRulesOfOtherImplementations) {
+  const TensorFile file = *ReadSafetensors(kFile);
+  const auto cases = nlohmann::json::parse(file.metadata.at("cases"));
+  ASSERT_EQ(cases.size(), 12u);
+  for (const auto& made_by : cases) {
+    const std::string name = made_by.at("name");
+    ExplainCodesRequest request;
+    request.source = *file.Find(made_by.at("source").get<std::string>());
+    request.codes = *file.Find(name + ".codes");
+    request.scale_inv = *file.Find(name + ".scale_inv");
+    const auto explanation = ExplainCodes(request, {});
+    ASSERT_TRUE(explanation.ok()) << name << ": " << explanation.status();
+    bool is_named = false;
+    for (const CodesCandidate& candidate : explanation->candidates) {
+      if (!candidate.is_entire()) continue;
+      EXPECT_EQ(candidate.first_difference, std::nullopt);
+      is_named |= Names(candidate, made_by);
+    }
+    const CodesCandidate& best = explanation->candidates.front();
+    EXPECT_TRUE(is_named) << name << ": best is " << best.element << " " << best.block << " "
+                          << best.scale_rule << " " << best.element_rule << " codes "
+                          << best.code_matches << "/" << best.code_count << " scales "
+                          << best.scale_matches << "/" << best.scale_count;
+    // No candidate of another element format or block shape gives everything.
+    for (const CodesCandidate& candidate : explanation->candidates) {
+      if (!candidate.is_entire()) continue;
+      EXPECT_EQ(candidate.element, made_by.at("element").get<std::string>()) << name;
+      EXPECT_EQ(candidate.block, made_by.at("block").get<std::string>()) << name;
+    }
+  }
+}
+
+// One code off: nothing is entire any more, and the best candidate says where.
+TEST(ExplainCodes, OneWrongCodeIsFound) {
+  const TensorFile file = *ReadSafetensors(kFile);
+  ExplainCodesRequest request;
+  request.source = *file.Find("x.source");
+  const Tensor codes = *file.Find("torchao_mx_rceil_e4m3.codes");
+  request.codes = *Tensor::FromBytes(codes.dtype(), codes.shape(), codes.bytes());
+  request.scale_inv = *file.Find("torchao_mx_rceil_e4m3.scale_inv");
+  // Far from its neighbours, so that no rounding explains it.
+  request.codes.as<uint8_t>()[3 * 256 + 17] ^= 0x44;
+  const auto explanation = ExplainCodes(request, {});
+  ASSERT_TRUE(explanation.ok());
+  const CodesCandidate& best = explanation->candidates.front();
+  EXPECT_EQ(best.code_matches, best.code_count - 1);
+  EXPECT_EQ(best.scale_matches, best.scale_count);
+  ASSERT_TRUE(best.first_difference.has_value());
+  EXPECT_EQ(best.first_difference->row, 3);
+  EXPECT_EQ(best.first_difference->column, 17);
+  EXPECT_EQ(best.first_difference->given ^ 0x44, best.first_difference->expected);
+}
+
+// Stochastic codes: 2.5 and 3.5 lie halfway in E2M1 under a scale of 1, and take either neighbour.
+TEST(ExplainCodes, StochasticRoundingIsToldFromNearest) {
+  std::vector<float> values(32, 2.5f);
+  values[0] = 6;
+  values[16] = 6;
+  ExplainCodesRequest request;
+  request.source = FromValues(DType::kF32, {2, 16}, values);
+  std::vector<std::byte> codes(16, std::byte{0x45});  // 3 and 2, alternating.
+  codes[0] = codes[8] = std::byte{0x47};
+  request.codes = *Tensor::FromBytes(DType::kF4E2M1x2, {2, 8}, codes);
+  const std::byte one[2] = {std::byte{0x38}, std::byte{0x38}};
+  request.scale_inv = *Tensor::FromBytes(DType::kF8E4M3, {2, 1}, one);
+  const auto explanation = ExplainCodes(request, {});
+  ASSERT_TRUE(explanation.ok());
+  const CodesCandidate& best = explanation->candidates.front();
+  EXPECT_EQ(best.code_matches, 32);
+  EXPECT_FALSE(best.is_deterministic);
+  for (const CodesCandidate& candidate : explanation->candidates) {
+    if (candidate.is_deterministic) {
+      EXPECT_LT(candidate.code_matches, 32);
+    }
+  }
+}
+
+TEST(ExplainCodes, RefusesWhatDoesNotFit) {
+  ExplainCodesRequest request;
+  request.source = *Tensor::Allocate(DType::kF32, {4, 64});
+  request.codes = *Tensor::Allocate(DType::kF8E4M3, {4, 60});
+  request.scale_inv = *Tensor::FromScalar(1);
+  const auto message = [&] { return std::string(ExplainCodes(request, {}).status().message()); };
+  EXPECT_THAT(message(), HasSubstr("fits no block shape of codes f8_e4m3[4x60]"));
+  request.codes = *Tensor::Allocate(DType::kF8E4M3, {4, 64});
+  request.scale_inv = *Tensor::Allocate(DType::kF32, {3, 5});
+  EXPECT_THAT(message(), HasSubstr("scale_inv: f32[3x5]"));
+  request.scale_inv = Tensor();
+  EXPECT_THAT(message(), HasSubstr("scale_inv: absent"));
+  request.scale_inv = *Tensor::FromScalar(1);
+  request.source = *Tensor::Allocate(DType::kI32, {4, 64});
+  EXPECT_THAT(message(), HasSubstr("source: i32[4x64]"));
+}
+
+}  // namespace
+}  // namespace quantgate
