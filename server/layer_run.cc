@@ -45,6 +45,7 @@ LayerRunRequest WithoutTensors(const LayerRun& run) {
   request.linear.requires_grad = RequiresGradOf(run);
   request.linear.calibrate = run.calibrate;
   request.linear.seed = run.seed;
+  request.error_budget = run.error_budget;
   request.variants = run.variants;
   request.reference = run.reference;
   request.requirement = run.requirement;
@@ -88,6 +89,7 @@ std::string TensorOptions(const LayerRun& run) {
     AddOption(text, "--delayed-state", absl::StrCat(name, "=", ReferenceText(reference)));
   }
   if (run.calibrate) absl::StrAppend(&text, " --calibrate");
+  if (run.error_budget) absl::StrAppend(&text, " --error-budget");
   if (run.seed != 0) AddOption(text, "--seed", absl::StrCat(run.seed));
   if (run.requires_grad.has_value()) {
     std::vector<std::string> names;

@@ -22,6 +22,7 @@ struct LayerRun {
   std::optional<int> reference;
   Requirement requirement = Requirement::kNone;
   bool keep_outputs = false;
+  bool error_budget = false;
   std::map<std::string, TensorReference> subjects;       ///< By output name.
   std::map<std::string, TensorReference> delayed_state;  ///< "input.scale", ...
   bool calibrate = false;

@@ -177,6 +177,24 @@ std::string StackedBar(const std::vector<BarPart>& parts) {
   return absl::StrCat(bar, "</div>", legend, "</div>");
 }
 
+std::string BudgetBars(const v1::ErrorBudget& budget) {
+  double largest = 0;
+  for (const v1::BudgetTerm& term : budget.terms()) {
+    largest = std::max(largest, std::fabs(term.share()));
+  }
+  std::string html = "<div class=\"bars\">";
+  for (const v1::BudgetTerm& term : budget.terms()) {
+    // Zero stands in the middle.
+    const double half = largest > 0 ? 50 * std::fabs(term.share()) / largest : 0;
+    absl::StrAppendFormat(&html,
+                          "<span>%s</span><b><i style=\"width:%.1f%%;margin-left:%.1f%%\"></i></b>"
+                          "<span class=\"r\">%.2f %%</span>",
+                          Escaped(term.stage()), half, term.share() < 0 ? 50 - half : 50.0,
+                          100 * term.share());
+  }
+  return html + "</div>";
+}
+
 std::string StageBars(const std::vector<std::pair<std::string, double>>& stages) {
   double longest = 0, total = 0;
   for (const auto& [stage, seconds] : stages) {

@@ -25,6 +25,10 @@ struct BarPart {
 };
 std::string StackedBar(const std::vector<BarPart>& parts);
 
+/// One horizontal bar per term of an error budget, to the right where it adds to the error and to
+/// the left where it cancels some of it.
+std::string BudgetBars(const v1::ErrorBudget& budget);
+
 /// One horizontal bar per stage, all to one scale.
 std::string StageBars(const std::vector<std::pair<std::string, double>>& stages);
 

@@ -229,6 +229,17 @@ std::string Quantizations(const v1::VariantReport& variant) {
   return html + "</div>";
 }
 
+std::string ErrorBudgets(const v1::VariantReport& variant) {
+  if (variant.error_budgets().empty()) return "";
+  std::string html = "<h4>What makes the error</h4><div class=\"cards small\">";
+  for (const v1::ErrorBudget& budget : variant.error_budgets()) {
+    absl::StrAppend(&html, "<div class=\"card\"><div class=\"head\"><h3>", Escaped(budget.tensor()),
+                    "</h3>", Span("chip", absl::StrCat("rms ", ShortReal(budget.total().rms()))),
+                    "</div>", BudgetBars(budget), "</div>");
+  }
+  return html + "</div>";
+}
+
 std::string SavedOperands(const v1::VariantReport& variant) {
   if (variant.saved().empty()) return "";
   std::vector<std::vector<std::string>> rows;
@@ -275,7 +286,8 @@ std::string VariantSection(const v1::VariantReport& variant, int index, bool is_
   for (const v1::OutputReport& output : variant.outputs()) {
     absl::StrAppend(&html, OutputCard(variant, output));
   }
-  absl::StrAppend(&html, "</div>", Quantizations(variant), SavedOperands(variant), Gemms(variant));
+  absl::StrAppend(&html, "</div>", Quantizations(variant), ErrorBudgets(variant),
+                  SavedOperands(variant), Gemms(variant));
   if (!variant.stages().empty()) {
     std::vector<std::pair<std::string, double>> stages;
     for (const v1::StageTime& stage : variant.stages()) {

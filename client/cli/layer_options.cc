@@ -150,6 +150,10 @@ void AddLayerOptions(CLI::App& command, LayerOptions& options) {
       .add_flag("--calibrate", options.calibrate,
                 "Delayed scaling: compute in high precision, note the amaxes only")
       ->group(kTensors);
+  command
+      .add_flag("--error-budget", options.error_budget,
+                "Say how much of each output's error every stage makes")
+      ->group(kTensors);
   command.add_option("--seed", options.seed, "For recipes that round stochastically")
       ->type_name("N")
       ->group(kTensors);
@@ -297,6 +301,7 @@ absl::StatusOr<v1::RunSpec> BuildRunSpec(Connection& connection, const LayerOpti
   QG_RETURN_IF_ERROR(CheckLayer(connection, options.layer));
 
   spec.set_seed(options.seed);
+  spec.set_error_budget(options.error_budget);
   v1::LinearLayer& layer = *spec.mutable_linear();
   layer.set_calibrate(options.calibrate);
   QG_RETURN_IF_ERROR(SetDelayedState(options.delayed_state, sources, layer));

@@ -19,6 +19,7 @@ struct LayerOptions {
   std::string requires_grad;  ///< "x,w,b"; empty: every gradient that has an operand; "none".
   std::vector<std::string> delayed_state;  ///< FILE.safetensors, or NAME=TENSOR each.
   bool calibrate = false;
+  bool error_budget = false;
   uint64_t seed = 0;
   std::vector<std::string> recipes;
   std::vector<std::string> backward_overrides;

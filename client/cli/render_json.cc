@@ -70,6 +70,28 @@ Json OfParity(const v1::ParityReport& parity, const std::string& dtype) {
   return json;
 }
 
+Json OfBudgetTerm(const v1::BudgetTerm& term) {
+  Json json;
+  json["stage"] = term.stage();
+  SetReal(json, "share", term.share());
+  SetReal(json, "mean", term.mean());
+  SetReal(json, "rms", term.rms());
+  SetReal(json, "max_abs", term.max_abs());
+  return json;
+}
+
+Json OfBudget(const v1::ErrorBudget& budget) {
+  Json json;
+  json["tensor"] = budget.tensor();
+  json["element_count"] = budget.element_count();
+  json["non_finite_count"] = budget.non_finite_count();
+  json["total"] = OfBudgetTerm(budget.total());
+  json["terms"] =
+      ListOf(budget.terms(), [](const v1::BudgetTerm& term) { return OfBudgetTerm(term); });
+  SetReal(json, "closure", budget.closure());
+  return json;
+}
+
 Json OfCell(const v1::HeatMapCell& cell) {
   return Json{
       {"row_begin", cell.row_begin()},         {"row_end", cell.row_end()},
@@ -179,6 +201,8 @@ Json OfVariant(const v1::VariantReport& variant) {
   });
   json["quantizations"] = ListOf(
       variant.quantizations(), [](const v1::QuantizationRecord& record) { return JsonOf(record); });
+  json["error_budgets"] = ListOf(variant.error_budgets(),
+                                 [](const v1::ErrorBudget& budget) { return OfBudget(budget); });
   json["gemms"] = ListOf(variant.gemms(), [](const v1::GemmLine& gemm) {
     return Json{{"role", gemm.role()},
                 {"text", gemm.text()},

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "client/cli/number_text.h"
 #include "client/cli/text_table.h"
 
@@ -204,11 +205,28 @@ void PrintQuantizations(const v1::VariantReport& variant, bool uses_colour, std:
   out << "\n";
 }
 
+/// How much of each output's error every stage makes.
+void PrintErrorBudgets(const v1::VariantReport& variant, bool uses_colour, std::ostream& out) {
+  if (variant.error_budgets().empty()) return;
+  TextTable table({"output", "<error made by", "share", "rms", "mean", "largest"});
+  for (const v1::ErrorBudget& budget : variant.error_budgets()) {
+    const auto add = [&](const std::string& tensor, const v1::BudgetTerm& term) {
+      table.AddRow({tensor, term.stage(), absl::StrFormat("%.2f %%", 100 * term.share()),
+                    ShortReal(term.rms()), ShortReal(term.mean()), ShortReal(term.max_abs())});
+    };
+    add(budget.tensor(), budget.total());
+    for (const v1::BudgetTerm& term : budget.terms()) add("", term);
+  }
+  table.Print(out, uses_colour);
+  out << "\n";
+}
+
 void PrintVariant(const v1::VariantReport& variant, bool uses_colour, std::ostream& out) {
   out << Toned(variant.label(), Tone::kBold, uses_colour)
       << (variant.is_hardware() ? "  (hardware)" : "  (model)") << "\n\n";
   PrintOutputs(variant, uses_colour, out);
   PrintQuantizations(variant, uses_colour, out);
+  PrintErrorBudgets(variant, uses_colour, out);
   for (const v1::GemmLine& gemm : variant.gemms()) {
     out << gemm.role() << ": " << gemm.text() << "\n    a: " << gemm.a_source()
         << "; b: " << gemm.b_source() << "\n";

@@ -14,6 +14,8 @@
 namespace quantgate {
 namespace {
 
+constexpr char kScaleRule[] = ": scale rule";
+
 /// One operand as it was on its way from what was given to what the GEMM read: each version in
 /// f32, in the layout of the GEMM, with the stage that made it of the one before.
 struct Version {
@@ -168,7 +170,7 @@ absl::Status Budgets::AddVersions(Side& side) const {
                       WithIdealScales(side.versions.back().matrix, spec, along_rows, context_));
   side.versions.push_back({absl::StrCat(side.name, ": elements"), std::move(ideal)});
   QG_ASSIGN_OR_RETURN(Tensor used, OperandValues(engine_, side, cancellation_));
-  side.versions.push_back({absl::StrCat(side.name, ": scale rule"), std::move(used)});
+  side.versions.push_back({absl::StrCat(side.name, kScaleRule), std::move(used)});
   return absl::OkStatus();
 }
 
@@ -195,10 +197,13 @@ absl::StatusOr<Tensor> Budgets::Accumulated(const GemmRecord& gemm) const {
   return result.d;
 }
 
-/// Statistics of value[i] = sum of sign * array[i] over the finite elements.
+/// value[i] = sum of sign * array[i].
 struct Difference {
   std::string stage;
   std::vector<std::pair<double, const float*>> parts;
+  /// The term before is what the elements cost under ideal scales, and both together are what
+  /// quantization cost.
+  bool shares_with_previous = false;
 
   double At(int64_t i) const {
     double sum = 0;
@@ -233,8 +238,21 @@ struct TermSums {
   }
 };
 
+/// Two quantizations of one tensor err almost independently of each other, so that the ideal one's
+/// error has nothing to do with the total. What both terms share is divided as the powers of the
+/// errors: under the ideal scales over under the actual ones.
+void DivideShare(const TermSums& together, double total_square, BudgetTerm& elements,
+                 BudgetTerm& scale_rule, int64_t count) {
+  const double actual_square = together.square.Sum();
+  if (actual_square == 0 || total_square == 0) return;
+  const double share = together.with_total.Sum() / total_square;
+  const double ideal_square = elements.rms * elements.rms * static_cast<double>(count);
+  elements.share = share * (ideal_square / actual_square);
+  scale_rule.share = share - elements.share;
+}
+
 void Summarize(const std::vector<Difference>& terms, const Difference& total, ErrorBudget& budget) {
-  std::vector<TermSums> sums(terms.size());
+  std::vector<TermSums> sums(terms.size()), together(terms.size());
   TermSums total_sums;
   int64_t finite = 0;
   for (int64_t i = 0; i < budget.element_count; ++i) {
@@ -244,11 +262,13 @@ void Summarize(const std::vector<Difference>& terms, const Difference& total, Er
     if (!is_finite) continue;
     ++finite;
     const double whole = total.At(i);
-    double added = 0;
+    double added = 0, previous = 0;
     for (size_t t = 0; t < terms.size(); ++t) {
       const double term = terms[t].At(i);
       sums[t].Add(term, whole);
+      if (terms[t].shares_with_previous) together[t].Add(previous + term, whole);
       added += term;
+      previous = term;
     }
     total_sums.Add(whole, whole);
     budget.closure = std::max(budget.closure, std::fabs(added - whole));
@@ -258,6 +278,9 @@ void Summarize(const std::vector<Difference>& terms, const Difference& total, Er
   budget.total = total_sums.Term("total", finite, total_square);
   for (size_t t = 0; t < terms.size(); ++t) {
     budget.terms.push_back(sums[t].Term(terms[t].stage, finite, total_square));
+    if (terms[t].shares_with_previous) {
+      DivideShare(together[t], total_square, budget.terms[t - 1], budget.terms[t], finite);
+    }
   }
 }
 
@@ -293,7 +316,9 @@ absl::StatusOr<ErrorBudget> Budgets::Measure(const GemmRecord& gemm) {
       QG_ASSIGN_OR_RETURN(const Tensor swapped, Exact(gemm.desc, s == 0 ? matrix : original_a,
                                                       s == 0 ? original_b : matrix));
       const float* now = values(swapped);
-      terms.push_back({side.versions[v].stage, {{1, now}, {-1, last_of[s]}}});
+      terms.push_back({side.versions[v].stage,
+                       {{1, now}, {-1, last_of[s]}},
+                       absl::EndsWith(side.versions[v].stage, kScaleRule)});
       last_of[s] = now;
     }
   }

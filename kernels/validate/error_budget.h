@@ -18,7 +18,9 @@ struct BudgetTerm {
   double mean = 0;    ///< Adds up to the total's mean.
   double rms = 0;
   double max_abs = 0;
-  double share = 0;  ///< sum t T / sum T^2: adds up to 1. Negative: it cancels part of the others.
+  /// Adds up to 1; negative: it cancels part of the others. sum t T / sum T^2, which "elements" and
+  /// "scale rule" of an operand divide by the power of the error under ideal scales.
+  double share = 0;
 };
 
 struct ErrorBudget {

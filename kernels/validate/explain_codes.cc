@@ -434,6 +434,14 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
                      };
                      return key(left) > key(right);
                    });
+  // Where nearest rounding already gives every code, either neighbour says nothing more.
+  const bool is_deterministic =
+      explanation.candidates.front().is_entire() && explanation.candidates.front().is_deterministic;
+  if (is_deterministic) {
+    std::erase_if(explanation.candidates, [](const CodesCandidate& candidate) {
+      return candidate.is_entire() && !candidate.is_deterministic;
+    });
+  }
   if (explanation.candidates.size() > kCandidatesKept) {
     explanation.candidates.resize(kCandidatesKept);
   }

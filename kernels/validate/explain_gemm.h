@@ -30,7 +30,7 @@ struct GemmCandidate {
   std::string arithmetic;  ///< "sm90:split"; several where their rules are one; empty: no name.
   std::string rule;        ///< "L=32 F=13 out=13, promoted every 128 of k".
   int64_t match_count = 0;
-  int64_t output_count = 0;  ///< Outputs compared: all, some thousands, or a part of the sample.
+  int64_t output_count = 0;   ///< Outputs compared: all, some thousands, or a part of the sample.
   bool gives_sample = false;  ///< Every output of the sample.
   /// Where it differs from d. Beside a candidate that is entire, this output tells them apart.
   std::optional<OutputAt> first_difference;

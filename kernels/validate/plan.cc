@@ -220,6 +220,7 @@ int Plan::StepCount() const {
   for (const Variant& variant : request_.variants) {
     steps += static_cast<int>(LinearStages(request_.linear, variant.recipe).size());
     steps += outputs;  // One report each.
+    steps += request_.error_budget ? 1 : 0;
   }
   // The matrix of all pairs.
   return steps + (request_.variants.size() > 1 ? 1 : 0);

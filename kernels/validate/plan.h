@@ -50,6 +50,7 @@ struct LayerRunRequest {
   Requirement requirement = Requirement::kNone;
   /// Outputs computed elsewhere, by name: each is held to the bound of the first variant's output.
   std::map<std::string, Tensor> subjects;
+  bool error_budget = false;  ///< Measure VariantReport::error_budgets.
 };
 
 class Plan {

@@ -109,13 +109,25 @@ class PlanRun {
                                   }));
     VariantReport& report = report_.variants[index];
     report = DescribeVariant(variant, result);
-    for (const NamedTensor& output : result.outputs) {
-      const std::string stage = absl::StrCat("report ", output.name);
+    const auto timed = [&](const std::string& stage, auto body) -> absl::Status {
       QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat(label, ": ", stage)));
       const auto begin = std::chrono::steady_clock::now();
-      QG_RETURN_IF_ERROR(ReportOne(index, result, output, report));
+      QG_RETURN_IF_ERROR(body());
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
       report.stages.push_back({stage, elapsed.count()});
+      return absl::OkStatus();
+    };
+    for (const NamedTensor& output : result.outputs) {
+      QG_RETURN_IF_ERROR(timed(absl::StrCat("report ", output.name),
+                               [&] { return ReportOne(index, result, output, report); }));
+    }
+    if (request_.error_budget) {
+      QG_RETURN_IF_ERROR(timed("error budget", [&]() -> absl::Status {
+        QG_ASSIGN_OR_RETURN(
+            report.error_budgets,
+            MeasureErrorBudgets(engine_, request_.linear, variant.recipe, result, cancellation_));
+        return absl::OkStatus();
+      }));
     }
     observer_.on_variant(index, report);
     return absl::OkStatus();

@@ -6,6 +6,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "kernels/validate/error_budget.h"
 #include "kernels/validate/plan.h"
 
 namespace quantgate {
@@ -61,6 +62,7 @@ struct VariantReport {
     std::string role, text, a_source, b_source, arithmetic;
   };
   std::vector<GemmLine> gemms;
+  std::vector<ErrorBudget> error_budgets;  ///< One per GEMM, where the request asks for them.
   std::vector<StageTime> stages;
   std::vector<std::string> notes;
   std::vector<NamedTensor> state;  ///< LinearResult::state.

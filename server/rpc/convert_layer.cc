@@ -107,6 +107,7 @@ absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t ten
                                  "REQUIREMENT_BITWISE and REQUIREMENT_BOUND");
   }
   run.keep_outputs = proto.keep_outputs();
+  run.error_budget = proto.error_budget();
   // Bounded before anything is looked up; Plan::Create has the rule for the names.
   if (proto.subjects_size() > kSubjectsMax) {
     return error::InvalidField("spec.subjects", absl::StrCat(proto.subjects_size(), " tensors"),

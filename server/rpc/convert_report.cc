@@ -181,6 +181,27 @@ v1::QuantizationRecord QuantizationRecordToProto(const QuantizationRecord& recor
   return proto;
 }
 
+v1::BudgetTerm BudgetTermToProto(const BudgetTerm& term) {
+  v1::BudgetTerm proto;
+  proto.set_stage(term.stage);
+  proto.set_mean(term.mean);
+  proto.set_rms(term.rms);
+  proto.set_max_abs(term.max_abs);
+  proto.set_share(term.share);
+  return proto;
+}
+
+v1::ErrorBudget ErrorBudgetToProto(const ErrorBudget& budget) {
+  v1::ErrorBudget proto;
+  proto.set_tensor(budget.tensor);
+  proto.set_element_count(budget.element_count);
+  proto.set_non_finite_count(budget.non_finite_count);
+  *proto.mutable_total() = BudgetTermToProto(budget.total);
+  for (const BudgetTerm& term : budget.terms) *proto.add_terms() = BudgetTermToProto(term);
+  proto.set_closure(budget.closure);
+  return proto;
+}
+
 v1::VariantReport VariantReportToProto(const VariantReport& report) {
   v1::VariantReport proto;
   proto.set_label(report.label);
@@ -199,6 +220,9 @@ v1::VariantReport VariantReportToProto(const VariantReport& report) {
     *proto.add_quantizations() = QuantizationRecordToProto(record);
   }
   for (const auto& line : report.gemms) *proto.add_gemms() = GemmLineToProto(line);
+  for (const ErrorBudget& budget : report.error_budgets) {
+    *proto.add_error_budgets() = ErrorBudgetToProto(budget);
+  }
   for (const StageTime& stage : report.stages) {
     v1::StageTime& stage_proto = *proto.add_stages();
     stage_proto.set_stage(stage.stage);

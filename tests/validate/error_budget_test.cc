@@ -101,8 +101,11 @@ TEST(ErrorBudget, TermsAddUpForEveryGemmOfEveryRecipe) {
   const LinearRequest request = RandomRequest(64, 96, 128);
   for (const char* recipe :
        {"bf16", "fp8_current", "fp8_current:backward_override=dequantized",
-        "fp8_current:backward_override=high_precision", "fp8_current:activation_dtype=f16"}) {
-    const std::vector<ErrorBudget> budgets = BudgetsOf(request, recipe, "sm90");
+        "fp8_current:backward_override=high_precision", "fp8_current:activation_dtype=f16",
+        "fp8_block", "mxfp8", "mxfp8:fp8_format=hybrid,enable_2d_quantization=true", "nvfp4",
+        "nvfp4:disable_rht=true,nvfp4_4over6=all", "nvfp4:backward_override=dequantized",
+        "fp8_delayed", "hybrid:fprop=mxfp8,dgrad=mxfp8,wgrad=nvfp4"}) {
+    const std::vector<ErrorBudget> budgets = BudgetsOf(request, recipe, "auto");
     std::vector<std::string> tensors;
     for (const ErrorBudget& budget : budgets) {
       tensors.push_back(budget.tensor);

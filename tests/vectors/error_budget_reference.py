@@ -67,11 +67,12 @@ def current_power_2(x):
     return cast_e4m3(x * scale), F32(F32(1) / scale)
 
 
-def line(stage, term, total):
+def line(stage, term, total, share=None):
     t, whole = term.astype(np.float64).ravel(), total.astype(np.float64).ravel()
     mean = math.fsum(t) / t.size
     rms = math.sqrt(math.fsum(t * t) / t.size)
-    share = math.fsum(t * whole) / math.fsum(whole * whole)
+    if share is None:
+        share = math.fsum(t * whole) / math.fsum(whole * whole)
     return f"term {mean.hex()} {rms.hex()} {float(np.abs(t).max()).hex()} {share.hex()} {stage}"
 
 
@@ -102,7 +103,16 @@ def case(name, quantize, seed):
         ("output cast", f64((1, y), (-1, summed))),
     ]
     text = [f"case {name} {M} {N} {K} {x.tobytes().hex()} {w.tobytes().hex()}"]
-    return text + [line(stage, term, total) for stage, term in rows]
+    shares = {}
+    for name in ("x", "weight"):
+        ideal_error = dict(rows)[f"{name}: elements"].ravel()
+        actual_error = ideal_error + dict(rows)[f"{name}: scale rule"].ravel()
+        whole = total.ravel()
+        together = math.fsum(actual_error * whole) / math.fsum(whole * whole)
+        ratio = math.fsum(ideal_error**2) / math.fsum(actual_error**2)
+        shares[f"{name}: elements"] = together * ratio
+        shares[f"{name}: scale rule"] = together - together * ratio
+    return text + [line(stage, term, total, shares.get(stage)) for stage, term in rows]
 
 
 def main():
