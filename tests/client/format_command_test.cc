@@ -257,6 +257,25 @@ TEST_F(FormatCommandTest, OneComparisonOfEveryRecipe) {
   EXPECT_TRUE(report["verdict"]["pass"].get<bool>()) << report["verdict"];
 }
 
+TEST_F(FormatCommandTest, TextAndFileAreOneRecipe) {
+  const std::string file = Path("r.json");
+  WriteFile(file, R"({"name": "hybrid", "knobs": {
+      "fprop": {"knobs": {"power_2_scales": true}, "name": "fp8_current"},
+      "dgrad": "mxfp8", "backward_override": "default",
+      "weight": {"columnwise": {"format": "mxfp8", "block_dim": 1}}}})");
+  const auto digest = [&](const std::string& recipe) {
+    const Json report =
+        QuantgateJson(Arguments{"run"} + LayerArguments() + Arguments{"--recipe", recipe});
+    return report["run"]["variants"][0]["recipe_digest"].get<std::string>();
+  };
+  const std::string expected = digest("@" + file);
+  EXPECT_EQ(expected.size(), 64u);
+  EXPECT_EQ(digest(R"(hybrid:dgrad=mxfp8,weight={"columnwise":{"format":"mxfp8"}},)"
+                   R"(fprop={"name":"fp8_current","knobs":{"power_2_scales":"true"}})"),
+            expected);
+  EXPECT_NE(digest("hybrid:dgrad=mxfp8,fprop=fp8_current"), expected);
+}
+
 TEST_F(FormatCommandTest, AllIsForComparisonsNotForOneOutputFile) {
   const ProcessResult result =
       Quantgate(Arguments{"run"} + LayerArguments() +
