@@ -26,6 +26,45 @@ struct Facts {
   v1::ListArithmeticsResponse arithmetics;
 };
 
+v1::AlgorithmClass Sum(const v1::AlgorithmInventory& inventory) {
+  v1::AlgorithmClass sum;
+  for (const v1::AlgorithmClass& c : inventory.classes()) {
+    sum.set_returned(sum.returned() + c.returned());
+    sum.set_equal(sum.equal() + c.equal());
+    sum.set_differing(sum.differing() + c.differing());
+    sum.set_not_run(sum.not_run() + c.not_run());
+  }
+  return sum;
+}
+
+Json JsonOfCounts(const v1::AlgorithmClass& c) {
+  return Json{{"returned", c.returned()},
+              {"equal", c.equal()},
+              {"differing", c.differing()},
+              {"not_run", c.not_run()}};
+}
+
+Json JsonOfInventory(const v1::AlgorithmInventory& inventory) {
+  Json json{{"device", inventory.device()},
+            {"driver", inventory.driver()},
+            {"cublaslt", inventory.cublaslt()},
+            {"date", inventory.date()},
+            {"program", inventory.program()}};
+  json.update(JsonOfCounts(Sum(inventory)));
+  json["classes"] = Json::array();
+  for (const v1::AlgorithmClass& c : inventory.classes()) {
+    Json item{{"operands", c.operands()},
+              {"algorithm_id", c.algorithm_id()},
+              {"slices", c.slices()},
+              {"request", c.request()},
+              {"arithmetic", c.arithmetic().empty() ? Json() : Json(c.arithmetic())},
+              {"first_choices", c.first_choices()}};
+    item.update(JsonOfCounts(c));
+    json["classes"].push_back(item);
+  }
+  return json;
+}
+
 Json JsonOfFacts(const Facts& facts) {
   const v1::Capabilities& capabilities = facts.capabilities;
   const v1::Limits& limits = capabilities.limits();
@@ -70,7 +109,30 @@ Json JsonOfFacts(const Facts& facts) {
                                        {"evidence", arithmetic.evidence()},
                                        {"is_hardware", arithmetic.is_hardware()}});
   }
+  json["cublaslt"] = JsonOfInventory(facts.arithmetics.cublaslt());
   return json;
+}
+
+void PrintNotModelled(const v1::AlgorithmInventory& inventory, Invocation& invocation) {
+  const bool uses_colour = invocation.uses_colour();
+  std::ostream& out = invocation.out();
+  const v1::AlgorithmClass sum = Sum(inventory);
+  out << "\n"
+      << Toned("cuBLASLt algorithms that no arithmetic models", Tone::kBold, uses_colour) << "  of "
+      << sum.returned() << " that the heuristic returned, " << sum.equal() << " equal their model, "
+      << sum.differing() << " differ, " << sum.not_run()
+      << " were not run\n  source: " << inventory.program() << "; " << inventory.device()
+      << ", driver " << inventory.driver() << ", cuBLASLt " << inventory.cublaslt() << ", "
+      << inventory.date() << "; docs/tensor-cores.md section 3.6\n";
+  TextTable table({"operands", "id", "<slices of K", "<request", "first choices", "returned",
+                   "equal", "differ", "not run"});
+  for (const v1::AlgorithmClass& c : inventory.classes()) {
+    if (!c.arithmetic().empty()) continue;
+    table.AddRow({c.operands(), absl::StrCat(c.algorithm_id()), c.slices(), c.request(),
+                  absl::StrCat(c.first_choices()), absl::StrCat(c.returned()),
+                  absl::StrCat(c.equal()), absl::StrCat(c.differing()), absl::StrCat(c.not_run())});
+  }
+  table.Print(out, uses_colour, 2);
 }
 
 void PrintFacts(const Facts& facts, Invocation& invocation) {
@@ -105,6 +167,7 @@ void PrintFacts(const Facts& facts, Invocation& invocation) {
         << arithmetic.summary() << "\n      source: " << arithmetic.source()
         << "\n      evidence: " << arithmetic.evidence() << "\n";
   }
+  PrintNotModelled(facts.arithmetics.cublaslt(), invocation);
 }
 
 absl::StatusOr<int> Info(Invocation& invocation) {

@@ -1,3 +1,4 @@
+#include "kernels/gemm/algorithm_inventory.h"
 #include "quantgate/v1/info_service.grpc.pb.h"
 #include "server/limits.h"
 #include "server/rpc/convert_recipe.h"
@@ -32,6 +33,29 @@ v1::Capabilities MakeCapabilities(const ServiceContext& context) {
   return proto;
 }
 
+v1::AlgorithmInventory InventoryToProto(const AlgorithmInventory& inventory) {
+  v1::AlgorithmInventory proto;
+  proto.set_device(inventory.device);
+  proto.set_driver(inventory.driver);
+  proto.set_cublaslt(inventory.cublaslt);
+  proto.set_date(inventory.date);
+  proto.set_program(inventory.program);
+  for (const AlgorithmClass& c : inventory.classes) {
+    v1::AlgorithmClass& item = *proto.add_classes();
+    item.set_operands(c.operands);
+    item.set_algorithm_id(c.algorithm_id);
+    item.set_slices(c.slices);
+    item.set_request(c.request);
+    item.set_arithmetic(c.arithmetic);
+    item.set_first_choices(c.first_choices);
+    item.set_returned(c.returned);
+    item.set_equal(c.equal);
+    item.set_differing(c.differing);
+    item.set_not_run(c.not_run);
+  }
+  return proto;
+}
+
 /// What this server is does not change, so it is put together once.
 class InfoService : public v1::Info::CallbackService {
  public:
@@ -43,6 +67,7 @@ class InfoService : public v1::Info::CallbackService {
     for (const auto& arithmetic : AllArithmetics()) {
       *arithmetics_.add_arithmetics() = ArithmeticDescriptionToProto(arithmetic);
     }
+    *arithmetics_.mutable_cublaslt() = InventoryToProto(CublasLtInventory());
   }
 
   grpc::ServerUnaryReactor* GetCapabilities(grpc::CallbackServerContext* server_context,

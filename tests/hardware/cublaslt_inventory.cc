@@ -1,10 +1,11 @@
 // Which kernels does cuBLASLt's heuristic return, and which of them does the model reproduce?
 //   cublaslt_inventory [SECONDS] [SEED] [FILTER]
 // Over shapes with m, n, k in 16 ... 8192, for every family of operand types, layouts and scaling,
-// every algorithm that the heuristic returns, of any reduction scheme, runs with one of four
-// epilogues. Its output is compared with GemmCpu's on up to 256 rows. Prints a Markdown table by
-// class of algorithm: runs whose bits are all equal, runs that differ, outputs. Shapes are visited
-// in an order drawn from SEED until a family's share of SECONDS (default 420) is used up.
+// every algorithm that the heuristic returns, asked for any reduction scheme and then for none,
+// runs with one of four epilogues. Its output is compared with GemmCpu's on up to 256 rows. Prints
+// a Markdown table by class of algorithm: runs whose bits are all equal, runs that differ, outputs.
+// Shapes are visited in an order drawn from SEED until a family's share of SECONDS (default 420) is
+// used up.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -62,8 +63,9 @@ struct ClassCounts {
 
 using Classes = std::map<ClassKey, ClassCounts>;
 
-std::string SchemeName(const Algorithm& algorithm) {
-  if (algorithm.split_k <= 1) return "none";
+std::string SchemeName(const Algorithm& algorithm, bool may_split) {
+  if (algorithm.split_k < 0) return "the kernel's own";
+  if (algorithm.split_k <= 1) return may_split ? "none" : "none, split-K forbidden";
   switch (algorithm.scheme) {
     case CUBLASLT_REDUCTION_SCHEME_INPLACE:
       return "split-K in place";
@@ -137,8 +139,13 @@ class Inventory {
   int refused() const { return refused_; }
 
  private:
+  using Models = std::map<std::pair<bool, int>, Tensor>;  // By fp32 arithmetic or not, slices of K.
+
   Trial DrawTrial(int64_t m, int64_t n, int64_t k, EpilogueKind epilogue, uint64_t seed) const;
   void RunShape(int64_t m, int64_t n, int64_t k, uint64_t index);
+  void RunAlgorithms(LoadedGemm& loaded, const std::vector<Algorithm>& algorithms, bool may_split,
+                     EpilogueKind epilogue, const Trial& trial, const std::vector<Band>& bands,
+                     const GemmDesc& band_model, Models& models);
   /// Absent where the model refuses.
   Tensor ModelOf(const GemmDesc& band_model, const Algorithm& algorithm) const;
   int64_t CountDifferences(LoadedGemm& loaded, const Trial& trial, const std::vector<Band>& bands,
@@ -226,11 +233,20 @@ void Inventory::RunShape(int64_t m, int64_t n, int64_t k, uint64_t index) {
   ++shapes_;
   const std::vector<Band> bands = BandsOf(m);
   const GemmDesc band_model = BandModel(trial, bands);
-  std::map<std::pair<bool, int>, Tensor> models;  // By fp32 arithmetic or not, slices of K.
+  Models models;
+  RunAlgorithms(loaded, algorithms, true, epilogue, trial, bands, band_model, models);
+  RunAlgorithms(loaded, loaded.Algorithms(kAlgorithmsMax, CUBLASLT_REDUCTION_SCHEME_NONE), false,
+                epilogue, trial, bands, band_model, models);
+}
+
+void Inventory::RunAlgorithms(LoadedGemm& loaded, const std::vector<Algorithm>& algorithms,
+                              bool may_split, EpilogueKind epilogue, const Trial& trial,
+                              const std::vector<Band>& bands, const GemmDesc& band_model,
+                              Models& models) {
+  const bool has_fp8_output = trial.hardware.d_type.starts_with("f8");
   for (const Algorithm& algorithm : algorithms) {
-    const bool has_fp8_output = trial.hardware.d_type.starts_with("f8");
     ClassCounts& counts =
-        classes_[{family_.Name(), algorithm.id, SchemeName(algorithm),
+        classes_[{family_.Name(), algorithm.id, SchemeName(algorithm, may_split),
                   has_fp8_output ? "D scale" : kEpilogueNames[static_cast<int>(epilogue)]}];
     counts.first_choices += &algorithm == &algorithms.front();
     const auto [model, is_new] =

@@ -1,0 +1,33 @@
+// Which algorithms cuBLASLt's heuristic returns, and which of them this build's arithmetics
+// reproduce: counts of one survey on a device, so that a reader knows what is not modelled.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace quantgate {
+
+/// Runs of one algorithm on one class of operands, with all outputs and epilogues of the survey.
+struct AlgorithmClass {
+  std::string operands;    ///< "bf16", "FP8, fast".
+  int algorithm_id = 0;    ///< CUBLASLT_ALGO_CONFIG_ID.
+  std::string slices;      ///< Of K: "none", "split-K", "none or the kernel's own".
+  std::string request;     ///< What the heuristic was asked for when it returned the algorithm:
+                           ///< "any" reduction scheme, "split-K forbidden", "either".
+  std::string arithmetic;  ///< The one that models the class; empty: none does.
+  int first_choices = 0;   ///< Of requests: where the heuristic ranked it first.
+  int returned = 0;        ///< All of them: equal + differing + not run.
+  int equal = 0;           ///< Every output has the model's bits.
+  int differing = 0;       ///< Some output has not.
+  int not_run = 0;         ///< There is no model to compare with.
+};
+
+struct AlgorithmInventory {
+  std::string device, driver, cublaslt, date;
+  std::string program;  ///< What was run: tests/hardware/README.md.
+  std::vector<AlgorithmClass> classes;
+};
+
+const AlgorithmInventory& CublasLtInventory();
+
+}  // namespace quantgate
