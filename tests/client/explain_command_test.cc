@@ -1,0 +1,120 @@
+// explain and --error-budget through the command, in process and against a server.
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "tests/client/command_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Arguments = std::vector<std::string>;
+using Json = nlohmann::json;
+
+const std::string kFile = std::string(QUANTGATE_SOURCE_DIR) + "/data/bytegpt_block1.safetensors";
+
+class ExplainCommandTest : public CommandTest {
+ protected:
+  Json Explained(const Arguments& arguments, int exit_code, Where where = Where::kInProcess) {
+    const ProcessResult result =
+        Quantgate(Arguments{"explain", "--format", "json"} + arguments, where);
+    EXPECT_EQ(result.exit_code, exit_code) << result.err;
+    return Json::parse(result.out, nullptr, /*allow_exceptions=*/false);
+  }
+};
+
+TEST_F(ExplainCommandTest, NamesTheArithmeticOfAGemm) {
+  const std::string d = Path("d.safetensors");
+  ASSERT_EQ(Quantgate({"gemm", "--a", kFile + ":fc1.x", "--b", kFile + ":fc1.weight",
+                       "--arithmetic", "sm90", "-o", d},
+                      Where::kInProcess)
+                .exit_code,
+            0);
+  const Arguments operands = {"--a", kFile + ":fc1.x", "--b", kFile + ":fc1.weight", "--d", d};
+  for (const Where where : {Where::kInProcess, Where::kServer}) {
+    const Json json = Explained(operands, 0, where);
+    const Json& best = json["gemm"][0];
+    EXPECT_THAT(best["arithmetic"].get<std::string>(), HasSubstr("sm90"));
+    EXPECT_EQ(best["match_count"], 256 * 2048);
+    EXPECT_EQ(best["output_count"], 256 * 2048);
+    EXPECT_TRUE(best["first_difference"].is_null());
+    EXPECT_TRUE(json["codes"].empty());
+  }
+  const ProcessResult table = Quantgate(Arguments{"explain"} + operands, Where::kInProcess);
+  EXPECT_THAT(table.out, AllOf(HasSubstr("L=16 F=25 out=23"), HasSubstr("exact"),
+                               HasSubstr("rules on a sample of 576 outputs")));
+}
+
+TEST_F(ExplainCommandTest, NamesTheRuleOfCodesAndSaysWhenNothingFits) {
+  const std::string q = Path("q.safetensors");
+  ASSERT_EQ(Quantgate({"quantize", kFile + ":fc1.x", "--recipe", "mxfp8:scale_rule=floor", "--role",
+                       "input", "--usage", "rowwise", "-o", q},
+                      Where::kInProcess)
+                .exit_code,
+            0);
+  const Arguments right = {"--source",          kFile + ":fc1.x", "--codes",
+                           q + ":rowwise_data", "--scale-inv",    q + ":rowwise_scale_inv"};
+  const Json best = Explained(right, 0)["codes"][0];
+  EXPECT_EQ(best["element"], "f8_e4m3");
+  EXPECT_EQ(best["block"], "1x32");
+  EXPECT_THAT(best["scale_rule"].get<std::string>(), HasSubstr("floor"));
+  EXPECT_EQ(best["code_match_count"], 256 * 512);
+  EXPECT_EQ(best["scale_match_count"], 256 * 16);
+  // Scales of another tensor: nothing gives all of them.
+  const Json other = Explained({"--source", "gen:normal,seed=9,shape=256x512,dtype=bf16", "--codes",
+                                q + ":rowwise_data", "--scale-inv", q + ":rowwise_scale_inv"},
+                               1)["codes"][0];
+  EXPECT_LT(other["code_match_count"], other["code_count"]);
+  EXPECT_FALSE(other["first_difference"].is_null());
+}
+
+TEST_F(ExplainCommandTest, RefusesHalfAQuestion) {
+  const std::vector<std::pair<Arguments, std::string>> rows = {
+      {{}, "give --d with --a and --b"},
+      {{"--d", kFile + ":fc1.x"}, "--d needs the operands"},
+      {{"--codes", kFile + ":fc1.x"}, "--codes needs --source and --scale-inv"},
+      {{"--source", kFile + ":fc1.x", "--codes", kFile + ":fc1.x@u8", "--scale-inv",
+        kFile + ":fc1.bias"},
+       "scale_inv"},
+      {{"--a", kFile + ":fc1.x", "--b", kFile + ":fc1.weight", "--d", kFile + ":fc1.x"},
+       "the GEMM's output is 256x2048"},
+  };
+  for (const auto& [arguments, text] : rows) {
+    const ProcessResult result = Quantgate(Arguments{"explain"} + arguments, Where::kInProcess);
+    EXPECT_EQ(result.exit_code, 2) << text;
+    EXPECT_THAT(result.err, HasSubstr(text));
+  }
+}
+
+TEST_F(ExplainCommandTest, ErrorBudgetsAddUpInEveryForm) {
+  const std::string report = Path("r.html"), json_report = Path("r.json");
+  const ProcessResult result =
+      Quantgate({"run", "--layer", "linear", "--input", kFile + ":fc1.x", "--weight",
+                 kFile + ":fc1.weight", "--grad-output", kFile + ":fc1.dy", "--recipe", "mxfp8",
+                 "--error-budget", "--report", report, "--report", json_report},
+                Where::kServer);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("error made by"), HasSubstr("weight: scale rule")));
+  std::ifstream html(report);
+  const std::string page((std::istreambuf_iterator<char>(html)), {});
+  EXPECT_THAT(page, HasSubstr("What makes the error"));
+  std::ifstream file(json_report);
+  const Json json = Json::parse(file);
+  const Json& budgets = json["run"]["variants"][0]["error_budgets"];
+  ASSERT_EQ(budgets.size(), 3u);
+  for (const Json& budget : budgets) {
+    double share = 0;
+    for (const Json& term : budget["terms"]) share += term["share"].get<double>();
+    // Seven fp64 quotients of sums over 2^20 elements, whose terms partly cancel.
+    EXPECT_LT(std::fabs(share - 1), 0x1p-30) << budget["tensor"];
+    EXPECT_GT(budget["total"]["rms"].get<double>(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace quantgate
