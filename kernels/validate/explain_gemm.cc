@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/compare/element_values.h"
 #include "kernels/gemm/epilogue.h"
 #include "kernels/gemm/rules.h"
 #include "kernels/gemm/scalar_dot.h"
@@ -118,9 +119,8 @@ class GemmExplainer {
   absl::StatusOr<std::vector<GemmCandidate>> Candidates();
   absl::StatusOr<GemmCandidate> Whole(const Arithmetic& arithmetic) const;
   uint32_t GivenAt(int64_t row, int64_t column) const {
-    return CodeAt(d_, row * shape_.n + column);
+    return static_cast<uint32_t>(ElementBits(d_, row * shape_.n + column));
   }
-  static uint32_t CodeAt(const Tensor& tensor, int64_t index);
   bool Same(uint32_t given, uint32_t expected) const {
     return given == expected || (IsNanCode(d_.dtype(), given) && IsNanCode(d_.dtype(), expected));
   }
@@ -138,17 +138,6 @@ class GemmExplainer {
   std::vector<std::unique_ptr<DecodedRow>> a_rows_[2], b_rows_[2];
   std::vector<Trial> trials_;
 };
-
-uint32_t GemmExplainer::CodeAt(const Tensor& tensor, int64_t index) {
-  switch (DTypeBytes(tensor.dtype())) {
-    case 4:
-      return tensor.as<uint32_t>()[index];
-    case 2:
-      return tensor.as<uint16_t>()[index];
-    default:
-      return tensor.as<uint8_t>()[index];
-  }
-}
 
 absl::Status GemmExplainer::Prepare() {
   if (!d_.has_value() || !(IsHighPrecision(d_.dtype()) || IsFp8(d_.dtype()))) {
@@ -341,7 +330,8 @@ absl::StatusOr<GemmCandidate> GemmExplainer::Whole(const Arithmetic& arithmetic)
   GemmCandidate candidate;
   candidate.output_count = d_.element_count();
   for (int64_t i = 0; i < candidate.output_count; ++i) {
-    const uint32_t given = CodeAt(d_, i), expected = CodeAt(result.d, i);
+    const auto given = static_cast<uint32_t>(ElementBits(d_, i));
+    const auto expected = static_cast<uint32_t>(ElementBits(result.d, i));
     if (Same(given, expected)) {
       ++candidate.match_count;
     } else if (!candidate.first_difference.has_value()) {
