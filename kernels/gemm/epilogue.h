@@ -54,8 +54,9 @@ class Epilogue {
   const int64_t n_;
   std::byte* const d_;
   const Combination combination_;
-  /// Without c the product alone, rather than fma with an addend of +0: after split-K and after sums
-  /// of scaled blocks. Measured on an H200 (tests/data/golden_gemm_fp8_block, golden_gemm_splitk).
+  /// Without c the product alone, rather than fma with an addend of +0: after split-K and after
+  /// sums of scaled blocks. Measured on an H200 (tests/data/golden_gemm_fp8_block,
+  /// golden_gemm_splitk).
   const bool keeps_negative_zero_;
   float coefficient_ = 1;  // f32(f32(alpha * scale_N) * scale_M), or alpha beside vector scales.
   const float* row_scale_ = nullptr;     // [m]; vector scales only.

@@ -300,14 +300,23 @@ absl::StatusOr<GemmCandidate> GemmExplainer::Many(const FusedRule& rule) const {
   // Whole rows of outputs, as many as the bound allows, spread over d.
   const std::vector<int64_t> rows = Spread(shape_.m, std::max<int64_t>(1, kManyOutputs / shape_.n));
   const std::vector<int64_t> columns = Spread(shape_.n, kManyOutputs);
-  std::vector<GemmCandidate> parts(rows.size());
-  ParallelFor(context_, static_cast<int64_t>(rows.size()), 1, [&](int64_t begin, int64_t end) {
+  // The fewer side is decoded once: at most the square root of kManyOutputs.
+  const bool fewer_rows = rows.size() <= columns.size();
+  const std::vector<int64_t>& few = fewer_rows ? rows : columns;
+  const std::vector<int64_t>& many = fewer_rows ? columns : rows;
+  std::vector<std::unique_ptr<DecodedRow>> decoded;
+  for (const int64_t index : few) {
+    decoded.push_back(std::make_unique<DecodedRow>(fewer_rows ? a : b, index, ScalesSums(rule)));
+  }
+  std::vector<GemmCandidate> parts(many.size());
+  ParallelFor(context_, static_cast<int64_t>(many.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const DecodedRow row(a, rows[i], ScalesSums(rule));
-      for (const int64_t column : columns) {
-        const DecodedRow other(b, column, ScalesSums(rule));
-        Count(DotUnder(rule, row.row(), other.row(), shape_.k), epilogue, rows[i], column,
-              parts[i]);
+      const DecodedRow one(fewer_rows ? b : a, many[i], ScalesSums(rule));
+      for (size_t j = 0; j < few.size(); ++j) {
+        const FusedRow row_a = fewer_rows ? decoded[j]->row() : one.row();
+        const FusedRow row_b = fewer_rows ? one.row() : decoded[j]->row();
+        Count(DotUnder(rule, row_a, row_b, shape_.k), epilogue, fewer_rows ? few[j] : many[i],
+              fewer_rows ? many[i] : few[j], parts[i]);
       }
     }
   });

@@ -55,6 +55,17 @@ std::vector<std::string> operator+(std::vector<std::string> left,
   return left;
 }
 
+std::vector<std::string> ContentsOf(const std::string& path) {
+  std::vector<std::string> contents;
+  const auto file = ReadSafetensors(path);
+  EXPECT_TRUE(file.ok()) << file.status();
+  if (!file.ok()) return {};
+  for (const NamedTensor& tensor : file->tensors) {
+    contents.push_back(tensor.name + " " + TensorText(tensor.tensor));
+  }
+  return contents;
+}
+
 std::string BytesOf(const std::string& path, const std::string& tensor) {
   const absl::StatusOr<TensorFile> file = ReadSafetensors(path);
   EXPECT_TRUE(file.ok()) << file.status();

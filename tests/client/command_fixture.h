@@ -45,6 +45,9 @@ class CommandTest : public ::testing::Test {
 std::vector<std::string> operator+(std::vector<std::string> left,
                                    const std::vector<std::string>& right);
 
+/// "NAME DTYPE[SHAPE]" of every tensor in a safetensors file.
+std::vector<std::string> ContentsOf(const std::string& path);
+
 /// Bytes of a tensor in a safetensors file, "" when it is not there.
 std::string BytesOf(const std::string& path, const std::string& tensor);
 

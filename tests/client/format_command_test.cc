@@ -19,17 +19,6 @@ using ::testing::UnorderedElementsAreArray;
 using Arguments = std::vector<std::string>;
 using Json = nlohmann::json;
 
-std::vector<std::string> Contents(const std::string& path) {
-  std::vector<std::string> contents;
-  const auto file = ReadSafetensors(path);
-  EXPECT_TRUE(file.ok()) << file.status();
-  if (!file.ok()) return {};
-  for (const NamedTensor& tensor : file->tensors) {
-    contents.push_back(tensor.name + " " + TensorText(tensor.tensor));
-  }
-  return contents;
-}
-
 class FormatCommandTest : public CommandTest {
  protected:
   void Quantize(const std::string& tensor, const std::string& role, const std::string& recipe,
@@ -102,7 +91,7 @@ TEST_F(FormatCommandTest, ExportsHaveTheNamesAndShapesOfTheirFormats) {
     SCOPED_TRACE(row.recipe);
     const std::string path = Path("q.safetensors");
     Quantize(Sample("fc1.x"), row.role, row.recipe, path);
-    EXPECT_THAT(Contents(path), UnorderedElementsAreArray(row.contents));
+    EXPECT_THAT(ContentsOf(path), UnorderedElementsAreArray(row.contents));
   }
 }
 

@@ -14,17 +14,6 @@ using ::testing::StartsWith;
 using Arguments = std::vector<std::string>;
 using Json = nlohmann::json;
 
-std::vector<std::string> Contents(const std::string& path) {
-  std::vector<std::string> contents;
-  const auto file = ReadSafetensors(path);
-  EXPECT_TRUE(file.ok()) << file.status();
-  if (!file.ok()) return {};
-  for (const NamedTensor& tensor : file->tensors) {
-    contents.push_back(tensor.name + " " + TensorText(tensor.tensor));
-  }
-  return contents;
-}
-
 class TensorCommandTest : public CommandTest {
  protected:
   void Quantize(const std::string& tensor, const std::string& role, const std::string& path,
@@ -39,17 +28,18 @@ class TensorCommandTest : public CommandTest {
 TEST_F(TensorCommandTest, QuantizeWritesTheExportNames) {
   const std::string path = Path("q.safetensors");
   Quantize(Sample("fc1.x"), "input", path);
-  EXPECT_THAT(Contents(path), ::testing::UnorderedElementsAre(
-                                  "rowwise_data f8_e4m3[256x512]", "rowwise_scale_inv f32[1]",
-                                  "columnwise_data f8_e4m3[512x256]", "columnwise_scale_inv f32[1]",
-                                  "amax_rowwise f32[1]", "amax_columnwise f32[1]", "scale f32[1]"));
+  EXPECT_THAT(ContentsOf(path),
+              ::testing::UnorderedElementsAre(
+                  "rowwise_data f8_e4m3[256x512]", "rowwise_scale_inv f32[1]",
+                  "columnwise_data f8_e4m3[512x256]", "columnwise_scale_inv f32[1]",
+                  "amax_rowwise f32[1]", "amax_columnwise f32[1]", "scale f32[1]"));
   const std::string rows = BytesOf(path, "rowwise_data"),
                     columns = BytesOf(path, "columnwise_data");
   for (int row : {0, 17, 255}) {
     for (int column : {0, 3, 511}) EXPECT_EQ(rows[row * 512 + column], columns[column * 256 + row]);
   }
   Quantize(Sample("fc1.dy"), "grad_output", Path("g.safetensors"));
-  EXPECT_THAT(Contents(Path("g.safetensors")),
+  EXPECT_THAT(ContentsOf(Path("g.safetensors")),
               ::testing::Contains("rowwise_data f8_e5m2[256x2048]"));
   Quantize(Sample("fc1.x"), "input", Path("remote.safetensors"), Where::kServer);
   EXPECT_EQ(ReadFile(path), ReadFile(Path("remote.safetensors")));
@@ -63,7 +53,7 @@ TEST_F(TensorCommandTest, DequantizeReadsWhatQuantizeWrote) {
         {"dequantize", codes, "--usage", usage, "-o", Path(std::string(usage) + ".safetensors")});
     ASSERT_EQ(result.exit_code, 0) << result.err;
   }
-  EXPECT_THAT(Contents(Path("rowwise.safetensors")), ElementsAre("data f32[256x512]"));
+  EXPECT_THAT(ContentsOf(Path("rowwise.safetensors")), ElementsAre("data f32[256x512]"));
   EXPECT_EQ(BytesOf(Path("rowwise.safetensors"), "data"),
             BytesOf(Path("columnwise.safetensors"), "data"));
 }

@@ -317,6 +317,21 @@ TEST_P(Fp8EpilogueTest, CIsBFloat16) {
   });
 }
 
+// An H200's: cuBLASLt gives 0x80 for a sum that the coefficient makes -0 after split-K, and 0x00
+// without (docs/tensor-cores.md section 3.3).
+TEST_P(Fp8EpilogueTest, AZeroKeepsItsSignAfterSplitKOnly) {
+  GemmDesc desc = Fp8Desc(GetParam());
+  desc.alpha = -1;
+  std::fill(desc.a.data.as<uint8_t>(), desc.a.data.as<uint8_t>() + kM * kK, uint8_t{0});
+  const GemmResult whole = GemmCpu(desc, {}).value();
+  desc.arithmetic = Arithmetic::Parse("sm90:splitk=2").value();
+  const GemmResult sliced = GemmCpu(desc, {}).value();
+  for (int64_t i = 0; i < kM * kN; ++i) {
+    ASSERT_EQ(whole.d.as<uint8_t>()[i], 0x00);
+    ASSERT_EQ(sliced.d.as<uint8_t>()[i], 0x80);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Outputs, Fp8EpilogueTest, testing::Values(DType::kF8E4M3, DType::kF8E5M2),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
 

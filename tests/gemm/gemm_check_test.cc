@@ -178,6 +178,9 @@ TEST(CheckGemmTest, RefusesSplitKOfTf32WhichNoRulePredicts) {
   desc = HighPrecisionDesc(DType::kBF16);
   desc.arithmetic = Arithmetic::Parse("sm90:splitk=2").value();
   EXPECT_TRUE(CheckGemm(desc).ok());
+  desc.arithmetic.split_k = 0;  // No text gives it, but a caller of the library may.
+  EXPECT_THAT(std::string(CheckGemm(desc).status().message()),
+              AllOf(HasSubstr("arithmetic.split_k is 0"), HasSubstr("at least 1")));
 }
 
 TEST(GemmCpuTest, SaysWhichArithmeticRan) {

@@ -29,6 +29,7 @@ const char* const kGoldenFiles[] = {"bf16",
                                     "fp8_e4m3_e5m2",
                                     "epilogue_high_precision",
                                     "fp8_block",
+                                    "block_splitk",
                                     "epilogue_fp8",
                                     "splitk",
                                     "large"};

@@ -13,6 +13,7 @@
 #include "kernels/tensor/convert.h"
 #include "kernels/tensor/fingerprint.h"
 #include "kernels/tensor/tensor_file.h"
+#include "tests/quantize/vector_tensors.h"
 
 namespace quantgate {
 namespace {
@@ -41,16 +42,6 @@ std::string Digest(std::initializer_list<Tensor> tensors) {
   Sha256Stream stream;
   for (const Tensor& tensor : tensors) stream.Update(tensor.bytes());
   return stream.Finish().Hex().substr(0, 32);
-}
-
-std::string HexBytes(const Tensor& tensor) {
-  std::string hex;
-  for (const std::byte byte : tensor.bytes()) {
-    char text[3];
-    std::snprintf(text, sizeof(text), "%02x", static_cast<unsigned>(byte));
-    hex += text;
-  }
-  return hex;
 }
 
 Shape ParseShape(const std::string& text) {
@@ -147,7 +138,7 @@ TEST_P(QuantizeVectors, CodesScalesCountsAndValues) {
     EXPECT_EQ(HexOf(q.rowwise->scale_inv), c.scale_inv);
     EXPECT_EQ(HexOf(q.columnwise->scale_inv), c.scale_inv);
     if (c.codes != "-") {
-      EXPECT_EQ(HexBytes(q.rowwise->data), c.codes);
+      EXPECT_EQ(testing::HexBytes(q.rowwise->data), c.codes);
     }
     EXPECT_EQ(Digest({q.rowwise->data}), c.codes_digest);
     EXPECT_EQ(Digest({q.columnwise->data}), c.transposed_digest);

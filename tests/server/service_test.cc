@@ -231,9 +231,8 @@ TEST(HttpTest, MetricsExistFromTheStartAndCount) {
       R"(quantgate_run_total{mode="none",op="quantize",outcome="ok",recipe="none"})";
   const std::string linear =
       R"(quantgate_run_total{mode="dequantized",op="linear",outcome="ok",recipe="fp8_current"})";
-  const std::string handled =
-      R"(grpc_server_handled_total{grpc_code="OK",grpc_method="Execute",)"
-      R"(grpc_service="quantgate.v1.Engine",grpc_type="server_stream"})";
+  const std::string handled = R"(grpc_server_handled_total{grpc_code="OK",grpc_method="Execute",)"
+                              R"(grpc_service="quantgate.v1.Engine",grpc_type="server_stream"})";
   const std::string refused =
       R"(grpc_server_handled_total{grpc_code="InvalidArgument",grpc_method="Quantize",)"
       R"(grpc_service="quantgate.v1.Engine",grpc_type="unary"})";
