@@ -5,11 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
 
+#include "kernels/validate/exact_values.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
@@ -83,11 +85,11 @@ TEST(ErrorBudget, EqualsRationalArithmetic) {
   EXPECT_EQ(compared, 16);
 }
 
-LinearRequest RandomRequest(int64_t m, int64_t n, int64_t k) {
+LinearRequest RandomRequest(int64_t m, int64_t n, int64_t k,
+                            Distribution distribution = Distribution::kLogNormalOutliers) {
   const auto engine = MakeCpuEngine({});
   const auto generate = [&](uint64_t seed, Shape shape) {
-    return *engine->Generate(
-        {Distribution::kLogNormalOutliers, seed, DType::kBF16, std::move(shape), 0.5f}, nullptr);
+    return *engine->Generate({distribution, seed, DType::kBF16, std::move(shape), 0.5f}, nullptr);
   };
   LinearRequest request;
   request.x = generate(1, {m, k});
@@ -124,6 +126,38 @@ TEST(ErrorBudget, TermsAddUpForEveryGemmOfEveryRecipe) {
       EXPECT_EQ(budget.non_finite_count, 0);
     }
     EXPECT_THAT(tensors, ElementsAre("y", "dx", "dw"));
+  }
+}
+
+// The total is the distance from the unquantized product, which ExactValues forms without any
+// transform or transpose.
+TEST(ErrorBudget, TotalsAreTheDistanceFromTheUnquantizedProduct) {
+  const LinearRequest request = RandomRequest(64, 96, 128, Distribution::kNormal);
+  const auto engine = MakeCpuEngine({});
+  for (const char* text : {"fp8_current", "fp8_block", "mxfp8", "nvfp4"}) {
+    const Recipe recipe = *Recipe::Parse(text);
+    const LinearResult result = *RunLinear(*engine, request, recipe, Arithmetic(), nullptr);
+    const auto budgets = *MeasureErrorBudgets(*engine, request, recipe, result, nullptr);
+    ExactValues exact(*engine, request, nullptr);
+    for (size_t i = 0; i < budgets.size(); ++i) {
+      const std::string& output = budgets[i].tensor;
+      const Tensor& d = result.gemms[i].result.d;
+      const ErrorReport error = *engine->MeasureError(d, *exact.Unquantized(output), nullptr);
+      // Originals under a Hadamard transform are rounded to f32 once: each product is off by less
+      // than 2^-22 of its magnitude, the transform's entries being 1/4. The largest magnitudes
+      // bound the sum of 64 products. Elsewhere only the order of the fp64 sums differs.
+      double slack = 0x1p-40 * error.rms;
+      if (std::string(text) == "nvfp4" && output == "dw") {
+        const auto largest = [](const Tensor& tensor) {
+          double value = 0;
+          for (const float x : ToValues(tensor)) value = std::max<double>(value, std::fabs(x));
+          return value;
+        };
+        slack = 0x1p-22 * 64 * 4 * largest(request.x) * 4 * largest(request.grad_output);
+      }
+      EXPECT_LE(std::fabs(budgets[i].total.rms - error.rms), slack) << text << " " << output;
+      EXPECT_LT(slack, error.rms / 4) << text << " " << output;
+    }
   }
 }
 
