@@ -1,6 +1,6 @@
-// Binary floating-point formats as data: each is a record of field widths and special codes. The algorithms
-// that read them (Unpack below, cast.h) are written once for all. A new format adds a record here, one line in
-// format_list.h and a vector file under tests.
+// Binary floating-point formats as data: each is a record of field widths and special codes. The
+// algorithms that read them (Unpack below, cast.h) are written once for all. A new format adds a
+// record here, one line in format_list.h and a vector file under tests.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@ namespace quantgate {
 
 /// What the codes above the largest finite value mean.
 enum class Specials {
-  kIeee,       ///< Exponent all ones: mantissa 0 is an infinity, else NaN.
-  kOnlyNan,    ///< No infinities; exponent and mantissa all ones is NaN (the "fn" formats).
-  kNone,       ///< Every code is finite.
+  kIeee,     ///< Exponent all ones: mantissa 0 is an infinity, else NaN.
+  kOnlyNan,  ///< No infinities; exponent and mantissa all ones is NaN (the "fn" formats).
+  kNone,     ///< Every code is finite.
 };
 
 /// IEEE 754 binary32.
@@ -21,7 +21,8 @@ struct Float32 {
   using Storage = uint32_t;
   static constexpr int kExponentBits = 8, kMantissaBits = 23, kBias = 127;
   static constexpr Specials kSpecials = Specials::kIeee;
-  static constexpr Storage kCanonicalNan = 0x7FFFFFFF;  // What tensor cores and CUDA conversions return.
+  static constexpr Storage kCanonicalNan =
+      0x7FFFFFFF;  // What tensor cores and CUDA conversions return.
 };
 
 /// bfloat16: the upper half of binary32.
@@ -95,8 +96,9 @@ struct FormatConstants {
 
 enum class FloatClass : uint8_t { kZero, kFinite, kInfinite, kNan };
 
-/// A decoded code: value = (-1)^negative * significand * 2^(exponent - kMantissaBits). The significand of a
-/// subnormal is not renormalised: it stays below 2^kMantissaBits with the exponent of the smallest normal.
+/// A decoded code: value = (-1)^negative * significand * 2^(exponent - kMantissaBits). The
+/// significand of a subnormal is not renormalised: it stays below 2^kMantissaBits with the exponent
+/// of the smallest normal.
 struct Unpacked {
   FloatClass kind;
   bool negative;
@@ -113,13 +115,16 @@ QG_HOST_DEVICE constexpr Unpacked Unpack(typename F::Storage code) {
   if (F::kSpecials == Specials::kIeee && field == C::kExponentAllOnes) {
     return {mantissa == 0 ? FloatClass::kInfinite : FloatClass::kNan, negative, 0, 0};
   }
-  if (F::kSpecials == Specials::kOnlyNan && field == C::kExponentAllOnes && mantissa == C::kMantissaMask) {
+  if (F::kSpecials == Specials::kOnlyNan && field == C::kExponentAllOnes &&
+      mantissa == C::kMantissaMask) {
     return {FloatClass::kNan, negative, 0, 0};
   }
   if (field == 0) {
-    return {mantissa == 0 ? FloatClass::kZero : FloatClass::kFinite, negative, C::kExponentMin, mantissa};
+    return {mantissa == 0 ? FloatClass::kZero : FloatClass::kFinite, negative, C::kExponentMin,
+            mantissa};
   }
-  return {FloatClass::kFinite, negative, field - F::kBias, mantissa | (uint32_t(1) << F::kMantissaBits)};
+  return {FloatClass::kFinite, negative, field - F::kBias,
+          mantissa | (uint32_t(1) << F::kMantissaBits)};
 }
 
 }  // namespace quantgate
