@@ -72,6 +72,7 @@ struct QuantizationCounts {
   int64_t infinite = 0;         ///< Infinite in the source.
   int64_t nan = 0;              ///< NaN in the source.
 };
+inline constexpr int kQuantizationCountKinds = 7;
 
 struct QuantizedTensor {
   DType source_dtype = DType::kBF16;
@@ -83,6 +84,9 @@ struct QuantizedTensor {
   Tensor scale;  ///< f32 [1], per-tensor FP8 only: what multiplied the elements.
   /// Of the rowwise copy, or of the columnwise one where that is the only one.
   QuantizationCounts counts;
+  /// i64 [kQuantizationCountKinds] in device memory, in the order of QuantizationCounts and in
+  /// place of `counts`, where the codes are there too: Engine::Summarize reads it.
+  Tensor device_counts;
 
   Usages usages() const { return {rowwise.has_value(), columnwise.has_value()}; }
   const std::optional<QuantizedCopy>& copy(Usage usage) const {

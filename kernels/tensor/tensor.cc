@@ -23,15 +23,16 @@ absl::StatusOr<std::shared_ptr<Buffer>> Buffer::Allocate(size_t bytes) {
   if (data == nullptr) {
     return absl::ResourceExhaustedError(absl::StrCat("cannot allocate ", bytes, " bytes"));
   }
-  return std::shared_ptr<Buffer>(new Buffer(static_cast<std::byte*>(data), bytes, nullptr));
+  return std::shared_ptr<Buffer>(
+      new Buffer(static_cast<std::byte*>(data), bytes, nullptr, MemorySpace::kHost));
 }
 
 std::shared_ptr<Buffer> Buffer::Wrap(std::byte* data, size_t bytes,
-                                     std::shared_ptr<const void> owner) {
+                                     std::shared_ptr<const void> owner, MemorySpace space) {
   // Without an owner the memory outlives the process: a sentinel keeps the destructor away from it.
   static const int kUnowned = 0;
   if (owner == nullptr) owner = std::shared_ptr<const void>(&kUnowned, [](const void*) {});
-  return std::shared_ptr<Buffer>(new Buffer(data, bytes, std::move(owner)));
+  return std::shared_ptr<Buffer>(new Buffer(data, bytes, std::move(owner), space));
 }
 
 Buffer::~Buffer() {

@@ -15,7 +15,8 @@
 
 namespace quantgate {
 
-/// Where the bytes of a buffer live. The CPU engine takes kHost only.
+/// Where the bytes of a buffer live. Functions take and give kHost unless they say otherwise; only
+/// the CUDA engine reads kDevice.
 enum class MemorySpace { kHost, kDevice };
 
 class Buffer {
@@ -23,9 +24,11 @@ class Buffer {
   /// Host memory aligned to 64 bytes, not initialised. RESOURCE_EXHAUSTED with the size when it
   /// cannot be had.
   static absl::StatusOr<std::shared_ptr<Buffer>> Allocate(size_t bytes);
-  /// Wraps memory that `owner` keeps alive (a mapped file, a received message).
+  /// Wraps memory that `owner` keeps alive (a mapped file, a received message, a block of a
+  /// device's pool).
   static std::shared_ptr<Buffer> Wrap(std::byte* data, size_t bytes,
-                                      std::shared_ptr<const void> owner);
+                                      std::shared_ptr<const void> owner,
+                                      MemorySpace space = MemorySpace::kHost);
 
   ~Buffer();
   Buffer(const Buffer&) = delete;
@@ -34,13 +37,14 @@ class Buffer {
   std::byte* data() { return data_; }
   const std::byte* data() const { return data_; }
   size_t size() const { return bytes_; }
-  MemorySpace space() const { return MemorySpace::kHost; }
+  MemorySpace space() const { return space_; }
 
  private:
-  Buffer(std::byte* data, size_t bytes, std::shared_ptr<const void> owner)
-      : data_(data), bytes_(bytes), owner_(std::move(owner)) {}
+  Buffer(std::byte* data, size_t bytes, std::shared_ptr<const void> owner, MemorySpace space)
+      : data_(data), bytes_(bytes), space_(space), owner_(std::move(owner)) {}
   std::byte* data_;
   size_t bytes_;
+  MemorySpace space_;
   std::shared_ptr<const void> owner_;  // Null: data_ was allocated by Allocate.
 };
 
@@ -75,6 +79,8 @@ class Tensor {
   static absl::StatusOr<Tensor> FromScalar(float value);
 
   bool has_value() const { return buffer_ != nullptr; }
+  /// Of a tensor that has a value. data(), as() and bytes() of one in kDevice are addresses there.
+  MemorySpace space() const { return buffer_->space(); }
   DType dtype() const { return dtype_; }
   const Shape& shape() const { return shape_; }
   int rank() const { return static_cast<int>(shape_.size()); }

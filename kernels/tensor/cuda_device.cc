@@ -1,0 +1,254 @@
+#include "kernels/tensor/cuda_device.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/cuda_status.h"
+
+namespace quantgate {
+
+/// The stream and the memory pool: shared with every block, so that tensors may outlive the device
+/// they came from.
+struct CudaDevice::Pool {
+  int ordinal = 0;
+  cudaStream_t stream = nullptr;
+  cudaMemPool_t memory = nullptr;
+  std::atomic<int64_t> bytes{0};
+  std::atomic<int64_t> bytes_max{0};
+  std::atomic<int64_t> allocations{0};
+  std::atomic<int64_t> failing{0};  // The number of the allocation that fails; 0: none.
+
+  ~Pool() {
+    if (cudaSetDevice(ordinal) != cudaSuccess) return;
+    if (stream != nullptr) {
+      cudaStreamSynchronize(stream);
+      cudaStreamDestroy(stream);
+    }
+    if (memory != nullptr) cudaMemPoolDestroy(memory);
+  }
+
+  void Return(void* data, size_t size) {
+    bytes -= static_cast<int64_t>(size);
+    // Nobody can be told of a failure here; a sticky one meets the next call, and CudaHealth.
+    (void)QG_CUDA_STATUS(cudaSetDevice(ordinal));
+    (void)QG_CUDA_STATUS(cudaFreeAsync(data, stream));
+  }
+};
+
+namespace {
+
+absl::Status OutOfMemory(size_t bytes, int64_t in_use, const std::string& reason) {
+  size_t free_bytes = 0, total_bytes = 0;
+  std::string rest;
+  if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
+    rest = absl::StrCat(", ", free_bytes, " of the device's ", total_bytes, " are free");
+  }
+  return absl::ResourceExhaustedError(absl::StrCat("cannot allocate ", bytes,
+                                                   " bytes of device memory: ", in_use,
+                                                   " are in use", rest, "; ", reason));
+}
+
+}  // namespace
+
+int CudaDevice::Count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return count;
+}
+
+absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open(int ordinal) {
+  int count = 0;
+  QG_CUDA_RETURN_IF_ERROR(cudaGetDeviceCount(&count));
+  if (ordinal < 0 || ordinal >= count) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("device cuda:", ordinal, ": the driver shows ", count, " devices"));
+  }
+  std::unique_ptr<CudaDevice> device(new CudaDevice);
+  QG_RETURN_IF_ERROR(device->Initialize(ordinal));
+  return device;
+}
+
+absl::Status CudaDevice::ReadFacts(int ordinal) {
+  cudaDeviceProp properties;
+  QG_CUDA_RETURN_IF_ERROR(cudaGetDeviceProperties(&properties, ordinal));
+  facts_.ordinal = ordinal;
+  facts_.name = properties.name;
+  facts_.major = properties.major;
+  facts_.minor = properties.minor;
+  facts_.multiprocessors = properties.multiProcessorCount;
+  facts_.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  facts_.shared_bytes_max = static_cast<int>(properties.sharedMemPerBlockOptin);
+  facts_.l2_bytes = properties.l2CacheSize;
+  QG_CUDA_RETURN_IF_ERROR(cudaDeviceGetAttribute(&facts_.clock_khz, cudaDevAttrClockRate, ordinal));
+  QG_CUDA_RETURN_IF_ERROR(
+      cudaDeviceGetAttribute(&facts_.memory_clock_khz, cudaDevAttrMemoryClockRate, ordinal));
+  QG_CUDA_RETURN_IF_ERROR(cudaDriverGetVersion(&facts_.driver_version));
+  QG_CUDA_RETURN_IF_ERROR(cudaRuntimeGetVersion(&facts_.runtime_version));
+  return absl::OkStatus();
+}
+
+absl::Status CudaDevice::Initialize(int ordinal) {
+  QG_RETURN_IF_ERROR(ReadFacts(ordinal));
+  // Code for compute_90a runs on no other architecture, newer ones included.
+  if (facts_.major != 9 || facts_.minor != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("device cuda:", ordinal, " is a ", facts_.name, " of architecture sm_",
+                     facts_.major, facts_.minor, "; this build has kernels for sm_90a only"));
+  }
+  pool_ = std::make_shared<Pool>();
+  pool_->ordinal = ordinal;
+  QG_CUDA_RETURN_IF_ERROR(cudaSetDevice(ordinal));
+  QG_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&pool_->stream, cudaStreamNonBlocking));
+  cudaMemPoolProps properties = {};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = ordinal;
+  QG_CUDA_RETURN_IF_ERROR(cudaMemPoolCreate(&pool_->memory, &properties));
+  // Freed blocks stay in the pool: giving them back to the driver at every wait costs more than the
+  // kernels.
+  uint64_t keep_all = UINT64_MAX;
+  QG_CUDA_RETURN_IF_ERROR(
+      cudaMemPoolSetAttribute(pool_->memory, cudaMemPoolAttrReleaseThreshold, &keep_all));
+  for (Staging& staging : staging_) {
+    void* data = nullptr;
+    QG_CUDA_RETURN_IF_ERROR(cudaMallocHost(&data, kStagingBytes));
+    staging.data = static_cast<std::byte*>(data);
+    QG_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&staging.done, cudaEventDisableTiming));
+  }
+  return absl::OkStatus();
+}
+
+CudaDevice::~CudaDevice() {
+  if (pool_ == nullptr) return;
+  (void)QG_CUDA_STATUS(cudaSetDevice(facts_.ordinal));
+  if (pool_->stream != nullptr) (void)QG_CUDA_STATUS(cudaStreamSynchronize(pool_->stream));
+  for (Staging& staging : staging_) {
+    if (staging.done != nullptr) (void)QG_CUDA_STATUS(cudaEventDestroy(staging.done));
+    if (staging.data != nullptr) (void)QG_CUDA_STATUS(cudaFreeHost(staging.data));
+  }
+}
+
+cudaStream_t CudaDevice::stream() const { return pool_->stream; }
+
+absl::Status CudaDevice::MakeCurrent() const {
+  QG_RETURN_IF_ERROR(CudaHealth());
+  return QG_CUDA_STATUS(cudaSetDevice(facts_.ordinal));
+}
+
+absl::StatusOr<std::shared_ptr<Buffer>> CudaDevice::AllocateBytes(size_t bytes) {
+  const int64_t number = ++pool_->allocations;
+  if (number == pool_->failing.load()) {
+    return OutOfMemory(bytes, bytes_in_use(), "this allocation was told to fail");
+  }
+  // An empty tensor has an address of its own too.
+  const size_t size = std::max<size_t>(bytes, 1);
+  void* data = nullptr;
+  const absl::Status status =
+      QG_CUDA_STATUS(cudaMallocFromPoolAsync(&data, size, pool_->memory, pool_->stream));
+  if (absl::IsResourceExhausted(status)) {
+    // What was freed on the stream can be given back to the driver once the stream is done with it.
+    QG_RETURN_IF_ERROR(Synchronize());
+    QG_CUDA_RETURN_IF_ERROR(cudaMemPoolTrimTo(pool_->memory, 0));
+    const absl::Status again =
+        QG_CUDA_STATUS(cudaMallocFromPoolAsync(&data, size, pool_->memory, pool_->stream));
+    if (absl::IsResourceExhausted(again)) {
+      return OutOfMemory(bytes, bytes_in_use(), std::string(again.message()));
+    }
+    QG_RETURN_IF_ERROR(again);
+  } else {
+    QG_RETURN_IF_ERROR(status);
+  }
+  const int64_t now = pool_->bytes += static_cast<int64_t>(size);
+  int64_t most = pool_->bytes_max.load();
+  while (most < now && !pool_->bytes_max.compare_exchange_weak(most, now)) {
+  }
+  std::shared_ptr<const void> owner(data, [pool = pool_, size](const void* block) {
+    pool->Return(const_cast<void*>(block), size);
+  });
+  return Buffer::Wrap(static_cast<std::byte*>(data), bytes, std::move(owner), MemorySpace::kDevice);
+}
+
+absl::StatusOr<Tensor> CudaDevice::Allocate(DType dtype, Shape shape) {
+  QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape, dtype, "tensor"));
+  QG_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> buffer,
+                      AllocateBytes(static_cast<size_t>(count) * DTypeBytes(dtype)));
+  return Tensor::View(dtype, std::move(shape), std::move(buffer));
+}
+
+absl::StatusOr<Tensor> CudaDevice::AllocateZeroed(DType dtype, Shape shape) {
+  QG_ASSIGN_OR_RETURN(Tensor tensor, Allocate(dtype, std::move(shape)));
+  QG_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(tensor.data(), 0, tensor.byte_size(), stream()));
+  return tensor;
+}
+
+absl::StatusOr<Tensor> CudaDevice::ToDevice(const Tensor& tensor,
+                                            const Cancellation* cancellation) {
+  if (!tensor.has_value() || tensor.space() == MemorySpace::kDevice) return tensor;
+  QG_ASSIGN_OR_RETURN(Tensor copy, Allocate(tensor.dtype(), tensor.shape()));
+  const size_t bytes = tensor.byte_size();
+  int turn = 0;
+  for (size_t begin = 0; begin < bytes; begin += kStagingBytes, turn ^= 1) {
+    if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
+    const Staging& staging = staging_[turn];
+    const size_t count = std::min(kStagingBytes, bytes - begin);
+    QG_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(staging.done));
+    std::memcpy(staging.data, tensor.data() + begin, count);
+    QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(copy.data() + begin, staging.data, count,
+                                            cudaMemcpyHostToDevice, stream()));
+    QG_CUDA_RETURN_IF_ERROR(cudaEventRecord(staging.done, stream()));
+  }
+  return copy;
+}
+
+absl::StatusOr<Tensor> CudaDevice::ToHost(const Tensor& tensor, const Cancellation* cancellation) {
+  if (!tensor.has_value() || tensor.space() == MemorySpace::kHost) return tensor;
+  QG_ASSIGN_OR_RETURN(Tensor copy, Tensor::Allocate(tensor.dtype(), tensor.shape()));
+  const size_t bytes = tensor.byte_size();
+  const size_t pieces = (bytes + kStagingBytes - 1) / kStagingBytes;
+  const auto size_of = [&](size_t piece) {
+    return std::min(kStagingBytes, bytes - piece * kStagingBytes);
+  };
+  // While one piece is copied out of its staging buffer, the next one crosses the bus.
+  for (size_t piece = 0; piece <= pieces; ++piece) {
+    if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
+    if (piece < pieces) {
+      const Staging& staging = staging_[piece % 2];
+      QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(staging.data, tensor.data() + piece * kStagingBytes,
+                                              size_of(piece), cudaMemcpyDeviceToHost, stream()));
+      QG_CUDA_RETURN_IF_ERROR(cudaEventRecord(staging.done, stream()));
+    }
+    if (piece == 0) continue;
+    const Staging& staging = staging_[(piece - 1) % 2];
+    QG_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(staging.done));
+    std::memcpy(copy.data() + (piece - 1) * kStagingBytes, staging.data, size_of(piece - 1));
+  }
+  QG_RETURN_IF_ERROR(Synchronize());
+  return copy;
+}
+
+absl::Status CudaDevice::Read(const void* device, void* host, size_t bytes) {
+  QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream()));
+  return Synchronize();
+}
+
+absl::Status CudaDevice::Write(const void* host, void* device, size_t bytes) {
+  // From pageable memory the runtime has read the source when it returns.
+  return QG_CUDA_STATUS(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream()));
+}
+
+absl::Status CudaDevice::Synchronize() { return QG_CUDA_STATUS(cudaStreamSynchronize(stream())); }
+
+int64_t CudaDevice::bytes_in_use() const { return pool_->bytes.load(); }
+int64_t CudaDevice::bytes_in_use_max() const { return pool_->bytes_max.load(); }
+
+void CudaDevice::FailAllocation(int64_t k) {
+  pool_->failing = k == 0 ? 0 : pool_->allocations.load() + k;
+}
+int64_t CudaDevice::allocation_count() const { return pool_->allocations.load(); }
+
+}  // namespace quantgate

@@ -1,0 +1,104 @@
+// CudaDevice: one GPU as an engine sees it: a stream on which everything runs in order, a
+// stream-ordered memory pool, pinned staging for what crosses the bus.
+//
+// Work is put on the stream and not waited for: tensors that an operation returns are written by
+// the time any later operation of the same device reads them. Only ToHost and Synchronize wait.
+// Not thread-safe; an engine serves one call at a time. Tensors may be dropped by any thread.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/base/cancellation.h"
+#include "kernels/tensor/tensor.h"
+
+namespace quantgate {
+
+struct CudaDeviceFacts {
+  int ordinal = 0;
+  std::string name;          ///< "NVIDIA H200".
+  int major = 0, minor = 0;  ///< Compute capability.
+  int multiprocessors = 0;   ///< SMs.
+  int64_t memory_bytes = 0;  ///< Of the device.
+  int shared_bytes_max = 0;  ///< Shared memory that one block may opt in to.
+  int64_t l2_bytes = 0;
+  int clock_khz = 0;  ///< Peak SM clock.
+  int memory_clock_khz = 0;
+  int driver_version = 0;   ///< CUDA version that the driver supports: 13000.
+  int runtime_version = 0;  ///< CUDA version of the runtime linked in.
+};
+
+class CudaDevice {
+ public:
+  /// FAILED_PRECONDITION without a driver or such a device, or where the device is of an
+  /// architecture that no kernel of this build runs on.
+  static absl::StatusOr<std::unique_ptr<CudaDevice>> Open(int ordinal);
+  /// How many devices the driver shows; 0 without a driver.
+  static int Count();
+
+  /// Waits for the stream. Tensors that still live keep the pool alive.
+  ~CudaDevice();
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  const CudaDeviceFacts& facts() const { return facts_; }
+  cudaStream_t stream() const;
+  /// Makes the device current for the calling thread; each operation of an engine begins with it.
+  absl::Status MakeCurrent() const;
+
+  /// Device memory, not initialised, aligned to 256 bytes. RESOURCE_EXHAUSTED with the size, and
+  /// the pool as it was.
+  absl::StatusOr<Tensor> Allocate(DType dtype, Shape shape);
+  /// The same, zeroed on the stream.
+  absl::StatusOr<Tensor> AllocateZeroed(DType dtype, Shape shape);
+  absl::StatusOr<std::shared_ptr<Buffer>> AllocateBytes(size_t bytes);
+
+  /// The tensor in device memory: itself where it is there already. A host tensor is read before
+  /// this returns.
+  absl::StatusOr<Tensor> ToDevice(const Tensor& tensor, const Cancellation* cancellation = nullptr);
+  /// The tensor in host memory, after everything on the stream so far: itself where it is there
+  /// already.
+  absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation* cancellation = nullptr);
+  /// A few bytes from device to host, waiting for the stream: reports and scalars.
+  absl::Status Read(const void* device, void* host, size_t bytes);
+  /// A few bytes (at most 4096) from host to device, read before this returns: parameters.
+  absl::Status Write(const void* host, void* device, size_t bytes);
+
+  /// Waits for the stream; an error of any kernel on it shows here at the latest.
+  absl::Status Synchronize();
+
+  /// Bytes that tensors of this device hold now, and the most they held.
+  int64_t bytes_in_use() const;
+  int64_t bytes_in_use_max() const;
+
+  /// For tests of what a full device does: the k-th allocation from now (k >= 1) fails as
+  /// cudaMalloc would; 0 switches it off. Allocations so far, for choosing k.
+  void FailAllocation(int64_t k);
+  int64_t allocation_count() const;
+
+ private:
+  struct Pool;
+  /// Pinned host memory with an event that says when the device has read or written it.
+  struct Staging {
+    std::byte* data = nullptr;
+    cudaEvent_t done = nullptr;
+  };
+
+  CudaDevice() = default;
+  absl::Status Initialize(int ordinal);
+  absl::Status ReadFacts(int ordinal);
+
+  static constexpr size_t kStagingBytes = size_t{8} << 20;
+  CudaDeviceFacts facts_;
+  std::shared_ptr<Pool> pool_;
+  std::array<Staging, 2> staging_;
+};
+
+}  // namespace quantgate
