@@ -15,6 +15,8 @@ namespace {
 
 /// cuBLASLt was seen to use up to 12 slices; the bound only keeps requests sane.
 constexpr int kSplitKMax = 1024;
+/// The heuristic returns at most a few dozen.
+constexpr int kAlgorithmMax = 1023;
 
 std::string KnownNames() {
   std::vector<std::string> names = {"auto"};
@@ -32,11 +34,44 @@ absl::Status Invalid(std::string_view text, const std::string& rule) {
   return absl::InvalidArgumentError(absl::StrCat("arithmetic \"", std::string(text), "\": ", rule));
 }
 
-/// Applies one parameter of "sm90:..." or of "sm80:...".
+std::string ParametersOf(ArithmeticFamily family) {
+  switch (family) {
+    case ArithmeticFamily::kSm90:
+      return "fast, split and splitk=N";
+    case ArithmeticFamily::kCublasLt:
+      return "fast, split, splitk=N, splitk=any and algorithm=N";
+    default:
+      return "acc=f16 or acc=f32";
+  }
+}
+
+/// "splitk=any" and "algorithm=N" of cublaslt; false for others.
+absl::StatusOr<bool> ApplyCublasLtParameter(std::string_view text, const std::string& parameter,
+                                            Arithmetic& arithmetic) {
+  if (parameter == "splitk=any") {
+    arithmetic.any_split_k = true;
+    return true;
+  }
+  const std::vector<std::string> key_value = absl::StrSplit(parameter, absl::MaxSplits('=', 1));
+  if (key_value.size() != 2 || key_value[0] != "algorithm") return false;
+  if (!absl::SimpleAtoi(key_value[1], &arithmetic.algorithm) || arithmetic.algorithm < 0 ||
+      arithmetic.algorithm > kAlgorithmMax) {
+    return Invalid(text,
+                   absl::StrCat("algorithm must be a whole number from 0 to ", kAlgorithmMax));
+  }
+  return true;
+}
+
+/// Applies one parameter of "sm90:...", of "cublaslt:..." or of "sm80:...".
 absl::Status ApplyParameter(std::string_view text, const std::string& parameter,
                             Arithmetic& arithmetic) {
   const bool is_sm90 = arithmetic.family == ArithmeticFamily::kSm90;
-  if (is_sm90 && (parameter == "fast" || parameter == "split")) {
+  const bool is_cublaslt = arithmetic.family == ArithmeticFamily::kCublasLt;
+  if (is_cublaslt) {
+    QG_ASSIGN_OR_RETURN(const bool applied, ApplyCublasLtParameter(text, parameter, arithmetic));
+    if (applied) return absl::OkStatus();
+  }
+  if ((is_sm90 || is_cublaslt) && (parameter == "fast" || parameter == "split")) {
     if (arithmetic.accumulation != Accumulation::kRecipe) {
       return Invalid(text, "names the accumulation twice");
     }
@@ -44,32 +79,33 @@ absl::Status ApplyParameter(std::string_view text, const std::string& parameter,
     return absl::OkStatus();
   }
   const std::vector<std::string> key_value = absl::StrSplit(parameter, absl::MaxSplits('=', 1));
-  if (is_sm90 && key_value.size() == 2 && key_value[0] == "splitk") {
+  if ((is_sm90 || is_cublaslt) && key_value.size() == 2 && key_value[0] == "splitk") {
     if (!absl::SimpleAtoi(key_value[1], &arithmetic.split_k) || arithmetic.split_k < 1 ||
         arithmetic.split_k > kSplitKMax) {
       return Invalid(text, absl::StrCat("splitk must be a whole number from 1 to ", kSplitKMax));
     }
     return absl::OkStatus();
   }
-  if (!is_sm90 && (parameter == "acc=f16" || parameter == "acc=f32")) {
+  if (!is_sm90 && !is_cublaslt && (parameter == "acc=f16" || parameter == "acc=f32")) {
     arithmetic.f16_accumulate = parameter == "acc=f16";
     return absl::OkStatus();
   }
   return Invalid(text, absl::StrCat("unknown parameter \"", parameter, "\"; ",
                                     std::string(ArithmeticFamilyName(arithmetic.family)), " takes ",
-                                    is_sm90 ? "fast, split and splitk=N" : "acc=f16 or acc=f32"));
+                                    ParametersOf(arithmetic.family)));
 }
 
 constexpr struct {
   ArithmeticFamily family;
   std::string_view name;
 } kFamilies[] = {
-    {ArithmeticFamily::kAuto, "auto"},   {ArithmeticFamily::kSm70, "sm70"},
-    {ArithmeticFamily::kSm75, "sm75"},   {ArithmeticFamily::kSm80, "sm80"},
-    {ArithmeticFamily::kSm86, "sm86"},   {ArithmeticFamily::kSm89, "sm89"},
-    {ArithmeticFamily::kSm90, "sm90"},   {ArithmeticFamily::kSm90MmaFp8, "sm90_mma_fp8"},
-    {ArithmeticFamily::kSm100, "sm100"}, {ArithmeticFamily::kSm120, "sm120"},
-    {ArithmeticFamily::kExact, "exact"}, {ArithmeticFamily::kFp32, "fp32"},
+    {ArithmeticFamily::kAuto, "auto"},         {ArithmeticFamily::kSm70, "sm70"},
+    {ArithmeticFamily::kSm75, "sm75"},         {ArithmeticFamily::kSm80, "sm80"},
+    {ArithmeticFamily::kSm86, "sm86"},         {ArithmeticFamily::kSm89, "sm89"},
+    {ArithmeticFamily::kSm90, "sm90"},         {ArithmeticFamily::kSm90MmaFp8, "sm90_mma_fp8"},
+    {ArithmeticFamily::kSm100, "sm100"},       {ArithmeticFamily::kSm120, "sm120"},
+    {ArithmeticFamily::kExact, "exact"},       {ArithmeticFamily::kFp32, "fp32"},
+    {ArithmeticFamily::kCublasLt, "cublaslt"},
 };
 
 }  // namespace
@@ -83,23 +119,27 @@ std::string_view ArithmeticFamilyName(ArithmeticFamily family) {
 
 bool IsTensorCore(ArithmeticFamily family) {
   return family != ArithmeticFamily::kAuto && family != ArithmeticFamily::kExact &&
-         family != ArithmeticFamily::kFp32;
+         family != ArithmeticFamily::kFp32 && family != ArithmeticFamily::kCublasLt;
 }
+
+namespace {
+
+bool HasParameters(ArithmeticFamily family) {
+  return IsTensorCore(family) || family == ArithmeticFamily::kCublasLt;
+}
+
+}  // namespace
 
 absl::StatusOr<Arithmetic> Arithmetic::Parse(std::string_view text) {
   const std::string whole(text);
   const std::vector<std::string> parts = absl::StrSplit(whole, absl::MaxSplits(':', 1));
   const std::string& name = parts[0];
-  if (name == "cublaslt") {
-    return absl::UnimplementedError(absl::StrCat(
-        "arithmetic \"", whole, "\" needs a build with CUDA; known here: ", KnownNames()));
-  }
   for (const auto& entry : kFamilies) {
     if (entry.name != name) continue;
     Arithmetic arithmetic;
     arithmetic.family = entry.family;
     if (parts.size() == 1) return arithmetic;
-    if (!IsTensorCore(entry.family)) {
+    if (!HasParameters(entry.family)) {
       return Invalid(text, absl::StrCat(name, " takes no parameters"));
     }
     for (const std::string& parameter : Split(parts[1])) {
@@ -116,8 +156,10 @@ std::string Arithmetic::ToString() const {
   if (accumulation == Accumulation::kSplit) parameters.push_back("split");
   if (split_k != 1) parameters.push_back(absl::StrCat("splitk=", split_k));
   if (f16_accumulate) parameters.push_back("acc=f16");
+  if (any_split_k) parameters.push_back("splitk=any");
+  if (algorithm != 0) parameters.push_back(absl::StrCat("algorithm=", algorithm));
   std::string name(ArithmeticFamilyName(family));
-  if (parameters.empty() || !IsTensorCore(family)) return name;
+  if (parameters.empty() || !HasParameters(family)) return name;
   return absl::StrCat(name, ":", absl::StrJoin(parameters, ","));
 }
 
@@ -125,6 +167,15 @@ Arithmetic Arithmetic::Resolved() const {
   Arithmetic resolved = *this;
   if (family == ArithmeticFamily::kAuto) resolved.family = ArithmeticFamily::kSm90;
   return resolved;
+}
+
+Arithmetic Arithmetic::Model() const {
+  if (family != ArithmeticFamily::kCublasLt) return *this;
+  Arithmetic model;
+  model.family = ArithmeticFamily::kSm90;
+  model.accumulation = accumulation;
+  model.split_k = split_k;
+  return model;
 }
 
 const std::vector<ArithmeticDescription>& AllArithmetics() {
@@ -191,6 +242,11 @@ const std::vector<ArithmeticDescription>& AllArithmetics() {
        "by definition; cuBLASLt's algorithm 55, what COMPUTE_32F gets, gives the same bits "
        "(the measurement of sm90)",
        false},
+      {"cublaslt",
+       "the hardware, through cuBLASLt: the subject under test. The CUDA engine only. Parameters: "
+       "fast, split, splitk=any (algorithms that split K too), algorithm=N (the N-th that the "
+       "heuristic returns)",
+       "cuBLASLt's documentation", "it is the hardware", true},
   };
   return *all;
 }

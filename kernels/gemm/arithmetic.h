@@ -24,6 +24,7 @@ enum class ArithmeticFamily {
   kSm120,
   kExact,
   kFp32,
+  kCublasLt,  ///< Hardware, through cuBLASLt: the subject under test. The CUDA engine only.
 };
 /// "sm90", "sm90_mma_fp8", "exact", "auto".
 std::string_view ArithmeticFamilyName(ArithmeticFamily family);
@@ -40,16 +41,24 @@ struct Arithmetic {
   int split_k = 1;  ///< Slices of K (docs/tensor-cores.md section 3.2, Split-K); 1: not split.
   /// Accumulators in fp16 ("sm80:acc=f16"): the instructions with an fp16 result.
   bool f16_accumulate = false;
+  /// cublaslt alone: whether algorithms with any number of slices may be chosen
+  /// ("cublaslt:splitk=any") rather than those with split_k of them.
+  bool any_split_k = false;
+  /// cublaslt alone: which of the algorithms that the heuristic returns, in its order
+  /// ("cublaslt:algorithm=3"); 0 is its first choice.
+  int algorithm = 0;
 
-  /// Parses "sm90", "sm90:fast", "sm90:split,splitk=3", "sm80:acc=f16", "exact", "fp32", "auto".
-  /// INVALID_ARGUMENT names the value and the known names; UNIMPLEMENTED for a name that needs
-  /// hardware this build cannot drive.
+  /// Parses "sm90", "sm90:fast", "sm90:split,splitk=3", "sm80:acc=f16", "exact", "fp32", "auto",
+  /// "cublaslt:split,splitk=any,algorithm=2". INVALID_ARGUMENT names the value and the known names.
+  /// Whether an engine has the arithmetic is Engine::CheckArithmetic's to say.
   static absl::StatusOr<Arithmetic> Parse(std::string_view text);
   /// The canonical text: Parse(ToString()) == *this.
   std::string ToString() const;
   /// This with kAuto replaced by what runs high-precision and per-tensor FP8 operands on the CPU
   /// engine (sm90). Other operands may take another: ResolvedFor in gemm.h.
   Arithmetic Resolved() const;
+  /// The model that gives this arithmetic's bits: sm90 for cublaslt, itself for others.
+  Arithmetic Model() const;
   friend bool operator==(const Arithmetic&, const Arithmetic&) = default;
 };
 

@@ -330,7 +330,14 @@ absl::StatusOr<ErrorBound> BoundFor(const GemmDesc& desc) {
       bound = Fp32Bound(desc, shape.k);
       break;
     default: {
-      QG_ASSIGN_OR_RETURN(const FusedRule rule, RuleFor(desc));
+      GemmDesc modelled = desc;
+      modelled.arithmetic = ResolvedFor(desc).Model();
+      if (desc.arithmetic.any_split_k) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("arithmetic is ", desc.arithmetic.ToString(),
+                         ": a bound needs the number of slices that ran"));
+      }
+      QG_ASSIGN_OR_RETURN(const FusedRule rule, RuleFor(modelled));
       if (rule.f16_accumulator) {
         return absl::InvalidArgumentError(
             absl::StrCat("arithmetic is ", desc.arithmetic.ToString(),

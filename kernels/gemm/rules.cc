@@ -174,7 +174,7 @@ Arithmetic ResolvedFor(const GemmDesc& desc) {
                               operands == OperandClass::kF8F6F4;
     arithmetic.family = is_blackwell ? kSm100 : kSm90;
   }
-  if (arithmetic.family != kSm90) return arithmetic;
+  if (arithmetic.family != kSm90 && arithmetic.family != kCublasLt) return arithmetic;
   if (operands == OperandClass::kFp8 || operands == OperandClass::kFp8Block) {
     // Transformer Engine always splits where an operand is block-scaled.
     const bool split = desc.use_split_accumulator || operands == OperandClass::kFp8Block;

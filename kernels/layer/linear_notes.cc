@@ -57,7 +57,9 @@ std::vector<std::string> LinearNotes(const LinearRequest& request, const Recipe&
   }
   AddDelayedNotes(request, recipe, flow, notes);
   const std::vector<int64_t> contractions = PlainContractions(flow, request);
-  if (contractions.empty() || arithmetic.Resolved().family != ArithmeticFamily::kSm90) return notes;
+  if (contractions.empty() || arithmetic.Resolved().Model().family != ArithmeticFamily::kSm90) {
+    return notes;
+  }
   if (flow.activation_dtype == DType::kF32) {
     notes.push_back(
         "high-precision GEMMs of f32 activations run in tf32: operands rounded to 10 mantissa "

@@ -3,6 +3,9 @@
 // their lanes.
 #pragma once
 
+#include <type_traits>
+
+#include "kernels/quantize/bf16_lanes_body.h"
 #include "kernels/quantize/block_kernels.h"
 #include "kernels/quantize/encode_lanes_body.h"
 
@@ -25,6 +28,11 @@ struct Fp8Tile {
 /// Copies the tile and finds the amaxes of its rows and columns; returns the largest.
 template <class Source>
 uint32_t ReadFp8Tile(const TileJob& job, Fp8Tile<Source>& tile) {
+  if constexpr (std::is_same_v<Source, BFloat16>) {
+    return ReadBf16Block<kTileSide, kTileSide>(static_cast<const uint16_t*>(job.source),
+                                               job.source_stride, tile.elements[0], kTileSide,
+                                               tile.row_amax, tile.column_amax);
+  }
   const auto* source = static_cast<const typename Source::Storage*>(job.source);
   const Ints mask = AllInts(0x7FFFFFFF);
   constexpr int kVectors = kTileSide / kLanes;

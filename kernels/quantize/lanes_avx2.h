@@ -144,6 +144,69 @@ inline Ints LargestOfEach(const Ints* v) {
              _mm256_permute2x128_si256(b[0], b[1], 0x31));
 }
 
+// ---- 16-bit lanes
+
+inline Ints AllWords(int v) { return _mm256_set1_epi16(static_cast<int16_t>(v)); }
+inline Ints LoadWords(const uint16_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+inline void StoreWords(uint16_t* p, Ints v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
+}
+/// Stores each word as the upper half of a lane.
+inline void WidenWords(uint32_t* p, Ints v) {
+  StoreInts(p, ShiftLeft<16>(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(v))));
+  StoreInts(p + kLanes, ShiftLeft<16>(_mm256_cvtepu16_epi32(_mm256_extracti128_si256(v, 1))));
+}
+inline Ints MinusWords(Ints a, Ints b) { return _mm256_sub_epi16(a, b); }
+inline Ints MaxWords(Ints a, Ints b) { return _mm256_max_epi16(a, b); }
+/// (a + b + 1) / 2, unsigned.
+inline Ints AverageWords(Ints a, Ints b) { return _mm256_avg_epu16(a, b); }
+template <int kCount>
+inline Ints ShiftLeftWords(Ints a) {
+  return _mm256_slli_epi16(a, kCount);
+}
+template <int kCount>
+inline Ints ShiftRightWords(Ints a) {
+  return _mm256_srli_epi16(a, kCount);
+}
+template <int kCount>
+inline Ints ShiftRightSignedWords(Ints a) {
+  return _mm256_srai_epi16(a, kCount);
+}
+/// count > 0 ? a >> count : no; a shift by 8 and more may leave 0. The upper half of a product by
+/// 2^(16 - count), whose upper byte a table gives.
+inline Ints ShiftRightIfPositive(Ints a, Ints count, Ints no) {
+  const Ints powers = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, -128, 64, 32, 16, 8, 4, 2, 1, 0, 0, 0, 0, 0, 0, 0));
+  const Ints index = ShiftLeftWords<8>(_mm256_min_epi16(count, AllWords(15)));
+  const Ints power = _mm256_shuffle_epi8(powers, Or(index, AllWords(0x80)));
+  return _mm256_blendv_epi8(no, _mm256_mulhi_epu16(a, power),
+                            _mm256_cmpgt_epi16(count, _mm256_setzero_si256()));
+}
+/// In each 128 bits, word i of the result is the largest of v[i]'s.
+inline Ints LargestOfEightWords(const Ints* v) {
+  Ints a[4], b[2];
+  for (int i = 0; i < 4; ++i) {
+    a[i] = MaxWords(_mm256_unpacklo_epi16(v[2 * i], v[2 * i + 1]),
+                    _mm256_unpackhi_epi16(v[2 * i], v[2 * i + 1]));
+  }
+  for (int i = 0; i < 2; ++i) {
+    b[i] = MaxWords(_mm256_unpacklo_epi32(a[2 * i], a[2 * i + 1]),
+                    _mm256_unpackhi_epi32(a[2 * i], a[2 * i + 1]));
+  }
+  return MaxWords(_mm256_unpacklo_epi64(b[0], b[1]), _mm256_unpackhi_epi64(b[0], b[1]));
+}
+/// The largest of the 128-bit parts of v[i] as part i of the result.
+inline Ints JoinEights(const Ints* v) {
+  return MaxWords(_mm256_permute2x128_si256(v[0], v[1], 0x20),
+                  _mm256_permute2x128_si256(v[0], v[1], 0x31));
+}
+inline int CountZeroMagnitudes(Ints words) {
+  const Ints is_zero = _mm256_cmpeq_epi16(And(words, AllWords(0x7FFF)), _mm256_setzero_si256());
+  return __builtin_popcount(static_cast<unsigned>(_mm256_movemask_epi8(is_zero))) / 2;
+}
+
 /// The low bytes of 32 lanes in four registers, as 32 bytes.
 inline void StoreLowBytes32(uint8_t* p, const Ints* v) {
   const Ints mask = AllInts(0xFF);
@@ -203,6 +266,25 @@ inline Line PackLine(const Ints* v) {
     const Ints a = _mm256_packus_epi32(And(w[0], mask), And(w[1], mask));
     const Ints b = _mm256_packus_epi32(And(w[2], mask), And(w[3], mask));
     line.half[i] = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(a, b), order);
+  }
+  return line;
+}
+/// The upper bytes of 64 words.
+inline Line PackUpperBytes(const Ints* v) {
+  Line line;
+  for (int i = 0; i < 2; ++i) {
+    const Ints bytes =
+        _mm256_packus_epi16(ShiftRightWords<8>(v[2 * i]), ShiftRightWords<8>(v[2 * i + 1]));
+    line.half[i] = _mm256_permute4x64_epi64(bytes, 0xD8);
+  }
+  return line;
+}
+/// Magnitudes with the upper bits of `signs`.
+inline Line WithSigns(const Line& magnitudes, const Line& signs) {
+  Line line;
+  for (int i = 0; i < 2; ++i) {
+    line.half[i] =
+        MaskedOr(signs.half[i], AllInts(static_cast<int>(0x80808080)), magnitudes.half[i]);
   }
   return line;
 }

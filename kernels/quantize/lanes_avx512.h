@@ -134,6 +134,61 @@ inline Ints LargestOfEach(const Ints* v) {
   return join(join(b[0], b[1]), join(b[2], b[3]));
 }
 
+// ---- 16-bit lanes
+
+inline Ints AllWords(int v) { return _mm512_set1_epi16(static_cast<int16_t>(v)); }
+inline Ints LoadWords(const uint16_t* p) { return _mm512_loadu_si512(p); }
+inline void StoreWords(uint16_t* p, Ints v) { _mm512_storeu_si512(p, v); }
+/// Stores each word as the upper half of a lane.
+inline void WidenWords(uint32_t* p, Ints v) {
+  StoreInts(p, ShiftLeft<16>(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(v))));
+  StoreInts(p + kLanes, ShiftLeft<16>(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(v, 1))));
+}
+inline Ints MinusWords(Ints a, Ints b) { return _mm512_sub_epi16(a, b); }
+inline Ints MaxWords(Ints a, Ints b) { return _mm512_max_epi16(a, b); }
+/// (a + b + 1) / 2, unsigned.
+inline Ints AverageWords(Ints a, Ints b) { return _mm512_avg_epu16(a, b); }
+template <int kCount>
+inline Ints ShiftLeftWords(Ints a) {
+  return _mm512_slli_epi16(a, kCount);
+}
+template <int kCount>
+inline Ints ShiftRightWords(Ints a) {
+  return _mm512_srli_epi16(a, kCount);
+}
+template <int kCount>
+inline Ints ShiftRightSignedWords(Ints a) {
+  return _mm512_srai_epi16(a, kCount);
+}
+/// count > 0 ? a >> count : no; a shift by 8 and more may leave 0.
+inline Ints ShiftRightIfPositive(Ints a, Ints count, Ints no) {
+  return _mm512_mask_srlv_epi16(no, _mm512_cmpgt_epi16_mask(count, _mm512_setzero_si512()), a,
+                                count);
+}
+/// In each 128 bits, word i of the result is the largest of v[i]'s.
+inline Ints LargestOfEightWords(const Ints* v) {
+  Ints a[4], b[2];
+  for (int i = 0; i < 4; ++i) {
+    a[i] = MaxWords(_mm512_unpacklo_epi16(v[2 * i], v[2 * i + 1]),
+                    _mm512_unpackhi_epi16(v[2 * i], v[2 * i + 1]));
+  }
+  for (int i = 0; i < 2; ++i) {
+    b[i] = MaxWords(_mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]),
+                    _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]));
+  }
+  return MaxWords(_mm512_unpacklo_epi64(b[0], b[1]), _mm512_unpackhi_epi64(b[0], b[1]));
+}
+/// The largest of the 128-bit parts of v[i] as part i of the result.
+inline Ints JoinEights(const Ints* v) {
+  const auto join = [](Ints x, Ints y) {
+    return MaxWords(_mm512_shuffle_i32x4(x, y, 0x88), _mm512_shuffle_i32x4(x, y, 0xDD));
+  };
+  return join(join(v[0], v[1]), join(v[2], v[3]));
+}
+inline int CountZeroMagnitudes(Ints words) {
+  return __builtin_popcount(_mm512_testn_epi16_mask(words, AllWords(0x7FFF)));
+}
+
 /// The low bytes of 32 lanes in two registers, as 32 bytes.
 inline void StoreLowBytes32(uint8_t* p, const Ints* v) {
   alignas(64) static constexpr uint8_t kIndex[64] = {
@@ -183,6 +238,19 @@ inline Line PackLine(const Ints* v) {
   const __m512i low = _mm512_permutex2var_epi8(v[0], index, v[1]);
   const __m512i high = _mm512_permutex2var_epi8(v[2], index, v[3]);
   return _mm512_inserti64x4(low, _mm512_castsi512_si256(high), 1);
+}
+/// The upper bytes of 64 words.
+inline Line PackUpperBytes(const Ints* v) {
+  alignas(64) static constexpr uint8_t kIndex[64] = {
+      1,  3,  5,   7,   9,   11,  13,  15,  17,  19,  21,  23,  25,  27,  29,  31,
+      33, 35, 37,  39,  41,  43,  45,  47,  49,  51,  53,  55,  57,  59,  61,  63,
+      65, 67, 69,  71,  73,  75,  77,  79,  81,  83,  85,  87,  89,  91,  93,  95,
+      97, 99, 101, 103, 105, 107, 109, 111, 113, 115, 117, 119, 121, 123, 125, 127};
+  return _mm512_permutex2var_epi8(v[0], _mm512_load_si512(kIndex), v[1]);
+}
+/// Magnitudes with the upper bits of `signs`.
+inline Line WithSigns(Line magnitudes, Line signs) {
+  return MaskedOr(signs, AllInts(static_cast<int>(0x80808080)), magnitudes);
 }
 inline Line LoadLine(const uint8_t* p) { return _mm512_loadu_si512(p); }
 /// 64 codes to 32 bytes of two, the even one in the low nibble.

@@ -2,6 +2,9 @@
 // by block_kernels_*.cc after their lanes.
 #pragma once
 
+#include <type_traits>
+
+#include "kernels/quantize/bf16_lanes_body.h"
 #include "kernels/quantize/block_kernels.h"
 #include "kernels/quantize/encode_lanes_body.h"
 
@@ -12,50 +15,64 @@ constexpr int kMxSide = 32;
 constexpr int kMxVectors = kMxSide / kLanes;  // Of a block.
 constexpr int kMxAhead = 128;  // Columns: two tiles; rows are too short for hardware.
 
-/// What the first pass keeps of a tile.
+/// What the first pass keeps of a tile. The elements too: rows a power of two apart fall into few
+/// sets of the caches, and would be gone when they are read again.
+template <class Source>
 struct MxTile {
-  alignas(64) float values[kMxSide][2 * kMxSide];
+  alignas(64) typename Source::Storage elements[kMxSide][2 * kMxSide];
   alignas(64) uint32_t row_amax[2][kMxSide];  // [block of the row][row]: magnitude bits.
   alignas(64) uint32_t column_amax[2 * kMxSide];
   alignas(64) float row_multipliers[2][kMxSide];
   alignas(64) float column_multipliers[2 * kMxSide];
 };
 
-/// Widens the tile and finds the amaxes of its rows and columns; returns the largest.
+/// Copies a block column and finds the amaxes of its rows and columns; returns the largest.
 template <class Source>
-uint32_t ReadMxTile(const TileJob& job, int columns, MxTile& tile) {
-  const auto* source = static_cast<const typename Source::Storage*>(job.source);
+uint32_t ReadMxBlock(const TileJob& job, int half, MxTile<Source>& tile) {
+  const auto* source = static_cast<const typename Source::Storage*>(job.source) + half * kMxSide;
   const Ints mask = AllInts(0x7FFFFFFF);
-  Ints largest = AllInts(0);
-  for (int half = 0; half < columns / kMxSide; ++half) {
-    Ints column_max[kMxVectors];
-    for (int j = 0; j < kMxVectors; ++j) column_max[j] = AllInts(0);
-    for (int first = 0; first < kMxSide; first += kLanes) {
-      Ints row_max[kLanes];
-      for (int i = 0; i < kLanes; ++i) {
-        const int row = first + i;
-        row_max[i] = AllInts(0);
-        for (int j = 0; j < kMxVectors; ++j) {
-          const int column = half * kMxSide + j * kLanes;
-          if (column * sizeof(*source) % 64 == 0) {
-            Prefetch(source + row * job.source_stride + column + kMxAhead);
-          }
-          const Floats v = LoadSource<Source>(source + row * job.source_stride + column);
-          Store(&tile.values[row][column], v);
-          const Ints magnitude = And(BitsOf(v), mask);
-          row_max[i] = Max(row_max[i], magnitude);
-          column_max[j] = Max(column_max[j], magnitude);
-        }
+  Ints column_max[kMxVectors], largest = AllInts(0);
+  for (Ints& max : column_max) max = AllInts(0);
+  for (int first = 0; first < kMxSide; first += kLanes) {
+    Ints row_max[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const auto* from = source + (first + i) * job.source_stride;
+      auto* row = &tile.elements[first + i][half * kMxSide];
+      __builtin_memcpy(row, from, kMxSide * sizeof(*row));
+      Prefetch(from + kMxAhead);
+      row_max[i] = AllInts(0);
+      for (int j = 0; j < kMxVectors; ++j) {
+        const Ints magnitude = And(BitsOf(LoadSource<Source>(row + j * kLanes)), mask);
+        row_max[i] = Max(row_max[i], magnitude);
+        column_max[j] = Max(column_max[j], magnitude);
       }
-      const Ints of_rows = LargestOfEach(row_max);
-      StoreInts(&tile.row_amax[half][first], of_rows);
-      largest = Max(largest, of_rows);
     }
-    for (int j = 0; j < kMxVectors; ++j) {
-      StoreInts(&tile.column_amax[half * kMxSide + j * kLanes], column_max[j]);
-    }
+    const Ints of_rows = LargestOfEach(row_max);
+    StoreInts(&tile.row_amax[half][first], of_rows);
+    largest = Max(largest, of_rows);
+  }
+  for (int j = 0; j < kMxVectors; ++j) {
+    StoreInts(&tile.column_amax[half * kMxSide + j * kLanes], column_max[j]);
   }
   return static_cast<uint32_t>(LargestLane(largest));
+}
+
+template <class Source>
+uint32_t ReadMxTile(const TileJob& job, int columns, MxTile<Source>& tile) {
+  uint32_t largest = 0;
+  for (int half = 0; half < columns / kMxSide; ++half) {
+    uint32_t amax = 0;
+    if constexpr (std::is_same_v<Source, BFloat16>) {
+      amax = ReadBf16Block<kMxSide, kMxSide>(
+          static_cast<const uint16_t*>(job.source) + half * kMxSide, job.source_stride,
+          &tile.elements[0][half * kMxSide], 2 * kMxSide, tile.row_amax[half],
+          &tile.column_amax[half * kMxSide]);
+    } else {
+      amax = ReadMxBlock<Source>(job, half, tile);
+    }
+    largest = amax > largest ? amax : largest;
+  }
+  return largest;
 }
 
 /// E8M0 codes, rounding up, and multipliers of kLanes amaxes; returns the largest scaled amax.
@@ -73,12 +90,18 @@ Ints MxScales(const uint32_t* amax_bits, float* multipliers, Ints* codes) {
   return BitsOf(Times(amax, FloatsOf(inverse)));
 }
 
-/// Codes of kLanes elements; multipliers go with the column, or stand still within a block.
-template <class Element, bool kByColumn>
-Ints EncodeMx(const MxTile& tile, int row, int column) {
+/// kLanes elements, and those times their multipliers.
+struct MxScaled {
+  Floats value, scaled;
+};
+
+/// Multipliers go with the column, or stand still within a block.
+template <bool kByColumn, class Source>
+MxScaled ScaleMx(const MxTile<Source>& tile, int row, int column) {
+  const Floats value = LoadSource<Source>(&tile.elements[row][column]);
   const Floats multiplier = kByColumn ? Load(&tile.column_multipliers[column])
                                       : All(tile.row_multipliers[column / kMxSide][row]);
-  return EncodeLanes<Element>(Times(Load(&tile.values[row][column]), multiplier));
+  return {value, Times(value, multiplier)};
 }
 
 /// Where the codes of a tile go.
@@ -89,35 +112,34 @@ struct MxTarget {
   bool streams;
 };
 
-/// The codes of one direction of a tile, and counts of them.
-template <class Element, bool kByColumn>
-void EncodeMxTile(const MxTile& tile, int columns, const MxTarget& target, ByteTally& tally) {
-  using C = FormatConstants<Element>;
-  constexpr uint8_t kMagnitudes = C::kSignMask - 1, kFirstNormal = 1 << Element::kMantissaBits;
-  if (columns == 64 && C::kBits > 4) {
-    for (int row = 0; row < kMxSide; ++row) {
-      Ints v[64 / kLanes];
-      for (int j = 0; j < 64 / kLanes; ++j) {
-        v[j] = EncodeMx<Element, kByColumn>(tile, row, j * kLanes);
-      }
-      const Line line = PackLine(v);
-      StoreLine(target.codes + row * target.stride, line, target.streams);
-      if (target.twin != nullptr) {
-        StoreLine(target.twin + row * target.stride, line, target.streams);
-      }
-      TallyLine(line, kMagnitudes, kFirstNormal, tally);
+/// The codes of one direction of a tile of 64 columns from encode(row), and counts of them.
+template <class Element, class Encode>
+void EncodeMxLines(const Encode& encode, const MxTarget& target, ByteTally& tally) {
+  constexpr uint8_t kMagnitudes = FormatConstants<Element>::kSignMask - 1;
+  for (int row = 0; row < kMxSide; ++row) {
+    const Line line = encode(row);
+    StoreLine(target.codes + row * target.stride, line, target.streams);
+    if (target.twin != nullptr) {
+      StoreLine(target.twin + row * target.stride, line, target.streams);
     }
-    return;
+    TallyLine(line, kMagnitudes, 1 << Element::kMantissaBits, tally);
   }
+}
+
+/// The same of a tile of any width, block by block.
+template <class Element, bool kByColumn, class Source>
+void EncodeMxBlocks(const MxTile<Source>& tile, int columns, const MxTarget& target,
+                    ByteTally& tally) {
+  using C = FormatConstants<Element>;
   for (int row = 0; row < kMxSide; ++row) {
     for (int block = 0; block < columns; block += kMxSide) {
       Ints v[kMxVectors];
       for (int j = 0; j < kMxVectors; ++j) {
-        v[j] = EncodeMx<Element, kByColumn>(tile, row, block + j * kLanes);
+        v[j] = EncodeLanes<Element>(ScaleMx<kByColumn>(tile, row, block + j * kLanes).scaled);
       }
       alignas(32) uint8_t bytes[kMxSide];
       StoreLowBytes32(bytes, v);
-      TallyBytes32(bytes, kMagnitudes, kFirstNormal, tally);
+      TallyBytes32(bytes, C::kSignMask - 1, 1 << Element::kMantissaBits, tally);
       uint8_t* const copies[] = {target.codes, target.twin};
       for (uint8_t* codes : copies) {
         if (codes == nullptr) continue;
@@ -131,27 +153,70 @@ void EncodeMxTile(const MxTile& tile, int columns, const MxTarget& target, ByteT
   }
 }
 
+/// By words where those have a loop for it; false where not.
+template <class Element, bool kByColumn, class Source>
+bool EncodeMxWords(const MxTile<Source>& tile, const MxTarget& target, ByteTally& tally) {
+  if constexpr (std::is_same_v<Source, BFloat16> && FormatConstants<Element>::kBits == 8) {
+    alignas(64) uint16_t offsets[2 * kMxSide];
+    const bool is_possible =
+        kByColumn ? FindWordOffsets<Element>(tile.column_amax, tile.column_multipliers, 2 * kMxSide,
+                                             offsets)
+                  : FindWordOffsets<Element>(tile.row_amax[0], tile.row_multipliers[0], 2 * kMxSide,
+                                             offsets);
+    if (!is_possible) return false;
+    EncodeMxLines<Element>(
+        [&](int row) {
+          Ints of_line[64 / kWords];
+          for (int j = 0; j < 64 / kWords; ++j) {
+            of_line[j] = kByColumn ? LoadWords(offsets + j * kWords)
+                                   : AllWords(offsets[j * kWords / kMxSide * kMxSide + row]);
+          }
+          return EncodeWordLine<Element>(tile.elements[row], of_line);
+        },
+        target, tally);
+    return true;
+  }
+  return false;
+}
+
+template <class Element, bool kByColumn, class Source>
+void EncodeMxTile(const MxTile<Source>& tile, int columns, const MxTarget& target, bool any_beyond,
+                  ByteTally& tally) {
+  if (columns != 64 || FormatConstants<Element>::kBits == 4) {
+    EncodeMxBlocks<Element, kByColumn>(tile, columns, target, tally);
+    return;
+  }
+  if (!any_beyond && EncodeMxWords<Element, kByColumn>(tile, target, tally)) return;
+  EncodeMxLines<Element>(
+      [&](int row) {
+        Ints v[64 / kLanes];
+        for (int j = 0; j < 64 / kLanes; ++j) {
+          v[j] = EncodeLanes<Element>(ScaleMx<kByColumn>(tile, row, j * kLanes).scaled);
+        }
+        return PackLine(v);
+      },
+      target, tally);
+}
+
 /// What the codes alone do not tell, looked for only where there can be any.
-template <class Element, bool kByColumn>
-void TallyMxValues(const MxTile& tile, int columns, TileTally& tally) {
+template <class Element, bool kByColumn, class Source>
+void TallyMxValues(const MxTile<Source>& tile, int columns, TileTally& tally) {
   const Ints beyond = AllInts(static_cast<int>(kFirstBeyond<Element>) - 1);
   const Ints mask = AllInts(0x7FFFFFFF);
   for (int row = 0; row < kMxSide; ++row) {
     for (int column = 0; column < columns; column += kLanes) {
-      const Floats v = Load(&tile.values[row][column]);
-      const Floats multiplier = kByColumn ? Load(&tile.column_multipliers[column])
-                                          : All(tile.row_multipliers[column / kMxSide][row]);
-      tally.source_zero += CountEqual(And(BitsOf(v), mask), AllInts(0));
-      tally.saturated += CountLess(beyond, And(BitsOf(Times(v, multiplier)), mask));
+      const MxScaled v = ScaleMx<kByColumn>(tile, row, column);
+      tally.source_zero += CountEqual(And(BitsOf(v.value), mask), AllInts(0));
+      tally.saturated += CountLess(beyond, And(BitsOf(v.scaled), mask));
     }
   }
 }
 
-template <class Element, bool kByColumn>
-void MakeMxCopy(const MxTile& tile, int columns, const MxTarget& target, bool any_beyond,
+template <class Element, bool kByColumn, class Source>
+void MakeMxCopy(const MxTile<Source>& tile, int columns, const MxTarget& target, bool any_beyond,
                 TileTally* tally) {
   ByteTally bytes;
-  EncodeMxTile<Element, kByColumn>(tile, columns, target, bytes);
+  EncodeMxTile<Element, kByColumn>(tile, columns, target, any_beyond, bytes);
   if (tally == nullptr) return;
   tally->code_zero += bytes.zero;
   tally->code_below_normal += bytes.below_normal;
@@ -159,7 +224,8 @@ void MakeMxCopy(const MxTile& tile, int columns, const MxTarget& target, bool an
 }
 
 /// A tile of 32 x 32 has the amax of all its rows.
-void ShareMxAmax(int columns, MxTile& tile) {
+template <class Source>
+void ShareMxAmax(int columns, MxTile<Source>& tile) {
   for (int half = 0; half < columns / kMxSide; ++half) {
     uint32_t largest = 0;
     for (const uint32_t amax : tile.row_amax[half]) largest = amax > largest ? amax : largest;
@@ -169,8 +235,8 @@ void ShareMxAmax(int columns, MxTile& tile) {
   }
 }
 
-template <class Element>
-bool ScaleMxRows(const TileJob& job, int columns, MxTile& tile) {
+template <class Element, class Source>
+bool ScaleMxRows(const TileJob& job, int columns, MxTile<Source>& tile) {
   auto* scales = static_cast<uint8_t*>(job.row_scales);
   Ints largest = AllInts(0);
   for (int half = 0; half < columns / kMxSide; ++half) {
@@ -188,8 +254,8 @@ bool ScaleMxRows(const TileJob& job, int columns, MxTile& tile) {
   return static_cast<uint32_t>(LargestLane(largest)) >= kFirstBeyond<Element>;
 }
 
-template <class Element>
-bool ScaleMxColumns(const TileJob& job, int columns, MxTile& tile) {
+template <class Element, class Source>
+bool ScaleMxColumns(const TileJob& job, int columns, MxTile<Source>& tile) {
   auto* scales = static_cast<uint8_t*>(job.column_scales);
   Ints largest = AllInts(0);
   for (int column = 0; column < columns; column += kLanes) {
@@ -203,7 +269,7 @@ bool ScaleMxColumns(const TileJob& job, int columns, MxTile& tile) {
 
 template <class Source, class Element>
 bool QuantizeMxTile(const TileJob& job, int columns, TileTally& tally) {
-  MxTile tile;
+  MxTile<Source> tile;
   if (ReadMxTile<Source>(job, columns, tile) >= 0x7F800000) return false;
   if (job.block_dim == 2) ShareMxAmax(columns, tile);
   const bool makes_twins =

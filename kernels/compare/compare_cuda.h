@@ -1,0 +1,22 @@
+// The comparisons of parity_report.h and error_report.h on a GPU: the same reports, reduced there.
+// Tensors are in device memory. Each call waits for its report; errors as on the CPU, and those of
+// CudaDevice.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "kernels/compare/error_report.h"
+#include "kernels/compare/parity_report.h"
+#include "kernels/tensor/cuda_device.h"
+
+namespace quantgate {
+
+absl::StatusOr<ParityReport> CompareBitsCuda(CudaDevice& device, const Tensor& subject,
+                                             const Tensor& reference);
+
+absl::StatusOr<ErrorReport> MeasureErrorCuda(CudaDevice& device, const Tensor& subject,
+                                             const Tensor& reference);
+
+absl::StatusOr<NearerReport> MeasureNearerCuda(CudaDevice& device, const Tensor& subject,
+                                               const Tensor& reference, const Tensor& truth);
+
+}  // namespace quantgate

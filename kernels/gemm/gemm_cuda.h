@@ -1,0 +1,28 @@
+// The arithmetic models and the exact oracle on a GPU's CUDA cores: the bits of GemmCpu, and of
+// AbsoluteGemm and CheckBound. All tensors of a desc are in device memory; results are, and are
+// written once the device's stream gets there. Errors as on the CPU, and those of CudaDevice.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "kernels/base/cancellation.h"
+#include "kernels/gemm/error_bound.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/tensor/cuda_device.h"
+
+namespace quantgate {
+
+/// As GemmCpu, for every arithmetic but cublaslt (gemm_cublaslt.h). Cancellation is looked at
+/// between kernels.
+absl::StatusOr<GemmResult> GemmCuda(CudaDevice& device, const GemmDesc& desc,
+                                    const Cancellation* cancellation);
+
+/// As ExactGemm; part of GemmCuda.
+absl::StatusOr<GemmResult> ExactGemmCuda(CudaDevice& device, const GemmDesc& desc,
+                                         const Cancellation* cancellation);
+
+/// As CheckBound; waits for the result.
+absl::StatusOr<BoundCheck> CheckBoundCuda(CudaDevice& device, const GemmDesc& desc,
+                                          const Tensor& subject, const Tensor& exact,
+                                          const Cancellation* cancellation);
+
+}  // namespace quantgate

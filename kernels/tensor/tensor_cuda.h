@@ -1,0 +1,27 @@
+// What the CPU engine does to single tensors (generate.h, convert.h, column_sums.h, fingerprint.h),
+// on a GPU: the same bytes. Inputs are in device memory; results are, and are written once the
+// device's stream gets there. Errors as on the CPU, and those of CudaDevice.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "kernels/tensor/cuda_device.h"
+#include "kernels/tensor/generate.h"
+#include "kernels/tensor/tensor.h"
+
+namespace quantgate {
+
+absl::StatusOr<Tensor> GenerateCuda(CudaDevice& device, const GeneratorSpec& spec);
+
+/// As CastTensor.
+absl::StatusOr<Tensor> CastTensorCuda(CudaDevice& device, const Tensor& tensor, DType out);
+
+/// As Transpose2d.
+absl::StatusOr<Tensor> Transpose2dCuda(CudaDevice& device, const Tensor& tensor);
+
+/// As ColumnSums.
+absl::StatusOr<Tensor> ColumnSumsCuda(CudaDevice& device, const Tensor& tensor, DType out);
+
+/// i64 [2] in device memory: Fingerprint::high and ::low of the tensor.
+absl::StatusOr<Tensor> FingerprintCuda(CudaDevice& device, const Tensor& tensor);
+
+}  // namespace quantgate
