@@ -1,9 +1,12 @@
+#include <chrono>
 #include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/engine/cuda_module.h"
 #include "kernels/engine/engine.h"
 #include "kernels/tensor/column_sums.h"
 #include "kernels/tensor/convert.h"
@@ -23,14 +26,45 @@ std::string ProcessorName() {
   return "x86-64 processor";
 }
 
+class CpuStopwatch final : public Stopwatch {
+ public:
+  absl::Status Stop() override {
+    seconds_ = std::chrono::steady_clock::now() - begin_;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<double> Seconds() override { return seconds_.count(); }
+
+ private:
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  std::chrono::duration<double> seconds_{};
+};
+
 class CpuEngine final : public Engine {
  public:
   explicit CpuEngine(const CpuEngineOptions& options) : options_(options) {}
 
   DeviceDescription Describe() const override {
-    return {"cpu", absl::StrCat(ProcessorName(), ", ", options_.threads, " threads"),
-            absl::StrCat("x86-64 ", std::string(IsaName(options_.isa))), ""};
+    DeviceDescription description;
+    description.id = "cpu";
+    description.name = absl::StrCat(ProcessorName(), ", ", options_.threads, " threads");
+    description.architecture = absl::StrCat("x86-64 ", std::string(IsaName(options_.isa)));
+    return description;
   }
+  DeviceMemory Memory() const override { return {}; }
+  absl::Status Health() const override { return absl::OkStatus(); }
+
+  absl::Status CheckArithmetic(const Arithmetic& arithmetic) const override {
+    if (arithmetic.family != ArithmeticFamily::kCublasLt) return absl::OkStatus();
+    return CublasLtOnCpu(arithmetic);
+  }
+
+  absl::StatusOr<Tensor> ToDevice(const Tensor& tensor, const Cancellation*) override {
+    return tensor;
+  }
+  absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation*) override {
+    return tensor;
+  }
+  std::unique_ptr<Stopwatch> StartStopwatch() override { return std::make_unique<CpuStopwatch>(); }
 
   absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                   const Cancellation* cancellation) override {
@@ -58,7 +92,31 @@ class CpuEngine final : public Engine {
     return UpdateUsagesCpu(quantized, usages, Context(cancellation));
   }
 
+  absl::StatusOr<Tensor> ConvertScales(const Tensor& scales, const ScaleArray& array,
+                                       ScaleLayout from, ScaleLayout to) override {
+    return quantgate::ConvertScales(scales, array, from, to);
+  }
+
+  absl::StatusOr<DelayedScalingState> NoteCast(const DelayedScalingState& state,
+                                               const Tensor& amax) override {
+    return WithCast(state, *amax.as<float>());
+  }
+  absl::StatusOr<DelayedScalingState> NoteCalibration(const DelayedScalingState& state,
+                                                      const Tensor& amax) override {
+    return WithCalibration(state, *amax.as<float>());
+  }
+  absl::StatusOr<DelayedScalingState> UpdateScale(const DelayedScalingState& state,
+                                                  const DelayedScalingOptions& options,
+                                                  float max_finite) override {
+    return WithUpdate(state, options, max_finite);
+  }
+
+  absl::StatusOr<QuantizationSummary> Summarize(const QuantizedTensor& quantized) override {
+    return SummarizeCpu(quantized);
+  }
+
   absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override {
+    QG_RETURN_IF_ERROR(CheckArithmetic(desc.arithmetic));
     return GemmCpu(desc, Context(cancellation));
   }
 
@@ -67,13 +125,14 @@ class CpuEngine final : public Engine {
     return quantgate::ColumnSums(source, out, Context(cancellation));
   }
 
-  absl::StatusOr<Fingerprint> FingerprintOf(const Tensor& tensor,
-                                            const Cancellation* cancellation) override {
+  absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor,
+                                          const Cancellation* cancellation) override {
     const ExecutionContext context = Context(cancellation);
     const Fingerprint fingerprint = quantgate::FingerprintOf(tensor, context);
     // A cancelled sum is partial and must not be taken for an identity.
     if (absl::Status status = context.CheckCancelled(); !status.ok()) return status;
-    return fingerprint;
+    const uint64_t words[] = {fingerprint.high, fingerprint.low};
+    return Tensor::FromBytes(DType::kI64, {2}, std::as_bytes(std::span(words)));
   }
 
   absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,

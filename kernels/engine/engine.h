@@ -1,6 +1,11 @@
 // Engine: one virtual call per operation. Every engine gives the same bits for every operation;
 // what differs is where the tensors live and how fast it is. Thread-safe: calls from several
 // threads do not disturb each other.
+//
+// Tensors that an engine gives live in its memory space. It takes tensors of that space and of the
+// host's; the latter are copied first, so bring what is used more than once with ToDevice. Nothing
+// is waited for between operations: what needs a value on the host (Read..., Summarize, the
+// comparisons, ToHost) says so by giving one.
 #pragma once
 
 #include <memory>
@@ -12,7 +17,10 @@
 #include "kernels/compare/parity_report.h"
 #include "kernels/gemm/error_bound.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/quantize/delayed_scaling.h"
+#include "kernels/quantize/quantization_summary.h"
 #include "kernels/quantize/quantizer.h"
+#include "kernels/quantize/scale_layout.h"
 #include "kernels/tensor/fingerprint.h"
 #include "kernels/tensor/generate.h"
 
@@ -22,7 +30,31 @@ struct DeviceDescription {
   std::string id;            ///< "cpu", "cuda:0".
   std::string name;          ///< "AMD EPYC 9B45, 2 CPUs".
   std::string architecture;  ///< "x86-64 avx512", "sm_90".
-  std::string driver;        ///< Empty on the CPU.
+  std::string driver;        ///< "580.159.04"; empty on the CPU.
+  // CUDA devices only.
+  std::string cuda;         ///< Of the runtime, and what the driver supports: "13.0 (driver 13.0)".
+  std::string cublaslt;     ///< "13.1.0".
+  int multiprocessors = 0;  ///< SMs.
+  int sm_clock_mhz = 0;     ///< As read at the time of asking.
+  int memory_clock_mhz = 0;  ///< Likewise.
+  int64_t memory_bytes = 0;  ///< Of the device.
+};
+
+/// Memory of an engine's device, for metrics. Zero on the CPU.
+struct DeviceMemory {
+  int64_t bytes_in_use = 0;
+  int64_t bytes_in_use_max = 0;
+  int64_t bytes_total = 0;
+};
+
+/// How long a piece of work takes on an engine's device. Stops when it is told to and not when it
+/// is read.
+class Stopwatch {
+ public:
+  virtual ~Stopwatch() = default;
+  virtual absl::Status Stop() = 0;
+  /// Between the start and Stop; waits for the work where it is still under way.
+  virtual absl::StatusOr<double> Seconds() = 0;
 };
 
 class Engine {
@@ -30,6 +62,19 @@ class Engine {
   virtual ~Engine() = default;
 
   virtual DeviceDescription Describe() const = 0;
+  virtual DeviceMemory Memory() const = 0;
+  /// OK while the device can be trusted; after that the process must not answer for any bit.
+  virtual absl::Status Health() const = 0;
+  /// Whether this engine runs the arithmetic: UNIMPLEMENTED where this build cannot, and
+  /// FAILED_PRECONDITION where the device that it needs is not this engine's.
+  virtual absl::Status CheckArithmetic(const Arithmetic& arithmetic) const = 0;
+
+  /// The tensor in the engine's memory space, itself where it is there; no value for none.
+  virtual absl::StatusOr<Tensor> ToDevice(const Tensor& tensor,
+                                          const Cancellation* cancellation) = 0;
+  /// The tensor in host memory, itself where it is there; no value for none.
+  virtual absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation* cancellation) = 0;
+  virtual std::unique_ptr<Stopwatch> StartStopwatch() = 0;
 
   virtual absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                           const Cancellation* cancellation) = 0;
@@ -44,6 +89,18 @@ class Engine {
                                             DType out, const Cancellation* cancellation) = 0;
   virtual absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
                                     const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<Tensor> ConvertScales(const Tensor& scales, const ScaleArray& array,
+                                               ScaleLayout from, ScaleLayout to) = 0;
+  /// WithCast, WithCalibration and WithUpdate of kernels/quantize/delayed_scaling.h; `amax` is
+  /// f32 [1].
+  virtual absl::StatusOr<DelayedScalingState> NoteCast(const DelayedScalingState& state,
+                                                       const Tensor& amax) = 0;
+  virtual absl::StatusOr<DelayedScalingState> NoteCalibration(const DelayedScalingState& state,
+                                                              const Tensor& amax) = 0;
+  virtual absl::StatusOr<DelayedScalingState> UpdateScale(const DelayedScalingState& state,
+                                                          const DelayedScalingOptions& options,
+                                                          float max_finite) = 0;
+  virtual absl::StatusOr<QuantizationSummary> Summarize(const QuantizedTensor& quantized) = 0;
   virtual absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc,
                                           const Cancellation* cancellation) = 0;
   /// Bias gradient: pairwise fp32 sum over rows, one RNE to `out` (docs/definitions.md section 1).
@@ -51,8 +108,11 @@ class Engine {
   virtual absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,
                                             const Cancellation* cancellation) = 0;
 
-  virtual absl::StatusOr<Fingerprint> FingerprintOf(const Tensor& tensor,
-                                                    const Cancellation* cancellation) = 0;
+  /// i64 [2]: Fingerprint::high and ::low, for ReadFingerprint.
+  virtual absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor,
+                                                  const Cancellation* cancellation) = 0;
+  absl::StatusOr<Fingerprint> ReadFingerprint(const Tensor& started);
+  absl::StatusOr<Fingerprint> FingerprintOf(const Tensor& tensor, const Cancellation* cancellation);
   virtual absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
                                                    const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<ErrorReport> MeasureError(const Tensor& subject, const Tensor& reference,

@@ -32,7 +32,7 @@ struct LinearRequest {
   RequiresGrad requires_grad;
   uint64_t seed = 0;  ///< Of stochastic rounding; each role is one quantization of it.
   /// What delayed scaling brings from earlier steps; fresh where absent. Recipes without it do not
-  /// look.
+  /// look. In host memory, where values are checked, or an earlier result of the same engine.
   std::map<TensorRole, DelayedScalingState> delayed;
   /// Under delayed scaling: compute in high precision and note the amaxes only.
   bool calibrate = false;
@@ -73,29 +73,15 @@ struct SavedOperand {
 };
 
 /// One quantization that the layer did.
-struct QuantizationRecord {
+struct QuantizationRecord : QuantizationSummary {
   TensorRole role = TensorRole::kInput;
   Usages usages;
   std::string quantizer;  ///< QuantizerText: the rule.
-  /// Of the whole tensor, where the format has them: per-tensor FP8, and the amax of nvfp4 unless
-  /// row-scaled. The columnwise amax only where it is another one (after a Hadamard transform).
-  std::optional<float> amax;
-  std::optional<float> amax_columnwise;
-  std::optional<float> scale;
-  std::optional<float> scale_inv;
-  QuantizationCounts counts;
-  /// Of the block scales of the direction that `counts` is of: how many have each code (E8M0,
-  /// E4M3) or, for fp32 ones, each biased exponent. Absent codes are left out.
-  std::map<int, int64_t> scale_codes;
 };
 
 /// QuantizeArguments::call_id of a role: its number in the order input, weight, grad_output, so
 /// that the random numbers of one tensor do not depend on which others are quantized.
 uint32_t CallIdOf(TensorRole role);
-
-/// The record of one quantization; everything in it can be read from `quantized`.
-QuantizationRecord RecordOf(TensorRole role, Usages usages, const Quantizer& quantizer,
-                            const QuantizedTensor& quantized);
 
 struct StageTime {
   std::string stage;  ///< "quantize x", "fprop", "bias gradient", ...

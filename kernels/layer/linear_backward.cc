@@ -30,18 +30,14 @@ absl::Status LinearStep::PrepareGradOutput(const Tensor& grad_output) {
 absl::Status LinearStep::CheckSaved() {
   return Timed(kStageCheckSaved, [&]() -> absl::Status {
     if (flow_.needs_dw) {
-      SavedOperand& record = result_.saved[x_.record];
-      QG_ASSIGN_OR_RETURN(record.at_use, FingerprintOfSaved(x_));
+      QG_RETURN_IF_ERROR(StartFingerprintOf(x_, &SavedOperand::at_use));
       // wgrad of an empty batch is zero without reading anything.
-      record.used = !flow_.is_empty;
+      result_.saved[x_.record].used = !flow_.is_empty;
     }
-    SavedOperand& record = result_.saved[weight_.record];
-    QG_ASSIGN_OR_RETURN(record.at_use, FingerprintOfSaved(weight_));
-    record.used = flow_.needs_dx;
+    QG_RETURN_IF_ERROR(StartFingerprintOf(weight_, &SavedOperand::at_use));
+    result_.saved[weight_.record].used = flow_.needs_dx;
     if (!weight_workspace_.codes.rowwise.has_value()) return absl::OkStatus();
-    QG_ASSIGN_OR_RETURN(result_.saved[weight_workspace_.record].at_use,
-                        FingerprintOfSaved(weight_workspace_));
-    return absl::OkStatus();
+    return StartFingerprintOf(weight_workspace_, &SavedOperand::at_use);
   });
 }
 
@@ -158,7 +154,7 @@ absl::StatusOr<LinearResult> RunLinear(Engine& engine, const LinearRequest& requ
   LinearStep step(engine, request, recipe, arithmetic, cancellation, on_stage);
   QG_RETURN_IF_ERROR(step.Forward());
   if (step.flow().has_backward()) QG_RETURN_IF_ERROR(step.Backward());
-  return step.TakeResult();
+  return step.Finish();
 }
 
 }  // namespace quantgate

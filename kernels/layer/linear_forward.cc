@@ -33,6 +33,13 @@ std::string CodesContent(const QuantizedTensor& codes) {
                       "columnwise codes");
 }
 
+QuantizedTensor WithoutCodes(QuantizedTensor quantized) {
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    if (quantized.copy(usage).has_value()) quantized.copy(usage)->data = Tensor();
+  }
+  return quantized;
+}
+
 bool HasCodes(const QuantizedTensor& codes) {
   return codes.rowwise.has_value() || codes.columnwise.has_value();
 }
@@ -86,7 +93,12 @@ absl::StatusOr<QuantizedTensor> LinearStep::Quantize(const char* stage, TensorRo
                                                 cancellation_);
                       }));
   if (flow_.is_delayed) QG_RETURN_IF_ERROR(NoteCast(role, quantized));
-  result_.quantizations.push_back(RecordOf(role, usages, quantizer, quantized));
+  QuantizationRecord record;
+  record.role = role;
+  record.usages = usages;
+  record.quantizer = QuantizerText(quantizer);
+  result_.quantizations.push_back(std::move(record));
+  quantized_.push_back(WithoutCodes(quantized));
   return quantized;
 }
 
@@ -176,8 +188,7 @@ absl::Status LinearStep::Forward() {
   return SaveOperands();
 }
 
-absl::StatusOr<Fingerprint> LinearStep::FingerprintOfSaved(const Saved& saved) {
-  Fingerprint sum;
+absl::Status LinearStep::StartFingerprintOf(const Saved& saved, Fingerprint SavedOperand::*moment) {
   std::vector<const Tensor*> parts = {&saved.original};
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     const std::optional<QuantizedCopy>& copy = saved.codes.copy(usage);
@@ -186,23 +197,23 @@ absl::StatusOr<Fingerprint> LinearStep::FingerprintOfSaved(const Saved& saved) {
     // The amax of other formats is a record of the quantization; nvfp4's is part of every value.
     if (copy->format == QuantizerFormat::kNvfp4) parts.push_back(&copy->amax);
   }
+  RunningFingerprint running{saved.record, moment, {}};
   for (const Tensor* part : parts) {
     if (!part->has_value()) continue;
-    QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint, engine_.FingerprintOf(*part, cancellation_));
-    sum.low += fingerprint.low;
-    sum.high += fingerprint.high + (sum.low < fingerprint.low ? 1 : 0);
+    QG_ASSIGN_OR_RETURN(Tensor started, engine_.StartFingerprint(*part, cancellation_));
+    running.parts.push_back(std::move(started));
   }
-  return sum;
+  fingerprints_.push_back(std::move(running));
+  return absl::OkStatus();
 }
 
 absl::Status LinearStep::Save(const std::string& name, const std::string& content, Saved& saved) {
   SavedOperand record;
   record.name = name;
   record.content = content;
-  QG_ASSIGN_OR_RETURN(record.at_save, FingerprintOfSaved(saved));
   saved.record = result_.saved.size();
   result_.saved.push_back(std::move(record));
-  return absl::OkStatus();
+  return StartFingerprintOf(saved, &SavedOperand::at_save);
 }
 
 // What each mode keeps is the row "saved input", "saved weight" of the table in docs/quantizers.md

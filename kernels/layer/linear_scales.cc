@@ -10,9 +10,8 @@ namespace {
 
 constexpr TensorRole kRoles[] = {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput};
 
-float AmaxOf(const QuantizedTensor& quantized) {
-  return *(quantized.rowwise.has_value() ? quantized.rowwise : quantized.columnwise)
-              ->amax.as<float>();
+const Tensor& AmaxOf(const QuantizedTensor& quantized) {
+  return (quantized.rowwise.has_value() ? quantized.rowwise : quantized.columnwise)->amax;
 }
 
 float MaxFiniteOf(DType element) {
@@ -29,7 +28,9 @@ absl::Status LinearStep::PrepareScales() {
     if (given == request_.delayed.end()) {
       QG_ASSIGN_OR_RETURN(scales_[role], FreshDelayedScaling(length));
     } else {
-      QG_ASSIGN_OR_RETURN(scales_[role], WithHistoryLength(given->second, length));
+      DelayedScalingState state = given->second;
+      QG_ASSIGN_OR_RETURN(state.amax_history, engine_.ToHost(state.amax_history, cancellation_));
+      QG_ASSIGN_OR_RETURN(scales_[role], WithHistoryLength(state, length));
     }
   }
   return absl::OkStatus();
@@ -42,12 +43,12 @@ absl::Status LinearStep::Calibrate(const char* stage, TensorRole role, const Ten
   QG_ASSIGN_OR_RETURN(const QuantizedTensor quantized, Timed(stage, [&] {
                         return engine_.Quantize(source, spec, {true, false}, {}, cancellation_);
                       }));
-  QG_ASSIGN_OR_RETURN(scales_[role], WithCalibration(scales_[role], AmaxOf(quantized)));
+  QG_ASSIGN_OR_RETURN(scales_[role], engine_.NoteCalibration(scales_[role], AmaxOf(quantized)));
   return absl::OkStatus();
 }
 
 absl::Status LinearStep::NoteCast(TensorRole role, const QuantizedTensor& quantized) {
-  QG_ASSIGN_OR_RETURN(scales_[role], WithCast(scales_[role], AmaxOf(quantized)));
+  QG_ASSIGN_OR_RETURN(scales_[role], engine_.NoteCast(scales_[role], AmaxOf(quantized)));
   return absl::OkStatus();
 }
 
@@ -55,24 +56,11 @@ absl::Status LinearStep::UpdateScales(const char* stage, const std::vector<Tenso
   return Timed(stage, [&]() -> absl::Status {
     for (const TensorRole role : roles) {
       const float max_finite = MaxFiniteOf(recipe_.QuantizerFor(role).rowwise.element);
-      QG_ASSIGN_OR_RETURN(scales_[role],
-                          WithUpdate(scales_[role], recipe_.delayed_scaling(), max_finite));
+      QG_ASSIGN_OR_RETURN(
+          scales_[role], engine_.UpdateScale(scales_[role], recipe_.delayed_scaling(), max_finite));
     }
     return absl::OkStatus();
   });
-}
-
-void LinearStep::AddState() {
-  for (const auto& [role, state] : scales_) {
-    const std::string name(TensorRoleName(role));
-    result_.state.push_back({absl::StrCat(name, ".scale"), state.scale});
-    result_.state.push_back({absl::StrCat(name, ".amax_history"), state.amax_history});
-  }
-}
-
-LinearResult LinearStep::TakeResult() {
-  AddState();
-  return std::move(result_);
 }
 
 }  // namespace quantgate

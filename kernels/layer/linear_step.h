@@ -2,9 +2,10 @@
 // Used by one thread.
 #pragma once
 
-#include <chrono>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/status_macros.h"
@@ -21,7 +22,8 @@ class LinearStep {
 
   absl::Status Forward();
   absl::Status Backward();
-  LinearResult TakeResult();
+  /// Waits for what is under way and reads what the report says of it.
+  absl::StatusOr<LinearResult> Finish();
 
   const LinearDataflow& flow() const { return flow_; }
 
@@ -63,7 +65,6 @@ class LinearStep {
   absl::Status Calibrate(const char* stage, TensorRole role, const Tensor& source);
   absl::Status NoteCast(TensorRole role, const QuantizedTensor& quantized);
   absl::Status UpdateScales(const char* stage, const std::vector<TensorRole>& roles);
-  void AddState();
 
   // Both
   /// One direction of an operand: its codes, or high precision where that is not quantized.
@@ -71,11 +72,15 @@ class LinearStep {
   absl::StatusOr<Tensor> CastTo(const char* stage, const Tensor& source, DType dtype);
   absl::StatusOr<QuantizedTensor> Quantize(const char* stage, TensorRole role, const Tensor& source,
                                            Usages usages);
-  absl::StatusOr<Fingerprint> FingerprintOfSaved(const Saved& saved);
+  absl::Status StartFingerprintOf(const Saved& saved, Fingerprint SavedOperand::*moment);
   /// Runs a GEMM, records it, and returns d.
   absl::StatusOr<Tensor> RunGemm(const char* stage, GemmRole role, const std::string& output,
                                  GemmDesc desc, const NamedOperand& a, const NamedOperand& b);
   absl::Status AddOutput(const std::string& name, const Tensor& value, Shape shape);
+
+  // linear_finish.cc
+  absl::StatusOr<Fingerprint> ReadFingerprint(const std::vector<Tensor>& parts);
+  void AddState();
 
   /// Runs one stage: cancellation, the observer, and its time.
   template <typename Body>
@@ -84,10 +89,10 @@ class LinearStep {
       if (absl::Status status = cancellation_->Check(); !status.ok()) return status;
     }
     on_stage_(stage);
-    const auto begin = std::chrono::steady_clock::now();
+    std::unique_ptr<Stopwatch> stopwatch = engine_.StartStopwatch();
     auto value = body();
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-    result_.stages.push_back({stage, elapsed.count()});
+    if (absl::Status status = stopwatch->Stop(); !status.ok()) return status;
+    stages_.push_back({stage, std::move(stopwatch)});
     return value;
   }
 
@@ -101,6 +106,21 @@ class LinearStep {
   const int64_t m_;
   const int64_t n_;
   const int64_t k_;
+
+  // Read once at the end, so that nothing waits for a device between operations.
+  struct RunningStage {
+    const char* name;
+    std::unique_ptr<Stopwatch> stopwatch;
+  };
+  struct RunningFingerprint {
+    size_t record;  ///< Index into result_.saved.
+    Fingerprint SavedOperand::*moment;
+    std::vector<Tensor> parts;
+  };
+  std::vector<RunningStage> stages_;
+  std::vector<RunningFingerprint> fingerprints_;
+  /// What result_.quantizations are of, without the codes.
+  std::vector<QuantizedTensor> quantized_;
 
   LinearResult result_;
   Saved x_;

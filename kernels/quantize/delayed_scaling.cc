@@ -54,8 +54,11 @@ absl::Status CheckDelayedScaling(const DelayedScalingState& state, std::string_v
     return Invalid(field, "amax_history", TensorText(history),
                    "it must be f32[L], L from 1 to 1048576");
   }
-  // Outlines of tensors have no values to check.
-  if (scale.data() == nullptr || history.data() == nullptr) return absl::OkStatus();
+  // Outlines of tensors have no values to check, and those of an engine's device are not ours to
+  // read.
+  for (const Tensor* tensor : {&scale, &history}) {
+    if (tensor->data() == nullptr || tensor->space() != MemorySpace::kHost) return absl::OkStatus();
+  }
   const float value = *scale.as<float>();
   if (!(value > 0) || !std::isfinite(value)) {
     return Invalid(field, "scale", absl::StrCat(value), "a scale is positive and finite");

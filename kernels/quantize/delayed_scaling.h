@@ -41,7 +41,7 @@ absl::StatusOr<DelayedScalingState> FreshDelayedScaling(int amax_history_len);
 
 /// INVALID_ARGUMENT naming `field` below which the tensors stand, unless scale is f32 [1], positive
 /// and finite, and the history f32 [L] without negative numbers. Of outlines (tensors without
-/// memory) only the types are checked.
+/// memory) and of tensors in device memory, which an engine made, only the types are checked.
 absl::Status CheckDelayedScaling(const DelayedScalingState& state, std::string_view field);
 
 /// The state under another history length: the first rows are kept, missing ones are zeros, the

@@ -87,6 +87,9 @@ absl::Status CudaDevice::ReadFacts(int ordinal) {
   QG_CUDA_RETURN_IF_ERROR(cudaDeviceGetAttribute(&facts_.clock_khz, cudaDevAttrClockRate, ordinal));
   QG_CUDA_RETURN_IF_ERROR(
       cudaDeviceGetAttribute(&facts_.memory_clock_khz, cudaDevAttrMemoryClockRate, ordinal));
+  char bus_id[32] = "";
+  QG_CUDA_RETURN_IF_ERROR(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), ordinal));
+  facts_.pci_bus_id = bus_id;
   QG_CUDA_RETURN_IF_ERROR(cudaDriverGetVersion(&facts_.driver_version));
   QG_CUDA_RETURN_IF_ERROR(cudaRuntimeGetVersion(&facts_.runtime_version));
   return absl::OkStatus();

@@ -29,7 +29,8 @@ struct CudaDeviceFacts {
   int64_t memory_bytes = 0;  ///< Of the device.
   int shared_bytes_max = 0;  ///< Shared memory that one block may opt in to.
   int64_t l2_bytes = 0;
-  int clock_khz = 0;  ///< Peak SM clock.
+  std::string pci_bus_id;  ///< "0000:1B:00.0".
+  int clock_khz = 0;       ///< Peak SM clock.
   int memory_clock_khz = 0;
   int driver_version = 0;   ///< CUDA version that the driver supports: 13000.
   int runtime_version = 0;  ///< CUDA version of the runtime linked in.

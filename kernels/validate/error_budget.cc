@@ -133,6 +133,11 @@ class Budgets {
   /// The exact product of two f32 matrices in gemm's layout, with its epilogue, in f32.
   absl::StatusOr<Tensor> Exact(const GemmDesc& desc, const Tensor& a, const Tensor& b) const;
   absl::StatusOr<Tensor> Accumulated(const GemmRecord& gemm) const;
+  /// Sums of differences are formed on the host.
+  absl::StatusOr<Tensor> OnHost(absl::StatusOr<Tensor> tensor) const {
+    QG_RETURN_IF_ERROR(tensor.status());
+    return engine_.ToHost(*tensor, cancellation_);
+  }
 
   Engine& engine_;
   const LinearRequest& request_;
@@ -147,7 +152,7 @@ absl::Status Budgets::AddVersions(Side& side) const {
                       given.Reinterpret(given.dtype(), {given.rows(), given.columns()}));
   const QuantizerSpec spec = recipe_.QuantizerFor(side.role).spec(side.usage);
   const auto add = [&](const std::string& stage, const Tensor& source) -> absl::Status {
-    QG_ASSIGN_OR_RETURN(Tensor version, engine_.Cast(source, DType::kF32, cancellation_));
+    QG_ASSIGN_OR_RETURN(Tensor version, OnHost(engine_.Cast(source, DType::kF32, cancellation_)));
     if (side.is_transposed) {
       QG_ASSIGN_OR_RETURN(version, Transpose2d(version, context_));
     }
@@ -169,7 +174,7 @@ absl::Status Budgets::AddVersions(Side& side) const {
   QG_ASSIGN_OR_RETURN(Tensor ideal,
                       WithIdealScales(side.versions.back().matrix, spec, along_rows, context_));
   side.versions.push_back({absl::StrCat(side.name, ": elements"), std::move(ideal)});
-  QG_ASSIGN_OR_RETURN(Tensor used, OperandValues(engine_, side, cancellation_));
+  QG_ASSIGN_OR_RETURN(Tensor used, OnHost(OperandValues(engine_, side, cancellation_)));
   side.versions.push_back({absl::StrCat(side.name, kScaleRule), std::move(used)});
   return absl::OkStatus();
 }
@@ -186,7 +191,7 @@ absl::StatusOr<Tensor> Budgets::Exact(const GemmDesc& like, const Tensor& a,
   desc.in_place = false;
   desc.out_dtype = DType::kF32;
   QG_ASSIGN_OR_RETURN(GemmResult result, engine_.Gemm(desc, cancellation_));
-  return result.d;
+  return OnHost(result.d);
 }
 
 /// The output before its cast.
@@ -194,7 +199,7 @@ absl::StatusOr<Tensor> Budgets::Accumulated(const GemmRecord& gemm) const {
   GemmDesc desc = gemm.desc;
   desc.out_dtype = DType::kF32;
   QG_ASSIGN_OR_RETURN(GemmResult result, engine_.Gemm(desc, cancellation_));
-  return result.d;
+  return OnHost(result.d);
 }
 
 /// value[i] = sum of sign * array[i].
@@ -328,7 +333,8 @@ absl::StatusOr<ErrorBudget> Budgets::Measure(const GemmRecord& gemm) {
   own.in_place = false;
   own.out_dtype = DType::kF32;
   QG_ASSIGN_OR_RETURN(const GemmResult own_exact, engine_.Gemm(own, cancellation_));
-  const float* both = values(own_exact.d);
+  QG_ASSIGN_OR_RETURN(const Tensor own_d, OnHost(own_exact.d));
+  const float* both = values(own_d);
   if (a.versions.size() > 1 || b.versions.size() > 1) {
     terms.push_back(
         {"both operands together", {{1, both}, {-1, last_of[0]}, {-1, last_of[1]}, {1, start}}});
@@ -336,7 +342,8 @@ absl::StatusOr<ErrorBudget> Budgets::Measure(const GemmRecord& gemm) {
   QG_ASSIGN_OR_RETURN(const Tensor accumulated, Accumulated(gemm));
   const float* sum = values(accumulated);
   terms.push_back({"accumulation", {{1, sum}, {-1, both}}});
-  QG_ASSIGN_OR_RETURN(const Tensor output, engine_.Cast(gemm.result.d, DType::kF32, cancellation_));
+  QG_ASSIGN_OR_RETURN(const Tensor output,
+                      OnHost(engine_.Cast(gemm.result.d, DType::kF32, cancellation_)));
   const float* out = values(output);
   if (gemm.desc.out_dtype != DType::kF32) {
     terms.push_back({"output cast", {{1, out}, {-1, sum}}});

@@ -1,7 +1,6 @@
-// RecordOf: what a report says of one quantization.
-#include <bit>
+#include "kernels/quantize/quantization_summary.h"
 
-#include "kernels/layer/linear.h"
+#include <bit>
 
 namespace quantgate {
 namespace {
@@ -33,24 +32,20 @@ std::map<int, int64_t> CountScaleCodes(const QuantizedCopy& copy) {
 
 }  // namespace
 
-QuantizationRecord RecordOf(TensorRole role, Usages usages, const Quantizer& quantizer,
-                            const QuantizedTensor& quantized) {
+QuantizationSummary SummarizeCpu(const QuantizedTensor& quantized) {
   const QuantizedCopy& first =
       quantized.rowwise.has_value() ? *quantized.rowwise : *quantized.columnwise;
-  QuantizationRecord record;
-  record.role = role;
-  record.usages = usages;
-  record.quantizer = QuantizerText(quantizer);
-  record.amax = ScalarOf(first.amax);
+  QuantizationSummary summary;
+  summary.amax = ScalarOf(first.amax);
   if (quantized.columnwise.has_value()) {
     const std::optional<float> columnwise = ScalarOf(quantized.columnwise->amax);
-    if (!SameBits(columnwise, record.amax)) record.amax_columnwise = columnwise;
+    if (!SameBits(columnwise, summary.amax)) summary.amax_columnwise = columnwise;
   }
-  record.scale = ScalarOf(quantized.scale);
-  if (first.format == QuantizerFormat::kFp8Tensor) record.scale_inv = ScalarOf(first.scale_inv);
-  record.counts = quantized.counts;
-  record.scale_codes = CountScaleCodes(first);
-  return record;
+  summary.scale = ScalarOf(quantized.scale);
+  if (first.format == QuantizerFormat::kFp8Tensor) summary.scale_inv = ScalarOf(first.scale_inv);
+  summary.counts = quantized.counts;
+  summary.scale_codes = CountScaleCodes(first);
+  return summary;
 }
 
 }  // namespace quantgate

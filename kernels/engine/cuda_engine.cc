@@ -1,0 +1,311 @@
+#include "kernels/engine/cuda_engine.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/cuda_status.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/compare/compare_cuda.h"
+#include "kernels/engine/device_readings.h"
+#include "kernels/gemm/gemm_cuda.h"
+#include "kernels/quantize/quantize_cuda.h"
+#include "kernels/tensor/tensor_cuda.h"
+
+namespace quantgate {
+namespace {
+
+/// 13000 -> "13.0".
+std::string CudaVersionText(int version) {
+  return absl::StrCat(version / 1000, ".", version % 1000 / 10);
+}
+
+/// Two events on the stream around the work.
+class CudaStopwatch final : public Stopwatch {
+ public:
+  CudaStopwatch(std::mutex& mutex, CudaDevice& device) : mutex_(mutex), device_(device) {
+    status_ = Record(begin_);
+  }
+  ~CudaStopwatch() override {
+    if (begin_ != nullptr) (void)QG_CUDA_STATUS(cudaEventDestroy(begin_));
+    if (end_ != nullptr) (void)QG_CUDA_STATUS(cudaEventDestroy(end_));
+  }
+
+  absl::Status Stop() override {
+    if (status_.ok()) status_ = Record(end_);
+    return status_;
+  }
+
+  absl::StatusOr<double> Seconds() override {
+    QG_RETURN_IF_ERROR(status_);
+    float milliseconds = 0;
+    QG_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(end_));
+    QG_CUDA_RETURN_IF_ERROR(cudaEventElapsedTime(&milliseconds, begin_, end_));
+    return milliseconds * 1e-3;
+  }
+
+ private:
+  absl::Status Record(cudaEvent_t& event) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    QG_RETURN_IF_ERROR(device_.MakeCurrent());
+    QG_CUDA_RETURN_IF_ERROR(cudaEventCreate(&event));
+    return QG_CUDA_STATUS(cudaEventRecord(event, device_.stream()));
+  }
+
+  std::mutex& mutex_;
+  CudaDevice& device_;
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+  absl::Status status_;
+};
+
+}  // namespace
+
+class CudaEngine::Turn {
+ public:
+  Turn(CudaEngine& engine, const Cancellation* cancellation) : lock_(engine.mutex_) {
+    if (cancellation != nullptr) status_ = cancellation->Check();
+    if (status_.ok()) status_ = engine.device_->MakeCurrent();
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  const std::lock_guard<std::mutex> lock_;
+  absl::Status status_;
+};
+
+/// Takes the turn of this engine for the rest of the function.
+#define QG_TAKE_TURN(cancellation)         \
+  const Turn qg_turn(*this, cancellation); \
+  if (!qg_turn.status().ok()) return qg_turn.status()
+
+absl::StatusOr<std::unique_ptr<CudaEngine>> CudaEngine::Open(int ordinal) {
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device, CudaDevice::Open(ordinal));
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<CublasLt> cublaslt, CublasLt::Create(*device));
+  return std::unique_ptr<CudaEngine>(new CudaEngine(std::move(device), std::move(cublaslt)));
+}
+
+CudaEngine::~CudaEngine() = default;
+
+DeviceDescription CudaEngine::Describe() const {
+  const CudaDeviceFacts& facts = device_->facts();
+  const DeviceReadings readings = ReadDevice(facts.pci_bus_id);
+  DeviceDescription description;
+  description.id = absl::StrCat("cuda:", facts.ordinal);
+  description.name = facts.name;
+  description.architecture = absl::StrCat("sm_", facts.major, facts.minor);
+  description.driver = readings.driver;
+  description.cuda = absl::StrCat(CudaVersionText(facts.runtime_version), " (driver ",
+                                  CudaVersionText(facts.driver_version), ")");
+  description.cublaslt = cublaslt_->version();
+  description.multiprocessors = facts.multiprocessors;
+  description.sm_clock_mhz = readings.sm_clock_mhz;
+  description.memory_clock_mhz = readings.memory_clock_mhz;
+  description.memory_bytes = facts.memory_bytes;
+  return description;
+}
+
+DeviceMemory CudaEngine::Memory() const {
+  return {device_->bytes_in_use(), device_->bytes_in_use_max(), device_->facts().memory_bytes};
+}
+
+absl::Status CudaEngine::Health() const { return CudaHealth(); }
+
+absl::Status CudaEngine::CheckArithmetic(const Arithmetic&) const { return absl::OkStatus(); }
+
+absl::Status CudaEngine::MoveToDevice(std::initializer_list<Tensor*> tensors,
+                                      const Cancellation* cancellation) {
+  for (Tensor* tensor : tensors) {
+    QG_ASSIGN_OR_RETURN(*tensor, device_->ToDevice(*tensor, cancellation));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GemmDesc> CudaEngine::OnDevice(const GemmDesc& desc,
+                                              const Cancellation* cancellation) {
+  GemmDesc moved = desc;
+  QG_RETURN_IF_ERROR(
+      MoveToDevice({&moved.a.data, &moved.a.scale_inv, &moved.a.amax, &moved.b.data,
+                    &moved.b.scale_inv, &moved.b.amax, &moved.c, &moved.bias, &moved.d_scale},
+                   cancellation));
+  return moved;
+}
+
+absl::StatusOr<QuantizedTensor> CudaEngine::OnDevice(const QuantizedTensor& quantized,
+                                                     const Cancellation* cancellation) {
+  QuantizedTensor moved = quantized;
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    std::optional<QuantizedCopy>& copy = moved.copy(usage);
+    if (!copy.has_value()) continue;
+    QG_RETURN_IF_ERROR(MoveToDevice({&copy->data, &copy->scale_inv, &copy->amax}, cancellation));
+  }
+  QG_RETURN_IF_ERROR(MoveToDevice({&moved.scale}, cancellation));
+  return moved;
+}
+
+absl::StatusOr<DelayedScalingState> CudaEngine::OnDevice(const DelayedScalingState& state) {
+  DelayedScalingState moved = state;
+  QG_RETURN_IF_ERROR(MoveToDevice({&moved.scale, &moved.amax_history}, nullptr));
+  return moved;
+}
+
+absl::StatusOr<Tensor> CudaEngine::ToDevice(const Tensor& tensor,
+                                            const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  return device_->ToDevice(tensor, cancellation);
+}
+
+absl::StatusOr<Tensor> CudaEngine::ToHost(const Tensor& tensor, const Cancellation* cancellation) {
+  if (!tensor.has_value() || tensor.space() == MemorySpace::kHost) return tensor;
+  QG_TAKE_TURN(cancellation);
+  return device_->ToHost(tensor, cancellation);
+}
+
+std::unique_ptr<Stopwatch> CudaEngine::StartStopwatch() {
+  return std::make_unique<CudaStopwatch>(mutex_, *device_);
+}
+
+absl::StatusOr<Tensor> CudaEngine::Generate(const GeneratorSpec& spec,
+                                            const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  return GenerateCuda(*device_, spec);
+}
+
+absl::StatusOr<Tensor> CudaEngine::Cast(const Tensor& source, DType out,
+                                        const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(source, cancellation));
+  return CastTensorCuda(*device_, moved, out);
+}
+
+absl::StatusOr<QuantizedTensor> CudaEngine::Quantize(const Tensor& source,
+                                                     const Quantizer& quantizer, Usages usages,
+                                                     const QuantizeArguments& arguments,
+                                                     const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(source, cancellation));
+  QuantizeArguments moved_arguments = arguments;
+  QG_RETURN_IF_ERROR(MoveToDevice({&moved_arguments.scale}, cancellation));
+  return QuantizeCuda(*device_, moved, quantizer, usages, moved_arguments);
+}
+
+absl::StatusOr<Tensor> CudaEngine::Dequantize(const QuantizedTensor& quantized, Usage usage,
+                                              DType out, const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const QuantizedTensor moved, OnDevice(quantized, cancellation));
+  return DequantizeCuda(*device_, moved, usage, out);
+}
+
+absl::Status CudaEngine::UpdateUsages(QuantizedTensor& quantized, Usages usages,
+                                      const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(QuantizedTensor moved, OnDevice(quantized, cancellation));
+  QG_RETURN_IF_ERROR(UpdateUsagesCuda(*device_, moved, usages));
+  quantized = std::move(moved);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensor> CudaEngine::ConvertScales(const Tensor& scales, const ScaleArray& array,
+                                                 ScaleLayout from, ScaleLayout to) {
+  QG_TAKE_TURN(nullptr);
+  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(scales));
+  return ConvertScalesCuda(*device_, moved, array, from, to);
+}
+
+absl::StatusOr<DelayedScalingState> CudaEngine::NoteCast(const DelayedScalingState& state,
+                                                         const Tensor& amax) {
+  QG_TAKE_TURN(nullptr);
+  QG_ASSIGN_OR_RETURN(const DelayedScalingState moved, OnDevice(state));
+  QG_ASSIGN_OR_RETURN(const Tensor moved_amax, device_->ToDevice(amax));
+  return WithCastCuda(*device_, moved, moved_amax);
+}
+
+absl::StatusOr<DelayedScalingState> CudaEngine::NoteCalibration(const DelayedScalingState& state,
+                                                                const Tensor& amax) {
+  QG_TAKE_TURN(nullptr);
+  QG_ASSIGN_OR_RETURN(const DelayedScalingState moved, OnDevice(state));
+  QG_ASSIGN_OR_RETURN(const Tensor moved_amax, device_->ToDevice(amax));
+  return WithCalibrationCuda(*device_, moved, moved_amax);
+}
+
+absl::StatusOr<DelayedScalingState> CudaEngine::UpdateScale(const DelayedScalingState& state,
+                                                            const DelayedScalingOptions& options,
+                                                            float max_finite) {
+  QG_TAKE_TURN(nullptr);
+  QG_ASSIGN_OR_RETURN(const DelayedScalingState moved, OnDevice(state));
+  return WithUpdateCuda(*device_, moved, options, max_finite);
+}
+
+absl::StatusOr<QuantizationSummary> CudaEngine::Summarize(const QuantizedTensor& quantized) {
+  QG_TAKE_TURN(nullptr);
+  return SummarizeCuda(*device_, quantized);
+}
+
+absl::StatusOr<GemmResult> CudaEngine::Gemm(const GemmDesc& desc,
+                                            const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(GemmDesc moved, OnDevice(desc, cancellation));
+  if (moved.arithmetic.family == ArithmeticFamily::kAuto) {
+    // The hardware for what it supports, and the model that the CPU engine would take for the rest;
+    // the result says which.
+    GemmDesc on_hardware = moved;
+    on_hardware.arithmetic.family = ArithmeticFamily::kCublasLt;
+    if (cublaslt_->Check(on_hardware).ok()) return cublaslt_->Gemm(on_hardware, cancellation);
+    return GemmCuda(*device_, moved, cancellation);
+  }
+  if (moved.arithmetic.family == ArithmeticFamily::kCublasLt) {
+    return cublaslt_->Gemm(moved, cancellation);
+  }
+  return GemmCuda(*device_, moved, cancellation);
+}
+
+absl::StatusOr<Tensor> CudaEngine::ColumnSums(const Tensor& source, DType out,
+                                              const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(source, cancellation));
+  return ColumnSumsCuda(*device_, moved, out);
+}
+
+absl::StatusOr<Tensor> CudaEngine::StartFingerprint(const Tensor& tensor,
+                                                    const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(tensor, cancellation));
+  return FingerprintCuda(*device_, moved);
+}
+
+absl::StatusOr<ParityReport> CudaEngine::CompareBits(const Tensor& subject, const Tensor& reference,
+                                                     const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved_subject, device_->ToDevice(subject, cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor moved_reference, device_->ToDevice(reference, cancellation));
+  return CompareBitsCuda(*device_, moved_subject, moved_reference);
+}
+
+absl::StatusOr<ErrorReport> CudaEngine::MeasureError(const Tensor& subject, const Tensor& reference,
+                                                     const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved_subject, device_->ToDevice(subject, cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor moved_reference, device_->ToDevice(reference, cancellation));
+  return MeasureErrorCuda(*device_, moved_subject, moved_reference);
+}
+
+absl::StatusOr<NearerReport> CudaEngine::MeasureNearer(const Tensor& subject,
+                                                       const Tensor& reference, const Tensor& truth,
+                                                       const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved_subject, device_->ToDevice(subject, cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor moved_reference, device_->ToDevice(reference, cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor moved_truth, device_->ToDevice(truth, cancellation));
+  return MeasureNearerCuda(*device_, moved_subject, moved_reference, moved_truth);
+}
+
+absl::StatusOr<BoundCheck> CudaEngine::CheckBound(const GemmDesc& desc, const Tensor& subject,
+                                                  const Tensor& exact,
+                                                  const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const GemmDesc moved, OnDevice(desc, cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor moved_subject, device_->ToDevice(subject, cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor moved_exact, device_->ToDevice(exact, cancellation));
+  return CheckBoundCuda(*device_, moved, moved_subject, moved_exact, cancellation);
+}
+
+}  // namespace quantgate

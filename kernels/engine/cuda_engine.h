@@ -1,0 +1,91 @@
+// CudaEngine: the operations of Engine on one GPU, with the bits of the CPU engine. Lives in the
+// module that kernels/engine/cuda_module.h loads; GPU tests link it directly.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kernels/engine/engine.h"
+#include "kernels/gemm/gemm_cublaslt.h"
+#include "kernels/tensor/cuda_device.h"
+
+namespace quantgate {
+
+class CudaEngine final : public Engine {
+ public:
+  /// FAILED_PRECONDITION as CudaDevice::Open.
+  static absl::StatusOr<std::unique_ptr<CudaEngine>> Open(int ordinal);
+  ~CudaEngine() override;
+
+  DeviceDescription Describe() const override;
+  DeviceMemory Memory() const override;
+  absl::Status Health() const override;
+  absl::Status CheckArithmetic(const Arithmetic& arithmetic) const override;
+
+  absl::StatusOr<Tensor> ToDevice(const Tensor& tensor, const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation* cancellation) override;
+  std::unique_ptr<Stopwatch> StartStopwatch() override;
+
+  absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
+                                  const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> Cast(const Tensor& source, DType out,
+                              const Cancellation* cancellation) override;
+  absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const Quantizer& quantizer,
+                                           Usages usages, const QuantizeArguments& arguments,
+                                           const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage, DType out,
+                                    const Cancellation* cancellation) override;
+  absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
+                            const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> ConvertScales(const Tensor& scales, const ScaleArray& array,
+                                       ScaleLayout from, ScaleLayout to) override;
+  absl::StatusOr<DelayedScalingState> NoteCast(const DelayedScalingState& state,
+                                               const Tensor& amax) override;
+  absl::StatusOr<DelayedScalingState> NoteCalibration(const DelayedScalingState& state,
+                                                      const Tensor& amax) override;
+  absl::StatusOr<DelayedScalingState> UpdateScale(const DelayedScalingState& state,
+                                                  const DelayedScalingOptions& options,
+                                                  float max_finite) override;
+  absl::StatusOr<QuantizationSummary> Summarize(const QuantizedTensor& quantized) override;
+  absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,
+                                    const Cancellation* cancellation) override;
+
+  absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor,
+                                          const Cancellation* cancellation) override;
+  absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
+                                           const Cancellation* cancellation) override;
+  absl::StatusOr<ErrorReport> MeasureError(const Tensor& subject, const Tensor& reference,
+                                           const Cancellation* cancellation) override;
+  absl::StatusOr<NearerReport> MeasureNearer(const Tensor& subject, const Tensor& reference,
+                                             const Tensor& truth,
+                                             const Cancellation* cancellation) override;
+  absl::StatusOr<BoundCheck> CheckBound(const GemmDesc& desc, const Tensor& subject,
+                                        const Tensor& exact,
+                                        const Cancellation* cancellation) override;
+
+  /// For the self-check and for tests of faults.
+  CudaDevice& device() { return *device_; }
+  CublasLt& cublaslt() { return *cublaslt_; }
+
+ private:
+  CudaEngine(std::unique_ptr<CudaDevice> device, std::unique_ptr<CublasLt> cublaslt)
+      : device_(std::move(device)), cublaslt_(std::move(cublaslt)) {}
+
+  /// Serves one call: nobody else puts work on the stream meanwhile.
+  class Turn;
+  absl::Status MoveToDevice(std::initializer_list<Tensor*> tensors,
+                            const Cancellation* cancellation);
+  absl::StatusOr<GemmDesc> OnDevice(const GemmDesc& desc, const Cancellation* cancellation);
+  absl::StatusOr<QuantizedTensor> OnDevice(const QuantizedTensor& quantized,
+                                           const Cancellation* cancellation);
+  absl::StatusOr<DelayedScalingState> OnDevice(const DelayedScalingState& state);
+
+  std::mutex mutex_;
+  const std::unique_ptr<CudaDevice> device_;
+  const std::unique_ptr<CublasLt> cublaslt_;
+};
+
+}  // namespace quantgate

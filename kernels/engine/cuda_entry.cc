@@ -1,0 +1,23 @@
+// The one symbol of the module.
+#include "kernels/engine/cuda_entry.h"
+
+#include "kernels/engine/cuda_engine.h"
+
+namespace quantgate {
+namespace {
+
+absl::StatusOr<std::unique_ptr<Engine>> Make(int ordinal) {
+  absl::StatusOr<std::unique_ptr<CudaEngine>> engine = CudaEngine::Open(ordinal);
+  if (!engine.ok()) return engine.status();
+  return std::unique_ptr<Engine>(*std::move(engine));
+}
+
+constexpr CudaEntry kEntry = {&CudaDevice::Count, &Make};
+
+}  // namespace
+}  // namespace quantgate
+
+extern "C" __attribute__((visibility("default"))) const quantgate::CudaEntry*
+quantgate_cuda_entry() {
+  return &quantgate::kEntry;
+}

@@ -1,0 +1,19 @@
+// What the CUDA module offers to the program that loads it.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "kernels/engine/engine.h"
+
+namespace quantgate {
+
+struct CudaEntry {
+  int (*count_devices)();
+  absl::StatusOr<std::unique_ptr<Engine>> (*make_engine)(int ordinal);
+};
+
+/// extern "C" const CudaEntry* quantgate_cuda_entry();
+inline constexpr char kCudaEntryName[] = "quantgate_cuda_entry";
+
+}  // namespace quantgate

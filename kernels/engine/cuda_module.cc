@@ -1,0 +1,109 @@
+#include "kernels/engine/cuda_module.h"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <climits>
+#include <filesystem>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/engine/cuda_entry.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kModule[] = "libquantgate_cuda.so";
+constexpr char kDriver[] = "libcuda.so.1";
+
+absl::Status BuiltWithout() {
+  return absl::UnimplementedError(
+      "this build has no CUDA engine; the CPU engine gives the bits of arithmetic sm90");
+}
+
+/// Beside the program, and in ../lib of it: build trees and bundles have it there.
+std::array<std::filesystem::path, 2> ModulePaths() {
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  const std::filesystem::path folder = program.parent_path();
+  return {folder.parent_path() / "lib" / kModule, folder / kModule};
+}
+
+std::string LastError() {
+  const char* error = dlerror();
+  return error == nullptr ? "unknown error" : error;
+}
+
+absl::StatusOr<const CudaEntry*> Load() {
+  if (!IsBuiltWithCuda()) return BuiltWithout();
+  // Asked first: without a driver nothing else is worth loading, and this is what to say.
+  if (dlopen(kDriver, RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("no CUDA device: the NVIDIA driver's ", kDriver, " is not here (", LastError(),
+                     "); the CPU engine gives the bits of arithmetic sm90"));
+  }
+  std::string errors;
+  for (const std::filesystem::path& path : ModulePaths()) {
+    std::error_code ignored;
+    if (!std::filesystem::exists(path, ignored)) {
+      absl::StrAppend(&errors, errors.empty() ? "" : "; ", path.string(), " does not exist");
+      continue;
+    }
+    // RTLD_LOCAL: the module has copies of the engine's code of its own, which must not meet ours.
+    void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (module == nullptr) return absl::FailedPreconditionError(LastError());
+    void* entry = dlsym(module, kCudaEntryName);
+    if (entry == nullptr) return absl::FailedPreconditionError(LastError());
+    // Never closed: its tensors may live as long as the process.
+    return reinterpret_cast<const CudaEntry* (*)()>(entry)();
+  }
+  return absl::FailedPreconditionError(absl::StrCat("the CUDA engine's module: ", errors));
+}
+
+absl::StatusOr<const CudaEntry*> Entry() {
+  static const auto& entry = *new absl::StatusOr<const CudaEntry*>(Load());
+  return entry;
+}
+
+}  // namespace
+
+bool IsBuiltWithCuda() {
+#if defined(QUANTGATE_HAS_CUDA)
+  return true;
+#else
+  return false;
+#endif
+}
+
+absl::StatusOr<int> CountCudaDevices() {
+  QG_ASSIGN_OR_RETURN(const CudaEntry* entry, Entry());
+  const int count = entry->count_devices();
+  if (count > 0) return count;
+  return absl::FailedPreconditionError("no CUDA device: the driver is here and shows none");
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> MakeCudaEngine(int ordinal) {
+  QG_ASSIGN_OR_RETURN(const int count, CountCudaDevices());
+  if (ordinal < 0 || ordinal >= count) {
+    return absl::FailedPreconditionError(absl::StrCat("device cuda:", ordinal,
+                                                      ": the driver shows ", count,
+                                                      count == 1 ? " device" : " devices"));
+  }
+  QG_ASSIGN_OR_RETURN(const CudaEntry* entry, Entry());
+  return entry->make_engine(ordinal);
+}
+
+absl::Status CublasLtOnCpu(const Arithmetic& arithmetic) {
+  const std::string what = absl::StrCat("arithmetic is ", arithmetic.ToString(), ": ");
+  if (!IsBuiltWithCuda()) {
+    return absl::UnimplementedError(
+        absl::StrCat(what, "this build has no CUDA engine; sm90 is its model, with the same bits"));
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      what,
+      "it needs a CUDA device, and this engine runs on the CPU; sm90 is its model, with the "
+      "same bits"));
+}
+
+}  // namespace quantgate
