@@ -22,21 +22,6 @@ namespace {
 /// Bits of an fp64 significand: sums below this many units of their lowest bit are exact.
 constexpr int kFastBits = 53;
 
-ExactOutput OutputOf(DType dtype) {
-  switch (dtype) {
-    case DType::kBF16:
-      return ExactOutput::kBF16;
-    case DType::kF16:
-      return ExactOutput::kF16;
-    case DType::kF8E4M3:
-      return ExactOutput::kE4M3;
-    case DType::kF8E5M2:
-      return ExactOutput::kE5M2;
-    default:
-      return ExactOutput::kF32;
-  }
-}
-
 std::vector<double> PaddedDoubles(const std::vector<float>& values, size_t count) {
   std::vector<double> padded(values.begin(), values.end());
   padded.resize(count);
@@ -147,7 +132,7 @@ ExactCode ExactProblem::Redo(int64_t row, int64_t column, double s, ExactTileMem
   terms.bias = bias_[column];
   terms.d_scale = d_scale_;
   terms.divisor = static_cast<uint64_t>(divisor_);
-  if (!std::isfinite(s)) return RoundSpecialOutput(s, terms, desc_.out_dtype);
+  if (!std::isfinite(s)) return RoundSpecialOutput(s, terms, ExactOutputOf(desc_.out_dtype));
   ExactDot dot;
   if (IsExactInFp64(row, column)) {
     ++wide_epilogue_count_;
@@ -155,7 +140,7 @@ ExactCode ExactProblem::Redo(int64_t row, int64_t column, double s, ExactTileMem
   } else {
     dot = DotInWideIntegers(row, column, memory);
   }
-  return RoundExactOutput(dot, terms, desc_.out_dtype);
+  return RoundExactOutput(dot, terms, ExactOutputOf(desc_.out_dtype));
 }
 
 void StoreCodes(const std::vector<uint32_t>& codes, Tensor& d, int64_t index, int64_t count) {
@@ -175,7 +160,7 @@ void StoreCodes(const std::vector<uint32_t>& codes, Tensor& d, int64_t index, in
 void ExactProblem::RunTile(const ExactTile& tile, Tensor& d, ExactTileMemory& memory) {
   const ExactSums sums = MultiplyTile(a_, b_, tile, kernels_, memory);
   const int64_t count = tile.n_end - tile.n_begin;
-  const auto certify = kernels_.certify[static_cast<int>(OutputOf(desc_.out_dtype))];
+  const auto certify = kernels_.certify[static_cast<int>(ExactOutputOf(desc_.out_dtype))];
   memory.codes.resize(sums.stride);
   memory.amax.resize(sums.stride);
   memory.doubt.resize(sums.stride);

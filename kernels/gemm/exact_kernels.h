@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/base/host_device.h"
+
 namespace quantgate {
 
 /// How the elements of an operand are decoded to fp64.

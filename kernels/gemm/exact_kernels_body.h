@@ -154,123 +154,25 @@ void Multiply(const double* a, const double* b, int64_t count, double* s, int64_
   }
 }
 
-// The facts of a format that rounding needs (float_format.h has them for the rest of the engine).
-struct OutF32 {
-  static constexpr int kMantissa = 23, kExponentMin = -126, kSignShift = 31;
-  static constexpr int64_t kLargest = 0x7F7FFFFF, kBeyond = 0x7F800000;
-  static constexpr bool kIs8Bit = false;
-};
-struct OutBF16 {
-  static constexpr int kMantissa = 7, kExponentMin = -126, kSignShift = 15;
-  static constexpr int64_t kLargest = 0x7F7F, kBeyond = 0x7F80;
-  static constexpr bool kIs8Bit = false;
-};
-struct OutF16 {
-  static constexpr int kMantissa = 10, kExponentMin = -14, kSignShift = 15;
-  static constexpr int64_t kLargest = 0x7BFF, kBeyond = 0x7C00;
-  static constexpr bool kIs8Bit = false;
-};
-struct OutE4M3 {
-  static constexpr int kMantissa = 3, kExponentMin = -6, kSignShift = 7;
-  static constexpr int64_t kLargest = 0x7E, kBeyond = 0x7E;
-  static constexpr bool kIs8Bit = true;
-};
-struct OutE5M2 {
-  static constexpr int kMantissa = 2, kExponentMin = -14, kSignShift = 7;
-  static constexpr int64_t kLargest = 0x7B, kBeyond = 0x7B;
-  static constexpr bool kIs8Bit = true;
-};
-
 typedef int64_t Words __attribute__((vector_size(kLanes * sizeof(int64_t))));
 typedef uint32_t Codes
     __attribute__((vector_size(kLanes * sizeof(uint32_t)), aligned(4), may_alias));
 typedef uint8_t Flags __attribute__((vector_size(kLanes), aligned(1), may_alias));
 
-inline Vector Magnitude(Vector x) { return (Vector)((Words)x & 0x7FFFFFFFFFFFFFFF); }
+inline Words Bits(Vector x) { return (Words)x; }
+inline Vector Number(Words x) { return (Vector)x; }
 
-// RNE of finite |x| < 2^900 to the format, as codes. x is divided by its binade (that of the
-// smallest normal for what lies below), so that adding 2^52 rounds it to an integer number of ulps;
-// that integer and the binade add up to the code, carries included.
-template <class Out>
-inline Words RoundToCode(Vector x) {
-  constexpr double kSmallestNormal =
-      __builtin_bit_cast(double, uint64_t(Out::kExponentMin + 1023) << 52);
-  const Vector smallest_normal = Broadcast(kSmallestNormal);
-  const Vector own_binade = (Vector)((Words)x & 0x7FF0000000000000);
-  const Vector binade = own_binade > smallest_normal ? own_binade : smallest_normal;
-  const Vector inverse = (Vector)(0x7FE0000000000000 - (Words)binade);
-  const Vector ulps = Magnitude(x) * inverse * double(1 << Out::kMantissa) + 0x1p52;
-  const Words field = ((Words)binade >> 52) - (Out::kExponentMin + 1023);
-  const Words code = (field << Out::kMantissa) + ((Words)ulps & 0xFFFFFFFF);
-  const Words beyond = Words{} + Out::kBeyond;
-  const Words bounded = code > Out::kLargest ? beyond : code;
-  return bounded | (((Words)x < 0) & (int64_t(1) << Out::kSignShift));
-}
-
-// An interval around a real number: |real - middle| <= radius. Radius 0: exact.
-struct Interval {
-  Vector middle;
-  Vector radius;
-};
-
-// How far the ends of the interval are moved outwards: more than their own rounding errors, 2^-53
-// of |middle| + radius.
-inline Vector Slack(const Interval& v) {
-  const Vector wide = v.radius * (1 + 0x1p-40) + Magnitude(v.middle) * 0x1p-52;
-  return v.radius == 0 ? Broadcast(0) : wide;
-}
-
-// middle + term, with the rounding error found by TwoSum (Knuth) in the radius.
-inline Interval AddTerm(const Interval& v, Vector term) {
-  const Vector sum = v.middle + term;
-  const Vector part = sum - v.middle;
-  const Vector error = (v.middle - (sum - part)) + (term - part);
-  return {sum, v.radius + Magnitude(error)};
-}
-
-// Each step's own rounding of the radius is below 2^-50 of it; Slack covers them all.
-inline Interval ValueOf(const ExactRow& row, int64_t j) {
-  const Vector s = Load(row.s + j);
-  const Vector norms = row.norm_a * Load(row.norm_b + j);
-  const Vector bound = row.relative_error * norms;
-  const Vector error = norms < row.lowest_bit_a * Load(row.lowest_bit_b + j) ? Broadcast(0) : bound;
-  const Vector coefficient = Broadcast(row.coefficient);
-  const Vector scale_b = Load(row.scale_b + j);
-  const Vector high = coefficient * scale_b;
-  const Vector low = ProductError(coefficient, scale_b, high);
-  const Vector product = high * s;
-  const Vector product_error = ProductError(high, s, product);
-  const Vector radius = Magnitude(high) * error + Magnitude(low) * error + Magnitude(low * s) +
-                        Magnitude(product_error) + Magnitude(product) * row.coefficient_error;
-  return AddTerm(AddTerm({product, radius}, Load(row.addend + j)), Load(row.bias + j));
-}
+#include "kernels/gemm/exact_certify_body.h"
 
 template <class Out>
 void Certify(const ExactRow& row, uint32_t* codes, uint32_t* amax, uint8_t* doubt) {
   for (int64_t j = 0; j < row.count; j += kLanes) {
-    Interval v = ValueOf(row, j);
-    Words uncertain{};
+    const Certified result = CertifyAt<Out>(row, j);
+    *reinterpret_cast<Codes*>(codes + j) = __builtin_convertvector(result.codes, Codes);
     if constexpr (Out::kIs8Bit) {
-      const Vector slack = Slack(v);
-      const Words lower = RoundToCode<OutF32>(Magnitude(v.middle) - slack);
-      const Words upper = RoundToCode<OutF32>(Magnitude(v.middle) + slack);
-      *reinterpret_cast<Codes*>(amax + j) = __builtin_convertvector(lower, Codes);
-      uncertain = lower ^ upper;
-      const Vector d_scale = Broadcast(row.d_scale);
-      const Vector scaled = v.middle * d_scale;
-      const Vector error = ProductError(v.middle, d_scale, scaled);
-      v = {scaled, v.radius * Magnitude(d_scale) + Magnitude(error)};
+      *reinterpret_cast<Codes*>(amax + j) = __builtin_convertvector(result.amax, Codes);
     }
-    const Vector slack = Slack(v);
-    // Adding +0 turns a -0 from 0 * negative into the +0 of an exact zero.
-    const Words lower = RoundToCode<Out>((v.middle + 0.0) - slack);
-    const Words upper = RoundToCode<Out>((v.middle + 0.0) + slack);
-    *reinterpret_cast<Codes*>(codes + j) = __builtin_convertvector(lower, Codes);
-    uncertain |= lower ^ upper;
-    // False for NaN and Inf, from the dot product or from any factor.
-    const Words finite = Magnitude(v.middle) + v.radius < 0x1p900;
-    const Words doubtful = ((uncertain != 0) | ~finite) & 1;
-    *reinterpret_cast<Flags*>(doubt + j) = __builtin_convertvector(doubtful, Flags);
+    *reinterpret_cast<Flags*>(doubt + j) = __builtin_convertvector(result.doubt, Flags);
   }
 }
 

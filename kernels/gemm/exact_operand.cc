@@ -86,6 +86,21 @@ const ExactKernels& ExactKernelsFor(Isa isa) {
   return ExactKernelsScalar();
 }
 
+ExactOutput ExactOutputOf(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return ExactOutput::kBF16;
+    case DType::kF16:
+      return ExactOutput::kF16;
+    case DType::kF8E4M3:
+      return ExactOutput::kE4M3;
+    case DType::kF8E5M2:
+      return ExactOutput::kE5M2;
+    default:
+      return ExactOutput::kF32;
+  }
+}
+
 ExactOperand::ExactOperand(OperandView operand) : view(std::move(operand)) {
   source.elements = view.data;
   SetElement(view.dtype, source);

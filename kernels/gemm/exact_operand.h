@@ -20,6 +20,9 @@ inline constexpr int kExactPanelRowsMax = 64;
 
 const ExactKernels& ExactKernelsFor(Isa isa);
 
+/// f32, bf16, f16 or FP8.
+ExactOutput ExactOutputOf(DType dtype);
+
 /// An operand and what its source points to.
 struct ExactOperand {
   OperandView view;
