@@ -30,12 +30,11 @@
 //    scales are rounded to fp32 first: u (|a s| + 2^-126) each, for which w has 2^-126 added to its
 //    factors (AbsoluteGemm).
 //
-// The epilogue then rounds r times by u (ElementBound below).
+// The epilogue then rounds r times by u (error_bound_element.h).
 #include "kernels/gemm/error_bound.h"
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -43,6 +42,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/accumulate.h"
+#include "kernels/gemm/bound_check.h"
 #include "kernels/gemm/epilogue.h"
 #include "kernels/gemm/exact.h"
 #include "kernels/gemm/exact_operand.h"
@@ -53,18 +53,15 @@
 namespace quantgate {
 namespace {
 
-constexpr double kU = 0x1p-24;
-/// Half of the smallest fp32 subnormal: what one underflowing operation may lose.
-constexpr double kUnderflow = 0x1p-150;
+using error_bound::FactsOf;
+using error_bound::Gamma;
+using error_bound::kInflation;
+using error_bound::kU;
+using error_bound::kUnderflow;
+using error_bound::OutputFacts;
+
 /// No sum of 128 FP8 products is larger: 2^7 * (2^16)^2.
 constexpr double kLargestBlockSum = 0x1p39;
-/// Covers the roundings of the bound itself, each below 2^-52.
-constexpr double kInflation = 1 + 0x1p-40;
-
-double Gamma(int64_t n) {
-  const double nu = static_cast<double>(n) * kU;
-  return nu < 1 ? nu / (1 - nu) : std::numeric_limits<double>::infinity();
-}
 
 int64_t DivideUp(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
@@ -157,30 +154,6 @@ ErrorBound FusedBound(const GemmDesc& desc, const FusedRule& rule, int64_t k) {
   return bound;
 }
 
-/// Facts of an output format: half an ulp at a magnitude, and where overflow begins.
-struct OutputFacts {
-  int mantissa_bits = 0;
-  int exponent_min = 0;
-  double largest_finite = 0;
-  bool saturates = false;
-
-  double HalfUlp(double magnitude) const {
-    const int exponent = magnitude > 0 ? std::ilogb(magnitude) : exponent_min;
-    return std::ldexp(1.0, std::max(exponent, exponent_min) - mantissa_bits - 1);
-  }
-  /// The smallest magnitude that rounds to infinity.
-  double Overflow() const { return largest_finite + HalfUlp(largest_finite); }
-};
-
-template <class F>
-OutputFacts FactsOf() {
-  using C = FormatConstants<F>;
-  const int top = (C::kMaxFinite >> F::kMantissaBits) - F::kBias;
-  const double significand = (C::kMaxFinite & C::kMantissaMask) | (1u << F::kMantissaBits);
-  return {F::kMantissaBits, C::kExponentMin, std::ldexp(significand, top - F::kMantissaBits),
-          C::kBits <= 8};
-}
-
 OutputFacts FactsOf(DType dtype) {
   switch (dtype) {
     case DType::kBF16:
@@ -196,128 +169,43 @@ OutputFacts FactsOf(DType dtype) {
   }
 }
 
-/// Everything that the bound of one element depends on, besides the tensors.
-class BoundOfElements {
- public:
-  BoundOfElements(const GemmDesc& desc, const GemmShape& shape, const ErrorBound& bound,
-                  const Tensor& absolute, DType subject_dtype)
-      : desc_(desc),
-        bound_(bound),
-        shape_(shape),
-        is_exact_(ResolvedFor(desc).family == ArithmeticFamily::kExact),
-        is_row_scaled_(desc.a.amax.has_value() && desc.a.amax.element_count() != 1),
-        divisor_(static_cast<double>(GlobalDivisor(desc))),
-        output_(FactsOf(subject_dtype)),
-        a_scales_(ScalesOf(desc.a, shape.m)),
-        b_scales_(ScalesOf(desc.b, shape.n)),
-        bias_(desc.bias.has_value() ? DecodeToFloats(desc.bias) : std::vector<float>(shape.n)),
-        c_(desc.beta != 0 ? DecodeToFloats(desc.c) : std::vector<float>()),
-        d_scale_(desc.d_scale.has_value() ? *desc.d_scale.as<float>() : 1.0),
-        absolute_(absolute.as<double>()) {}
-
-  /// |subject - exact| over the largest that it may be; infinite for a difference of class.
-  double Ratio(int64_t row, int64_t column, double subject, double exact) const;
-
- private:
-  double BeforeOutput(int64_t row, int64_t column) const;
-  double ExactCoefficient(int64_t row, int64_t column) const;
-  double CoefficientError(int64_t row, int64_t column) const;
-
-  const GemmDesc& desc_;
-  const ErrorBound& bound_;
-  const GemmShape shape_;
-  const bool is_exact_;
-  const bool is_row_scaled_;
-  const double divisor_;
-  const OutputFacts output_;
-  const std::vector<float> a_scales_, b_scales_, bias_, c_;
-  const double d_scale_;
-  const double* absolute_;
-};
-
-double BoundOfElements::ExactCoefficient(int64_t row, int64_t column) const {
-  return static_cast<double>(desc_.alpha) * a_scales_[row] * b_scales_[column] / divisor_;
-}
-
-// Relative error of the coefficient as the epilogue computes it: at most four roundings (nvfp4 has
-// the most), or what it really is where it underflows.
-double BoundOfElements::CoefficientError(int64_t row, int64_t column) const {
-  const double exact = ExactCoefficient(row, column);
-  if (exact == 0) return 0;
-  double coefficient;
-  if (desc_.a.scaling == ScaleMode::kNv16) {
-    coefficient = Nvfp4Coefficient(desc_);
-    if (is_row_scaled_) coefficient *= a_scales_[row] * b_scales_[column];
-  } else {
-    const float scaled_alpha = desc_.alpha * b_scales_[column];
-    coefficient = scaled_alpha * a_scales_[row];
-  }
-  return std::max(Gamma(4), std::fabs(coefficient / exact - 1) * kInflation);
-}
-
-// Before the rounding to the output type: accumulation, scales, then beta * c or the bias.
-double BoundOfElements::BeforeOutput(int64_t row, int64_t column) const {
-  const double absolute = absolute_[row * shape_.n + column];
-  if (is_exact_) return std::isfinite(absolute) ? 0 : absolute;
-  const double scale = std::fabs(ExactCoefficient(row, column));
-  double error = bound_.factor * absolute + bound_.absolute * scale;
-  const bool is_outer = desc_.a.scaling == ScaleMode::kOuter;
-  // Outer scales multiply the value one after the other (and alpha last), the amaxes of a
-  // row-scaled operand after the coefficient; otherwise one coefficient does.
-  const double scaling =
-      is_outer ? Gamma(3) : Gamma(is_row_scaled_ ? 2 : 1) + 2 * CoefficientError(row, column);
-  error += scaling * (absolute + error);
-  error += kUnderflow * (2 + std::fabs(desc_.alpha) * (1 + std::fabs(a_scales_[row])));
-  if (is_row_scaled_) {
-    error += kUnderflow * std::fabs(double(a_scales_[row]) * b_scales_[column]) * (1 + 0x1p-20);
-  }
-  // Every intermediate sum is below `magnitude`, which has room for a few roundings.
-  const bool has_c = desc_.beta != 0;
-  const double c =
-      has_c ? std::fabs(static_cast<double>(desc_.beta) * c_[row * shape_.n + column]) : 0;
-  const double magnitude = (absolute + error + c + std::fabs(bias_[column])) * (1 + 0x1p-20);
-  if (has_c) error += kU * (c + magnitude) + 2 * kUnderflow;
-  if (desc_.bias.has_value()) error += kU * magnitude;
-  // In place the sum is rounded to the output type before c is added.
-  if (desc_.in_place && desc_.beta == 1) error += output_.HalfUlp(magnitude) * (1 + kU);
-  if (d_scale_ != 1) {
-    const double d_scale = std::fabs(d_scale_);
-    error = error * d_scale + kU * (magnitude + error) * d_scale + kUnderflow;
-  }
-  return error * kInflation;
-}
-
-double BoundOfElements::Ratio(int64_t row, int64_t column, double subject, double exact) const {
-  constexpr double kNever = std::numeric_limits<double>::infinity();
-  // 1. NaN and infinities of the same kind. FP8 outputs have no infinities of their own.
-  double expected = exact * d_scale_;
-  if (std::isnan(subject) || std::isnan(expected)) {
-    return std::isnan(subject) && std::isnan(expected) ? 0 : kNever;
-  }
-  if (output_.saturates) {
-    expected = std::clamp(expected, -output_.largest_finite, output_.largest_finite);
-  }
-  if (subject == expected) return 0;
-  // 2. Infinite operands, scales or addends make infinite results, whatever the arithmetic.
-  const double before_output = BeforeOutput(row, column);
-  if (!std::isfinite(before_output)) return kNever;
-  // 3. All finite: an infinity stands for everything from where overflow begins, and the exact
-  // value, itself rounded to
-  //    f32, is off by up to half its ulp.
-  const OutputFacts f32 = FactsOf<Float32>();
-  if (std::isinf(expected)) expected = std::copysign(f32.Overflow(), expected);
-  const double truth = std::isinf(exact) ? f32.Overflow() : std::fabs(exact);
-  double error = before_output + f32.HalfUlp(truth) * std::fabs(d_scale_);
-  if (std::isinf(subject)) {
-    const double overflow = std::copysign(output_.Overflow(), subject);
-    const bool is_beyond = subject > 0 ? expected >= overflow : expected <= overflow;
-    return is_beyond ? 0 : std::fabs(overflow - expected) / error;
-  }
-  error += output_.HalfUlp(std::fabs(expected) + error);
-  return std::fabs(subject - expected) / error;
-}
-
 }  // namespace
+
+error_bound::ElementBound ElementBoundOf(const GemmDesc& desc, const ErrorBound& bound,
+                                         DType subject_dtype) {
+  error_bound::ElementBound element;
+  element.factor = bound.factor;
+  element.absolute = bound.absolute;
+  element.divisor = static_cast<double>(GlobalDivisor(desc));
+  element.is_nv16 = desc.a.scaling == ScaleMode::kNv16;
+  if (element.is_nv16) element.nv16_coefficient = Nvfp4Coefficient(desc);
+  element.alpha = desc.alpha;
+  element.beta = desc.beta;
+  if (desc.d_scale.has_value()) element.d_scale = *desc.d_scale.as<float>();
+  element.output = FactsOf(subject_dtype);
+  element.is_exact = ResolvedFor(desc).family == ArithmeticFamily::kExact;
+  element.is_outer = desc.a.scaling == ScaleMode::kOuter;
+  element.is_row_scaled = desc.a.amax.has_value() && desc.a.amax.element_count() != 1;
+  element.has_bias = desc.bias.has_value();
+  element.rounds_before_c = desc.in_place && desc.beta == 1;
+  return element;
+}
+
+absl::Status CheckComparands(const GemmShape& shape, const Tensor& subject, const Tensor& exact) {
+  const Shape expected_shape = {shape.m, shape.n};
+  for (const auto& [field, tensor] : {std::pair("subject", &subject), std::pair("exact", &exact)}) {
+    const bool is_exact = tensor == &exact;
+    if (tensor->has_value() && tensor->shape() == expected_shape &&
+        (is_exact ? tensor->dtype() == DType::kF32
+                  : IsFp8(tensor->dtype()) || IsHighPrecision(tensor->dtype()))) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        field, " is ", tensor->has_value() ? TensorText(*tensor) : "absent", ": expected ",
+        is_exact ? "f32[" : "a floating type [", shape.m, "x", shape.n, "]"));
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<ErrorBound> BoundFor(const GemmDesc& desc) {
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(desc));
@@ -354,22 +242,16 @@ absl::StatusOr<ErrorBound> BoundFor(const GemmDesc& desc) {
 absl::StatusOr<BoundCheck> CheckBound(const GemmDesc& desc, const Tensor& subject,
                                       const Tensor& exact, const ExecutionContext& context) {
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(desc));
-  const Shape expected_shape = {shape.m, shape.n};
-  for (const auto& [field, tensor] : {std::pair("subject", &subject), std::pair("exact", &exact)}) {
-    const bool is_exact = tensor == &exact;
-    if (tensor->has_value() && tensor->shape() == expected_shape &&
-        (is_exact ? tensor->dtype() == DType::kF32
-                  : IsFp8(tensor->dtype()) || IsHighPrecision(tensor->dtype()))) {
-      continue;
-    }
-    return absl::InvalidArgumentError(absl::StrCat(
-        field, " is ", tensor->has_value() ? TensorText(*tensor) : "absent", ": expected ",
-        is_exact ? "f32[" : "a floating type [", shape.m, "x", shape.n, "]"));
-  }
+  QG_RETURN_IF_ERROR(CheckComparands(shape, subject, exact));
   BoundCheck check;
   QG_ASSIGN_OR_RETURN(check.bound, BoundFor(desc));
   QG_ASSIGN_OR_RETURN(const Tensor absolute, AbsoluteGemm(desc, context));
-  const BoundOfElements bounds(desc, shape, check.bound, absolute, subject.dtype());
+  const error_bound::ElementBound element = ElementBoundOf(desc, check.bound, subject.dtype());
+  const std::vector<float> a_scales = ScalesOf(desc.a, shape.m),
+                           b_scales = ScalesOf(desc.b, shape.n);
+  const std::vector<float> bias =
+      desc.bias.has_value() ? DecodeToFloats(desc.bias) : std::vector<float>(shape.n);
+  const std::vector<float> c = desc.beta != 0 ? DecodeToFloats(desc.c) : std::vector<float>();
   const std::vector<float> found = DecodeToFloats(subject);
   const float* truth = exact.as<float>();
 
@@ -382,7 +264,10 @@ absl::StatusOr<BoundCheck> CheckBound(const GemmDesc& desc, const Tensor& subjec
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t column = 0; column < shape.n; ++column) {
         const int64_t index = row * shape.n + column;
-        const double ratio = bounds.Ratio(row, column, found[index], truth[index]);
+        const error_bound::ElementTerms terms = {absolute.as<double>()[index], a_scales[row],
+                                                 b_scales[column], c.empty() ? 0 : c[index],
+                                                 bias[column]};
+        const double ratio = element.Ratio(terms, found[index], truth[index]);
         rows[row].violation_count += !(ratio <= 1);
         rows[row].worst_ratio = std::max(rows[row].worst_ratio, ratio);
       }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/gemm/bound_check.h"
 #include "kernels/gemm/exact.h"
 #include "kernels/gemm/exact_operand.h"
 #include "kernels/gemm/exact_tile.h"
@@ -37,22 +38,41 @@ double FloorOf(DType dtype) {
   }
 }
 
-ExactSource WithFloors(const ExactOperand& operand, const Arithmetic& arithmetic) {
+ExactSource WithFloors(const ExactOperand& operand, const AbsoluteFloors& floors) {
   ExactSource source = operand.source;
   source.absolute = true;
-  source.floor = FloorOf(operand.view.dtype);
-  const BlockScaleView& scales = operand.view.scales;
-  if (!scales.has_value()) return source;
-  // Subnormal scales keep their format's smallest exponent in a fused step too.
-  if (scales.dtype == DType::kF8E4M3) source.scale_floor = SmallestNormal<E4M3>();
-  // The arithmetic fp32 rounds each scaled element to fp32, subnormals included.
-  if (arithmetic.family == ArithmeticFamily::kFp32) {
-    source.product_floor = SmallestNormal<Float32>();
-  }
+  source.floor = floors.element;
+  source.scale_floor = floors.scale;
+  source.product_floor = floors.product;
   return source;
 }
 
 }  // namespace
+
+AbsoluteFloors AbsoluteFloorsOf(const GemmOperand& operand, const Arithmetic& arithmetic) {
+  AbsoluteFloors floors;
+  floors.element = FloorOf(operand.data.dtype());
+  const bool has_block_scales =
+      operand.scaling == ScaleMode::k1x128 || operand.scaling == ScaleMode::k128x128 ||
+      operand.scaling == ScaleMode::kMx32 || operand.scaling == ScaleMode::kNv16;
+  if (!has_block_scales) return floors;
+  // Subnormal scales keep their format's smallest exponent in a fused step too.
+  if (operand.scaling == ScaleMode::kNv16) floors.scale = SmallestNormal<E4M3>();
+  // The arithmetic fp32 rounds each scaled element to fp32, subnormals included.
+  if (arithmetic.family == ArithmeticFamily::kFp32) floors.product = SmallestNormal<Float32>();
+  return floors;
+}
+
+AbsoluteScaling AbsoluteScalingOf(const GemmDesc& desc, const GemmShape& shape) {
+  AbsoluteScaling scaling;
+  scaling.alpha = desc.alpha;
+  // Roundings of one term on its way: up to four in each magnitude, one in the product, the
+  // additions, four by the scales and one here; all errors are relative, since every term is
+  // positive.
+  scaling.inflation = 1 + static_cast<double>(ExactRoundingDepth(shape.k) + 16) * 0x1p-52;
+  scaling.divisor = static_cast<double>(GlobalDivisor(desc));
+  return scaling;
+}
 
 absl::StatusOr<Tensor> AbsoluteGemm(const GemmDesc& given, const ExecutionContext& context) {
   GemmDesc desc = given;
@@ -63,15 +83,11 @@ absl::StatusOr<Tensor> AbsoluteGemm(const GemmDesc& given, const ExecutionContex
   QG_ASSIGN_OR_RETURN(OperandView b_view, ViewOfB(desc, shape));
   const ExactOperand a_operand(std::move(a_view));
   const ExactOperand b_operand(std::move(b_view));
-  const ExactSource a = WithFloors(a_operand, given.arithmetic);
-  const ExactSource b = WithFloors(b_operand, given.arithmetic);
+  const ExactSource a = WithFloors(a_operand, AbsoluteFloorsOf(desc.a, given.arithmetic));
+  const ExactSource b = WithFloors(b_operand, AbsoluteFloorsOf(desc.b, given.arithmetic));
   const std::vector<float> a_scales = ScalesOf(desc.a, shape.m);
   const std::vector<float> b_scales = ScalesOf(desc.b, shape.n);
-  // Roundings of one term on its way: up to four in each magnitude, one in the product, the
-  // additions, four by the scales and one here; all errors are relative, since every term is
-  // positive.
-  const double inflation = 1 + static_cast<double>(ExactRoundingDepth(shape.k) + 16) * 0x1p-52;
-  const auto divisor = static_cast<double>(GlobalDivisor(desc));
+  const AbsoluteScaling scaling = AbsoluteScalingOf(desc, shape);
   QG_ASSIGN_OR_RETURN(Tensor result, Tensor::Allocate(DType::kF64, {shape.m, shape.n}));
   const std::vector<ExactTile> tiles = CutIntoTiles(shape.m, shape.n, 4 * context.threads, kernels);
   ExactTileMemoryPool pool;
@@ -82,11 +98,10 @@ absl::StatusOr<Tensor> AbsoluteGemm(const GemmDesc& given, const ExecutionContex
       const ExactSums sums = MultiplyTile(a, b, tile, kernels, *memory);
       for (int64_t row = tile.m_begin; row < tile.m_end; ++row) {
         const double* s = sums.sums + (row - tile.m_begin) * sums.stride - tile.n_begin;
-        const double factor =
-            std::fabs(static_cast<double>(desc.alpha) * a_scales[row]) * inflation;
+        const double factor = scaling.RowFactor(a_scales[row]);
         double* out = result.as<double>() + row * shape.n;
         for (int64_t n = tile.n_begin; n < tile.n_end; ++n) {
-          out[n] = s[n] * (factor * std::fabs(b_scales[n])) / divisor;
+          out[n] = scaling.Apply(s[n], factor, b_scales[n]);
         }
       }
     }

@@ -1,0 +1,204 @@
+// How far one output may lie from the exact value: what the accumulation's bound and the roundings
+// of the epilogue add up to. Shared by the CPU and the CUDA engine, so that their ratios are the
+// same doubles.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/base/host_device.h"
+#include "kernels/numerics/float_format.h"
+
+namespace quantgate {
+
+namespace error_bound {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+inline constexpr double kU = 0x1p-24;
+/// What fp32 loses where a result is subnormal: half of 2^-149.
+inline constexpr double kUnderflow = 0x1p-150;
+/// Covers the roundings of the bound itself, each below 2^-52.
+inline constexpr double kInflation = 1 + 0x1p-40;
+
+/// gamma_n = n u / (1 - n u).
+QG_HOST_DEVICE constexpr double Gamma(int64_t n) {
+  const double nu = static_cast<double>(n) * kU;
+  return nu < 1 ? nu / (1 - nu) : kInfinity;
+}
+
+QG_HOST_DEVICE constexpr double Magnitude(double x) {
+  return std::bit_cast<double>(std::bit_cast<uint64_t>(x) & ~(uint64_t(1) << 63));
+}
+QG_HOST_DEVICE constexpr bool IsFinite(double x) { return Magnitude(x) < kInfinity; }
+QG_HOST_DEVICE constexpr bool IsNan(double x) { return x != x; }
+QG_HOST_DEVICE constexpr double WithSignOf(double magnitude, double x) {
+  return std::bit_cast<uint64_t>(x) >> 63 != 0 ? -magnitude : magnitude;
+}
+
+/// 2^exponent, a normal number; infinity above.
+QG_HOST_DEVICE constexpr double PowerOfTwo(int exponent) {
+  if (exponent > 1023) return kInfinity;
+  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+}
+
+/// Facts of an output format: half an ulp at a magnitude, and where overflow begins.
+struct OutputFacts {
+  int mantissa_bits = 0;
+  int exponent_min = 0;
+  double largest_finite = 0;
+  bool saturates = false;
+
+  QG_HOST_DEVICE constexpr double HalfUlp(double magnitude) const {
+    if (magnitude == kInfinity) return kInfinity;
+    // Numbers below the smallest normal, NaN too, have its ulp; so do subnormals of fp64, whose
+    // field is 0.
+    const auto field = static_cast<int>(std::bit_cast<uint64_t>(magnitude) >> 52);
+    const int exponent = magnitude > 0 ? field - 1023 : exponent_min;
+    return PowerOfTwo((exponent > exponent_min ? exponent : exponent_min) - mantissa_bits - 1);
+  }
+  /// The smallest magnitude that rounds to infinity.
+  QG_HOST_DEVICE constexpr double Overflow() const {
+    return largest_finite + HalfUlp(largest_finite);
+  }
+};
+
+template <class F>
+constexpr OutputFacts FactsOf() {
+  using C = FormatConstants<F>;
+  const int top = (C::kMaxFinite >> F::kMantissaBits) - F::kBias;
+  const double significand = (C::kMaxFinite & C::kMantissaMask) | (1u << F::kMantissaBits);
+  return {F::kMantissaBits, C::kExponentMin, significand * PowerOfTwo(top - F::kMantissaBits),
+          C::kBits <= 8};
+}
+
+/// What differs between the elements of an output. Absent parts hold their neutral value.
+struct ElementTerms {
+  double absolute = 0;  ///< AbsoluteGemm's element.
+  float a_scale = 1;    ///< Of the whole row, amaxes of nv16 included.
+  float b_scale = 1;
+  float c = 0;
+  float bias = 0;
+};
+
+/// Everything else that the bound of an element depends on.
+struct ElementBound {
+  double factor = 0;  ///< As in ErrorBound.
+  double absolute = 0;
+  double divisor = 1;          ///< GlobalDivisor.
+  float nv16_coefficient = 1;  ///< nv16: alpha' (docs/tensor-cores.md section 3.5).
+  float alpha = 1;
+  float beta = 0;
+  double d_scale = 1;
+  OutputFacts output;
+  bool is_exact = false;
+  bool is_outer = false;
+  bool is_nv16 = false;
+  bool is_row_scaled = false;
+  bool has_bias = false;
+  bool rounds_before_c = false;  ///< In place with beta = 1: rounded to the output type first.
+
+  /// |subject - exact| over the largest that it may be; infinite for a difference of class.
+  QG_HOST_DEVICE double Ratio(const ElementTerms& terms, double subject, double exact) const;
+
+ private:
+  QG_HOST_DEVICE double ExactCoefficient(const ElementTerms& terms) const {
+    return static_cast<double>(alpha) * terms.a_scale * terms.b_scale / divisor;
+  }
+  QG_HOST_DEVICE double CoefficientError(const ElementTerms& terms) const;
+  QG_HOST_DEVICE double BeforeOutput(const ElementTerms& terms) const;
+};
+
+// Relative error of the coefficient as the epilogue computes it: at most four roundings (nvfp4 has
+// the most), or what it really is where it underflows.
+QG_HOST_DEVICE inline double ElementBound::CoefficientError(const ElementTerms& terms) const {
+  const double exact = ExactCoefficient(terms);
+  if (exact == 0) return 0;
+  double coefficient;
+  if (is_nv16) {
+    coefficient = nv16_coefficient;
+    if (is_row_scaled) coefficient *= terms.a_scale * terms.b_scale;
+  } else {
+    const float scaled_alpha = alpha * terms.b_scale;
+    coefficient = scaled_alpha * terms.a_scale;
+  }
+  const double found = Magnitude(coefficient / exact - 1) * kInflation;
+  return Gamma(4) < found ? found : Gamma(4);
+}
+
+// Before the rounding to the output type: accumulation, scales, then beta * c or the bias.
+QG_HOST_DEVICE inline double ElementBound::BeforeOutput(const ElementTerms& terms) const {
+  if (is_exact) return IsFinite(terms.absolute) ? 0 : terms.absolute;
+  const double scale = Magnitude(ExactCoefficient(terms));
+  double error = factor * terms.absolute + absolute * scale;
+  // Outer scales multiply the value one after the other (and alpha last), the amaxes of a
+  // row-scaled operand after the coefficient; otherwise one coefficient does.
+  const double scaling =
+      is_outer ? Gamma(3) : Gamma(is_row_scaled ? 2 : 1) + 2 * CoefficientError(terms);
+  error += scaling * (terms.absolute + error);
+  error += kUnderflow * (2 + Magnitude(alpha) * (1 + Magnitude(terms.a_scale)));
+  if (is_row_scaled) {
+    error +=
+        kUnderflow * Magnitude(static_cast<double>(terms.a_scale) * terms.b_scale) * (1 + 0x1p-20);
+  }
+  // Every intermediate sum is below `magnitude`, which has room for a few roundings.
+  const double c = beta != 0 ? Magnitude(static_cast<double>(beta) * terms.c) : 0;
+  const double magnitude = (terms.absolute + error + c + Magnitude(terms.bias)) * (1 + 0x1p-20);
+  if (beta != 0) error += kU * (c + magnitude) + 2 * kUnderflow;
+  if (has_bias) error += kU * magnitude;
+  if (rounds_before_c) error += output.HalfUlp(magnitude) * (1 + kU);
+  if (d_scale != 1) {
+    const double by = Magnitude(d_scale);
+    error = error * by + kU * (magnitude + error) * by + kUnderflow;
+  }
+  return error * kInflation;
+}
+
+QG_HOST_DEVICE inline double ElementBound::Ratio(const ElementTerms& terms, double subject,
+                                                 double exact) const {
+  // 1. NaN and infinities of the same kind. FP8 outputs have no infinities of their own.
+  double expected = exact * d_scale;
+  if (IsNan(subject) || IsNan(expected)) {
+    return IsNan(subject) && IsNan(expected) ? 0 : kInfinity;
+  }
+  if (output.saturates) {
+    if (expected > output.largest_finite) expected = output.largest_finite;
+    if (expected < -output.largest_finite) expected = -output.largest_finite;
+  }
+  if (subject == expected) return 0;
+  // 2. Infinite operands, scales or addends make infinite results, whatever the arithmetic.
+  const double before_output = BeforeOutput(terms);
+  if (!IsFinite(before_output)) return kInfinity;
+  // 3. All finite: an infinity stands for everything from where overflow begins, and the exact
+  // value, itself rounded to f32, is off by up to half its ulp.
+  constexpr OutputFacts kF32 = FactsOf<Float32>();
+  if (!IsFinite(expected)) expected = WithSignOf(kF32.Overflow(), expected);
+  const double truth = IsFinite(exact) ? Magnitude(exact) : kF32.Overflow();
+  double error = before_output + kF32.HalfUlp(truth) * Magnitude(d_scale);
+  if (!IsFinite(subject)) {
+    const double overflow = WithSignOf(output.Overflow(), subject);
+    const bool is_beyond = subject > 0 ? expected >= overflow : expected <= overflow;
+    return is_beyond ? 0 : Magnitude(overflow - expected) / error;
+  }
+  error += output.HalfUlp(Magnitude(expected) + error);
+  return Magnitude(subject - expected) / error;
+}
+
+}  // namespace error_bound
+
+/// How AbsoluteGemm scales its fp64 sums.
+struct AbsoluteScaling {
+  double alpha = 1;
+  double inflation = 1;  ///< Covers every rounding on a term's way.
+  double divisor = 1;    ///< GlobalDivisor.
+
+  QG_HOST_DEVICE double RowFactor(float a_scale) const {
+    return error_bound::Magnitude(alpha * a_scale) * inflation;
+  }
+  QG_HOST_DEVICE double Apply(double s, double row_factor, float b_scale) const {
+    return s * (row_factor * error_bound::Magnitude(b_scale)) / divisor;
+  }
+};
+
+}  // namespace quantgate
