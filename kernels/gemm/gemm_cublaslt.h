@@ -1,4 +1,5 @@
-// cuBLASLt: the hardware's own GEMM, the subject under test. The only file that knows cublasLt.h.
+// cuBLASLt: the hardware's own GEMM, the subject under test. Its .cc is the only file that knows
+// cublasLt.h.
 #pragma once
 
 #include <cstdint>
@@ -8,47 +9,40 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/base/cancellation.h"
+#include "kernels/gemm/cublaslt_algorithm.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/tensor/cuda_device.h"
 
 namespace quantgate {
 
-/// One algorithm that the heuristic returns for a GEMM.
-struct CublasLtAlgorithm {
-  int index = 0;    ///< In the order of the heuristic; what "cublaslt:algorithm=N" names.
-  int id = 0;       ///< CUBLASLT_ALGO_CONFIG_ID.
-  int tile = 0;     ///< CUBLASLT_ALGO_CONFIG_TILE_ID.
-  int stages = 0;   ///< CUBLASLT_ALGO_CONFIG_STAGES_ID.
-  int split_k = 1;  ///< CUBLASLT_ALGO_CONFIG_SPLITK_NUM.
-  int reduction_scheme = 0;
-  int swizzle = 0;
-  int custom_option = 0;
-  size_t workspace_bytes = 0;
-
-  /// "id=66 tile=20 stages=36 splitk=1 reduction=0 swizzle=0 custom=0 workspace=0".
-  std::string ToString() const;
-};
-
+/// Not thread-safe, as CudaDevice. Descs have arithmetic.family kCublasLt and their tensors in
+/// device memory; scales and biases are read there, so that nothing waits for the stream.
 class CublasLt {
  public:
-  /// `device` must outlive it.
+  /// `device` must outlive it. Takes 64 MiB of the device's memory as workspace.
   static absl::StatusOr<std::unique_ptr<CublasLt>> Create(CudaDevice& device);
   ~CublasLt();
 
   /// "13.1.0".
   const std::string& version() const { return version_; }
 
-  /// INVALID_ARGUMENT or UNIMPLEMENTED by name for a desc that cuBLASLt on this device does not
-  /// take: alignments, formats, scalings; CheckGemm included.
+  /// As CheckCublasLtGemm; INVALID_ARGUMENT for a tensor in host memory too.
   absl::StatusOr<GemmShape> Check(const GemmDesc& desc) const;
 
-  /// Every algorithm that the heuristic returns for a desc, its first choice first. Cached per
-  /// desc's shape and types. Without desc.arithmetic.any_split_k, only those that do not split K.
+  /// Every algorithm that the heuristic returns for a desc, its first choice first. Remembered per
+  /// types, shape, epilogue and alignment.
+  /// - By default, those that do not split K (reduction schemes forbidden).
+  /// - With arithmetic.any_split_k, those with any reduction scheme.
+  /// - With arithmetic.split_k > 1, those with as many slices, added in fp32: first as the
+  /// heuristic
+  ///   returns them, then its others made to split K where they can.
+  /// UNIMPLEMENTED where there is none. Empty for m = 0.
   absl::StatusOr<std::vector<CublasLtAlgorithm>> Algorithms(const GemmDesc& desc);
 
-  /// d by desc.arithmetic.algorithm, or the heuristic's first choice. Operands are in device
-  /// memory. result.arithmetic is "cublaslt:fast", with "splitk=N" where it split K; result.note
-  /// is the algorithm's ToString().
+  /// d by the algorithm that desc.arithmetic.algorithm counts in Algorithms. result.arithmetic is
+  /// "cublaslt" with what the operands decide and the slices: "cublaslt:fast,splitk=3";
+  /// result.note is the algorithm's ToString(). Operands that do not lie on 16 bytes, which FP8
+  /// needs and other types' kernels differ by, are copied first; so is c where d takes its place.
   absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation);
 
  private:
