@@ -1,6 +1,5 @@
 // The values that codes and scales stand for: docs/quantizers.md sections 3 to 6. Reads the copy
 // alone.
-#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/e8m0.h"
 #include "kernels/numerics/format_list.h"
@@ -105,20 +104,8 @@ absl::Status Dequantize(const QuantizedCopy& copy, Usage usage, Tensor& out,
 
 absl::StatusOr<Tensor> DequantizeCpu(const QuantizedTensor& quantized, Usage usage, DType out_dtype,
                                      const ExecutionContext& context) {
+  QG_RETURN_IF_ERROR(CheckDequantization(quantized, usage, out_dtype));
   const std::optional<QuantizedCopy>& copy = quantized.copy(usage);
-  if (!copy.has_value()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("dequantize: the tensor has no ", std::string(UsageName(usage)), " copy"));
-  }
-  if (!IsHighPrecision(out_dtype)) {
-    return absl::InvalidArgumentError(absl::StrCat("dequantize: output dtype ",
-                                                   std::string(DTypeName(out_dtype)),
-                                                   " is not one of f32, bf16, f16"));
-  }
-  if (copy->format == QuantizerFormat::kNvfp4 && usage == Usage::kColumnwise) {
-    return absl::UnimplementedError(
-        "dequantize: a columnwise nvfp4 copy has no values of its own; dequantize the rowwise one");
-  }
   const ScopedIeeeEnvironment ieee;
   if (copy->format == QuantizerFormat::kIdentity) {
     return CastTensor(copy->data, out_dtype, context);

@@ -1,6 +1,8 @@
-// The quantizers of the formats, one per source file. Private to kernels/quantize.
+// The quantizers of the formats, one per source file, and what all engines ask before they
+// compute. Private to kernels/quantize.
 #pragma once
 
+#include "absl/functional/function_ref.h"
 #include "kernels/quantize/quantizer.h"
 
 namespace quantgate {
@@ -33,5 +35,26 @@ absl::Status QuantizeNvfp4(const FormatRequest& request, QuantizedTensor& quanti
 
 /// max |x| over the elements, exact (docs/quantizers.md section 1.5).
 float TensorAmax(const Tensor& source, const ExecutionContext& context);
+
+// ---- what all engines ask (quantize_check.cc, usages.cc)
+
+/// INVALID_ARGUMENT for a missing, unwanted or impossible argument. The value of a scale in device
+/// memory is not looked at.
+absl::Status CheckQuantizeArguments(const Quantizer& quantizer, const QuantizeArguments& arguments);
+
+/// True where one pass makes both copies: the rules are the same but for the transform, which only
+/// the columnwise copy has.
+bool IsOneRule(const Quantizer& quantizer);
+
+/// What DequantizeCpu refuses.
+absl::Status CheckDequantization(const QuantizedTensor& quantized, Usage usage, DType out_dtype);
+
+/// Makes the columnwise copy of a rowwise one: of fp8_tensor, or of tiles of fp8_block or nvfp4.
+using ColumnwiseMaker =
+    absl::FunctionRef<absl::StatusOr<QuantizedCopy>(const QuantizedCopy& rowwise)>;
+
+/// UpdateUsagesCpu for any engine.
+absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
+                          ColumnwiseMaker make_columnwise);
 
 }  // namespace quantgate

@@ -1,5 +1,4 @@
 // The CPU quantizer: which rule makes which copy, and from what.
-#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/format_list.h"
 #include "kernels/quantize/block_lines.h"
@@ -7,31 +6,6 @@
 
 namespace quantgate {
 namespace {
-
-absl::Status Refuse(std::string_view argument, std::string_view rule) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("quantize: ", std::string(argument), ": ", std::string(rule)));
-}
-
-absl::Status CheckArguments(const Quantizer& quantizer, const QuantizeArguments& arguments) {
-  const Tensor& scale = arguments.scale;
-  if (quantizer.rowwise.scaling != Scaling::kDelayed) {
-    if (scale.has_value()) return Refuse("scale", "given without delayed scaling");
-  } else {
-    if (!scale.has_value() || scale.dtype() != DType::kF32 || scale.element_count() != 1) {
-      return Refuse("scale", "delayed scaling needs an f32 of one element");
-    }
-    const float value = *scale.as<float>();
-    if (!(value > 0.0f && value <= MaxFinite<Float32>())) {
-      return Refuse("scale", absl::StrCat(value, " is not positive and finite"));
-    }
-  }
-  if (arguments.row_offset % 16 != 0 || arguments.column_offset % 16 != 0) {
-    return Refuse("offset", absl::StrCat(arguments.row_offset, ", ", arguments.column_offset,
-                                         " are not multiples of 16"));
-  }
-  return absl::OkStatus();
-}
 
 /// Counts over a source that is not quantized: its own codes.
 template <class Source>
@@ -104,15 +78,6 @@ absl::StatusOr<QuantizedTensor> QuantizeOneRule(const Tensor& source, QuantizerS
   return quantized;
 }
 
-/// True where one pass makes both copies: the rules are the same but for the transform, which only
-/// the columnwise copy has.
-bool IsOneRule(const Quantizer& quantizer) {
-  QuantizerSpec columnwise = quantizer.columnwise;
-  columnwise.hadamard = false;
-  return columnwise == quantizer.rowwise &&
-         quantizer.columnwise_source == ColumnwiseSource::kOriginal;
-}
-
 /// Each direction by its own rule, the columnwise one perhaps from the rowwise codes.
 absl::StatusOr<QuantizedTensor> QuantizeTwoRules(const Tensor& source, const Quantizer& quantizer,
                                                  Usages usages, const QuantizeArguments& arguments,
@@ -149,7 +114,7 @@ absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantize
                                             const ExecutionContext& context) {
   if (!source.has_value()) return absl::InvalidArgumentError("quantize: the source is absent");
   QG_RETURN_IF_ERROR(CheckQuantization(source.dtype(), source.shape(), quantizer, usages));
-  QG_RETURN_IF_ERROR(CheckArguments(quantizer, arguments));
+  QG_RETURN_IF_ERROR(CheckQuantizeArguments(quantizer, arguments));
   const ScopedIeeeEnvironment ieee;
   if (IsOneRule(quantizer)) {
     return QuantizeOneRule(source, quantizer.rowwise, quantizer.columnwise.hadamard, usages,

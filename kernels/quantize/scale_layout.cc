@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -9,80 +10,42 @@
 namespace quantgate {
 namespace {
 
-constexpr int64_t kTileRows = 128;
-constexpr int64_t kTileBlocks = 4;
-constexpr int64_t kTileBytes = kTileRows * kTileBlocks;
-
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 
 std::string Name(QuantizerFormat format) { return std::string(QuantizerFormatName(format)); }
 
-/// Scales as a matrix of outer index by block index along the contraction, and where an element
-/// stands in each layout.
-struct Grid {
-  int64_t outer = 0;
-  int64_t blocks = 0;
-  bool logical_is_transposed = false;  ///< mxfp8 columnwise: [blocks][outer].
-  bool padded_is_transposed = false;   ///< That, and fp8_block 1-D.
-  Shape padded;                        ///< Rows and columns of the padded array.
-
-  Shape LogicalShape() const {
-    return logical_is_transposed ? Shape{blocks, outer} : Shape{outer, blocks};
-  }
-  int64_t LogicalIndex(int64_t i, int64_t j) const {
-    return logical_is_transposed ? j * outer + i : i * blocks + j;
-  }
-  int64_t PaddedIndex(int64_t i, int64_t j) const {
-    return padded_is_transposed ? j * padded[1] + i : i * padded[1] + j;
-  }
-  /// docs/quantizers.md section 5.
-  int64_t SwizzledIndex(int64_t i, int64_t j) const {
-    const int64_t tiles = CeilDiv(blocks, kTileBlocks);
-    return (i / kTileRows * tiles + j / kTileBlocks) * kTileBytes + i % 32 * 16 +
-           i % kTileRows / 32 * 4 + j % kTileBlocks;
-  }
-  int64_t Index(ScaleLayout layout, int64_t i, int64_t j) const {
-    switch (layout) {
-      case ScaleLayout::kLogical:
-        return LogicalIndex(i, j);
-      case ScaleLayout::kPadded:
-        return PaddedIndex(i, j);
-      case ScaleLayout::kSwizzled:
-        return SwizzledIndex(i, j);
-    }
-    return 0;
-  }
-};
-
-Grid BlockGrid(const ScaleArray& array) {
+ScaleGrid BlockGrid(const ScaleArray& array) {
   const bool is_rowwise = array.usage == Usage::kRowwise;
   const int64_t outer = is_rowwise ? array.rows : array.columns;
   const int64_t contracted = is_rowwise ? array.columns : array.rows;
-  Grid grid;
+  ScaleGrid grid;
   grid.blocks = CeilDiv(contracted, 128);
   if (array.block_dim == 2) {
     grid.outer = CeilDiv(outer, 128);
-    grid.padded = {grid.outer, RoundUp(grid.blocks, 4)};
+    grid.padded_rows = grid.outer;
+    grid.padded_columns = RoundUp(grid.blocks, 4);
     return grid;
   }
   grid.outer = outer;
   grid.padded_is_transposed = true;
-  grid.padded = {grid.blocks, RoundUp(outer, 4)};
+  grid.padded_rows = grid.blocks;
+  grid.padded_columns = RoundUp(outer, 4);
   return grid;
 }
 
 /// mxfp8 and nvfp4, whose 2-D scales are replicated to the shapes of 1-D ones.
-Grid MicroGrid(const ScaleArray& array) {
+ScaleGrid MicroGrid(const ScaleArray& array) {
   const bool is_rowwise = array.usage == Usage::kRowwise;
   const int64_t length = BlockLength(array.format);
-  Grid grid;
+  ScaleGrid grid;
   grid.outer = is_rowwise ? array.rows : array.columns;
   grid.blocks = (is_rowwise ? array.columns : array.rows) / length;
-  grid.padded = {RoundUp(grid.outer, kTileRows), RoundUp(grid.blocks, kTileBlocks)};
+  grid.padded_rows = RoundUp(grid.outer, ScaleGrid::kTileRows);
+  grid.padded_columns = RoundUp(grid.blocks, ScaleGrid::kTileBlocks);
   if (array.format == QuantizerFormat::kMxfp8 && !is_rowwise) {
     grid.logical_is_transposed = grid.padded_is_transposed = true;
-    grid.padded = {grid.padded[1], grid.padded[0]};
+    std::swap(grid.padded_rows, grid.padded_columns);
   }
   return grid;
 }
@@ -107,18 +70,13 @@ absl::Status CheckArray(const ScaleArray& array) {
                                                  Name(array.format)));
 }
 
-absl::StatusOr<Grid> GridOf(const ScaleArray& array) {
-  QG_RETURN_IF_ERROR(CheckArray(array));
-  return array.format == QuantizerFormat::kFp8Block ? BlockGrid(array) : MicroGrid(array);
-}
-
 DType ScaleDType(QuantizerFormat format) {
   if (format == QuantizerFormat::kMxfp8) return DType::kF8E8M0;
   return format == QuantizerFormat::kNvfp4 ? DType::kF8E4M3 : DType::kF32;
 }
 
 template <typename Scale>
-void Move(const Tensor& from_scales, Tensor& to_scales, const Grid& grid, ScaleLayout from,
+void Move(const Tensor& from_scales, Tensor& to_scales, const ScaleGrid& grid, ScaleLayout from,
           ScaleLayout to) {
   const Scale* source = from_scales.as<Scale>();
   Scale* target = to_scales.as<Scale>();
@@ -153,28 +111,42 @@ absl::StatusOr<ScaleLayout> ParseScaleLayout(std::string_view name) {
                                                  "\"; known: logical, padded, swizzled"));
 }
 
+absl::StatusOr<ScaleGrid> ScaleGridOf(const ScaleArray& array) {
+  QG_RETURN_IF_ERROR(CheckArray(array));
+  return array.format == QuantizerFormat::kFp8Block ? BlockGrid(array) : MicroGrid(array);
+}
+
 absl::StatusOr<ScaleArrayType> ScaleArrayTypeOf(const ScaleArray& array, ScaleLayout layout) {
-  QG_ASSIGN_OR_RETURN(const Grid grid, GridOf(array));
+  QG_ASSIGN_OR_RETURN(const ScaleGrid grid, ScaleGridOf(array));
   if (layout == ScaleLayout::kSwizzled && array.format == QuantizerFormat::kFp8Block) {
     return absl::InvalidArgumentError(
         "scales: fp8_block has no swizzled layout; its GEMM reads the padded one");
   }
-  const Shape shape = layout == ScaleLayout::kLogical ? grid.LogicalShape() : grid.padded;
-  return ScaleArrayType{ScaleDType(array.format), shape};
+  Shape shape = {grid.padded_rows, grid.padded_columns};
+  if (layout == ScaleLayout::kLogical) {
+    shape = grid.logical_is_transposed ? Shape{grid.blocks, grid.outer}
+                                       : Shape{grid.outer, grid.blocks};
+  }
+  return ScaleArrayType{ScaleDType(array.format), std::move(shape)};
+}
+
+absl::Status CheckScales(const Tensor& scales, const ScaleArray& array, ScaleLayout layout) {
+  QG_ASSIGN_OR_RETURN(const ScaleArrayType expected, ScaleArrayTypeOf(array, layout));
+  if (scales.dtype() == expected.dtype && scales.shape() == expected.shape) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("scales: ", TensorText(scales), "; the ", std::string(ScaleLayoutName(layout)),
+                   " ", std::string(UsageName(array.usage)), " scales of ", Name(array.format), " ",
+                   array.rows, "x", array.columns, " are ", std::string(DTypeName(expected.dtype)),
+                   "[", ShapeText(expected.shape), "]"));
 }
 
 absl::StatusOr<Tensor> ConvertScales(const Tensor& scales, const ScaleArray& array,
                                      ScaleLayout from, ScaleLayout to) {
-  QG_ASSIGN_OR_RETURN(const ScaleArrayType expected, ScaleArrayTypeOf(array, from));
+  QG_RETURN_IF_ERROR(CheckScales(scales, array, from));
   QG_ASSIGN_OR_RETURN(const ScaleArrayType wanted, ScaleArrayTypeOf(array, to));
-  if (scales.dtype() != expected.dtype || scales.shape() != expected.shape) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("scales: ", TensorText(scales), "; the ", std::string(ScaleLayoutName(from)),
-                     " ", std::string(UsageName(array.usage)), " scales of ", Name(array.format),
-                     " ", array.rows, "x", array.columns, " are ",
-                     std::string(DTypeName(expected.dtype)), "[", ShapeText(expected.shape), "]"));
-  }
-  QG_ASSIGN_OR_RETURN(const Grid grid, GridOf(array));
+  QG_ASSIGN_OR_RETURN(const ScaleGrid grid, ScaleGridOf(array));
   QG_ASSIGN_OR_RETURN(Tensor converted, Tensor::Allocate(wanted.dtype, wanted.shape));
   if (converted.byte_size() != 0) std::memset(converted.data(), 0, converted.byte_size());
   if (wanted.dtype == DType::kF32) {

@@ -6,16 +6,11 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "kernels/quantize/scale_grid.h"
 #include "kernels/tensor/quantized_tensor.h"
 
 namespace quantgate {
 
-enum class ScaleLayout {
-  kLogical,   ///< The shapes of QuantizedCopy: every scale, nothing else.
-  kPadded,    ///< Transformer Engine's arrays; padding is zero.
-  kSwizzled,  ///< mxfp8 and nvfp4: tiles of 128 x 4 scales in 512 bytes; padding is zero. The
-              ///< shape is that of the padded array, the order of the bytes is not.
-};
 std::string_view ScaleLayoutName(ScaleLayout layout);  ///< "logical", "padded", "swizzled".
 absl::StatusOr<ScaleLayout> ParseScaleLayout(std::string_view name);
 
@@ -35,6 +30,12 @@ struct ScaleArrayType {
   Shape shape;
 };
 absl::StatusOr<ScaleArrayType> ScaleArrayTypeOf(const ScaleArray& array, ScaleLayout layout);
+
+/// Where each scale of the array stands. INVALID_ARGUMENT as ScaleArrayTypeOf.
+absl::StatusOr<ScaleGrid> ScaleGridOf(const ScaleArray& array);
+
+/// INVALID_ARGUMENT naming the shape of `scales` when it is not that of the array in this layout.
+absl::Status CheckScales(const Tensor& scales, const ScaleArray& array, ScaleLayout layout);
 
 /// `scales` from one layout to another. From a layout with padding, what stands there is ignored.
 /// INVALID_ARGUMENT naming the shape when it is not that of `from`.

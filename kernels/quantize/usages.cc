@@ -1,11 +1,11 @@
-// UpdateUsagesCpu: which direction of a quantized tensor may be dropped, derived or asked for, by
+// UpdateUsages: which direction of a quantized tensor may be dropped, derived or asked for, by
 // the table of docs/quantizers.md section 8.1.
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/quantize/quantizer.h"
+#include "kernels/quantize/format_quantizers.h"
 #include "kernels/tensor/convert.h"
 
 namespace quantgate {
@@ -69,48 +69,45 @@ absl::StatusOr<Tensor> TransposeReplicated(const Tensor& scales) {
   return turned;
 }
 
-absl::StatusOr<QuantizedCopy> DeriveColumnwise(const QuantizedTensor& quantized,
-                                               const ExecutionContext& context) {
+/// Whether columnwise codes can be made from rowwise ones exactly.
+absl::Status CheckDerivable(const QuantizedTensor& quantized) {
   const QuantizedCopy& rowwise = *quantized.rowwise;
   const std::string format(QuantizerFormatName(rowwise.format));
-  QuantizedCopy columnwise = rowwise;
   if (quantized.is_hybrid) {
     return Refused(absl::StrCat("a hybrid tensor has no columnwise codes, and its rowwise ones (",
                                 format, ") are of another quantizer"));
   }
-  switch (rowwise.format) {
-    case QuantizerFormat::kFp8Tensor: {
-      QG_ASSIGN_OR_RETURN(columnwise.data, Transpose2d(rowwise.data, context));
-      return columnwise;
-    }
-    case QuantizerFormat::kFp8Block:
-      if (rowwise.block_dim == 2) {
-        QG_ASSIGN_OR_RETURN(columnwise.data, Transpose2d(rowwise.data, context));
-        QG_ASSIGN_OR_RETURN(columnwise.scale_inv, Transpose2d(rowwise.scale_inv, context));
-        return columnwise;
-      }
-      break;
-    case QuantizerFormat::kNvfp4:
-      if (rowwise.block_dim == 2) {
-        QG_ASSIGN_OR_RETURN(columnwise.data, TransposeNibbles(rowwise.data, context));
-        QG_ASSIGN_OR_RETURN(columnwise.scale_inv, TransposeReplicated(rowwise.scale_inv));
-        return columnwise;
-      }
-      break;
-    case QuantizerFormat::kMxfp8:
-    case QuantizerFormat::kIdentity:
-      break;
-  }
   const bool has_2d_exception =
       rowwise.format == QuantizerFormat::kFp8Block || rowwise.format == QuantizerFormat::kNvfp4;
+  if (rowwise.format == QuantizerFormat::kFp8Tensor ||
+      (has_2d_exception && rowwise.block_dim == 2)) {
+    return absl::OkStatus();
+  }
   return Refused(absl::StrCat("columnwise codes of ", format, has_2d_exception ? " 1-D" : "",
                               " cannot be made from rowwise ones, only from the source"));
 }
 
+absl::StatusOr<QuantizedCopy> MakeColumnwise(const QuantizedCopy& rowwise,
+                                             const ExecutionContext& context) {
+  QuantizedCopy columnwise = rowwise;
+  if (rowwise.format == QuantizerFormat::kNvfp4) {
+    QG_ASSIGN_OR_RETURN(columnwise.data, TransposeNibbles(rowwise.data, context));
+    QG_ASSIGN_OR_RETURN(columnwise.scale_inv, TransposeReplicated(rowwise.scale_inv));
+  } else {
+    QG_ASSIGN_OR_RETURN(columnwise.data, Transpose2d(rowwise.data, context));
+  }
+  if (rowwise.format == QuantizerFormat::kFp8Block) {
+    QG_ASSIGN_OR_RETURN(columnwise.scale_inv, Transpose2d(rowwise.scale_inv, context));
+  }
+  // A cancelled loop leaves its output half written.
+  QG_RETURN_IF_ERROR(context.CheckCancelled());
+  return columnwise;
+}
+
 }  // namespace
 
-absl::Status UpdateUsagesCpu(QuantizedTensor& quantized, Usages usages,
-                             const ExecutionContext& context) {
+absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
+                          ColumnwiseMaker make_columnwise) {
   if (IsIdentity(quantized)) {
     ShareIdentity(quantized);
     return absl::OkStatus();
@@ -122,16 +119,19 @@ absl::Status UpdateUsagesCpu(QuantizedTensor& quantized, Usages usages,
     return Refused("rowwise codes cannot be made from columnwise ones");
   }
   if (usages.columnwise && !quantized.columnwise.has_value()) {
-    QG_ASSIGN_OR_RETURN(quantized.columnwise, DeriveColumnwise(quantized, context));
-    // A cancelled loop leaves its output half written.
-    if (absl::Status status = context.CheckCancelled(); !status.ok()) {
-      quantized.columnwise.reset();
-      return status;
-    }
+    QG_RETURN_IF_ERROR(CheckDerivable(quantized));
+    QG_ASSIGN_OR_RETURN(quantized.columnwise, make_columnwise(*quantized.rowwise));
   }
   if (!usages.rowwise) quantized.rowwise.reset();
   if (!usages.columnwise) quantized.columnwise.reset();
   return absl::OkStatus();
+}
+
+absl::Status UpdateUsagesCpu(QuantizedTensor& quantized, Usages usages,
+                             const ExecutionContext& context) {
+  return UpdateUsages(quantized, usages, [&](const QuantizedCopy& rowwise) {
+    return MakeColumnwise(rowwise, context);
+  });
 }
 
 }  // namespace quantgate
