@@ -64,6 +64,10 @@ QG_HOST_DEVICE constexpr int64_t ShiftTruncating(uint64_t significand, int shift
   return static_cast<int64_t>((significand << left) >> right);
 }
 
+/// Leading zeros of x > 0. Not std::countl_zero: libstdc++'s calls __builtin_clzl for 64 bits, and
+/// nvcc 13.0 makes device code of that which gives 64 whatever x is.
+QG_HOST_DEVICE constexpr int LeadingZeros(uint64_t x) { return __builtin_clzll(x); }
+
 /// Bits of sum * 2^quantum_exponent in fp32, truncated toward zero to `out_mantissa` fraction bits,
 /// with gradual underflow. Zero is +0, also where a negative sum underflows to it; a magnitude of
 /// 2^128 or more is an infinity.
@@ -73,7 +77,7 @@ QG_HOST_DEVICE constexpr uint32_t TruncateToFloat32(int64_t sum, int quantum_exp
   const uint32_t sign = sum < 0 ? 0x80000000u : 0u;
   const uint64_t magnitude = sum < 0 ? uint64_t(0) - static_cast<uint64_t>(sum) : uint64_t(sum);
   // 1. The exponent of the leading one; that of subnormals is the smallest normal's.
-  const int leading = 63 - std::countl_zero(magnitude) + quantum_exponent;
+  const int leading = 63 - LeadingZeros(magnitude) + quantum_exponent;
   if (leading > 127) return sign | 0x7F800000u;
   const int exponent = leading < -126 ? -126 : leading;
   // 2. The significand in units of 2^(exponent - out_mantissa), truncated: below 2^(out_mantissa +
