@@ -4,12 +4,13 @@
 #include <bit>
 #include <cmath>
 
+#include "kernels/gemm/epilogue_step.h"
 #include "kernels/numerics/cast.h"
 
 namespace quantgate {
 namespace {
 
-constexpr uint32_t kInfinityBits = 0x7F800000;
+namespace steps = epilogue_steps;
 
 /// Decodes `count` elements from index `begin` of a f32, bf16, f16 or FP8 array.
 void Decode(DType dtype, const std::byte* data, int64_t begin, int64_t count, float* out) {
@@ -33,16 +34,6 @@ void Decode(DType dtype, const std::byte* data, int64_t begin, int64_t count, fl
   }
 }
 
-/// EncodeFloat<BFloat16>, restated so that compilers vectorise it: round to nearest even by adding
-/// 0x7FFF plus the lowest kept bit; NaN is replaced afterwards, since the addition may carry its
-/// mantissa away.
-uint16_t EncodeBFloat16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-  const bool nan = (bits & 0x7FFFFFFFu) > kInfinityBits;
-  return static_cast<uint16_t>(nan ? BFloat16::kCanonicalNan : rounded);
-}
-
 template <class Format>
 void EncodeRow(const float* values, int columns, typename Format::Storage* out) {
   for (int i = 0; i < columns; ++i) out[i] = EncodeFloat<Format>(values[i]);
@@ -52,25 +43,12 @@ float ScalarOf(const GemmOperand& operand) {
   return operand.scaling == ScaleMode::kTensor ? *operand.scale_inv.as<float>() : 1.0f;
 }
 
-Combination CombinationOf(const GemmDesc& desc) {
-  const Arithmetic arithmetic = desc.arithmetic.Resolved();
-  if (arithmetic.family == ArithmeticFamily::kSm90 && arithmetic.split_k > 1) {
-    return Combination::kSplitK;
-  }
-  return desc.in_place && desc.beta == 1 ? Combination::kInPlace : Combination::kFused;
-}
-
-/// fma(value, coefficient, +0): the rounded product, but +0 where the product is exactly zero.
-float ProductPlusZero(float value, float coefficient) {
-  const float product = value * coefficient;
-  return value == 0 || coefficient == 0 ? product + 0.0f : product;
-}
-
 /// rnd(value) as fp32: the rounding to the output type, before something else is added in that
 /// type.
 void RoundToDType(DType dtype, int columns, float* values) {
   if (dtype == DType::kBF16) {
-    for (int i = 0; i < columns; ++i) values[i] = DecodeFloat<BFloat16>(EncodeBFloat16(values[i]));
+    for (int i = 0; i < columns; ++i)
+      values[i] = DecodeFloat<BFloat16>(steps::EncodeBFloat16(values[i]));
   } else if (dtype == DType::kF16) {
     for (int i = 0; i < columns; ++i) {
       values[i] = DecodeFloat<Float16>(EncodeFloat<Float16>(values[i]));
@@ -87,15 +65,32 @@ bool IsRowScaled(const GemmOperand& operand) {
 // Transformer Engine's order: the amaxes join alpha, the N side's first, then the constant
 // reciprocal of the largest codes.
 float Nvfp4Coefficient(const GemmDesc& desc) {
-  const bool keeps_amaxes_out = IsRowScaled(desc.a);
+  const auto amax_of = [&](const GemmOperand& operand) {
+    return operand.amax.has_value() && !IsRowScaled(desc.a) ? *operand.amax.as<float>() : 1.0f;
+  };
+  return steps::Coefficient(desc.alpha, amax_of(desc.b), amax_of(desc.a)) * Nvfp4Reciprocal(desc);
+}
+
+float Nvfp4Reciprocal(const GemmDesc& desc) {
   int largest = 1;  // At most 6^2 * 448^2, exact in fp32.
-  float coefficient = desc.alpha;
   for (const GemmOperand* operand : {&desc.b, &desc.a}) {
-    if (!operand->amax.has_value()) continue;
-    if (!keeps_amaxes_out) coefficient *= *operand->amax.as<float>();
-    largest *= 6 * operand->e4m3_max;
+    if (operand->amax.has_value()) largest *= 6 * operand->e4m3_max;
   }
-  return coefficient * (1.0f / static_cast<float>(largest));
+  return 1.0f / static_cast<float>(largest);
+}
+
+Combination CombinationOf(const GemmDesc& desc) {
+  const Arithmetic arithmetic = desc.arithmetic.Resolved();
+  if (arithmetic.family == ArithmeticFamily::kSm90 && arithmetic.split_k > 1) {
+    return Combination::kSplitK;
+  }
+  return desc.in_place && desc.beta == 1 ? Combination::kInPlace : Combination::kFused;
+}
+
+bool KeepsNegativeZero(const GemmDesc& desc) {
+  const bool sums_blocks =
+      desc.a.scaling == ScaleMode::k1x128 || desc.a.scaling == ScaleMode::k128x128;
+  return CombinationOf(desc) == Combination::kSplitK || (desc.alpha == 1 && sums_blocks);
 }
 
 Epilogue::Epilogue(const GemmDesc& desc, const GemmShape& shape, Tensor& d)
@@ -103,9 +98,7 @@ Epilogue::Epilogue(const GemmDesc& desc, const GemmShape& shape, Tensor& d)
       n_(shape.n),
       d_(d.has_value() ? d.data() : nullptr),
       combination_(CombinationOf(desc)),
-      keeps_negative_zero_(combination_ == Combination::kSplitK ||
-                           (desc.alpha == 1 && (desc.a.scaling == ScaleMode::k1x128 ||
-                                                desc.a.scaling == ScaleMode::k128x128))),
+      keeps_negative_zero_(KeepsNegativeZero(desc)),
       beta_(desc.beta),
       c_(desc.c) {
   if (desc.a.scaling == ScaleMode::kNv16) {
@@ -116,8 +109,7 @@ Epilogue::Epilogue(const GemmDesc& desc, const GemmShape& shape, Tensor& d)
     column_scale_ = desc.b.scale_inv.as<float>();
     coefficient_ = desc.alpha;
   } else {
-    const float scaled_alpha = desc.alpha * ScalarOf(desc.b);
-    coefficient_ = scaled_alpha * ScalarOf(desc.a);
+    coefficient_ = steps::Coefficient(desc.alpha, ScalarOf(desc.b), ScalarOf(desc.a));
   }
   if (desc.bias.has_value()) {
     bias_.resize(shape.n);
@@ -141,8 +133,7 @@ void Epilogue::ScaleByVectors(int64_t row, int64_t column, int columns, float* v
   if (row_scale_ == nullptr) return;
   const float row_scale = row_scale_[row];
   for (int i = 0; i < columns; ++i) {
-    const float by_column = values[i] * column_scale_[column + i];
-    values[i] = by_column * row_scale;
+    values[i] = steps::ScaleByVectors(values[i], column_scale_[column + i], row_scale);
   }
 }
 
@@ -155,8 +146,7 @@ void Epilogue::AddBias(int64_t column, int columns, float* values) const {
 void Epilogue::Combine(int64_t row, int64_t column, int columns, float* values) const {
   if (beta_ == 0) {
     for (int i = 0; i < columns; ++i) {
-      values[i] = keeps_negative_zero_ ? values[i] * coefficient_
-                                       : ProductPlusZero(values[i], coefficient_);
+      values[i] = steps::Product(values[i], coefficient_, keeps_negative_zero_);
     }
     if (!row_factor_.empty()) {
       for (int i = 0; i < columns; ++i) values[i] = values[i] * row_factor_[row];
@@ -168,18 +158,18 @@ void Epilogue::Combine(int64_t row, int64_t column, int columns, float* values) 
   switch (combination_) {
     case Combination::kFused:
       for (int i = 0; i < columns; ++i) {
-        values[i] = std::fma(values[i], coefficient_, beta_ * c[i]);
+        values[i] = steps::CombineFused(values[i], coefficient_, beta_, c[i]);
       }
       return AddBias(column, columns, values);
     case Combination::kInPlace:
-      for (int i = 0; i < columns; ++i) values[i] = ProductPlusZero(values[i], coefficient_);
+      for (int i = 0; i < columns; ++i) values[i] = steps::ProductPlusZero(values[i], coefficient_);
       AddBias(column, columns, values);
       RoundToDType(out_dtype_, columns, values);
       for (int i = 0; i < columns; ++i) values[i] = values[i] + c[i];
       return;
     case Combination::kSplitK:
       for (int i = 0; i < columns; ++i) {
-        values[i] = std::fma(beta_, c[i], values[i] * coefficient_);
+        values[i] = steps::CombineSplitK(values[i], coefficient_, beta_, c[i]);
       }
       return AddBias(column, columns, values);
   }
@@ -189,7 +179,7 @@ uint32_t Epilogue::Store(int columns, float* values, std::byte* destination) con
   switch (out_dtype_) {
     case DType::kBF16: {
       auto* out = reinterpret_cast<uint16_t*>(destination);
-      for (int i = 0; i < columns; ++i) out[i] = EncodeBFloat16(values[i]);
+      for (int i = 0; i < columns; ++i) out[i] = steps::EncodeBFloat16(values[i]);
       return 0;
     }
     case DType::kF16:
@@ -199,10 +189,8 @@ uint32_t Epilogue::Store(int columns, float* values, std::byte* destination) con
     case DType::kF8E5M2: {
       uint32_t amax = 0;
       for (int i = 0; i < columns; ++i) {
-        const uint32_t magnitude = std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFu;
-        amax = std::max(amax, magnitude > kInfinityBits ? Float32::kCanonicalNan : magnitude);
-        values[i] =
-            keeps_negative_zero_ ? values[i] * d_scale_ : ProductPlusZero(values[i], d_scale_);
+        amax = std::max(amax, steps::MagnitudeBits(values[i]));
+        values[i] = steps::Product(values[i], d_scale_, keeps_negative_zero_);
       }
       auto* out = reinterpret_cast<uint8_t*>(destination);
       if (out_dtype_ == DType::kF8E4M3) {

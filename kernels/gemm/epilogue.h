@@ -7,24 +7,23 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/gemm/epilogue_step.h"
 #include "kernels/gemm/gemm.h"
 
 namespace quantgate {
 
-/// How alpha, beta and c meet, with s the scaled accumulator, k the coefficient and rnd the
-/// rounding to the output type. Measured on an H200 (tests/data/golden_gemm_epilogue_*,
-/// golden_gemm_splitk).
-enum class Combination {
-  kFused,  ///< fma(s, k, f32(beta * c)) + bias; without c the addend is +0, so that a zero product
-           ///< is +0 (but see keeps_negative_zero_).
-  kInPlace,  ///< beta = 1 and c is the memory of d: rnd(s * k + bias) + c, rounded again.
-  kSplitK,  ///< After split-K, in place or not: fma(beta, c, s * k) + bias, or s * k + bias without
-            ///< c.
-};
-
 /// alpha' of an nv16 GEMM: alpha with the global scales of both operands, or, where a is
 /// row-scaled, with the constant alone (docs/tensor-cores.md section 3.5).
 float Nvfp4Coefficient(const GemmDesc& desc);
+/// The part of it that no tensor holds: f32(1 / (6 * 6 * B_M * B_N)).
+float Nvfp4Reciprocal(const GemmDesc& desc);
+
+/// How alpha, beta and c meet in the GEMM.
+Combination CombinationOf(const GemmDesc& desc);
+/// Whether, without c, the product alone is the result, rather than fma with an addend of +0: after
+/// split-K and after sums of scaled blocks. Measured on an H200
+/// (tests/data/golden_gemm_fp8_block, golden_gemm_splitk).
+bool KeepsNegativeZero(const GemmDesc& desc);
 
 class Epilogue {
  public:
@@ -54,9 +53,6 @@ class Epilogue {
   const int64_t n_;
   std::byte* const d_;
   const Combination combination_;
-  /// Without c the product alone, rather than fma with an addend of +0: after split-K and after
-  /// sums of scaled blocks. Measured on an H200 (tests/data/golden_gemm_fp8_block,
-  /// golden_gemm_splitk).
   const bool keeps_negative_zero_;
   float coefficient_ = 1;  // f32(f32(alpha * scale_N) * scale_M), or alpha beside vector scales.
   const float* row_scale_ = nullptr;     // [m]; vector scales only.

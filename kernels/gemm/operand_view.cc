@@ -1,11 +1,9 @@
 #include "kernels/gemm/operand_view.h"
 
-#include <bit>
 #include <utility>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/gemm/visit_format.h"
-#include "kernels/numerics/cast.h"
+#include "kernels/gemm/block_scale.h"
 
 namespace quantgate {
 namespace {
@@ -76,13 +74,10 @@ absl::StatusOr<OperandView> View(const GemmOperand& operand, int64_t rows, int64
 float BlockScaleView::At(int64_t row, int64_t k) const {
   const int64_t index = IndexOf(row, k);
   switch (dtype) {
-    case DType::kF8E8M0: {
-      const auto code = static_cast<uint32_t>(data[index]);
-      if (code == 0xFF) return std::bit_cast<float>(uint32_t(Float32::kCanonicalNan));
-      return std::bit_cast<float>(code == 0 ? 0x00400000u : code << 23);  // 2^(code - 127).
-    }
+    case DType::kF8E8M0:
+      return DecodeE8m0(static_cast<uint8_t>(data[index]));
     case DType::kF8E4M3:
-      return DecodeFloat<E4M3>(static_cast<uint8_t>(data[index]) & 0x7F);
+      return E4m3ScaleValue(static_cast<uint8_t>(data[index]));
     default:
       return reinterpret_cast<const float*>(data)[index];
   }
@@ -91,18 +86,12 @@ float BlockScaleView::At(int64_t row, int64_t k) const {
 FusedElement BlockScaleView::ElementAt(int64_t row, int64_t k) const {
   const int64_t index = IndexOf(row, k);
   switch (dtype) {
-    case DType::kF8E8M0: {
-      const int code = static_cast<int>(data[index]);
-      if (code == 0xFF) return {0, 0, FloatClass::kNan, false};
-      return {1, static_cast<int16_t>(code - 127), FloatClass::kFinite, false};
-    }
+    case DType::kF8E8M0:
+      return E8m0ScaleElement(static_cast<uint8_t>(data[index]));
     case DType::kF8E4M3:
-      return UnpackElement<E4M3>(static_cast<uint8_t>(data[index]) & 0x7F);
-    default: {
-      // Powers of two of at least 2^-127, or CheckGemm would have refused: significand 1.
-      const uint32_t field = reinterpret_cast<const uint32_t*>(data)[index] >> 23;
-      return {1, static_cast<int16_t>(static_cast<int>(field) - 127), FloatClass::kFinite, false};
-    }
+      return E4m3ScaleElement(static_cast<uint8_t>(data[index]));
+    default:
+      return PowerOfTwoScaleElement(reinterpret_cast<const uint32_t*>(data)[index]);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gemm/block_scale.h"
 #include "kernels/gemm/visit_format.h"
 
 namespace quantgate {
@@ -148,11 +149,8 @@ absl::Status CheckPair(ScaleMode a, ScaleMode b) {
 
 /// Index of the first scale that E8M0 does not have; -1 if there is none.
 int64_t FirstScaleOffE8M0(const Tensor& scale) {
-  const auto* bits = scale.as<uint32_t>();
   for (int64_t i = 0; i < scale.element_count(); ++i) {
-    const bool is_normal = bits[i] >= 0x00800000 && bits[i] < 0x7F800000;
-    const bool is_power = is_normal && (bits[i] & 0x7FFFFF) == 0;
-    if (!is_power && bits[i] != 0x00400000) return i;  // 2^-127.
+    if (!IsE8m0Number(scale.as<float>()[i])) return i;
   }
   return -1;
 }
@@ -162,10 +160,9 @@ int64_t FirstScaleOffE8M0(const Tensor& scale) {
 absl::Status CheckPowersOfTwo(const Side& side) {
   const Tensor& scale = side.operand.scale_inv;
   if (scale.data() == nullptr) return absl::OkStatus();  // An outline, which has no values.
+  if (scale.space() == MemorySpace::kDevice) return absl::OkStatus();  // GemmCuda looks at them.
   const int64_t off = FirstScaleOffE8M0(scale);
-  if (off < 0) return absl::OkStatus();
-  return Invalid(side.Field("scale_inv"), absl::StrCat(scale.as<float>()[off], " at index ", off),
-                 "Blackwell takes scales of 128 that are powers of two from 2^-127 to 2^127");
+  return off < 0 ? absl::OkStatus() : ScaleOffE8M0(side.name, scale.as<float>()[off], off);
 }
 
 bool IsRowScaled(const GemmOperand& operand) {
@@ -191,6 +188,12 @@ absl::Status CheckRowScaled(const GemmDesc& desc, ArithmeticFamily family) {
 }
 
 }  // namespace
+
+absl::Status ScaleOffE8M0(std::string_view operand, float scale, int64_t index) {
+  return Invalid(absl::StrCat(std::string(operand), ".scale_inv"),
+                 absl::StrCat(scale, " at index ", index),
+                 "Blackwell takes scales of 128 that are powers of two from 2^-127 to 2^127");
+}
 
 bool HasPowerOfTwoScales(const GemmOperand& operand) {
   return FirstScaleOffE8M0(operand.scale_inv) < 0;

@@ -75,13 +75,23 @@ QG_HOST_DEVICE constexpr FusedElement UnpackElement(typename F::Storage code,
           static_cast<int16_t>(finite ? u.exponent + scale_exponent : 0), u.kind, u.negative};
 }
 
-/// One row of an operand, `k` elements long.
+/// One row of an operand, `k` elements long, decoded. What DotUnder takes is any type with these
+/// three functions and the two fields.
 struct FusedRow {
   const FusedElement* elements = nullptr;
   int fraction_bits = 0;
   const FusedElement* group_scales = nullptr;  ///< One per FusedRule::group; null: 1.
   int group_scale_fraction_bits = 0;
   const float* block_scales = nullptr;  ///< One per promote_k; null: 1.
+
+  QG_HOST_DEVICE constexpr FusedElement element(int64_t k) const { return elements[k]; }
+  QG_HOST_DEVICE constexpr FusedElement group_scale(int64_t group) const {
+    return group_scales == nullptr ? FusedElement{1, 0, FloatClass::kFinite, false}
+                                   : group_scales[group];
+  }
+  QG_HOST_DEVICE constexpr float block_scale(int64_t block) const {
+    return block_scales == nullptr ? 1.0f : block_scales[block];
+  }
 };
 
 namespace fused_rule_steps {
@@ -182,16 +192,14 @@ QG_HOST_DEVICE constexpr uint32_t Step(const FusedRule& rule, int count, int fra
 
 /// One group of E2M1 products from k on, exact, times both scales: a term of exponent exp(scale_a)
 /// + exp(scale_b) whatever the sum is; a sum of zero takes no part.
-QG_HOST_DEVICE constexpr FusedTerm GroupTerm(const FusedRow& a, const FusedRow& b, int64_t k,
-                                             int64_t end, int group) {
-  const FusedElement one{1, 0, FloatClass::kFinite, false};
-  const FusedElement& scale_a = a.group_scales == nullptr ? one : a.group_scales[k / group];
-  const FusedElement& scale_b = b.group_scales == nullptr ? one : b.group_scales[k / group];
-  const FusedTerm scale = Product(scale_a, scale_b);
+template <class Row>
+QG_HOST_DEVICE constexpr FusedTerm GroupTerm(const Row& a, const Row& b, int64_t k, int64_t end,
+                                             int group) {
+  const FusedTerm scale = Product(a.group_scale(k / group), b.group_scale(k / group));
   if (scale.kind != FloatClass::kFinite) return scale;
   int64_t sum = 0;
   for (int64_t i = k; i < k + group && i < end; ++i) {
-    const FusedTerm product = Product(a.elements[i], b.elements[i]);
+    const FusedTerm product = Product(a.element(i), b.element(i));
     // E2M1 exponents are 0 to 2, so the products are whole numbers of quarters.
     const int64_t quarters = static_cast<int64_t>(product.significand << product.exponent);
     sum += product.negative ? -quarters : quarters;
@@ -202,7 +210,8 @@ QG_HOST_DEVICE constexpr FusedTerm GroupTerm(const FusedRow& a, const FusedRow& 
 }
 
 /// Chained steps over k in [begin, end) from +0: bits of the accumulator's type.
-QG_HOST_DEVICE constexpr uint32_t Chain(const FusedRule& rule, const FusedRow& a, const FusedRow& b,
+template <class Row>
+QG_HOST_DEVICE constexpr uint32_t Chain(const FusedRule& rule, const Row& a, const Row& b,
                                         int64_t begin, int64_t end) {
   uint32_t accumulator = 0;
   const int fraction_bits = a.fraction_bits + b.fraction_bits;
@@ -222,7 +231,7 @@ QG_HOST_DEVICE constexpr uint32_t Chain(const FusedRule& rule, const FusedRow& a
   if (rule.order == ProductOrder::kAscending) {
     for (int64_t k = begin; k < end; k += rule.step) {
       const int count = static_cast<int>(end - k < rule.step ? end - k : rule.step);
-      const auto term = [&](int i) { return Product(a.elements[k + i], b.elements[k + i]); };
+      const auto term = [&](int i) { return Product(a.element(k + i), b.element(k + i)); };
       accumulator = Step(rule, count, fraction_bits, term, accumulator);
     }
     return accumulator;
@@ -230,8 +239,8 @@ QG_HOST_DEVICE constexpr uint32_t Chain(const FusedRule& rule, const FusedRow& a
   for (int64_t first = 0; begin + first < (end + 31) / 32 * 32; first += rule.step) {
     const auto term = [&](int i) {
       const int64_t k = PairsOfFour(begin, first + i);
-      return k < end ? Product(AsFloat16(a.elements[k], a.fraction_bits),
-                               AsFloat16(b.elements[k], b.fraction_bits))
+      return k < end ? Product(AsFloat16(a.element(k), a.fraction_bits),
+                               AsFloat16(b.element(k), b.fraction_bits))
                      : FusedTerm{FloatClass::kZero, false, 0, 0};
     };
     accumulator = Step(rule, rule.step, fraction_bits, term, accumulator);
@@ -269,8 +278,8 @@ QG_HOST_DEVICE inline float Promote(const FusedRule& rule, float total, float pa
 
 /// The accumulator of one output under `rule`: sum over i < k of a[i] * b[i], before any epilogue.
 /// An fp16 accumulator is returned as the fp32 number of the same value. NaN is any NaN.
-QG_HOST_DEVICE inline float DotUnder(const FusedRule& rule, const FusedRow& a, const FusedRow& b,
-                                     int64_t k) {
+template <class Row>
+QG_HOST_DEVICE inline float DotUnder(const FusedRule& rule, const Row& a, const Row& b, int64_t k) {
   namespace steps = fused_rule_steps;
   const int64_t slice_k = SliceLength(rule, k);
   float total = 0;
@@ -285,9 +294,7 @@ QG_HOST_DEVICE inline float DotUnder(const FusedRule& rule, const FusedRow& a, c
         const int64_t part_end = part + rule.promote_k < end ? part + rule.promote_k : end;
         const float sum = steps::AccumulatorValue(rule, steps::Chain(rule, a, b, part, part_end));
         const int64_t block = part / rule.promote_k;
-        slice =
-            steps::Promote(rule, slice, sum, a.block_scales == nullptr ? 1 : a.block_scales[block],
-                           b.block_scales == nullptr ? 1 : b.block_scales[block]);
+        slice = steps::Promote(rule, slice, sum, a.block_scale(block), b.block_scale(block));
       }
     }
     total = i == 0 ? slice : total + slice;

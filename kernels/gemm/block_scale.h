@@ -1,0 +1,39 @@
+// One block scale as a factor of a fused step: in its format's own significand and exponent.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "kernels/base/host_device.h"
+#include "kernels/numerics/cast.h"
+#include "kernels/numerics/e8m0.h"
+#include "kernels/numerics/fused_rule.h"
+
+namespace quantgate {
+
+QG_HOST_DEVICE constexpr FusedElement E8m0ScaleElement(uint8_t code) {
+  if (code == kE8m0Nan) return {0, 0, FloatClass::kNan, false};
+  return {1, static_cast<int16_t>(code - 127), FloatClass::kFinite, false};
+}
+
+/// The sign of an E4M3 scale is ignored.
+QG_HOST_DEVICE constexpr FusedElement E4m3ScaleElement(uint8_t code) {
+  return UnpackElement<E4M3>(code & 0x7F);
+}
+QG_HOST_DEVICE constexpr float E4m3ScaleValue(uint8_t code) {
+  return DecodeFloat<E4M3>(code & 0x7F);
+}
+
+/// Whether an fp32 scale is a number that E8M0 has: 2^-127 to 2^127.
+QG_HOST_DEVICE constexpr bool IsE8m0Number(float scale) {
+  const uint32_t bits = std::bit_cast<uint32_t>(scale);
+  const bool is_normal = bits >= 0x00800000 && bits < 0x7F800000;
+  return (is_normal && (bits & 0x7FFFFF) == 0) || bits == 0x00400000;
+}
+
+/// Of the bits of a power of two of at least 2^-127 (what CheckGemm lets pass): significand 1.
+QG_HOST_DEVICE constexpr FusedElement PowerOfTwoScaleElement(uint32_t bits) {
+  return {1, static_cast<int16_t>(static_cast<int>(bits >> 23) - 127), FloatClass::kFinite, false};
+}
+
+}  // namespace quantgate
