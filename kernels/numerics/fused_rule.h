@@ -130,7 +130,7 @@ QG_HOST_DEVICE constexpr FusedTerm Product(const FusedElement& a, const FusedEle
 QG_HOST_DEVICE constexpr uint32_t RoundToFloat16(int64_t sum, int quantum_exponent) {
   if (sum == 0) return 0;
   const uint64_t magnitude = sum < 0 ? uint64_t(0) - static_cast<uint64_t>(sum) : uint64_t(sum);
-  const int leading = 63 - std::countl_zero(magnitude);
+  const int leading = 63 - LeadingZeros(magnitude);
   const uint32_t code =
       cast_steps::RoundAndPack<Float16, 60>(magnitude << (60 - leading), leading + quantum_exponent,
                                             ElementRounding::kNearestEven, Overflow::kNan);
