@@ -8,9 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gemm/exact_certainty.h"
 #include "kernels/gemm/exact_kernels.h"
 #include "kernels/gemm/exact_operand.h"
 #include "kernels/gemm/exact_output.h"
@@ -18,9 +17,6 @@
 
 namespace quantgate {
 namespace {
-
-/// Bits of an fp64 significand: sums below this many units of their lowest bit are exact.
-constexpr int kFastBits = 53;
 
 std::vector<double> PaddedDoubles(const std::vector<float>& values, size_t count) {
   std::vector<double> padded(values.begin(), values.end());
@@ -49,14 +45,8 @@ class ExactProblem {
         c_(desc.beta != 0 ? DecodeToFloats(desc.c) : std::vector<float>()),
         divisor_(GlobalDivisor(desc)),
         b_scales_wide_(PaddedDoubles(b_scales_, b_bounds_.norm.size())),
-        bias_wide_(PaddedDoubles(bias_, b_bounds_.norm.size())) {
-    // Error analysis of recursive summation (Higham, "Accuracy and Stability of Numerical
-    // Algorithms", 3.1): fused multiply-adds round sums only, so |fl(s) - s| <= gamma_d sum |a b|
-    // <= gamma_d ||a|| ||b||, gamma_d = d u / (1 - d u), u = 2^-53. The addition to zero that opens
-    // a sum rounds too where fp32 block scales make products of up to 56 bits: one more. The last
-    // factor covers the rounding of the bound itself.
-    const double du = static_cast<double>(ExactRoundingDepth(shape.k) + 1) * 0x1p-53;
-    relative_error_ = du / (1 - du) * (1 + 0x1p-40);
+        bias_wide_(PaddedDoubles(bias_, b_bounds_.norm.size())),
+        relative_error_(ExactRelativeError(shape.k)) {
     for (double& scale : b_scales_wide_) scale /= static_cast<double>(divisor_);
   }
 
@@ -69,7 +59,7 @@ class ExactProblem {
  private:
   bool IsExactInFp64(int64_t row, int64_t column) const {
     return a_bounds_.norm[row] * b_bounds_.norm[column] <
-           std::ldexp(a_bounds_.lowest_bit[row], kFastBits) * b_bounds_.lowest_bit[column];
+           std::ldexp(a_bounds_.lowest_bit[row], kExactFastBits) * b_bounds_.lowest_bit[column];
   }
   ExactCode Redo(int64_t row, int64_t column, double s, ExactTileMemory& memory);
   ExactDot DotInWideIntegers(int64_t row, int64_t column, ExactTileMemory& memory);
@@ -87,7 +77,7 @@ class ExactProblem {
   const int64_t divisor_;
   std::vector<double> b_scales_wide_;  // Divided by divisor_, rounded.
   const std::vector<double> bias_wide_;
-  double relative_error_ = 0;
+  const double relative_error_;
   std::atomic<int64_t> wide_dot_count_{0};
   std::atomic<int64_t> wide_epilogue_count_{0};
   std::atomic<uint32_t> amax_{0};
@@ -175,7 +165,7 @@ void ExactProblem::RunTile(const ExactTile& tile, Tensor& d, ExactTileMemory& me
     const ExactRow exact_row = {count,
                                 s,
                                 a_bounds_.norm[row],
-                                std::ldexp(a_bounds_.lowest_bit[row], kFastBits),
+                                std::ldexp(a_bounds_.lowest_bit[row], kExactFastBits),
                                 &b_bounds_.norm[tile.n_begin],
                                 &b_bounds_.lowest_bit[tile.n_begin],
                                 relative_error_,
@@ -201,22 +191,8 @@ void ExactProblem::RunTile(const ExactTile& tile, Tensor& d, ExactTileMemory& me
 }
 
 std::string ExactProblem::Note() const {
-  const double ratio = a_bounds_.LargestRatio() * b_bounds_.LargestRatio();
-  const int bits = ratio == 0 ? 0 : std::max(0, std::ilogb(ratio) + 1);
-  const int64_t outputs = shape_.m * shape_.n;
-  std::string note =
-      bits <= kFastBits
-          ? absl::StrFormat("fp64 exact: needs %d of %d bits", bits, kFastBits)
-          : absl::StrFormat("certified fp64: needs up to %d bits of %d", bits, kFastBits);
-  if (wide_dot_count_ > 0) {
-    absl::StrAppendFormat(&note, ", %d of %d outputs by 704-bit integers", wide_dot_count_.load(),
-                          outputs);
-  }
-  if (wide_epilogue_count_ > 0) {
-    absl::StrAppendFormat(&note, ", %d of %d epilogues by wide integers",
-                          wide_epilogue_count_.load(), outputs);
-  }
-  return note;
+  return ExactNote({a_bounds_.LargestRatio() * b_bounds_.LargestRatio(), shape_.m * shape_.n,
+                    wide_dot_count_.load(), wide_epilogue_count_.load()});
 }
 
 }  // namespace

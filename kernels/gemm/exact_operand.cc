@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "kernels/gemm/exact_certainty.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/numerics/float_format.h"
 
@@ -223,9 +224,7 @@ ExactRowBounds BoundRows(const ExactSource& source, int panel_rows, const ExactK
   ExactRowBounds bounds;
   bounds.norm.assign(panels * panel_rows, 0.0);
   bounds.lowest_bit.assign(panels * panel_rows, std::numeric_limits<double>::infinity());
-  // Each square and each addition loses at most 2^-53 of the sum so far: k of each, some slack on
-  // top.
-  const double inflation = 1 + static_cast<double>(source.k + 16) * 0x1p-52;
+  const double inflation = ExactNormInflation(source.k);
   ParallelFor(context, panels, 4, [&](int64_t begin, int64_t end) {
     std::vector<double> packed(kExactDepth * panel_rows);
     for (int64_t panel = begin; panel < end; ++panel) {

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -21,42 +20,10 @@
 namespace quantgate {
 namespace {
 
-struct Vector {
-  std::string text;
-  GemmDesc desc;
-  uint32_t d, amax;
-};
-
-Vector Parse(const std::string& line) {
-  const std::vector<std::string> parts = PartsOf(line);
-  const std::vector<std::string> head = WordsOf(parts[0]);
-  const std::vector<std::string> scalars = WordsOf(parts[1]);
-  const std::vector<std::string> largest = WordsOf(parts[2]);
-  const std::vector<uint32_t> expected = CodesOf(parts[7]);
-  Vector vector{line, {}, expected[0], expected[1]};
-  GemmDesc& desc = vector.desc;
-  desc.arithmetic.family = ArithmeticFamily::kExact;
-  desc.a = RowOperand(head[0], head[2], CodesOf(parts[3]), CodesOf(parts[5]));
-  desc.b = RowOperand(head[1], head[3], CodesOf(parts[4]), CodesOf(parts[6]));
-  desc.out_dtype = ParseDType(head[4]).value();
-  desc.alpha = std::bit_cast<float>(CodesOf(scalars[0])[0]);
-  desc.beta = std::bit_cast<float>(CodesOf(scalars[1])[0]);
-  const DType c_dtype = IsFp8(desc.out_dtype) ? DType::kBF16 : desc.out_dtype;
-  if (desc.beta != 0) desc.c = TensorOfCodes(c_dtype, {1, 1}, CodesOf(scalars[2]));
-  desc.bias = OptionalF32(scalars[3]);
-  if (IsFp8(desc.out_dtype)) desc.d_scale = OptionalF32(scalars[4]);
-  desc.a.amax = OptionalF32(scalars[5]);
-  desc.b.amax = OptionalF32(scalars[6]);
-  desc.a.e4m3_max = std::stoi(largest[0]);
-  desc.b.e4m3_max = std::stoi(largest[1]);
-  return vector;
-}
-
 TEST(ExactScaledTest, EqualsRationalArithmetic) {
-  const std::vector<std::string> lines = LinesOf("exact_scaled_dots.txt");
-  ASSERT_GT(lines.size(), 1000u);
-  for (const std::string& line : lines) {
-    const Vector vector = Parse(line);
+  const std::vector<ExactVector> vectors = ReadExactScaledVectors();
+  ASSERT_GT(vectors.size(), 1000u);
+  for (const ExactVector& vector : vectors) {
     for (const Isa isa : RunnableIsas()) {
       ExecutionContext context;
       context.isa = isa;

@@ -74,4 +74,41 @@ GemmOperand RowOperand(const std::string& type, const std::string& scaling,
   return operand;
 }
 
+namespace {
+
+ExactVector ParseExactScaled(const std::string& line) {
+  const std::vector<std::string> parts = PartsOf(line);
+  const std::vector<std::string> head = WordsOf(parts[0]);
+  const std::vector<std::string> scalars = WordsOf(parts[1]);
+  const std::vector<std::string> largest = WordsOf(parts[2]);
+  const std::vector<uint32_t> expected = CodesOf(parts[7]);
+  ExactVector vector{line, {}, expected[0], expected[1]};
+  GemmDesc& desc = vector.desc;
+  desc.arithmetic.family = ArithmeticFamily::kExact;
+  desc.a = RowOperand(head[0], head[2], CodesOf(parts[3]), CodesOf(parts[5]));
+  desc.b = RowOperand(head[1], head[3], CodesOf(parts[4]), CodesOf(parts[6]));
+  desc.out_dtype = ParseDType(head[4]).value();
+  desc.alpha = std::bit_cast<float>(CodesOf(scalars[0])[0]);
+  desc.beta = std::bit_cast<float>(CodesOf(scalars[1])[0]);
+  const DType c_dtype = IsFp8(desc.out_dtype) ? DType::kBF16 : desc.out_dtype;
+  if (desc.beta != 0) desc.c = TensorOfCodes(c_dtype, {1, 1}, CodesOf(scalars[2]));
+  desc.bias = OptionalF32(scalars[3]);
+  if (IsFp8(desc.out_dtype)) desc.d_scale = OptionalF32(scalars[4]);
+  desc.a.amax = OptionalF32(scalars[5]);
+  desc.b.amax = OptionalF32(scalars[6]);
+  desc.a.e4m3_max = std::stoi(largest[0]);
+  desc.b.e4m3_max = std::stoi(largest[1]);
+  return vector;
+}
+
+}  // namespace
+
+std::vector<ExactVector> ReadExactScaledVectors() {
+  std::vector<ExactVector> vectors;
+  for (const std::string& line : LinesOf("exact_scaled_dots.txt")) {
+    vectors.push_back(ParseExactScaled(line));
+  }
+  return vectors;
+}
+
 }  // namespace quantgate

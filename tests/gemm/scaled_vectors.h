@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/gemm/gemm.h"
+#include "tests/gemm/exact_vectors.h"
 
 namespace quantgate {
 
@@ -22,5 +23,8 @@ Tensor OptionalF32(const std::string& word);
 /// and scale codes.
 GemmOperand RowOperand(const std::string& type, const std::string& scaling,
                        std::vector<uint32_t> codes, const std::vector<uint32_t>& scales);
+
+/// Every case of tests/data/exact_scaled_dots.txt.
+std::vector<ExactVector> ReadExactScaledVectors();
 
 }  // namespace quantgate
