@@ -27,9 +27,11 @@ inline constexpr int kNameLengthMax = 256;
 inline constexpr int kPageSizeDefault = 100;
 inline constexpr int kPageSizeMax = 1000;
 
-/// Chunks that one upload may have between receiving and disk: enough to overlap receiving, hashing
-/// and writing.
-inline constexpr int kUploadChunksInFlight = 6;
+/// Chunks that one upload may have between receiving and disk: enough that receiving, hashing and
+/// writing seldom wait for each other while other work delays one of them.
+inline constexpr int kUploadChunksInFlight = 16;
+/// What one write of an upload takes of them: from 2 MiB on a device's rate no longer grows.
+inline constexpr int64_t kUploadWriteBytes = 4 << 20;
 /// Bytes that uploads may hold in memory before streams are read one message at a time.
 inline constexpr int64_t kUploadBytesInFlight = 256 << 20;
 /// An upload stream without a message for this long is ended; the upload can be resumed.

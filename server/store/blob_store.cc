@@ -285,8 +285,10 @@ absl::StatusOr<std::unique_ptr<BlobUpload>> BlobStore::BeginUpload(const std::st
     ForgetPartial(key);
     return ready;
   }
-  return std::unique_ptr<BlobUpload>(
-      new BlobUpload(this, key, digest, *std::move(file), offset, std::move(hash)));
+  // Without fsync nothing has to reach the device, so nothing goes there sooner than need be.
+  DirectFile direct_file = options_.fsync ? DirectFile::Open(PartialPath(key)) : DirectFile();
+  return std::unique_ptr<BlobUpload>(new BlobUpload(
+      this, key, digest, *std::move(file), std::move(direct_file), offset, std::move(hash)));
 }
 
 absl::StatusOr<UploadState> BlobStore::QueryUpload(const std::string& upload_id,

@@ -1,6 +1,8 @@
 #include "server/store/blob_upload.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
@@ -8,14 +10,29 @@
 #include "server/store/blob_store.h"
 
 namespace quantgate {
+namespace {
 
-BlobUpload::BlobUpload(BlobStore* store, std::string key, Digest digest, File file, int64_t offset,
-                       std::unique_ptr<Sha256Stream> hash)
+/// `pieces` less their first `count` bytes.
+std::vector<std::span<const std::byte>> Without(int64_t count, BlobUpload::Pieces pieces) {
+  std::vector<std::span<const std::byte>> rest;
+  for (const auto& piece : pieces) {
+    const size_t skip = std::min(piece.size(), static_cast<size_t>(count));
+    count -= static_cast<int64_t>(skip);
+    if (skip < piece.size()) rest.push_back(piece.subspan(skip));
+  }
+  return rest;
+}
+
+}  // namespace
+
+BlobUpload::BlobUpload(BlobStore* store, std::string key, Digest digest, File file,
+                       DirectFile direct_file, int64_t offset, std::unique_ptr<Sha256Stream> hash)
     : store_(store),
       key_(std::move(key)),
       digest_(digest),
       start_offset_(offset),
       file_(std::move(file)),
+      direct_file_(std::move(direct_file)),
       hash_(std::move(hash)),
       hashed_(offset),
       written_(offset),
@@ -43,7 +60,8 @@ void BlobUpload::Hash(Pieces pieces) {
 absl::Status BlobUpload::Write(Pieces pieces) {
   int64_t bytes = 0;
   for (const auto& piece : pieces) bytes += static_cast<int64_t>(piece.size());
-  QG_RETURN_IF_ERROR(file_.Write(written_, pieces));
+  QG_ASSIGN_OR_RETURN(const int64_t direct, direct_file_.WriteFront(written_, pieces));
+  if (direct < bytes) QG_RETURN_IF_ERROR(file_.Write(written_ + direct, Without(direct, pieces)));
   written_ += bytes;
   if (store_->options_.fsync && written_ - writeback_started_ >= kWritebackBytes) {
     file_.StartWriteback(writeback_started_, written_ - writeback_started_);

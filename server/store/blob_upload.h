@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "server/digest.h"
+#include "server/store/direct_file.h"
 #include "server/store/disk.h"
 
 namespace quantgate {
@@ -42,14 +43,15 @@ class BlobUpload {
 
  private:
   friend class BlobStore;
-  BlobUpload(BlobStore* store, std::string key, Digest digest, File file, int64_t offset,
-             std::unique_ptr<Sha256Stream> hash);
+  BlobUpload(BlobStore* store, std::string key, Digest digest, File file, DirectFile direct_file,
+             int64_t offset, std::unique_ptr<Sha256Stream> hash);
 
   BlobStore* const store_;
   const std::string key_;
   const Digest digest_;
   const int64_t start_offset_;
   File file_;
+  DirectFile direct_file_;  // The same file; not open where that brings nothing.
   std::unique_ptr<Sha256Stream> hash_;
   std::atomic<int64_t> hashed_;
   std::atomic<int64_t> written_;

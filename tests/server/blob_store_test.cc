@@ -2,12 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <thread>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "server/errors.h"
 #include "server/store/data_dir.h"
+#include "server/store/direct_file.h"
 #include "tests/server/temporary_directory.h"
 
 namespace quantgate {
@@ -106,6 +111,54 @@ TEST_F(BlobStoreTest, HashedButUnwrittenBytesAreForgotten) {
   upload = store_->BeginUpload("u", digest, 4).value();
   ASSERT_TRUE(Write(*upload, text.substr(4)).ok());
   EXPECT_TRUE(upload->Commit().ok());
+}
+
+// Sizes and offsets around the blocks and least sizes of writes past the page cache.
+TEST_F(BlobStoreTest, BytesArriveWhicheverWayTheyAreWritten) {
+  std::string text((9 << 20) + 4095, '\0');
+  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 2654435761u >> 13);
+  const Digest digest = Digest::Of(Bytes(text));
+  int uploads = 0;
+  for (const size_t write : {size_t{4095}, size_t{256 << 10}, size_t{(256 << 10) + 1},
+                             size_t{1 << 20}, size_t{5 << 20}, text.size()}) {
+    for (const size_t piece : {size_t{65'521}, write}) {
+      // Destroyed without a commit, the upload keeps what it wrote, and is resumed from there.
+      const std::string id = absl::StrCat("u", ++uploads);
+      for (const size_t half : {text.size() / 2, text.size()}) {
+        const int64_t start = half == text.size() ? static_cast<int64_t>(text.size() / 2) : 0;
+        auto upload = store_->BeginUpload(id, digest, start).value();
+        for (size_t at = static_cast<size_t>(start); at < half;) {
+          const size_t end = std::min(half, at + write);
+          std::vector<std::span<const std::byte>> pieces;
+          for (; at < end; at += pieces.back().size()) {
+            pieces.push_back(Bytes(text).subspan(at, std::min(piece, end - at)));
+          }
+          ASSERT_TRUE(upload->Write(pieces).ok());
+        }
+      }
+      std::ifstream file(fs::path(directory_.path()) / "partial" /
+                         absl::StrCat(digest.sha256.Hex(), ".", digest.size, ".", id));
+      const std::string stored((std::istreambuf_iterator<char>(file)), {});
+      EXPECT_TRUE(stored == text) << "writes of " << write << " in pieces of " << piece;
+    }
+  }
+}
+
+TEST(DirectFileTest, TakesWholeBlocksOfWhatIsWorthIt) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/file";
+  const File file = File::OpenForWriting(path).value();
+  DirectFile direct = DirectFile::Open(path);
+  const std::vector<std::byte> bytes((1 << 20) + 511);
+  const std::span<const std::byte> piece = bytes;
+  const std::span<const std::byte> small = piece.first(100'000);
+  // Of a file system without such writes nothing is taken.
+  const int64_t whole = direct.is_open() ? 1 << 20 : 0;
+  EXPECT_EQ(direct.WriteFront(0, {&piece, 1}).value(), whole);
+  EXPECT_EQ(file.Size().value(), whole);
+  EXPECT_EQ(direct.WriteFront(whole, {&small, 1}).value(), 0);
+  EXPECT_EQ(direct.WriteFront(17, {&piece, 1}).value(), 0);
+  EXPECT_FALSE(DirectFile::Open(directory.path() + "/none").is_open());
 }
 
 TEST_F(BlobStoreTest, OneStreamWritesAnUpload) {
