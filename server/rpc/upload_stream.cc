@@ -3,6 +3,7 @@
 #include <grpcpp/impl/codegen/proto_utils.h>
 
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -31,25 +32,21 @@ UploadStream::UploadStream(ServiceContext& context, grpc::CallbackServerContext*
                            grpc::ByteBuffer* response)
     : call_(context, Rpc::kWrite, server_context), response_(response) {
   const absl::Status admitted = call_.Admit(Admission::kUnlessDraining);
-  if (!admitted.ok()) {
-    const std::lock_guard lock(mutex_);
-    Stop(admitted);
-  }
-  Advance();
-}
-
-void UploadStream::Advance() {
   Actions actions;
   {
     const std::lock_guard lock(mutex_);
+    if (!admitted.ok()) Stop(admitted);
     actions = DecideActions();
   }
-  // Outside of the lock: gRPC and the executor may come back at once, and End() may be the end of
-  // `this`.
-  Executor& transfers = call_.context().transfers;
-  if (actions.hash) transfers.Run([this] { HashNext(); });
-  if (actions.write) transfers.Run([this] { WriteNext(); });
-  if (actions.commit) transfers.Run([this] { Commit(); });
+  Start(actions);
+}
+
+// Without the lock: gRPC and the executor may come back at once, and End() may be the end of
+// `this`. So may the last of the actions, and with none `this` may be gone already.
+void UploadStream::Start(const Actions& actions) {
+  if (actions.hash) call_.context().transfers.Run([this] { HashQueued(); });
+  if (actions.write) call_.context().transfers.Run([this] { WriteQueued(); });
+  if (actions.commit) call_.context().transfers.Run([this] { Commit(); });
   if (actions.read) Read();
   if (actions.end) End();
 }
@@ -91,17 +88,6 @@ void UploadStream::DropQueued() {
   to_write_.clear();
 }
 
-template <typename Item>
-std::optional<Item> UploadStream::TakeFront(std::deque<Item>& queue, bool& is_running) {
-  if (queue.empty()) {
-    is_running = false;
-    return std::nullopt;
-  }
-  Item item = std::move(queue.front());
-  queue.pop_front();
-  return item;
-}
-
 void UploadStream::Release(int64_t message_bytes) {
   --in_flight_;
   call_.context().upload_bytes_in_flight -= message_bytes;
@@ -112,6 +98,7 @@ void UploadStream::Stop(absl::Status status) {
 }
 
 void UploadStream::OnReadDone(bool ok) {
+  Actions actions;
   {
     const std::lock_guard lock(mutex_);
     is_reading_ = false;
@@ -126,30 +113,43 @@ void UploadStream::OnReadDone(bool ok) {
     } else {
       has_read_all_ = true;
     }
+    actions = DecideActions();
   }
-  Advance();
+  Start(actions);
 }
 
-void UploadStream::HashNext() {
+// Several in a row, since waking a thread for each of them costs more, but not all that may ever
+// come: other streams wait for the thread.
+void UploadStream::HashQueued() {
+  for (int turn = 1; HashOne(turn < kUploadChunksInFlight);) ++turn;
+}
+
+bool UploadStream::HashOne(bool may_go_on) {
   std::optional<Received> received;
   {
     const std::lock_guard lock(mutex_);
-    received = TakeFront(to_hash_, is_hashing_);
+    if (!to_hash_.empty()) {
+      received = std::move(to_hash_.front());
+      to_hash_.pop_front();
+    }
   }
-  if (!received.has_value()) return Advance();
-  auto request = WriteRequestView::Parse(std::move(received->message));
+  absl::StatusOr<WriteRequestView> request = absl::CancelledError("dropped meanwhile");
+  if (received.has_value()) request = WriteRequestView::Parse(std::move(received->message));
   const absl::Status taken = request.ok() ? Take(*request) : request.status();
+  Actions actions;
   {
     const std::lock_guard lock(mutex_);
-    is_hashing_ = false;
     if (taken.ok() && !is_present_) {
       to_write_.push_back({*std::move(request), received->message_bytes});
-    } else {
+    } else if (received.has_value()) {
       Release(received->message_bytes);
       Stop(taken);
     }
+    may_go_on = is_hashing_ = may_go_on && !to_hash_.empty();
+    actions = DecideActions();
   }
-  Advance();
+  Start(actions);
+  return may_go_on;
 }
 
 absl::Status UploadStream::Take(const WriteRequestView& request) {
@@ -203,21 +203,37 @@ absl::Status UploadStream::CheckChunk(const WriteRequestView& request) const {
   return error::ChunkCorrupted(received_, *request.crc32c(), crc);
 }
 
-void UploadStream::WriteNext() {
-  std::optional<Hashed> hashed;
-  {
-    const std::lock_guard lock(mutex_);
-    hashed = TakeFront(to_write_, is_writing_);
+std::vector<UploadStream::Hashed> UploadStream::NextToWrite() {
+  std::vector<Hashed> batch;
+  const std::lock_guard lock(mutex_);
+  for (int64_t bytes = 0; !to_write_.empty(); to_write_.pop_front()) {
+    bytes += to_write_.front().request.size();
+    if (!batch.empty() && bytes > kUploadWriteBytes) break;
+    batch.push_back(std::move(to_write_.front()));
   }
-  if (!hashed.has_value()) return Advance();
-  const absl::Status written = upload_->Write(hashed->request.pieces());
+  return batch;
+}
+
+void UploadStream::WriteQueued() {
+  absl::Status written;
+  const std::vector<Hashed> batch = NextToWrite();
+  if (!batch.empty()) {
+    std::vector<std::span<const std::byte>> pieces;
+    for (const Hashed& hashed : batch) {
+      const auto chunk = hashed.request.pieces();
+      pieces.insert(pieces.end(), chunk.begin(), chunk.end());
+    }
+    written = upload_->Write(pieces);
+  }
+  Actions actions;
   {
     const std::lock_guard lock(mutex_);
     is_writing_ = false;
-    Release(hashed->message_bytes);
+    for (const Hashed& hashed : batch) Release(hashed.message_bytes);
     if (!written.ok()) Stop(written);
+    actions = DecideActions();
   }
-  Advance();
+  Start(actions);
 }
 
 void UploadStream::Commit() {
@@ -228,12 +244,14 @@ void UploadStream::Commit() {
   } else {
     status = upload_->Commit();
   }
+  Actions actions;
   {
     const std::lock_guard lock(mutex_);
     is_committing_ = false;
     Stop(status);
+    actions = DecideActions();
   }
-  Advance();
+  Start(actions);
 }
 
 // Runs alone: nothing else of this stream is under way, and nothing starts any more.

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -27,24 +28,35 @@ class UploadStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
                grpc::ByteBuffer* response);
 
  private:
+  struct Received {
+    std::unique_ptr<grpc::ByteBuffer> message;
+    int64_t message_bytes = 0;
+  };
+  struct Hashed {
+    WriteRequestView request;
+    int64_t message_bytes = 0;
+  };
+
   /// What may be started at one moment; filled under the lock and done outside of it.
   struct Actions {
     bool read = false, hash = false, write = false, commit = false, end = false;
   };
 
-  /// Starts whatever may go on now.
-  void Advance();
+  /// What may go on now. A task that is through says so and asks under one lock, and leaves
+  /// everything but Start() alone after it: whoever sees the last task through ends the stream.
   Actions DecideActions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Start(const Actions& actions);
   void Read();
   void DropQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  template <typename Item>
-  static std::optional<Item> TakeFront(std::deque<Item>& queue, bool& is_running);
 
-  // One task each; they end with Advance().
-  void HashNext();
-  void WriteNext();
+  // One task each.
+  void HashQueued();
+  void WriteQueued();
   void Commit();
+  /// False once the task is through.
+  bool HashOne(bool may_go_on);
 
+  std::vector<Hashed> NextToWrite();
   absl::Status Take(const WriteRequestView& request);
   absl::Status Begin(const WriteRequestView& request);
   absl::Status CheckChunk(const WriteRequestView& request) const;
@@ -56,15 +68,6 @@ class UploadStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void OnReadDone(bool ok) override;
   void OnCancel() override { call_.cancellation()->Cancel(); }
   void OnDone() override { delete this; }
-
-  struct Received {
-    std::unique_ptr<grpc::ByteBuffer> message;
-    int64_t message_bytes = 0;
-  };
-  struct Hashed {
-    WriteRequestView request;
-    int64_t message_bytes = 0;
-  };
 
   Call call_;
   grpc::ByteBuffer* const response_;
