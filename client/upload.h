@@ -1,6 +1,7 @@
-// Uploads: digest first, so that bytes the server has are never sent; 1 MiB chunks with CRC32C; a
-// broken stream resumes where the server says it stopped, and so does the next client that uploads
-// the same bytes. Chunks go from the caller's memory to the socket without a copy.
+// Uploads: digest first, so that bytes the server has are never sent; 1 MiB chunks, with CRC32C
+// unless the server is on the same machine; a broken stream resumes where the server says it
+// stopped, and so does the next client that uploads the same bytes. Chunks go from the caller's
+// memory to the socket without a copy.
 #pragma once
 
 #include <functional>
@@ -9,6 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "client/connection.h"
 #include "kernels/tensor/tensor.h"
 
@@ -23,6 +25,11 @@ v1::Digest DigestOf(std::span<const std::byte> bytes);
 std::string DigestText(const v1::Digest& digest);
 /// The upload id that every client uses for this blob, unless another one is just writing it.
 std::string SharedUploadId(const v1::Digest& digest);
+
+/// True for a peer, as gRPC names it, whose bytes go through this machine's memory alone. Nothing
+/// on the way damages a chunk then that would not damage the whole too, which SHA-256 guards;
+/// CRC-32C of every chunk would cost each side a tenth of what SHA-256 does.
+bool IsOnThisMachine(absl::string_view peer);
 
 /// Bytes to send, and what keeps them alive: gRPC lets go of the last ones some time after an
 /// upload that failed has returned.

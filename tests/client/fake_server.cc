@@ -62,9 +62,9 @@ grpc::Status FakeBlobs::Write(grpc::ServerContext* context,
         return grpc::Status(grpc::StatusCode::OUT_OF_RANGE, "offset is not what is committed");
       }
     }
-    if (!request.has_crc32c() ||
-        request.crc32c() != ExtendCrc32c(0, std::as_bytes(std::span(request.data())))) {
-      ++bad_crcs;
+    if (request.has_crc32c()) {
+      const uint32_t crc = ExtendCrc32c(0, std::as_bytes(std::span(request.data())));
+      ++(request.crc32c() == crc ? good_crcs : bad_crcs);
     }
     std::string& partial = partials[header.upload_id()];
     for (const char byte : request.data()) {

@@ -41,6 +41,7 @@ class FakeBlobs : public v1::Blobs::Service {
   int find_missing_calls = 0;
   int write_calls = 0;
   int query_write_calls = 0;
+  int good_crcs = 0;
   int bad_crcs = 0;
 
   grpc::Status FindMissing(grpc::ServerContext*, const v1::FindMissingRequest* request,

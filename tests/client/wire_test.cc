@@ -118,7 +118,7 @@ TEST_F(WireTest, ADeadlineThatPassedEndsEveryCall) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(UploadBlob(*connection, shared(), digest()).status()));
 }
 
-TEST_F(WireTest, UploadsInCheckedChunks) {
+TEST_F(WireTest, UploadsInChunks) {
   int64_t last = 0;
   const auto upload = UploadBlob(*connection_, shared(), digest(), [&](int64_t done, int64_t size) {
     EXPECT_EQ(size, static_cast<int64_t>(bytes_.size()));
@@ -130,7 +130,22 @@ TEST_F(WireTest, UploadsInCheckedChunks) {
   EXPECT_EQ(upload->bytes_sent, static_cast<int64_t>(bytes_.size()));
   EXPECT_EQ(last, upload->bytes_sent);
   EXPECT_EQ(stored(), bytes_);
+  // Over loopback the first chunk alone, whose peer is not known yet, is checked by itself.
+  EXPECT_EQ(server_.blobs.good_crcs, 1);
   EXPECT_EQ(server_.blobs.bad_crcs, 0);
+}
+
+TEST(UploadTest, OnlyAPeerOnThisMachineNeedsNoChunkChecks) {
+  for (const char* peer : {"unix:/run/quantgate.sock", "unix:", "unix-abstract:quantgate",
+                           "ipv4:127.0.0.1:7470", "ipv4:127.1.2.3:1", "ipv6:[::1]:7470",
+                           "ipv6:%5B::1%5D:7470", "ipv6:%5B::ffff:127.0.0.1%5D:7470"}) {
+    EXPECT_TRUE(IsOnThisMachine(peer)) << peer;
+  }
+  for (const char* peer : {"", "unknown", "ipv4:10.0.0.1:7470", "ipv4:1.127.0.1:7470",
+                           "ipv4:12.7.0.1:7470", "ipv6:%5B::10%5D:7470", "ipv6:[::1:2]:7470",
+                           "ipv6:%5B2001:db8::1%5D:7470", "dns:unix:7470"}) {
+    EXPECT_FALSE(IsOnThisMachine(peer)) << peer;
+  }
 }
 
 TEST_F(WireTest, WhatTheServerHasIsNotSent) {
