@@ -77,6 +77,7 @@ absl::StatusOr<std::unique_ptr<InProcessServer>> InProcessServer::Start(
 
   ServerOptions server_options;
   server_options.data_dir = absl::StrCat(directory, "/store");
+  server_options.devices = {options.device};
   if (options.threads > 0) server_options.engine.threads = options.threads;
   QG_ASSIGN_OR_RETURN(result->server_, Server::Start(server_options));
   result->connection_ = std::make_unique<Connection>(result->server_->InProcessChannel(),

@@ -16,8 +16,10 @@ class Server;
 struct InProcessOptions {
   /// Empty: DefaultStoreDirectory().
   std::string store_directory;
-  /// Worker threads of the engine; 0: one per CPU.
+  /// Worker threads of the CPU engine; 0: one per CPU.
   int threads = 0;
+  /// ServerOptions::devices.
+  std::string device = "cpu";
   /// Called once, before waiting for another process that uses the store.
   std::function<void(const std::string& directory)> on_wait;
 };

@@ -4,7 +4,7 @@ namespace quantgate {
 
 // The definitions come from server/CMakeLists.txt.
 BuildDescription DescribeBuild() {
-  return {QUANTGATE_VERSION, QUANTGATE_REVISION, "g++ " __VERSION__};
+  return {QUANTGATE_VERSION, QUANTGATE_REVISION, "g++ " __VERSION__, QUANTGATE_CUDA_VERSION};
 }
 
 }  // namespace quantgate

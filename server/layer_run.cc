@@ -171,7 +171,7 @@ absl::Status CheckLayerRun(const LayerRun& run) {
   return status.ok() ? status : AtSpecField(status);
 }
 
-absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, TensorLoader& loader,
+absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, TensorLoader& loader, Device& device,
                                   const Cancellation* cancellation) {
   LayerRunRequest request = WithoutTensors(run);
   LinearRequest& linear = request.linear;
@@ -183,14 +183,14 @@ absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, TensorLoader& loader,
       {&run.main_grad, &linear.main_grad}};
   for (const auto& [reference, tensor] : tensors) {
     if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
-    QG_ASSIGN_OR_RETURN(*tensor, loader.Load(*reference, cancellation));
+    QG_ASSIGN_OR_RETURN(*tensor, loader.Load(*reference, device, cancellation));
   }
   for (const auto& [name, subject] : run.subjects) {
-    QG_ASSIGN_OR_RETURN(request.subjects[name], loader.Load(subject, cancellation));
+    QG_ASSIGN_OR_RETURN(request.subjects[name], loader.Load(subject, device, cancellation));
   }
   std::map<std::string, Tensor> state;
   for (const auto& [name, reference] : run.delayed_state) {
-    QG_ASSIGN_OR_RETURN(state[name], loader.Load(reference, cancellation));
+    QG_ASSIGN_OR_RETURN(state[name], loader.LoadToHost(reference, device, cancellation));
   }
   linear.delayed = DelayedStates(state);
   return Plan::Create(std::move(request));

@@ -42,7 +42,7 @@ bool IsDelayedStateName(const std::string& name);
 absl::Status CheckLayerRun(const LayerRun& run);
 
 /// The plan with its tensors.
-absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, TensorLoader& loader,
+absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, TensorLoader& loader, Device& device,
                                   const Cancellation* cancellation);
 
 /// One shell command that repeats the run: `quantgate run ...`, `quantgate compare ...`, or, where

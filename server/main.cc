@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -25,7 +26,10 @@ constexpr char kExamples[] = R"(Examples:
 
 HTTP on --metrics-listen serves /metrics, /healthz and /readyz.
 SIGTERM or SIGINT finishes what runs (at most --grace), a second one cancels it.
-Exit codes: 0 stopped as asked, 2 bad usage or data directory, 4 an address cannot be bound.)";
+With --device cuda it computes on every GPU of this machine; --device cuda:1 takes one of them.
+
+Exit codes: 0 stopped as asked, 2 bad usage, data directory or device, 3 a device was lost while
+serving, 4 an address cannot be bound.)";
 
 std::string DefaultDataDir() {
   if (const char* state = std::getenv("XDG_STATE_HOME"); state != nullptr && *state != '\0') {
@@ -62,6 +66,15 @@ void AddOptions(CLI::App& app, ServerOptions& options, int& threads, int& grace_
   app.add_option("--data-dir", options.data_dir, "Directory of blobs, tensors and runs")
       ->type_name("PATH")
       ->default_val(DefaultDataDir());
+  app.add_option("--device", options.devices, "cpu, cuda (every GPU) or cuda:N; repeatable")
+      ->type_name("DEVICE")
+      ->take_all()
+      ->default_val(std::vector<std::string>{"cpu"});
+  app.add_option("--resident-bytes-max", options.resident_bytes_max,
+                 "Tensors kept in each GPU's memory between calls; 0: half of it")
+      ->transform(CLI::AsSizeValue(false))
+      ->type_name("SIZE")
+      ->default_str("0");
   app.add_option("--threads", threads, "Threads of the CPU engine")
       ->check(CLI::Range(1, 1024))
       ->default_val(options.engine.threads);
@@ -106,9 +119,15 @@ std::string ReadyLine(const ServerOptions& options, const Server& server) {
   return line;
 }
 
-int Serve(const ServerOptions& options, absl::Duration grace) {
+int Serve(ServerOptions options, absl::Duration grace) {
   KeepLargeBuffers();
   const sigset_t signals = BlockSignals();
+  std::atomic<bool> is_device_lost{false};
+  options.on_device_lost = [&](const absl::Status& why) {
+    std::fprintf(stderr, "quantgated: %s\n", std::string(why.message()).c_str());
+    is_device_lost = true;
+    kill(getpid(), SIGTERM);
+  };
   auto server = Server::Start(options);
   if (!server.ok()) {
     std::fprintf(stderr, "quantgated: %s\n", std::string(server.status().message()).c_str());
@@ -126,7 +145,10 @@ int Serve(const ServerOptions& options, absl::Duration grace) {
   // Wakes the thread that waits for a second signal.
   pthread_kill(hurry.native_handle(), SIGTERM);
   hurry.join();
-  return 0;
+  if (!is_device_lost) return 0;
+  // The driver's own clean-up would wait for a device that does not answer.
+  std::fflush(nullptr);
+  std::_Exit(3);
 }
 
 }  // namespace

@@ -134,12 +134,35 @@ double Bounded(double value, const Buckets& buckets) {
 
 LabelAxis TensorAxis() { return {"tensor", {"y", "dx", "dw", "main_grad", "db", "other"}}; }
 
+std::vector<std::string> CudaDevicesOf(const std::vector<DeviceDescription>& devices) {
+  std::vector<std::string> ids;
+  for (const DeviceDescription& device : devices) {
+    if (!device.cuda.empty()) ids.push_back(device.id);
+  }
+  return ids;
+}
+
+/// A version that the CUDA devices of a process share; empty without any.
+std::string VersionOf(const std::vector<DeviceDescription>& devices,
+                      std::string DeviceDescription::*version) {
+  for (const DeviceDescription& device : devices) {
+    if (!(device.*version).empty()) return device.*version;
+  }
+  return "";
+}
+
+/// For a counter that somebody else counts.
+void RaiseTo(prometheus::Counter& counter, int64_t value) {
+  counter.Increment(std::max(0.0, static_cast<double>(value) - counter.Value()));
+}
+
 }  // namespace
 
 // Members are in the order in which they are exported.
 struct Metrics::Families {
   Families(std::span<const RpcMethod> methods, const BuildLabels& build);
   void Refresh();
+  void RefreshDevice(const DeviceGauges& device);
 
   prometheus::Registry registry;
   struct Rpc {
@@ -176,6 +199,26 @@ struct Metrics::Families {
   GaugeGrid queue_oldest_age{GaugeFamily(registry, "quantgate_queue_oldest_age_seconds",
                                          "How long the first job has waited."),
                              {{"queue", {"runs", "calls"}}}};
+  std::vector<std::string> cuda_devices;
+  GaugeGrid gpu_memory{
+      GaugeFamily(registry, "quantgate_gpu_memory_bytes", "Device memory by what it is used for."),
+      {{"device", cuda_devices},
+       {"state", {"used", "used_max", "total", "resident", "resident_limit", "spilled"}}}};
+  CounterGrid gpu_evicted{
+      CounterFamily(registry, "quantgate_gpu_evicted_bytes_total",
+                    "Tensors that left device memory: spilled to the host, or dropped."),
+      {{"device", cuda_devices}, {"to", {"host", "dropped"}}}};
+  CounterGrid gpu_resident_requests{
+      CounterFamily(registry, "quantgate_gpu_resident_requests_total",
+                    "Tensors asked of device memory: found there, or brought."),
+      {{"device", cuda_devices}, {"result", {"hit", "miss"}}}};
+  CounterGrid cuda_errors{
+      CounterFamily(registry, "quantgate_cuda_errors_total", "Failures of a device."),
+      {{"device", cuda_devices}, {"kind", {"sticky", "oom"}}}};
+  GaugeGrid hardware_check{
+      GaugeFamily(registry, "quantgate_hardware_check_algorithms",
+                  "Algorithms of the last self-check: equal to their model, or drifted from it."),
+      {{"device", cuda_devices}, {"result", {"equal", "drifted"}}}};
   CounterGrid rejected{
       CounterFamily(registry, "quantgate_rejected_total", "Requests refused, by reason."),
       {{"reason",
@@ -252,7 +295,8 @@ struct Metrics::Families {
   std::function<GaugeReadings()> source ABSL_GUARDED_BY(mutex);
 };
 
-Metrics::Families::Families(std::span<const RpcMethod> methods, const BuildLabels& build) {
+Metrics::Families::Families(std::span<const RpcMethod> methods, const BuildLabels& build)
+    : cuda_devices(CudaDevicesOf(build.devices)) {
   auto& started = CounterFamily(registry, "grpc_server_started_total", "RPCs started.");
   auto& handled = CounterFamily(registry, "grpc_server_handled_total", "RPCs ended, by code.");
   auto& seconds = HistogramFamily(registry, "grpc_server_handling_seconds", "Time of an RPC.");
@@ -277,17 +321,36 @@ Metrics::Families::Families(std::span<const RpcMethod> methods, const BuildLabel
   GaugeFamily(registry, "quantgate_build_info", "1; what was built.")
       .Add({{"version", build.version},
             {"git_sha", build.revision},
-            {"cuda", ""},
-            {"cublaslt", ""},
+            {"cuda", VersionOf(build.devices, &DeviceDescription::cuda)},
+            {"cublaslt", VersionOf(build.devices, &DeviceDescription::cublaslt)},
             {"nccl", ""}})
       .Set(1);
-  GaugeFamily(registry, "quantgate_device_info", "1; where it computes.")
-      .Add({{"device", build.device.id},
-            {"uuid", ""},
-            {"name", build.device.name},
-            {"arch", build.device.architecture}})
-      .Set(1);
+  auto& device_info = GaugeFamily(registry, "quantgate_device_info", "1; where it computes.");
+  for (const DeviceDescription& device : build.devices) {
+    device_info
+        .Add({{"device", device.id},
+              {"uuid", ""},
+              {"name", device.name},
+              {"arch", device.architecture}})
+        .Set(1);
+  }
   inflight_limit("upload").Set(static_cast<double>(kUploadBytesInFlight));
+}
+
+void Metrics::Families::RefreshDevice(const DeviceGauges& device) {
+  const std::pair<const char*, int64_t> memory[] = {{"used", device.used_bytes},
+                                                    {"used_max", device.used_bytes_max},
+                                                    {"total", device.total_bytes},
+                                                    {"resident", device.resident_bytes},
+                                                    {"resident_limit", device.resident_bytes_max},
+                                                    {"spilled", device.spilled_bytes}};
+  for (const auto& [state, bytes] : memory) {
+    gpu_memory(device.id, state).Set(static_cast<double>(bytes));
+  }
+  RaiseTo(gpu_evicted(device.id, "host"), device.spilled_bytes_total);
+  RaiseTo(gpu_evicted(device.id, "dropped"), device.dropped_bytes_total);
+  RaiseTo(gpu_resident_requests(device.id, "hit"), device.hits);
+  RaiseTo(gpu_resident_requests(device.id, "miss"), device.misses);
 }
 
 void Metrics::Families::Refresh() {
@@ -304,6 +367,7 @@ void Metrics::Families::Refresh() {
   const GaugeReadings readings = source();
   ready("engine").Set(readings.ready ? 1 : 0);
   draining("engine").Set(readings.draining ? 1 : 0);
+  for (const DeviceGauges& device : readings.devices) RefreshDevice(device);
   for (const auto& queue : readings.queues) {
     queue_depth(queue.name).Set(static_cast<double>(queue.depth));
     queue_capacity(queue.name).Set(static_cast<double>(queue.capacity));
@@ -412,6 +476,15 @@ void Metrics::UploadDeduplicated(int64_t bytes) {
 
 void Metrics::BlobCorrupted(std::string_view where) {
   families_->blob_corruption(where).Increment();
+}
+
+void Metrics::CudaFailed(std::string_view device, CudaError error) {
+  families_->cuda_errors(device, error == CudaError::kSticky ? "sticky" : "oom").Increment();
+}
+
+void Metrics::HardwareChecked(std::string_view device, int64_t compared, int64_t drifted) {
+  families_->hardware_check(device, "equal").Set(static_cast<double>(compared - drifted));
+  families_->hardware_check(device, "drifted").Set(static_cast<double>(drifted));
 }
 
 void Metrics::SetGaugeSource(std::function<GaugeReadings()> source) {

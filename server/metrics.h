@@ -24,17 +24,33 @@ struct RpcMethod {
   std::string_view method;
 };
 
-/// Labels of a device in quantgate_device_info.
+/// What quantgate_build_info and quantgate_device_info say.
 struct BuildLabels {
   std::string version;
   std::string revision;
-  DeviceDescription device;
+  std::vector<DeviceDescription> devices;
+};
+
+/// Memory of one CUDA device.
+struct DeviceGauges {
+  std::string id;
+  int64_t used_bytes = 0;      ///< By tensors of all kinds.
+  int64_t used_bytes_max = 0;  ///< The most so far.
+  int64_t total_bytes = 0;
+  int64_t resident_bytes = 0;  ///< By tensors that stay between calls.
+  int64_t resident_bytes_max = 0;
+  int64_t spilled_bytes = 0;  ///< Of those, in host memory now.
+  int64_t spilled_bytes_total = 0;
+  int64_t dropped_bytes_total = 0;
+  int64_t hits = 0;
+  int64_t misses = 0;
 };
 
 /// Values that are read when somebody scrapes.
 struct GaugeReadings {
   bool ready = false;
   bool draining = false;
+  /// Of all devices together, and of the oldest job among them.
   struct Queue {
     std::string name;
     int64_t depth = 0;
@@ -48,6 +64,7 @@ struct GaugeReadings {
   int64_t blob_partial_bytes = 0;
   int64_t blob_partial_objects = 0;
   int64_t blob_bytes_max = 0;
+  std::vector<DeviceGauges> devices;  ///< CUDA devices only.
 };
 
 /// Operations that count in quantgate_run_*.
@@ -64,6 +81,7 @@ enum class Operation {
 };
 enum class Stage { kQueue, kFetch, kQuantize, kGemm, kCompare, kStore };
 enum class Transport { kTcp, kUnix, kInProcess };
+enum class CudaError { kSticky, kOutOfMemory };
 
 class Metrics {
  public:
@@ -93,6 +111,10 @@ class Metrics {
   void UploadResumed();
   void UploadDeduplicated(int64_t bytes);
   void BlobCorrupted(std::string_view where);
+
+  void CudaFailed(std::string_view device, CudaError error);
+  /// Of the last self-check: algorithms whose bits differed from their model, and those compared.
+  void HardwareChecked(std::string_view device, int64_t compared, int64_t drifted);
 
   /// Called for each scrape.
   void SetGaugeSource(std::function<GaugeReadings()> source);

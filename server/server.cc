@@ -49,13 +49,39 @@ void SetChannelArguments(grpc::ServerBuilder& builder, int64_t buffer_bytes_max)
   builder.SetResourceQuota(quota);
 }
 
+void AddQueue(const DeviceQueue& queue, GaugeReadings::Queue& sum) {
+  sum.depth += queue.depth();
+  sum.capacity += queue.capacity();
+  sum.oldest_age_seconds =
+      std::max(sum.oldest_age_seconds, absl::ToDoubleSeconds(queue.oldest_age()));
+}
+
+DeviceGauges GaugesOf(const Device& device) {
+  const DeviceMemory memory = device.engine->Memory();
+  const ResidentUsage usage = device.resident.usage();
+  DeviceGauges gauges;
+  gauges.id = device.id;
+  gauges.used_bytes = memory.bytes_in_use;
+  gauges.used_bytes_max = memory.bytes_in_use_max;
+  gauges.total_bytes = memory.bytes_total;
+  gauges.resident_bytes = usage.resident_bytes;
+  gauges.resident_bytes_max = usage.bytes_max;
+  gauges.spilled_bytes = usage.spilled_bytes;
+  gauges.spilled_bytes_total = usage.spilled_bytes_total;
+  gauges.dropped_bytes_total = usage.dropped_bytes_total;
+  gauges.hits = usage.hits;
+  gauges.misses = usage.misses;
+  return gauges;
+}
+
 /// Members are in the order in which they are needed; destruction goes the other way.
 class RunningServer : public Server {
  public:
   RunningServer(ServerOptions options, DataDir data_dir)
       : options_(std::move(options)),
         data_dir_(std::move(data_dir)),
-        engine_(MakeCpuEngine(options_.engine)) {}
+        watch_([this](const Device& device, const absl::Status& why) { DeviceLost(device, why); }) {
+  }
 
   ~RunningServer() override { Shutdown(absl::ZeroDuration()); }
 
@@ -71,12 +97,15 @@ class RunningServer : public Server {
   void Hurry() override;
 
  private:
+  absl::Status OpenDevices();
+  void DeviceLost(const Device& device, const absl::Status& why);
+  void DrainDevices(absl::Time deadline);
   GaugeReadings ReadGauges();
   void Maintain();
 
   const ServerOptions options_;
   DataDir data_dir_;
-  std::unique_ptr<Engine> engine_;
+  DeviceWatch watch_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<BlobStore> blobs_;
   std::unique_ptr<Database> database_;
@@ -91,8 +120,7 @@ class RunningServer : public Server {
   std::unique_ptr<Runs> runs_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Executor> transfers_;
-  std::unique_ptr<DeviceQueue> run_queue_;
-  std::unique_ptr<DeviceQueue> call_queue_;
+  Devices devices_;
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<int> ports_;
@@ -103,9 +131,10 @@ class RunningServer : public Server {
 };
 
 absl::Status RunningServer::Open() {
+  QG_RETURN_IF_ERROR(OpenDevices());
   const BuildDescription build = DescribeBuild();
   metrics_ = std::make_unique<Metrics>(
-      AllRpcMethods(), BuildLabels{build.version, build.revision, engine_->Describe()});
+      AllRpcMethods(), BuildLabels{build.version, build.revision, DescribeDevices(devices_)});
   BlobStoreOptions blob_options;
   blob_options.blobs_path = data_dir_.blobs_path();
   blob_options.partial_path = data_dir_.partial_path();
@@ -118,22 +147,37 @@ absl::Status RunningServer::Open() {
   QG_ASSIGN_OR_RETURN(database_, Database::Open(data_dir_.database_path()));
   tensors_ = std::make_unique<TensorStore>(*database_);
   run_store_ = std::make_unique<RunStore>(*database_);
-  loader_ = std::make_unique<TensorLoader>(*blobs_, *tensors_, *engine_);
+  loader_ = std::make_unique<TensorLoader>(*blobs_, *tensors_);
   // Conversions are short; transfers need two threads for the strands of one upload, and more for
   // disks that wait.
   const int cpus = AvailableCpus();
   executor_ = std::make_unique<Executor>(std::max(2, cpus / 2));
   transfers_ = std::make_unique<Executor>(std::max(4, cpus));
-  run_queue_ = std::make_unique<DeviceQueue>(
-      DeviceQueue::Options{"runs", options_.queue_workers, options_.queue_capacity});
-  call_queue_ =
-      std::make_unique<DeviceQueue>(DeviceQueue::Options{"calls", 1, kUnaryQueueCapacity});
-  context_.reset(new ServiceContext{options_, *engine_, *blobs_, *tensors_, *run_store_, *loader_,
-                                    *run_queue_, *call_queue_, *executor_, *transfers_, *metrics_,
-                                    calls_, is_draining_, upload_bytes_in_flight_});
+  context_.reset(new ServiceContext{options_, devices_, watch_, *blobs_, *tensors_, *run_store_,
+                                    *loader_, *executor_, *transfers_, *metrics_, calls_,
+                                    is_draining_, upload_bytes_in_flight_});
   runs_ = std::make_unique<Runs>(*context_);
   metrics_->SetGaugeSource([this] { return ReadGauges(); });
   return runs_->EndInterrupted();
+}
+
+absl::Status RunningServer::OpenDevices() {
+  QG_ASSIGN_OR_RETURN(auto engines,
+                      options_.make_engines ? options_.make_engines() : MakeEngines(options_));
+  for (auto& engine : engines) {
+    devices_.push_back(std::make_unique<Device>(std::move(engine), options_));
+  }
+  return absl::OkStatus();
+}
+
+/// A poisoned device answers nothing any more, and a server with one cannot vouch for the others'
+/// neighbour either: the process is to be replaced.
+void RunningServer::DeviceLost(const Device& device, const absl::Status& why) {
+  metrics_->CudaFailed(device.id, CudaError::kSticky);
+  is_ready_ = false;
+  is_draining_ = true;
+  if (server_ != nullptr) server_->GetHealthCheckService()->SetServingStatus(false);
+  if (options_.on_device_lost) options_.on_device_lost(why);
 }
 
 absl::Status RunningServer::Listen() {
@@ -180,10 +224,11 @@ GaugeReadings RunningServer::ReadGauges() {
   GaugeReadings readings;
   readings.ready = is_ready_;
   readings.draining = is_draining_;
-  for (const auto& [name, queue] :
-       {std::pair{"runs", run_queue_.get()}, {"calls", call_queue_.get()}}) {
-    readings.queues.push_back(
-        {name, queue->depth(), queue->capacity(), absl::ToDoubleSeconds(queue->oldest_age())});
+  readings.queues = {{"runs"}, {"calls"}};
+  for (const auto& device : devices_) {
+    AddQueue(device->run_queue, readings.queues[0]);
+    AddQueue(device->call_queue, readings.queues[1]);
+    if (device->engine->Memory().bytes_total != 0) readings.devices.push_back(GaugesOf(*device));
   }
   readings.upload_bytes_in_flight = upload_bytes_in_flight_;
   const BlobStoreUsage usage = blobs_->usage();
@@ -210,14 +255,7 @@ void RunningServer::Shutdown(absl::Duration grace) {
   is_ready_ = false;
   is_draining_ = true;
   if (server_ != nullptr) server_->GetHealthCheckService()->SetServingStatus(false);
-  if (run_queue_ != nullptr) {
-    run_queue_->Drain();
-    call_queue_->Drain();
-    if (!run_queue_->WaitIdle(deadline)) run_queue_->CancelAll();
-    if (!call_queue_->WaitIdle(deadline)) call_queue_->CancelAll();
-    run_queue_->WaitIdle(absl::InfiniteFuture());
-    call_queue_->WaitIdle(absl::InfiniteFuture());
-  }
+  DrainDevices(deadline);
   if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(deadline));
   if (maintenance_.joinable()) {
     stop_maintenance_.Notify();
@@ -226,9 +264,23 @@ void RunningServer::Shutdown(absl::Duration grace) {
   http_ = nullptr;
 }
 
+void RunningServer::DrainDevices(absl::Time deadline) {
+  std::vector<DeviceQueue*> queues;
+  for (const auto& device : devices_) {
+    queues.insert(queues.end(), {&device->run_queue, &device->call_queue});
+  }
+  for (DeviceQueue* queue : queues) queue->Drain();
+  for (DeviceQueue* queue : queues) {
+    if (!queue->WaitIdle(deadline)) queue->CancelAll();
+  }
+  for (DeviceQueue* queue : queues) queue->WaitIdle(absl::InfiniteFuture());
+}
+
 void RunningServer::Hurry() {
-  run_queue_->CancelAll();
-  call_queue_->CancelAll();
+  for (const auto& device : devices_) {
+    device->run_queue.CancelAll();
+    device->call_queue.CancelAll();
+  }
   calls_.CancelAll();
 }
 

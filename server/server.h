@@ -2,7 +2,7 @@
 // runs one; the command line runs one in process when it is given no server.
 #pragma once
 
-#include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,7 +25,16 @@ struct ServerOptions {
   std::string metrics_listen;
   /// Blobs, tensors and runs live here; created when absent, locked while the server lives.
   std::string data_dir;
-  CpuEngineOptions engine;
+  /// What computes: "cpu", "cuda" (every CUDA device), "cuda:N".
+  std::vector<std::string> devices = {"cpu"};
+  CpuEngineOptions engine;  ///< Of device "cpu".
+  /// Of uploaded and generated tensors that stay in a CUDA device's memory; 0: half of it.
+  int64_t resident_bytes_max = 0;
+  /// In place of the engines that `devices` names: for tests of what a server does with an engine.
+  std::function<absl::StatusOr<std::vector<std::unique_ptr<Engine>>>()> make_engines;
+  /// Called once, by the thread that found out, when a device cannot be trusted any more: the
+  /// server is NOT_SERVING then and answers nothing, and the process should end with a failure.
+  std::function<void(const absl::Status& why)> on_device_lost;
   int queue_capacity = 64;                       ///< Runs waiting; one more is RESOURCE_EXHAUSTED.
   int queue_workers = 1;                         ///< Runs at a time.
   int64_t blob_bytes_max = int64_t{64} << 30;    ///< Of one blob.

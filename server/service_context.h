@@ -4,8 +4,8 @@
 
 #include <atomic>
 
-#include "kernels/engine/engine.h"
-#include "server/device_queue.h"
+#include "server/device.h"
+#include "server/device_watch.h"
 #include "server/executor.h"
 #include "server/metrics.h"
 #include "server/server.h"
@@ -20,15 +20,14 @@ class CallRegistry;
 
 struct ServiceContext {
   const ServerOptions& options;
-  Engine& engine;
+  Devices& devices;
+  DeviceWatch& watch;
   BlobStore& blobs;
   TensorStore& tensors;
   RunStore& run_store;
   TensorLoader& loader;
-  DeviceQueue& run_queue;
-  DeviceQueue& call_queue;  ///< Unary calls to the engine, which do not wait behind runs.
-  Executor& executor;       ///< Conversion, checks, the database.
-  Executor& transfers;      ///< Hashing and disk of uploads and downloads.
+  Executor& executor;   ///< Conversion, checks, the database.
+  Executor& transfers;  ///< Hashing and disk of uploads and downloads.
   Metrics& metrics;
   CallRegistry& calls;
   std::atomic<bool>& is_draining;

@@ -64,8 +64,37 @@ Tensor TensorLoader::Outline(const TensorReference& reference) {
   return Tensor::View(type.dtype, type.shape, Buffer::Wrap(nullptr, bytes, nullptr)).value();
 }
 
-absl::StatusOr<Tensor> TensorLoader::Load(const TensorReference& reference,
+absl::StatusOr<Tensor> TensorLoader::Load(const TensorReference& reference, Device& device,
                                           const Cancellation* cancellation) {
+  switch (reference.kind) {
+    case TensorReference::Kind::kAbsent:
+      return Tensor();
+    case TensorReference::Kind::kInline: {
+      QG_ASSIGN_OR_RETURN(const Tensor tensor, LoadToHost(reference, device, cancellation));
+      return device.engine->ToDevice(tensor, cancellation);
+    }
+    case TensorReference::Kind::kStored: {
+      // Bytes are kept, whatever types they are read as.
+      const auto load = [&]() -> absl::StatusOr<Tensor> {
+        QG_ASSIGN_OR_RETURN(auto buffer, blobs_.Load(reference.digest));
+        const auto size = static_cast<int64_t>(buffer->size());
+        return Tensor::View(DType::kU8, {size}, std::move(buffer));
+      };
+      QG_ASSIGN_OR_RETURN(const Tensor bytes, device.resident.Get(reference.digest.Text(),
+                                                                  ResidentTensors::Source::kStored,
+                                                                  load, cancellation));
+      return bytes.Reinterpret(reference.type->dtype, reference.type->shape);
+    }
+    case TensorReference::Kind::kGenerated:
+      return device.resident.Get(
+          GeneratorText(reference.generator), ResidentTensors::Source::kGenerated,
+          [&] { return device.engine->Generate(reference.generator, cancellation); }, cancellation);
+  }
+  return absl::InternalError("unknown kind of tensor reference");
+}
+
+absl::StatusOr<Tensor> TensorLoader::LoadToHost(const TensorReference& reference, Device& device,
+                                                const Cancellation* cancellation) {
   switch (reference.kind) {
     case TensorReference::Kind::kAbsent:
       return Tensor();
@@ -76,8 +105,10 @@ absl::StatusOr<Tensor> TensorLoader::Load(const TensorReference& reference,
       QG_ASSIGN_OR_RETURN(auto buffer, blobs_.Load(reference.digest));
       return Tensor::View(reference.type->dtype, reference.type->shape, std::move(buffer));
     }
-    case TensorReference::Kind::kGenerated:
-      return engine_.Generate(reference.generator, cancellation);
+    case TensorReference::Kind::kGenerated: {
+      QG_ASSIGN_OR_RETURN(const Tensor tensor, Load(reference, device, cancellation));
+      return device.engine->ToHost(tensor, cancellation);
+    }
   }
   return absl::InternalError("unknown kind of tensor reference");
 }
@@ -85,15 +116,16 @@ absl::StatusOr<Tensor> TensorLoader::Load(const TensorReference& reference,
 absl::StatusOr<TensorRecord> TensorLoader::Register(const TensorReference& reference,
                                                     const std::string& name,
                                                     const std::string& request_id,
-                                                    const Sha256& content,
+                                                    const Sha256& content, Device& device,
                                                     const Cancellation* cancellation) {
-  QG_ASSIGN_OR_RETURN(const Tensor tensor, Load(reference, cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor tensor, Load(reference, device, cancellation));
   TensorRecord record;
   record.digest = reference.digest;
   if (reference.kind != TensorReference::Kind::kStored) {
-    QG_ASSIGN_OR_RETURN(record.digest, blobs_.Put(tensor.bytes()));
+    QG_ASSIGN_OR_RETURN(const Tensor host, device.engine->ToHost(tensor, cancellation));
+    QG_ASSIGN_OR_RETURN(record.digest, blobs_.Put(host.bytes()));
   }
-  QG_ASSIGN_OR_RETURN(record.fingerprint, engine_.FingerprintOf(tensor, cancellation));
+  QG_ASSIGN_OR_RETURN(record.fingerprint, device.engine->FingerprintOf(tensor, cancellation));
   record.type = *reference.type;
   record.name = name;
   return tensors_.Put(record, request_id, content);

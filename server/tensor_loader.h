@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/engine/engine.h"
+#include "server/device.h"
 #include "server/store/blob_store.h"
 #include "server/store/tensor_store.h"
 #include "server/tensor_reference.h"
@@ -17,8 +17,7 @@ namespace quantgate {
 
 class TensorLoader {
  public:
-  TensorLoader(BlobStore& blobs, TensorStore& tensors, Engine& engine)
-      : blobs_(blobs), tensors_(tensors), engine_(engine) {}
+  TensorLoader(BlobStore& blobs, TensorStore& tensors) : blobs_(blobs), tensors_(tensors) {}
 
   /// Completes the types of stored tensors and checks that their blobs are there: INVALID_ARGUMENT
   /// for a digest that is registered under no type or several, FAILED_PRECONDITION naming every
@@ -29,20 +28,24 @@ class TensorLoader {
   /// absent reference.
   static Tensor Outline(const TensorReference& reference);
 
-  /// The tensor; no value for an absent reference.
-  absl::StatusOr<Tensor> Load(const TensorReference& reference, const Cancellation* cancellation);
+  /// The tensor in the memory of the device's engine, where stored and generated ones stay for
+  /// later calls; no value for an absent reference.
+  absl::StatusOr<Tensor> Load(const TensorReference& reference, Device& device,
+                              const Cancellation* cancellation);
+  /// The same in host memory.
+  absl::StatusOr<Tensor> LoadToHost(const TensorReference& reference, Device& device,
+                                    const Cancellation* cancellation);
 
   /// Loads the tensor, stores its bytes if they are not stored, and registers it under `name`.
   absl::StatusOr<TensorRecord> Register(const TensorReference& reference, const std::string& name,
                                         const std::string& request_id, const Sha256& content,
-                                        const Cancellation* cancellation);
+                                        Device& device, const Cancellation* cancellation);
 
  private:
   absl::Status ResolveType(TensorReference& reference);
 
   BlobStore& blobs_;
   TensorStore& tensors_;
-  Engine& engine_;
 };
 
 }  // namespace quantgate

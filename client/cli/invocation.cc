@@ -92,23 +92,21 @@ absl::StatusOr<ConnectionOptions> Invocation::MakeConnectionOptions() const {
 }
 
 absl::Status Invocation::CheckDevice(Connection& connection) const {
-  if (options_.device == "cpu") return absl::OkStatus();
+  // A server in this process has exactly what was asked for.
+  if (options_.device == "cpu" || options_.server.empty()) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(const v1::Capabilities capabilities, connection.GetCapabilities());
   const v1::Environment& environment = capabilities.environment();
   for (const v1::DeviceDescription& device : environment.devices()) {
     if (device.id().rfind("cuda", 0) == 0) return absl::OkStatus();
   }
-  const bool is_in_process = options_.server.empty();
   if (environment.cuda().empty()) {
     return absl::UnimplementedError(
-        absl::StrCat("--device: \"cuda\": the engine ",
-                     is_in_process ? "in this process" : absl::StrCat("of ", connection.address()),
+        absl::StrCat("--device: \"", options_.device, "\": the engine of ", connection.address(),
                      " is built without CUDA; --device cpu gives the same bits"));
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "--device: \"cuda\": ",
-      is_in_process ? "this machine" : absl::StrCat("the machine of ", connection.address()),
-      " has no CUDA device"));
+  return absl::FailedPreconditionError(absl::StrCat("--device: \"", options_.device,
+                                                    "\": the server at ", connection.address(),
+                                                    " does not compute on a CUDA device"));
 }
 
 absl::StatusOr<Connection*> Invocation::Connect() {
@@ -120,6 +118,7 @@ absl::StatusOr<Connection*> Invocation::Connect() {
   } else {
     InProcessOptions in_process;
     in_process.threads = options_.threads;
+    in_process.device = options_.device;
     in_process.on_wait = [this](const std::string& path) {
       Say(absl::StrCat("waiting for another quantgate that uses ", path));
     };

@@ -32,8 +32,8 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
                  "host:port or unix:/path of quantgated; default: compute in this process")
       ->envname("QUANTGATE_SERVER")
       ->type_name("ADDRESS");
-  app.add_option("--device", options.device, "Engine to ask for")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+  app.add_option("--device", options.device, "Engine to ask for: cpu, cuda (every GPU) or cuda:N")
+      ->type_name("DEVICE")
       ->capture_default_str();
   app.add_option("--format", options.format, "What stdout gets")
       ->check(CLI::IsMember({"table", "json", "jsonl"}))

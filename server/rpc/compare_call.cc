@@ -43,20 +43,22 @@ absl::StatusOr<CompareWork> CheckCompare(ServiceContext& context,
   return work;
 }
 
-absl::Status Compare(ServiceContext& context, const CompareWork& work,
+absl::Status Compare(ServiceContext& context, Device& device, const CompareWork& work,
                      const Cancellation& cancellation, v1::CompareResponse& response) {
-  QG_ASSIGN_OR_RETURN(const Tensor subject, context.loader.Load(work.subject, &cancellation));
-  QG_ASSIGN_OR_RETURN(const Tensor reference, context.loader.Load(work.reference, &cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor subject,
+                      context.loader.Load(work.subject, device, &cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor reference,
+                      context.loader.Load(work.reference, device, &cancellation));
   if (subject.dtype() == reference.dtype()) {
     QG_ASSIGN_OR_RETURN(const ParityReport parity,
-                        context.engine.CompareBits(subject, reference, &cancellation));
+                        device.engine->CompareBits(subject, reference, &cancellation));
     *response.mutable_parity() = ParityReportToProto(parity);
   }
   if (!TraitsOf(subject.dtype()).is_floating || !TraitsOf(reference.dtype()).is_floating) {
     return absl::OkStatus();
   }
   QG_ASSIGN_OR_RETURN(const ErrorReport measured,
-                      context.engine.MeasureError(subject, reference, &cancellation));
+                      device.engine->MeasureError(subject, reference, &cancellation));
   *response.mutable_error() = ErrorReportToProto(measured);
   return absl::OkStatus();
 }
@@ -67,10 +69,10 @@ absl::StatusOr<DeviceWork> PrepareCompare(ServiceContext& context,
                                           const v1::CompareRequest& request,
                                           v1::CompareResponse& response) {
   QG_ASSIGN_OR_RETURN(CompareWork work, CheckCompare(context, request));
-  return DeviceWork{
-      "", [&context, &response, work = std::move(work)](const Cancellation& cancellation) {
-        return Compare(context, work, cancellation, response);
-      }};
+  return DeviceWork{"", [&context, &response, work = std::move(work)](
+                            Device& device, const Cancellation& cancellation) {
+                      return Compare(context, device, work, cancellation, response);
+                    }};
 }
 
 }  // namespace quantgate

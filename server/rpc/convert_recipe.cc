@@ -64,16 +64,25 @@ v1::ArithmeticDescription ArithmeticDescriptionToProto(const ArithmeticDescripti
   return proto;
 }
 
-v1::Environment EnvironmentToProto(const DeviceDescription& device) {
+v1::Environment EnvironmentToProto(std::span<const DeviceDescription> devices) {
   const BuildDescription build = DescribeBuild();
   v1::Environment proto;
   proto.set_version(build.version);
   proto.set_build(absl::StrCat(build.revision, ", ", build.compiler));
-  v1::DeviceDescription& device_proto = *proto.add_devices();
-  device_proto.set_id(device.id);
-  device_proto.set_name(device.name);
-  device_proto.set_architecture(device.architecture);
-  device_proto.set_driver(device.driver);
+  proto.set_cuda(build.cuda);
+  for (const DeviceDescription& device : devices) {
+    if (!device.cuda.empty()) proto.set_cuda(device.cuda);
+    if (!device.cublaslt.empty()) proto.set_cublaslt(device.cublaslt);
+    v1::DeviceDescription& device_proto = *proto.add_devices();
+    device_proto.set_id(device.id);
+    device_proto.set_name(device.name);
+    device_proto.set_architecture(device.architecture);
+    device_proto.set_driver(device.driver);
+    device_proto.set_multiprocessors(device.multiprocessors);
+    device_proto.set_sm_clock_mhz(device.sm_clock_mhz);
+    device_proto.set_memory_clock_mhz(device.memory_clock_mhz);
+    device_proto.set_memory_bytes(device.memory_bytes);
+  }
   return proto;
 }
 

@@ -1,6 +1,7 @@
 // Recipes, arithmetics and environment between wire and domain.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -17,7 +18,7 @@ absl::StatusOr<Recipe> RecipeFromProto(const v1::Recipe& proto, const std::strin
 
 v1::RecipeDescription RecipeDescriptionToProto(const RecipeDescription& description);
 v1::ArithmeticDescription ArithmeticDescriptionToProto(const ArithmeticDescription& description);
-/// This build on this engine.
-v1::Environment EnvironmentToProto(const DeviceDescription& device);
+/// This build on these devices.
+v1::Environment EnvironmentToProto(std::span<const DeviceDescription> devices);
 
 }  // namespace quantgate

@@ -89,12 +89,12 @@ absl::StatusOr<DequantizeWork> CheckDequantize(ServiceContext& context,
   return work;
 }
 
-absl::Status Dequantize(ServiceContext& context, const DequantizeWork& work,
+absl::Status Dequantize(ServiceContext& context, Device& device, const DequantizeWork& work,
                         const Cancellation& cancellation, v1::DequantizeResponse& response) {
   QuantizedTensor quantized;
   quantized.shape = work.described.shape;
   QG_ASSIGN_OR_RETURN(const QuantizedCopy loaded, CopyOf(work, [&](const TensorReference& part) {
-                        return context.loader.Load(part, &cancellation);
+                        return context.loader.Load(part, device, &cancellation);
                       }));
   QuantizedCopy& copy = quantized.copy(work.usage).emplace(work.described.copy);
   for (const QuantizedPart& part : kQuantizedParts) {
@@ -107,16 +107,16 @@ absl::Status Dequantize(ServiceContext& context, const DequantizeWork& work,
   if (work.described.scale_layout != ScaleLayout::kLogical && BlockLength(copy.format) > 1) {
     QG_ASSIGN_OR_RETURN(
         copy.scale_inv,
-        ConvertScales(copy.scale_inv,
-                      ScaleArrayOf(copy.format, copy.block_dim, work.usage, quantized.shape),
-                      work.described.scale_layout, ScaleLayout::kLogical));
+        device.engine->ConvertScales(
+            copy.scale_inv, ScaleArrayOf(copy.format, copy.block_dim, work.usage, quantized.shape),
+            work.described.scale_layout, ScaleLayout::kLogical));
   }
   QG_ASSIGN_OR_RETURN(
       const Tensor result,
-      context.engine.Dequantize(quantized, work.usage, work.out_dtype, &cancellation));
+      device.engine->Dequantize(quantized, work.usage, work.out_dtype, &cancellation));
   QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
-                      context.engine.FingerprintOf(result, &cancellation));
-  return OutputWriter(context.blobs, /*keep=*/false)
+                      device.engine->FingerprintOf(result, &cancellation));
+  return OutputWriter(context.blobs, *device.engine, /*keep=*/false)
       .Write("data", result, fingerprint, response.mutable_data());
 }
 
@@ -126,10 +126,10 @@ absl::StatusOr<DeviceWork> PrepareDequantize(ServiceContext& context,
                                              const v1::DequantizeRequest& request,
                                              v1::DequantizeResponse& response) {
   QG_ASSIGN_OR_RETURN(DequantizeWork work, CheckDequantize(context, request));
-  return DeviceWork{
-      "", [&context, &response, work = std::move(work)](const Cancellation& cancellation) {
-        return Dequantize(context, work, cancellation, response);
-      }};
+  return DeviceWork{"", [&context, &response, work = std::move(work)](
+                            Device& device, const Cancellation& cancellation) {
+                      return Dequantize(context, device, work, cancellation, response);
+                    }};
 }
 
 }  // namespace quantgate

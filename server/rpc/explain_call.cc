@@ -89,13 +89,15 @@ absl::StatusOr<CodesWork> CheckCodes(ServiceContext& context,
   return work;
 }
 
-absl::Status ExplainCodesOf(ServiceContext& context, CodesWork& work,
+absl::Status ExplainCodesOf(ServiceContext& context, Device& device, CodesWork& work,
                             const Cancellation& cancellation, v1::ExplainResponse& response) {
   ExplainCodesRequest request;
-  QG_ASSIGN_OR_RETURN(request.source, context.loader.Load(work.source, &cancellation));
-  QG_ASSIGN_OR_RETURN(request.codes, context.loader.Load(work.codes, &cancellation));
-  QG_ASSIGN_OR_RETURN(request.scale_inv, context.loader.Load(work.scale_inv, &cancellation));
-  QG_ASSIGN_OR_RETURN(request.amax, context.loader.Load(work.amax, &cancellation));
+  QG_ASSIGN_OR_RETURN(request.source,
+                      context.loader.LoadToHost(work.source, device, &cancellation));
+  QG_ASSIGN_OR_RETURN(request.codes, context.loader.LoadToHost(work.codes, device, &cancellation));
+  QG_ASSIGN_OR_RETURN(request.scale_inv,
+                      context.loader.LoadToHost(work.scale_inv, device, &cancellation));
+  QG_ASSIGN_OR_RETURN(request.amax, context.loader.LoadToHost(work.amax, device, &cancellation));
   const auto explanation = ExplainCodes(request, ContextOf(context, cancellation));
   if (!explanation.ok()) return AtAnyField(explanation.status());
   for (const CodesCandidate& candidate : explanation->candidates) {
@@ -132,12 +134,12 @@ absl::StatusOr<GemmExplainWork> CheckGemmSubject(ServiceContext& context,
   return work;
 }
 
-absl::Status ExplainGemmOf(ServiceContext& context, GemmExplainWork& work,
+absl::Status ExplainGemmOf(ServiceContext& context, Device& device, GemmExplainWork& work,
                            const Cancellation& cancellation, v1::ExplainResponse& response) {
-  QG_RETURN_IF_ERROR(LoadGemm(context, work.gemm, cancellation));
+  QG_RETURN_IF_ERROR(LoadGemmToHost(context, device, work.gemm, cancellation));
   ExplainGemmRequest request;
   request.desc = work.gemm.desc;
-  QG_ASSIGN_OR_RETURN(request.d, context.loader.Load(work.d, &cancellation));
+  QG_ASSIGN_OR_RETURN(request.d, context.loader.LoadToHost(work.d, device, &cancellation));
   const auto explanation = ExplainGemm(request, ContextOf(context, cancellation));
   if (!explanation.ok()) return AtAnyField(explanation.status());
   for (const GemmCandidate& candidate : explanation->candidates) {
@@ -151,12 +153,12 @@ absl::Status ExplainGemmOf(ServiceContext& context, GemmExplainWork& work,
 /// `explain` with its time.
 template <typename Work>
 DeviceWork Timed(ServiceContext& context, v1::ExplainResponse& response, Work work,
-                 absl::Status (*explain)(ServiceContext&, Work&, const Cancellation&,
+                 absl::Status (*explain)(ServiceContext&, Device&, Work&, const Cancellation&,
                                          v1::ExplainResponse&)) {
-  return DeviceWork{"", [&context, &response, work = std::move(work),
-                         explain](const Cancellation& cancellation) mutable {
+  return DeviceWork{"", [&context, &response, work = std::move(work), explain](
+                            Device& device, const Cancellation& cancellation) mutable {
                       const absl::Time start = absl::Now();
-                      QG_RETURN_IF_ERROR(explain(context, work, cancellation, response));
+                      QG_RETURN_IF_ERROR(explain(context, device, work, cancellation, response));
                       response.set_seconds(absl::ToDoubleSeconds(absl::Now() - start));
                       return absl::OkStatus();
                     }};

@@ -168,11 +168,23 @@ absl::StatusOr<GemmWork> CheckGemmRequest(ServiceContext& context, const v1::Gem
   return work;
 }
 
-absl::Status LoadGemm(ServiceContext& context, GemmWork& work, const Cancellation& cancellation) {
+absl::Status LoadGemm(ServiceContext& context, Device& device, GemmWork& work,
+                      const Cancellation& cancellation) {
   const auto references = work.references();
   const auto tensors = work.tensors(work.desc);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    QG_ASSIGN_OR_RETURN(*tensors[i], context.loader.Load(*references[i], &cancellation));
+    QG_ASSIGN_OR_RETURN(*tensors[i], context.loader.Load(*references[i], device, &cancellation));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LoadGemmToHost(ServiceContext& context, Device& device, GemmWork& work,
+                            const Cancellation& cancellation) {
+  const auto references = work.references();
+  const auto tensors = work.tensors(work.desc);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    QG_ASSIGN_OR_RETURN(*tensors[i],
+                        context.loader.LoadToHost(*references[i], device, &cancellation));
   }
   return absl::OkStatus();
 }

@@ -27,6 +27,10 @@ struct GemmWork {
 absl::StatusOr<GemmWork> CheckGemmRequest(ServiceContext& context, const v1::GemmRequest& request);
 
 /// Loads the tensors into work.desc.
-absl::Status LoadGemm(ServiceContext& context, GemmWork& work, const Cancellation& cancellation);
+absl::Status LoadGemm(ServiceContext& context, Device& device, GemmWork& work,
+                      const Cancellation& cancellation);
+/// The same, into host memory.
+absl::Status LoadGemmToHost(ServiceContext& context, Device& device, GemmWork& work,
+                            const Cancellation& cancellation);
 
 }  // namespace quantgate

@@ -10,7 +10,7 @@ namespace {
 
 v1::Capabilities MakeCapabilities(const ServiceContext& context) {
   v1::Capabilities proto;
-  *proto.mutable_environment() = EnvironmentToProto(context.engine.Describe());
+  *proto.mutable_environment() = EnvironmentToProto(DescribeDevices(context.devices));
   v1::Limits& limits = *proto.mutable_limits();
   limits.set_message_bytes_max(kMessageBytesMax);
   limits.set_chunk_bytes(kChunkBytes);

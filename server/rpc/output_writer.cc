@@ -10,7 +10,8 @@ absl::Status OutputWriter::Write(const std::string& name, const Tensor& tensor,
   proto->set_name(name);
   *proto->mutable_type() = TensorTypeToProto({tensor.dtype(), tensor.shape()});
   *proto->mutable_fingerprint() = FingerprintToProto(fingerprint);
-  const auto bytes = tensor.bytes();
+  QG_ASSIGN_OR_RETURN(const Tensor host, engine_.ToHost(tensor, nullptr));
+  const auto bytes = host.bytes();
   const int64_t size = static_cast<int64_t>(bytes.size());
   if (!keep_ && size <= inline_bytes_left_) {
     inline_bytes_left_ -= size;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "kernels/engine/engine.h"
 #include "kernels/tensor/fingerprint.h"
 #include "kernels/tensor/tensor.h"
 #include "quantgate/v1/tensor.pb.h"
@@ -17,14 +18,17 @@ namespace quantgate {
 class OutputWriter {
  public:
   /// With `keep`, every tensor becomes a blob.
-  OutputWriter(BlobStore& blobs, bool keep) : blobs_(blobs), keep_(keep) {}
+  OutputWriter(BlobStore& blobs, Engine& engine, bool keep)
+      : blobs_(blobs), engine_(engine), keep_(keep) {}
 
-  /// RESOURCE_EXHAUSTED for the disk or quota. A tensor without value leaves `proto` as it is.
+  /// The tensor is in the engine's memory or the host's. RESOURCE_EXHAUSTED for the disk or quota.
+  /// A tensor without value leaves `proto` as it is.
   absl::Status Write(const std::string& name, const Tensor& tensor, const Fingerprint& fingerprint,
                      v1::NamedTensor* proto);
 
  private:
   BlobStore& blobs_;
+  Engine& engine_;
   const bool keep_;
   int64_t inline_bytes_left_ = kInlineBytesMax;
 };

@@ -79,15 +79,16 @@ absl::Status CheckScaleLayout(const QuantizeWork& work) {
 }
 
 /// The scales of both directions in the layout asked for.
-absl::Status ConvertAllScales(ScaleLayout layout, QuantizedTensor& quantized) {
+absl::Status ConvertAllScales(Engine& engine, ScaleLayout layout, QuantizedTensor& quantized) {
   if (layout == ScaleLayout::kLogical) return absl::OkStatus();
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     std::optional<QuantizedCopy>& copy = quantized.copy(usage);
     if (!copy.has_value()) continue;
-    QG_ASSIGN_OR_RETURN(copy->scale_inv, ConvertScales(copy->scale_inv,
-                                                       ScaleArrayOf(copy->format, copy->block_dim,
-                                                                    usage, quantized.shape),
-                                                       ScaleLayout::kLogical, layout));
+    QG_ASSIGN_OR_RETURN(
+        copy->scale_inv,
+        engine.ConvertScales(copy->scale_inv,
+                             ScaleArrayOf(copy->format, copy->block_dim, usage, quantized.shape),
+                             ScaleLayout::kLogical, layout));
   }
   return absl::OkStatus();
 }
@@ -131,13 +132,15 @@ absl::StatusOr<QuantizeWork> CheckQuantize(ServiceContext& context,
 }
 
 /// The state that the cast takes its scale from; fresh where none was given.
-absl::StatusOr<DelayedScalingState> LoadState(ServiceContext& context, const QuantizeWork& work,
+absl::StatusOr<DelayedScalingState> LoadState(ServiceContext& context, Device& device,
+                                              const QuantizeWork& work,
                                               const Cancellation& cancellation) {
   const int length = work.recipe.delayed_scaling().amax_history_len;
   if (!work.scale.has_value()) return FreshDelayedScaling(length);
   DelayedScalingState state;
-  QG_ASSIGN_OR_RETURN(state.scale, context.loader.Load(work.scale, &cancellation));
-  QG_ASSIGN_OR_RETURN(state.amax_history, context.loader.Load(work.amax_history, &cancellation));
+  QG_ASSIGN_OR_RETURN(state.scale, context.loader.LoadToHost(work.scale, device, &cancellation));
+  QG_ASSIGN_OR_RETURN(state.amax_history,
+                      context.loader.LoadToHost(work.amax_history, device, &cancellation));
   if (absl::Status status = CheckDelayedScaling(state, "delayed"); !status.ok()) {
     return error::AtField(status, "");
   }
@@ -147,17 +150,17 @@ absl::StatusOr<DelayedScalingState> LoadState(ServiceContext& context, const Qua
 /// Writes every part that the tensor has, under its name.
 class PartWriter {
  public:
-  PartWriter(ServiceContext& context, const Cancellation& cancellation,
+  PartWriter(ServiceContext& context, Device& device, const Cancellation& cancellation,
              v1::QuantizeResponse& response)
-      : context_(context),
+      : device_(device),
         cancellation_(cancellation),
         response_(response),
-        writer_(context.blobs, /*keep=*/false) {}
+        writer_(context.blobs, *device.engine, /*keep=*/false) {}
 
   absl::Status Write(const char* name, const Tensor& tensor) {
     if (!tensor.has_value()) return absl::OkStatus();
     QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
-                        context_.engine.FingerprintOf(tensor, &cancellation_));
+                        device_.engine->FingerprintOf(tensor, &cancellation_));
     return writer_.Write(name, tensor, fingerprint, response_.add_tensors());
   }
 
@@ -170,31 +173,36 @@ class PartWriter {
   }
 
  private:
-  ServiceContext& context_;
+  Device& device_;
   const Cancellation& cancellation_;
   v1::QuantizeResponse& response_;
   OutputWriter writer_;
 };
 
-absl::Status Quantize(ServiceContext& context, const QuantizeWork& work,
+absl::Status Quantize(ServiceContext& context, Device& device, const QuantizeWork& work,
                       const Cancellation& cancellation, v1::QuantizeResponse& response) {
   const Quantizer& quantizer = work.recipe.QuantizerFor(work.role);
-  QG_ASSIGN_OR_RETURN(const Tensor source, context.loader.Load(work.tensor, &cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor source, context.loader.Load(work.tensor, device, &cancellation));
   QuantizeArguments arguments;
   arguments.seed = work.seed;
   arguments.call_id = CallIdOf(work.role);
   DelayedScalingState state;
   if (work.recipe.is_delayed()) {
-    QG_ASSIGN_OR_RETURN(state, LoadState(context, work, cancellation));
+    QG_ASSIGN_OR_RETURN(state, LoadState(context, device, work, cancellation));
     arguments.scale = state.scale;
   }
   QG_ASSIGN_OR_RETURN(
       QuantizedTensor quantized,
-      context.engine.Quantize(source, quantizer, work.usages, arguments, &cancellation));
+      device.engine->Quantize(source, quantizer, work.usages, arguments, &cancellation));
   // Padding is no scale: the record is made before there is any.
-  const QuantizationRecord record = RecordOf(work.role, work.usages, quantizer, quantized);
-  QG_RETURN_IF_ERROR(ConvertAllScales(work.scale_layout, quantized));
-  PartWriter writer(context, cancellation, response);
+  QuantizationRecord record;
+  record.role = work.role;
+  record.usages = work.usages;
+  record.quantizer = QuantizerText(quantizer);
+  QG_ASSIGN_OR_RETURN(static_cast<QuantizationSummary&>(record),
+                      device.engine->Summarize(quantized));
+  QG_RETURN_IF_ERROR(ConvertAllScales(*device.engine, work.scale_layout, quantized));
+  PartWriter writer(context, device, cancellation, response);
   QG_RETURN_IF_ERROR(writer.WriteAll(quantized));
   if (work.recipe.is_delayed()) {
     QG_ASSIGN_OR_RETURN(state, WithCast(state, record.amax.value_or(0.0f)));
@@ -203,7 +211,7 @@ absl::Status Quantize(ServiceContext& context, const QuantizeWork& work,
   *response.mutable_record() = QuantizationRecordToProto(record);
   *response.mutable_description() = QuantizedDescriptionToProto(quantized, work.scale_layout);
   response.set_source_dtype(std::string(DTypeName(source.dtype())));
-  context.metrics.Quantized(work.recipe.name(), quantized.counts);
+  context.metrics.Quantized(work.recipe.name(), record.counts);
   return absl::OkStatus();
 }
 
@@ -214,9 +222,9 @@ absl::StatusOr<DeviceWork> PrepareQuantize(ServiceContext& context,
                                            v1::QuantizeResponse& response) {
   QG_ASSIGN_OR_RETURN(QuantizeWork work, CheckQuantize(context, request));
   std::string recipe = work.recipe.name();
-  return DeviceWork{std::move(recipe), [&context, &response,
-                                        work = std::move(work)](const Cancellation& cancellation) {
-                      return Quantize(context, work, cancellation, response);
+  return DeviceWork{std::move(recipe), [&context, &response, work = std::move(work)](
+                                           Device& device, const Cancellation& cancellation) {
+                      return Quantize(context, device, work, cancellation, response);
                     }};
 }
 

@@ -46,9 +46,10 @@ std::string FinishedEvent(const std::string& run_id, int64_t sequence, RunState 
   return event.SerializeAsString();
 }
 
-RunJob::RunJob(ServiceContext& context, LiveRuns& live, std::string run_id, LayerRun run,
-               std::shared_ptr<Cancellation> cancellation)
+RunJob::RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::string run_id,
+               LayerRun run, std::shared_ptr<Cancellation> cancellation)
     : context_(context),
+      device_(device),
       live_(live),
       run_id_(std::move(run_id)),
       run_(std::move(run)),
@@ -72,6 +73,7 @@ void RunJob::Run(absl::Status admission) {
     if (executed.ok()) report = *std::move(executed);
   }
   if (!stopped_.ok()) status = stopped_;
+  status = context_.watch.Checked(device_, std::move(status));
   report.set_seconds(absl::ToDoubleSeconds(absl::Now() - start));
 
   for (const Variant& variant : run_.variants) {
@@ -87,7 +89,8 @@ void RunJob::Run(absl::Status admission) {
 absl::StatusOr<v1::RunReport> RunJob::Execute() {
   QG_RETURN_IF_ERROR(context_.run_store.SetRunning(run_id_));
   const absl::Time start = absl::Now();
-  QG_ASSIGN_OR_RETURN(const Plan plan, LoadLayerRun(run_, context_.loader, cancellation_.get()));
+  QG_ASSIGN_OR_RETURN(const Plan plan,
+                      LoadLayerRun(run_, context_.loader, device_, cancellation_.get()));
   context_.metrics.StageTook(Stage::kFetch, absl::Now() - start);
   return ExecutePlan(plan);
 }
@@ -96,7 +99,8 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
   v1::RunReport report;
   report.set_schema_version(1);
   report.set_run_id(run_id_);
-  *report.mutable_environment() = EnvironmentToProto(context_.engine.Describe());
+  const DeviceDescription device = device_.engine->Describe();
+  *report.mutable_environment() = EnvironmentToProto(std::span(&device, 1));
   QG_RETURN_IF_ERROR(AddInputs(plan, report));
   report.set_reproduce(ReproduceCommand(run_));
   if (run_.reference.has_value()) report.set_reference(*run_.reference);
@@ -105,7 +109,7 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
   const auto on_variant = [this](int index, const VariantReport& variant) {
     OnVariant(index, variant);
   };
-  QG_ASSIGN_OR_RETURN(const RunReport result, RunPlan(plan, context_.engine, cancellation_.get(),
+  QG_ASSIGN_OR_RETURN(const RunReport result, RunPlan(plan, *device_.engine, cancellation_.get(),
                                                       RunObserver{on_progress, on_variant}));
   context_.metrics.StageTook(Stage::kStore, store_time_);
   for (const PairSummary& pair : result.pairs) *report.add_pairs() = PairSummaryToProto(pair);
@@ -121,7 +125,8 @@ absl::Status RunJob::AddInputs(const Plan& plan, v1::RunReport& report) {
   QG_RETURN_IF_ERROR(AddInput("grad_output", run_.grad_output, linear.grad_output, report));
   QG_RETURN_IF_ERROR(AddInput("main_grad", run_.main_grad, linear.main_grad, report));
   for (const auto& [name, reference] : run_.delayed_state) {
-    QG_ASSIGN_OR_RETURN(const Tensor state, context_.loader.Load(reference, cancellation_.get()));
+    QG_ASSIGN_OR_RETURN(const Tensor state,
+                        context_.loader.LoadToHost(reference, device_, cancellation_.get()));
     QG_RETURN_IF_ERROR(AddInput(name.c_str(), reference, state, report));
   }
   return absl::OkStatus();
@@ -134,13 +139,14 @@ absl::Status RunJob::AddInput(const char* name, const TensorReference& reference
   input.set_name(name);
   *input.mutable_type() = TensorTypeToProto(*reference.type);
   QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
-                      context_.engine.FingerprintOf(tensor, cancellation_.get()));
+                      device_.engine->FingerprintOf(tensor, cancellation_.get()));
   *input.mutable_fingerprint() = FingerprintToProto(fingerprint);
   input.set_source(SourceText(reference));
   if (reference.kind == TensorReference::Kind::kGenerated) return absl::OkStatus();
   // Inline tensors are kept, so that the command in `reproduce` works.
   if (reference.kind == TensorReference::Kind::kInline) {
-    QG_RETURN_IF_ERROR(context_.blobs.Put(tensor.bytes()).status());
+    QG_ASSIGN_OR_RETURN(const Tensor host, device_.engine->ToHost(tensor, cancellation_.get()));
+    QG_RETURN_IF_ERROR(context_.blobs.Put(host.bytes()).status());
   }
   *input.mutable_digest() = DigestToProto(reference.digest);
   return absl::OkStatus();
@@ -170,7 +176,7 @@ absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
   event.mutable_variant()->set_index(index);
   v1::VariantReport& proto = *event.mutable_variant()->mutable_report();
   proto = VariantReportToProto(report);
-  OutputWriter writer(context_.blobs, run_.keep_outputs);
+  OutputWriter writer(context_.blobs, *device_.engine, run_.keep_outputs);
   for (size_t i = 0; i < report.outputs.size(); ++i) {
     const OutputReport& output = report.outputs[i];
     QG_RETURN_IF_ERROR(writer.Write(output.tensor, output.value, output.fingerprint,
@@ -178,7 +184,7 @@ absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
   }
   for (const NamedTensor& state : report.state) {
     QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
-                        context_.engine.FingerprintOf(state.tensor, cancellation_.get()));
+                        device_.engine->FingerprintOf(state.tensor, cancellation_.get()));
     QG_RETURN_IF_ERROR(writer.Write(state.name, state.tensor, fingerprint, proto.add_state()));
   }
   return Publish(event);

@@ -17,7 +17,7 @@ namespace quantgate {
 
 class RunJob {
  public:
-  RunJob(ServiceContext& context, LiveRuns& live, std::string run_id, LayerRun run,
+  RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::string run_id, LayerRun run,
          std::shared_ptr<Cancellation> cancellation);
 
   /// Stores the first event, RunAccepted.
@@ -40,6 +40,7 @@ class RunJob {
   void Finish(const absl::Status& status, const v1::RunReport& report);
 
   ServiceContext& context_;
+  Device& device_;
   LiveRuns& live_;
   const std::string run_id_;
   const LayerRun run_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -37,6 +38,15 @@ void SetTimestamp(absl::Time time, google::protobuf::Timestamp* proto) {
   const int64_t micros = absl::ToUnixMicros(time);
   proto->set_seconds(micros / 1'000'000);
   proto->set_nanos(static_cast<int>(micros % 1'000'000) * 1000);
+}
+
+/// The least loaded device that has every arithmetic of the run.
+absl::StatusOr<Device*> DeviceFor(const LayerRun& run, const Devices& devices) {
+  std::vector<Arithmetic> arithmetics;
+  for (const Variant& variant : run.variants) arithmetics.push_back(variant.arithmetic);
+  absl::StatusOr<Device*> device = LeastLoadedWith(devices, arithmetics);
+  if (device.ok()) return device;
+  return error::AtField(device.status(), "spec.variants");
 }
 
 }  // namespace
@@ -81,18 +91,21 @@ absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl:
                       LayerRunFromProto(request.spec(), context_.options.tensor_bytes_max));
   QG_RETURN_IF_ERROR(context_.loader.Resolve(run.tensors()));
   QG_RETURN_IF_ERROR(CheckLayerRun(run));
-  return Enqueue(request, std::move(run), content, deadline);
+  QG_ASSIGN_OR_RETURN(Device * device, DeviceFor(run, context_.devices));
+  return Enqueue(request, std::move(run), content, deadline, *device);
 }
 
 absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, LayerRun run,
-                                          const Sha256& content, absl::Time deadline) {
-  DeviceQueue& queue = context_.run_queue;
+                                          const Sha256& content, absl::Time deadline,
+                                          Device& device) {
+  DeviceQueue& queue = device.run_queue;
   QG_ASSIGN_OR_RETURN(const RunRecord record,
                       context_.run_store.Create(request.request_id(), content, run.Summary()));
   const std::string& run_id = record.run_id;
   auto cancellation = std::make_shared<Cancellation>(deadline);
   live_.Begin(run_id, cancellation);
-  auto job = std::make_shared<RunJob>(context_, live_, run_id, std::move(run), cancellation);
+  auto job =
+      std::make_shared<RunJob>(context_, device, live_, run_id, std::move(run), cancellation);
   // The first event must be there before a worker can add the second, so the position is what it is
   // at this moment.
   absl::Status accepted = job->Accept(queue.depth() + queue.running());
@@ -115,7 +128,7 @@ absl::Status Runs::Cancel(const std::string& run_id) {
 bool Runs::CancelLive(const std::string& run_id) {
   const auto cancellation = live_.CancellationOf(run_id);
   if (cancellation == nullptr) return false;
-  context_.run_queue.Cancel(cancellation);
+  for (const auto& device : context_.devices) device->run_queue.Cancel(cancellation);
   return true;
 }
 

@@ -38,7 +38,7 @@ class Runs {
 
  private:
   absl::StatusOr<std::string> Enqueue(const v1::ExecuteRequest& request, LayerRun run,
-                                      const Sha256& content, absl::Time deadline);
+                                      const Sha256& content, absl::Time deadline, Device& device);
   absl::Status AddReport(const RunRecord& record, v1::Run& run);
 
   ServiceContext& context_;

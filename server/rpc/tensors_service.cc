@@ -89,13 +89,14 @@ class TensorsService : public v1::Tensors::CallbackService {
   DeviceWork Register(TensorReference reference, const std::string& name,
                       const std::string& request_id, v1::TensorRecord& response) {
     return {"",
-            [this, reference = std::move(reference), &name, &request_id,
-             &response](const Cancellation& cancellation) -> absl::Status {
+            [this, reference = std::move(reference), &name, &request_id, &response](
+                Device& device, const Cancellation& cancellation) -> absl::Status {
               const Sha256 content = ContentOf(reference, name);
               QG_ASSIGN_OR_RETURN(auto record, context_.tensors.FindRequest(request_id, content));
               if (!record.has_value()) {
-                QG_ASSIGN_OR_RETURN(record, context_.loader.Register(reference, name, request_id,
-                                                                     content, &cancellation));
+                QG_ASSIGN_OR_RETURN(
+                    record, context_.loader.Register(reference, name, request_id, content, device,
+                                                     &cancellation));
               }
               response = TensorRecordToProto(*record);
               return absl::OkStatus();
@@ -128,13 +129,14 @@ class TensorsService : public v1::Tensors::CallbackService {
     QG_RETURN_IF_ERROR(context_.loader.Resolve(references));
     return DeviceWork{
         "", [this, reference = std::move(reference), with_statistics = request.with_statistics(),
-             &response](const Cancellation& cancellation) {
-          return DescribeLoaded(reference, with_statistics, cancellation, response);
+             &response](Device& device, const Cancellation& cancellation) {
+          return DescribeLoaded(reference, with_statistics, device, cancellation, response);
         }};
   }
 
   absl::Status DescribeLoaded(const TensorReference& reference, bool with_statistics,
-                              const Cancellation& cancellation, v1::TensorRecord& response) {
+                              Device& device, const Cancellation& cancellation,
+                              v1::TensorRecord& response) {
     TensorRecord record;
     record.type = *reference.type;
     if (reference.kind == TensorReference::Kind::kStored) {
@@ -143,13 +145,19 @@ class TensorsService : public v1::Tensors::CallbackService {
         if (candidate.type == record.type) record.name = candidate.name;
       }
     }
-    QG_ASSIGN_OR_RETURN(const Tensor tensor, context_.loader.Load(reference, &cancellation));
-    record.digest = reference.kind == TensorReference::Kind::kGenerated ? Digest::Of(tensor.bytes())
-                                                                        : reference.digest;
-    QG_ASSIGN_OR_RETURN(record.fingerprint, context_.engine.FingerprintOf(tensor, &cancellation));
+    QG_ASSIGN_OR_RETURN(const Tensor tensor,
+                        context_.loader.Load(reference, device, &cancellation));
+    record.digest = reference.digest;
+    if (reference.kind == TensorReference::Kind::kGenerated) {
+      QG_ASSIGN_OR_RETURN(const Tensor host, device.engine->ToHost(tensor, &cancellation));
+      record.digest = Digest::Of(host.bytes());
+    }
+    QG_ASSIGN_OR_RETURN(record.fingerprint, device.engine->FingerprintOf(tensor, &cancellation));
     response = TensorRecordToProto(record);
     if (!with_statistics) return absl::OkStatus();
-    auto statistics = MeasureStatistics(tensor, &cancellation);
+    QG_ASSIGN_OR_RETURN(const Tensor host,
+                        context_.loader.LoadToHost(reference, device, &cancellation));
+    auto statistics = MeasureStatistics(host, &cancellation);
     if (!statistics.ok()) return error::AtField(statistics.status(), "tensor.type");
     AddStatistics(*statistics, *response.mutable_statistics());
     return absl::OkStatus();

@@ -24,7 +24,11 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   }
 
  private:
-  void OnCancel() override { call_.context().call_queue.Cancel(call_.cancellation()); }
+  void OnCancel() override {
+    for (const auto& device : call_.context().devices) {
+      device->call_queue.Cancel(call_.cancellation());
+    }
+  }
   void OnDone() override { delete this; }
 
   Call call_;
@@ -34,13 +38,15 @@ void RunOnDevice(UnaryCall* unary, Operation operation, DeviceWork work) {
   ServiceContext& context = unary->call().context();
   auto shared = std::make_shared<DeviceWork>(std::move(work));
   const absl::Time enqueued = absl::Now();
-  const auto submitted = context.call_queue.Submit(
+  Device& device = shared->device != nullptr ? *shared->device : LeastLoaded(context.devices);
+  const auto submitted = device.call_queue.Submit(
       unary->call().cancellation(),
-      [unary, operation, shared, &context, enqueued](absl::Status admission) {
+      [unary, operation, shared, &context, &device, enqueued](absl::Status admission) {
         const absl::Time start = absl::Now();
         context.metrics.StageTook(Stage::kQueue, start - enqueued);
         absl::Status status = std::move(admission);
-        if (status.ok()) status = std::move(shared->run)(*unary->call().cancellation());
+        if (status.ok()) status = std::move(shared->run)(device, *unary->call().cancellation());
+        status = context.watch.Checked(device, std::move(status));
         context.metrics.RunEnded(operation, "", "", status);
         context.metrics.RunTook(operation, shared->recipe, absl::Now() - start);
         unary->Answer(status);

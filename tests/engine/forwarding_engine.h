@@ -11,6 +11,20 @@ class ForwardingEngine : public Engine {
   explicit ForwardingEngine(Engine& engine) : engine_(engine) {}
 
   DeviceDescription Describe() const override { return engine_.Describe(); }
+  DeviceMemory Memory() const override { return engine_.Memory(); }
+  absl::Status Health() const override { return engine_.Health(); }
+  absl::Status CheckArithmetic(const Arithmetic& arithmetic) const override {
+    return engine_.CheckArithmetic(arithmetic);
+  }
+  absl::StatusOr<Tensor> ToDevice(const Tensor& tensor, const Cancellation* cancellation) override {
+    OnOperation("to device");
+    return engine_.ToDevice(tensor, cancellation);
+  }
+  absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation* cancellation) override {
+    OnOperation("to host");
+    return engine_.ToHost(tensor, cancellation);
+  }
+  std::unique_ptr<Stopwatch> StartStopwatch() override { return engine_.StartStopwatch(); }
   absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                   const Cancellation* cancellation) override {
     OnOperation("generate");
@@ -37,6 +51,31 @@ class ForwardingEngine : public Engine {
     OnOperation("update usages");
     return engine_.UpdateUsages(quantized, usages, cancellation);
   }
+  absl::StatusOr<Tensor> ConvertScales(const Tensor& scales, const ScaleArray& array,
+                                       ScaleLayout from, ScaleLayout to) override {
+    OnOperation("convert scales");
+    return engine_.ConvertScales(scales, array, from, to);
+  }
+  absl::StatusOr<DelayedScalingState> NoteCast(const DelayedScalingState& state,
+                                               const Tensor& amax) override {
+    OnOperation("note cast");
+    return engine_.NoteCast(state, amax);
+  }
+  absl::StatusOr<DelayedScalingState> NoteCalibration(const DelayedScalingState& state,
+                                                      const Tensor& amax) override {
+    OnOperation("note calibration");
+    return engine_.NoteCalibration(state, amax);
+  }
+  absl::StatusOr<DelayedScalingState> UpdateScale(const DelayedScalingState& state,
+                                                  const DelayedScalingOptions& options,
+                                                  float max_finite) override {
+    OnOperation("update scale");
+    return engine_.UpdateScale(state, options, max_finite);
+  }
+  absl::StatusOr<QuantizationSummary> Summarize(const QuantizedTensor& quantized) override {
+    OnOperation("summarize");
+    return engine_.Summarize(quantized);
+  }
   absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override {
     OnOperation("gemm");
     return engine_.Gemm(desc, cancellation);
@@ -46,10 +85,10 @@ class ForwardingEngine : public Engine {
     OnOperation("column sums");
     return engine_.ColumnSums(source, out, cancellation);
   }
-  absl::StatusOr<Fingerprint> FingerprintOf(const Tensor& tensor,
-                                            const Cancellation* cancellation) override {
+  absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor,
+                                          const Cancellation* cancellation) override {
     OnOperation("fingerprint");
-    return engine_.FingerprintOf(tensor, cancellation);
+    return engine_.StartFingerprint(tensor, cancellation);
   }
   absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
                                            const Cancellation* cancellation) override {

@@ -1,0 +1,112 @@
+#include "server/device.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/engine/cuda_module.h"
+#include "server/limits.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kCuda[] = "cuda";
+
+int64_t ResidentBytesMax(const Engine& engine, const ServerOptions& options) {
+  const int64_t total = engine.Memory().bytes_total;
+  if (total == 0) return 0;
+  // Half of the device: the other half is for what runs make.
+  return options.resident_bytes_max > 0 ? std::min(options.resident_bytes_max, total) : total / 2;
+}
+
+absl::Status BadName(const std::string& name, const std::string& rule) {
+  return absl::InvalidArgumentError(absl::StrCat("device is \"", name, "\": ", rule));
+}
+
+/// The ordinals of "cuda" or "cuda:N".
+absl::StatusOr<std::vector<int>> OrdinalsOf(const std::string& name) {
+  std::vector<int> ordinals;
+  if (name == kCuda) {
+    QG_ASSIGN_OR_RETURN(const int count, CountCudaDevices());
+    for (int ordinal = 0; ordinal < count; ++ordinal) ordinals.push_back(ordinal);
+    return ordinals;
+  }
+  int ordinal = 0;
+  if (!absl::StartsWith(name, "cuda:") || !absl::SimpleAtoi(name.substr(5), &ordinal) ||
+      ordinal < 0) {
+    return BadName(name, "devices are cpu, cuda and cuda:N");
+  }
+  return std::vector<int>{ordinal};
+}
+
+}  // namespace
+
+Device::Device(std::unique_ptr<Engine> made, const ServerOptions& options)
+    : engine(std::move(made)),
+      id(engine->Describe().id),
+      resident(*engine, ResidentBytesMax(*engine, options)),
+      run_queue(DeviceQueue::Options{"runs", options.queue_workers, options.queue_capacity}),
+      call_queue(DeviceQueue::Options{"calls", 1, kUnaryQueueCapacity}) {}
+
+int Device::waiting_and_running() const {
+  return run_queue.depth() + run_queue.running() + call_queue.depth() + call_queue.running();
+}
+
+std::vector<DeviceDescription> DescribeDevices(const Devices& devices) {
+  std::vector<DeviceDescription> descriptions;
+  for (const auto& device : devices) descriptions.push_back(device->engine->Describe());
+  return descriptions;
+}
+
+Device& LeastLoaded(const Devices& devices) {
+  return **std::min_element(devices.begin(), devices.end(), [](const auto& a, const auto& b) {
+    return a->waiting_and_running() < b->waiting_and_running();
+  });
+}
+
+absl::StatusOr<Device*> LeastLoadedWith(const Devices& devices,
+                                        std::span<const Arithmetic> arithmetics) {
+  Device* best = nullptr;
+  absl::Status refusal;
+  for (const auto& device : devices) {
+    absl::Status status;
+    for (const Arithmetic& arithmetic : arithmetics) {
+      status.Update(device->engine->CheckArithmetic(arithmetic));
+    }
+    refusal.Update(status);
+    if (!status.ok()) continue;
+    if (best == nullptr || device->waiting_and_running() < best->waiting_and_running()) {
+      best = device.get();
+    }
+  }
+  if (best == nullptr) return refusal;
+  return best;
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<Engine>>> MakeEngines(const ServerOptions& options) {
+  std::vector<std::unique_ptr<Engine>> engines;
+  std::set<std::string> seen;
+  for (const std::string& name : options.devices) {
+    if (name == "cpu") {
+      if (!seen.insert(name).second) return BadName(name, "named twice");
+      engines.push_back(MakeCpuEngine(options.engine));
+      continue;
+    }
+    QG_ASSIGN_OR_RETURN(const std::vector<int> ordinals, OrdinalsOf(name));
+    for (const int ordinal : ordinals) {
+      if (!seen.insert(absl::StrCat(kCuda, ":", ordinal)).second) {
+        return BadName(name, "named twice");
+      }
+      QG_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, MakeCudaEngine(ordinal));
+      engines.push_back(std::move(engine));
+    }
+  }
+  if (engines.empty()) return BadName("", "a server needs one");
+  return engines;
+}
+
+}  // namespace quantgate

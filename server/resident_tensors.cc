@@ -1,0 +1,108 @@
+#include "server/resident_tensors.h"
+
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+int64_t BytesOf(const Tensor& tensor) {
+  return tensor.has_value() ? static_cast<int64_t>(tensor.byte_size()) : 0;
+}
+
+}  // namespace
+
+absl::StatusOr<Tensor> ResidentTensors::Get(const std::string& key, Source source,
+                                            absl::FunctionRef<absl::StatusOr<Tensor>()> load,
+                                            const Cancellation* cancellation) {
+  if (bytes_max_ == 0) return load();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = by_key_.find(key);
+  if (found == by_key_.end()) {
+    ++usage_.misses;
+    QG_ASSIGN_OR_RETURN(Tensor tensor, Bring(load, cancellation));
+    QG_RETURN_IF_ERROR(Insert(key, source, tensor));
+    return tensor;
+  }
+  ++usage_.hits;
+  entries_.splice(entries_.begin(), entries_, found->second);
+  if (entries_.front().device.has_value()) return entries_.front().device;
+  const Tensor host = entries_.front().host;
+  QG_ASSIGN_OR_RETURN(Tensor tensor,
+                      Bring([&] { return absl::StatusOr<Tensor>(host); }, cancellation));
+  // Bringing it may have pushed out others, and this one with them.
+  const auto still = by_key_.find(key);
+  if (still != by_key_.end()) Forget(still->second);
+  QG_RETURN_IF_ERROR(Insert(key, source, tensor));
+  return tensor;
+}
+
+/// In the engine's memory. Where that is full, everything that is kept makes room first.
+absl::StatusOr<Tensor> ResidentTensors::Bring(absl::FunctionRef<absl::StatusOr<Tensor>()> load,
+                                              const Cancellation* cancellation) {
+  const auto bring = [&]() -> absl::StatusOr<Tensor> {
+    QG_ASSIGN_OR_RETURN(const Tensor tensor, load());
+    return engine_.ToDevice(tensor, cancellation);
+  };
+  absl::StatusOr<Tensor> tensor = bring();
+  if (!absl::IsResourceExhausted(tensor.status()) || usage_.resident_bytes == 0) return tensor;
+  QG_RETURN_IF_ERROR(MakeRoom(bytes_max_));
+  return bring();
+}
+
+absl::Status ResidentTensors::Insert(const std::string& key, Source source, const Tensor& tensor) {
+  const int64_t bytes = BytesOf(tensor);
+  if (bytes > bytes_max_) return absl::OkStatus();
+  QG_RETURN_IF_ERROR(MakeRoom(bytes));
+  entries_.push_front({key, source, tensor, Tensor()});
+  by_key_[key] = entries_.begin();
+  usage_.resident_bytes += bytes;
+  ++usage_.resident_tensors;
+  return absl::OkStatus();
+}
+
+absl::Status ResidentTensors::MakeRoom(int64_t bytes) {
+  auto entry = entries_.end();
+  while (usage_.resident_bytes + bytes > bytes_max_ && entry != entries_.begin()) {
+    --entry;
+    if (!entry->device.has_value()) continue;
+    const auto evicted = entry++;
+    QG_RETURN_IF_ERROR(Evict(evicted));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ResidentTensors::Evict(Entries::iterator entry) {
+  const int64_t bytes = BytesOf(entry->device);
+  const bool has_room = usage_.spilled_bytes + bytes <= bytes_max_;
+  if (entry->source == Source::kStored || !has_room) {
+    usage_.dropped_bytes_total += bytes;
+    Forget(entry);
+    return absl::OkStatus();
+  }
+  QG_ASSIGN_OR_RETURN(entry->host, engine_.ToHost(entry->device, nullptr));
+  entry->device = Tensor();
+  usage_.resident_bytes -= bytes;
+  --usage_.resident_tensors;
+  usage_.spilled_bytes += bytes;
+  usage_.spilled_bytes_total += bytes;
+  return absl::OkStatus();
+}
+
+void ResidentTensors::Forget(Entries::iterator entry) {
+  usage_.resident_bytes -= BytesOf(entry->device);
+  usage_.resident_tensors -= entry->device.has_value() ? 1 : 0;
+  usage_.spilled_bytes -= BytesOf(entry->host);
+  by_key_.erase(entry->key);
+  entries_.erase(entry);
+}
+
+ResidentUsage ResidentTensors::usage() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ResidentUsage usage = usage_;
+  usage.bytes_max = bytes_max_;
+  return usage;
+}
+
+}  // namespace quantgate

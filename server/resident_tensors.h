@@ -1,0 +1,79 @@
+// ResidentTensors: tensors that stay in an engine's memory between calls, under a budget. The least
+// recently used goes first: to host memory if nothing else has its bytes, else it is dropped.
+// Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "kernels/engine/engine.h"
+
+namespace quantgate {
+
+struct ResidentUsage {
+  int64_t resident_bytes = 0;  ///< In the engine's memory.
+  int64_t resident_tensors = 0;
+  int64_t spilled_bytes = 0;  ///< In host memory, waiting to be used again.
+  int64_t bytes_max = 0;
+  // Since the start.
+  int64_t hits = 0;
+  int64_t misses = 0;
+  int64_t spilled_bytes_total = 0;
+  int64_t dropped_bytes_total = 0;
+};
+
+class ResidentTensors {
+ public:
+  /// Where a tensor's bytes are besides the engine's memory.
+  enum class Source {
+    kStored,     ///< In the blob store: dropped when its turn comes.
+    kGenerated,  ///< Nowhere: spilled to host memory, as many bytes as the budget, then dropped and
+                 ///< made again.
+  };
+
+  /// `bytes_max` 0: nothing is kept (the CPU engine, whose memory the blobs are mapped into).
+  ResidentTensors(Engine& engine, int64_t bytes_max) : engine_(engine), bytes_max_(bytes_max) {}
+  ResidentTensors(const ResidentTensors&) = delete;
+  ResidentTensors& operator=(const ResidentTensors&) = delete;
+
+  /// The bytes under `key` as a tensor in the engine's memory; `load` makes it, in any memory, the
+  /// first time and whenever it was dropped. A tensor larger than the budget is not kept.
+  absl::StatusOr<Tensor> Get(const std::string& key, Source source,
+                             absl::FunctionRef<absl::StatusOr<Tensor>()> load,
+                             const Cancellation* cancellation);
+
+  ResidentUsage usage() const;
+
+ private:
+  struct Entry {
+    std::string key;
+    Source source;
+    Tensor device;  ///< No value: spilled.
+    Tensor host;    ///< Has a value while spilled.
+  };
+  using Entries = std::list<Entry>;  // The most recently used first.
+
+  absl::StatusOr<Tensor> Bring(absl::FunctionRef<absl::StatusOr<Tensor>()> load,
+                               const Cancellation* cancellation)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Insert(const std::string& key, Source source, const Tensor& tensor)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status MakeRoom(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Evict(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forget(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Engine& engine_;
+  const int64_t bytes_max_;
+  mutable std::mutex mutex_;
+  Entries entries_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, Entries::iterator> by_key_ ABSL_GUARDED_BY(mutex_);
+  ResidentUsage usage_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace quantgate
