@@ -20,7 +20,7 @@ constexpr size_t kWorkspaceBytes = size_t{64} << 20;
 constexpr int kAlgorithmsMax = 64;
 /// An entry takes some 10 KiB of host memory.
 constexpr size_t kCachedGemmsMax = 1024;
-/// What FP8 operands need, and TMA, by which the wgmma kernels load all others.
+/// What FP8 operands and scalars need, and TMA, by which the wgmma kernels load all others.
 constexpr uintptr_t kAlignment = 16;
 /// What the heuristic assumes where it is not told.
 constexpr uintptr_t kAlignmentMax = 256;
@@ -111,9 +111,11 @@ class Call {
   /// Algorithms as the heuristic returns them; none where it knows none.
   absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Ask(cublasLtHandle_t handle,
                                                                    uint32_t reduction_mask) const;
-  /// `base` cutting K into `slices` that are added in fp32; false where cuBLASLt cannot.
-  absl::StatusOr<bool> ForceSplitK(cublasLtHandle_t handle, int32_t slices,
-                                   cublasLtMatmulHeuristicResult_t& base) const;
+  /// Those of `bases` that can cut K into `slices` (added in fp32), made to, without doubles of
+  /// `known`.
+  absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> WithSlices(
+      cublasLtHandle_t handle, int32_t slices, std::vector<cublasLtMatmulHeuristicResult_t> bases,
+      std::vector<cublasLtMatmulHeuristicResult_t> known) const;
   absl::Status Run(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm, void* workspace,
                    cudaStream_t stream) const;
 
@@ -243,21 +245,6 @@ absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Call::Ask(
   return results;
 }
 
-absl::StatusOr<bool> Call::ForceSplitK(cublasLtHandle_t handle, int32_t slices,
-                                       cublasLtMatmulHeuristicResult_t& base) const {
-  const uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-  QG_CUBLAS_RETURN_IF_ERROR(cublasLtMatmulAlgoConfigSetAttribute(
-      &base.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &slices, sizeof(slices)));
-  QG_CUBLAS_RETURN_IF_ERROR(cublasLtMatmulAlgoConfigSetAttribute(
-      &base.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof(scheme)));
-  cublasLtMatmulHeuristicResult_t checked = {};
-  const cublasStatus_t status =
-      cublasLtMatmulAlgoCheck(handle, desc_.get(), lt_a_.get(), lt_b_.get(), lt_c_.get(),
-                              lt_d_.get(), &base.algo, &checked);
-  base.workspaceSize = checked.workspaceSize;
-  return status == CUBLAS_STATUS_SUCCESS && checked.workspaceSize <= kWorkspaceBytes;
-}
-
 absl::Status Call::Run(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm,
                        void* workspace, cudaStream_t stream) const {
   return QG_CUBLAS_STATUS(cublasLtMatmul(handle, desc_.get(), &alpha_, addresses_.b, lt_a_.get(),
@@ -291,6 +278,31 @@ CublasLtAlgorithm Described(const cublasLtMatmulHeuristicResult_t& result) {
   out.cluster_shape = Config<uint16_t>(algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID);
   out.workspace_bytes = result.workspaceSize;
   return out;
+}
+
+absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Call::WithSlices(
+    cublasLtHandle_t handle, int32_t slices, std::vector<cublasLtMatmulHeuristicResult_t> bases,
+    std::vector<cublasLtMatmulHeuristicResult_t> known) const {
+  const uint32_t scheme =
+      slices > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
+  for (cublasLtMatmulHeuristicResult_t& base : bases) {
+    QG_CUBLAS_RETURN_IF_ERROR(cublasLtMatmulAlgoConfigSetAttribute(
+        &base.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &slices, sizeof(slices)));
+    QG_CUBLAS_RETURN_IF_ERROR(cublasLtMatmulAlgoConfigSetAttribute(
+        &base.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof(scheme)));
+    cublasLtMatmulHeuristicResult_t checked = {};
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(handle, desc_.get(), lt_a_.get(), lt_b_.get(), lt_c_.get(),
+                                lt_d_.get(), &base.algo, &checked);
+    if (status != CUBLAS_STATUS_SUCCESS || checked.workspaceSize > kWorkspaceBytes) continue;
+    base.workspaceSize = checked.workspaceSize;
+    const std::string text = Described(base).ToString();
+    const bool is_new = std::none_of(known.begin(), known.end(), [&](const auto& one) {
+      return Described(one).ToString() == text;
+    });
+    if (is_new) known.push_back(base);
+  }
+  return known;
 }
 
 struct Choice {
@@ -344,39 +356,45 @@ absl::Status CheckSpace(const GemmDesc& desc) {
 /// The tensors of one call where cuBLASLt can read them; they live until its work is on the stream.
 class Operands {
  public:
-  explicit Operands(CudaDevice& device) : device_(device) {}
+  /// `unread`: an address for C where there is none, since cuBLASLt wants one.
+  Operands(CudaDevice& device, const void* unread) : device_(device) { addresses_.c = unread; }
 
   absl::Status Place(const GemmDesc& desc, const GemmShape& shape) {
-    QG_ASSIGN_OR_RETURN(addresses_.a, Aligned(desc.a.data));
-    QG_ASSIGN_OR_RETURN(addresses_.b, Aligned(desc.b.data));
+    QG_ASSIGN_OR_RETURN(addresses_.a, Aligned(desc.a.data, kAlignment));
+    QG_ASSIGN_OR_RETURN(addresses_.b, Aligned(desc.b.data, kAlignment));
     QG_ASSIGN_OR_RETURN(addresses_.a_scale, Scales(desc.a, shape.m, shape.k));
     QG_ASSIGN_OR_RETURN(addresses_.b_scale, Scales(desc.b, shape.n, shape.k));
-    QG_ASSIGN_OR_RETURN(addresses_.bias, Aligned(desc.bias));
-    if (desc.d_scale.has_value()) addresses_.d_scale = desc.d_scale.data();
+    QG_ASSIGN_OR_RETURN(addresses_.bias, Aligned(desc.bias, kAlignmentMax));
+    QG_ASSIGN_OR_RETURN(addresses_.d_scale, Aligned(desc.d_scale, kAlignment));
     return absl::OkStatus();
   }
 
-  /// d, with c in its place where they share memory. Without c, cuBLASLt wants an address that it
-  /// does not read.
+  /// d, with c in its place where they share memory.
   absl::Status PlaceOutputs(const GemmDesc& desc, Tensor& d, Tensor& amax) {
     addresses_.d = d.data();
-    addresses_.c = d.data();
     if (amax.has_value()) addresses_.amax = amax.data();
     if (desc.in_place) {
+      addresses_.c = d.data();
       return QG_CUDA_STATUS(cudaMemcpyAsync(d.data(), desc.c.data(), d.byte_size(),
                                             cudaMemcpyDeviceToDevice, device_.stream()));
     }
-    if (!desc.c.has_value()) return absl::OkStatus();
-    QG_ASSIGN_OR_RETURN(addresses_.c, Aligned(desc.c));
+    if (!desc.c.has_value()) {
+      // C is of another type than an FP8 d, which cuBLASLt then refuses in its place.
+      if (!IsFp8(desc.out_dtype)) addresses_.c = d.data();
+      return absl::OkStatus();
+    }
+    QG_ASSIGN_OR_RETURN(addresses_.c, Aligned(desc.c, kAlignment));
     return absl::OkStatus();
   }
 
   const Addresses& addresses() const { return addresses_; }
 
  private:
-  absl::StatusOr<const void*> Aligned(const Tensor& tensor) {
+  /// Matrices have their alignment told to the heuristic. Vectors have not, though kernels differ
+  /// in what they need of those too.
+  absl::StatusOr<const void*> Aligned(const Tensor& tensor, uintptr_t alignment) {
     if (!tensor.has_value()) return nullptr;
-    if (AlignmentOf(tensor.data()) >= kAlignment) return tensor.data();
+    if (AlignmentOf(tensor.data()) >= alignment) return tensor.data();
     QG_ASSIGN_OR_RETURN(Tensor copy, device_.Allocate(tensor.dtype(), tensor.shape()));
     QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(copy.data(), tensor.data(), tensor.byte_size(),
                                             cudaMemcpyDeviceToDevice, device_.stream()));
@@ -387,9 +405,11 @@ class Operands {
   /// 1x128 scales go to [k block][row], tiles to [row tile][k block] with k blocks padded to four
   /// (cuBLASLt's documentation of its scaling modes).
   absl::StatusOr<const void*> Scales(const GemmOperand& operand, int64_t rows, int64_t k) {
-    if (operand.scaling == ScaleMode::kTensor) return operand.scale_inv.data();
+    if (operand.scaling == ScaleMode::kTensor) return Aligned(operand.scale_inv, kAlignment);
     const bool is_tile = operand.scaling == ScaleMode::k128x128;
-    if (!is_tile && operand.scaling != ScaleMode::k1x128) return Aligned(operand.scale_inv);
+    if (!is_tile && operand.scaling != ScaleMode::k1x128) {
+      return Aligned(operand.scale_inv, kAlignmentMax);
+    }
     const int64_t k_blocks = (k + 127) / 128;
     RearrangeParameters p = {};
     p.outer = is_tile ? (rows + 127) / 128 : k_blocks;
@@ -424,28 +444,30 @@ struct CublasLt::State {
   /// Valid until the next call.
   absl::StatusOr<const std::vector<Choice>*> Choices(const GemmDesc& desc, const GemmShape& shape,
                                                      const Addresses& addresses, const Call& call);
-  absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> WithSlices(const Call& call,
-                                                                          int slices) const;
+  absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Find(
+      const Call& call, const Arithmetic& arithmetic) const;
   /// Stand-ins for what Operands places: as well aligned, and never read.
   Addresses StandIns(const GemmDesc& desc) const;
 };
 
-absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> CublasLt::State::WithSlices(
-    const Call& call, int slices) const {
-  QG_ASSIGN_OR_RETURN(std::vector<cublasLtMatmulHeuristicResult_t> results,
-                      call.Ask(handle, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  std::erase_if(results, [&](const auto& one) { return Described(one).split_k != slices; });
-  QG_ASSIGN_OR_RETURN(const std::vector<cublasLtMatmulHeuristicResult_t> whole,
+absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> CublasLt::State::Find(
+    const Call& call, const Arithmetic& arithmetic) const {
+  if (arithmetic.any_split_k) return call.Ask(handle, CUBLASLT_REDUCTION_SCHEME_MASK);
+  QG_ASSIGN_OR_RETURN(std::vector<cublasLtMatmulHeuristicResult_t> whole,
                       call.Ask(handle, CUBLASLT_REDUCTION_SCHEME_NONE));
-  for (cublasLtMatmulHeuristicResult_t one : whole) {
-    QG_ASSIGN_OR_RETURN(const bool can, call.ForceSplitK(handle, slices, one));
-    const std::string text = Described(one).ToString();
-    const bool is_new = std::none_of(results.begin(), results.end(), [&](const auto& known) {
-      return Described(known).ToString() == text;
-    });
-    if (can && is_new) results.push_back(one);
+  if (arithmetic.split_k == 1) {
+    if (!whole.empty()) return whole;
+    // Few outputs under a long k: the heuristic knows none that does not split, but kernels can.
+    QG_ASSIGN_OR_RETURN(std::vector<cublasLtMatmulHeuristicResult_t> split,
+                        call.Ask(handle, CUBLASLT_REDUCTION_SCHEME_MASK));
+    return call.WithSlices(handle, 1, std::move(split), {});
   }
-  return results;
+  QG_ASSIGN_OR_RETURN(std::vector<cublasLtMatmulHeuristicResult_t> split,
+                      call.Ask(handle, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  whole.insert(whole.end(), split.begin(), split.end());
+  std::erase_if(split,
+                [&](const auto& one) { return Described(one).split_k != arithmetic.split_k; });
+  return call.WithSlices(handle, arithmetic.split_k, std::move(whole), std::move(split));
 }
 
 absl::StatusOr<const std::vector<Choice>*> CublasLt::State::Choices(const GemmDesc& desc,
@@ -455,12 +477,8 @@ absl::StatusOr<const std::vector<Choice>*> CublasLt::State::Choices(const GemmDe
   std::string key = CacheKey(desc, shape, addresses);
   const std::vector<Choice>* known = cache.Find(key);
   if (known == nullptr) {
-    const Arithmetic& arithmetic = desc.arithmetic;
-    const bool is_split = !arithmetic.any_split_k && arithmetic.split_k > 1;
-    const uint32_t mask =
-        arithmetic.any_split_k ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_NONE;
     QG_ASSIGN_OR_RETURN(const std::vector<cublasLtMatmulHeuristicResult_t> results,
-                        is_split ? WithSlices(call, arithmetic.split_k) : call.Ask(handle, mask));
+                        Find(call, desc.arithmetic));
     known = &cache.Insert(std::move(key), Numbered(results));
   }
   if (!known->empty()) return known;
@@ -533,7 +551,7 @@ absl::StatusOr<GemmResult> CublasLt::Gemm(const GemmDesc& desc, const Cancellati
   }
   if (shape.m == 0) return result;
 
-  Operands operands(device_);
+  Operands operands(device_, state_->workspace->data());
   QG_RETURN_IF_ERROR(operands.Place(desc, shape));
   QG_RETURN_IF_ERROR(operands.PlaceOutputs(desc, result.d, result.amax));
   Call call;
@@ -547,8 +565,13 @@ absl::StatusOr<GemmResult> CublasLt::Gemm(const GemmDesc& desc, const Cancellati
                      choices->size(), " algorithms for ", GemmText(desc)));
   }
   const Choice& choice = (*choices)[index];
-  QG_RETURN_IF_ERROR(
-      call.Run(state_->handle, choice.algo, state_->workspace->data(), device_.stream()));
+  const absl::Status status =
+      call.Run(state_->handle, choice.algo, state_->workspace->data(), device_.stream());
+  if (!status.ok()) {
+    return absl::Status(status.code(),
+                        absl::StrCat(std::string(status.message()), "; ", GemmText(desc), "; ",
+                                     choice.description.ToString()));
+  }
   ran.split_k = std::max(1, choice.description.split_k);
   result.arithmetic = ran.ToString();
   result.note = choice.description.ToString();

@@ -31,7 +31,8 @@ class CublasLt {
 
   /// Every algorithm that the heuristic returns for a desc, its first choice first. Remembered per
   /// types, shape, epilogue and alignment.
-  /// - By default, those that do not split K (reduction schemes forbidden).
+  /// - By default, those that do not split K (reduction schemes forbidden); where the heuristic has
+  ///   none of these, those that it would let split K, made not to.
   /// - With arithmetic.any_split_k, those with any reduction scheme.
   /// - With arithmetic.split_k > 1, those with as many slices, added in fp32: first as the
   /// heuristic

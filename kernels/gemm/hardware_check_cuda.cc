@@ -1,0 +1,38 @@
+#include "kernels/gemm/hardware_check_cuda.h"
+
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/gemm/gemm_tensors.h"
+
+namespace quantgate {
+
+HardwareCheckSides CudaSides(CudaDevice& device, CublasLt& cublaslt,
+                             std::function<absl::StatusOr<GemmResult>(const GemmDesc&)> model,
+                             const Cancellation* cancellation) {
+  HardwareCheckSides sides;
+  sides.place = [&device, cancellation](const Tensor& tensor) {
+    return device.ToDevice(tensor, cancellation);
+  };
+  sides.to_host = [&device, cancellation](const Tensor& tensor) {
+    return device.ToHost(tensor, cancellation);
+  };
+  sides.algorithms = [&cublaslt](const GemmDesc& desc) { return cublaslt.Algorithms(desc); };
+  sides.hardware = [&cublaslt, cancellation](const GemmDesc& desc) {
+    return cublaslt.Gemm(desc, cancellation);
+  };
+  sides.model = std::move(model);
+  return sides;
+}
+
+std::function<absl::StatusOr<GemmResult>(const GemmDesc&)> CpuModel(
+    CudaDevice& device, const ExecutionContext& context) {
+  return [&device, &context](const GemmDesc& desc) -> absl::StatusOr<GemmResult> {
+    QG_ASSIGN_OR_RETURN(const GemmDesc on_host, WithTensors(desc, [&](const Tensor& tensor) {
+                          return device.ToHost(tensor);
+                        }));
+    return GemmCpu(on_host, context);
+  };
+}
+
+}  // namespace quantgate
