@@ -1,8 +1,8 @@
 // How near uploads and small calls come to what the machine can do, measured in one run:
 //   upload of 1 GiB over loopback, digest known, against a bare gRPC stream of the same messages,
-//   SHA-256 on one core, and writes with one fsync to the same directory; a small unary call
-//   against a bare gRPC echo; 1000 open upload streams over 16 connections: threads and memory of
-//   the server.
+//   SHA-256 on one core, and writes with one fsync to the same directory, through the page cache
+//   and past it; a small unary call against a bare gRPC echo; 1000 open upload streams over 16
+//   connections: threads and memory of the server.
 //
 //   server_upload_bench [--megabytes=1024] [--rounds=3] [DIRECTORY ...]     default: the temporary
 //   directory and /dev/shm
@@ -21,6 +21,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <optional>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
@@ -28,6 +29,7 @@
 #include "client/upload.h"
 #include "server/allocator.h"
 #include "server/limits.h"
+#include "server/store/direct_file.h"
 #include "server/store/disk.h"
 #include "tests/server/test_server.h"
 
@@ -192,14 +194,21 @@ double HashOnOneCore(const std::string& bytes) {
   return SecondsSince(start);
 }
 
-double WriteAndSync(const std::string& directory, const std::string& bytes) {
+/// Through the page cache or past it; no time where the file system has no such way.
+std::optional<double> WriteAndSync(const std::string& directory, const std::string& bytes,
+                                   bool is_direct) {
   const std::string path = directory + "/raw";
   const auto start = Clock::now();
   File file = File::OpenForWriting(path).value();
+  DirectFile direct_file = is_direct ? DirectFile::Open(path) : DirectFile();
   const auto all = std::as_bytes(std::span(bytes));
-  for (size_t at = 0; at < all.size(); at += kChunkBytes) {
-    const size_t size = std::min<size_t>(all.size() - at, kChunkBytes);
-    if (!file.Write(static_cast<int64_t>(at), all.subspan(at, size)).ok()) std::exit(1);
+  const size_t step = is_direct ? kUploadWriteBytes : kChunkBytes;
+  for (size_t at = 0; at < all.size(); at += step) {
+    const auto part = all.subspan(at, std::min(all.size() - at, step));
+    const auto offset = static_cast<int64_t>(at);
+    const auto direct = direct_file.WriteFront(offset, {&part, 1}).value();
+    if (is_direct && direct == 0) return std::nullopt;
+    if (!file.Write(offset + direct, part.subspan(direct)).ok()) std::exit(1);
   }
   if (!file.Sync().ok()) std::exit(1);
   const double seconds = SecondsSince(start);
@@ -207,84 +216,105 @@ double WriteAndSync(const std::string& directory, const std::string& bytes) {
   return seconds;
 }
 
-/// Removes the blobs, so that the next upload is one.
-void Forget(const std::string& data_dir) { std::filesystem::remove_all(data_dir); }
+/// What one kind of transfer came to in each round: its rate, that over the smallest of the
+/// round's ceilings, and CPU seconds of client and server together.
+struct Rounds {
+  std::vector<double> rates, ratios, cpu;
+};
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+constexpr const char* kBareStream = "bare gRPC stream";
+constexpr const char* kSha256 = "SHA-256, one core";
+constexpr const char* kWrites = "fsynced writes";
+constexpr const char* kDirectWrites = "fsynced writes, direct";
+constexpr const char* kUpload = "upload, client library";
+constexpr const char* kStubUpload = "upload, generated stub";
+
+void MeasureRound(const std::string& directory, const std::string& bytes, const v1::Digest& digest,
+                  std::map<std::string, Rounds>& all) {
+  std::map<std::string, double> rates;
+  const auto note = [&](const std::string& name, double seconds) {
+    rates[name] = static_cast<double>(bytes.size()) / (1 << 20) / seconds;
+  };
+  const auto send = [&](const std::string& name, auto function) {
+    // A fresh server process each, whose memory is as cold as after its start.
+    std::filesystem::create_directories(directory);
+    {
+      const ServerProcess server(directory);
+      const double before = server.CpuSeconds();
+      note(name, function(server));
+      all[name].cpu.push_back(server.CpuSeconds() - before);
+    }
+    std::filesystem::remove_all(directory);  // The next upload of these bytes is one again.
+  };
+  std::filesystem::create_directories(directory);
+  note(kWrites, *WriteAndSync(directory, bytes, /*is_direct=*/false));
+  const auto direct = WriteAndSync(directory, bytes, /*is_direct=*/true);
+  if (direct.has_value()) note(kDirectWrites, *direct);
+  note(kSha256, HashOnOneCore(bytes));
+  send(kBareStream, [&](const ServerProcess& server) {
+    return SendStream(server.bare_address(), bytes, digest, "bare");
+  });
+  send(kUpload, [&](const ServerProcess& server) {
+    return UploadWithClient(server.address(), bytes, digest);
+  });
+  send(kStubUpload, [&](const ServerProcess& server) {
+    return SendStream(server.address(), bytes, digest, "upload");
+  });
+  const double writes = std::max(rates[kWrites], rates[kDirectWrites]);
+  const double ceiling = std::min({writes, rates[kSha256], rates[kBareStream]});
+  for (const auto& [name, rate] : rates) {
+    if (rate == 0) continue;
+    all[name].rates.push_back(rate);
+    all[name].ratios.push_back(rate / ceiling);
+  }
+}
 
 void MeasureUploads(const std::string& parent, const std::string& bytes, int rounds) {
   const v1::Digest digest = DigestFor(bytes);
-  const double megabytes = static_cast<double>(bytes.size()) / (1 << 20);
-  std::map<std::string, double> best, cpu;
-  const auto note = [&](const std::string& name, double seconds) {
-    best[name] = std::max(best[name], megabytes / seconds);
-  };
+  std::map<std::string, Rounds> all;
   for (int round = 0; round < rounds; ++round) {
-    const std::string directory = parent + absl::StrFormat("/quantgate-bench-%d", ::getpid());
-    std::filesystem::create_directories(directory);
-    note("fsynced writes", WriteAndSync(directory, bytes));
-    note("SHA-256, one core", HashOnOneCore(bytes));
-    const auto send = [&](const ServerProcess& server, const std::string& name, auto function) {
-      const double before = server.CpuSeconds();
-      note(name, function());
-      const double used = server.CpuSeconds() - before;
-      cpu[name] = cpu.contains(name) ? std::min(cpu[name], used) : used;
-    };
-    // A fresh server process each, whose memory is as cold as after its start.
-    {
-      const ServerProcess server(directory);
-      send(server, "bare gRPC stream",
-           [&] { return SendStream(server.bare_address(), bytes, digest, "bare"); });
-    }
-    {
-      const ServerProcess server(directory);
-      send(server, "upload, client library",
-           [&] { return UploadWithClient(server.address(), bytes, digest); });
-    }
-    Forget(directory);
-    {
-      const ServerProcess server(directory);
-      send(server, "upload, generated stub",
-           [&] { return SendStream(server.address(), bytes, digest, "upload"); });
-    }
-    Forget(directory);
+    MeasureRound(parent + absl::StrFormat("/quantgate-bench-%d", ::getpid()), bytes, digest, all);
   }
-  const double ceiling =
-      std::min({best["fsynced writes"], best["SHA-256, one core"], best["bare gRPC stream"]});
-  std::printf("upload of %.0f MiB to %s, best of %d rounds\n", megabytes, parent.c_str(), rounds);
-  for (const char* name : {"bare gRPC stream", "SHA-256, one core", "fsynced writes",
-                           "upload, client library", "upload, generated stub"}) {
-    std::printf("  %-24s %7.0f MiB/s   %.2f of the smallest", name, best[name],
-                best[name] / ceiling);
-    std::printf(cpu.contains(name) ? "   %.2f s of CPU, client and server\n" : "\n", cpu[name]);
+  std::printf("upload of %d MiB to %s, medians of %d rounds; ratios to the smallest of a round\n",
+              static_cast<int>(bytes.size() >> 20), parent.c_str(), rounds);
+  for (const char* name : {kBareStream, kSha256, kWrites, kDirectWrites, kUpload, kStubUpload}) {
+    if (!all.contains(name)) continue;
+    const Rounds& row = all[name];
+    std::printf("  %-24s %7.0f MiB/s   ratio %.2f, best %.2f", name, Median(row.rates),
+                Median(row.ratios), *std::max_element(row.ratios.begin(), row.ratios.end()));
+    if (!row.cpu.empty()) std::printf("   %.2f s of CPU, client and server", Median(row.cpu));
+    std::printf("\n");
   }
 }
 
-/// Microseconds per call, the median of many.
-double CallTime(v1::Blobs::Stub& stub, int calls) {
-  v1::FindMissingRequest request;
-  *request.add_digests() = DigestFor("no such blob");
-  std::vector<double> times;
-  for (int i = 0; i < calls; ++i) {
-    v1::FindMissingResponse response;
-    grpc::ClientContext context;
-    const auto start = Clock::now();
-    Check(stub.FindMissing(&context, request, &response));
-    times.push_back(SecondsSince(start) * 1e6);
-  }
-  std::nth_element(times.begin(), times.begin() + calls / 2, times.end());
-  return times[calls / 2];
+double MicrosecondsOfCall(v1::Blobs::Stub& stub, const v1::FindMissingRequest& request) {
+  v1::FindMissingResponse response;
+  grpc::ClientContext context;
+  const auto start = Clock::now();
+  Check(stub.FindMissing(&context, request, &response));
+  return SecondsSince(start) * 1e6;
 }
 
+// Calls to both in turn, so that what else the machine does meets both.
 void MeasureCalls(const ServerProcess& server) {
+  constexpr int kCalls = 20'000;
   const auto credentials = grpc::InsecureChannelCredentials();
   const auto real = v1::Blobs::NewStub(grpc::CreateChannel(server.address(), credentials));
   const auto bare = v1::Blobs::NewStub(grpc::CreateChannel(server.bare_address(), credentials));
-  double real_time = 1e9, bare_time = 1e9;
-  for (int round = 0; round < 5; ++round) {
-    bare_time = std::min(bare_time, CallTime(*bare, 4000));
-    real_time = std::min(real_time, CallTime(*real, 4000));
+  v1::FindMissingRequest request;
+  *request.add_digests() = DigestFor("no such blob");
+  std::vector<double> real_times, bare_times;
+  for (int i = 0; i < kCalls; ++i) {
+    bare_times.push_back(MicrosecondsOfCall(*bare, request));
+    real_times.push_back(MicrosecondsOfCall(*real, request));
   }
-  std::printf("small unary call: FindMissing %.1f us, bare echo %.1f us, ratio %.2f\n", real_time,
-              bare_time, real_time / bare_time);
+  std::printf("small unary call: FindMissing %.1f us, bare echo %.1f us, ratio %.2f (medians)\n",
+              Median(real_times), Median(bare_times), Median(real_times) / Median(bare_times));
 }
 
 void MeasureManyStreams(const ServerProcess& server, int streams, int connections) {
