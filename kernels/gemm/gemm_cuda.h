@@ -12,7 +12,8 @@
 namespace quantgate {
 
 /// As GemmCpu, for every arithmetic but cublaslt (gemm_cublaslt.h). Cancellation is looked at
-/// between kernels.
+/// between kernels. Waits for the stream only to look at the values of fp32 scales of blocks under
+/// sm100 and sm120, which must be powers of two.
 absl::StatusOr<GemmResult> GemmCuda(CudaDevice& device, const GemmDesc& desc,
                                     const Cancellation* cancellation);
 

@@ -1,0 +1,169 @@
+// The kernels of GemmCuda and how they are launched: operands are packed once, accumulators go to
+// an fp32 matrix, which the epilogue turns into the output.
+//
+// How the fused kernels compute a step: panel.h derives why a fused multiply-add under rounding
+// toward zero, onto an accumulator that starts at 2^(E - F + p), truncates a product to the step's
+// grid and adds it, and why such sums are exact. Truncation is of magnitudes, so the sums of the
+// positive and of the negative products have to be kept apart. Here nothing chooses between them:
+// one accumulator takes |a| * |b| of every product, the other a+ * b+ and a- * b-, of which at most
+// one is not zero; the sum of the step is twice the second less the first.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/gemm/cuda_operand.h"
+#include "kernels/gemm/epilogue_step.h"
+#include "kernels/numerics/fused_rule.h"
+
+namespace quantgate {
+
+/// Rows of packed operands are padded to this, and k to kPackedDepth.
+inline constexpr int kPackedRows = 128;
+inline constexpr int kPackedDepth = 32;
+
+// ---- Packing.
+
+/// Elements as fp32 numbers, NaN and infinity as zero.
+struct PackProductsTask {
+  CudaOperand operand;
+  ScaleUse use;
+  ProductOrder order;
+  int64_t k_end;  ///< Elements from here on are in no sum: packed as zeros.
+  int64_t rows_padded, k_padded;
+  float* values;    ///< [k_padded / 4][rows_padded][4]
+  int16_t* shifts;  ///< [k_padded / kPackedDepth][rows_padded]; null unless use is kExponents.
+  /// [rows][k_padded / 32][4]: bits of k that are NaN (or under a NaN scale), infinite, zero and
+  /// negative.
+  uint32_t* classes;
+  uint32_t* special_rows;  ///< [1 + rows], zeroed: whether any row, and which, has NaN or infinity.
+};
+cudaError_t LaunchPackProducts(const PackProductsTask& task, cudaStream_t stream);
+
+/// Elements times their scales, rounded to fp32.
+struct PackRealsTask {
+  CudaOperand operand;
+  float padding;  ///< -0 for one of the operands: fma(+0, -0, x) is x, -0 included.
+  int64_t rows_padded, k_padded;
+  float* values;  ///< [k_padded / 4][rows_padded][4]
+};
+cudaError_t LaunchPackReals(const PackRealsTask& task, cudaStream_t stream);
+
+/// FP4 codes as twice their values, int8, and the scales of their groups.
+struct PackGroupsTask {
+  CudaOperand operand;
+  int64_t rows_padded, k_padded;  ///< k to whole steps.
+  uint32_t* values;               ///< [k_padded / 4][rows_padded], four a word.
+  int32_t* scales;                ///< [k_padded / 16][rows_padded]: significand + 256 * exponent.
+  uint32_t* special_rows;         ///< As above.
+};
+cudaError_t LaunchPackGroups(const PackGroupsTask& task, cudaStream_t stream);
+
+// ---- Accumulators [m][n].
+
+/// A packed operand.
+struct PackedOperand {
+  const float* values = nullptr;
+  const int16_t* shifts = nullptr;  ///< Null: none.
+  int64_t rows_padded = 0;
+  int exponent_min = 0;  ///< Of the elements' format: what subnormals count with.
+};
+
+/// One slice of k. Rules of any step that divides 32 and of F up to 25, not grouped.
+struct FusedTask {
+  FusedRule rule;
+  PackedOperand a, b;
+  CudaOperand a_scales, b_scales;  ///< Factors of promoted sums, where the rule has them.
+  int64_t m, n;
+  int64_t begin, end;  ///< Of k: multiples of kPackedDepth.
+  float* accumulators;
+};
+cudaError_t LaunchFused(const FusedTask& task, cudaStream_t stream);
+
+/// NVFP4: steps of 4 groups of 16.
+struct GroupsTask {
+  const uint32_t* a;
+  const uint32_t* b;
+  const int32_t* a_scales;
+  const int32_t* b_scales;
+  int64_t a_rows_padded, b_rows_padded;
+  int64_t m, n, k_padded;
+  int align_bits;
+  float* accumulators;
+};
+cudaError_t LaunchGroups(const GroupsTask& task, cudaStream_t stream);
+
+/// Sequential fp32 FMA over k.
+struct Fp32Task {
+  const float* a;
+  const float* b;
+  int64_t a_rows_padded, b_rows_padded;
+  int64_t m, n, k_padded;
+  float* accumulators;
+};
+cudaError_t LaunchFp32(const Fp32Task& task, cudaStream_t stream);
+
+/// Two operands as they are.
+struct OperandPair {
+  CudaOperand a, b;
+  ScaleUse use = ScaleUse::kNone;
+};
+
+/// Any rule at all, one thread an output: DotUnder.
+struct ScalarTask {
+  FusedRule rule;
+  OperandPair operands;
+  float* accumulators;
+};
+cudaError_t LaunchScalar(const ScalarTask& task, cudaStream_t stream);
+
+/// Replaces the outputs that a NaN or an infinity reaches; the fused kernels took those operands
+/// for zeros. Without classes only NaN is possible, and takes whole rows and columns.
+struct SettleTask {
+  FusedRule rule;
+  OperandPair operands;
+  const uint32_t* a_classes;
+  const uint32_t* b_classes;
+  int64_t words;  ///< Of each class.
+  const uint32_t* a_special_rows;
+  const uint32_t* b_special_rows;
+  float* accumulators;
+};
+cudaError_t LaunchSettle(const SettleTask& task, cudaStream_t stream);
+
+/// total[i] = total[i] + slice[i].
+cudaError_t LaunchAddSlice(const float* slice, int64_t count, float* total, cudaStream_t stream);
+
+// ---- Outputs.
+
+struct EpilogueTask {
+  int64_t m, n;
+  const float* accumulators;
+  void* d;  ///< May be the accumulators where it is f32.
+  OperandFormat out_format;
+  Combination combination;
+  bool keeps_negative_zero;
+  float alpha, beta;
+  float reciprocal;         ///< A last factor of the coefficient; 1 but for nv16.
+  const float* scale_a;     ///< [1], of the tensor or the amax of nv16; null: 1.
+  const float* scale_b;     ///< [1]; null: 1.
+  const float* row_scales;  ///< [m], with column_scales: outer-vector scales; null: none.
+  const float* column_scales;
+  const float* row_amaxes;   ///< [m]: row-scaled nv16; null: none.
+  const float* column_amax;  ///< [1], beside row_amaxes; null: 1.
+  const void* c;
+  OperandFormat c_format;
+  const void* bias;  ///< [n]; null: none.
+  OperandFormat bias_format;
+  const float* d_scale;  ///< [1]; null: 1.
+  uint32_t* amax;        ///< Bits, zeroed: FP8 outputs only.
+};
+cudaError_t LaunchEpilogue(const EpilogueTask& task, cudaStream_t stream);
+
+/// The index of the first of `count` scales that E8M0 does not have, to *first, which holds `count`
+/// at least.
+cudaError_t LaunchFindScaleOffE8M0(const float* scales, int64_t count, unsigned long long* first,
+                                   cudaStream_t stream);
+
+}  // namespace quantgate

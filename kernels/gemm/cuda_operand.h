@@ -1,0 +1,123 @@
+// One operand of a GEMM in device memory, as kernels see it: what OperandView is on the CPU.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "kernels/base/host_device.h"
+#include "kernels/gemm/block_scale.h"
+#include "kernels/numerics/float_format.h"
+#include "kernels/numerics/fused_rule.h"
+
+namespace quantgate {
+
+enum class OperandFormat : uint8_t { kF32, kBF16, kF16, kE4M3, kE5M2, kE2M3, kE3M2, kE2M1 };
+enum class ScaleFormat : uint8_t { kNone, kF32, kE8M0, kE4M3 };
+
+/// What block scales do in a fused rule.
+enum class ScaleUse : uint8_t {
+  kNone,
+  kExponents,  ///< Powers of two, added to the exponents of products.
+  kGroups,     ///< Factors of groups of products.
+  kSums,       ///< Factors of promoted sums.
+};
+
+/// visit(Format()) for the format of an operand's elements.
+template <class Visitor>
+QG_HOST_DEVICE auto VisitOperandFormat(OperandFormat format, const Visitor& visit) {
+  switch (format) {
+    case OperandFormat::kBF16:
+      return visit(BFloat16());
+    case OperandFormat::kF16:
+      return visit(Float16());
+    case OperandFormat::kE4M3:
+      return visit(E4M3());
+    case OperandFormat::kE5M2:
+      return visit(E5M2());
+    case OperandFormat::kE2M3:
+      return visit(E2M3());
+    case OperandFormat::kE3M2:
+      return visit(E3M2());
+    case OperandFormat::kE2M1:
+      return visit(E2M1());
+    default:
+      return visit(Float32());
+  }
+}
+
+QG_HOST_DEVICE inline int MantissaBitsOf(OperandFormat format) {
+  return VisitOperandFormat(format, []<class Format>(Format) { return Format::kMantissaBits; });
+}
+QG_HOST_DEVICE inline int ExponentMinOf(OperandFormat format) {
+  return VisitOperandFormat(
+      format, []<class Format>(Format) { return FormatConstants<Format>::kExponentMin; });
+}
+
+struct CudaOperand {
+  const void* data = nullptr;
+  OperandFormat format = OperandFormat::kF32;  ///< kE2M1: two codes a byte along k.
+  int64_t rows = 0;
+  int64_t k = 0;
+  int64_t row_stride = 0;  ///< In elements, single FP4 codes too.
+  int64_t k_stride = 0;    ///< One of the two strides is 1.
+
+  const void* scales = nullptr;  ///< Null: no block scales.
+  ScaleFormat scale_format = ScaleFormat::kNone;
+  int row_block = 1;
+  int k_block = 1;
+  int64_t scale_row_stride = 0;
+  int64_t scale_block_stride = 0;
+
+  /// The code of an element, in the low bits.
+  QG_HOST_DEVICE uint32_t CodeAt(int64_t row, int64_t k_index) const {
+    const int64_t index = row * row_stride + k_index * k_stride;
+    switch (format) {
+      case OperandFormat::kF32:
+        return static_cast<const uint32_t*>(data)[index];
+      case OperandFormat::kBF16:
+      case OperandFormat::kF16:
+        return static_cast<const uint16_t*>(data)[index];
+      case OperandFormat::kE2M1:
+        return static_cast<const uint8_t*>(data)[index / 2] >> (index % 2 * 4) & 15u;
+      case OperandFormat::kE2M3:
+      case OperandFormat::kE3M2:
+        return static_cast<const uint8_t*>(data)[index] & 63u;
+      default:
+        return static_cast<const uint8_t*>(data)[index];
+    }
+  }
+
+  QG_HOST_DEVICE int64_t ScaleIndex(int64_t row, int64_t k_index) const {
+    return row / row_block * scale_row_stride + k_index / k_block * scale_block_stride;
+  }
+  /// The scale of an element as a number.
+  QG_HOST_DEVICE float ScaleAt(int64_t row, int64_t k_index) const {
+    const int64_t index = ScaleIndex(row, k_index);
+    switch (scale_format) {
+      case ScaleFormat::kE8M0:
+        return DecodeE8m0(static_cast<const uint8_t*>(scales)[index]);
+      case ScaleFormat::kE4M3:
+        return E4m3ScaleValue(static_cast<const uint8_t*>(scales)[index]);
+      case ScaleFormat::kF32:
+        return static_cast<const float*>(scales)[index];
+      default:
+        return 1.0f;
+    }
+  }
+  /// The same as one factor of a fused step.
+  QG_HOST_DEVICE FusedElement ScaleElementAt(int64_t row, int64_t k_index) const {
+    const int64_t index = ScaleIndex(row, k_index);
+    switch (scale_format) {
+      case ScaleFormat::kE8M0:
+        return E8m0ScaleElement(static_cast<const uint8_t*>(scales)[index]);
+      case ScaleFormat::kE4M3:
+        return E4m3ScaleElement(static_cast<const uint8_t*>(scales)[index]);
+      case ScaleFormat::kF32:
+        return PowerOfTwoScaleElement(static_cast<const uint32_t*>(scales)[index]);
+      default:
+        return {1, 0, FloatClass::kFinite, false};
+    }
+  }
+};
+
+}  // namespace quantgate

@@ -1,0 +1,134 @@
+#include "kernels/gemm/gemm_cuda.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/cuda_status.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/gemm/accumulate_cuda.h"
+#include "kernels/gemm/epilogue.h"
+#include "kernels/gemm/scaling_check.h"
+
+namespace quantgate {
+namespace {
+
+/// The scales' values, which CheckGemm does not see here.
+absl::Status CheckPowersOfTwo(CudaDevice& device, std::string_view operand, const Tensor& scale) {
+  const uint64_t none = static_cast<uint64_t>(scale.element_count());
+  uint64_t first = none;
+  QG_ASSIGN_OR_RETURN(const auto found, device.AllocateBytes(sizeof(first)));
+  QG_RETURN_IF_ERROR(device.Write(&first, found->data(), sizeof(first)));
+  QG_CUDA_RETURN_IF_ERROR(LaunchFindScaleOffE8M0(
+      scale.as<float>(), scale.element_count(),
+      reinterpret_cast<unsigned long long*>(found->data()), device.stream()));
+  QG_RETURN_IF_ERROR(device.Read(found->data(), &first, sizeof(first)));
+  if (first == none) return absl::OkStatus();
+  float value = 0;
+  QG_RETURN_IF_ERROR(device.Read(scale.as<float>() + first, &value, sizeof(value)));
+  return ScaleOffE8M0(operand, value, static_cast<int64_t>(first));
+}
+
+absl::Status CheckScaleValues(CudaDevice& device, const GemmDesc& desc, ArithmeticFamily family) {
+  const bool is_blackwell =
+      family == ArithmeticFamily::kSm100 || family == ArithmeticFamily::kSm120;
+  const auto is_block = [](ScaleMode mode) {
+    return mode == ScaleMode::k1x128 || mode == ScaleMode::k128x128;
+  };
+  if (!is_blackwell || !is_block(desc.a.scaling)) return absl::OkStatus();
+  QG_RETURN_IF_ERROR(CheckPowersOfTwo(device, "a", desc.a.scale_inv));
+  return CheckPowersOfTwo(device, "b", desc.b.scale_inv);
+}
+
+const float* ValuesOf(const Tensor& tensor) {
+  return tensor.has_value() ? tensor.as<float>() : nullptr;
+}
+
+/// Where the coefficient's factors are, by the mode of scaling.
+void SetScales(const GemmDesc& desc, EpilogueTask& task) {
+  task.reciprocal = 1;
+  switch (desc.a.scaling) {
+    case ScaleMode::kOuter:
+      task.row_scales = desc.a.scale_inv.as<float>();
+      task.column_scales = desc.b.scale_inv.as<float>();
+      return;
+    case ScaleMode::kNv16: {
+      task.reciprocal = Nvfp4Reciprocal(desc);
+      const bool is_row_scaled = desc.a.amax.has_value() && desc.a.amax.element_count() != 1;
+      (is_row_scaled ? task.row_amaxes : task.scale_a) = ValuesOf(desc.a.amax);
+      (is_row_scaled ? task.column_amax : task.scale_b) = ValuesOf(desc.b.amax);
+      return;
+    }
+    default:
+      if (desc.a.scaling == ScaleMode::kTensor) task.scale_a = ValuesOf(desc.a.scale_inv);
+      if (desc.b.scaling == ScaleMode::kTensor) task.scale_b = ValuesOf(desc.b.scale_inv);
+  }
+}
+
+EpilogueTask EpilogueOf(const GemmDesc& desc, const GemmShape& shape, const float* accumulators,
+                        GemmResult& result) {
+  EpilogueTask task{};
+  task.m = shape.m;
+  task.n = shape.n;
+  task.accumulators = accumulators;
+  task.d = result.d.data();
+  task.out_format = OperandFormatOf(desc.out_dtype);
+  task.combination = CombinationOf(desc);
+  task.keeps_negative_zero = KeepsNegativeZero(desc);
+  task.alpha = desc.alpha;
+  task.beta = desc.beta;
+  SetScales(desc, task);
+  if (desc.c.has_value()) {
+    task.c = desc.c.data();
+    task.c_format = OperandFormatOf(desc.c.dtype());
+  }
+  if (desc.bias.has_value()) {
+    task.bias = desc.bias.data();
+    task.bias_format = OperandFormatOf(desc.bias.dtype());
+  }
+  task.d_scale = ValuesOf(desc.d_scale);
+  if (result.amax.has_value()) task.amax = result.amax.as<uint32_t>();
+  return task;
+}
+
+}  // namespace
+
+absl::StatusOr<GemmResult> GemmCudaBy(CudaPath path, CudaDevice& device, const GemmDesc& desc,
+                                      const Cancellation* cancellation) {
+  QG_RETURN_IF_ERROR(device.MakeCurrent());
+  QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(desc));
+  if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
+  const Arithmetic arithmetic = ResolvedFor(desc);
+  if (arithmetic.family == ArithmeticFamily::kExact) {
+    return ExactGemmCuda(device, desc, cancellation);
+  }
+  if (arithmetic.family == ArithmeticFamily::kCublasLt) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("arithmetic is ", arithmetic.ToString(), ": it is hardware, not a model"));
+  }
+  QG_RETURN_IF_ERROR(CheckScaleValues(device, desc, arithmetic.family));
+
+  GemmResult result;
+  result.arithmetic = arithmetic.ToString();
+  QG_ASSIGN_OR_RETURN(result.d, device.Allocate(desc.out_dtype, {shape.m, shape.n}));
+  if (IsFp8(desc.out_dtype)) {
+    QG_ASSIGN_OR_RETURN(result.amax, device.AllocateZeroed(DType::kF32, {1}));
+  }
+  if (shape.m == 0) return result;
+  // An fp32 output takes the accumulators' place.
+  Tensor accumulators = result.d;
+  if (desc.out_dtype != DType::kF32) {
+    QG_ASSIGN_OR_RETURN(accumulators, device.Allocate(DType::kF32, {shape.m, shape.n}));
+  }
+  QG_RETURN_IF_ERROR(
+      AccumulateCuda(device, desc, shape, path, cancellation, accumulators.as<float>()));
+  QG_CUDA_RETURN_IF_ERROR(
+      LaunchEpilogue(EpilogueOf(desc, shape, accumulators.as<float>(), result), device.stream()));
+  return result;
+}
+
+absl::StatusOr<GemmResult> GemmCuda(CudaDevice& device, const GemmDesc& desc,
+                                    const Cancellation* cancellation) {
+  return GemmCudaBy(CudaPath::kTuned, device, desc, cancellation);
+}
+
+}  // namespace quantgate
