@@ -4,10 +4,10 @@
 #include <bit>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/tensor/convert.h"
+#include "kernels/tensor/tensor_checks.h"
 
 namespace quantgate {
 namespace {
@@ -104,10 +104,7 @@ void SumColumns(const Tensor& tensor, float* out, const ExecutionContext& contex
 
 absl::StatusOr<Tensor> ColumnSums(const Tensor& tensor, DType out,
                                   const ExecutionContext& context) {
-  if (!IsHighPrecision(out)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("column sums to ", std::string(DTypeName(out)), "; known: f32, bf16, f16"));
-  }
+  QG_RETURN_IF_ERROR(CheckColumnSums(tensor.dtype(), out));
   QG_ASSIGN_OR_RETURN(Tensor sums, Tensor::Allocate(DType::kF32, {tensor.columns()}));
   switch (tensor.dtype()) {
     case DType::kF32:
@@ -116,12 +113,9 @@ absl::StatusOr<Tensor> ColumnSums(const Tensor& tensor, DType out,
     case DType::kBF16:
       SumColumns<BF16Rows>(tensor, sums.as<float>(), context);
       break;
-    case DType::kF16:
+    default:
       SumColumns<F16Rows>(tensor, sums.as<float>(), context);
       break;
-    default:
-      return absl::InvalidArgumentError(absl::StrCat(
-          "column sums of ", std::string(DTypeName(tensor.dtype())), "; known: f32, bf16, f16"));
   }
   QG_RETURN_IF_ERROR(context.CheckCancelled());
   return CastTensor(sums, out, context);

@@ -3,10 +3,10 @@
 #include <bit>
 #include <cstdint>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/numerics/format_list.h"
+#include "kernels/tensor/tensor_checks.h"
 
 namespace quantgate {
 namespace {
@@ -70,7 +70,6 @@ CastFunction CastTo(DType out) {
   return cast;
 }
 
-/// Null when one of the types has no cast.
 CastFunction FindCast(DType in, DType out) {
   if (in == DType::kF64) return CastTo<Float64Source>(out);
   CastFunction cast = nullptr;
@@ -83,12 +82,8 @@ CastFunction FindCast(DType in, DType out) {
 absl::StatusOr<Tensor> CastTensor(const Tensor& tensor, DType out,
                                   const ExecutionContext& context) {
   if (tensor.dtype() == out) return tensor;
+  QG_RETURN_IF_ERROR(CheckCast(tensor.dtype(), out));
   const CastFunction cast = FindCast(tensor.dtype(), out);
-  if (cast == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("cannot cast ",
-                                                   std::string(DTypeName(tensor.dtype())), " to ",
-                                                   std::string(DTypeName(out))));
-  }
   QG_ASSIGN_OR_RETURN(Tensor result, Tensor::Allocate(out, tensor.shape()));
   cast(tensor, result, context);
   QG_RETURN_IF_ERROR(context.CheckCancelled());

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/numerics/mix.h"
+#include "kernels/tensor/fingerprint_facts.h"
 
 namespace quantgate {
 namespace {
@@ -39,20 +40,6 @@ MixSum MixRange(const std::byte* data, int64_t begin, int64_t end) {
     uint64_t word;
     std::memcpy(&word, data + i * kWordBytes, kWordBytes);
     sum.Add(MixWord(static_cast<uint64_t>(i), word));
-  }
-  return sum;
-}
-
-MixSum MixFacts(const Tensor& tensor) {
-  uint64_t index = kMixFactIndex;
-  MixSum sum;
-  // The name, not the enumerator: its value may change, a fingerprint may not.
-  uint64_t name = 0;
-  for (const char c : DTypeName(tensor.dtype())) name = name * 256 + static_cast<unsigned char>(c);
-  sum.Add(MixWord(index++, name));
-  sum.Add(MixWord(index++, tensor.byte_size()));
-  for (const int64_t dim : tensor.shape()) {
-    sum.Add(MixWord(index++, static_cast<uint64_t>(dim)));
   }
   return sum;
 }
@@ -110,8 +97,22 @@ std::string Fingerprint::Hex() const {
   return absl::StrCat(absl::Hex(high, absl::kZeroPad16), absl::Hex(low, absl::kZeroPad16));
 }
 
+MixSum FingerprintFacts(const Tensor& tensor) {
+  uint64_t index = kMixFactIndex;
+  MixSum sum;
+  // The name, not the enumerator: its value may change, a fingerprint may not.
+  uint64_t name = 0;
+  for (const char c : DTypeName(tensor.dtype())) name = name * 256 + static_cast<unsigned char>(c);
+  sum.Add(MixWord(index++, name));
+  sum.Add(MixWord(index++, tensor.byte_size()));
+  for (const int64_t dim : tensor.shape()) {
+    sum.Add(MixWord(index++, static_cast<uint64_t>(dim)));
+  }
+  return sum;
+}
+
 Fingerprint FingerprintOf(const Tensor& tensor, const ExecutionContext& context) {
-  MixSum sum = MixFacts(tensor);
+  MixSum sum = FingerprintFacts(tensor);
   const int64_t bytes = static_cast<int64_t>(tensor.byte_size());
   const int64_t whole_words = bytes / kWordBytes;
   std::mutex mutex;

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/convert.h"
+#include "kernels/tensor/tensor_checks.h"
 
 namespace quantgate {
 namespace {
@@ -140,6 +140,7 @@ void TransposeAll(const Tensor& tensor, Tensor& out, const ExecutionContext& con
 }  // namespace
 
 absl::StatusOr<Tensor> Transpose2d(const Tensor& tensor, const ExecutionContext& context) {
+  QG_RETURN_IF_ERROR(CheckTranspose(tensor.dtype()));
   QG_ASSIGN_OR_RETURN(Tensor out,
                       Tensor::Allocate(tensor.dtype(), {tensor.columns(), tensor.rows()}));
   switch (DTypeBytes(tensor.dtype())) {
@@ -149,12 +150,9 @@ absl::StatusOr<Tensor> Transpose2d(const Tensor& tensor, const ExecutionContext&
     case 2:
       TransposeAll<uint16_t>(tensor, out, context);
       break;
-    case 4:
+    default:
       TransposeAll<uint32_t>(tensor, out, context);
       break;
-    default:
-      return absl::InvalidArgumentError(absl::StrCat("transpose: elements of 1, 2 or 4 bytes, not ",
-                                                     std::string(DTypeName(tensor.dtype()))));
   }
   QG_RETURN_IF_ERROR(context.CheckCancelled());
   return out;

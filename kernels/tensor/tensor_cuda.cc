@@ -1,0 +1,118 @@
+#include "kernels/tensor/tensor_cuda.h"
+
+#include <utility>
+
+#include "kernels/base/cuda_status.h"
+#include "kernels/tensor/fingerprint_facts.h"
+#include "kernels/tensor/generation_rule.h"
+#include "kernels/tensor/tensor_checks.h"
+#include "kernels/tensor/tensor_kernels_cuda.h"
+#include "kernels/tensor/tensor_numbers.h"
+
+namespace quantgate {
+namespace {
+
+/// Of a type that CheckCast or GenerationRuleOf has let through.
+TargetFormat TargetOf(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return TargetFormat::kBF16;
+    case DType::kF16:
+      return TargetFormat::kF16;
+    case DType::kF8E4M3:
+      return TargetFormat::kE4M3;
+    case DType::kF8E5M2:
+      return TargetFormat::kE5M2;
+    case DType::kF6E2M3:
+      return TargetFormat::kE2M3;
+    case DType::kF6E3M2:
+      return TargetFormat::kE3M2;
+    default:
+      return TargetFormat::kF32;
+  }
+}
+
+/// kColumnSumRows rows to one, until one is left. `from` has rows.
+absl::StatusOr<Tensor> SumRows(CudaDevice& device, const Tensor& from) {
+  Tensor rows = from;
+  int64_t count = from.rows();
+  for (bool is_first = true; is_first || count > 1; is_first = false) {
+    const int64_t groups = (count + kColumnSumRows - 1) / kColumnSumRows;
+    QG_ASSIGN_OR_RETURN(Tensor sums, device.Allocate(DType::kF32, {groups, from.columns()}));
+    const ColumnSumParameters parameters = {.from = rows.data(),
+                                            .encoding = NumbersOf(rows).encoding,
+                                            .rows = count,
+                                            .columns = from.columns(),
+                                            .sums = sums.as<float>(),
+                                            .canonical = groups == 1};
+    QG_CUDA_RETURN_IF_ERROR(LaunchColumnSums(parameters, KernelPath::kTuned, device.stream()));
+    rows = std::move(sums);
+    count = groups;
+  }
+  return rows.Reinterpret(DType::kF32, {from.columns()});
+}
+
+}  // namespace
+
+absl::StatusOr<Tensor> GenerateCuda(CudaDevice& device, const GeneratorSpec& spec) {
+  QG_RETURN_IF_ERROR(device.MakeCurrent());
+  QG_ASSIGN_OR_RETURN(const GenerationRule rule, GenerationRuleOf(spec));
+  QG_ASSIGN_OR_RETURN(Tensor tensor, device.Allocate(spec.dtype, spec.shape));
+  const GenerateParameters parameters = {.rule = rule,
+                                         .out = tensor.data(),
+                                         .format = TargetOf(spec.dtype),
+                                         .count = tensor.element_count()};
+  QG_CUDA_RETURN_IF_ERROR(LaunchGenerate(parameters, KernelPath::kTuned, device.stream()));
+  return tensor;
+}
+
+absl::StatusOr<Tensor> CastTensorCuda(CudaDevice& device, const Tensor& tensor, DType out) {
+  QG_RETURN_IF_ERROR(device.MakeCurrent());
+  if (tensor.dtype() == out) return tensor;
+  QG_RETURN_IF_ERROR(CheckCast(tensor.dtype(), out));
+  QG_ASSIGN_OR_RETURN(Tensor result, device.Allocate(out, tensor.shape()));
+  const CastParameters parameters = {.from = NumbersOf(tensor),
+                                     .to = result.data(),
+                                     .format = TargetOf(out),
+                                     .count = tensor.element_count()};
+  QG_CUDA_RETURN_IF_ERROR(LaunchCast(parameters, KernelPath::kTuned, device.stream()));
+  return result;
+}
+
+absl::StatusOr<Tensor> Transpose2dCuda(CudaDevice& device, const Tensor& tensor) {
+  QG_RETURN_IF_ERROR(device.MakeCurrent());
+  QG_RETURN_IF_ERROR(CheckTranspose(tensor.dtype()));
+  QG_ASSIGN_OR_RETURN(Tensor out,
+                      device.Allocate(tensor.dtype(), {tensor.columns(), tensor.rows()}));
+  const TransposeParameters parameters = {.from = tensor.data(),
+                                          .to = out.data(),
+                                          .element_bytes = DTypeBytes(tensor.dtype()),
+                                          .rows = tensor.rows(),
+                                          .columns = tensor.columns()};
+  QG_CUDA_RETURN_IF_ERROR(LaunchTranspose(parameters, KernelPath::kTuned, device.stream()));
+  return out;
+}
+
+absl::StatusOr<Tensor> ColumnSumsCuda(CudaDevice& device, const Tensor& tensor, DType out) {
+  QG_RETURN_IF_ERROR(device.MakeCurrent());
+  QG_RETURN_IF_ERROR(CheckColumnSums(tensor.dtype(), out));
+  if (tensor.rows() == 0) return device.AllocateZeroed(out, {tensor.columns()});
+  QG_ASSIGN_OR_RETURN(const Tensor sums, SumRows(device, tensor));
+  return CastTensorCuda(device, sums, out);
+}
+
+absl::StatusOr<Tensor> FingerprintCuda(CudaDevice& device, const Tensor& tensor) {
+  QG_RETURN_IF_ERROR(device.MakeCurrent());
+  QG_ASSIGN_OR_RETURN(Tensor sum, device.Allocate(DType::kI64, {2}));
+  const MixSum facts = FingerprintFacts(tensor);
+  const uint64_t words[2] = {facts.high, facts.low};
+  QG_RETURN_IF_ERROR(device.Write(words, sum.data(), sizeof(words)));
+  const FingerprintParameters parameters = {.data = tensor.data(),
+                                            .bytes = static_cast<int64_t>(tensor.byte_size()),
+                                            .sum = sum.as<uint64_t>(),
+                                            .multiprocessors = device.facts().multiprocessors};
+  QG_CUDA_RETURN_IF_ERROR(LaunchFingerprint(parameters, KernelPath::kTuned, device.stream()));
+  return sum;
+}
+
+}  // namespace quantgate
