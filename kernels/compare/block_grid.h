@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/compare/block_edges.h"
 #include "kernels/compare/error_report.h"
 #include "kernels/tensor/tensor.h"
 
@@ -24,10 +25,10 @@ struct BlockGrid {
     const int row = index / columns;
     const int column = index % columns;
     HeatMapCell cell;
-    cell.row_begin = row * row_count / rows;
-    cell.row_end = (row + 1) * row_count / rows;
-    cell.column_begin = column * column_count / columns;
-    cell.column_end = (column + 1) * column_count / columns;
+    cell.row_begin = BlockEdge(row, rows, row_count);
+    cell.row_end = BlockEdge(row + 1, rows, row_count);
+    cell.column_begin = BlockEdge(column, columns, column_count);
+    cell.column_end = BlockEdge(column + 1, columns, column_count);
     return cell;
   }
 

@@ -27,49 +27,60 @@ double ScaleValue(uint8_t code) {
 }
 
 template <typename Storage, class Function>
-void Fill(const Tensor& tensor, int64_t begin, int64_t count, double* values, Function decode) {
-  const Storage* codes = tensor.as<Storage>() + begin;
+void Fill(const void* data, int64_t begin, int64_t count, double* values, Function decode) {
+  const Storage* codes = static_cast<const Storage*>(data) + begin;
   for (int64_t i = 0; i < count; ++i) values[i] = decode(codes[i]);
+}
+
+void Decode(DType dtype, const void* data, int64_t begin, int64_t count, double* values) {
+  const auto widen = [](auto x) { return static_cast<double>(x); };
+  const auto by_table = [](const std::array<double, 256>& table) {
+    return [&table](uint8_t code) { return table[code]; };
+  };
+  switch (dtype) {
+    case DType::kF64:
+      return Fill<double>(data, begin, count, values, widen);
+    case DType::kF32:
+      return Fill<float>(data, begin, count, values, widen);
+    case DType::kBF16:
+      return Fill<uint16_t>(data, begin, count, values, [](uint16_t code) {
+        return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(code) << 16));
+      });
+    case DType::kF16:
+      return Fill<uint16_t>(data, begin, count, values, [](uint16_t code) {
+        return static_cast<double>(DecodeFloat<Float16>(code));
+      });
+    case DType::kF8E4M3:
+      return Fill<uint8_t>(data, begin, count, values, by_table(ValuesOfCodes<E4M3>()));
+    case DType::kF8E5M2:
+      return Fill<uint8_t>(data, begin, count, values, by_table(ValuesOfCodes<E5M2>()));
+    case DType::kF8E8M0:
+      return Fill<uint8_t>(data, begin, count, values, ScaleValue);
+    case DType::kF6E2M3:
+      return Fill<uint8_t>(data, begin, count, values, by_table(ValuesOfCodes<E2M3>()));
+    case DType::kF6E3M2:
+      return Fill<uint8_t>(data, begin, count, values, by_table(ValuesOfCodes<E3M2>()));
+    case DType::kI32:
+      return Fill<uint32_t>(data, begin, count, values, widen);
+    case DType::kI64:
+      return Fill<uint64_t>(data, begin, count, values, widen);
+    case DType::kF4E2M1x2:
+    case DType::kU8:
+      return Fill<uint8_t>(data, begin, count, values, widen);
+  }
+}
+
+/// Of the low bits; the machine is little-endian.
+double ValueOfBits(DType dtype, uint64_t bits) {
+  double value = 0;
+  Decode(dtype, &bits, 0, 1, &value);
+  return value;
 }
 
 }  // namespace
 
 void DecodeValues(const Tensor& tensor, int64_t begin, int64_t count, double* values) {
-  const auto widen = [](auto x) { return static_cast<double>(x); };
-  const auto by_table = [](const std::array<double, 256>& table) {
-    return [&table](uint8_t code) { return table[code]; };
-  };
-  switch (tensor.dtype()) {
-    case DType::kF64:
-      return Fill<double>(tensor, begin, count, values, widen);
-    case DType::kF32:
-      return Fill<float>(tensor, begin, count, values, widen);
-    case DType::kBF16:
-      return Fill<uint16_t>(tensor, begin, count, values, [](uint16_t code) {
-        return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(code) << 16));
-      });
-    case DType::kF16:
-      return Fill<uint16_t>(tensor, begin, count, values, [](uint16_t code) {
-        return static_cast<double>(DecodeFloat<Float16>(code));
-      });
-    case DType::kF8E4M3:
-      return Fill<uint8_t>(tensor, begin, count, values, by_table(ValuesOfCodes<E4M3>()));
-    case DType::kF8E5M2:
-      return Fill<uint8_t>(tensor, begin, count, values, by_table(ValuesOfCodes<E5M2>()));
-    case DType::kF8E8M0:
-      return Fill<uint8_t>(tensor, begin, count, values, ScaleValue);
-    case DType::kF6E2M3:
-      return Fill<uint8_t>(tensor, begin, count, values, by_table(ValuesOfCodes<E2M3>()));
-    case DType::kF6E3M2:
-      return Fill<uint8_t>(tensor, begin, count, values, by_table(ValuesOfCodes<E3M2>()));
-    case DType::kI32:
-      return Fill<uint32_t>(tensor, begin, count, values, widen);
-    case DType::kI64:
-      return Fill<uint64_t>(tensor, begin, count, values, widen);
-    case DType::kF4E2M1x2:
-    case DType::kU8:
-      return Fill<uint8_t>(tensor, begin, count, values, widen);
-  }
+  Decode(tensor.dtype(), tensor.data(), begin, count, values);
 }
 
 uint64_t ElementBits(const Tensor& tensor, int64_t index) {
@@ -85,19 +96,26 @@ uint64_t ElementBits(const Tensor& tensor, int64_t index) {
   }
 }
 
-ElementPair PairAt(const Tensor& subject, const Tensor& reference, int64_t index) {
+ElementPair PairOfBits(const Shape& shape, DType subject, DType reference, const PairBits& bits) {
   ElementPair pair;
-  pair.coordinate.resize(subject.shape().size());
-  int64_t rest = index;
-  for (int dim = subject.rank() - 1; dim >= 0; --dim) {
-    pair.coordinate[dim] = rest % subject.shape()[dim];
-    rest /= subject.shape()[dim];
+  pair.coordinate.resize(shape.size());
+  int64_t rest = bits.index;
+  for (size_t dim = shape.size(); dim-- > 0;) {
+    pair.coordinate[dim] = rest % shape[dim];
+    rest /= shape[dim];
   }
-  DecodeValues(subject, index, 1, &pair.subject);
-  DecodeValues(reference, index, 1, &pair.reference);
-  pair.subject_bits = ElementBits(subject, index);
-  pair.reference_bits = ElementBits(reference, index);
+  pair.subject = ValueOfBits(subject, bits.subject);
+  pair.reference = ValueOfBits(reference, bits.reference);
+  pair.subject_bits = bits.subject;
+  pair.reference_bits = bits.reference;
   return pair;
+}
+
+ElementPair PairAt(const Tensor& subject, const Tensor& reference, int64_t index) {
+  return PairOfBits(subject.shape(), subject.dtype(), reference.dtype(),
+                    {.index = index,
+                     .subject = ElementBits(subject, index),
+                     .reference = ElementBits(reference, index)});
 }
 
 absl::Status CheckSameShape(const Tensor& subject, const Tensor& reference) {

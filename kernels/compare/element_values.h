@@ -16,6 +16,14 @@ void DecodeValues(const Tensor& tensor, int64_t begin, int64_t count, double* va
 /// The bits of one element, zero-extended.
 uint64_t ElementBits(const Tensor& tensor, int64_t index);
 
+/// Element `index` of two tensors of that shape, by its bits on either side.
+struct PairBits {
+  int64_t index = 0;
+  uint64_t subject = 0;
+  uint64_t reference = 0;
+};
+ElementPair PairOfBits(const Shape& shape, DType subject, DType reference, const PairBits& bits);
+
 /// Element `index` of both tensors, which have the same shape.
 ElementPair PairAt(const Tensor& subject, const Tensor& reference, int64_t index);
 

@@ -3,19 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <utility>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/block_grid.h"
-#include "kernels/compare/element_codes.h"
 #include "kernels/compare/element_values.h"
 #include "kernels/compare/error_kernels.h"
+#include "kernels/compare/error_summary.h"
 #include "kernels/numerics/pairwise.h"
 
 namespace quantgate {
 namespace {
 
-constexpr int kWorstBlocksMax = 5;
 using Terms = SeriesTerms<kErrorSeriesCount>;
 
 MeasureStretch MeasureStretchFor(Isa isa) {
@@ -30,43 +28,10 @@ MeasureStretch MeasureStretchFor(Isa isa) {
   return MeasureStretchScalar;
 }
 
-/// The largest of a quantity, and the lowest index that has it.
-struct Largest {
-  double value = -1;
-  int64_t index = -1;
-  void Offer(double candidate, int64_t at) {
-    if (candidate > value || (candidate == value && at < index)) {
-      value = candidate;
-      index = at;
-    }
-  }
-};
-
-/// What one block adds to the report.
-struct BlockErrors {
+/// What one block adds, and the sum that is still growing.
+struct GrowingBlock : BlockErrors {
   PairwiseAccumulator<Terms> accumulator;
-  Largest max_abs, max_rel;
-  int64_t finite_count = 0;
-  int64_t relative_count = 0;
-  int64_t saturated_count = 0;
-  int64_t flushed_to_zero_count = 0;
-  int64_t subnormal_count = 0;
 };
-
-SubjectRange RangeOf(DType dtype) {
-  return WithCodes(dtype, []<class Codes>(Codes) -> SubjectRange {
-    if constexpr (requires { typename Codes::C; }) {
-      using C = typename Codes::C;
-      constexpr int kMantissa = Codes::Format::kMantissaBits;
-      const int top = static_cast<int>(C::kMaxFinite >> kMantissa) - Codes::Format::kBias;
-      const auto significand =
-          static_cast<double>((C::kMaxFinite & C::kMantissaMask) | (uint64_t(1) << kMantissa));
-      return {std::ldexp(significand, top - kMantissa), std::ldexp(1.0, C::kExponentMin)};
-    }
-    // E8M0: 2^127, and no subnormals.
-    return {0x1p127, 0};
-  });
-}
 
 /// The elements of one block in row-major order, a stretch at a time.
 class BlockReader {
@@ -121,6 +86,8 @@ void OfferLargest(const BlockReader& reader, const StretchErrors& errors, BlockE
   if (!seek_abs && !seek_rel) return;
   for (int i = kErrorStretch - 1; i >= 0; --i) {
     const double r = reader.reference[i];
+    // Infinity is the largest where finite values differ by more than the largest number.
+    if (!std::isfinite(reader.subject[i]) || !std::isfinite(r)) continue;
     const double error = std::fabs(reader.subject[i] - r);
     if (seek_abs && error == errors.max_abs) block.max_abs = {error, reader.ElementIndex(i)};
     if (seek_rel && r != 0 && error / std::fabs(r) == errors.max_rel) {
@@ -130,8 +97,9 @@ void OfferLargest(const BlockReader& reader, const StretchErrors& errors, BlockE
 }
 
 void AddBlock(const Tensor& subject, const Tensor& reference, const HeatMapCell& cell,
-              MeasureStretch measure, BlockErrors& block) {
-  const SubjectRange range = RangeOf(subject.dtype());
+              MeasureStretch measure, BlockErrors& result) {
+  const SubjectRange range = RangeOfSubject(subject.dtype());
+  GrowingBlock block;
   BlockReader reader(subject, reference, cell);
   while (reader.Next()) {
     StretchErrors errors;
@@ -146,94 +114,26 @@ void AddBlock(const Tensor& subject, const Tensor& reference, const HeatMapCell&
     block.flushed_to_zero_count += errors.flushed_to_zero_count;
     block.subnormal_count += errors.subnormal_count;
   }
-}
-
-std::vector<HeatMapCell> WorstOf(const HeatMap& heat_map) {
-  std::vector<HeatMapCell> worst;
-  for (const HeatMapCell& cell : heat_map.cells) {
-    if (cell.rms_error > 0) worst.push_back(cell);
-  }
-  std::stable_sort(worst.begin(), worst.end(), [](const HeatMapCell& a, const HeatMapCell& b) {
-    return a.rms_error > b.rms_error;
-  });
-  if (worst.size() > kWorstBlocksMax) worst.resize(kWorstBlocksMax);
-  return worst;
-}
-
-double Mean(double sum, int64_t count) { return count == 0 ? 0 : sum / static_cast<double>(count); }
-
-/// Adds the blocks in index order and forms the ratios.
-ErrorReport Summarize(const std::vector<BlockErrors>& blocks, const Tensor& subject,
-                      const Tensor& reference, HeatMap heat_map) {
-  ErrorReport report;
-  Terms sums(0);
-  Largest max_abs, max_rel;
-  int64_t finite_count = 0, relative_count = 0;
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    const BlockErrors& block = blocks[i];
-    const Terms block_sums = block.accumulator.Sum();
-    sums = sums + block_sums;
-    if (block.max_abs.index >= 0) max_abs.Offer(block.max_abs.value, block.max_abs.index);
-    if (block.max_rel.index >= 0) max_rel.Offer(block.max_rel.value, block.max_rel.index);
-    finite_count += block.finite_count;
-    relative_count += block.relative_count;
-    report.saturated_count += block.saturated_count;
-    report.flushed_to_zero_count += block.flushed_to_zero_count;
-    report.subnormal_count += block.subnormal_count;
-    HeatMapCell& cell = heat_map.cells[i];
-    cell.rms_error = std::sqrt(Mean(block_sums.values[kSquaredError], block.finite_count));
-    cell.max_abs_error = std::max(block.max_abs.value, 0.0);
-  }
-  report.element_count = subject.element_count();
-  report.non_finite_count = report.element_count - finite_count;
-  report.mean_abs = Mean(sums.values[kAbsError], finite_count);
-  report.rms = std::sqrt(Mean(sums.values[kSquaredError], finite_count));
-  report.bias = Mean(sums.values[kSignedError], finite_count);
-  report.mean_rel = Mean(sums.values[kRelativeError], relative_count);
-  report.sum_reference_squared = sums.values[kSquaredReference];
-  report.sum_error_squared = sums.values[kSquaredError];
-  if (max_abs.index >= 0) {
-    report.max_abs = max_abs.value;
-    report.max_abs_at = PairAt(subject, reference, max_abs.index);
-  }
-  if (max_rel.index >= 0) {
-    report.max_rel = max_rel.value;
-    report.max_rel_at = PairAt(subject, reference, max_rel.index);
-  }
-  const double norms =
-      std::sqrt(sums.values[kSquaredSubject]) * std::sqrt(sums.values[kSquaredReference]);
-  const bool both_zero = sums.values[kSquaredSubject] == 0 && sums.values[kSquaredReference] == 0;
-  report.cosine = both_zero ? 1 : norms == 0 ? 0 : sums.values[kProduct] / norms;
-  const double error_norm = std::sqrt(report.sum_error_squared);
-  report.relative_frobenius =
-      error_norm == 0 ? 0 : error_norm / std::sqrt(report.sum_reference_squared);
-  report.worst_blocks = WorstOf(heat_map);
-  report.heat_map = std::move(heat_map);
-  return report;
+  block.sums = block.accumulator.Sum();
+  result = block;
 }
 
 }  // namespace
 
 absl::StatusOr<ErrorReport> MeasureError(const Tensor& subject, const Tensor& reference,
                                          const ExecutionContext& context) {
-  QG_RETURN_IF_ERROR(CheckSameShape(subject, reference));
-  QG_RETURN_IF_ERROR(CheckFloating(subject, "subject"));
-  QG_RETURN_IF_ERROR(CheckFloating(reference, "reference"));
+  QG_RETURN_IF_ERROR(CheckErrorSides(subject, reference));
   const BlockGrid grid(subject);
-  HeatMap heat_map;
-  heat_map.rows = grid.rows;
-  heat_map.columns = grid.columns;
-  for (int i = 0; i < grid.count(); ++i) heat_map.cells.push_back(grid.Cell(i));
   std::vector<BlockErrors> blocks(grid.count());
   const MeasureStretch measure = MeasureStretchFor(context.isa);
   ParallelFor(context, grid.count(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      AddBlock(subject, reference, heat_map.cells[i], measure, blocks[i]);
+      AddBlock(subject, reference, grid.Cell(static_cast<int>(i)), measure, blocks[i]);
     }
   });
   QG_RETURN_IF_ERROR(context.CheckCancelled());
-  ScopedIeeeEnvironment ieee;
-  return Summarize(blocks, subject, reference, std::move(heat_map));
+  return SummarizeErrors(grid, blocks,
+                         [&](int64_t index) { return PairAt(subject, reference, index); });
 }
 
 }  // namespace quantgate

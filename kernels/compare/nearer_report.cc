@@ -1,20 +1,18 @@
 // MeasureNearer: which of two sides lies nearer the truth.
 #include <cmath>
-#include <string>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/block_grid.h"
 #include "kernels/compare/element_values.h"
-#include "kernels/compare/error_report.h"
+#include "kernels/compare/error_summary.h"
+#include "kernels/compare/nearer_sums.h"
 #include "kernels/numerics/pairwise.h"
 
 namespace quantgate {
 namespace {
 
 constexpr int64_t kSegment = 1024;
-enum Series { kSubject, kReference, kSeriesCount };
-using Terms = SeriesTerms<kSeriesCount>;
+using Terms = SeriesTerms<kDistanceSeriesCount>;
 
 struct BlockDistances {
   PairwiseAccumulator<Terms> accumulator;
@@ -40,8 +38,8 @@ void AddElement(double s, double r, double t, BlockDistances& block) {
     ++block.finite_count;
     const double subject_error = std::fabs(s - t);
     const double reference_error = std::fabs(r - t);
-    terms.values[kSubject] = subject_error * subject_error;
-    terms.values[kReference] = reference_error * reference_error;
+    terms.values[kSubjectDistance] = subject_error * subject_error;
+    terms.values[kReferenceDistance] = reference_error * reference_error;
     order = (subject_error > reference_error) - (subject_error < reference_error);
   } else {
     order = (KindOf(r) == KindOf(t)) - (KindOf(s) == KindOf(t));
@@ -73,14 +71,7 @@ void AddBlock(const Tensor& subject, const Tensor& reference, const Tensor& trut
 
 absl::StatusOr<NearerReport> MeasureNearer(const Tensor& subject, const Tensor& reference,
                                            const Tensor& truth, const ExecutionContext& context) {
-  QG_RETURN_IF_ERROR(CheckFloating(subject, "subject"));
-  QG_RETURN_IF_ERROR(CheckFloating(reference, "reference"));
-  QG_RETURN_IF_ERROR(CheckFloating(truth, "truth"));
-  QG_RETURN_IF_ERROR(CheckSameShape(subject, reference));
-  if (truth.shape() != subject.shape() || truth.dtype() != DType::kF32) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "truth is ", TensorText(truth), ": expected f32[", ShapeText(subject.shape()), "]"));
-  }
+  QG_RETURN_IF_ERROR(CheckNearerSides(subject, reference, truth));
   const BlockGrid grid(subject);
   std::vector<BlockDistances> blocks(grid.count());
   ParallelFor(context, grid.count(), 1, [&](int64_t begin, int64_t end) {
@@ -90,19 +81,26 @@ absl::StatusOr<NearerReport> MeasureNearer(const Tensor& subject, const Tensor& 
   });
   QG_RETURN_IF_ERROR(context.CheckCancelled());
   ScopedIeeeEnvironment ieee;
-  NearerReport report;
-  Terms sums(0);
-  int64_t finite_count = 0;
+  NearerSums total;
   for (const BlockDistances& block : blocks) {
-    sums = sums + block.accumulator.Sum();
-    finite_count += block.finite_count;
-    report.subject_nearer += block.subject_nearer;
-    report.reference_nearer += block.reference_nearer;
-    report.tied += block.tied;
+    total.sums = total.sums + block.accumulator.Sum();
+    total.finite_count += block.finite_count;
+    total.subject_nearer += block.subject_nearer;
+    total.reference_nearer += block.reference_nearer;
+    total.tied += block.tied;
   }
-  if (finite_count > 0) {
-    report.subject_rms = std::sqrt(sums.values[kSubject] / static_cast<double>(finite_count));
-    report.reference_rms = std::sqrt(sums.values[kReference] / static_cast<double>(finite_count));
+  return ReportOf(total);
+}
+
+NearerReport ReportOf(const NearerSums& total) {
+  NearerReport report;
+  report.subject_nearer = total.subject_nearer;
+  report.reference_nearer = total.reference_nearer;
+  report.tied = total.tied;
+  if (total.finite_count > 0) {
+    const auto count = static_cast<double>(total.finite_count);
+    report.subject_rms = std::sqrt(total.sums.values[kSubjectDistance] / count);
+    report.reference_rms = std::sqrt(total.sums.values[kReferenceDistance] / count);
   }
   return report;
 }

@@ -4,52 +4,32 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/element_codes.h"
 #include "kernels/compare/element_values.h"
+#include "kernels/compare/parity_summary.h"
 
 namespace quantgate {
 namespace {
 
 /// Elements that memcmp looks at before anyone looks closer.
 constexpr int64_t kStretch = 8192;
-/// Bucket 0 for distance 0; i >= 1 for [2^(i-2) + 1, 2^(i-1)], one set above and one below.
-constexpr int kBucketCount = 65;
-constexpr int kEqual = kBucketCount - 1;
-/// Larger than every distance between numbers, which is clamped below it.
-constexpr uint64_t kNanDistance = std::numeric_limits<int64_t>::max();
 
-using Confusion = std::array<std::array<int64_t, kValueClassCount>, kValueClassCount>;
-
-/// What one thread found in its piece; pieces are merged in index order.
-struct Findings {
-  int64_t mismatch_count = 0;
-  int64_t first = -1;
-  int64_t worst = -1;
-  uint64_t worst_distance = 0;
-  int64_t buckets[2 * kBucketCount - 1] =
-      {};  ///< Bucket i above at kEqual + i, below at kEqual - i.
-  Confusion confusion{};
-
-  void Merge(const Findings& later) {
-    mismatch_count += later.mismatch_count;
-    if (first < 0) first = later.first;
-    if (later.worst >= 0 && (worst < 0 || later.worst_distance > worst_distance)) {
-      worst = later.worst;
-      worst_distance = later.worst_distance;
-    }
-    for (int i = 0; i < 2 * kBucketCount - 1; ++i) buckets[i] += later.buckets[i];
-    for (int i = 0; i < kValueClassCount; ++i) {
-      for (int j = 0; j < kValueClassCount; ++j) confusion[i][j] += later.confusion[i][j];
-    }
+/// Pieces are merged in index order.
+void Merge(const ParityFindings& later, ParityFindings& findings) {
+  findings.mismatch_count += later.mismatch_count;
+  if (findings.first < 0) findings.first = later.first;
+  if (later.worst >= 0 && (findings.worst < 0 || later.worst_distance > findings.worst_distance)) {
+    findings.worst = later.worst;
+    findings.worst_distance = later.worst_distance;
   }
-};
-
-int BucketOf(uint64_t distance) {
-  const int differs = distance != 0 ? 1 : 0;
-  return std::bit_width(distance - differs) + differs;
+  for (int i = 0; i < kAllBuckets; ++i) findings.buckets[i] += later.buckets[i];
+  for (int i = 0; i < kValueClassCount; ++i) {
+    for (int j = 0; j < kValueClassCount; ++j) findings.confusion[i][j] += later.confusion[i][j];
+  }
 }
 
 /// Counts of one block of codes; the sign counts leave out NaN.
@@ -86,7 +66,7 @@ void CountBlock(const typename Codes::Storage* codes, int count, ClassCounts& co
 
 /// 8-bit codes are counted one by one instead, and each code classified once.
 template <class Codes>
-void CountBytes(const uint8_t* codes, int64_t count, Findings& findings) {
+void CountBytes(const uint8_t* codes, int64_t count, ParityFindings& findings) {
   uint32_t tallies[4][256] = {};  // Four, so that a run of one code does not wait for itself.
   for (int64_t i = 0; i < count; ++i) ++tallies[i & 3][codes[i]];
   for (int code = 0; code < 256; ++code) {
@@ -94,13 +74,13 @@ void CountBytes(const uint8_t* codes, int64_t count, Findings& findings) {
         int64_t(tallies[0][code]) + tallies[1][code] + tallies[2][code] + tallies[3][code];
     const auto value_class = ClassOfCode<Codes>(static_cast<uint8_t>(code));
     findings.confusion[static_cast<int>(value_class)][static_cast<int>(value_class)] += n;
-    if (value_class != ValueClass::kNan) findings.buckets[kEqual] += n;
+    if (value_class != ValueClass::kNan) findings.buckets[kEqualBucket] += n;
   }
 }
 
 /// For stretches where both sides are the same.
 template <class Codes>
-void CountEqual(const typename Codes::Storage* codes, int64_t count, Findings& findings) {
+void CountEqual(const typename Codes::Storage* codes, int64_t count, ParityFindings& findings) {
   if constexpr (sizeof(typename Codes::Storage) == 1)
     return CountBytes<Codes>(codes, count, findings);
   ClassCounts counts;
@@ -118,12 +98,12 @@ void CountEqual(const typename Codes::Storage* codes, int64_t count, Findings& f
   add(ValueClass::kPositiveInfinity, positive_infinite);
   add(ValueClass::kPositiveZero, positive_zero);
   add(ValueClass::kPositive, positive - positive_infinite - positive_zero);
-  findings.buckets[kEqual] += count - counts.nan;
+  findings.buckets[kEqualBucket] += count - counts.nan;
 }
 
 template <class Codes>
 void CountPair(typename Codes::Storage subject, typename Codes::Storage reference, int64_t index,
-               Findings& findings) {
+               ParityFindings& findings) {
   const ValueClass subject_class = ClassOfCode<Codes>(subject);
   const ValueClass reference_class = ClassOfCode<Codes>(reference);
   ++findings.confusion[static_cast<int>(subject_class)][static_cast<int>(reference_class)];
@@ -139,7 +119,7 @@ void CountPair(typename Codes::Storage subject, typename Codes::Storage referenc
     distance = std::min(distance, kNanDistance - 1);
     const bool is_above = same_sign ? (s > r) != s_negative : !s_negative;
     const int bucket = BucketOf(distance);
-    ++findings.buckets[kEqual + (is_above ? bucket : -bucket)];
+    ++findings.buckets[kEqualBucket + (is_above ? bucket : -bucket)];
   } else if (subject_nan != reference_nan) {
     distance = kNanDistance;
   }
@@ -154,7 +134,7 @@ void CountPair(typename Codes::Storage subject, typename Codes::Storage referenc
 
 template <class Codes>
 void CountRange(const Tensor& subject, const Tensor& reference, int64_t begin, int64_t end,
-                Findings& findings) {
+                ParityFindings& findings) {
   using Storage = typename Codes::Storage;
   const Storage* s = subject.as<Storage>();
   const Storage* r = reference.as<Storage>();
@@ -175,10 +155,10 @@ int64_t BucketUpper(int bucket) {
 }
 int64_t BucketLower(int bucket) { return bucket <= 1 ? bucket : BucketUpper(bucket - 1) + 1; }
 
-std::vector<UlpBucket> HistogramOf(const Findings& findings) {
+std::vector<UlpBucket> HistogramOf(const ParityFindings& findings) {
   std::vector<UlpBucket> histogram;
-  for (int i = -kEqual; i <= kEqual; ++i) {
-    const int64_t count = findings.buckets[kEqual + i];
+  for (int i = -kEqualBucket; i <= kEqualBucket; ++i) {
+    const int64_t count = findings.buckets[kEqualBucket + i];
     if (count == 0) continue;
     if (i < 0) {
       histogram.push_back({-BucketUpper(-i), -BucketLower(-i), count});
@@ -211,38 +191,46 @@ std::string_view ValueClassName(ValueClass value_class) {
   return "unknown";
 }
 
+ParityReport ReportOf(const ParityFindings& findings, int64_t element_count, ElementPair first,
+                      ElementPair worst) {
+  ParityReport report;
+  report.element_count = element_count;
+  report.mismatch_count = findings.mismatch_count;
+  report.equal = findings.mismatch_count == 0;
+  report.class_confusion = findings.confusion;
+  report.ulp_histogram = HistogramOf(findings);
+  report.first = std::move(first);
+  report.worst = std::move(worst);
+  report.worst_ulp = static_cast<int64_t>(findings.worst_distance);
+  return report;
+}
+
+absl::Status CheckSameTypes(const Tensor& subject, const Tensor& reference) {
+  QG_RETURN_IF_ERROR(CheckSameShape(subject, reference));
+  if (subject.dtype() == reference.dtype()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("subject is ", TensorText(subject),
+                                                 " and reference ", TensorText(reference),
+                                                 ": dtypes must be equal"));
+}
+
 absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
                                          const ExecutionContext& context) {
-  QG_RETURN_IF_ERROR(CheckSameShape(subject, reference));
-  if (subject.dtype() != reference.dtype()) {
-    return absl::InvalidArgumentError(absl::StrCat("subject is ", TensorText(subject),
-                                                   " and reference ", TensorText(reference),
-                                                   ": dtypes must be equal"));
-  }
+  QG_RETURN_IF_ERROR(CheckSameTypes(subject, reference));
   const int64_t count = subject.element_count();
   const int64_t grain = std::max<int64_t>(int64_t(1) << 16, count / 256 + 1);
-  std::vector<Findings> pieces((count + grain - 1) / grain);
+  std::vector<ParityFindings> pieces((count + grain - 1) / grain);
   ParallelFor(context, count, grain, [&](int64_t begin, int64_t end) {
     WithCodes(subject.dtype(), [&]<class Codes>(Codes) {
       CountRange<Codes>(subject, reference, begin, end, pieces[begin / grain]);
     });
   });
   QG_RETURN_IF_ERROR(context.CheckCancelled());
-  Findings total;
-  for (const Findings& piece : pieces) total.Merge(piece);
+  ParityFindings total;
+  for (const ParityFindings& piece : pieces) Merge(piece, total);
 
-  ParityReport report;
-  report.element_count = count;
-  report.mismatch_count = total.mismatch_count;
-  report.equal = total.mismatch_count == 0;
-  report.class_confusion = total.confusion;
-  report.ulp_histogram = HistogramOf(total);
-  if (!report.equal) {
-    report.first = PairAt(subject, reference, total.first);
-    report.worst = PairAt(subject, reference, total.worst);
-    report.worst_ulp = static_cast<int64_t>(total.worst_distance);
-  }
-  return report;
+  if (total.mismatch_count == 0) return ReportOf(total, count, {}, {});
+  return ReportOf(total, count, PairAt(subject, reference, total.first),
+                  PairAt(subject, reference, total.worst));
 }
 
 }  // namespace quantgate

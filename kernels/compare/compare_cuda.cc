@@ -1,0 +1,241 @@
+#include "kernels/compare/compare_cuda.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/cuda_status.h"
+#include "kernels/compare/compare_kernels_cuda.h"
+#include "kernels/compare/compare_on_path.h"
+#include "kernels/compare/element_codes.h"
+#include "kernels/compare/element_values.h"
+#include "kernels/compare/error_summary.h"
+#include "kernels/compare/nearer_sums.h"
+#include "kernels/compare/parity_summary.h"
+#include "kernels/tensor/tensor_numbers.h"
+
+namespace quantgate {
+namespace {
+
+/// The facts of element_codes.h as the kernels take them.
+CodeRules RulesOf(DType dtype) {
+  return WithCodes(dtype, []<class Codes>(Codes) {
+    using Storage = typename Codes::Storage;
+    CodeRules rules;
+    rules.bytes = sizeof(Storage);
+    rules.magnitude_mask = std::numeric_limits<Storage>::max();
+    rules.largest_number = rules.magnitude_mask;
+    if constexpr (requires { typename Codes::C; }) {
+      rules.sign_mask = Codes::C::kSignMask;
+      rules.magnitude_mask = static_cast<Storage>(~Codes::C::kSignMask);
+      rules.largest_number = Codes::kLargestNumber;
+      rules.has_infinity = Codes::IsInfinite(Codes::kLargestNumber);
+    } else if constexpr (std::is_same_v<Codes, E8M0Codes>) {
+      rules.largest_number = 0xFE;
+      rules.has_zero = false;
+    }
+    return rules;
+  });
+}
+
+ParityFindings FindingsOf(const ParityTotals& totals) {
+  ParityFindings findings;
+  findings.mismatch_count = static_cast<int64_t>(totals.mismatch_count);
+  if (findings.mismatch_count > 0) {
+    findings.first = static_cast<int64_t>(~totals.first_complement);
+    findings.worst = static_cast<int64_t>(~totals.worst_complement);
+    findings.worst_distance = totals.worst_distance;
+  }
+  for (int i = 0; i < kAllBuckets; ++i) {
+    findings.buckets[i] = static_cast<int64_t>(totals.buckets[i]);
+  }
+  for (int i = 0; i < kClassCount; ++i) {
+    for (int j = 0; j < kClassCount; ++j) {
+      findings.confusion[i][j] = static_cast<int64_t>(totals.confusion[i * kClassCount + j]);
+    }
+  }
+  return findings;
+}
+
+/// Threads enough for a few waves on the whole GPU, and segments enough for every warp of a slice.
+BlockCut CutOf(const CudaDevice& device, const BlockGrid& grid) {
+  constexpr int kWarps = 8;            // Of a block of threads.
+  constexpr int kSlicesPerSm = 2 * 8;  // Two resident at a time.
+  BlockCut cut = {.row_count = grid.row_count,
+                  .column_count = grid.column_count,
+                  .rows = grid.rows,
+                  .columns = grid.columns};
+  if (grid.count() == 0) return cut;
+  const auto largest = [](int64_t extent, int blocks) { return (extent + blocks - 1) / blocks; };
+  const int64_t elements =
+      largest(grid.row_count, grid.rows) * largest(grid.column_count, grid.columns);
+  cut.segments = (elements + kSegmentElements - 1) / kSegmentElements;
+  const int64_t wanted =
+      (int64_t{device.facts().multiprocessors} * kSlicesPerSm + grid.count() - 1) / grid.count();
+  cut.slices = static_cast<int>(std::min((cut.segments + kWarps - 1) / kWarps, wanted));
+  return cut;
+}
+
+int BlocksOf(const BlockCut& cut) { return cut.rows * cut.columns; }
+
+absl::StatusOr<Tensor> AllocateSums(CudaDevice& device, const BlockCut& cut, int64_t segments) {
+  return device.Allocate(DType::kF64, {BlocksOf(cut), segments, kSegmentSeries});
+}
+
+/// Sums of segments to sums of blocks.
+absl::StatusOr<Tensor> SumBlocks(CudaDevice& device, const BlockCut& cut, Tensor segment_sums) {
+  int64_t segments = cut.segments;
+  for (int level = 0; level == 0 || segments > 1; ++level) {
+    segments = (segments + kSegmentGroup - 1) / kSegmentGroup;
+    QG_ASSIGN_OR_RETURN(Tensor sums, AllocateSums(device, cut, segments));
+    const SegmentSumParameters parameters = {
+        .cut = cut, .level = level, .from = segment_sums.as<double>(), .to = sums.as<double>()};
+    QG_CUDA_RETURN_IF_ERROR(LaunchSumSegments(parameters, device.stream()));
+    segment_sums = std::move(sums);
+  }
+  return segment_sums;
+}
+
+/// x86 gives a NaN its sign bit where infinities cancel, GPUs do not: the report's is the CPU's.
+double HostNan(double sum) { return sum == sum ? sum : -std::numeric_limits<double>::quiet_NaN(); }
+
+BlockErrors BlockErrorsOf(const BlockTotals& totals) {
+  BlockErrors block;
+  for (int i = 0; i < kErrorSeriesCount; ++i) block.sums.values[i] = HostNan(totals.sums[i]);
+  const SliceErrors& found = totals.found;
+  block.max_abs = {found.max_abs, totals.max_abs_index};
+  block.max_rel = {found.max_rel, totals.max_rel_index};
+  block.finite_count = found.finite_count;
+  block.relative_count = found.relative_count;
+  block.saturated_count = found.saturated_count;
+  block.flushed_to_zero_count = found.flushed_to_zero_count;
+  block.subnormal_count = found.subnormal_count;
+  return block;
+}
+
+/// The bits of a block's largest element, by its index in the tensor.
+PairBits FindBits(const BlockTotals* totals, int blocks, int64_t index) {
+  for (int i = 0; i < blocks; ++i) {
+    if (totals[i].max_abs_index == index) {
+      return {index, totals[i].max_abs_bits[0], totals[i].max_abs_bits[1]};
+    }
+    if (totals[i].max_rel_index == index) {
+      return {index, totals[i].max_rel_bits[0], totals[i].max_rel_bits[1]};
+    }
+  }
+  return {index, 0, 0};  // Not reached: only largest elements are asked for.
+}
+
+}  // namespace
+
+absl::StatusOr<ParityReport> CompareBitsOnPath(CudaDevice& device, const Tensor& subject,
+                                               const Tensor& reference, ComparePath path) {
+  QG_RETURN_IF_ERROR(device.MakeCurrent());
+  QG_RETURN_IF_ERROR(CheckSameTypes(subject, reference));
+  const int multiprocessors = device.facts().multiprocessors;
+  const int64_t bytes = static_cast<int64_t>(sizeof(ParityTotals) +
+                                             ParityWorstCount(multiprocessors) * sizeof(WorstSeen));
+  QG_ASSIGN_OR_RETURN(Tensor results, device.AllocateZeroed(DType::kU8, {bytes}));
+  auto* totals = results.as<ParityTotals>();
+  const ParityParameters parameters = {.subject = subject.data(),
+                                       .reference = reference.data(),
+                                       .count = subject.element_count(),
+                                       .rules = RulesOf(subject.dtype()),
+                                       .multiprocessors = multiprocessors,
+                                       .totals = totals,
+                                       .worst = reinterpret_cast<WorstSeen*>(totals + 1)};
+  QG_CUDA_RETURN_IF_ERROR(LaunchCompareBits(parameters, path, device.stream()));
+  QG_ASSIGN_OR_RETURN(const Tensor host, device.ToHost(results));
+  const ParityTotals& found = *host.as<ParityTotals>();
+  const ParityFindings findings = FindingsOf(found);
+  if (findings.mismatch_count == 0) return ReportOf(findings, parameters.count, {}, {});
+  const auto pair = [&](int64_t index, const unsigned long long(&bits)[2]) {
+    return PairOfBits(subject.shape(), subject.dtype(), reference.dtype(),
+                      {index, bits[0], bits[1]});
+  };
+  return ReportOf(findings, parameters.count, pair(findings.first, found.first_bits),
+                  pair(findings.worst, found.worst_bits));
+}
+
+absl::StatusOr<ErrorReport> MeasureErrorOnPath(CudaDevice& device, const Tensor& subject,
+                                               const Tensor& reference, ComparePath path) {
+  QG_RETURN_IF_ERROR(device.MakeCurrent());
+  QG_RETURN_IF_ERROR(CheckErrorSides(subject, reference));
+  const BlockGrid grid(subject);
+  const BlockCut cut = CutOf(device, grid);
+  const int blocks = BlocksOf(cut);
+  const auto bytes_of = [&](size_t size) { return static_cast<int64_t>(blocks * size); };
+  QG_ASSIGN_OR_RETURN(Tensor sums, AllocateSums(device, cut, cut.segments));
+  QG_ASSIGN_OR_RETURN(Tensor slices,
+                      device.Allocate(DType::kU8, {bytes_of(cut.slices * sizeof(SliceErrors))}));
+  QG_ASSIGN_OR_RETURN(Tensor totals, device.Allocate(DType::kU8, {bytes_of(sizeof(BlockTotals))}));
+  const ErrorParameters parameters = {.subject = NumbersOf(subject),
+                                      .reference = NumbersOf(reference),
+                                      .subject_bytes = DTypeBytes(subject.dtype()),
+                                      .reference_bytes = DTypeBytes(reference.dtype()),
+                                      .range = RangeOfSubject(subject.dtype()),
+                                      .cut = cut,
+                                      .sums = sums.as<double>(),
+                                      .slices = slices.as<SliceErrors>()};
+  QG_CUDA_RETURN_IF_ERROR(LaunchMeasureSegments(parameters, path, device.stream()));
+  QG_ASSIGN_OR_RETURN(const Tensor block_sums, SumBlocks(device, cut, sums));
+  const FinishErrorParameters finish = {
+      .errors = parameters, .sums = block_sums.as<double>(), .totals = totals.as<BlockTotals>()};
+  QG_CUDA_RETURN_IF_ERROR(LaunchFinishErrors(finish, device.stream()));
+  QG_ASSIGN_OR_RETURN(const Tensor host, device.ToHost(totals));
+  const auto* found = host.as<BlockTotals>();
+  std::vector<BlockErrors> errors;
+  for (int i = 0; i < blocks; ++i) errors.push_back(BlockErrorsOf(found[i]));
+  return SummarizeErrors(grid, errors, [&](int64_t index) {
+    return PairOfBits(subject.shape(), subject.dtype(), reference.dtype(),
+                      FindBits(found, blocks, index));
+  });
+}
+
+absl::StatusOr<ParityReport> CompareBitsCuda(CudaDevice& device, const Tensor& subject,
+                                             const Tensor& reference) {
+  return CompareBitsOnPath(device, subject, reference, ComparePath::kTuned);
+}
+
+absl::StatusOr<ErrorReport> MeasureErrorCuda(CudaDevice& device, const Tensor& subject,
+                                             const Tensor& reference) {
+  return MeasureErrorOnPath(device, subject, reference, ComparePath::kTuned);
+}
+
+absl::StatusOr<NearerReport> MeasureNearerCuda(CudaDevice& device, const Tensor& subject,
+                                               const Tensor& reference, const Tensor& truth) {
+  QG_RETURN_IF_ERROR(device.MakeCurrent());
+  QG_RETURN_IF_ERROR(CheckNearerSides(subject, reference, truth));
+  const BlockGrid grid(subject);
+  const BlockCut cut = CutOf(device, grid);
+  QG_ASSIGN_OR_RETURN(Tensor sums, AllocateSums(device, cut, cut.segments));
+  QG_ASSIGN_OR_RETURN(Tensor counts, device.AllocateZeroed(DType::kI64, {4}));
+  const DistanceParameters parameters = {.subject = NumbersOf(subject),
+                                         .reference = NumbersOf(reference),
+                                         .truth = truth.as<float>(),
+                                         .cut = cut,
+                                         .sums = sums.as<double>(),
+                                         .counts = counts.as<DistanceCounts>()};
+  QG_CUDA_RETURN_IF_ERROR(LaunchMeasureDistances(parameters, device.stream()));
+  QG_ASSIGN_OR_RETURN(const Tensor block_sums, SumBlocks(device, cut, sums));
+  QG_ASSIGN_OR_RETURN(const Tensor host_sums, device.ToHost(block_sums));
+  QG_ASSIGN_OR_RETURN(const Tensor host_counts, device.ToHost(counts));
+  const DistanceCounts& found = *host_counts.as<DistanceCounts>();
+  ScopedIeeeEnvironment ieee;
+  NearerSums total;
+  for (int i = 0; i < BlocksOf(cut); ++i) {
+    SeriesTerms<kDistanceSeriesCount> block;
+    for (int series = 0; series < kDistanceSeriesCount; ++series) {
+      block.values[series] = host_sums.as<double>()[i * kSegmentSeries + series];
+    }
+    total.sums = total.sums + block;
+  }
+  total.finite_count = static_cast<int64_t>(found.finite_count);
+  total.subject_nearer = static_cast<int64_t>(found.subject_nearer);
+  total.reference_nearer = static_cast<int64_t>(found.reference_nearer);
+  total.tied = static_cast<int64_t>(found.tied);
+  return ReportOf(total);
+}
+
+}  // namespace quantgate

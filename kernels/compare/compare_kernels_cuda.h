@@ -1,0 +1,131 @@
+// The kernels behind compare_cuda.h. Launchers return what cudaGetLastError says of the launch;
+// checks, allocations and reports are compare_cuda.cc's.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/compare/code_rules.h"
+#include "kernels/compare/distance_series.h"
+#include "kernels/compare/error_kernels.h"
+#include "kernels/compare/parity_findings.h"
+#include "kernels/tensor/number_source.h"
+
+namespace quantgate {
+
+/// Whether kernels may restate steps in faster ones; the plain kernels give the same reports.
+enum class ComparePath { kTuned, kPlain };
+
+// --- Bits
+
+/// Results in device memory; zeroed before the launch.
+struct ParityTotals {
+  unsigned long long mismatch_count;
+  unsigned long long first_complement;  ///< ~index; 0 where nothing differs.
+  unsigned long long worst_complement;
+  unsigned long long worst_distance;
+  unsigned long long first_bits[2], worst_bits[2];  ///< Of subject and reference.
+  unsigned long long buckets[kAllBuckets];
+  unsigned long long confusion[kClassCount * kClassCount];
+};
+
+/// The worst element that one block of threads saw; zeroed before the launch.
+struct WorstSeen {
+  unsigned long long distance;
+  unsigned long long complement;  ///< ~index; 0: none.
+};
+
+struct ParityParameters {
+  const void* subject = nullptr;
+  const void* reference = nullptr;
+  int64_t count = 0;
+  CodeRules rules;
+  int multiprocessors = 0;
+  ParityTotals* totals = nullptr;
+  WorstSeen* worst = nullptr;  ///< [ParityWorstCount(multiprocessors)].
+};
+int ParityWorstCount(int multiprocessors);
+cudaError_t LaunchCompareBits(const ParityParameters& parameters, ComparePath path,
+                              cudaStream_t stream);
+
+// --- Errors
+
+/// Elements of a block of the heat map, in row-major order, that one warp adds to one sum: a whole
+/// subtree of the pairwise sum.
+inline constexpr int kSegmentElements = 1024;
+/// Series of a segment's sums, the last ones unused.
+inline constexpr int kSegmentSeries = 8;
+/// Segments that one launch of LaunchSumSegments makes one of.
+inline constexpr int kSegmentGroup = 256;
+
+/// How a tensor is cut: rows x columns blocks, and each block's segments shared by `slices` blocks
+/// of threads.
+struct BlockCut {
+  int64_t row_count = 0, column_count = 0;
+  int rows = 0, columns = 0;
+  int slices = 0;
+  int64_t segments = 0;  ///< Of the largest block: what the sums have room for.
+};
+
+/// What one slice of a block found besides sums. Positions count the block's elements; -1: none.
+struct SliceErrors {
+  double max_abs, max_rel;
+  int64_t max_abs_position, max_rel_position;
+  int64_t finite_count, relative_count;
+  int64_t saturated_count, flushed_to_zero_count, subnormal_count;
+};
+
+/// What one block of the heat map adds to the report. Indices count the tensor's elements.
+struct BlockTotals {
+  double sums[kSegmentSeries];  ///< By ErrorSeries.
+  SliceErrors found;
+  int64_t max_abs_index, max_rel_index;
+  uint64_t max_abs_bits[2], max_rel_bits[2];  ///< Of subject and reference.
+};
+
+struct ErrorParameters {
+  NumberSource subject, reference;
+  int subject_bytes = 0, reference_bytes = 0;  ///< Of an element.
+  SubjectRange range;
+  BlockCut cut;
+  double* sums = nullptr;         ///< [blocks][segments][kSegmentSeries].
+  SliceErrors* slices = nullptr;  ///< [blocks][slices].
+};
+cudaError_t LaunchMeasureSegments(const ErrorParameters& parameters, ComparePath path,
+                                  cudaStream_t stream);
+
+/// kSegmentGroup sums of each block to one: from [blocks][segments] to
+/// [blocks][ceil(segments / kSegmentGroup)]. `level` counts the launches before this one.
+struct SegmentSumParameters {
+  BlockCut cut;
+  int level = 0;
+  const double* from = nullptr;
+  double* to = nullptr;
+};
+cudaError_t LaunchSumSegments(const SegmentSumParameters& parameters, cudaStream_t stream);
+
+/// Adds up slices, and takes the sums of a single segment a block.
+struct FinishErrorParameters {
+  ErrorParameters errors;
+  const double* sums = nullptr;  ///< [blocks][1][kSegmentSeries].
+  BlockTotals* totals = nullptr;
+};
+cudaError_t LaunchFinishErrors(const FinishErrorParameters& parameters, cudaStream_t stream);
+
+// --- Distances to the truth
+
+struct DistanceCounts {
+  unsigned long long finite_count, subject_nearer, reference_nearer, tied;
+};
+
+struct DistanceParameters {
+  NumberSource subject, reference;
+  const float* truth = nullptr;
+  BlockCut cut;
+  double* sums = nullptr;            ///< [blocks][segments][kSegmentSeries].
+  DistanceCounts* counts = nullptr;  ///< Of the whole tensor; zeroed before the launch.
+};
+cudaError_t LaunchMeasureDistances(const DistanceParameters& parameters, cudaStream_t stream);
+
+}  // namespace quantgate

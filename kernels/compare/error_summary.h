@@ -1,0 +1,51 @@
+// From what each block of the heat map found to an error report: shared by the engines.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "kernels/compare/block_grid.h"
+#include "kernels/compare/error_kernels.h"
+#include "kernels/compare/error_report.h"
+
+namespace quantgate {
+
+/// The largest of a quantity, and the lowest index that has it.
+struct Largest {
+  double value = -1;
+  int64_t index = -1;
+  void Offer(double candidate, int64_t at) {
+    if (candidate > value || (candidate == value && at < index)) {
+      value = candidate;
+      index = at;
+    }
+  }
+};
+
+/// What one block adds to the report.
+struct BlockErrors {
+  SeriesTerms<kErrorSeriesCount> sums;
+  Largest max_abs, max_rel;
+  int64_t finite_count = 0;
+  int64_t relative_count = 0;
+  int64_t saturated_count = 0;
+  int64_t flushed_to_zero_count = 0;
+  int64_t subnormal_count = 0;
+};
+
+/// Facts of a floating type.
+SubjectRange RangeOfSubject(DType dtype);
+
+/// INVALID_ARGUMENT unless MeasureError takes them.
+absl::Status CheckErrorSides(const Tensor& subject, const Tensor& reference);
+/// The same for MeasureNearer.
+absl::Status CheckNearerSides(const Tensor& subject, const Tensor& reference, const Tensor& truth);
+
+/// Adds the blocks in index order and forms the ratios. `pair_at` gives the element of an index
+/// that is some block's largest.
+ErrorReport SummarizeErrors(const BlockGrid& grid, const std::vector<BlockErrors>& blocks,
+                            absl::FunctionRef<ElementPair(int64_t)> pair_at);
+
+}  // namespace quantgate

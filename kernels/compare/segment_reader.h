@@ -1,0 +1,116 @@
+// Kernel code shared by the comparisons that sum: the blocks of the heat map, their segments, and
+// sums across a warp in the order of docs/definitions.md section 5.2.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/compare/block_edges.h"
+#include "kernels/compare/compare_kernels_cuda.h"
+
+#if defined(__CUDACC__)
+
+namespace quantgate {
+
+inline constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
+
+/// Consecutive elements of a block that one thread takes, and those of one warp.
+inline constexpr int kChunkElements = 8;
+inline constexpr int kStretchElements = 32 * kChunkElements;
+inline constexpr int kSegmentStretches = kSegmentElements / kStretchElements;
+
+/// One block of the heat map.
+struct BlockShape {
+  int64_t first;  // Index in the tensor of its first element.
+  int64_t width;
+  int64_t stride;  // Columns of the tensor.
+  int64_t count;   // Elements.
+
+  __device__ BlockShape(const BlockCut& cut, int block) {
+    const int row = block / cut.columns, column = block % cut.columns;
+    const int64_t row_begin = BlockEdge(row, cut.rows, cut.row_count);
+    const int64_t column_begin = BlockEdge(column, cut.columns, cut.column_count);
+    stride = cut.column_count;
+    first = row_begin * stride + column_begin;
+    width = BlockEdge(column + 1, cut.columns, cut.column_count) - column_begin;
+    count = width * (BlockEdge(row + 1, cut.rows, cut.row_count) - row_begin);
+  }
+  __device__ int64_t segments() const { return (count + kSegmentElements - 1) / kSegmentElements; }
+  /// Index in the tensor of element `position`.
+  __device__ int64_t IndexOf(int64_t position) const {
+    return first + position / width * stride + position % width;
+  }
+};
+
+/// Indices of consecutive positions, with one division for them all.
+class IndexWalk {
+ public:
+  __device__ IndexWalk(const BlockShape& block, int64_t position)
+      : index_(block.IndexOf(position)),
+        left_(block.width - position % block.width),
+        wrap_(block.stride - block.width),
+        width_(block.width) {}
+  __device__ int64_t Next() {
+    const int64_t index = index_++;
+    if (--left_ == 0) {
+      index_ += wrap_;
+      left_ = width_;
+    }
+    return index;
+  }
+
+ private:
+  int64_t index_, left_;
+  const int64_t wrap_, width_;
+};
+
+/// kCount series side by side.
+template <int kCount>
+struct Series {
+  double values[kCount];
+  friend __device__ Series operator+(const Series& a, const Series& b) {
+    Series sum;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum.values[i] = a.values[i] + b.values[i];
+    return sum;
+  }
+};
+
+/// The pairwise sum of measure(0) to measure(kCount - 1), called in that order.
+template <int kCount, class Measure>
+__device__ inline auto SumInOrder(Measure& measure, int begin = 0) {
+  if constexpr (kCount == 1) {
+    return measure(begin);
+  } else {
+    const auto low = SumInOrder<kCount / 2>(measure, begin);
+    const auto high = SumInOrder<kCount / 2>(measure, begin + kCount / 2);
+    return low + high;
+  }
+}
+
+/// The pairwise sum over the lanes of a warp, in each of them. Addition commutes, so that both
+/// lanes of a pair find the same sum.
+template <int kCount>
+__device__ inline Series<kCount> SumOverLanes(Series<kCount> terms) {
+  for (int distance = 1; distance < 32; distance *= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      terms.values[i] += __shfl_xor_sync(kWholeWarp, terms.values[i], distance);
+    }
+  }
+  return terms;
+}
+
+/// The sums of one segment, given to every lane, to memory.
+template <int kCount>
+__device__ inline void StoreSums(const Series<kCount>& sums, double* to) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (lane == i) to[i] = sums.values[i];
+  }
+  if (lane >= kCount && lane < kSegmentSeries) to[lane] = 0;
+}
+
+}  // namespace quantgate
+
+#endif

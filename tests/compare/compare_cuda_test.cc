@@ -1,0 +1,332 @@
+// GPU against CPU: every field of every report, doubles by their bits.
+#include "kernels/compare/compare_cuda.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kernels/compare/compare_on_path.h"
+#include "kernels/tensor/convert.h"
+#include "kernels/tensor/generate.h"
+#include "tests/tensor/cuda_test_device.h"
+
+namespace quantgate {
+namespace {
+
+constexpr ComparePath kPaths[] = {ComparePath::kTuned, ComparePath::kPlain};
+
+uint64_t Bits(double x) { return std::bit_cast<uint64_t>(x); }
+
+void ExpectSamePair(const ElementPair& expected, const ElementPair& actual) {
+  EXPECT_EQ(actual.coordinate, expected.coordinate);
+  EXPECT_EQ(actual.subject_bits, expected.subject_bits);
+  EXPECT_EQ(actual.reference_bits, expected.reference_bits);
+  EXPECT_EQ(Bits(actual.subject), Bits(expected.subject));
+  EXPECT_EQ(Bits(actual.reference), Bits(expected.reference));
+}
+
+void ExpectSameParity(const Tensor& subject, const Tensor& reference, int64_t shift = 0) {
+  SCOPED_TRACE(TensorText(subject) + " shifted by " + std::to_string(shift));
+  const ParityReport expected = ValueOrAbort(CompareBits(subject, reference, {}));
+  const Tensor s = OnDeviceShifted(subject, shift), r = OnDeviceShifted(reference, shift);
+  for (const ComparePath path : kPaths) {
+    const ParityReport actual = ValueOrAbort(CompareBitsOnPath(TestDevice(), s, r, path));
+    EXPECT_EQ(actual.equal, expected.equal);
+    EXPECT_EQ(actual.element_count, expected.element_count);
+    EXPECT_EQ(actual.mismatch_count, expected.mismatch_count);
+    ExpectSamePair(expected.first, actual.first);
+    ExpectSamePair(expected.worst, actual.worst);
+    EXPECT_EQ(actual.worst_ulp, expected.worst_ulp);
+    EXPECT_EQ(actual.class_confusion, expected.class_confusion);
+    ASSERT_EQ(actual.ulp_histogram.size(), expected.ulp_histogram.size());
+    for (size_t i = 0; i < expected.ulp_histogram.size(); ++i) {
+      EXPECT_EQ(actual.ulp_histogram[i].lower, expected.ulp_histogram[i].lower);
+      EXPECT_EQ(actual.ulp_histogram[i].upper, expected.ulp_histogram[i].upper);
+      EXPECT_EQ(actual.ulp_histogram[i].count, expected.ulp_histogram[i].count);
+    }
+  }
+}
+
+void ExpectSameCells(const std::vector<HeatMapCell>& expected,
+                     const std::vector<HeatMapCell>& actual) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(actual[i].row_begin, expected[i].row_begin);
+    EXPECT_EQ(actual[i].row_end, expected[i].row_end);
+    EXPECT_EQ(actual[i].column_begin, expected[i].column_begin);
+    EXPECT_EQ(actual[i].column_end, expected[i].column_end);
+    EXPECT_EQ(Bits(actual[i].rms_error), Bits(expected[i].rms_error)) << "cell " << i;
+    EXPECT_EQ(Bits(actual[i].max_abs_error), Bits(expected[i].max_abs_error)) << "cell " << i;
+  }
+}
+
+void ExpectSameReport(const ErrorReport& expected, const ErrorReport& actual) {
+  EXPECT_EQ(actual.element_count, expected.element_count);
+  EXPECT_EQ(actual.non_finite_count, expected.non_finite_count);
+  EXPECT_EQ(Bits(actual.max_abs), Bits(expected.max_abs));
+  ExpectSamePair(expected.max_abs_at, actual.max_abs_at);
+  EXPECT_EQ(Bits(actual.mean_abs), Bits(expected.mean_abs));
+  EXPECT_EQ(Bits(actual.rms), Bits(expected.rms));
+  EXPECT_EQ(Bits(actual.max_rel), Bits(expected.max_rel));
+  ExpectSamePair(expected.max_rel_at, actual.max_rel_at);
+  EXPECT_EQ(Bits(actual.mean_rel), Bits(expected.mean_rel));
+  EXPECT_EQ(Bits(actual.bias), Bits(expected.bias));
+  EXPECT_EQ(Bits(actual.sum_reference_squared), Bits(expected.sum_reference_squared));
+  EXPECT_EQ(Bits(actual.sum_error_squared), Bits(expected.sum_error_squared));
+  EXPECT_EQ(Bits(actual.cosine), Bits(expected.cosine));
+  EXPECT_EQ(Bits(actual.relative_frobenius), Bits(expected.relative_frobenius));
+  EXPECT_EQ(actual.saturated_count, expected.saturated_count);
+  EXPECT_EQ(actual.flushed_to_zero_count, expected.flushed_to_zero_count);
+  EXPECT_EQ(actual.subnormal_count, expected.subnormal_count);
+  EXPECT_EQ(actual.heat_map.rows, expected.heat_map.rows);
+  EXPECT_EQ(actual.heat_map.columns, expected.heat_map.columns);
+  ExpectSameCells(expected.heat_map.cells, actual.heat_map.cells);
+  ExpectSameCells(expected.worst_blocks, actual.worst_blocks);
+}
+
+void ExpectSameErrors(const Tensor& subject, const Tensor& reference, int64_t shift = 0) {
+  SCOPED_TRACE(TensorText(subject) + " against " + TensorText(reference) + " shifted by " +
+               std::to_string(shift));
+  const ErrorReport expected = ValueOrAbort(MeasureError(subject, reference, {}));
+  const Tensor s = OnDeviceShifted(subject, shift), r = OnDeviceShifted(reference, shift);
+  for (const ComparePath path : kPaths) {
+    SCOPED_TRACE(path == ComparePath::kTuned ? "tuned" : "plain");
+    ExpectSameReport(expected, ValueOrAbort(MeasureErrorOnPath(TestDevice(), s, r, path)));
+  }
+}
+
+Tensor Generated(Distribution distribution, uint64_t seed, DType dtype, Shape shape,
+                 float scale = 1.0f) {
+  return ValueOrAbort(Generate({.distribution = distribution,
+                                .seed = seed,
+                                .dtype = dtype,
+                                .shape = std::move(shape),
+                                .scale = scale},
+                               {}));
+}
+
+/// Bytes of no meaning, as a tensor of any type; `mask` clears bits of each byte.
+Tensor RandomBytes(uint64_t seed, DType dtype, Shape shape, uint8_t mask = 0xFF) {
+  Tensor tensor = ValueOrAbort(Tensor::Allocate(dtype, std::move(shape)));
+  uint64_t state = seed;
+  for (size_t i = 0; i < tensor.byte_size(); ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    tensor.as<uint8_t>()[i] = static_cast<uint8_t>(state >> 56) & mask;
+  }
+  return tensor;
+}
+
+/// The tensor with one in `every` bytes changed by `flip`.
+Tensor Flipped(const Tensor& tensor, size_t every, uint8_t flip) {
+  Tensor copy = ValueOrAbort(Tensor::FromBytes(tensor.dtype(), tensor.shape(), tensor.bytes()));
+  for (size_t i = every / 2; i < copy.byte_size(); i += every) copy.as<uint8_t>()[i] ^= flip;
+  return copy;
+}
+
+TEST(CompareBitsCuda, EveryTypeEqualAndDiffering) {
+  for (const DTypeTraits& traits : AllDTypes()) {
+    for (const int64_t count : {0, 1, 5, 4097, 70001}) {
+      const Tensor noise = RandomBytes(3, traits.dtype, {count});
+      ExpectSameParity(noise, noise);
+      ExpectSameParity(noise, RandomBytes(4, traits.dtype, {count}));
+      ExpectSameParity(Flipped(noise, 7, 1), noise);
+      ExpectSameParity(Flipped(noise, 4099, 0x81), noise, 1);
+    }
+  }
+}
+
+TEST(CompareBitsCuda, GeneratedTensorsOfEveryDistribution) {
+  for (const DType dtype :
+       {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kF8E5M2, DType::kF6E3M2}) {
+    for (const Distribution distribution : AllDistributions()) {
+      const Tensor x = Generated(distribution, 1, dtype, {37, 5003});
+      ExpectSameParity(x, x);
+      ExpectSameParity(Flipped(x, 5 * 4096, 0x01), x);
+      ExpectSameParity(Flipped(x, 3, 0x01), x);
+      ExpectSameParity(Flipped(x, 64, 0x80), x);
+      ExpectSameParity(Generated(distribution, 2, dtype, {37, 5003}), x);
+    }
+  }
+}
+
+// Every pair of codes of an 8-bit type, so that classes, sides and buckets are all met.
+TEST(CompareBitsCuda, EveryPairOfBytes) {
+  for (const DTypeTraits& traits : AllDTypes()) {
+    if (traits.bytes != 1) continue;
+    Tensor subject = ValueOrAbort(Tensor::Allocate(traits.dtype, {256, 256}));
+    Tensor reference = ValueOrAbort(Tensor::Allocate(traits.dtype, {256, 256}));
+    for (int i = 0; i < 65536; ++i) {
+      subject.as<uint8_t>()[i] = static_cast<uint8_t>(i >> 8);
+      reference.as<uint8_t>()[i] = static_cast<uint8_t>(i);
+    }
+    ExpectSameParity(subject, reference);
+  }
+}
+
+TEST(CompareBitsCuda, OneDifferenceAtEitherEnd) {
+  const Tensor x = Generated(Distribution::kNormal, 8, DType::kBF16, {3, 100000});
+  for (const size_t at : {size_t{0}, x.byte_size() - 2, size_t{123456}}) {
+    Tensor y = ValueOrAbort(Tensor::FromBytes(x.dtype(), x.shape(), x.bytes()));
+    y.as<uint8_t>()[at] ^= 3;
+    ExpectSameParity(y, x);
+  }
+}
+
+TEST(CompareBitsCuda, RefusesWhatCompareBitsRefuses) {
+  const Tensor a = Generated(Distribution::kNormal, 1, DType::kBF16, {4, 4});
+  const Tensor b = Generated(Distribution::kNormal, 1, DType::kF16, {4, 4});
+  const Tensor c = Generated(Distribution::kNormal, 1, DType::kBF16, {2, 8});
+  for (const Tensor& other : {b, c}) {
+    EXPECT_EQ(CompareBitsCuda(TestDevice(), OnDevice(a), OnDevice(other)).status(),
+              CompareBits(a, other, {}).status());
+  }
+  EXPECT_EQ(CompareBitsCuda(TestDevice(), a, Tensor()).status(),
+            CompareBits(a, Tensor(), {}).status());
+}
+
+const std::vector<Shape> kShapes = {{},         {0, 4},     {1},         {1, 31},    {31, 1},
+                                    {70, 5},    {45, 4100}, {256, 256},  {40, 512},  {3, 7, 8},
+                                    {512, 768}, {1, 9000},  {1, 524288}, {9000, 32}, {33, 2304}};
+
+TEST(MeasureErrorCuda, ShapesAndShifts) {
+  for (const Shape& shape : kShapes) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const Tensor s = Generated(Distribution::kNormal, 1, dtype, shape);
+      const Tensor r = Generated(Distribution::kNormal, 2, dtype, shape);
+      ExpectSameErrors(s, r);
+      ExpectSameErrors(s, r, 3);
+      ExpectSameErrors(s, s);
+    }
+  }
+}
+
+TEST(MeasureErrorCuda, EveryDistributionAgainstItsCast) {
+  const std::vector<DType> types = {DType::kF32,    DType::kBF16,   DType::kF16,   DType::kF8E4M3,
+                                    DType::kF8E5M2, DType::kF6E2M3, DType::kF6E3M2};
+  for (const Distribution distribution : AllDistributions()) {
+    for (const float scale : {1.0f, 0x1p-130f, 0x1p125f}) {
+      const Tensor x = Generated(distribution, 5, DType::kF32, {96, 1280}, scale);
+      const Tensor y = Generated(distribution, 6, DType::kF32, {96, 1280}, scale);
+      for (const DType dtype : types) {
+        const Tensor cast = ValueOrAbort(CastTensor(x, dtype, {}));
+        ExpectSameErrors(cast, x);
+        ExpectSameErrors(cast, ValueOrAbort(CastTensor(y, dtype, {})));
+        ExpectSameErrors(x, cast);
+      }
+    }
+  }
+}
+
+// Any bits at all: NaN, infinities and subnormals on both sides, quotients of every exponent.
+TEST(MeasureErrorCuda, RandomCodesOfEveryFloatingType) {
+  for (const DTypeTraits& subject : AllDTypes()) {
+    if (!subject.is_floating) continue;
+    for (const DType reference : {subject.dtype, DType::kF32, DType::kF64, DType::kF8E8M0}) {
+      ExpectSameErrors(RandomBytes(11, subject.dtype, {64, 1024}),
+                       RandomBytes(12, reference, {64, 1024}));
+    }
+  }
+}
+
+TEST(MeasureErrorCuda, QuotientsOfFloats) {
+  // Subject and reference of neighbouring exponents and all mantissas: 4 M quotients whose sums
+  // and largest are exact in every bit only if each quotient is.
+  for (const uint64_t seed : {21, 22, 23, 24}) {
+    const Tensor s = Generated(Distribution::kNormal, seed, DType::kF32, {2048, 512});
+    const Tensor r =
+        Generated(Distribution::kLogNormalOutliers, seed + 4, DType::kF32, {2048, 512});
+    ExpectSameErrors(s, r);
+  }
+}
+
+TEST(MeasureErrorCuda, TiesGoToTheLowestIndex) {
+  std::vector<float> ones(size_t{64} * 512, 1.0f), twos(ones.size(), 2.0f);
+  const auto tensor = [](const std::vector<float>& values) {
+    return ValueOrAbort(
+        Tensor::FromBytes(DType::kF32, {64, 512}, std::as_bytes(std::span(values))));
+  };
+  ExpectSameErrors(tensor(ones), tensor(twos));
+  twos[3] = 1.0f;
+  ones[0] = std::numeric_limits<float>::infinity();
+  ExpectSameErrors(tensor(ones), tensor(twos));
+  ExpectSameErrors(tensor(twos), tensor(twos));
+  const std::vector<float> nans(ones.size(), std::numeric_limits<float>::quiet_NaN());
+  ExpectSameErrors(tensor(nans), tensor(twos));
+  std::vector<float> late = nans;
+  late[20000] = 2.0f;
+  ExpectSameErrors(tensor(late), tensor(twos));
+  const std::vector<float> zeros(ones.size(), 0.0f);
+  ExpectSameErrors(tensor(twos), tensor(zeros));
+  ExpectSameErrors(tensor(zeros), tensor(twos));
+}
+
+TEST(MeasureErrorCuda, SeveralLevelsOfSegments) {
+  // One row of 32 blocks of more than 256 segments each.
+  const Tensor s = Generated(Distribution::kNormal, 1, DType::kBF16, {1, 32 * 600 * 1024});
+  const Tensor r = Generated(Distribution::kNormal, 2, DType::kBF16, {1, 32 * 600 * 1024});
+  ExpectSameErrors(s, r);
+}
+
+TEST(MeasureErrorCuda, RealTensors) {
+  for (const char* name : {"fc1.x", "fc1.weight", "fc1.dy"}) {
+    const Tensor x = RealTensor(name);
+    for (const DType dtype : {DType::kF8E4M3, DType::kF8E5M2, DType::kF16}) {
+      ExpectSameErrors(ValueOrAbort(CastTensor(x, dtype, {})), x);
+    }
+    ExpectSameParity(x, x);
+  }
+}
+
+TEST(MeasureErrorCuda, RefusesWhatMeasureErrorRefuses) {
+  const Tensor a = Generated(Distribution::kNormal, 1, DType::kBF16, {4, 4});
+  for (const Tensor& other : {Generated(Distribution::kNormal, 1, DType::kBF16, {2, 8}),
+                              RandomBytes(1, DType::kI32, {4, 4}), Tensor()}) {
+    EXPECT_EQ(MeasureErrorCuda(TestDevice(), OnDevice(a), OnDevice(other)).status(),
+              MeasureError(a, other, {}).status());
+  }
+}
+
+void ExpectSameNearer(const Tensor& subject, const Tensor& reference, const Tensor& truth) {
+  SCOPED_TRACE(TensorText(subject) + " and " + TensorText(reference));
+  const NearerReport expected = ValueOrAbort(MeasureNearer(subject, reference, truth, {}));
+  const NearerReport actual = ValueOrAbort(MeasureNearerCuda(
+      TestDevice(), OnDevice(subject), OnDeviceShifted(reference, 1), OnDevice(truth)));
+  EXPECT_EQ(actual.subject_nearer, expected.subject_nearer);
+  EXPECT_EQ(actual.reference_nearer, expected.reference_nearer);
+  EXPECT_EQ(actual.tied, expected.tied);
+  EXPECT_EQ(Bits(actual.subject_rms), Bits(expected.subject_rms));
+  EXPECT_EQ(Bits(actual.reference_rms), Bits(expected.reference_rms));
+}
+
+TEST(MeasureNearerCuda, FieldsOfMeasureNearer) {
+  for (const Shape& shape : kShapes) {
+    const Tensor truth = Generated(Distribution::kSpecialsLaced, 1, DType::kF32, shape);
+    const Tensor subject = ValueOrAbort(CastTensor(truth, DType::kBF16, {}));
+    ExpectSameNearer(subject, ValueOrAbort(CastTensor(truth, DType::kF16, {})), truth);
+    ExpectSameNearer(subject, Generated(Distribution::kSpecialsLaced, 2, DType::kF8E4M3, shape),
+                     truth);
+  }
+  for (const DTypeTraits& traits : AllDTypes()) {
+    if (!traits.is_floating) continue;
+    ExpectSameNearer(RandomBytes(1, traits.dtype, {50, 400}),
+                     RandomBytes(2, traits.dtype, {50, 400}),
+                     RandomBytes(3, DType::kF32, {50, 400}));
+  }
+  const Tensor x = Generated(Distribution::kNormal, 1, DType::kF32, {4, 4});
+  EXPECT_EQ(MeasureNearerCuda(TestDevice(), OnDevice(x), OnDevice(x), Tensor()).status(),
+            MeasureNearer(x, x, Tensor(), {}).status());
+}
+
+// Element counts beyond 32 bits, through the fields that count.
+TEST(CompareCuda, TensorsOfMoreThanFourGigabytes) {
+  const Tensor x = Generated(Distribution::kUniform, 5, DType::kF8E4M3, {65537, 65792});
+  const Tensor y = Flipped(x, 1000003, 0x05);
+  ExpectSameParity(y, x);
+}
+
+}  // namespace
+}  // namespace quantgate
