@@ -13,11 +13,11 @@ namespace quantgate {
 
 /// As GemmCpu, for every arithmetic but cublaslt (gemm_cublaslt.h). Cancellation is looked at
 /// between kernels. Waits for the stream only to look at the values of fp32 scales of blocks under
-/// sm100 and sm120, which must be powers of two.
+/// sm100 and sm120, which must be powers of two, and for exact's note.
 absl::StatusOr<GemmResult> GemmCuda(CudaDevice& device, const GemmDesc& desc,
                                     const Cancellation* cancellation);
 
-/// As ExactGemm; part of GemmCuda.
+/// As ExactGemm; part of GemmCuda. Waits for the counts of its note.
 absl::StatusOr<GemmResult> ExactGemmCuda(CudaDevice& device, const GemmDesc& desc,
                                          const Cancellation* cancellation);
 

@@ -24,7 +24,8 @@ struct WideMagnitude {
   /// Index of the highest set bit; -1 for zero.
   QG_HOST_DEVICE constexpr int HighestBit() const {
     for (int i = kWords - 1; i >= 0; --i) {
-      if (words[i] != 0) return 64 * i + 63 - std::countl_zero(words[i]);
+      // Not std::countl_zero, of which nvcc makes 64 (fused_step.h, LeadingZeros).
+      if (words[i] != 0) return 64 * i + 63 - __builtin_clzll(words[i]);
     }
     return -1;
   }

@@ -1,0 +1,110 @@
+// ExactGemmCuda: packed operands, fp64 dot products, certification, wide integers for the rest.
+#include <bit>
+
+#include "kernels/base/cuda_status.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/gemm/accumulate_cuda.h"
+#include "kernels/gemm/exact_certainty.h"
+#include "kernels/gemm/exact_operand.h"
+#include "kernels/gemm/exact_products.h"
+#include "kernels/gemm/gemm_cuda.h"
+
+namespace quantgate {
+namespace {
+
+/// norm and lowest_bit of an operand's rows, one after the other.
+struct RowBounds {
+  std::shared_ptr<Buffer> memory;
+  int64_t rows = 0;
+
+  double* norm() const { return reinterpret_cast<double*>(memory->data()); }
+  double* lowest_bit() const { return norm() + rows; }
+};
+
+absl::StatusOr<RowBounds> BoundRows(CudaDevice& device, const ExactCudaOperand& source,
+                                    unsigned long long* ratio_max) {
+  RowBounds bounds;
+  bounds.rows = source.operand.rows;
+  QG_ASSIGN_OR_RETURN(bounds.memory,
+                      device.AllocateBytes(static_cast<size_t>(2 * bounds.rows) * sizeof(double)));
+  QG_CUDA_RETURN_IF_ERROR(LaunchExactRowBounds(
+      {source, ExactNormInflation(source.operand.k), bounds.norm(), bounds.lowest_bit(), ratio_max},
+      device.stream()));
+  return bounds;
+}
+
+/// Computes every strip. What was counted is in *task.counts once the stream gets there.
+absl::Status RunStrips(CudaDevice& device, const ExactProducts& products, int64_t m,
+                       const Cancellation* cancellation, ExactRoundTask& task) {
+  const int64_t strip_outputs = std::min(m, products.strip_rows()) * task.b.operand.rows;
+  QG_ASSIGN_OR_RETURN(const auto doubtful, device.AllocateBytes(static_cast<size_t>(strip_outputs) *
+                                                                sizeof(*task.doubtful)));
+  task.doubtful = reinterpret_cast<int64_t*>(doubtful->data());
+  for (int64_t begin = 0; begin < m; begin += products.strip_rows()) {
+    if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
+    QG_ASSIGN_OR_RETURN(task.strip, products.Strip(begin));
+    QG_CUDA_RETURN_IF_ERROR(
+        cudaMemsetAsync(&task.counts->doubts, 0, sizeof(task.counts->doubts), device.stream()));
+    QG_CUDA_RETURN_IF_ERROR(LaunchExactCertify(task, device.stream()));
+    QG_CUDA_RETURN_IF_ERROR(LaunchExactRedo(task, device.stream()));
+  }
+  return absl::OkStatus();
+}
+
+std::string NoteOf(const ExactCounts& counts, const GemmShape& shape) {
+  ExactWays ways;
+  ways.largest_ratio =
+      std::bit_cast<double>(counts.ratio_max_a) * std::bit_cast<double>(counts.ratio_max_b);
+  ways.outputs = shape.m * shape.n;
+  ways.wide_dots = static_cast<int64_t>(counts.wide_dots);
+  ways.wide_epilogues = static_cast<int64_t>(counts.wide_epilogues);
+  return ExactNote(ways);
+}
+
+}  // namespace
+
+absl::StatusOr<GemmResult> ExactGemmCudaBy(ExactCudaPath path, CudaDevice& device,
+                                           const GemmDesc& given,
+                                           const Cancellation* cancellation) {
+  QG_RETURN_IF_ERROR(device.MakeCurrent());
+  GemmDesc desc = given;
+  desc.arithmetic = Arithmetic{ArithmeticFamily::kExact};
+  QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(desc));
+  GemmResult result;
+  result.arithmetic = "exact";
+  QG_ASSIGN_OR_RETURN(result.d, device.Allocate(desc.out_dtype, {shape.m, shape.n}));
+  ExactRoundTask task{};
+  if (IsFp8(desc.out_dtype)) {
+    QG_ASSIGN_OR_RETURN(result.amax, device.AllocateZeroed(DType::kF32, {1}));
+    task.amax = result.amax.as<uint32_t>();
+  }
+  task.a.operand = CudaOperandA(desc, shape);
+  task.b.operand = CudaOperandB(desc, shape);
+  task.terms = ExactOutputTermsOf(desc);
+  task.relative_error = ExactRelativeError(shape.k);
+  task.output = ExactOutputOf(desc.out_dtype);
+  task.d = result.d.data();
+  QG_ASSIGN_OR_RETURN(const Tensor counts_memory,
+                      device.AllocateZeroed(DType::kU8, {sizeof(ExactCounts)}));
+  task.counts = reinterpret_cast<ExactCounts*>(const_cast<std::byte*>(counts_memory.data()));
+  QG_ASSIGN_OR_RETURN(const RowBounds a, BoundRows(device, task.a, &task.counts->ratio_max_a));
+  QG_ASSIGN_OR_RETURN(const RowBounds b, BoundRows(device, task.b, &task.counts->ratio_max_b));
+  task.norm_a = a.norm();
+  task.lowest_bit_a = a.lowest_bit();
+  task.norm_b = b.norm();
+  task.lowest_bit_b = b.lowest_bit();
+  QG_ASSIGN_OR_RETURN(const ExactProducts products,
+                      ExactProducts::Create(device, task.a, task.b, path));
+  QG_RETURN_IF_ERROR(RunStrips(device, products, shape.m, cancellation, task));
+  ExactCounts counts;
+  QG_RETURN_IF_ERROR(device.Read(task.counts, &counts, sizeof(counts)));
+  result.note = NoteOf(counts, shape);
+  return result;
+}
+
+absl::StatusOr<GemmResult> ExactGemmCuda(CudaDevice& device, const GemmDesc& desc,
+                                         const Cancellation* cancellation) {
+  return ExactGemmCudaBy(ExactCudaPath::kTensorCores, device, desc, cancellation);
+}
+
+}  // namespace quantgate
