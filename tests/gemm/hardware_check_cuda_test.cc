@@ -10,6 +10,8 @@
 #include <memory>
 #include <string>
 
+#include "kernels/gemm/gemm_cuda.h"
+
 namespace quantgate {
 namespace {
 
@@ -51,6 +53,13 @@ TEST_F(HardwareCheckCudaTest, QuickFindsNoDriftAgainstTheCpu) {
 TEST_F(HardwareCheckCudaTest, FullFindsNoDriftAgainstTheCpu) {
   ExpectNoDrift(HardwareCheckSize::kFull,
                 CudaSides(*device_, *cublaslt_, CpuModel(*device_, context_), nullptr));
+}
+
+TEST_F(HardwareCheckCudaTest, NeitherFindsAnyAgainstTheModelOnTheDevice) {
+  const auto model = [&](const GemmDesc& desc) { return GemmCuda(*device_, desc, nullptr); };
+  for (const HardwareCheckSize size : {HardwareCheckSize::kQuick, HardwareCheckSize::kFull}) {
+    ExpectNoDrift(size, CudaSides(*device_, *cublaslt_, model, nullptr));
+  }
 }
 
 TEST_F(HardwareCheckCudaTest, OneFlippedBitOfTheModelIsFound) {
