@@ -28,7 +28,6 @@ uint32_t ReadBf16Block(const uint16_t* source, int64_t source_stride, uint16_t* 
         max[r] = AllInts(0);
 #pragma GCC unroll 8
         for (int j = 0; j < kVectors; ++j) {
-          if (j * kWords * sizeof(*from) % 64 == 0) Prefetch(from + j * kWords + 128);
           const Ints v = LoadWords(from + j * kWords);
           StoreWords(copy + (first + i + r) * copy_stride + j * kWords, v);
           const Ints magnitude = And(v, AllWords(0x7FFF));
@@ -45,6 +44,12 @@ uint32_t ReadBf16Block(const uint16_t* source, int64_t source_stride, uint16_t* 
   for (int j = 0; j < kVectors; ++j) WidenWords(column_amax + j * kWords, column_max[j]);
   return static_cast<uint32_t>(
       LargestLane(Max(ShiftLeft<16>(largest), And(largest, AllInts(0x7FFF0000)))));
+}
+
+inline int64_t CountZeroWords(const uint16_t* words, int count) {
+  int64_t zeros = 0;
+  for (int i = 0; i < count; i += kWords) zeros += CountZeroMagnitudes(LoadWords(words + i));
+  return zeros;
 }
 
 /// What EncodeWords takes from exponents for `count` blocks under scales that are powers of two:

@@ -25,6 +25,13 @@ struct Fp8Tile {
   alignas(64) float column_scales[kTileSide];
 };
 
+/// Asks for the cache lines of kCount elements for the second cache; the tile itself fills the
+/// first.
+template <int kCount, class Storage>
+void PrefetchRow(const Storage* row) {
+  for (int i = 0; i < kCount; i += 64 / sizeof(*row)) PrefetchFar(row + i);
+}
+
 /// Copies the tile and finds the amaxes of its rows and columns; returns the largest.
 template <class Source>
 uint32_t ReadFp8Tile(const TileJob& job, Fp8Tile<Source>& tile) {
@@ -46,7 +53,6 @@ uint32_t ReadFp8Tile(const TileJob& job, Fp8Tile<Source>& tile) {
       __builtin_memcpy(row, from, sizeof(tile.elements[0]));
       Ints max = AllInts(0);
       for (int j = 0; j < kVectors; ++j) {
-        if (j * kLanes * sizeof(*source) % 64 == 0) Prefetch(from + j * kLanes + kTileSide);
         const Ints magnitude = And(BitsOf(LoadSource<Source>(row + j * kLanes)), mask);
         max = Max(max, magnitude);
         column_max[j] = Max(column_max[j], magnitude);
@@ -122,13 +128,13 @@ void TallyFp8Values(const Fp8Tile<Source>& tile, TileTally& tally) {
 /// Turns 128 rows of 64 codes into 64 columns and writes these.
 inline void StoreColumns(const uint8_t (*rows)[64], uint8_t* columns, int64_t stride,
                          bool streams) {
-  alignas(64) uint8_t turned[64][kTileSide];
-  for (int row = 0; row < kTileSide; row += 16) {
-    TransposeBytes16x64(rows[row], 64, &turned[0][row], kTileSide);
-  }
-  for (int column = 0; column < 64; ++column) {
-    for (int i = 0; i < kTileSide; i += 64) {
-      StoreLine(columns + column * stride + i, LoadLine(&turned[column][i]), streams);
+  for (int row = 0; row < kTileSide; row += 64) {
+    for (int column = 0; column < 64; column += 16) {
+      Line lines[16];
+      TransposeBytes64x16(&rows[row][column], 64, lines);
+      for (int i = 0; i < 16; ++i) {
+        StoreLine(columns + (column + i) * stride + row, lines[i], streams);
+      }
     }
   }
 }
@@ -136,32 +142,82 @@ inline void StoreColumns(const uint8_t (*rows)[64], uint8_t* columns, int64_t st
 /// Which copies one encoding makes.
 enum class Fp8Copies { kRowwise, kColumnwise, kBoth };
 
-/// Rowwise codes go to their place, columnwise ones through a buffer. kBoth: a scale for all.
-template <class Source, class Element, Fp8Copies kCopies>
-void MakeFp8Copies(const TileJob& job, const Fp8Tile<Source>& tile, bool any_beyond,
-                   TileTally* tally) {
-  using C = FormatConstants<Element>;
-  constexpr bool kByColumn = kCopies == Fp8Copies::kColumnwise;
-  ByteTally bytes;
+/// Rowwise codes go to their place, columnwise ones through a buffer. encode(row, half) makes the
+/// 64 codes of a half of a row.
+template <class Source, class Element, Fp8Copies kCopies, class Encode>
+void StoreFp8Copies(const TileJob& job, const Encode& encode, ByteTally& tally) {
+  constexpr uint8_t kMagnitudes = FormatConstants<Element>::kSignMask - 1;
+  const auto* source = static_cast<const typename Source::Storage*>(job.source);
   for (int half = 0; half < kTileSide; half += 64) {
     alignas(64) uint8_t rows[kTileSide][64];
     for (int row = 0; row < kTileSide; ++row) {
-      const Line line = EncodeFp8Line<Source, Element, kByColumn>(
-          &tile.elements[row][half], tile.row_scales[row], &tile.column_scales[half]);
+      const Line line = encode(row, half);
+      PrefetchRow<64>(source + row * job.source_stride + kTileSide + half);
       if constexpr (kCopies != Fp8Copies::kRowwise) StoreLine(rows[row], line, false);
       if constexpr (kCopies != Fp8Copies::kColumnwise) {
         StoreLine(job.rowwise + row * job.rowwise_stride + half, line, job.streams);
       }
-      TallyLine(line, C::kSignMask - 1, 1 << Element::kMantissaBits, bytes);
+      TallyLine(line, kMagnitudes, 1 << Element::kMantissaBits, tally);
     }
     if constexpr (kCopies != Fp8Copies::kRowwise) {
       StoreColumns(rows, job.columnwise + half * job.columnwise_stride, job.columnwise_stride,
                    job.columnwise_streams);
     }
   }
+}
+
+/// By words where those have a loop for it; false where not.
+template <class Element, Fp8Copies kCopies, class Source>
+bool StoreFp8Words(const TileJob& job, const Fp8Tile<Source>& tile, ByteTally& tally) {
+  if constexpr (std::is_same_v<Source, BFloat16>) {
+    constexpr bool kByColumn = kCopies == Fp8Copies::kColumnwise;
+    alignas(64) uint16_t offsets[kTileSide];
+    if (!FindWordOffsets<Element>(kByColumn ? tile.column_amax : tile.row_amax,
+                                  kByColumn ? tile.column_scales : tile.row_scales, kTileSide,
+                                  offsets)) {
+      return false;
+    }
+    StoreFp8Copies<Source, Element, kCopies>(
+        job,
+        [&](int row, int half) {
+          Ints of_line[64 / kWords];
+          for (int j = 0; j < 64 / kWords; ++j) {
+            of_line[j] =
+                kByColumn ? LoadWords(offsets + half + j * kWords) : AllWords(offsets[row]);
+          }
+          return EncodeWordLine<Element>(&tile.elements[row][half], of_line);
+        },
+        tally);
+    return true;
+  }
+  return false;
+}
+
+/// kBoth: a scale for all. `by_exponent`: scales are powers of two.
+template <class Source, class Element, Fp8Copies kCopies>
+void MakeFp8Copies(const TileJob& job, const Fp8Tile<Source>& tile, bool by_exponent,
+                   bool any_beyond, TileTally* tally) {
+  constexpr bool kByColumn = kCopies == Fp8Copies::kColumnwise;
+  ByteTally bytes;
+  if (!by_exponent || any_beyond || !StoreFp8Words<Element, kCopies>(job, tile, bytes)) {
+    StoreFp8Copies<Source, Element, kCopies>(
+        job,
+        [&](int row, int half) {
+          return EncodeFp8Line<Source, Element, kByColumn>(
+              &tile.elements[row][half], tile.row_scales[row], &tile.column_scales[half]);
+        },
+        bytes);
+  }
   if (tally == nullptr) return;
   tally->code_zero += bytes.zero;
   tally->code_below_normal += bytes.below_normal;
+  if constexpr (std::is_same_v<Source, BFloat16>) {
+    if (!any_beyond) {
+      if (bytes.zero > 0)
+        tally->source_zero += CountZeroWords(tile.elements[0], kTileSide * kTileSide);
+      return;
+    }
+  }
   if (bytes.zero > 0 || any_beyond) TallyFp8Values<Source, Element, kByColumn>(tile, *tally);
 }
 
@@ -204,15 +260,17 @@ bool QuantizeFp8Tile(const TileJob& job, const Fp8BlockOptions& options, TileTal
     }
   }
   if (job.block_dim == 2 && job.rowwise != nullptr && job.columnwise != nullptr) {
-    MakeFp8Copies<Source, Element, Fp8Copies::kBoth>(job, tile, row_beyond, &tally);
+    MakeFp8Copies<Source, Element, Fp8Copies::kBoth>(job, tile, options.power_2, row_beyond,
+                                                     &tally);
     return true;
   }
   if (job.rowwise != nullptr) {
-    MakeFp8Copies<Source, Element, Fp8Copies::kRowwise>(job, tile, row_beyond, &tally);
+    MakeFp8Copies<Source, Element, Fp8Copies::kRowwise>(job, tile, options.power_2, row_beyond,
+                                                        &tally);
   }
   if (job.columnwise != nullptr) {
     MakeFp8Copies<Source, Element, Fp8Copies::kColumnwise>(
-        job, tile, column_beyond, job.rowwise == nullptr ? &tally : nullptr);
+        job, tile, options.power_2, column_beyond, job.rowwise == nullptr ? &tally : nullptr);
   }
   return true;
 }
@@ -226,7 +284,7 @@ bool QuantizeFp8TensorTile(const TileJob& job, float scale, TileTally& tally) {
   for (int i = 0; i < kTileSide; i += kLanes) Store(&tile.row_scales[i], All(scale));
   const Ints scaled = BitsOf(Times(FloatsOf(AllInts(static_cast<int>(amax))), All(scale)));
   const bool any_beyond = static_cast<uint32_t>(LargestLane(scaled)) >= kFirstBeyond<Element>;
-  MakeFp8Copies<Source, Element, Fp8Copies::kBoth>(job, tile, any_beyond, &tally);
+  MakeFp8Copies<Source, Element, Fp8Copies::kBoth>(job, tile, false, any_beyond, &tally);
   return true;
 }
 

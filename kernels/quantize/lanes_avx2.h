@@ -36,8 +36,9 @@ template <>
 inline Floats LoadSource<Float32>(const uint32_t* p) {
   return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
 }
-/// A hint; the address need not be valid.
+/// Hints, to the first cache and to the second; the address need not be valid.
 inline void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void PrefetchFar(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 inline Floats Load(const float* p) { return _mm256_loadu_ps(p); }
 inline void Store(float* p, Floats v) { _mm256_storeu_ps(p, v); }
 inline void StoreInts(uint32_t* p, Ints v) {
@@ -174,7 +175,7 @@ template <int kCount>
 inline Ints ShiftRightSignedWords(Ints a) {
   return _mm256_srai_epi16(a, kCount);
 }
-/// count > 0 ? a >> count : no; a shift by 8 and more may leave 0. The upper half of a product by
+/// count > 0 ? a >> count : no; a shift by 9 and more may leave 0. The upper half of a product by
 /// 2^(16 - count), whose upper byte a table gives.
 inline Ints ShiftRightIfPositive(Ints a, Ints count, Ints no) {
   const Ints powers = _mm256_broadcastsi128_si256(
@@ -201,6 +202,15 @@ inline Ints LargestOfEightWords(const Ints* v) {
 inline Ints JoinEights(const Ints* v) {
   return MaxWords(_mm256_permute2x128_si256(v[0], v[1], 0x20),
                   _mm256_permute2x128_si256(v[0], v[1], 0x31));
+}
+/// Stores the largest of every 16 of 256 words, widened.
+inline void WidenLargestOfSixteens(uint32_t* p, const Ints* v) {
+  for (int i = 0; i < 2; ++i) {
+    const Ints parts = LargestOfEightWords(v + 8 * i);
+    const __m128i words =
+        _mm_max_epi16(_mm256_castsi256_si128(parts), _mm256_extracti128_si256(parts, 1));
+    StoreInts(p + kLanes * i, ShiftLeft<16>(_mm256_cvtepu16_epi32(words)));
+  }
 }
 inline int CountZeroMagnitudes(Ints words) {
   const Ints is_zero = _mm256_cmpeq_epi16(And(words, AllWords(0x7FFF)), _mm256_setzero_si256());
@@ -292,6 +302,12 @@ inline Line LoadLine(const uint8_t* p) {
   return {{_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))}};
 }
+inline Line MaskAndFlip(const Line& line, int mask, int flip) {
+  const Ints masks = _mm256_set1_epi8(static_cast<char>(mask));
+  const Ints flips = _mm256_set1_epi8(static_cast<char>(flip));
+  return {{Xor3(And(line.half[0], masks), flips, _mm256_setzero_si256()),
+           Xor3(And(line.half[1], masks), flips, _mm256_setzero_si256())}};
+}
 /// 64 codes to 32 bytes of two, the even one in the low nibble.
 inline void StoreNibbles(uint8_t* p, const Line& codes) {
   const Ints weights = _mm256_set1_epi16(0x1001);
@@ -323,31 +339,27 @@ inline void TallyLine(const Line& line, uint8_t magnitude_mask, uint8_t first_no
   }
 }
 
-/// Sixteen rows of 64 bytes, `stride` apart, to 64 rows of 16 bytes.
-inline void TransposeBytes16x64(const uint8_t* in, int64_t in_stride, uint8_t* out,
-                                int64_t out_stride) {
+/// 64 rows of 16 bytes, `stride` apart, to 16 lines of 64: in each register two rows 16 apart, then
+/// as in kernels/tensor/transpose.cc four rounds of interleaving registers eight apart.
+inline void TransposeBytes64x16(const uint8_t* in, int64_t stride, Line* lines) {
   const auto round = [](const Ints* from, Ints* to) {
     for (int i = 0; i < 8; ++i) {
       to[2 * i] = _mm256_unpacklo_epi8(from[i], from[i + 8]);
       to[2 * i + 1] = _mm256_unpackhi_epi8(from[i], from[i + 8]);
     }
   };
-  for (int half = 0; half < 64; half += 32) {
+  for (int half = 0; half < 2; ++half) {
     Ints v[16], w[16];
     for (int i = 0; i < 16; ++i) {
-      v[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i * in_stride + half));
+      const auto* from = in + (32 * half + i) * stride;
+      v[i] = _mm256_loadu2_m128i(reinterpret_cast<const __m128i*>(from + 16 * stride),
+                                 reinterpret_cast<const __m128i*>(from));
     }
     round(v, w);
     round(w, v);
     round(v, w);
     round(w, v);
-    for (int i = 0; i < 16; ++i) {
-      const auto line = [&](int lane) {
-        return reinterpret_cast<__m128i*>(out + (half + 16 * lane + i) * out_stride);
-      };
-      _mm_storeu_si128(line(0), _mm256_castsi256_si128(v[i]));
-      _mm_storeu_si128(line(1), _mm256_extracti128_si256(v[i], 1));
-    }
+    for (int i = 0; i < 16; ++i) lines[i].half[half] = v[i];
   }
 }
 

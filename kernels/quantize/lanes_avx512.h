@@ -39,8 +39,9 @@ template <>
 inline Floats LoadSource<Float32>(const uint32_t* p) {
   return _mm512_loadu_ps(p);
 }
-/// A hint; the address need not be valid.
+/// Hints, to the first cache and to the second; the address need not be valid.
 inline void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void PrefetchFar(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 inline Floats Load(const float* p) { return _mm512_loadu_ps(p); }
 inline void Store(float* p, Floats v) { _mm512_storeu_ps(p, v); }
 inline void StoreInts(uint32_t* p, Ints v) { _mm512_storeu_si512(p, v); }
@@ -160,7 +161,7 @@ template <int kCount>
 inline Ints ShiftRightSignedWords(Ints a) {
   return _mm512_srai_epi16(a, kCount);
 }
-/// count > 0 ? a >> count : no; a shift by 8 and more may leave 0.
+/// count > 0 ? a >> count : no; a shift by 9 and more may leave 0.
 inline Ints ShiftRightIfPositive(Ints a, Ints count, Ints no) {
   return _mm512_mask_srlv_epi16(no, _mm512_cmpgt_epi16_mask(count, _mm512_setzero_si512()), a,
                                 count);
@@ -184,6 +185,15 @@ inline Ints JoinEights(const Ints* v) {
     return MaxWords(_mm512_shuffle_i32x4(x, y, 0x88), _mm512_shuffle_i32x4(x, y, 0xDD));
   };
   return join(join(v[0], v[1]), join(v[2], v[3]));
+}
+/// Stores the largest of every 16 of 256 words, widened.
+inline void WidenLargestOfSixteens(uint32_t* p, const Ints* v) {
+  const Ints parts = LargestOfEightWords(v);
+  const Ints both = MaxWords(parts, _mm512_shuffle_i32x4(parts, parts, 0xB1));
+  const __m128i even = _mm512_castsi512_si128(both), odd = _mm512_extracti32x4_epi32(both, 2);
+  const __m256i words =
+      _mm256_set_m128i(_mm_unpackhi_epi16(even, odd), _mm_unpacklo_epi16(even, odd));
+  StoreInts(p, ShiftLeft<16>(_mm512_cvtepu16_epi32(words)));
 }
 inline int CountZeroMagnitudes(Ints words) {
   return __builtin_popcount(_mm512_testn_epi16_mask(words, AllWords(0x7FFF)));
@@ -253,6 +263,10 @@ inline Line WithSigns(Line magnitudes, Line signs) {
   return MaskedOr(signs, AllInts(static_cast<int>(0x80808080)), magnitudes);
 }
 inline Line LoadLine(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline Line MaskAndFlip(Line line, int mask, int flip) {
+  return _mm512_ternarylogic_epi32(line, _mm512_set1_epi8(static_cast<char>(mask)),
+                                   _mm512_set1_epi8(static_cast<char>(flip)), 0x6A);
+}
 /// 64 codes to 32 bytes of two, the even one in the low nibble.
 inline void StoreNibbles(uint8_t* p, Line codes) {
   const __m512i pairs = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x1001));
@@ -275,13 +289,22 @@ inline void TallyLine(Line line, uint8_t magnitude_mask, uint8_t first_normal, B
   tally.zero += __builtin_popcountll(_mm512_testn_epi8_mask(magnitude, magnitude));
 }
 
-/// Sixteen rows of 64 bytes, `stride` apart, to 64 rows of 16 bytes.
-inline void TransposeBytes16x64(const uint8_t* in, int64_t in_stride, uint8_t* out,
-                                int64_t out_stride) {
+/// 64 rows of 16 bytes, `stride` apart, to 16 lines of 64: in each register four rows 16 apart,
+/// then as in kernels/tensor/transpose.cc four rounds of interleaving registers eight apart.
+inline void TransposeBytes64x16(const uint8_t* in, int64_t stride, Line* lines) {
   __m512i v[16], w[16];
-  for (int i = 0; i < 16; ++i) v[i] = _mm512_loadu_si512(in + i * in_stride);
-  // As in kernels/tensor/transpose.cc: four rounds of interleaving registers eight apart.
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    const auto part = [&](int row) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + (i + row) * stride));
+    };
+    v[i] = _mm512_castsi128_si512(part(0));
+    v[i] = _mm512_inserti32x4(v[i], part(16), 1);
+    v[i] = _mm512_inserti32x4(v[i], part(32), 2);
+    v[i] = _mm512_inserti32x4(v[i], part(48), 3);
+  }
   const auto round = [](const __m512i* from, __m512i* to) {
+#pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
       to[2 * i] = _mm512_unpacklo_epi8(from[i], from[i + 8]);
       to[2 * i + 1] = _mm512_unpackhi_epi8(from[i], from[i + 8]);
@@ -290,16 +313,7 @@ inline void TransposeBytes16x64(const uint8_t* in, int64_t in_stride, uint8_t* o
   round(v, w);
   round(w, v);
   round(v, w);
-  round(w, v);
-  for (int i = 0; i < 16; ++i) {
-    const auto line = [&](int lane) {
-      return reinterpret_cast<__m128i*>(out + (16 * lane + i) * out_stride);
-    };
-    _mm_storeu_si128(line(0), _mm512_extracti32x4_epi32(v[i], 0));
-    _mm_storeu_si128(line(1), _mm512_extracti32x4_epi32(v[i], 1));
-    _mm_storeu_si128(line(2), _mm512_extracti32x4_epi32(v[i], 2));
-    _mm_storeu_si128(line(3), _mm512_extracti32x4_epi32(v[i], 3));
-  }
+  round(w, lines);
 }
 
 }  // namespace

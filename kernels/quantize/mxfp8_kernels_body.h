@@ -24,22 +24,28 @@ struct MxTile {
   alignas(64) uint32_t column_amax[2 * kMxSide];
   alignas(64) float row_multipliers[2][kMxSide];
   alignas(64) float column_multipliers[2 * kMxSide];
+  const typename Source::Storage* source;
+  int64_t source_stride;
+
+  /// Asks for a row of the next tile but one. While codes are made: reading alone would wait.
+  void PrefetchAhead(int row) const {
+    const auto* ahead = source + row * source_stride + kMxAhead;
+    for (int i = 0; i < 2 * kMxSide; i += 64 / sizeof(*ahead)) Prefetch(ahead + i);
+  }
 };
 
 /// Copies a block column and finds the amaxes of its rows and columns; returns the largest.
 template <class Source>
-uint32_t ReadMxBlock(const TileJob& job, int half, MxTile<Source>& tile) {
-  const auto* source = static_cast<const typename Source::Storage*>(job.source) + half * kMxSide;
+uint32_t ReadMxBlock(int half, MxTile<Source>& tile) {
   const Ints mask = AllInts(0x7FFFFFFF);
   Ints column_max[kMxVectors], largest = AllInts(0);
   for (Ints& max : column_max) max = AllInts(0);
   for (int first = 0; first < kMxSide; first += kLanes) {
     Ints row_max[kLanes];
     for (int i = 0; i < kLanes; ++i) {
-      const auto* from = source + (first + i) * job.source_stride;
+      const auto* from = tile.source + (first + i) * tile.source_stride + half * kMxSide;
       auto* row = &tile.elements[first + i][half * kMxSide];
       __builtin_memcpy(row, from, kMxSide * sizeof(*row));
-      Prefetch(from + kMxAhead);
       row_max[i] = AllInts(0);
       for (int j = 0; j < kMxVectors; ++j) {
         const Ints magnitude = And(BitsOf(LoadSource<Source>(row + j * kLanes)), mask);
@@ -59,16 +65,17 @@ uint32_t ReadMxBlock(const TileJob& job, int half, MxTile<Source>& tile) {
 
 template <class Source>
 uint32_t ReadMxTile(const TileJob& job, int columns, MxTile<Source>& tile) {
+  tile.source = static_cast<const typename Source::Storage*>(job.source);
+  tile.source_stride = job.source_stride;
   uint32_t largest = 0;
   for (int half = 0; half < columns / kMxSide; ++half) {
     uint32_t amax = 0;
     if constexpr (std::is_same_v<Source, BFloat16>) {
       amax = ReadBf16Block<kMxSide, kMxSide>(
-          static_cast<const uint16_t*>(job.source) + half * kMxSide, job.source_stride,
-          &tile.elements[0][half * kMxSide], 2 * kMxSide, tile.row_amax[half],
-          &tile.column_amax[half * kMxSide]);
+          tile.source + half * kMxSide, job.source_stride, &tile.elements[0][half * kMxSide],
+          2 * kMxSide, tile.row_amax[half], &tile.column_amax[half * kMxSide]);
     } else {
-      amax = ReadMxBlock<Source>(job, half, tile);
+      amax = ReadMxBlock(half, tile);
     }
     largest = amax > largest ? amax : largest;
   }
@@ -113,11 +120,13 @@ struct MxTarget {
 };
 
 /// The codes of one direction of a tile of 64 columns from encode(row), and counts of them.
-template <class Element, class Encode>
-void EncodeMxLines(const Encode& encode, const MxTarget& target, ByteTally& tally) {
+template <class Element, class Source, class Encode>
+void EncodeMxLines(const MxTile<Source>& tile, const Encode& encode, const MxTarget& target,
+                   ByteTally& tally) {
   constexpr uint8_t kMagnitudes = FormatConstants<Element>::kSignMask - 1;
   for (int row = 0; row < kMxSide; ++row) {
     const Line line = encode(row);
+    tile.PrefetchAhead(row);
     StoreLine(target.codes + row * target.stride, line, target.streams);
     if (target.twin != nullptr) {
       StoreLine(target.twin + row * target.stride, line, target.streams);
@@ -132,6 +141,7 @@ void EncodeMxBlocks(const MxTile<Source>& tile, int columns, const MxTarget& tar
                     ByteTally& tally) {
   using C = FormatConstants<Element>;
   for (int row = 0; row < kMxSide; ++row) {
+    tile.PrefetchAhead(row);
     for (int block = 0; block < columns; block += kMxSide) {
       Ints v[kMxVectors];
       for (int j = 0; j < kMxVectors; ++j) {
@@ -165,6 +175,7 @@ bool EncodeMxWords(const MxTile<Source>& tile, const MxTarget& target, ByteTally
                                              offsets);
     if (!is_possible) return false;
     EncodeMxLines<Element>(
+        tile,
         [&](int row) {
           Ints of_line[64 / kWords];
           for (int j = 0; j < 64 / kWords; ++j) {
@@ -188,6 +199,7 @@ void EncodeMxTile(const MxTile<Source>& tile, int columns, const MxTarget& targe
   }
   if (!any_beyond && EncodeMxWords<Element, kByColumn>(tile, target, tally)) return;
   EncodeMxLines<Element>(
+      tile,
       [&](int row) {
         Ints v[64 / kLanes];
         for (int j = 0; j < 64 / kLanes; ++j) {
