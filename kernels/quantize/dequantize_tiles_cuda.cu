@@ -1,0 +1,109 @@
+// The values that codes and scales of fp8_tensor, fp8_block and mxfp8 stand for.
+#include "kernels/numerics/e8m0.h"
+#include "kernels/quantize/packed_casts_cuda.h"
+#include "kernels/quantize/quantize_tiles_cuda.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int kThreads = 256, kLanes = 32, kWarps = kThreads / kLanes;
+constexpr int kSide =
+    64;  // Of the tiles that are turned: codes are read and values written in lines.
+constexpr int kBlockLength = 128, kMicroLength = 32;
+
+struct DequantizeShared {
+  float values[256];
+  uint8_t codes[kSide][kSide + 4];
+};
+
+__device__ float ScaleAt(const TileDequantization& job, int64_t row, int64_t column) {
+  if (job.scales == TileScales::kTensor) return *static_cast<const float*>(job.scale_inv);
+  if (job.scales == TileScales::kE8m0) {
+    const int64_t index = job.is_columnwise
+                              ? row / kMicroLength * job.columns + column
+                              : row * (job.columns / kMicroLength) + column / kMicroLength;
+    return DecodeE8m0(static_cast<const uint8_t*>(job.scale_inv)[index]);
+  }
+  const int64_t line = job.is_columnwise ? column : row, at = job.is_columnwise ? row : column;
+  const int64_t length = job.is_columnwise ? job.rows : job.columns;
+  const int64_t across = (length + kBlockLength - 1) / kBlockLength;
+  return static_cast<const float*>(
+      job.scale_inv)[(job.has_tiles ? line / kBlockLength : line) * across + at / kBlockLength];
+}
+
+__device__ void Store(const TileDequantization& job, int64_t index, float value) {
+  switch (job.out_format) {
+    case SourceFormat::kBF16:
+      static_cast<uint16_t*>(job.out)[index] = RoundToBf16(value);
+      return;
+    case SourceFormat::kF16:
+      static_cast<uint16_t*>(job.out)[index] = RoundToF16(value);
+      return;
+    case SourceFormat::kF32:
+      static_cast<float*>(job.out)[index] = CanonicalFloat(value);
+      return;
+  }
+}
+
+/// The codes of a tile of a turned array, as they are found at [column][row].
+__device__ void LoadTurned(const TileDequantization& job, int64_t row_begin, int64_t column_begin,
+                           DequantizeShared& shared) {
+  __syncthreads();
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  for (int j = static_cast<int>(threadIdx.x) / kLanes; j < kSide; j += kWarps) {
+    const int64_t column = column_begin + j;
+    for (int i = lane; i < kSide; i += kLanes) {
+      const int64_t row = row_begin + i;
+      if (row >= job.rows || column >= job.columns) continue;
+      shared.codes[j][i] = job.codes[column * job.rows + row];
+    }
+  }
+  __syncthreads();
+}
+
+template <class Element>
+__global__ void __launch_bounds__(kThreads) DequantizeTiles(const TileDequantization job) {
+  __shared__ DequantizeShared shared;
+  constexpr int kCodes = 1 << FormatConstants<Element>::kBits;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
+  if (thread < kCodes) shared.values[thread] = DecodeFloat<Element>(static_cast<uint8_t>(thread));
+  __syncthreads();
+  const bool is_turned = job.is_columnwise && job.scales != TileScales::kE8m0;
+  const int64_t across = (job.columns + kSide - 1) / kSide;
+  const int64_t tiles = (job.rows + kSide - 1) / kSide * across;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const int64_t row_begin = tile / across * kSide, column_begin = tile % across * kSide;
+    if (is_turned) LoadTurned(job, row_begin, column_begin, shared);
+    for (int i = thread / kLanes; i < kSide && row_begin + i < job.rows; i += kWarps) {
+      for (int j = lane; j < kSide && column_begin + j < job.columns; j += kLanes) {
+        const int64_t row = row_begin + i, column = column_begin + j;
+        const int64_t index = row * job.columns + column;
+        int code = 0;
+        if (is_turned) {
+          code = shared.codes[j][i];
+        } else if constexpr (FormatConstants<Element>::kBits == 4) {
+          code = job.codes[index / 2] >> (index % 2 * 4) & 0xF;
+        } else {
+          code = job.codes[index] & (kCodes - 1);
+        }
+        Store(job, index, shared.values[code] * ScaleAt(job, row, column));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t LaunchDequantizeTiles(const TileDequantization& job, int multiprocessors,
+                                  cudaStream_t stream) {
+  if (job.rows == 0 || job.columns == 0) return cudaSuccess;
+  const auto kernel = job.element == ElementFormat::kE4M3   ? &DequantizeTiles<E4M3>
+                      : job.element == ElementFormat::kE5M2 ? &DequantizeTiles<E5M2>
+                      : job.element == ElementFormat::kE2M3 ? &DequantizeTiles<E2M3>
+                      : job.element == ElementFormat::kE3M2 ? &DequantizeTiles<E3M2>
+                                                            : &DequantizeTiles<E2M1>;
+  kernel<<<multiprocessors * 8, kThreads, 0, stream>>>(job);
+  return cudaGetLastError();
+}
+
+}  // namespace quantgate

@@ -1,0 +1,78 @@
+// fp8_tensor, fp8_block and mxfp8 by the definition, whatever the rule and the source: the kernels
+// that the tuned ones are tested against.
+#include "kernels/quantize/tile_parts_cuda.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / kWarpLanes;
+constexpr int kBlockSide = 128, kMicroSide = 32;
+
+/// A block of threads per tile of 128 x 128.
+template <class Element>
+__global__ void __launch_bounds__(kThreads) QuantizeBlocks(const TileQuantization job) {
+  __shared__ TileFactors<kBlockSide> factors;
+  const int64_t across = (job.columns + kBlockSide - 1) / kBlockSide;
+  const int64_t tiles = (job.rows + kBlockSide - 1) / kBlockSide * across;
+  __shared__ BlockCounts block_counts;
+  block_counts.Clear();
+  ThreadCounts counts;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    PlainTile<Element, BlockThreads, kBlockSide>(job, tile / across * kBlockSide,
+                                                 tile % across * kBlockSide, factors)
+        .Quantize(counts);
+  }
+  counts.AddTo(block_counts);
+  block_counts.WriteTo(job.counts);
+}
+
+/// A warp per tile of 32 x 32.
+template <class Element>
+__global__ void __launch_bounds__(kThreads) QuantizeMicro(const TileQuantization job) {
+  __shared__ TileFactors<kMicroSide> factors[kWarps];
+  const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  const int64_t across = job.columns / kMicroSide, tiles = job.rows / kMicroSide * across;
+  __shared__ BlockCounts block_counts;
+  block_counts.Clear();
+  ThreadCounts counts;
+  for (int64_t tile = int64_t{blockIdx.x} * kWarps + warp; tile < tiles;
+       tile += int64_t{gridDim.x} * kWarps) {
+    PlainTile<Element, WarpThreads, kMicroSide>(job, tile / across * kMicroSide,
+                                                tile % across * kMicroSide, factors[warp])
+        .Quantize(counts);
+  }
+  counts.AddTo(block_counts);
+  block_counts.WriteTo(job.counts);
+}
+
+using Kernel = void (*)(TileQuantization);
+
+Kernel FindKernel(const TileQuantization& job) {
+  if (job.scales != TileScales::kE8m0) {
+    return job.element == ElementFormat::kE4M3 ? &QuantizeBlocks<E4M3> : &QuantizeBlocks<E5M2>;
+  }
+  switch (job.element) {
+    case ElementFormat::kE4M3:
+      return &QuantizeMicro<E4M3>;
+    case ElementFormat::kE5M2:
+      return &QuantizeMicro<E5M2>;
+    case ElementFormat::kE2M3:
+      return &QuantizeMicro<E2M3>;
+    case ElementFormat::kE3M2:
+      return &QuantizeMicro<E3M2>;
+    case ElementFormat::kE2M1:
+      break;
+  }
+  return &QuantizeMicro<E2M1>;
+}
+
+}  // namespace
+
+cudaError_t LaunchPlainTiles(const TileQuantization& job, int multiprocessors,
+                             cudaStream_t stream) {
+  if (job.rows == 0 || job.columns == 0) return cudaSuccess;
+  FindKernel(job)<<<multiprocessors * 8, kThreads, 0, stream>>>(job);
+  return cudaGetLastError();
+}
+
+}  // namespace quantgate

@@ -1,0 +1,254 @@
+// The GPU quantizer: which rule makes which copy, and from what.
+#include "kernels/quantize/quantize_cuda.h"
+
+#include <memory>
+#include <utility>
+
+#include "kernels/base/cuda_status.h"
+#include "kernels/quantize/format_quantizers.h"
+#include "kernels/quantize/quantize_nvfp4_cuda.h"
+#include "kernels/quantize/quantized_outline.h"
+#include "kernels/quantize/tile_formats_cuda.h"
+
+namespace quantgate {
+namespace {
+
+/// As FormatRequest.
+struct CudaRequest {
+  CudaDevice& device;
+  const Tensor& source;
+  const QuantizerSpec& spec;
+  Usages usages;
+  const QuantizeArguments& arguments;
+  bool hadamard = false;
+};
+
+unsigned long long* CountsOf(QuantizedTensor& quantized) {
+  return quantized.device_counts.as<unsigned long long>();
+}
+
+absl::Status KeepSource(const CudaRequest& request, QuantizedTensor& quantized) {
+  CudaDevice& device = request.device;
+  QuantizedCopy copy;
+  copy.element = request.source.dtype();
+  copy.data = request.source;
+  if (request.usages.rowwise) quantized.rowwise = copy;
+  if (request.usages.columnwise) quantized.columnwise = copy;
+  QG_ASSIGN_OR_RETURN(quantized.device_counts,
+                      device.AllocateZeroed(DType::kI64, {kQuantizationCountKinds}));
+  QG_CUDA_RETURN_IF_ERROR(LaunchCountSource(
+      request.source.data(), SourceFormatOf(request.source.dtype()), request.source.element_count(),
+      CountsOf(quantized), device.facts().multiprocessors, device.stream()));
+  return absl::OkStatus();
+}
+
+float LargestOf(DType source) {
+  if (source == DType::kBF16) return MaxFinite<BFloat16>();
+  return source == DType::kF16 ? MaxFinite<Float16>() : MaxFinite<Float32>();
+}
+
+TileQuantization JobOf(const CudaRequest& request, QuantizedTensor& quantized) {
+  const QuantizerSpec& spec = request.spec;
+  TileQuantization job;
+  job.source = request.source.data();
+  job.source_format = SourceFormatOf(request.source.dtype());
+  job.rows = request.source.rows();
+  job.columns = request.source.columns();
+  job.element = ElementFormatOf(spec.element);
+  job.scales = TileScalesOf(spec.format);
+  job.has_tiles = spec.block_dim == 2;
+  job.scale_options = {
+      .rule = spec.scale_rule, .power_2 = spec.power_2_scale, .amax_epsilon = spec.amax_epsilon};
+  if (spec.format == QuantizerFormat::kFp8Block) {
+    job.scale_options.value_for_infinity = LargestOf(request.source.dtype());
+  }
+  job.rounding = spec.element_rounding;
+  job.overflow = spec.overflow;
+  job.counts = CountsOf(quantized);
+  return job;
+}
+
+/// One copy with codes and scales not yet written, and where the kernels write them. Per-tensor
+/// scales are not set.
+absl::Status AllocateCopy(const CudaRequest& request, Usage usage, QuantizedTensor& quantized,
+                          uint8_t*& codes, void*& scales) {
+  if (!Asks(request.usages, usage)) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(QuantizedCopy copy, OutlineCopy(request.spec, usage, request.source.dtype(),
+                                                      request.source.shape()));
+  QG_ASSIGN_OR_RETURN(copy.data, request.device.Allocate(copy.element, copy.data.shape()));
+  codes = copy.data.as<uint8_t>();
+  if (request.spec.format != QuantizerFormat::kFp8Tensor) {
+    QG_ASSIGN_OR_RETURN(copy.scale_inv,
+                        request.device.Allocate(copy.scale_inv.dtype(), copy.scale_inv.shape()));
+    scales = copy.scale_inv.data();
+  }
+  quantized.copy(usage) = std::move(copy);
+  return absl::OkStatus();
+}
+
+/// Allocates the copies of `job` and fills them.
+absl::Status FillCopies(const CudaRequest& request, TileQuantization job,
+                        QuantizedTensor& quantized) {
+  QG_RETURN_IF_ERROR(
+      AllocateCopy(request, Usage::kRowwise, quantized, job.row_codes, job.row_scales));
+  QG_RETURN_IF_ERROR(
+      AllocateCopy(request, Usage::kColumnwise, quantized, job.column_codes, job.column_scales));
+  const CudaDevice& device = request.device;
+  const auto launch = TunedTilesTake(job) ? &LaunchTunedTiles : &LaunchPlainTiles;
+  return QG_CUDA_STATUS(launch(job, device.facts().multiprocessors, device.stream()));
+}
+
+absl::Status QuantizeBlocks(const CudaRequest& request, QuantizedTensor& quantized) {
+  QG_ASSIGN_OR_RETURN(quantized.device_counts,
+                      request.device.AllocateZeroed(DType::kI64, {kQuantizationCountKinds}));
+  return FillCopies(request, JobOf(request, quantized), quantized);
+}
+
+/// The small results of a per-tensor quantization: one block of memory, zeroed at once.
+struct TensorResults {
+  Tensor counts, amax, scale, scale_inv;
+
+  static absl::StatusOr<TensorResults> Allocate(CudaDevice& device) {
+    constexpr size_t kAmaxAt = 64, kScaleAt = 80, kScaleInvAt = 96, kBytes = 112;
+    QG_ASSIGN_OR_RETURN(const std::shared_ptr<Buffer> buffer, device.AllocateBytes(kBytes));
+    QG_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(buffer->data(), 0, kBytes, device.stream()));
+    TensorResults results;
+    QG_ASSIGN_OR_RETURN(results.counts,
+                        Tensor::View(DType::kI64, {kQuantizationCountKinds}, buffer));
+    QG_ASSIGN_OR_RETURN(results.amax, Tensor::View(DType::kF32, {1}, buffer, kAmaxAt));
+    QG_ASSIGN_OR_RETURN(results.scale, Tensor::View(DType::kF32, {1}, buffer, kScaleAt));
+    QG_ASSIGN_OR_RETURN(results.scale_inv, Tensor::View(DType::kF32, {1}, buffer, kScaleInvAt));
+    return results;
+  }
+};
+
+/// The scale, and under current scaling the amax that it is made from; no one waits for either.
+absl::Status MakeScale(const CudaRequest& request, TensorResults& results) {
+  CudaDevice& device = request.device;
+  const Tensor& source = request.source;
+  const QuantizerSpec& spec = request.spec;
+  TensorScaleJob job;
+  job.max_finite = spec.element == DType::kF8E4M3 ? MaxFinite<E4M3>() : MaxFinite<E5M2>();
+  job.options = {
+      .rule = spec.scale_rule, .power_2 = spec.power_2_scale, .amax_epsilon = spec.amax_epsilon};
+  job.is_empty = source.element_count() == 0;
+  job.amax = results.amax.as<float>();
+  job.scale = results.scale.as<float>();
+  job.scale_inv = results.scale_inv.as<float>();
+  Tensor given_scale;
+  if (spec.scaling == Scaling::kDelayed) {
+    QG_ASSIGN_OR_RETURN(given_scale, device.ToDevice(request.arguments.scale));
+    job.given_scale = given_scale.as<float>();
+  } else if (request.arguments.group_amax_rowwise.has_value()) {
+    job.has_given_amax = true;
+    job.given_amax = *request.arguments.group_amax_rowwise;
+  } else {
+    QG_CUDA_RETURN_IF_ERROR(LaunchAmax(source.data(), SourceFormatOf(source.dtype()),
+                                       source.element_count(), results.amax.as<uint32_t>(),
+                                       device.facts().multiprocessors, device.stream()));
+  }
+  return QG_CUDA_STATUS(LaunchTensorScale(job, device.stream()));
+}
+
+absl::Status QuantizeTensor(const CudaRequest& request, QuantizedTensor& quantized) {
+  QG_ASSIGN_OR_RETURN(TensorResults results, TensorResults::Allocate(request.device));
+  QG_RETURN_IF_ERROR(MakeScale(request, results));
+  quantized.device_counts = results.counts;
+  quantized.scale = results.scale;
+  TileQuantization job = JobOf(request, quantized);
+  job.tensor_scale = results.scale.as<float>();
+  // Under current scaling the scale waited for the amax; under delayed scaling it is found on the
+  // way.
+  if (request.spec.scaling == Scaling::kDelayed) job.amax_bits = results.amax.as<uint32_t>();
+  QG_RETURN_IF_ERROR(FillCopies(request, job, quantized));
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    if (!Asks(request.usages, usage)) continue;
+    quantized.copy(usage)->amax = results.amax;
+    quantized.copy(usage)->scale_inv = results.scale_inv;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status QuantizeNvfp4(const CudaRequest& request, QuantizedTensor& quantized) {
+  QG_ASSIGN_OR_RETURN(quantized.device_counts,
+                      request.device.AllocateZeroed(DType::kI64, {kQuantizationCountKinds}));
+  QuantizerSpec spec = request.spec;
+  spec.hadamard = request.hadamard;
+  QuantizedCopy* rowwise = request.usages.rowwise ? &quantized.rowwise.emplace() : nullptr;
+  QuantizedCopy* columnwise = request.usages.columnwise ? &quantized.columnwise.emplace() : nullptr;
+  return QuantizeNvfp4Cuda(request.device, request.source, spec, rowwise, columnwise,
+                           request.arguments, quantized.device_counts);
+}
+
+absl::Status QuantizeFormat(const CudaRequest& request, QuantizedTensor& quantized) {
+  switch (request.spec.format) {
+    case QuantizerFormat::kIdentity:
+      return KeepSource(request, quantized);
+    case QuantizerFormat::kFp8Tensor:
+      return QuantizeTensor(request, quantized);
+    case QuantizerFormat::kFp8Block:
+    case QuantizerFormat::kMxfp8:
+      return QuantizeBlocks(request, quantized);
+    case QuantizerFormat::kNvfp4:
+      return QuantizeNvfp4(request, quantized);
+  }
+  return absl::InternalError("quantize: unknown format");
+}
+
+/// One rule. `hadamard` is that of the columnwise copy.
+absl::StatusOr<QuantizedTensor> QuantizeOneRule(CudaDevice& device, const Tensor& source,
+                                                QuantizerSpec spec, bool hadamard, Usages usages,
+                                                const QuantizeArguments& arguments) {
+  spec.scale_rule = ResolveScaleRule(spec.scale_rule, spec.format);
+  QuantizedTensor quantized;
+  quantized.source_dtype = source.dtype();
+  quantized.shape = source.shape();
+  QG_RETURN_IF_ERROR(
+      QuantizeFormat({device, source, spec, usages, arguments, hadamard}, quantized));
+  return quantized;
+}
+
+/// Each direction by its own rule, the columnwise one perhaps from the rowwise codes.
+absl::StatusOr<QuantizedTensor> QuantizeTwoRules(CudaDevice& device, const Tensor& source,
+                                                 const Quantizer& quantizer, Usages usages,
+                                                 const QuantizeArguments& arguments) {
+  const bool is_from_codes = quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized;
+  QuantizedTensor rowwise;
+  if (usages.rowwise || is_from_codes) {
+    QG_ASSIGN_OR_RETURN(rowwise, QuantizeOneRule(device, source, quantizer.rowwise, false,
+                                                 {true, false}, arguments));
+  }
+  rowwise.is_hybrid = true;
+  if (!usages.columnwise) return rowwise;
+  Tensor columnwise_source = source;
+  if (is_from_codes) {
+    QG_ASSIGN_OR_RETURN(columnwise_source,
+                        DequantizeCuda(device, rowwise, Usage::kRowwise, source.dtype()));
+  }
+  QG_ASSIGN_OR_RETURN(QuantizedTensor columnwise,
+                      QuantizeOneRule(device, columnwise_source, quantizer.columnwise,
+                                      quantizer.columnwise.hadamard, {false, true}, arguments));
+  columnwise.is_hybrid = true;
+  if (!usages.rowwise) return columnwise;
+  rowwise.columnwise = std::move(columnwise.columnwise);
+  // One scale is kept: that of the rowwise copy where both have one.
+  if (!rowwise.scale.has_value()) rowwise.scale = columnwise.scale;
+  return rowwise;
+}
+
+}  // namespace
+
+absl::StatusOr<QuantizedTensor> QuantizeCuda(CudaDevice& device, const Tensor& source,
+                                             const Quantizer& quantizer, Usages usages,
+                                             const QuantizeArguments& arguments) {
+  if (!source.has_value()) return absl::InvalidArgumentError("quantize: the source is absent");
+  QG_RETURN_IF_ERROR(CheckQuantization(source.dtype(), source.shape(), quantizer, usages));
+  QG_RETURN_IF_ERROR(CheckQuantizeArguments(quantizer, arguments));
+  if (IsOneRule(quantizer)) {
+    return QuantizeOneRule(device, source, quantizer.rowwise, quantizer.columnwise.hadamard, usages,
+                           arguments);
+  }
+  return QuantizeTwoRules(device, source, quantizer, usages, arguments);
+}
+
+}  // namespace quantgate

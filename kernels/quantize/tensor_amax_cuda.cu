@@ -1,0 +1,139 @@
+// One number of a whole tensor: its amax, the scale that follows, the kinds of its elements.
+#include "kernels/quantize/packed_casts_cuda.h"
+#include "kernels/quantize/tile_parts_cuda.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kUnrolled = 4;
+
+/// Magnitudes as the format holds them, two to a word where it has 16 bits.
+template <SourceFormat kFormat>
+struct Magnitudes {
+  static constexpr int kBytes = kFormat == SourceFormat::kF32 ? 4 : 2;
+  uint32_t max = 0;
+
+  __device__ void Take(uint32_t word) {
+    if constexpr (kFormat == SourceFormat::kF32) {
+      // fmaxf gives the number where the other is NaN.
+      max = __float_as_uint(fmaxf(__uint_as_float(max), fabsf(__uint_as_float(word))));
+    } else if constexpr (kFormat == SourceFormat::kBF16) {
+      max = MaxMagnitudesBf16(max, word);
+    } else {
+      max = MaxMagnitudesF16(max, word);
+    }
+  }
+  __device__ void Take(const uint4& words) {
+    Take(words.x);
+    Take(words.y);
+    Take(words.z);
+    Take(words.w);
+  }
+  __device__ void TakeElement(const void* source, int64_t i) {
+    if constexpr (kFormat == SourceFormat::kF32) {
+      Take(static_cast<const uint32_t*>(source)[i]);
+    } else {
+      Take(static_cast<const uint16_t*>(source)[i]);
+    }
+  }
+  __device__ uint32_t Float32Bits() const {
+    if constexpr (kFormat == SourceFormat::kF32) return max;
+    const uint16_t lower = static_cast<uint16_t>(max), upper = static_cast<uint16_t>(max >> 16);
+    if constexpr (kFormat == SourceFormat::kBF16)
+      return static_cast<uint32_t>(::max(lower, upper)) << 16;
+    return __float_as_uint(DecodeFloat<Float16>(::max(lower, upper)));
+  }
+};
+
+template <SourceFormat kFormat>
+__global__ void __launch_bounds__(kThreads)
+    FindAmax(const void* source, int64_t count, uint32_t* amax_bits) {
+  constexpr int64_t kPerVector = 16 / Magnitudes<kFormat>::kBytes;
+  const bool is_aligned = reinterpret_cast<uintptr_t>(source) % 16 == 0;
+  const int64_t vectors = is_aligned ? count / kPerVector : 0;
+  const auto* from = static_cast<const uint4*>(source);
+  const int64_t threads = int64_t{gridDim.x} * kThreads;
+  const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  Magnitudes<kFormat> magnitudes;
+  int64_t i = thread;
+  for (; i + (kUnrolled - 1) * threads < vectors; i += kUnrolled * threads) {
+    uint4 words[kUnrolled];
+#pragma unroll
+    for (int j = 0; j < kUnrolled; ++j) words[j] = from[i + j * threads];
+#pragma unroll
+    for (int j = 0; j < kUnrolled; ++j) magnitudes.Take(words[j]);
+  }
+  for (; i < vectors; i += threads) magnitudes.Take(from[i]);
+  for (i = vectors * kPerVector + thread; i < count; i += threads) {
+    magnitudes.TakeElement(source, i);
+  }
+  const uint32_t amax = __reduce_max_sync(0xFFFFFFFF, magnitudes.Float32Bits());
+  if (threadIdx.x % kWarpLanes == 0) atomicMax(amax_bits, amax);
+}
+
+__global__ void MakeTensorScale(const TensorScaleJob job) {
+  if (job.has_given_amax) *job.amax = job.given_amax;
+  float scale = 1.0f;
+  if (job.given_scale != nullptr) {
+    scale = *job.given_scale;
+  } else if (!job.is_empty) {
+    scale = ComputeScale(*job.amax, job.max_finite, job.options);
+  }
+  *job.scale = scale;
+  *job.scale_inv = ScaleInverse(scale);
+}
+
+template <class Source>
+__device__ ElementKind KindOfSource(typename Source::Storage code) {
+  using C = FormatConstants<Source>;
+  const uint32_t magnitude = code & (C::kSignMask - 1u);
+  if (magnitude == 0) return ElementKind::kZero;
+  if (magnitude <= C::kMantissaMask) return ElementKind::kSubnormal;
+  if (magnitude == kBeyondMaxFinite<Source>) return ElementKind::kInfinite;
+  return magnitude > kBeyondMaxFinite<Source> ? ElementKind::kNan : ElementKind::kNormal;
+}
+
+template <class Source>
+__global__ void __launch_bounds__(kThreads)
+    CountSource(const void* source, int64_t count, unsigned long long* counts) {
+  const int64_t threads = int64_t{gridDim.x} * kThreads;
+  __shared__ BlockCounts block_counts;
+  block_counts.Clear();
+  ThreadCounts found;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += threads) {
+    found.Add(KindOfSource<Source>(static_cast<const typename Source::Storage*>(source)[i]));
+  }
+  found.AddTo(block_counts);
+  block_counts.WriteTo(counts);
+}
+
+}  // namespace
+
+cudaError_t LaunchAmax(const void* source, SourceFormat format, int64_t count, uint32_t* amax_bits,
+                       int multiprocessors, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const auto kernel = format == SourceFormat::kF32    ? &FindAmax<SourceFormat::kF32>
+                      : format == SourceFormat::kBF16 ? &FindAmax<SourceFormat::kBF16>
+                                                      : &FindAmax<SourceFormat::kF16>;
+  kernel<<<multiprocessors * 8, kThreads, 0, stream>>>(source, count, amax_bits);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchTensorScale(const TensorScaleJob& job, cudaStream_t stream) {
+  MakeTensorScale<<<1, 1, 0, stream>>>(job);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchCountSource(const void* source, SourceFormat format, int64_t count,
+                              unsigned long long* counts, int multiprocessors,
+                              cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const auto kernel = format == SourceFormat::kF32    ? &CountSource<Float32>
+                      : format == SourceFormat::kBF16 ? &CountSource<BFloat16>
+                                                      : &CountSource<Float16>;
+  kernel<<<multiprocessors * 8, kThreads, 0, stream>>>(source, count, counts);
+  return cudaGetLastError();
+}
+
+}  // namespace quantgate

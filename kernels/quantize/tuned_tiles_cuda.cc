@@ -1,0 +1,28 @@
+#include "kernels/quantize/tuned_tiles_cuda.h"
+
+namespace quantgate {
+namespace {
+
+bool IsAligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
+
+}  // namespace
+
+bool TunedTilesTake(const TileQuantization& job) {
+  const bool is_usual =
+      job.source_format == SourceFormat::kBF16 &&
+      (job.element == ElementFormat::kE4M3 || job.element == ElementFormat::kE5M2) &&
+      job.rounding == ElementRounding::kNearestEven && job.overflow == Overflow::kSaturate;
+  if (!is_usual || !IsAligned(job.source) || !IsAligned(job.row_codes) ||
+      !IsAligned(job.column_codes) || !IsAligned(job.column_scales)) {
+    return false;
+  }
+  return job.scales == TileScales::kE8m0 ? TunedMicroTake(job) : TunedBlocksTake(job);
+}
+
+cudaError_t LaunchTunedTiles(const TileQuantization& job, int multiprocessors,
+                             cudaStream_t stream) {
+  return job.scales == TileScales::kE8m0 ? LaunchTunedMicro(job, multiprocessors, stream)
+                                         : LaunchTunedBlocks(job, multiprocessors, stream);
+}
+
+}  // namespace quantgate

@@ -1,0 +1,18 @@
+// The tuned kernels, a pair per file; TunedTilesTake has looked at what they have in common.
+// Private to kernels/quantize.
+#pragma once
+
+#include "kernels/quantize/quantize_tiles_cuda.h"
+
+namespace quantgate {
+
+/// fp8_tensor and fp8_block.
+bool TunedBlocksTake(const TileQuantization& job);
+cudaError_t LaunchTunedBlocks(const TileQuantization& job, int multiprocessors,
+                              cudaStream_t stream);
+
+/// mxfp8.
+bool TunedMicroTake(const TileQuantization& job);
+cudaError_t LaunchTunedMicro(const TileQuantization& job, int multiprocessors, cudaStream_t stream);
+
+}  // namespace quantgate
