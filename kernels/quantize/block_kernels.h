@@ -83,6 +83,8 @@ struct Nvfp4RowJob {
 struct Nvfp4ColumnJob {
   const void* source;
   int64_t source_stride;
+  const void* ahead;     ///< What will be copied next; need not be valid.
+  int64_t ahead_stride;  ///< Bytes.
   uint8_t* codes;
   uint8_t* scales;
   int64_t code_stride, scale_stride;  ///< Bytes from column to column.
@@ -108,9 +110,9 @@ struct Nvfp4Functions {
   /// NaN, tiny exponents. `amax` is the largest transformed magnitude as fp32 bits.
   /// 16 columns of 16 rows, into the same layout:
   bool (*transform)(const uint16_t* in, uint16_t* out, int64_t stride, uint32_t* amax);
-  /// 32 columns of 16 rows: raises amaxes[0] to the source's and amaxes[1] to the transform's;
-  /// false too where that is infinite:
-  bool (*transformed_amax)(const uint16_t* in, int64_t stride, uint32_t* amaxes);
+  /// 16 rows, columns in multiples of 32: raises amaxes[0] to the source's and amaxes[1] to the
+  /// transform's; false too where that is infinite:
+  bool (*transformed_amax)(const uint16_t* in, int64_t stride, int64_t columns, uint32_t* amaxes);
 };
 /// Null functions where there is no loop for this type.
 Nvfp4Functions Avx2Nvfp4(DType source);

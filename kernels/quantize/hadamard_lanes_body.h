@@ -29,8 +29,9 @@ constexpr int kSmallestField = 28;
 /// False where scalar code must do it: infinities, NaN, tiny exponents. `max` is that of v's
 /// magnitudes in each lane.
 inline bool CanTransform(Ints max) {
-  if (LargestLane(max) >= 0x7F800000) return false;
-  return LargestLane(IfLess(max, AllInts(kSmallestField << 23), max, AllInts(0))) == 0;
+  const Ints not_tiny = IfLess(AllInts(0), max, max, AllInts(kSmallestField << 23));
+  return CountLess(AllInts(0x7F7FFFFF), max) + CountLess(not_tiny, AllInts(kSmallestField << 23)) ==
+         0;
 }
 
 /// One round of the Walsh-Hadamard transform. A loop that is not unrolled keeps s in memory.
@@ -74,13 +75,13 @@ inline Ints RoundToBf16(Ints sum, Floats unit) {
 inline void TransformColumnsInLanes(Floats* v, Ints& max) {
   Ints s[kNvSide];
   const Floats unit = TransformNv(v, max, s);
-  max = AllInts(0);
+  Floats largest = All(0.0f);
 #pragma GCC unroll 16
   for (int j = 0; j < kNvSide; ++j) {
-    const Ints rounded = And(RoundToBf16(s[j], unit), AllInts(static_cast<int>(0xFFFF0000)));
-    v[j] = FloatsOf(rounded);
-    max = Max(max, And(rounded, AllInts(0x7FFF0000)));
+    v[j] = FloatsOf(And(RoundToBf16(s[j], unit), AllInts(static_cast<int>(0xFFFF0000))));
+    largest = MaxMagnitude(v[j], largest);
   }
+  max = BitsOf(largest);
 }
 
 /// 16 columns of 16 rows; see Nvfp4Functions.
@@ -100,17 +101,20 @@ inline bool TransformNvTile(const uint16_t* in, uint16_t* out, int64_t stride, u
   return true;
 }
 
-/// 32 columns of 16 rows, a cache line each; see Nvfp4Functions. Rounding keeps order, so that the
-/// largest sum of each column is rounded alone.
-inline bool FindTransformedAmax(const uint16_t* in, int64_t stride, uint32_t* amaxes) {
+/// 16 rows of `columns`, 32 at a time: a cache line each; see Nvfp4Functions. Rounding keeps order,
+/// so that the largest sum of each column is rounded alone.
+inline bool FindTransformedAmax(const uint16_t* in, int64_t stride, int64_t columns,
+                                uint32_t* amaxes) {
   Ints source_largest = AllInts(static_cast<int>(amaxes[0]));
   Ints largest = AllInts(static_cast<int>(amaxes[1]));
-  for (int h = 0; h < 32; h += kLanes) {
+  for (int64_t column = 0; column < columns; column += kLanes) {
     Floats v[kNvSide];
     Ints s[kNvSide], sum_max = AllInts(0);
+    if (column % 32 == 0) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kNvSide; ++i) Prefetch(in + i * stride + h + 64);
-    const Ints max = ReadNvColumns<BFloat16>(in + h, stride, v);
+      for (int i = 0; i < kNvSide; ++i) Prefetch(in + i * stride + column + 64);
+    }
+    const Ints max = ReadNvColumns<BFloat16>(in + column, stride, v);
     if (!CanTransform(max)) return false;
     source_largest = Max(source_largest, max);
     const Floats unit = TransformNv(v, max, s);

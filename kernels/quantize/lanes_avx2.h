@@ -57,6 +57,10 @@ inline Floats FusedTimesPlus(Floats a, Floats b, Floats c) { return _mm256_fmadd
 inline Floats MinMagnitude(Floats a, Floats b) {
   return _mm256_min_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a), b);
 }
+/// max(|a|, b) for b >= 0; no NaN.
+inline Floats MaxMagnitude(Floats a, Floats b) {
+  return _mm256_max_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a), b);
+}
 inline Ints And(Ints a, Ints b) { return _mm256_and_si256(a, b); }
 inline Ints Or(Ints a, Ints b) { return _mm256_or_si256(a, b); }
 /// (a & mask) | b.

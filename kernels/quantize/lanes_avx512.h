@@ -56,6 +56,8 @@ inline Floats Plus(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats FusedTimesPlus(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 /// min(|a|, b) for b >= 0; no NaN.
 inline Floats MinMagnitude(Floats a, Floats b) { return _mm512_range_ps(a, b, 0x0A); }
+/// max(|a|, b) for b >= 0; no NaN.
+inline Floats MaxMagnitude(Floats a, Floats b) { return _mm512_range_ps(a, b, 0x0B); }
 inline Ints And(Ints a, Ints b) { return _mm512_and_si512(a, b); }
 inline Ints Or(Ints a, Ints b) { return _mm512_or_si512(a, b); }
 /// (a & mask) | b.

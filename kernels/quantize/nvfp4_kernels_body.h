@@ -2,6 +2,9 @@
 // block_kernels_*.cc after their lanes.
 #pragma once
 
+#include <type_traits>
+
+#include "kernels/quantize/bf16_lanes_body.h"
 #include "kernels/quantize/block_kernels.h"
 #include "kernels/quantize/encode_lanes_body.h"
 #include "kernels/quantize/hadamard_lanes_body.h"
@@ -69,35 +72,46 @@ constexpr int kNvBeyond = static_cast<int>(FirstBeyondBits<E2M1>(
 // ---- rowwise: 16 blocks
 
 struct NvRow {
-  alignas(64) float values[kNvSide][kNvSide];  // [block][element]
   alignas(64) uint32_t amax[kNvSide];
   alignas(64) float factors[kNvSide];
   alignas(64) uint32_t random[kNvSide * 4];
 };
 
-/// Widens the row and finds the amaxes of its blocks; returns the largest, and the smallest
-/// magnitude.
+/// Finds the amaxes of the blocks and counts zeros.
 template <class Source>
-uint32_t ReadNvRow(const typename Source::Storage* source, NvRow& row, Ints* smallest) {
+void ReadNvRow(const typename Source::Storage* source, NvRow& row, int& zeros) {
+  if constexpr (std::is_same_v<Source, BFloat16>) {
+    Ints v[kNvSide * kNvSide / kWords];
+    for (int i = 0; i < kNvSide * kNvSide / kWords; ++i) {
+      v[i] = And(LoadWords(source + i * kWords), AllWords(0x7FFF));
+      zeros += CountZeroMagnitudes(v[i]);
+    }
+    WidenLargestOfSixteens(row.amax, v);
+    return;
+  }
   const Ints mask = AllInts(0x7FFFFFFF);
-  Ints largest = AllInts(0);
   for (int first = 0; first < kNvSide; first += kLanes) {
     Ints max[kLanes];
     for (int i = 0; i < kLanes; ++i) {
       max[i] = AllInts(0);
       for (int j = 0; j < kNvSide; j += kLanes) {
         const Floats v = LoadSource<Source>(source + (first + i) * kNvSide + j);
-        Store(&row.values[first + i][j], v);
         const Ints magnitude = And(BitsOf(v), mask);
         max[i] = Max(max[i], magnitude);
-        *smallest = Min(*smallest, magnitude);
+        zeros += CountEqual(magnitude, AllInts(0));
       }
     }
-    const Ints of_blocks = LargestOfEach(max);
-    StoreInts(&row.amax[first], of_blocks);
-    largest = Max(largest, of_blocks);
+    StoreInts(&row.amax[first], LargestOfEach(max));
   }
-  return static_cast<uint32_t>(LargestLane(largest));
+}
+
+inline bool IsFinite(const NvRow& row) {
+  int infinite = 0;
+  for (int i = 0; i < kNvSide; i += kLanes) {
+    const Ints amax = BitsOf(Load(reinterpret_cast<const float*>(&row.amax[i])));
+    infinite += CountLess(AllInts(0x7F7FFFFF), amax);
+  }
+  return infinite == 0;
 }
 
 inline void ScaleNvRow(const Nvfp4RowJob& job, const uint32_t* amax, NvRow& row) {
@@ -126,8 +140,9 @@ inline const uint8_t* RandomOf(const NvRow& row, int block) {
          lane / 4 * 16;
 }
 
-template <bool kStochastic>
+template <class Source, bool kStochastic>
 void EncodeNvRow(const Nvfp4RowJob& job, const NvRow& row, TileTally& tally) {
+  const auto* source = static_cast<const typename Source::Storage*>(job.source);
   const Ints mask = AllInts(0x7FFFFFFF), beyond = AllInts(kNvBeyond<kStochastic> - 1);
   ByteTally bytes;
   Ints saturated = AllInts(0);
@@ -135,13 +150,14 @@ void EncodeNvRow(const Nvfp4RowJob& job, const NvRow& row, TileTally& tally) {
     Ints codes[64 / kLanes];
     for (int j = 0; j < 64 / kLanes; ++j) {
       const int b = block + j / kNvVectors, i = j % kNvVectors * kLanes;
-      const Floats scaled = Times(Load(&row.values[b][i]), All(row.factors[b]));
+      const Floats scaled =
+          Times(LoadSource<Source>(source + b * kNvSide + i), All(row.factors[b]));
       saturated = AddIfLess(saturated, beyond, And(BitsOf(scaled), mask));
       Ints random = AllInts(0);
       if constexpr (kStochastic) random = LoadBytes(RandomOf(row, b) + i);
-      codes[j] = CodeOf(EncodeNv<kStochastic, 0>(scaled, random));
+      codes[j] = ShiftRight<kCodeShift>(EncodeNv<kStochastic, 0>(scaled, random));
     }
-    const Line line = PackLine(codes);
+    const Line line = MaskAndFlip(PackLine(codes), 0xF, kCodeFlip);
     TallyLine(line, 7, 2, bytes);
     StoreNibbles(job.codes + block * kNvSide / 2, line);
   }
@@ -153,22 +169,16 @@ void EncodeNvRow(const Nvfp4RowJob& job, const NvRow& row, TileTally& tally) {
 template <class Source>
 bool QuantizeNvRow(const Nvfp4RowJob& job, TileTally& tally) {
   NvRow row;
-  Ints smallest = AllInts(INT32_MAX);
-  const auto* source = static_cast<const typename Source::Storage*>(job.source);
-  if (ReadNvRow<Source>(source, row, &smallest) >= 0x7F800000) return false;
+  int zeros = 0;
+  ReadNvRow<Source>(static_cast<const typename Source::Storage*>(job.source), row, zeros);
+  if (!IsFinite(row)) return false;
+  tally.source_zero += zeros;
   ScaleNvRow(job, job.amax != nullptr ? job.amax : row.amax, row);
   if (job.random.is_used) {
     DrawNvRow(job, row);
-    EncodeNvRow<true>(job, row, tally);
+    EncodeNvRow<Source, true>(job, row, tally);
   } else {
-    EncodeNvRow<false>(job, row, tally);
-  }
-  if (CountEqual(smallest, AllInts(0)) == 0) return true;
-  for (int block = 0; block < kNvSide; ++block) {
-    for (int i = 0; i < kNvSide; i += kLanes) {
-      const Ints bits = BitsOf(Load(&row.values[block][i]));
-      tally.source_zero += CountEqual(And(bits, AllInts(0x7FFFFFFF)), AllInts(0));
-    }
+    EncodeNvRow<Source, false>(job, row, tally);
   }
   return true;
 }
@@ -242,6 +252,8 @@ bool QuantizeNvBlock(const Nvfp4ColumnJob& job, int group, uint32_t (*codes)[2 *
                      uint8_t (*scales)[8], TileTally& tally) {
   const auto* source = static_cast<const typename Source::Storage*>(job.source) +
                        group * kNvSide * job.source_stride;
+  const auto* ahead = static_cast<const uint8_t*>(job.ahead) + group * kNvSide * job.ahead_stride;
+  for (int r = 0; r < kNvSide; ++r) PrefetchFar(ahead + r * job.ahead_stride);
   Floats v[kNvVectors][kNvSide];
   Ints max[kNvVectors], largest = AllInts(0);
   for (int h = 0; h < kNvVectors; ++h) {

@@ -130,14 +130,22 @@ void QuantizeTileRows(const Nvfp4Direction& direction, const Nvfp4TensorScales& 
 
 constexpr int64_t kColumns = 32;  // Copied together: whole cache lines.
 
-/// Sixteen columns of a piece whose elements have been copied to `block`, `stride` elements apart.
+/// Columns of a piece: where they are, and where they have been copied to, kColumns to a row.
+struct ColumnStrip {
+  const std::byte* source;
+  const std::byte* copy;
+};
+
+/// Sixteen columns.
 void QuantizeColumns(const Nvfp4Direction& direction, const Nvfp4TensorScale& scale,
-                     const Piece& piece, int64_t column, const std::byte* block, int64_t stride,
+                     const Piece& piece, int64_t column, const ColumnStrip& strip,
                      const Nvfp4Functions& loops, Nvfp4Scalar scalar, QuantizationCounts& counts) {
   const int64_t rows = direction.source.rows();
   Nvfp4ColumnJob job = {};
-  job.source = block;
-  job.source_stride = stride;
+  job.source = strip.copy;
+  job.source_stride = kColumns;
+  job.ahead = strip.source + kColumns * direction.element_bytes;
+  job.ahead_stride = direction.source.columns() * direction.element_bytes;
   job.code_stride = rows / 2;
   job.scale_stride = rows / kLength;
   job.codes = direction.codes + column * job.code_stride + piece.row_begin / 2;
@@ -169,15 +177,15 @@ void QuantizeColumns(const Nvfp4Direction& direction, const Nvfp4TensorScale& sc
 void QuantizeColumnPiece(const Nvfp4Direction& direction, const Nvfp4TensorScale& scale,
                          const Piece& piece, const Nvfp4Functions& loops, Nvfp4Scalar scalar,
                          QuantizationCounts& counts) {
-  // Rows a power of two apart fall into few sets of the caches, so the block is copied first.
-  alignas(64) std::byte block[kPieceRows * kColumns * sizeof(float)];
-  const int64_t element = DTypeBytes(direction.source.dtype());
+  // Rows a power of two apart fall into few sets of the caches, so the strip is copied first.
+  alignas(64) std::byte copy[kPieceRows * kColumns * sizeof(float)];
+  const int64_t element = direction.element_bytes, row_bytes = direction.source.columns() * element;
   for (int64_t column = piece.column_begin; column < piece.column_end; column += kColumns) {
     const int64_t width = std::min(kColumns, piece.column_end - column);
-    for (int64_t row = piece.row_begin; row < piece.row_end; ++row) {
-      const std::byte* from = ElementAt(direction.source, row, column);
-      __builtin_prefetch(from + 2 * kColumns * element);
-      std::byte* to = block + (row - piece.row_begin) * kColumns * element;
+    const std::byte* source = ElementAt(direction.source, piece.row_begin, column);
+    for (int64_t row = 0; row < piece.row_end - piece.row_begin; ++row) {
+      const std::byte* from = source + row * row_bytes;
+      std::byte* to = copy + row * kColumns * element;
       if (width == kColumns && element == 2) {
         std::memcpy(to, from, 2 * kColumns);  // Of a length that the compiler knows.
       } else {
@@ -185,8 +193,8 @@ void QuantizeColumnPiece(const Nvfp4Direction& direction, const Nvfp4TensorScale
       }
     }
     for (int64_t i = 0; i < width; i += kLength) {
-      QuantizeColumns(direction, scale, piece, column + i, block + i * element, kColumns, loops,
-                      scalar, counts);
+      QuantizeColumns(direction, scale, piece, column + i,
+                      {source + i * element, copy + i * element}, loops, scalar, counts);
     }
   }
 }
@@ -256,11 +264,10 @@ std::optional<HadamardAmaxes> FindHadamardAmaxes(const Tensor& source,
   ForEachPiece(context, rows, columns, [&](const Piece& piece, QuantizationCounts&) {
     uint32_t of_piece[2] = {};
     for (int64_t row = piece.row_begin; row < piece.row_end; row += kLength) {
-      for (int64_t column = piece.column_begin; column < piece.column_end; column += kColumns) {
-        if (!loops.transformed_amax(in + row * columns + column, columns, of_piece)) {
-          is_possible = false;
-          return;
-        }
+      if (!loops.transformed_amax(in + row * columns + piece.column_begin, columns,
+                                  piece.column_end - piece.column_begin, of_piece)) {
+        is_possible = false;
+        return;
       }
     }
     MergeMax(of_piece[0], largest);
