@@ -47,8 +47,8 @@ absl::StatusOr<BoundCheck> CheckBoundCudaBy(ExactCudaPath path, CudaDevice& devi
   task.subject = subject.data();
   task.subject_format = OperandFormatOf(subject.dtype());
   task.exact = exact.as<float>();
-  QG_ASSIGN_OR_RETURN(const auto memory, device.AllocateZeroed(DType::kU8, {sizeof(BoundTotals)}));
-  task.totals = reinterpret_cast<BoundTotals*>(const_cast<std::byte*>(memory.data()));
+  QG_ASSIGN_OR_RETURN(Tensor memory, device.AllocateZeroed(DType::kU8, {sizeof(BoundTotals)}));
+  task.totals = reinterpret_cast<BoundTotals*>(memory.data());
   const ExactCudaOperand a =
       WithFloors(CudaOperandA(desc, shape), AbsoluteFloorsOf(desc.a, desc.arithmetic));
   const ExactCudaOperand b =

@@ -21,22 +21,18 @@ struct RowBounds {
   double* lowest_bit() const { return norm() + rows; }
 };
 
-absl::StatusOr<RowBounds> BoundRows(CudaDevice& device, const ExactCudaOperand& source,
-                                    unsigned long long* ratio_max) {
+absl::StatusOr<RowBounds> AllocateBounds(CudaDevice& device, int64_t rows) {
   RowBounds bounds;
-  bounds.rows = source.operand.rows;
+  bounds.rows = rows;
   QG_ASSIGN_OR_RETURN(bounds.memory,
-                      device.AllocateBytes(static_cast<size_t>(2 * bounds.rows) * sizeof(double)));
-  QG_CUDA_RETURN_IF_ERROR(LaunchExactRowBounds(
-      {source, ExactNormInflation(source.operand.k), bounds.norm(), bounds.lowest_bit(), ratio_max},
-      device.stream()));
+                      device.AllocateBytes(static_cast<size_t>(2 * rows) * sizeof(double)));
   return bounds;
 }
 
 /// Computes every strip. What was counted is in *task.counts once the stream gets there.
 absl::Status RunStrips(CudaDevice& device, const ExactProducts& products, int64_t m,
                        const Cancellation* cancellation, ExactRoundTask& task) {
-  const int64_t strip_outputs = std::min(m, products.strip_rows()) * task.b.operand.rows;
+  const int64_t strip_outputs = std::min(m, products.strip_rows()) * task.b.rows;
   QG_ASSIGN_OR_RETURN(const auto doubtful, device.AllocateBytes(static_cast<size_t>(strip_outputs) *
                                                                 sizeof(*task.doubtful)));
   task.doubtful = reinterpret_cast<int64_t*>(doubtful->data());
@@ -78,23 +74,32 @@ absl::StatusOr<GemmResult> ExactGemmCudaBy(ExactCudaPath path, CudaDevice& devic
     QG_ASSIGN_OR_RETURN(result.amax, device.AllocateZeroed(DType::kF32, {1}));
     task.amax = result.amax.as<uint32_t>();
   }
-  task.a.operand = CudaOperandA(desc, shape);
-  task.b.operand = CudaOperandB(desc, shape);
+  ExactCudaOperand a, b;
+  a.operand = CudaOperandA(desc, shape);
+  b.operand = CudaOperandB(desc, shape);
+  QG_ASSIGN_OR_RETURN(const ExactProducts products, ExactProducts::Create(device, a, b, path));
+  task.a = products.a();
+  task.b = products.b();
+  task.k = shape.k;
+  task.has_block_scales = a.is_scaled();
   task.terms = ExactOutputTermsOf(desc);
   task.relative_error = ExactRelativeError(shape.k);
   task.output = ExactOutputOf(desc.out_dtype);
   task.d = result.d.data();
-  QG_ASSIGN_OR_RETURN(const Tensor counts_memory,
+  QG_ASSIGN_OR_RETURN(Tensor counts_memory,
                       device.AllocateZeroed(DType::kU8, {sizeof(ExactCounts)}));
-  task.counts = reinterpret_cast<ExactCounts*>(const_cast<std::byte*>(counts_memory.data()));
-  QG_ASSIGN_OR_RETURN(const RowBounds a, BoundRows(device, task.a, &task.counts->ratio_max_a));
-  QG_ASSIGN_OR_RETURN(const RowBounds b, BoundRows(device, task.b, &task.counts->ratio_max_b));
-  task.norm_a = a.norm();
-  task.lowest_bit_a = a.lowest_bit();
-  task.norm_b = b.norm();
-  task.lowest_bit_b = b.lowest_bit();
-  QG_ASSIGN_OR_RETURN(const ExactProducts products,
-                      ExactProducts::Create(device, task.a, task.b, path));
+  task.counts = reinterpret_cast<ExactCounts*>(counts_memory.data());
+  QG_ASSIGN_OR_RETURN(const RowBounds a_bounds, AllocateBounds(device, shape.m));
+  QG_ASSIGN_OR_RETURN(const RowBounds b_bounds, AllocateBounds(device, shape.n));
+  task.norm_a = a_bounds.norm();
+  task.lowest_bit_a = a_bounds.lowest_bit();
+  task.norm_b = b_bounds.norm();
+  task.lowest_bit_b = b_bounds.lowest_bit();
+  QG_CUDA_RETURN_IF_ERROR(LaunchExactRowBounds(
+      {{{task.a, a_bounds.norm(), a_bounds.lowest_bit(), &task.counts->ratio_max_a},
+        {task.b, b_bounds.norm(), b_bounds.lowest_bit(), &task.counts->ratio_max_b}},
+       ExactNormInflation(shape.k)},
+      device.stream()));
   QG_RETURN_IF_ERROR(RunStrips(device, products, shape.m, cancellation, task));
   ExactCounts counts;
   QG_RETURN_IF_ERROR(device.Read(task.counts, &counts, sizeof(counts)));

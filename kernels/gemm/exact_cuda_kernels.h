@@ -34,21 +34,29 @@ struct ExactCudaOperand {
   bool absolute = false;
   double floor = 0, scale_floor = 0, product_floor = 0;  ///< Where absolute; bound_check.h.
 
+  QG_HOST_DEVICE bool is_scaled() const { return operand.scales != nullptr; }
+
+  /// An element and its block's scale, which is of no account where there are none.
+  QG_HOST_DEVICE double Combine(double value, double scale) const {
+    if (!absolute) return is_scaled() ? value * scale : value;
+    const double magnitude = error_bound::Magnitude(value);
+    const double raised = magnitude == 0 ? 0 : magnitude + floor;
+    if (!is_scaled()) return raised;
+    const double scaled = raised * (error_bound::Magnitude(scale) + scale_floor);
+    return scaled == 0 ? 0 : scaled + product_floor;
+  }
+
+  QG_HOST_DEVICE float Decode(uint32_t code) const {
+    return VisitOperandFormat(operand.format, [&]<class Format>(Format) {
+      return DecodeFloat<Format>(static_cast<typename Format::Storage>(code));
+    });
+  }
+
   /// Element (row, k_index); +0 beyond the operand.
   QG_HOST_DEVICE double At(int64_t row, int64_t k_index) const {
     if (row >= operand.rows || k_index >= operand.k) return 0;
-    const uint32_t code = operand.CodeAt(row, k_index);
-    const double value = VisitOperandFormat(operand.format, [&]<class Format>(Format) {
-      return static_cast<double>(DecodeFloat<Format>(static_cast<typename Format::Storage>(code)));
-    });
-    const bool is_scaled = operand.scales != nullptr;
-    const double scale = is_scaled ? operand.ScaleAt(row, k_index) : 1.0;
-    if (!absolute) return is_scaled ? value * scale : value;
-    const double magnitude = error_bound::Magnitude(value);
-    const double raised = magnitude == 0 ? 0 : magnitude + floor;
-    if (!is_scaled) return raised;
-    const double scaled = raised * (error_bound::Magnitude(scale) + scale_floor);
-    return scaled == 0 ? 0 : scaled + product_floor;
+    const double scale = is_scaled() ? operand.ScaleAt(row, k_index) : 1.0;
+    return Combine(Decode(operand.CodeAt(row, k_index)), scale);
   }
 };
 
@@ -61,6 +69,8 @@ struct ExactPackTask {
   void* packed;  ///< [row_tiles][k_padded / 8] of 128 x 8, of uint32_t or double.
 };
 cudaError_t LaunchExactPack(const ExactPackTask& task, cudaStream_t stream);
+/// One thread an element: what the other one must equal.
+cudaError_t LaunchExactPackPlain(const ExactPackTask& task, cudaStream_t stream);
 
 /// Of row and k in their tile of 128 x 8: 16 rows after another, and of these the four elements of
 /// each lane (PTX ISA, fragments of mma.m16n8k8 with .f64) together, or by pairs that are 16 bytes.
@@ -78,13 +88,29 @@ QG_HOST_DEVICE constexpr int64_t ExactPackedIndex(int64_t row, int64_t k, int64_
                                                           static_cast<int>(k % 8), narrow);
 }
 
+/// A packed operand, to be read.
+struct ExactPacked {
+  const void* words;
+  int64_t rows, k_padded;
+  bool narrow;
+
+  QG_HOST_DEVICE double At(int64_t row, int64_t k_index) const {
+    const int64_t index = ExactPackedIndex(row, k_index, k_padded, narrow);
+    if (!narrow) return static_cast<const double*>(words)[index];
+    return std::bit_cast<double>(uint64_t{static_cast<const uint32_t*>(words)[index]} << 32);
+  }
+};
+
 /// ExactRowBounds of an operand: sums of squares in the order of k.
-struct ExactRowBoundsTask {
-  ExactCudaOperand source;
-  double inflation;
+struct ExactBoundedRows {
+  ExactPacked packed;
   double* norm;                   ///< [rows]
   double* lowest_bit;             ///< [rows]
   unsigned long long* ratio_max;  ///< Zeroed: bits of the largest norm / lowest_bit.
+};
+struct ExactRowBoundsTask {
+  ExactBoundedRows operands[2];  ///< Alike in k_padded and narrow.
+  double inflation;
 };
 cudaError_t LaunchExactRowBounds(const ExactRowBoundsTask& task, cudaStream_t stream);
 
@@ -155,7 +181,9 @@ struct ExactCounts {
 
 struct ExactRoundTask {
   ExactStrip strip;
-  ExactCudaOperand a, b;
+  ExactPacked a, b;
+  int64_t k;
+  bool has_block_scales;
   ExactOutputTerms terms;
   const double* norm_a;
   const double* lowest_bit_a;

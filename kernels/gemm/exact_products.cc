@@ -22,16 +22,6 @@ bool IsNarrow(const ExactCudaOperand& source) {
          source.operand.scale_format != ScaleFormat::kF32;
 }
 
-absl::StatusOr<std::shared_ptr<Buffer>> Pack(CudaDevice& device, const ExactCudaOperand& source,
-                                             int64_t k_padded, bool narrow) {
-  const int64_t row_tiles = TilesOf(source.operand.rows);
-  const int64_t words = row_tiles * kExactTileRows * k_padded;
-  QG_ASSIGN_OR_RETURN(auto packed, device.AllocateBytes(words * (narrow ? 4 : 8)));
-  QG_CUDA_RETURN_IF_ERROR(
-      LaunchExactPack({source, row_tiles, k_padded, narrow, packed->data()}, device.stream()));
-  return packed;
-}
-
 struct Scales {
   const float* values = nullptr;
   int stride = 0;
@@ -70,39 +60,50 @@ ExactOutputTerms ExactOutputTermsOf(const GemmDesc& desc) {
   return terms;
 }
 
+absl::StatusOr<std::shared_ptr<Buffer>> ExactProducts::Pack(const ExactCudaOperand& source,
+                                                            bool narrow, ExactPacked& packed) {
+  const int64_t k_padded =
+      (source.operand.k + kExactPackedDepth - 1) / kExactPackedDepth * kExactPackedDepth;
+  const int64_t row_tiles = TilesOf(source.operand.rows);
+  const int64_t words = row_tiles * kExactTileRows * k_padded;
+  QG_ASSIGN_OR_RETURN(auto memory, device_->AllocateBytes(words * (narrow ? 4 : 8)));
+  packed = {memory->data(), source.operand.rows, k_padded, narrow};
+  const ExactPackTask task{source, row_tiles, k_padded, narrow, memory->data()};
+  QG_CUDA_RETURN_IF_ERROR(path_ == ExactCudaPath::kPlain
+                              ? LaunchExactPackPlain(task, device_->stream())
+                              : LaunchExactPack(task, device_->stream()));
+  return memory;
+}
+
 absl::StatusOr<ExactProducts> ExactProducts::Create(CudaDevice& device, const ExactCudaOperand& a,
                                                     const ExactCudaOperand& b, ExactCudaPath path) {
   ExactProducts products(device);
   products.path_ = path;
-  products.m_ = a.operand.rows;
-  products.n_ = b.operand.rows;
-  products.k_padded_ =
-      (a.operand.k + kExactPackedDepth - 1) / kExactPackedDepth * kExactPackedDepth;
-  products.narrow_ = IsNarrow(a) && IsNarrow(b);
-  const int64_t tile_outputs = kExactTileRows * kExactTileRows * TilesOf(products.n_);
+  const bool narrow = IsNarrow(a) && IsNarrow(b);
+  QG_ASSIGN_OR_RETURN(products.a_memory_, products.Pack(a, narrow, products.a_));
+  QG_ASSIGN_OR_RETURN(products.b_memory_, products.Pack(b, narrow, products.b_));
+  const int64_t tile_outputs = kExactTileRows * kExactTileRows * TilesOf(products.b_.rows);
   products.strip_tiles_ = std::clamp<int64_t>(kStripOutputs / tile_outputs, 1,
-                                              std::max<int64_t>(TilesOf(products.m_), 1));
-  QG_ASSIGN_OR_RETURN(products.a_, Pack(device, a, products.k_padded_, products.narrow_));
-  QG_ASSIGN_OR_RETURN(products.b_, Pack(device, b, products.k_padded_, products.narrow_));
+                                              std::max<int64_t>(TilesOf(products.a_.rows), 1));
   QG_ASSIGN_OR_RETURN(products.sums_,
                       device.AllocateBytes(products.strip_tiles_ * tile_outputs * sizeof(double)));
   return products;
 }
 
 absl::StatusOr<ExactStrip> ExactProducts::Strip(int64_t begin) const {
-  const int64_t rows = std::min(strip_rows(), m_ - begin);
+  const int64_t rows = std::min(strip_rows(), a_.rows - begin);
   ExactProductsTask task;
-  task.a = a_->data() + begin * k_padded_ * (narrow_ ? 4 : 8);
-  task.b = b_->data();
+  task.a = a_memory_->data() + begin * a_.k_padded * (a_.narrow ? 4 : 8);
+  task.b = b_.words;
   task.row_tiles = TilesOf(rows);
-  task.column_tiles = TilesOf(n_);
-  task.k_padded = k_padded_;
-  task.narrow = narrow_;
+  task.column_tiles = TilesOf(b_.rows);
+  task.k_padded = a_.k_padded;
+  task.narrow = a_.narrow;
   task.sums = reinterpret_cast<double*>(sums_->data());
   QG_CUDA_RETURN_IF_ERROR(path_ == ExactCudaPath::kPlain
                               ? LaunchExactProductsPlain(task, device_->stream())
                               : LaunchExactProducts(task, device_->stream()));
-  return ExactStrip{begin, rows, n_, task.sums, task.column_tiles * kExactTileRows};
+  return ExactStrip{begin, rows, b_.rows, task.sums, task.column_tiles * kExactTileRows};
 }
 
 }  // namespace quantgate

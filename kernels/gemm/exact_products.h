@@ -12,10 +12,10 @@
 
 namespace quantgate {
 
-/// Which kernel computes dot products; the bits are the same.
+/// Which kernels pack operands and compute dot products; the bits are the same.
 enum class ExactCudaPath {
   kTensorCores,
-  kPlain,  ///< One thread an output.
+  kPlain,  ///< One thread an element and an output.
 };
 
 /// The terms of desc's outputs, in device memory.
@@ -28,6 +28,9 @@ class ExactProducts {
   static absl::StatusOr<ExactProducts> Create(CudaDevice& device, const ExactCudaOperand& a,
                                               const ExactCudaOperand& b, ExactCudaPath path);
 
+  const ExactPacked& a() const { return a_; }
+  const ExactPacked& b() const { return b_; }
+
   /// Rows of the strips but the last, which begin at multiples of it.
   int64_t strip_rows() const { return strip_tiles_ * kExactTileRows; }
   /// The strip that begins there, in this object's memory until the next one.
@@ -35,13 +38,14 @@ class ExactProducts {
 
  private:
   explicit ExactProducts(CudaDevice& device) : device_(&device) {}
+  absl::StatusOr<std::shared_ptr<Buffer>> Pack(const ExactCudaOperand& source, bool narrow,
+                                               ExactPacked& packed);
 
   CudaDevice* device_;
   ExactCudaPath path_ = ExactCudaPath::kTensorCores;
-  int64_t m_ = 0, n_ = 0, k_padded_ = 0;
   int64_t strip_tiles_ = 0;
-  bool narrow_ = false;
-  std::shared_ptr<Buffer> a_, b_, sums_;
+  ExactPacked a_{}, b_{};
+  std::shared_ptr<Buffer> a_memory_, b_memory_, sums_;
 };
 
 /// ExactGemmCuda and CheckBoundCuda by a given path.

@@ -73,20 +73,40 @@ __device__ Certified CertifyOutput(const ExactRoundTask& task, int64_t row, int6
   return CertifyAt<OutF32>(exact_row, 0);
 }
 
+__device__ ExactTerms TermsOf(const ExactRoundTask& task, int64_t row, int64_t column) {
+  ExactTerms terms;
+  terms.alpha = task.terms.alpha;
+  terms.scale_a = task.terms.AScale(row);
+  terms.scale_b = task.terms.BScale(column);
+  terms.beta = task.terms.beta;
+  terms.c = task.terms.C(row * task.strip.n + column);
+  terms.bias = task.terms.Bias(column);
+  terms.d_scale = task.terms.DScale();
+  terms.divisor = static_cast<uint64_t>(task.terms.divisor);
+  return terms;
+}
+
 __global__ void CertifyStrip(const ExactRoundTask task) {
   const ExactStrip& strip = task.strip;
   const int64_t column = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   uint32_t amax = 0;
   if (column < strip.n) {
-    for (int64_t row = blockIdx.y; row < strip.rows; row += gridDim.y) {
-      const double* s = strip.sums + row * strip.stride + column;
-      const Certified result = CertifyOutput(task, strip.begin + row, column, s);
-      if (result.doubt != 0) {
-        task.doubtful[atomicAdd(&task.counts->doubts, 1ull)] = row * strip.n + column;
-        continue;
+    for (int64_t i = blockIdx.y; i < strip.rows; i += gridDim.y) {
+      const double* s = strip.sums + i * strip.stride + column;
+      const int64_t row = strip.begin + i;
+      ExactCode result;
+      if (error_bound::IsFinite(*s)) {
+        const Certified certified = CertifyOutput(task, row, column, s);
+        if (certified.doubt != 0) {
+          task.doubtful[atomicAdd(&task.counts->doubts, 1ull)] = i * strip.n + column;
+          continue;
+        }
+        result = {static_cast<uint32_t>(certified.codes), static_cast<uint32_t>(certified.amax)};
+      } else {
+        result = RoundSpecialOutput(*s, TermsOf(task, row, column), task.output);
       }
-      StoreCode(task, (strip.begin + row) * strip.n + column, static_cast<uint32_t>(result.codes));
-      amax = max(amax, static_cast<uint32_t>(result.amax));
+      StoreCode(task, row * strip.n + column, result.code);
+      amax = max(amax, result.amax);
     }
   }
   if (task.amax == nullptr) return;
@@ -98,7 +118,6 @@ __global__ void CertifyStrip(const ExactRoundTask task) {
 struct Doubtful {
   int64_t row, column;
   double s;
-  bool is_finite;
   bool is_exact;  // s is.
 };
 __device__ Doubtful DoubtfulAt(const ExactRoundTask& task, int64_t i) {
@@ -108,29 +127,17 @@ __device__ Doubtful DoubtfulAt(const ExactRoundTask& task, int64_t i) {
   output.row = strip.begin + index / strip.n;
   output.column = index % strip.n;
   output.s = strip.sums[index / strip.n * strip.stride + output.column];
-  output.is_finite = error_bound::IsFinite(output.s);
   output.is_exact = task.norm_a[output.row] * task.norm_b[output.column] <
                     task.lowest_bit_a[output.row] * 0x1p53 * task.lowest_bit_b[output.column];
   return output;
 }
 
-__device__ ExactTerms TermsOf(const ExactRoundTask& task, const Doubtful& output) {
-  ExactTerms terms;
-  terms.alpha = task.terms.alpha;
-  terms.scale_a = task.terms.AScale(output.row);
-  terms.scale_b = task.terms.BScale(output.column);
-  terms.beta = task.terms.beta;
-  terms.c = task.terms.C(output.row * task.strip.n + output.column);
-  terms.bias = task.terms.Bias(output.column);
-  terms.d_scale = task.terms.DScale();
-  terms.divisor = static_cast<uint64_t>(task.terms.divisor);
-  return terms;
-}
-
-__device__ void StoreRedone(const ExactRoundTask& task, const Doubtful& output,
-                            const ExactCode& code) {
-  StoreCode(task, output.row * task.strip.n + output.column, code.code);
-  if (task.amax != nullptr) atomicMax(task.amax, code.amax);
+__device__ void RoundAgain(const ExactRoundTask& task, const Doubtful& output,
+                           const ExactDot& dot) {
+  const ExactTerms terms = TermsOf(task, output.row, output.column);
+  const ExactCode result = RoundExactOutput(dot, terms, task.output);
+  StoreCode(task, output.row * task.strip.n + output.column, result.code);
+  if (task.amax != nullptr) atomicMax(task.amax, result.amax);
 }
 
 /// One thread an output: those whose dot product is known.
@@ -139,14 +146,11 @@ __global__ void RedoEpilogues(const ExactRoundTask task) {
   const int64_t threads = int64_t(gridDim.x) * blockDim.x;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += threads) {
     const Doubtful output = DoubtfulAt(task, i);
-    if (!output.is_finite) {
-      StoreRedone(task, output, RoundSpecialOutput(output.s, TermsOf(task, output), task.output));
-    } else if (output.is_exact) {
-      ExactDot dot;
-      dot.AddDouble(output.s);
-      StoreRedone(task, output, RoundExactOutput(dot, TermsOf(task, output), task.output));
-      atomicAdd(&task.counts->wide_epilogues, 1ull);
-    }
+    if (!output.is_exact) continue;
+    ExactDot dot;
+    dot.AddDouble(output.s);
+    RoundAgain(task, output, dot);
+    atomicAdd(&task.counts->wide_epilogues, 1ull);
   }
 }
 
@@ -171,21 +175,20 @@ __global__ void RedoDots(const ExactRoundTask task) {
   const int lane = threadIdx.x % 32;
   const int64_t warps = int64_t(gridDim.x) * (blockDim.x / 32);
   const int64_t first = int64_t(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
-  const bool is_scaled = task.a.operand.scales != nullptr;
   for (int64_t i = first; i < count; i += warps) {
     const Doubtful output = DoubtfulAt(task, i);
-    if (!output.is_finite || output.is_exact) continue;
+    if (output.is_exact) continue;
     ExactDot dot;
-    for (int64_t k = lane; k < task.a.operand.k; k += 32) {
+    for (int64_t k = lane; k < task.k; k += 32) {
       const double a = task.a.At(output.row, k), b = task.b.At(output.column, k);
       const double product = a * b;
       dot.AddDouble(product);
       // Under fp32 block scales a product has up to 56 bits; the rest is a number again.
-      if (is_scaled) dot.AddDouble(fma(a, b, -product));
+      if (task.has_block_scales) dot.AddDouble(fma(a, b, -product));
     }
     AddLanes(lane, dot);
     if (lane != 0) continue;
-    StoreRedone(task, output, RoundExactOutput(dot, TermsOf(task, output), task.output));
+    RoundAgain(task, output, dot);
     atomicAdd(&task.counts->wide_dots, 1ull);
   }
 }

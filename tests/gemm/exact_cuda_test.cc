@@ -2,6 +2,7 @@
 // tensor cores and plainly.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -268,6 +269,17 @@ TEST(ExactCudaTest, OperandsMayLieAnywhere) {
     ExpectSame(ExactGemm(desc, {}).value(), ExactGemmCuda(TestDevice(), shifted, nullptr),
                GemmText(desc));
   }
+}
+
+// Nothing behind the end of k meets the scale of the last block.
+TEST(ExactCudaTest, InfiniteScalesGiveTheCpusBytes) {
+  using enum ScaleMode;
+  GemmDesc desc = MakeDesc({DType::kF8E4M3, DType::kF8E4M3, k1x128, k1x128}, {20, 30, 229},
+                           CodePattern::kMaximal, ScalePattern::kUsual, 8);
+  desc.a.scale_inv.as<float>()[3] = std::numeric_limits<float>::infinity();
+  desc.b.scale_inv.as<float>()[7] = -std::numeric_limits<float>::infinity();
+  desc.b.scale_inv.as<float>()[8] = 0;
+  ExpectTheCpus(desc);
 }
 
 // More outputs than a strip has room for.
