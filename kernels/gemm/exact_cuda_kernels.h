@@ -3,9 +3,8 @@
 // rows at a time, and that certified, rounded or compared.
 //
 // The dot products are those of exact_tile.h bit for bit: fused multiply-adds in the order of k
-// from +0 over each 256 of it, these sums added in their order. That is what FP64 tensor cores do:
-// on an H200, mma.sync m8n8k4, m16n8k4, m16n8k8 and m16n8k16 of f64 equal the chain of fma in
-// ascending k from the accumulator on, in 8.9e6 outputs, cancelling and infinite ones among them.
+// from +0 over each 256 of it, these sums added in their order, which is what FP64 tensor cores do
+// (docs/tensor-cores.md section 5).
 #pragma once
 
 #include <cuda_runtime_api.h>
