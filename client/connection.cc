@@ -90,6 +90,11 @@ Connection::Connection(std::shared_ptr<grpc::Channel> channel, std::string addre
 
 Connection::~Connection() = default;
 
+absl::StatusOr<v1::CheckHardwareResponse> Connection::CheckHardware(
+    const v1::CheckHardwareRequest& request) {
+  return Stubs::Call(*this, stubs_->info, &v1::Info::Stub::CheckHardware, request);
+}
+
 absl::StatusOr<v1::Capabilities> Connection::GetCapabilities() {
   return Stubs::Call(*this, stubs_->info, &v1::Info::Stub::GetCapabilities,
                      v1::GetCapabilitiesRequest());

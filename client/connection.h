@@ -49,6 +49,7 @@ class Connection {
   const ConnectionOptions& options() const { return options_; }
 
   absl::StatusOr<v1::Capabilities> GetCapabilities();
+  absl::StatusOr<v1::CheckHardwareResponse> CheckHardware(const v1::CheckHardwareRequest& request);
   absl::StatusOr<v1::ListRecipesResponse> ListRecipes();
   absl::StatusOr<v1::ListArithmeticsResponse> ListArithmetics();
 

@@ -123,6 +123,11 @@ int Serve(ServerOptions options, absl::Duration grace) {
   KeepLargeBuffers();
   const sigset_t signals = BlockSignals();
   std::atomic<bool> is_device_lost{false};
+  options.checks_hardware = true;
+  options.on_hardware_checked = [](const std::string& key, const std::vector<std::string>& lines) {
+    std::fprintf(stderr, "quantgated: self-check of %s: %s\n", key.c_str(),
+                 lines.empty() ? "nothing to check" : lines[0].c_str());
+  };
   options.on_device_lost = [&](const absl::Status& why) {
     std::fprintf(stderr, "quantgated: %s\n", std::string(why.message()).c_str());
     is_device_lost = true;

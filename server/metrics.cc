@@ -57,9 +57,9 @@ const std::vector<std::string>& CodeNames() {
   return names;
 }
 
-constexpr std::string_view kOperationNames[] = {"linear", "quantize", "dequantize",
-                                                "gemm",   "compare",  "explain",
-                                                "put",    "generate", "describe"};
+constexpr std::string_view kOperationNames[] = {
+    "linear",  "quantize", "dequantize", "gemm",     "compare",
+    "explain", "put",      "generate",   "describe", "check_hardware"};
 constexpr std::string_view kStageNames[] = {"queue", "fetch",   "quantize",
                                             "gemm",  "compare", "store"};
 constexpr std::string_view kTransportNames[] = {"tcp", "unix", "in_process"};

@@ -77,7 +77,8 @@ enum class Operation {
   kExplain,
   kPut,
   kGenerate,
-  kDescribe
+  kDescribe,
+  kCheckHardware
 };
 enum class Stage { kQueue, kFetch, kQuantize, kGemm, kCompare, kStore };
 enum class Transport { kTcp, kUnix, kInProcess };

@@ -80,8 +80,8 @@ class RunningServer : public Server {
   RunningServer(ServerOptions options, DataDir data_dir)
       : options_(std::move(options)),
         data_dir_(std::move(data_dir)),
-        watch_([this](const Device& device, const absl::Status& why) { DeviceLost(device, why); }) {
-  }
+        watch_([this](const Device& device, const absl::Status& why) { DeviceLost(device, why); }),
+        hardware_checks_(data_dir_.hardware_checks_path()) {}
 
   ~RunningServer() override { Shutdown(absl::ZeroDuration()); }
 
@@ -98,6 +98,7 @@ class RunningServer : public Server {
 
  private:
   absl::Status OpenDevices();
+  absl::Status CheckDevices();
   void DeviceLost(const Device& device, const absl::Status& why);
   void DrainDevices(absl::Time deadline);
   GaugeReadings ReadGauges();
@@ -112,6 +113,7 @@ class RunningServer : public Server {
   std::unique_ptr<TensorStore> tensors_;
   std::unique_ptr<RunStore> run_store_;
   std::unique_ptr<TensorLoader> loader_;
+  HardwareChecks hardware_checks_;
   CallRegistry calls_;
   std::atomic<bool> is_draining_{false};
   std::atomic<bool> is_ready_{false};
@@ -154,10 +156,11 @@ absl::Status RunningServer::Open() {
   executor_ = std::make_unique<Executor>(std::max(2, cpus / 2));
   transfers_ = std::make_unique<Executor>(std::max(4, cpus));
   context_.reset(new ServiceContext{options_, devices_, watch_, *blobs_, *tensors_, *run_store_,
-                                    *loader_, *executor_, *transfers_, *metrics_, calls_,
-                                    is_draining_, upload_bytes_in_flight_});
+                                    *loader_, hardware_checks_, *executor_, *transfers_, *metrics_,
+                                    calls_, is_draining_, upload_bytes_in_flight_});
   runs_ = std::make_unique<Runs>(*context_);
   metrics_->SetGaugeSource([this] { return ReadGauges(); });
+  QG_RETURN_IF_ERROR(CheckDevices());
   return runs_->EndInterrupted();
 }
 
@@ -166,6 +169,20 @@ absl::Status RunningServer::OpenDevices() {
                       options_.make_engines ? options_.make_engines() : MakeEngines(options_));
   for (auto& engine : engines) {
     devices_.push_back(std::make_unique<Device>(std::move(engine), options_));
+  }
+  return absl::OkStatus();
+}
+
+/// Before anything is served: whether the devices still compute what their models say.
+absl::Status RunningServer::CheckDevices() {
+  if (!options_.checks_hardware) return absl::OkStatus();
+  for (const auto& device : devices_) {
+    if (device->engine->Memory().bytes_total == 0) continue;
+    QG_ASSIGN_OR_RETURN(const HardwareCheckResult result,
+                        hardware_checks_.Check(*device, HardwareCheckSize::kQuick,
+                                               /*again=*/false, nullptr));
+    metrics_->HardwareChecked(device->id, result.runs, result.drifted_runs);
+    if (options_.on_hardware_checked) options_.on_hardware_checked(result.key, result.lines);
   }
   return absl::OkStatus();
 }

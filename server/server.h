@@ -30,6 +30,11 @@ struct ServerOptions {
   CpuEngineOptions engine;  ///< Of device "cpu".
   /// Of uploaded and generated tensors that stay in a CUDA device's memory; 0: half of it.
   int64_t resident_bytes_max = 0;
+  /// Whether CUDA devices are checked against their models before READY, a few seconds unless a
+  /// result is remembered; what came out goes to on_hardware_checked as lines of text.
+  bool checks_hardware = false;
+  std::function<void(const std::string& key, const std::vector<std::string>& lines)>
+      on_hardware_checked;
   /// In place of the engines that `devices` names: for tests of what a server does with an engine.
   std::function<absl::StatusOr<std::vector<std::unique_ptr<Engine>>>()> make_engines;
   /// Called once, by the thread that found out, when a device cannot be trusted any more: the

@@ -7,6 +7,7 @@
 #include "server/device.h"
 #include "server/device_watch.h"
 #include "server/executor.h"
+#include "server/hardware_checks.h"
 #include "server/metrics.h"
 #include "server/server.h"
 #include "server/store/blob_store.h"
@@ -26,6 +27,7 @@ struct ServiceContext {
   TensorStore& tensors;
   RunStore& run_store;
   TensorLoader& loader;
+  HardwareChecks& hardware_checks;
   Executor& executor;   ///< Conversion, checks, the database.
   Executor& transfers;  ///< Hashing and disk of uploads and downloads.
   Metrics& metrics;

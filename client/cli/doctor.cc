@@ -29,6 +29,8 @@ namespace {
 constexpr char kExamples[] = R"(Examples:
   quantgate doctor
   quantgate doctor --server gpu-host:7470 --format json
+  quantgate doctor --gpu                       cuBLASLt against its models, a few seconds
+  quantgate doctor --gpu --full --server gpu-host:7470
 
 Exits 0 when all is well, 1 when a bit is wrong, 4 when the server or its store cannot be used.)";
 
@@ -225,13 +227,63 @@ void Print(Invocation& invocation, const std::vector<Finding>& findings, bool is
   table.Print(invocation.out(), invocation.uses_colour());
 }
 
-absl::StatusOr<int> Doctor(Invocation& invocation) {
+struct DoctorOptions {
+  bool gpu = false;
+  bool full = false;
+  bool again = false;
+};
+
+/// cuBLASLt of every CUDA device against its models; the lines of each go to `lines`.
+void CheckHardware(Invocation& invocation, const DoctorOptions& options,
+                   std::vector<Finding>& findings, std::vector<std::string>& lines,
+                   absl::Status& failure) {
+  const auto fail = [&](const absl::Status& status) {
+    failure.Update(status);
+    findings.push_back({"hardware", Health::kBad, ErrorText(status)});
+  };
+  const absl::StatusOr<Connection*> connection = invocation.Connect();
+  if (!connection.ok()) return fail(connection.status());
+  const absl::StatusOr<v1::Capabilities> capabilities = (*connection)->GetCapabilities();
+  if (!capabilities.ok()) return fail(capabilities.status());
+  std::vector<std::string> devices;
+  for (const v1::DeviceDescription& device : capabilities->environment().devices()) {
+    if (device.id().rfind("cuda", 0) == 0) devices.push_back(device.id());
+  }
+  if (devices.empty()) devices.push_back("");  // The server says why there is none.
+  for (const std::string& device : devices) {
+    v1::CheckHardwareRequest request;
+    request.set_device(device);
+    request.set_full(options.full);
+    request.set_again(options.again);
+    const absl::StatusOr<v1::CheckHardwareResponse> check = (*connection)->CheckHardware(request);
+    if (!check.ok()) return fail(check.status());
+    findings.push_back(
+        {"hardware", check->drifted() ? Health::kBad : Health::kGood,
+         absl::StrCat(check->key(), ": ", check->runs(), " GEMMs, ", check->outputs(),
+                      " outputs compared with their models, ", check->drifted_runs(),
+                      " GEMMs differ (", Seconds(check->seconds()),
+                      check->remembered() ? ", remembered; --again checks now)" : ")")});
+    lines.insert(lines.end(), check->lines().begin(), check->lines().end());
+  }
+}
+
+absl::StatusOr<int> Doctor(Invocation& invocation, const DoctorOptions& options) {
+  if (options.gpu) invocation.PreferDevice("cuda");
   std::vector<Finding> findings = {CheckFloatEnvironment(), CheckIsa(), CheckBits()};
   bool bits_are_right = true;
   for (const Finding& finding : findings) bits_are_right &= finding.health != Health::kBad;
   absl::Status failure;
   CheckServer(invocation, findings, failure);
+  std::vector<std::string> lines;
+  if (options.gpu && failure.ok()) CheckHardware(invocation, options, findings, lines, failure);
+  for (const Finding& finding : findings) {
+    const bool is_drift = finding.check == "hardware" && finding.health == Health::kBad;
+    bits_are_right &= !is_drift || !failure.ok();
+  }
   Print(invocation, findings, bits_are_right && failure.ok());
+  if (invocation.is_table()) {
+    for (const std::string& line : lines) invocation.out() << line << "\n";
+  }
   if (!bits_are_right) return kExitCriterionFailed;
   return failure.ok() ? kExitOk : kExitService;
 }
@@ -242,7 +294,16 @@ void AddDoctorCommand(CLI::App& app, Command& chosen) {
   CLI::App* command = app.add_subcommand(
       "doctor", "Check floating point, code paths, store, server and GPU of this machine");
   command->footer(kExamples);
-  command->callback([&chosen] { chosen = Doctor; });
+  auto options = std::make_shared<DoctorOptions>();
+  CLI::Option* gpu = command->add_flag("--gpu", options->gpu,
+                                       "Check cuBLASLt of every GPU against its models too");
+  command->add_flag("--full", options->full, "Every layout, output and epilogue, with --gpu")
+      ->needs(gpu);
+  command->add_flag("--again", options->again, "Check even what is remembered, with --gpu")
+      ->needs(gpu);
+  command->callback([&chosen, options] {
+    chosen = [options](Invocation& invocation) { return Doctor(invocation, *options); };
+  });
 }
 
 }  // namespace quantgate

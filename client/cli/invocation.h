@@ -49,6 +49,10 @@ class Invocation {
 
   /// The server of this invocation, connected (or started in process) on first use.
   absl::StatusOr<Connection*> Connect();
+  /// For a server in this process, unless another device than the CPU was asked for.
+  void PreferDevice(const std::string& device) {
+    if (options_.device == "cpu") options_.device = device;
+  }
   /// What the in-process store is called in messages; empty with a server.
   std::string StoreDirectory() const;
 
@@ -56,7 +60,7 @@ class Invocation {
   absl::StatusOr<ConnectionOptions> MakeConnectionOptions() const;
   absl::Status CheckDevice(Connection& connection) const;
 
-  const GlobalOptions options_;
+  GlobalOptions options_;
   const std::vector<std::string> arguments_;
   const absl::Time start_;
   std::ostream& out_;

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -118,6 +119,14 @@ class CpuEngine final : public Engine {
   absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override {
     QG_RETURN_IF_ERROR(CheckArithmetic(desc.arithmetic));
     return GemmCpu(desc, Context(cancellation));
+  }
+
+  absl::StatusOr<std::vector<CublasLtAlgorithm>> Algorithms(const GemmDesc& desc,
+                                                            const Cancellation*) override {
+    return CublasLtOnCpu(desc.arithmetic);
+  }
+  absl::StatusOr<HardwareCheck> CheckHardware(HardwareCheckSize, const Cancellation*) override {
+    return CublasLtOnCpu(Arithmetic{ArithmeticFamily::kCublasLt});
   }
 
   absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,

@@ -8,6 +8,7 @@
 #include "kernels/compare/compare_cuda.h"
 #include "kernels/engine/device_readings.h"
 #include "kernels/gemm/gemm_cuda.h"
+#include "kernels/gemm/hardware_check_cuda.h"
 #include "kernels/quantize/quantize_cuda.h"
 #include "kernels/tensor/tensor_cuda.h"
 
@@ -256,6 +257,21 @@ absl::StatusOr<GemmResult> CudaEngine::Gemm(const GemmDesc& desc,
     return cublaslt_->Gemm(moved, cancellation);
   }
   return GemmCuda(*device_, moved, cancellation);
+}
+
+absl::StatusOr<std::vector<CublasLtAlgorithm>> CudaEngine::Algorithms(
+    const GemmDesc& desc, const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const GemmDesc moved, OnDevice(desc, cancellation));
+  return cublaslt_->Algorithms(moved);
+}
+
+absl::StatusOr<HardwareCheck> CudaEngine::CheckHardware(HardwareCheckSize size,
+                                                        const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  const auto model = [&](const GemmDesc& desc) { return GemmCuda(*device_, desc, cancellation); };
+  return quantgate::CheckHardware(CudaSides(*device_, *cublaslt_, model, cancellation),
+                                  HardwareCases(size), cancellation);
 }
 
 absl::StatusOr<Tensor> CudaEngine::ColumnSums(const Tensor& source, DType out,

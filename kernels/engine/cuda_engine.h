@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/engine/engine.h"
@@ -50,6 +51,10 @@ class CudaEngine final : public Engine {
                                                   float max_finite) override;
   absl::StatusOr<QuantizationSummary> Summarize(const QuantizedTensor& quantized) override;
   absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override;
+  absl::StatusOr<std::vector<CublasLtAlgorithm>> Algorithms(
+      const GemmDesc& desc, const Cancellation* cancellation) override;
+  absl::StatusOr<HardwareCheck> CheckHardware(HardwareCheckSize size,
+                                              const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,
                                     const Cancellation* cancellation) override;
 

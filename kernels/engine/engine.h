@@ -10,13 +10,16 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/base/execution.h"
 #include "kernels/compare/error_report.h"
 #include "kernels/compare/parity_report.h"
+#include "kernels/gemm/cublaslt_algorithm.h"
 #include "kernels/gemm/error_bound.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/gemm/hardware_check.h"
 #include "kernels/quantize/delayed_scaling.h"
 #include "kernels/quantize/quantization_summary.h"
 #include "kernels/quantize/quantizer.h"
@@ -103,6 +106,13 @@ class Engine {
   virtual absl::StatusOr<QuantizationSummary> Summarize(const QuantizedTensor& quantized) = 0;
   virtual absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc,
                                           const Cancellation* cancellation) = 0;
+  /// The algorithms that arithmetic cublaslt of a desc chooses from, in the order of its heuristic;
+  /// errors as CheckArithmetic and CheckCublasLtGemm.
+  virtual absl::StatusOr<std::vector<CublasLtAlgorithm>> Algorithms(
+      const GemmDesc& desc, const Cancellation* cancellation) = 0;
+  /// cuBLASLt against its model (kernels/gemm/hardware_check.h); errors as CheckArithmetic.
+  virtual absl::StatusOr<HardwareCheck> CheckHardware(HardwareCheckSize size,
+                                                      const Cancellation* cancellation) = 0;
   /// Bias gradient: pairwise fp32 sum over rows, one RNE to `out` (docs/definitions.md section 1).
   /// [M][N] -> [N].
   virtual absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,

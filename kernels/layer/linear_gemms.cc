@@ -2,6 +2,7 @@
 // CheckGemm.
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gemm/cublaslt_algorithm.h"
 #include "kernels/layer/linear_step.h"
 #include "kernels/quantize/quantized_outline.h"
 
@@ -115,7 +116,8 @@ absl::Status CheckOne(absl::StatusOr<GemmDesc> desc, GemmRole role, const Recipe
   desc->arithmetic = arithmetic;
   desc->use_split_accumulator = UsesSplit(recipe, role, desc->a);
   absl::Status status = CheckBlockScales(*desc, recipe, role);
-  if (status.ok()) status = CheckGemm(*desc).status();
+  const bool is_hardware = desc->arithmetic.family == ArithmeticFamily::kCublasLt;
+  if (status.ok()) status = (is_hardware ? CheckCublasLtGemm(*desc) : CheckGemm(*desc)).status();
   if (status.ok()) return status;
   return absl::Status(status.code(),
                       absl::StrCat(std::string(GemmRoleName(role)), ": ", status.message()));

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gemm/cublaslt_algorithm.h"
 #include "server/errors.h"
 
 namespace quantgate {
@@ -156,7 +157,8 @@ absl::StatusOr<GemmWork> CheckGemmRequest(ServiceContext& context, const v1::Gem
   const auto references = work.references();
   const auto tensors = work.tensors(outline);
   for (size_t i = 0; i < tensors.size(); ++i) *tensors[i] = TensorLoader::Outline(*references[i]);
-  const auto shape = CheckGemm(outline);
+  const bool is_hardware = desc.arithmetic.family == ArithmeticFamily::kCublasLt;
+  const auto shape = is_hardware ? CheckCublasLtGemm(outline) : CheckGemm(outline);
   if (!shape.ok()) return error::AtField(shape.status(), "");
   const TensorType out{desc.out_dtype, {shape->m, shape->n}};
   const auto count = CheckedElementCount(out.shape, out.dtype, "d");

@@ -1,7 +1,11 @@
+#include "kernels/base/status_macros.h"
+#include "kernels/engine/cuda_module.h"
 #include "kernels/gemm/algorithm_inventory.h"
 #include "quantgate/v1/info_service.grpc.pb.h"
+#include "server/errors.h"
 #include "server/limits.h"
 #include "server/rpc/convert_recipe.h"
+#include "server/rpc/convert_tensor.h"
 #include "server/rpc/services.h"
 #include "server/rpc/unary_call.h"
 
@@ -80,6 +84,12 @@ class InfoService : public v1::Info::CallbackService {
                                         v1::ListRecipesResponse* response) override {
     return Answer(Rpc::kListRecipes, server_context, recipes_, response);
   }
+  grpc::ServerUnaryReactor* CheckHardware(grpc::CallbackServerContext* server_context,
+                                          const v1::CheckHardwareRequest* request,
+                                          v1::CheckHardwareResponse* response) override {
+    return AnswerOnDevice(context_, Rpc::kCheckHardware, Operation::kCheckHardware, server_context,
+                          [=, this] { return PrepareCheck(*request, *response); });
+  }
   grpc::ServerUnaryReactor* ListArithmetics(grpc::CallbackServerContext* server_context,
                                             const v1::ListArithmeticsRequest*,
                                             v1::ListArithmeticsResponse* response) override {
@@ -87,6 +97,48 @@ class InfoService : public v1::Info::CallbackService {
   }
 
  private:
+  absl::StatusOr<Device*> DeviceToCheck(const std::string& id) {
+    for (const auto& device : context_.devices) {
+      const bool is_cuda = device->engine->Memory().bytes_total != 0;
+      if (id.empty() ? is_cuda : device->id == id) return device.get();
+    }
+    if (!id.empty())
+      return error::InvalidField("device", Printable(id), "the server has no such device");
+    return CountCudaDevices().ok()
+               ? absl::FailedPreconditionError("this server does not compute on a CUDA device")
+               : CountCudaDevices().status();
+  }
+
+  absl::StatusOr<DeviceWork> PrepareCheck(const v1::CheckHardwareRequest& request,
+                                          v1::CheckHardwareResponse& response) {
+    QG_ASSIGN_OR_RETURN(Device * chosen, DeviceToCheck(request.device()));
+    const auto size = request.full() ? HardwareCheckSize::kFull : HardwareCheckSize::kQuick;
+    return DeviceWork{
+        "",
+        [this, size, again = request.again(), &response](
+            Device& device, const Cancellation& cancellation) -> absl::Status {
+          QG_ASSIGN_OR_RETURN(const HardwareCheckResult result,
+                              context_.hardware_checks.Check(device, size, again, &cancellation));
+          context_.metrics.HardwareChecked(device.id, result.runs, result.drifted_runs);
+          ToProto(device.id, result, response);
+          return absl::OkStatus();
+        },
+        chosen};
+  }
+
+  static void ToProto(const std::string& id, const HardwareCheckResult& result,
+                      v1::CheckHardwareResponse& proto) {
+    proto.set_device(id);
+    proto.set_key(result.key);
+    proto.set_drifted(result.has_drift);
+    proto.set_runs(result.runs);
+    proto.set_outputs(result.outputs);
+    proto.set_drifted_runs(result.drifted_runs);
+    proto.set_seconds(result.seconds);
+    proto.set_remembered(result.is_remembered);
+    for (const std::string& line : result.lines) proto.add_lines(line);
+  }
+
   template <typename Message>
   grpc::ServerUnaryReactor* Answer(Rpc rpc, grpc::CallbackServerContext* server_context,
                                    const Message& answer, Message* response) {

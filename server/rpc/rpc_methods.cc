@@ -12,16 +12,16 @@ constexpr std::string_view kEngine = "quantgate.v1.Engine";
 
 constexpr RpcMethod kMethods[] = {
     {kUnary, kInfo, "GetCapabilities"},  {kUnary, kInfo, "ListRecipes"},
-    {kUnary, kInfo, "ListArithmetics"},  {kUnary, kBlobs, "FindMissing"},
-    {"client_stream", kBlobs, "Write"},  {kUnary, kBlobs, "QueryWrite"},
-    {kServerStream, kBlobs, "Read"},     {kUnary, kTensors, "Put"},
-    {kUnary, kTensors, "Generate"},      {kUnary, kTensors, "Describe"},
-    {kUnary, kTensors, "List"},          {kUnary, kEngine, "Quantize"},
-    {kUnary, kEngine, "Dequantize"},     {kUnary, kEngine, "Gemm"},
-    {kUnary, kEngine, "Compare"},        {kUnary, kEngine, "Explain"},
-    {kServerStream, kEngine, "Execute"}, {kServerStream, kEngine, "WaitRun"},
-    {kUnary, kEngine, "GetRun"},         {kUnary, kEngine, "ListRuns"},
-    {kUnary, kEngine, "CancelRun"},
+    {kUnary, kInfo, "ListArithmetics"},  {kUnary, kInfo, "CheckHardware"},
+    {kUnary, kBlobs, "FindMissing"},     {"client_stream", kBlobs, "Write"},
+    {kUnary, kBlobs, "QueryWrite"},      {kServerStream, kBlobs, "Read"},
+    {kUnary, kTensors, "Put"},           {kUnary, kTensors, "Generate"},
+    {kUnary, kTensors, "Describe"},      {kUnary, kTensors, "List"},
+    {kUnary, kEngine, "Quantize"},       {kUnary, kEngine, "Dequantize"},
+    {kUnary, kEngine, "Gemm"},           {kUnary, kEngine, "Compare"},
+    {kUnary, kEngine, "Explain"},        {kServerStream, kEngine, "Execute"},
+    {kServerStream, kEngine, "WaitRun"}, {kUnary, kEngine, "GetRun"},
+    {kUnary, kEngine, "ListRuns"},       {kUnary, kEngine, "CancelRun"},
 };
 
 }  // namespace

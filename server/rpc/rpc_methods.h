@@ -11,6 +11,7 @@ enum class Rpc : int {
   kGetCapabilities,
   kListRecipes,
   kListArithmetics,
+  kCheckHardware,
   kFindMissing,
   kWrite,
   kQueryWrite,

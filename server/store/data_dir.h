@@ -1,5 +1,6 @@
 // The data directory: its layout, and the lock that keeps a second server out.
 //   LOCK  quantgate.db  cas/ab/cd/<sha256>  partial/<sha256>.<size>.<upload id> quarantine/<sha256>
+//   hardware_checks.json
 #pragma once
 
 #include <string>
@@ -19,6 +20,7 @@ class DataDir {
   std::string database_path() const { return path_ + "/quantgate.db"; }
   std::string blobs_path() const { return path_ + "/cas"; }
   std::string partial_path() const { return path_ + "/partial"; }
+  std::string hardware_checks_path() const { return path_ + "/hardware_checks.json"; }
   std::string quarantine_path() const { return path_ + "/quarantine"; }
 
  private:

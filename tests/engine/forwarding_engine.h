@@ -80,6 +80,16 @@ class ForwardingEngine : public Engine {
     OnOperation("gemm");
     return engine_.Gemm(desc, cancellation);
   }
+  absl::StatusOr<std::vector<CublasLtAlgorithm>> Algorithms(
+      const GemmDesc& desc, const Cancellation* cancellation) override {
+    OnOperation("algorithms");
+    return engine_.Algorithms(desc, cancellation);
+  }
+  absl::StatusOr<HardwareCheck> CheckHardware(HardwareCheckSize size,
+                                              const Cancellation* cancellation) override {
+    OnOperation("check hardware");
+    return engine_.CheckHardware(size, cancellation);
+  }
   absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,
                                     const Cancellation* cancellation) override {
     OnOperation("column sums");
