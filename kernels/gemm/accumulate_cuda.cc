@@ -73,6 +73,16 @@ struct PackedMemory {
   uint32_t* special() { return special_rows.as<uint32_t>(); }
 };
 
+/// Whether the tuned kernels have the rule: those of the registry.
+bool HasKernel(const FusedRule& rule, ScaleUse use) {
+  if (rule.group > 1) return rule.group == 16 && rule.step == 64 && rule.out_mantissa == 23;
+  const bool is_short = rule.step == 4 || rule.step == 8 || rule.step == 16;
+  const bool is_step = rule.step == 32 || (is_short && use != ScaleUse::kExponents);
+  const bool is_narrow = rule.align_bits == 13 && rule.out_mantissa == 13 && rule.step >= 16;
+  const bool is_wide = rule.align_bits <= 25 && (rule.out_mantissa == 23 || rule.f16_accumulator);
+  return is_step && (is_narrow || is_wide);
+}
+
 class CudaAccumulator {
  public:
   CudaAccumulator(CudaDevice& device, const GemmDesc& desc, const GemmShape& shape,
@@ -100,7 +110,7 @@ class CudaAccumulator {
                     : rule.group > 1   ? ScaleUse::kGroups
                     : ScalesSums(rule) ? ScaleUse::kSums
                                        : ScaleUse::kExponents;
-    if (path == CudaPath::kScalar) {
+    if (path == CudaPath::kScalar || !HasKernel(rule, operands_.use)) {
       return QG_CUDA_STATUS(LaunchScalar({rule, operands_, accumulators_}, device_.stream()));
     }
     return rule.group > 1 ? Groups(rule) : Fused(rule);
@@ -171,8 +181,13 @@ class CudaAccumulator {
     const bool becomes_f16 = rule.order == ProductOrder::kPairsOfFour;
     const int exponent_min =
         becomes_f16 ? FormatConstants<Float16>::kExponentMin : ExponentMinOf(operand.format);
-    return {PackedMemory::As<float>(memory.values), PackedMemory::As<int16_t>(memory.shifts),
-            memory.rows_padded, exponent_min};
+    return {PackedMemory::As<float>(memory.values),
+            PackedMemory::As<int16_t>(memory.shifts),
+            PackedMemory::As<uint32_t>(memory.classes),
+            operand.rows,
+            memory.rows_padded,
+            RoundUpTo(operand.k, kPackedDepth),
+            exponent_min};
   }
 
   absl::StatusOr<PackedMemory> PackReals(const CudaOperand& operand, int64_t k_padded,

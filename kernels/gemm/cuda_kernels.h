@@ -2,11 +2,15 @@
 // an fp32 matrix, which the epilogue turns into the output.
 //
 // How the fused kernels compute a step: panel.h derives why a fused multiply-add under rounding
-// toward zero, onto an accumulator that starts at 2^(E - F + p), truncates a product to the step's
-// grid and adds it, and why such sums are exact. Truncation is of magnitudes, so the sums of the
-// positive and of the negative products have to be kept apart. Here nothing chooses between them:
-// one accumulator takes |a| * |b| of every product, the other a+ * b+ and a- * b-, of which at most
-// one is not zero; the sum of the step is twice the second less the first.
+// toward zero, onto 2^(E - F + p), truncates a product to the step's grid and adds it. Truncation
+// is of magnitudes, so |a| * |b| is what is truncated, and the signs come after, without a choice:
+//   narrow (FP8 at F = 13, float): one accumulator takes |a| * |b| of every product, the other
+//     a+ * b+ and a- * b-, of which at most one is not zero; the sum of the step is twice the
+//     second less the first. Both are exact by the bound of panel.h.
+//   wide (F <= 25, double): each product is truncated onto the start value by itself. Its whole
+//     number of units, below 2^(F+2) <= 2^27, is the lower word of the result; x ^ -1 is -x - 1, so
+//     the words with the sign's mask xored in, and one for each negative product, sum to the step's
+//     sum. 16 of them fit 32 bits: 16 * (2^27 - 1) < 2^31.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,7 +29,7 @@ inline constexpr int kPackedDepth = 32;
 
 // ---- Packing.
 
-/// Elements as fp32 numbers, NaN and infinity as zero.
+/// Elements as fp32 numbers, NaN and infinity as a zero of their sign.
 struct PackProductsTask {
   CudaOperand operand;
   ScaleUse use;
@@ -65,8 +69,10 @@ cudaError_t LaunchPackGroups(const PackGroupsTask& task, cudaStream_t stream);
 /// A packed operand.
 struct PackedOperand {
   const float* values = nullptr;
-  const int16_t* shifts = nullptr;  ///< Null: none.
-  int64_t rows_padded = 0;
+  const int16_t* shifts = nullptr;    ///< Null: none.
+  const uint32_t* classes = nullptr;  ///< As PackProductsTask has them.
+  int64_t rows = 0, rows_padded = 0;
+  int64_t k_padded = 0;
   int exponent_min = 0;  ///< Of the elements' format: what subnormals count with.
 };
 

@@ -33,49 +33,100 @@ __device__ inline double StartOf(const FusedRule& rule, int product_exponent, do
   return PowerOfTwo(exponent - rule.align_bits + 52);
 }
 
-/// Rounds an exact sum as the rule's accumulators are. Zero, also what rounds to it, is +0.
-__device__ inline double RoundAccumulator(const FusedRule& rule, double sum) {
+/// Which outputs of a thread have overflowed to an infinity, which finite products never leave
+/// again. The accumulators of such outputs go on from zero and count no more.
+struct Overflows {
+  uint32_t infinite = 0, negative = 0;
+
+  __device__ void Add(int output, bool is_negative) {
+    const uint32_t bit = 1u << output;
+    if ((infinite & bit) == 0 && is_negative) negative |= bit;
+    infinite |= bit;
+  }
+  __device__ float Apply(int output, float value) const {
+    const uint32_t sign = (negative >> output & 1) << 31;
+    return (infinite >> output & 1) != 0 ? __uint_as_float(sign | 0x7F800000u) : value;
+  }
+};
+
+/// Rounds an exact sum as the rule's accumulators are; out_mantissa is 23. Zero, also what rounds
+/// to it, is +0.
+__device__ inline void RoundAccumulator(const FusedRule& rule, int output, double& sum,
+                                        Overflows& overflows) {
+  const bool is_negative = sum < 0;
+  double magnitude = fabs(sum);
   if (rule.f16_accumulator) {
     uint16_t half;
-    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(half) : "d"(sum));
-    return (half & 0x7FFF) == 0 ? 0.0 : static_cast<double>(DecodeFloat<Float16>(half));
+    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(half) : "d"(magnitude));
+    asm("{.reg .f32 single; cvt.f32.f16 single, %1; cvt.f64.f32 %0, single;}"
+        : "=d"(magnitude)
+        : "h"(half));
+  } else if (magnitude < 0x1p-126) {
+    const double start = PowerOfTwo(-149 + 52);
+    magnitude = __dadd_rz(start, magnitude) - start;
+  } else {
+    // Truncation toward zero clears the bits beyond 23.
+    magnitude = __longlong_as_double(__double_as_longlong(magnitude) & ~((int64_t{1} << 29) - 1));
   }
-  const int field = __double2hiint(sum) >> 20 & 0x7FF;
-  if (field >= 1023 - 126 && field <= 1023 + 127) {
-    // Truncation toward zero clears the bits beyond out_mantissa.
-    const int64_t kept = __double_as_longlong(sum) & (~int64_t{0} << (52 - rule.out_mantissa));
-    return __longlong_as_double(kept);
+  if (magnitude >= 0x1p128) {
+    overflows.Add(output, is_negative);
+    magnitude = 0;
   }
-  const double sign = sum < 0 ? -1.0 : 1.0;
-  if (field > 1023 + 127) return sign * __longlong_as_double(0x7FF0000000000000);
-  const double start = PowerOfTwo(-126 - rule.out_mantissa + 52);
-  const double magnitude = __dadd_rz(start, fabs(sum)) - start;
-  return magnitude == 0 ? 0.0 : sign * magnitude;
+  sum = is_negative && magnitude != 0 ? -magnitude : magnitude;
 }
 
-/// The two accumulators of a step, of products without their scales of 2^shift, with the
-/// accumulator c truncated onto them; c becomes the one of all magnitudes. An infinite c makes both
-/// infinite.
-__device__ inline void BeginWide(const FusedRule& rule, int product_exponent, int shift, double& c,
-                                 double& positive) {
-  const double scale = PowerOfTwo(-shift);
-  const double start = StartOf(rule, product_exponent, c) * scale;
-  const double scaled = c * scale;
-  if (__double2hiint(c) << 1 == static_cast<int>(0xFFE00000u)) {
-    // `positive` keeps the sign: what FinishWide gives back.
-    positive = c;
-    c = fabs(c);
-    return;
-  }
-  positive = __dadd_rz(start, scaled > 0 ? scaled : 0.0);
-  c = __dadd_rz(start, fabs(scaled));
+/// Truncates a sum to 23 fraction bits; false where that is not yet what RoundAccumulator gives: a
+/// subnormal or an infinity.
+__device__ inline bool TruncateToFloat(double& sum) {
+  constexpr uint32_t kSmallest = (1023u - 126) << 20, kLargest = (1023u + 127) << 20;
+  const uint32_t high = static_cast<uint32_t>(__double2hiint(sum));
+  sum = __hiloint2double(static_cast<int>(high), __double2loint(sum) & ~((1 << 29) - 1));
+  return high == 0 || (high & 0x7FF00000u) - kSmallest <= kLargest - kSmallest;
 }
 
-__device__ inline double FinishWide(const FusedRule& rule, int shift, double positive, double all) {
-  if (__double2hiint(all) == 0x7FF00000) return positive;
-  const double start = __hiloint2double(__double2hiint(all) & 0x7FF00000, 0);
-  const double sum = (positive - all) + (positive - start);
-  return RoundAccumulator(rule, sum * PowerOfTwo(shift));
+/// value * 2^exponent for values whose exponents leave room for it.
+__device__ inline double TimesPowerOfTwo(double value, int exponent) {
+  const int high = __double2hiint(value);
+  return __hiloint2double(high == 0 ? 0 : high + (exponent << 20), __double2loint(value));
+}
+
+/// The start of the steps of one rule, by additions to exponent fields in place.
+struct WideStart {
+  int c_exponent_min;  // In the place of a double's exponent.
+  int to_start;        // From the largest exponent to that of the start value.
+  int zero = 0;        // The lower word of start values. The compiler is not to know: it would
+                       // rather put each pair of registers together again before every use.
+
+  __device__ explicit WideStart(const FusedRule& rule)
+      : c_exponent_min((1023 + (rule.f16_accumulator ? -14 : -126)) << 20),
+        to_start((52 - rule.align_bits) << 20) {
+    asm volatile("" : "+r"(zero));
+  }
+
+  /// A step's start value, 2^52 units of the grid, for products without their scales of 2^shift.
+  /// Returns the accumulator's units: its magnitude truncated, below 2^26.
+  __device__ int Begin(int product_exponent, int shift, double c, double& start) const {
+    const int product = product_exponent + shift;
+    const int largest = product > kFusedExponentFloor ? product : kFusedExponentFloor;
+    const int of_products = (largest + 1023) << 20;
+    const int high = __double2hiint(c), field = high & 0x7FF00000;
+    // Subnormals share the smallest normal's exponent; zero takes no part.
+    const int of_c = high == 0 ? 0 : field > c_exponent_min ? field : c_exponent_min;
+    const int largest_field = of_products > of_c ? of_products : of_c;
+    start = __hiloint2double(largest_field + to_start - (shift << 20), zero);
+    const double truncated = __dadd_rz(start, fabs(TimesPowerOfTwo(c, -shift)));
+    const int sign = high >> 31;
+    return (__double2loint(truncated) ^ sign) - sign;
+  }
+};
+
+/// The exact sum of a step from its units, |units| < 2^51.
+__device__ inline double WideSum(int64_t units, double start) {
+  // The bits of 2^52 + 2^51 + units, less the first two.
+  const double exact = __longlong_as_double(0x4338000000000000 + units) - 6755399441055744.0;
+  const int high = __double2hiint(exact);
+  return __hiloint2double(high == 0 ? 0 : high + __double2hiint(start) - ((1023 + 52) << 20),
+                          __double2loint(exact));
 }
 
 }  // namespace quantgate

@@ -81,7 +81,8 @@ __device__ double TruncatedTerm(int term, int exponent, double start) {
 }
 
 __device__ void Step(const FusedRule& rule, const SharedPanel& a, const SharedPanel& b,
-                     int row_place, int column_place, double (&c)[kEdge][kEdge]) {
+                     int row_place, int column_place, double (&c)[kEdge][kEdge],
+                     Overflows& overflows) {
   int terms[kGroups][kEdge][kEdge];
   int largest[kEdge][kEdge];
 #pragma unroll
@@ -126,7 +127,9 @@ __device__ void Step(const FusedRule& rule, const SharedPanel& a, const SharedPa
 #pragma unroll
   for (int r = 0; r < kEdge; ++r) {
 #pragma unroll
-    for (int j = 0; j < kEdge; ++j) c[r][j] = RoundAccumulator(rule, c[r][j]);
+    for (int j = 0; j < kEdge; ++j) {
+      if (!TruncateToFloat(c[r][j])) RoundAccumulator(rule, r * kEdge + j, c[r][j], overflows);
+    }
   }
 }
 
@@ -140,12 +143,13 @@ __global__ void __launch_bounds__(kThreads) Groups(const GroupsTask task) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row_place = warp / 2 * 4 + lane / 8, column_place = warp % 2 * 8 + lane % 8;
   double c[kEdge][kEdge] = {};
+  Overflows overflows;
   for (int64_t step = 0; step < task.k_padded / (4 * kWords); ++step) {
     __syncthreads();
     LoadStep(task.a, task.a_scales, task.a_rows_padded, row, step, a);
     LoadStep(task.b, task.b_scales, task.b_rows_padded, column, step, b);
     __syncthreads();
-    Step(rule, a, b, row_place, column_place, c);
+    Step(rule, a, b, row_place, column_place, c, overflows);
   }
 #pragma unroll
   for (int r = 0; r < kEdge; ++r) {
@@ -153,7 +157,8 @@ __global__ void __launch_bounds__(kThreads) Groups(const GroupsTask task) {
     for (int j = 0; j < kEdge; ++j) {
       const int64_t m = row + row_place * kEdge + r, n = column + column_place * kEdge + j;
       if (m < task.m && n < task.n) {
-        task.accumulators[m * task.n + n] = static_cast<float>(c[r][j]);
+        task.accumulators[m * task.n + n] =
+            overflows.Apply(r * kEdge + j, static_cast<float>(c[r][j]));
       }
     }
   }

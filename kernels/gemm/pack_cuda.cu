@@ -74,7 +74,8 @@ __global__ void PackProducts(const PackProductsTask task) {
       const uint32_t negative = __ballot_sync(kAllLanes, inside && bits >> 31 != 0);
       const bool keeps = inside && !is_nan && !is_infinite;
       const int64_t k4 = (k + lane) / 4;
-      task.values[(k4 * task.rows_padded + row + i) * 4 + lane % 4] = keeps ? value : 0.0f;
+      task.values[(k4 * task.rows_padded + row + i) * 4 + lane % 4] =
+          keeps ? value : std::bit_cast<float>(inside ? bits & 0x80000000 : 0u);
       if (lane != 0) continue;
       // One scale for all of kPackedDepth: blocks are 32 or 128.
       if (task.shifts != nullptr) {
