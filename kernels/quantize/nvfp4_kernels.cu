@@ -238,7 +238,9 @@ unsigned GridOf(int64_t threads) {
 }  // namespace
 
 cudaError_t LaunchNvfp4Amax(const Nvfp4Parameters& p, cudaStream_t stream) {
-  if (p.rows == 0 || p.columns == 0) return cudaSuccess;
+  const size_t count = p.row_scaled ? static_cast<size_t>(p.lines()) : 1;
+  const cudaError_t error = cudaMemsetAsync(p.amax, 0, count * sizeof(float), stream);
+  if (error != cudaSuccess || p.rows == 0 || p.columns == 0) return error;
   if (p.hadamard) {
     FindTransformedAmax<<<StridedGrid(p.rows / kLength * p.columns), kThreads, 0, stream>>>(
         static_cast<const uint16_t*>(p.source), p.rows, p.columns, p.amax);

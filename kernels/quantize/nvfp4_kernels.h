@@ -41,7 +41,7 @@ struct Nvfp4Parameters {
 
 // ---- Plain kernels: any source, any rule, through the scalar functions of kernels/numerics.
 
-/// Merges the amaxes of the source, or of its Hadamard transform, into `amax`, which is zeroed.
+/// Writes the amaxes of the source, or of its Hadamard transform, to `amax`.
 cudaError_t LaunchNvfp4Amax(const Nvfp4Parameters& parameters, cudaStream_t stream);
 
 /// Codes, scales and counts, from finished amaxes.

@@ -126,7 +126,13 @@ __device__ inline int CountOf(uint32_t sum) {
 }
 
 __device__ inline float LowFloat(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ inline float HighFloat(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000); }
+/// Of a pair of finite ones: (low * 0 + 0, high * 1 + 0), since the units for logic have more to do
+/// than those for products. The sign of a zero is lost.
+__device__ inline float HighFloat(uint32_t pair) {
+  uint32_t high;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(high) : "r"(pair), "r"(0x3F800000), "r"(0));
+  return __uint_as_float(high);
+}
 
 // ---- random bytes
 
@@ -301,10 +307,8 @@ __device__ inline uint4 MakeTransform(int lane) {
 /// elements 4 (lane % 4) to + 3 of groups lane / 4 (words 0, 1) and lane / 4 + 8 (words 2, 3).
 class TileTransform {
  public:
-  /// MakeTransform of this lane; null where none will be applied.
-  __device__ explicit TileTransform(const uint4* transform) {
-    if (transform != nullptr) transform_ = *transform;
-  }
+  /// MakeTransform of this lane.
+  __device__ explicit TileTransform(const uint4* transform) : transform_(*transform) {}
 
   __device__ void Apply(const uint32_t* groups, uint32_t* transformed) const {
     const uint32_t halves[2][2] = {{transform_.x, transform_.y}, {transform_.z, transform_.w}};
@@ -318,7 +322,7 @@ class TileTransform {
   }
 
  private:
-  uint4 transform_ = {};
+  uint4 transform_;
 };
 
 }  // namespace nvfp4_steps

@@ -101,20 +101,70 @@ __device__ uint32_t NumberBits(uint32_t magnitude) {
   return magnitude > steps::kInfinityBF16 ? 0 : magnitude << 16;
 }
 
-/// Where the results go; null for what nobody asks.
-struct SurveyResults {
-  float* rowwise_amax;
-  float* columnwise_amax;  ///< Of the transform, where there is one.
-  unsigned long long* counts;
+// ---- tables
+
+/// The smallest bf16 magnitude that is counted as saturated: whose product with `factor` rounds to
+/// `beyond` or more. Not below 2^-126, as no factor is above 2^128.
+__device__ uint32_t FirstSaturated(float factor, float beyond) {
+  uint32_t bits = __float_as_uint(beyond / factor) >> 16;
+  bits = min(max(bits, 3u), steps::kInfinityBF16) - 2;
+  while (bits < steps::kInfinityBF16 && __uint_as_float(bits << 16) * factor < beyond) ++bits;
+  return bits;
+}
+
+/// The factors are kept as eighths, which for smaller ones would not be exact.
+constexpr float kSmallestEncode = 0x1p-100f;
+
+/// What to do with the amax of each direction.
+struct Amaxes {
+  float* amax[2];  ///< Null: the direction is not wanted.
+  bool finds[2];   ///< Written, from Nvfp4Tables::amax_bits; read otherwise.
+  float beyond;    ///< From here on a scaled element is saturated.
 };
 
-__device__ void MergeMax(uint32_t bits, float* amax) {
-  if (amax != nullptr) atomicMax(reinterpret_cast<uint32_t*>(amax), bits);
+__device__ uint2 MakeEntry(float amax, float beyond, int code) {
+  const auto tensor = MakeNvfp4TensorScale(amax, 448, ScaleRule::kTwoLevel);
+  if (code == kNvfp4TableCodes - 1) {
+    const bool is_exact = tensor.encode >= kSmallestEncode;
+    return make_uint2(__float_as_uint(tensor.encode_sixth), is_exact ? steps::kNanF16 : 0);
+  }
+  const float decoded = DecodeFloat<E4M3>(static_cast<uint8_t>(code));
+  const float factor = BoundedReciprocal(decoded * tensor.decode);
+  const uint32_t bound = min(FirstSaturated(factor, beyond), steps::kNanF16);
+  return make_uint2(__float_as_uint(factor * 0.125f), bound * 0x10001);
 }
+
+/// By a whole block of threads: half of them for each direction.
+__device__ void FillTables(const Amaxes& amaxes, Nvfp4Tables* tables) {
+  static_assert(kThreads == 2 * kNvfp4TableCodes);
+  if (threadIdx.x < 32) tables->transform[threadIdx.x] = steps::MakeTransform(threadIdx.x);
+  const int direction = threadIdx.x / kNvfp4TableCodes, code = threadIdx.x % kNvfp4TableCodes;
+  uint2& entry = tables->codes[direction][code];
+  float* amax = amaxes.amax[direction];
+  if (amax == nullptr) {
+    entry = make_uint2(0, 0);  // Copied, not used.
+    return;
+  }
+  float value;
+  if (amaxes.finds[direction]) {
+    value = __uint_as_float(__ldcg(&tables->amax_bits[direction]));
+    if (code == 0) *amax = value;
+  } else {
+    value = *amax;
+  }
+  entry = MakeEntry(value, amaxes.beyond, code);
+}
+
+__global__ void __launch_bounds__(kThreads) FillGiven(const Amaxes amaxes, Nvfp4Tables* tables) {
+  FillTables(amaxes, tables);
+}
+
+// ---- the survey
 
 /// All threads of the block take part.
 template <bool kTransforms>
-__device__ void Merge(const Survey& survey, int zeros, const SurveyResults& results) {
+__device__ void Merge(const Survey& survey, int zeros, unsigned long long* counts,
+                      Nvfp4Tables* tables) {
   constexpr uint32_t kAll = 0xFFFFFFFF;
   const uint32_t amax = __reduce_max_sync(
       kAll, max(NumberBits(survey.amax & 0x7FFF), NumberBits(survey.amax >> 16 & 0x7FFF)));
@@ -132,13 +182,25 @@ __device__ void Merge(const Survey& survey, int zeros, const SurveyResults& resu
   if (threadIdx.x != 0) return;
   // Rounding keeps the order, so the largest output rounds to the largest.
   const uint32_t rounded = EncodeFloat<BFloat16>(__uint_as_float(of_block[1])) << 16;
-  MergeMax(of_block[0], results.rowwise_amax);
-  MergeMax(kTransforms ? rounded : of_block[0], results.columnwise_amax);
-  if (results.counts == nullptr || of_block[2] == 0) return;
+  atomicMax(&tables->amax_bits[0], of_block[0]);
+  atomicMax(&tables->amax_bits[1], kTransforms ? rounded : of_block[0]);
+  if (counts == nullptr || of_block[2] == 0) return;
   // The second pass, which sees codes, counts zeros among what it flushes.
   const unsigned long long all = of_block[2];
-  atomicAdd(results.counts + static_cast<int>(ElementKind::kZero), all);
-  atomicAdd(results.counts + static_cast<int>(ElementKind::kFlushedToZero), 0 - all);
+  atomicAdd(counts + static_cast<int>(ElementKind::kZero), all);
+  atomicAdd(counts + static_cast<int>(ElementKind::kFlushedToZero), 0 - all);
+}
+
+/// True in all threads of the block that comes here last, which then sees what all have merged.
+__device__ bool IsLastBlock(uint32_t* blocks_done) {
+  __shared__ bool is_last;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    is_last = atomicAdd(blocks_done, 1) == gridDim.x - 1;
+    __threadfence();
+  }
+  __syncthreads();
+  return is_last;
 }
 
 /// Blocks that a multiprocessor holds at once; the grid is as many, as all take the same time.
@@ -147,7 +209,9 @@ constexpr int kResident = 6;
 template <bool kTransforms, bool kCountsTransformed>
 __global__ void __launch_bounds__(kThreads, kResident)
     SurveySource(const uint16_t* source, uint32_t bands, uint32_t across, int64_t columns,
-                 SurveyResults results) {
+                 unsigned long long* counts, const Amaxes amaxes, Nvfp4Tables* tables) {
+  // The second pass may take its place on the device, and waits there until this one has ended.
+  asm volatile("griddepcontrol.launch_dependents;");
   const uint32_t lane = threadIdx.x % 32, stride = gridDim.x * (kThreads / 32);
   uint32_t signs[4];
   if constexpr (kTransforms) LoadSigns(signs);
@@ -164,81 +228,42 @@ __global__ void __launch_bounds__(kThreads, kResident)
     survey.zeros = 0;
   }
   // What lies outside was taken for zeros, and its transform is zero.
-  Merge<kTransforms>(survey, zeros - outside, results);
-}
-
-// ---- tables
-
-/// The smallest bf16 magnitude that is counted as saturated: whose product with `factor` rounds to
-/// `beyond` or more. Not below 2^-126, as no factor is above 2^128.
-__device__ uint32_t FirstSaturated(float factor, float beyond) {
-  uint32_t bits = __float_as_uint(beyond / factor) >> 16;
-  bits = min(max(bits, 3u), steps::kInfinityBF16) - 2;
-  while (bits < steps::kInfinityBF16 && __uint_as_float(bits << 16) * factor < beyond) ++bits;
-  return bits;
-}
-
-/// The factors are kept as eighths, which for smaller ones would not be exact.
-constexpr float kSmallestEncode = 0x1p-100f;
-
-/// By blockIdx a direction.
-__global__ void FillTables(const float* rowwise_amax, const float* columnwise_amax, float beyond,
-                           Nvfp4Tables* tables) {
-  if (blockIdx.x == 0 && threadIdx.x < 32) {
-    tables->transform[threadIdx.x] = steps::MakeTransform(static_cast<int>(threadIdx.x));
-  }
-  const float* amax = blockIdx.x == 0 ? rowwise_amax : columnwise_amax;
-  uint2& entry = tables->codes[blockIdx.x][threadIdx.x];
-  if (amax == nullptr) {
-    entry = make_uint2(0, 0);  // Copied, not used.
-    return;
-  }
-  const auto tensor = MakeNvfp4TensorScale(*amax, 448, ScaleRule::kTwoLevel);
-  if (threadIdx.x == kNvfp4TableCodes - 1) {
-    const bool is_exact = tensor.encode >= kSmallestEncode;
-    entry = make_uint2(__float_as_uint(tensor.encode_sixth), is_exact ? steps::kNanF16 : 0);
-    return;
-  }
-  const float decoded = DecodeFloat<E4M3>(static_cast<uint8_t>(threadIdx.x));
-  const float factor = BoundedReciprocal(decoded * tensor.decode);
-  const uint32_t bound = min(FirstSaturated(factor, beyond), steps::kNanF16);
-  entry = make_uint2(__float_as_uint(factor * 0.125f), bound * 0x10001);
+  Merge<kTransforms>(survey, zeros - outside, counts, tables);
+  if (IsLastBlock(&tables->blocks_done)) FillTables(amaxes, tables);
 }
 
 template <bool kTransforms, bool kCountsTransformed>
-void Start(const Nvfp4TileParameters& p, const SurveyResults& results, cudaStream_t stream) {
+cudaError_t Start(const Nvfp4TileParameters& p, const Amaxes& amaxes, cudaStream_t stream) {
   const Nvfp4Parameters& source = p.rowwise;
   const int64_t across = (source.columns + kBandColumns - 1) / kBandColumns;
   const int64_t bands = source.rows / kBandRows * across;
   const int64_t blocks = (bands + kThreads / 32 - 1) / (kThreads / 32);
   const int64_t grid = std::min<int64_t>(blocks, int64_t{p.multiprocessors} * kResident);
+  const cudaError_t error = cudaMemsetAsync(p.tables, 0, kNvfp4ZeroedBytes, stream);
+  if (error != cudaSuccess) return error;
   SurveySource<kTransforms, kCountsTransformed>
       <<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(
           static_cast<const uint16_t*>(source.source), static_cast<uint32_t>(bands),
-          static_cast<uint32_t>(across), source.columns, results);
+          static_cast<uint32_t>(across), source.columns, p.counts, amaxes, p.tables);
+  return cudaGetLastError();
 }
 
 }  // namespace
 
 cudaError_t LaunchNvfp4Survey(const Nvfp4TileParameters& p, cudaStream_t stream) {
   const bool has_rowwise = p.rowwise.codes != nullptr, transforms = p.columnwise.hadamard;
-  const SurveyResults results = {p.finds_rowwise ? p.rowwise.amax : nullptr,
-                                 p.finds_columnwise ? p.columnwise.amax : nullptr, p.counts};
-  const bool is_asked = p.finds_rowwise || p.finds_columnwise || p.counts != nullptr;
-  if (p.rowwise.rows * p.rowwise.columns != 0 && is_asked) {
-    if (transforms && p.counts != nullptr && !has_rowwise) {
-      Start<true, true>(p, results, stream);
-    } else if (transforms) {
-      Start<true, false>(p, results, stream);
-    } else {
-      Start<false, false>(p, results, stream);
-    }
-  }
   const uint32_t beyond = FirstBeyondBits<E2M1>(p.rowwise.rounding);
-  FillTables<<<2, kNvfp4TableCodes, 0, stream>>>(has_rowwise ? p.rowwise.amax : nullptr,
-                                                 p.columnwise.codes ? p.columnwise.amax : nullptr,
-                                                 std::bit_cast<float>(beyond), p.tables);
-  return cudaGetLastError();
+  const Amaxes amaxes = {{p.rowwise.amax, p.columnwise.amax},
+                         {p.finds_rowwise, p.finds_columnwise},
+                         std::bit_cast<float>(beyond)};
+  if (!p.finds_rowwise && !p.finds_columnwise && p.counts == nullptr) {
+    FillGiven<<<1, kThreads, 0, stream>>>(amaxes, p.tables);
+    return cudaGetLastError();
+  }
+  if (!transforms) return Start<false, false>(p, amaxes, stream);
+  const bool counts_transformed = p.counts != nullptr && !has_rowwise;
+  return counts_transformed ? Start<true, true>(p, amaxes, stream)
+                            : Start<true, false>(p, amaxes, stream);
 }
 
 }  // namespace quantgate

@@ -33,8 +33,10 @@ struct WarpScratch {
 struct Shared {
   uint4 source[kSide][kRowChunks];  ///< Chunk c of row r at Place(r, c).
   WarpScratch warps[kWarps];
-  uint2 tables[2][kNvfp4TableCodes];  ///< Nvfp4Tables::codes.
+  uint2 tables[2][kNvfp4TableCodes];  ///< As Nvfp4Tables.
+  uint4 transform[32];
   int kinds[kKinds];
+  uint64_t rows_there;  ///< An mbarrier: all warps have their rows.
 };
 
 /// What the kernel is launched with.
@@ -79,29 +81,53 @@ __device__ Tile FindTile(const Nvfp4Parameters& source) {
           min(kSide, static_cast<int>(source.columns) - static_cast<int>(column))};
 }
 
-/// What lies outside the source is zeroed.
-__device__ void LoadTile(const Nvfp4Parameters& source, const Tile& tile, Shared& shared) {
-  constexpr int kStep = kThreads / kRowChunks;  // Rows, a multiple of 8.
-  const int row = static_cast<int>(threadIdx.x) / kRowChunks, chunk = threadIdx.x % kRowChunks;
+/// Starts copies of the rows of this warp. What lies outside the source is zeroed.
+__device__ void CopyRows(const Nvfp4Parameters& source, const Tile& tile, Shared& shared) {
+  constexpr int kStep = 32 / kRowChunks;  // Rows.
+  constexpr int kStepBytes = kStep * sizeof(shared.source[0]);
+  const int lane = threadIdx.x % 32, chunk = lane % kRowChunks;
+  const int row = static_cast<int>(threadIdx.x) / 32 * kLength + lane / kRowChunks;
   const auto* from = static_cast<const uint16_t*>(source.source) +
                      int64_t{tile.row + row} * source.columns + tile.column + chunk * 8;
   const Address to = AddressOf(&shared.source[row][Place(row, chunk)]);
-  constexpr int kStepBytes = kStep * sizeof(shared.source[0]);
   if (tile.rows == kSide && tile.columns == kSide) {
 #pragma unroll
-    for (int i = 0; i < kSide / kStep; ++i) {
-      CopyChunk(to + i * kStepBytes, from, 16);
+    for (int i = 0; i < kLength / kStep; ++i) {
+      // Place(row + 2 i, chunk) is Place(row, chunk) but for the bits of 2 i.
+      CopyChunk((to ^ (i * kStep % 8 * 16)) + i * kStepBytes, from, 16);
       from += kStep * source.columns;
     }
   } else {
 #pragma unroll 1
-    for (int i = 0; i < kSide / kStep; ++i) {
+    for (int i = 0; i < kLength / kStep; ++i) {
       const bool is_inside = row + i * kStep < tile.rows && chunk * 8 < tile.columns;
-      CopyChunk(to + i * kStepBytes, is_inside ? from : source.source, is_inside ? 16 : 0);
+      CopyChunk((to ^ (i * kStep % 8 * 16)) + i * kStepBytes, is_inside ? from : source.source,
+                is_inside ? 16 : 0);
       from += kStep * source.columns;
     }
   }
-  asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
+}
+
+/// Waits for this warp's rows, and tells the others of them.
+__device__ void WaitForRows(Shared& shared) {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(AddressOf(&shared.rows_there))
+               : "memory");
+  __syncwarp();
+}
+
+/// Waits for the rows of all warps. None waits for what the others make of theirs.
+__device__ void WaitForAllRows(Shared& shared) {
+  const Address barrier = AddressOf(&shared.rows_there);
+  uint32_t is_done = 0;
+  while (is_done == 0) {
+    asm volatile(
+        "{.reg .pred done; mbarrier.try_wait.parity.shared.b64 done, [%1], 0; "
+        "selp.u32 %0, 1, 0, done;}"
+        : "=r"(is_done)
+        : "r"(barrier)
+        : "memory");
+  }
 }
 
 // ---- one block
@@ -420,7 +446,11 @@ __device__ void AddCounts(const Encoder& encoder, Shared& shared) {
   const uint32_t larges = __reduce_add_sync(0xFFFFFFFFu, large);
   if (threadIdx.x % 32 != 0) return;
   const auto add = [&](ElementKind kind, uint32_t count) {
-    atomicAdd(&shared.kinds[static_cast<int>(kind)], static_cast<int>(count));
+    // atomicAdd would look for other lanes that add.
+    asm volatile(
+        "red.shared.add.u32 [%0], %1;" ::"r"(AddressOf(&shared.kinds[static_cast<int>(kind)])),
+        "r"(count)
+        : "memory");
   };
   add(ElementKind::kFlushedToZero, smalls & 0xFFFF);
   add(ElementKind::kSubnormal, smalls >> 16);
@@ -430,6 +460,20 @@ __device__ void AddCounts(const Encoder& encoder, Shared& shared) {
 
 // ---- the kernel
 
+/// Waits for the first pass, and copies its tables.
+__device__ void CopyTables(const Nvfp4Tables& tables, Shared& shared) {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  (&shared.tables[0][0])[threadIdx.x] = (&tables.codes[0][0])[threadIdx.x];
+  if (threadIdx.x < 32) shared.transform[threadIdx.x] = tables.transform[threadIdx.x];
+  if (threadIdx.x < kKinds) shared.kinds[threadIdx.x] = 0;
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(AddressOf(&shared.rows_there)),
+                 "r"(kThreads)
+                 : "memory");
+  }
+  __syncthreads();
+}
+
 template <bool kStochastic, Blocks kKind, Directions kDirections>
 __global__ void __launch_bounds__(kThreads, 4) QuantizeTiles(const __grid_constant__ TileJob job) {
   extern __shared__ uint4 dynamic[];
@@ -437,11 +481,9 @@ __global__ void __launch_bounds__(kThreads, 4) QuantizeTiles(const __grid_consta
   const Nvfp4TileParameters& p = job.parameters;
   const Tile tile = FindTile(p.rowwise);
   if (tile.rows <= 0) return;  // Below the last: bands are full.
-  const Nvfp4Tables& tables = *p.tables;
-  (&shared.tables[0][0])[threadIdx.x] = (&tables.codes[0][0])[threadIdx.x];
-  if (threadIdx.x < kKinds) shared.kinds[threadIdx.x] = 0;
-  LoadTile(p.rowwise, tile, shared);
-  __syncthreads();
+  CopyRows(p.rowwise, tile, shared);
+  CopyTables(*p.tables, shared);
+  WaitForRows(shared);
   const int lane = threadIdx.x % 32;
   const int first = static_cast<int>(threadIdx.x) / 32 * kLength;  // Line of this warp.
   if (kDirections != Directions::kColumnwise && first < tile.rows) {
@@ -452,18 +494,17 @@ __global__ void __launch_bounds__(kThreads, 4) QuantizeTiles(const __grid_consta
     AddCounts(encoder, shared);
   }
   if (kDirections != Directions::kRowwise && first < tile.columns) {
+    WaitForAllRows(shared);
     constexpr bool kCounts = kDirections == Directions::kColumnwise;
     const Share share = {tile.column + first, tile.row / 16, tile.rows >> 4,
                          static_cast<uint32_t>(p.rowwise.rows) / 16};
     Encoder encoder = MakeEncoder(job, p.columnwise, share, shared.tables[1], shared);
-    const steps::TileTransform transform(kKind == Blocks::kTurned ? tables.transform + lane
-                                                                  : nullptr);
+    const steps::TileTransform transform(&shared.transform[lane]);
     QuantizeColumns<kStochastic, kKind, kCounts>(encoder, share, transform, shared);
     if constexpr (kCounts) AddCounts(encoder, shared);
   }
-  if (p.counts == nullptr) return;
   __syncthreads();
-  if (threadIdx.x < kKinds && shared.kinds[threadIdx.x] != 0) {
+  if (p.counts != nullptr && threadIdx.x < kKinds && shared.kinds[threadIdx.x] != 0) {
     atomicAdd(p.counts + threadIdx.x, static_cast<unsigned long long>(shared.kinds[threadIdx.x]));
   }
 }
@@ -478,8 +519,18 @@ cudaError_t Start(const Nvfp4TileParameters& p, cudaStream_t stream) {
   const TileJob job = {p, steps::MakeRoundKeys(p.rowwise.stream.seed)};
   const dim3 grid(static_cast<unsigned>(kBandTiles * tiles_of(p.rowwise.columns, kSide)),
                   static_cast<unsigned>(tiles_of(p.rowwise.rows, kBandTiles * kSide)));
-  kernel<<<grid, kThreads, sizeof(Shared), stream>>>(job);
-  return cudaGetLastError();
+  // It may take its place on the device while the first pass ends.
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = sizeof(Shared);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, job);
 }
 
 template <bool kStochastic, Blocks kKind>
@@ -507,7 +558,6 @@ cudaError_t StartRounding(const Nvfp4TileParameters& p, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t LaunchNvfp4Tiles(const Nvfp4TileParameters& p, cudaStream_t stream) {
-  if (p.rowwise.rows * p.rowwise.columns == 0) return cudaSuccess;
   if (p.rowwise.rounding == ElementRounding::kStochastic) return StartRounding<true>(p, stream);
   return StartRounding<false>(p, stream);
 }

@@ -9,6 +9,9 @@ namespace quantgate {
 /// What the first pass leaves for the second, beside amaxes.
 inline constexpr int kNvfp4TableCodes = 128;
 struct Nvfp4Tables {
+  uint32_t amax_bits[2];  ///< Found so far, by direction.
+  uint32_t blocks_done;   ///< Of the first pass.
+  uint32_t padding;
   /// By direction, for every code of a block scale: an eighth of the factor that multiplies
   /// elements, as bits of fp32, and the bound from which on they are saturated, as bits of bf16,
   /// twice. In place of the code of NaN: encode_sixth, and the bits of bf16 from which on the amax
@@ -17,10 +20,13 @@ struct Nvfp4Tables {
   uint4 transform[32];  ///< By lane: the Hadamard transform as operand B.
 };
 
-/// Both directions of one quantization (of at most 2^25 rows and 2^30 columns) by scale rule
-/// two_level, to nearest even or stochastically, neither row-scaled nor 4over6. A direction that is
-/// not wanted has no codes. Of source, sizes, tiles and rounding both directions have the same. The
-/// source is bf16, aligned to 16 bytes.
+/// The first pass begins with these bytes of Nvfp4Tables zeroed.
+inline constexpr int kNvfp4ZeroedBytes = 16;
+
+/// Both directions of one quantization (not empty, at most 65535 * 512 rows and 2^30 columns) by
+/// scale rule two_level, to nearest even or stochastically, neither row-scaled nor 4over6. A
+/// direction that is not wanted has no codes. Of source, sizes, tiles and rounding both directions
+/// have the same. The source is bf16, aligned to 16 bytes.
 struct Nvfp4TileParameters {
   Nvfp4Parameters rowwise, columnwise;
   /// Whether each amax is to be found; it is given otherwise.

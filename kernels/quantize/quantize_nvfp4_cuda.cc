@@ -42,7 +42,7 @@ Nvfp4Parameters ParametersOf(const Tensor& source, const QuantizerSpec& spec, Us
   return parameters;
 }
 
-/// A copy as yet unwritten, its amax zeroed (or the group's), and where the kernels write it.
+/// A copy as yet unwritten, but for the amax of a group, and where the kernels write it.
 absl::Status AllocateCopy(CudaDevice& device, const Tensor& source, const QuantizerSpec& spec,
                           std::optional<float> group_amax, Nvfp4Parameters& parameters,
                           QuantizedCopy& copy) {
@@ -61,7 +61,7 @@ absl::Status AllocateCopy(CudaDevice& device, const Tensor& source, const Quanti
   parameters.scales = copy.scale_inv.as<uint8_t>();
   if (parameters.scale_rule == ScaleRule::kSingleLevel) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(copy.amax,
-                      device.AllocateZeroed(DType::kF32, {spec.row_scaled ? lines : int64_t{1}}));
+                      device.Allocate(DType::kF32, {spec.row_scaled ? lines : int64_t{1}}));
   parameters.amax = copy.amax.as<float>();
   if (spec.row_scaled || !group_amax.has_value()) return absl::OkStatus();
   return device.Write(&*group_amax, copy.amax.data(), sizeof(float));
@@ -96,8 +96,9 @@ absl::Status QuantizePlainly(CudaDevice& device, const Direction& direction) {
 }
 
 bool HasTunedKernels(const Nvfp4Parameters& parameters) {
-  constexpr int64_t kRowsMax = int64_t{1} << 25, kColumnsMax = int64_t{1} << 30;
-  return parameters.source_type == Nvfp4Float::kBF16 && parameters.rows <= kRowsMax &&
+  constexpr int64_t kRowsMax = 65535 * 512, kColumnsMax = int64_t{1} << 30;  // Of a grid.
+  const bool is_empty = parameters.rows == 0 || parameters.columns == 0;
+  return !is_empty && parameters.source_type == Nvfp4Float::kBF16 && parameters.rows <= kRowsMax &&
          parameters.columns <= kColumnsMax &&
          reinterpret_cast<uintptr_t>(parameters.source) % 16 == 0 &&
          parameters.scale_rule == ScaleRule::kTwoLevel && !parameters.picks &&
