@@ -15,29 +15,37 @@ DownloadStream::DownloadStream(ServiceContext& context, grpc::CallbackServerCont
                                const v1::ReadRequest* request)
     : call_(context, Rpc::kRead, server_context), request_(request) {
   call_.MessageReceived();
-  Advance();
-}
-
-void DownloadStream::Advance() {
-  bool read = false, write = false, end = false;
-  absl::Status status;
+  Actions actions;
   {
     const std::lock_guard lock(mutex_);
-    if (is_over_) return;
-    if (!is_writing_ && ready_.has_value()) {
-      sending_ = *std::move(ready_);
-      ready_.reset();
-      write = is_writing_ = true;
-    }
-    if (!is_reading_ && !ready_.has_value() && !outcome_.has_value()) read = is_reading_ = true;
-    if (!is_reading_ && !is_writing_ && outcome_.has_value()) {
-      end = is_over_ = true;
-      status = *outcome_;
-    }
+    actions = DecideActions();
   }
-  if (read) call_.context().transfers.Run([this] { ReadNext(); });
-  if (write) StartWrite(&sending_);
-  if (end) Finish(call_.End(status));
+  Start(actions);
+}
+
+DownloadStream::Actions DownloadStream::DecideActions() {
+  Actions actions;
+  if (is_over_) return actions;
+  if (!is_writing_ && ready_.has_value()) {
+    sending_ = *std::move(ready_);
+    ready_.reset();
+    actions.write = is_writing_ = true;
+  }
+  actions.read = !is_reading_ && !ready_.has_value() && !outcome_.has_value();
+  is_reading_ |= actions.read;
+  if (!is_reading_ && !is_writing_ && outcome_.has_value()) {
+    is_over_ = true;
+    actions.end = *outcome_;
+  }
+  return actions;
+}
+
+// Without the lock: gRPC and the executor may come back at once. The last of the actions may be the
+// end of `this`, and with none `this` may be gone already.
+void DownloadStream::Start(const Actions& actions) {
+  if (actions.read) call_.context().transfers.Run([this] { ReadNext(); });
+  if (actions.write) StartWrite(&sending_);
+  if (actions.end.has_value()) Finish(call_.End(*actions.end));
 }
 
 absl::Status DownloadStream::Begin() {
@@ -57,6 +65,7 @@ void DownloadStream::ReadNext() {
     status = reader_->Next(std::as_writable_bytes(std::span(data))).status();
   }
   const bool has_piece = status.ok() && !response.data().empty();
+  Actions actions;
   {
     const std::lock_guard lock(mutex_);
     is_reading_ = false;
@@ -65,8 +74,9 @@ void DownloadStream::ReadNext() {
       // A message that is ready goes out before the end.
       if (!status.ok() || reader_->remaining() == 0) outcome_ = status;
     }
+    actions = DecideActions();
   }
-  Advance();
+  Start(actions);
 }
 
 void DownloadStream::OnWriteDone(bool ok) {
@@ -75,6 +85,7 @@ void DownloadStream::OnWriteDone(bool ok) {
     call_.context().metrics.Downloaded(call_.transport(),
                                        static_cast<int64_t>(sending_.data().size()));
   }
+  Actions actions;
   {
     const std::lock_guard lock(mutex_);
     is_writing_ = false;
@@ -82,8 +93,9 @@ void DownloadStream::OnWriteDone(bool ok) {
       outcome_ = absl::CancelledError("the client has gone");
       ready_.reset();
     }
+    actions = DecideActions();
   }
-  Advance();
+  Start(actions);
 }
 
 }  // namespace quantgate

@@ -21,7 +21,16 @@ class DownloadStream : public grpc::ServerWriteReactor<v1::ReadResponse> {
                  const v1::ReadRequest* request);
 
  private:
-  void Advance();
+  /// What may be started at one moment; filled under the lock and done outside of it.
+  struct Actions {
+    bool read = false, write = false;
+    std::optional<absl::Status> end;
+  };
+
+  /// What may go on now. Who is through says so and asks under one lock, and leaves everything but
+  /// Start() alone after it: whoever sees the last part through ends the stream.
+  Actions DecideActions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Start(const Actions& actions);
   void ReadNext();
   absl::Status Begin();
 
