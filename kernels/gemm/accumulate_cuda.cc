@@ -73,16 +73,6 @@ struct PackedMemory {
   uint32_t* special() { return special_rows.as<uint32_t>(); }
 };
 
-/// Whether the tuned kernels have the rule: those of the registry.
-bool HasKernel(const FusedRule& rule, ScaleUse use) {
-  if (rule.group > 1) return rule.group == 16 && rule.step == 64 && rule.out_mantissa == 23;
-  const bool is_short = rule.step == 4 || rule.step == 8 || rule.step == 16;
-  const bool is_step = rule.step == 32 || (is_short && use != ScaleUse::kExponents);
-  const bool is_narrow = rule.align_bits == 13 && rule.out_mantissa == 13 && rule.step >= 16;
-  const bool is_wide = rule.align_bits <= 25 && (rule.out_mantissa == 23 || rule.f16_accumulator);
-  return is_step && (is_narrow || is_wide);
-}
-
 class CudaAccumulator {
  public:
   CudaAccumulator(CudaDevice& device, const GemmDesc& desc, const GemmShape& shape,
@@ -105,12 +95,8 @@ class CudaAccumulator {
   }
 
   absl::Status Under(const FusedRule& rule, CudaPath path) {
-    const bool has_scales = operands_.a.scales != nullptr;
-    operands_.use = !has_scales        ? ScaleUse::kNone
-                    : rule.group > 1   ? ScaleUse::kGroups
-                    : ScalesSums(rule) ? ScaleUse::kSums
-                                       : ScaleUse::kExponents;
-    if (path == CudaPath::kScalar || !HasKernel(rule, operands_.use)) {
+    operands_.use = ScaleUseOf(rule, operands_.a);
+    if (path == CudaPath::kScalar || !HasTunedKernel(rule, operands_.use)) {
       return QG_CUDA_STATUS(LaunchScalar({rule, operands_, accumulators_}, device_.stream()));
     }
     return rule.group > 1 ? Groups(rule) : Fused(rule);
@@ -248,6 +234,21 @@ class CudaAccumulator {
 };
 
 }  // namespace
+
+bool HasTunedKernel(const FusedRule& rule, ScaleUse use) {
+  if (rule.group > 1) return rule.group == 16 && rule.step == 64 && rule.out_mantissa == 23;
+  const bool is_short = rule.step == 4 || rule.step == 8 || rule.step == 16;
+  const bool is_step = rule.step == 32 || (is_short && use != ScaleUse::kExponents);
+  const bool is_narrow = rule.align_bits == 13 && rule.out_mantissa == 13 && rule.step >= 16;
+  const bool is_wide = rule.align_bits <= 25 && (rule.out_mantissa == 23 || rule.f16_accumulator);
+  return is_step && (is_narrow || is_wide);
+}
+
+ScaleUse ScaleUseOf(const FusedRule& rule, const CudaOperand& operand) {
+  if (operand.scales == nullptr) return ScaleUse::kNone;
+  if (rule.group > 1) return ScaleUse::kGroups;
+  return ScalesSums(rule) ? ScaleUse::kSums : ScaleUse::kExponents;
+}
 
 OperandFormat OperandFormatOf(DType dtype) {
   switch (dtype) {

@@ -12,9 +12,14 @@ namespace quantgate {
 
 /// Which kernels compute accumulators; the bits are the same.
 enum class CudaPath {
-  kTuned,   ///< Those made for the rule.
+  kTuned,   ///< Those made for the rule; kScalar where there are none.
   kScalar,  ///< DotUnder, one thread an output: any rule at all, slowly. Not for fp32.
 };
+
+/// Whether there are tuned kernels for a rule: for all of the registry.
+bool HasTunedKernel(const FusedRule& rule, ScaleUse use);
+/// What a rule does with the block scales of an operand; kNone where it has none.
+ScaleUse ScaleUseOf(const FusedRule& rule, const CudaOperand& operand);
 
 OperandFormat OperandFormatOf(DType dtype);
 /// desc.a as m rows of k, and desc.b as n rows of k.

@@ -134,13 +134,22 @@ TEST(GemmCudaEpilogueTest, NoRowsGiveAnEmptyOutput) {
   GemmDesc desc;
   desc.a.data = Tensor::Allocate(kF8E4M3, {0, 64}).value();
   desc.b.data = MakeCodes(kF8E4M3, 32, 64, CodePattern::kNear, 1);
-  for (const DType out : {kF32, kBF16, kF8E4M3}) {
-    for (const char* arithmetic : {"sm90", "sm100", "fp32"}) {
-      desc.out_dtype = out;
-      desc.arithmetic = Arithmetic::Parse(arithmetic).value();
-      ExpectTheCpusBytes(desc, "no rows");
+  const auto expect_the_cpus_bytes = [&](std::vector<const char*> arithmetics) {
+    for (const DType out : {kF32, kBF16, kF8E4M3}) {
+      for (const char* arithmetic : arithmetics) {
+        desc.out_dtype = out;
+        desc.arithmetic = Arithmetic::Parse(arithmetic).value();
+        ExpectTheCpusBytes(desc, "no rows");
+      }
     }
-  }
+  };
+  expect_the_cpus_bytes({"sm90", "sm100", "fp32"});
+  // No scales to look at either.
+  desc.a.scaling = desc.b.scaling = k1x128;
+  desc.a.scale_inv = Tensor::Allocate(kF32, {0, 1}).value();
+  desc.b.scale_inv = Tensor::Allocate(kF32, {32, 1}).value();
+  for (int i = 0; i < 32; ++i) desc.b.scale_inv.as<float>()[i] = 0.5f;
+  expect_the_cpus_bytes({"sm90", "sm100", "fp32"});
 }
 
 TEST(GemmCudaEpilogueTest, RefusesAsTheCpuDoes) {

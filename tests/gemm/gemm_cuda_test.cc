@@ -124,7 +124,23 @@ GemmDesc MakeDesc(const Mode& mode, GemmShape shape, GemmLayout layout, CodePatt
   return desc;
 }
 
-TEST(GemmCudaTest, EveryRuleOfTheRegistryIsThere) { EXPECT_GT(EveryMode().size(), 150u); }
+TEST(GemmCudaTest, EveryRuleOfTheRegistryHasATunedKernel) {
+  EXPECT_GT(EveryMode().size(), 150u);
+  for (const Mode& mode : EveryMode()) {
+    const GemmShape shape{1, 1, 64};
+    const GemmDesc desc = MakeDesc(mode, shape, GemmLayout::kTN, CodePattern::kNear,
+                                   CodePattern::kNear, ScalePattern::kUsual, 1);
+    const FusedRule rule = RuleFor(desc).value();
+    EXPECT_TRUE(HasTunedKernel(rule, ScaleUseOf(rule, CudaOperandA(desc, shape))))
+        << GemmText(desc);
+  }
+  FusedRule other;
+  other.step = 12;
+  EXPECT_FALSE(HasTunedKernel(other, ScaleUse::kNone));
+  other.step = 16;
+  other.align_bits = 26;
+  EXPECT_FALSE(HasTunedKernel(other, ScaleUse::kNone));
+}
 
 TEST(GemmCudaTest, PatternsEqualTheCpu) {
   using enum CodePattern;
