@@ -1,6 +1,7 @@
 #include "kernels/compare/compare_cuda.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -60,8 +61,8 @@ ParityFindings FindingsOf(const ParityTotals& totals) {
 
 /// Threads enough for a few waves on the whole GPU, and segments enough for every warp of a slice.
 BlockCut CutOf(const CudaDevice& device, const BlockGrid& grid) {
-  constexpr int kWarps = 8;            // Of a block of threads.
-  constexpr int kSlicesPerSm = 2 * 8;  // Two resident at a time.
+  constexpr int kWarps = 8;         // Of a block of threads.
+  constexpr int kSlicesPerSm = 32;  // Two resident at a time.
   BlockCut cut = {.row_count = grid.row_count,
                   .column_count = grid.column_count,
                   .rows = grid.rows,
@@ -73,7 +74,9 @@ BlockCut CutOf(const CudaDevice& device, const BlockGrid& grid) {
   cut.segments = (elements + kSegmentElements - 1) / kSegmentElements;
   const int64_t wanted =
       (int64_t{device.facts().multiprocessors} * kSlicesPerSm + grid.count() - 1) / grid.count();
-  cut.slices = static_cast<int>(std::min((cut.segments + kWarps - 1) / kWarps, wanted));
+  // A power of two, which most numbers of segments are multiples of.
+  cut.slices = static_cast<int>(std::bit_floor(
+      static_cast<uint64_t>(std::min((cut.segments + kWarps - 1) / kWarps, wanted))));
   return cut;
 }
 
@@ -186,6 +189,7 @@ absl::StatusOr<ErrorReport> MeasureErrorOnPath(CudaDevice& device, const Tensor&
   QG_ASSIGN_OR_RETURN(const Tensor host, device.ToHost(totals));
   const auto* found = host.as<BlockTotals>();
   std::vector<BlockErrors> errors;
+  errors.reserve(blocks);
   for (int i = 0; i < blocks; ++i) errors.push_back(BlockErrorsOf(found[i]));
   return SummarizeErrors(grid, errors, [&](int64_t index) {
     return PairOfBits(subject.shape(), subject.dtype(), reference.dtype(),

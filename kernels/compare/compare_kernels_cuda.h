@@ -68,7 +68,8 @@ struct BlockCut {
   int64_t segments = 0;  ///< Of the largest block: what the sums have room for.
 };
 
-/// What one slice of a block found besides sums. Positions count the block's elements; -1: none.
+/// What one slice of a block found besides sums. Positions count the block's elements; -1: none. A
+/// largest error's position may be that of the first element of its chunk.
 struct SliceErrors {
   double max_abs, max_rel;
   int64_t max_abs_position, max_rel_position;

@@ -16,14 +16,17 @@ constexpr int kWorstBlocksMax = 5;
 using Terms = SeriesTerms<kErrorSeriesCount>;
 
 std::vector<HeatMapCell> WorstOf(const HeatMap& heat_map) {
-  std::vector<HeatMapCell> worst;
-  for (const HeatMapCell& cell : heat_map.cells) {
-    if (cell.rms_error > 0) worst.push_back(cell);
+  std::vector<int> order;
+  for (size_t i = 0; i < heat_map.cells.size(); ++i) {
+    if (heat_map.cells[i].rms_error > 0) order.push_back(static_cast<int>(i));
   }
-  std::stable_sort(worst.begin(), worst.end(), [](const HeatMapCell& a, const HeatMapCell& b) {
-    return a.rms_error > b.rms_error;
+  const auto count = std::min<size_t>(order.size(), kWorstBlocksMax);
+  std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](int a, int b) {
+    const double a_error = heat_map.cells[a].rms_error, b_error = heat_map.cells[b].rms_error;
+    return a_error != b_error ? a_error > b_error : a < b;
   });
-  if (worst.size() > kWorstBlocksMax) worst.resize(kWorstBlocksMax);
+  std::vector<HeatMapCell> worst;
+  for (size_t i = 0; i < count; ++i) worst.push_back(heat_map.cells[order[i]]);
   return worst;
 }
 
@@ -68,6 +71,7 @@ ErrorReport SummarizeErrors(const BlockGrid& grid, const std::vector<BlockErrors
   HeatMap heat_map;
   heat_map.rows = grid.rows;
   heat_map.columns = grid.columns;
+  heat_map.cells.reserve(grid.count());
   for (int i = 0; i < grid.count(); ++i) heat_map.cells.push_back(grid.Cell(i));
   ErrorReport report;
   Terms sums(0);

@@ -55,13 +55,35 @@ __device__ uint64_t BitsAt(const void* data, int bytes, int64_t index) {
   }
 }
 
+/// Which of the errors of one element.
+enum class ErrorKind { kAbsolute, kRelative };
+
+__device__ bool HasError(const ErrorParameters& errors, int64_t index, ErrorKind kind,
+                         double value) {
+  const NumberSource &subject = errors.subject, &reference = errors.reference;
+  const double s = DoubleAt(subject.data, subject.encoding, subject.bytes.value, index);
+  const double r = DoubleAt(reference.data, reference.encoding, reference.bytes.value, index);
+  if (!(fabs(s) < INFINITY && fabs(r) < INFINITY)) return false;
+  if (kind == ErrorKind::kAbsolute) return fabs(s - r) == value;
+  return r != 0 && fabs(s - r) / fabs(r) == value;
+}
+
+/// Index and bits of the element of the largest error, which is the first of its chunk, or of the
+/// elements from its position on, that has it. The whole warp calls this.
 __device__ int64_t LocateLargest(const ErrorParameters& errors, const BlockShape& block,
-                                 int64_t position, uint64_t (&bits)[2]) {
-  bits[0] = bits[1] = 0;
-  if (position < 0) return -1;
-  const int64_t index = block.IndexOf(position);
-  bits[0] = BitsAt(errors.subject.data, errors.subject_bytes, index);
-  bits[1] = BitsAt(errors.reference.data, errors.reference_bytes, index);
+                                 const LargestFound& largest, ErrorKind kind, uint64_t (&bits)[2]) {
+  const int lane = threadIdx.x;
+  const int64_t mine = largest.position + lane;
+  const bool is_largest = largest.position >= 0 && lane < kChunkElements && mine < block.count &&
+                          HasError(errors, block.IndexOf(mine), kind, largest.value);
+  const unsigned found = __ballot_sync(kWholeWarp, is_largest);
+  if (lane == 0) bits[0] = bits[1] = 0;
+  if (found == 0) return -1;
+  const int64_t index = block.IndexOf(largest.position + __ffs(found) - 1);
+  if (lane == 0) {
+    bits[0] = BitsAt(errors.subject.data, errors.subject_bytes, index);
+    bits[1] = BitsAt(errors.reference.data, errors.reference_bytes, index);
+  }
   return index;
 }
 
@@ -79,11 +101,15 @@ __global__ void __launch_bounds__(32)
   if (threadIdx.x < kSegmentSeries) {
     totals.sums[threadIdx.x] = parameters.sums[blockIdx.x * kSegmentSeries + threadIdx.x];
   }
-  if (threadIdx.x != 0) return;
   const BlockShape block(errors.cut, blockIdx.x);
+  const int64_t max_abs_index =
+      LocateLargest(errors, block, found.max_abs, ErrorKind::kAbsolute, totals.max_abs_bits);
+  const int64_t max_rel_index =
+      LocateLargest(errors, block, found.max_rel, ErrorKind::kRelative, totals.max_rel_bits);
+  if (threadIdx.x != 0) return;
   totals.found = SliceOf(found);
-  totals.max_abs_index = LocateLargest(errors, block, found.max_abs.position, totals.max_abs_bits);
-  totals.max_rel_index = LocateLargest(errors, block, found.max_rel.position, totals.max_rel_bits);
+  totals.max_abs_index = max_abs_index;
+  totals.max_rel_index = max_rel_index;
 }
 
 }  // namespace
@@ -92,9 +118,8 @@ cudaError_t LaunchMeasureSegments(const ErrorParameters& parameters, ComparePath
                                   cudaStream_t stream) {
   const int blocks = parameters.cut.rows * parameters.cut.columns;
   if (blocks == 0) return cudaSuccess;
-  if (path == ComparePath::kTuned && LaunchTunedSegments(parameters, stream)) {
-    return cudaGetLastError();
-  }
+  cudaError_t error = cudaSuccess;
+  if (path == ComparePath::kTuned && LaunchTunedSegments(parameters, stream, error)) return error;
   const dim3 grid(static_cast<unsigned>(parameters.cut.slices), static_cast<unsigned>(blocks));
   MeasureSegments<<<grid, kErrorThreads, 0, stream>>>(parameters);
   return cudaGetLastError();

@@ -1,251 +1,316 @@
 // The fast form of the error kernel. The values are those of MeasureElement (error_found.h); what
 // is different:
-// - A thread loads its eight elements at once, the next ones before it measures these.
-// - Elements that are neither special nor zero take no branch; a chunk that has others looks at it
-//   again, one element at a time, for the counts.
+// - A warp copies its elements to shared memory ahead of time, in the order of memory, and each
+//   thread takes a run of them from there, so that most sums need no other thread.
+// - Elements that are neither special nor zero take no branch; a chunk that has others is counted
+//   element by element.
 // - Left-out elements are 0 on both sides and add +0 where the plain kernel adds -0.0. The sign of
 //   a zero sum reaches no report: a tensor's sums begin with +0.
 // - The quotient uses that a divisor of at most 24 significant bits needs few steps.
-// - Maxima are watched by the upper words of the errors; only what may be larger is looked at.
+// - Maxima are watched by the upper words of errors: what cannot be the largest of its block of
+//   threads is not looked at. A thread keeps its largest error and the first chunk that has it;
+//   LaunchFinishErrors finds the element.
 // - Sums cross the warp by halves: each exchange adds two lanes' sums of one half of the series and
-//   stretches, and gives the other half away.
+//   gives the other half away.
 #include "kernels/compare/error_found.h"
 #include "kernels/compare/errors_tuned.h"
 
 namespace quantgate {
 namespace {
 
-/// Eight elements as loaded, and as numbers.
 template <NumberEncoding kEncoding>
-struct Chunk;
-template <>
-struct Chunk<NumberEncoding::kF32> {
-  uint4 raw[2];
-  __device__ void Load(const void* data, int64_t at) {
-    const auto* from = reinterpret_cast<const uint4*>(static_cast<const float*>(data) + at);
-    raw[0] = __ldcs(from);
-    raw[1] = __ldcs(from + 1);
+inline constexpr int kElementBytes = kEncoding == NumberEncoding::kF32     ? 4
+                                     : kEncoding == NumberEncoding::kBytes ? 1
+                                                                           : 2;
+
+/// Where one side of a stage lies in shared memory: 32 runs, one a thread, of kRunChunks chunks of
+/// eight elements. Units, what one instruction moves, are permuted within a run so that
+/// neighbouring threads meet neither in copies, which go along the runs, nor in reads, which go
+/// across them: of the threads that read at a time, kPhase / kUnits have runs side by side in the
+/// 128 bytes of all banks, and those that wrap around take another unit first.
+template <NumberEncoding kEncoding, int kRunChunks>
+struct RunLayout {
+  static constexpr int kChunkBytes = kChunkElements * kElementBytes<kEncoding>;
+  static constexpr int kUnitBytes = kChunkBytes < 16 ? kChunkBytes : 16;
+  static constexpr int kChunkUnits = kChunkBytes / kUnitBytes;
+  static constexpr int kUnits = kRunChunks * kChunkUnits;
+  static constexpr int kPhase = 128 / kUnitBytes;
+  static constexpr int kBytes = 32 * kRunChunks * kChunkBytes;
+
+  __device__ static uint32_t OffsetOf(int run, int chunk, int unit) {
+    const int permuted = (chunk * kChunkUnits + unit) ^ (run / (kPhase / kUnits) % kUnits);
+    return static_cast<uint32_t>((run * kUnits + permuted) * kUnitBytes);
   }
-  __device__ void Values(const float*, float (&values)[kChunkElements]) const {
+
+  /// Begins to copy a chunk, or zeros where it is not `inside` of the data. `stage` is an address
+  /// of shared memory.
+  __device__ static void Copy(const void* data, int64_t index, bool inside, uint32_t stage, int run,
+                              int chunk) {
+    const char* from =
+        static_cast<const char*>(data) + (inside ? index * kElementBytes<kEncoding> : 0);
+    const int bytes = inside ? kUnitBytes : 0;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      values[4 * i] = __uint_as_float(raw[i].x);
-      values[4 * i + 1] = __uint_as_float(raw[i].y);
-      values[4 * i + 2] = __uint_as_float(raw[i].z);
-      values[4 * i + 3] = __uint_as_float(raw[i].w);
+    for (int unit = 0; unit < kChunkUnits; ++unit) {
+      const uint32_t to = stage + OffsetOf(run, chunk, unit);
+      if constexpr (kUnitBytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
+                     "l"(from + unit * kUnitBytes), "r"(bytes)
+                     : "memory");
+      } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                     : "memory");
+      }
     }
   }
-};
-template <NumberEncoding kEncoding>
-struct HalvesChunk {
-  uint4 raw;
-  __device__ void Load(const void* data, int64_t at) {
-    raw = __ldcs(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) + at));
+
+  __device__ static uint4 ReadUnit(const char* stage, int run, int chunk, int unit) {
+    return *reinterpret_cast<const uint4*>(stage + OffsetOf(run, chunk, unit));
   }
-  __device__ void Values(const float*, float (&values)[kChunkElements]) const {
-    const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
+
+  /// A chunk as numbers.
+  __device__ static void Read(const char* stage, int run, int chunk, const float* table,
+                              float (&values)[kChunkElements]) {
+    if constexpr (kEncoding == NumberEncoding::kF32) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kEncoding == NumberEncoding::kBF16) {
-        values[2 * i] = __uint_as_float(words[i] << 16);
-        values[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
-      } else {
-        values[2 * i] = HalfToFloat(words[i]);
-        values[2 * i + 1] = HalfToFloat(words[i] >> 16);
+      for (int unit = 0; unit < 2; ++unit) {
+        const uint4 raw = ReadUnit(stage, run, chunk, unit);
+        values[4 * unit] = __uint_as_float(raw.x);
+        values[4 * unit + 1] = __uint_as_float(raw.y);
+        values[4 * unit + 2] = __uint_as_float(raw.z);
+        values[4 * unit + 3] = __uint_as_float(raw.w);
+      }
+    } else if constexpr (kEncoding == NumberEncoding::kBytes) {
+      const uint2 raw = *reinterpret_cast<const uint2*>(stage + OffsetOf(run, chunk, 0));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        values[i] = table[raw.x >> (8 * i) & 0xFF];
+        values[4 + i] = table[raw.y >> (8 * i) & 0xFF];
+      }
+    } else {
+      const uint4 raw = ReadUnit(stage, run, chunk, 0);
+      const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (kEncoding == NumberEncoding::kBF16) {
+          values[2 * i] = __uint_as_float(words[i] << 16);
+          values[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+        } else {
+          values[2 * i] = HalfToFloat(words[i]);
+          values[2 * i + 1] = HalfToFloat(words[i] >> 16);
+        }
       }
     }
   }
 };
-template <>
-struct Chunk<NumberEncoding::kBF16> : HalvesChunk<NumberEncoding::kBF16> {};
-template <>
-struct Chunk<NumberEncoding::kF16> : HalvesChunk<NumberEncoding::kF16> {};
-template <>
-struct Chunk<NumberEncoding::kBytes> {
-  uint2 raw;
-  __device__ void Load(const void* data, int64_t at) {
-    raw = __ldcs(reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(data) + at));
-  }
-  __device__ void Values(const float* table, float (&values)[kChunkElements]) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      values[i] = table[raw.x >> (8 * i) & 0xFF];
-      values[4 + i] = table[raw.y >> (8 * i) & 0xFF];
-    }
-  }
-};
 
-__device__ double Widen(float value) { return value; }
-
-/// a / |b|, correctly rounded, for a >= 0 and b != 0 of at most 24 significant bits, both of the
-/// range of differences of binary32 numbers. y approximates 1 / |b| to 2^-22.9 and, after one step,
-/// to 2^-45; the remainder of q is exact, because b has so few bits; so the last step errs by
-/// 2^-90 of the quotient before its rounding, and a quotient of 53 by 24 bits lies no nearer than
-/// 2^-78 of itself to the middle between two numbers. For b = 0: not a number, or infinite.
-__device__ double Quotient(double a, double b) {
-  const int high = __double2hiint(b);
-  const uint32_t significand = __funnelshift_l(__double2loint(b), high, 3) & 0x7FFFFF;
+/// a / |b|, correctly rounded, for a >= 0 a difference of binary32 numbers and b a binary32 number
+/// of [2^-126, 2^126); 0 for b = 0. y approximates 1 / |b| to 2^-22.9 and, after one step, to
+/// 2^-45; the remainder of q is exact, because b has so few bits; so the last step errs by 2^-90 of
+/// the quotient before its rounding, and a quotient of 53 by 24 bits lies no nearer than 2^-78 of
+/// itself to the middle between two numbers.
+__device__ double Quotient(double a, float b) {
   float reciprocal;
-  asm("rcp.approx.ftz.f32 %0, %1;"
-      : "=f"(reciprocal)
-      : "f"(__uint_as_float(0x3F800000u | significand)));
-  const uint32_t bits = __float_as_uint(reciprocal);
-  // To binary64, times 2 to the negated exponent of b: both biases at once.
-  const uint32_t exponent = 0x38000000u + 0x3FF00000u - (high & 0x7FF00000);
-  double y =
-      __hiloint2double(static_cast<int>((bits >> 3) + exponent), static_cast<int>(bits << 29));
-  y = fma(y, fma(-fabs(b), y, 1.0), y);
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(fabsf(b)));
+  const double divisor = fabs(static_cast<double>(b));
+  double y = b == 0 ? 0.0f : reciprocal;
+  y = fma(y, fma(-divisor, y, 1.0), y);
   const double q = a * y;
-  return fma(fma(-fabs(b), q, a), y, q);
+  return fma(fma(-divisor, q, a), y, q);
 }
 
-/// Elements of one thread's chunk that need no second look have a magnitude in [low, end).
+/// Elements that need no second look have a magnitude in [low, end).
 struct OrdinaryRange {
-  uint32_t twice_low, twice_length;
-  __device__ OrdinaryRange(float low, float end)
+  uint32_t twice_low = 0, twice_length = 0;
+
+  OrdinaryRange(float low, float end)
       : twice_low(2 * std::bit_cast<uint32_t>(low)),
         twice_length(2 * (std::bit_cast<uint32_t>(end) - std::bit_cast<uint32_t>(low))) {}
   /// Twice the distance of |value| above the low end, wrapped around below it.
-  __device__ uint32_t Above(float value) const {
-    return 2 * std::bit_cast<uint32_t>(value) - twice_low;
-  }
+  __device__ uint32_t Above(float value) const { return 2 * __float_as_uint(value) - twice_low; }
 };
 
+/// Facts of the types, as the kernel compares with them.
 struct ChunkRanges {
   float largest, smallest_normal;
   OrdinaryRange subject, reference;
-  __device__ explicit ChunkRanges(const SubjectRange& range)
+  explicit ChunkRanges(const SubjectRange& range)
       : largest(static_cast<float>(range.largest_finite)),
         smallest_normal(static_cast<float>(range.smallest_normal)),
         subject(smallest_normal, largest),
-        reference(std::bit_cast<float>(1u), std::bit_cast<float>(0x7F800000u)) {}
+        reference(0x1p-126f, 0x1p126f) {}
 };
 
-/// Upper words of the largest errors that a block of threads has found so far; 0 while they are 0.
-/// An error whose upper word is less is not the largest.
+struct ChunkValues {
+  float s[kChunkElements], r[kChunkElements];
+};
+
+/// The sums of a chunk's terms, and the largest upper words of its errors.
+struct MeasuredChunk {
+  ErrorTerms sums;
+  int abs_upper = 0, rel_upper = 0;
+};
+
+/// `quotient(error, reference)` gives |error / reference|, and 0 for a reference of 0.
+template <class QuotientOf>
+__device__ inline MeasuredChunk MeasureValues(const ChunkValues& values, QuotientOf quotient_of) {
+  MeasuredChunk chunk;
+  const auto measure = [&](int i) {
+    const double subject = values.s[i], reference = values.r[i];
+    const double error = subject - reference;
+    const double quotient = quotient_of(fabs(error), values.r[i]);
+    chunk.abs_upper = max(chunk.abs_upper, __double2hiint(error) & 0x7FFFFFFF);
+    chunk.rel_upper = max(chunk.rel_upper, __double2hiint(quotient));
+    ErrorTerms terms;
+    terms.values[kAbsError] = fabs(error);
+    terms.values[kSquaredError] = error * error;
+    terms.values[kSignedError] = error;
+    terms.values[kRelativeError] = quotient;
+    terms.values[kSquaredReference] = reference * reference;
+    terms.values[kSquaredSubject] = subject * subject;
+    terms.values[kProduct] = subject * reference;
+    return terms;
+  };
+  chunk.sums = SumInOrder<kChunkElements>(measure);
+  return chunk;
+}
+
+/// Division itself, for any reference.
+__device__ inline double PlainQuotient(double a, float b) {
+  return b == 0 ? 0 : a / fabs(static_cast<double>(b));
+}
+
+/// A chunk with a reference that Quotient does not take. Rare: a call, and all through memory.
+__device__ __noinline__ MeasuredChunk MeasureExtreme(ChunkValues values) {
+  return MeasureValues(values, PlainQuotient);
+}
+
+struct LargestErrors {
+  double abs = 0, rel = 0;
+};
+
+/// The largest errors of a chunk; elements that do not count are 0 on both sides.
+__device__ __noinline__ LargestErrors LargestOf(ChunkValues values) {
+  LargestErrors largest;
+#pragma unroll
+  for (int i = 0; i < kChunkElements; ++i) {
+    const double error = fabs(static_cast<double>(values.s[i]) - static_cast<double>(values.r[i]));
+    const double quotient = PlainQuotient(error, values.r[i]);
+    if (error > largest.abs) largest.abs = error;
+    if (quotient > largest.rel) largest.rel = quotient;
+  }
+  return largest;
+}
+
+/// The upper words of the largest errors that a block of threads has found so far; 0 while they are
+/// 0. An error whose upper word is less is not the largest.
 struct SharedReach {
   int abs, rel;
 };
 
-__device__ inline int UpperWord(double largest) {
-  return largest > 0 ? __double2hiint(largest) : 0;
-}
+/// The largest of a quantity among the chunks of a thread.
+struct LargestChunk {
+  double value = -1;
+  uint32_t number = 0;
+  // What an upper word must be at least, whatever the block of threads has found: a thread looks at
+  // its first zero, and at no further one.
+  int least = 0;
 
-/// Looks at each element of the chunk from `index` for the maxima, in memory: rarely called, it
-/// must not cost the caller its registers.
-template <NumberEncoding kSubject, NumberEncoding kReference>
-__device__ __noinline__ void OfferChunk(const void* subject, const void* reference,
-                                        const float* tables, int64_t index, int64_t position,
-                                        FoundErrors& found, SharedReach* reach) {
-#pragma unroll
-  for (int i = 0; i < kChunkElements; ++i) {
-    const double s = FloatAt(subject, kSubject, tables, index + i);
-    const double r = FloatAt(reference, kReference, tables + 256, index + i);
-    if (!(fabs(s) < INFINITY && fabs(r) < INFINITY)) continue;
-    const double error = fabs(s - r);
-    found.max_abs.Offer(error, position + i);
-    if (r != 0) found.max_rel.Offer(Quotient(error, r), position + i);
+  __device__ void Offer(double candidate, uint32_t chunk, int* reach) {
+    if (candidate > value) {
+      value = candidate;
+      number = chunk;
+    }
+    least = 1;
+    if (value > 0) atomicMax(reach, __double2hiint(value));
   }
-  atomicMax(&reach->abs, UpperWord(found.max_abs.value));
-  atomicMax(&reach->rel, UpperWord(found.max_rel.value));
-}
+};
 
-/// The chunks that one thread measures.
-template <NumberEncoding kSubject, NumberEncoding kReference>
+/// What a thread finds in its chunks, which it numbers from 0.
 class ChunkMeasure {
  public:
-  __device__ ChunkMeasure(const ErrorParameters& parameters, const float* tables,
-                          SharedReach* reach)
-      : subject_(parameters.subject.data),
-        reference_(parameters.reference.data),
-        tables_(tables),
-        reach_(reach),
-        ranges_(parameters.range) {}
+  __device__ ChunkMeasure(const ChunkRanges& ranges, SharedReach* reach)
+      : ranges_(ranges), reach_(reach) {}
 
-  /// The sums of the terms of the chunk at `index`; what else it has goes to `found`.
-  __device__ ErrorTerms Measure(const Chunk<kSubject>& subject, const Chunk<kReference>& reference,
-                                int64_t index, int64_t position, FoundErrors& found) {
-    float s[kChunkElements], r[kChunkElements];
-    subject.Values(tables_, s);
-    reference.Values(tables_ + 256, r);
+  /// The sums of the terms of one chunk; one that is not `inside` of the block has none.
+  template <class IsInside>
+  __device__ ErrorTerms Measure(ChunkValues values, IsInside inside, uint32_t number) {
     uint32_t s_above = 0, r_above = 0;
 #pragma unroll
     for (int i = 0; i < kChunkElements; ++i) {
-      s_above = max(s_above, ranges_.subject.Above(s[i]));
-      r_above = max(r_above, ranges_.reference.Above(r[i]));
+      s_above = max(s_above, ranges_.subject.Above(values.s[i]));
+      r_above = max(r_above, ranges_.reference.Above(values.r[i]));
     }
+    Counted counted;
     if (s_above >= ranges_.subject.twice_length || r_above >= ranges_.reference.twice_length) {
-      CountSpecial(s, r, found);
+      counted = CountSpecial(values, inside());
     } else {
-      ordinary_chunks_ += 1;
+      finite_count_ += kChunkElements;
+      relative_count_ += kChunkElements;
     }
-    int abs_reached = 0, rel_reached = 0;
-    const auto measure = [&](int i) {
-      const double subject = Widen(s[i]), reference = Widen(r[i]);
-      const double error = subject - reference;
-      double quotient = Quotient(fabs(error), reference);
-      if (r[i] == 0) quotient = 0;
-      abs_reached = max(abs_reached, __double2hiint(error) & 0x7FFFFFFF);
-      rel_reached = max(rel_reached, __double2hiint(quotient));
-      ErrorTerms terms;
-      terms.values[kAbsError] = fabs(error);
-      terms.values[kSquaredError] = error * error;
-      terms.values[kSignedError] = error;
-      terms.values[kRelativeError] = quotient;
-      terms.values[kSquaredReference] = reference * reference;
-      terms.values[kSquaredSubject] = subject * subject;
-      terms.values[kProduct] = subject * reference;
-      return terms;
-    };
-    const ErrorTerms sums = SumInOrder<kChunkElements>(measure);
+    MeasuredChunk chunk;
+    if (counted.is_extreme) {
+      chunk = MeasureExtreme(values);
+    } else {
+      chunk = MeasureValues(values, Quotient);
+    }
     const volatile SharedReach& reach = *reach_;
-    if (abs_reached >= max(reach.abs, least_abs_) || rel_reached >= max(reach.rel, least_rel_)) {
-      OfferChunk<kSubject, kReference>(subject_, reference_, tables_, index, position, found,
-                                       reach_);
-      // A thread offers its first zero, and no further one.
-      least_abs_ = found.max_abs.value >= 0 ? 1 : 0;
-      least_rel_ = found.max_rel.value >= 0 ? 1 : 0;
+    if (chunk.abs_upper >= max(reach.abs, max_abs_.least) ||
+        chunk.rel_upper >= max(reach.rel, max_rel_.least)) {
+      const LargestErrors largest = LargestOf(values);
+      if (counted.has_finite) max_abs_.Offer(largest.abs, number, &reach_->abs);
+      if (counted.has_relative) max_rel_.Offer(largest.rel, number, &reach_->rel);
     }
-    return sums;
+    return chunk.sums;
   }
 
-  /// Adds the elements of chunks that were not counted one by one.
-  __device__ void AddOrdinary(FoundErrors& found) const {
-    found.finite_count += int64_t{kChunkElements} * ordinary_chunks_;
-    found.relative_count += int64_t{kChunkElements} * ordinary_chunks_;
+  /// `position_of(number)` gives the position of a chunk's first element.
+  template <class PositionOf>
+  __device__ FoundErrors Found(PositionOf position_of) const {
+    FoundErrors found;
+    found.max_abs.Offer(max_abs_.value, position_of(max_abs_.number));
+    found.max_rel.Offer(max_rel_.value, position_of(max_rel_.number));
+    found.finite_count = finite_count_;
+    found.relative_count = relative_count_;
+    found.saturated_count = saturated_count_;
+    found.flushed_to_zero_count = flushed_to_zero_count_;
+    found.subnormal_count = subnormal_count_;
+    return found;
   }
 
  private:
+  struct Counted {
+    bool has_finite = true, has_relative = true;
+    bool is_extreme = false;  // Has a reference that Quotient does not take.
+  };
+
   /// Counts a chunk with elements that are not ordinary; leaves 0 for both sides of those that are
   /// not finite.
-  __device__ void CountSpecial(float (&s)[kChunkElements], float (&r)[kChunkElements],
-                               FoundErrors& found) const {
+  __device__ Counted CountSpecial(ChunkValues& values, bool inside) {
     uint32_t counts = 0;  // Four bits each.
 #pragma unroll
     for (int i = 0; i < kChunkElements; ++i) {
-      const float s_magnitude = fabsf(s[i]), r_magnitude = fabsf(r[i]);
-      const bool finite = s_magnitude < INFINITY && r_magnitude < INFINITY;
-      if (s_magnitude == ranges_.largest && r_magnitude > s_magnitude) counts += 1u << 8;
-      if (s_magnitude == 0 && r_magnitude > 0) counts += 1u << 12;
-      if (s_magnitude > 0 && s_magnitude < ranges_.smallest_normal) counts += 1u << 16;
-      if (finite) counts += r_magnitude > 0 ? 0x11 : 0x01;
-      if (!finite) s[i] = r[i] = 0;
+      const float s = fabsf(values.s[i]), r = fabsf(values.r[i]);
+      const bool finite = inside && s < INFINITY && r < INFINITY;
+      if (finite) counts += r > 0 ? 0x11 : 0x01;
+      if (inside && s == ranges_.largest && r > s) counts += 1u << 8;
+      if (inside && s == 0 && r > 0) counts += 1u << 12;
+      if (inside && s > 0 && s < ranges_.smallest_normal) counts += 1u << 16;
+      if (finite && r > 0 && !(r >= 0x1p-126f && r < 0x1p126f)) counts += 1u << 20;
+      if (!finite) values.s[i] = values.r[i] = 0;
     }
-    found.finite_count += counts & 0xF;
-    found.relative_count += counts >> 4 & 0xF;
-    found.saturated_count += counts >> 8 & 0xF;
-    found.flushed_to_zero_count += counts >> 12 & 0xF;
-    found.subnormal_count += counts >> 16 & 0xF;
+    finite_count_ += counts & 0xF;
+    relative_count_ += counts >> 4 & 0xF;
+    saturated_count_ += counts >> 8 & 0xF;
+    flushed_to_zero_count_ += counts >> 12 & 0xF;
+    subnormal_count_ += counts >> 16 & 0xF;
+    return {(counts & 0xF) != 0, (counts >> 4 & 0xF) != 0, (counts >> 20 & 0xF) != 0};
   }
 
-  const void* const subject_;
-  const void* const reference_;
-  const float* const tables_;
+  const ChunkRanges& ranges_;
   SharedReach* const reach_;
-  const ChunkRanges ranges_;
-  // What an error's upper word must be at least, whatever the block of threads has found.
-  int least_abs_ = 0, least_rel_ = 0;
-  uint32_t ordinary_chunks_ = 0;
+  LargestChunk max_abs_, max_rel_;
+  uint32_t finite_count_ = 0, relative_count_ = 0;
+  uint32_t saturated_count_ = 0, flushed_to_zero_count_ = 0, subnormal_count_ = 0;
 };
 
 /// One exchange across the warp: of kCount pairs, each lane keeps and adds the first or the second
@@ -262,24 +327,23 @@ __device__ inline void Exchange(const double* first, const double* second, int d
   }
 }
 
-/// Adds one segment's sums over lanes and stretches and stores them. `pairs` has the sums of two
-/// stretches each, already added over neighbouring lanes: of the first stretch in even lanes.
-__device__ void StoreExchanged(const ErrorTerms (&pairs)[2], double* to) {
-  static_assert(kSegmentStretches == 4 && kErrorSeriesCount == 7);
-  double seven[8], four[4], two[2], one;
-  Exchange<7>(pairs[0].values, pairs[1].values, 2, seven);
-  seven[7] = 0;
-  Exchange<4>(seven, seven + 4, 4, four);
-  Exchange<2>(four, four + 2, 8, two);
-  Exchange<1>(two, two + 1, 16, &one);
-  // Lanes now differ in the stretch by bits 0 and 1, in the series by bits 2, 3 and 4.
-  one += __shfl_xor_sync(kWholeWarp, one, 1);
-  one += __shfl_xor_sync(kWholeWarp, one, 2);
-  const int lane = threadIdx.x % 32;
-  if (lane % 4 == 0) to[(lane & 4) | (lane >> 2 & 2) | (lane >> 4 & 1)] = one;
+/// The sum over the warp of one series, for lane `i` that of series SeriesOf(i).
+__device__ double SumOverWarp(const ErrorTerms& terms) {
+  static_assert(kErrorSeriesCount == 7 && kSegmentSeries == 8);
+  double eight[8], four[4], two[2], one;
+#pragma unroll
+  for (int i = 0; i < 7; ++i) eight[i] = terms.values[i];
+  eight[7] = 0;
+  Exchange<4>(eight, eight + 4, 1, four);
+  Exchange<2>(four, four + 2, 2, two);
+  Exchange<1>(two, two + 1, 4, &one);
+  one += __shfl_xor_sync(kWholeWarp, one, 8);
+  one += __shfl_xor_sync(kWholeWarp, one, 16);
+  return one;
 }
+__device__ int SeriesOf(int lane) { return (lane & 1) * 4 + (lane & 2) + (lane >> 2 & 1); }
 
-/// The chunks of one thread: of each of its warp's segments one chunk a stretch.
+/// The chunks that one thread copies: of each of its warp's segments one chunk a stretch.
 class ChunkWalk {
  public:
   __device__ ChunkWalk(const BlockShape& block, int64_t segment, int64_t segment_step)
@@ -290,7 +354,6 @@ class ChunkWalk {
     near_ = StepOf(kStretchElements);
     far_ = StepOf((segment_step - 1) * kSegmentElements + kStretchElements);
   }
-  __device__ int64_t position() const { return position_; }
   __device__ int64_t index() const { return index_; }
   __device__ bool inside() const { return position_ < block_.count; }
   /// To the next stretch of the segment, or from its last to the first of the next segment.
@@ -321,9 +384,43 @@ class ChunkWalk {
   Step near_, far_;
 };
 
+/// What a warp has in shared memory: two stages of 32 runs of both sides.
+template <NumberEncoding kSubject, NumberEncoding kReference>
+struct WarpStages {
+  // Runs of 64 bytes where one side has four bytes an element or both have two, else of 32.
+  static constexpr bool kIsWide =
+      kSubject == NumberEncoding::kF32 || kReference == NumberEncoding::kF32;
+  static constexpr int kRunChunks = kIsWide ? 2 : 4;
+  static constexpr int kOfSegment = kSegmentStretches / kRunChunks;
+  using Subject = RunLayout<kSubject, kRunChunks>;
+  using Reference = RunLayout<kReference, kRunChunks>;
+  static constexpr int kBytes = Subject::kBytes + Reference::kBytes;
+  static constexpr int kBlockBytes = kErrorWarps * 2 * kBytes;
+
+  /// Begins to copy the chunks of one stage, to where their runs are.
+  __device__ static void Copy(const ErrorParameters& parameters, ChunkWalk& walk, bool ends_segment,
+                              char* stage) {
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(stage));
+#pragma unroll
+    for (int stretch = 0; stretch < kRunChunks; ++stretch) {
+      const int chunk = threadIdx.x % 32 + 32 * stretch;
+      const int run = chunk / kRunChunks, of_run = chunk % kRunChunks;
+      Subject::Copy(parameters.subject.data, walk.index(), walk.inside(), address, run, of_run);
+      Reference::Copy(parameters.reference.data, walk.index(), walk.inside(),
+                      address + Subject::kBytes, run, of_run);
+      walk.Advance(ends_segment && stretch == kRunChunks - 1);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+};
+
 template <NumberEncoding kSubject, NumberEncoding kReference>
 __global__ void __launch_bounds__(kErrorThreads, 2)
-    MeasureTuned(const __grid_constant__ ErrorParameters parameters) {
+    MeasureTuned(const __grid_constant__ ErrorParameters parameters,
+                 const __grid_constant__ ChunkRanges ranges) {
+  using Stages = WarpStages<kSubject, kReference>;
+  constexpr int kRunElements = Stages::kRunChunks * kChunkElements;
+  extern __shared__ __align__(128) char stages[];
   __shared__ float tables[512];
   __shared__ SharedReach reach;
   if (threadIdx.x == 0) reach = {0, 0};
@@ -332,49 +429,65 @@ __global__ void __launch_bounds__(kErrorThreads, 2)
   __syncthreads();
   const BlockShape block(parameters.cut, blockIdx.y);
   double* sums = parameters.sums + blockIdx.y * parameters.cut.segments * kSegmentSeries;
+  const int lane = threadIdx.x % 32;
+  char* const first_stage = stages + threadIdx.x / 32 * (2 * Stages::kBytes);
+  const auto stage_of = [&](uint32_t number) { return first_stage + number % 2 * Stages::kBytes; };
   const int64_t segments = block.segments();
   const int64_t step = int64_t{gridDim.x} * kErrorWarps;
-  int64_t segment = int64_t{blockIdx.x} * kErrorWarps + threadIdx.x / 32;
-  ChunkWalk walk(block, segment, step);
-  Chunk<kSubject> next_subject;
-  Chunk<kReference> next_reference;
-  const auto load = [&] {
-    if (!walk.inside()) return;
-    next_subject.Load(parameters.subject.data, walk.index());
-    next_reference.Load(parameters.reference.data, walk.index());
+  const int64_t first_segment = int64_t{blockIdx.x} * kErrorWarps + threadIdx.x / 32;
+  const auto position_of = [&](uint32_t chunk) {
+    const uint32_t number = chunk / Stages::kRunChunks;
+    return (first_segment + number / Stages::kOfSegment * step) * kSegmentElements +
+           (number % Stages::kOfSegment * 32 + lane) * kRunElements +
+           chunk % Stages::kRunChunks * kChunkElements;
   };
-  load();
-  ChunkMeasure<kSubject, kReference> chunks(parameters, tables, &reach);
-  FoundErrors found;
-  for (; segment < segments; segment += step) {
-    ErrorTerms pairs[2], first;
-#pragma unroll
-    for (int stretch = 0; stretch < kSegmentStretches; ++stretch) {
-      const bool inside = walk.inside();
-      const int64_t position = walk.position(), index = walk.index();
-      const Chunk<kSubject> subject = next_subject;
-      const Chunk<kReference> reference = next_reference;
-      walk.Advance(stretch == kSegmentStretches - 1);
-      load();
-      ErrorTerms terms = {};
-      if (inside) terms = chunks.Measure(subject, reference, index, position, found);
-      if (stretch % 2 == 0) {
-        first = terms;
-      } else {
-        Exchange<kErrorSeriesCount>(first.values, terms.values, 1, pairs[stretch / 2].values);
+  ChunkWalk walk(block, first_segment, step);
+  Stages::Copy(parameters, walk, Stages::kOfSegment == 1, stage_of(0));
+  ChunkMeasure chunks(ranges, &reach);
+  uint32_t number = 0;  // Of the stage.
+  for (int64_t segment = first_segment; segment < segments; segment += step) {
+    double total = 0;
+#pragma unroll 1  // Here and below: the whole loop is to stay in the instruction cache.
+    for (int part = 0; part < Stages::kOfSegment; ++part, ++number) {
+      Stages::Copy(parameters, walk, Stages::kOfSegment == 1 || part == 0, stage_of(number + 1));
+      asm volatile("cp.async.wait_group 1;" ::: "memory");
+      __syncwarp();
+      const char* stage = stage_of(number);
+      const int64_t left =
+          block.count - segment * kSegmentElements - (part * 32 + lane) * kRunElements;
+      const auto measure = [&](int chunk) {
+        ChunkValues values;
+        Stages::Subject::Read(stage, lane, chunk, tables, values.s);
+        Stages::Reference::Read(stage + Stages::Subject::kBytes, lane, chunk, tables + 256,
+                                values.r);
+        const auto inside = [&] { return chunk * kChunkElements < left; };
+        return chunks.Measure(values, inside, number * Stages::kRunChunks + chunk);
+      };
+      ErrorTerms run = {};
+#pragma unroll 1
+      for (int chunk = 0; chunk < Stages::kRunChunks; chunk += 2) {
+        run = run + SumInOrder<2>(measure, chunk);
       }
+      total += SumOverWarp(run);
+      __syncwarp();
     }
-    StoreExchanged(pairs, sums + segment * kSegmentSeries);
+    if (lane < kSegmentSeries) sums[segment * kSegmentSeries + SeriesOf(lane)] = total;
   }
-  chunks.AddOrdinary(found);
-  StoreFound(found, parameters.slices + blockIdx.y * parameters.cut.slices + blockIdx.x);
+  StoreFound(chunks.Found(position_of),
+             parameters.slices + blockIdx.y * parameters.cut.slices + blockIdx.x);
 }
 
 template <NumberEncoding kSubject, NumberEncoding kReference>
-void Launch(const ErrorParameters& parameters, cudaStream_t stream) {
+cudaError_t Launch(const ErrorParameters& parameters, cudaStream_t stream) {
+  constexpr int kBytes = WarpStages<kSubject, kReference>::kBlockBytes;
   const dim3 grid(static_cast<unsigned>(parameters.cut.slices),
                   static_cast<unsigned>(parameters.cut.rows * parameters.cut.columns));
-  MeasureTuned<kSubject, kReference><<<grid, kErrorThreads, 0, stream>>>(parameters);
+  const auto kernel = MeasureTuned<kSubject, kReference>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error != cudaSuccess) return error;
+  kernel<<<grid, kErrorThreads, kBytes, stream>>>(parameters, ChunkRanges(parameters.range));
+  return cudaGetLastError();
 }
 
 /// Blocks begin at whole chunks in every row, and chunks at whole vectors.
@@ -392,25 +505,26 @@ bool Fits(const ErrorParameters& parameters) {
 
 }  // namespace
 
-bool LaunchTunedSegments(const ErrorParameters& parameters, cudaStream_t stream) {
+bool LaunchTunedSegments(const ErrorParameters& parameters, cudaStream_t stream,
+                         cudaError_t& error) {
   using enum NumberEncoding;
   if (!Fits(parameters)) return false;
   const NumberEncoding subject = parameters.subject.encoding;
   const NumberEncoding reference = parameters.reference.encoding;
   if (subject == kF32 && reference == kF32) {
-    Launch<kF32, kF32>(parameters, stream);
+    error = Launch<kF32, kF32>(parameters, stream);
   } else if (subject == kBF16 && reference == kF32) {
-    Launch<kBF16, kF32>(parameters, stream);
+    error = Launch<kBF16, kF32>(parameters, stream);
   } else if (subject == kBF16 && reference == kBF16) {
-    Launch<kBF16, kBF16>(parameters, stream);
+    error = Launch<kBF16, kBF16>(parameters, stream);
   } else if (subject == kF16 && reference == kF32) {
-    Launch<kF16, kF32>(parameters, stream);
+    error = Launch<kF16, kF32>(parameters, stream);
   } else if (subject == kF16 && reference == kF16) {
-    Launch<kF16, kF16>(parameters, stream);
+    error = Launch<kF16, kF16>(parameters, stream);
   } else if (subject == kBytes && reference == kF32) {
-    Launch<kBytes, kF32>(parameters, stream);
+    error = Launch<kBytes, kF32>(parameters, stream);
   } else if (subject == kBytes && reference == kBytes) {
-    Launch<kBytes, kBytes>(parameters, stream);
+    error = Launch<kBytes, kBytes>(parameters, stream);
   } else {
     return false;
   }

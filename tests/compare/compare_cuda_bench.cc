@@ -53,6 +53,13 @@ void BM_MeasureError(benchmark::State& state, DType dtype, DType step, ComparePa
   state.SetBytesProcessed(state.iterations() * 2 * kBytes);
 }
 
+/// What a report costs beside the bytes: launches, the wait, and the host's part.
+void BM_MeasureErrorSmall(benchmark::State& state) {
+  const Tensor x =
+      ValueOrDie(GenerateCuda(BenchmarkDevice(), {.dtype = DType::kF32, .shape = {512, 512}}));
+  TimeOnDevice(state, [&] { return MeasureErrorCuda(BenchmarkDevice(), x, x).status(); });
+}
+
 /// A bf16 subject of half the reference's bytes.
 void BM_MeasureErrorMixed(benchmark::State& state, DType dtype) {
   const Tensor reference = Source(DType::kF32, 1);
@@ -98,6 +105,7 @@ BENCHMARK_CAPTURE(BM_MeasureError, f32_plain, DType::kF32, DType::kBF16, Compare
     ->Apply(Timed);
 BENCHMARK_CAPTURE(BM_MeasureErrorMixed, bf16_f32, DType::kBF16)->Apply(Timed);
 BENCHMARK_CAPTURE(BM_MeasureErrorMixed, e4m3_f32, DType::kF8E4M3)->Apply(Timed);
+BENCHMARK(BM_MeasureErrorSmall)->Apply(Timed);
 BENCHMARK(BM_MeasureNearer)->Apply(Timed);
 
 }  // namespace
