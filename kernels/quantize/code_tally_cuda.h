@@ -21,14 +21,12 @@ class CodeTally {
     if (all != kTops) AddRare(words, sources);
   }
 
-  /// For a thread that has added less than 2^32 codes, `codes` of them.
-  __device__ ThreadCounts Counts(uint32_t codes) const {
-    ThreadCounts counts;
+  /// `codes` have been added.
+  __device__ void AddTo(ThreadCounts& counts, uint32_t codes) const {
     counts.Add(ElementKind::kNormal, codes - subnormal_ - code_zero_);
     counts.Add(ElementKind::kSubnormal, subnormal_);
     counts.Add(ElementKind::kZero, zero_);
     counts.Add(ElementKind::kFlushedToZero, code_zero_ - zero_);
-    return counts;
   }
 
  private:

@@ -109,12 +109,19 @@ __device__ inline float RoundUpMultiplier(uint32_t code) {
   return __uint_as_float((254 - code) << 23);
 }
 
-/// Sets 16 bytes of shared memory on their way from global memory, past the L1. The thread sees
-/// them after WaitForCopies.
-__device__ inline void CopyAsync(uint4* shared, const void* global) {
-  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+/// 16 bytes that are read once.
+__device__ inline uint4 LoadOnce(const void* address) {
+  uint4 words;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(address));
+  return words;
 }
-__device__ inline void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+/// Makes the compiler forget where the words come from, so that it unpacks them again where keeping
+/// what it unpacked would take registers that are not there.
+__device__ inline void Forget(uint4& words) {
+  asm("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+}
 
 }  // namespace quantgate

@@ -14,16 +14,14 @@ __global__ void __launch_bounds__(kThreads) QuantizeBlocks(const TileQuantizatio
   __shared__ TileFactors<kBlockSide> factors;
   const int64_t across = (job.columns + kBlockSide - 1) / kBlockSide;
   const int64_t tiles = (job.rows + kBlockSide - 1) / kBlockSide * across;
-  __shared__ BlockCounts block_counts;
-  block_counts.Clear();
   ThreadCounts counts;
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     PlainTile<Element, BlockThreads, kBlockSide>(job, tile / across * kBlockSide,
                                                  tile % across * kBlockSide, factors)
         .Quantize(counts);
   }
-  counts.AddTo(block_counts);
-  block_counts.WriteTo(job.counts);
+  __shared__ WarpCounts<kWarps> of_warps;
+  counts.AddTo(job.counts, of_warps);
 }
 
 /// A warp per tile of 32 x 32.
@@ -32,8 +30,6 @@ __global__ void __launch_bounds__(kThreads) QuantizeMicro(const TileQuantization
   __shared__ TileFactors<kMicroSide> factors[kWarps];
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
   const int64_t across = job.columns / kMicroSide, tiles = job.rows / kMicroSide * across;
-  __shared__ BlockCounts block_counts;
-  block_counts.Clear();
   ThreadCounts counts;
   for (int64_t tile = int64_t{blockIdx.x} * kWarps + warp; tile < tiles;
        tile += int64_t{gridDim.x} * kWarps) {
@@ -41,8 +37,8 @@ __global__ void __launch_bounds__(kThreads) QuantizeMicro(const TileQuantization
                                                 tile % across * kMicroSide, factors[warp])
         .Quantize(counts);
   }
-  counts.AddTo(block_counts);
-  block_counts.WriteTo(job.counts);
+  __shared__ WarpCounts<kWarps> of_warps;
+  counts.AddTo(job.counts, of_warps);
 }
 
 using Kernel = void (*)(TileQuantization);

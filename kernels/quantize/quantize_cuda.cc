@@ -94,8 +94,8 @@ absl::Status FillCopies(const CudaRequest& request, TileQuantization job,
   QG_RETURN_IF_ERROR(
       AllocateCopy(request, Usage::kColumnwise, quantized, job.column_codes, job.column_scales));
   const CudaDevice& device = request.device;
-  const auto launch = TunedTilesTake(job) ? &LaunchTunedTiles : &LaunchPlainTiles;
-  return QG_CUDA_STATUS(launch(job, device.facts().multiprocessors, device.stream()));
+  if (TunedTilesTake(job)) return QG_CUDA_STATUS(LaunchTunedTiles(job, device.stream()));
+  return QG_CUDA_STATUS(LaunchPlainTiles(job, device.facts().multiprocessors, device.stream()));
 }
 
 absl::Status QuantizeBlocks(const CudaRequest& request, QuantizedTensor& quantized) {

@@ -49,7 +49,7 @@ cudaError_t LaunchPlainTiles(const TileQuantization& job, int multiprocessors, c
 /// mxfp8's round-up rule, and addresses and strides fit for vectors.
 bool TunedTilesTake(const TileQuantization& job);
 /// For jobs that TunedTilesTake.
-cudaError_t LaunchTunedTiles(const TileQuantization& job, int multiprocessors, cudaStream_t stream);
+cudaError_t LaunchTunedTiles(const TileQuantization& job, cudaStream_t stream);
 
 /// Raises *amax_bits, fp32 magnitude bits, to max |x| of the elements; NaN counts as 0.
 cudaError_t LaunchAmax(const void* source, SourceFormat format, int64_t count, uint32_t* amax_bits,

@@ -5,7 +5,7 @@
 namespace quantgate {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kWarps = kThreads / kWarpLanes;
 constexpr int kUnrolled = 4;
 
 /// Magnitudes as the format holds them, two to a word where it has 16 bits.
@@ -98,14 +98,12 @@ template <class Source>
 __global__ void __launch_bounds__(kThreads)
     CountSource(const void* source, int64_t count, unsigned long long* counts) {
   const int64_t threads = int64_t{gridDim.x} * kThreads;
-  __shared__ BlockCounts block_counts;
-  block_counts.Clear();
   ThreadCounts found;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += threads) {
     found.Add(KindOfSource<Source>(static_cast<const typename Source::Storage*>(source)[i]));
   }
-  found.AddTo(block_counts);
-  block_counts.WriteTo(counts);
+  __shared__ WarpCounts<kWarps> of_warps;
+  found.AddTo(counts, of_warps);
 }
 
 }  // namespace

@@ -35,21 +35,10 @@ __device__ inline FloatClass ClassOf(float value) {
   return magnitude == 0 ? FloatClass::kZero : FloatClass::kFinite;
 }
 
-/// Counts of a block of threads, in shared memory: so few additions meet at one global address.
-struct BlockCounts {
-  unsigned long long of[kCountKinds];
-
-  /// By every thread of the block, as is WriteTo.
-  __device__ void Clear() {
-    if (threadIdx.x < kCountKinds) of[threadIdx.x] = 0;
-    __syncthreads();
-  }
-  __device__ void WriteTo(unsigned long long* counts) const {
-    __syncthreads();
-    if (threadIdx.x < kCountKinds && of[threadIdx.x] != 0) {
-      atomicAdd(&counts[threadIdx.x], of[threadIdx.x]);
-    }
-  }
+/// Counts of the warps of a block of threads, in shared memory.
+template <int kWarps>
+struct WarpCounts {
+  uint32_t of[kWarps][kCountKinds];
 };
 
 /// Counts of one thread, in the order of QuantizationCounts.
@@ -60,13 +49,22 @@ struct ThreadCounts {
 #pragma unroll
     for (int i = 0; i < kCountKinds; ++i) of[i] += static_cast<int>(kind) == i ? count : 0;
   }
-  /// By every thread of a warp, which together have counted less than 2^32.
-  __device__ void AddTo(BlockCounts& counts) const {
+
+  /// By every thread of a block, so that few additions meet at one address. A warp has counted less
+  /// than 2^32.
+  template <int kWarps>
+  __device__ void AddTo(unsigned long long* counts, WarpCounts<kWarps>& warps) const {
+    const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
     for (int i = 0; i < kCountKinds; ++i) {
       const uint32_t sum = __reduce_add_sync(0xFFFFFFFF, of[i]);
-      if (sum != 0 && threadIdx.x % kWarpLanes == 0) atomicAdd(&counts.of[i], sum);
+      if (thread % kWarpLanes == 0) warps.of[thread / kWarpLanes][i] = sum;
     }
+    __syncthreads();
+    if (thread >= kCountKinds) return;
+    unsigned long long sum = 0;
+    for (const auto& of_warp : warps.of) sum += of_warp[thread];
+    if (sum != 0) atomicAdd(&counts[thread], sum);
   }
 };
 

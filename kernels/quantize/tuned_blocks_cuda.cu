@@ -2,8 +2,6 @@
 // A block of threads has a tile of 128 x 128 in registers; the columnwise codes are turned in
 // shared memory. Tiles at the edges, and those of fp8_block with an infinity or a NaN, are left to
 // the definition (tile_parts_cuda.h).
-#include <algorithm>
-
 #include "kernels/quantize/code_tally_cuda.h"
 #include "kernels/quantize/packed_casts_cuda.h"
 #include "kernels/quantize/tile_parts_cuda.h"
@@ -20,7 +18,7 @@ constexpr uint32_t kInfinityBf16 = 0x7F80;
 /// Tiles that follow each other go down this far before they go right, so that the lines of
 /// columnwise codes that are written at a time stand next to each other.
 constexpr uint32_t kTilesDown = 4;
-constexpr int kBlocksPerMultiprocessor = 3;
+constexpr int kBlocksPerMultiprocessor = 4;  // As many tiles fit the registers.
 
 enum class Mode {
   kTensor,  ///< One scale of the tensor.
@@ -29,15 +27,14 @@ enum class Mode {
 };
 
 struct Shared {
-  uint4 source[kPatch][kThreads];  ///< Rows of the next tile's patches, each for its thread alone.
   union {
     uint2 codes[kSide][kAcross];  ///< Columnwise: units of 8 codes, see TurnedUnit.
     TileFactors<kSide> plain;
   };
-  uint16_t row_amax[kSide], column_amax[kWarps][kSide];  ///< bf16.
-  float row_factor[kSide], column_factor[kSide];
+  uint16_t column_amax[kWarps][kSide];  ///< bf16.
+  float column_factor[kSide];
   uint32_t warp_amax[kWarps];
-  BlockCounts counts;
+  WarpCounts<kWarps> counts;
 };
 
 /// Where the unit of patch row `down` of a column of patches `right` stands: a warp that writes 16
@@ -79,78 +76,56 @@ struct TileOrder {
   }
 };
 
-/// One whole tile after the other: Prefetch, Take, Survey, perhaps the Prefetch of the next one,
-/// Quantize.
+/// A whole tile.
 template <class Element, Mode kMode>
 class BlockTile {
  public:
-  __device__ BlockTile(const TileQuantization& job, Shared& shared)
-      : job_(job), shared_(shared), columns_(job.columns), thread_(threadIdx.x) {}
-
-  __device__ void Prefetch(const TilePlace& place) {
-    const auto* source = static_cast<const uint16_t*>(job_.source) + FirstOf(place);
+  __device__ BlockTile(const TileQuantization& job, TilePlace place, Shared& shared)
+      : job_(job), place_(place), shared_(shared) {
+    const auto* source = static_cast<const uint16_t*>(job.source) + First();
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
-      CopyAsync(&shared_.source[i][Thread()], source + i * columns_);
-    }
+    for (int i = 0; i < kPatch; ++i) patch_[i] = LoadOnce(source + i * job.columns);
   }
 
-  __device__ void Take(const TilePlace& place) {
-    place_ = place;
-    // What addresses are made of, so that they are made again for each tile: kept from tile to tile
-    // they would take registers that the patch needs.
-    asm volatile("" : "+r"(thread_), "+l"(columns_));
-    WaitForCopies();
-#pragma unroll
-    for (int i = 0; i < kPatch; ++i) patch_[i] = shared_.source[i][Thread()];
-  }
-
-  /// Reads all of the patch, whose place in shared memory is free then.
-  __device__ void Survey() {
+  /// False, with nothing counted, where the tile is one for the definition.
+  __device__ bool Quantize(ThreadCounts& counts) {
+    const bool has_rows = job_.row_codes != nullptr, has_columns = job_.column_codes != nullptr;
     if constexpr (kMode == Mode::kLines) {
-      WriteRowAmaxes();
-      WriteColumnAmaxes();
-    } else {
-      patch_amax_ = PatchAmax();
-    }
-  }
-
-  /// Codes that this thread has added to tallies.
-  __device__ uint32_t tallied() const { return tallied_; }
-
-  /// False, with nothing written, where the tile is one for the definition.
-  __device__ bool Quantize(CodeTally<Element>& tally) {
-    if constexpr (kMode == Mode::kTensor) {
-      TakeTensorScale();
-    } else if constexpr (kMode == Mode::kTiles) {
-      if (!MakeTileScale()) return false;
-    } else {
-      if (!MakeLineScales()) return false;
-    }
-    if (job_.column_codes == nullptr) {
-      Encode<true, false>(tally);
-    } else {
-      if (job_.row_codes == nullptr) {
-        Encode<false, true>(tally);
-      } else {
-        Encode<true, true>(tally);
+      CodeTally<Element> tally;
+      if (has_columns) WriteColumnAmaxes();
+      if (has_rows) EncodeLines(tally);
+      if (__syncthreads_or(HasSpecials())) return false;
+      if (has_columns) {
+        EncodeColumns(!has_rows, tally);
+        WriteTurned();
       }
-      WriteTurned();
+      tally.AddTo(counts, kPatch * kPatch);
+    } else {
+      if constexpr (kMode == Mode::kTensor) {
+        TakeTensorScale();
+      } else {
+        if (!MakeTileScale()) return false;
+      }
+      if (has_columns) {
+        Encode<true>(has_rows, counts);
+        WriteTurned();
+      } else {
+        Encode<false>(true, counts);
+      }
     }
     return true;
   }
 
  private:
-  __device__ uint32_t Thread() const { return thread_; }
-  __device__ uint32_t Down() const {
+  __device__ static uint32_t Thread() { return threadIdx.x; }
+  __device__ static uint32_t Down() {
     return Thread() / kAcross;
   }  ///< The patch's place in the tile.
-  __device__ uint32_t Right() const { return Thread() % kAcross; }
+  __device__ static uint32_t Right() { return Thread() % kAcross; }
   /// The patch's first element, in the source and in rowwise codes.
-  __device__ int64_t FirstOf(const TilePlace& place) const {
-    return (place.row() + Down() * kPatch) * columns_ + place.column() + Right() * kPatch;
+  __device__ int64_t First() const {
+    return (place_.row() + Down() * kPatch) * job_.columns + place_.column() + Right() * kPatch;
   }
-  __device__ int64_t First() const { return FirstOf(place_); }
 
   /// NaN where the patch has one.
   __device__ uint32_t PatchAmax() const {
@@ -164,7 +139,7 @@ class BlockTile {
 
   __device__ void TakeTensorScale() {
     factor_ = *job_.tensor_scale;
-    uint32_t amax = patch_amax_;
+    uint32_t amax = PatchAmax();
     // False for NaN: such a patch is counted element by element.
     is_plainly_countable_ = LowerBf16(amax) * factor_ < __uint_as_float(FirstBeyondBits<Element>());
     if (job_.amax_bits == nullptr) return;
@@ -188,12 +163,11 @@ class BlockTile {
   // ---- fp8_block, tiles
 
   __device__ bool MakeTileScale() {
-    const uint32_t of_warp = __reduce_max_sync(0xFFFFFFFF, patch_amax_);
+    const uint32_t of_warp = __reduce_max_sync(0xFFFFFFFF, PatchAmax());
     if (Thread() % kWarpLanes == 0) shared_.warp_amax[Thread() / kWarpLanes] = of_warp;
     __syncthreads();
     uint32_t amax = 0;
     for (const uint32_t other : shared_.warp_amax) amax = max(amax, other);
-    __syncthreads();  // The next tile may write its own.
     if (amax >= kInfinityBf16) return false;
     factor_ = ComputeScale(LowerBf16(amax), MaxFinite<Element>(), job_.scale_options);
     if (Thread() != 0) return true;
@@ -211,29 +185,27 @@ class BlockTile {
 
   // ---- fp8_block, lines
 
-  /// A thread per row, then a thread per column.
-  __device__ bool MakeLineScales() {
-    __syncthreads();
-    const bool is_row = Thread() < kSide;
-    const uint32_t line = Thread() % kSide;
-    uint32_t amax = is_row ? shared_.row_amax[line] : 0;
-    if (!is_row) {
-      for (const auto& of_warp : shared_.column_amax) amax = max(amax, uint32_t{of_warp[line]});
+  /// Rowwise codes before anyone has to wait: a warp has whole rows.
+  __device__ void EncodeLines(CodeTally<Element>& tally) {
+    const float scale = ComputeScale(RowAmax(), MaxFinite<Element>(), job_.scale_options);
+    if (Right() < kPatch) {
+      WriteScale(job_.row_scales, place_.row() + Down() * kPatch + Right(), place_.right,
+                 job_.columns, scale);
     }
-    if (__syncthreads_or(amax >= kInfinityBf16)) return false;
-    const float scale = ComputeScale(LowerBf16(amax), MaxFinite<Element>(), job_.scale_options);
-    (is_row ? shared_.row_factor : shared_.column_factor)[line] = scale;
-    if (is_row) {
-      WriteScale(job_.row_scales, place_.row() + line, place_.right, job_.columns, scale);
-    } else {
-      WriteScale(job_.column_scales, place_.column() + line, place_.down, job_.rows, scale);
+    float factors[kPatch];
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) factors[i] = __shfl_sync(0xFFFFFFFF, scale, i, kAcross);
+#pragma unroll
+    for (int i = 0; i < kPatch; i += 4) {
+      uint32_t words[8];
+      EncodeRows(i, &factors[i], words);
+      WriteRows(i, words);
+      tally.Add(words, &patch_[i]);
     }
-    __syncthreads();
-    return true;
   }
 
-  /// Over the 16 lanes that have a row, two rows to a word.
-  __device__ void WriteRowAmaxes() {
+  /// Of row Right() % 8 of the patch, over the 16 lanes that have it, two rows to a word.
+  __device__ float RowAmax() {
     uint32_t rows[kPatch / 2];
 #pragma unroll
     for (int i = 0; i < kPatch / 2; ++i) {
@@ -244,9 +216,9 @@ class BlockTile {
         rows[i] = MaxOrNanOfBf16(rows[i], __shfl_xor_sync(0xFFFFFFFF, rows[i], lanes));
       }
     }
-    if (Right() != 0) return;
-    *reinterpret_cast<uint4*>(&shared_.row_amax[Down() * kPatch]) =
-        make_uint4(rows[0], rows[1], rows[2], rows[3]);
+    const uint32_t lower = Right() & 2 ? rows[1] : rows[0], upper = Right() & 2 ? rows[3] : rows[2];
+    const uint32_t pair = Right() & 4 ? upper : lower;
+    return Right() & 1 ? UpperBf16(pair) : LowerBf16(pair);
   }
 
   /// Over a warp's two rows of patches.
@@ -263,6 +235,51 @@ class BlockTile {
         columns;
   }
 
+  __device__ bool HasSpecials() const { return PatchAmax() >= kInfinityBf16; }
+
+  /// A thread per column makes its scale.
+  __device__ void MakeColumnScales() {
+    if (Thread() < kSide) {
+      uint32_t amax = 0;
+      for (const auto& of_warp : shared_.column_amax) amax = max(amax, uint32_t{of_warp[Thread()]});
+      const float scale = ComputeScale(LowerBf16(amax), MaxFinite<Element>(), job_.scale_options);
+      shared_.column_factor[Thread()] = scale;
+      WriteScale(job_.column_scales, place_.column() + Thread(), place_.down, job_.rows, scale);
+    }
+    __syncthreads();
+  }
+
+  __device__ void EncodeColumns(bool is_counted, CodeTally<Element>& tally) {
+    MakeColumnScales();
+    float factors[kPatch];
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) factors[i] = shared_.column_factor[Right() * kPatch + i];
+#pragma unroll
+    for (int i = 0; i < kPatch; i += 4) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) Forget(patch_[i + j]);
+      uint32_t columns[8];
+      EncodeFourRows(&patch_[i], factors, columns);
+      WriteColumns(i, columns);
+      if (is_counted) tally.Add(columns, &patch_[i]);
+    }
+  }
+
+  __device__ static void EncodeFourRows(const uint4* rows, const float* factors,
+                                        uint32_t (&columns)[8]) {
+    EncodeTwoColumns(rows[0].x, rows[1].x, rows[2].x, rows[3].x, factors, columns);
+    EncodeTwoColumns(rows[0].y, rows[1].y, rows[2].y, rows[3].y, factors + 2, columns + 2);
+    EncodeTwoColumns(rows[0].z, rows[1].z, rows[2].z, rows[3].z, factors + 4, columns + 4);
+    EncodeTwoColumns(rows[0].w, rows[1].w, rows[2].w, rows[3].w, factors + 6, columns + 6);
+  }
+  __device__ static void EncodeTwoColumns(uint32_t a, uint32_t b, uint32_t c, uint32_t d,
+                                          const float* factors, uint32_t* columns) {
+    columns[0] = EncodeFour<Element>(LowerBf16(a) * factors[0], LowerBf16(b) * factors[0],
+                                     LowerBf16(c) * factors[0], LowerBf16(d) * factors[0]);
+    columns[1] = EncodeFour<Element>(UpperBf16(a) * factors[1], UpperBf16(b) * factors[1],
+                                     UpperBf16(c) * factors[1], UpperBf16(d) * factors[1]);
+  }
+
   __device__ static uint4 MaxOfFour(const uint4& a, const uint4& b) {
     return make_uint4(MaxOrNanOfBf16(a.x, b.x), MaxOrNanOfBf16(a.y, b.y), MaxOrNanOfBf16(a.z, b.z),
                       MaxOrNanOfBf16(a.w, b.w));
@@ -270,52 +287,35 @@ class BlockTile {
 
   // ---- codes
 
-  /// Four rows of the patch at a time.
-  template <bool kRows, bool kColumns>
-  __device__ void Encode(CodeTally<Element>& tally) {
-    // Under one scale no barrier has parted this tile from the codes of the last.
-    if (kMode == Mode::kTensor && kColumns) __syncthreads();
-    float column_factors[kPatch];
-    if constexpr (kMode == Mode::kLines && kColumns) {
-#pragma unroll
-      for (int i = 0; i < kPatch; ++i) {
-        column_factors[i] = shared_.column_factor[Right() * kPatch + i];
-      }
-    }
+  /// Under one scale: the codes of columns are those of rows, turned.
+  template <bool kColumns>
+  __device__ void Encode(bool has_rows, ThreadCounts& counts) {
+    CodeTally<Element> tally;
+    const float factors[] = {factor_, factor_, factor_, factor_};
 #pragma unroll
     for (int i = 0; i < kPatch; i += 4) {
       uint32_t words[8];
-      if constexpr (kRows || kMode != Mode::kLines) EncodeRows(i, words);
-      if constexpr (kRows) WriteRows(i, words);
+      EncodeRows(i, factors, words);
+      if (has_rows) WriteRows(i, words);
       if constexpr (kColumns) {
         uint32_t columns[8];
-        if constexpr (kMode == Mode::kLines) {
-          EncodeColumns(&patch_[i], column_factors, columns);
-        } else {
-          TurnRows(words, columns);
-        }
+        TurnRows(words, columns);
         WriteColumns(i, columns);
-        if constexpr (!kRows && kMode == Mode::kLines) {
-#pragma unroll
-          for (int j = 0; j < 8; ++j) words[j] = columns[j];
-        }
       }
-      if (kMode != Mode::kTensor || is_plainly_countable_) tally.Add(words, &patch_[i]);
+      if (is_plainly_countable_) tally.Add(words, &patch_[i]);
     }
-    tallied_ += kMode != Mode::kTensor || is_plainly_countable_ ? kPatch * kPatch : 0;
-    if (kMode != Mode::kTensor) return;
-    if (__any_sync(0xFFFFFFFF, !is_plainly_countable_)) CountEach();
+    if (is_plainly_countable_) {
+      tally.AddTo(counts, kPatch * kPatch);
+    } else {
+      CountEach(counts);
+    }
   }
 
-  __device__ float RowFactor(int i) const {
-    return kMode == Mode::kLines ? shared_.row_factor[Down() * kPatch + i] : factor_;
-  }
-
-  __device__ void EncodeRows(int first, uint32_t (&words)[8]) const {
+  __device__ void EncodeRows(int first, const float* factors, uint32_t (&words)[8]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint4& row = patch_[first + i];
-      const float factor = RowFactor(first + i);
+      const float factor = factors[i];
       words[2 * i] = EncodeFour<Element>(LowerBf16(row.x) * factor, UpperBf16(row.x) * factor,
                                          LowerBf16(row.y) * factor, UpperBf16(row.y) * factor);
       words[2 * i + 1] = EncodeFour<Element>(LowerBf16(row.z) * factor, UpperBf16(row.z) * factor,
@@ -324,14 +324,14 @@ class BlockTile {
   }
 
   __device__ void WriteRows(int first, const uint32_t (&words)[8]) const {
-    uint8_t* codes = job_.row_codes + First() + first * columns_;
+    uint8_t* codes = job_.row_codes + First() + first * job_.columns;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      *reinterpret_cast<uint2*>(codes + i * columns_) = make_uint2(words[2 * i], words[2 * i + 1]);
+      *reinterpret_cast<uint2*>(codes + i * job_.columns) =
+          make_uint2(words[2 * i], words[2 * i + 1]);
     }
   }
 
-  /// Under one scale the codes of columns are those of rows.
   __device__ static void TurnRows(const uint32_t (&words)[8], uint32_t (&columns)[8]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -340,23 +340,6 @@ class BlockTile {
 #pragma unroll
       for (int i = 0; i < 4; ++i) columns[4 * half + i] = four[i];
     }
-  }
-
-  __device__ static void EncodeColumns(const uint4* rows, const float* factors,
-                                       uint32_t (&columns)[8]) {
-    EncodeTwoColumns(rows[0].x, rows[1].x, rows[2].x, rows[3].x, factors, columns);
-    EncodeTwoColumns(rows[0].y, rows[1].y, rows[2].y, rows[3].y, factors + 2, columns + 2);
-    EncodeTwoColumns(rows[0].z, rows[1].z, rows[2].z, rows[3].z, factors + 4, columns + 4);
-    EncodeTwoColumns(rows[0].w, rows[1].w, rows[2].w, rows[3].w, factors + 6, columns + 6);
-  }
-  __device__ static void EncodeTwoColumns(uint32_t a, uint32_t b, uint32_t c, uint32_t d,
-                                          const float* factors, uint32_t* columns) {
-    // So that values are unpacked again: 32 of them kept from the rows would not fit the registers.
-    asm("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d));
-    columns[0] = EncodeFour<Element>(LowerBf16(a) * factors[0], LowerBf16(b) * factors[0],
-                                     LowerBf16(c) * factors[0], LowerBf16(d) * factors[0]);
-    columns[1] = EncodeFour<Element>(UpperBf16(a) * factors[1], UpperBf16(b) * factors[1],
-                                     UpperBf16(c) * factors[1], UpperBf16(d) * factors[1]);
   }
 
   __device__ void WriteColumns(int first_row, const uint32_t (&columns)[8]) {
@@ -368,18 +351,16 @@ class BlockTile {
     }
   }
 
-  /// Patches with something beyond the largest code, or a NaN: by the definition, from the source.
-  __device__ void CountEach() {
-    ThreadCounts counts;
+  /// A patch with something beyond the largest code, or a NaN: by the definition, from the source.
+  __device__ void CountEach(ThreadCounts& counts) const {
 #pragma unroll 1
-    for (int i = 0; i < kPatch * kPatch && !is_plainly_countable_; ++i) {
+    for (int i = 0; i < kPatch * kPatch; ++i) {
       const float value = LoadElement(job_.source, SourceFormat::kBF16,
                                       First() + i / kPatch * job_.columns + i % kPatch);
       const float scaled = value * factor_;
       counts.Add(KindOfElement<Element>(ClassOf(value), scaled, EncodeFloat<Element>(scaled),
                                         ElementRounding::kNearestEven));
     }
-    counts.AddTo(shared_.counts);
   }
 
   /// Through shared memory, so that whole lines of 128 bytes are written.
@@ -399,60 +380,31 @@ class BlockTile {
   }
 
   const TileQuantization& job_;
+  const TilePlace place_;
   Shared& shared_;
-  int64_t columns_;
-  uint32_t thread_;
-  TilePlace place_ = {};
   uint4 patch_[kPatch];
-  uint32_t patch_amax_ = 0;
-  uint32_t tallied_ = 0;
-  float factor_ = 0;
+  float factor_ = 0;  ///< Of the tensor or the tile.
   bool is_plainly_countable_ = true;
 };
-
-/// Not inlined: it shall not cost the others registers.
-template <class Element>
-__device__ __noinline__ void QuantizePlainly(const TileQuantization& job, TilePlace place,
-                                             Shared& shared) {
-  __syncthreads();  // The last tile's codes have been read.
-  ThreadCounts counts;
-  PlainTile<Element, BlockThreads, kSide>(job, place.row(), place.column(), shared.plain)
-      .Quantize(counts);
-  counts.AddTo(shared.counts);
-}
 
 template <class Element, Mode kMode>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     QuantizeBlocks(const __grid_constant__ TileQuantization job,
                    const __grid_constant__ TileOrder order) {
-  extern __shared__ uint4 memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
-  shared.counts.Clear();
-  CodeTally<Element> tally;
-  BlockTile<Element, kMode> tile(job, shared);
+  __shared__ Shared shared;
   // A per-tensor scale was made by reading the source: its end is still in the L2.
-  const auto place_of = [&](uint32_t index) {
-    return order.At(kMode == Mode::kTensor ? order.count() - 1 - index : index);
-  };
-  uint32_t index = blockIdx.x;
-  TilePlace place = place_of(index);
-  if (order.IsWhole(place)) tile.Prefetch(place);
-  while (index < order.count()) {
-    const bool is_whole = order.IsWhole(place);
-    if (is_whole) {
-      tile.Take(place);
-      tile.Survey();
-    }
-    const TilePlace here = place;
-    index += gridDim.x;
-    if (index < order.count()) {
-      place = place_of(index);
-      if (order.IsWhole(place)) tile.Prefetch(place);
-    }
-    if (!is_whole || !tile.Quantize(tally)) QuantizePlainly<Element>(job, here, shared);
+  const TilePlace place =
+      order.At(kMode == Mode::kTensor ? order.count() - 1 - blockIdx.x : blockIdx.x);
+  ThreadCounts counts;
+  bool is_done = false;
+  if (order.IsWhole(place)) {
+    is_done = BlockTile<Element, kMode>(job, place, shared).Quantize(counts);
   }
-  tally.Counts(tile.tallied()).AddTo(shared.counts);
-  shared.counts.WriteTo(job.counts);
+  if (!is_done) {
+    PlainTile<Element, BlockThreads, kSide>(job, place.row(), place.column(), shared.plain)
+        .Quantize(counts);
+  }
+  counts.AddTo(job.counts, shared.counts);
 }
 
 template <class Element>
@@ -483,18 +435,13 @@ bool TunedBlocksTake(const TileQuantization& job) {
          (reshaped.rows / kSide + 1) * (reshaped.columns / kSide + 1) < int64_t{1} << 31;
 }
 
-cudaError_t LaunchTunedBlocks(const TileQuantization& job, int multiprocessors,
-                              cudaStream_t stream) {
+cudaError_t LaunchTunedBlocks(const TileQuantization& job, cudaStream_t stream) {
   const TileQuantization reshaped = Reshaped(job);
   const TileOrder order = TileOrder::Of(reshaped.rows, reshaped.columns);
   if (order.count() == 0) return cudaSuccess;
   const auto kernel =
       job.element == ElementFormat::kE4M3 ? FindKernel<E4M3>(job) : FindKernel<E5M2>(job);
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(Shared)});
-  if (error != cudaSuccess) return error;
-  const auto resident = static_cast<uint32_t>(multiprocessors * kBlocksPerMultiprocessor);
-  kernel<<<std::min(order.count(), resident), kThreads, sizeof(Shared), stream>>>(reshaped, order);
+  kernel<<<order.count(), kThreads, 0, stream>>>(reshaped, order);
   return cudaGetLastError();
 }
 

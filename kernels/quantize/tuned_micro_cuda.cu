@@ -1,9 +1,6 @@
 // mxfp8 from bf16 at the speed of memory: one read of the source, both copies. A warp has a tile of
-// 32 x 64 in registers while its next one is on its way to shared memory; a block of threads has
-// eight of them side by side. What is left at the right edge, and tiles with an infinity or a NaN,
-// go to the definition (tile_parts_cuda.h).
-#include <algorithm>
-
+// 32 x 64 in registers, a block of threads four of them side by side. What is left at the right
+// edge, and tiles with an infinity or a NaN, go to the definition (tile_parts_cuda.h).
 #include "kernels/quantize/code_tally_cuda.h"
 #include "kernels/quantize/packed_casts_cuda.h"
 #include "kernels/quantize/tile_parts_cuda.h"
@@ -13,23 +10,21 @@ namespace quantgate {
 namespace {
 
 constexpr int kLength = 32;  // Of a block of elements.
-constexpr int kThreads = 256, kWarps = kThreads / kWarpLanes;
+constexpr int kThreads = 128, kWarps = kThreads / kWarpLanes;
 constexpr int kPatch = 8;  // A thread has a patch of 8 x 8.
 constexpr int kWidth = 2 * kLength, kAcross = kWidth / kPatch;
 constexpr int kBlockWidth = kWarps * kWidth, kScalesAcross = kBlockWidth / kLength;
-constexpr int kBlocksPerMultiprocessor = 3;
+constexpr int kBlocksPerMultiprocessor = 6;
 constexpr uint32_t kInfinityBf16 = 0x7F80;
 
 struct Shared {
-  uint4 source[kPatch][kThreads];  ///< Rows of the next tile's patches, each for its thread alone.
-  /// Of this row of tiles and of the one that some warps may still be writing.
-  uint8_t row_scales[2][kLength][kScalesAcross];
-  bool is_gathered[2][kWarps];  ///< The warp's scales are in row_scales.
+  uint8_t row_scales[kLength][kScalesAcross];
+  bool is_gathered[kWarps];  ///< The warp's scales are in row_scales.
   TileFactors<kLength> plain[kWarps];
-  BlockCounts counts;
+  WarpCounts<kWarps> counts;
 };
 
-/// Of a block's eight tiles: in rows of tiles, and in eights.
+/// Of a block's tiles: in rows of tiles, and in as many as a block has.
 struct TilePlace {
   uint32_t down, right;
 
@@ -40,63 +35,39 @@ struct TilePlace {
 template <class Element>
 class MicroTile {
  public:
-  __device__ MicroTile(const TileQuantization& job, Shared& shared)
-      : job_(job), shared_(shared), columns_(job.columns), thread_(threadIdx.x) {}
-
-  __device__ bool IsWhole(const TilePlace& place) const {
-    return place.column() + (Warp() + 1) * kWidth <= job_.columns;
-  }
-
-  __device__ void Prefetch(const TilePlace& place) {
-    const auto* source = static_cast<const uint16_t*>(job_.source) + FirstOf(place);
+  __device__ MicroTile(const TileQuantization& job, TilePlace place, Shared& shared)
+      : job_(job), place_(place), shared_(shared) {
+    const auto* source = static_cast<const uint16_t*>(job.source) + First();
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) CopyAsync(&shared_.source[i][thread_], source + i * columns_);
+    for (int i = 0; i < kPatch; ++i) patch_[i] = LoadOnce(source + i * job.columns);
   }
 
-  __device__ void Take(const TilePlace& place) {
-    place_ = place;
-    // What addresses are made of, so that they are made again for each tile: kept from tile to tile
-    // they would take registers that the patch needs.
-    asm volatile("" : "+r"(thread_), "+l"(columns_));
-    WaitForCopies();
-#pragma unroll
-    for (int i = 0; i < kPatch; ++i) patch_[i] = shared_.source[i][thread_];
-  }
-
-  /// Reads all of the patch, whose place in shared memory is free then.
-  __device__ void Survey() {
+  /// Row scales go to shared memory. False, with nothing written, where the tile is one for the
+  /// definition.
+  __device__ bool Quantize(ThreadCounts& counts) {
     FindRowAmaxes();
     FindColumnAmaxes();
-  }
-
-  /// Codes that this thread has added to tallies.
-  __device__ uint32_t tallied() const { return tallied_; }
-
-  /// Row scales go to shared_.row_scales[turn]. False, with nothing written, where the tile is one
-  /// for the definition.
-  __device__ bool Quantize(int turn, CodeTally<Element>& tally) {
-    turn_ = turn;
     const uint32_t largest = LargerHalf(MaxOrNanOfBf16(columns_amax_));
     if (__any_sync(0xFFFFFFFF, largest >= kInfinityBf16)) return false;
     if (job_.has_tiles) SpreadTileAmax(largest);
     if (job_.column_codes == nullptr) {
-      Encode<true, false>(tally);
+      Encode<true, false>(counts);
     } else if (job_.row_codes == nullptr) {
-      Encode<false, true>(tally);
+      Encode<false, true>(counts);
     } else {
-      Encode<true, true>(tally);
+      Encode<true, true>(counts);
     }
     return true;
   }
 
  private:
-  __device__ uint32_t Warp() const { return thread_ / kWarpLanes; }
+  __device__ static uint32_t Warp() { return threadIdx.x / kWarpLanes; }
   /// The patch's place in the tile.
-  __device__ uint32_t Down() const { return thread_ % kWarpLanes / kAcross; }
-  __device__ uint32_t Right() const { return thread_ % kAcross; }
+  __device__ static uint32_t Down() { return threadIdx.x % kWarpLanes / kAcross; }
+  __device__ static uint32_t Right() { return threadIdx.x % kAcross; }
   /// The patch's first element, in the source and in both code arrays.
-  __device__ int64_t FirstOf(const TilePlace& place) const {
-    return (place.row() + Down() * kPatch) * columns_ + place.column() + Warp() * kWidth +
+  __device__ int64_t First() const {
+    return (place_.row() + Down() * kPatch) * job_.columns + place_.column() + Warp() * kWidth +
            Right() * kPatch;
   }
   __device__ static uint32_t OfLane(uint32_t value, int distance) {
@@ -146,8 +117,9 @@ class MicroTile {
   }
 
   template <bool kRows, bool kColumns>
-  __device__ void Encode(CodeTally<Element>& tally) {
-    const int64_t first = FirstOf(place_);
+  __device__ void Encode(ThreadCounts& counts) {
+    CodeTally<Element> tally;
+    const int64_t first = First();
     float factors[kPatch];
     if constexpr (kColumns) MakeColumnScales(factors);
 #pragma unroll
@@ -159,18 +131,18 @@ class MicroTile {
         uint2* codes = nullptr;
         if constexpr (kColumns) {
           EncodeColumns(row, factors, words[2 * j], words[2 * j + 1]);
-          codes = reinterpret_cast<uint2*>(job_.column_codes + first + (i + j) * columns_);
+          codes = reinterpret_cast<uint2*>(job_.column_codes + first + (i + j) * job_.columns);
           *codes = make_uint2(words[2 * j], words[2 * j + 1]);
         }
         if constexpr (kRows) {
           EncodeRow(row, RowFactor(i + j), words[2 * j], words[2 * j + 1]);
-          codes = reinterpret_cast<uint2*>(job_.row_codes + first + (i + j) * columns_);
+          codes = reinterpret_cast<uint2*>(job_.row_codes + first + (i + j) * job_.columns);
           *codes = make_uint2(words[2 * j], words[2 * j + 1]);
         }
       }
       tally.Add(words, &patch_[i]);
     }
-    tallied_ += kPatch * kPatch;
+    tally.AddTo(counts, kPatch * kPatch);
   }
 
   __device__ void MakeColumnScales(float* factors) const {
@@ -184,7 +156,7 @@ class MicroTile {
       codes[i / 4] |= code << (i % 4 * 8);
     }
     if (Down() != 0) return;
-    uint8_t* to = static_cast<uint8_t*>(job_.column_scales) + place_.down * columns_ +
+    uint8_t* to = static_cast<uint8_t*>(job_.column_scales) + place_.down * job_.columns +
                   place_.column() + Warp() * kWidth + Right() * kPatch;
     *reinterpret_cast<uint2*>(to) = make_uint2(codes[0], codes[1]);
   }
@@ -194,7 +166,7 @@ class MicroTile {
         RoundUpScale<Element>(i % 2 == 0 ? rows_[i / 2] & 0xFFFF : rows_[i / 2] >> 16);
     constexpr int kLanes = kLength / kPatch;
     if (Right() % kLanes == 0) {
-      shared_.row_scales[turn_][Down() * kPatch + i][Warp() * 2 + Right() / kLanes] =
+      shared_.row_scales[Down() * kPatch + i][Warp() * 2 + Right() / kLanes] =
           static_cast<uint8_t>(code);
     }
     return RoundUpMultiplier(code);
@@ -217,78 +189,50 @@ class MicroTile {
   }
 
   const TileQuantization& job_;
+  const TilePlace place_;
   Shared& shared_;
-  int64_t columns_;
-  uint32_t thread_;
-  int turn_ = 0;
-  uint32_t tallied_ = 0;
-  TilePlace place_ = {};
   uint4 patch_[kPatch];
   uint32_t rows_[kPatch / 2];  ///< Amaxes, bf16.
   uint4 columns_amax_;
 };
 
 /// What the warps of a block have left in shared memory, in lines.
-__device__ void WriteRowScales(const TileQuantization& job, const TilePlace& place, int turn,
-                               const Shared& shared) {
-  const int64_t stride = job.columns / kLength, first = place.column() / kLength;
-  auto* scales = static_cast<uint8_t*>(job.row_scales) + place.row() * stride + first;
-  for (int i = static_cast<int>(threadIdx.x); i < kLength * kScalesAcross; i += kThreads) {
-    const int line = i / kScalesAcross, at = i % kScalesAcross;
-    if (!shared.is_gathered[turn][at / 2]) continue;
-    scales[line * stride + at] = shared.row_scales[turn][line][at];
+__device__ void WriteRowScales(const TileQuantization& job, TilePlace place, const Shared& shared) {
+  const int64_t stride = job.columns / kLength;
+  auto* scales =
+      static_cast<uint8_t*>(job.row_scales) + place.row() * stride + place.column() / kLength;
+#pragma unroll
+  for (uint32_t i = threadIdx.x; i < kLength * kScalesAcross; i += kThreads) {
+    const uint32_t line = i / kScalesAcross, at = i % kScalesAcross;
+    if (shared.is_gathered[at / 2]) scales[line * stride + at] = shared.row_scales[line][at];
   }
-}
-
-/// Not inlined: it shall not cost the others registers.
-template <class Element>
-__device__ __noinline__ void QuantizePlainly(const TileQuantization& job, int64_t row,
-                                             int64_t column, Shared& shared) {
-  ThreadCounts counts;
-  for (int64_t at = column; at < min(column + kWidth, job.columns); at += kLength) {
-    PlainTile<Element, WarpThreads, kLength>(job, row, at, shared.plain[threadIdx.x / kWarpLanes])
-        .Quantize(counts);
-  }
-  counts.AddTo(shared.counts);
 }
 
 template <class Element>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
-    QuantizeMicro(const __grid_constant__ TileQuantization job, Divisor across, uint32_t count) {
-  extern __shared__ uint4 memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
-  shared.counts.Clear();
-  CodeTally<Element> tally;
-  MicroTile<Element> tile(job, shared);
-  const auto place_of = [&](uint32_t index) {
-    const uint32_t down = across.Quotient(index);
-    return TilePlace{down, index - down * across.value};
-  };
-  const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
-  uint32_t index = blockIdx.x;
-  TilePlace place = place_of(index);
-  if (tile.IsWhole(place)) tile.Prefetch(place);
-  for (int turn = 0; index < count; turn ^= 1) {
-    bool is_done = tile.IsWhole(place);
-    if (is_done) {
-      tile.Take(place);
-      tile.Survey();
-    }
-    const TilePlace here = place;
-    index += gridDim.x;
-    if (index < count) {
-      place = place_of(index);
-      if (tile.IsWhole(place)) tile.Prefetch(place);
-    }
-    is_done = is_done && tile.Quantize(turn, tally);
-    if (!is_done) QuantizePlainly<Element>(job, here.row(), here.column() + warp * kWidth, shared);
-    if (job.row_codes == nullptr) continue;
-    if (threadIdx.x % kWarpLanes == 0) shared.is_gathered[turn][warp] = is_done;
-    __syncthreads();
-    WriteRowScales(job, here, turn, shared);
+    QuantizeMicro(const __grid_constant__ TileQuantization job, Divisor across) {
+  __shared__ Shared shared;
+  const uint32_t down = across.Quotient(blockIdx.x);
+  const TilePlace place = {down, blockIdx.x - down * across.value};
+  const uint32_t warp = threadIdx.x / kWarpLanes;
+  const int64_t column = place.column() + warp * kWidth;
+  ThreadCounts counts;
+  bool is_done = false;
+  if (column + kWidth <= job.columns) {
+    is_done = MicroTile<Element>(job, place, shared).Quantize(counts);
   }
-  tally.Counts(tile.tallied()).AddTo(shared.counts);
-  shared.counts.WriteTo(job.counts);
+  if (!is_done) {
+    for (int64_t at = column; at < min(column + kWidth, job.columns); at += kLength) {
+      PlainTile<Element, WarpThreads, kLength>(job, place.row(), at, shared.plain[warp])
+          .Quantize(counts);
+    }
+  }
+  if (job.row_codes != nullptr) {
+    if (threadIdx.x % kWarpLanes == 0) shared.is_gathered[warp] = is_done;
+    __syncthreads();
+    WriteRowScales(job, place, shared);
+  }
+  counts.AddTo(job.counts, shared.counts);
 }
 
 int64_t BlocksAcross(const TileQuantization& job) {
@@ -303,19 +247,13 @@ bool TunedMicroTake(const TileQuantization& job) {
          job.rows / kLength * BlocksAcross(job) < int64_t{1} << 31;
 }
 
-cudaError_t LaunchTunedMicro(const TileQuantization& job, int multiprocessors,
-                             cudaStream_t stream) {
+cudaError_t LaunchTunedMicro(const TileQuantization& job, cudaStream_t stream) {
   const auto across = static_cast<uint32_t>(BlocksAcross(job));
   const auto count = static_cast<uint32_t>(job.rows / kLength * across);
   if (count == 0) return cudaSuccess;
   const auto kernel =
       job.element == ElementFormat::kE4M3 ? &QuantizeMicro<E4M3> : &QuantizeMicro<E5M2>;
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(Shared)});
-  if (error != cudaSuccess) return error;
-  const auto resident = static_cast<uint32_t>(multiprocessors * kBlocksPerMultiprocessor);
-  kernel<<<std::min(count, resident), kThreads, sizeof(Shared), stream>>>(job, Divisor::Of(across),
-                                                                          count);
+  kernel<<<count, kThreads, 0, stream>>>(job, Divisor::Of(across));
   return cudaGetLastError();
 }
 

@@ -19,10 +19,9 @@ bool TunedTilesTake(const TileQuantization& job) {
   return job.scales == TileScales::kE8m0 ? TunedMicroTake(job) : TunedBlocksTake(job);
 }
 
-cudaError_t LaunchTunedTiles(const TileQuantization& job, int multiprocessors,
-                             cudaStream_t stream) {
-  return job.scales == TileScales::kE8m0 ? LaunchTunedMicro(job, multiprocessors, stream)
-                                         : LaunchTunedBlocks(job, multiprocessors, stream);
+cudaError_t LaunchTunedTiles(const TileQuantization& job, cudaStream_t stream) {
+  return job.scales == TileScales::kE8m0 ? LaunchTunedMicro(job, stream)
+                                         : LaunchTunedBlocks(job, stream);
 }
 
 }  // namespace quantgate

@@ -8,11 +8,10 @@ namespace quantgate {
 
 /// fp8_tensor and fp8_block.
 bool TunedBlocksTake(const TileQuantization& job);
-cudaError_t LaunchTunedBlocks(const TileQuantization& job, int multiprocessors,
-                              cudaStream_t stream);
+cudaError_t LaunchTunedBlocks(const TileQuantization& job, cudaStream_t stream);
 
 /// mxfp8.
 bool TunedMicroTake(const TileQuantization& job);
-cudaError_t LaunchTunedMicro(const TileQuantization& job, int multiprocessors, cudaStream_t stream);
+cudaError_t LaunchTunedMicro(const TileQuantization& job, cudaStream_t stream);
 
 }  // namespace quantgate

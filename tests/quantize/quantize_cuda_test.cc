@@ -293,6 +293,28 @@ TEST(QuantizeCuda, EverySixteenBitInput) {
   }
 }
 
+/// What the tuned kernels take, and little else: short enough for compute-sanitizer.
+TEST(QuantizeCuda, UsualRules) {
+  Tensor source = Source(Distribution::kNormal, DType::kBF16, {288, 416});
+  source.as<uint16_t>()[5 * 416 + 300] = 0x7F80;
+  const Tensor on_device = OnDevice(source);
+  std::vector<NamedQuantizer> usual;
+  for (const int block_dim : {1, 2}) {
+    usual.push_back(
+        {"", QuantizerSpec{.format = QuantizerFormat::kFp8Block, .block_dim = block_dim}});
+    usual.push_back({"", QuantizerSpec{.format = QuantizerFormat::kMxfp8, .block_dim = block_dim}});
+  }
+  usual.push_back({"", QuantizerSpec{.format = QuantizerFormat::kFp8Tensor}});
+  usual.push_back(
+      {"", QuantizerSpec{.format = QuantizerFormat::kFp8Tensor, .scaling = Scaling::kDelayed}});
+  for (NamedQuantizer& named : usual) {
+    named.name = QuantizerText(named.quantizer);
+    for (const Usages usages : kEveryUsage) {
+      ASSERT_TRUE(ExpectSame(named, source, on_device, usages, named.ArgumentsFor()));
+    }
+  }
+}
+
 /// Some tiles with specials, some without; tiles of zeros; more than one band of tiles.
 TEST(QuantizeCuda, TilesOfEveryKindSideBySide) {
   Tensor source = Source(Distribution::kNormal, DType::kBF16, {1280, 1600});
