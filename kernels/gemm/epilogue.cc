@@ -189,7 +189,7 @@ uint32_t Epilogue::Store(int columns, float* values, std::byte* destination) con
     case DType::kF8E5M2: {
       uint32_t amax = 0;
       for (int i = 0; i < columns; ++i) {
-        amax = std::max(amax, steps::MagnitudeBits(values[i]));
+        amax = std::max(amax, steps::AmaxBits(values[i], combination_));
         values[i] = steps::Product(values[i], d_scale_, keeps_negative_zero_);
       }
       auto* out = reinterpret_cast<uint8_t*>(destination);

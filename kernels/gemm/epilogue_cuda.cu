@@ -100,7 +100,7 @@ __global__ void Epilogue(const EpilogueTask task) {
     }
     value = Combined(task, coefficient, m, n, value);
     if (task.amax != nullptr) {
-      amax = max(amax, steps::MagnitudeBits(value));
+      amax = max(amax, steps::AmaxBits(value, task.combination));
       value = steps::Product(value, d_scale, task.keeps_negative_zero);
     }
     Store(task, i, value);

@@ -63,6 +63,13 @@ QG_HOST_DEVICE constexpr uint32_t MagnitudeBits(float value) {
   return magnitude > 0x7F800000u ? uint32_t(Float32::kCanonicalNan) : magnitude;
 }
 
+/// What a value counts in the reported amax of an FP8 output: NaN is above all numbers, but after
+/// split-K nothing.
+QG_HOST_DEVICE constexpr uint32_t AmaxBits(float value, Combination combination) {
+  const uint32_t magnitude = MagnitudeBits(value);
+  return combination == Combination::kSplitK && magnitude > 0x7F800000u ? 0 : magnitude;
+}
+
 /// EncodeFloat<BFloat16>, restated so that compilers vectorise it: round to nearest even by adding
 /// 0x7FFF plus the lowest kept bit; NaN is replaced afterwards, since the addition may carry its
 /// mantissa away.

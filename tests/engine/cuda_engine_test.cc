@@ -1,0 +1,277 @@
+// The CUDA engine against the CPU engine: every operation through the same interface, byte for
+// byte, and what a device does when it is full.
+#include "kernels/engine/cuda_engine.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "kernels/layer/linear.h"
+#include "tests/engine/recipe_cases.h"
+#include "tests/engine/tensor_values.h"
+
+namespace quantgate {
+namespace {
+
+CudaEngine& Cuda() {
+  static CudaEngine& engine = *CudaEngine::Open(0).value().release();
+  return engine;
+}
+Engine& Cpu() {
+  static Engine& engine = *MakeCpuEngine({}).release();
+  return engine;
+}
+
+struct Dims {
+  int64_t m, n, k;
+};
+
+LinearRequest MakeRequest(Distribution distribution, DType dtype, Dims dims) {
+  LinearRequest request;
+  request.x = Generated(distribution, 1, dtype, {dims.m, dims.k});
+  request.weight = Generated(distribution, 2, dtype, {dims.n, dims.k});
+  request.bias = Generated(Distribution::kNormal, 3, dtype, {dims.n});
+  request.grad_output = Generated(distribution, 4, dtype, {dims.m, dims.n});
+  request.seed = 7;
+  return request;
+}
+
+/// "" or what differs first.
+std::string Difference(const LinearResult& subject, const LinearResult& reference) {
+  if (subject.outputs.size() != reference.outputs.size()) return "another number of outputs";
+  const auto compare = [](const std::vector<NamedTensor>& ours,
+                          const std::vector<NamedTensor>& theirs) -> std::string {
+    for (size_t i = 0; i < ours.size(); ++i) {
+      const Tensor host = Cuda().ToHost(ours[i].tensor, nullptr).value();
+      const auto same = SameBits(host, theirs[i].tensor);
+      if (!same) return ours[i].name + ": " + same.message();
+    }
+    return "";
+  };
+  std::string difference = compare(subject.outputs, reference.outputs);
+  if (difference.empty()) difference = compare(subject.state, reference.state);
+  if (!difference.empty()) return difference;
+  for (size_t i = 0; i < reference.saved.size(); ++i) {
+    const SavedOperand &ours = subject.saved[i], &theirs = reference.saved[i];
+    if (!(ours.at_save == theirs.at_save)) return "saved " + ours.name;
+    if (!(ours.at_use == theirs.at_use)) return "used " + ours.name;
+  }
+  for (size_t i = 0; i < reference.quantizations.size(); ++i) {
+    const QuantizationSummary &ours = subject.quantizations[i],
+                              &theirs = reference.quantizations[i];
+    const QuantizationCounts &a = ours.counts, &b = theirs.counts;
+    const bool same_counts = a.normal == b.normal && a.zero == b.zero &&
+                             a.subnormal == b.subnormal && a.flushed_to_zero == b.flushed_to_zero &&
+                             a.saturated == b.saturated && a.infinite == b.infinite &&
+                             a.nan == b.nan;
+    const auto bits = [](const std::optional<float>& value) {
+      return value.has_value() ? int64_t{std::bit_cast<uint32_t>(*value)} : int64_t{-1};
+    };
+    if (!same_counts) return "counts of quantization " + std::to_string(i);
+    if (ours.scale_codes != theirs.scale_codes) return "scale codes of " + std::to_string(i);
+    if (bits(ours.amax) != bits(theirs.amax) || bits(ours.scale) != bits(theirs.scale) ||
+        bits(ours.scale_inv) != bits(theirs.scale_inv) ||
+        bits(ours.amax_columnwise) != bits(theirs.amax_columnwise)) {
+      return "amax or scale of quantization " + std::to_string(i);
+    }
+  }
+  return "";
+}
+
+/// The arithmetic that both engines compute for any recipe: auto is the hardware on a GPU.
+Arithmetic ModelFor(const std::string& recipe) {
+  const bool is_blackwell = recipe.rfind("mxfp8", 0) == 0 || recipe.rfind("nvfp4", 0) == 0;
+  return Arithmetic::Parse(is_blackwell ? "sm100" : "sm90").value();
+}
+
+void ExpectSameLayer(const LinearRequest& request, const std::string& recipe_text,
+                     const Arithmetic& arithmetic, const std::string& what) {
+  const Recipe recipe = Recipe::Parse(recipe_text).value();
+  const auto reference = RunLinear(Cpu(), request, recipe, arithmetic, nullptr);
+  const auto subject = RunLinear(Cuda(), request, recipe, arithmetic, nullptr);
+  ASSERT_EQ(subject.status(), reference.status()) << recipe_text << " " << what;
+  if (!reference.ok()) return;
+  EXPECT_EQ(Difference(*subject, *reference), "") << recipe_text << " " << what;
+}
+
+class CudaEngineRecipes : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(All, CudaEngineRecipes, testing::ValuesIn(kRecipeCases));
+
+TEST_P(CudaEngineRecipes, LayersHaveTheBitsOfTheCpu) {
+  for (const Distribution distribution : AllDistributions()) {
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      const LinearRequest request = MakeRequest(distribution, dtype, {96, 160, 288});
+      ExpectSameLayer(request, GetParam(), ModelFor(GetParam()),
+                      std::string(DistributionName(distribution)));
+    }
+  }
+  ExpectSameLayer(MakeRequest(Distribution::kNormal, DType::kF16, {64, 128, 512}), GetParam(),
+                  ModelFor(GetParam()), "f16");
+}
+
+TEST_P(CudaEngineRecipes, GradientsAsAskedFor) {
+  for (int mask = 0; mask < 8; ++mask) {
+    LinearRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {64, 96, 160});
+    request.requires_grad = {(mask & 1) != 0, (mask & 2) != 0, (mask & 4) != 0};
+    if (mask & 2) request.main_grad = Generated(Distribution::kNormal, 5, DType::kF32, {96, 160});
+    ExpectSameLayer(request, GetParam(), ModelFor(GetParam()), std::to_string(mask));
+  }
+}
+
+TEST_P(CudaEngineRecipes, OddAndEmptyBatches) {
+  for (const int64_t m : {0, 16, 48}) {
+    ExpectSameLayer(MakeRequest(Distribution::kSpecialsLaced, DType::kBF16, {m, 32, 96}),
+                    GetParam(), ModelFor(GetParam()), std::to_string(m));
+  }
+}
+
+TEST(CudaEngineTest, CublasLtHasTheBitsOfItsModel) {
+  const LinearRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {256, 512, 768});
+  for (const char* recipe : {"bf16", "fp8_current", "fp8_block", "fp8_delayed",
+                             "fp8_current:backward_override=dequantized"}) {
+    const Recipe parsed = Recipe::Parse(recipe).value();
+    const auto hardware =
+        RunLinear(Cuda(), request, parsed, Arithmetic::Parse("cublaslt").value(), nullptr);
+    const auto model =
+        RunLinear(Cpu(), request, parsed, Arithmetic::Parse("sm90").value(), nullptr);
+    ASSERT_TRUE(hardware.ok() && model.ok()) << hardware.status() << model.status();
+    EXPECT_EQ(Difference(*hardware, *model), "") << recipe;
+    for (const GemmRecord& gemm : hardware->gemms) {
+      EXPECT_EQ(gemm.result.arithmetic.rfind("cublaslt", 0), 0u) << gemm.result.arithmetic;
+      EXPECT_NE(gemm.result.note.find("id="), std::string::npos) << gemm.result.note;
+    }
+  }
+}
+
+TEST(CudaEngineTest, AutoIsTheHardwareWhereItCan) {
+  const LinearRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {64, 128, 256});
+  const auto arithmetic_of = [&](const char* recipe) {
+    const auto result = RunLinear(Cuda(), request, Recipe::Parse(recipe).value(), {}, nullptr);
+    return result.ok() ? result->gemms[0].result.arithmetic : result.status().ToString();
+  };
+  EXPECT_EQ(arithmetic_of("fp8_current"), "cublaslt:fast");
+  EXPECT_EQ(arithmetic_of("bf16"), "cublaslt");
+  EXPECT_EQ(arithmetic_of("mxfp8"), "sm100");
+  EXPECT_EQ(arithmetic_of("nvfp4"), "sm100");
+}
+
+TEST(CudaEngineTest, RepeatsAreIdentical) {
+  const LinearRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {256, 256, 512});
+  for (const char* recipe : {"fp8_current", "mxfp8", "nvfp4", "fp8_block"}) {
+    std::vector<Fingerprint> first;
+    for (int repeat = 0; repeat < 1000; ++repeat) {
+      const auto result = RunLinear(Cuda(), request, Recipe::Parse(recipe).value(), {}, nullptr);
+      ASSERT_TRUE(result.ok()) << result.status();
+      std::vector<Fingerprint> now;
+      for (const NamedTensor& output : result->outputs) {
+        now.push_back(Cuda().FingerprintOf(output.tensor, nullptr).value());
+      }
+      if (repeat == 0) first = now;
+      ASSERT_EQ(now, first) << recipe << " repeat " << repeat;
+    }
+  }
+}
+
+TEST(CudaEngineTest, OtherStreamsAndOtherWorkChangeNothing) {
+  const LinearRequest request =
+      MakeRequest(Distribution::kLogNormalOutliers, DType::kBF16, {256, 256, 512});
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      // Two of them on a stream of their own, two on a shared one.
+      std::unique_ptr<CudaEngine> own;
+      if (t < 2) own = CudaEngine::Open(0).value();
+      Engine& engine = own == nullptr ? static_cast<Engine&>(Cuda()) : *own;
+      for (int i = 0; i < 25; ++i) {
+        for (const char* recipe : {"fp8_current", "nvfp4", "mxfp8"}) {
+          const Recipe parsed = Recipe::Parse(recipe).value();
+          const auto result = RunLinear(engine, request, parsed, ModelFor(recipe), nullptr);
+          ASSERT_TRUE(result.ok()) << result.status();
+          if (i % 8 != 0) continue;
+          const auto reference = RunLinear(Cpu(), request, parsed, ModelFor(recipe), nullptr);
+          EXPECT_EQ(Difference(*result, *reference), "") << recipe;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// What a caller sees when the k-th allocation of a layer fails, for every k: an error that names
+// the bytes, and a next run with the right bits.
+TEST(CudaEngineTest, SurvivesEveryFailedAllocation) {
+  CudaDevice& device = Cuda().device();
+  const LinearRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {64, 64, 128});
+  for (const char* name : {"fp8_current", "nvfp4", "fp8_delayed"}) {
+    const Recipe recipe = Recipe::Parse(name).value();
+    const auto reference = RunLinear(Cpu(), request, recipe, ModelFor(name), nullptr);
+    ASSERT_TRUE(reference.ok());
+    const int64_t before = device.allocation_count();
+    ASSERT_TRUE(RunLinear(Cuda(), request, recipe, ModelFor(name), nullptr).ok());
+    const int64_t count = device.allocation_count() - before;
+    ASSERT_GT(count, 10);
+    const int64_t in_use = device.bytes_in_use();
+    for (int64_t k = 1; k <= count; ++k) {
+      device.FailAllocation(k);
+      const auto failed = RunLinear(Cuda(), request, recipe, ModelFor(name), nullptr);
+      device.FailAllocation(0);
+      ASSERT_TRUE(absl::IsResourceExhausted(failed.status())) << k << ": " << failed.status();
+      EXPECT_NE(failed.status().message().find("bytes of device memory"), std::string::npos);
+      EXPECT_EQ(device.bytes_in_use(), in_use) << k;
+    }
+    const auto after = RunLinear(Cuda(), request, recipe, ModelFor(name), nullptr);
+    ASSERT_TRUE(after.ok()) << after.status();
+    EXPECT_EQ(Difference(*after, *reference), "") << name;
+  }
+}
+
+TEST(CudaEngineTest, StopsBetweenKernels) {
+  const LinearRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {64, 64, 128});
+  Cancellation cancelled;
+  cancelled.Cancel();
+  EXPECT_TRUE(absl::IsCancelled(
+      RunLinear(Cuda(), request, Recipe::Parse("bf16").value(), {}, &cancelled).status()));
+  Cancellation late(absl::Now() - absl::Seconds(1));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(
+      RunLinear(Cuda(), request, Recipe::Parse("bf16").value(), {}, &late).status()));
+}
+
+TEST(CudaEngineTest, DescribesItself) {
+  const DeviceDescription device = Cuda().Describe();
+  EXPECT_EQ(device.id, "cuda:0");
+  EXPECT_EQ(device.architecture, "sm_90");
+  EXPECT_FALSE(device.driver.empty());
+  EXPECT_GT(device.sm_clock_mhz, 0);
+  EXPECT_GT(device.multiprocessors, 0);
+  EXPECT_FALSE(device.cublaslt.empty());
+  EXPECT_TRUE(Cuda().Health().ok());
+}
+
+// Last, in a process of its own: a kernel that faults poisons the whole process.
+TEST(CudaEngineDeathTest, AFaultingKernelIsNeverForgotten) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        CudaEngine& engine = Cuda();
+        const Tensor good = engine.Generate({}, nullptr).value_or(Tensor());
+        // Device memory that is not there.
+        const auto nowhere = Buffer::Wrap(reinterpret_cast<std::byte*>(uintptr_t{1} << 46), 4096,
+                                          nullptr, MemorySpace::kDevice);
+        const Tensor bad = Tensor::View(DType::kF32, {1024}, nowhere).value();
+        const auto first = engine.FingerprintOf(bad, nullptr);
+        const auto second =
+            engine.FingerprintOf(Generated(Distribution::kNormal, 1, DType::kF32, {64}), nullptr);
+        const bool is_lost =
+            !first.ok() && absl::IsDataLoss(engine.Health()) && absl::IsDataLoss(second.status());
+        std::_Exit(is_lost ? 42 : 1);
+      },
+      testing::ExitedWithCode(42), "");
+}
+
+}  // namespace
+}  // namespace quantgate
