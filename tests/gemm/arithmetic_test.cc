@@ -37,7 +37,7 @@ TEST(ArithmeticTest, AutoResolvesToTheModelOnTheCpu) {
 TEST(ArithmeticTest, EveryListedNameParses) {
   for (const ArithmeticDescription& description : AllArithmetics()) {
     EXPECT_TRUE(Arithmetic::Parse(description.name).ok()) << description.name;
-    EXPECT_FALSE(description.is_hardware);
+    EXPECT_EQ(description.is_hardware, description.name == "cublaslt");
   }
 }
 
@@ -71,11 +71,22 @@ TEST(ArithmeticTest, RefusalsNameTheValueAndTheChoices) {
                         "sm90_mma_fp8, sm100, sm120, exact, fp32"));
 }
 
-TEST(ArithmeticTest, HardwareNeedsABuildWithCuda) {
-  for (const std::string text : {"cublaslt", "cublaslt:splitk=any"}) {
-    const auto arithmetic = Arithmetic::Parse(text);
-    EXPECT_EQ(arithmetic.status().code(), absl::StatusCode::kUnimplemented);
-    EXPECT_THAT(std::string(arithmetic.status().message()), HasSubstr("needs a build with CUDA"));
+TEST(ArithmeticTest, CublasLtHasAModelAndParametersOfItsOwn) {
+  const Arithmetic plain = Arithmetic::Parse("cublaslt").value();
+  EXPECT_EQ(plain.family, ArithmeticFamily::kCublasLt);
+  EXPECT_FALSE(IsTensorCore(plain.family));
+  EXPECT_EQ(plain.Model().ToString(), "sm90");
+  const std::string text = "cublaslt:split,splitk=any,algorithm=3";
+  const Arithmetic chosen = Arithmetic::Parse(text).value();
+  EXPECT_EQ(chosen.ToString(), text);
+  EXPECT_TRUE(chosen.any_split_k);
+  EXPECT_EQ(chosen.algorithm, 3);
+  EXPECT_EQ(chosen.Model().ToString(), "sm90:split");
+  EXPECT_EQ(Arithmetic::Parse("cublaslt:fast,splitk=4").value().Model().ToString(),
+            "sm90:fast,splitk=4");
+  for (const char* bad : {"cublaslt:acc=f16", "cublaslt:algorithm=-1", "cublaslt:algorithm=1024",
+                          "sm90:algorithm=1", "sm90:splitk=any"}) {
+    EXPECT_EQ(Arithmetic::Parse(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
   }
 }
 
