@@ -186,12 +186,13 @@ absl::StatusOr<ErrorReport> MeasureErrorOnPath(CudaDevice& device, const Tensor&
   const FinishErrorParameters finish = {
       .errors = parameters, .sums = block_sums.as<double>(), .totals = totals.as<BlockTotals>()};
   QG_CUDA_RETURN_IF_ERROR(LaunchFinishErrors(finish, device.stream()));
+  // What the host can do while the device is busy.
+  HeatMap heat_map = HeatMapOf(grid);
+  std::vector<BlockErrors> errors(blocks);
   QG_ASSIGN_OR_RETURN(const Tensor host, device.ToHost(totals));
   const auto* found = host.as<BlockTotals>();
-  std::vector<BlockErrors> errors;
-  errors.reserve(blocks);
-  for (int i = 0; i < blocks; ++i) errors.push_back(BlockErrorsOf(found[i]));
-  return SummarizeErrors(grid, errors, [&](int64_t index) {
+  for (int i = 0; i < blocks; ++i) errors[i] = BlockErrorsOf(found[i]);
+  return SummarizeErrors(grid, std::move(heat_map), errors, [&](int64_t index) {
     return PairOfBits(subject.shape(), subject.dtype(), reference.dtype(),
                       FindBits(found, blocks, index));
   });

@@ -132,7 +132,7 @@ absl::StatusOr<ErrorReport> MeasureError(const Tensor& subject, const Tensor& re
     }
   });
   QG_RETURN_IF_ERROR(context.CheckCancelled());
-  return SummarizeErrors(grid, blocks,
+  return SummarizeErrors(grid, HeatMapOf(grid), blocks,
                          [&](int64_t index) { return PairAt(subject, reference, index); });
 }
 

@@ -16,17 +16,17 @@ constexpr int kWorstBlocksMax = 5;
 using Terms = SeriesTerms<kErrorSeriesCount>;
 
 std::vector<HeatMapCell> WorstOf(const HeatMap& heat_map) {
-  std::vector<int> order;
-  for (size_t i = 0; i < heat_map.cells.size(); ++i) {
-    if (heat_map.cells[i].rms_error > 0) order.push_back(static_cast<int>(i));
-  }
-  const auto count = std::min<size_t>(order.size(), kWorstBlocksMax);
-  std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](int a, int b) {
-    const double a_error = heat_map.cells[a].rms_error, b_error = heat_map.cells[b].rms_error;
-    return a_error != b_error ? a_error > b_error : a < b;
-  });
   std::vector<HeatMapCell> worst;
-  for (size_t i = 0; i < count; ++i) worst.push_back(heat_map.cells[order[i]]);
+  for (const HeatMapCell& cell : heat_map.cells) {
+    const bool is_full = worst.size() == kWorstBlocksMax;
+    if (!(cell.rms_error > (is_full ? worst.back().rms_error : 0))) continue;
+    if (is_full) worst.pop_back();
+    // Behind its equals, which have lower indices.
+    const auto place = std::upper_bound(
+        worst.begin(), worst.end(), cell.rms_error,
+        [](double error, const HeatMapCell& other) { return error > other.rms_error; });
+    worst.insert(place, cell);
+  }
   return worst;
 }
 
@@ -65,14 +65,19 @@ absl::Status CheckNearerSides(const Tensor& subject, const Tensor& reference, co
                                                  ShapeText(subject.shape()), "]"));
 }
 
-ErrorReport SummarizeErrors(const BlockGrid& grid, const std::vector<BlockErrors>& blocks,
-                            absl::FunctionRef<ElementPair(int64_t)> pair_at) {
-  ScopedIeeeEnvironment ieee;
+HeatMap HeatMapOf(const BlockGrid& grid) {
   HeatMap heat_map;
   heat_map.rows = grid.rows;
   heat_map.columns = grid.columns;
   heat_map.cells.reserve(grid.count());
   for (int i = 0; i < grid.count(); ++i) heat_map.cells.push_back(grid.Cell(i));
+  return heat_map;
+}
+
+ErrorReport SummarizeErrors(const BlockGrid& grid, HeatMap heat_map,
+                            const std::vector<BlockErrors>& blocks,
+                            absl::FunctionRef<ElementPair(int64_t)> pair_at) {
+  ScopedIeeeEnvironment ieee;
   ErrorReport report;
   Terms sums(0);
   Largest max_abs, max_rel;

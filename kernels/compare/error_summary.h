@@ -43,9 +43,13 @@ absl::Status CheckErrorSides(const Tensor& subject, const Tensor& reference);
 /// The same for MeasureNearer.
 absl::Status CheckNearerSides(const Tensor& subject, const Tensor& reference, const Tensor& truth);
 
-/// Adds the blocks in index order and forms the ratios. `pair_at` gives the element of an index
-/// that is some block's largest.
-ErrorReport SummarizeErrors(const BlockGrid& grid, const std::vector<BlockErrors>& blocks,
+/// The cells of the blocks, without errors yet.
+HeatMap HeatMapOf(const BlockGrid& grid);
+
+/// Adds the blocks in index order and forms the ratios. `heat_map` is HeatMapOf(grid); `pair_at`
+/// gives the element of an index that is some block's largest.
+ErrorReport SummarizeErrors(const BlockGrid& grid, HeatMap heat_map,
+                            const std::vector<BlockErrors>& blocks,
                             absl::FunctionRef<ElementPair(int64_t)> pair_at);
 
 }  // namespace quantgate

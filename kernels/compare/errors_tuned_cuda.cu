@@ -7,9 +7,8 @@
 // - Left-out elements are 0 on both sides and add +0 where the plain kernel adds -0.0. The sign of
 //   a zero sum reaches no report: a tensor's sums begin with +0.
 // - The quotient uses that a divisor of at most 24 significant bits needs few steps.
-// - Maxima are watched by the upper words of errors: what cannot be the largest of its block of
-//   threads is not looked at. A thread keeps its largest error and the first chunk that has it;
-//   LaunchFinishErrors finds the element.
+// - A thread keeps its largest error and the first chunk that has it; LaunchFinishErrors finds the
+//   element.
 // - Sums cross the warp by halves: each exchange adds two lanes' sums of one half of the series and
 //   gives the other half away.
 #include "kernels/compare/error_found.h"
@@ -44,10 +43,9 @@ struct RunLayout {
 
   /// Begins to copy a chunk, or zeros where it is not `inside` of the data. `stage` is an address
   /// of shared memory.
-  __device__ static void Copy(const void* data, int64_t index, bool inside, uint32_t stage, int run,
-                              int chunk) {
-    const char* from =
-        static_cast<const char*>(data) + (inside ? index * kElementBytes<kEncoding> : 0);
+  __device__ static void Copy(const char* data, uint32_t index, bool inside, uint32_t stage,
+                              int run, int chunk) {
+    const char* from = data + (inside ? index : 0) * uint64_t{kElementBytes<kEncoding>};
     const int bytes = inside ? kUnitBytes : 0;
 #pragma unroll
     for (int unit = 0; unit < kChunkUnits; ++unit) {
@@ -144,13 +142,15 @@ struct ChunkValues {
   float s[kChunkElements], r[kChunkElements];
 };
 
-/// The sums of a chunk's terms, and the largest upper words of its errors.
+/// The sums of a chunk's terms, and its largest errors.
 struct MeasuredChunk {
   ErrorTerms sums;
-  int abs_upper = 0, rel_upper = 0;
+  double max_abs = 0, max_rel = 0;
 };
 
-/// `quotient(error, reference)` gives |error / reference|, and 0 for a reference of 0.
+__device__ inline double Larger(double a, double b) { return b > a ? b : a; }
+
+/// `quotient_of(error, reference)` gives |error / reference|, and 0 for a reference of 0.
 template <class QuotientOf>
 __device__ inline MeasuredChunk MeasureValues(const ChunkValues& values, QuotientOf quotient_of) {
   MeasuredChunk chunk;
@@ -158,8 +158,8 @@ __device__ inline MeasuredChunk MeasureValues(const ChunkValues& values, Quotien
     const double subject = values.s[i], reference = values.r[i];
     const double error = subject - reference;
     const double quotient = quotient_of(fabs(error), values.r[i]);
-    chunk.abs_upper = max(chunk.abs_upper, __double2hiint(error) & 0x7FFFFFFF);
-    chunk.rel_upper = max(chunk.rel_upper, __double2hiint(quotient));
+    chunk.max_abs = Larger(chunk.max_abs, fabs(error));
+    chunk.max_rel = Larger(chunk.max_rel, quotient);
     ErrorTerms terms;
     terms.values[kAbsError] = fabs(error);
     terms.values[kSquaredError] = error * error;
@@ -184,52 +184,22 @@ __device__ __noinline__ MeasuredChunk MeasureExtreme(ChunkValues values) {
   return MeasureValues(values, PlainQuotient);
 }
 
-struct LargestErrors {
-  double abs = 0, rel = 0;
-};
-
-/// The largest errors of a chunk; elements that do not count are 0 on both sides.
-__device__ __noinline__ LargestErrors LargestOf(ChunkValues values) {
-  LargestErrors largest;
-#pragma unroll
-  for (int i = 0; i < kChunkElements; ++i) {
-    const double error = fabs(static_cast<double>(values.s[i]) - static_cast<double>(values.r[i]));
-    const double quotient = PlainQuotient(error, values.r[i]);
-    if (error > largest.abs) largest.abs = error;
-    if (quotient > largest.rel) largest.rel = quotient;
-  }
-  return largest;
-}
-
-/// The upper words of the largest errors that a block of threads has found so far; 0 while they are
-/// 0. An error whose upper word is less is not the largest.
-struct SharedReach {
-  int abs, rel;
-};
-
 /// The largest of a quantity among the chunks of a thread.
 struct LargestChunk {
   double value = -1;
   uint32_t number = 0;
-  // What an upper word must be at least, whatever the block of threads has found: a thread looks at
-  // its first zero, and at no further one.
-  int least = 0;
-
-  __device__ void Offer(double candidate, uint32_t chunk, int* reach) {
+  __device__ void Offer(double candidate, uint32_t chunk) {
     if (candidate > value) {
       value = candidate;
       number = chunk;
     }
-    least = 1;
-    if (value > 0) atomicMax(reach, __double2hiint(value));
   }
 };
 
 /// What a thread finds in its chunks, which it numbers from 0.
 class ChunkMeasure {
  public:
-  __device__ ChunkMeasure(const ChunkRanges& ranges, SharedReach* reach)
-      : ranges_(ranges), reach_(reach) {}
+  __device__ explicit ChunkMeasure(const ChunkRanges& ranges) : ranges_(ranges) {}
 
   /// The sums of the terms of one chunk; one that is not `inside` of the block has none.
   template <class IsInside>
@@ -253,13 +223,8 @@ class ChunkMeasure {
     } else {
       chunk = MeasureValues(values, Quotient);
     }
-    const volatile SharedReach& reach = *reach_;
-    if (chunk.abs_upper >= max(reach.abs, max_abs_.least) ||
-        chunk.rel_upper >= max(reach.rel, max_rel_.least)) {
-      const LargestErrors largest = LargestOf(values);
-      if (counted.has_finite) max_abs_.Offer(largest.abs, number, &reach_->abs);
-      if (counted.has_relative) max_rel_.Offer(largest.rel, number, &reach_->rel);
-    }
+    if (counted.has_finite) max_abs_.Offer(chunk.max_abs, number);
+    if (counted.has_relative) max_rel_.Offer(chunk.max_rel, number);
     return chunk.sums;
   }
 
@@ -307,7 +272,6 @@ class ChunkMeasure {
   }
 
   const ChunkRanges& ranges_;
-  SharedReach* const reach_;
   LargestChunk max_abs_, max_rel_;
   uint32_t finite_count_ = 0, relative_count_ = 0;
   uint32_t saturated_count_ = 0, flushed_to_zero_count_ = 0, subnormal_count_ = 0;
@@ -343,75 +307,122 @@ __device__ double SumOverWarp(const ErrorTerms& terms) {
 }
 __device__ int SeriesOf(int lane) { return (lane & 1) * 4 + (lane & 2) + (lane >> 2 & 1); }
 
-/// The chunks that one thread copies: of each of its warp's segments one chunk a stretch.
-class ChunkWalk {
+/// Places in a block that lie equally far apart, without a division for each. Blocks are small
+/// enough for 32 bits (Fits): positions, and offsets in the tensor from the block's first element.
+class PositionWalk {
  public:
-  __device__ ChunkWalk(const BlockShape& block, int64_t segment, int64_t segment_step)
-      : block_(block),
-        position_(segment * kSegmentElements + threadIdx.x % 32 * kChunkElements),
-        index_(block.IndexOf(position_)),
-        column_(static_cast<int>(position_ % block.width)) {
-    near_ = StepOf(kStretchElements);
-    far_ = StepOf((segment_step - 1) * kSegmentElements + kStretchElements);
+  /// How far one move goes.
+  struct Step {
+    uint32_t positions, offsets, columns;
+  };
+
+  __device__ PositionWalk(const BlockShape& block, uint32_t position)
+      : count_(static_cast<uint32_t>(block.count)),
+        width_(static_cast<uint32_t>(block.width)),
+        wrap_(static_cast<uint32_t>(block.stride - block.width)),
+        position_(position),
+        offset_(static_cast<uint32_t>(position / width_ * block.stride) + position % width_),
+        column_(position % width_) {}
+  __device__ static Step StepOf(const BlockShape& block, uint32_t positions) {
+    const auto width = static_cast<uint32_t>(block.width);
+    const uint32_t rows = positions / width, columns = positions % width;
+    return {positions, static_cast<uint32_t>(rows * block.stride) + columns, columns};
   }
-  __device__ int64_t index() const { return index_; }
-  __device__ bool inside() const { return position_ < block_.count; }
-  /// To the next stretch of the segment, or from its last to the first of the next segment.
-  __device__ void Advance(bool to_next_segment) {
-    const Step& step = to_next_segment ? far_ : near_;
+
+  __device__ uint32_t offset() const { return offset_; }
+  __device__ bool inside() const { return position_ < count_; }
+  __device__ void Move(const Step& step) {
     position_ += step.positions;
-    index_ += step.indices;
+    offset_ += step.offsets;
     column_ += step.columns;
-    if (column_ >= block_.width) {
-      column_ -= static_cast<int>(block_.width);
-      index_ += block_.stride - block_.width;
+    if (column_ >= width_) {
+      column_ -= width_;
+      offset_ += wrap_;
     }
   }
 
  private:
-  struct Step {
-    int64_t positions, indices;
-    int columns;
-  };
-  __device__ Step StepOf(int64_t positions) const {
-    const int64_t rows = positions / block_.width, columns = positions % block_.width;
-    return {positions, rows * block_.stride + columns, static_cast<int>(columns)};
-  }
-
-  const BlockShape& block_;
-  int64_t position_, index_;
-  int column_;
-  Step near_, far_;
+  const uint32_t count_, width_, wrap_;
+  uint32_t position_, offset_, column_;
 };
 
-/// What a warp has in shared memory: two stages of 32 runs of both sides.
+/// Elements of a segment that one thread adds up by itself.
+inline constexpr int kRunElements = kSegmentElements / 32;
+
+/// How a warp gets its segments: in stages of the same share of each thread's run, two of them at a
+/// time in shared memory.
 template <NumberEncoding kSubject, NumberEncoding kReference>
-struct WarpStages {
-  // Runs of 64 bytes where one side has four bytes an element or both have two, else of 32.
+class WarpStages {
+ public:
   static constexpr bool kIsWide =
       kSubject == NumberEncoding::kF32 || kReference == NumberEncoding::kF32;
-  static constexpr int kRunChunks = kIsWide ? 2 : 4;
-  static constexpr int kOfSegment = kSegmentStretches / kRunChunks;
-  using Subject = RunLayout<kSubject, kRunChunks>;
-  using Reference = RunLayout<kReference, kRunChunks>;
+  static constexpr int kParts = kIsWide ? 2 : 1;                          // Stages of a segment.
+  static constexpr int kChunks = kRunElements / kChunkElements / kParts;  // Of a run, in a stage.
+  using Subject = RunLayout<kSubject, kChunks>;
+  using Reference = RunLayout<kReference, kChunks>;
   static constexpr int kBytes = Subject::kBytes + Reference::kBytes;
   static constexpr int kBlockBytes = kErrorWarps * 2 * kBytes;
 
-  /// Begins to copy the chunks of one stage, to where their runs are.
-  __device__ static void Copy(const ErrorParameters& parameters, ChunkWalk& walk, bool ends_segment,
-                              char* stage) {
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(stage));
+  __device__ WarpStages(const ErrorParameters& parameters, const BlockShape& block,
+                        uint32_t segment, uint32_t segment_step, char* memory)
+      : subject_(static_cast<const char*>(parameters.subject.data) +
+                 block.first * kElementBytes<kSubject>),
+        reference_(static_cast<const char*>(parameters.reference.data) +
+                   block.first * kElementBytes<kReference>),
+        memory_(memory),
+        address_(static_cast<uint32_t>(__cvta_generic_to_shared(memory))),
+        first_(block, segment * kSegmentElements + FirstOf(0)),
+        second_(block, segment * kSegmentElements + FirstOf(kIsWide ? 1 : 0)),
+        near_(PositionWalk::StepOf(block, kIsWide ? kRunElements / 2 : FirstOf(1) - FirstOf(0))),
+        far_(PositionWalk::StepOf(
+            block, segment_step * kSegmentElements -
+                       (kIsWide ? kRunElements / 2 : FirstOf(kChunks - 1) - FirstOf(0)))) {}
+
+  __device__ const char* Memory(uint32_t stage) const { return memory_ + stage % 2 * kBytes; }
+
+  /// Begins to copy the next stage; `ends_segment` says that it is a segment's last.
+  __device__ void Copy(uint32_t stage, bool ends_segment) {
+    const uint32_t to = address_ + stage % 2 * kBytes;
+    if constexpr (kIsWide) {
+      static_assert(kChunks == 2);
+      CopyChunk(first_, to, 0);
+      CopyChunk(second_, to, 1);
+      // Member by member, so that the steps stay in registers.
+      const PositionWalk::Step move = {ends_segment ? far_.positions : near_.positions,
+                                       ends_segment ? far_.offsets : near_.offsets,
+                                       ends_segment ? far_.columns : near_.columns};
+      first_.Move(move);
+      second_.Move(move);
+    } else {
 #pragma unroll
-    for (int stretch = 0; stretch < kRunChunks; ++stretch) {
-      const int chunk = threadIdx.x % 32 + 32 * stretch;
-      const int run = chunk / kRunChunks, of_run = chunk % kRunChunks;
-      Subject::Copy(parameters.subject.data, walk.index(), walk.inside(), address, run, of_run);
-      Reference::Copy(parameters.reference.data, walk.index(), walk.inside(),
-                      address + Subject::kBytes, run, of_run);
-      walk.Advance(ends_segment && stretch == kRunChunks - 1);
+      for (int i = 0; i < kChunks; ++i) {
+        CopyChunk(first_, to, i);
+        first_.Move(i == kChunks - 1 ? far_ : near_);
+      }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
+
+ private:
+  /// Which chunk of a stage this thread copies i-th: neighbours copy neighbours.
+  __device__ static int ChunkOf(int i) { return threadIdx.x % 32 + 32 * i; }
+  /// The position in a segment of the first element of that chunk in the first stage.
+  __device__ static int FirstOf(int i) {
+    return ChunkOf(i) / kChunks * kRunElements + ChunkOf(i) % kChunks * kChunkElements;
+  }
+
+  __device__ void CopyChunk(const PositionWalk& from, uint32_t to, int i) const {
+    const int run = ChunkOf(i) / kChunks, chunk = ChunkOf(i) % kChunks;
+    Subject::Copy(subject_, from.offset(), from.inside(), to, run, chunk);
+    Reference::Copy(reference_, from.offset(), from.inside(), to + Subject::kBytes, run, chunk);
+  }
+
+  const char* const subject_;  // The block's first element.
+  const char* const reference_;
+  char* const memory_;
+  const uint32_t address_;
+  PositionWalk first_, second_;  // Where the next chunks lie; wide stages have one walk for each.
+  const PositionWalk::Step near_, far_;
 };
 
 template <NumberEncoding kSubject, NumberEncoding kReference>
@@ -419,60 +430,56 @@ __global__ void __launch_bounds__(kErrorThreads, 2)
     MeasureTuned(const __grid_constant__ ErrorParameters parameters,
                  const __grid_constant__ ChunkRanges ranges) {
   using Stages = WarpStages<kSubject, kReference>;
-  constexpr int kRunElements = Stages::kRunChunks * kChunkElements;
-  extern __shared__ __align__(128) char stages[];
+  extern __shared__ __align__(128) char memory[];
   __shared__ float tables[512];
-  __shared__ SharedReach reach;
-  if (threadIdx.x == 0) reach = {0, 0};
   LoadByteValues(parameters.subject, tables);
   LoadByteValues(parameters.reference, tables + 256);
   __syncthreads();
   const BlockShape block(parameters.cut, blockIdx.y);
   double* sums = parameters.sums + blockIdx.y * parameters.cut.segments * kSegmentSeries;
-  const int lane = threadIdx.x % 32;
-  char* const first_stage = stages + threadIdx.x / 32 * (2 * Stages::kBytes);
-  const auto stage_of = [&](uint32_t number) { return first_stage + number % 2 * Stages::kBytes; };
-  const int64_t segments = block.segments();
-  const int64_t step = int64_t{gridDim.x} * kErrorWarps;
-  const int64_t first_segment = int64_t{blockIdx.x} * kErrorWarps + threadIdx.x / 32;
-  const auto position_of = [&](uint32_t chunk) {
-    const uint32_t number = chunk / Stages::kRunChunks;
-    return (first_segment + number / Stages::kOfSegment * step) * kSegmentElements +
-           (number % Stages::kOfSegment * 32 + lane) * kRunElements +
-           chunk % Stages::kRunChunks * kChunkElements;
-  };
-  ChunkWalk walk(block, first_segment, step);
-  Stages::Copy(parameters, walk, Stages::kOfSegment == 1, stage_of(0));
-  ChunkMeasure chunks(ranges, &reach);
-  uint32_t number = 0;  // Of the stage.
-  for (int64_t segment = first_segment; segment < segments; segment += step) {
-    double total = 0;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto segments = static_cast<uint32_t>(block.segments());
+  const uint32_t step = gridDim.x * kErrorWarps;
+  const uint32_t first_segment = blockIdx.x * kErrorWarps + warp;
+  Stages stages(parameters, block, first_segment, step, memory + warp * (2 * Stages::kBytes));
+  stages.Copy(0, Stages::kParts == 1);
+  ChunkMeasure chunks(ranges);
+  uint32_t stage = 0;
+  for (uint32_t segment = first_segment; segment < segments; segment += step) {
+    const int left = static_cast<int>(block.count) -
+                     static_cast<int>(segment * kSegmentElements + lane * kRunElements);
+    ErrorTerms run = {};
 #pragma unroll 1  // Here and below: the whole loop is to stay in the instruction cache.
-    for (int part = 0; part < Stages::kOfSegment; ++part, ++number) {
-      Stages::Copy(parameters, walk, Stages::kOfSegment == 1 || part == 0, stage_of(number + 1));
+    for (int part = 0; part < Stages::kParts; ++part, ++stage) {
+      stages.Copy(stage + 1, Stages::kParts == 1 || part == 0);
       asm volatile("cp.async.wait_group 1;" ::: "memory");
       __syncwarp();
-      const char* stage = stage_of(number);
-      const int64_t left =
-          block.count - segment * kSegmentElements - (part * 32 + lane) * kRunElements;
+      const char* subject = stages.Memory(stage);
+      const char* reference = subject + Stages::Subject::kBytes;
       const auto measure = [&](int chunk) {
         ChunkValues values;
-        Stages::Subject::Read(stage, lane, chunk, tables, values.s);
-        Stages::Reference::Read(stage + Stages::Subject::kBytes, lane, chunk, tables + 256,
-                                values.r);
-        const auto inside = [&] { return chunk * kChunkElements < left; };
-        return chunks.Measure(values, inside, number * Stages::kRunChunks + chunk);
+        Stages::Subject::Read(subject, lane, chunk, tables, values.s);
+        Stages::Reference::Read(reference, lane, chunk, tables + 256, values.r);
+        const auto inside = [&] {
+          return (part * Stages::kChunks + chunk) * kChunkElements < left;
+        };
+        return chunks.Measure(values, inside, stage * Stages::kChunks + chunk);
       };
-      ErrorTerms run = {};
+      // From 0 on, which changes no sum but the sign of a zero.
 #pragma unroll 1
-      for (int chunk = 0; chunk < Stages::kRunChunks; chunk += 2) {
+      for (int chunk = 0; chunk < Stages::kChunks; chunk += 2) {
         run = run + SumInOrder<2>(measure, chunk);
       }
-      total += SumOverWarp(run);
       __syncwarp();
     }
+    const double total = SumOverWarp(run);
     if (lane < kSegmentSeries) sums[segment * kSegmentSeries + SeriesOf(lane)] = total;
   }
+  const auto position_of = [&](uint32_t chunk) {
+    constexpr uint32_t kOfRun = Stages::kParts * Stages::kChunks;
+    return int64_t{(first_segment + chunk / kOfRun * step) * kSegmentElements +
+                   lane * kRunElements + chunk % kOfRun * kChunkElements};
+  };
   StoreFound(chunks.Found(position_of),
              parameters.slices + blockIdx.y * parameters.cut.slices + blockIdx.x);
 }
@@ -494,7 +501,8 @@ cudaError_t Launch(const ErrorParameters& parameters, cudaStream_t stream) {
 bool Fits(const ErrorParameters& parameters) {
   const BlockCut& cut = parameters.cut;
   if (cut.column_count % (int64_t{kChunkElements} * cut.columns) != 0) return false;
-  if (cut.column_count / cut.columns >= int64_t{1} << 30) return false;  // ChunkWalk's columns.
+  // PositionWalk's offsets.
+  if ((cut.row_count / cut.rows + 1) * cut.column_count >= int64_t{1} << 31) return false;
   const auto is_aligned = [](const NumberSource& source, int bytes) {
     const uintptr_t unit = bytes == 1 ? 8 : 16;
     return reinterpret_cast<uintptr_t>(source.data) % unit == 0;
