@@ -81,8 +81,9 @@ struct WarpThreads {
 };
 
 /// Magnitude bits of the amaxes of a tile's rows and columns, then the bits of what multiplies.
+/// Aligned to the vectors in which they are read.
 template <int kSide>
-struct TileFactors {
+struct alignas(16) TileFactors {
   uint32_t row[kSide], column[kSide];
 };
 
