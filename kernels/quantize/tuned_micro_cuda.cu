@@ -1,5 +1,5 @@
 // mxfp8 from bf16 at the speed of memory: one read of the source, both copies. A warp has a tile of
-// 32 x 64 in registers, a block of threads four of them side by side. What is left at the right
+// 32 x 64 in registers, a block of threads eight of them side by side. What is left at the right
 // edge, and tiles with an infinity or a NaN, go to the definition (tile_parts_cuda.h).
 #include "kernels/quantize/code_tally_cuda.h"
 #include "kernels/quantize/packed_casts_cuda.h"
@@ -10,11 +10,11 @@ namespace quantgate {
 namespace {
 
 constexpr int kLength = 32;  // Of a block of elements.
-constexpr int kThreads = 128, kWarps = kThreads / kWarpLanes;
+constexpr int kThreads = 256, kWarps = kThreads / kWarpLanes;
 constexpr int kPatch = 8;  // A thread has a patch of 8 x 8.
 constexpr int kWidth = 2 * kLength, kAcross = kWidth / kPatch;
 constexpr int kBlockWidth = kWarps * kWidth, kScalesAcross = kBlockWidth / kLength;
-constexpr int kBlocksPerMultiprocessor = 6;
+constexpr int kBlocksPerMultiprocessor = 3;
 constexpr uint32_t kInfinityBf16 = 0x7F80;
 
 struct Shared {
