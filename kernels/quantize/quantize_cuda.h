@@ -13,7 +13,8 @@
 
 namespace quantgate {
 
-/// As QuantizeCpu; QuantizedTensor::device_counts stands for its counts.
+/// As QuantizeCpu; QuantizedTensor::device_counts stands for its counts. A delayed scale may be in
+/// host memory too; one in device memory is taken as it is, positive and finite.
 absl::StatusOr<QuantizedTensor> QuantizeCuda(CudaDevice& device, const Tensor& source,
                                              const Quantizer& quantizer, Usages usages,
                                              const QuantizeArguments& arguments);
