@@ -68,6 +68,22 @@ TEST(MeasureErrorTest, AllNonFiniteLeavesZeros) {
   EXPECT_EQ(report.relative_frobenius, 0);
 }
 
+// An error of finite numbers can be infinite; an infinite element before it is no error.
+TEST(MeasureErrorTest, InfiniteErrorsOfFiniteNumbersAreFound) {
+  constexpr uint64_t kInfinity = 0x7FF0000000000000, kLargest = 0x7FEFFFFFFFFFFFFF;
+  std::vector<uint64_t> subject(64), reference(64);  // Blocks of two elements.
+  subject[2] = kInfinity;
+  subject[3] = kLargest;
+  reference[3] = kLargest | uint64_t{1} << 63;
+  const ErrorReport report =
+      MeasureError(TensorOfCodes(DType::kF64, {1, 64}, subject),
+                   TensorOfCodes(DType::kF64, {1, 64}, reference), ExecutionContext())
+          .value();
+  EXPECT_EQ(report.non_finite_count, 1);
+  EXPECT_EQ(report.max_abs, std::numeric_limits<double>::infinity());
+  EXPECT_THAT(report.max_abs_at.coordinate, ElementsAre(0, 3));
+}
+
 TEST(MeasureErrorTest, ZeroSidesHaveDefinedRatios) {
   EXPECT_EQ(Measure({0, 0}, {0, -0.0f}).cosine, 1);
   EXPECT_EQ(Measure({0, 0}, {0, 0}).relative_frobenius, 0);
