@@ -113,7 +113,10 @@ absl::StatusOr<QuantizationSummary> SummarizeCuda(CudaDevice& device,
                                                   const QuantizedTensor& quantized) {
   const QuantizedCopy& first =
       quantized.rowwise.has_value() ? *quantized.rowwise : *quantized.columnwise;
-  if (first.data.space() == MemorySpace::kHost) return SummarizeCpu(quantized);
+  // The codes may have been let go of.
+  const bool has_host_scales =
+      !first.scale_inv.has_value() || first.scale_inv.space() == MemorySpace::kHost;
+  if (has_host_scales && !quantized.device_counts.has_value()) return SummarizeCpu(quantized);
   const Tensor& counts = quantized.device_counts;
   SummaryScalars scalars;
   scalars.counts = counts.has_value() ? counts.as<int64_t>() : nullptr;
