@@ -112,8 +112,11 @@ class CpuEngine final : public Engine {
     return WithUpdate(state, options, max_finite);
   }
 
-  absl::StatusOr<QuantizationSummary> Summarize(const QuantizedTensor& quantized) override {
-    return SummarizeCpu(quantized);
+  absl::StatusOr<std::vector<QuantizationSummary>> Summarize(
+      std::span<const QuantizedTensor> quantized) override {
+    std::vector<QuantizationSummary> summaries;
+    for (const QuantizedTensor& one : quantized) summaries.push_back(SummarizeCpu(one));
+    return summaries;
   }
 
   absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override {
@@ -142,6 +145,15 @@ class CpuEngine final : public Engine {
     if (absl::Status status = context.CheckCancelled(); !status.ok()) return status;
     const uint64_t words[] = {fingerprint.high, fingerprint.low};
     return Tensor::FromBytes(DType::kI64, {2}, std::as_bytes(std::span(words)));
+  }
+
+  absl::StatusOr<std::vector<Fingerprint>> ReadFingerprints(
+      std::span<const Tensor> started) override {
+    std::vector<Fingerprint> fingerprints;
+    for (const Tensor& words : started) {
+      fingerprints.push_back({words.as<uint64_t>()[0], words.as<uint64_t>()[1]});
+    }
+    return fingerprints;
   }
 
   absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,

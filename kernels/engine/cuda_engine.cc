@@ -236,7 +236,8 @@ absl::StatusOr<DelayedScalingState> CudaEngine::UpdateScale(const DelayedScaling
   return WithUpdateCuda(*device_, moved, options, max_finite);
 }
 
-absl::StatusOr<QuantizationSummary> CudaEngine::Summarize(const QuantizedTensor& quantized) {
+absl::StatusOr<std::vector<QuantizationSummary>> CudaEngine::Summarize(
+    std::span<const QuantizedTensor> quantized) {
   QG_TAKE_TURN(nullptr);
   return SummarizeCuda(*device_, quantized);
 }
@@ -286,6 +287,15 @@ absl::StatusOr<Tensor> CudaEngine::StartFingerprint(const Tensor& tensor,
   QG_TAKE_TURN(cancellation);
   QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(tensor, cancellation));
   return FingerprintCuda(*device_, moved);
+}
+
+absl::StatusOr<std::vector<Fingerprint>> CudaEngine::ReadFingerprints(
+    std::span<const Tensor> started) {
+  QG_TAKE_TURN(nullptr);
+  static_assert(sizeof(Fingerprint) == 16);  // high and low, as the kernels write them.
+  std::vector<Fingerprint> fingerprints(started.size());
+  QG_RETURN_IF_ERROR(device_->ReadEach(started, fingerprints.data()));
+  return fingerprints;
 }
 
 absl::StatusOr<ParityReport> CudaEngine::CompareBits(const Tensor& subject, const Tensor& reference,

@@ -49,7 +49,8 @@ class CudaEngine final : public Engine {
   absl::StatusOr<DelayedScalingState> UpdateScale(const DelayedScalingState& state,
                                                   const DelayedScalingOptions& options,
                                                   float max_finite) override;
-  absl::StatusOr<QuantizationSummary> Summarize(const QuantizedTensor& quantized) override;
+  absl::StatusOr<std::vector<QuantizationSummary>> Summarize(
+      std::span<const QuantizedTensor> quantized) override;
   absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override;
   absl::StatusOr<std::vector<CublasLtAlgorithm>> Algorithms(
       const GemmDesc& desc, const Cancellation* cancellation) override;
@@ -60,6 +61,8 @@ class CudaEngine final : public Engine {
 
   absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor,
                                           const Cancellation* cancellation) override;
+  absl::StatusOr<std::vector<Fingerprint>> ReadFingerprints(
+      std::span<const Tensor> started) override;
   absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
                                            const Cancellation* cancellation) override;
   absl::StatusOr<ErrorReport> MeasureError(const Tensor& subject, const Tensor& reference,

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -103,7 +104,9 @@ class Engine {
   virtual absl::StatusOr<DelayedScalingState> UpdateScale(const DelayedScalingState& state,
                                                           const DelayedScalingOptions& options,
                                                           float max_finite) = 0;
-  virtual absl::StatusOr<QuantizationSummary> Summarize(const QuantizedTensor& quantized) = 0;
+  /// What reports say of each; one wait for all of them.
+  virtual absl::StatusOr<std::vector<QuantizationSummary>> Summarize(
+      std::span<const QuantizedTensor> quantized) = 0;
   virtual absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc,
                                           const Cancellation* cancellation) = 0;
   /// The algorithms that arithmetic cublaslt of a desc chooses from, in the order of its heuristic;
@@ -121,7 +124,9 @@ class Engine {
   /// i64 [2]: Fingerprint::high and ::low, for ReadFingerprint.
   virtual absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor,
                                                   const Cancellation* cancellation) = 0;
-  absl::StatusOr<Fingerprint> ReadFingerprint(const Tensor& started);
+  /// One wait for all of them.
+  virtual absl::StatusOr<std::vector<Fingerprint>> ReadFingerprints(
+      std::span<const Tensor> started) = 0;
   absl::StatusOr<Fingerprint> FingerprintOf(const Tensor& tensor, const Cancellation* cancellation);
   virtual absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
                                                    const Cancellation* cancellation) = 0;

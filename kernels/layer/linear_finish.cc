@@ -6,14 +6,22 @@
 
 namespace quantgate {
 
-absl::StatusOr<Fingerprint> LinearStep::ReadFingerprint(const std::vector<Tensor>& parts) {
-  Fingerprint sum;
-  for (const Tensor& part : parts) {
-    QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint, engine_.ReadFingerprint(part));
-    sum.low += fingerprint.low;
-    sum.high += fingerprint.high + (sum.low < fingerprint.low ? 1 : 0);
+absl::Status LinearStep::ReadFingerprints() {
+  std::vector<Tensor> parts;
+  for (const RunningFingerprint& running : fingerprints_) {
+    parts.insert(parts.end(), running.parts.begin(), running.parts.end());
   }
-  return sum;
+  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> read, engine_.ReadFingerprints(parts));
+  size_t next = 0;
+  for (const RunningFingerprint& running : fingerprints_) {
+    Fingerprint sum;
+    for (size_t part = 0; part < running.parts.size(); ++part, ++next) {
+      sum.low += read[next].low;
+      sum.high += read[next].high + (sum.low < read[next].low ? 1 : 0);
+    }
+    result_.saved[running.record].*running.moment = sum;
+  }
+  return absl::OkStatus();
 }
 
 void LinearStep::AddState() {
@@ -25,13 +33,12 @@ void LinearStep::AddState() {
 }
 
 absl::StatusOr<LinearResult> LinearStep::Finish() {
-  for (const RunningFingerprint& running : fingerprints_) {
-    QG_ASSIGN_OR_RETURN(result_.saved[running.record].*running.moment,
-                        ReadFingerprint(running.parts));
-  }
-  for (size_t i = 0; i < quantized_.size(); ++i) {
-    QG_ASSIGN_OR_RETURN(static_cast<QuantizationSummary&>(result_.quantizations[i]),
-                        engine_.Summarize(quantized_[i]));
+  if (!fingerprints_.empty()) QG_RETURN_IF_ERROR(ReadFingerprints());
+  if (!quantized_.empty()) {
+    QG_ASSIGN_OR_RETURN(std::vector<QuantizationSummary> summaries, engine_.Summarize(quantized_));
+    for (size_t i = 0; i < quantized_.size(); ++i) {
+      static_cast<QuantizationSummary&>(result_.quantizations[i]) = std::move(summaries[i]);
+    }
   }
   for (const RunningStage& stage : stages_) {
     QG_ASSIGN_OR_RETURN(const double seconds, stage.stopwatch->Seconds());

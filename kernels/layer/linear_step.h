@@ -79,7 +79,7 @@ class LinearStep {
   absl::Status AddOutput(const std::string& name, const Tensor& value, Shape shape);
 
   // linear_finish.cc
-  absl::StatusOr<Fingerprint> ReadFingerprint(const std::vector<Tensor>& parts);
+  absl::Status ReadFingerprints();
   void AddState();
 
   /// Runs one stage: cancellation, the observer, and its time.

@@ -4,6 +4,9 @@
 // the CPU, and those of CudaDevice.
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include "absl/status/statusor.h"
 #include "kernels/quantize/delayed_scaling.h"
 #include "kernels/quantize/quantization_summary.h"
@@ -42,8 +45,8 @@ absl::StatusOr<DelayedScalingState> WithUpdateCuda(CudaDevice& device,
                                                    const DelayedScalingOptions& options,
                                                    float max_finite);
 
-/// As SummarizeCpu.
-absl::StatusOr<QuantizationSummary> SummarizeCuda(CudaDevice& device,
-                                                  const QuantizedTensor& quantized);
+/// As SummarizeCpu of each, waiting once.
+absl::StatusOr<std::vector<QuantizationSummary>> SummarizeCuda(
+    CudaDevice& device, std::span<const QuantizedTensor> quantized);
 
 }  // namespace quantgate

@@ -1,6 +1,8 @@
 // Scales on a GPU: their layouts, delayed scaling's states, and what a report says of them.
 #include <bit>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "kernels/base/cuda_status.h"
 #include "kernels/quantize/quantize_cuda.h"
@@ -43,20 +45,57 @@ QuantizationCounts CountsOf(const int64_t* counts) {
           .nan = counts[6]};
 }
 
-/// Gathers everything on the device and reads it at once.
-absl::StatusOr<SummaryRecord> ReadRecord(CudaDevice& device, const QuantizedCopy& first,
-                                         const SummaryScalars& scalars) {
-  QG_ASSIGN_OR_RETURN(Tensor block, device.AllocateZeroed(DType::kU8, {sizeof(SummaryRecord)}));
-  auto* record = block.as<SummaryRecord>();
+const QuantizedCopy& FirstCopy(const QuantizedTensor& quantized) {
+  return quantized.rowwise.has_value() ? *quantized.rowwise : *quantized.columnwise;
+}
+
+/// Whether everything that a summary reads is on the host. The codes may have been let go of.
+bool IsOnHost(const QuantizedTensor& quantized) {
+  const Tensor& scales = FirstCopy(quantized).scale_inv;
+  return !quantized.device_counts.has_value() &&
+         (!scales.has_value() || scales.space() == MemorySpace::kHost);
+}
+
+SummaryScalars ScalarsOf(const QuantizedTensor& quantized) {
+  const QuantizedCopy& first = FirstCopy(quantized);
+  const Tensor& counts = quantized.device_counts;
+  SummaryScalars scalars;
+  scalars.counts = counts.has_value() ? counts.as<int64_t>() : nullptr;
+  scalars.amax = ScalarOf(first.amax);
+  if (quantized.columnwise.has_value()) {
+    scalars.amax_columnwise = ScalarOf(quantized.columnwise->amax);
+  }
+  scalars.scale = ScalarOf(quantized.scale);
+  if (first.format == QuantizerFormat::kFp8Tensor) scalars.scale_inv = ScalarOf(first.scale_inv);
+  return scalars;
+}
+
+/// Gathers one tensor's record on the device.
+absl::Status Gather(CudaDevice& device, const QuantizedTensor& quantized, SummaryRecord* record) {
+  const QuantizedCopy& first = FirstCopy(quantized);
   if (BlockLength(first.format) != 1) {
     const Tensor& scales = first.scale_inv;
     QG_CUDA_RETURN_IF_ERROR(LaunchCountScales(scales.data(), scales.dtype() == DType::kF32,
                                               scales.element_count(), record, device.stream()));
   }
-  QG_CUDA_RETURN_IF_ERROR(LaunchGatherSummary(scalars, record, device.stream()));
-  SummaryRecord read;
-  QG_RETURN_IF_ERROR(device.Read(record, &read, sizeof(read)));
-  return read;
+  return QG_CUDA_STATUS(LaunchGatherSummary(ScalarsOf(quantized), record, device.stream()));
+}
+
+QuantizationSummary SummaryOf(const QuantizedTensor& quantized, const SummaryRecord& record) {
+  const SummaryScalars scalars = ScalarsOf(quantized);
+  QuantizationSummary summary;
+  summary.amax = ValueOf(scalars.amax, record.amax);
+  const bool is_same = (scalars.amax == nullptr) == (scalars.amax_columnwise == nullptr) &&
+                       SameBits(record.amax, record.amax_columnwise);
+  if (!is_same) summary.amax_columnwise = ValueOf(scalars.amax_columnwise, record.amax_columnwise);
+  summary.scale = ValueOf(scalars.scale, record.scale);
+  summary.scale_inv = ValueOf(scalars.scale_inv, record.scale_inv);
+  summary.counts = scalars.counts == nullptr ? quantized.counts : CountsOf(record.counts);
+  for (int code = 0; code < kScaleCodes; ++code) {
+    const auto count = static_cast<int64_t>(record.scale_codes[code]);
+    if (count != 0) summary.scale_codes[code] = count;
+  }
+  return summary;
 }
 
 }  // namespace
@@ -109,38 +148,22 @@ absl::StatusOr<DelayedScalingState> WithUpdateCuda(CudaDevice& device,
   return NextState(device, state, job);
 }
 
-absl::StatusOr<QuantizationSummary> SummarizeCuda(CudaDevice& device,
-                                                  const QuantizedTensor& quantized) {
-  const QuantizedCopy& first =
-      quantized.rowwise.has_value() ? *quantized.rowwise : *quantized.columnwise;
-  // The codes may have been let go of.
-  const bool has_host_scales =
-      !first.scale_inv.has_value() || first.scale_inv.space() == MemorySpace::kHost;
-  if (has_host_scales && !quantized.device_counts.has_value()) return SummarizeCpu(quantized);
-  const Tensor& counts = quantized.device_counts;
-  SummaryScalars scalars;
-  scalars.counts = counts.has_value() ? counts.as<int64_t>() : nullptr;
-  scalars.amax = ScalarOf(first.amax);
-  if (quantized.columnwise.has_value()) {
-    scalars.amax_columnwise = ScalarOf(quantized.columnwise->amax);
+absl::StatusOr<std::vector<QuantizationSummary>> SummarizeCuda(
+    CudaDevice& device, std::span<const QuantizedTensor> quantized) {
+  const auto bytes = static_cast<int64_t>(quantized.size() * sizeof(SummaryRecord));
+  QG_ASSIGN_OR_RETURN(Tensor block, device.AllocateZeroed(DType::kU8, {bytes}));
+  for (size_t i = 0; i < quantized.size(); ++i) {
+    if (IsOnHost(quantized[i])) continue;
+    QG_RETURN_IF_ERROR(Gather(device, quantized[i], block.as<SummaryRecord>() + i));
   }
-  scalars.scale = ScalarOf(quantized.scale);
-  if (first.format == QuantizerFormat::kFp8Tensor) scalars.scale_inv = ScalarOf(first.scale_inv);
-  QG_ASSIGN_OR_RETURN(const SummaryRecord record, ReadRecord(device, first, scalars));
-
-  QuantizationSummary summary;
-  summary.amax = ValueOf(scalars.amax, record.amax);
-  const bool is_same = (scalars.amax == nullptr) == (scalars.amax_columnwise == nullptr) &&
-                       SameBits(record.amax, record.amax_columnwise);
-  if (!is_same) summary.amax_columnwise = ValueOf(scalars.amax_columnwise, record.amax_columnwise);
-  summary.scale = ValueOf(scalars.scale, record.scale);
-  summary.scale_inv = ValueOf(scalars.scale_inv, record.scale_inv);
-  summary.counts = scalars.counts == nullptr ? quantized.counts : CountsOf(record.counts);
-  for (int code = 0; code < kScaleCodes; ++code) {
-    const auto count = static_cast<int64_t>(record.scale_codes[code]);
-    if (count != 0) summary.scale_codes[code] = count;
+  std::vector<SummaryRecord> records(quantized.size());
+  QG_RETURN_IF_ERROR(device.Read(block.data(), records.data(), static_cast<size_t>(bytes)));
+  std::vector<QuantizationSummary> summaries;
+  for (size_t i = 0; i < quantized.size(); ++i) {
+    summaries.push_back(IsOnHost(quantized[i]) ? SummarizeCpu(quantized[i])
+                                               : SummaryOf(quantized[i], records[i]));
   }
-  return summary;
+  return summaries;
 }
 
 }  // namespace quantgate

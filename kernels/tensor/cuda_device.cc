@@ -230,13 +230,28 @@ absl::StatusOr<Tensor> CudaDevice::ToHost(const Tensor& tensor, const Cancellati
     QG_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(staging.done));
     std::memcpy(copy.data() + (piece - 1) * kStagingBytes, staging.data, size_of(piece - 1));
   }
-  QG_RETURN_IF_ERROR(Synchronize());
   return copy;
 }
 
 absl::Status CudaDevice::Read(const void* device, void* host, size_t bytes) {
   QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream()));
   return Synchronize();
+}
+
+absl::Status CudaDevice::ReadEach(std::span<const Tensor> tensors, void* host) {
+  const Staging& staging = staging_[0];
+  size_t bytes = 0;
+  for (const Tensor& tensor : tensors) {
+    if (bytes + tensor.byte_size() > kStagingBytes) {
+      return absl::InternalError("tensors to read at once are larger than the staging memory");
+    }
+    QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(staging.data + bytes, tensor.data(), tensor.byte_size(),
+                                            cudaMemcpyDeviceToHost, stream()));
+    bytes += tensor.byte_size();
+  }
+  QG_RETURN_IF_ERROR(Synchronize());
+  std::memcpy(host, staging.data, bytes);
+  return absl::OkStatus();
 }
 
 absl::Status CudaDevice::Write(const void* host, void* device, size_t bytes) {

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "absl/status/status.h"
@@ -69,6 +70,8 @@ class CudaDevice {
   absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation* cancellation = nullptr);
   /// A few bytes from device to host, waiting for the stream: reports and scalars.
   absl::Status Read(const void* device, void* host, size_t bytes);
+  /// All bytes of each tensor, which are few, one after the other into `host`, waiting once.
+  absl::Status ReadEach(std::span<const Tensor> tensors, void* host);
   /// A few bytes (at most 4096) from host to device, read before this returns: parameters.
   absl::Status Write(const void* host, void* device, size_t bytes);
 

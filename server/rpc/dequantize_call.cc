@@ -116,7 +116,7 @@ absl::Status Dequantize(ServiceContext& context, Device& device, const Dequantiz
       device.engine->Dequantize(quantized, work.usage, work.out_dtype, &cancellation));
   QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
                       device.engine->FingerprintOf(result, &cancellation));
-  return OutputWriter(context.blobs, *device.engine, /*keep=*/false)
+  return OutputWriter(context.blobs, *device.engine, KeepOutputs::kLarge)
       .Write("data", result, fingerprint, response.mutable_data());
 }
 

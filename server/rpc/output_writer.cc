@@ -10,10 +10,12 @@ absl::Status OutputWriter::Write(const std::string& name, const Tensor& tensor,
   proto->set_name(name);
   *proto->mutable_type() = TensorTypeToProto({tensor.dtype(), tensor.shape()});
   *proto->mutable_fingerprint() = FingerprintToProto(fingerprint);
+  const auto size = static_cast<int64_t>(tensor.byte_size());
+  const bool is_inline = keep_ != KeepOutputs::kAll && size <= inline_bytes_left_;
+  if (!is_inline && keep_ == KeepOutputs::kNone) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(const Tensor host, engine_.ToHost(tensor, nullptr));
   const auto bytes = host.bytes();
-  const int64_t size = static_cast<int64_t>(bytes.size());
-  if (!keep_ && size <= inline_bytes_left_) {
+  if (is_inline) {
     inline_bytes_left_ -= size;
     proto->set_data(bytes.data(), bytes.size());
     return absl::OkStatus();

@@ -1,5 +1,5 @@
 // OutputWriter: tensors that a call returns, inline while they are few bytes together, otherwise as
-// blobs.
+// blobs or by their fingerprints alone.
 #pragma once
 
 #include <string>
@@ -14,11 +14,17 @@
 
 namespace quantgate {
 
+/// What becomes of tensors that a message does not carry.
+enum class KeepOutputs {
+  kAll,    ///< Every tensor becomes a blob, the small ones too.
+  kLarge,  ///< They become blobs.
+  kNone,   ///< Their bytes stay where they are: the fingerprint is all that is told of them.
+};
+
 /// One for each message that is sent. Not thread-safe.
 class OutputWriter {
  public:
-  /// With `keep`, every tensor becomes a blob.
-  OutputWriter(BlobStore& blobs, Engine& engine, bool keep)
+  OutputWriter(BlobStore& blobs, Engine& engine, KeepOutputs keep)
       : blobs_(blobs), engine_(engine), keep_(keep) {}
 
   /// The tensor is in the engine's memory or the host's. RESOURCE_EXHAUSTED for the disk or quota.
@@ -29,7 +35,7 @@ class OutputWriter {
  private:
   BlobStore& blobs_;
   Engine& engine_;
-  const bool keep_;
+  const KeepOutputs keep_;
   int64_t inline_bytes_left_ = kInlineBytesMax;
 };
 

@@ -155,7 +155,7 @@ class PartWriter {
       : device_(device),
         cancellation_(cancellation),
         response_(response),
-        writer_(context.blobs, *device.engine, /*keep=*/false) {}
+        writer_(context.blobs, *device.engine, KeepOutputs::kLarge) {}
 
   absl::Status Write(const char* name, const Tensor& tensor) {
     if (!tensor.has_value()) return absl::OkStatus();
@@ -199,8 +199,9 @@ absl::Status Quantize(ServiceContext& context, Device& device, const QuantizeWor
   record.role = work.role;
   record.usages = work.usages;
   record.quantizer = QuantizerText(quantizer);
-  QG_ASSIGN_OR_RETURN(static_cast<QuantizationSummary&>(record),
-                      device.engine->Summarize(quantized));
+  QG_ASSIGN_OR_RETURN(const std::vector<QuantizationSummary> summaries,
+                      device.engine->Summarize({&quantized, 1}));
+  static_cast<QuantizationSummary&>(record) = summaries[0];
   QG_RETURN_IF_ERROR(ConvertAllScales(*device.engine, work.scale_layout, quantized));
   PartWriter writer(context, device, cancellation, response);
   QG_RETURN_IF_ERROR(writer.WriteAll(quantized));

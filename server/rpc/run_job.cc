@@ -176,7 +176,8 @@ absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
   event.mutable_variant()->set_index(index);
   v1::VariantReport& proto = *event.mutable_variant()->mutable_report();
   proto = VariantReportToProto(report);
-  OutputWriter writer(context_.blobs, *device_.engine, run_.keep_outputs);
+  OutputWriter writer(context_.blobs, *device_.engine,
+                      run_.keep_outputs ? KeepOutputs::kAll : KeepOutputs::kNone);
   for (size_t i = 0; i < report.outputs.size(); ++i) {
     const OutputReport& output = report.outputs[i];
     QG_RETURN_IF_ERROR(writer.Write(output.tensor, output.value, output.fingerprint,

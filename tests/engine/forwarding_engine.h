@@ -72,7 +72,8 @@ class ForwardingEngine : public Engine {
     OnOperation("update scale");
     return engine_.UpdateScale(state, options, max_finite);
   }
-  absl::StatusOr<QuantizationSummary> Summarize(const QuantizedTensor& quantized) override {
+  absl::StatusOr<std::vector<QuantizationSummary>> Summarize(
+      std::span<const QuantizedTensor> quantized) override {
     OnOperation("summarize");
     return engine_.Summarize(quantized);
   }
@@ -99,6 +100,11 @@ class ForwardingEngine : public Engine {
                                           const Cancellation* cancellation) override {
     OnOperation("fingerprint");
     return engine_.StartFingerprint(tensor, cancellation);
+  }
+  absl::StatusOr<std::vector<Fingerprint>> ReadFingerprints(
+      std::span<const Tensor> started) override {
+    OnOperation("read fingerprints");
+    return engine_.ReadFingerprints(started);
   }
   absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
                                            const Cancellation* cancellation) override {

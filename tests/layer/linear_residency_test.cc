@@ -24,8 +24,9 @@ class OrderRecorder : public ForwardingEngine {
 };
 
 bool IsRead(const std::string& operation) {
-  static const std::set<std::string> kReads = {"to host",       "summarize",      "compare bits",
-                                               "measure error", "measure nearer", "check bound"};
+  static const std::set<std::string> kReads = {"to host",      "summarize",     "read fingerprints",
+                                               "compare bits", "measure error", "measure nearer",
+                                               "check bound"};
   return kReads.count(operation) != 0;
 }
 

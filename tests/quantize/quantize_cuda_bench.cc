@@ -126,7 +126,7 @@ void BM_Summarize(benchmark::State& state, const Quantizer& quantizer) {
   CudaDevice& device = BenchmarkDevice();
   const QuantizedTensor quantized =
       ValueOrDie(QuantizeCuda(device, Source(state, DType::kBF16), quantizer, kBoth, {}));
-  TimeOnDevice(state, [&] { return SummarizeCuda(device, quantized).status(); });
+  TimeOnDevice(state, [&] { return SummarizeCuda(device, {&quantized, 1}).status(); });
 }
 BENCHMARK_CAPTURE(BM_Summarize, mxfp8, SpecOf(Format::kMxfp8))->Apply(OneSize);
 

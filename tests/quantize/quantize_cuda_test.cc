@@ -176,7 +176,7 @@ bool ExpectSame(const NamedQuantizer& named, const Tensor& source, const Tensor&
   EXPECT_EQ(found->shape, expected->shape);
   EXPECT_EQ(found->is_hybrid, expected->is_hybrid);
   ExpectSameCopies(*expected, *found);
-  ExpectSameSummary(SummarizeCpu(*expected), ValueOrAbort(SummarizeCuda(TestDevice(), *found)));
+  ExpectSameSummary(SummarizeCpu(*expected), ValueOrAbort(SummarizeCuda(TestDevice(), {&*found, 1}))[0]);
   ExpectSameValues(*expected, *found);
   ExpectSameUpdates(*expected, *found);
   return !::testing::Test::HasFailure();

@@ -287,7 +287,7 @@ TEST(RunTest, FullQueueIsResourceExhaustedAndSaysWhenToRetry) {
   (void)Drain(*waiting);
 }
 
-TEST(RunTest, LargeAndKeptOutputsAreBlobs) {
+TEST(RunTest, KeptOutputsAreBlobsAndLargeOthersAreFingerprints) {
   TestServer server;
   v1::ExecuteRequest request = SmallRequest();
   request.mutable_spec()->set_keep_outputs(true);
@@ -305,7 +305,16 @@ TEST(RunTest, LargeAndKeptOutputsAreBlobs) {
   *request.mutable_spec()->add_variants() = MakeVariant("bf16", "", "");
   const RunOutcome large = Execute(server, request);
   ASSERT_TRUE(large.status.ok()) << large.status.error_message();
-  EXPECT_EQ(large.variants()[0].outputs(0).tensor().digest().size(), 2 << 20);
+  const v1::NamedTensor y = large.variants()[0].outputs(0).tensor();
+  EXPECT_FALSE(y.has_data());
+  EXPECT_FALSE(y.has_digest());
+  request.mutable_spec()->set_keep_outputs(true);
+  const RunOutcome kept = Execute(server, request);
+  ASSERT_TRUE(kept.status.ok()) << kept.status.error_message();
+  const v1::NamedTensor kept_y = kept.variants()[0].outputs(0).tensor();
+  EXPECT_EQ(kept_y.digest().size(), 2 << 20);
+  EXPECT_EQ(kept_y.fingerprint().low(), y.fingerprint().low());
+  EXPECT_EQ(kept_y.fingerprint().high(), y.fingerprint().high());
 }
 
 TEST(RunTest, RunsSurviveARestart) {
