@@ -9,6 +9,7 @@
 #include "kernels/gemm/exact.h"
 #include "kernels/gemm/exact_products.h"
 #include "kernels/tensor/generate.h"
+#include "tests/base/repository_file.h"
 #include "tests/gemm/exact_vectors.h"
 #include "tests/gemm/gemm_on_device.h"
 #include "tests/gemm/scaled_operand.h"
@@ -239,8 +240,8 @@ TEST(ExactCudaTest, EveryDistributionGivesTheCpusBytes) {
 }
 
 TEST(ExactCudaTest, RealTensorsGiveTheCpusBytes) {
-  const TensorFile file = ValueOrAbort(
-      ReadSafetensors(std::string(QUANTGATE_SOURCE_DIR) + "/data/bytegpt_block1.safetensors"));
+  const TensorFile file =
+      ValueOrAbort(ReadSafetensors(RepositoryFile("data/bytegpt_block1.safetensors")));
   int products = 0;
   for (const NamedTensor& x : file.tensors) {
     for (const NamedTensor& w : file.tensors) {

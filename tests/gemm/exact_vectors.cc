@@ -6,6 +6,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "tests/base/repository_file.h"
+
 namespace quantgate {
 namespace {
 
@@ -99,7 +101,7 @@ uint32_t CodeAt(const Tensor& tensor, int64_t index) {
 }
 
 std::vector<ExactVector> ReadExactVectors() {
-  std::ifstream file(std::string(QUANTGATE_SOURCE_DIR) + "/tests/data/exact_dots.txt");
+  std::ifstream file(RepositoryFile("tests/data/exact_dots.txt"));
   EXPECT_TRUE(file.is_open());
   std::vector<ExactVector> vectors;
   for (std::string line; std::getline(file, line);) {

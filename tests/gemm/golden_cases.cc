@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "tests/base/repository_file.h"
 #include "tests/gemm/operand_pattern.h"
 
 namespace quantgate {
@@ -60,7 +61,7 @@ void SetScale(const GoldenFile& golden, const Json& one, const char* key, GemmOp
 
 GoldenFile ReadGolden(const std::string& name) {
   absl::StatusOr<TensorFile> file =
-      ReadSafetensors(QUANTGATE_SOURCE_DIR "/tests/data/golden_gemm_" + name + ".safetensors");
+      ReadSafetensors(RepositoryFile("tests/data/golden_gemm_" + name + ".safetensors"));
   EXPECT_TRUE(file.ok()) << file.status();
   if (!file.ok()) return {};
   Json cases = Json::parse(file->metadata.at("cases"));

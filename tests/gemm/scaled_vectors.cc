@@ -7,6 +7,7 @@
 #include <sstream>
 #include <utility>
 
+#include "tests/base/repository_file.h"
 #include "tests/gemm/exact_vectors.h"
 
 namespace quantgate {
@@ -25,7 +26,7 @@ Tensor RowOf(DType dtype, std::vector<uint32_t> codes) {
 }  // namespace
 
 std::vector<std::string> LinesOf(const std::string& file) {
-  std::ifstream stream(std::string(QUANTGATE_SOURCE_DIR) + "/tests/data/" + file);
+  std::ifstream stream(RepositoryFile("tests/data/" + file));
   EXPECT_TRUE(stream.is_open()) << file;
   std::vector<std::string> lines;
   for (std::string line; std::getline(stream, line);) {

@@ -10,6 +10,7 @@
 #include "kernels/tensor/convert.h"
 #include "kernels/tensor/generate.h"
 #include "kernels/tensor/tensor_file.h"
+#include "tests/base/repository_file.h"
 #include "tests/quantize/every_quantizer.h"
 
 namespace quantgate {
@@ -223,8 +224,7 @@ TEST(QuantizeNvfp4Cuda, ViewsAtAnOffset) {
 
 /// Weights of a trained model.
 TEST(QuantizeNvfp4Cuda, RealWeights) {
-  const auto file =
-      ReadSafetensors(std::string(QUANTGATE_SOURCE_DIR) + "/data/bytegpt_block1.safetensors");
+  const auto file = ReadSafetensors(RepositoryFile("data/bytegpt_block1.safetensors"));
   ASSERT_TRUE(file.ok()) << file.status();
   int quantized = 0;
   for (const auto& [name, tensor] : file->tensors) {

@@ -10,6 +10,7 @@
 
 #include "kernels/tensor/cuda_device.h"
 #include "kernels/tensor/tensor_file.h"
+#include "tests/base/repository_file.h"
 
 namespace quantgate {
 
@@ -68,8 +69,8 @@ inline testing::AssertionResult SameTensor(const Tensor& expected, const Tensor&
 
 /// A tensor of the real layer that the repository carries.
 inline Tensor RealTensor(const std::string& name) {
-  const TensorFile file = ValueOrAbort(
-      ReadSafetensors(std::string(QUANTGATE_SOURCE_DIR) + "/data/bytegpt_block1.safetensors"));
+  const TensorFile file =
+      ValueOrAbort(ReadSafetensors(RepositoryFile("data/bytegpt_block1.safetensors")));
   return ValueOrAbort(file.Find(name));
 }
 
