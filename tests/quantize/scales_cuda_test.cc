@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <span>
+#include <string>
 
 #include "kernels/quantize/quantize_cuda.h"
 #include "kernels/tensor/generate.h"
@@ -129,7 +131,9 @@ TEST(SummarizeCuda, OfATensorInHostMemory) {
   const QuantizerSpec spec = {.format = QuantizerFormat::kMxfp8};
   const QuantizedTensor quantized = ValueOrAbort(QuantizeCpu(source, spec, {}, {}, {}));
   const QuantizationSummary expected = SummarizeCpu(quantized);
-  const QuantizationSummary found = ValueOrAbort(SummarizeCuda(TestDevice(), quantized));
+  const auto summaries = ValueOrAbort(SummarizeCuda(TestDevice(), std::span(&quantized, 1)));
+  ASSERT_EQ(summaries.size(), 1u);
+  const QuantizationSummary& found = summaries[0];
   EXPECT_EQ(found.scale_codes, expected.scale_codes);
   EXPECT_EQ(found.counts.normal, expected.counts.normal);
 }
