@@ -12,6 +12,7 @@
 
 #include "kernels/quantize/quantize_cuda.h"
 #include "kernels/tensor/generate.h"
+#include "tests/base/repository_file.h"
 #include "tests/quantize/every_quantizer.h"
 
 namespace quantgate {
@@ -336,8 +337,8 @@ TEST(QuantizeCuda, TilesOfEveryKindSideBySide) {
 }
 
 TEST(QuantizeCuda, ARealLayer) {
-  const TensorFile file = ValueOrAbort(
-      ReadSafetensors(std::string(QUANTGATE_SOURCE_DIR) + "/data/bytegpt_block1.safetensors"));
+  const TensorFile file =
+      ValueOrAbort(ReadSafetensors(RepositoryFile("data/bytegpt_block1.safetensors")));
   int taken = 0;
   for (const auto& [name, tensor] : file.tensors) {
     if (!IsHighPrecision(tensor.dtype()) || tensor.rank() < 2) continue;
