@@ -14,6 +14,8 @@
 namespace quantgate {
 namespace {
 
+constexpr absl::Duration kProgressInterval = absl::Milliseconds(20);
+
 RunState StateOf(const absl::Status& status) {
   if (status.ok()) return RunState::kSucceeded;
   const bool was_cancelled = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
@@ -154,6 +156,10 @@ absl::Status RunJob::AddInput(const char* name, const TensorReference& reference
 
 void RunJob::OnProgress(const RunProgress& progress) {
   if (!stopped_.ok()) return;
+  // Each event is stored; more than an eye can follow would only hold up the device.
+  const absl::Time now = absl::Now();
+  if (now - progress_published_ < kProgressInterval) return;
+  progress_published_ = now;
   v1::RunEvent event;
   event.mutable_progress()->set_step(progress.step);
   event.mutable_progress()->set_step_count(progress.step_count);

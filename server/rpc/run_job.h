@@ -48,6 +48,7 @@ class RunJob {
   const absl::Time enqueued_;
   int64_t last_sequence_ = 0;
   absl::Status stopped_;  // Why Stop was called.
+  absl::Time progress_published_ = absl::InfinitePast();
   absl::Duration store_time_;
 };
 
