@@ -184,9 +184,8 @@ absl::StatusOr<QuantizedTensor> CudaEngine::Quantize(const Tensor& source,
                                                      const Cancellation* cancellation) {
   QG_TAKE_TURN(cancellation);
   QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(source, cancellation));
-  QuantizeArguments moved_arguments = arguments;
-  QG_RETURN_IF_ERROR(MoveToDevice({&moved_arguments.scale}, cancellation));
-  return QuantizeCuda(*device_, moved, quantizer, usages, moved_arguments);
+  // A scale in host memory is checked and copied there.
+  return QuantizeCuda(*device_, moved, quantizer, usages, arguments);
 }
 
 absl::StatusOr<Tensor> CudaEngine::Dequantize(const QuantizedTensor& quantized, Usage usage,
