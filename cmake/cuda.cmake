@@ -1,5 +1,13 @@
 # The CUDA engine: built where the CUDA Toolkit is found (QUANTGATE_CUDA=AUTO), or demanded (ON). Sets QUANTGATE_HAS_CUDA.
 set(QUANTGATE_HAS_CUDA FALSE)
+
+# The CUDA engine is a module that is loaded at run time; what it links of ours must be fit for a shared object. Without
+# CUDA as well: the compiler's cache serves both builds, and the quick start's objects serve the tests.
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+
 if(NOT QUANTGATE_CUDA STREQUAL "OFF")
   find_package(CUDAToolkit QUIET)
   if(TARGET CUDA::cudart_static AND TARGET CUDA::cublasLt AND CUDAToolkit_NVCC_EXECUTABLE)
@@ -28,12 +36,6 @@ if(NOT QUANTGATE_HAS_CUDA)
   return()
 endif()
 
-# The engine is a module that is loaded at run time; what it links of ours must be fit for a shared object.
-set(CMAKE_POSITION_INDEPENDENT_CODE ON)
-set(CMAKE_CXX_VISIBILITY_PRESET hidden)
-set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
-set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
-
 # Floating point as in the C++ sources.
 set(QUANTGATE_CUDA_OPTIONS -fmad=false --expt-relaxed-constexpr -Xcompiler=-ffp-contract=off)
 
@@ -48,7 +50,9 @@ function(quantgate_cuda_library name)
 endfunction()
 
 # quantgate_cuda_test(NAME SOURCES ... DEPS ...): a test that needs a device. It is built everywhere and labelled cuda;
-# where there is no device it is left out and counted, never passed (tests/hardware/run_cuda_tests.sh).
+# where there is no device it is left out and counted, never passed (deploy/test.sh). A bundle has it
+# (cmake/bundle.cmake).
 function(quantgate_cuda_test name)
   quantgate_test(${name} ${ARGN} LABELS cuda)
+  set_property(GLOBAL APPEND PROPERTY QUANTGATE_DEVICE_PROGRAMS ${name})
 endfunction()

@@ -20,7 +20,7 @@ function(quantgate_program name)
 endfunction()
 
 # quantgate_test(NAME SOURCES ... DEPS ... LABELS ...): one program, run as one ctest entry.
-# Test data is found through QUANTGATE_SOURCE_DIR.
+# Test data is found through QUANTGATE_SOURCE_DIR, by what a bundle has through tests/base/repository_file.h.
 function(quantgate_test name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
@@ -44,4 +44,7 @@ function(quantgate_benchmark name)
   target_compile_options(${name} PRIVATE ${QUANTGATE_COMPILE_OPTIONS})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} benchmark::benchmark_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
+  if(name MATCHES "cuda")
+    set_property(GLOBAL APPEND PROPERTY QUANTGATE_DEVICE_BENCHMARKS ${name})
+  endif()
 endfunction()
