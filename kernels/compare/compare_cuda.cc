@@ -59,10 +59,10 @@ ParityFindings FindingsOf(const ParityTotals& totals) {
   return findings;
 }
 
-/// Threads enough for a few waves on the whole GPU, and segments enough for every warp of a slice.
-BlockCut CutOf(const CudaDevice& device, const BlockGrid& grid) {
-  constexpr int kWarps = 8;         // Of a block of threads.
-  constexpr int kSlicesPerSm = 32;  // Two resident at a time.
+/// Slices enough for a few waves on the whole GPU, two a multiprocessor at a time, and segments
+/// enough for every warp of a slice.
+BlockCut CutOf(const CudaDevice& device, const BlockGrid& grid, int slices_per_sm) {
+  constexpr int kWarps = 8;  // Of a block of threads.
   BlockCut cut = {.row_count = grid.row_count,
                   .column_count = grid.column_count,
                   .rows = grid.rows,
@@ -73,7 +73,7 @@ BlockCut CutOf(const CudaDevice& device, const BlockGrid& grid) {
       largest(grid.row_count, grid.rows) * largest(grid.column_count, grid.columns);
   cut.segments = (elements + kSegmentElements - 1) / kSegmentElements;
   const int64_t wanted =
-      (int64_t{device.facts().multiprocessors} * kSlicesPerSm + grid.count() - 1) / grid.count();
+      (int64_t{device.facts().multiprocessors} * slices_per_sm + grid.count() - 1) / grid.count();
   // A power of two, which most numbers of segments are multiples of.
   cut.slices = static_cast<int>(std::bit_floor(
       static_cast<uint64_t>(std::min((cut.segments + kWarps - 1) / kWarps, wanted))));
@@ -103,31 +103,47 @@ absl::StatusOr<Tensor> SumBlocks(CudaDevice& device, const BlockCut& cut, Tensor
 /// x86 gives a NaN its sign bit where infinities cancel, GPUs do not: the report's is the CPU's.
 double HostNan(double sum) { return sum == sum ? sum : -std::numeric_limits<double>::quiet_NaN(); }
 
-BlockErrors BlockErrorsOf(const BlockTotals& totals) {
-  BlockErrors block;
-  for (int i = 0; i < kErrorSeriesCount; ++i) block.sums.values[i] = HostNan(totals.sums[i]);
+BlockErrors ErrorsOf(const BlockTotals& totals) {
+  BlockErrors errors;
+  for (int i = 0; i < kErrorSeriesCount; ++i) errors.sums.values[i] = HostNan(totals.sums[i]);
   const SliceErrors& found = totals.found;
-  block.max_abs = {found.max_abs, totals.max_abs_index};
-  block.max_rel = {found.max_rel, totals.max_rel_index};
-  block.finite_count = found.finite_count;
-  block.relative_count = found.relative_count;
-  block.saturated_count = found.saturated_count;
-  block.flushed_to_zero_count = found.flushed_to_zero_count;
-  block.subnormal_count = found.subnormal_count;
-  return block;
+  errors.max_abs = {found.max_abs, totals.max_abs_index};
+  errors.max_rel = {found.max_rel, totals.max_rel_index};
+  errors.finite_count = found.finite_count;
+  errors.relative_count = found.relative_count;
+  errors.saturated_count = found.saturated_count;
+  errors.flushed_to_zero_count = found.flushed_to_zero_count;
+  errors.subnormal_count = found.subnormal_count;
+  return errors;
 }
 
-/// The bits of a block's largest element, by its index in the tensor.
-PairBits FindBits(const BlockTotals* totals, int blocks, int64_t index) {
-  for (int i = 0; i < blocks; ++i) {
-    if (totals[i].max_abs_index == index) {
-      return {index, totals[i].max_abs_bits[0], totals[i].max_abs_bits[1]};
-    }
-    if (totals[i].max_rel_index == index) {
-      return {index, totals[i].max_rel_bits[0], totals[i].max_rel_bits[1]};
-    }
-  }
-  return {index, 0, 0};  // Not reached: only largest elements are asked for.
+/// Launches everything between the two tensors and the results; what else it needs is given back
+/// while the device works.
+absl::Status EnqueueErrors(CudaDevice& device, const Tensor& subject, const Tensor& reference,
+                           const BlockCut& cut, ComparePath path, Tensor& results) {
+  const int blocks = BlocksOf(cut);
+  const auto bytes_of = [&](size_t size) { return static_cast<int64_t>(blocks * size); };
+  QG_ASSIGN_OR_RETURN(Tensor sums, AllocateSums(device, cut, cut.segments));
+  QG_ASSIGN_OR_RETURN(Tensor slices,
+                      device.Allocate(DType::kU8, {bytes_of(cut.slices * sizeof(SliceErrors))}));
+  const ErrorParameters parameters = {.subject = NumbersOf(subject),
+                                      .reference = NumbersOf(reference),
+                                      .subject_bytes = DTypeBytes(subject.dtype()),
+                                      .reference_bytes = DTypeBytes(reference.dtype()),
+                                      .range = RangeOfSubject(subject.dtype()),
+                                      .cut = cut,
+                                      .sums = sums.as<double>(),
+                                      .slices = slices.as<SliceErrors>()};
+  QG_CUDA_RETURN_IF_ERROR(LaunchMeasureSegments(parameters, path, device.stream()));
+  QG_ASSIGN_OR_RETURN(const Tensor block_sums, SumBlocks(device, cut, sums));
+  QG_ASSIGN_OR_RETURN(Tensor totals, device.Allocate(DType::kU8, {bytes_of(sizeof(BlockTotals))}));
+  auto* total = results.as<BlockTotals>();
+  const FinishErrorParameters finish = {.errors = parameters,
+                                        .sums = block_sums.as<double>(),
+                                        .blocks = totals.as<BlockTotals>(),
+                                        .cells = reinterpret_cast<CellErrors*>(total + 1),
+                                        .total = total};
+  return QG_CUDA_STATUS(LaunchFinishErrors(finish, device.stream()));
 }
 
 }  // namespace
@@ -165,36 +181,27 @@ absl::StatusOr<ErrorReport> MeasureErrorOnPath(CudaDevice& device, const Tensor&
                                                const Tensor& reference, ComparePath path) {
   QG_RETURN_IF_ERROR(device.MakeCurrent());
   QG_RETURN_IF_ERROR(CheckErrorSides(subject, reference));
+  constexpr int kSlicesPerSm = 8;
   const BlockGrid grid(subject);
-  const BlockCut cut = CutOf(device, grid);
-  const int blocks = BlocksOf(cut);
-  const auto bytes_of = [&](size_t size) { return static_cast<int64_t>(blocks * size); };
-  QG_ASSIGN_OR_RETURN(Tensor sums, AllocateSums(device, cut, cut.segments));
-  QG_ASSIGN_OR_RETURN(Tensor slices,
-                      device.Allocate(DType::kU8, {bytes_of(cut.slices * sizeof(SliceErrors))}));
-  QG_ASSIGN_OR_RETURN(Tensor totals, device.Allocate(DType::kU8, {bytes_of(sizeof(BlockTotals))}));
-  const ErrorParameters parameters = {.subject = NumbersOf(subject),
-                                      .reference = NumbersOf(reference),
-                                      .subject_bytes = DTypeBytes(subject.dtype()),
-                                      .reference_bytes = DTypeBytes(reference.dtype()),
-                                      .range = RangeOfSubject(subject.dtype()),
-                                      .cut = cut,
-                                      .sums = sums.as<double>(),
-                                      .slices = slices.as<SliceErrors>()};
-  QG_CUDA_RETURN_IF_ERROR(LaunchMeasureSegments(parameters, path, device.stream()));
-  QG_ASSIGN_OR_RETURN(const Tensor block_sums, SumBlocks(device, cut, sums));
-  const FinishErrorParameters finish = {
-      .errors = parameters, .sums = block_sums.as<double>(), .totals = totals.as<BlockTotals>()};
-  QG_CUDA_RETURN_IF_ERROR(LaunchFinishErrors(finish, device.stream()));
-  // What the host can do while the device is busy.
   HeatMap heat_map = HeatMapOf(grid);
-  std::vector<BlockErrors> errors(blocks);
-  QG_ASSIGN_OR_RETURN(const Tensor host, device.ToHost(totals));
-  const auto* found = host.as<BlockTotals>();
-  for (int i = 0; i < blocks; ++i) errors[i] = BlockErrorsOf(found[i]);
-  return SummarizeErrors(grid, std::move(heat_map), errors, [&](int64_t index) {
+  const auto empty = [](int64_t) { return ElementPair(); };
+  if (grid.count() == 0) return SummarizeErrors(grid, std::move(heat_map), {}, empty);
+  const auto bytes = static_cast<int64_t>(sizeof(BlockTotals) + grid.count() * sizeof(CellErrors));
+  QG_ASSIGN_OR_RETURN(Tensor results, device.Allocate(DType::kU8, {bytes}));
+  QG_RETURN_IF_ERROR(
+      EnqueueErrors(device, subject, reference, CutOf(device, grid, kSlicesPerSm), path, results));
+  QG_ASSIGN_OR_RETURN(const Tensor host, device.ToHost(results));
+  const auto& total = *host.as<BlockTotals>();
+  const auto* cells = reinterpret_cast<const CellErrors*>(&total + 1);
+  for (int i = 0; i < grid.count(); ++i) {
+    heat_map.cells[i].rms_error = HostNan(cells[i].rms);
+    heat_map.cells[i].max_abs_error = cells[i].max_abs;
+  }
+  return SummarizeTotal(grid, std::move(heat_map), ErrorsOf(total), [&](int64_t index) {
+    const uint64_t(&bits)[2] =
+        index == total.max_abs_index ? total.max_abs_bits : total.max_rel_bits;
     return PairOfBits(subject.shape(), subject.dtype(), reference.dtype(),
-                      FindBits(found, blocks, index));
+                      {index, bits[0], bits[1]});
   });
 }
 
@@ -213,7 +220,8 @@ absl::StatusOr<NearerReport> MeasureNearerCuda(CudaDevice& device, const Tensor&
   QG_RETURN_IF_ERROR(device.MakeCurrent());
   QG_RETURN_IF_ERROR(CheckNearerSides(subject, reference, truth));
   const BlockGrid grid(subject);
-  const BlockCut cut = CutOf(device, grid);
+  constexpr int kSlicesPerSm = 32;
+  const BlockCut cut = CutOf(device, grid, kSlicesPerSm);
   QG_ASSIGN_OR_RETURN(Tensor sums, AllocateSums(device, cut, cut.segments));
   QG_ASSIGN_OR_RETURN(Tensor counts, device.AllocateZeroed(DType::kI64, {4}));
   const DistanceParameters parameters = {.subject = NumbersOf(subject),

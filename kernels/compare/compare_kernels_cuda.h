@@ -77,7 +77,8 @@ struct SliceErrors {
   int64_t saturated_count, flushed_to_zero_count, subnormal_count;
 };
 
-/// What one block of the heat map adds to the report. Indices count the tensor's elements.
+/// What one block of the heat map adds to the report, or all of them. Indices count the tensor's
+/// elements.
 struct BlockTotals {
   double sums[kSegmentSeries];  ///< By ErrorSeries.
   SliceErrors found;
@@ -106,11 +107,18 @@ struct SegmentSumParameters {
 };
 cudaError_t LaunchSumSegments(const SegmentSumParameters& parameters, cudaStream_t stream);
 
-/// Adds up slices, and takes the sums of a single segment a block.
+/// The errors of one cell of the heat map.
+struct CellErrors {
+  double rms, max_abs;
+};
+
+/// Adds up slices, takes the sums of a single segment a block, and adds the blocks in their order.
 struct FinishErrorParameters {
   ErrorParameters errors;
-  const double* sums = nullptr;  ///< [blocks][1][kSegmentSeries].
-  BlockTotals* totals = nullptr;
+  const double* sums = nullptr;   ///< [blocks][1][kSegmentSeries].
+  BlockTotals* blocks = nullptr;  ///< [blocks].
+  CellErrors* cells = nullptr;    ///< [blocks].
+  BlockTotals* total = nullptr;   ///< One.
 };
 cudaError_t LaunchFinishErrors(const FinishErrorParameters& parameters, cudaStream_t stream);
 

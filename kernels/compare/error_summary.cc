@@ -32,6 +32,17 @@ std::vector<HeatMapCell> WorstOf(const HeatMap& heat_map) {
 
 double Mean(double sum, int64_t count) { return count == 0 ? 0 : sum / static_cast<double>(count); }
 
+void AddBlock(const BlockErrors& block, BlockErrors& total) {
+  total.sums = total.sums + block.sums;
+  if (block.max_abs.index >= 0) total.max_abs.Offer(block.max_abs.value, block.max_abs.index);
+  if (block.max_rel.index >= 0) total.max_rel.Offer(block.max_rel.value, block.max_rel.index);
+  total.finite_count += block.finite_count;
+  total.relative_count += block.relative_count;
+  total.saturated_count += block.saturated_count;
+  total.flushed_to_zero_count += block.flushed_to_zero_count;
+  total.subnormal_count += block.subnormal_count;
+}
+
 }  // namespace
 
 SubjectRange RangeOfSubject(DType dtype) {
@@ -78,24 +89,28 @@ ErrorReport SummarizeErrors(const BlockGrid& grid, HeatMap heat_map,
                             const std::vector<BlockErrors>& blocks,
                             absl::FunctionRef<ElementPair(int64_t)> pair_at) {
   ScopedIeeeEnvironment ieee;
-  ErrorReport report;
-  Terms sums(0);
-  Largest max_abs, max_rel;
-  int64_t finite_count = 0, relative_count = 0;
+  BlockErrors total;
+  total.sums = Terms(0);
   for (size_t i = 0; i < blocks.size(); ++i) {
     const BlockErrors& block = blocks[i];
-    sums = sums + block.sums;
-    if (block.max_abs.index >= 0) max_abs.Offer(block.max_abs.value, block.max_abs.index);
-    if (block.max_rel.index >= 0) max_rel.Offer(block.max_rel.value, block.max_rel.index);
-    finite_count += block.finite_count;
-    relative_count += block.relative_count;
-    report.saturated_count += block.saturated_count;
-    report.flushed_to_zero_count += block.flushed_to_zero_count;
-    report.subnormal_count += block.subnormal_count;
+    AddBlock(block, total);
     HeatMapCell& cell = heat_map.cells[i];
     cell.rms_error = std::sqrt(Mean(block.sums.values[kSquaredError], block.finite_count));
     cell.max_abs_error = std::max(block.max_abs.value, 0.0);
   }
+  return SummarizeTotal(grid, std::move(heat_map), total, pair_at);
+}
+
+ErrorReport SummarizeTotal(const BlockGrid& grid, HeatMap heat_map, const BlockErrors& total,
+                           absl::FunctionRef<ElementPair(int64_t)> pair_at) {
+  ScopedIeeeEnvironment ieee;
+  ErrorReport report;
+  const Terms& sums = total.sums;
+  const Largest &max_abs = total.max_abs, &max_rel = total.max_rel;
+  const int64_t finite_count = total.finite_count, relative_count = total.relative_count;
+  report.saturated_count = total.saturated_count;
+  report.flushed_to_zero_count = total.flushed_to_zero_count;
+  report.subnormal_count = total.subnormal_count;
   report.element_count = grid.row_count * grid.column_count;
   report.non_finite_count = report.element_count - finite_count;
   report.mean_abs = Mean(sums.values[kAbsError], finite_count);

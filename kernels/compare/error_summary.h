@@ -51,5 +51,8 @@ HeatMap HeatMapOf(const BlockGrid& grid);
 ErrorReport SummarizeErrors(const BlockGrid& grid, HeatMap heat_map,
                             const std::vector<BlockErrors>& blocks,
                             absl::FunctionRef<ElementPair(int64_t)> pair_at);
+/// The same of blocks that are added already, and a heat map with its errors.
+ErrorReport SummarizeTotal(const BlockGrid& grid, HeatMap heat_map, const BlockErrors& total,
+                           absl::FunctionRef<ElementPair(int64_t)> pair_at);
 
 }  // namespace quantgate

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(32)
     MergeSlice(slices[slice], found);
   }
   MergeLanes(found);
-  BlockTotals& totals = parameters.totals[blockIdx.x];
+  BlockTotals& totals = parameters.blocks[blockIdx.x];
   if (threadIdx.x < kSegmentSeries) {
     totals.sums[threadIdx.x] = parameters.sums[blockIdx.x * kSegmentSeries + threadIdx.x];
   }
@@ -110,6 +110,95 @@ __global__ void __launch_bounds__(32)
   totals.found = SliceOf(found);
   totals.max_abs_index = max_abs_index;
   totals.max_rel_index = max_rel_index;
+  const double squares = parameters.sums[blockIdx.x * kSegmentSeries + kSquaredError];
+  const auto finite_count = static_cast<double>(found.finite_count);
+  parameters.cells[blockIdx.x] = {found.finite_count == 0 ? 0 : sqrt(squares / finite_count),
+                                  fmax(found.max_abs.value, 0.0)};
+}
+
+/// The sum over the blocks of one series, one after the other, in every lane. Numbers are read some
+/// steps ahead of the sum.
+__device__ double SumInBlockOrder(const double* sums, int blocks, int series) {
+  constexpr int kAhead = 8;
+  const int lane = threadIdx.x % 32;
+  double sum = 0;
+  for (int begin = 0; begin < blocks; begin += 32 * kAhead) {
+    double terms[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int block = begin + 32 * i + lane;
+      // -0.0 changes no sum.
+      terms[i] = block < blocks ? sums[block * kSegmentSeries + series] : -0.0;
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      for (int from = 0; from < 32; ++from) sum += __shfl_sync(kWholeWarp, terms[i], from);
+    }
+  }
+  return sum;
+}
+
+/// The largest of all blocks, and the bits of its element.
+struct LargestOfBlocks {
+  LargestFound largest;  // By index in the tensor.
+  uint64_t bits[2] = {};
+
+  __device__ void Merge(double value, int64_t index, const uint64_t (&of)[2]) {
+    if (index < 0) return;
+    largest.Merge(value, index);
+    if (largest.position != index) return;
+    bits[0] = of[0];
+    bits[1] = of[1];
+  }
+  /// The whole warp calls this. An element is in one block, so one lane has it.
+  __device__ void Store(double& value, int64_t& index, uint64_t (&to)[2]) const {
+    LargestFound merged = largest;
+    merged.MergeLanes();
+    if (threadIdx.x % 32 == 0) {
+      value = merged.value;
+      index = merged.position;
+      if (index < 0) to[0] = to[1] = 0;
+    }
+    if (merged.position < 0 || merged.position != largest.position) return;
+    to[0] = bits[0];
+    to[1] = bits[1];
+  }
+};
+
+/// One warp for each series, and one for all else.
+__global__ void __launch_bounds__(32 * kSegmentSeries)
+    AddBlocks(const __grid_constant__ FinishErrorParameters parameters) {
+  static_assert(kErrorSeriesCount < kSegmentSeries);
+  const BlockCut& cut = parameters.errors.cut;
+  const int blocks = cut.rows * cut.columns;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  BlockTotals& total = *parameters.total;
+  if (warp < kErrorSeriesCount) {
+    const double sum = SumInBlockOrder(parameters.sums, blocks, warp);
+    if (lane == 0) total.sums[warp] = sum;
+    return;
+  }
+  if (warp != kErrorSeriesCount) return;
+  FoundErrors counts;  // And nothing else.
+  LargestOfBlocks max_abs, max_rel;
+  for (int i = lane; i < blocks; i += 32) {
+    const BlockTotals& block = parameters.blocks[i];
+    counts.finite_count += block.found.finite_count;
+    counts.relative_count += block.found.relative_count;
+    counts.saturated_count += block.found.saturated_count;
+    counts.flushed_to_zero_count += block.found.flushed_to_zero_count;
+    counts.subnormal_count += block.found.subnormal_count;
+    max_abs.Merge(block.found.max_abs, block.max_abs_index, block.max_abs_bits);
+    max_rel.Merge(block.found.max_rel, block.max_rel_index, block.max_rel_bits);
+  }
+  MergeLanes(counts);
+  if (lane == 0) {
+    total.found = SliceOf(counts);
+    total.sums[kErrorSeriesCount] = 0;
+  }
+  __syncwarp();
+  max_abs.Store(total.found.max_abs, total.max_abs_index, total.max_abs_bits);
+  max_rel.Store(total.found.max_rel, total.max_rel_index, total.max_rel_bits);
 }
 
 }  // namespace
@@ -129,6 +218,9 @@ cudaError_t LaunchFinishErrors(const FinishErrorParameters& parameters, cudaStre
   const int blocks = parameters.errors.cut.rows * parameters.errors.cut.columns;
   if (blocks == 0) return cudaSuccess;
   FinishErrors<<<static_cast<unsigned>(blocks), 32, 0, stream>>>(parameters);
+  const cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess) return error;
+  AddBlocks<<<1, 32 * kSegmentSeries, 0, stream>>>(parameters);
   return cudaGetLastError();
 }
 

@@ -1,16 +1,22 @@
 // The fast form of the error kernel. The values are those of MeasureElement (error_found.h); what
 // is different:
-// - A warp copies its elements to shared memory ahead of time, in the order of memory, and each
-//   thread takes a run of them from there, so that most sums need no other thread.
-// - Elements that are neither special nor zero take no branch; a chunk that has others is counted
-//   element by element.
+// - A warp's segment comes to shared memory by bulk copies, one a row, and each thread takes a run
+//   of it, so that most sums need no other thread. The segment after it comes while the last
+//   chunks, which are in registers by then, are added up.
+// - A chunk of elements is first taken as if it had neither zero references nor anything that is
+//   not finite. Those make its sum of relative errors infinite or NaN; then it is taken again with
+//   a look at each element. Subjects to be counted show in the sum of squares and in the smallest
+//   magnitude.
 // - Left-out elements are 0 on both sides and add +0 where the plain kernel adds -0.0. The sign of
 //   a zero sum reaches no report: a tensor's sums begin with +0.
+// - Squares and products of binary32 numbers have at most 48 bits, which a double holds: one of two
+//   that are added needs no rounding of its own, and a fused step gives the same bits.
 // - The quotient uses that a divisor of at most 24 significant bits needs few steps.
-// - A thread keeps its largest error and the first chunk that has it; LaunchFinishErrors finds the
-//   element.
-// - Sums cross the warp by halves: each exchange adds two lanes' sums of one half of the series and
-//   gives the other half away.
+// - Errors are only asked whether they are larger than the largest so far, of the warp or the
+//   block of threads. Only then, which is rare, the warp looks for the largest of the segment.
+#include <algorithm>
+#include <bit>
+
 #include "kernels/compare/error_found.h"
 #include "kernels/compare/errors_tuned.h"
 
@@ -22,471 +28,494 @@ inline constexpr int kElementBytes = kEncoding == NumberEncoding::kF32     ? 4
                                      : kEncoding == NumberEncoding::kBytes ? 1
                                                                            : 2;
 
-/// Where one side of a stage lies in shared memory: 32 runs, one a thread, of kRunChunks chunks of
-/// eight elements. Units, what one instruction moves, are permuted within a run so that
-/// neighbouring threads meet neither in copies, which go along the runs, nor in reads, which go
-/// across them: of the threads that read at a time, kPhase / kUnits have runs side by side in the
-/// 128 bytes of all banks, and those that wrap around take another unit first.
-template <NumberEncoding kEncoding, int kRunChunks>
-struct RunLayout {
-  static constexpr int kChunkBytes = kChunkElements * kElementBytes<kEncoding>;
-  static constexpr int kUnitBytes = kChunkBytes < 16 ? kChunkBytes : 16;
-  static constexpr int kChunkUnits = kChunkBytes / kUnitBytes;
-  static constexpr int kUnits = kRunChunks * kChunkUnits;
-  static constexpr int kPhase = 128 / kUnitBytes;
-  static constexpr int kBytes = 32 * kRunChunks * kChunkBytes;
+/// Eight elements as numbers.
+struct FloatChunk {
+  float values[kChunkElements];
 
-  __device__ static uint32_t OffsetOf(int run, int chunk, int unit) {
-    const int permuted = (chunk * kChunkUnits + unit) ^ (run / (kPhase / kUnits) % kUnits);
-    return static_cast<uint32_t>((run * kUnits + permuted) * kUnitBytes);
-  }
-
-  /// Begins to copy a chunk, or zeros where it is not `inside` of the data. `stage` is an address
-  /// of shared memory.
-  __device__ static void Copy(const char* data, uint32_t index, bool inside, uint32_t stage,
-                              int run, int chunk) {
-    const char* from = data + (inside ? index : 0) * uint64_t{kElementBytes<kEncoding>};
-    const int bytes = inside ? kUnitBytes : 0;
+  __device__ float Float(int i) const { return values[i]; }
+  __device__ double Double(int i) const { return values[i]; }
+  __device__ bool AreAtLeast(float smallest_normal) const {
+    float least = fabsf(values[0]);
 #pragma unroll
-    for (int unit = 0; unit < kChunkUnits; ++unit) {
-      const uint32_t to = stage + OffsetOf(run, chunk, unit);
-      if constexpr (kUnitBytes == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
-                     "l"(from + unit * kUnitBytes), "r"(bytes)
-                     : "memory");
-      } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                     : "memory");
-      }
-    }
+    for (int i = 1; i < kChunkElements; ++i) least = fminf(least, fabsf(values[i]));
+    return least >= smallest_normal;
   }
+};
 
-  __device__ static uint4 ReadUnit(const char* stage, int run, int chunk, int unit) {
-    return *reinterpret_cast<const uint4*>(stage + OffsetOf(run, chunk, unit));
-  }
+/// Eight elements of 16 bits, two a word.
+template <NumberEncoding kEncoding>
+struct WordChunk {
+  static constexpr bool kIsBF16 = kEncoding == NumberEncoding::kBF16;
+  uint32_t words[kChunkElements / 2];
 
-  /// A chunk as numbers.
-  __device__ static void Read(const char* stage, int run, int chunk, const float* table,
-                              float (&values)[kChunkElements]) {
-    if constexpr (kEncoding == NumberEncoding::kF32) {
-#pragma unroll
-      for (int unit = 0; unit < 2; ++unit) {
-        const uint4 raw = ReadUnit(stage, run, chunk, unit);
-        values[4 * unit] = __uint_as_float(raw.x);
-        values[4 * unit + 1] = __uint_as_float(raw.y);
-        values[4 * unit + 2] = __uint_as_float(raw.z);
-        values[4 * unit + 3] = __uint_as_float(raw.w);
-      }
-    } else if constexpr (kEncoding == NumberEncoding::kBytes) {
-      const uint2 raw = *reinterpret_cast<const uint2*>(stage + OffsetOf(run, chunk, 0));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        values[i] = table[raw.x >> (8 * i) & 0xFF];
-        values[4 + i] = table[raw.y >> (8 * i) & 0xFF];
-      }
+  __device__ float Float(int i) const {
+    if constexpr (kIsBF16) {
+      return __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xFFFF0000u);
     } else {
-      const uint4 raw = ReadUnit(stage, run, chunk, 0);
-      const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if constexpr (kEncoding == NumberEncoding::kBF16) {
-          values[2 * i] = __uint_as_float(words[i] << 16);
-          values[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
-        } else {
-          values[2 * i] = HalfToFloat(words[i]);
-          values[2 * i + 1] = HalfToFloat(words[i] >> 16);
-        }
-      }
+      return HalfToFloat(words[i / 2] >> i % 2 * 16);
     }
+  }
+  __device__ double Double(int i) const {
+    const auto code = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+    double value;
+    if constexpr (kIsBF16) {
+      asm("cvt.f64.bf16 %0, %1;" : "=d"(value) : "h"(code));
+    } else {
+      asm("cvt.f64.f16 %0, %1;" : "=d"(value) : "h"(code));
+    }
+    return value;
+  }
+  /// The smallest normal number is the type's; twice a code has no sign.
+  __device__ bool AreAtLeast(float) const {
+    constexpr uint32_t kTwice = 2 * (kIsBF16 ? 0x0080 : 0x0400);
+    uint32_t least = 0xFFFFFFFFu;
+#pragma unroll
+    for (const uint32_t word : words) least = __viaddmin_u16x2(word, word, least);
+    return (least & 0xFFFF) >= kTwice && least >= kTwice << 16;
   }
 };
 
-/// a / |b|, correctly rounded, for a >= 0 a difference of binary32 numbers and b a binary32 number
-/// of [2^-126, 2^126); 0 for b = 0. y approximates 1 / |b| to 2^-22.9 and, after one step, to
-/// 2^-45; the remainder of q is exact, because b has so few bits; so the last step errs by 2^-90 of
-/// the quotient before its rounding, and a quotient of 53 by 24 bits lies no nearer than 2^-78 of
-/// itself to the middle between two numbers.
-__device__ double Quotient(double a, float b) {
-  float reciprocal;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(fabsf(b)));
-  const double divisor = fabs(static_cast<double>(b));
-  double y = b == 0 ? 0.0f : reciprocal;
-  y = fma(y, fma(-divisor, y, 1.0), y);
-  const double q = a * y;
-  return fma(fma(-divisor, q, a), y, q);
-}
-
-/// Elements that need no second look have a magnitude in [low, end).
-struct OrdinaryRange {
-  uint32_t twice_low = 0, twice_length = 0;
-
-  OrdinaryRange(float low, float end)
-      : twice_low(2 * std::bit_cast<uint32_t>(low)),
-        twice_length(2 * (std::bit_cast<uint32_t>(end) - std::bit_cast<uint32_t>(low))) {}
-  /// Twice the distance of |value| above the low end, wrapped around below it.
-  __device__ uint32_t Above(float value) const { return 2 * __float_as_uint(value) - twice_low; }
+template <NumberEncoding kEncoding>
+struct ChunkOf {
+  using Type = WordChunk<kEncoding>;
+};
+template <>
+struct ChunkOf<NumberEncoding::kF32> {
+  using Type = FloatChunk;
+};
+template <>
+struct ChunkOf<NumberEncoding::kBytes> {
+  using Type = FloatChunk;
 };
 
-/// Facts of the types, as the kernel compares with them.
-struct ChunkRanges {
-  float largest, smallest_normal;
-  OrdinaryRange subject, reference;
-  explicit ChunkRanges(const SubjectRange& range)
-      : largest(static_cast<float>(range.largest_finite)),
-        smallest_normal(static_cast<float>(range.smallest_normal)),
-        subject(smallest_normal, largest),
-        reference(0x1p-126f, 0x1p126f) {}
-};
-
-struct ChunkValues {
-  float s[kChunkElements], r[kChunkElements];
-};
-
-/// The sums of a chunk's terms, and its largest errors.
-struct MeasuredChunk {
-  ErrorTerms sums;
-  double max_abs = 0, max_rel = 0;
-};
-
-__device__ inline double Larger(double a, double b) { return b > a ? b : a; }
-
-/// `quotient_of(error, reference)` gives |error / reference|, and 0 for a reference of 0.
-template <class QuotientOf>
-__device__ inline MeasuredChunk MeasureValues(const ChunkValues& values, QuotientOf quotient_of) {
-  MeasuredChunk chunk;
-  const auto measure = [&](int i) {
-    const double subject = values.s[i], reference = values.r[i];
-    const double error = subject - reference;
-    const double quotient = quotient_of(fabs(error), values.r[i]);
-    chunk.max_abs = Larger(chunk.max_abs, fabs(error));
-    chunk.max_rel = Larger(chunk.max_rel, quotient);
-    ErrorTerms terms;
-    terms.values[kAbsError] = fabs(error);
-    terms.values[kSquaredError] = error * error;
-    terms.values[kSignedError] = error;
-    terms.values[kRelativeError] = quotient;
-    terms.values[kSquaredReference] = reference * reference;
-    terms.values[kSquaredSubject] = subject * subject;
-    terms.values[kProduct] = subject * reference;
-    return terms;
-  };
-  chunk.sums = SumInOrder<kChunkElements>(measure);
+/// Reads a chunk, which lies at a multiple of its size or of 16 bytes; `table` is of kBytes.
+template <NumberEncoding kEncoding>
+__device__ inline typename ChunkOf<kEncoding>::Type ReadChunk(const char* from,
+                                                              const float* table) {
+  typename ChunkOf<kEncoding>::Type chunk;
+  if constexpr (kEncoding == NumberEncoding::kF32) {
+#pragma unroll
+    for (int unit = 0; unit < 2; ++unit) {
+      const float4 raw = reinterpret_cast<const float4*>(from)[unit];
+      chunk.values[4 * unit] = raw.x;
+      chunk.values[4 * unit + 1] = raw.y;
+      chunk.values[4 * unit + 2] = raw.z;
+      chunk.values[4 * unit + 3] = raw.w;
+    }
+  } else if constexpr (kEncoding == NumberEncoding::kBytes) {
+    const uint2 raw = *reinterpret_cast<const uint2*>(from);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      chunk.values[i] = table[raw.x >> (8 * i) & 0xFF];
+      chunk.values[4 + i] = table[raw.y >> (8 * i) & 0xFF];
+    }
+  } else {
+    const uint4 raw = *reinterpret_cast<const uint4*>(from);
+    chunk.words[0] = raw.x;
+    chunk.words[1] = raw.y;
+    chunk.words[2] = raw.z;
+    chunk.words[3] = raw.w;
+  }
   return chunk;
 }
 
-/// Division itself, for any reference.
-__device__ inline double PlainQuotient(double a, float b) {
-  return b == 0 ? 0 : a / fabs(static_cast<double>(b));
+/// a / b, correctly rounded, for a a difference of numbers of the types and b not 0; NaN for b = 0
+/// and where either is not finite. y approximates 1 / b to 2^-20 (an H200, all significands of
+/// binary32), and e is its exact error. One step leaves 2^-39 of a divisor of at most 11
+/// significant bits, 2^-51 of one of 24. The remainder of q is exact, because b has so few bits; so
+/// the last step errs by 2^-77 or 2^-101 of the quotient before its rounding, and a quotient of 53
+/// by 11 (24) bits lies no nearer than 2^-65 (2^-78) of itself to the middle between two numbers.
+template <NumberEncoding kReference>
+__device__ inline double Quotient(double a, double b) {
+  double y;
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(b));
+  const double e = fma(-b, y, 1.0);
+  y = fma(y, kReference == NumberEncoding::kF32 ? fma(e, e, e) : e, y);
+  const double q = a * y;
+  return fma(fma(-b, q, a), y, q);
 }
 
-/// A chunk with a reference that Quotient does not take. Rare: a call, and all through memory.
-__device__ __noinline__ MeasuredChunk MeasureExtreme(ChunkValues values) {
-  return MeasureValues(values, PlainQuotient);
-}
+/// Facts of the subject's type, as the kernel compares with them.
+struct ChunkRanges {
+  float largest, smallest_normal;
+  uint32_t largest_squared_high;  ///< Of the square's 64 bits.
 
-/// The largest of a quantity among the chunks of a thread.
-struct LargestChunk {
-  double value = -1;
-  uint32_t number = 0;
-  __device__ void Offer(double candidate, uint32_t chunk) {
-    if (candidate > value) {
-      value = candidate;
-      number = chunk;
-    }
-  }
+  explicit ChunkRanges(const SubjectRange& range)
+      : largest(static_cast<float>(range.largest_finite)),
+        smallest_normal(static_cast<float>(range.smallest_normal)),
+        largest_squared_high(static_cast<uint32_t>(
+            std::bit_cast<uint64_t>(range.largest_finite * range.largest_finite) >> 32)) {}
 };
 
-/// What a thread finds in its chunks, which it numbers from 0.
-class ChunkMeasure {
- public:
-  __device__ explicit ChunkMeasure(const ChunkRanges& ranges) : ranges_(ranges) {}
-
-  /// The sums of the terms of one chunk; one that is not `inside` of the block has none.
-  template <class IsInside>
-  __device__ ErrorTerms Measure(ChunkValues values, IsInside inside, uint32_t number) {
-    uint32_t s_above = 0, r_above = 0;
-#pragma unroll
-    for (int i = 0; i < kChunkElements; ++i) {
-      s_above = max(s_above, ranges_.subject.Above(values.s[i]));
-      r_above = max(r_above, ranges_.reference.Above(values.r[i]));
-    }
-    Counted counted;
-    if (s_above >= ranges_.subject.twice_length || r_above >= ranges_.reference.twice_length) {
-      counted = CountSpecial(values, inside());
-    } else {
-      finite_count_ += kChunkElements;
-      relative_count_ += kChunkElements;
-    }
-    MeasuredChunk chunk;
-    if (counted.is_extreme) {
-      chunk = MeasureExtreme(values);
-    } else {
-      chunk = MeasureValues(values, Quotient);
-    }
-    if (counted.has_finite) max_abs_.Offer(chunk.max_abs, number);
-    if (counted.has_relative) max_rel_.Offer(chunk.max_rel, number);
-    return chunk.sums;
-  }
-
-  /// `position_of(number)` gives the position of a chunk's first element.
-  template <class PositionOf>
-  __device__ FoundErrors Found(PositionOf position_of) const {
-    FoundErrors found;
-    found.max_abs.Offer(max_abs_.value, position_of(max_abs_.number));
-    found.max_rel.Offer(max_rel_.value, position_of(max_rel_.number));
-    found.finite_count = finite_count_;
-    found.relative_count = relative_count_;
-    found.saturated_count = saturated_count_;
-    found.flushed_to_zero_count = flushed_to_zero_count_;
-    found.subnormal_count = subnormal_count_;
-    return found;
-  }
-
- private:
-  struct Counted {
-    bool has_finite = true, has_relative = true;
-    bool is_extreme = false;  // Has a reference that Quotient does not take.
-  };
-
-  /// Counts a chunk with elements that are not ordinary; leaves 0 for both sides of those that are
-  /// not finite.
-  __device__ Counted CountSpecial(ChunkValues& values, bool inside) {
-    uint32_t counts = 0;  // Four bits each.
-#pragma unroll
-    for (int i = 0; i < kChunkElements; ++i) {
-      const float s = fabsf(values.s[i]), r = fabsf(values.r[i]);
-      const bool finite = inside && s < INFINITY && r < INFINITY;
-      if (finite) counts += r > 0 ? 0x11 : 0x01;
-      if (inside && s == ranges_.largest && r > s) counts += 1u << 8;
-      if (inside && s == 0 && r > 0) counts += 1u << 12;
-      if (inside && s > 0 && s < ranges_.smallest_normal) counts += 1u << 16;
-      if (finite && r > 0 && !(r >= 0x1p-126f && r < 0x1p126f)) counts += 1u << 20;
-      if (!finite) values.s[i] = values.r[i] = 0;
-    }
-    finite_count_ += counts & 0xF;
-    relative_count_ += counts >> 4 & 0xF;
-    saturated_count_ += counts >> 8 & 0xF;
-    flushed_to_zero_count_ += counts >> 12 & 0xF;
-    subnormal_count_ += counts >> 16 & 0xF;
-    return {(counts & 0xF) != 0, (counts >> 4 & 0xF) != 0, (counts >> 20 & 0xF) != 0};
-  }
-
-  const ChunkRanges& ranges_;
-  LargestChunk max_abs_, max_rel_;
-  uint32_t finite_count_ = 0, relative_count_ = 0;
-  uint32_t saturated_count_ = 0, flushed_to_zero_count_ = 0, subnormal_count_ = 0;
+struct ErrorPair {
+  double absolute, relative;
 };
 
-/// One exchange across the warp: of kCount pairs, each lane keeps and adds the first or the second
-/// ones, and its partner the others.
-template <int kCount>
-__device__ inline void Exchange(const double* first, const double* second, int distance,
-                                double* kept) {
-  const bool keeps_second = (threadIdx.x & distance) != 0;
+/// The sums of a chunk. `element_of(i)` gives element i's numbers; `exceeds` becomes true where an
+/// error is larger than `largest`. With kTakesZeros a reference of 0 has the quotient 0.
+template <NumberEncoding kReference, bool kTakesZeros, class ElementOf>
+__device__ inline ErrorTerms MeasureElements(ElementOf element_of, const ErrorPair& largest,
+                                             bool& exceeds) {
+  const auto measure = [&](int pair) {
+    double s[2], r[2], error[2], quotient[2];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const double keep = keeps_second ? second[i] : first[i];
-    const double give = keeps_second ? first[i] : second[i];
-    kept[i] = keep + __shfl_xor_sync(kWholeWarp, give, distance);
-  }
-}
-
-/// The sum over the warp of one series, for lane `i` that of series SeriesOf(i).
-__device__ double SumOverWarp(const ErrorTerms& terms) {
-  static_assert(kErrorSeriesCount == 7 && kSegmentSeries == 8);
-  double eight[8], four[4], two[2], one;
-#pragma unroll
-  for (int i = 0; i < 7; ++i) eight[i] = terms.values[i];
-  eight[7] = 0;
-  Exchange<4>(eight, eight + 4, 1, four);
-  Exchange<2>(four, four + 2, 2, two);
-  Exchange<1>(two, two + 1, 4, &one);
-  one += __shfl_xor_sync(kWholeWarp, one, 8);
-  one += __shfl_xor_sync(kWholeWarp, one, 16);
-  return one;
-}
-__device__ int SeriesOf(int lane) { return (lane & 1) * 4 + (lane & 2) + (lane >> 2 & 1); }
-
-/// Places in a block that lie equally far apart, without a division for each. Blocks are small
-/// enough for 32 bits (Fits): positions, and offsets in the tensor from the block's first element.
-class PositionWalk {
- public:
-  /// How far one move goes.
-  struct Step {
-    uint32_t positions, offsets, columns;
+    for (int i = 0; i < 2; ++i) {
+      element_of(2 * pair + i, s[i], r[i]);
+      error[i] = s[i] - r[i];
+      quotient[i] = Quotient<kReference>(error[i], r[i]);
+      if (kTakesZeros && r[i] == 0) quotient[i] = 0;
+      exceeds |= fabs(error[i]) > largest.absolute;
+      exceeds |= fabs(quotient[i]) > largest.relative;
+    }
+    ErrorTerms terms;
+    terms.values[kAbsError] = fabs(error[0]) + fabs(error[1]);
+    terms.values[kSquaredError] = error[0] * error[0] + error[1] * error[1];
+    terms.values[kSignedError] = error[0] + error[1];
+    terms.values[kRelativeError] = fabs(quotient[0]) + fabs(quotient[1]);
+    terms.values[kSquaredReference] = fma(r[1], r[1], r[0] * r[0]);
+    terms.values[kSquaredSubject] = fma(s[1], s[1], s[0] * s[0]);
+    terms.values[kProduct] = fma(s[1], r[1], s[0] * r[0]);
+    return terms;
   };
+  return SumInOrder<kChunkElements / 2>(measure);
+}
 
-  __device__ PositionWalk(const BlockShape& block, uint32_t position)
-      : count_(static_cast<uint32_t>(block.count)),
-        width_(static_cast<uint32_t>(block.width)),
-        wrap_(static_cast<uint32_t>(block.stride - block.width)),
-        position_(position),
-        offset_(static_cast<uint32_t>(position / width_ * block.stride) + position % width_),
-        column_(position % width_) {}
-  __device__ static Step StepOf(const BlockShape& block, uint32_t positions) {
-    const auto width = static_cast<uint32_t>(block.width);
-    const uint32_t rows = positions / width, columns = positions % width;
-    return {positions, static_cast<uint32_t>(rows * block.stride) + columns, columns};
-  }
+__device__ inline uint32_t HighWord(double x) { return static_cast<uint32_t>(__double2hiint(x)); }
+__device__ inline bool IsFinite(float x) { return fabsf(x) < INFINITY; }
 
-  __device__ uint32_t offset() const { return offset_; }
-  __device__ bool inside() const { return position_ < count_; }
-  __device__ void Move(const Step& step) {
-    position_ += step.positions;
-    offset_ += step.offsets;
-    column_ += step.columns;
-    if (column_ >= width_) {
-      column_ -= width_;
-      offset_ += wrap_;
+/// What a thread counts.
+struct ElementCounts {
+  uint32_t finite = 0, relative = 0, saturated = 0, flushed_to_zero = 0, subnormal = 0;
+};
+
+/// A chunk of both sides.
+template <NumberEncoding kSubject, NumberEncoding kReference>
+struct ChunkPair {
+  typename ChunkOf<kSubject>::Type s;
+  typename ChunkOf<kReference>::Type r;
+  bool inside;  // Of the block.
+
+  /// Element by element.
+  __device__ void Count(const ChunkRanges& ranges, ElementCounts& counts) const {
+#pragma unroll
+    for (int i = 0; i < kChunkElements; ++i) {
+      const float subject = s.Float(i);
+      const float magnitude = fabsf(subject);
+      const float reference = fabsf(r.Float(i));
+      const bool finite = IsFinite(subject) && IsFinite(reference);
+      counts.finite += finite;
+      counts.relative += finite && reference > 0;
+      counts.saturated += magnitude == ranges.largest && reference > magnitude;
+      counts.flushed_to_zero += magnitude == 0 && reference > 0;
+      counts.subnormal += magnitude > 0 && magnitude < ranges.smallest_normal;
     }
   }
 
- private:
-  const uint32_t count_, width_, wrap_;
-  uint32_t position_, offset_, column_;
+  /// The sums, and whether an error is larger than `largest`. The whole warp calls this.
+  __device__ ErrorTerms Measure(bool all_inside, const ChunkRanges& ranges,
+                                const ErrorPair& largest, ElementCounts& counts,
+                                bool& exceeds) const {
+    bool chunk_exceeds = false;
+    const auto element = [&](int i, double& subject, double& reference) {
+      subject = s.Double(i);
+      reference = r.Double(i);
+    };
+    ErrorTerms sums = MeasureElements<kReference, false>(element, largest, chunk_exceeds);
+    const bool is_finite = HighWord(sums.values[kRelativeError]) < 0x7FF00000u;
+    if (__any_sync(kWholeWarp, !is_finite || !all_inside)) {
+      chunk_exceeds = false;
+      sums = MeasureAny(largest, chunk_exceeds);
+      if (inside) Count(ranges, counts);
+    } else if (HighWord(sums.values[kSquaredSubject]) >= ranges.largest_squared_high ||
+               !s.AreAtLeast(ranges.smallest_normal)) {
+      Count(ranges, counts);
+    } else {
+      counts.finite += kChunkElements;
+      counts.relative += kChunkElements;
+    }
+    exceeds |= chunk_exceeds;
+    return sums;
+  }
+
+  /// The same of any elements.
+  __device__ ErrorTerms MeasureAny(const ErrorPair& largest, bool& exceeds) const {
+    const auto element = [&](int i, double& subject, double& reference) {
+      const float a = s.Float(i);
+      const float b = r.Float(i);
+      const bool counts = inside && IsFinite(a) && IsFinite(b);
+      subject = counts ? a : 0.0f;
+      reference = counts ? b : 0.0f;
+    };
+    return MeasureElements<kReference, true>(element, largest, exceeds);
+  }
 };
 
 /// Elements of a segment that one thread adds up by itself.
 inline constexpr int kRunElements = kSegmentElements / 32;
+inline constexpr int kRunChunks = kRunElements / kChunkElements;
 
-/// How a warp gets its segments: in stages of the same share of each thread's run, two of them at a
-/// time in shared memory.
+/// How a warp gets its segments. Blocks are small enough for 32 bits (Fits): positions, and offsets
+/// in the tensor from the block's first element.
 template <NumberEncoding kSubject, NumberEncoding kReference>
-class WarpStages {
+class SegmentFeed {
  public:
-  static constexpr bool kIsWide =
-      kSubject == NumberEncoding::kF32 || kReference == NumberEncoding::kF32;
-  static constexpr int kParts = kIsWide ? 2 : 1;                          // Stages of a segment.
-  static constexpr int kChunks = kRunElements / kChunkElements / kParts;  // Of a run, in a stage.
-  using Subject = RunLayout<kSubject, kChunks>;
-  using Reference = RunLayout<kReference, kChunks>;
-  static constexpr int kBytes = Subject::kBytes + Reference::kBytes;
-  static constexpr int kBlockBytes = kErrorWarps * 2 * kBytes;
+  static constexpr int kSubjectBytes = kSegmentElements * kElementBytes<kSubject>;
+  static constexpr int kReferenceBytes = kSegmentElements * kElementBytes<kReference>;
+  static constexpr int kBytes = kSubjectBytes + kReferenceBytes;
 
-  __device__ WarpStages(const ErrorParameters& parameters, const BlockShape& block,
-                        uint32_t segment, uint32_t segment_step, char* memory)
+  __device__ SegmentFeed(const ErrorParameters& parameters, const BlockShape& block,
+                         uint32_t segment, uint32_t segment_step, const char* memory,
+                         const uint64_t* barrier)
       : subject_(static_cast<const char*>(parameters.subject.data) +
                  block.first * kElementBytes<kSubject>),
         reference_(static_cast<const char*>(parameters.reference.data) +
                    block.first * kElementBytes<kReference>),
-        memory_(memory),
-        address_(static_cast<uint32_t>(__cvta_generic_to_shared(memory))),
-        first_(block, segment * kSegmentElements + FirstOf(0)),
-        second_(block, segment * kSegmentElements + FirstOf(kIsWide ? 1 : 0)),
-        near_(PositionWalk::StepOf(block, kIsWide ? kRunElements / 2 : FirstOf(1) - FirstOf(0))),
-        far_(PositionWalk::StepOf(
-            block, segment_step * kSegmentElements -
-                       (kIsWide ? kRunElements / 2 : FirstOf(kChunks - 1) - FirstOf(0)))) {}
+        memory_(static_cast<uint32_t>(__cvta_generic_to_shared(memory))),
+        barrier_(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
+        count_(static_cast<uint32_t>(block.count)),
+        width_(static_cast<uint32_t>(block.width)),
+        stride_(static_cast<uint32_t>(block.stride)),
+        step_(segment_step * kSegmentElements),
+        step_columns_(step_ % width_),
+        step_offset_(step_ / width_ * stride_ + step_columns_),
+        position_(segment * kSegmentElements),
+        column_(position_ % width_),
+        offset_(position_ / width_ * stride_ + column_) {
+    if (threadIdx.x % 32 != 0) return;
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier_) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
 
-  __device__ const char* Memory(uint32_t stage) const { return memory_ + stage % 2 * kBytes; }
-
-  /// Begins to copy the next stage; `ends_segment` says that it is a segment's last.
-  __device__ void Copy(uint32_t stage, bool ends_segment) {
-    const uint32_t to = address_ + stage % 2 * kBytes;
-    if constexpr (kIsWide) {
-      static_assert(kChunks == 2);
-      CopyChunk(first_, to, 0);
-      CopyChunk(second_, to, 1);
-      // Member by member, so that the steps stay in registers.
-      const PositionWalk::Step move = {ends_segment ? far_.positions : near_.positions,
-                                       ends_segment ? far_.offsets : near_.offsets,
-                                       ends_segment ? far_.columns : near_.columns};
-      first_.Move(move);
-      second_.Move(move);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kChunks; ++i) {
-        CopyChunk(first_, to, i);
-        first_.Move(i == kChunks - 1 ? far_ : near_);
-      }
+  /// Begins to copy the next segment, where there is one. The warp has met since it last read.
+  __device__ void Fetch() {
+    if (position_ >= count_) return;
+    if (threadIdx.x % 32 == 0) CopyRows(min(uint32_t{kSegmentElements}, count_ - position_));
+    position_ += step_;
+    offset_ += step_offset_;
+    column_ += step_columns_;
+    if (column_ >= width_) {
+      column_ -= width_;
+      offset_ += stride_ - width_;
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  /// Waits for the segment of the fetch of that number.
+  __device__ void Wait(uint32_t number) const {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(barrier_),
+        "r"(number & 1)
+        : "memory");
   }
 
  private:
-  /// Which chunk of a stage this thread copies i-th: neighbours copy neighbours.
-  __device__ static int ChunkOf(int i) { return threadIdx.x % 32 + 32 * i; }
-  /// The position in a segment of the first element of that chunk in the first stage.
-  __device__ static int FirstOf(int i) {
-    return ChunkOf(i) / kChunks * kRunElements + ChunkOf(i) % kChunks * kChunkElements;
+  /// One thread copies the rows that the next `length` elements lie in.
+  __device__ void CopyRows(uint32_t length) const {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_),
+                 "r"(length * (kElementBytes<kSubject> + kElementBytes<kReference>))
+                 : "memory");
+    uint32_t from = offset_, row = min(length, width_ - column_);
+#pragma unroll 1
+    for (uint32_t to = 0;;) {
+      Copy<kElementBytes<kSubject>>(memory_, subject_, to, from, row);
+      Copy<kElementBytes<kReference>>(memory_ + kSubjectBytes, reference_, to, from, row);
+      to += row;
+      if (to == length) break;
+      from += row + stride_ - width_;
+      row = min(length - to, width_);
+    }
   }
 
-  __device__ void CopyChunk(const PositionWalk& from, uint32_t to, int i) const {
-    const int run = ChunkOf(i) / kChunks, chunk = ChunkOf(i) % kChunks;
-    Subject::Copy(subject_, from.offset(), from.inside(), to, run, chunk);
-    Reference::Copy(reference_, from.offset(), from.inside(), to + Subject::kBytes, run, chunk);
+  template <int kSize>
+  __device__ void Copy(uint32_t memory, const char* data, uint32_t to, uint32_t from,
+                       uint32_t elements) const {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(memory + to * kSize),
+        "l"(data + uint64_t{from} * kSize), "r"(elements * kSize), "r"(barrier_)
+        : "memory");
   }
 
   const char* const subject_;  // The block's first element.
   const char* const reference_;
-  char* const memory_;
-  const uint32_t address_;
-  PositionWalk first_, second_;  // Where the next chunks lie; wide stages have one walk for each.
-  const PositionWalk::Step near_, far_;
+  const uint32_t memory_, barrier_;  // Addresses of shared memory.
+  const uint32_t count_, width_, stride_;
+  const uint32_t step_, step_columns_, step_offset_;
+  uint32_t position_, column_, offset_;  // Of the next segment's first element.
 };
+
+struct LargestPair {
+  LargestFound absolute, relative;
+};
+
+/// The largest errors of a segment, and the lowest positions that have them, in every lane.
+template <NumberEncoding kSubject, NumberEncoding kReference>
+__device__ __noinline__ LargestPair FindLargest(const ErrorParameters& parameters,
+                                                const BlockShape& block, uint32_t segment,
+                                                const float* tables) {
+  LargestPair found;
+  const auto* subject = static_cast<const char*>(parameters.subject.data);
+  const auto* reference = static_cast<const char*>(parameters.reference.data);
+  const auto count = static_cast<uint32_t>(block.count), width = static_cast<uint32_t>(block.width);
+  uint32_t position = segment * kSegmentElements + threadIdx.x % 32 * kRunElements;
+  const uint32_t end = min(count, position + kRunElements);
+#pragma unroll 1
+  for (; position < end; position += kChunkElements) {
+    const int64_t index = block.first + position / width * block.stride + position % width;
+    const auto s = ReadChunk<kSubject>(subject + index * kElementBytes<kSubject>, tables);
+    const auto r =
+        ReadChunk<kReference>(reference + index * kElementBytes<kReference>, tables + 256);
+#pragma unroll
+    for (int i = 0; i < kChunkElements; ++i) {
+      const double error = s.Double(i) - r.Double(i);
+      if (!(IsFinite(s.Float(i)) && IsFinite(r.Float(i)))) continue;
+      found.absolute.Offer(fabs(error), position + i);
+      if (r.Float(i) == 0) continue;
+      found.relative.Offer(fabs(Quotient<kReference>(error, r.Double(i))), position + i);
+    }
+  }
+  found.absolute.MergeLanes();
+  found.relative.MergeLanes();
+  return found;
+}
+
+/// The largest error that a warp of the block of threads has found, by its bits: errors are not
+/// negative. Read without waiting for other warps: any earlier value does too.
+struct SharedLargest {
+  unsigned long long bits[2];
+};
+
+/// The largest number below what is found there, so that an equal error still exceeds it: its
+/// position may be lower. Below 0 where nothing is found.
+__device__ inline double BelowShared(const unsigned long long* bits) {
+  unsigned long long value;
+  asm volatile("ld.relaxed.cta.shared::cta.u64 %0, [%1];"
+               : "=l"(value)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(bits))));
+  return value == 0 ? -1.0 : __longlong_as_double(static_cast<long long>(value - 1));
+}
+
+/// The largest errors of a warp's segments so far.
+class WarpLargest {
+ public:
+  __device__ explicit WarpLargest(SharedLargest& shared) : shared_(shared) {}
+
+  /// What an error of the next segment must exceed to matter.
+  __device__ ErrorPair Threshold() const {
+    return {fmax(found_.absolute.value, BelowShared(&shared_.bits[0])),
+            fmax(found_.relative.value, BelowShared(&shared_.bits[1]))};
+  }
+  /// Takes what a segment has; segments come by their positions.
+  __device__ void Offer(const LargestPair& other) {
+    found_.absolute.Offer(other.absolute.value, other.absolute.position);
+    found_.relative.Offer(other.relative.value, other.relative.position);
+    if (threadIdx.x % 32 != 0) return;
+    Publish(found_.absolute.value, &shared_.bits[0]);
+    Publish(found_.relative.value, &shared_.bits[1]);
+  }
+  __device__ const LargestPair& found() const { return found_; }
+
+ private:
+  __device__ static void Publish(double value, unsigned long long* bits) {
+    if (value > 0) atomicMax(bits, static_cast<unsigned long long>(__double_as_longlong(value)));
+  }
+
+  SharedLargest& shared_;
+  LargestPair found_;
+};
+
+/// The sums over the warp: of series i / 4 for lane i. Every eight lanes' sums are added by one
+/// thread. The warp has met since `memory` was last read.
+__device__ inline double SumOverWarp(const ErrorTerms& terms,
+                                     double (&memory)[kSegmentSeries][32]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kErrorSeriesCount; ++i) memory[i][lane] = terms.values[i];
+  __syncwarp();
+  const double* from = &memory[min(lane / 4, kErrorSeriesCount - 1)][lane % 4 * 8];
+  double sum =
+      ((from[0] + from[1]) + (from[2] + from[3])) + ((from[4] + from[5]) + (from[6] + from[7]));
+  sum += __shfl_xor_sync(kWholeWarp, sum, 1);
+  sum += __shfl_xor_sync(kWholeWarp, sum, 2);
+  return lane / 4 < kErrorSeriesCount ? sum : 0;
+}
 
 template <NumberEncoding kSubject, NumberEncoding kReference>
 __global__ void __launch_bounds__(kErrorThreads, 2)
     MeasureTuned(const __grid_constant__ ErrorParameters parameters,
                  const __grid_constant__ ChunkRanges ranges) {
-  using Stages = WarpStages<kSubject, kReference>;
+  using Feed = SegmentFeed<kSubject, kReference>;
   extern __shared__ __align__(128) char memory[];
   __shared__ float tables[512];
+  __shared__ __align__(16) double run_sums[kErrorWarps][kSegmentSeries][32];
+  __shared__ uint64_t barriers[kErrorWarps];
+  __shared__ SharedLargest shared_largest;
   LoadByteValues(parameters.subject, tables);
   LoadByteValues(parameters.reference, tables + 256);
-  __syncthreads();
+  if (threadIdx.x < 2) shared_largest.bits[threadIdx.x] = 0;
   const BlockShape block(parameters.cut, blockIdx.y);
   double* sums = parameters.sums + blockIdx.y * parameters.cut.segments * kSegmentSeries;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto segments = static_cast<uint32_t>(block.segments());
   const uint32_t step = gridDim.x * kErrorWarps;
   const uint32_t first_segment = blockIdx.x * kErrorWarps + warp;
-  Stages stages(parameters, block, first_segment, step, memory + warp * (2 * Stages::kBytes));
-  stages.Copy(0, Stages::kParts == 1);
-  ChunkMeasure chunks(ranges);
-  uint32_t stage = 0;
-  for (uint32_t segment = first_segment; segment < segments; segment += step) {
-    const int left = static_cast<int>(block.count) -
-                     static_cast<int>(segment * kSegmentElements + lane * kRunElements);
+  const char* subject = memory + warp * Feed::kBytes;
+  Feed feed(parameters, block, first_segment, step, subject, &barriers[warp]);
+  __syncthreads();
+  feed.Fetch();
+  const int first = lane * kRunElements;
+  const char* run_subject = subject + first * kElementBytes<kSubject>;
+  const char* run_reference = subject + Feed::kSubjectBytes + first * kElementBytes<kReference>;
+  // Threads whose runs lie in the same banks take their chunks in other orders, of which the sums
+  // know nothing: whole branches of the tree change places.
+  const int turn = lane / 2 % kRunChunks;
+  WarpLargest largest(shared_largest);
+  ElementCounts counts;
+  uint32_t number = 0;
+  for (uint32_t segment = first_segment; segment < segments; segment += step, ++number) {
+    const uint32_t left = static_cast<uint32_t>(block.count) - segment * kSegmentElements;
+    const ErrorPair threshold = largest.Threshold();
+    feed.Wait(number);
     ErrorTerms run = {};
-#pragma unroll 1  // Here and below: the whole loop is to stay in the instruction cache.
-    for (int part = 0; part < Stages::kParts; ++part, ++stage) {
-      stages.Copy(stage + 1, Stages::kParts == 1 || part == 0);
-      asm volatile("cp.async.wait_group 1;" ::: "memory");
-      __syncwarp();
-      const char* subject = stages.Memory(stage);
-      const char* reference = subject + Stages::Subject::kBytes;
-      const auto measure = [&](int chunk) {
-        ChunkValues values;
-        Stages::Subject::Read(subject, lane, chunk, tables, values.s);
-        Stages::Reference::Read(reference, lane, chunk, tables + 256, values.r);
-        const auto inside = [&] {
-          return (part * Stages::kChunks + chunk) * kChunkElements < left;
-        };
-        return chunks.Measure(values, inside, stage * Stages::kChunks + chunk);
-      };
-      // From 0 on, which changes no sum but the sign of a zero.
-#pragma unroll 1
-      for (int chunk = 0; chunk < Stages::kChunks; chunk += 2) {
-        run = run + SumInOrder<2>(measure, chunk);
+    bool exceeds = false;
+    const auto measure = [&](int i) {
+      const int begin = (i ^ turn) * kChunkElements;
+      const ChunkPair<kSubject, kReference> chunk = {
+          ReadChunk<kSubject>(run_subject + begin * kElementBytes<kSubject>, tables),
+          ReadChunk<kReference>(run_reference + begin * kElementBytes<kReference>, tables + 256),
+          first + begin < left};
+      if (i == kRunChunks - 1) {
+        __syncwarp();
+        feed.Fetch();
       }
-      __syncwarp();
+      return chunk.Measure(left >= kSegmentElements, ranges, threshold, counts, exceeds);
+    };
+    // From 0 on, which changes no sum but the sign of a zero.
+#pragma unroll 1  // The loop is to stay in the instruction cache.
+    for (int i = 0; i < kRunChunks; i += 2) run = run + SumInOrder<2>(measure, i);
+    const double total = SumOverWarp(run, run_sums[warp]);
+    if (lane % 4 == 0) sums[segment * kSegmentSeries + lane / 4] = total;
+    if (__any_sync(kWholeWarp, exceeds)) {
+      largest.Offer(FindLargest<kSubject, kReference>(parameters, block, segment, tables));
     }
-    const double total = SumOverWarp(run);
-    if (lane < kSegmentSeries) sums[segment * kSegmentSeries + SeriesOf(lane)] = total;
   }
-  const auto position_of = [&](uint32_t chunk) {
-    constexpr uint32_t kOfRun = Stages::kParts * Stages::kChunks;
-    return int64_t{(first_segment + chunk / kOfRun * step) * kSegmentElements +
-                   lane * kRunElements + chunk % kOfRun * kChunkElements};
-  };
-  StoreFound(chunks.Found(position_of),
-             parameters.slices + blockIdx.y * parameters.cut.slices + blockIdx.x);
+  FoundErrors found;
+  found.max_abs = largest.found().absolute;
+  found.max_rel = largest.found().relative;
+  found.finite_count = counts.finite;
+  found.relative_count = counts.relative;
+  found.saturated_count = counts.saturated;
+  found.flushed_to_zero_count = counts.flushed_to_zero;
+  found.subnormal_count = counts.subnormal;
+  StoreFound(found, parameters.slices + blockIdx.y * parameters.cut.slices + blockIdx.x);
 }
 
 template <NumberEncoding kSubject, NumberEncoding kReference>
 cudaError_t Launch(const ErrorParameters& parameters, cudaStream_t stream) {
-  constexpr int kBytes = WarpStages<kSubject, kReference>::kBlockBytes;
+  constexpr int kBytes = kErrorWarps * SegmentFeed<kSubject, kReference>::kBytes;
   const dim3 grid(static_cast<unsigned>(parameters.cut.slices),
                   static_cast<unsigned>(parameters.cut.rows * parameters.cut.columns));
   const auto kernel = MeasureTuned<kSubject, kReference>;
@@ -497,18 +526,21 @@ cudaError_t Launch(const ErrorParameters& parameters, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-/// Blocks begin at whole chunks in every row, and chunks at whole vectors.
+/// Blocks begin at whole chunks in every row, and rows of blocks at whole units of bulk copies.
 bool Fits(const ErrorParameters& parameters) {
+  constexpr int kUnit = 16;  // Bytes.
   const BlockCut& cut = parameters.cut;
-  if (cut.column_count % (int64_t{kChunkElements} * cut.columns) != 0) return false;
-  // PositionWalk's offsets.
-  if ((cut.row_count / cut.rows + 1) * cut.column_count >= int64_t{1} << 31) return false;
-  const auto is_aligned = [](const NumberSource& source, int bytes) {
-    const uintptr_t unit = bytes == 1 ? 8 : 16;
-    return reinterpret_cast<uintptr_t>(source.data) % unit == 0;
+  const int unit_elements = kUnit / std::min(parameters.subject_bytes, parameters.reference_bytes);
+  const int64_t elements = std::max(kChunkElements, unit_elements);
+  if (cut.column_count % (elements * cut.columns) != 0) return false;
+  // SegmentFeed's offsets, with a step beyond the end.
+  const int64_t stepped = int64_t{cut.slices} * kErrorWarps * kSegmentElements;
+  const int64_t rows = cut.row_count / cut.rows + 1 + stepped / (cut.column_count / cut.columns);
+  if ((rows + 1) * cut.column_count >= int64_t{1} << 31) return false;
+  const auto is_aligned = [](const NumberSource& source) {
+    return reinterpret_cast<uintptr_t>(source.data) % kUnit == 0;
   };
-  return is_aligned(parameters.subject, parameters.subject_bytes) &&
-         is_aligned(parameters.reference, parameters.reference_bytes);
+  return is_aligned(parameters.subject) && is_aligned(parameters.reference);
 }
 
 }  // namespace
