@@ -44,6 +44,17 @@ bool HasCodes(const QuantizedTensor& codes) {
   return codes.rowwise.has_value() || codes.columnwise.has_value();
 }
 
+/// A desc that left the slices of K or the choice of hardware to the engine, with what it chose: a
+/// bound is of what ran.
+absl::Status SetWhatRan(const GemmResult& result, GemmDesc& desc) {
+  const bool left_open =
+      desc.arithmetic.any_split_k || desc.arithmetic.family == ArithmeticFamily::kAuto;
+  if (!left_open) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(const Arithmetic ran, Arithmetic::Parse(result.arithmetic));
+  if (ran.family == ArithmeticFamily::kCublasLt) desc.arithmetic = ran;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 uint32_t CallIdOf(TensorRole role) { return static_cast<uint32_t>(role); }
@@ -121,6 +132,7 @@ absl::StatusOr<Tensor> LinearStep::RunGemm(const char* stage, GemmRole role,
   desc.use_split_accumulator = UsesSplit(recipe_, role, desc.a);
   QG_ASSIGN_OR_RETURN(GemmResult gemm,
                       Timed(stage, [&] { return engine_.Gemm(desc, cancellation_); }));
+  QG_RETURN_IF_ERROR(SetWhatRan(gemm, desc));
   Tensor d = gemm.d;
   result_.gemms.push_back({role, output, std::move(desc), a.source, b.source, std::move(gemm)});
   return d;

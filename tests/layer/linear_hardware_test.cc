@@ -11,15 +11,16 @@
 namespace quantgate {
 namespace {
 
+/// Every k is three whole slices.
 LinearRequest Request() {
   LinearRequest request;
-  request.x = Generated(Distribution::kNormal, 1, DType::kBF16, {64, 96});
-  request.weight = Generated(Distribution::kNormal, 2, DType::kBF16, {128, 96});
-  request.grad_output = Generated(Distribution::kNormal, 4, DType::kBF16, {64, 128});
+  request.x = Generated(Distribution::kNormal, 1, DType::kBF16, {384, 384});
+  request.weight = Generated(Distribution::kNormal, 2, DType::kBF16, {384, 384});
+  request.grad_output = Generated(Distribution::kNormal, 4, DType::kBF16, {384, 384});
   return request;
 }
 
-LinearResult Run(Engine& engine, const std::string& recipe, const std::string& arithmetic) {
+LinearResult RunStep(Engine& engine, const std::string& recipe, const std::string& arithmetic) {
   const LinearRequest request = Request();
   auto result =
       RunLinear(engine, request, *Recipe::Parse(recipe), *Arithmetic::Parse(arithmetic), nullptr);
@@ -38,7 +39,7 @@ absl::StatusOr<BoundCheck> BoundOf(Engine& engine, const GemmRecord& record) {
 
 TEST(LinearHardwareTest, SlicesThatWereChosenAreRecorded) {
   PretendHardware engine;
-  const LinearResult result = Run(engine, "fp8_current", "cublaslt:splitk=any");
+  const LinearResult result = RunStep(engine, "fp8_current", "cublaslt:splitk=any");
   ASSERT_EQ(result.gemms.size(), 3u);
   for (const GemmRecord& record : result.gemms) {
     EXPECT_EQ(record.desc.arithmetic.family, ArithmeticFamily::kCublasLt);
@@ -56,7 +57,7 @@ TEST(LinearHardwareTest, SlicesThatWereChosenAreRecorded) {
 TEST(LinearHardwareTest, WhatAutoChoseIsRecorded) {
   PretendHardware engine;
   // cuBLASLt on Hopper has no MXFP8: fprop is modelled, and the high-precision GEMMs are not.
-  const LinearResult result = Run(engine, "mxfp8:backward_override=high_precision", "auto");
+  const LinearResult result = RunStep(engine, "mxfp8:backward_override=high_precision", "auto");
   ASSERT_EQ(result.gemms.size(), 3u);
   EXPECT_EQ(result.gemms[0].desc.arithmetic.ToString(), "auto");
   EXPECT_EQ(result.gemms[0].result.arithmetic, "sm100");
@@ -74,7 +75,7 @@ TEST(LinearHardwareTest, WhatAutoChoseIsRecorded) {
 TEST(LinearHardwareTest, WhatWasNamedStaysAsItIs) {
   PretendHardware engine;
   for (const char* arithmetic : {"cublaslt:algorithm=1", "cublaslt:split", "sm90", "exact"}) {
-    const LinearResult result = Run(engine, "fp8_current", arithmetic);
+    const LinearResult result = RunStep(engine, "fp8_current", arithmetic);
     for (const GemmRecord& record : result.gemms) {
       EXPECT_EQ(record.desc.arithmetic.ToString(), arithmetic);
     }
