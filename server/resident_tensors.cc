@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -96,6 +97,32 @@ void ResidentTensors::Forget(Entries::iterator entry) {
   usage_.spilled_bytes -= BytesOf(entry->host);
   by_key_.erase(entry->key);
   entries_.erase(entry);
+}
+
+absl::StatusOr<Tensor> ResidentTensors::StartFilling(int64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (bytes > bytes_max_ / 2 - filling_bytes_) {
+    return absl::ResourceExhaustedError(absl::StrCat(bytes, " bytes: ", filling_bytes_,
+                                                     " are being filled, and at most ",
+                                                     bytes_max_ / 2, " may be at once"));
+  }
+  // Room first, so that what is kept and what is on its way stay within the budget together.
+  QG_RETURN_IF_ERROR(MakeRoom(filling_bytes_ + bytes));
+  QG_ASSIGN_OR_RETURN(Tensor tensor, engine_.Allocate(DType::kU8, {bytes}));
+  filling_bytes_ += bytes;
+  return tensor;
+}
+
+void ResidentTensors::EndFilling(int64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  filling_bytes_ -= bytes;
+}
+
+void ResidentTensors::Add(const std::string& key, Source source, const Tensor& tensor) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (by_key_.contains(key)) return;
+  // A failed eviction leaves the tensor out, which the first use mends.
+  (void)Insert(key, source, tensor);
 }
 
 ResidentUsage ResidentTensors::usage() const {

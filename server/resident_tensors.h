@@ -48,6 +48,15 @@ class ResidentTensors {
                              absl::FunctionRef<absl::StatusOr<Tensor>()> load,
                              const Cancellation* cancellation);
 
+  /// U8 [bytes] in the engine's memory for whoever fills it from elsewhere and then Adds it; each
+  /// success needs one EndFilling of as many bytes. RESOURCE_EXHAUSTED where more than half of the
+  /// budget would be filled at once, or the memory cannot be had.
+  absl::StatusOr<Tensor> StartFilling(int64_t bytes);
+  void EndFilling(int64_t bytes);
+  /// Keeps a tensor of the engine's memory under `key`, as if Get had brought it; not where one is
+  /// kept already, or where it is larger than the budget.
+  void Add(const std::string& key, Source source, const Tensor& tensor);
+
   ResidentUsage usage() const;
 
  private:
@@ -74,6 +83,7 @@ class ResidentTensors {
   Entries entries_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<std::string, Entries::iterator> by_key_ ABSL_GUARDED_BY(mutex_);
   ResidentUsage usage_ ABSL_GUARDED_BY(mutex_);
+  int64_t filling_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace quantgate

@@ -1,4 +1,5 @@
 #include <chrono>
+#include <cstring>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -64,6 +65,14 @@ class CpuEngine final : public Engine {
   }
   absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation*) override {
     return tensor;
+  }
+  absl::StatusOr<Tensor> Allocate(DType dtype, Shape shape) override {
+    return Tensor::Allocate(dtype, std::move(shape));
+  }
+  absl::Status Write(std::span<const std::byte> bytes, const Tensor& to, int64_t offset) override {
+    Tensor target = to;
+    std::memcpy(target.data() + offset, bytes.data(), bytes.size());
+    return absl::OkStatus();
   }
   std::unique_ptr<Stopwatch> StartStopwatch() override { return std::make_unique<CpuStopwatch>(); }
 

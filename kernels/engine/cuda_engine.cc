@@ -161,6 +161,16 @@ absl::StatusOr<Tensor> CudaEngine::ToHost(const Tensor& tensor, const Cancellati
   return device_->ToHost(tensor, cancellation);
 }
 
+absl::StatusOr<Tensor> CudaEngine::Allocate(DType dtype, Shape shape) {
+  QG_TAKE_TURN(nullptr);
+  return device_->Allocate(dtype, std::move(shape));
+}
+
+absl::Status CudaEngine::Write(std::span<const std::byte> bytes, const Tensor& to, int64_t offset) {
+  QG_TAKE_TURN(nullptr);
+  return device_->WriteStaged(bytes, to, offset);
+}
+
 std::unique_ptr<Stopwatch> CudaEngine::StartStopwatch() {
   return std::make_unique<CudaStopwatch>(mutex_, *device_);
 }

@@ -27,6 +27,8 @@ class CudaEngine final : public Engine {
 
   absl::StatusOr<Tensor> ToDevice(const Tensor& tensor, const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> Allocate(DType dtype, Shape shape) override;
+  absl::Status Write(std::span<const std::byte> bytes, const Tensor& to, int64_t offset) override;
   std::unique_ptr<Stopwatch> StartStopwatch() override;
 
   absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,

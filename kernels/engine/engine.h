@@ -78,6 +78,12 @@ class Engine {
                                           const Cancellation* cancellation) = 0;
   /// The tensor in host memory, itself where it is there; no value for none.
   virtual absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation* cancellation) = 0;
+  /// A tensor of the engine's memory, not initialised.
+  virtual absl::StatusOr<Tensor> Allocate(DType dtype, Shape shape) = 0;
+  /// `bytes` to byte `offset` of a tensor of the engine's memory; they are read before this
+  /// returns.
+  virtual absl::Status Write(std::span<const std::byte> bytes, const Tensor& to,
+                             int64_t offset) = 0;
   virtual std::unique_ptr<Stopwatch> StartStopwatch() = 0;
 
   virtual absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,

@@ -193,19 +193,25 @@ absl::StatusOr<Tensor> CudaDevice::ToDevice(const Tensor& tensor,
                                             const Cancellation* cancellation) {
   if (!tensor.has_value() || tensor.space() == MemorySpace::kDevice) return tensor;
   QG_ASSIGN_OR_RETURN(Tensor copy, Allocate(tensor.dtype(), tensor.shape()));
-  const size_t bytes = tensor.byte_size();
-  int turn = 0;
-  for (size_t begin = 0; begin < bytes; begin += kStagingBytes, turn ^= 1) {
+  QG_RETURN_IF_ERROR(WriteStaged(tensor.bytes(), copy, 0, cancellation));
+  return copy;
+}
+
+absl::Status CudaDevice::WriteStaged(std::span<const std::byte> bytes, const Tensor& to,
+                                     int64_t offset, const Cancellation* cancellation) {
+  Tensor target = to;
+  for (size_t begin = 0; begin < bytes.size(); begin += kStagingBytes) {
     if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
-    const Staging& staging = staging_[turn];
-    const size_t count = std::min(kStagingBytes, bytes - begin);
+    const Staging& staging = staging_[next_staging_];
+    next_staging_ = (next_staging_ + 1) % staging_.size();
+    const size_t count = std::min(kStagingBytes, bytes.size() - begin);
     QG_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(staging.done));
-    std::memcpy(staging.data, tensor.data() + begin, count);
-    QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(copy.data() + begin, staging.data, count,
+    std::memcpy(staging.data, bytes.data() + begin, count);
+    QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(target.data() + offset + begin, staging.data, count,
                                             cudaMemcpyHostToDevice, stream()));
     QG_CUDA_RETURN_IF_ERROR(cudaEventRecord(staging.done, stream()));
   }
-  return copy;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Tensor> CudaDevice::ToHost(const Tensor& tensor, const Cancellation* cancellation) {

@@ -70,6 +70,10 @@ class CudaDevice {
   absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation* cancellation = nullptr);
   /// A few bytes from device to host, waiting for the stream: reports and scalars.
   absl::Status Read(const void* device, void* host, size_t bytes);
+  /// `bytes` to byte `offset` of a tensor of this device, through the staging memory; they are read
+  /// before this returns.
+  absl::Status WriteStaged(std::span<const std::byte> bytes, const Tensor& to, int64_t offset,
+                           const Cancellation* cancellation = nullptr);
   /// All bytes of each tensor, which are few, one after the other into `host`, waiting once.
   absl::Status ReadEach(std::span<const Tensor> tensors, void* host);
   /// A few bytes (at most 4096) from host to device, read before this returns: parameters.
@@ -103,6 +107,7 @@ class CudaDevice {
   CudaDeviceFacts facts_;
   std::shared_ptr<Pool> pool_;
   std::array<Staging, 2> staging_;
+  size_t next_staging_ = 0;  ///< Of WriteStaged.
 };
 
 }  // namespace quantgate

@@ -186,7 +186,11 @@ absl::Status UploadStream::Begin(const WriteRequestView& request) {
   }
   QG_ASSIGN_OR_RETURN(upload_, blobs.BeginUpload(header.upload_id(), digest, header.offset()));
   received_ = header.offset();
-  if (received_ > 0) call_.context().metrics.UploadResumed();
+  if (received_ > 0) {
+    call_.context().metrics.UploadResumed();
+  } else {
+    device_copy_ = DeviceCopy::Start(call_.context().devices, digest);
+  }
   return absl::OkStatus();
 }
 
@@ -224,6 +228,7 @@ void UploadStream::WriteQueued() {
       pieces.insert(pieces.end(), chunk.begin(), chunk.end());
     }
     written = upload_->Write(pieces);
+    if (device_copy_ != nullptr) device_copy_->Append(pieces);
   }
   Actions actions;
   {
@@ -243,6 +248,7 @@ void UploadStream::Commit() {
     if (status.ok()) status = error::MissingField("header", "the stream had no message");
   } else {
     status = upload_->Commit();
+    if (status.ok() && device_copy_ != nullptr) device_copy_->Keep();
   }
   Actions actions;
   {
@@ -266,6 +272,7 @@ void UploadStream::End() {
   }
   // The client may resume as soon as it knows of the end.
   upload_ = nullptr;
+  device_copy_ = nullptr;
   if (status.ok()) call_.MessageSent();
   Finish(call_.End(status));
 }

@@ -14,6 +14,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "server/device_copy.h"
 #include "server/rpc/call.h"
 #include "server/rpc/write_request_view.h"
 #include "server/store/blob_upload.h"
@@ -75,7 +76,8 @@ class UploadStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
 
   // Of the hashing strand, and of Commit() and End(), which run alone.
   std::unique_ptr<BlobUpload> upload_;
-  int64_t received_ = 0;  // Offset in the blob of the next byte.
+  std::unique_ptr<DeviceCopy> device_copy_;  // Of the writing strand once there is one.
+  int64_t received_ = 0;                     // Offset in the blob of the next byte.
   bool is_present_ = false;
 
   std::mutex mutex_;

@@ -24,6 +24,14 @@ class ForwardingEngine : public Engine {
     OnOperation("to host");
     return engine_.ToHost(tensor, cancellation);
   }
+  absl::StatusOr<Tensor> Allocate(DType dtype, Shape shape) override {
+    OnOperation("allocate");
+    return engine_.Allocate(dtype, std::move(shape));
+  }
+  absl::Status Write(std::span<const std::byte> bytes, const Tensor& to, int64_t offset) override {
+    OnOperation("write");
+    return engine_.Write(bytes, to, offset);
+  }
   std::unique_ptr<Stopwatch> StartStopwatch() override { return engine_.StartStopwatch(); }
   absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                   const Cancellation* cancellation) override {
