@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/cli/commands.h"
+#include "client/cli/device_text.h"
 #include "client/cli/exit_code.h"
 #include "client/cli/number_text.h"
 #include "client/cli/render_json.h"
@@ -149,8 +150,7 @@ Finding CheckGpu(const v1::Environment* environment) {
   if (environment != nullptr) {
     for (const v1::DeviceDescription& device : environment->devices()) {
       if (device.id().rfind("cuda", 0) != 0) continue;
-      absl::StrAppend(&text, text.empty() ? "" : "; ", device.id(), ": ", device.name(), ", ",
-                      device.architecture(), ", driver ", device.driver());
+      absl::StrAppend(&text, text.empty() ? "" : "; ", DeviceText(device, *environment));
     }
   }
   if (!text.empty()) return {"GPU", Health::kGood, text};

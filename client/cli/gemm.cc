@@ -4,7 +4,9 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "client/cli/algorithm_results.h"
 #include "client/cli/commands.h"
+#include "client/cli/device_text.h"
 #include "client/cli/gemm_options.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/number_text.h"
@@ -22,17 +24,21 @@ constexpr char kExamples[] = R"(Examples:
       --arithmetic sm90:split --out-dtype f32 -o d.safetensors
   quantgate gemm --a t.safetensors:bytes@f8_e4m3 --b t.safetensors:others@f8_e5m2 \
       --arithmetic exact --format json
+  quantgate gemm --device cuda --a x.npy --b w.npy --arithmetic cublaslt --every-algorithm
   quantgate gemm --a qx.safetensors:rowwise_data --a-scale-inv qx.safetensors:rowwise_scale_inv \
       --a-amax qx.safetensors:amax_rowwise --b qw.safetensors:rowwise_data \
       --b-scale-inv qw.safetensors:rowwise_scale_inv --b-amax qw.safetensors:amax_rowwise
 
 d = alpha a b^T + beta c + bias, a [M][K] and b [N][K] (layout tn). --a-scaling says how a
 scale applies where the type and shape of the scale leave a doubt: tensor (one for all), outer
-(one per row), 1x128 and 128x128 (fp32), mx32 (E8M0), nv16 (E4M3, with --a-amax).)";
+(one per row), 1x128 and 128x128 (fp32), mx32 (E8M0), nv16 (E4M3, with --a-amax).
+--every-algorithm runs every algorithm that cuBLASLt's heuristic returns, and says which give
+other bits than the first and than their model. It informs: the exit code is 0 either way.)";
 
 struct GemmCommand {
   GemmOptions gemm;
   std::string arithmetic = "auto", out_dtype = "f32", output;
+  bool every_algorithm = false;
 };
 
 void Print(Invocation& invocation, const v1::GemmResponse& response) {
@@ -44,6 +50,8 @@ void Print(Invocation& invocation, const v1::GemmResponse& response) {
     json["text"] = response.text();
     json["note"] = response.note();
     json["seconds"] = response.seconds();
+    json["environment"] = JsonOf(response.environment());
+    json["algorithms"] = JsonOfAlgorithms(response);
     invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
     return;
   }
@@ -51,6 +59,12 @@ void Print(Invocation& invocation, const v1::GemmResponse& response) {
                    << Seconds(response.seconds()) << "\nd  " << TypeText(response.d().type())
                    << "  " << FingerprintText(response.d().fingerprint()) << "\n";
   if (!response.note().empty()) invocation.out() << response.note() << "\n";
+  for (const v1::DeviceDescription& device : response.environment().devices()) {
+    invocation.out() << DeviceText(device, response.environment()) << "\n";
+  }
+  if (response.algorithms_size() > 0) {
+    PrintAlgorithms(response, invocation.uses_colour(), invocation.out());
+  }
 }
 
 absl::StatusOr<int> Gemm(Invocation& invocation, const GemmCommand& options) {
@@ -59,6 +73,7 @@ absl::StatusOr<int> Gemm(Invocation& invocation, const GemmCommand& options) {
   QG_ASSIGN_OR_RETURN(v1::GemmRequest request, MakeGemmRequest(options.gemm, sources));
   request.set_arithmetic(options.arithmetic);
   request.set_out_dtype(options.out_dtype);
+  request.set_every_algorithm(options.every_algorithm);
   if (!options.output.empty()) {
     QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors"}, sources.files()));
   }
@@ -90,6 +105,8 @@ void AddGemmCommand(CLI::App& app, Command& chosen) {
   command->add_option("--out-dtype", options->out_dtype, "f32, bf16, f16, f8_e4m3 or f8_e5m2")
       ->capture_default_str()
       ->type_name("DTYPE");
+  command->add_flag("--every-algorithm", options->every_algorithm,
+                    "Run every algorithm of cuBLASLt's heuristic and compare them");
   command->add_option("-o,--output", options->output, "Write d as safetensors")->type_name("FILE");
   command->callback([options, &chosen] {
     chosen = [options](Invocation& invocation) { return Gemm(invocation, *options); };

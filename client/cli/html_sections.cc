@@ -6,6 +6,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "client/cli/device_text.h"
 #include "client/cli/html_charts.h"
 #include "client/cli/html_text.h"
 #include "client/cli/number_text.h"
@@ -260,10 +261,12 @@ std::string Gemms(const v1::VariantReport& variant) {
   if (variant.gemms().empty()) return "";
   std::vector<std::vector<std::string>> rows;
   for (const v1::GemmLine& gemm : variant.gemms()) {
-    rows.push_back({Escaped(gemm.role()), Code(gemm.text()), Escaped(gemm.a_source()),
+    std::string ran = Span("chip", gemm.arithmetic());
+    if (!gemm.algorithm().empty()) absl::StrAppend(&ran, " ", Code(gemm.algorithm()));
+    rows.push_back({Escaped(gemm.role()), Code(gemm.text()), ran, Escaped(gemm.a_source()),
                     Escaped(gemm.b_source())});
   }
-  return absl::StrCat("<h4>GEMMs</h4>", HtmlTable({"", "what ran", "a", "b"}, rows));
+  return absl::StrCat("<h4>GEMMs</h4>", HtmlTable({"", "GEMM", "what ran", "a", "b"}, rows));
 }
 
 }  // namespace
@@ -277,8 +280,8 @@ std::string VariantSection(const v1::VariantReport& variant, int index, bool is_
   std::string html = absl::StrCat(
       // The anchor lies inside, so that following a link to it opens the section.
       "<details", is_open ? " open" : "", "><summary><h3>", Escaped(variant.label()), "</h3>",
-      Span("chip", variant.is_hardware() ? "hardware" : "model"), "</summary><div id=\"v", index,
-      "\"><p class=\"dim\">", Code(variant.recipe()), "</p>");
+      Span("chip", WhatRanText(variant)), "</summary><div id=\"v", index, "\"><p class=\"dim\">",
+      Code(variant.recipe()), "</p>");
   for (const std::string& note : variant.notes()) {
     absl::StrAppend(&html, "<p>", Span("chip", "note"), " ", Escaped(note), "</p>");
   }

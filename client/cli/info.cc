@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/commands.h"
+#include "client/cli/device_text.h"
 #include "client/cli/number_text.h"
 #include "client/cli/render_json.h"
 #include "client/cli/text_table.h"
@@ -141,7 +142,9 @@ void PrintFacts(const Facts& facts, Invocation& invocation) {
   const v1::Environment& environment = facts.capabilities.environment();
   out << "QuantGate " << environment.version() << " (" << environment.build() << ")\n";
   for (const v1::DeviceDescription& device : environment.devices()) {
-    out << device.id() << ": " << device.name() << ", " << device.architecture() << "\n";
+    out << DeviceText(device, environment);
+    if (device.memory_bytes() != 0) out << ", " << Bytes(device.memory_bytes());
+    out << "\n";
   }
   if (environment.cuda().empty()) out << "CUDA: not in this build\n";
   out << "\nlayers: " << absl::StrJoin(facts.capabilities.layers(), ", ")

@@ -93,6 +93,14 @@ std::string TypeText(const v1::TensorDescriptor& type) {
   return absl::StrCat(text, "]");
 }
 
+std::string ElementText(const v1::ElementPair& pair, std::string_view dtype,
+                        std::string_view reference_dtype) {
+  return absl::StrCat(CoordinateText(pair.coordinate()), ": ", ExactReal(pair.subject()), " [",
+                      HexBits(pair.subject_bits(), dtype), "] against ",
+                      ExactReal(pair.reference()), " [",
+                      HexBits(pair.reference_bits(), reference_dtype), "]");
+}
+
 std::string FingerprintText(const v1::Fingerprint& fingerprint) {
   return absl::StrFormat("%016x%016x", fingerprint.high(), fingerprint.low());
 }

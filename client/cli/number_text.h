@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "quantgate/v1/report.pb.h"
 #include "quantgate/v1/tensor.pb.h"
 
 namespace quantgate {
@@ -40,6 +41,9 @@ std::string CoordinateText(const Coordinate& coordinate) {
   }
   return text + ")";
 }
+/// "(0, 7): 1.5 [0x3fc0] against 1.5078125 [0x3fc1]".
+std::string ElementText(const v1::ElementPair& pair, std::string_view dtype,
+                        std::string_view reference_dtype);
 /// 32 hex digits.
 std::string FingerprintText(const v1::Fingerprint& fingerprint);
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "client/cli/device_text.h"
 #include "client/cli/html_charts.h"
 #include "client/cli/html_sections.h"
 #include "client/cli/html_style.h"
@@ -23,7 +24,7 @@ std::string Subtitle(const ReportDocument& document) {
     parts.push_back(absl::StrCat(Escaped(input.name()), " ", Code(TypeText(input.type()))));
   }
   for (const v1::DeviceDescription& device : document.run.environment().devices()) {
-    parts.push_back(Escaped(absl::StrCat(device.name(), ", ", device.architecture())));
+    parts.push_back(Escaped(DeviceText(device, document.run.environment())));
   }
   parts.push_back(Seconds(document.run.seconds()));
   return absl::StrCat("<p class=\"dim\">", absl::StrJoin(parts, " \u00b7 "), "</p>");
@@ -211,9 +212,14 @@ std::string EnvironmentSection(const ReportDocument& document) {
   std::vector<std::pair<std::string, std::string>> facts = {
       {"QuantGate", Escaped(environment.version())}, {"build", Escaped(environment.build())}};
   for (const v1::DeviceDescription& device : environment.devices()) {
-    std::string text = absl::StrCat(device.name(), ", ", device.architecture());
-    if (!device.driver().empty()) absl::StrAppend(&text, ", driver ", device.driver());
-    facts.push_back({device.id(), Escaped(text)});
+    facts.push_back({device.id(), Escaped(DeviceText(device, environment))});
+    if (device.memory_bytes() == 0) continue;
+    facts.push_back({absl::StrCat(device.id(), " memory"),
+                     absl::StrCat(Bytes(device.memory_bytes()), ", ", device.memory_clock_mhz(),
+                                  " MHz as read")});
+  }
+  if (const std::string clock = StageClockText(environment); !clock.empty()) {
+    facts.push_back({"clock", Escaped(clock)});
   }
   facts.push_back(
       {"CUDA", environment.cuda().empty() ? "not in this build" : Escaped(environment.cuda())});

@@ -39,25 +39,14 @@ Json ListOf(const Repeated& items, Function function) {
   return list;
 }
 
-Json OfElement(const v1::ElementPair& pair, const std::string& dtype,
-               const std::string& reference_dtype) {
-  Json json;
-  json["coordinate"] = ListOf(pair.coordinate());
-  json["subject"] = RealOf(pair.subject());
-  json["subject_bits"] = HexBits(pair.subject_bits(), dtype);
-  json["reference"] = RealOf(pair.reference());
-  json["reference_bits"] = HexBits(pair.reference_bits(), reference_dtype);
-  return json;
-}
-
 Json OfParity(const v1::ParityReport& parity, const std::string& dtype) {
   Json json;
   json["equal"] = parity.equal();
   json["element_count"] = parity.element_count();
   json["mismatch_count"] = parity.mismatch_count();
   const bool differs = parity.mismatch_count() > 0;
-  json["first"] = differs ? OfElement(parity.first(), dtype, dtype) : Json();
-  json["worst"] = differs ? OfElement(parity.worst(), dtype, dtype) : Json();
+  json["first"] = differs ? JsonOf(parity.first(), dtype, dtype) : Json();
+  json["worst"] = differs ? JsonOf(parity.worst(), dtype, dtype) : Json();
   json["worst_ulp"] = parity.worst_ulp();
   json["ulp_histogram"] = ListOf(parity.ulp_histogram(), [](const v1::UlpBucket& bucket) {
     return Json{{"lower", bucket.lower()}, {"upper", bucket.upper()}, {"count", bucket.count()}};
@@ -106,12 +95,12 @@ Json OfError(const v1::ErrorReport& error, const std::string& dtype,
   json["non_finite_count"] = error.non_finite_count();
   SetReal(json, "max_abs", error.max_abs());
   json["max_abs_at"] =
-      error.has_max_abs_at() ? OfElement(error.max_abs_at(), dtype, reference_dtype) : Json();
+      error.has_max_abs_at() ? JsonOf(error.max_abs_at(), dtype, reference_dtype) : Json();
   SetReal(json, "mean_abs", error.mean_abs());
   SetReal(json, "rms", error.rms());
   SetReal(json, "max_rel", error.max_rel());
   json["max_rel_at"] =
-      error.has_max_rel_at() ? OfElement(error.max_rel_at(), dtype, reference_dtype) : Json();
+      error.has_max_rel_at() ? JsonOf(error.max_rel_at(), dtype, reference_dtype) : Json();
   SetReal(json, "mean_rel", error.mean_rel());
   SetReal(json, "bias", error.bias());
   SetReal(json, "sqnr_db", error.sqnr_db());
@@ -208,7 +197,9 @@ Json OfVariant(const v1::VariantReport& variant) {
                 {"text", gemm.text()},
                 {"a_source", gemm.a_source()},
                 {"b_source", gemm.b_source()},
-                {"arithmetic", gemm.arithmetic()}};
+                {"arithmetic", gemm.arithmetic()},
+                {"is_hardware", gemm.is_hardware()},
+                {"algorithm", gemm.algorithm().empty() ? Json() : Json(gemm.algorithm())}};
   });
   json["stages"] = ListOf(variant.stages(), [](const v1::StageTime& stage) {
     return Json{{"stage", stage.stage()}, {"seconds", RealOf(stage.seconds())}};
@@ -290,6 +281,17 @@ Json JsonHead(const std::string& kind) {
   return Json{{"schema_version", kJsonSchemaVersion}, {"kind", kind}};
 }
 
+Json JsonOf(const v1::ElementPair& pair, const std::string& dtype,
+            const std::string& reference_dtype) {
+  Json json;
+  json["coordinate"] = ListOf(pair.coordinate());
+  json["subject"] = RealOf(pair.subject());
+  json["subject_bits"] = HexBits(pair.subject_bits(), dtype);
+  json["reference"] = RealOf(pair.reference());
+  json["reference_bits"] = HexBits(pair.reference_bits(), reference_dtype);
+  return json;
+}
+
 Json JsonOf(const v1::TensorDescriptor& type) {
   return Json{{"dtype", type.dtype()}, {"shape", ListOf(type.shape())}};
 }
@@ -367,7 +369,12 @@ Json JsonOf(const v1::Environment& environment) {
     return Json{{"id", device.id()},
                 {"name", device.name()},
                 {"architecture", device.architecture()},
-                {"driver", device.driver()}};
+                {"driver", device.driver()},
+                {"multiprocessors", device.multiprocessors()},
+                {"sm_clock_mhz", device.sm_clock_mhz()},
+                {"memory_clock_mhz", device.memory_clock_mhz()},
+                {"memory_bytes", device.memory_bytes()},
+                {"stage_clock", device.stage_clock()}};
   });
   json["cuda"] = environment.cuda();
   json["cublaslt"] = environment.cublaslt();

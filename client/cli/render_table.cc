@@ -1,9 +1,11 @@
 #include "client/cli/render_table.h"
 
 #include <algorithm>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/cli/device_text.h"
 #include "client/cli/number_text.h"
 #include "client/cli/text_table.h"
 
@@ -136,14 +138,6 @@ void PrintPairs(const v1::RunReport& run, bool uses_colour, std::ostream& out) {
   }
 }
 
-std::string ElementText(const v1::ElementPair& pair, const std::string& dtype,
-                        const std::string& reference_dtype) {
-  return absl::StrCat(CoordinateText(pair.coordinate()), ": ", ExactReal(pair.subject()), " [",
-                      HexBits(pair.subject_bits(), dtype), "] against ",
-                      ExactReal(pair.reference()), " [",
-                      HexBits(pair.reference_bits(), reference_dtype), "]");
-}
-
 /// Items joined by commas, on as many lines as they need.
 std::string Wrapped(const std::string& head, const std::vector<std::string>& items) {
   std::string text = head;
@@ -222,20 +216,42 @@ void PrintErrorBudgets(const v1::VariantReport& variant, bool uses_colour, std::
 }
 
 void PrintVariant(const v1::VariantReport& variant, bool uses_colour, std::ostream& out) {
-  out << Toned(variant.label(), Tone::kBold, uses_colour)
-      << (variant.is_hardware() ? "  (hardware)" : "  (model)") << "\n\n";
+  out << Toned(variant.label(), Tone::kBold, uses_colour) << "  (" << WhatRanText(variant)
+      << ")\n\n";
   PrintOutputs(variant, uses_colour, out);
   PrintQuantizations(variant, uses_colour, out);
   PrintErrorBudgets(variant, uses_colour, out);
   for (const v1::GemmLine& gemm : variant.gemms()) {
     out << gemm.role() << ": " << gemm.text() << "\n    a: " << gemm.a_source()
         << "; b: " << gemm.b_source() << "\n";
+    if (!gemm.algorithm().empty()) {
+      out << "    ran: " << gemm.arithmetic() << ", " << gemm.algorithm() << "\n";
+    }
   }
   std::vector<std::string> times;
   for (const v1::StageTime& stage : variant.stages()) {
     times.push_back(absl::StrCat(stage.stage(), " ", Seconds(stage.seconds())));
   }
   if (!times.empty()) out << "\n" << Wrapped("time:", times) << "\n\n";
+}
+
+/// Which of several variants ran on hardware.
+void PrintWhatRan(const v1::RunReport& run, std::ostream& out) {
+  std::map<std::string, std::vector<std::string>> variants;
+  for (int i = 0; i < run.variants_size(); ++i) {
+    variants[WhatRanText(run.variants(i))].push_back(absl::StrCat("#", i));
+  }
+  for (const auto& [what, indices] : variants) out << Wrapped(what + ":", indices) << "\n";
+  if (!variants.empty()) out << "\n";
+}
+
+void PrintDevices(const v1::Environment& environment, std::ostream& out) {
+  for (const v1::DeviceDescription& device : environment.devices()) {
+    out << DeviceText(device, environment) << "\n";
+  }
+  const std::string clock = StageClockText(environment);
+  if (!clock.empty()) out << clock << "\n";
+  if (environment.devices_size() > 0) out << "\n";
 }
 
 void PrintComparisons(const ReportDocument& document, bool uses_colour, std::ostream& out) {
@@ -313,7 +329,9 @@ void PrintReport(const ReportDocument& document, bool uses_colour, std::ostream&
     }
     PrintPairs(run, uses_colour, out);
     PrintCutLabels(run, out);
+    PrintWhatRan(run, out);
   }
+  if (document.has_run) PrintDevices(run.environment(), out);
   if (!document.comparisons.empty()) PrintComparisons(document, uses_colour, out);
   PrintNotes(document, out);
   PrintVerdict(document.verdict, uses_colour, out);

@@ -28,13 +28,9 @@ std::string Finding(const SubjectComparison& comparison) {
                         Count(parity.element_count()), " elements, by a factor of up to ",
                         ShortReal(comparison.bound->worst_ratio()));
   }
-  const v1::ElementPair& first = parity.first();
   return absl::StrCat(comparison.tensor, " differs in ", Count(parity.mismatch_count()), " of ",
                       Count(parity.element_count()), " elements, first at ",
-                      CoordinateText(first.coordinate()), ": ", ExactReal(first.subject()), " [",
-                      HexBits(first.subject_bits(), comparison.dtype), "] against ",
-                      ExactReal(first.reference()), " [",
-                      HexBits(first.reference_bits(), comparison.reference_dtype), "]");
+                      ElementText(parity.first(), comparison.dtype, comparison.reference_dtype));
 }
 
 /// Sets pass and finding: the first comparison that fails, and how many more do.

@@ -9,45 +9,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/gemm/algorithm_inventory.h"
+#include "kernels/gemm/algorithm_model.h"
 #include "kernels/gemm/gemm_tensors.h"
 
 namespace quantgate {
 namespace {
-
-/// The inventory's name of a GEMM's operands.
-std::string OperandsName(const GemmDesc& desc) {
-  switch (desc.a.data.dtype()) {
-    case DType::kBF16:
-      return "bf16";
-    case DType::kF16:
-      return "fp16";
-    case DType::kF32:
-      return "f32 (tf32)";
-    default:
-      break;
-  }
-  if (desc.a.scaling == ScaleMode::k128x128 || desc.b.scaling == ScaleMode::k128x128) {
-    return "FP8, tiles of 128x128";
-  }
-  if (desc.a.scaling == ScaleMode::k1x128) return "FP8, both 1x128";
-  return ResolvedFor(desc).accumulation == Accumulation::kSplit ? "FP8, split" : "FP8, fast";
-}
-
-/// The row of the inventory that an algorithm belongs to; null where it was never seen.
-const AlgorithmClass* RowOf(const std::string& operands, int algorithm_id, int split_k,
-                            bool may_split) {
-  for (const AlgorithmClass& row : CublasLtInventory().classes) {
-    if (row.operands != operands || row.algorithm_id != algorithm_id) continue;
-    const bool is_split = row.slices == "split-K";
-    const bool may_be_own = row.slices == "none or the kernel's own";
-    if (is_split != (split_k > 1) || (split_k < 0 && !may_be_own)) continue;
-    if (row.request == "any" && !may_split) continue;
-    if (row.request == "split-K forbidden" && may_split) continue;
-    return &row;
-  }
-  return nullptr;
-}
 
 std::string DataText(const HardwareCase& one) {
   return absl::StrCat(", data ", std::string(DistributionName(one.distribution)), ", seed ",
@@ -105,7 +71,7 @@ absl::StatusOr<GemmResult> Checker::OnHost(absl::StatusOr<GemmResult> result) co
 HardwareClass& Checker::ClassOf(const GemmDesc& desc, const CublasLtAlgorithm& algorithm) {
   const int split_k = algorithm.split_k == 0 ? 1 : algorithm.split_k;  // Some kernels say 0.
   const bool may_split = desc.arithmetic.any_split_k;
-  const std::string operands = OperandsName(desc);
+  const std::string operands = InventoryOperands(desc);
   const auto [place, is_new] =
       classes_.try_emplace(Key{operands, algorithm.id, algorithm.tile, split_k, may_split});
   HardwareClass& one = place->second;
@@ -115,7 +81,7 @@ HardwareClass& Checker::ClassOf(const GemmDesc& desc, const CublasLtAlgorithm& a
   one.tile = algorithm.tile;
   one.split_k = split_k;
   one.may_split = may_split;
-  const AlgorithmClass* row = RowOf(operands, algorithm.id, split_k, may_split);
+  const AlgorithmClass* row = InventoryRow(desc, algorithm);
   if (row == nullptr) {
     one.standing = ClassStanding::kUnlisted;
     one.arithmetic = "sm90";

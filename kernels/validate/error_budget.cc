@@ -198,6 +198,10 @@ absl::StatusOr<Tensor> Budgets::Exact(const GemmDesc& like, const Tensor& a,
 absl::StatusOr<Tensor> Budgets::Accumulated(const GemmRecord& gemm) const {
   GemmDesc desc = gemm.desc;
   desc.out_dtype = DType::kF32;
+  // cuBLASLt adds an f32 bias to f32 outputs of high-precision operands. Widening is exact.
+  if (desc.bias.has_value() && IsHighPrecision(desc.a.data.dtype())) {
+    QG_ASSIGN_OR_RETURN(desc.bias, engine_.Cast(desc.bias, DType::kF32, cancellation_));
+  }
   QG_ASSIGN_OR_RETURN(GemmResult result, engine_.Gemm(desc, cancellation_));
   return OnHost(result.d);
 }

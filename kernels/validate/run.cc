@@ -1,7 +1,7 @@
 #include "kernels/validate/run.h"
 
 #include <algorithm>
-#include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -55,9 +55,12 @@ VariantReport DescribeVariant(const Variant& variant, LinearResult& result) {
   report.saved = std::move(result.saved);
   report.quantizations = std::move(result.quantizations);
   for (const GemmRecord& gemm : result.gemms) {
-    report.gemms.push_back({std::string(GemmRoleName(gemm.role)), GemmText(gemm.desc),
-                            gemm.a_source, gemm.b_source, gemm.result.arithmetic});
-    report.is_hardware = report.is_hardware || IsHardware(gemm.result.arithmetic);
+    VariantReport::GemmLine line{std::string(GemmRoleName(gemm.role)), GemmText(gemm.desc),
+                                 gemm.a_source, gemm.b_source, gemm.result.arithmetic};
+    line.is_hardware = IsHardware(gemm.result.arithmetic);
+    if (line.is_hardware) line.algorithm = gemm.result.note;
+    report.is_hardware = report.is_hardware || line.is_hardware;
+    report.gemms.push_back(std::move(line));
   }
   report.stages = std::move(result.stages);
   report.notes = std::move(result.notes);
@@ -111,10 +114,12 @@ class PlanRun {
     report = DescribeVariant(variant, result);
     const auto timed = [&](const std::string& stage, auto body) -> absl::Status {
       QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat(label, ": ", stage)));
-      const auto begin = std::chrono::steady_clock::now();
+      // By the clock of the layer's own stages, so that all of them can be added up.
+      const std::unique_ptr<Stopwatch> stopwatch = engine_.StartStopwatch();
       QG_RETURN_IF_ERROR(body());
-      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-      report.stages.push_back({stage, elapsed.count()});
+      QG_RETURN_IF_ERROR(stopwatch->Stop());
+      QG_ASSIGN_OR_RETURN(const double seconds, stopwatch->Seconds());
+      report.stages.push_back({stage, seconds});
       return absl::OkStatus();
     };
     for (const NamedTensor& output : result.outputs) {

@@ -51,8 +51,8 @@ struct VariantReport {
   std::string recipe_name;  ///< Base name, for metric labels.
   std::string recipe_digest;
   std::string backward_override;
-  std::string arithmetic;  ///< As asked, canonical.
-  bool is_hardware = false;
+  std::string arithmetic;    ///< As asked, canonical.
+  bool is_hardware = false;  ///< Of any of its GEMMs.
   std::vector<OutputReport> outputs;
   std::vector<TensorComparison>
       against_reference;  ///< Empty for the reference itself and without a reference.
@@ -60,6 +60,8 @@ struct VariantReport {
   std::vector<QuantizationRecord> quantizations;
   struct GemmLine {
     std::string role, text, a_source, b_source, arithmetic;
+    bool is_hardware = false;
+    std::string algorithm;  ///< Of hardware: CublasLtAlgorithm::ToString().
   };
   std::vector<GemmLine> gemms;
   std::vector<ErrorBudget> error_budgets;  ///< One per GEMM, where the request asks for them.

@@ -6,7 +6,6 @@
 #include "server/rpc/convert_tensor.h"
 
 namespace quantgate {
-namespace {
 
 v1::ElementPair ElementPairToProto(const ElementPair& pair) {
   v1::ElementPair proto;
@@ -17,6 +16,8 @@ v1::ElementPair ElementPairToProto(const ElementPair& pair) {
   proto.set_reference_bits(pair.reference_bits);
   return proto;
 }
+
+namespace {
 
 v1::HeatMapCell HeatMapCellToProto(const HeatMapCell& cell) {
   v1::HeatMapCell proto;
@@ -96,6 +97,8 @@ v1::GemmLine GemmLineToProto(const VariantReport::GemmLine& line) {
   proto.set_a_source(line.a_source);
   proto.set_b_source(line.b_source);
   proto.set_arithmetic(line.arithmetic);
+  proto.set_algorithm(line.algorithm);
+  proto.set_is_hardware(line.is_hardware);
   return proto;
 }
 

@@ -8,6 +8,7 @@
 
 namespace quantgate {
 
+v1::ElementPair ElementPairToProto(const ElementPair& pair);
 v1::ParityReport ParityReportToProto(const ParityReport& report);
 v1::ErrorReport ErrorReportToProto(const ErrorReport& report);
 v1::QuantizationRecord QuantizationRecordToProto(const QuantizationRecord& record);

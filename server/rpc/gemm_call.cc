@@ -1,10 +1,12 @@
 // Engine.Gemm.
+#include <span>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
+#include "server/rpc/convert_recipe.h"
 #include "server/rpc/engine_calls.h"
+#include "server/rpc/gemm_algorithms.h"
 #include "server/rpc/gemm_request.h"
 #include "server/rpc/output_writer.h"
 
@@ -14,13 +16,18 @@ namespace {
 absl::Status Gemm(ServiceContext& context, Device& device, GemmWork& work,
                   const Cancellation& cancellation, v1::GemmResponse& response) {
   QG_RETURN_IF_ERROR(LoadGemm(context, device, work, cancellation));
-  const absl::Time start = absl::Now();
-  QG_ASSIGN_OR_RETURN(const GemmResult result, device.engine->Gemm(work.desc, &cancellation));
-  response.set_seconds(absl::ToDoubleSeconds(absl::Now() - start));
+  QG_ASSIGN_OR_RETURN(const TimedGemm ran, RunTimedGemm(*device.engine, work.desc, cancellation));
+  const GemmResult& result = ran.result;
+  response.set_seconds(ran.seconds);
   response.set_arithmetic(result.arithmetic);
   response.set_note(result.note);
   response.set_text(GemmText(work.desc));
-  OutputWriter writer(context.blobs, *device.engine, /*keep=*/false);
+  const DeviceDescription description = device.engine->Describe();
+  *response.mutable_environment() = EnvironmentToProto(std::span(&description, 1));
+  if (work.every_algorithm) {
+    QG_RETURN_IF_ERROR(CompareAlgorithms(*device.engine, work.desc, ran, cancellation, response));
+  }
+  OutputWriter writer(context.blobs, *device.engine, KeepOutputs::kLarge);
   QG_ASSIGN_OR_RETURN(Fingerprint fingerprint,
                       device.engine->FingerprintOf(result.d, &cancellation));
   QG_RETURN_IF_ERROR(writer.Write("d", result.d, fingerprint, response.mutable_d()));

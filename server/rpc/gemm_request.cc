@@ -109,6 +109,19 @@ absl::Status SetScaling(const v1::GemmOperandSpec& spec, Side side, GemmOperand&
   return absl::OkStatus();
 }
 
+absl::Status CheckEveryAlgorithm(const v1::GemmRequest& request, const Arithmetic& arithmetic) {
+  if (!request.every_algorithm()) return absl::OkStatus();
+  if (arithmetic.family != ArithmeticFamily::kCublasLt) {
+    return error::InvalidField("every_algorithm", "true",
+                               absl::StrCat("arithmetic is ", arithmetic.ToString(),
+                                            ", and cublaslt alone has algorithms to choose from"));
+  }
+  if (arithmetic.algorithm == 0) return absl::OkStatus();
+  return error::InvalidField(
+      "every_algorithm", "true",
+      absl::StrCat("arithmetic is ", arithmetic.ToString(), ", which names one of them"));
+}
+
 absl::Status SetTensors(ServiceContext& context, const v1::GemmRequest& request, GemmWork& work) {
   const int64_t bytes_max = context.options.tensor_bytes_max;
   QG_ASSIGN_OR_RETURN(work.a,
@@ -143,6 +156,8 @@ absl::StatusOr<GemmWork> CheckGemmRequest(ServiceContext& context, const v1::Gem
     if (!arithmetic.ok()) return error::AtField(arithmetic.status(), "arithmetic");
     desc.arithmetic = *arithmetic;
   }
+  QG_RETURN_IF_ERROR(CheckEveryAlgorithm(request, desc.arithmetic));
+  work.every_algorithm = request.every_algorithm();
   desc.alpha = request.has_alpha() ? request.alpha() : 1.0f;
   desc.beta = request.beta();
   desc.in_place = request.in_place();

@@ -14,6 +14,7 @@ namespace quantgate {
 struct GemmWork {
   TensorReference a, a_scale_inv, a_amax, b, b_scale_inv, b_amax, c, bias, d_scale;
   GemmDesc desc;
+  bool every_algorithm = false;
 
   std::array<TensorReference*, 9> references() {
     return {&a, &a_scale_inv, &a_amax, &b, &b_scale_inv, &b_amax, &c, &bias, &d_scale};

@@ -60,7 +60,7 @@ v1::AlgorithmInventory InventoryToProto(const AlgorithmInventory& inventory) {
   return proto;
 }
 
-/// What this server is does not change, so it is put together once.
+/// What this server is does not change but for its clocks, so it is put together once.
 class InfoService : public v1::Info::CallbackService {
  public:
   explicit InfoService(ServiceContext& context)
@@ -77,7 +77,12 @@ class InfoService : public v1::Info::CallbackService {
   grpc::ServerUnaryReactor* GetCapabilities(grpc::CallbackServerContext* server_context,
                                             const v1::GetCapabilitiesRequest*,
                                             v1::Capabilities* response) override {
-    return Answer(Rpc::kGetCapabilities, server_context, capabilities_, response);
+    return AnswerInline(context_, Rpc::kGetCapabilities, server_context, [&] {
+      *response = capabilities_;
+      // Devices say their clocks as they are now.
+      *response->mutable_environment() = EnvironmentToProto(DescribeDevices(context_.devices));
+      return absl::OkStatus();
+    });
   }
   grpc::ServerUnaryReactor* ListRecipes(grpc::CallbackServerContext* server_context,
                                         const v1::ListRecipesRequest*,

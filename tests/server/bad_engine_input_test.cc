@@ -108,6 +108,20 @@ TEST_F(BadInputTest, Gemm) {
         *r.mutable_b()->mutable_tensor() = Generated("normal", 2, "f8_e4m3", {32, 48});
       },
       {kInvalid, "b", "f8_e4m3[32x48]", "32"});
+  for (const char* arithmetic : {"sm90", "exact", "auto", ""}) {
+    refuse(
+        [&](auto& r) {
+          r.set_arithmetic(arithmetic);
+          r.set_every_algorithm(true);
+        },
+        {kInvalid, "every_algorithm", "true", "cublaslt alone has algorithms to choose from"});
+  }
+  refuse(
+      [](auto& r) {
+        r.set_arithmetic("cublaslt:algorithm=2");
+        r.set_every_algorithm(true);
+      },
+      {kInvalid, "every_algorithm", "true", "cublaslt:algorithm=2, which names one of them"});
   refuse([](auto& r) { r.set_beta(1); }, {kInvalid, "c", "absent", "beta"});
   EXPECT_TRUE(Unary(&v1::Engine::Stub::Gemm, good).ok());
 }
