@@ -12,9 +12,11 @@ namespace quantgate {
 
 class DeviceWatch {
  public:
-  /// `on_lost` is called once, with the first loss.
-  explicit DeviceWatch(std::function<void(const Device&, const absl::Status&)> on_lost)
-      : on_lost_(std::move(on_lost)) {}
+  /// `on_lost` is called once, with the first loss; `on_out_of_memory` for every job that failed
+  /// because a device with memory of its own had too little.
+  DeviceWatch(std::function<void(const Device&, const absl::Status&)> on_lost,
+              std::function<void(const Device&)> on_out_of_memory)
+      : on_lost_(std::move(on_lost)), on_out_of_memory_(std::move(on_out_of_memory)) {}
 
   /// `status` of a job that ran on `device`, or DATA_LOSS where the device was lost meanwhile: what
   /// the job computed cannot be vouched for then, whatever it says itself.
@@ -22,6 +24,7 @@ class DeviceWatch {
 
  private:
   const std::function<void(const Device&, const absl::Status&)> on_lost_;
+  const std::function<void(const Device&)> on_out_of_memory_;
   std::once_flag told_;
 };
 

@@ -80,7 +80,10 @@ class RunningServer : public Server {
   RunningServer(ServerOptions options, DataDir data_dir)
       : options_(std::move(options)),
         data_dir_(std::move(data_dir)),
-        watch_([this](const Device& device, const absl::Status& why) { DeviceLost(device, why); }),
+        watch_([this](const Device& device, const absl::Status& why) { DeviceLost(device, why); },
+               [this](const Device& device) {
+                 metrics_->CudaFailed(device.id, CudaError::kOutOfMemory);
+               }),
         hardware_checks_(data_dir_.hardware_checks_path()) {}
 
   ~RunningServer() override { Shutdown(absl::ZeroDuration()); }

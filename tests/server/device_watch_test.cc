@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "server/errors.h"
 #include "tests/engine/forwarding_engine.h"
 
 namespace quantgate {
@@ -15,7 +16,9 @@ class FailingHealth : public ForwardingEngine {
  public:
   using ForwardingEngine::ForwardingEngine;
   absl::Status Health() const override { return health; }
+  DeviceMemory Memory() const override { return {0, 0, bytes_total}; }
   absl::Status health;
+  int64_t bytes_total = 0;
 };
 
 struct Watched {
@@ -23,9 +26,11 @@ struct Watched {
   FailingHealth* engine = nullptr;
   std::unique_ptr<Device> device;
   std::vector<std::string> lost;
+  int out_of_memory = 0;
   DeviceWatch watch{[this](const Device& which, const absl::Status& why) {
-    lost.push_back(which.id + ": " + std::string(why.message()));
-  }};
+                      lost.push_back(which.id + ": " + std::string(why.message()));
+                    },
+                    [this](const Device&) { ++out_of_memory; }};
 
   Watched() {
     auto failing = std::make_unique<FailingHealth>(*cpu);
@@ -40,6 +45,22 @@ TEST(DeviceWatchTest, PassesOnWhatAHealthyDeviceSays) {
   const absl::Status refused = absl::ResourceExhaustedError("full");
   EXPECT_EQ(watched.watch.Checked(*watched.device, refused), refused);
   EXPECT_TRUE(watched.lost.empty());
+  // An engine without memory of its own: the host's was too little.
+  EXPECT_EQ(watched.out_of_memory, 0);
+}
+
+TEST(DeviceWatchTest, CountsJobsThatTheDeviceHadTooLittleMemoryFor) {
+  Watched watched;
+  watched.engine->bytes_total = 1 << 20;
+  const absl::Status refused = absl::ResourceExhaustedError("cannot allocate 8 bytes");
+  EXPECT_EQ(watched.watch.Checked(*watched.device, refused), refused);
+  EXPECT_EQ(watched.out_of_memory, 1);
+  // The service's own limits are no business of the device.
+  for (const absl::Status& other : {error::DiskFull("write"), error::QuotaExceeded(3, 2, 1),
+                                    absl::InternalError("odd"), absl::OkStatus()}) {
+    EXPECT_EQ(watched.watch.Checked(*watched.device, other), other);
+  }
+  EXPECT_EQ(watched.out_of_memory, 1);
 }
 
 TEST(DeviceWatchTest, VouchesForNothingAfterALoss) {

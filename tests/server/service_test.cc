@@ -1,11 +1,7 @@
 // Info, Tensors, the unary Engine calls, health, metrics and shutting down, over a real channel.
 #include <gmock/gmock.h>
-#include <google/protobuf/descriptor.h>
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/impl/codegen/proto_utils.h>
 #include <gtest/gtest.h>
 
-#include <future>
 #include <regex>
 #include <thread>
 
@@ -18,32 +14,6 @@ namespace {
 using testing::Contains;
 using testing::HasSubstr;
 using testing::Not;
-
-/// A call of grpc.health.v1.Health/Check by its wire format: request field 1 is the service,
-/// response field 1 the status (1: SERVING, 2: NOT_SERVING).
-int HealthOf(TestServer& server, const std::string& service) {
-  std::string request =
-      service.empty() ? "" : std::string("\x0A") + static_cast<char>(service.size()) + service;
-  grpc::Slice slice(request);
-  grpc::ByteBuffer request_buffer(&slice, 1), response_buffer;
-  grpc::GenericStub stub(server.channel());
-  grpc::ClientContext context;
-  std::promise<grpc::Status> done;
-  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request_buffer,
-                 &response_buffer, [&](grpc::Status status) { done.set_value(std::move(status)); });
-  if (!done.get_future().get().ok()) return -1;
-  std::vector<grpc::Slice> slices;
-  (void)response_buffer.Dump(&slices);
-  std::string bytes;
-  for (const auto& part : slices)
-    bytes.append(reinterpret_cast<const char*>(part.begin()), part.size());
-  return bytes.size() == 2 && bytes[0] == 0x08 ? bytes[1] : -1;
-}
-
-double MetricValue(const std::string& text, const std::string& series) {
-  const size_t at = text.find("\n" + series + " ");
-  return at == std::string::npos ? -1 : std::stod(text.substr(at + series.size() + 2));
-}
 
 void EnableHttp(ServerOptions& options) { options.metrics_listen = "127.0.0.1:0"; }
 

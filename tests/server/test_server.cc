@@ -1,12 +1,16 @@
 #include "tests/server/test_server.h"
 
 #include <arpa/inet.h>
+#include <google/protobuf/descriptor.h>
 #include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <future>
 
 #include "kernels/tensor/fingerprint.h"
 
@@ -132,6 +136,30 @@ grpc::Status ReadBlob(v1::Blobs::Stub& blobs, const v1::Digest& digest, int64_t 
   v1::ReadResponse response;
   while (reader->Read(&response)) bytes->append(response.data());
   return reader->Finish();
+}
+
+int HealthOf(TestServer& server, const std::string& service) {
+  std::string request =
+      service.empty() ? "" : std::string("\x0A") + static_cast<char>(service.size()) + service;
+  grpc::Slice slice(request);
+  grpc::ByteBuffer request_buffer(&slice, 1), response_buffer;
+  grpc::GenericStub stub(server.channel());
+  grpc::ClientContext context;
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request_buffer,
+                 &response_buffer, [&](grpc::Status status) { done.set_value(std::move(status)); });
+  if (!done.get_future().get().ok()) return -1;
+  std::vector<grpc::Slice> slices;
+  (void)response_buffer.Dump(&slices);
+  std::string bytes;
+  for (const auto& part : slices)
+    bytes.append(reinterpret_cast<const char*>(part.begin()), part.size());
+  return bytes.size() == 2 && bytes[0] == 0x08 ? bytes[1] : -1;
+}
+
+double MetricValue(const std::string& text, const std::string& series) {
+  const size_t at = text.find("\n" + series + " ");
+  return at == std::string::npos ? -1 : std::stod(text.substr(at + series.size() + 2));
 }
 
 v1::TensorSource Generated(const std::string& distribution, uint64_t seed, const std::string& dtype,

@@ -64,6 +64,13 @@ v1::Digest DigestFor(const std::string& bytes);
 /// The detail of a refused request.
 v1::ErrorDetail DetailOf(const grpc::Status& status);
 
+/// A call of grpc.health.v1.Health/Check by its wire format: request field 1 is the service,
+/// response field 1 the status (1: SERVING, 2: NOT_SERVING).
+int HealthOf(TestServer& server, const std::string& service);
+
+/// Of a page of metrics; -1 where the series is not there.
+double MetricValue(const std::string& text, const std::string& series);
+
 struct WriteOutcome {
   grpc::Status status;
   v1::WriteResponse response;
