@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -39,6 +40,18 @@ std::string Quoted(const std::string& argument) {
     }
   }
   return quoted + "'";
+}
+
+/// The server refuses other names too, but does not know the option.
+absl::Status CheckDeviceName(const std::string& device) {
+  int ordinal = 0;
+  if (device == "cpu" || device == "cuda") return absl::OkStatus();
+  if (absl::StartsWith(device, "cuda:") && absl::SimpleAtoi(device.substr(5), &ordinal) &&
+      ordinal >= 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--device: \"", device, "\": devices are cpu, cuda and cuda:N"));
 }
 
 }  // namespace
@@ -111,6 +124,7 @@ absl::Status Invocation::CheckDevice(Connection& connection) const {
 
 absl::StatusOr<Connection*> Invocation::Connect() {
   if (connection_ != nullptr) return connection_;
+  QG_RETURN_IF_ERROR(CheckDeviceName(options_.device));
   QG_ASSIGN_OR_RETURN(const ConnectionOptions connection_options, MakeConnectionOptions());
   if (!options_.server.empty()) {
     QG_ASSIGN_OR_RETURN(dialled_, Connection::Dial(options_.server, connection_options));
