@@ -118,14 +118,6 @@ __device__ inline uint4 LoadOnce(const void* address) {
   return words;
 }
 
-/// 16 bytes into shared memory, past the L1.
-__device__ inline void CopyOnce(uint4* shared, const void* global) {
-  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
-}
-/// For the thread's own.
-__device__ inline void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 /// Makes the compiler forget where the words come from, so that it unpacks them again where keeping
 /// what it unpacked would take registers that are not there.
 __device__ inline void Forget(uint4& words) {

@@ -76,33 +76,15 @@ struct TileOrder {
   }
 };
 
-/// fp8_tensor: this kernel starts beside the one that makes the scale.
-__device__ void WaitForScale() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 /// A whole tile.
 template <class Element, Mode kMode>
 class BlockTile {
  public:
-  /// `copies`: room for kCopies; not of kLines.
-  __device__ BlockTile(const TileQuantization& job, TilePlace place, Shared& shared, uint4* copies)
+  __device__ BlockTile(const TileQuantization& job, TilePlace place, Shared& shared)
       : job_(job), place_(place), shared_(shared) {
     const auto* source = static_cast<const uint16_t*>(job.source) + First();
-    if constexpr (kMode == Mode::kLines) {
 #pragma unroll
-      for (int i = 0; i < kPatch; ++i) patch_[i] = LoadOnce(source + i * job.columns);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kPatch; ++i) {
-        CopyOnce(&copies[i * kThreads + threadIdx.x], source + i * job.columns);
-      }
-      if constexpr (kMode == Mode::kTensor) {
-        WaitForScale();
-        factor_ = *job.tensor_scale;
-      }
-      WaitForCopies();
-#pragma unroll
-      for (int i = 0; i < kPatch; ++i) patch_[i] = copies[i * kThreads + threadIdx.x];
-    }
+    for (int i = 0; i < kPatch; ++i) patch_[i] = LoadOnce(source + i * job.columns);
   }
 
   /// False, with nothing counted, where the tile is one for the definition.
@@ -134,19 +116,6 @@ class BlockTile {
     return true;
   }
 
-  /// By the definition.
-  __device__ void QuantizePlainly(ThreadCounts& counts) {
-    PlainTile<Element, BlockThreads, kSide>(job_, place_.row(), place_.column(), shared_.plain)
-        .Quantize(counts);
-  }
-
-  /// kTensor: by one thread, behind a barrier.
-  __device__ void RaiseTensorAmax() const {
-    uint32_t amax = 0;
-    for (const uint32_t of_warp : shared_.warp_amax) amax = max(amax, of_warp);
-    atomicMax(job_.amax_bits, amax);
-  }
-
  private:
   __device__ static uint32_t Thread() { return threadIdx.x; }
   __device__ static uint32_t Down() {
@@ -169,13 +138,15 @@ class BlockTile {
   // ---- fp8_tensor
 
   __device__ void TakeTensorScale() {
+    factor_ = *job_.tensor_scale;
     uint32_t amax = PatchAmax();
     // False for NaN: such a patch is counted element by element.
     is_plainly_countable_ = LowerBf16(amax) * factor_ < __uint_as_float(FirstBeyondBits<Element>());
     if (job_.amax_bits == nullptr) return;
     if (amax > kInfinityBf16) amax = PatchAmaxOfNumbers();
     amax = __reduce_max_sync(0xFFFFFFFF, amax) << 16;
-    if (Thread() % kWarpLanes == 0) shared_.warp_amax[Thread() / kWarpLanes] = amax;
+    if (Thread() % kWarpLanes == 0 && amax > __ldcg(job_.amax_bits))
+      atomicMax(job_.amax_bits, amax);
   }
 
   __device__ uint32_t PatchAmaxOfNumbers() const {
@@ -416,46 +387,18 @@ class BlockTile {
   bool is_plainly_countable_ = true;
 };
 
-/// Asked for at a launch: the source, then what the threads share.
-constexpr int kCopies = kThreads * kPatch;
-constexpr int kSharedBytes = kCopies * int{sizeof(uint4)} + int{sizeof(Shared)};
-
-/// kTensor and kTiles.
 template <class Element, Mode kMode>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     QuantizeBlocks(const __grid_constant__ TileQuantization job,
                    const __grid_constant__ TileOrder order) {
-  extern __shared__ uint4 copies[];
-  Shared& shared = *reinterpret_cast<Shared*>(copies + kCopies);
+  __shared__ Shared shared;
   // A per-tensor scale was made by reading the source: its end is still in the L2.
   const TilePlace place =
       order.At(kMode == Mode::kTensor ? order.count() - 1 - blockIdx.x : blockIdx.x);
   ThreadCounts counts;
-  if (!order.IsWhole(place)) {
-    if constexpr (kMode == Mode::kTensor) WaitForScale();
-    PlainTile<Element, BlockThreads, kSide>(job, place.row(), place.column(), shared.plain)
-        .Quantize(counts);
-    counts.AddTo(job.counts, shared.counts);
-    return;
-  }
-  BlockTile<Element, kMode> tile(job, place, shared, copies);
-  if (!tile.Quantize(counts)) tile.QuantizePlainly(counts);
-  counts.AddTo(job.counts, shared.counts);
-  if constexpr (kMode == Mode::kTensor) {
-    if (job.amax_bits != nullptr && threadIdx.x == kThreads - 1) tile.RaiseTensorAmax();
-  }
-}
-
-template <class Element>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
-    QuantizeLines(const __grid_constant__ TileQuantization job,
-                  const __grid_constant__ TileOrder order) {
-  __shared__ Shared shared;
-  const TilePlace place = order.At(blockIdx.x);
-  ThreadCounts counts;
   bool is_done = false;
   if (order.IsWhole(place)) {
-    is_done = BlockTile<Element, Mode::kLines>(job, place, shared, nullptr).Quantize(counts);
+    is_done = BlockTile<Element, kMode>(job, place, shared).Quantize(counts);
   }
   if (!is_done) {
     PlainTile<Element, BlockThreads, kSide>(job, place.row(), place.column(), shared.plain)
@@ -464,26 +407,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   counts.AddTo(job.counts, shared.counts);
 }
 
-/// fp8_tensor or fp8_block's tiles.
 template <class Element>
-cudaError_t LaunchBlocks(const TileQuantization& job, const TileOrder& order, cudaStream_t stream) {
-  const bool is_tensor = job.scales == TileScales::kTensor;
-  const auto kernel =
-      is_tensor ? &QuantizeBlocks<Element, Mode::kTensor> : &QuantizeBlocks<Element, Mode::kTiles>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute beside_scale = {};
-  beside_scale.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  beside_scale.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(order.count());
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kSharedBytes;
-  config.stream = stream;
-  config.attrs = &beside_scale;
-  config.numAttrs = is_tensor ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, job, order);
+auto FindKernel(const TileQuantization& job) {
+  if (job.scales == TileScales::kTensor) return &QuantizeBlocks<Element, Mode::kTensor>;
+  return job.has_tiles ? &QuantizeBlocks<Element, Mode::kTiles>
+                       : &QuantizeBlocks<Element, Mode::kLines>;
 }
 
 /// Without a columnwise copy a tensor's shape means nothing to a per-tensor cast: as narrow as a
@@ -511,12 +439,8 @@ cudaError_t LaunchTunedBlocks(const TileQuantization& job, cudaStream_t stream) 
   const TileQuantization reshaped = Reshaped(job);
   const TileOrder order = TileOrder::Of(reshaped.rows, reshaped.columns);
   if (order.count() == 0) return cudaSuccess;
-  const bool is_e4m3 = job.element == ElementFormat::kE4M3;
-  if (job.scales == TileScales::kTensor || job.has_tiles) {
-    return is_e4m3 ? LaunchBlocks<E4M3>(reshaped, order, stream)
-                   : LaunchBlocks<E5M2>(reshaped, order, stream);
-  }
-  const auto kernel = is_e4m3 ? &QuantizeLines<E4M3> : &QuantizeLines<E5M2>;
+  const auto kernel =
+      job.element == ElementFormat::kE4M3 ? FindKernel<E4M3>(job) : FindKernel<E5M2>(job);
   kernel<<<order.count(), kThreads, 0, stream>>>(reshaped, order);
   return cudaGetLastError();
 }

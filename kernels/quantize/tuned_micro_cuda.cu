@@ -18,7 +18,6 @@ constexpr int kBlocksPerMultiprocessor = 3;
 constexpr uint32_t kInfinityBf16 = 0x7F80;
 
 struct Shared {
-  uint4 source[kPatch][kThreads];  ///< A thread's own.
   uint8_t row_scales[kLength][kScalesAcross];
   bool is_gathered[kWarps];  ///< The warp's scales are in row_scales.
   TileFactors<kLength> plain[kWarps];
@@ -40,12 +39,7 @@ class MicroTile {
       : job_(job), place_(place), shared_(shared) {
     const auto* source = static_cast<const uint16_t*>(job.source) + First();
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
-      CopyOnce(&shared.source[i][threadIdx.x], source + i * job.columns);
-    }
-    WaitForCopies();
-#pragma unroll
-    for (int i = 0; i < kPatch; ++i) patch_[i] = shared.source[i][threadIdx.x];
+    for (int i = 0; i < kPatch; ++i) patch_[i] = LoadOnce(source + i * job.columns);
   }
 
   /// Row scales go to shared memory. False, with nothing written, where the tile is one for the
@@ -217,8 +211,7 @@ __device__ void WriteRowScales(const TileQuantization& job, TilePlace place, con
 template <class Element>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     QuantizeMicro(const __grid_constant__ TileQuantization job, Divisor across) {
-  extern __shared__ uint4 memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  __shared__ Shared shared;
   const uint32_t down = across.Quotient(blockIdx.x);
   const TilePlace place = {down, blockIdx.x - down * across.value};
   const uint32_t warp = threadIdx.x / kWarpLanes;
@@ -260,10 +253,7 @@ cudaError_t LaunchTunedMicro(const TileQuantization& job, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   const auto kernel =
       job.element == ElementFormat::kE4M3 ? &QuantizeMicro<E4M3> : &QuantizeMicro<E5M2>;
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(Shared)});
-  if (error != cudaSuccess) return error;
-  kernel<<<count, kThreads, sizeof(Shared), stream>>>(job, Divisor::Of(across));
+  kernel<<<count, kThreads, 0, stream>>>(job, Divisor::Of(across));
   return cudaGetLastError();
 }
 
