@@ -9,7 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/cast.h"
+#include "kernels/numerics/nvfp4.h"
 #include "kernels/tensor/convert.h"
+#include "kernels/validate/explain_nvfp4.h"
 #include "kernels/validate/explain_scale_rules.h"
 
 namespace quantgate {
@@ -32,19 +34,16 @@ struct ElementFormat {
   const char* name;
   uint8_t (*encode)(float value, ElementRounding rounding, Overflow overflow);
   float (*decode)(uint8_t code);
-  uint8_t magnitude_mask;
   uint8_t nan;  ///< Canonical NaN; 0 where the format has none.
 };
 
 template <class F>
 constexpr ElementFormat MakeFormat(DType dtype, const char* name) {
-  return {dtype,
-          name,
+  return {dtype, name,
           [](float value, ElementRounding rounding, Overflow overflow) -> uint8_t {
             return EncodeFloat<F>(value, rounding, overflow);
           },
           [](uint8_t code) { return DecodeFloat<F>(code); },
-          uint8_t(FormatConstants<F>::kSignMask - 1),
           F::kSpecials == Specials::kNone ? uint8_t(0) : F::kCanonicalNan};
 }
 
@@ -58,7 +57,9 @@ constexpr ElementFormat kElementFormats[] = {
 struct Stored {
   int64_t rows = 0, columns = 0;
   bool transposed = false;
+  bool hadamard = false;      ///< Every 16 values of a row are transformed.
   std::vector<float> values;  ///< The source.
+  float global_amax = 0;      ///< As given, or of the values.
   std::vector<uint8_t> codes;
   int64_t scale_rows = 0, scale_columns = 0;
 };
@@ -72,7 +73,7 @@ struct Blocks {
 
 /// A scale rule on one geometry: what it would store, and what elements are multiplied by.
 struct ScaledBlocks {
-  const NamedScaleRule* rule = nullptr;
+  std::string rule, origin;  ///< As candidates have them.
   Blocks blocks;
   std::vector<ScaleRuleResult> results;  ///< Per stored scale.
   int64_t matches = 0;
@@ -90,7 +91,9 @@ std::string BlockText(const Stored& stored, const Blocks& blocks) {
     text = absl::StrCat(blocks.amax_rows, "x", blocks.amax_columns);
     if (blocks.amax_rows != blocks.rows) absl::StrAppend(&text, " replicated");
   }
-  return stored.transposed ? absl::StrCat(text, " of the transpose") : text;
+  if (stored.transposed) absl::StrAppend(&text, " of the transpose");
+  if (stored.hadamard) absl::StrAppend(&text, ", Hadamard-transformed (disable_rht=false)");
+  return text;
 }
 
 bool IsScaleDType(DType given, DType rule) {
@@ -194,9 +197,12 @@ bool Matches(const ElementFormat& format, const ElementRule& rule, float scaled,
   }
   *expected = TruncatedCode(format, scaled, rule.overflow);
   if (same(*expected)) return true;
-  // A value between two codes may also become the upper one.
-  return std::fabs(format.decode(*expected)) < std::fabs(scaled) &&
-         given == static_cast<uint8_t>(*expected + 1);
+  // A value between two codes may also become the upper one. Beyond the largest there is none: the
+  // next byte is a zero, a NaN, or an infinity, which only an overflow gives.
+  if (given != static_cast<uint8_t>(*expected + 1)) return false;
+  const float lower = std::fabs(format.decode(*expected)), upper = std::fabs(format.decode(given));
+  if (rule.overflow == Overflow::kSaturate && std::isinf(upper)) return false;
+  return lower < std::fabs(scaled) && lower < upper;
 }
 
 class CodesExplainer {
@@ -210,9 +216,19 @@ class CodesExplainer {
   absl::Status Check() const;
   /// The codes of one format as one byte each in an orientation, when the shapes fit.
   std::optional<Stored> Orient(const ElementFormat& format, bool transposed) const;
+  float GlobalAmax(const std::vector<float>& values) const;
   ScaledBlocks Scale(const Stored& stored, const Blocks& blocks, const NamedScaleRule& rule,
                      DType element) const;
+  /// As 4over6 picks them; the blocks are rows or replicated tiles of 16.
+  absl::StatusOr<ScaledBlocks> ScaleByFourOverSix(const Stored& stored, const Blocks& blocks,
+                                                  const FourOverSixKnobs& knobs) const;
   absl::Status AddTrials(const ElementFormat& format, const std::shared_ptr<const Stored>& stored);
+  absl::Status AddFourOverSix(const ElementFormat& format,
+                              const std::shared_ptr<const Stored>& stored);
+  /// The same codes as of the transformed values, under NVFP4's scale rules.
+  absl::Status AddHadamard(const ElementFormat& format, const Stored& stored);
+  void AddRoundings(const ElementFormat& format, const std::shared_ptr<const Stored>& stored,
+                    ScaledBlocks scaled);
 
   struct Trial {
     std::shared_ptr<const Stored> stored;
@@ -227,7 +243,7 @@ class CodesExplainer {
   const ExplainCodesRequest& request_;
   const ExecutionContext& context_;
   std::vector<float> source_;  // [M][K]
-  float global_amax_ = 0;
+  Tensor padded_source_;       // The same for 4over6: PaddedToBlocks.
   std::vector<Trial> trials_;
 };
 
@@ -292,12 +308,22 @@ std::optional<Stored> CodesExplainer::Orient(const ElementFormat& format, bool t
       }
     }
   }
+  stored.global_amax = GlobalAmax(stored.values);
   return stored;
+}
+
+float CodesExplainer::GlobalAmax(const std::vector<float>& values) const {
+  if (request_.amax.has_value()) return *request_.amax.as<float>();
+  float amax = 0;
+  for (const float value : values) {
+    if (std::fabs(value) > amax) amax = std::fabs(value);  // False for NaN.
+  }
+  return amax;
 }
 
 ScaledBlocks CodesExplainer::Scale(const Stored& stored, const Blocks& blocks,
                                    const NamedScaleRule& rule, DType element) const {
-  ScaledBlocks scaled{&rule, blocks, {}, 0};
+  ScaledBlocks scaled{std::string(rule.name), std::string(rule.origin), blocks, {}, 0};
   // The amax of each tile, then one scale for each block of it.
   const int64_t tile_columns = (stored.columns + blocks.amax_columns - 1) / blocks.amax_columns;
   const int64_t tile_rows = (stored.rows + blocks.amax_rows - 1) / blocks.amax_rows;
@@ -316,8 +342,36 @@ ScaledBlocks CodesExplainer::Scale(const Stored& stored, const Blocks& blocks,
       const int64_t tile = row * blocks.rows / blocks.amax_rows * tile_columns +
                            column * blocks.columns / blocks.amax_columns;
       const int64_t at = row * stored.scale_columns + column;
-      scaled.results[at] = rule.apply({amax[tile], global_amax_, element, request_.source.dtype()});
+      scaled.results[at] =
+          rule.apply({amax[tile], stored.global_amax, element, request_.source.dtype()});
       scaled.matches += scaled.results[at].scale_inv_bits == ScaleBits(request_.scale_inv, at);
+    }
+  }
+  return scaled;
+}
+
+absl::StatusOr<ScaledBlocks> CodesExplainer::ScaleByFourOverSix(
+    const Stored& stored, const Blocks& blocks, const FourOverSixKnobs& knobs) const {
+  ScaledBlocks scaled{absl::StrCat("two_level, ", knobs.Text()),
+                      "Transformer Engine, NVFP4 with 4over6",
+                      blocks,
+                      {},
+                      0};
+  QG_ASSIGN_OR_RETURN(
+      const Tensor codes,
+      FourOverSixScaleCodes(padded_source_, knobs, blocks.amax_rows == 1 ? 1 : 2,
+                            stored.transposed ? Usage::kColumnwise : Usage::kRowwise,
+                            stored.global_amax, context_));
+  const Nvfp4TensorScale tensor =
+      MakeNvfp4TensorScale(stored.global_amax, knobs.e4m3_max, ScaleRule::kTwoLevel);
+  scaled.results.resize(stored.scale_rows * stored.scale_columns);
+  for (int64_t row = 0; row < stored.scale_rows; ++row) {
+    for (int64_t column = 0; column < stored.scale_columns; ++column) {
+      const int64_t at = row * stored.scale_columns + column;
+      const uint8_t code = codes.as<uint8_t>()[row * codes.columns() + column];
+      const float factor = BoundedReciprocal(DecodeFloat<E4M3>(code) * tensor.decode);
+      scaled.results[at] = {code, factor, 1.0f / factor};
+      scaled.matches += code == ScaleBits(request_.scale_inv, at);
     }
   }
   return scaled;
@@ -329,8 +383,8 @@ CodesCandidate CodesExplainer::Count(const Trial& trial, int64_t step) const {
   CodesCandidate candidate;
   candidate.element = trial.format->name;
   candidate.block = BlockText(stored, scaled.blocks);
-  candidate.scale_rule = std::string(scaled.rule->name);
-  candidate.scale_origin = std::string(scaled.rule->origin);
+  candidate.scale_rule = scaled.rule;
+  candidate.scale_origin = scaled.origin;
   candidate.element_rule = ElementRuleText(trial.rule);
   candidate.is_deterministic = trial.rule.rounding != Rounding::kEitherNeighbour;
   candidate.scale_matches = scaled.matches;
@@ -353,24 +407,71 @@ CodesCandidate CodesExplainer::Count(const Trial& trial, int64_t step) const {
   return candidate;
 }
 
+void CodesExplainer::AddRoundings(const ElementFormat& format,
+                                  const std::shared_ptr<const Stored>& stored,
+                                  ScaledBlocks scaled) {
+  using Scaling = ElementRule::Scaling;
+  const auto shared = std::make_shared<const ScaledBlocks>(std::move(scaled));
+  for (const Scaling scaling : {Scaling::kMultiply, Scaling::kReciprocal, Scaling::kDivide}) {
+    for (const auto& [rounding, name] : kRoundings) {
+      trials_.push_back({stored, &format, shared, {scaling, rounding, Overflow::kSaturate}});
+      if (format.nan == 0) continue;
+      trials_.push_back({stored, &format, shared, {scaling, rounding, Overflow::kNan}});
+    }
+  }
+}
+
 absl::Status CodesExplainer::AddTrials(const ElementFormat& format,
                                        const std::shared_ptr<const Stored>& stored) {
-  using Scaling = ElementRule::Scaling;
   for (const Blocks& blocks : BlocksThatFit(*stored)) {
     for (const NamedScaleRule& rule : AllScaleRules()) {
       const bool fits =
           IsScaleDType(request_.scale_inv.dtype(), rule.scale) && rule.fits(format.dtype);
       if (!fits) continue;
       QG_RETURN_IF_ERROR(context_.CheckCancelled());
-      const auto scaled =
-          std::make_shared<const ScaledBlocks>(Scale(*stored, blocks, rule, format.dtype));
-      for (const Scaling scaling : {Scaling::kMultiply, Scaling::kReciprocal, Scaling::kDivide}) {
-        for (const auto& [rounding, name] : kRoundings) {
-          trials_.push_back({stored, &format, scaled, {scaling, rounding, Overflow::kSaturate}});
-          if (format.nan == 0) continue;
-          trials_.push_back({stored, &format, scaled, {scaling, rounding, Overflow::kNan}});
-        }
-      }
+      AddRoundings(format, stored, Scale(*stored, blocks, rule, format.dtype));
+    }
+  }
+  return absl::OkStatus();
+}
+
+/// Rows of 16 and tiles whose scale every row of theirs stores: what NVFP4's quantizers write.
+bool AreNvfp4Blocks(const Blocks& blocks) {
+  return blocks.rows == 1 && blocks.columns == 16 &&
+         (blocks.amax_rows == 1 || blocks.amax_rows == 16);
+}
+
+absl::Status CodesExplainer::AddFourOverSix(const ElementFormat& format,
+                                            const std::shared_ptr<const Stored>& stored) {
+  for (const Blocks& blocks : BlocksThatFit(*stored)) {
+    if (!AreNvfp4Blocks(blocks)) continue;
+    for (const FourOverSixKnobs& knobs : kAllFourOverSixKnobs) {
+      QG_ASSIGN_OR_RETURN(ScaledBlocks scaled, ScaleByFourOverSix(*stored, blocks, knobs));
+      // The choice compares codes of this one rule, so that no other goes with it.
+      trials_.push_back(
+          {stored,
+           &format,
+           std::make_shared<const ScaledBlocks>(std::move(scaled)),
+           {ElementRule::Scaling::kMultiply, Rounding::kNearestEven, Overflow::kSaturate}});
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CodesExplainer::AddHadamard(const ElementFormat& format, const Stored& stored) {
+  // Of bf16 alone, in whole groups (docs/quantizers.md section 6.4).
+  if (request_.source.dtype() != DType::kBF16 || stored.columns % 16 != 0) return absl::OkStatus();
+  Stored transformed = stored;
+  transformed.hadamard = true;
+  transformed.values = HadamardTransformed(stored.values, context_);
+  transformed.global_amax = GlobalAmax(transformed.values);
+  const auto shared = std::make_shared<const Stored>(std::move(transformed));
+  for (const Blocks& blocks : BlocksThatFit(*shared)) {
+    if (!AreNvfp4Blocks(blocks) || blocks.amax_rows != 1) continue;
+    for (const NamedScaleRule& rule : AllScaleRules()) {
+      if (rule.scale != DType::kF8E4M3 || !rule.fits(format.dtype)) continue;
+      QG_RETURN_IF_ERROR(context_.CheckCancelled());
+      AddRoundings(format, shared, Scale(*shared, blocks, rule, format.dtype));
     }
   }
   return absl::OkStatus();
@@ -381,20 +482,20 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
   const ScopedIeeeEnvironment ieee;
   QG_ASSIGN_OR_RETURN(const Tensor f32, CastTensor(request_.source, DType::kF32, context_));
   source_.assign(f32.as<float>(), f32.as<float>() + f32.element_count());
-  if (request_.amax.has_value()) {
-    global_amax_ = *request_.amax.as<float>();
-  } else {
-    for (const float value : source_) {
-      if (std::fabs(value) > global_amax_) global_amax_ = std::fabs(value);
-    }
-  }
+  QG_ASSIGN_OR_RETURN(padded_source_, PaddedToBlocks(f32));
   for (const ElementFormat& format : kElementFormats) {
     if (!IsElementDType(request_.codes.dtype(), format.dtype)) continue;
     for (const bool transposed : {false, true}) {
       if (transposed && request_.source.rows() == 1) continue;  // The same orientation.
-      std::optional<Stored> stored = Orient(format, transposed);
-      if (!stored.has_value()) continue;
-      QG_RETURN_IF_ERROR(AddTrials(format, std::make_shared<const Stored>(*std::move(stored))));
+      std::optional<Stored> oriented = Orient(format, transposed);
+      if (!oriented.has_value()) continue;
+      const auto stored = std::make_shared<const Stored>(*std::move(oriented));
+      QG_RETURN_IF_ERROR(AddTrials(format, stored));
+      const bool may_be_nvfp4 = format.dtype == DType::kF4E2M1x2 &&
+                                IsScaleDType(request_.scale_inv.dtype(), DType::kF8E4M3);
+      if (!may_be_nvfp4) continue;
+      QG_RETURN_IF_ERROR(AddFourOverSix(format, stored));
+      QG_RETURN_IF_ERROR(AddHadamard(format, *stored));
     }
   }
   if (trials_.empty()) {

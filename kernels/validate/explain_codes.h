@@ -22,7 +22,9 @@ struct ExplainCodesRequest {
   /// f32, f8_e8m0 or f8_e4m3 (u8 is tried as both of them): one, or one per block of the codes as
   /// they are stored, [ceil(rows / block rows)][ceil(columns / block columns)].
   Tensor scale_inv;
-  Tensor amax;  ///< f32 [1]: the global amax of a two-level format; absent: of the source.
+  /// f32 [1]: the global amax of a two-level format, after the Hadamard transform where there was
+  /// one; absent: of the source, transformed or not.
+  Tensor amax;
 };
 
 struct ElementAt {
@@ -32,11 +34,15 @@ struct ElementAt {
 
 /// One way in which the bytes may have been made, and how much of them it gives.
 struct CodesCandidate {
-  std::string element;       ///< "f8_e4m3", "f4_e2m1".
-  std::string block;         ///< "1x128 along K", "128x128", "tensor", "32x1 along M, transposed".
-  std::string scale_rule;    ///< "divide: scale = f32(max / amax)".
-  std::string scale_origin;  ///< Who computes scales so: "Transformer Engine current scaling".
-  std::string element_rule;  ///< "x * scale, nearest_even, saturate".
+  std::string element;  ///< "f8_e4m3", "f4_e2m1".
+  /// "1x128", "128x128", "tensor", "16x16 replicated", "1x16 of the transpose, Hadamard-transformed
+  /// (disable_rht=false)".
+  std::string block;
+  /// "divide: scale = f32(max / amax)"; "two_level, nvfp4_4over6_err_mode=mae,
+  /// nvfp4_4over6_e4m3_max=256".
+  std::string scale_rule;
+  std::string scale_origin;      ///< Who computes scales so: "Transformer Engine current scaling".
+  std::string element_rule;      ///< "x * scale, nearest_even, saturate".
   bool is_deterministic = true;  ///< False: stochastic, where both neighbours of a value match.
   int64_t scale_matches = 0, scale_count = 0;
   int64_t code_matches = 0, code_count = 0;

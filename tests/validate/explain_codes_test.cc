@@ -115,6 +115,30 @@ TEST(ExplainCodes, StochasticRoundingIsToldFromNearest) {
   }
 }
 
+// Values beyond the largest code have no upper neighbour: the byte after 6 is -0.
+TEST(ExplainCodes, StochasticRoundingSaturates) {
+  std::vector<float> values(32, 2.5f);
+  values[0] = values[16] = 6.25f;  // amax / 6 rounds to a scale of 1.
+  ExplainCodesRequest request;
+  request.source = FromValues(DType::kF32, {2, 16}, values);
+  std::vector<std::byte> codes(16, std::byte{0x45});
+  codes[0] = std::byte{0x47};
+  codes[8] = std::byte{0x48};
+  request.codes = *Tensor::FromBytes(DType::kF4E2M1x2, {2, 8}, codes);
+  const std::byte one[2] = {std::byte{0x38}, std::byte{0x38}};
+  request.scale_inv = *Tensor::FromBytes(DType::kF8E4M3, {2, 1}, one);
+  const auto explanation = ExplainCodes(request, {});
+  ASSERT_TRUE(explanation.ok());
+  const CodesCandidate& best = explanation->candidates.front();
+  EXPECT_FALSE(best.is_deterministic);
+  EXPECT_EQ(best.code_matches, 31);
+  ASSERT_TRUE(best.first_difference.has_value());
+  EXPECT_EQ(best.first_difference->row, 1);
+  EXPECT_EQ(best.first_difference->column, 0);
+  EXPECT_EQ(best.first_difference->given, 0x8u);
+  EXPECT_EQ(best.first_difference->expected, 0x7u);
+}
+
 TEST(ExplainCodes, RefusesWhatDoesNotFit) {
   ExplainCodesRequest request;
   request.source = *Tensor::Allocate(DType::kF32, {4, 64});

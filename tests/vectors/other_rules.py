@@ -164,21 +164,13 @@ def bytes_of(array):
     return np.ascontiguousarray(array).view(np.uint8)
 
 
-def main():
-    known = ((F32, "F32"), (np.uint8, "U8"), (ml_dtypes.bfloat16, "BF16"), (E4M3, "F8_E4M3"), (E5M2, "F8_E5M2"),
-             (E8M0, "F8_E8M0"))
+def write_safetensors(path, tensors, metadata):
+    """safetensors' numpy writer knows no E8M0, so the file is written here: header, then the bytes."""
+    known = ((F32, "F32"), (np.uint8, "U8"), (ml_dtypes.bfloat16, "BF16"), (np.float16, "F16"), (E4M3, "F8_E4M3"),
+             (E5M2, "F8_E5M2"), (E8M0, "F8_E8M0"))
     names = {np.dtype(dtype): name for dtype, name in known}
-    inputs = sources()
-    tensors, described = {f"{name}.source": x for name, x in inputs.items()}, []
-    for name, source, (codes, scale_inv), made_by in cases(inputs):
-        tensors[f"{name}.codes"], tensors[f"{name}.scale_inv"] = codes, scale_inv
-        described.append({"name": name, "source": f"{source}.source", **made_by})
-    # safetensors' numpy writer knows no E8M0, so the file is written here: header, then the bytes.
     order = sorted(tensors, key=lambda n: -tensors[n].dtype.itemsize)
-    header, offset, body = {"__metadata__": {
-        "origin": f"tests/vectors/other_rules.py, numpy {np.__version__}, ml_dtypes {ml_dtypes.__version__}; sources: "
-                  "windows of data/bytegpt_block1.safetensors",
-        "cases": json.dumps(described)}}, 0, b""
+    header, offset, body = {"__metadata__": metadata}, 0, b""
     for name in order:
         raw = bytes_of(tensors[name]).tobytes()
         header[name] = {"dtype": names[tensors[name].dtype], "shape": list(tensors[name].shape),
@@ -186,8 +178,20 @@ def main():
         offset, body = offset + len(raw), body + raw
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    path = pathlib.Path("tests/data/explain_codes.safetensors")
     path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+
+def main():
+    inputs = sources()
+    tensors, described = {f"{name}.source": x for name, x in inputs.items()}, []
+    for name, source, (codes, scale_inv), made_by in cases(inputs):
+        tensors[f"{name}.codes"], tensors[f"{name}.scale_inv"] = codes, scale_inv
+        described.append({"name": name, "source": f"{source}.source", **made_by})
+    path = pathlib.Path("tests/data/explain_codes.safetensors")
+    write_safetensors(path, tensors, {
+        "origin": f"tests/vectors/other_rules.py, numpy {np.__version__}, ml_dtypes {ml_dtypes.__version__}; sources: "
+                  "windows of data/bytegpt_block1.safetensors",
+        "cases": json.dumps(described)})
     print(len(described), "cases", path.stat().st_size, "bytes")
 
 
