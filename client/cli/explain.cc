@@ -25,9 +25,11 @@ constexpr char kExamples[] = R"(Examples:
 
 With --d: every named arithmetic that takes the operands, and families of rules (chunk length L,
 fraction bits F, promotion interval, split-K), counted against d. With --codes: every block
-shape, scale rule and rounding in use, counted against codes and scales. What matches entirely
-is consistent with the bytes; several may be. Exits 0 when something matches entirely, 1 when
-nothing does.)";
+shape, scale rule and rounding in use, counted against codes and scales; for NVFP4 also 4over6
+(each error under each largest block scale) and, of a bf16 source, codes of the
+Hadamard-transformed tensor, whose --amax is that after the transform. Stochastic rounding
+matches where every code is a neighbour of its value. What matches entirely is consistent with
+the bytes; several may be. Exits 0 when something matches entirely, 1 when nothing does.)";
 
 struct ExplainOptions {
   GemmOptions gemm;
@@ -208,7 +210,10 @@ void AddExplainCommand(CLI::App& app, Command& chosen) {
   command->add_option("--source", options->source, "What was quantized")->type_name("TENSOR");
   command->add_option("--codes", options->codes, "Codes to explain")->type_name("TENSOR");
   command->add_option("--scale-inv", options->scale_inv, "Their scales")->type_name("TENSOR");
-  command->add_option("--amax", options->amax, "Amax of the whole tensor; default: of the source")
+  command
+      ->add_option("--amax", options->amax,
+                   "Amax of the whole tensor; default: of the source, transformed where the "
+                   "codes are")
       ->type_name("TENSOR");
   command->callback([options, &chosen] {
     chosen = [options](Invocation& invocation) { return Explain(invocation, *options); };

@@ -73,6 +73,39 @@ TEST_F(ExplainCommandTest, NamesTheRuleOfCodesAndSaysWhenNothingFits) {
   EXPECT_FALSE(other["first_difference"].is_null());
 }
 
+TEST_F(ExplainCommandTest, Names4Over6AndTheHadamardTransform) {
+  struct Row {
+    std::string recipe, usage, block, scale_rule;
+  };
+  const std::vector<Row> rows = {
+      {"nvfp4:nvfp4_4over6=all,disable_rht=true,nvfp4_4over6_err_mode=mse", "rowwise", "1x16",
+       "two_level, nvfp4_4over6_err_mode=mse, nvfp4_4over6_e4m3_max=256"},
+      {"nvfp4", "columnwise", "1x16 of the transpose, Hadamard-transformed (disable_rht=false)",
+       "two_level: e4m3(amax * (448 * 6 / tensor amax) / 6)"},
+  };
+  for (const auto& [recipe, usage, block, scale_rule] : rows) {
+    SCOPED_TRACE(recipe);
+    const std::string q = Path(usage + ".safetensors");
+    ASSERT_EQ(Quantgate({"quantize", kFile + ":fc1.x", "--recipe", recipe, "--role", "input",
+                         "--usage", usage, "-o", q},
+                        Where::kInProcess)
+                  .exit_code,
+              0);
+    const Arguments arguments = {"--source",    kFile + ":fc1.x",
+                                 "--codes",     q + ":" + usage + "_data",
+                                 "--scale-inv", q + ":" + usage + "_scale_inv",
+                                 "--amax",      q + ":amax_" + usage};
+    for (const Where where : {Where::kInProcess, Where::kServer}) {
+      const Json best = Explained(arguments, 0, where)["codes"][0];
+      EXPECT_EQ(best["element"], "f4_e2m1");
+      EXPECT_EQ(best["block"], block);
+      EXPECT_EQ(best["scale_rule"], scale_rule);
+      EXPECT_EQ(best["code_match_count"], 256 * 512);
+      EXPECT_EQ(best["scale_match_count"], 256 * 512 / 16);
+    }
+  }
+}
+
 TEST_F(ExplainCommandTest, RefusesHalfAQuestion) {
   const std::vector<std::pair<Arguments, std::string>> rows = {
       {{}, "give --d with --a and --b"},
