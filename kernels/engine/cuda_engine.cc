@@ -8,6 +8,7 @@
 #include "kernels/compare/compare_cuda.h"
 #include "kernels/engine/device_readings.h"
 #include "kernels/gemm/gemm_cuda.h"
+#include "kernels/gemm/gemm_tensors.h"
 #include "kernels/gemm/hardware_check_cuda.h"
 #include "kernels/quantize/quantize_cuda.h"
 #include "kernels/tensor/tensor_cuda.h"
@@ -123,12 +124,8 @@ absl::Status CudaEngine::MoveToDevice(std::initializer_list<Tensor*> tensors,
 
 absl::StatusOr<GemmDesc> CudaEngine::OnDevice(const GemmDesc& desc,
                                               const Cancellation* cancellation) {
-  GemmDesc moved = desc;
-  QG_RETURN_IF_ERROR(
-      MoveToDevice({&moved.a.data, &moved.a.scale_inv, &moved.a.amax, &moved.b.data,
-                    &moved.b.scale_inv, &moved.b.amax, &moved.c, &moved.bias, &moved.d_scale},
-                   cancellation));
-  return moved;
+  return WithTensors(desc,
+                     [&](const Tensor& tensor) { return device_->ToDevice(tensor, cancellation); });
 }
 
 absl::StatusOr<QuantizedTensor> CudaEngine::OnDevice(const QuantizedTensor& quantized,

@@ -82,11 +82,6 @@ absl::Status CudaDevice::ReadFacts(int ordinal) {
   facts_.minor = properties.minor;
   facts_.multiprocessors = properties.multiProcessorCount;
   facts_.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
-  facts_.shared_bytes_max = static_cast<int>(properties.sharedMemPerBlockOptin);
-  facts_.l2_bytes = properties.l2CacheSize;
-  QG_CUDA_RETURN_IF_ERROR(cudaDeviceGetAttribute(&facts_.clock_khz, cudaDevAttrClockRate, ordinal));
-  QG_CUDA_RETURN_IF_ERROR(
-      cudaDeviceGetAttribute(&facts_.memory_clock_khz, cudaDevAttrMemoryClockRate, ordinal));
   char bus_id[32] = "";
   QG_CUDA_RETURN_IF_ERROR(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), ordinal));
   facts_.pci_bus_id = bus_id;

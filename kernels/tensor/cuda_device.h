@@ -28,13 +28,9 @@ struct CudaDeviceFacts {
   int major = 0, minor = 0;  ///< Compute capability.
   int multiprocessors = 0;   ///< SMs.
   int64_t memory_bytes = 0;  ///< Of the device.
-  int shared_bytes_max = 0;  ///< Shared memory that one block may opt in to.
-  int64_t l2_bytes = 0;
-  std::string pci_bus_id;  ///< "0000:1B:00.0".
-  int clock_khz = 0;       ///< Peak SM clock.
-  int memory_clock_khz = 0;
-  int driver_version = 0;   ///< CUDA version that the driver supports: 13000.
-  int runtime_version = 0;  ///< CUDA version of the runtime linked in.
+  std::string pci_bus_id;    ///< "0000:1B:00.0".
+  int driver_version = 0;    ///< CUDA version that the driver supports: 13000.
+  int runtime_version = 0;   ///< CUDA version of the runtime linked in.
 };
 
 class CudaDevice {
