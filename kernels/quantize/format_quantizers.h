@@ -36,15 +36,25 @@ absl::Status QuantizeNvfp4(const FormatRequest& request, QuantizedTensor& quanti
 /// max |x| over the elements, exact (docs/quantizers.md section 1.5).
 float TensorAmax(const Tensor& source, const ExecutionContext& context);
 
-// ---- what all engines ask (quantize_check.cc, usages.cc)
+// ---- what all engines ask (quantize_check.cc, quantize_rules.cc, usages.cc)
 
-/// INVALID_ARGUMENT for a missing, unwanted or impossible argument. The value of a scale in device
-/// memory is not looked at.
-absl::Status CheckQuantizeArguments(const Quantizer& quantizer, const QuantizeArguments& arguments);
+/// Quantizes by one rule, whose scale rule is resolved. `hadamard` is that of the columnwise copy;
+/// spec.hadamard is not to be read.
+using RuleQuantizer =
+    absl::FunctionRef<absl::Status(const Tensor& source, const QuantizerSpec& spec, bool hadamard,
+                                   Usages usages, QuantizedTensor& quantized)>;
+/// The values of a rowwise copy in `out_dtype`.
+using RowwiseDequantizer =
+    absl::FunctionRef<absl::StatusOr<Tensor>(const QuantizedTensor& quantized, DType out_dtype)>;
 
-/// True where one pass makes both copies: the rules are the same but for the transform, which only
-/// the columnwise copy has.
-bool IsOneRule(const Quantizer& quantizer);
+/// QuantizeCpu for any engine: all checks, and which rule makes which copy, from what.
+absl::StatusOr<QuantizedTensor> QuantizeByRules(const Tensor& source, const Quantizer& quantizer,
+                                                Usages usages, const QuantizeArguments& arguments,
+                                                RuleQuantizer quantize,
+                                                RowwiseDequantizer dequantize);
+
+/// The largest finite value of f32, bf16 or f16.
+float LargestOf(DType source);
 
 /// What DequantizeCpu refuses.
 absl::Status CheckDequantization(const QuantizedTensor& quantized, Usage usage, DType out_dtype);

@@ -140,11 +140,6 @@ absl::Status CheckSpec(const QuantizerSpec& spec, Usage usage) {
   return spec.format == QuantizerFormat::kNvfp4 ? CheckNvfp4(spec, usage) : absl::OkStatus();
 }
 
-absl::Status RefuseArgument(std::string_view argument, std::string_view rule) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("quantize: ", std::string(argument), ": ", std::string(rule)));
-}
-
 absl::Status CheckDims(int64_t rows, int64_t columns, int64_t multiple, std::string_view why) {
   if (rows % multiple == 0 && columns % multiple == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("quantize: ", rows, "x", columns, ": ",
@@ -220,35 +215,6 @@ absl::Status CheckQuantization(DType source, const Shape& shape, const Quantizer
         CheckSource(source, rows, shape.back(), quantizer.columnwise, Usage::kColumnwise));
   }
   return absl::OkStatus();
-}
-
-absl::Status CheckQuantizeArguments(const Quantizer& quantizer,
-                                    const QuantizeArguments& arguments) {
-  const Tensor& scale = arguments.scale;
-  if (quantizer.rowwise.scaling != Scaling::kDelayed) {
-    if (scale.has_value()) return RefuseArgument("scale", "given without delayed scaling");
-  } else {
-    if (!scale.has_value() || scale.dtype() != DType::kF32 || scale.element_count() != 1) {
-      return RefuseArgument("scale", "delayed scaling needs an f32 of one element");
-    }
-    const float value = scale.space() == MemorySpace::kHost ? *scale.as<float>() : 1.0f;
-    if (!(value > 0.0f && value <= MaxFinite<Float32>())) {
-      return RefuseArgument("scale", absl::StrCat(value, " is not positive and finite"));
-    }
-  }
-  if (arguments.row_offset % 16 != 0 || arguments.column_offset % 16 != 0) {
-    return RefuseArgument("offset",
-                          absl::StrCat(arguments.row_offset, ", ", arguments.column_offset,
-                                       " are not multiples of 16"));
-  }
-  return absl::OkStatus();
-}
-
-bool IsOneRule(const Quantizer& quantizer) {
-  QuantizerSpec columnwise = quantizer.columnwise;
-  columnwise.hadamard = false;
-  return columnwise == quantizer.rowwise &&
-         quantizer.columnwise_source == ColumnwiseSource::kOriginal;
 }
 
 absl::Status CheckDequantization(const QuantizedTensor& quantized, Usage usage, DType out_dtype) {

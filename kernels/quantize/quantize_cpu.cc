@@ -1,4 +1,4 @@
-// The CPU quantizer: which rule makes which copy, and from what.
+// The CPU quantizer: its formats, and the one that keeps the source.
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/format_list.h"
 #include "kernels/quantize/block_lines.h"
@@ -64,63 +64,22 @@ FormatQuantizer QuantizerOf(QuantizerFormat format) {
   return nullptr;
 }
 
-/// One rule. `hadamard` is that of the columnwise copy.
-absl::StatusOr<QuantizedTensor> QuantizeOneRule(const Tensor& source, QuantizerSpec spec,
-                                                bool hadamard, Usages usages,
-                                                const QuantizeArguments& arguments,
-                                                const ExecutionContext& context) {
-  spec.scale_rule = ResolveScaleRule(spec.scale_rule, spec.format);
-  QuantizedTensor quantized;
-  quantized.source_dtype = source.dtype();
-  quantized.shape = source.shape();
-  QG_RETURN_IF_ERROR(
-      QuantizerOf(spec.format)({source, spec, usages, arguments, context, hadamard}, quantized));
-  return quantized;
-}
-
-/// Each direction by its own rule, the columnwise one perhaps from the rowwise codes.
-absl::StatusOr<QuantizedTensor> QuantizeTwoRules(const Tensor& source, const Quantizer& quantizer,
-                                                 Usages usages, const QuantizeArguments& arguments,
-                                                 const ExecutionContext& context) {
-  const bool is_from_codes = quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized;
-  QuantizedTensor rowwise;
-  if (usages.rowwise || is_from_codes) {
-    QG_ASSIGN_OR_RETURN(rowwise, QuantizeOneRule(source, quantizer.rowwise, false, {true, false},
-                                                 arguments, context));
-  }
-  rowwise.is_hybrid = true;
-  if (!usages.columnwise) return rowwise;
-  Tensor columnwise_source = source;
-  if (is_from_codes) {
-    QG_ASSIGN_OR_RETURN(columnwise_source,
-                        DequantizeCpu(rowwise, Usage::kRowwise, source.dtype(), context));
-  }
-  QG_ASSIGN_OR_RETURN(
-      QuantizedTensor columnwise,
-      QuantizeOneRule(columnwise_source, quantizer.columnwise, quantizer.columnwise.hadamard,
-                      {false, true}, arguments, context));
-  columnwise.is_hybrid = true;
-  if (!usages.rowwise) return columnwise;
-  rowwise.columnwise = std::move(columnwise.columnwise);
-  // One scale is kept: that of the rowwise copy where both have one.
-  if (!rowwise.scale.has_value()) rowwise.scale = columnwise.scale;
-  return rowwise;
-}
-
 }  // namespace
 
 absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantizer& quantizer,
                                             Usages usages, const QuantizeArguments& arguments,
                                             const ExecutionContext& context) {
-  if (!source.has_value()) return absl::InvalidArgumentError("quantize: the source is absent");
-  QG_RETURN_IF_ERROR(CheckQuantization(source.dtype(), source.shape(), quantizer, usages));
-  QG_RETURN_IF_ERROR(CheckQuantizeArguments(quantizer, arguments));
   const ScopedIeeeEnvironment ieee;
-  if (IsOneRule(quantizer)) {
-    return QuantizeOneRule(source, quantizer.rowwise, quantizer.columnwise.hadamard, usages,
-                           arguments, context);
-  }
-  return QuantizeTwoRules(source, quantizer, usages, arguments, context);
+  return QuantizeByRules(
+      source, quantizer, usages, arguments,
+      [&](const Tensor& of_rule, const QuantizerSpec& spec, bool hadamard, Usages of_spec,
+          QuantizedTensor& quantized) {
+        return QuantizerOf(spec.format)({of_rule, spec, of_spec, arguments, context, hadamard},
+                                        quantized);
+      },
+      [&](const QuantizedTensor& quantized, DType out_dtype) {
+        return DequantizeCpu(quantized, Usage::kRowwise, out_dtype, context);
+      });
 }
 
 }  // namespace quantgate

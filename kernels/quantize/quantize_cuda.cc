@@ -1,4 +1,4 @@
-// The GPU quantizer: which rule makes which copy, and from what.
+// The GPU quantizer: its formats, and the one that keeps the source.
 #include "kernels/quantize/quantize_cuda.h"
 
 #include <memory>
@@ -40,11 +40,6 @@ absl::Status KeepSource(const CudaRequest& request, QuantizedTensor& quantized) 
       request.source.data(), SourceFormatOf(request.source.dtype()), request.source.element_count(),
       CountsOf(quantized), device.facts().multiprocessors, device.stream()));
   return absl::OkStatus();
-}
-
-float LargestOf(DType source) {
-  if (source == DType::kBF16) return MaxFinite<BFloat16>();
-  return source == DType::kF16 ? MaxFinite<Float16>() : MaxFinite<Float32>();
 }
 
 TileQuantization JobOf(const CudaRequest& request, QuantizedTensor& quantized) {
@@ -195,60 +190,20 @@ absl::Status QuantizeFormat(const CudaRequest& request, QuantizedTensor& quantiz
   return absl::InternalError("quantize: unknown format");
 }
 
-/// One rule. `hadamard` is that of the columnwise copy.
-absl::StatusOr<QuantizedTensor> QuantizeOneRule(CudaDevice& device, const Tensor& source,
-                                                QuantizerSpec spec, bool hadamard, Usages usages,
-                                                const QuantizeArguments& arguments) {
-  spec.scale_rule = ResolveScaleRule(spec.scale_rule, spec.format);
-  QuantizedTensor quantized;
-  quantized.source_dtype = source.dtype();
-  quantized.shape = source.shape();
-  QG_RETURN_IF_ERROR(
-      QuantizeFormat({device, source, spec, usages, arguments, hadamard}, quantized));
-  return quantized;
-}
-
-/// Each direction by its own rule, the columnwise one perhaps from the rowwise codes.
-absl::StatusOr<QuantizedTensor> QuantizeTwoRules(CudaDevice& device, const Tensor& source,
-                                                 const Quantizer& quantizer, Usages usages,
-                                                 const QuantizeArguments& arguments) {
-  const bool is_from_codes = quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized;
-  QuantizedTensor rowwise;
-  if (usages.rowwise || is_from_codes) {
-    QG_ASSIGN_OR_RETURN(rowwise, QuantizeOneRule(device, source, quantizer.rowwise, false,
-                                                 {true, false}, arguments));
-  }
-  rowwise.is_hybrid = true;
-  if (!usages.columnwise) return rowwise;
-  Tensor columnwise_source = source;
-  if (is_from_codes) {
-    QG_ASSIGN_OR_RETURN(columnwise_source,
-                        DequantizeCuda(device, rowwise, Usage::kRowwise, source.dtype()));
-  }
-  QG_ASSIGN_OR_RETURN(QuantizedTensor columnwise,
-                      QuantizeOneRule(device, columnwise_source, quantizer.columnwise,
-                                      quantizer.columnwise.hadamard, {false, true}, arguments));
-  columnwise.is_hybrid = true;
-  if (!usages.rowwise) return columnwise;
-  rowwise.columnwise = std::move(columnwise.columnwise);
-  // One scale is kept: that of the rowwise copy where both have one.
-  if (!rowwise.scale.has_value()) rowwise.scale = columnwise.scale;
-  return rowwise;
-}
-
 }  // namespace
 
 absl::StatusOr<QuantizedTensor> QuantizeCuda(CudaDevice& device, const Tensor& source,
                                              const Quantizer& quantizer, Usages usages,
                                              const QuantizeArguments& arguments) {
-  if (!source.has_value()) return absl::InvalidArgumentError("quantize: the source is absent");
-  QG_RETURN_IF_ERROR(CheckQuantization(source.dtype(), source.shape(), quantizer, usages));
-  QG_RETURN_IF_ERROR(CheckQuantizeArguments(quantizer, arguments));
-  if (IsOneRule(quantizer)) {
-    return QuantizeOneRule(device, source, quantizer.rowwise, quantizer.columnwise.hadamard, usages,
-                           arguments);
-  }
-  return QuantizeTwoRules(device, source, quantizer, usages, arguments);
+  return QuantizeByRules(
+      source, quantizer, usages, arguments,
+      [&](const Tensor& of_rule, const QuantizerSpec& spec, bool hadamard, Usages of_spec,
+          QuantizedTensor& quantized) {
+        return QuantizeFormat({device, of_rule, spec, of_spec, arguments, hadamard}, quantized);
+      },
+      [&](const QuantizedTensor& quantized, DType out_dtype) {
+        return DequantizeCuda(device, quantized, Usage::kRowwise, out_dtype);
+      });
 }
 
 }  // namespace quantgate

@@ -100,12 +100,9 @@ absl::Status QuantizeFp8Block(const FormatRequest& request, QuantizedTensor& qua
   QG_RETURN_IF_ERROR(AllocateCopies(request, quantized));
   const RangeFunction scalar = FindScalarRange(request.source.dtype(), request.spec.element);
   const Fp8BlockTileFunction vector = FindVectorTile(request);
-  const Fp8BlockOptions options = {
-      .power_2 = request.spec.power_2_scale,
-      .amax_epsilon = request.spec.amax_epsilon,
-      .value_for_infinity = request.source.dtype() == DType::kF16    ? MaxFinite<Float16>()
-                            : request.source.dtype() == DType::kBF16 ? MaxFinite<BFloat16>()
-                                                                     : MaxFinite<Float32>()};
+  const Fp8BlockOptions options = {.power_2 = request.spec.power_2_scale,
+                                   .amax_epsilon = request.spec.amax_epsilon,
+                                   .value_for_infinity = LargestOf(request.source.dtype())};
   return QuantizeTiles(
       request, kTileSide, kTileSide,
       [&](const Piece& tile, TileTally& tally) {

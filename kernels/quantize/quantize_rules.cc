@@ -1,0 +1,110 @@
+// Which rule makes which copy, and from what: the same on every engine.
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/numerics/scale_rule.h"
+#include "kernels/quantize/format_quantizers.h"
+
+namespace quantgate {
+namespace {
+
+absl::Status RefuseArgument(std::string_view argument, std::string_view rule) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("quantize: ", std::string(argument), ": ", std::string(rule)));
+}
+
+/// INVALID_ARGUMENT for a missing, unwanted or impossible argument. The value of a scale in device
+/// memory is not looked at.
+absl::Status CheckArguments(const Quantizer& quantizer, const QuantizeArguments& arguments) {
+  const Tensor& scale = arguments.scale;
+  if (quantizer.rowwise.scaling != Scaling::kDelayed) {
+    if (scale.has_value()) return RefuseArgument("scale", "given without delayed scaling");
+  } else {
+    if (!scale.has_value() || scale.dtype() != DType::kF32 || scale.element_count() != 1) {
+      return RefuseArgument("scale", "delayed scaling needs an f32 of one element");
+    }
+    const float value = scale.space() == MemorySpace::kHost ? *scale.as<float>() : 1.0f;
+    if (!(value > 0.0f && value <= MaxFinite<Float32>())) {
+      return RefuseArgument("scale", absl::StrCat(value, " is not positive and finite"));
+    }
+  }
+  if (arguments.row_offset % 16 != 0 || arguments.column_offset % 16 != 0) {
+    return RefuseArgument("offset",
+                          absl::StrCat(arguments.row_offset, ", ", arguments.column_offset,
+                                       " are not multiples of 16"));
+  }
+  return absl::OkStatus();
+}
+
+/// True where one pass makes both copies: the rules are the same but for the transform, which only
+/// the columnwise copy has.
+bool IsOneRule(const Quantizer& quantizer) {
+  QuantizerSpec columnwise = quantizer.columnwise;
+  columnwise.hadamard = false;
+  return columnwise == quantizer.rowwise &&
+         quantizer.columnwise_source == ColumnwiseSource::kOriginal;
+}
+
+/// One rule. `hadamard` is that of the columnwise copy.
+absl::StatusOr<QuantizedTensor> QuantizeOneRule(const Tensor& source, QuantizerSpec spec,
+                                                bool hadamard, Usages usages,
+                                                RuleQuantizer quantize) {
+  spec.scale_rule = ResolveScaleRule(spec.scale_rule, spec.format);
+  QuantizedTensor quantized;
+  quantized.source_dtype = source.dtype();
+  quantized.shape = source.shape();
+  QG_RETURN_IF_ERROR(quantize(source, spec, hadamard, usages, quantized));
+  return quantized;
+}
+
+/// Each direction by its own rule, the columnwise one perhaps from the rowwise codes.
+absl::StatusOr<QuantizedTensor> QuantizeTwoRules(const Tensor& source, const Quantizer& quantizer,
+                                                 Usages usages, RuleQuantizer quantize,
+                                                 RowwiseDequantizer dequantize) {
+  const bool is_from_codes = quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized;
+  QuantizedTensor rowwise;
+  if (usages.rowwise || is_from_codes) {
+    QG_ASSIGN_OR_RETURN(rowwise,
+                        QuantizeOneRule(source, quantizer.rowwise, false, {true, false}, quantize));
+  }
+  rowwise.is_hybrid = true;
+  if (!usages.columnwise) return rowwise;
+  Tensor columnwise_source = source;
+  if (is_from_codes) {
+    QG_ASSIGN_OR_RETURN(columnwise_source, dequantize(rowwise, source.dtype()));
+  }
+  QG_ASSIGN_OR_RETURN(QuantizedTensor columnwise,
+                      QuantizeOneRule(columnwise_source, quantizer.columnwise,
+                                      quantizer.columnwise.hadamard, {false, true}, quantize));
+  columnwise.is_hybrid = true;
+  if (!usages.rowwise) return columnwise;
+  rowwise.columnwise = std::move(columnwise.columnwise);
+  // One scale is kept: that of the rowwise copy where both have one.
+  if (!rowwise.scale.has_value()) rowwise.scale = columnwise.scale;
+  return rowwise;
+}
+
+}  // namespace
+
+float LargestOf(DType source) {
+  if (source == DType::kBF16) return MaxFinite<BFloat16>();
+  return source == DType::kF16 ? MaxFinite<Float16>() : MaxFinite<Float32>();
+}
+
+absl::StatusOr<QuantizedTensor> QuantizeByRules(const Tensor& source, const Quantizer& quantizer,
+                                                Usages usages, const QuantizeArguments& arguments,
+                                                RuleQuantizer quantize,
+                                                RowwiseDequantizer dequantize) {
+  if (!source.has_value()) return absl::InvalidArgumentError("quantize: the source is absent");
+  QG_RETURN_IF_ERROR(CheckQuantization(source.dtype(), source.shape(), quantizer, usages));
+  QG_RETURN_IF_ERROR(CheckArguments(quantizer, arguments));
+  if (IsOneRule(quantizer)) {
+    return QuantizeOneRule(source, quantizer.rowwise, quantizer.columnwise.hadamard, usages,
+                           quantize);
+  }
+  return QuantizeTwoRules(source, quantizer, usages, quantize, dequantize);
+}
+
+}  // namespace quantgate
