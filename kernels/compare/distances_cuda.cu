@@ -4,8 +4,6 @@
 namespace quantgate {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = 32 * kWarps;
 using Terms = Series<kDistanceSeriesCount>;
 
 enum class Kind { kFinite, kNegativeInfinity, kPositiveInfinity, kNan };
@@ -20,7 +18,7 @@ struct Counts {
 };
 
 __device__ Terms MeasureElement(double s, double r, double t, Counts& counts) {
-  Terms terms = {{-0.0, -0.0}};
+  Terms terms = Terms::Nothing();
   // 0: tied; below 0: the subject is nearer.
   int order = 0;
   const Kind truth = KindOf(t);
@@ -61,35 +59,13 @@ __device__ void AddCounts(const Counts& counts, DistanceCounts* total) {
   atomicAdd(&total->tied, sums[3]);
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kSegmentThreads)
     MeasureDistances(const __grid_constant__ DistanceParameters parameters) {
   __shared__ float tables[2][256];
-  LoadByteValues(parameters.subject, tables[0]);
-  LoadByteValues(parameters.reference, tables[1]);
-  __syncthreads();
-  const BlockShape block(parameters.cut, blockIdx.y);
-  double* sums = parameters.sums + blockIdx.y * parameters.cut.segments * kSegmentSeries;
-  const NumberSource &subject = parameters.subject, &reference = parameters.reference;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   Counts counts;
-  const int64_t segments = block.segments();
-  for (int64_t segment = int64_t{blockIdx.x} * kWarps + warp; segment < segments;
-       segment += int64_t{gridDim.x} * kWarps) {
-    const auto stretch = [&](int number) {
-      int64_t position =
-          segment * kSegmentElements + number * kStretchElements + lane * kChunkElements;
-      IndexWalk walk(block, position);
-      const auto measure = [&](int) {
-        if (position++ >= block.count) return Terms{{-0.0, -0.0}};
-        const int64_t at = walk.Next();
-        return MeasureElement(DoubleAt(subject.data, subject.encoding, tables[0], at),
-                              DoubleAt(reference.data, reference.encoding, tables[1], at),
-                              parameters.truth[at], counts);
-      };
-      return SumOverLanes(SumInOrder<kChunkElements>(measure));
-    };
-    StoreSums(SumInOrder<kSegmentStretches>(stretch), sums + segment * kSegmentSeries);
-  }
+  MeasureBlock(parameters, tables, [&](double s, double r, int64_t, int64_t at) {
+    return MeasureElement(s, r, parameters.truth[at], counts);
+  });
   AddCounts(counts, parameters.counts);
 }
 
@@ -99,7 +75,7 @@ cudaError_t LaunchMeasureDistances(const DistanceParameters& parameters, cudaStr
   const int blocks = parameters.cut.rows * parameters.cut.columns;
   if (blocks == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(parameters.cut.slices), static_cast<unsigned>(blocks));
-  MeasureDistances<<<grid, kThreads, 0, stream>>>(parameters);
+  MeasureDistances<<<grid, kSegmentThreads, 0, stream>>>(parameters);
   return cudaGetLastError();
 }
 

@@ -11,9 +11,6 @@
 
 namespace quantgate {
 
-inline constexpr int kErrorWarps = 8;
-inline constexpr int kErrorThreads = 32 * kErrorWarps;
-
 using ErrorTerms = Series<kErrorSeriesCount>;
 
 /// The largest of a quantity, and the lowest position that has it. A thread offers positions in
@@ -82,12 +79,12 @@ __device__ inline void MergeSlice(const SliceErrors& slice, FoundErrors& found) 
 
 /// What the threads of a block found, to `slice`.
 __device__ inline void StoreFound(FoundErrors found, SliceErrors* slice) {
-  __shared__ SliceErrors of_warp[kErrorWarps];
+  __shared__ SliceErrors of_warp[kSegmentWarps];
   MergeLanes(found);
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = SliceOf(found);
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (int warp = 1; warp < kErrorWarps; ++warp) MergeSlice(of_warp[warp], found);
+  for (int warp = 1; warp < kSegmentWarps; ++warp) MergeSlice(of_warp[warp], found);
   *slice = SliceOf(found);
 }
 
@@ -100,8 +97,7 @@ __device__ inline ErrorTerms MeasureElement(double s, double r, const SubjectRan
   found.saturated_count += s_magnitude == range.largest_finite && r_magnitude > s_magnitude;
   found.flushed_to_zero_count += s_magnitude == 0 && r_magnitude > 0;
   found.subnormal_count += s_magnitude > 0 && s_magnitude < range.smallest_normal;
-  ErrorTerms terms;
-  for (double& term : terms.values) term = -0.0;
+  ErrorTerms terms = ErrorTerms::Nothing();
   if (!finite) return terms;
   const double error = s - r, abs_error = fabs(error);
   ++found.finite_count;

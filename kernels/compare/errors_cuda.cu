@@ -6,38 +6,13 @@
 namespace quantgate {
 namespace {
 
-__global__ void __launch_bounds__(kErrorThreads)
+__global__ void __launch_bounds__(kSegmentThreads)
     MeasureSegments(const __grid_constant__ ErrorParameters parameters) {
   __shared__ float tables[2][256];
-  LoadByteValues(parameters.subject, tables[0]);
-  LoadByteValues(parameters.reference, tables[1]);
-  __syncthreads();
-  const BlockShape block(parameters.cut, blockIdx.y);
-  double* sums = parameters.sums + blockIdx.y * parameters.cut.segments * kSegmentSeries;
-  const NumberSource &subject = parameters.subject, &reference = parameters.reference;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   FoundErrors found;
-  const int64_t segments = block.segments();
-  for (int64_t segment = int64_t{blockIdx.x} * kErrorWarps + warp; segment < segments;
-       segment += int64_t{gridDim.x} * kErrorWarps) {
-    const auto stretch = [&](int number) {
-      int64_t position =
-          segment * kSegmentElements + number * kStretchElements + lane * kChunkElements;
-      IndexWalk walk(block, position);
-      const auto measure = [&](int) {
-        const int64_t here = position++;
-        ErrorTerms nothing;
-        for (double& term : nothing.values) term = -0.0;
-        if (here >= block.count) return nothing;
-        const int64_t at = walk.Next();
-        return MeasureElement(DoubleAt(subject.data, subject.encoding, tables[0], at),
-                              DoubleAt(reference.data, reference.encoding, tables[1], at),
-                              parameters.range, here, found);
-      };
-      return SumOverLanes(SumInOrder<kChunkElements>(measure));
-    };
-    StoreSums(SumInOrder<kSegmentStretches>(stretch), sums + segment * kSegmentSeries);
-  }
+  MeasureBlock(parameters, tables, [&](double s, double r, int64_t position, int64_t) {
+    return MeasureElement(s, r, parameters.range, position, found);
+  });
   StoreFound(found, parameters.slices + blockIdx.y * parameters.cut.slices + blockIdx.x);
 }
 
@@ -210,7 +185,7 @@ cudaError_t LaunchMeasureSegments(const ErrorParameters& parameters, ComparePath
   cudaError_t error = cudaSuccess;
   if (path == ComparePath::kTuned && LaunchTunedSegments(parameters, stream, error)) return error;
   const dim3 grid(static_cast<unsigned>(parameters.cut.slices), static_cast<unsigned>(blocks));
-  MeasureSegments<<<grid, kErrorThreads, 0, stream>>>(parameters);
+  MeasureSegments<<<grid, kSegmentThreads, 0, stream>>>(parameters);
   return cudaGetLastError();
 }
 

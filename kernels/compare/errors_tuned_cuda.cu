@@ -444,14 +444,14 @@ __device__ inline double SumOverWarp(const ErrorTerms& terms,
 }
 
 template <NumberEncoding kSubject, NumberEncoding kReference>
-__global__ void __launch_bounds__(kErrorThreads, 2)
+__global__ void __launch_bounds__(kSegmentThreads, 2)
     MeasureTuned(const __grid_constant__ ErrorParameters parameters,
                  const __grid_constant__ ChunkRanges ranges) {
   using Feed = SegmentFeed<kSubject, kReference>;
   extern __shared__ __align__(128) char memory[];
   __shared__ float tables[512];
-  __shared__ __align__(16) double run_sums[kErrorWarps][kSegmentSeries][32];
-  __shared__ uint64_t barriers[kErrorWarps];
+  __shared__ __align__(16) double run_sums[kSegmentWarps][kSegmentSeries][32];
+  __shared__ uint64_t barriers[kSegmentWarps];
   __shared__ SharedLargest shared_largest;
   LoadByteValues(parameters.subject, tables);
   LoadByteValues(parameters.reference, tables + 256);
@@ -460,8 +460,8 @@ __global__ void __launch_bounds__(kErrorThreads, 2)
   double* sums = parameters.sums + blockIdx.y * parameters.cut.segments * kSegmentSeries;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto segments = static_cast<uint32_t>(block.segments());
-  const uint32_t step = gridDim.x * kErrorWarps;
-  const uint32_t first_segment = blockIdx.x * kErrorWarps + warp;
+  const uint32_t step = gridDim.x * kSegmentWarps;
+  const uint32_t first_segment = blockIdx.x * kSegmentWarps + warp;
   const char* subject = memory + warp * Feed::kBytes;
   Feed feed(parameters, block, first_segment, step, subject, &barriers[warp]);
   __syncthreads();
@@ -515,14 +515,14 @@ __global__ void __launch_bounds__(kErrorThreads, 2)
 
 template <NumberEncoding kSubject, NumberEncoding kReference>
 cudaError_t Launch(const ErrorParameters& parameters, cudaStream_t stream) {
-  constexpr int kBytes = kErrorWarps * SegmentFeed<kSubject, kReference>::kBytes;
+  constexpr int kBytes = kSegmentWarps * SegmentFeed<kSubject, kReference>::kBytes;
   const dim3 grid(static_cast<unsigned>(parameters.cut.slices),
                   static_cast<unsigned>(parameters.cut.rows * parameters.cut.columns));
   const auto kernel = MeasureTuned<kSubject, kReference>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  kernel<<<grid, kErrorThreads, kBytes, stream>>>(parameters, ChunkRanges(parameters.range));
+  kernel<<<grid, kSegmentThreads, kBytes, stream>>>(parameters, ChunkRanges(parameters.range));
   return cudaGetLastError();
 }
 
@@ -534,7 +534,7 @@ bool Fits(const ErrorParameters& parameters) {
   const int64_t elements = std::max(kChunkElements, unit_elements);
   if (cut.column_count % (elements * cut.columns) != 0) return false;
   // SegmentFeed's offsets, with a step beyond the end.
-  const int64_t stepped = int64_t{cut.slices} * kErrorWarps * kSegmentElements;
+  const int64_t stepped = int64_t{cut.slices} * kSegmentWarps * kSegmentElements;
   const int64_t rows = cut.row_count / cut.rows + 1 + stepped / (cut.column_count / cut.columns);
   if ((rows + 1) * cut.column_count >= int64_t{1} << 31) return false;
   const auto is_aligned = [](const NumberSource& source) {

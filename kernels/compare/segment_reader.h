@@ -13,6 +13,9 @@ namespace quantgate {
 
 inline constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
 
+inline constexpr int kSegmentWarps = 8;  // Of a block of threads, a segment each.
+inline constexpr int kSegmentThreads = 32 * kSegmentWarps;
+
 /// Consecutive elements of a block that one thread takes, and those of one warp.
 inline constexpr int kChunkElements = 8;
 inline constexpr int kStretchElements = 32 * kChunkElements;
@@ -67,6 +70,12 @@ class IndexWalk {
 template <int kCount>
 struct Series {
   double values[kCount];
+  /// What stands for an element that is left out.
+  static __device__ Series Nothing() {
+    Series nothing;
+    for (double& value : nothing.values) value = -0.0;
+    return nothing;
+  }
   friend __device__ Series operator+(const Series& a, const Series& b) {
     Series sum;
 #pragma unroll
@@ -109,6 +118,41 @@ __device__ inline void StoreSums(const Series<kCount>& sums, double* to) {
     if (lane == i) to[i] = sums.values[i];
   }
   if (lane >= kCount && lane < kSegmentSeries) to[lane] = 0;
+}
+
+/// The sums of the segments that this block of threads has of a block of the heat map, for any two
+/// types: measure_element(subject, reference, position in the block, index in the tensor) is a
+/// Series.
+template <class Parameters, class Measure>
+__device__ inline void MeasureBlock(const Parameters& parameters, float (&tables)[2][256],
+                                    const Measure& measure_element) {
+  LoadByteValues(parameters.subject, tables[0]);
+  LoadByteValues(parameters.reference, tables[1]);
+  __syncthreads();
+  const BlockShape block(parameters.cut, blockIdx.y);
+  double* sums = parameters.sums + blockIdx.y * parameters.cut.segments * kSegmentSeries;
+  const NumberSource &subject = parameters.subject, &reference = parameters.reference;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t segments = block.segments();
+  for (int64_t segment = int64_t{blockIdx.x} * kSegmentWarps + warp; segment < segments;
+       segment += int64_t{gridDim.x} * kSegmentWarps) {
+    const auto stretch = [&](int number) {
+      int64_t position =
+          segment * kSegmentElements + number * kStretchElements + lane * kChunkElements;
+      IndexWalk walk(block, position);
+      const auto measure = [&](int) {
+        using Terms = decltype(measure_element(0.0, 0.0, int64_t{0}, int64_t{0}));
+        const int64_t here = position++;
+        if (here >= block.count) return Terms::Nothing();
+        const int64_t at = walk.Next();
+        return measure_element(DoubleAt(subject.data, subject.encoding, tables[0], at),
+                               DoubleAt(reference.data, reference.encoding, tables[1], at), here,
+                               at);
+      };
+      return SumOverLanes(SumInOrder<kChunkElements>(measure));
+    };
+    StoreSums(SumInOrder<kSegmentStretches>(stretch), sums + segment * kSegmentSeries);
+  }
 }
 
 }  // namespace quantgate
