@@ -7,6 +7,7 @@
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/accumulate.h"
+#include "kernels/gemm/operand_view.h"
 #include "kernels/gemm/rules.h"
 #include "kernels/gemm/scalar_dot.h"
 
@@ -19,23 +20,14 @@ absl::Status CheckCancelled(const Cancellation* cancellation) {
   return cancellation == nullptr ? absl::OkStatus() : cancellation->Check();
 }
 
-/// Rows and blocks along k of one scale, and its format.
-struct ScaleLayout {
-  ScaleFormat format;
-  int row_block, k_block;
-};
-ScaleLayout LayoutOf(ScaleMode mode) {
-  switch (mode) {
-    case ScaleMode::k1x128:
-      return {ScaleFormat::kF32, 1, 128};
-    case ScaleMode::k128x128:
-      return {ScaleFormat::kF32, 128, 128};
-    case ScaleMode::kMx32:
-      return {ScaleFormat::kE8M0, 1, 32};
-    case ScaleMode::kNv16:
-      return {ScaleFormat::kE4M3, 1, 16};
+ScaleFormat ScaleFormatOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF8E8M0:
+      return ScaleFormat::kE8M0;
+    case DType::kF8E4M3:
+      return ScaleFormat::kE4M3;
     default:
-      return {ScaleFormat::kNone, 1, 1};
+      return ScaleFormat::kF32;
   }
 }
 
@@ -47,16 +39,14 @@ CudaOperand OperandOf(const GemmOperand& operand, int64_t rows, int64_t k, bool 
   view.k = k;
   view.row_stride = k_contiguous ? k : 1;
   view.k_stride = k_contiguous ? 1 : rows;
-  const ScaleLayout layout = LayoutOf(operand.scaling);
-  if (layout.format == ScaleFormat::kNone) return view;
-  view.scales = operand.scale_inv.data();
-  view.scale_format = layout.format;
-  view.row_block = layout.row_block;
-  view.k_block = layout.k_block;
-  const int64_t row_blocks = RoundUpTo(rows, layout.row_block) / layout.row_block;
-  const int64_t k_blocks = RoundUpTo(k, layout.k_block) / layout.k_block;
-  view.scale_row_stride = k_contiguous ? k_blocks : 1;
-  view.scale_block_stride = k_contiguous ? 1 : row_blocks;
+  const BlockScaleView scales = BlockScalesOf(operand, rows, k, k_contiguous);
+  if (!scales.has_value()) return view;
+  view.scales = scales.data;
+  view.scale_format = ScaleFormatOf(scales.dtype);
+  view.row_block = scales.row_block;
+  view.k_block = scales.k_block;
+  view.scale_row_stride = scales.row_stride;
+  view.scale_block_stride = scales.block_stride;
   return view;
 }
 

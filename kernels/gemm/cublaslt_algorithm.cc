@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gemm/scaling_check.h"
 
 namespace quantgate {
 namespace {
@@ -16,8 +17,6 @@ absl::Status Lacking(const std::string& field, const std::string& value, const s
 }
 
 std::string Name(DType dtype) { return std::string(DTypeName(dtype)); }
-
-bool IsFp8Block(ScaleMode mode) { return mode == ScaleMode::k1x128 || mode == ScaleMode::k128x128; }
 
 absl::Status CheckFormat(const std::string& side, const GemmOperand& operand) {
   if (operand.scaling == ScaleMode::kMx32) {
@@ -89,8 +88,7 @@ absl::Status CheckOutput(const GemmDesc& desc) {
     return Lacking("c", TensorText(desc.c), "cuBLASLt adds a bf16 c to an FP8 output");
   }
   if (!desc.bias.has_value()) return absl::OkStatus();
-  const bool is_16_bit = out == DType::kBF16 || out == DType::kF16;
-  const DType expected = is_16_bit ? out : has_fp8_operands ? DType::kBF16 : DType::kF32;
+  const DType expected = CublasLtBiasType(desc.a.data.dtype(), out);
   if (desc.bias.dtype() == expected) return absl::OkStatus();
   return Lacking("bias", TensorText(desc.bias),
                  absl::StrCat("cuBLASLt adds one of ", Name(expected), " to ", Name(out),
@@ -104,6 +102,11 @@ std::string CublasLtAlgorithm::ToString() const {
                       " reduction=", reduction_scheme, " swizzle=", swizzle,
                       " custom=", custom_option, " inner=", inner_shape, " cluster=", cluster_shape,
                       " workspace=", workspace_bytes);
+}
+
+DType CublasLtBiasType(DType operand, DType out) {
+  if (out == DType::kBF16 || out == DType::kF16) return out;
+  return IsFp8(operand) ? DType::kBF16 : DType::kF32;
 }
 
 absl::StatusOr<GemmShape> CheckCublasLtGemm(const GemmDesc& desc) {

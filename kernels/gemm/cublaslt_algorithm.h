@@ -16,8 +16,8 @@ struct CublasLtAlgorithm {
   int id = 0;      ///< CUBLASLT_ALGO_CONFIG_ID.
   int tile = 0;    ///< CUBLASLT_ALGO_CONFIG_TILE_ID.
   int stages = 0;  ///< CUBLASLT_ALGO_CONFIG_STAGES_ID.
-  int split_k =
-      1;  ///< CUBLASLT_ALGO_CONFIG_SPLITK_NUM; 0: not split, negative: as the kernel likes.
+  /// CUBLASLT_ALGO_CONFIG_SPLITK_NUM; 0: not split, negative: as the kernel likes.
+  int split_k = 1;
   int reduction_scheme = 0;
   int swizzle = 0;
   int custom_option = 0;
@@ -29,6 +29,9 @@ struct CublasLtAlgorithm {
   /// workspace=0".
   std::string ToString() const;
 };
+
+/// The one type of bias that cuBLASLt on sm_90 adds to such outputs of such operands.
+DType CublasLtBiasType(DType operand, DType out);
 
 /// CheckGemm, and what cuBLASLt on sm_90 asks beyond it (docs/tensor-cores.md section 4).
 /// UNIMPLEMENTED for formats, scalings and layouts that it does not have, INVALID_ARGUMENT for dims

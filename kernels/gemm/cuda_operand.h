@@ -92,7 +92,9 @@ struct CudaOperand {
   }
   /// The scale of an element as a number.
   QG_HOST_DEVICE float ScaleAt(int64_t row, int64_t k_index) const {
-    const int64_t index = ScaleIndex(row, k_index);
+    return ScaleValue(ScaleIndex(row, k_index));
+  }
+  QG_HOST_DEVICE float ScaleValue(int64_t index) const {
     switch (scale_format) {
       case ScaleFormat::kE8M0:
         return DecodeE8m0(static_cast<const uint8_t*>(scales)[index]);

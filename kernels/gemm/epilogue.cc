@@ -1,10 +1,9 @@
 #include "kernels/gemm/epilogue.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 
 #include "kernels/gemm/epilogue_step.h"
+#include "kernels/gemm/scaling_check.h"
 #include "kernels/numerics/cast.h"
 
 namespace quantgate {
@@ -47,17 +46,14 @@ float ScalarOf(const GemmOperand& operand) {
 /// type.
 void RoundToDType(DType dtype, int columns, float* values) {
   if (dtype == DType::kBF16) {
-    for (int i = 0; i < columns; ++i)
+    for (int i = 0; i < columns; ++i) {
       values[i] = DecodeFloat<BFloat16>(steps::EncodeBFloat16(values[i]));
+    }
   } else if (dtype == DType::kF16) {
     for (int i = 0; i < columns; ++i) {
       values[i] = DecodeFloat<Float16>(EncodeFloat<Float16>(values[i]));
     }
   }
-}
-
-bool IsRowScaled(const GemmOperand& operand) {
-  return operand.amax.has_value() && operand.amax.element_count() != 1;
 }
 
 }  // namespace
@@ -88,9 +84,8 @@ Combination CombinationOf(const GemmDesc& desc) {
 }
 
 bool KeepsNegativeZero(const GemmDesc& desc) {
-  const bool sums_blocks =
-      desc.a.scaling == ScaleMode::k1x128 || desc.a.scaling == ScaleMode::k128x128;
-  return CombinationOf(desc) == Combination::kSplitK || (desc.alpha == 1 && sums_blocks);
+  return CombinationOf(desc) == Combination::kSplitK ||
+         (desc.alpha == 1 && IsFp8Block(desc.a.scaling));
 }
 
 Epilogue::Epilogue(const GemmDesc& desc, const GemmShape& shape, Tensor& d)

@@ -48,6 +48,7 @@
 #include "kernels/gemm/exact_operand.h"
 #include "kernels/gemm/rules.h"
 #include "kernels/gemm/scalar_dot.h"
+#include "kernels/gemm/scaling_check.h"
 #include "kernels/numerics/float_format.h"
 
 namespace quantgate {
@@ -185,7 +186,7 @@ error_bound::ElementBound ElementBoundOf(const GemmDesc& desc, const ErrorBound&
   element.output = FactsOf(subject_dtype);
   element.is_exact = ResolvedFor(desc).family == ArithmeticFamily::kExact;
   element.is_outer = desc.a.scaling == ScaleMode::kOuter;
-  element.is_row_scaled = desc.a.amax.has_value() && desc.a.amax.element_count() != 1;
+  element.is_row_scaled = IsRowScaled(desc.a);
   element.has_bias = desc.bias.has_value();
   element.rounds_before_c = desc.in_place && desc.beta == 1;
   return element;

@@ -8,6 +8,7 @@
 #include "kernels/gemm/bound_check.h"
 #include "kernels/gemm/exact_products.h"
 #include "kernels/gemm/gemm_cuda.h"
+#include "kernels/gemm/scaling_check.h"
 
 namespace quantgate {
 namespace {
@@ -18,7 +19,7 @@ absl::StatusOr<GemmDesc> WithReadableScales(CudaDevice& device, const GemmDesc& 
   GemmDesc readable = desc;
   for (GemmOperand* operand : {&readable.a, &readable.b}) {
     QG_ASSIGN_OR_RETURN(operand->amax, device.ToHost(operand->amax, cancellation));
-    if (operand->scaling != ScaleMode::k1x128 && operand->scaling != ScaleMode::k128x128) continue;
+    if (!IsFp8Block(operand->scaling)) continue;
     QG_ASSIGN_OR_RETURN(operand->scale_inv, device.ToHost(operand->scale_inv, cancellation));
   }
   QG_ASSIGN_OR_RETURN(readable.d_scale, device.ToHost(readable.d_scale, cancellation));

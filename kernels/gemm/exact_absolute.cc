@@ -9,6 +9,7 @@
 #include "kernels/gemm/exact.h"
 #include "kernels/gemm/exact_operand.h"
 #include "kernels/gemm/exact_tile.h"
+#include "kernels/gemm/scaling_check.h"
 #include "kernels/numerics/float_format.h"
 
 namespace quantgate {
@@ -52,9 +53,9 @@ ExactSource WithFloors(const ExactOperand& operand, const AbsoluteFloors& floors
 AbsoluteFloors AbsoluteFloorsOf(const GemmOperand& operand, const Arithmetic& arithmetic) {
   AbsoluteFloors floors;
   floors.element = FloorOf(operand.data.dtype());
-  const bool has_block_scales =
-      operand.scaling == ScaleMode::k1x128 || operand.scaling == ScaleMode::k128x128 ||
-      operand.scaling == ScaleMode::kMx32 || operand.scaling == ScaleMode::kNv16;
+  const bool has_block_scales = IsFp8Block(operand.scaling) ||
+                                operand.scaling == ScaleMode::kMx32 ||
+                                operand.scaling == ScaleMode::kNv16;
   if (!has_block_scales) return floors;
   // Subnormal scales keep their format's smallest exponent in a fused step too.
   if (operand.scaling == ScaleMode::kNv16) floors.scale = SmallestNormal<E4M3>();

@@ -1,36 +1,25 @@
 // Certification of the exact GEMM's fp64 results: the code that an interval proves, or doubt. One
 // arithmetic for vectors of every instruction set and for the threads of a GPU: the CPU and the
 // CUDA engine doubt the same outputs. Included in an anonymous namespace by exact_kernels_body.h
-// and by exact_cuda.cu, after these are defined: Vector (doubles) and Words (as many int64_t), or
-// one of each; Load and Broadcast of Vectors, Bits and Number between the two, and ProductError(a,
-// b, product), which is a * b - product exactly. Masks of comparisons are used by ?: alone.
+// and by exact_round_cuda.cu, after these are defined: Vector (doubles) and Words (as many
+// int64_t), or one of each; Load and Broadcast of Vectors, Bits and Number between the two, and
+// ProductError(a, b, product), which is a * b - product exactly. Masks of comparisons are used by
+// ?: alone.
 
-// The facts of a format that rounding needs (float_format.h has them for the rest of the engine).
-struct OutF32 {
-  static constexpr int kMantissa = 23, kExponentMin = -126, kSignShift = 31;
-  static constexpr int64_t kLargest = 0x7F7FFFFF, kBeyond = 0x7F800000;
-  static constexpr bool kIs8Bit = false;
+// What rounding to a format needs; FP8 saturates.
+template <class Format>
+struct OutOf {
+  using Constants = FormatConstants<Format>;
+  static constexpr bool kIs8Bit = Constants::kBits == 8;
+  static constexpr int kMantissa = Format::kMantissaBits, kExponentMin = Constants::kExponentMin;
+  static constexpr int kSignShift = Constants::kBits - 1;
+  static constexpr int64_t kLargest = Constants::kMaxFinite, kBeyond = kLargest + (kIs8Bit ? 0 : 1);
 };
-struct OutBF16 {
-  static constexpr int kMantissa = 7, kExponentMin = -126, kSignShift = 15;
-  static constexpr int64_t kLargest = 0x7F7F, kBeyond = 0x7F80;
-  static constexpr bool kIs8Bit = false;
-};
-struct OutF16 {
-  static constexpr int kMantissa = 10, kExponentMin = -14, kSignShift = 15;
-  static constexpr int64_t kLargest = 0x7BFF, kBeyond = 0x7C00;
-  static constexpr bool kIs8Bit = false;
-};
-struct OutE4M3 {
-  static constexpr int kMantissa = 3, kExponentMin = -6, kSignShift = 7;
-  static constexpr int64_t kLargest = 0x7E, kBeyond = 0x7E;
-  static constexpr bool kIs8Bit = true;
-};
-struct OutE5M2 {
-  static constexpr int kMantissa = 2, kExponentMin = -14, kSignShift = 7;
-  static constexpr int64_t kLargest = 0x7B, kBeyond = 0x7B;
-  static constexpr bool kIs8Bit = true;
-};
+using OutF32 = OutOf<Float32>;
+using OutBF16 = OutOf<BFloat16>;
+using OutF16 = OutOf<Float16>;
+using OutE4M3 = OutOf<E4M3>;
+using OutE5M2 = OutOf<E5M2>;
 
 QG_HOST_DEVICE inline Vector Magnitude(Vector x) { return Number(Bits(x) & 0x7FFFFFFFFFFFFFFF); }
 

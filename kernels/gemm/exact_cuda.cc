@@ -1,4 +1,5 @@
 // ExactGemmCuda: packed operands, fp64 dot products, certification, wide integers for the rest.
+#include <algorithm>
 #include <bit>
 
 #include "kernels/base/cuda_status.h"

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/base/host_device.h"
+#include "kernels/numerics/float_format.h"
 
 namespace quantgate {
 

@@ -1,5 +1,6 @@
 // Operands of the exact GEMM as fp64 numbers, and the bounds of their rows.
 #include "kernels/gemm/exact_cuda_kernels.h"
+#include "kernels/gemm/exact_fragment.h"
 
 namespace quantgate {
 namespace {
@@ -32,16 +33,7 @@ struct ScaleReader {
     if (row >= operand.rows || k >= operand.k) return 1;
     const int64_t index =
         (row >> row_shift) * operand.scale_row_stride + (k >> k_shift) * operand.scale_block_stride;
-    switch (operand.scale_format) {
-      case ScaleFormat::kE8M0:
-        return DecodeE8m0(static_cast<const uint8_t*>(operand.scales)[index]);
-      case ScaleFormat::kE4M3:
-        return E4m3ScaleValue(static_cast<const uint8_t*>(operand.scales)[index]);
-      case ScaleFormat::kF32:
-        return static_cast<const float*>(operand.scales)[index];
-      default:
-        return 1;
-    }
+    return operand.ScaleValue(index);
   }
 };
 
@@ -56,22 +48,6 @@ __device__ void StoreFragment(const double (&values)[4], double* packed) {
   out[0] = make_double2(values[0], values[1]);
   out[32] = make_double2(values[2], values[3]);
 }
-__device__ void LoadFragment(const uint32_t* packed, double (&values)[4]) {
-  const uint4 words = *reinterpret_cast<const uint4*>(packed);
-  values[0] = __hiloint2double(static_cast<int>(words.x), 0);
-  values[1] = __hiloint2double(static_cast<int>(words.y), 0);
-  values[2] = __hiloint2double(static_cast<int>(words.z), 0);
-  values[3] = __hiloint2double(static_cast<int>(words.w), 0);
-}
-__device__ void LoadFragment(const double* packed, double (&values)[4]) {
-  const auto* in = reinterpret_cast<const double2*>(packed);
-  const double2 low = in[0], high = in[32];
-  values[0] = low.x;
-  values[1] = low.y;
-  values[2] = high.x;
-  values[3] = high.y;
-}
-
 template <class Word>
 constexpr bool kNarrow = sizeof(Word) == 4;
 

@@ -1,10 +1,11 @@
 // fp64 dot products of packed operands, by FP64 tensor cores and plainly.
 //
 // A block makes a tile of 128 x 128 outputs: eight warps, each 64 x 32 of it by mma.sync m16n8k8
-// (on an H200 66 TFLOP/s, twice what m8n8k4 and fused multiply-adds reach), and a ninth that brings
-// the operands, 16 KiB of each in one bulk copy, three of these on their way. The sums over 256 of
-// k are in registers; the sums of those so far take half of shared memory.
+// (on an H200 66 TFLOP/s, twice what m8n8k4 and fused multiply-adds reach). A thread of the first
+// brings the operands, 16 KiB of each in one bulk copy, up to three of these on their way. The sums
+// over 256 of k are in registers; the sums of those so far take 128 KiB of shared memory.
 #include "kernels/gemm/exact_cuda_kernels.h"
+#include "kernels/gemm/exact_fragment.h"
 
 namespace quantgate {
 namespace {
@@ -72,21 +73,10 @@ __device__ void MultiplyAdd(double (&c)[4], const double (&a)[4], double b0, dou
       : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b0), "d"(b1));
 }
 
-/// This lane's four elements of 16 rows x 8 k: (r, k), (r + 8, k), (r, k + 4), (r + 8, k + 4).
-__device__ void LoadFragment(const uint32_t* tile, int group, int lane, double (&fragment)[4]) {
-  const uint4 words = *reinterpret_cast<const uint4*>(tile + group * 128 + lane * 4);
-  fragment[0] = __hiloint2double(static_cast<int>(words.x), 0);
-  fragment[1] = __hiloint2double(static_cast<int>(words.y), 0);
-  fragment[2] = __hiloint2double(static_cast<int>(words.z), 0);
-  fragment[3] = __hiloint2double(static_cast<int>(words.w), 0);
-}
-__device__ void LoadFragment(const double* tile, int group, int lane, double (&fragment)[4]) {
-  const auto* pairs = reinterpret_cast<const double2*>(tile + group * 128) + lane;
-  const double2 low = pairs[0], high = pairs[32];
-  fragment[0] = low.x;
-  fragment[1] = low.y;
-  fragment[2] = high.x;
-  fragment[3] = high.y;
+/// This lane's elements of a group of 16 rows.
+template <class Word>
+__device__ void LoadGroup(const Word* tile, int group, int lane, double (&fragment)[4]) {
+  LoadFragment(tile + group * 128 + lane * (16 / int(sizeof(Word))), fragment);
 }
 
 struct TilePlace {
@@ -144,9 +134,9 @@ __device__ void MultiplyStage(const Word* a, const Word* b, int warp, int lane, 
     const Word* b_tile = b + step * (kExactTileRows * 8);
     double rows[4][4], columns[2][4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) LoadFragment(a_tile, warp / 4 * 4 + i, lane, rows[i]);
+    for (int i = 0; i < 4; ++i) LoadGroup(a_tile, warp / 4 * 4 + i, lane, rows[i]);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) LoadFragment(b_tile, warp % 4 * 2 + j, lane, columns[j]);
+    for (int j = 0; j < 2; ++j) LoadGroup(b_tile, warp % 4 * 2 + j, lane, columns[j]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll

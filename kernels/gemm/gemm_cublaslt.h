@@ -35,8 +35,7 @@ class CublasLt {
   ///   none of these, those that it would let split K, made not to.
   /// - With arithmetic.any_split_k, those with any reduction scheme.
   /// - With arithmetic.split_k > 1, those with as many slices, added in fp32: first as the
-  /// heuristic
-  ///   returns them, then its others made to split K where they can.
+  ///   heuristic returns them, then its others made to split K where they can.
   /// UNIMPLEMENTED where there is none. Empty for m = 0.
   absl::StatusOr<std::vector<CublasLtAlgorithm>> Algorithms(const GemmDesc& desc);
 

@@ -1,7 +1,5 @@
 #include "kernels/gemm/gemm_cuda.h"
 
-#include <cstring>
-
 #include "absl/strings/str_cat.h"
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"
@@ -29,13 +27,8 @@ absl::Status CheckPowersOfTwo(CudaDevice& device, std::string_view operand, cons
   return ScaleOffE8M0(operand, value, static_cast<int64_t>(first));
 }
 
-absl::Status CheckScaleValues(CudaDevice& device, const GemmDesc& desc, ArithmeticFamily family) {
-  const bool is_blackwell =
-      family == ArithmeticFamily::kSm100 || family == ArithmeticFamily::kSm120;
-  const auto is_block = [](ScaleMode mode) {
-    return mode == ScaleMode::k1x128 || mode == ScaleMode::k128x128;
-  };
-  if (!is_blackwell || !is_block(desc.a.scaling)) return absl::OkStatus();
+absl::Status CheckScaleValues(CudaDevice& device, const GemmDesc& desc) {
+  if (!NeedsPowersOfTwo(desc)) return absl::OkStatus();
   QG_RETURN_IF_ERROR(CheckPowersOfTwo(device, "a", desc.a.scale_inv));
   return CheckPowersOfTwo(device, "b", desc.b.scale_inv);
 }
@@ -54,7 +47,7 @@ void SetScales(const GemmDesc& desc, EpilogueTask& task) {
       return;
     case ScaleMode::kNv16: {
       task.reciprocal = Nvfp4Reciprocal(desc);
-      const bool is_row_scaled = desc.a.amax.has_value() && desc.a.amax.element_count() != 1;
+      const bool is_row_scaled = IsRowScaled(desc.a);
       (is_row_scaled ? task.row_amaxes : task.scale_a) = ValuesOf(desc.a.amax);
       (is_row_scaled ? task.column_amax : task.scale_b) = ValuesOf(desc.b.amax);
       return;
@@ -106,7 +99,7 @@ absl::StatusOr<GemmResult> GemmCudaBy(CudaPath path, CudaDevice& device, const G
     return absl::InvalidArgumentError(
         absl::StrCat("arithmetic is ", arithmetic.ToString(), ": it is hardware, not a model"));
   }
-  QG_RETURN_IF_ERROR(CheckScaleValues(device, desc, arithmetic.family));
+  QG_RETURN_IF_ERROR(CheckScaleValues(device, desc));
 
   GemmResult result;
   result.arithmetic = arithmetic.ToString();

@@ -1,5 +1,4 @@
 // The list of GEMMs that CheckHardware runs, and their data.
-#include <bit>
 #include <utility>
 
 #include "kernels/base/status_macros.h"
@@ -116,12 +115,6 @@ absl::StatusOr<GemmOperand> OperandOf(const HardwareCase& one, bool is_a) {
   return operand;
 }
 
-/// The one type that cuBLASLt adds to such an output.
-DType BiasType(const HardwareCase& one) {
-  const bool is_16_bit = one.out == DType::kBF16 || one.out == DType::kF16;
-  return is_16_bit ? one.out : IsFp8(one.a) ? DType::kBF16 : DType::kF32;
-}
-
 }  // namespace
 
 std::vector<HardwareCase> HardwareCases(HardwareCheckSize size) {
@@ -177,7 +170,8 @@ absl::StatusOr<GemmDesc> DescOf(const HardwareCase& one) {
       break;
     }
     case CaseEpilogue::kBias:
-      spec.seed = one.seed + 3, spec.dtype = BiasType(one), spec.shape = {one.shape.n};
+      spec.seed = one.seed + 3, spec.dtype = CublasLtBiasType(one.a, one.out),
+      spec.shape = {one.shape.n};
       QG_ASSIGN_OR_RETURN(desc.bias, Generate(spec, {}));
       break;
   }

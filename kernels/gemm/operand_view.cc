@@ -24,22 +24,6 @@ std::pair<int, int> BlockOf(ScaleMode mode) {
   }
 }
 
-BlockScaleView ScalesOfOperand(const GemmOperand& operand, int64_t rows, int64_t k,
-                               bool k_contiguous) {
-  BlockScaleView view;
-  const auto [row_block, k_block] = BlockOf(operand.scaling);
-  if (k_block == 1) return view;
-  view.data = operand.scale_inv.data();
-  view.dtype = operand.scale_inv.dtype();
-  view.row_block = row_block;
-  view.k_block = k_block;
-  const int64_t row_blocks = (rows + row_block - 1) / row_block;
-  const int64_t k_blocks = (k + k_block - 1) / k_block;
-  view.row_stride = k_contiguous ? k_blocks : 1;
-  view.block_stride = k_contiguous ? 1 : row_blocks;
-  return view;
-}
-
 absl::StatusOr<std::shared_ptr<Buffer>> UnpackFp4(const Tensor& packed) {
   const int64_t bytes = packed.element_count();
   QG_ASSIGN_OR_RETURN(auto codes, Buffer::Allocate(static_cast<size_t>(2 * bytes)));
@@ -61,7 +45,7 @@ absl::StatusOr<OperandView> View(const GemmOperand& operand, int64_t rows, int64
   view.k = k;
   view.row_stride = k_contiguous ? k : 1;
   view.k_stride = k_contiguous ? 1 : rows;
-  view.scales = ScalesOfOperand(operand, rows, k, k_contiguous);
+  view.scales = BlockScalesOf(operand, rows, k, k_contiguous);
   if (view.dtype == DType::kF4E2M1x2) {
     QG_ASSIGN_OR_RETURN(view.owned, UnpackFp4(operand.data));
     view.data = view.owned->data();
@@ -70,6 +54,22 @@ absl::StatusOr<OperandView> View(const GemmOperand& operand, int64_t rows, int64
 }
 
 }  // namespace
+
+BlockScaleView BlockScalesOf(const GemmOperand& operand, int64_t rows, int64_t k,
+                             bool k_contiguous) {
+  BlockScaleView view;
+  const auto [row_block, k_block] = BlockOf(operand.scaling);
+  if (k_block == 1) return view;
+  view.data = operand.scale_inv.data();
+  view.dtype = operand.scale_inv.dtype();
+  view.row_block = row_block;
+  view.k_block = k_block;
+  const int64_t row_blocks = (rows + row_block - 1) / row_block;
+  const int64_t k_blocks = (k + k_block - 1) / k_block;
+  view.row_stride = k_contiguous ? k_blocks : 1;
+  view.block_stride = k_contiguous ? 1 : row_blocks;
+  return view;
+}
 
 float BlockScaleView::At(int64_t row, int64_t k) const {
   const int64_t index = IndexOf(row, k);

@@ -49,6 +49,10 @@ struct OperandView {
   }
 };
 
+/// The block scales of an operand of rows x k, k contiguous or rows; none where it has no blocks.
+BlockScaleView BlockScalesOf(const GemmOperand& operand, int64_t rows, int64_t k,
+                             bool k_contiguous);
+
 /// desc.a as m rows of k, and desc.b as n rows of k. The desc must have passed CheckGemm and must
 /// outlive the view. RESOURCE_EXHAUSTED where packed FP4 codes cannot be unpacked.
 absl::StatusOr<OperandView> ViewOfA(const GemmDesc& desc, const GemmShape& shape);

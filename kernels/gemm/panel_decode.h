@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/gemm/panel.h"
+#include "kernels/gemm/visit_format.h"
 #include "kernels/numerics/float_format.h"
 #include "kernels/numerics/fused_step.h"
 
@@ -93,39 +94,16 @@ struct PanelDecode {
     Columns<NarrowPanel, E5M2>(codes, depth, values, exponents);
   }
 
-  /// visit(Format()) for the operands of wide panels.
-  template <class Visit>
-  static inline void WithWideFormat(DType dtype, Visit visit) {
-    switch (dtype) {
-      case DType::kBF16:
-        return visit(BFloat16());
-      case DType::kF16:
-        return visit(Float16());
-      case DType::kF8E4M3:
-        return visit(E4M3());
-      case DType::kF8E5M2:
-        return visit(E5M2());
-      case DType::kF6E2M3:
-        return visit(E2M3());
-      case DType::kF6E3M2:
-        return visit(E3M2());
-      case DType::kF4E2M1x2:
-        return visit(E2M1());
-      default:
-        return visit(Float32());
-    }
-  }
-
   static void WideRow(const void* codes, DType dtype, int64_t count, double* values,
                       int16_t* exponents) {
-    WithWideFormat(dtype, [&]<class Format>(Format) {
+    VisitFormat(dtype, [&]<class Format>(Format) {
       Row<WidePanel, Format>(codes, count, values, exponents);
     });
   }
 
   static void WideColumns(const void* codes, DType dtype, int depth, double* values,
                           int16_t* exponents) {
-    WithWideFormat(dtype, [&]<class Format>(Format) {
+    VisitFormat(dtype, [&]<class Format>(Format) {
       Columns<WidePanel, Format>(codes, depth, values, exponents);
     });
   }

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/gemm/scaling_check.h"
 
 namespace quantgate {
 namespace {
@@ -66,8 +67,6 @@ std::vector<ArchitectureRule> MakeRules() {
   }
   return rules;
 }
-
-bool IsFp8Block(ScaleMode mode) { return mode == ScaleMode::k1x128 || mode == ScaleMode::k128x128; }
 
 const ArchitectureRule* Find(ArithmeticFamily family, OperandClass operands) {
   for (const ArchitectureRule& row : AllArchitectureRules()) {

@@ -31,8 +31,6 @@ struct Side {
   }
 };
 
-bool IsFp8Block(ScaleMode mode) { return mode == ScaleMode::k1x128 || mode == ScaleMode::k128x128; }
-
 /// What the elements of a scaled operand must be.
 absl::Status CheckElements(const Side& side) {
   const DType dtype = side.operand.data.dtype();
@@ -165,10 +163,6 @@ absl::Status CheckPowersOfTwo(const Side& side) {
   return off < 0 ? absl::OkStatus() : ScaleOffE8M0(side.name, scale.as<float>()[off], off);
 }
 
-bool IsRowScaled(const GemmOperand& operand) {
-  return operand.amax.has_value() && operand.amax.element_count() != 1;
-}
-
 /// The GEMM of a row-scaled operand is a unit GEMM to fp32 whose rows are multiplied afterwards
 /// (docs/tensor-cores.md section 3.5): the wrapper takes nothing else.
 absl::Status CheckRowScaled(const GemmDesc& desc, ArithmeticFamily family) {
@@ -195,6 +189,13 @@ absl::Status ScaleOffE8M0(std::string_view operand, float scale, int64_t index) 
                  "Blackwell takes scales of 128 that are powers of two from 2^-127 to 2^127");
 }
 
+bool NeedsPowersOfTwo(const GemmDesc& desc) {
+  const ArithmeticFamily family = ResolvedFor(desc).family;
+  const bool is_blackwell =
+      family == ArithmeticFamily::kSm100 || family == ArithmeticFamily::kSm120;
+  return is_blackwell && IsFp8Block(desc.a.scaling);
+}
+
 bool HasPowerOfTwoScales(const GemmOperand& operand) {
   return FirstScaleOffE8M0(operand.scale_inv) < 0;
 }
@@ -205,11 +206,8 @@ absl::Status CheckScaling(const GemmDesc& desc, const GemmShape& shape) {
   QG_RETURN_IF_ERROR(CheckSide(a));
   QG_RETURN_IF_ERROR(CheckSide(b));
   QG_RETURN_IF_ERROR(CheckPair(desc.a.scaling, desc.b.scaling));
-  const ArithmeticFamily family = ResolvedFor(desc).family;
-  QG_RETURN_IF_ERROR(CheckRowScaled(desc, family));
-  const bool is_blackwell =
-      family == ArithmeticFamily::kSm100 || family == ArithmeticFamily::kSm120;
-  if (is_blackwell && IsFp8Block(desc.a.scaling)) {
+  QG_RETURN_IF_ERROR(CheckRowScaled(desc, ResolvedFor(desc).family));
+  if (NeedsPowersOfTwo(desc)) {
     QG_RETURN_IF_ERROR(CheckPowersOfTwo(a));
     QG_RETURN_IF_ERROR(CheckPowersOfTwo(b));
   }

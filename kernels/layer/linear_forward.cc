@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/gemm/scaling_check.h"
 #include "kernels/layer/linear_step.h"
 
 namespace quantgate {
@@ -61,7 +62,7 @@ uint32_t CallIdOf(TensorRole role) { return static_cast<uint32_t>(role); }
 
 bool UsesSplit(const Recipe& recipe, GemmRole role, const GemmOperand& a) {
   // Block scales are applied between partial sums whatever the recipe says of other operands.
-  if (a.scaling == ScaleMode::k1x128 || a.scaling == ScaleMode::k128x128) return true;
+  if (IsFp8Block(a.scaling)) return true;
   return IsFp8(a.data.dtype()) && recipe.UsesSplitAccumulator(role);
 }
 

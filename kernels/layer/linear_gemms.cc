@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/cublaslt_algorithm.h"
+#include "kernels/gemm/scaling_check.h"
 #include "kernels/layer/linear_step.h"
 #include "kernels/quantize/quantized_outline.h"
 
@@ -88,15 +89,9 @@ class GemmOutlines {
   const int64_t m_, n_, k_;
 };
 
-bool IsBlackwell(ArithmeticFamily family) {
-  return family == ArithmeticFamily::kSm100 || family == ArithmeticFamily::kSm120;
-}
-
 /// Blackwell reads fp32 block scales by their exponent bits, so the recipe must make powers of two.
 absl::Status CheckBlockScales(const GemmDesc& desc, const Recipe& recipe, GemmRole role) {
-  const bool has_blocks =
-      desc.a.scaling == ScaleMode::k1x128 || desc.a.scaling == ScaleMode::k128x128;
-  if (!has_blocks || !IsBlackwell(ResolvedFor(desc).family)) return absl::OkStatus();
+  if (!NeedsPowersOfTwo(desc)) return absl::OkStatus();
   const Usage a_usage = role == GemmRole::kWgrad ? Usage::kColumnwise : Usage::kRowwise;
   const Usage b_usage = role == GemmRole::kFprop ? Usage::kRowwise : Usage::kColumnwise;
   const TensorRole a_role = role == GemmRole::kFprop ? TensorRole::kInput : TensorRole::kGradOutput;
