@@ -18,14 +18,15 @@ bool StartsWith(const std::string& text, const std::string& prefix) {
   return text.rfind(prefix, 0) == 0;
 }
 
-/// Height of a folder: a file may include its own height or below, never above. Quantize, gemm and
-/// compare stand side by side.
+/// Height of a folder: a file may include its own height or below, never above. Quantize, gemm,
+/// compare and ops stand side by side.
 int HeightOf(const std::string& path) {
   static const std::vector<std::pair<std::string, int>> kHeights = {
       {"kernels/base/", 0},     {"kernels/numerics/", 1}, {"kernels/tensor/", 2},
       {"kernels/quantize/", 3}, {"kernels/gemm/", 3},     {"kernels/compare/", 3},
-      {"kernels/engine/", 4},   {"kernels/comm/", 5},     {"kernels/layer/", 6},
-      {"kernels/validate/", 7}, {"server/", 8},           {"client/", 9},
+      {"kernels/ops/", 3},      {"kernels/engine/", 4},   {"kernels/comm/", 5},
+      {"kernels/layer/", 6},    {"kernels/validate/", 7}, {"server/", 8},
+      {"client/", 9},
   };
   for (const auto& [prefix, height] : kHeights) {
     if (StartsWith(path, prefix)) return height;
