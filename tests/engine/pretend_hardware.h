@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/engine/forwarding_engine.h"
 #include "kernels/gemm/cublaslt_algorithm.h"
-#include "tests/engine/forwarding_engine.h"
 
 namespace quantgate {
 

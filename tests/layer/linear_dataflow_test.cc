@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/engine/forwarding_engine.h"
 #include "kernels/layer/linear.h"
-#include "tests/engine/forwarding_engine.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {

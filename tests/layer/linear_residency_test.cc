@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/engine/forwarding_engine.h"
 #include "kernels/layer/linear.h"
-#include "tests/engine/forwarding_engine.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/engine/forwarding_engine.h"
+#include "kernels/engine/forwarding_engine.h"
 
 namespace quantgate {
 namespace {

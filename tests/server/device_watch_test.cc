@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/engine/forwarding_engine.h"
 #include "server/errors.h"
-#include "tests/engine/forwarding_engine.h"
 
 namespace quantgate {
 namespace {

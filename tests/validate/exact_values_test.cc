@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "tests/engine/forwarding_engine.h"
+#include "kernels/engine/forwarding_engine.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "tests/engine/forwarding_engine.h"
+#include "kernels/engine/forwarding_engine.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {

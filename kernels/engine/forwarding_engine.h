@@ -1,5 +1,5 @@
-// An engine that hands every operation to another one. Tests override what they want to watch or
-// disturb.
+// An engine that hands every operation to another one. Tests and scenarios override what they want
+// to watch or to disturb.
 #pragma once
 
 #include "kernels/engine/engine.h"
