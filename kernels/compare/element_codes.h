@@ -88,6 +88,8 @@ auto WithCodes(DType dtype, Function f) {
       return f(FloatCodes<E2M3>{});
     case DType::kF6E3M2:
       return f(FloatCodes<E3M2>{});
+    case DType::kI16:
+      return f(UnsignedCodes<uint16_t>{});
     case DType::kI32:
       return f(UnsignedCodes<uint32_t>{});
     case DType::kI64:

@@ -60,6 +60,8 @@ void Decode(DType dtype, const void* data, int64_t begin, int64_t count, double*
       return Fill<uint8_t>(data, begin, count, values, by_table(ValuesOfCodes<E2M3>()));
     case DType::kF6E3M2:
       return Fill<uint8_t>(data, begin, count, values, by_table(ValuesOfCodes<E3M2>()));
+    case DType::kI16:
+      return Fill<uint16_t>(data, begin, count, values, widen);
     case DType::kI32:
       return Fill<uint32_t>(data, begin, count, values, widen);
     case DType::kI64:

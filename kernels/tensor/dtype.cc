@@ -43,6 +43,7 @@ const std::vector<DTypeTraits>& AllDTypes() {
       // safetensors has no FP6 of one code a byte; behind kU8, which is what U8 is read as.
       {DType::kF6E2M3, "f6_e2m3", "U8", 1, true},
       {DType::kF6E3M2, "f6_e3m2", "U8", 1, true},
+      {DType::kI16, "i16", "I16", 2, false},
   };
   return all;
 }

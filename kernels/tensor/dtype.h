@@ -26,6 +26,7 @@ enum class DType {
               ///< bytes.
   kF6E2M3,    ///< OCP E2M3, one code in the low six bits of a byte.
   kF6E3M2,    ///< OCP E3M2, likewise.
+  kI16,
 };
 
 /// Facts about one element type. `name` is the wire and command-line name, `safetensors` its name

@@ -42,8 +42,8 @@ absl::StatusOr<TensorFile> ParseSafetensors(std::shared_ptr<Buffer> buffer,
 absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata);
 
-/// A version 1.0 to 3.0 .npy file, C order, little-endian f2, f4, f8, i4, i8, u1 (and V2 read as
-/// bf16 when `descr` is 'bfloat16' or '<V2'). INVALID_ARGUMENT for all else.
+/// A version 1.0 to 3.0 .npy file, C order, little-endian f2, f4, f8, i2, i4, i8, u1 (and V2 read
+/// as bf16 when `descr` is 'bfloat16' or '<V2'). INVALID_ARGUMENT for all else.
 absl::StatusOr<Tensor> ReadNpy(const std::string& path);
 absl::Status WriteNpy(const std::string& path, const Tensor& tensor);
 

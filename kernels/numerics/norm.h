@@ -1,0 +1,40 @@
+// LayerNorm and RMSNorm of one row of N elements (docs/definitions.md section 11): the steps
+// between the pairwise sums, each operation rounded to fp32.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/base/host_device.h"
+
+namespace quantgate {
+
+/// What a mean multiplies its sum by.
+QG_HOST_DEVICE inline float NormInverseCount(int64_t count) {
+  return 1.0f / static_cast<float>(count);
+}
+
+/// 1 / sqrt(mean + epsilon) of the mean of squares.
+QG_HOST_DEVICE inline float NormRstd(float mean_of_squares, float epsilon) {
+  return 1.0f / std::sqrt(mean_of_squares + epsilon);
+}
+
+/// gamma as the formulas take it.
+QG_HOST_DEVICE inline float NormGamma(float gamma, bool zero_centered) {
+  return zero_centered ? gamma + 1.0f : gamma;
+}
+
+/// xhat. RMSNorm's mean is +0, which changes no x.
+QG_HOST_DEVICE inline float NormHat(float x, float mean, float rstd) { return rstd * (x - mean); }
+
+/// y before beta is added.
+QG_HOST_DEVICE inline float NormScaled(float hat, float gamma) { return gamma * hat; }
+
+/// dx from dyg = gamma * dz and the means over the row of dyg * xhat and of dyg. RMSNorm, which has
+/// no second term, takes -0.0 for the latter: it changes no sum.
+QG_HOST_DEVICE inline float NormGradient(float dyg, float hat, float rstd, float mean_dyg_hat,
+                                         float mean_dyg) {
+  return rstd * (dyg - (mean_dyg_hat * hat + mean_dyg));
+}
+
+}  // namespace quantgate

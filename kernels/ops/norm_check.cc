@@ -1,0 +1,82 @@
+#include <cmath>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/ops/norm.h"
+#include "kernels/ops/operand_checks.h"
+
+namespace quantgate {
+namespace {
+
+absl::Status CheckOptions(const NormOptions& options) {
+  if (options.epsilon >= 0 && std::isfinite(options.epsilon)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("epsilon: ", options.epsilon, "; must be finite and at least 0"));
+}
+
+absl::Status CheckOperands(const Tensor& x, const Tensor& gamma) {
+  QG_RETURN_IF_ERROR(CheckHighPrecision(x, "x"));
+  if (x.rank() < 1 || x.columns() < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("x: shape ", ShapeText(x.shape()), "; the last dim must be at least 1"));
+  }
+  QG_RETURN_IF_ERROR(CheckHighPrecision(gamma, "gamma"));
+  return CheckShape(gamma, {x.columns()}, "gamma", "the last dim of x");
+}
+
+absl::Status CheckStatistic(const Tensor& statistic, int64_t rows, std::string_view field) {
+  QG_RETURN_IF_ERROR(CheckDType(statistic, DType::kF32, field));
+  return CheckShape(statistic, {rows}, field, "one for each row of x");
+}
+
+absl::Status NotOfRmsNorm(std::string_view field) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(field), ": given for rmsnorm; layernorm alone has it"));
+}
+
+}  // namespace
+
+std::string_view NormKindName(NormKind kind) {
+  return kind == NormKind::kLayerNorm ? "layernorm" : "rmsnorm";
+}
+
+absl::StatusOr<NormKind> ParseNormKind(std::string_view name) {
+  for (const NormKind kind : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
+    if (name == NormKindName(kind)) return kind;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("norm kind: unknown name \"", std::string(name),
+                                                 "\"; known: layernorm, rmsnorm"));
+}
+
+absl::Status CheckNorm(const NormForwardDesc& desc) {
+  QG_RETURN_IF_ERROR(CheckOptions(desc.options));
+  QG_RETURN_IF_ERROR(CheckOperands(desc.x, desc.gamma));
+  QG_RETURN_IF_ERROR(CheckHighPrecision(desc.out, "out dtype"));
+  if (!desc.beta.has_value()) return absl::OkStatus();
+  if (desc.options.kind == NormKind::kRmsNorm) return NotOfRmsNorm("beta");
+  QG_RETURN_IF_ERROR(CheckHighPrecision(desc.beta, "beta"));
+  return CheckShape(desc.beta, {desc.x.columns()}, "beta", "the last dim of x");
+}
+
+absl::Status CheckNorm(const NormBackwardDesc& desc) {
+  QG_RETURN_IF_ERROR(CheckOptions(desc.options));
+  QG_RETURN_IF_ERROR(CheckOperands(desc.x, desc.gamma));
+  QG_RETURN_IF_ERROR(CheckHighPrecision(desc.dz, "dz"));
+  QG_RETURN_IF_ERROR(CheckShape(desc.dz, desc.x.shape(), "dz", "that of x"));
+  QG_RETURN_IF_ERROR(CheckStatistic(desc.rstd, desc.x.rows(), "rstd"));
+  if (desc.options.kind == NormKind::kLayerNorm) {
+    QG_RETURN_IF_ERROR(CheckStatistic(desc.mean, desc.x.rows(), "mean"));
+  } else {
+    if (desc.mean.has_value()) return NotOfRmsNorm("mean");
+    if (desc.wanted.dbeta) return NotOfRmsNorm("wanted.dbeta");
+  }
+  if (!desc.residual.has_value()) return absl::OkStatus();
+  if (!desc.wanted.dx) {
+    return absl::InvalidArgumentError("residual: given without wanted.dx, to which it is added");
+  }
+  QG_RETURN_IF_ERROR(CheckHighPrecision(desc.residual, "residual"));
+  return CheckShape(desc.residual, desc.x.shape(), "residual", "that of x");
+}
+
+}  // namespace quantgate
