@@ -4,23 +4,14 @@
 #pragma once
 
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
-#include "kernels/engine/engine.h"
-#include "kernels/quantize/recipe.h"
-#include "kernels/tensor/tensor_file.h"
+#include "kernels/layer/layer_state.h"
+#include "kernels/layer/step_recorder.h"
 
 namespace quantgate {
-
-struct RequiresGrad {
-  bool x = true;
-  bool weight = true;
-  bool bias = true;  ///< Ignored without a bias.
-};
 
 struct LinearRequest {
   Tensor x;            ///< f32, bf16 or f16.
@@ -51,53 +42,10 @@ absl::Status CheckLinear(const LinearRequest& request, const Recipe& recipe);
 absl::Status CheckLinearGemms(const LinearRequest& request, const Recipe& recipe,
                               const Arithmetic& arithmetic);
 
-/// A GEMM that the layer did, with its operands, so that it can be done again under another
-/// arithmetic.
-struct GemmRecord {
-  GemmRole role = GemmRole::kFprop;
-  std::string output;  ///< "y", "dx", "dw" or "main_grad".
-  GemmDesc desc;
-  std::string a_source;  ///< What operand a was: "x quantized rowwise", "grad_output", "weight
-                         ///< dequantized".
-  std::string b_source;
-  GemmResult result;  ///< d is 2-D; the output of the same name has the caller's shape.
-};
-
-/// One operand kept between forward and backward; equal fingerprints show that nobody wrote to it.
-struct SavedOperand {
-  std::string name;     ///< "x", "weight", "weight workspace" (docs/quantizers.md section 9).
-  std::string content;  ///< "f8_e4m3 columnwise codes", "bf16 as given", "f8_e4m3 rowwise codes".
-  Fingerprint at_save;  ///< Codes and scale_inv together: the sum of their fingerprints.
-  Fingerprint at_use;
-  bool used = false;  ///< False: saved by the mode's rule but read by no GEMM.
-};
-
-/// One quantization that the layer did.
-struct QuantizationRecord : QuantizationSummary {
-  TensorRole role = TensorRole::kInput;
-  Usages usages;
-  std::string quantizer;  ///< QuantizerText: the rule.
-};
-
-/// QuantizeArguments::call_id of a role: its number in the order input, weight, grad_output, so
-/// that the random numbers of one tensor do not depend on which others are quantized.
-uint32_t CallIdOf(TensorRole role);
-
-struct StageTime {
-  std::string stage;  ///< "quantize x", "fprop", "bias gradient", ...
-  double seconds = 0;
-};
-
-struct LinearResult {
+struct LinearResult : StepRecords {
   std::vector<NamedTensor> outputs;  ///< "y"; "dx", "dw" (or "main_grad"), "db" as asked for.
-  std::vector<GemmRecord> gemms;
-  std::vector<SavedOperand> saved;
-  std::vector<QuantizationRecord> quantizations;
-  std::vector<StageTime> stages;
   /// Under delayed scaling what the next step needs: "input.scale", "input.amax_history", ...
   std::vector<NamedTensor> state;
-  std::vector<std::string>
-      notes;  ///< "backward_override has no effect without a quantized recipe".
 };
 
 /// Names of the outputs of a run in order: "y", then "dx", "dw" or "main_grad", "db" as asked for.
@@ -107,14 +55,11 @@ std::vector<std::string> LinearOutputs(const LinearRequest& request);
 /// a request that CheckLinear accepts.
 std::vector<std::string> LinearStages(const LinearRequest& request, const Recipe& recipe);
 
-/// Called from the running thread before each stage.
-using StageObserver = absl::FunctionRef<void(const std::string& stage)>;
-
 /// Runs forward and, with a grad_output, backward. A numerical oddity is a result, never an error.
 /// Cancellation is looked at between stages and inside the engine's operations.
-absl::StatusOr<LinearResult> RunLinear(
-    Engine& engine, const LinearRequest& request, const Recipe& recipe,
-    const Arithmetic& arithmetic, const Cancellation* cancellation,
-    StageObserver on_stage = [](const std::string&) {});
+absl::StatusOr<LinearResult> RunLinear(Engine& engine, const LinearRequest& request,
+                                       const Recipe& recipe, const Arithmetic& arithmetic,
+                                       const Cancellation* cancellation,
+                                       StageObserver on_stage = IgnoreStage);
 
 }  // namespace quantgate

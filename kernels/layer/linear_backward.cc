@@ -1,160 +1,268 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/layer/linear_step.h"
+#include "kernels/layer/linear_operands.h"
 
 namespace quantgate {
+namespace {
 
-absl::Status LinearStep::BiasGradient(const Tensor& grad_output) {
-  // From the unquantized gradient in every mode, also where the weight is frozen
-  // (docs/quantizers.md section 10.4).
-  QG_ASSIGN_OR_RETURN(db_, Timed(kStageBiasGradient, [&] {
-                        return engine_.ColumnSums(grad_output, flow_.activation_dtype,
-                                                  cancellation_);
-                      }));
-  return absl::OkStatus();
-}
-
-absl::Status LinearStep::PrepareGradOutput(const Tensor& grad_output) {
-  grad_output_.original = grad_output;
-  if (flow_.is_calibration) {
-    QG_RETURN_IF_ERROR(Calibrate(kStageCalibrateGradOutput, TensorRole::kGradOutput, grad_output));
+/// A saved operand as the high-precision GEMMs of the overrides read it.
+absl::StatusOr<NamedOperand> OverrideOperand(StepRecorder& recorder, const LinearUnit& unit,
+                                             const std::string& name, const char* base,
+                                             const KeptOperand& kept) {
+  const LinearDataflow& flow = unit.flow;
+  // Codes alone, under high_precision, are those that were given.
+  if (flow.reads_dequantized() || !kept.original.has_value()) {
+    QG_ASSIGN_OR_RETURN(
+        Tensor dequantized,
+        DequantizeAny(recorder, unit.names.Stage(absl::StrCat("dequantize saved ", base)),
+                      kept.codes, flow.activation_dtype));
+    QG_ASSIGN_OR_RETURN(
+        Tensor matrix,
+        dequantized.Reinterpret(dequantized.dtype(), {dequantized.rows(), dequantized.columns()}));
+    return NamedOperand{PlainOperand(matrix), absl::StrCat(name, " dequantized"), name};
   }
-  if (!flow_.quantizes_grad_output()) return absl::OkStatus();
-  QG_ASSIGN_OR_RETURN(grad_output_.codes,
-                      Quantize(kStageQuantizeGradOutput, TensorRole::kGradOutput, grad_output,
-                               flow_.grad_output_usages));
-  return absl::OkStatus();
+  // Under `dequantized` without codes, what was saved has the activation dtype: no cast.
+  QG_ASSIGN_OR_RETURN(
+      Tensor cast, recorder.Cast(unit.names.Stage(absl::StrCat("cast saved ", base)), kept.original,
+                                 flow.activation_dtype));
+  QG_ASSIGN_OR_RETURN(Tensor matrix, cast.Reinterpret(cast.dtype(), {cast.rows(), cast.columns()}));
+  return NamedOperand{PlainOperand(matrix), name, name};
 }
 
-absl::Status LinearStep::CheckSaved() {
-  return Timed(kStageCheckSaved, [&]() -> absl::Status {
-    if (flow_.needs_dw) {
-      QG_RETURN_IF_ERROR(StartFingerprintOf(x_, &SavedOperand::at_use));
-      // wgrad of an empty batch is zero without reading anything.
-      result_.saved[x_.record].used = !flow_.is_empty;
-    }
-    QG_RETURN_IF_ERROR(StartFingerprintOf(weight_, &SavedOperand::at_use));
-    result_.saved[weight_.record].used = flow_.needs_dx;
-    if (!weight_workspace_.codes.rowwise.has_value()) return absl::OkStatus();
-    return StartFingerprintOf(weight_workspace_, &SavedOperand::at_use);
+/// dw of no rows: zeros, or nothing added to the main gradient, whose bits stay.
+absl::StatusOr<Tensor> EmptyWgrad(StepRecorder& recorder, const LinearUnit& unit,
+                                  const Tensor& accumulated, DType dtype) {
+  GeneratorSpec zeros;
+  zeros.distribution = Distribution::kAllZero;
+  zeros.dtype = dtype;
+  zeros.shape = {unit.n, unit.k};
+  return recorder.Timed(unit.names.Stage(kStageWgrad), [&] {
+    return accumulated.has_value() ? absl::StatusOr<Tensor>(accumulated)
+                                   : recorder.engine().Generate(zeros, recorder.cancellation());
   });
 }
 
-absl::StatusOr<LinearStep::NamedOperand> LinearStep::OverrideOperand(const std::string& name,
-                                                                     Saved& saved,
-                                                                     const char* dequantize_stage,
-                                                                     const char* cast_stage) {
-  if (flow_.reads_dequantized()) {
-    QG_ASSIGN_OR_RETURN(Tensor dequantized, Timed(dequantize_stage, [&] {
-                          return engine_.Dequantize(saved.codes, Usage::kRowwise,
-                                                    flow_.activation_dtype, cancellation_);
-                        }));
-    return NamedOperand{PlainOperand(dequantized), absl::StrCat(name, " dequantized")};
+/// dw, added to `accumulated` where that is there.
+absl::StatusOr<Tensor> WgradGemm(StepRecorder& recorder, const LinearWgrad& wgrad,
+                                 const Tensor& accumulated, DType dtype) {
+  const LinearUnit& unit = wgrad.unit;
+  const LinearDataflow& flow = unit.flow;
+  GemmDesc desc;
+  desc.out_dtype = dtype;
+  desc.layout = GemmLayout::kNT;
+  if (accumulated.has_value()) {
+    desc.beta = 1.0f;
+    desc.c = accumulated;
+    desc.in_place = true;
   }
-  // Under `dequantized` without codes, what was saved has the activation dtype: no cast.
-  QG_ASSIGN_OR_RETURN(Tensor cast, CastTo(cast_stage, saved.original, flow_.activation_dtype));
-  QG_ASSIGN_OR_RETURN(Tensor matrix, cast.Reinterpret(cast.dtype(), {cast.rows(), cast.columns()}));
-  return NamedOperand{PlainOperand(matrix), name};
+  const LinearNames& names = unit.names;
+  NamedOperand a{PlainOperand(wgrad.grad_output.original), names.grad_output, names.grad_output};
+  NamedOperand b;
+  if (flow.backward_override == BackwardOverride::kNone) {
+    if (flow.quantizes_wgrad) {
+      desc.layout = WgradLayout(wgrad.options->recipe.QuantizerFor(TensorRole::kInput));
+    }
+    a = DirectionOf(names.grad_output, wgrad.grad_output, Usage::kColumnwise);
+    b = DirectionOf(names.x, wgrad.x, Usage::kColumnwise);
+  } else {
+    QG_ASSIGN_OR_RETURN(b, OverrideOperand(recorder, unit, names.x, "x", wgrad.x));
+  }
+  const std::string& output = unit.facts.has_main_grad ? names.main_grad : names.dw;
+  return RunLinearGemm(recorder, names, kStageWgrad, GemmRole::kWgrad, wgrad.options->recipe,
+                       output, std::move(desc), a, b);
 }
 
-GemmLayout DgradLayout(const Quantizer& weight) {
-  const bool is_turned =
-      weight.columnwise.is_quantized() && weight.columnwise.format != QuantizerFormat::kMxfp8;
-  return is_turned ? GemmLayout::kTN : GemmLayout::kNN;
+/// No tensor where it went to the main gradient.
+absl::StatusOr<Tensor> Wgrad(StepRecorder& recorder, const LinearWgrad& wgrad, LayerState& state) {
+  const LinearUnit& unit = wgrad.unit;
+  const bool has_main_grad = unit.facts.has_main_grad;
+  Tensor accumulated;
+  if (has_main_grad && wgrad.options->microbatch != Microbatch::kFirst) {
+    const auto found = state.main_grads.find(unit.names.weight);
+    if (found == state.main_grads.end()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("main_grads[", unit.names.weight, "]: absent; forward began with one"));
+    }
+    accumulated = found->second;
+  }
+  const DType dtype = has_main_grad ? DType::kF32 : unit.flow.activation_dtype;
+  QG_ASSIGN_OR_RETURN(Tensor dw, unit.flow.is_empty
+                                     ? EmptyWgrad(recorder, unit, accumulated, dtype)
+                                     : WgradGemm(recorder, wgrad, accumulated, dtype));
+  if (!has_main_grad) return dw;
+  state.main_grads[unit.names.weight] = std::move(dw);
+  return Tensor();
 }
 
-GemmLayout WgradLayout(const Quantizer& x) {
-  const bool is_turned =
-      x.columnwise.is_quantized() && x.columnwise.format != QuantizerFormat::kMxfp8;
-  return is_turned ? GemmLayout::kTN : GemmLayout::kNT;
+class BackwardPass {
+ public:
+  BackwardPass(StepRecorder& recorder, LinearSaved& saved, LayerState& state,
+               const LinearGradient& gradient)
+      : recorder_(recorder),
+        saved_(saved),
+        unit_(saved.unit),
+        names_(saved.unit.names),
+        flow_(saved.unit.flow),
+        options_(*saved.options),
+        state_(state),
+        gradient_(gradient) {}
+
+  absl::StatusOr<LinearBackward> Run();
+
+ private:
+  absl::Status PrepareGradOutput();
+  absl::Status QuantizeGradOutput();
+  absl::StatusOr<Tensor> BiasGradient();
+  absl::Status CheckSaved();
+  absl::StatusOr<Tensor> Dgrad();
+  absl::StatusOr<std::unique_ptr<LinearWgrad>> Defer(LinearWgrad wgrad);
+
+  StepRecorder& recorder_;
+  LinearSaved& saved_;
+  const LinearUnit& unit_;
+  const LinearNames& names_;
+  const LinearDataflow& flow_;
+  const StepOptions& options_;
+  LayerState& state_;
+  const LinearGradient& gradient_;
+  KeptOperand grad_output_;
+};
+
+absl::Status BackwardPass::PrepareGradOutput() {
+  QG_ASSIGN_OR_RETURN(const Tensor matrix,
+                      gradient_.value.Reinterpret(gradient_.value.dtype(), {unit_.m, unit_.n}));
+  if (gradient_.is_unrounded) {
+    grad_output_.original = matrix;
+    return absl::OkStatus();
+  }
+  QG_ASSIGN_OR_RETURN(grad_output_.original, recorder_.Cast(names_.Stage("cast grad_output"),
+                                                            matrix, flow_.activation_dtype));
+  return absl::OkStatus();
 }
 
-absl::Status LinearStep::Dgrad(const Tensor& grad_output) {
+// From the unquantized gradient in every mode, also where the weight is frozen (docs/quantizers.md
+// section 10.4); of a gradient that came as codes, from what they stand for.
+absl::StatusOr<Tensor> BackwardPass::BiasGradient() {
+  Tensor source = grad_output_.original;
+  if (gradient_.codes.rowwise.has_value() || gradient_.codes.columnwise.has_value()) {
+    QG_ASSIGN_OR_RETURN(source, DequantizeAny(recorder_, names_.Stage("dequantize grad_output"),
+                                              gradient_.codes, flow_.activation_dtype));
+  } else if (gradient_.bias_source.has_value()) {
+    source = gradient_.bias_source;
+  }
+  QG_ASSIGN_OR_RETURN(const Tensor matrix, source.Reinterpret(source.dtype(), {unit_.m, unit_.n}));
+  return recorder_.Timed(names_.Stage("bias gradient"), [&] {
+    return recorder_.engine().ColumnSums(matrix, flow_.activation_dtype, recorder_.cancellation());
+  });
+}
+
+absl::Status BackwardPass::QuantizeGradOutput() {
+  if (flow_.is_calibration) {
+    QG_RETURN_IF_ERROR(Calibrate(recorder_, names_.Stage("calibrate grad_output"),
+                                 grad_output_.original,
+                                 options_.recipe.QuantizerFor(TensorRole::kGradOutput).rowwise,
+                                 state_.delayed[names_.grad_output_state]));
+  }
+  if (gradient_.codes.rowwise.has_value() || gradient_.codes.columnwise.has_value()) {
+    grad_output_.codes = gradient_.codes;
+    return absl::OkStatus();
+  }
+  if (!flow_.reads_grad_output_codes()) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(
+      grad_output_.codes,
+      QuantizeOperand(recorder_, unit_, TensorRole::kGradOutput, kStageQuantizeGradOutput,
+                      names_.grad_output, grad_output_.original, flow_.grad_output_usages, options_,
+                      state_.delayed));
+  return absl::OkStatus();
+}
+
+absl::Status BackwardPass::CheckSaved() {
+  return recorder_.Timed(names_.Stage("check saved operands"), [&] {
+    if (flow_.needs_dw) {
+      // wgrad of an empty batch is zero without reading anything.
+      const bool is_read = !flow_.is_empty && !options_.defer_wgrad;
+      QG_RETURN_IF_ERROR(recorder_.Use(saved_.x.mark, saved_.x.Parts(), is_read));
+    }
+    QG_RETURN_IF_ERROR(recorder_.Use(saved_.weight.mark, saved_.weight.Parts(), flow_.needs_dx));
+    if (saved_.weight_workspace.mark == nullptr) return absl::OkStatus();
+    return recorder_.Use(saved_.weight_workspace.mark, saved_.weight_workspace.Parts(), false);
+  });
+}
+
+absl::StatusOr<Tensor> BackwardPass::Dgrad() {
   GemmDesc desc;
   desc.out_dtype = flow_.activation_dtype;
   desc.layout = GemmLayout::kNN;
-  NamedOperand a{PlainOperand(grad_output), "grad_output"};
+  NamedOperand a{PlainOperand(grad_output_.original), names_.grad_output, names_.grad_output};
   NamedOperand b;
   if (flow_.backward_override == BackwardOverride::kNone) {
     if (flow_.quantizes_dgrad) {
-      desc.layout = DgradLayout(recipe_.QuantizerFor(TensorRole::kWeight));
-      a = DirectionOf("grad_output", grad_output_, Usage::kRowwise);
+      desc.layout = DgradLayout(options_.recipe.QuantizerFor(TensorRole::kWeight));
+      a = DirectionOf(names_.grad_output, grad_output_, Usage::kRowwise);
     }
-    b = DirectionOf("weight", weight_, Usage::kColumnwise);
+    b = DirectionOf(names_.weight, saved_.weight, Usage::kColumnwise);
   } else {
-    QG_ASSIGN_OR_RETURN(
-        b, OverrideOperand("weight", weight_, kStageDequantizeWeight, kStageCastSavedWeight));
+    QG_ASSIGN_OR_RETURN(b,
+                        OverrideOperand(recorder_, unit_, names_.weight, "weight", saved_.weight));
   }
-  QG_ASSIGN_OR_RETURN(Tensor dx,
-                      RunGemm(kStageDgrad, GemmRole::kDgrad, "dx", std::move(desc), a, b));
-  return AddOutput("dx", dx, request_.x.shape());
+  QG_ASSIGN_OR_RETURN(const Tensor dx,
+                      RunLinearGemm(recorder_, names_, kStageDgrad, GemmRole::kDgrad,
+                                    options_.recipe, names_.dx, std::move(desc), a, b));
+  return dx.Reinterpret(dx.dtype(), saved_.x_shape);
 }
 
-absl::Status LinearStep::Wgrad(const Tensor& grad_output) {
-  const bool accumulates = request_.main_grad.has_value();
-  const std::string name = accumulates ? "main_grad" : "dw";
-  const DType out_dtype = accumulates ? DType::kF32 : flow_.activation_dtype;
-  if (flow_.is_empty) {
-    // A sum over no rows: zeros, or nothing added to the main gradient, whose bits stay.
-    GeneratorSpec zeros;
-    zeros.distribution = Distribution::kAllZero;
-    zeros.dtype = out_dtype;
-    zeros.shape = {n_, k_};
-    QG_ASSIGN_OR_RETURN(Tensor dw, Timed(kStageWgrad, [&] {
-                          return accumulates ? absl::StatusOr<Tensor>(request_.main_grad)
-                                             : engine_.Generate(zeros, cancellation_);
-                        }));
-    return AddOutput(name, dw, {n_, k_});
-  }
-
-  GemmDesc desc;
-  desc.out_dtype = out_dtype;
-  if (accumulates) {
-    desc.beta = 1.0f;
-    desc.c = request_.main_grad;
-    desc.in_place = true;
-  }
-  desc.layout = GemmLayout::kNT;
-  NamedOperand a{PlainOperand(grad_output), "grad_output"};
-  NamedOperand b;
-  if (flow_.backward_override == BackwardOverride::kNone) {
-    if (flow_.quantizes_wgrad) desc.layout = WgradLayout(recipe_.QuantizerFor(TensorRole::kInput));
-    a = DirectionOf("grad_output", grad_output_, Usage::kColumnwise);
-    b = DirectionOf("x", x_, Usage::kColumnwise);
+absl::StatusOr<std::unique_ptr<LinearWgrad>> BackwardPass::Defer(LinearWgrad wgrad) {
+  KeptOperand& kept = wgrad.grad_output;
+  if (kept.codes.columnwise.has_value()) {
+    kept.original = Tensor();
+    kept.codes.rowwise.reset();
   } else {
-    QG_ASSIGN_OR_RETURN(b, OverrideOperand("x", x_, kStageDequantizeX, kStageCastSavedX));
+    kept.codes = QuantizedTensor();
   }
-  QG_ASSIGN_OR_RETURN(Tensor dw,
-                      RunGemm(kStageWgrad, GemmRole::kWgrad, name, std::move(desc), a, b));
-  return AddOutput(name, dw, {n_, k_});
+  QG_RETURN_IF_ERROR(recorder_.Timed(names_.Stage("fingerprint deferred operands"), [&] {
+    return Keep(recorder_, names_.grad_output, ContentOf(kept, gradient_.value.dtype()), kept);
+  }));
+  return std::make_unique<LinearWgrad>(std::move(wgrad));
 }
 
-absl::Status LinearStep::Backward() {
-  QG_ASSIGN_OR_RETURN(Tensor given,
-                      request_.grad_output.Reinterpret(request_.grad_output.dtype(), {m_, n_}));
-  QG_ASSIGN_OR_RETURN(Tensor grad_output,
-                      CastTo(kStageCastGradOutput, given, flow_.activation_dtype));
-  if (flow_.needs_db) QG_RETURN_IF_ERROR(BiasGradient(grad_output));
-  QG_RETURN_IF_ERROR(PrepareGradOutput(grad_output));
+absl::StatusOr<LinearBackward> BackwardPass::Run() {
+  LinearBackward result;
+  QG_RETURN_IF_ERROR(PrepareGradOutput());
+  if (flow_.needs_db) {
+    QG_ASSIGN_OR_RETURN(result.db, BiasGradient());
+  }
+  QG_RETURN_IF_ERROR(QuantizeGradOutput());
   QG_RETURN_IF_ERROR(CheckSaved());
-  if (flow_.needs_dx) QG_RETURN_IF_ERROR(Dgrad(grad_output));
-  if (flow_.needs_dw) QG_RETURN_IF_ERROR(Wgrad(grad_output));
-  if (flow_.is_delayed && flow_.quantizes_grad_output()) {
-    QG_RETURN_IF_ERROR(UpdateScales(kStageUpdateBackward, {TensorRole::kGradOutput}));
+  if (flow_.needs_dx) {
+    QG_ASSIGN_OR_RETURN(result.dx, Dgrad());
   }
-  return flow_.needs_db ? AddOutput("db", db_, {n_}) : absl::OkStatus();
+  if (!flow_.needs_dw) return result;
+  LinearWgrad wgrad{unit_, saved_.options, saved_.x, std::move(grad_output_)};
+  if (options_.defer_wgrad) {
+    QG_ASSIGN_OR_RETURN(result.deferred, Defer(std::move(wgrad)));
+    return result;
+  }
+  QG_ASSIGN_OR_RETURN(result.dw, Wgrad(recorder_, wgrad, state_));
+  return result;
 }
 
-absl::StatusOr<LinearResult> RunLinear(Engine& engine, const LinearRequest& request,
-                                       const Recipe& recipe, const Arithmetic& arithmetic,
-                                       const Cancellation* cancellation, StageObserver on_stage) {
-  QG_RETURN_IF_ERROR(CheckLinear(request, recipe));
-  QG_RETURN_IF_ERROR(CheckLinearGemms(request, recipe, arithmetic));
-  LinearStep step(engine, request, recipe, arithmetic, cancellation, on_stage);
-  QG_RETURN_IF_ERROR(step.Forward());
-  if (step.flow().has_backward()) QG_RETURN_IF_ERROR(step.Backward());
-  return step.Finish();
+}  // namespace
+
+absl::StatusOr<LinearBackward> BackwardLinear(StepRecorder& recorder, LinearSaved& saved,
+                                              LayerState& state, const LinearGradient& gradient) {
+  return BackwardPass(recorder, saved, state, gradient).Run();
+}
+
+absl::StatusOr<Tensor> RunDeferredWgrad(StepRecorder& recorder, LinearWgrad& deferred,
+                                        LayerState& state) {
+  const LinearUnit& unit = deferred.unit;
+  QG_RETURN_IF_ERROR(recorder.Timed(unit.names.Stage("check deferred operands"), [&] {
+    const bool is_read = !unit.flow.is_empty;
+    QG_RETURN_IF_ERROR(recorder.Use(deferred.x.mark, deferred.x.Parts(), is_read));
+    return recorder.Use(deferred.grad_output.mark, deferred.grad_output.Parts(), is_read);
+  }));
+  return Wgrad(recorder, deferred, state);
 }
 
 }  // namespace quantgate

@@ -1,79 +1,15 @@
+#include "kernels/layer/linear_check.h"
+
 #include <initializer_list>
-#include <string>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
-#include "kernels/layer/linear.h"
-#include "kernels/layer/linear_dataflow.h"
 
 namespace quantgate {
 namespace {
 
-absl::Status Invalid(const char* field, const std::string& value, const std::string& rule) {
-  return absl::InvalidArgumentError(absl::StrCat(field, ": ", value, "; ", rule));
-}
-
-absl::Status CheckDType(const char* field, const Tensor& tensor) {
-  if (IsHighPrecision(tensor.dtype())) return absl::OkStatus();
-  return Invalid(field, TensorText(tensor), "its dtype must be f32, bf16 or f16");
-}
-
-absl::Status CheckShape(const char* field, const Tensor& tensor, const Shape& expected,
-                        const char* reason) {
-  if (tensor.shape() == expected) return absl::OkStatus();
-  return Invalid(field, TensorText(tensor),
-                 absl::StrCat("its shape must be ", ShapeText(expected), ", ", reason));
-}
-
-absl::Status CheckOperands(const LinearRequest& request) {
-  if (!request.x.has_value()) return Invalid("x", "absent", "a linear layer needs it");
-  if (!request.weight.has_value()) return Invalid("weight", "absent", "a linear layer needs it");
-  QG_RETURN_IF_ERROR(CheckDType("x", request.x));
-  QG_RETURN_IF_ERROR(CheckDType("weight", request.weight));
-  if (request.x.rank() < 1) {
-    return Invalid("x", TensorText(request.x), "its rank must be at least 1, [..., K]");
-  }
-  if (request.weight.rank() != 2) {
-    return Invalid("weight", TensorText(request.weight), "its rank must be 2, [N][K]");
-  }
-  if (request.weight.shape()[0] < 1) {
-    return Invalid("weight", TensorText(request.weight), "N, its first dim, must be at least 1");
-  }
-  if (request.weight.shape()[1] < 1) {
-    return Invalid("weight", TensorText(request.weight), "K, its last dim, must be at least 1");
-  }
-  if (request.x.columns() != request.weight.columns()) {
-    return Invalid("x", TensorText(request.x),
-                   absl::StrCat("its last dim must be K = ", request.weight.columns(),
-                                " of weight ", TensorText(request.weight)));
-  }
-  return absl::OkStatus();
-}
-
-Shape OutputShape(const LinearRequest& request) {
-  Shape shape = request.x.shape();
-  shape.back() = request.weight.shape()[0];
-  return shape;
-}
-
-absl::Status CheckMainGrad(const LinearRequest& request) {
-  if (!request.grad_output.has_value()) {
-    return Invalid("main_grad", TensorText(request.main_grad),
-                   "nothing accumulates into it without grad_output");
-  }
-  if (!request.requires_grad.weight) {
-    return Invalid("main_grad", TensorText(request.main_grad),
-                   "nothing accumulates into it where weight requires no gradient");
-  }
-  if (request.main_grad.dtype() != DType::kF32) {
-    return Invalid("main_grad", TensorText(request.main_grad), "its dtype must be f32");
-  }
-  return CheckShape("main_grad", request.main_grad, request.weight.shape(), "as weight's");
-}
-
 /// A dim that quantized GEMMs take only in multiples.
 struct DimRule {
-  const char* field;
+  const std::string& field;
   const Tensor& tensor;
   const char* dim;
   int64_t value;
@@ -82,17 +18,17 @@ struct DimRule {
 absl::Status CheckMultiple(const DimRule& rule, int64_t multiple, const std::string& recipe,
                            const char* reason) {
   if (rule.value % multiple == 0) return absl::OkStatus();
-  return Invalid(
-      rule.field, absl::StrCat(rule.dim, " = ", rule.value, " of ", TensorText(rule.tensor)),
-      absl::StrCat(rule.dim, " must be a multiple of ", multiple, " under ", recipe, ": ", reason));
+  return absl::InvalidArgumentError(absl::StrCat(
+      rule.field, ": ", rule.dim, " = ", rule.value, " of ", TensorText(rule.tensor), "; ",
+      rule.dim, " must be a multiple of ", multiple, " under ", recipe, ": ", reason));
 }
 
-/// The dims of a request and who is asked for them in messages.
-struct LayerDims {
-  explicit LayerDims(const LinearRequest& request)
-      : m{"x", request.x, "M", request.x.rows()},
-        n{"weight", request.weight, "N", request.weight.shape()[0]},
-        k{"x", request.x, "K", request.x.columns()} {}
+/// The dims of a unit and who is asked for them in messages.
+struct UnitDims {
+  UnitDims(const LinearUnit& unit, const LinearFields& fields)
+      : m{fields.m, fields.x, "M", unit.m},
+        n{fields.n, fields.weight, "N", unit.n},
+        k{fields.k, fields.k == fields.n ? fields.weight : fields.x, "K", unit.k} {}
   DimRule m, n, k;
 };
 
@@ -101,7 +37,7 @@ constexpr char kGemmDim[] = "it is a GEMM dim";
 // What cuBLASLt's FP8 GEMMs take on Hopper (tests/hardware/README.md, rule 7): contractions in
 // multiples of 16, N in multiples of 8 for 16-bit outputs. M % 8 and N % 8 in general are
 // Transformer Engine's rule for modules (docs/quantizers.md section 10.1).
-absl::Status CheckFp8Alignment(GemmRole gemm, const LayerDims& dims) {
+absl::Status CheckFp8Alignment(GemmRole gemm, const UnitDims& dims) {
   const std::string recipe = "an FP8 recipe";
   switch (gemm) {
     case GemmRole::kFprop:
@@ -131,9 +67,8 @@ absl::Status CheckWholeBlocks(QuantizerFormat format, std::initializer_list<DimR
   return absl::OkStatus();
 }
 
-absl::Status CheckAlignment(GemmRole gemm, QuantizerFormat format, const LinearRequest& request,
+absl::Status CheckAlignment(GemmRole gemm, QuantizerFormat format, const UnitDims& dims,
                             bool is_empty) {
-  const LayerDims dims(request);
   if (format == QuantizerFormat::kMxfp8 || format == QuantizerFormat::kNvfp4) {
     return CheckWholeBlocks(format, {dims.m, dims.n, dims.k});
   }
@@ -141,70 +76,39 @@ absl::Status CheckAlignment(GemmRole gemm, QuantizerFormat format, const LinearR
 }
 
 /// What the quantizers themselves do not take: a Hadamard transform of f32, say.
-absl::Status CheckQuantized(const char* name, TensorRole role, DType source, const Shape& shape,
-                            Usages usages, const Recipe& recipe) {
+absl::Status CheckQuantized(const std::string& field, TensorRole role, DType source,
+                            const Shape& shape, Usages usages, const Recipe& recipe) {
   if (!usages.rowwise && !usages.columnwise) return absl::OkStatus();
   const absl::Status status = CheckQuantization(source, shape, recipe.QuantizerFor(role), usages);
   if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(name, ": ", std::string(DTypeName(source)), "[",
+  return absl::Status(status.code(), absl::StrCat(field, ": ", std::string(DTypeName(source)), "[",
                                                   ShapeText(shape), "]; ", status.message()));
 }
 
-absl::Status CheckQuantizations(const LinearRequest& request, const Recipe& recipe,
-                                const LinearDataflow& flow) {
-  const int64_t m = request.x.rows();
-  const int64_t n = request.weight.shape()[0];
-  const int64_t k = request.weight.shape()[1];
-  QG_RETURN_IF_ERROR(CheckQuantized("x", TensorRole::kInput, flow.activation_dtype, {m, k},
-                                    flow.x_usages, recipe));
-  QG_RETURN_IF_ERROR(CheckQuantized("weight", TensorRole::kWeight, request.weight.dtype(), {n, k},
-                                    flow.weight_usages, recipe));
-  return CheckQuantized("grad_output", TensorRole::kGradOutput, flow.activation_dtype, {m, n},
-                        flow.grad_output_usages, recipe);
-}
-
-absl::Status CheckDelayed(const LinearRequest& request, const Recipe& recipe) {
-  if (!recipe.is_delayed()) return absl::OkStatus();
-  if (recipe.backward_override() != BackwardOverride::kNone) {
-    return Invalid("backward_override",
-                   std::string(BackwardOverrideName(recipe.backward_override())),
-                   "delayed scaling has no backward override");
+absl::Status CheckQuantizations(const LinearUnit& unit, const LinearFields& fields,
+                                const Recipe& recipe) {
+  const LinearDataflow& flow = unit.flow;
+  const DType x = unit.facts.x_is_unrounded ? DType::kF32 : flow.activation_dtype;
+  QG_RETURN_IF_ERROR(CheckQuantized(fields.k == fields.n ? unit.names.x : fields.k,
+                                    TensorRole::kInput, x, {unit.m, unit.k}, flow.x_usages,
+                                    recipe));
+  if (!unit.facts.weight_is_codes) {
+    QG_RETURN_IF_ERROR(CheckQuantized(fields.n, TensorRole::kWeight, unit.facts.weight_dtype,
+                                      {unit.n, unit.k}, flow.weight_usages, recipe));
   }
-  for (const auto& [role, state] : request.delayed) {
-    QG_RETURN_IF_ERROR(CheckDelayedScaling(
-        state, absl::StrCat("delayed_state[", std::string(TensorRoleName(role)), "]")));
-  }
-  return absl::OkStatus();
+  return CheckQuantized(unit.names.grad_output, TensorRole::kGradOutput, flow.activation_dtype,
+                        {unit.m, unit.n}, flow.grad_output_usages, recipe);
 }
 
 }  // namespace
 
-absl::Status CheckLinearTensors(const LinearRequest& request) {
-  QG_RETURN_IF_ERROR(CheckOperands(request));
-  const Shape y_shape = OutputShape(request);
-  // The largest output type; a shape whose bytes overflow is refused here, not at allocation.
-  QG_RETURN_IF_ERROR(CheckedElementCount(y_shape, DType::kF32, "y").status());
-  if (request.bias.has_value()) {
-    QG_RETURN_IF_ERROR(CheckDType("bias", request.bias));
-    QG_RETURN_IF_ERROR(
-        CheckShape("bias", request.bias, {request.weight.shape()[0]}, "N of weight"));
-  }
-  if (request.grad_output.has_value()) {
-    QG_RETURN_IF_ERROR(CheckDType("grad_output", request.grad_output));
-    QG_RETURN_IF_ERROR(CheckShape("grad_output", request.grad_output, y_shape,
-                                  "x's with N of weight as its last dim"));
-  }
-  return request.main_grad.has_value() ? CheckMainGrad(request) : absl::OkStatus();
-}
-
-absl::Status CheckLinear(const LinearRequest& request, const Recipe& recipe) {
-  QG_RETURN_IF_ERROR(CheckLinearTensors(request));
-  QG_RETURN_IF_ERROR(CheckDelayed(request, recipe));
-  const LinearDataflow flow = DataflowOf(request, recipe);
+absl::Status CheckLinearUnit(const LinearUnit& unit, const LinearFields& fields,
+                             const Recipe& recipe) {
+  const LinearDataflow& flow = unit.flow;
+  const UnitDims dims(unit, fields);
   const auto check = [&](bool runs, GemmRole gemm, TensorRole role, Usage usage) {
     if (!runs) return absl::OkStatus();
-    return CheckAlignment(gemm, recipe.QuantizerFor(role).spec(usage).format, request,
-                          flow.is_empty);
+    return CheckAlignment(gemm, recipe.QuantizerFor(role).spec(usage).format, dims, flow.is_empty);
   };
   QG_RETURN_IF_ERROR(
       check(flow.quantizes_fprop, GemmRole::kFprop, TensorRole::kInput, Usage::kRowwise));
@@ -212,7 +116,7 @@ absl::Status CheckLinear(const LinearRequest& request, const Recipe& recipe) {
       check(flow.quantizes_dgrad, GemmRole::kDgrad, TensorRole::kWeight, Usage::kColumnwise));
   QG_RETURN_IF_ERROR(
       check(flow.quantizes_wgrad, GemmRole::kWgrad, TensorRole::kInput, Usage::kColumnwise));
-  return CheckQuantizations(request, recipe, flow);
+  return CheckQuantizations(unit, fields, recipe);
 }
 
 }  // namespace quantgate

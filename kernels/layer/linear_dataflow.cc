@@ -1,7 +1,8 @@
 #include "kernels/layer/linear_dataflow.h"
 
-namespace quantgate {
+#include <algorithm>
 
+namespace quantgate {
 namespace {
 
 /// A columnwise copy in high precision that stands for the rowwise codes.
@@ -27,18 +28,26 @@ void SetQuantizations(const Recipe& recipe, LinearDataflow& flow) {
       flow.quantizes_wgrad || (flow.needs_dw && HasDequantizedCopy(grad_output));
 }
 
+/// The contraction dims of the GEMMs that run in high precision.
+std::vector<int64_t> PlainContractions(const LinearDataflow& flow, int64_t m, int64_t n,
+                                       int64_t k) {
+  std::vector<int64_t> dims;
+  if (!flow.quantizes_fprop) dims.push_back(k);
+  if (flow.needs_dx && !flow.quantizes_dgrad) dims.push_back(n);
+  if (flow.needs_dw && !flow.quantizes_wgrad) dims.push_back(m);
+  return dims;
+}
+
 }  // namespace
 
-LinearDataflow DataflowOf(const LinearRequest& request, const Recipe& recipe) {
+LinearDataflow DataflowOf(const LinearFacts& facts, const Recipe& recipe) {
   LinearDataflow flow;
-  flow.activation_dtype = recipe.activation_dtype().value_or(request.x.dtype());
-  flow.is_calibration = request.calibrate && recipe.is_delayed();
-  flow.is_empty = request.x.rows() == 0;
-  if (request.grad_output.has_value()) {
-    flow.needs_dx = request.requires_grad.x;
-    flow.needs_dw = request.requires_grad.weight;
-    flow.needs_db = request.requires_grad.bias && request.bias.has_value();
-  }
+  flow.activation_dtype = facts.activation_dtype;
+  flow.is_calibration = facts.calibrate && recipe.is_delayed();
+  flow.is_empty = facts.is_empty;
+  flow.needs_dx = facts.needs_dx;
+  flow.needs_dw = facts.needs_dw;
+  flow.needs_db = facts.needs_db && facts.has_bias;
   if (recipe.is_quantized() && !flow.is_calibration) {
     flow.backward_override = recipe.backward_override();
     flow.is_delayed = recipe.is_delayed();
@@ -52,58 +61,33 @@ LinearDataflow DataflowOf(const LinearRequest& request, const Recipe& recipe) {
   return flow;
 }
 
-std::vector<std::string> LinearOutputs(const LinearRequest& request) {
-  std::vector<std::string> outputs = {"y"};
-  if (!request.grad_output.has_value()) return outputs;
-  if (request.requires_grad.x) outputs.push_back("dx");
-  if (request.requires_grad.weight) {
-    outputs.push_back(request.main_grad.has_value() ? "main_grad" : "dw");
+std::vector<std::string> LinearNotes(const LinearDataflow& flow, int64_t m, int64_t n, int64_t k,
+                                     const Arithmetic& arithmetic) {
+  std::vector<std::string> notes;
+  const std::vector<int64_t> contractions = PlainContractions(flow, m, n, k);
+  if (contractions.empty() || arithmetic.Resolved().Model().family != ArithmeticFamily::kSm90) {
+    return notes;
   }
-  if (request.requires_grad.bias && request.bias.has_value()) outputs.push_back("db");
-  return outputs;
-}
-
-std::vector<std::string> LinearStages(const LinearRequest& request, const Recipe& recipe) {
-  const LinearDataflow flow = DataflowOf(request, recipe);
-  const DType activation = flow.activation_dtype;
-  std::vector<std::string> stages;
-  const auto add_if = [&](bool condition, const char* name) {
-    if (condition) stages.push_back(name);
-  };
-
-  add_if(request.x.dtype() != activation, kStageCastX);
-  add_if(flow.is_calibration, kStageCalibrateX);
-  add_if(flow.is_calibration, kStageCalibrateWeight);
-  add_if(flow.quantizes_x(), kStageQuantizeX);
-  add_if(flow.quantizes_weight(), kStageQuantizeWeight);
-  add_if(flow.reads_weight && request.weight.dtype() != activation, kStageCastWeight);
-  add_if(flow.has_weight_copy() && request.weight.dtype() != activation, kStageCastWeightCopy);
-  add_if(request.bias.has_value() && request.bias.dtype() != flow.bias_dtype, kStageCastBias);
-  stages.push_back(kStageFprop);
-  if (!flow.has_backward()) return stages;
-
-  add_if(flow.is_delayed, kStageUpdateForward);
-  stages.push_back(kStageSave);
-  add_if(request.grad_output.dtype() != activation, kStageCastGradOutput);
-  add_if(flow.needs_db, kStageBiasGradient);
-  add_if(flow.is_calibration, kStageCalibrateGradOutput);
-  add_if(flow.quantizes_grad_output(), kStageQuantizeGradOutput);
-  // The fingerprints at use are taken right before the operands are read, all in one stage.
-  stages.push_back(kStageCheckSaved);
-  if (flow.needs_dx) {
-    add_if(flow.reads_dequantized(), kStageDequantizeWeight);
-    add_if(flow.reads_originals() && request.weight.dtype() != activation, kStageCastSavedWeight);
-    stages.push_back(kStageDgrad);
+  const auto is_uneven = [](int64_t dim) { return dim % 8 != 0; };
+  const bool is_f32 = flow.activation_dtype == DType::kF32;
+  if (is_f32) {
+    notes.push_back(
+        "high-precision GEMMs of f32 activations run in tf32: operands rounded to 10 mantissa "
+        "bits");
   }
-  if (flow.needs_dw) {
-    // wgrad of an empty batch is zero without reading x.
-    add_if(!flow.is_empty && flow.reads_dequantized(), kStageDequantizeX);
-    add_if(!flow.is_empty && flow.reads_originals() && request.x.dtype() != activation,
-           kStageCastSavedX);
-    stages.push_back(kStageWgrad);
+  // Where cuBLASLt takes kernels that add in another order than the model
+  // (tests/hardware/README.md, rules 6 and 7): 16-bit operands with a contiguous dim, which is K or
+  // N in every layout of a linear layer, off the multiples of 8; f32 operands with such a
+  // contraction.
+  const bool leaves_modelled_kernels =
+      is_f32 ? std::any_of(contractions.begin(), contractions.end(), is_uneven)
+             : is_uneven(n) || is_uneven(k);
+  if (leaves_modelled_kernels) {
+    notes.push_back(
+        "high-precision GEMMs with dims off the multiples of 8: Hopper's cuBLASLt takes kernels "
+        "there that may add in another order than sm90");
   }
-  add_if(flow.is_delayed && flow.quantizes_grad_output(), kStageUpdateBackward);
-  return stages;
+  return notes;
 }
 
 }  // namespace quantgate

@@ -1,14 +1,33 @@
-// What one linear step does, decided from the request and the recipe before anything is computed:
-// the table of docs/quantizers.md section 9 as data. Forward and backward read it and decide
-// nothing themselves.
+// What one linear unit does in a step, decided before anything is computed: the table of
+// docs/quantizers.md section 9 as data. Forward and backward read it and decide nothing themselves.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "kernels/layer/linear.h"
+#include "kernels/gemm/arithmetic.h"
+#include "kernels/quantize/recipe.h"
 
 namespace quantgate {
+
+/// What the dataflow follows from, beside the recipe.
+struct LinearFacts {
+  DType x_dtype = DType::kBF16;  ///< As given.
+  DType weight_dtype = DType::kBF16;
+  DType activation_dtype = DType::kBF16;
+  bool has_bias = false;
+  bool has_main_grad = false;
+  // Asked for.
+  bool needs_dx = false;
+  bool needs_dw = false;
+  bool needs_db = false;  ///< Of the bias that there is.
+  bool is_empty = false;  ///< M == 0.
+  bool calibrate = false;
+  /// x is f32 that no rounding to the activation dtype has touched, and is quantized so.
+  bool x_is_unrounded = false;
+  bool x_is_codes = false;       ///< x was quantized before, as the dataflow asks.
+  bool weight_is_codes = false;  ///< The parameter itself is quantized.
+};
 
 struct LinearDataflow {
   DType activation_dtype = DType::kBF16;
@@ -23,8 +42,8 @@ struct LinearDataflow {
   bool needs_dx = false;
   bool needs_dw = false;
   bool needs_db = false;
-  /// What is asked of the quantizers; neither direction: not quantized. A columnwise copy may be
-  /// high precision where it is made from the rowwise codes (columnwise_source).
+  /// The directions that are read as codes, or as high precision made from them: a columnwise copy
+  /// may be that (columnwise_source). Neither: not quantized.
   Usages x_usages{false, false};
   Usages weight_usages{false, false};
   Usages grad_output_usages{false, false};
@@ -34,9 +53,9 @@ struct LinearDataflow {
   bool is_calibration = false;  ///< Amaxes are noted; nothing is quantized.
 
   bool has_backward() const { return needs_dx || needs_dw || needs_db; }
-  bool quantizes_x() const { return x_usages.rowwise || x_usages.columnwise; }
-  bool quantizes_weight() const { return weight_usages.rowwise || weight_usages.columnwise; }
-  bool quantizes_grad_output() const {
+  bool reads_x_codes() const { return x_usages.rowwise || x_usages.columnwise; }
+  bool reads_weight_codes() const { return weight_usages.rowwise || weight_usages.columnwise; }
+  bool reads_grad_output_codes() const {
     return grad_output_usages.rowwise || grad_output_usages.columnwise;
   }
   /// Without an override, dgrad reads the weight in the activation dtype as forward had it.
@@ -54,36 +73,18 @@ struct LinearDataflow {
   }
 };
 
-/// For a request that CheckLinear accepts.
-LinearDataflow DataflowOf(const LinearRequest& request, const Recipe& recipe);
+LinearDataflow DataflowOf(const LinearFacts& facts, const Recipe& recipe);
 
-/// What the request asked for and the step does not do, or does otherwise than the words suggest.
-std::vector<std::string> LinearNotes(const LinearRequest& request, const Recipe& recipe,
-                                     const Arithmetic& arithmetic, const LinearDataflow& flow);
+/// What of a unit's GEMMs is otherwise than the words suggest.
+std::vector<std::string> LinearNotes(const LinearDataflow& flow, int64_t m, int64_t n, int64_t k,
+                                     const Arithmetic& arithmetic);
 
 /// Stage names that several places spell.
-inline constexpr char kStageCastX[] = "cast x";
-inline constexpr char kStageCastWeight[] = "cast weight";
-inline constexpr char kStageCastBias[] = "cast bias";
+inline constexpr char kStageFprop[] = "fprop";
+inline constexpr char kStageDgrad[] = "dgrad";
+inline constexpr char kStageWgrad[] = "wgrad";
 inline constexpr char kStageQuantizeX[] = "quantize x";
 inline constexpr char kStageQuantizeWeight[] = "quantize weight";
-inline constexpr char kStageCalibrateX[] = "calibrate x";
-inline constexpr char kStageCalibrateWeight[] = "calibrate weight";
-inline constexpr char kStageCalibrateGradOutput[] = "calibrate grad_output";
-inline constexpr char kStageCastWeightCopy[] = "cast dequantized weight";
-inline constexpr char kStageFprop[] = "fprop";
-inline constexpr char kStageUpdateForward[] = "update scales of forward";
-inline constexpr char kStageUpdateBackward[] = "update scales of backward";
-inline constexpr char kStageSave[] = "fingerprint saved operands";
-inline constexpr char kStageCastGradOutput[] = "cast grad_output";
-inline constexpr char kStageBiasGradient[] = "bias gradient";
 inline constexpr char kStageQuantizeGradOutput[] = "quantize grad_output";
-inline constexpr char kStageDequantizeWeight[] = "dequantize saved weight";
-inline constexpr char kStageCastSavedWeight[] = "cast saved weight";
-inline constexpr char kStageDgrad[] = "dgrad";
-inline constexpr char kStageDequantizeX[] = "dequantize saved x";
-inline constexpr char kStageCastSavedX[] = "cast saved x";
-inline constexpr char kStageWgrad[] = "wgrad";
-inline constexpr char kStageCheckSaved[] = "check saved operands";
 
 }  // namespace quantgate

@@ -1,267 +1,178 @@
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "kernels/gemm/scaling_check.h"
-#include "kernels/layer/linear_step.h"
+#include "kernels/layer/linear_operands.h"
+#include "kernels/layer/linear_weight.h"
 
 namespace quantgate {
 namespace {
 
-std::string PlainContent(const Tensor& given, DType kept) {
-  const std::string kept_name(DTypeName(kept));
-  if (given.dtype() == kept) return absl::StrCat(kept_name, " as given");
-  return absl::StrCat(kept_name, " cast from ", std::string(DTypeName(given.dtype())));
-}
+class ForwardPass {
+ public:
+  ForwardPass(StepRecorder& recorder, const LinearUnit& unit, LayerState& state,
+              const LinearInput& input, std::shared_ptr<const StepOptions> options)
+      : recorder_(recorder),
+        unit_(unit),
+        names_(unit.names),
+        flow_(unit.flow),
+        state_(state),
+        input_(input),
+        options_(std::move(options)) {}
 
-std::string CodesContent(const QuantizedTensor& codes) {
-  const auto element = [](const QuantizedCopy& copy) {
-    return std::string(DTypeName(copy.element));
-  };
-  const bool is_copy_plain =
-      codes.columnwise.has_value() && codes.columnwise->format == QuantizerFormat::kIdentity;
-  std::string text;
-  if (codes.rowwise.has_value()) text = absl::StrCat(element(*codes.rowwise), " rowwise");
-  if (!codes.columnwise.has_value()) return absl::StrCat(text, " codes");
-  if (is_copy_plain) {
-    return absl::StrCat(text, text.empty() ? "" : " codes and ", element(*codes.columnwise),
-                        " dequantized from rowwise codes");
+  absl::StatusOr<LinearForward> Run();
+
+ private:
+  absl::Status PrepareStates();
+  absl::Status PrepareX();
+  absl::StatusOr<Tensor> Fprop();
+  void KeepOperands();
+  absl::StatusOr<std::unique_ptr<LinearSaved>> Save();
+  std::string WeightContent() const;
+
+  StepRecorder& recorder_;
+  const LinearUnit& unit_;
+  const LinearNames& names_;
+  const LinearDataflow& flow_;
+  LayerState& state_;
+  const LinearInput& input_;
+  std::shared_ptr<const StepOptions> options_;
+
+  KeptOperand x_;
+  KeptOperand weight_;
+  KeptOperand weight_workspace_;
+};
+
+absl::Status ForwardPass::PrepareStates() {
+  if (!flow_.is_delayed && !flow_.is_calibration) return absl::OkStatus();
+  for (const TensorRole role : {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput}) {
+    QG_RETURN_IF_ERROR(PrepareDelayedState(recorder_, names_.StateOf(role),
+                                           options_->recipe.delayed_scaling(), state_.delayed));
   }
-  if (text.empty()) return absl::StrCat(element(*codes.columnwise), " columnwise codes");
-  const bool same = element(*codes.rowwise) == element(*codes.columnwise);
-  return absl::StrCat(text, " and ", same ? "" : element(*codes.columnwise) + " ",
-                      "columnwise codes");
-}
-
-QuantizedTensor WithoutCodes(QuantizedTensor quantized) {
-  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
-    if (quantized.copy(usage).has_value()) quantized.copy(usage)->data = Tensor();
-  }
-  return quantized;
-}
-
-bool HasCodes(const QuantizedTensor& codes) {
-  return codes.rowwise.has_value() || codes.columnwise.has_value();
-}
-
-/// A desc that left the slices of K or the choice of hardware to the engine, with what it chose: a
-/// bound is of what ran.
-absl::Status SetWhatRan(const GemmResult& result, GemmDesc& desc) {
-  const bool left_open =
-      desc.arithmetic.any_split_k || desc.arithmetic.family == ArithmeticFamily::kAuto;
-  if (!left_open) return absl::OkStatus();
-  QG_ASSIGN_OR_RETURN(const Arithmetic ran, Arithmetic::Parse(result.arithmetic));
-  if (ran.family == ArithmeticFamily::kCublasLt) desc.arithmetic = ran;
   return absl::OkStatus();
 }
 
-}  // namespace
-
-uint32_t CallIdOf(TensorRole role) { return static_cast<uint32_t>(role); }
-
-bool UsesSplit(const Recipe& recipe, GemmRole role, const GemmOperand& a) {
-  // Block scales are applied between partial sums whatever the recipe says of other operands.
-  if (IsFp8Block(a.scaling)) return true;
-  return IsFp8(a.data.dtype()) && recipe.UsesSplitAccumulator(role);
-}
-
-GemmOperand PlainOperand(const Tensor& tensor) {
-  GemmOperand operand;
-  operand.data = tensor;
-  return operand;
-}
-
-LinearStep::LinearStep(Engine& engine, const LinearRequest& request, const Recipe& recipe,
-                       const Arithmetic& arithmetic, const Cancellation* cancellation,
-                       StageObserver on_stage)
-    : engine_(engine),
-      request_(request),
-      recipe_(recipe),
-      arithmetic_(arithmetic),
-      cancellation_(cancellation),
-      on_stage_(on_stage),
-      flow_(DataflowOf(request, recipe)),
-      m_(request.x.rows()),
-      n_(request.weight.shape()[0]),
-      k_(request.weight.shape()[1]) {
-  result_.notes = LinearNotes(request, recipe, arithmetic, flow_);
-}
-
-absl::StatusOr<Tensor> LinearStep::CastTo(const char* stage, const Tensor& source, DType dtype) {
-  if (source.dtype() == dtype) return source;
-  return Timed(stage, [&] { return engine_.Cast(source, dtype, cancellation_); });
-}
-
-absl::StatusOr<QuantizedTensor> LinearStep::Quantize(const char* stage, TensorRole role,
-                                                     const Tensor& source, Usages usages) {
-  const Quantizer& quantizer = recipe_.QuantizerFor(role);
-  QuantizeArguments arguments;
-  arguments.seed = request_.seed;
-  arguments.call_id = CallIdOf(role);
-  if (flow_.is_delayed) arguments.scale = scales_.at(role).scale;
-  QG_ASSIGN_OR_RETURN(QuantizedTensor quantized, Timed(stage, [&] {
-                        return engine_.Quantize(source, quantizer, usages, arguments,
-                                                cancellation_);
-                      }));
-  if (flow_.is_delayed) QG_RETURN_IF_ERROR(NoteCast(role, quantized));
-  QuantizationRecord record;
-  record.role = role;
-  record.usages = usages;
-  record.quantizer = QuantizerText(quantizer);
-  result_.quantizations.push_back(std::move(record));
-  quantized_.push_back(WithoutCodes(quantized));
-  return quantized;
-}
-
-LinearStep::NamedOperand LinearStep::DirectionOf(const std::string& name, const Saved& operand,
-                                                 Usage usage) {
-  const std::optional<QuantizedCopy>& copy = operand.codes.copy(usage);
-  if (!copy.has_value()) return {PlainOperand(operand.original), name};
-  if (copy->format == QuantizerFormat::kIdentity) {
-    return {PlainOperand(copy->data), absl::StrCat(name, " dequantized")};
+absl::Status ForwardPass::PrepareX() {
+  QG_ASSIGN_OR_RETURN(const Tensor matrix,
+                      input_.x.Reinterpret(input_.x.dtype(), {unit_.m, unit_.k}));
+  if (unit_.facts.x_is_unrounded) {
+    x_.original = matrix;
+    return absl::OkStatus();
   }
-  return {OperandOf(*copy), absl::StrCat(name, " quantized ", std::string(UsageName(usage)))};
-}
-
-absl::StatusOr<Tensor> LinearStep::RunGemm(const char* stage, GemmRole role,
-                                           const std::string& output, GemmDesc desc,
-                                           const NamedOperand& a, const NamedOperand& b) {
-  desc.a = a.operand;
-  desc.b = b.operand;
-  desc.arithmetic = arithmetic_;
-  desc.use_split_accumulator = UsesSplit(recipe_, role, desc.a);
-  QG_ASSIGN_OR_RETURN(GemmResult gemm,
-                      Timed(stage, [&] { return engine_.Gemm(desc, cancellation_); }));
-  QG_RETURN_IF_ERROR(SetWhatRan(gemm, desc));
-  Tensor d = gemm.d;
-  result_.gemms.push_back({role, output, std::move(desc), a.source, b.source, std::move(gemm)});
-  return d;
-}
-
-absl::Status LinearStep::AddOutput(const std::string& name, const Tensor& value, Shape shape) {
-  QG_ASSIGN_OR_RETURN(Tensor shaped, value.Reinterpret(value.dtype(), std::move(shape)));
-  result_.outputs.push_back({name, std::move(shaped)});
+  QG_ASSIGN_OR_RETURN(x_.original,
+                      recorder_.Cast(names_.Stage("cast x"), matrix, flow_.activation_dtype));
   return absl::OkStatus();
 }
 
-absl::Status LinearStep::PrepareOperands() {
-  if (flow_.is_calibration) {
-    QG_RETURN_IF_ERROR(Calibrate(kStageCalibrateX, TensorRole::kInput, x_.original));
-    QG_RETURN_IF_ERROR(Calibrate(kStageCalibrateWeight, TensorRole::kWeight, request_.weight));
-  }
-  if (flow_.quantizes_x()) {
-    QG_ASSIGN_OR_RETURN(x_.codes,
-                        Quantize(kStageQuantizeX, TensorRole::kInput, x_.original, flow_.x_usages));
-  }
-  if (flow_.quantizes_weight()) {
-    QG_ASSIGN_OR_RETURN(weight_.codes, Quantize(kStageQuantizeWeight, TensorRole::kWeight,
-                                                request_.weight, flow_.weight_usages));
-  }
-  if (flow_.reads_weight) {
-    QG_ASSIGN_OR_RETURN(weight_.original,
-                        CastTo(kStageCastWeight, request_.weight, flow_.activation_dtype));
-  }
-  return flow_.has_weight_copy() ? CastWeightCopy() : absl::OkStatus();
-}
-
-absl::Status LinearStep::CastWeightCopy() {
-  QuantizedCopy& copy = *weight_.codes.columnwise;
-  QG_ASSIGN_OR_RETURN(copy.data, CastTo(kStageCastWeightCopy, copy.data, flow_.activation_dtype));
-  copy.element = copy.data.dtype();
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Tensor> LinearStep::Fprop() {
+absl::StatusOr<Tensor> ForwardPass::Fprop() {
   GemmDesc desc;
   desc.layout = GemmLayout::kTN;
   desc.out_dtype = flow_.activation_dtype;
-  if (request_.bias.has_value()) {
-    QG_ASSIGN_OR_RETURN(desc.bias, CastTo(kStageCastBias, request_.bias, flow_.bias_dtype));
+  if (input_.bias.has_value()) {
+    QG_ASSIGN_OR_RETURN(desc.bias,
+                        recorder_.Cast(names_.Stage("cast bias"), input_.bias, flow_.bias_dtype));
   }
-  return RunGemm(kStageFprop, GemmRole::kFprop, "y", std::move(desc),
-                 DirectionOf("x", x_, Usage::kRowwise),
-                 DirectionOf("weight", weight_, Usage::kRowwise));
-}
-
-absl::Status LinearStep::Forward() {
-  QG_RETURN_IF_ERROR(PrepareScales());
-  QG_ASSIGN_OR_RETURN(Tensor x_matrix, request_.x.Reinterpret(request_.x.dtype(), {m_, k_}));
-  QG_ASSIGN_OR_RETURN(x_.original, CastTo(kStageCastX, x_matrix, flow_.activation_dtype));
-  QG_RETURN_IF_ERROR(PrepareOperands());
-  QG_ASSIGN_OR_RETURN(Tensor y, Fprop());
-  Shape y_shape = request_.x.shape();
-  y_shape.back() = n_;
-  QG_RETURN_IF_ERROR(AddOutput("y", y, std::move(y_shape)));
-  if (!flow_.has_backward()) return absl::OkStatus();
-  if (flow_.is_delayed) {
-    QG_RETURN_IF_ERROR(
-        UpdateScales(kStageUpdateForward, {TensorRole::kInput, TensorRole::kWeight}));
-  }
-  return SaveOperands();
-}
-
-absl::Status LinearStep::StartFingerprintOf(const Saved& saved, Fingerprint SavedOperand::*moment) {
-  std::vector<const Tensor*> parts = {&saved.original};
-  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
-    const std::optional<QuantizedCopy>& copy = saved.codes.copy(usage);
-    if (!copy.has_value()) continue;
-    parts.insert(parts.end(), {&copy->data, &copy->scale_inv});
-    // The amax of other formats is a record of the quantization; nvfp4's is part of every value.
-    if (copy->format == QuantizerFormat::kNvfp4) parts.push_back(&copy->amax);
-  }
-  RunningFingerprint running{saved.record, moment, {}};
-  for (const Tensor* part : parts) {
-    if (!part->has_value()) continue;
-    QG_ASSIGN_OR_RETURN(Tensor started, engine_.StartFingerprint(*part, cancellation_));
-    running.parts.push_back(std::move(started));
-  }
-  fingerprints_.push_back(std::move(running));
-  return absl::OkStatus();
-}
-
-absl::Status LinearStep::Save(const std::string& name, const std::string& content, Saved& saved) {
-  SavedOperand record;
-  record.name = name;
-  record.content = content;
-  saved.record = result_.saved.size();
-  result_.saved.push_back(std::move(record));
-  return StartFingerprintOf(saved, &SavedOperand::at_save);
+  return RunLinearGemm(recorder_, names_, kStageFprop, GemmRole::kFprop, options_->recipe, names_.y,
+                       std::move(desc), DirectionOf(names_.x, x_, Usage::kRowwise),
+                       DirectionOf(names_.weight, weight_, Usage::kRowwise));
 }
 
 // What each mode keeps is the row "saved input", "saved weight" of the table in docs/quantizers.md
 // section 9. As in Transformer Engine's Linear, x is kept only for wgrad, the weight always.
-void LinearStep::KeepOperands() {
+void ForwardPass::KeepOperands() {
+  const Parameter& weight = state_.parameters.at(names_.weight);
   if (flow_.reads_originals()) {
-    weight_workspace_.codes = std::move(weight_.codes);
-    x_ = Saved{request_.x, {}, 0};
-    weight_ = Saved{request_.weight, {}, 0};
+    if (weight.is_quantized()) {
+      weight_ = KeptOperand{{}, OnlyUsages(weight.quantized, flow_.weight_usages), {}};
+      if (!weight_.has_codes()) weight_.codes = weight.quantized;
+    } else {
+      weight_workspace_.codes = std::move(weight_.codes);
+      weight_ = KeptOperand{weight.value, {}, {}};
+    }
+    // What was given as codes is read back from them.
+    x_ = unit_.facts.x_is_codes ? KeptOperand{{}, x_.codes, {}} : KeptOperand{input_.x, {}, {}};
     return;
   }
   if (flow_.backward_override == BackwardOverride::kNone) {
     // fprop was the only reader of the rowwise codes.
     x_.codes.rowwise.reset();
   }
-  if (HasCodes(x_.codes)) x_.original = Tensor();
-  if (HasCodes(weight_.codes) && !flow_.keeps_weight()) weight_.original = Tensor();
+  if (x_.has_codes()) x_.original = Tensor();
+  if (weight_.has_codes() && !flow_.keeps_weight()) weight_.original = Tensor();
 }
 
-absl::Status LinearStep::SaveOperands() {
-  return Timed(kStageSave, [&]() -> absl::Status {
+std::string ForwardPass::WeightContent() const {
+  const Parameter& weight = state_.parameters.at(names_.weight);
+  if (!weight.is_quantized() || !weight_.original.has_value()) {
+    return ContentOf(weight_, unit_.facts.weight_dtype);
+  }
+  const std::string codes =
+      weight_.has_codes() ? absl::StrCat(CodesContent(weight_.codes), " and ") : "";
+  return absl::StrCat(codes, std::string(DTypeName(weight_.original.dtype())),
+                      " dequantized from the parameter");
+}
+
+absl::StatusOr<std::unique_ptr<LinearSaved>> ForwardPass::Save() {
+  auto saved = std::make_unique<LinearSaved>();
+  QG_RETURN_IF_ERROR(recorder_.Timed(names_.Stage("fingerprint saved operands"), [&] {
     KeepOperands();
-    const auto content = [](const Saved& saved, const Tensor& given) {
-      std::vector<std::string> parts;
-      if (HasCodes(saved.codes)) parts.push_back(CodesContent(saved.codes));
-      if (saved.original.has_value()) {
-        parts.push_back(PlainContent(given, saved.original.dtype()));
-      }
-      return absl::StrJoin(parts, " and ");
-    };
-    if (flow_.needs_dw) QG_RETURN_IF_ERROR(Save("x", content(x_, request_.x), x_));
-    QG_RETURN_IF_ERROR(Save("weight", content(weight_, request_.weight), weight_));
-    if (!HasCodes(weight_workspace_.codes)) return absl::OkStatus();
-    return Save("weight workspace", CodesContent(weight_workspace_.codes), weight_workspace_);
-  });
+    if (flow_.needs_dw) {
+      QG_RETURN_IF_ERROR(Keep(recorder_, names_.x, ContentOf(x_, input_.x.dtype()), x_));
+    }
+    QG_RETURN_IF_ERROR(Keep(recorder_, names_.weight, WeightContent(), weight_));
+    if (!weight_workspace_.has_codes()) return absl::OkStatus();
+    return Keep(recorder_, absl::StrCat(names_.weight, " workspace"),
+                CodesContent(weight_workspace_.codes), weight_workspace_);
+  }));
+  if (!flow_.needs_dw) x_ = KeptOperand();
+  saved->unit = unit_;
+  saved->options = options_;
+  saved->x_shape = input_.x.shape();
+  saved->x = std::move(x_);
+  saved->weight = std::move(weight_);
+  saved->weight_workspace = std::move(weight_workspace_);
+  return saved;
+}
+
+absl::StatusOr<LinearForward> ForwardPass::Run() {
+  for (const std::string& note :
+       LinearNotes(flow_, unit_.m, unit_.n, unit_.k, recorder_.arithmetic())) {
+    recorder_.AddNote(note);
+  }
+  QG_RETURN_IF_ERROR(PrepareStates());
+  QG_RETURN_IF_ERROR(PrepareX());
+  LinearWeight weight(recorder_, unit_, state_, *options_);
+  if (flow_.is_calibration) {
+    QG_RETURN_IF_ERROR(Calibrate(recorder_, names_.Stage("calibrate x"), x_.original,
+                                 options_->recipe.QuantizerFor(TensorRole::kInput).rowwise,
+                                 state_.delayed[names_.input_state]));
+    QG_RETURN_IF_ERROR(weight.Calibrate());
+  }
+  if (unit_.facts.x_is_codes) {
+    x_.codes = input_.codes;
+  } else if (flow_.reads_x_codes()) {
+    QG_ASSIGN_OR_RETURN(
+        x_.codes, QuantizeOperand(recorder_, unit_, TensorRole::kInput, kStageQuantizeX, names_.x,
+                                  x_.original, flow_.x_usages, *options_, state_.delayed));
+  }
+  QG_ASSIGN_OR_RETURN(weight_, weight.Prepare());
+
+  QG_ASSIGN_OR_RETURN(const Tensor matrix, Fprop());
+  Shape shape = input_.x.shape();
+  shape.back() = unit_.n;
+  LinearForward result;
+  QG_ASSIGN_OR_RETURN(result.y, matrix.Reinterpret(matrix.dtype(), std::move(shape)));
+  if (flow_.has_backward()) {
+    QG_ASSIGN_OR_RETURN(result.saved, Save());
+  }
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<LinearForward> ForwardLinear(StepRecorder& recorder, const LinearUnit& unit,
+                                            LayerState& state, const LinearInput& input,
+                                            std::shared_ptr<const StepOptions> options) {
+  return ForwardPass(recorder, unit, state, input, std::move(options)).Run();
 }
 
 }  // namespace quantgate

@@ -1,27 +1,20 @@
-// CheckLinearGemms: every GEMM of a request, outlined before anything is computed and put before
+// CheckLinearUnitGemms: every GEMM of a unit, outlined before anything is computed and put before
 // CheckGemm.
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "kernels/gemm/cublaslt_algorithm.h"
 #include "kernels/gemm/scaling_check.h"
-#include "kernels/layer/linear_step.h"
+#include "kernels/layer/linear_check.h"
+#include "kernels/layer/linear_operands.h"
 #include "kernels/quantize/quantized_outline.h"
 
 namespace quantgate {
 namespace {
 
-/// Outlines of the operands and GEMMs of one request.
+/// Outlines of the operands and GEMMs of one unit.
 class GemmOutlines {
  public:
-  GemmOutlines(const LinearRequest& request, const Recipe& recipe)
-      : request_(request),
-        recipe_(recipe),
-        flow_(DataflowOf(request, recipe)),
-        m_(request.x.rows()),
-        n_(request.weight.shape()[0]),
-        k_(request.weight.shape()[1]) {}
-
-  const LinearDataflow& flow() const { return flow_; }
+  GemmOutlines(const LinearUnit& unit, const Recipe& recipe)
+      : unit_(unit), flow_(unit.flow), recipe_(recipe) {}
 
   absl::StatusOr<GemmDesc> Fprop() const {
     GemmDesc desc;
@@ -30,8 +23,8 @@ class GemmOutlines {
     const bool quantized = flow_.quantizes_fprop;
     QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kInput, Usage::kRowwise, quantized));
     QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kWeight, Usage::kRowwise, quantized));
-    if (request_.bias.has_value()) {
-      QG_ASSIGN_OR_RETURN(desc.bias, OutlineTensor(flow_.bias_dtype, {n_}));
+    if (unit_.facts.has_bias) {
+      QG_ASSIGN_OR_RETURN(desc.bias, OutlineTensor(flow_.bias_dtype, {unit_.n}));
     }
     return desc;
   }
@@ -55,9 +48,9 @@ class GemmOutlines {
     desc.out_dtype = flow_.activation_dtype;
     QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kGradOutput, Usage::kColumnwise, quantized));
     QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kInput, Usage::kColumnwise, quantized));
-    if (request_.main_grad.has_value()) {
+    if (unit_.facts.has_main_grad) {
       desc.out_dtype = DType::kF32;
-      desc.c = request_.main_grad;
+      QG_ASSIGN_OR_RETURN(desc.c, OutlineTensor(DType::kF32, {unit_.n, unit_.k}));
       desc.beta = 1.0f;
       desc.in_place = true;
     }
@@ -66,8 +59,8 @@ class GemmOutlines {
 
  private:
   Shape ShapeOf(TensorRole role) const {
-    if (role == TensorRole::kInput) return {m_, k_};
-    return role == TensorRole::kWeight ? Shape{n_, k_} : Shape{m_, n_};
+    if (role == TensorRole::kInput) return {unit_.m, unit_.k};
+    return role == TensorRole::kWeight ? Shape{unit_.n, unit_.k} : Shape{unit_.m, unit_.n};
   }
 
   absl::StatusOr<GemmOperand> Operand(TensorRole role, Usage usage, bool quantized) const {
@@ -76,17 +69,16 @@ class GemmOutlines {
       return PlainOperand(plain);
     }
     const DType source =
-        role == TensorRole::kWeight ? request_.weight.dtype() : flow_.activation_dtype;
+        role == TensorRole::kWeight ? unit_.facts.weight_dtype : flow_.activation_dtype;
     QG_ASSIGN_OR_RETURN(
         const QuantizedCopy copy,
         OutlineCopy(recipe_.QuantizerFor(role).spec(usage), usage, source, ShapeOf(role)));
     return OperandOf(copy);
   }
 
-  const LinearRequest& request_;
+  const LinearUnit& unit_;
+  const LinearDataflow& flow_;
   const Recipe& recipe_;
-  const LinearDataflow flow_;
-  const int64_t m_, n_, k_;
 };
 
 /// Blackwell reads fp32 block scales by their exponent bits, so the recipe must make powers of two.
@@ -105,8 +97,8 @@ absl::Status CheckBlockScales(const GemmDesc& desc, const Recipe& recipe, GemmRo
                    "an sm90 arithmetic"));
 }
 
-absl::Status CheckOne(absl::StatusOr<GemmDesc> desc, GemmRole role, const Recipe& recipe,
-                      const Arithmetic& arithmetic) {
+absl::Status CheckOne(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, GemmRole role,
+                      const Recipe& recipe, const Arithmetic& arithmetic) {
   QG_RETURN_IF_ERROR(desc.status());
   desc->arithmetic = arithmetic;
   desc->use_split_accumulator = UsesSplit(recipe, role, desc->a);
@@ -114,23 +106,23 @@ absl::Status CheckOne(absl::StatusOr<GemmDesc> desc, GemmRole role, const Recipe
   const bool is_hardware = desc->arithmetic.family == ArithmeticFamily::kCublasLt;
   if (status.ok()) status = (is_hardware ? CheckCublasLtGemm(*desc) : CheckGemm(*desc)).status();
   if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat(std::string(GemmRoleName(role)), ": ", status.message()));
+  const std::string gemm = unit.names.Stage(std::string(GemmRoleName(role)));
+  return absl::Status(status.code(), absl::StrCat(gemm, ": ", status.message()));
 }
 
 }  // namespace
 
-absl::Status CheckLinearGemms(const LinearRequest& request, const Recipe& recipe,
-                              const Arithmetic& arithmetic) {
-  const GemmOutlines outlines(request, recipe);
-  const LinearDataflow& flow = outlines.flow();
-  QG_RETURN_IF_ERROR(CheckOne(outlines.Fprop(), GemmRole::kFprop, recipe, arithmetic));
+absl::Status CheckLinearUnitGemms(const LinearUnit& unit, const Recipe& recipe,
+                                  const Arithmetic& arithmetic) {
+  const GemmOutlines outlines(unit, recipe);
+  const LinearDataflow& flow = unit.flow;
+  QG_RETURN_IF_ERROR(CheckOne(outlines.Fprop(), unit, GemmRole::kFprop, recipe, arithmetic));
   if (flow.needs_dx) {
-    QG_RETURN_IF_ERROR(CheckOne(outlines.Dgrad(), GemmRole::kDgrad, recipe, arithmetic));
+    QG_RETURN_IF_ERROR(CheckOne(outlines.Dgrad(), unit, GemmRole::kDgrad, recipe, arithmetic));
   }
   // A sum over no rows is no GEMM.
   if (!flow.needs_dw || flow.is_empty) return absl::OkStatus();
-  return CheckOne(outlines.Wgrad(), GemmRole::kWgrad, recipe, arithmetic);
+  return CheckOne(outlines.Wgrad(), unit, GemmRole::kWgrad, recipe, arithmetic);
 }
 
 }  // namespace quantgate

@@ -1,0 +1,61 @@
+// Operands of a linear unit's GEMMs, and what records call them: what its forward and backward and
+// the checks before them share.
+#pragma once
+
+#include <string>
+
+#include "kernels/layer/linear_unit.h"
+
+namespace quantgate {
+
+/// One side of a GEMM and what the report calls it.
+struct NamedOperand {
+  GemmOperand operand;
+  std::string source;  ///< GemmRecord::a_source.
+  std::string tensor;  ///< GemmRecord::a_tensor.
+};
+
+GemmOperand PlainOperand(const Tensor& tensor);
+
+/// cuBLASLt's FAST_ACCUM off for a GEMM whose M side is `a`.
+bool UsesSplit(const Recipe& recipe, GemmRole role, const GemmOperand& a);
+
+/// How a direction of a format is stored for dgrad and wgrad: transposed to TN, but for mxfp8,
+/// whose columnwise codes keep the source's layout.
+GemmLayout DgradLayout(const Quantizer& weight);
+GemmLayout WgradLayout(const Quantizer& x);
+
+/// One direction of an operand: its codes, or high precision where that is not quantized.
+NamedOperand DirectionOf(const std::string& name, const KeptOperand& operand, Usage usage);
+
+/// Runs a GEMM of a unit, records it, and returns d.
+absl::StatusOr<Tensor> RunLinearGemm(StepRecorder& recorder, const LinearNames& names,
+                                     const char* stage, GemmRole role, const Recipe& recipe,
+                                     const std::string& output, GemmDesc desc,
+                                     const NamedOperand& a, const NamedOperand& b);
+
+/// Without the directions that are not in `usages`.
+QuantizedTensor OnlyUsages(QuantizedTensor codes, Usages usages);
+
+/// The values of the rowwise codes, or of the columnwise ones where there are no others.
+absl::StatusOr<Tensor> DequantizeAny(StepRecorder& recorder, const std::string& stage,
+                                     const QuantizedTensor& codes, DType dtype);
+
+/// Quantizes by the step's recipe, with the role's call id and, under delayed scaling, its state,
+/// which notes the amax.
+absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const LinearUnit& unit,
+                                                TensorRole role, const char* stage,
+                                                const std::string& tensor, const Tensor& source,
+                                                Usages usages, const StepOptions& options,
+                                                DelayedStates& states);
+
+// What is saved, in words: "bf16 as given", "f8_e4m3 rowwise and columnwise codes".
+std::string PlainContent(DType given, DType kept);
+std::string CodesContent(const QuantizedTensor& codes);
+std::string ContentOf(const KeptOperand& kept, DType given);
+
+/// Saves and marks.
+absl::Status Keep(StepRecorder& recorder, const std::string& name, const std::string& content,
+                  KeptOperand& kept);
+
+}  // namespace quantgate

@@ -1,0 +1,159 @@
+// What forward and backward of a unit share.
+#include "kernels/layer/linear_unit.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/gemm/scaling_check.h"
+#include "kernels/layer/linear_operands.h"
+
+namespace quantgate {
+
+LinearNames::LinearNames(const std::string& prefix_of_all, const std::string& suffix_of_all)
+    : prefix(prefix_of_all), suffix(suffix_of_all) {
+  for (std::string* name : {&x, &weight, &bias, &y, &grad_output, &dx, &dw, &db, &main_grad,
+                            &input_state, &weight_state, &grad_output_state}) {
+    *name = absl::StrCat(prefix, *name, suffix);
+  }
+}
+
+const std::string& LinearNames::StateOf(TensorRole role) const {
+  if (role == TensorRole::kInput) return input_state;
+  return role == TensorRole::kWeight ? weight_state : grad_output_state;
+}
+
+uint32_t CallIdOf(TensorRole role) { return static_cast<uint32_t>(role); }
+
+std::vector<Tensor> KeptOperand::Parts() const {
+  std::vector<Tensor> parts = {original};
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    const std::optional<QuantizedCopy>& copy = codes.copy(usage);
+    if (!copy.has_value()) continue;
+    parts.insert(parts.end(), {copy->data, copy->scale_inv});
+    // The amax of other formats is a record of the quantization; nvfp4's is part of every value.
+    if (copy->format == QuantizerFormat::kNvfp4) parts.push_back(copy->amax);
+  }
+  return parts;
+}
+
+GemmOperand PlainOperand(const Tensor& tensor) {
+  GemmOperand operand;
+  operand.data = tensor;
+  return operand;
+}
+
+bool UsesSplit(const Recipe& recipe, GemmRole role, const GemmOperand& a) {
+  // Block scales are applied between partial sums whatever the recipe says of other operands.
+  if (IsFp8Block(a.scaling)) return true;
+  return IsFp8(a.data.dtype()) && recipe.UsesSplitAccumulator(role);
+}
+
+GemmLayout DgradLayout(const Quantizer& weight) {
+  const bool is_turned =
+      weight.columnwise.is_quantized() && weight.columnwise.format != QuantizerFormat::kMxfp8;
+  return is_turned ? GemmLayout::kTN : GemmLayout::kNN;
+}
+
+GemmLayout WgradLayout(const Quantizer& x) {
+  const bool is_turned =
+      x.columnwise.is_quantized() && x.columnwise.format != QuantizerFormat::kMxfp8;
+  return is_turned ? GemmLayout::kTN : GemmLayout::kNT;
+}
+
+NamedOperand DirectionOf(const std::string& name, const KeptOperand& operand, Usage usage) {
+  const std::optional<QuantizedCopy>& copy = operand.codes.copy(usage);
+  if (!copy.has_value()) return {PlainOperand(operand.original), name, name};
+  if (copy->format == QuantizerFormat::kIdentity) {
+    return {PlainOperand(copy->data), absl::StrCat(name, " dequantized"), name};
+  }
+  return {OperandOf(*copy), absl::StrCat(name, " quantized ", std::string(UsageName(usage))), name};
+}
+
+absl::StatusOr<Tensor> RunLinearGemm(StepRecorder& recorder, const LinearNames& names,
+                                     const char* stage, GemmRole role, const Recipe& recipe,
+                                     const std::string& output, GemmDesc desc,
+                                     const NamedOperand& a, const NamedOperand& b) {
+  GemmRecord record;
+  record.role = role;
+  record.output = output;
+  record.desc = std::move(desc);
+  record.desc.a = a.operand;
+  record.desc.b = b.operand;
+  record.desc.use_split_accumulator = UsesSplit(recipe, role, a.operand);
+  record.a_source = a.source;
+  record.b_source = b.source;
+  record.a_tensor = a.tensor;
+  record.b_tensor = b.tensor;
+  return recorder.Gemm(names.Stage(stage), std::move(record));
+}
+
+QuantizedTensor OnlyUsages(QuantizedTensor codes, Usages usages) {
+  if (!usages.rowwise) codes.rowwise.reset();
+  if (!usages.columnwise) codes.columnwise.reset();
+  return codes;
+}
+
+absl::StatusOr<Tensor> DequantizeAny(StepRecorder& recorder, const std::string& stage,
+                                     const QuantizedTensor& codes, DType dtype) {
+  const Usage usage = codes.rowwise.has_value() ? Usage::kRowwise : Usage::kColumnwise;
+  return recorder.Timed(stage, [&] {
+    return recorder.engine().Dequantize(codes, usage, dtype, recorder.cancellation());
+  });
+}
+
+absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const LinearUnit& unit,
+                                                TensorRole role, const char* stage,
+                                                const std::string& tensor, const Tensor& source,
+                                                Usages usages, const StepOptions& options,
+                                                DelayedStates& states) {
+  QuantizeArguments arguments;
+  arguments.seed = options.seed;
+  arguments.call_id = unit.first_call_id + CallIdOf(role);
+  DelayedScalingState* const state =
+      unit.flow.is_delayed ? &states[unit.names.StateOf(role)] : nullptr;
+  if (state != nullptr) arguments.scale = state->scale;
+  QG_ASSIGN_OR_RETURN(QuantizedTensor quantized,
+                      recorder.Quantize(unit.names.Stage(stage), tensor, role, source,
+                                        options.recipe.QuantizerFor(role), usages, arguments));
+  if (state != nullptr) QG_RETURN_IF_ERROR(NoteCast(recorder, quantized, *state));
+  return quantized;
+}
+
+std::string PlainContent(DType given, DType kept) {
+  const std::string kept_name(DTypeName(kept));
+  if (given == kept) return absl::StrCat(kept_name, " as given");
+  return absl::StrCat(kept_name, " cast from ", std::string(DTypeName(given)));
+}
+
+std::string CodesContent(const QuantizedTensor& codes) {
+  const auto element = [](const QuantizedCopy& copy) {
+    return std::string(DTypeName(copy.element));
+  };
+  const bool is_copy_plain =
+      codes.columnwise.has_value() && codes.columnwise->format == QuantizerFormat::kIdentity;
+  std::string text;
+  if (codes.rowwise.has_value()) text = absl::StrCat(element(*codes.rowwise), " rowwise");
+  if (!codes.columnwise.has_value()) return absl::StrCat(text, " codes");
+  if (is_copy_plain) {
+    return absl::StrCat(text, text.empty() ? "" : " codes and ", element(*codes.columnwise),
+                        " dequantized from rowwise codes");
+  }
+  if (text.empty()) return absl::StrCat(element(*codes.columnwise), " columnwise codes");
+  const bool same = element(*codes.rowwise) == element(*codes.columnwise);
+  return absl::StrCat(text, " and ", same ? "" : element(*codes.columnwise) + " ",
+                      "columnwise codes");
+}
+
+std::string ContentOf(const KeptOperand& kept, DType given) {
+  std::vector<std::string> parts;
+  if (kept.has_codes()) parts.push_back(CodesContent(kept.codes));
+  if (kept.original.has_value()) parts.push_back(PlainContent(given, kept.original.dtype()));
+  return absl::StrJoin(parts, " and ");
+}
+
+absl::Status Keep(StepRecorder& recorder, const std::string& name, const std::string& content,
+                  KeptOperand& kept) {
+  QG_ASSIGN_OR_RETURN(kept.mark, recorder.Save(name, content, kept.Parts()));
+  return absl::OkStatus();
+}
+
+}  // namespace quantgate

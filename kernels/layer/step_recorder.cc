@@ -1,0 +1,155 @@
+#include "kernels/layer/step_recorder.h"
+
+#include <algorithm>
+
+namespace quantgate {
+namespace {
+
+QuantizedTensor WithoutCodes(QuantizedTensor quantized) {
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    if (quantized.copy(usage).has_value()) quantized.copy(usage)->data = Tensor();
+  }
+  return quantized;
+}
+
+/// A desc that left the slices of K or the choice of hardware to the engine, with what it chose: a
+/// bound is of what ran.
+absl::Status SetWhatRan(const GemmResult& result, GemmDesc& desc) {
+  const bool left_open =
+      desc.arithmetic.any_split_k || desc.arithmetic.family == ArithmeticFamily::kAuto;
+  if (!left_open) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(const Arithmetic ran, Arithmetic::Parse(result.arithmetic));
+  if (ran.family == ArithmeticFamily::kCublasLt) desc.arithmetic = ran;
+  return absl::OkStatus();
+}
+
+/// 128-bit sum.
+void Add(const Fingerprint& part, Fingerprint& sum) {
+  sum.low += part.low;
+  sum.high += part.high + (sum.low < part.low ? 1 : 0);
+}
+
+}  // namespace
+
+StepRecorder::StepRecorder(Engine& engine, const Arithmetic& arithmetic,
+                           const Cancellation* cancellation, StageObserver on_stage)
+    : engine_(engine), arithmetic_(arithmetic), cancellation_(cancellation), on_stage_(on_stage) {}
+
+absl::StatusOr<Tensor> StepRecorder::Cast(const std::string& stage, const Tensor& source,
+                                          DType dtype) {
+  if (source.dtype() == dtype) return source;
+  return Timed(stage, [&] { return engine_.Cast(source, dtype, cancellation_); });
+}
+
+absl::StatusOr<QuantizedTensor> StepRecorder::Quantize(const std::string& stage,
+                                                       const std::string& tensor, TensorRole role,
+                                                       const Tensor& source,
+                                                       const Quantizer& quantizer, Usages usages,
+                                                       const QuantizeArguments& arguments) {
+  QG_ASSIGN_OR_RETURN(QuantizedTensor quantized, Timed(stage, [&] {
+                        return engine_.Quantize(source, quantizer, usages, arguments,
+                                                cancellation_);
+                      }));
+  QuantizationRecord record;
+  record.role = role;
+  record.usages = usages;
+  record.quantizer = QuantizerText(quantizer);
+  record.tensor = tensor;
+  records_.quantizations.push_back(std::move(record));
+  quantized_.push_back(WithoutCodes(quantized));
+  return quantized;
+}
+
+absl::StatusOr<Tensor> StepRecorder::Gemm(const std::string& stage, GemmRecord record) {
+  record.desc.arithmetic = arithmetic_;
+  QG_ASSIGN_OR_RETURN(record.result,
+                      Timed(stage, [&] { return engine_.Gemm(record.desc, cancellation_); }));
+  QG_RETURN_IF_ERROR(SetWhatRan(record.result, record.desc));
+  Tensor d = record.result.d;
+  records_.gemms.push_back(std::move(record));
+  return d;
+}
+
+absl::StatusOr<std::vector<Tensor>> StepRecorder::StartFingerprints(std::span<const Tensor> parts) {
+  std::vector<Tensor> started;
+  for (const Tensor& part : parts) {
+    if (!part.has_value()) continue;
+    QG_ASSIGN_OR_RETURN(Tensor fingerprint, engine_.StartFingerprint(part, cancellation_));
+    started.push_back(std::move(fingerprint));
+  }
+  return started;
+}
+
+size_t StepRecorder::RecordOf(const SavedMarkPointer& mark) {
+  const auto [found, is_new] = saved_.try_emplace(mark, records_.saved.size());
+  if (!is_new) return found->second;
+  SavedOperand record;
+  record.name = mark->name;
+  record.content = mark->content;
+  records_.saved.push_back(std::move(record));
+  fingerprints_.push_back({found->second, &SavedOperand::at_save, mark->at_save});
+  return found->second;
+}
+
+absl::StatusOr<SavedMarkPointer> StepRecorder::Save(const std::string& name,
+                                                    const std::string& content,
+                                                    std::span<const Tensor> parts) {
+  auto mark = std::make_shared<SavedMark>();
+  mark->name = name;
+  mark->content = content;
+  QG_ASSIGN_OR_RETURN(mark->at_save, StartFingerprints(parts));
+  SavedMarkPointer saved = std::move(mark);
+  RecordOf(saved);
+  return saved;
+}
+
+absl::Status StepRecorder::Use(const SavedMarkPointer& mark, std::span<const Tensor> parts,
+                               bool is_read) {
+  const size_t record = RecordOf(mark);
+  QG_ASSIGN_OR_RETURN(std::vector<Tensor> started, StartFingerprints(parts));
+  fingerprints_.push_back({record, &SavedOperand::at_use, std::move(started)});
+  records_.saved[record].used = is_read;
+  return absl::OkStatus();
+}
+
+void StepRecorder::AddNote(const std::string& note) {
+  const auto& notes = records_.notes;
+  if (std::find(notes.begin(), notes.end(), note) == notes.end()) records_.notes.push_back(note);
+}
+
+absl::Status StepRecorder::ReadFingerprints() {
+  std::vector<Tensor> parts;
+  for (const RunningFingerprint& running : fingerprints_) {
+    parts.insert(parts.end(), running.parts.begin(), running.parts.end());
+  }
+  if (parts.empty()) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> read, engine_.ReadFingerprints(parts));
+  size_t next = 0;
+  for (const RunningFingerprint& running : fingerprints_) {
+    Fingerprint sum;
+    for (size_t part = 0; part < running.parts.size(); ++part) Add(read[next++], sum);
+    records_.saved[running.record].*running.moment = sum;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepRecorder::ReadSummaries() {
+  if (quantized_.empty()) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(std::vector<QuantizationSummary> summaries, engine_.Summarize(quantized_));
+  for (size_t i = 0; i < quantized_.size(); ++i) {
+    static_cast<QuantizationSummary&>(records_.quantizations[i]) = std::move(summaries[i]);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepRecords> StepRecorder::Finish() {
+  QG_RETURN_IF_ERROR(ReadFingerprints());
+  QG_RETURN_IF_ERROR(ReadSummaries());
+  for (const RunningStage& stage : stages_) {
+    QG_ASSIGN_OR_RETURN(const double seconds, stage.stopwatch->Seconds());
+    records_.stages.push_back({stage.name, seconds});
+  }
+  return std::move(records_);
+}
+
+}  // namespace quantgate

@@ -1,0 +1,159 @@
+// StepRecorder: one step of a layer on its way through an engine, and what its report will say of
+// it. Nothing waits for the device before Finish. Used by one thread.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/engine/engine.h"
+#include "kernels/quantize/recipe.h"
+#include "kernels/tensor/tensor_file.h"
+
+namespace quantgate {
+
+/// A GEMM that the layer did, with its operands, so that it can be done again under another
+/// arithmetic.
+struct GemmRecord {
+  GemmRole role = GemmRole::kFprop;
+  std::string output;  ///< "y", "dx", "dw", "main_grad", "fc1.y", ...
+  GemmDesc desc;
+  std::string a_source;  ///< What operand a was: "x quantized rowwise", "grad_output", "weight
+                         ///< dequantized".
+  std::string b_source;
+  GemmResult result;  ///< d is 2-D; the output of the same name has the caller's shape.
+  /// The tensors that the operands are of: given, an output or an intermediate of that name.
+  std::string a_tensor;
+  std::string b_tensor;
+};
+
+/// One operand kept between forward and backward; equal fingerprints show that nobody wrote to it.
+struct SavedOperand {
+  std::string name;     ///< "x", "weight", "weight workspace" (docs/quantizers.md section 9).
+  std::string content;  ///< "f8_e4m3 columnwise codes", "bf16 as given", "f8_e4m3 rowwise codes".
+  Fingerprint at_save;  ///< Codes and scale_inv together: the sum of their fingerprints.
+  Fingerprint at_use;
+  bool used = false;  ///< False: saved by the mode's rule but read by nothing.
+};
+
+/// One quantization that the layer did.
+struct QuantizationRecord : QuantizationSummary {
+  TensorRole role = TensorRole::kInput;
+  Usages usages;
+  std::string quantizer;  ///< QuantizerText: the rule.
+  std::string tensor;     ///< What was quantized: "x", "fc1.weight", "grad_output".
+};
+
+struct StageTime {
+  std::string stage;  ///< "quantize x", "fprop", "bias gradient", "fc1.fprop", ...
+  double seconds = 0;
+};
+
+/// What a report says of a step beside its outputs.
+struct StepRecords {
+  std::vector<GemmRecord> gemms;
+  std::vector<SavedOperand> saved;
+  std::vector<QuantizationRecord> quantizations;
+  std::vector<StageTime> stages;
+  std::vector<std::string>
+      notes;  ///< "backward_override has no effect without a quantized recipe".
+};
+
+/// Called from the running thread before each stage.
+using StageObserver = absl::FunctionRef<void(const std::string& stage)>;
+inline void IgnoreStage(const std::string&) {}
+
+/// A saved operand in its report, and its fingerprint at save, perhaps still being computed. Kept
+/// beside the operand, so that the step that uses it can be another one than the step that saved.
+struct SavedMark {
+  std::string name;
+  std::string content;
+  std::vector<Tensor> at_save;  ///< Of Engine::StartFingerprint.
+};
+using SavedMarkPointer = std::shared_ptr<const SavedMark>;
+
+class StepRecorder {
+ public:
+  /// References, and what `on_stage` refers to, must outlive the recorder.
+  StepRecorder(Engine& engine, const Arithmetic& arithmetic, const Cancellation* cancellation,
+               StageObserver on_stage = IgnoreStage);
+
+  Engine& engine() { return engine_; }
+  const Arithmetic& arithmetic() const { return arithmetic_; }
+  const Cancellation* cancellation() const { return cancellation_; }
+
+  /// Runs one stage: cancellation, the observer, and its time.
+  template <typename Body>
+  auto Timed(const std::string& stage, Body body) -> decltype(body()) {
+    if (cancellation_ != nullptr) {
+      if (absl::Status status = cancellation_->Check(); !status.ok()) return status;
+    }
+    on_stage_(stage);
+    std::unique_ptr<Stopwatch> stopwatch = engine_.StartStopwatch();
+    auto value = body();
+    if (absl::Status status = stopwatch->Stop(); !status.ok()) return status;
+    stages_.push_back({stage, std::move(stopwatch)});
+    return value;
+  }
+
+  /// RNE to `dtype`; no stage where that is the source's own.
+  absl::StatusOr<Tensor> Cast(const std::string& stage, const Tensor& source, DType dtype);
+  /// Quantizes and records it; `tensor` and `role` are what the report calls the source.
+  absl::StatusOr<QuantizedTensor> Quantize(const std::string& stage, const std::string& tensor,
+                                           TensorRole role, const Tensor& source,
+                                           const Quantizer& quantizer, Usages usages,
+                                           const QuantizeArguments& arguments);
+  /// Runs record.desc under the step's arithmetic, records it, and returns d.
+  absl::StatusOr<Tensor> Gemm(const std::string& stage, GemmRecord record);
+
+  /// Starts the fingerprint of something that is kept for backward, and of it at use. What holds
+  /// no tensor has no part in the fingerprint.
+  absl::StatusOr<SavedMarkPointer> Save(const std::string& name, const std::string& content,
+                                        std::span<const Tensor> parts);
+  absl::Status Use(const SavedMarkPointer& mark, std::span<const Tensor> parts, bool is_read);
+
+  /// Once, whoever says it how often.
+  void AddNote(const std::string& note);
+
+  /// Waits for what is under way and reads what the report says of it. Once.
+  absl::StatusOr<StepRecords> Finish();
+
+ private:
+  struct RunningStage {
+    std::string name;
+    std::unique_ptr<Stopwatch> stopwatch;
+  };
+  /// A record of saved_, and the parts of its fingerprints.
+  struct RunningFingerprint {
+    size_t record;
+    Fingerprint SavedOperand::*moment;
+    std::vector<Tensor> parts;
+  };
+
+  absl::StatusOr<std::vector<Tensor>> StartFingerprints(std::span<const Tensor> parts);
+  size_t RecordOf(const SavedMarkPointer& mark);
+  absl::Status ReadFingerprints();
+  absl::Status ReadSummaries();
+
+  Engine& engine_;
+  const Arithmetic arithmetic_;
+  const Cancellation* const cancellation_;
+  const StageObserver on_stage_;
+
+  StepRecords records_;
+  // Read once at the end, so that nothing waits for a device between operations.
+  std::vector<RunningStage> stages_;
+  std::vector<RunningFingerprint> fingerprints_;
+  /// What records_.quantizations are of, without the codes.
+  std::vector<QuantizedTensor> quantized_;
+  /// By mark, which is kept alive: an address is not given out twice.
+  std::map<SavedMarkPointer, size_t> saved_;
+};
+
+}  // namespace quantgate
