@@ -1,0 +1,80 @@
+#include "kernels/validate/scenarios/faulty_engine.h"
+
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+
+FaultyEngine::FaultyEngine(Engine& engine, EngineAlterations alterations)
+    : ForwardingEngine(engine), engine_(engine), alterations_(std::move(alterations)) {}
+
+absl::StatusOr<QuantizedTensor> FaultyEngine::Quantize(const Tensor& source,
+                                                       const Quantizer& quantizer, Usages usages,
+                                                       const QuantizeArguments& arguments,
+                                                       const Cancellation* cancellation) {
+  const QuantizeCall call{source, quantizer, usages, arguments, cancellation};
+  return alterations_.quantize ? alterations_.quantize(engine_, call) : call.On(engine_);
+}
+
+absl::StatusOr<Tensor> FaultyEngine::Dequantize(const QuantizedTensor& quantized, Usage usage,
+                                                DType out, const Cancellation* cancellation) {
+  const DequantizeCall call{quantized, usage, out, cancellation};
+  return alterations_.dequantize ? alterations_.dequantize(engine_, call) : call.On(engine_);
+}
+
+absl::Status FaultyEngine::UpdateUsages(QuantizedTensor& quantized, Usages usages,
+                                        const Cancellation* cancellation) {
+  return alterations_.update_usages
+             ? alterations_.update_usages(engine_, quantized, usages, cancellation)
+             : engine_.UpdateUsages(quantized, usages, cancellation);
+}
+
+absl::StatusOr<Tensor> FaultyEngine::ConvertScales(const Tensor& scales, const ScaleArray& array,
+                                                   ScaleLayout from, ScaleLayout to) {
+  const ConvertScalesCall call{scales, array, from, to};
+  return alterations_.convert_scales ? alterations_.convert_scales(engine_, call)
+                                     : call.On(engine_);
+}
+
+absl::StatusOr<GemmResult> FaultyEngine::Gemm(const GemmDesc& desc,
+                                              const Cancellation* cancellation) {
+  return alterations_.gemm ? alterations_.gemm(engine_, desc, cancellation)
+                           : engine_.Gemm(desc, cancellation);
+}
+
+absl::StatusOr<Tensor> FaultyEngine::Cast(const Tensor& source, DType out,
+                                          const Cancellation* cancellation) {
+  return alterations_.cast ? alterations_.cast(engine_, source, out, cancellation)
+                           : engine_.Cast(source, out, cancellation);
+}
+
+absl::StatusOr<Tensor> FaultyEngine::ColumnSums(const Tensor& source, DType out,
+                                                const Cancellation* cancellation) {
+  return alterations_.column_sums ? alterations_.column_sums(engine_, source, out, cancellation)
+                                  : engine_.ColumnSums(source, out, cancellation);
+}
+
+absl::StatusOr<DelayedScalingState> FaultyEngine::NoteCast(const DelayedScalingState& state,
+                                                           const Tensor& amax) {
+  return alterations_.note_cast ? alterations_.note_cast(engine_, state, amax)
+                                : engine_.NoteCast(state, amax);
+}
+
+absl::StatusOr<DelayedScalingState> FaultyEngine::UpdateScale(const DelayedScalingState& state,
+                                                              const DelayedScalingOptions& options,
+                                                              float max_finite) {
+  return alterations_.update_scale ? alterations_.update_scale(engine_, state, options, max_finite)
+                                   : engine_.UpdateScale(state, options, max_finite);
+}
+
+absl::StatusOr<Tensor> WithAlteredBytes(Engine& engine, const Tensor& tensor,
+                                        absl::FunctionRef<void(Tensor& bytes)> alter) {
+  QG_ASSIGN_OR_RETURN(const Tensor on_host, engine.ToHost(tensor, nullptr));
+  QG_ASSIGN_OR_RETURN(Tensor copy,
+                      Tensor::FromBytes(tensor.dtype(), tensor.shape(), on_host.bytes()));
+  alter(copy);
+  return engine.ToDevice(copy, nullptr);
+}
+
+}  // namespace quantgate

@@ -1,0 +1,106 @@
+// FaultyEngine: an engine with some operations altered, for scenarios to catch. Nothing of it is in
+// production code.
+#pragma once
+
+#include <functional>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "kernels/engine/forwarding_engine.h"
+
+namespace quantgate {
+
+/// The arguments of Engine::Quantize, which an alteration may change.
+struct QuantizeCall {
+  Tensor source;
+  Quantizer quantizer;
+  Usages usages;
+  QuantizeArguments arguments;
+  const Cancellation* cancellation = nullptr;
+
+  absl::StatusOr<QuantizedTensor> On(Engine& engine) const {
+    return engine.Quantize(source, quantizer, usages, arguments, cancellation);
+  }
+};
+struct DequantizeCall {
+  QuantizedTensor quantized;
+  Usage usage = Usage::kRowwise;
+  DType out = DType::kF32;
+  const Cancellation* cancellation = nullptr;
+
+  absl::StatusOr<Tensor> On(Engine& engine) const {
+    return engine.Dequantize(quantized, usage, out, cancellation);
+  }
+};
+struct ConvertScalesCall {
+  Tensor scales;
+  ScaleArray array;
+  ScaleLayout from = ScaleLayout::kLogical;
+  ScaleLayout to = ScaleLayout::kLogical;
+
+  absl::StatusOr<Tensor> On(Engine& engine) const {
+    return engine.ConvertScales(scales, array, from, to);
+  }
+};
+
+/// What is done in place of each operation; `engine` is the one without the fault. Null: as it is.
+struct EngineAlterations {
+  std::function<absl::StatusOr<QuantizedTensor>(Engine& engine, QuantizeCall call)> quantize = {};
+  std::function<absl::StatusOr<Tensor>(Engine& engine, DequantizeCall call)> dequantize = {};
+  std::function<absl::Status(Engine& engine, QuantizedTensor& quantized, Usages usages,
+                             const Cancellation* cancellation)>
+      update_usages = {};
+  std::function<absl::StatusOr<Tensor>(Engine& engine, ConvertScalesCall call)> convert_scales = {};
+  std::function<absl::StatusOr<GemmResult>(Engine& engine, GemmDesc desc,
+                                           const Cancellation* cancellation)>
+      gemm = {};
+  std::function<absl::StatusOr<Tensor>(Engine& engine, const Tensor& source, DType out,
+                                       const Cancellation* cancellation)>
+      cast = {};
+  std::function<absl::StatusOr<Tensor>(Engine& engine, const Tensor& source, DType out,
+                                       const Cancellation* cancellation)>
+      column_sums = {};
+  std::function<absl::StatusOr<DelayedScalingState>(
+      Engine& engine, const DelayedScalingState& state, const Tensor& amax)>
+      note_cast = {};
+  std::function<absl::StatusOr<DelayedScalingState>(
+      Engine& engine, const DelayedScalingState& state, DelayedScalingOptions options,
+      float max_finite)>
+      update_scale = {};
+};
+
+/// `engine`, which must outlive it, with these alterations.
+class FaultyEngine final : public ForwardingEngine {
+ public:
+  FaultyEngine(Engine& engine, EngineAlterations alterations);
+
+  absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const Quantizer& quantizer,
+                                           Usages usages, const QuantizeArguments& arguments,
+                                           const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage, DType out,
+                                    const Cancellation* cancellation) override;
+  absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
+                            const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> ConvertScales(const Tensor& scales, const ScaleArray& array,
+                                       ScaleLayout from, ScaleLayout to) override;
+  absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> Cast(const Tensor& source, DType out,
+                              const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,
+                                    const Cancellation* cancellation) override;
+  absl::StatusOr<DelayedScalingState> NoteCast(const DelayedScalingState& state,
+                                               const Tensor& amax) override;
+  absl::StatusOr<DelayedScalingState> UpdateScale(const DelayedScalingState& state,
+                                                  const DelayedScalingOptions& options,
+                                                  float max_finite) override;
+
+ private:
+  Engine& engine_;
+  const EngineAlterations alterations_;
+};
+
+/// A copy of `tensor` in the engine's memory with its bytes altered.
+absl::StatusOr<Tensor> WithAlteredBytes(Engine& engine, const Tensor& tensor,
+                                        absl::FunctionRef<void(Tensor& bytes)> alter);
+
+}  // namespace quantgate

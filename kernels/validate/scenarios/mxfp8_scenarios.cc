@@ -1,0 +1,270 @@
+// MXFP8: E8M0 scales at their boundaries, and where codes and scales stand.
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/validate/scenarios/expected_copy.h"
+#include "kernels/validate/scenarios/quantize_checks.h"
+#include "kernels/validate/scenarios/scenario_groups.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int64_t kBlock = 32;
+
+/// An amax just below, at or above 448 * 2^k, and the scale and code that it must get.
+struct Boundary {
+  float amax;
+  uint8_t scale;
+  uint8_t code;
+};
+
+// amax = 448 * 2^k needs 2^k, any more 2^(k+1): the code of 448 is 0x7E, of half of it 0x76.
+std::vector<Boundary> Boundaries() {
+  std::vector<Boundary> boundaries;
+  for (int k = -118; k <= 119; ++k) {
+    const uint32_t bits = (uint32_t(k + 8 + 127) << 23) | 0x600000;  // 1.75 * 2^(k + 8).
+    const auto scale = static_cast<uint8_t>(k + 127);
+    boundaries.push_back({std::bit_cast<float>(bits - 1), scale, 0x7E});
+    boundaries.push_back({std::bit_cast<float>(bits), scale, 0x7E});
+    boundaries.push_back({std::bit_cast<float>(bits + 1), uint8_t(scale + 1), 0x76});
+  }
+  // Whole blocks in both directions.
+  while (boundaries.size() % kBlock != 0) boundaries.push_back({448.0f, 127, 0x7E});
+  return boundaries;
+}
+
+// Row i has boundary i as its only element that is not zero; columnwise the same, transposed.
+absl::Status CheckBoundaries(ScenarioContext& context) {
+  const std::vector<Boundary> boundaries = Boundaries();
+  const auto count = static_cast<int64_t>(boundaries.size());
+  QG_ASSIGN_OR_RETURN(Tensor rows, Tensor::Allocate(DType::kF32, {count, kBlock}));
+  std::fill_n(rows.as<float>(), rows.element_count(), 0.0f);
+  for (int64_t i = 0; i < count; ++i) {
+    rows.as<float>()[i * kBlock + i % kBlock] = boundaries[i].amax;
+  }
+  QG_ASSIGN_OR_RETURN(const Tensor columns, Transposed(rows));
+  const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kInput);
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    const bool is_rowwise = usage == Usage::kRowwise;
+    QG_ASSIGN_OR_RETURN(
+        const QuantizedTensor quantized,
+        QuantizeOn(context, is_rowwise ? rows : columns, quantizer, {is_rowwise, !is_rowwise}));
+    QG_ASSIGN_OR_RETURN(const QuantizedTensor on_host, CopiesOnHost(context, quantized));
+    const QuantizedCopy& copy = *on_host.copy(usage);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t element = is_rowwise ? i * kBlock + i % kBlock : i % kBlock * count + i;
+      const std::string name =
+          absl::StrCat(std::string(UsageName(usage)), " of amax ", boundaries[i].amax);
+      context.ExpectEqual(name + " scale", copy.scale_inv.as<uint8_t>()[i], boundaries[i].scale);
+      context.ExpectEqual(name + " code", copy.data.as<uint8_t>()[element], boundaries[i].code);
+    }
+  }
+  return absl::OkStatus();
+}
+
+/// A [codes.size()][32] tensor of ones under these scale codes.
+absl::StatusOr<QuantizedTensor> OnesUnder(const std::vector<uint8_t>& scales) {
+  const auto count = static_cast<int64_t>(scales.size());
+  QuantizedCopy copy;
+  copy.format = QuantizerFormat::kMxfp8;
+  QG_ASSIGN_OR_RETURN(copy.data, Tensor::Allocate(DType::kF8E4M3, {count, kBlock}));
+  std::fill_n(copy.data.as<uint8_t>(), count * kBlock, uint8_t{0x38});
+  QG_ASSIGN_OR_RETURN(copy.scale_inv,
+                      Tensor::FromBytes(DType::kF8E8M0, {count, 1},
+                                        std::as_bytes(std::span<const uint8_t>(scales))));
+  QuantizedTensor quantized;
+  quantized.source_dtype = DType::kF32;
+  quantized.shape = {count, kBlock};
+  quantized.rowwise = std::move(copy);
+  return quantized;
+}
+
+absl::Status CheckExtremeScales(ScenarioContext& context) {
+  std::vector<uint8_t> scales;
+  for (int code = 0; code < 256; ++code) scales.push_back(static_cast<uint8_t>(code));
+  QG_ASSIGN_OR_RETURN(QuantizedTensor quantized, OnesUnder(scales));
+  QuantizedCopy& copy = *quantized.rowwise;
+  QG_ASSIGN_OR_RETURN(copy.data, context.ToEngine(copy.data));
+  QG_ASSIGN_OR_RETURN(copy.scale_inv, context.ToEngine(copy.scale_inv));
+  QG_ASSIGN_OR_RETURN(
+      const Tensor values,
+      context.engine().Dequantize(quantized, Usage::kRowwise, DType::kF32, context.cancellation()));
+  QG_ASSIGN_OR_RETURN(const Tensor on_host, context.ToHost(values));
+  for (int code = 0; code < 256; ++code) {
+    // 2^(code - 127): code 0 is subnormal, 255 is NaN.
+    const uint32_t bits = code == 255 ? 0x7FFFFFFF : code == 0 ? 0x00400000 : uint32_t(code) << 23;
+    context.ExpectSameFloat(absl::StrCat("1 under scale code ", code),
+                            on_host.as<float>()[code * kBlock + 7], std::bit_cast<float>(bits));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckColumnwiseLayout(ScenarioContext& context) {
+  constexpr int64_t kRows = 64, kColumns = 160;
+  const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kGradOutput);
+  QG_ASSIGN_OR_RETURN(const Tensor source, context.Generate(Distribution::kLogNormalOutliers, 9,
+                                                            DType::kBF16, {kRows, kColumns}));
+  QG_ASSIGN_OR_RETURN(const QuantizedTensor quantized,
+                      QuantizeOn(context, source, quantizer, {false, true}));
+  const QuantizedCopy& copy = *quantized.columnwise;
+  context.ExpectShape("columnwise codes", copy.data.shape(), {kRows, kColumns});
+  context.ExpectShape("columnwise scales", copy.scale_inv.shape(), {kRows / kBlock, kColumns});
+  QG_ASSIGN_OR_RETURN(const QuantizedTensor expected,
+                      ExpectedQuantization(source, quantizer, {false, true}));
+  QG_RETURN_IF_ERROR(ExpectSameQuantization(context, "x", quantized, expected));
+  QG_ASSIGN_OR_RETURN(const Tensor values,
+                      context.engine().Dequantize(quantized, Usage::kColumnwise, DType::kF32,
+                                                  context.cancellation()));
+  QG_ASSIGN_OR_RETURN(
+      const Tensor expected_values,
+      ExpectedValues(*expected.columnwise, Usage::kColumnwise, kRows, kColumns, DType::kF32));
+  return context.ExpectSameBits("dequantized columnwise", values, expected_values);
+}
+
+/// docs/quantizers.md section 5: byte of scale (i, j) among 128 x 4 tiles, `tiles` of them along j.
+int64_t SwizzledIndex(int64_t i, int64_t j, int64_t tiles) {
+  return (i / 128 * tiles + j / 4) * 512 + i % 32 * 16 + i % 128 / 32 * 4 + j % 4;
+}
+
+absl::Status CheckSwizzle(ScenarioContext& context) {
+  constexpr int64_t kRows = 160, kColumns = 192;
+  const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kInput);
+  QG_ASSIGN_OR_RETURN(const Tensor source, context.Generate(Distribution::kLogNormalOutliers, 31,
+                                                            DType::kBF16, {kRows, kColumns}));
+  QG_ASSIGN_OR_RETURN(QuantizedTensor quantized,
+                      QuantizeOn(context, source, quantizer, {true, false}));
+  QG_ASSIGN_OR_RETURN(const QuantizedTensor expected,
+                      ExpectedQuantization(source, quantizer, {true, false}));
+  const Tensor& compact = expected.rowwise->scale_inv;
+  const ScaleArray array{quantizer.rowwise.format, 1, Usage::kRowwise, kRows, kColumns};
+  QG_ASSIGN_OR_RETURN(const Tensor swizzled, context.engine().ConvertScales(
+                                                 quantized.rowwise->scale_inv, array,
+                                                 ScaleLayout::kLogical, ScaleLayout::kSwizzled));
+  QG_ASSIGN_OR_RETURN(const Tensor on_host, context.ToHost(swizzled));
+  const int64_t blocks = compact.columns();
+  const int64_t tiles = (blocks + 3) / 4;
+  for (int64_t i = 0; i < kRows; ++i) {
+    for (int64_t j = 0; j < blocks; ++j) {
+      context.ExpectEqual(absl::StrCat("swizzled scale of row ", i, " block ", j),
+                          on_host.as<uint8_t>()[SwizzledIndex(i, j, tiles)],
+                          compact.as<uint8_t>()[i * blocks + j]);
+    }
+  }
+  // The flag says swizzled: what reads the tensor brings the scales back first.
+  QG_ASSIGN_OR_RETURN(quantized.rowwise->scale_inv,
+                      context.engine().ConvertScales(swizzled, array, ScaleLayout::kSwizzled,
+                                                     ScaleLayout::kLogical));
+  QG_ASSIGN_OR_RETURN(
+      const Tensor values,
+      context.engine().Dequantize(quantized, Usage::kRowwise, DType::kF32, context.cancellation()));
+  QG_ASSIGN_OR_RETURN(
+      const Tensor expected_values,
+      ExpectedValues(*expected.rowwise, Usage::kRowwise, kRows, kColumns, DType::kF32));
+  return context.ExpectSameBits("dequantized after the round trip", values, expected_values);
+}
+
+EngineAlterations FloorScales() {
+  return {.quantize = [](Engine& engine, QuantizeCall call) {
+    for (QuantizerSpec* spec : {&call.quantizer.rowwise, &call.quantizer.columnwise}) {
+      if (spec->format == QuantizerFormat::kMxfp8) spec->scale_rule = ScaleRule::kFloor;
+    }
+    return call.On(engine);
+  }};
+}
+
+/// Dequantized rows of blocks whose scale code is `code` read as `value`.
+EngineAlterations ScaleCodeReadAs(uint8_t code, float value) {
+  return {
+      .dequantize = [code, value](Engine& engine, DequantizeCall call) -> absl::StatusOr<Tensor> {
+        QG_ASSIGN_OR_RETURN(const Tensor values, call.On(engine));
+        const std::optional<QuantizedCopy>& copy = call.quantized.rowwise;
+        if (!copy.has_value() || copy->format != QuantizerFormat::kMxfp8) return values;
+        QG_ASSIGN_OR_RETURN(const Tensor scales, engine.ToHost(copy->scale_inv, nullptr));
+        return WithAlteredBytes(engine, values, [&](Tensor& altered) {
+          for (int64_t i = 0; i < altered.element_count(); ++i) {
+            if (scales.as<uint8_t>()[i / kBlock] == code) SetValue(altered, i, value);
+          }
+        });
+      }};
+}
+EngineAlterations ScaleZeroIsZero() { return ScaleCodeReadAs(0, 0.0f); }
+EngineAlterations ScaleNanIsInfinity() {
+  return ScaleCodeReadAs(255, std::bit_cast<float>(0x7F800000u));
+}
+
+EngineAlterations TransposedColumnwise() {
+  return {.quantize = [](Engine& engine, QuantizeCall call) -> absl::StatusOr<QuantizedTensor> {
+    QG_ASSIGN_OR_RETURN(QuantizedTensor quantized, call.On(engine));
+    if (!quantized.columnwise.has_value()) return quantized;
+    QuantizedCopy& copy = *quantized.columnwise;
+    QG_ASSIGN_OR_RETURN(const Tensor on_host, engine.ToHost(copy.data, nullptr));
+    QG_ASSIGN_OR_RETURN(const Tensor turned, Transposed(on_host));
+    QG_ASSIGN_OR_RETURN(copy.data, engine.ToDevice(turned, nullptr));
+    return quantized;
+  }};
+}
+
+EngineAlterations SwizzledReadAsCompact() {
+  return {.convert_scales = [](Engine& engine, ConvertScalesCall call) {
+    if (call.from == ScaleLayout::kSwizzled) call.from = ScaleLayout::kPadded;
+    return call.On(engine);
+  }};
+}
+
+}  // namespace
+
+ScenarioGroup Mxfp8Scenarios() {
+  ScenarioGroup group;
+  group.scenarios.push_back(
+      {.name = "e8m0-scales-round-up",
+       .invariant = "A block's scale is the smallest power of two under which nothing saturates.",
+       .criterion = "Scale and code of amaxes one ulp below, at and one above 448 * 2^k for every "
+                    "normal scale, by integer arithmetic on the exponent.",
+       .bug_classes = {28},
+       .faults = {"e8m0-rounded-down"},
+       .recipes = {"mxfp8"},
+       .run = &CheckBoundaries});
+  group.scenarios.push_back(
+      {.name = "e8m0-extreme-codes",
+       .invariant = "Every E8M0 code dequantizes to its power of two, 0 to 2^-127 and 255 to NaN.",
+       .criterion = "Bit-equal to 2^(code - 127) for all 256 codes.",
+       .bug_classes = {28},
+       .faults = {"e8m0-zero-is-zero", "e8m0-nan-is-infinity"},
+       .recipes = {"mxfp8"},
+       .run = &CheckExtremeScales});
+  group.scenarios.push_back(
+      {.name = "mxfp8-columnwise-untransposed",
+       .invariant = "Columnwise MXFP8 codes keep the layout of the source.",
+       .criterion = "Shapes [M][K] and [M/32][K], codes and values bit-equal to a recomputation, "
+                    "M != K.",
+       .bug_classes = {29},
+       .faults = {"mxfp8-columnwise-transposed"},
+       .recipes = {"mxfp8", "mxfp8:fp8_format=hybrid"},
+       .run = &CheckColumnwiseLayout});
+  group.scenarios.push_back(
+      {.name = "swizzled-scales-round-trip",
+       .invariant = "Scales in the tensor cores' order are not read as if they stood in rows.",
+       .criterion = "Each swizzled byte by the formula; values after the way back bit-equal to "
+                    "those of the codes.",
+       .bug_classes = {31},
+       .faults = {"swizzled-scales-read-as-compact"},
+       .recipes = {"mxfp8"},
+       .run = &CheckSwizzle});
+  group.faults = {
+      {"e8m0-rounded-down", "Takes the power of two below amax / 448.", 28, &FloorScales},
+      {"e8m0-zero-is-zero", "Reads scale code 0 as zero.", 28, &ScaleZeroIsZero},
+      {"e8m0-nan-is-infinity", "Reads scale code 255 as infinity.", 28, &ScaleNanIsInfinity},
+      {"mxfp8-columnwise-transposed", "Transposes columnwise codes, as per-tensor FP8 does.", 29,
+       &TransposedColumnwise},
+      {"swizzled-scales-read-as-compact", "Reads swizzled scales as the padded array.", 31,
+       &SwizzledReadAsCompact},
+  };
+  return group;
+}
+
+}  // namespace quantgate

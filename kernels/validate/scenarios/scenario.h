@@ -1,0 +1,50 @@
+// Scenario: a named invariant over runs or training, and the faults that it must catch. A fault is
+// a known bug of training frameworks (docs/scenarios.md) put in place on purpose: around the engine
+// (faulty_engine.h), or in layer and session code that asks SeededFaults at the place of the bug.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/validate/scenarios/faulty_engine.h"
+#include "kernels/validate/scenarios/scenario_context.h"
+
+namespace quantgate {
+
+struct Fault {
+  std::string name;         ///< Kebab-case.
+  std::string description;  ///< What the code with the bug does, one sentence.
+  int bug_class = 0;        ///< Its number in AllBugClasses(); 0: none of them.
+  /// The alterations, made anew for each run; null: layer or session code asks for the name.
+  std::function<EngineAlterations()> alter_engine;
+};
+
+struct Scenario {
+  std::string name;       ///< Kebab-case.
+  std::string invariant;  ///< One sentence.
+  std::string criterion;  ///< What is compared with what, and how near they must be.
+  std::vector<int> bug_classes = {};
+  std::vector<std::string> faults;   ///< Names. Each must make the scenario fail.
+  std::vector<std::string> recipes;  ///< As Recipe::Parse takes them; it runs once under each.
+  /// Looks at the invariant under context.recipe(). What does not hold goes to the context; a
+  /// status says that it could not look.
+  std::function<absl::Status(ScenarioContext& context)> run;
+};
+
+/// Every scenario and every fault of this build, in the order that listings print them.
+const std::vector<Scenario>& AllScenarios();
+const std::vector<Fault>& AllFaults();
+
+/// A class of bugs seen in training frameworks.
+struct BugClass {
+  int number = 0;
+  std::string_view title;
+  /// Why no scenario is about it; empty where one is.
+  std::string_view left_out;
+};
+const std::vector<BugClass>& AllBugClasses();
+
+}  // namespace quantgate

@@ -1,0 +1,127 @@
+#include "kernels/validate/scenarios/scenario_context.h"
+
+#include <bit>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/compare/parity_report.h"
+
+namespace quantgate {
+namespace {
+
+constexpr size_t kDifferencesKept = 8;
+
+std::string ElementText(uint64_t bits, double value, DType dtype) {
+  return absl::StrFormat("0x%0*x (%.9g)", 2 * DTypeBytes(dtype), bits, value);
+}
+
+std::string FloatText(float value) {
+  return absl::StrFormat("0x%08x (%.9g)", std::bit_cast<uint32_t>(value), value);
+}
+
+std::string TextOrAbsent(const Tensor& tensor) {
+  return tensor.has_value() ? TensorText(tensor) : "absent";
+}
+
+std::string CopyText(const QuantizedCopy& copy) {
+  return absl::StrCat(std::string(QuantizerFormatName(copy.format)), " ",
+                      std::string(DTypeName(copy.element)), " block_dim ", copy.block_dim,
+                      " e4m3_max ", copy.e4m3_max, copy.hadamard ? " hadamard" : "");
+}
+
+}  // namespace
+
+ScenarioContext::ScenarioContext(const Subjects& subjects, const Recipe& recipe)
+    : subjects_(subjects), recipe_(recipe) {}
+
+absl::StatusOr<Tensor> ScenarioContext::Generate(Distribution distribution, uint64_t seed,
+                                                 DType dtype, Shape shape, float scale) {
+  return reference().Generate({distribution, seed, dtype, std::move(shape), scale}, cancellation());
+}
+
+absl::StatusOr<Tensor> ScenarioContext::ToEngine(const Tensor& tensor) {
+  return engine().ToDevice(tensor, cancellation());
+}
+
+absl::StatusOr<Tensor> ScenarioContext::ToHost(const Tensor& tensor) {
+  return engine().ToHost(tensor, cancellation());
+}
+
+void ScenarioContext::Add(ScenarioDifference difference) {
+  ++difference_count_;
+  if (differences_.size() >= kDifferencesKept) return;
+  difference.recipe = recipe_.ShortText();
+  difference.step = step_;
+  differences_.push_back(std::move(difference));
+}
+
+absl::Status ScenarioContext::ExpectSameBits(std::string_view tensor, const Tensor& subject,
+                                             const Tensor& expected) {
+  const std::string name(tensor);
+  if (!subject.has_value() || !expected.has_value() || subject.dtype() != expected.dtype() ||
+      subject.shape() != expected.shape()) {
+    ExpectSameText(name, TextOrAbsent(subject), TextOrAbsent(expected));
+    return absl::OkStatus();
+  }
+  ++checks_;
+  QG_ASSIGN_OR_RETURN(const Tensor on_host, ToHost(subject));
+  QG_ASSIGN_OR_RETURN(const ParityReport parity,
+                      reference().CompareBits(on_host, expected, cancellation()));
+  if (parity.equal) return absl::OkStatus();
+  const ElementPair& first = parity.first;
+  Add({.tensor = name,
+       .coordinate = first.coordinate,
+       .subject = ElementText(first.subject_bits, first.subject, expected.dtype()),
+       .expected = ElementText(first.reference_bits, first.reference, expected.dtype())});
+  return absl::OkStatus();
+}
+
+absl::Status ScenarioContext::ExpectSameCopy(std::string_view tensor,
+                                             const std::optional<QuantizedCopy>& subject,
+                                             const std::optional<QuantizedCopy>& expected) {
+  const std::string name(tensor);
+  ExpectSameText(name, subject.has_value() ? CopyText(*subject) : "absent",
+                 expected.has_value() ? CopyText(*expected) : "absent");
+  if (!subject.has_value() || !expected.has_value()) return absl::OkStatus();
+  QG_RETURN_IF_ERROR(ExpectSameBits(name + " data", subject->data, expected->data));
+  QG_RETURN_IF_ERROR(ExpectSameBits(name + " scale_inv", subject->scale_inv, expected->scale_inv));
+  return ExpectSameBits(name + " amax", subject->amax, expected->amax);
+}
+
+void ScenarioContext::ExpectEqual(std::string_view fact, int64_t subject, int64_t expected) {
+  Expect(subject == expected, fact, absl::StrCat(subject), absl::StrCat(expected));
+}
+
+void ScenarioContext::ExpectSameFloat(std::string_view fact, float subject, float expected) {
+  Expect(std::bit_cast<uint32_t>(subject) == std::bit_cast<uint32_t>(expected), fact,
+         FloatText(subject), FloatText(expected));
+}
+
+void ScenarioContext::ExpectSameText(std::string_view fact, std::string_view subject,
+                                     std::string_view expected) {
+  Expect(subject == expected, fact, subject, expected);
+}
+
+void ScenarioContext::ExpectShape(std::string_view tensor, const Shape& subject,
+                                  const Shape& expected) {
+  ExpectSameText(std::string(tensor) + " shape", ShapeText(subject), ShapeText(expected));
+}
+
+void ScenarioContext::Expect(bool holds, std::string_view fact, std::string_view subject,
+                             std::string_view expected) {
+  ++checks_;
+  if (holds) return;
+  Add({.tensor = std::string(fact),
+       .subject = std::string(subject),
+       .expected = std::string(expected)});
+}
+
+void ScenarioContext::ExpectCode(std::string_view call, const absl::Status& status,
+                                 absl::StatusCode expected) {
+  Expect(status.code() == expected, std::string(call) + " status", status.ToString(),
+         absl::StatusCodeToString(expected));
+}
+
+}  // namespace quantgate

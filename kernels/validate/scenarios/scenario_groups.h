@@ -1,0 +1,24 @@
+// The scenarios of this build by what they are about, each group with the faults that are about it
+// too. A new scenario is an entry of a group and a function beside it.
+#pragma once
+
+#include <vector>
+
+#include "kernels/validate/scenarios/scenario.h"
+
+namespace quantgate {
+
+struct ScenarioGroup {
+  std::vector<Scenario> scenarios;
+  std::vector<Fault> faults;
+};
+
+ScenarioGroup QuantizerScenarios();       ///< Codes of every format, one and both directions.
+ScenarioGroup Fp8Scenarios();             ///< Per-tensor and 128-blocks.
+ScenarioGroup Mxfp8Scenarios();           ///< E8M0 scales and their layouts.
+ScenarioGroup Nvfp4Scenarios();           ///< Two-level scales, the Hadamard transform, 4over6.
+ScenarioGroup RandomScenarios();          ///< Stochastic rounding.
+ScenarioGroup DelayedScalingScenarios();  ///< Amax histories.
+ScenarioGroup EmptyScenarios();           ///< Tensors without rows.
+
+}  // namespace quantgate

@@ -1,0 +1,114 @@
+// The library of scenarios as data: names, bug classes, faults, and where faults can be reached.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "kernels/quantize/recipe.h"
+#include "kernels/validate/scenarios/run_scenarios.h"
+#include "tests/structure/source_tree.h"
+#include "tests/validate/scenarios/scenario_document.h"
+
+namespace quantgate {
+namespace {
+
+bool IsKebabCase(const std::string& name) {
+  return std::regex_match(name, std::regex("[a-z0-9]+(-[a-z0-9]+)*"));
+}
+
+TEST(ScenarioLibraryTest, EveryScenarioSaysWhatItIs) {
+  std::set<std::string> names;
+  for (const Scenario& scenario : AllScenarios()) {
+    EXPECT_TRUE(IsKebabCase(scenario.name)) << scenario.name;
+    EXPECT_TRUE(names.insert(scenario.name).second) << scenario.name;
+    EXPECT_TRUE(scenario.invariant.ends_with(".")) << scenario.name;
+    EXPECT_TRUE(scenario.criterion.ends_with(".")) << scenario.name;
+    EXPECT_FALSE(scenario.faults.empty()) << scenario.name << " proves nothing";
+    EXPECT_FALSE(scenario.recipes.empty()) << scenario.name;
+    for (const std::string& recipe : scenario.recipes) {
+      EXPECT_TRUE(Recipe::Parse(recipe).ok()) << scenario.name << ": " << recipe;
+    }
+  }
+}
+
+TEST(ScenarioLibraryTest, EveryFaultIsClaimedAndKnown) {
+  EXPECT_EQ(UnclaimedFaults(BuiltInScenarios()), std::vector<std::string>{});
+  EXPECT_EQ(UnknownFaults(BuiltInScenarios()), std::vector<std::string>{});
+  std::set<std::string> names;
+  for (const Fault& fault : AllFaults()) {
+    EXPECT_TRUE(IsKebabCase(fault.name)) << fault.name;
+    EXPECT_TRUE(names.insert(fault.name).second) << fault.name;
+    EXPECT_TRUE(fault.description.ends_with(".")) << fault.name;
+  }
+}
+
+TEST(ScenarioLibraryTest, FaultsAreOfTheirScenariosClasses) {
+  std::map<std::string, int> class_of;
+  for (const Fault& fault : AllFaults()) class_of[fault.name] = fault.bug_class;
+  std::set<int> numbers;
+  for (const BugClass& bug_class : AllBugClasses()) numbers.insert(bug_class.number);
+  for (const Scenario& scenario : AllScenarios()) {
+    std::set<int> shown;
+    for (const std::string& fault : scenario.faults) shown.insert(class_of[fault]);
+    for (const int number : scenario.bug_classes) {
+      EXPECT_EQ(numbers.count(number), 1u) << scenario.name << ": " << number;
+      EXPECT_EQ(shown.count(number), 1u)
+          << scenario.name << " has no fault of bug class " << number;
+    }
+  }
+}
+
+// Faults in layer and session code are asked for by name, at the place of the bug.
+TEST(ScenarioLibraryTest, SeededFaultsAreAskedFor) {
+  std::string production;
+  for (const SourceFile& file : ReadSources({".h", ".cc"})) {
+    if (!file.path.starts_with("kernels/layer/") && !file.path.starts_with("kernels/training/")) {
+      continue;
+    }
+    for (const std::string& line : file.lines) production += line + "\n";
+  }
+  for (const Fault& fault : AllFaults()) {
+    if (fault.alter_engine) continue;
+    EXPECT_NE(production.find("\"" + fault.name + "\""), std::string::npos) << fault.name;
+  }
+}
+
+TEST(ScenarioLibraryTest, FaultsAreReachedByTheRunnerAlone) {
+  const std::set<std::string> seeders = {"kernels/base/seeded_fault.h",
+                                         "kernels/validate/scenarios/fault_seeder.h",
+                                         "kernels/validate/scenarios/run_scenarios.cc"};
+  for (const SourceFile& file : ReadSources({".h", ".cc", ".cu"})) {
+    if (file.path.starts_with("tests/")) continue;
+    for (const std::string& line : file.lines) {
+      if (line.find("FaultSeeder") != std::string::npos) {
+        EXPECT_EQ(seeders.count(file.path), 1u) << file.path;
+      }
+      if (line.find("FaultyEngine") != std::string::npos) {
+        EXPECT_TRUE(file.path.starts_with("kernels/validate/scenarios/")) << file.path;
+      }
+    }
+    for (const std::string& include : QuotedIncludes(file)) {
+      if (include == "kernels/validate/scenarios/fault_seeder.h") {
+        EXPECT_EQ(file.path, "kernels/validate/scenarios/run_scenarios.cc");
+      }
+    }
+  }
+}
+
+TEST(ScenarioLibraryTest, TheDocumentSaysTheSame) {
+  const std::string path = QUANTGATE_SOURCE_DIR "/docs/scenarios.md";
+  std::ostringstream document;
+  document << std::ifstream(path).rdbuf();
+  const std::string wanted = ScenarioDocument();
+  if (document.str() != wanted) std::ofstream("scenarios.md") << wanted;
+  EXPECT_TRUE(document.str() == wanted)
+      << "docs/scenarios.md does not follow the library; the text that does is in scenarios.md of "
+         "the folder this test runs in";
+}
+
+}  // namespace
+}  // namespace quantgate

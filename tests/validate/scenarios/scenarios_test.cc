@@ -1,0 +1,67 @@
+// Every scenario of this build holds, and every fault that it must catch makes it fail.
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/validate/scenarios/run_scenarios.h"
+
+namespace quantgate {
+namespace {
+
+Engine& TheEngine() {
+  static Engine& engine = *MakeCpuEngine({}).release();
+  return engine;
+}
+
+std::string FirstOf(const ScenarioResult& result) {
+  if (result.differences.empty()) return result.message;
+  const ScenarioDifference& first = result.differences.front();
+  return absl::StrCat(first.recipe, ": step ", first.step, ", ", first.tensor, ": ", first.subject,
+                      ", expected ", first.expected);
+}
+
+std::string TestName(const std::string& scenario) {
+  std::string name;
+  for (const char c : scenario) name += c == '-' ? '_' : c;
+  return name;
+}
+
+class ScenariosTest : public testing::TestWithParam<const Scenario*> {};
+
+TEST_P(ScenariosTest, Holds) {
+  const ScenarioResult result = RunScenario(TheEngine(), *GetParam(), nullptr, nullptr);
+  EXPECT_TRUE(IsGood(result)) << ScenarioOutcomeName(result.outcome) << ": " << FirstOf(result);
+}
+
+TEST_P(ScenariosTest, CatchesItsFaults) {
+  const ScenarioLibrary library = BuiltInScenarios();
+  int faults = 0;
+  const auto status = RunScenarios(TheEngine(), library, {GetParam()}, true, nullptr,
+                                   {[](const ScenarioResult&) {},
+                                    [&](const FaultResult& result) {
+                                      ++faults;
+                                      EXPECT_TRUE(IsGood(result))
+                                          << result.fault << ": " << result.message;
+                                      if (result.outcome == FaultOutcome::kCaught) {
+                                        EXPECT_FALSE(result.first.tensor.empty()) << result.fault;
+                                      }
+                                    }});
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(faults, static_cast<int>(GetParam()->faults.size()));
+}
+
+std::vector<const Scenario*> Pointers() {
+  std::vector<const Scenario*> pointers;
+  for (const Scenario& scenario : AllScenarios()) pointers.push_back(&scenario);
+  return pointers;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ScenariosTest, testing::ValuesIn(Pointers()),
+                         [](const testing::TestParamInfo<const Scenario*>& info) {
+                           return TestName(info.param->name);
+                         });
+
+}  // namespace
+}  // namespace quantgate
