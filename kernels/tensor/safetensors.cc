@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/file_bytes.h"
+#include "kernels/tensor/safetensors_bytes.h"
 #include "kernels/tensor/tensor_file.h"
 
 namespace quantgate {
@@ -345,6 +346,22 @@ std::string HeaderText(const std::vector<NamedTensor>& tensors,
   return header;
 }
 
+/// All before the first tensor.
+absl::StatusOr<std::string> SafetensorsPrefix(const std::vector<NamedTensor>& tensors,
+                                              const std::map<std::string, std::string>& metadata) {
+  QG_RETURN_IF_ERROR(CheckWritable(tensors, metadata));
+  const std::string header = HeaderText(tensors, metadata);
+  const uint64_t header_bytes = header.size();
+  if (header_bytes > kSafetensorsHeaderBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("the header would take ", header_bytes,
+                                                   " bytes, over the limit of ",
+                                                   kSafetensorsHeaderBytesMax));
+  }
+  std::string prefix(kLengthBytes, '\0');
+  std::memcpy(prefix.data(), &header_bytes, kLengthBytes);
+  return prefix + header;
+}
+
 }  // namespace
 
 absl::StatusOr<Tensor> TensorFile::Find(std::string_view name) const {
@@ -369,18 +386,31 @@ absl::StatusOr<TensorFile> ReadSafetensors(const std::string& path) {
   return ParseSafetensors(std::move(buffer), path);
 }
 
+absl::StatusOr<Tensor> SafetensorsBytes(const std::vector<NamedTensor>& tensors,
+                                        const std::map<std::string, std::string>& metadata) {
+  QG_ASSIGN_OR_RETURN(const std::string prefix, SafetensorsPrefix(tensors, metadata));
+  size_t size = prefix.size();
+  for (const NamedTensor& named : tensors) size += named.tensor.byte_size();
+  QG_ASSIGN_OR_RETURN(Tensor file, Tensor::Allocate(DType::kU8, {static_cast<int64_t>(size)}));
+  std::byte* to = file.data();
+  std::memcpy(to, prefix.data(), prefix.size());
+  to += prefix.size();
+  for (const NamedTensor& named : tensors) {
+    const std::span<const std::byte> bytes = named.tensor.bytes();
+    if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
+    to += bytes.size();
+  }
+  return file;
+}
+
 absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata) {
-  QG_RETURN_IF_ERROR(CheckWritable(tensors, metadata));
-  const std::string header = HeaderText(tensors, metadata);
-  const uint64_t header_bytes = header.size();
-  if (header_bytes > kSafetensorsHeaderBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": the header would take ", header_bytes,
-                                                   " bytes, over the limit of ",
-                                                   kSafetensorsHeaderBytesMax));
+  const absl::StatusOr<std::string> prefix = SafetensorsPrefix(tensors, metadata);
+  if (!prefix.ok()) {
+    return absl::Status(prefix.status().code(),
+                        absl::StrCat(path, ": ", std::string(prefix.status().message())));
   }
-  std::vector<std::span<const std::byte>> pieces = {std::as_bytes(std::span(&header_bytes, 1)),
-                                                    std::as_bytes(std::span(header))};
+  std::vector<std::span<const std::byte>> pieces = {std::as_bytes(std::span(*prefix))};
   for (const NamedTensor& named : tensors) pieces.push_back(named.tensor.bytes());
   return ReplaceFile(path, pieces);
 }

@@ -4,7 +4,13 @@
 
 #include <bit>
 #include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <string>
+#include <vector>
 
+#include "kernels/tensor/safetensors_bytes.h"
 #include "kernels/tensor/tensor_file.h"
 #include "tests/tensor/scratch_file.h"
 
@@ -87,6 +93,22 @@ TEST(WriteSafetensors, DataBeginsOnACacheLine) {
   uint64_t header_bytes = 0;
   stream.read(reinterpret_cast<char*>(&header_bytes), 8);
   EXPECT_EQ((8 + header_bytes) % 64, 0u);
+}
+
+TEST(SafetensorsBytes, AreThoseOfTheFile) {
+  const ScratchFile file("bytes.safetensors");
+  std::vector<NamedTensor> tensors = {{"x", *Tensor::FromScalar(1.5f)},
+                                      {"empty", *Tensor::Allocate(DType::kBF16, {0, 7})},
+                                      {"y", *Tensor::FromScalar(-2.0f)}};
+  const std::map<std::string, std::string> metadata = {{"origin", "a test"}};
+  ASSERT_TRUE(WriteSafetensors(file.path(), tensors, metadata).ok());
+  std::ifstream stream(file.path(), std::ios::binary);
+  const std::string written(std::istreambuf_iterator<char>(stream), {});
+  const Tensor bytes = *SafetensorsBytes(tensors, metadata);
+  EXPECT_EQ(std::string(bytes.as<char>(), bytes.byte_size()), written);
+  tensors.push_back(tensors[0]);
+  EXPECT_EQ(SafetensorsBytes(tensors, metadata).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST(WriteSafetensors, RefusesWhatItCouldNotReadBack) {
