@@ -10,7 +10,7 @@ packages=(
 )
 for argument in "$@"; do
   case "$argument" in
-    --tests) packages+=(libgtest-dev libgmock-dev) ;;
+    --tests) packages+=(libgtest-dev libgmock-dev libmpfr-dev) ;;
     --benchmarks) packages+=(libbenchmark-dev libopenblas-dev) ;;
     *) echo "usage: $0 [--tests] [--benchmarks]" >&2; exit 2 ;;
   esac
