@@ -2,10 +2,10 @@
 // between the pairwise sums, each operation rounded to fp32.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "kernels/base/host_device.h"
+#include "kernels/numerics/transcendental.h"
 
 namespace quantgate {
 
@@ -16,7 +16,7 @@ QG_HOST_DEVICE inline float NormInverseCount(int64_t count) {
 
 /// 1 / sqrt(mean + epsilon) of the mean of squares.
 QG_HOST_DEVICE inline float NormRstd(float mean_of_squares, float epsilon) {
-  return 1.0f / std::sqrt(mean_of_squares + epsilon);
+  return ReciprocalSqrt(mean_of_squares + epsilon);
 }
 
 /// gamma as the formulas take it.

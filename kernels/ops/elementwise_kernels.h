@@ -10,14 +10,17 @@
 
 namespace quantgate {
 
-/// to[i] = a[i] + b[i], or a[i] * factor where `b` is null.
 struct ElementwiseParameters {
-  FloatsIn a, b;
+  FloatsIn a, b = {};
   FloatsOut to;
   float factor = 1;
   int64_t count = 0;
 };
-cudaError_t LaunchElementwise(const ElementwiseParameters& parameters, KernelPath path,
-                              cudaStream_t stream);
+/// to[i] = a[i] + b[i].
+cudaError_t LaunchAdd(const ElementwiseParameters& parameters, KernelPath path,
+                      cudaStream_t stream);
+/// to[i] = a[i] * factor; b is null.
+cudaError_t LaunchScale(const ElementwiseParameters& parameters, KernelPath path,
+                        cudaStream_t stream);
 
 }  // namespace quantgate

@@ -1,5 +1,5 @@
-// f32, bf16 and f16 tensors as rows of floats in kernels: one element, or eight in 16-byte
-// accesses.
+// f32, bf16 and f16 tensors as rows of floats in kernels: one element, or a few in one
+// access.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,6 +8,7 @@
 
 #include "kernels/tensor/encode_lanes.h"
 #include "kernels/tensor/number_source.h"
+#include "kernels/tensor/row_piece_cuda.h"
 
 namespace quantgate {
 
@@ -22,8 +23,8 @@ struct FloatsOut {
   NumberEncoding encoding = NumberEncoding::kF32;
 };
 
-/// Whether eight elements from a multiple of eight can be reached in 16-byte accesses.
-inline bool IsAlignedForEight(const void* data) {
+/// Whether LoadLanes and StoreLanes can reach it.
+inline bool IsAlignedForLanes(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
 
@@ -47,64 +48,69 @@ __device__ inline void StoreFloat(const FloatsOut& to, int64_t at, float value) 
   }
 }
 
-/// Eight elements as loaded; NaN is as the type has it.
-struct EightFloats {
-  uint4 raw[2];
-  NumberEncoding encoding;
-
-  __device__ void Load(const FloatsIn& from, int64_t at) {
-    encoding = from.encoding;
-    if (encoding == NumberEncoding::kF32) {
-      const auto* words = reinterpret_cast<const uint4*>(static_cast<const float*>(from.data) + at);
-      raw[0] = words[0];
-      raw[1] = words[1];
-    } else {
-      raw[0] = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(from.data) + at);
-    }
-  }
-
-  __device__ void Decode(float (&values)[8]) const {
-    const uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
-                               raw[1].x, raw[1].y, raw[1].z, raw[1].w};
+/// Elements [at, at + kWidth), 4 or 8; `data` is aligned to 16 bytes, `at` is a multiple of kWidth.
+/// NaN is as the type has it.
+template <int kWidth>
+__device__ inline void LoadLanes(const FloatsIn& from, int64_t at, float (&values)[kWidth]) {
+  static_assert(kWidth == 4 || kWidth == 8);
+  if (from.encoding == NumberEncoding::kF32) {
+    const auto* quads = reinterpret_cast<const float4*>(static_cast<const float*>(from.data) + at);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t word = words[i / 2];
-      if (encoding == NumberEncoding::kF32) {
-        values[i] = __uint_as_float(words[i]);
-      } else if (encoding == NumberEncoding::kBF16) {
-        values[i] = __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
-      } else {
-        values[i] = HalfToFloat(i % 2 == 0 ? word : word >> 16);
-      }
-    }
-  }
-};
-
-__device__ inline void LoadEight(const FloatsIn& from, int64_t at, float (&values)[8]) {
-  EightFloats eight;
-  eight.Load(from, at);
-  eight.Decode(values);
-}
-
-template <class F>
-__device__ inline uint4 PackEight(const float (&values)[8]) {
-  return make_uint4(EncodePair<F>(values[0], values[1]), EncodePair<F>(values[2], values[3]),
-                    EncodePair<F>(values[4], values[5]), EncodePair<F>(values[6], values[7]));
-}
-
-__device__ inline void StoreEight(const FloatsOut& to, int64_t at, const float (&values)[8]) {
-  if (to.encoding == NumberEncoding::kF32) {
-    auto* words = reinterpret_cast<float4*>(static_cast<float*>(to.data) + at);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      words[i] = make_float4(CanonicalFloat(values[4 * i]), CanonicalFloat(values[4 * i + 1]),
-                             CanonicalFloat(values[4 * i + 2]), CanonicalFloat(values[4 * i + 3]));
+    for (int i = 0; i < kWidth / 4; ++i) {
+      const float4 quad = quads[i];
+      values[4 * i] = quad.x;
+      values[4 * i + 1] = quad.y;
+      values[4 * i + 2] = quad.z;
+      values[4 * i + 3] = quad.w;
     }
     return;
   }
-  auto* words = reinterpret_cast<uint4*>(static_cast<uint16_t*>(to.data) + at);
-  *words = to.encoding == NumberEncoding::kBF16 ? PackEight<BFloat16>(values)
-                                                : PackEight<Float16>(values);
+  uint32_t words[kWidth / 2];
+  const auto* pairs = reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(from.data) + at);
+  if constexpr (kWidth == 8) {
+    const uint4 four = *reinterpret_cast<const uint4*>(pairs);
+    words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+  } else {
+    words[0] = pairs->x, words[1] = pairs->y;
+  }
+  const bool is_bf16 = from.encoding == NumberEncoding::kBF16;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    values[i] = is_bf16 ? HalfWord<NumberEncoding::kBF16>(words[i / 2], i % 2)
+                        : HalfWord<NumberEncoding::kF16>(words[i / 2], i % 2);
+  }
+}
+
+template <class F, int kWidth>
+__device__ inline void StorePacked(void* to, const float (&values)[kWidth]) {
+  uint32_t words[kWidth / 2];
+#pragma unroll
+  for (int i = 0; i < kWidth / 2; ++i) {
+    words[i] = EncodePair<F>(values[2 * i], values[2 * i + 1]);
+  }
+  if constexpr (kWidth == 8) {
+    *static_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  } else {
+    *static_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+  }
+}
+
+/// Likewise, as StoreFloat.
+template <int kWidth>
+__device__ inline void StoreLanes(const FloatsOut& to, int64_t at, const float (&values)[kWidth]) {
+  static_assert(kWidth == 4 || kWidth == 8);
+  if (to.encoding == NumberEncoding::kF32) {
+    auto* quads = reinterpret_cast<float4*>(static_cast<float*>(to.data) + at);
+#pragma unroll
+    for (int i = 0; i < kWidth / 4; ++i) {
+      quads[i] = make_float4(CanonicalFloat(values[4 * i]), CanonicalFloat(values[4 * i + 1]),
+                             CanonicalFloat(values[4 * i + 2]), CanonicalFloat(values[4 * i + 3]));
+    }
+  } else if (to.encoding == NumberEncoding::kBF16) {
+    StorePacked<BFloat16>(static_cast<uint16_t*>(to.data) + at, values);
+  } else {
+    StorePacked<Float16>(static_cast<uint16_t*>(to.data) + at, values);
+  }
 }
 
 #endif

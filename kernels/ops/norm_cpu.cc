@@ -104,6 +104,11 @@ class ColumnGradients {
  private:
   void LoadTerms(int64_t row, int64_t slot) {
     const int64_t at = row * desc_.x.columns() + begin_;
+    if (row + kPrefetchRows < desc_.x.rows()) {
+      const int64_t ahead = at + kPrefetchRows * desc_.x.columns();
+      PrefetchRow(desc_.dz, ahead, width_);
+      if (desc_.wanted.dgamma) PrefetchRow(desc_.x, ahead, width_);
+    }
     float* dz = dz_ + slot * kAccumulatorColumns;
     float* terms = terms_ + slot * kAccumulatorColumns;
     LoadRow(kernels_, desc_.dz, at, width_, dz);
@@ -112,6 +117,7 @@ class ColumnGradients {
     kernels_.norm_gamma_terms(StatisticsAt(desc_, row), dz, width_, terms);
   }
 
+  static constexpr int64_t kPrefetchRows = 8;
   const NormBackwardDesc& desc_;
   const RowKernels& kernels_;
   const int64_t begin_, width_;

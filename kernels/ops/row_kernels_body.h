@@ -120,37 +120,79 @@ float Sum(const float* values, int64_t count, float* scratch) {
   return scratch[0];
 }
 
+// The pairwise sum of `count` terms, by sums of kChunk of them, which are whole subtrees and stay
+// in the L1 cache beside the row: sum_chunk(begin, width, terms) gives each, with `terms` to work
+// in. `scratch` takes the sums.
+constexpr int64_t kChunk = 1024;
+template <class SumChunk>
+inline float SumInChunks(int64_t count, float* scratch, const SumChunk& sum_chunk) {
+  float terms[kChunk];
+  int64_t sums = 0;
+  for (int64_t begin = 0; begin < count; begin += kChunk) {
+    const int64_t width = count - begin < kChunk ? count - begin : kChunk;
+    scratch[sums++] = sum_chunk(begin, width, terms);
+  }
+  return Sum(scratch, sums, scratch);
+}
+inline float SumOfRow(const float* values, int64_t count, float* scratch) {
+  return SumInChunks(count, scratch, [values](int64_t begin, int64_t width, float* terms) {
+    return Sum(values + begin, width, terms);
+  });
+}
+
+// Gives the sum of a chunk of squares of x - mean, and leaves x - mean in place of x.
+inline float CenterAndSquare(float* __restrict x, float mean, int64_t count,
+                             float* __restrict terms) {
+  for (int64_t i = 0; i < count; ++i) {
+    x[i] = x[i] - mean;
+    terms[i] = x[i] * x[i];
+  }
+  return Sum(terms, count, terms);
+}
+
+// Gives the sum of a chunk of dyg * xhat, and leaves xhat in place of x and dyg in place of dz.
+inline float MultiplyByHat(const NormStatistics& statistics, const float* gamma,
+                           float* __restrict x, float* __restrict dz, int64_t count,
+                           float* __restrict terms) {
+  const float mean = statistics.mean, rstd = statistics.rstd;
+  for (int64_t i = 0; i < count; ++i) {
+    x[i] = rstd * (x[i] - mean);
+    dz[i] = gamma[i] * dz[i];
+    terms[i] = dz[i] * x[i];
+  }
+  return Sum(terms, count, terms);
+}
+
 // ---- norms
 
-void NormForward(const NormRow& row, float* x, float* scratch, NormStatistics& statistics) {
+void NormForward(const NormRow& row, float* __restrict x, float* __restrict scratch,
+                 NormStatistics& statistics) {
   const int64_t n = row.columns;
-  const float mean = row.is_centered ? Sum(x, n, scratch) * row.inverse_count : 0.0f;
-  for (int64_t i = 0; i < n; ++i) {
-    x[i] = x[i] - mean;
-    scratch[i] = x[i] * x[i];
-  }
-  const float mean_of_squares = Sum(scratch, n, scratch) * row.inverse_count;
-  const float rstd = 1.0f / __builtin_sqrtf(mean_of_squares + row.epsilon);
-  if (row.beta != nullptr) {
-    for (int64_t i = 0; i < n; ++i) x[i] = row.gamma[i] * (rstd * x[i]) + row.beta[i];
+  const float mean = row.is_centered ? SumOfRow(x, n, scratch) * row.inverse_count : 0.0f;
+  const float squares =
+      SumInChunks(n, scratch, [x, mean](int64_t begin, int64_t width, float* terms) {
+        return CenterAndSquare(x + begin, mean, width, terms);
+      });
+  const float rstd = 1.0f / __builtin_sqrtf(squares * row.inverse_count + row.epsilon);
+  const float *gamma = row.gamma, *beta = row.beta;
+  if (beta != nullptr) {
+    for (int64_t i = 0; i < n; ++i) x[i] = gamma[i] * (rstd * x[i]) + beta[i];
   } else {
-    for (int64_t i = 0; i < n; ++i) x[i] = row.gamma[i] * (rstd * x[i]);
+    for (int64_t i = 0; i < n; ++i) x[i] = gamma[i] * (rstd * x[i]);
   }
   statistics.mean = mean;
   statistics.rstd = rstd;
 }
 
-void NormBackward(const NormRow& row, const NormStatistics& statistics, float* x, float* dz,
-                  float* scratch) {
+void NormBackward(const NormRow& row, const NormStatistics& statistics, float* __restrict x,
+                  float* __restrict dz, float* __restrict scratch) {
   const int64_t n = row.columns;
-  const float mean = statistics.mean, rstd = statistics.rstd;
-  for (int64_t i = 0; i < n; ++i) {
-    x[i] = rstd * (x[i] - mean);
-    dz[i] = row.gamma[i] * dz[i];
-    scratch[i] = dz[i] * x[i];
-  }
-  const float mean_dyg_hat = Sum(scratch, n, scratch) * row.inverse_count;
-  const float mean_dyg = row.is_centered ? Sum(dz, n, scratch) * row.inverse_count : -0.0f;
+  const float products = SumInChunks(n, scratch, [&](int64_t begin, int64_t width, float* terms) {
+    return MultiplyByHat(statistics, row.gamma + begin, x + begin, dz + begin, width, terms);
+  });
+  const float mean_dyg_hat = products * row.inverse_count;
+  const float mean_dyg = row.is_centered ? SumOfRow(dz, n, scratch) * row.inverse_count : -0.0f;
+  const float rstd = statistics.rstd;
   for (int64_t i = 0; i < n; ++i) dz[i] = rstd * (dz[i] - (mean_dyg_hat * x[i] + mean_dyg));
 }
 
@@ -164,16 +206,18 @@ void NormGammaTerms(const NormStatistics& statistics, const float* dz, int64_t c
 template <bool kDecoupled>
 void AdamRun(const AdamFactors& factors, const OptimizerRun& run, int64_t count) {
   const AdamFactors f = factors;
+  const float *gradients = run.gradient, *masters = run.master, *ms = run.m, *vs = run.v;
+  float* __restrict new_master = run.new_master, * __restrict new_m = run.new_m, * __restrict new_v = run.new_v;
   for (int64_t i = 0; i < count; ++i) {
-    const float master = run.master[i], decay = f.weight_decay * master;
-    const float gradient = kDecoupled ? run.gradient[i] : run.gradient[i] + decay;
-    const float m = f.beta1 * run.m[i] + f.one_minus_beta1 * gradient;
-    const float v = f.beta2 * run.v[i] + f.one_minus_beta2 * gradient * gradient;
+    const float master = masters[i], decay = f.weight_decay * master;
+    const float gradient = kDecoupled ? gradients[i] : gradients[i] + decay;
+    const float m = f.beta1 * ms[i] + f.one_minus_beta1 * gradient;
+    const float v = f.beta2 * vs[i] + f.one_minus_beta2 * gradient * gradient;
     const float denominator = __builtin_sqrtf(v / f.correction2) + f.epsilon;
     const float update = (m / f.correction1) / denominator;
-    run.new_master[i] = master - f.learning_rate * (kDecoupled ? update + decay : update);
-    run.new_m[i] = m;
-    run.new_v[i] = v;
+    new_master[i] = master - f.learning_rate * (kDecoupled ? update + decay : update);
+    new_m[i] = m;
+    new_v[i] = v;
   }
 }
 
