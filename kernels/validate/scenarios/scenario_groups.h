@@ -20,5 +20,7 @@ ScenarioGroup Nvfp4Scenarios();           ///< Two-level scales, the Hadamard tr
 ScenarioGroup RandomScenarios();          ///< Stochastic rounding.
 ScenarioGroup DelayedScalingScenarios();  ///< Amax histories.
 ScenarioGroup EmptyScenarios();           ///< Tensors without rows.
+ScenarioGroup LinearScenarios();          ///< One step of a linear layer.
+ScenarioGroup HybridScenarios();          ///< A format per direction.
 
 }  // namespace quantgate
