@@ -146,6 +146,51 @@ class CpuEngine final : public Engine {
     return quantgate::ColumnSums(source, out, Context(cancellation));
   }
 
+  absl::StatusOr<NormForwardResult> NormForward(const NormForwardDesc& desc,
+                                                const Cancellation* cancellation) override {
+    return NormForwardCpu(desc, Context(cancellation));
+  }
+
+  absl::StatusOr<NormGradients> NormBackward(const NormBackwardDesc& desc,
+                                             const Cancellation* cancellation) override {
+    return NormBackwardCpu(desc, Context(cancellation));
+  }
+
+  absl::StatusOr<Tensor> Add(const Tensor& a, const Tensor& b, DType out,
+                             const Cancellation* cancellation) override {
+    return AddCpu(a, b, out, Context(cancellation));
+  }
+
+  absl::StatusOr<Tensor> Scale(const Tensor& x, float factor, DType out,
+                               const Cancellation* cancellation) override {
+    return ScaleCpu(x, factor, out, Context(cancellation));
+  }
+
+  absl::StatusOr<Tensor> ConcatenateRows(std::span<const Tensor> parts,
+                                         const Cancellation* cancellation) override {
+    return ConcatenateRowsCpu(parts, Context(cancellation));
+  }
+
+  absl::StatusOr<AdamResult> AdamStep(const AdamDesc& desc,
+                                      const Cancellation* cancellation) override {
+    return AdamStepCpu(desc, Context(cancellation));
+  }
+
+  absl::StatusOr<SgdResult> SgdStep(const SgdDesc& desc,
+                                    const Cancellation* cancellation) override {
+    return SgdStepCpu(desc, Context(cancellation));
+  }
+
+  absl::StatusOr<SplitTensor> SplitMaster(const Tensor& master,
+                                          const Cancellation* cancellation) override {
+    return SplitMasterCpu(master, Context(cancellation));
+  }
+
+  absl::StatusOr<Tensor> JoinMaster(const SplitTensor& split,
+                                    const Cancellation* cancellation) override {
+    return JoinMasterCpu(split, Context(cancellation));
+  }
+
   absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor,
                                           const Cancellation* cancellation) override {
     const ExecutionContext context = Context(cancellation);

@@ -10,6 +10,9 @@
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/gemm_tensors.h"
 #include "kernels/gemm/hardware_check_cuda.h"
+#include "kernels/ops/elementwise_cuda.h"
+#include "kernels/ops/norm_cuda.h"
+#include "kernels/ops/optimizer_cuda.h"
 #include "kernels/quantize/quantize_cuda.h"
 #include "kernels/tensor/tensor_cuda.h"
 
@@ -286,6 +289,79 @@ absl::StatusOr<Tensor> CudaEngine::ColumnSums(const Tensor& source, DType out,
   QG_TAKE_TURN(cancellation);
   QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(source, cancellation));
   return ColumnSumsCuda(*device_, moved, out);
+}
+
+absl::StatusOr<NormForwardResult> CudaEngine::NormForward(const NormForwardDesc& desc,
+                                                          const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  NormForwardDesc moved = desc;
+  QG_RETURN_IF_ERROR(MoveToDevice({&moved.x, &moved.gamma, &moved.beta}, cancellation));
+  return NormForwardCuda(*device_, moved);
+}
+
+absl::StatusOr<NormGradients> CudaEngine::NormBackward(const NormBackwardDesc& desc,
+                                                       const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  NormBackwardDesc moved = desc;
+  QG_RETURN_IF_ERROR(
+      MoveToDevice({&moved.dz, &moved.x, &moved.gamma, &moved.mean, &moved.rstd, &moved.residual},
+                   cancellation));
+  return NormBackwardCuda(*device_, moved);
+}
+
+absl::StatusOr<Tensor> CudaEngine::Add(const Tensor& a, const Tensor& b, DType out,
+                                       const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved_a, device_->ToDevice(a, cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor moved_b, device_->ToDevice(b, cancellation));
+  return AddCuda(*device_, moved_a, moved_b, out);
+}
+
+absl::StatusOr<Tensor> CudaEngine::Scale(const Tensor& x, float factor, DType out,
+                                         const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(x, cancellation));
+  return ScaleCuda(*device_, moved, factor, out);
+}
+
+absl::StatusOr<Tensor> CudaEngine::ConcatenateRows(std::span<const Tensor> parts,
+                                                   const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  std::vector<Tensor> moved(parts.begin(), parts.end());
+  for (Tensor& part : moved) QG_RETURN_IF_ERROR(MoveToDevice({&part}, cancellation));
+  return ConcatenateRowsCuda(*device_, moved);
+}
+
+absl::StatusOr<AdamResult> CudaEngine::AdamStep(const AdamDesc& desc,
+                                                const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  AdamDesc moved = desc;
+  QG_RETURN_IF_ERROR(
+      MoveToDevice({&moved.master, &moved.gradient, &moved.m, &moved.v}, cancellation));
+  return AdamStepCuda(*device_, moved);
+}
+
+absl::StatusOr<SgdResult> CudaEngine::SgdStep(const SgdDesc& desc,
+                                              const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  SgdDesc moved = desc;
+  QG_RETURN_IF_ERROR(MoveToDevice({&moved.master, &moved.gradient, &moved.momentum}, cancellation));
+  return SgdStepCuda(*device_, moved);
+}
+
+absl::StatusOr<SplitTensor> CudaEngine::SplitMaster(const Tensor& master,
+                                                    const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(master, cancellation));
+  return SplitMasterCuda(*device_, moved);
+}
+
+absl::StatusOr<Tensor> CudaEngine::JoinMaster(const SplitTensor& split,
+                                              const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  SplitTensor moved = split;
+  QG_RETURN_IF_ERROR(MoveToDevice({&moved.parameter, &moved.remainder}, cancellation));
+  return JoinMasterCuda(*device_, moved);
 }
 
 absl::StatusOr<Tensor> CudaEngine::StartFingerprint(const Tensor& tensor,

@@ -61,6 +61,24 @@ class CudaEngine final : public Engine {
   absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,
                                     const Cancellation* cancellation) override;
 
+  absl::StatusOr<NormForwardResult> NormForward(const NormForwardDesc& desc,
+                                                const Cancellation* cancellation) override;
+  absl::StatusOr<NormGradients> NormBackward(const NormBackwardDesc& desc,
+                                             const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> Add(const Tensor& a, const Tensor& b, DType out,
+                             const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> Scale(const Tensor& x, float factor, DType out,
+                               const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> ConcatenateRows(std::span<const Tensor> parts,
+                                         const Cancellation* cancellation) override;
+  absl::StatusOr<AdamResult> AdamStep(const AdamDesc& desc,
+                                      const Cancellation* cancellation) override;
+  absl::StatusOr<SgdResult> SgdStep(const SgdDesc& desc, const Cancellation* cancellation) override;
+  absl::StatusOr<SplitTensor> SplitMaster(const Tensor& master,
+                                          const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> JoinMaster(const SplitTensor& split,
+                                    const Cancellation* cancellation) override;
+
   absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor,
                                           const Cancellation* cancellation) override;
   absl::StatusOr<std::vector<Fingerprint>> ReadFingerprints(

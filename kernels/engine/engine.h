@@ -21,6 +21,9 @@
 #include "kernels/gemm/error_bound.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/hardware_check.h"
+#include "kernels/ops/elementwise.h"
+#include "kernels/ops/norm.h"
+#include "kernels/ops/optimizer.h"
 #include "kernels/quantize/delayed_scaling.h"
 #include "kernels/quantize/quantization_summary.h"
 #include "kernels/quantize/quantizer.h"
@@ -125,6 +128,26 @@ class Engine {
   /// Bias gradient: pairwise fp32 sum over rows, one RNE to `out` (docs/definitions.md section 1).
   /// [M][N] -> [N].
   virtual absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,
+                                            const Cancellation* cancellation) = 0;
+
+  /// The other operations of kernels/ops, where stands what each computes and refuses.
+  virtual absl::StatusOr<NormForwardResult> NormForward(const NormForwardDesc& desc,
+                                                        const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<NormGradients> NormBackward(const NormBackwardDesc& desc,
+                                                     const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<Tensor> Add(const Tensor& a, const Tensor& b, DType out,
+                                     const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<Tensor> Scale(const Tensor& x, float factor, DType out,
+                                       const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<Tensor> ConcatenateRows(std::span<const Tensor> parts,
+                                                 const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<AdamResult> AdamStep(const AdamDesc& desc,
+                                              const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<SgdResult> SgdStep(const SgdDesc& desc,
+                                            const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<SplitTensor> SplitMaster(const Tensor& master,
+                                                  const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<Tensor> JoinMaster(const SplitTensor& split,
                                             const Cancellation* cancellation) = 0;
 
   /// i64 [2]: Fingerprint::high and ::low, for ReadFingerprint.

@@ -104,6 +104,51 @@ class ForwardingEngine : public Engine {
     OnOperation("column sums");
     return engine_.ColumnSums(source, out, cancellation);
   }
+  absl::StatusOr<NormForwardResult> NormForward(const NormForwardDesc& desc,
+                                                const Cancellation* cancellation) override {
+    OnOperation("norm forward");
+    return engine_.NormForward(desc, cancellation);
+  }
+  absl::StatusOr<NormGradients> NormBackward(const NormBackwardDesc& desc,
+                                             const Cancellation* cancellation) override {
+    OnOperation("norm backward");
+    return engine_.NormBackward(desc, cancellation);
+  }
+  absl::StatusOr<Tensor> Add(const Tensor& a, const Tensor& b, DType out,
+                             const Cancellation* cancellation) override {
+    OnOperation("add");
+    return engine_.Add(a, b, out, cancellation);
+  }
+  absl::StatusOr<Tensor> Scale(const Tensor& x, float factor, DType out,
+                               const Cancellation* cancellation) override {
+    OnOperation("scale");
+    return engine_.Scale(x, factor, out, cancellation);
+  }
+  absl::StatusOr<Tensor> ConcatenateRows(std::span<const Tensor> parts,
+                                         const Cancellation* cancellation) override {
+    OnOperation("concatenate rows");
+    return engine_.ConcatenateRows(parts, cancellation);
+  }
+  absl::StatusOr<AdamResult> AdamStep(const AdamDesc& desc,
+                                      const Cancellation* cancellation) override {
+    OnOperation("adam step");
+    return engine_.AdamStep(desc, cancellation);
+  }
+  absl::StatusOr<SgdResult> SgdStep(const SgdDesc& desc,
+                                    const Cancellation* cancellation) override {
+    OnOperation("sgd step");
+    return engine_.SgdStep(desc, cancellation);
+  }
+  absl::StatusOr<SplitTensor> SplitMaster(const Tensor& master,
+                                          const Cancellation* cancellation) override {
+    OnOperation("split master");
+    return engine_.SplitMaster(master, cancellation);
+  }
+  absl::StatusOr<Tensor> JoinMaster(const SplitTensor& split,
+                                    const Cancellation* cancellation) override {
+    OnOperation("join master");
+    return engine_.JoinMaster(split, cancellation);
+  }
   absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor,
                                           const Cancellation* cancellation) override {
     OnOperation("fingerprint");

@@ -1,0 +1,149 @@
+// The operations of kernels/ops through an engine, each with its operands and the tensors that it
+// gives: for tests of any engine.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/engine/engine.h"
+#include "tests/engine/tensor_values.h"
+
+namespace quantgate {
+
+using OpResult = absl::StatusOr<std::vector<Tensor>>;
+
+/// Calls `engine` and calls the CPU's function beside it.
+struct EngineOp {
+  std::string name;
+  std::function<OpResult(Engine& engine, const Cancellation* cancellation)> on_engine;
+  std::function<OpResult()> directly;
+};
+
+namespace engine_ops {
+
+inline OpResult One(const absl::StatusOr<Tensor>& tensor) {
+  if (!tensor.ok()) return tensor.status();
+  return std::vector<Tensor>{*tensor};
+}
+/// The members of a result.
+template <class Result, class... Members>
+OpResult Each(const absl::StatusOr<Result>& result, Members... members) {
+  if (!result.ok()) return result.status();
+  return std::vector<Tensor>{(*result).*members...};
+}
+
+inline OpResult Of(const absl::StatusOr<NormForwardResult>& result) {
+  return Each(result, &NormForwardResult::y, &NormForwardResult::mean, &NormForwardResult::rstd);
+}
+inline OpResult Of(const absl::StatusOr<NormGradients>& result) {
+  return Each(result, &NormGradients::dx, &NormGradients::dgamma, &NormGradients::dbeta);
+}
+inline OpResult Of(const absl::StatusOr<AdamResult>& result) {
+  return Each(result, &AdamResult::master, &AdamResult::m, &AdamResult::v);
+}
+inline OpResult Of(const absl::StatusOr<SgdResult>& result) {
+  return Each(result, &SgdResult::master, &SgdResult::momentum);
+}
+inline OpResult Of(const absl::StatusOr<SplitTensor>& result) {
+  return Each(result, &SplitTensor::parameter, &SplitTensor::remainder);
+}
+
+inline Tensor Normal(uint64_t seed, DType dtype, Shape shape) {
+  return Generated(Distribution::kNormal, seed, dtype, std::move(shape));
+}
+
+inline NormForwardDesc Forward() {
+  NormForwardDesc desc;
+  desc.x = Normal(1, DType::kBF16, {9, 24});
+  desc.gamma = Normal(2, DType::kF32, {24});
+  desc.beta = Normal(3, DType::kF32, {24});
+  return desc;
+}
+
+inline NormBackwardDesc Backward() {
+  NormBackwardDesc desc;
+  const NormForwardDesc forward = Forward();
+  const NormForwardResult z = *NormForwardCpu(forward, {});
+  desc.x = forward.x;
+  desc.gamma = forward.gamma;
+  desc.mean = z.mean;
+  desc.rstd = z.rstd;
+  desc.dz = Normal(4, DType::kBF16, {9, 24});
+  desc.residual = Normal(5, DType::kBF16, {9, 24});
+  desc.wanted.dbeta = true;
+  return desc;
+}
+
+inline AdamDesc Adam() {
+  AdamDesc desc;
+  desc.master = Normal(6, DType::kF32, {33});
+  desc.gradient = Normal(7, DType::kBF16, {33});
+  desc.m = Normal(8, DType::kF32, {33});
+  desc.v = Generated(Distribution::kAllZero, 0, DType::kF32, {33});
+  return desc;
+}
+
+inline SgdDesc Sgd() {
+  SgdDesc desc;
+  desc.master = Normal(6, DType::kF32, {33});
+  desc.gradient = Normal(7, DType::kBF16, {33});
+  desc.momentum = Normal(8, DType::kF32, {33});
+  desc.options.momentum = 0.9f;
+  return desc;
+}
+
+}  // namespace engine_ops
+
+inline std::vector<EngineOp> EngineOps() {
+  using engine_ops::Of;
+  using engine_ops::One;
+  using C = const Cancellation*;
+  const NormForwardDesc forward = engine_ops::Forward();
+  const NormBackwardDesc backward = engine_ops::Backward();
+  const AdamDesc adam = engine_ops::Adam();
+  const SgdDesc sgd = engine_ops::Sgd();
+  const Tensor a = forward.x, b = backward.dz, master = adam.master;
+  const std::vector<Tensor> parts = {a, b, a};
+  const SplitTensor split = *SplitMasterCpu(master, {});
+  constexpr DType kOut = DType::kF16;
+  return {
+      {"norm forward", [=](Engine& e, C c) { return Of(e.NormForward(forward, c)); },
+       [=] { return Of(NormForwardCpu(forward, {})); }},
+      {"norm backward", [=](Engine& e, C c) { return Of(e.NormBackward(backward, c)); },
+       [=] { return Of(NormBackwardCpu(backward, {})); }},
+      {"add", [=](Engine& e, C c) { return One(e.Add(a, b, kOut, c)); },
+       [=] { return One(AddCpu(a, b, kOut, {})); }},
+      {"scale", [=](Engine& e, C c) { return One(e.Scale(a, 0.3f, kOut, c)); },
+       [=] { return One(ScaleCpu(a, 0.3f, kOut, {})); }},
+      {"concatenate rows", [=](Engine& e, C c) { return One(e.ConcatenateRows(parts, c)); },
+       [=] { return One(ConcatenateRowsCpu(parts, {})); }},
+      {"adam step", [=](Engine& e, C c) { return Of(e.AdamStep(adam, c)); },
+       [=] { return Of(AdamStepCpu(adam, {})); }},
+      {"sgd step", [=](Engine& e, C c) { return Of(e.SgdStep(sgd, c)); },
+       [=] { return Of(SgdStepCpu(sgd, {})); }},
+      {"split master", [=](Engine& e, C c) { return Of(e.SplitMaster(master, c)); },
+       [=] { return Of(SplitMasterCpu(master, {})); }},
+      {"join master", [=](Engine& e, C c) { return One(e.JoinMaster(split, c)); },
+       [=] { return One(JoinMasterCpu(split, {})); }},
+  };
+}
+
+/// Every operation on `engine` gives what the CPU's function gives, and stops when cancelled.
+inline void ExpectEngineOps(Engine& engine) {
+  Cancellation cancelled;
+  cancelled.Cancel();
+  for (const EngineOp& op : EngineOps()) {
+    SCOPED_TRACE(op.name);
+    const OpResult actual = op.on_engine(engine, nullptr), expected = op.directly();
+    ASSERT_TRUE(actual.ok()) << actual.status();
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    ASSERT_EQ(actual->size(), expected->size());
+    for (size_t i = 0; i < expected->size(); ++i) {
+      EXPECT_TRUE(SameBits(*engine.ToHost((*actual)[i], nullptr), (*expected)[i])) << i;
+    }
+    EXPECT_EQ(op.on_engine(engine, &cancelled).status().code(), absl::StatusCode::kCancelled);
+  }
+}
+
+}  // namespace quantgate
