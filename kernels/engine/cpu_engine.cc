@@ -146,6 +146,16 @@ class CpuEngine final : public Engine {
     return quantgate::ColumnSums(source, out, Context(cancellation));
   }
 
+  absl::StatusOr<Tensor> ActivationForward(const Tensor& h, const ActivationOptions& options,
+                                           DType out, const Cancellation* cancellation) override {
+    return ActivationForwardCpu(h, options, out, Context(cancellation));
+  }
+  absl::StatusOr<Tensor> ActivationBackward(const Tensor& dy, const Tensor& h,
+                                            const ActivationOptions& options, DType out,
+                                            const Cancellation* cancellation) override {
+    return ActivationBackwardCpu(dy, h, options, out, Context(cancellation));
+  }
+
   absl::StatusOr<NormForwardResult> NormForward(const NormForwardDesc& desc,
                                                 const Cancellation* cancellation) override {
     return NormForwardCpu(desc, Context(cancellation));

@@ -10,6 +10,7 @@
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/gemm_tensors.h"
 #include "kernels/gemm/hardware_check_cuda.h"
+#include "kernels/ops/activation_cuda.h"
 #include "kernels/ops/elementwise_cuda.h"
 #include "kernels/ops/norm_cuda.h"
 #include "kernels/ops/optimizer_cuda.h"
@@ -289,6 +290,23 @@ absl::StatusOr<Tensor> CudaEngine::ColumnSums(const Tensor& source, DType out,
   QG_TAKE_TURN(cancellation);
   QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(source, cancellation));
   return ColumnSumsCuda(*device_, moved, out);
+}
+
+absl::StatusOr<Tensor> CudaEngine::ActivationForward(const Tensor& h,
+                                                     const ActivationOptions& options, DType out,
+                                                     const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(h, cancellation));
+  return ActivationForwardCuda(*device_, moved, options, out);
+}
+
+absl::StatusOr<Tensor> CudaEngine::ActivationBackward(const Tensor& dy, const Tensor& h,
+                                                      const ActivationOptions& options, DType out,
+                                                      const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved_dy, device_->ToDevice(dy, cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor moved_h, device_->ToDevice(h, cancellation));
+  return ActivationBackwardCuda(*device_, moved_dy, moved_h, options, out);
 }
 
 absl::StatusOr<NormForwardResult> CudaEngine::NormForward(const NormForwardDesc& desc,

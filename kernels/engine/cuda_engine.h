@@ -60,6 +60,11 @@ class CudaEngine final : public Engine {
                                               const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,
                                     const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> ActivationForward(const Tensor& h, const ActivationOptions& options,
+                                           DType out, const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> ActivationBackward(const Tensor& dy, const Tensor& h,
+                                            const ActivationOptions& options, DType out,
+                                            const Cancellation* cancellation) override;
 
   absl::StatusOr<NormForwardResult> NormForward(const NormForwardDesc& desc,
                                                 const Cancellation* cancellation) override;

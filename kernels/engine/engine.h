@@ -21,6 +21,7 @@
 #include "kernels/gemm/error_bound.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/hardware_check.h"
+#include "kernels/ops/activation.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/norm.h"
 #include "kernels/ops/optimizer.h"
@@ -149,6 +150,14 @@ class Engine {
                                                   const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<Tensor> JoinMaster(const SplitTensor& split,
                                             const Cancellation* cancellation) = 0;
+  /// h [..., F] or, gated, [..., 2 F] to [..., F] of `out` (kernels/ops/activation.h).
+  virtual absl::StatusOr<Tensor> ActivationForward(const Tensor& h,
+                                                   const ActivationOptions& options, DType out,
+                                                   const Cancellation* cancellation) = 0;
+  /// dy [..., F] to dh of h's shape, of `out`.
+  virtual absl::StatusOr<Tensor> ActivationBackward(const Tensor& dy, const Tensor& h,
+                                                    const ActivationOptions& options, DType out,
+                                                    const Cancellation* cancellation) = 0;
 
   /// i64 [2]: Fingerprint::high and ::low, for ReadFingerprint.
   virtual absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor,

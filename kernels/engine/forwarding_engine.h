@@ -104,6 +104,17 @@ class ForwardingEngine : public Engine {
     OnOperation("column sums");
     return engine_.ColumnSums(source, out, cancellation);
   }
+  absl::StatusOr<Tensor> ActivationForward(const Tensor& h, const ActivationOptions& options,
+                                           DType out, const Cancellation* cancellation) override {
+    OnOperation("activation forward");
+    return engine_.ActivationForward(h, options, out, cancellation);
+  }
+  absl::StatusOr<Tensor> ActivationBackward(const Tensor& dy, const Tensor& h,
+                                            const ActivationOptions& options, DType out,
+                                            const Cancellation* cancellation) override {
+    OnOperation("activation backward");
+    return engine_.ActivationBackward(dy, h, options, out, cancellation);
+  }
   absl::StatusOr<NormForwardResult> NormForward(const NormForwardDesc& desc,
                                                 const Cancellation* cancellation) override {
     OnOperation("norm forward");

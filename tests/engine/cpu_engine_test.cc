@@ -61,6 +61,11 @@ TEST(CpuEngine, GivesWhatTheOperationsGive) {
   EXPECT_TRUE(SameBits(gemm.d, GemmCpu(in.Desc(), context)->d));
   EXPECT_TRUE(SameBits(*engine->ColumnSums(in.a, DType::kF32, nullptr),
                        *ColumnSums(in.a, DType::kF32, context)));
+  const ActivationOptions swiglu = {.kind = ActivationKind::kSwiglu};
+  const Tensor y = *engine->ActivationForward(in.a, swiglu, DType::kF16, nullptr);
+  EXPECT_TRUE(SameBits(y, *ActivationForwardCpu(in.a, swiglu, DType::kF16, context)));
+  EXPECT_TRUE(SameBits(*engine->ActivationBackward(y, in.a, swiglu, DType::kBF16, nullptr),
+                       *ActivationBackwardCpu(y, in.a, swiglu, DType::kBF16, context)));
   EXPECT_EQ(*engine->FingerprintOf(in.a, nullptr), FingerprintOf(in.a, context));
 }
 
@@ -108,6 +113,8 @@ TEST(CpuEngine, EveryOperationStopsWhenCancelled) {
       engine->Quantize(in.a, in.quantizer, {}, {}, &cancellation).status(),
       engine->Dequantize(q, Usage::kRowwise, DType::kF32, &cancellation).status(),
       engine->Gemm(in.Desc(), &cancellation).status(),
+      engine->ActivationForward(in.a, {}, DType::kF32, &cancellation).status(),
+      engine->ActivationBackward(in.a, in.a, {}, DType::kF32, &cancellation).status(),
       engine->ColumnSums(in.a, DType::kF32, &cancellation).status(),
       engine->FingerprintOf(in.a, &cancellation).status(),
       engine->CompareBits(d, d, &cancellation).status(),

@@ -160,6 +160,21 @@ TEST(CudaEngineTest, AutoIsTheHardwareWhereItCan) {
   EXPECT_EQ(arithmetic_of("nvfp4"), "sm100");
 }
 
+TEST(CudaEngineTest, ActivationsHaveTheBitsOfTheCpu) {
+  const Tensor h = Generated(Distribution::kNormal, 5, DType::kBF16, {33, 2 * 40});
+  const Tensor dy = Generated(Distribution::kNormal, 6, DType::kF32, {33, 40});
+  const ActivationOptions swiglu = {.kind = ActivationKind::kSwiglu};
+  // From host memory and from the device's.
+  for (const Tensor& x : {h, Cuda().ToDevice(h, nullptr).value()}) {
+    const Tensor y = Cuda().ActivationForward(x, swiglu, DType::kF32, nullptr).value();
+    const Tensor dh = Cuda().ActivationBackward(dy, x, swiglu, DType::kF16, nullptr).value();
+    EXPECT_TRUE(SameBits(Cuda().ToHost(y, nullptr).value(),
+                         Cpu().ActivationForward(h, swiglu, DType::kF32, nullptr).value()));
+    EXPECT_TRUE(SameBits(Cuda().ToHost(dh, nullptr).value(),
+                         Cpu().ActivationBackward(dy, h, swiglu, DType::kF16, nullptr).value()));
+  }
+}
+
 TEST(CudaEngineTest, RepeatsAreIdentical) {
   const LinearRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {256, 256, 512});
   for (const char* recipe : {"fp8_current", "mxfp8", "nvfp4", "fp8_block"}) {
