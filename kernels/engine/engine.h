@@ -130,6 +130,14 @@ class Engine {
   /// [M][N] -> [N].
   virtual absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,
                                             const Cancellation* cancellation) = 0;
+  /// h [..., F] or, gated, [..., 2 F] to [..., F] of `out` (kernels/ops/activation.h).
+  virtual absl::StatusOr<Tensor> ActivationForward(const Tensor& h,
+                                                   const ActivationOptions& options, DType out,
+                                                   const Cancellation* cancellation) = 0;
+  /// dy [..., F] to dh of h's shape, of `out`.
+  virtual absl::StatusOr<Tensor> ActivationBackward(const Tensor& dy, const Tensor& h,
+                                                    const ActivationOptions& options, DType out,
+                                                    const Cancellation* cancellation) = 0;
 
   /// The other operations of kernels/ops, where stands what each computes and refuses.
   virtual absl::StatusOr<NormForwardResult> NormForward(const NormForwardDesc& desc,
@@ -150,14 +158,6 @@ class Engine {
                                                   const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<Tensor> JoinMaster(const SplitTensor& split,
                                             const Cancellation* cancellation) = 0;
-  /// h [..., F] or, gated, [..., 2 F] to [..., F] of `out` (kernels/ops/activation.h).
-  virtual absl::StatusOr<Tensor> ActivationForward(const Tensor& h,
-                                                   const ActivationOptions& options, DType out,
-                                                   const Cancellation* cancellation) = 0;
-  /// dy [..., F] to dh of h's shape, of `out`.
-  virtual absl::StatusOr<Tensor> ActivationBackward(const Tensor& dy, const Tensor& h,
-                                                    const ActivationOptions& options, DType out,
-                                                    const Cancellation* cancellation) = 0;
 
   /// i64 [2]: Fingerprint::high and ::low, for ReadFingerprint.
   virtual absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor,
