@@ -5,61 +5,70 @@
 // 16, so that the layers' alignment rule is a measurement. m is the row count of our a (x, dy), n
 // of our b (w).
 #include <cstdio>
+#include <string>
 
-#include "tests/hardware/cublaslt_gemm.h"
+#include "tests/hardware/cublaslt_probe.h"
+#include "tests/hardware/cublaslt_runs.h"
 
 namespace quantgate::hardware {
 namespace {
 
 /// Number of algorithms offered, or -status.
-int Offered(Device& device, const GemmCase& gemm) {
-  LoadedGemm loaded(device, gemm);
-  const size_t found = loaded.Algorithms(8, CUBLASLT_REDUCTION_SCHEME_NONE).size();
-  return found > 0 ? static_cast<int>(found) : -static_cast<int>(loaded.heuristic_status());
+int Offered(ProbedDevice& device, const Probe& probe) {
+  ProbedGemm gemm(device, probe);
+  const size_t found = gemm.Algorithms(8).size();
+  return found > 0 ? static_cast<int>(found) : -static_cast<int>(gemm.heuristic_status());
 }
 
-GemmCase Shaped(const char* a, const char* b, const char* d, Layout layout, int64_t m, int64_t n,
-                int64_t k) {
-  GemmCase gemm;
-  gemm.m = m, gemm.n = n, gemm.k = k, gemm.layout = layout;
-  gemm.a_type = a, gemm.b_type = b, gemm.d_type = d;
-  gemm.a.resize(static_cast<size_t>(m * k * BytesOf(a)));
-  gemm.b.resize(static_cast<size_t>(n * k * BytesOf(b)));
-  return gemm;
+struct Types {
+  DType a, b, d;
+};
+
+Probe Shaped(const Types& types, GemmLayout layout, const GemmShape& shape) {
+  Probe probe;
+  probe.shape = shape, probe.layout = layout;
+  probe.a_type = types.a, probe.b_type = types.b, probe.d_type = types.d;
+  if (types.a == DType::kF32) probe.compute = CUBLAS_COMPUTE_32F_FAST_TF32;
+  probe.a.resize(static_cast<size_t>(shape.m * shape.k * DTypeBytes(types.a)));
+  probe.b.resize(static_cast<size_t>(shape.n * shape.k * DTypeBytes(types.b)));
+  return probe;
 }
 
-void Sweep(Device& device, const char* a, const char* b, const char* d, Layout layout) {
+void Sweep(ProbedDevice& device, const Types& types, GemmLayout layout) {
   static const char* const kLayouts[] = {"tn", "nn", "nt"};
-  std::printf("%s x %s -> %s, %s\n", a, b, d, kLayouts[static_cast<int>(layout)]);
+  const auto name = [](DType type) { return std::string(DTypeName(type)); };
+  std::printf("%s x %s -> %s, %s\n", name(types.a).c_str(), name(types.b).c_str(),
+              name(types.d).c_str(), kLayouts[static_cast<int>(layout)]);
   for (const char dim : {'m', 'n', 'k'}) {
     std::printf("  %c =", dim);
     for (const int64_t size :
          {1, 2, 4, 8, 12, 16, 24, 32, 36, 40, 48, 65, 66, 68, 72, 80, 130, 132, 136, 144}) {
-      const int64_t m = dim == 'm' ? size : 64, n = dim == 'n' ? size : 64,
-                    k = dim == 'k' ? size : 64;
+      const GemmShape shape{dim == 'm' ? size : 64, dim == 'n' ? size : 64, dim == 'k' ? size : 64};
       std::printf(" %ld:%d", static_cast<long>(size),
-                  Offered(device, Shaped(a, b, d, layout, m, n, k)));
+                  Offered(device, Shaped(types, layout, shape)));
     }
     std::printf("\n");
   }
 }
 
 int Main() {
-  Device device;
+  using enum DType;
+  using enum GemmLayout;
+  ProbedDevice device;
   std::printf("%s\nsize:algorithms offered (at most 8), or size:-status; other dims 64\n",
-              device.Origin().c_str());
-  for (const char* d : {"f32", "bf16", "f16", "f8_e4m3"}) {
-    Sweep(device, "f8_e4m3", "f8_e4m3", d, Layout::kTN);
-    Sweep(device, "f8_e5m2", "f8_e4m3", d, Layout::kTN);
+              DeviceText().c_str());
+  for (const DType d : {kF32, kBF16, kF16, kF8E4M3}) {
+    Sweep(device, {kF8E4M3, kF8E4M3, d}, kTN);
+    Sweep(device, {kF8E5M2, kF8E4M3, d}, kTN);
   }
-  Sweep(device, "f8_e5m2", "f8_e5m2", "bf16", Layout::kTN);
-  Sweep(device, "f8_e4m3", "f8_e4m3", "bf16", Layout::kNN);
-  Sweep(device, "f8_e4m3", "f8_e4m3", "bf16", Layout::kNT);
-  for (const Layout layout : {Layout::kTN, Layout::kNN, Layout::kNT}) {
-    Sweep(device, "bf16", "bf16", "bf16", layout);
-    Sweep(device, "bf16", "bf16", "f32", layout);
-    Sweep(device, "f16", "f16", "f16", layout);
-    Sweep(device, "f32", "f32", "f32", layout);
+  Sweep(device, {kF8E5M2, kF8E5M2, kBF16}, kTN);
+  Sweep(device, {kF8E4M3, kF8E4M3, kBF16}, kNN);
+  Sweep(device, {kF8E4M3, kF8E4M3, kBF16}, kNT);
+  for (const GemmLayout layout : {kTN, kNN, kNT}) {
+    Sweep(device, {kBF16, kBF16, kBF16}, layout);
+    Sweep(device, {kBF16, kBF16, kF32}, layout);
+    Sweep(device, {kF16, kF16, kF16}, layout);
+    Sweep(device, {kF32, kF32, kF32}, layout);
   }
   return 0;
 }

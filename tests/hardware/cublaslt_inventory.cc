@@ -1,8 +1,9 @@
 // Which kernels does cuBLASLt's heuristic return, and which of them does the model reproduce?
 //   cublaslt_inventory [SECONDS] [SEED] [FILTER]
 // Over shapes with m, n, k in 16 ... 8192, for every family of operand types, layouts and scaling,
-// every algorithm that the heuristic returns, asked for any reduction scheme and then for none,
-// runs with one of four epilogues. Its output is compared with GemmCpu's on up to 256 rows. Prints
+// every algorithm that the heuristic returns, asked for any reduction scheme and then for none
+// (where it has none of these: what it would let split K, made not to), runs with one of four
+// epilogues. Its output is compared with GemmCpu's on up to 256 rows. Prints
 // a Markdown table by class of algorithm: runs whose bits are all equal, runs that differ, outputs.
 // Shapes are visited in an order drawn from SEED until a family's share of SECONDS (default 420) is
 // used up.
@@ -17,6 +18,8 @@
 #include <vector>
 
 #include "kernels/base/execution.h"
+#include "kernels/gemm/scaling_check.h"
+#include "tests/hardware/cublaslt_runs.h"
 #include "tests/hardware/gemm_family.h"
 
 namespace quantgate::hardware {
@@ -25,7 +28,7 @@ namespace {
 using testing::Mix;
 using testing::Pattern;
 
-constexpr int kAlgorithmsMax = 32;
+constexpr size_t kAlgorithmsMax = 32;
 constexpr int64_t kBandRows = 128;  // A tile of block scales: row bands begin at its multiples.
 constexpr int64_t kSizes[] = {16,  24,  32,   48,   64,   96,   128,  192,  256, 384,
                               512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192};
@@ -63,75 +66,65 @@ struct ClassCounts {
 
 using Classes = std::map<ClassKey, ClassCounts>;
 
-std::string SchemeName(const Algorithm& algorithm, bool may_split) {
+std::string SchemeName(const CublasLtAlgorithm& algorithm, bool may_split) {
   if (algorithm.split_k < 0) return "the kernel's own";
   if (algorithm.split_k <= 1) return may_split ? "none" : "none, split-K forbidden";
-  switch (algorithm.scheme) {
-    case CUBLASLT_REDUCTION_SCHEME_INPLACE:
+  switch (algorithm.reduction_scheme) {  // cublasLtReductionScheme_t.
+    case 1:
       return "split-K in place";
-    case CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE:
+    case 2:
       return "split-K in fp32";
-    case CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE:
+    case 4:
       return "split-K in the output type";
     default:
-      return "split-K scheme " + std::to_string(algorithm.scheme);
+      return "split-K scheme " + std::to_string(algorithm.reduction_scheme);
   }
 }
 
 /// Rows `bands` of a row-major matrix, or columns of one stored transposed.
-std::vector<uint8_t> Cut(const std::vector<uint8_t>& bytes, int64_t rows, int64_t columns,
-                         size_t width, const std::vector<Band>& bands, bool transposed) {
+Tensor Cut(const Tensor& matrix, const std::vector<Band>& bands, bool transposed) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(matrix.data());
+  const int64_t width = DTypeBytes(matrix.dtype());
+  const int64_t rows = matrix.shape()[transposed ? 1 : 0];
+  const int64_t columns = matrix.shape()[transposed ? 0 : 1];
   std::vector<uint8_t> out;
+  int64_t kept = 0;
+  for (const Band& band : bands) kept += band.end - band.begin;
   const auto append = [&](int64_t begin, int64_t count) {
-    const auto first =
-        bytes.begin() + static_cast<std::ptrdiff_t>(begin) * static_cast<std::ptrdiff_t>(width);
-    out.insert(out.end(), first,
-               first + static_cast<std::ptrdiff_t>(count) * static_cast<std::ptrdiff_t>(width));
+    out.insert(out.end(), bytes + begin * width, bytes + (begin + count) * width);
   };
-  if (!transposed) {
-    for (const Band& band : bands) append(band.begin * columns, (band.end - band.begin) * columns);
-    return out;
+  for (const Band& band : bands) {
+    if (transposed) break;
+    append(band.begin * columns, (band.end - band.begin) * columns);
   }
-  for (int64_t k = 0; k < columns; ++k) {
+  for (int64_t k = 0; transposed && k < columns; ++k) {
     for (const Band& band : bands) append(k * rows + band.begin, band.end - band.begin);
   }
-  return out;
+  const std::string type(DTypeName(matrix.dtype()));
+  return TensorOf(type, transposed ? Shape{columns, kept} : Shape{kept, columns}, out);
 }
 
 /// The trial's model with the rows of `bands` alone.
 GemmDesc BandModel(const Trial& trial, const std::vector<Band>& bands) {
-  const GemmCase& h = trial.hardware;
-  GemmDesc model = trial.model;
-  int64_t rows = 0;
-  for (const Band& band : bands) rows += band.end - band.begin;
-  const bool transposed = h.layout == Layout::kNT;
-  const auto width = static_cast<size_t>(BytesOf(h.a_type));
-  model.a.data = TensorOf(h.a_type, transposed ? Shape{h.k, rows} : Shape{rows, h.k},
-                          Cut(h.a, h.m, h.k, width, bands, transposed));
-  if (!h.c.empty()) {
-    const std::string type{DTypeName(trial.model.c.dtype())};
-    model.c = TensorOf(type, {rows, h.n},
-                       Cut(h.c, h.m, h.n, static_cast<size_t>(BytesOf(type)), bands, false));
-  }
-  if (IsBlock(h.a_scaling)) {
-    const int64_t k_blocks = (h.k + 127) / 128;
-    const int64_t tall = h.a_scaling == Scaling::k128x128 ? 128 : 1;
-    std::vector<float> scales;
-    for (const Band& band : bands) {
-      const auto first = h.a_scale.begin() + band.begin / tall * k_blocks;
-      scales.insert(scales.end(), first,
-                    first + (band.end - band.begin + tall - 1) / tall * k_blocks);
+  GemmDesc model = trial.gemm;
+  model.a.data = Cut(model.a.data, bands, model.layout == GemmLayout::kNT);
+  if (model.c.has_value()) model.c = Cut(model.c, bands, false);
+  if (!IsFp8Block(model.a.scaling)) return model;
+  std::vector<Band> blocks = bands;
+  if (model.a.scaling == ScaleMode::k128x128) {
+    for (Band& band : blocks) {
+      band = {band.begin / kBandRows, (band.end + kBandRows - 1) / kBandRows};
     }
-    model.a = WithScales(model.a, h.a_scaling, scales, rows, h.k);
   }
+  model.a.scale_inv = Cut(model.a.scale_inv, blocks, false);
   return model;
 }
 
 /// Runs one family and counts its classes.
 class Inventory {
  public:
-  Inventory(Device& device, const Family& family, uint64_t seed)
-      : device_(device), family_(family), seed_(seed) {}
+  Inventory(CublasLtRuns& cublaslt, const Family& family, uint64_t seed)
+      : cublaslt_(cublaslt), family_(family), seed_(seed) {}
 
   void RunFor(double seconds);
   const Classes& classes() const { return classes_; }
@@ -143,15 +136,14 @@ class Inventory {
 
   Trial DrawTrial(int64_t m, int64_t n, int64_t k, EpilogueKind epilogue, uint64_t seed) const;
   void RunShape(int64_t m, int64_t n, int64_t k, uint64_t index);
-  void RunAlgorithms(LoadedGemm& loaded, const std::vector<Algorithm>& algorithms, bool may_split,
+  void RunAlgorithms(const GemmDesc& placed, const std::vector<CublasLtAlgorithm>& algorithms,
                      EpilogueKind epilogue, const Trial& trial, const std::vector<Band>& bands,
                      const GemmDesc& band_model, Models& models);
   /// Absent where the model refuses.
-  Tensor ModelOf(const GemmDesc& band_model, const Algorithm& algorithm) const;
-  int64_t CountDifferences(LoadedGemm& loaded, const Trial& trial, const std::vector<Band>& bands,
-                           const Tensor& expected);
+  Tensor ModelOf(const GemmDesc& band_model, const CublasLtAlgorithm& algorithm) const;
+  int64_t CountDifferences(const Tensor& d, const std::vector<Band>& bands, const Tensor& expected);
 
-  Device& device_;
+  CublasLtRuns& cublaslt_;
   const Family& family_;
   const uint64_t seed_;
   Classes classes_;
@@ -162,14 +154,12 @@ class Inventory {
 Trial Inventory::DrawTrial(int64_t m, int64_t n, int64_t k, EpilogueKind epilogue,
                            uint64_t seed) const {
   Trial trial;
-  GemmCase& h = trial.hardware;
-  h.m = m, h.n = n, h.k = k;
+  trial.shape = {m, n, k};
   const Pattern pattern = seed % 2 == 0 ? Pattern::kModel : Pattern::kWide;
   SetOperands(trial, family_, pattern, seed * 2, pattern, seed * 2 + 1);
   SetBlockScales(trial, family_, ScaleValues::kFractions, seed);
-  if (h.d_type.starts_with("f8")) {
-    h.has_d_scale = true, h.d_scale = 0.37f;
-    trial.model.d_scale = *Tensor::FromScalar(h.d_scale);
+  if (IsFp8(trial.gemm.out_dtype)) {
+    trial.gemm.d_scale = *Tensor::FromScalar(0.37f);
     return trial;
   }
   switch (epilogue) {
@@ -191,7 +181,7 @@ Trial Inventory::DrawTrial(int64_t m, int64_t n, int64_t k, EpilogueKind epilogu
   return trial;
 }
 
-Tensor Inventory::ModelOf(const GemmDesc& band_model, const Algorithm& algorithm) const {
+Tensor Inventory::ModelOf(const GemmDesc& band_model, const CublasLtAlgorithm& algorithm) const {
   GemmDesc desc = band_model;
   if (algorithm.id == kFp32FmaId) desc.arithmetic.family = ArithmeticFamily::kFp32;
   desc.arithmetic.split_k = std::max(1, algorithm.split_k);  // Some kernels say 0.
@@ -199,16 +189,17 @@ Tensor Inventory::ModelOf(const GemmDesc& band_model, const Algorithm& algorithm
   return result.ok() ? result->d : Tensor();
 }
 
-int64_t Inventory::CountDifferences(LoadedGemm& loaded, const Trial& trial,
-                                    const std::vector<Band>& bands, const Tensor& expected) {
-  const GemmCase& h = trial.hardware;
-  const auto width = static_cast<size_t>(BytesOf(h.d_type));
-  const size_t row_bytes = static_cast<size_t>(h.n) * width;
+int64_t Inventory::CountDifferences(const Tensor& d, const std::vector<Band>& bands,
+                                    const Tensor& expected) {
+  const auto width = static_cast<size_t>(DTypeBytes(d.dtype()));
+  const size_t row_bytes = static_cast<size_t>(d.columns()) * width;
+  const auto* first = reinterpret_cast<const uint8_t*>(d.data());
   rows_.resize(expected.bytes().size());
   size_t at = 0;
   for (const Band& band : bands) {
     const size_t bytes = static_cast<size_t>(band.end - band.begin) * row_bytes;
-    loaded.Download(static_cast<size_t>(band.begin) * row_bytes, bytes, &rows_[at]);
+    Need(cublaslt_.device().Read(first + static_cast<size_t>(band.begin) * row_bytes, &rows_[at],
+                                 bytes));
     at += bytes;
   }
   const auto* model = reinterpret_cast<const uint8_t*>(expected.data());
@@ -223,10 +214,10 @@ int64_t Inventory::CountDifferences(LoadedGemm& loaded, const Trial& trial,
 void Inventory::RunShape(int64_t m, int64_t n, int64_t k, uint64_t index) {
   const auto epilogue = static_cast<EpilogueKind>(index % 4);
   const Trial trial = DrawTrial(m, n, k, epilogue, Mix(seed_, index) >> 8);
-  LoadedGemm loaded(device_, trial.hardware);
-  const std::vector<Algorithm> algorithms =
-      loaded.Algorithms(kAlgorithmsMax, CUBLASLT_REDUCTION_SCHEME_MASK);
-  if (algorithms.empty()) {
+  GemmDesc placed = cublaslt_.Placed(trial.gemm);
+  placed.arithmetic.any_split_k = true;
+  const std::vector<CublasLtAlgorithm> any = cublaslt_.Algorithms(placed, kAlgorithmsMax);
+  if (any.empty()) {
     ++refused_;
     return;
   }
@@ -234,34 +225,37 @@ void Inventory::RunShape(int64_t m, int64_t n, int64_t k, uint64_t index) {
   const std::vector<Band> bands = BandsOf(m);
   const GemmDesc band_model = BandModel(trial, bands);
   Models models;
-  RunAlgorithms(loaded, algorithms, true, epilogue, trial, bands, band_model, models);
-  RunAlgorithms(loaded, loaded.Algorithms(kAlgorithmsMax, CUBLASLT_REDUCTION_SCHEME_NONE), false,
-                epilogue, trial, bands, band_model, models);
+  RunAlgorithms(placed, any, epilogue, trial, bands, band_model, models);
+  placed.arithmetic.any_split_k = false;
+  RunAlgorithms(placed, cublaslt_.Algorithms(placed, kAlgorithmsMax), epilogue, trial, bands,
+                band_model, models);
 }
 
-void Inventory::RunAlgorithms(LoadedGemm& loaded, const std::vector<Algorithm>& algorithms,
-                              bool may_split, EpilogueKind epilogue, const Trial& trial,
+void Inventory::RunAlgorithms(const GemmDesc& placed,
+                              const std::vector<CublasLtAlgorithm>& algorithms,
+                              EpilogueKind epilogue, const Trial& trial,
                               const std::vector<Band>& bands, const GemmDesc& band_model,
                               Models& models) {
-  const bool has_fp8_output = trial.hardware.d_type.starts_with("f8");
-  for (const Algorithm& algorithm : algorithms) {
-    ClassCounts& counts =
-        classes_[{family_.Name(), algorithm.id, SchemeName(algorithm, may_split),
-                  has_fp8_output ? "D scale" : kEpilogueNames[static_cast<int>(epilogue)]}];
-    counts.first_choices += &algorithm == &algorithms.front();
+  const char* const what =
+      IsFp8(placed.out_dtype) ? "D scale" : kEpilogueNames[static_cast<int>(epilogue)];
+  for (const CublasLtAlgorithm& algorithm : algorithms) {
+    ClassCounts& counts = classes_[{family_.Name(), algorithm.id,
+                                    SchemeName(algorithm, placed.arithmetic.any_split_k), what}];
+    counts.first_choices += algorithm.index == 0;
     const auto [model, is_new] =
         models.try_emplace({algorithm.id == kFp32FmaId, algorithm.split_k});
     if (is_new) model->second = ModelOf(band_model, algorithm);
-    if (!model->second.has_value() || !loaded.Launch(algorithm)) {
+    const absl::StatusOr<GemmResult> result = cublaslt_.Run(placed, algorithm);
+    if (!model->second.has_value() || !result.ok()) {
       ++counts.refused_runs;
       continue;
     }
-    const int64_t differing = CountDifferences(loaded, trial, bands, model->second);
+    const int64_t differing = CountDifferences(result->d, bands, model->second);
     counts.outputs += model->second.element_count();
     counts.differing += differing;
     ++(differing == 0 ? counts.equal_runs : counts.differing_runs);
     if (differing != 0 && counts.example.empty()) {
-      counts.example = trial.text + " {" + algorithm.text + "} " + std::to_string(differing);
+      counts.example = trial.text + " {" + algorithm.ToString() + "} " + std::to_string(differing);
     }
   }
 }
@@ -327,8 +321,8 @@ int Main(int argc, char** argv) {
   const double seconds = argc > 1 ? std::atof(argv[1]) : 420.0;
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   const std::string filter = argc > 3 ? argv[3] : "";
-  Device device;
-  std::printf("%s; %s, %d CPUs; seed %lu\n", device.Origin().c_str(),
+  CublasLtRuns cublaslt;
+  std::printf("%s; %s, %d CPUs; seed %lu\n", DeviceText().c_str(),
               std::string(IsaName(BestIsa())).c_str(), AvailableCpus(),
               static_cast<unsigned long>(seed));
   std::vector<Family> families = AllFamilies();
@@ -337,7 +331,7 @@ int Main(int argc, char** argv) {
   });
   Classes classes;
   for (size_t i = 0; i < families.size(); ++i) {
-    Inventory inventory(device, families[i], seed * 1000 + i);
+    Inventory inventory(cublaslt, families[i], seed * 1000 + i);
     inventory.RunFor(seconds / static_cast<double>(families.size()));
     classes.insert(inventory.classes().begin(), inventory.classes().end());
     std::printf("%s: %d shapes, %d refused\n", families[i].Name().c_str(), inventory.shapes(),

@@ -11,15 +11,16 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
-#include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "kernels/base/execution.h"
-#include "kernels/gemm/gemm.h"
+#include "kernels/gemm/algorithm_model.h"
+#include "kernels/gemm/hardware_check.h"
+#include "tests/hardware/cublaslt_runs.h"
 #include "tests/hardware/gemm_family.h"
 
 namespace quantgate::hardware {
@@ -28,12 +29,7 @@ namespace {
 using testing::Mix;
 using testing::Pattern;
 
-constexpr int kAlgorithmsMax = 8;
-// Families of kernels (CUBLASLT_ALGO_CONFIG_ID). 66: wgmma, every type but tf32. 21, 23, 43, 63:
-// tf32 tensor cores (21 and 23 take other types too, by other rules). 55: f32 operands by fp32 FMA
-// over k, the arithmetic fp32.
-constexpr int kWgmmaId = 66, kFp32FmaId = 55;
-constexpr int kTf32Ids[] = {21, 23, 43, 63, kFp32FmaId};
+constexpr size_t kAlgorithmsMax = 8;           // Without split-K, and as many with it.
 constexpr size_t kDifferencesPrintedMax = 12;  // Per family.
 constexpr int kRefusalsPrintedMax = 4;         // Per family.
 constexpr int64_t kSizeMax = 8192;
@@ -65,8 +61,8 @@ struct Tally {
 
 class Sweep {
  public:
-  Sweep(Device& device, const Family& family, uint64_t seed, std::string folder)
-      : device_(device), family_(family), seed_(seed), folder_(std::move(folder)) {}
+  Sweep(CublasLtRuns& cublaslt, const Family& family, uint64_t seed, std::string folder)
+      : cublaslt_(cublaslt), family_(family), seed_(seed), folder_(std::move(folder)) {}
 
   void RunFor(double seconds);
   const Tally& tally() const { return tally_; }
@@ -78,19 +74,23 @@ class Sweep {
   void DrawScalesOf(Trial& trial);
   void DrawEpilogue(Trial& trial);
   void RunTrial(const Trial& trial);
+  void RunAlgorithm(const Trial& trial, const GemmDesc& placed, const CublasLtAlgorithm& algorithm,
+                    bool is_first);
   /// Outputs that differ; prints the first few of a family.
-  int64_t Compare(const Trial& trial, const Algorithm& algorithm, const std::vector<uint8_t>& d,
+  int64_t Compare(const Trial& trial, const CublasLtAlgorithm& algorithm, const Tensor& d,
                   const Tensor& expected);
-  void WriteOutput(const std::vector<uint8_t>& d) const;
-  /// Absent, with a line printed, where the model refuses.
-  Tensor ModelOf(const Trial& trial, ArithmeticFamily family, int split_k);
+  void WriteOutput(const Tensor& d) const;
+  /// The trial's outputs under an arithmetic, computed once. Absent, with a line printed, where the
+  /// model refuses.
+  const Tensor& ModelUnder(const Trial& trial, const Arithmetic& arithmetic);
 
-  Device& device_;
+  CublasLtRuns& cublaslt_;
   const Family& family_;
   const uint64_t seed_;
   const std::string folder_;  // Empty: differing outputs are not written.
   uint64_t counter_ = 0;
   Tally tally_;
+  std::map<std::string, Tensor> models_;  // Of the trial at hand, by arithmetic.
 };
 
 /// Log-uniform, rounded to `multiple`.
@@ -103,7 +103,6 @@ int64_t Sweep::DrawSize(int64_t low, int64_t high, int64_t multiple) {
 }
 
 void Sweep::DrawScalesOf(Trial& trial) {
-  GemmCase& h = trial.hardware;
   if (family_.is_block_scaled()) {
     static const ScaleValues kDrawn[] = {ScaleValues::kPowers,    ScaleValues::kPowers,
                                          ScaleValues::kFractions, ScaleValues::kFractions,
@@ -112,30 +111,27 @@ void Sweep::DrawScalesOf(Trial& trial) {
     return;
   }
   if (!family_.is_fp8() || Draw64() % 3 == 0) return;
-  const bool outer = Draw64() % 4 == 0 && !h.d_type.starts_with("f8");
-  const Scaling scaling = outer ? Scaling::kOuter : Scaling::kTensor;
-  const auto scale = [&](int64_t rows, std::vector<float>& values, Scaling& mode,
-                         GemmOperand& operand) {
-    mode = scaling;
-    values.resize(static_cast<size_t>(ScaleCount(scaling, rows, h.k)));
+  const bool outer = Draw64() % 4 == 0 && !IsFp8(trial.gemm.out_dtype);
+  const ScaleMode scaling = outer ? ScaleMode::kOuter : ScaleMode::kTensor;
+  const auto [m, n, k] = trial.shape;
+  const auto scaled = [&, k = k](const GemmOperand& operand, int64_t rows) {
+    std::vector<float> values(static_cast<size_t>(ScaleCount(scaling, rows, k)));
     for (float& value : values) value = static_cast<float>(1 + Draw64() % 1000) / 377.0f;
-    operand = WithScales(operand, scaling, values, rows, h.k);
+    return WithScales(operand, scaling, values, rows, k);
   };
-  scale(h.m, h.a_scale, h.a_scaling, trial.model.a);
-  scale(h.n, h.b_scale, h.b_scaling, trial.model.b);
+  trial.gemm.a = scaled(trial.gemm.a, m);
+  trial.gemm.b = scaled(trial.gemm.b, n);
   trial.text += outer ? " outer scales" : " tensor scales";
 }
 
 void Sweep::DrawEpilogue(Trial& trial) {
-  GemmCase& h = trial.hardware;
+  GemmDesc& gemm = trial.gemm;
   const auto draw_float = [&] {
     return static_cast<float>(static_cast<int>(Draw64() % 4001) - 2000) / 731.0f;
   };
   DrawScalesOf(trial);
-  if (h.d_type.starts_with("f8")) {
-    h.has_d_scale = h.has_amax = true;
-    h.d_scale = draw_float();
-    trial.model.d_scale = *Tensor::FromScalar(h.d_scale);
+  if (IsFp8(gemm.out_dtype)) {
+    gemm.d_scale = *Tensor::FromScalar(draw_float());
     return;
   }
   const uint64_t kind = Draw64() % 8;
@@ -156,8 +152,8 @@ void Sweep::DrawEpilogue(Trial& trial) {
   }
   if ((kind == 7 || kind == 5) && family_.bias) SetBias(trial, family_, Draw64());
   char text[96];
-  std::snprintf(text, sizeof(text), " alpha %.9g beta %.9g%s%s", h.alpha, h.beta,
-                h.in_place ? " in place" : "", h.bias_type.empty() ? "" : " bias");
+  std::snprintf(text, sizeof(text), " alpha %.9g beta %.9g%s%s", gemm.alpha, gemm.beta,
+                gemm.in_place ? " in place" : "", gemm.bias.has_value() ? " bias" : "");
   trial.text += text;
 }
 
@@ -167,17 +163,16 @@ Trial Sweep::DrawTrial() {
                                    Pattern::kSparse, Pattern::kCancel,    Pattern::kTiny,
                                    Pattern::kHuge,   Pattern::kSubnormal, Pattern::kMaximal};
   Trial trial;
-  GemmCase& h = trial.hardware;
-  const bool is_nt = family_.layout == Layout::kNT;
+  auto& [m, n, k] = trial.shape;
+  const bool is_nt = family_.layout == GemmLayout::kNT;
   do {
-    h.m = DrawSize(16, kSizeMax, is_nt ? 8 : 1);
-    h.n = DrawSize(16, kSizeMax, family_.alignment);
-    h.k = DrawSize(16, kSizeMax, is_nt ? 1 : family_.k_alignment);
-    if (family_.a_type == "f32") h.k = std::max<int64_t>(8, h.k / 8 * 8);
+    m = DrawSize(16, kSizeMax, is_nt ? 8 : family_.a_block == ScaleMode::k1x128 ? 4 : 1);
+    n = DrawSize(16, kSizeMax, family_.alignment);
+    k = DrawSize(16, kSizeMax, is_nt ? 1 : family_.k_alignment);
+    if (family_.a_type == "f32") k = std::max<int64_t>(8, k / 8 * 8);
     // Whole blocks along k half of the time.
-    if (family_.is_block_scaled() && Draw64() % 2 == 0) h.k = (h.k + 127) / 128 * 128;
-  } while (static_cast<double>(h.m) * static_cast<double>(h.n) * static_cast<double>(h.k) >
-           kProductsMax);
+    if (family_.is_block_scaled() && Draw64() % 2 == 0) k = (k + 127) / 128 * 128;
+  } while (static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) > kProductsMax);
   const Pattern a_pattern = kDrawn[Draw64() % std::size(kDrawn)];
   const Pattern b_pattern = Draw64() % 2 == 0 ? a_pattern : kDrawn[Draw64() % std::size(kDrawn)];
   const uint64_t a_seed = Draw64() * 2, b_seed = Draw64() | 1;
@@ -186,98 +181,89 @@ Trial Sweep::DrawTrial() {
   return trial;
 }
 
-void Sweep::WriteOutput(const std::vector<uint8_t>& d) const {
+void Sweep::WriteOutput(const Tensor& d) const {
   if (folder_.empty()) return;
   const std::string name = std::to_string(seed_) + "." + std::to_string(tally_.shapes) + "." +
                            std::to_string(tally_.mismatches_by_algorithm.size());
   std::ofstream file(folder_ + "/" + name, std::ios::binary);
-  file.write(reinterpret_cast<const char*>(d.data()), static_cast<std::streamsize>(d.size()));
+  file.write(reinterpret_cast<const char*>(d.data()), static_cast<std::streamsize>(d.byte_size()));
 }
 
-int64_t Sweep::Compare(const Trial& trial, const Algorithm& algorithm,
-                       const std::vector<uint8_t>& d, const Tensor& expected) {
-  if (std::memcmp(d.data(), expected.data(), d.size()) == 0) return 0;
-  const size_t width = static_cast<size_t>(DTypeBytes(expected.dtype()));
-  const auto code = [&](const void* data, int64_t index) {
-    uint32_t value = 0;
-    std::memcpy(&value, static_cast<const char*>(data) + static_cast<size_t>(index) * width, width);
-    return value;
-  };
-  int64_t count = 0, first = -1;
-  for (int64_t i = 0; i < expected.element_count(); ++i) {
-    if (code(d.data(), i) == code(expected.data(), i)) continue;
-    if (count++ == 0) first = i;
-  }
-  tally_.mismatches_by_algorithm[algorithm.text] += count;
-  if (tally_.mismatches_by_algorithm.size() > kDifferencesPrintedMax) return count;
+int64_t Sweep::Compare(const Trial& trial, const CublasLtAlgorithm& algorithm, const Tensor& d,
+                       const Tensor& expected) {
+  const std::optional<OutputDifference> found = FirstDifference(d, expected);
+  if (!found.has_value()) return 0;
+  const std::string text = algorithm.ToString();
+  tally_.mismatches_by_algorithm[text] += found->count;
+  if (tally_.mismatches_by_algorithm.size() > kDifferencesPrintedMax) return found->count;
   WriteOutput(d);
-  const int digits = static_cast<int>(2 * width);
+  const int digits = 2 * found->bytes;
   std::printf(
       "DIFFERS %s: %s: {%s}: %ld of %ld, first at (%ld, %ld): cuBLASLt 0x%0*x, model 0x%0*x\n  "
       "%s\n",
-      family_.Name().c_str(), trial.text.c_str(), algorithm.text.c_str(), static_cast<long>(count),
-      static_cast<long>(expected.element_count()), static_cast<long>(first / trial.hardware.n),
-      static_cast<long>(first % trial.hardware.n), digits, code(d.data(), first), digits,
-      code(expected.data(), first), GemmText(trial.model).c_str());
-  return count;
+      family_.Name().c_str(), trial.text.c_str(), text.c_str(), static_cast<long>(found->count),
+      static_cast<long>(found->of), static_cast<long>(found->row), static_cast<long>(found->column),
+      digits, found->hardware_bits, digits, found->model_bits, GemmText(trial.gemm).c_str());
+  return found->count;
 }
 
-Tensor Sweep::ModelOf(const Trial& trial, ArithmeticFamily family, int split_k) {
-  GemmDesc desc = trial.model;
-  desc.arithmetic.family = family;
-  desc.arithmetic.split_k = split_k;
+const Tensor& Sweep::ModelUnder(const Trial& trial, const Arithmetic& arithmetic) {
+  const auto [model, is_new] = models_.try_emplace(arithmetic.ToString());
+  if (!is_new) return model->second;
+  GemmDesc desc = trial.gemm;
+  desc.arithmetic = arithmetic;
   absl::StatusOr<GemmResult> result = GemmCpu(desc, ExecutionContext{});
-  if (!result.ok()) {
+  if (result.ok()) {
+    tally_.distinct += result->d.element_count();
+    model->second = result->d;
+  } else {
     std::printf("REFUSED by the model: %s: %s\n", trial.text.c_str(),
                 result.status().ToString().c_str());
-    return Tensor();
   }
-  tally_.distinct += result->d.element_count();
-  return result->d;
+  return model->second;
+}
+
+void Sweep::RunAlgorithm(const Trial& trial, const GemmDesc& placed,
+                         const CublasLtAlgorithm& algorithm, bool is_first) {
+  const bool is_split = algorithm.split_k > 1;
+  const std::optional<Arithmetic> known = ModelOf(placed, algorithm);
+  // Kernels of older generations are held against what their operands would have.
+  Arithmetic unknown = placed.arithmetic.Model();
+  unknown.split_k = std::max(1, algorithm.split_k);
+  const Tensor& expected = ModelUnder(trial, known.value_or(unknown));
+  if (!expected.has_value()) return;
+  const absl::StatusOr<GemmResult> result = cublaslt_.Run(placed, algorithm);
+  if (!result.ok()) {
+    std::printf("FAILED %s: %s: %s\n", family_.Name().c_str(), trial.text.c_str(),
+                result.status().ToString().c_str());
+    return;
+  }
+  const Tensor d = Need(cublaslt_.device().ToHost(result->d));
+  const Tally::Kind seen{1, expected.element_count(), Compare(trial, algorithm, d, expected)};
+  (!known.has_value() ? tally_.other : is_split ? tally_.split_k : tally_.modelled).Add(seen);
+  if (is_first) tally_.first.Add(seen);
 }
 
 void Sweep::RunTrial(const Trial& trial) {
-  LoadedGemm loaded(device_, trial.hardware);
-  std::vector<Algorithm> algorithms =
-      loaded.Algorithms(kAlgorithmsMax, CUBLASLT_REDUCTION_SCHEME_NONE);
-  if (algorithms.empty()) {
+  GemmDesc placed = cublaslt_.Placed(trial.gemm);
+  const std::vector<CublasLtAlgorithm> whole = cublaslt_.Algorithms(placed, kAlgorithmsMax);
+  if (whole.empty()) {
     if (tally_.refused++ < kRefusalsPrintedMax) {
-      std::printf("REFUSED %s: %s: heuristic status %d\n", family_.Name().c_str(),
-                  trial.text.c_str(), loaded.heuristic_status());
+      std::printf("REFUSED %s: %s: %s\n", family_.Name().c_str(), trial.text.c_str(),
+                  cublaslt_.refusal().c_str());
     }
     return;
   }
-  const std::string first_text = algorithms.front().text;
-  for (Algorithm& algorithm :
-       loaded.Algorithms(kAlgorithmsMax, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)) {
-    if (algorithm.split_k > 1) algorithms.push_back(std::move(algorithm));
-  }
-  std::map<std::pair<ArithmeticFamily, int>, Tensor> models;  // By slices of K.
   ++tally_.shapes;
-  ++tally_.first_ids[algorithms.front().id];
-  std::vector<uint8_t> d;
-  for (const Algorithm& algorithm : algorithms) {
-    // The kernels of tf32 slice K each in their own way.
-    if (family_.a_type == "f32" && algorithm.split_k > 1) continue;
-    const ArithmeticFamily arithmetic =
-        algorithm.id == kFp32FmaId ? ArithmeticFamily::kFp32 : ArithmeticFamily::kSm90;
-    const auto [model, drawn] = models.try_emplace({arithmetic, algorithm.split_k});
-    if (drawn) model->second = ModelOf(trial, arithmetic, algorithm.split_k);
-    const Tensor& expected = model->second;
-    if (!expected.has_value()) continue;
-    if (!loaded.Run(algorithm, &d)) {
-      std::printf("FAILED %s: %s: {%s}: cublasStatus_t %d\n", family_.Name().c_str(),
-                  trial.text.c_str(), algorithm.text.c_str(),
-                  static_cast<int>(loaded.run_status()));
-      continue;
-    }
-    const Tally::Kind seen{1, expected.element_count(), Compare(trial, algorithm, d, expected)};
-    const bool is_tf32_kernel =
-        std::find(std::begin(kTf32Ids), std::end(kTf32Ids), algorithm.id) != std::end(kTf32Ids);
-    const bool modelled = family_.is_block_scaled() ||
-                          (family_.a_type == "f32" ? is_tf32_kernel : algorithm.id == kWgmmaId);
-    (!modelled ? tally_.other : algorithm.split_k > 1 ? tally_.split_k : tally_.modelled).Add(seen);
-    if (algorithm.text == first_text) tally_.first.Add(seen);
+  ++tally_.first_ids[whole.front().id];
+  models_.clear();
+  for (const CublasLtAlgorithm& algorithm : whole) {
+    RunAlgorithm(trial, placed, algorithm, algorithm.index == 0);
+  }
+  if (family_.a_type == "f32") return;  // The kernels of tf32 slice K each in their own way.
+  placed.arithmetic.any_split_k = true;
+  for (const CublasLtAlgorithm& algorithm : cublaslt_.Algorithms(placed, kAlgorithmsMax)) {
+    if (algorithm.split_k > 1) RunAlgorithm(trial, placed, algorithm, false);
   }
 }
 
@@ -304,8 +290,8 @@ int Main(int argc, char** argv) {
   const double seconds = argc > 1 ? std::atof(argv[1]) : 400.0;
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   const std::string filter = argc > 3 ? argv[3] : "", folder = argc > 4 ? argv[4] : "";
-  Device device;
-  std::printf("%s; %s, %d CPUs; seed %lu\n", device.Origin().c_str(),
+  CublasLtRuns cublaslt;
+  std::printf("%s; %s, %d CPUs; seed %lu\n", DeviceText().c_str(),
               std::string(IsaName(BestIsa())).c_str(), AvailableCpus(),
               static_cast<unsigned long>(seed));
   std::vector<Family> families = AllFamilies();
@@ -315,7 +301,7 @@ int Main(int argc, char** argv) {
   std::vector<Tally> tallies;
   Tally total;
   for (size_t i = 0; i < families.size(); ++i) {
-    Sweep sweep(device, families[i], seed * 1000 + i, folder);
+    Sweep sweep(cublaslt, families[i], seed * 1000 + i, folder);
     sweep.RunFor(seconds / static_cast<double>(families.size()));
     tallies.push_back(sweep.tally());
     std::fflush(stdout);

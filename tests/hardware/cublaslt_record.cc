@@ -2,8 +2,8 @@
 // tests/gemm/golden_gemm_test.cc:
 //   cublaslt_record OUTPUT_FOLDER
 // The first algorithm's output of each case is recorded; outputs of others that differ go to
-// variants.safetensors with the algorithm's configuration. Split-K is off (reduction scheme mask
-// NONE) but where a case forces it. other_kernels.safetensors holds what no one rule predicts
+// variants.safetensors with the algorithm's configuration. Split-K is off but where a case forces
+// it. other_kernels.safetensors holds what no one rule predicts
 // (README.md) and is not kept among the goldens.
 #include <cstdio>
 #include <ctime>
@@ -89,7 +89,7 @@ void RecordAccumulation(Recorder& recorder, GoldenFile& file, const OperandTypes
     spec.m = rows;
     recorder.Record(file, spec);
   }
-  for (const Layout layout : {Layout::kNN, Layout::kNT}) {
+  for (const GemmLayout layout : {GemmLayout::kNN, GemmLayout::kNT}) {
     if (types.is_fp8()) continue;
     CaseSpec spec{types, Pattern::kModel, Pattern::kModel, 8 * types.chunk};
     spec.layout = layout;
@@ -292,7 +292,8 @@ void RecordSplitK(Recorder& recorder, GoldenFile& file, const OperandTypes& type
 /// Larger GEMMs as digests of their outputs; the test draws the operands again.
 void RecordLarge(Recorder& recorder, GoldenFile& file) {
   const auto record = [&](const OperandTypes& types, int64_t m, int64_t n, int64_t k, bool split,
-                          const std::string& d_type, Pattern pattern, Layout layout = Layout::kTN) {
+                          const std::string& d_type, Pattern pattern,
+                          GemmLayout layout = GemmLayout::kTN) {
     CaseSpec spec{types, pattern, pattern, k};
     spec.m = m, spec.n = n, spec.d_type = d_type, spec.split_accumulator = split,
     spec.layout = layout;
@@ -301,8 +302,8 @@ void RecordLarge(Recorder& recorder, GoldenFile& file) {
   };
   record(kBf16, 200, 304, 1032, false, "f32", Pattern::kWide);
   record(kBf16, 136, 264, 2048, false, "bf16", Pattern::kModel);
-  record(kBf16, 136, 264, 520, false, "bf16", Pattern::kModel, Layout::kNN);
-  record(kBf16, 136, 264, 520, false, "f32", Pattern::kModel, Layout::kNT);
+  record(kBf16, 136, 264, 520, false, "bf16", Pattern::kModel, GemmLayout::kNN);
+  record(kBf16, 136, 264, 520, false, "f32", Pattern::kModel, GemmLayout::kNT);
   record(kF16, 136, 264, 1032, false, "f16", Pattern::kModel);
   record(kTf32, 136, 264, 520, false, "f32", Pattern::kModel);
   for (const bool split : {false, true}) {
@@ -314,7 +315,7 @@ void RecordLarge(Recorder& recorder, GoldenFile& file) {
 
 /// Block-scaled FP8: patterns by K, scales of every size, epilogues.
 void RecordBlockScaled(Recorder& recorder, GoldenFile& file, const OperandTypes& types,
-                       Scaling a_block, Scaling b_block) {
+                       ScaleMode a_block, ScaleMode b_block) {
   using P = Pattern;
   const auto record = [&](const Line& line, const EpilogueCases::Change& change) {
     CaseSpec spec{types, line.a, line.b, line.k};
@@ -380,7 +381,7 @@ void RecordOtherKernels(Recorder& recorder, GoldenFile& file) {
   // Split-K of a K that is no multiple of 8, which layout NT allows.
   for (const int64_t k : {250, 322, 450, 706, 1000, 1002}) {
     CaseSpec spec{kBf16, Pattern::kModel, Pattern::kModel, k};
-    spec.layout = Layout::kNT, spec.force_split_k = 3;
+    spec.layout = GemmLayout::kNT, spec.force_split_k = 3;
     recorder.Record(file, spec);
   }
   const std::tuple<int, int, int> tf32_shapes[] = {
@@ -402,14 +403,14 @@ int Main(int argc, char** argv) {
     return 2;
   }
   const std::string folder = argv[1];
-  Device device;
   char date[32];
   const std::time_t now = std::time(nullptr);
   std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
   const std::string origin =
-      device.Origin() + "; recorded " + date + " by tests/hardware/cublaslt_record.cc";
+      DeviceText() + "; recorded " + date + " by tests/hardware/cublaslt_record.cc";
   std::printf("%s\n", origin.c_str());
-  Recorder recorder(device);
+  CublasLtRuns cublaslt;
+  Recorder recorder(cublaslt);
   const auto write = [&](const std::string& name, const std::function<void(GoldenFile&)>& fill) {
     GoldenFile file;
     fill(file);
@@ -439,14 +440,14 @@ int Main(int argc, char** argv) {
     RecordSplitK(recorder, f, kE5m2E4m3, 656, true);
   });
   write("golden_gemm_fp8_block", [&](GoldenFile& f) {
-    const std::pair<Scaling, Scaling> blocks[] = {{Scaling::k1x128, Scaling::k128x128},
-                                                  {Scaling::k128x128, Scaling::k1x128},
-                                                  {Scaling::k1x128, Scaling::k1x128}};
+    const std::pair<ScaleMode, ScaleMode> blocks[] = {{ScaleMode::k1x128, ScaleMode::k128x128},
+                                                      {ScaleMode::k128x128, ScaleMode::k1x128},
+                                                      {ScaleMode::k1x128, ScaleMode::k1x128}};
     for (const auto& [a_block, b_block] : blocks) {
       RecordBlockScaled(recorder, f, kE4m3, a_block, b_block);
     }
-    RecordBlockScaled(recorder, f, kE5m2E4m3, Scaling::k1x128, Scaling::k128x128);
-    RecordBlockScaled(recorder, f, kE4m3E5m2, Scaling::k1x128, Scaling::k1x128);
+    RecordBlockScaled(recorder, f, kE5m2E4m3, ScaleMode::k1x128, ScaleMode::k128x128);
+    RecordBlockScaled(recorder, f, kE4m3E5m2, ScaleMode::k1x128, ScaleMode::k1x128);
   });
   write("golden_gemm_large", [&](GoldenFile& f) { RecordLarge(recorder, f); });
   write("other_kernels", [&](GoldenFile& f) { RecordOtherKernels(recorder, f); });

@@ -17,9 +17,9 @@ using testing::Pattern;
 
 namespace {
 
-std::string WithBlock(const std::string& type, Scaling block) {
-  if (block == Scaling::kNone) return type;
-  return type + (block == Scaling::k1x128 ? "[1x128]" : "[128x128]");
+std::string WithBlock(const std::string& type, ScaleMode block) {
+  if (block == ScaleMode::kNone) return type;
+  return type + "[" + std::string(ScaleModeName(block)) + "]";
 }
 
 /// FP8 pairs that cuBLASLt takes: not e5m2 x e5m2.
@@ -27,13 +27,13 @@ const std::pair<std::string, std::string> kFp8Pairs[] = {
     {"f8_e4m3", "f8_e4m3"}, {"f8_e5m2", "f8_e4m3"}, {"f8_e4m3", "f8_e5m2"}};
 
 void AddBlockScaled(std::vector<Family>& families) {
-  const std::pair<Scaling, Scaling> blocks[] = {{Scaling::k1x128, Scaling::k128x128},
-                                                {Scaling::k128x128, Scaling::k1x128},
-                                                {Scaling::k1x128, Scaling::k1x128}};
+  const std::pair<ScaleMode, ScaleMode> blocks[] = {{ScaleMode::k1x128, ScaleMode::k128x128},
+                                                    {ScaleMode::k128x128, ScaleMode::k1x128},
+                                                    {ScaleMode::k1x128, ScaleMode::k1x128}};
   for (const auto& [a_block, b_block] : blocks) {
     for (const auto& [a, b] : kFp8Pairs) {
       for (const std::string d_type : {"f32", "bf16", "f16"}) {
-        Family family{a, b, d_type, Layout::kTN, true, 8, 16};
+        Family family{a, b, d_type, GemmLayout::kTN, true, 8, 16};
         family.a_block = a_block, family.b_block = b_block;
         families.push_back(family);
       }
@@ -54,12 +54,12 @@ std::string Family::Name() const {
 std::vector<Family> AllFamilies() {
   std::vector<Family> families;
   for (const std::string type : {"bf16", "f16"}) {
-    for (const Layout layout : {Layout::kTN, Layout::kNN, Layout::kNT}) {
+    for (const GemmLayout layout : {GemmLayout::kTN, GemmLayout::kNN, GemmLayout::kNT}) {
       families.push_back({type, type, type, layout});
       families.push_back({type, type, "f32", layout});
     }
   }
-  for (const Layout layout : {Layout::kTN, Layout::kNN, Layout::kNT}) {
+  for (const GemmLayout layout : {GemmLayout::kTN, GemmLayout::kNN, GemmLayout::kNT}) {
     // The tf32 kernels that are not wgmma add C and a bias by other rules
     // (tests/hardware/README.md).
     families.push_back({"f32", "f32", "f32", layout, false, 8, 8, false, false});
@@ -67,16 +67,17 @@ std::vector<Family> AllFamilies() {
   for (const auto& [a, b] : kFp8Pairs) {
     for (const bool split : {false, true}) {
       for (const std::string d_type : {"f32", "bf16", "f16"}) {
-        families.push_back({a, b, d_type, Layout::kTN, split, 8, 16});
+        families.push_back({a, b, d_type, GemmLayout::kTN, split, 8, 16});
       }
     }
-    families.push_back({a, b, "f8_e4m3", Layout::kTN, false, 16, 16, false, true});
+    families.push_back({a, b, "f8_e4m3", GemmLayout::kTN, false, 16, 16, false, true});
   }
   AddBlockScaled(families);
   return families;
 }
 
 DType DTypeOf(const std::string& name) { return *ParseDType(name); }
+int BytesOf(const std::string& type) { return DTypeBytes(DTypeOf(type)); }
 
 Tensor TensorOf(const std::string& type, Shape shape, const std::vector<uint8_t>& bytes) {
   absl::StatusOr<Tensor> tensor =
@@ -121,16 +122,30 @@ std::vector<float> DrawScales(ScaleValues values, uint64_t seed, int64_t count) 
   return scales;
 }
 
-GemmOperand WithScales(GemmOperand operand, Scaling scaling, const std::vector<float>& values,
+int64_t ScaleCount(ScaleMode scaling, int64_t rows, int64_t k) {
+  const int64_t k_blocks = (k + 127) / 128;
+  switch (scaling) {
+    case ScaleMode::kTensor:
+      return 1;
+    case ScaleMode::kOuter:
+      return rows;
+    case ScaleMode::k1x128:
+      return rows * k_blocks;
+    case ScaleMode::k128x128:
+      return (rows + 127) / 128 * k_blocks;
+    default:
+      return 0;
+  }
+}
+
+GemmOperand WithScales(GemmOperand operand, ScaleMode scaling, const std::vector<float>& values,
                        int64_t rows, int64_t k) {
-  static constexpr ScaleMode kModes[] = {ScaleMode::kNone, ScaleMode::kTensor, ScaleMode::kOuter,
-                                         ScaleMode::k1x128, ScaleMode::k128x128};
-  operand.scaling = kModes[static_cast<int>(scaling)];
+  operand.scaling = scaling;
   const auto count = static_cast<int64_t>(values.size());
   const int64_t k_blocks = (k + 127) / 128;
   Shape shape{count};
-  if (scaling == Scaling::k1x128) shape = {rows, k_blocks};
-  if (scaling == Scaling::k128x128) shape = {(rows + 127) / 128, k_blocks};
+  if (scaling == ScaleMode::k1x128) shape = {rows, k_blocks};
+  if (scaling == ScaleMode::k128x128) shape = {(rows + 127) / 128, k_blocks};
   const auto* first = reinterpret_cast<const uint8_t*>(values.data());
   operand.scale_inv = TensorOf("f32", shape, {first, first + values.size() * sizeof(float)});
   return operand;
@@ -138,59 +153,53 @@ GemmOperand WithScales(GemmOperand operand, Scaling scaling, const std::vector<f
 
 void SetOperands(Trial& trial, const Family& family, Pattern a_pattern, uint64_t a_seed,
                  Pattern b_pattern, uint64_t b_seed) {
-  GemmCase& h = trial.hardware;
-  GemmDesc& model = trial.model;
-  h.layout = family.layout;
-  h.a_type = family.a_type, h.b_type = family.b_type, h.d_type = family.d_type;
-  h.split_accumulator = family.split_accumulator;
-  h.a = Draw(a_pattern, h.a_type, family.chunk(), a_seed, h.m, h.k, h.layout == Layout::kNT);
-  h.b = Draw(b_pattern, h.b_type, family.chunk(), b_seed, h.n, h.k, h.layout != Layout::kTN);
-  model.a.data =
-      TensorOf(h.a_type, h.layout == Layout::kNT ? Shape{h.k, h.m} : Shape{h.m, h.k}, h.a);
-  model.b.data =
-      TensorOf(h.b_type, h.layout == Layout::kTN ? Shape{h.n, h.k} : Shape{h.k, h.n}, h.b);
-  model.layout = static_cast<GemmLayout>(h.layout);
-  model.arithmetic.family = ArithmeticFamily::kSm90;
-  model.use_split_accumulator = h.split_accumulator;
-  model.out_dtype = DTypeOf(h.d_type);
+  const auto [m, n, k] = trial.shape;
+  GemmDesc& gemm = trial.gemm;
+  gemm.layout = family.layout;
+  const bool a_is_km = gemm.layout == GemmLayout::kNT, b_is_kn = gemm.layout != GemmLayout::kTN;
+  gemm.a.data = TensorOf(family.a_type, a_is_km ? Shape{k, m} : Shape{m, k},
+                         Draw(a_pattern, family.a_type, family.chunk(), a_seed, m, k, a_is_km));
+  gemm.b.data = TensorOf(family.b_type, b_is_kn ? Shape{k, n} : Shape{n, k},
+                         Draw(b_pattern, family.b_type, family.chunk(), b_seed, n, k, b_is_kn));
+  gemm.arithmetic.family = ArithmeticFamily::kSm90;
+  gemm.use_split_accumulator = family.split_accumulator;
+  gemm.out_dtype = DTypeOf(family.d_type);
   const auto operand_text = [](Pattern pattern, uint64_t seed) {
     return " " + std::string(PatternName(pattern)) + ":" + std::to_string(seed);
   };
-  trial.text = "m=" + std::to_string(h.m) + " n=" + std::to_string(h.n) +
-               " k=" + std::to_string(h.k) + operand_text(a_pattern, a_seed) +
-               operand_text(b_pattern, b_seed);
+  trial.text = "m=" + std::to_string(m) + " n=" + std::to_string(n) + " k=" + std::to_string(k) +
+               operand_text(a_pattern, a_seed) + operand_text(b_pattern, b_seed);
 }
 
 void SetBlockScales(Trial& trial, const Family& family, ScaleValues values, uint64_t seed) {
   if (!family.is_block_scaled()) return;
-  GemmCase& h = trial.hardware;
-  h.a_scaling = family.a_block, h.b_scaling = family.b_block;
-  h.a_scale = DrawScales(values, seed, ScaleCount(h.a_scaling, h.m, h.k));
-  h.b_scale = DrawScales(values, seed + 1, ScaleCount(h.b_scaling, h.n, h.k));
-  trial.model.a = WithScales(trial.model.a, h.a_scaling, h.a_scale, h.m, h.k);
-  trial.model.b = WithScales(trial.model.b, h.b_scaling, h.b_scale, h.n, h.k);
+  const auto [m, n, k] = trial.shape;
+  const auto scaled = [&](const GemmOperand& operand, ScaleMode mode, uint64_t one, int64_t rows) {
+    return WithScales(operand, mode, DrawScales(values, one, ScaleCount(mode, rows, k)), rows, k);
+  };
+  trial.gemm.a = scaled(trial.gemm.a, family.a_block, seed, m);
+  trial.gemm.b = scaled(trial.gemm.b, family.b_block, seed + 1, n);
   trial.text +=
       " block scales " + std::to_string(static_cast<int>(values)) + ":" + std::to_string(seed);
 }
 
 void SetC(Trial& trial, uint64_t seed) {
-  GemmCase& h = trial.hardware;
-  const std::string type = h.d_type.starts_with("f8") ? "bf16" : h.d_type;
-  h.c = Draw(Pattern::kModel, type, 1, seed, h.m, h.n, false);
-  trial.model.c = TensorOf(type, {h.m, h.n}, h.c);
+  const auto [m, n, k] = trial.shape;
+  const DType out = trial.gemm.out_dtype;
+  const std::string type = IsFp8(out) ? "bf16" : std::string(DTypeName(out));
+  trial.gemm.c = TensorOf(type, {m, n}, Draw(Pattern::kModel, type, 1, seed, m, n, false));
 }
 
 void SetBias(Trial& trial, const Family& family, uint64_t seed) {
-  GemmCase& h = trial.hardware;
-  h.bias_type = family.BiasType();
-  h.bias = Draw(Pattern::kModel, h.bias_type, 1, seed, 1, h.n, false);
-  trial.model.bias = TensorOf(h.bias_type, {h.n}, h.bias);
+  const int64_t n = trial.shape.n;
+  const std::string type = family.BiasType();
+  trial.gemm.bias = TensorOf(type, {n}, Draw(Pattern::kModel, type, 1, seed, 1, n, false));
 }
 
 void SetSums(Trial& trial, float alpha, float beta, bool in_place) {
-  trial.hardware.alpha = trial.model.alpha = alpha;
-  trial.hardware.beta = trial.model.beta = beta;
-  trial.hardware.in_place = trial.model.in_place = in_place;
+  trial.gemm.alpha = alpha;
+  trial.gemm.beta = beta;
+  trial.gemm.in_place = in_place;
 }
 
 }  // namespace quantgate::hardware

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tests/gemm/operand_pattern.h"
-#include "tests/hardware/cublaslt_gemm.h"
+#include "tests/hardware/cublaslt_runs.h"
 #include "tests/hardware/golden_file.h"
 
 namespace quantgate::hardware {
@@ -28,26 +28,25 @@ struct CaseSpec {
   int64_t k;
   std::string d_type = "f32";
   int64_t m = 16, n = 32;
-  Layout layout = Layout::kTN;
+  GemmLayout layout = GemmLayout::kTN;
   bool split_accumulator = false;
   float alpha = 1.0f, beta = 0.0f;
   bool in_place = false;
   testing::Pattern c_pattern = testing::Pattern::kModel;
-  std::string c_type = "", bias_type = "";
+  std::string bias_type = "";
   testing::Pattern bias_pattern = testing::Pattern::kModel;
   std::vector<float> a_scale = {}, b_scale = {};
-  Scaling a_block = Scaling::kNone, b_block = Scaling::kNone;  ///< Block scales, drawn:
-  testing::Pattern scale_pattern = testing::Pattern::kModel;   ///< magnitudes but for kSpecials.
+  ScaleMode a_block = ScaleMode::kNone, b_block = ScaleMode::kNone;  ///< Block scales, drawn:
+  testing::Pattern scale_pattern = testing::Pattern::kModel;  ///< magnitudes but for kSpecials.
   bool has_d_scale = false;
   float d_scale = 1.0f;
-  int force_split_k = 1;
-  uint32_t split_k_scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  int force_split_k = 1;  ///< Slices, added in fp32.
   bool digest_only = false;
 };
 
 class Recorder {
  public:
-  explicit Recorder(Device& device) : device_(device) {}
+  explicit Recorder(CublasLtRuns& cublaslt) : cublaslt_(cublaslt) {}
 
   /// Runs every algorithm offered for `spec`, adds the case to `file`, and prints what was seen.
   void Record(GoldenFile& file, const CaseSpec& spec);
@@ -60,17 +59,23 @@ class Recorder {
   }
 
  private:
-  std::string AddOperand(GoldenFile& file, const CaseSpec& spec, const char* name,
-                         const std::string& type, testing::Pattern pattern, uint64_t seed,
-                         int64_t rows, int64_t columns, bool transposed,
-                         std::vector<uint8_t>* bytes, nlohmann::json& one);
+  Tensor AddOperand(GoldenFile& file, const CaseSpec& spec, const char* name, DType type,
+                    testing::Pattern pattern, uint64_t seed, int64_t rows, int64_t columns,
+                    bool transposed, nlohmann::json& one);
   /// Draws the block scales of an operand of `rows` x k and names them in the case.
-  std::vector<float> AddBlockScales(GoldenFile& file, const CaseSpec& spec, const char* name,
-                                    Scaling scaling, uint64_t seed, int64_t rows,
-                                    nlohmann::json& one);
-  std::vector<Algorithm> AlgorithmsFor(LoadedGemm& loaded, const CaseSpec& spec);
+  Tensor AddBlockScales(GoldenFile& file, const CaseSpec& spec, const char* name, ScaleMode scaling,
+                        uint64_t seed, int64_t rows, nlohmann::json& one);
+  /// The case's GEMM in host memory; names its operands and parameters in the case.
+  GemmDesc DescOf(GoldenFile& file, const CaseSpec& spec, nlohmann::json& one);
+  /// What a case's algorithms gave.
+  struct Seen {
+    int ran = 0, agreeing = 0;
+    Tensor d, amax;         ///< Of the first.
+    std::string algorithm;  ///< The first.
+  };
+  Seen RunAlgorithms(const GemmDesc& gemm, const CaseSpec& spec, const std::string& name);
 
-  Device& device_;
+  CublasLtRuns& cublaslt_;
   GoldenFile variants_;
   int recorded_ = 0, refused_ = 0, varied_ = 0;
 };
