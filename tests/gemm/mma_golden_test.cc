@@ -1,9 +1,11 @@
-// Single mma.sync instructions as an H200 computed them (tests/data/golden_mma_sync.txt) against
-// the scalar steps of the registry's rules.
+// Single mma.sync instructions, and sparse mma.sp and wgmma.sp ones, as an H200 computed them
+// (tests/data/golden_mma_sync.txt, golden_mma_sparse.txt) against the scalar steps of the
+// registry's rules. Of a sparse instruction the lines have the elements that it multiplies.
 #include <gtest/gtest.h>
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/gemm/rules.h"
@@ -63,35 +65,56 @@ uint32_t Instruction(const FusedRule& rule, const std::string& a_hex, const std:
   return steps::Step(rule, rule.step, FA::kMantissaBits + FB::kMantissaBits, term, c);
 }
 
-uint32_t Expected(const std::string& name, const std::string& a, const std::string& b, uint32_t c) {
-  using enum ArithmeticFamily;
-  using enum OperandClass;
-  if (name == "f16->f32") return Instruction<Float16, Float16>(RuleOf(kSm90, kF16, false), a, b, c);
-  if (name == "f16->f16") return Instruction<Float16, Float16>(RuleOf(kSm90, kF16, true), a, b, c);
-  if (name == "bf16->f32") {
-    return Instruction<BFloat16, BFloat16>(RuleOf(kSm90, kBF16, false), a, b, c);
-  }
-  if (name == "tf32->f32") {
-    return Instruction<Float32, Float32>(RuleOf(kSm90, kTf32, false), a, b, c);
-  }
-  const FusedRule rule = RuleOf(kSm90MmaFp8, kFp8, name.ends_with("f16"));
-  if (name.starts_with("e4m3e5m2")) return Instruction<E4M3, E5M2>(rule, a, b, c);
-  if (name.starts_with("e4m3")) return Instruction<E4M3, E4M3>(rule, a, b, c);
-  return Instruction<E5M2, E5M2>(rule, a, b, c);
+/// `operands`: "f16", "bf16", "tf32", "e4m3", "e5m2", "e4m3e5m2".
+uint32_t Expected(const FusedRule& rule, const std::string& operands, const std::string& a,
+                  const std::string& b, uint32_t c) {
+  if (operands == "f16") return Instruction<Float16, Float16>(rule, a, b, c);
+  if (operands == "bf16") return Instruction<BFloat16, BFloat16>(rule, a, b, c);
+  if (operands == "tf32") return Instruction<Float32, Float32>(rule, a, b, c);
+  if (operands == "e4m3") return Instruction<E4M3, E4M3>(rule, a, b, c);
+  if (operands == "e5m2") return Instruction<E5M2, E5M2>(rule, a, b, c);
+  EXPECT_EQ(operands, "e4m3e5m2");
+  return Instruction<E4M3, E5M2>(rule, a, b, c);
 }
 
-TEST(MmaGoldenTest, ScalarStepsGiveTheBitsOfTheDevice) {
+/// The rule of "f16->f32", "e4m3->f16", "sp.bf16->f32", "wgmma.sp.e4m3", and its operands.
+std::pair<FusedRule, std::string> InstructionOf(std::string name) {
+  using enum ArithmeticFamily;
+  using enum OperandClass;
+  const bool f16 = name.ends_with("->f16"), is_wgmma = name.starts_with("wgmma.");
+  if (is_wgmma) name = name.substr(6);
+  if (name.starts_with("sp.")) name = name.substr(3);
+  name = name.substr(0, name.find("->"));
+  if (name == "f16") return {RuleOf(kSm90, kF16, f16), name};
+  if (name == "bf16") return {RuleOf(kSm90, kBF16, f16), name};
+  if (name == "tf32") return {RuleOf(kSm90, kTf32, f16), name};
+  return {RuleOf(is_wgmma ? kSm90 : kSm90MmaFp8, kFp8, f16), name};
+}
+
+struct GoldenInstructions {
+  const char* file;
+  size_t instructions;
+};
+
+class MmaGoldenTest : public ::testing::TestWithParam<GoldenInstructions> {};
+
+TEST_P(MmaGoldenTest, ScalarStepsGiveTheBitsOfTheDevice) {
   std::map<std::string, int> count;
-  for (const std::string& line : LinesOf("golden_mma_sync.txt")) {
+  for (const std::string& line : LinesOf(GetParam().file)) {
     const std::vector<std::string> words = WordsOf(line);
     ASSERT_EQ(words.size(), 6u);
     const uint32_t c = CodesOf(words[4])[0], d = CodesOf(words[5])[0];
-    ASSERT_EQ(Expected(words[0], words[2], words[3], c), d) << line;
+    const auto [rule, operands] = InstructionOf(words[0]);
+    ASSERT_EQ(Expected(rule, operands, words[2], words[3], c), d) << line;
     ++count[words[0]];
   }
-  EXPECT_EQ(count.size(), 9u);
+  EXPECT_EQ(count.size(), GetParam().instructions);
   for (const auto& [name, lines] : count) EXPECT_GE(lines, 30) << name;
 }
+
+INSTANTIATE_TEST_SUITE_P(Files, MmaGoldenTest,
+                         ::testing::Values(GoldenInstructions{"golden_mma_sync.txt", 9},
+                                           GoldenInstructions{"golden_mma_sparse.txt", 10}));
 
 }  // namespace
 }  // namespace quantgate

@@ -1,8 +1,8 @@
-// Single mma.sync instructions on the device against the rules of docs/tensor-cores.md sections 1
-// and 2: `mma_sync [TILES] [SEED] [FILE]` prints, per instruction and kind of data, how many
-// outputs were compared and how many differ from each hypothesis, the first of which is the
-// registry's. FILE gets some outputs with their operands, those that tell hypotheses apart among
-// them.
+// Single mma.sync instructions, and sparse (2:4) mma.sp and wgmma.sp ones, on the device against
+// the rules of docs/tensor-cores.md sections 1 and 2: `mma_sync [TILES] [SEED] [FILE]` prints, per
+// instruction and kind of data, how many outputs were compared and how many differ from each
+// hypothesis, the first of which is the registry's. FILE gets some outputs with their operands,
+// those that tell hypotheses apart among them; of a sparse instruction's b the selected elements.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -21,7 +21,8 @@
 namespace quantgate {
 namespace {
 
-constexpr int kRows = 16, kColumns = 8;
+constexpr int kColumns = 8;
+constexpr int kWordsMax = 16;  // Of a column of b: 8, or 16 where half of them are selected.
 
 void Require(cudaError_t error) {
   if (error == cudaSuccess) return;
@@ -29,7 +30,8 @@ void Require(cudaError_t error) {
   std::exit(1);
 }
 
-// ---- The instructions. A tile is a[16][k], b[8][k], c and d[16][8], one warp each.
+// ---- The instructions. A tile is a[16][k], b[8][k], c and d[16][8], a warp each; for wgmma four
+// of them one below the other.
 
 #define QG_MMA_F32(NAME, SHAPE, A_REGS)                                                         \
   __device__ void NAME(const uint32_t* a, const uint32_t* b, const uint32_t* c, uint32_t* d) {  \
@@ -45,6 +47,27 @@ void Require(cudaError_t error) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), \
                    "r"(c[1]));                                                                  \
   }
+#define QG_MMA_SP(NAME, SHAPE)                                                                  \
+  __device__ void NAME(const uint32_t* a, const uint32_t* b, const uint32_t* c, uint32_t* d,    \
+                       uint32_t selection) {                                                    \
+    asm volatile("mma.sp::ordered_metadata.sync.aligned." SHAPE                                 \
+                 " {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9,%10,%11},{%12,%13,%14,%15},%16,0x0;"      \
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])                               \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), \
+                   "r"(b[3]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]), "r"(selection));      \
+  }
+#define QG_WGMMA_SP(NAME, SHAPE, IMMEDIATES)                                             \
+  __device__ void NAME(const uint32_t* a, uint64_t b, uint32_t* d, uint32_t selection) { \
+    asm volatile(                                                                        \
+        "wgmma.fence.sync.aligned;\n"                                                    \
+        "wgmma.mma_async.sp.sync.aligned." SHAPE                                         \
+        " {%0,%1,%2,%3},{%4,%5,%6,%7},%8,%9,0,1," IMMEDIATES                             \
+        ";\n"                                                                            \
+        "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;"             \
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                 \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(selection)             \
+        : "memory");                                                                     \
+  }
 #define QG_F32_REGS " {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%11,%12,%13};"
 QG_MMA_F32(F16ToF32, "m16n8k16.row.col.f32.f16.f16.f32", QG_F32_REGS)
 QG_MMA_F32(BF16ToF32, "m16n8k16.row.col.f32.bf16.bf16.f32", QG_F32_REGS)
@@ -55,6 +78,16 @@ QG_MMA_F32(MixedToF32, "m16n8k32.row.col.f32.e4m3.e5m2.f32", QG_F32_REGS)
 QG_MMA_F16(F16ToF16, "m16n8k16.row.col.f16.f16.f16.f16")
 QG_MMA_F16(E4M3ToF16, "m16n8k32.row.col.f16.e4m3.e4m3.f16")
 QG_MMA_F16(E5M2ToF16, "m16n8k32.row.col.f16.e5m2.e5m2.f16")
+QG_MMA_SP(SparseF16, "m16n8k32.row.col.f32.f16.f16.f32")
+QG_MMA_SP(SparseBF16, "m16n8k32.row.col.f32.bf16.bf16.f32")
+QG_MMA_SP(SparseTf32, "m16n8k16.row.col.f32.tf32.tf32.f32")
+QG_MMA_SP(SparseE4M3, "m16n8k64.row.col.f32.e4m3.e4m3.f32")
+QG_WGMMA_SP(WideF16, "m64n8k32.f32.f16.f16", "1,1,0")
+QG_WGMMA_SP(WideBF16, "m64n8k32.f32.bf16.bf16", "1,1,0")
+QG_WGMMA_SP(WideTf32, "m64n8k16.f32.tf32.tf32", "1,1")
+QG_WGMMA_SP(WideE4M3, "m64n8k64.f32.e4m3.e4m3", "1,1")
+QG_WGMMA_SP(WideE5M2, "m64n8k64.f32.e5m2.e5m2", "1,1")
+QG_WGMMA_SP(WideMixed, "m64n8k64.f32.e4m3.e5m2", "1,1")
 
 enum Instruction {
   kF16ToF32,
@@ -66,40 +99,95 @@ enum Instruction {
   kF16ToF16,
   kE4M3ToF16,
   kE5M2ToF16,
+  kSparseF16,
+  kSparseBF16,
+  kSparseTf32,
+  kSparseE4M3,
+  kWideF16,
+  kWideBF16,
+  kWideTf32,
+  kWideE4M3,
+  kWideE5M2,
+  kWideMixed,
   kInstructionCount
 };
+constexpr bool ToF16(int instruction) {
+  return instruction >= kF16ToF16 && instruction <= kE5M2ToF16;
+}
+constexpr bool IsSparse(int instruction) { return instruction >= kSparseF16; }
+constexpr bool IsWgmma(int instruction) { return instruction >= kWideF16; }
+constexpr int RowsOf(int instruction) { return IsWgmma(instruction) ? 64 : 16; }
+constexpr int WordsOf(int instruction) { return IsSparse(instruction) ? 16 : 8; }
 
-/// Registers are words of the row: 4 bytes of A at (row, word) and of B at (column, word), words 0
-/// to 7. Word w of a thread's first half is its index in its group of four, of the second half 4
-/// more.
+/// b of one tile for wgmma: K-major without swizzle, 8 columns of 16 bytes after each other.
+__device__ uint64_t StagedB(const uint32_t* b) {
+  __shared__ __align__(128) uint32_t staged[kColumns * kWordsMax];
+  for (int i = threadIdx.x; i < kColumns * kWordsMax; i += blockDim.x) {
+    const int column = i / kWordsMax, word = i % kWordsMax;
+    staged[word / 4 * (kColumns * 4) + column * 4 + word % 4] = b[i];
+  }
+  asm volatile("fence.proxy.async;" ::: "memory");
+  __syncthreads();
+  const auto address = static_cast<uint64_t>(__cvta_generic_to_shared(staged));
+  constexpr uint64_t kStride = kColumns * 16 / 16;  // Between parts of k, in 16 bytes.
+  return (address & 0x3FFFF) >> 4 | kStride << 16 | kStride << 32;
+}
+
 template <int kInstruction>
-__global__ void Multiply(const uint32_t* a, const uint32_t* b, const uint32_t* c, uint32_t* d) {
-  constexpr bool kToF16 = kInstruction >= kF16ToF16;
-  const int lane = threadIdx.x, group = lane / 4, place = lane % 4;
+__device__ void MultiplyWords(const uint32_t* a, const uint32_t* b, uint64_t staged_b,
+                              const uint32_t* c, uint32_t* d, uint32_t selection) {
+  if (kInstruction == kF16ToF32) F16ToF32(a, b, c, d);
+  if (kInstruction == kBF16ToF32) BF16ToF32(a, b, c, d);
+  if (kInstruction == kTf32ToF32) Tf32ToF32(a, b, c, d);
+  if (kInstruction == kE4M3ToF32) E4M3ToF32(a, b, c, d);
+  if (kInstruction == kE5M2ToF32) E5M2ToF32(a, b, c, d);
+  if (kInstruction == kMixedToF32) MixedToF32(a, b, c, d);
+  if (kInstruction == kF16ToF16) F16ToF16(a, b, c, d);
+  if (kInstruction == kE4M3ToF16) E4M3ToF16(a, b, c, d);
+  if (kInstruction == kE5M2ToF16) E5M2ToF16(a, b, c, d);
+  if (kInstruction == kSparseF16) SparseF16(a, b, c, d, selection);
+  if (kInstruction == kSparseBF16) SparseBF16(a, b, c, d, selection);
+  if (kInstruction == kSparseTf32) SparseTf32(a, b, c, d, selection);
+  if (kInstruction == kSparseE4M3) SparseE4M3(a, b, c, d, selection);
+  if (kInstruction == kWideF16) WideF16(a, staged_b, d, selection);
+  if (kInstruction == kWideBF16) WideBF16(a, staged_b, d, selection);
+  if (kInstruction == kWideTf32) WideTf32(a, staged_b, d, selection);
+  if (kInstruction == kWideE4M3) WideE4M3(a, staged_b, d, selection);
+  if (kInstruction == kWideE5M2) WideE5M2(a, staged_b, d, selection);
+  if (kInstruction == kWideMixed) WideMixed(a, staged_b, d, selection);
+}
+
+/// Registers are words of the row: 4 bytes of A at (row, word) and of B at (column, word), words of
+/// A 0 to 7. Word w of a thread's register r is its index in its group of four and 4 r more.
+template <int kInstruction>
+__global__ void Multiply(const uint32_t* a, const uint32_t* b, const uint32_t* c, uint32_t* d,
+                         const uint32_t* selections) {
+  constexpr int kRows = RowsOf(kInstruction), kWords = WordsOf(kInstruction);
+  const int lane = threadIdx.x % 32, place = lane % 4;
+  const int group = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
   a += blockIdx.x * kRows * 8;
-  b += blockIdx.x * kColumns * 8;
+  b += blockIdx.x * kColumns * kWords;
   c += blockIdx.x * kRows * kColumns;
   d += blockIdx.x * kRows * kColumns;
   const uint32_t a_words[4] = {a[group * 8 + place], a[(group + 8) * 8 + place],
                                a[group * 8 + place + 4], a[(group + 8) * 8 + place + 4]};
-  const uint32_t b_words[2] = {b[group * 8 + place], b[group * 8 + place + 4]};
+  uint32_t b_words[kWords / 4];
+  for (int i = 0; i < kWords / 4; ++i) b_words[i] = b[lane / 4 * kWords + place + 4 * i];
+  uint64_t staged_b = 0;
+  if constexpr (IsWgmma(kInstruction)) staged_b = StagedB(b);
   const int at[4] = {group * 8 + place * 2, group * 8 + place * 2 + 1, (group + 8) * 8 + place * 2,
                      (group + 8) * 8 + place * 2 + 1};
+  constexpr bool kToF16 = ToF16(kInstruction);
   uint32_t c_words[4], d_words[4] = {};
   if (kToF16) {
     for (int i = 0; i < 2; ++i) c_words[i] = c[at[2 * i]] | c[at[2 * i + 1]] << 16;
   } else {
     for (int i = 0; i < 4; ++i) c_words[i] = c[at[i]];
   }
-  if (kInstruction == kF16ToF32) F16ToF32(a_words, b_words, c_words, d_words);
-  if (kInstruction == kBF16ToF32) BF16ToF32(a_words, b_words, c_words, d_words);
-  if (kInstruction == kTf32ToF32) Tf32ToF32(a_words, b_words, c_words, d_words);
-  if (kInstruction == kE4M3ToF32) E4M3ToF32(a_words, b_words, c_words, d_words);
-  if (kInstruction == kE5M2ToF32) E5M2ToF32(a_words, b_words, c_words, d_words);
-  if (kInstruction == kMixedToF32) MixedToF32(a_words, b_words, c_words, d_words);
-  if (kInstruction == kF16ToF16) F16ToF16(a_words, b_words, c_words, d_words);
-  if (kInstruction == kE4M3ToF16) E4M3ToF16(a_words, b_words, c_words, d_words);
-  if (kInstruction == kE5M2ToF16) E5M2ToF16(a_words, b_words, c_words, d_words);
+  if (IsWgmma(kInstruction)) {  // The accumulator is the output.
+    for (int i = 0; i < 4; ++i) d_words[i] = c_words[i];
+  }
+  MultiplyWords<kInstruction>(a_words, b_words, staged_b, c_words, d_words, selections[blockIdx.x]);
   for (int i = 0; i < 4; ++i) {
     d[at[i]] = kToF16 ? (d_words[i / 2] >> (i % 2 * 16)) & 0xFFFF : d_words[i];
   }
@@ -165,24 +253,41 @@ FusedRule Chained(int step, int align_bits, bool f16) {
   return rule;
 }
 
+bool IsTf32(int instruction) {
+  return instruction == kTf32ToF32 || instruction == kSparseTf32 || instruction == kWideTf32;
+}
+bool Is16Bit(int instruction) {
+  return instruction == kF16ToF32 || instruction == kBF16ToF32 || instruction == kF16ToF16 ||
+         instruction == kSparseF16 || instruction == kSparseBF16 || instruction == kWideF16 ||
+         instruction == kWideBF16;
+}
+
+/// L counts the products that a sparse instruction does: half of its k.
 std::vector<Hypothesis> HypothesesOf(int instruction) {
-  const bool f16 = instruction >= kF16ToF16;
-  if (instruction == kTf32ToF32) {
+  const bool f16 = ToF16(instruction);
+  if (IsTf32(instruction)) {
     return {{"L=8 F=25", Chained(8, 25, f16), false}, {"L=4 F=25", Chained(4, 25, f16), false}};
   }
-  if (instruction == kF16ToF32 || instruction == kBF16ToF32 || instruction == kF16ToF16) {
+  if (Is16Bit(instruction)) {
     return {{"L=16 F=25", Chained(16, 25, f16), false},
             {"L=8 F=25", Chained(8, 25, f16), false},
             {"L=8 F=24", Chained(8, 24, f16), false}};
   }
-  FusedRule pairs = Chained(16, 25, f16);
-  pairs.order = ProductOrder::kPairsOfFour;
   FusedRule whole = Chained(32, 13, f16);
   whole.out_mantissa = 13;
+  if (IsWgmma(instruction)) {
+    FusedRule halves = Chained(16, 13, f16);
+    halves.out_mantissa = 13;
+    return {{"L=32 F=13", whole, false}, {"L=16 F=13", halves, false}};
+  }
+  FusedRule pairs = Chained(16, 25, f16);
+  pairs.order = ProductOrder::kPairsOfFour;
   return {{"fp16 numbers in pairs of 4, L=16 F=25, C last", pairs, true, true},
           {"pairs of 4, L=16 F=25, C last", pairs, true},
           {"pairs of 4, L=16 F=25, C first", pairs, false},
           {"halves, L=16 F=25, C last", Chained(16, 25, f16), true},
+          {"fp16 numbers in halves, L=16 F=25, C last", Chained(16, 25, f16), true, true},
+          {"fp16 numbers in halves, L=16 F=25, C first", Chained(16, 25, f16), false, true},
           {"wgmma: L=32 F=13", whole, false}};
 }
 
@@ -229,7 +334,7 @@ using Evaluator =
 
 struct Kernel {
   const char* name;
-  void (*launch)(const uint32_t*, const uint32_t*, const uint32_t*, uint32_t*);
+  void (*launch)(const uint32_t*, const uint32_t*, const uint32_t*, uint32_t*, const uint32_t*);
   Evaluator evaluate;
   uint32_t (*draw_a)(std::mt19937_64&, Kind);
   uint32_t (*draw_b)(std::mt19937_64&, Kind);
@@ -257,19 +362,60 @@ uint32_t* Upload(const void* data, size_t bytes) {
   return device;
 }
 
-std::vector<uint32_t> RunOnDevice(const Kernel& kernel, int tiles, const std::vector<uint8_t>& a,
-                                  const std::vector<uint8_t>& b, const std::vector<uint32_t>& c) {
-  std::vector<uint32_t> d(c.size());
-  uint32_t* const device_a = Upload(a.data(), a.size());
-  uint32_t* const device_b = Upload(b.data(), b.size());
-  uint32_t* const device_c = Upload(c.data(), c.size() * 4);
+/// Operands and accumulators of as many tiles as fit.
+struct Tiles {
+  std::vector<uint8_t> a, b;
+  std::vector<uint32_t> c;
+  std::vector<uint32_t> selections;  ///< Metadata of a sparse instruction, one word per tile.
+};
+
+std::vector<uint32_t> RunOnDevice(const Kernel& kernel, int instruction, const Tiles& tiles) {
+  std::vector<uint32_t> d(tiles.c.size());
+  uint32_t* const a = Upload(tiles.a.data(), tiles.a.size());
+  uint32_t* const b = Upload(tiles.b.data(), tiles.b.size());
+  uint32_t* const c = Upload(tiles.c.data(), tiles.c.size() * 4);
+  uint32_t* const selections = Upload(tiles.selections.data(), tiles.selections.size() * 4);
   uint32_t* device_d = nullptr;
   Require(cudaMalloc(&device_d, d.size() * 4));
-  kernel.launch<<<tiles, 32>>>(device_a, device_b, device_c, device_d);
+  const auto blocks = static_cast<unsigned>(tiles.selections.size());
+  kernel.launch<<<blocks, RowsOf(instruction) * 2>>>(a, b, c, device_d, selections);
   Require(cudaGetLastError());
   Require(cudaMemcpy(d.data(), device_d, d.size() * 4, cudaMemcpyDeviceToHost));
-  for (uint32_t* memory : {device_a, device_b, device_c, device_d}) Require(cudaFree(memory));
+  for (uint32_t* memory : {a, b, c, selections, device_d}) Require(cudaFree(memory));
   return d;
+}
+
+/// Which two of four (of tf32 pairs: which one of two) each group of a row takes. All rows of a
+/// tile and every four groups of a row have the same choices, so that the order in which threads
+/// hold them does not matter.
+uint32_t DrawSelection(std::mt19937_64& random, bool of_pairs) {
+  static constexpr uint32_t kTwoOfFour[] = {0x4, 0x8, 0x9, 0xC, 0xD, 0xE};
+  static constexpr uint32_t kOneOfTwo[] = {0x4, 0xE};
+  uint32_t selection = 0;
+  for (int group = 0; group < 4; ++group) {
+    const uint64_t bits = random() >> 20;
+    selection |= (of_pairs ? kOneOfTwo[bits % 2] : kTwoOfFour[bits % 6]) << (4 * group);
+  }
+  return selection | selection << 16;
+}
+
+/// The 32 bytes of a column of b that meet those of a.
+std::vector<uint8_t> SelectedColumn(const uint8_t* column, uint32_t selection, int width) {
+  std::vector<uint8_t> selected;
+  const int group_bytes = width == 4 ? 8 : 4 * width;
+  const auto append = [&](int from, int bytes) {
+    selected.insert(selected.end(), column + from, column + from + bytes);
+  };
+  for (int group = 0; group * group_bytes < 64; ++group) {
+    const uint32_t choice = selection >> (4 * (group % 4)) & 0xF;
+    if (width == 4) {
+      append(group * group_bytes + (choice == 0xE ? 4 : 0), 4);
+      continue;
+    }
+    append(group * group_bytes + static_cast<int>(choice & 3) * width, width);
+    append(group * group_bytes + static_cast<int>(choice >> 2) * width, width);
+  }
+  return selected;
 }
 
 /// Writes one output with its operands: instruction, kind, a, b, c, d.
@@ -283,53 +429,79 @@ void WriteGolden(std::FILE* file, const Kernel& kernel, Kind kind, const uint8_t
   std::fprintf(file, "%x %x\n", c, d);
 }
 
-void Compare(const Kernel& kernel, int instruction, Kind kind, int tiles, uint64_t seed,
-             std::FILE* golden) {
+Tiles DrawTiles(const Kernel& kernel, int instruction, Kind kind, int count, uint64_t seed) {
   std::mt19937_64 random(seed * 1000 + instruction * 10 + static_cast<int>(kind));
-  std::vector<uint8_t> a(size_t(tiles) * kRows * 32), b(size_t(tiles) * kColumns * 32);
-  std::vector<uint32_t> c(size_t(tiles) * kRows * kColumns);
-  Fill(a, kernel.bytes, kernel.draw_a, random, kind);
-  Fill(b, kernel.bytes, kernel.draw_b, random, kind);
-  for (uint32_t& code : c) code = DrawC(random, kind, instruction >= kF16ToF16);
-  const std::vector<uint32_t> d = RunOnDevice(kernel, tiles, a, b, c);
-  for (size_t i = 0; golden != nullptr && i < 5; ++i) {  // Of the first tile's first row.
-    WriteGolden(golden, kernel, kind, a.data(), &b[i * 32], c[i], d[i]);
+  Tiles tiles;
+  tiles.a.resize(size_t(count) * RowsOf(instruction) * 32);
+  tiles.b.resize(size_t(count) * kColumns * WordsOf(instruction) * 4);
+  tiles.c.resize(size_t(count) * RowsOf(instruction) * kColumns);
+  tiles.selections.resize(count);
+  Fill(tiles.a, kernel.bytes, kernel.draw_a, random, kind);
+  Fill(tiles.b, kernel.bytes, kernel.draw_b, random, kind);
+  for (uint32_t& code : tiles.c) code = DrawC(random, kind, ToF16(instruction));
+  if (!IsSparse(instruction)) return tiles;
+  for (uint32_t& word : tiles.selections) word = DrawSelection(random, IsTf32(instruction));
+  return tiles;
+}
+
+/// The columns of b as the model sees them, 32 bytes each.
+std::vector<uint8_t> MetColumns(const Tiles& tiles, int instruction, int width) {
+  if (!IsSparse(instruction)) return tiles.b;
+  std::vector<uint8_t> met;
+  met.reserve(tiles.b.size() / 2);
+  for (size_t column = 0; column * 64 < tiles.b.size(); ++column) {
+    const std::vector<uint8_t> one =
+        SelectedColumn(&tiles.b[column * 64], tiles.selections[column / kColumns], width);
+    met.insert(met.end(), one.begin(), one.end());
   }
-  std::printf("%-12s %-8s %zu outputs:", kernel.name, kKindNames[static_cast<int>(kind)], d.size());
+  return met;
+}
+
+/// Outputs that differ from a hypothesis, and one of them or -1.
+std::pair<int64_t, int64_t> CountDiffering(const std::vector<uint32_t>& d,
+                                           const std::function<uint32_t(size_t)>& want) {
+  std::atomic<int64_t> differing{0}, first{-1};
+  std::vector<std::thread> threads;
+  const size_t count = std::max(1u, std::thread::hardware_concurrency());
+  for (size_t t = 0; t < count; ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t i = t; i < d.size(); i += count) {
+        if (want(i) == d[i]) continue;
+        ++differing;
+        int64_t none = -1;
+        first.compare_exchange_strong(none, static_cast<int64_t>(i));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return {differing, first};
+}
+
+void Compare(const Kernel& kernel, int instruction, Kind kind, int count, uint64_t seed,
+             std::FILE* golden) {
+  const Tiles tiles = DrawTiles(kernel, instruction, kind, count, seed);
+  const std::vector<uint8_t> b = MetColumns(tiles, instruction, kernel.bytes);
+  const std::vector<uint32_t> d = RunOnDevice(kernel, instruction, tiles);
+  const auto a_of = [&](size_t i) { return &tiles.a[i / kColumns * 32]; };
+  const auto b_of = [&](size_t i) {
+    const size_t tile = i / kColumns / RowsOf(instruction);
+    return &b[(tile * kColumns + i % kColumns) * 32];
+  };
+  const auto write = [&](size_t i) {
+    if (golden != nullptr) WriteGolden(golden, kernel, kind, a_of(i), b_of(i), tiles.c[i], d[i]);
+  };
+  for (size_t i = 0; i < 5; ++i) write(i);  // Of the first tile's first row.
+  std::printf("%-14s %-8s %zu outputs:", kernel.name, kKindNames[static_cast<int>(kind)], d.size());
   for (const Hypothesis& hypothesis : HypothesesOf(instruction)) {
-    std::atomic<int64_t> differing{0};
-    std::atomic<int64_t> first{-1};
-    std::vector<std::thread> threads;
-    const size_t count = std::max(1u, std::thread::hardware_concurrency());
-    for (size_t t = 0; t < count; ++t) {
-      threads.emplace_back([&, t] {
-        for (size_t i = t; i < d.size(); i += count) {
-          const size_t tile = i / (kRows * kColumns);
-          const size_t row = i / kColumns % kRows, column = i % kColumns;
-          const uint32_t want = kernel.evaluate(hypothesis, &a[(tile * kRows + row) * 32],
-                                                &b[(tile * kColumns + column) * 32], c[i]);
-          if (want == d[i]) continue;
-          ++differing;
-          int64_t none = -1;
-          first.compare_exchange_strong(none, static_cast<int64_t>(i));
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    const auto want = [&](size_t i) {
+      return kernel.evaluate(hypothesis, a_of(i), b_of(i), tiles.c[i]);
+    };
+    const auto [differing, first] = CountDiffering(d, want);
     std::printf(" [%s: %lld differ", hypothesis.name, static_cast<long long>(differing));
-    if (golden != nullptr && first >= 0) {
-      const auto i = static_cast<size_t>(first.load());
-      const size_t tile = i / (kRows * kColumns);
-      WriteGolden(golden, kernel, kind, &a[(tile * kRows + i / kColumns % kRows) * 32],
-                  &b[(tile * kColumns + i % kColumns) * 32], c[i], d[i]);
-    }
     if (first >= 0) {
-      const auto i = static_cast<size_t>(first.load());
-      const size_t tile = i / (kRows * kColumns);
-      const uint32_t want =
-          kernel.evaluate(hypothesis, &a[(tile * kRows + i / kColumns % kRows) * 32],
-                          &b[(tile * kColumns + i % kColumns) * 32], c[i]);
-      std::printf(", device %08x model %08x c %08x", d[i], want, c[i]);
+      const auto i = static_cast<size_t>(first);
+      write(i);
+      std::printf(", device %08x model %08x c %08x", d[i], want(i), tiles.c[i]);
     }
     std::printf("]");
   }
@@ -361,6 +533,16 @@ int Main(int argc, char** argv) {
       KernelOf<Float16, Float16>("f16->f16", Multiply<kF16ToF16>),
       KernelOf<E4M3, E4M3>("e4m3->f16", Multiply<kE4M3ToF16>),
       KernelOf<E5M2, E5M2>("e5m2->f16", Multiply<kE5M2ToF16>),
+      KernelOf<Float16, Float16>("sp.f16->f32", Multiply<kSparseF16>),
+      KernelOf<BFloat16, BFloat16>("sp.bf16->f32", Multiply<kSparseBF16>),
+      KernelOf<Float32, Float32>("sp.tf32->f32", Multiply<kSparseTf32>),
+      KernelOf<E4M3, E4M3>("sp.e4m3->f32", Multiply<kSparseE4M3>),
+      KernelOf<Float16, Float16>("wgmma.sp.f16", Multiply<kWideF16>),
+      KernelOf<BFloat16, BFloat16>("wgmma.sp.bf16", Multiply<kWideBF16>),
+      KernelOf<Float32, Float32>("wgmma.sp.tf32", Multiply<kWideTf32>),
+      KernelOf<E4M3, E4M3>("wgmma.sp.e4m3", Multiply<kWideE4M3>),
+      KernelOf<E5M2, E5M2>("wgmma.sp.e5m2", Multiply<kWideE5M2>),
+      KernelOf<E4M3, E5M2>("wgmma.sp.e4m3e5m2", Multiply<kWideMixed>),
   };
   for (int instruction = 0; instruction < kInstructionCount; ++instruction) {
     for (const Kind kind : kKinds)
