@@ -47,7 +47,7 @@ struct OperationSpec {
   std::string addend;              ///< kAdd: an earlier operation whose output is added, or "x".
   bool quantize_forward = true;    ///< kQuantize: the activation, as an input,
   bool quantize_backward = false;  ///< and its gradient, as a grad_output.
-  friend bool operator==(const OperationSpec&, const OperationSpec&) = default;
+  friend bool operator==(const OperationSpec& a, const OperationSpec& b);
 };
 
 /// Operations of a chain, a bound on untrusted input.
@@ -67,7 +67,7 @@ struct LayerSpec {
   /// GEMM's epilogue; under delayed scaling norms and activations are quantized unrounded. False:
   /// every operation rounds its result to the activation dtype.
   bool fused = true;
-  friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
+  friend bool operator==(const LayerSpec& a, const LayerSpec& b);
 };
 
 /// One step of one layer, forward and perhaps backward, with nothing kept afterwards.

@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/layer/layer_state.h"
-#include "kernels/layer/step_recorder.h"
+#include "kernels/layer/layer.h"
 
 namespace quantgate {
 
@@ -42,11 +41,7 @@ absl::Status CheckLinear(const LinearRequest& request, const Recipe& recipe);
 absl::Status CheckLinearGemms(const LinearRequest& request, const Recipe& recipe,
                               const Arithmetic& arithmetic);
 
-struct LinearResult : StepRecords {
-  std::vector<NamedTensor> outputs;  ///< "y"; "dx", "dw" (or "main_grad"), "db" as asked for.
-  /// Under delayed scaling what the next step needs: "input.scale", "input.amax_history", ...
-  std::vector<NamedTensor> state;
-};
+using LinearResult = LayerResult;
 
 /// Names of the outputs of a run in order: "y", then "dx", "dw" or "main_grad", "db" as asked for.
 std::vector<std::string> LinearOutputs(const LinearRequest& request);

@@ -116,7 +116,7 @@ class BackwardPass {
   absl::StatusOr<Tensor> BiasGradient();
   absl::Status CheckSaved();
   absl::StatusOr<Tensor> Dgrad();
-  absl::StatusOr<std::unique_ptr<LinearWgrad>> Defer(LinearWgrad wgrad);
+  absl::StatusOr<LinearWgrad> Defer(LinearWgrad wgrad);
 
   StepRecorder& recorder_;
   LinearSaved& saved_;
@@ -212,7 +212,7 @@ absl::StatusOr<Tensor> BackwardPass::Dgrad() {
   return dx.Reinterpret(dx.dtype(), saved_.x_shape);
 }
 
-absl::StatusOr<std::unique_ptr<LinearWgrad>> BackwardPass::Defer(LinearWgrad wgrad) {
+absl::StatusOr<LinearWgrad> BackwardPass::Defer(LinearWgrad wgrad) {
   KeptOperand& kept = wgrad.grad_output;
   if (kept.codes.columnwise.has_value()) {
     kept.original = Tensor();
@@ -223,7 +223,7 @@ absl::StatusOr<std::unique_ptr<LinearWgrad>> BackwardPass::Defer(LinearWgrad wgr
   QG_RETURN_IF_ERROR(recorder_.Timed(names_.Stage("fingerprint deferred operands"), [&] {
     return Keep(recorder_, names_.grad_output, ContentOf(kept, gradient_.value.dtype()), kept);
   }));
-  return std::make_unique<LinearWgrad>(std::move(wgrad));
+  return wgrad;
 }
 
 absl::StatusOr<LinearBackward> BackwardPass::Run() {

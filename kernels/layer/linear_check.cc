@@ -9,8 +9,7 @@ namespace {
 
 /// A dim that quantized GEMMs take only in multiples.
 struct DimRule {
-  const std::string& field;
-  const Tensor& tensor;
+  const LinearField& field;
   const char* dim;
   int64_t value;
 };
@@ -19,16 +18,14 @@ absl::Status CheckMultiple(const DimRule& rule, int64_t multiple, const std::str
                            const char* reason) {
   if (rule.value % multiple == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      rule.field, ": ", rule.dim, " = ", rule.value, " of ", TensorText(rule.tensor), "; ",
-      rule.dim, " must be a multiple of ", multiple, " under ", recipe, ": ", reason));
+      rule.field.name, ": ", rule.dim, " = ", rule.value, " of ", TensorText(rule.field.tensor),
+      "; ", rule.dim, " must be a multiple of ", multiple, " under ", recipe, ": ", reason));
 }
 
 /// The dims of a unit and who is asked for them in messages.
 struct UnitDims {
   UnitDims(const LinearUnit& unit, const LinearFields& fields)
-      : m{fields.m, fields.x, "M", unit.m},
-        n{fields.n, fields.weight, "N", unit.n},
-        k{fields.k, fields.k == fields.n ? fields.weight : fields.x, "K", unit.k} {}
+      : m{fields.m, "M", unit.m}, n{fields.n, "N", unit.n}, k{fields.k, "K", unit.k} {}
   DimRule m, n, k;
 };
 
@@ -89,11 +86,10 @@ absl::Status CheckQuantizations(const LinearUnit& unit, const LinearFields& fiel
                                 const Recipe& recipe) {
   const LinearDataflow& flow = unit.flow;
   const DType x = unit.facts.x_is_unrounded ? DType::kF32 : flow.activation_dtype;
-  QG_RETURN_IF_ERROR(CheckQuantized(fields.k == fields.n ? unit.names.x : fields.k,
-                                    TensorRole::kInput, x, {unit.m, unit.k}, flow.x_usages,
-                                    recipe));
+  QG_RETURN_IF_ERROR(
+      CheckQuantized(unit.names.x, TensorRole::kInput, x, {unit.m, unit.k}, flow.x_usages, recipe));
   if (!unit.facts.weight_is_codes) {
-    QG_RETURN_IF_ERROR(CheckQuantized(fields.n, TensorRole::kWeight, unit.facts.weight_dtype,
+    QG_RETURN_IF_ERROR(CheckQuantized(fields.n.name, TensorRole::kWeight, unit.facts.weight_dtype,
                                       {unit.n, unit.k}, flow.weight_usages, recipe));
   }
   return CheckQuantized(unit.names.grad_output, TensorRole::kGradOutput, flow.activation_dtype,

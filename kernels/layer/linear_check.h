@@ -9,11 +9,14 @@
 
 namespace quantgate {
 
-/// Where a unit's dims come from: tensors, or outlines of them, and what the user calls them.
+/// A dim of a unit as errors name it: the tensor, or an outline of it, that has the dim, and what
+/// the user calls that tensor.
+struct LinearField {
+  std::string name;
+  Tensor tensor;
+};
 struct LinearFields {
-  Tensor x;  ///< [..., K].
-  Tensor weight;
-  std::string m = "x", n = "weight", k = "x";
+  LinearField m{"x", {}}, n{"weight", {}}, k{"x", {}};
 };
 
 /// Per-tensor FP8 and fp8_block: K % 16 == 0, M % 8 == 0, N % 8 == 0, and what the FP8 backward

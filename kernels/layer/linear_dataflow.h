@@ -25,8 +25,9 @@ struct LinearFacts {
   bool calibrate = false;
   /// x is f32 that no rounding to the activation dtype has touched, and is quantized so.
   bool x_is_unrounded = false;
-  bool x_is_codes = false;       ///< x was quantized before, as the dataflow asks.
-  bool weight_is_codes = false;  ///< The parameter itself is quantized.
+  bool x_is_codes = false;            ///< x was quantized before, as the dataflow asks.
+  bool weight_is_codes = false;       ///< The parameter itself is quantized.
+  bool grad_output_is_codes = false;  ///< grad_output was quantized before.
 };
 
 struct LinearDataflow {

@@ -26,7 +26,7 @@ class ForwardPass {
   absl::Status PrepareX();
   absl::StatusOr<Tensor> Fprop();
   void KeepOperands();
-  absl::StatusOr<std::unique_ptr<LinearSaved>> Save();
+  absl::StatusOr<LinearSaved> Save();
   std::string WeightContent() const;
 
   StepRecorder& recorder_;
@@ -111,8 +111,7 @@ std::string ForwardPass::WeightContent() const {
                       " dequantized from the parameter");
 }
 
-absl::StatusOr<std::unique_ptr<LinearSaved>> ForwardPass::Save() {
-  auto saved = std::make_unique<LinearSaved>();
+absl::StatusOr<LinearSaved> ForwardPass::Save() {
   QG_RETURN_IF_ERROR(recorder_.Timed(names_.Stage("fingerprint saved operands"), [&] {
     KeepOperands();
     if (flow_.needs_dw) {
@@ -124,12 +123,8 @@ absl::StatusOr<std::unique_ptr<LinearSaved>> ForwardPass::Save() {
                 CodesContent(weight_workspace_.codes), weight_workspace_);
   }));
   if (!flow_.needs_dw) x_ = KeptOperand();
-  saved->unit = unit_;
-  saved->options = options_;
-  saved->x_shape = input_.x.shape();
-  saved->x = std::move(x_);
-  saved->weight = std::move(weight_);
-  saved->weight_workspace = std::move(weight_workspace_);
+  LinearSaved saved{unit_,         options_,           input_.x.shape(),
+                    std::move(x_), std::move(weight_), std::move(weight_workspace_)};
   return saved;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -72,8 +73,8 @@ struct LinearSaved {
 };
 
 struct LinearForward {
-  Tensor y;                            ///< [..., N] in the activation dtype.
-  std::unique_ptr<LinearSaved> saved;  ///< Null where there is no backward.
+  Tensor y;                          ///< [..., N] in the activation dtype.
+  std::optional<LinearSaved> saved;  ///< Where there is a backward.
 };
 
 /// Changes state.workspaces, the weight's usages where it is quantized and lacks one that this step
@@ -104,7 +105,7 @@ struct LinearBackward {
   Tensor dx;  ///< x's shape; absent unless needed, like the others.
   Tensor db;
   Tensor dw;  ///< Absent too where it went to state.main_grads, or is deferred.
-  std::unique_ptr<LinearWgrad> deferred;
+  std::optional<LinearWgrad> deferred;
 };
 
 /// Changes state.main_grads, and the history of grad_output in state.delayed. `saved` is used up.

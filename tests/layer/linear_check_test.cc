@@ -94,7 +94,7 @@ TEST(CheckLinear, NamesFieldValueAndRuleOfBadTensors) {
        [](LinearRequest& r) {
          r.grad_output = Blank(DType::kU8, {2, 16, 48});
        }},
-      {"grad_output: bf16[32x48]; its shape must be 2x16x48, x's with N of weight as its last dim",
+      {"grad_output: bf16[32x48]; its shape must be 2x16x48, as y's",
        [](LinearRequest& r) {
          r.grad_output = Blank(DType::kBF16, {32, 48});
        }},

@@ -1,0 +1,200 @@
+#include "kernels/layer/layer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/layer/layer_request.h"
+#include "kernels/layer/layer_step.h"
+
+namespace quantgate {
+namespace {
+
+bool Has(const std::map<std::string, Tensor>& tensors, const std::string& name) {
+  const auto found = tensors.find(name);
+  return found != tensors.end() && found->second.has_value();
+}
+
+bool IsWanted(const RequiresGrad& wanted, ParameterKind kind) {
+  if (kind == ParameterKind::kWeight) return wanted.weight;
+  return kind == ParameterKind::kBias ? wanted.bias : wanted.norm;
+}
+
+/// The parameters whose gradients a run returns, with the names under which it does.
+std::vector<std::pair<LayerParameter, std::string>> ReturnedGradients(const LayerRequest& request) {
+  std::vector<std::pair<LayerParameter, std::string>> returned;
+  if (!request.grad_output.has_value()) return returned;
+  for (LayerParameter& parameter : ParametersOf(request.layer)) {
+    if (!IsWanted(request.requires_grad, parameter.kind)) continue;
+    if (!Has(request.parameters, parameter.name)) continue;
+    const bool accumulates = Has(request.main_grads, parameter.name);
+    std::string name = accumulates ? parameter.main_grad : parameter.gradient;
+    returned.emplace_back(std::move(parameter), std::move(name));
+  }
+  return returned;
+}
+
+/// Under delayed scaling the note of a forward that no update follows.
+void AddForwardOnlyNote(StepRecorder& recorder, const LayerPlan& plan) {
+  if (!plan.is_delayed || plan.has_backward) return;
+  recorder.AddNote("forward only: scales are not updated, row 0 of each history has the amax");
+}
+
+void AddState(const LayerSpec& spec, const LayerState& state, LayerResult& result) {
+  for (const LayerDelayedState& delayed : DelayedStatesOf(spec)) {
+    const auto found = state.delayed.find(delayed.name);
+    if (found == state.delayed.end()) continue;
+    result.state.push_back({delayed.name + ".scale", found->second.scale});
+    result.state.push_back({delayed.name + ".amax_history", found->second.amax_history});
+  }
+}
+
+/// Outputs in the order of LayerOutputs.
+void AddOutputs(const LayerRequest& request, const LayerState& state, ForwardResult& forward,
+                BackwardResult& backward, LayerResult& result) {
+  result.outputs.push_back({"y", std::move(forward.y)});
+  if (forward.norm_out.has_value()) {
+    result.outputs.push_back({"norm_out", std::move(forward.norm_out)});
+  }
+  if (backward.dx.has_value()) result.outputs.push_back({"dx", std::move(backward.dx)});
+  for (const auto& [parameter, name] : ReturnedGradients(request)) {
+    if (name == parameter.main_grad) {
+      result.outputs.push_back({name, state.main_grads.at(parameter.name)});
+      continue;
+    }
+    const auto found =
+        std::find_if(backward.gradients.begin(), backward.gradients.end(),
+                     [&](const NamedTensor& gradient) { return gradient.name == name; });
+    if (found != backward.gradients.end()) result.outputs.push_back(std::move(*found));
+  }
+  result.intermediates = std::move(forward.intermediates);
+  for (NamedTensor& intermediate : backward.intermediates) {
+    result.intermediates.push_back(std::move(intermediate));
+  }
+}
+
+}  // namespace
+
+LayerOutline OutlineOf(const LayerRequest& request) {
+  LayerOutline outline;
+  outline.x_dtype = request.x.dtype();
+  outline.x_shape = request.x.shape();
+  for (const auto& [name, tensor] : request.parameters) {
+    if (tensor.has_value()) outline.parameters[name] = {tensor.dtype(), tensor.shape(), false};
+  }
+  for (const auto& [name, tensor] : request.main_grads) {
+    if (tensor.has_value()) outline.main_grads.insert(name);
+  }
+  return outline;
+}
+
+LayerState StateOf(const LayerRequest& request) {
+  LayerState state;
+  for (const auto& [name, tensor] : request.parameters) {
+    if (tensor.has_value()) state.parameters[name].value = tensor;
+  }
+  for (const auto& [name, tensor] : request.main_grads) {
+    if (tensor.has_value()) state.main_grads[name] = tensor;
+  }
+  state.delayed = request.delayed;
+  return state;
+}
+
+StepOptions OptionsOf(const LayerRequest& request, const Recipe& recipe) {
+  return {.recipe = recipe,
+          .grad_enabled = request.grad_output.has_value(),
+          .requires_grad = request.requires_grad,
+          .calibrate = request.calibrate,
+          .seed = request.seed};
+}
+
+bool QuantizesGradients(const LayerPlan& plan) {
+  for (const ProgramPlan& program : plan.programs) {
+    for (const PlannedOperation& operation : program.operations) {
+      const Usages& usages = operation.backward_usages;
+      if (usages.rowwise || usages.columnwise) return true;
+      if (operation.linear.flow.reads_grad_output_codes()) return true;
+    }
+  }
+  return false;
+}
+
+uint32_t CallIdsOf(const LayerSpec& spec) {
+  uint32_t units = 0;
+  const auto no_biases = [](const std::string&) { return false; };
+  for (const LayerProgram& program : ProgramsOf(spec, no_biases)) {
+    for (const ProgramOperation& operation : program.operations) {
+      if (operation.unit >= 0) ++units;
+    }
+  }
+  return kCallIdsPerUnit * units;
+}
+
+absl::Status UpdateScales(StepRecorder& recorder, const LayerSpec& spec, LayerState& state,
+                          const Recipe& recipe, UpdatePoint point) {
+  if (!recipe.is_delayed()) return absl::OkStatus();
+  const bool is_backward = point == UpdatePoint::kBackward;
+  const char* const stage = is_backward ? "update scales of backward" : "update scales of forward";
+  return recorder.Timed(stage, [&]() -> absl::Status {
+    for (const LayerDelayedState& delayed : DelayedStatesOf(spec)) {
+      if ((delayed.role == TensorRole::kGradOutput) != is_backward) continue;
+      const auto found = state.delayed.find(delayed.name);
+      if (found == state.delayed.end()) continue;
+      QG_RETURN_IF_ERROR(UpdateDelayedState(recorder, recipe.delayed_scaling(),
+                                            recipe.QuantizerFor(delayed.role).rowwise.element,
+                                            found->second));
+    }
+    return absl::OkStatus();
+  });
+}
+
+std::vector<std::string> LayerOutputs(const LayerRequest& request) {
+  std::vector<std::string> outputs = {"y"};
+  if (request.layer.return_norm_output) outputs.push_back("norm_out");
+  if (request.grad_output.has_value() && request.requires_grad.x) outputs.push_back("dx");
+  for (const auto& [parameter, name] : ReturnedGradients(request)) outputs.push_back(name);
+  return outputs;
+}
+
+Shape LayerOutputShape(const LayerRequest& request, std::string_view output) {
+  if (output == "dx" || output == "norm_out") return request.x.shape();
+  for (const LayerParameter& parameter : ParametersOf(request.layer)) {
+    if (output == parameter.gradient || output == parameter.main_grad) {
+      return request.parameters.at(parameter.name).shape();
+    }
+  }
+  const LayerPlan plan = PlanOf(request, *Recipe::Parse("bf16"));
+  return plan.ShapeOfRows(plan.programs.front().values.back().shape.back());
+}
+
+absl::StatusOr<LayerResult> RunLayer(Engine& engine, const LayerRequest& request,
+                                     const Recipe& recipe, const Arithmetic& arithmetic,
+                                     const Cancellation* cancellation, StageObserver on_stage) {
+  QG_RETURN_IF_ERROR(CheckLayer(request, recipe));
+  QG_RETURN_IF_ERROR(CheckLayerGemms(request, recipe, arithmetic));
+  const LayerSpec& spec = request.layer;
+  const LayerPlan plan = PlanOf(request, recipe);
+  StepRecorder recorder(engine, arithmetic, cancellation, on_stage);
+  AddForwardOnlyNote(recorder, plan);
+  LayerState state = StateOf(request);
+  QG_ASSIGN_OR_RETURN(ForwardResult forward,
+                      ForwardLayer(recorder, spec, state, request.x, OptionsOf(request, recipe)));
+  BackwardResult backward;
+  if (plan.has_backward) {
+    if (plan.is_delayed) {
+      QG_RETURN_IF_ERROR(UpdateScales(recorder, spec, state, recipe, UpdatePoint::kForward));
+    }
+    QG_ASSIGN_OR_RETURN(backward, BackwardLayer(recorder, spec, state, std::move(forward.saved),
+                                                request.grad_output));
+    if (plan.is_delayed && QuantizesGradients(plan)) {
+      QG_RETURN_IF_ERROR(UpdateScales(recorder, spec, state, recipe, UpdatePoint::kBackward));
+    }
+  }
+  LayerResult result;
+  QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(result), recorder.Finish());
+  AddOutputs(request, state, forward, backward, result);
+  if (plan.is_delayed || plan.is_calibration) AddState(spec, state, result);
+  return result;
+}
+
+}  // namespace quantgate

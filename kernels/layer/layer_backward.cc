@@ -1,0 +1,199 @@
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/layer/layer_saved.h"
+
+namespace quantgate {
+namespace {
+
+/// Backward of one program, from its last operation to its first.
+class ProgramBackward {
+ public:
+  ProgramBackward(ProgramRun& run, std::vector<OperationSaved>& saved)
+      : run_(run), saved_(saved), gradients_(run.program.values.size()) {}
+
+  absl::Status Run(const Tensor& grad_output);
+
+  /// By value; absent where none is needed.
+  const std::vector<ValueGradient>& gradients() const { return gradients_; }
+  ParameterGradients parameters;
+  std::vector<LinearWgrad> deferred;
+
+ private:
+  absl::StatusOr<ValueGradient> BackwardOperation(size_t index, const ValueGradient& dy);
+  absl::StatusOr<ValueGradient> BackwardLinearOperation(size_t index, const ValueGradient& dy);
+  absl::Status Contribute(int value, ValueGradient gradient);
+
+  ProgramRun& run_;
+  std::vector<OperationSaved>& saved_;
+  std::vector<ValueGradient> gradients_;
+};
+
+absl::StatusOr<ValueGradient> ProgramBackward::BackwardLinearOperation(size_t index,
+                                                                       const ValueGradient& dy) {
+  const PlannedOperation& operation = run_.program.operations[index];
+  QG_ASSIGN_OR_RETURN(LinearBackward backward,
+                      BackwardLinear(run_.recorder, *saved_[index].linear, run_.state, dy));
+  if (backward.dw.has_value()) parameters[operation.weight] = std::move(backward.dw);
+  if (backward.db.has_value()) parameters[operation.bias] = std::move(backward.db);
+  if (backward.deferred.has_value()) deferred.push_back(*std::move(backward.deferred));
+  ValueGradient dx;
+  dx.value = std::move(backward.dx);
+  return dx;
+}
+
+/// Of the operation's input.
+absl::StatusOr<ValueGradient> ProgramBackward::BackwardOperation(size_t index,
+                                                                 const ValueGradient& dy) {
+  const PlannedOperation& operation = run_.program.operations[index];
+  ValueGradient& others = gradients_[operation.input];
+  switch (operation.kind) {
+    case OperationKind::kNorm: {
+      // A residual's gradient joins the sum before its rounding, as in one kernel.
+      Tensor residual;
+      if (run_.layer.fused && others.has_value()) {
+        residual = others.plain();
+        others = ValueGradient();
+      }
+      return BackwardNorm(run_, index, saved_[index], dy, residual, parameters);
+    }
+    case OperationKind::kBasicLinear:
+      return BackwardLinearOperation(index, dy);
+    case OperationKind::kBias:
+      return BackwardBias(run_, index, dy, parameters);
+    case OperationKind::kActivation:
+      return BackwardActivation(run_, index, saved_[index], dy);
+    case OperationKind::kQuantize:
+      return BackwardQuantize(run_, index, dy);
+    case OperationKind::kScale:
+      return BackwardScale(run_, index, dy);
+    case OperationKind::kAdd:
+      break;
+  }
+  ValueGradient same;
+  same.value = dy.plain();
+  QG_RETURN_IF_ERROR(Contribute(operation.addend, same));
+  return same;
+}
+
+/// Adds to what later operations gave, rounding each sum to the activation dtype.
+absl::Status ProgramBackward::Contribute(int value, ValueGradient gradient) {
+  if (!run_.program.values[value].needs_gradient || !gradient.has_value()) return absl::OkStatus();
+  ValueGradient& sum = gradients_[value];
+  if (!sum.has_value()) {
+    sum = std::move(gradient);
+    return absl::OkStatus();
+  }
+  ValueGradient total;
+  QG_ASSIGN_OR_RETURN(
+      total.value,
+      run_.recorder.Timed(absl::StrCat("add to ", run_.program.values[value].gradient), [&] {
+        return run_.recorder.engine().Add(sum.plain(), gradient.plain(),
+                                          run_.layer.activation_dtype,
+                                          run_.recorder.cancellation());
+      }));
+  sum = std::move(total);
+  return absl::OkStatus();
+}
+
+absl::Status ProgramBackward::Run(const Tensor& grad_output) {
+  gradients_.back().value = grad_output;
+  for (size_t left = run_.program.operations.size(); left > 0; --left) {
+    const size_t index = left - 1;
+    const PlannedOperation& operation = run_.program.operations[index];
+    if (!operation.needs_backward) continue;
+    const ValueGradient dy = gradients_[left];
+    QG_ASSIGN_OR_RETURN(ValueGradient dx, BackwardOperation(index, dy));
+    QG_RETURN_IF_ERROR(Contribute(operation.input, std::move(dx)));
+  }
+  return absl::OkStatus();
+}
+
+void AddIntermediates(const LayerPlan& layer, const ProgramPlan& program,
+                      const std::vector<ValueGradient>& gradients, BackwardResult& result) {
+  const size_t last = gradients.size() - 1;
+  const bool is_slice = layer.kind == LayerKind::kGroupedLinear;
+  std::string previous;
+  for (size_t i = 0; i <= last; ++i) {
+    const std::string& name = program.values[i].gradient;
+    const bool is_outer = !is_slice && (i == 0 || i == last || name == "grad_output");
+    if (is_outer || name == previous || !gradients[i].has_value()) continue;
+    result.intermediates.push_back({name, gradients[i].plain()});
+    previous = name;
+  }
+}
+
+/// Parameters' gradients under their names, in the order of ParametersOf.
+std::vector<NamedTensor> Named(const LayerSpec& spec, const ParameterGradients& gradients) {
+  std::vector<NamedTensor> named;
+  for (const LayerParameter& parameter : ParametersOf(spec)) {
+    const auto found = gradients.find(parameter.name);
+    if (found != gradients.end()) named.push_back({parameter.gradient, found->second});
+  }
+  return named;
+}
+
+absl::Status NotOfThisStep(const char* what) {
+  return absl::FailedPreconditionError(absl::StrCat("saved: not what a ", what, " left"));
+}
+
+}  // namespace
+
+absl::StatusOr<Tensor> JoinRows(StepRecorder& recorder, const char* stage, const LayerPlan& plan,
+                                const std::vector<Tensor>& parts) {
+  if (plan.kind != LayerKind::kGroupedLinear) return parts[0];
+  QG_ASSIGN_OR_RETURN(const Tensor joined, recorder.Timed(stage, [&] {
+    return recorder.engine().ConcatenateRows(parts, recorder.cancellation());
+  }));
+  return joined.Reinterpret(joined.dtype(), plan.ShapeOfRows(joined.columns()));
+}
+
+absl::StatusOr<BackwardResult> BackwardLayer(StepRecorder& recorder, const LayerSpec& spec,
+                                             LayerState& state, std::unique_ptr<LayerSaved> given,
+                                             const Tensor& grad_output) {
+  auto* const saved = dynamic_cast<ForwardSaved*>(given.get());
+  if (saved == nullptr) return NotOfThisStep("forward");
+  const LayerPlan& plan = *saved->plan();
+  BackwardResult result;
+  if (!plan.has_backward) return result;
+  QG_ASSIGN_OR_RETURN(const Tensor cast,
+                      recorder.Cast("cast grad_output", grad_output, plan.activation_dtype));
+  auto deferred = std::make_unique<DeferredSaved>(saved->shared_options());
+  std::vector<Tensor> parts;
+  ParameterGradients gradients;
+  for (size_t i = 0; i < plan.programs.size(); ++i) {
+    const ProgramPlan& program = plan.programs[i];
+    Tensor part = cast;
+    if (plan.kind == LayerKind::kGroupedLinear) {
+      QG_ASSIGN_OR_RETURN(part, RowSlice(cast, program.first_row, program.rows));
+    }
+    ProgramRun run{recorder, plan, program, state, saved->shared_options()};
+    ProgramBackward backward(run, saved->operations[i]);
+    QG_RETURN_IF_ERROR(backward.Run(part));
+    AddIntermediates(plan, program, backward.gradients(), result);
+    gradients.merge(backward.parameters);
+    for (LinearWgrad& wgrad : backward.deferred) deferred->wgrads.push_back(std::move(wgrad));
+    parts.push_back(backward.gradients()[0].plain());
+  }
+  if (plan.programs[0].values[0].needs_gradient) {
+    QG_ASSIGN_OR_RETURN(result.dx, JoinRows(recorder, "concatenate dx", plan, parts));
+  }
+  result.gradients = Named(spec, gradients);
+  if (!deferred->wgrads.empty()) result.deferred = std::move(deferred);
+  return result;
+}
+
+absl::StatusOr<std::vector<NamedTensor>> BackwardWgrad(StepRecorder& recorder,
+                                                       const LayerSpec& spec, LayerState& state,
+                                                       std::unique_ptr<LayerSaved> given) {
+  auto* const saved = dynamic_cast<DeferredSaved*>(given.get());
+  if (saved == nullptr) return NotOfThisStep("backward with a deferred wgrad");
+  ParameterGradients gradients;
+  for (LinearWgrad& wgrad : saved->wgrads) {
+    QG_ASSIGN_OR_RETURN(Tensor dw, RunDeferredWgrad(recorder, wgrad, state));
+    if (dw.has_value()) gradients[wgrad.unit.names.weight] = std::move(dw);
+  }
+  return Named(spec, gradients);
+}
+
+}  // namespace quantgate

@@ -1,0 +1,107 @@
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/layer/layer_request.h"
+#include "kernels/layer/linear_check.h"
+#include "kernels/quantize/quantized_outline.h"
+
+namespace quantgate {
+namespace {
+
+absl::Status Invalid(const std::string& field, const std::string& value, const std::string& rule) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": ", value, "; ", rule));
+}
+
+absl::Status CheckDelayed(const LayerRequest& request, const Recipe& recipe) {
+  if (!recipe.is_delayed()) return absl::OkStatus();
+  if (recipe.backward_override() != BackwardOverride::kNone) {
+    return Invalid("backward_override",
+                   std::string(BackwardOverrideName(recipe.backward_override())),
+                   "delayed scaling has no backward override");
+  }
+  const std::vector<LayerDelayedState> known = DelayedStatesOf(request.layer);
+  for (const auto& [given, state] : request.delayed) {
+    const std::string& name = given;
+    const std::string field = absl::StrCat("delayed_state[", name, "]");
+    const bool is_known = std::any_of(
+        known.begin(), known.end(), [&](const LayerDelayedState& one) { return one.name == name; });
+    if (!is_known) {
+      return Invalid(
+          field, "no such state",
+          absl::StrCat("the layer's are ",
+                       absl::StrJoin(known, ", ", [](std::string* text, const auto& one) {
+                         absl::StrAppend(text, one.name);
+                       })));
+    }
+    QG_RETURN_IF_ERROR(CheckDelayedScaling(state, field));
+  }
+  return absl::OkStatus();
+}
+
+/// What a user calls the dims of a linear operation: x where it reads x, its weight otherwise, and
+/// an expert's rows by their split.
+absl::StatusOr<LinearFields> FieldsOf(const LayerRequest& request, size_t program,
+                                      const PlannedOperation& operation) {
+  LinearFields fields;
+  fields.m = {"x", request.x};
+  fields.n = {absl::StrCat("parameters[", operation.weight, "]"),
+              request.parameters.at(operation.weight)};
+  fields.k = operation.input == 0 ? fields.m : fields.n;
+  if (request.layer.kind != LayerKind::kGroupedLinear) return fields;
+  fields.m.name = absl::StrCat("layer.m_splits[", program, "]");
+  QG_ASSIGN_OR_RETURN(fields.m.tensor,
+                      OutlineTensor(request.x.dtype(), {operation.linear.m, operation.linear.k}));
+  return fields;
+}
+
+/// What no linear unit checks: codes that a quantize operation makes for others.
+absl::Status CheckQuantize(const LayerPlan& plan, const ProgramPlan& program,
+                           const PlannedOperation& operation, const Recipe& recipe) {
+  const std::pair<TensorRole, Usages> quantizations[] = {
+      {TensorRole::kInput, operation.forward_usages},
+      {TensorRole::kGradOutput, operation.backward_usages}};
+  const Shape& shape = program.values[operation.input].shape;
+  for (const auto& [role, usages] : quantizations) {
+    if (!usages.rowwise && !usages.columnwise) continue;
+    const absl::Status status =
+        CheckQuantization(plan.activation_dtype, shape, recipe.QuantizerFor(role), usages);
+    if (!status.ok()) {
+      return Invalid(operation.field, ShapeText(shape), std::string(status.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe) {
+  QG_RETURN_IF_ERROR(CheckLayerTensors(request));
+  QG_RETURN_IF_ERROR(CheckDelayed(request, recipe));
+  const LayerPlan plan = PlanOf(request, recipe);
+  for (size_t i = 0; i < plan.programs.size(); ++i) {
+    const ProgramPlan& program = plan.programs[i];
+    for (const PlannedOperation& operation : program.operations) {
+      if (operation.kind == OperationKind::kQuantize) {
+        QG_RETURN_IF_ERROR(CheckQuantize(plan, program, operation, recipe));
+      }
+      if (operation.kind != OperationKind::kBasicLinear) continue;
+      QG_ASSIGN_OR_RETURN(const LinearFields fields, FieldsOf(request, i, operation));
+      QG_RETURN_IF_ERROR(CheckLinearUnit(operation.linear, fields, recipe));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLayerGemms(const LayerRequest& request, const Recipe& recipe,
+                             const Arithmetic& arithmetic) {
+  for (const ProgramPlan& program : PlanOf(request, recipe).programs) {
+    for (const PlannedOperation& operation : program.operations) {
+      if (operation.kind != OperationKind::kBasicLinear) continue;
+      QG_RETURN_IF_ERROR(CheckLinearUnitGemms(operation.linear, recipe, arithmetic));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quantgate

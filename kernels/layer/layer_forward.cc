@@ -1,0 +1,136 @@
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/layer/layer_saved.h"
+
+namespace quantgate {
+namespace {
+
+LayerOutline OutlineOf(const LayerState& state, const Tensor& x) {
+  LayerOutline outline;
+  outline.x_dtype = x.dtype();
+  outline.x_shape = x.shape();
+  for (const auto& [name, parameter] : state.parameters) {
+    const bool is_quantized = parameter.is_quantized();
+    if (!is_quantized && !parameter.value.has_value()) continue;
+    outline.parameters[name] = {
+        is_quantized ? parameter.quantized.source_dtype : parameter.value.dtype(),
+        is_quantized ? parameter.quantized.shape : parameter.value.shape(), is_quantized};
+  }
+  for (const auto& [weight, main_grad] : state.main_grads) {
+    if (main_grad.has_value()) outline.main_grads.insert(weight);
+  }
+  return outline;
+}
+
+void AddNotes(StepRecorder& recorder, const LayerPlan& plan, const Recipe& recipe) {
+  const std::string mode(BackwardOverrideName(recipe.backward_override()));
+  const bool has_override = recipe.backward_override() != BackwardOverride::kNone;
+  if (has_override && !recipe.is_quantized()) {
+    recorder.AddNote(
+        absl::StrCat("backward_override=", mode, " has no effect without a quantized recipe"));
+  } else if (has_override && plan.kind == LayerKind::kLayerNormMlp) {
+    recorder.AddNote(
+        absl::StrCat("backward_override=", mode,
+                     " of layernorm_mlp: computed as norm, fc1, activation and fc2 one "
+                     "by one; Transformer Engine refuses it"));
+  }
+  if (plan.is_calibration) {
+    recorder.AddNote("calibration: computed in high precision, only the amaxes are noted");
+  }
+}
+
+absl::StatusOr<LayerValue> ForwardLinearOperation(ProgramRun& run, size_t index,
+                                                  const LayerValue& x, OperationSaved& saved) {
+  const PlannedOperation& operation = run.program.operations[index];
+  LinearInput input;
+  input.x = x.tensor;
+  input.codes = x.codes;
+  if (!operation.bias.empty()) input.bias = run.state.parameters.at(operation.bias).value;
+  QG_ASSIGN_OR_RETURN(LinearForward forward,
+                      ForwardLinear(run.recorder, operation.linear, run.state, input, run.options));
+  saved.linear = std::move(forward.saved);
+  return LayerValue{std::move(forward.y), {}, {}};
+}
+
+absl::StatusOr<LayerValue> ForwardOperation(ProgramRun& run, size_t index,
+                                            const std::vector<LayerValue>& values,
+                                            OperationSaved& saved) {
+  const PlannedOperation& operation = run.program.operations[index];
+  const LayerValue& x = values[operation.input];
+  switch (operation.kind) {
+    case OperationKind::kNorm:
+      return ForwardNorm(run, index, x, saved);
+    case OperationKind::kBasicLinear:
+      return ForwardLinearOperation(run, index, x, saved);
+    case OperationKind::kBias:
+      return ForwardBias(run, index, x);
+    case OperationKind::kActivation:
+      return ForwardActivation(run, index, x, saved);
+    case OperationKind::kQuantize:
+      return ForwardQuantize(run, index, x);
+    case OperationKind::kAdd:
+      return ForwardAdd(run, index, x, values[operation.addend]);
+    case OperationKind::kScale:
+      break;
+  }
+  return ForwardScale(run, index, x);
+}
+
+/// Every value of one program, x first.
+absl::StatusOr<std::vector<LayerValue>> ForwardProgram(ProgramRun& run, const Tensor& x,
+                                                       std::vector<OperationSaved>& saved) {
+  std::vector<LayerValue> values = {{x, {}, {}}};
+  saved.resize(run.program.operations.size());
+  for (size_t i = 0; i < run.program.operations.size(); ++i) {
+    QG_ASSIGN_OR_RETURN(LayerValue value, ForwardOperation(run, i, values, saved[i]));
+    values.push_back(std::move(value));
+  }
+  return values;
+}
+
+/// What lies between the operations, and a program's own x and y where they are slices.
+void AddIntermediates(const LayerPlan& layer, const ProgramPlan& program,
+                      const std::vector<LayerValue>& values, ForwardResult& result) {
+  const size_t last = values.size() - 1;
+  const bool is_slice = layer.kind == LayerKind::kGroupedLinear;
+  for (size_t i = 0; i <= last; ++i) {
+    const bool is_returned = static_cast<int>(i) == program.norm_out && layer.returns_norm_output;
+    if (is_returned) result.norm_out = values[i].plain();
+    const bool is_outer = !is_slice && (i == 0 || i == last);
+    if (is_returned || is_outer) continue;
+    result.intermediates.push_back({program.values[i].name, values[i].plain()});
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSpec& spec,
+                                           LayerState& state, const Tensor& x,
+                                           const StepOptions& options) {
+  const auto plan =
+      std::make_shared<const LayerPlan>(PlanLayer(spec, OutlineOf(state, x), options));
+  const auto shared_options = std::make_shared<const StepOptions>(options);
+  AddNotes(recorder, *plan, options.recipe);
+  auto saved = std::make_unique<ForwardSaved>(plan, shared_options);
+  saved->operations.resize(plan->programs.size());
+  ForwardResult result;
+  std::vector<Tensor> parts;
+  for (size_t i = 0; i < plan->programs.size(); ++i) {
+    const ProgramPlan& program = plan->programs[i];
+    Tensor part = x;
+    if (plan->kind == LayerKind::kGroupedLinear) {
+      QG_ASSIGN_OR_RETURN(part, RowSlice(x, program.first_row, program.rows));
+    }
+    ProgramRun run{recorder, *plan, program, state, shared_options};
+    QG_ASSIGN_OR_RETURN(std::vector<LayerValue> values,
+                        ForwardProgram(run, part, saved->operations[i]));
+    AddIntermediates(*plan, program, values, result);
+    parts.push_back(values.back().plain());
+  }
+  QG_ASSIGN_OR_RETURN(result.y, JoinRows(recorder, "concatenate y", *plan, parts));
+  if (options.grad_enabled) result.saved = std::move(saved);
+  return result;
+}
+
+}  // namespace quantgate

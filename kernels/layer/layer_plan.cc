@@ -1,0 +1,268 @@
+#include "kernels/layer/layer_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace quantgate {
+namespace {
+
+/// Activations whose derivative, bias gradient and quantization are one kernel in Transformer
+/// Engine.
+bool HasFusedGradient(ActivationKind kind) {
+  switch (kind) {
+    case ActivationKind::kGelu:
+    case ActivationKind::kQgelu:
+    case ActivationKind::kRelu:
+    case ActivationKind::kSrelu:
+    case ActivationKind::kSilu:
+      return true;
+    default:
+      return false;
+  }
+}
+
+class Planner {
+ public:
+  Planner(const LayerSpec& spec, const LayerOutline& outline, const StepOptions& options,
+          LayerPlan& layer, const LayerProgram& program)
+      : spec_(spec), outline_(outline), options_(options), recipe_(options.recipe), layer_(layer) {
+    for (const ProgramOperation& operation : program.operations) {
+      plan_.operations.emplace_back();
+      static_cast<ProgramOperation&>(plan_.operations.back()) = operation;
+    }
+    for (const ProgramValue& value : program.values) {
+      plan_.values.emplace_back();
+      static_cast<ProgramValue&>(plan_.values.back()) = value;
+    }
+    plan_.norm_out = program.norm_out;
+  }
+
+  ProgramPlan Plan(int64_t first_row, int64_t rows) {
+    plan_.first_row = first_row;
+    plan_.rows = rows;
+    PlanShapes();
+    PlanGradients();
+    for (size_t i = 0; i < plan_.operations.size(); ++i) PlanUnrounded(i);
+    for (size_t i = 0; i < plan_.operations.size(); ++i) {
+      if (plan_.operations[i].kind == OperationKind::kBasicLinear) PlanLinear(i);
+    }
+    for (size_t i = 0; i < plan_.operations.size(); ++i) {
+      if (plan_.operations[i].kind == OperationKind::kQuantize) PlanQuantize(i);
+      if (plan_.operations[i].kind == OperationKind::kActivation) PlanActivationGradient(i);
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  PlannedValue& input_of(size_t i) { return plan_.values[plan_.operations[i].input]; }
+  PlannedValue& output_of(size_t i) { return plan_.values[i + 1]; }
+  int producer_of(int value) const { return value - 1; }
+  const ParameterOutline& parameter(const std::string& name) const {
+    return outline_.parameters.at(name);
+  }
+  /// The operation that takes a value as its input; none takes the last one.
+  PlannedOperation* Next(int value);
+  /// The linear unit that a gradient goes to, perhaps through biases, which pass it on; none where
+  /// another operation has a part in it.
+  PlannedOperation* LinearBehind(int value);
+
+  void PlanShapes();
+  void PlanGradients();
+  void PlanUnrounded(size_t i);
+  void PlanLinear(size_t i);
+  void PlanQuantize(size_t i);
+  void PlanActivationGradient(size_t i);
+  void SetFirstCallId(PlannedOperation& operation);
+
+  const LayerSpec& spec_;
+  const LayerOutline& outline_;
+  const StepOptions& options_;
+  const Recipe& recipe_;
+  const LayerPlan& layer_;
+  ProgramPlan plan_;
+};
+
+PlannedOperation* Planner::Next(int value) {
+  const size_t operation = static_cast<size_t>(value);
+  return operation < plan_.operations.size() ? &plan_.operations[operation] : nullptr;
+}
+
+PlannedOperation* Planner::LinearBehind(int value) {
+  while (value > 0 && plan_.values[value].consumers == 1) {
+    PlannedOperation& producer = plan_.operations[producer_of(value)];
+    if (producer.kind == OperationKind::kBasicLinear) return &producer;
+    if (producer.kind != OperationKind::kBias) return nullptr;
+    value = producer.input;
+  }
+  return nullptr;
+}
+
+void Planner::PlanShapes() {
+  PlannedValue& x = plan_.values[0];
+  x.dtype = outline_.x_dtype;
+  x.shape = outline_.x_shape;
+  if (spec_.kind == LayerKind::kGroupedLinear) x.shape = {plan_.rows, outline_.x_shape.back()};
+  for (size_t i = 0; i < plan_.operations.size(); ++i) {
+    const PlannedOperation& operation = plan_.operations[i];
+    PlannedValue& output = output_of(i);
+    output.dtype = layer_.activation_dtype;
+    output.shape = input_of(i).shape;
+    if (operation.kind == OperationKind::kBasicLinear) {
+      output.shape.back() = parameter(operation.weight).shape[0];
+    } else if (operation.kind == OperationKind::kActivation) {
+      output.shape = ActivationOutputShape(output.shape, operation.activation.kind);
+    }
+  }
+}
+
+void Planner::PlanGradients() {
+  const RequiresGrad& wanted = options_.requires_grad;
+  plan_.values[0].needs_gradient = options_.grad_enabled && wanted.x;
+  for (size_t i = 0; i < plan_.operations.size(); ++i) {
+    PlannedOperation& operation = plan_.operations[i];
+    operation.needs_parameters =
+        options_.grad_enabled &&
+        ((!operation.weight.empty() && wanted.weight) || (!operation.bias.empty() && wanted.bias) ||
+         (!operation.gamma.empty() && wanted.norm));
+    operation.needs_backward =
+        operation.needs_parameters || input_of(i).needs_gradient ||
+        (operation.addend >= 0 && plan_.values[operation.addend].needs_gradient);
+    output_of(i).needs_gradient = operation.needs_backward;
+  }
+}
+
+// A norm or an activation before a delayed-scaling cast: one kernel, which casts the fp32 result,
+// unless something else reads it too (docs/quantizers.md sections 10.5, 10.8).
+void Planner::PlanUnrounded(size_t i) {
+  const OperationKind kind = plan_.operations[i].kind;
+  if (kind != OperationKind::kNorm && kind != OperationKind::kActivation) return;
+  if (!layer_.fused || !layer_.is_delayed) return;
+  const int output = static_cast<int>(i) + 1;
+  if (output == plan_.norm_out && layer_.returns_norm_output) return;
+  const PlannedOperation* const next = Next(output);
+  if (next == nullptr || next->kind != OperationKind::kBasicLinear) return;
+  if (output_of(i).consumers != 1) return;
+  output_of(i).is_unrounded = true;
+  output_of(i).dtype = DType::kF32;
+}
+
+void Planner::SetFirstCallId(PlannedOperation& operation) {
+  operation.linear.names = operation.names;
+  operation.linear.first_call_id =
+      options_.first_call_id + kCallIdsPerUnit * static_cast<uint32_t>(operation.unit);
+}
+
+void Planner::PlanLinear(size_t i) {
+  PlannedOperation& operation = plan_.operations[i];
+  SetFirstCallId(operation);
+  const PlannedValue& x = input_of(i);
+  const ParameterOutline& weight = parameter(operation.weight);
+  LinearUnit& unit = operation.linear;
+  unit.k = x.shape.back();
+  unit.n = weight.shape[0];
+  unit.m = 1;
+  for (size_t dim = 0; dim + 1 < x.shape.size(); ++dim) unit.m *= x.shape[dim];
+
+  LinearFacts& facts = unit.facts;
+  facts.x_dtype = x.dtype;
+  facts.x_is_unrounded = x.is_unrounded;
+  facts.weight_dtype = weight.dtype;
+  facts.weight_is_codes = weight.is_quantized;
+  facts.activation_dtype = layer_.activation_dtype;
+  facts.has_bias = !operation.bias.empty();
+  facts.needs_dx = x.needs_gradient;
+  facts.needs_dw = options_.grad_enabled && options_.requires_grad.weight;
+  facts.needs_db = options_.grad_enabled && options_.requires_grad.bias;
+  facts.has_main_grad = outline_.main_grads.count(operation.weight) != 0;
+  facts.is_empty = unit.m == 0;
+  facts.calibrate = options_.calibrate;
+  unit.flow = DataflowOf(facts, recipe_);
+}
+
+void Planner::PlanQuantize(size_t i) {
+  PlannedOperation& operation = plan_.operations[i];
+  SetFirstCallId(operation);
+  operation.linear.flow.is_delayed = layer_.is_delayed;
+  operation.linear.flow.is_calibration = layer_.is_calibration;
+  if (!recipe_.is_quantized() || layer_.is_calibration) return;
+  const int output = static_cast<int>(i) + 1;
+  if (operation.quantizes_forward) {
+    // What the linear unit behind it would quantize itself; others read what the rowwise codes
+    // stand for.
+    Usages& usages = operation.forward_usages;
+    usages.rowwise = recipe_.QuantizerFor(TensorRole::kInput).rowwise.is_quantized();
+    PlannedOperation* const next = Next(output);
+    const bool feeds_linear = next != nullptr && next->kind == OperationKind::kBasicLinear;
+    if (feeds_linear) {
+      usages.columnwise = next->linear.flow.x_usages.columnwise;
+      next->linear.facts.x_is_codes = usages.rowwise || usages.columnwise;
+    }
+    const int others = output_of(i).consumers - (feeds_linear ? 1 : 0);
+    operation.dequantizes_forward = usages.rowwise && (others > 0 || next == nullptr);
+  }
+  if (!operation.quantizes_backward || !operation.needs_backward ||
+      recipe_.backward_override() != BackwardOverride::kNone) {
+    return;
+  }
+  Usages& usages = operation.backward_usages;
+  usages.rowwise = recipe_.QuantizerFor(TensorRole::kGradOutput).rowwise.is_quantized();
+  PlannedOperation* const linear = LinearBehind(operation.input);
+  if (linear != nullptr) {
+    usages.columnwise = linear->linear.flow.grad_output_usages.columnwise;
+    linear->linear.facts.grad_output_is_codes = usages.rowwise || usages.columnwise;
+  }
+  const bool feeds_linear =
+      linear != nullptr &&
+      plan_.operations[producer_of(operation.input)].kind == OperationKind::kBasicLinear;
+  operation.dequantizes_backward = usages.rowwise && !feeds_linear;
+}
+
+// One kernel for derivative, bias gradient and quantization under delayed scaling and mxfp8
+// (docs/quantizers.md section 10.8).
+void Planner::PlanActivationGradient(size_t i) {
+  PlannedOperation& operation = plan_.operations[i];
+  const bool is_mxfp8 =
+      recipe_.name() == "mxfp8" && recipe_.backward_override() == BackwardOverride::kNone;
+  if (!layer_.fused || !(layer_.is_delayed || is_mxfp8)) return;
+  if (!HasFusedGradient(operation.activation.kind)) return;
+  const int input = operation.input;
+  if (input == 0 || plan_.values[input].consumers != 1) return;
+  if (plan_.operations[producer_of(input)].kind != OperationKind::kBasicLinear) return;
+  operation.gradient = is_mxfp8 ? ActivationGradient::kForBiasOnly : ActivationGradient::kUnrounded;
+}
+
+}  // namespace
+
+Shape LayerPlan::ShapeOfRows(int64_t columns) const {
+  Shape shape = x_shape;
+  shape.back() = columns;
+  return shape;
+}
+
+LayerPlan PlanLayer(const LayerSpec& spec, const LayerOutline& outline,
+                    const StepOptions& options) {
+  LayerPlan layer;
+  layer.kind = spec.kind;
+  layer.fused = spec.fused;
+  layer.returns_norm_output = spec.return_norm_output;
+  layer.x_shape = outline.x_shape;
+  layer.activation_dtype = options.recipe.activation_dtype().value_or(outline.x_dtype);
+  layer.is_calibration = options.calibrate && options.recipe.is_delayed();
+  layer.is_delayed = options.recipe.is_delayed() && !layer.is_calibration;
+  const std::vector<LayerProgram> programs = ProgramsOf(
+      spec, [&](const std::string& name) { return outline.parameters.count(name) != 0; });
+  int64_t rows = 1;
+  for (size_t dim = 0; dim + 1 < outline.x_shape.size(); ++dim) rows *= outline.x_shape[dim];
+  int64_t first_row = 0;
+  for (size_t i = 0; i < programs.size(); ++i) {
+    const bool is_expert = spec.kind == LayerKind::kGroupedLinear;
+    const int64_t count = is_expert ? spec.m_splits[i] : rows;
+    layer.programs.push_back(
+        Planner(spec, outline, options, layer, programs[i]).Plan(first_row, count));
+    layer.has_backward |= layer.programs.back().values.back().needs_gradient;
+    first_row += count;
+  }
+  return layer;
+}
+
+}  // namespace quantgate

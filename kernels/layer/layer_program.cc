@@ -1,0 +1,278 @@
+#include "kernels/layer/layer_program.h"
+
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace quantgate {
+namespace {
+
+LayerParameter Weight(const std::string& prefix, const std::string& suffix) {
+  return {absl::StrCat(prefix, "weight", suffix), ParameterKind::kWeight, false,
+          absl::StrCat(prefix, "dw", suffix), absl::StrCat(prefix, "main_grad", suffix)};
+}
+
+LayerParameter Bias(const std::string& prefix, const std::string& suffix, bool is_optional) {
+  return {absl::StrCat(prefix, "bias", suffix), ParameterKind::kBias, is_optional,
+          absl::StrCat(prefix, "db", suffix), ""};
+}
+
+void AddNorm(const std::string& prefix, NormKind kind, std::vector<LayerParameter>& parameters) {
+  parameters.push_back({prefix + "gamma", ParameterKind::kGamma, false, prefix + "dgamma", ""});
+  if (kind != NormKind::kLayerNorm) return;
+  parameters.push_back({prefix + "beta", ParameterKind::kBeta, true, prefix + "dbeta", ""});
+}
+
+void AddLinear(const std::string& prefix, const std::string& suffix,
+               std::vector<LayerParameter>& parameters) {
+  parameters.push_back(Weight(prefix, suffix));
+  parameters.push_back(Bias(prefix, suffix, true));
+}
+
+void AddChain(const LayerSpec& spec, std::vector<LayerParameter>& parameters) {
+  for (const OperationSpec& operation : spec.operations) {
+    const std::string prefix = operation.name + ".";
+    if (operation.kind == OperationKind::kBasicLinear) parameters.push_back(Weight(prefix, ""));
+    if (operation.kind == OperationKind::kBias) parameters.push_back(Bias(prefix, "", false));
+    if (operation.kind == OperationKind::kNorm) AddNorm(prefix, operation.norm.kind, parameters);
+  }
+}
+
+/// Puts a program together, one operation behind the other.
+class ProgramBuilder {
+ public:
+  using Has = std::function<bool(const std::string&)>;
+
+  ProgramBuilder(const LayerSpec& spec, const Has& has, int first_unit)
+      : spec_(spec), has_(has), next_unit_(first_unit) {
+    program_.values.push_back({"x", "dx"});
+  }
+
+  LayerProgram Linear(const std::string& suffix) {
+    AddLinear("", suffix);
+    if (!suffix.empty()) program_.values[0] = {"x" + suffix, "dx" + suffix};
+    return Finish(suffix);
+  }
+
+  LayerProgram LayerNormLinear() {
+    AddNorm();
+    AddLinear("", "");
+    return Finish("");
+  }
+
+  LayerProgram LayerNormMlp() {
+    AddNorm();
+    AddLinear("fc1.", "");
+    Rename("fc1.y", "fc1.grad_output");
+    ProgramOperation& activation = Add(OperationKind::kActivation, "activation");
+    activation.activation = spec_.activation;
+    Rename("fc2.x", "fc2.dx");
+    AddLinear("fc2.", "");
+    return Finish("");
+  }
+
+  LayerProgram Chain();
+
+ private:
+  ProgramOperation& Add(OperationKind kind, const std::string& name) {
+    ProgramOperation operation;
+    operation.kind = kind;
+    operation.name = name;
+    operation.field = absl::StrCat("layer.", name);
+    operation.input = static_cast<int>(program_.operations.size());
+    program_.operations.push_back(std::move(operation));
+    program_.values.push_back({});
+    return program_.operations.back();
+  }
+
+  /// Of what the last operation gives.
+  void Rename(const std::string& name, const std::string& gradient) {
+    program_.values.back().name = name;
+    program_.values.back().gradient = gradient;
+  }
+
+  void AddNorm() {
+    ProgramOperation& norm = Add(OperationKind::kNorm, "norm");
+    norm.norm = spec_.norm;
+    norm.gamma = "gamma";
+    if (has_("beta")) norm.beta = "beta";
+    Rename("norm_out", "dnorm_out");
+    program_.norm_out = static_cast<int>(program_.values.size()) - 1;
+  }
+
+  ProgramOperation& AddUnit(OperationKind kind, const std::string& name, const LinearNames& names) {
+    ProgramOperation& operation = Add(kind, name);
+    operation.names = names;
+    operation.unit = next_unit_++;
+    return operation;
+  }
+
+  /// A basic_linear and its bias, in its epilogue or behind it.
+  void AddLinear(const std::string& prefix, const std::string& suffix) {
+    const LinearNames names(prefix, suffix);
+    AddUnit(OperationKind::kBasicLinear, names.weight, names).weight = names.weight;
+    if (!has_(names.bias)) return;
+    if (spec_.fused) {
+      program_.operations.back().bias = names.bias;
+      return;
+    }
+    Rename(names.Stage("product"), names.grad_output);
+    Add(OperationKind::kBias, names.bias).bias = names.bias;
+  }
+
+  void AddChained(const OperationSpec& spec, const std::string& field);
+  bool JoinsBias(const OperationSpec& bias) const;
+  LayerProgram Finish(const std::string& suffix);
+
+  const LayerSpec& spec_;
+  const Has& has_;
+  int next_unit_;
+  LayerProgram program_;
+  std::map<std::string, int> values_of_;  ///< Of a chain: of each operation, by name.
+};
+
+/// Whether a bias joins the GEMM before it, whose own output nothing else reads.
+bool ProgramBuilder::JoinsBias(const OperationSpec& bias) const {
+  if (!spec_.fused || program_.operations.empty()) return false;
+  const ProgramOperation& last = program_.operations.back();
+  if (last.kind != OperationKind::kBasicLinear || !last.bias.empty()) return false;
+  for (const OperationSpec& other : spec_.operations) {
+    if (other.kind == OperationKind::kAdd && other.addend == last.name) return false;
+  }
+  return true;
+}
+
+void ProgramBuilder::AddChained(const OperationSpec& spec, const std::string& field) {
+  const std::string prefix = spec.name + ".";
+  if (spec.kind == OperationKind::kBias && JoinsBias(spec)) {
+    ProgramOperation& linear = program_.operations.back();
+    linear.bias = prefix + "bias";
+    linear.names.bias = linear.bias;
+    linear.names.db = prefix + "db";
+  } else {
+    const bool is_unit =
+        spec.kind == OperationKind::kBasicLinear || spec.kind == OperationKind::kQuantize;
+    ProgramOperation& operation = is_unit ? AddUnit(spec.kind, spec.name, LinearNames(prefix, ""))
+                                          : Add(spec.kind, spec.name);
+    operation.field = field;
+    if (spec.kind == OperationKind::kBasicLinear) operation.weight = prefix + "weight";
+    if (spec.kind == OperationKind::kBias) operation.bias = prefix + "bias";
+    if (spec.kind == OperationKind::kNorm) {
+      operation.gamma = prefix + "gamma";
+      const bool has_beta = spec.norm.kind == NormKind::kLayerNorm && has_(prefix + "beta");
+      if (has_beta) operation.beta = prefix + "beta";
+    }
+    if (spec.kind == OperationKind::kAdd) {
+      operation.addend = spec.addend == "x" ? 0 : values_of_.at(spec.addend);
+    }
+    operation.norm = spec.norm;
+    operation.activation = spec.activation;
+    operation.factor = spec.factor;
+    operation.quantizes_forward = spec.quantize_forward;
+    operation.quantizes_backward = spec.quantize_backward;
+  }
+  Rename(prefix + "y", prefix + "grad_output");
+  values_of_[spec.name] = static_cast<int>(program_.values.size()) - 1;
+}
+
+LayerProgram ProgramBuilder::Chain() {
+  for (size_t i = 0; i < spec_.operations.size(); ++i) {
+    AddChained(spec_.operations[i], absl::StrCat("layer.operations[", i, "]"));
+  }
+  return Finish("");
+}
+
+LayerProgram ProgramBuilder::Finish(const std::string& suffix) {
+  Rename("y" + suffix, "grad_output" + suffix);
+  std::vector<ProgramValue>& values = program_.values;
+  for (const ProgramOperation& operation : program_.operations) {
+    ++values[operation.input].consumers;
+    if (operation.addend >= 0) ++values[operation.addend].consumers;
+  }
+  for (size_t i = 0; i < program_.operations.size(); ++i) {
+    ProgramOperation& operation = program_.operations[i];
+    const ProgramValue& input = values[operation.input];
+    const ProgramValue& output = values[program_.output_of(static_cast<int>(i))];
+    operation.names.x = input.name;
+    operation.names.y = output.name;
+    operation.names.grad_output = output.gradient;
+    if (input.consumers == 1) operation.names.dx = input.gradient;
+  }
+  return std::move(program_);
+}
+
+}  // namespace
+
+std::vector<LayerParameter> ParametersOf(const LayerSpec& spec) {
+  std::vector<LayerParameter> parameters;
+  switch (spec.kind) {
+    case LayerKind::kLinear:
+      AddLinear("", "", parameters);
+      break;
+    case LayerKind::kLayerNormLinear:
+      AddLinear("", "", parameters);
+      AddNorm("", spec.norm.kind, parameters);
+      break;
+    case LayerKind::kLayerNormMlp:
+      AddLinear("fc1.", "", parameters);
+      AddLinear("fc2.", "", parameters);
+      AddNorm("", spec.norm.kind, parameters);
+      break;
+    case LayerKind::kGroupedLinear:
+      for (size_t i = 0; i < spec.m_splits.size(); ++i) {
+        AddLinear("", absl::StrCat(".", i), parameters);
+      }
+      break;
+    case LayerKind::kChain:
+      AddChain(spec, parameters);
+      break;
+  }
+  return parameters;
+}
+
+std::vector<LayerProgram> ProgramsOf(const LayerSpec& spec,
+                                     const std::function<bool(const std::string&)>& has) {
+  std::vector<LayerProgram> programs;
+  switch (spec.kind) {
+    case LayerKind::kLinear:
+      programs.push_back(ProgramBuilder(spec, has, 0).Linear(""));
+      break;
+    case LayerKind::kLayerNormLinear:
+      programs.push_back(ProgramBuilder(spec, has, 0).LayerNormLinear());
+      break;
+    case LayerKind::kLayerNormMlp:
+      programs.push_back(ProgramBuilder(spec, has, 0).LayerNormMlp());
+      break;
+    case LayerKind::kGroupedLinear:
+      for (size_t i = 0; i < spec.m_splits.size(); ++i) {
+        programs.push_back(
+            ProgramBuilder(spec, has, static_cast<int>(i)).Linear(absl::StrCat(".", i)));
+      }
+      break;
+    case LayerKind::kChain:
+      programs.push_back(ProgramBuilder(spec, has, 0).Chain());
+      break;
+  }
+  return programs;
+}
+
+std::vector<LayerDelayedState> DelayedStatesOf(const LayerSpec& spec) {
+  std::vector<LayerDelayedState> states;
+  const auto no_biases = [](const std::string&) { return false; };
+  for (const LayerProgram& program : ProgramsOf(spec, no_biases)) {
+    for (const ProgramOperation& operation : program.operations) {
+      if (operation.unit < 0) continue;
+      const bool is_linear = operation.kind == OperationKind::kBasicLinear;
+      const auto add_if = [&](bool has, TensorRole role) {
+        if (has) states.push_back({operation.names.StateOf(role), role});
+      };
+      add_if(is_linear || operation.quantizes_forward, TensorRole::kInput);
+      add_if(is_linear, TensorRole::kWeight);
+      add_if(is_linear || operation.quantizes_backward, TensorRole::kGradOutput);
+    }
+  }
+  return states;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,177 @@
+// LayerStages: what RunLayer will do, stage by stage, read from the plan.
+#include "absl/strings/str_cat.h"
+#include "kernels/layer/layer_request.h"
+
+namespace quantgate {
+namespace {
+
+class StageList {
+ public:
+  StageList(const LayerRequest& request, const LayerPlan& plan) : request_(request), plan_(plan) {}
+
+  std::vector<std::string> Run();
+
+ private:
+  void AddIf(bool condition, const std::string& stage) {
+    if (condition) stages_.push_back(stage);
+  }
+  DType DTypeOf(const std::string& parameter) const {
+    return request_.parameters.at(parameter).dtype();
+  }
+  bool IsCast(DType dtype) const { return dtype != plan_.activation_dtype; }
+
+  void AddForward(const ProgramPlan& program, const PlannedOperation& operation);
+  void AddLinearForward(const PlannedOperation& operation);
+  void AddQuantizeForward(const PlannedOperation& operation);
+  void AddBackward(const ProgramPlan& program);
+  void AddBackward(const PlannedOperation& operation);
+  void AddLinearBackward(const PlannedOperation& operation);
+  void AddQuantizeBackward(const PlannedOperation& operation);
+
+  const LayerRequest& request_;
+  const LayerPlan& plan_;
+  std::vector<std::string> stages_;
+};
+
+void StageList::AddLinearForward(const PlannedOperation& operation) {
+  const LinearFacts& facts = operation.linear.facts;
+  const LinearDataflow& flow = operation.linear.flow;
+  const auto add_if = [&](bool condition, const char* stage) {
+    AddIf(condition, operation.names.Stage(stage));
+  };
+  add_if(!facts.x_is_unrounded && IsCast(facts.x_dtype), "cast x");
+  add_if(flow.is_calibration, "calibrate x");
+  add_if(flow.is_calibration, "calibrate weight");
+  add_if(flow.reads_x_codes() && !facts.x_is_codes, kStageQuantizeX);
+  add_if(flow.reads_weight_codes(), kStageQuantizeWeight);
+  add_if(flow.reads_weight && IsCast(facts.weight_dtype), "cast weight");
+  add_if(flow.has_weight_copy() && IsCast(facts.weight_dtype), "cast dequantized weight");
+  add_if(!operation.bias.empty() && DTypeOf(operation.bias) != flow.bias_dtype, "cast bias");
+  add_if(true, kStageFprop);
+  add_if(flow.has_backward(), "fingerprint saved operands");
+}
+
+void StageList::AddQuantizeForward(const PlannedOperation& operation) {
+  const Usages& usages = operation.forward_usages;
+  AddIf(plan_.is_calibration && operation.quantizes_forward, operation.name + ".calibrate x");
+  AddIf(usages.rowwise || usages.columnwise, operation.names.Stage(kStageQuantizeX));
+  AddIf(operation.dequantizes_forward, operation.name + ".dequantize x");
+}
+
+void StageList::AddForward(const ProgramPlan& program, const PlannedOperation& operation) {
+  if (operation.kind == OperationKind::kBasicLinear) return AddLinearForward(operation);
+  const PlannedValue& x = program.values[operation.input];
+  AddIf(IsCast(x.dtype), operation.name + ".cast x");
+  if (operation.kind == OperationKind::kQuantize) return AddQuantizeForward(operation);
+  if (operation.kind == OperationKind::kAdd) {
+    AddIf(IsCast(program.values[operation.addend].dtype), operation.name + ".cast addend");
+  }
+  const std::pair<const char*, const std::string&> parameters[] = {
+      {"bias", operation.bias}, {"gamma", operation.gamma}, {"beta", operation.beta}};
+  for (const auto& [what, name] : parameters) {
+    AddIf(!name.empty() && IsCast(DTypeOf(name)), absl::StrCat(operation.name, ".cast ", what));
+  }
+  stages_.push_back(operation.name);
+  const bool saves =
+      operation.kind == OperationKind::kNorm || operation.kind == OperationKind::kActivation;
+  AddIf(saves && operation.needs_backward, operation.name + ".fingerprint saved operands");
+}
+
+void StageList::AddLinearBackward(const PlannedOperation& operation) {
+  const LinearFacts& facts = operation.linear.facts;
+  const LinearDataflow& flow = operation.linear.flow;
+  const auto add_if = [&](bool condition, const char* stage) {
+    AddIf(condition, operation.names.Stage(stage));
+  };
+  add_if(flow.needs_db && facts.grad_output_is_codes, "dequantize grad_output");
+  add_if(flow.needs_db, "bias gradient");
+  add_if(flow.is_calibration, "calibrate grad_output");
+  add_if(flow.reads_grad_output_codes() && !facts.grad_output_is_codes, kStageQuantizeGradOutput);
+  // The fingerprints at use are taken right before the operands are read, all in one stage.
+  add_if(true, "check saved operands");
+  add_if(flow.needs_dx && flow.reads_dequantized(), "dequantize saved weight");
+  add_if(flow.needs_dx && flow.reads_originals() && IsCast(facts.weight_dtype),
+         "cast saved weight");
+  add_if(flow.needs_dx, kStageDgrad);
+  // wgrad of an empty batch is zero without reading x.
+  const bool reads_x = flow.needs_dw && !flow.is_empty;
+  const bool reads_codes = flow.reads_dequantized() || (flow.reads_originals() && facts.x_is_codes);
+  add_if(reads_x && reads_codes, "dequantize saved x");
+  add_if(reads_x && !reads_codes && flow.reads_originals() && IsCast(facts.x_dtype),
+         "cast saved x");
+  add_if(flow.needs_dw, kStageWgrad);
+}
+
+void StageList::AddQuantizeBackward(const PlannedOperation& operation) {
+  const Usages& usages = operation.backward_usages;
+  AddIf(plan_.is_calibration && operation.quantizes_backward,
+        operation.name + ".calibrate grad_output");
+  AddIf(usages.rowwise || usages.columnwise, operation.names.Stage(kStageQuantizeGradOutput));
+  AddIf(operation.dequantizes_backward, operation.name + ".dequantize grad_output");
+}
+
+void StageList::AddBackward(const PlannedOperation& operation) {
+  switch (operation.kind) {
+    case OperationKind::kBasicLinear:
+      return AddLinearBackward(operation);
+    case OperationKind::kQuantize:
+      return AddQuantizeBackward(operation);
+    case OperationKind::kBias:
+      return AddIf(operation.needs_parameters, operation.name + ".gradient");
+    case OperationKind::kAdd:
+      return;
+    case OperationKind::kScale:
+      return stages_.push_back(operation.name + ".backward");
+    case OperationKind::kNorm:
+    case OperationKind::kActivation:
+      break;
+  }
+  stages_.push_back(operation.name + ".check saved operands");
+  stages_.push_back(operation.name + ".backward");
+  AddIf(operation.gradient == ActivationGradient::kForBiasOnly && IsCast(DType::kF32),
+        operation.name + ".round gradient");
+}
+
+void StageList::AddBackward(const ProgramPlan& program) {
+  std::vector<bool> has_gradient(program.values.size(), false);
+  const auto contribute = [&](int value) {
+    const PlannedValue& planned = program.values[value];
+    if (!planned.needs_gradient) return;
+    AddIf(has_gradient[value], absl::StrCat("add to ", planned.gradient));
+    has_gradient[value] = true;
+  };
+  for (size_t left = program.operations.size(); left > 0; --left) {
+    const PlannedOperation& operation = program.operations[left - 1];
+    if (!operation.needs_backward) continue;
+    AddBackward(operation);
+    // A norm takes a residual's gradient into its own.
+    if (operation.kind == OperationKind::kNorm && plan_.fused)
+      has_gradient[operation.input] = false;
+    if (operation.kind == OperationKind::kAdd) contribute(operation.addend);
+    contribute(operation.input);
+  }
+}
+
+std::vector<std::string> StageList::Run() {
+  const bool is_grouped = plan_.kind == LayerKind::kGroupedLinear;
+  for (const ProgramPlan& program : plan_.programs) {
+    for (const PlannedOperation& operation : program.operations) AddForward(program, operation);
+  }
+  AddIf(is_grouped, "concatenate y");
+  if (!plan_.has_backward) return std::move(stages_);
+  AddIf(plan_.is_delayed, "update scales of forward");
+  AddIf(IsCast(request_.grad_output.dtype()), "cast grad_output");
+  for (const ProgramPlan& program : plan_.programs) AddBackward(program);
+  AddIf(is_grouped && request_.requires_grad.x, "concatenate dx");
+  AddIf(plan_.is_delayed && QuantizesGradients(plan_), "update scales of backward");
+  return std::move(stages_);
+}
+
+}  // namespace
+
+std::vector<std::string> LayerStages(const LayerRequest& request, const Recipe& recipe) {
+  const LayerPlan plan = PlanOf(request, recipe);
+  return StageList(request, plan).Run();
+}
+
+}  // namespace quantgate

@@ -1,0 +1,287 @@
+// CheckLayerTensors: a layer's spec and tensors, walked operation by operation.
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/layer/layer_request.h"
+#include "kernels/quantize/quantized_outline.h"
+
+namespace quantgate {
+namespace {
+
+absl::Status Invalid(const std::string& field, const std::string& value, const std::string& rule) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": ", value, "; ", rule));
+}
+
+std::string ParameterField(const std::string& name) {
+  return absl::StrCat("parameters[", name, "]");
+}
+
+absl::Status CheckDType(const std::string& field, const Tensor& tensor) {
+  if (IsHighPrecision(tensor.dtype())) return absl::OkStatus();
+  return Invalid(field, TensorText(tensor), "its dtype must be f32, bf16 or f16");
+}
+
+absl::Status CheckShape(const std::string& field, const Tensor& tensor, const Shape& expected,
+                        const std::string& reason) {
+  if (tensor.shape() == expected) return absl::OkStatus();
+  return Invalid(field, TensorText(tensor),
+                 absl::StrCat("its shape must be ", ShapeText(expected), ", ", reason));
+}
+
+/// The error of an operation's own check, under the operation's field.
+absl::Status AtField(const std::string& field, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(field, ": ", std::string(status.message())));
+}
+
+class TensorsCheck {
+ public:
+  explicit TensorsCheck(const LayerRequest& request)
+      : request_(request), kind_(LayerKindName(request.layer.kind)) {}
+
+  absl::Status Run();
+
+ private:
+  const Tensor* Find(const std::string& name) const {
+    const auto found = request_.parameters.find(name);
+    return found == request_.parameters.end() || !found->second.has_value() ? nullptr
+                                                                            : &found->second;
+  }
+  absl::Status CheckPresence() const;
+  absl::Status CheckX() const;
+  absl::Status CheckSplits() const;
+  absl::Status CheckProgram(const LayerProgram& program, Shape x);
+  /// The shape of an operation's output, or what is wrong.
+  absl::StatusOr<Shape> CheckOperation(const ProgramOperation& operation,
+                                       const std::vector<Shape>& values,
+                                       const LayerProgram& program) const;
+  absl::StatusOr<Shape> CheckLinear(const ProgramOperation& operation, const Shape& x) const;
+  absl::Status CheckNormOperation(const ProgramOperation& operation, const Shape& x) const;
+  absl::Status CheckVector(const std::string& name, int64_t count, const std::string& of) const;
+  absl::Status CheckGradOutput() const;
+  absl::Status CheckMainGrads() const;
+
+  const LayerRequest& request_;
+  const std::string kind_;
+  Shape y_;  ///< Of the last program.
+};
+
+absl::Status TensorsCheck::CheckPresence() const {
+  if (!request_.x.has_value()) {
+    return Invalid("x", "absent", absl::StrCat("a ", kind_, " layer needs it"));
+  }
+  const std::vector<LayerParameter> known = ParametersOf(request_.layer);
+  for (const LayerParameter& parameter : known) {
+    if (!parameter.is_optional && Find(parameter.name) == nullptr) {
+      return Invalid(ParameterField(parameter.name), "absent",
+                     absl::StrCat("a ", kind_, " layer needs it"));
+    }
+  }
+  for (const auto& [given, tensor] : request_.parameters) {
+    const std::string& name = given;
+    if (!tensor.has_value()) continue;
+    const bool is_known = std::any_of(known.begin(), known.end(),
+                                      [&](const LayerParameter& one) { return one.name == name; });
+    if (!is_known) {
+      return Invalid(
+          ParameterField(name), TensorText(tensor),
+          absl::StrCat("the layer's parameters are ",
+                       absl::StrJoin(known, ", ", [](std::string* text, const LayerParameter& one) {
+                         absl::StrAppend(text, one.name);
+                       })));
+    }
+    QG_RETURN_IF_ERROR(CheckDType(ParameterField(name), tensor));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorsCheck::CheckX() const {
+  QG_RETURN_IF_ERROR(CheckDType("x", request_.x));
+  if (request_.x.rank() < 1) {
+    return Invalid("x", TensorText(request_.x), "its rank must be at least 1, [..., K]");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorsCheck::CheckSplits() const {
+  const LayerSpec& layer = request_.layer;
+  if (layer.kind != LayerKind::kGroupedLinear) return absl::OkStatus();
+  const int64_t rows = request_.x.rows();
+  int64_t sum = 0;
+  // Each is at most M before it is added, so the sum cannot overflow.
+  for (size_t i = 0; i < layer.m_splits.size() && sum <= rows; ++i) {
+    if (layer.m_splits[i] > rows) {
+      return Invalid(absl::StrCat("layer.m_splits[", i, "]"), absl::StrCat(layer.m_splits[i]),
+                     absl::StrCat("x ", TensorText(request_.x), " has ", rows, " rows"));
+    }
+    sum += layer.m_splits[i];
+  }
+  if (sum != rows) {
+    return Invalid("layer.m_splits", absl::StrCat("sum ", sum, sum > rows ? " or more" : ""),
+                   absl::StrCat("it must be ", rows, ", the rows of x ", TensorText(request_.x)));
+  }
+  const Tensor& first = *Find("weight.0");
+  for (size_t i = 1; i < layer.m_splits.size(); ++i) {
+    const std::string name = absl::StrCat("weight.", i);
+    QG_RETURN_IF_ERROR(
+        CheckShape(ParameterField(name), *Find(name), first.shape(), "as that of weight.0"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorsCheck::CheckVector(const std::string& name, int64_t count,
+                                       const std::string& of) const {
+  if (name.empty()) return absl::OkStatus();
+  return CheckShape(ParameterField(name), *Find(name), {count}, of);
+}
+
+absl::StatusOr<Shape> TensorsCheck::CheckLinear(const ProgramOperation& operation,
+                                                const Shape& x) const {
+  const Tensor& weight = *Find(operation.weight);
+  const std::string field = ParameterField(operation.weight);
+  if (weight.rank() != 2) {
+    return Invalid(field, TensorText(weight), "its rank must be 2, [N][K]");
+  }
+  if (weight.shape()[0] < 1) {
+    return Invalid(field, TensorText(weight), "N, its first dim, must be at least 1");
+  }
+  if (weight.shape()[1] < 1) {
+    return Invalid(field, TensorText(weight), "K, its last dim, must be at least 1");
+  }
+  if (x.back() != weight.columns()) {
+    if (operation.input == 0) {
+      return Invalid("x", TensorText(request_.x),
+                     absl::StrCat("its last dim must be K = ", weight.columns(), " of ",
+                                  operation.weight, " ", TensorText(weight)));
+    }
+    return Invalid(field, TensorText(weight),
+                   absl::StrCat("K, its last dim, must be ", x.back(), ", the columns of ",
+                                operation.names.x));
+  }
+  const int64_t n = weight.shape()[0];
+  QG_RETURN_IF_ERROR(CheckVector(operation.bias, n, absl::StrCat("N of ", operation.weight)));
+  Shape y = x;
+  y.back() = n;
+  return y;
+}
+
+absl::Status TensorsCheck::CheckNormOperation(const ProgramOperation& operation,
+                                              const Shape& x) const {
+  const std::string of = operation.input == 0 ? "the last dim of x" : "the columns before it";
+  QG_RETURN_IF_ERROR(CheckVector(operation.gamma, x.back(), of));
+  QG_RETURN_IF_ERROR(CheckVector(operation.beta, x.back(), of));
+  NormForwardDesc desc;
+  desc.options = operation.norm;
+  QG_ASSIGN_OR_RETURN(desc.x, OutlineTensor(DType::kBF16, x));
+  desc.gamma = *Find(operation.gamma);
+  return AtField(operation.field, CheckNorm(desc));
+}
+
+absl::StatusOr<Shape> TensorsCheck::CheckOperation(const ProgramOperation& operation,
+                                                   const std::vector<Shape>& values,
+                                                   const LayerProgram& program) const {
+  const Shape& x = values[operation.input];
+  switch (operation.kind) {
+    case OperationKind::kBasicLinear:
+      return CheckLinear(operation, x);
+    case OperationKind::kNorm:
+      QG_RETURN_IF_ERROR(CheckNormOperation(operation, x));
+      return x;
+    case OperationKind::kBias:
+      QG_RETURN_IF_ERROR(CheckVector(operation.bias, x.back(), "the columns before it"));
+      return x;
+    case OperationKind::kActivation: {
+      QG_ASSIGN_OR_RETURN(const Tensor h, OutlineTensor(DType::kBF16, x));
+      QG_RETURN_IF_ERROR(
+          AtField(operation.field, CheckActivationForward(h, operation.activation, DType::kBF16)));
+      return ActivationOutputShape(x, operation.activation.kind);
+    }
+    case OperationKind::kAdd:
+      if (values[operation.addend] != x) {
+        return Invalid(operation.field + ".addend",
+                       absl::StrCat(program.values[operation.addend].name, " of ",
+                                    ShapeText(values[operation.addend])),
+                       absl::StrCat("its shape must be ", ShapeText(x), ", that of ",
+                                    program.values[operation.input].name));
+      }
+      return x;
+    case OperationKind::kQuantize:
+    case OperationKind::kScale:
+      break;
+  }
+  return x;
+}
+
+absl::Status TensorsCheck::CheckProgram(const LayerProgram& program, Shape x) {
+  std::vector<Shape> values = {std::move(x)};
+  for (const ProgramOperation& operation : program.operations) {
+    QG_ASSIGN_OR_RETURN(Shape shape, CheckOperation(operation, values, program));
+    values.push_back(std::move(shape));
+    // The largest output type; a shape whose bytes overflow is refused here, not at allocation.
+    QG_RETURN_IF_ERROR(
+        CheckedElementCount(values.back(), DType::kF32, program.values[values.size() - 1].name)
+            .status());
+  }
+  y_ = values.back();
+  return absl::OkStatus();
+}
+
+absl::Status TensorsCheck::CheckGradOutput() const {
+  const Tensor& grad_output = request_.grad_output;
+  if (!grad_output.has_value()) return absl::OkStatus();
+  QG_RETURN_IF_ERROR(CheckDType("grad_output", grad_output));
+  Shape y = request_.x.shape();
+  y.back() = y_.back();
+  return CheckShape("grad_output", grad_output, y, "as y's");
+}
+
+absl::Status TensorsCheck::CheckMainGrads() const {
+  const std::vector<LayerParameter> known = ParametersOf(request_.layer);
+  for (const auto& [given, main_grad] : request_.main_grads) {
+    const std::string& weight = given;
+    if (!main_grad.has_value()) continue;
+    const std::string field = absl::StrCat("main_grads[", weight, "]");
+    const std::string text = TensorText(main_grad);
+    const bool is_weight = std::any_of(known.begin(), known.end(), [&](const LayerParameter& one) {
+      return one.kind == ParameterKind::kWeight && one.name == weight;
+    });
+    if (!is_weight) return Invalid(field, text, "the layer has no such weight");
+    if (!request_.grad_output.has_value()) {
+      return Invalid(field, text, "nothing accumulates into it without grad_output");
+    }
+    if (!request_.requires_grad.weight) {
+      return Invalid(field, text, "nothing accumulates into it where weight requires no gradient");
+    }
+    if (main_grad.dtype() != DType::kF32) return Invalid(field, text, "its dtype must be f32");
+    QG_RETURN_IF_ERROR(CheckShape(field, main_grad, Find(weight)->shape(), "as weight's"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorsCheck::Run() {
+  QG_RETURN_IF_ERROR(CheckPresence());
+  QG_RETURN_IF_ERROR(CheckX());
+  QG_RETURN_IF_ERROR(CheckSplits());
+  const LayerSpec& layer = request_.layer;
+  const std::vector<LayerProgram> programs =
+      ProgramsOf(layer, [&](const std::string& name) { return Find(name) != nullptr; });
+  for (size_t i = 0; i < programs.size(); ++i) {
+    Shape x = request_.x.shape();
+    if (layer.kind == LayerKind::kGroupedLinear) x = {layer.m_splits[i], x.back()};
+    QG_RETURN_IF_ERROR(CheckProgram(programs[i], std::move(x)));
+  }
+  QG_RETURN_IF_ERROR(CheckGradOutput());
+  return CheckMainGrads();
+}
+
+}  // namespace
+
+absl::Status CheckLayerTensors(const LayerRequest& request) {
+  QG_RETURN_IF_ERROR(CheckLayerSpec(request.layer));
+  return TensorsCheck(request).Run();
+}
+
+}  // namespace quantgate

@@ -1,0 +1,48 @@
+// Requests of every kind of layer that every recipe of tests/engine/recipe_cases.h takes, with
+// parameters of several dtypes, and short ways to say what came back.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "kernels/layer/layer.h"
+
+namespace quantgate {
+
+/// 2 x 32 rows of 64 columns in bf16; weights to 96 or from 96, f32 or bf16.
+LayerRequest LinearCase();
+LayerRequest LayerNormLinearCase(NormKind norm);
+LayerRequest LayerNormMlpCase(ActivationKind activation);
+/// 64 rows in three experts, one of them empty.
+LayerRequest GroupedLinearCase();
+/// x -> norm -> linear with bias -> activation -> linear -> add x -> scale.
+LayerRequest ResidualChainCase();
+
+struct NamedCase {
+  std::string name;
+  LayerRequest request;
+};
+/// One of each kind and more.
+std::vector<NamedCase> AllLayerCases();
+
+/// Scales that move every cast: 2^3, 2^5 and 2^-4 for input, weight and grad_output.
+inline constexpr float kCaseScales[] = {8, 32, 0.0625f};
+/// The request with these scales for all of its delayed-scaling states.
+LayerRequest WithScales(LayerRequest request);
+
+/// Recipes of kRecipeCases without an override, under each of the three; delayed scaling has none.
+std::vector<Recipe> CaseRecipes();
+
+/// Bit 0: x, bit 1: weight, bit 2: bias; norm as `norm`.
+RequiresGrad GradientsOf(int mask, bool norm);
+
+LayerResult RunCase(const LayerRequest& request, const Recipe& recipe);
+LayerResult RunCase(const LayerRequest& request, const std::string& recipe);
+
+const Tensor& OutputOf(const LayerResult& result, const std::string& name);
+bool HasOutput(const LayerResult& result, const std::string& name);
+void ExpectSameOutputs(const LayerResult& subject, const LayerResult& reference);
+
+}  // namespace quantgate
