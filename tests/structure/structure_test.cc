@@ -25,8 +25,8 @@ int HeightOf(const std::string& path) {
       {"kernels/base/", 0},     {"kernels/numerics/", 1}, {"kernels/tensor/", 2},
       {"kernels/quantize/", 3}, {"kernels/gemm/", 3},     {"kernels/compare/", 3},
       {"kernels/ops/", 3},      {"kernels/engine/", 4},   {"kernels/comm/", 5},
-      {"kernels/layer/", 6},    {"kernels/validate/", 7}, {"server/", 8},
-      {"client/", 9},
+      {"kernels/layer/", 6},    {"kernels/training/", 7}, {"kernels/validate/", 8},
+      {"server/", 9},           {"client/", 10},
   };
   for (const auto& [prefix, height] : kHeights) {
     if (StartsWith(path, prefix)) return height;

@@ -1,0 +1,179 @@
+#include "kernels/training/parameter_update.h"
+
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/training/session_faults.h"
+
+namespace quantgate {
+namespace {
+
+/// What the quantizer of a seeded fault does: rounds weights as gradients are rounded.
+Quantizer RoundedStochastically(Quantizer quantizer) {
+  quantizer.rowwise.element_rounding = ElementRounding::kStochastic;
+  quantizer.columnwise.element_rounding = ElementRounding::kStochastic;
+  return quantizer;
+}
+
+/// An expert's weight, but for the first.
+bool IsLaterExpert(const std::string& parameter) {
+  const size_t dot = parameter.rfind('.');
+  return dot != std::string::npos && dot + 1 < parameter.size() && parameter[dot + 1] != '0' &&
+         absl::ascii_isdigit(static_cast<unsigned char>(parameter[dot + 1]));
+}
+
+}  // namespace
+
+absl::StatusOr<Tensor> ParameterUpdate::Cast(const Tensor& source, DType dtype) {
+  if (source.dtype() == dtype) return source;
+  return engine_.Cast(source, dtype, cancellation_);
+}
+
+absl::Status ParameterUpdate::Begin(SessionLayerState& layer) {
+  for (auto& [name, parameter] : layer.state.parameters) {
+    TrainedParameter& trained = layer.trained[name];
+    const Tensor given = parameter.value;
+    QG_ASSIGN_OR_RETURN(const Tensor master, Cast(given, DType::kF32));
+    if (spec_.masters == Masters::kF32) trained.master = master;
+    if (spec_.masters == Masters::kBf16Remainder) {
+      if (given.dtype() == DType::kF16) {
+        return absl::InvalidArgumentError(absl::StrCat("masters: bf16_remainder; ", name, " is ",
+                                                       TensorText(given),
+                                                       ", and must be bf16 or f32"));
+      }
+      QG_ASSIGN_OR_RETURN(trained.split, engine_.SplitMaster(master, cancellation_));
+      parameter.value = trained.split.parameter;
+    }
+    if (spec_.weights != WeightStorage::kQuantized || !IsWeight(name)) continue;
+    parameter.quantized.source_dtype = parameter.value.dtype();
+    parameter.value = Tensor();
+    QG_RETURN_IF_ERROR(Quantize(name, given, {true, !spec_.built_without_grad}, layer));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensor> ParameterUpdate::MasterOf(const Parameter& parameter,
+                                                 const TrainedParameter& trained) {
+  const bool reads_master = !faults_.Has(kFaultMasterIgnored);
+  if (spec_.masters == Masters::kF32 && reads_master) return trained.master;
+  if (spec_.masters == Masters::kBf16Remainder && reads_master) {
+    return engine_.JoinMaster(trained.split, cancellation_);
+  }
+  if (!parameter.is_quantized()) return Cast(parameter.value, DType::kF32);
+  const QuantizedTensor& quantized = parameter.quantized;
+  const Usage usage = quantized.rowwise.has_value() ? Usage::kRowwise : Usage::kColumnwise;
+  return engine_.Dequantize(quantized, usage, DType::kF32, cancellation_);
+}
+
+absl::StatusOr<Tensor> ParameterUpdate::Updated(const Tensor& master, const Tensor& gradient,
+                                                const OptimizerSpec& optimizer, int64_t step,
+                                                TrainedParameter& trained) {
+  if (optimizer.kind == OptimizerSpec::Kind::kAdam) {
+    const AdamDesc desc{master,         gradient, trained.exp_avg, trained.exp_avg_sq,
+                        optimizer.adam, step};
+    QG_ASSIGN_OR_RETURN(AdamResult adam, engine_.AdamStep(desc, cancellation_));
+    trained.exp_avg = std::move(adam.m);
+    trained.exp_avg_sq = std::move(adam.v);
+    return std::move(adam.master);
+  }
+  const SgdDesc desc{master, gradient, trained.momentum, optimizer.sgd};
+  QG_ASSIGN_OR_RETURN(SgdResult sgd, engine_.SgdStep(desc, cancellation_));
+  trained.momentum = std::move(sgd.momentum);
+  return std::move(sgd.master);
+}
+
+absl::Status ParameterUpdate::Optimize(SessionLayerState& layer, const OptimizerSpec& optimizer,
+                                       int64_t step) {
+  for (auto& [name, parameter] : layer.state.parameters) {
+    TrainedParameter& trained = layer.trained[name];
+    const Tensor gradient =
+        trained.has_main_gradient ? layer.state.main_grads.at(name) : trained.gradient;
+    if (!gradient.has_value()) continue;
+    QG_ASSIGN_OR_RETURN(const Tensor master, MasterOf(parameter, trained));
+    QG_ASSIGN_OR_RETURN(const Tensor updated, Updated(master, gradient, optimizer, step, trained));
+    QG_RETURN_IF_ERROR(Store(name, updated, layer));
+    trained.gradient = Tensor();
+    if (!trained.has_main_gradient) continue;
+    trained.has_main_gradient = false;
+    GeneratorSpec zeros;
+    zeros.distribution = Distribution::kAllZero;
+    zeros.dtype = DType::kF32;
+    zeros.shape = gradient.shape();
+    QG_ASSIGN_OR_RETURN(layer.state.main_grads[name], engine_.Generate(zeros, cancellation_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParameterUpdate::Store(const std::string& name, const Tensor& master,
+                                    SessionLayerState& layer) {
+  Parameter& parameter = layer.state.parameters.at(name);
+  TrainedParameter& trained = layer.trained[name];
+  if (spec_.masters == Masters::kF32) trained.master = master;
+  if (spec_.masters == Masters::kBf16Remainder) {
+    QG_ASSIGN_OR_RETURN(trained.split, engine_.SplitMaster(master, cancellation_));
+  }
+  const bool has_bf16 = spec_.masters == Masters::kBf16Remainder;
+  if (!parameter.is_quantized()) {
+    if (has_bf16) {
+      parameter.value = trained.split.parameter;
+      return absl::OkStatus();
+    }
+    QG_ASSIGN_OR_RETURN(parameter.value, Cast(master, parameter.value.dtype()));
+    return absl::OkStatus();
+  }
+  const bool through_bf16 = (spec_.requantization == Requantization::kThroughBf16) !=
+                            faults_.Has(kFaultRequantizationTheOtherWay);
+  Tensor source = master;
+  if (through_bf16) {
+    // The bf16 parameter is what bf16_remainder holds, which rounds ties otherwise than a cast.
+    source = trained.split.parameter;
+    if (!has_bf16) {
+      QG_ASSIGN_OR_RETURN(source, Cast(master, DType::kBF16));
+    }
+  }
+  return Quantize(name, source, parameter.quantized.usages(), layer);
+}
+
+absl::Status ParameterUpdate::Quantize(const std::string& name, const Tensor& source, Usages usages,
+                                       SessionLayerState& layer) {
+  Parameter& parameter = layer.state.parameters.at(name);
+  const QuantizedTensor before = parameter.quantized;
+  Quantizer quantizer = recipe_.QuantizerFor(TensorRole::kWeight);
+  parameter.quantizer = quantizer;
+  if (faults_.Has(kFaultWeightsRoundedStochastically)) quantizer = RoundedStochastically(quantizer);
+
+  QuantizeArguments arguments;
+  arguments.seed = spec_.seed;
+  DelayedScalingState* const delayed = recipe_.is_delayed() ? &layer.state.delayed[name] : nullptr;
+  if (delayed != nullptr && !delayed->has_value()) {
+    QG_ASSIGN_OR_RETURN(*delayed, FreshDelayedScaling(recipe_.delayed_scaling().amax_history_len));
+  }
+  if (delayed != nullptr) arguments.scale = delayed->scale;
+  QG_ASSIGN_OR_RETURN(parameter.quantized,
+                      engine_.Quantize(source, quantizer, usages, arguments, cancellation_));
+  // The parameter's dtype stays what it was, whatever the update came through.
+  parameter.quantized.source_dtype = before.source_dtype;
+  if (delayed != nullptr) {
+    const auto& copy =
+        usages.rowwise ? parameter.quantized.rowwise : parameter.quantized.columnwise;
+    QG_ASSIGN_OR_RETURN(*delayed, engine_.NoteCast(*delayed, copy->amax));
+  }
+  const bool is_left_stale = faults_.Has(kFaultColumnwiseLeftStale) ||
+                             (faults_.Has(kFaultLaterExpertsLeftStale) && IsLaterExpert(name));
+  if (is_left_stale && before.columnwise.has_value()) {
+    parameter.quantized.columnwise = before.columnwise;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParameterUpdate::Requantize(SessionLayerState& layer) {
+  for (auto& [name, parameter] : layer.state.parameters) {
+    if (!parameter.is_quantized()) continue;
+    QG_ASSIGN_OR_RETURN(const Tensor master, MasterOf(parameter, layer.trained[name]));
+    QG_RETURN_IF_ERROR(Store(name, master, layer));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quantgate

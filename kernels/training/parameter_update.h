@@ -1,0 +1,48 @@
+// How parameters come to be and how they follow their masters: one layer's at a time. Private to
+// kernels/training.
+#pragma once
+
+#include <string>
+
+#include "kernels/training/session_state.h"
+
+namespace quantgate {
+
+class ParameterUpdate {
+ public:
+  /// References must outlive it. Weights are quantized as `recipe` says.
+  ParameterUpdate(Engine& engine, const SessionSpec& spec, const Recipe& recipe,
+                  const SeededFaults& faults, const Cancellation* cancellation)
+      : engine_(engine),
+        spec_(spec),
+        recipe_(recipe),
+        faults_(faults),
+        cancellation_(cancellation) {}
+
+  /// Of parameters as they were given: makes masters and quantizes weights.
+  absl::Status Begin(SessionLayerState& layer);
+  /// The optimizer's update number `step` of every parameter that has a gradient, which it clears.
+  absl::Status Optimize(SessionLayerState& layer, const OptimizerSpec& optimizer, int64_t step);
+  /// Quantized weights from their masters once more, by the recipe's quantizer.
+  absl::Status Requantize(SessionLayerState& layer);
+
+ private:
+  /// f32: the master, or the parameter's own values where there is none.
+  absl::StatusOr<Tensor> MasterOf(const Parameter& parameter, const TrainedParameter& trained);
+  absl::StatusOr<Tensor> Updated(const Tensor& master, const Tensor& gradient,
+                                 const OptimizerSpec& optimizer, int64_t step,
+                                 TrainedParameter& trained);
+  absl::Status Store(const std::string& name, const Tensor& master, SessionLayerState& layer);
+  /// In every direction that the weight holds: none is lost, none stays behind.
+  absl::Status Quantize(const std::string& name, const Tensor& source, Usages usages,
+                        SessionLayerState& layer);
+  absl::StatusOr<Tensor> Cast(const Tensor& source, DType dtype);
+
+  Engine& engine_;
+  const SessionSpec& spec_;
+  const Recipe& recipe_;
+  const SeededFaults& faults_;
+  const Cancellation* const cancellation_;
+};
+
+}  // namespace quantgate

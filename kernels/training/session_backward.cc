@@ -1,0 +1,281 @@
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/training/session_checks.h"
+#include "kernels/training/session_faults.h"
+#include "kernels/training/session_run.h"
+
+namespace quantgate {
+namespace {
+
+/// A recomputed forward's operands beside those of the first phase: equal fingerprints show that
+/// it gave the same bits.
+void CompareWithFirstPhase(const std::vector<SavedOperand>& first, StepRecords& records) {
+  const std::vector<SavedOperand> second = records.saved;
+  for (const SavedOperand& operand : first) {
+    const auto again = std::find_if(second.begin(), second.end(), [&](const SavedOperand& saved) {
+      return saved.name == operand.name;
+    });
+    if (again == second.end()) continue;
+    SavedOperand record = operand;
+    record.name = absl::StrCat(operand.name, " recomputed");
+    record.at_use = again->at_save;
+    record.used = true;
+    records.saved.push_back(std::move(record));
+  }
+}
+
+/// Row 4: the scales of another microbatch under this one's codes.
+void TakeScalesOfAnother(const SessionState& state, const std::string& microbatch, size_t layer,
+                         LayerSaved& saved) {
+  for (const auto& [name, flight] : state.in_flight) {
+    if (name == microbatch || layer >= flight->saved.size()) continue;
+    for (const SavedPart& other : flight->saved[layer]->parts()) {
+      if (other.name.find("scale_inv") == std::string::npos) continue;
+      for (const SavedPart& part : saved.parts()) {
+        if (part.name == other.name) *part.tensor = *other.tensor;
+      }
+    }
+  }
+}
+
+/// Row 41: zeros over the x that forward was given, where it was saved as it is.
+absl::Status ClearInput(Engine& engine, const std::vector<std::shared_ptr<LayerSaved>>& saved) {
+  if (saved[0] == nullptr) return absl::OkStatus();
+  for (const SavedPart& part : saved[0]->parts()) {
+    const bool is_input = part.name.find("x") == 0 && part.tensor->has_value();
+    if (!is_input || !IsHighPrecision(part.tensor->dtype())) continue;
+    const std::vector<std::byte> zeros(part.tensor->byte_size());
+    return engine.Write(zeros, *part.tensor, 0);
+  }
+  return absl::OkStatus();
+}
+
+void MarkMainGradients(SessionLayerState& layer) {
+  for (const auto& [name, main_grad] : layer.state.main_grads) {
+    layer.trained[name].has_main_gradient = true;
+  }
+}
+
+/// Adds a gradient to what its parameter has so far, in the gradient's own dtype.
+absl::Status AddGradient(const NamedTensor& gradient, StepRecorder& recorder,
+                         SessionLayerState& layer) {
+  for (auto& [name, trained] : layer.trained) {
+    if (GradientOf(name) != gradient.name) continue;
+    if (!trained.gradient.has_value()) {
+      trained.gradient = gradient.tensor;
+      return absl::OkStatus();
+    }
+    QG_ASSIGN_OR_RETURN(trained.gradient, recorder.Timed(absl::StrCat("add ", gradient.name), [&] {
+      return recorder.engine().Add(trained.gradient, gradient.tensor, trained.gradient.dtype(),
+                                   recorder.cancellation());
+    }));
+    return absl::OkStatus();
+  }
+  return absl::InternalError(absl::StrCat("gradient ", gradient.name, " of no parameter"));
+}
+
+absl::Status TakeGradients(const std::vector<NamedTensor>& gradients, const SessionLayer& layer,
+                           StepRecorder& recorder, SessionLayerState& kept,
+                           SessionStepResult& result) {
+  for (const NamedTensor& gradient : gradients) {
+    QG_RETURN_IF_ERROR(InLayer(layer, AddGradient(gradient, recorder, kept)));
+    result.outputs.push_back({absl::StrCat(layer.name, ".", gradient.name), gradient.tensor});
+  }
+  return absl::OkStatus();
+}
+
+class Backwarding {
+ public:
+  Backwarding(const TrainingSession::State& session, const BackwardStep& step,
+              const Cancellation* cancellation)
+      : session_(session),
+        step_(step),
+        run_(session.engine, session.spec, cancellation),
+        next_(session.now) {}
+
+  absl::StatusOr<SessionStepResult> Run();
+  SessionState TakeState() { return std::move(next_); }
+
+ private:
+  absl::Status Check() const;
+  absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Recompute();
+  absl::StatusOr<Tensor> BackwardOne(size_t layer, const LayerSaved& saved, const Tensor& gradient,
+                                     LayerState& state);
+  absl::Status SeedMainGradientOverwritten(Microbatch microbatch, LayerState& state);
+  absl::Status SeedMainGradientKept(Microbatch microbatch,
+                                    const std::map<std::string, Tensor>& before, LayerState& state);
+  bool Has(const char* fault) const { return session_.faults.Has(fault); }
+
+  const TrainingSession::State& session_;
+  BackwardStep step_;
+  SessionRun run_;
+  SessionState next_;
+  std::shared_ptr<const InFlight> flight_;
+  SessionStepResult result_;
+};
+
+absl::Status Backwarding::Check() const {
+  const std::string name = absl::StrCat("microbatch ", step_.microbatch);
+  const auto found = next_.in_flight.find(step_.microbatch);
+  if (found == next_.in_flight.end()) {
+    return WrongOrder(absl::StrCat(name,
+                                   ": no forward of it is in flight; a backward follows one "
+                                   "training forward, once"));
+  }
+  if (found->second->is_offloaded) {
+    return WrongOrder(absl::StrCat(name, ": what it saved is offloaded; a reload comes first"));
+  }
+  const Tensor& gradient = step_.grad_output;
+  const Shape& shape = found->second->y_shape;
+  if (!gradient.has_value() || !IsHighPrecision(gradient.dtype()) || gradient.shape() != shape) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("grad_output: ", gradient.has_value() ? TensorText(gradient) : "absent",
+                     "; it must be f32, bf16 or f16 of y's shape ", ShapeText(shape)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute() {
+  const Recomputation& recomputation = *flight_->recomputation;
+  const bool reads_live = Has(kFaultBackwardReadsLiveRecipe);
+  const bool draws_anew = Has(kFaultRecomputationDrawsAnew);
+  const bool scales_are_current = Has(kFaultRecomputationUsesCurrentScales);
+  const ForwardPlan plan{reads_live ? next_.recipe : recomputation.recipe, recomputation.step,
+                         draws_anew ? next_.next_call_id : recomputation.first_call_id,
+                         RequiresGradOfLayers(next_, recomputation.step.requires_grad)};
+  // On states as the first phase found them, and without a trace in those of now
+  // (docs/quantizers.md section 11).
+  std::vector<LayerState> layers =
+      scales_are_current ? LayersUnder(next_, flight_->recipe_number) : recomputation.layers;
+  QG_RETURN_IF_ERROR(run_.recorder().Use(recomputation.x_mark, {&recomputation.step.x, 1}, true));
+  QG_ASSIGN_OR_RETURN(ForwardPass pass, ForwardLayers(run_, session_.spec, plan, layers));
+  return std::move(pass.saved);
+}
+
+/// Row 33: what earlier microbatches left is lost.
+absl::Status Backwarding::SeedMainGradientOverwritten(Microbatch microbatch, LayerState& state) {
+  if (!Has(kFaultMainGradientOverwritten) || microbatch != Microbatch::kLater) {
+    return absl::OkStatus();
+  }
+  for (auto& [name, main_grad] : state.main_grads) {
+    QG_ASSIGN_OR_RETURN(main_grad, session_.engine.Scale(main_grad, 0.0f, DType::kF32,
+                                                         run_.recorder().cancellation()));
+  }
+  return absl::OkStatus();
+}
+
+/// Row 33: what should have been overwritten is added.
+absl::Status Backwarding::SeedMainGradientKept(Microbatch microbatch,
+                                               const std::map<std::string, Tensor>& before,
+                                               LayerState& state) {
+  if (!Has(kFaultMainGradientKept) || microbatch != Microbatch::kFirst) return absl::OkStatus();
+  for (auto& [name, main_grad] : state.main_grads) {
+    QG_ASSIGN_OR_RETURN(main_grad, session_.engine.Add(main_grad, before.at(name), DType::kF32,
+                                                       run_.recorder().cancellation()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensor> Backwarding::BackwardOne(size_t layer, const LayerSaved& saved,
+                                                const Tensor& gradient, LayerState& state) {
+  const SessionLayer& spec = session_.spec.layers[layer];
+  const StepOptions options = saved.options();
+  std::unique_ptr<LayerSaved> used = saved.Clone();
+  if (Has(kFaultScalesOfAnotherMicrobatch)) {
+    TakeScalesOfAnother(next_, step_.microbatch, layer, *used);
+  }
+  const std::map<std::string, Tensor> before = state.main_grads;
+  QG_RETURN_IF_ERROR(SeedMainGradientOverwritten(options.microbatch, state));
+  absl::StatusOr<BackwardResult> result =
+      BackwardLayer(run_.recorder(layer), spec.spec, state, std::move(used), gradient);
+  if (!result.ok()) return InLayer(spec, result.status());
+  QG_RETURN_IF_ERROR(SeedMainGradientKept(options.microbatch, before, state));
+  SessionLayerState& kept = next_.layers[layer];
+  kept.state.main_grads = state.main_grads;
+  if (result->deferred != nullptr) {
+    next_.deferred.push_back({layer, std::move(result->deferred)});
+  } else if (options.requires_grad.weight) {
+    MarkMainGradients(kept);
+  }
+  QG_RETURN_IF_ERROR(TakeGradients(result->gradients, spec, run_.recorder(layer), kept, result_));
+  return result->dx;
+}
+
+absl::StatusOr<SessionStepResult> Backwarding::Run() {
+  QG_RETURN_IF_ERROR(Check());
+  flight_ = next_.in_flight.at(step_.microbatch);
+  next_.in_flight.erase(step_.microbatch);
+  const Cancellation* const cancellation = run_.recorder().cancellation();
+  QG_ASSIGN_OR_RETURN(Tensor gradient, session_.engine.ToDevice(step_.grad_output, cancellation));
+  std::vector<std::shared_ptr<LayerSaved>> saved = flight_->saved;
+  if (flight_->recomputation != nullptr) {
+    QG_ASSIGN_OR_RETURN(saved, Recompute());
+  }
+
+  std::vector<LayerState> layers = LayersUnder(next_, flight_->recipe_number);
+  std::optional<StepOptions> options;
+  bool has_reached_x = false;
+  for (size_t i = layers.size(); i-- > 0;) {
+    // Nothing before it requires a gradient.
+    if (saved[i] == nullptr) break;
+    options = saved[i]->options();
+    QG_ASSIGN_OR_RETURN(gradient, BackwardOne(i, *saved[i], gradient, layers[i]));
+    if (!gradient.has_value()) break;
+    has_reached_x = i == 0;
+  }
+  if (options.has_value() && !options->calibrate) {
+    QG_RETURN_IF_ERROR(
+        UpdateLayerScales(run_, session_, options->recipe, UpdatePoint::kBackward, layers));
+  }
+  KeepDelayed(flight_->recipe_number, layers, next_);
+  DropRetired(next_);
+  if (Has(kFaultInputCleared)) QG_RETURN_IF_ERROR(ClearInput(session_.engine, saved));
+
+  QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(result_), run_.Finish());
+  if (flight_->recomputation != nullptr) {
+    CompareWithFirstPhase(flight_->recomputation->saved, result_);
+  }
+  if (has_reached_x) {
+    result_.outputs.insert(result_.outputs.begin(), {"dx", gradient});
+  }
+  return std::move(result_);
+}
+
+}  // namespace
+
+absl::StatusOr<SessionStepResult> TrainingSession::Backward(const BackwardStep& step,
+                                                            const Cancellation* cancellation) {
+  Backwarding backwarding(*state_, step, cancellation);
+  QG_ASSIGN_OR_RETURN(SessionStepResult result, backwarding.Run());
+  QG_RETURN_IF_ERROR(Commit(backwarding.TakeState(), *state_));
+  return result;
+}
+
+absl::StatusOr<SessionStepResult> TrainingSession::Wgrad(const Cancellation* cancellation) {
+  const State& session = *state_;
+  SessionState next = session.now;
+  if (next.deferred.empty()) {
+    return WrongOrder(
+        "wgrad: no gradient is deferred; a backward of a forward with defer_wgrad "
+        "comes first");
+  }
+  SessionRun run(session.engine, session.spec, cancellation);
+  SessionStepResult result;
+  for (const DeferredWgrad& deferred : std::exchange(next.deferred, {})) {
+    const SessionLayer& layer = session.spec.layers[deferred.layer];
+    SessionLayerState& kept = next.layers[deferred.layer];
+    absl::StatusOr<std::vector<NamedTensor>> gradients = BackwardWgrad(
+        run.recorder(deferred.layer), layer.spec, kept.state, deferred.saved->Clone());
+    if (!gradients.ok()) return InLayer(layer, gradients.status());
+    MarkMainGradients(kept);
+    QG_RETURN_IF_ERROR(
+        TakeGradients(*gradients, layer, run.recorder(deferred.layer), kept, result));
+  }
+  QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(result), run.Finish());
+  QG_RETURN_IF_ERROR(Commit(std::move(next), *state_));
+  return result;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,200 @@
+#include "kernels/training/session_checks.h"
+
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/quantize/quantized_outline.h"
+
+namespace quantgate {
+namespace {
+
+constexpr size_t kNameLengthMax = 64;
+
+absl::Status Invalid(const std::string& what) { return absl::InvalidArgumentError(what); }
+
+/// A parameter as the checks of layers take it: of a quantized one its type.
+absl::StatusOr<Tensor> OutlineOf(const Parameter& parameter) {
+  if (!parameter.is_quantized()) return parameter.value;
+  return OutlineTensor(parameter.quantized.source_dtype, parameter.quantized.shape);
+}
+
+absl::StatusOr<LayerRequest> RequestOf(const SessionLayer& layer, const SessionLayerState& state) {
+  LayerRequest request;
+  request.layer = layer.spec;
+  for (const auto& [name, parameter] : state.state.parameters) {
+    QG_ASSIGN_OR_RETURN(request.parameters[name], OutlineOf(parameter));
+  }
+  return request;
+}
+
+/// The last dim of what the layer takes, by its first parameter; absent where it has none that
+/// says.
+std::optional<int64_t> ColumnsOf(const LayerSpec& spec,
+                                 const std::map<std::string, Tensor>& parameters) {
+  std::vector<std::string> names = {"gamma", "weight", "fc1.weight", "weight.0"};
+  for (const OperationSpec& operation : spec.operations) {
+    if (operation.kind == OperationKind::kNorm) names = {operation.name + ".gamma"};
+    if (operation.kind == OperationKind::kBasicLinear) names = {operation.name + ".weight"};
+    if (operation.kind == OperationKind::kBias) names = {operation.name + ".bias"};
+    // What an activation takes is not what the operations after it take.
+    if (operation.kind == OperationKind::kActivation) return std::nullopt;
+    if (names.size() == 1) break;
+  }
+  for (const std::string& name : names) {
+    const auto found = parameters.find(name);
+    if (found != parameters.end() && found->second.rank() >= 1) return found->second.columns();
+  }
+  return std::nullopt;
+}
+
+int64_t RowsOf(const SessionSpec& spec) {
+  for (const SessionLayer& layer : spec.layers) {
+    if (layer.spec.kind != LayerKind::kGroupedLinear) continue;
+    int64_t rows = 0;
+    for (const int64_t split : layer.spec.m_splits) {
+      if (split > 0 && rows <= INT32_MAX) rows += split;
+    }
+    return rows;
+  }
+  return 0;
+}
+
+absl::Status CheckOptimizer(const OptimizerSpec& optimizer) {
+  // Only the options are of interest: tensors of one element.
+  QG_ASSIGN_OR_RETURN(const Tensor one, Tensor::FromScalar(0));
+  if (optimizer.kind == OptimizerSpec::Kind::kAdam) {
+    return CheckAdam({one, one, one, one, optimizer.adam, 1});
+  }
+  if (optimizer.kind == OptimizerSpec::Kind::kSgd) {
+    return CheckSgd({one, one, {}, optimizer.sgd});
+  }
+  return absl::OkStatus();
+}
+
+bool RoundsStochastically(const Quantizer& quantizer) {
+  return quantizer.rowwise.element_rounding == ElementRounding::kStochastic ||
+         quantizer.columnwise.element_rounding == ElementRounding::kStochastic;
+}
+
+absl::Status CheckLayerForward(const SessionLayer& layer, const SessionLayerState& state,
+                               const Recipe& recipe, const Arithmetic& arithmetic, bool train,
+                               LayerRequest& request) {
+  request.delayed = state.state.delayed;
+  QG_RETURN_IF_ERROR(CheckLayerTensors(request));
+  if (train) {
+    const DType dtype = recipe.activation_dtype().value_or(request.x.dtype());
+    QG_ASSIGN_OR_RETURN(request.grad_output, OutlineTensor(dtype, LayerOutputShape(request, "y")));
+    if (request.requires_grad.weight) request.main_grads = state.state.main_grads;
+  }
+  QG_RETURN_IF_ERROR(CheckLayer(request, recipe));
+  return CheckLayerGemms(request, recipe, arithmetic);
+}
+
+}  // namespace
+
+absl::Status InLayer(const SessionLayer& layer, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat("layer ", layer.name, ": ", std::string(status.message())));
+}
+
+absl::Status CheckSessionName(const std::string& field, const std::string& name) {
+  const bool is_name =
+      !name.empty() && name.size() <= kNameLengthMax &&
+      std::all_of(name.begin(), name.end(), [](char c) {
+        return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-';
+      });
+  if (is_name) return absl::OkStatus();
+  return Invalid(absl::StrCat(field, ": \"", name.substr(0, kNameLengthMax), "\"; 1 to ",
+                              kNameLengthMax, " letters, digits, _ and -"));
+}
+
+absl::Status CheckQuantizedWeightsOf(const Recipe& recipe) {
+  const Quantizer& quantizer = recipe.QuantizerFor(TensorRole::kWeight);
+  if (!quantizer.rowwise.is_quantized()) {
+    return Invalid(absl::StrCat("weights: quantized; recipe ", recipe.ShortText(),
+                                " does not quantize weights rowwise"));
+  }
+  if (RoundsStochastically(quantizer)) {
+    return Invalid(absl::StrCat("weights: quantized; recipe ", recipe.ShortText(),
+                                " rounds weights stochastically, which would draw anew at every "
+                                "update: weights are rounded to nearest"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSessionSpec(const SessionSpec& spec) {
+  if (spec.layers.empty() || spec.layers.size() > kSessionLayersMax) {
+    return Invalid(absl::StrCat("layers: ", spec.layers.size(), "; from 1 to ", kSessionLayersMax));
+  }
+  std::set<std::string> names;
+  for (const SessionLayer& layer : spec.layers) {
+    QG_RETURN_IF_ERROR(CheckSessionName("layers.name", layer.name));
+    if (layer.name == "in_flight" || layer.name == "deferred" || layer.name == "recipe") {
+      return Invalid(absl::StrCat("layers.name: ", layer.name,
+                                  "; a name that the session's own tensors begin with"));
+    }
+    if (!names.insert(layer.name).second) {
+      return Invalid(absl::StrCat("layers.name: ", layer.name, " twice; names are unique"));
+    }
+  }
+  if (spec.weights == WeightStorage::kQuantized) {
+    QG_RETURN_IF_ERROR(CheckQuantizedWeightsOf(spec.recipe));
+  } else if (spec.built_without_grad) {
+    return Invalid("built_without_grad: true; it is of quantized weights");
+  }
+  return CheckOptimizer(spec.optimizer);
+}
+
+absl::Status CheckSessionShapes(const SessionSpec& spec, const SessionState& state) {
+  std::optional<int64_t> columns;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    QG_ASSIGN_OR_RETURN(LayerRequest request, RequestOf(spec.layers[i], state.layers[i]));
+    if (!columns.has_value()) columns = ColumnsOf(spec.layers[i].spec, request.parameters);
+    // Nothing says what the layer takes: its forward will.
+    if (!columns.has_value()) continue;
+    QG_ASSIGN_OR_RETURN(request.x, OutlineTensor(DType::kBF16, {RowsOf(spec), *columns}));
+    QG_RETURN_IF_ERROR(InLayer(spec.layers[i], CheckLayerTensors(request)));
+    columns = LayerOutputShape(request, "y").back();
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const SessionState& state,
+                                          const Recipe& recipe, const ForwardStep& step) {
+  if (!step.x.has_value()) return Invalid("x: absent; a forward needs it");
+  const std::vector<RequiresGrad> requires_grad = RequiresGradOfLayers(state, step.requires_grad);
+  Tensor x = step.x;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const SessionLayer& layer = spec.layers[i];
+    QG_ASSIGN_OR_RETURN(LayerRequest request, RequestOf(layer, state.layers[i]));
+    request.x = x;
+    request.calibrate = step.calibrate;
+    request.requires_grad = requires_grad[i];
+    QG_RETURN_IF_ERROR(InLayer(layer, CheckLayerForward(layer, state.layers[i], recipe,
+                                                        spec.arithmetic, step.train, request)));
+    const DType dtype = recipe.activation_dtype().value_or(x.dtype());
+    QG_ASSIGN_OR_RETURN(x, OutlineTensor(dtype, LayerOutputShape(request, "y")));
+  }
+  return x.shape();
+}
+
+std::vector<RequiresGrad> RequiresGradOfLayers(const SessionState& state,
+                                               const RequiresGrad& wanted) {
+  std::vector<RequiresGrad> layers;
+  bool needs_dx = wanted.x;
+  for (const SessionLayerState& layer : state.layers) {
+    layers.push_back(wanted);
+    layers.back().x = needs_dx;
+    for (const auto& [name, parameter] : layer.state.parameters) {
+      const std::string gradient = GradientOf(name);
+      const bool is_of_bias = WithLastWord(name, "bias") == name;
+      needs_dx |= IsWeight(name) ? wanted.weight : is_of_bias ? wanted.bias : wanted.norm;
+    }
+  }
+  return layers;
+}
+
+}  // namespace quantgate

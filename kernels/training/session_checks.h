@@ -1,0 +1,36 @@
+// What a session refuses before it computes. Private to kernels/training.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "kernels/training/session_state.h"
+
+namespace quantgate {
+
+/// The status with "layer NAME: " before its message.
+absl::Status InLayer(const SessionLayer& layer, const absl::Status& status);
+
+/// Names, limits, the optimizer's options, and what goes together: INVALID_ARGUMENT.
+absl::Status CheckSessionSpec(const SessionSpec& spec);
+
+/// That a recipe can hold weights quantized: INVALID_ARGUMENT.
+absl::Status CheckQuantizedWeightsOf(const Recipe& recipe);
+
+/// That the layers fit their parameters, and each layer the one before it: INVALID_ARGUMENT.
+absl::Status CheckSessionShapes(const SessionSpec& spec, const SessionState& state);
+
+/// That every layer takes a forward of x under `recipe` and, in training, its backward: what
+/// CheckLayer and CheckLayerGemms say. Gives the shape of y.
+absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const SessionState& state,
+                                          const Recipe& recipe, const ForwardStep& step);
+
+/// What each layer's tensors require in a forward whose gradients are `wanted`: an x only where
+/// something before it does.
+std::vector<RequiresGrad> RequiresGradOfLayers(const SessionState& state,
+                                               const RequiresGrad& wanted);
+
+/// Letters, digits, "_" and "-", 1 to 64 of them. INVALID_ARGUMENT naming `field`.
+absl::Status CheckSessionName(const std::string& field, const std::string& name);
+
+}  // namespace quantgate

@@ -1,0 +1,187 @@
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/training/session_checks.h"
+#include "kernels/training/session_faults.h"
+#include "kernels/training/session_run.h"
+
+namespace quantgate {
+namespace {
+
+absl::Status CheckMicrobatch(const SessionState& state, const ForwardStep& step) {
+  QG_RETURN_IF_ERROR(CheckSessionName("microbatch", step.microbatch));
+  if (state.in_flight.count(step.microbatch) != 0) {
+    return WrongOrder(absl::StrCat("microbatch ", step.microbatch,
+                                   ": its forward is in flight; a second one comes after its "
+                                   "backward, or has another name"));
+  }
+  if (step.train && state.in_flight.size() >= kMicrobatchesInFlightMax) {
+    return WrongOrder(absl::StrCat("microbatch ", step.microbatch, ": ", kMicrobatchesInFlightMax,
+                                   " are in flight, the most a session keeps; a backward comes "
+                                   "first"));
+  }
+  if (!step.train && step.recompute) {
+    return absl::InvalidArgumentError("recompute: true; it is of training, and train is false");
+  }
+  return absl::OkStatus();
+}
+
+/// Zeros over what the first layer saved of its x.
+absl::Status OverwriteSaved(Engine& engine, const ForwardPass& pass) {
+  for (const std::shared_ptr<LayerSaved>& saved : pass.saved) {
+    if (saved == nullptr) continue;
+    for (const SavedPart& part : saved->parts()) {
+      if (part.name.find("weight") != std::string::npos) continue;
+      if (!part.tensor->has_value() || part.tensor->byte_size() == 0) continue;
+      const std::vector<std::byte> zeros(part.tensor->byte_size());
+      return engine.Write(zeros, *part.tensor, 0);
+    }
+  }
+  return absl::OkStatus();
+}
+
+void DropColumnwise(SessionState& state) {
+  for (SessionLayerState& layer : state.layers) {
+    for (auto& [name, parameter] : layer.state.parameters) {
+      if (parameter.quantized.rowwise.has_value()) parameter.quantized.columnwise.reset();
+    }
+  }
+}
+
+void KeepLayers(std::vector<LayerState> layers, bool keeps_delayed, SessionState& state) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    DelayedStates before = std::move(state.layers[i].state.delayed);
+    state.layers[i].state = std::move(layers[i]);
+    if (!keeps_delayed) state.layers[i].state.delayed = std::move(before);
+  }
+}
+
+/// The first phase saved x alone: what its layers would have saved is kept as fingerprints.
+std::vector<SavedOperand> TakeFirstPhase(StepRecords& records) {
+  std::vector<SavedOperand> of_layers;
+  std::vector<SavedOperand> kept;
+  for (SavedOperand& saved : records.saved) {
+    (saved.name == "x" ? kept : of_layers).push_back(std::move(saved));
+  }
+  records.saved = std::move(kept);
+  return of_layers;
+}
+
+/// One forward from its checks to what the session keeps of it.
+class Forwarding {
+ public:
+  Forwarding(const TrainingSession::State& session, const ForwardStep& step,
+             const Cancellation* cancellation)
+      : session_(session),
+        step_(step),
+        run_(session.engine, session.spec, cancellation),
+        next_(session.now) {}
+
+  absl::StatusOr<SessionStepResult> Run();
+  SessionState TakeState() { return std::move(next_); }
+
+ private:
+  absl::StatusOr<uint32_t> TakeCallIds();
+  absl::Status UpdateScales(std::vector<LayerState>& layers);
+  absl::StatusOr<std::shared_ptr<Recomputation>> MakeRecomputation(uint32_t first_call_id);
+  /// Whether the layers' own operands are dropped, to be made again in backward.
+  bool recomputes() const {
+    return step_.train && (step_.recompute || session_.faults.Has(kFaultBackwardReadsLiveRecipe));
+  }
+
+  const TrainingSession::State& session_;
+  ForwardStep step_;
+  SessionRun run_;
+  SessionState next_;
+};
+
+absl::StatusOr<uint32_t> Forwarding::TakeCallIds() {
+  const uint32_t first = next_.next_call_id;
+  const uint64_t end = first + CallIdsOfSession(session_.spec);
+  if (end > std::numeric_limits<uint32_t>::max()) {
+    return WrongOrder(absl::StrCat("random numbers: ", first, " of 2^32 call ids of this seed are ",
+                                   "used; a session with another seed goes on"));
+  }
+  if (!session_.faults.Has(kFaultRandomNumbersReused)) {
+    next_.next_call_id = static_cast<uint32_t>(end);
+  }
+  return first;
+}
+
+absl::StatusOr<std::shared_ptr<Recomputation>> Forwarding::MakeRecomputation(
+    uint32_t first_call_id) {
+  auto recomputation = std::make_shared<Recomputation>(
+      Recomputation{next_.recipe, step_, first_call_id, LayersUnder(next_, next_.recipe_number)});
+  QG_ASSIGN_OR_RETURN(
+      recomputation->x_mark,
+      run_.recorder().Save("x", absl::StrCat(std::string(DTypeName(step_.x.dtype())), " as given"),
+                           {&step_.x, 1}));
+  return recomputation;
+}
+
+absl::Status Forwarding::UpdateScales(std::vector<LayerState>& layers) {
+  if (!step_.train || step_.calibrate) return absl::OkStatus();
+  if (session_.faults.Has(kFaultUpdatesMerged) && !next_.in_flight.empty()) {
+    return absl::OkStatus();
+  }
+  return UpdateLayerScales(run_, session_, next_.recipe, UpdatePoint::kForward, layers);
+}
+
+absl::StatusOr<SessionStepResult> Forwarding::Run() {
+  QG_RETURN_IF_ERROR(CheckMicrobatch(next_, step_));
+  auto flight = std::make_shared<InFlight>();
+  flight->recipe_number = next_.recipe_number;
+  QG_ASSIGN_OR_RETURN(flight->y_shape,
+                      CheckSessionForward(session_.spec, next_, next_.recipe, step_));
+  if (session_.faults.Has(kFaultStateRebuiltEveryForward)) {
+    for (SessionLayerState& layer : next_.layers) layer.state.delayed.clear();
+    next_.next_call_id = 0;
+  }
+  QG_ASSIGN_OR_RETURN(step_.x, session_.engine.ToDevice(step_.x, run_.recorder().cancellation()));
+  QG_ASSIGN_OR_RETURN(const uint32_t first_call_id, TakeCallIds());
+  std::shared_ptr<Recomputation> recomputation;
+  if (recomputes()) {
+    QG_ASSIGN_OR_RETURN(recomputation, MakeRecomputation(first_call_id));
+  }
+
+  std::vector<LayerState> layers = LayersUnder(next_, next_.recipe_number);
+  const ForwardPlan plan{next_.recipe, step_, first_call_id,
+                         RequiresGradOfLayers(next_, step_.requires_grad)};
+  QG_ASSIGN_OR_RETURN(ForwardPass pass, ForwardLayers(run_, session_.spec, plan, layers));
+  QG_RETURN_IF_ERROR(UpdateScales(layers));
+  // An evaluation leaves no trace in the histories (docs/quantizers.md section 13, row 17); a
+  // calibration is for them.
+  KeepLayers(std::move(layers),
+             step_.train || step_.calibrate || session_.faults.Has(kFaultEvaluationPollutesHistory),
+             next_);
+  if (!step_.train && session_.faults.Has(kFaultUsagesLostInEvaluation)) DropColumnwise(next_);
+  if (session_.faults.Has(kFaultSavedOperandOverwritten)) {
+    QG_RETURN_IF_ERROR(OverwriteSaved(session_.engine, pass));
+  }
+
+  SessionStepResult result;
+  QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(result), run_.Finish());
+  result.outputs.push_back({"y", pass.y});
+  for (NamedTensor& norm_out : pass.norm_outs) result.outputs.push_back(std::move(norm_out));
+  if (recomputation != nullptr) {
+    recomputation->saved = TakeFirstPhase(result);
+    flight->recomputation = std::move(recomputation);
+  } else {
+    flight->saved = std::move(pass.saved);
+  }
+  if (step_.train) next_.in_flight[step_.microbatch] = std::move(flight);
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<SessionStepResult> TrainingSession::Forward(const ForwardStep& step,
+                                                           const Cancellation* cancellation) {
+  Forwarding forwarding(*state_, step, cancellation);
+  QG_ASSIGN_OR_RETURN(SessionStepResult result, forwarding.Run());
+  QG_RETURN_IF_ERROR(Commit(forwarding.TakeState(), *state_));
+  return result;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,62 @@
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/training/parameter_update.h"
+#include "kernels/training/session_checks.h"
+#include "kernels/training/session_faults.h"
+#include "kernels/training/session_run.h"
+
+namespace quantgate {
+namespace {
+
+absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state) {
+  if (spec.optimizer.kind == OptimizerSpec::Kind::kNone) {
+    return WrongOrder("optimizer: none; this session was opened without one");
+  }
+  if (!state.deferred.empty()) {
+    return WrongOrder(absl::StrCat("gradients: ", state.deferred.size(),
+                                   " layers' weight gradients "
+                                   "are deferred; the wgrad step comes before the optimizer's"));
+  }
+  for (const SessionLayerState& layer : state.layers) {
+    for (const auto& [name, trained] : layer.trained) {
+      if (trained.gradient.has_value() || trained.has_main_gradient) return absl::OkStatus();
+    }
+  }
+  return WrongOrder("gradients: none since the last update; a backward comes first");
+}
+
+OptimizerSpec WithLearningRate(OptimizerSpec optimizer, std::optional<float> learning_rate) {
+  if (!learning_rate.has_value()) return optimizer;
+  optimizer.adam.learning_rate = *learning_rate;
+  optimizer.sgd.learning_rate = *learning_rate;
+  return optimizer;
+}
+
+}  // namespace
+
+absl::StatusOr<SessionStepResult> TrainingSession::Optimize(const OptimizerStep& step,
+                                                            const Cancellation* cancellation) {
+  const State& session = *state_;
+  SessionState next = session.now;
+  QG_RETURN_IF_ERROR(CheckOptimize(session.spec, next));
+  ++next.optimizer_steps;
+  const OptimizerSpec optimizer = WithLearningRate(session.spec.optimizer, step.learning_rate);
+  SessionRun run(session.engine, session.spec, cancellation);
+  ParameterUpdate update(session.engine, session.spec, next.recipe, session.faults, cancellation);
+  for (size_t i = 0; i < next.layers.size(); ++i) {
+    const SessionLayer& layer = session.spec.layers[i];
+    QG_RETURN_IF_ERROR(run.recorder(i).Timed("optimizer", [&] {
+      return InLayer(layer, update.Optimize(next.layers[i], optimizer, next.optimizer_steps));
+    }));
+    // What was cached is of the old weights.
+    if (session.faults.Has(kFaultWorkspaceKeptAfterUpdate)) continue;
+    next.layers[i].state.workspaces.clear();
+  }
+  SessionStepResult result;
+  QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(result), run.Finish());
+  QG_RETURN_IF_ERROR(Commit(std::move(next), *state_));
+  return result;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,164 @@
+// A change of recipe between steps (docs/quantizers.md sections 8.3, 8.5 and 8.6).
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/training/parameter_update.h"
+#include "kernels/training/session_checks.h"
+#include "kernels/training/session_faults.h"
+#include "kernels/training/session_run.h"
+
+namespace quantgate {
+namespace {
+
+/// What a scale of the role brings the amax to: the format's maximum, a margin below.
+float ScaledMax(const Recipe& recipe, TensorRole role) {
+  const DType element = recipe.QuantizerFor(role).rowwise.element;
+  const float max_finite = element == DType::kF8E4M3 ? MaxFinite<E4M3>() : MaxFinite<E5M2>();
+  return std::ldexp(max_finite, -recipe.delayed_scaling().margin);
+}
+
+/// The role of "input", "fc1.weight", "grad_output.3".
+TensorRole RoleOfState(const std::string& name) {
+  if (WithLastWord(name, "input") == name) return TensorRole::kInput;
+  return IsWeight(name) ? TensorRole::kWeight : TensorRole::kGradOutput;
+}
+
+bool IsFresh(const DelayedScalingState& state) {
+  for (int64_t row = 0; row < state.amax_history.element_count(); ++row) {
+    if (state.amax_history.as<float>()[row] != 0) return false;
+  }
+  return *state.scale.as<float>() == 1.0f;
+}
+
+class RecipeChange {
+ public:
+  RecipeChange(const TrainingSession::State& session, const Recipe& to,
+               const Cancellation* cancellation, SessionState& next)
+      : session_(session), to_(to), cancellation_(cancellation), next_(next) {}
+
+  absl::Status Run();
+
+ private:
+  absl::Status CheckQuantizedWeights() const;
+  absl::Status ChangeDelayed(SessionLayerState& layer);
+  absl::Status RequantizeWeights();
+
+  const TrainingSession::State& session_;
+  const Recipe& to_;
+  const Cancellation* const cancellation_;
+  SessionState& next_;
+};
+
+absl::Status RecipeChange::CheckQuantizedWeights() const {
+  const Recipe& from = next_.recipe;
+  const Quantizer& quantizer = to_.QuantizerFor(TensorRole::kWeight);
+  for (size_t i = 0; i < next_.layers.size(); ++i) {
+    for (const auto& [name, parameter] : next_.layers[i].state.parameters) {
+      if (!parameter.is_quantized()) continue;
+      const std::string path = absl::StrCat(session_.spec.layers[i].name, ".", name);
+      if (to_.name() != from.name()) {
+        return WrongOrder(absl::StrCat("recipe: ", to_.ShortText(), "; ", path,
+                                       " is held quantized by recipe ", from.ShortText(),
+                                       ", and another recipe does not take it over"));
+      }
+      if (parameter.quantizer == quantizer || session_.spec.masters != Masters::kNone) continue;
+      return WrongOrder(absl::StrCat("recipe: ", to_.ShortText(), "; ", path, " is held as ",
+                                     QuantizerText(parameter.quantizer), ", would be ",
+                                     QuantizerText(quantizer),
+                                     ", and the session has no masters to quantize it from anew"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RecipeChange::ChangeDelayed(SessionLayerState& layer) {
+  const int length = to_.delayed_scaling().amax_history_len;
+  for (auto& [name, state] : layer.state.delayed) {
+    for (Tensor* tensor : {&state.scale, &state.amax_history}) {
+      QG_ASSIGN_OR_RETURN(*tensor, session_.engine.ToHost(*tensor, cancellation_));
+    }
+    const bool is_fresh = IsFresh(state);
+    QG_ASSIGN_OR_RETURN(state, WithHistoryLength(state, length));
+    const TensorRole role = RoleOfState(name);
+    const float ratio = ScaledMax(to_, role) / ScaledMax(next_.recipe, role);
+    // Maxima of the formats and margins are apart by powers of two, so the product is the quotient
+    // that the last update would have rounded.
+    if (ratio != 1 && !is_fresh) {
+      const float scale = *state.scale.as<float>() * ratio;
+      const float max = std::numeric_limits<float>::max();
+      QG_ASSIGN_OR_RETURN(state.scale, Tensor::FromScalar(std::isinf(scale) ? max : scale));
+    }
+    for (Tensor* tensor : {&state.scale, &state.amax_history}) {
+      QG_ASSIGN_OR_RETURN(*tensor, session_.engine.ToDevice(*tensor, cancellation_));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RecipeChange::RequantizeWeights() {
+  const Quantizer& quantizer = to_.QuantizerFor(TensorRole::kWeight);
+  ParameterUpdate update(session_.engine, session_.spec, to_, session_.faults, cancellation_);
+  for (size_t i = 0; i < next_.layers.size(); ++i) {
+    bool is_of_another_rule = false;
+    for (const auto& [name, parameter] : next_.layers[i].state.parameters) {
+      is_of_another_rule |= parameter.is_quantized() && parameter.quantizer != quantizer;
+    }
+    if (!is_of_another_rule) continue;
+    QG_RETURN_IF_ERROR(InLayer(session_.spec.layers[i], update.Requantize(next_.layers[i])));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RecipeChange::Run() {
+  QG_RETURN_IF_ERROR(CheckQuantizedWeights());
+  if (session_.spec.weights == WeightStorage::kQuantized) {
+    QG_RETURN_IF_ERROR(CheckQuantizedWeightsOf(to_));
+  }
+  std::vector<DelayedStates> retired;
+  for (SessionLayerState& layer : next_.layers) {
+    retired.push_back(layer.state.delayed);
+    if (to_.name() == next_.recipe.name()) {
+      QG_RETURN_IF_ERROR(ChangeDelayed(layer));
+    } else {
+      layer.state.delayed.clear();
+    }
+    layer.state.workspaces.clear();
+  }
+  next_.retired_delayed[next_.recipe_number++] = std::move(retired);
+  QG_RETURN_IF_ERROR(RequantizeWeights());
+  next_.recipe = to_;
+  DropRetired(next_);
+  return absl::OkStatus();
+}
+
+bool OnlyAlgorithmDiffers(const Recipe& a, const Recipe& b) {
+  Recipe::Knobs knobs = a.knobs();
+  const auto algorithm = b.knobs().find("amax_compute_algo");
+  if (algorithm == b.knobs().end()) return false;
+  knobs["amax_compute_algo"] = algorithm->second;
+  return a.name() == b.name() && knobs == b.knobs();
+}
+
+}  // namespace
+
+absl::Status ApplyRecipe(const TrainingSession::State& session, const Recipe& recipe,
+                         const Cancellation* cancellation, SessionState& next) {
+  return RecipeChange(session, recipe, cancellation, next).Run();
+}
+
+absl::Status TrainingSession::ChangeRecipe(const Recipe& recipe, const Cancellation* cancellation) {
+  const State& session = *state_;
+  SessionState next = session.now;
+  const bool is_ignored =
+      (session.faults.Has(kFaultKnobChangeIgnored) && recipe.name() == next.recipe.name()) ||
+      (session.faults.Has(kFaultAlgorithmChangeIgnored) &&
+       OnlyAlgorithmDiffers(recipe, next.recipe));
+  if (!is_ignored) {
+    QG_RETURN_IF_ERROR(ApplyRecipe(session, recipe, cancellation, next));
+  }
+  return Commit(std::move(next), *state_);
+}
+
+}  // namespace quantgate

@@ -1,0 +1,180 @@
+#include "kernels/training/session_run.h"
+
+#include <cmath>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/training/session_checks.h"
+#include "kernels/training/session_faults.h"
+
+namespace quantgate {
+namespace {
+
+template <typename Record>
+void Append(std::vector<Record> from, std::vector<Record>& to) {
+  to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+}
+
+void AddPrefix(const std::string& prefix, StepRecords& records) {
+  const auto add = [&](std::string& name) {
+    if (!name.empty()) name = prefix + name;
+  };
+  for (GemmRecord& gemm : records.gemms) {
+    add(gemm.output);
+    add(gemm.a_tensor);
+    add(gemm.b_tensor);
+  }
+  for (SavedOperand& saved : records.saved) add(saved.name);
+  for (QuantizationRecord& quantization : records.quantizations) add(quantization.tensor);
+  for (StageTime& stage : records.stages) add(stage.stage);
+}
+
+/// The recipe with the other of the two update rules.
+absl::StatusOr<Recipe> WithOtherUpdate(const Recipe& recipe) {
+  Recipe::Knobs knobs = recipe.knobs();
+  const bool is_fused = recipe.delayed_scaling().update == ScaleUpdate::kFused;
+  knobs["update"] = is_fused ? "unfused" : "fused";
+  return Recipe::Create(recipe.name(), knobs);
+}
+
+absl::Status ForgetInfinities(Engine& engine, const Cancellation* cancellation,
+                              DelayedStates& states) {
+  for (auto& [name, state] : states) {
+    QG_ASSIGN_OR_RETURN(const Tensor history, engine.ToHost(state.amax_history, cancellation));
+    QG_ASSIGN_OR_RETURN(Tensor finite,
+                        Tensor::FromBytes(history.dtype(), history.shape(), history.bytes()));
+    for (int64_t row = 0; row < finite.element_count(); ++row) {
+      float& amax = finite.as<float>()[row];
+      if (std::isinf(amax)) amax = 0;
+    }
+    QG_ASSIGN_OR_RETURN(state.amax_history, engine.ToDevice(finite, cancellation));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+SessionRun::SessionRun(Engine& engine, const SessionSpec& spec, const Cancellation* cancellation)
+    : spec_(spec), recorder_(engine, spec.arithmetic, cancellation) {
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    layers_.push_back(std::make_unique<StepRecorder>(engine, spec.arithmetic, cancellation));
+  }
+}
+
+absl::StatusOr<StepRecords> SessionRun::Finish() {
+  QG_ASSIGN_OR_RETURN(StepRecords all, recorder_.Finish());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    QG_ASSIGN_OR_RETURN(StepRecords records, layers_[i]->Finish());
+    AddPrefix(spec_.layers[i].name + ".", records);
+    Append(std::move(records.gemms), all.gemms);
+    Append(std::move(records.saved), all.saved);
+    Append(std::move(records.quantizations), all.quantizations);
+    Append(std::move(records.stages), all.stages);
+    for (const std::string& note : records.notes) {
+      all.notes.push_back(absl::StrCat(spec_.layers[i].name, ": ", note));
+    }
+  }
+  return all;
+}
+
+uint64_t CallIdsOfSession(const SessionSpec& spec) {
+  uint64_t count = 0;
+  for (const SessionLayer& layer : spec.layers) count += CallIdsOf(layer.spec);
+  return count;
+}
+
+absl::StatusOr<ForwardPass> ForwardLayers(SessionRun& run, const SessionSpec& spec,
+                                          const ForwardPlan& plan,
+                                          std::vector<LayerState>& layers) {
+  ForwardPass pass;
+  pass.y = plan.step.x;
+  uint32_t call_id = plan.first_call_id;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const SessionLayer& layer = spec.layers[i];
+    const StepOptions options{.recipe = plan.recipe,
+                              .grad_enabled = plan.step.train,
+                              .requires_grad = plan.requires_grad[i],
+                              .microbatch = plan.step.is_first,
+                              .calibrate = plan.step.calibrate,
+                              .seed = spec.seed,
+                              .first_call_id = call_id,
+                              .defer_wgrad = plan.step.defer_wgrad};
+    call_id += CallIdsOf(layer.spec);
+    absl::StatusOr<ForwardResult> result =
+        ForwardLayer(run.recorder(i), layer.spec, layers[i], pass.y, options);
+    if (!result.ok()) return InLayer(layer, result.status());
+    pass.y = std::move(result->y);
+    if (result->norm_out.has_value()) {
+      pass.norm_outs.push_back({layer.name + ".norm_out", std::move(result->norm_out)});
+    }
+    pass.saved.push_back(std::move(result->saved));
+  }
+  return pass;
+}
+
+absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& session,
+                               const Recipe& recipe, UpdatePoint point,
+                               std::vector<LayerState>& layers) {
+  const SeededFaults& faults = session.faults;
+  if (point == UpdatePoint::kBackward && faults.Has(kFaultBackwardUpdateSkipped)) {
+    return absl::OkStatus();
+  }
+  Recipe rule = recipe;
+  if (recipe.is_delayed() && faults.Has(kFaultUpdateRuleSwapped)) {
+    QG_ASSIGN_OR_RETURN(rule, WithOtherUpdate(recipe));
+  }
+  for (size_t i = 0; i < layers.size(); ++i) {
+    QG_RETURN_IF_ERROR(
+        UpdateScales(run.recorder(i), session.spec.layers[i].spec, layers[i], rule, point));
+    if (!faults.Has(kFaultInfiniteAmaxForgotten)) continue;
+    QG_RETURN_IF_ERROR(
+        ForgetInfinities(session.engine, run.recorder().cancellation(), layers[i].delayed));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<LayerState> LayersUnder(const SessionState& state, int64_t recipe_number) {
+  std::vector<LayerState> layers;
+  for (const SessionLayerState& layer : state.layers) layers.push_back(layer.state);
+  if (recipe_number == state.recipe_number) return layers;
+  const std::vector<DelayedStates>& retired = state.retired_delayed.at(recipe_number);
+  for (size_t i = 0; i < layers.size(); ++i) layers[i].delayed = retired[i];
+  return layers;
+}
+
+void KeepDelayed(int64_t recipe_number, std::vector<LayerState>& layers, SessionState& state) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (recipe_number == state.recipe_number) {
+      state.layers[i].state.delayed = std::move(layers[i].delayed);
+    } else {
+      state.retired_delayed.at(recipe_number)[i] = std::move(layers[i].delayed);
+    }
+  }
+}
+
+void DropRetired(SessionState& state) {
+  for (auto retired = state.retired_delayed.begin(); retired != state.retired_delayed.end();) {
+    bool is_followed = false;
+    for (const auto& [name, flight] : state.in_flight) {
+      is_followed |= flight->recipe_number == retired->first;
+    }
+    retired = is_followed ? std::next(retired) : state.retired_delayed.erase(retired);
+  }
+}
+
+absl::Status Commit(SessionState next, TrainingSession::State& session) {
+  const int64_t bytes = BytesOf(session.spec, next);
+  if (bytes > session.bytes_max && bytes > BytesOf(session.spec, session.now)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "session: ", bytes, " bytes after this step; it may hold ", session.bytes_max));
+  }
+  ++next.step_count;
+  session.now = std::move(next);
+  return absl::OkStatus();
+}
+
+absl::Status WrongOrder(const std::string& what) { return absl::FailedPreconditionError(what); }
+
+}  // namespace quantgate

@@ -1,0 +1,75 @@
+// One step of a session on its way: a recorder per layer, and the forward of all layers that
+// training and recomputation share. Private to kernels/training.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/training/session_state.h"
+
+namespace quantgate {
+
+class SessionRun {
+ public:
+  /// References must outlive it.
+  SessionRun(Engine& engine, const SessionSpec& spec, const Cancellation* cancellation);
+
+  /// Records of the session itself.
+  StepRecorder& recorder() { return recorder_; }
+  StepRecorder& recorder(size_t layer) { return *layers_[layer]; }
+
+  /// Waits for what is under way; everything's records, with "LAYER." before their names.
+  absl::StatusOr<StepRecords> Finish();
+
+ private:
+  const SessionSpec& spec_;
+  StepRecorder recorder_;
+  std::vector<std::unique_ptr<StepRecorder>> layers_;
+};
+
+/// What a forward of all layers follows.
+struct ForwardPlan {
+  const Recipe& recipe;
+  const ForwardStep& step;
+  uint32_t first_call_id = 0;
+  std::vector<RequiresGrad> requires_grad;  ///< By layer.
+};
+
+struct ForwardPass {
+  Tensor y;
+  std::vector<NamedTensor> norm_outs;
+  std::vector<std::shared_ptr<LayerSaved>> saved;  ///< By layer; null where nothing is.
+};
+
+/// Changes `layers` as ForwardLayer does.
+absl::StatusOr<ForwardPass> ForwardLayers(SessionRun& run, const SessionSpec& spec,
+                                          const ForwardPlan& plan, std::vector<LayerState>& layers);
+
+/// Delayed scaling's update of every layer, with the faults that are seeded in it.
+absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& session,
+                               const Recipe& recipe, UpdatePoint point,
+                               std::vector<LayerState>& layers);
+
+/// The layers' states as steps take them: under the delayed scaling of recipe `recipe_number`.
+std::vector<LayerState> LayersUnder(const SessionState& state, int64_t recipe_number);
+/// Puts their delayed scaling back where it came from.
+void KeepDelayed(int64_t recipe_number, std::vector<LayerState>& layers, SessionState& state);
+/// Drops what only ended forwards followed.
+void DropRetired(SessionState& state);
+
+/// From the next forward on; TrainingSession::ChangeRecipe says how.
+absl::Status ApplyRecipe(const TrainingSession::State& session, const Recipe& recipe,
+                         const Cancellation* cancellation, SessionState& next);
+
+/// Call ids of one forward of all layers.
+uint64_t CallIdsOfSession(const SessionSpec& spec);
+
+/// Ends a step: `next` takes the place of what the session holds. RESOURCE_EXHAUSTED where it holds
+/// more than before, and more than the session may.
+absl::Status Commit(SessionState next, TrainingSession::State& session);
+
+/// FAILED_PRECONDITION saying what the session's order does not allow.
+absl::Status WrongOrder(const std::string& what);
+
+}  // namespace quantgate

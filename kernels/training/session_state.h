@@ -1,0 +1,110 @@
+// What a session holds, as a value. A step works on a copy, which shares the tensors, and the copy
+// takes the original's place when the step has succeeded: a step that fails has changed nothing.
+// Private to kernels/training.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "kernels/layer/delayed_states.h"
+#include "kernels/training/training_session.h"
+
+namespace quantgate {
+
+/// What training keeps of one parameter beside the parameter itself.
+struct TrainedParameter {
+  Tensor master;      ///< Masters::kF32.
+  SplitTensor split;  ///< Masters::kBf16Remainder.
+  Tensor exp_avg;     ///< Adam: f32, from the start,
+  Tensor exp_avg_sq;  ///< and likewise.
+  Tensor momentum;    ///< SGD with momentum: f32, from the first update on.
+  Tensor gradient;    ///< The sum since the last update; main gradients are in LayerState.
+  bool has_main_gradient = false;  ///< A wgrad went into its main gradient since the last update.
+};
+
+struct SessionLayerState {
+  LayerState state;  ///< Delayed scaling's states are those of the current recipe.
+  std::map<std::string, TrainedParameter> trained;  ///< By parameter.
+};
+
+/// What activation checkpointing forwards again, as the first phase found it.
+struct Recomputation {
+  Recipe recipe;
+  ForwardStep step;
+  uint32_t first_call_id = 0;
+  std::vector<LayerState> layers;
+  SavedMarkPointer x_mark = {};
+  std::vector<SavedOperand> saved = {};  ///< By the first phase, to be compared with the second's.
+};
+
+/// A forward that waits for its backward.
+struct InFlight {
+  int64_t recipe_number = 0;  ///< SessionState::recipe_number of its forward.
+  Shape y_shape;
+  /// By layer; empty where the forward is recomputed. Never written to: backward takes clones.
+  std::vector<std::shared_ptr<LayerSaved>> saved;
+  std::shared_ptr<const Recomputation> recomputation;
+  bool is_offloaded = false;
+};
+
+/// A backward's weight gradients that wait for the wgrad step.
+struct DeferredWgrad {
+  size_t layer = 0;
+  std::shared_ptr<LayerSaved> saved;
+};
+
+struct SessionState {
+  Recipe recipe;
+  int64_t recipe_number = 0;  ///< Counts the changes.
+  std::vector<SessionLayerState> layers = {};
+  /// Delayed scaling's states by layer under recipes that only forwards in flight still follow.
+  std::map<int64_t, std::vector<DelayedStates>> retired_delayed = {};
+  std::map<std::string, std::shared_ptr<const InFlight>> in_flight = {};
+  std::vector<DeferredWgrad> deferred = {};
+  uint32_t next_call_id = 0;
+  int64_t optimizer_steps = 0;
+  int64_t step_count = 0;
+};
+
+class TrainingSession::State {
+ public:
+  State(Engine& engine_in, SessionSpec spec_in, SeededFaults faults_in, SessionState now_in)
+      : engine(engine_in),
+        spec(std::move(spec_in)),
+        faults(std::move(faults_in)),
+        now(std::move(now_in)) {}
+
+  Engine& engine;
+  const SessionSpec spec;  ///< Its recipe is the one that the session began with.
+  const SeededFaults faults;
+  int64_t bytes_max = std::numeric_limits<int64_t>::max();
+  SessionState now;
+};
+
+/// Every place that can hold a tensor of the state between steps, absent ones included, by name in
+/// a fixed order. Microbatches in flight are not in it.
+using TensorVisitor = absl::FunctionRef<void(const std::string& name, Tensor& tensor)>;
+void VisitTensors(const SessionSpec& spec, SessionState& state, TensorVisitor visit);
+/// Both, without what is absent.
+void VisitHeldTensors(const SessionSpec& spec, SessionState& state, TensorVisitor visit);
+/// Of every buffer once.
+int64_t BytesOf(const SessionSpec& spec, SessionState& state);
+/// What microbatches in flight and deferred gradients hold: "in_flight.MICROBATCH.LAYER.PART".
+void VisitTensorsInFlight(const SessionSpec& spec, const SessionState& state, TensorVisitor visit);
+
+/// The tensors of one direction of a quantized tensor below `name`.
+void VisitQuantized(const std::string& name, QuantizedTensor& quantized, TensorVisitor visit);
+
+/// Whether a parameter is a weight: what is quantized and has a main gradient.
+bool IsWeight(const std::string& parameter);
+/// "fc1.weight" with last word "dw": "fc1.dw"; "weight.0": "dw.0".
+std::string WithLastWord(const std::string& parameter, const std::string& word);
+/// "dw" of a weight, "db", "dgamma", "dbeta", with what is around the last word.
+std::string GradientOf(const std::string& parameter);
+
+}  // namespace quantgate

@@ -1,0 +1,177 @@
+// TrainingSession: the state that training keeps between steps (docs/quantizers.md sections 8 to
+// 11). Layers in a row, each feeding the next; parameters in high precision or quantized, with
+// fp32 masters or without; optimizer state, main gradients, delayed scaling's histories, cached
+// quantized weights, random number offsets, and what forwards in flight saved for their backwards.
+//
+// Not thread-safe: one step at a time. A step that fails leaves the session as it was before.
+// Wrong order is FAILED_PRECONDITION naming the rule; wrong tensors INVALID_ARGUMENT.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/base/seeded_fault.h"
+#include "kernels/layer/layer_step.h"
+#include "kernels/ops/optimizer.h"
+
+namespace quantgate {
+
+struct SessionLayer {
+  std::string name;  ///< Prefix of its tensors: "fc1" of "fc1.weight". Unique.
+  LayerSpec spec;
+};
+
+/// How weights are held between steps. Other parameters are always in high precision.
+enum class WeightStorage {
+  kHighPrecision,
+  kQuantized,  ///< By the recipe's quantizer (quantized_model_init).
+};
+/// What an optimizer updates.
+enum class Masters {
+  kNone,           ///< The parameters themselves.
+  kF32,            ///< fp32 copies.
+  kBf16Remainder,  ///< The bf16 parameter, and the 16 bits that complete it to fp32.
+};
+/// How quantized weights follow their masters.
+enum class Requantization { kFromF32, kThroughBf16 };
+
+// Names as specs spell them: "quantized", "bf16_remainder", "through_bf16".
+std::string_view WeightStorageName(WeightStorage weights);
+std::string_view MastersName(Masters masters);
+std::string_view RequantizationName(Requantization requantization);
+absl::StatusOr<WeightStorage> ParseWeightStorage(std::string_view name);
+absl::StatusOr<Masters> ParseMasters(std::string_view name);
+absl::StatusOr<Requantization> ParseRequantization(std::string_view name);
+
+struct OptimizerSpec {
+  enum class Kind { kNone, kAdam, kSgd } kind = Kind::kNone;
+  AdamOptions adam;
+  SgdOptions sgd;
+};
+
+struct SessionSpec {
+  std::vector<SessionLayer> layers;
+  Recipe recipe;
+  Arithmetic arithmetic = {};
+  WeightStorage weights = WeightStorage::kHighPrecision;
+  /// Quantized weights are made as where gradients are disabled: rowwise only.
+  bool built_without_grad = false;
+  Masters masters = Masters::kNone;
+  Requantization requantization = Requantization::kFromF32;
+  OptimizerSpec optimizer = {};
+  /// wgrads accumulate into fp32 main gradients; otherwise gradients are summed in their own dtype.
+  bool main_grads = false;
+  uint64_t seed = 0;
+};
+
+/// One forward of all layers.
+struct ForwardStep {
+  std::string microbatch = "0";  ///< Names it until its backward.
+  Tensor x;
+  bool train = true;  ///< False: evaluation; nothing is saved, no scale is updated.
+  Microbatch is_first = Microbatch::kUnset;
+  /// Activation checkpointing: saves x alone, and forwards again before backward, from the same
+  /// states and random numbers.
+  bool recompute = false;
+  bool calibrate = false;
+  RequiresGrad requires_grad;
+  bool defer_wgrad = false;  ///< Its backward leaves the weights' gradients to the wgrad step.
+};
+struct BackwardStep {
+  std::string microbatch = "0";
+  Tensor grad_output;
+};
+struct OptimizerStep {
+  std::optional<float> learning_rate;  ///< Absent: the spec's.
+};
+
+/// What a step gave, and what it did.
+struct SessionStepResult : StepRecords {
+  /// Forward: "y", "LAYER.norm_out"; backward: "dx" and the gradients ("LAYER.dw", ...).
+  std::vector<NamedTensor> outputs;
+};
+
+/// A tensor of the state as `Get` and traces list it.
+struct StateTensor {
+  std::string name;  ///< "fc1.weight", "fc1.weight.master", "fc1.input.amax_history", ...
+  DType dtype;
+  Shape shape;
+  Fingerprint fingerprint;
+};
+
+/// Limits of one session, bounds on untrusted input.
+inline constexpr int kSessionLayersMax = 64;
+inline constexpr int kMicrobatchesInFlightMax = 64;
+
+struct SessionState;  ///< Private to kernels/training.
+
+class TrainingSession {
+ public:
+  class State;  ///< Private to kernels/training.
+
+  /// `parameters` by "LAYER.NAME", high precision; missing main gradients and optimizer state start
+  /// at zero. INVALID_ARGUMENT names field, value, rule.
+  static absl::StatusOr<std::unique_ptr<TrainingSession>> Open(
+      Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
+      const Cancellation* cancellation, const SeededFaults& faults = {});
+
+  absl::StatusOr<SessionStepResult> Forward(const ForwardStep& step,
+                                            const Cancellation* cancellation);
+  absl::StatusOr<SessionStepResult> Backward(const BackwardStep& step,
+                                             const Cancellation* cancellation);
+  /// The wgrads that backwards deferred, in their order.
+  absl::StatusOr<SessionStepResult> Wgrad(const Cancellation* cancellation);
+  /// Updates masters and parameters from the gradients so far, refreshes every direction that each
+  /// quantized weight holds, and clears the gradients.
+  absl::StatusOr<SessionStepResult> Optimize(const OptimizerStep& step,
+                                             const Cancellation* cancellation);
+  /// From the next forward on. Forwards in flight keep theirs. The same recipe with other knobs
+  /// takes effect at once: delayed scaling's histories stay, and its scales are those that the last
+  /// update would have given with the new maximum and margin; quantized weights whose rule changed
+  /// are quantized anew from their masters. Another recipe drops delayed scaling's states, and a
+  /// later return to it begins with fresh ones. FAILED_PRECONDITION naming both rules where
+  /// quantized weights were made by another recipe (docs/quantizers.md section 8.3), or by another
+  /// rule and have no masters.
+  absl::Status ChangeRecipe(const Recipe& recipe, const Cancellation* cancellation = nullptr);
+  /// What a microbatch saved goes to host memory, and back.
+  absl::Status Offload(const std::string& microbatch, const Cancellation* cancellation);
+  absl::Status Reload(const std::string& microbatch, const Cancellation* cancellation);
+
+  /// The whole state as one safetensors file's tensors and metadata. FAILED_PRECONDITION with
+  /// microbatches in flight.
+  absl::StatusOr<TensorFile> Checkpoint(const Cancellation* cancellation);
+  /// A session that goes on from a checkpoint, on any engine. FAILED_PRECONDITION where the
+  /// checkpoint is of other layers or another recipe class.
+  static absl::StatusOr<std::unique_ptr<TrainingSession>> Restore(Engine& engine, SessionSpec spec,
+                                                                  const TensorFile& checkpoint,
+                                                                  const Cancellation* cancellation,
+                                                                  const SeededFaults& faults = {});
+
+  const SessionSpec& spec() const;  ///< As opened.
+  const Recipe& recipe() const;     ///< As last changed.
+  /// What the session holds now, tensors shared, and the way back to it.
+  std::shared_ptr<const SessionState> Remember() const;
+  void GoBack(const std::shared_ptr<const SessionState>& moment);
+  int64_t step_count() const;  ///< Steps that succeeded.
+  int64_t bytes() const;       ///< Of all tensors held, each buffer once.
+  /// From now on a step that would hold more than before, and more than this, is
+  /// RESOURCE_EXHAUSTED and does nothing.
+  void LimitBytes(int64_t bytes_max);
+  std::vector<std::string> microbatches() const;  ///< In flight.
+  /// Every tensor of the state with its fingerprint.
+  absl::StatusOr<std::vector<StateTensor>> Describe(const Cancellation* cancellation);
+  /// A tensor of the state, quantized ones dequantized where `name` is a weight's.
+  absl::StatusOr<Tensor> Find(const std::string& name, const Cancellation* cancellation);
+  ~TrainingSession();
+
+ private:
+  explicit TrainingSession(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace quantgate

@@ -1,0 +1,200 @@
+// Delayed scaling over a session's steps: when scales are updated and when not, and what several
+// microbatches, evaluations, calibrations, recomputations and changes of the recipe do to them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tests/training/session_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using Floats = std::vector<float>;
+
+float AmaxOf(const Tensor& tensor) {
+  float amax = 0;
+  for (const float value : ToValues(tensor)) amax = std::max(amax, std::abs(value));
+  return amax;
+}
+
+class SessionDelayed : public ::testing::Test {
+ protected:
+  void Open(const std::string& recipe) {
+    session_ = OpenOn(*engine_, TwoLayerSpec(recipe));
+    ASSERT_NE(session_, nullptr);
+  }
+  Floats State(const std::string& name) {
+    const auto tensor = session_->Find(name, nullptr);
+    EXPECT_TRUE(tensor.ok()) << tensor.status();
+    return tensor.ok() ? ToValues(*tensor) : Floats{};
+  }
+  Tensor Forward(const ForwardStep& step) {
+    return OutputOf(session_->Forward(step, nullptr), "y");
+  }
+
+  std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
+  std::unique_ptr<TrainingSession> session_;
+};
+
+TEST_F(SessionDelayed, AForwardUpdatesInputsAndWeightsAndABackwardGradients) {
+  Open("fp8_delayed:amax_history_len=3");
+  const ForwardStep forward = ForwardOf(1);
+  const BackwardStep backward = BackwardOf(2);
+  Forward(forward);
+  const float x = AmaxOf(forward.x), w = AmaxOf(TwoLayerParameters().at("fc1.weight"));
+  EXPECT_EQ(State("fc1.input.scale"), (Floats{448.0f / x}));
+  EXPECT_EQ(State("fc1.input.amax_history"), (Floats{0, 0, x}));
+  EXPECT_EQ(State("fc1.weight.scale"), (Floats{448.0f / w}));
+  EXPECT_EQ(State("fc2.grad_output.scale"), (Floats{1}));
+  ASSERT_TRUE(session_->Backward(backward, nullptr).ok());
+  const float dy = AmaxOf(backward.grad_output);
+  EXPECT_EQ(State("fc2.grad_output.scale"), (Floats{57344.0f / dy}));
+  EXPECT_EQ(State("fc2.grad_output.amax_history"), (Floats{0, 0, dy}));
+  EXPECT_EQ(State("fc1.input.scale"), (Floats{448.0f / x}));
+}
+
+TEST_F(SessionDelayed, AnEvaluationLeavesNoTrace) {
+  Open("fp8_delayed:amax_history_len=3");
+  Forward(ForwardOf(1));
+  const auto before = DigestsOf(*session_);
+  ForwardStep evaluation = ForwardOf(2, "eval");
+  evaluation.train = false;
+  evaluation.x = Generated(Distribution::kOneHuge, 3, DType::kBF16, {kRows, kIn});
+  Forward(evaluation);
+  EXPECT_EQ(DigestsOf(*session_), before);
+}
+
+TEST_F(SessionDelayed, ACalibrationNotesAmaxesAndUpdatesNothing) {
+  Open("fp8_delayed:amax_history_len=3");
+  ForwardStep calibration = ForwardOf(1);
+  calibration.train = false;
+  calibration.calibrate = true;
+  Forward(calibration);
+  EXPECT_EQ(State("fc1.input.scale"), (Floats{1}));
+  EXPECT_EQ(State("fc1.input.amax_history"), (Floats{AmaxOf(calibration.x), 0, 0}));
+}
+
+TEST_F(SessionDelayed, EveryForwardInFlightHasItsOwnUpdate) {
+  Open("fp8_delayed:amax_history_len=4");
+  const ForwardStep a = ForwardOf(1, "a"), b = ForwardOf(2, "b");
+  Forward(a);
+  Forward(b);
+  EXPECT_EQ(State("fc1.input.amax_history"), (Floats{0, 0, AmaxOf(a.x), AmaxOf(b.x)}));
+}
+
+TEST_F(SessionDelayed, AnInfiniteAmaxFreezesTheScaleForAsManyUpdatesAsTheHistoryIsLong) {
+  Open("fp8_delayed:amax_history_len=3");
+  const ForwardStep usual = ForwardOf(1);
+  const auto step = [&](const Tensor& x) {
+    ForwardStep forward = usual;
+    forward.x = x;
+    Forward(forward);
+    ASSERT_TRUE(session_->Backward(BackwardOf(2), nullptr).ok());
+  };
+  step(usual.x);
+  const Floats scale = State("fc1.input.scale");
+  std::vector<float> values = ToValues(ForwardOf(3).x);
+  values[5] = INFINITY;
+  step(FromValues(DType::kBF16, {kRows, kIn}, values));
+  const ForwardStep larger = ForwardOf(9);
+  const Tensor doubled = [&] {
+    std::vector<float> twice = ToValues(larger.x);
+    for (float& value : twice) value *= 2;
+    return FromValues(DType::kBF16, {kRows, kIn}, twice);
+  }();
+  // The infinity is in the maxima of its own update and of the L - 1 that follow.
+  for (int update = 0; update < 3; ++update) {
+    EXPECT_EQ(State("fc1.input.scale"), scale) << update;
+    step(doubled);
+  }
+  EXPECT_EQ(State("fc1.input.scale"), (Floats{448.0f / AmaxOf(doubled)}));
+}
+
+TEST_F(SessionDelayed, ARecomputationHasTheScalesOfItsForwardAndLeavesThoseOfNow) {
+  for (const bool recompute : {false, true}) {
+    SCOPED_TRACE(recompute);
+    Open("fp8_delayed:amax_history_len=4");
+    ForwardStep a = ForwardOf(1, "a");
+    a.recompute = recompute;
+    Forward(a);
+    ForwardStep b = ForwardOf(2, "b");
+    b.recompute = recompute;
+    Forward(b);
+    const Floats history = State("fc1.input.amax_history");
+    const auto backward_b = session_->Backward(BackwardOf(3, "b"), nullptr);
+    const auto backward_a = session_->Backward(BackwardOf(4, "a"), nullptr);
+    EXPECT_EQ(State("fc1.input.amax_history"), history);
+    if (!recompute) continue;
+    int compared = 0;
+    for (const SavedOperand& saved : backward_a->saved) {
+      EXPECT_EQ(saved.at_save, saved.at_use) << saved.name;
+      compared += saved.name.find(" recomputed") != std::string::npos;
+    }
+    EXPECT_EQ(compared, 4) << "x and weight of two layers";
+  }
+}
+
+TEST_F(SessionDelayed, AChangeOfTheFormatTakesEffectAtOnceAndInFlightAtNoTime) {
+  const std::string e4m3 = "fp8_delayed:amax_history_len=4,fp8_format=e4m3";
+  Open(e4m3);
+  Forward(ForwardOf(1));
+  const BackwardStep first = BackwardOf(2);
+  ASSERT_TRUE(session_->Backward(first, nullptr).ok());
+  const float dy = AmaxOf(first.grad_output);
+  ASSERT_EQ(State("fc2.grad_output.scale"), (Floats{448.0f / dy}));
+
+  Forward(ForwardOf(3, "in_flight"));
+  const Floats input = State("fc1.input.scale");
+  ASSERT_TRUE(session_->ChangeRecipe(*Recipe::Parse("fp8_delayed:amax_history_len=4")).ok());
+  EXPECT_EQ(State("fc2.grad_output.scale"), (Floats{57344.0f / dy}));
+  EXPECT_EQ(State("fc1.input.scale"), input);
+
+  const auto in_flight = session_->Backward(BackwardOf(4, "in_flight"), nullptr);
+  ASSERT_TRUE(in_flight.ok());
+  for (const QuantizationRecord& record : in_flight->quantizations) {
+    if (record.tensor != "fc2.grad_output") continue;
+    EXPECT_EQ(record.scale, 448.0f / dy);
+    EXPECT_NE(record.quantizer.find("e4m3"), std::string::npos) << record.quantizer;
+  }
+  // It updated what it followed, not what follows.
+  EXPECT_EQ(State("fc2.grad_output.scale"), (Floats{57344.0f / dy}));
+  Forward(ForwardOf(5));
+  const auto now = session_->Backward(BackwardOf(6), nullptr);
+  ASSERT_TRUE(now.ok());
+  for (const QuantizationRecord& record : now->quantizations) {
+    if (record.tensor != "fc2.grad_output") continue;
+    EXPECT_EQ(record.scale, 57344.0f / dy);
+    EXPECT_NE(record.quantizer.find("e5m2"), std::string::npos) << record.quantizer;
+  }
+}
+
+TEST_F(SessionDelayed, AMarginScalesWhatThereIsAndLeavesWhatIsFresh) {
+  Open("fp8_delayed:amax_history_len=4");
+  Forward(ForwardOf(1));
+  const Floats input = State("fc1.input.scale");
+  ASSERT_TRUE(
+      session_->ChangeRecipe(*Recipe::Parse("fp8_delayed:amax_history_len=2,margin=3")).ok());
+  EXPECT_EQ(State("fc1.input.scale"), (Floats{input[0] / 8}));
+  EXPECT_EQ(State("fc1.input.amax_history").size(), 2u);
+  EXPECT_EQ(State("fc1.grad_output.scale"), (Floats{1}));
+}
+
+TEST_F(SessionDelayed, AnotherRecipeDropsTheStatesAndAReturnIsFresh) {
+  Open("fp8_delayed:amax_history_len=4");
+  Forward(ForwardOf(1, "in_flight"));
+  ASSERT_TRUE(session_->ChangeRecipe(*Recipe::Parse("fp8_current")).ok());
+  EXPECT_FALSE(session_->Find("fc1.input.scale", nullptr).ok());
+  ASSERT_TRUE(session_->Backward(BackwardOf(2, "in_flight"), nullptr).ok());
+  ASSERT_TRUE(session_->ChangeRecipe(*Recipe::Parse("fp8_delayed:amax_history_len=4")).ok());
+  ForwardStep evaluation = ForwardOf(3, "eval");
+  evaluation.train = false;
+  const auto fresh = session_->Forward(evaluation, nullptr);
+  ASSERT_TRUE(fresh.ok());
+  for (const QuantizationRecord& record : fresh->quantizations) EXPECT_EQ(record.scale, 1.0f);
+}
+
+}  // namespace
+}  // namespace quantgate

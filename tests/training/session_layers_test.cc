@@ -1,0 +1,196 @@
+// Every kind of layer in a session: what one step gives is what the layers give one by one, and
+// all that the session does with parameters reaches each of them.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/layer/layer.h"
+#include "tests/training/session_fixture.h"
+
+namespace quantgate {
+namespace {
+
+const ExecutionContext kContext;
+constexpr int64_t kWidth = 64;
+
+SessionLayer LayerNormLinear() {
+  SessionLayer layer{"qkv", {}};
+  layer.spec.kind = LayerKind::kLayerNormLinear;
+  layer.spec.return_norm_output = true;
+  return layer;
+}
+
+SessionLayer LayerNormMlp() {
+  SessionLayer layer{"mlp", {}};
+  layer.spec.kind = LayerKind::kLayerNormMlp;
+  layer.spec.norm.kind = NormKind::kRmsNorm;
+  layer.spec.activation.kind = ActivationKind::kSwiglu;
+  return layer;
+}
+
+SessionLayer Experts() {
+  SessionLayer layer{"moe", {}};
+  layer.spec.kind = LayerKind::kGroupedLinear;
+  layer.spec.m_splits = {32, 0, 32};
+  return layer;
+}
+
+SessionLayer Chain() {
+  SessionLayer layer{"tail", {}};
+  layer.spec.kind = LayerKind::kChain;
+  OperationSpec linear, bias, activation, scale;
+  linear.kind = OperationKind::kBasicLinear;
+  linear.name = "proj";
+  bias.kind = OperationKind::kBias;
+  bias.name = "shift";
+  activation.kind = OperationKind::kActivation;
+  activation.name = "act";
+  scale.kind = OperationKind::kScale;
+  scale.name = "half";
+  scale.factor = 0.5f;
+  layer.spec.operations = {linear, bias, activation, scale};
+  return layer;
+}
+
+std::map<std::string, Tensor> ParametersOfLayers() {
+  std::map<std::string, Tensor> parameters = {{"qkv.gamma", Normal(1, {kWidth})},
+                                              {"qkv.beta", Normal(2, {kWidth})},
+                                              {"qkv.weight", Normal(3, {kWidth, kWidth})},
+                                              {"qkv.bias", Normal(4, {kWidth})},
+                                              {"mlp.gamma", Normal(5, {kWidth})},
+                                              {"mlp.fc1.weight", Normal(6, {2 * kWidth, kWidth})},
+                                              {"mlp.fc2.weight", Normal(7, {kWidth, kWidth})},
+                                              {"mlp.fc2.bias", Normal(8, {kWidth})},
+                                              {"tail.proj.weight", Normal(9, {kWidth, kWidth})},
+                                              {"tail.shift.bias", Normal(10, {kWidth})}};
+  for (const std::string expert : {"0", "1", "2"}) {
+    parameters["moe.weight." + expert] = Normal(20 + expert[0], {kWidth, kWidth});
+  }
+  return parameters;
+}
+
+SessionSpec SpecOfLayers(const std::string& recipe) {
+  SessionSpec spec{.layers = {LayerNormLinear(), LayerNormMlp(), Experts(), Chain()},
+                   .recipe = *Recipe::Parse(recipe)};
+  spec.masters = Masters::kF32;
+  spec.optimizer.kind = OptimizerSpec::Kind::kSgd;
+  spec.optimizer.sgd.learning_rate = 0.1f;
+  spec.optimizer.sgd.momentum = 0.5f;
+  return spec;
+}
+
+class SessionLayers : public ::testing::TestWithParam<const char*> {
+ protected:
+  /// One layer by itself, forward and backward.
+  LayerResult Run(const SessionLayer& layer, const Recipe& recipe, const Tensor& x,
+                  const Tensor& grad_output) {
+    LayerRequest request;
+    request.layer = layer.spec;
+    request.x = x;
+    request.grad_output = grad_output;
+    for (const auto& [name, tensor] : ParametersOfLayers()) {
+      const std::string prefix = layer.name + ".";
+      if (name.find(prefix) == 0) request.parameters[name.substr(prefix.size())] = tensor;
+    }
+    auto result = RunLayer(*engine_, request, recipe, Arithmetic{}, nullptr);
+    EXPECT_TRUE(result.ok()) << layer.name << ": " << result.status();
+    return result.ok() ? *std::move(result) : LayerResult{};
+  }
+  static Tensor Output(const LayerResult& result, const std::string& name) {
+    for (const NamedTensor& output : result.outputs) {
+      if (output.name == name) return output.tensor;
+    }
+    return Tensor();
+  }
+
+  std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 2});
+};
+
+TEST_P(SessionLayers, AStepIsThatOfTheLayersOneByOne) {
+  const SessionSpec spec = SpecOfLayers(GetParam());
+  const auto session = TrainingSession::Open(*engine_, spec, ParametersOfLayers(), nullptr);
+  ASSERT_TRUE(session.ok()) << session.status();
+  ForwardStep forward;
+  forward.x = Normal(50, {64, kWidth});
+  BackwardStep backward;
+  backward.grad_output = Normal(51, {64, kWidth});
+  const auto forwarded = (*session)->Forward(forward, nullptr);
+  ASSERT_TRUE(forwarded.ok()) << forwarded.status();
+  const auto backwarded = (*session)->Backward(backward, nullptr);
+  ASSERT_TRUE(backwarded.ok()) << backwarded.status();
+
+  std::vector<Tensor> inputs = {forward.x};
+  for (const SessionLayer& layer : spec.layers) {
+    const LayerResult alone = Run(layer, spec.recipe, inputs.back(), Tensor());
+    inputs.push_back(Output(alone, "y"));
+    if (layer.spec.return_norm_output) {
+      EXPECT_TRUE(
+          SameBits(OutputOf(forwarded, layer.name + ".norm_out"), Output(alone, "norm_out")));
+    }
+  }
+  EXPECT_TRUE(SameBits(OutputOf(forwarded, "y"), inputs.back()));
+  Tensor gradient = backward.grad_output;
+  size_t compared = 0;
+  for (size_t i = spec.layers.size(); i-- > 0;) {
+    const LayerResult alone = Run(spec.layers[i], spec.recipe, inputs[i], gradient);
+    for (const NamedTensor& output : alone.outputs) {
+      if (output.name == "y" || output.name == "dx" || output.name == "norm_out") continue;
+      const std::string name = spec.layers[i].name + "." + output.name;
+      EXPECT_TRUE(SameBits(OutputOf(backwarded, name), output.tensor)) << name;
+      ++compared;
+    }
+    gradient = Output(alone, "dx");
+  }
+  EXPECT_TRUE(SameBits(OutputOf(backwarded, "dx"), gradient));
+  EXPECT_EQ(compared, ParametersOfLayers().size());
+  EXPECT_EQ(backwarded->outputs.size(), compared + 1);
+}
+
+TEST_P(SessionLayers, EveryParameterIsUpdatedAndEveryExpertIsFresh) {
+  SessionSpec spec = SpecOfLayers(GetParam());
+  if (spec.recipe.is_quantized()) spec.weights = WeightStorage::kQuantized;
+  const auto opened = TrainingSession::Open(*engine_, spec, ParametersOfLayers(), nullptr);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  TrainingSession& session = **opened;
+  for (uint64_t step = 0; step < 2; ++step) {
+    ForwardStep forward;
+    forward.x = Normal(60 + step, {64, kWidth});
+    forward.recompute = step == 1;
+    BackwardStep backward;
+    backward.grad_output = Normal(70 + step, {64, kWidth});
+    ASSERT_TRUE(session.Forward(forward, nullptr).ok());
+    const auto done = session.Backward(backward, nullptr);
+    ASSERT_TRUE(done.ok()) << done.status();
+    for (const SavedOperand& saved : done->saved) EXPECT_EQ(saved.at_save, saved.at_use);
+    ASSERT_TRUE(session.Optimize({}, nullptr).ok());
+  }
+  for (const auto& [name, given] : ParametersOfLayers()) {
+    const Tensor master = *session.Find(name + ".master", nullptr);
+    const bool has_rows = name != "moe.weight.1";
+    EXPECT_EQ(SameBits(master, *CastTensor(given, DType::kF32, kContext)), !has_rows) << name;
+    if (name.find("weight") == std::string::npos || !spec.recipe.is_quantized()) continue;
+    if (spec.recipe.is_delayed()) continue;
+    const QuantizedTensor fresh = *QuantizeCpu(
+        master, spec.recipe.QuantizerFor(TensorRole::kWeight), {true, true}, {}, kContext);
+    EXPECT_TRUE(
+        SameBits(*session.Find(name + ".quantized.rowwise_data", nullptr), fresh.rowwise->data))
+        << name;
+    EXPECT_TRUE(SameBits(*session.Find(name + ".quantized.columnwise_data", nullptr),
+                         fresh.columnwise->data))
+        << name;
+  }
+  const auto checkpoint = session.Checkpoint(nullptr);
+  ASSERT_TRUE(checkpoint.ok());
+  const auto restored = TrainingSession::Restore(*engine_, spec, *checkpoint, nullptr);
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(DigestsOf(**restored), DigestsOf(session));
+}
+
+INSTANTIATE_TEST_SUITE_P(Recipes, SessionLayers,
+                         ::testing::Values("bf16", "fp8_current", "fp8_delayed", "fp8_block",
+                                           "mxfp8", "nvfp4:disable_stochastic_rounding=true"));
+
+}  // namespace
+}  // namespace quantgate

@@ -1,0 +1,168 @@
+// Steps in the wrong order, and steps with the wrong tensors: what is refused, by which rule, and
+// that the session is as it was.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/training/session_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct OrderCase {
+  const char* name;
+  /// What was done before, in order; all of it is in order.
+  std::vector<std::string> before;
+  std::string step;
+  absl::StatusCode code;
+  const char* rule;
+};
+
+absl::Status Do(TrainingSession& session, const std::string& step) {
+  const std::string microbatch = step.substr(step.find(' ') + 1);
+  if (step.find("forward") == 0) return session.Forward(ForwardOf(1, microbatch), nullptr).status();
+  if (step.find("deferring") == 0) {
+    ForwardStep forward = ForwardOf(1, microbatch);
+    forward.defer_wgrad = true;
+    return session.Forward(forward, nullptr).status();
+  }
+  if (step.find("recomputed") == 0) {
+    ForwardStep forward = ForwardOf(1, microbatch);
+    forward.recompute = true;
+    return session.Forward(forward, nullptr).status();
+  }
+  if (step.find("evaluate") == 0) {
+    ForwardStep forward = ForwardOf(1, microbatch);
+    forward.train = false;
+    return session.Forward(forward, nullptr).status();
+  }
+  if (step.find("narrow") == 0) {
+    ForwardStep forward = ForwardOf(1, microbatch);
+    forward.x = Normal(1, {kRows, kIn / 2});
+    return session.Forward(forward, nullptr).status();
+  }
+  if (step.find("backward") == 0) {
+    return session.Backward(BackwardOf(2, microbatch), nullptr).status();
+  }
+  if (step.find("misshapen") == 0) {
+    BackwardStep backward = BackwardOf(2, microbatch);
+    backward.grad_output = Normal(2, {kRows, kOut / 2});
+    return session.Backward(backward, nullptr).status();
+  }
+  if (step == "wgrad") return session.Wgrad(nullptr).status();
+  if (step == "optimize") return session.Optimize({}, nullptr).status();
+  if (step.find("offload") == 0) return session.Offload(microbatch, nullptr);
+  if (step.find("reload") == 0) return session.Reload(microbatch, nullptr);
+  if (step == "checkpoint") return session.Checkpoint(nullptr).status();
+  return absl::UnknownError(step);
+}
+
+class SessionOrder : public ::testing::TestWithParam<OrderCase> {};
+
+TEST_P(SessionOrder, IsRefusedByItsRuleAndLeavesTheSession) {
+  const auto engine = MakeCpuEngine({.threads = 1});
+  const auto session = OpenOn(*engine, TwoLayerSpec("fp8_delayed:amax_history_len=4"));
+  ASSERT_NE(session, nullptr);
+  for (const std::string& step : GetParam().before) {
+    const absl::Status done = Do(*session, step);
+    ASSERT_TRUE(done.ok()) << step << ": " << done;
+  }
+  const auto before = DigestsOf(*session);
+  const int64_t step_count = session->step_count();
+  const int64_t bytes = session->bytes();
+  const std::vector<std::string> in_flight = session->microbatches();
+  const absl::Status refused = Do(*session, GetParam().step);
+  EXPECT_EQ(refused.code(), GetParam().code) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(GetParam().rule));
+  EXPECT_EQ(DigestsOf(*session), before);
+  EXPECT_EQ(session->step_count(), step_count);
+  EXPECT_EQ(session->bytes(), bytes);
+  EXPECT_EQ(session->microbatches(), in_flight);
+}
+
+constexpr auto kOrder = absl::StatusCode::kFailedPrecondition;
+constexpr auto kTensors = absl::StatusCode::kInvalidArgument;
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, SessionOrder,
+    ::testing::Values(
+        OrderCase{"BackwardFirst", {}, "backward a", kOrder, "no forward of it is in flight"},
+        OrderCase{"BackwardTwice",
+                  {"forward a", "backward a"},
+                  "backward a",
+                  kOrder,
+                  "a backward follows one training forward, once"},
+        OrderCase{"BackwardOfAnEvaluation", {"evaluate a"}, "backward a", kOrder, "in flight"},
+        OrderCase{"BackwardOfAnother", {"forward a"}, "backward b", kOrder, "microbatch b"},
+        OrderCase{"ForwardTwice",
+                  {"forward a"},
+                  "forward a",
+                  kOrder,
+                  "a second one comes after its backward, or has another name"},
+        OrderCase{"WgradOfNothing", {"forward a", "backward a"}, "wgrad", kOrder, "deferred"},
+        OrderCase{"OptimizeFirst", {}, "optimize", kOrder, "a backward comes first"},
+        OrderCase{"OptimizeTwice",
+                  {"forward a", "backward a", "optimize"},
+                  "optimize",
+                  kOrder,
+                  "none since the last update"},
+        OrderCase{"OptimizeBeforeWgrad",
+                  {"deferring a", "backward a"},
+                  "optimize",
+                  kOrder,
+                  "the wgrad step comes before the optimizer's"},
+        OrderCase{"OffloadOfNothing", {}, "offload a", kOrder, "in flight"},
+        OrderCase{"OffloadTwice", {"forward a", "offload a"}, "offload a", kOrder, "already"},
+        OrderCase{"ReloadFirst", {"forward a"}, "reload a", kOrder, "not offloaded"},
+        OrderCase{"BackwardOffloaded",
+                  {"forward a", "offload a"},
+                  "backward a",
+                  kOrder,
+                  "a reload comes first"},
+        OrderCase{"CheckpointInFlight", {"forward a"}, "checkpoint", kOrder, "a is in flight"},
+        OrderCase{"CheckpointRecomputed", {"recomputed a"}, "checkpoint", kOrder, "in flight"},
+        OrderCase{"CheckpointDeferred",
+                  {"deferring a", "backward a"},
+                  "checkpoint",
+                  kOrder,
+                  "the wgrad step comes first"},
+        OrderCase{"NameWithADot", {}, "forward a.b", kTensors, "microbatch: \"a.b\""},
+        OrderCase{"XTooNarrow", {"forward a"}, "narrow b", kTensors, "layer fc1: x"},
+        OrderCase{"GradOutputMisshapen",
+                  {"forward a"},
+                  "misshapen a",
+                  kTensors,
+                  "grad_output: bf16[64x32]; it must be f32, bf16 or f16 of y's shape 64x64"}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(SessionOrder, MicrobatchesInFlightAreBounded) {
+  const auto engine = MakeCpuEngine({.threads = 1});
+  const auto session = OpenOn(*engine, TwoLayerSpec("bf16"));
+  ASSERT_NE(session, nullptr);
+  for (int i = 0; i < kMicrobatchesInFlightMax; ++i) {
+    ASSERT_TRUE(Do(*session, absl::StrCat("forward ", i)).ok());
+  }
+  EXPECT_EQ(Do(*session, "forward last").code(), kOrder);
+  EXPECT_TRUE(Do(*session, "evaluate last").ok());
+  EXPECT_TRUE(Do(*session, "backward 7").ok());
+  EXPECT_TRUE(Do(*session, "forward last").ok());
+}
+
+TEST(SessionOrder, NothingButTheOptimizerNeedsOne) {
+  const auto engine = MakeCpuEngine({.threads = 1});
+  SessionSpec spec = TwoLayerSpec("bf16");
+  spec.optimizer = {};
+  const auto session = OpenOn(*engine, spec);
+  ASSERT_NE(session, nullptr);
+  EXPECT_TRUE(Do(*session, "forward a").ok());
+  EXPECT_TRUE(Do(*session, "backward a").ok());
+  EXPECT_THAT(std::string(Do(*session, "optimize").message()), HasSubstr("opened without one"));
+}
+
+}  // namespace
+}  // namespace quantgate

@@ -1,0 +1,239 @@
+// Quantized weights: the directions that they hold are kept and fresh over evaluations, updates,
+// changes of the recipe, offload; what follows a master, and by which rounding.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/training/session_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::HasSubstr;
+
+const ExecutionContext kContext;
+
+class SessionWeights : public ::testing::Test {
+ protected:
+  void Open(SessionSpec spec) {
+    spec.weights = WeightStorage::kQuantized;
+    spec_ = std::move(spec);
+    session_ = OpenOn(*engine_, *spec_);
+    ASSERT_NE(session_, nullptr);
+  }
+  Tensor State(const std::string& name) {
+    const auto tensor = session_->Find(name, nullptr);
+    EXPECT_TRUE(tensor.ok()) << tensor.status();
+    return tensor.ok() ? *tensor : Tensor();
+  }
+  bool Holds(const std::string& name) { return session_->Find(name, nullptr).ok(); }
+  void Train(uint64_t seed) {
+    const auto forward = session_->Forward(ForwardOf(seed), nullptr);
+    ASSERT_TRUE(forward.ok()) << forward.status();
+    const auto backward = session_->Backward(BackwardOf(seed + 1), nullptr);
+    ASSERT_TRUE(backward.ok()) << backward.status();
+  }
+  void Evaluate(uint64_t seed) {
+    ForwardStep evaluation = ForwardOf(seed, "eval");
+    evaluation.train = false;
+    const auto result = session_->Forward(evaluation, nullptr);
+    ASSERT_TRUE(result.ok()) << result.status();
+  }
+  void Update() {
+    const auto updated = session_->Optimize({}, nullptr);
+    ASSERT_TRUE(updated.ok()) << updated.status();
+  }
+  /// Every direction of fc1.weight against a fresh quantization of `source`.
+  void ExpectFresh(const Tensor& source, Usages usages) {
+    const Quantizer& quantizer = session_->recipe().QuantizerFor(TensorRole::kWeight);
+    const QuantizedTensor fresh = *QuantizeCpu(source, quantizer, usages, {}, kContext);
+    const std::string prefix = "fc1.weight.quantized.";
+    ASSERT_EQ(Holds(prefix + "rowwise_data"), usages.rowwise);
+    ASSERT_EQ(Holds(prefix + "columnwise_data"), usages.columnwise);
+    for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+      const auto& copy = fresh.copy(usage);
+      if (!copy.has_value()) continue;
+      const std::string direction(UsageName(usage));
+      EXPECT_TRUE(SameBits(State(prefix + direction + "_data"), copy->data)) << direction;
+      EXPECT_TRUE(SameBits(State(prefix + direction + "_scale_inv"), copy->scale_inv)) << direction;
+    }
+  }
+
+  std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
+  std::optional<SessionSpec> spec_;
+  std::unique_ptr<TrainingSession> session_;
+};
+
+class SessionWeightFormats : public SessionWeights,
+                             public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(SessionWeightFormats, BothDirectionsStayFreshOverTrainEvaluateTrain) {
+  Open(TwoLayerSpec(GetParam()));
+  ExpectFresh(TwoLayerParameters().at("fc1.weight"), {true, true});
+  for (uint64_t step = 0; step < 3; ++step) {
+    Train(10 * step);
+    Evaluate(10 * step + 5);
+    Update();
+    ExpectFresh(State("fc1.weight.master"), {true, true});
+    EXPECT_TRUE(
+        SameBits(State("fc1.weight"),
+                 *DequantizeCpu(*QuantizeCpu(State("fc1.weight.master"),
+                                             spec_->recipe.QuantizerFor(TensorRole::kWeight),
+                                             {true, false}, {}, kContext),
+                                Usage::kRowwise, DType::kBF16, kContext)));
+  }
+}
+
+TEST_P(SessionWeightFormats, HasTheBitsOfHighPrecisionWeightsThatAreQuantizedEachTime) {
+  // f32 parameters, so that the master is what each forward would quantize.
+  SessionSpec spec = TwoLayerSpec(GetParam());
+  std::map<std::string, Tensor> parameters = TwoLayerParameters();
+  for (auto& [name, tensor] : parameters) tensor = *CastTensor(tensor, DType::kF32, kContext);
+  const auto plain = *TrainingSession::Open(*engine_, spec, parameters, nullptr);
+  spec.weights = WeightStorage::kQuantized;
+  const auto held = *TrainingSession::Open(*engine_, spec, parameters, nullptr);
+  for (uint64_t step = 0; step < 3; ++step) {
+    const auto plain_y = plain->Forward(ForwardOf(step), nullptr);
+    const auto held_y = held->Forward(ForwardOf(step), nullptr);
+    EXPECT_TRUE(SameBits(OutputOf(held_y, "y"), OutputOf(plain_y, "y")));
+    const auto plain_dx = plain->Backward(BackwardOf(step), nullptr);
+    const auto held_dx = held->Backward(BackwardOf(step), nullptr);
+    for (const char* name : {"dx", "fc1.dw", "fc2.dw", "fc1.db", "fc2.db"}) {
+      EXPECT_TRUE(SameBits(OutputOf(held_dx, name), OutputOf(plain_dx, name))) << name;
+    }
+    ASSERT_TRUE(plain->Optimize({}, nullptr).ok());
+    ASSERT_TRUE(held->Optimize({}, nullptr).ok());
+    EXPECT_TRUE(SameBits(*held->Find("fc1.weight.master", nullptr),
+                         *plain->Find("fc1.weight.master", nullptr)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, SessionWeightFormats,
+                         ::testing::Values("fp8_current", "fp8_block", "fp8_block:w_block_dim=1",
+                                           "mxfp8", "mxfp8:enable_2d_quantization=true", "nvfp4",
+                                           "hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=mxfp8"));
+
+TEST_F(SessionWeights, BuiltWithoutGradGetsTheColumnwiseDirectionWhereTheFormatHasIt) {
+  for (const char* recipe : {"fp8_current", "fp8_block", "nvfp4"}) {
+    SCOPED_TRACE(recipe);
+    SessionSpec spec = TwoLayerSpec(recipe);
+    spec.built_without_grad = true;
+    Open(spec);
+    ExpectFresh(TwoLayerParameters().at("fc1.weight"), {true, false});
+    Evaluate(1);
+    ExpectFresh(TwoLayerParameters().at("fc1.weight"), {true, false});
+    Train(2);
+    ExpectFresh(TwoLayerParameters().at("fc1.weight"), {true, true});
+    Update();
+    ExpectFresh(State("fc1.weight.master"), {true, true});
+  }
+}
+
+TEST_F(SessionWeights, BuiltWithoutGradRefusesToTrainWhereTheFormatHasNot) {
+  SessionSpec spec = TwoLayerSpec("mxfp8");
+  spec.built_without_grad = true;
+  Open(spec);
+  Evaluate(1);
+  const auto before = DigestsOf(*session_);
+  const absl::Status refused = session_->Forward(ForwardOf(2), nullptr).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("layer fc1: parameters[weight]: no columnwise codes"));
+  EXPECT_EQ(DigestsOf(*session_), before);
+}
+
+TEST_F(SessionWeights, FollowTheirMastersFromF32OrThroughBf16) {
+  for (const Requantization way : {Requantization::kFromF32, Requantization::kThroughBf16}) {
+    SessionSpec spec = TwoLayerSpec("fp8_current");
+    spec.requantization = way;
+    Open(spec);
+    Train(1);
+    Update();
+    Tensor source = State("fc1.weight.master");
+    if (way == Requantization::kThroughBf16) source = *CastTensor(source, DType::kBF16, kContext);
+    ExpectFresh(source, {true, true});
+  }
+}
+
+TEST_F(SessionWeights, WithoutMastersTheUpdateStartsFromTheCodes) {
+  SessionSpec spec = TwoLayerSpec("mxfp8");
+  spec.masters = Masters::kNone;
+  Open(spec);
+  const QuantizedTensor codes =
+      *QuantizeCpu(TwoLayerParameters().at("fc1.weight"),
+                   spec.recipe.QuantizerFor(TensorRole::kWeight), {true, true}, {}, kContext);
+  const Tensor master = *DequantizeCpu(codes, Usage::kRowwise, DType::kF32, kContext);
+  ASSERT_TRUE(session_->Forward(ForwardOf(1), nullptr).ok());
+  const auto backward = session_->Backward(BackwardOf(2), nullptr);
+  const Tensor dw = OutputOf(backward, "fc1.dw");
+  Update();
+  Tensor zeros = *Tensor::Allocate(DType::kF32, master.shape());
+  std::fill_n(zeros.as<float>(), zeros.element_count(), 0.0f);
+  const AdamResult updated =
+      *AdamStepCpu({master, dw, zeros, zeros, spec.optimizer.adam, 1}, kContext);
+  ExpectFresh(updated.master, {true, true});
+}
+
+TEST_F(SessionWeights, TakeAChangedKnobFromTheirMastersAndRefuseItWithout) {
+  SessionSpec spec = TwoLayerSpec("fp8_block");
+  Open(spec);
+  Train(1);
+  ASSERT_TRUE(session_->ChangeRecipe(*Recipe::Parse("fp8_block:w_block_dim=1")).ok());
+  ExpectFresh(State("fc1.weight.master"), {true, true});
+  Train(3);
+
+  spec.masters = Masters::kNone;
+  Open(spec);
+  const auto before = DigestsOf(*session_);
+  const absl::Status refused = session_->ChangeRecipe(*Recipe::Parse("fp8_block:w_block_dim=1"));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("no masters to quantize it from anew"));
+  EXPECT_EQ(DigestsOf(*session_), before);
+  // What changes no weight is no matter for them.
+  EXPECT_TRUE(session_
+                  ->ChangeRecipe(*Recipe::Parse("fp8_block:x_block_dim=1,"
+                                                "backward_override=dequantized"))
+                  .ok());
+  Train(5);
+}
+
+TEST_F(SessionWeights, RefuseAnotherRecipeNamingBoth) {
+  Open(TwoLayerSpec("mxfp8"));
+  const absl::Status refused = session_->ChangeRecipe(*Recipe::Parse("fp8_current"));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("recipe: fp8_current; fc1.weight is held quantized by recipe mxfp8"));
+}
+
+TEST_F(SessionWeights, ACachedWorkspaceIsCompletedAndDroppedByTheUpdate) {
+  // (first, later) x (evaluation, training): what later reads is what a fresh session would give.
+  for (const char* recipe : {"fp8_current", "fp8_block", "mxfp8", "nvfp4"}) {
+    SCOPED_TRACE(recipe);
+    const auto session = OpenOn(*engine_, TwoLayerSpec(recipe));
+    const auto fresh = OpenOn(*engine_, TwoLayerSpec(recipe));
+    ForwardStep first = ForwardOf(1, "first");
+    first.is_first = Microbatch::kFirst;
+    first.train = false;
+    ASSERT_TRUE(session->Forward(first, nullptr).ok());
+    ASSERT_TRUE(fresh->Forward(first, nullptr).ok());
+    EXPECT_TRUE(session->Find("fc1.weight.workspace.rowwise_data", nullptr).ok());
+    EXPECT_FALSE(session->Find("fc1.weight.workspace.columnwise_data", nullptr).ok());
+    ForwardStep later = ForwardOf(2);
+    later.is_first = Microbatch::kLater;
+    const auto forward = session->Forward(later, nullptr);
+    later.is_first = Microbatch::kUnset;
+    const auto uncached = fresh->Forward(later, nullptr);
+    EXPECT_TRUE(SameBits(OutputOf(forward, "y"), OutputOf(uncached, "y")));
+    EXPECT_TRUE(session->Find("fc1.weight.workspace.columnwise_data", nullptr).ok());
+    const auto backward = session->Backward(BackwardOf(3), nullptr);
+    EXPECT_TRUE(SameBits(OutputOf(backward, "dx"),
+                         OutputOf(fresh->Backward(BackwardOf(3), nullptr), "dx")));
+    ASSERT_TRUE(session->Optimize({}, nullptr).ok());
+    EXPECT_FALSE(session->Find("fc1.weight.workspace.rowwise_data", nullptr).ok());
+  }
+}
+
+}  // namespace
+}  // namespace quantgate
