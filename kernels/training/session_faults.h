@@ -1,4 +1,4 @@
-// Bugs that a training session can have, by the rows of docs/quantizers.md section 13: names for
+// Bugs that a training session can have, by the rows of docs/scenarios.md section 3: names for
 // SeededFaults. Each is in place only where a scenario run asks for it.
 #pragma once
 
@@ -7,71 +7,71 @@ namespace quantgate {
 // Quantized weights.
 
 /// Row 1: an update of a quantized weight leaves its columnwise codes as they were.
-inline constexpr char kFaultColumnwiseLeftStale[] = "columnwise_left_stale";
+inline constexpr char kFaultColumnwiseLeftStale[] = "columnwise-left-stale";
 /// Row 49: an update refreshes the columnwise codes of the first expert alone.
-inline constexpr char kFaultLaterExpertsLeftStale[] = "later_experts_left_stale";
+inline constexpr char kFaultLaterExpertsLeftStale[] = "later-experts-left-stale";
 /// Row 2: an evaluation drops the columnwise codes of quantized weights.
-inline constexpr char kFaultUsagesLostInEvaluation[] = "usages_lost_in_evaluation";
+inline constexpr char kFaultUsagesLostInEvaluation[] = "usages-lost-in-evaluation";
 /// Row 32: cached weights stay in use after the update of their parameters.
-inline constexpr char kFaultWorkspaceKeptAfterUpdate[] = "workspace_kept_after_update";
+inline constexpr char kFaultWorkspaceKeptAfterUpdate[] = "workspace-kept-after-update";
 /// Row 40: quantized weights are rounded stochastically when they are updated (nvfp4).
-inline constexpr char kFaultWeightsRoundedStochastically[] = "weights_rounded_stochastically";
+inline constexpr char kFaultWeightsRoundedStochastically[] = "weights-rounded-stochastically";
 /// Weights are requantized through bf16 where f32 is asked for, and the other way round.
-inline constexpr char kFaultRequantizationTheOtherWay[] = "requantization_the_other_way";
+inline constexpr char kFaultRequantizationTheOtherWay[] = "requantization-the-other-way";
 /// The optimizer updates the parameter's rounded values and not its master.
-inline constexpr char kFaultMasterIgnored[] = "master_ignored";
+inline constexpr char kFaultMasterIgnored[] = "master-ignored";
 
 // Delayed scaling.
 
 /// Row 17: an evaluation leaves its amaxes in the histories.
-inline constexpr char kFaultEvaluationPollutesHistory[] = "evaluation_pollutes_history";
+inline constexpr char kFaultEvaluationPollutesHistory[] = "evaluation-pollutes-history";
 /// Row 18: forwards in flight together share one update, which merges their amaxes.
-inline constexpr char kFaultUpdatesMerged[] = "updates_merged";
+inline constexpr char kFaultUpdatesMerged[] = "updates-merged";
 /// Row 19: the fused rule updates where the unfused one is asked for, and the other way round.
-inline constexpr char kFaultUpdateRuleSwapped[] = "update_rule_swapped";
+inline constexpr char kFaultUpdateRuleSwapped[] = "update-rule-swapped";
 /// Row 20: an infinite amax is forgotten at once.
-inline constexpr char kFaultInfiniteAmaxForgotten[] = "infinite_amax_forgotten";
+inline constexpr char kFaultInfiniteAmaxForgotten[] = "infinite-amax-forgotten";
 /// The scales of gradients are never updated.
-inline constexpr char kFaultBackwardUpdateSkipped[] = "backward_update_skipped";
+inline constexpr char kFaultBackwardUpdateSkipped[] = "backward-update-skipped";
 /// Row 46: every forward begins with fresh histories and random numbers.
-inline constexpr char kFaultStateRebuiltEveryForward[] = "state_rebuilt_every_forward";
+inline constexpr char kFaultStateRebuiltEveryForward[] = "state-rebuilt-every-forward";
 
 // Recipes.
 
 /// Row 13: the same recipe with other knobs changes nothing.
-inline constexpr char kFaultKnobChangeIgnored[] = "knob_change_ignored";
+inline constexpr char kFaultKnobChangeIgnored[] = "knob-change-ignored";
 /// Row 16: a change of amax_compute_algo alone changes nothing.
-inline constexpr char kFaultAlgorithmChangeIgnored[] = "algorithm_change_ignored";
+inline constexpr char kFaultAlgorithmChangeIgnored[] = "algorithm-change-ignored";
 /// Row 44: backward follows the recipe of its own time, not its forward's.
-inline constexpr char kFaultBackwardReadsLiveRecipe[] = "backward_reads_live_recipe";
+inline constexpr char kFaultBackwardReadsLiveRecipe[] = "backward-reads-live-recipe";
 
 // Between forward and backward.
 
 /// Row 3: a later layer's buffer lies over what an earlier one saved.
-inline constexpr char kFaultSavedOperandOverwritten[] = "saved_operand_overwritten";
+inline constexpr char kFaultSavedOperandOverwritten[] = "saved-operand-overwritten";
 /// Row 4: backward dequantizes with the scales of another microbatch in flight.
-inline constexpr char kFaultScalesOfAnotherMicrobatch[] = "scales_of_another_microbatch";
+inline constexpr char kFaultScalesOfAnotherMicrobatch[] = "scales-of-another-microbatch";
 /// Row 41: backward clears the x that it was given.
-inline constexpr char kFaultInputCleared[] = "input_cleared";
+inline constexpr char kFaultInputCleared[] = "input-cleared";
 /// Row 21: a recomputation quantizes with the scales of its own time.
-inline constexpr char kFaultRecomputationUsesCurrentScales[] = "recomputation_uses_current_scales";
+inline constexpr char kFaultRecomputationUsesCurrentScales[] = "recomputation-uses-current-scales";
 /// Row 21: a recomputation draws new random numbers.
-inline constexpr char kFaultRecomputationDrawsAnew[] = "recomputation_draws_anew";
+inline constexpr char kFaultRecomputationDrawsAnew[] = "recomputation-draws-anew";
 /// Row 22: every microbatch draws the same random numbers.
-inline constexpr char kFaultRandomNumbersReused[] = "random_numbers_reused";
+inline constexpr char kFaultRandomNumbersReused[] = "random-numbers-reused";
 /// Row 33: a microbatch after the first overwrites the main gradients.
-inline constexpr char kFaultMainGradientOverwritten[] = "main_gradient_overwritten";
+inline constexpr char kFaultMainGradientOverwritten[] = "main-gradient-overwritten";
 /// Row 33: the first microbatch adds to main gradients that it should overwrite.
-inline constexpr char kFaultMainGradientKept[] = "main_gradient_kept";
+inline constexpr char kFaultMainGradientKept[] = "main-gradient-kept";
 
 // Offload and checkpoints.
 
 /// An offload leaves scales out, and the reload finds zeros.
-inline constexpr char kFaultOffloadDropsScales[] = "offload_drops_scales";
+inline constexpr char kFaultOffloadDropsScales[] = "offload-drops-scales";
 /// A restored session begins with fresh histories.
-inline constexpr char kFaultCheckpointDropsHistories[] = "checkpoint_drops_histories";
+inline constexpr char kFaultCheckpointDropsHistories[] = "checkpoint-drops-histories";
 /// A restored session draws its first random numbers once more.
 inline constexpr char kFaultCheckpointRestartsRandomNumbers[] =
-    "checkpoint_restarts_random_numbers";
+    "checkpoint-restarts-random-numbers";
 
 }  // namespace quantgate

@@ -150,7 +150,7 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
                          RequiresGradOfLayers(next_, step_.requires_grad)};
   QG_ASSIGN_OR_RETURN(ForwardPass pass, ForwardLayers(run_, session_.spec, plan, layers));
   QG_RETURN_IF_ERROR(UpdateScales(layers));
-  // An evaluation leaves no trace in the histories (docs/quantizers.md section 13, row 17); a
+  // An evaluation leaves no trace in the histories (docs/scenarios.md section 3, row 17); a
   // calibration is for them.
   KeepLayers(std::move(layers),
              step_.train || step_.calibrate || session_.faults.Has(kFaultEvaluationPollutesHistory),

@@ -14,7 +14,7 @@ const std::vector<BugClass>& AllBugClasses() {
   static const auto& classes = *new std::vector<BugClass>{
       {1, "columnwise codes of a quantized weight stale after evaluation", {}},
       {2, "a quantizer's usages and its tensor's contents out of step", {}},
-      {3, "a communication buffer aliases a saved operand", kNeedsOverlap},
+      {3, "a buffer of a later layer, or of a communication, lies over a saved operand", {}},
       {4, "scale_inv read before it is valid, or from the quantizer in place of the tensor", {}},
       {5, "an amax reduction group overwritten between two forwards", kNeedsRanks},
       {6, "a process group kept by a tensor's quantizer", kNeedsRanks},

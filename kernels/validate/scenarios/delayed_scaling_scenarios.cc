@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/validate/scenarios/expected_copy.h"
+#include "kernels/validate/scenarios/history_model.h"
 #include "kernels/validate/scenarios/quantize_checks.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 
@@ -18,48 +19,11 @@ constexpr float kE4m3Max = 448.0f;
 
 bool IsFinite(float value) { return (std::bit_cast<uint32_t>(value) & 0x7F800000) != 0x7F800000; }
 
-/// docs/quantizers.md section 2 in the words of its text, without NaN.
-class HistoryModel {
- public:
-  HistoryModel(int length, AmaxAlgorithm algorithm, ScaleUpdate update)
-      : history_(length, 0.0f), algorithm_(algorithm), update_(update) {}
-
-  void NoteCast(float amax) { history_[0] = std::max(history_[0], amax); }
-
-  void Update() {
-    const float last = history_[0];
-    const bool is_fused = update_ == ScaleUpdate::kFused;
-    float largest = last;
-    for (const float amax : history_) largest = std::max(largest, amax);
-    if (is_fused && last == 0) largest = 0;
-    const float amax = algorithm_ == AmaxAlgorithm::kMostRecent ? last : largest;
-    if (!is_fused || last != 0) {
-      // Oldest out, newest in at the back, row 0 free for the next step.
-      history_.erase(history_.begin());
-      history_.push_back(last);
-      history_[0] = 0;
-    }
-    if (amax > 0 && IsFinite(amax)) scale_ = kE4m3Max / amax;
-  }
-
-  float scale() const { return scale_; }
-  const std::vector<float>& history() const { return history_; }
-
- private:
-  std::vector<float> history_;
-  const AmaxAlgorithm algorithm_;
-  const ScaleUpdate update_;
-  float scale_ = 1.0f;
-};
-
 /// A module's state by the engine, and by the model.
 class ModuleHistory {
  public:
   ModuleHistory(ScenarioContext& context, std::string name, DelayedScalingOptions options)
-      : context_(context),
-        name_(std::move(name)),
-        options_(options),
-        model_(options.amax_history_len, options.algorithm, options.update) {}
+      : context_(context), name_(std::move(name)), options_(options), model_(options, kE4m3Max) {}
 
   absl::Status Open() {
     QG_ASSIGN_OR_RETURN(state_, FreshDelayedScaling(options_.amax_history_len));

@@ -11,7 +11,8 @@ const ScenarioGroup& WholeGroup() {
     auto* all = new ScenarioGroup;
     for (const auto make :
          {&QuantizerScenarios, &Fp8Scenarios, &Mxfp8Scenarios, &Nvfp4Scenarios, &RandomScenarios,
-          &DelayedScalingScenarios, &EmptyScenarios, &LinearScenarios, &HybridScenarios}) {
+          &DelayedScalingScenarios, &EmptyScenarios, &LinearScenarios, &HybridScenarios,
+          &SessionScenarios, &WeightScenarios}) {
       ScenarioGroup group = make();
       std::move(group.scenarios.begin(), group.scenarios.end(), std::back_inserter(all->scenarios));
       std::move(group.faults.begin(), group.faults.end(), std::back_inserter(all->faults));

@@ -139,7 +139,9 @@ ScenarioResult RunScenario(Engine& engine, const Scenario& scenario, const Fault
     if (!status.ok()) break;
     if (fault != nullptr && result.difference_count > 0) break;
   }
-  result.outcome = status.ok() ? OutcomeOf(result) : ScenarioOutcome::kError;
+  // What was found before an error stays found.
+  result.outcome =
+      status.ok() || result.difference_count > 0 ? OutcomeOf(result) : ScenarioOutcome::kError;
   if (!status.ok()) {
     result.message = status.ToString();
   } else if (result.outcome == ScenarioOutcome::kError) {

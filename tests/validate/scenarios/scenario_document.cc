@@ -12,17 +12,17 @@ namespace {
 constexpr char kIntroduction[] =
     R"(# Scenarios
 
-A scenario is a named invariant over runs or training. It carries the faults that it must catch: known bugs of training
-frameworks, put in place on purpose. `quantgate scenario list` prints them, `quantgate scenario run [NAME...] --with-faults` runs
-them and shows what caught each fault; a fault that its scenario does not catch fails the run, as a scenario that does not hold
-does. What needs a device that is not there is left out, and said to be.
+A scenario is a named invariant over runs or training. It carries the faults that it must catch: known bugs of
+training frameworks, put in place on purpose. `quantgate scenario list` prints them, `quantgate scenario run [NAME...]
+--with-faults` runs them and shows what caught each fault; a fault that its scenario does not catch fails the run, as
+a scenario that does not hold does. What needs a device that is not there is left out, and said to be.
 
-Expected values never come from the engine that is looked at: they are recomputed element by element with the scalar functions of
-`kernels/numerics`, by exact arithmetic, by a model of the specification's words, or by another engine (scalar code, one thread)
-that no fault is around.
+Expected values never come from the engine that is looked at: they are recomputed element by element with the scalar
+functions of `kernels/numerics`, by exact arithmetic, by a model of the specification's words, or by another engine
+(scalar code, one thread) that no fault is around.
 
-A fault is seeded around the engine (an engine that alters one operation), or in layer and session code, at the place of the bug.
-Either way only a run of scenarios can reach it.
+A fault is seeded around the engine (an engine that alters one operation), or in layer and session code, at the place
+of the bug. Either way only a run of scenarios can reach it.
 
 This file follows the library of scenarios in `kernels/validate/scenarios`; a test compares them.
 )";

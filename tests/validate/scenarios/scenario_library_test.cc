@@ -62,18 +62,54 @@ TEST(ScenarioLibraryTest, FaultsAreOfTheirScenariosClasses) {
   }
 }
 
-// Faults in layer and session code are asked for by name, at the place of the bug.
-TEST(ScenarioLibraryTest, SeededFaultsAreAskedFor) {
-  std::string production;
+/// Every line of the code that training runs through.
+std::vector<std::string> ProductionLines() {
+  std::vector<std::string> lines;
   for (const SourceFile& file : ReadSources({".h", ".cc"})) {
     if (!file.path.starts_with("kernels/layer/") && !file.path.starts_with("kernels/training/")) {
       continue;
     }
-    for (const std::string& line : file.lines) production += line + "\n";
+    lines.insert(lines.end(), file.lines.begin(), file.lines.end());
   }
+  return lines;
+}
+
+/// The constants of that code that hold the names of faults, by name.
+std::map<std::string, std::string> FaultConstants(const std::vector<std::string>& lines) {
+  std::map<std::string, std::string> constants;
+  const std::regex constant(R"(char (kFault\w+)\[\])"), name(R"re("([a-z0-9-]+)")re");
+  std::string waiting;  // For its value, which may stand on the next line.
+  for (const std::string& line : lines) {
+    std::smatch match;
+    if (std::regex_search(line, match, constant)) waiting = match[1];
+    if (waiting.empty() || !std::regex_search(line, match, name)) continue;
+    constants[match[1]] = waiting;
+    waiting.clear();
+  }
+  return constants;
+}
+
+// Faults in layer and session code are asked for at the place of the bug.
+TEST(ScenarioLibraryTest, SeededFaultsAreAskedFor) {
+  const std::vector<std::string> lines = ProductionLines();
+  const std::map<std::string, std::string> constants = FaultConstants(lines);
   for (const Fault& fault : AllFaults()) {
     if (fault.alter_engine) continue;
-    EXPECT_NE(production.find("\"" + fault.name + "\""), std::string::npos) << fault.name;
+    const auto constant = constants.find(fault.name);
+    ASSERT_NE(constant, constants.end()) << fault.name << " is no constant of layers or training";
+    const std::regex use("Has\\(" + constant->second + "\\)");
+    int uses = 0;
+    for (const std::string& line : lines) uses += std::regex_search(line, use);
+    EXPECT_GE(uses, 1) << fault.name << " is asked for nowhere";
+  }
+}
+
+// And every fault that the code can have is one that some scenario catches.
+TEST(ScenarioLibraryTest, FaultsOfTheCodeAreInTheLibrary) {
+  std::set<std::string> names;
+  for (const Fault& fault : AllFaults()) names.insert(fault.name);
+  for (const auto& [name, constant] : FaultConstants(ProductionLines())) {
+    EXPECT_EQ(names.count(name), 1u) << constant;
   }
 }
 
@@ -104,10 +140,10 @@ TEST(ScenarioLibraryTest, TheDocumentSaysTheSame) {
   std::ostringstream document;
   document << std::ifstream(path).rdbuf();
   const std::string wanted = ScenarioDocument();
-  if (document.str() != wanted) std::ofstream("scenarios.md") << wanted;
-  EXPECT_TRUE(document.str() == wanted)
-      << "docs/scenarios.md does not follow the library; the text that does is in scenarios.md of "
-         "the folder this test runs in";
+  if (document.str() != wanted) std::ofstream("scenarios.text") << wanted;
+  EXPECT_TRUE(document.str() == wanted) << "docs/scenarios.md does not follow the library; the "
+                                           "text that does is in scenarios.text of "
+                                           "the folder this test runs in";
 }
 
 }  // namespace

@@ -1,0 +1,38 @@
+#include "kernels/validate/scenarios/history_model.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+namespace quantgate {
+namespace {
+
+bool IsFinite(float value) { return (std::bit_cast<uint32_t>(value) & 0x7F800000) != 0x7F800000; }
+
+}  // namespace
+
+HistoryModel::HistoryModel(const DelayedScalingOptions& options, float max_finite)
+    : history_(options.amax_history_len, 0.0f),
+      algorithm_(options.algorithm),
+      update_(options.update),
+      max_finite_(max_finite) {}
+
+void HistoryModel::NoteCast(float amax) { history_[0] = std::max(history_[0], amax); }
+
+void HistoryModel::Update() {
+  const float last = history_[0];
+  const bool is_fused = update_ == ScaleUpdate::kFused;
+  float largest = last;
+  for (const float amax : history_) largest = std::max(largest, amax);
+  if (is_fused && last == 0) largest = 0;
+  const float amax = algorithm_ == AmaxAlgorithm::kMostRecent ? last : largest;
+  if (!is_fused || last != 0) {
+    // Oldest out, newest in at the back, row 0 free for the next step.
+    history_.erase(history_.begin());
+    history_.push_back(last);
+    history_[0] = 0;
+  }
+  if (amax > 0 && IsFinite(amax)) scale_ = max_finite_ / amax;
+}
+
+}  // namespace quantgate
