@@ -24,13 +24,17 @@ absl::StatusOr<Tensor> InEveryRow(StepRecorder& recorder, const Tensor& row, con
   return all.Reinterpret(all.dtype(), shape);
 }
 
-/// Of a quantize operation, whose gradient or value has one linear reader and perhaps others.
+/// What a quantize operation's rowwise codes stand for, in the shape of their source.
 absl::StatusOr<Tensor> Dequantized(ProgramRun& run, const PlannedOperation& operation,
-                                   const char* what, const QuantizedTensor& codes) {
-  return run.recorder.Timed(absl::StrCat(operation.name, ".dequantize ", what), [&] {
-    return run.recorder.engine().Dequantize(codes, Usage::kRowwise, run.layer.activation_dtype,
-                                            run.recorder.cancellation());
-  });
+                                   const char* what, const QuantizedTensor& codes,
+                                   const Shape& shape) {
+  QG_ASSIGN_OR_RETURN(const Tensor matrix,
+                      run.recorder.Timed(absl::StrCat(operation.name, ".dequantize ", what), [&] {
+                        return run.recorder.engine().Dequantize(codes, Usage::kRowwise,
+                                                                run.layer.activation_dtype,
+                                                                run.recorder.cancellation());
+                      }));
+  return matrix.Reinterpret(matrix.dtype(), shape);
 }
 
 bool IsAny(Usages usages) { return usages.rowwise || usages.columnwise; }
@@ -109,12 +113,13 @@ absl::StatusOr<LayerValue> ForwardQuantize(ProgramRun& run, size_t index, const 
   QG_RETURN_IF_ERROR(PrepareState(run, operation, TensorRole::kInput));
   QG_RETURN_IF_ERROR(CalibrateState(run, operation, TensorRole::kInput, "x", y.tensor));
   if (!IsAny(operation.forward_usages)) return y;
+  QG_ASSIGN_OR_RETURN(const Tensor matrix, AsMatrix(y.tensor));
   QG_ASSIGN_OR_RETURN(
       y.codes, QuantizeOperand(run.recorder, operation.linear, TensorRole::kInput, kStageQuantizeX,
-                               operation.names.x, y.tensor, operation.forward_usages, *run.options,
+                               operation.names.x, matrix, operation.forward_usages, *run.options,
                                run.state.delayed));
   if (operation.dequantizes_forward) {
-    QG_ASSIGN_OR_RETURN(y.dequantized, Dequantized(run, operation, "x", y.codes));
+    QG_ASSIGN_OR_RETURN(y.dequantized, Dequantized(run, operation, "x", y.codes, y.tensor.shape()));
   }
   return y;
 }
@@ -129,12 +134,14 @@ absl::StatusOr<ValueGradient> BackwardQuantize(ProgramRun& run, size_t index,
         CalibrateState(run, operation, TensorRole::kGradOutput, "grad_output", dx.value));
   }
   if (!IsAny(operation.backward_usages)) return dx;
-  QG_ASSIGN_OR_RETURN(
-      dx.codes, QuantizeOperand(run.recorder, operation.linear, TensorRole::kGradOutput,
-                                kStageQuantizeGradOutput, operation.names.grad_output, dx.value,
-                                operation.backward_usages, *run.options, run.state.delayed));
+  QG_ASSIGN_OR_RETURN(const Tensor matrix, AsMatrix(dx.value));
+  QG_ASSIGN_OR_RETURN(dx.codes,
+                      QuantizeOperand(run.recorder, operation.linear, TensorRole::kGradOutput,
+                                      kStageQuantizeGradOutput, operation.names.grad_output, matrix,
+                                      operation.backward_usages, *run.options, run.state.delayed));
   if (operation.dequantizes_backward) {
-    QG_ASSIGN_OR_RETURN(dx.dequantized, Dequantized(run, operation, "grad_output", dx.codes));
+    QG_ASSIGN_OR_RETURN(dx.dequantized,
+                        Dequantized(run, operation, "grad_output", dx.codes, dx.value.shape()));
   }
   return dx;
 }
