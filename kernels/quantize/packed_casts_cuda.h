@@ -72,6 +72,15 @@ __device__ inline uint32_t EncodeFour(float a, float b, float c, float d) {
   return codes;
 }
 
+/// The same of eight bf16 under one factor.
+template <class F>
+__device__ inline uint2 EncodeEight(const uint4& values, float factor) {
+  return make_uint2(EncodeFour<F>(LowerBf16(values.x) * factor, UpperBf16(values.x) * factor,
+                                  LowerBf16(values.y) * factor, UpperBf16(values.y) * factor),
+                    EncodeFour<F>(LowerBf16(values.z) * factor, UpperBf16(values.z) * factor,
+                                  LowerBf16(values.w) * factor, UpperBf16(values.w) * factor));
+}
+
 /// EncodeFloat<BFloat16> and EncodeFloat<Float16>, nearest even, beyond the largest to infinity.
 __device__ inline uint16_t RoundToBf16(float value) {
   uint16_t code;
@@ -109,19 +118,12 @@ __device__ inline float RoundUpMultiplier(uint32_t code) {
   return __uint_as_float((254 - code) << 23);
 }
 
-/// 16 bytes that are read once.
-__device__ inline uint4 LoadOnce(const void* address) {
-  uint4 words;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-               : "l"(address));
-  return words;
+/// 16 bytes into shared memory, past the L1.
+__device__ inline void CopyOnce(uint4* shared, const void* global) {
+  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
-
-/// Makes the compiler forget where the words come from, so that it unpacks them again where keeping
-/// what it unpacked would take registers that are not there.
-__device__ inline void Forget(uint4& words) {
-  asm("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
-}
+/// For the thread's own.
+__device__ inline void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 }  // namespace quantgate

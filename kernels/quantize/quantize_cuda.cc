@@ -99,15 +99,16 @@ absl::Status QuantizeBlocks(const CudaRequest& request, QuantizedTensor& quantiz
   return FillCopies(request, JobOf(request, quantized), quantized);
 }
 
-/// The small results of a per-tensor quantization: one block of memory, zeroed at once.
+/// The small results of a per-tensor quantization: one block of memory.
 struct TensorResults {
+  std::shared_ptr<Buffer> buffer;
   Tensor counts, amax, scale, scale_inv;
 
   static absl::StatusOr<TensorResults> Allocate(CudaDevice& device) {
     constexpr size_t kAmaxAt = 64, kScaleAt = 80, kScaleInvAt = 96, kBytes = 112;
     QG_ASSIGN_OR_RETURN(const std::shared_ptr<Buffer> buffer, device.AllocateBytes(kBytes));
-    QG_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(buffer->data(), 0, kBytes, device.stream()));
     TensorResults results;
+    results.buffer = buffer;
     QG_ASSIGN_OR_RETURN(results.counts,
                         Tensor::View(DType::kI64, {kQuantizationCountKinds}, buffer));
     QG_ASSIGN_OR_RETURN(results.amax, Tensor::View(DType::kF32, {1}, buffer, kAmaxAt));
@@ -134,7 +135,12 @@ absl::Status MakeScale(const CudaRequest& request, TensorResults& results) {
   if (spec.scaling == Scaling::kDelayed) {
     QG_ASSIGN_OR_RETURN(given_scale, device.ToDevice(request.arguments.scale));
     job.given_scale = given_scale.as<float>();
-  } else if (request.arguments.group_amax_rowwise.has_value()) {
+    job.counts = results.counts.as<unsigned long long>();
+    return QG_CUDA_STATUS(LaunchTensorScale(job, device.stream()));
+  }
+  QG_CUDA_RETURN_IF_ERROR(
+      cudaMemsetAsync(results.buffer->data(), 0, results.buffer->size(), device.stream()));
+  if (request.arguments.group_amax_rowwise.has_value()) {
     job.has_given_amax = true;
     job.given_amax = *request.arguments.group_amax_rowwise;
   } else {

@@ -48,7 +48,7 @@ cudaError_t LaunchPlainTiles(const TileQuantization& job, int multiprocessors, c
 /// Whether the tuned kernels take the job: a bf16 source, E4M3 or E5M2, nearest even, saturating,
 /// mxfp8's round-up rule, and addresses and strides fit for vectors.
 bool TunedTilesTake(const TileQuantization& job);
-/// For jobs that TunedTilesTake.
+/// For jobs that TunedTilesTake. A per-tensor cast comes right behind LaunchTensorScale.
 cudaError_t LaunchTunedTiles(const TileQuantization& job, cudaStream_t stream);
 
 /// Raises *amax_bits, fp32 magnitude bits, to max |x| of the elements; NaN counts as 0.
@@ -63,6 +63,7 @@ struct TensorScaleJob {
   float max_finite = 448.0f;
   ScaleOptions options;
   bool is_empty = false;  ///< Nothing was measured: scale 1 (docs/definitions.md section 7).
+  unsigned long long* counts = nullptr;  ///< [7], given: *amax and they become 0 first.
   float* amax = nullptr;
   float* scale = nullptr;
   float* scale_inv = nullptr;

@@ -1,4 +1,5 @@
-// fp8_tensor and fp8_block from bf16 at the speed of memory: one read of the source, both copies.
+// fp8_tensor and fp8_block's tiles from bf16 at the speed of memory: one read of the source, both
+// copies; fp8_block's lines: tuned_lines_cuda.cu.
 // A block of threads has a tile of 128 x 128 in registers; the columnwise codes are turned in
 // shared memory. Tiles at the edges, and those of fp8_block with an infinity or a NaN, are left to
 // the definition (tile_parts_cuda.h).
@@ -22,7 +23,6 @@ constexpr int kBlocksPerMultiprocessor = 4;  // As many tiles fit the registers.
 
 enum class Mode {
   kTensor,  ///< One scale of the tensor.
-  kLines,   ///< Scales of 128 elements.
   kTiles,   ///< Scales of 128 x 128.
 };
 
@@ -31,8 +31,6 @@ struct Shared {
     uint2 codes[kSide][kAcross];  ///< Columnwise: units of 8 codes, see TurnedUnit.
     TileFactors<kSide> plain;
   };
-  uint16_t column_amax[kWarps][kSide];  ///< bf16.
-  float column_factor[kSide];
   uint32_t warp_amax[kWarps];
   WarpCounts<kWarps> counts;
 };
@@ -76,44 +74,58 @@ struct TileOrder {
   }
 };
 
+/// fp8_tensor: this kernel starts beside the one that makes the scale.
+__device__ void WaitForScale() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 /// A whole tile.
 template <class Element, Mode kMode>
 class BlockTile {
  public:
-  __device__ BlockTile(const TileQuantization& job, TilePlace place, Shared& shared)
+  /// `copies`: room for kCopies.
+  __device__ BlockTile(const TileQuantization& job, TilePlace place, Shared& shared, uint4* copies)
       : job_(job), place_(place), shared_(shared) {
     const auto* source = static_cast<const uint16_t*>(job.source) + First();
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) patch_[i] = LoadOnce(source + i * job.columns);
+    for (int i = 0; i < kPatch; ++i) {
+      CopyOnce(&copies[i * kThreads + threadIdx.x], source + i * job.columns);
+    }
+    if constexpr (kMode == Mode::kTensor) {
+      WaitForScale();
+      factor_ = *job.tensor_scale;
+    }
+    WaitForCopies();
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) patch_[i] = copies[i * kThreads + threadIdx.x];
   }
 
   /// False, with nothing counted, where the tile is one for the definition.
   __device__ bool Quantize(ThreadCounts& counts) {
     const bool has_rows = job_.row_codes != nullptr, has_columns = job_.column_codes != nullptr;
-    if constexpr (kMode == Mode::kLines) {
-      CodeTally<Element> tally;
-      if (has_columns) WriteColumnAmaxes();
-      if (has_rows) EncodeLines(tally);
-      if (__syncthreads_or(HasSpecials())) return false;
-      if (has_columns) {
-        EncodeColumns(!has_rows, tally);
-        WriteTurned();
-      }
-      tally.AddTo(counts, kPatch * kPatch);
+    if constexpr (kMode == Mode::kTensor) {
+      TakeTensorScale();
     } else {
-      if constexpr (kMode == Mode::kTensor) {
-        TakeTensorScale();
-      } else {
-        if (!MakeTileScale()) return false;
-      }
-      if (has_columns) {
-        Encode<true>(has_rows, counts);
-        WriteTurned();
-      } else {
-        Encode<false>(true, counts);
-      }
+      if (!MakeTileScale()) return false;
+    }
+    if (has_columns) {
+      Encode<true>(has_rows, counts);
+      WriteTurned();
+    } else {
+      Encode<false>(true, counts);
     }
     return true;
+  }
+
+  /// By the definition.
+  __device__ void QuantizePlainly(ThreadCounts& counts) {
+    PlainTile<Element, BlockThreads, kSide>(job_, place_.row(), place_.column(), shared_.plain)
+        .Quantize(counts);
+  }
+
+  /// kTensor: by one thread, behind a barrier.
+  __device__ void RaiseTensorAmax() const {
+    uint32_t amax = 0;
+    for (const uint32_t of_warp : shared_.warp_amax) amax = max(amax, of_warp);
+    atomicMax(job_.amax_bits, amax);
   }
 
  private:
@@ -138,15 +150,13 @@ class BlockTile {
   // ---- fp8_tensor
 
   __device__ void TakeTensorScale() {
-    factor_ = *job_.tensor_scale;
     uint32_t amax = PatchAmax();
     // False for NaN: such a patch is counted element by element.
     is_plainly_countable_ = LowerBf16(amax) * factor_ < __uint_as_float(FirstBeyondBits<Element>());
     if (job_.amax_bits == nullptr) return;
     if (amax > kInfinityBf16) amax = PatchAmaxOfNumbers();
     amax = __reduce_max_sync(0xFFFFFFFF, amax) << 16;
-    if (Thread() % kWarpLanes == 0 && amax > __ldcg(job_.amax_bits))
-      atomicMax(job_.amax_bits, amax);
+    if (Thread() % kWarpLanes == 0) shared_.warp_amax[Thread() / kWarpLanes] = amax;
   }
 
   __device__ uint32_t PatchAmaxOfNumbers() const {
@@ -183,119 +193,16 @@ class BlockTile {
     static_cast<float*>(scales)[line * across + block] = ScaleInverse(scale);
   }
 
-  // ---- fp8_block, lines
-
-  /// Rowwise codes before anyone has to wait: a warp has whole rows.
-  __device__ void EncodeLines(CodeTally<Element>& tally) {
-    const float scale = ComputeScale(RowAmax(), MaxFinite<Element>(), job_.scale_options);
-    if (Right() < kPatch) {
-      WriteScale(job_.row_scales, place_.row() + Down() * kPatch + Right(), place_.right,
-                 job_.columns, scale);
-    }
-    float factors[kPatch];
-#pragma unroll
-    for (int i = 0; i < kPatch; ++i) factors[i] = __shfl_sync(0xFFFFFFFF, scale, i, kAcross);
-#pragma unroll
-    for (int i = 0; i < kPatch; i += 4) {
-      uint32_t words[8];
-      EncodeRows(i, &factors[i], words);
-      WriteRows(i, words);
-      tally.Add(words, &patch_[i]);
-    }
-  }
-
-  /// Of row Right() % 8 of the patch, over the 16 lanes that have it, two rows to a word.
-  __device__ float RowAmax() {
-    uint32_t rows[kPatch / 2];
-#pragma unroll
-    for (int i = 0; i < kPatch / 2; ++i) {
-      const uint32_t a = MaxOrNanOfBf16(patch_[2 * i]), b = MaxOrNanOfBf16(patch_[2 * i + 1]);
-      rows[i] = MaxOrNanOfBf16(LowerHalves(a, b), UpperHalves(a, b));
-#pragma unroll
-      for (int lanes = 1; lanes < kAcross; lanes *= 2) {
-        rows[i] = MaxOrNanOfBf16(rows[i], __shfl_xor_sync(0xFFFFFFFF, rows[i], lanes));
-      }
-    }
-    const uint32_t lower = Right() & 2 ? rows[1] : rows[0], upper = Right() & 2 ? rows[3] : rows[2];
-    const uint32_t pair = Right() & 4 ? upper : lower;
-    return Right() & 1 ? UpperBf16(pair) : LowerBf16(pair);
-  }
-
-  /// Over a warp's two rows of patches.
-  __device__ void WriteColumnAmaxes() {
-    uint4 columns = patch_[0];
-#pragma unroll
-    for (int i = 1; i < kPatch; ++i) columns = MaxOfFour(columns, patch_[i]);
-    columns = MaxOfFour(columns, make_uint4(__shfl_xor_sync(0xFFFFFFFF, columns.x, kAcross),
-                                            __shfl_xor_sync(0xFFFFFFFF, columns.y, kAcross),
-                                            __shfl_xor_sync(0xFFFFFFFF, columns.z, kAcross),
-                                            __shfl_xor_sync(0xFFFFFFFF, columns.w, kAcross)));
-    if (Thread() % kWarpLanes >= kAcross) return;
-    *reinterpret_cast<uint4*>(&shared_.column_amax[Thread() / kWarpLanes][Right() * kPatch]) =
-        columns;
-  }
-
-  __device__ bool HasSpecials() const { return PatchAmax() >= kInfinityBf16; }
-
-  /// A thread per column makes its scale.
-  __device__ void MakeColumnScales() {
-    if (Thread() < kSide) {
-      uint32_t amax = 0;
-      for (const auto& of_warp : shared_.column_amax) amax = max(amax, uint32_t{of_warp[Thread()]});
-      const float scale = ComputeScale(LowerBf16(amax), MaxFinite<Element>(), job_.scale_options);
-      shared_.column_factor[Thread()] = scale;
-      WriteScale(job_.column_scales, place_.column() + Thread(), place_.down, job_.rows, scale);
-    }
-    __syncthreads();
-  }
-
-  __device__ void EncodeColumns(bool is_counted, CodeTally<Element>& tally) {
-    MakeColumnScales();
-    float factors[kPatch];
-#pragma unroll
-    for (int i = 0; i < kPatch; ++i) factors[i] = shared_.column_factor[Right() * kPatch + i];
-#pragma unroll
-    for (int i = 0; i < kPatch; i += 4) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) Forget(patch_[i + j]);
-      uint32_t columns[8];
-      EncodeFourRows(&patch_[i], factors, columns);
-      WriteColumns(i, columns);
-      if (is_counted) tally.Add(columns, &patch_[i]);
-    }
-  }
-
-  __device__ static void EncodeFourRows(const uint4* rows, const float* factors,
-                                        uint32_t (&columns)[8]) {
-    EncodeTwoColumns(rows[0].x, rows[1].x, rows[2].x, rows[3].x, factors, columns);
-    EncodeTwoColumns(rows[0].y, rows[1].y, rows[2].y, rows[3].y, factors + 2, columns + 2);
-    EncodeTwoColumns(rows[0].z, rows[1].z, rows[2].z, rows[3].z, factors + 4, columns + 4);
-    EncodeTwoColumns(rows[0].w, rows[1].w, rows[2].w, rows[3].w, factors + 6, columns + 6);
-  }
-  __device__ static void EncodeTwoColumns(uint32_t a, uint32_t b, uint32_t c, uint32_t d,
-                                          const float* factors, uint32_t* columns) {
-    columns[0] = EncodeFour<Element>(LowerBf16(a) * factors[0], LowerBf16(b) * factors[0],
-                                     LowerBf16(c) * factors[0], LowerBf16(d) * factors[0]);
-    columns[1] = EncodeFour<Element>(UpperBf16(a) * factors[1], UpperBf16(b) * factors[1],
-                                     UpperBf16(c) * factors[1], UpperBf16(d) * factors[1]);
-  }
-
-  __device__ static uint4 MaxOfFour(const uint4& a, const uint4& b) {
-    return make_uint4(MaxOrNanOfBf16(a.x, b.x), MaxOrNanOfBf16(a.y, b.y), MaxOrNanOfBf16(a.z, b.z),
-                      MaxOrNanOfBf16(a.w, b.w));
-  }
-
   // ---- codes
 
   /// Under one scale: the codes of columns are those of rows, turned.
   template <bool kColumns>
   __device__ void Encode(bool has_rows, ThreadCounts& counts) {
     CodeTally<Element> tally;
-    const float factors[] = {factor_, factor_, factor_, factor_};
 #pragma unroll
     for (int i = 0; i < kPatch; i += 4) {
       uint32_t words[8];
-      EncodeRows(i, factors, words);
+      EncodeRows(i, words);
       if (has_rows) WriteRows(i, words);
       if constexpr (kColumns) {
         uint32_t columns[8];
@@ -311,15 +218,12 @@ class BlockTile {
     }
   }
 
-  __device__ void EncodeRows(int first, const float* factors, uint32_t (&words)[8]) const {
+  __device__ void EncodeRows(int first, uint32_t (&words)[8]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint4& row = patch_[first + i];
-      const float factor = factors[i];
-      words[2 * i] = EncodeFour<Element>(LowerBf16(row.x) * factor, UpperBf16(row.x) * factor,
-                                         LowerBf16(row.y) * factor, UpperBf16(row.y) * factor);
-      words[2 * i + 1] = EncodeFour<Element>(LowerBf16(row.z) * factor, UpperBf16(row.z) * factor,
-                                             LowerBf16(row.w) * factor, UpperBf16(row.w) * factor);
+      const uint2 row = EncodeEight<Element>(patch_[first + i], factor_);
+      words[2 * i] = row.x;
+      words[2 * i + 1] = row.y;
     }
   }
 
@@ -387,31 +291,55 @@ class BlockTile {
   bool is_plainly_countable_ = true;
 };
 
+/// Asked for at a launch: the source, then what the threads share.
+constexpr int kCopies = kThreads * kPatch;
+constexpr int kSharedBytes = kCopies * int{sizeof(uint4)} + int{sizeof(Shared)};
+
 template <class Element, Mode kMode>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     QuantizeBlocks(const __grid_constant__ TileQuantization job,
                    const __grid_constant__ TileOrder order) {
-  __shared__ Shared shared;
+  extern __shared__ uint4 copies[];
+  Shared& shared = *reinterpret_cast<Shared*>(copies + kCopies);
   // A per-tensor scale was made by reading the source: its end is still in the L2.
   const TilePlace place =
       order.At(kMode == Mode::kTensor ? order.count() - 1 - blockIdx.x : blockIdx.x);
   ThreadCounts counts;
-  bool is_done = false;
-  if (order.IsWhole(place)) {
-    is_done = BlockTile<Element, kMode>(job, place, shared).Quantize(counts);
-  }
-  if (!is_done) {
+  if (!order.IsWhole(place)) {
+    if constexpr (kMode == Mode::kTensor) WaitForScale();
     PlainTile<Element, BlockThreads, kSide>(job, place.row(), place.column(), shared.plain)
         .Quantize(counts);
+    counts.AddTo(job.counts, shared.counts);
+    return;
   }
+  BlockTile<Element, kMode> tile(job, place, shared, copies);
+  if (!tile.Quantize(counts)) tile.QuantizePlainly(counts);
   counts.AddTo(job.counts, shared.counts);
+  if constexpr (kMode == Mode::kTensor) {
+    if (job.amax_bits != nullptr && threadIdx.x == kThreads - 1) tile.RaiseTensorAmax();
+  }
 }
 
+/// fp8_tensor or fp8_block's tiles.
 template <class Element>
-auto FindKernel(const TileQuantization& job) {
-  if (job.scales == TileScales::kTensor) return &QuantizeBlocks<Element, Mode::kTensor>;
-  return job.has_tiles ? &QuantizeBlocks<Element, Mode::kTiles>
-                       : &QuantizeBlocks<Element, Mode::kLines>;
+cudaError_t LaunchBlocks(const TileQuantization& job, const TileOrder& order, cudaStream_t stream) {
+  const bool is_tensor = job.scales == TileScales::kTensor;
+  const auto kernel =
+      is_tensor ? &QuantizeBlocks<Element, Mode::kTensor> : &QuantizeBlocks<Element, Mode::kTiles>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute beside_scale = {};
+  beside_scale.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  beside_scale.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(order.count());
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = kSharedBytes;
+  config.stream = stream;
+  config.attrs = &beside_scale;
+  config.numAttrs = is_tensor ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, job, order);
 }
 
 /// Without a columnwise copy a tensor's shape means nothing to a per-tensor cast: as narrow as a
@@ -436,13 +364,12 @@ bool TunedBlocksTake(const TileQuantization& job) {
 }
 
 cudaError_t LaunchTunedBlocks(const TileQuantization& job, cudaStream_t stream) {
+  if (job.scales == TileScales::kFp32 && !job.has_tiles) return LaunchTunedLines(job, stream);
   const TileQuantization reshaped = Reshaped(job);
   const TileOrder order = TileOrder::Of(reshaped.rows, reshaped.columns);
   if (order.count() == 0) return cudaSuccess;
-  const auto kernel =
-      job.element == ElementFormat::kE4M3 ? FindKernel<E4M3>(job) : FindKernel<E5M2>(job);
-  kernel<<<order.count(), kThreads, 0, stream>>>(reshaped, order);
-  return cudaGetLastError();
+  return job.element == ElementFormat::kE4M3 ? LaunchBlocks<E4M3>(reshaped, order, stream)
+                                             : LaunchBlocks<E5M2>(reshaped, order, stream);
 }
 
 }  // namespace quantgate

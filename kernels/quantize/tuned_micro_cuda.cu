@@ -18,6 +18,7 @@ constexpr int kBlocksPerMultiprocessor = 3;
 constexpr uint32_t kInfinityBf16 = 0x7F80;
 
 struct Shared {
+  uint4 source[kPatch][kThreads];  ///< A thread's own.
   uint8_t row_scales[kLength][kScalesAcross];
   bool is_gathered[kWarps];  ///< The warp's scales are in row_scales.
   TileFactors<kLength> plain[kWarps];
@@ -39,7 +40,12 @@ class MicroTile {
       : job_(job), place_(place), shared_(shared) {
     const auto* source = static_cast<const uint16_t*>(job.source) + First();
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) patch_[i] = LoadOnce(source + i * job.columns);
+    for (int i = 0; i < kPatch; ++i) {
+      CopyOnce(&shared.source[i][threadIdx.x], source + i * job.columns);
+    }
+    WaitForCopies();
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) patch_[i] = shared.source[i][threadIdx.x];
   }
 
   /// Row scales go to shared memory. False, with nothing written, where the tile is one for the
@@ -135,9 +141,11 @@ class MicroTile {
           *codes = make_uint2(words[2 * j], words[2 * j + 1]);
         }
         if constexpr (kRows) {
-          EncodeRow(row, RowFactor(i + j), words[2 * j], words[2 * j + 1]);
+          const uint2 of_row = EncodeEight<Element>(row, RowFactor(i + j));
           codes = reinterpret_cast<uint2*>(job_.row_codes + first + (i + j) * job_.columns);
-          *codes = make_uint2(words[2 * j], words[2 * j + 1]);
+          *codes = of_row;
+          words[2 * j] = of_row.x;
+          words[2 * j + 1] = of_row.y;
         }
       }
       tally.Add(words, &patch_[i]);
@@ -172,14 +180,6 @@ class MicroTile {
     return RoundUpMultiplier(code);
   }
 
-  __device__ static void EncodeRow(const uint4& row, float factor, uint32_t& first,
-                                   uint32_t& second) {
-    first = EncodeFour<Element>(LowerBf16(row.x) * factor, UpperBf16(row.x) * factor,
-                                LowerBf16(row.y) * factor, UpperBf16(row.y) * factor);
-    second = EncodeFour<Element>(LowerBf16(row.z) * factor, UpperBf16(row.z) * factor,
-                                 LowerBf16(row.w) * factor, UpperBf16(row.w) * factor);
-  }
-
   __device__ static void EncodeColumns(const uint4& row, const float* factors, uint32_t& first,
                                        uint32_t& second) {
     first = EncodeFour<Element>(LowerBf16(row.x) * factors[0], UpperBf16(row.x) * factors[1],
@@ -211,7 +211,8 @@ __device__ void WriteRowScales(const TileQuantization& job, TilePlace place, con
 template <class Element>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     QuantizeMicro(const __grid_constant__ TileQuantization job, Divisor across) {
-  __shared__ Shared shared;
+  extern __shared__ uint4 memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
   const uint32_t down = across.Quotient(blockIdx.x);
   const TilePlace place = {down, blockIdx.x - down * across.value};
   const uint32_t warp = threadIdx.x / kWarpLanes;
@@ -253,7 +254,10 @@ cudaError_t LaunchTunedMicro(const TileQuantization& job, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   const auto kernel =
       job.element == ElementFormat::kE4M3 ? &QuantizeMicro<E4M3> : &QuantizeMicro<E5M2>;
-  kernel<<<count, kThreads, 0, stream>>>(job, Divisor::Of(across));
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(Shared)});
+  if (error != cudaSuccess) return error;
+  kernel<<<count, kThreads, sizeof(Shared), stream>>>(job, Divisor::Of(across));
   return cudaGetLastError();
 }
 

@@ -1,0 +1,90 @@
+// fp8_block with scales of 128 elements on a GPU, in strips of tiles and clusters of strips, as
+// tensors are cut that have many: byte for byte what the CPU engine makes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <span>
+
+#include "tests/tensor/cuda_test_device.h"
+
+#include "kernels/quantize/quantize_cuda.h"
+#include "kernels/quantize/quantizer.h"
+#include "kernels/tensor/generate.h"
+
+namespace quantgate {
+namespace {
+
+/// Infinities and a NaN in tiles that are whole and share sectors of scales with others, the second
+/// in the last whole row of tiles.
+Tensor Source(int64_t rows, int64_t columns) {
+  Tensor source = ValueOrAbort(Generate({.distribution = Distribution::kNormal,
+                                         .seed = 5,
+                                         .dtype = DType::kBF16,
+                                         .shape = {rows, columns}},
+                                        {}));
+  auto* elements = source.as<uint16_t>();
+  elements[5 * columns + columns / 3] = 0x7F80;
+  elements[(rows / 128 * 128 - 1) * columns + columns / 2] = 0xFF80;
+  elements[(rows - 60) * columns + columns / 2] = 0x7FC0;
+  return source;
+}
+
+void ExpectSameCopy(const std::optional<QuantizedCopy>& expected,
+                    const std::optional<QuantizedCopy>& found, const char* name) {
+  ASSERT_EQ(found.has_value(), expected.has_value());
+  if (!expected.has_value()) return;
+  SCOPED_TRACE(name);
+  EXPECT_TRUE(SameTensor(expected->data, found->data));
+  EXPECT_TRUE(SameTensor(expected->scale_inv, found->scale_inv));
+}
+
+void ExpectSame(int64_t rows, int64_t columns, Usages usages) {
+  SCOPED_TRACE(::testing::Message() << rows << " x " << columns);
+  const Tensor source = Source(rows, columns);
+  const Quantizer quantizer = QuantizerSpec{.format = QuantizerFormat::kFp8Block};
+  const QuantizedTensor expected = ValueOrAbort(QuantizeCpu(source, quantizer, usages, {}, {}));
+  const QuantizedTensor found =
+      ValueOrAbort(QuantizeCuda(TestDevice(), OnDevice(source), quantizer, usages, {}));
+  ExpectSameCopy(expected.rowwise, found.rowwise, "rowwise");
+  ExpectSameCopy(expected.columnwise, found.columnwise, "columnwise");
+  const QuantizationCounts& counts = expected.counts;
+  const Tensor found_counts = OnHost(found.device_counts);
+  EXPECT_THAT(
+      std::span(found_counts.as<int64_t>(), kQuantizationCountKinds),
+      ::testing::ElementsAre(counts.normal, counts.zero, counts.subnormal, counts.flushed_to_zero,
+                             counts.saturated, counts.infinite, counts.nan));
+}
+
+/// 126 whole tiles across and one that is not: 16 clusters, the last with a block that has none.
+constexpr int64_t kColumns = 126 * 128 + 56;
+
+/// 15 tiles down, the last not whole: 8 x 128 strips of two.
+TEST(QuantizeLinesCuda, OfTwo) { ExpectSame(14 * 128 + 48, kColumns, {true, true}); }
+
+/// 29 tiles down: strips of four, the last of one that is not whole.
+TEST(QuantizeLinesCuda, OfFour) { ExpectSame(28 * 128 + 48, kColumns, {true, true}); }
+
+/// 58 tiles down: strips of eight, the last of a whole one and one that is not.
+TEST(QuantizeLinesCuda, OfEight) { ExpectSame(57 * 128 + 48, kColumns, {true, true}); }
+
+TEST(QuantizeLinesCuda, OneCopy) {
+  ExpectSame(28 * 128 + 48, kColumns, {true, false});
+  ExpectSame(28 * 128 + 48, kColumns, {false, true});
+}
+
+/// Clusters of one, two and four blocks, of which one may have no tile: strips of one tile, and of
+/// two with a last one that is not whole.
+TEST(QuantizeLinesCuda, Narrow) {
+  struct Case {
+    int64_t columns, blocks;
+  };
+  for (const Case& one : {Case{128, 1}, Case{256, 2}, Case{264, 4}, Case{384, 4}, Case{512, 4}}) {
+    for (const int64_t tiles : {int64_t{2}, 2 * 800 / one.blocks}) {
+      ExpectSame(tiles * 128 + 80, one.columns, {true, true});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quantgate
