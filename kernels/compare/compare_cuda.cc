@@ -181,15 +181,15 @@ absl::StatusOr<ErrorReport> MeasureErrorOnPath(CudaDevice& device, const Tensor&
                                                const Tensor& reference, ComparePath path) {
   QG_RETURN_IF_ERROR(device.MakeCurrent());
   QG_RETURN_IF_ERROR(CheckErrorSides(subject, reference));
-  constexpr int kSlicesPerSm = 8;
+  constexpr int kSlicesPerSm = 4;
   const BlockGrid grid(subject);
-  HeatMap heat_map = HeatMapOf(grid);
   const auto empty = [](int64_t) { return ElementPair(); };
-  if (grid.count() == 0) return SummarizeErrors(grid, std::move(heat_map), {}, empty);
+  if (grid.count() == 0) return SummarizeErrors(grid, HeatMapOf(grid), {}, empty);
   const auto bytes = static_cast<int64_t>(sizeof(BlockTotals) + grid.count() * sizeof(CellErrors));
   QG_ASSIGN_OR_RETURN(Tensor results, device.Allocate(DType::kU8, {bytes}));
   QG_RETURN_IF_ERROR(
       EnqueueErrors(device, subject, reference, CutOf(device, grid, kSlicesPerSm), path, results));
+  HeatMap heat_map = HeatMapOf(grid);  // While the device is busy.
   QG_ASSIGN_OR_RETURN(const Tensor host, device.ToHost(results));
   const auto& total = *host.as<BlockTotals>();
   const auto* cells = reinterpret_cast<const CellErrors*>(&total + 1);

@@ -91,27 +91,47 @@ __global__ void __launch_bounds__(32)
                                   fmax(found.max_abs.value, 0.0)};
 }
 
-/// The sum over the blocks of one series, one after the other, in every lane. Numbers are read some
-/// steps ahead of the sum.
-__device__ double SumInBlockOrder(const double* sums, int blocks, int series) {
-  constexpr int kAhead = 8;
-  const int lane = threadIdx.x % 32;
-  double sum = 0;
-  for (int begin = 0; begin < blocks; begin += 32 * kAhead) {
-    double terms[kAhead];
+/// Numbers of one series that a warp adds, one after the other, as they come through its shared
+/// memory. The next ones are on their way meanwhile.
+class BlockOrderSum {
+ public:
+  static constexpr int kNumbers = 256;
+
+  __device__ BlockOrderSum(const double* sums, int blocks, int series, double (&memory)[kNumbers])
+      : sums_(sums + series), blocks_(blocks), memory_(memory) {}
+
+  __device__ double Add() {
+    double sum = 0;
+    Read(0);
+    for (int begin = 0; begin < blocks_; begin += kNumbers) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int block = begin + 32 * i + lane;
-      // -0.0 changes no sum.
-      terms[i] = block < blocks ? sums[block * kSegmentSeries + series] : -0.0;
+      for (int i = 0; i < kEach; ++i) memory_[32 * i + threadIdx.x % 32] = next_[i];
+      __syncwarp();
+      Read(begin + kNumbers);
+#pragma unroll 16
+      for (int i = 0; i < kNumbers; ++i) sum += memory_[i];
+      __syncwarp();
     }
+    return sum;
+  }
+
+ private:
+  static constexpr int kEach = kNumbers / 32;
+
+  __device__ void Read(int begin) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      for (int from = 0; from < 32; ++from) sum += __shfl_sync(kWholeWarp, terms[i], from);
+    for (int i = 0; i < kEach; ++i) {
+      const int block = begin + 32 * i + static_cast<int>(threadIdx.x) % 32;
+      // -0.0 changes no sum.
+      next_[i] = block < blocks_ ? sums_[block * kSegmentSeries] : -0.0;
     }
   }
-  return sum;
-}
+
+  const double* const sums_;
+  const int blocks_;
+  double (&memory_)[kNumbers];
+  double next_[kEach];
+};
 
 /// The largest of all blocks, and the bits of its element.
 struct LargestOfBlocks {
@@ -140,24 +160,16 @@ struct LargestOfBlocks {
   }
 };
 
-/// One warp for each series, and one for all else.
-__global__ void __launch_bounds__(32 * kSegmentSeries)
-    AddBlocks(const __grid_constant__ FinishErrorParameters parameters) {
-  static_assert(kErrorSeriesCount < kSegmentSeries);
-  const BlockCut& cut = parameters.errors.cut;
-  const int blocks = cut.rows * cut.columns;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  BlockTotals& total = *parameters.total;
-  if (warp < kErrorSeriesCount) {
-    const double sum = SumInBlockOrder(parameters.sums, blocks, warp);
-    if (lane == 0) total.sums[warp] = sum;
-    return;
-  }
-  if (warp != kErrorSeriesCount) return;
-  FoundErrors counts;  // And nothing else.
+/// Warps that put together what blocks found besides sums.
+constexpr int kMergeWarps = 8;
+constexpr int kAddBlocksThreads = 32 * (kErrorSeriesCount + kMergeWarps);
+
+/// What the blocks that this thread has come to.
+struct MergedBlocks {
+  FoundErrors counts;  ///< And nothing else.
   LargestOfBlocks max_abs, max_rel;
-  for (int i = lane; i < blocks; i += 32) {
-    const BlockTotals& block = parameters.blocks[i];
+
+  __device__ void Merge(const BlockTotals& block) {
     counts.finite_count += block.found.finite_count;
     counts.relative_count += block.found.relative_count;
     counts.saturated_count += block.found.saturated_count;
@@ -166,14 +178,41 @@ __global__ void __launch_bounds__(32 * kSegmentSeries)
     max_abs.Merge(block.found.max_abs, block.max_abs_index, block.max_abs_bits);
     max_rel.Merge(block.found.max_rel, block.max_rel_index, block.max_rel_bits);
   }
-  MergeLanes(counts);
-  if (lane == 0) {
-    total.found = SliceOf(counts);
-    total.sums[kErrorSeriesCount] = 0;
+  /// The whole warp calls this.
+  __device__ void Store(BlockTotals& total) {
+    MergeLanes(counts);
+    if (threadIdx.x % 32 == 0) total.found = SliceOf(counts);
+    __syncwarp();
+    max_abs.Store(total.found.max_abs, total.max_abs_index, total.max_abs_bits);
+    max_rel.Store(total.found.max_rel, total.max_rel_index, total.max_rel_bits);
   }
-  __syncwarp();
-  max_abs.Store(total.found.max_abs, total.max_abs_index, total.max_abs_bits);
-  max_rel.Store(total.found.max_rel, total.max_rel_index, total.max_rel_bits);
+};
+
+/// One warp for each series, the others for all else.
+__global__ void __launch_bounds__(kAddBlocksThreads)
+    AddBlocks(const __grid_constant__ FinishErrorParameters parameters) {
+  static_assert(kErrorSeriesCount < kSegmentSeries);
+  __shared__ BlockTotals of_warp[kMergeWarps];
+  __shared__ double numbers[kErrorSeriesCount][BlockOrderSum::kNumbers];
+  const BlockCut& cut = parameters.errors.cut;
+  const int blocks = cut.rows * cut.columns;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - kMergeWarps;
+  BlockTotals& total = *parameters.total;
+  if (warp >= 0) {
+    const double sum = BlockOrderSum(parameters.sums, blocks, warp, numbers[warp]).Add();
+    if (lane == 0) total.sums[warp] = sum;
+  } else {
+    MergedBlocks merged;
+#pragma unroll 2
+    for (int i = threadIdx.x; i < blocks; i += 32 * kMergeWarps) merged.Merge(parameters.blocks[i]);
+    merged.Store(of_warp[warp + kMergeWarps]);
+  }
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  MergedBlocks merged;
+  if (lane < kMergeWarps) merged.Merge(of_warp[lane]);
+  merged.Store(total);
+  if (lane == 0) total.sums[kErrorSeriesCount] = 0;
 }
 
 }  // namespace
@@ -195,7 +234,7 @@ cudaError_t LaunchFinishErrors(const FinishErrorParameters& parameters, cudaStre
   FinishErrors<<<static_cast<unsigned>(blocks), 32, 0, stream>>>(parameters);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  AddBlocks<<<1, 32 * kSegmentSeries, 0, stream>>>(parameters);
+  AddBlocks<<<1, kAddBlocksThreads, 0, stream>>>(parameters);
   return cudaGetLastError();
 }
 

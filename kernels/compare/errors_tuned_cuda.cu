@@ -88,15 +88,16 @@ struct ChunkOf<NumberEncoding::kBytes> {
   using Type = FloatChunk;
 };
 
-/// Reads a chunk, which lies at a multiple of its size or of 16 bytes; `table` is of kBytes.
+/// Reads a chunk, which lies at a multiple of its size or of 16 bytes; `table` is of kBytes. With
+/// `turn` 1 halves of a chunk of kF32 change places, of which sums know nothing.
 template <NumberEncoding kEncoding>
-__device__ inline typename ChunkOf<kEncoding>::Type ReadChunk(const char* from,
-                                                              const float* table) {
+__device__ inline typename ChunkOf<kEncoding>::Type ReadChunk(const char* from, const float* table,
+                                                              int turn = 0) {
   typename ChunkOf<kEncoding>::Type chunk;
   if constexpr (kEncoding == NumberEncoding::kF32) {
 #pragma unroll
     for (int unit = 0; unit < 2; ++unit) {
-      const float4 raw = reinterpret_cast<const float4*>(from)[unit];
+      const float4 raw = reinterpret_cast<const float4*>(from)[unit ^ turn];
       chunk.values[4 * unit] = raw.x;
       chunk.values[4 * unit + 1] = raw.y;
       chunk.values[4 * unit + 2] = raw.z;
@@ -254,8 +255,18 @@ struct ChunkPair {
 inline constexpr int kRunElements = kSegmentElements / 32;
 inline constexpr int kRunChunks = kRunElements / kChunkElements;
 
-/// How a warp gets its segments. Blocks are small enough for 32 bits (Fits): positions, and offsets
-/// in the tensor from the block's first element.
+/// The next segment that a warp fetches, in shared memory: its first lane alone looks at it. Blocks
+/// are small enough for 32 bits (Fits): positions, and offsets in the tensor from the block's first
+/// element.
+struct NextSegment {
+  const char* subject;  ///< The block's first element.
+  const char* reference;
+  uint32_t count, width, stride;
+  uint32_t step, step_columns, step_offset;
+  uint32_t position, column, offset;  ///< Of the segment's first element.
+};
+
+/// How a warp gets its segments.
 template <NumberEncoding kSubject, NumberEncoding kReference>
 class SegmentFeed {
  public:
@@ -265,37 +276,38 @@ class SegmentFeed {
 
   __device__ SegmentFeed(const ErrorParameters& parameters, const BlockShape& block,
                          uint32_t segment, uint32_t segment_step, const char* memory,
-                         const uint64_t* barrier)
-      : subject_(static_cast<const char*>(parameters.subject.data) +
-                 block.first * kElementBytes<kSubject>),
-        reference_(static_cast<const char*>(parameters.reference.data) +
-                   block.first * kElementBytes<kReference>),
-        memory_(static_cast<uint32_t>(__cvta_generic_to_shared(memory))),
+                         const uint64_t* barrier, NextSegment& next)
+      : memory_(static_cast<uint32_t>(__cvta_generic_to_shared(memory))),
         barrier_(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
-        count_(static_cast<uint32_t>(block.count)),
-        width_(static_cast<uint32_t>(block.width)),
-        stride_(static_cast<uint32_t>(block.stride)),
-        step_(segment_step * kSegmentElements),
-        step_columns_(step_ % width_),
-        step_offset_(step_ / width_ * stride_ + step_columns_),
-        position_(segment * kSegmentElements),
-        column_(position_ % width_),
-        offset_(position_ / width_ * stride_ + column_) {
+        next_(next) {
     if (threadIdx.x % 32 != 0) return;
+    next.subject =
+        static_cast<const char*>(parameters.subject.data) + block.first * kElementBytes<kSubject>;
+    next.reference = static_cast<const char*>(parameters.reference.data) +
+                     block.first * kElementBytes<kReference>;
+    next.count = static_cast<uint32_t>(block.count);
+    next.width = static_cast<uint32_t>(block.width);
+    next.stride = static_cast<uint32_t>(block.stride);
+    next.step = segment_step * kSegmentElements;
+    next.step_columns = next.step % next.width;
+    next.step_offset = next.step / next.width * next.stride + next.step_columns;
+    next.position = segment * kSegmentElements;
+    next.column = next.position % next.width;
+    next.offset = next.position / next.width * next.stride + next.column;
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier_) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
 
   /// Begins to copy the next segment, where there is one. The warp has met since it last read.
   __device__ void Fetch() {
-    if (position_ >= count_) return;
-    if (threadIdx.x % 32 == 0) CopyRows(min(uint32_t{kSegmentElements}, count_ - position_));
-    position_ += step_;
-    offset_ += step_offset_;
-    column_ += step_columns_;
-    if (column_ >= width_) {
-      column_ -= width_;
-      offset_ += stride_ - width_;
+    if (threadIdx.x % 32 != 0 || next_.position >= next_.count) return;
+    CopyRows(min(uint32_t{kSegmentElements}, next_.count - next_.position));
+    next_.position += next_.step;
+    next_.offset += next_.step_offset;
+    next_.column += next_.step_columns;
+    if (next_.column >= next_.width) {
+      next_.column -= next_.width;
+      next_.offset += next_.stride - next_.width;
     }
   }
 
@@ -317,15 +329,15 @@ class SegmentFeed {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_),
                  "r"(length * (kElementBytes<kSubject> + kElementBytes<kReference>))
                  : "memory");
-    uint32_t from = offset_, row = min(length, width_ - column_);
+    uint32_t from = next_.offset, row = min(length, next_.width - next_.column);
 #pragma unroll 1
     for (uint32_t to = 0;;) {
-      Copy<kElementBytes<kSubject>>(memory_, subject_, to, from, row);
-      Copy<kElementBytes<kReference>>(memory_ + kSubjectBytes, reference_, to, from, row);
+      Copy<kElementBytes<kSubject>>(memory_, next_.subject, to, from, row);
+      Copy<kElementBytes<kReference>>(memory_ + kSubjectBytes, next_.reference, to, from, row);
       to += row;
       if (to == length) break;
-      from += row + stride_ - width_;
-      row = min(length - to, width_);
+      from += row + next_.stride - next_.width;
+      row = min(length - to, next_.width);
     }
   }
 
@@ -339,12 +351,8 @@ class SegmentFeed {
         : "memory");
   }
 
-  const char* const subject_;  // The block's first element.
-  const char* const reference_;
   const uint32_t memory_, barrier_;  // Addresses of shared memory.
-  const uint32_t count_, width_, stride_;
-  const uint32_t step_, step_columns_, step_offset_;
-  uint32_t position_, column_, offset_;  // Of the next segment's first element.
+  NextSegment& next_;
 };
 
 struct LargestPair {
@@ -398,23 +406,29 @@ __device__ inline double BelowShared(const unsigned long long* bits) {
   return value == 0 ? -1.0 : __longlong_as_double(static_cast<long long>(value - 1));
 }
 
-/// The largest errors of a warp's segments so far.
+/// The largest errors of a warp's segments so far, which are in shared memory too.
 class WarpLargest {
  public:
-  __device__ explicit WarpLargest(SharedLargest& shared) : shared_(shared) {}
+  __device__ WarpLargest(LargestPair& found, SharedLargest& shared)
+      : found_(found), shared_(shared) {
+    if (threadIdx.x % 32 == 0) found = {};
+    __syncwarp();
+  }
 
   /// What an error of the next segment must exceed to matter.
   __device__ ErrorPair Threshold() const {
     return {fmax(found_.absolute.value, BelowShared(&shared_.bits[0])),
             fmax(found_.relative.value, BelowShared(&shared_.bits[1]))};
   }
-  /// Takes what a segment has; segments come by their positions.
+  /// Takes what a segment has, which every lane knows; segments come by their positions.
   __device__ void Offer(const LargestPair& other) {
-    found_.absolute.Offer(other.absolute.value, other.absolute.position);
-    found_.relative.Offer(other.relative.value, other.relative.position);
-    if (threadIdx.x % 32 != 0) return;
-    Publish(found_.absolute.value, &shared_.bits[0]);
-    Publish(found_.relative.value, &shared_.bits[1]);
+    if (threadIdx.x % 32 == 0) {
+      found_.absolute.Offer(other.absolute.value, other.absolute.position);
+      found_.relative.Offer(other.relative.value, other.relative.position);
+      Publish(found_.absolute.value, &shared_.bits[0]);
+      Publish(found_.relative.value, &shared_.bits[1]);
+    }
+    __syncwarp();
   }
   __device__ const LargestPair& found() const { return found_; }
 
@@ -423,8 +437,8 @@ class WarpLargest {
     if (value > 0) atomicMax(bits, static_cast<unsigned long long>(__double_as_longlong(value)));
   }
 
+  LargestPair& found_;
   SharedLargest& shared_;
-  LargestPair found_;
 };
 
 /// The sums over the warp: of series i / 4 for lane i. Every eight lanes' sums are added by one
@@ -435,9 +449,17 @@ __device__ inline double SumOverWarp(const ErrorTerms& terms,
 #pragma unroll
   for (int i = 0; i < kErrorSeriesCount; ++i) memory[i][lane] = terms.values[i];
   __syncwarp();
-  const double* from = &memory[min(lane / 4, kErrorSeriesCount - 1)][lane % 4 * 8];
-  double sum =
-      ((from[0] + from[1]) + (from[2] + from[3])) + ((from[4] + from[5]) + (from[6] + from[7]));
+  const auto* from =
+      reinterpret_cast<const double2*>(&memory[min(lane / 4, kErrorSeriesCount - 1)][lane % 4 * 8]);
+  // Lanes that would meet at a bank take branches of the tree in other orders.
+  const int turn = lane / 2 % 2 + lane / 4 % 2 * 2;
+  double pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const double2 pair = from[i ^ turn];
+    pairs[i] = pair.x + pair.y;
+  }
+  double sum = (pairs[0] + pairs[1]) + (pairs[2] + pairs[3]);
   sum += __shfl_xor_sync(kWholeWarp, sum, 1);
   sum += __shfl_xor_sync(kWholeWarp, sum, 2);
   return lane / 4 < kErrorSeriesCount ? sum : 0;
@@ -453,6 +475,8 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
   __shared__ __align__(16) double run_sums[kSegmentWarps][kSegmentSeries][32];
   __shared__ uint64_t barriers[kSegmentWarps];
   __shared__ SharedLargest shared_largest;
+  __shared__ LargestPair largest_of_warp[kSegmentWarps];
+  __shared__ NextSegment next_segments[kSegmentWarps];
   LoadByteValues(parameters.subject, tables);
   LoadByteValues(parameters.reference, tables + 256);
   if (threadIdx.x < 2) shared_largest.bits[threadIdx.x] = 0;
@@ -463,7 +487,7 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
   const uint32_t step = gridDim.x * kSegmentWarps;
   const uint32_t first_segment = blockIdx.x * kSegmentWarps + warp;
   const char* subject = memory + warp * Feed::kBytes;
-  Feed feed(parameters, block, first_segment, step, subject, &barriers[warp]);
+  Feed feed(parameters, block, first_segment, step, subject, &barriers[warp], next_segments[warp]);
   __syncthreads();
   feed.Fetch();
   const int first = lane * kRunElements;
@@ -472,7 +496,9 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
   // Threads whose runs lie in the same banks take their chunks in other orders, of which the sums
   // know nothing: whole branches of the tree change places.
   const int turn = lane / 2 % kRunChunks;
-  WarpLargest largest(shared_largest);
+  const int half_turn =
+      kSubject == NumberEncoding::kF32 && kReference == NumberEncoding::kF32 ? lane % 2 : 0;
+  WarpLargest largest(largest_of_warp[warp], shared_largest);
   ElementCounts counts;
   uint32_t number = 0;
   for (uint32_t segment = first_segment; segment < segments; segment += step, ++number) {
@@ -484,8 +510,9 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
     const auto measure = [&](int i) {
       const int begin = (i ^ turn) * kChunkElements;
       const ChunkPair<kSubject, kReference> chunk = {
-          ReadChunk<kSubject>(run_subject + begin * kElementBytes<kSubject>, tables),
-          ReadChunk<kReference>(run_reference + begin * kElementBytes<kReference>, tables + 256),
+          ReadChunk<kSubject>(run_subject + begin * kElementBytes<kSubject>, tables, half_turn),
+          ReadChunk<kReference>(run_reference + begin * kElementBytes<kReference>, tables + 256,
+                                half_turn),
           first + begin < left};
       if (i == kRunChunks - 1) {
         __syncwarp();
