@@ -7,8 +7,10 @@
 
 #include "kernels/gemm/accumulate_cuda.h"
 #include "kernels/gemm/exact_products.h"
+#include "kernels/gemm/gemm_cublaslt.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/gemm_tensors.h"
+#include "kernels/gemm/hardware_check.h"
 #include "tests/gemm/scaled_operand.h"
 #include "tests/tensor/cuda_benchmark.h"
 
@@ -43,6 +45,28 @@ void BM_Exact(benchmark::State& state, DType dtype, DType out, CodePattern patte
   });
   state.SetLabel(note);
   state.SetItemsProcessed(state.iterations() * size * size * size);
+}
+
+/// What the exact GEMM is held against: the hardware's own of the same types.
+void BM_CublasLt(benchmark::State& state, DType dtype) {
+  constexpr int kCalls = 10;  // Between two events.
+  const int64_t size = state.range(0);
+  static CublasLt& library = *ValueOrDie(CublasLt::Create(BenchmarkDevice())).release();
+  HardwareCase one;
+  one.shape = {size, size, size};
+  one.a = one.b = dtype;
+  one.a_scaling = one.b_scaling = ScaleMode::kTensor;
+  const GemmDesc desc = ValueOrDie(WithTensors(ValueOrDie(DescOf(one)), [](const Tensor& tensor) {
+    return BenchmarkDevice().ToDevice(tensor);
+  }));
+  TimeOnDevice(state, [&] {
+    for (int i = 0; i < kCalls; ++i) {
+      const absl::StatusOr<GemmResult> result = library.Gemm(desc, nullptr);
+      if (!result.ok()) return result.status();
+    }
+    return absl::OkStatus();
+  });
+  state.SetItemsProcessed(state.iterations() * kCalls * size * size * size);
 }
 
 /// The dot products alone, from packed operands.
@@ -90,6 +114,7 @@ using enum DType;
 using enum ScaleMode;
 using enum CodePattern;
 BENCHMARK_CAPTURE(BM_Exact, e4m3, kF8E4M3, kF32, kFinite)->Apply(Sizes);
+BENCHMARK_CAPTURE(BM_CublasLt, e4m3, kF8E4M3)->Apply(Sizes);
 BENCHMARK_CAPTURE(BM_Exact, e4m3_to_bf16, kF8E4M3, kBF16, kFinite)->Apply(Sizes);
 BENCHMARK_CAPTURE(BM_Exact, e5m2, kF8E5M2, kF32, kFinite)->Apply(Sizes);
 BENCHMARK_CAPTURE(BM_Exact, bf16, kBF16, kF32, kNear)->Apply(Sizes);
