@@ -4,8 +4,9 @@
 //   and past it; a small unary call against a bare gRPC echo; 1000 open upload streams over 16
 //   connections: threads and memory of the server.
 //
-//   server_upload_bench [--megabytes=1024] [--rounds=3] [DIRECTORY ...]     default: the temporary
-//   directory and /dev/shm
+//   server_upload_bench [--megabytes=1024] [--rounds=3] [--device=cpu] [DIRECTORY ...]     default:
+//   the temporary directory and /dev/shm. With --device=cuda uploads also go to that device's
+//   memory, and the ceilings are the bare stream and SHA-256.
 #include <grpcpp/create_channel.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
@@ -72,9 +73,10 @@ class BareBlobs : public v1::Blobs::CallbackService {
 };
 
 /// Runs both servers and writes their two ports to a descriptor.
-[[noreturn]] void Serve(const std::string& data_dir, int to_parent) {
+[[noreturn]] void Serve(const std::string& device, const std::string& data_dir, int to_parent) {
   KeepLargeBuffers();  // As quantgated does.
   ServerOptions options;
+  options.devices = {device};
   options.listen = {"127.0.0.1:0"};
   options.data_dir = data_dir;
   auto server = Server::Start(options).value();
@@ -94,13 +96,13 @@ class BareBlobs : public v1::Blobs::CallbackService {
 /// again, with --serve, since gRPC does not survive a fork.
 class ServerProcess {
  public:
-  explicit ServerProcess(const std::string& data_dir) {
+  ServerProcess(const std::string& device, const std::string& data_dir) {
     int ends[2];
     if (::pipe(ends) != 0) std::abort();
     pid_ = ::fork();
     if (pid_ == 0) {
       const std::string descriptor = std::to_string(ends[1]);
-      ::execl("/proc/self/exe", "server_upload_bench", "--serve", data_dir.c_str(),
+      ::execl("/proc/self/exe", "server_upload_bench", "--serve", device.c_str(), data_dir.c_str(),
               descriptor.c_str(), nullptr);
       std::abort();
     }
@@ -227,6 +229,7 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+constexpr const char* kCpu = "cpu";
 constexpr const char* kBareStream = "bare gRPC stream";
 constexpr const char* kSha256 = "SHA-256, one core";
 constexpr const char* kWrites = "fsynced writes";
@@ -234,8 +237,8 @@ constexpr const char* kDirectWrites = "fsynced writes, direct";
 constexpr const char* kUpload = "upload, client library";
 constexpr const char* kStubUpload = "upload, generated stub";
 
-void MeasureRound(const std::string& directory, const std::string& bytes, const v1::Digest& digest,
-                  std::map<std::string, Rounds>& all) {
+void MeasureRound(const std::string& device, const std::string& directory, const std::string& bytes,
+                  const v1::Digest& digest, std::map<std::string, Rounds>& all) {
   std::map<std::string, double> rates;
   const auto note = [&](const std::string& name, double seconds) {
     rates[name] = static_cast<double>(bytes.size()) / (1 << 20) / seconds;
@@ -244,7 +247,7 @@ void MeasureRound(const std::string& directory, const std::string& bytes, const 
     // A fresh server process each, whose memory is as cold as after its start.
     std::filesystem::create_directories(directory);
     {
-      const ServerProcess server(directory);
+      const ServerProcess server(device, directory);
       const double before = server.CpuSeconds();
       note(name, function(server));
       all[name].cpu.push_back(server.CpuSeconds() - before);
@@ -266,7 +269,8 @@ void MeasureRound(const std::string& directory, const std::string& bytes, const 
     return SendStream(server.address(), bytes, digest, "upload");
   });
   const double writes = std::max(rates[kWrites], rates[kDirectWrites]);
-  const double ceiling = std::min({writes, rates[kSha256], rates[kBareStream]});
+  double ceiling = std::min(rates[kSha256], rates[kBareStream]);
+  if (device == kCpu) ceiling = std::min(ceiling, writes);
   for (const auto& [name, rate] : rates) {
     if (rate == 0) continue;
     all[name].rates.push_back(rate);
@@ -274,14 +278,16 @@ void MeasureRound(const std::string& directory, const std::string& bytes, const 
   }
 }
 
-void MeasureUploads(const std::string& parent, const std::string& bytes, int rounds) {
+void MeasureUploads(const std::string& device, const std::string& parent, const std::string& bytes,
+                    int rounds) {
   const v1::Digest digest = DigestFor(bytes);
   std::map<std::string, Rounds> all;
   for (int round = 0; round < rounds; ++round) {
-    MeasureRound(parent + absl::StrFormat("/quantgate-bench-%d", ::getpid()), bytes, digest, all);
+    MeasureRound(device, parent + absl::StrFormat("/quantgate-bench-%d", ::getpid()), bytes, digest,
+                 all);
   }
-  std::printf("upload of %d MiB to %s, medians of %d rounds; ratios to the smallest of a round\n",
-              static_cast<int>(bytes.size() >> 20), parent.c_str(), rounds);
+  std::printf("upload of %d MiB to %s and %s, medians of %d rounds; ratios to a round's smallest\n",
+              static_cast<int>(bytes.size() >> 20), parent.c_str(), device.c_str(), rounds);
   for (const char* name : {kBareStream, kSha256, kWrites, kDirectWrites, kUpload, kStubUpload}) {
     if (!all.contains(name)) continue;
     const Rounds& row = all[name];
@@ -368,8 +374,11 @@ void MeasureManyStreams(const ServerProcess& server, int streams, int connection
 }  // namespace quantgate
 
 int main(int argc, char** argv) {
-  if (argc == 4 && std::string(argv[1]) == "--serve") quantgate::Serve(argv[2], std::stoi(argv[3]));
+  if (argc == 5 && std::string(argv[1]) == "--serve") {
+    quantgate::Serve(argv[2], argv[3], std::stoi(argv[4]));
+  }
   int megabytes = 1024, rounds = 3;
+  std::string device = quantgate::kCpu;
   std::vector<std::string> directories;
   for (int i = 1; i < argc; ++i) {
     const std::pair<std::string, std::string> option =
@@ -378,18 +387,22 @@ int main(int argc, char** argv) {
       (void)absl::SimpleAtoi(option.second, &megabytes);
     } else if (option.first == "--rounds") {
       (void)absl::SimpleAtoi(option.second, &rounds);
+    } else if (option.first == "--device") {
+      device = option.second;
     } else {
       directories.emplace_back(argv[i]);
     }
   }
   if (directories.empty()) directories = {std::filesystem::temp_directory_path(), "/dev/shm"};
   const std::string bytes = quantgate::TestBytes(static_cast<size_t>(megabytes) << 20);
-  for (const std::string& directory : directories)
-    quantgate::MeasureUploads(directory, bytes, rounds);
+  for (const std::string& directory : directories) {
+    quantgate::MeasureUploads(device, directory, bytes, rounds);
+  }
+  if (device != quantgate::kCpu) return 0;
 
   const std::string directory = directories[0] + absl::StrFormat("/quantgate-bench-%d", ::getpid());
   {
-    quantgate::ServerProcess server(directory);
+    quantgate::ServerProcess server(device, directory);
     quantgate::MeasureCalls(server);
     quantgate::MeasureManyStreams(server, 1000, 16);
   }
