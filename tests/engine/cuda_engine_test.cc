@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "kernels/layer/linear.h"
+#include "kernels/layer/layer.h"
 #include "tests/engine/recipe_cases.h"
 #include "tests/engine/tensor_values.h"
 
@@ -31,18 +31,18 @@ struct Dims {
   int64_t m, n, k;
 };
 
-LinearRequest MakeRequest(Distribution distribution, DType dtype, Dims dims) {
-  LinearRequest request;
+LayerRequest MakeRequest(Distribution distribution, DType dtype, Dims dims) {
+  LayerRequest request;
   request.x = Generated(distribution, 1, dtype, {dims.m, dims.k});
-  request.weight = Generated(distribution, 2, dtype, {dims.n, dims.k});
-  request.bias = Generated(Distribution::kNormal, 3, dtype, {dims.n});
+  request.parameters["weight"] = Generated(distribution, 2, dtype, {dims.n, dims.k});
+  request.parameters["bias"] = Generated(Distribution::kNormal, 3, dtype, {dims.n});
   request.grad_output = Generated(distribution, 4, dtype, {dims.m, dims.n});
   request.seed = 7;
   return request;
 }
 
 /// "" or what differs first.
-std::string Difference(const LinearResult& subject, const LinearResult& reference) {
+std::string Difference(const LayerResult& subject, const LayerResult& reference) {
   if (subject.outputs.size() != reference.outputs.size()) return "another number of outputs";
   const auto compare = [](const std::vector<NamedTensor>& ours,
                           const std::vector<NamedTensor>& theirs) -> std::string {
@@ -89,11 +89,11 @@ Arithmetic ModelFor(const std::string& recipe) {
   return Arithmetic::Parse(is_blackwell ? "sm100" : "sm90").value();
 }
 
-void ExpectSameLayer(const LinearRequest& request, const std::string& recipe_text,
+void ExpectSameLayer(const LayerRequest& request, const std::string& recipe_text,
                      const Arithmetic& arithmetic, const std::string& what) {
   const Recipe recipe = Recipe::Parse(recipe_text).value();
-  const auto reference = RunLinear(Cpu(), request, recipe, arithmetic, nullptr);
-  const auto subject = RunLinear(Cuda(), request, recipe, arithmetic, nullptr);
+  const auto reference = RunLayer(Cpu(), request, recipe, arithmetic, nullptr);
+  const auto subject = RunLayer(Cuda(), request, recipe, arithmetic, nullptr);
   ASSERT_EQ(subject.status(), reference.status()) << recipe_text << " " << what;
   if (!reference.ok()) return;
   EXPECT_EQ(Difference(*subject, *reference), "") << recipe_text << " " << what;
@@ -105,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(All, CudaEngineRecipes, testing::ValuesIn(kRecipeCases)
 TEST_P(CudaEngineRecipes, LayersHaveTheBitsOfTheCpu) {
   for (const Distribution distribution : AllDistributions()) {
     for (const DType dtype : {DType::kBF16, DType::kF32}) {
-      const LinearRequest request = MakeRequest(distribution, dtype, {96, 160, 288});
+      const LayerRequest request = MakeRequest(distribution, dtype, {96, 160, 288});
       ExpectSameLayer(request, GetParam(), ModelFor(GetParam()),
                       std::string(DistributionName(distribution)));
     }
@@ -116,9 +116,10 @@ TEST_P(CudaEngineRecipes, LayersHaveTheBitsOfTheCpu) {
 
 TEST_P(CudaEngineRecipes, GradientsAsAskedFor) {
   for (int mask = 0; mask < 8; ++mask) {
-    LinearRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {64, 96, 160});
+    LayerRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {64, 96, 160});
     request.requires_grad = {(mask & 1) != 0, (mask & 2) != 0, (mask & 4) != 0};
-    if (mask & 2) request.main_grad = Generated(Distribution::kNormal, 5, DType::kF32, {96, 160});
+    if (mask & 2)
+      request.main_grads["weight"] = Generated(Distribution::kNormal, 5, DType::kF32, {96, 160});
     ExpectSameLayer(request, GetParam(), ModelFor(GetParam()), std::to_string(mask));
   }
 }
@@ -131,14 +132,13 @@ TEST_P(CudaEngineRecipes, OddAndEmptyBatches) {
 }
 
 TEST(CudaEngineTest, CublasLtHasTheBitsOfItsModel) {
-  const LinearRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {256, 512, 768});
+  const LayerRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {256, 512, 768});
   for (const char* recipe : {"bf16", "fp8_current", "fp8_block", "fp8_delayed",
                              "fp8_current:backward_override=dequantized"}) {
     const Recipe parsed = Recipe::Parse(recipe).value();
     const auto hardware =
-        RunLinear(Cuda(), request, parsed, Arithmetic::Parse("cublaslt").value(), nullptr);
-    const auto model =
-        RunLinear(Cpu(), request, parsed, Arithmetic::Parse("sm90").value(), nullptr);
+        RunLayer(Cuda(), request, parsed, Arithmetic::Parse("cublaslt").value(), nullptr);
+    const auto model = RunLayer(Cpu(), request, parsed, Arithmetic::Parse("sm90").value(), nullptr);
     ASSERT_TRUE(hardware.ok() && model.ok()) << hardware.status() << model.status();
     EXPECT_EQ(Difference(*hardware, *model), "") << recipe;
     for (const GemmRecord& gemm : hardware->gemms) {
@@ -149,9 +149,9 @@ TEST(CudaEngineTest, CublasLtHasTheBitsOfItsModel) {
 }
 
 TEST(CudaEngineTest, AutoIsTheHardwareWhereItCan) {
-  const LinearRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {64, 128, 256});
+  const LayerRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {64, 128, 256});
   const auto arithmetic_of = [&](const char* recipe) {
-    const auto result = RunLinear(Cuda(), request, Recipe::Parse(recipe).value(), {}, nullptr);
+    const auto result = RunLayer(Cuda(), request, Recipe::Parse(recipe).value(), {}, nullptr);
     return result.ok() ? result->gemms[0].result.arithmetic : result.status().ToString();
   };
   EXPECT_EQ(arithmetic_of("fp8_current"), "cublaslt:fast");
@@ -176,11 +176,11 @@ TEST(CudaEngineTest, ActivationsHaveTheBitsOfTheCpu) {
 }
 
 TEST(CudaEngineTest, RepeatsAreIdentical) {
-  const LinearRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {256, 256, 512});
+  const LayerRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {256, 256, 512});
   for (const char* recipe : {"fp8_current", "mxfp8", "nvfp4", "fp8_block"}) {
     std::vector<Fingerprint> first;
     for (int repeat = 0; repeat < 1000; ++repeat) {
-      const auto result = RunLinear(Cuda(), request, Recipe::Parse(recipe).value(), {}, nullptr);
+      const auto result = RunLayer(Cuda(), request, Recipe::Parse(recipe).value(), {}, nullptr);
       ASSERT_TRUE(result.ok()) << result.status();
       std::vector<Fingerprint> now;
       for (const NamedTensor& output : result->outputs) {
@@ -193,7 +193,7 @@ TEST(CudaEngineTest, RepeatsAreIdentical) {
 }
 
 TEST(CudaEngineTest, OtherStreamsAndOtherWorkChangeNothing) {
-  const LinearRequest request =
+  const LayerRequest request =
       MakeRequest(Distribution::kLogNormalOutliers, DType::kBF16, {256, 256, 512});
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -205,10 +205,10 @@ TEST(CudaEngineTest, OtherStreamsAndOtherWorkChangeNothing) {
       for (int i = 0; i < 25; ++i) {
         for (const char* recipe : {"fp8_current", "nvfp4", "mxfp8"}) {
           const Recipe parsed = Recipe::Parse(recipe).value();
-          const auto result = RunLinear(engine, request, parsed, ModelFor(recipe), nullptr);
+          const auto result = RunLayer(engine, request, parsed, ModelFor(recipe), nullptr);
           ASSERT_TRUE(result.ok()) << result.status();
           if (i % 8 != 0) continue;
-          const auto reference = RunLinear(Cpu(), request, parsed, ModelFor(recipe), nullptr);
+          const auto reference = RunLayer(Cpu(), request, parsed, ModelFor(recipe), nullptr);
           EXPECT_EQ(Difference(*result, *reference), "") << recipe;
         }
       }
@@ -221,39 +221,39 @@ TEST(CudaEngineTest, OtherStreamsAndOtherWorkChangeNothing) {
 // the bytes, and a next run with the right bits.
 TEST(CudaEngineTest, SurvivesEveryFailedAllocation) {
   CudaDevice& device = Cuda().device();
-  const LinearRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {64, 64, 128});
+  const LayerRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {64, 64, 128});
   for (const char* name : {"fp8_current", "nvfp4", "fp8_delayed"}) {
     const Recipe recipe = Recipe::Parse(name).value();
-    const auto reference = RunLinear(Cpu(), request, recipe, ModelFor(name), nullptr);
+    const auto reference = RunLayer(Cpu(), request, recipe, ModelFor(name), nullptr);
     ASSERT_TRUE(reference.ok());
     const int64_t before = device.allocation_count();
-    ASSERT_TRUE(RunLinear(Cuda(), request, recipe, ModelFor(name), nullptr).ok());
+    ASSERT_TRUE(RunLayer(Cuda(), request, recipe, ModelFor(name), nullptr).ok());
     const int64_t count = device.allocation_count() - before;
     ASSERT_GT(count, 10);
     const int64_t in_use = device.bytes_in_use();
     for (int64_t k = 1; k <= count; ++k) {
       device.FailAllocation(k);
-      const auto failed = RunLinear(Cuda(), request, recipe, ModelFor(name), nullptr);
+      const auto failed = RunLayer(Cuda(), request, recipe, ModelFor(name), nullptr);
       device.FailAllocation(0);
       ASSERT_TRUE(absl::IsResourceExhausted(failed.status())) << k << ": " << failed.status();
       EXPECT_NE(failed.status().message().find("bytes of device memory"), std::string::npos);
       EXPECT_EQ(device.bytes_in_use(), in_use) << k;
     }
-    const auto after = RunLinear(Cuda(), request, recipe, ModelFor(name), nullptr);
+    const auto after = RunLayer(Cuda(), request, recipe, ModelFor(name), nullptr);
     ASSERT_TRUE(after.ok()) << after.status();
     EXPECT_EQ(Difference(*after, *reference), "") << name;
   }
 }
 
 TEST(CudaEngineTest, StopsBetweenKernels) {
-  const LinearRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {64, 64, 128});
+  const LayerRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {64, 64, 128});
   Cancellation cancelled;
   cancelled.Cancel();
   EXPECT_TRUE(absl::IsCancelled(
-      RunLinear(Cuda(), request, Recipe::Parse("bf16").value(), {}, &cancelled).status()));
+      RunLayer(Cuda(), request, Recipe::Parse("bf16").value(), {}, &cancelled).status()));
   Cancellation late(absl::Now() - absl::Seconds(1));
   EXPECT_TRUE(absl::IsDeadlineExceeded(
-      RunLinear(Cuda(), request, Recipe::Parse("bf16").value(), {}, &late).status()));
+      RunLayer(Cuda(), request, Recipe::Parse("bf16").value(), {}, &late).status()));
 }
 
 TEST(CudaEngineTest, DescribesItself) {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "kernels/engine/cuda_engine.h"
-#include "kernels/layer/linear.h"
+#include "kernels/layer/layer.h"
 #include "tests/tensor/cuda_benchmark.h"
 
 namespace quantgate {
@@ -23,16 +23,16 @@ int64_t Dim() {
   return text == nullptr ? 8192 : std::atoll(text);
 }
 
-LinearRequest MakeRequest() {
+LayerRequest MakeRequest() {
   const auto make = [](uint64_t seed) {
     GeneratorSpec spec;
     spec.seed = seed;
     spec.shape = {Dim(), Dim()};
     return ValueOrDie(BenchmarkEngine().Generate(spec, nullptr));
   };
-  LinearRequest request;
+  LayerRequest request;
   request.x = make(1);
-  request.weight = make(2);
+  request.parameters["weight"] = make(2);
   request.grad_output = make(3);
   return request;
 }
@@ -50,19 +50,19 @@ void TimeOnEngine(benchmark::State& state, Body body) {
 }
 
 void BM_Layer(benchmark::State& state, const char* recipe_text) {
-  const LinearRequest request = MakeRequest();
+  const LayerRequest request = MakeRequest();
   const Recipe recipe = ValueOrDie(Recipe::Parse(recipe_text));
   TimeOnEngine(state, [&] {
-    return RunLinear(BenchmarkEngine(), request, recipe, Arithmetic{}, nullptr).status();
+    return RunLayer(BenchmarkEngine(), request, recipe, Arithmetic{}, nullptr).status();
   });
 }
 
 /// The layer's GEMMs on the operands that it had, back to back.
 void BM_Gemms(benchmark::State& state, const char* recipe_text) {
-  const LinearRequest request = MakeRequest();
+  const LayerRequest request = MakeRequest();
   const Recipe recipe = ValueOrDie(Recipe::Parse(recipe_text));
-  const LinearResult layer =
-      ValueOrDie(RunLinear(BenchmarkEngine(), request, recipe, Arithmetic{}, nullptr));
+  const LayerResult layer =
+      ValueOrDie(RunLayer(BenchmarkEngine(), request, recipe, Arithmetic{}, nullptr));
   TimeOnEngine(state, [&]() -> absl::Status {
     for (const GemmRecord& gemm : layer.gemms) {
       QG_RETURN_IF_ERROR(BenchmarkEngine().Gemm(gemm.desc, nullptr).status());

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/engine/cuda_engine.h"
-#include "kernels/layer/linear.h"
+#include "kernels/layer/layer.h"
 #include "tests/engine/recipe_cases.h"
 
 namespace quantgate {
@@ -156,18 +156,18 @@ class Parity {
       spec.shape = std::move(shape);
       return Need(cpu_->Generate(spec, nullptr));
     };
-    LinearRequest request;
+    LayerRequest request;
     request.x = make({m, k});
-    request.weight = make({n, k});
+    request.parameters["weight"] = make({n, k});
     request.grad_output = make({m, n});
-    if (Draw(0, 1) == 0) request.bias = make({n});
+    if (Draw(0, 1) == 0) request.parameters["bias"] = make({n});
     request.seed = random_();
     const std::string text(name);
     const bool is_blackwell = text.rfind("mxfp8", 0) == 0 || text.rfind("nvfp4", 0) == 0;
     const char* models[] = {is_blackwell ? "sm100" : "sm90", "exact", "fp32"};
     const Arithmetic arithmetic = Need(Arithmetic::Parse(models[Draw(0, 2)]));
-    const auto theirs = RunLinear(*cpu_, request, recipe, arithmetic, nullptr);
-    const auto ours = RunLinear(*cuda_, request, recipe, arithmetic, nullptr);
+    const auto theirs = RunLayer(*cpu_, request, recipe, arithmetic, nullptr);
+    const auto ours = RunLayer(*cuda_, request, recipe, arithmetic, nullptr);
     const std::string detail = text + " " + arithmetic.ToString() + " " + std::to_string(m) + "x" +
                                std::to_string(n) + "x" + std::to_string(k);
     if (theirs.status() != ours.status()) {

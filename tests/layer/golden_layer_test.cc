@@ -9,7 +9,7 @@
 #include <bit>
 #include <string>
 
-#include "kernels/layer/linear.h"
+#include "kernels/layer/layer.h"
 #include "kernels/tensor/convert.h"
 #include "tests/layer/golden_outputs.h"
 
@@ -28,16 +28,17 @@ Tensor Sample(const TensorFile& samples, const std::string& name, int64_t rows, 
   return dtype == part.dtype() ? part : *CastTensor(part, dtype, ExecutionContext());
 }
 
-LinearRequest RequestOf(const Json& one, const TensorFile& samples) {
+LayerRequest RequestOf(const Json& one, const TensorFile& samples) {
   constexpr int64_t kAllRows = 1 << 20;
   const DType activation = *ParseDType(one["activation_dtype"].get<std::string>());
   const int64_t rows = one["rows"];
-  LinearRequest request;
+  LayerRequest request;
   request.x = Sample(samples, "fc1.x", rows, activation);
-  request.weight = Sample(samples, "fc1.weight", kAllRows, activation);
-  if (one["bias"]) request.bias = Sample(samples, "fc1.bias", kAllRows, activation);
+  request.parameters["weight"] = Sample(samples, "fc1.weight", kAllRows, activation);
+  if (one["bias"]) request.parameters["bias"] = Sample(samples, "fc1.bias", kAllRows, activation);
   request.grad_output = Sample(samples, "fc1.dy", rows, activation);
-  if (one["main_grad"]) request.main_grad = IndexValues(request.weight.shape(), 0x1p-22f);
+  if (one["main_grad"])
+    request.main_grads["weight"] = IndexValues(request.parameters.at("weight").shape(), 0x1p-22f);
   return request;
 }
 
@@ -56,7 +57,7 @@ void ExpectFloatBits(float value, const Json& golden) {
 }
 
 /// The quantized operand of `role`, as one of the layer's GEMMs read it rowwise.
-Tensor CodesOf(const LinearResult& result, TensorRole role) {
+Tensor CodesOf(const LayerResult& result, TensorRole role) {
   const GemmRole gemm = role == TensorRole::kGradOutput ? GemmRole::kDgrad : GemmRole::kFprop;
   for (const GemmRecord& record : result.gemms) {
     if (record.role == gemm) {
@@ -66,7 +67,7 @@ Tensor CodesOf(const LinearResult& result, TensorRole role) {
   return Tensor();
 }
 
-void ExpectOperands(const LinearResult& result, const Json& golden) {
+void ExpectOperands(const LayerResult& result, const Json& golden) {
   size_t found = 0;
   for (const QuantizationRecord& record : result.quantizations) {
     const std::string role(TensorRoleName(record.role));
@@ -92,8 +93,8 @@ TEST(GoldenLayerTest, EveryOutputEqualsTorchOnTheHardware) {
   const auto engine = MakeCpuEngine({});
   for (const Json& one : golden["cases"]) {
     SCOPED_TRACE(one["name"].get<std::string>());
-    auto result = RunLinear(*engine, RequestOf(one, samples), RecipeOf(one),
-                            *Arithmetic::Parse("sm90"), nullptr);
+    auto result = RunLayer(*engine, RequestOf(one, samples), RecipeOf(one),
+                           *Arithmetic::Parse("sm90"), nullptr);
     ASSERT_TRUE(result.ok()) << result.status();
     ExpectOperands(*result, one["operands"]);
     size_t compared = 0;

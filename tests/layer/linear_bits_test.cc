@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/layer/linear.h"
+#include "kernels/layer/layer.h"
 #include "tests/engine/tensor_values.h"
 #include "tests/layer/linear_composition.h"
 
@@ -25,28 +25,28 @@ struct Spec {
   Distribution distribution = Distribution::kNormal;
 };
 
-LinearRequest MakeRequest(const Spec& spec) {
-  LinearRequest request;
+LayerRequest MakeRequest(const Spec& spec) {
+  LayerRequest request;
   request.x = Generated(spec.distribution, 11, spec.x, {4, 12, 160});
-  request.weight = Generated(spec.distribution, 12, spec.weight, {64, 160});
-  request.bias = Generated(spec.distribution, 13, spec.bias, {64});
+  request.parameters["weight"] = Generated(spec.distribution, 12, spec.weight, {64, 160});
+  request.parameters["bias"] = Generated(spec.distribution, 13, spec.bias, {64});
   request.grad_output = Generated(spec.distribution, 14, spec.grad_output, {4, 12, 64});
   return request;
 }
 
-LinearResult RunStep(const LinearRequest& request, const std::string& recipe,
-                     const CpuEngineOptions& options = {}) {
+LayerResult RunStep(const LayerRequest& request, const std::string& recipe,
+                    const CpuEngineOptions& options = {}) {
   const auto engine = MakeCpuEngine(options);
-  auto result = RunLinear(*engine, request, *Recipe::Parse(recipe), Arithmetic{}, nullptr);
+  auto result = RunLayer(*engine, request, *Recipe::Parse(recipe), Arithmetic{}, nullptr);
   EXPECT_TRUE(result.ok()) << result.status();
-  return result.ok() ? *std::move(result) : LinearResult{};
+  return result.ok() ? *std::move(result) : LayerResult{};
 }
 
-void ExpectComposition(const LinearRequest& request, const std::string& recipe_text,
+void ExpectComposition(const LayerRequest& request, const std::string& recipe_text,
                        DType activation) {
   SCOPED_TRACE(recipe_text);
   const Recipe recipe = *Recipe::Parse(recipe_text);
-  const LinearResult result = RunStep(request, recipe_text);
+  const LayerResult result = RunStep(request, recipe_text);
   const auto expected = ComposeLinear(request, recipe.is_quantized(), recipe.backward_override(),
                                       activation, Arithmetic{});
   ASSERT_EQ(result.outputs.size(), expected.size());
@@ -56,7 +56,7 @@ void ExpectComposition(const LinearRequest& request, const std::string& recipe_t
   }
 }
 
-void ExpectSameOutputs(const LinearResult& subject, const LinearResult& reference) {
+void ExpectSameOutputs(const LayerResult& subject, const LayerResult& reference) {
   ASSERT_EQ(subject.outputs.size(), reference.outputs.size());
   for (size_t i = 0; i < reference.outputs.size(); ++i) {
     EXPECT_EQ(subject.outputs[i].name, reference.outputs[i].name);
@@ -66,7 +66,7 @@ void ExpectSameOutputs(const LinearResult& subject, const LinearResult& referenc
 }
 
 TEST(LinearBits, EveryModeIsItsComposition) {
-  const LinearRequest request = MakeRequest({});
+  const LayerRequest request = MakeRequest({});
   ExpectComposition(request, "bf16", DType::kBF16);
   for (const std::string& mode : kModes) {
     ExpectComposition(request, "fp8_current:backward_override=" + mode, DType::kBF16);
@@ -83,7 +83,7 @@ TEST(LinearBits, DTypesMix) {
     SCOPED_TRACE(absl::StrCat(
         std::string(DTypeName(spec.x)), " x ", std::string(DTypeName(spec.weight)), " bias ",
         std::string(DTypeName(spec.bias)), " dy ", std::string(DTypeName(spec.grad_output))));
-    const LinearRequest request = MakeRequest(spec);
+    const LayerRequest request = MakeRequest(spec);
     ExpectComposition(request, "bf16", spec.x);
     for (const std::string& mode : kModes) {
       ExpectComposition(request, "fp8_current:backward_override=" + mode, spec.x);
@@ -92,8 +92,8 @@ TEST(LinearBits, DTypesMix) {
 }
 
 TEST(LinearBits, AnActivationDTypeIsTheBitsOfACastInput) {
-  const LinearRequest request = MakeRequest({DType::kF32, DType::kF32, DType::kF32, DType::kF32});
-  LinearRequest cast = request;
+  const LayerRequest request = MakeRequest({DType::kF32, DType::kF32, DType::kF32, DType::kF32});
+  LayerRequest cast = request;
   cast.x = *CastTensor(request.x, DType::kBF16, ExecutionContext());
   cast.grad_output = *CastTensor(request.grad_output, DType::kBF16, ExecutionContext());
   for (const std::string& mode : kModes) {
@@ -107,10 +107,11 @@ TEST(LinearBits, AnActivationDTypeIsTheBitsOfACastInput) {
 }
 
 TEST(LinearBits, TheWeightIsQuantizedFromItsOwnDType) {
-  LinearRequest request = MakeRequest({.weight = DType::kF32});
-  const LinearResult own = RunStep(request, "fp8_current");
-  request.weight = *CastTensor(request.weight, DType::kBF16, ExecutionContext());
-  const LinearResult rounded = RunStep(request, "fp8_current");
+  LayerRequest request = MakeRequest({.weight = DType::kF32});
+  const LayerResult own = RunStep(request, "fp8_current");
+  request.parameters["weight"] =
+      *CastTensor(request.parameters.at("weight"), DType::kBF16, ExecutionContext());
+  const LayerResult rounded = RunStep(request, "fp8_current");
   EXPECT_FALSE(SameBits(own.gemms[0].desc.b.data, rounded.gemms[0].desc.b.data));
 }
 
@@ -119,7 +120,7 @@ TEST(LinearBits, SpecialValuesAreData) {
        {Distribution::kSpecialsLaced, Distribution::kSubnormalHeavy, Distribution::kAllZero,
         Distribution::kOneHuge, Distribution::kLogNormalOutliers}) {
     SCOPED_TRACE(std::string(DistributionName(distribution)));
-    const LinearRequest request = MakeRequest({.distribution = distribution});
+    const LayerRequest request = MakeRequest({.distribution = distribution});
     ExpectComposition(request, "bf16", DType::kBF16);
     for (const std::string& mode : kModes) {
       ExpectComposition(request, "fp8_current:backward_override=" + mode, DType::kBF16);
@@ -131,12 +132,12 @@ TEST(LinearBits, MainGradIsAddedToInPlaceAndTheCallersIsLeftAlone) {
   for (const std::string recipe :
        {"bf16", "fp8_current", "fp8_current:backward_override=high_precision",
         "fp8_current:backward_override=dequantized"}) {
-    LinearRequest request = MakeRequest({});
-    request.main_grad = Generated(Distribution::kNormal, 15, DType::kF32, {64, 160});
-    const Fingerprint before = FingerprintOf(request.main_grad, ExecutionContext());
+    LayerRequest request = MakeRequest({});
+    request.main_grads["weight"] = Generated(Distribution::kNormal, 15, DType::kF32, {64, 160});
+    const Fingerprint before = FingerprintOf(request.main_grads.at("weight"), ExecutionContext());
     ExpectComposition(request, recipe, DType::kBF16);
-    EXPECT_EQ(FingerprintOf(request.main_grad, ExecutionContext()), before);
-    const LinearResult result = RunStep(request, recipe);
+    EXPECT_EQ(FingerprintOf(request.main_grads.at("weight"), ExecutionContext()), before);
+    const LayerResult result = RunStep(request, recipe);
     const GemmDesc& wgrad = result.gemms.back().desc;
     EXPECT_TRUE(wgrad.in_place);
     EXPECT_EQ(wgrad.beta, 1.0f);
@@ -145,19 +146,19 @@ TEST(LinearBits, MainGradIsAddedToInPlaceAndTheCallersIsLeftAlone) {
 }
 
 TEST(LinearBits, ForwardIsTheSameUnderEveryOverride) {
-  const LinearRequest request = MakeRequest({});
-  const LinearResult none = RunStep(request, "fp8_current");
+  const LayerRequest request = MakeRequest({});
+  const LayerResult none = RunStep(request, "fp8_current");
   for (const std::string& mode : kModes) {
-    const LinearResult result = RunStep(request, "fp8_current:backward_override=" + mode);
+    const LayerResult result = RunStep(request, "fp8_current:backward_override=" + mode);
     EXPECT_TRUE(SameBits(result.outputs[0].tensor, none.outputs[0].tensor));
   }
 }
 
 TEST(LinearBits, AGradientDoesNotDependOnWhichOthersAreAskedFor) {
   for (const std::string& mode : kModes) {
-    LinearRequest request = MakeRequest({});
+    LayerRequest request = MakeRequest({});
     const std::string recipe = "fp8_current:backward_override=" + mode;
-    const LinearResult all = RunStep(request, recipe);
+    const LayerResult all = RunStep(request, recipe);
     for (int mask = 0; mask < 8; ++mask) {
       request.requires_grad = {(mask & 1) != 0, (mask & 2) != 0, (mask & 4) != 0};
       for (const NamedTensor& output : RunStep(request, recipe).outputs) {
@@ -171,7 +172,7 @@ TEST(LinearBits, AGradientDoesNotDependOnWhichOthersAreAskedFor) {
 }
 
 TEST(LinearBits, SplitAccumulatorsFollowTheRecipePerGemm) {
-  const LinearRequest request = MakeRequest({});
+  const LayerRequest request = MakeRequest({});
   const auto ran = [&](const std::string& recipe) {
     std::string text;
     for (const GemmRecord& gemm : RunStep(request, recipe).gemms) {
@@ -190,10 +191,11 @@ TEST(LinearBits, SplitAccumulatorsFollowTheRecipePerGemm) {
 }
 
 TEST(LinearBits, QuantizationsAreRecordedWithTheirScales) {
-  const LinearRequest request = MakeRequest({});
-  const LinearResult result = RunStep(request, "fp8_current");
+  const LayerRequest request = MakeRequest({});
+  const LayerResult result = RunStep(request, "fp8_current");
   ASSERT_EQ(result.quantizations.size(), 3u);
-  const std::vector<Tensor> sources = {request.x, request.weight, request.grad_output};
+  const std::vector<Tensor> sources = {request.x, request.parameters.at("weight"),
+                                       request.grad_output};
   const std::vector<float> largest = {448, 448, 57344};
   for (size_t i = 0; i < sources.size(); ++i) {
     float amax = 0;
@@ -212,14 +214,14 @@ TEST(LinearBits, EveryCodePathAndThreadCountGivesTheSame) {
     for (int threads : {1, 3}) options.push_back({isa, threads});
   }
   for (Distribution distribution : {Distribution::kNormal, Distribution::kSpecialsLaced}) {
-    LinearRequest request = MakeRequest({.weight = DType::kF32, .distribution = distribution});
-    request.main_grad = Generated(distribution, 16, DType::kF32, {64, 160});
+    LayerRequest request = MakeRequest({.weight = DType::kF32, .distribution = distribution});
+    request.main_grads["weight"] = Generated(distribution, 16, DType::kF32, {64, 160});
     for (const std::string& mode : kModes) {
       const std::string recipe = "fp8_current:backward_override=" + mode;
-      const LinearResult first = RunStep(request, recipe, options.front());
+      const LayerResult first = RunStep(request, recipe, options.front());
       for (const CpuEngineOptions& option : options) {
         SCOPED_TRACE(absl::StrCat(std::string(IsaName(option.isa)), " ", option.threads));
-        const LinearResult result = RunStep(request, recipe, option);
+        const LayerResult result = RunStep(request, recipe, option);
         ExpectSameOutputs(result, first);
         ASSERT_EQ(result.saved.size(), first.saved.size());
         for (size_t i = 0; i < first.saved.size(); ++i) {

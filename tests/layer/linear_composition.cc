@@ -31,6 +31,12 @@ Tensor Flat(const Tensor& tensor) {
   return *tensor.Reinterpret(tensor.dtype(), {tensor.rows(), tensor.columns()});
 }
 
+/// None where there is none of the name.
+Tensor Find(const std::map<std::string, Tensor>& tensors, const std::string& name) {
+  const auto found = tensors.find(name);
+  return found == tensors.end() ? Tensor() : found->second;
+}
+
 Tensor Transposed(const Tensor& tensor) { return *Transpose2d(tensor, kContext); }
 
 Tensor Fp8Gemm(const Codes& a, const Codes& b, bool transposes_a, bool transposes_b, bool split,
@@ -74,14 +80,14 @@ Tensor BiasGradient(const Tensor& grad_output, DType activation) {
 
 }  // namespace
 
-std::map<std::string, Tensor> ComposeLinear(const LinearRequest& request, bool is_quantized,
+std::map<std::string, Tensor> ComposeLinear(const LayerRequest& request, bool is_quantized,
                                             BackwardOverride override_mode, DType activation,
                                             const Arithmetic& arithmetic) {
   const auto cast = [&](const Tensor& tensor) { return *CastTensor(tensor, activation, kContext); };
   const Tensor x = cast(Flat(request.x));
   const Tensor dy = cast(Flat(request.grad_output));
   const Codes x_codes = Quantized(x, DType::kF8E4M3, activation);
-  const Codes w_codes = Quantized(request.weight, DType::kF8E4M3, activation);
+  const Codes w_codes = Quantized(request.parameters.at("weight"), DType::kF8E4M3, activation);
   const Codes dy_codes = Quantized(dy, DType::kF8E5M2, activation);
 
   GemmDesc forward;
@@ -89,14 +95,16 @@ std::map<std::string, Tensor> ComposeLinear(const LinearRequest& request, bool i
   forward.out_dtype = activation;
   GemmDesc weight_gradient = forward;
   GemmDesc input_gradient = forward;
-  if (request.bias.has_value()) {
+  const Tensor bias = Find(request.parameters, "bias");
+  const Tensor main_grad = Find(request.main_grads, "weight");
+  if (bias.has_value()) {
     const bool takes_bf16 = is_quantized && activation == DType::kF32;
-    forward.bias = *CastTensor(request.bias, takes_bf16 ? DType::kBF16 : activation, kContext);
+    forward.bias = *CastTensor(bias, takes_bf16 ? DType::kBF16 : activation, kContext);
   }
-  const std::string wgrad_name = request.main_grad.has_value() ? "main_grad" : "dw";
-  if (request.main_grad.has_value()) {
+  const std::string wgrad_name = main_grad.has_value() ? "main_grad" : "dw";
+  if (main_grad.has_value()) {
     weight_gradient.out_dtype = DType::kF32;
-    weight_gradient.c = request.main_grad;
+    weight_gradient.c = main_grad;
     weight_gradient.beta = 1;
     weight_gradient.in_place = true;
   }
@@ -105,19 +113,19 @@ std::map<std::string, Tensor> ComposeLinear(const LinearRequest& request, bool i
   if (is_quantized) {
     out["y"] = Fp8Gemm(x_codes, w_codes, false, false, false, forward);
   } else {
-    out["y"] = PlainGemm(x, cast(request.weight), forward);
+    out["y"] = PlainGemm(x, cast(request.parameters.at("weight")), forward);
   }
   if (is_quantized && override_mode == BackwardOverride::kNone) {
     out["dx"] = Fp8Gemm(dy_codes, w_codes, false, true, true, input_gradient);
     out[wgrad_name] = Fp8Gemm(dy_codes, x_codes, true, true, true, weight_gradient);
   } else {
     const bool dequantized = is_quantized && override_mode == BackwardOverride::kDequantized;
-    const Tensor weight = dequantized ? w_codes.dequantized : cast(request.weight);
+    const Tensor weight = dequantized ? w_codes.dequantized : cast(request.parameters.at("weight"));
     const Tensor saved_x = dequantized ? x_codes.dequantized : x;
     out["dx"] = PlainGemm(dy, Transposed(weight), input_gradient);
     out[wgrad_name] = PlainGemm(Transposed(dy), Transposed(saved_x), weight_gradient);
   }
-  if (request.bias.has_value()) out["db"] = BiasGradient(dy, activation);
+  if (bias.has_value()) out["db"] = BiasGradient(dy, activation);
   for (const auto& [name, given] : {std::pair{"y", &request.grad_output}, {"dx", &request.x}}) {
     out[name] = *out[name].Reinterpret(activation, given->shape());
   }

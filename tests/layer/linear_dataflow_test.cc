@@ -8,17 +8,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/engine/forwarding_engine.h"
-#include "kernels/layer/linear.h"
+#include "kernels/layer/layer.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
 namespace {
 
-LinearRequest SmallRequest() {
-  LinearRequest request;
+LayerRequest SmallRequest() {
+  LayerRequest request;
   request.x = Generated(Distribution::kNormal, 1, DType::kBF16, {2, 8, 32});
-  request.weight = Generated(Distribution::kNormal, 2, DType::kBF16, {48, 32});
-  request.bias = Generated(Distribution::kNormal, 3, DType::kBF16, {48});
+  request.parameters["weight"] = Generated(Distribution::kNormal, 2, DType::kBF16, {48, 32});
+  request.parameters["bias"] = Generated(Distribution::kNormal, 3, DType::kBF16, {48});
   request.grad_output = Generated(Distribution::kNormal, 4, DType::kBF16, {2, 8, 48});
   return request;
 }
@@ -28,21 +28,21 @@ RequiresGrad GradientsOf(const std::string& letters) {
           letters.find('b') != std::string::npos};
 }
 
-LinearResult RunStep(const LinearRequest& request, const std::string& recipe) {
+LayerResult RunStep(const LayerRequest& request, const std::string& recipe) {
   const auto engine = MakeCpuEngine({});
-  auto result = RunLinear(*engine, request, *Recipe::Parse(recipe), Arithmetic{}, nullptr);
+  auto result = RunLayer(*engine, request, *Recipe::Parse(recipe), Arithmetic{}, nullptr);
   EXPECT_TRUE(result.ok()) << result.status();
-  return result.ok() ? *std::move(result) : LinearResult{};
+  return result.ok() ? *std::move(result) : LayerResult{};
 }
 
-std::string OutputsText(const LinearResult& result) {
+std::string OutputsText(const LayerResult& result) {
   return absl::StrJoin(result.outputs, " ", [](std::string* text, const NamedTensor& output) {
     absl::StrAppend(text, output.name);
   });
 }
 
 // "input rc": quantized in both usages.
-std::string QuantizationsText(const LinearResult& result) {
+std::string QuantizationsText(const LayerResult& result) {
   return absl::StrJoin(
       result.quantizations, ", ", [](std::string* text, const QuantizationRecord& record) {
         absl::StrAppend(text, std::string(TensorRoleName(record.role)), " ",
@@ -51,13 +51,13 @@ std::string QuantizationsText(const LinearResult& result) {
 }
 
 // "x[f8_e4m3 columnwise codes]", and "unused" behind what no GEMM reads.
-std::string SavedText(const LinearResult& result) {
+std::string SavedText(const LayerResult& result) {
   return absl::StrJoin(result.saved, ", ", [](std::string* text, const SavedOperand& saved) {
     absl::StrAppend(text, saved.name, "[", saved.content, "]", saved.used ? "" : " unused");
   });
 }
 
-std::string GemmsText(const LinearResult& result) {
+std::string GemmsText(const LayerResult& result) {
   return absl::StrJoin(result.gemms, "; ", [](std::string* text, const GemmRecord& gemm) {
     const char* layout = gemm.desc.layout == GemmLayout::kTN   ? "tn"
                          : gemm.desc.layout == GemmLayout::kNN ? "nn"
@@ -66,7 +66,7 @@ std::string GemmsText(const LinearResult& result) {
   });
 }
 
-std::vector<std::string> StageNames(const LinearResult& result) {
+std::vector<std::string> StageNames(const LayerResult& result) {
   std::vector<std::string> names;
   for (const StageTime& time : result.stages) names.push_back(time.stage);
   return names;
@@ -143,18 +143,18 @@ const Row kRows[] = {
 TEST(LinearDataflow, FollowsTheTableForEveryOverrideAndGradient) {
   for (const Row& row : kRows) {
     SCOPED_TRACE(absl::StrCat(row.override_mode, " [", row.gradients, "]"));
-    LinearRequest request = SmallRequest();
+    LayerRequest request = SmallRequest();
     request.requires_grad = GradientsOf(row.gradients);
     const std::string recipe = absl::StrCat("fp8_current:backward_override=", row.override_mode);
-    const LinearResult result = RunStep(request, recipe);
+    const LayerResult result = RunStep(request, recipe);
     EXPECT_EQ(OutputsText(result), row.outputs);
     EXPECT_EQ(QuantizationsText(result), row.quantizations);
     EXPECT_EQ(SavedText(result), row.saved);
     const std::string fprop = "y = tn x quantized rowwise, weight quantized rowwise";
     EXPECT_EQ(GemmsText(result),
               row.backward_gemms.empty() ? fprop : absl::StrCat(fprop, "; ", row.backward_gemms));
-    EXPECT_EQ(StageNames(result), LinearStages(request, *Recipe::Parse(recipe)));
-    EXPECT_EQ(OutputsText(result), absl::StrJoin(LinearOutputs(request), " "));
+    EXPECT_EQ(StageNames(result), LayerStages(request, *Recipe::Parse(recipe)));
+    EXPECT_EQ(OutputsText(result), absl::StrJoin(LayerOutputs(request), " "));
     for (const SavedOperand& saved : result.saved) EXPECT_EQ(saved.at_save, saved.at_use);
     EXPECT_TRUE(result.notes.empty());
   }
@@ -162,9 +162,9 @@ TEST(LinearDataflow, FollowsTheTableForEveryOverrideAndGradient) {
 
 TEST(LinearDataflow, WithoutAGradOutputIsForwardOnly) {
   for (const char* mode : {"none", "high_precision", "dequantized"}) {
-    LinearRequest request = SmallRequest();
+    LayerRequest request = SmallRequest();
     request.grad_output = Tensor();
-    const LinearResult result =
+    const LayerResult result =
         RunStep(request, absl::StrCat("fp8_current:backward_override=", mode));
     EXPECT_EQ(OutputsText(result), "y");
     EXPECT_EQ(QuantizationsText(result), "input r, weight r");
@@ -173,24 +173,24 @@ TEST(LinearDataflow, WithoutAGradOutputIsForwardOnly) {
 }
 
 TEST(LinearDataflow, WithoutABiasThereIsNoBiasGradient) {
-  LinearRequest request = SmallRequest();
-  request.bias = Tensor();
-  const LinearResult result = RunStep(request, "fp8_current");
+  LayerRequest request = SmallRequest();
+  request.parameters["bias"] = Tensor();
+  const LayerResult result = RunStep(request, "fp8_current");
   EXPECT_EQ(OutputsText(result), "y dx dw");
   request.requires_grad = GradientsOf("b");
   EXPECT_EQ(OutputsText(RunStep(request, "fp8_current")), "y");
 }
 
 TEST(LinearDataflow, WithoutAQuantizedRecipeTheOverrideHasNoEffectAndSaysSo) {
-  const LinearRequest request = SmallRequest();
-  const LinearResult plain = RunStep(request, "bf16");
+  const LayerRequest request = SmallRequest();
+  const LayerResult plain = RunStep(request, "bf16");
   EXPECT_EQ(SavedText(plain), "x[bf16 as given], weight[bf16 as given]");
   EXPECT_EQ(GemmsText(plain),
             "y = tn x, weight; dx = nn grad_output, weight; dw = nt grad_output, x");
   EXPECT_TRUE(plain.quantizations.empty());
   EXPECT_TRUE(plain.notes.empty());
   for (const std::string mode : {"high_precision", "dequantized"}) {
-    const LinearResult result = RunStep(request, "bf16:backward_override=" + mode);
+    const LayerResult result = RunStep(request, "bf16:backward_override=" + mode);
     EXPECT_EQ(SavedText(result), SavedText(plain));
     EXPECT_EQ(GemmsText(result), GemmsText(plain));
     ASSERT_EQ(result.outputs.size(), plain.outputs.size());
@@ -203,8 +203,9 @@ TEST(LinearDataflow, WithoutAQuantizedRecipeTheOverrideHasNoEffectAndSaysSo) {
 }
 
 TEST(LinearDataflow, CastsAreStagesAndSaidOfWhatIsSaved) {
-  LinearRequest request = SmallRequest();
-  for (Tensor* tensor : {&request.x, &request.weight, &request.bias, &request.grad_output}) {
+  LayerRequest request = SmallRequest();
+  for (Tensor* tensor : {&request.x, &request.parameters.at("weight"),
+                         &request.parameters.at("bias"), &request.grad_output}) {
     *tensor = *CastTensor(*tensor, DType::kF32, ExecutionContext());
   }
   struct Case {
@@ -234,15 +235,15 @@ TEST(LinearDataflow, CastsAreStagesAndSaidOfWhatIsSaved) {
   };
   for (const Case& expected : cases) {
     SCOPED_TRACE(expected.recipe);
-    const LinearResult result = RunStep(request, expected.recipe);
+    const LayerResult result = RunStep(request, expected.recipe);
     EXPECT_EQ(StageNames(result), expected.stages);
-    EXPECT_EQ(LinearStages(request, *Recipe::Parse(expected.recipe)), expected.stages);
+    EXPECT_EQ(LayerStages(request, *Recipe::Parse(expected.recipe)), expected.stages);
     EXPECT_EQ(SavedText(result), expected.saved);
   }
 }
 
 TEST(LinearDataflow, SaysWhereF32RunsInTf32) {
-  LinearRequest request = SmallRequest();
+  LayerRequest request = SmallRequest();
   request.x = *CastTensor(request.x, DType::kF32, ExecutionContext());
   const auto note_count = [&](const char* recipe) { return RunStep(request, recipe).notes.size(); };
   EXPECT_EQ(note_count("bf16"), 1u);
@@ -268,16 +269,16 @@ TEST(LinearDataflow, SaysWhereHopperMayAddInAnotherOrder) {
       {DType::kF32, 16, 44, 32, "bf16", 2},    {DType::kF32, 16, 48, 36, "bf16", 2},
   };
   for (const Case& one : cases) {
-    LinearRequest request;
+    LayerRequest request;
     request.x = Generated(Distribution::kNormal, 1, one.dtype, {one.m, one.k});
-    request.weight = Generated(Distribution::kNormal, 2, one.dtype, {one.n, one.k});
+    request.parameters["weight"] = Generated(Distribution::kNormal, 2, one.dtype, {one.n, one.k});
     request.grad_output = Generated(Distribution::kNormal, 4, one.dtype, {one.m, one.n});
     EXPECT_EQ(RunStep(request, one.recipe).notes.size(), one.note_count)
         << one.m << " " << one.n << " " << one.k << " " << one.recipe;
     const auto engine = MakeCpuEngine({});
-    EXPECT_TRUE(RunLinear(*engine, request, *Recipe::Parse(one.recipe), *Arithmetic::Parse("exact"),
-                          nullptr)
-                    ->notes.empty());
+    EXPECT_TRUE(
+        RunLayer(*engine, request, *Recipe::Parse(one.recipe), *Arithmetic::Parse("exact"), nullptr)
+            ->notes.empty());
   }
 }
 
@@ -298,11 +299,12 @@ class OverwritingEngine : public ForwardingEngine {
 TEST(LinearDataflow, AWriteBetweenSaveAndUseShowsInTheFingerprints) {
   const auto cpu = MakeCpuEngine({});
   for (const char* written : {"x", "weight"}) {
-    const LinearRequest request = SmallRequest();
-    OverwritingEngine engine(*cpu, std::string(written) == "x" ? request.x : request.weight);
+    const LayerRequest request = SmallRequest();
+    OverwritingEngine engine(
+        *cpu, std::string(written) == "x" ? request.x : request.parameters.at("weight"));
     const auto result =
-        RunLinear(engine, request, *Recipe::Parse("fp8_current:backward_override=high_precision"),
-                  Arithmetic{}, nullptr);
+        RunLayer(engine, request, *Recipe::Parse("fp8_current:backward_override=high_precision"),
+                 Arithmetic{}, nullptr);
     ASSERT_TRUE(result.ok()) << result.status();
     for (const SavedOperand& saved : result->saved) {
       EXPECT_EQ(saved.at_save == saved.at_use, saved.name != written) << saved.name;
@@ -342,7 +344,7 @@ TEST(LinearDataflow, AWriteToASavedScaleShowsToo) {
   for (const char* recipe : {"fp8_current", "fp8_current:backward_override=dequantized"}) {
     RescalingEngine engine(*cpu);
     const auto result =
-        RunLinear(engine, SmallRequest(), *Recipe::Parse(recipe), Arithmetic{}, nullptr);
+        RunLayer(engine, SmallRequest(), *Recipe::Parse(recipe), Arithmetic{}, nullptr);
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_NE(result->saved[0].at_save, result->saved[0].at_use);
     EXPECT_EQ(result->saved[1].at_save, result->saved[1].at_use);
@@ -350,10 +352,11 @@ TEST(LinearDataflow, AWriteToASavedScaleShowsToo) {
 }
 
 TEST(LinearDataflow, FingerprintsAreOfTheTensorsThemselves) {
-  const LinearRequest request = SmallRequest();
-  const LinearResult result = RunStep(request, "fp8_current:backward_override=high_precision");
+  const LayerRequest request = SmallRequest();
+  const LayerResult result = RunStep(request, "fp8_current:backward_override=high_precision");
   EXPECT_EQ(result.saved[0].at_save, FingerprintOf(request.x, ExecutionContext()));
-  EXPECT_EQ(result.saved[1].at_save, FingerprintOf(request.weight, ExecutionContext()));
+  EXPECT_EQ(result.saved[1].at_save,
+            FingerprintOf(request.parameters.at("weight"), ExecutionContext()));
 }
 
 TEST(LinearDataflow, StartsNothingWhenCancelledBefore) {
@@ -361,25 +364,25 @@ TEST(LinearDataflow, StartsNothingWhenCancelledBefore) {
   cancellation.Cancel();
   const auto engine = MakeCpuEngine({});
   int begun = 0;
-  const auto result = RunLinear(*engine, SmallRequest(), *Recipe::Parse("fp8_current"),
-                                Arithmetic{}, &cancellation, [&](const std::string&) { ++begun; });
+  const auto result = RunLayer(*engine, SmallRequest(), *Recipe::Parse("fp8_current"), Arithmetic{},
+                               &cancellation, [&](const std::string&) { ++begun; });
   EXPECT_EQ(result.status().code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(begun, 0);
 }
 
 TEST(LinearDataflow, StopsBetweenStages) {
-  const LinearRequest request = SmallRequest();
+  const LayerRequest request = SmallRequest();
   const Recipe recipe = *Recipe::Parse("fp8_current");
   const auto engine = MakeCpuEngine({});
-  const std::vector<std::string> stages = LinearStages(request, recipe);
+  const std::vector<std::string> stages = LayerStages(request, recipe);
   for (size_t stop = 0; stop < stages.size(); ++stop) {
     Cancellation cancellation;
     std::vector<std::string> begun;
-    const auto result = RunLinear(*engine, request, recipe, Arithmetic{}, &cancellation,
-                                  [&](const std::string& stage) {
-                                    begun.push_back(stage);
-                                    if (begun.size() == stop + 1) cancellation.Cancel();
-                                  });
+    const auto result = RunLayer(*engine, request, recipe, Arithmetic{}, &cancellation,
+                                 [&](const std::string& stage) {
+                                   begun.push_back(stage);
+                                   if (begun.size() == stop + 1) cancellation.Cancel();
+                                 });
     EXPECT_EQ(result.status().code(), absl::StatusCode::kCancelled);
     EXPECT_EQ(begun, std::vector<std::string>(stages.begin(), stages.begin() + stop + 1));
   }

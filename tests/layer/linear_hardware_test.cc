@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "kernels/layer/linear.h"
+#include "kernels/layer/layer.h"
 #include "tests/engine/pretend_hardware.h"
 #include "tests/engine/tensor_values.h"
 
@@ -12,20 +12,20 @@ namespace quantgate {
 namespace {
 
 /// Every k is three whole slices.
-LinearRequest Request() {
-  LinearRequest request;
+LayerRequest Request() {
+  LayerRequest request;
   request.x = Generated(Distribution::kNormal, 1, DType::kBF16, {384, 384});
-  request.weight = Generated(Distribution::kNormal, 2, DType::kBF16, {384, 384});
+  request.parameters["weight"] = Generated(Distribution::kNormal, 2, DType::kBF16, {384, 384});
   request.grad_output = Generated(Distribution::kNormal, 4, DType::kBF16, {384, 384});
   return request;
 }
 
-LinearResult RunStep(Engine& engine, const std::string& recipe, const std::string& arithmetic) {
-  const LinearRequest request = Request();
+LayerResult RunStep(Engine& engine, const std::string& recipe, const std::string& arithmetic) {
+  const LayerRequest request = Request();
   auto result =
-      RunLinear(engine, request, *Recipe::Parse(recipe), *Arithmetic::Parse(arithmetic), nullptr);
+      RunLayer(engine, request, *Recipe::Parse(recipe), *Arithmetic::Parse(arithmetic), nullptr);
   EXPECT_TRUE(result.ok()) << result.status();
-  return result.ok() ? *std::move(result) : LinearResult();
+  return result.ok() ? *std::move(result) : LayerResult();
 }
 
 /// The bound of a record, on its exact result.
@@ -39,7 +39,7 @@ absl::StatusOr<BoundCheck> BoundOf(Engine& engine, const GemmRecord& record) {
 
 TEST(LinearHardwareTest, SlicesThatWereChosenAreRecorded) {
   PretendHardware engine;
-  const LinearResult result = RunStep(engine, "fp8_current", "cublaslt:splitk=any");
+  const LayerResult result = RunStep(engine, "fp8_current", "cublaslt:splitk=any");
   ASSERT_EQ(result.gemms.size(), 3u);
   for (const GemmRecord& record : result.gemms) {
     EXPECT_EQ(record.desc.arithmetic.family, ArithmeticFamily::kCublasLt);
@@ -57,7 +57,7 @@ TEST(LinearHardwareTest, SlicesThatWereChosenAreRecorded) {
 TEST(LinearHardwareTest, WhatAutoChoseIsRecorded) {
   PretendHardware engine;
   // cuBLASLt on Hopper has no MXFP8: fprop is modelled, and the high-precision GEMMs are not.
-  const LinearResult result = RunStep(engine, "mxfp8:backward_override=high_precision", "auto");
+  const LayerResult result = RunStep(engine, "mxfp8:backward_override=high_precision", "auto");
   ASSERT_EQ(result.gemms.size(), 3u);
   EXPECT_EQ(result.gemms[0].desc.arithmetic.ToString(), "auto");
   EXPECT_EQ(result.gemms[0].result.arithmetic, "sm100");
@@ -75,7 +75,7 @@ TEST(LinearHardwareTest, WhatAutoChoseIsRecorded) {
 TEST(LinearHardwareTest, WhatWasNamedStaysAsItIs) {
   PretendHardware engine;
   for (const char* arithmetic : {"cublaslt:algorithm=1", "cublaslt:split", "sm90", "exact"}) {
-    const LinearResult result = RunStep(engine, "fp8_current", arithmetic);
+    const LayerResult result = RunStep(engine, "fp8_current", arithmetic);
     for (const GemmRecord& record : result.gemms) {
       EXPECT_EQ(record.desc.arithmetic.ToString(), arithmetic);
     }

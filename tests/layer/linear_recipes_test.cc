@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/layer/linear.h"
+#include "kernels/layer/layer.h"
 #include "kernels/tensor/convert.h"
 #include "tests/engine/tensor_values.h"
 
@@ -50,19 +50,19 @@ Recipe RecipeOf(const std::string& text, const std::string& mode) {
   return Recipe::Parse(text)->WithBackwardOverride(*ParseBackwardOverride(mode));
 }
 
-LinearResult RunStep(const LinearRequest& request, const Recipe& recipe,
-                     const std::string& arithmetic = "auto") {
+LayerResult RunStep(const LayerRequest& request, const Recipe& recipe,
+                    const std::string& arithmetic = "auto") {
   const auto engine = MakeCpuEngine({});
-  auto result = RunLinear(*engine, request, recipe, *Arithmetic::Parse(arithmetic), nullptr);
+  auto result = RunLayer(*engine, request, recipe, *Arithmetic::Parse(arithmetic), nullptr);
   EXPECT_TRUE(result.ok()) << result.status();
-  return result.ok() ? *std::move(result) : LinearResult{};
+  return result.ok() ? *std::move(result) : LayerResult{};
 }
 
-LinearRequest RandomRequest(DType weight = DType::kBF16) {
-  LinearRequest request;
+LayerRequest RandomRequest(DType weight = DType::kBF16) {
+  LayerRequest request;
   request.x = Generated(Distribution::kNormal, 11, DType::kBF16, {2, 32, 160});
-  request.weight = Generated(Distribution::kNormal, 12, weight, {96, 160});
-  request.bias = Generated(Distribution::kNormal, 13, DType::kBF16, {96});
+  request.parameters["weight"] = Generated(Distribution::kNormal, 12, weight, {96, 160});
+  request.parameters["bias"] = Generated(Distribution::kNormal, 13, DType::kBF16, {96});
   request.grad_output = Generated(Distribution::kLogNormalOutliers, 14, DType::kBF16, {2, 32, 96});
   request.seed = 7;
   return request;
@@ -96,11 +96,11 @@ Tensor IntegerProduct(int64_t rows, int64_t columns, int64_t depth, const Shape&
 // dw.
 TEST(LinearRecipes, OperandsOnTheGridGiveTheIntegerProducts) {
   constexpr int64_t m = 64, n = 96, k = 160;
-  LinearRequest request;
+  LayerRequest request;
   request.x = Signs(1, {m, k});
-  request.weight = Signs(2, {n, k});
+  request.parameters["weight"] = Signs(2, {n, k});
   request.grad_output = Signs(3, {m, n});
-  const std::vector<float> x = ToValues(request.x), w = ToValues(request.weight),
+  const std::vector<float> x = ToValues(request.x), w = ToValues(request.parameters.at("weight")),
                            dy = ToValues(request.grad_output);
   std::map<std::string, Tensor> expected;
   expected["y"] = IntegerProduct(
@@ -116,7 +116,7 @@ TEST(LinearRecipes, OperandsOnTheGridGiveTheIntegerProducts) {
     for (const std::string& mode : ModesOf(text)) {
       SCOPED_TRACE(text + " / " + mode);
       const Recipe recipe = RecipeOf(text, mode);
-      const LinearResult result = RunStep(request, recipe, "exact");
+      const LayerResult result = RunStep(request, recipe, "exact");
       const bool transforms = recipe.QuantizerFor(TensorRole::kInput).columnwise.hadamard;
       for (const NamedTensor& output : result.outputs) {
         if (output.name == "dw" && transforms && mode == "none") continue;
@@ -129,7 +129,7 @@ TEST(LinearRecipes, OperandsOnTheGridGiveTheIntegerProducts) {
 /// The composition: each operand quantized on its own, in the one direction that its GEMM reads.
 class Composition {
  public:
-  Composition(const LinearRequest& request, const Recipe& recipe)
+  Composition(const LayerRequest& request, const Recipe& recipe)
       : request_(request),
         recipe_(recipe),
         x_(Flat(request.x)),
@@ -138,7 +138,7 @@ class Composition {
 
   Tensor Y() const {
     GemmDesc desc = Desc(TensorRole::kInput, Usage::kRowwise, TensorRole::kWeight, Usage::kRowwise);
-    desc.bias = request_.bias;
+    desc.bias = request_.parameters.at("bias");
     desc.use_split_accumulator =
         desc.a.scaling == ScaleMode::k1x128 || desc.a.scaling == ScaleMode::k128x128;
     return GemmCpu(desc, kContext)->d;
@@ -164,7 +164,7 @@ class Composition {
 
   const Tensor& SourceOf(TensorRole role) const {
     if (role == TensorRole::kInput) return x_;
-    return role == TensorRole::kWeight ? request_.weight : dy_;
+    return role == TensorRole::kWeight ? request_.parameters.at("weight") : dy_;
   }
 
   QuantizedTensor Quantized(TensorRole role, Usage usage) const {
@@ -216,14 +216,14 @@ class Composition {
     return desc;
   }
 
-  const LinearRequest& request_;
+  const LayerRequest& request_;
   const Recipe& recipe_;
   const Tensor x_, dy_;
   const bool has_override_;
 };
 
-void ExpectComposition(const LinearRequest& request, const Recipe& recipe) {
-  const LinearResult result = RunStep(request, recipe);
+void ExpectComposition(const LayerRequest& request, const Recipe& recipe) {
+  const LayerResult result = RunStep(request, recipe);
   const Composition composition(request, recipe);
   std::map<std::string, Tensor> expected = {
       {"y", composition.Y()}, {"dx", composition.Dx()}, {"dw", composition.Dw()}};
@@ -236,7 +236,7 @@ void ExpectComposition(const LinearRequest& request, const Recipe& recipe) {
 
 TEST(LinearRecipes, EachGemmReadsItsOwnDirections) {
   for (const DType weight : {DType::kBF16, DType::kF32}) {
-    const LinearRequest request = RandomRequest(weight);
+    const LayerRequest request = RandomRequest(weight);
     for (const std::string& text : kRecipes) {
       for (const std::string& mode : ModesOf(text)) {
         SCOPED_TRACE(absl::StrCat(text, " / ", mode, " ", std::string(DTypeName(weight))));
@@ -252,14 +252,14 @@ TEST(LinearRecipes, StagesAreKnownBefore) {
       for (const std::string& text : kRecipes) {
         for (const std::string& mode : ModesOf(text)) {
           for (int mask = 0; mask < 8; ++mask) {
-            LinearRequest request = RandomRequest(weight);
+            LayerRequest request = RandomRequest(weight);
             request.calibrate = calibrate;
             request.requires_grad = {(mask & 1) != 0, (mask & 2) != 0, (mask & 4) != 0};
             const Recipe recipe = RecipeOf(text, mode);
-            const LinearResult result = RunStep(request, recipe);
+            const LayerResult result = RunStep(request, recipe);
             std::vector<std::string> names;
             for (const StageTime& stage : result.stages) names.push_back(stage.stage);
-            EXPECT_EQ(names, LinearStages(request, recipe)) << text << " / " << mode << " " << mask;
+            EXPECT_EQ(names, LayerStages(request, recipe)) << text << " / " << mode << " " << mask;
             for (const SavedOperand& saved : result.saved) EXPECT_EQ(saved.at_save, saved.at_use);
           }
         }
@@ -269,12 +269,12 @@ TEST(LinearRecipes, StagesAreKnownBefore) {
 }
 
 TEST(LinearRecipes, AHybridOfOneFormatIsThatFormat) {
-  const LinearRequest request = RandomRequest();
+  const LayerRequest request = RandomRequest();
   for (const std::string name : {"fp8_current", "fp8_block", "mxfp8", "nvfp4"}) {
     const Recipe plain = *Recipe::Parse(name);
     const Recipe hybrid =
         *Recipe::Parse("hybrid:fprop=" + name + ",dgrad=" + name + ",wgrad=" + name);
-    const LinearResult a = RunStep(request, plain), b = RunStep(request, hybrid);
+    const LayerResult a = RunStep(request, plain), b = RunStep(request, hybrid);
     ASSERT_EQ(a.outputs.size(), b.outputs.size());
     for (size_t i = 0; i < a.outputs.size(); ++i) {
       EXPECT_TRUE(SameBits(a.outputs[i].tensor, b.outputs[i].tensor)) << name;
@@ -283,11 +283,11 @@ TEST(LinearRecipes, AHybridOfOneFormatIsThatFormat) {
 }
 
 TEST(LinearRecipes, TheSeedMovesWhatIsRoundedStochasticallyAndNothingElse) {
-  LinearRequest request = RandomRequest();
-  const LinearResult first = RunStep(request, *Recipe::Parse("nvfp4"));
-  const LinearResult again = RunStep(request, *Recipe::Parse("nvfp4"));
+  LayerRequest request = RandomRequest();
+  const LayerResult first = RunStep(request, *Recipe::Parse("nvfp4"));
+  const LayerResult again = RunStep(request, *Recipe::Parse("nvfp4"));
   request.seed = 8;
-  const LinearResult other = RunStep(request, *Recipe::Parse("nvfp4"));
+  const LayerResult other = RunStep(request, *Recipe::Parse("nvfp4"));
   for (size_t i = 0; i < first.outputs.size(); ++i) {
     const std::string& name = first.outputs[i].name;
     EXPECT_TRUE(SameBits(first.outputs[i].tensor, again.outputs[i].tensor)) << name;
@@ -299,12 +299,12 @@ TEST(LinearRecipes, TheSeedMovesWhatIsRoundedStochasticallyAndNothingElse) {
 
 TEST(LinearRecipes, EmptyBatchesRun) {
   for (const std::string& text : kRecipes) {
-    LinearRequest request = RandomRequest();
+    LayerRequest request = RandomRequest();
     request.x = *Tensor::Allocate(DType::kBF16, {0, 160});
     request.grad_output = *Tensor::Allocate(DType::kBF16, {0, 96});
     for (const std::string& mode : ModesOf(text)) {
       SCOPED_TRACE(text + " / " + mode);
-      const LinearResult result = RunStep(request, RecipeOf(text, mode));
+      const LayerResult result = RunStep(request, RecipeOf(text, mode));
       ASSERT_EQ(result.outputs.size(), 4u);
       EXPECT_EQ(result.outputs[0].tensor.shape(), (Shape{0, 96}));
       for (const float value : ToValues(result.outputs[2].tensor)) EXPECT_EQ(value, 0.0f);
@@ -347,7 +347,7 @@ TEST(LinearRecipes, WhatIsSavedIsWhatBackwardReads) {
 }
 
 TEST(LinearRecipes, RecordsSayWhatTheFormatHas) {
-  const LinearRequest request = RandomRequest();
+  const LayerRequest request = RandomRequest();
   const auto records = [&](const char* recipe) {
     return RunStep(request, *Recipe::Parse(recipe)).quantizations;
   };

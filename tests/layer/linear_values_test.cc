@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/layer/linear.h"
+#include "kernels/layer/layer.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
@@ -32,11 +32,11 @@ struct Values {
   std::vector<float> grad_output = Integers(kM * kN, 4);
 };
 
-LinearRequest RequestOf(const Values& values, DType dtype) {
-  LinearRequest request;
+LayerRequest RequestOf(const Values& values, DType dtype) {
+  LayerRequest request;
   request.x = FromValues(dtype, {kM, kK}, values.x);
-  request.weight = FromValues(dtype, {kN, kK}, values.weight);
-  request.bias = FromValues(dtype, {kN}, values.bias);
+  request.parameters["weight"] = FromValues(dtype, {kN, kK}, values.weight);
+  request.parameters["bias"] = FromValues(dtype, {kN}, values.bias);
   request.grad_output = FromValues(dtype, {kM, kN}, values.grad_output);
   return request;
 }
@@ -68,16 +68,16 @@ Sums SumsOf(const Values& v) {
   return sums;
 }
 
-LinearResult RunStep(const LinearRequest& request, const std::string& recipe,
-                     const std::string& arithmetic) {
+LayerResult RunStep(const LayerRequest& request, const std::string& recipe,
+                    const std::string& arithmetic) {
   const auto engine = MakeCpuEngine({});
   auto result =
-      RunLinear(*engine, request, *Recipe::Parse(recipe), *Arithmetic::Parse(arithmetic), nullptr);
+      RunLayer(*engine, request, *Recipe::Parse(recipe), *Arithmetic::Parse(arithmetic), nullptr);
   EXPECT_TRUE(result.ok()) << result.status();
-  return result.ok() ? *std::move(result) : LinearResult{};
+  return result.ok() ? *std::move(result) : LayerResult{};
 }
 
-Tensor Output(const LinearResult& result, const std::string& name) {
+Tensor Output(const LayerResult& result, const std::string& name) {
   for (const NamedTensor& output : result.outputs) {
     if (output.name == name) return output.tensor;
   }
@@ -95,7 +95,7 @@ TEST(LinearValues, IntegerSumsAreExactUnderEveryRecipeDTypeAndArithmetic) {
     for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const char* arithmetic : {"auto", "sm90:fast", "sm90:split", "exact", "fp32"}) {
         SCOPED_TRACE(recipe + " " + std::string(DTypeName(dtype)) + " " + arithmetic);
-        const LinearResult result = RunStep(RequestOf(values, dtype), recipe, arithmetic);
+        const LayerResult result = RunStep(RequestOf(values, dtype), recipe, arithmetic);
         EXPECT_EQ(ToValues(Output(result, "y")), sums.y);
         EXPECT_EQ(ToValues(Output(result, "dx")), sums.dx);
         EXPECT_EQ(ToValues(Output(result, "dw")), sums.dw);
@@ -108,7 +108,7 @@ TEST(LinearValues, IntegerSumsAreExactUnderEveryRecipeDTypeAndArithmetic) {
 
 TEST(LinearValues, AFrozenWeightWithATrainableBiasStillYieldsItsGradient) {
   const Values values;
-  LinearRequest request = RequestOf(values, DType::kBF16);
+  LayerRequest request = RequestOf(values, DType::kBF16);
   request.requires_grad = {false, false, true};
   for (const std::string& recipe : kRecipes) {
     EXPECT_EQ(ToValues(Output(RunStep(request, recipe, "auto"), "db")), SumsOf(values).db)
@@ -119,7 +119,7 @@ TEST(LinearValues, AFrozenWeightWithATrainableBiasStillYieldsItsGradient) {
 TEST(LinearValues, WgradAddsToTheMainGradientInF32) {
   const Values values;
   const Sums sums = SumsOf(values);
-  LinearRequest request = RequestOf(values, DType::kBF16);
+  LayerRequest request = RequestOf(values, DType::kBF16);
   // Beside 2^20 a bf16 could not hold what is added.
   std::vector<float> main_grad(kN * kK);
   std::vector<float> expected(kN * kK);
@@ -127,13 +127,13 @@ TEST(LinearValues, WgradAddsToTheMainGradientInF32) {
     main_grad[i] = 0x1p20f + static_cast<float>(i);
     expected[i] = main_grad[i] + sums.dw[i];
   }
-  request.main_grad = FromValues(DType::kF32, {kN, kK}, main_grad);
+  request.main_grads["weight"] = FromValues(DType::kF32, {kN, kK}, main_grad);
   for (const std::string& recipe : kRecipes) {
-    const LinearResult result = RunStep(request, recipe, "auto");
+    const LayerResult result = RunStep(request, recipe, "auto");
     EXPECT_EQ(Output(result, "main_grad").dtype(), DType::kF32);
     EXPECT_EQ(ToValues(Output(result, "main_grad")), expected) << recipe;
     EXPECT_FALSE(Output(result, "dw").has_value());
-    EXPECT_EQ(ToValues(request.main_grad), main_grad);
+    EXPECT_EQ(ToValues(request.main_grads.at("weight")), main_grad);
   }
 }
 
@@ -141,10 +141,10 @@ TEST(LinearValues, NoRowsGiveEmptyOutputsAndZeroGradients) {
   const Values values;
   for (const std::string& recipe : kRecipes) {
     SCOPED_TRACE(recipe);
-    LinearRequest request = RequestOf(values, DType::kBF16);
+    LayerRequest request = RequestOf(values, DType::kBF16);
     request.x = *Tensor::Allocate(DType::kBF16, {3, 0, kK});
     request.grad_output = *Tensor::Allocate(DType::kBF16, {3, 0, kN});
-    const LinearResult result = RunStep(request, recipe, "auto");
+    const LayerResult result = RunStep(request, recipe, "auto");
     EXPECT_EQ(Output(result, "y").shape(), (Shape{3, 0, kN}));
     EXPECT_EQ(Output(result, "dx").shape(), (Shape{3, 0, kK}));
     const Tensor zero_dw = FromValues(DType::kBF16, {kN, kK}, std::vector<float>(kN * kK, 0.0f));
@@ -153,7 +153,7 @@ TEST(LinearValues, NoRowsGiveEmptyOutputsAndZeroGradients) {
                          FromValues(DType::kBF16, {kN}, std::vector<float>(kN, 0.0f))));
     std::vector<std::string> stages;
     for (const StageTime& time : result.stages) stages.push_back(time.stage);
-    EXPECT_EQ(stages, LinearStages(request, *Recipe::Parse(recipe)));
+    EXPECT_EQ(stages, LayerStages(request, *Recipe::Parse(recipe)));
     for (const QuantizationRecord& record : result.quantizations) {
       if (record.role == TensorRole::kWeight) continue;
       EXPECT_EQ(record.amax, 0.0f);
@@ -161,15 +161,17 @@ TEST(LinearValues, NoRowsGiveEmptyOutputsAndZeroGradients) {
     }
 
     // What is added is nothing, not +0: the sign of a zero stays.
-    request.main_grad = FromValues(DType::kF32, {kN, kK}, std::vector<float>(kN * kK, -0.0f));
-    EXPECT_TRUE(SameBits(Output(RunStep(request, recipe, "auto"), "main_grad"), request.main_grad));
+    request.main_grads["weight"] =
+        FromValues(DType::kF32, {kN, kK}, std::vector<float>(kN * kK, -0.0f));
+    EXPECT_TRUE(SameBits(Output(RunStep(request, recipe, "auto"), "main_grad"),
+                         request.main_grads.at("weight")));
   }
 }
 
 TEST(LinearValues, AVectorIsOneRow) {
   const Values values;
   const Sums sums = SumsOf(values);
-  LinearRequest request = RequestOf(values, DType::kBF16);
+  LayerRequest request = RequestOf(values, DType::kBF16);
   request.x = FromValues(DType::kBF16, {kK}, {values.x.begin(), values.x.begin() + kK});
   request.grad_output = Tensor();
   const Tensor y = Output(RunStep(request, "bf16", "auto"), "y");
