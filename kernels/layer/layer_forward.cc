@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/layer/layer_saved.h"
 
 namespace quantgate {
@@ -107,7 +108,11 @@ void AddIntermediates(const LayerPlan& layer, const ProgramPlan& program,
 
 absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSpec& spec,
                                            LayerState& state, const Tensor& x,
-                                           const StepOptions& options) {
+                                           const StepOptions& given) {
+  StepOptions options = given;
+  if (recorder.faults().Has(kFaultRequiresGradSwapped)) {
+    std::swap(options.requires_grad.x, options.requires_grad.weight);
+  }
   const auto plan =
       std::make_shared<const LayerPlan>(PlanLayer(spec, OutlineOf(state, x), options));
   const auto shared_options = std::make_shared<const StepOptions>(options);

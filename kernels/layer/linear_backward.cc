@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/layer/linear_operands.h"
 
 namespace quantgate {
@@ -229,7 +230,9 @@ absl::StatusOr<LinearWgrad> BackwardPass::Defer(LinearWgrad wgrad) {
 absl::StatusOr<LinearBackward> BackwardPass::Run() {
   LinearBackward result;
   QG_RETURN_IF_ERROR(PrepareGradOutput());
-  if (flow_.needs_db) {
+  const bool is_lost = recorder_.faults().Has(kFaultBiasGradientLeftToWgrad) &&
+                       flow_.backward_override != BackwardOverride::kNone && !flow_.needs_dw;
+  if (flow_.needs_db && !is_lost) {
     QG_ASSIGN_OR_RETURN(result.db, BiasGradient());
   }
   QG_RETURN_IF_ERROR(QuantizeGradOutput());

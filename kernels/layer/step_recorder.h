@@ -11,6 +11,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "kernels/base/seeded_fault.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/engine.h"
 #include "kernels/quantize/recipe.h"
@@ -88,6 +89,10 @@ class StepRecorder {
   const Arithmetic& arithmetic() const { return arithmetic_; }
   const Cancellation* cancellation() const { return cancellation_; }
 
+  /// Puts bugs in place, for scenarios: kernels/layer/layer_faults.h.
+  void SeedFaults(const SeededFaults& faults) { faults_ = faults; }
+  const SeededFaults& faults() const { return faults_; }
+
   /// Runs one stage: cancellation, the observer, and its time.
   template <typename Body>
   auto Timed(const std::string& stage, Body body) -> decltype(body()) {
@@ -145,6 +150,7 @@ class StepRecorder {
   const Arithmetic arithmetic_;
   const Cancellation* const cancellation_;
   const StageObserver on_stage_;
+  SeededFaults faults_;
 
   StepRecords records_;
   // Read once at the end, so that nothing waits for a device between operations.

@@ -45,7 +45,13 @@ inline constexpr char kFaultAlgorithmChangeIgnored[] = "algorithm-change-ignored
 /// Row 44: backward follows the recipe of its own time, not its forward's.
 inline constexpr char kFaultBackwardReadsLiveRecipe[] = "backward-reads-live-recipe";
 
+/// Row 10: a backward override is dropped under delayed scaling, which has none.
+inline constexpr char kFaultOverrideIgnoredUnderDelayed[] = "override-ignored-under-delayed";
+
 // Between forward and backward.
+
+/// Row 38: a forward that fails leaves what it had done.
+inline constexpr char kFaultFailedStepKeptInPart[] = "failed-step-kept-in-part";
 
 /// Row 3: a later layer's buffer lies over what an earlier one saved.
 inline constexpr char kFaultSavedOperandOverwritten[] = "saved-operand-overwritten";

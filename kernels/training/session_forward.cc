@@ -179,7 +179,11 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
 absl::StatusOr<SessionStepResult> TrainingSession::Forward(const ForwardStep& step,
                                                            const Cancellation* cancellation) {
   Forwarding forwarding(*state_, step, cancellation);
-  QG_ASSIGN_OR_RETURN(SessionStepResult result, forwarding.Run());
+  absl::StatusOr<SessionStepResult> result = forwarding.Run();
+  if (!result.ok()) {
+    if (state_->faults.Has(kFaultFailedStepKeptInPart)) state_->now = forwarding.TakeState();
+    return result;
+  }
   QG_RETURN_IF_ERROR(Commit(forwarding.TakeState(), *state_));
   return result;
 }

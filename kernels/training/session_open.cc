@@ -5,6 +5,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/training/parameter_update.h"
 #include "kernels/training/session_checks.h"
+#include "kernels/training/session_faults.h"
 #include "kernels/training/session_state.h"
 
 namespace quantgate {
@@ -112,6 +113,9 @@ std::vector<std::string> TrainingSession::microbatches() const {
 absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Open(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
     const Cancellation* cancellation, const SeededFaults& faults) {
+  if (spec.recipe.is_delayed() && faults.Has(kFaultOverrideIgnoredUnderDelayed)) {
+    spec.recipe = spec.recipe.WithBackwardOverride(BackwardOverride::kNone);
+  }
   QG_RETURN_IF_ERROR(CheckSessionSpec(spec));
   QG_RETURN_IF_ERROR(engine.CheckArithmetic(spec.arithmetic));
   SessionState state{.recipe = spec.recipe};

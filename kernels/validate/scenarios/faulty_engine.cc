@@ -68,6 +68,12 @@ absl::StatusOr<DelayedScalingState> FaultyEngine::UpdateScale(const DelayedScali
                                    : engine_.UpdateScale(state, options, max_finite);
 }
 
+absl::StatusOr<NormForwardResult> FaultyEngine::NormForward(const NormForwardDesc& desc,
+                                                            const Cancellation* cancellation) {
+  return alterations_.norm_forward ? alterations_.norm_forward(engine_, desc, cancellation)
+                                   : engine_.NormForward(desc, cancellation);
+}
+
 absl::StatusOr<Tensor> WithAlteredBytes(Engine& engine, const Tensor& tensor,
                                         absl::FunctionRef<void(Tensor& bytes)> alter) {
   QG_ASSIGN_OR_RETURN(const Tensor on_host, engine.ToHost(tensor, nullptr));

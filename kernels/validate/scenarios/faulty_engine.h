@@ -67,6 +67,9 @@ struct EngineAlterations {
       Engine& engine, const DelayedScalingState& state, DelayedScalingOptions options,
       float max_finite)>
       update_scale = {};
+  std::function<absl::StatusOr<NormForwardResult>(Engine& engine, NormForwardDesc desc,
+                                                  const Cancellation* cancellation)>
+      norm_forward = {};
 };
 
 /// `engine`, which must outlive it, with these alterations.
@@ -93,6 +96,8 @@ class FaultyEngine final : public ForwardingEngine {
   absl::StatusOr<DelayedScalingState> UpdateScale(const DelayedScalingState& state,
                                                   const DelayedScalingOptions& options,
                                                   float max_finite) override;
+  absl::StatusOr<NormForwardResult> NormForward(const NormForwardDesc& desc,
+                                                const Cancellation* cancellation) override;
 
  private:
   Engine& engine_;

@@ -1,27 +1,55 @@
 #include "kernels/validate/scenarios/linear_subject.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/layer/linear.h"
+#include "kernels/layer/layer_step.h"
 
 namespace quantgate {
 
+namespace {
+
+void TakeOutputs(std::vector<NamedTensor>& gradients, NamedOutputs& outputs) {
+  for (NamedTensor& gradient : gradients) outputs[gradient.name] = std::move(gradient.tensor);
+}
+
+}  // namespace
+
 absl::StatusOr<LinearRun> RunLinearOn(ScenarioContext& context, const LinearOperands& operands,
                                       const Recipe& recipe) {
-  LinearRequest request;
-  QG_ASSIGN_OR_RETURN(request.x, context.ToEngine(operands.x));
-  QG_ASSIGN_OR_RETURN(request.weight, context.ToEngine(operands.weight));
-  QG_ASSIGN_OR_RETURN(request.bias, context.ToEngine(operands.bias));
-  QG_ASSIGN_OR_RETURN(request.grad_output, context.ToEngine(operands.grad_output));
-  QG_ASSIGN_OR_RETURN(request.main_grad, context.ToEngine(operands.main_grad));
-  request.requires_grad = operands.requires_grad;
-  request.seed = operands.seed;
-  QG_RETURN_IF_ERROR(CheckLinear(request, recipe));
-  QG_ASSIGN_OR_RETURN(LinearResult result,
-                      RunLinear(context.engine(), request, recipe, {}, context.cancellation()));
+  LayerState state;
+  QG_ASSIGN_OR_RETURN(state.parameters["weight"].value, context.ToEngine(operands.weight));
+  if (operands.bias.has_value()) {
+    QG_ASSIGN_OR_RETURN(state.parameters["bias"].value, context.ToEngine(operands.bias));
+  }
+  if (operands.main_grad.has_value()) {
+    QG_ASSIGN_OR_RETURN(state.main_grads["weight"], context.ToEngine(operands.main_grad));
+  }
+  QG_ASSIGN_OR_RETURN(const Tensor x, context.ToEngine(operands.x));
+  const StepOptions options{.recipe = recipe,
+                            .grad_enabled = operands.grad_output.has_value(),
+                            .requires_grad = operands.requires_grad,
+                            .seed = operands.seed,
+                            .first_call_id = operands.first_call_id};
+  StepRecorder recorder(context.engine(), Arithmetic(), context.cancellation());
+  recorder.SeedFaults(context.faults());
   LinearRun run;
-  static_cast<StepRecords&>(run) = std::move(static_cast<StepRecords&>(result));
-  for (NamedTensor& output : result.outputs) run.outputs[output.name] = std::move(output.tensor);
+  const LayerSpec linear;
+  QG_ASSIGN_OR_RETURN(ForwardResult forward, ForwardLayer(recorder, linear, state, x, options));
+  run.outputs["y"] = std::move(forward.y);
+  if (forward.saved != nullptr) {
+    QG_ASSIGN_OR_RETURN(const Tensor grad_output, context.ToEngine(operands.grad_output));
+    QG_ASSIGN_OR_RETURN(
+        BackwardResult backward,
+        BackwardLayer(recorder, linear, state, std::move(forward.saved), grad_output));
+    if (backward.dx.has_value()) run.outputs["dx"] = std::move(backward.dx);
+    TakeOutputs(backward.gradients, run.outputs);
+    if (operands.main_grad.has_value() && operands.requires_grad.weight) {
+      run.outputs["main_grad"] = state.main_grads.at("weight");
+    }
+  }
+  QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(run), recorder.Finish());
   return run;
 }
 

@@ -118,6 +118,12 @@ void ScenarioContext::Expect(bool holds, std::string_view fact, std::string_view
        .expected = std::string(expected)});
 }
 
+void ScenarioContext::Absorb(const ScenarioContext& other) {
+  checks_ += other.checks_;
+  difference_count_ += other.difference_count_;
+  differences_.insert(differences_.end(), other.differences_.begin(), other.differences_.end());
+}
+
 void ScenarioContext::ExpectCode(std::string_view call, const absl::Status& status,
                                  absl::StatusCode expected) {
   Expect(status.code() == expected, std::string(call) + " status", status.ToString(),

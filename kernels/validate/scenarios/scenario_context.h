@@ -69,6 +69,8 @@ class ScenarioContext {
   /// A call that must be refused with this code, or (kOk) must succeed.
   void ExpectCode(std::string_view call, const absl::Status& status, absl::StatusCode expected);
 
+  /// Takes over what another context of the same scenario found.
+  void Absorb(const ScenarioContext& other);
   /// Says that nothing can be looked at here, and why.
   void LeaveOut(std::string reason) { left_out_ = std::move(reason); }
 

@@ -22,6 +22,7 @@ ScenarioGroup DelayedScalingScenarios();  ///< Amax histories.
 ScenarioGroup EmptyScenarios();           ///< Tensors without rows.
 ScenarioGroup LinearScenarios();          ///< One step of a linear layer.
 ScenarioGroup HybridScenarios();          ///< A format per direction.
+ScenarioGroup LayerScenarios();           ///< Gradients, experts, norms, engines.
 ScenarioGroup SessionScenarios();         ///< What training keeps between steps.
 ScenarioGroup WeightScenarios();          ///< Quantized and cached weights, main gradients.
 

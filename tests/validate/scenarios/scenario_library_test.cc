@@ -113,6 +113,18 @@ TEST(ScenarioLibraryTest, FaultsOfTheCodeAreInTheLibrary) {
   }
 }
 
+TEST(ScenarioLibraryTest, EveryBugClassHasAScenarioOrAReason) {
+  std::set<int> shown;
+  for (const Scenario& scenario : AllScenarios()) {
+    shown.insert(scenario.bug_classes.begin(), scenario.bug_classes.end());
+  }
+  EXPECT_GE(AllScenarios().size(), 35u);
+  for (const BugClass& bug_class : AllBugClasses()) {
+    EXPECT_NE(bug_class.left_out.empty(), shown.count(bug_class.number) == 0)
+        << bug_class.number << ": " << bug_class.title;
+  }
+}
+
 TEST(ScenarioLibraryTest, FaultsAreReachedByTheRunnerAlone) {
   const std::set<std::string> seeders = {"kernels/base/seeded_fault.h",
                                          "kernels/validate/scenarios/fault_seeder.h",
