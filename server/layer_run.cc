@@ -1,50 +1,64 @@
 #include "server/layer_run.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
 
 namespace quantgate {
 namespace {
 
-constexpr TensorRole kStateRoles[] = {TensorRole::kInput, TensorRole::kWeight,
-                                      TensorRole::kGradOutput};
-constexpr char kScale[] = "scale";
-constexpr char kAmaxHistory[] = "amax_history";
+constexpr char kScale[] = ".scale";
+constexpr char kAmaxHistory[] = ".amax_history";
 
-std::string StateName(TensorRole role, const char* part) {
-  return absl::StrCat(std::string(TensorRoleName(role)), ".", part);
-}
-
-/// By role; a role that has one part only is left to the plan to refuse.
-std::map<TensorRole, DelayedScalingState> DelayedStates(
+/// The states of a request, by what they are of ("fc1.input"). One that has one part only is left
+/// to the plan to refuse.
+std::map<std::string, DelayedScalingState> DelayedStates(
     const std::map<std::string, Tensor>& tensors) {
-  std::map<TensorRole, DelayedScalingState> states;
-  for (const TensorRole role : kStateRoles) {
-    const auto scale = tensors.find(StateName(role, kScale));
-    const auto history = tensors.find(StateName(role, kAmaxHistory));
-    if (scale != tensors.end()) states[role].scale = scale->second;
-    if (history != tensors.end()) states[role].amax_history = history->second;
+  std::map<std::string, DelayedScalingState> states;
+  for (const auto& [name, tensor] : tensors) {
+    absl::string_view of = name;
+    if (absl::ConsumeSuffix(&of, kScale)) {
+      states[std::string(of)].scale = tensor;
+    } else if (absl::ConsumeSuffix(&of, kAmaxHistory)) {
+      states[std::string(of)].amax_history = tensor;
+    }
   }
   return states;
 }
 
-/// Without a word from the client, every gradient that has an operand.
-RequiresGrad RequiresGradOf(const LayerRun& run) {
-  return run.requires_grad.value_or(RequiresGrad{});
-}
-
-LayerRunRequest WithoutTensors(const LayerRun& run) {
+/// The request with each tensor as `tensor_of` gives it; states of delayed scaling by `state_of`.
+template <typename TensorOf, typename StateOf>
+absl::StatusOr<LayerRunRequest> RequestOf(const LayerRun& run, TensorOf tensor_of,
+                                          StateOf state_of) {
   LayerRunRequest request;
-  request.layer = run.layer;
-  request.linear.requires_grad = RequiresGradOf(run);
-  request.linear.calibrate = run.calibrate;
-  request.linear.seed = run.seed;
+  LayerRequest& step = request.step;
+  step.layer = run.layer;
+  // Without a word from the client, every gradient that has an operand.
+  step.requires_grad = run.requires_grad.value_or(RequiresGrad{});
+  step.calibrate = run.calibrate;
+  step.seed = run.seed;
+  QG_ASSIGN_OR_RETURN(step.x, tensor_of(run.x));
+  QG_ASSIGN_OR_RETURN(step.grad_output, tensor_of(run.grad_output));
+  for (const auto& [name, reference] : run.parameters) {
+    QG_ASSIGN_OR_RETURN(step.parameters[name], tensor_of(reference));
+  }
+  for (const auto& [weight, reference] : run.main_grads) {
+    QG_ASSIGN_OR_RETURN(step.main_grads[weight], tensor_of(reference));
+  }
+  std::map<std::string, Tensor> state;
+  for (const auto& [name, reference] : run.delayed_state) {
+    QG_ASSIGN_OR_RETURN(state[name], state_of(reference));
+  }
+  step.delayed = DelayedStates(state);
+  for (const auto& [name, subject] : run.subjects) {
+    QG_ASSIGN_OR_RETURN(request.subjects[name], tensor_of(subject));
+  }
   request.error_budget = run.error_budget;
   request.variants = run.variants;
   request.reference = run.reference;
@@ -52,180 +66,62 @@ LayerRunRequest WithoutTensors(const LayerRun& run) {
   return request;
 }
 
+/// What the plan names that is a field of RunSpec itself; all else is one of its step.
 absl::Status AtSpecField(const absl::Status& status) {
+  static constexpr const char* kSpecFields[] = {"variants", "reference", "requirement",
+                                                "subjects", "seed",      "error_budget"};
   const std::string part = error::BrokenRuleOf(status).field;
-  const bool is_tensor = !part.empty() && !absl::StartsWith(part, "variants") &&
-                         !absl::StartsWith(part, "reference") &&
-                         !absl::StartsWith(part, "requirement") &&
-                         !absl::StartsWith(part, "subjects") && !absl::StartsWith(part, "seed");
-  return error::AtField(status, is_tensor ? "spec.linear" : "spec");
-}
-
-std::string Quoted(const std::string& text) {
-  const bool is_plain = std::all_of(text.begin(), text.end(), [](unsigned char c) {
-    return std::isalnum(c) != 0 ||
-           absl::StrContains("_-.,:=/+@", absl::string_view(reinterpret_cast<const char*>(&c), 1));
-  });
-  // Names of recipes and tensors hold no single quote.
-  return is_plain ? text : absl::StrCat("'", text, "'");
-}
-
-void AddOption(std::string& command, const char* option, const std::string& value) {
-  absl::StrAppend(&command, " ", option, " ", Quoted(value));
-}
-
-std::string TensorOptions(const LayerRun& run) {
-  std::string text = absl::StrCat(" --layer ", std::string(LayerKindName(run.layer)));
-  const std::pair<const char*, const TensorReference*> options[] = {
-      {"--input", &run.x},
-      {"--weight", &run.weight},
-      {"--bias", &run.bias},
-      {"--grad-output", &run.grad_output},
-      {"--main-grad", &run.main_grad}};
-  for (const auto& [option, reference] : options) {
-    if (reference->has_value()) AddOption(text, option, ReferenceText(*reference));
-  }
-  for (const auto& [name, reference] : run.delayed_state) {
-    AddOption(text, "--delayed-state", absl::StrCat(name, "=", ReferenceText(reference)));
-  }
-  if (run.calibrate) absl::StrAppend(&text, " --calibrate");
-  if (run.error_budget) absl::StrAppend(&text, " --error-budget");
-  if (run.seed != 0) AddOption(text, "--seed", absl::StrCat(run.seed));
-  if (run.requires_grad.has_value()) {
-    std::vector<std::string> names;
-    if (run.requires_grad->x) names.push_back("x");
-    if (run.requires_grad->weight) names.push_back("w");
-    if (run.requires_grad->bias) names.push_back("b");
-    AddOption(text, "--requires-grad", names.empty() ? "none" : absl::StrJoin(names, ","));
-  }
-  return text;
-}
-
-/// A variant as the three options of the command line.
-struct VariantOptions {
-  std::string recipe, mode, arithmetic;
-  friend bool operator==(const VariantOptions&, const VariantOptions&) = default;
-};
-
-VariantOptions OptionsOf(const Variant& variant) {
-  return {variant.recipe.WithBackwardOverride(BackwardOverride::kNone).ShortText(),
-          std::string(BackwardOverrideName(variant.recipe.backward_override())),
-          variant.arithmetic.ToString()};
-}
-
-void AddOnce(std::vector<std::string>& list, const std::string& value) {
-  if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
-}
-
-std::string RequireOption(const LayerRun& run) {
-  return run.requirement == Requirement::kNone
-             ? ""
-             : absl::StrCat(" --require ", std::string(RequirementName(run.requirement)));
-}
-
-std::string RunCommand(const std::string& tensors, const VariantOptions& variant) {
-  std::string command = absl::StrCat("quantgate run", tensors);
-  AddOption(command, "--recipe", variant.recipe);
-  AddOption(command, "--backward-override", variant.mode);
-  AddOption(command, "--arithmetic", variant.arithmetic);
-  return command;
+  const bool is_of_spec =
+      part.empty() || std::any_of(std::begin(kSpecFields), std::end(kSpecFields),
+                                  [&](const char* field) { return absl::StartsWith(part, field); });
+  return error::AtField(status, is_of_spec ? "spec" : "spec.step");
 }
 
 }  // namespace
 
 std::vector<TensorReference*> LayerRun::tensors() {
-  std::vector<TensorReference*> all = {&x, &weight, &bias, &grad_output, &main_grad};
-  for (auto& [name, subject] : subjects) all.push_back(&subject);
-  for (auto& [name, state] : delayed_state) all.push_back(&state);
+  std::vector<TensorReference*> all = {&x, &grad_output};
+  for (auto* by_name : {&parameters, &main_grads, &subjects, &delayed_state}) {
+    for (auto& [name, reference] : *by_name) all.push_back(&reference);
+  }
   return all;
 }
 
 std::string LayerRun::Summary() const {
-  return absl::StrCat(std::string(LayerKindName(layer)), " x ", variants.size(),
+  return absl::StrCat(std::string(LayerKindName(layer.kind)), " x ", variants.size(),
                       variants.size() == 1 ? " variant" : " variants");
 }
 
-bool IsDelayedStateName(const std::string& name) {
-  for (const TensorRole role : kStateRoles) {
-    if (name == StateName(role, kScale) || name == StateName(role, kAmaxHistory)) return true;
+bool IsDelayedStateName(absl::string_view name) {
+  if (!absl::ConsumeSuffix(&name, kScale) && !absl::ConsumeSuffix(&name, kAmaxHistory)) {
+    return false;
   }
-  return false;
+  const std::vector<absl::string_view> words = absl::StrSplit(name, '.');
+  return std::any_of(words.begin(), words.end(), [](absl::string_view word) {
+    return word == "input" || word == "weight" || word == "grad_output";
+  });
 }
 
 absl::Status CheckLayerRun(const LayerRun& run) {
-  LayerRunRequest request = WithoutTensors(run);
-  request.linear.x = TensorLoader::Outline(run.x);
-  request.linear.weight = TensorLoader::Outline(run.weight);
-  request.linear.bias = TensorLoader::Outline(run.bias);
-  request.linear.grad_output = TensorLoader::Outline(run.grad_output);
-  request.linear.main_grad = TensorLoader::Outline(run.main_grad);
-  for (const auto& [name, subject] : run.subjects) {
-    request.subjects[name] = TensorLoader::Outline(subject);
-  }
-  std::map<std::string, Tensor> state;
-  for (const auto& [name, reference] : run.delayed_state) {
-    state[name] = TensorLoader::Outline(reference);
-  }
-  request.linear.delayed = DelayedStates(state);
+  const auto outline = [](const TensorReference& reference) -> absl::StatusOr<Tensor> {
+    return TensorLoader::Outline(reference);
+  };
+  QG_ASSIGN_OR_RETURN(LayerRunRequest request, RequestOf(run, outline, outline));
   const absl::Status status = Plan::Create(std::move(request)).status();
   return status.ok() ? status : AtSpecField(status);
 }
 
 absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, TensorLoader& loader, Device& device,
                                   const Cancellation* cancellation) {
-  LayerRunRequest request = WithoutTensors(run);
-  LinearRequest& linear = request.linear;
-  const std::pair<const TensorReference*, Tensor*> tensors[] = {
-      {&run.x, &linear.x},
-      {&run.weight, &linear.weight},
-      {&run.bias, &linear.bias},
-      {&run.grad_output, &linear.grad_output},
-      {&run.main_grad, &linear.main_grad}};
-  for (const auto& [reference, tensor] : tensors) {
+  const auto load = [&](const TensorReference& reference) -> absl::StatusOr<Tensor> {
     if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
-    QG_ASSIGN_OR_RETURN(*tensor, loader.Load(*reference, device, cancellation));
-  }
-  for (const auto& [name, subject] : run.subjects) {
-    QG_ASSIGN_OR_RETURN(request.subjects[name], loader.Load(subject, device, cancellation));
-  }
-  std::map<std::string, Tensor> state;
-  for (const auto& [name, reference] : run.delayed_state) {
-    QG_ASSIGN_OR_RETURN(state[name], loader.LoadToHost(reference, device, cancellation));
-  }
-  linear.delayed = DelayedStates(state);
+    return loader.Load(reference, device, cancellation);
+  };
+  const auto load_to_host = [&](const TensorReference& reference) {
+    return loader.LoadToHost(reference, device, cancellation);
+  };
+  QG_ASSIGN_OR_RETURN(LayerRunRequest request, RequestOf(run, load, load_to_host));
   return Plan::Create(std::move(request));
-}
-
-std::string ReproduceCommand(const LayerRun& run) {
-  const std::string tensors = TensorOptions(run);
-  std::vector<VariantOptions> variants;
-  std::vector<std::string> recipes, modes, arithmetics;
-  for (const Variant& variant : run.variants) {
-    variants.push_back(OptionsOf(variant));
-    AddOnce(recipes, variants.back().recipe);
-    AddOnce(modes, variants.back().mode);
-    AddOnce(arithmetics, variants.back().arithmetic);
-  }
-  if (variants.size() == 1) return RunCommand(tensors, variants[0]) + RequireOption(run);
-
-  // The order in which `quantgate compare` forms the product.
-  std::vector<VariantOptions> product;
-  for (const auto& recipe : recipes) {
-    for (const auto& mode : modes) {
-      for (const auto& arithmetic : arithmetics) product.push_back({recipe, mode, arithmetic});
-    }
-  }
-  if (product != variants) {
-    std::vector<std::string> commands;
-    for (const auto& variant : variants) commands.push_back(RunCommand(tensors, variant));
-    return absl::StrJoin(commands, " && ");
-  }
-  std::string command = absl::StrCat("quantgate compare", tensors);
-  for (const auto& recipe : recipes) AddOption(command, "--recipe", recipe);
-  for (const auto& mode : modes) AddOption(command, "--backward-override", mode);
-  for (const auto& arithmetic : arithmetics) AddOption(command, "--arithmetic", arithmetic);
-  if (run.reference.has_value()) AddOption(command, "--reference", absl::StrCat(*run.reference));
-  return command + RequireOption(run);
 }
 
 }  // namespace quantgate

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "kernels/validate/plan.h"
 #include "server/tensor_loader.h"
 #include "server/tensor_reference.h"
@@ -15,8 +16,10 @@
 namespace quantgate {
 
 struct LayerRun {
-  LayerKind layer = LayerKind::kLinear;
-  TensorReference x, weight, bias, grad_output, main_grad;
+  LayerSpec layer;
+  TensorReference x, grad_output;
+  std::map<std::string, TensorReference> parameters;  ///< By name.
+  std::map<std::string, TensorReference> main_grads;  ///< By weight.
   std::optional<RequiresGrad> requires_grad;
   std::vector<Variant> variants;
   std::optional<int> reference;
@@ -34,8 +37,9 @@ struct LayerRun {
   std::string Summary() const;
 };
 
-/// "input.scale", "input.amax_history", and so for weight and grad_output.
-bool IsDelayedStateName(const std::string& name);
+/// "input.scale", "input.amax_history", and so for weight and grad_output, with a prefix or index:
+/// "fc1.input.scale", "weight.0.amax_history".
+bool IsDelayedStateName(absl::string_view name);
 
 /// The plan of a run whose tensors are outlines: every check of Plan::Create, before anything is
 /// loaded. The types of all references must be known. Errors name fields below "spec".
@@ -44,10 +48,5 @@ absl::Status CheckLayerRun(const LayerRun& run);
 /// The plan with its tensors.
 absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, TensorLoader& loader, Device& device,
                                   const Cancellation* cancellation);
-
-/// One shell command that repeats the run: `quantgate run ...`, `quantgate compare ...`, or, where
-/// no product of recipes, overrides and arithmetics gives the variants, several joined by &&.
-/// Inline tensors must be stored.
-std::string ReproduceCommand(const LayerRun& run);
 
 }  // namespace quantgate

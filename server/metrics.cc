@@ -58,10 +58,15 @@ const std::vector<std::string>& CodeNames() {
 }
 
 constexpr std::string_view kOperationNames[] = {
-    "linear",  "quantize", "dequantize", "gemm",     "compare",
-    "explain", "put",      "generate",   "describe", "check_hardware"};
-constexpr std::string_view kStageNames[] = {"queue", "fetch",   "quantize",
-                                            "gemm",  "compare", "store"};
+    "linear",   "layernorm_linear", "layernorm_mlp", "grouped_linear", "chain",
+    "quantize", "dequantize",       "gemm",          "compare",        "explain",
+    "put",      "generate",         "describe",      "check_hardware"};
+constexpr std::string_view kStageNames[] = {"queue",     "fetch",   "quantize", "gemm",
+                                            "operation", "compare", "store"};
+/// Those of kOperationNames that are layers.
+constexpr LayerKind kLayerKinds[] = {LayerKind::kLinear, LayerKind::kLayerNormLinear,
+                                     LayerKind::kLayerNormMlp, LayerKind::kGroupedLinear,
+                                     LayerKind::kChain};
 constexpr std::string_view kTransportNames[] = {"tcp", "unix", "in_process"};
 
 template <typename Enum, size_t count>
@@ -116,14 +121,16 @@ std::string_view OutcomeOf(const absl::Status& status) {
   }
 }
 
+/// Of a stage's name: "fc1.fprop", "quantize x", "report y", ...
 Stage StageOf(std::string_view name) {
-  if (name.starts_with("quantize") || name.starts_with("dequantize") || name.starts_with("cast")) {
-    return Stage::kQuantize;
+  const auto has = [&](std::string_view word) { return name.find(word) != std::string_view::npos; };
+  if (name.starts_with("report") || name == "error budget" || has("saved operands") ||
+      has("update scales")) {
+    return Stage::kCompare;
   }
-  if (name == "fprop" || name == "dgrad" || name == "wgrad" || name == "bias gradient") {
-    return Stage::kGemm;
-  }
-  return Stage::kCompare;
+  if (has("quantize") || has("cast") || has("calibrate")) return Stage::kQuantize;
+  if (has("fprop") || has("dgrad") || has("wgrad") || has("bias gradient")) return Stage::kGemm;
+  return Stage::kOperation;
 }
 
 // What is not finite counts beyond the last bucket, without spoiling the sum.
@@ -132,7 +139,16 @@ double Bounded(double value, const Buckets& buckets) {
   return std::isfinite(value) ? std::min(value, beyond) : beyond;
 }
 
-LabelAxis TensorAxis() { return {"tensor", {"y", "dx", "dw", "main_grad", "db", "other"}}; }
+LabelAxis LayerAxis() {
+  LabelAxis axis{"op", {}};
+  for (const LayerKind kind : kLayerKinds) axis.values.emplace_back(LayerKindName(kind));
+  return axis;
+}
+
+/// By what the tensor is, of whichever weight or expert.
+LabelAxis TensorAxis() {
+  return {"tensor", {"y", "dx", "dw", "main_grad", "db", "dgamma", "dbeta", "norm_out", "other"}};
+}
 
 std::vector<std::string> CudaDevicesOf(const std::vector<DeviceDescription>& devices) {
   std::vector<std::string> ids;
@@ -180,7 +196,7 @@ struct Metrics::Families {
                      {{"component", {"engine"}}}};
   CounterGrid run_total{
       CounterFamily(registry, "quantgate_run_total", "Variants of runs by how they ended."),
-      {{"op", {"linear"}}, RecipeAxis("recipe", {"other"}), ModeAxis(), OutcomeAxis()}};
+      {LayerAxis(), RecipeAxis("recipe", {"other"}), ModeAxis(), OutcomeAxis()}};
   CounterGrid call_total{
       CounterFamily(registry, "quantgate_run_total", "Variants of runs by how they ended."),
       {Axis("op", kOperationNames), {"recipe", {"none"}}, {"mode", {"none"}}, OutcomeAxis()}};
@@ -398,6 +414,8 @@ void Metrics::MessageReceived(int method) { families_->rpcs[method].received->In
 void Metrics::MessageSent(int method) { families_->rpcs[method].sent->Increment(); }
 void Metrics::Rejected(std::string_view reason) { families_->rejected(reason).Increment(); }
 
+Operation OperationOf(LayerKind layer) { return static_cast<Operation>(layer); }
+
 void Metrics::RunEnded(Operation operation, std::string_view recipe, std::string_view mode,
                        const absl::Status& status) {
   const std::string_view outcome = OutcomeOf(status);
@@ -439,16 +457,18 @@ void Metrics::VariantReported(const VariantReport& report, std::string_view refe
   }
   for (const QuantizationRecord& record : report.quantizations) Quantized(recipe, record.counts);
   for (const OutputReport& output : report.outputs) {
+    if (output.is_intermediate) continue;
+    const std::string_view tensor = OutputWord(output.tensor);
     const ParityReport& parity = output.against_exact.parity;
     families_->parity_checks(recipe, "exact", mode, parity.equal ? "equal" : "differs").Increment();
-    families_->mismatched(recipe, mode, output.tensor)
+    families_->mismatched(recipe, mode, tensor)
         .Increment(static_cast<double>(parity.mismatch_count));
-    families_->max_ulp(recipe, mode, output.tensor)
+    families_->max_ulp(recipe, mode, tensor)
         .Observe(Bounded(static_cast<double>(parity.worst_ulp), kUlpBuckets));
     const ErrorReport& error = output.against_unquantized;
-    families_->rel_rmse(recipe, mode, output.tensor)
+    families_->rel_rmse(recipe, mode, tensor)
         .Observe(Bounded(error.relative_frobenius, kErrorBuckets));
-    families_->cosine_distance(recipe, mode, output.tensor)
+    families_->cosine_distance(recipe, mode, tensor)
         .Observe(Bounded(1.0 - error.cosine, kErrorBuckets));
   }
   for (const TensorComparison& comparison : report.against_reference) {

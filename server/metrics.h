@@ -70,6 +70,10 @@ struct GaugeReadings {
 /// Operations that count in quantgate_run_*.
 enum class Operation {
   kLinear,
+  kLayerNormLinear,
+  kLayerNormMlp,
+  kGroupedLinear,
+  kChain,
   kQuantize,
   kDequantize,
   kGemm,
@@ -80,7 +84,8 @@ enum class Operation {
   kDescribe,
   kCheckHardware
 };
-enum class Stage { kQueue, kFetch, kQuantize, kGemm, kCompare, kStore };
+Operation OperationOf(LayerKind layer);
+enum class Stage { kQueue, kFetch, kQuantize, kGemm, kOperation, kCompare, kStore };
 enum class Transport { kTcp, kUnix, kInProcess };
 enum class CudaError { kSticky, kOutOfMemory };
 

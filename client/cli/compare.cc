@@ -20,6 +20,9 @@ constexpr char kExamples[] = R"(Examples:
       --arithmetic sm90,exact --reference fp8_current/none/exact
   quantgate compare --input x.npy --weight w.npy --recipe bf16 --arithmetic sm90,fp32 \
       --reference 0 --require bitwise
+  quantgate compare --layer layernorm_linear --norm rmsnorm --input m.safetensors:ln2.x \
+      --gamma m.safetensors:ln2.weight --weight m.safetensors:fc1.weight \
+      --recipe bf16,fp8_delayed,fp8_current
 
 The variants are recipes x overrides x arithmetics, numbered from 0, arithmetics fastest.
 A comparison informs and exits 0, unless --require states a criterion: then a failure exits 1.)";
@@ -39,9 +42,10 @@ void AddCompareCommand(CLI::App& app, Command& chosen) {
   AddLayerOptions(*command, options->layer);
   AddVariantListOptions(*command, options->layer);
   command
-      ->add_option("--require", options->layer.require,
-                   "Criterion: bitwise (every output equals the reference's) or bound (every GEMM "
-                   "output within its derived error bound)")
+      ->add_option(
+          "--require", options->layer.require,
+          "Criterion: bitwise (every output equals the reference's) or bound (every output "
+          "within its derived error bound)")
       ->check(CLI::IsMember({"bitwise", "bound"}));
   AddReportOptions(*command, options->report);
   command->callback([options, &chosen] {

@@ -128,14 +128,17 @@ std::string ParityChip(const v1::ParityReport& parity, const std::string& refere
 }
 
 std::string BoundLine(const v1::BoundCheck& bound) {
+  // Of operations that are no GEMM the derivation says all.
+  const std::string allowed = bound.factor() == 0
+                                  ? "its own fp32 roundings"
+                                  : absl::StrCat(ShortReal(bound.factor()), " \u03a3|a||b|");
   return absl::StrCat(
       "<p>",
       Span(bound.pass() ? "chip good" : "chip bad",
            absl::StrCat(bound.pass() ? "within its bound: " : "beyond its bound: ",
                         ShortReal(bound.worst_ratio()), " of it")),
       bound.pass() ? "" : absl::StrCat(" in ", Count(bound.violation_count()), " elements"), " ",
-      Span("dim", absl::StrCat("|error| \u2264 ", ShortReal(bound.factor()),
-                               " \u03a3|a||b| + half ulp; ", bound.derivation())),
+      Span("dim", absl::StrCat("|error| \u2264 ", allowed, " + half ulp; ", bound.derivation())),
       "</p>");
 }
 
@@ -152,10 +155,11 @@ std::string OutputCard(const v1::VariantReport& variant, const v1::OutputReport&
   const v1::ErrorReport& error = output.against_unquantized();
   const v1::ParityReport& exact = output.against_exact().parity();
   const bool has_exact = output.against_exact().has_parity();
-  std::string html =
-      absl::StrCat("<div class=\"card\"><div class=\"head\"><h3>", Escaped(name), "</h3><span>",
-                   Code(TypeText(output.tensor().type())), " ", Span("chip", output.arithmetic()),
-                   " ", has_exact ? ParityChip(exact, "exact") : "", "</span></div>");
+  std::string html = absl::StrCat(
+      "<div class=\"card\"><div class=\"head\"><h3>", Escaped(name), "</h3><span>",
+      Code(TypeText(output.tensor().type())), " ", Span("chip", output.arithmetic()),
+      output.intermediate() ? absl::StrCat(" ", Span("chip", "between operations")) : "", " ",
+      has_exact ? ParityChip(exact, "exact") : "", "</span></div>");
   absl::StrAppend(&html, "<h4>Against the unquantized operands</h4>", ErrorFacts(error));
   absl::StrAppend(&html,
                   "<div class=\"pictures\"><div><h4>ULP from exact, same operands; log scale</h4>",

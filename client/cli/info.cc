@@ -86,6 +86,8 @@ Json JsonOfFacts(const Facts& facts) {
   json["dtypes"] = list(capabilities.dtypes());
   json["distributions"] = list(capabilities.distributions());
   json["layers"] = list(capabilities.layers());
+  json["activations"] = list(capabilities.activations());
+  json["norms"] = list(capabilities.norms());
   json["features"] = list(capabilities.features());
   json["digest_function"] = capabilities.digest_function();
   json["recipes"] = Json::array();
@@ -148,6 +150,8 @@ void PrintFacts(const Facts& facts, Invocation& invocation) {
   }
   if (environment.cuda().empty()) out << "CUDA: not in this build\n";
   out << "\nlayers: " << absl::StrJoin(facts.capabilities.layers(), ", ")
+      << "\nactivations: " << absl::StrJoin(facts.capabilities.activations(), ", ")
+      << "\nnorms: " << absl::StrJoin(facts.capabilities.norms(), ", ")
       << "\ndtypes: " << absl::StrJoin(facts.capabilities.dtypes(), ", ")
       << "\ndistributions: " << absl::StrJoin(facts.capabilities.distributions(), ", ") << "\n";
   const v1::Limits& limits = facts.capabilities.limits();

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/output.h"
+#include "client/cli/run_spec.h"
 #include "client/execute.h"
 #include "kernels/base/status_macros.h"
 
@@ -21,7 +22,9 @@ void ShowEvent(Invocation& invocation, const v1::RunEvent& event) {
 
 std::vector<v1::NamedTensor> OutputTensors(const v1::VariantReport& variant) {
   std::vector<v1::NamedTensor> tensors;
-  for (const v1::OutputReport& output : variant.outputs()) tensors.push_back(output.tensor());
+  for (const v1::OutputReport& output : variant.outputs()) {
+    if (!output.intermediate()) tensors.push_back(output.tensor());
+  }
   tensors.insert(tensors.end(), variant.state().begin(), variant.state().end());
   return tensors;
 }
@@ -37,7 +40,7 @@ TensorSources::Progress UploadProgressOf(Invocation& invocation) {
 absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerCommand& run,
                                             const std::string& kind) {
   // What is wrong with the command line itself is said before a server is asked.
-  QG_RETURN_IF_ERROR(VariantsOf(run.layer).status());
+  QG_RETURN_IF_ERROR(CheckLayerOptions(run.layer));
   QG_RETURN_IF_ERROR(CheckReports(run.report, {}));
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
@@ -67,13 +70,13 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
   document.has_run = true;
   document.verdict = document.run.verdict();
   const int count = document.run.variants_size();
-  document.title = count == 1
-                       ? absl::StrCat(run.layer.layer, ": ", document.run.variants(0).label())
-                       : absl::StrCat(run.layer.layer, ": ", count, " variants");
+  const std::string& layer = spec.step().layer().kind();
+  document.title = count == 1 ? absl::StrCat(layer, ": ", document.run.variants(0).label())
+                              : absl::StrCat(layer, ": ", count, " variants");
   if (!run.output.empty() && count > 0) {
     const v1::VariantReport& variant = document.run.variants(0);
     QG_RETURN_IF_ERROR(FetchAndWrite(*connection, OutputTensors(variant), run.output,
-                                     {{"quantgate.layer", run.layer.layer},
+                                     {{"quantgate.layer", layer},
                                       {"quantgate.recipe", variant.recipe()},
                                       {"quantgate.backward_override", variant.backward_override()},
                                       {"quantgate.arithmetic", variant.arithmetic()},

@@ -10,6 +10,7 @@
 #include "client/cli/layer_options.h"
 #include "client/cli/report_document.h"
 #include "client/cli/report_output.h"
+#include "client/tensor_source.h"
 #include "kernels/tensor/tensor.h"
 
 namespace quantgate {

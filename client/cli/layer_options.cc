@@ -4,53 +4,20 @@
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/recipe_argument.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/tensor/tensor_file.h"
 
 namespace quantgate {
 namespace {
 
 constexpr char kVariants[] = "Variants";
-constexpr char kTensors[] = "Layer";
-
-absl::Status SetRequiresGrad(const LayerOptions& options, v1::LinearLayer& layer) {
-  if (options.requires_grad.empty()) return absl::OkStatus();
-  v1::RequiresGrad& requires_grad = *layer.mutable_requires_grad();
-  if (options.requires_grad == "none") return absl::OkStatus();
-  const std::vector<std::string> names = absl::StrSplit(options.requires_grad, ',');
-  for (const std::string& name : names) {
-    if (name == "x") {
-      requires_grad.set_x(true);
-    } else if (name == "w" || name == "weight") {
-      requires_grad.set_weight(true);
-    } else if (name == "b" || name == "bias") {
-      requires_grad.set_bias(true);
-    } else {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--requires-grad: \"", name, "\" is none of x, w, b (or none alone)"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckLayer(Connection& connection, const std::string& layer) {
-  if (layer == "linear") return absl::OkStatus();
-  QG_ASSIGN_OR_RETURN(const v1::Capabilities capabilities, connection.GetCapabilities());
-  for (const std::string& known : capabilities.layers()) {
-    if (known == layer) {
-      return absl::UnimplementedError(
-          absl::StrCat("--layer: \"", layer, "\" is newer than this command; upgrade quantgate"));
-    }
-  }
-  return absl::InvalidArgumentError(absl::StrCat("--layer: \"", layer, "\" is none of ",
-                                                 absl::StrJoin(capabilities.layers(), ", ")));
-}
+constexpr char kLayer[] = "Layer";
+constexpr char kTensors[] = "Tensors";
+constexpr char kStep[] = "Step";
 
 std::string VariantList(const std::vector<v1::Variant>& variants) {
   std::string list;
@@ -78,90 +45,116 @@ bool HasOverride(const v1::RecipeDescription& recipe, const std::string& mode) {
   return true;
 }
 
-/// FILE.safetensors with tensors named input.scale, input.amax_history, ...; or NAME=TENSOR.
-absl::Status SetDelayedState(const std::vector<std::string>& values, TensorSources& sources,
-                             v1::LinearLayer& layer) {
-  for (const std::string& value : values) {
-    const size_t equals = value.find('=');
-    if (equals != std::string::npos && value.find('.') < equals) {
-      QG_ASSIGN_OR_RETURN((*layer.mutable_delayed_state())[value.substr(0, equals)],
-                          sources.Resolve("--delayed-state", value.substr(equals + 1)));
-      continue;
-    }
-    QG_ASSIGN_OR_RETURN(const TensorFile file, ReadSafetensors(value));
-    for (const NamedTensor& tensor : file.tensors) {
-      // What else `run -o` wrote into the file are outputs of that run.
-      if (!absl::EndsWith(tensor.name, ".scale") && !absl::EndsWith(tensor.name, ".amax_history")) {
-        continue;
-      }
-      QG_ASSIGN_OR_RETURN((*layer.mutable_delayed_state())[tensor.name],
-                          sources.Place(absl::StrCat(value, ":", tensor.name), tensor.tensor));
-    }
-    if (layer.delayed_state().empty()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--delayed-state: ", value, " holds no input.scale, input.amax_history, ..."));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<v1::Requirement> RequirementOf(const std::string& text) {
-  if (text.empty()) return v1::REQUIREMENT_UNSPECIFIED;
-  if (text == "bitwise") return v1::REQUIREMENT_BITWISE;
-  if (text == "bound") return v1::REQUIREMENT_BOUND;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--require: \"", text, "\" is none of bitwise, bound"));
-}
-
-}  // namespace
-
-void AddLayerOptions(CLI::App& command, LayerOptions& options) {
-  command.add_option("--layer", options.layer, "Layer: linear (see quantgate info)")
-      ->capture_default_str()
+void AddSpecOptions(CLI::App& command, LayerOptions& options) {
+  command
+      .add_option("--layer", options.layer,
+                  "linear (default), layernorm_linear, layernorm_mlp, grouped_linear or chain")
       ->type_name("NAME")
-      ->group(kTensors);
-  command.add_option("--input", options.input, "x [..., K]")
-      ->required()
-      ->type_name("TENSOR")
-      ->group(kTensors);
-  command.add_option("--weight", options.weight, "weight [N][K]")
-      ->required()
-      ->type_name("TENSOR")
-      ->group(kTensors);
-  command.add_option("--bias", options.bias, "bias [N]")->type_name("TENSOR")->group(kTensors);
+      ->group(kLayer);
   command
-      .add_option("--grad-output", options.grad_output,
-                  "dy [..., N]; without it only the forward pass runs")
-      ->type_name("TENSOR")
-      ->group(kTensors);
+      .add_option(
+          "--norm", options.norm,
+          "layernorm (default) or rmsnorm, with eps=1e-5 and zero_centered: rmsnorm,eps=1e-6")
+      ->type_name("NORM")
+      ->group(kLayer);
   command
-      .add_option("--main-grad", options.main_grad,
-                  "f32 [N][K] that the weight gradient accumulates into")
-      ->type_name("TENSOR")
+      .add_option("--activation", options.activation,
+                  "gelu (default), swiglu, ... (see quantgate info); clamped_swiglu takes "
+                  "limit=7,alpha=1.702,offset=1")
+      ->type_name("FUNCTION")
+      ->group(kLayer);
+  command
+      .add_option("--m-splits", options.m_splits,
+                  "grouped_linear: rows of each expert, such as 128,0,64")
+      ->type_name("LIST")
+      ->group(kLayer);
+  command
+      .add_option(
+          "--operation", options.operations,
+          "chain: its operations in order, as NAME=KIND: fc1=basic_linear act=activation,gelu "
+          "ln=norm,rmsnorm b=bias q=quantize sum=add,x half=scale,0.5")
+      ->allow_extra_args(false)
+      ->type_name("NAME=KIND")
+      ->group(kLayer);
+  command
+      .add_flag("--return-norm-output", options.return_norm_output,
+                "norm_out is an output too, and rounded before it is quantized")
+      ->group(kLayer);
+  command
+      .add_flag("--unfused", options.unfused,
+                "Every operation rounds its result to the activation dtype")
+      ->group(kLayer);
+  command
+      .add_option("--spec", options.spec,
+                  "A RunSpec as JSON (*.json) or protobuf text; other options set or replace parts")
+      ->type_name("FILE")
+      ->group(kLayer);
+}
+
+void AddTensorOption(CLI::App& command, const char* name, std::string& value, const char* what) {
+  command.add_option(name, value, what)->type_name("TENSOR")->group(kTensors);
+}
+
+void AddTensorOptions(CLI::App& command, LayerOptions& options) {
+  const auto add_list = [&](const char* name, std::vector<std::string>& values, const char* type,
+                            const char* what) {
+    command.add_option(name, values, what)
+        ->allow_extra_args(false)
+        ->type_name(type)
+        ->group(kTensors);
+  };
+  AddTensorOption(command, "--input", options.input, "x [..., K]");
+  add_list("--weight", options.weights, "TENSOR",
+           "weight [N][K]; of grouped_linear one for each expert, in order");
+  add_list("--bias", options.biases, "TENSOR", "bias [N], likewise");
+  AddTensorOption(command, "--gamma", options.gamma, "Of the norm [K]");
+  AddTensorOption(command, "--beta", options.beta, "Of the norm [K]");
+  AddTensorOption(command, "--fc1-weight", options.fc1_weight,
+                  "layernorm_mlp: [F][K], gated [2F][K]");
+  AddTensorOption(command, "--fc1-bias", options.fc1_bias, "layernorm_mlp: [F], gated [2F]");
+  AddTensorOption(command, "--fc2-weight", options.fc2_weight, "layernorm_mlp: [N][F]");
+  AddTensorOption(command, "--fc2-bias", options.fc2_bias, "layernorm_mlp: [N]");
+  add_list("--param", options.parameters, "NAME=TENSOR",
+           "Any parameter by its name: fc1.weight=..., weight.0=...");
+  AddTensorOption(command, "--grad-output", options.grad_output,
+                  "dy [..., N]; without it only the forward pass runs");
+  add_list("--main-grad", options.main_grads, "[NAME=]TENSOR",
+           "f32 of the weight's shape that its gradient accumulates into; NAME is the weight's");
+  command
+      .add_option("--requires-grad", options.requires_grad,
+                  "Gradients wanted, of x,w,b,n (n: gamma and beta); default: all that have an "
+                  "operand")
+      ->type_name("LIST")
       ->group(kTensors);
+}
+
+void AddStepOptions(CLI::App& command, LayerOptions& options) {
   command
       .add_option("--delayed-state", options.delayed_state,
                   "Delayed scaling: a file that run -o wrote, or input.scale=TENSOR and so on; "
                   "without it scale 1 and no history")
       ->allow_extra_args(false)
       ->type_name("FILE|NAME=TENSOR")
-      ->group(kTensors);
+      ->group(kStep);
   command
       .add_flag("--calibrate", options.calibrate,
                 "Delayed scaling: compute in high precision, note the amaxes only")
-      ->group(kTensors);
+      ->group(kStep);
   command
       .add_flag("--error-budget", options.error_budget,
                 "Say how much of each output's error every stage makes")
-      ->group(kTensors);
+      ->group(kStep);
   command.add_option("--seed", options.seed, "For recipes that round stochastically")
       ->type_name("N")
-      ->group(kTensors);
-  command
-      .add_option("--requires-grad", options.requires_grad,
-                  "Gradients wanted, of x,w,b; default: all that have an operand")
-      ->type_name("LIST")
-      ->group(kTensors);
+      ->group(kStep);
+}
+
+}  // namespace
+
+void AddLayerOptions(CLI::App& command, LayerOptions& options) {
+  AddSpecOptions(command, options);
+  AddTensorOptions(command, options);
+  AddStepOptions(command, options);
 }
 
 void AddSingleVariantOptions(CLI::App& command, LayerOptions& options) {
@@ -169,7 +162,6 @@ void AddSingleVariantOptions(CLI::App& command, LayerOptions& options) {
   options.backward_overrides.resize(1);
   options.arithmetics.resize(1);
   command.add_option("--recipe", options.recipes[0], "NAME, NAME:KNOB=VALUE,... or @FILE.json")
-      ->required()
       ->type_name("RECIPE")
       ->group(kVariants);
   command
@@ -189,7 +181,6 @@ void AddVariantListOptions(CLI::App& command, LayerOptions& options) {
           "Recipes: repeat the option, or join by commas; all: every recipe that needs no knobs. A "
           "comma before KNOB=VALUE goes on "
           "with the same recipe: bf16,fp8_current:power_2_scales=true,fp8_format=e4m3 are two")
-      ->required()
       ->allow_extra_args(false)
       ->type_name("RECIPE,...")
       ->group(kVariants);
@@ -209,6 +200,10 @@ void AddVariantListOptions(CLI::App& command, LayerOptions& options) {
                   "RECIPE[/MODE[/ARITHMETIC]] as given")
       ->type_name("VARIANT")
       ->group(kVariants);
+}
+
+bool NamesAllRecipes(const LayerOptions& options) {
+  return std::any_of(options.recipes.begin(), options.recipes.end(), NamesAll);
 }
 
 std::string VariantText(const v1::Variant& variant) {
@@ -280,46 +275,6 @@ absl::StatusOr<int> FindVariant(const std::string& text, const std::vector<v1::V
   return absl::InvalidArgumentError(absl::StrCat("--reference: \"", text, "\" fits ", found.size(),
                                                  " variants; it must fit one of",
                                                  VariantList(variants)));
-}
-
-absl::StatusOr<v1::RunSpec> BuildRunSpec(Connection& connection, const LayerOptions& options,
-                                         TensorSources& sources) {
-  v1::RunSpec spec;
-  v1::ListRecipesResponse listed;
-  const auto& asked = options.recipes;
-  if (std::any_of(asked.begin(), asked.end(), NamesAll)) {
-    QG_ASSIGN_OR_RETURN(listed, connection.ListRecipes());
-  }
-  QG_ASSIGN_OR_RETURN(const std::vector<v1::Variant> variants, VariantsOf(options, &listed));
-  spec.mutable_variants()->Add(variants.begin(), variants.end());
-  if (!options.reference.empty()) {
-    QG_ASSIGN_OR_RETURN(const int reference, FindVariant(options.reference, variants));
-    spec.set_reference(reference);
-  }
-  QG_ASSIGN_OR_RETURN(const v1::Requirement requirement, RequirementOf(options.require));
-  spec.set_requirement(requirement);
-  QG_RETURN_IF_ERROR(CheckLayer(connection, options.layer));
-
-  spec.set_seed(options.seed);
-  spec.set_error_budget(options.error_budget);
-  v1::LinearLayer& layer = *spec.mutable_linear();
-  layer.set_calibrate(options.calibrate);
-  QG_RETURN_IF_ERROR(SetDelayedState(options.delayed_state, sources, layer));
-  QG_RETURN_IF_ERROR(SetRequiresGrad(options, layer));
-  QG_ASSIGN_OR_RETURN(*layer.mutable_x(), sources.Resolve("--input", options.input));
-  QG_ASSIGN_OR_RETURN(*layer.mutable_weight(), sources.Resolve("--weight", options.weight));
-  if (!options.bias.empty()) {
-    QG_ASSIGN_OR_RETURN(*layer.mutable_bias(), sources.Resolve("--bias", options.bias));
-  }
-  if (!options.grad_output.empty()) {
-    QG_ASSIGN_OR_RETURN(*layer.mutable_grad_output(),
-                        sources.Resolve("--grad-output", options.grad_output));
-  }
-  if (!options.main_grad.empty()) {
-    QG_ASSIGN_OR_RETURN(*layer.mutable_main_grad(),
-                        sources.Resolve("--main-grad", options.main_grad));
-  }
-  return spec;
 }
 
 }  // namespace quantgate

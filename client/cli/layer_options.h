@@ -7,16 +7,24 @@
 
 #include "absl/status/statusor.h"
 #include "client/cli/invocation.h"
-#include "client/tensor_source.h"
 #include "quantgate/v1/info_service.pb.h"
 #include "quantgate/v1/layer.pb.h"
 
 namespace quantgate {
 
 struct LayerOptions {
-  std::string layer = "linear";
-  std::string input, weight, bias, grad_output, main_grad;
-  std::string requires_grad;  ///< "x,w,b"; empty: every gradient that has an operand; "none".
+  std::string spec;   ///< A RunSpec, or the file that holds it; the options below go before it.
+  std::string layer;  ///< Empty: the spec's, or linear.
+  std::string norm, activation, m_splits;
+  std::vector<std::string> operations;
+  bool return_norm_output = false;
+  bool unfused = false;
+  std::string input, grad_output;
+  std::vector<std::string> weights, biases;  ///< Several: of grouped_linear's experts.
+  std::string gamma, beta, fc1_weight, fc1_bias, fc2_weight, fc2_bias;
+  std::vector<std::string> parameters;  ///< NAME=TENSOR each.
+  std::vector<std::string> main_grads;  ///< TENSOR or NAME=TENSOR each.
+  std::string requires_grad;  ///< "x,w,b,n"; empty: every gradient that has an operand; "none".
   std::vector<std::string> delayed_state;  ///< FILE.safetensors, or NAME=TENSOR each.
   bool calibrate = false;
   bool error_budget = false;
@@ -45,12 +53,10 @@ absl::StatusOr<std::vector<v1::Variant>> VariantsOf(
 /// line, which must fit one variant only. INVALID_ARGUMENT listing the variants.
 absl::StatusOr<int> FindVariant(const std::string& text, const std::vector<v1::Variant>& variants);
 
+/// Whether `all` is among the recipes, so that VariantsOf needs their list.
+bool NamesAllRecipes(const LayerOptions& options);
+
 /// "fp8_current / none / sm90", from what was asked for.
 std::string VariantText(const v1::Variant& variant);
-
-/// Uploads what is needed and describes the run. A layer that the server does not have is
-/// INVALID_ARGUMENT with the list of those it has.
-absl::StatusOr<v1::RunSpec> BuildRunSpec(Connection& connection, const LayerOptions& options,
-                                         TensorSources& sources);
 
 }  // namespace quantgate

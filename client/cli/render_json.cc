@@ -151,6 +151,7 @@ Json OfBound(const v1::BoundCheck& bound) {
 Json OfOutput(const v1::OutputReport& output) {
   const std::string& dtype = output.tensor().type().dtype();
   Json json = JsonOf(output.tensor());
+  json["intermediate"] = output.intermediate();
   json["arithmetic"] = output.arithmetic();
   // `unquantized` and `exact` are rounded once to f32 for errors; parity rounds `exact` to the
   // dtype.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -53,9 +54,12 @@ size_t LabelColumns(size_t tensors) {
   return taken + 16 < kTableColumns ? kTableColumns - taken : 16;
 }
 
-void PrintMatrix(const v1::RunReport& run, const std::string& caption, CellFunction cell_of,
-                 bool uses_colour, std::ostream& out) {
-  const std::vector<std::string> tensors = OutputNames(run);
+/// Outputs side by side in one table; a layer with more of them gets several tables.
+constexpr size_t kMatrixTensors = 6;
+
+/// One table: every variant, some of the outputs.
+void PrintMatrixPart(const v1::RunReport& run, std::span<const std::string> tensors,
+                     CellFunction cell_of, bool uses_colour, std::ostream& out) {
   std::vector<std::string> header = {"#", "<variant"};
   for (const std::string& tensor : tensors) header.push_back(Cut(tensor, kCellColumns));
   TextTable table(header);
@@ -73,14 +77,26 @@ void PrintMatrix(const v1::RunReport& run, const std::string& caption, CellFunct
     table.AddRow(row);
     for (size_t column = 0; column < tones.size(); ++column) table.SetTone(column, tones[column]);
   }
-  out << Toned(caption, Tone::kBold, uses_colour) << "\n";
   table.Print(out, uses_colour);
   out << "\n";
 }
 
+void PrintMatrix(const v1::RunReport& run, const std::string& caption, CellFunction cell_of,
+                 bool uses_colour, std::ostream& out) {
+  out << Toned(caption, Tone::kBold, uses_colour) << "\n";
+  const std::vector<std::string> tensors = OutputNames(run);
+  const std::span<const std::string> all(tensors);
+  size_t begin = 0;
+  do {
+    const size_t count = std::min(kMatrixTensors, all.size() - begin);
+    PrintMatrixPart(run, all.subspan(begin, count), cell_of, uses_colour, out);
+    begin += count;
+  } while (begin < all.size());
+}
+
 /// Labels that the matrix had to cut, in full.
 void PrintCutLabels(const v1::RunReport& run, std::ostream& out) {
-  const size_t columns = LabelColumns(OutputNames(run).size());
+  const size_t columns = LabelColumns(std::min(OutputNames(run).size(), kMatrixTensors));
   bool any = false;
   for (int i = 0; i < run.variants_size(); ++i) {
     if (run.variants(i).label().size() <= columns) continue;
@@ -161,14 +177,16 @@ void PrintOutputs(const v1::VariantReport& variant, bool uses_colour, std::ostre
   TextTable table({"output", "<type", "SQNR dB", "rel. error", "max |error|", "differs", "max ulp",
                    "of bound"});
   std::vector<std::string> arithmetics;
+  bool has_intermediates = false;
   for (const v1::OutputReport& output : variant.outputs()) {
+    has_intermediates |= output.intermediate();
     const v1::ErrorReport& error = output.against_unquantized();
     const bool has_exact = output.against_exact().has_parity();
     const v1::ParityReport& exact = output.against_exact().parity();
-    table.AddRow({output.tensor().name(), TypeText(output.tensor().type()),
-                  Decibels(error.sqnr_db()), ShortReal(error.relative_frobenius()),
-                  ShortReal(error.max_abs()), has_exact ? ParityCell(exact).text : "-",
-                  has_exact ? UlpText(exact) : "-",
+    table.AddRow({absl::StrCat(output.tensor().name(), output.intermediate() ? " *" : ""),
+                  TypeText(output.tensor().type()), Decibels(error.sqnr_db()),
+                  ShortReal(error.relative_frobenius()), ShortReal(error.max_abs()),
+                  has_exact ? ParityCell(exact).text : "-", has_exact ? UlpText(exact) : "-",
                   output.has_bound() ? ShortReal(output.bound().worst_ratio()) : "-"});
     if (output.has_bound()) table.SetTone(7, output.bound().pass() ? Tone::kGood : Tone::kBad);
     arithmetics.push_back(absl::StrCat(output.tensor().name(), " ", output.arithmetic()));
@@ -178,6 +196,7 @@ void PrintOutputs(const v1::VariantReport& variant, bool uses_colour, std::ostre
          "the\n"
          "exact result of the same quantized operands and its derived error bound (1 is the "
          "limit).\n"
+      << (has_intermediates ? "* no output: what one operation of the layer gave the next.\n" : "")
       << Wrapped("arithmetic:", arithmetics) << "\n\n";
 }
 

@@ -19,6 +19,7 @@ std::vector<std::string> OutputNames(const v1::RunReport& run) {
   std::vector<std::string> names;
   for (const v1::VariantReport& variant : run.variants()) {
     for (const v1::OutputReport& output : variant.outputs()) {
+      if (output.intermediate()) continue;
       const std::string& name = output.tensor().name();
       if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
     }

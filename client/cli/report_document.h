@@ -38,7 +38,7 @@ struct ReportDocument {
 /// "bitwise", "bound", "none".
 std::string_view RequirementText(v1::Requirement requirement);
 
-/// Tensors of all variants, in the order they first appear.
+/// Outputs of all variants, in the order they first appear; no intermediates.
 std::vector<std::string> OutputNames(const v1::RunReport& run);
 /// The output of that name; null when the variant lacks it.
 const v1::OutputReport* FindOutput(const v1::VariantReport& variant, std::string_view tensor);

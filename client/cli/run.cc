@@ -16,8 +16,21 @@ constexpr char kExamples[] = R"(Examples:
   quantgate run --input gen:normal,shape=256x512 --weight gen:normal,seed=1,shape=1024x512 \
       --recipe fp8_current:power_2_scales=true --report run.html
   quantgate run --input x.npy --weight w.npy --recipe bf16 --require bound --format json
+  quantgate run --layer layernorm_linear --input m.safetensors:ln2.x \
+      --gamma m.safetensors:ln2.weight --beta m.safetensors:ln2.bias \
+      --weight m.safetensors:fc1.weight --bias m.safetensors:fc1.bias \
+      --grad-output m.safetensors:fc1.dy --return-norm-output --recipe fp8_current
+  quantgate run --layer layernorm_mlp --norm rmsnorm,eps=1e-6 --activation swiglu \
+      --input gen:normal,shape=64x32 --gamma gen:normal,shape=32 \
+      --fc1-weight gen:normal,shape=128x32 --fc2-weight gen:normal,shape=32x64 --recipe mxfp8
+  quantgate run --layer grouped_linear --m-splits 32,0,32 --input gen:normal,shape=64x32 \
+      --weight w.safetensors:w0 --weight w.safetensors:w1 --weight w.safetensors:w2 --recipe bf16
+  quantgate run --layer chain --operation fc=basic_linear --operation act=activation,gelu \
+      --input gen:normal,shape=64x32 --param fc.weight=gen:normal,shape=48x32 --recipe bf16
+  quantgate run --spec run.json --input gen:normal,shape=64x32
 
--o FILE gets y, dx, dw (or main_grad) and db, as the operands given allow.
+-o FILE gets y, dx, dw (or main_grad), db, dgamma, dbeta and norm_out, as the layer and the operands
+given allow; fc1.dw and so on of an MLP, dw.0 and so on of experts.
 A run informs and exits 0, unless --require states a criterion: then a failure exits 1.)";
 
 absl::StatusOr<int> Run(Invocation& invocation, const LayerCommand& options) {
@@ -36,7 +49,7 @@ void AddRunCommand(CLI::App& app, Command& chosen) {
   AddSingleVariantOptions(*command, options->layer);
   command
       ->add_option("--require", options->layer.require,
-                   "Criterion: bound (every GEMM output within its derived error bound) or bitwise "
+                   "Criterion: bound (every output within its derived error bound) or bitwise "
                    "(equal to the exact result)")
       ->check(CLI::IsMember({"bitwise", "bound"}));
   command->add_option("-o,--output", options->output, "Write the outputs as safetensors")

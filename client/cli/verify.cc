@@ -1,9 +1,12 @@
 // quantgate verify: a user's own outputs against the engine's.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "client/cli/commands.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/tensor_comparison.h"
@@ -17,12 +20,16 @@ constexpr char kExamples[] = R"(Examples:
   quantgate verify --subject mine.safetensors --input m.safetensors:fc1.x \
       --weight m.safetensors:fc1.weight --grad-output m.safetensors:fc1.dy \
       --recipe fp8_current --arithmetic sm90 --report verify.html
+  quantgate verify --subject mlp.safetensors --layer layernorm_mlp --activation swiglu \
+      --input m.safetensors:ln2.x --gamma m.safetensors:ln2.weight --beta m.safetensors:ln2.bias \
+      --fc1-weight w.safetensors:fc1 --fc2-weight w.safetensors:fc2 \
+      --recipe fp8_current --require bound
 
 FILE.safetensors holds what your own code computed, under the names that `quantgate run -o`
-writes: y, dx, dw, db, main_grad. Each is compared bit for bit with what the engine computes
-from the same operands.
-With --require bound the GEMM outputs (all but db) need only lie within the error bound derived
-for the arithmetic.
+writes: y, dx, dw, db, main_grad, dgamma, fc1.dw, dw.0, ... Each is compared bit for bit with what
+the engine computes from the same operands.
+With --require bound all but the bias gradients need only lie within the error bound derived for
+what made them.
 Exits 0 when all pass, 1 when not, 2 when the file holds none of the outputs.)";
 
 struct VerifyOptions {
@@ -31,9 +38,16 @@ struct VerifyOptions {
   std::string require = "bitwise";
 };
 
-/// Names that RunSpec.subjects takes.
-bool IsGemmOutput(const std::string& name) {
-  return name == "y" || name == "dx" || name == "dw" || name == "main_grad";
+/// Names that RunSpec.subjects takes: outputs with a derived bound, all but bias gradients.
+/// "fc1.dw" and "dw.0" are dw of one weight each.
+bool HasBound(const std::string& name) {
+  std::vector<std::string> words = absl::StrSplit(name, '.');
+  int expert = 0;
+  if (words.size() > 1 && absl::SimpleAtoi(words.back(), &expert)) words.pop_back();
+  static constexpr const char* kBounded[] = {"y",      "dx",    "dw",      "main_grad",
+                                             "dgamma", "dbeta", "norm_out"};
+  return std::any_of(std::begin(kBounded), std::end(kBounded),
+                     [&](const char* word) { return words.back() == word; });
 }
 
 ComparisonSide EngineSide(const v1::VariantReport& variant, const v1::OutputReport& output) {
@@ -55,6 +69,7 @@ void RemarkNames(const TensorFile& subject, const v1::VariantReport& variant,
                  ReportDocument& document) {
   std::vector<std::string> absent, ignored;
   for (const v1::OutputReport& output : variant.outputs()) {
+    if (output.intermediate()) continue;
     if (!subject.Find(output.tensor().name()).ok()) absent.push_back(output.tensor().name());
   }
   for (const NamedTensor& tensor : subject.tensors) {
@@ -78,7 +93,7 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
   const bool by_bound = options.require == "bound";
   if (by_bound) {
     for (const NamedTensor& tensor : subject.tensors) {
-      if (IsGemmOutput(tensor.name)) run.subjects[tensor.name] = tensor.tensor;
+      if (HasBound(tensor.name)) run.subjects[tensor.name] = tensor.tensor;
     }
   }
   run.more_inputs = {options.subject};
@@ -89,7 +104,7 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
   for (const v1::OutputReport& output : variant.outputs()) {
     const std::string& name = output.tensor().name();
     const absl::StatusOr<Tensor> tensor = subject.Find(name);
-    if (!tensor.ok()) continue;
+    if (output.intermediate() || !tensor.ok()) continue;
     ComparisonSide mine{absl::StrCat(options.subject, ":", name), DescriptorOf(*tensor), {}};
     QG_ASSIGN_OR_RETURN(mine.source, sources.Place(mine.name, *tensor));
     QG_ASSIGN_OR_RETURN(SubjectComparison comparison,

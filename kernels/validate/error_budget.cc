@@ -7,9 +7,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/layer/layer_program.h"
 #include "kernels/numerics/pairwise.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/validate/ideal_scale.h"
+#include "kernels/validate/output_source.h"
 
 namespace quantgate {
 namespace {
@@ -26,7 +28,7 @@ struct Version {
 /// One side of a GEMM.
 struct Side {
   TensorRole role;
-  std::string name;  ///< "x", "weight", "grad_output".
+  std::string name;  ///< "x", "weight", "grad_output", "fc1.x", ...
   const GemmOperand* operand;
   bool k_is_last;     ///< Of the operand's layout.
   Usage usage;        ///< Of the copy that was read, or dequantized.
@@ -35,22 +37,24 @@ struct Side {
   std::vector<Version> versions;  ///< The original first.
 };
 
-const Tensor& GivenTensor(const LinearRequest& request, TensorRole role) {
-  switch (role) {
-    case TensorRole::kInput:
-      return request.x;
-    case TensorRole::kWeight:
-      return request.weight;
-    case TensorRole::kGradOutput:
-      break;
+/// The bias that a GEMM's epilogue adds, as it was given; none: it adds none.
+Tensor GivenBias(const LayerRequest& request, const GemmRecord& gemm) {
+  if (!gemm.desc.bias.has_value()) return Tensor();
+  const auto programs = ProgramsOf(request.layer, [&](const std::string& parameter) {
+    return request.parameters.contains(parameter);
+  });
+  for (const LayerProgram& program : programs) {
+    for (const ProgramOperation& operation : program.operations) {
+      if (operation.weight == gemm.b_tensor) return FindGiven(request, operation.bias);
+    }
   }
-  return request.grad_output;
+  return Tensor();
 }
 
 std::pair<Side, Side> SidesOf(const GemmRecord& gemm) {
   const bool is_fprop = gemm.role == GemmRole::kFprop;
   Side a{is_fprop ? TensorRole::kInput : TensorRole::kGradOutput,
-         is_fprop ? "x" : "grad_output",
+         gemm.a_tensor,
          &gemm.desc.a,
          gemm.desc.layout != GemmLayout::kNT,
          gemm.role == GemmRole::kWgrad ? Usage::kColumnwise : Usage::kRowwise,
@@ -59,7 +63,7 @@ std::pair<Side, Side> SidesOf(const GemmRecord& gemm) {
          {}};
   const bool is_wgrad = gemm.role == GemmRole::kWgrad;
   Side b{is_wgrad ? TensorRole::kInput : TensorRole::kWeight,
-         is_wgrad ? "x" : "weight",
+         gemm.b_tensor,
          &gemm.desc.b,
          gemm.desc.layout == GemmLayout::kTN,
          is_fprop ? Usage::kRowwise : Usage::kColumnwise,
@@ -120,9 +124,13 @@ absl::StatusOr<Tensor> OperandValues(Engine& engine, const Side& side,
 
 class Budgets {
  public:
-  Budgets(Engine& engine, const LinearRequest& request, const Recipe& recipe,
-          const Cancellation* cancellation)
-      : engine_(engine), request_(request), recipe_(recipe), cancellation_(cancellation) {
+  Budgets(Engine& engine, const LayerRequest& request, const Recipe& recipe,
+          const LayerResult& result, const Cancellation* cancellation)
+      : engine_(engine),
+        request_(request),
+        recipe_(recipe),
+        result_(result),
+        cancellation_(cancellation) {
     context_.cancellation = cancellation;
   }
 
@@ -140,14 +148,21 @@ class Budgets {
   }
 
   Engine& engine_;
-  const LinearRequest& request_;
+  const LayerRequest& request_;
   const Recipe& recipe_;
+  const LayerResult& result_;
   const Cancellation* const cancellation_;
   ExecutionContext context_;
 };
 
 absl::Status Budgets::AddVersions(Side& side) const {
-  const Tensor& given = GivenTensor(request_, side.role);
+  Tensor given = FindGiven(request_, side.name);
+  const bool is_given = given.has_value();
+  if (!is_given) given = FindComputed(result_, side.name);
+  if (!given.has_value()) {
+    return absl::InternalError(
+        absl::StrCat("a GEMM reads ", side.name, ", which the layer does not say"));
+  }
   QG_ASSIGN_OR_RETURN(Tensor matrix,
                       given.Reinterpret(given.dtype(), {given.rows(), given.columns()}));
   const QuantizerSpec spec = recipe_.QuantizerFor(side.role).spec(side.usage);
@@ -163,9 +178,11 @@ absl::Status Budgets::AddVersions(Side& side) const {
     return absl::OkStatus();
   };
   QG_RETURN_IF_ERROR(add(side.name, matrix));
-  // Activations and gradients enter in the activation dtype; weights are quantized as given.
+  // Activations and gradients enter in the activation dtype; weights are quantized as given, and
+  // what another operation left unrounded as it is.
   const DType activation = recipe_.activation_dtype().value_or(request_.x.dtype());
-  if (matrix.dtype() != activation && (side.role != TensorRole::kWeight || !side.is_quantized)) {
+  const bool is_cast = side.role == TensorRole::kWeight ? !side.is_quantized : is_given;
+  if (matrix.dtype() != activation && is_cast) {
     QG_ASSIGN_OR_RETURN(const Tensor cast, engine_.Cast(matrix, activation, cancellation_));
     QG_RETURN_IF_ERROR(add(absl::StrCat(side.name, ": cast"), cast));
   }
@@ -309,9 +326,10 @@ absl::StatusOr<ErrorBudget> Budgets::Measure(const GemmRecord& gemm) {
   std::vector<Difference> terms;
   const float* const start = values(base);
   const float* start_of_total = start;
-  if (gemm.desc.bias.has_value() && gemm.desc.bias.dtype() != request_.bias.dtype()) {
+  const Tensor given_bias = GivenBias(request_, gemm);
+  if (given_bias.has_value() && gemm.desc.bias.dtype() != given_bias.dtype()) {
     GemmDesc desc = gemm.desc;
-    desc.bias = request_.bias;
+    desc.bias = given_bias;
     QG_ASSIGN_OR_RETURN(const Tensor with_given_bias, Exact(desc, original_a, original_b));
     start_of_total = values(with_given_bias);
     terms.push_back({"bias: cast", {{1, start}, {-1, start_of_total}}});
@@ -362,11 +380,11 @@ absl::StatusOr<ErrorBudget> Budgets::Measure(const GemmRecord& gemm) {
 }  // namespace
 
 absl::StatusOr<std::vector<ErrorBudget>> MeasureErrorBudgets(Engine& engine,
-                                                             const LinearRequest& request,
+                                                             const LayerRequest& request,
                                                              const Recipe& recipe,
-                                                             const LinearResult& result,
+                                                             const LayerResult& result,
                                                              const Cancellation* cancellation) {
-  Budgets budgets(engine, request, recipe, cancellation);
+  Budgets budgets(engine, request, recipe, result, cancellation);
   std::vector<ErrorBudget> measured;
   for (const GemmRecord& gemm : result.gemms) {
     QG_ASSIGN_OR_RETURN(ErrorBudget budget, budgets.Measure(gemm));

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/layer/linear.h"
+#include "kernels/layer/layer.h"
 
 namespace quantgate {
 
@@ -24,7 +24,7 @@ struct BudgetTerm {
 };
 
 struct ErrorBudget {
-  std::string tensor;  ///< "y", "dx", "dw", "main_grad".
+  std::string tensor;  ///< "y", "dx", "dw", "main_grad", "fc1.y", ...
   int64_t element_count = 0;
   int64_t non_finite_count = 0;  ///< Left out of every sum.
   BudgetTerm total;
@@ -33,12 +33,13 @@ struct ErrorBudget {
   double closure = 0;
 };
 
-/// The budget of every GEMM of `result`, which RunLinear made of `request` under `recipe`. Nothing
-/// for outputs that no GEMM made.
+/// The budget of every GEMM of `result`, which RunLayer made of `request` under `recipe`. Of layers
+/// of several operations the originals are what each GEMM was given, unquantized. Nothing for
+/// outputs that no GEMM made.
 absl::StatusOr<std::vector<ErrorBudget>> MeasureErrorBudgets(Engine& engine,
-                                                             const LinearRequest& request,
+                                                             const LayerRequest& request,
                                                              const Recipe& recipe,
-                                                             const LinearResult& result,
+                                                             const LayerResult& result,
                                                              const Cancellation* cancellation);
 
 }  // namespace quantgate

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -13,6 +14,18 @@ constexpr char kEmptySumNote[] = "a sum over no rows";
 
 absl::StatusOr<Tensor> AsMatrix(const Tensor& tensor) {
   return tensor.Reinterpret(tensor.dtype(), {tensor.rows(), tensor.columns()});
+}
+
+/// The main gradient that the output of this name accumulates into: "fc1.main_grad" is of
+/// "fc1.weight". None for another output.
+Tensor MainGradOf(const LayerRequest& request, const std::string& output) {
+  constexpr char kMainGrad[] = "main_grad";
+  const size_t word = output.find(kMainGrad);
+  if (word == std::string::npos) return Tensor();
+  std::string weight = output;
+  weight.replace(word, sizeof(kMainGrad) - 1, "weight");
+  const auto found = request.main_grads.find(weight);
+  return found == request.main_grads.end() ? Tensor() : found->second;
 }
 
 }  // namespace
@@ -66,11 +79,13 @@ absl::StatusOr<ExactValues::Value> ExactValues::OfGemm(const GemmDesc& desc) {
 }
 
 absl::StatusOr<ExactValues::Value> ExactValues::OfEmptySum(const std::string& name, DType dtype) {
-  if (name == "main_grad") return Value{request_.main_grad, request_.main_grad, kEmptySumNote};
+  if (const Tensor main_grad = MainGradOf(request_, name); main_grad.has_value()) {
+    return Value{main_grad, main_grad, kEmptySumNote};
+  }
   GeneratorSpec zeros;
   zeros.distribution = Distribution::kAllZero;
   zeros.dtype = dtype;
-  zeros.shape = name == "db" ? request_.bias.shape() : request_.weight.shape();
+  zeros.shape = LayerOutputShape(request_, name);
   QG_ASSIGN_OR_RETURN(Tensor own, engine_.Generate(zeros, cancellation_));
   zeros.dtype = DType::kF32;
   QG_ASSIGN_OR_RETURN(Tensor f32, engine_.Generate(zeros, cancellation_));
@@ -89,12 +104,8 @@ absl::StatusOr<GemmDesc> ExactValues::ColumnSumDesc(const Tensor& grad_output) {
   return desc;
 }
 
-absl::StatusOr<ExactValues::Value> ExactValues::OfBiasGradient(DType dtype) {
-  if (request_.x.rows() == 0) return OfEmptySum("db", dtype);
-  Tensor grad_output = request_.grad_output;
-  if (grad_output.dtype() != dtype) {
-    QG_ASSIGN_OR_RETURN(grad_output, engine_.Cast(grad_output, dtype, cancellation_));
-  }
+absl::StatusOr<ExactValues::Value> ExactValues::OfBiasGradient(const Tensor& grad_output,
+                                                               DType dtype) {
   QG_ASSIGN_OR_RETURN(GemmDesc desc, ColumnSumDesc(grad_output));
   desc.out_dtype = dtype;
   return InBothDTypes(desc);
@@ -102,9 +113,10 @@ absl::StatusOr<ExactValues::Value> ExactValues::OfBiasGradient(DType dtype) {
 
 absl::StatusOr<GemmDesc> ExactValues::UnquantizedDesc(const std::string& name) {
   if (name == "db") return ColumnSumDesc(request_.grad_output);
+  const Tensor& weight = request_.parameters.at("weight");
   GemmDesc desc;
   Tensor a = name == "y" ? request_.x : request_.grad_output;
-  Tensor b = name == "y" || name == "dx" ? request_.weight : request_.x;
+  Tensor b = name == "y" || name == "dx" ? weight : request_.x;
   if (a.dtype() != b.dtype()) {
     // Widening is exact, so the operands are still the originals.
     QG_ASSIGN_OR_RETURN(a, engine_.Cast(a, DType::kF32, cancellation_));
@@ -114,33 +126,66 @@ absl::StatusOr<GemmDesc> ExactValues::UnquantizedDesc(const std::string& name) {
   QG_ASSIGN_OR_RETURN(desc.b.data, AsMatrix(b));
   if (name == "y") {
     desc.layout = GemmLayout::kTN;
-    desc.bias = request_.bias;
+    const auto bias = request_.parameters.find("bias");
+    if (bias != request_.parameters.end()) desc.bias = bias->second;
   } else if (name == "dx") {
     desc.layout = GemmLayout::kNN;
   } else {
     desc.layout = GemmLayout::kNT;
     if (name == "main_grad") {
-      desc.c = request_.main_grad;
+      desc.c = request_.main_grads.at("weight");
       desc.beta = 1.0f;
     }
   }
   return desc;
 }
 
-absl::StatusOr<Tensor> ExactValues::Unquantized(const std::string& name) {
-  if (const auto known = unquantized_.find(name); known != unquantized_.end()) return known->second;
+absl::StatusOr<Tensor> ExactValues::UnquantizedLinear(const std::string& name) {
   const bool contracts_over_m = name != "y" && name != "dx";
-  Tensor value;
   if (contracts_over_m && request_.x.rows() == 0) {
     QG_ASSIGN_OR_RETURN(Value empty, OfEmptySum(name, DType::kF32));
-    value = empty.f32;
-  } else {
-    QG_ASSIGN_OR_RETURN(GemmDesc desc, UnquantizedDesc(name));
-    QG_ASSIGN_OR_RETURN(GemmResult result, Exact(std::move(desc), DType::kF32));
-    value = result.d;
+    return empty.f32;
   }
-  unquantized_.emplace(name, value);
-  return value;
+  QG_ASSIGN_OR_RETURN(GemmDesc desc, UnquantizedDesc(name));
+  QG_ASSIGN_OR_RETURN(GemmResult result, Exact(std::move(desc), DType::kF32));
+  return result.d;
+}
+
+absl::Status ExactValues::RunUnquantized() {
+  LayerRequest request = request_;
+  request.delayed.clear();
+  request.calibrate = false;
+  request.seed = 0;
+  // Widening is exact; gradients have the dtype of what they are of, and so are not rounded either.
+  std::vector<Tensor*> tensors = {&request.x, &request.grad_output};
+  for (auto& [name, parameter] : request.parameters) tensors.push_back(&parameter);
+  for (Tensor* tensor : tensors) {
+    if (!tensor->has_value()) continue;
+    QG_ASSIGN_OR_RETURN(*tensor, engine_.Cast(*tensor, DType::kF32, cancellation_));
+  }
+  QG_ASSIGN_OR_RETURN(const Recipe recipe, Recipe::Parse("bf16:activation_dtype=f32"));
+  QG_ASSIGN_OR_RETURN(LayerResult result,
+                      RunLayer(engine_, request, recipe, Arithmetic{ArithmeticFamily::kExact},
+                               cancellation_, IgnoreStage));
+  for (auto* named : {&result.outputs, &result.intermediates}) {
+    for (NamedTensor& tensor : *named) {
+      unquantized_.emplace(tensor.name, std::move(tensor.tensor));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensor> ExactValues::Unquantized(const std::string& name) {
+  if (const auto known = unquantized_.find(name); known != unquantized_.end()) return known->second;
+  if (request_.layer.kind == LayerKind::kLinear) {
+    QG_ASSIGN_OR_RETURN(const Tensor value, UnquantizedLinear(name));
+    unquantized_.emplace(name, value);
+    return value;
+  }
+  if (unquantized_.empty()) QG_RETURN_IF_ERROR(RunUnquantized());
+  const auto found = unquantized_.find(name);
+  if (found != unquantized_.end()) return found->second;
+  return absl::InternalError(absl::StrCat("the unquantized layer has no ", name));
 }
 
 }  // namespace quantgate

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "kernels/layer/linear.h"
+#include "kernels/layer/layer.h"
 
 namespace quantgate {
 
@@ -19,29 +19,34 @@ class ExactValues {
     std::string note;  ///< Bits needed and available.
   };
 
-  ExactValues(Engine& engine, const LinearRequest& request, const Cancellation* cancellation)
+  ExactValues(Engine& engine, const LayerRequest& request, const Cancellation* cancellation)
       : engine_(engine), request_(request), cancellation_(cancellation) {}
 
-  /// The output `name` ("y", "dx", "dw", "main_grad", "db") from the request's original operands,
-  /// in f32. Computed once.
+  /// The output or intermediate `name` from the request's original operands, in f32. Of a linear
+  /// layer each is one GEMM, rounded once; of others, the whole layer under the recipe bf16 with
+  /// activation_dtype=f32 and arithmetic `exact`: every operation rounds to f32. Computed once.
   absl::StatusOr<Tensor> Unquantized(const std::string& name);
 
   /// A GEMM that the layer did, on the operands it had.
   absl::StatusOr<Value> OfGemm(const GemmDesc& desc);
-  /// The bias gradient of a layer whose db has `dtype`, its activation dtype.
-  absl::StatusOr<Value> OfBiasGradient(DType dtype);
+  /// A bias's gradient of `dtype`, which sums the rows of `grad_output`.
+  absl::StatusOr<Value> OfBiasGradient(const Tensor& grad_output, DType dtype);
   /// An output that no GEMM made: wgrad of an empty batch.
   absl::StatusOr<Value> OfEmptySum(const std::string& name, DType dtype);
 
  private:
   absl::StatusOr<GemmResult> Exact(GemmDesc desc, DType out_dtype);
   absl::StatusOr<Value> InBothDTypes(const GemmDesc& desc);
+  /// Of a linear layer.
+  absl::StatusOr<Tensor> UnquantizedLinear(const std::string& name);
   absl::StatusOr<GemmDesc> UnquantizedDesc(const std::string& name);
+  /// All of a layer of several operations into unquantized_.
+  absl::Status RunUnquantized();
   absl::StatusOr<GemmDesc> ColumnSumDesc(const Tensor& grad_output);
   absl::StatusOr<std::string> KeyOf(const GemmDesc& desc);
 
   Engine& engine_;
-  const LinearRequest& request_;
+  const LayerRequest& request_;
   const Cancellation* const cancellation_;
   std::map<std::string, Tensor> unquantized_;
   std::map<std::string, GemmResult> exact_;  ///< By KeyOf.

@@ -2,30 +2,44 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/ops/elementwise.h"
+#include "kernels/tensor/convert.h"
 
 namespace quantgate {
 namespace {
 
-const GemmRecord* FindGemm(const LinearResult& result, const std::string& output) {
-  const auto found = std::find_if(result.gemms.begin(), result.gemms.end(),
-                                  [&](const GemmRecord& gemm) { return gemm.output == output; });
-  return found == result.gemms.end() ? nullptr : &*found;
+std::string ArithmeticText(const OutputSource& source) {
+  if (source.gemm != nullptr) return source.gemm->result.arithmetic;
+  if (source.summed.has_value()) return "pairwise fp32 sum";
+  if (!source.operations.empty()) return "fp32 operations";
+  if (source.quantized.has_value()) return "none: quantized";
+  std::set<std::string> arithmetics;
+  for (const GemmRecord* part : source.parts) arithmetics.insert(part->result.arithmetic);
+  return arithmetics.empty() ? "none: a sum over no rows" : absl::StrJoin(arithmetics, " and ");
 }
 
-absl::StatusOr<ExactValues::Value> ExactOf(ExactValues& exact, const GemmRecord* gemm,
-                                           const NamedTensor& output) {
-  if (gemm != nullptr) return exact.OfGemm(gemm->desc);
-  if (output.name == "db") return exact.OfBiasGradient(output.tensor.dtype());
-  return exact.OfEmptySum(output.name, output.tensor.dtype());
+/// Values whose memory is the same are the same; reported_ keeps that memory alive.
+std::string AddressOf(const ExactValues::Value& value) {
+  return absl::StrCat(reinterpret_cast<uintptr_t>(value.f32.data()));
 }
 
-std::string ArithmeticText(const GemmRecord* gemm, const NamedTensor& output) {
-  if (gemm != nullptr) return gemm->result.arithmetic;
-  return output.name == "db" ? "pairwise fp32 sum" : "none: a sum over no rows";
+/// The worst of two checks of different parts of one tensor.
+void Merge(const BoundCheck& part, std::optional<BoundCheck>& whole) {
+  if (!whole.has_value()) {
+    whole = part;
+    return;
+  }
+  whole->violation_count += part.violation_count;
+  whole->pass = whole->pass && part.pass;
+  if (part.worst_ratio <= whole->worst_ratio) return;
+  whole->worst_ratio = part.worst_ratio;
+  whole->bound = part.bound;
 }
 
 /// The comparison of `tensor` with that reference variant, or null.
@@ -65,31 +79,137 @@ absl::StatusOr<PairSummary> ComparePair(Engine& engine, const VariantReport& sub
 
 }  // namespace
 
-absl::StatusOr<const ReportedOutput*> OutputReporter::Report(const LinearResult& result,
+absl::StatusOr<std::string> OutputReporter::IdentityOf(const std::vector<OperationCall>& calls) {
+  std::string identity;
+  for (const OperationCall& call : calls) {
+    for (const Tensor* tensor : {&call.x, &call.gamma, &call.beta, &call.gradient, &call.addend}) {
+      if (!tensor->has_value()) {
+        absl::StrAppend(&identity, " -");
+        continue;
+      }
+      QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
+                          engine_.FingerprintOf(*tensor, cancellation_));
+      absl::StrAppend(&identity, " ", fingerprint.Hex());
+    }
+  }
+  return identity;
+}
+
+absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOfOperations(
+    const std::vector<OperationCall>& calls, DType dtype) {
+  Truth truth;
+  QG_ASSIGN_OR_RETURN(truth.operation, EvaluateOperations(engine_, calls, dtype, cancellation_));
+  ExecutionContext context;
+  context.cancellation = cancellation_;
+  QG_ASSIGN_OR_RETURN(truth.value.own, CastTensor(truth.operation->value, dtype, context));
+  QG_ASSIGN_OR_RETURN(truth.value.f32, CastTensor(truth.operation->value, DType::kF32, context));
+  truth.value.note = "in fp64 from its own inputs";
+  return truth;
+}
+
+absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOfParts(
+    const std::vector<const GemmRecord*>& parts) {
+  Truth truth;
+  std::vector<Tensor> own, f32;
+  for (const GemmRecord* part : parts) {
+    QG_ASSIGN_OR_RETURN(const ExactValues::Value value, exact_.OfGemm(part->desc));
+    absl::StrAppend(&truth.identity, " ", AddressOf(value));
+    QG_ASSIGN_OR_RETURN(own.emplace_back(), engine_.ToHost(value.own, cancellation_));
+    QG_ASSIGN_OR_RETURN(f32.emplace_back(), engine_.ToHost(value.f32, cancellation_));
+    truth.value.note = value.note;
+  }
+  ExecutionContext context;
+  context.cancellation = cancellation_;
+  QG_ASSIGN_OR_RETURN(truth.value.own, ConcatenateRowsCpu(own, context));
+  QG_ASSIGN_OR_RETURN(truth.value.f32, ConcatenateRowsCpu(f32, context));
+  return truth;
+}
+
+absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOf(const OutputSource& source,
+                                                              const NamedTensor& output) {
+  const DType dtype = output.tensor.dtype();
+  if (!source.operations.empty()) return TruthOfOperations(source.operations, dtype);
+  if (!source.parts.empty()) return TruthOfParts(source.parts);
+  Truth truth;
+  if (source.gemm != nullptr) {
+    QG_ASSIGN_OR_RETURN(truth.value, exact_.OfGemm(source.gemm->desc));
+  } else if (source.summed.has_value()) {
+    QG_ASSIGN_OR_RETURN(truth.value, exact_.OfBiasGradient(source.summed, dtype));
+  } else if (source.quantized.has_value()) {
+    truth.value.own = source.quantized;
+    QG_ASSIGN_OR_RETURN(truth.value.f32,
+                        engine_.Cast(source.quantized, DType::kF32, cancellation_));
+    truth.value.note = "what was quantized";
+  } else {
+    QG_ASSIGN_OR_RETURN(truth.value, exact_.OfEmptySum(output.name, dtype));
+  }
+  truth.identity = AddressOf(truth.value);
+  return truth;
+}
+
+absl::StatusOr<const ReportedOutput*> OutputReporter::Report(const LayerResult& result,
+                                                             const Recipe& recipe,
                                                              const NamedTensor& output) {
-  const GemmRecord* gemm = FindGemm(result, output.name);
-  QG_ASSIGN_OR_RETURN(const ExactValues::Value truth, ExactOf(exact_, gemm, output));
+  QG_ASSIGN_OR_RETURN(const OutputSource source,
+                      SourceOf(engine_, request_, recipe, result, output.name, cancellation_));
   QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
                       engine_.FingerprintOf(output.tensor, cancellation_));
-  // Equal operands share the exact value's memory, and reported_ keeps that memory alive.
-  const auto truth_address = reinterpret_cast<uintptr_t>(truth.f32.data());
-  const std::string arithmetic = ArithmeticText(gemm, output);
-  const std::string identity =
-      absl::StrCat(output.name, " ", arithmetic, " ", fingerprint.Hex(), " ", truth_address);
+  const std::string arithmetic = ArithmeticText(source);
+  const std::string what = absl::StrCat(output.name, " ", arithmetic, " ", fingerprint.Hex(), " ");
+  Truth truth;
+  std::string identity;
+  if (!source.operations.empty()) {
+    // Known by its inputs before anything is evaluated.
+    QG_ASSIGN_OR_RETURN(identity, IdentityOf(source.operations));
+    if (const auto known = reported_.find(what + identity); known != reported_.end()) {
+      return &known->second;
+    }
+    QG_ASSIGN_OR_RETURN(truth, TruthOf(source, output));
+  } else {
+    QG_ASSIGN_OR_RETURN(truth, TruthOf(source, output));
+    identity = truth.identity;
+  }
+  identity = what + identity;
   if (const auto known = reported_.find(identity); known != reported_.end()) return &known->second;
-  QG_ASSIGN_OR_RETURN(ReportedOutput reported, Measure(output, gemm, truth));
+  QG_ASSIGN_OR_RETURN(ReportedOutput reported, Measure(output, source, truth));
   reported.report.arithmetic = arithmetic;
   reported.report.fingerprint = fingerprint;
   reported.identity = identity;
   return &reported_.emplace(identity, std::move(reported)).first->second;
 }
 
+absl::StatusOr<std::optional<BoundCheck>> OutputReporter::CheckBound(const OutputSource& source,
+                                                                     const Truth& truth,
+                                                                     const Tensor& value) {
+  std::optional<BoundCheck> whole;
+  if (truth.operation.has_value()) {
+    QG_ASSIGN_OR_RETURN(const Tensor host, engine_.ToHost(value, cancellation_));
+    QG_ASSIGN_OR_RETURN(whole, CheckOperationBound(*truth.operation, host, cancellation_));
+    return whole;
+  }
+  std::vector<const GemmRecord*> gemms = source.parts;
+  if (source.gemm != nullptr) gemms = {source.gemm};
+  int64_t row = 0;
+  for (const GemmRecord* gemm : gemms) {
+    const int64_t rows = gemm->result.d.rows();
+    if (gemm->desc.arithmetic.family != ArithmeticFamily::kExact) {
+      QG_ASSIGN_OR_RETURN(const BoundCheck part,
+                          engine_.CheckBound(gemm->desc, RowsOf(value, row, rows),
+                                             RowsOf(truth.value.f32, row, rows), cancellation_));
+      Merge(part, whole);
+    }
+    row += rows;
+  }
+  return whole;
+}
+
 absl::StatusOr<ReportedOutput> OutputReporter::Measure(const NamedTensor& output,
-                                                       const GemmRecord* gemm,
-                                                       const ExactValues::Value& truth) {
+                                                       const OutputSource& source,
+                                                       const Truth& truth) {
   const Tensor& value = output.tensor;
-  QG_ASSIGN_OR_RETURN(Tensor truth_own, truth.own.Reinterpret(truth.own.dtype(), value.shape()));
-  QG_ASSIGN_OR_RETURN(Tensor truth_f32, truth.f32.Reinterpret(DType::kF32, value.shape()));
+  QG_ASSIGN_OR_RETURN(Tensor truth_own,
+                      truth.value.own.Reinterpret(truth.value.own.dtype(), value.shape()));
+  QG_ASSIGN_OR_RETURN(Tensor truth_f32, truth.value.f32.Reinterpret(DType::kF32, value.shape()));
   QG_ASSIGN_OR_RETURN(Tensor original, exact_.Unquantized(output.name));
   QG_ASSIGN_OR_RETURN(original, original.Reinterpret(DType::kF32, value.shape()));
 
@@ -97,7 +217,7 @@ absl::StatusOr<ReportedOutput> OutputReporter::Measure(const NamedTensor& output
   OutputReport& report = reported.report;
   report.tensor = output.name;
   report.value = value;
-  report.exact_note = truth.note;
+  report.exact_note = truth.value.note;
   TensorComparison& against_exact = report.against_exact;
   against_exact.tensor = output.name;
   against_exact.reference = "exact";
@@ -110,24 +230,19 @@ absl::StatusOr<ReportedOutput> OutputReporter::Measure(const NamedTensor& output
     QG_ASSIGN_OR_RETURN(report.against_unquantized,
                         engine_.MeasureError(value, original, cancellation_));
   }
-  if (gemm != nullptr && gemm->desc.arithmetic.family != ArithmeticFamily::kExact) {
-    QG_ASSIGN_OR_RETURN(report.bound,
-                        engine_.CheckBound(gemm->desc, gemm->result.d, truth.f32, cancellation_));
-  }
+  QG_ASSIGN_OR_RETURN(report.bound, CheckBound(source, truth, value));
   reported.exact_f32 = std::move(truth_f32);
   return reported;
 }
 
 absl::StatusOr<std::optional<BoundCheck>> OutputReporter::CheckSubject(
-    const LinearResult& result, const ReportedOutput& reported, const Tensor& subject) {
-  const GemmRecord* gemm = FindGemm(result, reported.report.tensor);
-  if (gemm == nullptr) return std::optional<BoundCheck>();
-  const Shape& shape = gemm->result.d.shape();
-  QG_ASSIGN_OR_RETURN(const Tensor value, subject.Reinterpret(subject.dtype(), shape));
-  QG_ASSIGN_OR_RETURN(const Tensor exact, reported.exact_f32.Reinterpret(DType::kF32, shape));
-  QG_ASSIGN_OR_RETURN(const BoundCheck check,
-                      engine_.CheckBound(gemm->desc, value, exact, cancellation_));
-  return std::optional<BoundCheck>(check);
+    const LayerResult& result, const Recipe& recipe, const ReportedOutput& reported,
+    const Tensor& subject) {
+  const OutputReport& report = reported.report;
+  QG_ASSIGN_OR_RETURN(const OutputSource source,
+                      SourceOf(engine_, request_, recipe, result, report.tensor, cancellation_));
+  QG_ASSIGN_OR_RETURN(const Truth truth, TruthOf(source, {report.tensor, report.value}));
+  return CheckBound(source, truth, subject);
 }
 
 absl::StatusOr<std::optional<TensorComparison>> OutputReporter::CompareWithReference(
@@ -159,6 +274,7 @@ absl::StatusOr<std::vector<PairSummary>> ComparePairs(Engine& engine,
   for (size_t subject = 1; subject < variants.size(); ++subject) {
     for (size_t reference = 0; reference < subject; ++reference) {
       for (const OutputReport& output : variants[subject].outputs) {
+        if (output.is_intermediate) continue;
         QG_ASSIGN_OR_RETURN(PairSummary pair, ComparePair(engine, variants[subject], output,
                                                           variants[reference], cancellation));
         pair.subject = static_cast<int>(subject);

@@ -9,6 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/validate/exact_values.h"
+#include "kernels/validate/operation_reference.h"
+#include "kernels/validate/output_source.h"
 #include "kernels/validate/run.h"
 
 namespace quantgate {
@@ -25,16 +27,19 @@ struct ReportedOutput {
 /// thread.
 class OutputReporter {
  public:
-  OutputReporter(Engine& engine, ExactValues& exact, const Cancellation* cancellation)
-      : engine_(engine), exact_(exact), cancellation_(cancellation) {}
+  OutputReporter(Engine& engine, const LayerRequest& request, ExactValues& exact,
+                 const Cancellation* cancellation)
+      : engine_(engine), request_(request), exact_(exact), cancellation_(cancellation) {}
 
-  /// Reports `output` of `result`. The pointer stays valid as long as this object.
-  absl::StatusOr<const ReportedOutput*> Report(const LinearResult& result,
+  /// Reports `output`, an output or intermediate of `result`, which `request` gave under `recipe`.
+  /// The pointer stays valid as long as this object.
+  absl::StatusOr<const ReportedOutput*> Report(const LayerResult& result, const Recipe& recipe,
                                                const NamedTensor& output);
 
-  /// Holds `subject` to the bound of `reported`, an output of `result`. Nothing where no GEMM made
-  /// it (a sum over no rows).
-  absl::StatusOr<std::optional<BoundCheck>> CheckSubject(const LinearResult& result,
+  /// Holds `subject` to the bound of `reported`, an output of `result`. Nothing where there is none
+  /// (a sum over no rows).
+  absl::StatusOr<std::optional<BoundCheck>> CheckSubject(const LayerResult& result,
+                                                         const Recipe& recipe,
                                                          const ReportedOutput& reported,
                                                          const Tensor& subject);
 
@@ -45,10 +50,26 @@ class OutputReporter {
       const std::string& reference_label);
 
  private:
-  absl::StatusOr<ReportedOutput> Measure(const NamedTensor& output, const GemmRecord* gemm,
-                                         const ExactValues::Value& truth);
+  /// What an output should be.
+  struct Truth {
+    ExactValues::Value value;
+    std::string identity;  ///< Equal identities: equal truths.
+    std::optional<OperationReference> operation;
+  };
+
+  absl::StatusOr<Truth> TruthOf(const OutputSource& source, const NamedTensor& output);
+  absl::StatusOr<Truth> TruthOfOperations(const std::vector<OperationCall>& calls, DType dtype);
+  absl::StatusOr<Truth> TruthOfParts(const std::vector<const GemmRecord*>& parts);
+  /// The same for equal inputs of the operations that make one output.
+  absl::StatusOr<std::string> IdentityOf(const std::vector<OperationCall>& calls);
+  absl::StatusOr<ReportedOutput> Measure(const NamedTensor& output, const OutputSource& source,
+                                         const Truth& truth);
+  /// Of `value`, this output or another one in its place.
+  absl::StatusOr<std::optional<BoundCheck>> CheckBound(const OutputSource& source,
+                                                       const Truth& truth, const Tensor& value);
 
   Engine& engine_;
+  const LayerRequest& request_;
   ExactValues& exact_;
   const Cancellation* const cancellation_;
   std::map<std::string, ReportedOutput> reported_;    ///< By identity.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -33,13 +34,16 @@ absl::Status CheckArithmetic(const std::string& field, const Arithmetic& arithme
 }
 
 // Split-K of tf32 GEMMs has not been measured (docs/tensor-cores.md section 3.2).
-absl::Status CheckSplitK(const std::string& field, const LinearRequest& linear,
+absl::Status CheckSplitK(const std::string& field, const LayerRequest& step,
                          const Variant& variant) {
   if (variant.arithmetic.split_k <= 1) return absl::OkStatus();
   const Recipe& recipe = variant.recipe;
-  if (recipe.activation_dtype().value_or(linear.x.dtype()) != DType::kF32) return absl::OkStatus();
-  const bool has_backward_gemm =
-      linear.grad_output.has_value() && (linear.requires_grad.x || linear.requires_grad.weight);
+  if (recipe.activation_dtype().value_or(step.x.dtype()) != DType::kF32) return absl::OkStatus();
+  const RequiresGrad& wanted = step.requires_grad;
+  // In layers of several operations a bias's or norm's gradient may need a dgrad.
+  const bool needs_gemm = wanted.x || wanted.weight ||
+                          (step.layer.kind != LayerKind::kLinear && (wanted.bias || wanted.norm));
+  const bool has_backward_gemm = step.grad_output.has_value() && needs_gemm;
   const bool runs_tf32 =
       !recipe.is_quantized() ||
       (recipe.backward_override() != BackwardOverride::kNone && has_backward_gemm);
@@ -51,9 +55,9 @@ absl::Status CheckSplitK(const std::string& field, const LinearRequest& linear,
 }
 
 // Every GEMM of the layer, outlined: what an arithmetic does not take is refused before it runs.
-absl::Status CheckGemms(const std::string& field, const LinearRequest& linear,
+absl::Status CheckGemms(const std::string& field, const LayerRequest& step,
                         const Variant& variant) {
-  const absl::Status status = CheckLinearGemms(linear, variant.recipe, variant.arithmetic);
+  const absl::Status status = CheckLayerGemms(step, variant.recipe, variant.arithmetic);
   if (status.ok()) return status;
   return absl::Status(
       status.code(),
@@ -67,21 +71,21 @@ absl::Status CheckUsed(const LayerRunRequest& request) {
     return std::any_of(request.variants.begin(), request.variants.end(),
                        [&](const Variant& variant) { return predicate(variant.recipe); });
   };
-  const LinearRequest& linear = request.linear;
+  const LayerRequest& step = request.step;
   const bool has_random = any([](const Recipe& recipe) {
     return recipe.RoundsStochastically(TensorRole::kInput) ||
            recipe.RoundsStochastically(TensorRole::kWeight) ||
            recipe.RoundsStochastically(TensorRole::kGradOutput);
   });
-  if (linear.seed != 0 && !has_random) {
-    return Invalid("seed", absl::StrCat(linear.seed), "no variant rounds stochastically");
+  if (step.seed != 0 && !has_random) {
+    return Invalid("seed", absl::StrCat(step.seed), "no variant rounds stochastically");
   }
   if (any([](const Recipe& recipe) { return recipe.is_delayed(); })) return absl::OkStatus();
-  if (linear.calibrate) {
+  if (step.calibrate) {
     return Invalid("calibrate", "true", "no variant is fp8_delayed: there is no scale to learn");
   }
-  if (!linear.delayed.empty()) {
-    return Invalid("delayed_state", absl::StrCat(linear.delayed.size(), " states"),
+  if (!step.delayed.empty()) {
+    return Invalid("delayed_state", absl::StrCat(step.delayed.size(), " states"),
                    "no variant is fp8_delayed, which alone has them");
   }
   return absl::OkStatus();
@@ -98,13 +102,13 @@ absl::Status CheckVariants(const LayerRunRequest& request) {
     const std::string field = absl::StrCat("variants[", i, "]");
     QG_RETURN_IF_ERROR(CheckArithmetic(field, variant.arithmetic));
     // The tensors alone are known to be good here: what is wrong now is wrong for this recipe.
-    if (absl::Status status = CheckLinear(request.linear, variant.recipe); !status.ok()) {
+    if (absl::Status status = CheckLayer(request.step, variant.recipe); !status.ok()) {
       return absl::Status(status.code(),
                           absl::StrCat(field, ".recipe: ", variant.recipe.ShortText(),
                                        " does not take ", status.message()));
     }
-    QG_RETURN_IF_ERROR(CheckSplitK(field, request.linear, variant));
-    QG_RETURN_IF_ERROR(CheckGemms(field, request.linear, variant));
+    QG_RETURN_IF_ERROR(CheckSplitK(field, request.step, variant));
+    QG_RETURN_IF_ERROR(CheckGemms(field, request.step, variant));
     const auto [first, is_new] = index_of.emplace(variant.Label(), i);
     if (!is_new) {
       return Invalid(
@@ -131,32 +135,23 @@ absl::Status CheckReference(const LayerRunRequest& request) {
   return absl::OkStatus();
 }
 
-/// Shape of a GEMM's output; none for a name that no GEMM of the layer makes.
-std::optional<Shape> GemmOutputShape(const LinearRequest& linear, const std::string& name) {
-  const std::vector<std::string> outputs = LinearOutputs(linear);
-  if (name == "db" || std::find(outputs.begin(), outputs.end(), name) == outputs.end()) {
-    return std::nullopt;
-  }
-  if (name == "dx") return linear.x.shape();
-  if (name != "y") return linear.weight.shape();
-  Shape shape = linear.x.shape();
-  shape.back() = linear.weight.shape()[0];
-  return shape;
-}
-
 absl::Status CheckSubjects(const LayerRunRequest& request) {
+  const std::vector<std::string> outputs = LayerOutputs(request.step);
   for (const auto& [name, subject] : request.subjects) {
     const std::string field = absl::StrCat("subjects[", name, "]");
-    const std::optional<Shape> shape = GemmOutputShape(request.linear, name);
-    if (!shape.has_value()) {
-      return Invalid(field, absl::StrCat("\"", name, "\""), "no GEMM of this layer makes it");
+    const std::string value = absl::StrCat("\"", name, "\"");
+    if (std::find(outputs.begin(), outputs.end(), name) == outputs.end()) {
+      return Invalid(field, value,
+                     absl::StrCat("this layer's outputs are ", absl::StrJoin(outputs, ", ")));
     }
+    if (IsBiasGradient(name)) return Invalid(field, value, "no bound is derived for it");
     if (request.variants[0].arithmetic.family == ArithmeticFamily::kExact) {
       return Invalid(field, request.variants[0].Label(), "the exact arithmetic has no error bound");
     }
-    if (!IsHighPrecision(subject.dtype()) || subject.shape() != *shape) {
+    const Shape shape = LayerOutputShape(request.step, name);
+    if (!IsHighPrecision(subject.dtype()) || subject.shape() != shape) {
       return Invalid(field, TensorText(subject),
-                     absl::StrCat("it must be f32, bf16 or f16 of shape ", ShapeText(*shape)));
+                     absl::StrCat("it must be f32, bf16 or f16 of shape ", ShapeText(shape)));
     }
   }
   return absl::OkStatus();
@@ -169,20 +164,6 @@ std::string Variant::Label() const {
   return absl::StrCat(recipe.WithBackwardOverride(BackwardOverride::kNone).ShortText(), " / ",
                       std::string(BackwardOverrideName(recipe.backward_override())), " / ",
                       arithmetic.ToString());
-}
-
-std::string_view LayerKindName(LayerKind kind) {
-  switch (kind) {
-    case LayerKind::kLinear:
-      return "linear";
-  }
-  return "unknown";
-}
-
-absl::StatusOr<LayerKind> ParseLayerKind(std::string_view name) {
-  if (name == "linear") return LayerKind::kLinear;
-  return Invalid("layer", absl::StrCat("unknown name \"", std::string(name), "\""),
-                 "known: linear");
 }
 
 std::string_view RequirementName(Requirement requirement) {
@@ -206,7 +187,7 @@ absl::StatusOr<Requirement> ParseRequirement(std::string_view name) {
 }
 
 absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
-  QG_RETURN_IF_ERROR(CheckLinearTensors(request.linear));
+  QG_RETURN_IF_ERROR(CheckLayerTensors(request.step));
   QG_RETURN_IF_ERROR(CheckVariants(request));
   QG_RETURN_IF_ERROR(CheckUsed(request));
   QG_RETURN_IF_ERROR(CheckReference(request));
@@ -214,12 +195,29 @@ absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
   return Plan(std::move(request));
 }
 
+std::string_view OutputWord(std::string_view output) {
+  // Behind the last point, or before an expert's number.
+  const size_t number = output.find_last_not_of("0123456789");
+  if (number != std::string_view::npos && output[number] == '.') output = output.substr(0, number);
+  const size_t point = output.rfind('.');
+  return point == std::string_view::npos ? output : output.substr(point + 1);
+}
+
+bool ReportsIntermediates(const LayerRequest& request) {
+  const LayerKind kind = request.layer.kind;
+  return kind != LayerKind::kLinear && kind != LayerKind::kGroupedLinear;
+}
+
 int Plan::StepCount() const {
-  const int outputs = static_cast<int>(LinearOutputs(request_.linear).size());
-  int steps = outputs;  // The unquantized references.
+  const LayerRequest& step = request_.step;
+  const int outputs = static_cast<int>(LayerOutputs(step).size());
+  const bool is_linear = step.layer.kind == LayerKind::kLinear;
+  // The unquantized references: of a linear layer one each, otherwise from one run.
+  int steps = is_linear ? outputs : 1;
   for (const Variant& variant : request_.variants) {
-    steps += static_cast<int>(LinearStages(request_.linear, variant.recipe).size());
-    steps += outputs;  // One report each.
+    steps += static_cast<int>(LayerStages(step, variant.recipe).size());
+    // One report each, and one of what lies between operations.
+    steps += outputs + (ReportsIntermediates(step) ? 1 : 0);
     steps += request_.error_budget ? 1 : 0;
   }
   // The matrix of all pairs.

@@ -5,10 +5,11 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/layer/linear.h"
+#include "kernels/layer/layer.h"
 
 namespace quantgate {
 
@@ -20,16 +21,11 @@ struct Variant {
   std::string Label() const;
 };
 
-/// The layer kinds of this build; names as on the wire.
-enum class LayerKind { kLinear };
-std::string_view LayerKindName(LayerKind kind);
-absl::StatusOr<LayerKind> ParseLayerKind(std::string_view name);
-
 /// What a run must satisfy to pass.
 enum class Requirement {
   kNone,     ///< Inform only.
   kBitwise,  ///< Every output of every variant equals the reference's bits.
-  kBound,    ///< Every GEMM output lies within its derived bound of `exact` on its own operands.
+  kBound,    ///< Every output with a derived bound lies within it of `exact` on its own operands.
 };
 std::string_view RequirementName(Requirement requirement);
 absl::StatusOr<Requirement> ParseRequirement(std::string_view name);
@@ -38,11 +34,10 @@ absl::StatusOr<Requirement> ParseRequirement(std::string_view name);
 inline constexpr int kVariantsMax = 64;
 
 /// Tensors of LayerRunRequest::subjects, more than any layer has outputs.
-inline constexpr int kSubjectsMax = 16;
+inline constexpr int kSubjectsMax = 4 * kExpertsMax;
 
 struct LayerRunRequest {
-  LayerKind layer = LayerKind::kLinear;
-  LinearRequest linear;
+  LayerRequest step;
   std::vector<Variant> variants;  ///< At least one; labels must differ.
   /// The variant all others are compared with; absent: each variant is compared with `exact` on its
   /// own operands.
@@ -52,6 +47,15 @@ struct LayerRunRequest {
   std::map<std::string, Tensor> subjects;
   bool error_budget = false;  ///< Measure VariantReport::error_budgets.
 };
+
+/// What an output is, without whose: "dw" of "fc1.dw" and of "dw.0".
+std::string_view OutputWord(std::string_view output);
+/// Whether an output is a bias's gradient, which no bound is derived for.
+inline bool IsBiasGradient(std::string_view output) { return OutputWord(output) == "db"; }
+
+/// Whether what lies between a layer's operations is reported: of one operation nothing does, and
+/// of several experts each is a part of an output.
+bool ReportsIntermediates(const LayerRequest& request);
 
 class Plan {
  public:

@@ -44,7 +44,7 @@ bool IsHardware(const std::string& arithmetic) {
   });
 }
 
-VariantReport DescribeVariant(const Variant& variant, LinearResult& result) {
+VariantReport DescribeVariant(const Variant& variant, LayerResult& result) {
   VariantReport report;
   report.label = variant.Label();
   report.recipe = variant.recipe.CanonicalText();
@@ -76,15 +76,12 @@ class PlanRun {
         engine_(engine),
         cancellation_(cancellation),
         observer_(observer),
-        exact_(engine, request_.linear, cancellation),
-        reporter_(engine, exact_, cancellation),
+        exact_(engine, request_.step, cancellation),
+        reporter_(engine, request_.step, exact_, cancellation),
         progress_(observer, plan.StepCount(), cancellation) {}
 
   absl::StatusOr<RunReport> Run() {
-    for (const std::string& name : LinearOutputs(request_.linear)) {
-      QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat("unquantized: ", name)));
-      QG_RETURN_IF_ERROR(exact_.Unquantized(name).status());
-    }
+    QG_RETURN_IF_ERROR(ComputeUnquantized());
     report_.variants.resize(request_.variants.size());
     // The reference goes first, so that every other variant's report is whole when it is handed
     // out.
@@ -102,14 +99,29 @@ class PlanRun {
   }
 
  private:
+  bool IsLinear() const { return request_.step.layer.kind == LayerKind::kLinear; }
+  bool HasIntermediates() const { return ReportsIntermediates(request_.step); }
+
+  absl::Status ComputeUnquantized() {
+    if (!IsLinear()) {
+      QG_RETURN_IF_ERROR(progress_.Begin("unquantized: the whole layer"));
+      return exact_.Unquantized("y").status();
+    }
+    for (const std::string& name : LayerOutputs(request_.step)) {
+      QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat("unquantized: ", name)));
+      QG_RETURN_IF_ERROR(exact_.Unquantized(name).status());
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status RunVariant(int index) {
     const Variant& variant = request_.variants[index];
     const std::string label = variant.Label();
-    QG_ASSIGN_OR_RETURN(LinearResult result,
-                        RunLinear(engine_, request_.linear, variant.recipe, variant.arithmetic,
-                                  cancellation_, [&](const std::string& stage) {
-                                    progress_.Announce(absl::StrCat(label, ": ", stage));
-                                  }));
+    QG_ASSIGN_OR_RETURN(LayerResult result,
+                        RunLayer(engine_, request_.step, variant.recipe, variant.arithmetic,
+                                 cancellation_, [&](const std::string& stage) {
+                                   progress_.Announce(absl::StrCat(label, ": ", stage));
+                                 }));
     VariantReport& report = report_.variants[index];
     report = DescribeVariant(variant, result);
     const auto timed = [&](const std::string& stage, auto body) -> absl::Status {
@@ -126,11 +138,20 @@ class PlanRun {
       QG_RETURN_IF_ERROR(timed(absl::StrCat("report ", output.name),
                                [&] { return ReportOne(index, result, output, report); }));
     }
+    if (HasIntermediates()) {
+      QG_RETURN_IF_ERROR(timed("report what lies between operations", [&]() -> absl::Status {
+        for (const NamedTensor& intermediate : result.intermediates) {
+          QG_RETURN_IF_ERROR(ReportOne(index, result, intermediate, report));
+          report.outputs.back().is_intermediate = true;
+        }
+        return absl::OkStatus();
+      }));
+    }
     if (request_.error_budget) {
       QG_RETURN_IF_ERROR(timed("error budget", [&]() -> absl::Status {
         QG_ASSIGN_OR_RETURN(
             report.error_budgets,
-            MeasureErrorBudgets(engine_, request_.linear, variant.recipe, result, cancellation_));
+            MeasureErrorBudgets(engine_, request_.step, variant.recipe, result, cancellation_));
         return absl::OkStatus();
       }));
     }
@@ -138,9 +159,10 @@ class PlanRun {
     return absl::OkStatus();
   }
 
-  absl::Status ReportOne(int index, const LinearResult& result, const NamedTensor& output,
+  absl::Status ReportOne(int index, const LayerResult& result, const NamedTensor& output,
                          VariantReport& report) {
-    QG_ASSIGN_OR_RETURN(const ReportedOutput* reported, reporter_.Report(result, output));
+    const Recipe& recipe = request_.variants[index].recipe;
+    QG_ASSIGN_OR_RETURN(const ReportedOutput* reported, reporter_.Report(result, recipe, output));
     if (request_.reference.has_value() && request_.reference != index) {
       QG_RETURN_IF_ERROR(CompareOne(*reported, report));
     }
@@ -148,14 +170,17 @@ class PlanRun {
     const auto subject = request_.subjects.find(output.name);
     if (index == 0 && subject != request_.subjects.end()) {
       QG_ASSIGN_OR_RETURN(report.outputs.back().subject_bound,
-                          reporter_.CheckSubject(result, *reported, subject->second));
+                          reporter_.CheckSubject(result, recipe, *reported, subject->second));
     }
     return absl::OkStatus();
   }
 
   absl::Status CompareOne(const ReportedOutput& reported, VariantReport& report) {
     const VariantReport& reference = report_.variants[*request_.reference];
-    const OutputReport& other = *FindOutput(reference, reported.report.tensor);
+    const OutputReport* found = FindOutput(reference, reported.report.tensor);
+    // What lies between operations depends on the recipe: one may round where another does not.
+    if (found == nullptr) return absl::OkStatus();
+    const OutputReport& other = *found;
     QG_ASSIGN_OR_RETURN(std::optional<TensorComparison> comparison,
                         reporter_.CompareWithReference(reported, other, reference.label));
     if (comparison.has_value()) {

@@ -13,7 +13,7 @@ namespace quantgate {
 
 /// One comparison of one output tensor.
 struct TensorComparison {
-  std::string tensor;     ///< "y", "dx", "dw", "main_grad", "db".
+  std::string tensor;     ///< "y", "dx", "dw", "main_grad", "db", "fc1.dw", ...
   std::string reference;  ///< "exact" or the label of the reference variant.
   ParityReport parity;    ///< Subject's bits against the reference's (`exact`: rounded once to the
                           ///< subject's dtype).
@@ -25,14 +25,16 @@ struct TensorComparison {
 /// One output tensor of one variant, with both named references (docs/definitions.md section 5.1).
 struct OutputReport {
   std::string tensor;
-  std::string arithmetic;  ///< What ran, fully resolved; "pairwise fp32 sum" for db.
+  bool is_intermediate = false;  ///< Not an output: what one operation gave the next.
+  std::string arithmetic;        ///< What ran, fully resolved; "pairwise fp32 sum" for db, "fp32
+                                 ///< operations" for what no GEMM made.
   Tensor value;
   Fingerprint fingerprint;
   ErrorReport against_unquantized;  ///< Original operands, `exact`, rounded once to f32.
   TensorComparison against_exact;   ///< The subject's own quantized operands under `exact`.
   std::optional<BoundCheck>
-      bound;               ///< Absent where no bound is derived (db) or the arithmetic is exact.
-  std::string exact_note;  ///< Bits needed and available.
+      bound;  ///< Absent where no bound is derived (db) or the GEMM's arithmetic is exact.
+  std::string exact_note;                   ///< Bits needed and available.
   std::optional<BoundCheck> subject_bound;  ///< Of LayerRunRequest::subjects[tensor].
 };
 
@@ -51,9 +53,9 @@ struct VariantReport {
   std::string recipe_name;  ///< Base name, for metric labels.
   std::string recipe_digest;
   std::string backward_override;
-  std::string arithmetic;    ///< As asked, canonical.
-  bool is_hardware = false;  ///< Of any of its GEMMs.
-  std::vector<OutputReport> outputs;
+  std::string arithmetic;             ///< As asked, canonical.
+  bool is_hardware = false;           ///< Of any of its GEMMs.
+  std::vector<OutputReport> outputs;  ///< Intermediates behind them.
   std::vector<TensorComparison>
       against_reference;  ///< Empty for the reference itself and without a reference.
   std::vector<SavedOperand> saved;
@@ -67,10 +69,10 @@ struct VariantReport {
   std::vector<ErrorBudget> error_budgets;  ///< One per GEMM, where the request asks for them.
   std::vector<StageTime> stages;
   std::vector<std::string> notes;
-  std::vector<NamedTensor> state;  ///< LinearResult::state.
+  std::vector<NamedTensor> state;  ///< LayerResult::state.
 };
 
-/// Equal or not, between any two variants, per tensor: the matrix of `quantgate compare`.
+/// Equal or not, between any two variants, per output: the matrix of `quantgate compare`.
 struct PairSummary {
   int subject = 0;  ///< Indices into variants.
   int reference = 0;

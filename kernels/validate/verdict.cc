@@ -58,10 +58,14 @@ Verdict JudgeBitwise(const VariantReport& reference, const std::vector<VariantRe
   Findings findings;
   for (const VariantReport& variant : variants) {
     if (variant.label == reference.label) continue;
+    // Of outputs alone: what lies between a layer's operations is each recipe's own.
     for (const TensorComparison& comparison : variant.against_reference) {
+      const OutputReport* output = FindOutput(variant, comparison.tensor);
+      if (output != nullptr && output->is_intermediate) continue;
       JudgeParity(comparison, variant, findings);
     }
     for (const OutputReport& output : variant.outputs) {
+      if (output.is_intermediate) continue;
       const OutputReport* other = FindOutput(reference, output.tensor);
       if (other != nullptr && other->value.dtype() == output.value.dtype()) continue;
       ++findings.checked;
@@ -78,6 +82,9 @@ Verdict JudgeBitwise(const VariantReport& reference, const std::vector<VariantRe
 }
 
 std::string BoundText(const BoundCheck& check) {
+  // Of operations that are no GEMM the derivation says all.
+  if (check.bound.factor == 0)
+    return "|error| <= its own fp32 roundings + half an ulp of the output";
   return absl::StrCat("|error| <= ", check.bound.factor,
                       " x sum|a||b| + the epilogue's roundings + half an ulp of the output");
 }
@@ -112,8 +119,8 @@ Verdict JudgeBound(const std::vector<VariantReport>& variants) {
   verdict.threshold = BoundText(*worst);
   verdict.source = absl::StrCat(worst_output, ": ", worst->bound.derivation);
   verdict.finding = findings.Text(absl::StrCat(
-      "all ", findings.checked, " GEMM outputs lie within their bounds; nearest: ", worst_output,
-      " at ", worst->worst_ratio, " of its bound"));
+      "all ", findings.checked, " outputs lie within their bounds; nearest: ", worst_output, " at ",
+      worst->worst_ratio, " of its bound"));
   return verdict;
 }
 

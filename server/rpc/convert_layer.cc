@@ -1,7 +1,12 @@
 #include "server/rpc/convert_layer.h"
 
+#include <algorithm>
+#include <map>
+#include <string>
+#include <string_view>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
@@ -35,38 +40,156 @@ absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::st
   return Variant{std::move(recipe), arithmetic};
 }
 
-absl::Status LinearFromProto(const v1::LinearLayer& proto, int64_t tensor_bytes_max,
-                             LayerRun& run) {
-  run.layer = LayerKind::kLinear;
-  const auto set = [&](TensorReference& reference, const v1::TensorSource& source,
-                       const char* name) -> absl::Status {
+/// Names in requests become field names, file entries and words of a command line.
+constexpr size_t kParameterNameLengthMax = 80;
+
+absl::Status CheckParameterName(const std::string& name, const std::string& field) {
+  const bool is_good = !name.empty() && name.size() <= kParameterNameLengthMax &&
+                       std::all_of(name.begin(), name.end(), [](unsigned char c) {
+                         return absl::ascii_isalnum(c) || c == '_' || c == '-' || c == '.';
+                       });
+  if (is_good) return absl::OkStatus();
+  return error::InvalidField(field, "given",
+                             absl::StrCat("a name is 1 to ", kParameterNameLengthMax,
+                                          " of letters, digits, '.', '-' and '_'"));
+}
+
+/// `parse` of the text, with its list of known names as the rule; empty: `fallback`.
+template <typename Value>
+absl::StatusOr<Value> Parsed(absl::StatusOr<Value> (*parse)(std::string_view),
+                             const std::string& text, const std::string& field, Value fallback) {
+  if (text.empty()) return fallback;
+  absl::StatusOr<Value> value = parse(text);
+  if (value.ok()) return value;
+  const std::string rule = error::BrokenRuleOf(value.status()).rule;
+  return error::InvalidField(field, Printable(text),
+                             rule.empty() ? std::string(value.status().message()) : rule);
+}
+
+absl::StatusOr<NormOptions> NormFromProto(const v1::Norm& proto, const std::string& field) {
+  NormOptions norm;
+  QG_ASSIGN_OR_RETURN(norm.kind, Parsed(ParseNormKind, proto.kind(), field + ".kind", norm.kind));
+  norm.zero_centered_gamma = proto.zero_centered_gamma();
+  if (proto.has_epsilon()) norm.epsilon = proto.epsilon();
+  return norm;
+}
+
+absl::StatusOr<ActivationOptions> ActivationFromProto(const v1::Activation& proto,
+                                                      const std::string& field) {
+  ActivationOptions activation;
+  QG_ASSIGN_OR_RETURN(activation.kind,
+                      Parsed(ParseActivationKind, proto.kind(), field + ".kind", activation.kind));
+  QG_ASSIGN_OR_RETURN(activation.variant, Parsed(ParseActivationVariant, proto.variant(),
+                                                 field + ".variant", activation.variant));
+  if (proto.has_limit()) activation.limit = proto.limit();
+  if (proto.has_alpha()) activation.alpha = proto.alpha();
+  if (proto.has_offset()) activation.offset = proto.offset();
+  return activation;
+}
+
+absl::StatusOr<OperationSpec> OperationFromProto(const v1::Operation& proto,
+                                                 const std::string& field) {
+  OperationSpec operation;
+  QG_ASSIGN_OR_RETURN(operation.kind,
+                      Parsed(ParseOperationKind, proto.kind(), field + ".kind", operation.kind));
+  if (proto.kind().empty()) {
+    return error::MissingField(field + ".kind", "an operation has a kind, such as basic_linear");
+  }
+  QG_RETURN_IF_ERROR(CheckToken(proto.name(), field + ".name"));
+  operation.name = proto.name();
+  QG_ASSIGN_OR_RETURN(operation.norm, NormFromProto(proto.norm(), field + ".norm"));
+  QG_ASSIGN_OR_RETURN(operation.activation,
+                      ActivationFromProto(proto.activation(), field + ".activation"));
+  if (proto.has_factor()) operation.factor = proto.factor();
+  operation.addend = proto.addend();
+  if (proto.has_quantize_forward()) operation.quantize_forward = proto.quantize_forward();
+  operation.quantize_backward = proto.quantize_backward();
+  return operation;
+}
+
+absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto) {
+  const std::string field = "spec.step.layer";
+  LayerSpec layer;
+  if (proto.kind().empty()) {
+    return error::MissingField(field + ".kind", "a layer has a kind, such as linear");
+  }
+  QG_ASSIGN_OR_RETURN(layer.kind,
+                      Parsed(ParseLayerKind, proto.kind(), field + ".kind", layer.kind));
+  QG_ASSIGN_OR_RETURN(layer.norm, NormFromProto(proto.norm(), field + ".norm"));
+  QG_ASSIGN_OR_RETURN(layer.activation,
+                      ActivationFromProto(proto.activation(), field + ".activation"));
+  layer.return_norm_output = proto.return_norm_output();
+  // Bounded before anything is made of them; the layer has the rules.
+  if (proto.m_splits_size() > kExpertsMax) {
+    return error::InvalidField(field + ".m_splits", absl::StrCat(proto.m_splits_size(), " given"),
+                               absl::StrCat("a layer has at most ", kExpertsMax, " experts"));
+  }
+  layer.m_splits.assign(proto.m_splits().begin(), proto.m_splits().end());
+  if (proto.operations_size() > kOperationsMax) {
+    return error::InvalidField(field + ".operations",
+                               absl::StrCat(proto.operations_size(), " given"),
+                               absl::StrCat("a chain has at most ", kOperationsMax));
+  }
+  for (int i = 0; i < proto.operations_size(); ++i) {
     QG_ASSIGN_OR_RETURN(
-        reference,
-        TensorReferenceFromProto(source, absl::StrCat("spec.linear.", name), tensor_bytes_max));
+        OperationSpec operation,
+        OperationFromProto(proto.operations(i), absl::StrCat(field, ".operations[", i, "]")));
+    layer.operations.push_back(std::move(operation));
+  }
+  if (proto.has_fused()) layer.fused = proto.fused();
+  return layer;
+}
+
+/// Tensors of a step by name, more than any layer has.
+constexpr int kNamedTensorsMax = 4 * kExpertsMax;
+
+using ProtoTensors = google::protobuf::Map<std::string, v1::TensorSource>;
+
+absl::StatusOr<std::map<std::string, TensorReference>> NamedTensorsFromProto(
+    const ProtoTensors& proto, const std::string& field, int64_t tensor_bytes_max) {
+  if (proto.size() > kNamedTensorsMax) {
+    return error::InvalidField(field, absl::StrCat(proto.size(), " tensors"),
+                               absl::StrCat("a step takes at most ", kNamedTensorsMax));
+  }
+  std::map<std::string, TensorReference> references;
+  // In the order of their names, so that of several mistakes always the same is named.
+  for (const auto& [name, source] :
+       std::map<std::string, v1::TensorSource>(proto.begin(), proto.end())) {
+    const std::string tensor_field = absl::StrCat(field, "[", Printable(name), "]");
+    QG_RETURN_IF_ERROR(CheckParameterName(name, tensor_field));
+    QG_ASSIGN_OR_RETURN(TensorReference reference,
+                        TensorReferenceFromProto(source, tensor_field, tensor_bytes_max));
+    QG_RETURN_IF_ERROR(RequireTensor(reference));
+    references.emplace(name, std::move(reference));
+  }
+  return references;
+}
+
+absl::Status StepFromProto(const v1::LayerStep& proto, int64_t tensor_bytes_max, LayerRun& run) {
+  QG_ASSIGN_OR_RETURN(run.layer, LayerFromProto(proto.layer()));
+  QG_ASSIGN_OR_RETURN(run.x, TensorReferenceFromProto(proto.x(), "spec.step.x", tensor_bytes_max));
+  QG_RETURN_IF_ERROR(RequireTensor(run.x));
+  QG_ASSIGN_OR_RETURN(
+      run.grad_output,
+      TensorReferenceFromProto(proto.grad_output(), "spec.step.grad_output", tensor_bytes_max));
+  const auto set = [&](std::map<std::string, TensorReference>& references,
+                       const ProtoTensors& tensors, const char* field) -> absl::Status {
+    QG_ASSIGN_OR_RETURN(references, NamedTensorsFromProto(tensors, field, tensor_bytes_max));
     return absl::OkStatus();
   };
-  QG_RETURN_IF_ERROR(set(run.x, proto.x(), "x"));
-  QG_RETURN_IF_ERROR(set(run.weight, proto.weight(), "weight"));
-  QG_RETURN_IF_ERROR(set(run.bias, proto.bias(), "bias"));
-  QG_RETURN_IF_ERROR(set(run.grad_output, proto.grad_output(), "grad_output"));
-  QG_RETURN_IF_ERROR(set(run.main_grad, proto.main_grad(), "main_grad"));
-  QG_RETURN_IF_ERROR(RequireTensor(run.x));
-  QG_RETURN_IF_ERROR(RequireTensor(run.weight));
-  for (const auto& [name, source] : proto.delayed_state()) {
-    const std::string field = absl::StrCat("spec.linear.delayed_state[", Printable(name), "]");
-    if (!IsDelayedStateName(name)) {
-      return error::InvalidField(field, "given",
-                                 "names are input, weight or grad_output with .scale or "
-                                 ".amax_history");
-    }
-    QG_ASSIGN_OR_RETURN(run.delayed_state[name],
-                        TensorReferenceFromProto(source, field, tensor_bytes_max));
-    QG_RETURN_IF_ERROR(RequireTensor(run.delayed_state[name]));
+  QG_RETURN_IF_ERROR(set(run.parameters, proto.parameters(), "spec.step.parameters"));
+  QG_RETURN_IF_ERROR(set(run.main_grads, proto.main_grads(), "spec.step.main_grads"));
+  QG_RETURN_IF_ERROR(set(run.delayed_state, proto.delayed_state(), "spec.step.delayed_state"));
+  for (const auto& [name, reference] : run.delayed_state) {
+    if (IsDelayedStateName(name)) continue;
+    return error::InvalidField(reference.field, "given",
+                               "names are input, weight or grad_output, with the prefix or index "
+                               "of their weight, and .scale or .amax_history");
   }
   run.calibrate = proto.calibrate();
   if (proto.has_requires_grad()) {
     const v1::RequiresGrad& grad = proto.requires_grad();
-    run.requires_grad = RequiresGrad{grad.x(), grad.weight(), grad.bias()};
+    run.requires_grad = RequiresGrad{grad.x(), grad.weight(), grad.bias(), grad.norm()};
   }
   return absl::OkStatus();
 }
@@ -75,15 +198,15 @@ absl::Status LinearFromProto(const v1::LinearLayer& proto, int64_t tensor_bytes_
 
 absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t tensor_bytes_max) {
   LayerRun run;
-  if (proto.layer_case() != v1::RunSpec::kLinear) {
-    return error::MissingField("spec.layer", "give one of: linear");
+  if (!proto.has_step()) {
+    return error::MissingField("spec.step", "a run has a step: its layer and tensors");
   }
   // Bounded before anything is made of them; Plan::Create has the rule for none.
   if (proto.variants_size() > kVariantsMax) {
     return error::InvalidField("spec.variants", absl::StrCat(proto.variants_size(), " variants"),
                                absl::StrCat("a run has at most ", kVariantsMax));
   }
-  QG_RETURN_IF_ERROR(LinearFromProto(proto.linear(), tensor_bytes_max, run));
+  QG_RETURN_IF_ERROR(StepFromProto(proto.step(), tensor_bytes_max, run));
   for (int i = 0; i < proto.variants_size(); ++i) {
     QG_ASSIGN_OR_RETURN(Variant variant, VariantFromProto(proto.variants(i),
                                                           absl::StrCat("spec.variants[", i, "]")));
@@ -113,13 +236,8 @@ absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t ten
     return error::InvalidField("spec.subjects", absl::StrCat(proto.subjects_size(), " tensors"),
                                absl::StrCat("a run takes at most ", kSubjectsMax));
   }
-  for (const auto& [name, source] : proto.subjects()) {
-    const std::string field = absl::StrCat("spec.subjects[", Printable(name), "]");
-    QG_ASSIGN_OR_RETURN(TensorReference subject,
-                        TensorReferenceFromProto(source, field, tensor_bytes_max));
-    QG_RETURN_IF_ERROR(RequireTensor(subject));
-    run.subjects.emplace(name, std::move(subject));
-  }
+  QG_ASSIGN_OR_RETURN(run.subjects,
+                      NamedTensorsFromProto(proto.subjects(), "spec.subjects", tensor_bytes_max));
   return run;
 }
 

@@ -77,6 +77,7 @@ v1::OutputReport OutputReportToProto(const OutputReport& report) {
     *proto.mutable_subject_bound() = BoundCheckToProto(*report.subject_bound);
   }
   proto.set_exact_note(report.exact_note);
+  proto.set_intermediate(report.is_intermediate);
   return proto;
 }
 

@@ -29,7 +29,17 @@ v1::Capabilities MakeCapabilities(const ServiceContext& context) {
   for (const Distribution distribution : AllDistributions()) {
     proto.add_distributions(std::string(DistributionName(distribution)));
   }
-  proto.add_layers(std::string(LayerKindName(LayerKind::kLinear)));
+  for (const LayerKind kind :
+       {LayerKind::kLinear, LayerKind::kLayerNormLinear, LayerKind::kLayerNormMlp,
+        LayerKind::kGroupedLinear, LayerKind::kChain}) {
+    proto.add_layers(std::string(LayerKindName(kind)));
+  }
+  for (const std::string_view name : kActivationKindNames) {
+    proto.add_activations(std::string(name));
+  }
+  for (const NormKind kind : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
+    proto.add_norms(std::string(NormKindName(kind)));
+  }
   proto.set_digest_function("sha256");
   for (const char* feature : {"resumable_upload", "generate", "wait_run", "request_id"}) {
     proto.add_features(feature);

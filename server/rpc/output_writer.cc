@@ -5,11 +5,16 @@
 
 namespace quantgate {
 
-absl::Status OutputWriter::Write(const std::string& name, const Tensor& tensor,
-                                 const Fingerprint& fingerprint, v1::NamedTensor* proto) {
+void OutputWriter::Describe(const std::string& name, const Tensor& tensor,
+                            const Fingerprint& fingerprint, v1::NamedTensor* proto) {
   proto->set_name(name);
   *proto->mutable_type() = TensorTypeToProto({tensor.dtype(), tensor.shape()});
   *proto->mutable_fingerprint() = FingerprintToProto(fingerprint);
+}
+
+absl::Status OutputWriter::Write(const std::string& name, const Tensor& tensor,
+                                 const Fingerprint& fingerprint, v1::NamedTensor* proto) {
+  Describe(name, tensor, fingerprint, proto);
   const auto size = static_cast<int64_t>(tensor.byte_size());
   const bool is_inline = keep_ != KeepOutputs::kAll && size <= inline_bytes_left_;
   if (!is_inline && keep_ == KeepOutputs::kNone) return absl::OkStatus();

@@ -31,6 +31,9 @@ class OutputWriter {
   /// A tensor without value leaves `proto` as it is.
   absl::Status Write(const std::string& name, const Tensor& tensor, const Fingerprint& fingerprint,
                      v1::NamedTensor* proto);
+  /// All but its bytes.
+  static void Describe(const std::string& name, const Tensor& tensor,
+                       const Fingerprint& fingerprint, v1::NamedTensor* proto);
 
  private:
   BlobStore& blobs_;

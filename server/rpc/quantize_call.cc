@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/layer/linear.h"
+#include "kernels/layer/linear_unit.h"
 #include "server/errors.h"
 #include "server/rpc/convert_recipe.h"
 #include "server/rpc/convert_report.h"

@@ -1,11 +1,15 @@
 #include "server/rpc/run_job.h"
 
+#include <map>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/validate/run.h"
 #include "server/limits.h"
+#include "server/reproduce_command.h"
 #include "server/rpc/convert_recipe.h"
 #include "server/rpc/convert_report.h"
 #include "server/rpc/convert_tensor.h"
@@ -78,12 +82,13 @@ void RunJob::Run(absl::Status admission) {
   status = context_.watch.Checked(device_, std::move(status));
   report.set_seconds(absl::ToDoubleSeconds(absl::Now() - start));
 
+  const Operation operation = OperationOf(run_.layer.kind);
   for (const Variant& variant : run_.variants) {
-    context_.metrics.RunEnded(Operation::kLinear, variant.recipe.name(),
+    context_.metrics.RunEnded(operation, variant.recipe.name(),
                               BackwardOverrideName(variant.recipe.backward_override()), status);
   }
   const bool is_one = run_.variants.size() == 1;
-  context_.metrics.RunTook(Operation::kLinear, is_one ? run_.variants[0].recipe.name() : "several",
+  context_.metrics.RunTook(operation, is_one ? run_.variants[0].recipe.name() : "several",
                            absl::Now() - start);
   Finish(status, report);
 }
@@ -120,37 +125,55 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
 }
 
 absl::Status RunJob::AddInputs(const Plan& plan, v1::RunReport& report) {
-  const LinearRequest& linear = plan.request().linear;
-  QG_RETURN_IF_ERROR(AddInput("x", run_.x, linear.x, report));
-  QG_RETURN_IF_ERROR(AddInput("weight", run_.weight, linear.weight, report));
-  QG_RETURN_IF_ERROR(AddInput("bias", run_.bias, linear.bias, report));
-  QG_RETURN_IF_ERROR(AddInput("grad_output", run_.grad_output, linear.grad_output, report));
-  QG_RETURN_IF_ERROR(AddInput("main_grad", run_.main_grad, linear.main_grad, report));
+  const LayerRequest& step = plan.request().step;
+  std::vector<Input> inputs = {{"x", &run_.x, step.x},
+                               {"grad_output", &run_.grad_output, step.grad_output}};
+  const auto add = [&](const char* field, const std::map<std::string, TensorReference>& references,
+                       const std::map<std::string, Tensor>& tensors) {
+    for (const auto& [name, reference] : references) {
+      inputs.push_back({absl::StrCat(field, "[", name, "]"), &reference, tensors.at(name)});
+    }
+  };
+  add("parameters", run_.parameters, step.parameters);
+  add("main_grads", run_.main_grads, step.main_grads);
   for (const auto& [name, reference] : run_.delayed_state) {
     QG_ASSIGN_OR_RETURN(const Tensor state,
                         context_.loader.LoadToHost(reference, device_, cancellation_.get()));
-    QG_RETURN_IF_ERROR(AddInput(name.c_str(), reference, state, report));
+    inputs.push_back({absl::StrCat("delayed_state[", name, "]"), &reference, state});
+  }
+  std::erase_if(inputs, [](const Input& input) { return !input.reference->has_value(); });
+  return DescribeInputs(inputs, report);
+}
+
+absl::Status RunJob::DescribeInputs(const std::vector<Input>& inputs, v1::RunReport& report) {
+  // All are under way before the first is waited for.
+  std::vector<Tensor> started;
+  for (const Input& input : inputs) {
+    QG_ASSIGN_OR_RETURN(started.emplace_back(),
+                        device_.engine->StartFingerprint(input.tensor, cancellation_.get()));
+  }
+  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
+                      device_.engine->ReadFingerprints(started));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    v1::InputTensor& proto = *report.add_inputs();
+    proto.set_name(inputs[i].name);
+    *proto.mutable_fingerprint() = FingerprintToProto(fingerprints[i]);
+    QG_RETURN_IF_ERROR(DescribeSource(*inputs[i].reference, inputs[i].tensor, proto));
   }
   return absl::OkStatus();
 }
 
-absl::Status RunJob::AddInput(const char* name, const TensorReference& reference,
-                              const Tensor& tensor, v1::RunReport& report) {
-  if (!reference.has_value()) return absl::OkStatus();
-  v1::InputTensor& input = *report.add_inputs();
-  input.set_name(name);
-  *input.mutable_type() = TensorTypeToProto(*reference.type);
-  QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
-                      device_.engine->FingerprintOf(tensor, cancellation_.get()));
-  *input.mutable_fingerprint() = FingerprintToProto(fingerprint);
-  input.set_source(SourceText(reference));
+absl::Status RunJob::DescribeSource(const TensorReference& reference, const Tensor& tensor,
+                                    v1::InputTensor& proto) {
+  *proto.mutable_type() = TensorTypeToProto(*reference.type);
+  proto.set_source(SourceText(reference));
   if (reference.kind == TensorReference::Kind::kGenerated) return absl::OkStatus();
   // Inline tensors are kept, so that the command in `reproduce` works.
   if (reference.kind == TensorReference::Kind::kInline) {
     QG_ASSIGN_OR_RETURN(const Tensor host, device_.engine->ToHost(tensor, cancellation_.get()));
     QG_RETURN_IF_ERROR(context_.blobs.Put(host.bytes()).status());
   }
-  *input.mutable_digest() = DigestToProto(reference.digest);
+  *proto.mutable_digest() = DigestToProto(reference.digest);
   return absl::OkStatus();
 }
 
@@ -186,8 +209,12 @@ absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
                       run_.keep_outputs ? KeepOutputs::kAll : KeepOutputs::kNone);
   for (size_t i = 0; i < report.outputs.size(); ++i) {
     const OutputReport& output = report.outputs[i];
-    QG_RETURN_IF_ERROR(writer.Write(output.tensor, output.value, output.fingerprint,
-                                    proto.mutable_outputs(static_cast<int>(i))->mutable_tensor()));
+    v1::NamedTensor* tensor = proto.mutable_outputs(static_cast<int>(i))->mutable_tensor();
+    if (output.is_intermediate) {
+      writer.Describe(output.tensor, output.value, output.fingerprint, tensor);
+      continue;
+    }
+    QG_RETURN_IF_ERROR(writer.Write(output.tensor, output.value, output.fingerprint, tensor));
   }
   for (const NamedTensor& state : report.state) {
     QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -26,11 +27,20 @@ class RunJob {
   void Run(absl::Status admission);
 
  private:
+  /// A tensor that the run takes, as the report names it.
+  struct Input {
+    std::string name;
+    const TensorReference* reference;
+    Tensor tensor;
+  };
+
   absl::StatusOr<v1::RunReport> Execute();
   absl::StatusOr<v1::RunReport> ExecutePlan(const Plan& plan);
   absl::Status AddInputs(const Plan& plan, v1::RunReport& report);
-  absl::Status AddInput(const char* name, const TensorReference& reference, const Tensor& tensor,
-                        v1::RunReport& report);
+  absl::Status DescribeInputs(const std::vector<Input>& inputs, v1::RunReport& report);
+  /// Where the input came from, and its digest.
+  absl::Status DescribeSource(const TensorReference& reference, const Tensor& tensor,
+                              v1::InputTensor& proto);
   void OnProgress(const RunProgress& progress);
   void OnVariant(int index, const VariantReport& report);
   absl::Status PublishVariant(int index, const VariantReport& report);

@@ -98,18 +98,199 @@ TEST_F(LayerCommandTest, ForwardOnlyAndMainGrad) {
   EXPECT_THAT(outputs, ElementsAre("y bf16[16x48]", "main_grad f32[48x32]"));
 }
 
+TEST_F(LayerCommandTest, ANormAndALinear) {
+  const std::string path = Path("out.safetensors");
+  const Arguments layer = {"--layer",
+                           "layernorm_linear",
+                           "--input",
+                           Sample("ln2.x"),
+                           "--gamma",
+                           Sample("ln2.weight"),
+                           "--beta",
+                           Sample("ln2.bias"),
+                           "--weight",
+                           Sample("fc1.weight"),
+                           "--bias",
+                           Sample("fc1.bias"),
+                           "--grad-output",
+                           Sample("fc1.dy"),
+                           "--return-norm-output"};
+  const ProcessResult result =
+      Quantgate(Arguments{"run"} + layer + Arguments{"--recipe", "fp8_current", "-o", path});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  ExpectLinesFit(result.out);
+  EXPECT_THAT(result.out, HasSubstr("dnorm_out *"));
+  EXPECT_THAT(result.out, HasSubstr("* no output: what one operation of the layer gave the next"));
+  EXPECT_THAT(
+      ContentsOf(path),
+      ElementsAre("y bf16[256x2048]", "norm_out bf16[256x512]", "dx bf16[256x512]",
+                  "dw bf16[2048x512]", "db bf16[2048]", "dgamma bf16[512]", "dbeta bf16[512]"));
+  // The model itself put ln2 and fc1 one behind the other: its norm's output lies within the bound
+  // derived for ours.
+  std::string sample = Sample("");
+  sample.pop_back();
+  std::vector<NamedTensor> theirs = {{"norm_out", *ReadSafetensors(sample)->Find("fc1.x")}};
+  ASSERT_TRUE(WriteSafetensors(Path("theirs.safetensors"), theirs, {}).ok());
+  const ProcessResult verified =
+      Quantgate(Arguments{"verify", "--subject", Path("theirs.safetensors")} + layer +
+                Arguments{"--recipe", "fp8_current", "--require", "bound"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  EXPECT_THAT(verified.out, HasSubstr("norm_out"));
+}
+
+TEST_F(LayerCommandTest, AnMlpByNamedOptionsAndByNames) {
+  const Arguments common = {"run",
+                            "--layer",
+                            "layernorm_mlp",
+                            "--activation",
+                            "swiglu",
+                            "--norm",
+                            "rmsnorm,eps=1e-6",
+                            "--input",
+                            "gen:normal,shape=64x32",
+                            "--gamma",
+                            "gen:normal,seed=1,shape=32",
+                            "--grad-output",
+                            "gen:normal,seed=4,shape=64x48",
+                            "--recipe",
+                            "fp8_current",
+                            "-o"};
+  const std::string fc1 = "gen:normal,seed=2,shape=128x32", fc2 = "gen:normal,seed=3,shape=48x64";
+  const std::string named = Path("named.safetensors"), general = Path("general.safetensors");
+  ProcessResult result =
+      Quantgate(common + Arguments{named, "--fc1-weight", fc1, "--fc2-weight", fc2});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  result = Quantgate(
+      common + Arguments{general, "--param", "fc1.weight=" + fc1, "--param", "fc2.weight=" + fc2});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(ContentsOf(named),
+              ElementsAre("y bf16[64x48]", "dx bf16[64x32]", "fc1.dw bf16[128x32]",
+                          "fc2.dw bf16[48x64]", "dgamma bf16[32]"));
+  for (const char* name : {"y", "dx", "fc1.dw", "dgamma"}) {
+    EXPECT_EQ(BytesOf(named, name), BytesOf(general, name)) << name;
+  }
+}
+
+TEST_F(LayerCommandTest, ExpertsAreLinearLayersOfTheirRows) {
+  const std::string path = Path("out.safetensors"), one = Path("one.safetensors");
+  const std::string x = "gen:normal,shape=64x32", dy = "gen:normal,seed=9,shape=64x48";
+  const std::string weight = "gen:normal,seed=2,shape=48x32";
+  const ProcessResult result =
+      Quantgate({"run", "--layer", "grouped_linear", "--m-splits", "0,64", "--input", x, "--weight",
+                 "gen:normal,seed=1,shape=48x32", "--weight", weight, "--grad-output", dy,
+                 "--recipe", "fp8_current", "-o", path});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(ContentsOf(path), ElementsAre("y bf16[64x48]", "dx bf16[64x32]", "dw.0 bf16[48x32]",
+                                            "dw.1 bf16[48x32]"));
+  ASSERT_EQ(Quantgate({"run", "--input", x, "--weight", weight, "--grad-output", dy, "--recipe",
+                       "fp8_current", "-o", one})
+                .exit_code,
+            0);
+  EXPECT_EQ(BytesOf(path, "y"), BytesOf(one, "y"));
+  EXPECT_EQ(BytesOf(path, "dw.1"), BytesOf(one, "dw"));
+  EXPECT_EQ(BytesOf(path, "dw.0"), std::string(48 * 32 * 2, '\0'));
+}
+
+TEST_F(LayerCommandTest, AChainByOptionsAndByASpec) {
+  const Arguments tensors = {"--input",       "gen:normal,shape=32x32",
+                             "--param",       "fc.weight=gen:normal,seed=1,shape=32x32",
+                             "--grad-output", "gen:normal,seed=2,shape=32x32"};
+  const std::string by_options = Path("options.safetensors"), by_spec = Path("spec.safetensors");
+  ProcessResult result =
+      Quantgate(Arguments{"run", "--layer", "chain", "--operation", "fc=basic_linear",
+                          "--operation", "act=activation,gelu", "--operation", "sum=add,x",
+                          "--recipe", "fp8_current", "-o", by_options} +
+                tensors);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(ContentsOf(by_options),
+              ElementsAre("y bf16[32x32]", "dx bf16[32x32]", "fc.dw bf16[32x32]"));
+  WriteFile(Path("spec.json"), R"({"step": {"layer": {"kind": "chain", "operations": [
+      {"name": "fc", "kind": "basic_linear"},
+      {"name": "act", "kind": "activation", "activation": {"kind": "gelu"}},
+      {"name": "sum", "kind": "add", "addend": "x"}]}},
+      "variants": [{"recipe": {"name": "fp8_current"}}]})");
+  result = Quantgate(Arguments{"run", "--spec", Path("spec.json"), "-o", by_spec} + tensors);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  for (const char* name : {"y", "dx", "fc.dw"}) {
+    EXPECT_EQ(BytesOf(by_options, name), BytesOf(by_spec, name)) << name;
+  }
+}
+
+TEST_F(LayerCommandTest, ManyOutputsFitAHundredColumns) {
+  Arguments arguments = {"compare",
+                         "--layer",
+                         "grouped_linear",
+                         "--m-splits",
+                         "16,16,16,16",
+                         "--input",
+                         "gen:normal,shape=64x32",
+                         "--grad-output",
+                         "gen:normal,seed=9,shape=64x48",
+                         "--recipe",
+                         "bf16,fp8_current",
+                         "--report",
+                         Path("r.html")};
+  for (int i = 0; i < 4; ++i) {
+    const std::string seed = std::to_string(i + 1);
+    arguments = arguments + Arguments{"--weight", "gen:normal,seed=" + seed + ",shape=48x32",
+                                      "--bias", "gen:normal,seed=" + seed + ",shape=48"};
+  }
+  const ProcessResult result = Quantgate(arguments);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  ExpectLinesFit(result.out);
+  for (const char* name : {"dw.0", "db.3"}) {
+    EXPECT_THAT(result.out, HasSubstr(name));
+    EXPECT_THAT(ReadFile(Path("r.html")), HasSubstr(name));
+  }
+}
+
 TEST_F(LayerCommandTest, TheReproduceLineReproduces) {
-  const Json json = QuantgateJson({"run", "--input", Sample("fc1.x"), "--weight",
-                                   Sample("fc1.weight"), "--recipe", "fp8_current"});
-  std::istringstream words(json["run"]["reproduce"].get<std::string>());
-  Arguments arguments;
-  for (std::string word; words >> word;) arguments.push_back(word);
-  ASSERT_GT(arguments.size(), 2u);
-  EXPECT_EQ(arguments[0], "quantgate");
-  arguments.erase(arguments.begin());
-  const Json again = QuantgateJson(arguments);
-  EXPECT_EQ(again["run"]["variants"][0]["outputs"][0]["fingerprint"],
-            json["run"]["variants"][0]["outputs"][0]["fingerprint"]);
+  const std::vector<Arguments> commands = {{"run", "--input", Sample("fc1.x"), "--weight",
+                                            Sample("fc1.weight"), "--recipe", "fp8_current"},
+                                           {"run",
+                                            "--layer",
+                                            "chain",
+                                            "--operation",
+                                            "ln=norm,rmsnorm,eps=1e-6",
+                                            "--operation",
+                                            "fc=basic_linear",
+                                            "--operation",
+                                            "q=quantize,forward=false,backward",
+                                            "--operation",
+                                            "half=scale,0.3",
+                                            "--unfused",
+                                            "--input",
+                                            "gen:normal,shape=32x32",
+                                            "--param",
+                                            "ln.gamma=gen:normal,seed=1,shape=32",
+                                            "--param",
+                                            "fc.weight=gen:normal,seed=2,shape=32x32",
+                                            "--main-grad",
+                                            "fc.weight=gen:normal,seed=3,shape=32x32,dtype=f32",
+                                            "--grad-output",
+                                            "gen:normal,seed=4,shape=32x32",
+                                            "--requires-grad",
+                                            "x,w,n",
+                                            "--recipe",
+                                            "fp8_current"}};
+  for (const Arguments& command : commands) {
+    const Json json = QuantgateJson(command);
+    std::istringstream words(json["run"]["reproduce"].get<std::string>());
+    SCOPED_TRACE(words.str());
+    Arguments arguments;
+    for (std::string word; words >> word;) arguments.push_back(word);
+    ASSERT_GT(arguments.size(), 2u);
+    EXPECT_EQ(arguments[0], "quantgate");
+    arguments.erase(arguments.begin());
+    const Json again = QuantgateJson(arguments);
+    const Json &first = json["run"]["variants"][0]["outputs"],
+               &second = again["run"]["variants"][0]["outputs"];
+    ASSERT_EQ(first.size(), second.size());
+    for (size_t i = 0; i < first.size(); ++i) {
+      EXPECT_EQ(first[i]["tensor"], second[i]["tensor"]);
+      EXPECT_EQ(first[i]["fingerprint"], second[i]["fingerprint"]);
+    }
+  }
 }
 
 TEST_F(LayerCommandTest, RecipesFromAFile) {

@@ -19,7 +19,7 @@ struct SpecRow {
 };
 
 v1::TensorDescriptor* TypeOfX(v1::RunSpec& spec) {
-  return spec.mutable_linear()->mutable_x()->mutable_generate()->mutable_type();
+  return spec.mutable_step()->mutable_x()->mutable_generate()->mutable_type();
 }
 
 /// The first variant's recipe with one knob.
@@ -36,128 +36,144 @@ const std::vector<SpecRow>& SpecRows() {
   static const std::vector<SpecRow> rows = {
       {"negative dim",
        [](v1::RunSpec& s) { TypeOfX(s)->set_shape(1, -64); },
-       {kInvalid, "spec.linear.x.generate.type.shape[1]", "-64", "not negative"}},
+       {kInvalid, "spec.step.x.generate.type.shape[1]", "-64", "not negative"}},
       {"element count overflows",
        [](v1::RunSpec& s) {
          TypeOfX(s)->set_shape(0, int64_t{1} << 40), TypeOfX(s)->set_shape(1, int64_t{1} << 40);
        },
-       {kInvalid, "spec.linear.x.generate.type.shape", "1099511627776x1099511627776", "63 bits"}},
+       {kInvalid, "spec.step.x.generate.type.shape", "1099511627776x1099511627776", "63 bits"}},
       {"byte count overflows",
        [](v1::RunSpec& s) { TypeOfX(s)->set_shape(0, kInt64Max / 64); },
-       {kInvalid, "spec.linear.x.generate.type.shape", "", "63 bits"}},
+       {kInvalid, "spec.step.x.generate.type.shape", "", "63 bits"}},
       {"overflow beside a zero dim",
        [](v1::RunSpec& s) {
          TypeOfX(s)->set_shape(0, 0), TypeOfX(s)->set_shape(1, kInt64Max), TypeOfX(s)->add_shape(3);
        },
-       {kInvalid, "spec.linear.x.generate.type.shape", "0x9223372036854775807x3", "63 bits"}},
+       {kInvalid, "spec.step.x.generate.type.shape", "0x9223372036854775807x3", "63 bits"}},
       {"huge tensor to generate",
        [](v1::RunSpec& s) { TypeOfX(s)->set_shape(0, int64_t{1} << 40); },
-       {kInvalid, "spec.linear.x.generate.type.shape", "140737488355328 bytes", "at most"}},
+       {kInvalid, "spec.step.x.generate.type.shape", "140737488355328 bytes", "at most"}},
       {"rank 9",
        [](v1::RunSpec& s) {
          for (int i = 0; i < 7; ++i) TypeOfX(s)->add_shape(1);
        },
-       {kInvalid, "spec.linear.x.generate.type.shape", "rank 9", "at most 8"}},
+       {kInvalid, "spec.step.x.generate.type.shape", "rank 9", "at most 8"}},
       {"rank 0",
        [](v1::RunSpec& s) { TypeOfX(s)->clear_shape(); },
-       {kInvalid, "spec.linear.x", "bf16[scalar]", "rank"}},
+       {kInvalid, "spec.step.x", "bf16[scalar]", "rank"}},
       {"zero K",
        [](v1::RunSpec& s) {
          TypeOfX(s)->set_shape(1, 0);
-         s.mutable_linear()->mutable_weight()->mutable_generate()->mutable_type()->set_shape(1, 0);
+         (*s.mutable_step()->mutable_parameters())["weight"]
+             .mutable_generate()
+             ->mutable_type()
+             ->set_shape(1, 0);
        },
-       {kInvalid, "spec.linear.weight", "bf16[48x0]", "K"}},
+       {kInvalid, "spec.step.parameters[weight]", "bf16[48x0]", "K"}},
       {"zero N",
        [](v1::RunSpec& s) {
-         s.mutable_linear()->mutable_weight()->mutable_generate()->mutable_type()->set_shape(0, 0);
+         (*s.mutable_step()->mutable_parameters())["weight"]
+             .mutable_generate()
+             ->mutable_type()
+             ->set_shape(0, 0);
        },
-       {kInvalid, "spec.linear.weight", "bf16[0x64]", "N"}},
+       {kInvalid, "spec.step.parameters[weight]", "bf16[0x64]", "N"}},
       {"unknown dtype",
        [](v1::RunSpec& s) { TypeOfX(s)->set_dtype("f7"); },
-       {kInvalid, "spec.linear.x.generate.type.dtype", "\"f7\"",
-        "known dtypes are f64, f32, bf16"}},
+       {kInvalid, "spec.step.x.generate.type.dtype", "\"f7\"", "known dtypes are f64, f32, bf16"}},
       {"dtype that a layer does not take",
        [](v1::RunSpec& s) { TypeOfX(s)->set_dtype("f8_e4m3"); },
-       {kInvalid, "spec.linear.x", "f8_e4m3[32x64]", "f32, bf16 or f16"}},
+       {kInvalid, "spec.step.x", "f8_e4m3[32x64]", "f32, bf16 or f16"}},
       {"dtype that cannot be generated",
        [](v1::RunSpec& s) { TypeOfX(s)->set_dtype("i64"); },
-       {kInvalid, "spec.linear.x.generate.type.dtype", "i64", "can be generated"}},
+       {kInvalid, "spec.step.x.generate.type.dtype", "i64", "can be generated"}},
       {"unknown distribution",
        [](v1::RunSpec& s) {
-         s.mutable_linear()->mutable_x()->mutable_generate()->set_distribution("cauchy");
+         s.mutable_step()->mutable_x()->mutable_generate()->set_distribution("cauchy");
        },
-       {kInvalid, "spec.linear.x.generate.distribution", "\"cauchy\"", "normal"}},
+       {kInvalid, "spec.step.x.generate.distribution", "\"cauchy\"", "normal"}},
       {"infinite generator scale",
        [](v1::RunSpec& s) {
-         s.mutable_linear()->mutable_x()->mutable_generate()->set_scale(
+         s.mutable_step()->mutable_x()->mutable_generate()->set_scale(
              std::numeric_limits<float>::infinity());
        },
-       {kInvalid, "spec.linear.x.generate.scale", "inf", "finite"}},
+       {kInvalid, "spec.step.x.generate.scale", "inf", "finite"}},
       {"too few inline bytes",
        [](v1::RunSpec& s) {
-         *s.mutable_linear()->mutable_x() = Inline("bf16", {32, 64}, std::string(4095, 'x'));
+         *s.mutable_step()->mutable_x() = Inline("bf16", {32, 64}, std::string(4095, 'x'));
        },
-       {kInvalid, "spec.linear.x.inline.data", "4095 bytes", "bf16[32x64] has 4096 bytes"}},
+       {kInvalid, "spec.step.x.inline.data", "4095 bytes", "bf16[32x64] has 4096 bytes"}},
       {"negative dim inline",
        [](v1::RunSpec& s) {
-         *s.mutable_linear()->mutable_x() = Inline("bf16", {32, -1}, "xx");
+         *s.mutable_step()->mutable_x() = Inline("bf16", {32, -1}, "xx");
        },
-       {kInvalid, "spec.linear.x.inline.type.shape[1]", "-1", "not negative"}},
+       {kInvalid, "spec.step.x.inline.type.shape[1]", "-1", "not negative"}},
       {"too many inline bytes",
        [](v1::RunSpec& s) {
-         *s.mutable_linear()->mutable_x() = Inline("bf16", {1, 524289}, std::string(1048578, 'x'));
+         *s.mutable_step()->mutable_x() = Inline("bf16", {1, 524289}, std::string(1048578, 'x'));
        },
-       {kInvalid, "spec.linear.x.inline.data", "1048578 bytes", "at most 1048576"}},
+       {kInvalid, "spec.step.x.inline.data", "1048578 bytes", "at most 1048576"}},
       {"no tensor",
-       [](v1::RunSpec& s) { s.mutable_linear()->clear_x(); },
-       {kInvalid, "spec.linear.x", "", "give inline, stored or generate"}},
+       [](v1::RunSpec& s) { s.mutable_step()->clear_x(); },
+       {kInvalid, "spec.step.x", "", "give inline, stored or generate"}},
       {"no layer",
-       [](v1::RunSpec& s) { s.clear_linear(); },
-       {kInvalid, "spec.layer", "", "linear"}},
+       [](v1::RunSpec& s) { s.clear_step(); },
+       {kInvalid, "spec.step", "", "its layer and tensors"}},
+      {"no kind of layer",
+       [](v1::RunSpec& s) { s.mutable_step()->clear_layer(); },
+       {kInvalid, "spec.step.layer.kind", "", "linear"}},
+      {"an unknown layer",
+       [](v1::RunSpec& s) { s.mutable_step()->mutable_layer()->set_kind("conv"); },
+       {kInvalid, "spec.step.layer.kind", "\"conv\"",
+        "linear, layernorm_linear, layernorm_mlp, grouped_linear, chain"}},
       {"short digest",
        [](v1::RunSpec& s) {
-         s.mutable_linear()->mutable_x()->mutable_stored()->mutable_digest()->set_sha256("short");
+         s.mutable_step()->mutable_x()->mutable_stored()->mutable_digest()->set_sha256("short");
        },
-       {kInvalid, "spec.linear.x.stored.digest.sha256", "5 bytes", "32 bytes"}},
+       {kInvalid, "spec.step.x.stored.digest.sha256", "5 bytes", "32 bytes"}},
       {"negative blob size",
        [](v1::RunSpec& s) {
-         auto* digest = s.mutable_linear()->mutable_x()->mutable_stored()->mutable_digest();
+         auto* digest = s.mutable_step()->mutable_x()->mutable_stored()->mutable_digest();
          digest->set_sha256(std::string(32, 'x'));
          digest->set_size(-1);
        },
-       {kInvalid, "spec.linear.x.stored.digest.size", "-1", "not negative"}},
+       {kInvalid, "spec.step.x.stored.digest.size", "-1", "not negative"}},
       {"blob size against shape",
        [](v1::RunSpec& s) {
-         auto* stored = s.mutable_linear()->mutable_x()->mutable_stored();
+         auto* stored = s.mutable_step()->mutable_x()->mutable_stored();
          *stored->mutable_digest() = DigestFor(std::string(100, 'x'));
          stored->mutable_type()->set_dtype("bf16");
          stored->mutable_type()->add_shape(32);
          stored->mutable_type()->add_shape(64);
        },
-       {kInvalid, "spec.linear.x.stored.digest.size", "100", "bf16[32x64] has 4096 bytes"}},
+       {kInvalid, "spec.step.x.stored.digest.size", "100", "bf16[32x64] has 4096 bytes"}},
       {"x and weight do not fit",
        [](v1::RunSpec& s) { TypeOfX(s)->set_shape(1, 128); },
-       {kInvalid, "spec.linear.x", "bf16[32x128]", "64"}},
+       {kInvalid, "spec.step.x", "bf16[32x128]", "64"}},
       {"grad_output does not fit",
        [](v1::RunSpec& s) {
-         s.mutable_linear()->mutable_grad_output()->mutable_generate()->mutable_type()->set_shape(
-             0, 16);
+         s.mutable_step()->mutable_grad_output()->mutable_generate()->mutable_type()->set_shape(0,
+                                                                                                16);
        },
-       {kInvalid, "spec.linear.grad_output", "bf16[16x48]", "32x48"}},
+       {kInvalid, "spec.step.grad_output", "bf16[16x48]", "32x48"}},
       {"bias does not fit",
        [](v1::RunSpec& s) {
-         *s.mutable_linear()->mutable_bias() = Generated("normal", 4, "bf16", {47});
+         (*s.mutable_step()->mutable_parameters())["bias"] = Generated("normal", 4, "bf16", {47});
        },
-       {kInvalid, "spec.linear.bias", "bf16[47]", "48"}},
+       {kInvalid, "spec.step.parameters[bias]", "bf16[47]", "48"}},
       {"main_grad of the wrong dtype",
        [](v1::RunSpec& s) {
-         *s.mutable_linear()->mutable_main_grad() = Generated("zero", 4, "bf16", {48, 64});
+         (*s.mutable_step()->mutable_main_grads())["weight"] =
+             Generated("zero", 4, "bf16", {48, 64});
        },
-       {kInvalid, "spec.linear.main_grad", "bf16[48x64]", "f32"}},
+       {kInvalid, "spec.step.main_grads[weight]", "bf16[48x64]", "f32"}},
       {"K that FP8 cannot take",
        [](v1::RunSpec& s) {
          TypeOfX(s)->set_shape(1, 72);
-         s.mutable_linear()->mutable_weight()->mutable_generate()->mutable_type()->set_shape(1, 72);
+         (*s.mutable_step()->mutable_parameters())["weight"]
+             .mutable_generate()
+             ->mutable_type()
+             ->set_shape(1, 72);
        },
        {kInvalid, "spec.variants[0].recipe", "K = 72", "multiple of 16"}},
       {"unknown recipe",
@@ -220,26 +236,26 @@ const std::vector<SpecRow>& SpecRows() {
         "no backward override"}},
       {"a state of no role",
        [](v1::RunSpec& s) {
-         (*s.mutable_linear()->mutable_delayed_state())["output.scale"] =
+         (*s.mutable_step()->mutable_delayed_state())["output.scale"] =
              Generated("uniform", 1, "f32", {1});
        },
-       {kInvalid, "spec.linear.delayed_state[\"output.scale\"]", "given", "names are input"}},
+       {kInvalid, "spec.step.delayed_state[\"output.scale\"]", "given", "names are input"}},
       {"half a state",
        [](v1::RunSpec& s) {
          *s.mutable_variants(0) = MakeVariant("fp8_delayed", "", "");
-         (*s.mutable_linear()->mutable_delayed_state())["input.scale"] =
+         (*s.mutable_step()->mutable_delayed_state())["input.scale"] =
              Generated("uniform", 1, "f32", {1});
        },
        {kInvalid, "spec.variants[0].recipe", "absent", "f32[L]"}},
       {"a state that no variant looks at",
        [](v1::RunSpec& s) {
-         (*s.mutable_linear()->mutable_delayed_state())["input.scale"] =
+         (*s.mutable_step()->mutable_delayed_state())["input.scale"] =
              Generated("uniform", 1, "f32", {1});
        },
-       {kInvalid, "spec.linear.delayed_state", "1 states", "no variant is fp8_delayed"}},
+       {kInvalid, "spec.step.delayed_state", "1 states", "no variant is fp8_delayed"}},
       {"calibration of nothing",
-       [](v1::RunSpec& s) { s.mutable_linear()->set_calibrate(true); },
-       {kInvalid, "spec.linear.calibrate", "true", "no variant is fp8_delayed"}},
+       [](v1::RunSpec& s) { s.mutable_step()->set_calibrate(true); },
+       {kInvalid, "spec.step.calibrate", "true", "no variant is fp8_delayed"}},
       {"a seed that nothing draws from",
        [](v1::RunSpec& s) { s.set_seed(9); },
        {kInvalid, "spec.seed", "9", "no variant rounds stochastically"}},
@@ -299,14 +315,13 @@ TEST_F(BadInputTest, NothingLargeIsAllocatedFirst) {
 TEST_F(BadInputTest, MissingBlobsAreNamed) {
   const v1::Digest missing = DigestFor(std::string(4096, 'x'));
   const grpc::Status status = ExecuteSpec([&](v1::RunSpec& spec) {
-    auto* stored = spec.mutable_linear()->mutable_x()->mutable_stored();
+    auto* stored = spec.mutable_step()->mutable_x()->mutable_stored();
     *stored->mutable_digest() = missing;
     stored->mutable_type()->set_dtype("bf16");
     stored->mutable_type()->add_shape(32);
     stored->mutable_type()->add_shape(64);
   });
-  ExpectRefused(status,
-                {grpc::StatusCode::FAILED_PRECONDITION, "spec.linear.x", "/4096", "stored"});
+  ExpectRefused(status, {grpc::StatusCode::FAILED_PRECONDITION, "spec.step.x", "/4096", "stored"});
   ASSERT_EQ(DetailOf(status).missing_size(), 1);
   EXPECT_EQ(DetailOf(status).missing(0).SerializeAsString(), missing.SerializeAsString());
 }
@@ -315,10 +330,10 @@ TEST_F(BadInputTest, StoredTensorsWithoutAType) {
   const std::string bytes = TestBytes(4096);
   ASSERT_TRUE(WriteBlob(server_.blobs(), "u1", bytes).status.ok());
   const auto spoil = [&](v1::RunSpec& spec) {
-    *spec.mutable_linear()->mutable_x()->mutable_stored()->mutable_digest() = DigestFor(bytes);
+    *spec.mutable_step()->mutable_x()->mutable_stored()->mutable_digest() = DigestFor(bytes);
   };
-  ExpectRefused(ExecuteSpec(spoil), {grpc::StatusCode::INVALID_ARGUMENT,
-                                     "spec.linear.x.stored.type", "", "registered under no type"});
+  ExpectRefused(ExecuteSpec(spoil), {grpc::StatusCode::INVALID_ARGUMENT, "spec.step.x.stored.type",
+                                     "", "registered under no type"});
   for (const auto& [dtype, columns] : {std::pair{"bf16", 64}, {"f32", 32}}) {
     v1::PutTensorRequest put;
     auto* stored = put.mutable_tensor()->mutable_stored();
@@ -330,9 +345,8 @@ TEST_F(BadInputTest, StoredTensorsWithoutAType) {
     grpc::ClientContext context;
     ASSERT_TRUE(server_.tensors().Put(&context, put, &record).ok());
   }
-  ExpectRefused(ExecuteSpec(spoil),
-                {grpc::StatusCode::INVALID_ARGUMENT, "spec.linear.x.stored.type", "",
-                 "f32[32x32] and bf16[32x64]"});
+  ExpectRefused(ExecuteSpec(spoil), {grpc::StatusCode::INVALID_ARGUMENT, "spec.step.x.stored.type",
+                                     "", "f32[32x32] and bf16[32x64]"});
 }
 
 TEST_F(BadInputTest, RequestIds) {
@@ -404,8 +418,8 @@ TEST_F(BadInputTest, DeadlineAlreadyPast) {
 TEST_F(BadInputTest, NanAndInfinityAreData) {
   const auto spoil = [](v1::RunSpec& spec) {
     for (v1::TensorSource* source :
-         {spec.mutable_linear()->mutable_x(), spec.mutable_linear()->mutable_weight(),
-          spec.mutable_linear()->mutable_grad_output()}) {
+         {spec.mutable_step()->mutable_x(), &(*spec.mutable_step()->mutable_parameters())["weight"],
+          spec.mutable_step()->mutable_grad_output()}) {
       source->mutable_generate()->set_distribution("specials");
     }
     spec.set_requirement(v1::REQUIREMENT_BOUND);
@@ -413,7 +427,7 @@ TEST_F(BadInputTest, NanAndInfinityAreData) {
   EXPECT_TRUE(ExecuteSpec(spoil).ok());
   for (const char* distribution : {"subnormal_heavy", "zero", "one_huge"}) {
     EXPECT_TRUE(ExecuteSpec([&](v1::RunSpec& spec) {
-                  spec.mutable_linear()->mutable_x()->mutable_generate()->set_distribution(
+                  spec.mutable_step()->mutable_x()->mutable_generate()->set_distribution(
                       distribution);
                 }).ok());
   }
@@ -423,7 +437,7 @@ TEST_F(BadInputTest, NoRowsAreAValidTensor) {
   EXPECT_TRUE(
       ExecuteSpec([](v1::RunSpec& spec) {
         TypeOfX(spec)->set_shape(0, 0);
-        spec.mutable_linear()->mutable_grad_output()->mutable_generate()->mutable_type()->set_shape(
+        spec.mutable_step()->mutable_grad_output()->mutable_generate()->mutable_type()->set_shape(
             0, 0);
       }).ok());
 }

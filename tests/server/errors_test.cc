@@ -38,9 +38,9 @@ TEST(ErrorsTest, BrokenRulesAreTakenApart) {
 
 TEST(ErrorsTest, EngineErrorsAreAtAField) {
   const absl::Status status =
-      error::AtField(absl::InvalidArgumentError("x: 3; must be 4"), "spec.linear");
-  EXPECT_EQ(status.message(), "spec.linear.x: 3; must be 4");
-  EXPECT_EQ(error::DetailOf(status).field, "spec.linear.x");
+      error::AtField(absl::InvalidArgumentError("x: 3; must be 4"), "spec.step");
+  EXPECT_EQ(status.message(), "spec.step.x: 3; must be 4");
+  EXPECT_EQ(error::DetailOf(status).field, "spec.step.x");
   EXPECT_EQ(error::DetailOf(status).value, "3");
   EXPECT_EQ(error::DetailOf(status).rule, "must be 4");
   const absl::Status other =
@@ -48,7 +48,7 @@ TEST(ErrorsTest, EngineErrorsAreAtAField) {
   EXPECT_TRUE(absl::IsUnimplemented(other));
   EXPECT_EQ(error::DetailOf(other).field, "spec");
   // What has a field already keeps it.
-  EXPECT_EQ(error::DetailOf(error::AtField(status, "other")).field, "spec.linear.x");
+  EXPECT_EQ(error::DetailOf(error::AtField(status, "other")).field, "spec.step.x");
   EXPECT_TRUE(error::AtField(absl::OkStatus(), "x").ok());
 }
 

@@ -301,7 +301,7 @@ TEST(RunTest, KeptOutputsAreBlobsAndLargeOthersAreFingerprints) {
   }
   // y is bf16 1024 x 1024, twice what a message carries inline.
   *request.mutable_spec() = LinearSpec(1024, 1024, 32);
-  request.mutable_spec()->mutable_linear()->clear_grad_output();
+  request.mutable_spec()->mutable_step()->clear_grad_output();
   *request.mutable_spec()->add_variants() = MakeVariant("bf16", "", "");
   const RunOutcome large = Execute(server, request);
   ASSERT_TRUE(large.status.ok()) << large.status.error_message();

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "server/errors.h"
+#include "server/reproduce_command.h"
 
 namespace quantgate {
 namespace {
@@ -24,8 +25,8 @@ Variant MakeVariant(const char* recipe, BackwardOverride mode, const char* arith
 
 LayerRun MakeRun() {
   LayerRun run;
-  run.x = GeneratedReference("spec.linear.x", 1, {32, 64});
-  run.weight = GeneratedReference("spec.linear.weight", 2, {16, 64});
+  run.x = GeneratedReference("spec.step.x", 1, {32, 64});
+  run.parameters["weight"] = GeneratedReference("spec.step.parameters[\"weight\"]", 2, {16, 64});
   run.variants = {MakeVariant("bf16", BackwardOverride::kNone, "sm90")};
   return run;
 }
@@ -52,7 +53,7 @@ TEST(ReproduceCommandTest, AProductIsACompare) {
   }
   run.reference = 1;
   run.requirement = Requirement::kBound;
-  run.requires_grad = RequiresGrad{true, false, true};
+  run.requires_grad = RequiresGrad{true, false, true, false};
   EXPECT_EQ(
       ReproduceCommand(run),
       std::string("quantgate compare") + kTensors +
@@ -76,10 +77,11 @@ TEST(ReproduceCommandTest, StoredAndInlineTensorsAreDigests) {
   LayerRun run = MakeRun();
   run.x.kind = TensorReference::Kind::kStored;
   run.x.digest = {Sha256Of({}), 4096};
-  run.weight.kind = TensorReference::Kind::kInline;
-  run.weight.digest = {Sha256Of({}), 2048};
-  run.main_grad = GeneratedReference("spec.linear.main_grad", 3, {});
-  run.main_grad.generator.scale = 0.1f;
+  run.parameters["weight"].kind = TensorReference::Kind::kInline;
+  run.parameters["weight"].digest = {Sha256Of({}), 2048};
+  TensorReference& main_grad = run.main_grads["weight"];
+  main_grad = GeneratedReference("spec.step.main_grads[\"weight\"]", 3, {});
+  main_grad.generator.scale = 0.1f;
   const std::string empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
   EXPECT_EQ(ReproduceCommand(run),
             "quantgate run --layer linear --input digest:" + empty +
@@ -92,12 +94,12 @@ TEST(ReproduceCommandTest, StoredAndInlineTensorsAreDigests) {
 TEST(CheckLayerRunTest, ChecksShapesWithoutMemory) {
   LayerRun run = MakeRun();
   // 2^46 bytes, which nobody has.
-  run.x = GeneratedReference("spec.linear.x", 1, {int64_t{1} << 39, 64});
+  run.x = GeneratedReference("spec.step.x", 1, {int64_t{1} << 39, 64});
   EXPECT_TRUE(CheckLayerRun(run).ok());
-  run.weight = GeneratedReference("spec.linear.weight", 2, {16, 32});
+  run.parameters["weight"] = GeneratedReference("spec.step.parameters[\"weight\"]", 2, {16, 32});
   const absl::Status status = CheckLayerRun(run);
   EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_EQ(error::DetailOf(status).field, "spec.linear.x");
+  EXPECT_EQ(error::DetailOf(status).field, "spec.step.x");
   run = MakeRun();
   run.reference = 4;
   EXPECT_EQ(error::DetailOf(CheckLayerRun(run)).field, "spec.reference");

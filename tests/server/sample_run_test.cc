@@ -34,10 +34,11 @@ class SampleRunTest : public testing::Test {
 TEST_F(SampleRunTest, EightVariantsOfALayer) {
   v1::ExecuteRequest request;
   v1::RunSpec& spec = *request.mutable_spec();
-  *spec.mutable_linear()->mutable_x() = Upload("fc1.x");
-  *spec.mutable_linear()->mutable_weight() = Upload("fc1.weight");
-  *spec.mutable_linear()->mutable_bias() = Upload("fc1.bias");
-  *spec.mutable_linear()->mutable_grad_output() = Upload("fc1.dy");
+  spec.mutable_step()->mutable_layer()->set_kind("linear");
+  *spec.mutable_step()->mutable_x() = Upload("fc1.x");
+  (*spec.mutable_step()->mutable_parameters())["weight"] = Upload("fc1.weight");
+  (*spec.mutable_step()->mutable_parameters())["bias"] = Upload("fc1.bias");
+  *spec.mutable_step()->mutable_grad_output() = Upload("fc1.dy");
   *spec.add_variants() = MakeVariant("bf16", "none", "sm90");
   *spec.add_variants() = MakeVariant("bf16", "none", "fp32");
   for (const char* mode : {"default", "unquant", "dequant"}) {
@@ -88,8 +89,9 @@ TEST_F(SampleRunTest, EightVariantsOfALayer) {
 TEST_F(SampleRunTest, InProcessGivesTheSameBits) {
   v1::ExecuteRequest request;
   v1::RunSpec& spec = *request.mutable_spec();
-  *spec.mutable_linear()->mutable_x() = Upload("fc1.x");
-  *spec.mutable_linear()->mutable_weight() = Upload("fc1.weight");
+  spec.mutable_step()->mutable_layer()->set_kind("linear");
+  *spec.mutable_step()->mutable_x() = Upload("fc1.x");
+  (*spec.mutable_step()->mutable_parameters())["weight"] = Upload("fc1.weight");
   *spec.add_variants() = MakeVariant("fp8_current", "none", "sm90");
   std::vector<std::string> fingerprints;
   for (const auto& channel : {server_.channel(), server_.server().InProcessChannel()}) {

@@ -193,9 +193,10 @@ v1::Variant MakeVariant(const std::string& recipe, const std::string& backward_o
 
 v1::RunSpec LinearSpec(int64_t m, int64_t n, int64_t k) {
   v1::RunSpec spec;
-  *spec.mutable_linear()->mutable_x() = Generated("normal", 1, "bf16", {m, k});
-  *spec.mutable_linear()->mutable_weight() = Generated("normal", 2, "bf16", {n, k});
-  *spec.mutable_linear()->mutable_grad_output() = Generated("normal", 3, "bf16", {m, n});
+  spec.mutable_step()->mutable_layer()->set_kind("linear");
+  *spec.mutable_step()->mutable_x() = Generated("normal", 1, "bf16", {m, k});
+  (*spec.mutable_step()->mutable_parameters())["weight"] = Generated("normal", 2, "bf16", {n, k});
+  *spec.mutable_step()->mutable_grad_output() = Generated("normal", 3, "bf16", {m, n});
   return spec;
 }
 

@@ -26,12 +26,12 @@ Tensor FromHex(const std::string& hex, const Shape& shape) {
   return *Tensor::FromBytes(DType::kBF16, shape, bytes);
 }
 
-std::vector<ErrorBudget> BudgetsOf(const LinearRequest& request, const std::string& recipe_text,
+std::vector<ErrorBudget> BudgetsOf(const LayerRequest& request, const std::string& recipe_text,
                                    const std::string& arithmetic_text) {
   const auto engine = MakeCpuEngine({});
   const Recipe recipe = *Recipe::Parse(recipe_text);
   const auto result =
-      RunLinear(*engine, request, recipe, *Arithmetic::Parse(arithmetic_text), nullptr);
+      RunLayer(*engine, request, recipe, *Arithmetic::Parse(arithmetic_text), nullptr);
   EXPECT_TRUE(result.ok()) << result.status();
   const auto budgets = MeasureErrorBudgets(*engine, request, recipe, *result, nullptr);
   EXPECT_TRUE(budgets.ok()) << budgets.status();
@@ -62,9 +62,9 @@ TEST(ErrorBudget, EqualsRationalArithmetic) {
       std::string recipe, x, weight;
       int64_t m, n, k;
       words >> recipe >> m >> n >> k >> x >> weight;
-      LinearRequest request;
+      LayerRequest request;
       request.x = FromHex(x, {m, k});
-      request.weight = FromHex(weight, {n, k});
+      request.parameters["weight"] = FromHex(weight, {n, k});
       budget = BudgetsOf(request, recipe, "fp32").front();
       EXPECT_EQ(budget->tensor, "y");
       EXPECT_EQ(budget->terms.size(), 7u);
@@ -85,22 +85,22 @@ TEST(ErrorBudget, EqualsRationalArithmetic) {
   EXPECT_EQ(compared, 16);
 }
 
-LinearRequest RandomRequest(int64_t m, int64_t n, int64_t k,
-                            Distribution distribution = Distribution::kLogNormalOutliers) {
+LayerRequest RandomRequest(int64_t m, int64_t n, int64_t k,
+                           Distribution distribution = Distribution::kLogNormalOutliers) {
   const auto engine = MakeCpuEngine({});
   const auto generate = [&](uint64_t seed, Shape shape) {
     return *engine->Generate({distribution, seed, DType::kBF16, std::move(shape), 0.5f}, nullptr);
   };
-  LinearRequest request;
+  LayerRequest request;
   request.x = generate(1, {m, k});
-  request.weight = generate(2, {n, k});
-  request.bias = generate(3, {n});
+  request.parameters["weight"] = generate(2, {n, k});
+  request.parameters["bias"] = generate(3, {n});
   request.grad_output = generate(4, {m, n});
   return request;
 }
 
 TEST(ErrorBudget, TermsAddUpForEveryGemmOfEveryRecipe) {
-  const LinearRequest request = RandomRequest(64, 96, 128);
+  const LayerRequest request = RandomRequest(64, 96, 128);
   for (const char* recipe :
        {"bf16", "fp8_current", "fp8_current:backward_override=dequantized",
         "fp8_current:backward_override=high_precision", "fp8_current:activation_dtype=f16",
@@ -132,11 +132,11 @@ TEST(ErrorBudget, TermsAddUpForEveryGemmOfEveryRecipe) {
 // The total is the distance from the unquantized product, which ExactValues forms without any
 // transform or transpose.
 TEST(ErrorBudget, TotalsAreTheDistanceFromTheUnquantizedProduct) {
-  const LinearRequest request = RandomRequest(64, 96, 128, Distribution::kNormal);
+  const LayerRequest request = RandomRequest(64, 96, 128, Distribution::kNormal);
   const auto engine = MakeCpuEngine({});
   for (const char* text : {"fp8_current", "fp8_block", "mxfp8", "nvfp4"}) {
     const Recipe recipe = *Recipe::Parse(text);
-    const LinearResult result = *RunLinear(*engine, request, recipe, Arithmetic(), nullptr);
+    const LayerResult result = *RunLayer(*engine, request, recipe, Arithmetic(), nullptr);
     const auto budgets = *MeasureErrorBudgets(*engine, request, recipe, result, nullptr);
     ExactValues exact(*engine, request, nullptr);
     for (size_t i = 0; i < budgets.size(); ++i) {
@@ -164,9 +164,9 @@ TEST(ErrorBudget, TotalsAreTheDistanceFromTheUnquantizedProduct) {
 TEST(ErrorBudget, WhatIsExactCostsNothing) {
   // Integers up to 4: on the grid of every scale that is a power of two, sums exact in fp32 and
   // bf16. amax 4 and 448 / 4 = 112, so power-of-two scales are 64.
-  LinearRequest request;
+  LayerRequest request;
   request.x = FromValues(DType::kBF16, {16, 16}, std::vector<float>(256, 4.0f));
-  request.weight = FromValues(DType::kBF16, {16, 16}, std::vector<float>(256, 2.0f));
+  request.parameters["weight"] = FromValues(DType::kBF16, {16, 16}, std::vector<float>(256, 2.0f));
   const ErrorBudget budget = BudgetsOf(request, "fp8_current:power_2_scales=true", "sm90").front();
   EXPECT_EQ(budget.total.rms, 0);
   EXPECT_EQ(budget.total.share, 0);
@@ -181,7 +181,7 @@ TEST(ErrorBudget, WhatIsExactCostsNothing) {
 }
 
 TEST(ErrorBudget, NonFiniteElementsAreLeftOut) {
-  LinearRequest request = RandomRequest(16, 16, 32);
+  LayerRequest request = RandomRequest(16, 16, 32);
   request.x.as<uint16_t>()[5] = 0x7F80;  // Infinity in row 0.
   const ErrorBudget budget = BudgetsOf(request, "bf16", "sm90").front();
   EXPECT_EQ(budget.non_finite_count, 16);

@@ -26,24 +26,24 @@ class GemmCounter : public ForwardingEngine {
 };
 
 // x = [[1, 2], [3, 4], [5, 6]], weight = [[1, 0.5], [-1, 2]]; sums by hand below.
-LinearRequest HandRequest() {
-  LinearRequest request;
+LayerRequest HandRequest() {
+  LayerRequest request;
   request.x = FromValues(DType::kBF16, {3, 2}, {1, 2, 3, 4, 5, 6});
-  request.weight = FromValues(DType::kF32, {2, 2}, {1, 0.5, -1, 2});
-  request.bias = FromValues(DType::kF16, {2}, {10, 0.25});
+  request.parameters["weight"] = FromValues(DType::kF32, {2, 2}, {1, 0.5, -1, 2});
+  request.parameters["bias"] = FromValues(DType::kF16, {2}, {10, 0.25});
   request.grad_output = FromValues(DType::kF16, {3, 2}, {1, 0, 0, 1, 2, -1});
   return request;
 }
 
 TEST(ExactValues, UnquantizedIsTheLayerOfTheOriginalOperands) {
   const auto engine = MakeCpuEngine({});
-  LinearRequest request = HandRequest();
+  LayerRequest request = HandRequest();
   ExactValues exact(*engine, request, nullptr);
   EXPECT_EQ(ToValues(*exact.Unquantized("y")), (std::vector<float>{12, 3.25, 15, 5.25, 18, 7.25}));
   EXPECT_EQ(ToValues(*exact.Unquantized("dx")), (std::vector<float>{1, 0.5, -1, 2, 3, -1}));
   EXPECT_EQ(ToValues(*exact.Unquantized("dw")), (std::vector<float>{11, 14, -2, -2}));
   EXPECT_EQ(ToValues(*exact.Unquantized("db")), (std::vector<float>{3, 0}));
-  request.main_grad = FromValues(DType::kF32, {2, 2}, {100, 200, 300, 400});
+  request.main_grads["weight"] = FromValues(DType::kF32, {2, 2}, {100, 200, 300, 400});
   ExactValues accumulating(*engine, request, nullptr);
   EXPECT_EQ(ToValues(*accumulating.Unquantized("main_grad")),
             (std::vector<float>{111, 214, 298, 398}));
@@ -51,10 +51,10 @@ TEST(ExactValues, UnquantizedIsTheLayerOfTheOriginalOperands) {
 
 TEST(ExactValues, UnquantizedReadsF32WeightsUnrounded) {
   const auto engine = MakeCpuEngine({});
-  LinearRequest request = HandRequest();
+  LayerRequest request = HandRequest();
   request.x = FromValues(DType::kBF16, {1, 2}, {1, 0});
-  request.weight = FromValues(DType::kF32, {1, 2}, {1 + 0x1p-20f, 0});
-  request.bias = Tensor();
+  request.parameters["weight"] = FromValues(DType::kF32, {1, 2}, {1 + 0x1p-20f, 0});
+  request.parameters.erase("bias");
   ExactValues exact(*engine, request, nullptr);
   EXPECT_EQ(ToValues(*exact.Unquantized("y")), std::vector<float>{1 + 0x1p-20f});
 }
@@ -66,7 +66,7 @@ TEST(ExactValues, RoundsOnceToEachDType) {
   desc.b.data = FromValues(DType::kF32, {1, 3}, {1, 1, 1});
   desc.out_dtype = DType::kBF16;
   const auto engine = MakeCpuEngine({});
-  const LinearRequest request = HandRequest();
+  const LayerRequest request = HandRequest();
   ExactValues exact(*engine, request, nullptr);
   const ExactValues::Value value = *exact.OfGemm(desc);
   EXPECT_EQ(value.own.dtype(), DType::kBF16);
@@ -79,7 +79,7 @@ TEST(ExactValues, RoundsOnceToEachDType) {
 TEST(ExactValues, IgnoresHowAModelWouldAccumulate) {
   const auto cpu = MakeCpuEngine({});
   GemmCounter engine(*cpu);
-  const LinearRequest request = HandRequest();
+  const LayerRequest request = HandRequest();
   ExactValues exact(engine, request, nullptr);
   GemmDesc desc;
   desc.a.data = FromValues(DType::kBF16, {2, 2}, {1, 2, 3, 4});
@@ -99,7 +99,7 @@ TEST(ExactValues, IgnoresHowAModelWouldAccumulate) {
 TEST(ExactValues, TellsDifferentGemmsApart) {
   const auto cpu = MakeCpuEngine({});
   GemmCounter engine(*cpu);
-  const LinearRequest request = HandRequest();
+  const LayerRequest request = HandRequest();
   ExactValues exact(engine, request, nullptr);
   GemmDesc desc;
   desc.a.data = FromValues(DType::kF32, {2, 2}, {1, 2, 3, 4});
@@ -125,33 +125,37 @@ TEST(ExactValues, TellsDifferentGemmsApart) {
 
 TEST(ExactValues, ABiasGradientIsSummedWithoutRounding) {
   const auto engine = MakeCpuEngine({});
-  LinearRequest request = HandRequest();
+  LayerRequest request = HandRequest();
   request.x = FromValues(DType::kF32, {3, 1}, {1, 1, 1});
-  request.weight = FromValues(DType::kF32, {2, 1}, {1, 1});
+  request.parameters["weight"] = FromValues(DType::kF32, {2, 1}, {1, 1});
   request.grad_output = FromValues(DType::kF32, {3, 2}, {0x1p30f, 1, 1, 2, -0x1p30f, 3});
   ExactValues exact(*engine, request, nullptr);
-  EXPECT_EQ(ToValues(exact.OfBiasGradient(DType::kF32)->own), (std::vector<float>{1, 6}));
+  EXPECT_EQ(ToValues(exact.OfBiasGradient(request.grad_output, DType::kF32)->own),
+            (std::vector<float>{1, 6}));
   // In bf16 the operand is the cast gradient: still 2^30, 1, -2^30.
-  EXPECT_EQ(ToValues(exact.OfBiasGradient(DType::kBF16)->own), (std::vector<float>{1, 6}));
-  EXPECT_EQ(exact.OfBiasGradient(DType::kBF16)->own.dtype(), DType::kBF16);
+  Tensor cast = *engine->Cast(request.grad_output, DType::kBF16, nullptr);
+  EXPECT_EQ(ToValues(exact.OfBiasGradient(cast, DType::kBF16)->own), (std::vector<float>{1, 6}));
+  EXPECT_EQ(exact.OfBiasGradient(cast, DType::kBF16)->own.dtype(), DType::kBF16);
   request.grad_output = FromValues(DType::kF32, {3, 2}, {1 + 0x1p-20f, 1, 1, 2, 0, 3});
-  EXPECT_EQ(ToValues(exact.OfBiasGradient(DType::kF32)->own)[0], 2 + 0x1p-20f);
-  EXPECT_EQ(ToValues(exact.OfBiasGradient(DType::kBF16)->f32)[0], 2);
+  cast = *engine->Cast(request.grad_output, DType::kBF16, nullptr);
+  EXPECT_EQ(ToValues(exact.OfBiasGradient(request.grad_output, DType::kF32)->own)[0], 2 + 0x1p-20f);
+  EXPECT_EQ(ToValues(exact.OfBiasGradient(cast, DType::kBF16)->f32)[0], 2);
 }
 
 TEST(ExactValues, SumsOverNoRowsAreZero) {
   const auto engine = MakeCpuEngine({});
-  LinearRequest request = HandRequest();
+  LayerRequest request = HandRequest();
   request.x = *Tensor::Allocate(DType::kBF16, {0, 2});
   request.grad_output = *Tensor::Allocate(DType::kBF16, {0, 2});
   ExactValues exact(*engine, request, nullptr);
   EXPECT_EQ(ToValues(*exact.Unquantized("dw")), std::vector<float>(4, 0.0f));
   EXPECT_EQ(ToValues(*exact.Unquantized("db")), std::vector<float>(2, 0.0f));
   EXPECT_EQ(exact.Unquantized("y")->shape(), (Shape{0, 2}));
-  EXPECT_EQ(exact.OfBiasGradient(DType::kBF16)->own.dtype(), DType::kBF16);
+  EXPECT_EQ(exact.OfEmptySum("db", DType::kBF16)->own.dtype(), DType::kBF16);
   EXPECT_EQ(exact.OfEmptySum("dw", DType::kF16)->own.shape(), (Shape{2, 2}));
-  request.main_grad = FromValues(DType::kF32, {2, 2}, {1, 2, 3, 4});
-  EXPECT_TRUE(SameBits(exact.OfEmptySum("main_grad", DType::kF32)->own, request.main_grad));
+  request.main_grads["weight"] = FromValues(DType::kF32, {2, 2}, {1, 2, 3, 4});
+  EXPECT_TRUE(
+      SameBits(exact.OfEmptySum("main_grad", DType::kF32)->own, request.main_grads["weight"]));
 }
 
 }  // namespace

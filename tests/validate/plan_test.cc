@@ -18,10 +18,10 @@ Variant VariantOf(const std::string& recipe, const std::string& arithmetic = "sm
 
 LayerRunRequest GoodRequest() {
   LayerRunRequest request;
-  request.linear.x = Blank(DType::kBF16, {32, 32});
-  request.linear.weight = Blank(DType::kBF16, {48, 32});
-  request.linear.bias = Blank(DType::kBF16, {48});
-  request.linear.grad_output = Blank(DType::kBF16, {32, 48});
+  request.step.x = Blank(DType::kBF16, {32, 32});
+  request.step.parameters["weight"] = Blank(DType::kBF16, {48, 32});
+  request.step.parameters["bias"] = Blank(DType::kBF16, {48});
+  request.step.grad_output = Blank(DType::kBF16, {32, 48});
   request.variants = {VariantOf("bf16"), VariantOf("fp8_current")};
   return request;
 }
@@ -40,9 +40,6 @@ TEST(Names, RoundTripAndRefuseOthers) {
   }
   EXPECT_EQ(std::string(ParseRequirement("close").status().message()),
             "requirement: unknown name \"close\"; known: none, bitwise, bound");
-  EXPECT_EQ(*ParseLayerKind(LayerKindName(LayerKind::kLinear)), LayerKind::kLinear);
-  EXPECT_EQ(std::string(ParseLayerKind("conv").status().message()),
-            "layer: unknown name \"conv\"; known: linear");
 }
 
 struct Case {
@@ -53,9 +50,9 @@ struct Case {
 
 TEST(Plan, NamesFieldValueAndRule) {
   const std::vector<Case> cases = {
-      {"x: absent; a linear layer needs it", [](LayerRunRequest& r) { r.linear.x = Tensor(); }},
-      {"bias: bf16[32]; its shape must be 48, N of weight",
-       [](LayerRunRequest& r) { r.linear.bias = Blank(DType::kBF16, {32}); }},
+      {"x: absent; a linear layer needs it", [](LayerRunRequest& r) { r.step.x = Tensor(); }},
+      {"parameters[bias]: bf16[32]; its shape must be 48, N of weight",
+       [](LayerRunRequest& r) { r.step.parameters["bias"] = Blank(DType::kBF16, {32}); }},
       {"variants: 0 given; a run takes 1 to 64", [](LayerRunRequest& r) { r.variants.clear(); }},
       {"variants: 65 given; a run takes 1 to 64",
        [](LayerRunRequest& r) { r.variants.assign(65, VariantOf("bf16")); }},
@@ -67,8 +64,8 @@ TEST(Plan, NamesFieldValueAndRule) {
       {"variants[1].recipe: fp8_current does not take x: K = 24 of bf16[32x24]; K must be a "
        "multiple of 16 under an FP8 recipe: fprop contracts over K",
        [](LayerRunRequest& r) {
-         r.linear.x = Blank(DType::kBF16, {32, 24});
-         r.linear.weight = Blank(DType::kBF16, {48, 24});
+         r.step.x = Blank(DType::kBF16, {32, 24});
+         r.step.parameters["weight"] = Blank(DType::kBF16, {48, 24});
        }},
       {"variants[0].arithmetic: exact with split_k = 2; only sm90 takes parameters, and split_k "
        "must be at least 1",
@@ -80,7 +77,8 @@ TEST(Plan, NamesFieldValueAndRule) {
        [](LayerRunRequest& r) {
          r.variants[0].arithmetic = {ArithmeticFamily::kFp32, Accumulation::kFast, 1};
        }},
-      {"variants[1].recipe: mxfp8 does not take weight: N = 48 of bf16[48x32]; N must be a "
+      {"variants[1].recipe: mxfp8 does not take parameters[weight]: N = 48 of bf16[48x32]; N must "
+       "be a "
        "multiple "
        "of 32 under mxfp8: both dims of a quantized tensor are in whole blocks",
        [](LayerRunRequest& r) { r.variants[1] = VariantOf("mxfp8"); }},
@@ -98,11 +96,11 @@ TEST(Plan, NamesFieldValueAndRule) {
        [](LayerRunRequest& r) {
          r.variants[1] = VariantOf("fp8_block:power_2_scales=false", "sm100");
        }},
-      {"seed: 5; no variant rounds stochastically", [](LayerRunRequest& r) { r.linear.seed = 5; }},
+      {"seed: 5; no variant rounds stochastically", [](LayerRunRequest& r) { r.step.seed = 5; }},
       {"calibrate: true; no variant is fp8_delayed: there is no scale to learn",
-       [](LayerRunRequest& r) { r.linear.calibrate = true; }},
+       [](LayerRunRequest& r) { r.step.calibrate = true; }},
       {"delayed_state: 1 states; no variant is fp8_delayed, which alone has them",
-       [](LayerRunRequest& r) { r.linear.delayed[TensorRole::kInput] = *FreshDelayedScaling(2); }},
+       [](LayerRunRequest& r) { r.step.delayed["input"] = *FreshDelayedScaling(2); }},
       {"reference: 2; it must be the index of a variant, 0 to 1",
        [](LayerRunRequest& r) { r.reference = 2; }},
       {"reference: -1; it must be the index of a variant, 0 to 1",
@@ -117,7 +115,7 @@ TEST(Plan, NamesFieldValueAndRule) {
       {"variants[0].arithmetic: sm90:splitk=2; split-K of f32 (tf32) GEMMs has not been measured "
        "on Hopper, and bf16 / none / sm90:splitk=2 runs them in f32",
        [](LayerRunRequest& r) {
-         r.linear.x = Blank(DType::kF32, {32, 32});
+         r.step.x = Blank(DType::kF32, {32, 32});
          r.variants[0].arithmetic.split_k = 2;
        },
        absl::StatusCode::kUnimplemented},
@@ -135,9 +133,9 @@ TEST(Plan, TakesWhatOneVariantLooksAt) {
   LayerRunRequest request = GoodRequest();
   request.variants.push_back(VariantOf("nvfp4", "auto"));
   request.variants.push_back(VariantOf("fp8_delayed"));
-  request.linear.seed = 5;
-  request.linear.delayed[TensorRole::kInput] = *FreshDelayedScaling(2);
-  request.linear.calibrate = true;
+  request.step.seed = 5;
+  request.step.delayed["input"] = *FreshDelayedScaling(2);
+  request.step.calibrate = true;
   EXPECT_TRUE(Plan::Create(request).ok()) << Plan::Create(request).status();
 }
 
@@ -164,13 +162,13 @@ TEST(Plan, RefusesSplitKSlicesBelowOne) {
 
 TEST(Plan, TakesSplitKWhereEveryGemmIsModelled) {
   LayerRunRequest request = GoodRequest();
-  request.linear.x = Blank(DType::kF32, {32, 32});
+  request.step.x = Blank(DType::kF32, {32, 32});
   request.variants = {VariantOf("fp8_current", "sm90:splitk=2"),
                       VariantOf("bf16:activation_dtype=bf16", "sm90:splitk=2")};
   EXPECT_TRUE(Plan::Create(request).ok());
   request.variants = {VariantOf("fp8_current:backward_override=dequantized", "sm90:splitk=2")};
   EXPECT_EQ(Plan::Create(request).status().code(), absl::StatusCode::kUnimplemented);
-  request.linear.grad_output = Tensor();
+  request.step.grad_output = Tensor();
   EXPECT_TRUE(Plan::Create(request).ok());
 }
 
@@ -192,7 +190,7 @@ TEST(Plan, CountsItsSteps) {
   EXPECT_EQ(Plan::Create(request)->StepCount(), 4 + (6 + 4) + (9 + 4) + 1);
   request.variants.pop_back();
   EXPECT_EQ(Plan::Create(request)->StepCount(), 4 + (6 + 4));
-  request.linear.grad_output = Tensor();
+  request.step.grad_output = Tensor();
   EXPECT_EQ(Plan::Create(request)->StepCount(), 1 + (1 + 1));
 }
 

@@ -13,10 +13,10 @@ namespace {
 /// Every k is three whole slices.
 LayerRunRequest RequestOf(const std::string& recipe, const std::string& arithmetic) {
   LayerRunRequest request;
-  request.linear.x = Generated(Distribution::kNormal, 1, DType::kBF16, {384, 384});
-  request.linear.weight = Generated(Distribution::kNormal, 2, DType::kBF16, {384, 384});
-  request.linear.bias = Generated(Distribution::kNormal, 3, DType::kBF16, {384});
-  request.linear.grad_output = Generated(Distribution::kNormal, 4, DType::kBF16, {384, 384});
+  request.step.x = Generated(Distribution::kNormal, 1, DType::kBF16, {384, 384});
+  request.step.parameters["weight"] = Generated(Distribution::kNormal, 2, DType::kBF16, {384, 384});
+  request.step.parameters["bias"] = Generated(Distribution::kNormal, 3, DType::kBF16, {384});
+  request.step.grad_output = Generated(Distribution::kNormal, 4, DType::kBF16, {384, 384});
   request.variants.push_back({*Recipe::Parse(recipe), *Arithmetic::Parse(arithmetic)});
   request.error_budget = true;
   return request;

@@ -16,11 +16,11 @@ namespace {
 
 constexpr int64_t kM = 64, kN = 96, kK = 160;
 
-LinearRequest LayerOf() {
-  LinearRequest request;
+LayerRequest LayerOf() {
+  LayerRequest request;
   request.x = Generated(Distribution::kNormal, 1, DType::kBF16, {kM, kK});
-  request.weight = Generated(Distribution::kNormal, 2, DType::kBF16, {kN, kK});
-  request.bias = Generated(Distribution::kNormal, 3, DType::kBF16, {kN});
+  request.parameters["weight"] = Generated(Distribution::kNormal, 2, DType::kBF16, {kN, kK});
+  request.parameters["bias"] = Generated(Distribution::kNormal, 3, DType::kBF16, {kN});
   request.grad_output = Generated(Distribution::kNormal, 4, DType::kBF16, {kM, kN});
   request.seed = 3;
   return request;
@@ -28,7 +28,7 @@ LinearRequest LayerOf() {
 
 LayerRunRequest EveryVariant() {
   LayerRunRequest request;
-  request.linear = LayerOf();
+  request.step = LayerOf();
   std::vector<std::string> recipes = {"hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=fp8_block"};
   for (const RecipeDescription& recipe : AllRecipes()) {
     if (!recipe.is_composed) recipes.push_back(recipe.name);
@@ -108,8 +108,8 @@ TEST(RunRecipes, TheForwardOfAnOverrideIsTheForwardWithoutIt) {
 
 TEST(RunRecipes, StateComesWithTheReport) {
   LayerRunRequest request;
-  request.linear = LayerOf();
-  request.linear.seed = 0;
+  request.step = LayerOf();
+  request.step.seed = 0;
   request.variants = {{*Recipe::Parse("fp8_delayed:amax_history_len=2"), Arithmetic{}},
                       {*Recipe::Parse("fp8_current"), Arithmetic{}}};
   const RunReport report = RunOk(request);

@@ -21,10 +21,10 @@ constexpr char kDequantized[] = "fp8_current:backward_override=dequantized";
 LayerRunRequest RequestOf(const std::vector<std::string>& recipes,
                           const std::string& arithmetic = "sm90") {
   LayerRunRequest request;
-  request.linear.x = Generated(Distribution::kNormal, 1, DType::kBF16, {2, 16, 96});
-  request.linear.weight = Generated(Distribution::kNormal, 2, DType::kBF16, {48, 96});
-  request.linear.bias = Generated(Distribution::kNormal, 3, DType::kBF16, {48});
-  request.linear.grad_output = Generated(Distribution::kNormal, 4, DType::kBF16, {2, 16, 48});
+  request.step.x = Generated(Distribution::kNormal, 1, DType::kBF16, {2, 16, 96});
+  request.step.parameters["weight"] = Generated(Distribution::kNormal, 2, DType::kBF16, {48, 96});
+  request.step.parameters["bias"] = Generated(Distribution::kNormal, 3, DType::kBF16, {48});
+  request.step.grad_output = Generated(Distribution::kNormal, 4, DType::kBF16, {2, 16, 48});
   for (const std::string& recipe : recipes) {
     request.variants.push_back({*Recipe::Parse(recipe), *Arithmetic::Parse(arithmetic)});
   }
@@ -93,7 +93,7 @@ TEST(RunPlan, DescribesEachVariant) {
   EXPECT_TRUE(variant.against_reference.empty());
   EXPECT_TRUE(report.pairs.empty());
   // The layer's stages, then one report per output.
-  std::vector<std::string> stages = LinearStages(request.linear, recipe);
+  std::vector<std::string> stages = LayerStages(request.step, recipe);
   for (const char* name : {"y", "dx", "dw", "db"}) stages.push_back(absl::StrCat("report ", name));
   ASSERT_EQ(variant.stages.size(), stages.size());
   for (size_t i = 0; i < stages.size(); ++i) {
@@ -111,8 +111,8 @@ TEST(RunPlan, OutputsAreThoseOfTheLayer) {
   const auto engine = MakeCpuEngine({});
   for (size_t v = 0; v < request.variants.size(); ++v) {
     const VariantReport& variant = report.variants[v];
-    const LinearResult direct = *RunLinear(*engine, request.linear, request.variants[v].recipe,
-                                           request.variants[v].arithmetic, nullptr);
+    const LayerResult direct = *RunLayer(*engine, request.step, request.variants[v].recipe,
+                                         request.variants[v].arithmetic, nullptr);
     ASSERT_EQ(variant.outputs.size(), direct.outputs.size());
     for (size_t i = 0; i < direct.outputs.size(); ++i) {
       const OutputReport& output = variant.outputs[i];
@@ -139,11 +139,11 @@ TEST(RunPlan, EqualOutputsOfDifferentOperandsAreMeasuredEach) {
   // FP8 holds 448 * f32(1 / f32(448 / (31/16))), which is not 31/16, so that its exact value is not
   // 217/64.
   LayerRunRequest request = RequestOf({"bf16", "fp8_current"}, "exact");
-  request.linear = LinearRequest{};
-  request.linear.x = FromValues(DType::kBF16, {16, 16}, std::vector<float>(256, 1.9375f));
+  request.step = LayerRequest{};
+  request.step.x = FromValues(DType::kBF16, {16, 16}, std::vector<float>(256, 1.9375f));
   std::vector<float> diagonal(256, 0.0f);
   for (int i = 0; i < 16; ++i) diagonal[i * 17] = 1.75f;
-  request.linear.weight = FromValues(DType::kBF16, {16, 16}, diagonal);
+  request.step.parameters["weight"] = FromValues(DType::kBF16, {16, 16}, diagonal);
   const RunReport report = RunOk(request);
   const OutputReport& plain = OutputOf(report.variants[0], "y");
   const OutputReport& quantized = OutputOf(report.variants[1], "y");
@@ -165,10 +165,10 @@ LayerRunRequest IntegerRequest(const std::vector<std::string>& recipes) {
     return FromValues(DType::kBF16, shape, values);
   };
   LayerRunRequest request = RequestOf(recipes);
-  request.linear.x = integers({32, 32}, 1);
-  request.linear.weight = integers({16, 32}, 2);
-  request.linear.bias = FromValues(DType::kBF16, {16}, std::vector<float>(16, 3));
-  request.linear.grad_output = integers({32, 16}, 3);
+  request.step.x = integers({32, 32}, 1);
+  request.step.parameters["weight"] = integers({16, 32}, 2);
+  request.step.parameters["bias"] = FromValues(DType::kBF16, {16}, std::vector<float>(16, 3));
+  request.step.grad_output = integers({32, 16}, 3);
   return request;
 }
 
@@ -178,7 +178,7 @@ TEST(RunPlan, EverythingAgreesWhereNothingIsRounded) {
   request.requirement = Requirement::kBitwise;
   for (bool accumulates : {false, true}) {
     if (accumulates) {
-      request.linear.main_grad =
+      request.step.main_grads["weight"] =
           FromValues(DType::kF32, {16, 32}, std::vector<float>(512, 0x1p20f));
     }
     const RunReport report = RunOk(request);
@@ -205,8 +205,8 @@ TEST(RunPlan, EverythingAgreesWhereNothingIsRounded) {
 
 TEST(RunPlan, TheUnquantizedReferenceIsOfTheOriginalOperands) {
   LayerRunRequest request = RequestOf({"bf16:activation_dtype=bf16"}, "exact");
-  request.linear.x = Generated(Distribution::kUniform, 5, DType::kF32, {2, 16, 96});
-  request.linear.weight = Generated(Distribution::kUniform, 6, DType::kF32, {48, 96});
+  request.step.x = Generated(Distribution::kUniform, 5, DType::kF32, {2, 16, 96});
+  request.step.parameters["weight"] = Generated(Distribution::kUniform, 6, DType::kF32, {48, 96});
   const RunReport report = RunOk(request);
   const OutputReport& y = OutputOf(report.variants[0], "y");
   // Under exact the only error against its own operands is the one rounding to bf16, at most 2^-9
@@ -231,13 +231,12 @@ TEST(RunPlan, QuantizationShowsAgainstUnquantizedAndNotAgainstExact) {
 
 TEST(RunPlan, TheBiasGradientsReferenceIsTheExactSum) {
   LayerRunRequest request = RequestOf({"bf16"});
-  request.linear = LinearRequest{};
-  request.linear.x = FromValues(DType::kF32, {4, 1}, {1, 1, 1, 1});
-  request.linear.weight = FromValues(DType::kF32, {2, 1}, {1, 1});
-  request.linear.bias = FromValues(DType::kF32, {2}, {0, 0});
+  request.step = LayerRequest{};
+  request.step.x = FromValues(DType::kF32, {4, 1}, {1, 1, 1, 1});
+  request.step.parameters["weight"] = FromValues(DType::kF32, {2, 1}, {1, 1});
+  request.step.parameters["bias"] = FromValues(DType::kF32, {2}, {0, 0});
   // Pairwise: (2^30 + 1) + (-2^30 + 0) = 0 in the first column; the sum is 1.
-  request.linear.grad_output =
-      FromValues(DType::kF32, {4, 2}, {0x1p30f, 1, 1, 2, -0x1p30f, 3, 0, 4});
+  request.step.grad_output = FromValues(DType::kF32, {4, 2}, {0x1p30f, 1, 1, 2, -0x1p30f, 3, 0, 4});
   const RunReport report = RunOk(request);
   const OutputReport& db = OutputOf(report.variants[0], "db");
   EXPECT_EQ(ToValues(db.value), (std::vector<float>{0, 10}));
@@ -441,8 +440,8 @@ TEST(RunPlan, AnEnginesRefusalIsNotTheCallersFault) {
 
 TEST(RunPlan, NoRowsAreAValidRun) {
   LayerRunRequest request = RequestOf({"bf16", "fp8_current", kHighPrecision, kDequantized});
-  request.linear.x = *Tensor::Allocate(DType::kBF16, {0, 96});
-  request.linear.grad_output = *Tensor::Allocate(DType::kBF16, {0, 48});
+  request.step.x = *Tensor::Allocate(DType::kBF16, {0, 96});
+  request.step.grad_output = *Tensor::Allocate(DType::kBF16, {0, 48});
   for (Requirement requirement : {Requirement::kBitwise, Requirement::kBound}) {
     request.requirement = requirement;
     const RunReport report = RunOk(request);
@@ -456,8 +455,8 @@ TEST(RunPlan, NoRowsAreAValidRun) {
 
 TEST(RunPlan, SpecialValuesAreResults) {
   LayerRunRequest request = RequestOf({"bf16", "fp8_current", kHighPrecision, kDequantized});
-  request.linear.x = Generated(Distribution::kSpecialsLaced, 7, DType::kBF16, {32, 96});
-  request.linear.grad_output = Generated(Distribution::kSpecialsLaced, 8, DType::kBF16, {32, 48});
+  request.step.x = Generated(Distribution::kSpecialsLaced, 7, DType::kBF16, {32, 96});
+  request.step.grad_output = Generated(Distribution::kSpecialsLaced, 8, DType::kBF16, {32, 48});
   request.reference = 0;
   request.requirement = Requirement::kBound;
   const RunReport report = RunOk(request);

@@ -117,7 +117,36 @@ TEST(Verdict, BoundStatesTheGemmNearestToItsOwn) {
             "|error| <= 0.5 x sum|a||b| + the epilogue's roundings + half an ulp of the output");
   EXPECT_EQ(verdict.source, "dx of L1: 1 step");
   EXPECT_EQ(verdict.finding,
-            "all 2 GEMM outputs lie within their bounds; nearest: dx of L1 at 0.75 of its bound");
+            "all 2 outputs lie within their bounds; nearest: dx of L1 at 0.75 of its bound");
+}
+
+TEST(Verdict, BoundOfAnOperationIsInItsDerivation) {
+  std::vector<VariantReport> variants = TwoVariants();
+  variants[0].outputs[0].bound = Check(true, 0.5);
+  variants[0].outputs[0].bound->bound = {0, 0, "9 levels"};
+  const Verdict verdict = JudgeRun(Requirement::kBound, std::nullopt, variants);
+  EXPECT_EQ(verdict.threshold, "|error| <= its own fp32 roundings + half an ulp of the output");
+  EXPECT_EQ(verdict.source, "y of L0: 9 levels");
+}
+
+TEST(Verdict, IntermediatesAreJudgedAgainstExactAndNotAgainstAVariant) {
+  std::vector<VariantReport> variants = TwoVariants();
+  for (VariantReport& variant : variants) {
+    variant.outputs.push_back(Output("fc1.y"));
+    variant.outputs.back().is_intermediate = true;
+  }
+  variants[1].against_reference.push_back(Against("L0", "fc1.y", false));
+  Verdict verdict = JudgeRun(Requirement::kBitwise, 0, variants);
+  EXPECT_TRUE(verdict.pass) << verdict.finding;
+  EXPECT_EQ(verdict.finding, "all 2 outputs have the bits of L0");
+  variants[0].outputs.pop_back();  // One recipe rounds where the other does not.
+  EXPECT_TRUE(JudgeRun(Requirement::kBitwise, 0, variants).pass);
+  variants[1].outputs[2].against_exact = Against("exact", "fc1.y", false);
+  verdict = JudgeRun(Requirement::kBitwise, std::nullopt, variants);
+  EXPECT_FALSE(verdict.pass);
+  EXPECT_EQ(verdict.finding, "fc1.y of L1 differs from exact in 3 of 4 elements, first at (0, 1)");
+  variants[1].outputs[2].bound = Check(false, 2);
+  EXPECT_FALSE(JudgeRun(Requirement::kBound, std::nullopt, variants).pass);
 }
 
 TEST(Verdict, BoundNamesTheFirstViolation) {

@@ -1,0 +1,256 @@
+#include "client/cli/layer_arguments.h"
+
+#include <google/protobuf/io/tokenizer.h>
+#include <google/protobuf/text_format.h>
+#include <google/protobuf/util/json_util.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <functional>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+/// What a message to the server may hold.
+constexpr size_t kSpecBytesMax = 4 << 20;
+
+absl::Status Refuse(const char* option, const std::string& text, const std::string& rule) {
+  return absl::InvalidArgumentError(absl::StrCat(option, ": \"", text, "\": ", rule));
+}
+
+/// An option's value: words between commas, each a value or KEY=VALUE.
+class ArgumentReader {
+ public:
+  ArgumentReader(const char* option, const std::string& text)
+      : option_(option), text_(text), parts_(absl::StrSplit(text, ',')) {}
+
+  absl::Status Fail(const std::string& rule) const { return Refuse(option_, text_, rule); }
+
+  /// The next part as it stands; empty: none is left.
+  std::string TakeWord() { return at_ < parts_.size() ? parts_[at_++] : std::string(); }
+
+  /// Hands every part that is left to `take` as key and value; false: there is no such key.
+  absl::Status ForEachSetting(
+      const std::function<absl::StatusOr<bool>(const std::string& key, const std::string& value)>&
+          take,
+      const char* known) {
+    for (; at_ < parts_.size(); ++at_) {
+      const std::string& part = parts_[at_];
+      const size_t equals = part.find('=');
+      const std::string value = equals == std::string::npos ? "" : part.substr(equals + 1);
+      QG_ASSIGN_OR_RETURN(const bool is_known, take(part.substr(0, equals), value));
+      if (!is_known) return Fail(absl::StrCat("\"", part, "\" is none of ", known));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<float> Number(const std::string& value) const {
+    float number = 0;
+    if (absl::SimpleAtof(value, &number)) return number;
+    return Fail(absl::StrCat("\"", value, "\" is no number"));
+  }
+
+  /// A flag may stand alone.
+  absl::StatusOr<bool> Flag(const std::string& value) const {
+    if (value.empty() || value == "true") return true;
+    if (value == "false") return false;
+    return Fail(absl::StrCat("\"", value, "\" is neither true nor false"));
+  }
+
+ private:
+  const char* const option_;
+  const std::string text_;
+  const std::vector<std::string> parts_;
+  size_t at_ = 0;
+};
+
+absl::StatusOr<v1::Norm> NormFrom(ArgumentReader& reader) {
+  v1::Norm norm;
+  norm.set_kind(reader.TakeWord());
+  QG_RETURN_IF_ERROR(reader.ForEachSetting(
+      [&](const std::string& key, const std::string& value) -> absl::StatusOr<bool> {
+        if (key == "eps" || key == "epsilon") {
+          QG_ASSIGN_OR_RETURN(const float epsilon, reader.Number(value));
+          norm.set_epsilon(epsilon);
+          return true;
+        }
+        if (key != "zero_centered" && key != "zero_centered_gamma") return false;
+        QG_ASSIGN_OR_RETURN(const bool is_zero_centered, reader.Flag(value));
+        norm.set_zero_centered_gamma(is_zero_centered);
+        return true;
+      },
+      "eps=NUMBER, zero_centered"));
+  return norm;
+}
+
+absl::StatusOr<v1::Activation> ActivationFrom(ArgumentReader& reader) {
+  v1::Activation activation;
+  activation.set_kind(reader.TakeWord());
+  QG_RETURN_IF_ERROR(reader.ForEachSetting(
+      [&](const std::string& key, const std::string& value) -> absl::StatusOr<bool> {
+        if (key == "variant") {
+          activation.set_variant(value);
+          return true;
+        }
+        if (key != "limit" && key != "alpha" && key != "offset") return false;
+        QG_ASSIGN_OR_RETURN(const float number, reader.Number(value));
+        if (key == "limit") activation.set_limit(number);
+        if (key == "alpha") activation.set_alpha(number);
+        if (key == "offset") activation.set_offset(number);
+        return true;
+      },
+      "limit=NUMBER, alpha=NUMBER, offset=NUMBER, variant=NAME"));
+  return activation;
+}
+
+absl::Status QuantizeFrom(ArgumentReader& reader, v1::Operation& operation) {
+  return reader.ForEachSetting(
+      [&](const std::string& key, const std::string& value) -> absl::StatusOr<bool> {
+        if (key != "forward" && key != "backward") return false;
+        QG_ASSIGN_OR_RETURN(const bool is_on, reader.Flag(value));
+        if (key == "forward") operation.set_quantize_forward(is_on);
+        if (key == "backward") operation.set_quantize_backward(is_on);
+        return true;
+      },
+      "forward=BOOL, backward=BOOL");
+}
+
+/// The settings of an operation, behind its kind.
+absl::Status SettingsFrom(ArgumentReader& reader, v1::Operation& operation) {
+  const std::string& kind = operation.kind();
+  if (kind == "norm") {
+    QG_ASSIGN_OR_RETURN(*operation.mutable_norm(), NormFrom(reader));
+  } else if (kind == "activation") {
+    QG_ASSIGN_OR_RETURN(*operation.mutable_activation(), ActivationFrom(reader));
+  } else if (kind == "quantize") {
+    QG_RETURN_IF_ERROR(QuantizeFrom(reader, operation));
+  } else if (kind == "add") {
+    operation.set_addend(reader.TakeWord());
+  } else if (kind == "scale") {
+    QG_ASSIGN_OR_RETURN(const float factor, reader.Number(reader.TakeWord()));
+    operation.set_factor(factor);
+  }
+  if (const std::string rest = reader.TakeWord(); !rest.empty()) {
+    return reader.Fail(absl::StrCat("\"", rest, "\" says nothing to ", kind));
+  }
+  return absl::OkStatus();
+}
+
+/// The first error, with its line.
+class FirstError : public google::protobuf::io::ErrorCollector {
+ public:
+  void AddError(int line, int column, const std::string& message) override {
+    if (text_.empty()) text_ = absl::StrCat(line + 1, ":", column + 1, ": ", message);
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+absl::StatusOr<v1::RunSpec> ParseSpec(const std::string& name, const std::string& text,
+                                      bool is_json) {
+  v1::RunSpec spec;
+  if (is_json) {
+    const auto status = google::protobuf::util::JsonStringToMessage(text, &spec);
+    if (status.ok()) return spec;
+    return Refuse("--spec", name, absl::StrCat("no RunSpec as JSON: ", status.ToString()));
+  }
+  google::protobuf::TextFormat::Parser parser;
+  FirstError error;
+  parser.RecordErrorsTo(&error);
+  parser.SetRecursionLimit(32);
+  if (parser.ParseFromString(text, &spec)) return spec;
+  return Refuse("--spec", name, absl::StrCat("no RunSpec as protobuf text: ", error.text()));
+}
+
+}  // namespace
+
+absl::StatusOr<v1::Norm> ParseNormArgument(const std::string& text) {
+  ArgumentReader reader("--norm", text);
+  return NormFrom(reader);
+}
+
+absl::StatusOr<v1::Activation> ParseActivationArgument(const std::string& text) {
+  ArgumentReader reader("--activation", text);
+  return ActivationFrom(reader);
+}
+
+absl::StatusOr<v1::Operation> ParseOperationArgument(const std::string& text) {
+  v1::Operation operation;
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0 || text.find(',') < equals) {
+    return Refuse("--operation", text, "write NAME=KIND, as in fc1=basic_linear");
+  }
+  operation.set_name(text.substr(0, equals));
+  ArgumentReader reader("--operation", text.substr(equals + 1));
+  operation.set_kind(reader.TakeWord());
+  QG_RETURN_IF_ERROR(SettingsFrom(reader, operation));
+  return operation;
+}
+
+absl::StatusOr<std::vector<int64_t>> ParseSplitsArgument(const std::string& text) {
+  std::vector<int64_t> splits;
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    int64_t rows = 0;
+    if (!absl::SimpleAtoi(part, &rows)) {
+      return Refuse("--m-splits", text,
+                    absl::StrCat("\"", part, "\" is no number of rows; write 128,0,64"));
+    }
+    splits.push_back(rows);
+  }
+  return splits;
+}
+
+absl::StatusOr<v1::RequiresGrad> ParseRequiresGradArgument(const std::string& text) {
+  v1::RequiresGrad requires_grad;
+  if (text == "none") return requires_grad;
+  const std::vector<std::string> names = absl::StrSplit(text, ',');
+  for (const std::string& name : names) {
+    if (name == "x") {
+      requires_grad.set_x(true);
+    } else if (name == "w" || name == "weight") {
+      requires_grad.set_weight(true);
+    } else if (name == "b" || name == "bias") {
+      requires_grad.set_bias(true);
+    } else if (name == "n" || name == "norm") {
+      requires_grad.set_norm(true);
+    } else {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--requires-grad: \"", name, "\" is none of x, w, b, n (or none alone)"));
+    }
+  }
+  return requires_grad;
+}
+
+std::optional<NamedArgument> SplitNamedArgument(std::string_view text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string_view::npos || equals == 0) return std::nullopt;
+  // gen:normal,seed=1 and FILE.safetensors:a=b have a colon first, paths a slash.
+  const std::string_view name = text.substr(0, equals);
+  if (name.find_first_of(":/,@") != std::string_view::npos) return std::nullopt;
+  return NamedArgument{std::string(name), std::string(text.substr(equals + 1))};
+}
+
+absl::StatusOr<v1::RunSpec> ReadRunSpec(const std::string& text) {
+  if (absl::StartsWith(text, "{")) return ParseSpec("{...}", text, true);
+  std::ifstream file(text, std::ios::binary);
+  if (!file) {
+    return absl::NotFoundError(absl::StrCat("--spec: ", text, ": ", std::strerror(errno)));
+  }
+  std::string content(kSpecBytesMax + 1, '\0');
+  file.read(content.data(), static_cast<std::streamsize>(content.size()));
+  content.resize(static_cast<size_t>(file.gcount()));
+  if (content.size() > kSpecBytesMax) return Refuse("--spec", text, "longer than 4 MiB");
+  return ParseSpec(text, content, absl::EndsWith(text, ".json"));
+}
+
+}  // namespace quantgate

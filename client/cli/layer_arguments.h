@@ -1,0 +1,44 @@
+// Values of the options that say what a layer computes, and the files that say all of a run.
+//
+//   --norm rmsnorm,eps=1e-6,zero_centered
+//   --activation clamped_swiglu,limit=7,alpha=1.702,offset=1
+//   --operation fc1=basic_linear     --operation act=activation,gelu
+//   --operation ln=norm,layernorm    --operation sum=add,x
+//   --operation half=scale,0.5       --operation q=quantize,forward=false,backward=true
+//
+// Which names there are is the server's to say; INVALID_ARGUMENT here is bad syntax, naming the
+// option.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "quantgate/v1/layer.pb.h"
+
+namespace quantgate {
+
+absl::StatusOr<v1::Norm> ParseNormArgument(const std::string& text);
+absl::StatusOr<v1::Activation> ParseActivationArgument(const std::string& text);
+absl::StatusOr<v1::Operation> ParseOperationArgument(const std::string& text);
+
+/// "128,0,64".
+absl::StatusOr<std::vector<int64_t>> ParseSplitsArgument(const std::string& text);
+
+/// "x,w,b,n", also spelled out; "none".
+absl::StatusOr<v1::RequiresGrad> ParseRequiresGradArgument(const std::string& text);
+
+/// NAME=TENSOR. A tensor without a name may hold '=' too, but only behind what no name has.
+struct NamedArgument {
+  std::string name;
+  std::string tensor;
+};
+std::optional<NamedArgument> SplitNamedArgument(std::string_view text);
+
+/// A RunSpec as JSON or protobuf text: the text itself where it begins with '{', else the file of
+/// that name, JSON where it ends in .json. NOT_FOUND for no file.
+absl::StatusOr<v1::RunSpec> ReadRunSpec(const std::string& text);
+
+}  // namespace quantgate

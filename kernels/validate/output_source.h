@@ -1,0 +1,37 @@
+// Where an output of a layer comes from: what a report needs in order to say what it should be.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/layer/layer.h"
+#include "kernels/validate/operation_reference.h"
+
+namespace quantgate {
+
+/// One of these; none: a sum over no rows. Pointers are into the LayerResult.
+struct OutputSource {
+  const GemmRecord* gemm = nullptr;
+  std::vector<const GemmRecord*> parts;   ///< One after the other along the rows.
+  Tensor summed;                          ///< A bias's gradient: the gradient whose rows it sums.
+  Tensor quantized;                       ///< What a quantize operation was given.
+  std::vector<OperationCall> operations;  ///< As EvaluateOperations takes them.
+};
+
+/// Of `output`, an output or intermediate of `result`, which RunLayer made of `request` under
+/// `recipe`.
+absl::StatusOr<OutputSource> SourceOf(Engine& engine, const LayerRequest& request,
+                                      const Recipe& recipe, const LayerResult& result,
+                                      const std::string& output, const Cancellation* cancellation);
+
+/// What was given under this name: "x", "grad_output", a parameter, an expert's rows ("x.2"); an
+/// absent tensor for another name.
+Tensor FindGiven(const LayerRequest& request, const std::string& name);
+/// The output or intermediate of this name; an absent tensor for none.
+Tensor FindComputed(const LayerResult& result, const std::string& name);
+
+/// `count` rows from `begin` on, in the same memory: [count][columns].
+Tensor RowsOf(const Tensor& tensor, int64_t begin, int64_t count);
+
+}  // namespace quantgate
