@@ -16,6 +16,7 @@
 #include "quantgate/v1/blobs_service.grpc.pb.h"
 #include "quantgate/v1/engine_service.grpc.pb.h"
 #include "quantgate/v1/info_service.grpc.pb.h"
+#include "quantgate/v1/sessions_service.grpc.pb.h"
 #include "quantgate/v1/tensors_service.grpc.pb.h"
 
 namespace quantgate {
@@ -40,11 +41,12 @@ absl::Status CheckAddress(const std::string& address) {
 
 struct Connection::Stubs {
   explicit Stubs(const std::shared_ptr<grpc::Channel>& channel)
-      : info(channel), blobs(channel), tensors(channel), engine(channel) {}
+      : info(channel), blobs(channel), tensors(channel), engine(channel), sessions(channel) {}
   v1::Info::Stub info;
   v1::Blobs::Stub blobs;
   v1::Tensors::Stub tensors;
   v1::Engine::Stub engine;
+  v1::Sessions::Stub sessions;
 
   template <typename Stub, typename Request, typename Response>
   static absl::StatusOr<Response> Call(Connection& connection, Stub& stub,
@@ -151,6 +153,31 @@ absl::StatusOr<v1::Run> Connection::GetRun(const v1::GetRunRequest& request) {
 }
 absl::StatusOr<v1::ListRunsResponse> Connection::ListRuns(const v1::ListRunsRequest& request) {
   return Stubs::Call(*this, stubs_->engine, &v1::Engine::Stub::ListRuns, request);
+}
+
+absl::StatusOr<v1::Session> Connection::OpenSession(const v1::OpenSessionRequest& request) {
+  return Stubs::Call(*this, stubs_->sessions, &v1::Sessions::Stub::Open, request);
+}
+absl::StatusOr<v1::SessionStepResponse> Connection::StepSession(
+    const v1::SessionStepRequest& request) {
+  return Stubs::Call(*this, stubs_->sessions, &v1::Sessions::Stub::Step, request);
+}
+absl::StatusOr<v1::Session> Connection::GetSession(const v1::GetSessionRequest& request) {
+  return Stubs::Call(*this, stubs_->sessions, &v1::Sessions::Stub::Get, request);
+}
+absl::StatusOr<v1::ListSessionsResponse> Connection::ListSessions(
+    const v1::ListSessionsRequest& request) {
+  return Stubs::Call(*this, stubs_->sessions, &v1::Sessions::Stub::List, request);
+}
+absl::StatusOr<v1::CheckpointResponse> Connection::Checkpoint(
+    const v1::CheckpointRequest& request) {
+  return Stubs::Call(*this, stubs_->sessions, &v1::Sessions::Stub::Checkpoint, request);
+}
+absl::StatusOr<v1::Session> Connection::RestoreSession(const v1::RestoreSessionRequest& request) {
+  return Stubs::Call(*this, stubs_->sessions, &v1::Sessions::Stub::Restore, request);
+}
+absl::StatusOr<v1::Session> Connection::CloseSession(const v1::CloseSessionRequest& request) {
+  return Stubs::Call(*this, stubs_->sessions, &v1::Sessions::Stub::Close, request);
 }
 
 absl::StatusOr<v1::Run> Connection::CancelRun(const v1::CancelRunRequest& request) {

@@ -15,6 +15,7 @@
 #include "quantgate/v1/blobs_service.pb.h"
 #include "quantgate/v1/engine_service.pb.h"
 #include "quantgate/v1/info_service.pb.h"
+#include "quantgate/v1/sessions_service.pb.h"
 #include "quantgate/v1/tensors_service.pb.h"
 
 namespace grpc {
@@ -70,6 +71,14 @@ class Connection {
   absl::StatusOr<v1::ListRunsResponse> ListRuns(const v1::ListRunsRequest& request);
   /// Goes out even after Cancel() or the deadline, for a moment of its own.
   absl::StatusOr<v1::Run> CancelRun(const v1::CancelRunRequest& request);
+
+  absl::StatusOr<v1::Session> OpenSession(const v1::OpenSessionRequest& request);
+  absl::StatusOr<v1::SessionStepResponse> StepSession(const v1::SessionStepRequest& request);
+  absl::StatusOr<v1::Session> GetSession(const v1::GetSessionRequest& request);
+  absl::StatusOr<v1::ListSessionsResponse> ListSessions(const v1::ListSessionsRequest& request);
+  absl::StatusOr<v1::CheckpointResponse> Checkpoint(const v1::CheckpointRequest& request);
+  absl::StatusOr<v1::Session> RestoreSession(const v1::RestoreSessionRequest& request);
+  absl::StatusOr<v1::Session> CloseSession(const v1::CloseSessionRequest& request);
 
   /// Ends every call under way with CANCELLED, and later ones at once.
   void Cancel();

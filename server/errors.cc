@@ -132,6 +132,34 @@ absl::Status TensorNotFound(const Digest& digest) {
                "digest", digest.Text(), "must be registered, or come with a type");
 }
 
+absl::Status SessionNotFound(const std::string& session_id) {
+  return About(absl::NotFoundError(absl::StrCat("no session '", session_id, "'")), "session_id",
+               session_id, "must be a session of this server");
+}
+
+absl::Status SessionEnded(const std::string& session_id, std::string_view how) {
+  std::string rule = absl::StrCat("the session is ", std::string(how));
+  if (how == "evicted") rule += ": it was idle, and another one needed its place";
+  if (how == "expired") rule += ": no call named it for as long as its lease";
+  rule += "; restore it from a checkpoint";
+  return About(absl::FailedPreconditionError(
+                   absl::StrCat("session_id is ", session_id, ": ", rule)),
+               "session_id", session_id, rule);
+}
+
+absl::Status SessionElsewhere(int64_t expected_step, int64_t step) {
+  const std::string rule =
+      absl::StrCat("the session is at step ", step, ": another client's step came first");
+  return About(absl::AbortedError(absl::StrCat("expected_step is ", expected_step, ": ", rule)),
+               "expected_step", absl::StrCat(expected_step), rule);
+}
+
+absl::Status SessionBusy(const std::string& request_id) {
+  return With(
+      absl::AbortedError(absl::StrCat("request '", request_id, "' is opening its session now")),
+      kRetryAfter, absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
+}
+
 absl::Status OffsetMismatch(int64_t offset, int64_t committed_size) {
   return With(About(absl::OutOfRangeError(absl::StrCat("header.offset is ", offset,
                                                        ": the server has ", committed_size,
@@ -207,6 +235,12 @@ absl::Status DiskFull(const std::string& operation) {
 absl::Status QuotaExceeded(int64_t wanted, int64_t used, int64_t limit) {
   return Exhausted("quota", absl::StrCat(wanted, " more bytes do not fit the blob store: ", used,
                                          " of ", limit, " bytes are used"));
+}
+
+absl::Status SessionsFull(const std::string& what, int64_t wanted, int64_t limit) {
+  return With(Exhausted("sessions", absl::StrCat(what, ": ", wanted, " of ", limit,
+                                                 ", and none is idle; close one, or try later")),
+              kRetryAfter, absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
 }
 
 absl::Status LimitExceeded(const std::string& field, int64_t value, int64_t limit) {

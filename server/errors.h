@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -50,6 +51,13 @@ absl::Status BlobNotFound(const Digest& digest);
 absl::Status UploadNotFound(const std::string& upload_id);
 absl::Status RunNotFound(const std::string& run_id);
 absl::Status TensorNotFound(const Digest& digest);
+absl::Status SessionNotFound(const std::string& session_id);
+/// FAILED_PRECONDITION of a session that was `how`: closed, evicted or expired.
+absl::Status SessionEnded(const std::string& session_id, std::string_view how);
+/// ABORTED: another client's step came first.
+absl::Status SessionElsewhere(int64_t expected_step, int64_t step);
+/// ABORTED: the session of this request is being opened.
+absl::Status SessionBusy(const std::string& request_id);
 
 /// OUT_OF_RANGE of an upload, with what the server has.
 absl::Status OffsetMismatch(int64_t offset, int64_t committed_size);
@@ -68,6 +76,8 @@ absl::Status RequestIdReused(const std::string& request_id);
 absl::Status QueueFull(const std::string& queue, int capacity);
 absl::Status DiskFull(const std::string& operation);
 absl::Status QuotaExceeded(int64_t wanted, int64_t used, int64_t limit);
+/// `what` that sessions hold together.
+absl::Status SessionsFull(const std::string& what, int64_t wanted, int64_t limit);
 absl::Status LimitExceeded(const std::string& field, int64_t value, int64_t limit);
 
 /// UNAVAILABLE while shutting down: another server may take it.

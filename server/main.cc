@@ -96,6 +96,13 @@ void AddOptions(CLI::App& app, ServerOptions& options, int& threads, int& grace_
       ->transform(CLI::AsSizeValue(false))
       ->type_name("SIZE")
       ->default_str("8Gi");
+  app.add_option("--sessions-max", options.sessions.sessions_max, "Training sessions open at once")
+      ->check(CLI::Range(0, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--session-bytes-max", options.sessions.bytes_max, "Tensors of all sessions")
+      ->transform(CLI::AsSizeValue(false))
+      ->type_name("SIZE")
+      ->default_str("16Gi");
   app.add_option("--grace", grace_seconds, "Seconds that runs have to finish after SIGTERM")
       ->check(CLI::Range(0, 86'400))
       ->default_val(30);

@@ -60,7 +60,7 @@ const std::vector<std::string>& CodeNames() {
 constexpr std::string_view kOperationNames[] = {
     "linear",   "layernorm_linear", "layernorm_mlp", "grouped_linear", "chain",
     "quantize", "dequantize",       "gemm",          "compare",        "explain",
-    "put",      "generate",         "describe",      "check_hardware"};
+    "put",      "generate",         "describe",      "check_hardware", "session"};
 constexpr std::string_view kStageNames[] = {"queue",     "fetch",   "quantize", "gemm",
                                             "operation", "compare", "store"};
 /// Those of kOperationNames that are layers.
@@ -235,10 +235,28 @@ struct Metrics::Families {
       GaugeFamily(registry, "quantgate_hardware_check_algorithms",
                   "Algorithms of the last self-check: equal to their model, or drifted from it."),
       {{"device", cuda_devices}, {"result", {"equal", "drifted"}}}};
+  GaugeGrid sessions_open{GaugeFamily(registry, "quantgate_sessions_open", "Training sessions."),
+                          {}};
+  GaugeGrid session_bytes{
+      GaugeFamily(registry, "quantgate_session_bytes", "Bytes of the tensors that sessions hold."),
+      {}};
+  GaugeGrid session_bytes_limit{
+      GaugeFamily(registry, "quantgate_session_bytes_limit", "Bound on the bytes of sessions."),
+      {}};
+  CounterGrid session_steps{
+      CounterFamily(registry, "quantgate_session_steps_total", "Steps of sessions, by outcome."),
+      {{"step",
+        {"train", "evaluate", "recompute", "backward", "wgrad", "optimize", "change_recipe",
+         "offload", "reload"}},
+       OutcomeAxis()}};
+  CounterGrid sessions_ended{
+      CounterFamily(registry, "quantgate_sessions_ended_total", "Sessions that ended, by reason."),
+      {{"reason", {"closed", "evicted", "expired"}}}};
   CounterGrid rejected{
       CounterFamily(registry, "quantgate_rejected_total", "Requests refused, by reason."),
       {{"reason",
-        {"queue_full", "bytes_budget", "quota", "disk", "memory", "draining", "limit", "other"}}}};
+        {"queue_full", "bytes_budget", "quota", "disk", "memory", "draining", "limit", "sessions",
+         "other"}}}};
   GaugeGrid inflight_bytes{
       GaugeFamily(registry, "quantgate_inflight_bytes", "Bytes held in memory."),
       {{"kind", {"upload"}}}};
@@ -395,6 +413,13 @@ void Metrics::Families::Refresh() {
   blob_objects("committed").Set(static_cast<double>(readings.blob_committed_objects));
   blob_objects("partial").Set(static_cast<double>(readings.blob_partial_objects));
   blob_limit().Set(static_cast<double>(readings.blob_bytes_max));
+  const GaugeReadings::Sessions& sessions = readings.sessions;
+  sessions_open().Set(static_cast<double>(sessions.open));
+  session_bytes().Set(static_cast<double>(sessions.bytes));
+  session_bytes_limit().Set(static_cast<double>(sessions.bytes_max));
+  RaiseTo(sessions_ended("closed"), sessions.closed);
+  RaiseTo(sessions_ended("evicted"), sessions.evicted);
+  RaiseTo(sessions_ended("expired"), sessions.expired);
 }
 
 Metrics::Metrics(std::span<const RpcMethod> methods, const BuildLabels& build)
@@ -477,6 +502,10 @@ void Metrics::VariantReported(const VariantReport& report, std::string_view refe
                         comparison.parity.equal ? "equal" : "differs")
         .Increment();
   }
+}
+
+void Metrics::SessionStepped(std::string_view step, const absl::Status& status) {
+  families_->session_steps(step, OutcomeOf(status)).Increment();
 }
 
 void Metrics::Uploaded(Transport transport, int64_t bytes) {

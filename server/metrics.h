@@ -64,6 +64,15 @@ struct GaugeReadings {
   int64_t blob_partial_bytes = 0;
   int64_t blob_partial_objects = 0;
   int64_t blob_bytes_max = 0;
+  struct Sessions {
+    int64_t open = 0;
+    int64_t bytes = 0;
+    int64_t bytes_max = 0;
+    // Since the start.
+    int64_t closed = 0;
+    int64_t evicted = 0;
+    int64_t expired = 0;
+  } sessions;
   std::vector<DeviceGauges> devices;  ///< CUDA devices only.
 };
 
@@ -82,7 +91,8 @@ enum class Operation {
   kPut,
   kGenerate,
   kDescribe,
-  kCheckHardware
+  kCheckHardware,
+  kSession
 };
 Operation OperationOf(LayerKind layer);
 enum class Stage { kQueue, kFetch, kQuantize, kGemm, kOperation, kCompare, kStore };
@@ -111,6 +121,9 @@ class Metrics {
   /// name of the recipe that it was compared with; empty without one.
   void VariantReported(const VariantReport& report, std::string_view reference_recipe);
   void Quantized(std::string_view recipe, const QuantizationCounts& counts);
+
+  /// `step` as sessions call it: "train", "backward", ...
+  void SessionStepped(std::string_view step, const absl::Status& status);
 
   void Uploaded(Transport transport, int64_t bytes);
   void Downloaded(Transport transport, int64_t bytes);

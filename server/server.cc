@@ -30,8 +30,12 @@
 namespace quantgate {
 namespace {
 
-constexpr const char* kHealthServices[] = {"live", "quantgate.v1.Info", "quantgate.v1.Blobs",
-                                           "quantgate.v1.Tensors", "quantgate.v1.Engine"};
+constexpr const char* kHealthServices[] = {"live",
+                                           "quantgate.v1.Info",
+                                           "quantgate.v1.Blobs",
+                                           "quantgate.v1.Tensors",
+                                           "quantgate.v1.Engine",
+                                           "quantgate.v1.Sessions"};
 
 void SetChannelArguments(grpc::ServerBuilder& builder, int64_t buffer_bytes_max) {
   builder.SetMaxReceiveMessageSize(kMessageBytesMax);
@@ -126,6 +130,7 @@ class RunningServer : public Server {
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Executor> transfers_;
   Devices devices_;
+  std::unique_ptr<SessionStore> sessions_;  ///< Of tensors in the devices' memory.
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<int> ports_;
@@ -153,14 +158,15 @@ absl::Status RunningServer::Open() {
   tensors_ = std::make_unique<TensorStore>(*database_);
   run_store_ = std::make_unique<RunStore>(*database_);
   loader_ = std::make_unique<TensorLoader>(*blobs_, *tensors_);
+  sessions_ = std::make_unique<SessionStore>(options_.sessions);
   // Conversions are short; transfers need two threads for the strands of one upload, and more for
   // disks that wait.
   const int cpus = AvailableCpus();
   executor_ = std::make_unique<Executor>(std::max(2, cpus / 2));
   transfers_ = std::make_unique<Executor>(std::max(4, cpus));
   context_.reset(new ServiceContext{options_, devices_, watch_, *blobs_, *tensors_, *run_store_,
-                                    *loader_, hardware_checks_, *executor_, *transfers_, *metrics_,
-                                    calls_, is_draining_, upload_bytes_in_flight_});
+                                    *loader_, *sessions_, hardware_checks_, *executor_, *transfers_,
+                                    *metrics_, calls_, is_draining_, upload_bytes_in_flight_});
   runs_ = std::make_unique<Runs>(*context_);
   metrics_->SetGaugeSource([this] { return ReadGauges(); });
   QG_RETURN_IF_ERROR(CheckDevices());
@@ -207,6 +213,7 @@ absl::Status RunningServer::Listen() {
   services_.push_back(MakeBlobsService(*context_));
   services_.push_back(MakeTensorsService(*context_));
   services_.push_back(MakeEngineService(*context_, *runs_));
+  services_.push_back(MakeSessionsService(*context_));
   grpc::ServerBuilder builder;
   SetChannelArguments(builder, options_.grpc_buffer_bytes_max);
   for (const auto& service : services_) builder.RegisterService(service.get());
@@ -257,12 +264,16 @@ GaugeReadings RunningServer::ReadGauges() {
   readings.blob_partial_bytes = usage.partial_bytes;
   readings.blob_partial_objects = usage.partial_objects;
   readings.blob_bytes_max = blobs_->bytes_max();
+  const SessionUsage sessions = sessions_->usage();
+  readings.sessions = {sessions.open,   sessions.bytes,   sessions.bytes_max,
+                       sessions.closed, sessions.evicted, sessions.expired};
   return readings;
 }
 
 void RunningServer::Maintain() {
   while (!stop_maintenance_.WaitForNotificationWithTimeout(absl::Seconds(1))) {
     calls_.CancelIdle(absl::Now(), kUploadIdleMax);
+    sessions_->ExpireLeases();
   }
 }
 

@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "kernels/engine/engine.h"
 #include "server/limits.h"
+#include "server/session_limits.h"
 
 namespace grpc {
 class Channel;
@@ -47,6 +48,7 @@ struct ServerOptions {
   int64_t tensor_bytes_max = int64_t{8} << 30;   ///< Of one tensor that a request makes or names.
   /// Of messages received and not yet taken, over all connections.
   int64_t grpc_buffer_bytes_max = kGrpcBufferBytesMax;
+  SessionLimits sessions;
   bool fsync = true;  ///< False: an in-process throw-away store.
 };
 

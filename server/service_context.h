@@ -10,6 +10,7 @@
 #include "server/hardware_checks.h"
 #include "server/metrics.h"
 #include "server/server.h"
+#include "server/session_store.h"
 #include "server/store/blob_store.h"
 #include "server/store/run_store.h"
 #include "server/store/tensor_store.h"
@@ -27,6 +28,7 @@ struct ServiceContext {
   TensorStore& tensors;
   RunStore& run_store;
   TensorLoader& loader;
+  SessionStore& sessions;
   HardwareChecks& hardware_checks;
   Executor& executor;   ///< Conversion, checks, the database.
   Executor& transfers;  ///< Hashing and disk of uploads and downloads.

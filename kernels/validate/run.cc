@@ -44,6 +44,18 @@ bool IsHardware(const std::string& arithmetic) {
   });
 }
 
+}  // namespace
+
+VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm) {
+  VariantReport::GemmLine line{std::string(GemmRoleName(gemm.role)), GemmText(gemm.desc),
+                               gemm.a_source, gemm.b_source, gemm.result.arithmetic};
+  line.is_hardware = IsHardware(gemm.result.arithmetic);
+  if (line.is_hardware) line.algorithm = gemm.result.note;
+  return line;
+}
+
+namespace {
+
 VariantReport DescribeVariant(const Variant& variant, LayerResult& result) {
   VariantReport report;
   report.label = variant.Label();
@@ -55,10 +67,7 @@ VariantReport DescribeVariant(const Variant& variant, LayerResult& result) {
   report.saved = std::move(result.saved);
   report.quantizations = std::move(result.quantizations);
   for (const GemmRecord& gemm : result.gemms) {
-    VariantReport::GemmLine line{std::string(GemmRoleName(gemm.role)), GemmText(gemm.desc),
-                                 gemm.a_source, gemm.b_source, gemm.result.arithmetic};
-    line.is_hardware = IsHardware(gemm.result.arithmetic);
-    if (line.is_hardware) line.algorithm = gemm.result.note;
+    VariantReport::GemmLine line = GemmLineOf(gemm);
     report.is_hardware = report.is_hardware || line.is_hardware;
     report.gemms.push_back(std::move(line));
   }

@@ -72,6 +72,9 @@ struct VariantReport {
   std::vector<NamedTensor> state;  ///< LayerResult::state.
 };
 
+/// What a report says of a GEMM that a layer did.
+VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm);
+
 /// Equal or not, between any two variants, per output: the matrix of `quantgate compare`.
 struct PairSummary {
   int subject = 0;  ///< Indices into variants.

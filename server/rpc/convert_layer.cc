@@ -14,8 +14,6 @@
 #include "server/rpc/convert_tensor.h"
 
 namespace quantgate {
-namespace {
-
 absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::string& field) {
   QG_ASSIGN_OR_RETURN(Recipe recipe, RecipeFromProto(proto.recipe(), field + ".recipe"));
   if (!proto.backward_override().empty()) {
@@ -39,6 +37,8 @@ absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::st
   }
   return Variant{std::move(recipe), arithmetic};
 }
+
+namespace {
 
 /// Names in requests become field names, file entries and words of a command line.
 constexpr size_t kParameterNameLengthMax = 80;
@@ -107,8 +107,9 @@ absl::StatusOr<OperationSpec> OperationFromProto(const v1::Operation& proto,
   return operation;
 }
 
-absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto) {
-  const std::string field = "spec.step.layer";
+}  // namespace
+
+absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::string& field) {
   LayerSpec layer;
   if (proto.kind().empty()) {
     return error::MissingField(field + ".kind", "a layer has a kind, such as linear");
@@ -140,10 +141,14 @@ absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto) {
   return layer;
 }
 
+namespace {
+
 /// Tensors of a step by name, more than any layer has.
 constexpr int kNamedTensorsMax = 4 * kExpertsMax;
 
 using ProtoTensors = google::protobuf::Map<std::string, v1::TensorSource>;
+
+}  // namespace
 
 absl::StatusOr<std::map<std::string, TensorReference>> NamedTensorsFromProto(
     const ProtoTensors& proto, const std::string& field, int64_t tensor_bytes_max) {
@@ -165,8 +170,10 @@ absl::StatusOr<std::map<std::string, TensorReference>> NamedTensorsFromProto(
   return references;
 }
 
+namespace {
+
 absl::Status StepFromProto(const v1::LayerStep& proto, int64_t tensor_bytes_max, LayerRun& run) {
-  QG_ASSIGN_OR_RETURN(run.layer, LayerFromProto(proto.layer()));
+  QG_ASSIGN_OR_RETURN(run.layer, LayerFromProto(proto.layer(), "spec.step.layer"));
   QG_ASSIGN_OR_RETURN(run.x, TensorReferenceFromProto(proto.x(), "spec.step.x", tensor_bytes_max));
   QG_RETURN_IF_ERROR(RequireTensor(run.x));
   QG_ASSIGN_OR_RETURN(

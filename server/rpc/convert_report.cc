@@ -81,6 +81,8 @@ v1::OutputReport OutputReportToProto(const OutputReport& report) {
   return proto;
 }
 
+}  // namespace
+
 v1::SavedOperand SavedOperandToProto(const SavedOperand& saved) {
   v1::SavedOperand proto;
   proto.set_name(saved.name);
@@ -102,8 +104,6 @@ v1::GemmLine GemmLineToProto(const VariantReport::GemmLine& line) {
   proto.set_is_hardware(line.is_hardware);
   return proto;
 }
-
-}  // namespace
 
 v1::ParityReport ParityReportToProto(const ParityReport& report) {
   v1::ParityReport proto;
@@ -169,6 +169,7 @@ v1::QuantizationRecord QuantizationRecordToProto(const QuantizationRecord& recor
   proto.set_rowwise(record.usages.rowwise);
   proto.set_columnwise(record.usages.columnwise);
   proto.set_quantizer(record.quantizer);
+  proto.set_tensor(record.tensor);
   if (record.amax.has_value()) proto.set_amax(*record.amax);
   if (record.scale.has_value()) proto.set_scale(*record.scale);
   if (record.scale_inv.has_value()) proto.set_scale_inv(*record.scale_inv);

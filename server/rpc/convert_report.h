@@ -11,6 +11,8 @@ namespace quantgate {
 v1::ElementPair ElementPairToProto(const ElementPair& pair);
 v1::ParityReport ParityReportToProto(const ParityReport& report);
 v1::ErrorReport ErrorReportToProto(const ErrorReport& report);
+v1::SavedOperand SavedOperandToProto(const SavedOperand& saved);
+v1::GemmLine GemmLineToProto(const VariantReport::GemmLine& line);
 v1::QuantizationRecord QuantizationRecordToProto(const QuantizationRecord& record);
 /// Without OutputReport.tensor.
 v1::VariantReport VariantReportToProto(const VariantReport& report);

@@ -25,6 +25,10 @@ v1::Capabilities MakeCapabilities(const ServiceContext& context) {
   limits.set_variants_max(kVariantsMax);
   limits.set_queue_capacity(context.options.queue_capacity);
   limits.set_find_missing_max(kFindMissingMax);
+  const SessionLimits& sessions = context.sessions.limits();
+  limits.set_sessions_max(sessions.sessions_max);
+  limits.set_session_bytes_max(sessions.bytes_max);
+  limits.set_session_lease_seconds_max(absl::ToInt64Seconds(sessions.lease_max));
   for (const DTypeTraits& traits : AllDTypes()) proto.add_dtypes(std::string(traits.name));
   for (const Distribution distribution : AllDistributions()) {
     proto.add_distributions(std::string(DistributionName(distribution)));
@@ -41,7 +45,8 @@ v1::Capabilities MakeCapabilities(const ServiceContext& context) {
     proto.add_norms(std::string(NormKindName(kind)));
   }
   proto.set_digest_function("sha256");
-  for (const char* feature : {"resumable_upload", "generate", "wait_run", "request_id"}) {
+  for (const char* feature :
+       {"resumable_upload", "generate", "wait_run", "request_id", "sessions"}) {
     proto.add_features(feature);
   }
   return proto;

@@ -30,6 +30,13 @@ enum class Rpc : int {
   kGetRun,
   kListRuns,
   kCancelRun,
+  kOpenSession,
+  kSessionStep,
+  kGetSession,
+  kListSessions,
+  kCheckpoint,
+  kRestoreSession,
+  kCloseSession,
 };
 
 /// Indexed by Rpc.

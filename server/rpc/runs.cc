@@ -14,6 +14,7 @@
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
 #include "server/limits.h"
+#include "server/rpc/content_digest.h"
 #include "server/rpc/convert_layer.h"
 #include "server/rpc/convert_tensor.h"
 #include "server/rpc/page.h"
@@ -21,18 +22,6 @@
 
 namespace quantgate {
 namespace {
-
-/// SHA-256 of a serialization that does not depend on the order of maps.
-Sha256 ContentOf(const google::protobuf::Message& message) {
-  std::string bytes;
-  {
-    google::protobuf::io::StringOutputStream stream(&bytes);
-    google::protobuf::io::CodedOutputStream coded(&stream);
-    coded.SetSerializationDeterministic(true);
-    message.SerializeToCodedStream(&coded);
-  }
-  return Sha256Of(std::as_bytes(std::span(bytes)));
-}
 
 void SetTimestamp(absl::Time time, google::protobuf::Timestamp* proto) {
   const int64_t micros = absl::ToUnixMicros(time);
@@ -81,7 +70,7 @@ absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl:
   if (!request.request_id().empty()) {
     QG_RETURN_IF_ERROR(CheckToken(request.request_id(), "request_id"));
   }
-  const Sha256 content = ContentOf(request.spec());
+  const Sha256 content = ContentDigest(request.spec());
   const std::lock_guard lock(start_mutex_);
   QG_ASSIGN_OR_RETURN(const auto earlier,
                       context_.run_store.FindRequest(request.request_id(), content));

@@ -1,0 +1,26 @@
+// What the calls of Sessions ask of a device, once they are known to be valid.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "quantgate/v1/sessions_service.pb.h"
+#include "server/rpc/unary_call.h"
+
+namespace quantgate {
+
+absl::StatusOr<DeviceWork> PrepareOpenSession(ServiceContext& context,
+                                              const v1::OpenSessionRequest& request,
+                                              v1::Session& response);
+absl::StatusOr<DeviceWork> PrepareRestoreSession(ServiceContext& context,
+                                                 const v1::RestoreSessionRequest& request,
+                                                 v1::Session& response);
+absl::StatusOr<DeviceWork> PrepareSessionStep(ServiceContext& context,
+                                              const v1::SessionStepRequest& request,
+                                              v1::SessionStepResponse& response);
+absl::StatusOr<DeviceWork> PrepareGetSession(ServiceContext& context,
+                                             const v1::GetSessionRequest& request,
+                                             v1::Session& response);
+absl::StatusOr<DeviceWork> PrepareCheckpoint(ServiceContext& context,
+                                             const v1::CheckpointRequest& request,
+                                             v1::CheckpointResponse& response);
+
+}  // namespace quantgate

@@ -1,0 +1,98 @@
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "quantgate/v1/sessions_service.grpc.pb.h"
+#include "server/errors.h"
+#include "server/rpc/convert_session.h"
+#include "server/rpc/page.h"
+#include "server/rpc/services.h"
+#include "server/rpc/session_calls.h"
+#include "server/rpc/unary_call.h"
+
+namespace quantgate {
+namespace {
+
+class SessionsService : public v1::Sessions::CallbackService {
+ public:
+  explicit SessionsService(ServiceContext& context) : context_(context) {}
+
+  grpc::ServerUnaryReactor* Open(grpc::CallbackServerContext* server_context,
+                                 const v1::OpenSessionRequest* request,
+                                 v1::Session* response) override {
+    return OnDevice(server_context, Rpc::kOpenSession, *request, *response, PrepareOpenSession);
+  }
+  grpc::ServerUnaryReactor* Step(grpc::CallbackServerContext* server_context,
+                                 const v1::SessionStepRequest* request,
+                                 v1::SessionStepResponse* response) override {
+    return OnDevice(server_context, Rpc::kSessionStep, *request, *response, PrepareSessionStep);
+  }
+  grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* server_context,
+                                const v1::GetSessionRequest* request,
+                                v1::Session* response) override {
+    return OnDevice(server_context, Rpc::kGetSession, *request, *response, PrepareGetSession);
+  }
+  grpc::ServerUnaryReactor* Checkpoint(grpc::CallbackServerContext* server_context,
+                                       const v1::CheckpointRequest* request,
+                                       v1::CheckpointResponse* response) override {
+    return OnDevice(server_context, Rpc::kCheckpoint, *request, *response, PrepareCheckpoint);
+  }
+  grpc::ServerUnaryReactor* Restore(grpc::CallbackServerContext* server_context,
+                                    const v1::RestoreSessionRequest* request,
+                                    v1::Session* response) override {
+    return OnDevice(server_context, Rpc::kRestoreSession, *request, *response,
+                    PrepareRestoreSession);
+  }
+
+  grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* server_context,
+                                 const v1::ListSessionsRequest* request,
+                                 v1::ListSessionsResponse* response) override {
+    return AnswerOnExecutor(context_, Rpc::kListSessions, Admission::kAlways, server_context,
+                            [=, this] { return ListSessions(*request, *response); });
+  }
+  grpc::ServerUnaryReactor* Close(grpc::CallbackServerContext* server_context,
+                                  const v1::CloseSessionRequest* request,
+                                  v1::Session* response) override {
+    return AnswerOnExecutor(context_, Rpc::kCloseSession, Admission::kAlways, server_context,
+                            [=, this]() -> absl::Status {
+                              QG_ASSIGN_OR_RETURN(const SessionRecord record,
+                                                  context_.sessions.Close(request->session_id()));
+                              *response = SessionRecordToProto(record, absl::Now());
+                              return absl::OkStatus();
+                            });
+  }
+
+ private:
+  template <typename Request, typename Response>
+  grpc::ServerUnaryReactor* OnDevice(grpc::CallbackServerContext* server_context, Rpc rpc,
+                                     const Request& request, Response& response,
+                                     absl::StatusOr<DeviceWork> (*prepare)(ServiceContext&,
+                                                                           const Request&,
+                                                                           Response&)) {
+    return AnswerOnDevice(
+        context_, rpc, Operation::kSession, server_context,
+        [this, &request, &response, prepare] { return prepare(context_, request, response); });
+  }
+
+  absl::Status ListSessions(const v1::ListSessionsRequest& request,
+                            v1::ListSessionsResponse& response) {
+    QG_ASSIGN_OR_RETURN(const Page page, PageFromProto(request.page_size(), request.page_token()));
+    const auto records = context_.sessions.List(page.before_id, page.size);
+    for (const SessionRecord& record : records) {
+      *response.add_sessions() = SessionRecordToProto(record, absl::Now());
+    }
+    const bool is_full = static_cast<int>(records.size()) == page.size;
+    response.set_next_page_token(PageToken(is_full ? records.back().number : 0));
+    return absl::OkStatus();
+  }
+
+  ServiceContext& context_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeSessionsService(ServiceContext& context) {
+  return std::make_unique<SessionsService>(context);
+}
+
+}  // namespace quantgate
