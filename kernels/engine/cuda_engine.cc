@@ -394,7 +394,11 @@ absl::StatusOr<std::vector<Fingerprint>> CudaEngine::ReadFingerprints(
   QG_TAKE_TURN(nullptr);
   static_assert(sizeof(Fingerprint) == 16);  // high and low, as the kernels write them.
   std::vector<Fingerprint> fingerprints(started.size());
-  QG_RETURN_IF_ERROR(device_->ReadEach(started, fingerprints.data()));
+  std::vector<CudaDevice::Result> results;
+  for (size_t i = 0; i < started.size(); ++i) {
+    results.push_back({started[i].data(), &fingerprints[i], sizeof(Fingerprint)});
+  }
+  QG_RETURN_IF_ERROR(device_->ReadResults(results));
   return fingerprints;
 }
 

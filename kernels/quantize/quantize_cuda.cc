@@ -201,7 +201,7 @@ absl::Status QuantizeFormat(const CudaRequest& request, QuantizedTensor& quantiz
 absl::StatusOr<QuantizedTensor> QuantizeCuda(CudaDevice& device, const Tensor& source,
                                              const Quantizer& quantizer, Usages usages,
                                              const QuantizeArguments& arguments) {
-  return QuantizeByRules(
+  auto quantized = QuantizeByRules(
       source, quantizer, usages, arguments,
       [&](const Tensor& of_rule, const QuantizerSpec& spec, bool hadamard, Usages of_spec,
           QuantizedTensor& quantized) {
@@ -210,6 +210,8 @@ absl::StatusOr<QuantizedTensor> QuantizeCuda(CudaDevice& device, const Tensor& s
       [&](const QuantizedTensor& quantized, DType out_dtype) {
         return DequantizeCuda(device, quantized, Usage::kRowwise, out_dtype);
       });
+  if (quantized.ok()) QG_RETURN_IF_ERROR(device.MarkResults());
+  return quantized;
 }
 
 }  // namespace quantgate

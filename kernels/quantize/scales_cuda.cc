@@ -1,4 +1,5 @@
 // Scales on a GPU: their layouts, delayed scaling's states, and what a report says of them.
+#include <algorithm>
 #include <bit>
 #include <optional>
 #include <span>
@@ -81,6 +82,12 @@ absl::Status Gather(CudaDevice& device, const QuantizedTensor& quantized, Summar
   return QG_CUDA_STATUS(LaunchGatherSummary(ScalarsOf(quantized), record, device.stream()));
 }
 
+/// Whether a summary is all scalars, of a quantization on this device or on the host.
+bool IsOfScalars(const QuantizedTensor& quantized) {
+  if (IsOnHost(quantized)) return true;
+  return quantized.device_counts.has_value() && BlockLength(FirstCopy(quantized).format) == 1;
+}
+
 QuantizationSummary SummaryOf(const QuantizedTensor& quantized, const SummaryRecord& record) {
   const SummaryScalars scalars = ScalarsOf(quantized);
   QuantizationSummary summary;
@@ -96,6 +103,37 @@ QuantizationSummary SummaryOf(const QuantizedTensor& quantized, const SummaryRec
     if (count != 0) summary.scale_codes[code] = count;
   }
   return summary;
+}
+
+/// The scalars of a device's tensor as results to read into a record.
+void AddResults(const SummaryScalars& scalars, SummaryRecord& record,
+                std::vector<CudaDevice::Result>& results) {
+  const auto add = [&](const void* device, void* host, size_t bytes) {
+    if (device != nullptr) results.push_back({device, host, bytes});
+  };
+  add(scalars.counts, record.counts, sizeof(record.counts));
+  add(scalars.amax, &record.amax, sizeof(float));
+  add(scalars.amax_columnwise, &record.amax_columnwise, sizeof(float));
+  add(scalars.scale, &record.scale, sizeof(float));
+  add(scalars.scale_inv, &record.scale_inv, sizeof(float));
+}
+
+/// Where no scales are to be counted nothing is left for a kernel, which would come after all that
+/// is on the stream.
+absl::StatusOr<std::vector<QuantizationSummary>> SummarizeScalars(
+    CudaDevice& device, std::span<const QuantizedTensor> quantized) {
+  std::vector<SummaryRecord> records(quantized.size());
+  std::vector<CudaDevice::Result> results;
+  for (size_t i = 0; i < quantized.size(); ++i) {
+    if (!IsOnHost(quantized[i])) AddResults(ScalarsOf(quantized[i]), records[i], results);
+  }
+  QG_RETURN_IF_ERROR(device.ReadResults(results));
+  std::vector<QuantizationSummary> summaries;
+  for (size_t i = 0; i < quantized.size(); ++i) {
+    summaries.push_back(IsOnHost(quantized[i]) ? SummarizeCpu(quantized[i])
+                                               : SummaryOf(quantized[i], records[i]));
+  }
+  return summaries;
 }
 
 }  // namespace
@@ -150,6 +188,9 @@ absl::StatusOr<DelayedScalingState> WithUpdateCuda(CudaDevice& device,
 
 absl::StatusOr<std::vector<QuantizationSummary>> SummarizeCuda(
     CudaDevice& device, std::span<const QuantizedTensor> quantized) {
+  if (std::all_of(quantized.begin(), quantized.end(), IsOfScalars)) {
+    return SummarizeScalars(device, quantized);
+  }
   const auto bytes = static_cast<int64_t>(quantized.size() * sizeof(SummaryRecord));
   QG_ASSIGN_OR_RETURN(Tensor block, device.AllocateZeroed(DType::kU8, {bytes}));
   for (size_t i = 0; i < quantized.size(); ++i) {

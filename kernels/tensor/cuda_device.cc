@@ -112,11 +112,12 @@ absl::Status CudaDevice::Initialize(int ordinal) {
   uint64_t keep_all = UINT64_MAX;
   QG_CUDA_RETURN_IF_ERROR(
       cudaMemPoolSetAttribute(pool_->memory, cudaMemPoolAttrReleaseThreshold, &keep_all));
-  for (Staging& staging : staging_) {
+  QG_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&results_stream_, cudaStreamNonBlocking));
+  for (Staging* staging : {&staging_[0], &staging_[1], &results_}) {
     void* data = nullptr;
     QG_CUDA_RETURN_IF_ERROR(cudaMallocHost(&data, kStagingBytes));
-    staging.data = static_cast<std::byte*>(data);
-    QG_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&staging.done, cudaEventDisableTiming));
+    staging->data = static_cast<std::byte*>(data);
+    QG_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&staging->done, cudaEventDisableTiming));
   }
   return absl::OkStatus();
 }
@@ -125,7 +126,8 @@ CudaDevice::~CudaDevice() {
   if (pool_ == nullptr) return;
   (void)QG_CUDA_STATUS(cudaSetDevice(facts_.ordinal));
   if (pool_->stream != nullptr) (void)QG_CUDA_STATUS(cudaStreamSynchronize(pool_->stream));
-  for (Staging& staging : staging_) {
+  if (results_stream_ != nullptr) (void)QG_CUDA_STATUS(cudaStreamDestroy(results_stream_));
+  for (const Staging& staging : {staging_[0], staging_[1], results_}) {
     if (staging.done != nullptr) (void)QG_CUDA_STATUS(cudaEventDestroy(staging.done));
     if (staging.data != nullptr) (void)QG_CUDA_STATUS(cudaFreeHost(staging.data));
   }
@@ -239,19 +241,27 @@ absl::Status CudaDevice::Read(const void* device, void* host, size_t bytes) {
   return Synchronize();
 }
 
-absl::Status CudaDevice::ReadEach(std::span<const Tensor> tensors, void* host) {
-  const Staging& staging = staging_[0];
+absl::Status CudaDevice::MarkResults() {
+  return QG_CUDA_STATUS(cudaEventRecord(results_.done, stream()));
+}
+
+absl::Status CudaDevice::ReadResults(std::span<const Result> results) {
+  QG_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(results_stream_, results_.done, 0));
   size_t bytes = 0;
-  for (const Tensor& tensor : tensors) {
-    if (bytes + tensor.byte_size() > kStagingBytes) {
-      return absl::InternalError("tensors to read at once are larger than the staging memory");
+  for (const Result& result : results) {
+    if (bytes + result.bytes > kStagingBytes) {
+      return absl::InternalError("results to read at once are larger than the staging memory");
     }
-    QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(staging.data + bytes, tensor.data(), tensor.byte_size(),
-                                            cudaMemcpyDeviceToHost, stream()));
-    bytes += tensor.byte_size();
+    QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(results_.data + bytes, result.device, result.bytes,
+                                            cudaMemcpyDeviceToHost, results_stream_));
+    bytes += result.bytes;
   }
-  QG_RETURN_IF_ERROR(Synchronize());
-  std::memcpy(host, staging.data, bytes);
+  QG_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(results_stream_));
+  bytes = 0;
+  for (const Result& result : results) {
+    std::memcpy(result.host, results_.data + bytes, result.bytes);
+    bytes += result.bytes;
+  }
   return absl::OkStatus();
 }
 

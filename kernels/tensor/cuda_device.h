@@ -2,7 +2,8 @@
 // stream-ordered memory pool, pinned staging for what crosses the bus.
 //
 // Work is put on the stream and not waited for: tensors that an operation returns are written by
-// the time any later operation of the same device reads them. Only ToHost and Synchronize wait.
+// the time any later operation of the same device reads them. Only what reads or synchronizes
+// waits.
 // Not thread-safe; an engine serves one call at a time. Tensors may be dropped by any thread.
 #pragma once
 
@@ -70,8 +71,17 @@ class CudaDevice {
   /// before this returns.
   absl::Status WriteStaged(std::span<const std::byte> bytes, const Tensor& to, int64_t offset,
                            const Cancellation* cancellation = nullptr);
-  /// All bytes of each tensor, which are few, one after the other into `host`, waiting once.
-  absl::Status ReadEach(std::span<const Tensor> tensors, void* host);
+  /// Says that what is on the stream so far gives results that ReadResults reads.
+  absl::Status MarkResults();
+  /// A few bytes of device memory, to be read into `host`.
+  struct Result {
+    const void* device = nullptr;
+    void* host = nullptr;
+    size_t bytes = 0;
+  };
+  /// Reads what was on the stream at the last MarkResults: waits for that, once, and not for what
+  /// came after it.
+  absl::Status ReadResults(std::span<const Result> results);
   /// A few bytes (at most 4096) from host to device, read before this returns: parameters.
   absl::Status Write(const void* host, void* device, size_t bytes);
 
@@ -103,6 +113,8 @@ class CudaDevice {
   CudaDeviceFacts facts_;
   std::shared_ptr<Pool> pool_;
   std::array<Staging, 2> staging_;
+  Staging results_;  ///< Of ReadResults; `done` is what MarkResults records.
+  cudaStream_t results_stream_ = nullptr;
   size_t next_staging_ = 0;  ///< Of WriteStaged.
 };
 

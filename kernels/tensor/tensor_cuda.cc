@@ -105,13 +105,14 @@ absl::StatusOr<Tensor> FingerprintCuda(CudaDevice& device, const Tensor& tensor)
   QG_RETURN_IF_ERROR(device.MakeCurrent());
   QG_ASSIGN_OR_RETURN(Tensor sum, device.Allocate(DType::kI64, {2}));
   const MixSum facts = FingerprintFacts(tensor);
-  const uint64_t words[2] = {facts.high, facts.low};
-  QG_RETURN_IF_ERROR(device.Write(words, sum.data(), sizeof(words)));
   const FingerprintParameters parameters = {.data = tensor.data(),
                                             .bytes = static_cast<int64_t>(tensor.byte_size()),
+                                            .high = facts.high,
+                                            .low = facts.low,
                                             .sum = sum.as<uint64_t>(),
                                             .multiprocessors = device.facts().multiprocessors};
   QG_CUDA_RETURN_IF_ERROR(LaunchFingerprint(parameters, KernelPath::kTuned, device.stream()));
+  QG_RETURN_IF_ERROR(device.MarkResults());
   return sum;
 }
 

@@ -61,7 +61,8 @@ cudaError_t LaunchColumnSums(const ColumnSumParameters& parameters, KernelPath p
 struct FingerprintParameters {
   const std::byte* data = nullptr;
   int64_t bytes = 0;
-  uint64_t* sum = nullptr;  ///< high, low; the words' mixes are added to what is there.
+  uint64_t high = 0, low = 0;  ///< What the words' mixes are added to.
+  uint64_t* sum = nullptr;     ///< high, low; written.
   int multiprocessors = 0;
 };
 cudaError_t LaunchFingerprint(const FingerprintParameters& parameters, KernelPath path,
