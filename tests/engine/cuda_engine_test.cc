@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cstdlib>
 #include <string>
 #include <thread>
@@ -12,20 +11,12 @@
 
 #include "absl/time/clock.h"
 #include "kernels/layer/layer.h"
+#include "tests/engine/both_engines.h"
 #include "tests/engine/recipe_cases.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
 namespace {
-
-CudaEngine& Cuda() {
-  static CudaEngine& engine = *CudaEngine::Open(0).value().release();
-  return engine;
-}
-Engine& Cpu() {
-  static Engine& engine = *MakeCpuEngine({}).release();
-  return engine;
-}
 
 struct Dims {
   int64_t m, n, k;
@@ -41,77 +32,23 @@ LayerRequest MakeRequest(Distribution distribution, DType dtype, Dims dims) {
   return request;
 }
 
-/// "" or what differs first.
-std::string Difference(const LayerResult& subject, const LayerResult& reference) {
-  if (subject.outputs.size() != reference.outputs.size()) return "another number of outputs";
-  const auto compare = [](const std::vector<NamedTensor>& ours,
-                          const std::vector<NamedTensor>& theirs) -> std::string {
-    for (size_t i = 0; i < ours.size(); ++i) {
-      const Tensor host = Cuda().ToHost(ours[i].tensor, nullptr).value();
-      const auto same = SameBits(host, theirs[i].tensor);
-      if (!same) return ours[i].name + ": " + same.message();
-    }
-    return "";
-  };
-  std::string difference = compare(subject.outputs, reference.outputs);
-  if (difference.empty()) difference = compare(subject.state, reference.state);
-  if (!difference.empty()) return difference;
-  for (size_t i = 0; i < reference.saved.size(); ++i) {
-    const SavedOperand &ours = subject.saved[i], &theirs = reference.saved[i];
-    if (!(ours.at_save == theirs.at_save)) return "saved " + ours.name;
-    if (!(ours.at_use == theirs.at_use)) return "used " + ours.name;
+class CudaEngineRecipes : public testing::TestWithParam<const char*> {
+ protected:
+  void ExpectSame(const LayerRequest& request, const std::string& what) {
+    const Recipe recipe = Recipe::Parse(GetParam()).value();
+    ExpectSameLayer(request, recipe, ModelFor(recipe), what);
   }
-  for (size_t i = 0; i < reference.quantizations.size(); ++i) {
-    const QuantizationSummary &ours = subject.quantizations[i],
-                              &theirs = reference.quantizations[i];
-    const QuantizationCounts &a = ours.counts, &b = theirs.counts;
-    const bool same_counts = a.normal == b.normal && a.zero == b.zero &&
-                             a.subnormal == b.subnormal && a.flushed_to_zero == b.flushed_to_zero &&
-                             a.saturated == b.saturated && a.infinite == b.infinite &&
-                             a.nan == b.nan;
-    const auto bits = [](const std::optional<float>& value) {
-      return value.has_value() ? int64_t{std::bit_cast<uint32_t>(*value)} : int64_t{-1};
-    };
-    if (!same_counts) return "counts of quantization " + std::to_string(i);
-    if (ours.scale_codes != theirs.scale_codes) return "scale codes of " + std::to_string(i);
-    if (bits(ours.amax) != bits(theirs.amax) || bits(ours.scale) != bits(theirs.scale) ||
-        bits(ours.scale_inv) != bits(theirs.scale_inv) ||
-        bits(ours.amax_columnwise) != bits(theirs.amax_columnwise)) {
-      return "amax or scale of quantization " + std::to_string(i);
-    }
-  }
-  return "";
-}
-
-/// The arithmetic that both engines compute for any recipe: auto is the hardware on a GPU.
-Arithmetic ModelFor(const std::string& recipe) {
-  const bool is_blackwell = recipe.rfind("mxfp8", 0) == 0 || recipe.rfind("nvfp4", 0) == 0;
-  return Arithmetic::Parse(is_blackwell ? "sm100" : "sm90").value();
-}
-
-void ExpectSameLayer(const LayerRequest& request, const std::string& recipe_text,
-                     const Arithmetic& arithmetic, const std::string& what) {
-  const Recipe recipe = Recipe::Parse(recipe_text).value();
-  const auto reference = RunLayer(Cpu(), request, recipe, arithmetic, nullptr);
-  const auto subject = RunLayer(Cuda(), request, recipe, arithmetic, nullptr);
-  ASSERT_EQ(subject.status(), reference.status()) << recipe_text << " " << what;
-  if (!reference.ok()) return;
-  EXPECT_EQ(Difference(*subject, *reference), "") << recipe_text << " " << what;
-}
-
-class CudaEngineRecipes : public testing::TestWithParam<const char*> {};
+};
 INSTANTIATE_TEST_SUITE_P(All, CudaEngineRecipes, testing::ValuesIn(kRecipeCases));
 
 TEST_P(CudaEngineRecipes, LayersHaveTheBitsOfTheCpu) {
   for (const Distribution distribution : AllDistributions()) {
     for (const DType dtype : {DType::kBF16, DType::kF32}) {
       const LayerRequest request = MakeRequest(distribution, dtype, {96, 160, 288});
-      ExpectSameLayer(request, GetParam(), ModelFor(GetParam()),
-                      std::string(DistributionName(distribution)));
+      ExpectSame(request, std::string(DistributionName(distribution)));
     }
   }
-  ExpectSameLayer(MakeRequest(Distribution::kNormal, DType::kF16, {64, 128, 512}), GetParam(),
-                  ModelFor(GetParam()), "f16");
+  ExpectSame(MakeRequest(Distribution::kNormal, DType::kF16, {64, 128, 512}), "f16");
 }
 
 TEST_P(CudaEngineRecipes, GradientsAsAskedFor) {
@@ -120,14 +57,14 @@ TEST_P(CudaEngineRecipes, GradientsAsAskedFor) {
     request.requires_grad = {(mask & 1) != 0, (mask & 2) != 0, (mask & 4) != 0};
     if (mask & 2)
       request.main_grads["weight"] = Generated(Distribution::kNormal, 5, DType::kF32, {96, 160});
-    ExpectSameLayer(request, GetParam(), ModelFor(GetParam()), std::to_string(mask));
+    ExpectSame(request, std::to_string(mask));
   }
 }
 
 TEST_P(CudaEngineRecipes, OddAndEmptyBatches) {
   for (const int64_t m : {0, 16, 48}) {
-    ExpectSameLayer(MakeRequest(Distribution::kSpecialsLaced, DType::kBF16, {m, 32, 96}),
-                    GetParam(), ModelFor(GetParam()), std::to_string(m));
+    ExpectSame(MakeRequest(Distribution::kSpecialsLaced, DType::kBF16, {m, 32, 96}),
+               std::to_string(m));
   }
 }
 
@@ -140,7 +77,7 @@ TEST(CudaEngineTest, CublasLtHasTheBitsOfItsModel) {
         RunLayer(Cuda(), request, parsed, Arithmetic::Parse("cublaslt").value(), nullptr);
     const auto model = RunLayer(Cpu(), request, parsed, Arithmetic::Parse("sm90").value(), nullptr);
     ASSERT_TRUE(hardware.ok() && model.ok()) << hardware.status() << model.status();
-    EXPECT_EQ(Difference(*hardware, *model), "") << recipe;
+    EXPECT_EQ(DifferenceOf(*hardware, *model), "") << recipe;
     for (const GemmRecord& gemm : hardware->gemms) {
       EXPECT_EQ(gemm.result.arithmetic.rfind("cublaslt", 0), 0u) << gemm.result.arithmetic;
       EXPECT_NE(gemm.result.note.find("id="), std::string::npos) << gemm.result.note;
@@ -205,11 +142,11 @@ TEST(CudaEngineTest, OtherStreamsAndOtherWorkChangeNothing) {
       for (int i = 0; i < 25; ++i) {
         for (const char* recipe : {"fp8_current", "nvfp4", "mxfp8"}) {
           const Recipe parsed = Recipe::Parse(recipe).value();
-          const auto result = RunLayer(engine, request, parsed, ModelFor(recipe), nullptr);
+          const auto result = RunLayer(engine, request, parsed, ModelFor(parsed), nullptr);
           ASSERT_TRUE(result.ok()) << result.status();
           if (i % 8 != 0) continue;
-          const auto reference = RunLayer(Cpu(), request, parsed, ModelFor(recipe), nullptr);
-          EXPECT_EQ(Difference(*result, *reference), "") << recipe;
+          const auto reference = RunLayer(Cpu(), request, parsed, ModelFor(parsed), nullptr);
+          EXPECT_EQ(DifferenceOf(*result, *reference), "") << recipe;
         }
       }
     });
@@ -224,24 +161,24 @@ TEST(CudaEngineTest, SurvivesEveryFailedAllocation) {
   const LayerRequest request = MakeRequest(Distribution::kNormal, DType::kBF16, {64, 64, 128});
   for (const char* name : {"fp8_current", "nvfp4", "fp8_delayed"}) {
     const Recipe recipe = Recipe::Parse(name).value();
-    const auto reference = RunLayer(Cpu(), request, recipe, ModelFor(name), nullptr);
+    const auto reference = RunLayer(Cpu(), request, recipe, ModelFor(recipe), nullptr);
     ASSERT_TRUE(reference.ok());
     const int64_t before = device.allocation_count();
-    ASSERT_TRUE(RunLayer(Cuda(), request, recipe, ModelFor(name), nullptr).ok());
+    ASSERT_TRUE(RunLayer(Cuda(), request, recipe, ModelFor(recipe), nullptr).ok());
     const int64_t count = device.allocation_count() - before;
     ASSERT_GT(count, 10);
     const int64_t in_use = device.bytes_in_use();
     for (int64_t k = 1; k <= count; ++k) {
       device.FailAllocation(k);
-      const auto failed = RunLayer(Cuda(), request, recipe, ModelFor(name), nullptr);
+      const auto failed = RunLayer(Cuda(), request, recipe, ModelFor(recipe), nullptr);
       device.FailAllocation(0);
       ASSERT_TRUE(absl::IsResourceExhausted(failed.status())) << k << ": " << failed.status();
       EXPECT_NE(failed.status().message().find("bytes of device memory"), std::string::npos);
       EXPECT_EQ(device.bytes_in_use(), in_use) << k;
     }
-    const auto after = RunLayer(Cuda(), request, recipe, ModelFor(name), nullptr);
+    const auto after = RunLayer(Cuda(), request, recipe, ModelFor(recipe), nullptr);
     ASSERT_TRUE(after.ok()) << after.status();
-    EXPECT_EQ(Difference(*after, *reference), "") << name;
+    EXPECT_EQ(DifferenceOf(*after, *reference), "") << name;
   }
 }
 

@@ -1,0 +1,52 @@
+// Every scenario on the CUDA engine holds, with expected values from plain code on the CPU, and
+// every fault that it must catch makes it fail there too.
+#include <gtest/gtest.h>
+
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/validate/scenarios/run_scenarios.h"
+#include "tests/engine/both_engines.h"
+
+namespace quantgate {
+namespace {
+
+std::string FirstOf(const ScenarioResult& result) {
+  if (result.differences.empty()) return result.message;
+  const ScenarioDifference& first = result.differences.front();
+  return absl::StrCat(first.recipe, ": step ", first.step, ", ", first.tensor, ": ", first.subject,
+                      ", expected ", first.expected);
+}
+
+TEST(CudaScenarios, HoldAndCatchTheirFaults) {
+  int64_t scenarios = 0, checks = 0, faults = 0;
+  const ScenarioLibrary library = BuiltInScenarios();
+  std::vector<const Scenario*> all;
+  for (const Scenario& scenario : AllScenarios()) all.push_back(&scenario);
+  const absl::Status status =
+      RunScenarios(Cuda(), library, all, /*with_faults=*/true, nullptr,
+                   {[&](const ScenarioResult& result) {
+                      ++scenarios;
+                      checks += result.checks;
+                      // Nothing is left out: what needs a GPU has one here.
+                      EXPECT_EQ(result.outcome, ScenarioOutcome::kPassed)
+                          << result.scenario << ": " << ScenarioOutcomeName(result.outcome) << ": "
+                          << FirstOf(result);
+                    },
+                    [&](const FaultResult& result) {
+                      ++faults;
+                      EXPECT_EQ(result.outcome, FaultOutcome::kCaught)
+                          << result.scenario << ", " << result.fault << ": " << result.message;
+                      EXPECT_FALSE(result.first.tensor.empty()) << result.fault;
+                    }});
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(scenarios, static_cast<int64_t>(AllScenarios().size()));
+  EXPECT_GE(faults, static_cast<int64_t>(AllFaults().size()));
+  std::cout << scenarios << " scenarios with " << checks << " checks, " << faults
+            << " times a fault of " << AllFaults().size() << "\n";
+}
+
+}  // namespace
+}  // namespace quantgate
