@@ -12,8 +12,8 @@ absl::StatusOr<NamedOperand> OverrideOperand(StepRecorder& recorder, const Linea
                                              const std::string& name, const char* base,
                                              const KeptOperand& kept) {
   const LinearDataflow& flow = unit.flow;
-  // Codes alone, under high_precision, are those that were given.
-  if (flow.reads_dequantized() || !kept.original.has_value()) {
+  // Codes alone: of `dequantized`, or those that were given.
+  if (!kept.original.has_value()) {
     QG_ASSIGN_OR_RETURN(
         Tensor dequantized,
         DequantizeAny(recorder, unit.names.Stage(absl::StrCat("dequantize saved ", base)),

@@ -387,6 +387,26 @@ TEST(Chain, ABiasSumsTheGradientThatItsQuantizeStandsFor) {
   EXPECT_FALSE(SameBits(OutputOf(RunCase(LinearCase(), recipe), "db"), expected));
 }
 
+TEST(Chain, ABiasStaysBehindAProductThatSomethingElseReads) {
+  LayerRequest request = LinearCase();
+  request.layer.kind = LayerKind::kChain;
+  request.layer.operations = {Operation(OperationKind::kBasicLinear, "l"),
+                              Operation(OperationKind::kBias, "b"),
+                              Operation(OperationKind::kAdd, "a")};
+  request.layer.operations[2].addend = "l";
+  request.parameters = {{"l.weight", request.parameters.at("weight")},
+                        {"b.bias", request.parameters.at("bias")}};
+  const LayerResult fused = RunCase(request, "bf16");
+  EXPECT_EQ(fused.gemms[0].output, "l.y");
+  EXPECT_FALSE(fused.gemms[0].desc.bias.has_value());
+  request.layer.fused = false;
+  ExpectSameOutputs(fused, RunCase(request, "bf16"));
+  // Without the add it joins.
+  request.layer.fused = true;
+  request.layer.operations.pop_back();
+  EXPECT_TRUE(RunCase(request, "bf16").gemms[0].desc.bias.has_value());
+}
+
 TEST(Chain, AddsEveryReadersGradient) {
   LayerRequest request = LinearCase();
   request.layer.kind = LayerKind::kChain;

@@ -211,6 +211,27 @@ TEST(DeferredWgrad, HasTheBitsOfTheOneAtOnce) {
   }
 }
 
+TEST(DeferredWgrad, KeepsWhatItsGemmReadsAndNoMore) {
+  const LayerRequest request = LinearCase();
+  const auto names_of = [&](const char* recipe) {
+    Trainee layer(request);
+    StepOptions options = OptionsOf(recipe);
+    options.defer_wgrad = true;
+    auto forward = layer.Forward(request.x, options);
+    auto backward = layer.Backward(std::move(forward->saved), request.grad_output);
+    std::string names;
+    for (const SavedPart& part : backward->deferred->parts())
+      absl::StrAppend(&names, part.name, " ");
+    return names;
+  };
+  EXPECT_EQ(names_of("mxfp8"),
+            "x.columnwise_data x.columnwise_scale_inv grad_output.columnwise_data "
+            "grad_output.columnwise_scale_inv ");
+  EXPECT_EQ(names_of("mxfp8:backward_override=dequantized"),
+            "x.rowwise_data x.rowwise_scale_inv grad_output.original ");
+  EXPECT_EQ(names_of("hybrid:dgrad=mxfp8"), "x.original grad_output.original ");
+}
+
 TEST(DeferredWgrad, GoesToTheMainGradient) {
   LayerRequest request = LinearCase();
   request.main_grads["weight"] = Generated(Distribution::kNormal, 60, DType::kF32, {96, 64});
