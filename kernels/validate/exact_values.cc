@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/validate/content_key.h"
 
 namespace quantgate {
 namespace {
@@ -38,18 +39,13 @@ absl::StatusOr<std::string> ExactValues::KeyOf(const GemmDesc& desc) {
     absl::StrAppend(&key, " ", std::string(ScaleModeName(operand->scaling)), " ",
                     operand->e4m3_max);
   }
-  for (const Tensor* tensor :
-       {&desc.a.data, &desc.a.scale_inv, &desc.a.amax, &desc.b.data, &desc.b.scale_inv,
-        &desc.b.amax, &desc.c, &desc.bias, &desc.d_scale}) {
-    if (!tensor->has_value()) {
-      absl::StrAppend(&key, " -");
-      continue;
-    }
-    QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
-                        engine_.FingerprintOf(*tensor, cancellation_));
-    absl::StrAppend(&key, " ", fingerprint.Hex());
-  }
-  return key;
+  QG_ASSIGN_OR_RETURN(
+      const std::string contents,
+      ContentKey(engine_,
+                 {&desc.a.data, &desc.a.scale_inv, &desc.a.amax, &desc.b.data, &desc.b.scale_inv,
+                  &desc.b.amax, &desc.c, &desc.bias, &desc.d_scale},
+                 cancellation_));
+  return key + contents;
 }
 
 absl::StatusOr<GemmResult> ExactValues::Exact(GemmDesc desc, DType out_dtype) {

@@ -10,6 +10,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/tensor/convert.h"
+#include "kernels/validate/content_key.h"
 
 namespace quantgate {
 namespace {
@@ -82,15 +83,11 @@ absl::StatusOr<PairSummary> ComparePair(Engine& engine, const VariantReport& sub
 absl::StatusOr<std::string> OutputReporter::IdentityOf(const std::vector<OperationCall>& calls) {
   std::string identity;
   for (const OperationCall& call : calls) {
-    for (const Tensor* tensor : {&call.x, &call.gamma, &call.beta, &call.gradient, &call.addend}) {
-      if (!tensor->has_value()) {
-        absl::StrAppend(&identity, " -");
-        continue;
-      }
-      QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
-                          engine_.FingerprintOf(*tensor, cancellation_));
-      absl::StrAppend(&identity, " ", fingerprint.Hex());
-    }
+    QG_ASSIGN_OR_RETURN(
+        const std::string contents,
+        ContentKey(engine_, {&call.x, &call.gamma, &call.beta, &call.gradient, &call.addend},
+                   cancellation_));
+    absl::StrAppend(&identity, contents);
   }
   return identity;
 }

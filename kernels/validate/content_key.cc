@@ -1,0 +1,29 @@
+#include "kernels/validate/content_key.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+
+absl::StatusOr<std::string> ContentKey(Engine& engine, std::initializer_list<const Tensor*> tensors,
+                                       const Cancellation* cancellation) {
+  std::vector<Tensor> started;
+  for (const Tensor* tensor : tensors) {
+    if (!tensor->has_value()) continue;
+    QG_ASSIGN_OR_RETURN(started.emplace_back(), engine.StartFingerprint(*tensor, cancellation));
+  }
+  std::vector<Fingerprint> fingerprints;
+  if (!started.empty()) {
+    QG_ASSIGN_OR_RETURN(fingerprints, engine.ReadFingerprints(started));
+  }
+  std::string key;
+  auto next = fingerprints.begin();
+  for (const Tensor* tensor : tensors) {
+    absl::StrAppend(&key, " ", tensor->has_value() ? (next++)->Hex() : "-");
+  }
+  return key;
+}
+
+}  // namespace quantgate
