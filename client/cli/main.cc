@@ -69,6 +69,7 @@ int Main(int argc, char** argv) {
   AddGemmCommand(app, chosen);
   AddExplainCommand(app, chosen);
   AddTensorCommand(app, chosen);
+  AddSessionCommand(app, chosen);
   AddInfoCommand(app, chosen);
   AddDoctorCommand(app, chosen);
   AddBenchCommand(app, chosen);

@@ -1,0 +1,67 @@
+// `quantgate session` against a server: a training step, its outputs, and a checkpoint that goes
+// on.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/client/command_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char kSpec[] = R"({
+  "layers": [{"name": "fc", "layer": {"kind": "linear"}}],
+  "recipe": {"name": "fp8_current"}, "masters": "f32", "sgd": {"learning_rate": 0.1},
+  "parameters": {"fc.weight": "gen:normal,seed=1,shape=32x32,dtype=bf16"}})";
+
+class SessionCommandTest : public CommandTest {
+ protected:
+  SessionCommandTest() { std::ofstream(Path("mlp.json")) << kSpec; }
+  std::string Id(const std::vector<std::string>& arguments) {
+    return QuantgateJson(arguments, Where::kServer)["session_id"].get<std::string>();
+  }
+  std::string Run(const std::vector<std::string>& arguments) {
+    const ProcessResult result = Quantgate(arguments, Where::kServer);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  }
+};
+
+TEST_F(SessionCommandTest, TrainsAndGoesOnFromACheckpoint) {
+  const std::string id = Id({"session", "open", Path("mlp.json")});
+  const std::string x = "gen:normal,seed=2,shape=32x32,dtype=bf16";
+  EXPECT_THAT(Run({"session", "step", id, "train", "--x", x}), HasSubstr("step 1"));
+  Run({"session", "step", id, "backward", "--grad-output", x, "-o", Path("g.safetensors")});
+  EXPECT_EQ(ContentsOf(Path("g.safetensors")),
+            (std::vector<std::string>{"dx bf16[32x32]", "fc.dw bf16[32x32]"}));
+  Run({"session", "step", id, "optimize"});
+  Run({"session", "checkpoint", id, "-o", Path("c.safetensors")});
+  const std::string again = Id({"session", "restore", Path("c.safetensors"), Path("mlp.json")});
+  for (const std::string& session : {id, again}) {
+    Run({"session", "get", session, "--tensor", "fc.weight.master", "-o",
+         Path(session + ".safetensors")});
+  }
+  EXPECT_EQ(BytesOf(Path(id + ".safetensors"), "fc.weight.master"),
+            BytesOf(Path(again + ".safetensors"), "fc.weight.master"));
+  EXPECT_FALSE(BytesOf(Path(id + ".safetensors"), "fc.weight.master").empty());
+  EXPECT_THAT(Run({"session", "ls"}), HasSubstr(again));
+  EXPECT_THAT(Run({"session", "close", id}), HasSubstr("closed"));
+  const ProcessResult late = Quantgate({"session", "step", id, "train", "--x", x}, Where::kServer);
+  EXPECT_EQ(late.exit_code, 2);
+  EXPECT_THAT(late.err, HasSubstr("the session is closed"));
+}
+
+TEST_F(SessionCommandTest, NeedsAServer) {
+  const ProcessResult result = Quantgate({"session", "open", Path("mlp.json")});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("ends with it"));
+}
+
+}  // namespace
+}  // namespace quantgate
