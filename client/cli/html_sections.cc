@@ -219,9 +219,10 @@ std::string Quantizations(const v1::VariantReport& variant) {
     const std::string usage = absl::StrCat(record.rowwise() ? "rowwise" : "",
                                            record.rowwise() && record.columnwise() ? ", " : "",
                                            record.columnwise() ? "columnwise" : "");
-    absl::StrAppend(&html, "<div class=\"card\"><div class=\"head\"><h3>", Escaped(record.role()),
-                    "</h3>", Span("chip", usage), "</div><p class=\"dim\">",
-                    Escaped(record.quantizer()), "</p>", FactGrid(Scalars(record)),
+    absl::StrAppend(&html, "<div class=\"card\"><div class=\"head\"><h3>",
+                    Escaped(record.tensor().empty() ? record.role() : record.tensor()), "</h3>",
+                    Span("chip", usage), "</div><p class=\"dim\">", Escaped(record.quantizer()),
+                    "</p>", FactGrid(Scalars(record)),
                     StackedBar({{"normal", counts.normal(), "c0"},
                                 {"zero", counts.zero(), "c1"},
                                 {"subnormal", counts.subnormal(), "c2"},
@@ -267,8 +268,8 @@ std::string Gemms(const v1::VariantReport& variant) {
   for (const v1::GemmLine& gemm : variant.gemms()) {
     std::string ran = Span("chip", gemm.arithmetic());
     if (!gemm.algorithm().empty()) absl::StrAppend(&ran, " ", Code(gemm.algorithm()));
-    rows.push_back({Escaped(gemm.role()), Code(gemm.text()), ran, Escaped(gemm.a_source()),
-                    Escaped(gemm.b_source())});
+    rows.push_back({Escaped(absl::StrCat(gemm.role(), " ", gemm.output())), Code(gemm.text()), ran,
+                    Escaped(gemm.a_source()), Escaped(gemm.b_source())});
   }
   return absl::StrCat("<h4>GEMMs</h4>", HtmlTable({"", "GEMM", "what ran", "a", "b"}, rows));
 }

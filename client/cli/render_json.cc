@@ -195,6 +195,7 @@ Json OfVariant(const v1::VariantReport& variant) {
                                  [](const v1::ErrorBudget& budget) { return OfBudget(budget); });
   json["gemms"] = ListOf(variant.gemms(), [](const v1::GemmLine& gemm) {
     return Json{{"role", gemm.role()},
+                {"output", gemm.output()},
                 {"text", gemm.text()},
                 {"a_source", gemm.a_source()},
                 {"b_source", gemm.b_source()},
@@ -339,6 +340,7 @@ Json JsonOf(const v1::TensorRecord& record) {
 Json JsonOf(const v1::QuantizationRecord& record) {
   Json json;
   json["role"] = record.role();
+  json["tensor"] = record.tensor().empty() ? Json() : Json(record.tensor());
   json["rowwise"] = record.rowwise();
   json["columnwise"] = record.columnwise();
   json["quantizer"] = record.quantizer();

@@ -209,7 +209,8 @@ void PrintQuantizations(const v1::VariantReport& variant, bool uses_colour, std:
     const std::string usage = record.rowwise() && record.columnwise() ? "both"
                               : record.rowwise()                      ? "row"
                                                                       : "column";
-    table.AddRow({record.role(), usage, record.has_amax() ? ShortReal(record.amax()) : "-",
+    table.AddRow({record.tensor().empty() ? record.role() : record.tensor(), usage,
+                  record.has_amax() ? ShortReal(record.amax()) : "-",
                   record.has_scale() ? ShortReal(record.scale()) : "-", Count(counts.saturated()),
                   Count(counts.subnormal()), Count(counts.flushed_to_zero()), Count(counts.nan()),
                   Count(counts.infinite())});
@@ -241,8 +242,8 @@ void PrintVariant(const v1::VariantReport& variant, bool uses_colour, std::ostre
   PrintQuantizations(variant, uses_colour, out);
   PrintErrorBudgets(variant, uses_colour, out);
   for (const v1::GemmLine& gemm : variant.gemms()) {
-    out << gemm.role() << ": " << gemm.text() << "\n    a: " << gemm.a_source()
-        << "; b: " << gemm.b_source() << "\n";
+    out << gemm.role() << (gemm.output().empty() ? "" : " " + gemm.output()) << ": " << gemm.text()
+        << "\n    a: " << gemm.a_source() << "; b: " << gemm.b_source() << "\n";
     if (!gemm.algorithm().empty()) {
       out << "    ran: " << gemm.arithmetic() << ", " << gemm.algorithm() << "\n";
     }

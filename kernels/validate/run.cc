@@ -47,8 +47,13 @@ bool IsHardware(const std::string& arithmetic) {
 }  // namespace
 
 VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm) {
-  VariantReport::GemmLine line{std::string(GemmRoleName(gemm.role)), GemmText(gemm.desc),
-                               gemm.a_source, gemm.b_source, gemm.result.arithmetic};
+  VariantReport::GemmLine line;
+  line.role = GemmRoleName(gemm.role);
+  line.output = gemm.output;
+  line.text = GemmText(gemm.desc);
+  line.a_source = gemm.a_source;
+  line.b_source = gemm.b_source;
+  line.arithmetic = gemm.result.arithmetic;
   line.is_hardware = IsHardware(gemm.result.arithmetic);
   if (line.is_hardware) line.algorithm = gemm.result.note;
   return line;

@@ -61,7 +61,7 @@ struct VariantReport {
   std::vector<SavedOperand> saved;
   std::vector<QuantizationRecord> quantizations;
   struct GemmLine {
-    std::string role, text, a_source, b_source, arithmetic;
+    std::string role, output, text, a_source, b_source, arithmetic;
     bool is_hardware = false;
     std::string algorithm;  ///< Of hardware: CublasLtAlgorithm::ToString().
   };

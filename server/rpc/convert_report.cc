@@ -96,6 +96,7 @@ v1::SavedOperand SavedOperandToProto(const SavedOperand& saved) {
 v1::GemmLine GemmLineToProto(const VariantReport::GemmLine& line) {
   v1::GemmLine proto;
   proto.set_role(line.role);
+  proto.set_output(line.output);
   proto.set_text(line.text);
   proto.set_a_source(line.a_source);
   proto.set_b_source(line.b_source);

@@ -134,6 +134,66 @@ TEST(RenderTableTest, ColourOnlyWhenAsked) {
   EXPECT_THAT(out.str(), HasSubstr("\033[31m"));
 }
 
+/// A run of one variant, whose last output lies between operations and was made by no GEMM.
+ReportDocument SampleRun() {
+  ReportDocument document = SampleCompare();
+  document.kind = "run";
+  document.run.mutable_variants()->DeleteSubrange(1, 1);
+  document.run.clear_pairs();
+  document.run.clear_reference();
+  v1::VariantReport& variant = *document.run.mutable_variants(0);
+  v1::OutputReport& between = *variant.add_outputs();
+  between = variant.outputs(0);
+  between.mutable_tensor()->set_name("fc2.x");
+  between.set_intermediate(true);
+  between.set_arithmetic("fp32 operations");
+  between.mutable_bound()->set_factor(0);
+  between.mutable_bound()->set_derivation("9 levels");
+  variant.mutable_quantizations(0)->set_tensor("fc2.weight");
+  variant.mutable_gemms(0)->set_output("fc1.y");
+  return document;
+}
+
+TEST(RenderTableTest, MarksWhatLiesBetweenOperations) {
+  const std::string table = TableOf(SampleRun());
+  EXPECT_THAT(table, HasSubstr("fc2.x *"));
+  EXPECT_THAT(table, HasSubstr("* no output: what one operation of the layer gave the next."));
+  EXPECT_THAT(table, HasSubstr("fc2.weight"));
+  EXPECT_THAT(table, HasSubstr("fprop fc1.y: m=8"));
+  ReportDocument compare = SampleRun();
+  compare.kind = "compare";
+  EXPECT_THAT(TableOf(compare), Not(HasSubstr("fc2.x")));
+  EXPECT_THAT(TableOf(SampleCompare()), Not(HasSubstr("*")));
+}
+
+TEST(RenderTableTest, ManyOutputsTakeSeveralTables) {
+  ReportDocument document = SampleCompare();
+  document.remarks.clear();
+  for (v1::VariantReport& variant : *document.run.mutable_variants()) {
+    variant.clear_notes();
+    variant.set_label("bf16 / none / sm90");
+    for (int i = 0; i < 20; ++i) {
+      *variant.add_outputs() = variant.outputs(0);
+      variant.mutable_outputs()->rbegin()->mutable_tensor()->set_name("dw." + std::to_string(i));
+    }
+  }
+  std::istringstream lines(TableOf(document));
+  size_t last = 0;
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_LE(line.size(), static_cast<size_t>(kTableColumns)) << line;
+    last += line.find("dw.19") != std::string::npos ? 1 : 0;
+  }
+  EXPECT_EQ(last, 4u);  // One of each matrix.
+}
+
+TEST(RenderJsonTest, SaysWhatLiesBetweenOperations) {
+  const Json variant = Json::parse(JsonDocument(SampleRun()))["run"]["variants"][0];
+  EXPECT_EQ(variant["outputs"][0]["intermediate"], false);
+  EXPECT_EQ(variant["outputs"][2]["intermediate"], true);
+  EXPECT_EQ(variant["quantizations"][0]["tensor"], "fc2.weight");
+  EXPECT_EQ(variant["gemms"][0]["output"], "fc1.y");
+}
+
 /// Every element that opens also closes, in order: the page is well-formed.
 void ExpectBalanced(const std::string& html) {
   static const std::regex kTag(R"(<(/?)([a-z][a-z0-9]*)[^>]*?(/?)>)");
@@ -153,6 +213,14 @@ void ExpectBalanced(const std::string& html) {
     open.pop_back();
   }
   EXPECT_TRUE(open.empty()) << open.back();
+}
+
+TEST(RenderHtmlTest, MarksWhatLiesBetweenOperations) {
+  const std::string html = RenderHtml(SampleRun());
+  ExpectBalanced(html);
+  EXPECT_THAT(html, HasSubstr("between operations"));
+  EXPECT_THAT(html, HasSubstr("its own fp32 roundings + half ulp; 9 levels"));
+  EXPECT_THAT(html, Not(HasSubstr("<th>fc2.x</th>")));
 }
 
 TEST(RenderHtmlTest, IsOneSelfContainedPage) {

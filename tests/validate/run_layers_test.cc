@@ -191,6 +191,38 @@ TEST(RunLayers, Chain) {
   }
 }
 
+TEST(RunLayers, QuantizeOperationsAreHeldAgainstWhatTheyWereGiven) {
+  LayerRequest step = Chain();
+  auto& operations = step.layer.operations;
+  OperationSpec quantize = Operation(OperationKind::kQuantize, "q");
+  quantize.quantize_backward = true;
+  operations.insert(operations.begin() + 4, quantize);
+  operations.push_back(Operation(OperationKind::kQuantize, "last"));
+  const RunReport report = RunOk(RequestOf(step, {"bf16", "fp8_current", "mxfp8"}));
+  for (size_t i = 0; i < report.variants.size(); ++i) {
+    for (const OutputReport& output : report.variants[i].outputs) {
+      SCOPED_TRACE(absl::StrCat(report.variants[i].label, ": ", output.tensor));
+      EXPECT_TRUE(!output.bound.has_value() || output.bound->pass);
+      // E4M3 keeps four significant bits and E5M2 three.
+      EXPECT_LE(output.against_exact.error.relative_frobenius, i == 0 ? 0x1p-7 : 0x1p-3);
+    }
+    EXPECT_EQ(OutputOf(report.variants[i], "y").arithmetic, "none: quantized");
+  }
+  EXPECT_TRUE(OutputOf(report.variants[0], "y").against_exact.parity.equal);
+  EXPECT_FALSE(OutputOf(report.variants[1], "y").against_exact.parity.equal);
+}
+
+TEST(RunLayers, OtherDTypes) {
+  LayerRequest step = LayerNormMlp(ActivationKind::kSilu);
+  step.x = Generated(Distribution::kNormal, 1, DType::kF32, {4, 16, kK});
+  step.grad_output = Generated(Distribution::kNormal, 2, DType::kF16, {4, 16, kN});
+  step.parameters["gamma"] = Generated(Distribution::kNormal, 3, DType::kF32, {kK});
+  step.parameters["fc1.bias"] = Generated(Distribution::kNormal, 4, DType::kF16, {kF});
+  ExpectWithinBounds(step, {"fp8_current:activation_dtype=bf16", "fp8_current", "bf16",
+                            "fp8_delayed:activation_dtype=f16",
+                            "hybrid:fprop=mxfp8,dgrad=fp8_current,wgrad=fp8_block"});
+}
+
 TEST(RunLayers, NoRows) {
   for (LayerRequest step :
        {LayerNormLinear(), LayerNormMlp(ActivationKind::kSwiglu), GroupedLinear(), Chain()}) {
@@ -305,7 +337,7 @@ TEST(RunLayers, SubjectsMustBeOutputsWithABound) {
 
 TEST(RunLayers, ErrorBudgetsOfEveryGemm) {
   for (LayerRequest step : {LayerNormMlp(ActivationKind::kGelu), GroupedLinear(), Chain()}) {
-    LayerRunRequest request = RequestOf(step, {"fp8_current", "bf16"});
+    LayerRunRequest request = RequestOf(step, {"fp8_current", "bf16", "fp8_delayed", "mxfp8"});
     request.error_budget = true;
     const RunReport report = RunOk(request);
     for (const VariantReport& variant : report.variants) {
