@@ -235,6 +235,12 @@ struct Metrics::Families {
       GaugeFamily(registry, "quantgate_hardware_check_algorithms",
                   "Algorithms of the last self-check: equal to their model, or drifted from it."),
       {{"device", cuda_devices}, {"result", {"equal", "drifted"}}}};
+  CounterGrid scenarios{
+      CounterFamily(registry, "quantgate_scenarios_total", "Scenarios run, by outcome."),
+      {{"outcome", {"passed", "failed", "error", "left_out"}}}};
+  CounterGrid scenario_faults{CounterFamily(registry, "quantgate_scenario_faults_total",
+                                            "Faults seeded in scenarios, by outcome."),
+                              {{"outcome", {"caught", "missed", "left_out"}}}};
   GaugeGrid sessions_open{GaugeFamily(registry, "quantgate_sessions_open", "Training sessions."),
                           {}};
   GaugeGrid session_bytes{
@@ -534,6 +540,11 @@ void Metrics::CudaFailed(std::string_view device, CudaError error) {
 void Metrics::HardwareChecked(std::string_view device, int64_t compared, int64_t drifted) {
   families_->hardware_check(device, "equal").Set(static_cast<double>(compared - drifted));
   families_->hardware_check(device, "drifted").Set(static_cast<double>(drifted));
+}
+
+void Metrics::ScenarioRan(std::string_view outcome) { families_->scenarios(outcome).Increment(); }
+void Metrics::FaultRan(std::string_view outcome) {
+  families_->scenario_faults(outcome).Increment();
 }
 
 void Metrics::SetGaugeSource(std::function<GaugeReadings()> source) {

@@ -135,6 +135,10 @@ class Metrics {
   /// Of the last self-check: algorithms whose bits differed from their model, and those compared.
   void HardwareChecked(std::string_view device, int64_t compared, int64_t drifted);
 
+  /// Names of ScenarioOutcome and FaultOutcome.
+  void ScenarioRan(std::string_view outcome);
+  void FaultRan(std::string_view outcome);
+
   /// Called for each scrape.
   void SetGaugeSource(std::function<GaugeReadings()> source);
   /// The exposition text.

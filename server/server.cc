@@ -35,7 +35,8 @@ constexpr const char* kHealthServices[] = {"live",
                                            "quantgate.v1.Blobs",
                                            "quantgate.v1.Tensors",
                                            "quantgate.v1.Engine",
-                                           "quantgate.v1.Sessions"};
+                                           "quantgate.v1.Sessions",
+                                           "quantgate.v1.Scenarios"};
 
 void SetChannelArguments(grpc::ServerBuilder& builder, int64_t buffer_bytes_max) {
   builder.SetMaxReceiveMessageSize(kMessageBytesMax);
@@ -213,6 +214,7 @@ absl::Status RunningServer::Listen() {
   services_.push_back(MakeBlobsService(*context_));
   services_.push_back(MakeTensorsService(*context_));
   services_.push_back(MakeEngineService(*context_, *runs_));
+  services_.push_back(MakeScenariosService(*context_));
   services_.push_back(MakeSessionsService(*context_));
   grpc::ServerBuilder builder;
   SetChannelArguments(builder, options_.grpc_buffer_bytes_max);

@@ -16,6 +16,7 @@ void AddVerifyCommand(CLI::App& app, Command& chosen);
 void AddDiffCommand(CLI::App& app, Command& chosen);
 void AddTensorCommand(CLI::App& app, Command& chosen);
 void AddSessionCommand(CLI::App& app, Command& chosen);
+void AddScenarioCommand(CLI::App& app, Command& chosen);
 void AddInfoCommand(CLI::App& app, Command& chosen);
 void AddDoctorCommand(CLI::App& app, Command& chosen);
 void AddBenchCommand(CLI::App& app, Command& chosen);

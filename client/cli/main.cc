@@ -70,6 +70,7 @@ int Main(int argc, char** argv) {
   AddExplainCommand(app, chosen);
   AddTensorCommand(app, chosen);
   AddSessionCommand(app, chosen);
+  AddScenarioCommand(app, chosen);
   AddInfoCommand(app, chosen);
   AddDoctorCommand(app, chosen);
   AddBenchCommand(app, chosen);

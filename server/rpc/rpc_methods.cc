@@ -9,6 +9,7 @@ constexpr std::string_view kInfo = "quantgate.v1.Info";
 constexpr std::string_view kBlobs = "quantgate.v1.Blobs";
 constexpr std::string_view kTensors = "quantgate.v1.Tensors";
 constexpr std::string_view kEngine = "quantgate.v1.Engine";
+constexpr std::string_view kScenarios = "quantgate.v1.Scenarios";
 constexpr std::string_view kSessions = "quantgate.v1.Sessions";
 
 constexpr RpcMethod kMethods[] = {
@@ -23,6 +24,7 @@ constexpr RpcMethod kMethods[] = {
     {kUnary, kEngine, "Explain"},        {kServerStream, kEngine, "Execute"},
     {kServerStream, kEngine, "WaitRun"}, {kUnary, kEngine, "GetRun"},
     {kUnary, kEngine, "ListRuns"},       {kUnary, kEngine, "CancelRun"},
+    {kUnary, kScenarios, "List"},        {kServerStream, kScenarios, "Run"},
     {kUnary, kSessions, "Open"},         {kUnary, kSessions, "Step"},
     {kUnary, kSessions, "Get"},          {kUnary, kSessions, "List"},
     {kUnary, kSessions, "Checkpoint"},   {kUnary, kSessions, "Restore"},

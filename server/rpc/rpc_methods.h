@@ -30,6 +30,8 @@ enum class Rpc : int {
   kGetRun,
   kListRuns,
   kCancelRun,
+  kListScenarios,
+  kRunScenarios,
   kOpenSession,
   kSessionStep,
   kGetSession,

@@ -15,6 +15,7 @@ std::unique_ptr<grpc::Service> MakeInfoService(ServiceContext& context);
 std::unique_ptr<grpc::Service> MakeBlobsService(ServiceContext& context);
 std::unique_ptr<grpc::Service> MakeTensorsService(ServiceContext& context);
 std::unique_ptr<grpc::Service> MakeEngineService(ServiceContext& context, Runs& runs);
+std::unique_ptr<grpc::Service> MakeScenariosService(ServiceContext& context);
 std::unique_ptr<grpc::Service> MakeSessionsService(ServiceContext& context);
 
 }  // namespace quantgate

@@ -68,13 +68,17 @@ absl::Status CheckColumnwiseSource(ScenarioContext& context) {
 
 // The recipe's directions go together; put in each other's place they do not.
 absl::Status CheckPairs(ScenarioContext& context) {
+  const std::string other = R"({"rowwise":"fp8_block","columnwise":"fp8_block"})";
+  Recipe::Knobs all = context.recipe().knobs();
   for (const char* direction : {"input", "weight", "grad_output"}) {
-    Recipe::Knobs knobs = context.recipe().knobs();
-    knobs[direction] = R"({"rowwise":"fp8_block","columnwise":"fp8_block"})";
+    Recipe::Knobs one = context.recipe().knobs();
+    one[direction] = all[direction] = other;
     context.ExpectCode(absl::StrCat("recipe whose ", direction, " is of another format"),
-                       Recipe::Create("hybrid", knobs).status(),
-                       absl::StatusCode::kInvalidArgument);
+                       Recipe::Create("hybrid", one).status(), absl::StatusCode::kInvalidArgument);
   }
+  // What was refused is that they differ.
+  context.ExpectCode("recipe of that format throughout", Recipe::Create("hybrid", all).status(),
+                     absl::StatusCode::kOk);
   const Quantizer& x = context.recipe().QuantizerFor(TensorRole::kInput);
   const Quantizer& dy = context.recipe().QuantizerFor(TensorRole::kGradOutput);
   QG_ASSIGN_OR_RETURN(const Tensor source,
@@ -182,7 +186,7 @@ ScenarioGroup HybridScenarios() {
   group.scenarios.push_back(
       {.name = "hybrid-directions-go-together",
        .invariant = "Operands of different formats are refused, by the recipe and by the GEMM.",
-       .criterion = "INVALID_ARGUMENT from both; OK for operands of one format.",
+       .criterion = "INVALID_ARGUMENT from both; OK for one format throughout.",
        .bug_classes = {35},
        .faults = {"mismatched-operands-multiplied"},
        .recipes = {"hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=mxfp8"},

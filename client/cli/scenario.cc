@@ -1,0 +1,276 @@
+// quantgate scenario list|run: the server's self-check, and the proof that it can fail.
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/cli/commands.h"
+#include "client/cli/exit_code.h"
+#include "client/cli/number_text.h"
+#include "client/cli/output.h"
+#include "client/cli/render_json.h"
+#include "client/cli/scenario_junit.h"
+#include "client/cli/text_table.h"
+#include "client/scenarios.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr char kExamples[] = R"(Examples:
+  quantgate scenario list
+  quantgate scenario run
+  quantgate scenario run --with-faults --junit scenarios.xml
+  quantgate scenario run hadamard-cancels-in-wgrad e8m0-scales-round-up --with-faults
+  quantgate --device cuda scenario run --format jsonl
+
+Exit code 1: a scenario does not hold, or a fault is not caught by a scenario that must catch it.
+docs/scenarios.md says what each looks at.)";
+
+constexpr size_t kDifferenceColumns = 100;
+
+struct ScenarioOptions {
+  std::vector<std::string> names;
+  bool with_faults = false;
+  std::string junit;
+};
+
+template <typename Strings>
+Json ListOf(const Strings& strings) {
+  Json list = Json::array();
+  for (const auto& string : strings) list.push_back(string);
+  return list;
+}
+
+// ---- list
+
+Json JsonOfList(const v1::ListScenariosResponse& listed) {
+  Json json = JsonHead("scenarios");
+  json["scenarios"] = Json::array();
+  for (const v1::ScenarioDescription& scenario : listed.scenarios()) {
+    json["scenarios"].push_back({{"name", scenario.name()},
+                                 {"invariant", scenario.invariant()},
+                                 {"criterion", scenario.criterion()},
+                                 {"bug_classes", ListOf(scenario.bug_classes())},
+                                 {"faults", ListOf(scenario.faults())},
+                                 {"recipes", ListOf(scenario.recipes())}});
+  }
+  json["faults"] = Json::array();
+  for (const v1::FaultDescription& fault : listed.faults()) {
+    json["faults"].push_back({{"name", fault.name()},
+                              {"description", fault.description()},
+                              {"bug_class", fault.bug_class()},
+                              {"around_engine", fault.around_engine()}});
+  }
+  json["bug_classes"] = Json::array();
+  for (const v1::BugClassDescription& bug_class : listed.bug_classes()) {
+    json["bug_classes"].push_back({{"number", bug_class.number()},
+                                   {"title", bug_class.title()},
+                                   {"left_out", bug_class.left_out()}});
+  }
+  return json;
+}
+
+absl::StatusOr<int> List(Invocation& invocation, const ScenarioOptions&) {
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  QG_ASSIGN_OR_RETURN(const v1::ListScenariosResponse listed, ListScenarios(*connection));
+  if (!invocation.is_table()) {
+    invocation.out() << JsonText(JsonOfList(listed), invocation.is_json() ? 2 : -1) << "\n";
+    return kExitOk;
+  }
+  TextTable table({"scenario", "faults", "<bug classes", "<invariant"});
+  for (const v1::ScenarioDescription& scenario : listed.scenarios()) {
+    table.AddRow({scenario.name(), Count(scenario.faults_size()),
+                  absl::StrJoin(scenario.bug_classes(), ", "), scenario.invariant()});
+  }
+  table.Print(invocation.out(), invocation.uses_colour());
+  return kExitOk;
+}
+
+// ---- run
+
+Json JsonOfDifference(const v1::ScenarioDifference& difference) {
+  return Json{{"recipe", difference.recipe()},   {"step", difference.step()},
+              {"tensor", difference.tensor()},   {"coordinate", ListOf(difference.coordinate())},
+              {"subject", difference.subject()}, {"expected", difference.expected()}};
+}
+
+Json JsonOfScenario(const v1::ScenarioResult& result) {
+  Json json{{"scenario", result.scenario()},
+            {"outcome", result.outcome()},
+            {"checks", result.checks()},
+            {"difference_count", result.difference_count()},
+            {"seconds", result.seconds()}};
+  json["differences"] = Json::array();
+  for (const v1::ScenarioDifference& difference : result.differences()) {
+    json["differences"].push_back(JsonOfDifference(difference));
+  }
+  if (!result.message().empty()) json["message"] = result.message();
+  return json;
+}
+
+Json JsonOfFault(const v1::FaultResult& result) {
+  Json json{{"fault", result.fault()},
+            {"scenario", result.scenario()},
+            {"outcome", result.outcome()},
+            {"seconds", result.seconds()}};
+  if (result.has_first()) json["first"] = JsonOfDifference(result.first());
+  if (!result.message().empty()) json["message"] = result.message();
+  return json;
+}
+
+Tone ToneOf(const std::string& outcome) {
+  if (outcome == "passed" || outcome == "caught") return Tone::kGood;
+  return outcome == "left_out" ? Tone::kDim : Tone::kBad;
+}
+
+std::string FindingOf(const v1::ScenarioResult& result) {
+  return result.differences_size() == 0 ? result.message() : DifferenceText(result.differences(0));
+}
+
+std::string FindingOf(const v1::FaultResult& result) {
+  return result.has_first() ? DifferenceText(result.first()) : result.message();
+}
+
+void PrintTables(Invocation& invocation, const std::vector<v1::ScenarioEvent>& events) {
+  const bool uses_colour = invocation.uses_colour();
+  TextTable scenarios({"scenario", "<", "checks", "time", "<first difference"});
+  TextTable faults({"fault", "<", "<caught by", "<first difference"});
+  bool has_faults = false;
+  for (const v1::ScenarioEvent& event : events) {
+    if (event.has_scenario()) {
+      const v1::ScenarioResult& result = event.scenario();
+      scenarios.AddRow({result.scenario(), result.outcome(), Count(result.checks()),
+                        Seconds(result.seconds()), Cut(FindingOf(result), kDifferenceColumns)});
+      scenarios.SetTone(1, ToneOf(result.outcome()));
+    } else if (event.has_fault()) {
+      const v1::FaultResult& result = event.fault();
+      has_faults = true;
+      faults.AddRow({result.fault(), result.outcome(), result.scenario(),
+                     Cut(FindingOf(result), kDifferenceColumns)});
+      faults.SetTone(1, ToneOf(result.outcome()));
+    }
+  }
+  scenarios.Print(invocation.out(), uses_colour);
+  if (!has_faults) return;
+  invocation.out() << "\n";
+  faults.Print(invocation.out(), uses_colour);
+}
+
+std::string SummaryOf(const std::vector<v1::ScenarioEvent>& events) {
+  std::map<std::string, int> scenarios, faults;
+  for (const v1::ScenarioEvent& event : events) {
+    if (event.has_scenario()) ++scenarios[event.scenario().outcome()];
+    if (event.has_fault()) ++faults[event.fault().outcome()];
+  }
+  const auto text = [](const std::map<std::string, int>& counts) {
+    return absl::StrJoin(counts, ", ", [](std::string* out, const auto& count) {
+      absl::StrAppend(out, count.second, " ", count.first);
+    });
+  };
+  return absl::StrCat("scenarios: ", text(scenarios),
+                      faults.empty() ? "" : absl::StrCat("; faults: ", text(faults)));
+}
+
+/// The id to ask a server for; one in this process has only the device that was asked for.
+absl::StatusOr<std::string> DeviceToAsk(Invocation& invocation, Connection& connection) {
+  const std::string& device = invocation.options().device;
+  if (invocation.options().server.empty() || device == "cpu") return std::string();
+  if (device != "cuda") return device;
+  QG_ASSIGN_OR_RETURN(const v1::Capabilities capabilities, connection.GetCapabilities());
+  for (const v1::DeviceDescription& known : capabilities.environment().devices()) {
+    if (known.id().rfind("cuda", 0) == 0) return known.id();
+  }
+  return std::string();
+}
+
+void PrintEnd(Invocation& invocation, const std::vector<v1::ScenarioEvent>& events,
+              const v1::ScenarioRunFinished& finished) {
+  if (invocation.is_table()) {
+    PrintTables(invocation, events);
+    invocation.Say(SummaryOf(events));
+    return;
+  }
+  if (invocation.is_jsonl()) return;
+  Json json = JsonHead("scenario_run");
+  json["good"] = finished.good();
+  json["seconds"] = finished.seconds();
+  json["environment"] = JsonOf(finished.environment());
+  json["scenarios"] = Json::array();
+  json["faults"] = Json::array();
+  for (const v1::ScenarioEvent& event : events) {
+    if (event.has_scenario()) json["scenarios"].push_back(JsonOfScenario(event.scenario()));
+    if (event.has_fault()) json["faults"].push_back(JsonOfFault(event.fault()));
+  }
+  invocation.out() << JsonText(json, 2) << "\n";
+}
+
+/// A line of --format jsonl.
+void PrintLine(Invocation& invocation, const v1::ScenarioEvent& event) {
+  if (event.has_finished()) return;
+  Json json = JsonHead(event.has_scenario() ? "scenario_result" : "fault_result");
+  json.update(event.has_scenario() ? JsonOfScenario(event.scenario()) : JsonOfFault(event.fault()));
+  invocation.out() << JsonText(json, -1) << std::endl;
+}
+
+absl::StatusOr<int> Run(Invocation& invocation, const ScenarioOptions& options) {
+  if (!options.junit.empty()) {
+    QG_RETURN_IF_ERROR(CheckOutput("--junit", options.junit, {".xml"}, {}));
+  }
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  v1::RunScenariosRequest request;
+  for (const std::string& name : options.names) request.add_names(name);
+  request.set_with_faults(options.with_faults);
+  QG_ASSIGN_OR_RETURN(*request.mutable_device(), DeviceToAsk(invocation, *connection));
+  QG_ASSIGN_OR_RETURN(const v1::ListScenariosResponse listed, ListScenarios(*connection));
+  const int64_t total =
+      options.names.empty() ? listed.scenarios_size() : static_cast<int64_t>(options.names.size());
+  std::vector<v1::ScenarioEvent> events;
+  int64_t done = 0;
+  QG_ASSIGN_OR_RETURN(const v1::ScenarioRunFinished finished,
+                      RunScenarios(*connection, request, [&](const v1::ScenarioEvent& event) {
+                        if (invocation.is_jsonl()) PrintLine(invocation, event);
+                        if (event.has_scenario()) {
+                          invocation.progress().Update(event.scenario().scenario(), ++done, total);
+                        }
+                        events.push_back(event);
+                      }));
+  invocation.progress().Clear();
+  if (!options.junit.empty()) {
+    QG_RETURN_IF_ERROR(WriteTextFile(options.junit, ScenarioJunit(events)));
+  }
+  PrintEnd(invocation, events, finished);
+  return finished.good() ? kExitOk : kExitCriterionFailed;
+}
+
+}  // namespace
+
+void AddScenarioCommand(CLI::App& app, Command& chosen) {
+  CLI::App* group = app.add_subcommand(
+      "scenario", "Self-check: named invariants, and the bugs that each must catch: list, run");
+  group->require_subcommand(1);
+  group->footer(kExamples);
+  const auto add = [&](const char* name, const char* summary, auto function) {
+    auto options = std::make_shared<ScenarioOptions>();
+    CLI::App* command = group->add_subcommand(name, summary);
+    command->footer(kExamples);
+    command->fallthrough();
+    command->callback([options, function, &chosen] {
+      chosen = [options, function](Invocation& invocation) {
+        return function(invocation, *options);
+      };
+    });
+    return std::make_pair(command, options);
+  };
+  add("list", "What there is: invariants, criteria, bug classes, faults", List);
+  auto [run, options] = add("run", "Run scenarios, all unless some are named", Run);
+  run->add_option("NAME", options->names, "Scenarios; default: all");
+  run->add_flag("--with-faults", options->with_faults,
+                "Seed every fault of each scenario too: it must be caught");
+  run->add_option("--junit", options->junit, "Also write JUnit XML: FILE.xml")->type_name("FILE");
+}
+
+}  // namespace quantgate

@@ -1,0 +1,147 @@
+#include "server/rpc/scenario_stream.h"
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/validate/scenarios/run_scenarios.h"
+#include "server/errors.h"
+#include "server/rpc/convert_recipe.h"
+#include "server/rpc/convert_scenario.h"
+#include "server/rpc/convert_tensor.h"
+
+namespace quantgate {
+namespace {
+
+absl::StatusOr<Device*> DeviceOf(const Devices& devices, const std::string& id) {
+  if (id.empty()) return &LeastLoaded(devices);
+  for (const auto& device : devices) {
+    if (device->id == id) return device.get();
+  }
+  return error::InvalidField("device", Printable(id), "the server has no such device");
+}
+
+std::vector<std::string> NamesOf(const v1::RunScenariosRequest& request) {
+  return {request.names().begin(), request.names().end()};
+}
+
+}  // namespace
+
+ScenarioStream::ScenarioStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
+                               const v1::RunScenariosRequest* request)
+    : call_(context, Rpc::kRunScenarios, server_context), request_(request), start_(absl::Now()) {
+  call_.MessageReceived();
+  call_.context().executor.Run([this] {
+    const absl::Status status = Begin();
+    if (!status.ok()) SetOutcome(status);
+  });
+}
+
+absl::Status ScenarioStream::Begin() {
+  QG_RETURN_IF_ERROR(call_.Admit(Admission::kUnlessDraining));
+  QG_RETURN_IF_ERROR(FindScenarios(BuiltInScenarios(), NamesOf(*request_)).status());
+  QG_ASSIGN_OR_RETURN(Device * device, DeviceOf(call_.context().devices, request_->device()));
+  return device->run_queue
+      .Submit(call_.cancellation(),
+              [this, device](absl::Status admission) { Run(*device, std::move(admission)); })
+      .status();
+}
+
+void ScenarioStream::Run(Device& device, absl::Status admission) {
+  if (!admission.ok()) return SetOutcome(std::move(admission));
+  Metrics& metrics = call_.context().metrics;
+  const ScenarioLibrary library = BuiltInScenarios();
+  const auto scenarios = FindScenarios(library, NamesOf(*request_));
+  bool is_good = scenarios.ok();
+  absl::Status status = scenarios.status();
+  if (status.ok()) {
+    status = RunScenarios(*device.engine, library, *scenarios, request_->with_faults(),
+                          call_.cancellation().get(),
+                          {[&](const ScenarioResult& result) {
+                             is_good &= IsGood(result);
+                             metrics.ScenarioRan(ScenarioOutcomeName(result.outcome));
+                             v1::ScenarioEvent event;
+                             *event.mutable_scenario() = ScenarioResultToProto(result);
+                             Queue(std::move(event));
+                           },
+                           [&](const FaultResult& result) {
+                             is_good &= IsGood(result);
+                             metrics.FaultRan(FaultOutcomeName(result.outcome));
+                             v1::ScenarioEvent event;
+                             *event.mutable_fault() = FaultResultToProto(result);
+                             Queue(std::move(event));
+                           }});
+  }
+  status = call_.context().watch.Checked(device, std::move(status));
+  if (status.ok()) {
+    v1::ScenarioEvent event;
+    v1::ScenarioRunFinished& finished = *event.mutable_finished();
+    finished.set_good(is_good);
+    *finished.mutable_environment() = EnvironmentToProto(std::array{device.engine->Describe()});
+    finished.set_seconds(absl::ToDoubleSeconds(absl::Now() - start_));
+    Queue(std::move(event));
+  }
+  SetOutcome(std::move(status));
+}
+
+void ScenarioStream::Queue(v1::ScenarioEvent event) {
+  {
+    const std::lock_guard lock(mutex_);
+    ready_.push_back(std::move(event));
+  }
+  GoOn();
+}
+
+void ScenarioStream::SetOutcome(absl::Status outcome) {
+  {
+    const std::lock_guard lock(mutex_);
+    outcome_ = std::move(outcome);
+  }
+  GoOn();
+}
+
+// The end is decided under the lock, by whoever finds nothing left to do; it is done outside.
+void ScenarioStream::GoOn() {
+  std::optional<absl::Status> end;
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_writing_ || is_over_) return;
+    if (!ready_.empty()) {
+      sending_ = std::move(ready_.front());
+      ready_.pop_front();
+      is_writing_ = true;
+    } else if (outcome_.has_value()) {
+      is_over_ = true;
+      end = *outcome_;
+    } else {
+      return;
+    }
+  }
+  if (end.has_value()) {
+    Finish(call_.End(*end));
+  } else {
+    StartWrite(&sending_);
+  }
+}
+
+void ScenarioStream::OnWriteDone(bool ok) {
+  if (ok) call_.MessageSent();
+  {
+    const std::lock_guard lock(mutex_);
+    is_writing_ = false;
+    if (!ok) ready_.clear();
+  }
+  // Nobody reads any more: the work is told to stop, and its outcome ends the stream.
+  if (!ok) call_.cancellation()->Cancel();
+  GoOn();
+}
+
+void ScenarioStream::OnCancel() {
+  for (const auto& device : call_.context().devices) {
+    device->run_queue.Cancel(call_.cancellation());
+  }
+}
+
+}  // namespace quantgate
