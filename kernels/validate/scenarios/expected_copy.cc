@@ -375,6 +375,12 @@ absl::StatusOr<Tensor> Transposed(const Tensor& tensor) {
   return turned;
 }
 
+absl::StatusOr<Tensor> RowsOf(const Tensor& tensor, int64_t begin, int64_t rows) {
+  const size_t row_bytes = tensor.columns() * DTypeBytes(tensor.dtype());
+  return Tensor::FromBytes(tensor.dtype(), {rows, tensor.columns()},
+                           tensor.bytes().subspan(begin * row_bytes, rows * row_bytes));
+}
+
 absl::StatusOr<Tensor> ExpectedHadamard(const Tensor& source) {
   QG_ASSIGN_OR_RETURN(Tensor transformed, Tensor::Allocate(source.dtype(), source.shape()));
   const int64_t columns = source.columns();

@@ -36,4 +36,7 @@ void SetValue(Tensor& tensor, int64_t index, float value);
 /// [rows][columns] to [columns][rows] of a 2-D host tensor of elements of one byte or more.
 absl::StatusOr<Tensor> Transposed(const Tensor& tensor);
 
+/// `rows` rows of a 2-D host tensor.
+absl::StatusOr<Tensor> RowsOf(const Tensor& tensor, int64_t begin, int64_t rows);
+
 }  // namespace quantgate

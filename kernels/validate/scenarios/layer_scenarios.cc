@@ -127,12 +127,6 @@ absl::StatusOr<Tensor> Joined(const std::vector<Tensor>& parts) {
   return Tensor::FromBytes(parts.front().dtype(), {rows, parts.front().columns()}, bytes);
 }
 
-absl::StatusOr<Tensor> RowsOf(const Tensor& tensor, int64_t begin, int64_t rows) {
-  const size_t bytes = tensor.columns() * DTypeBytes(tensor.dtype());
-  return Tensor::FromBytes(tensor.dtype(), {rows, tensor.columns()},
-                           tensor.bytes().subspan(begin * bytes, rows * bytes));
-}
-
 /// Outputs of each expert, by the names of a linear layer, from one grouped step.
 absl::StatusOr<std::vector<NamedOutputs>> RunGrouped(ScenarioContext& context,
                                                      const std::vector<Expert>& experts) {
@@ -432,10 +426,6 @@ EngineAlterations NormRoundedFirst() {
         QG_ASSIGN_OR_RETURN(result.y, engine.Cast(result.y, out, cancellation));
         return result;
       }};
-}
-
-Fault InCode(const char* name, const char* description, int bug_class) {
-  return {name, description, bug_class, {}};
 }
 
 }  // namespace

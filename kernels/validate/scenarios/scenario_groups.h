@@ -13,6 +13,11 @@ struct ScenarioGroup {
   std::vector<Fault> faults;
 };
 
+/// A fault that layer or session code asks for by its name.
+inline Fault InCode(const char* name, const char* description, int bug_class) {
+  return {name, description, bug_class, {}};
+}
+
 ScenarioGroup QuantizerScenarios();       ///< Codes of every format, one and both directions.
 ScenarioGroup Fp8Scenarios();             ///< Per-tensor and 128-blocks.
 ScenarioGroup Mxfp8Scenarios();           ///< E8M0 scales and their layouts.

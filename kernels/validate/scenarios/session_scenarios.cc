@@ -237,10 +237,6 @@ absl::Status CheckInfiniteStep(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-Fault InCode(const char* name, const char* description, int bug_class) {
-  return {name, description, bug_class, {}};
-}
-
 }  // namespace
 
 ScenarioGroup SessionScenarios() {

@@ -187,9 +187,7 @@ absl::Status CheckExpertWeights(ScenarioContext& context) {
     QG_ASSIGN_OR_RETURN(const Tensor dx, context.ToHost(outputs.at("dx")));
     for (int64_t expert = 0; expert < kExperts; ++expert) {
       const auto part = [&](const Tensor& whole) {
-        const size_t bytes = whole.byte_size() / kExperts;
-        return Tensor::FromBytes(whole.dtype(), {kExpertRows, whole.columns()},
-                                 whole.bytes().subspan(expert * bytes, bytes));
+        return RowsOf(whole, expert * kExpertRows, kExpertRows);
       };
       LinearOperands operands;
       QG_ASSIGN_OR_RETURN(operands.x, part(x));
@@ -212,10 +210,6 @@ absl::Status CheckExpertWeights(ScenarioContext& context) {
     QG_RETURN_IF_ERROR(session->Optimize({}, context.cancellation()).status());
   }
   return absl::OkStatus();
-}
-
-Fault InCode(const char* name, const char* description, int bug_class) {
-  return {name, description, bug_class, {}};
 }
 
 }  // namespace
