@@ -48,8 +48,17 @@ std::string CellText(const v1::HeatMapCell& cell) {
                       ShortReal(cell.rms_error()), ", max ", ShortReal(cell.max_abs_error()));
 }
 
-bool IsSameBlock(const v1::HeatMapCell& left, const v1::HeatMapCell& right) {
-  return left.row_begin() == right.row_begin() && left.column_begin() == right.column_begin();
+/// Whether the lists have the lengths that rows and columns say, and there is a block.
+bool IsWhole(const v1::HeatMap& map) {
+  const int blocks = map.rows() * map.columns();
+  return map.rows() > 0 && map.columns() > 0 && map.row_edges_size() == map.rows() + 1 &&
+         map.column_edges_size() == map.columns() + 1 && map.rms_error_size() == blocks;
+}
+
+/// Index of the block row or column that begins there; -1: none.
+int FindEdge(const google::protobuf::RepeatedField<int64_t>& edges, int64_t begin) {
+  const auto found = std::find(edges.begin(), edges.end() - 1, begin);
+  return found == edges.end() - 1 ? -1 : static_cast<int>(found - edges.begin());
 }
 
 /// Cells of each level as one path: runs of equal cells in a row are one rectangle.
@@ -57,10 +66,10 @@ std::array<std::string, kHeatLevels> LevelPaths(const v1::HeatMap& map, HeatRang
   std::array<std::string, kHeatLevels> paths;
   for (int row = 0; row < map.rows(); ++row) {
     for (int column = 0; column < map.columns();) {
-      const int level = HeatLevel(map.cells(row * map.columns() + column).rms_error(), range);
+      const int level = HeatLevel(map.rms_error(row * map.columns() + column), range);
       const int begin = column;
       while (column < map.columns() &&
-             HeatLevel(map.cells(row * map.columns() + column).rms_error(), range) == level) {
+             HeatLevel(map.rms_error(row * map.columns() + column), range) == level) {
         ++column;
       }
       absl::StrAppend(&paths[level], "M", begin, " ", row, "h", column - begin, "v1h-",
@@ -123,14 +132,12 @@ std::string UlpHistogramSvg(const v1::ParityReport& parity) {
 
 std::string HeatMapSvg(const v1::ErrorReport& error) {
   const v1::HeatMap& map = error.heat_map();
-  const bool is_whole =
-      map.rows() > 0 && map.columns() > 0 && map.cells_size() == map.rows() * map.columns();
-  if (!is_whole) return "<p class=\"dim\">no blocks</p>";
+  if (!IsWhole(map)) return "<p class=\"dim\">no blocks</p>";
   HeatRange range{INFINITY, 0};
-  for (const v1::HeatMapCell& cell : map.cells()) {
-    if (!std::isfinite(cell.rms_error())) continue;
-    range.low = std::min(range.low, cell.rms_error());
-    range.high = std::max(range.high, cell.rms_error());
+  for (const double rms_error : map.rms_error()) {
+    if (!std::isfinite(rms_error)) continue;
+    range.low = std::min(range.low, rms_error);
+    range.high = std::max(range.high, rms_error);
   }
   // A few rows or columns still fill a readable square.
   std::string svg = absl::StrCat("<svg class=\"", map.rows() == 1 ? "heat strip" : "heat",
@@ -144,13 +151,13 @@ std::string HeatMapSvg(const v1::ErrorReport& error) {
     }
   }
   for (const v1::HeatMapCell& worst : error.worst_blocks()) {
-    for (int i = 0; i < map.cells_size(); ++i) {
-      if (!IsSameBlock(worst, map.cells(i)) || !(worst.rms_error() > 0)) continue;
-      absl::StrAppendFormat(&svg,
-                            "<rect x=\"%d\" y=\"%d\" width=\"1\" height=\"1\" "
-                            "class=\"worst\"><title>%s</title></rect>",
-                            i % map.columns(), i / map.columns(), Escaped(CellText(worst)));
-    }
+    const int row = FindEdge(map.row_edges(), worst.row_begin());
+    const int column = FindEdge(map.column_edges(), worst.column_begin());
+    if (row < 0 || column < 0 || !(worst.rms_error() > 0)) continue;
+    absl::StrAppendFormat(&svg,
+                          "<rect x=\"%d\" y=\"%d\" width=\"1\" height=\"1\" "
+                          "class=\"worst\"><title>%s</title></rect>",
+                          column, row, Escaped(CellText(worst)));
   }
   absl::StrAppend(&svg, "</svg><div class=\"ramp\"><span>", ShortReal(range.low), "</span>");
   for (int level = 1; level < kHeatLevels; ++level) {

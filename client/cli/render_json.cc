@@ -111,7 +111,10 @@ Json OfError(const v1::ErrorReport& error, const std::string& dtype,
   json["subnormal_count"] = error.subnormal_count();
   json["heat_map"] = {{"rows", error.heat_map().rows()},
                       {"columns", error.heat_map().columns()},
-                      {"cells", ListOf(error.heat_map().cells(), OfCell)}};
+                      {"row_edges", ListOf(error.heat_map().row_edges())},
+                      {"column_edges", ListOf(error.heat_map().column_edges())},
+                      {"rms_error", ListOf(error.heat_map().rms_error(), RealOf)},
+                      {"max_abs_error", ListOf(error.heat_map().max_abs_error(), RealOf)}};
   json["worst_blocks"] = ListOf(error.worst_blocks(), OfCell);
   return json;
 }

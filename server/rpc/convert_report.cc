@@ -30,6 +30,26 @@ v1::HeatMapCell HeatMapCellToProto(const HeatMapCell& cell) {
   return proto;
 }
 
+v1::HeatMap HeatMapToProto(const HeatMap& map) {
+  v1::HeatMap proto;
+  proto.set_rows(map.rows);
+  proto.set_columns(map.columns);
+  if (map.cells.empty()) return proto;
+  for (int row = 0; row < map.rows; ++row) {
+    proto.add_row_edges(map.cells[row * map.columns].row_begin);
+  }
+  proto.add_row_edges(map.cells.back().row_end);
+  for (int column = 0; column < map.columns; ++column) {
+    proto.add_column_edges(map.cells[column].column_begin);
+  }
+  proto.add_column_edges(map.cells.back().column_end);
+  for (const HeatMapCell& cell : map.cells) {
+    proto.add_rms_error(cell.rms_error);
+    proto.add_max_abs_error(cell.max_abs_error);
+  }
+  return proto;
+}
+
 double SqnrDb(const ErrorReport& report) {
   if (report.sum_error_squared == 0) return std::numeric_limits<double>::infinity();
   return 10.0 * std::log10(report.sum_reference_squared / report.sum_error_squared);
@@ -153,11 +173,7 @@ v1::ErrorReport ErrorReportToProto(const ErrorReport& report) {
   proto.set_saturated_count(report.saturated_count);
   proto.set_flushed_to_zero_count(report.flushed_to_zero_count);
   proto.set_subnormal_count(report.subnormal_count);
-  proto.mutable_heat_map()->set_rows(report.heat_map.rows);
-  proto.mutable_heat_map()->set_columns(report.heat_map.columns);
-  for (const HeatMapCell& cell : report.heat_map.cells) {
-    *proto.mutable_heat_map()->add_cells() = HeatMapCellToProto(cell);
-  }
+  *proto.mutable_heat_map() = HeatMapToProto(report.heat_map);
   for (const HeatMapCell& cell : report.worst_blocks) {
     *proto.add_worst_blocks() = HeatMapCellToProto(cell);
   }

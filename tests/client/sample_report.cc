@@ -39,10 +39,8 @@ v1::ErrorReport SampleError(double sqnr_db) {
                  reference_bits: 0x40200000 }
     mean_rel: 0.125 bias: -1e-9 cosine: 0.999 relative_frobenius: 0.02 saturated_count: 4
     heat_map { rows: 2 columns: 2
-      cells { row_begin: 0 row_end: 8 column_begin: 0 column_end: 4 rms_error: 0.1 max_abs_error: 0.2 }
-      cells { row_begin: 0 row_end: 8 column_begin: 4 column_end: 8 rms_error: 0.4 max_abs_error: 0.5 }
-      cells { row_begin: 8 row_end: 16 column_begin: 0 column_end: 4 rms_error: 0 max_abs_error: 0 }
-      cells { row_begin: 8 row_end: 16 column_begin: 4 column_end: 8 rms_error: nan max_abs_error: inf } }
+      row_edges: [0, 8, 16] column_edges: [0, 4, 8]
+      rms_error: [0.1, 0.4, 0, nan] max_abs_error: [0.2, 0.5, 0, inf] }
     worst_blocks { row_begin: 0 row_end: 8 column_begin: 4 column_end: 8 rms_error: 0.4 max_abs_error: 0.5 })");
   error.set_max_rel(kInf);
   error.set_sqnr_db(sqnr_db);

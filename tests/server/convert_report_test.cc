@@ -1,0 +1,47 @@
+// What a report on the wire says of an error report's blocks.
+#include "server/rpc/convert_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/compare/error_report.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(ConvertReportTest, BlocksBecomeEdgesAndOneNumberEach) {
+  // 33 rows in 32 blocks: all of one row but the last; columns in blocks of one.
+  Tensor subject = *Tensor::Allocate(DType::kF32, {33, 2});
+  Tensor reference = *Tensor::Allocate(DType::kF32, {33, 2});
+  for (int i = 0; i < 66; ++i) {
+    reference.as<float>()[i] = 1.0f;
+    subject.as<float>()[i] = 1.0f + static_cast<float>(i);
+  }
+  const ErrorReport report = *MeasureError(subject, reference, ExecutionContext());
+  const v1::HeatMap map = ErrorReportToProto(report).heat_map();
+  ASSERT_EQ(map.rows(), 32);
+  ASSERT_EQ(map.columns(), 2);
+  ASSERT_EQ(map.row_edges_size(), 33);
+  EXPECT_EQ(map.row_edges(0), 0);
+  EXPECT_EQ(map.row_edges(31), 31);
+  EXPECT_EQ(map.row_edges(32), 33);
+  EXPECT_THAT(map.column_edges(), ElementsAre(0, 1, 2));
+  ASSERT_EQ(map.rms_error_size(), 64);
+  ASSERT_EQ(map.max_abs_error_size(), 64);
+  // Element i is off by i.
+  EXPECT_EQ(map.rms_error(3), 3.0);
+  EXPECT_EQ(map.max_abs_error(3), 3.0);
+  EXPECT_EQ(map.max_abs_error(63), 65.0);
+}
+
+TEST(ConvertReportTest, AnEmptyTensorHasNoEdges) {
+  const Tensor empty = *Tensor::Allocate(DType::kF32, {0, 4});
+  const v1::HeatMap map =
+      ErrorReportToProto(*MeasureError(empty, empty, ExecutionContext())).heat_map();
+  EXPECT_EQ(map.row_edges_size() + map.column_edges_size() + map.rms_error_size(), 0);
+}
+
+}  // namespace
+}  // namespace quantgate
