@@ -156,20 +156,20 @@ class FirstError : public google::protobuf::io::ErrorCollector {
   std::string text_;
 };
 
-absl::StatusOr<v1::RunSpec> ParseSpec(const std::string& name, const std::string& text,
-                                      bool is_json) {
-  v1::RunSpec spec;
+absl::Status ParseSpec(const char* option, const std::string& name, const std::string& text,
+                       bool is_json, google::protobuf::Message& spec) {
+  const std::string& kind = spec.GetDescriptor()->name();
   if (is_json) {
     const auto status = google::protobuf::util::JsonStringToMessage(text, &spec);
-    if (status.ok()) return spec;
-    return Refuse("--spec", name, absl::StrCat("no RunSpec as JSON: ", status.ToString()));
+    if (status.ok()) return absl::OkStatus();
+    return Refuse(option, name, absl::StrCat("no ", kind, " as JSON: ", status.ToString()));
   }
   google::protobuf::TextFormat::Parser parser;
   FirstError error;
   parser.RecordErrorsTo(&error);
   parser.SetRecursionLimit(32);
-  if (parser.ParseFromString(text, &spec)) return spec;
-  return Refuse("--spec", name, absl::StrCat("no RunSpec as protobuf text: ", error.text()));
+  if (parser.ParseFromString(text, &spec)) return absl::OkStatus();
+  return Refuse(option, name, absl::StrCat("no ", kind, " as protobuf text: ", error.text()));
 }
 
 }  // namespace
@@ -240,17 +240,24 @@ std::optional<NamedArgument> SplitNamedArgument(std::string_view text) {
   return NamedArgument{std::string(name), std::string(text.substr(equals + 1))};
 }
 
-absl::StatusOr<v1::RunSpec> ReadRunSpec(const std::string& text) {
-  if (absl::StartsWith(text, "{")) return ParseSpec("{...}", text, true);
+absl::Status ReadSpecMessage(const char* option, const std::string& text,
+                             google::protobuf::Message& spec) {
+  if (absl::StartsWith(text, "{")) return ParseSpec(option, "{...}", text, true, spec);
   std::ifstream file(text, std::ios::binary);
   if (!file) {
-    return absl::NotFoundError(absl::StrCat("--spec: ", text, ": ", std::strerror(errno)));
+    return absl::NotFoundError(absl::StrCat(option, ": ", text, ": ", std::strerror(errno)));
   }
   std::string content(kSpecBytesMax + 1, '\0');
   file.read(content.data(), static_cast<std::streamsize>(content.size()));
   content.resize(static_cast<size_t>(file.gcount()));
-  if (content.size() > kSpecBytesMax) return Refuse("--spec", text, "longer than 4 MiB");
-  return ParseSpec(text, content, absl::EndsWith(text, ".json"));
+  if (content.size() > kSpecBytesMax) return Refuse(option, text, "longer than 4 MiB");
+  return ParseSpec(option, text, content, absl::EndsWith(text, ".json"), spec);
+}
+
+absl::StatusOr<v1::RunSpec> ReadRunSpec(const std::string& text) {
+  v1::RunSpec spec;
+  QG_RETURN_IF_ERROR(ReadSpecMessage("--spec", text, spec));
+  return spec;
 }
 
 }  // namespace quantgate

@@ -37,8 +37,10 @@ struct NamedArgument {
 };
 std::optional<NamedArgument> SplitNamedArgument(std::string_view text);
 
-/// A RunSpec as JSON or protobuf text: the text itself where it begins with '{', else the file of
+/// A message as JSON or protobuf text: the text itself where it begins with '{', else the file of
 /// that name, JSON where it ends in .json. NOT_FOUND for no file.
+absl::Status ReadSpecMessage(const char* option, const std::string& text,
+                             google::protobuf::Message& spec);
 absl::StatusOr<v1::RunSpec> ReadRunSpec(const std::string& text);
 
 }  // namespace quantgate

@@ -19,6 +19,8 @@
 #include "client/cli/output.h"
 #include "client/cli/recipe_argument.h"
 #include "client/cli/render_json.h"
+#include "client/cli/session_run.h"
+#include "client/cli/session_trace.h"
 #include "client/cli/text_table.h"
 #include "client/download.h"
 #include "client/session.h"
@@ -42,6 +44,7 @@ constexpr char kExamples[] = R"(Examples:
   quantgate -s HOST:7470 session restore step100.safetensors mlp.json
   quantgate -s HOST:7470 session ls
   quantgate -s HOST:7470 session close ID
+  quantgate session run trace.json --recipe bf16,fp8_current --report trace.html
 
 mlp.json is a SessionSpec of the API, and the parameters by name:
   {"layers": [{"name": "fc1", "layer": {"kind": "linear"}}],
@@ -211,13 +214,6 @@ absl::Status SetStep(const SessionOptions& options, TensorSources& sources,
   return absl::OkStatus();
 }
 
-double Share(int64_t part, const v1::QuantizationCounts& counts) {
-  const int64_t all = counts.normal() + counts.zero() + counts.subnormal() +
-                      counts.flushed_to_zero() + counts.saturated() + counts.infinite() +
-                      counts.nan();
-  return all == 0 ? 0 : static_cast<double>(part) / static_cast<double>(all);
-}
-
 void PrintStep(Invocation& invocation, const v1::SessionStepResponse& response) {
   invocation.out() << "step " << response.step() << "\n";
   TextTable outputs({"output", "<type", "<fingerprint"});
@@ -230,8 +226,8 @@ void PrintStep(Invocation& invocation, const v1::SessionStepResponse& response) 
     casts.AddRow({record.tensor(), record.quantizer(),
                   record.has_amax() ? ShortReal(record.amax()) : "",
                   record.has_scale() ? ShortReal(record.scale()) : "",
-                  ShortReal(Share(record.counts().flushed_to_zero(), record.counts())),
-                  ShortReal(Share(record.counts().saturated(), record.counts()))});
+                  ShortReal(ShareOf(record.counts().flushed_to_zero(), record.counts())),
+                  ShortReal(ShareOf(record.counts().saturated(), record.counts()))});
   }
   if (response.quantizations_size() > 0) casts.Print(invocation.out(), invocation.uses_colour());
   for (const v1::SavedOperand& saved : response.saved()) {
@@ -342,7 +338,7 @@ void AddStepOptions(CLI::App* step, SessionOptions& options) {
 
 void AddSessionCommand(CLI::App& app, Command& chosen) {
   CLI::App* group = app.add_subcommand(
-      "session", "Training sessions: open, step, get, ls, checkpoint, restore, close");
+      "session", "Training sessions: open, step, get, ls, checkpoint, restore, close, run");
   group->require_subcommand(1);
   group->footer(kExamples);
   const auto add = [&](const char* name, const char* summary, auto function) {
@@ -379,6 +375,7 @@ void AddSessionCommand(CLI::App& app, Command& chosen) {
   restore->add_option("--lease", restore_options->lease_seconds, "Seconds; 0: default");
   auto [close, close_options] = add("close", "Close a session", Close);
   close->add_option("ID", close_options->id, "The session")->required();
+  AddSessionRunCommand(*group, chosen);
 }
 
 }  // namespace quantgate

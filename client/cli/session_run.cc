@@ -1,0 +1,137 @@
+#include "client/cli/session_run.h"
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/cli/layer_arguments.h"
+#include "client/cli/layer_command.h"
+#include "client/cli/output.h"
+#include "client/cli/render_trace.h"
+#include "client/cli/report_output.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+constexpr char kExamples[] = R"(Examples:
+  quantgate session run trace.json --recipe bf16,fp8_delayed,fp8_current --report trace.html
+  quantgate session run trace.txtpb --recipe fp8_current --backward-override none,dequantized
+  quantgate -s HOST:7470 --format jsonl session run trace.json
+
+trace.json is a SessionTrace of proto/quantgate/v1/session_trace.proto (JSON; any other suffix:
+protobuf text):
+  {"spec": {"layers": [{"name": "fc1", "layer": {"kind": "linear"}}],
+            "masters": "f32", "sgd": {"learning_rate": 0.01}},
+   "parameters": {"fc1.weight": "m.safetensors:fc1.weight"},
+   "variants": [{"recipe": {"name": "bf16"}}, {"recipe": {"name": "fp8_delayed"}}],
+   "steps": [{"forward": {}, "x": "m.safetensors:fc1.x"},
+             {"backward": {}, "grad_output": "m.safetensors:fc1.dy"},
+             {"optimize": {}}],
+   "rounds": 10}
+
+Every variant takes the same steps from the same parameters in a session of its own. A trace
+informs and exits 0; a step that a variant refuses ends it.)";
+
+struct SessionRunOptions {
+  std::string spec;
+  LayerOptions variants;  ///< Of these, recipes, overrides, arithmetics and the reference.
+  int lease_seconds = 0;
+  ReportOptions report;
+};
+
+/// The options' recipes in place of the trace's.
+absl::Status SetVariants(Connection& connection, const LayerOptions& options,
+                         v1::SessionTrace& trace) {
+  if (!options.recipes.empty()) {
+    v1::ListRecipesResponse listed;
+    if (NamesAllRecipes(options)) {
+      QG_ASSIGN_OR_RETURN(listed, connection.ListRecipes());
+    }
+    QG_ASSIGN_OR_RETURN(const std::vector<v1::Variant> variants, VariantsOf(options, &listed));
+    trace.mutable_spec()->clear_recipe();
+    trace.mutable_spec()->clear_backward_override();
+    trace.mutable_variants()->Assign(variants.begin(), variants.end());
+    trace.set_reference(0);
+  } else if (!options.backward_overrides.empty() || !options.arithmetics.empty()) {
+    return absl::InvalidArgumentError(
+        "--recipe: absent; --backward-override and --arithmetic go with it");
+  }
+  if (options.reference.empty()) return absl::OkStatus();
+  const std::vector<v1::Variant> variants(trace.variants().begin(), trace.variants().end());
+  QG_ASSIGN_OR_RETURN(const int reference, FindVariant(options.reference, variants));
+  trace.set_reference(reference);
+  return absl::OkStatus();
+}
+
+absl::Status Emit(Invocation& invocation, const ReportOptions& options, const TraceReport& report) {
+  for (const std::string& path : options.reports) {
+    QG_RETURN_IF_ERROR(
+        WriteTextFile(path, absl::EndsWith(path, ".html") ? TraceHtml(report) : TraceJson(report)));
+    invocation.Say(absl::StrCat("report: ", path));
+  }
+  if (invocation.is_json()) {
+    invocation.out() << TraceJson(report);
+  } else if (invocation.is_jsonl()) {
+    invocation.out() << TraceJsonLines(report);
+  } else {
+    PrintTrace(report, invocation.uses_colour(), invocation.out());
+  }
+  return absl::OkStatus();
+}
+
+/// Files that the trace names, so that no report overwrites them.
+std::set<std::string> InputsOf(const SessionRunOptions& options, const v1::SessionTrace& trace) {
+  std::set<std::string> inputs = {options.spec};
+  const auto add = [&](const std::string& tensor) {
+    const auto name = ParseTensorName("SPEC", tensor);
+    if (name.ok() && !name->path.empty()) inputs.insert(name->path);
+  };
+  for (const auto& [name, tensor] : trace.parameters()) add(tensor);
+  for (const v1::SessionTrace::Step& step : trace.steps()) {
+    add(step.x());
+    add(step.grad_output());
+  }
+  return inputs;
+}
+
+absl::StatusOr<int> RunTrace(Invocation& invocation, const SessionRunOptions& options) {
+  v1::SessionTrace trace;
+  QG_RETURN_IF_ERROR(ReadSpecMessage("SPEC", options.spec, trace));
+  QG_RETURN_IF_ERROR(CheckReports(options.report, InputsOf(options, trace)));
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  QG_RETURN_IF_ERROR(SetVariants(*connection, options.variants, trace));
+  QG_RETURN_IF_ERROR(CheckTrace(trace));
+  TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
+  QG_ASSIGN_OR_RETURN(
+      TraceReport report,
+      PlayTrace(*connection, trace, sources, options.lease_seconds, [&](int done, int of) {
+        invocation.progress().Update(absl::StrCat("step ", done + 1, " of ", of), done, of);
+      }));
+  invocation.progress().Clear();
+  report.command = invocation.CommandLine();
+  QG_RETURN_IF_ERROR(Emit(invocation, options.report, report));
+  return 0;
+}
+
+}  // namespace
+
+void AddSessionRunCommand(CLI::App& group, Command& chosen) {
+  auto options = std::make_shared<SessionRunOptions>();
+  CLI::App* command =
+      group.add_subcommand("run", "Play the steps of a file under several recipes, side by side");
+  command->footer(kExamples);
+  command->fallthrough();
+  command->add_option("SPEC", options->spec, "SessionTrace, JSON or protobuf text")->required();
+  AddVariantListOptions(*command, options->variants);
+  command->add_option("--lease", options->lease_seconds,
+                      "Seconds that one step of all variants may take; 0: the server's default");
+  AddReportOptions(*command, options->report);
+  command->callback([options, &chosen] {
+    chosen = [options](Invocation& invocation) { return RunTrace(invocation, *options); };
+  });
+}
+
+}  // namespace quantgate

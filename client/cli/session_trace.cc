@@ -1,0 +1,335 @@
+#include "client/cli/session_trace.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/cli/layer_options.h"
+#include "client/session.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+using Step = v1::SessionTrace::Step;
+
+/// The trace's variants; without any, the spec's own recipe.
+std::vector<v1::Variant> VariantsOf(const v1::SessionTrace& trace) {
+  std::vector<v1::Variant> variants(trace.variants().begin(), trace.variants().end());
+  if (variants.empty()) {
+    *variants.emplace_back().mutable_recipe() = trace.spec().recipe();
+    variants[0].set_backward_override(trace.spec().backward_override());
+  }
+  for (v1::Variant& variant : variants) {
+    if (variant.arithmetic().empty()) variant.set_arithmetic(trace.spec().arithmetic());
+  }
+  return variants;
+}
+
+/// The message that is set in `step`'s oneof; null: none.
+const google::protobuf::FieldDescriptor* KindOf(const Step& step) {
+  return Step::GetReflection()->GetOneofFieldDescriptor(
+      step, Step::descriptor()->FindOneofByName("step"));
+}
+
+/// The same step as a request.
+v1::SessionStepRequest RequestOf(const Step& step) {
+  using Request = v1::SessionStepRequest;
+  Request request;
+  const auto* kind = KindOf(step);
+  Request::GetReflection()
+      ->MutableMessage(&request, Request::descriptor()->FindFieldByName(kind->name()))
+      ->CopyFrom(Step::GetReflection()->GetMessage(step, kind));
+  request.set_keep_outputs(true);
+  return request;
+}
+
+std::string MicrobatchOf(const Step& step) {
+  if (step.has_forward()) return step.forward().microbatch();
+  if (step.has_backward()) return step.backward().microbatch();
+  if (step.has_offload()) return step.offload().microbatch();
+  return step.reload().microbatch();
+}
+
+absl::Status CheckStep(const Step& step, const std::string& field) {
+  const auto refuse = [&](const std::string& name, const std::string& rule) {
+    return absl::InvalidArgumentError(absl::StrCat("SPEC: ", field, name, ": ", rule));
+  };
+  if (KindOf(step) == nullptr) {
+    return refuse("", "none of forward, backward, wgrad, optimize, change_recipe, offload, reload");
+  }
+  if (!step.has_forward() && !step.x().empty()) return refuse(".x", "of forward only");
+  if (!step.has_backward() && !step.grad_output().empty()) {
+    return refuse(".grad_output", "of backward only");
+  }
+  if (step.has_forward() && step.x().empty() != step.forward().has_x()) {
+    return refuse(".x", "a forward takes one, named here or within it");
+  }
+  if (step.has_backward() && step.grad_output().empty() != step.backward().has_grad_output()) {
+    return refuse(".grad_output", "a backward takes one, named here or within it");
+  }
+  return absl::OkStatus();
+}
+
+/// `status`, saying where in the trace it came from.
+absl::Status At(const std::string& where, const absl::Status& status) {
+  if (status.ok()) return status;
+  absl::Status located(status.code(), absl::StrCat(where, ": ", status.message()));
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& payload) { located.SetPayload(url, payload); });
+  return located;
+}
+
+ComparisonSide SideOf(const v1::NamedTensor& tensor, const std::string& label) {
+  ComparisonSide side{absl::StrCat(tensor.name(), " of ", label), tensor.type(), {}};
+  if (tensor.has_data()) {
+    *side.source.mutable_inline_()->mutable_type() = tensor.type();
+    side.source.mutable_inline_()->set_data(tensor.data());
+  } else {
+    *side.source.mutable_stored()->mutable_digest() = tensor.digest();
+    *side.source.mutable_stored()->mutable_type() = tensor.type();
+  }
+  return side;
+}
+
+class TracePlayer {
+ public:
+  TracePlayer(Connection& connection, const v1::SessionTrace& trace, TensorSources& sources)
+      : connection_(connection), trace_(trace), sources_(sources), variants_(VariantsOf(trace)) {
+    report_.reference = trace.reference();
+    for (const v1::Variant& variant : variants_) report_.variants.push_back(VariantText(variant));
+  }
+  TracePlayer(const TracePlayer&) = delete;
+  TracePlayer& operator=(const TracePlayer&) = delete;
+  /// A session that cannot be closed ends with its lease.
+  ~TracePlayer() {
+    for (ClientSession& session : sessions_) (void)session.Close();
+  }
+
+  absl::Status Open(int lease_seconds);
+  absl::Status Play(const Step& step, int round);
+  TraceReport TakeReport() { return std::move(report_); }
+
+ private:
+  using Tensors = std::vector<v1::NamedTensor>;
+
+  absl::StatusOr<v1::TensorSource> Source(const std::string& field, const std::string& name);
+  absl::StatusOr<Tensors> StepVariant(int variant, const v1::SessionStepRequest& request);
+  absl::StatusOr<Tensors> Parameters(int variant);
+  absl::Status Compare(int variant, const Tensors& subjects, const Tensors& references);
+
+  Connection& connection_;
+  const v1::SessionTrace& trace_;
+  TensorSources& sources_;
+  const std::vector<v1::Variant> variants_;
+  std::map<std::string, v1::TensorSource> resolved_;
+  std::vector<ClientSession> sessions_;
+  TraceReport report_;
+};
+
+/// Every round takes the same tensors: each is read and sent once.
+absl::StatusOr<v1::TensorSource> TracePlayer::Source(const std::string& field,
+                                                     const std::string& name) {
+  const auto found = resolved_.find(name);
+  if (found != resolved_.end()) return found->second;
+  QG_ASSIGN_OR_RETURN(const v1::TensorSource source, sources_.Resolve(field, name));
+  resolved_[name] = source;
+  return source;
+}
+
+absl::Status TracePlayer::Open(int lease_seconds) {
+  v1::OpenSessionRequest request;
+  *request.mutable_spec() = trace_.spec();
+  request.set_lease_seconds(lease_seconds);
+  for (const auto& [name, tensor] : trace_.parameters()) {
+    QG_ASSIGN_OR_RETURN((*request.mutable_parameters())[name], Source(name, tensor));
+  }
+  for (size_t i = 0; i < variants_.size(); ++i) {
+    *request.mutable_spec()->mutable_recipe() = variants_[i].recipe();
+    request.mutable_spec()->set_backward_override(variants_[i].backward_override());
+    request.mutable_spec()->set_arithmetic(variants_[i].arithmetic());
+    absl::StatusOr<ClientSession> session = ClientSession::Open(connection_, request);
+    if (!session.ok()) return At(report_.variants[i], session.status());
+    sessions_.push_back(*std::move(session));
+  }
+  return absl::OkStatus();
+}
+
+/// Each parameter by its own name, quantized ones dequantized.
+absl::StatusOr<TracePlayer::Tensors> TracePlayer::Parameters(int variant) {
+  Tensors tensors;
+  v1::GetSessionRequest request;
+  request.set_session_id(sessions_[variant].id());
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : trace_.parameters()) names.push_back(name);
+  std::sort(names.begin(), names.end());  // A proto map has no order.
+  for (const std::string& name : names) {
+    request.set_tensor(name);
+    QG_ASSIGN_OR_RETURN(const v1::Session session, connection_.GetSession(request));
+    tensors.push_back(session.tensor());
+  }
+  return tensors;
+}
+
+/// One step of one variant, and the tensors to compare.
+absl::StatusOr<TracePlayer::Tensors> TracePlayer::StepVariant(
+    int variant, const v1::SessionStepRequest& request) {
+  QG_ASSIGN_OR_RETURN(const v1::SessionStepResponse response, sessions_[variant].Step(request));
+  const int step = static_cast<int>(report_.steps.size()) - 1;
+  for (const v1::QuantizationRecord& record : response.quantizations()) {
+    report_.quantizations.push_back({step, variant, record});
+  }
+  for (const std::string& note : response.notes()) {
+    const std::string text = absl::StrCat(report_.variants[variant], ": ", note);
+    const bool is_known =
+        std::find(report_.notes.begin(), report_.notes.end(), text) != report_.notes.end();
+    if (!is_known) report_.notes.push_back(text);
+  }
+  if (request.has_optimize()) return Parameters(variant);
+  return Tensors(response.outputs().begin(), response.outputs().end());
+}
+
+absl::Status TracePlayer::Compare(int variant, const Tensors& subjects, const Tensors& references) {
+  const int step = static_cast<int>(report_.steps.size()) - 1;
+  for (const v1::NamedTensor& subject : subjects) {
+    const auto reference = std::find_if(
+        references.begin(), references.end(),
+        [&](const v1::NamedTensor& tensor) { return tensor.name() == subject.name(); });
+    if (reference == references.end()) continue;
+    QG_ASSIGN_OR_RETURN(
+        SubjectComparison comparison,
+        CompareSides(connection_, subject.name(), SideOf(subject, report_.variants[variant]),
+                     SideOf(*reference, report_.variants[report_.reference])));
+    if (comparison.result.has_error()) {
+      comparison.result.mutable_error()->clear_heat_map();
+      comparison.result.mutable_error()->clear_worst_blocks();
+    }
+    report_.tensors.push_back({step, variant, std::move(comparison)});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TracePlayer::Play(const Step& step, int round) {
+  report_.steps.push_back({round, std::string(KindOf(step)->name()), MicrobatchOf(step)});
+  v1::SessionStepRequest request = RequestOf(step);
+  if (!step.x().empty()) {
+    QG_ASSIGN_OR_RETURN(*request.mutable_forward()->mutable_x(), Source("x", step.x()));
+  }
+  if (!step.grad_output().empty()) {
+    QG_ASSIGN_OR_RETURN(*request.mutable_backward()->mutable_grad_output(),
+                        Source("grad_output", step.grad_output()));
+  }
+  std::vector<Tensors> outputs;
+  for (int i = 0; i < static_cast<int>(sessions_.size()); ++i) {
+    absl::StatusOr<Tensors> tensors = StepVariant(i, request);
+    if (!tensors.ok()) {
+      return At(absl::StrCat(report_.variants[i], ", step ", report_.steps.size(), " (",
+                             report_.steps.back().kind, ")"),
+                tensors.status());
+    }
+    outputs.push_back(*std::move(tensors));
+  }
+  for (int i = 0; i < static_cast<int>(sessions_.size()); ++i) {
+    if (i == report_.reference) continue;
+    QG_RETURN_IF_ERROR(Compare(i, outputs[i], outputs[report_.reference]));
+  }
+  return absl::OkStatus();
+}
+
+/// What tells the quantizations of one tensor from step to step from all others.
+std::string SeriesOf(const TraceQuantization& quantization) {
+  return absl::StrCat(quantization.variant, " ", QuantizationName(quantization.record), " ",
+                      quantization.record.quantizer());
+}
+
+std::optional<double> Log2Scale(const v1::QuantizationRecord& record) {
+  if (record.has_scale()) return std::log2(double{record.scale()});
+  if (record.has_scale_inv()) return -std::log2(double{record.scale_inv()});
+  return std::nullopt;
+}
+
+std::optional<double> MeanCode(const v1::QuantizationRecord& record) {
+  double sum = 0, count = 0;
+  for (const auto& [code, blocks] : record.scale_codes()) {
+    sum += static_cast<double>(code) * static_cast<double>(blocks);
+    count += static_cast<double>(blocks);
+  }
+  if (count == 0) return std::nullopt;
+  return sum / count;
+}
+
+}  // namespace
+
+double ShareOf(int64_t part, const v1::QuantizationCounts& counts) {
+  const int64_t all = counts.normal() + counts.zero() + counts.subnormal() +
+                      counts.flushed_to_zero() + counts.saturated() + counts.infinite() +
+                      counts.nan();
+  return all == 0 ? 0 : static_cast<double>(part) / static_cast<double>(all);
+}
+
+std::string QuantizationName(const v1::QuantizationRecord& record) {
+  const char* usage = record.rowwise() && record.columnwise() ? "both"
+                      : record.rowwise()                      ? "rowwise"
+                      : record.columnwise()                   ? "columnwise"
+                                                              : "no copy";
+  return absl::StrCat(record.tensor(), " (", record.role(), ", ", usage, ")");
+}
+
+std::vector<ScaleDrift> DriftsOf(const TraceReport& report) {
+  std::map<std::string, ScaleDrift> first;
+  std::vector<ScaleDrift> drifts;
+  for (const TraceQuantization& quantization : report.quantizations) {
+    ScaleDrift drift{Log2Scale(quantization.record), MeanCode(quantization.record), {}, {}};
+    const ScaleDrift& start = first.try_emplace(SeriesOf(quantization), drift).first->second;
+    if (drift.log2_scale && start.log2_scale) drift.scale = *drift.log2_scale - *start.log2_scale;
+    if (drift.mean_code && start.mean_code) drift.code = *drift.mean_code - *start.mean_code;
+    drifts.push_back(drift);
+  }
+  return drifts;
+}
+
+absl::Status CheckTrace(const v1::SessionTrace& trace) {
+  if (trace.steps().empty()) return absl::InvalidArgumentError("SPEC: steps: none");
+  if (trace.rounds() < 0 || trace.rounds() > kTraceStepsMax / trace.steps_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("SPEC: rounds: ", trace.rounds(), " of ",
+                                                   trace.steps_size(), " steps; from 0 to ",
+                                                   kTraceStepsMax, " steps in all"));
+  }
+  const bool has_recipe = trace.spec().has_recipe() || !trace.spec().backward_override().empty();
+  if (!trace.variants().empty() && has_recipe) {
+    return absl::InvalidArgumentError(
+        "SPEC: spec.recipe: given beside variants, each of which names its own recipe");
+  }
+  if (trace.variants().empty() && !trace.spec().has_recipe()) {
+    return absl::InvalidArgumentError("SPEC: variants: none, and no spec.recipe either");
+  }
+  const int count = std::max(1, trace.variants_size());
+  if (trace.reference() < 0 || trace.reference() >= count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("SPEC: reference: ", trace.reference(), " is no variant; there are ", count));
+  }
+  for (int i = 0; i < trace.steps_size(); ++i) {
+    QG_RETURN_IF_ERROR(CheckStep(trace.steps(i), absl::StrCat("steps[", i, "]")));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TraceReport> PlayTrace(Connection& connection, const v1::SessionTrace& trace,
+                                      TensorSources& sources, int lease_seconds,
+                                      const TraceProgress& progress) {
+  QG_RETURN_IF_ERROR(CheckTrace(trace));
+  TracePlayer player(connection, trace, sources);
+  QG_RETURN_IF_ERROR(player.Open(lease_seconds));
+  const int rounds = std::max(1, trace.rounds());
+  const int count = rounds * trace.steps_size();
+  for (int done = 0; done < count; ++done) {
+    progress(done, count);
+    QG_RETURN_IF_ERROR(
+        player.Play(trace.steps(done % trace.steps_size()), 1 + done / trace.steps_size()));
+  }
+  return player.TakeReport();
+}
+
+}  // namespace quantgate

@@ -1,0 +1,175 @@
+// What a trace's report says: rates, drifts, JSON, HTML; and which traces are refused.
+#include "client/cli/render_trace.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+namespace quantgate {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+TraceQuantization Quantized(int step, int variant, float scale, int64_t flushed) {
+  TraceQuantization quantization{step, variant, {}};
+  quantization.record.set_tensor("fc1.x");
+  quantization.record.set_role("input");
+  quantization.record.set_rowwise(true);
+  quantization.record.set_scale(scale);
+  quantization.record.mutable_counts()->set_flushed_to_zero(flushed);
+  quantization.record.mutable_counts()->set_saturated(1);
+  quantization.record.mutable_counts()->set_normal(7 - flushed);
+  return quantization;
+}
+
+TraceTensor Compared(int step, bool is_equal) {
+  TraceTensor tensor{step, 1, {}};
+  tensor.comparison.tensor = "y";
+  tensor.comparison.dtype = tensor.comparison.reference_dtype = "bf16";
+  v1::ParityReport& parity = *tensor.comparison.result.mutable_parity();
+  parity.set_equal(is_equal);
+  parity.set_element_count(8);
+  parity.set_mismatch_count(is_equal ? 0 : 3);
+  parity.set_worst_ulp(is_equal ? 0 : 5);
+  v1::ErrorReport& error = *tensor.comparison.result.mutable_error();
+  error.set_sqnr_db(is_equal ? INFINITY : 20);
+  error.set_relative_frobenius(is_equal ? 0 : 0.1);
+  error.set_cosine(is_equal ? 1 : 0.9375);
+  return tensor;
+}
+
+TraceReport Sample() {
+  TraceReport report;
+  report.command = "quantgate session run <trace>.json";
+  report.variants = {"bf16 / none / auto", "fp8_delayed<&> / none / auto"};
+  report.steps = {{1, "forward", ""}, {2, "forward", "b"}};
+  report.tensors = {Compared(0, true), Compared(1, false)};
+  report.quantizations = {Quantized(0, 1, 1, 2), Quantized(1, 1, 8, 0)};
+  report.notes = {"a note"};
+  return report;
+}
+
+TEST(TraceReportTest, DriftsAgainstTheFirstOfTheSameVariantAndTensor) {
+  TraceReport report = Sample();
+  report.quantizations.push_back(Quantized(1, 0, 0.5f, 0));
+  report.quantizations.push_back(Quantized(2, 0, 0.25f, 0));
+  const std::vector<ScaleDrift> drifts = DriftsOf(report);
+  ASSERT_EQ(drifts.size(), 4u);
+  EXPECT_EQ(drifts[0].scale, 0.0);
+  EXPECT_EQ(drifts[1].scale, 3.0);  // log2(8 / 1)
+  EXPECT_EQ(drifts[2].scale, 0.0);
+  EXPECT_EQ(drifts[3].scale, -1.0);
+  EXPECT_FALSE(drifts[0].mean_code.has_value());
+}
+
+TEST(TraceReportTest, DriftsOfBlockScalesAreThoseOfTheirMeanCode) {
+  TraceReport report;
+  report.variants = {"mxfp8 / none / auto"};
+  for (const int code : {120, 124}) {
+    TraceQuantization quantization;
+    (*quantization.record.mutable_scale_codes())[code] = 3;
+    (*quantization.record.mutable_scale_codes())[code + 4] = 1;
+    report.quantizations.push_back(quantization);
+  }
+  const std::vector<ScaleDrift> drifts = DriftsOf(report);
+  EXPECT_EQ(drifts[0].mean_code, 121.0);  // (3 x 120 + 124) / 4
+  EXPECT_EQ(drifts[1].code, 4.0);
+  EXPECT_FALSE(drifts[1].scale.has_value());
+}
+
+TEST(TraceReportTest, JsonHasEveryFigure) {
+  const auto json = nlohmann::json::parse(TraceJson(Sample()));
+  EXPECT_EQ(json["kind"], "trace");
+  EXPECT_EQ(json["steps"][1]["round"], 2);
+  EXPECT_EQ(json["tensors"][0]["error"]["sqnr_db"], "Infinity");
+  EXPECT_EQ(json["tensors"][1]["parity"]["mismatch_count"], 3);
+  EXPECT_EQ(json["tensors"][1]["parity"]["worst_ulp"], 5);
+  EXPECT_EQ(json["tensors"][1]["error"]["cosine"], 0.9375);
+  EXPECT_EQ(json["quantizations"][0]["underflow_rate"], 0.25);    // 2 of 8
+  EXPECT_EQ(json["quantizations"][0]["saturation_rate"], 0.125);  // 1 of 8
+  EXPECT_EQ(json["quantizations"][1]["scale_drift_log2"], 3.0);
+  EXPECT_TRUE(json["quantizations"][1]["mean_scale_code"].is_null());
+}
+
+TEST(TraceReportTest, JsonLinesAreOneEntryEach) {
+  std::istringstream lines(TraceJsonLines(Sample()));
+  std::vector<std::string> kinds;
+  for (std::string line; std::getline(lines, line);) {
+    kinds.push_back(nlohmann::json::parse(line)["kind"]);
+  }
+  EXPECT_EQ(kinds, (std::vector<std::string>{"trace_tensor", "trace_tensor", "trace_quantization",
+                                             "trace_quantization", "trace"}));
+}
+
+TEST(TraceReportTest, TableAndHtmlShowStepsVariantsAndDrift) {
+  std::ostringstream table;
+  PrintTrace(Sample(), /*uses_colour=*/false, table);
+  EXPECT_THAT(table.str(), HasSubstr("37.5 %"));  // 3 of 8 differ
+  EXPECT_THAT(table.str(), HasSubstr("note: a note"));
+  const std::string html = TraceHtml(Sample());
+  EXPECT_THAT(html, HasSubstr("<h3>y</h3>"));
+  EXPECT_THAT(html, HasSubstr("<h3>fc1.x (input, rowwise)</h3>"));
+  // One line of two points in each chart; SQNR's first is infinite: it lies above.
+  EXPECT_THAT(html, HasSubstr("scale drift, log2</figcaption>"));
+  EXPECT_THAT(html, HasSubstr("d=\"M46.0 130.0L312.0 10.0\""));
+  EXPECT_THAT(html, HasSubstr("fp8_delayed&lt;&amp;&gt;"));
+  EXPECT_THAT(html, Not(HasSubstr("<trace>")));
+  for (const char* outside : {"http:", "https:", "<script", "url("}) {
+    EXPECT_THAT(html, Not(HasSubstr(outside)));
+  }
+}
+
+v1::SessionTrace Trace() {
+  v1::SessionTrace trace;
+  trace.add_variants()->mutable_recipe()->set_name("bf16");
+  v1::SessionTrace::Step& step = *trace.add_steps();
+  step.mutable_forward();
+  step.set_x("x.npy");
+  return trace;
+}
+
+std::string Refusal(const v1::SessionTrace& trace) {
+  return std::string(CheckTrace(trace).message());
+}
+
+TEST(CheckTraceTest, NamesWhatIsWrong) {
+  EXPECT_TRUE(CheckTrace(Trace()).ok());
+  EXPECT_THAT(Refusal(v1::SessionTrace()), HasSubstr("steps: none"));
+  v1::SessionTrace trace = Trace();
+  trace.set_rounds(kTraceStepsMax + 1);
+  EXPECT_THAT(Refusal(trace), HasSubstr("rounds: 100001"));
+  trace = Trace();
+  trace.set_reference(1);
+  EXPECT_THAT(Refusal(trace), HasSubstr("reference: 1 is no variant; there are 1"));
+  trace = Trace();
+  trace.mutable_spec()->mutable_recipe()->set_name("bf16");
+  EXPECT_THAT(Refusal(trace), HasSubstr("spec.recipe: given beside variants"));
+  trace.clear_variants();
+  EXPECT_TRUE(CheckTrace(trace).ok());
+  trace.mutable_spec()->clear_recipe();
+  EXPECT_THAT(Refusal(trace), HasSubstr("variants: none"));
+}
+
+TEST(CheckTraceTest, ChecksEveryStep) {
+  v1::SessionTrace trace = Trace();
+  trace.add_steps()->set_x("x.npy");
+  EXPECT_THAT(Refusal(trace), HasSubstr("steps[1]: none of forward"));
+  trace.mutable_steps(1)->mutable_wgrad();
+  EXPECT_THAT(Refusal(trace), HasSubstr("steps[1].x: of forward only"));
+  trace.mutable_steps(1)->clear_x();
+  trace.mutable_steps(1)->set_grad_output("d.npy");
+  EXPECT_THAT(Refusal(trace), HasSubstr("steps[1].grad_output: of backward only"));
+  trace.mutable_steps(1)->mutable_backward()->mutable_grad_output()->mutable_generate();
+  EXPECT_THAT(Refusal(trace), HasSubstr("steps[1].grad_output: a backward takes one"));
+  trace.mutable_steps(1)->clear_grad_output();
+  EXPECT_TRUE(CheckTrace(trace).ok());
+  trace.mutable_steps(0)->clear_x();
+  EXPECT_THAT(Refusal(trace), HasSubstr("steps[0].x: a forward takes one"));
+}
+
+}  // namespace
+}  // namespace quantgate

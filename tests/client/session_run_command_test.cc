@@ -1,0 +1,172 @@
+// `quantgate session run`: what it says of a trace against `quantgate compare` of the same step,
+// against counts taken from the operands themselves, and from step to step.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/client/command_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+std::vector<float> Bf16Values(const std::string& bytes) {
+  std::vector<float> values;
+  for (size_t i = 0; i + 1 < bytes.size(); i += 2) {
+    const uint32_t bits = static_cast<uint8_t>(bytes[i]) | static_cast<uint8_t>(bytes[i + 1]) << 8;
+    values.push_back(std::bit_cast<float>(bits << 16));
+  }
+  return values;
+}
+
+class SessionRunTest : public CommandTest {
+ protected:
+  /// One linear layer fc without bias, `steps` as JSON.
+  std::string Trace(const std::string& weight, const std::string& more, const std::string& steps) {
+    const std::string path = Path("trace.json");
+    WriteFile(path, R"({"spec": {"layers": [{"name": "fc", "layer": {"kind": "linear"}}],)"
+                    R"( "masters": "f32", "sgd": {"learning_rate": 0.5}},)"
+                    R"( "parameters": {"fc.weight": ")" +
+                        weight + "\"}, " + more + "\"steps\": [" + steps + "]}");
+    return path;
+  }
+  static std::string Forward(const std::string& x) {
+    return R"({"forward": {}, "x": ")" + x + "\"}";
+  }
+  static std::string Backward(const std::string& dy) {
+    return R"({"backward": {}, "grad_output": ")" + dy + "\"}";
+  }
+  static json Find(const json& rows, int step, const std::string& tensor, int variant) {
+    for (const json& row : rows) {
+      if (row["step"] == step && row["tensor"] == tensor && row["variant"] == variant) return row;
+    }
+    ADD_FAILURE() << "no " << tensor << " of variant " << variant << " in step " << step;
+    return {};
+  }
+};
+
+// One forward and backward is the linear layer that `compare` runs.
+TEST_F(SessionRunTest, TheFirstStepsCompareAsOneLayerDoes) {
+  const std::string trace =
+      Trace(Sample("fc1.weight"), "",
+            Forward(Sample("fc1.x")) + "," + Backward(Sample("fc1.dy")) + R"(, {"optimize": {}})");
+  const json report = QuantgateJson({"session", "run", trace, "--recipe", "bf16,fp8_current",
+                                     "--backward-override", "none,dequantized", "--report",
+                                     Path("trace.html"), "--report", Path("trace.json.json")});
+  const json pairs =
+      QuantgateJson({"compare", "--input", Sample("fc1.x"), "--weight", Sample("fc1.weight"),
+                     "--grad-output", Sample("fc1.dy"), "--recipe", "bf16,fp8_current",
+                     "--backward-override", "none,dequantized"})["run"]["pairs"];
+  int compared = 0;
+  for (const json& pair : pairs) {
+    if (pair["reference"] != 0) continue;
+    const std::string name = pair["tensor"];
+    const json row = Find(report["tensors"], name == "y" ? 1 : 2, name == "dw" ? "fc.dw" : name,
+                          pair["subject"]);
+    EXPECT_EQ(row["parity"]["mismatch_count"], pair["mismatch_count"]) << pair;
+    EXPECT_EQ(row["error"]["relative_frobenius"], pair["relative_frobenius"]) << pair;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 9);  // y, dx, dw of three variants
+  // bf16 has no quantizer to override; fp8 gradients differ, and the weights after them.
+  EXPECT_EQ(Find(report["tensors"], 3, "fc.weight", 1)["parity"]["equal"], true);
+  EXPECT_EQ(Find(report["tensors"], 3, "fc.weight", 2)["parity"]["equal"], false);
+  EXPECT_EQ(json::parse(ReadFile(Path("trace.json.json"))), report);
+  EXPECT_THAT(ReadFile(Path("trace.html")), HasSubstr("<h3>fc.dw</h3>"));
+}
+
+// Delayed scaling begins with scale 1: E4M3 codes of x end at 448 and begin at 2^-9, so that what
+// is at most 2^-10 rounds to zero (a tie to even there) and the one huge element saturates.
+TEST_F(SessionRunTest, RatesAreThoseOfTheOperand) {
+  const std::string x = "gen:one_huge,seed=3,shape=32x64,dtype=bf16";
+  Quantgate({"tensor", "gen", x, "-o", Path("x.safetensors")});
+  const std::string entry = ContentsOf(Path("x.safetensors")).at(0);  // "NAME bf16[32x64]"
+  const std::vector<float> values =
+      Bf16Values(BytesOf(Path("x.safetensors"), entry.substr(0, entry.find(' '))));
+  ASSERT_EQ(values.size(), 32u * 64);
+  int flushed = 0, saturated = 0;
+  for (const float value : values) {
+    if (value != 0 && std::fabs(value) <= 0x1p-10f) ++flushed;
+    if (std::fabs(value) > 1000) ++saturated;
+  }
+  EXPECT_EQ(saturated, 1);
+  EXPECT_GT(flushed, 1000);  // Two of three elements of a normal distribution.
+  const json report = QuantgateJson(
+      {"session", "run", Trace("gen:normal,seed=1,shape=32x64,dtype=bf16", "", Forward(x)),
+       "--recipe", "fp8_delayed"});
+  const json row = Find(report["quantizations"], 1, "fc.x", 0);
+  EXPECT_EQ(row["underflow_rate"], flushed / 2048.0);
+  EXPECT_EQ(row["saturation_rate"], 1 / 2048.0);
+  EXPECT_EQ(row["scale"], 1.0);
+}
+
+// The second round's scale is that of the first round's amax: 448 / amax in fp32.
+TEST_F(SessionRunTest, ScalesDriftFromRoundToRound) {
+  const std::string x = "gen:normal,seed=5,shape=32x64,dtype=bf16";
+  const json report = QuantgateJson(
+      {"session", "run",
+       Trace("gen:normal,seed=1,shape=32x64,dtype=bf16", R"("rounds": 2, )",
+             Forward(x) + ", " + Backward("gen:normal,seed=6,shape=32x32,dtype=bf16") +
+                 R"(, {"optimize": {}})"),
+       "--recipe", "fp8_delayed"});
+  ASSERT_EQ(report["steps"].size(), 6u);
+  const json first = Find(report["quantizations"], 1, "fc.x", 0);
+  const json second = Find(report["quantizations"], 4, "fc.x", 0);
+  const float scale = 448.0f / first["amax"].get<float>();
+  EXPECT_EQ(second["scale"].get<float>(), scale);
+  EXPECT_EQ(second["scale_drift_log2"].get<double>(), std::log2(double{scale}));
+  EXPECT_EQ(first["scale_drift_log2"], 0.0);
+  EXPECT_TRUE(report["tensors"].empty());  // One variant has nothing to be compared with.
+}
+
+TEST_F(SessionRunTest, TextAndJsonInProcessAndOnAServerAreTheSame) {
+  const std::string steps = Forward("gen:normal,seed=2,shape=32x32,dtype=bf16");
+  const std::string trace = Trace("gen:normal,seed=1,shape=32x32,dtype=bf16",
+                                  R"("variants": [{"recipe": {"name": "bf16"}},
+                                     {"recipe": {"name": "mxfp8"}}], "reference": 1, )",
+                                  steps);
+  WriteFile(Path("trace.txtpb"), R"(
+      spec { layers { name: "fc" layer { kind: "linear" } }
+             masters: "f32" sgd { learning_rate: 0.5 } }
+      parameters { key: "fc.weight" value: "gen:normal,seed=1,shape=32x32,dtype=bf16" }
+      variants { recipe { name: "bf16" } } variants { recipe { name: "mxfp8" } } reference: 1
+      steps { forward {} x: "gen:normal,seed=2,shape=32x32,dtype=bf16" })");
+  json as_json = QuantgateJson({"session", "run", trace});
+  json as_text = QuantgateJson({"session", "run", Path("trace.txtpb")});
+  json served = QuantgateJson({"session", "run", trace}, Where::kServer);
+  for (json* report : {&as_json, &as_text, &served}) report->erase("command");
+  EXPECT_EQ(as_json, as_text);
+  EXPECT_EQ(as_json, served);
+  EXPECT_EQ(as_json["tensors"][0]["variant"], 0);
+  EXPECT_EQ(as_json["tensors"][0]["parity"]["equal"], false);
+  // Its sessions are closed.
+  const ProcessResult sessions = Quantgate({"session", "ls", "--format", "jsonl"}, Where::kServer);
+  EXPECT_EQ(sessions.exit_code, 0);
+  EXPECT_EQ(sessions.out.find("\"open\""), std::string::npos) << sessions.out;
+}
+
+TEST_F(SessionRunTest, ARefusedStepNamesVariantAndStep) {
+  const std::string trace = Trace("gen:normal,seed=1,shape=32x32,dtype=bf16", "",
+                                  Forward("gen:normal,seed=2,shape=32x32,dtype=bf16") + ", " +
+                                      Backward("gen:normal,seed=2,shape=32x32,dtype=bf16") + ", " +
+                                      Backward("gen:normal,seed=2,shape=32x32,dtype=bf16"));
+  const ProcessResult result = Quantgate({"session", "run", trace, "--recipe", "bf16,mxfp8"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("bf16 / none / auto, step 3 (backward): "));
+  const ProcessResult overwrite =
+      Quantgate({"session", "run", trace, "--recipe", "bf16", "--report", trace});
+  EXPECT_EQ(overwrite.exit_code, 2);
+  const ProcessResult alone = Quantgate({"session", "run", trace, "--arithmetic", "sm90"});
+  EXPECT_EQ(alone.exit_code, 2);
+  EXPECT_THAT(alone.err, HasSubstr("--recipe: absent"));
+}
+
+}  // namespace
+}  // namespace quantgate
