@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/layer/layer_values.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/validate/content_key.h"
@@ -190,9 +191,10 @@ absl::StatusOr<std::optional<BoundCheck>> OutputReporter::CheckBound(const Outpu
   for (const GemmRecord* gemm : gemms) {
     const int64_t rows = gemm->result.d.rows();
     if (gemm->desc.arithmetic.family != ArithmeticFamily::kExact) {
+      QG_ASSIGN_OR_RETURN(const Tensor subject, RowSlice(value, row, rows));
+      QG_ASSIGN_OR_RETURN(const Tensor exact, RowSlice(truth.value.f32, row, rows));
       QG_ASSIGN_OR_RETURN(const BoundCheck part,
-                          engine_.CheckBound(gemm->desc, RowsOf(value, row, rows),
-                                             RowsOf(truth.value.f32, row, rows), cancellation_));
+                          engine_.CheckBound(gemm->desc, subject, exact, cancellation_));
       Merge(part, whole);
     }
     row += rows;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/layer/layer_request.h"
+#include "kernels/layer/layer_values.h"
 #include "kernels/validate/plan.h"
 
 namespace quantgate {
@@ -267,8 +268,10 @@ Tensor FindGiven(const LayerRequest& request, const std::string& name) {
   int64_t row = 0;
   for (size_t i = 0; i < request.layer.m_splits.size(); ++i) {
     const int64_t rows = request.layer.m_splits[i];
-    if (name == absl::StrCat("x.", i)) return RowsOf(request.x, row, rows);
-    if (name == absl::StrCat("grad_output.", i)) return RowsOf(request.grad_output, row, rows);
+    for (const auto& [prefix, whole] :
+         {std::pair("x.", &request.x), std::pair("grad_output.", &request.grad_output)}) {
+      if (name == absl::StrCat(prefix, i)) return RowSlice(*whole, row, rows).value_or(Tensor());
+    }
     row += rows;
   }
   return Tensor();
@@ -281,15 +284,6 @@ Tensor FindComputed(const LayerResult& result, const std::string& name) {
     }
   }
   return Tensor();
-}
-
-Tensor RowsOf(const Tensor& tensor, int64_t begin, int64_t count) {
-  const size_t row_bytes = static_cast<size_t>(tensor.columns()) * DTypeBytes(tensor.dtype());
-  const auto whole = std::make_shared<Tensor>(tensor);
-  auto buffer = Buffer::Wrap(whole->data(), whole->byte_size(), whole, tensor.space());
-  // It fits: rows of the tensor itself.
-  return *Tensor::View(tensor.dtype(), {count, tensor.columns()}, std::move(buffer),
-                       static_cast<size_t>(begin) * row_bytes);
 }
 
 absl::StatusOr<OutputSource> SourceOf(Engine& engine, const LayerRequest& request,

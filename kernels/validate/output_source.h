@@ -31,7 +31,4 @@ Tensor FindGiven(const LayerRequest& request, const std::string& name);
 /// The output or intermediate of this name; an absent tensor for none.
 Tensor FindComputed(const LayerResult& result, const std::string& name);
 
-/// `count` rows from `begin` on, in the same memory: [count][columns].
-Tensor RowsOf(const Tensor& tensor, int64_t begin, int64_t count);
-
 }  // namespace quantgate
