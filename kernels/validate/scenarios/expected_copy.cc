@@ -375,7 +375,7 @@ absl::StatusOr<Tensor> Transposed(const Tensor& tensor) {
   return turned;
 }
 
-absl::StatusOr<Tensor> RowsOf(const Tensor& tensor, int64_t begin, int64_t rows) {
+absl::StatusOr<Tensor> TakeRows(const Tensor& tensor, int64_t begin, int64_t rows) {
   const size_t row_bytes = tensor.columns() * DTypeBytes(tensor.dtype());
   return Tensor::FromBytes(tensor.dtype(), {rows, tensor.columns()},
                            tensor.bytes().subspan(begin * row_bytes, rows * row_bytes));

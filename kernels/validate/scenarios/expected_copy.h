@@ -37,6 +37,6 @@ void SetValue(Tensor& tensor, int64_t index, float value);
 absl::StatusOr<Tensor> Transposed(const Tensor& tensor);
 
 /// `rows` rows of a 2-D host tensor.
-absl::StatusOr<Tensor> RowsOf(const Tensor& tensor, int64_t begin, int64_t rows);
+absl::StatusOr<Tensor> TakeRows(const Tensor& tensor, int64_t begin, int64_t rows);
 
 }  // namespace quantgate

@@ -59,13 +59,13 @@ absl::Status CheckShapes(ScenarioContext& context) {
   // The parts of a split tensor, quantized columnwise under the scale of the whole, put together.
   const QuantizeArguments arguments{.group_amax_rowwise = ExpectedAmax(source)};
   for (int64_t begin = 0; begin < 64; begin += 32) {
-    QG_ASSIGN_OR_RETURN(const Tensor part, RowsOf(source, begin, 32));
+    QG_ASSIGN_OR_RETURN(const Tensor part, TakeRows(source, begin, 32));
     QG_ASSIGN_OR_RETURN(const QuantizedTensor quantized,
                         QuantizeOn(context, part, quantizer, {false, true}, arguments));
     QG_ASSIGN_OR_RETURN(const Tensor values,
                         context.engine().Dequantize(quantized, Usage::kColumnwise, DType::kF32,
                                                     context.cancellation()));
-    QG_ASSIGN_OR_RETURN(const Tensor expected, RowsOf(whole, begin, 32));
+    QG_ASSIGN_OR_RETURN(const Tensor expected, TakeRows(whole, begin, 32));
     QG_RETURN_IF_ERROR(
         context.ExpectSameBits(absl::StrCat("part from row ", begin), values, expected));
   }

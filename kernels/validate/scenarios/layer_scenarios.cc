@@ -160,7 +160,7 @@ absl::StatusOr<std::vector<NamedOutputs>> RunGrouped(ScenarioContext& context,
   int64_t begin = 0;
   for (size_t i = 0; i < experts.size(); ++i) {
     for (const char* name : {"y", "dx"}) {
-      QG_ASSIGN_OR_RETURN(parts[i][name], RowsOf(whole.at(name), begin, experts[i].rows));
+      QG_ASSIGN_OR_RETURN(parts[i][name], TakeRows(whole.at(name), begin, experts[i].rows));
     }
     for (const char* name : {"dw", "db"}) {
       parts[i][name] = whole.at(absl::StrCat(name, ".", i));

@@ -187,7 +187,7 @@ absl::Status CheckExpertWeights(ScenarioContext& context) {
     QG_ASSIGN_OR_RETURN(const Tensor dx, context.ToHost(outputs.at("dx")));
     for (int64_t expert = 0; expert < kExperts; ++expert) {
       const auto part = [&](const Tensor& whole) {
-        return RowsOf(whole, expert * kExpertRows, kExpertRows);
+        return TakeRows(whole, expert * kExpertRows, kExpertRows);
       };
       LinearOperands operands;
       QG_ASSIGN_OR_RETURN(operands.x, part(x));
