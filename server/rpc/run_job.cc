@@ -37,6 +37,33 @@ std::string SourceText(const TensorReference& reference) {
   }
 }
 
+/// What a variant's report may take of a message beside its outputs' bytes.
+constexpr size_t kReportBytesMax = kMessageBytesMax - kInlineBytesMax - (256 << 10);
+
+/// A layer of many experts has more outputs than heat maps fit into a message: those of the last
+/// outputs are left out, and a note says so.
+void LeaveOutHeatMaps(v1::VariantReport& report) {
+  size_t bytes = report.ByteSizeLong();
+  int left_out = 0;
+  for (int i = report.outputs_size() - 1; i >= 0 && bytes > kReportBytesMax; --i, ++left_out) {
+    v1::OutputReport& output = *report.mutable_outputs(i);
+    for (v1::ErrorReport* error :
+         {output.mutable_against_unquantized(), output.mutable_against_exact()->mutable_error()}) {
+      bytes -= error->heat_map().ByteSizeLong();
+      error->clear_heat_map();
+    }
+    for (v1::TensorComparison& comparison : *report.mutable_against_reference()) {
+      if (comparison.tensor() != output.tensor().name()) continue;
+      bytes -= comparison.error().heat_map().ByteSizeLong();
+      comparison.mutable_error()->clear_heat_map();
+    }
+  }
+  if (left_out == 0) return;
+  report.add_notes(absl::StrCat("the heat maps of the last ", left_out, " of ",
+                                report.outputs_size(),
+                                " outputs are left out: with them the report exceeds a message"));
+}
+
 }  // namespace
 
 std::string FinishedEvent(const std::string& run_id, int64_t sequence, RunState state,
@@ -205,6 +232,7 @@ absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
   event.mutable_variant()->set_index(index);
   v1::VariantReport& proto = *event.mutable_variant()->mutable_report();
   proto = VariantReportToProto(report);
+  LeaveOutHeatMaps(proto);
   OutputWriter writer(context_.blobs, *device_.engine,
                       run_.keep_outputs ? KeepOutputs::kAll : KeepOutputs::kNone);
   for (size_t i = 0; i < report.outputs.size(); ++i) {

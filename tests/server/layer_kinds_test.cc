@@ -163,6 +163,31 @@ TEST_F(LayerKindsTest, GroupedLinear) {
   EXPECT_THAT(report.reproduce(), HasSubstr("--m-splits 32,0,32 "));
 }
 
+TEST_F(LayerKindsTest, AsManyExpertsAsThereMayBe) {
+  constexpr int kExperts = 256;
+  v1::RunSpec spec;
+  v1::LayerStep& step = *spec.mutable_step();
+  step.mutable_layer()->set_kind("grouped_linear");
+  *step.mutable_x() = Generated("normal", 1, "bf16", {16 * kExperts, 32});
+  *step.mutable_grad_output() = Generated("normal", 2, "bf16", {16 * kExperts, 32});
+  for (int i = 0; i < kExperts; ++i) {
+    step.mutable_layer()->add_m_splits(16);
+    Set(step, "weight." + std::to_string(i), i, {32, 32});
+    Set(step, "bias." + std::to_string(i), i, {32});
+  }
+  *spec.add_variants() = MakeVariant("fp8_current", "none", "sm90");
+  v1::RunReport report;
+  const v1::VariantReport variant = Run(spec, report);
+  ASSERT_EQ(variant.outputs_size(), 2 + 2 * kExperts);
+  // All of each output but the heat maps of the last ones.
+  EXPECT_TRUE(variant.outputs(0).against_exact().error().has_heat_map());
+  const v1::OutputReport& last = variant.outputs(1 + 2 * kExperts);
+  EXPECT_EQ(last.tensor().name(), "db.255");
+  EXPECT_FALSE(last.against_exact().error().has_heat_map());
+  EXPECT_EQ(last.against_exact().error().element_count(), 32);
+  EXPECT_THAT(variant.notes(), testing::Contains(HasSubstr("heat maps of the last")));
+}
+
 TEST_F(LayerKindsTest, Chain) {
   v1::RunReport report;
   const v1::VariantReport variant = Run(ChainSpec(), report);
