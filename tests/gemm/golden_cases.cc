@@ -18,7 +18,7 @@ Tensor RegeneratedOperand(const Json& operand) {
   const std::string type = operand["type"];
   testing::Pattern pattern{};
   for (const auto& entry : testing::kPatterns) {
-    if (entry.name == operand["pattern"]) pattern = entry.pattern;
+    if (entry.name == operand["pattern"].get<std::string>()) pattern = entry.pattern;
   }
   const int64_t rows = operand["rows"], columns = operand["columns"];
   const std::vector<uint8_t> bytes = testing::PatternMatrix(

@@ -49,7 +49,7 @@ void ExpectTensor(const Tensor& tensor, const Json& golden) {
   EXPECT_EQ(DTypeName(tensor.dtype()), golden["dtype"].get<std::string>());
   const std::string digest = Sha256Of(tensor.bytes()).Hex();
   EXPECT_EQ(digest, golden["sha256"].get<std::string>());
-  if (digest == golden["sha256"]) return;
+  if (digest == golden["sha256"].get<std::string>()) return;
   for (size_t row = 0; row < golden["head"].size(); ++row) {
     EXPECT_EQ(HeadOf(tensor, static_cast<int64_t>(row), std::min<int64_t>(16, tensor.columns())),
               golden["head"][row].get<std::string>())
