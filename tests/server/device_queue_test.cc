@@ -48,8 +48,8 @@ TEST(DeviceQueueTest, RunsInOrderOfArrival) {
 }
 
 TEST(DeviceQueueTest, IsBoundedAndSaysHowManyAreAhead) {
-  DeviceQueue queue({"runs", 1, 2});
   Gate running, first, second, third;
+  DeviceQueue queue({"runs", 1, 2});
   EXPECT_EQ(queue.Submit(Forever(), running.Job()).value(), 0);
   running.started.wait();
   EXPECT_EQ(queue.Submit(Forever(), first.Job()).value(), 1);
@@ -67,8 +67,8 @@ TEST(DeviceQueueTest, IsBoundedAndSaysHowManyAreAhead) {
 }
 
 TEST(DeviceQueueTest, CancelledWhileWaitingLeavesAtOnce) {
+  Gate running, waiting;  // Outlive the queue, whose last jobs end when it is destroyed.
   DeviceQueue queue({"runs", 1, 10});
-  Gate running, waiting;
   ASSERT_TRUE(queue.Submit(Forever(), running.Job()).ok());
   running.started.wait();
   const auto cancellation = Forever();
@@ -81,8 +81,8 @@ TEST(DeviceQueueTest, CancelledWhileWaitingLeavesAtOnce) {
 }
 
 TEST(DeviceQueueTest, DeadlinesPassWhileWaiting) {
-  DeviceQueue queue({"runs", 1, 10});
   Gate running, late, later;
+  DeviceQueue queue({"runs", 1, 10});
   ASSERT_TRUE(queue.Submit(Forever(), running.Job()).ok());
   running.started.wait();
   const absl::Time now = absl::Now();
@@ -99,8 +99,8 @@ TEST(DeviceQueueTest, DeadlinesPassWhileWaiting) {
 }
 
 TEST(DeviceQueueTest, DrainingRefusesAndFinishes) {
-  DeviceQueue queue({"runs", 1, 10});
   Gate running, waiting;
+  DeviceQueue queue({"runs", 1, 10});
   ASSERT_TRUE(queue.Submit(Forever(), running.Job()).ok());
   ASSERT_TRUE(queue.Submit(Forever(), waiting.Job()).ok());
   running.started.wait();
