@@ -1,0 +1,240 @@
+// Eight elements of both sides at a time, as errors_tuned_cuda.cu measures them: how they are read,
+// their sums and their counts. Each restates a part of MeasureElement (error_found.h). Included by
+// .cu files only.
+#pragma once
+
+#include <bit>
+
+#include "kernels/compare/error_found.h"
+
+namespace quantgate {
+
+template <NumberEncoding kEncoding>
+inline constexpr int kElementBytes = kEncoding == NumberEncoding::kF32     ? 4
+                                     : kEncoding == NumberEncoding::kBytes ? 1
+                                                                           : 2;
+
+/// Eight elements as numbers.
+struct FloatChunk {
+  float values[kChunkElements];
+
+  __device__ float Float(int i) const { return values[i]; }
+  __device__ double Double(int i) const { return values[i]; }
+  __device__ bool AreAtLeast(float smallest_normal) const {
+    float least = fabsf(values[0]);
+#pragma unroll
+    for (int i = 1; i < kChunkElements; ++i) least = fminf(least, fabsf(values[i]));
+    return least >= smallest_normal;
+  }
+};
+
+/// Eight elements of 16 bits, two a word.
+template <NumberEncoding kEncoding>
+struct WordChunk {
+  static constexpr bool kIsBF16 = kEncoding == NumberEncoding::kBF16;
+  uint32_t words[kChunkElements / 2];
+
+  __device__ float Float(int i) const {
+    if constexpr (kIsBF16) {
+      return __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xFFFF0000u);
+    } else {
+      return HalfToFloat(words[i / 2] >> i % 2 * 16);
+    }
+  }
+  __device__ double Double(int i) const {
+    const auto code = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+    double value;
+    if constexpr (kIsBF16) {
+      asm("cvt.f64.bf16 %0, %1;" : "=d"(value) : "h"(code));
+    } else {
+      asm("cvt.f64.f16 %0, %1;" : "=d"(value) : "h"(code));
+    }
+    return value;
+  }
+  /// The smallest normal number is the type's; twice a code has no sign.
+  __device__ bool AreAtLeast(float) const {
+    constexpr uint32_t kTwice = 2 * (kIsBF16 ? 0x0080 : 0x0400);
+    uint32_t least = 0xFFFFFFFFu;
+#pragma unroll
+    for (const uint32_t word : words) least = __viaddmin_u16x2(word, word, least);
+    return (least & 0xFFFF) >= kTwice && least >= kTwice << 16;
+  }
+};
+
+template <NumberEncoding kEncoding>
+struct ChunkOf {
+  using Type = WordChunk<kEncoding>;
+};
+template <>
+struct ChunkOf<NumberEncoding::kF32> {
+  using Type = FloatChunk;
+};
+template <>
+struct ChunkOf<NumberEncoding::kBytes> {
+  using Type = FloatChunk;
+};
+
+/// Reads a chunk, which lies at a multiple of its size or of 16 bytes; `table` is of kBytes. With
+/// `turn` 1 halves of a chunk of kF32 change places, of which sums know nothing.
+template <NumberEncoding kEncoding>
+__device__ inline typename ChunkOf<kEncoding>::Type ReadChunk(const char* from, const float* table,
+                                                              int turn = 0) {
+  typename ChunkOf<kEncoding>::Type chunk;
+  if constexpr (kEncoding == NumberEncoding::kF32) {
+#pragma unroll
+    for (int unit = 0; unit < 2; ++unit) {
+      const float4 raw = reinterpret_cast<const float4*>(from)[unit ^ turn];
+      chunk.values[4 * unit] = raw.x;
+      chunk.values[4 * unit + 1] = raw.y;
+      chunk.values[4 * unit + 2] = raw.z;
+      chunk.values[4 * unit + 3] = raw.w;
+    }
+  } else if constexpr (kEncoding == NumberEncoding::kBytes) {
+    const uint2 raw = *reinterpret_cast<const uint2*>(from);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      chunk.values[i] = table[raw.x >> (8 * i) & 0xFF];
+      chunk.values[4 + i] = table[raw.y >> (8 * i) & 0xFF];
+    }
+  } else {
+    const uint4 raw = *reinterpret_cast<const uint4*>(from);
+    chunk.words[0] = raw.x;
+    chunk.words[1] = raw.y;
+    chunk.words[2] = raw.z;
+    chunk.words[3] = raw.w;
+  }
+  return chunk;
+}
+
+/// a / b, correctly rounded, for a a difference of numbers of the types and b not 0; NaN for b = 0
+/// and where either is not finite. y approximates 1 / b to 2^-20 (an H200, all significands of
+/// binary32), and e is its exact error. One step leaves 2^-39 of a divisor of at most 11
+/// significant bits, 2^-51 of one of 24. The remainder of q is exact, because b has so few bits; so
+/// the last step errs by 2^-77 or 2^-101 of the quotient before its rounding, and a quotient of 53
+/// by 11 (24) bits lies no nearer than 2^-65 (2^-78) of itself to the middle between two numbers.
+template <NumberEncoding kReference>
+__device__ inline double Quotient(double a, double b) {
+  double y;
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(b));
+  const double e = fma(-b, y, 1.0);
+  y = fma(y, kReference == NumberEncoding::kF32 ? fma(e, e, e) : e, y);
+  const double q = a * y;
+  return fma(fma(-b, q, a), y, q);
+}
+
+/// Facts of the subject's type, as the kernel compares with them.
+struct ChunkRanges {
+  float largest, smallest_normal;
+  uint32_t largest_squared_high;  ///< Of the square's 64 bits.
+
+  explicit ChunkRanges(const SubjectRange& range)
+      : largest(static_cast<float>(range.largest_finite)),
+        smallest_normal(static_cast<float>(range.smallest_normal)),
+        largest_squared_high(static_cast<uint32_t>(
+            std::bit_cast<uint64_t>(range.largest_finite * range.largest_finite) >> 32)) {}
+};
+
+struct ErrorPair {
+  double absolute, relative;
+};
+
+/// The sums of a chunk. `element_of(i)` gives element i's numbers; `exceeds` becomes true where an
+/// error is larger than `largest`. With kTakesZeros a reference of 0 has the quotient 0.
+template <NumberEncoding kReference, bool kTakesZeros, class ElementOf>
+__device__ inline ErrorTerms MeasureElements(ElementOf element_of, const ErrorPair& largest,
+                                             bool& exceeds) {
+  const auto measure = [&](int pair) {
+    double s[2], r[2], error[2], quotient[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      element_of(2 * pair + i, s[i], r[i]);
+      error[i] = s[i] - r[i];
+      quotient[i] = Quotient<kReference>(error[i], r[i]);
+      if (kTakesZeros && r[i] == 0) quotient[i] = 0;
+      exceeds |= fabs(error[i]) > largest.absolute;
+      exceeds |= fabs(quotient[i]) > largest.relative;
+    }
+    ErrorTerms terms;
+    terms.values[kAbsError] = fabs(error[0]) + fabs(error[1]);
+    terms.values[kSquaredError] = error[0] * error[0] + error[1] * error[1];
+    terms.values[kSignedError] = error[0] + error[1];
+    terms.values[kRelativeError] = fabs(quotient[0]) + fabs(quotient[1]);
+    terms.values[kSquaredReference] = fma(r[1], r[1], r[0] * r[0]);
+    terms.values[kSquaredSubject] = fma(s[1], s[1], s[0] * s[0]);
+    terms.values[kProduct] = fma(s[1], r[1], s[0] * r[0]);
+    return terms;
+  };
+  return SumInOrder<kChunkElements / 2>(measure);
+}
+
+__device__ inline uint32_t HighWord(double x) { return static_cast<uint32_t>(__double2hiint(x)); }
+__device__ inline bool IsFinite(float x) { return fabsf(x) < INFINITY; }
+
+/// What a thread counts.
+struct ElementCounts {
+  uint32_t finite = 0, relative = 0, saturated = 0, flushed_to_zero = 0, subnormal = 0;
+};
+
+/// A chunk of both sides.
+template <NumberEncoding kSubject, NumberEncoding kReference>
+struct ChunkPair {
+  typename ChunkOf<kSubject>::Type s;
+  typename ChunkOf<kReference>::Type r;
+  bool inside;  // Of the block.
+
+  /// Element by element.
+  __device__ void Count(const ChunkRanges& ranges, ElementCounts& counts) const {
+#pragma unroll
+    for (int i = 0; i < kChunkElements; ++i) {
+      const float subject = s.Float(i);
+      const float magnitude = fabsf(subject);
+      const float reference = fabsf(r.Float(i));
+      const bool finite = IsFinite(subject) && IsFinite(reference);
+      counts.finite += finite;
+      counts.relative += finite && reference > 0;
+      counts.saturated += magnitude == ranges.largest && reference > magnitude;
+      counts.flushed_to_zero += magnitude == 0 && reference > 0;
+      counts.subnormal += magnitude > 0 && magnitude < ranges.smallest_normal;
+    }
+  }
+
+  /// The sums, and whether an error is larger than `largest`. The whole warp calls this.
+  __device__ ErrorTerms Measure(bool all_inside, const ChunkRanges& ranges,
+                                const ErrorPair& largest, ElementCounts& counts,
+                                bool& exceeds) const {
+    bool chunk_exceeds = false;
+    const auto element = [&](int i, double& subject, double& reference) {
+      subject = s.Double(i);
+      reference = r.Double(i);
+    };
+    ErrorTerms sums = MeasureElements<kReference, false>(element, largest, chunk_exceeds);
+    const bool is_finite = HighWord(sums.values[kRelativeError]) < 0x7FF00000u;
+    if (__any_sync(kWholeWarp, !is_finite || !all_inside)) {
+      chunk_exceeds = false;
+      sums = MeasureAny(largest, chunk_exceeds);
+      if (inside) Count(ranges, counts);
+    } else if (HighWord(sums.values[kSquaredSubject]) >= ranges.largest_squared_high ||
+               !s.AreAtLeast(ranges.smallest_normal)) {
+      Count(ranges, counts);
+    } else {
+      counts.finite += kChunkElements;
+      counts.relative += kChunkElements;
+    }
+    exceeds |= chunk_exceeds;
+    return sums;
+  }
+
+  /// The same of any elements.
+  __device__ ErrorTerms MeasureAny(const ErrorPair& largest, bool& exceeds) const {
+    const auto element = [&](int i, double& subject, double& reference) {
+      const float a = s.Float(i);
+      const float b = r.Float(i);
+      const bool counts = inside && IsFinite(a) && IsFinite(b);
+      subject = counts ? a : 0.0f;
+      reference = counts ? b : 0.0f;
+    };
+    return MeasureElements<kReference, true>(element, largest, exceeds);
+  }
+};
+
+}  // namespace quantgate
