@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/cuda_status.h"
+#include "kernels/gemm/cuda_data_type.h"
 #include "kernels/gemm/rearrange_scales.h"
 #include "kernels/gemm/recent_cache.h"
 
@@ -68,21 +69,6 @@ using MatmulDesc = std::unique_ptr<cublasLtMatmulDescOpaque_t, DestroyDesc>;
 using MatrixLayout = std::unique_ptr<cublasLtMatrixLayoutOpaque_t, DestroyLayout>;
 using Preference = std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, DestroyPreference>;
 
-cudaDataType_t TypeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kBF16:
-      return CUDA_R_16BF;
-    case DType::kF16:
-      return CUDA_R_16F;
-    case DType::kF8E4M3:
-      return CUDA_R_8F_E4M3;
-    case DType::kF8E5M2:
-      return CUDA_R_8F_E5M2;
-    default:
-      return CUDA_R_32F;  // Check has let no others pass.
-  }
-}
-
 /// The type of C also where there is none: cuBLASLt wants its layout.
 DType TypeOfC(const GemmDesc& desc) {
   return IsFp8(desc.out_dtype) ? DType::kBF16 : desc.out_dtype;
@@ -138,7 +124,7 @@ class Call {
 
 absl::StatusOr<MatrixLayout> LayoutOf(DType dtype, int64_t rows, int64_t columns) {
   cublasLtMatrixLayout_t layout = nullptr;
-  QG_CUBLAS_RETURN_IF_ERROR(cublasLtMatrixLayoutCreate(&layout, TypeOf(dtype),
+  QG_CUBLAS_RETURN_IF_ERROR(cublasLtMatrixLayoutCreate(&layout, CudaDataTypeOf(dtype),
                                                        static_cast<uint64_t>(columns),
                                                        static_cast<uint64_t>(rows), columns));
   return MatrixLayout(layout);
@@ -205,8 +191,8 @@ absl::Status Call::SetEpilogue(const GemmDesc& desc) {
   if (desc.bias.has_value()) {
     QG_RETURN_IF_ERROR(Set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS));
     QG_RETURN_IF_ERROR(Set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, addresses_.bias));
-    QG_RETURN_IF_ERROR(
-        Set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(TypeOf(desc.bias.dtype()))));
+    QG_RETURN_IF_ERROR(Set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+                           static_cast<int32_t>(CudaDataTypeOf(desc.bias.dtype()))));
   }
   if (desc.d_scale.has_value()) {
     QG_RETURN_IF_ERROR(Set(CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, addresses_.d_scale));

@@ -4,25 +4,11 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "kernels/gemm/cuda_data_type.h"
 #include "kernels/gemm/scaling_check.h"
 
 namespace quantgate::hardware {
 namespace {
-
-cudaDataType_t TypeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kBF16:
-      return CUDA_R_16BF;
-    case DType::kF16:
-      return CUDA_R_16F;
-    case DType::kF8E4M3:
-      return CUDA_R_8F_E4M3;
-    case DType::kF8E5M2:
-      return CUDA_R_8F_E5M2;
-    default:
-      return CUDA_R_32F;
-  }
-}
 
 cublasLtMatmulMatrixScale_t LtScaling(ScaleMode scaling) {
   switch (scaling) {
@@ -113,7 +99,7 @@ ProbedGemm::ProbedGemm(ProbedDevice& device, const Probe& probe) : device_(devic
   Set(CUBLASLT_MATMUL_DESC_TRANSA, b_is_nk ? CUBLAS_OP_T : CUBLAS_OP_N);
   Set(CUBLASLT_MATMUL_DESC_TRANSB, a_is_mk ? CUBLAS_OP_N : CUBLAS_OP_T);
   const auto layout = [&](cublasLtMatrixLayout_t* out, DType type, int64_t columns, int64_t rows) {
-    QG_CUBLAS(cublasLtMatrixLayoutCreate(out, TypeOf(type), static_cast<uint64_t>(columns),
+    QG_CUBLAS(cublasLtMatrixLayoutCreate(out, CudaDataTypeOf(type), static_cast<uint64_t>(columns),
                                          static_cast<uint64_t>(rows), columns));
     if (probe.batch == 1) return;
     const int32_t batch = probe.batch;
@@ -170,12 +156,13 @@ void ProbedGemm::SetScales(ScaleMode scaling, const std::vector<float>& values, 
 void ProbedGemm::SetEpilogue() {
   if (!probe_.bias.empty()) {
     Set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, Upload(probe_.bias.data(), probe_.bias.size()));
-    Set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(TypeOf(probe_.d_type)));
+    Set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(CudaDataTypeOf(probe_.d_type)));
   }
   if (probe_.gradient_length > 0) {
     gradient_memory_ = Upload(nullptr, static_cast<size_t>(probe_.gradient_length) * sizeof(float));
     Set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, gradient_memory_);
-    Set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(TypeOf(probe_.gradient_type)));
+    Set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+        static_cast<int32_t>(CudaDataTypeOf(probe_.gradient_type)));
   }
   if (probe_.has_aux) {
     aux_memory_ = Upload(probe_.aux.empty() ? nullptr : probe_.aux.data(), d_bytes_);
