@@ -18,28 +18,31 @@ absl::StatusOr<Tensor> ResidentTensors::Get(const std::string& key, Source sourc
                                             absl::FunctionRef<absl::StatusOr<Tensor>()> load,
                                             const Cancellation* cancellation) {
   if (bytes_max_ == 0) return load();
-  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  const bool must_wait = on_their_way_.contains(key);
+  if (must_wait) ++usage_.hits;
+  has_arrived_.wait(lock, [&] { return !on_their_way_.contains(key); });
   const auto found = by_key_.find(key);
-  if (found == by_key_.end()) {
-    ++usage_.misses;
-    QG_ASSIGN_OR_RETURN(Tensor tensor, Bring(load, cancellation));
-    QG_RETURN_IF_ERROR(Insert(key, source, tensor));
-    return tensor;
-  }
-  ++usage_.hits;
-  entries_.splice(entries_.begin(), entries_, found->second);
-  if (entries_.front().device.has_value()) return entries_.front().device;
-  const Tensor host = entries_.front().host;
-  QG_ASSIGN_OR_RETURN(Tensor tensor,
-                      Bring([&] { return absl::StatusOr<Tensor>(host); }, cancellation));
-  // Bringing it may have pushed out others, and this one with them.
-  const auto still = by_key_.find(key);
-  if (still != by_key_.end()) Forget(still->second);
-  QG_RETURN_IF_ERROR(Insert(key, source, tensor));
+  const bool is_kept = found != by_key_.end();
+  if (is_kept && !must_wait) ++usage_.hits;
+  if (!is_kept) ++usage_.misses;
+  if (is_kept) entries_.splice(entries_.begin(), entries_, found->second);
+  if (is_kept && found->second->device.has_value()) return found->second->device;
+  const Tensor spilled = is_kept ? found->second->host : Tensor();
+
+  on_their_way_.insert(key);
+  lock.unlock();
+  absl::StatusOr<Tensor> tensor =
+      is_kept ? Bring([&] { return absl::StatusOr<Tensor>(spilled); }, cancellation)
+              : Bring(load, cancellation);
+  lock.lock();
+  on_their_way_.erase(key);
+  has_arrived_.notify_all();
+  QG_RETURN_IF_ERROR(tensor.status());
+  QG_RETURN_IF_ERROR(Insert(key, source, *tensor));
   return tensor;
 }
 
-/// In the engine's memory. Where that is full, everything that is kept makes room first.
 absl::StatusOr<Tensor> ResidentTensors::Bring(absl::FunctionRef<absl::StatusOr<Tensor>()> load,
                                               const Cancellation* cancellation) {
   const auto bring = [&]() -> absl::StatusOr<Tensor> {
@@ -47,14 +50,20 @@ absl::StatusOr<Tensor> ResidentTensors::Bring(absl::FunctionRef<absl::StatusOr<T
     return engine_.ToDevice(tensor, cancellation);
   };
   absl::StatusOr<Tensor> tensor = bring();
-  if (!absl::IsResourceExhausted(tensor.status()) || usage_.resident_bytes == 0) return tensor;
-  QG_RETURN_IF_ERROR(MakeRoom(bytes_max_));
+  if (!absl::IsResourceExhausted(tensor.status())) return tensor;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (usage_.resident_bytes == 0) return tensor;
+    QG_RETURN_IF_ERROR(MakeRoom(bytes_max_));
+  }
   return bring();
 }
 
 absl::Status ResidentTensors::Insert(const std::string& key, Source source, const Tensor& tensor) {
   const int64_t bytes = BytesOf(tensor);
   if (bytes > bytes_max_) return absl::OkStatus();
+  const auto old = by_key_.find(key);
+  if (old != by_key_.end()) Forget(old->second);
   QG_RETURN_IF_ERROR(MakeRoom(bytes));
   entries_.push_front({key, source, tensor, Tensor()});
   by_key_[key] = entries_.begin();

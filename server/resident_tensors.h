@@ -1,13 +1,15 @@
 // ResidentTensors: tensors that stay in an engine's memory between calls, under a budget. The least
 // recently used goes first: to host memory if nothing else has its bytes, else it is dropped.
-// Thread-safe.
+// Thread-safe; a tensor on its way holds up only those who ask for the same one.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <list>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
@@ -22,8 +24,8 @@ struct ResidentUsage {
   int64_t spilled_bytes = 0;  ///< In host memory, waiting to be used again.
   int64_t bytes_max = 0;
   // Since the start.
-  int64_t hits = 0;
-  int64_t misses = 0;
+  int64_t hits = 0;    ///< Calls that found the tensor kept, or on its way for another call.
+  int64_t misses = 0;  ///< Loads. A call that waited for a load that failed counts in both.
   int64_t spilled_bytes_total = 0;
   int64_t dropped_bytes_total = 0;
 };
@@ -43,7 +45,9 @@ class ResidentTensors {
   ResidentTensors& operator=(const ResidentTensors&) = delete;
 
   /// The bytes under `key` as a tensor in the engine's memory; `load` makes it, in any memory, the
-  /// first time and whenever it was dropped. A tensor larger than the budget is not kept.
+  /// first time and whenever it was dropped. One call at a time loads a key: others wait for it,
+  /// and load it themselves where that fails or the tensor, larger than the budget, is not kept.
+  /// `load` may use this object, but not for `key`.
   absl::StatusOr<Tensor> Get(const std::string& key, Source source,
                              absl::FunctionRef<absl::StatusOr<Tensor>()> load,
                              const Cancellation* cancellation);
@@ -68,9 +72,10 @@ class ResidentTensors {
   };
   using Entries = std::list<Entry>;  // The most recently used first.
 
+  /// In the engine's memory. Where that is full, everything that is kept makes room first.
   absl::StatusOr<Tensor> Bring(absl::FunctionRef<absl::StatusOr<Tensor>()> load,
-                               const Cancellation* cancellation)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+                               const Cancellation* cancellation) ABSL_LOCKS_EXCLUDED(mutex_);
+  /// In place of what is kept under `key`.
   absl::Status Insert(const std::string& key, Source source, const Tensor& tensor)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status MakeRoom(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -84,6 +89,8 @@ class ResidentTensors {
   std::unordered_map<std::string, Entries::iterator> by_key_ ABSL_GUARDED_BY(mutex_);
   ResidentUsage usage_ ABSL_GUARDED_BY(mutex_);
   int64_t filling_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::unordered_set<std::string> on_their_way_ ABSL_GUARDED_BY(mutex_);  // Keys.
+  std::condition_variable has_arrived_;
 };
 
 }  // namespace quantgate

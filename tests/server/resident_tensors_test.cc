@@ -4,9 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/engine/forwarding_engine.h"
 
 namespace quantgate {
@@ -18,7 +23,7 @@ using Source = ResidentTensors::Source;
 class CrossingCounter : public ForwardingEngine {
  public:
   using ForwardingEngine::ForwardingEngine;
-  int to_device = 0, to_host = 0;
+  std::atomic<int> to_device = 0, to_host = 0;
 
  protected:
   void OnOperation(const std::string& name) override {
@@ -150,6 +155,87 @@ TEST_F(ResidentTensorsTest, MakesRoomWhenTheDeviceIsFull) {
   EXPECT_EQ(calls, 2);
   EXPECT_EQ(resident.usage().resident_bytes, 8);
   EXPECT_EQ(resident.usage().dropped_bytes_total, 60);
+}
+
+TEST_F(ResidentTensorsTest, ATensorOnItsWayHoldsUpNoOther) {
+  ResidentTensors resident(engine_, 100);
+  absl::Notification others_done;
+  std::thread others;
+  const auto slow = resident.Get(
+      "a", Source::kStored,
+      [&]() -> absl::StatusOr<Tensor> {
+        others = std::thread([&] {
+          EXPECT_TRUE(Get(resident, "b", 40, Source::kStored).ok());
+          EXPECT_EQ(resident.usage().resident_bytes, 40);
+          others_done.Notify();
+        });
+        // The time is spent only where the others wait for this load.
+        EXPECT_TRUE(others_done.WaitForNotificationWithTimeout(absl::Seconds(20)));
+        return Tensor::Allocate(DType::kU8, {20});
+      },
+      nullptr);
+  others.join();
+  ASSERT_TRUE(slow.ok()) << slow.status();
+  EXPECT_EQ(resident.usage().resident_bytes, 60);
+}
+
+/// Several threads ask for one key. The first load ends, with `first`, once all others wait for it
+/// or load the tensor themselves.
+struct CallsForOneKey {
+  explicit CallsForOneKey(ResidentTensors& resident, const absl::Status& first) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kCalls; ++i) {
+      threads.emplace_back([&] {
+        const auto tensor = resident.Get(
+            "a", Source::kStored,
+            [&]() -> absl::StatusOr<Tensor> {
+              const bool is_first = loads++ == 0;
+              while (is_first && resident.usage().hits + loads < kCalls) std::this_thread::yield();
+              if (is_first && !first.ok()) return first;
+              return Tensor::Allocate(DType::kU8, {40});
+            },
+            nullptr);
+        failures += !tensor.ok();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  static constexpr int kCalls = 4;
+  std::atomic<int> loads = 0, failures = 0;
+};
+
+TEST_F(ResidentTensorsTest, OneCallLoadsForAllWhoAskMeanwhile) {
+  ResidentTensors resident(engine_, 100);
+  const CallsForOneKey calls(resident, absl::OkStatus());
+  EXPECT_EQ(calls.loads, 1);
+  EXPECT_EQ(calls.failures, 0);
+  EXPECT_EQ(resident.usage().misses, 1);
+  EXPECT_EQ(resident.usage().hits, CallsForOneKey::kCalls - 1);
+  EXPECT_EQ(resident.usage().resident_bytes, 40);
+}
+
+TEST_F(ResidentTensorsTest, WhoWaitedForAFailedLoadLoadsAgain) {
+  ResidentTensors resident(engine_, 100);
+  const CallsForOneKey calls(resident, absl::CancelledError("the client has gone"));
+  EXPECT_EQ(calls.loads, 2);
+  EXPECT_EQ(calls.failures, 1);
+  EXPECT_EQ(resident.usage().resident_tensors, 1);
+}
+
+TEST_F(ResidentTensorsTest, KeepsOneTensorWhereAnUploadAddsWhatIsOnItsWay) {
+  ResidentTensors resident(engine_, 100);
+  const auto tensor = resident.Get(
+      "a", Source::kStored,
+      [&]() -> absl::StatusOr<Tensor> {
+        QG_ASSIGN_OR_RETURN(const Tensor bytes, Tensor::Allocate(DType::kU8, {40}));
+        resident.Add("a", Source::kStored, bytes);
+        return bytes;
+      },
+      nullptr);
+  ASSERT_TRUE(tensor.ok()) << tensor.status();
+  EXPECT_EQ(resident.usage().resident_bytes, 40);
+  EXPECT_EQ(resident.usage().resident_tensors, 1);
 }
 
 TEST_F(ResidentTensorsTest, AFailedLoadLeavesEverythingAsItWas) {
