@@ -65,11 +65,9 @@ absl::StatusOr<Tensor> InActivationDType(ProgramRun& run, const PlannedOperation
 }
 
 absl::StatusOr<Tensor> RowSlice(const Tensor& tensor, int64_t begin, int64_t count) {
-  const size_t row_bytes = static_cast<size_t>(tensor.columns()) * DTypeBytes(tensor.dtype());
-  const auto whole = std::make_shared<Tensor>(tensor);
-  auto buffer = Buffer::Wrap(whole->data(), whole->byte_size(), whole, tensor.space());
-  return Tensor::View(tensor.dtype(), {count, tensor.columns()}, std::move(buffer),
-                      static_cast<size_t>(begin) * row_bytes);
+  QG_ASSIGN_OR_RETURN(const Tensor flat,
+                      tensor.Reinterpret(tensor.dtype(), {tensor.rows(), tensor.columns()}));
+  return flat.RowRange(begin, count);
 }
 
 absl::StatusOr<LayerValue> ForwardBias(ProgramRun& run, size_t index, const LayerValue& x) {

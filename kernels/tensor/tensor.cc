@@ -142,6 +142,17 @@ absl::StatusOr<Tensor> Tensor::Reinterpret(DType dtype, Shape shape) const {
   return View(dtype, std::move(shape), buffer_, offset_);
 }
 
+absl::StatusOr<Tensor> Tensor::RowRange(int64_t begin, int64_t count) const {
+  if (shape_.empty() || begin < 0 || count < 0 || begin > shape_[0] - count) {
+    return absl::InvalidArgumentError(absl::StrCat(count, " rows from ", begin, " of ",
+                                                   TensorText(*this), ": they are not all there"));
+  }
+  Shape shape = shape_;
+  shape[0] = count;
+  const size_t row_bytes = shape_[0] == 0 ? 0 : byte_size() / static_cast<size_t>(shape_[0]);
+  return View(dtype_, std::move(shape), buffer_, offset_ + static_cast<size_t>(begin) * row_bytes);
+}
+
 std::string TensorText(const Tensor& tensor) {
   if (!tensor.has_value()) return "absent";
   return absl::StrCat(std::string(DTypeName(tensor.dtype())), "[", ShapeText(tensor.shape()), "]");

@@ -105,6 +105,9 @@ class Tensor {
 
   /// The same bytes under another shape or element type of the same total size.
   absl::StatusOr<Tensor> Reinterpret(DType dtype, Shape shape) const;
+  /// Entries [begin, begin + count) of the first dim: a view of the same buffer. INVALID_ARGUMENT
+  /// for a scalar and where they are not all there.
+  absl::StatusOr<Tensor> RowRange(int64_t begin, int64_t count) const;
 
  private:
   DType dtype_ = DType::kF32;

@@ -1,0 +1,42 @@
+// What a member of a group says of a collective call before any byte moves: all members must say
+// the same.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/tensor/tensor.h"
+
+namespace quantgate {
+
+enum class CallKind {
+  kAllGather,
+  kAllGatherParts,
+  kAllToAll,
+  kReduceScatter,
+  kAllReduce,
+  kAllReduceMax,
+  kBroadcast,
+  kBarrier,
+  kCheckAgreement,
+};
+
+struct CallSignature {
+  CallKind kind = CallKind::kBarrier;
+  bool has_tensor = false;  ///< A receiver of a broadcast may leave it to the root.
+  DType dtype = DType::kF32;
+  Shape shape = {};
+  /// Whether members may bring different numbers of rows (entries of the first dim).
+  bool rows_are_free = false;
+  int root = -1;                   ///< Of a broadcast, by its place in the group.
+  std::vector<int64_t> rows = {};  ///< Of each owner of a reduce-scatter.
+  std::string detail = {};         ///< The name of a reduction profile, or what is agreed on.
+};
+
+/// Whether the two may meet.
+bool IsSameCall(const CallSignature& a, const CallSignature& b);
+
+/// "all_gather bf16[8x16]", "reduce_scatter bf16[8x16] rows 4, 4 (rank_asc_fp32)".
+std::string CallText(const CallSignature& call);
+
+}  // namespace quantgate

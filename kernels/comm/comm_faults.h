@@ -1,0 +1,26 @@
+// Bugs that communication between ranks can have: names for SeededFaults, asked for where the bug
+// would be. Each is in place only where a scenario run asks for it.
+#pragma once
+
+namespace quantgate {
+
+/// Each owner of a reduce-scatter gets the rows of the next one.
+inline constexpr char kFaultReduceScatterOwner[] = "rs-owner-off-by-one";
+/// Each add of a sum that is defined in fp32 is rounded to the parts' dtype.
+inline constexpr char kFaultElementAccumulation[] = "bf16-accumulate-for-fp32";
+/// The maximum over a group is the rank's own value.
+inline constexpr char kFaultAmaxNotReduced[] = "amax-not-reduced";
+/// The maximum is taken over all ranks of the world.
+inline constexpr char kFaultAmaxOverWorld[] = "amax-reduced-over-world";
+/// A call on one of a rank's groups goes to another of its groups.
+inline constexpr char kFaultGroupSwapped[] = "group-swapped";
+/// The maximum over a group is the value of its first rank.
+inline constexpr char kFaultRankZeroAmax[] = "rank0-scale-broadcast";
+/// Blocks of rows begin one row late.
+inline constexpr char kFaultShardOffset[] = "shard-offset-by-one";
+/// A rank whose tensor is empty leaves a collective out.
+inline constexpr char kFaultEmptyRankSkips[] = "empty-rank-skips";
+/// An all-gather joins the parts from the last rank to the first.
+inline constexpr char kFaultChunkOrder[] = "chunk-order-reversed";
+
+}  // namespace quantgate

@@ -1,0 +1,300 @@
+#include "kernels/comm/process_group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/comm/comm_faults.h"
+#include "kernels/comm/row_blocks.h"
+
+namespace quantgate {
+namespace {
+
+/// Up to this size a sum whose order does not depend on the owner is taken by every member for
+/// itself: one meeting in place of two, for up to 8 times the additions.
+constexpr size_t kSmallSumBytes = size_t{1} << 14;
+
+CallSignature SignatureOf(CallKind kind, const Tensor& tensor) {
+  CallSignature signature{.kind = kind};
+  if (!tensor.has_value()) return signature;
+  signature.has_tensor = true;
+  signature.dtype = tensor.dtype();
+  signature.shape = tensor.shape();
+  return signature;
+}
+
+absl::Status CheckHasRows(std::string_view call, const Tensor& tensor) {
+  if (tensor.has_value() && tensor.rank() > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(std::string(call), ": the tensor is ",
+                                                 TensorText(tensor), "; it must have a first dim"));
+}
+
+absl::Status CheckSummable(std::string_view call, const Tensor& tensor) {
+  QG_RETURN_IF_ERROR(CheckHasRows(call, tensor));
+  if (IsHighPrecision(tensor.dtype())) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      std::string(call), ": the tensor is ", TensorText(tensor), "; sums are of f32, bf16 or f16"));
+}
+
+/// Shape of the parts joined along the first dim.
+Shape JoinedShape(const AgreedCall& call) {
+  Shape shape = call.tensor(0).shape();
+  shape[0] = 0;
+  for (int member = 0; member < call.group.size(); ++member) {
+    shape[0] += call.tensor(member).shape()[0];
+  }
+  return shape;
+}
+
+}  // namespace
+
+ProcessGroup::ProcessGroup(const GroupEnvironment& environment, GroupDescription description,
+                           int place, Engine& engine, ProcessGroup* world)
+    : environment_(environment),
+      description_(std::move(description)),
+      place_(place),
+      engine_(engine),
+      world_(world == nullptr ? this : world) {}
+
+absl::StatusOr<ProcessGroup::Postings> ProcessGroup::Meet(CallSignature signature,
+                                                          std::vector<Tensor> tensors) {
+  QG_ASSIGN_OR_RETURN(Contribution contribution,
+                      environment_.transport.Contribute(engine_, std::move(tensors)));
+  const uint64_t call = calls_++;
+  const int rank = members()[place_];
+  Delay(environment_.noise, rank, call, NoisePoint::kBeforePosting);
+  auto postings = environment_.rendezvous.Meet(description_.id, place_,
+                                               {std::move(signature), std::move(contribution)});
+  Delay(environment_.noise, rank, call, NoisePoint::kBeforeReading);
+  return postings;
+}
+
+AgreedCall ProcessGroup::Agreed(const std::vector<Posting>& postings) {
+  return {description_, postings, place_, engine_, environment_.cancellation};
+}
+
+absl::Status ProcessGroup::Fail(const absl::Status& error) {
+  return environment_.rendezvous.Fail(description_.id, place_, error);
+}
+
+absl::StatusOr<Tensor> ProcessGroup::Poisoning(absl::FunctionRef<absl::StatusOr<Tensor>()> call) {
+  absl::StatusOr<Tensor> result = call();
+  if (!result.ok()) return Fail(result.status());
+  return result;
+}
+
+absl::StatusOr<std::vector<Tensor>> ProcessGroup::PoisoningParts(
+    absl::FunctionRef<absl::StatusOr<std::vector<Tensor>>()> call) {
+  absl::StatusOr<std::vector<Tensor>> result = call();
+  if (!result.ok()) return Fail(result.status());
+  return result;
+}
+
+absl::Status ProcessGroup::CheckPlace(std::string_view field, int place) const {
+  if (place >= 0 && place < size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(std::string(field), " is ", place,
+                                                 "; it must be a place in the group, in [0, ",
+                                                 size(), ")"));
+}
+
+bool ProcessGroup::Skips(const Tensor& tensor) const {
+  return faults().Has(kFaultEmptyRankSkips) && tensor.element_count() == 0;
+}
+
+absl::StatusOr<Tensor> ProcessGroup::Joined(const AgreedCall& call) {
+  if (size() == 1) return call.tensor(0);
+  if (faults().Has(kFaultChunkOrder)) {
+    QG_ASSIGN_OR_RETURN(std::vector<Tensor> parts, environment_.transport.AllGatherParts(call));
+    std::reverse(parts.begin(), parts.end());
+    return engine_.ConcatenateRows(parts, call.cancellation);
+  }
+  QG_ASSIGN_OR_RETURN(Tensor whole, engine_.Allocate(call.tensor(0).dtype(), JoinedShape(call)));
+  QG_RETURN_IF_ERROR(environment_.transport.AllGather(call, whole));
+  return whole;
+}
+
+absl::StatusOr<Tensor> ProcessGroup::AllGather(const Tensor& local) {
+  return Poisoning([&]() -> absl::StatusOr<Tensor> {
+    QG_RETURN_IF_ERROR(CheckHasRows("all_gather", local));
+    if (Skips(local)) return local;
+    CallSignature signature = SignatureOf(CallKind::kAllGather, local);
+    signature.rows_are_free = true;
+    QG_ASSIGN_OR_RETURN(const Postings postings, Meet(std::move(signature), {local}));
+    return Joined(Agreed(*postings));
+  });
+}
+
+absl::StatusOr<std::vector<Tensor>> ProcessGroup::AllGatherParts(const Tensor& local) {
+  return PoisoningParts([&]() -> absl::StatusOr<std::vector<Tensor>> {
+    QG_RETURN_IF_ERROR(CheckHasRows("all_gather_parts", local));
+    if (Skips(local)) return std::vector<Tensor>(size(), local);
+    CallSignature signature = SignatureOf(CallKind::kAllGatherParts, local);
+    signature.rows_are_free = true;
+    QG_ASSIGN_OR_RETURN(const Postings postings, Meet(std::move(signature), {local}));
+    return environment_.transport.AllGatherParts(Agreed(*postings));
+  });
+}
+
+absl::StatusOr<std::vector<Tensor>> ProcessGroup::AllToAll(std::span<const Tensor> parts) {
+  return PoisoningParts([&]() -> absl::StatusOr<std::vector<Tensor>> {
+    if (static_cast<int>(parts.size()) != size()) {
+      return absl::InvalidArgumentError(absl::StrCat("all_to_all: ", parts.size(),
+                                                     " parts; there must be one for each of ",
+                                                     size(), " members"));
+    }
+    CallSignature signature = SignatureOf(CallKind::kAllToAll, parts[0]);
+    signature.rows_are_free = true;
+    for (const Tensor& part : parts) {
+      QG_RETURN_IF_ERROR(CheckHasRows("all_to_all", part));
+      CallSignature same = SignatureOf(CallKind::kAllToAll, part);
+      same.rows_are_free = true;
+      if (!IsSameCall(signature, same)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("all_to_all: parts ", TensorText(parts[0]), " and ", TensorText(part),
+                         "; dtype and all dims but the first must be equal"));
+      }
+    }
+    signature.shape[0] = 0;  // Of all parts there is no one number of rows.
+    QG_ASSIGN_OR_RETURN(const Postings postings,
+                        Meet(std::move(signature), {parts.begin(), parts.end()}));
+    return environment_.transport.AllToAll(Agreed(*postings));
+  });
+}
+
+absl::StatusOr<std::vector<Tensor>> ProcessGroup::BlocksOfOwners(
+    const Tensor& partial, std::span<const int64_t> rows) const {
+  QG_ASSIGN_OR_RETURN(std::vector<Tensor> blocks, RowBlocks(partial, rows, faults()));
+  if (faults().Has(kFaultReduceScatterOwner)) {
+    std::rotate(blocks.begin(), blocks.begin() + 1, blocks.end());
+  }
+  return blocks;
+}
+
+absl::StatusOr<Tensor> ProcessGroup::OrderedSumOf(std::span<const Tensor> parts,
+                                                  const ReductionProfile& profile) {
+  QG_ASSIGN_OR_RETURN(ReductionOrder order, OrderOf(profile, place_, size()));
+  if (faults().Has(kFaultElementAccumulation)) order.accumulation = SumAccumulation::kElement;
+  std::vector<Tensor> ordered;
+  for (const int member : order.ranks) ordered.push_back(parts[member]);
+  return engine_.OrderedSum(ordered, order.accumulation, parts[0].dtype(),
+                            environment_.cancellation);
+}
+
+absl::StatusOr<Tensor> ProcessGroup::SumOfBlock(const AgreedCall& call,
+                                                const ReductionProfile& profile) {
+  if (profile.kind == ReductionKind::kNccl) {
+    return environment_.transport.LibraryReduceScatter(call);
+  }
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts, environment_.transport.AllToAll(call));
+  return OrderedSumOf(parts, profile);
+}
+
+absl::StatusOr<Tensor> ProcessGroup::ReduceScatter(const Tensor& partial,
+                                                   std::span<const int64_t> rows,
+                                                   const ReductionProfile& profile) {
+  return Poisoning([&]() -> absl::StatusOr<Tensor> {
+    QG_RETURN_IF_ERROR(CheckSummable("reduce_scatter", partial));
+    if (static_cast<int>(rows.size()) != size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("reduce_scatter: rows of ", rows.size(),
+                       " owners; there must be one count for each of ", size(), " members"));
+    }
+    CallSignature signature = SignatureOf(CallKind::kReduceScatter, partial);
+    signature.rows.assign(rows.begin(), rows.end());
+    signature.detail = ReductionProfileName(profile);
+    QG_ASSIGN_OR_RETURN(std::vector<Tensor> blocks, BlocksOfOwners(partial, rows));
+    QG_ASSIGN_OR_RETURN(const Postings postings, Meet(std::move(signature), std::move(blocks)));
+    return SumOfBlock(Agreed(*postings), profile);
+  });
+}
+
+absl::StatusOr<Tensor> ProcessGroup::AllReduceByBlocks(const CallSignature& signature,
+                                                       const Tensor& partial,
+                                                       const ReductionProfile& profile) {
+  const std::vector<int64_t> rows = EvenRows(partial.shape()[0], size());
+  QG_ASSIGN_OR_RETURN(std::vector<Tensor> blocks, BlocksOfOwners(partial, rows));
+  QG_ASSIGN_OR_RETURN(const Postings partials, Meet(signature, std::move(blocks)));
+  QG_ASSIGN_OR_RETURN(const Tensor block, SumOfBlock(Agreed(*partials), profile));
+  QG_ASSIGN_OR_RETURN(const Postings sums, Meet(signature, {block}));
+  return Joined(Agreed(*sums));
+}
+
+absl::StatusOr<Tensor> ProcessGroup::AllReduce(const Tensor& partial,
+                                               const ReductionProfile& profile) {
+  return Poisoning([&]() -> absl::StatusOr<Tensor> {
+    QG_RETURN_IF_ERROR(CheckSummable("all_reduce", partial));
+    CallSignature signature = SignatureOf(CallKind::kAllReduce, partial);
+    signature.detail = ReductionProfileName(profile);
+    const bool is_librarys = profile.kind == ReductionKind::kNccl;
+    const bool is_small = partial.byte_size() <= kSmallSumBytes && IsOwnerIndependent(profile);
+    if (!is_librarys && !is_small) return AllReduceByBlocks(signature, partial, profile);
+    QG_ASSIGN_OR_RETURN(const Postings postings, Meet(std::move(signature), {partial}));
+    const AgreedCall call = Agreed(*postings);
+    if (is_librarys) return environment_.transport.LibrarySum(call);
+    QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts,
+                        environment_.transport.AllGatherParts(call));
+    return OrderedSumOf(parts, profile);
+  });
+}
+
+absl::StatusOr<Tensor> ProcessGroup::AllReduceMax(const Tensor& values) {
+  if (faults().Has(kFaultAmaxOverWorld) && world_ != this) return world_->AllReduceMax(values);
+  return Poisoning([&]() -> absl::StatusOr<Tensor> {
+    if (!values.has_value() || values.dtype() != DType::kF32) {
+      return absl::InvalidArgumentError(absl::StrCat("all_reduce_max: the tensor is ",
+                                                     TensorText(values), "; maxima are of f32"));
+    }
+    if (Skips(values)) return values;
+    QG_ASSIGN_OR_RETURN(const Postings postings,
+                        Meet(SignatureOf(CallKind::kAllReduceMax, values), {values}));
+    const AgreedCall call = Agreed(*postings);
+    if (faults().Has(kFaultAmaxNotReduced)) return call.tensor(place_);
+    if (faults().Has(kFaultRankZeroAmax)) return environment_.transport.Broadcast(call, 0);
+    return environment_.transport.Maximum(call);
+  });
+}
+
+absl::StatusOr<Tensor> ProcessGroup::Broadcast(const Tensor& tensor, int root) {
+  return Poisoning([&]() -> absl::StatusOr<Tensor> {
+    QG_RETURN_IF_ERROR(CheckPlace("broadcast: root", root));
+    if (root == place_ && !tensor.has_value()) {
+      return absl::InvalidArgumentError("broadcast: the root's tensor is absent");
+    }
+    CallSignature signature = SignatureOf(CallKind::kBroadcast, tensor);
+    signature.root = root;
+    std::vector<Tensor> tensors;
+    if (root == place_) tensors.push_back(tensor);
+    QG_ASSIGN_OR_RETURN(const Postings postings, Meet(std::move(signature), std::move(tensors)));
+    return environment_.transport.Broadcast(Agreed(*postings), root);
+  });
+}
+
+absl::Status ProcessGroup::Send(const Tensor& tensor, int to, int tag) {
+  const auto send = [&]() -> absl::Status {
+    QG_RETURN_IF_ERROR(CheckPlace("send: to", to));
+    if (!tensor.has_value()) return absl::InvalidArgumentError("send: the tensor is absent");
+    QG_ASSIGN_OR_RETURN(Contribution message, environment_.transport.Contribute(engine_, {tensor}));
+    Delay(environment_.noise, members()[place_], calls_++, NoisePoint::kBeforePosting);
+    return environment_.rendezvous.Send(description_.id, place_, to, tag, std::move(message));
+  };
+  const absl::Status status = send();
+  return status.ok() ? status : Fail(status);
+}
+
+absl::StatusOr<Tensor> ProcessGroup::Receive(int from, int tag) {
+  return Poisoning([&]() -> absl::StatusOr<Tensor> {
+    QG_RETURN_IF_ERROR(CheckPlace("receive: from", from));
+    QG_ASSIGN_OR_RETURN(const Contribution message,
+                        environment_.rendezvous.Receive(description_.id, place_, from, tag));
+    Delay(environment_.noise, members()[place_], calls_++, NoisePoint::kBeforeReading);
+    return environment_.transport.Receive(engine_, message);
+  });
+}
+
+absl::Status ProcessGroup::Barrier() {
+  const absl::StatusOr<Postings> postings = Meet({.kind = CallKind::kBarrier}, {});
+  return postings.ok() ? absl::OkStatus() : Fail(postings.status());
+}
+
+}  // namespace quantgate

@@ -1,0 +1,110 @@
+// ProcessGroup: one rank's end of a group of ranks, and the collective calls on it. Every member
+// makes the same calls in the same order, those whose tensors are empty too; before any byte moves
+// the members compare their calls. Errors, typed and the same for every member, are those of
+// kernels/comm/rendezvous.h; after one the group gives it to every later call. A call that is wrong
+// by itself (INVALID_ARGUMENT) poisons the group as well, since its other members wait.
+//
+// Used by one thread of its rank; Send and Receive by any thread that is one of its rank's
+// (RankThread of kernels/comm/world.h). Tensors are on the host or in the memory of the rank's
+// engine; results are in the latter, and like those of the engine they may still be under way.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "kernels/base/seeded_fault.h"
+#include "kernels/comm/reduction_profile.h"
+#include "kernels/comm/rendezvous.h"
+#include "kernels/comm/schedule_noise.h"
+#include "kernels/comm/transport.h"
+
+namespace quantgate {
+
+/// What all groups of a world share.
+struct GroupEnvironment {
+  Rendezvous& rendezvous;
+  Transport& transport;
+  const SeededFaults& faults;
+  const ScheduleNoise noise;
+  const Cancellation* cancellation = nullptr;  ///< Of the run under way.
+};
+
+class ProcessGroup {
+ public:
+  /// `world`: the same rank's end of the group of all ranks; null: it is this one.
+  ProcessGroup(const GroupEnvironment& environment, GroupDescription description, int place,
+               Engine& engine, ProcessGroup* world);
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  const std::string& name() const { return description_.name; }
+  int rank() const { return place_; }  ///< Of this member in the group.
+  int size() const { return description_.size(); }
+  const std::vector<int>& members() const { return description_.members; }
+  Engine& engine() { return engine_; }
+  const SeededFaults& faults() const { return environment_.faults; }
+
+  /// The members' tensors one after the other along the first dim, in rank order. dtype and the
+  /// other dims agree; rows may differ and be 0.
+  absl::StatusOr<Tensor> AllGather(const Tensor& local);
+  /// Those tensors each by itself, for whoever does not want them joined.
+  absl::StatusOr<std::vector<Tensor>> AllGatherParts(const Tensor& local);
+  /// parts[j] goes to member j; gives what each member sent to this one. dtype and all dims but the
+  /// first are those of every part of every member.
+  absl::StatusOr<std::vector<Tensor>> AllToAll(std::span<const Tensor> parts);
+  /// The sum of the members' tensors (f32, bf16 or f16, of one shape), of which rows[j] of the
+  /// first dim are member j's. Rounded to the tensors' dtype.
+  absl::StatusOr<Tensor> ReduceScatter(const Tensor& partial, std::span<const int64_t> rows,
+                                       const ReductionProfile& profile);
+  /// That sum whole. Where the profile depends on the owner, EvenRows says who owns a row.
+  absl::StatusOr<Tensor> AllReduce(const Tensor& partial, const ReductionProfile& profile);
+  /// Element by element the maximum, as Engine::Maximum: f32, of one shape.
+  absl::StatusOr<Tensor> AllReduceMax(const Tensor& values);
+  /// The tensor of the member at place `root`. The others' may be absent; where there is one, its
+  /// dtype and dims agree.
+  absl::StatusOr<Tensor> Broadcast(const Tensor& tensor, int root);
+  /// To the member at place `to`; does not wait for it.
+  absl::Status Send(const Tensor& tensor, int to, int tag);
+  /// What the member at place `from` sent with this tag, in the order sent; waits for it.
+  absl::StatusOr<Tensor> Receive(int from, int tag);
+  /// All members have come here on the host; says nothing of their engines' work.
+  absl::Status Barrier();
+  /// FAILED_PRECONDITION naming `what`, the first member that differs from the group's first and
+  /// both values, unless all have the same dtype, shape and bytes. Waits for the engine.
+  absl::Status CheckAgreement(const std::string& what, const Tensor& value);
+
+ private:
+  using Postings = std::shared_ptr<const std::vector<Posting>>;
+
+  absl::StatusOr<Postings> Meet(CallSignature signature, std::vector<Tensor> tensors);
+  AgreedCall Agreed(const std::vector<Posting>& postings);
+  absl::StatusOr<Tensor> Poisoning(absl::FunctionRef<absl::StatusOr<Tensor>()> call);
+  absl::StatusOr<std::vector<Tensor>> PoisoningParts(
+      absl::FunctionRef<absl::StatusOr<std::vector<Tensor>>()> call);
+  absl::Status Fail(const absl::Status& error);
+  absl::Status CheckPlace(std::string_view field, int place) const;
+  bool Skips(const Tensor& tensor) const;
+
+  absl::StatusOr<Tensor> Joined(const AgreedCall& call);
+  absl::StatusOr<std::vector<Tensor>> BlocksOfOwners(const Tensor& partial,
+                                                     std::span<const int64_t> rows) const;
+  absl::StatusOr<Tensor> OrderedSumOf(std::span<const Tensor> parts,
+                                      const ReductionProfile& profile);
+  absl::StatusOr<Tensor> SumOfBlock(const AgreedCall& call, const ReductionProfile& profile);
+  absl::StatusOr<Tensor> AllReduceByBlocks(const CallSignature& signature, const Tensor& partial,
+                                           const ReductionProfile& profile);
+
+  const GroupEnvironment& environment_;
+  const GroupDescription description_;
+  const int place_;
+  Engine& engine_;
+  ProcessGroup* const world_;
+  std::atomic<uint64_t> calls_ = 0;  // Of this member, for the schedule noise.
+};
+
+}  // namespace quantgate

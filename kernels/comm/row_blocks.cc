@@ -1,0 +1,49 @@
+#include "kernels/comm/row_blocks.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/comm/comm_faults.h"
+
+namespace quantgate {
+namespace {
+
+absl::Status CheckRows(const Tensor& tensor, std::span<const int64_t> rows) {
+  int64_t left = tensor.rank() == 0 ? 0 : tensor.shape()[0];
+  for (const int64_t count : rows) {
+    if (count < 0 || count > left) left = -1;
+    if (left >= 0) left -= count;
+  }
+  if (tensor.rank() > 0 && left == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("rows ", absl::StrJoin(rows, ", "), " of ",
+                                                 TensorText(tensor),
+                                                 ": they must add up to its first dim"));
+}
+
+}  // namespace
+
+std::vector<int64_t> EvenRows(int64_t rows, int size) {
+  std::vector<int64_t> blocks;
+  for (int i = 0; i < size; ++i) blocks.push_back(rows / size + (i < rows % size ? 1 : 0));
+  return blocks;
+}
+
+absl::StatusOr<std::vector<Tensor>> RowBlocks(const Tensor& tensor, std::span<const int64_t> rows,
+                                              const SeededFaults& faults) {
+  QG_RETURN_IF_ERROR(CheckRows(tensor, rows));
+  std::vector<Tensor> blocks;
+  int64_t begin = 0;
+  for (const int64_t count : rows) {
+    int64_t first = begin;
+    if (faults.Has(kFaultShardOffset)) first = std::min(first + 1, tensor.shape()[0] - count);
+    QG_ASSIGN_OR_RETURN(Tensor block, tensor.RowRange(first, count));
+    blocks.push_back(std::move(block));
+    begin += count;
+  }
+  return blocks;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,192 @@
+#include "kernels/comm/world.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/execution.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/comm/comm_faults.h"
+
+namespace quantgate {
+namespace {
+
+/// How often a run looks whether it is cancelled.
+constexpr std::chrono::milliseconds kCancellationPeriod(10);
+
+absl::Status CheckOptions(const WorldOptions& options) {
+  const size_t size = options.engines.size();
+  if (size < 1 || size > kWorldSizeMax) {
+    return absl::InvalidArgumentError(absl::StrCat("engines: ", size, "; a world has 1 to ",
+                                                   kWorldSizeMax, " ranks, an engine for each"));
+  }
+  if (options.deadline <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "deadline: ", absl::FormatDuration(options.deadline), "; it must be positive"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ProcessGroup*> Rank::FindGroup(const std::string& name) {
+  auto group = groups_.find(name);
+  if (group == groups_.end()) {
+    return absl::NotFoundError(absl::StrCat("rank ", index_, " is in no group ", name));
+  }
+  if (faults().Has(kFaultGroupSwapped) && name != kWorldGroup) {
+    // The one after it that is not the world's.
+    do {
+      if (++group == groups_.end()) group = groups_.begin();
+    } while (group->first == kWorldGroup);
+  }
+  return group->second.get();
+}
+
+ProcessGroup& Rank::group(const std::string& name) { return **FindGroup(name); }
+
+RankThread::RankThread(Rank& rank, std::function<void()> body) {
+  Rendezvous& rendezvous = rank.environment_.rendezvous;
+  rendezvous.AddThread(rank.index_);
+  thread_ = std::thread([&rendezvous, index = rank.index_, body = std::move(body)] {
+    const ScopedIeeeEnvironment ieee;
+    body();
+    rendezvous.RemoveThread(index);
+  });
+}
+
+RankThread::~RankThread() { thread_.join(); }
+
+/// Over one run: who has ended, and with what.
+class World::Watch {
+ public:
+  Watch(Rendezvous& rendezvous, int size) : rendezvous_(rendezvous), running_(size) {}
+
+  void End(int rank, const absl::Status& status) {
+    if (!status.ok()) Fail(rank, status);
+    rendezvous_.EndRank(rank);
+    const std::scoped_lock lock(mutex_);
+    if (--running_ == 0) all_ended_.notify_all();
+  }
+
+  /// Returns when all ranks have ended.
+  void Wait(const Cancellation* cancellation) {
+    std::unique_lock lock(mutex_);
+    const auto is_over = [&] { return running_ == 0; };
+    if (cancellation == nullptr) return all_ended_.wait(lock, is_over);
+    while (!all_ended_.wait_for(lock, kCancellationPeriod, is_over)) {
+      const absl::Status cancelled = cancellation->Check();
+      if (cancelled.ok() || !failure_.ok()) continue;
+      failure_ = cancelled;
+      rendezvous_.Abort(cancelled);
+    }
+  }
+
+  /// Of the run, when all ranks have ended.
+  absl::Status failure() const { return failure_; }
+
+ private:
+  void Fail(int rank, const absl::Status& status) {
+    const std::scoped_lock lock(mutex_);
+    if (!failure_.ok()) return;
+    const absl::Status found = rendezvous_.first_error();
+    const bool is_of_group = !found.ok() && absl::StrContains(status.message(), found.message());
+    failure_ = is_of_group ? found
+                           : absl::Status(status.code(),
+                                          absl::StrCat("rank ", rank, ": ", status.message()));
+    rendezvous_.Abort(
+        absl::AbortedError(absl::StrCat("the run was aborted: ", failure_.message())));
+  }
+
+  Rendezvous& rendezvous_;
+  std::mutex mutex_;
+  std::condition_variable all_ended_;
+  int running_;
+  absl::Status failure_;
+};
+
+World::World(WorldOptions options, std::unique_ptr<Transport> transport)
+    : options_(std::move(options)),
+      transport_(std::move(transport)),
+      rendezvous_(static_cast<int>(options_.engines.size()), options_.deadline),
+      environment_{rendezvous_, *transport_, options_.faults, options_.noise} {
+  for (size_t i = 0; i < options_.engines.size(); ++i) {
+    ranks_.push_back(
+        std::make_unique<Rank>(static_cast<int>(i), *options_.engines[i], environment_));
+  }
+}
+
+absl::StatusOr<std::unique_ptr<World>> World::Create(WorldOptions options) {
+  QG_RETURN_IF_ERROR(CheckOptions(options));
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
+                      MakeTransport(options.backend, options.engines));
+  std::unique_ptr<World> world(new World(std::move(options), std::move(transport)));
+  std::vector<int> all;
+  for (int rank = 0; rank < world->size(); ++rank) all.push_back(rank);
+  QG_RETURN_IF_ERROR(world->AddOneGroup(kWorldGroup, all));
+  return world;
+}
+
+absl::Status World::AddGroups(const std::string& name,
+                              const std::vector<std::vector<int>>& members) {
+  const auto refuse = [&](const std::string& why) {
+    return absl::InvalidArgumentError(absl::StrCat("groups ", name, ": ", why));
+  };
+  std::vector<bool> is_member(size());
+  for (const std::vector<int>& group : members) {
+    if (group.empty()) return refuse("members: a group has at least one rank");
+    for (const int rank : group) {
+      if (rank < 0 || rank >= size()) {
+        return refuse(absl::StrCat("members: rank ", rank, " is not in [0, ", size(), ")"));
+      }
+      if (is_member[rank]) {
+        return refuse(absl::StrCat("members: rank ", rank, " is there twice"));
+      }
+      is_member[rank] = true;
+    }
+  }
+  for (const auto& rank : ranks_) {
+    if (rank->groups_.contains(name)) return refuse("name: there are groups of this name");
+  }
+  for (const std::vector<int>& group : members) QG_RETURN_IF_ERROR(AddOneGroup(name, group));
+  return absl::OkStatus();
+}
+
+absl::Status World::AddOneGroup(const std::string& name, const std::vector<int>& members) {
+  const GroupDescription description{groups_++, name, members};
+  rendezvous_.AddGroup(description);
+  QG_RETURN_IF_ERROR(transport_->AddGroup(description));
+  for (size_t place = 0; place < members.size(); ++place) {
+    Rank& rank = *ranks_[members[place]];
+    const auto world = rank.groups_.find(kWorldGroup);
+    rank.groups_[name] = std::make_unique<ProcessGroup>(
+        environment_, description, static_cast<int>(place), rank.engine_,
+        world == rank.groups_.end() ? nullptr : world->second.get());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status World::Run(absl::FunctionRef<absl::Status(Rank& rank)> body,
+                        const Cancellation* cancellation) {
+  QG_RETURN_IF_ERROR(rendezvous_.BeginRun());
+  environment_.cancellation = cancellation;
+  Watch watch(rendezvous_, size());
+  std::vector<std::thread> threads;
+  for (const auto& rank : ranks_) {
+    threads.emplace_back([&watch, &body, &rank = *rank] {
+      const ScopedIeeeEnvironment ieee;
+      watch.End(rank.index(), body(rank));
+    });
+  }
+  watch.Wait(cancellation);
+  for (std::thread& thread : threads) thread.join();
+  environment_.cancellation = nullptr;
+  QG_RETURN_IF_ERROR(watch.failure());
+  return rendezvous_.EndRun();
+}
+
+}  // namespace quantgate
