@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/engine/copy_checks.h"
 #include "kernels/engine/cuda_module.h"
 #include "kernels/engine/engine.h"
 #include "kernels/tensor/column_sums.h"
@@ -40,6 +41,9 @@ class CpuStopwatch final : public Stopwatch {
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   std::chrono::duration<double> seconds_{};
 };
+
+/// What is asked of a CPU engine is done when the call returns: nothing is left to wait for.
+class CpuMoment final : public Moment {};
 
 class CpuEngine final : public Engine {
  public:
@@ -76,6 +80,22 @@ class CpuEngine final : public Engine {
   }
   std::unique_ptr<Stopwatch> StartStopwatch() override { return std::make_unique<CpuStopwatch>(); }
 
+  absl::StatusOr<std::shared_ptr<const Moment>> MarkMoment() override {
+    return std::make_shared<const CpuMoment>();
+  }
+  absl::Status WaitFor(const Moment& moment) override {
+    if (dynamic_cast<const CpuMoment*>(&moment) != nullptr) return absl::OkStatus();
+    return OtherKindOfMoment();
+  }
+  absl::Status Copy(const Tensor& source, const Tensor& to, int64_t offset) override {
+    QG_RETURN_IF_ERROR(CheckCopy(source, to, offset));
+    if (source.byte_size() == 0) return absl::OkStatus();
+    Tensor target = to;
+    std::memcpy(target.data() + offset, source.data(), source.byte_size());
+    return absl::OkStatus();
+  }
+  absl::StatusOr<Tensor> Import(const Tensor& tensor) override { return tensor; }
+
   absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                   const Cancellation* cancellation) override {
     return quantgate::Generate(spec, Context(cancellation));
@@ -90,6 +110,12 @@ class CpuEngine final : public Engine {
                                            Usages usages, const QuantizeArguments& arguments,
                                            const Cancellation* cancellation) override {
     return QuantizeCpu(source, quantizer, usages, arguments, Context(cancellation));
+  }
+
+  absl::StatusOr<TensorAmaxes> MeasureAmax(const Tensor& source, const Quantizer& quantizer,
+                                           Usages usages,
+                                           const Cancellation* cancellation) override {
+    return MeasureAmaxCpu(source, quantizer, usages, Context(cancellation));
   }
 
   absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage, DType out,
@@ -179,6 +205,27 @@ class CpuEngine final : public Engine {
   absl::StatusOr<Tensor> ConcatenateRows(std::span<const Tensor> parts,
                                          const Cancellation* cancellation) override {
     return ConcatenateRowsCpu(parts, Context(cancellation));
+  }
+
+  absl::StatusOr<Tensor> ConcatenateColumns(std::span<const Tensor> parts,
+                                            const Cancellation* cancellation) override {
+    return ConcatenateColumnsCpu(parts, Context(cancellation));
+  }
+
+  absl::StatusOr<Tensor> Slice(const Tensor& source, int dim, int64_t begin, int64_t count,
+                               const Cancellation* cancellation) override {
+    return SliceCpu(source, dim, begin, count, Context(cancellation));
+  }
+
+  absl::StatusOr<Tensor> OrderedSum(std::span<const Tensor> parts_in_order,
+                                    SumAccumulation accumulation, DType out,
+                                    const Cancellation* cancellation) override {
+    return OrderedSumCpu(parts_in_order, accumulation, out, Context(cancellation));
+  }
+
+  absl::StatusOr<Tensor> Maximum(std::span<const Tensor> parts,
+                                 const Cancellation* cancellation) override {
+    return MaximumCpu(parts, Context(cancellation));
   }
 
   absl::StatusOr<AdamResult> AdamStep(const AdamDesc& desc,

@@ -6,6 +6,7 @@
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/compare_cuda.h"
+#include "kernels/engine/cuda_turn.h"
 #include "kernels/engine/device_readings.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/gemm_tensors.h"
@@ -66,31 +67,17 @@ class CudaStopwatch final : public Stopwatch {
 
 }  // namespace
 
-class CudaEngine::Turn {
- public:
-  Turn(CudaEngine& engine, const Cancellation* cancellation) : lock_(engine.mutex_) {
-    if (cancellation != nullptr) status_ = cancellation->Check();
-    if (status_.ok()) status_ = engine.device_->MakeCurrent();
-  }
-  const absl::Status& status() const { return status_; }
-
- private:
-  const std::lock_guard<std::mutex> lock_;
-  absl::Status status_;
-};
-
-/// Takes the turn of this engine for the rest of the function.
-#define QG_TAKE_TURN(cancellation)         \
-  const Turn qg_turn(*this, cancellation); \
-  if (!qg_turn.status().ok()) return qg_turn.status()
-
 absl::StatusOr<std::unique_ptr<CudaEngine>> CudaEngine::Open(int ordinal) {
   QG_ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device, CudaDevice::Open(ordinal));
   QG_ASSIGN_OR_RETURN(std::unique_ptr<CublasLt> cublaslt, CublasLt::Create(*device));
   return std::unique_ptr<CudaEngine>(new CudaEngine(std::move(device), std::move(cublaslt)));
 }
 
-CudaEngine::~CudaEngine() = default;
+CudaEngine::~CudaEngine() {
+  // What the stream still reads of other engines is dropped after it has been read.
+  (void)QG_CUDA_STATUS(cudaSetDevice(device_->facts().ordinal));
+  (void)device_->Synchronize();
+}
 
 DeviceDescription CudaEngine::Describe() const {
   const CudaDeviceFacts& facts = device_->facts();
@@ -345,8 +332,7 @@ absl::StatusOr<Tensor> CudaEngine::Scale(const Tensor& x, float factor, DType ou
 absl::StatusOr<Tensor> CudaEngine::ConcatenateRows(std::span<const Tensor> parts,
                                                    const Cancellation* cancellation) {
   QG_TAKE_TURN(cancellation);
-  std::vector<Tensor> moved(parts.begin(), parts.end());
-  for (Tensor& part : moved) QG_RETURN_IF_ERROR(MoveToDevice({&part}, cancellation));
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> moved, OnDevice(parts, cancellation));
   return ConcatenateRowsCuda(*device_, moved);
 }
 

@@ -11,6 +11,7 @@
 #include "kernels/engine/engine.h"
 #include "kernels/gemm/gemm_cublaslt.h"
 #include "kernels/tensor/cuda_device.h"
+#include "kernels/tensor/cuda_events.h"
 
 namespace quantgate {
 
@@ -30,6 +31,10 @@ class CudaEngine final : public Engine {
   absl::StatusOr<Tensor> Allocate(DType dtype, Shape shape) override;
   absl::Status Write(std::span<const std::byte> bytes, const Tensor& to, int64_t offset) override;
   std::unique_ptr<Stopwatch> StartStopwatch() override;
+  absl::StatusOr<std::shared_ptr<const Moment>> MarkMoment() override;
+  absl::Status WaitFor(const Moment& moment) override;
+  absl::Status Copy(const Tensor& source, const Tensor& to, int64_t offset) override;
+  absl::StatusOr<Tensor> Import(const Tensor& tensor) override;
 
   absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                   const Cancellation* cancellation) override;
@@ -37,6 +42,9 @@ class CudaEngine final : public Engine {
                               const Cancellation* cancellation) override;
   absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const Quantizer& quantizer,
                                            Usages usages, const QuantizeArguments& arguments,
+                                           const Cancellation* cancellation) override;
+  absl::StatusOr<TensorAmaxes> MeasureAmax(const Tensor& source, const Quantizer& quantizer,
+                                           Usages usages,
                                            const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage, DType out,
                                     const Cancellation* cancellation) override;
@@ -76,6 +84,15 @@ class CudaEngine final : public Engine {
                                const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> ConcatenateRows(std::span<const Tensor> parts,
                                          const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> ConcatenateColumns(std::span<const Tensor> parts,
+                                            const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> Slice(const Tensor& source, int dim, int64_t begin, int64_t count,
+                               const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> OrderedSum(std::span<const Tensor> parts_in_order,
+                                    SumAccumulation accumulation, DType out,
+                                    const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> Maximum(std::span<const Tensor> parts,
+                                 const Cancellation* cancellation) override;
   absl::StatusOr<AdamResult> AdamStep(const AdamDesc& desc,
                                       const Cancellation* cancellation) override;
   absl::StatusOr<SgdResult> SgdStep(const SgdDesc& desc, const Cancellation* cancellation) override;
@@ -111,6 +128,10 @@ class CudaEngine final : public Engine {
   class Turn;
   absl::Status MoveToDevice(std::initializer_list<Tensor*> tensors,
                             const Cancellation* cancellation);
+  /// The parts in device memory.
+  absl::StatusOr<std::vector<Tensor>> OnDevice(std::span<const Tensor> parts,
+                                               const Cancellation* cancellation);
+  absl::Status CopyOnTurn(const Tensor& source, const Tensor& to, int64_t offset);
   absl::StatusOr<GemmDesc> OnDevice(const GemmDesc& desc, const Cancellation* cancellation);
   absl::StatusOr<QuantizedTensor> OnDevice(const QuantizedTensor& quantized,
                                            const Cancellation* cancellation);
@@ -119,6 +140,8 @@ class CudaEngine final : public Engine {
   std::mutex mutex_;
   const std::unique_ptr<CudaDevice> device_;
   const std::unique_ptr<CublasLt> cublaslt_;
+  CudaEventPool events_;
+  PendingReads pending_;  ///< Of other engines' tensors.
 };
 
 }  // namespace quantgate

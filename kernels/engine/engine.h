@@ -25,6 +25,7 @@
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/norm.h"
 #include "kernels/ops/optimizer.h"
+#include "kernels/ops/ordered_reduction.h"
 #include "kernels/quantize/delayed_scaling.h"
 #include "kernels/quantize/quantization_summary.h"
 #include "kernels/quantize/quantizer.h"
@@ -65,6 +66,12 @@ class Stopwatch {
   virtual absl::StatusOr<double> Seconds() = 0;
 };
 
+/// A point in an engine's work: everything that was asked of it before. May outlive the engine.
+class Moment {
+ public:
+  virtual ~Moment() = default;
+};
+
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -90,6 +97,21 @@ class Engine {
                              int64_t offset) = 0;
   virtual std::unique_ptr<Stopwatch> StartStopwatch() = 0;
 
+  // Engines of one kind in one process, as the ranks of a parallel run have them. A tensor of
+  // another engine is read by Copy and Import alone, and only after a moment of its engine at which
+  // it was there.
+  virtual absl::StatusOr<std::shared_ptr<const Moment>> MarkMoment() = 0;
+  /// What is asked of this engine from now on comes after `moment`; the host does not wait.
+  /// INVALID_ARGUMENT for a moment of another kind of engine.
+  virtual absl::Status WaitFor(const Moment& moment) = 0;
+  /// The bytes of `source` to byte `offset` of `to`, a tensor of this engine that nobody else reads
+  /// yet. `source` may be another engine's: on CUDA of the same device or of another one. It is
+  /// kept alive until it has been read. INVALID_ARGUMENT where it does not fit.
+  virtual absl::Status Copy(const Tensor& source, const Tensor& to, int64_t offset) = 0;
+  /// A tensor of another engine in memory that this engine's operations read: itself on the CPU, a
+  /// copy on CUDA.
+  virtual absl::StatusOr<Tensor> Import(const Tensor& tensor) = 0;
+
   virtual absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                           const Cancellation* cancellation) = 0;
   /// RNE to `out`; widening is exact.
@@ -98,6 +120,10 @@ class Engine {
   virtual absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const Quantizer& quantizer,
                                                    Usages usages,
                                                    const QuantizeArguments& arguments,
+                                                   const Cancellation* cancellation) = 0;
+  /// What Quantize would find as the tensor's own maxima (kernels/quantize/quantizer.h).
+  virtual absl::StatusOr<TensorAmaxes> MeasureAmax(const Tensor& source, const Quantizer& quantizer,
+                                                   Usages usages,
                                                    const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage,
                                             DType out, const Cancellation* cancellation) = 0;
@@ -150,6 +176,15 @@ class Engine {
                                        const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<Tensor> ConcatenateRows(std::span<const Tensor> parts,
                                                  const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<Tensor> ConcatenateColumns(std::span<const Tensor> parts,
+                                                    const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<Tensor> Slice(const Tensor& source, int dim, int64_t begin, int64_t count,
+                                       const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<Tensor> OrderedSum(std::span<const Tensor> parts_in_order,
+                                            SumAccumulation accumulation, DType out,
+                                            const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<Tensor> Maximum(std::span<const Tensor> parts,
+                                         const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<AdamResult> AdamStep(const AdamDesc& desc,
                                               const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<SgdResult> SgdStep(const SgdDesc& desc,

@@ -33,6 +33,22 @@ class ForwardingEngine : public Engine {
     return engine_.Write(bytes, to, offset);
   }
   std::unique_ptr<Stopwatch> StartStopwatch() override { return engine_.StartStopwatch(); }
+  absl::StatusOr<std::shared_ptr<const Moment>> MarkMoment() override {
+    OnOperation("mark moment");
+    return engine_.MarkMoment();
+  }
+  absl::Status WaitFor(const Moment& moment) override {
+    OnOperation("wait for moment");
+    return engine_.WaitFor(moment);
+  }
+  absl::Status Copy(const Tensor& source, const Tensor& to, int64_t offset) override {
+    OnOperation("copy");
+    return engine_.Copy(source, to, offset);
+  }
+  absl::StatusOr<Tensor> Import(const Tensor& tensor) override {
+    OnOperation("import");
+    return engine_.Import(tensor);
+  }
   absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                   const Cancellation* cancellation) override {
     OnOperation("generate");
@@ -48,6 +64,12 @@ class ForwardingEngine : public Engine {
                                            const Cancellation* cancellation) override {
     OnOperation("quantize");
     return engine_.Quantize(source, quantizer, usages, arguments, cancellation);
+  }
+  absl::StatusOr<TensorAmaxes> MeasureAmax(const Tensor& source, const Quantizer& quantizer,
+                                           Usages usages,
+                                           const Cancellation* cancellation) override {
+    OnOperation("measure amax");
+    return engine_.MeasureAmax(source, quantizer, usages, cancellation);
   }
   absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage, DType out,
                                     const Cancellation* cancellation) override {
@@ -139,6 +161,27 @@ class ForwardingEngine : public Engine {
                                          const Cancellation* cancellation) override {
     OnOperation("concatenate rows");
     return engine_.ConcatenateRows(parts, cancellation);
+  }
+  absl::StatusOr<Tensor> ConcatenateColumns(std::span<const Tensor> parts,
+                                            const Cancellation* cancellation) override {
+    OnOperation("concatenate columns");
+    return engine_.ConcatenateColumns(parts, cancellation);
+  }
+  absl::StatusOr<Tensor> Slice(const Tensor& source, int dim, int64_t begin, int64_t count,
+                               const Cancellation* cancellation) override {
+    OnOperation("slice");
+    return engine_.Slice(source, dim, begin, count, cancellation);
+  }
+  absl::StatusOr<Tensor> OrderedSum(std::span<const Tensor> parts_in_order,
+                                    SumAccumulation accumulation, DType out,
+                                    const Cancellation* cancellation) override {
+    OnOperation("ordered sum");
+    return engine_.OrderedSum(parts_in_order, accumulation, out, cancellation);
+  }
+  absl::StatusOr<Tensor> Maximum(std::span<const Tensor> parts,
+                                 const Cancellation* cancellation) override {
+    OnOperation("maximum");
+    return engine_.Maximum(parts, cancellation);
   }
   absl::StatusOr<AdamResult> AdamStep(const AdamDesc& desc,
                                       const Cancellation* cancellation) override {

@@ -8,10 +8,38 @@
 namespace quantgate {
 namespace {
 
-bool HaveSameRows(const Tensor& a, const Tensor& b) {
-  return a.dtype() == b.dtype() && a.rank() == b.rank() &&
-         Shape(a.shape().begin() + 1, a.shape().end()) ==
-             Shape(b.shape().begin() + 1, b.shape().end());
+/// Whether dtypes are equal and dims too, but for `dim`.
+bool AreAlikeBut(const Tensor& a, const Tensor& b, int dim) {
+  if (a.dtype() != b.dtype() || a.rank() != b.rank()) return false;
+  Shape shape = a.shape();
+  shape[dim] = b.shape()[dim];
+  return shape == b.shape();
+}
+
+/// The shape of the parts joined along the first dim, or the last one.
+absl::StatusOr<Shape> JoinedShape(std::span<const Tensor> parts, bool is_along_last) {
+  if (parts.empty()) return absl::InvalidArgumentError("parts: none; must be at least one");
+  Shape shape;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Tensor& part = parts[i];
+    if (!part.has_value() || part.rank() < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parts[", i, "]: ", part.has_value() ? "a scalar" : "missing",
+                       "; must have ", is_along_last ? "columns" : "rows"));
+    }
+    const int dim = is_along_last ? part.rank() - 1 : 0;
+    if (!AreAlikeBut(part, parts[0], dim)) {
+      return absl::InvalidArgumentError(absl::StrCat("parts[", i, "]: ", TensorText(part),
+                                                     "; must have the dtype and the other dims of ",
+                                                     TensorText(parts[0])));
+    }
+    if (i == 0) {
+      shape = part.shape();
+    } else {
+      shape[dim] += part.shape()[dim];
+    }
+  }
+  return shape;
 }
 
 }  // namespace
@@ -29,26 +57,34 @@ absl::Status CheckScale(const Tensor& x, DType out) {
 }
 
 absl::StatusOr<Shape> ConcatenatedShape(std::span<const Tensor> parts) {
-  if (parts.empty()) return absl::InvalidArgumentError("parts: none; must be at least one");
-  Shape shape;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const Tensor& part = parts[i];
-    if (!part.has_value() || part.rank() < 1) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "parts[", i, "]: ", part.has_value() ? "a scalar" : "missing", "; must have rows"));
-    }
-    if (!HaveSameRows(part, parts[0])) {
-      return absl::InvalidArgumentError(absl::StrCat("parts[", i, "]: ", TensorText(part),
-                                                     "; must have the dtype and the other dims of ",
-                                                     TensorText(parts[0])));
-    }
-    if (i == 0) {
-      shape = part.shape();
-    } else {
-      shape[0] += part.shape()[0];
-    }
+  return JoinedShape(parts, false);
+}
+
+absl::StatusOr<Shape> ConcatenatedColumnsShape(std::span<const Tensor> parts) {
+  return JoinedShape(parts, true);
+}
+
+absl::StatusOr<SlicePlan> PlanSlice(const Tensor& source, int dim, int64_t begin, int64_t count) {
+  if (!source.has_value()) return absl::InvalidArgumentError("source: missing");
+  if (dim < 0 || dim >= source.rank()) {
+    return absl::InvalidArgumentError(absl::StrCat("dim: ", dim, "; must be one of the ",
+                                                   source.rank(), " dims of ", TensorText(source)));
   }
-  return shape;
+  SlicePlan plan = {.shape = source.shape(), .rows = 1};
+  const int64_t size = plan.shape[dim];
+  if (begin < 0 || count < 0 || begin > size || count > size - begin) {
+    return absl::InvalidArgumentError(absl::StrCat("slice: ", count, " from ", begin,
+                                                   "; must lie within the ", size, " of dim ", dim,
+                                                   " of ", TensorText(source)));
+  }
+  int64_t inner = DTypeBytes(source.dtype());
+  for (int i = dim + 1; i < source.rank(); ++i) inner *= plan.shape[i];
+  for (int i = 0; i < dim; ++i) plan.rows *= plan.shape[i];
+  plan.begin = begin * inner;
+  plan.pitch = size * inner;
+  plan.width = count * inner;
+  plan.shape[dim] = count;
+  return plan;
 }
 
 }  // namespace quantgate

@@ -1,35 +1,43 @@
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/ops/element_runs.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/row_kernels.h"
 
 namespace quantgate {
 namespace {
 
-/// Elements that stay in the L1 cache from load to store.
-constexpr int64_t kRun = 2048;
-constexpr int64_t kGrainElements = 1 << 16;
+/// Rows of bytes, `bytes` apart.
+struct Pitch {
+  std::byte* data;
+  int64_t bytes;
+};
 
-/// Calls body(begin, count) for runs of at most kRun elements.
-template <class Body>
-absl::Status ForRuns(const ExecutionContext& context, int64_t count, const Body& body) {
-  ParallelFor(context, count, kGrainElements, [&](int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; at += kRun) body(at, std::min(kRun, end - at));
+/// The first `width` bytes of each of `rows` rows.
+void CopyRows(const Pitch& from, const Pitch& to, int64_t width, int64_t rows,
+              const ExecutionContext& context) {
+  constexpr int64_t kGrainBytes = int64_t{1} << 20;
+  if (width == 0) return;
+  const int64_t grain = std::max<int64_t>(1, kGrainBytes / width);
+  ParallelFor(context, rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      std::memcpy(to.data + row * to.bytes, from.data + row * from.bytes,
+                  static_cast<size_t>(width));
+    }
   });
-  return context.CheckCancelled();
 }
 
 }  // namespace
-
 absl::StatusOr<Tensor> AddCpu(const Tensor& a, const Tensor& b, DType out,
                               const ExecutionContext& context) {
   QG_RETURN_IF_ERROR(CheckAdd(a, b, out));
   QG_ASSIGN_OR_RETURN(Tensor sum, Tensor::Allocate(out, a.shape()));
   const RowKernels& kernels = RowKernelsOf(context.isa);
   QG_RETURN_IF_ERROR(ForRuns(context, a.element_count(), [&](int64_t at, int64_t count) {
-    alignas(64) float left[kRun], right[kRun];
+    alignas(64) float left[kElementRun], right[kElementRun];
     LoadRow(kernels, a, at, count, left);
     LoadRow(kernels, b, at, count, right);
     kernels.add(right, count, left);
@@ -44,7 +52,7 @@ absl::StatusOr<Tensor> ScaleCpu(const Tensor& x, float factor, DType out,
   QG_ASSIGN_OR_RETURN(Tensor scaled, Tensor::Allocate(out, x.shape()));
   const RowKernels& kernels = RowKernelsOf(context.isa);
   QG_RETURN_IF_ERROR(ForRuns(context, x.element_count(), [&](int64_t at, int64_t count) {
-    alignas(64) float values[kRun];
+    alignas(64) float values[kElementRun];
     LoadRow(kernels, x, at, count, values);
     kernels.scale(factor, count, values);
     StoreRow(kernels, values, at, count, scaled);
@@ -67,6 +75,33 @@ absl::StatusOr<Tensor> ConcatenateRowsCpu(std::span<const Tensor> parts,
   }
   QG_RETURN_IF_ERROR(context.CheckCancelled());
   return whole;
+}
+
+absl::StatusOr<Tensor> ConcatenateColumnsCpu(std::span<const Tensor> parts,
+                                             const ExecutionContext& context) {
+  QG_ASSIGN_OR_RETURN(Shape shape, ConcatenatedColumnsShape(parts));
+  QG_ASSIGN_OR_RETURN(Tensor whole, Tensor::Allocate(parts[0].dtype(), std::move(shape)));
+  const int64_t element = DTypeBytes(whole.dtype());
+  const Pitch to = {whole.data(), whole.columns() * element};
+  int64_t begin = 0;
+  for (Tensor part : parts) {
+    const int64_t width = part.columns() * element;
+    CopyRows({part.data(), width}, {to.data + begin, to.bytes}, width, part.rows(), context);
+    begin += width;
+  }
+  QG_RETURN_IF_ERROR(context.CheckCancelled());
+  return whole;
+}
+
+absl::StatusOr<Tensor> SliceCpu(const Tensor& source, int dim, int64_t begin, int64_t count,
+                                const ExecutionContext& context) {
+  QG_ASSIGN_OR_RETURN(const SlicePlan plan, PlanSlice(source, dim, begin, count));
+  QG_ASSIGN_OR_RETURN(Tensor slice, Tensor::Allocate(source.dtype(), plan.shape));
+  Tensor from = source;
+  CopyRows({from.data() + plan.begin, plan.pitch}, {slice.data(), plan.width}, plan.width,
+           plan.rows, context);
+  QG_RETURN_IF_ERROR(context.CheckCancelled());
+  return slice;
 }
 
 }  // namespace quantgate

@@ -53,6 +53,17 @@ absl::StatusOr<QuantizedTensor> QuantizeByRules(const Tensor& source, const Quan
                                                 RuleQuantizer quantize,
                                                 RowwiseDequantizer dequantize);
 
+/// Whether a copy by this rule has an amax that may be a group's.
+bool ReadsGroupAmax(const QuantizerSpec& spec);
+
+/// The maxima that MeasureAmaxCpu gives; INVALID_ARGUMENT as there.
+struct AmaxPlan {
+  bool rowwise = false, columnwise = false;
+  bool is_transformed = false;  ///< The columnwise one is that of the Hadamard-transformed source.
+};
+absl::StatusOr<AmaxPlan> PlanAmaxes(const Tensor& source, const Quantizer& quantizer,
+                                    Usages usages);
+
 /// The largest finite value of f32, bf16 or f16.
 float LargestOf(DType source);
 

@@ -141,8 +141,10 @@ absl::Status MakeScale(const CudaRequest& request, TensorResults& results) {
   QG_CUDA_RETURN_IF_ERROR(
       cudaMemsetAsync(results.buffer->data(), 0, results.buffer->size(), device.stream()));
   if (request.arguments.group_amax_rowwise.has_value()) {
-    job.has_given_amax = true;
-    job.given_amax = *request.arguments.group_amax_rowwise;
+    QG_ASSIGN_OR_RETURN(const Tensor group, device.ToDevice(request.arguments.group_amax_rowwise));
+    QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(results.amax.data(), group.data(), sizeof(float),
+                                            cudaMemcpyDeviceToDevice, device.stream()));
+    job.is_empty = false;
   } else {
     QG_CUDA_RETURN_IF_ERROR(LaunchAmax(source.data(), SourceFormatOf(source.dtype()),
                                        source.element_count(), results.amax.as<uint32_t>(),

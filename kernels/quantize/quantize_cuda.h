@@ -16,11 +16,16 @@
 
 namespace quantgate {
 
-/// As QuantizeCpu; QuantizedTensor::device_counts stands for its counts. A delayed scale may be in
-/// host memory too; one in device memory is taken as it is, positive and finite.
+/// As QuantizeCpu; QuantizedTensor::device_counts stands for its counts. A delayed scale and amaxes
+/// of a group may be in host memory too; a scale in device memory is taken as it is, positive and
+/// finite, and a group's amax becomes that of the copies.
 absl::StatusOr<QuantizedTensor> QuantizeCuda(CudaDevice& device, const Tensor& source,
                                              const Quantizer& quantizer, Usages usages,
                                              const QuantizeArguments& arguments);
+
+/// As MeasureAmaxCpu.
+absl::StatusOr<TensorAmaxes> MeasureAmaxCuda(CudaDevice& device, const Tensor& source,
+                                             const Quantizer& quantizer, Usages usages);
 
 /// As DequantizeCpu.
 absl::StatusOr<Tensor> DequantizeCuda(CudaDevice& device, const QuantizedTensor& quantized,

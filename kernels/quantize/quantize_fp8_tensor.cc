@@ -26,10 +26,12 @@ float DecodeMagnitude(DType dtype, uint32_t bits) {
   }
 }
 
-float CurrentScale(const Tensor& source, float amax, const QuantizerSpec& spec) {
+float CurrentScale(const FormatRequest& request, float amax) {
   // An empty tensor has scale 1 whatever the epsilon: nothing was measured (docs/definitions.md
-  // section 7).
-  if (source.element_count() == 0) return 1.0f;
+  // section 7). One of a group has the group's.
+  const bool is_of_group = request.arguments.group_amax_rowwise.has_value();
+  if (request.source.element_count() == 0 && !is_of_group) return 1.0f;
+  const QuantizerSpec& spec = request.spec;
   const float max_finite = spec.element == DType::kF8E4M3 ? MaxFinite<E4M3>() : MaxFinite<E5M2>();
   return ComputeScale(
       amax, max_finite,
@@ -177,8 +179,9 @@ absl::Status QuantizeFp8Tensor(const FormatRequest& request, QuantizedTensor& qu
   if (spec.scaling == Scaling::kDelayed) {
     scale = *request.arguments.scale.as<float>();
   } else {
-    amax = request.arguments.group_amax_rowwise.value_or(amax);
-    scale = CurrentScale(request.source, amax, spec);
+    const Tensor& group = request.arguments.group_amax_rowwise;
+    if (group.has_value()) amax = *group.as<float>();
+    scale = CurrentScale(request, amax);
   }
   Tensor codes, transposed;
   QG_RETURN_IF_ERROR(MakeCodes(request, scale, codes, transposed, quantized.counts));

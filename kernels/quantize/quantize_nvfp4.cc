@@ -125,12 +125,12 @@ absl::Status SetAmax(const FormatRequest& request, std::optional<float> known,
     });
     return absl::OkStatus();
   }
-  std::optional<float> value = direction.usage == Usage::kRowwise
-                                   ? request.arguments.group_amax_rowwise
-                                   : request.arguments.group_amax_columnwise;
-  if (!value.has_value()) value = known;
-  if (!value.has_value()) value = TensorAmax(direction.source, request.context);
-  QG_ASSIGN_OR_RETURN(amax, Tensor::FromScalar(*value));
+  const Tensor& group = direction.usage == Usage::kRowwise
+                            ? request.arguments.group_amax_rowwise
+                            : request.arguments.group_amax_columnwise;
+  if (group.has_value()) known = *group.as<float>();
+  if (!known.has_value()) known = TensorAmax(direction.source, request.context);
+  QG_ASSIGN_OR_RETURN(amax, Tensor::FromScalar(*known));
   return absl::OkStatus();
 }
 

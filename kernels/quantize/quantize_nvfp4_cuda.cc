@@ -1,7 +1,6 @@
 #include "kernels/quantize/quantize_nvfp4_cuda.h"
 
 #include <cstdint>
-#include <optional>
 #include <utility>
 
 #include "kernels/base/cuda_status.h"
@@ -42,9 +41,10 @@ Nvfp4Parameters ParametersOf(const Tensor& source, const QuantizerSpec& spec, Us
   return parameters;
 }
 
-/// A copy as yet unwritten, but for the amax of a group, and where the kernels write it.
+/// A copy as yet unwritten, but for the amax of a group, which it shares, and where the kernels
+/// write it.
 absl::Status AllocateCopy(CudaDevice& device, const Tensor& source, const QuantizerSpec& spec,
-                          std::optional<float> group_amax, Nvfp4Parameters& parameters,
+                          const Tensor& group_amax, Nvfp4Parameters& parameters,
                           QuantizedCopy& copy) {
   copy = {};
   copy.format = spec.format;
@@ -60,11 +60,15 @@ absl::Status AllocateCopy(CudaDevice& device, const Tensor& source, const Quanti
   parameters.codes = copy.data.as<uint8_t>();
   parameters.scales = copy.scale_inv.as<uint8_t>();
   if (parameters.scale_rule == ScaleRule::kSingleLevel) return absl::OkStatus();
-  QG_ASSIGN_OR_RETURN(copy.amax,
-                      device.Allocate(DType::kF32, {spec.row_scaled ? lines : int64_t{1}}));
+  if (!spec.row_scaled && group_amax.has_value()) {
+    QG_ASSIGN_OR_RETURN(const Tensor group, device.ToDevice(group_amax));
+    QG_ASSIGN_OR_RETURN(copy.amax, group.Reinterpret(DType::kF32, {1}));
+  } else {
+    QG_ASSIGN_OR_RETURN(copy.amax,
+                        device.Allocate(DType::kF32, {spec.row_scaled ? lines : int64_t{1}}));
+  }
   parameters.amax = copy.amax.as<float>();
-  if (spec.row_scaled || !group_amax.has_value()) return absl::OkStatus();
-  return device.Write(&*group_amax, copy.amax.data(), sizeof(float));
+  return absl::OkStatus();
 }
 
 /// One direction that is wanted.
@@ -79,7 +83,7 @@ absl::StatusOr<Direction> PrepareDirection(CudaDevice& device, const Tensor& sou
                                            QuantizedCopy* copy) {
   Direction direction = {ParametersOf(source, spec, usage, arguments)};
   if (copy == nullptr) return direction;
-  const std::optional<float> group_amax =
+  const Tensor& group_amax =
       usage == Usage::kRowwise ? arguments.group_amax_rowwise : arguments.group_amax_columnwise;
   QG_RETURN_IF_ERROR(AllocateCopy(device, source, spec, group_amax, direction.parameters, *copy));
   direction.finds_amax =

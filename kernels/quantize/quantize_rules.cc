@@ -15,9 +15,18 @@ absl::Status RefuseArgument(std::string_view argument, std::string_view rule) {
       absl::StrCat("quantize: ", std::string(argument), ": ", std::string(rule)));
 }
 
+absl::Status CheckGroupAmax(const Tensor& amax, std::string_view argument) {
+  if (!amax.has_value() || (amax.dtype() == DType::kF32 && amax.element_count() == 1)) {
+    return absl::OkStatus();
+  }
+  return RefuseArgument(argument, absl::StrCat("is ", TensorText(amax), "; must be f32[1]"));
+}
+
 /// INVALID_ARGUMENT for a missing, unwanted or impossible argument. The value of a scale in device
 /// memory is not looked at.
 absl::Status CheckArguments(const Quantizer& quantizer, const QuantizeArguments& arguments) {
+  QG_RETURN_IF_ERROR(CheckGroupAmax(arguments.group_amax_rowwise, "group_amax_rowwise"));
+  QG_RETURN_IF_ERROR(CheckGroupAmax(arguments.group_amax_columnwise, "group_amax_columnwise"));
   const Tensor& scale = arguments.scale;
   if (quantizer.rowwise.scaling != Scaling::kDelayed) {
     if (scale.has_value()) return RefuseArgument("scale", "given without delayed scaling");
@@ -87,6 +96,40 @@ absl::StatusOr<QuantizedTensor> QuantizeTwoRules(const Tensor& source, const Qua
 }
 
 }  // namespace
+
+bool ReadsGroupAmax(const QuantizerSpec& spec) {
+  switch (spec.format) {
+    case QuantizerFormat::kFp8Tensor:
+      return spec.scaling == Scaling::kCurrent;
+    case QuantizerFormat::kNvfp4:
+      return !spec.row_scaled &&
+             ResolveScaleRule(spec.scale_rule, spec.format) != ScaleRule::kSingleLevel;
+    default:
+      return false;
+  }
+}
+
+absl::StatusOr<AmaxPlan> PlanAmaxes(const Tensor& source, const Quantizer& quantizer,
+                                    Usages usages) {
+  if (!source.has_value()) return absl::InvalidArgumentError("quantize: the source is absent");
+  QG_RETURN_IF_ERROR(CheckQuantization(source.dtype(), source.shape(), quantizer, usages));
+  AmaxPlan plan;
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    const QuantizerSpec& spec = quantizer.spec(usage);
+    if (!Asks(usages, usage) || !ReadsGroupAmax(spec)) continue;
+    if (usage == Usage::kColumnwise &&
+        quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized) {
+      return absl::InvalidArgumentError(
+          "measure amax: columnwise_source rowwise_dequantized: the columnwise amax is that of the "
+          "rowwise codes, which no group amax can come before");
+    }
+    // Per-tensor FP8 has one amax for both copies.
+    const bool is_shared = spec.format == QuantizerFormat::kFp8Tensor;
+    (usage == Usage::kRowwise || is_shared ? plan.rowwise : plan.columnwise) = true;
+    plan.is_transformed = usage == Usage::kColumnwise && spec.hadamard;
+  }
+  return plan;
+}
 
 float LargestOf(DType source) {
   if (source == DType::kBF16) return MaxFinite<BFloat16>();

@@ -2,7 +2,6 @@
 // rule).
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -93,10 +92,11 @@ struct QuantizeArguments {
   /// multiples of 16.
   int64_t row_offset = 0;
   int64_t column_offset = 0;
-  /// The maximum over a group of tensors, in place of the tensor's own: fp8_tensor (rowwise, for
-  /// both copies) with current scaling, nvfp4 unless row-scaled.
-  std::optional<float> group_amax_rowwise = std::nullopt;
-  std::optional<float> group_amax_columnwise = std::nullopt;
+  /// f32 [1], the maximum over a group of tensors in place of the tensor's own, as MeasureAmax
+  /// gives each: fp8_tensor (rowwise, for both copies) with current scaling, nvfp4 unless
+  /// row-scaled. An empty tensor has the group's scale then.
+  Tensor group_amax_rowwise = {};
+  Tensor group_amax_columnwise = {};
 };
 
 /// INVALID_ARGUMENT naming the field, its value and the rule where `quantizer` makes no sense,
@@ -114,6 +114,18 @@ absl::Status CheckQuantization(DType source, const Shape& shape, const Quantizer
 absl::StatusOr<QuantizedTensor> QuantizeCpu(const Tensor& source, const Quantizer& quantizer,
                                             Usages usages, const QuantizeArguments& arguments,
                                             const ExecutionContext& context);
+
+/// What a quantization finds as a tensor's own maxima: f32 [1] each, 0 for an empty tensor, absent
+/// where a group's would not be read. For QuantizeArguments::group_amax_rowwise, _columnwise.
+struct TensorAmaxes {
+  Tensor rowwise, columnwise;
+};
+
+/// The maxima that QuantizeCpu would find of the same source (docs/quantizers.md section 1.5), to
+/// be reduced over a group first. INVALID_ARGUMENT as CheckQuantization, or where the columnwise
+/// one is that of rowwise codes, which are not made yet.
+absl::StatusOr<TensorAmaxes> MeasureAmaxCpu(const Tensor& source, const Quantizer& quantizer,
+                                            Usages usages, const ExecutionContext& context);
 
 /// The values of one copy, RNE to `out_dtype` (f32, bf16, f16), in the shape of the source
 /// whichever usage is read. FAILED_PRECONDITION when that usage is absent; UNIMPLEMENTED for a

@@ -2,12 +2,35 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/cuda_status.h"
 
 namespace quantgate {
+namespace {
+
+/// Another device for this scope: tensors are dropped by threads that serve other devices.
+class ScopedDevice {
+ public:
+  explicit ScopedDevice(int ordinal) {
+    if (cudaGetDevice(&before_) != cudaSuccess) before_ = ordinal;
+    status_ = before_ == ordinal ? cudaSuccess : cudaSetDevice(ordinal);
+  }
+  ~ScopedDevice() { (void)cudaSetDevice(before_); }
+  ScopedDevice(const ScopedDevice&) = delete;
+  ScopedDevice& operator=(const ScopedDevice&) = delete;
+  cudaError_t status() const { return status_; }
+
+ private:
+  int before_ = 0;
+  cudaError_t status_ = cudaSuccess;
+};
+
+}  // namespace
 
 /// The stream and the memory pool: shared with every block, so that tensors may outlive the device
 /// they came from.
@@ -19,9 +42,11 @@ struct CudaDevice::Pool {
   std::atomic<int64_t> bytes_max{0};
   std::atomic<int64_t> allocations{0};
   std::atomic<int64_t> failing{0};  // The number of the allocation that fails; 0: none.
+  std::set<int> readers;            // Devices that may read the memory; under Pools::mutex.
 
   ~Pool() {
-    if (cudaSetDevice(ordinal) != cudaSuccess) return;
+    const ScopedDevice current(ordinal);
+    if (current.status() != cudaSuccess) return;
     if (stream != nullptr) {
       cudaStreamSynchronize(stream);
       cudaStreamDestroy(stream);
@@ -32,8 +57,20 @@ struct CudaDevice::Pool {
   void Return(void* data, size_t size) {
     bytes -= static_cast<int64_t>(size);
     // Nobody can be told of a failure here; a sticky one meets the next call, and CudaHealth.
-    (void)QG_CUDA_STATUS(cudaSetDevice(ordinal));
+    const ScopedDevice current(ordinal);
+    (void)QG_CUDA_STATUS(current.status());
     (void)QG_CUDA_STATUS(cudaFreeAsync(data, stream));
+  }
+};
+
+/// The pools of the process that live, for peers.
+struct CudaDevice::Pools {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Pool>> all;
+
+  static Pools& Get() {
+    static Pools& pools = *new Pools;
+    return pools;
   }
 };
 
@@ -100,6 +137,7 @@ absl::Status CudaDevice::Initialize(int ordinal) {
   }
   pool_ = std::make_shared<Pool>();
   pool_->ordinal = ordinal;
+  pool_->readers = {ordinal};
   QG_CUDA_RETURN_IF_ERROR(cudaSetDevice(ordinal));
   QG_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&pool_->stream, cudaStreamNonBlocking));
   cudaMemPoolProps properties = {};
@@ -107,6 +145,12 @@ absl::Status CudaDevice::Initialize(int ordinal) {
   properties.location.type = cudaMemLocationTypeDevice;
   properties.location.id = ordinal;
   QG_CUDA_RETURN_IF_ERROR(cudaMemPoolCreate(&pool_->memory, &properties));
+  {
+    Pools& pools = Pools::Get();
+    const std::lock_guard<std::mutex> lock(pools.mutex);
+    std::erase_if(pools.all, [](const std::weak_ptr<Pool>& pool) { return pool.expired(); });
+    pools.all.push_back(pool_);
+  }
   // Freed blocks stay in the pool: giving them back to the driver at every wait costs more than the
   // kernels.
   uint64_t keep_all = UINT64_MAX;
@@ -124,7 +168,8 @@ absl::Status CudaDevice::Initialize(int ordinal) {
 
 CudaDevice::~CudaDevice() {
   if (pool_ == nullptr) return;
-  (void)QG_CUDA_STATUS(cudaSetDevice(facts_.ordinal));
+  const ScopedDevice current(facts_.ordinal);
+  (void)QG_CUDA_STATUS(current.status());
   if (pool_->stream != nullptr) (void)QG_CUDA_STATUS(cudaStreamSynchronize(pool_->stream));
   if (results_stream_ != nullptr) (void)QG_CUDA_STATUS(cudaStreamDestroy(results_stream_));
   for (const Staging& staging : {staging_[0], staging_[1], results_}) {
@@ -274,6 +319,28 @@ absl::Status CudaDevice::Synchronize() { return QG_CUDA_STATUS(cudaStreamSynchro
 
 int64_t CudaDevice::bytes_in_use() const { return pool_->bytes.load(); }
 int64_t CudaDevice::bytes_in_use_max() const { return pool_->bytes_max.load(); }
+
+absl::Status CudaDevice::ReachMemoryOf(int ordinal) {
+  if (ordinal == facts_.ordinal) return absl::OkStatus();
+  int can_access = 0;
+  QG_CUDA_RETURN_IF_ERROR(cudaDeviceCanAccessPeer(&can_access, facts_.ordinal, ordinal));
+  if (can_access == 0) return absl::OkStatus();
+  cudaMemAccessDesc access = {};
+  access.location.type = cudaMemLocationTypeDevice;
+  access.location.id = facts_.ordinal;
+  access.flags = cudaMemAccessFlagsProtReadWrite;
+  Pools& pools = Pools::Get();
+  const std::lock_guard<std::mutex> lock(pools.mutex);
+  for (const std::weak_ptr<Pool>& weak : pools.all) {
+    const std::shared_ptr<Pool> pool = weak.lock();
+    if (pool == nullptr || pool->ordinal != ordinal || pool->readers.contains(facts_.ordinal)) {
+      continue;
+    }
+    QG_CUDA_RETURN_IF_ERROR(cudaMemPoolSetAccess(pool->memory, &access, 1));
+    pool->readers.insert(facts_.ordinal);
+  }
+  return absl::OkStatus();
+}
 
 void CudaDevice::FailAllocation(int64_t k) {
   pool_->failing = k == 0 ? 0 : pool_->allocations.load() + k;

@@ -92,6 +92,10 @@ class CudaDevice {
   int64_t bytes_in_use() const;
   int64_t bytes_in_use_max() const;
 
+  /// Lets this device read the memory of all that are open on device `ordinal` now, where the two
+  /// are linked; copies between others go through the host.
+  absl::Status ReachMemoryOf(int ordinal);
+
   /// For tests of what a full device does: the k-th allocation from now (k >= 1) fails as
   /// cudaMalloc would; 0 switches it off. Allocations so far, for choosing k.
   void FailAllocation(int64_t k);
@@ -99,6 +103,7 @@ class CudaDevice {
 
  private:
   struct Pool;
+  struct Pools;
   /// Pinned host memory with an event that says when the device has read or written it.
   struct Staging {
     std::byte* data = nullptr;

@@ -45,7 +45,8 @@ absl::StatusOr<Tensor> FourOverSixScaleCodes(const Tensor& padded, const FourOve
   spec.four_over_six = knobs.error;
   spec.e4m3_max = knobs.e4m3_max;
   QuantizeArguments arguments;
-  arguments.group_amax_rowwise = arguments.group_amax_columnwise = global_amax;
+  QG_ASSIGN_OR_RETURN(arguments.group_amax_rowwise, Tensor::FromScalar(global_amax));
+  arguments.group_amax_columnwise = arguments.group_amax_rowwise;
   const Usages usages = {usage == Usage::kRowwise, usage == Usage::kColumnwise};
   QG_ASSIGN_OR_RETURN(const QuantizedTensor quantized,
                       QuantizeCpu(padded, spec, usages, arguments, context));

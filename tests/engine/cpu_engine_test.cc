@@ -97,6 +97,29 @@ TEST(CpuEngine, ChecksTheBoundOfADesc) {
   EXPECT_FALSE(engine->CheckBound(in.Desc(), zeros, truth, nullptr)->pass);
 }
 
+class StrangeMoment final : public Moment {};
+
+TEST(CpuEngine, ReadsTensorsOfAnother) {
+  const auto engine = MakeCpuEngine({}), other = MakeCpuEngine({});
+  const Tensor theirs = FromValues(DType::kF32, {2}, {5, 6});
+  const auto moment = other->MarkMoment();
+  ASSERT_TRUE(moment.ok());
+  EXPECT_TRUE(engine->WaitFor(**moment).ok());
+  EXPECT_EQ(engine->WaitFor(StrangeMoment()).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(engine->Import(theirs)->data(), theirs.data());
+  const Tensor to = FromValues(DType::kF32, {2, 2}, {1, 2, 3, 4});
+  EXPECT_TRUE(engine->Copy(theirs, to, 4).ok());
+  EXPECT_EQ(ToValues(to), (std::vector<float>{1, 5, 6, 4}));
+  EXPECT_TRUE(engine->Copy(FromValues(DType::kF32, {0}, {}), to, 16).ok());
+  for (const int64_t offset : {-1, 9, 16, 1000}) {
+    const absl::Status status = engine->Copy(theirs, to, offset);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  }
+  EXPECT_EQ(engine->Copy(Tensor(), to, 0).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(engine->Copy(theirs, Tensor(), 0).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ToValues(to), (std::vector<float>{1, 5, 6, 4}));
+}
+
 TEST(CpuEngine, EveryOperationStopsWhenCancelled) {
   const Inputs in;
   const auto engine = MakeCpuEngine({});

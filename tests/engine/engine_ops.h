@@ -49,6 +49,10 @@ inline OpResult Of(const absl::StatusOr<SplitTensor>& result) {
   return Each(result, &SplitTensor::parameter, &SplitTensor::remainder);
 }
 
+inline OpResult Of(const absl::StatusOr<TensorAmaxes>& result) {
+  return Each(result, &TensorAmaxes::rowwise, &TensorAmaxes::columnwise);
+}
+
 inline Tensor Normal(uint64_t seed, DType dtype, Shape shape) {
   return Generated(Distribution::kNormal, seed, dtype, std::move(shape));
 }
@@ -106,7 +110,12 @@ inline std::vector<EngineOp> EngineOps() {
   const Tensor a = forward.x, b = backward.dz, master = adam.master;
   const std::vector<Tensor> parts = {a, b, a};
   const SplitTensor split = *SplitMasterCpu(master, {});
+  const std::vector<Tensor> masters = {master, adam.v, adam.m};
+  const Tensor source = engine_ops::Normal(9, DType::kBF16, {32, 64});
+  Quantizer hadamard(QuantizerSpec{.format = QuantizerFormat::kNvfp4, .element = DType::kF4E2M1x2});
+  hadamard.columnwise.hadamard = true;
   constexpr DType kOut = DType::kF16;
+  constexpr SumAccumulation kByElement = SumAccumulation::kElement;
   return {
       {"norm forward", [=](Engine& e, C c) { return Of(e.NormForward(forward, c)); },
        [=] { return Of(NormForwardCpu(forward, {})); }},
@@ -118,6 +127,21 @@ inline std::vector<EngineOp> EngineOps() {
        [=] { return One(ScaleCpu(a, 0.3f, kOut, {})); }},
       {"concatenate rows", [=](Engine& e, C c) { return One(e.ConcatenateRows(parts, c)); },
        [=] { return One(ConcatenateRowsCpu(parts, {})); }},
+      {"concatenate columns", [=](Engine& e, C c) { return One(e.ConcatenateColumns(parts, c)); },
+       [=] { return One(ConcatenateColumnsCpu(parts, {})); }},
+      {"slice", [=](Engine& e, C c) { return One(e.Slice(a, 1, 3, 7, c)); },
+       [=] { return One(SliceCpu(a, 1, 3, 7, {})); }},
+      {"ordered sum", [=](Engine& e, C c) { return One(e.OrderedSum(parts, kByElement, kOut, c)); },
+       [=] { return One(OrderedSumCpu(parts, kByElement, kOut, {})); }},
+      {"maximum", [=](Engine& e, C c) { return One(e.Maximum(masters, c)); },
+       [=] { return One(MaximumCpu(masters, {})); }},
+      {"measure amax",
+       [=](Engine& e, C c) {
+         return Of(e.MeasureAmax(source, hadamard, {true, true}, c));
+       },
+       [=] {
+         return Of(MeasureAmaxCpu(source, hadamard, {true, true}, {}));
+       }},
       {"adam step", [=](Engine& e, C c) { return Of(e.AdamStep(adam, c)); },
        [=] { return Of(AdamStepCpu(adam, {})); }},
       {"sgd step", [=](Engine& e, C c) { return Of(e.SgdStep(sgd, c)); },

@@ -263,7 +263,7 @@ TEST(QuantizeCuda, GivenScalesAndAmaxes) {
         if (is_delayed) {
           arguments.scale = ValueOrAbort(Tensor::FromScalar(value));
         } else {
-          arguments.group_amax_rowwise = value;
+          arguments.group_amax_rowwise = ValueOrAbort(Tensor::FromScalar(value));
         }
         for (const Usages usages : kEveryUsage) {
           ASSERT_TRUE(ExpectSame(named, source, on_device, usages, arguments)) << value;

@@ -200,8 +200,8 @@ TEST(Sharding, StochasticCodesAreThoseOfTheWhole) {
   quantizer.columnwise.hadamard = true;
   QuantizeArguments arguments = {.seed = 77, .call_id = 5};
   const QuantizedTensor whole = *QuantizeCpu(x, quantizer, {true, true}, arguments, {});
-  arguments.group_amax_rowwise = *whole.rowwise->amax.as<float>();
-  arguments.group_amax_columnwise = *whole.columnwise->amax.as<float>();
+  arguments.group_amax_rowwise = whole.rowwise->amax;
+  arguments.group_amax_columnwise = whole.columnwise->amax;
   for (const auto& [shard_rows, shard_columns] :
        {std::pair<int64_t, int64_t>{32, columns}, {rows, 32}, {16, 16}, {48, 80}}) {
     for (int64_t row = 0; row < rows; row += shard_rows) {

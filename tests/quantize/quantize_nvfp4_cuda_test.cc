@@ -179,9 +179,11 @@ TEST(QuantizeNvfp4Cuda, Arguments) {
   std::vector<QuantizeArguments> all;
   all.push_back({.seed = ~uint64_t{0}, .call_id = ~0u, .row_offset = 48, .column_offset = 1024});
   all.push_back({.row_offset = int64_t{1} << 36, .column_offset = int64_t{3} << 33});
-  for (const float amax : {0.0f, 1.0f, 100.0f, 1e-40f, infinity, std::nanf("")}) {
+  const Tensor other = ValueOrAbort(Tensor::FromScalar(2.5f));
+  for (const float value : {0.0f, 1.0f, 100.0f, 1e-40f, infinity, std::nanf("")}) {
+    const Tensor amax = ValueOrAbort(Tensor::FromScalar(value));
     all.push_back({.seed = 5, .group_amax_rowwise = amax});
-    all.push_back({.seed = 5, .group_amax_rowwise = 2.5f, .group_amax_columnwise = amax});
+    all.push_back({.seed = 5, .group_amax_rowwise = other, .group_amax_columnwise = amax});
   }
   for (const NamedQuantizer& named : EveryNvfp4()) {
     for (const QuantizeArguments& arguments : all) {

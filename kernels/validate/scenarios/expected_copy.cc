@@ -181,12 +181,13 @@ class CopyMaker {
   absl::Status MakePerTensor() {
     const bool is_delayed = spec_.scaling == Scaling::kDelayed;
     float amax = ExpectedAmax(source_);
-    if (!is_delayed) amax = arguments_.group_amax_rowwise.value_or(amax);
+    const Tensor& group = arguments_.group_amax_rowwise;
+    if (!is_delayed && group.has_value()) amax = *group.as<float>();
     const ScaleOptions options{.rule = spec_.scale_rule,
                                .power_2 = spec_.power_2_scale,
                                .amax_epsilon = spec_.amax_epsilon};
     const float scale = is_delayed ? *arguments_.scale.as<float>()
-                        : source_.element_count() == 0
+                        : source_.element_count() == 0 && !group.has_value()
                             ? 1.0f
                             : ComputeScale(amax, MaxFiniteOf(spec_.element), options);
     QG_ASSIGN_OR_RETURN(copy_.scale_inv, Tensor::FromScalar(1.0f / scale));
@@ -199,13 +200,15 @@ class CopyMaker {
 
   absl::Status PrepareNvfp4() {
     copy_.e4m3_max = spec_.e4m3_max;
-    const auto& group = usage_ == Usage::kRowwise ? arguments_.group_amax_rowwise
+    const Tensor& group = usage_ == Usage::kRowwise ? arguments_.group_amax_rowwise
                                                   : arguments_.group_amax_columnwise;
     std::vector<float> amaxes(spec_.row_scaled ? lines_.lines : 1);
     for (int64_t line = 0; spec_.row_scaled && line < lines_.lines; ++line) {
       amaxes[line] = AmaxOf({line, line + 1, 0, lines_.length});
     }
-    if (!spec_.row_scaled) amaxes[0] = group.value_or(ExpectedAmax(source_));
+    if (!spec_.row_scaled) {
+      amaxes[0] = group.has_value() ? *group.as<float>() : ExpectedAmax(source_);
+    }
     for (const float amax : amaxes) {
       tensor_scales_.push_back(MakeNvfp4TensorScale(amax, spec_.e4m3_max, spec_.scale_rule));
     }

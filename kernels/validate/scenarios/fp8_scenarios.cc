@@ -57,7 +57,8 @@ absl::Status CheckShapes(ScenarioContext& context) {
     context.ExpectShape("dequantized", values.shape(), shape);
   }
   // The parts of a split tensor, quantized columnwise under the scale of the whole, put together.
-  const QuantizeArguments arguments{.group_amax_rowwise = ExpectedAmax(source)};
+  QuantizeArguments arguments;
+  QG_ASSIGN_OR_RETURN(arguments.group_amax_rowwise, Tensor::FromScalar(ExpectedAmax(source)));
   for (int64_t begin = 0; begin < 64; begin += 32) {
     QG_ASSIGN_OR_RETURN(const Tensor part, TakeRows(source, begin, 32));
     QG_ASSIGN_OR_RETURN(const QuantizedTensor quantized,

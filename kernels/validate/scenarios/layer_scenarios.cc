@@ -374,13 +374,13 @@ bool IsExpertInput(const QuantizeCall& call) {
 
 /// One quantizer for all experts: its scale is the first expert's.
 EngineAlterations ExpertsShareAmax() {
-  auto first = std::make_shared<std::optional<float>>();
+  auto first = std::make_shared<Tensor>();
   return {
       .quantize = [first](Engine& engine, QuantizeCall call) -> absl::StatusOr<QuantizedTensor> {
         if (!IsExpertInput(call)) return call.On(engine);
         if (!first->has_value()) {
           QG_ASSIGN_OR_RETURN(const Tensor source, engine.ToHost(call.source, nullptr));
-          *first = ExpectedAmax(source);
+          QG_ASSIGN_OR_RETURN(*first, Tensor::FromScalar(ExpectedAmax(source)));
         }
         call.arguments.group_amax_rowwise = *first;
         return call.On(engine);
@@ -389,11 +389,12 @@ EngineAlterations ExpertsShareAmax() {
 
 /// Scales the input of an expert by the amax of the expert before it.
 EngineAlterations ScaleOfExpertBefore() {
-  auto last = std::make_shared<std::optional<float>>();
+  auto last = std::make_shared<Tensor>();
   return {.quantize = [last](Engine& engine, QuantizeCall call) -> absl::StatusOr<QuantizedTensor> {
     if (!IsExpertInput(call)) return call.On(engine);
     QG_ASSIGN_OR_RETURN(const Tensor source, engine.ToHost(call.source, nullptr));
-    call.arguments.group_amax_rowwise = std::exchange(*last, ExpectedAmax(source));
+    QG_ASSIGN_OR_RETURN(Tensor amax, Tensor::FromScalar(ExpectedAmax(source)));
+    call.arguments.group_amax_rowwise = std::exchange(*last, std::move(amax));
     return call.On(engine);
   }};
 }
@@ -408,9 +409,10 @@ EngineAlterations ExpertsShareRandomNumbers() {
 /// An empty tensor leaves an amax of 448 behind, under which the next one's scale is 1.
 EngineAlterations EmptyLeavesAmax() {
   auto is_left = std::make_shared<bool>(false);
-  return {.quantize = [is_left](Engine& engine, QuantizeCall call) {
+  return {.quantize = [is_left](Engine& engine,
+                                QuantizeCall call) -> absl::StatusOr<QuantizedTensor> {
     if (call.quantizer.rowwise.format == QuantizerFormat::kFp8Tensor && *is_left) {
-      call.arguments.group_amax_rowwise = 448.0f;
+      QG_ASSIGN_OR_RETURN(call.arguments.group_amax_rowwise, Tensor::FromScalar(448.0f));
     }
     *is_left = call.source.element_count() == 0;
     return call.On(engine);

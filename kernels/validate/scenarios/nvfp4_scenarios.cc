@@ -283,7 +283,8 @@ EngineAlterations AmaxBeforeTransform() {
   return {.quantize = [](Engine& engine, QuantizeCall call) -> absl::StatusOr<QuantizedTensor> {
     if (call.quantizer.columnwise.hadamard) {
       QG_ASSIGN_OR_RETURN(const Tensor source, engine.ToHost(call.source, nullptr));
-      call.arguments.group_amax_columnwise = ExpectedAmax(source);
+      QG_ASSIGN_OR_RETURN(call.arguments.group_amax_columnwise,
+                          Tensor::FromScalar(ExpectedAmax(source)));
     }
     return call.On(engine);
   }};

@@ -17,7 +17,7 @@ Engine& TheEngine() {
 /// An engine whose scales are those of half the maximum.
 EngineAlterations HalvedRange() {
   return {.quantize = [](Engine& engine, QuantizeCall call) {
-    call.arguments.group_amax_rowwise = 1024.0f;
+    call.arguments.group_amax_rowwise = *Tensor::FromScalar(1024.0f);
     return call.On(engine);
   }};
 }

@@ -1,0 +1,22 @@
+#include "kernels/engine/copy_checks.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace quantgate {
+
+absl::Status CheckCopy(const Tensor& source, const Tensor& to, int64_t offset) {
+  if (!source.has_value()) return absl::InvalidArgumentError("copy: source: missing");
+  if (!to.has_value()) return absl::InvalidArgumentError("copy: to: missing");
+  const auto bytes = static_cast<int64_t>(source.byte_size());
+  const auto room = static_cast<int64_t>(to.byte_size());
+  if (offset >= 0 && offset <= room && bytes <= room - offset) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("copy: ", bytes, " bytes of ", TensorText(source),
+                                                 " at byte ", offset, "; must lie within the ",
+                                                 room, " bytes of ", TensorText(to)));
+}
+
+absl::Status OtherKindOfMoment() {
+  return absl::InvalidArgumentError("moment: of another kind of engine; must be of this one's");
+}
+
+}  // namespace quantgate

@@ -1,0 +1,131 @@
+// What the ranks of a parallel run ask of the CUDA engine beside the operations of a layer: tensors
+// of other engines, reductions, parts.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/cuda_status.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/engine/copy_checks.h"
+#include "kernels/engine/cuda_turn.h"
+#include "kernels/ops/elementwise_cuda.h"
+#include "kernels/ops/ordered_reduction_cuda.h"
+#include "kernels/quantize/quantize_cuda.h"
+
+namespace quantgate {
+namespace {
+
+class CudaMoment final : public Moment {
+ public:
+  explicit CudaMoment(PooledCudaEvent event) : event_(std::move(event)) {}
+  cudaEvent_t event() const { return event_.get(); }
+
+ private:
+  const PooledCudaEvent event_;
+};
+
+absl::StatusOr<int> OrdinalOf(const Tensor& tensor) {
+  cudaPointerAttributes attributes = {};
+  QG_CUDA_RETURN_IF_ERROR(cudaPointerGetAttributes(&attributes, tensor.data()));
+  if (attributes.type == cudaMemoryTypeDevice) return attributes.device;
+  return absl::InvalidArgumentError(
+      absl::StrCat("copy: source: ", TensorText(tensor), " is not in memory of a device"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const Moment>> CudaEngine::MarkMoment() {
+  QG_TAKE_TURN(nullptr);
+  QG_ASSIGN_OR_RETURN(PooledCudaEvent event, events_.Record(*device_));
+  return std::make_shared<const CudaMoment>(std::move(event));
+}
+
+absl::Status CudaEngine::WaitFor(const Moment& moment) {
+  QG_TAKE_TURN(nullptr);
+  const auto* cuda = dynamic_cast<const CudaMoment*>(&moment);
+  if (cuda == nullptr) return OtherKindOfMoment();
+  return QG_CUDA_STATUS(cudaStreamWaitEvent(device_->stream(), cuda->event(), 0));
+}
+
+absl::Status CudaEngine::CopyOnTurn(const Tensor& source, const Tensor& to, int64_t offset) {
+  QG_RETURN_IF_ERROR(CheckCopy(source, to, offset));
+  pending_.DropRead();
+  if (source.byte_size() == 0) return absl::OkStatus();
+  if (source.space() == MemorySpace::kHost) {
+    return device_->WriteStaged(source.bytes(), to, offset);
+  }
+  QG_ASSIGN_OR_RETURN(const int from, OrdinalOf(source));
+  QG_RETURN_IF_ERROR(device_->ReachMemoryOf(from));
+  Tensor target = to;
+  const int ordinal = device_->facts().ordinal;
+  QG_CUDA_RETURN_IF_ERROR(cudaMemcpyPeerAsync(target.data() + offset, ordinal, source.data(), from,
+                                              source.byte_size(), device_->stream()));
+  auto read = events_.Record(*device_);
+  if (!read.ok()) {
+    // Nothing says when it has been read, so it is waited for.
+    (void)device_->Synchronize();
+    return std::move(read).status();
+  }
+  pending_.Add(source, *std::move(read));
+  return absl::OkStatus();
+}
+
+absl::Status CudaEngine::Copy(const Tensor& source, const Tensor& to, int64_t offset) {
+  QG_TAKE_TURN(nullptr);
+  return CopyOnTurn(source, to, offset);
+}
+
+absl::StatusOr<Tensor> CudaEngine::Import(const Tensor& tensor) {
+  QG_TAKE_TURN(nullptr);
+  if (!tensor.has_value() || tensor.space() == MemorySpace::kHost) {
+    return device_->ToDevice(tensor);
+  }
+  QG_ASSIGN_OR_RETURN(Tensor imported, device_->Allocate(tensor.dtype(), tensor.shape()));
+  QG_RETURN_IF_ERROR(CopyOnTurn(tensor, imported, 0));
+  return imported;
+}
+
+absl::StatusOr<std::vector<Tensor>> CudaEngine::OnDevice(std::span<const Tensor> parts,
+                                                         const Cancellation* cancellation) {
+  std::vector<Tensor> moved(parts.begin(), parts.end());
+  for (Tensor& part : moved) QG_RETURN_IF_ERROR(MoveToDevice({&part}, cancellation));
+  return moved;
+}
+
+absl::StatusOr<TensorAmaxes> CudaEngine::MeasureAmax(const Tensor& source,
+                                                     const Quantizer& quantizer, Usages usages,
+                                                     const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(source, cancellation));
+  return MeasureAmaxCuda(*device_, moved, quantizer, usages);
+}
+
+absl::StatusOr<Tensor> CudaEngine::ConcatenateColumns(std::span<const Tensor> parts,
+                                                      const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> moved, OnDevice(parts, cancellation));
+  return ConcatenateColumnsCuda(*device_, moved);
+}
+
+absl::StatusOr<Tensor> CudaEngine::Slice(const Tensor& source, int dim, int64_t begin,
+                                         int64_t count, const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(source, cancellation));
+  return SliceCuda(*device_, moved, dim, begin, count);
+}
+
+absl::StatusOr<Tensor> CudaEngine::OrderedSum(std::span<const Tensor> parts_in_order,
+                                              SumAccumulation accumulation, DType out,
+                                              const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> moved, OnDevice(parts_in_order, cancellation));
+  return OrderedSumCuda(*device_, moved, accumulation, out);
+}
+
+absl::StatusOr<Tensor> CudaEngine::Maximum(std::span<const Tensor> parts,
+                                           const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> moved, OnDevice(parts, cancellation));
+  return MaximumCuda(*device_, moved);
+}
+
+}  // namespace quantgate

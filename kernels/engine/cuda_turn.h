@@ -1,0 +1,26 @@
+// How a call has the CUDA engine to itself. Private to kernels/engine.
+#pragma once
+
+#include "kernels/engine/cuda_engine.h"
+
+namespace quantgate {
+
+class CudaEngine::Turn {
+ public:
+  Turn(CudaEngine& engine, const Cancellation* cancellation) : lock_(engine.mutex_) {
+    if (cancellation != nullptr) status_ = cancellation->Check();
+    if (status_.ok()) status_ = engine.device_->MakeCurrent();
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  const std::lock_guard<std::mutex> lock_;
+  absl::Status status_;
+};
+
+}  // namespace quantgate
+
+/// Takes the turn of this engine for the rest of the function.
+#define QG_TAKE_TURN(cancellation)         \
+  const Turn qg_turn(*this, cancellation); \
+  if (!qg_turn.status().ok()) return qg_turn.status()
