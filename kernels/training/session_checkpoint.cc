@@ -275,9 +275,9 @@ absl::Status CheckpointReader::OutlineLayer(const Json& json, size_t index,
 }
 
 absl::Status CheckpointReader::ReadProgress(const Json& json, SessionState& state) const {
-  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-  QG_ASSIGN_OR_RETURN(state.step_count, Number(json, "step_count", kMax));
-  QG_ASSIGN_OR_RETURN(state.optimizer_steps, Number(json, "optimizer_steps", kMax));
+  constexpr int64_t kStepsMax = int64_t{1} << 53;  // Steps go on counting from here.
+  QG_ASSIGN_OR_RETURN(state.step_count, Number(json, "step_count", kStepsMax));
+  QG_ASSIGN_OR_RETURN(state.optimizer_steps, Number(json, "optimizer_steps", kStepsMax));
   QG_ASSIGN_OR_RETURN(state.next_call_id,
                       Number(json, "next_call_id", std::numeric_limits<uint32_t>::max()));
   return absl::OkStatus();

@@ -95,6 +95,23 @@ TEST_P(SessionCheckpoint, WritesTheSameBytesAgainAfterARestore) {
   }
 }
 
+TEST_P(SessionCheckpoint, AnUpdateAfterARestoreTakesTheGradientsOfBefore) {
+  const SessionSpec spec = SpecOf(GetParam());
+  const auto session = OpenOn(*engine_, spec);
+  TrainToTheMiddle(*session);
+  const auto before = DigestsOf(*session);
+  const auto checkpoint = session->Checkpoint(nullptr);
+  ASSERT_TRUE(checkpoint.ok());
+  const auto restored = TrainingSession::Restore(*engine_, spec, *checkpoint, nullptr);
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  for (TrainingSession* each : {session.get(), restored->get()}) {
+    const auto updated = each->Optimize({}, nullptr);
+    ASSERT_TRUE(updated.ok()) << updated.status();
+  }
+  EXPECT_EQ(DigestsOf(**restored), DigestsOf(*session));
+  EXPECT_NE(DigestsOf(**restored), before);
+}
+
 constexpr auto kQuantized = WeightStorage::kQuantized;
 INSTANTIATE_TEST_SUITE_P(
     Sessions, SessionCheckpoint,
@@ -194,6 +211,11 @@ TEST_F(SessionRestore, RefusesFilesThatLie) {
   file_ = good;
   Replace("state", "\"next_call_id\":", "\"next_call_id\":-");
   ExpectMalformed("next_call_id must be an integer from 0");
+  for (const std::string count : {"step_count", "optimizer_steps"}) {
+    file_ = good;
+    Replace("state", "\"" + count + "\":", "\"" + count + "\":9007199254740993,\"was\":");
+    ExpectMalformed(count + " must be an integer from 0 to 9007199254740992");
+  }
   file_ = good;
   Replace("state", "\"shape\":[96,64]", "\"shape\":[9223372036854775807,64]");
   ExpectMalformed("fc1.weight");

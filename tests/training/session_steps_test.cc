@@ -126,16 +126,21 @@ TEST_P(SessionSteps, DeferredGradientsAreThoseOfTheBackward) {
 }
 
 TEST_P(SessionSteps, TheSameSeedDrawsTheSameAndNoTwoForwardsDrawAlike) {
-  const auto session = Open(TwoLayerSpec(GetParam()));
-  ASSERT_TRUE(session->Forward(ForwardOf(1, "a"), nullptr).ok());
-  ASSERT_TRUE(session->Forward(ForwardOf(1, "b"), nullptr).ok());
-  const auto a = session->Backward(BackwardOf(2, "a"), nullptr);
-  const auto b = session->Backward(BackwardOf(2, "b"), nullptr);
-  const bool rounds_stochastically =
-      Recipe::Parse(GetParam())->RoundsStochastically(TensorRole::kGradOutput);
-  const bool is_delayed = Recipe::Parse(GetParam())->is_delayed();
-  if (is_delayed) return;
-  EXPECT_EQ(SameBits(OutputOf(a, "fc2.dw"), OutputOf(b, "fc2.dw")), !rounds_stochastically);
+  SessionSpec spec = TwoLayerSpec(GetParam());
+  Tensor first[2], second[2];  // fc2.dw of two microbatches alike, in two sessions alike.
+  for (const int i : {0, 1}) {
+    const auto session = Open(spec);
+    ASSERT_TRUE(session->Forward(ForwardOf(1, "a"), nullptr).ok());
+    ASSERT_TRUE(session->Forward(ForwardOf(1, "b"), nullptr).ok());
+    first[i] = OutputOf(session->Backward(BackwardOf(2, "a"), nullptr), "fc2.dw");
+    second[i] = OutputOf(session->Backward(BackwardOf(2, "b"), nullptr), "fc2.dw");
+  }
+  EXPECT_TRUE(SameBits(first[0], first[1]));
+  EXPECT_TRUE(SameBits(second[0], second[1]));
+  // Under delayed scaling the second microbatch has other scales.
+  if (spec.recipe.is_delayed()) return;
+  const bool rounds_stochastically = spec.recipe.RoundsStochastically(TensorRole::kGradOutput);
+  EXPECT_EQ(SameBits(first[0], second[0]), !rounds_stochastically);
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, SessionSteps,
@@ -290,6 +295,12 @@ TEST_F(SessionOpen, RefusesWhatMakesNoSense) {
   parameters = good;
   parameters["fc1.main_grad"] = Normal(1, {kHidden, kIn}, DType::kF32);
   expect_refused(spec, parameters, "fc1.main_grad; this session keeps no such tensor");
+  spec.main_grads = true;
+  parameters["fc1.main_grad"] = Normal(1, {kHidden, kIn});
+  expect_refused(spec, parameters, "fc1.main_grad: bf16[96x64]; it must be f32[96x64]");
+  parameters["fc1.main_grad"] = Normal(1, {kIn, kHidden}, DType::kF32);
+  expect_refused(spec, parameters, "fc1.main_grad: f32[64x96]; it must be f32[96x64]");
+  spec.main_grads = false;
   spec.masters = Masters::kBf16Remainder;
   parameters = good;
   parameters["fc1.weight"] = Normal(1, {kHidden, kIn}, DType::kF16);
@@ -323,6 +334,28 @@ TEST_F(SessionOpen, CountsEveryByteOnce) {
   EXPECT_EQ(session->bytes(), at_rest + (weights + biases) * 2);
   ASSERT_TRUE(session->Optimize({}, nullptr).ok());
   EXPECT_EQ(session->bytes(), at_rest);
+}
+
+TEST_F(SessionOpen, AStepBeyondTheBytesThatItMayHoldIsNotDone) {
+  const auto session = Open(TwoLayerSpec("bf16"));
+  const int64_t at_rest = session->bytes();
+  const int64_t in_flight = kRows * (kIn + kHidden) * 2;
+  const auto before = DigestsOf(*session);
+  session->LimitBytes(at_rest + in_flight - 1);
+  const absl::Status refused = session->Forward(ForwardOf(1), nullptr).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr(absl::StrCat(at_rest + in_flight, " bytes after this step; it may hold ",
+                                     at_rest + in_flight - 1)));
+  EXPECT_EQ(DigestsOf(*session), before);
+  EXPECT_EQ(session->step_count(), 0);
+  session->LimitBytes(at_rest + in_flight);
+  EXPECT_TRUE(session->Forward(ForwardOf(1), nullptr).ok());
+  session->LimitBytes(2 * at_rest);
+  ASSERT_TRUE(session->Backward(BackwardOf(2), nullptr).ok());
+  // An update gives back the gradients' bytes: it is done where the session stays beyond the limit.
+  session->LimitBytes(0);
+  EXPECT_TRUE(session->Optimize({}, nullptr).ok());
 }
 
 TEST_F(SessionOpen, EveryStepThatSucceedsCounts) {

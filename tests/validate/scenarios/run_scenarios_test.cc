@@ -128,6 +128,18 @@ TEST(RunScenariosTest, AnErrorDoesNotCatch) {
   EXPECT_NE(results.faults[0].message.find("fell over"), std::string::npos);
 }
 
+TEST(RunScenariosTest, WhatIsFoundBeforeAnErrorStaysFound) {
+  const Scenario finds = ScenarioOf("finds", {"seeded"}, [](ScenarioContext& context) {
+    context.ExpectEqual("one", context.faults().Has("seeded") ? 2 : 1, 1);
+    return context.faults().Has("seeded") ? absl::InternalError("fell over") : absl::OkStatus();
+  });
+  const Results results = RunAll({finds}, {SeededFault()});
+  EXPECT_EQ(results.scenarios[0].outcome, ScenarioOutcome::kPassed);
+  EXPECT_EQ(results.faults[0].outcome, FaultOutcome::kCaught);
+  EXPECT_EQ(results.faults[0].first.tensor, "one");
+  EXPECT_NE(results.faults[0].message.find("fell over"), std::string::npos);
+}
+
 TEST(RunScenariosTest, NothingCheckedIsNoPass) {
   const Results results =
       RunAll({ScenarioOf("idle", {}, [](ScenarioContext&) { return absl::OkStatus(); })}, {});
