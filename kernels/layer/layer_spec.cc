@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <set>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/parse_name.h"
 #include "kernels/layer/layer_program.h"
 
 namespace quantgate {
@@ -13,18 +15,6 @@ constexpr std::string_view kLayerKindNames[] = {"linear", "layernorm_linear", "l
                                                 "grouped_linear", "chain"};
 constexpr std::string_view kOperationKindNames[] = {
     "norm", "basic_linear", "bias", "activation", "quantize", "add", "scale"};
-
-template <class Enum, size_t kCount>
-absl::StatusOr<Enum> ParseName(const std::string_view (&names)[kCount], const char* field,
-                               std::string_view name) {
-  std::string known;
-  for (size_t i = 0; i < kCount; ++i) {
-    if (names[i] == name) return static_cast<Enum>(i);
-    absl::StrAppend(&known, i == 0 ? "" : ", ", std::string(names[i]));
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, ": unknown name \"", std::string(name), "\"; known: ", known));
-}
 
 absl::Status Invalid(const std::string& field, const std::string& value, const std::string& rule) {
   return absl::InvalidArgumentError(absl::StrCat(field, ": ", value, "; ", rule));
@@ -51,6 +41,9 @@ absl::Status CheckOperation(const OperationSpec& operation, const std::string& f
     return Invalid(
         field + ".name", operation.name,
         operation.name == "x" ? "x is what the layer takes" : "another operation has this name");
+  }
+  if (operation.kind == OperationKind::kScale && !std::isfinite(operation.factor)) {
+    return Invalid(field + ".factor", absl::StrCat(operation.factor), "it is finite");
   }
   if (operation.kind == OperationKind::kAdd && earlier.count(operation.addend) == 0) {
     return Invalid(field + ".addend",

@@ -3,24 +3,13 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/parse_name.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/ops/activation.h"
 #include "kernels/ops/operand_checks.h"
 
 namespace quantgate {
 namespace {
-
-template <class Enum, size_t kCount>
-absl::StatusOr<Enum> ParseName(const std::string_view (&names)[kCount], std::string_view field,
-                               std::string_view name) {
-  std::string known;
-  for (size_t i = 0; i < kCount; ++i) {
-    if (names[i] == name) return static_cast<Enum>(i);
-    absl::StrAppend(&known, known.empty() ? "" : ", ", std::string(names[i]));
-  }
-  return absl::InvalidArgumentError(absl::StrCat(std::string(field), ": unknown name \"",
-                                                 std::string(name), "\"; known: ", known));
-}
 
 absl::Status CheckVariant(const ActivationOptions& options) {
   const ActivationFunction function = FunctionOf(options.kind);

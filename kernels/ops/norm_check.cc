@@ -2,12 +2,15 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/parse_name.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/ops/norm.h"
 #include "kernels/ops/operand_checks.h"
 
 namespace quantgate {
 namespace {
+
+constexpr std::string_view kNormKindNames[] = {"layernorm", "rmsnorm"};
 
 absl::Status CheckOptions(const NormOptions& options) {
   if (options.epsilon >= 0 && std::isfinite(options.epsilon)) return absl::OkStatus();
@@ -37,16 +40,10 @@ absl::Status NotOfRmsNorm(std::string_view field) {
 
 }  // namespace
 
-std::string_view NormKindName(NormKind kind) {
-  return kind == NormKind::kLayerNorm ? "layernorm" : "rmsnorm";
-}
+std::string_view NormKindName(NormKind kind) { return kNormKindNames[static_cast<size_t>(kind)]; }
 
 absl::StatusOr<NormKind> ParseNormKind(std::string_view name) {
-  for (const NormKind kind : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
-    if (name == NormKindName(kind)) return kind;
-  }
-  return absl::InvalidArgumentError(absl::StrCat("norm kind: unknown name \"", std::string(name),
-                                                 "\"; known: layernorm, rmsnorm"));
+  return ParseName<NormKind>(kNormKindNames, "norm kind", name);
 }
 
 absl::Status CheckNorm(const NormForwardDesc& desc) {

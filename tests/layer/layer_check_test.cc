@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -200,6 +201,14 @@ TEST(CheckLayer, NamesTheOperationOfAChain) {
         [](LayerRequest& r) { r.layer.operations[0].name = "x"; }},
        {"layer.operations[5].addend: \"half\"; it is x or the name of an earlier operation",
         [](LayerRequest& r) { r.layer.operations[5].addend = "half"; }},
+       {"layer.operations[6].factor: inf; it is finite",
+        [](LayerRequest& r) {
+          r.layer.operations[6].factor = std::numeric_limits<float>::infinity();
+        }},
+       {"layer.operations[6].factor: nan; it is finite",
+        [](LayerRequest& r) {
+          r.layer.operations[6].factor = std::numeric_limits<float>::quiet_NaN();
+        }},
        {"layer.operations[5].addend: act.y of 2x32x96; its shape must be 2x32x64, that of down.y",
         [](LayerRequest& r) { r.layer.operations[5].addend = "act"; }},
        {"layer.operations[0]: epsilon: -2; must be finite and at least 0",

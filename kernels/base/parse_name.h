@@ -1,0 +1,27 @@
+// Values of an enum by their names.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+
+namespace quantgate {
+
+/// The value of `Enum` that counts as many as the place of `name` in `names`. INVALID_ARGUMENT
+/// naming the field, the value and the known names.
+template <class Enum, size_t kCount>
+absl::StatusOr<Enum> ParseName(const std::string_view (&names)[kCount], std::string_view field,
+                               std::string_view name) {
+  std::string known;
+  for (size_t i = 0; i < kCount; ++i) {
+    if (names[i] == name) return static_cast<Enum>(i);
+    absl::StrAppend(&known, i == 0 ? "" : ", ", std::string(names[i]));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(std::string(field), ": unknown name \"",
+                                                 std::string(name), "\"; known: ", known));
+}
+
+}  // namespace quantgate
