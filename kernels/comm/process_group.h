@@ -48,6 +48,7 @@ class ProcessGroup {
   const std::vector<int>& members() const { return description_.members; }
   Engine& engine() { return engine_; }
   const SeededFaults& faults() const { return environment_.faults; }
+  const ScheduleNoise& noise() const { return environment_.noise; }
 
   /// The members' tensors one after the other along the first dim, in rank order. dtype and the
   /// other dims agree; rows may differ and be 0.

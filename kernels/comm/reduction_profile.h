@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/ops/ordered_reduction.h"
 
 namespace quantgate {
-
-enum class SumAccumulation;  // kernels/ops/ordered_reduction.h
 
 enum class ReductionKind {
   kRankAscFp32,  ///< "rank_asc_fp32": ranks 0, 1, ..., N - 1, in fp32, one rounding at the end.
@@ -40,7 +39,7 @@ bool IsOwnerIndependent(const ReductionProfile& profile);
 
 struct ReductionOrder {
   std::vector<int> ranks;  ///< Of the group, each once; the first is where the sum begins.
-  SumAccumulation accumulation{};
+  SumAccumulation accumulation = SumAccumulation::kF32;
 };
 
 /// How the owner of a block sums `size` parts. UNIMPLEMENTED for kNccl, whose order is the

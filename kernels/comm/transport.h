@@ -14,8 +14,6 @@
 
 namespace quantgate {
 
-class Moment;  // kernels/engine/engine.h
-
 /// Some ranks of a world, in the group's order.
 struct GroupDescription {
   int id = 0;  ///< Of the world's groups, counted from 0, in the order of AddGroup.

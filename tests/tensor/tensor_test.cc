@@ -96,6 +96,21 @@ TEST(TensorMemory, ViewsStayInsideTheirBuffer) {
   EXPECT_FALSE(Tensor::View(DType::kF32, {1}, buffer, std::numeric_limits<size_t>::max()).ok());
 }
 
+TEST(TensorMemory, RowRangesAreViewsOfTheFirstDim) {
+  const Tensor tensor = *Tensor::Allocate(DType::kI16, {4, 3, 2});
+  const Tensor rows = *tensor.RowRange(1, 2);
+  EXPECT_EQ(rows.shape(), (Shape{2, 3, 2}));
+  EXPECT_EQ(rows.data(), tensor.data() + 12);
+  EXPECT_EQ(rows.RowRange(1, 1)->data(), tensor.data() + 24);
+  EXPECT_EQ(tensor.RowRange(4, 0)->shape(), (Shape{0, 3, 2}));
+  EXPECT_EQ(Tensor::Allocate(DType::kI16, {0, 3})->RowRange(0, 0)->shape(), (Shape{0, 3}));
+  for (const auto& [begin, count] :
+       {std::pair{-1, 1}, std::pair{0, -1}, std::pair{3, 2}, std::pair{5, 0}}) {
+    EXPECT_EQ(tensor.RowRange(begin, count).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_FALSE(Tensor::Allocate(DType::kI16, {})->RowRange(0, 1).ok());
+}
+
 TEST(TensorMemory, WrappedMemoryKeepsItsOwner) {
   auto owner = std::make_shared<std::vector<float>>(4, 1.5f);
   std::weak_ptr<std::vector<float>> watch = owner;

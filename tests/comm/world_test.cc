@@ -1,0 +1,133 @@
+// Worlds: what they refuse, how a run ends, and many schedules of correct programs.
+#include "kernels/comm/world.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <immintrin.h>
+
+#include <latch>
+
+#include "tests/comm/ranks.h"
+
+namespace quantgate {
+namespace {
+
+using testing::Each;
+using testing::HasSubstr;
+
+absl::Status StatusOfCreate(WorldOptions options) {
+  return World::Create(std::move(options)).status();
+}
+
+TEST(World, RefusesWhatIsNotOne) {
+  const auto engine = MakeCpuEngine({.threads = 1});
+  EXPECT_EQ(StatusOfCreate({}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(StatusOfCreate({.engines = std::vector<Engine*>(9, engine.get())}).message(),
+              HasSubstr("engines: 9"));
+  EXPECT_THAT(
+      StatusOfCreate({.engines = {engine.get()}, .deadline = absl::ZeroDuration()}).message(),
+      HasSubstr("deadline: 0"));
+}
+
+TEST(World, RefusesWhatAreNoGroups) {
+  Ranks ranks(3);
+  World& world = ranks.world();
+  EXPECT_TRUE(world.AddGroups("tp", {{0, 2}}).ok());
+  EXPECT_THAT(world.AddGroups("a", {{0, 1}, {1, 2}}).message(), HasSubstr("rank 1 is there twice"));
+  EXPECT_THAT(world.AddGroups("a", {{0, 3}}).message(), HasSubstr("rank 3 is not in [0, 3)"));
+  EXPECT_THAT(world.AddGroups("a", {{0}, {}}).message(), HasSubstr("at least one rank"));
+  EXPECT_THAT(world.AddGroups("tp", {{1}}).message(), HasSubstr("groups of this name"));
+  EXPECT_THAT(world.AddGroups("world", {{1}}).message(), HasSubstr("groups of this name"));
+  EXPECT_EQ(ranks.StatusOfEach([](Rank& rank) { return rank.FindGroup("tp").status(); })[1].code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST(World, RunsEachRankInTheFloatingPointEnvironmentOfEngines) {
+  Ranks ranks(2);
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | 0x8040);  // Flush to zero, denormals are zero: threads inherit it.
+  ranks.StatusOfEach([](Rank& rank) {
+    EXPECT_EQ(_mm_getcsr() & 0xFFC0, 0x1F80u);
+    const RankThread other(rank, [] { EXPECT_EQ(_mm_getcsr() & 0xFFC0, 0x1F80u); });
+    return absl::OkStatus();
+  });
+  _mm_setcsr(before);
+}
+
+TEST(World, AbortsAllGroupsWithTheFirstFailure) {
+  Ranks ranks(4);
+  ASSERT_TRUE(ranks.world().AddGroups("tp", {{0, 1}, {2, 3}}).ok());
+  std::vector<absl::Status> statuses(4);
+  const absl::Status status = ranks.world().Run(
+      [&](Rank& rank) -> absl::Status {
+        if (rank.index() == 2) return absl::OutOfRangeError("no such weight");
+        return statuses[rank.index()] = rank.group("world").Barrier();
+      },
+      nullptr);
+  EXPECT_EQ(status, absl::OutOfRangeError("rank 2: no such weight"));
+  for (const int rank : {0, 1, 3}) {
+    EXPECT_EQ(statuses[rank], absl::AbortedError("the run was aborted: rank 2: no such weight"));
+  }
+  // All groups are, also those that nobody waited in.
+  EXPECT_FALSE(ranks.world().Run([](Rank&) { return absl::OkStatus(); }, nullptr).ok());
+}
+
+TEST(World, GivesTheErrorOfAGroupAsItIs) {
+  Ranks ranks(2);
+  const absl::Status status = ranks.world().Run(
+      [](Rank& rank) {
+        return rank.group("world")
+            .AllGather(MarkedTensor(0, rank.index() == 0 ? DType::kU8 : DType::kI16, {1, 1}))
+            .status();
+      },
+      nullptr);
+  EXPECT_EQ(status.message(),
+            "group world, call 1: rank 0 all_gather u8[1x1], rank 1 all_gather i16[1x1]; every "
+            "member must make the same call");
+}
+
+TEST(World, AbortsWhenItIsCancelled) {
+  Ranks ranks(3);
+  Cancellation cancellation;
+  std::latch others_are_done(2);
+  std::vector<absl::Status> statuses(3);
+  const absl::Status status = ranks.world().Run(
+      [&](Rank& rank) {
+        if (rank.index() == 1) {
+          cancellation.Cancel();
+          others_are_done.wait();
+          return absl::OkStatus();
+        }
+        statuses[rank.index()] = rank.group("world").Barrier();
+        others_are_done.count_down();
+        return statuses[rank.index()];
+      },
+      &cancellation);
+  EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
+  for (const int rank : {0, 2}) EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kCancelled);
+}
+
+TEST(World, DoesNotLeaveAMessageForTheNextRun) {
+  Ranks ranks(2);
+  const absl::Status status = ranks.world().Run(
+      [](Rank& rank) {
+        return rank.index() == 0 ? rank.group("world").Send(MarkedTensor(0, DType::kU8, {1}), 1, 6)
+                                 : absl::OkStatus();
+      },
+      nullptr);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("rank 1 has ended without taking what rank 0 sent to it "
+                                          "with tag 6"));
+}
+
+TEST(World, RunsAgainAndKeepsItsGroups) {
+  Ranks ranks(2);
+  ASSERT_TRUE(ranks.world().AddGroups("tp", {{0, 1}}).ok());
+  for (int run = 0; run < 3; ++run) {
+    EXPECT_THAT(ranks.StatusOfEach([](Rank& rank) { return rank.group("tp").Barrier(); }),
+                Each(absl::OkStatus()));
+  }
+}
+
+}  // namespace
+}  // namespace quantgate
