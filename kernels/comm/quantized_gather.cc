@@ -1,0 +1,199 @@
+#include "kernels/comm/quantized_gather.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/comm/comm_faults.h"
+
+namespace quantgate {
+namespace {
+
+constexpr std::string_view kMethodNames[] = {"source", "codes", "values"};
+
+bool IsWhole(int64_t length, QuantizerFormat format) { return length % BlockLength(format) == 0; }
+
+bool AreWhole(std::span<const int64_t> rows, QuantizerFormat format) {
+  return std::all_of(rows.begin(), rows.end(),
+                     [&](int64_t count) { return IsWhole(count, format); });
+}
+
+/// The formats that quantize nothing but whole blocks.
+bool NeedsWholeBlocks(QuantizerFormat format) {
+  return format == QuantizerFormat::kMxfp8 || format == QuantizerFormat::kNvfp4;
+}
+
+/// Columnwise codes and scales that are stored with M as their last dim.
+bool IsTurned(const QuantizedCopy& copy, Usage usage) {
+  return usage == Usage::kColumnwise && copy.format != QuantizerFormat::kMxfp8 &&
+         copy.format != QuantizerFormat::kIdentity;
+}
+
+/// M of a copy, by its codes.
+int64_t RowsOf(const QuantizedCopy& copy, Usage usage) {
+  if (!IsTurned(copy, usage)) return copy.data.rows();
+  return copy.data.columns() * (copy.format == QuantizerFormat::kNvfp4 ? 2 : 1);
+}
+
+/// Parts [K][M / N] of every member to [K][M]. Joined along dim 0, as a gather gives them, they
+/// would be [N K][M / N]: the halves of each line lie apart.
+absl::StatusOr<Tensor> GatherColumns(const GatherContext& context, const Tensor& part) {
+  const int64_t lines = part.shape()[0];
+  const auto in_lines = [&](const Tensor& flat) {
+    return flat.Reinterpret(flat.dtype(), {lines, flat.element_count() / lines});
+  };
+  // Flat, because a group's parts may differ in their first dim alone.
+  QG_ASSIGN_OR_RETURN(const Tensor flat, part.Reinterpret(part.dtype(), {part.element_count()}));
+  if (context.faults.Has(kFaultInterleaveLeft)) {
+    QG_ASSIGN_OR_RETURN(const Tensor joined, context.group.AllGather(flat));
+    return in_lines(joined);
+  }
+  QG_ASSIGN_OR_RETURN(std::vector<Tensor> parts, context.group.AllGatherParts(flat));
+  for (Tensor& one : parts) {
+    QG_ASSIGN_OR_RETURN(one, in_lines(one));
+  }
+  return context.engine.ConcatenateColumns(parts, context.cancellation);
+}
+
+absl::StatusOr<Tensor> GatherPart(const GatherContext& context, const Tensor& part,
+                                  bool is_turned) {
+  return is_turned ? GatherColumns(context, part) : context.group.AllGather(part);
+}
+
+/// What every member must hold alike for the joined codes to mean the same.
+absl::Status CheckCommonScale(const GatherContext& context, const std::string& name,
+                              const QuantizedCopy& copy, Usage usage) {
+  const std::string direction = absl::StrCat(name, " ", std::string(UsageName(usage)));
+  if (copy.format == QuantizerFormat::kFp8Tensor) {
+    return context.group.CheckAgreement(direction + " scale_inv", copy.scale_inv);
+  }
+  // Of nvfp4: absent under single_level, where block scales stand alone.
+  if (copy.format == QuantizerFormat::kNvfp4 && copy.amax.has_value()) {
+    return context.group.CheckAgreement(direction + " amax", copy.amax);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GatherCopy(const GatherContext& context, const std::string& name, Usage usage,
+                        QuantizedCopy& copy) {
+  QG_RETURN_IF_ERROR(CheckCommonScale(context, name, copy, usage));
+  const bool is_turned = IsTurned(copy, usage);
+  QG_ASSIGN_OR_RETURN(copy.data, GatherPart(context, copy.data, is_turned));
+  // One scale for the tensor stands for the whole as it is.
+  if (copy.format == QuantizerFormat::kFp8Tensor) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(copy.scale_inv, GatherPart(context, copy.scale_inv, is_turned));
+  return absl::OkStatus();
+}
+
+/// f32 [1] each, as one tensor.
+absl::StatusOr<Tensor> Together(Engine& engine, const std::vector<Tensor>& amaxes,
+                                const Cancellation* cancellation) {
+  if (amaxes.size() == 1) return amaxes[0];
+  return engine.ConcatenateRows(amaxes, cancellation);
+}
+
+/// As if the elements behind the shard, never written, were ones of it.
+absl::StatusOr<Tensor> WithPad(const GatherContext& context, const Tensor& amax) {
+  QG_ASSIGN_OR_RETURN(const Tensor pad, Tensor::FromScalar(3.0e4f));
+  QG_ASSIGN_OR_RETURN(const Tensor there, context.engine.ToDevice(pad, context.cancellation));
+  const Tensor both[] = {amax, there};
+  return context.engine.Maximum(both, context.cancellation);
+}
+
+}  // namespace
+
+std::string_view GatherMethodName(GatherMethod method) {
+  return kMethodNames[static_cast<size_t>(method)];
+}
+
+GatherMethod GatherMethodOf(const Recipe& recipe, TensorRole role, std::span<const int64_t> rows,
+                            int64_t columns) {
+  const Quantizer& quantizer = recipe.QuantizerFor(role);
+  const QuantizerSpec& rowwise = quantizer.rowwise;
+  const QuantizerSpec& columnwise = quantizer.columnwise;
+  if (recipe.name() == "custom") return GatherMethod::kSource;
+  if (!rowwise.is_quantized() && !columnwise.is_quantized()) return GatherMethod::kSource;
+  for (const QuantizerFormat format : {rowwise.format, columnwise.format}) {
+    if (NeedsWholeBlocks(format) && !AreWhole(rows, format)) return GatherMethod::kSource;
+  }
+  if (recipe.name() == "hybrid") return GatherMethod::kValues;
+  if (rowwise.row_scaled) return GatherMethod::kSource;
+  if (rowwise.format != QuantizerFormat::kFp8Block) return GatherMethod::kCodes;
+  const bool has_tiles = rowwise.block_dim == 2;
+  const bool is_whole = AreWhole(rows, rowwise.format) && IsWhole(columns, rowwise.format);
+  return has_tiles || !is_whole ? GatherMethod::kSource : GatherMethod::kCodes;
+}
+
+Usages ShardUsages(const Quantizer& quantizer, Usages wanted) {
+  return quantizer.rowwise.format == QuantizerFormat::kFp8Tensor ? Usages{true, false} : wanted;
+}
+
+absl::Status ReduceAmaxes(const GatherContext& context, const Tensor& shard,
+                          const Quantizer& quantizer, Usages usages, QuantizeArguments& arguments) {
+  QG_ASSIGN_OR_RETURN(const TensorAmaxes amaxes,
+                      context.engine.MeasureAmax(shard, quantizer, usages, context.cancellation));
+  std::vector<Tensor> own;
+  std::vector<Tensor*> reduced;
+  const auto add = [&](const Tensor& amax, Tensor& to) {
+    if (!amax.has_value()) return;
+    own.push_back(amax);
+    reduced.push_back(&to);
+  };
+  add(amaxes.rowwise, arguments.group_amax_rowwise);
+  add(amaxes.columnwise, arguments.group_amax_columnwise);
+  if (own.empty()) return absl::OkStatus();
+  if (context.faults.Has(kFaultPadInAmax)) {
+    QG_ASSIGN_OR_RETURN(own[0], WithPad(context, own[0]));
+  }
+  QG_ASSIGN_OR_RETURN(const Tensor together, Together(context.engine, own, context.cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor all, context.group.AllReduceMax(together));
+  for (size_t i = 0; i < reduced.size(); ++i) {
+    QG_ASSIGN_OR_RETURN(*reduced[i], all.RowRange(static_cast<int64_t>(i), 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<QuantizedTensor> GatherCodes(const GatherContext& context, const std::string& name,
+                                            const QuantizedTensor& shard, Usages usages) {
+  QuantizedTensor whole;
+  whole.source_dtype = shard.source_dtype;
+  whole.is_hybrid = shard.is_hybrid;
+  whole.scale = shard.scale;
+  const bool is_per_tensor =
+      shard.rowwise.has_value() && shard.rowwise->format == QuantizerFormat::kFp8Tensor;
+  const Usages sent = is_per_tensor ? Usages{true, false} : usages;
+  int64_t rows = 0;
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    if (!(usage == Usage::kRowwise ? sent.rowwise : sent.columnwise)) continue;
+    if (!shard.copy(usage).has_value()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          name, ": the shard has no ", std::string(UsageName(usage)),
+          " codes; what is gathered is what was quantized, in the direction that is read"));
+    }
+    std::optional<QuantizedCopy>& copy = whole.copy(usage);
+    copy = shard.copy(usage);
+    QG_RETURN_IF_ERROR(GatherCopy(context, name, usage, *copy));
+    rows = RowsOf(*copy, usage);
+  }
+  whole.shape = shard.shape;
+  int64_t inner = 1;
+  for (size_t dim = 1; dim + 1 < whole.shape.size(); ++dim) inner *= whole.shape[dim];
+  whole.shape[0] = rows / inner;
+  if (is_per_tensor && usages != sent) {
+    QG_RETURN_IF_ERROR(context.engine.UpdateUsages(whole, usages, context.cancellation));
+  }
+  return whole;
+}
+
+absl::StatusOr<Tensor> GatherRows(const GatherContext& context, const std::string& name,
+                                  const Tensor& shard, int64_t rows) {
+  QG_ASSIGN_OR_RETURN(Tensor whole, context.group.AllGather(shard));
+  if (whole.shape()[0] == rows) return whole;
+  return absl::FailedPreconditionError(
+      absl::StrCat(name, ": the shards of the group have ", whole.shape()[0],
+                   " rows together, where the step's options say ", rows));
+}
+
+}  // namespace quantgate
