@@ -18,13 +18,7 @@ class LocalTransport final : public Transport {
   absl::Status AddGroup(const GroupDescription&) override { return absl::OkStatus(); }
 
   absl::StatusOr<Contribution> Contribute(Engine& engine, std::vector<Tensor> tensors) override {
-    Contribution contribution;
-    for (const Tensor& tensor : tensors) {
-      QG_ASSIGN_OR_RETURN(Tensor on_device, engine.ToDevice(tensor, nullptr));
-      contribution.tensors.push_back(std::move(on_device));
-    }
-    QG_ASSIGN_OR_RETURN(contribution.moment, engine.MarkMoment());
-    return contribution;
+    return ContributionOf(engine, std::move(tensors));
   }
 
   absl::Status AllGather(const AgreedCall& call, const Tensor& whole) override {

@@ -75,7 +75,9 @@ AgreedCall ProcessGroup::Agreed(const std::vector<Posting>& postings) {
 }
 
 absl::Status ProcessGroup::Fail(const absl::Status& error) {
-  return environment_.rendezvous.Fail(description_.id, place_, error);
+  const absl::Status poison = environment_.rendezvous.Fail(description_.id, place_, error);
+  environment_.transport.Abort(description_, poison);
+  return poison;
 }
 
 absl::StatusOr<Tensor> ProcessGroup::Poisoning(absl::FunctionRef<absl::StatusOr<Tensor>()> call) {

@@ -1,11 +1,29 @@
 #include "kernels/comm/transport.h"
 
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/comm/cuda_collectives.h"
+#include "kernels/engine/cuda_module.h"
+
 namespace quantgate {
 
+absl::StatusOr<Contribution> ContributionOf(Engine& engine, std::vector<Tensor> tensors) {
+  Contribution contribution;
+  for (const Tensor& tensor : tensors) {
+    QG_ASSIGN_OR_RETURN(Tensor on_device, engine.ToDevice(tensor, nullptr));
+    contribution.tensors.push_back(std::move(on_device));
+  }
+  QG_ASSIGN_OR_RETURN(contribution.moment, engine.MarkMoment());
+  return contribution;
+}
+
 absl::StatusOr<std::unique_ptr<Transport>> MakeTransport(CollectiveBackend backend,
-                                                         std::span<Engine* const>) {
+                                                         std::span<Engine* const> engines,
+                                                         absl::Duration deadline) {
   if (backend == CollectiveBackend::kLocal) return MakeLocalTransport();
-  return absl::UnimplementedError("collective backend nccl: this build does not have it");
+  QG_ASSIGN_OR_RETURN(const CudaCollectives* collectives, FindCudaCollectives());
+  return collectives->make_nccl_transport(engines, deadline);
 }
 
 }  // namespace quantgate

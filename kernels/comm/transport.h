@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "kernels/comm/call_signature.h"
 #include "kernels/engine/engine.h"
 
@@ -77,17 +78,27 @@ class Transport {
   /// What another member sent, in memory that `engine` reads.
   virtual absl::StatusOr<Tensor> Receive(Engine& engine, const Contribution& sent) = 0;
 
-  /// Stops what is under way, because a rank has gone.
-  virtual void Abort() {}
+  /// Ends every wait of the group's members for one another: one of them has failed with `cause`
+  /// and will not come to what they have agreed on.
+  virtual void Abort(const GroupDescription& group, const absl::Status& cause) {}
+  /// Waits until what was asked for has been done on the engines; what failed on the way. No result
+  /// of a run is to be believed before.
+  virtual absl::Status Settle() { return absl::OkStatus(); }
 };
+
+/// The tensors in the engine's memory, and the moment at which they are written.
+absl::StatusOr<Contribution> ContributionOf(Engine& engine, std::vector<Tensor> tensors);
 
 /// Copies within this process: Engine::WaitFor, Copy and Import.
 std::unique_ptr<Transport> MakeLocalTransport();
 
 enum class CollectiveBackend { kLocal, kNccl };
 
-/// For ranks with these engines. UNIMPLEMENTED where this build does not have the backend.
+/// For ranks with these engines, whose waits for one another end at `deadline`. UNIMPLEMENTED where
+/// this build does not have the backend, FAILED_PRECONDITION where this host or these engines do
+/// not.
 absl::StatusOr<std::unique_ptr<Transport>> MakeTransport(CollectiveBackend backend,
-                                                         std::span<Engine* const> engines);
+                                                         std::span<Engine* const> engines,
+                                                         absl::Duration deadline);
 
 }  // namespace quantgate

@@ -123,7 +123,7 @@ World::World(WorldOptions options, std::unique_ptr<Transport> transport)
 absl::StatusOr<std::unique_ptr<World>> World::Create(WorldOptions options) {
   QG_RETURN_IF_ERROR(CheckOptions(options));
   QG_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
-                      MakeTransport(options.backend, options.engines));
+                      MakeTransport(options.backend, options.engines, options.deadline));
   std::unique_ptr<World> world(new World(std::move(options), std::move(transport)));
   std::vector<int> all;
   for (int rank = 0; rank < world->size(); ++rank) all.push_back(rank);
@@ -185,7 +185,9 @@ absl::Status World::Run(absl::FunctionRef<absl::Status(Rank& rank)> body,
   watch.Wait(cancellation);
   for (std::thread& thread : threads) thread.join();
   environment_.cancellation = nullptr;
+  const absl::Status settled = transport_->Settle();
   QG_RETURN_IF_ERROR(watch.failure());
+  QG_RETURN_IF_ERROR(settled);
   return rendezvous_.EndRun();
 }
 

@@ -116,7 +116,11 @@ class CudaEngine final : public Engine {
                                         const Tensor& exact,
                                         const Cancellation* cancellation) override;
 
-  /// For the self-check and for tests of faults.
+  /// Nobody else puts work on the device's stream while this is held; for collectives, which put
+  /// theirs on the streams of several engines at once.
+  std::unique_lock<std::mutex> HoldStream() { return std::unique_lock(mutex_); }
+
+  /// For collectives, the self-check and tests of faults.
   CudaDevice& device() { return *device_; }
   CublasLt& cublaslt() { return *cublaslt_; }
 

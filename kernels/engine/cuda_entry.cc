@@ -12,7 +12,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Make(int ordinal) {
   return std::unique_ptr<Engine>(*std::move(engine));
 }
 
-constexpr CudaEntry kEntry = {&CudaDevice::Count, &Make};
+constexpr CudaEntry kEntry = {&CudaDevice::Count, &Make, &Collectives};
 
 }  // namespace
 }  // namespace quantgate

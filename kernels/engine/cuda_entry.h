@@ -8,10 +8,16 @@
 
 namespace quantgate {
 
+struct CudaCollectives;  // kernels/comm/cuda_collectives.h
+
 struct CudaEntry {
   int (*count_devices)();
   absl::StatusOr<std::unique_ptr<Engine>> (*make_engine)(int ordinal);
+  const CudaCollectives* (*collectives)();
 };
+
+/// Of the module: what is built of kernels/comm.
+const CudaCollectives* Collectives();
 
 /// extern "C" const CudaEntry* quantgate_cuda_entry();
 inline constexpr char kCudaEntryName[] = "quantgate_cuda_entry";

@@ -94,6 +94,11 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeCudaEngine(int ordinal) {
   return entry->make_engine(ordinal);
 }
 
+absl::StatusOr<const CudaCollectives*> FindCudaCollectives() {
+  QG_ASSIGN_OR_RETURN(const CudaEntry* entry, Entry());
+  return entry->collectives();
+}
+
 absl::Status CublasLtOnCpu(const Arithmetic& arithmetic) {
   const std::string what = absl::StrCat("arithmetic is ", arithmetic.ToString(), ": ");
   if (!IsBuiltWithCuda()) {

@@ -23,6 +23,10 @@ absl::StatusOr<int> CountCudaDevices();
 /// is not there or of an architecture without kernels in this build.
 absl::StatusOr<std::unique_ptr<Engine>> MakeCudaEngine(int ordinal);
 
+/// Collectives between CUDA engines (kernels/comm/cuda_collectives.h); errors as CountCudaDevices.
+struct CudaCollectives;
+absl::StatusOr<const CudaCollectives*> FindCudaCollectives();
+
 /// Why arithmetic cublaslt does not run on the CPU engine: UNIMPLEMENTED or FAILED_PRECONDITION.
 absl::Status CublasLtOnCpu(const Arithmetic& arithmetic);
 

@@ -9,6 +9,7 @@ namespace quantgate {
 class ForwardingEngine : public Engine {
  public:
   explicit ForwardingEngine(Engine& engine) : engine_(engine) {}
+  Engine& forwarded() { return engine_; }
 
   DeviceDescription Describe() const override { return engine_.Describe(); }
   DeviceMemory Memory() const override { return engine_.Memory(); }

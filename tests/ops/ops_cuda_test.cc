@@ -194,6 +194,42 @@ TEST(ElementwiseCuda, ConcatenateRows) {
                          ValueOrAbort(ConcatenateRowsCuda(TestDevice(), on_device))));
 }
 
+TEST(ElementwiseCuda, ConcatenateColumns) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    std::vector<Tensor> parts, on_device;
+    for (const int64_t columns : {2, 0, 33, 1}) {
+      parts.push_back(Generated(Distribution::kSpecialsLaced, dtype, {5, 3, columns}, 1));
+      on_device.push_back(OnDevice(parts.back()));
+    }
+    EXPECT_TRUE(SameTensor(ValueOrAbort(ConcatenateColumnsCpu(parts, {})),
+                           ValueOrAbort(ConcatenateColumnsCuda(TestDevice(), on_device))));
+    for (std::vector<Tensor>* all : {&parts, &on_device}) all->resize(1);
+    EXPECT_TRUE(
+        SameTensor(parts[0], ValueOrAbort(ConcatenateColumnsCuda(TestDevice(), on_device))));
+  }
+  const Tensor none = Generated(Distribution::kNormal, DType::kF32, {0, 4}, 1);
+  EXPECT_TRUE(SameTensor(
+      ValueOrAbort(ConcatenateColumnsCpu({{none, none}}, {})),
+      ValueOrAbort(ConcatenateColumnsCuda(TestDevice(), {{OnDevice(none), OnDevice(none)}}))));
+}
+
+TEST(ElementwiseCuda, Slices) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    const Tensor source = Generated(Distribution::kNormal, dtype, {5, 7, 9}, 1);
+    const Tensor on_device = OnDevice(source);
+    for (int dim = 0; dim < 3; ++dim) {
+      for (const auto& [begin, count] :
+           {std::pair<int64_t, int64_t>{0, 5}, {1, 3}, {4, 1}, {2, 0}, {5, 0}}) {
+        EXPECT_TRUE(
+            SameTensor(ValueOrAbort(SliceCpu(source, dim, begin, count, {})),
+                       ValueOrAbort(SliceCuda(TestDevice(), on_device, dim, begin, count))));
+      }
+    }
+    EXPECT_EQ(SliceCuda(TestDevice(), on_device, 2, 9, 1).status(),
+              SliceCpu(source, 2, 9, 1, {}).status());
+  }
+}
+
 TEST(OptimizerCuda, Adam) {
   for (const Distribution distribution : AllDistributions()) {
     for (const DType dtype : kFloats) {

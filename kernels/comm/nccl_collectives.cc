@@ -1,0 +1,12 @@
+#include "kernels/comm/cuda_collectives.h"
+#include "kernels/comm/nccl_transport.h"
+#include "kernels/engine/cuda_entry.h"
+
+namespace quantgate {
+
+const CudaCollectives* Collectives() {
+  static constexpr CudaCollectives kCollectives = {&MakeNcclTransport};
+  return &kCollectives;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,63 @@
+// NCCL as it is found at run time: the program does not link it. Only the files kernels/comm/nccl_*
+// know nccl.h.
+#pragma once
+
+#include <nccl.h>
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace quantgate {
+
+/// The functions that are asked of it, by their names without "nccl".
+struct NcclFunctions {
+  decltype(&::ncclGetVersion) GetVersion = nullptr;
+  decltype(&::ncclGetUniqueId) GetUniqueId = nullptr;
+  decltype(&::ncclCommInitRankConfig) CommInitRankConfig = nullptr;
+  decltype(&::ncclCommFinalize) CommFinalize = nullptr;
+  decltype(&::ncclCommDestroy) CommDestroy = nullptr;
+  decltype(&::ncclCommAbort) CommAbort = nullptr;
+  decltype(&::ncclCommGetAsyncError) CommGetAsyncError = nullptr;
+  decltype(&::ncclGetErrorString) GetErrorString = nullptr;
+  decltype(&::ncclGetLastError) GetLastError = nullptr;
+  decltype(&::ncclGroupStart) GroupStart = nullptr;
+  decltype(&::ncclGroupEnd) GroupEnd = nullptr;
+  decltype(&::ncclAllGather) AllGather = nullptr;
+  decltype(&::ncclBroadcast) Broadcast = nullptr;
+  decltype(&::ncclAllReduce) AllReduce = nullptr;
+  decltype(&::ncclReduce) Reduce = nullptr;
+  decltype(&::ncclReduceScatter) ReduceScatter = nullptr;
+  decltype(&::ncclSend) Send = nullptr;
+  decltype(&::ncclRecv) Recv = nullptr;
+};
+
+class NcclLibrary {
+ public:
+  /// Loads libnccl.so.2 once, after NCCL_NVLS_ENABLE=0 has been set: NVLink multicast, whose sums
+  /// have another order and which can take a host's devices out of service, stays off.
+  /// FAILED_PRECONDITION where the environment demands it, or without the library.
+  static absl::StatusOr<const NcclLibrary*> Load();
+
+  const NcclFunctions& call() const { return functions_; }
+  /// "2.28.9".
+  const std::string& version() const { return version_; }
+  /// OK for ncclSuccess, and what NCCL says of any other result of `call`.
+  absl::Status StatusOf(ncclResult_t result, std::string_view call) const;
+
+ private:
+  static absl::StatusOr<const NcclLibrary*> LoadOnce();
+  NcclFunctions functions_;
+  std::string version_;
+};
+
+/// FAILED_PRECONDITION naming the variable, its value and the rule where the environment asks for
+/// NVLink multicast. Switches it off where nothing is said of it.
+absl::Status KeepMulticastOff();
+
+/// "NCCL_NVLS_ENABLE=0 NCCL_PROTO=Simple": the variables that NCCL reads, by name.
+std::string NcclEnvironment();
+
+}  // namespace quantgate
