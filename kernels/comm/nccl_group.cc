@@ -211,21 +211,24 @@ absl::Status NcclGroup::Check(UnderWay& call) const {
 }
 
 bool NcclGroup::Look() {
-  std::unique_lock lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   while (!under_way_.empty() && NotDone(under_way_.front().after).empty()) under_way_.pop_front();
   if (!must_abort_ && !under_way_.empty()) {
     const absl::Status status = Check(under_way_.front());
     must_abort_ = !status.ok();
     if (must_abort_) Fail(status);
   }
-  if (!must_abort_) return under_way_.empty();
+  if (must_abort_) under_way_.clear();
+  return under_way_.empty();
+}
+
+void NcclGroup::AbortWhatFailed() {
   std::vector<ncclComm_t> aborted;
-  aborted.swap(communicators_);
-  under_way_.clear();
-  lock.unlock();
-  // Without the lock: it may wait for streams.
+  {
+    const std::scoped_lock lock(mutex_);
+    if (must_abort_) aborted.swap(communicators_);
+  }
   for (const ncclComm_t communicator : aborted) (void)library_.call().CommAbort(communicator);
-  return true;
 }
 
 NcclGroup::~NcclGroup() {

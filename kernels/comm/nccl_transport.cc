@@ -210,8 +210,7 @@ class NcclTransport final : public Transport {
 
   absl::Status Settle() override {
     while (!LookAtAll()) absl::SleepFor(kSettlePeriod);
-    const std::scoped_lock lock(mutex_);
-    for (const auto& [id, group] : groups_) QG_RETURN_IF_ERROR(group->health());
+    for (NcclGroup* group : Groups()) QG_RETURN_IF_ERROR(group->health());
     return absl::OkStatus();
   }
 
@@ -288,15 +287,17 @@ class NcclTransport final : public Transport {
     return reduced;
   }
 
+  std::vector<NcclGroup*> Groups() {
+    const std::scoped_lock lock(mutex_);
+    std::vector<NcclGroup*> groups;
+    for (const auto& [id, group] : groups_) groups.push_back(group.get());
+    return groups;
+  }
+
   /// Whether nothing is under way.
   bool LookAtAll() {
-    std::vector<NcclGroup*> groups;
-    {
-      const std::scoped_lock lock(mutex_);
-      for (const auto& [id, group] : groups_) groups.push_back(group.get());
-    }
     bool is_done = true;
-    for (NcclGroup* group : groups) is_done = group->Look() && is_done;
+    for (NcclGroup* group : Groups()) is_done = group->Look() && is_done;
     return is_done;
   }
 
@@ -305,6 +306,7 @@ class NcclTransport final : public Transport {
     while (!ending_.wait_for(lock, kWatchPeriod, [this] { return is_ending_; })) {
       lock.unlock();
       LookAtAll();
+      for (NcclGroup* group : Groups()) group->AbortWhatFailed();
       lock.lock();
     }
   }
