@@ -13,6 +13,7 @@
 #include "client/cli/commands.h"
 #include "client/cli/number_text.h"
 #include "client/cli/render_json.h"
+#include "client/cli/subcommand.h"
 #include "client/cli/text_table.h"
 #include "client/in_process.h"
 #include "kernels/base/status_macros.h"
@@ -123,10 +124,9 @@ absl::StatusOr<int> Bench(Invocation& invocation, const BenchOptions& options) {
 }  // namespace
 
 void AddBenchCommand(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<BenchOptions>();
-  CLI::App* command =
-      app.add_subcommand("bench", "Rates of engine and wire beside the ceilings of this machine");
-  command->footer(kExamples);
+  const auto [command, options] = AddSubcommand(
+      app, chosen, "bench", "Rates of engine and wire beside the ceilings of this machine",
+      kExamples, Bench);
   command->add_option("--only", options->only, "One part")
       ->check(CLI::IsMember({"engine", "wire"}));
   command->add_option("--seconds", options->seconds, "Time for each measurement")
@@ -139,9 +139,6 @@ void AddBenchCommand(CLI::App& app, Command& chosen) {
       ->add_option("--store", options->store,
                    "Directory on the disk of the server's store, to measure it")
       ->type_name("DIR");
-  command->callback([options, &chosen] {
-    chosen = [options](Invocation& invocation) { return Bench(invocation, *options); };
-  });
 }
 
 }  // namespace quantgate

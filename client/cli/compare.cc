@@ -1,10 +1,10 @@
 // quantgate compare: a layer under many recipes, overrides and arithmetics; every variant against
 // the reference, the exact result and each other.
 #include <CLI/CLI.hpp>
-#include <memory>
 
 #include "client/cli/commands.h"
 #include "client/cli/layer_command.h"
+#include "client/cli/subcommand.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -35,10 +35,9 @@ absl::StatusOr<int> Compare(Invocation& invocation, const LayerCommand& options)
 }  // namespace
 
 void AddCompareCommand(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<LayerCommand>();
-  CLI::App* command = app.add_subcommand(
-      "compare", "Compare recipes, backward overrides and arithmetics on one layer");
-  command->footer(kExamples);
+  const auto [command, options] = AddSubcommand(
+      app, chosen, "compare", "Compare recipes, backward overrides and arithmetics on one layer",
+      kExamples, Compare);
   AddLayerOptions(*command, options->layer);
   AddVariantListOptions(*command, options->layer);
   command
@@ -48,9 +47,6 @@ void AddCompareCommand(CLI::App& app, Command& chosen) {
           "within its derived error bound)")
       ->check(CLI::IsMember({"bitwise", "bound"}));
   AddReportOptions(*command, options->report);
-  command->callback([options, &chosen] {
-    chosen = [options](Invocation& invocation) { return Compare(invocation, *options); };
-  });
 }
 
 }  // namespace quantgate

@@ -1,6 +1,5 @@
 // quantgate dequantize: the values that codes and scales stand for.
 #include <CLI/CLI.hpp>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +9,7 @@
 #include "client/cli/output.h"
 #include "client/cli/quantized_metadata.h"
 #include "client/cli/render_json.h"
+#include "client/cli/subcommand.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor_file.h"
 
@@ -80,10 +80,9 @@ absl::StatusOr<int> Dequantize(Invocation& invocation, const DequantizeOptions& 
 }  // namespace
 
 void AddDequantizeCommand(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<DequantizeOptions>();
-  CLI::App* command =
-      app.add_subcommand("dequantize", "Values of the codes and scales that quantize wrote");
-  command->footer(kExamples);
+  const auto [command, options] =
+      AddSubcommand(app, chosen, "dequantize", "Values of the codes and scales that quantize wrote",
+                    kExamples, Dequantize);
   command->add_option("FILE", options->file, "safetensors that quantize -o wrote")->required();
   command->add_option("--usage", options->usage, "Default: rowwise if the file has it")
       ->check(CLI::IsMember({"rowwise", "columnwise"}));
@@ -96,9 +95,6 @@ void AddDequantizeCommand(CLI::App& app, Command& chosen) {
       ->type_name("DTYPE");
   command->add_option("-o,--output", options->output, "Write the values as safetensors")
       ->type_name("FILE");
-  command->callback([options, &chosen] {
-    chosen = [options](Invocation& invocation) { return Dequantize(invocation, *options); };
-  });
 }
 
 }  // namespace quantgate

@@ -2,13 +2,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
-#include <memory>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/report_output.h"
+#include "client/cli/subcommand.h"
 #include "client/cli/tensor_comparison.h"
 #include "client/tensor_source.h"
 #include "kernels/base/status_macros.h"
@@ -124,9 +124,8 @@ absl::StatusOr<int> Diff(Invocation& invocation, const DiffOptions& options) {
 }  // namespace
 
 void AddDiffCommand(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<DiffOptions>();
-  CLI::App* command = app.add_subcommand("diff", "Parity and error report of two files or tensors");
-  command->footer(kExamples);
+  const auto [command, options] = AddSubcommand(
+      app, chosen, "diff", "Parity and error report of two files or tensors", kExamples, Diff);
   command->add_option("A", options->subject, "The subject: a file or a tensor")->required();
   command->add_option("B", options->reference, "The reference: a file or a tensor")->required();
   command
@@ -134,9 +133,6 @@ void AddDiffCommand(CLI::App& app, Command& chosen) {
                    "Pass when no element is further apart than this, instead of bitwise")
       ->check(CLI::Range(int64_t{0}, INT64_MAX - 1));
   AddReportOptions(*command, options->report);
-  command->callback([options, &chosen] {
-    chosen = [options](Invocation& invocation) { return Diff(invocation, *options); };
-  });
 }
 
 }  // namespace quantgate

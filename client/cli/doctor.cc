@@ -15,6 +15,7 @@
 #include "client/cli/exit_code.h"
 #include "client/cli/number_text.h"
 #include "client/cli/render_json.h"
+#include "client/cli/subcommand.h"
 #include "client/cli/text_table.h"
 #include "client/status.h"
 #include "kernels/base/status_macros.h"
@@ -291,19 +292,15 @@ absl::StatusOr<int> Doctor(Invocation& invocation, const DoctorOptions& options)
 }  // namespace
 
 void AddDoctorCommand(CLI::App& app, Command& chosen) {
-  CLI::App* command = app.add_subcommand(
-      "doctor", "Check floating point, code paths, store, server and GPU of this machine");
-  command->footer(kExamples);
-  auto options = std::make_shared<DoctorOptions>();
+  const auto [command, options] = AddSubcommand(
+      app, chosen, "doctor",
+      "Check floating point, code paths, store, server and GPU of this machine", kExamples, Doctor);
   CLI::Option* gpu = command->add_flag("--gpu", options->gpu,
                                        "Check cuBLASLt of every GPU against its models too");
   command->add_flag("--full", options->full, "Every layout, output and epilogue, with --gpu")
       ->needs(gpu);
   command->add_flag("--again", options->again, "Check even what is remembered, with --gpu")
       ->needs(gpu);
-  command->callback([&chosen, options] {
-    chosen = [options](Invocation& invocation) { return Doctor(invocation, *options); };
-  });
 }
 
 }  // namespace quantgate

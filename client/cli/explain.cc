@@ -1,6 +1,5 @@
 // quantgate explain: which arithmetic, or which scale and rounding rule, produced these bytes.
 #include <CLI/CLI.hpp>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +9,7 @@
 #include "client/cli/layer_command.h"
 #include "client/cli/number_text.h"
 #include "client/cli/render_json.h"
+#include "client/cli/subcommand.h"
 #include "client/cli/text_table.h"
 #include "kernels/base/status_macros.h"
 
@@ -201,10 +201,9 @@ absl::StatusOr<int> Explain(Invocation& invocation, const ExplainOptions& option
 }  // namespace
 
 void AddExplainCommand(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<ExplainOptions>();
-  CLI::App* command =
-      app.add_subcommand("explain", "Which arithmetic or quantizer produced these bytes");
-  command->footer(kExamples);
+  const auto [command, options] =
+      AddSubcommand(app, chosen, "explain", "Which arithmetic or quantizer produced these bytes",
+                    kExamples, Explain);
   AddGemmOptions(*command, options->gemm, /*are_operands_required=*/false);
   command->add_option("--d", options->d, "[M][N]: the result to explain")->type_name("TENSOR");
   command->add_option("--source", options->source, "What was quantized")->type_name("TENSOR");
@@ -215,9 +214,6 @@ void AddExplainCommand(CLI::App& app, Command& chosen) {
                    "Amax of the whole tensor; default: of the source, transformed where the "
                    "codes are")
       ->type_name("TENSOR");
-  command->callback([options, &chosen] {
-    chosen = [options](Invocation& invocation) { return Explain(invocation, *options); };
-  });
 }
 
 }  // namespace quantgate

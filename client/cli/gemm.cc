@@ -1,6 +1,5 @@
 // quantgate gemm: one GEMM under a named arithmetic.
 #include <CLI/CLI.hpp>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +11,7 @@
 #include "client/cli/number_text.h"
 #include "client/cli/output.h"
 #include "client/cli/render_json.h"
+#include "client/cli/subcommand.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -95,9 +95,8 @@ absl::StatusOr<int> Gemm(Invocation& invocation, const GemmCommand& options) {
 }  // namespace
 
 void AddGemmCommand(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<GemmCommand>();
-  CLI::App* command = app.add_subcommand("gemm", "One GEMM under a named arithmetic");
-  command->footer(kExamples);
+  const auto [command, options] =
+      AddSubcommand(app, chosen, "gemm", "One GEMM under a named arithmetic", kExamples, Gemm);
   AddGemmOptions(*command, options->gemm, /*are_operands_required=*/true);
   command->add_option("--arithmetic", options->arithmetic, "auto, sm90, sm90:split, exact, ...")
       ->capture_default_str()
@@ -108,9 +107,6 @@ void AddGemmCommand(CLI::App& app, Command& chosen) {
   command->add_flag("--every-algorithm", options->every_algorithm,
                     "Run every algorithm of cuBLASLt's heuristic and compare them");
   command->add_option("-o,--output", options->output, "Write d as safetensors")->type_name("FILE");
-  command->callback([options, &chosen] {
-    chosen = [options](Invocation& invocation) { return Gemm(invocation, *options); };
-  });
 }
 
 }  // namespace quantgate

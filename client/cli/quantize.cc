@@ -1,6 +1,5 @@
 // quantgate quantize: codes and scales of one tensor under a recipe.
 #include <CLI/CLI.hpp>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +12,7 @@
 #include "client/cli/quantized_metadata.h"
 #include "client/cli/recipe_argument.h"
 #include "client/cli/render_json.h"
+#include "client/cli/subcommand.h"
 #include "client/cli/text_table.h"
 #include "kernels/base/status_macros.h"
 
@@ -136,9 +136,8 @@ absl::StatusOr<int> Quantize(Invocation& invocation, const QuantizeOptions& opti
 }  // namespace
 
 void AddQuantizeCommand(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<QuantizeOptions>();
-  CLI::App* command = app.add_subcommand("quantize", "Quantize one tensor under a recipe");
-  command->footer(kExamples);
+  const auto [command, options] = AddSubcommand(
+      app, chosen, "quantize", "Quantize one tensor under a recipe", kExamples, Quantize);
   command->add_option("TENSOR", options->tensor, "The tensor to quantize")->required();
   command->add_option("--recipe", options->recipe, "NAME, NAME:KNOB=VALUE,... or @FILE.json")
       ->required()
@@ -165,9 +164,6 @@ void AddQuantizeCommand(CLI::App& app, Command& chosen) {
       ->type_name("TENSOR");
   command->add_option("-o,--output", options->output, "Write codes and scales as safetensors")
       ->type_name("FILE");
-  command->callback([options, &chosen] {
-    chosen = [options](Invocation& invocation) { return Quantize(invocation, *options); };
-  });
 }
 
 }  // namespace quantgate

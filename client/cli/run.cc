@@ -1,9 +1,9 @@
 // quantgate run: a layer forward and backward under one recipe.
 #include <CLI/CLI.hpp>
-#include <memory>
 
 #include "client/cli/commands.h"
 #include "client/cli/layer_command.h"
+#include "client/cli/subcommand.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -41,10 +41,8 @@ absl::StatusOr<int> Run(Invocation& invocation, const LayerCommand& options) {
 }  // namespace
 
 void AddRunCommand(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<LayerCommand>();
-  CLI::App* command =
-      app.add_subcommand("run", "Run a layer forward and backward under one recipe");
-  command->footer(kExamples);
+  const auto [command, options] = AddSubcommand(
+      app, chosen, "run", "Run a layer forward and backward under one recipe", kExamples, Run);
   AddLayerOptions(*command, options->layer);
   AddSingleVariantOptions(*command, options->layer);
   command
@@ -55,9 +53,6 @@ void AddRunCommand(CLI::App& app, Command& chosen) {
   command->add_option("-o,--output", options->output, "Write the outputs as safetensors")
       ->type_name("FILE");
   AddReportOptions(*command, options->report);
-  command->callback([options, &chosen] {
-    chosen = [options](Invocation& invocation) { return Run(invocation, *options); };
-  });
 }
 
 }  // namespace quantgate

@@ -1,6 +1,5 @@
 // quantgate scenario list|run: the server's self-check, and the proof that it can fail.
 #include <CLI/CLI.hpp>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +10,7 @@
 #include "client/cli/output.h"
 #include "client/cli/render_json.h"
 #include "client/cli/scenario_junit.h"
+#include "client/cli/subcommand.h"
 #include "client/cli/text_table.h"
 #include "client/scenarios.h"
 #include "kernels/base/status_macros.h"
@@ -254,16 +254,7 @@ void AddScenarioCommand(CLI::App& app, Command& chosen) {
   group->require_subcommand(1);
   group->footer(kExamples);
   const auto add = [&](const char* name, const char* summary, auto function) {
-    auto options = std::make_shared<ScenarioOptions>();
-    CLI::App* command = group->add_subcommand(name, summary);
-    command->footer(kExamples);
-    command->fallthrough();
-    command->callback([options, function, &chosen] {
-      chosen = [options, function](Invocation& invocation) {
-        return function(invocation, *options);
-      };
-    });
-    return std::make_pair(command, options);
+    return AddSubcommand(*group, chosen, name, summary, kExamples, function);
   };
   add("list", "What there is: invariants, criteria, bug classes, faults", List);
   auto [run, options] = add("run", "Run scenarios, all unless some are named", Run);

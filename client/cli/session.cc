@@ -4,7 +4,6 @@
 
 #include <fstream>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
@@ -21,6 +20,7 @@
 #include "client/cli/render_json.h"
 #include "client/cli/session_run.h"
 #include "client/cli/session_trace.h"
+#include "client/cli/subcommand.h"
 #include "client/cli/text_table.h"
 #include "client/download.h"
 #include "client/session.h"
@@ -342,16 +342,7 @@ void AddSessionCommand(CLI::App& app, Command& chosen) {
   group->require_subcommand(1);
   group->footer(kExamples);
   const auto add = [&](const char* name, const char* summary, auto function) {
-    auto options = std::make_shared<SessionOptions>();
-    CLI::App* command = group->add_subcommand(name, summary);
-    command->footer(kExamples);
-    command->fallthrough();
-    command->callback([options, function, &chosen] {
-      chosen = [options, function](Invocation& invocation) {
-        return function(invocation, *options);
-      };
-    });
-    return std::make_pair(command, options);
+    return AddSubcommand(*group, chosen, name, summary, kExamples, function);
   };
   auto [open, open_options] = add("open", "Open a session", Open);
   open->add_option("SPEC", open_options->spec, "JSON file")->required();

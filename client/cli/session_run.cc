@@ -1,7 +1,6 @@
 #include "client/cli/session_run.h"
 
 #include <CLI/CLI.hpp>
-#include <memory>
 #include <set>
 
 #include "absl/strings/match.h"
@@ -11,6 +10,7 @@
 #include "client/cli/output.h"
 #include "client/cli/render_trace.h"
 #include "client/cli/report_output.h"
+#include "client/cli/subcommand.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -119,19 +119,14 @@ absl::StatusOr<int> RunTrace(Invocation& invocation, const SessionRunOptions& op
 }  // namespace
 
 void AddSessionRunCommand(CLI::App& group, Command& chosen) {
-  auto options = std::make_shared<SessionRunOptions>();
-  CLI::App* command =
-      group.add_subcommand("run", "Play the steps of a file under several recipes, side by side");
-  command->footer(kExamples);
-  command->fallthrough();
+  const auto [command, options] = AddSubcommand(
+      group, chosen, "run", "Play the steps of a file under several recipes, side by side",
+      kExamples, RunTrace);
   command->add_option("SPEC", options->spec, "SessionTrace, JSON or protobuf text")->required();
   AddVariantListOptions(*command, options->variants);
   command->add_option("--lease", options->lease_seconds,
                       "Seconds that one step of all variants may take; 0: the server's default");
   AddReportOptions(*command, options->report);
-  command->callback([options, &chosen] {
-    chosen = [options](Invocation& invocation) { return RunTrace(invocation, *options); };
-  });
 }
 
 }  // namespace quantgate

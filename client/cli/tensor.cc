@@ -2,7 +2,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/escaping.h"
@@ -13,6 +12,7 @@
 #include "client/cli/number_text.h"
 #include "client/cli/output.h"
 #include "client/cli/render_json.h"
+#include "client/cli/subcommand.h"
 #include "client/cli/text_table.h"
 #include "client/download.h"
 #include "kernels/base/status_macros.h"
@@ -152,7 +152,7 @@ absl::StatusOr<int> Get(Invocation& invocation, const TensorOptions& options) {
   return 0;
 }
 
-absl::StatusOr<int> List(Invocation& invocation) {
+absl::StatusOr<int> List(Invocation& invocation, const TensorOptions&) {
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   std::vector<v1::TensorRecord> records;
   v1::ListTensorsRequest request;
@@ -216,16 +216,7 @@ void AddTensorCommand(CLI::App& app, Command& chosen) {
   group->require_subcommand(1);
   group->footer(kExamples);
   const auto add = [&](const char* name, const char* summary, auto function) {
-    auto options = std::make_shared<TensorOptions>();
-    CLI::App* command = group->add_subcommand(name, summary);
-    command->footer(kExamples);
-    command->fallthrough();
-    command->callback([options, function, &chosen] {
-      chosen = [options, function](Invocation& invocation) {
-        return function(invocation, *options);
-      };
-    });
-    return std::make_pair(command, options);
+    return AddSubcommand(*group, chosen, name, summary, kExamples, function);
   };
   auto [put, put_options] = add("put", "Upload tensors of files", Put);
   put->add_option("TENSOR", put_options->tensors, "FILE.safetensors[:NAME] or FILE.npy")
@@ -237,8 +228,7 @@ void AddTensorCommand(CLI::App& app, Command& chosen) {
       ->required()
       ->type_name("FILE");
   get->add_option("--name", get_options->name, "Its name in the safetensors file");
-  add("ls", "List stored tensors, newest first",
-      [](Invocation& invocation, const TensorOptions&) { return List(invocation); });
+  add("ls", "List stored tensors, newest first", List);
   auto [stat, stat_options] = add("stat", "Statistics of one tensor", Stat);
   stat->add_option("TENSOR", stat_options->tensor, "Any tensor")->required();
   auto [gen, gen_options] = add("gen", "Make a seeded tensor in the store", Generate);

@@ -1,7 +1,6 @@
 // quantgate verify: a user's own outputs against the engine's.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <memory>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -9,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "client/cli/commands.h"
 #include "client/cli/layer_command.h"
+#include "client/cli/subcommand.h"
 #include "client/cli/tensor_comparison.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor_file.h"
@@ -127,10 +127,9 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
 }  // namespace
 
 void AddVerifyCommand(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<VerifyOptions>();
-  CLI::App* command =
-      app.add_subcommand("verify", "Check your own y, dx, dw, ... against the engine's bits");
-  command->footer(kExamples);
+  const auto [command, options] =
+      AddSubcommand(app, chosen, "verify",
+                    "Check your own y, dx, dw, ... against the engine's bits", kExamples, Verify);
   command->add_option("--subject", options->subject, "safetensors with your outputs")
       ->required()
       ->type_name("FILE");
@@ -140,9 +139,6 @@ void AddVerifyCommand(CLI::App& app, Command& chosen) {
       ->check(CLI::IsMember({"bitwise", "bound"}))
       ->capture_default_str();
   AddReportOptions(*command, options->run.report);
-  command->callback([options, &chosen] {
-    chosen = [options](Invocation& invocation) { return Verify(invocation, *options); };
-  });
 }
 
 }  // namespace quantgate
