@@ -3,13 +3,11 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 
 namespace quantgate {
 namespace {
 constexpr int kBarColumns = 24;
 constexpr int kLineColumns = 79;
-constexpr absl::Duration kDrawInterval = absl::Milliseconds(50);
 }  // namespace
 
 std::string ProgressLine(const std::string& what, int64_t done, int64_t total, int columns) {
@@ -24,9 +22,7 @@ std::string ProgressLine(const std::string& what, int64_t done, int64_t total, i
 
 void ProgressBar::Update(const std::string& what, int64_t done, int64_t total) {
   if (!is_shown_) return;
-  const absl::Time now = absl::Now();
-  if (now - last_drawn_ < kDrawInterval && done < total) return;
-  last_drawn_ = now;
+  if (!throttle_.Passes() && done < total) return;
   is_drawn_ = true;
   out_ << "\r\033[K" << ProgressLine(what, done, total, kLineColumns) << std::flush;
 }

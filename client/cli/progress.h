@@ -6,7 +6,7 @@
 #include <ostream>
 #include <string>
 
-#include "absl/time/time.h"
+#include "kernels/base/throttle.h"
 
 namespace quantgate {
 
@@ -23,7 +23,7 @@ class ProgressBar {
   std::ostream& out_;
   const bool is_shown_;
   bool is_drawn_ = false;
-  absl::Time last_drawn_ = absl::InfinitePast();
+  Throttle throttle_{std::chrono::milliseconds(50)};
 };
 
 /// "[#####     ]  50 %  what", cut to `columns`.

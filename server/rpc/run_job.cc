@@ -18,8 +18,6 @@
 namespace quantgate {
 namespace {
 
-constexpr absl::Duration kProgressInterval = absl::Milliseconds(20);
-
 RunState StateOf(const absl::Status& status) {
   if (status.ok()) return RunState::kSucceeded;
   const bool was_cancelled = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
@@ -206,10 +204,7 @@ absl::Status RunJob::DescribeSource(const TensorReference& reference, const Tens
 
 void RunJob::OnProgress(const RunProgress& progress) {
   if (!stopped_.ok()) return;
-  // Each event is stored; more than an eye can follow would only hold up the device.
-  const absl::Time now = absl::Now();
-  if (now - progress_published_ < kProgressInterval) return;
-  progress_published_ = now;
+  if (!progress_throttle_.Passes()) return;
   v1::RunEvent event;
   event.mutable_progress()->set_step(progress.step);
   event.mutable_progress()->set_step_count(progress.step_count);

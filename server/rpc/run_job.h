@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "kernels/base/throttle.h"
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/layer_run.h"
 #include "server/live_runs.h"
@@ -58,7 +59,8 @@ class RunJob {
   const absl::Time enqueued_;
   int64_t last_sequence_ = 0;
   absl::Status stopped_;  // Why Stop was called.
-  absl::Time progress_published_ = absl::InfinitePast();
+  /// Each event is stored; more than an eye can follow would only hold up the device.
+  Throttle progress_throttle_{std::chrono::milliseconds(20)};
   absl::Duration store_time_;
 };
 
