@@ -5,7 +5,6 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -16,10 +15,9 @@
 #include "client/cli/layer_command.h"
 #include "client/cli/number_text.h"
 #include "client/cli/output.h"
-#include "client/cli/recipe_argument.h"
 #include "client/cli/render_json.h"
 #include "client/cli/session_run.h"
-#include "client/cli/session_trace.h"
+#include "client/cli/session_step.h"
 #include "client/cli/subcommand.h"
 #include "client/cli/text_table.h"
 #include "client/download.h"
@@ -57,24 +55,10 @@ others; a checkpoint outlives it.)";
 struct SessionOptions {
   std::string id, spec, checkpoint, output;
   int lease_seconds = 0;
-  // step
-  std::string kind, x, grad_output, microbatch, is_first, recipe;
-  bool recompute = false, calibrate = false, defer_wgrad = false;
-  std::optional<float> learning_rate;
   // get
   bool tensors = false;
   std::string tensor;
 };
-
-/// A session of a server in this process would end with the command.
-absl::StatusOr<Connection*> ConnectToServer(Invocation& invocation) {
-  if (invocation.options().server.empty()) {
-    return absl::InvalidArgumentError(
-        "--server: none; a session lives in a server's memory, and this command's own server ends "
-        "with it");
-  }
-  return invocation.Connect();
-}
 
 absl::StatusOr<Json> ReadJson(const std::string& path) {
   std::ifstream file(path);
@@ -166,109 +150,20 @@ absl::StatusOr<int> Restore(Invocation& invocation, const SessionOptions& option
   return 0;
 }
 
-absl::Status SetForward(const SessionOptions& options, TensorSources& sources,
-                        v1::SessionStepRequest& request) {
-  v1::SessionStepRequest::Forward& forward = *request.mutable_forward();
-  if (options.x.empty()) return absl::InvalidArgumentError("--x: none; a forward needs it");
-  QG_ASSIGN_OR_RETURN(*forward.mutable_x(), sources.Resolve("--x", options.x));
-  forward.set_microbatch(options.microbatch);
-  forward.set_evaluate(options.kind == "evaluate");
-  forward.set_recompute(options.kind == "recompute");
-  forward.set_is_first(options.is_first);
-  forward.set_calibrate(options.calibrate);
-  forward.set_defer_wgrad(options.defer_wgrad);
-  return absl::OkStatus();
-}
-
-absl::Status SetBackward(const SessionOptions& options, TensorSources& sources,
-                         v1::SessionStepRequest& request) {
-  if (options.grad_output.empty()) {
-    return absl::InvalidArgumentError("--grad-output: none; a backward needs it");
-  }
-  request.mutable_backward()->set_microbatch(options.microbatch);
-  QG_ASSIGN_OR_RETURN(*request.mutable_backward()->mutable_grad_output(),
-                      sources.Resolve("--grad-output", options.grad_output));
-  return absl::OkStatus();
-}
-
-absl::Status SetStep(const SessionOptions& options, TensorSources& sources,
-                     v1::SessionStepRequest& request) {
-  const std::string& kind = options.kind;
-  if (kind == "train" || kind == "evaluate" || kind == "recompute") {
-    return SetForward(options, sources, request);
-  }
-  if (kind == "backward") return SetBackward(options, sources, request);
-  if (kind == "wgrad") request.mutable_wgrad();
-  if (kind == "optimize") {
-    request.mutable_optimize();
-    if (options.learning_rate.has_value()) {
-      request.mutable_optimize()->set_learning_rate(*options.learning_rate);
-    }
-  }
-  if (kind == "recipe") {
-    QG_ASSIGN_OR_RETURN(*request.mutable_change_recipe()->mutable_recipe(),
-                        ParseRecipeArgument(options.recipe));
-  }
-  if (kind == "offload") request.mutable_offload()->set_microbatch(options.microbatch);
-  if (kind == "reload") request.mutable_reload()->set_microbatch(options.microbatch);
-  return absl::OkStatus();
-}
-
-void PrintStep(Invocation& invocation, const v1::SessionStepResponse& response) {
-  invocation.out() << "step " << response.step() << "\n";
-  TextTable outputs({"output", "<type", "<fingerprint"});
-  for (const v1::NamedTensor& output : response.outputs()) {
-    outputs.AddRow({output.name(), TypeText(output.type()), FingerprintText(output.fingerprint())});
-  }
-  if (response.outputs_size() > 0) outputs.Print(invocation.out(), invocation.uses_colour());
-  TextTable casts({"quantized", "<by", "amax", "scale", "flushed", "saturated"});
-  for (const v1::QuantizationRecord& record : response.quantizations()) {
-    casts.AddRow({record.tensor(), record.quantizer(),
-                  record.has_amax() ? ShortReal(record.amax()) : "",
-                  record.has_scale() ? ShortReal(record.scale()) : "",
-                  ShortReal(ShareOf(record.counts().flushed_to_zero(), record.counts())),
-                  ShortReal(ShareOf(record.counts().saturated(), record.counts()))});
-  }
-  if (response.quantizations_size() > 0) casts.Print(invocation.out(), invocation.uses_colour());
-  for (const v1::SavedOperand& saved : response.saved()) {
-    const bool is_same = saved.at_save().SerializeAsString() == saved.at_use().SerializeAsString();
-    if (saved.used() && !is_same) {
-      invocation.out() << "CHANGED between save and use: " << saved.name() << "\n";
-    }
-  }
-  for (const std::string& note : response.notes()) invocation.out() << "note: " << note << "\n";
-}
-
-absl::StatusOr<int> Step(Invocation& invocation, const SessionOptions& options) {
+absl::StatusOr<int> Get(Invocation& invocation, const SessionOptions& options) {
   if (!options.output.empty()) {
     QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors"}, {}));
+    if (options.tensor.empty()) {
+      return absl::InvalidArgumentError("-o: given without --tensor, which it writes");
+    }
   }
-  QG_ASSIGN_OR_RETURN(Connection * connection, ConnectToServer(invocation));
-  QG_ASSIGN_OR_RETURN(ClientSession session, ClientSession::Attach(*connection, options.id));
-  TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
-  v1::SessionStepRequest request;
-  QG_RETURN_IF_ERROR(SetStep(options, sources, request));
-  request.set_keep_outputs(!options.output.empty());
-  QG_ASSIGN_OR_RETURN(const v1::SessionStepResponse response, session.Step(request));
-  if (!options.output.empty()) {
-    const std::vector<v1::NamedTensor> outputs(response.outputs().begin(),
-                                               response.outputs().end());
-    QG_RETURN_IF_ERROR(FetchAndWrite(*connection, outputs, options.output, {}).status());
-    invocation.Say(absl::StrCat("wrote ", options.output));
-  }
-  PrintStep(invocation, response);
-  return 0;
-}
-
-absl::StatusOr<int> Get(Invocation& invocation, const SessionOptions& options) {
   QG_ASSIGN_OR_RETURN(Connection * connection, ConnectToServer(invocation));
   v1::GetSessionRequest request;
   request.set_session_id(options.id);
   request.set_with_tensors(options.tensors);
   request.set_tensor(options.tensor);
   QG_ASSIGN_OR_RETURN(const v1::Session session, connection->GetSession(request));
-  if (!options.output.empty() && session.has_tensor()) {
-    QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors"}, {}));
+  if (!options.output.empty()) {
     QG_RETURN_IF_ERROR(FetchAndWrite(*connection, {session.tensor()}, options.output, {}).status());
     invocation.Say(absl::StrCat("wrote ", options.output));
   }
@@ -316,24 +211,6 @@ absl::StatusOr<int> Close(Invocation& invocation, const SessionOptions& options)
   return 0;
 }
 
-void AddStepOptions(CLI::App* step, SessionOptions& options) {
-  step->add_option("ID", options.id, "The session")->required();
-  step->add_option("KIND", options.kind)
-      ->required()
-      ->check(CLI::IsMember({"train", "evaluate", "recompute", "backward", "wgrad", "optimize",
-                             "recipe", "offload", "reload"}));
-  step->add_option("--x", options.x, "Of a forward")->type_name("TENSOR");
-  step->add_option("--grad-output", options.grad_output, "Of a backward")->type_name("TENSOR");
-  step->add_option("--microbatch", options.microbatch, "Names a forward until its backward");
-  step->add_option("--is-first", options.is_first, "Of a forward: what is cached")
-      ->check(CLI::IsMember({"unset", "first", "later"}));
-  step->add_flag("--calibrate", options.calibrate, "Of a forward: note amaxes only");
-  step->add_flag("--defer-wgrad", options.defer_wgrad, "Of a forward: wgrads come later");
-  step->add_option("--learning-rate", options.learning_rate, "Of this update alone");
-  step->add_option("--recipe", options.recipe, "Of KIND recipe")->type_name("RECIPE");
-  step->add_option("-o,--output", options.output, "Write the step's outputs")->type_name("FILE");
-}
-
 }  // namespace
 
 void AddSessionCommand(CLI::App& app, Command& chosen) {
@@ -347,8 +224,7 @@ void AddSessionCommand(CLI::App& app, Command& chosen) {
   auto [open, open_options] = add("open", "Open a session", Open);
   open->add_option("SPEC", open_options->spec, "JSON file")->required();
   open->add_option("--lease", open_options->lease_seconds, "Seconds without a call; 0: default");
-  auto [step, step_options] = add("step", "One step", Step);
-  AddStepOptions(step, *step_options);
+  AddSessionStepCommand(*group, chosen);
   auto [get, get_options] = add("get", "What a session holds", Get);
   get->add_option("ID", get_options->id, "The session")->required();
   get->add_flag("--tensors", get_options->tensors, "List every tensor of the state");

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/client/command_fixture.h"
@@ -55,6 +56,32 @@ TEST_F(SessionCommandTest, TrainsAndGoesOnFromACheckpoint) {
   const ProcessResult late = Quantgate({"session", "step", id, "train", "--x", x}, Where::kServer);
   EXPECT_EQ(late.exit_code, 2);
   EXPECT_THAT(late.err, HasSubstr("the session is closed"));
+}
+
+TEST_F(SessionCommandTest, RefusesOptionsThatNothingReads) {
+  const std::pair<std::vector<std::string>, const char*> cases[] = {
+      {{"step", "ID", "optimize", "--x", "x.npy"},
+       "--x: given for a step of kind optimize; it is of train, evaluate, recompute"},
+      {{"step", "ID", "train", "--grad-output", "x.npy"},
+       "--grad-output: given for a step of kind train; it is of backward"},
+      {{"step", "ID", "wgrad", "--microbatch", "a"},
+       "--microbatch: given for a step of kind wgrad"},
+      {{"step", "ID", "backward", "--calibrate"}, "--calibrate: given for a step of kind backward"},
+      {{"step", "ID", "evaluate", "--defer-wgrad"},
+       "--defer-wgrad: given for a step of kind evaluate; it is of train, recompute"},
+      {{"step", "ID", "backward", "--learning-rate", "0"},
+       "--learning-rate: given for a step of kind backward; it is of optimize"},
+      {{"step", "ID", "train", "--recipe", "bf16"},
+       "--recipe: given for a step of kind train; it is of recipe"},
+      {{"get", "ID", "-o", "t.safetensors"}, "-o: given without --tensor"},
+  };
+  for (const auto& [arguments, message] : cases) {
+    std::vector<std::string> all = {"session"};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    const ProcessResult result = Quantgate(all, Where::kServer);
+    EXPECT_EQ(result.exit_code, 2) << message;
+    EXPECT_THAT(result.err, HasSubstr(message));
+  }
 }
 
 TEST_F(SessionCommandTest, NeedsAServer) {
