@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/safetensors_bytes.h"
 #include "server/errors.h"
+#include "server/limits.h"
 #include "server/rpc/content_digest.h"
 #include "server/rpc/convert_layer.h"
 #include "server/rpc/convert_session.h"
@@ -134,6 +135,12 @@ absl::Status AddTensor(ServiceContext& context, const SessionUse& use, const std
 
 }  // namespace
 
+absl::Status CheckMessageSize(const google::protobuf::MessageLite& response) {
+  const auto bytes = static_cast<int64_t>(response.ByteSizeLong());
+  if (bytes <= kMessageBytesMax) return absl::OkStatus();
+  return error::LimitExceeded("response bytes", bytes, kMessageBytesMax);
+}
+
 absl::StatusOr<DeviceWork> PrepareOpenSession(ServiceContext& context,
                                               const v1::OpenSessionRequest& request,
                                               v1::Session& response) {
@@ -187,18 +194,21 @@ absl::StatusOr<DeviceWork> PrepareGetSession(ServiceContext& context,
                                              v1::Session& response) {
   QG_ASSIGN_OR_RETURN(SessionUse use, context.sessions.Use(request.session_id()));
   Device* const device = &use->device;
-  return DeviceWork{"",
-                    [&context, &request, &response, use = std::move(use)](
-                        Device&, const Cancellation& cancellation) -> absl::Status {
-                      const std::lock_guard lock(use->mutex);
-                      QG_RETURN_IF_ERROR(DescribeSession(context, use.id(), use->spec, response));
-                      if (request.with_tensors()) {
-                        QG_RETURN_IF_ERROR(AddTensors(context, use, cancellation, response));
-                      }
-                      if (request.tensor().empty()) return absl::OkStatus();
-                      return AddTensor(context, use, request.tensor(), cancellation, response);
-                    },
-                    device};
+  return DeviceWork{
+      "",
+      [&context, &request, &response, use = std::move(use)](
+          Device&, const Cancellation& cancellation) -> absl::Status {
+        const std::lock_guard lock(use->mutex);
+        QG_RETURN_IF_ERROR(DescribeSession(context, use.id(), use->spec, response));
+        if (request.with_tensors()) {
+          QG_RETURN_IF_ERROR(AddTensors(context, use, cancellation, response));
+        }
+        if (!request.tensor().empty()) {
+          QG_RETURN_IF_ERROR(AddTensor(context, use, request.tensor(), cancellation, response));
+        }
+        return CheckMessageSize(response);
+      },
+      device};
 }
 
 absl::StatusOr<DeviceWork> PrepareCheckpoint(ServiceContext& context,

@@ -7,6 +7,10 @@
 
 namespace quantgate {
 
+/// RESOURCE_EXHAUSTED for a response that is larger than a message may be: gRPC would drop it, and
+/// the client would not learn what became of the session.
+absl::Status CheckMessageSize(const google::protobuf::MessageLite& response);
+
 absl::StatusOr<DeviceWork> PrepareOpenSession(ServiceContext& context,
                                               const v1::OpenSessionRequest& request,
                                               v1::Session& response);

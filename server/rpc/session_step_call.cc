@@ -131,7 +131,7 @@ absl::Status StepCall::Write(const SessionStepResult& result, const Cancellation
     proto.set_seconds(stage.seconds);
   }
   for (const std::string& note : result.notes) response_.add_notes(note);
-  return absl::OkStatus();
+  return CheckMessageSize(response_);
 }
 
 absl::Status StepCall::Run(const Cancellation& cancellation) {

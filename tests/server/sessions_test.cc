@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -187,6 +188,45 @@ TEST_F(SessionsTest, WrongOrderIsRefusedAndTheSessionGoesOn) {
   EXPECT_EQ(none.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_EQ(DigestsOf(id), before);
   Train(id, 0);
+}
+
+/// 2048 quantizations under long names: what a step says of them is larger than a message.
+v1::OpenSessionRequest TalkativeRequest() {
+  v1::OpenSessionRequest request;
+  v1::SessionSpec& spec = *request.mutable_spec();
+  for (int i = 0; i < 32; ++i) {
+    v1::SessionLayer& layer = *spec.add_layers();
+    layer.set_name(std::string(60, 'l') + std::to_string(i));
+    layer.mutable_layer()->set_kind("chain");
+    for (int j = 0; j < 64; ++j) {
+      v1::Operation& operation = *layer.mutable_layer()->add_operations();
+      operation.set_name(std::string(60, 'q') + std::to_string(j));
+      operation.set_kind("quantize");
+    }
+  }
+  spec.mutable_recipe()->set_name("mxfp8");
+  return request;
+}
+
+TEST_F(SessionsTest, AStepWhoseAnswerIsLargerThanAMessageIsNotDone) {
+  Start();
+  const std::string id = Open(TalkativeRequest()).session_id();
+  v1::SessionStepRequest request = ForwardRequest(id, 0);
+  std::string rows;  // A row for each exponent of bf16: so many scales has each quantization.
+  for (int exponent = 0; exponent < 256; ++exponent) {
+    for (int i = 0; i < 32; ++i) {
+      const int code = std::min(exponent, 254) << 7;
+      rows += static_cast<char>(code & 0xFF);
+      rows += static_cast<char>(code >> 8);
+    }
+  }
+  *request.mutable_forward()->mutable_x() = Inline("bf16", {256, 32}, rows);
+  const grpc::Status refused = Step(request);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("the limit is 4194304"));
+  EXPECT_EQ(DetailOf(refused).field(), "response bytes");
+  EXPECT_EQ(Get(id).step(), 0);
+  EXPECT_EQ(Get(id).microbatches_size(), 0);
 }
 
 TEST_F(SessionsTest, OfTwoClientsTheSecondIsToldThatTheFirstWasThere) {
