@@ -12,6 +12,7 @@
 #include "server/errors.h"
 #include "server/rpc/convert_recipe.h"
 #include "server/rpc/convert_tensor.h"
+#include "server/rpc/parsed_name.h"
 
 namespace quantgate {
 absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::string& field) {
@@ -54,21 +55,18 @@ absl::Status CheckParameterName(const std::string& name, const std::string& fiel
                                           " of letters, digits, '.', '-' and '_'"));
 }
 
-/// `parse` of the text, with its list of known names as the rule; empty: `fallback`.
-template <typename Value>
-absl::StatusOr<Value> Parsed(absl::StatusOr<Value> (*parse)(std::string_view),
-                             const std::string& text, const std::string& field, Value fallback) {
-  if (text.empty()) return fallback;
-  absl::StatusOr<Value> value = parse(text);
-  if (value.ok()) return value;
-  const std::string rule = error::BrokenRuleOf(value.status()).rule;
-  return error::InvalidField(field, Printable(text),
-                             rule.empty() ? std::string(value.status().message()) : rule);
+/// A field that `kind` does not have would be read by nobody.
+absl::Status CheckTaken(bool is_given, bool is_taken, const std::string& field,
+                        const std::string& kind, std::string_view owners) {
+  if (!is_given || is_taken) return absl::OkStatus();
+  return error::InvalidField(
+      field, "given", absl::StrCat(Printable(kind), " has none; it is of ", std::string(owners)));
 }
 
 absl::StatusOr<NormOptions> NormFromProto(const v1::Norm& proto, const std::string& field) {
   NormOptions norm;
-  QG_ASSIGN_OR_RETURN(norm.kind, Parsed(ParseNormKind, proto.kind(), field + ".kind", norm.kind));
+  QG_ASSIGN_OR_RETURN(norm.kind,
+                      ParsedName(ParseNormKind, proto.kind(), field + ".kind", norm.kind));
   norm.zero_centered_gamma = proto.zero_centered_gamma();
   if (proto.has_epsilon()) norm.epsilon = proto.epsilon();
   return norm;
@@ -77,24 +75,49 @@ absl::StatusOr<NormOptions> NormFromProto(const v1::Norm& proto, const std::stri
 absl::StatusOr<ActivationOptions> ActivationFromProto(const v1::Activation& proto,
                                                       const std::string& field) {
   ActivationOptions activation;
-  QG_ASSIGN_OR_RETURN(activation.kind,
-                      Parsed(ParseActivationKind, proto.kind(), field + ".kind", activation.kind));
-  QG_ASSIGN_OR_RETURN(activation.variant, Parsed(ParseActivationVariant, proto.variant(),
-                                                 field + ".variant", activation.variant));
+  QG_ASSIGN_OR_RETURN(activation.kind, ParsedName(ParseActivationKind, proto.kind(),
+                                                  field + ".kind", activation.kind));
+  QG_ASSIGN_OR_RETURN(activation.variant, ParsedName(ParseActivationVariant, proto.variant(),
+                                                     field + ".variant", activation.variant));
+  const bool is_clamped = activation.kind == ActivationKind::kClampedSwiglu;
+  const std::pair<const char*, bool> numbers[] = {{".limit", proto.has_limit()},
+                                                  {".alpha", proto.has_alpha()},
+                                                  {".offset", proto.has_offset()}};
+  for (const auto& [name, is_given] : numbers) {
+    QG_RETURN_IF_ERROR(CheckTaken(is_given, is_clamped, field + name,
+                                  std::string(ActivationKindName(activation.kind)),
+                                  "clamped_swiglu"));
+  }
   if (proto.has_limit()) activation.limit = proto.limit();
   if (proto.has_alpha()) activation.alpha = proto.alpha();
   if (proto.has_offset()) activation.offset = proto.offset();
   return activation;
 }
 
+absl::Status CheckOperationFields(const v1::Operation& proto, OperationKind kind,
+                                  const std::string& field) {
+  using K = OperationKind;
+  const auto check = [&](bool is_given, K owner, const char* name) {
+    return CheckTaken(is_given, kind == owner, absl::StrCat(field, ".", name), proto.kind(),
+                      OperationKindName(owner));
+  };
+  QG_RETURN_IF_ERROR(check(proto.has_norm(), K::kNorm, "norm"));
+  QG_RETURN_IF_ERROR(check(proto.has_activation(), K::kActivation, "activation"));
+  QG_RETURN_IF_ERROR(check(proto.has_factor(), K::kScale, "factor"));
+  QG_RETURN_IF_ERROR(check(!proto.addend().empty(), K::kAdd, "addend"));
+  QG_RETURN_IF_ERROR(check(proto.has_quantize_forward(), K::kQuantize, "quantize_forward"));
+  return check(proto.quantize_backward(), K::kQuantize, "quantize_backward");
+}
+
 absl::StatusOr<OperationSpec> OperationFromProto(const v1::Operation& proto,
                                                  const std::string& field) {
   OperationSpec operation;
-  QG_ASSIGN_OR_RETURN(operation.kind,
-                      Parsed(ParseOperationKind, proto.kind(), field + ".kind", operation.kind));
+  QG_ASSIGN_OR_RETURN(operation.kind, ParsedName(ParseOperationKind, proto.kind(), field + ".kind",
+                                                 operation.kind));
   if (proto.kind().empty()) {
     return error::MissingField(field + ".kind", "an operation has a kind, such as basic_linear");
   }
+  QG_RETURN_IF_ERROR(CheckOperationFields(proto, operation.kind, field));
   QG_RETURN_IF_ERROR(CheckToken(proto.name(), field + ".name"));
   operation.name = proto.name();
   QG_ASSIGN_OR_RETURN(operation.norm, NormFromProto(proto.norm(), field + ".norm"));
@@ -115,7 +138,13 @@ absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::stri
     return error::MissingField(field + ".kind", "a layer has a kind, such as linear");
   }
   QG_ASSIGN_OR_RETURN(layer.kind,
-                      Parsed(ParseLayerKind, proto.kind(), field + ".kind", layer.kind));
+                      ParsedName(ParseLayerKind, proto.kind(), field + ".kind", layer.kind));
+  const bool is_mlp = layer.kind == LayerKind::kLayerNormMlp;
+  QG_RETURN_IF_ERROR(CheckTaken(proto.has_norm(),
+                                is_mlp || layer.kind == LayerKind::kLayerNormLinear,
+                                field + ".norm", proto.kind(), "layernorm_linear, layernorm_mlp"));
+  QG_RETURN_IF_ERROR(CheckTaken(proto.has_activation(), is_mlp, field + ".activation", proto.kind(),
+                                "layernorm_mlp"));
   QG_ASSIGN_OR_RETURN(layer.norm, NormFromProto(proto.norm(), field + ".norm"));
   QG_ASSIGN_OR_RETURN(layer.activation,
                       ActivationFromProto(proto.activation(), field + ".activation"));

@@ -9,19 +9,10 @@
 #include "server/rpc/convert_layer.h"
 #include "server/rpc/convert_recipe.h"
 #include "server/rpc/convert_tensor.h"
+#include "server/rpc/parsed_name.h"
 
 namespace quantgate {
 namespace {
-
-/// A name of the domain, empty meaning `fallback`.
-template <typename Value>
-absl::StatusOr<Value> Named(absl::StatusOr<Value> (*parse)(std::string_view),
-                            const std::string& text, const std::string& field, Value fallback) {
-  if (text.empty()) return fallback;
-  absl::StatusOr<Value> value = parse(text);
-  if (value.ok()) return value;
-  return error::InvalidField(field, Printable(text), error::BrokenRuleOf(value.status()).rule);
-}
 
 OptimizerSpec OptimizerFromProto(const v1::SessionSpec& proto) {
   OptimizerSpec optimizer;
@@ -105,13 +96,13 @@ absl::StatusOr<SessionSpec> SessionSpecFromProto(const v1::SessionSpec& proto,
                         LayerFromProto(proto.layers(i).layer(), layer_field + ".layer"));
     spec.layers.push_back({proto.layers(i).name(), std::move(layer)});
   }
-  QG_ASSIGN_OR_RETURN(spec.weights, Named(ParseWeightStorage, proto.weights(), field + ".weights",
-                                          WeightStorage::kHighPrecision));
-  QG_ASSIGN_OR_RETURN(spec.masters,
-                      Named(ParseMasters, proto.masters(), field + ".masters", Masters::kNone));
+  QG_ASSIGN_OR_RETURN(spec.weights, ParsedName(ParseWeightStorage, proto.weights(),
+                                               field + ".weights", WeightStorage::kHighPrecision));
+  QG_ASSIGN_OR_RETURN(
+      spec.masters, ParsedName(ParseMasters, proto.masters(), field + ".masters", Masters::kNone));
   QG_ASSIGN_OR_RETURN(spec.requantization,
-                      Named(ParseRequantization, proto.requantization(), field + ".requantization",
-                            Requantization::kFromF32));
+                      ParsedName(ParseRequantization, proto.requantization(),
+                                 field + ".requantization", Requantization::kFromF32));
   spec.built_without_grad = proto.built_without_grad();
   spec.optimizer = OptimizerFromProto(proto);
   spec.main_grads = proto.main_grads();

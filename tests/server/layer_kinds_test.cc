@@ -300,6 +300,44 @@ TEST_F(LayerKindsTest, RefusesWhatMakesNoLayer) {
        LayerNormLinearSpec,
        [](v1::LayerStep& s) { s.mutable_layer()->add_m_splits(64); },
        {kInvalid, "spec.step.layer.m_splits", "1 experts", "grouped_linear's"}},
+      {"a norm of a layer without one",
+       GroupedLinearSpec,
+       [](v1::LayerStep& s) { s.mutable_layer()->mutable_norm()->set_kind("rmsnorm"); },
+       {kInvalid, "spec.step.layer.norm", "given", "of layernorm_linear, layernorm_mlp"}},
+      {"an activation of a layer without one",
+       LayerNormLinearSpec,
+       [](v1::LayerStep& s) { s.mutable_layer()->mutable_activation()->set_kind("gelu"); },
+       {kInvalid, "spec.step.layer.activation", "given", "of layernorm_mlp"}},
+      {"a limit of an activation without one",
+       LayerNormMlpSpec,
+       [](v1::LayerStep& s) { s.mutable_layer()->mutable_activation()->set_kind("swiglu"); },
+       {kInvalid, "spec.step.layer.activation.limit", "given", "of clamped_swiglu"}},
+      {"a factor of an addition",
+       ChainSpec,
+       [](v1::LayerStep& s) { s.mutable_layer()->mutable_operations(3)->set_kind("add"); },
+       {kInvalid, "spec.step.layer.operations[3].factor", "given", "of scale"}},
+      {"an addend of a bias",
+       ChainSpec,
+       [](v1::LayerStep& s) { s.mutable_layer()->mutable_operations(1)->set_addend("x"); },
+       {kInvalid, "spec.step.layer.operations[1].addend", "given", "of add"}},
+      {"an activation of a linear operation",
+       ChainSpec,
+       [](v1::LayerStep& s) {
+         s.mutable_layer()->mutable_operations(0)->mutable_activation()->set_kind("silu");
+       },
+       {kInvalid, "spec.step.layer.operations[0].activation", "given", "of activation"}},
+      {"a norm of an activation",
+       ChainSpec,
+       [](v1::LayerStep& s) {
+         s.mutable_layer()->mutable_operations(2)->mutable_norm()->set_kind("rmsnorm");
+       },
+       {kInvalid, "spec.step.layer.operations[2].norm", "given", "of norm"}},
+      {"a gradient's quantization of a scale",
+       ChainSpec,
+       [](v1::LayerStep& s) {
+         s.mutable_layer()->mutable_operations(3)->set_quantize_backward(true);
+       },
+       {kInvalid, "spec.step.layer.operations[3].quantize_backward", "given", "of quantize"}},
       {"an unknown operation",
        ChainSpec,
        [](v1::LayerStep& s) { s.mutable_layer()->mutable_operations(0)->set_kind("conv"); },
@@ -319,6 +357,7 @@ TEST_F(LayerKindsTest, RefusesWhatMakesNoLayer) {
       {"an addend that comes later",
        ChainSpec,
        [](v1::LayerStep& s) {
+         s.mutable_layer()->mutable_operations(3)->clear_factor();
          s.mutable_layer()->mutable_operations(3)->set_kind("add");
          s.mutable_layer()->mutable_operations(3)->set_addend("later");
        },
