@@ -142,6 +142,27 @@ TEST(RunTest, GetRunPutsTheReportTogether) {
   EXPECT_EQ(got.last_sequence(), run.events.back().sequence());
 }
 
+TEST(RunTest, GetRunLeavesOutVariantsThatDoNotFitIntoAMessage) {
+  TestServer server;
+  v1::ExecuteRequest request;
+  *request.mutable_spec() = LinearSpec(256, 256, 256);
+  for (const char* recipe : {"fp8_current", "fp8_block", "mxfp8", "nvfp4"}) {
+    for (const char* mode : {"none", "high_precision", "dequantized"}) {
+      *request.mutable_spec()->add_variants() = MakeVariant(recipe, mode, "auto");
+    }
+  }
+  const RunOutcome run = Execute(server, request);
+  ASSERT_EQ(run.finished().state(), v1::RUN_STATE_SUCCEEDED) << run.finished().status_message();
+  ASSERT_EQ(run.variants().size(), 12u);
+  size_t bytes = 0;
+  for (const v1::VariantReport& variant : run.variants()) bytes += variant.ByteSizeLong();
+  ASSERT_GT(bytes, size_t{4} << 20);
+  const v1::Run got = GetRun(server, run.events[0].run_id());
+  EXPECT_EQ(got.state(), v1::RUN_STATE_SUCCEEDED);
+  EXPECT_EQ(got.report().variants_size(), 0);
+  EXPECT_EQ(got.report().SerializeAsString(), run.finished().report().SerializeAsString());
+}
+
 TEST(RunTest, SameRequestIdIsTheSameRun) {
   TestServer server;
   v1::ExecuteRequest request = SmallRequest();
