@@ -75,7 +75,6 @@ absl::StatusOr<std::unique_ptr<CudaEngine>> CudaEngine::Open(int ordinal) {
 
 CudaEngine::~CudaEngine() {
   // What the stream still reads of other engines is dropped after it has been read.
-  (void)QG_CUDA_STATUS(cudaSetDevice(device_->facts().ordinal));
   (void)device_->Synchronize();
 }
 

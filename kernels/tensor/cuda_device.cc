@@ -13,21 +13,23 @@
 namespace quantgate {
 namespace {
 
+/// What MakeCurrent made current for this thread; -1: nothing. Not what the runtime says, for which
+/// a thread that has none has device 0, and making that current would open it.
+thread_local int current_ordinal = -1;
+
 /// Another device for this scope: tensors are dropped by threads that serve other devices.
 class ScopedDevice {
  public:
-  explicit ScopedDevice(int ordinal) {
-    if (cudaGetDevice(&before_) != cudaSuccess) before_ = ordinal;
-    status_ = before_ == ordinal ? cudaSuccess : cudaSetDevice(ordinal);
+  explicit ScopedDevice(int ordinal) : status_(cudaSetDevice(ordinal)) {}
+  ~ScopedDevice() {
+    if (current_ordinal >= 0) (void)cudaSetDevice(current_ordinal);
   }
-  ~ScopedDevice() { (void)cudaSetDevice(before_); }
   ScopedDevice(const ScopedDevice&) = delete;
   ScopedDevice& operator=(const ScopedDevice&) = delete;
   cudaError_t status() const { return status_; }
 
  private:
-  int before_ = 0;
-  cudaError_t status_ = cudaSuccess;
+  const cudaError_t status_;
 };
 
 }  // namespace
@@ -182,7 +184,9 @@ cudaStream_t CudaDevice::stream() const { return pool_->stream; }
 
 absl::Status CudaDevice::MakeCurrent() const {
   QG_RETURN_IF_ERROR(CudaHealth());
-  return QG_CUDA_STATUS(cudaSetDevice(facts_.ordinal));
+  QG_CUDA_RETURN_IF_ERROR(cudaSetDevice(facts_.ordinal));
+  current_ordinal = facts_.ordinal;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<Buffer>> CudaDevice::AllocateBytes(size_t bytes) {

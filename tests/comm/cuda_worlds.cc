@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <iostream>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -40,13 +41,25 @@ std::string CaseText(const CudaWorldCase& world) {
                       world.is_on_one_device ? " on one device" : "");
 }
 
+namespace {
+
+Engine* EngineOf(int rank, int ordinal) {
+  static auto& engines = *new std::map<std::pair<int, int>, std::unique_ptr<Engine>>;
+  std::unique_ptr<Engine>& engine = engines[{rank, ordinal}];
+  if (engine == nullptr) {
+    auto made = MakeCudaEngine(ordinal);
+    EXPECT_TRUE(made.ok()) << made.status();
+    engine = *std::move(made);
+  }
+  return engine.get();
+}
+
+}  // namespace
+
 CudaRanks::CudaRanks(const CudaWorldCase& world, WorldOptions options) {
   const auto devices = CountCudaDevices();
   for (int rank = 0; rank < world.size; ++rank) {
-    auto engine = MakeCudaEngine(world.is_on_one_device ? 0 : rank % *devices);
-    EXPECT_TRUE(engine.ok()) << engine.status();
-    engines_.push_back(*std::move(engine));
-    options.engines.push_back(engines_.back().get());
+    options.engines.push_back(EngineOf(rank, world.is_on_one_device ? 0 : rank % *devices));
   }
   options.backend = world.backend;
   auto made = World::Create(std::move(options));

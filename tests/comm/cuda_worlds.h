@@ -23,18 +23,16 @@ std::vector<CudaWorldCase> CudaWorldCases(CollectiveBackend backend);
 /// "4 ranks by nccl".
 std::string CaseText(const CudaWorldCase& world);
 
-/// Engines of a case, and the world of them.
+/// The world of a case. Its engines are the program's: opening one takes its time.
 class CudaRanks {
  public:
   explicit CudaRanks(const CudaWorldCase& world, WorldOptions options = {});
 
   World& world() { return *world_; }
-  Engine& engine(int rank) { return *engines_[rank]; }
   /// A run in which every body must succeed, with what each gives, in host memory.
   std::vector<Tensor> TensorOfEach(const std::function<absl::StatusOr<Tensor>(Rank&)>& body);
 
  private:
-  std::vector<std::unique_ptr<Engine>> engines_;
   std::unique_ptr<World> world_;
 };
 

@@ -59,6 +59,7 @@ TEST(CudaExchange, ReadsWhatIsWrittenLater) {
     const auto moment = engines[0]->MarkMoment();
     ASSERT_TRUE(moment.ok()) << moment.status();
     ASSERT_TRUE(engines[1]->WaitFor(**moment).ok());
+    KeepBusy(*engines[1]);
     const auto imported = engines[1]->Import(source);
     ASSERT_TRUE(imported.ok()) << imported.status();
     // Dropped, and its memory asked for again, while the other engine has yet to read it.
