@@ -147,6 +147,7 @@ class CpuEngine final : public Engine {
     return WithUpdate(state, options, max_finite);
   }
 
+  absl::Status StartSummary(QuantizedTensor&) override { return absl::OkStatus(); }
   absl::StatusOr<std::vector<QuantizationSummary>> Summarize(
       std::span<const QuantizedTensor> quantized) override {
     std::vector<QuantizationSummary> summaries;
@@ -248,14 +249,19 @@ class CpuEngine final : public Engine {
     return JoinMasterCpu(split, Context(cancellation));
   }
 
-  absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor,
-                                          const Cancellation* cancellation) override {
+  absl::StatusOr<std::vector<Tensor>> StartFingerprints(std::span<const Tensor> tensors,
+                                                        const Cancellation* cancellation) override {
     const ExecutionContext context = Context(cancellation);
-    const Fingerprint fingerprint = quantgate::FingerprintOf(tensor, context);
-    // A cancelled sum is partial and must not be taken for an identity.
-    if (absl::Status status = context.CheckCancelled(); !status.ok()) return status;
-    const uint64_t words[] = {fingerprint.high, fingerprint.low};
-    return Tensor::FromBytes(DType::kI64, {2}, std::as_bytes(std::span(words)));
+    std::vector<Tensor> started;
+    for (const Tensor& tensor : tensors) {
+      const Fingerprint fingerprint = quantgate::FingerprintOf(tensor, context);
+      // A cancelled sum is partial and must not be taken for an identity.
+      if (absl::Status status = context.CheckCancelled(); !status.ok()) return status;
+      const uint64_t words[] = {fingerprint.high, fingerprint.low};
+      QG_ASSIGN_OR_RETURN(started.emplace_back(),
+                          Tensor::FromBytes(DType::kI64, {2}, std::as_bytes(std::span(words))));
+    }
+    return started;
   }
 
   absl::StatusOr<std::vector<Fingerprint>> ReadFingerprints(

@@ -26,15 +26,12 @@ std::string CudaVersionText(int version) {
   return absl::StrCat(version / 1000, ".", version % 1000 / 10);
 }
 
-/// Two events on the stream around the work.
+/// Two events on the stream around the work. May outlive the engine, but is stopped before.
 class CudaStopwatch final : public Stopwatch {
  public:
-  CudaStopwatch(std::mutex& mutex, CudaDevice& device) : mutex_(mutex), device_(device) {
+  CudaStopwatch(std::mutex& mutex, CudaDevice& device, CudaEventPool& events)
+      : mutex_(mutex), device_(device), events_(events) {
     status_ = Record(begin_);
-  }
-  ~CudaStopwatch() override {
-    if (begin_ != nullptr) (void)QG_CUDA_STATUS(cudaEventDestroy(begin_));
-    if (end_ != nullptr) (void)QG_CUDA_STATUS(cudaEventDestroy(end_));
   }
 
   absl::Status Stop() override {
@@ -45,23 +42,23 @@ class CudaStopwatch final : public Stopwatch {
   absl::StatusOr<double> Seconds() override {
     QG_RETURN_IF_ERROR(status_);
     float milliseconds = 0;
-    QG_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(end_));
-    QG_CUDA_RETURN_IF_ERROR(cudaEventElapsedTime(&milliseconds, begin_, end_));
+    QG_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(end_.get()));
+    QG_CUDA_RETURN_IF_ERROR(cudaEventElapsedTime(&milliseconds, begin_.get(), end_.get()));
     return milliseconds * 1e-3;
   }
 
  private:
-  absl::Status Record(cudaEvent_t& event) {
+  absl::Status Record(PooledCudaEvent& event) {
     const std::lock_guard<std::mutex> lock(mutex_);
     QG_RETURN_IF_ERROR(device_.MakeCurrent());
-    QG_CUDA_RETURN_IF_ERROR(cudaEventCreate(&event));
-    return QG_CUDA_STATUS(cudaEventRecord(event, device_.stream()));
+    QG_ASSIGN_OR_RETURN(event, events_.Record(device_));
+    return absl::OkStatus();
   }
 
   std::mutex& mutex_;
   CudaDevice& device_;
-  cudaEvent_t begin_ = nullptr;
-  cudaEvent_t end_ = nullptr;
+  CudaEventPool& events_;
+  PooledCudaEvent begin_, end_;
   absl::Status status_;
 };
 
@@ -159,7 +156,7 @@ absl::Status CudaEngine::Write(std::span<const std::byte> bytes, const Tensor& t
 }
 
 std::unique_ptr<Stopwatch> CudaEngine::StartStopwatch() {
-  return std::make_unique<CudaStopwatch>(mutex_, *device_);
+  return std::make_unique<CudaStopwatch>(mutex_, *device_, timed_events_);
 }
 
 absl::StatusOr<Tensor> CudaEngine::Generate(const GeneratorSpec& spec,
@@ -230,6 +227,11 @@ absl::StatusOr<DelayedScalingState> CudaEngine::UpdateScale(const DelayedScaling
   QG_TAKE_TURN(nullptr);
   QG_ASSIGN_OR_RETURN(const DelayedScalingState moved, OnDevice(state));
   return WithUpdateCuda(*device_, moved, options, max_finite);
+}
+
+absl::Status CudaEngine::StartSummary(QuantizedTensor& quantized) {
+  QG_TAKE_TURN(nullptr);
+  return StartSummaryCuda(*device_, quantized);
 }
 
 absl::StatusOr<std::vector<QuantizationSummary>> CudaEngine::Summarize(
@@ -367,11 +369,11 @@ absl::StatusOr<Tensor> CudaEngine::JoinMaster(const SplitTensor& split,
   return JoinMasterCuda(*device_, moved);
 }
 
-absl::StatusOr<Tensor> CudaEngine::StartFingerprint(const Tensor& tensor,
-                                                    const Cancellation* cancellation) {
+absl::StatusOr<std::vector<Tensor>> CudaEngine::StartFingerprints(
+    std::span<const Tensor> tensors, const Cancellation* cancellation) {
   QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(tensor, cancellation));
-  return FingerprintCuda(*device_, moved);
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> moved, OnDevice(tensors, cancellation));
+  return FingerprintsCuda(*device_, moved);
 }
 
 absl::StatusOr<std::vector<Fingerprint>> CudaEngine::ReadFingerprints(

@@ -59,6 +59,7 @@ class CudaEngine final : public Engine {
   absl::StatusOr<DelayedScalingState> UpdateScale(const DelayedScalingState& state,
                                                   const DelayedScalingOptions& options,
                                                   float max_finite) override;
+  absl::Status StartSummary(QuantizedTensor& quantized) override;
   absl::StatusOr<std::vector<QuantizationSummary>> Summarize(
       std::span<const QuantizedTensor> quantized) override;
   absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override;
@@ -101,8 +102,8 @@ class CudaEngine final : public Engine {
   absl::StatusOr<Tensor> JoinMaster(const SplitTensor& split,
                                     const Cancellation* cancellation) override;
 
-  absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor,
-                                          const Cancellation* cancellation) override;
+  absl::StatusOr<std::vector<Tensor>> StartFingerprints(std::span<const Tensor> tensors,
+                                                        const Cancellation* cancellation) override;
   absl::StatusOr<std::vector<Fingerprint>> ReadFingerprints(
       std::span<const Tensor> started) override;
   absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
@@ -145,7 +146,8 @@ class CudaEngine final : public Engine {
   const std::unique_ptr<CudaDevice> device_;
   const std::unique_ptr<CublasLt> cublaslt_;
   CudaEventPool events_;
-  PendingReads pending_;  ///< Of other engines' tensors.
+  CudaEventPool timed_events_{cudaEventDefault};  ///< Of stopwatches.
+  PendingReads pending_;                          ///< Of other engines' tensors.
 };
 
 }  // namespace quantgate

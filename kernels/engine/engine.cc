@@ -4,10 +4,16 @@
 
 namespace quantgate {
 
+absl::StatusOr<std::vector<Fingerprint>> Engine::FingerprintsOf(std::span<const Tensor> tensors,
+                                                                const Cancellation* cancellation) {
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> started, StartFingerprints(tensors, cancellation));
+  return ReadFingerprints(started);
+}
+
 absl::StatusOr<Fingerprint> Engine::FingerprintOf(const Tensor& tensor,
                                                   const Cancellation* cancellation) {
-  QG_ASSIGN_OR_RETURN(const Tensor started, StartFingerprint(tensor, cancellation));
-  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> read, ReadFingerprints({&started, 1}));
+  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> read,
+                      FingerprintsOf({&tensor, 1}, cancellation));
   return read[0];
 }
 

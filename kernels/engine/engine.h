@@ -140,6 +140,8 @@ class Engine {
   virtual absl::StatusOr<DelayedScalingState> UpdateScale(const DelayedScalingState& state,
                                                           const DelayedScalingOptions& options,
                                                           float max_finite) = 0;
+  /// Begins what Summarize will say of it, which then need not wait for what comes after.
+  virtual absl::Status StartSummary(QuantizedTensor& quantized) = 0;
   /// What reports say of each; one wait for all of them.
   virtual absl::StatusOr<std::vector<QuantizationSummary>> Summarize(
       std::span<const QuantizedTensor> quantized) = 0;
@@ -194,12 +196,15 @@ class Engine {
   virtual absl::StatusOr<Tensor> JoinMaster(const SplitTensor& split,
                                             const Cancellation* cancellation) = 0;
 
-  /// i64 [2]: Fingerprint::high and ::low, for ReadFingerprint.
-  virtual absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor,
-                                                  const Cancellation* cancellation) = 0;
-  /// One wait for all of them.
+  /// Of each tensor i64 [2]: Fingerprint::high and ::low, for ReadFingerprints.
+  virtual absl::StatusOr<std::vector<Tensor>> StartFingerprints(
+      std::span<const Tensor> tensors, const Cancellation* cancellation) = 0;
+  /// One wait for all of them, and not for what came after they were started.
   virtual absl::StatusOr<std::vector<Fingerprint>> ReadFingerprints(
       std::span<const Tensor> started) = 0;
+  /// Both: one wait for all.
+  absl::StatusOr<std::vector<Fingerprint>> FingerprintsOf(std::span<const Tensor> tensors,
+                                                          const Cancellation* cancellation);
   absl::StatusOr<Fingerprint> FingerprintOf(const Tensor& tensor, const Cancellation* cancellation);
   virtual absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
                                                    const Cancellation* cancellation) = 0;

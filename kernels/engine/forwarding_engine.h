@@ -103,6 +103,10 @@ class ForwardingEngine : public Engine {
     OnOperation("update scale");
     return engine_.UpdateScale(state, options, max_finite);
   }
+  absl::Status StartSummary(QuantizedTensor& quantized) override {
+    OnOperation("start summary");
+    return engine_.StartSummary(quantized);
+  }
   absl::StatusOr<std::vector<QuantizationSummary>> Summarize(
       std::span<const QuantizedTensor> quantized) override {
     OnOperation("summarize");
@@ -204,10 +208,10 @@ class ForwardingEngine : public Engine {
     OnOperation("join master");
     return engine_.JoinMaster(split, cancellation);
   }
-  absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor,
-                                          const Cancellation* cancellation) override {
+  absl::StatusOr<std::vector<Tensor>> StartFingerprints(std::span<const Tensor> tensors,
+                                                        const Cancellation* cancellation) override {
     OnOperation("fingerprint");
-    return engine_.StartFingerprint(tensor, cancellation);
+    return engine_.StartFingerprints(tensors, cancellation);
   }
   absl::StatusOr<std::vector<Fingerprint>> ReadFingerprints(
       std::span<const Tensor> started) override {

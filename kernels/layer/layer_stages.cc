@@ -46,9 +46,9 @@ void StageList::AddLinearForward(const PlannedOperation& operation) {
   add_if(flow.reads_weight_codes(), kStageQuantizeWeight);
   add_if(flow.reads_weight && IsCast(facts.weight_dtype), "cast weight");
   add_if(flow.has_weight_copy() && IsCast(facts.weight_dtype), "cast dequantized weight");
+  add_if(flow.has_backward(), "fingerprint saved operands");
   add_if(!operation.bias.empty() && DTypeOf(operation.bias) != flow.bias_dtype, "cast bias");
   add_if(true, kStageFprop);
-  add_if(flow.has_backward(), "fingerprint saved operands");
 }
 
 void StageList::AddQuantizeForward(const PlannedOperation& operation) {

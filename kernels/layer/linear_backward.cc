@@ -180,14 +180,16 @@ absl::Status BackwardPass::QuantizeGradOutput() {
 
 absl::Status BackwardPass::CheckSaved() {
   return recorder_.Timed(names_.Stage("check saved operands"), [&] {
+    std::vector<UsedOperand> operands;
     if (flow_.needs_dw) {
       // wgrad of an empty batch is zero without reading anything.
       const bool is_read = !flow_.is_empty && !options_.defer_wgrad;
-      QG_RETURN_IF_ERROR(recorder_.Use(saved_.x.mark, saved_.x.Parts(), is_read));
+      operands.push_back({saved_.x.mark, saved_.x.Parts(), is_read});
     }
-    QG_RETURN_IF_ERROR(recorder_.Use(saved_.weight.mark, saved_.weight.Parts(), flow_.needs_dx));
-    if (saved_.weight_workspace.mark == nullptr) return absl::OkStatus();
-    return recorder_.Use(saved_.weight_workspace.mark, saved_.weight_workspace.Parts(), false);
+    operands.push_back({saved_.weight.mark, saved_.weight.Parts(), flow_.needs_dx});
+    const KeptOperand& workspace = saved_.weight_workspace;
+    if (workspace.mark != nullptr) operands.push_back({workspace.mark, workspace.Parts(), false});
+    return recorder_.Use(operands);
   });
 }
 
@@ -222,7 +224,9 @@ absl::StatusOr<LinearWgrad> BackwardPass::Defer(LinearWgrad wgrad) {
     kept.codes = QuantizedTensor();
   }
   QG_RETURN_IF_ERROR(recorder_.Timed(names_.Stage("fingerprint deferred operands"), [&] {
-    return Keep(recorder_, names_.grad_output, ContentOf(kept, gradient_.value.dtype()), kept);
+    const OperandToKeep operand{names_.grad_output, ContentOf(kept, gradient_.value.dtype()),
+                                &kept};
+    return Keep(recorder_, {&operand, 1});
   }));
   return wgrad;
 }
@@ -262,8 +266,10 @@ absl::StatusOr<Tensor> RunDeferredWgrad(StepRecorder& recorder, LinearWgrad& def
   const LinearUnit& unit = deferred.unit;
   QG_RETURN_IF_ERROR(recorder.Timed(unit.names.Stage("check deferred operands"), [&] {
     const bool is_read = !unit.flow.is_empty;
-    QG_RETURN_IF_ERROR(recorder.Use(deferred.x.mark, deferred.x.Parts(), is_read));
-    return recorder.Use(deferred.grad_output.mark, deferred.grad_output.Parts(), is_read);
+    const UsedOperand operands[] = {
+        {deferred.x.mark, deferred.x.Parts(), is_read},
+        {deferred.grad_output.mark, deferred.grad_output.Parts(), is_read}};
+    return recorder.Use(operands);
   }));
   return Wgrad(recorder, deferred, state);
 }

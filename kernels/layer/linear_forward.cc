@@ -25,9 +25,10 @@ class ForwardPass {
   absl::Status PrepareStates();
   absl::Status PrepareX();
   absl::StatusOr<Tensor> Fprop();
-  void KeepOperands();
+  /// What backward gets, not yet marked.
+  LinearSaved OperandsToKeep() const;
   absl::StatusOr<LinearSaved> Save();
-  std::string WeightContent() const;
+  std::string WeightContent(const KeptOperand& weight) const;
 
   StepRecorder& recorder_;
   const LinearUnit& unit_;
@@ -37,9 +38,9 @@ class ForwardPass {
   const LinearInput& input_;
   std::shared_ptr<const StepOptions> options_;
 
+  // As fprop reads them.
   KeptOperand x_;
   KeptOperand weight_;
-  KeptOperand weight_workspace_;
 };
 
 absl::Status ForwardPass::PrepareStates() {
@@ -78,53 +79,55 @@ absl::StatusOr<Tensor> ForwardPass::Fprop() {
 
 // What each mode keeps is the row "saved input", "saved weight" of the table in docs/quantizers.md
 // section 9. As in Transformer Engine's Linear, x is kept only for wgrad, the weight always.
-void ForwardPass::KeepOperands() {
+LinearSaved ForwardPass::OperandsToKeep() const {
+  LinearSaved kept{unit_, options_, input_.x.shape(), x_, weight_, {}};
   const Parameter& weight = state_.parameters.at(names_.weight);
   if (flow_.reads_originals()) {
     if (weight.is_quantized()) {
-      weight_ = KeptOperand{{}, OnlyUsages(weight.quantized, flow_.weight_usages), {}};
-      if (!weight_.has_codes()) weight_.codes = weight.quantized;
+      kept.weight = KeptOperand{{}, OnlyUsages(weight.quantized, flow_.weight_usages), {}};
+      if (!kept.weight.has_codes()) kept.weight.codes = weight.quantized;
     } else {
-      weight_workspace_.codes = std::move(weight_.codes);
-      weight_ = KeptOperand{weight.value, {}, {}};
+      kept.weight_workspace.codes = weight_.codes;
+      kept.weight = KeptOperand{weight.value, {}, {}};
     }
     // What was given as codes is read back from them.
-    x_ = unit_.facts.x_is_codes ? KeptOperand{{}, x_.codes, {}} : KeptOperand{input_.x, {}, {}};
-    return;
+    kept.x = unit_.facts.x_is_codes ? KeptOperand{{}, x_.codes, {}} : KeptOperand{input_.x, {}, {}};
+  } else {
+    if (flow_.backward_override == BackwardOverride::kNone) {
+      // fprop is the only reader of the rowwise codes.
+      kept.x.codes.rowwise.reset();
+    }
+    if (kept.x.has_codes()) kept.x.original = Tensor();
+    if (kept.weight.has_codes() && !flow_.keeps_weight()) kept.weight.original = Tensor();
   }
-  if (flow_.backward_override == BackwardOverride::kNone) {
-    // fprop was the only reader of the rowwise codes.
-    x_.codes.rowwise.reset();
-  }
-  if (x_.has_codes()) x_.original = Tensor();
-  if (weight_.has_codes() && !flow_.keeps_weight()) weight_.original = Tensor();
+  if (!flow_.needs_dw) kept.x = KeptOperand();
+  return kept;
 }
 
-std::string ForwardPass::WeightContent() const {
+std::string ForwardPass::WeightContent(const KeptOperand& kept) const {
   const Parameter& weight = state_.parameters.at(names_.weight);
-  if (!weight.is_quantized() || !weight_.original.has_value()) {
-    return ContentOf(weight_, unit_.facts.weight_dtype);
+  if (!weight.is_quantized() || !kept.original.has_value()) {
+    return ContentOf(kept, unit_.facts.weight_dtype);
   }
-  const std::string codes =
-      weight_.has_codes() ? absl::StrCat(CodesContent(weight_.codes), " and ") : "";
-  return absl::StrCat(codes, std::string(DTypeName(weight_.original.dtype())),
+  const std::string codes = kept.has_codes() ? absl::StrCat(CodesContent(kept.codes), " and ") : "";
+  return absl::StrCat(codes, std::string(DTypeName(kept.original.dtype())),
                       " dequantized from the parameter");
 }
 
 absl::StatusOr<LinearSaved> ForwardPass::Save() {
+  LinearSaved saved = OperandsToKeep();
   QG_RETURN_IF_ERROR(recorder_.Timed(names_.Stage("fingerprint saved operands"), [&] {
-    KeepOperands();
+    std::vector<OperandToKeep> operands;
     if (flow_.needs_dw) {
-      QG_RETURN_IF_ERROR(Keep(recorder_, names_.x, ContentOf(x_, input_.x.dtype()), x_));
+      operands.push_back({names_.x, ContentOf(saved.x, input_.x.dtype()), &saved.x});
     }
-    QG_RETURN_IF_ERROR(Keep(recorder_, names_.weight, WeightContent(), weight_));
-    if (!weight_workspace_.has_codes()) return absl::OkStatus();
-    return Keep(recorder_, absl::StrCat(names_.weight, " workspace"),
-                CodesContent(weight_workspace_.codes), weight_workspace_);
+    operands.push_back({names_.weight, WeightContent(saved.weight), &saved.weight});
+    if (saved.weight_workspace.has_codes()) {
+      operands.push_back({absl::StrCat(names_.weight, " workspace"),
+                          CodesContent(saved.weight_workspace.codes), &saved.weight_workspace});
+    }
+    return Keep(recorder_, operands);
   }));
-  if (!flow_.needs_dw) x_ = KeptOperand();
-  LinearSaved saved{unit_,         options_,           input_.x.shape(),
-                    std::move(x_), std::move(weight_), std::move(weight_workspace_)};
   return saved;
 }
 
@@ -151,14 +154,15 @@ absl::StatusOr<LinearForward> ForwardPass::Run() {
   }
   QG_ASSIGN_OR_RETURN(weight_, weight.Prepare());
 
-  QG_ASSIGN_OR_RETURN(const Tensor matrix, Fprop());
-  Shape shape = input_.x.shape();
-  shape.back() = unit_.n;
   LinearForward result;
-  QG_ASSIGN_OR_RETURN(result.y, matrix.Reinterpret(matrix.dtype(), std::move(shape)));
+  // Before the GEMM: who waits for the fingerprints does not wait for it.
   if (flow_.has_backward()) {
     QG_ASSIGN_OR_RETURN(result.saved, Save());
   }
+  QG_ASSIGN_OR_RETURN(const Tensor matrix, Fprop());
+  Shape shape = input_.x.shape();
+  shape.back() = unit_.n;
+  QG_ASSIGN_OR_RETURN(result.y, matrix.Reinterpret(matrix.dtype(), std::move(shape)));
   return result;
 }
 

@@ -54,8 +54,13 @@ std::string PlainContent(DType given, DType kept);
 std::string CodesContent(const QuantizedTensor& codes);
 std::string ContentOf(const KeptOperand& kept, DType given);
 
-/// Saves and marks.
-absl::Status Keep(StepRecorder& recorder, const std::string& name, const std::string& content,
-                  KeptOperand& kept);
+/// An operand that is about to be kept: under which name, and as what.
+struct OperandToKeep {
+  std::string name;
+  std::string content;
+  KeptOperand* operand;
+};
+/// Saves and marks them.
+absl::Status Keep(StepRecorder& recorder, std::span<const OperandToKeep> operands);
 
 }  // namespace quantgate

@@ -150,9 +150,13 @@ std::string ContentOf(const KeptOperand& kept, DType given) {
   return absl::StrJoin(parts, " and ");
 }
 
-absl::Status Keep(StepRecorder& recorder, const std::string& name, const std::string& content,
-                  KeptOperand& kept) {
-  QG_ASSIGN_OR_RETURN(kept.mark, recorder.Save(name, content, kept.Parts()));
+absl::Status Keep(StepRecorder& recorder, std::span<const OperandToKeep> operands) {
+  std::vector<OperandToSave> to_save;
+  for (const OperandToKeep& kept : operands) {
+    to_save.push_back({kept.name, kept.content, kept.operand->Parts()});
+  }
+  QG_ASSIGN_OR_RETURN(const std::vector<SavedMarkPointer> marks, recorder.Save(to_save));
+  for (size_t i = 0; i < operands.size(); ++i) operands[i].operand->mark = marks[i];
   return absl::OkStatus();
 }
 

@@ -18,28 +18,26 @@ struct NamedOperands {
 absl::Status KeepAll(ProgramRun& run, const PlannedOperation& operation,
                      const NamedOperands& operands, OperationSaved& saved) {
   return run.recorder.Timed(operation.name + ".fingerprint saved operands", [&]() -> absl::Status {
+    for (const Tensor& tensor : operands.tensors) saved.operands.push_back({tensor, {}, {}});
+    std::vector<OperandToKeep> kept;
     for (size_t i = 0; i < operands.tensors.size(); ++i) {
       const Tensor& tensor = operands.tensors[i];
-      KeptOperand kept;
-      kept.original = tensor;
-      if (tensor.has_value()) {
-        QG_RETURN_IF_ERROR(Keep(run.recorder, absl::StrCat(operation.name, " ", operands.names[i]),
-                                std::string(DTypeName(tensor.dtype())), kept));
-      }
-      saved.operands.push_back(std::move(kept));
+      if (!tensor.has_value()) continue;
+      kept.push_back({absl::StrCat(operation.name, " ", operands.names[i]),
+                      std::string(DTypeName(tensor.dtype())), &saved.operands[i]});
     }
-    return absl::OkStatus();
+    return Keep(run.recorder, kept);
   });
 }
 
 absl::Status UseAll(ProgramRun& run, const PlannedOperation& operation,
                     const OperationSaved& saved) {
   return run.recorder.Timed(operation.name + ".check saved operands", [&]() -> absl::Status {
+    std::vector<UsedOperand> used;
     for (const KeptOperand& kept : saved.operands) {
-      if (kept.mark == nullptr) continue;
-      QG_RETURN_IF_ERROR(run.recorder.Use(kept.mark, kept.Parts(), true));
+      if (kept.mark != nullptr) used.push_back({kept.mark, kept.Parts(), true});
     }
-    return absl::OkStatus();
+    return run.recorder.Use(used);
   });
 }
 

@@ -1,6 +1,7 @@
 #include "kernels/layer/step_recorder.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace quantgate {
 namespace {
@@ -31,6 +32,15 @@ void Add(const Fingerprint& part, Fingerprint& sum) {
 
 }  // namespace
 
+absl::StatusOr<std::vector<StageTime>> TimesOf(std::span<const TimedStage> stages) {
+  std::vector<StageTime> times;
+  for (const TimedStage& stage : stages) {
+    QG_ASSIGN_OR_RETURN(const double seconds, stage.stopwatch->Seconds());
+    times.push_back({stage.stage, seconds});
+  }
+  return times;
+}
+
 StepRecorder::StepRecorder(Engine& engine, const Arithmetic& arithmetic,
                            const Cancellation* cancellation, StageObserver on_stage)
     : engine_(engine), arithmetic_(arithmetic), cancellation_(cancellation), on_stage_(on_stage) {}
@@ -57,6 +67,7 @@ absl::StatusOr<QuantizedTensor> StepRecorder::Quantize(const std::string& stage,
   record.tensor = tensor;
   records_.quantizations.push_back(std::move(record));
   quantized_.push_back(WithoutCodes(quantized));
+  QG_RETURN_IF_ERROR(engine_.StartSummary(quantized_.back()));
   return quantized;
 }
 
@@ -70,14 +81,24 @@ absl::StatusOr<Tensor> StepRecorder::Gemm(const std::string& stage, GemmRecord r
   return d;
 }
 
-absl::StatusOr<std::vector<Tensor>> StepRecorder::StartFingerprints(std::span<const Tensor> parts) {
-  std::vector<Tensor> started;
-  for (const Tensor& part : parts) {
-    if (!part.has_value()) continue;
-    QG_ASSIGN_OR_RETURN(Tensor fingerprint, engine_.StartFingerprint(part, cancellation_));
-    started.push_back(std::move(fingerprint));
+template <typename Operand>
+absl::StatusOr<std::vector<std::vector<Tensor>>> StepRecorder::StartFingerprints(
+    std::span<const Operand> operands) {
+  std::vector<Tensor> held;
+  for (const Operand& operand : operands) {
+    std::copy_if(operand.parts.begin(), operand.parts.end(), std::back_inserter(held),
+                 [](const Tensor& part) { return part.has_value(); });
   }
-  return started;
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> started,
+                      engine_.StartFingerprints(held, cancellation_));
+  std::vector<std::vector<Tensor>> by_operand(operands.size());
+  auto next = started.begin();
+  for (size_t i = 0; i < operands.size(); ++i) {
+    for (const Tensor& part : operands[i].parts) {
+      if (part.has_value()) by_operand[i].push_back(*next++);
+    }
+  }
+  return by_operand;
 }
 
 size_t StepRecorder::RecordOf(const SavedMarkPointer& mark) {
@@ -91,24 +112,25 @@ size_t StepRecorder::RecordOf(const SavedMarkPointer& mark) {
   return found->second;
 }
 
-absl::StatusOr<SavedMarkPointer> StepRecorder::Save(const std::string& name,
-                                                    const std::string& content,
-                                                    std::span<const Tensor> parts) {
-  auto mark = std::make_shared<SavedMark>();
-  mark->name = name;
-  mark->content = content;
-  QG_ASSIGN_OR_RETURN(mark->at_save, StartFingerprints(parts));
-  SavedMarkPointer saved = std::move(mark);
-  RecordOf(saved);
-  return saved;
+absl::StatusOr<std::vector<SavedMarkPointer>> StepRecorder::Save(
+    std::span<const OperandToSave> operands) {
+  QG_ASSIGN_OR_RETURN(std::vector<std::vector<Tensor>> started, StartFingerprints(operands));
+  std::vector<SavedMarkPointer> marks;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    marks.push_back(std::make_shared<const SavedMark>(
+        SavedMark{operands[i].name, operands[i].content, std::move(started[i])}));
+    RecordOf(marks.back());
+  }
+  return marks;
 }
 
-absl::Status StepRecorder::Use(const SavedMarkPointer& mark, std::span<const Tensor> parts,
-                               bool is_read) {
-  const size_t record = RecordOf(mark);
-  QG_ASSIGN_OR_RETURN(std::vector<Tensor> started, StartFingerprints(parts));
-  fingerprints_.push_back({record, &SavedOperand::at_use, std::move(started)});
-  records_.saved[record].used = is_read;
+absl::Status StepRecorder::Use(std::span<const UsedOperand> operands) {
+  QG_ASSIGN_OR_RETURN(std::vector<std::vector<Tensor>> started, StartFingerprints(operands));
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const size_t record = RecordOf(operands[i].mark);
+    fingerprints_.push_back({record, &SavedOperand::at_use, std::move(started[i])});
+    records_.saved[record].used = operands[i].is_read;
+  }
   return absl::OkStatus();
 }
 
@@ -145,10 +167,6 @@ absl::Status StepRecorder::ReadSummaries() {
 absl::StatusOr<StepRecords> StepRecorder::Finish() {
   QG_RETURN_IF_ERROR(ReadFingerprints());
   QG_RETURN_IF_ERROR(ReadSummaries());
-  for (const RunningStage& stage : stages_) {
-    QG_ASSIGN_OR_RETURN(const double seconds, stage.stopwatch->Seconds());
-    records_.stages.push_back({stage.name, seconds});
-  }
   return std::move(records_);
 }
 

@@ -56,12 +56,21 @@ struct StageTime {
   double seconds = 0;
 };
 
+/// A stage of a step that may still be under way. Whoever wants its time waits for it; a step that
+/// is followed by another one need not.
+struct TimedStage {
+  std::string stage;
+  std::shared_ptr<Stopwatch> stopwatch;  ///< Stopped.
+};
+/// Waits for all of them.
+absl::StatusOr<std::vector<StageTime>> TimesOf(std::span<const TimedStage> stages);
+
 /// What a report says of a step beside its outputs.
 struct StepRecords {
   std::vector<GemmRecord> gemms;
   std::vector<SavedOperand> saved;
   std::vector<QuantizationRecord> quantizations;
-  std::vector<StageTime> stages;
+  std::vector<TimedStage> stages;
   std::vector<std::string>
       notes;  ///< "backward_override has no effect without a quantized recipe".
 };
@@ -75,9 +84,22 @@ inline void IgnoreStage(const std::string&) {}
 struct SavedMark {
   std::string name;
   std::string content;
-  std::vector<Tensor> at_save;  ///< Of Engine::StartFingerprint.
+  std::vector<Tensor> at_save;  ///< Of Engine::StartFingerprints.
 };
 using SavedMarkPointer = std::shared_ptr<const SavedMark>;
+
+/// Something to be kept for backward. What holds no tensor has no part in its fingerprint.
+struct OperandToSave {
+  std::string name;
+  std::string content;
+  std::vector<Tensor> parts;
+};
+/// Something that was kept, where it is used.
+struct UsedOperand {
+  SavedMarkPointer mark;
+  std::vector<Tensor> parts;
+  bool is_read = true;
+};
 
 class StepRecorder {
  public:
@@ -100,10 +122,10 @@ class StepRecorder {
       if (absl::Status status = cancellation_->Check(); !status.ok()) return status;
     }
     on_stage_(stage);
-    std::unique_ptr<Stopwatch> stopwatch = engine_.StartStopwatch();
+    std::shared_ptr<Stopwatch> stopwatch = engine_.StartStopwatch();
     auto value = body();
     if (absl::Status status = stopwatch->Stop(); !status.ok()) return status;
-    stages_.push_back({stage, std::move(stopwatch)});
+    records_.stages.push_back({stage, std::move(stopwatch)});
     return value;
   }
 
@@ -117,23 +139,19 @@ class StepRecorder {
   /// Runs record.desc under the step's arithmetic, records it, and returns d.
   absl::StatusOr<Tensor> Gemm(const std::string& stage, GemmRecord record);
 
-  /// Starts the fingerprint of something that is kept for backward, and of it at use. What holds
-  /// no tensor has no part in the fingerprint.
-  absl::StatusOr<SavedMarkPointer> Save(const std::string& name, const std::string& content,
-                                        std::span<const Tensor> parts);
-  absl::Status Use(const SavedMarkPointer& mark, std::span<const Tensor> parts, bool is_read);
+  /// Starts the fingerprints of what is kept for backward, and of it at use: all at once, since
+  /// each start takes the device longer than a small tensor.
+  absl::StatusOr<std::vector<SavedMarkPointer>> Save(std::span<const OperandToSave> operands);
+  absl::Status Use(std::span<const UsedOperand> operands);
 
   /// Once, whoever says it how often.
   void AddNote(const std::string& note);
 
-  /// Waits for what is under way and reads what the report says of it. Once.
+  /// Waits for fingerprints and what quantizations left, and reads them; not for what came after
+  /// them. Once.
   absl::StatusOr<StepRecords> Finish();
 
  private:
-  struct RunningStage {
-    std::string name;
-    std::unique_ptr<Stopwatch> stopwatch;
-  };
   /// A record of saved_, and the parts of its fingerprints.
   struct RunningFingerprint {
     size_t record;
@@ -141,7 +159,10 @@ class StepRecorder {
     std::vector<Tensor> parts;
   };
 
-  absl::StatusOr<std::vector<Tensor>> StartFingerprints(std::span<const Tensor> parts);
+  /// By operand, those of its parts.
+  template <typename Operand>
+  absl::StatusOr<std::vector<std::vector<Tensor>>> StartFingerprints(
+      std::span<const Operand> operands);
   size_t RecordOf(const SavedMarkPointer& mark);
   absl::Status ReadFingerprints();
   absl::Status ReadSummaries();
@@ -154,7 +175,6 @@ class StepRecorder {
 
   StepRecords records_;
   // Read once at the end, so that nothing waits for a device between operations.
-  std::vector<RunningStage> stages_;
   std::vector<RunningFingerprint> fingerprints_;
   /// What records_.quantizations are of, without the codes.
   std::vector<QuantizedTensor> quantized_;

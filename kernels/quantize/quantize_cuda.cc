@@ -135,7 +135,8 @@ absl::Status MakeScale(const CudaRequest& request, TensorResults& results) {
   if (spec.scaling == Scaling::kDelayed) {
     QG_ASSIGN_OR_RETURN(given_scale, device.ToDevice(request.arguments.scale));
     job.given_scale = given_scale.as<float>();
-    job.counts = results.counts.as<unsigned long long>();
+    job.zeroed = reinterpret_cast<unsigned long long*>(results.buffer->data());
+    job.zeroed_words = static_cast<int>(results.buffer->size() / sizeof(*job.zeroed));
     return QG_CUDA_STATUS(LaunchTensorScale(job, device.stream()));
   }
   QG_CUDA_RETURN_IF_ERROR(

@@ -50,6 +50,8 @@ absl::StatusOr<DelayedScalingState> WithUpdateCuda(CudaDevice& device,
                                                    const DelayedScalingOptions& options,
                                                    float max_finite);
 
+/// Gathers what SummarizeCuda reads of a quantization whose scales are to be counted.
+absl::Status StartSummaryCuda(CudaDevice& device, QuantizedTensor& quantized);
 /// As SummarizeCpu of each, waiting once.
 absl::StatusOr<std::vector<QuantizationSummary>> SummarizeCuda(
     CudaDevice& device, std::span<const QuantizedTensor> quantized);

@@ -63,7 +63,8 @@ struct TensorScaleJob {
   float max_finite = 448.0f;
   ScaleOptions options;
   bool is_empty = false;  ///< Nothing was measured: scale 1 (docs/definitions.md section 7).
-  unsigned long long* counts = nullptr;  ///< [7], given: *amax and they become 0 first.
+  unsigned long long* zeroed = nullptr;  ///< What becomes 0 first, *amax in it.
+  int zeroed_words = 0;
   float* amax = nullptr;
   float* scale = nullptr;
   float* scale_inv = nullptr;

@@ -71,18 +71,25 @@ SummaryScalars ScalarsOf(const QuantizedTensor& quantized) {
   return scalars;
 }
 
-/// Gathers one tensor's record on the device.
-absl::Status Gather(CudaDevice& device, const QuantizedTensor& quantized, SummaryRecord* record) {
+/// Gathers one tensor's record on the device: SummaryRecord.
+absl::StatusOr<Tensor> Gather(CudaDevice& device, const QuantizedTensor& quantized) {
+  QG_ASSIGN_OR_RETURN(Tensor record,
+                      device.AllocateZeroed(DType::kU8, {int64_t{sizeof(SummaryRecord)}}));
   const QuantizedCopy& first = FirstCopy(quantized);
   if (BlockLength(first.format) != 1) {
     const Tensor& scales = first.scale_inv;
     QG_CUDA_RETURN_IF_ERROR(LaunchCountScales(scales.data(), scales.dtype() == DType::kF32,
-                                              scales.element_count(), record, device.stream()));
+                                              scales.element_count(), record.as<SummaryRecord>(),
+                                              device.stream()));
   }
-  return QG_CUDA_STATUS(LaunchGatherSummary(ScalarsOf(quantized), record, device.stream()));
+  QG_CUDA_RETURN_IF_ERROR(
+      LaunchGatherSummary(ScalarsOf(quantized), record.as<SummaryRecord>(), device.stream()));
+  QG_RETURN_IF_ERROR(device.MarkResults());
+  return record;
 }
 
-/// Whether a summary is all scalars, of a quantization on this device or on the host.
+/// Whether a summary is all scalars, of a quantization on this device or on the host: nothing is to
+/// be gathered.
 bool IsOfScalars(const QuantizedTensor& quantized) {
   if (IsOnHost(quantized)) return true;
   return quantized.device_counts.has_value() && BlockLength(FirstCopy(quantized).format) == 1;
@@ -116,24 +123,6 @@ void AddResults(const SummaryScalars& scalars, SummaryRecord& record,
   add(scalars.amax_columnwise, &record.amax_columnwise, sizeof(float));
   add(scalars.scale, &record.scale, sizeof(float));
   add(scalars.scale_inv, &record.scale_inv, sizeof(float));
-}
-
-/// Where no scales are to be counted nothing is left for a kernel, which would come after all that
-/// is on the stream.
-absl::StatusOr<std::vector<QuantizationSummary>> SummarizeScalars(
-    CudaDevice& device, std::span<const QuantizedTensor> quantized) {
-  std::vector<SummaryRecord> records(quantized.size());
-  std::vector<CudaDevice::Result> results;
-  for (size_t i = 0; i < quantized.size(); ++i) {
-    if (!IsOnHost(quantized[i])) AddResults(ScalarsOf(quantized[i]), records[i], results);
-  }
-  QG_RETURN_IF_ERROR(device.ReadResults(results));
-  std::vector<QuantizationSummary> summaries;
-  for (size_t i = 0; i < quantized.size(); ++i) {
-    summaries.push_back(IsOnHost(quantized[i]) ? SummarizeCpu(quantized[i])
-                                               : SummaryOf(quantized[i], records[i]));
-  }
-  return summaries;
 }
 
 }  // namespace
@@ -186,19 +175,31 @@ absl::StatusOr<DelayedScalingState> WithUpdateCuda(CudaDevice& device,
   return NextState(device, state, job);
 }
 
+absl::Status StartSummaryCuda(CudaDevice& device, QuantizedTensor& quantized) {
+  if (IsOfScalars(quantized)) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(quantized.device_summary, Gather(device, quantized));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<QuantizationSummary>> SummarizeCuda(
     CudaDevice& device, std::span<const QuantizedTensor> quantized) {
-  if (std::all_of(quantized.begin(), quantized.end(), IsOfScalars)) {
-    return SummarizeScalars(device, quantized);
-  }
-  const auto bytes = static_cast<int64_t>(quantized.size() * sizeof(SummaryRecord));
-  QG_ASSIGN_OR_RETURN(Tensor block, device.AllocateZeroed(DType::kU8, {bytes}));
+  std::vector<SummaryRecord> records(quantized.size());
+  std::vector<CudaDevice::Result> results;
+  std::vector<Tensor> gathered;
   for (size_t i = 0; i < quantized.size(); ++i) {
     if (IsOnHost(quantized[i])) continue;
-    QG_RETURN_IF_ERROR(Gather(device, quantized[i], block.as<SummaryRecord>() + i));
+    if (IsOfScalars(quantized[i])) {
+      AddResults(ScalarsOf(quantized[i]), records[i], results);
+      continue;
+    }
+    Tensor record = quantized[i].device_summary;
+    if (!record.has_value()) {
+      QG_ASSIGN_OR_RETURN(record, Gather(device, quantized[i]));
+    }
+    results.push_back({record.data(), &records[i], sizeof(SummaryRecord)});
+    gathered.push_back(std::move(record));
   }
-  std::vector<SummaryRecord> records(quantized.size());
-  QG_RETURN_IF_ERROR(device.Read(block.data(), records.data(), static_cast<size_t>(bytes)));
+  QG_RETURN_IF_ERROR(device.ReadResults(results));
   std::vector<QuantizationSummary> summaries;
   for (size_t i = 0; i < quantized.size(); ++i) {
     summaries.push_back(IsOnHost(quantized[i]) ? SummarizeCpu(quantized[i])

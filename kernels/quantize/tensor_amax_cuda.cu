@@ -75,10 +75,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void MakeTensorScale(const TensorScaleJob job) {
   // The cast may begin to read the source.
   asm volatile("griddepcontrol.launch_dependents;");
-  if (job.counts != nullptr) {
-    *job.amax = 0.0f;
-    for (int i = 0; i < kCountKinds; ++i) job.counts[i] = 0;
-  }
+  for (int i = 0; i < job.zeroed_words; ++i) job.zeroed[i] = 0;
   if (job.has_given_amax) *job.amax = job.given_amax;
   float scale = 1.0f;
   if (job.given_scale != nullptr) {

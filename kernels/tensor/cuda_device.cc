@@ -78,6 +78,8 @@ struct CudaDevice::Pools {
 
 namespace {
 
+constexpr uintptr_t kAllocationAlignment = 256;  // What CUDA gives; CudaDevice::Allocate says so.
+
 absl::Status OutOfMemory(size_t bytes, int64_t in_use, const std::string& reason) {
   size_t free_bytes = 0, total_bytes = 0;
   std::string rest;
@@ -87,6 +89,21 @@ absl::Status OutOfMemory(size_t bytes, int64_t in_use, const std::string& reason
   return absl::ResourceExhaustedError(absl::StrCat("cannot allocate ", bytes,
                                                    " bytes of device memory: ", in_use,
                                                    " are in use", rest, "; ", reason));
+}
+
+uintptr_t AddressOf(const CudaDevice::Result& result) {
+  return reinterpret_cast<uintptr_t>(result.device);
+}
+
+/// Makes `run` hold `next` too, where that lies behind it in the same aligned piece of memory,
+/// which is of one allocation.
+bool Join(const CudaDevice::Result& next, CudaDevice::Result& run) {
+  const uintptr_t end = AddressOf(next) + next.bytes;
+  const bool is_near = AddressOf(next) >= AddressOf(run) &&
+                       (end - 1) / kAllocationAlignment == AddressOf(run) / kAllocationAlignment;
+  if (!is_near) return false;
+  run.bytes = std::max(run.bytes, static_cast<size_t>(end - AddressOf(run)));
+  return true;
 }
 
 }  // namespace
@@ -295,21 +312,31 @@ absl::Status CudaDevice::MarkResults() {
 }
 
 absl::Status CudaDevice::ReadResults(std::span<const Result> results) {
+  if (results.empty()) return absl::OkStatus();
   QG_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(results_stream_, results_.done, 0));
-  size_t bytes = 0;
+  // A copy takes longer to start than to run: neighbours go in one.
+  std::vector<std::pair<size_t, size_t>> places;  // Of each result: its run, and where in it.
+  std::vector<Result> runs;
   for (const Result& result : results) {
-    if (bytes + result.bytes > kStagingBytes) {
+    if (runs.empty() || !Join(result, runs.back())) runs.push_back(result);
+    const Result& run = runs.back();
+    places.emplace_back(runs.size() - 1, AddressOf(result) - AddressOf(run));
+  }
+  std::vector<size_t> begins;
+  size_t bytes = 0;
+  for (const Result& run : runs) {
+    if (bytes + run.bytes > kStagingBytes) {
       return absl::InternalError("results to read at once are larger than the staging memory");
     }
-    QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(results_.data + bytes, result.device, result.bytes,
+    QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(results_.data + bytes, run.device, run.bytes,
                                             cudaMemcpyDeviceToHost, results_stream_));
-    bytes += result.bytes;
+    begins.push_back(bytes);
+    bytes += run.bytes;
   }
   QG_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(results_stream_));
-  bytes = 0;
-  for (const Result& result : results) {
-    std::memcpy(result.host, results_.data + bytes, result.bytes);
-    bytes += result.bytes;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto [run, offset] = places[i];
+    std::memcpy(results[i].host, results_.data + begins[run] + offset, results[i].bytes);
   }
   return absl::OkStatus();
 }

@@ -18,7 +18,7 @@ absl::StatusOr<PooledCudaEvent> CudaEventPool::Record(const CudaDevice& device) 
     }
   }
   if (event == nullptr) {
-    QG_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    QG_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, flags_));
   }
   // Who waits for it holds what was recorded when the wait was put on a stream: it may be used
   // again as soon as nobody has it.

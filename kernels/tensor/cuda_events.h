@@ -21,6 +21,9 @@ using PooledCudaEvent = std::shared_ptr<CUevent_st>;
 /// Thread-safe. Events may outlive the pool.
 class CudaEventPool {
  public:
+  /// `flags` of cudaEventCreateWithFlags: without cudaEventDisableTiming, time between two of them
+  /// can be told.
+  explicit CudaEventPool(unsigned flags = cudaEventDisableTiming) : flags_(flags) {}
   /// A point on the device's stream: after all that is on it. The device is current.
   absl::StatusOr<PooledCudaEvent> Record(const CudaDevice& device);
 
@@ -31,6 +34,7 @@ class CudaEventPool {
     std::vector<cudaEvent_t> events;
     ~Free();
   };
+  const unsigned flags_;
   const std::shared_ptr<Free> free_ = std::make_shared<Free>();
 };
 

@@ -10,7 +10,31 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kBlocksPerMultiprocessor = 8;
 constexpr int kPairsPerStep = 4;  // Loads in flight: 64 bytes a thread.
-constexpr int64_t kWordsOfOneBlock = 2 * kThreads * kPairsPerStep;
+constexpr int64_t kWordsOfTile = 2 * kThreads * kPairsPerStep;
+constexpr int kJobsPerLaunch = 64;
+
+/// Jobs side by side in one grid; each has blocks of its own.
+struct Batch {
+  FingerprintJob jobs[kJobsPerLaunch];
+  int first_block[kJobsPerLaunch + 1];
+  uint64_t* sums;
+  KernelPath path;
+};
+static_assert(sizeof(Batch) <= 4096, "a kernel's parameters");
+
+/// Tiles of kWordsOfTile that are read 16 bytes at a time; 0: no such reads.
+__host__ __device__ int64_t TilesOf(const FingerprintJob& job, KernelPath path) {
+  const bool is_aligned = reinterpret_cast<uintptr_t>(job.data) % 16 == 0;
+  return path == KernelPath::kTuned && is_aligned ? job.bytes / (8 * kWordsOfTile) : 0;
+}
+
+int BlocksOf(const FingerprintJob& job, KernelPath path, int64_t blocks_max) {
+  const int64_t words = (job.bytes + 7) / 8;
+  if (words <= kWordsOfTile) return 1;
+  const int64_t tiles = TilesOf(job, path);
+  const int64_t wanted = tiles > 0 ? tiles : (words + kThreads - 1) / kThreads;
+  return static_cast<int>(std::min(wanted, blocks_max));
+}
 
 /// Word `index`, the last one padded with zeros.
 __device__ uint64_t WordAt(const std::byte* data, int64_t bytes, int64_t index) {
@@ -41,34 +65,11 @@ __device__ void AddToGlobal(MixSum sum, uint64_t* total, bool is_alone) {
   atomicAdd(reinterpret_cast<unsigned long long*>(total + 1), sum.low);
 }
 
-/// The sum that a thread begins with.
-__device__ MixSum BeginningOf(const FingerprintParameters& parameters) {
-  MixSum sum;
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    sum.high = parameters.high;
-    sum.low = parameters.low;
-  }
-  return sum;
-}
-
-/// Words [begin, ceil(bytes / 8)), byte by byte.
-__global__ void __launch_bounds__(kThreads)
-    MixBytes(const FingerprintParameters parameters, int64_t begin, bool is_alone) {
-  MixSum sum = BeginningOf(parameters);
-  const int64_t words = (parameters.bytes + 7) / 8;
-  const int64_t stride = int64_t{gridDim.x} * kThreads;
-  for (int64_t i = begin + int64_t{blockIdx.x} * kThreads + threadIdx.x; i < words; i += stride) {
-    sum.Add(MixWord(static_cast<uint64_t>(i), WordAt(parameters.data, parameters.bytes, i)));
-  }
-  AddToGlobal(sum, parameters.sum, is_alone);
-}
-
-/// The first tiles * kThreads * kPairsPerStep pairs of words, 16 bytes at a time.
-__global__ void __launch_bounds__(kThreads)
-    MixPairs(const FingerprintParameters parameters, int64_t tiles) {
-  MixSum sum = BeginningOf(parameters);
-  const auto* pairs = reinterpret_cast<const ulonglong2*>(parameters.data);
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+/// The first `tiles` tiles, 16 bytes at a time.
+__device__ void MixTiles(const FingerprintJob& job, int64_t tiles, int block, int blocks,
+                         MixSum& sum) {
+  const auto* pairs = reinterpret_cast<const ulonglong2*>(job.data);
+  for (int64_t tile = block; tile < tiles; tile += blocks) {
     const int64_t first = tile * (kThreads * kPairsPerStep) + threadIdx.x;
     ulonglong2 pair[kPairsPerStep];
 #pragma unroll
@@ -80,36 +81,68 @@ __global__ void __launch_bounds__(kThreads)
       sum.Add(MixWord(index + 1, pair[i].y));
     }
   }
-  AddToGlobal(sum, parameters.sum, false);
+}
+
+/// Words [begin, ceil(bytes / 8)), byte by byte.
+__device__ void MixBytes(const FingerprintJob& job, int64_t begin, int block, int blocks,
+                         MixSum& sum) {
+  const int64_t words = (job.bytes + 7) / 8;
+  const int64_t stride = int64_t{blocks} * kThreads;
+  for (int64_t i = begin + int64_t{block} * kThreads + threadIdx.x; i < words; i += stride) {
+    sum.Add(MixWord(static_cast<uint64_t>(i), WordAt(job.data, job.bytes, i)));
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    Mix(const __grid_constant__ Batch batch) {
+  int index = 0;
+  while (static_cast<int>(blockIdx.x) >= batch.first_block[index + 1]) ++index;
+  const FingerprintJob& job = batch.jobs[index];
+  const int block = static_cast<int>(blockIdx.x) - batch.first_block[index];
+  const int blocks = batch.first_block[index + 1] - batch.first_block[index];
+  MixSum sum;
+  if (block == 0 && threadIdx.x == 0) {
+    sum.high = job.high;
+    sum.low = job.low;
+  }
+  const int64_t tiles = TilesOf(job, batch.path);
+  MixTiles(job, tiles, block, blocks, sum);
+  MixBytes(job, tiles * kWordsOfTile, block, blocks, sum);
+  AddToGlobal(sum, batch.sums + 2 * index, blocks == 1);
+}
+
+/// At most kJobsPerLaunch.
+cudaError_t LaunchBatch(std::span<const FingerprintJob> jobs, uint64_t* sums, int64_t blocks_max,
+                        KernelPath path, cudaStream_t stream) {
+  Batch batch = {};
+  batch.sums = sums;
+  batch.path = path;
+  bool adds_up = false;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const int blocks = BlocksOf(jobs[i], path, blocks_max);
+    batch.jobs[i] = jobs[i];
+    batch.first_block[i + 1] = batch.first_block[i] + blocks;
+    adds_up = adds_up || blocks > 1;
+  }
+  if (adds_up) {
+    const cudaError_t zeroed = cudaMemsetAsync(sums, 0, jobs.size() * 2 * sizeof(uint64_t), stream);
+    if (zeroed != cudaSuccess) return zeroed;
+  }
+  Mix<<<batch.first_block[jobs.size()], kThreads, 0, stream>>>(batch);
+  return cudaGetLastError();
 }
 
 }  // namespace
 
-cudaError_t LaunchFingerprint(const FingerprintParameters& parameters, KernelPath path,
-                              cudaStream_t stream) {
-  const int64_t words = (parameters.bytes + 7) / 8;
-  if (words <= kWordsOfOneBlock) {
-    MixBytes<<<1, kThreads, 0, stream>>>(parameters, 0, true);
-    return cudaGetLastError();
+cudaError_t LaunchFingerprints(std::span<const FingerprintJob> jobs, uint64_t* sums,
+                               int multiprocessors, KernelPath path, cudaStream_t stream) {
+  const int64_t blocks_max = int64_t{multiprocessors} * kBlocksPerMultiprocessor;
+  for (size_t begin = 0; begin < jobs.size(); begin += kJobsPerLaunch) {
+    const auto batch = jobs.subspan(begin, std::min<size_t>(kJobsPerLaunch, jobs.size() - begin));
+    const cudaError_t launched = LaunchBatch(batch, sums + 2 * begin, blocks_max, path, stream);
+    if (launched != cudaSuccess) return launched;
   }
-  const cudaError_t zeroed = cudaMemsetAsync(parameters.sum, 0, 2 * sizeof(uint64_t), stream);
-  if (zeroed != cudaSuccess) return zeroed;
-  const int64_t blocks_max = int64_t{parameters.multiprocessors} * kBlocksPerMultiprocessor;
-  FingerprintParameters rest = parameters;
-  int64_t begin = 0;
-  if (path == KernelPath::kTuned && reinterpret_cast<uintptr_t>(parameters.data) % 16 == 0) {
-    // One at least: there are more words than one block takes, all but the last of them whole.
-    const int64_t tiles = parameters.bytes / (8 * kWordsOfOneBlock);
-    MixPairs<<<static_cast<unsigned>(std::min(tiles, blocks_max)), kThreads, 0, stream>>>(
-        parameters, tiles);
-    begin = tiles * kWordsOfOneBlock;
-    rest.high = rest.low = 0;
-  }
-  if (begin < words) {
-    const int64_t blocks = std::min((words - begin + kThreads - 1) / kThreads, blocks_max);
-    MixBytes<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(rest, begin, false);
-  }
-  return cudaGetLastError();
+  return cudaSuccess;
 }
 
 }  // namespace quantgate

@@ -87,6 +87,8 @@ struct QuantizedTensor {
   /// i64 [kQuantizationCountKinds] in device memory, in the order of QuantizationCounts and in
   /// place of `counts`, where the codes are there too: Engine::Summarize reads it.
   Tensor device_counts;
+  /// Where Engine::StartSummary gathers on the device what Engine::Summarize reads; else absent.
+  Tensor device_summary;
 
   Usages usages() const { return {rowwise.has_value(), columnwise.has_value()}; }
   const std::optional<QuantizedCopy>& copy(Usage usage) const {

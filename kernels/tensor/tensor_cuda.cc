@@ -101,19 +101,29 @@ absl::StatusOr<Tensor> ColumnSumsCuda(CudaDevice& device, const Tensor& tensor, 
   return CastTensorCuda(device, sums, out);
 }
 
-absl::StatusOr<Tensor> FingerprintCuda(CudaDevice& device, const Tensor& tensor) {
+absl::StatusOr<std::vector<Tensor>> FingerprintsCuda(CudaDevice& device,
+                                                     std::span<const Tensor> tensors) {
   QG_RETURN_IF_ERROR(device.MakeCurrent());
-  QG_ASSIGN_OR_RETURN(Tensor sum, device.Allocate(DType::kI64, {2}));
-  const MixSum facts = FingerprintFacts(tensor);
-  const FingerprintParameters parameters = {.data = tensor.data(),
-                                            .bytes = static_cast<int64_t>(tensor.byte_size()),
-                                            .high = facts.high,
-                                            .low = facts.low,
-                                            .sum = sum.as<uint64_t>(),
-                                            .multiprocessors = device.facts().multiprocessors};
-  QG_CUDA_RETURN_IF_ERROR(LaunchFingerprint(parameters, KernelPath::kTuned, device.stream()));
+  if (tensors.empty()) return std::vector<Tensor>();
+  constexpr size_t kBytes = 2 * sizeof(uint64_t);
+  QG_ASSIGN_OR_RETURN(const std::shared_ptr<Buffer> sums,
+                      device.AllocateBytes(tensors.size() * kBytes));
+  std::vector<Tensor> started;
+  std::vector<FingerprintJob> jobs;
+  for (const Tensor& tensor : tensors) {
+    const MixSum facts = FingerprintFacts(tensor);
+    jobs.push_back({.data = tensor.data(),
+                    .bytes = static_cast<int64_t>(tensor.byte_size()),
+                    .high = facts.high,
+                    .low = facts.low});
+    QG_ASSIGN_OR_RETURN(started.emplace_back(),
+                        Tensor::View(DType::kI64, {2}, sums, started.size() * kBytes));
+  }
+  QG_CUDA_RETURN_IF_ERROR(LaunchFingerprints(jobs, reinterpret_cast<uint64_t*>(sums->data()),
+                                             device.facts().multiprocessors, KernelPath::kTuned,
+                                             device.stream()));
   QG_RETURN_IF_ERROR(device.MarkResults());
-  return sum;
+  return started;
 }
 
 }  // namespace quantgate

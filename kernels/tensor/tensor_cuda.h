@@ -3,6 +3,9 @@
 // device's stream gets there. Errors as on the CPU, and those of CudaDevice.
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include "absl/status/statusor.h"
 #include "kernels/tensor/cuda_device.h"
 #include "kernels/tensor/generate.h"
@@ -21,7 +24,9 @@ absl::StatusOr<Tensor> Transpose2dCuda(CudaDevice& device, const Tensor& tensor)
 /// As ColumnSums.
 absl::StatusOr<Tensor> ColumnSumsCuda(CudaDevice& device, const Tensor& tensor, DType out);
 
-/// i64 [2] in device memory: Fingerprint::high and ::low of the tensor.
-absl::StatusOr<Tensor> FingerprintCuda(CudaDevice& device, const Tensor& tensor);
+/// Of each tensor i64 [2] in device memory: Fingerprint::high and ::low. All are in one block of
+/// memory, in order.
+absl::StatusOr<std::vector<Tensor>> FingerprintsCuda(CudaDevice& device,
+                                                     std::span<const Tensor> tensors);
 
 }  // namespace quantgate

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/tensor/generated_value.h"
 #include "kernels/tensor/number_source.h"
@@ -58,14 +59,13 @@ struct ColumnSumParameters {
 cudaError_t LaunchColumnSums(const ColumnSumParameters& parameters, KernelPath path,
                              cudaStream_t stream);
 
-struct FingerprintParameters {
+struct FingerprintJob {
   const std::byte* data = nullptr;
   int64_t bytes = 0;
   uint64_t high = 0, low = 0;  ///< What the words' mixes are added to.
-  uint64_t* sum = nullptr;     ///< high, low; written.
-  int multiprocessors = 0;
 };
-cudaError_t LaunchFingerprint(const FingerprintParameters& parameters, KernelPath path,
-                              cudaStream_t stream);
+/// `sums`: high and low of each job; written.
+cudaError_t LaunchFingerprints(std::span<const FingerprintJob> jobs, uint64_t* sums,
+                               int multiprocessors, KernelPath path, cudaStream_t stream);
 
 }  // namespace quantgate

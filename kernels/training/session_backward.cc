@@ -149,7 +149,8 @@ absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute(
   // (docs/quantizers.md section 11).
   std::vector<LayerState> layers =
       scales_are_current ? LayersUnder(next_, flight_->recipe_number) : recomputation.layers;
-  QG_RETURN_IF_ERROR(run_.recorder().Use(recomputation.x_mark, {&recomputation.step.x, 1}, true));
+  const UsedOperand x{recomputation.x_mark, {recomputation.step.x}, true};
+  QG_RETURN_IF_ERROR(run_.recorder().Use({&x, 1}));
   QG_ASSIGN_OR_RETURN(ForwardPass pass, ForwardLayers(run_, session_.spec, plan, layers));
   return std::move(pass.saved);
 }

@@ -45,17 +45,9 @@ absl::StatusOr<std::vector<StateTensor>> TrainingSession::Describe(
     tensors.push_back({name, tensor.dtype(), tensor.shape(), {}});
     held.push_back(tensor);
   });
-  std::vector<Tensor> started;
-  for (const Tensor& tensor : held) {
-    QG_ASSIGN_OR_RETURN(const Tensor on_device, state_->engine.ToDevice(tensor, cancellation));
-    QG_ASSIGN_OR_RETURN(Tensor fingerprint,
-                        state_->engine.StartFingerprint(on_device, cancellation));
-    started.push_back(std::move(fingerprint));
-  }
-  if (started.empty()) return tensors;
-  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> read,
-                      state_->engine.ReadFingerprints(started));
-  for (size_t i = 0; i < tensors.size(); ++i) tensors[i].fingerprint = read[i];
+  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
+                      state_->engine.FingerprintsOf(held, cancellation));
+  for (size_t i = 0; i < tensors.size(); ++i) tensors[i].fingerprint = fingerprints[i];
   return tensors;
 }
 

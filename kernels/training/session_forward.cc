@@ -113,10 +113,10 @@ absl::StatusOr<std::shared_ptr<Recomputation>> Forwarding::MakeRecomputation(
     uint32_t first_call_id) {
   auto recomputation = std::make_shared<Recomputation>(
       Recomputation{next_.recipe, step_, first_call_id, LayersUnder(next_, next_.recipe_number)});
-  QG_ASSIGN_OR_RETURN(
-      recomputation->x_mark,
-      run_.recorder().Save("x", absl::StrCat(std::string(DTypeName(step_.x.dtype())), " as given"),
-                           {&step_.x, 1}));
+  const OperandToSave x{
+      "x", absl::StrCat(std::string(DTypeName(step_.x.dtype())), " as given"), {step_.x}};
+  QG_ASSIGN_OR_RETURN(const std::vector<SavedMarkPointer> marks, run_.recorder().Save({&x, 1}));
+  recomputation->x_mark = marks[0];
   return recomputation;
 }
 

@@ -28,7 +28,7 @@ void AddPrefix(const std::string& prefix, StepRecords& records) {
   }
   for (SavedOperand& saved : records.saved) add(saved.name);
   for (QuantizationRecord& quantization : records.quantizations) add(quantization.tensor);
-  for (StageTime& stage : records.stages) add(stage.stage);
+  for (TimedStage& stage : records.stages) add(stage.stage);
 }
 
 /// The recipe with the other of the two update rules.

@@ -9,15 +9,12 @@ namespace quantgate {
 
 absl::StatusOr<std::string> ContentKey(Engine& engine, std::initializer_list<const Tensor*> tensors,
                                        const Cancellation* cancellation) {
-  std::vector<Tensor> started;
+  std::vector<Tensor> held;
   for (const Tensor* tensor : tensors) {
-    if (!tensor->has_value()) continue;
-    QG_ASSIGN_OR_RETURN(started.emplace_back(), engine.StartFingerprint(*tensor, cancellation));
+    if (tensor->has_value()) held.push_back(*tensor);
   }
-  std::vector<Fingerprint> fingerprints;
-  if (!started.empty()) {
-    QG_ASSIGN_OR_RETURN(fingerprints, engine.ReadFingerprints(started));
-  }
+  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
+                      engine.FingerprintsOf(held, cancellation));
   std::string key;
   auto next = fingerprints.begin();
   for (const Tensor* tensor : tensors) {

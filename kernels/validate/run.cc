@@ -76,7 +76,6 @@ VariantReport DescribeVariant(const Variant& variant, LayerResult& result) {
     report.is_hardware = report.is_hardware || line.is_hardware;
     report.gemms.push_back(std::move(line));
   }
-  report.stages = std::move(result.stages);
   report.notes = std::move(result.notes);
   report.state = std::move(result.state);
   return report;
@@ -138,6 +137,7 @@ class PlanRun {
                                  }));
     VariantReport& report = report_.variants[index];
     report = DescribeVariant(variant, result);
+    QG_ASSIGN_OR_RETURN(report.stages, TimesOf(result.stages));
     const auto timed = [&](const std::string& stage, auto body) -> absl::Status {
       QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat(label, ": ", stage)));
       // By the clock of the layer's own stages, so that all of them can be added up.

@@ -171,14 +171,10 @@ absl::Status RunJob::AddInputs(const Plan& plan, v1::RunReport& report) {
 }
 
 absl::Status RunJob::DescribeInputs(const std::vector<Input>& inputs, v1::RunReport& report) {
-  // All are under way before the first is waited for.
-  std::vector<Tensor> started;
-  for (const Input& input : inputs) {
-    QG_ASSIGN_OR_RETURN(started.emplace_back(),
-                        device_.engine->StartFingerprint(input.tensor, cancellation_.get()));
-  }
+  std::vector<Tensor> tensors;
+  for (const Input& input : inputs) tensors.push_back(input.tensor);
   QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
-                      device_.engine->ReadFingerprints(started));
+                      device_.engine->FingerprintsOf(tensors, cancellation_.get()));
   for (size_t i = 0; i < inputs.size(); ++i) {
     v1::InputTensor& proto = *report.add_inputs();
     proto.set_name(inputs[i].name);
@@ -239,10 +235,13 @@ absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
     }
     QG_RETURN_IF_ERROR(writer.Write(output.tensor, output.value, output.fingerprint, tensor));
   }
-  for (const NamedTensor& state : report.state) {
-    QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
-                        device_.engine->FingerprintOf(state.tensor, cancellation_.get()));
-    QG_RETURN_IF_ERROR(writer.Write(state.name, state.tensor, fingerprint, proto.add_state()));
+  std::vector<Tensor> state;
+  for (const NamedTensor& named : report.state) state.push_back(named.tensor);
+  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
+                      device_.engine->FingerprintsOf(state, cancellation_.get()));
+  for (size_t i = 0; i < state.size(); ++i) {
+    QG_RETURN_IF_ERROR(
+        writer.Write(report.state[i].name, state[i], fingerprints[i], proto.add_state()));
   }
   return Publish(event);
 }

@@ -102,13 +102,10 @@ absl::Status StepCall::Do(const Cancellation& cancellation) {
 absl::Status StepCall::Write(const SessionStepResult& result, const Cancellation& cancellation) {
   response_.set_step(training().step_count());
   Engine& engine = *use_->device.engine;
-  std::vector<Tensor> started;
-  for (const NamedTensor& output : result.outputs) {
-    QG_ASSIGN_OR_RETURN(Tensor fingerprint, engine.StartFingerprint(output.tensor, &cancellation));
-    started.push_back(std::move(fingerprint));
-  }
+  std::vector<Tensor> tensors;
+  for (const NamedTensor& output : result.outputs) tensors.push_back(output.tensor);
   QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
-                      engine.ReadFingerprints(started));
+                      engine.FingerprintsOf(tensors, &cancellation));
   OutputWriter writer(context_.blobs, engine,
                       request_.keep_outputs() ? KeepOutputs::kAll : KeepOutputs::kNone);
   for (size_t i = 0; i < result.outputs.size(); ++i) {
@@ -125,7 +122,8 @@ absl::Status StepCall::Write(const SessionStepResult& result, const Cancellation
   for (const GemmRecord& gemm : result.gemms) {
     *response_.add_gemms() = GemmLineToProto(GemmLineOf(gemm));
   }
-  for (const StageTime& stage : result.stages) {
+  QG_ASSIGN_OR_RETURN(const std::vector<StageTime> times, TimesOf(result.stages));
+  for (const StageTime& stage : times) {
     v1::StageTime& proto = *response_.add_stages();
     proto.set_stage(stage.stage);
     proto.set_seconds(stage.seconds);

@@ -79,7 +79,7 @@ std::string QuantizationDifference(const QuantizationRecord& subject,
   return same_scales ? "" : name + ": amax or scale";
 }
 
-std::string StageDifference(const StageTime& subject, const StageTime& reference) {
+std::string StageDifference(const TimedStage& subject, const TimedStage& reference) {
   return subject.stage == reference.stage ? "" : "stage " + subject.stage;
 }
 

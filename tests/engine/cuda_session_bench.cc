@@ -125,7 +125,7 @@ class BenchmarkSession {
   const std::shared_ptr<const SessionState> beginning_;
 };
 
-/// The engine without times of stages, which wait for a step's last kernel.
+/// The engine without stopwatches: what two events for each stage take.
 class UntimedEngine : public ForwardingEngine {
  public:
   UntimedEngine() : ForwardingEngine(BenchmarkEngine()) {}

@@ -287,7 +287,7 @@ TEST(FusedOperations, AResidualJoinsTheNormsGradientBeforeTheRounding) {
   EXPECT_FALSE(SameBits(OutputOf(fused, "dx"), OutputOf(unfused, "dx")));
   const auto has_stage = [](const LayerResult& result, const std::string& name) {
     return std::any_of(result.stages.begin(), result.stages.end(),
-                       [&](const StageTime& stage) { return stage.stage == name; });
+                       [&](const TimedStage& stage) { return stage.stage == name; });
   };
   EXPECT_FALSE(has_stage(fused, "add to dx"));
   EXPECT_TRUE(has_stage(unfused, "add to dx"));

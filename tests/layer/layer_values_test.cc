@@ -22,7 +22,7 @@ std::vector<std::string> NamesOf(const std::vector<NamedTensor>& tensors) {
 
 std::vector<std::string> StagesOf(const LayerResult& result) {
   std::vector<std::string> names;
-  for (const StageTime& stage : result.stages) names.push_back(stage.stage);
+  for (const TimedStage& stage : result.stages) names.push_back(stage.stage);
   return names;
 }
 

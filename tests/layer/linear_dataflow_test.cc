@@ -68,7 +68,7 @@ std::string GemmsText(const LayerResult& result) {
 
 std::vector<std::string> StageNames(const LayerResult& result) {
   std::vector<std::string> names;
-  for (const StageTime& time : result.stages) names.push_back(time.stage);
+  for (const TimedStage& time : result.stages) names.push_back(time.stage);
   return names;
 }
 
@@ -217,19 +217,19 @@ TEST(LinearDataflow, CastsAreStagesAndSaidOfWhatIsSaved) {
   const std::string check = "check saved operands";
   const std::vector<Case> cases = {
       {"bf16:activation_dtype=bf16",
-       {"cast x", "cast weight", "cast bias", "fprop", save, "cast grad_output", "bias gradient",
+       {"cast x", "cast weight", save, "cast bias", "fprop", "cast grad_output", "bias gradient",
         check, "dgrad", "wgrad"},
        "x[bf16 cast from f32], weight[bf16 cast from f32]"},
       {"fp8_current:activation_dtype=bf16",
-       {"cast x", "quantize x", "quantize weight", "cast bias", "fprop", save, "cast grad_output",
+       {"cast x", "quantize x", "quantize weight", save, "cast bias", "fprop", "cast grad_output",
         "bias gradient", "quantize grad_output", check, "dgrad", "wgrad"},
        kXColumnwise + ", " + kWeightBoth},
       {"fp8_current:activation_dtype=bf16,backward_override=high_precision",
-       {"cast x", "quantize x", "quantize weight", "cast bias", "fprop", save, "cast grad_output",
+       {"cast x", "quantize x", "quantize weight", save, "cast bias", "fprop", "cast grad_output",
         "bias gradient", check, "cast saved weight", "dgrad", "cast saved x", "wgrad"},
        "x[f32 as given], weight[f32 as given], " + kWorkspace},
       {"fp8_current:activation_dtype=bf16,backward_override=dequantized",
-       {"cast x", "quantize x", "quantize weight", "cast bias", "fprop", save, "cast grad_output",
+       {"cast x", "quantize x", "quantize weight", save, "cast bias", "fprop", "cast grad_output",
         "bias gradient", check, "dequantize saved weight", "dgrad", "dequantize saved x", "wgrad"},
        kXRowwise + ", " + kWeightRowwise},
   };

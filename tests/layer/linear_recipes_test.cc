@@ -258,7 +258,7 @@ TEST(LinearRecipes, StagesAreKnownBefore) {
             const Recipe recipe = RecipeOf(text, mode);
             const LayerResult result = RunStep(request, recipe);
             std::vector<std::string> names;
-            for (const StageTime& stage : result.stages) names.push_back(stage.stage);
+            for (const TimedStage& stage : result.stages) names.push_back(stage.stage);
             EXPECT_EQ(names, LayerStages(request, recipe)) << text << " / " << mode << " " << mask;
             for (const SavedOperand& saved : result.saved) EXPECT_EQ(saved.at_save, saved.at_use);
           }

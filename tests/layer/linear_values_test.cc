@@ -152,7 +152,7 @@ TEST(LinearValues, NoRowsGiveEmptyOutputsAndZeroGradients) {
     EXPECT_TRUE(SameBits(Output(result, "db"),
                          FromValues(DType::kBF16, {kN}, std::vector<float>(kN, 0.0f))));
     std::vector<std::string> stages;
-    for (const StageTime& time : result.stages) stages.push_back(time.stage);
+    for (const TimedStage& time : result.stages) stages.push_back(time.stage);
     EXPECT_EQ(stages, LayerStages(request, *Recipe::Parse(recipe)));
     for (const QuantizationRecord& record : result.quantizations) {
       if (record.role == TensorRole::kWeight) continue;

@@ -169,15 +169,18 @@ bool ExpectSame(const NamedQuantizer& named, const Tensor& source, const Tensor&
   const auto expected = QuantizeCpu(source, named.quantizer, usages, arguments, {});
   QuantizeArguments arguments_there = arguments;
   arguments_there.scale = OnDevice(arguments.scale);
-  const auto found =
-      QuantizeCuda(TestDevice(), on_device, named.quantizer, usages, arguments_there);
+  auto found = QuantizeCuda(TestDevice(), on_device, named.quantizer, usages, arguments_there);
   EXPECT_EQ(found.status(), expected.status());
   if (!expected.ok() || !found.ok()) return !::testing::Test::HasFailure();
   EXPECT_EQ(found->source_dtype, expected->source_dtype);
   EXPECT_EQ(found->shape, expected->shape);
   EXPECT_EQ(found->is_hybrid, expected->is_hybrid);
   ExpectSameCopies(*expected, *found);
-  ExpectSameSummary(SummarizeCpu(*expected), ValueOrAbort(SummarizeCuda(TestDevice(), {&*found, 1}))[0]);
+  ExpectSameSummary(SummarizeCpu(*expected),
+                    ValueOrAbort(SummarizeCuda(TestDevice(), {&*found, 1}))[0]);
+  EXPECT_TRUE(StartSummaryCuda(TestDevice(), *found).ok());
+  ExpectSameSummary(SummarizeCpu(*expected),
+                    ValueOrAbort(SummarizeCuda(TestDevice(), {&*found, 1}))[0]);
   ExpectSameValues(*expected, *found);
   ExpectSameUpdates(*expected, *found);
   return !::testing::Test::HasFailure();

@@ -156,7 +156,8 @@ TEST(LaunchCast, ConversionsEqualTheScalarCastForEveryFloat) {
     const Tensor x = OnDevice(bits);
     for (const auto& [dtype, format] : targets) {
       const auto print = [&](KernelPath path) {
-        return OnHost(ValueOrAbort(FingerprintCuda(TestDevice(), CastBy(path, x, dtype, format))));
+        const Tensor cast = CastBy(path, x, dtype, format);
+        return OnHost(ValueOrAbort(FingerprintsCuda(TestDevice(), {&cast, 1}))[0]);
       };
       const Tensor tuned = print(KernelPath::kTuned), plain = print(KernelPath::kPlain);
       ASSERT_EQ(std::memcmp(tuned.data(), plain.data(), 16), 0)
@@ -226,11 +227,19 @@ TEST(ColumnSumsCuda, SpecialsAndRealGradients) {
             ColumnSums(real, DType::kF8E4M3, {}).status());
 }
 
+void ExpectFingerprints(const std::vector<Tensor>& host, const std::vector<Tensor>& on_device) {
+  const std::vector<Tensor> started = ValueOrAbort(FingerprintsCuda(TestDevice(), on_device));
+  ASSERT_EQ(started.size(), host.size());
+  for (size_t i = 0; i < host.size(); ++i) {
+    const Fingerprint expected = FingerprintOf(host[i], {});
+    const Tensor actual = OnHost(started[i]);
+    EXPECT_EQ(actual.as<uint64_t>()[0], expected.high) << i << " " << TensorText(host[i]);
+    EXPECT_EQ(actual.as<uint64_t>()[1], expected.low) << i << " " << TensorText(host[i]);
+  }
+}
+
 void ExpectFingerprint(const Tensor& host, const Tensor& on_device) {
-  const Fingerprint expected = FingerprintOf(host, {});
-  const Tensor actual = OnHost(ValueOrAbort(FingerprintCuda(TestDevice(), on_device)));
-  EXPECT_EQ(actual.as<uint64_t>()[0], expected.high) << TensorText(host);
-  EXPECT_EQ(actual.as<uint64_t>()[1], expected.low) << TensorText(host);
+  ExpectFingerprints({host}, {on_device});
 }
 
 TEST(FingerprintCuda, NumbersOfFingerprintOf) {
@@ -242,6 +251,19 @@ TEST(FingerprintCuda, NumbersOfFingerprintOf) {
   for (const char* name : {"fc1.x", "fc1.weight", "fc1.dy"}) {
     ExpectFingerprint(RealTensor(name), OnDevice(RealTensor(name)));
   }
+}
+
+// Small and large ones side by side, more than one launch takes.
+TEST(FingerprintsCuda, NumbersOfEachOfMany) {
+  std::vector<Tensor> host, on_device;
+  for (int i = 0; i < 150; ++i) {
+    const int64_t count = i % 3 == 0 ? 5 + i : i % 3 == 1 ? 16384 * i + i : 300007;
+    host.push_back(
+        Generated(Distribution::kNormal, DType::kF8E4M3, {i % 50 == 7 ? int64_t{0} : count}));
+    on_device.push_back(i % 4 == 2 ? OnDeviceShifted(host.back(), 4) : OnDevice(host.back()));
+  }
+  ExpectFingerprints(host, on_device);
+  ExpectFingerprints({}, {});
 }
 
 // Element counts and byte offsets beyond 32 bits.

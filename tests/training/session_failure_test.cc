@@ -66,8 +66,9 @@ class FailingEngine : public ForwardingEngine {
                              const Cancellation* c) override {
     return Guarded([&] { return ForwardingEngine::Add(a, b, out, c); });
   }
-  absl::StatusOr<Tensor> StartFingerprint(const Tensor& tensor, const Cancellation* c) override {
-    return Guarded([&] { return ForwardingEngine::StartFingerprint(tensor, c); });
+  absl::StatusOr<std::vector<Tensor>> StartFingerprints(std::span<const Tensor> tensors,
+                                                        const Cancellation* c) override {
+    return Guarded([&] { return ForwardingEngine::StartFingerprints(tensors, c); });
   }
   absl::StatusOr<std::vector<Fingerprint>> ReadFingerprints(
       std::span<const Tensor> started) override {

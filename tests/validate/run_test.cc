@@ -384,7 +384,8 @@ TEST(RunPlan, ProgressCountsEveryStepOnce) {
       EXPECT_EQ(watched.progress[i].step_count, count);
     }
     EXPECT_EQ(watched.progress[0].what, "unquantized: y");
-    EXPECT_EQ(watched.progress[4].what, "bf16 / none / sm90: fprop");
+    EXPECT_EQ(watched.progress[4].what, "bf16 / none / sm90: fingerprint saved operands");
+    EXPECT_EQ(watched.progress[5].what, "bf16 / none / sm90: fprop");
     EXPECT_EQ(watched.progress[count].what, "done");
   }
 }
