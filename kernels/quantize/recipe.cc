@@ -127,26 +127,28 @@ absl::StatusOr<Recipe> Recipe::Create(std::string_view name, const Knobs& knobs)
   }
   Recipe recipe;
   recipe.name_ = std::string(name);
+  Knobs resolved;
   for (const Knob& knob : table->knobs) {
     const auto given = knobs.find(knob.name);
-    std::string value = given == knobs.end() ? DefaultValue(knob, recipe.knobs_) : given->second;
+    std::string value = given == knobs.end() ? DefaultValue(knob, resolved) : given->second;
     if (given != knobs.end()) {
       QG_ASSIGN_OR_RETURN(value, Canonical(*table, knob, given->second));
     }
-    recipe.knobs_.emplace(knob.name, std::move(value));
+    resolved.emplace(knob.name, std::move(value));
   }
   QG_ASSIGN_OR_RETURN(recipe.backward_override_,
-                      ParseBackwardOverride(recipe.knobs_.at("backward_override")));
-  recipe.activation_dtype_ = ActivationDType(recipe.knobs_.at("activation_dtype"));
+                      ParseBackwardOverride(resolved.at("backward_override")));
+  recipe.activation_dtype_ = ActivationDType(resolved.at("activation_dtype"));
 
   const absl::StatusOr<RecipeRules> rules = table->is_composed()
-                                                ? RulesOfComposed(table->kind, recipe.knobs_)
-                                                : RulesOfKnobs(table->kind, recipe.knobs_);
+                                                ? RulesOfComposed(table->kind, resolved)
+                                                : RulesOfKnobs(table->kind, resolved);
   if (!rules.ok()) return BadRecipe(*table, rules.status());
   if (absl::Status status = CheckRules(*rules); !status.ok()) return BadRecipe(*table, status);
   recipe.quantizers_ = rules->quantizers;
   recipe.split_ = rules->split;
   recipe.delayed_scaling_ = rules->delayed;
+  recipe.knobs_ = std::make_shared<const Knobs>(std::move(resolved));
   return recipe;
 }
 
@@ -177,7 +179,7 @@ absl::StatusOr<Recipe> Recipe::Parse(std::string_view text) {
 }
 
 std::string Recipe::CanonicalText() const {
-  return absl::StrCat(name_, ":", Joined(knobs_, ",", [](const auto& knob) {
+  return absl::StrCat(name_, ":", Joined(knobs(), ",", [](const auto& knob) {
                         return absl::StrCat(knob.first, "=", knob.second);
                       }));
 }
@@ -185,8 +187,8 @@ std::string Recipe::CanonicalText() const {
 std::string Recipe::ShortText() const {
   std::string text = name_;
   for (const Knob& knob : FindRecipeTable(name_)->knobs) {
-    const std::string& value = knobs_.find(knob.name)->second;
-    if (value == DefaultValue(knob, knobs_)) continue;
+    const std::string& value = knobs().find(knob.name)->second;
+    if (value == DefaultValue(knob, knobs())) continue;
     absl::StrAppend(&text, text.size() == name_.size() ? ":" : ",", std::string(knob.name), "=",
                     value);
   }
@@ -217,7 +219,9 @@ bool Recipe::RoundsStochastically(TensorRole role) const {
 Recipe Recipe::WithBackwardOverride(BackwardOverride override_mode) const {
   Recipe recipe = *this;
   recipe.backward_override_ = override_mode;
-  recipe.knobs_["backward_override"] = std::string(BackwardOverrideName(override_mode));
+  Knobs changed = knobs();
+  changed["backward_override"] = std::string(BackwardOverrideName(override_mode));
+  recipe.knobs_ = std::make_shared<const Knobs>(std::move(changed));
   return recipe;
 }
 

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -63,7 +64,7 @@ class Recipe {
 
   const std::string& name() const { return name_; }
   /// Every knob, resolved.
-  const Knobs& knobs() const { return knobs_; }
+  const Knobs& knobs() const { return *knobs_; }
   /// Name and every resolved knob in order: equal text, equal numerics.
   std::string CanonicalText() const;
   /// Name and the knobs that differ from their defaults: what people read and type.
@@ -94,7 +95,7 @@ class Recipe {
  private:
   Recipe() = default;
   std::string name_;
-  Knobs knobs_;
+  std::shared_ptr<const Knobs> knobs_;  ///< Shared by copies: every step of training makes some.
   BackwardOverride backward_override_ = BackwardOverride::kNone;
   std::optional<DType> activation_dtype_;
   std::array<Quantizer, 3> quantizers_;  ///< By TensorRole.

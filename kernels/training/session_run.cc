@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -165,10 +166,12 @@ void DropRetired(SessionState& state) {
 }
 
 absl::Status Commit(SessionState next, TrainingSession::State& session) {
-  const int64_t bytes = BytesOf(session.spec, next);
-  if (bytes > session.bytes_max && bytes > BytesOf(session.spec, session.now)) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "session: ", bytes, " bytes after this step; it may hold ", session.bytes_max));
+  if (session.bytes_max < std::numeric_limits<int64_t>::max()) {
+    const int64_t bytes = BytesOf(session.spec, next);
+    if (bytes > session.bytes_max && bytes > BytesOf(session.spec, session.now)) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "session: ", bytes, " bytes after this step; it may hold ", session.bytes_max));
+    }
   }
   ++next.step_count;
   session.now = std::move(next);

@@ -7,7 +7,9 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -71,6 +73,25 @@ struct SessionState {
   int64_t step_count = 0;
 };
 
+/// A forward that was found in order: what that depends on beside what a session keeps as it was
+/// opened.
+struct CheckedForward {
+  Recipe recipe;
+  DType x_dtype = DType::kBF16;
+  Shape x_shape;
+  bool train = true;
+  bool calibrate = false;
+  RequiresGrad requires_grad;
+  Shape y_shape;  ///< What the checks gave.
+
+  bool IsLike(const ForwardStep& step, const Recipe& under) const {
+    return step.x.has_value() && step.x.dtype() == x_dtype && step.x.shape() == x_shape &&
+           step.train == train && step.calibrate == calibrate &&
+           step.requires_grad == requires_grad && under.name() == recipe.name() &&
+           under.knobs() == recipe.knobs();
+  }
+};
+
 class TrainingSession::State {
  public:
   State(Engine& engine_in, SessionSpec spec_in, SeededFaults faults_in, SessionState now_in)
@@ -84,6 +105,7 @@ class TrainingSession::State {
   const SeededFaults faults;
   int64_t bytes_max = std::numeric_limits<int64_t>::max();
   SessionState now;
+  std::optional<CheckedForward> checked_forward;  ///< The last one.
 };
 
 /// Every place that can hold a tensor of the state between steps, absent ones included, by name in

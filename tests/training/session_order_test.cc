@@ -140,6 +140,28 @@ INSTANTIATE_TEST_SUITE_P(
                   "grad_output: bf16[64x32]; it must be f32, bf16 or f16 of y's shape 64x64"}),
     [](const auto& info) { return info.param.name; });
 
+// Rows in multiples of 16 are what FP8's wgrad takes, of 8 its fprop, of 32 mxfp8's quantizer.
+TEST(SessionOrder, AForwardIsCheckedAnewUnlessItIsLikeTheLast) {
+  const auto engine = MakeCpuEngine({.threads = 1});
+  const auto session = OpenOn(*engine, TwoLayerSpec("fp8_current"));
+  ASSERT_NE(session, nullptr);
+  const auto forward = [&](const std::string& microbatch, int64_t rows, bool train) {
+    ForwardStep step = ForwardOf(1, microbatch);
+    step.x = Normal(1, {rows, kIn});
+    step.train = train;
+    return session->Forward(step, nullptr).status();
+  };
+  EXPECT_TRUE(forward("a", 48, true).ok());
+  EXPECT_TRUE(forward("b", 48, true).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(forward("c", 40, true)));
+  EXPECT_TRUE(forward("c", 40, false).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(forward("c", 40, true)));
+  EXPECT_TRUE(forward("c", 48, true).ok());
+  ASSERT_TRUE(session->ChangeRecipe(*Recipe::Parse("mxfp8")).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(forward("d", 48, true)));
+  EXPECT_TRUE(forward("d", 64, true).ok());
+}
+
 TEST(SessionOrder, MicrobatchesInFlightAreBounded) {
   const auto engine = MakeCpuEngine({.threads = 1});
   const auto session = OpenOn(*engine, TwoLayerSpec("bf16"));
