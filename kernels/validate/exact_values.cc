@@ -29,26 +29,28 @@ Tensor MainGradOf(const LayerRequest& request, const std::string& output) {
   return found == request.main_grads.end() ? Tensor() : found->second;
 }
 
-}  // namespace
-
-absl::StatusOr<std::string> ExactValues::KeyOf(const GemmDesc& desc) {
-  // Everything that an exact result depends on; how a model would accumulate is not part of it.
+/// Everything that an exact result depends on; how a model would accumulate is not part of it.
+std::string KeyOf(const GemmDesc& desc, const std::string& contents) {
   std::string key = absl::StrCat(static_cast<int>(desc.layout), " ", desc.alpha, " ", desc.beta,
                                  " ", std::string(DTypeName(desc.out_dtype)));
   for (const GemmOperand* operand : {&desc.a, &desc.b}) {
     absl::StrAppend(&key, " ", std::string(ScaleModeName(operand->scaling)), " ",
                     operand->e4m3_max);
   }
-  QG_ASSIGN_OR_RETURN(
-      const std::string contents,
-      ContentKey(engine_,
-                 {&desc.a.data, &desc.a.scale_inv, &desc.a.amax, &desc.b.data, &desc.b.scale_inv,
-                  &desc.b.amax, &desc.c, &desc.bias, &desc.d_scale},
-                 cancellation_));
   return key + contents;
 }
 
-absl::StatusOr<GemmResult> ExactValues::Exact(GemmDesc desc, DType out_dtype) {
+}  // namespace
+
+absl::StatusOr<std::string> ExactValues::ContentsOf(const GemmDesc& desc) {
+  return ContentKey(engine_,
+                    {&desc.a.data, &desc.a.scale_inv, &desc.a.amax, &desc.b.data, &desc.b.scale_inv,
+                     &desc.b.amax, &desc.c, &desc.bias, &desc.d_scale},
+                    cancellation_);
+}
+
+absl::StatusOr<GemmResult> ExactValues::Exact(GemmDesc desc, DType out_dtype,
+                                              const std::string& contents) {
   desc.arithmetic = Arithmetic{ArithmeticFamily::kExact};
   desc.use_split_accumulator = false;
   desc.in_place = false;  // One rounding of everything: in place and out of place are the same.
@@ -56,7 +58,7 @@ absl::StatusOr<GemmResult> ExactValues::Exact(GemmDesc desc, DType out_dtype) {
     QG_ASSIGN_OR_RETURN(desc.c, engine_.Cast(desc.c, out_dtype, cancellation_));
   }
   desc.out_dtype = out_dtype;
-  QG_ASSIGN_OR_RETURN(const std::string key, KeyOf(desc));
+  const std::string key = KeyOf(desc, contents);
   if (const auto known = exact_.find(key); known != exact_.end()) return known->second;
   QG_ASSIGN_OR_RETURN(GemmResult result, engine_.Gemm(desc, cancellation_));
   exact_.emplace(key, result);
@@ -64,9 +66,10 @@ absl::StatusOr<GemmResult> ExactValues::Exact(GemmDesc desc, DType out_dtype) {
 }
 
 absl::StatusOr<ExactValues::Value> ExactValues::InBothDTypes(const GemmDesc& desc) {
-  QG_ASSIGN_OR_RETURN(GemmResult f32, Exact(desc, DType::kF32));
+  QG_ASSIGN_OR_RETURN(const std::string contents, ContentsOf(desc));
+  QG_ASSIGN_OR_RETURN(GemmResult f32, Exact(desc, DType::kF32, contents));
   if (desc.out_dtype == DType::kF32) return Value{f32.d, f32.d, f32.note};
-  QG_ASSIGN_OR_RETURN(GemmResult own, Exact(desc, desc.out_dtype));
+  QG_ASSIGN_OR_RETURN(GemmResult own, Exact(desc, desc.out_dtype, contents));
   return Value{own.d, f32.d, f32.note};
 }
 
@@ -143,7 +146,8 @@ absl::StatusOr<Tensor> ExactValues::UnquantizedLinear(const std::string& name) {
     return empty.f32;
   }
   QG_ASSIGN_OR_RETURN(GemmDesc desc, UnquantizedDesc(name));
-  QG_ASSIGN_OR_RETURN(GemmResult result, Exact(std::move(desc), DType::kF32));
+  QG_ASSIGN_OR_RETURN(const std::string contents, ContentsOf(desc));
+  QG_ASSIGN_OR_RETURN(GemmResult result, Exact(std::move(desc), DType::kF32, contents));
   return result.d;
 }
 

@@ -35,7 +35,8 @@ class ExactValues {
   absl::StatusOr<Value> OfEmptySum(const std::string& name, DType dtype);
 
  private:
-  absl::StatusOr<GemmResult> Exact(GemmDesc desc, DType out_dtype);
+  /// `contents`: ContentsOf(desc).
+  absl::StatusOr<GemmResult> Exact(GemmDesc desc, DType out_dtype, const std::string& contents);
   absl::StatusOr<Value> InBothDTypes(const GemmDesc& desc);
   /// Of a linear layer.
   absl::StatusOr<Tensor> UnquantizedLinear(const std::string& name);
@@ -43,13 +44,14 @@ class ExactValues {
   /// All of a layer of several operations into unquantized_.
   absl::Status RunUnquantized();
   absl::StatusOr<GemmDesc> ColumnSumDesc(const Tensor& grad_output);
-  absl::StatusOr<std::string> KeyOf(const GemmDesc& desc);
+  /// What identifies every tensor that the GEMM reads.
+  absl::StatusOr<std::string> ContentsOf(const GemmDesc& desc);
 
   Engine& engine_;
   const LayerRequest& request_;
   const Cancellation* const cancellation_;
   std::map<std::string, Tensor> unquantized_;
-  std::map<std::string, GemmResult> exact_;  ///< By KeyOf.
+  std::map<std::string, GemmResult> exact_;  ///< By what they depend on.
 };
 
 }  // namespace quantgate
