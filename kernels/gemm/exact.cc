@@ -204,7 +204,7 @@ absl::StatusOr<GemmResult> ExactGemm(const GemmDesc& given, const ExecutionConte
   ScopedIeeeEnvironment ieee;
   GemmResult result;
   result.arithmetic = "exact";
-  QG_ASSIGN_OR_RETURN(result.d, Tensor::Allocate(desc.out_dtype, {shape.m, shape.n}));
+  QG_ASSIGN_OR_RETURN(result.d, OutputOf(desc, shape, Tensor::Allocate));
   QG_ASSIGN_OR_RETURN(OperandView a, ViewOfA(desc, shape));
   QG_ASSIGN_OR_RETURN(OperandView b, ViewOfB(desc, shape));
   ExactProblem problem(desc, shape, ExactOperand(std::move(a)), ExactOperand(std::move(b)),

@@ -69,7 +69,9 @@ absl::StatusOr<GemmResult> ExactGemmCudaBy(ExactCudaPath path, CudaDevice& devic
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(desc));
   GemmResult result;
   result.arithmetic = "exact";
-  QG_ASSIGN_OR_RETURN(result.d, device.Allocate(desc.out_dtype, {shape.m, shape.n}));
+  QG_ASSIGN_OR_RETURN(result.d, OutputOf(desc, shape, [&](DType dtype, Shape dims) {
+                        return device.Allocate(dtype, std::move(dims));
+                      }));
   ExactRoundTask task{};
   if (IsFp8(desc.out_dtype)) {
     QG_ASSIGN_OR_RETURN(result.amax, device.AllocateZeroed(DType::kF32, {1}));

@@ -31,7 +31,7 @@ absl::StatusOr<GemmResult> GemmCpu(const GemmDesc& desc, const ExecutionContext&
   const ScopedIeeeEnvironment ieee;
   GemmResult result;
   result.arithmetic = arithmetic.ToString();
-  QG_ASSIGN_OR_RETURN(result.d, Tensor::Allocate(desc.out_dtype, {shape.m, shape.n}));
+  QG_ASSIGN_OR_RETURN(result.d, OutputOf(desc, shape, Tensor::Allocate));
   const Epilogue epilogue(desc, shape, result.d);
   std::atomic<uint32_t> amax_bits{0};
   const auto sink = [&](const AccumulatorTile& tile) {

@@ -65,6 +65,9 @@ struct GemmDesc {
   Tensor bias;                    ///< [n]; absent: none. bf16, f16 or f32.
   Tensor d_scale;                 ///< f32 [1]; FP8 output only.
   DType out_dtype = DType::kF32;  ///< f32, bf16, f16, f8_e4m3, f8_e5m2.
+  /// Where the result goes, [m][n] of out_dtype: memory of the engine that computes, which nobody
+  /// else reads or writes meanwhile, such as rows of a larger tensor. Absent: new memory.
+  Tensor d;
 };
 
 struct GemmResult {
@@ -84,6 +87,14 @@ struct GemmShape {
 /// (both codes with scales that go together, or the same high-precision type); c, bias and scales
 /// of the shapes above; an arithmetic that takes them.
 absl::StatusOr<GemmShape> CheckGemm(const GemmDesc& desc);
+
+/// desc.d, or what `allocate` (absl::StatusOr<Tensor>, of dtype and shape) gives where there is
+/// none.
+template <typename Allocate>
+absl::StatusOr<Tensor> OutputOf(const GemmDesc& desc, const GemmShape& shape, Allocate allocate) {
+  if (desc.d.has_value()) return desc.d;
+  return allocate(desc.out_dtype, Shape{shape.m, shape.n});
+}
 
 /// desc.arithmetic with everything decided that the operands decide: the family of auto (mx32,
 /// nv16, FP6 and FP4 operands take sm100, others sm90) and, for FP8 under sm90, the accumulation.

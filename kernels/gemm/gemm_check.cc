@@ -70,6 +70,12 @@ absl::Status CheckEpilogue(const GemmDesc& desc, const GemmShape& shape) {
     return Invalid("c", TensorText(desc.c),
                    absl::StrCat("expected the output's shape ", shape.m, "x", shape.n));
   }
+  if (desc.d.has_value() &&
+      (desc.d.dtype() != desc.out_dtype || desc.d.shape() != Shape{shape.m, shape.n})) {
+    return Invalid(
+        "d", TensorText(desc.d),
+        absl::StrCat("expected ", Name(desc.out_dtype), "[", shape.m, "x", shape.n, "]"));
+  }
   if (desc.in_place && desc.beta == 0) {
     return Invalid("in_place", "true", "accumulating in place needs c and a beta other than 0");
   }

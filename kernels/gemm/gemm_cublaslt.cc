@@ -531,7 +531,9 @@ absl::StatusOr<GemmResult> CublasLt::Gemm(const GemmDesc& desc, const Cancellati
   ran.family = ArithmeticFamily::kCublasLt;
   ran.accumulation = ResolvedFor(desc).accumulation;
   result.arithmetic = ran.ToString();
-  QG_ASSIGN_OR_RETURN(result.d, device_.Allocate(desc.out_dtype, {shape.m, shape.n}));
+  QG_ASSIGN_OR_RETURN(result.d, OutputOf(desc, shape, [&](DType dtype, Shape dims) {
+                        return device_.Allocate(dtype, std::move(dims));
+                      }));
   if (IsFp8(desc.out_dtype)) {
     QG_ASSIGN_OR_RETURN(result.amax, device_.AllocateZeroed(DType::kF32, {1}));
   }

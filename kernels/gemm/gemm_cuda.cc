@@ -103,7 +103,9 @@ absl::StatusOr<GemmResult> GemmCudaBy(CudaPath path, CudaDevice& device, const G
 
   GemmResult result;
   result.arithmetic = arithmetic.ToString();
-  QG_ASSIGN_OR_RETURN(result.d, device.Allocate(desc.out_dtype, {shape.m, shape.n}));
+  QG_ASSIGN_OR_RETURN(result.d, OutputOf(desc, shape, [&](DType dtype, Shape dims) {
+                        return device.Allocate(dtype, std::move(dims));
+                      }));
   if (IsFp8(desc.out_dtype)) {
     QG_ASSIGN_OR_RETURN(result.amax, device.AllocateZeroed(DType::kF32, {1}));
   }

@@ -55,6 +55,35 @@ std::string Refusal(const GemmDesc& desc) {
   return std::string(checked.message());
 }
 
+/// Rows 2 to 6 of 9 are the result's; what is around them stays.
+TEST(GemmTest, WritesWhereItIsToldTo) {
+  for (const char* arithmetic : {"sm90", "exact", "fp32"}) {
+    GemmDesc desc = HighPrecisionDesc(DType::kBF16);
+    std::fill_n(desc.a.data.as<uint16_t>(), 4 * 32, uint16_t{0x3F80});  // 1.0
+    std::fill_n(desc.b.data.as<uint16_t>(), 6 * 32, uint16_t{0x4000});  // 2.0
+    desc.arithmetic = Arithmetic::Parse(arithmetic).value();
+    desc.out_dtype = DType::kF32;
+    Tensor whole = Zeros(DType::kF32, {9, 6});
+    std::fill_n(whole.as<float>(), 9 * 6, -1.0f);
+    desc.d = whole.RowRange(2, 4).value();
+    const absl::StatusOr<GemmResult> result = GemmCpu(desc, {});
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->d.data(), desc.d.data());
+    for (int i = 0; i < 9 * 6; ++i) {
+      const bool is_result = i >= 2 * 6 && i < 6 * 6;
+      ASSERT_EQ(whole.as<float>()[i], is_result ? 64.0f : -1.0f) << arithmetic << " at " << i;
+    }
+  }
+}
+
+TEST(CheckGemmTest, RefusesAnOutputOfAnotherTypeOrShape) {
+  GemmDesc desc = GoodDesc();
+  desc.d = Zeros(DType::kF32, {4, 6});
+  EXPECT_THAT(Refusal(desc), AllOf(HasSubstr("d is f32[4x6]"), HasSubstr("expected bf16[4x6]")));
+  desc.d = Zeros(DType::kBF16, {6, 4});
+  EXPECT_THAT(Refusal(desc), HasSubstr("d is bf16[6x4]"));
+}
+
 TEST(CheckGemmTest, ReturnsTheShapeOfEveryLayout) {
   GemmDesc desc = HighPrecisionDesc(DType::kBF16);
   EXPECT_EQ(CheckGemm(desc)->m, 4);
