@@ -45,6 +45,18 @@ class CpuStopwatch final : public Stopwatch {
 /// What is asked of a CPU engine is done when the call returns: nothing is left to wait for.
 class CpuMoment final : public Moment {};
 
+class CpuTimePoint final : public TimePoint {
+ public:
+  absl::StatusOr<double> SecondsSince(const TimePoint& earlier) const override {
+    const auto* cpu = dynamic_cast<const CpuTimePoint*>(&earlier);
+    if (cpu == nullptr) return OtherKindOfMoment();
+    return std::chrono::duration<double>(time_ - cpu->time_).count();
+  }
+
+ private:
+  const std::chrono::steady_clock::time_point time_ = std::chrono::steady_clock::now();
+};
+
 class CpuEngine final : public Engine {
  public:
   explicit CpuEngine(const CpuEngineOptions& options) : options_(options) {}
@@ -95,6 +107,10 @@ class CpuEngine final : public Engine {
     return absl::OkStatus();
   }
   absl::StatusOr<Tensor> Import(const Tensor& tensor) override { return tensor; }
+  absl::StatusOr<std::shared_ptr<const TimePoint>> MarkTime() override {
+    return std::make_shared<const CpuTimePoint>();
+  }
+  absl::StatusOr<std::unique_ptr<Engine>> OpenLane() override { return MakeCpuEngine(options_); }
 
   absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                   const Cancellation* cancellation) override {

@@ -35,6 +35,8 @@ class CudaEngine final : public Engine {
   absl::Status WaitFor(const Moment& moment) override;
   absl::Status Copy(const Tensor& source, const Tensor& to, int64_t offset) override;
   absl::StatusOr<Tensor> Import(const Tensor& tensor) override;
+  absl::StatusOr<std::shared_ptr<const TimePoint>> MarkTime() override;
+  absl::StatusOr<std::unique_ptr<Engine>> OpenLane() override;
 
   absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                   const Cancellation* cancellation) override;

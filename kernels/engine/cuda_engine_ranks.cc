@@ -23,6 +23,33 @@ class CudaMoment final : public Moment {
   const PooledCudaEvent event_;
 };
 
+class CudaTimePoint final : public TimePoint {
+ public:
+  /// The device is current.
+  static absl::StatusOr<std::shared_ptr<const TimePoint>> Record(const CudaDevice& device) {
+    cudaEvent_t event = nullptr;
+    QG_CUDA_RETURN_IF_ERROR(cudaEventCreate(&event));
+    auto point = std::make_shared<CudaTimePoint>(event);
+    QG_CUDA_RETURN_IF_ERROR(cudaEventRecord(event, device.stream()));
+    return point;
+  }
+  explicit CudaTimePoint(cudaEvent_t event) : event_(event) {}
+  ~CudaTimePoint() override { (void)QG_CUDA_STATUS(cudaEventDestroy(event_)); }
+
+  absl::StatusOr<double> SecondsSince(const TimePoint& earlier) const override {
+    const auto* cuda = dynamic_cast<const CudaTimePoint*>(&earlier);
+    if (cuda == nullptr) return OtherKindOfMoment();
+    float milliseconds = 0;
+    QG_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(cuda->event_));
+    QG_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(event_));
+    QG_CUDA_RETURN_IF_ERROR(cudaEventElapsedTime(&milliseconds, cuda->event_, event_));
+    return milliseconds * 1e-3;
+  }
+
+ private:
+  const cudaEvent_t event_;
+};
+
 absl::StatusOr<int> OrdinalOf(const Tensor& tensor) {
   cudaPointerAttributes attributes = {};
   QG_CUDA_RETURN_IF_ERROR(cudaPointerGetAttributes(&attributes, tensor.data()));
@@ -82,6 +109,15 @@ absl::StatusOr<Tensor> CudaEngine::Import(const Tensor& tensor) {
   QG_ASSIGN_OR_RETURN(Tensor imported, device_->Allocate(tensor.dtype(), tensor.shape()));
   QG_RETURN_IF_ERROR(CopyOnTurn(tensor, imported, 0));
   return imported;
+}
+
+absl::StatusOr<std::shared_ptr<const TimePoint>> CudaEngine::MarkTime() {
+  QG_TAKE_TURN(nullptr);
+  return CudaTimePoint::Record(*device_);
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> CudaEngine::OpenLane() {
+  return Open(device_->facts().ordinal);
 }
 
 absl::StatusOr<std::vector<Tensor>> CudaEngine::OnDevice(std::span<const Tensor> parts,

@@ -72,6 +72,14 @@ class Moment {
   virtual ~Moment() = default;
 };
 
+/// When an engine's work came to a point; read after the work.
+class TimePoint {
+ public:
+  virtual ~TimePoint() = default;
+  /// From one of the same device; waits for both.
+  virtual absl::StatusOr<double> SecondsSince(const TimePoint& earlier) const = 0;
+};
+
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -111,6 +119,13 @@ class Engine {
   /// A tensor of another engine in memory that this engine's operations read: itself on the CPU, a
   /// copy on CUDA.
   virtual absl::StatusOr<Tensor> Import(const Tensor& tensor) = 0;
+  /// The time at which this engine's work comes to this point.
+  virtual absl::StatusOr<std::shared_ptr<const TimePoint>> MarkTime() = 0;
+  /// An engine of the same device whose work runs beside this one's: a queue for copies and sums.
+  /// Each takes the other's tensors, after a moment at which they are there. Memory is given anew
+  /// in the order of the work of the engine that gave it, so that one waits for the other engine
+  /// before a tensor which the other uses is dropped.
+  virtual absl::StatusOr<std::unique_ptr<Engine>> OpenLane() = 0;
 
   virtual absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                           const Cancellation* cancellation) = 0;

@@ -50,6 +50,14 @@ class ForwardingEngine : public Engine {
     OnOperation("import");
     return engine_.Import(tensor);
   }
+  absl::StatusOr<std::shared_ptr<const TimePoint>> MarkTime() override {
+    OnOperation("mark time");
+    return engine_.MarkTime();
+  }
+  absl::StatusOr<std::unique_ptr<Engine>> OpenLane() override {
+    OnOperation("open lane");
+    return engine_.OpenLane();
+  }
   absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                   const Cancellation* cancellation) override {
     OnOperation("generate");
