@@ -28,6 +28,8 @@ std::string_view KindName(CallKind kind) {
       return "barrier";
     case CallKind::kCheckAgreement:
       return "check_agreement";
+    case CallKind::kExchange:
+      return "exchange";
   }
   return "unknown";
 }

@@ -19,6 +19,7 @@ enum class CallKind {
   kBroadcast,
   kBarrier,
   kCheckAgreement,
+  kExchange,
 };
 
 struct CallSignature {

@@ -61,11 +61,14 @@ absl::StatusOr<ProcessGroup::Postings> ProcessGroup::Meet(CallSignature signatur
                                                           std::vector<Tensor> tensors) {
   QG_ASSIGN_OR_RETURN(Contribution contribution,
                       environment_.transport.Contribute(engine_, std::move(tensors)));
+  return Meet({std::move(signature), std::move(contribution)});
+}
+
+absl::StatusOr<ProcessGroup::Postings> ProcessGroup::Meet(Posting posting) {
   const uint64_t call = calls_++;
   const int rank = members()[place_];
   Delay(environment_.noise, rank, call, NoisePoint::kBeforePosting);
-  auto postings = environment_.rendezvous.Meet(description_.id, place_,
-                                               {std::move(signature), std::move(contribution)});
+  auto postings = environment_.rendezvous.Meet(description_.id, place_, std::move(posting));
   Delay(environment_.noise, rank, call, NoisePoint::kBeforeReading);
   return postings;
 }
@@ -297,6 +300,16 @@ absl::StatusOr<Tensor> ProcessGroup::Receive(int from, int tag) {
 absl::Status ProcessGroup::Barrier() {
   const absl::StatusOr<Postings> postings = Meet({.kind = CallKind::kBarrier}, {});
   return postings.ok() ? absl::OkStatus() : Fail(postings.status());
+}
+
+absl::StatusOr<std::vector<std::shared_ptr<void>>> ProcessGroup::Exchange(
+    const std::string& what, std::shared_ptr<void> offer) {
+  Posting posting{{.kind = CallKind::kExchange, .detail = what}, {}};
+  posting.contribution.offer = std::move(offer);
+  QG_ASSIGN_OR_RETURN(const Postings postings, Meet(std::move(posting)));
+  std::vector<std::shared_ptr<void>> offers;
+  for (const Posting& each : *postings) offers.push_back(each.contribution.offer);
+  return offers;
 }
 
 }  // namespace quantgate

@@ -49,6 +49,7 @@ class ProcessGroup {
   Engine& engine() { return engine_; }
   const SeededFaults& faults() const { return environment_.faults; }
   const ScheduleNoise& noise() const { return environment_.noise; }
+  const Cancellation* cancellation() const { return environment_.cancellation; }
 
   /// The members' tensors one after the other along the first dim, in rank order. dtype and the
   /// other dims agree; rows may differ and be 0.
@@ -79,15 +80,22 @@ class ProcessGroup {
   /// both values, unless all have the same dtype, shape and bytes. Waits for the engine.
   absl::Status CheckAgreement(const std::string& what, const Tensor& value);
 
+  /// What each member offers, in the group's order: for calls made of more than moving tensors, on
+  /// top of which the members work together by themselves. `what` agrees.
+  absl::StatusOr<std::vector<std::shared_ptr<void>>> Exchange(const std::string& what,
+                                                              std::shared_ptr<void> offer);
+  /// Such a call went wrong: poisons the group, unless it is poisoned; what it is poisoned with.
+  absl::Status Fail(const absl::Status& error);
+
  private:
   using Postings = std::shared_ptr<const std::vector<Posting>>;
 
   absl::StatusOr<Postings> Meet(CallSignature signature, std::vector<Tensor> tensors);
+  absl::StatusOr<Postings> Meet(Posting posting);
   AgreedCall Agreed(const std::vector<Posting>& postings);
   absl::StatusOr<Tensor> Poisoning(absl::FunctionRef<absl::StatusOr<Tensor>()> call);
   absl::StatusOr<std::vector<Tensor>> PoisoningParts(
       absl::FunctionRef<absl::StatusOr<std::vector<Tensor>>()> call);
-  absl::Status Fail(const absl::Status& error);
   absl::Status CheckPlace(std::string_view field, int place) const;
   bool Skips(const Tensor& tensor) const;
 

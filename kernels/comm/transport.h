@@ -29,6 +29,7 @@ struct GroupDescription {
 struct Contribution {
   std::vector<Tensor> tensors;
   std::shared_ptr<const Moment> moment;  ///< When they are written, on the member's engine.
+  std::shared_ptr<void> offer = {};      ///< Of an exchange.
 };
 
 /// A member's part of a meeting.
