@@ -27,4 +27,19 @@ inline constexpr char kFaultInterleaveLeft[] = "gather-interleave-left";
 /// What stands in the padding behind a shard has a part in its amax.
 inline constexpr char kFaultPadInAmax[] = "pad-included-in-amax";
 
+// Of calls that communicate and multiply at the same time (kernels/comm/overlap.h); a ring has
+// kFaultChunkOrder too.
+/// A ring passes codes on without their scales: the receiver takes its own.
+inline constexpr char kFaultScalesLeftBehind[] = "scales-left-behind";
+/// A GEMM does not wait for the copy of what it reads.
+inline constexpr char kFaultCopyNotAwaited[] = "copy-not-awaited";
+/// Backward gets this rank's slot of the shared buffer in place of its own tensor.
+inline constexpr char kFaultSlotKept[] = "slot-overwritten-by-next-layer";
+/// A view of a shared buffer is read whatever epoch it is of.
+inline constexpr char kFaultStaleViewRead[] = "stale-view-read";
+/// Splits of columns are as wide as the quotient and the remainder is nobody's.
+inline constexpr char kFaultPipelineTail[] = "pipeline-tail-dropped";
+/// After its own part an owner sums the others' from the other end.
+inline constexpr char kFaultSumOrderReversed[] = "rs-order-reversed";
+
 }  // namespace quantgate

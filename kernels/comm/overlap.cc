@@ -1,0 +1,397 @@
+#include "kernels/comm/overlap.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/comm/comm_faults.h"
+#include "kernels/comm/overlap_member.h"
+#include "kernels/comm/overlap_operands.h"
+#include "kernels/gemm/gemm_tensors.h"
+
+namespace quantgate {
+namespace {
+
+absl::Status Refused(std::string_view field, const std::string& value, std::string_view rule) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(field), " is ", value, ": ", std::string(rule)));
+}
+
+std::string ShapeTextOf(const std::vector<Tensor>& tensors) {
+  return absl::StrJoin(tensors, " ", [](std::string* out, const Tensor& tensor) {
+    Shape columns = tensor.shape();
+    columns[0] = -1;  // Rows may differ.
+    absl::StrAppend(out, std::string(DTypeName(tensor.dtype())), "[*", ShapeText(columns).substr(2),
+                    "]");
+  });
+}
+
+/// What a GEMM that is cut may not have.
+absl::Status CheckCutGemm(const GemmDesc& gemm) {
+  if (gemm.c.has_value()) {
+    return Refused("gemm.c", TensorText(gemm.c), "a GEMM that overlaps adds to nothing");
+  }
+  if (gemm.d.has_value()) {
+    return Refused("gemm.d", TensorText(gemm.d), "a GEMM that overlaps makes its own output");
+  }
+  if (!IsHighPrecision(gemm.out_dtype)) {
+    return Refused("gemm.out_dtype", std::string(DTypeName(gemm.out_dtype)),
+                   "the output of a GEMM that overlaps is f32, bf16 or f16");
+  }
+  if (gemm.layout == GemmLayout::kNT) {
+    return Refused("gemm.layout", "nt", "rows of the M side must be rows of a");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGathered(std::string_view field, const std::vector<Tensor>& tensors) {
+  for (const Tensor& tensor : tensors) {
+    if (!tensor.has_value() || tensor.rank() < 1) {
+      return Refused(field, TensorText(tensor), "what is gathered has a first dim");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRows(const std::vector<int64_t>& rows, int ranks, int64_t all) {
+  int64_t sum = 0;
+  for (const int64_t count : rows) sum += count;
+  if (static_cast<int>(rows.size()) == ranks && sum == all) return absl::OkStatus();
+  return Refused("rows", absl::StrJoin(rows, ", "),
+                 absl::StrCat("one count for each of ", ranks, " ranks, ", all, " together"));
+}
+
+int64_t RowMultipleOf(const GemmOperand& operand) {
+  return operand.scaling == ScaleMode::kMx32 ? kMxfp8OverlapMultiple : 1;
+}
+
+absl::Status CheckReduceScatter(const ReduceScatterGemmCall& call, int ranks,
+                                const SeededFaults& faults) {
+  QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(call.gemm));
+  QG_RETURN_IF_ERROR(CheckCutGemm(call.gemm));
+  if (call.gemm.bias.has_value()) {
+    return Refused("gemm.bias", TensorText(call.gemm.bias),
+                   "every rank would add it to its partial; add it after the reduce-scatter");
+  }
+  QG_RETURN_IF_ERROR(CheckRows(call.rows, ranks, shape.m));
+  switch (call.method) {
+    case OverlapMethod::kNone:
+      return absl::OkStatus();
+    case OverlapMethod::kRingExchange:
+      if (call.profile != ReductionProfile{ReductionKind::kUbP2p}) {
+        return Refused("profile", ReductionProfileName(call.profile),
+                       "a ring_exchange reduce-scatter sums in the order of ub_p2p");
+      }
+      if (call.pieces < 1) return Refused("pieces", absl::StrCat(call.pieces), "at least 1");
+      for (const int64_t count : call.rows) {
+        if (count % RowMultipleOf(call.gemm.a) == 0) continue;
+        return Refused("rows", absl::StrJoin(call.rows, ", "),
+                       absl::StrCat("shards of mxfp8 are multiples of ", kMxfp8OverlapMultiple));
+      }
+      return CheckOverlapOperand("gemm.a", call.gemm.a);
+    case OverlapMethod::kPipeline: {
+      if (call.splits < 1) return Refused("splits", absl::StrCat(call.splits), "at least 1");
+      const int64_t multiple = RowMultipleOf(call.gemm.b) * call.splits;
+      if (shape.n % multiple != 0 && !faults.Has(kFaultPipelineTail)) {
+        return Refused("splits", absl::StrCat(call.splits),
+                       absl::StrCat("it must divide the ", shape.n, " columns of the output",
+                                    multiple == call.splits ? "" : " in multiples of 128"));
+      }
+      return CheckOverlapOperand("gemm.b", call.gemm.b);
+    }
+    default:
+      return Refused("method", std::string(OverlapMethodName(call.method)),
+                     "a GEMM and its reduce-scatter take ring_exchange, pipeline or none");
+  }
+}
+
+/// An error is every member's: the others wait.
+template <typename Result>
+absl::StatusOr<Result> Poisoning(ProcessGroup& group, absl::StatusOr<Result> result) {
+  if (!result.ok()) return group.Fail(result.status());
+  return result;
+}
+
+/// The arithmetic and the notes of all chunks; the output is elsewhere.
+GemmResult Summary(const std::vector<GemmResult>& gemms) {
+  GemmResult whole;
+  std::vector<std::string> notes;
+  for (const GemmResult& gemm : gemms) {
+    whole.arithmetic = gemm.arithmetic;
+    if (gemm.note.empty() || std::find(notes.begin(), notes.end(), gemm.note) != notes.end()) {
+      continue;
+    }
+    notes.push_back(gemm.note);
+  }
+  whole.note = absl::StrJoin(notes, "; ");
+  return whole;
+}
+
+/// The blocks of columns side by side. Columns that no split has, which the fault lets through, are
+/// zero.
+absl::StatusOr<Tensor> JoinColumns(const OverlapMember& member, int64_t n) {
+  std::vector<Tensor> blocks = member.sums;
+  const Tensor& first = blocks.front();
+  const int64_t missing = n - first.columns() * static_cast<int64_t>(blocks.size());
+  if (missing > 0) {
+    QG_ASSIGN_OR_RETURN(Tensor zeros, Tensor::Allocate(first.dtype(), {first.shape()[0], missing}));
+    std::fill_n(zeros.data(), zeros.byte_size(), std::byte{0});
+    blocks.push_back(std::move(zeros));
+  }
+  return member.engine().ConcatenateColumns(blocks, member.cancellation);
+}
+
+/// A span of an engine's work.
+class Section {
+ public:
+  static absl::StatusOr<Section> Begin(Engine& engine) {
+    Section section(engine);
+    QG_ASSIGN_OR_RETURN(section.last_, engine.MarkTime());
+    section.first_ = section.last_;
+    return section;
+  }
+  /// Everything since the last one.
+  absl::Status End(std::string name, OverlapResource resource) {
+    QG_ASSIGN_OR_RETURN(std::shared_ptr<const TimePoint> now, engine_.MarkTime());
+    TaskRecord record{std::move(name), resource};
+    QG_ASSIGN_OR_RETURN(record.begin_s, last_->SecondsSince(*first_));
+    QG_ASSIGN_OR_RETURN(record.end_s, now->SecondsSince(*first_));
+    timeline_.tasks.push_back(std::move(record));
+    last_ = std::move(now);
+    return absl::OkStatus();
+  }
+  OverlapTimeline timeline() const { return timeline_; }
+
+ private:
+  explicit Section(Engine& engine) : engine_(engine) {}
+  Engine& engine_;
+  std::shared_ptr<const TimePoint> first_, last_;
+  OverlapTimeline timeline_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Overlap>> Overlap::Create(ProcessGroup& group,
+                                                         OverlapBuffers& buffers) {
+  std::unique_ptr<Overlap> overlap(new Overlap(group, buffers));
+  for (int i = 1; i < kOverlapResources; ++i) {
+    QG_ASSIGN_OR_RETURN(std::unique_ptr<Engine> queue, group.engine().OpenLane());
+    overlap->queues_.push_back(std::move(queue));
+  }
+  return overlap;
+}
+
+absl::StatusOr<std::shared_ptr<OverlapMember>> Overlap::NewMember(const OverlapName& name,
+                                                                  const GemmDesc& gemm) {
+  auto member = std::make_shared<OverlapMember>();
+  member->lanes[0] = &group_.engine();
+  for (size_t i = 0; i < queues_.size(); ++i) member->lanes[i + 1] = queues_[i].get();
+  member->owner = name.owner;
+  member->buffer = buffers_.Of(name.buffer, name.mode);
+  member->cancellation = group_.cancellation();
+  // Chunks read them many times.
+  QG_ASSIGN_OR_RETURN(member->gemm, WithTensors(gemm, [&](const Tensor& tensor) {
+                        return group_.engine().ToDevice(tensor, member->cancellation);
+                      }));
+  return member;
+}
+
+absl::StatusOr<OverlapTimeline> Overlap::RunTogether(const std::string& what, const OverlapCut& cut,
+                                                     std::shared_ptr<OverlapMember> member,
+                                                     Build build) {
+  QG_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<void>> offers,
+                      group_.Exchange(what, member));
+  OverlapMembers members;
+  for (const auto& offer : offers) {
+    members.push_back(std::static_pointer_cast<OverlapMember>(offer));
+  }
+  OverlapMember& first = *members[0];
+  std::call_once(first.prepared, [&] {
+    absl::StatusOr<TaskGraph> graph = build(members, cut);
+    first.status = graph.status();
+    if (!graph.ok()) return;
+    const bool queues_work = first.gemm.b.data.space() == MemorySpace::kDevice;
+    std::vector<OverlapLanes> lanes;
+    for (const auto& each : members) lanes.push_back(each->lanes);
+    first.run = std::make_shared<OverlapRun>(*std::move(graph), std::move(lanes),
+                                             OverlapRunOptions{queues_work, group_.noise()});
+  });
+  absl::Status status = first.status;
+  if (status.ok()) status = first.run->RunRank(group_.rank(), member->cancellation);
+  QG_RETURN_IF_ERROR(status);
+  return first.run->TimelineOf(group_.rank());
+}
+
+absl::StatusOr<GatheredGemm> Overlap::AllGatherGemm(const AllGatherGemmCall& call) {
+  return Poisoning(group_, TryAllGatherGemm(call));
+}
+
+absl::StatusOr<GatheredGemm> Overlap::TryAllGatherGemm(const AllGatherGemmCall& call) {
+  QG_RETURN_IF_ERROR(CheckGemm(call.gemm).status());
+  QG_RETURN_IF_ERROR(CheckCutGemm(call.gemm));
+  QG_RETURN_IF_ERROR(CheckGathered("beside", call.beside));
+  QG_RETURN_IF_ERROR(CheckOverlapOperand("gemm.a", call.gemm.a));
+  if (call.gemm.a.scaling == ScaleMode::kTensor) {
+    QG_RETURN_IF_ERROR(
+        group_.CheckAgreement(absl::StrCat(call.name.owner, " scale_inv"), call.gemm.a.scale_inv));
+  }
+  if (call.method == OverlapMethod::kNone) return GatherThenMultiply(call);
+  if (call.method != OverlapMethod::kRingExchange) {
+    return Refused("method", std::string(OverlapMethodName(call.method)),
+                   "an all-gather and its GEMM take ring_exchange or none");
+  }
+  if (call.pieces < 1) return Refused("pieces", absl::StrCat(call.pieces), "at least 1");
+  QG_RETURN_IF_ERROR(CheckAggregate(call.aggregate, call.pieces, group_.size()));
+
+  QG_ASSIGN_OR_RETURN(std::shared_ptr<OverlapMember> member, NewMember(call.name, call.gemm));
+  member->shard = RowParts(member->gemm.a);
+  member->operand_parts = member->shard.size();
+  for (const Tensor& tensor : call.beside) {
+    QG_ASSIGN_OR_RETURN(member->shard.emplace_back(),
+                        group_.engine().ToDevice(tensor, member->cancellation));
+  }
+  OverlapCut cut;
+  cut.aggregate = call.aggregate;
+  cut.pieces = call.pieces;
+  cut.row_multiple = RowMultipleOf(call.gemm.a);
+  cut.faults = group_.faults();
+  const std::string what =
+      absl::StrCat("ring_exchange all-gather gemm ", ShapeTextOf(member->shard), " pieces ",
+                   call.pieces, call.aggregate ? " aggregate" : "");
+  GatheredGemm result;
+  QG_ASSIGN_OR_RETURN(result.timeline, RunTogether(what, cut, member, BuildRingAllGatherGemm));
+  result.gemm = Summary(member->gemms);
+  result.gemm.d = member->d;
+  QG_ASSIGN_OR_RETURN(result.gathered, member->buffer->Finish());
+  result.local = member->shard;
+  if (group_.faults().Has(kFaultSlotKept)) result.local = member->own_slots;
+  return result;
+}
+
+absl::StatusOr<GatheredGemm> Overlap::GatherThenMultiply(const AllGatherGemmCall& call) {
+  Engine& engine = group_.engine();
+  QG_ASSIGN_OR_RETURN(Section section, Section::Begin(engine));
+  GatheredGemm result;
+  result.local = RowParts(call.gemm.a);
+  const size_t operand_parts = result.local.size();
+  result.local.insert(result.local.end(), call.beside.begin(), call.beside.end());
+  std::vector<Tensor> gathered;
+  for (const Tensor& part : result.local) {
+    QG_ASSIGN_OR_RETURN(gathered.emplace_back(), group_.AllGather(part));
+  }
+  QG_RETURN_IF_ERROR(section.End("all-gather", OverlapResource::kReceive));
+  GemmDesc whole = call.gemm;
+  whole.a = WithRowParts(whole.a, {gathered.begin(), gathered.begin() + operand_parts});
+  QG_ASSIGN_OR_RETURN(result.gemm, engine.Gemm(whole, group_.cancellation()));
+  QG_RETURN_IF_ERROR(section.End("gemm", OverlapResource::kCompute));
+  result.gathered = BufferView(std::move(gathered));
+  result.timeline = section.timeline();
+  return result;
+}
+
+absl::StatusOr<ScatteredGemm> Overlap::ReduceScatterGemm(const ReduceScatterGemmCall& call) {
+  return Poisoning(group_, TryReduceScatterGemm(call));
+}
+
+absl::StatusOr<ScatteredGemm> Overlap::TryReduceScatterGemm(const ReduceScatterGemmCall& call) {
+  QG_RETURN_IF_ERROR(CheckReduceScatter(call, group_.size(), group_.faults()));
+  if (call.method == OverlapMethod::kNone) return MultiplyThenReduce(call);
+  const bool is_pipeline = call.method == OverlapMethod::kPipeline;
+  QG_ASSIGN_OR_RETURN(std::shared_ptr<OverlapMember> member, NewMember(call.name, call.gemm));
+  QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(call.gemm));
+  OverlapCut cut;
+  cut.pieces = is_pipeline ? 1 : call.pieces;
+  cut.splits = is_pipeline ? call.splits : 1;
+  cut.row_multiple = RowMultipleOf(call.gemm.a);
+  cut.rows = call.rows;
+  cut.profile = call.profile;
+  cut.faults = group_.faults();
+  const std::string what = absl::StrCat(
+      std::string(OverlapMethodName(call.method)), " gemm reduce-scatter ",
+      std::string(DTypeName(call.gemm.out_dtype)), "[", shape.m, "x", shape.n, "] rows ",
+      absl::StrJoin(call.rows, ", "), " (", ReductionProfileName(call.profile), ") pieces ",
+      cut.pieces, " splits ", cut.splits);
+  ScatteredGemm result;
+  QG_ASSIGN_OR_RETURN(result.timeline,
+                      RunTogether(what, cut, member,
+                                  is_pipeline ? BuildPipelinedReduceScatterGemm
+                                              : BuildPointToPointReduceScatterGemm));
+  result.gemm = Summary(member->gemms);
+  QG_ASSIGN_OR_RETURN(
+      result.y, is_pipeline ? JoinColumns(*member, shape.n)
+                            : group_.engine().ConcatenateRows(member->sums, member->cancellation));
+  QG_ASSIGN_OR_RETURN(BufferView used, member->buffer->Finish());
+  QG_RETURN_IF_ERROR(used.Release());
+  return result;
+}
+
+absl::StatusOr<ScatteredGemm> Overlap::MultiplyThenReduce(const ReduceScatterGemmCall& call) {
+  QG_ASSIGN_OR_RETURN(Section section, Section::Begin(group_.engine()));
+  ScatteredGemm result;
+  QG_ASSIGN_OR_RETURN(result.gemm, group_.engine().Gemm(call.gemm, group_.cancellation()));
+  QG_RETURN_IF_ERROR(section.End("gemm", OverlapResource::kCompute));
+  QG_ASSIGN_OR_RETURN(result.y, group_.ReduceScatter(result.gemm.d, call.rows, call.profile));
+  QG_RETURN_IF_ERROR(section.End("reduce-scatter", OverlapResource::kReduce));
+  result.gemm.d = Tensor();
+  result.timeline = section.timeline();
+  return result;
+}
+
+absl::StatusOr<GatheredGemm> Overlap::BulkAllGather(const BulkAllGatherCall& call) {
+  return Poisoning(group_, TryBulkAllGather(call));
+}
+
+absl::StatusOr<GatheredGemm> Overlap::TryBulkAllGather(const BulkAllGatherCall& call) {
+  QG_RETURN_IF_ERROR(CheckGemm(call.gemm).status());
+  QG_RETURN_IF_ERROR(CheckGathered("shard", call.shard));
+  QG_ASSIGN_OR_RETURN(std::shared_ptr<OverlapMember> member, NewMember(call.name, call.gemm));
+  for (const Tensor& tensor : call.shard) {
+    QG_ASSIGN_OR_RETURN(member->shard.emplace_back(),
+                        group_.engine().ToDevice(tensor, member->cancellation));
+  }
+  OverlapCut cut;
+  cut.faults = group_.faults();
+  GatheredGemm result;
+  QG_ASSIGN_OR_RETURN(result.timeline,
+                      RunTogether(absl::StrCat("bulk all-gather ", ShapeTextOf(member->shard)), cut,
+                                  member, BuildBulkAllGather));
+  result.gemm = member->gemms.front();
+  QG_ASSIGN_OR_RETURN(result.gathered, member->buffer->Finish());
+  result.local = member->shard;
+  return result;
+}
+
+absl::StatusOr<ScatteredGemm> Overlap::BulkReduceScatter(const BulkReduceScatterCall& call) {
+  return Poisoning(group_, TryBulkReduceScatter(call));
+}
+
+absl::StatusOr<ScatteredGemm> Overlap::TryBulkReduceScatter(const BulkReduceScatterCall& call) {
+  QG_RETURN_IF_ERROR(CheckGemm(call.gemm).status());
+  if (!call.partial.has_value() || call.partial.rank() != 2 ||
+      !IsHighPrecision(call.partial.dtype())) {
+    return Refused("partial", TensorText(call.partial),
+                   "expected f32, bf16 or f16 [rows][columns]");
+  }
+  QG_RETURN_IF_ERROR(CheckRows(call.rows, group_.size(), call.partial.shape()[0]));
+  QG_ASSIGN_OR_RETURN(std::shared_ptr<OverlapMember> member, NewMember(call.name, call.gemm));
+  QG_ASSIGN_OR_RETURN(member->partial,
+                      group_.engine().ToDevice(call.partial, member->cancellation));
+  OverlapCut cut;
+  cut.rows = call.rows;
+  cut.profile = call.profile;
+  cut.faults = group_.faults();
+  const std::string what =
+      absl::StrCat("bulk reduce-scatter ", TensorText(call.partial), " rows ",
+                   absl::StrJoin(call.rows, ", "), " (", ReductionProfileName(call.profile), ")");
+  ScatteredGemm result;
+  QG_ASSIGN_OR_RETURN(result.timeline, RunTogether(what, cut, member, BuildBulkReduceScatter));
+  result.gemm = member->gemms.front();
+  result.y = member->sums.front();
+  QG_ASSIGN_OR_RETURN(BufferView used, member->buffer->Finish());
+  QG_RETURN_IF_ERROR(used.Release());
+  return result;
+}
+
+}  // namespace quantgate

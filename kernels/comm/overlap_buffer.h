@@ -1,0 +1,113 @@
+// OverlapBuffer: memory of one rank into which an overlapped call gathers. Layers of one kind share
+// one buffer, so what it holds lasts until the next of them fills it, and each filling has an owner
+// and an epoch. What is read through a view of an earlier epoch is an error and not somebody else's
+// data. What must outlive the GEMM is copied out (docs/overlap.md section 3).
+//
+//     FREE --Fill--> FILLED(owner, epoch) --Start--> IN_FLIGHT --Finish--> READABLE(epoch)
+//      ^------------------------------------------Release-----------------------'
+//
+// Thread-safe. A call that fails leaves its buffer IN_FLIGHT for good: what peers still do to it is
+// not known.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/base/seeded_fault.h"
+#include "kernels/engine/engine.h"
+
+namespace quantgate {
+
+enum class BufferState { kFree, kFilled, kInFlight, kReadable };
+std::string_view BufferStateName(BufferState state);  ///< "FREE", "FILLED", ...
+
+class OverlapBuffer;
+
+/// What one filling of a buffer holds, for as long as it does.
+class BufferView {
+ public:
+  BufferView() = default;
+  /// Of tensors that are in no buffer and never stale.
+  explicit BufferView(std::vector<Tensor> tensors) : tensors_(std::move(tensors)) {}
+
+  uint64_t epoch() const { return epoch_; }
+  /// The parts in the order of Fill, for operations that are asked for before Release.
+  /// FAILED_PRECONDITION naming the buffer, both owners and both epochs where the view is stale,
+  /// and the state where the buffer is not READABLE.
+  absl::StatusOr<std::vector<Tensor>> Read() const;
+  /// Gives the buffer back: READABLE to FREE. FAILED_PRECONDITION as Read.
+  absl::Status Release();
+
+ private:
+  friend class OverlapBuffer;
+  BufferView(std::shared_ptr<OverlapBuffer> buffer, std::string owner, uint64_t epoch)
+      : buffer_(std::move(buffer)), owner_(std::move(owner)), epoch_(epoch) {}
+
+  std::vector<Tensor> tensors_;
+  std::shared_ptr<OverlapBuffer> buffer_;
+  std::string owner_;
+  uint64_t epoch_ = 0;
+};
+
+struct BufferPart {
+  DType dtype;
+  Shape shape;
+};
+
+class OverlapBuffer : public std::enable_shared_from_this<OverlapBuffer> {
+ public:
+  OverlapBuffer(std::string name, Engine& engine, SeededFaults faults)
+      : name_(std::move(name)), engine_(engine), faults_(std::move(faults)) {}
+
+  /// FREE to FILLED: memory for `parts`, the same as the last time where it suffices, under a new
+  /// epoch. FAILED_PRECONDITION naming the buffer, both owners and the epoch where it is not FREE.
+  absl::StatusOr<std::vector<Tensor>> Fill(const std::string& owner,
+                                           const std::vector<BufferPart>& parts);
+  absl::Status Start();                 ///< FILLED to IN_FLIGHT.
+  absl::StatusOr<BufferView> Finish();  ///< IN_FLIGHT to READABLE.
+
+  const std::string& name() const { return name_; }  ///< "fc1_fprop (fp8_tensor)".
+  BufferState state() const;
+  uint64_t epoch() const;
+
+ private:
+  friend class BufferView;
+  absl::Status CheckView(const BufferView& view) const;  ///< mutex_ is held.
+  absl::Status Move(BufferState from, BufferState to);   ///< mutex_ is held.
+
+  const std::string name_;
+  Engine& engine_;
+  const SeededFaults faults_;
+  mutable std::mutex mutex_;
+  BufferState state_ = BufferState::kFree;
+  std::string owner_;
+  uint64_t epoch_ = 0;
+  Tensor memory_;  ///< u8, as large as the largest filling so far.
+  std::vector<Tensor> parts_;
+};
+
+/// The buffers of one rank, by name ("fc1_fprop") and quantization mode ("fp8_tensor").
+class OverlapBuffers {
+ public:
+  OverlapBuffers(Engine& engine, SeededFaults faults)
+      : engine_(engine), faults_(std::move(faults)) {}
+
+  /// The one buffer of that name and mode, made when first asked for.
+  std::shared_ptr<OverlapBuffer> Of(const std::string& name, const std::string& mode);
+
+ private:
+  Engine& engine_;
+  const SeededFaults faults_;
+  std::mutex mutex_;
+  std::map<std::pair<std::string, std::string>, std::shared_ptr<OverlapBuffer>> buffers_;
+};
+
+}  // namespace quantgate

@@ -1,0 +1,82 @@
+// What one rank brings to an overlapped call, and what the tasks of the call leave with it: private
+// to kernels/comm/overlap*.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kernels/base/seeded_fault.h"
+#include "kernels/comm/overlap_buffer.h"
+#include "kernels/comm/overlap_runner.h"
+#include "kernels/comm/overlap_schedule.h"
+#include "kernels/comm/reduction_profile.h"
+
+namespace quantgate {
+
+struct OverlapMember {
+  // Brought.
+  OverlapLanes lanes = {};
+  std::string owner;                      ///< Of the buffer while the call lasts.
+  std::shared_ptr<OverlapBuffer> buffer;  ///< Where what arrives goes; null: nothing does.
+  /// The GEMM; of an all-gather that it consumes, `a` is this rank's shard.
+  GemmDesc gemm;
+  /// What is gathered, codes and scales, each cut along its first dim. Of the ring the first
+  /// `operand_parts` are those of `a`, of equal rows.
+  std::vector<Tensor> shard;
+  size_t operand_parts = 0;
+  Tensor partial;  ///< What a bulk reduce-scatter sums.
+  const Cancellation* cancellation = nullptr;
+
+  // Made when all have met.
+  std::vector<Tensor> gathered;   ///< `shard` of all ranks, end to end: views of the buffer.
+  std::vector<Tensor> own_slots;  ///< This rank's rows of `gathered`.
+  Tensor d;                       ///< Of the GEMM that consumes what is gathered.
+  std::vector<Tensor> partials;   ///< What is summed: one, or one for each split of the columns.
+  /// Of each of `partials`, this rank's rows of the ranks r - 1, r - 2, ...
+  std::vector<std::vector<Tensor>> received;
+
+  // Left by tasks.
+  std::vector<GemmResult> gemms;
+  std::vector<Tensor> sums;  ///< Of this rank's rows: by piece of the rows or split of the columns.
+
+  // Of member 0: the run of all of them.
+  std::once_flag prepared;
+  absl::Status status;
+  std::shared_ptr<OverlapRun> run;
+
+  Engine& engine() const { return *lanes[0]; }
+};
+
+using OverlapMembers = std::vector<std::shared_ptr<OverlapMember>>;
+
+/// How a call is cut; the same for every rank.
+struct OverlapCut {
+  bool aggregate = false;
+  int pieces = 1;
+  int splits = 1;
+  int64_t row_multiple = 1;
+  std::vector<int64_t> rows;  ///< Of each owner of a reduce-scatter.
+  ReductionProfile profile;
+  SeededFaults faults;
+};
+
+/// A task that multiplies and leaves its result with the member.
+absl::StatusOr<int> AddGemm(TaskGraph& graph, std::string name, int rank, OverlapMember& member,
+                            GemmDesc desc, std::vector<int> after);
+/// Each member's GEMM as one task.
+absl::Status AddWholeGemms(TaskGraph& graph, const OverlapMembers& members);
+
+/// Graphs of the methods (docs/overlap.md section 2). Each fills the members' buffers.
+absl::StatusOr<TaskGraph> BuildRingAllGatherGemm(const OverlapMembers& members,
+                                                 const OverlapCut& cut);
+absl::StatusOr<TaskGraph> BuildPointToPointReduceScatterGemm(const OverlapMembers& members,
+                                                             const OverlapCut& cut);
+absl::StatusOr<TaskGraph> BuildPipelinedReduceScatterGemm(const OverlapMembers& members,
+                                                          const OverlapCut& cut);
+absl::StatusOr<TaskGraph> BuildBulkAllGather(const OverlapMembers& members, const OverlapCut& cut);
+absl::StatusOr<TaskGraph> BuildBulkReduceScatter(const OverlapMembers& members,
+                                                 const OverlapCut& cut);
+
+}  // namespace quantgate

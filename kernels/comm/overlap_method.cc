@@ -1,0 +1,233 @@
+#include "kernels/comm/overlap_method.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/parse_name.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+constexpr std::string_view kMethodNames[] = {"none", "ring_exchange", "pipeline", "bulk",
+                                             "external"};
+
+constexpr std::array<OverlapAssignment, 6> kAssignments = {{
+    {OverlapSide::kColumn, GemmRole::kFprop, "x", OverlapCollective::kAllGather,
+     OverlapMethod::kRingExchange, GemmRole::kFprop, false},
+    {OverlapSide::kColumn, GemmRole::kDgrad, "x", OverlapCollective::kAllGather,
+     OverlapMethod::kBulk, GemmRole::kDgrad, false},
+    {OverlapSide::kColumn, GemmRole::kWgrad, "dx", OverlapCollective::kReduceScatter,
+     OverlapMethod::kBulk, GemmRole::kWgrad, false},
+    {OverlapSide::kRow, GemmRole::kFprop, "y", OverlapCollective::kReduceScatter,
+     OverlapMethod::kPipeline, GemmRole::kFprop, false},
+    {OverlapSide::kRow, GemmRole::kDgrad, "grad_output", OverlapCollective::kAllGather,
+     OverlapMethod::kRingExchange, GemmRole::kDgrad, false},
+    {OverlapSide::kRow, GemmRole::kWgrad, "columnwise grad_output", OverlapCollective::kAllGather,
+     OverlapMethod::kExternal, GemmRole::kDgrad, true},
+}};
+
+absl::Status Refused(std::string_view field, OverlapMethod method, std::string_view rule) {
+  return absl::InvalidArgumentError(absl::StrCat("overlap.", std::string(field), " is ",
+                                                 std::string(OverlapMethodName(method)), ": ",
+                                                 std::string(rule)));
+}
+
+absl::Status CheckCount(std::string_view field, int count) {
+  if (count >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("overlap.", std::string(field), " is ", count, ": it must be at least 1"));
+}
+
+bool IsOneOf(OverlapMethod method, std::initializer_list<OverlapMethod> methods) {
+  return std::find(methods.begin(), methods.end(), method) != methods.end();
+}
+
+absl::Status CheckColumnMethods(const OverlapPlan& plan) {
+  using enum OverlapMethod;
+  if (!IsOneOf(plan.fprop, {kNone, kRingExchange})) {
+    return Refused("fprop", plan.fprop,
+                   "it gathers x for its own GEMM, which takes ring_exchange or none");
+  }
+  if (!IsOneOf(plan.dgrad, {kNone, kBulk, kRingExchange, kPipeline})) {
+    return Refused("dgrad", plan.dgrad,
+                   "bulk gathers x beside it, ring_exchange and pipeline scatter dx inside it");
+  }
+  if (!IsOneOf(plan.wgrad, {kNone, kBulk})) {
+    return Refused("wgrad", plan.wgrad, "dx is scattered beside it, which takes bulk or none");
+  }
+  if (plan.wgrad == kBulk && IsOneOf(plan.dgrad, {kRingExchange, kPipeline})) {
+    return Refused("wgrad", plan.wgrad,
+                   absl::StrCat("overlap.dgrad is ", std::string(OverlapMethodName(plan.dgrad)),
+                                ", which scatters dx already"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRowMethods(const OverlapPlan& plan, bool is_mxfp8) {
+  using enum OverlapMethod;
+  if (!IsOneOf(plan.fprop, {kNone, kPipeline, kRingExchange})) {
+    return Refused(
+        "fprop", plan.fprop,
+        "it scatters y inside its own GEMM, which takes pipeline, ring_exchange or none");
+  }
+  if (!IsOneOf(plan.dgrad, {kNone, kRingExchange})) {
+    return Refused("dgrad", plan.dgrad,
+                   "it gathers grad_output for its own GEMM, which takes ring_exchange or none");
+  }
+  if (!IsOneOf(plan.wgrad, {kNone, kExternal})) {
+    return Refused("wgrad", plan.wgrad,
+                   "columnwise grad_output is gathered beside dgrad's ring: external or none");
+  }
+  if (plan.wgrad == kExternal && plan.dgrad != kRingExchange) {
+    return Refused("wgrad", plan.wgrad, "it needs the ring of overlap.dgrad ring_exchange");
+  }
+  if (plan.wgrad == kExternal && !is_mxfp8) {
+    return Refused("wgrad", plan.wgrad,
+                   "only mxfp8 gathers columnwise codes of grad_output by themselves");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRecipe(const Recipe& recipe) {
+  const auto refused = [&](std::string_view why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("recipe is ", recipe.ShortText(), ": ", std::string(why),
+                     "; unquantized, per-tensor FP8 and mxfp8 recipes overlap"));
+  };
+  for (const RecipeDescription& known : AllRecipes()) {
+    if (known.name == recipe.name() && known.is_composed) {
+      return refused("directions of a composed recipe are gathered in high precision");
+    }
+  }
+  const QuantizerFormat format = recipe.QuantizerFor(TensorRole::kInput).rowwise.format;
+  for (const TensorRole role : {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput}) {
+    for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+      const QuantizerFormat each = recipe.QuantizerFor(role).spec(usage).format;
+      if (each == QuantizerFormat::kFp8Block || each == QuantizerFormat::kNvfp4) {
+        return refused(absl::StrCat(std::string(QuantizerFormatName(each)),
+                                    " codes and scales have no chunked gather"));
+      }
+      if (each != format) return refused("its roles have different formats");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckFacts(const OverlapPlan& plan, const OverlapFacts& facts, const Recipe& recipe) {
+  if (!facts.sequence_parallel) {
+    return absl::InvalidArgumentError(
+        "overlap: sequence_parallel is false: overlap needs activations that are cut by rows");
+  }
+  const bool overlaps_backward =
+      plan.dgrad != OverlapMethod::kNone || plan.wgrad != OverlapMethod::kNone;
+  if (overlaps_backward && recipe.backward_override() != BackwardOverride::kNone) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "overlap of backward: backward_override is ",
+        std::string(BackwardOverrideName(recipe.backward_override())),
+        ": under an override dgrad and wgrad take none, as they gather in high precision"));
+  }
+  if (facts.is_after_norm && facts.side == OverlapSide::kColumn &&
+      plan.fprop != OverlapMethod::kNone) {
+    if (facts.returns_norm_output) {
+      return Refused(
+          "fprop", plan.fprop,
+          "return_norm_output is true, so the norm's output is gathered in high precision");
+    }
+    if (!facts.is_grad_enabled) {
+      return Refused("fprop", plan.fprop, "grad is not enabled: after a norm it takes none then");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string_view OverlapMethodName(OverlapMethod method) {
+  return kMethodNames[static_cast<size_t>(method)];
+}
+
+absl::StatusOr<OverlapMethod> ParseOverlapMethod(std::string_view name) {
+  return ParseName<OverlapMethod>(kMethodNames, "overlap method", name);
+}
+
+std::string_view OverlapCollectiveName(OverlapCollective collective) {
+  return collective == OverlapCollective::kAllGather ? "all-gather" : "reduce-scatter";
+}
+
+std::span<const OverlapAssignment> OverlapAssignments() { return kAssignments; }
+
+const OverlapAssignment& AssignmentOf(OverlapSide side, GemmRole role) {
+  return *std::find_if(kAssignments.begin(), kAssignments.end(),
+                       [&](const auto& each) { return each.side == side && each.role == role; });
+}
+
+bool OverlapPlan::has_any() const {
+  return fprop != OverlapMethod::kNone || dgrad != OverlapMethod::kNone ||
+         wgrad != OverlapMethod::kNone;
+}
+
+OverlapPlan DefaultOverlapPlan(OverlapSide side, bool is_mxfp8) {
+  OverlapPlan plan;
+  plan.fprop = AssignmentOf(side, GemmRole::kFprop).method;
+  plan.dgrad = AssignmentOf(side, GemmRole::kDgrad).method;
+  const OverlapAssignment& wgrad = AssignmentOf(side, GemmRole::kWgrad);
+  plan.wgrad = wgrad.is_mxfp8_only && !is_mxfp8 ? OverlapMethod::kNone : wgrad.method;
+  return plan;
+}
+
+absl::Status CheckOverlapPlan(const OverlapPlan& plan, const OverlapFacts& facts,
+                              const Recipe& recipe) {
+  QG_RETURN_IF_ERROR(CheckCount("pieces", plan.pieces));
+  QG_RETURN_IF_ERROR(CheckCount("splits", plan.splits));
+  if (!plan.has_any()) return absl::OkStatus();
+  QG_RETURN_IF_ERROR(CheckRecipe(recipe));
+  const bool is_mxfp8 =
+      recipe.QuantizerFor(TensorRole::kInput).rowwise.format == QuantizerFormat::kMxfp8;
+  QG_RETURN_IF_ERROR(facts.side == OverlapSide::kColumn ? CheckColumnMethods(plan)
+                                                        : CheckRowMethods(plan, is_mxfp8));
+  QG_RETURN_IF_ERROR(CheckFacts(plan, facts, recipe));
+  return CheckAggregate(plan.aggregate, plan.pieces, facts.ranks);
+}
+
+absl::Status CheckAggregate(bool aggregate, int pieces, int ranks) {
+  if (!aggregate) return absl::OkStatus();
+  if (ranks % 2 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "overlap.aggregate is true: pairs of shards need an even number of ranks, not ", ranks));
+  }
+  if (pieces != 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "overlap.pieces is ", pieces, ": with overlap.aggregate shards stay whole, in 1 piece"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOverlapOperand(std::string_view field, const GemmOperand& operand) {
+  const auto refused = [&](const std::string& rule) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(std::string(field), " is ", TensorText(operand.data), " with ",
+                     std::string(ScaleModeName(operand.scaling)), " scales: ", rule));
+  };
+  switch (operand.scaling) {
+    case ScaleMode::kNone:
+    case ScaleMode::kTensor:
+      return absl::OkStatus();
+    case ScaleMode::kMx32:
+      for (const int64_t dim : operand.data.shape()) {
+        if (dim % kMxfp8OverlapMultiple != 0) {
+          return refused(
+              absl::StrCat("an mxfp8 operand that is cut among ranks has dims that are "
+                           "multiples of ",
+                           kMxfp8OverlapMultiple));
+        }
+      }
+      return absl::OkStatus();
+    default:
+      return refused("unquantized, per-tensor FP8 and mxfp8 operands overlap");
+  }
+}
+
+}  // namespace quantgate

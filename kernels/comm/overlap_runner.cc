@@ -1,0 +1,199 @@
+#include "kernels/comm/overlap_runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+/// How often a waiting thread looks at its cancellation, which tells nobody.
+constexpr std::chrono::milliseconds kLook(20);
+
+}  // namespace
+
+OverlapRun::OverlapRun(TaskGraph graph, std::vector<OverlapLanes> lanes, OverlapRunOptions options)
+    : graph_(std::move(graph)),
+      lanes_(std::move(lanes)),
+      options_(options),
+      progress_(graph_.tasks().size()),
+      begun_(lanes_.size()),
+      origins_(lanes_.size()) {}
+
+Engine& OverlapRun::LaneOf(const OverlapTask& task) const {
+  return *lanes_[task.rank][static_cast<size_t>(task.resource)];
+}
+
+absl::Status OverlapRun::RunRank(int rank, const Cancellation* cancellation) {
+  absl::Status status = Begin(rank);
+  if (options_.queues_work) {
+    status = RunQueued(rank, std::move(status), cancellation);
+  } else if (status.ok()) {
+    status = RunOnThreads(rank, cancellation);
+  }
+  if (!status.ok()) Fail(status);
+  // What is on queues already uses the ranks' memory, however the run went.
+  const absl::Status joined = Join(rank);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return status_.ok() ? joined : status_;
+}
+
+// Lanes begin after everything asked of the rank's engine: what made the operands, and what last
+// used memory that a lane gets anew.
+absl::Status OverlapRun::Begin(int rank) {
+  Engine& engine = *lanes_[rank][0];
+  QG_ASSIGN_OR_RETURN(const std::shared_ptr<const Moment> moment, engine.MarkMoment());
+  for (Engine* lane : lanes_[rank]) {
+    if (lane != &engine) QG_RETURN_IF_ERROR(lane->WaitFor(*moment));
+  }
+  QG_ASSIGN_OR_RETURN(std::shared_ptr<const TimePoint> origin, engine.MarkTime());
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    begun_[rank] = moment;
+    origins_[rank] = std::move(origin);
+  }
+  changed_.notify_all();
+  return absl::OkStatus();
+}
+
+// Rank 0 puts everything on its queue. The others stay until it has: the queues are theirs.
+absl::Status OverlapRun::RunQueued(int rank, absl::Status begun, const Cancellation* cancellation) {
+  if (!begun.ok()) Fail(begun);
+  if (rank == 0) {
+    std::vector<int> all(graph_.tasks().size());
+    std::iota(all.begin(), all.end(), 0);
+    absl::Status status = RunInOrder(all, cancellation);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      all_queued_ = true;
+    }
+    changed_.notify_all();
+    return status;
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return all_queued_; });
+  return status_;
+}
+
+absl::Status OverlapRun::RunOnThreads(int rank, const Cancellation* cancellation) {
+  absl::Status communicated;
+  std::thread communication([&] {
+    communicated = RunInOrder(graph_.TasksOf(rank, /*communication=*/true), cancellation);
+    if (!communicated.ok()) Fail(communicated);
+  });
+  absl::Status computed = RunInOrder(graph_.TasksOf(rank, /*communication=*/false), cancellation);
+  if (!computed.ok()) Fail(computed);
+  communication.join();
+  QG_RETURN_IF_ERROR(computed);
+  QG_RETURN_IF_ERROR(communicated);
+  return Await(graph_.TasksThatUse(rank), cancellation);
+}
+
+absl::Status OverlapRun::RunInOrder(const std::vector<int>& tasks,
+                                    const Cancellation* cancellation) {
+  for (const int index : tasks) {
+    const OverlapTask& task = graph_.tasks()[index];
+    QG_RETURN_IF_ERROR(Await(task.after, cancellation));
+    Delay(options_.noise, task.rank, static_cast<uint64_t>(index), NoisePoint::kBeforeTask);
+    const absl::Status status = RunTask(index);
+    if (!status.ok()) {
+      return absl::Status(status.code(), absl::StrCat("rank ", task.rank, ", ", task.name, ": ",
+                                                      std::string(status.message())));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OverlapRun::RunTask(int index) {
+  const OverlapTask& task = graph_.tasks()[index];
+  Engine& lane = LaneOf(task);
+  std::vector<std::shared_ptr<const Moment>> earlier;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (task.peer >= 0) {
+      // The peer's memory is there once the peer has come.
+      changed_.wait(lock, [&] { return begun_[task.peer] != nullptr || !status_.ok(); });
+      QG_RETURN_IF_ERROR(status_);
+      earlier.push_back(begun_[task.peer]);
+    }
+    for (const int dependency : task.after) {
+      if (&LaneOf(graph_.tasks()[dependency]) == &lane) continue;  // In order already.
+      earlier.push_back(progress_[dependency].end);
+    }
+  }
+  for (const auto& moment : earlier) QG_RETURN_IF_ERROR(lane.WaitFor(*moment));
+  Progress progress;
+  QG_ASSIGN_OR_RETURN(progress.begin_time, lane.MarkTime());
+  QG_RETURN_IF_ERROR(task.work(lane));
+  QG_ASSIGN_OR_RETURN(progress.end_time, lane.MarkTime());
+  QG_ASSIGN_OR_RETURN(progress.end, lane.MarkMoment());
+  progress.done = true;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    progress_[index] = std::move(progress);
+  }
+  changed_.notify_all();
+  return absl::OkStatus();
+}
+
+absl::Status OverlapRun::Await(const std::vector<int>& tasks, const Cancellation* cancellation) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    QG_RETURN_IF_ERROR(status_);
+    const auto missing =
+        std::find_if(tasks.begin(), tasks.end(), [&](int index) { return !progress_[index].done; });
+    if (missing == tasks.end()) return absl::OkStatus();
+    if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
+    if (absl::Now() > options_.deadline) {
+      const OverlapTask& task = graph_.tasks()[*missing];
+      return absl::DeadlineExceededError(
+          absl::StrCat("waited for ", task.name, " of rank ", task.rank, " past the deadline"));
+    }
+    changed_.wait_for(lock, kLook);
+  }
+}
+
+void OverlapRun::Fail(absl::Status status) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (status_.ok()) status_ = std::move(status);
+  }
+  changed_.notify_all();
+}
+
+// The rank's engine waits for the last of each queue that uses the rank's memory.
+absl::Status OverlapRun::Join(int rank) {
+  Engine& engine = *lanes_[rank][0];
+  std::map<Engine*, std::shared_ptr<const Moment>> last;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const int index : graph_.TasksThatUse(rank)) {
+      if (!progress_[index].done) continue;
+      Engine& lane = LaneOf(graph_.tasks()[index]);
+      if (&lane != &engine) last[&lane] = progress_[index].end;
+    }
+  }
+  for (const auto& [lane, moment] : last) QG_RETURN_IF_ERROR(engine.WaitFor(*moment));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<OverlapTimeline> OverlapRun::TimelineOf(int rank) const {
+  OverlapTimeline timeline;
+  for (size_t i = 0; i < graph_.tasks().size(); ++i) {
+    const OverlapTask& task = graph_.tasks()[i];
+    if (task.rank != rank) continue;
+    TaskRecord record{task.name, task.resource};
+    QG_ASSIGN_OR_RETURN(record.begin_s, progress_[i].begin_time->SecondsSince(*origins_[rank]));
+    QG_ASSIGN_OR_RETURN(record.end_s, progress_[i].end_time->SecondsSince(*origins_[rank]));
+    timeline.tasks.push_back(std::move(record));
+  }
+  return timeline;
+}
+
+}  // namespace quantgate

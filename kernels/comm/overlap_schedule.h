@@ -1,0 +1,62 @@
+// Who multiplies and moves what in which step of an overlapped call: functions of the number of
+// ranks alone (docs/overlap.md section 2). All rank arithmetic is modulo the size of the group.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace quantgate {
+
+/// Rows [begin, begin + count) of a tensor that is cut among ranks along its first dim.
+struct RowInterval {
+  int64_t begin = 0;
+  int64_t count = 0;
+
+  int64_t end() const { return begin + count; }
+  friend bool operator==(const RowInterval&, const RowInterval&) = default;
+};
+
+/// The shards of all ranks, end to end in rank order, and each shard in pieces of whole multiples
+/// of `multiple` rows as equal as can be: the first pieces are the larger ones, and the last one
+/// takes what is less than a multiple. A shard with fewer multiples than pieces has empty ones.
+class RowMap {
+ public:
+  /// INVALID_ARGUMENT naming field, value and rule where a count is negative, or pieces or multiple
+  /// less than 1.
+  static absl::StatusOr<RowMap> Create(std::span<const int64_t> rows, int pieces, int64_t multiple);
+
+  int ranks() const { return static_cast<int>(shards_.size()); }
+  int pieces() const { return pieces_; }
+  int64_t rows() const { return shards_.back().end(); }
+  const RowInterval& shard(int rank) const { return shards_[rank]; }
+  const RowInterval& piece(int rank, int piece) const { return cuts_[rank * pieces_ + piece]; }
+
+ private:
+  int pieces_ = 1;
+  std::vector<RowInterval> shards_;
+  std::vector<RowInterval> cuts_;  ///< Of rank 0, then of rank 1, ...
+};
+
+/// A shard that a rank has in a step of a ring all-gather.
+struct RingShard {
+  int owner = 0;  ///< Whose shard it is.
+  int from = 0;   ///< The rank whose memory it is copied from; the rank itself for its own.
+};
+
+/// What a rank multiplies in one step, in ascending rows: one shard, or two neighbouring ones under
+/// `aggregate`.
+using RingStep = std::vector<RingShard>;
+
+/// The steps of one rank. Plain: step i has shard r - i, passed on by rank r - 1. Aggregate (an
+/// even number of ranks): step 0 has the pair of r, swapped with the neighbour r ^ 1; step i has
+/// the pair i places below, passed on by rank r - 2.
+std::vector<RingStep> RingAllGatherSteps(int rank, int ranks, bool aggregate);
+
+/// Whose rows a rank multiplies in step i of a point-to-point reduce-scatter: r + i + 1, its own
+/// last.
+int ReduceScatterOwner(int rank, int step, int ranks);
+
+}  // namespace quantgate

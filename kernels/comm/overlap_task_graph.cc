@@ -1,0 +1,60 @@
+#include "kernels/comm/overlap_task_graph.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace quantgate {
+
+std::string_view OverlapResourceName(OverlapResource resource) {
+  switch (resource) {
+    case OverlapResource::kCompute:
+      return "compute";
+    case OverlapResource::kSend:
+      return "send";
+    case OverlapResource::kReceive:
+      return "receive";
+    case OverlapResource::kReduce:
+      return "reduce";
+  }
+  return "unknown";
+}
+
+bool IsCommunication(OverlapResource resource) { return resource != OverlapResource::kCompute; }
+
+absl::StatusOr<int> TaskGraph::Add(OverlapTask task) {
+  const int index = static_cast<int>(tasks_.size());
+  if (task.rank < 0 || task.rank >= ranks_ || task.peer < -1 || task.peer >= ranks_) {
+    return absl::InvalidArgumentError(absl::StrCat("task ", task.name, ": rank ", task.rank,
+                                                   " and peer ", task.peer, ": there are ", ranks_,
+                                                   " ranks"));
+  }
+  for (const int earlier : task.after) {
+    if (earlier >= 0 && earlier < index) continue;
+    return absl::InvalidArgumentError(absl::StrCat("task ", task.name, " comes after task ",
+                                                   earlier, ": it must be one of the ", index,
+                                                   " tasks before it"));
+  }
+  tasks_.push_back(std::move(task));
+  return index;
+}
+
+std::vector<int> TaskGraph::TasksOf(int rank, bool communication) const {
+  std::vector<int> found;
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    if (tasks_[i].rank == rank && IsCommunication(tasks_[i].resource) == communication) {
+      found.push_back(static_cast<int>(i));
+    }
+  }
+  return found;
+}
+
+std::vector<int> TaskGraph::TasksThatUse(int rank) const {
+  std::vector<int> found;
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    if (tasks_[i].rank == rank || tasks_[i].peer == rank) found.push_back(static_cast<int>(i));
+  }
+  return found;
+}
+
+}  // namespace quantgate
