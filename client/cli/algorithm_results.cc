@@ -19,7 +19,7 @@ std::string EqualText(bool is_equal, int64_t mismatch_count) {
   return mismatch_count == 0 ? "amax" : Count(mismatch_count);
 }
 
-std::string Verdict(const v1::GemmResponse& response) {
+std::string AlgorithmsVerdict(const v1::GemmResponse& response) {
   int equal = 0, modelled = 0, equal_to_model = 0;
   for (const v1::AlgorithmResult& one : response.algorithms()) {
     equal += one.equal_to_first();
@@ -66,7 +66,7 @@ void PrintAlgorithms(const v1::GemmResponse& response, bool uses_colour, std::os
   table.Print(out, uses_colour);
   out << "like: = where all bits are equal, otherwise how many elements differ\n\n";
   PrintDifferences(response, out);
-  out << Verdict(response) << "\n";
+  out << AlgorithmsVerdict(response) << "\n";
 }
 
 Json JsonOfAlgorithms(const v1::GemmResponse& response) {

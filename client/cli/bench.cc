@@ -21,7 +21,7 @@
 namespace quantgate {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kBenchExamples[] = R"(Examples:
   quantgate bench
   quantgate bench --only engine --seconds 3 --format json
   quantgate bench --only wire --server 127.0.0.1:7470 --upload-mib 1024 --store /var/lib/quantgate
@@ -81,7 +81,7 @@ std::string RateText(const BenchLine& line) {
   return absl::StrFormat("%.3g %s", line.rate, line.unit);
 }
 
-void Print(Invocation& invocation, const std::vector<BenchLine>& lines) {
+void PrintBench(Invocation& invocation, const std::vector<BenchLine>& lines) {
   if (!invocation.is_table()) {
     nlohmann::ordered_json json = JsonHead("bench");
     json["lines"] = nlohmann::ordered_json::array();
@@ -117,7 +117,7 @@ absl::StatusOr<int> Bench(Invocation& invocation, const BenchOptions& options) {
     lines.insert(lines.end(), wire.begin(), wire.end());
   }
   invocation.progress().Clear();
-  Print(invocation, lines);
+  PrintBench(invocation, lines);
   return 0;
 }
 
@@ -126,7 +126,7 @@ absl::StatusOr<int> Bench(Invocation& invocation, const BenchOptions& options) {
 void AddBenchCommand(CLI::App& app, Command& chosen) {
   const auto [command, options] = AddSubcommand(
       app, chosen, "bench", "Rates of engine and wire beside the ceilings of this machine",
-      kExamples, Bench);
+      kBenchExamples, Bench);
   command->add_option("--only", options->only, "One part")
       ->check(CLI::IsMember({"engine", "wire"}));
   command->add_option("--seconds", options->seconds, "Time for each measurement")

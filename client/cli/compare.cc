@@ -10,7 +10,7 @@
 namespace quantgate {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kCompareExamples[] = R"(Examples:
   quantgate compare --input m.safetensors:fc1.x --weight m.safetensors:fc1.weight \
       --grad-output m.safetensors:fc1.dy --recipe bf16,fp8_current \
       --backward-override none,high_precision,dequantized --report matrix.html
@@ -37,7 +37,7 @@ absl::StatusOr<int> Compare(Invocation& invocation, const LayerCommand& options)
 void AddCompareCommand(CLI::App& app, Command& chosen) {
   const auto [command, options] = AddSubcommand(
       app, chosen, "compare", "Compare recipes, backward overrides and arithmetics on one layer",
-      kExamples, Compare);
+      kCompareExamples, Compare);
   AddLayerOptions(*command, options->layer);
   AddVariantListOptions(*command, options->layer);
   command

@@ -12,7 +12,7 @@
 namespace quantgate {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kCompletionExamples[] = R"(Examples:
   quantgate completion bash > ~/.local/share/bash-completion/completions/quantgate
   quantgate completion zsh > "${fpath[1]}/_quantgate"
   quantgate completion fish > ~/.config/fish/completions/quantgate.fish)";
@@ -216,7 +216,7 @@ std::string Fish(const std::vector<Node>& nodes) {
 void AddCompletionCommand(CLI::App& root, Command& chosen) {
   auto shell = std::make_shared<std::string>();
   CLI::App* command = root.add_subcommand("completion", "Completion script for a shell");
-  command->footer(kExamples);
+  command->footer(kCompletionExamples);
   command->add_option("SHELL", *shell, "bash, zsh or fish")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));

@@ -16,7 +16,7 @@
 namespace quantgate {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kDequantizeExamples[] = R"(Examples:
   quantgate dequantize codes.safetensors -o values.safetensors
   quantgate dequantize codes.safetensors --usage columnwise --out-dtype bf16 -o values.safetensors
 
@@ -34,8 +34,8 @@ struct DequantizeOptions {
 };
 
 /// What the file and the command line say of the codes; the command line is heard first.
-absl::StatusOr<v1::QuantizedDescription> Describe(const TensorFile& file,
-                                                  const DequantizeOptions& options) {
+absl::StatusOr<v1::QuantizedDescription> DescribeQuantized(const TensorFile& file,
+                                                           const DequantizeOptions& options) {
   QG_ASSIGN_OR_RETURN(v1::QuantizedDescription description, DescriptionOf(file.metadata));
   if (options.format_hint.empty()) return description;
   QG_ASSIGN_OR_RETURN(const v1::QuantizedDirection hint,
@@ -56,7 +56,7 @@ absl::StatusOr<int> Dequantize(Invocation& invocation, const DequantizeOptions& 
   v1::DequantizeRequest request;
   request.set_usage(options.usage);
   request.set_out_dtype(options.out_dtype);
-  QG_ASSIGN_OR_RETURN(*request.mutable_description(), Describe(file, options));
+  QG_ASSIGN_OR_RETURN(*request.mutable_description(), DescribeQuantized(file, options));
   for (const NamedTensor& tensor : file.tensors) {
     QG_ASSIGN_OR_RETURN((*request.mutable_tensors())[tensor.name],
                         sources.Place(absl::StrCat(options.file, ":", tensor.name), tensor.tensor));
@@ -82,7 +82,7 @@ absl::StatusOr<int> Dequantize(Invocation& invocation, const DequantizeOptions& 
 void AddDequantizeCommand(CLI::App& app, Command& chosen) {
   const auto [command, options] =
       AddSubcommand(app, chosen, "dequantize", "Values of the codes and scales that quantize wrote",
-                    kExamples, Dequantize);
+                    kDequantizeExamples, Dequantize);
   command->add_option("FILE", options->file, "safetensors that quantize -o wrote")->required();
   command->add_option("--usage", options->usage, "Default: rowwise if the file has it")
       ->check(CLI::IsMember({"rowwise", "columnwise"}));

@@ -17,7 +17,7 @@
 namespace quantgate {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kDiffExamples[] = R"(Examples:
   quantgate diff mine.safetensors theirs.safetensors
   quantgate diff mine.safetensors:y theirs.npy
   quantgate diff a.safetensors:codes@f8_e4m3 b.safetensors:codes@f8_e4m3 --report diff.html
@@ -125,7 +125,7 @@ absl::StatusOr<int> Diff(Invocation& invocation, const DiffOptions& options) {
 
 void AddDiffCommand(CLI::App& app, Command& chosen) {
   const auto [command, options] = AddSubcommand(
-      app, chosen, "diff", "Parity and error report of two files or tensors", kExamples, Diff);
+      app, chosen, "diff", "Parity and error report of two files or tensors", kDiffExamples, Diff);
   command->add_option("A", options->subject, "The subject: a file or a tensor")->required();
   command->add_option("B", options->reference, "The reference: a file or a tensor")->required();
   command

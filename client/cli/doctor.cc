@@ -28,7 +28,7 @@
 namespace quantgate {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kDoctorExamples[] = R"(Examples:
   quantgate doctor
   quantgate doctor --server gpu-host:7470 --format json
   quantgate doctor --gpu                       cuBLASLt against its models, a few seconds
@@ -205,7 +205,7 @@ void CheckServer(Invocation& invocation, std::vector<Finding>& findings, absl::S
   findings.push_back(CheckGpu(&environment));
 }
 
-void Print(Invocation& invocation, const std::vector<Finding>& findings, bool is_healthy) {
+void PrintFindings(Invocation& invocation, const std::vector<Finding>& findings, bool is_healthy) {
   if (!invocation.is_table()) {
     nlohmann::ordered_json json = JsonHead("doctor");
     json["healthy"] = is_healthy;
@@ -281,7 +281,7 @@ absl::StatusOr<int> Doctor(Invocation& invocation, const DoctorOptions& options)
     const bool is_drift = finding.check == "hardware" && finding.health == Health::kBad;
     bits_are_right &= !is_drift || !failure.ok();
   }
-  Print(invocation, findings, bits_are_right && failure.ok());
+  PrintFindings(invocation, findings, bits_are_right && failure.ok());
   if (invocation.is_table()) {
     for (const std::string& line : lines) invocation.out() << line << "\n";
   }
@@ -292,9 +292,10 @@ absl::StatusOr<int> Doctor(Invocation& invocation, const DoctorOptions& options)
 }  // namespace
 
 void AddDoctorCommand(CLI::App& app, Command& chosen) {
-  const auto [command, options] = AddSubcommand(
-      app, chosen, "doctor",
-      "Check floating point, code paths, store, server and GPU of this machine", kExamples, Doctor);
+  const auto [command, options] =
+      AddSubcommand(app, chosen, "doctor",
+                    "Check floating point, code paths, store, server and GPU of this machine",
+                    kDoctorExamples, Doctor);
   CLI::Option* gpu = command->add_flag("--gpu", options->gpu,
                                        "Check cuBLASLt of every GPU against its models too");
   command->add_flag("--full", options->full, "Every layout, output and epilogue, with --gpu")

@@ -16,7 +16,7 @@
 namespace quantgate {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kExplainExamples[] = R"(Examples:
   quantgate explain --a x.npy --b w.npy --d y.safetensors:y
   quantgate explain --a q.safetensors:a@f8_e4m3 --a-scale-inv q.safetensors:sa \
       --b q.safetensors:b@f8_e4m3 --b-scale-inv q.safetensors:sb --d q.safetensors:d
@@ -39,7 +39,7 @@ struct ExplainOptions {
 using Json = nlohmann::ordered_json;
 using Response = v1::ExplainResponse;
 
-Json JsonOf(const Response::Difference& difference) {
+Json JsonOfLocation(const Response::Difference& difference) {
   return {{"row", difference.row()},
           {"column", difference.column()},
           {"given", absl::StrFormat("0x%x", difference.given())},
@@ -48,10 +48,11 @@ Json JsonOf(const Response::Difference& difference) {
 
 template <typename Candidate>
 Json DifferenceOf(const Candidate& candidate) {
-  return candidate.has_first_difference() ? JsonOf(candidate.first_difference()) : Json(nullptr);
+  return candidate.has_first_difference() ? JsonOfLocation(candidate.first_difference())
+                                          : Json(nullptr);
 }
 
-Json JsonOf(const Response::GemmCandidate& candidate) {
+Json JsonOfCandidate(const Response::GemmCandidate& candidate) {
   return {{"arithmetic", candidate.arithmetic()},
           {"rule", candidate.rule()},
           {"match_count", candidate.match_count()},
@@ -59,7 +60,7 @@ Json JsonOf(const Response::GemmCandidate& candidate) {
           {"first_difference", DifferenceOf(candidate)}};
 }
 
-Json JsonOf(const Response::CodesCandidate& candidate) {
+Json JsonOfCandidate(const Response::CodesCandidate& candidate) {
   return {{"element", candidate.element()},
           {"block", candidate.block()},
           {"scale_rule", candidate.scale_rule()},
@@ -82,7 +83,7 @@ bool IsEntire(const Response::CodesCandidate& candidate) {
 }
 
 template <typename Candidate>
-std::string DifferenceText(const Candidate& candidate) {
+std::string FirstDifferenceText(const Candidate& candidate) {
   if (!candidate.has_first_difference()) return "";
   const Response::Difference& at = candidate.first_difference();
   return absl::StrFormat("(%d, %d): 0x%x, not 0x%x", at.row(), at.column(), at.given(),
@@ -100,7 +101,7 @@ int CountEntire(const Candidates& candidates) {
   return entire;
 }
 
-std::string Verdict(int entire, const std::string& what) {
+std::string CandidatesVerdict(int entire, const std::string& what) {
   if (entire == 0) return absl::StrCat("nothing tried gives all of ", what);
   if (entire == 1) return absl::StrCat("one candidate gives all of ", what);
   return absl::StrCat(entire, " candidates give all of ", what,
@@ -112,13 +113,13 @@ void PrintGemm(Invocation& invocation, const Response& response) {
   for (const Response::GemmCandidate& candidate : response.gemm()) {
     table.AddRow({CountText(candidate.match_count(), candidate.output_count()),
                   candidate.arithmetic().empty() ? "-" : Cut(candidate.arithmetic(), 40),
-                  candidate.rule(), DifferenceText(candidate)});
+                  candidate.rule(), FirstDifferenceText(candidate)});
     if (IsEntire(candidate)) table.SetTone(0, Tone::kGood);
   }
   table.Print(invocation.out(), invocation.uses_colour());
   invocation.out() << response.tried() << " rules on a sample of " << response.sample_count()
                    << " outputs; the best named ones on all.\n"
-                   << Verdict(CountEntire(response.gemm()), "what was compared") << "\n";
+                   << CandidatesVerdict(CountEntire(response.gemm()), "what was compared") << "\n";
 }
 
 void PrintCodes(Invocation& invocation, const Response& response) {
@@ -128,24 +129,26 @@ void PrintCodes(Invocation& invocation, const Response& response) {
     table.AddRow({CountText(candidate.code_match_count(), candidate.code_count()),
                   CountText(candidate.scale_match_count(), candidate.scale_count()),
                   candidate.element(), candidate.block(), candidate.scale_rule(),
-                  candidate.scale_origin(), candidate.element_rule(), DifferenceText(candidate)});
+                  candidate.scale_origin(), candidate.element_rule(),
+                  FirstDifferenceText(candidate)});
     if (IsEntire(candidate)) table.SetTone(0, Tone::kGood);
   }
   table.Print(invocation.out(), invocation.uses_colour());
   invocation.out() << response.tried() << " candidates tried.\n"
-                   << Verdict(CountEntire(response.codes()), "codes and scales") << "\n";
+                   << CandidatesVerdict(CountEntire(response.codes()), "codes and scales") << "\n";
 }
 
-void Print(Invocation& invocation, const Response& response) {
+void PrintExplanation(Invocation& invocation, const Response& response) {
   if (invocation.is_table()) {
     return response.gemm_size() > 0 ? PrintGemm(invocation, response)
                                     : PrintCodes(invocation, response);
   }
   Json json = JsonHead("explain");
   json["gemm"] = Json::array();
-  for (const auto& candidate : response.gemm()) json["gemm"].push_back(JsonOf(candidate));
+  for (const auto& candidate : response.gemm()) json["gemm"].push_back(JsonOfCandidate(candidate));
   json["codes"] = Json::array();
-  for (const auto& candidate : response.codes()) json["codes"].push_back(JsonOf(candidate));
+  for (const auto& candidate : response.codes())
+    json["codes"].push_back(JsonOfCandidate(candidate));
   json["tried"] = response.tried();
   json["sample_count"] = response.sample_count();
   json["seconds"] = response.seconds();
@@ -194,7 +197,7 @@ absl::StatusOr<int> Explain(Invocation& invocation, const ExplainOptions& option
   TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
   QG_ASSIGN_OR_RETURN(const v1::ExplainRequest request, MakeRequest(options, sources));
   QG_ASSIGN_OR_RETURN(const Response response, connection->Explain(request));
-  Print(invocation, response);
+  PrintExplanation(invocation, response);
   return CountEntire(response.gemm()) + CountEntire(response.codes()) > 0 ? 0 : 1;
 }
 
@@ -203,7 +206,7 @@ absl::StatusOr<int> Explain(Invocation& invocation, const ExplainOptions& option
 void AddExplainCommand(CLI::App& app, Command& chosen) {
   const auto [command, options] =
       AddSubcommand(app, chosen, "explain", "Which arithmetic or quantizer produced these bytes",
-                    kExamples, Explain);
+                    kExplainExamples, Explain);
   AddGemmOptions(*command, options->gemm, /*are_operands_required=*/false);
   command->add_option("--d", options->d, "[M][N]: the result to explain")->type_name("TENSOR");
   command->add_option("--source", options->source, "What was quantized")->type_name("TENSOR");

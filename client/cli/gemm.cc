@@ -17,7 +17,7 @@
 namespace quantgate {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kGemmExamples[] = R"(Examples:
   quantgate gemm --a x.npy --b w.npy --arithmetic sm90 --out-dtype bf16 -o d.safetensors
   quantgate gemm --a qx.safetensors:rowwise_data --a-scale-inv qx.safetensors:rowwise_scale_inv \
       --b qw.safetensors:rowwise_data --b-scale-inv qw.safetensors:rowwise_scale_inv \
@@ -41,7 +41,7 @@ struct GemmCommand {
   bool every_algorithm = false;
 };
 
-void Print(Invocation& invocation, const v1::GemmResponse& response) {
+void PrintProduct(Invocation& invocation, const v1::GemmResponse& response) {
   if (!invocation.is_table()) {
     nlohmann::ordered_json json = JsonHead("gemm");
     json["d"] = JsonOf(response.d());
@@ -88,7 +88,7 @@ absl::StatusOr<int> Gemm(Invocation& invocation, const GemmCommand& options) {
                            .status());
     invocation.Say(absl::StrCat("wrote ", options.output));
   }
-  Print(invocation, response);
+  PrintProduct(invocation, response);
   return 0;
 }
 
@@ -96,7 +96,7 @@ absl::StatusOr<int> Gemm(Invocation& invocation, const GemmCommand& options) {
 
 void AddGemmCommand(CLI::App& app, Command& chosen) {
   const auto [command, options] =
-      AddSubcommand(app, chosen, "gemm", "One GEMM under a named arithmetic", kExamples, Gemm);
+      AddSubcommand(app, chosen, "gemm", "One GEMM under a named arithmetic", kGemmExamples, Gemm);
   AddGemmOptions(*command, options->gemm, /*are_operands_required=*/true);
   command->add_option("--arithmetic", options->arithmetic, "auto, sm90, sm90:split, exact, ...")
       ->capture_default_str()

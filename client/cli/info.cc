@@ -15,7 +15,7 @@
 namespace quantgate {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kInfoExamples[] = R"(Examples:
   quantgate info
   quantgate info --server gpu-host:7470 --format json)";
 
@@ -196,7 +196,7 @@ absl::StatusOr<int> Info(Invocation& invocation) {
 void AddInfoCommand(CLI::App& app, Command& chosen) {
   CLI::App* command = app.add_subcommand(
       "info", "Recipes, knobs, arithmetics, layers, limits and devices of the server");
-  command->footer(kExamples);
+  command->footer(kInfoExamples);
   command->callback([&chosen] { chosen = Info; });
 }
 

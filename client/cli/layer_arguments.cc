@@ -22,7 +22,7 @@ namespace {
 /// What a message to the server may hold.
 constexpr size_t kSpecBytesMax = 4 << 20;
 
-absl::Status Refuse(const char* option, const std::string& text, const std::string& rule) {
+absl::Status RefuseOption(const char* option, const std::string& text, const std::string& rule) {
   return absl::InvalidArgumentError(absl::StrCat(option, ": \"", text, "\": ", rule));
 }
 
@@ -32,7 +32,7 @@ class ArgumentReader {
   ArgumentReader(const char* option, const std::string& text)
       : option_(option), text_(text), parts_(absl::StrSplit(text, ',')) {}
 
-  absl::Status Fail(const std::string& rule) const { return Refuse(option_, text_, rule); }
+  absl::Status Fail(const std::string& rule) const { return RefuseOption(option_, text_, rule); }
 
   /// The next part as it stands; empty: none is left.
   std::string TakeWord() { return at_ < parts_.size() ? parts_[at_++] : std::string(); }
@@ -162,14 +162,14 @@ absl::Status ParseSpec(const char* option, const std::string& name, const std::s
   if (is_json) {
     const auto status = google::protobuf::util::JsonStringToMessage(text, &spec);
     if (status.ok()) return absl::OkStatus();
-    return Refuse(option, name, absl::StrCat("no ", kind, " as JSON: ", status.ToString()));
+    return RefuseOption(option, name, absl::StrCat("no ", kind, " as JSON: ", status.ToString()));
   }
   google::protobuf::TextFormat::Parser parser;
   FirstError error;
   parser.RecordErrorsTo(&error);
   parser.SetRecursionLimit(32);
   if (parser.ParseFromString(text, &spec)) return absl::OkStatus();
-  return Refuse(option, name, absl::StrCat("no ", kind, " as protobuf text: ", error.text()));
+  return RefuseOption(option, name, absl::StrCat("no ", kind, " as protobuf text: ", error.text()));
 }
 
 }  // namespace
@@ -188,7 +188,7 @@ absl::StatusOr<v1::Operation> ParseOperationArgument(const std::string& text) {
   v1::Operation operation;
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0 || text.find(',') < equals) {
-    return Refuse("--operation", text, "write NAME=KIND, as in fc1=basic_linear");
+    return RefuseOption("--operation", text, "write NAME=KIND, as in fc1=basic_linear");
   }
   operation.set_name(text.substr(0, equals));
   ArgumentReader reader("--operation", text.substr(equals + 1));
@@ -202,8 +202,8 @@ absl::StatusOr<std::vector<int64_t>> ParseSplitsArgument(const std::string& text
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
     int64_t rows = 0;
     if (!absl::SimpleAtoi(part, &rows)) {
-      return Refuse("--m-splits", text,
-                    absl::StrCat("\"", part, "\" is no number of rows; write 128,0,64"));
+      return RefuseOption("--m-splits", text,
+                          absl::StrCat("\"", part, "\" is no number of rows; write 128,0,64"));
     }
     splits.push_back(rows);
   }
@@ -250,7 +250,7 @@ absl::Status ReadSpecMessage(const char* option, const std::string& text,
   std::string content(kSpecBytesMax + 1, '\0');
   file.read(content.data(), static_cast<std::streamsize>(content.size()));
   content.resize(static_cast<size_t>(file.gcount()));
-  if (content.size() > kSpecBytesMax) return Refuse(option, text, "longer than 4 MiB");
+  if (content.size() > kSpecBytesMax) return RefuseOption(option, text, "longer than 4 MiB");
   return ParseSpec(option, text, content, absl::EndsWith(text, ".json"), spec);
 }
 

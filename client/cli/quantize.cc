@@ -19,7 +19,7 @@
 namespace quantgate {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kQuantizeExamples[] = R"(Examples:
   quantgate quantize m.safetensors:fc1.x --recipe fp8_current --role input -o codes.safetensors
   quantgate quantize m.safetensors:fc1.dy --recipe nvfp4 --role grad_output --seed 7 \
       --usage rowwise,columnwise -o codes.safetensors
@@ -66,7 +66,7 @@ std::string ScalarsText(const v1::QuantizationRecord& record) {
   return absl::StrJoin(parts, ", ");
 }
 
-void Print(Invocation& invocation, const v1::QuantizeResponse& response) {
+void PrintQuantization(Invocation& invocation, const v1::QuantizeResponse& response) {
   if (!invocation.is_table()) {
     nlohmann::ordered_json json = JsonHead("quantization");
     json["source_dtype"] = response.source_dtype();
@@ -129,7 +129,7 @@ absl::StatusOr<int> Quantize(Invocation& invocation, const QuantizeOptions& opti
                            .status());
     invocation.Say(absl::StrCat("wrote ", options.output));
   }
-  Print(invocation, response);
+  PrintQuantization(invocation, response);
   return 0;
 }
 
@@ -137,7 +137,7 @@ absl::StatusOr<int> Quantize(Invocation& invocation, const QuantizeOptions& opti
 
 void AddQuantizeCommand(CLI::App& app, Command& chosen) {
   const auto [command, options] = AddSubcommand(
-      app, chosen, "quantize", "Quantize one tensor under a recipe", kExamples, Quantize);
+      app, chosen, "quantize", "Quantize one tensor under a recipe", kQuantizeExamples, Quantize);
   command->add_option("TENSOR", options->tensor, "The tensor to quantize")->required();
   command->add_option("--recipe", options->recipe, "NAME, NAME:KNOB=VALUE,... or @FILE.json")
       ->required()

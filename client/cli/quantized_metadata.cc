@@ -22,7 +22,8 @@ std::string DirectionText(const v1::QuantizedDirection& direction) {
                       ",hadamard=", direction.hadamard() ? "true" : "false");
 }
 
-absl::Status Refuse(const std::string& field, const std::string& text, const std::string& rule) {
+absl::Status RefuseField(const std::string& field, const std::string& text,
+                         const std::string& rule) {
   return absl::InvalidArgumentError(absl::StrCat(field, ": \"", text, "\": ", rule));
 }
 
@@ -44,7 +45,7 @@ absl::StatusOr<v1::QuantizedDescription> DescriptionOf(const FileMetadata& metad
     for (const std::string& text : dims) {
       int64_t dim = 0;
       if (!absl::SimpleAtoi(text, &dim) || dim < 0) {
-        return Refuse(kShape, shape->second, "dims joined by x");
+        return RefuseField(kShape, shape->second, "dims joined by x");
       }
       description.add_shape(dim);
     }
@@ -82,10 +83,11 @@ absl::StatusOr<v1::QuantizedDirection> ParseFormatHint(const std::string& field,
     } else if (item == "hadamard=true" || item == "hadamard=false") {
       direction.set_hadamard(item == "hadamard=true");
     } else {
-      return Refuse(field, text,
-                    absl::StrCat("\"", item,
-                                 "\" is none of element=DTYPE, block_dim=1|2, e4m3_max=448|256, "
-                                 "hadamard=true|false"));
+      return RefuseField(
+          field, text,
+          absl::StrCat("\"", item,
+                       "\" is none of element=DTYPE, block_dim=1|2, e4m3_max=448|256, "
+                       "hadamard=true|false"));
     }
   }
   return direction;

@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kRecipeFileBytesMax = 1 << 20;
 constexpr int kRecipeDepthMax = 32;
 
-absl::Status Refuse(const std::string& text, const std::string& rule) {
+absl::Status RefuseRecipe(const std::string& text, const std::string& rule) {
   return absl::InvalidArgumentError(absl::StrCat("--recipe: \"", text, "\": ", rule));
 }
 
@@ -27,13 +27,13 @@ absl::StatusOr<std::string> KnobText(const std::string& path, const std::string&
                                      const nlohmann::json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (!value.is_null()) return value.dump();
-  return Refuse(path, absl::StrCat("knobs.", key, " must not be null"));
+  return RefuseRecipe(path, absl::StrCat("knobs.", key, " must not be null"));
 }
 
 absl::StatusOr<v1::Recipe> RecipeOfJson(const std::string& path, const nlohmann::json& json) {
   v1::Recipe recipe;
   if (!json.is_object())
-    return Refuse(path, "a recipe is an object {\"name\": ..., \"knobs\": {...}}");
+    return RefuseRecipe(path, "a recipe is an object {\"name\": ..., \"knobs\": {...}}");
   for (const auto& [key, value] : json.items()) {
     if (key == "name" && value.is_string()) {
       recipe.set_name(value.get<std::string>());
@@ -42,12 +42,12 @@ absl::StatusOr<v1::Recipe> RecipeOfJson(const std::string& path, const nlohmann:
         QG_ASSIGN_OR_RETURN((*recipe.mutable_knobs())[knob], KnobText(path, knob, setting));
       }
     } else {
-      return Refuse(
+      return RefuseRecipe(
           path,
           absl::StrCat("\"", key, "\" is neither a \"name\" in text nor an object of \"knobs\""));
     }
   }
-  if (recipe.name().empty()) return Refuse(path, "the recipe has no \"name\"");
+  if (recipe.name().empty()) return RefuseRecipe(path, "the recipe has no \"name\"");
   return recipe;
 }
 
@@ -59,15 +59,15 @@ absl::StatusOr<v1::Recipe> ReadRecipeFile(const std::string& path) {
   std::string text(kRecipeFileBytesMax + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kRecipeFileBytesMax) return Refuse(path, "longer than 1 MiB");
+  if (text.size() > kRecipeFileBytesMax) return RefuseRecipe(path, "longer than 1 MiB");
   bool is_deep = false;
   const auto watch = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
     is_deep |= depth > kRecipeDepthMax;
     return true;
   };
   const nlohmann::json json = nlohmann::json::parse(text, watch, /*allow_exceptions=*/false);
-  if (is_deep) return Refuse(path, absl::StrCat("nested deeper than ", kRecipeDepthMax));
-  if (json.is_discarded()) return Refuse(path, "not valid JSON");
+  if (is_deep) return RefuseRecipe(path, absl::StrCat("nested deeper than ", kRecipeDepthMax));
+  if (json.is_discarded()) return RefuseRecipe(path, "not valid JSON");
   return RecipeOfJson(path, json);
 }
 
@@ -78,17 +78,18 @@ absl::StatusOr<v1::Recipe> ParseRecipeArgument(const std::string& text) {
   v1::Recipe recipe;
   const size_t colon = text.find(':');
   recipe.set_name(text.substr(0, colon));
-  if (recipe.name().empty()) return Refuse(text, "the recipe has no name");
+  if (recipe.name().empty()) return RefuseRecipe(text, "the recipe has no name");
   if (colon == std::string::npos) return recipe;
   const std::string rest = text.substr(colon + 1);
   for (const std::string_view part : SplitOutsideJson(rest, ',')) {
     const std::string knob(part);
     const size_t equals = knob.find('=');
     if (equals == std::string::npos || equals == 0) {
-      return Refuse(text, absl::StrCat("\"", knob, "\" is no key=value"));
+      return RefuseRecipe(text, absl::StrCat("\"", knob, "\" is no key=value"));
     }
     const std::string key = knob.substr(0, equals);
-    if (recipe.knobs().contains(key)) return Refuse(text, absl::StrCat(key, " is given twice"));
+    if (recipe.knobs().contains(key))
+      return RefuseRecipe(text, absl::StrCat(key, " is given twice"));
     (*recipe.mutable_knobs())[key] = knob.substr(equals + 1);
   }
   return recipe;

@@ -169,7 +169,7 @@ std::string Wrapped(const std::string& head, const std::vector<std::string>& ite
   return text;
 }
 
-std::string UlpText(const v1::ParityReport& parity) {
+std::string WorstUlpText(const v1::ParityReport& parity) {
   return parity.worst_ulp() == INT64_MAX ? "nan" : Count(parity.worst_ulp());
 }
 
@@ -186,7 +186,7 @@ void PrintOutputs(const v1::VariantReport& variant, bool uses_colour, std::ostre
     table.AddRow({absl::StrCat(output.tensor().name(), output.intermediate() ? " *" : ""),
                   TypeText(output.tensor().type()), Decibels(error.sqnr_db()),
                   ShortReal(error.relative_frobenius()), ShortReal(error.max_abs()),
-                  has_exact ? ParityCell(exact).text : "-", has_exact ? UlpText(exact) : "-",
+                  has_exact ? ParityCell(exact).text : "-", has_exact ? WorstUlpText(exact) : "-",
                   output.has_bound() ? ShortReal(output.bound().worst_ratio()) : "-"});
     if (output.has_bound()) table.SetTone(7, output.bound().pass() ? Tone::kGood : Tone::kBad);
     arithmetics.push_back(absl::StrCat(output.tensor().name(), " ", output.arithmetic()));
@@ -283,7 +283,7 @@ void PrintComparisons(const ReportDocument& document, bool uses_colour, std::ost
     const bool is_equal = result.has_parity() && parity.equal();
     table.AddRow({comparison.tensor, comparison.dtype, is_equal ? "equal" : "differs",
                   result.has_parity() ? Count(parity.mismatch_count()) : "-",
-                  result.has_parity() ? UlpText(parity) : "-",
+                  result.has_parity() ? WorstUlpText(parity) : "-",
                   result.has_error() ? Decibels(result.error().sqnr_db()) : "-",
                   result.has_error() ? ShortReal(result.error().relative_frobenius()) : "-",
                   comparison.bound ? ShortReal(comparison.bound->worst_ratio()) : "-"});

@@ -54,7 +54,7 @@ std::string RealOrDash(const std::optional<double>& value) {
   return value.has_value() ? ShortReal(*value) : "-";
 }
 
-void PrintQuantizations(const TraceReport& report, bool uses_colour, std::ostream& out) {
+void PrintTraceQuantizations(const TraceReport& report, bool uses_colour, std::ostream& out) {
   if (report.quantizations.empty()) return;
   out << "\nQuantizations; drift is log2 of the scale against the variant's first of that tensor, "
          "or the change of the blocks' mean scale code\n";
@@ -156,7 +156,7 @@ void PrintTrace(const TraceReport& report, bool uses_colour, std::ostream& out) 
     out << i << "  " << report.variants[i] << "\n";
   }
   PrintTensors(report, uses_colour, out);
-  PrintQuantizations(report, uses_colour, out);
+  PrintTraceQuantizations(report, uses_colour, out);
   for (const std::string& note : report.notes) out << "note: " << note << "\n";
 }
 

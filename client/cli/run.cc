@@ -9,7 +9,7 @@
 namespace quantgate {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kRunExamples[] = R"(Examples:
   quantgate run --layer linear --input m.safetensors:fc1.x --weight m.safetensors:fc1.weight \
       --bias m.safetensors:fc1.bias --grad-output m.safetensors:fc1.dy \
       --recipe fp8_current --backward-override none --arithmetic sm90 -o out.safetensors
@@ -33,7 +33,7 @@ constexpr char kExamples[] = R"(Examples:
 given allow; fc1.dw and so on of an MLP, dw.0 and so on of experts.
 A run informs and exits 0, unless --require states a criterion: then a failure exits 1.)";
 
-absl::StatusOr<int> Run(Invocation& invocation, const LayerCommand& options) {
+absl::StatusOr<int> RunLayer(Invocation& invocation, const LayerCommand& options) {
   QG_ASSIGN_OR_RETURN(const ReportDocument document, ExecuteLayer(invocation, options, "run"));
   return EmitReport(invocation, options.report, document);
 }
@@ -41,8 +41,9 @@ absl::StatusOr<int> Run(Invocation& invocation, const LayerCommand& options) {
 }  // namespace
 
 void AddRunCommand(CLI::App& app, Command& chosen) {
-  const auto [command, options] = AddSubcommand(
-      app, chosen, "run", "Run a layer forward and backward under one recipe", kExamples, Run);
+  const auto [command, options] =
+      AddSubcommand(app, chosen, "run", "Run a layer forward and backward under one recipe",
+                    kRunExamples, RunLayer);
   AddLayerOptions(*command, options->layer);
   AddSingleVariantOptions(*command, options->layer);
   command

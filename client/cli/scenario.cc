@@ -20,7 +20,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kScenarioExamples[] = R"(Examples:
   quantgate scenario list
   quantgate scenario run
   quantgate scenario run --with-faults --junit scenarios.xml
@@ -39,7 +39,7 @@ struct ScenarioOptions {
 };
 
 template <typename Strings>
-Json ListOf(const Strings& strings) {
+Json ListOfStrings(const Strings& strings) {
   Json list = Json::array();
   for (const auto& string : strings) list.push_back(string);
   return list;
@@ -54,9 +54,9 @@ Json JsonOfList(const v1::ListScenariosResponse& listed) {
     json["scenarios"].push_back({{"name", scenario.name()},
                                  {"invariant", scenario.invariant()},
                                  {"criterion", scenario.criterion()},
-                                 {"bug_classes", ListOf(scenario.bug_classes())},
-                                 {"faults", ListOf(scenario.faults())},
-                                 {"recipes", ListOf(scenario.recipes())}});
+                                 {"bug_classes", ListOfStrings(scenario.bug_classes())},
+                                 {"faults", ListOfStrings(scenario.faults())},
+                                 {"recipes", ListOfStrings(scenario.recipes())}});
   }
   json["faults"] = Json::array();
   for (const v1::FaultDescription& fault : listed.faults()) {
@@ -74,7 +74,7 @@ Json JsonOfList(const v1::ListScenariosResponse& listed) {
   return json;
 }
 
-absl::StatusOr<int> List(Invocation& invocation, const ScenarioOptions&) {
+absl::StatusOr<int> ListScenarioLibrary(Invocation& invocation, const ScenarioOptions&) {
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   QG_ASSIGN_OR_RETURN(const v1::ListScenariosResponse listed, ListScenarios(*connection));
   if (!invocation.is_table()) {
@@ -92,10 +92,11 @@ absl::StatusOr<int> List(Invocation& invocation, const ScenarioOptions&) {
 
 // ---- run
 
-Json JsonOfDifference(const v1::ScenarioDifference& difference) {
-  return Json{{"recipe", difference.recipe()},   {"step", difference.step()},
-              {"tensor", difference.tensor()},   {"coordinate", ListOf(difference.coordinate())},
-              {"subject", difference.subject()}, {"expected", difference.expected()}};
+Json JsonOfScenarioDifference(const v1::ScenarioDifference& difference) {
+  return Json{
+      {"recipe", difference.recipe()},   {"step", difference.step()},
+      {"tensor", difference.tensor()},   {"coordinate", ListOfStrings(difference.coordinate())},
+      {"subject", difference.subject()}, {"expected", difference.expected()}};
 }
 
 Json JsonOfScenario(const v1::ScenarioResult& result) {
@@ -106,7 +107,7 @@ Json JsonOfScenario(const v1::ScenarioResult& result) {
             {"seconds", result.seconds()}};
   json["differences"] = Json::array();
   for (const v1::ScenarioDifference& difference : result.differences()) {
-    json["differences"].push_back(JsonOfDifference(difference));
+    json["differences"].push_back(JsonOfScenarioDifference(difference));
   }
   if (!result.message().empty()) json["message"] = result.message();
   return json;
@@ -117,7 +118,7 @@ Json JsonOfFault(const v1::FaultResult& result) {
             {"scenario", result.scenario()},
             {"outcome", result.outcome()},
             {"seconds", result.seconds()}};
-  if (result.has_first()) json["first"] = JsonOfDifference(result.first());
+  if (result.has_first()) json["first"] = JsonOfScenarioDifference(result.first());
   if (!result.message().empty()) json["message"] = result.message();
   return json;
 }
@@ -216,7 +217,7 @@ void PrintLine(Invocation& invocation, const v1::ScenarioEvent& event) {
   invocation.out() << JsonText(json, -1) << std::endl;
 }
 
-absl::StatusOr<int> Run(Invocation& invocation, const ScenarioOptions& options) {
+absl::StatusOr<int> RunScenarioLibrary(Invocation& invocation, const ScenarioOptions& options) {
   if (!options.junit.empty()) {
     QG_RETURN_IF_ERROR(CheckOutput("--junit", options.junit, {".xml"}, {}));
   }
@@ -252,12 +253,12 @@ void AddScenarioCommand(CLI::App& app, Command& chosen) {
   CLI::App* group = app.add_subcommand(
       "scenario", "Self-check: named invariants, and the bugs that each must catch: list, run");
   group->require_subcommand(1);
-  group->footer(kExamples);
+  group->footer(kScenarioExamples);
   const auto add = [&](const char* name, const char* summary, auto function) {
-    return AddSubcommand(*group, chosen, name, summary, kExamples, function);
+    return AddSubcommand(*group, chosen, name, summary, kScenarioExamples, function);
   };
-  add("list", "What there is: invariants, criteria, bug classes, faults", List);
-  auto [run, options] = add("run", "Run scenarios, all unless some are named", Run);
+  add("list", "What there is: invariants, criteria, bug classes, faults", ListScenarioLibrary);
+  auto [run, options] = add("run", "Run scenarios, all unless some are named", RunScenarioLibrary);
   run->add_option("NAME", options->names, "Scenarios; default: all");
   run->add_flag("--with-faults", options->with_faults,
                 "Seed every fault of each scenario too: it must be caught");

@@ -29,9 +29,7 @@
 namespace quantgate {
 namespace {
 
-using Json = nlohmann::json;
-
-constexpr char kExamples[] = R"(Examples:
+constexpr char kSessionExamples[] = R"(Examples:
   quantgate -s HOST:7470 session open mlp.json                     # prints the session's id
   quantgate -s HOST:7470 session step ID train --x gen:normal,seed=1,shape=64x64,dtype=bf16
   quantgate -s HOST:7470 session step ID backward --grad-output d.safetensors:dy -o grads.safetensors
@@ -60,12 +58,12 @@ struct SessionOptions {
   std::string tensor;
 };
 
-absl::StatusOr<Json> ReadJson(const std::string& path) {
+absl::StatusOr<nlohmann::json> ReadJson(const std::string& path) {
   std::ifstream file(path);
   std::stringstream text;
   text << file.rdbuf();
   if (!file) return absl::NotFoundError(absl::StrCat("SPEC: cannot read ", path));
-  Json json = Json::parse(text.str(), nullptr, false);
+  nlohmann::json json = nlohmann::json::parse(text.str(), nullptr, false);
   if (json.is_object()) return json;
   return absl::InvalidArgumentError(absl::StrCat("SPEC: ", path, " is no JSON object"));
 }
@@ -73,7 +71,7 @@ absl::StatusOr<Json> ReadJson(const std::string& path) {
 /// The API's SessionSpec of a file, and what it calls parameters.
 absl::Status ReadSpec(const std::string& path, v1::SessionSpec& spec,
                       std::map<std::string, std::string>& parameters) {
-  QG_ASSIGN_OR_RETURN(Json json, ReadJson(path));
+  QG_ASSIGN_OR_RETURN(nlohmann::json json, ReadJson(path));
   if (json.contains("parameters")) {
     for (const auto& [name, tensor] : json["parameters"].items()) {
       if (!tensor.is_string()) {
@@ -150,7 +148,7 @@ absl::StatusOr<int> Restore(Invocation& invocation, const SessionOptions& option
   return 0;
 }
 
-absl::StatusOr<int> Get(Invocation& invocation, const SessionOptions& options) {
+absl::StatusOr<int> GetSession(Invocation& invocation, const SessionOptions& options) {
   if (!options.output.empty()) {
     QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors"}, {}));
     if (options.tensor.empty()) {
@@ -177,7 +175,7 @@ absl::StatusOr<int> Get(Invocation& invocation, const SessionOptions& options) {
   return 0;
 }
 
-absl::StatusOr<int> List(Invocation& invocation, const SessionOptions&) {
+absl::StatusOr<int> ListSessions(Invocation& invocation, const SessionOptions&) {
   QG_ASSIGN_OR_RETURN(Connection * connection, ConnectToServer(invocation));
   std::vector<v1::Session> sessions;
   v1::ListSessionsRequest request;
@@ -217,20 +215,20 @@ void AddSessionCommand(CLI::App& app, Command& chosen) {
   CLI::App* group = app.add_subcommand(
       "session", "Training sessions: open, step, get, ls, checkpoint, restore, close, run");
   group->require_subcommand(1);
-  group->footer(kExamples);
+  group->footer(kSessionExamples);
   const auto add = [&](const char* name, const char* summary, auto function) {
-    return AddSubcommand(*group, chosen, name, summary, kExamples, function);
+    return AddSubcommand(*group, chosen, name, summary, kSessionExamples, function);
   };
   auto [open, open_options] = add("open", "Open a session", Open);
   open->add_option("SPEC", open_options->spec, "JSON file")->required();
   open->add_option("--lease", open_options->lease_seconds, "Seconds without a call; 0: default");
   AddSessionStepCommand(*group, chosen);
-  auto [get, get_options] = add("get", "What a session holds", Get);
+  auto [get, get_options] = add("get", "What a session holds", GetSession);
   get->add_option("ID", get_options->id, "The session")->required();
   get->add_flag("--tensors", get_options->tensors, "List every tensor of the state");
   get->add_option("--tensor", get_options->tensor, "One tensor of the state");
   get->add_option("-o,--output", get_options->output, "Write it")->type_name("FILE");
-  add("ls", "List open sessions, newest first", List);
+  add("ls", "List open sessions, newest first", ListSessions);
   auto [checkpoint, checkpoint_options] = add("checkpoint", "Write the whole state", Checkpoint);
   checkpoint->add_option("ID", checkpoint_options->id, "The session")->required();
   checkpoint->add_option("-o,--output", checkpoint_options->output, "FILE.safetensors")

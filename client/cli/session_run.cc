@@ -16,7 +16,7 @@
 namespace quantgate {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kSessionRunExamples[] = R"(Examples:
   quantgate session run trace.json --recipe bf16,fp8_delayed,fp8_current --report trace.html
   quantgate session run trace.txtpb --recipe fp8_current --backward-override none,dequantized
   quantgate -s HOST:7470 --format jsonl session run trace.json
@@ -43,8 +43,8 @@ struct SessionRunOptions {
 };
 
 /// The options' recipes in place of the trace's.
-absl::Status SetVariants(Connection& connection, const LayerOptions& options,
-                         v1::SessionTrace& trace) {
+absl::Status SetTraceVariants(Connection& connection, const LayerOptions& options,
+                              v1::SessionTrace& trace) {
   if (!options.recipes.empty()) {
     v1::ListRecipesResponse listed;
     if (NamesAllRecipes(options)) {
@@ -102,7 +102,7 @@ absl::StatusOr<int> RunTrace(Invocation& invocation, const SessionRunOptions& op
   QG_RETURN_IF_ERROR(ReadSpecMessage("SPEC", options.spec, trace));
   QG_RETURN_IF_ERROR(CheckReports(options.report, InputsOf(options, trace)));
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
-  QG_RETURN_IF_ERROR(SetVariants(*connection, options.variants, trace));
+  QG_RETURN_IF_ERROR(SetTraceVariants(*connection, options.variants, trace));
   QG_RETURN_IF_ERROR(CheckTrace(trace));
   TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
   QG_ASSIGN_OR_RETURN(
@@ -121,7 +121,7 @@ absl::StatusOr<int> RunTrace(Invocation& invocation, const SessionRunOptions& op
 void AddSessionRunCommand(CLI::App& group, Command& chosen) {
   const auto [command, options] = AddSubcommand(
       group, chosen, "run", "Play the steps of a file under several recipes, side by side",
-      kExamples, RunTrace);
+      kSessionRunExamples, RunTrace);
   command->add_option("SPEC", options->spec, "SessionTrace, JSON or protobuf text")->required();
   AddVariantListOptions(*command, options->variants);
   command->add_option("--lease", options->lease_seconds,

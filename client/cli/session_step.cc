@@ -22,7 +22,7 @@
 namespace quantgate {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kSessionStepExamples[] = R"(Examples:
   quantgate -s HOST:7470 session step ID train --x gen:normal,seed=1,shape=64x64,dtype=bf16
   quantgate -s HOST:7470 session step ID backward --grad-output d.safetensors:dy -o grads.safetensors
   quantgate -s HOST:7470 session step ID optimize --learning-rate 0.01
@@ -171,7 +171,8 @@ absl::StatusOr<Connection*> ConnectToServer(Invocation& invocation) {
 }
 
 void AddSessionStepCommand(CLI::App& group, Command& chosen) {
-  const auto [command, options] = AddSubcommand(group, chosen, "step", "One step", kExamples, Step);
+  const auto [command, options] =
+      AddSubcommand(group, chosen, "step", "One step", kSessionStepExamples, Step);
   command->add_option("ID", options->id, "The session")->required();
   command->add_option("KIND", options->kind)
       ->required()

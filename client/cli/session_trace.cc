@@ -13,7 +13,7 @@
 namespace quantgate {
 namespace {
 
-using Step = v1::SessionTrace::Step;
+using ProtoStep = v1::SessionTrace::Step;
 
 /// The trace's variants; without any, the spec's own recipe.
 std::vector<v1::Variant> VariantsOf(const v1::SessionTrace& trace) {
@@ -29,31 +29,31 @@ std::vector<v1::Variant> VariantsOf(const v1::SessionTrace& trace) {
 }
 
 /// The message that is set in `step`'s oneof; null: none.
-const google::protobuf::FieldDescriptor* KindOf(const Step& step) {
-  return Step::GetReflection()->GetOneofFieldDescriptor(
-      step, Step::descriptor()->FindOneofByName("step"));
+const google::protobuf::FieldDescriptor* KindOf(const ProtoStep& step) {
+  return ProtoStep::GetReflection()->GetOneofFieldDescriptor(
+      step, ProtoStep::descriptor()->FindOneofByName("step"));
 }
 
 /// The same step as a request.
-v1::SessionStepRequest RequestOf(const Step& step) {
+v1::SessionStepRequest RequestOf(const ProtoStep& step) {
   using Request = v1::SessionStepRequest;
   Request request;
   const auto* kind = KindOf(step);
   Request::GetReflection()
       ->MutableMessage(&request, Request::descriptor()->FindFieldByName(kind->name()))
-      ->CopyFrom(Step::GetReflection()->GetMessage(step, kind));
+      ->CopyFrom(ProtoStep::GetReflection()->GetMessage(step, kind));
   request.set_keep_outputs(true);
   return request;
 }
 
-std::string MicrobatchOf(const Step& step) {
+std::string MicrobatchOf(const ProtoStep& step) {
   if (step.has_forward()) return step.forward().microbatch();
   if (step.has_backward()) return step.backward().microbatch();
   if (step.has_offload()) return step.offload().microbatch();
   return step.reload().microbatch();
 }
 
-absl::Status CheckStep(const Step& step, const std::string& field) {
+absl::Status CheckStep(const ProtoStep& step, const std::string& field) {
   const auto refuse = [&](const std::string& name, const std::string& rule) {
     return absl::InvalidArgumentError(absl::StrCat("SPEC: ", field, name, ": ", rule));
   };
@@ -82,7 +82,7 @@ absl::Status At(const std::string& where, const absl::Status& status) {
   return located;
 }
 
-ComparisonSide SideOf(const v1::NamedTensor& tensor, const std::string& label) {
+ComparisonSide TraceSideOf(const v1::NamedTensor& tensor, const std::string& label) {
   ComparisonSide side{absl::StrCat(tensor.name(), " of ", label), tensor.type(), {}};
   if (tensor.has_data()) {
     *side.source.mutable_inline_()->mutable_type() = tensor.type();
@@ -109,7 +109,7 @@ class TracePlayer {
   }
 
   absl::Status Open(int lease_seconds);
-  absl::Status Play(const Step& step, int round);
+  absl::Status Play(const ProtoStep& step, int round);
   TraceReport TakeReport() { return std::move(report_); }
 
  private:
@@ -200,8 +200,8 @@ absl::Status TracePlayer::Compare(int variant, const Tensors& subjects, const Te
     if (reference == references.end()) continue;
     QG_ASSIGN_OR_RETURN(
         SubjectComparison comparison,
-        CompareSides(connection_, subject.name(), SideOf(subject, report_.variants[variant]),
-                     SideOf(*reference, report_.variants[report_.reference])));
+        CompareSides(connection_, subject.name(), TraceSideOf(subject, report_.variants[variant]),
+                     TraceSideOf(*reference, report_.variants[report_.reference])));
     if (comparison.result.has_error()) {
       comparison.result.mutable_error()->clear_heat_map();
       comparison.result.mutable_error()->clear_worst_blocks();
@@ -211,7 +211,7 @@ absl::Status TracePlayer::Compare(int variant, const Tensors& subjects, const Te
   return absl::OkStatus();
 }
 
-absl::Status TracePlayer::Play(const Step& step, int round) {
+absl::Status TracePlayer::Play(const ProtoStep& step, int round) {
   report_.steps.push_back({round, std::string(KindOf(step)->name()), MicrobatchOf(step)});
   v1::SessionStepRequest request = RequestOf(step);
   if (!step.x().empty()) {

@@ -21,7 +21,7 @@
 namespace quantgate {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kTensorExamples[] = R"(Examples:
   quantgate tensor put m.safetensors:fc1.x m.safetensors:fc1.weight
   quantgate tensor put m.safetensors                  # every tensor of the file
   quantgate tensor ls
@@ -109,8 +109,8 @@ absl::StatusOr<int> Put(Invocation& invocation, const TensorOptions& options) {
   return 0;
 }
 
-absl::StatusOr<v1::TensorRecord> Describe(Connection& connection, TensorSources& sources,
-                                          const std::string& text, bool with_statistics) {
+absl::StatusOr<v1::TensorRecord> DescribeTensor(Connection& connection, TensorSources& sources,
+                                                const std::string& text, bool with_statistics) {
   v1::DescribeTensorRequest request;
   QG_ASSIGN_OR_RETURN(*request.mutable_tensor(), sources.Resolve("TENSOR", text));
   request.set_with_statistics(with_statistics);
@@ -140,19 +140,19 @@ absl::Status WriteRecord(Invocation& invocation, Connection& connection,
   return absl::OkStatus();
 }
 
-absl::StatusOr<int> Get(Invocation& invocation, const TensorOptions& options) {
+absl::StatusOr<int> GetTensor(Invocation& invocation, const TensorOptions& options) {
   QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors", ".npy"}, {}));
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
   QG_ASSIGN_OR_RETURN(const v1::TensorRecord record,
-                      Describe(*connection, sources, options.tensor, false));
+                      DescribeTensor(*connection, sources, options.tensor, false));
   QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors", ".npy"}, sources.files()));
   QG_RETURN_IF_ERROR(WriteRecord(invocation, *connection, record, options));
   PrintRecords(invocation, {record});
   return 0;
 }
 
-absl::StatusOr<int> List(Invocation& invocation, const TensorOptions&) {
+absl::StatusOr<int> ListStoredTensors(Invocation& invocation, const TensorOptions&) {
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   std::vector<v1::TensorRecord> records;
   v1::ListTensorsRequest request;
@@ -170,7 +170,7 @@ absl::StatusOr<int> Stat(Invocation& invocation, const TensorOptions& options) {
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
   QG_ASSIGN_OR_RETURN(const v1::TensorRecord record,
-                      Describe(*connection, sources, options.tensor, true));
+                      DescribeTensor(*connection, sources, options.tensor, true));
   invocation.progress().Clear();
   PrintRecords(invocation, {record});
   if (!invocation.is_table() || !record.has_statistics()) return 0;
@@ -214,21 +214,21 @@ absl::StatusOr<int> Generate(Invocation& invocation, const TensorOptions& option
 void AddTensorCommand(CLI::App& app, Command& chosen) {
   CLI::App* group = app.add_subcommand("tensor", "Tensors in the store: put, get, ls, stat, gen");
   group->require_subcommand(1);
-  group->footer(kExamples);
+  group->footer(kTensorExamples);
   const auto add = [&](const char* name, const char* summary, auto function) {
-    return AddSubcommand(*group, chosen, name, summary, kExamples, function);
+    return AddSubcommand(*group, chosen, name, summary, kTensorExamples, function);
   };
   auto [put, put_options] = add("put", "Upload tensors of files", Put);
   put->add_option("TENSOR", put_options->tensors, "FILE.safetensors[:NAME] or FILE.npy")
       ->required();
   put->add_option("--name", put_options->name, "What to call it; default: its name in the file");
-  auto [get, get_options] = add("get", "Download a tensor", Get);
+  auto [get, get_options] = add("get", "Download a tensor", GetTensor);
   get->add_option("TENSOR", get_options->tensor, "digest:SHA256/SIZE")->required();
   get->add_option("-o,--output", get_options->output, "FILE.safetensors or FILE.npy")
       ->required()
       ->type_name("FILE");
   get->add_option("--name", get_options->name, "Its name in the safetensors file");
-  add("ls", "List stored tensors, newest first", List);
+  add("ls", "List stored tensors, newest first", ListStoredTensors);
   auto [stat, stat_options] = add("stat", "Statistics of one tensor", Stat);
   stat->add_option("TENSOR", stat_options->tensor, "Any tensor")->required();
   auto [gen, gen_options] = add("gen", "Make a seeded tensor in the store", Generate);

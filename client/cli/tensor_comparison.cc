@@ -17,7 +17,7 @@ bool IsWithin(const v1::ParityReport& parity, int64_t ulp_max) {
   return parity.worst_ulp() <= ulp_max;
 }
 
-std::string Finding(const SubjectComparison& comparison) {
+std::string ParityFinding(const SubjectComparison& comparison) {
   if (!comparison.difference.empty()) {
     return absl::StrCat(comparison.tensor, ": ", comparison.difference);
   }
@@ -39,7 +39,7 @@ void Judge(const std::vector<SubjectComparison>& comparisons, const std::string&
   int failed = 0;
   for (const SubjectComparison& comparison : comparisons) {
     if (passes(comparison)) continue;
-    if (failed++ == 0) verdict.set_finding(Finding(comparison));
+    if (failed++ == 0) verdict.set_finding(ParityFinding(comparison));
   }
   verdict.set_pass(failed == 0);
   if (failed == 0) {

@@ -16,7 +16,7 @@
 namespace quantgate {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kVerifyExamples[] = R"(Examples:
   quantgate verify --subject mine.safetensors --input m.safetensors:fc1.x \
       --weight m.safetensors:fc1.weight --grad-output m.safetensors:fc1.dy \
       --recipe fp8_current --arithmetic sm90 --report verify.html
@@ -127,9 +127,9 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
 }  // namespace
 
 void AddVerifyCommand(CLI::App& app, Command& chosen) {
-  const auto [command, options] =
-      AddSubcommand(app, chosen, "verify",
-                    "Check your own y, dx, dw, ... against the engine's bits", kExamples, Verify);
+  const auto [command, options] = AddSubcommand(
+      app, chosen, "verify", "Check your own y, dx, dw, ... against the engine's bits",
+      kVerifyExamples, Verify);
   command->add_option("--subject", options->subject, "safetensors with your outputs")
       ->required()
       ->type_name("FILE");

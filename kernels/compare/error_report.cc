@@ -14,7 +14,7 @@
 namespace quantgate {
 namespace {
 
-using Terms = SeriesTerms<kErrorSeriesCount>;
+using ErrorTerms = SeriesTerms<kErrorSeriesCount>;
 
 MeasureStretch MeasureStretchFor(Isa isa) {
   switch (isa) {
@@ -30,7 +30,7 @@ MeasureStretch MeasureStretchFor(Isa isa) {
 
 /// What one block adds, and the sum that is still growing.
 struct GrowingBlock : BlockErrors {
-  PairwiseAccumulator<Terms> accumulator;
+  PairwiseAccumulator<ErrorTerms> accumulator;
 };
 
 /// The elements of one block in row-major order, a stretch at a time.
@@ -96,15 +96,15 @@ void OfferLargest(const BlockReader& reader, const StretchErrors& errors, BlockE
   }
 }
 
-void AddBlock(const Tensor& subject, const Tensor& reference, const HeatMapCell& cell,
-              MeasureStretch measure, BlockErrors& result) {
+void MeasureBlock(const Tensor& subject, const Tensor& reference, const HeatMapCell& cell,
+                  MeasureStretch measure, BlockErrors& result) {
   const SubjectRange range = RangeOfSubject(subject.dtype());
   GrowingBlock block;
   BlockReader reader(subject, reference, cell);
   while (reader.Next()) {
     StretchErrors errors;
     measure(reader.subject, reader.reference, range, errors);
-    Terms terms;
+    ErrorTerms terms;
     std::copy_n(errors.sums, kErrorSeriesCount, terms.values);
     block.accumulator.Add(terms);
     OfferLargest(reader, errors, block);
@@ -128,7 +128,7 @@ absl::StatusOr<ErrorReport> MeasureError(const Tensor& subject, const Tensor& re
   const MeasureStretch measure = MeasureStretchFor(context.isa);
   ParallelFor(context, grid.count(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      AddBlock(subject, reference, grid.Cell(static_cast<int>(i)), measure, blocks[i]);
+      MeasureBlock(subject, reference, grid.Cell(static_cast<int>(i)), measure, blocks[i]);
     }
   });
   QG_RETURN_IF_ERROR(context.CheckCancelled());

@@ -13,7 +13,7 @@ namespace quantgate {
 namespace {
 
 constexpr int kWorstBlocksMax = 5;
-using Terms = SeriesTerms<kErrorSeriesCount>;
+using ErrorTerms = SeriesTerms<kErrorSeriesCount>;
 
 std::vector<HeatMapCell> WorstOf(const HeatMap& heat_map) {
   std::vector<HeatMapCell> worst;
@@ -90,7 +90,7 @@ ErrorReport SummarizeErrors(const BlockGrid& grid, HeatMap heat_map,
                             absl::FunctionRef<ElementPair(int64_t)> pair_at) {
   ScopedIeeeEnvironment ieee;
   BlockErrors total;
-  total.sums = Terms(0);
+  total.sums = ErrorTerms(0);
   for (size_t i = 0; i < blocks.size(); ++i) {
     const BlockErrors& block = blocks[i];
     AddBlock(block, total);
@@ -105,7 +105,7 @@ ErrorReport SummarizeTotal(const BlockGrid& grid, HeatMap heat_map, const BlockE
                            absl::FunctionRef<ElementPair(int64_t)> pair_at) {
   ScopedIeeeEnvironment ieee;
   ErrorReport report;
-  const Terms& sums = total.sums;
+  const ErrorTerms& sums = total.sums;
   const Largest &max_abs = total.max_abs, &max_rel = total.max_rel;
   const int64_t finite_count = total.finite_count, relative_count = total.relative_count;
   report.saturated_count = total.saturated_count;

@@ -12,10 +12,10 @@ namespace quantgate {
 namespace {
 
 constexpr int64_t kSegment = 1024;
-using Terms = SeriesTerms<kDistanceSeriesCount>;
+using DistanceTerms = SeriesTerms<kDistanceSeriesCount>;
 
 struct BlockDistances {
-  PairwiseAccumulator<Terms> accumulator;
+  PairwiseAccumulator<DistanceTerms> accumulator;
   int64_t finite_count = 0;
   int64_t subject_nearer = 0;
   int64_t reference_nearer = 0;
@@ -30,7 +30,7 @@ Kind KindOf(double x) {
 }
 
 void AddElement(double s, double r, double t, BlockDistances& block) {
-  Terms terms;
+  DistanceTerms terms;
   for (double& term : terms.values) term = -0.0;
   // 0: tied; below 0: the subject is nearer.
   int order = 0;
@@ -50,8 +50,8 @@ void AddElement(double s, double r, double t, BlockDistances& block) {
   block.accumulator.Add(terms);
 }
 
-void AddBlock(const Tensor& subject, const Tensor& reference, const Tensor& truth,
-              const HeatMapCell& cell, BlockDistances& block) {
+void AddDistances(const Tensor& subject, const Tensor& reference, const Tensor& truth,
+                  const HeatMapCell& cell, BlockDistances& block) {
   double s[kSegment];
   double r[kSegment];
   double t[kSegment];
@@ -76,7 +76,7 @@ absl::StatusOr<NearerReport> MeasureNearer(const Tensor& subject, const Tensor& 
   std::vector<BlockDistances> blocks(grid.count());
   ParallelFor(context, grid.count(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      AddBlock(subject, reference, truth, grid.Cell(static_cast<int>(i)), blocks[i]);
+      AddDistances(subject, reference, truth, grid.Cell(static_cast<int>(i)), blocks[i]);
     }
   });
   QG_RETURN_IF_ERROR(context.CheckCancelled());

@@ -40,6 +40,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/base/round_up.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/accumulate.h"
 #include "kernels/gemm/bound_check.h"
@@ -63,8 +64,6 @@ using error_bound::OutputFacts;
 
 /// No sum of 128 FP8 products is larger: 2^7 * (2^16)^2.
 constexpr double kLargestBlockSum = 0x1p39;
-
-int64_t DivideUp(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
 /// Whether sums of products can be subnormal in fp32 at all: the lowest bits of FP8, fp16 and NVFP4
 /// products are far above 2^-149, unless power-of-two scales move them.

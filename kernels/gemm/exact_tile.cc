@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/base/round_up.h"
 #include "kernels/gemm/exact_operand.h"
 
 namespace quantgate {
@@ -12,8 +13,6 @@ constexpr int64_t kTileRowsMax = 768;
 constexpr int64_t kTileColumnsMax = 768;
 /// Rows of a whose packed panels stay in the L2 cache: 192 * 256 * 8 bytes = 384 KiB.
 constexpr int64_t kCachedRows = 192;
-
-int64_t DivideUp(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
 void PackPanels(const ExactSource& source, int64_t begin, int64_t end, int panel_rows, int64_t k,
                 int64_t count, const ExactKernels& kernels, double* packed) {

@@ -14,31 +14,31 @@
 namespace quantgate {
 namespace {
 
-absl::Status Invalid(std::string_view field, int64_t value, const std::string& rule) {
+absl::Status InvalidRule(std::string_view field, int64_t value, const std::string& rule) {
   return absl::InvalidArgumentError(
       absl::StrCat("rule.", std::string(field), " is ", value, ": ", rule));
 }
 
 absl::Status CheckRanges(const FusedRule& rule) {
-  if (rule.step < 1 || rule.step > 4096) return Invalid("step", rule.step, "1 to 4096");
+  if (rule.step < 1 || rule.step > 4096) return InvalidRule("step", rule.step, "1 to 4096");
   if (rule.align_bits < 1 || rule.align_bits > 40) {
-    return Invalid("align_bits", rule.align_bits, "1 to 40");
+    return InvalidRule("align_bits", rule.align_bits, "1 to 40");
   }
   if (rule.out_mantissa < 1 || rule.out_mantissa > 23) {
-    return Invalid("out_mantissa", rule.out_mantissa, "1 to 23");
+    return InvalidRule("out_mantissa", rule.out_mantissa, "1 to 23");
   }
-  if (rule.slices < 1) return Invalid("slices", rule.slices, "at least 1");
-  if (rule.slices > 1 && rule.tile_k < 1) return Invalid("tile_k", rule.tile_k, "at least 1");
+  if (rule.slices < 1) return InvalidRule("slices", rule.slices, "at least 1");
+  if (rule.slices > 1 && rule.tile_k < 1) return InvalidRule("tile_k", rule.tile_k, "at least 1");
   if (rule.group < 1 || rule.step % rule.group != 0) {
-    return Invalid("group", rule.group, "must divide step");
+    return InvalidRule("group", rule.group, "must divide step");
   }
   const bool promotes = rule.promotion != Promotion::kNone;
   if (promotes && (rule.promote_k < 1 || rule.promote_k % rule.step != 0)) {
-    return Invalid("promote_k", rule.promote_k, "a multiple of step");
+    return InvalidRule("promote_k", rule.promote_k, "a multiple of step");
   }
   if (rule.order == ProductOrder::kAscending) return absl::OkStatus();
   if (!promotes || rule.promote_k % 32 != 0 || 32 % rule.step != 0 || rule.group != 1) {
-    return Invalid("order", 1, "pairs of four go with promotions of whole instructions of 32");
+    return InvalidRule("order", 1, "pairs of four go with promotions of whole instructions of 32");
   }
   return absl::OkStatus();
 }
@@ -97,17 +97,17 @@ absl::Status RuleOutputs::CheckRule(const FusedRule& rule) const {
                               ? rule.group == 16
                               : rule.group == 1 || (is_fp4 && operands != OperandClass::kMx32);
   if (!fits_group) {
-    return Invalid("group", rule.group, "16 for nv16 operands; 1 for all but unscaled FP4");
+    return InvalidRule("group", rule.group, "16 for nv16 operands; 1 for all but unscaled FP4");
   }
   const bool is_block = operands == OperandClass::kFp8Block;
   if (ScalesSums(rule)) {
     if (is_block && rule.promote_k == 128) return absl::OkStatus();
-    return Invalid("promotion", static_cast<int>(rule.promotion),
-                   "scaled promotion goes with operands of fp32 scales of 128, every 128 of k");
+    return InvalidRule("promotion", static_cast<int>(rule.promotion),
+                       "scaled promotion goes with operands of fp32 scales of 128, every 128 of k");
   }
   if (is_block && !has_power_of_two_scales_) {
-    return Invalid("promotion", static_cast<int>(rule.promotion),
-                   "scales of 128 that are no powers of two multiply promoted sums");
+    return InvalidRule("promotion", static_cast<int>(rule.promotion),
+                       "scales of 128 that are no powers of two multiply promoted sums");
   }
   return absl::OkStatus();
 }

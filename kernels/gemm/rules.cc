@@ -75,7 +75,7 @@ const ArchitectureRule* Find(ArithmeticFamily family, OperandClass operands) {
   return nullptr;
 }
 
-absl::Status Lacking(const Arithmetic& arithmetic, OperandClass operands) {
+absl::Status LackingInstruction(const Arithmetic& arithmetic, OperandClass operands) {
   std::string who;
   for (const ArchitectureRule& row : AllArchitectureRules()) {
     if (row.operands == operands) {
@@ -194,7 +194,7 @@ absl::StatusOr<FusedRule> RuleFor(const GemmDesc& desc) {
         absl::StrCat("arithmetic is ", arithmetic.ToString(), ": it has no rule of fused steps"));
   }
   const ArchitectureRule* row = Find(arithmetic.family, operands);
-  if (row == nullptr) return Lacking(arithmetic, operands);
+  if (row == nullptr) return LackingInstruction(arithmetic, operands);
   if (arithmetic.family == kSm90) return Sm90Rule(arithmetic, operands, desc);
   if (arithmetic.f16_accumulate && !row->f16_accumulator) {
     return absl::UnimplementedError(

@@ -12,7 +12,7 @@
 namespace quantgate {
 namespace {
 
-constexpr int64_t kTileRows = 16;
+constexpr int64_t kDotTileRows = 16;
 constexpr int64_t kTileColumns = 64;
 
 template <class Format>
@@ -69,15 +69,15 @@ float ScalarDot(const OperandView& a, const OperandView& b, const FusedRule& rul
 
 absl::Status AccumulateScalar(const OperandView& a, const OperandView& b, const FusedRule& rule,
                               const ExecutionContext& context, AccumulatorSink sink) {
-  const int64_t row_tiles = (a.rows + kTileRows - 1) / kTileRows;
+  const int64_t row_tiles = (a.rows + kDotTileRows - 1) / kDotTileRows;
   const int64_t column_tiles = (b.rows + kTileColumns - 1) / kTileColumns;
   const bool scales_sums = ScalesSums(rule);
   ParallelFor(context, row_tiles * column_tiles, 1, [&](int64_t begin, int64_t end) {
-    float values[kTileRows * kTileColumns];
+    float values[kDotTileRows * kTileColumns];
     for (int64_t tile = begin; tile < end; ++tile) {
-      const int64_t row = tile % row_tiles * kTileRows;
+      const int64_t row = tile % row_tiles * kDotTileRows;
       const int64_t column = tile / row_tiles * kTileColumns;
-      const int64_t rows = std::min(kTileRows, a.rows - row);
+      const int64_t rows = std::min(kDotTileRows, a.rows - row);
       const int columns = static_cast<int>(std::min(kTileColumns, b.rows - column));
       std::vector<DecodedRow> decoded_a;
       for (int64_t r = 0; r < rows; ++r) decoded_a.emplace_back(a, row + r, scales_sums);

@@ -10,11 +10,12 @@
 namespace quantgate {
 namespace {
 
-absl::Status Invalid(std::string_view field, const std::string& value, const std::string& rule) {
+absl::Status InvalidScaling(std::string_view field, const std::string& value,
+                            const std::string& rule) {
   return absl::InvalidArgumentError(absl::StrCat(std::string(field), " is ", value, ": ", rule));
 }
 
-std::string Name(ScaleMode mode) { return std::string(ScaleModeName(mode)); }
+std::string NameOfMode(ScaleMode mode) { return std::string(ScaleModeName(mode)); }
 std::string Text(const Tensor& tensor) {
   return tensor.has_value() ? TensorText(tensor) : "absent";
 }
@@ -36,9 +37,9 @@ absl::Status CheckElements(const Side& side) {
   const DType dtype = side.operand.data.dtype();
   const ScaleMode mode = side.operand.scaling;
   const auto refuse = [&](std::string_view rule) {
-    return Invalid(side.Field("scale_inv"), "given",
-                   absl::StrCat(std::string(rule), ", and ", side.name, " is ",
-                                std::string(DTypeName(dtype))));
+    return InvalidScaling(side.Field("scale_inv"), "given",
+                          absl::StrCat(std::string(rule), ", and ", side.name, " is ",
+                                       std::string(DTypeName(dtype))));
   };
   if (mode == ScaleMode::kMx32) {
     return IsFp8(dtype) || IsFp6OrFp4(dtype)
@@ -84,17 +85,17 @@ absl::Status CheckAmax(const Side& side) {
   const GemmOperand& operand = side.operand;
   if (operand.scaling != ScaleMode::kNv16) {
     if (!operand.amax.has_value()) return absl::OkStatus();
-    return Invalid(side.Field("amax"), Text(operand.amax), "only nv16 operands have one");
+    return InvalidScaling(side.Field("amax"), Text(operand.amax), "only nv16 operands have one");
   }
   if (operand.e4m3_max != 448 && operand.e4m3_max != 256) {
-    return Invalid(side.Field("e4m3_max"), absl::StrCat(operand.e4m3_max), "448 or 256");
+    return InvalidScaling(side.Field("e4m3_max"), absl::StrCat(operand.e4m3_max), "448 or 256");
   }
   if (!operand.amax.has_value()) return absl::OkStatus();
   const Tensor& amax = operand.amax;
   if (amax.dtype() == DType::kF32 && (amax.shape() == Shape{1} || amax.shape() == Shape{side.rows}))
     return absl::OkStatus();
-  return Invalid(side.Field("amax"), Text(amax),
-                 absl::StrCat("expected f32[1], or f32[", side.rows, "] where row-scaled"));
+  return InvalidScaling(side.Field("amax"), Text(amax),
+                        absl::StrCat("expected f32[1], or f32[", side.rows, "] where row-scaled"));
 }
 
 absl::Status CheckSide(const Side& side) {
@@ -102,47 +103,49 @@ absl::Status CheckSide(const Side& side) {
   QG_RETURN_IF_ERROR(CheckAmax(side));
   if (operand.scaling == ScaleMode::kNone) {
     if (!operand.scale_inv.has_value()) return absl::OkStatus();
-    return Invalid(side.Field("scale_inv"), Text(operand.scale_inv),
-                   "it must be absent where scaling is none");
+    return InvalidScaling(side.Field("scale_inv"), Text(operand.scale_inv),
+                          "it must be absent where scaling is none");
   }
   QG_RETURN_IF_ERROR(CheckElements(side));
   if (!operand.scale_inv.has_value()) {
-    return Invalid(side.Field("scale_inv"), "absent", "scaling other than none needs it");
+    return InvalidScaling(side.Field("scale_inv"), "absent", "scaling other than none needs it");
   }
   const ScaleLayout layout = LayoutOf(operand.scaling);
   const bool has_whole_blocks =
       operand.scaling != ScaleMode::kMx32 && operand.scaling != ScaleMode::kNv16;
   if (!has_whole_blocks && side.k % layout.k_block != 0) {
-    return Invalid("k", absl::StrCat(side.k),
-                   absl::StrCat("blocks of ", Name(operand.scaling),
-                                " scales are whole: a multiple of ", layout.k_block));
+    return InvalidScaling("k", absl::StrCat(side.k),
+                          absl::StrCat("blocks of ", NameOfMode(operand.scaling),
+                                       " scales are whole: a multiple of ", layout.k_block));
   }
   const Shape expected = ExpectedScaleShape(side);
   const Tensor& scale = operand.scale_inv;
   if (scale.dtype() == layout.dtype && scale.shape() == expected) return absl::OkStatus();
   std::string dims = absl::StrCat(expected[0]);
   if (expected.size() > 1) absl::StrAppend(&dims, "x", expected[1]);
-  return Invalid(side.Field("scale_inv"), Text(scale),
-                 absl::StrCat("expected ", std::string(DTypeName(layout.dtype)), "[", dims, "]"));
+  return InvalidScaling(
+      side.Field("scale_inv"), Text(scale),
+      absl::StrCat("expected ", std::string(DTypeName(layout.dtype)), "[", dims, "]"));
 }
 
 absl::Status CheckPair(ScaleMode a, ScaleMode b) {
   if ((a == ScaleMode::kOuter) != (b == ScaleMode::kOuter)) {
-    return Invalid("b.scaling", b == ScaleMode::kOuter ? "outer" : "not outer",
-                   "outer-vector scales are given for both operands or for none");
+    return InvalidScaling("b.scaling", b == ScaleMode::kOuter ? "outer" : "not outer",
+                          "outer-vector scales are given for both operands or for none");
   }
   if (a == ScaleMode::k128x128 && b == ScaleMode::k128x128) {
-    return Invalid("b.scaling", "128x128",
-                   "2-D by 2-D blocks: one operand at most has tiles, the other 1x128");
+    return InvalidScaling("b.scaling", "128x128",
+                          "2-D by 2-D blocks: one operand at most has tiles, the other 1x128");
   }
   const auto family = [](ScaleMode mode) {
     if (IsFp8Block(mode)) return 1;
     return mode == ScaleMode::kMx32 ? 2 : mode == ScaleMode::kNv16 ? 3 : 0;
   };
   if (family(a) == family(b)) return absl::OkStatus();
-  return Invalid(
-      "b.scaling", Name(b),
-      absl::StrCat("block scales go with block scales of their kind, and a.scaling is ", Name(a)));
+  return InvalidScaling(
+      "b.scaling", NameOfMode(b),
+      absl::StrCat("block scales go with block scales of their kind, and a.scaling is ",
+                   NameOfMode(a)));
 }
 
 /// Index of the first scale that E8M0 does not have; -1 if there is none.
@@ -184,9 +187,9 @@ absl::Status CheckRowScaled(const GemmDesc& desc, ArithmeticFamily family) {
 }  // namespace
 
 absl::Status ScaleOffE8M0(std::string_view operand, float scale, int64_t index) {
-  return Invalid(absl::StrCat(std::string(operand), ".scale_inv"),
-                 absl::StrCat(scale, " at index ", index),
-                 "Blackwell takes scales of 128 that are powers of two from 2^-127 to 2^127");
+  return InvalidScaling(
+      absl::StrCat(std::string(operand), ".scale_inv"), absl::StrCat(scale, " at index ", index),
+      "Blackwell takes scales of 128 that are powers of two from 2^-127 to 2^127");
 }
 
 bool NeedsPowersOfTwo(const GemmDesc& desc) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "kernels/base/round_up.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor.h"
 
@@ -40,9 +41,5 @@ class FirstError {
   std::mutex mutex_;
   absl::Status status_;
 };
-
-inline int64_t RoundUp(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 }  // namespace quantgate

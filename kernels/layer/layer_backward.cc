@@ -109,8 +109,8 @@ absl::Status ProgramBackward::Run(const Tensor& grad_output) {
   return absl::OkStatus();
 }
 
-void AddIntermediates(const LayerPlan& layer, const ProgramPlan& program,
-                      const std::vector<ValueGradient>& gradients, BackwardResult& result) {
+void AddGradients(const LayerPlan& layer, const ProgramPlan& program,
+                  const std::vector<ValueGradient>& gradients, BackwardResult& result) {
   const size_t last = gradients.size() - 1;
   const bool is_slice = layer.kind == LayerKind::kGroupedLinear;
   std::string previous;
@@ -170,7 +170,7 @@ absl::StatusOr<BackwardResult> BackwardLayer(StepRecorder& recorder, const Layer
     ProgramRun run{recorder, plan, program, state, saved->shared_options()};
     ProgramBackward backward(run, saved->operations[i]);
     QG_RETURN_IF_ERROR(backward.Run(part));
-    AddIntermediates(plan, program, backward.gradients(), result);
+    AddGradients(plan, program, backward.gradients(), result);
     gradients.merge(backward.parameters);
     for (LinearWgrad& wgrad : backward.deferred) deferred->wgrads.push_back(std::move(wgrad));
     parts.push_back(backward.gradients()[0].plain());

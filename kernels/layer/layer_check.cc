@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/layer/invalid_field.h"
 #include "kernels/layer/layer_request.h"
 #include "kernels/layer/linear_check.h"
 #include "kernels/quantize/quantized_outline.h"
@@ -9,16 +10,12 @@
 namespace quantgate {
 namespace {
 
-absl::Status Invalid(const std::string& field, const std::string& value, const std::string& rule) {
-  return absl::InvalidArgumentError(absl::StrCat(field, ": ", value, "; ", rule));
-}
-
 absl::Status CheckDelayed(const LayerRequest& request, const Recipe& recipe) {
   if (!recipe.is_delayed()) return absl::OkStatus();
   if (recipe.backward_override() != BackwardOverride::kNone) {
-    return Invalid("backward_override",
-                   std::string(BackwardOverrideName(recipe.backward_override())),
-                   "delayed scaling has no backward override");
+    return InvalidField("backward_override",
+                        std::string(BackwardOverrideName(recipe.backward_override())),
+                        "delayed scaling has no backward override");
   }
   const std::vector<LayerDelayedState> known = DelayedStatesOf(request.layer);
   for (const auto& [given, state] : request.delayed) {
@@ -27,7 +24,7 @@ absl::Status CheckDelayed(const LayerRequest& request, const Recipe& recipe) {
     const bool is_known = std::any_of(
         known.begin(), known.end(), [&](const LayerDelayedState& one) { return one.name == name; });
     if (!is_known) {
-      return Invalid(
+      return InvalidField(
           field, "no such state",
           absl::StrCat("the layer's are ",
                        absl::StrJoin(known, ", ", [](std::string* text, const auto& one) {
@@ -67,7 +64,7 @@ absl::Status CheckQuantize(const LayerPlan& plan, const ProgramPlan& program,
     const absl::Status status =
         CheckQuantization(plan.activation_dtype, shape, recipe.QuantizerFor(role), usages);
     if (!status.ok()) {
-      return Invalid(operation.field, ShapeText(shape), std::string(status.message()));
+      return InvalidField(operation.field, ShapeText(shape), std::string(status.message()));
     }
   }
   return absl::OkStatus();

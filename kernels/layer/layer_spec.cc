@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/parse_name.h"
+#include "kernels/layer/invalid_field.h"
 #include "kernels/layer/layer_program.h"
 
 namespace quantgate {
@@ -15,10 +16,6 @@ constexpr std::string_view kLayerKindNames[] = {"linear", "layernorm_linear", "l
                                                 "grouped_linear", "chain"};
 constexpr std::string_view kOperationKindNames[] = {
     "norm", "basic_linear", "bias", "activation", "quantize", "add", "scale"};
-
-absl::Status Invalid(const std::string& field, const std::string& value, const std::string& rule) {
-  return absl::InvalidArgumentError(absl::StrCat(field, ": ", value, "; ", rule));
-}
 
 constexpr size_t kNameLengthMax = 64;
 
@@ -33,22 +30,22 @@ bool IsName(const std::string& name) {
 absl::Status CheckOperation(const OperationSpec& operation, const std::string& field,
                             const std::set<std::string>& earlier) {
   if (!IsName(operation.name)) {
-    return Invalid(field + ".name",
-                   absl::StrCat("\"", operation.name.substr(0, kNameLengthMax), "\""),
-                   "it is letters, digits and _, at most 64");
+    return InvalidField(field + ".name",
+                        absl::StrCat("\"", operation.name.substr(0, kNameLengthMax), "\""),
+                        "it is letters, digits and _, at most 64");
   }
   if (earlier.count(operation.name) != 0) {
-    return Invalid(
+    return InvalidField(
         field + ".name", operation.name,
         operation.name == "x" ? "x is what the layer takes" : "another operation has this name");
   }
   if (operation.kind == OperationKind::kScale && !std::isfinite(operation.factor)) {
-    return Invalid(field + ".factor", absl::StrCat(operation.factor), "it is finite");
+    return InvalidField(field + ".factor", absl::StrCat(operation.factor), "it is finite");
   }
   if (operation.kind == OperationKind::kAdd && earlier.count(operation.addend) == 0) {
-    return Invalid(field + ".addend",
-                   absl::StrCat("\"", operation.addend.substr(0, kNameLengthMax), "\""),
-                   "it is x or the name of an earlier operation");
+    return InvalidField(field + ".addend",
+                        absl::StrCat("\"", operation.addend.substr(0, kNameLengthMax), "\""),
+                        "it is x or the name of an earlier operation");
   }
   return absl::OkStatus();
 }
@@ -56,8 +53,8 @@ absl::Status CheckOperation(const OperationSpec& operation, const std::string& f
 absl::Status CheckChain(const LayerSpec& spec) {
   const size_t count = spec.operations.size();
   if (count < 1 || count > kOperationsMax) {
-    return Invalid("layer.operations", absl::StrCat(count, " operations"),
-                   absl::StrCat("a chain has from 1 to ", kOperationsMax));
+    return InvalidField("layer.operations", absl::StrCat(count, " operations"),
+                        absl::StrCat("a chain has from 1 to ", kOperationsMax));
   }
   std::set<std::string> names = {"x"};
   for (size_t i = 0; i < count; ++i) {
@@ -71,19 +68,19 @@ absl::Status CheckChain(const LayerSpec& spec) {
 absl::Status CheckSplits(const LayerSpec& spec) {
   const size_t count = spec.m_splits.size();
   if (count < 1 || count > kExpertsMax) {
-    return Invalid("layer.m_splits", absl::StrCat(count, " experts"),
-                   absl::StrCat("a grouped_linear has from 1 to ", kExpertsMax));
+    return InvalidField("layer.m_splits", absl::StrCat(count, " experts"),
+                        absl::StrCat("a grouped_linear has from 1 to ", kExpertsMax));
   }
   for (size_t i = 0; i < count; ++i) {
     if (spec.m_splits[i] >= 0) continue;
-    return Invalid(absl::StrCat("layer.m_splits[", i, "]"), absl::StrCat(spec.m_splits[i]),
-                   "an expert has 0 rows or more");
+    return InvalidField(absl::StrCat("layer.m_splits[", i, "]"), absl::StrCat(spec.m_splits[i]),
+                        "an expert has 0 rows or more");
   }
   return absl::OkStatus();
 }
 
 /// What an ActivationOptions holds; it has no equality of its own.
-auto FieldsOf(const ActivationOptions& options) {
+auto ActivationFieldsOf(const ActivationOptions& options) {
   return std::tie(options.kind, options.variant, options.limit, options.alpha, options.offset);
 }
 
@@ -93,7 +90,7 @@ bool operator==(const OperationSpec& a, const OperationSpec& b) {
   const auto fields = [](const OperationSpec& one) {
     return std::tuple_cat(std::tie(one.kind, one.name, one.norm, one.factor, one.addend,
                                    one.quantize_forward, one.quantize_backward),
-                          FieldsOf(one.activation));
+                          ActivationFieldsOf(one.activation));
   };
   return fields(a) == fields(b);
 }
@@ -102,7 +99,7 @@ bool operator==(const LayerSpec& a, const LayerSpec& b) {
   const auto fields = [](const LayerSpec& one) {
     return std::tuple_cat(std::tie(one.kind, one.norm, one.return_norm_output, one.m_splits,
                                    one.operations, one.fused),
-                          FieldsOf(one.activation));
+                          ActivationFieldsOf(one.activation));
   };
   return fields(a) == fields(b);
 }
@@ -128,18 +125,19 @@ absl::Status CheckLayerSpec(const LayerSpec& spec) {
   const bool has_norm =
       spec.kind == LayerKind::kLayerNormLinear || spec.kind == LayerKind::kLayerNormMlp;
   if (spec.return_norm_output && !has_norm) {
-    return Invalid("layer.return_norm_output", "true", absl::StrCat("a ", kind, " has no norm"));
+    return InvalidField("layer.return_norm_output", "true",
+                        absl::StrCat("a ", kind, " has no norm"));
   }
   if (spec.kind == LayerKind::kChain) {
     QG_RETURN_IF_ERROR(CheckChain(spec));
   } else if (!spec.operations.empty()) {
-    return Invalid("layer.operations", absl::StrCat(spec.operations.size(), " operations"),
-                   absl::StrCat("they are a chain's, not a ", kind, "'s"));
+    return InvalidField("layer.operations", absl::StrCat(spec.operations.size(), " operations"),
+                        absl::StrCat("they are a chain's, not a ", kind, "'s"));
   }
   if (spec.kind == LayerKind::kGroupedLinear) return CheckSplits(spec);
   if (spec.m_splits.empty()) return absl::OkStatus();
-  return Invalid("layer.m_splits", absl::StrCat(spec.m_splits.size(), " experts"),
-                 absl::StrCat("they are a grouped_linear's, not a ", kind, "'s"));
+  return InvalidField("layer.m_splits", absl::StrCat(spec.m_splits.size(), " experts"),
+                      absl::StrCat("they are a grouped_linear's, not a ", kind, "'s"));
 }
 
 }  // namespace quantgate

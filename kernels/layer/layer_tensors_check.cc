@@ -5,15 +5,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/layer/invalid_field.h"
 #include "kernels/layer/layer_request.h"
 #include "kernels/quantize/quantized_outline.h"
 
 namespace quantgate {
 namespace {
-
-absl::Status Invalid(const std::string& field, const std::string& value, const std::string& rule) {
-  return absl::InvalidArgumentError(absl::StrCat(field, ": ", value, "; ", rule));
-}
 
 std::string ParameterField(const std::string& name) {
   return absl::StrCat("parameters[", name, "]");
@@ -21,14 +18,14 @@ std::string ParameterField(const std::string& name) {
 
 absl::Status CheckDType(const std::string& field, const Tensor& tensor) {
   if (IsHighPrecision(tensor.dtype())) return absl::OkStatus();
-  return Invalid(field, TensorText(tensor), "its dtype must be f32, bf16 or f16");
+  return InvalidField(field, TensorText(tensor), "its dtype must be f32, bf16 or f16");
 }
 
 absl::Status CheckShape(const std::string& field, const Tensor& tensor, const Shape& expected,
                         const std::string& reason) {
   if (tensor.shape() == expected) return absl::OkStatus();
-  return Invalid(field, TensorText(tensor),
-                 absl::StrCat("its shape must be ", ShapeText(expected), ", ", reason));
+  return InvalidField(field, TensorText(tensor),
+                      absl::StrCat("its shape must be ", ShapeText(expected), ", ", reason));
 }
 
 /// The error of an operation's own check, under the operation's field.
@@ -71,13 +68,13 @@ class TensorsCheck {
 
 absl::Status TensorsCheck::CheckPresence() const {
   if (!request_.x.has_value()) {
-    return Invalid("x", "absent", absl::StrCat("a ", kind_, " layer needs it"));
+    return InvalidField("x", "absent", absl::StrCat("a ", kind_, " layer needs it"));
   }
   const std::vector<LayerParameter> known = ParametersOf(request_.layer);
   for (const LayerParameter& parameter : known) {
     if (!parameter.is_optional && Find(parameter.name) == nullptr) {
-      return Invalid(ParameterField(parameter.name), "absent",
-                     absl::StrCat("a ", kind_, " layer needs it"));
+      return InvalidField(ParameterField(parameter.name), "absent",
+                          absl::StrCat("a ", kind_, " layer needs it"));
     }
   }
   for (const auto& [given, tensor] : request_.parameters) {
@@ -86,7 +83,7 @@ absl::Status TensorsCheck::CheckPresence() const {
     const bool is_known = std::any_of(known.begin(), known.end(),
                                       [&](const LayerParameter& one) { return one.name == name; });
     if (!is_known) {
-      return Invalid(
+      return InvalidField(
           ParameterField(name), TensorText(tensor),
           absl::StrCat("the layer's parameters are ",
                        absl::StrJoin(known, ", ", [](std::string* text, const LayerParameter& one) {
@@ -101,7 +98,7 @@ absl::Status TensorsCheck::CheckPresence() const {
 absl::Status TensorsCheck::CheckX() const {
   QG_RETURN_IF_ERROR(CheckDType("x", request_.x));
   if (request_.x.rank() < 1) {
-    return Invalid("x", TensorText(request_.x), "its rank must be at least 1, [..., K]");
+    return InvalidField("x", TensorText(request_.x), "its rank must be at least 1, [..., K]");
   }
   return absl::OkStatus();
 }
@@ -114,14 +111,15 @@ absl::Status TensorsCheck::CheckSplits() const {
   // Each is at most M before it is added, so the sum cannot overflow.
   for (size_t i = 0; i < layer.m_splits.size() && sum <= rows; ++i) {
     if (layer.m_splits[i] > rows) {
-      return Invalid(absl::StrCat("layer.m_splits[", i, "]"), absl::StrCat(layer.m_splits[i]),
-                     absl::StrCat("x ", TensorText(request_.x), " has ", rows, " rows"));
+      return InvalidField(absl::StrCat("layer.m_splits[", i, "]"), absl::StrCat(layer.m_splits[i]),
+                          absl::StrCat("x ", TensorText(request_.x), " has ", rows, " rows"));
     }
     sum += layer.m_splits[i];
   }
   if (sum != rows) {
-    return Invalid("layer.m_splits", absl::StrCat("sum ", sum, sum > rows ? " or more" : ""),
-                   absl::StrCat("it must be ", rows, ", the rows of x ", TensorText(request_.x)));
+    return InvalidField(
+        "layer.m_splits", absl::StrCat("sum ", sum, sum > rows ? " or more" : ""),
+        absl::StrCat("it must be ", rows, ", the rows of x ", TensorText(request_.x)));
   }
   const Tensor& first = *Find("weight.0");
   for (size_t i = 1; i < layer.m_splits.size(); ++i) {
@@ -143,23 +141,23 @@ absl::StatusOr<Shape> TensorsCheck::CheckLinear(const ProgramOperation& operatio
   const Tensor& weight = *Find(operation.weight);
   const std::string field = ParameterField(operation.weight);
   if (weight.rank() != 2) {
-    return Invalid(field, TensorText(weight), "its rank must be 2, [N][K]");
+    return InvalidField(field, TensorText(weight), "its rank must be 2, [N][K]");
   }
   if (weight.shape()[0] < 1) {
-    return Invalid(field, TensorText(weight), "N, its first dim, must be at least 1");
+    return InvalidField(field, TensorText(weight), "N, its first dim, must be at least 1");
   }
   if (weight.shape()[1] < 1) {
-    return Invalid(field, TensorText(weight), "K, its last dim, must be at least 1");
+    return InvalidField(field, TensorText(weight), "K, its last dim, must be at least 1");
   }
   if (x.back() != weight.columns()) {
     if (operation.input == 0) {
-      return Invalid("x", TensorText(request_.x),
-                     absl::StrCat("its last dim must be K = ", weight.columns(), " of ",
-                                  operation.weight, " ", TensorText(weight)));
+      return InvalidField("x", TensorText(request_.x),
+                          absl::StrCat("its last dim must be K = ", weight.columns(), " of ",
+                                       operation.weight, " ", TensorText(weight)));
     }
-    return Invalid(field, TensorText(weight),
-                   absl::StrCat("K, its last dim, must be ", x.back(), ", the columns of ",
-                                operation.names.x));
+    return InvalidField(field, TensorText(weight),
+                        absl::StrCat("K, its last dim, must be ", x.back(), ", the columns of ",
+                                     operation.names.x));
   }
   const int64_t n = weight.shape()[0];
   QG_RETURN_IF_ERROR(CheckVector(operation.bias, n, absl::StrCat("N of ", operation.weight)));
@@ -201,11 +199,11 @@ absl::StatusOr<Shape> TensorsCheck::CheckOperation(const ProgramOperation& opera
     }
     case OperationKind::kAdd:
       if (values[operation.addend] != x) {
-        return Invalid(operation.field + ".addend",
-                       absl::StrCat(program.values[operation.addend].name, " of ",
-                                    ShapeText(values[operation.addend])),
-                       absl::StrCat("its shape must be ", ShapeText(x), ", that of ",
-                                    program.values[operation.input].name));
+        return InvalidField(operation.field + ".addend",
+                            absl::StrCat(program.values[operation.addend].name, " of ",
+                                         ShapeText(values[operation.addend])),
+                            absl::StrCat("its shape must be ", ShapeText(x), ", that of ",
+                                         program.values[operation.input].name));
       }
       return x;
     case OperationKind::kQuantize:
@@ -248,14 +246,15 @@ absl::Status TensorsCheck::CheckMainGrads() const {
     const bool is_weight = std::any_of(known.begin(), known.end(), [&](const LayerParameter& one) {
       return one.kind == ParameterKind::kWeight && one.name == weight;
     });
-    if (!is_weight) return Invalid(field, text, "the layer has no such weight");
+    if (!is_weight) return InvalidField(field, text, "the layer has no such weight");
     if (!request_.grad_output.has_value()) {
-      return Invalid(field, text, "nothing accumulates into it without grad_output");
+      return InvalidField(field, text, "nothing accumulates into it without grad_output");
     }
     if (!request_.requires_grad.weight) {
-      return Invalid(field, text, "nothing accumulates into it where weight requires no gradient");
+      return InvalidField(field, text,
+                          "nothing accumulates into it where weight requires no gradient");
     }
-    if (main_grad.dtype() != DType::kF32) return Invalid(field, text, "its dtype must be f32");
+    if (main_grad.dtype() != DType::kF32) return InvalidField(field, text, "its dtype must be f32");
     QG_RETURN_IF_ERROR(CheckShape(field, main_grad, Find(weight)->shape(), "as weight's"));
   }
   return absl::OkStatus();

@@ -25,7 +25,7 @@ absl::Status CheckVariant(const ActivationOptions& options) {
                    "clamped_swiglu, jit_gelu for gelu and geglu"));
 }
 
-absl::Status CheckOptions(const ActivationOptions& options) {
+absl::Status CheckActivationOptions(const ActivationOptions& options) {
   QG_RETURN_IF_ERROR(CheckVariant(options));
   if (!(options.limit > 0)) {
     return absl::InvalidArgumentError(
@@ -44,7 +44,7 @@ absl::Status CheckOptions(const ActivationOptions& options) {
 
 absl::Status CheckInput(const Tensor& h, const ActivationOptions& options) {
   QG_RETURN_IF_ERROR(CheckHighPrecision(h, "h"));
-  QG_RETURN_IF_ERROR(CheckOptions(options));
+  QG_RETURN_IF_ERROR(CheckActivationOptions(options));
   if (!IsGated(options.kind) || (h.rank() >= 1 && h.columns() % 2 == 0)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "h: shape ", ShapeText(h.shape()), "; the last dim must be even for ",

@@ -9,8 +9,8 @@ namespace quantgate {
 namespace {
 
 /// Elements that stay in the L1 cache from load to store.
-constexpr int64_t kRun = 1024;
-constexpr int64_t kGrainElements = 1 << 14;
+constexpr int64_t kActivationRun = 1024;
+constexpr int64_t kActivationGrain = 1 << 14;
 
 ActivationKernels KernelsFor(const ActivationOptions& options, Isa isa) {
   switch (isa) {
@@ -29,16 +29,16 @@ struct RunPlace {
   int64_t count, output, activated, gate;
 };
 
-/// Calls body(place) for runs of at most kRun elements of the output's `columns`, none across rows
-/// of a gated input.
+/// Calls body(place) for runs of at most kActivationRun elements of the output's `columns`, none
+/// across rows of a gated input.
 template <class Body>
-absl::Status ForRuns(const ExecutionContext& context, int64_t count, int64_t columns, bool is_gated,
-                     const Body& body) {
-  ParallelFor(context, count, kGrainElements, [&](int64_t begin, int64_t end) {
+absl::Status ForActivationRuns(const ExecutionContext& context, int64_t count, int64_t columns,
+                               bool is_gated, const Body& body) {
+  ParallelFor(context, count, kActivationGrain, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end;) {
       const int64_t row = is_gated ? at / columns : 0;
       const int64_t row_end = is_gated ? (row + 1) * columns : count;
-      const int64_t length = std::min({kRun, end - at, row_end - at});
+      const int64_t length = std::min({kActivationRun, end - at, row_end - at});
       body(RunPlace{length, at, at + row * columns, at + (row + 1) * columns});
       at += length;
     }
@@ -56,9 +56,9 @@ absl::StatusOr<Tensor> ActivationForwardCpu(const Tensor& h, const ActivationOpt
   const RowKernels& rows = RowKernelsOf(context.isa);
   const ActivationKernels kernels = KernelsFor(options, context.isa);
   const bool is_gated = IsGated(options.kind);
-  QG_RETURN_IF_ERROR(
-      ForRuns(context, y.element_count(), y.columns(), is_gated, [&](const RunPlace& place) {
-        alignas(64) float x[kRun], gate[kRun], value[kRun];
+  QG_RETURN_IF_ERROR(ForActivationRuns(
+      context, y.element_count(), y.columns(), is_gated, [&](const RunPlace& place) {
+        alignas(64) float x[kActivationRun], gate[kActivationRun], value[kActivationRun];
         LoadRow(rows, h, place.activated, place.count, x);
         if (is_gated) LoadRow(rows, h, place.gate, place.count, gate);
         kernels.forward(options, {.count = place.count, .x = x, .gate = gate, .value = value});
@@ -75,10 +75,10 @@ absl::StatusOr<Tensor> ActivationBackwardCpu(const Tensor& dy, const Tensor& h,
   const RowKernels& rows = RowKernelsOf(context.isa);
   const ActivationKernels kernels = KernelsFor(options, context.isa);
   const bool is_gated = IsGated(options.kind);
-  QG_RETURN_IF_ERROR(
-      ForRuns(context, dy.element_count(), dy.columns(), is_gated, [&](const RunPlace& place) {
-        alignas(64) float x[kRun], gate[kRun], gradient[kRun], x_gradient[kRun],
-            gate_gradient[kRun];
+  QG_RETURN_IF_ERROR(ForActivationRuns(
+      context, dy.element_count(), dy.columns(), is_gated, [&](const RunPlace& place) {
+        alignas(64) float x[kActivationRun], gate[kActivationRun], gradient[kActivationRun],
+            x_gradient[kActivationRun], gate_gradient[kActivationRun];
         LoadRow(rows, h, place.activated, place.count, x);
         if (is_gated) LoadRow(rows, h, place.gate, place.count, gate);
         LoadRow(rows, dy, place.output, place.count, gradient);

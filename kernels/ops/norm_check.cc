@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kNormKindNames[] = {"layernorm", "rmsnorm"};
 
-absl::Status CheckOptions(const NormOptions& options) {
+absl::Status CheckNormOptions(const NormOptions& options) {
   if (options.epsilon >= 0 && std::isfinite(options.epsilon)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("epsilon: ", options.epsilon, "; must be finite and at least 0"));
@@ -47,7 +47,7 @@ absl::StatusOr<NormKind> ParseNormKind(std::string_view name) {
 }
 
 absl::Status CheckNorm(const NormForwardDesc& desc) {
-  QG_RETURN_IF_ERROR(CheckOptions(desc.options));
+  QG_RETURN_IF_ERROR(CheckNormOptions(desc.options));
   QG_RETURN_IF_ERROR(CheckOperands(desc.x, desc.gamma));
   QG_RETURN_IF_ERROR(CheckHighPrecision(desc.out, "out dtype"));
   if (!desc.beta.has_value()) return absl::OkStatus();
@@ -57,7 +57,7 @@ absl::Status CheckNorm(const NormForwardDesc& desc) {
 }
 
 absl::Status CheckNorm(const NormBackwardDesc& desc) {
-  QG_RETURN_IF_ERROR(CheckOptions(desc.options));
+  QG_RETURN_IF_ERROR(CheckNormOptions(desc.options));
   QG_RETURN_IF_ERROR(CheckOperands(desc.x, desc.gamma));
   QG_RETURN_IF_ERROR(CheckHighPrecision(desc.dz, "dz"));
   QG_RETURN_IF_ERROR(CheckShape(desc.dz, desc.x.shape(), "dz", "that of x"));

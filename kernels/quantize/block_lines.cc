@@ -5,24 +5,13 @@
 #include <algorithm>
 #include <mutex>
 
+#include "kernels/base/round_up.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/quantize_kernels.h"
+#include "kernels/quantize/scale_layout.h"
 
 namespace quantgate {
 namespace {
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-DType ScaleDType(QuantizerFormat format) {
-  switch (format) {
-    case QuantizerFormat::kMxfp8:
-      return DType::kF8E8M0;
-    case QuantizerFormat::kNvfp4:
-      return DType::kF8E4M3;
-    default:
-      return DType::kF32;
-  }
-}
 
 Shape CodeShape(const Tensor& source, const QuantizerSpec& spec, Usage usage) {
   const int64_t rows = source.rows(), columns = source.columns();
@@ -37,9 +26,10 @@ Shape CodeShape(const Tensor& source, const QuantizerSpec& spec, Usage usage) {
 Shape ScaleShape(const Tensor& source, const QuantizerSpec& spec, Usage usage) {
   const int64_t side = BlockLength(spec.format);
   const int64_t lines = usage == Usage::kRowwise ? source.rows() : source.columns();
-  const int64_t blocks = CeilDiv(usage == Usage::kRowwise ? source.columns() : source.rows(), side);
+  const int64_t blocks =
+      DivideUp(usage == Usage::kRowwise ? source.columns() : source.rows(), side);
   if (spec.format == QuantizerFormat::kFp8Block && spec.block_dim == 2) {
-    return {CeilDiv(lines, side), blocks};
+    return {DivideUp(lines, side), blocks};
   }
   if (spec.format == QuantizerFormat::kMxfp8 && usage == Usage::kColumnwise) return {blocks, lines};
   return {lines, blocks};
@@ -50,10 +40,10 @@ Shape ScaleShape(const Tensor& source, const QuantizerSpec& spec, Usage usage) {
 QuantizationCounts ForEachPiece(
     const ExecutionContext& context, int64_t rows, int64_t columns,
     absl::FunctionRef<void(const Piece& piece, QuantizationCounts& counts)> body) {
-  const int64_t across = CeilDiv(columns, kPieceColumns);
+  const int64_t across = DivideUp(columns, kPieceColumns);
   std::mutex mutex;
   QuantizationCounts counts;
-  ParallelFor(context, CeilDiv(rows, kPieceRows) * across, 1, [&](int64_t begin, int64_t end) {
+  ParallelFor(context, DivideUp(rows, kPieceRows) * across, 1, [&](int64_t begin, int64_t end) {
     QuantizationCounts part;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i / across * kPieceRows, column = i % across * kPieceColumns;
@@ -71,12 +61,12 @@ QuantizationCounts ForEachPiece(
 LineLayout MakeLineLayout(int64_t rows, int64_t columns, const QuantizerSpec& spec, Usage usage) {
   const int64_t side = BlockLength(spec.format);
   if (usage == Usage::kRowwise) {
-    return {rows, columns, columns, 1, columns, 1, CeilDiv(columns, side), 1};
+    return {rows, columns, columns, 1, columns, 1, DivideUp(columns, side), 1};
   }
   if (spec.format == QuantizerFormat::kMxfp8) {
     return {columns, rows, 1, columns, 1, columns, 1, columns};
   }
-  return {columns, rows, 1, columns, rows, 1, CeilDiv(rows, side), 1};
+  return {columns, rows, 1, columns, rows, 1, DivideUp(rows, side), 1};
 }
 
 absl::Status AllocateCopies(const FormatRequest& request, QuantizedTensor& quantized) {
@@ -89,7 +79,7 @@ absl::Status AllocateCopies(const FormatRequest& request, QuantizedTensor& quant
     copy.block_dim = spec.block_dim;
     QG_ASSIGN_OR_RETURN(copy.data,
                         Tensor::Allocate(spec.element, CodeShape(request.source, spec, usage)));
-    QG_ASSIGN_OR_RETURN(copy.scale_inv, Tensor::Allocate(ScaleDType(spec.format),
+    QG_ASSIGN_OR_RETURN(copy.scale_inv, Tensor::Allocate(BlockScaleDType(spec.format),
                                                          ScaleShape(request.source, spec, usage)));
     quantized.copy(usage) = std::move(copy);
   }

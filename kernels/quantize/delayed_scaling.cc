@@ -19,8 +19,8 @@ absl::StatusOr<DelayedScalingState> CopyOf(const DelayedScalingState& state) {
   return copy;
 }
 
-absl::Status Invalid(std::string_view field, const char* part, const std::string& value,
-                     const char* rule) {
+absl::Status InvalidState(std::string_view field, const char* part, const std::string& value,
+                          const char* rule) {
   return absl::InvalidArgumentError(
       absl::StrCat(std::string(field), ".", part, ": ", value, "; ", rule));
 }
@@ -47,12 +47,12 @@ absl::Status CheckDelayedScaling(const DelayedScalingState& state, std::string_v
   const Tensor& scale = state.scale;
   const Tensor& history = state.amax_history;
   if (!scale.has_value() || scale.dtype() != DType::kF32 || scale.shape() != Shape{1}) {
-    return Invalid(field, "scale", TensorText(scale), "it must be f32[1]");
+    return InvalidState(field, "scale", TensorText(scale), "it must be f32[1]");
   }
   if (!history.has_value() || history.dtype() != DType::kF32 || history.rank() != 1 ||
       history.shape()[0] < 1 || history.shape()[0] > kAmaxHistoryLengthMax) {
-    return Invalid(field, "amax_history", TensorText(history),
-                   "it must be f32[L], L from 1 to 1048576");
+    return InvalidState(field, "amax_history", TensorText(history),
+                        "it must be f32[L], L from 1 to 1048576");
   }
   // Outlines of tensors have no values to check, and those of an engine's device are not ours to
   // read.
@@ -61,13 +61,13 @@ absl::Status CheckDelayedScaling(const DelayedScalingState& state, std::string_v
   }
   const float value = *scale.as<float>();
   if (!(value > 0) || !std::isfinite(value)) {
-    return Invalid(field, "scale", absl::StrCat(value), "a scale is positive and finite");
+    return InvalidState(field, "scale", absl::StrCat(value), "a scale is positive and finite");
   }
   for (int64_t i = 0; i < history.shape()[0]; ++i) {
     const float amax = history.as<float>()[i];
     if (amax < 0) {
-      return Invalid(field, "amax_history", absl::StrCat(amax, " in row ", i),
-                     "an amax is not negative");
+      return InvalidState(field, "amax_history", absl::StrCat(amax, " in row ", i),
+                          "an amax is not negative");
     }
   }
   return absl::OkStatus();

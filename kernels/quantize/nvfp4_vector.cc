@@ -12,8 +12,7 @@
 namespace quantgate {
 namespace {
 
-constexpr int64_t kLength = kNvfp4Length;
-constexpr int64_t kStrip = 16 * kLength;  // Elements of a row that one call takes.
+constexpr int64_t kStrip = 16 * kNvfp4Length;  // Elements of a row that one call takes.
 constexpr uint32_t kInfinity = 0x7F800000;
 
 Nvfp4Functions FindLoops(DType source, Isa isa) {
@@ -64,11 +63,11 @@ void MoveTo(const Nvfp4Direction& direction, const Nvfp4TensorScale& scale, int6
   const int64_t element = row * direction.layout.length + column;
   job.source = direction.source.data() + element * direction.element_bytes;
   job.codes = direction.codes + element / 2;
-  job.scales = direction.scales + element / kLength;
+  job.scales = direction.scales + element / kNvfp4Length;
   job.encode_sixth = scale.encode_sixth;
   job.decode = scale.decode;
   job.line = static_cast<uint32_t>(row + direction.line_offset);
-  job.block = static_cast<uint32_t>(column / kLength + direction.block_offset);
+  job.block = static_cast<uint32_t>(column / kNvfp4Length + direction.block_offset);
 }
 
 void QuantizeRows(const Nvfp4Direction& direction, const Nvfp4TensorScales& scales,
@@ -101,26 +100,26 @@ void QuantizeTileRows(const Nvfp4Direction& direction, const Nvfp4TensorScales& 
   const int64_t body_end =
       piece.column_begin + (piece.column_end - piece.column_begin) / kStrip * kStrip;
   Nvfp4RowJob job = FirstStrip(direction);
-  alignas(64) uint32_t amaxes[kLength];
+  alignas(64) uint32_t amaxes[kNvfp4Length];
   job.amax = amaxes;
   TileTally tally;
   int64_t done = 0;
-  for (int64_t band = piece.row_begin; band < piece.row_end; band += kLength) {
+  for (int64_t band = piece.row_begin; band < piece.row_end; band += kNvfp4Length) {
     for (int64_t column = piece.column_begin; column < body_end; column += kStrip) {
       loops.tile_amaxes(ElementAt(direction.source, band, column), direction.source.columns(),
                         amaxes);
-      if (*std::max_element(amaxes, amaxes + kLength) >= kInfinity) {
-        scalar({band, band + kLength, column, column + kStrip}, counts);
+      if (*std::max_element(amaxes, amaxes + kNvfp4Length) >= kInfinity) {
+        scalar({band, band + kNvfp4Length, column, column + kStrip}, counts);
         continue;
       }
-      for (int64_t row = band; row < band + kLength; ++row) {
+      for (int64_t row = band; row < band + kNvfp4Length; ++row) {
         MoveTo(direction, scales.At(row), row, column, job);
         loops.row(job, tally);  // All finite, as its tiles are.
         done += kStrip;
       }
     }
     if (body_end < piece.column_end) {
-      scalar({band, band + kLength, body_end, piece.column_end}, counts);
+      scalar({band, band + kNvfp4Length, body_end, piece.column_end}, counts);
     }
   }
   AddTile(tally, done, counts);
@@ -147,16 +146,16 @@ void QuantizeColumns(const Nvfp4Direction& direction, const Nvfp4TensorScale& sc
   job.ahead = strip.source + kColumns * direction.element_bytes;
   job.ahead_stride = direction.source.columns() * direction.element_bytes;
   job.code_stride = rows / 2;
-  job.scale_stride = rows / kLength;
+  job.scale_stride = rows / kNvfp4Length;
   job.codes = direction.codes + column * job.code_stride + piece.row_begin / 2;
-  job.scales = direction.scales + column * job.scale_stride + piece.row_begin / kLength;
-  job.groups = static_cast<int>((piece.row_end - piece.row_begin) / kLength);
+  job.scales = direction.scales + column * job.scale_stride + piece.row_begin / kNvfp4Length;
+  job.groups = static_cast<int>((piece.row_end - piece.row_begin) / kNvfp4Length);
   job.block_dim = direction.spec->block_dim;
   job.encode_sixth = scale.encode_sixth;
   job.decode = scale.decode;
   job.random = RandomOf(direction);
   job.line = static_cast<uint32_t>(column + direction.line_offset);
-  job.block = static_cast<uint32_t>(piece.row_begin / kLength + direction.block_offset);
+  job.block = static_cast<uint32_t>(piece.row_begin / kNvfp4Length + direction.block_offset);
   job.transforms = direction.transforms;
   job.counts = direction.is_counted;
   job.streams = job.code_stride % 64 == 0 && IsStreamed(direction.source);
@@ -165,11 +164,11 @@ void QuantizeColumns(const Nvfp4Direction& direction, const Nvfp4TensorScale& sc
   int64_t done = 0;
   for (int group = 0; group < job.groups; ++group) {
     if ((left >> group & 1) == 0) {
-      done += kLength * kLength;
+      done += kNvfp4Length * kNvfp4Length;
       continue;
     }
-    const int64_t row = piece.row_begin + group * kLength;
-    scalar({column, column + kLength, row, row + kLength}, counts);
+    const int64_t row = piece.row_begin + group * kNvfp4Length;
+    scalar({column, column + kNvfp4Length, row, row + kNvfp4Length}, counts);
   }
   AddTile(tally, done, counts);
 }
@@ -192,7 +191,7 @@ void QuantizeColumnPiece(const Nvfp4Direction& direction, const Nvfp4TensorScale
         std::memcpy(to, from, static_cast<size_t>(width * element));
       }
     }
-    for (int64_t i = 0; i < width; i += kLength) {
+    for (int64_t i = 0; i < width; i += kNvfp4Length) {
       QuantizeColumns(direction, scale, piece, column + i,
                       {source + i * element, copy + i * element}, loops, scalar, counts);
     }
@@ -204,11 +203,11 @@ void QuantizeColumnPiece(const Nvfp4Direction& direction, const Nvfp4TensorScale
 /// 16 columns of 16 rows in scalar code; returns the largest magnitude as fp32 bits.
 uint32_t TransformScalar(const uint16_t* in, uint16_t* out, int64_t stride) {
   uint32_t largest = 0;
-  for (int64_t column = 0; column < kLength; ++column) {
-    uint16_t group[kLength], transformed[kLength];
-    for (int64_t i = 0; i < kLength; ++i) group[i] = in[i * stride + column];
+  for (int64_t column = 0; column < kNvfp4Length; ++column) {
+    uint16_t group[kNvfp4Length], transformed[kNvfp4Length];
+    for (int64_t i = 0; i < kNvfp4Length; ++i) group[i] = in[i * stride + column];
     HadamardTransform(group, transformed);
-    for (int64_t i = 0; i < kLength; ++i) {
+    for (int64_t i = 0; i < kNvfp4Length; ++i) {
       out[i * stride + column] = transformed[i];
       const uint32_t magnitude = (transformed[i] & 0x7FFFu) << 16;
       if (magnitude <= kInfinity) largest = std::max(largest, magnitude);
@@ -235,8 +234,8 @@ absl::StatusOr<Tensor> TransformColumns(const Tensor& source, const ExecutionCon
   std::atomic<uint32_t> largest{0};
   ForEachPiece(context, rows, columns, [&](const Piece& piece, QuantizationCounts&) {
     uint32_t of_piece = 0;
-    for (int64_t row = piece.row_begin; row < piece.row_end; row += kLength) {
-      for (int64_t column = piece.column_begin; column < piece.column_end; column += kLength) {
+    for (int64_t row = piece.row_begin; row < piece.row_end; row += kNvfp4Length) {
+      for (int64_t column = piece.column_begin; column < piece.column_end; column += kNvfp4Length) {
         const int64_t first = row * columns + column;
         uint32_t of_tile = 0;
         if (loops.transform == nullptr ||
@@ -263,7 +262,7 @@ std::optional<HadamardAmaxes> FindHadamardAmaxes(const Tensor& source,
   std::atomic<bool> is_possible{true};
   ForEachPiece(context, rows, columns, [&](const Piece& piece, QuantizationCounts&) {
     uint32_t of_piece[2] = {};
-    for (int64_t row = piece.row_begin; row < piece.row_end; row += kLength) {
+    for (int64_t row = piece.row_begin; row < piece.row_end; row += kNvfp4Length) {
       if (!loops.transformed_amax(in + row * columns + piece.column_begin, columns,
                                   piece.column_end - piece.column_begin, of_piece)) {
         is_possible = false;

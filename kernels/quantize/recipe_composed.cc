@@ -14,13 +14,11 @@ namespace {
 /// Most rules of a list, a bound on untrusted input.
 constexpr size_t kRulesMax = 64;
 
-absl::Status Invalid(const std::string& what) { return absl::InvalidArgumentError(what); }
-
 absl::StatusOr<ColumnwiseSource> ParseSource(const Json& json) {
   for (const auto source : {ColumnwiseSource::kOriginal, ColumnwiseSource::kRowwiseDequantized}) {
     if (json == std::string(ColumnwiseSourceName(source))) return source;
   }
-  return Invalid("\"columnwise_source\": original or rowwise_dequantized");
+  return absl::InvalidArgumentError("\"columnwise_source\": original or rowwise_dequantized");
 }
 
 /// What a JSON object says of the two directions of a tensor.
@@ -36,7 +34,7 @@ absl::StatusOr<Directions> ParseDirections(const Json& json) {
     if (!json.contains(key)) return absl::OkStatus();
     absl::StatusOr<Rule> parsed = ParseRule(json[key]);
     if (!parsed.ok()) {
-      return Invalid(absl::StrCat("\"", key, "\": ", parsed.status().message()));
+      return absl::InvalidArgumentError(absl::StrCat("\"", key, "\": ", parsed.status().message()));
     }
     rule = *std::move(parsed);
     directions.canonical[key] = rule->canonical;
@@ -54,7 +52,8 @@ absl::StatusOr<Directions> ParseDirections(const Json& json) {
 absl::StatusOr<Directions> ParseDirectionText(std::string_view text) {
   if (text == "gemm") return Directions{};
   QG_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
-  if (!json.is_object()) return Invalid("gemm, or an object of rowwise, columnwise");
+  if (!json.is_object())
+    return absl::InvalidArgumentError("gemm, or an object of rowwise, columnwise");
   QG_RETURN_IF_ERROR(CheckKeys(json, {"rowwise", "columnwise", "columnwise_source"}));
   return ParseDirections(json);
 }
@@ -73,7 +72,7 @@ struct CustomRule {
 };
 
 absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
-  if (!json.is_object()) return Invalid("a rule is an object");
+  if (!json.is_object()) return absl::InvalidArgumentError("a rule is an object");
   QG_RETURN_IF_ERROR(CheckKeys(json, {"module_type", "tensor_type", "quantizer", "rowwise",
                                       "columnwise", "columnwise_source"}));
   CustomRule rule;
@@ -82,7 +81,7 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
   if (json.contains("module_type")) {
     const Json& module = json["module_type"];
     if (module != "linear" && module != "grouped_linear") {
-      return Invalid("\"module_type\": unknown role; linear or grouped_linear");
+      return absl::InvalidArgumentError("\"module_type\": unknown role; linear or grouped_linear");
     }
     rule.module_type = module.get<std::string>();
     rule.canonical["module_type"] = module;
@@ -91,8 +90,9 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
     const Json& tensor = json["tensor_type"];
     const auto role = ParseTensorRole(tensor.is_string() ? tensor.get<std::string>() : "");
     if (!role.ok()) {
-      return Invalid(absl::StrCat("\"tensor_type\": unknown role ", ShownValue(tensor.dump()),
-                                  "; input, weight or grad_output"));
+      return absl::InvalidArgumentError(absl::StrCat("\"tensor_type\": unknown role ",
+                                                     ShownValue(tensor.dump()),
+                                                     "; input, weight or grad_output"));
     }
     rule.role = *role;
     rule.canonical["tensor_type"] = tensor;
@@ -100,7 +100,8 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
   const bool names_directions = rule.directions.rowwise && rule.directions.columnwise;
   if (json.contains("quantizer") == names_directions ||
       (json.contains("quantizer") && (rule.directions.rowwise || rule.directions.columnwise))) {
-    return Invalid("a rule has either \"quantizer\" or both \"rowwise\" and \"columnwise\"");
+    return absl::InvalidArgumentError(
+        "a rule has either \"quantizer\" or both \"rowwise\" and \"columnwise\"");
   }
   if (names_directions) return rule;
   QG_ASSIGN_OR_RETURN(const Rule both, ParseRule(json["quantizer"]));
@@ -112,12 +113,13 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
 absl::StatusOr<std::vector<CustomRule>> ParseCustomRules(std::string_view text) {
   QG_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
   if (!json.is_array() || json.empty() || json.size() > kRulesMax) {
-    return Invalid(absl::StrCat("a list of 1 to ", kRulesMax, " rules"));
+    return absl::InvalidArgumentError(absl::StrCat("a list of 1 to ", kRulesMax, " rules"));
   }
   std::vector<CustomRule> rules;
   for (size_t i = 0; i < json.size(); ++i) {
     absl::StatusOr<CustomRule> rule = ParseCustomRule(json[i]);
-    if (!rule.ok()) return Invalid(absl::StrCat("rule ", i, ": ", rule.status().message()));
+    if (!rule.ok())
+      return absl::InvalidArgumentError(absl::StrCat("rule ", i, ": ", rule.status().message()));
     rules.push_back(*std::move(rule));
   }
   return rules;
@@ -165,9 +167,10 @@ absl::StatusOr<RecipeRules> CustomRulesOf(const Recipe::Knobs& knobs) {
     const auto fits = [&](const CustomRule& rule) { return rule.Fits(role); };
     const auto found = std::find_if(list.begin(), list.end(), fits);
     if (found == list.end()) {
-      return Invalid(absl::StrCat("knob rules: no rule fits ", std::string(TensorRoleName(role)),
-                                  "; end with one without tensor_type, such as {\"quantizer\": "
-                                  "\"bf16\"}"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("knob rules: no rule fits ", std::string(TensorRoleName(role)),
+                       "; end with one without tensor_type, such as {\"quantizer\": "
+                       "\"bf16\"}"));
     }
     Quantizer& quantizer = rules.of(role);
     quantizer.rowwise = found->directions.rowwise->For(role, Usage::kRowwise);

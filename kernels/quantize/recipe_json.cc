@@ -15,23 +15,25 @@ constexpr size_t kKnobBytesMax = 16 << 10;
 /// Deeper than any recipe is.
 constexpr int kDepthMax = 16;
 
-absl::Status Invalid(const std::string& what) { return absl::InvalidArgumentError(what); }
-
 absl::StatusOr<std::string> KnobText(const std::string& name, const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean() || value.is_number()) return value.dump();
-  return Invalid(absl::StrCat("knob ", ShownValue(name), ": a string, a number or a boolean"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("knob ", ShownValue(name), ": a string, a number or a boolean"));
 }
 
 absl::Status CheckComponent(const RecipeTable& table, const Recipe::Knobs& given) {
   const std::string name(table.name);
-  if (table.is_composed()) return Invalid(absl::StrCat(name, " does not go into another recipe"));
+  if (table.is_composed())
+    return absl::InvalidArgumentError(absl::StrCat(name, " does not go into another recipe"));
   if (table.kind == RecipeKind::kFp8Delayed) {
-    return Invalid("nested delayed scaling is refused: fp8_delayed is a recipe of its own only");
+    return absl::InvalidArgumentError(
+        "nested delayed scaling is refused: fp8_delayed is a recipe of its own only");
   }
   for (const char* knob : {"backward_override", "activation_dtype"}) {
     if (given.count(knob) == 0) continue;
-    return Invalid(absl::StrCat(name, ": knob ", knob, " belongs to the whole recipe"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": knob ", knob, " belongs to the whole recipe"));
   }
   return absl::OkStatus();
 }
@@ -58,11 +60,11 @@ absl::StatusOr<Rule> RecipeRule(const std::string& name, const Recipe::Knobs& kn
 absl::StatusOr<Rule> NamedRule(const Json& json) {
   QG_RETURN_IF_ERROR(CheckKeys(json, {"name", "knobs"}));
   if (!json.contains("name") || !json["name"].is_string()) {
-    return Invalid("\"name\": the name of a recipe");
+    return absl::InvalidArgumentError("\"name\": the name of a recipe");
   }
   Recipe::Knobs knobs;
   if (json.contains("knobs")) {
-    if (!json["knobs"].is_object()) return Invalid("\"knobs\": an object");
+    if (!json["knobs"].is_object()) return absl::InvalidArgumentError("\"knobs\": an object");
     for (const auto& [knob, value] : json["knobs"].items()) {
       QG_ASSIGN_OR_RETURN(knobs[knob], KnobText(knob, value));
     }
@@ -78,7 +80,7 @@ absl::StatusOr<QuantizerFormat> ParseFormat(const std::string& name) {
     known.emplace_back(QuantizerFormatName(format));
     if (known.back() == name) return format;
   }
-  return Invalid(
+  return absl::InvalidArgumentError(
       absl::StrCat("format: ", ShownValue(name), " is not one of ", absl::StrJoin(known, ", ")));
 }
 
@@ -86,13 +88,15 @@ absl::StatusOr<FourOverSix> ParseFourOverSix(const std::string& name) {
   for (const FourOverSix mode : {FourOverSix::kNone, FourOverSix::kMae, FourOverSix::kMse}) {
     if (FourOverSixName(mode) == name) return mode;
   }
-  return Invalid(absl::StrCat("4over6: ", ShownValue(name), " is not one of none, mae, mse"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("4over6: ", ShownValue(name), " is not one of none, mae, mse"));
 }
 
 /// Reads one field of a quantizer into its place.
 absl::Status SetField(const std::string& key, const Json& value, QuantizerSpec& spec) {
   const auto wants = [&](bool is_right, const char* what) {
-    return is_right ? absl::OkStatus() : Invalid(absl::StrCat("\"", key, "\": ", what));
+    return is_right ? absl::OkStatus()
+                    : absl::InvalidArgumentError(absl::StrCat("\"", key, "\": ", what));
   };
   if (key == "power_2_scale" || key == "hadamard" || key == "row_scaled") {
     QG_RETURN_IF_ERROR(wants(value.is_boolean(), "true or false"));
@@ -183,7 +187,8 @@ absl::StatusOr<Rule> SpecRule(const Json& json) {
 
 absl::StatusOr<Json> ParseJson(std::string_view text) {
   if (text.size() > kKnobBytesMax) {
-    return Invalid(absl::StrCat(text.size(), " bytes; a knob has at most ", kKnobBytesMax));
+    return absl::InvalidArgumentError(
+        absl::StrCat(text.size(), " bytes; a knob has at most ", kKnobBytesMax));
   }
   bool is_deep = false;
   const auto watch = [&](int depth, Json::parse_event_t, Json&) {
@@ -191,15 +196,15 @@ absl::StatusOr<Json> ParseJson(std::string_view text) {
     return true;
   };
   Json json = Json::parse(text, watch, /*allow_exceptions=*/false);
-  if (is_deep) return Invalid(absl::StrCat("nested deeper than ", kDepthMax));
-  if (json.is_discarded()) return Invalid("not valid JSON");
+  if (is_deep) return absl::InvalidArgumentError(absl::StrCat("nested deeper than ", kDepthMax));
+  if (json.is_discarded()) return absl::InvalidArgumentError("not valid JSON");
   return json;
 }
 
 absl::Status CheckKeys(const Json& json, const std::set<std::string>& known) {
   for (const auto& [key, value] : json.items()) {
     if (known.count(key) != 0) continue;
-    return Invalid(
+    return absl::InvalidArgumentError(
         absl::StrCat("unknown key ", ShownValue(key), "; known: ", absl::StrJoin(known, ", ")));
   }
   return absl::OkStatus();
@@ -213,7 +218,7 @@ absl::StatusOr<Rule> ParseRule(const Json& json) {
   if (json.is_string()) return RecipeRule(json.get<std::string>(), {});
   if (json.is_object() && json.contains("format")) return SpecRule(json);
   if (json.is_object()) return NamedRule(json);
-  return Invalid(
+  return absl::InvalidArgumentError(
       "a quantizer is the name of a recipe, {\"name\": ..., \"knobs\": {...}} or {\"format\": "
       "...}");
 }

@@ -47,7 +47,7 @@ std::string_view VariantSuffix(TensorRole role) {
   return "";
 }
 
-RecipeRules Fp8Delayed(const Recipe::Knobs& knobs) {
+RecipeRules RulesOfFp8Delayed(const Recipe::Knobs& knobs) {
   RecipeRules rules;
   rules.split = kModuleSplits;
   rules.delayed.margin = IntegerOf(knobs, "margin");
@@ -66,7 +66,7 @@ RecipeRules Fp8Delayed(const Recipe::Knobs& knobs) {
   return rules;
 }
 
-RecipeRules Fp8Current(const Recipe::Knobs& knobs) {
+RecipeRules RulesOfFp8Current(const Recipe::Knobs& knobs) {
   RecipeRules rules;
   for (const GemmRole gemm : kGemmRoles) {
     rules.split[static_cast<size_t>(gemm)] =
@@ -85,7 +85,7 @@ RecipeRules Fp8Current(const Recipe::Knobs& knobs) {
   return rules;
 }
 
-RecipeRules Fp8Block(const Recipe::Knobs& knobs) {
+RecipeRules RulesOfFp8Block(const Recipe::Knobs& knobs) {
   RecipeRules rules;
   rules.split = {true, true, true};  // Block scales are applied between partial sums.
   for (const TensorRole role : kTensorRoles) {
@@ -101,7 +101,7 @@ RecipeRules Fp8Block(const Recipe::Knobs& knobs) {
   return rules;
 }
 
-RecipeRules Mxfp8(const Recipe::Knobs& knobs) {
+RecipeRules RulesOfMxfp8(const Recipe::Knobs& knobs) {
   RecipeRules rules;
   rules.split = kModuleSplits;
   for (const TensorRole role : kTensorRoles) {
@@ -145,7 +145,7 @@ RecipeRules Nvfp4Rules(const Recipe::Knobs& knobs) {
   return rules;
 }
 
-absl::StatusOr<RecipeRules> Nvfp4(const Recipe::Knobs& knobs) {
+absl::StatusOr<RecipeRules> RulesOfNvfp4(const Recipe::Knobs& knobs) {
   const std::string& scope = Value(knobs, "nvfp4_4over6");
   if (!IsTrue(knobs, "disable_rht")) {
     if (FourOverSixCovers(scope, TensorRole::kInput)) {
@@ -206,15 +206,15 @@ absl::Status CheckPair(const GemmPair& pair, const RecipeRules& rules) {
 absl::StatusOr<RecipeRules> RulesOfKnobs(RecipeKind kind, const Recipe::Knobs& knobs) {
   switch (kind) {
     case RecipeKind::kFp8Delayed:
-      return Fp8Delayed(knobs);
+      return RulesOfFp8Delayed(knobs);
     case RecipeKind::kFp8Current:
-      return Fp8Current(knobs);
+      return RulesOfFp8Current(knobs);
     case RecipeKind::kFp8Block:
-      return Fp8Block(knobs);
+      return RulesOfFp8Block(knobs);
     case RecipeKind::kMxfp8:
-      return Mxfp8(knobs);
+      return RulesOfMxfp8(knobs);
     case RecipeKind::kNvfp4:
-      return Nvfp4(knobs);
+      return RulesOfNvfp4(knobs);
     case RecipeKind::kBf16:
     case RecipeKind::kHybrid:
     case RecipeKind::kCustom:

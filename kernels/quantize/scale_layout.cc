@@ -5,13 +5,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/round_up.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
 namespace {
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 
 std::string Name(QuantizerFormat format) { return std::string(QuantizerFormatName(format)); }
 
@@ -20,9 +18,9 @@ ScaleGrid BlockGrid(const ScaleArray& array) {
   const int64_t outer = is_rowwise ? array.rows : array.columns;
   const int64_t contracted = is_rowwise ? array.columns : array.rows;
   ScaleGrid grid;
-  grid.blocks = CeilDiv(contracted, 128);
+  grid.blocks = DivideUp(contracted, 128);
   if (array.block_dim == 2) {
-    grid.outer = CeilDiv(outer, 128);
+    grid.outer = DivideUp(outer, 128);
     grid.padded_rows = grid.outer;
     grid.padded_columns = RoundUp(grid.blocks, 4);
     return grid;
@@ -70,11 +68,6 @@ absl::Status CheckArray(const ScaleArray& array) {
                                                  Name(array.format)));
 }
 
-DType ScaleDType(QuantizerFormat format) {
-  if (format == QuantizerFormat::kMxfp8) return DType::kF8E8M0;
-  return format == QuantizerFormat::kNvfp4 ? DType::kF8E4M3 : DType::kF32;
-}
-
 template <typename Scale>
 void Move(const Tensor& from_scales, Tensor& to_scales, const ScaleGrid& grid, ScaleLayout from,
           ScaleLayout to) {
@@ -88,6 +81,11 @@ void Move(const Tensor& from_scales, Tensor& to_scales, const ScaleGrid& grid, S
 }
 
 }  // namespace
+
+DType BlockScaleDType(QuantizerFormat format) {
+  if (format == QuantizerFormat::kMxfp8) return DType::kF8E8M0;
+  return format == QuantizerFormat::kNvfp4 ? DType::kF8E4M3 : DType::kF32;
+}
 
 std::string_view ScaleLayoutName(ScaleLayout layout) {
   switch (layout) {
@@ -127,7 +125,7 @@ absl::StatusOr<ScaleArrayType> ScaleArrayTypeOf(const ScaleArray& array, ScaleLa
     shape = grid.logical_is_transposed ? Shape{grid.blocks, grid.outer}
                                        : Shape{grid.outer, grid.blocks};
   }
-  return ScaleArrayType{ScaleDType(array.format), std::move(shape)};
+  return ScaleArrayType{BlockScaleDType(array.format), std::move(shape)};
 }
 
 absl::Status CheckScales(const Tensor& scales, const ScaleArray& array, ScaleLayout layout) {

@@ -15,6 +15,10 @@ namespace quantgate {
 
 struct Sha256 {
   std::array<uint8_t, 32> bytes{};
+  /// The 32 bytes.
+  std::string_view view() const {
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
   std::string Hex() const;
   /// INVALID_ARGUMENT unless 64 hex digits.
   static absl::StatusOr<Sha256> FromHex(std::string_view hex);

@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr size_t kHeaderBytesMax =
     1 << 16;  // One array's shape and type; numpy writes under 128 bytes.
-constexpr size_t kDataAlignmentBytes = 64;
+constexpr size_t kNpyAlignmentBytes = 64;
 
 struct DescrName {
   std::string_view descr;
@@ -216,7 +216,7 @@ absl::Status WriteNpy(const std::string& path, const Tensor& tensor) {
       absl::StrCat("{'descr': '", std::string(descr), "', 'fortran_order': False, 'shape': (",
                    absl::StrJoin(tensor.shape(), ", "), tensor.rank() == 1 ? ",), }" : "), }");
   const size_t prefix = kMagic.size() + 4;
-  while ((prefix + header.size() + 1) % kDataAlignmentBytes != 0) header.push_back(' ');
+  while ((prefix + header.size() + 1) % kNpyAlignmentBytes != 0) header.push_back(' ');
   header.push_back('\n');
   std::string start = absl::StrCat(std::string(kMagic), std::string("\x01\x00", 2));
   start.push_back(static_cast<char>(header.size() & 0xFF));

@@ -19,7 +19,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
-constexpr uint64_t kDataAlignmentBytes = 64;
+constexpr uint64_t kSafetensorsAlignmentBytes = 64;
 constexpr std::string_view kMetadataKey = "__metadata__";
 
 /// One entry of the header, as read. Shape dims and offsets are unsigned in the file.
@@ -342,7 +342,7 @@ std::string HeaderText(const std::vector<NamedTensor>& tensors,
     offset = end;
   }
   std::string header = absl::StrCat("{", absl::StrJoin(entries, ","), "}");
-  while ((kLengthBytes + header.size()) % kDataAlignmentBytes != 0) header.push_back(' ');
+  while ((kLengthBytes + header.size()) % kSafetensorsAlignmentBytes != 0) header.push_back(' ');
   return header;
 }
 

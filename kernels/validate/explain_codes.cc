@@ -247,7 +247,7 @@ class CodesExplainer {
   std::vector<Trial> trials_;
 };
 
-absl::Status Invalid(const char* field, const Tensor& tensor, const std::string& rule) {
+absl::Status InvalidTensor(const char* field, const Tensor& tensor, const std::string& rule) {
   return absl::InvalidArgumentError(
       absl::StrCat(field, ": ", tensor.has_value() ? TensorText(tensor) : "absent", "; ", rule));
 }
@@ -255,25 +255,27 @@ absl::Status Invalid(const char* field, const Tensor& tensor, const std::string&
 absl::Status CodesExplainer::Check() const {
   const Tensor& source = request_.source;
   if (!source.has_value() || !IsHighPrecision(source.dtype())) {
-    return Invalid("source", source, "must be given, of f32, bf16 or f16");
+    return InvalidTensor("source", source, "must be given, of f32, bf16 or f16");
   }
   if (source.rank() < 1 || source.element_count() == 0) {
-    return Invalid("source", source, "must have at least one element and a rank of at least 1");
+    return InvalidTensor("source", source,
+                         "must have at least one element and a rank of at least 1");
   }
   if (!request_.codes.has_value() || request_.codes.rank() < 1 ||
       DTypeBytes(request_.codes.dtype()) != 1) {
-    return Invalid("codes", request_.codes, "must be given, of FP8, FP6, packed FP4 or u8");
+    return InvalidTensor("codes", request_.codes, "must be given, of FP8, FP6, packed FP4 or u8");
   }
   if (!request_.scale_inv.has_value() || request_.scale_inv.rank() > 2) {
-    return Invalid("scale_inv", request_.scale_inv, "must be given, with a rank of at most 2");
+    return InvalidTensor("scale_inv", request_.scale_inv,
+                         "must be given, with a rank of at most 2");
   }
   const DType scale = request_.scale_inv.dtype();
   if (scale != DType::kF32 && DTypeBytes(scale) != 1) {
-    return Invalid("scale_inv", request_.scale_inv, "must be f32, f8_e8m0, f8_e4m3 or u8");
+    return InvalidTensor("scale_inv", request_.scale_inv, "must be f32, f8_e8m0, f8_e4m3 or u8");
   }
   if (request_.amax.has_value() &&
       (request_.amax.dtype() != DType::kF32 || request_.amax.element_count() != 1)) {
-    return Invalid("amax", request_.amax, "must be f32[1]");
+    return InvalidTensor("amax", request_.amax, "must be f32[1]");
   }
   return absl::OkStatus();
 }
@@ -499,9 +501,9 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
     }
   }
   if (trials_.empty()) {
-    return Invalid("scale_inv", request_.scale_inv,
-                   absl::StrCat("fits no block shape of codes ", TensorText(request_.codes),
-                                " of a source ", TensorText(request_.source)));
+    return InvalidTensor("scale_inv", request_.scale_inv,
+                         absl::StrCat("fits no block shape of codes ", TensorText(request_.codes),
+                                      " of a source ", TensorText(request_.source)));
   }
 
   // A sample sorts out most candidates; what is left is counted whole.

@@ -8,13 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/layer/invalid_field.h"
 
 namespace quantgate {
 namespace {
-
-absl::Status Invalid(const std::string& field, const std::string& value, const std::string& rule) {
-  return absl::InvalidArgumentError(absl::StrCat(field, ": ", value, "; ", rule));
-}
 
 // An Arithmetic is plain data; only what its text form can say is an arithmetic.
 absl::Status CheckArithmetic(const std::string& field, const Arithmetic& arithmetic) {
@@ -25,7 +22,7 @@ absl::Status CheckArithmetic(const std::string& field, const Arithmetic& arithme
                         absl::StrCat(field, ".arithmetic: ", parsed.status().message()));
   }
   if (*parsed == arithmetic) return absl::OkStatus();
-  return Invalid(
+  return InvalidField(
       absl::StrCat(field, ".arithmetic"),
       absl::StrCat(
           text, " with split_k = ", arithmetic.split_k,
@@ -78,23 +75,24 @@ absl::Status CheckUsed(const LayerRunRequest& request) {
            recipe.RoundsStochastically(TensorRole::kGradOutput);
   });
   if (step.seed != 0 && !has_random) {
-    return Invalid("seed", absl::StrCat(step.seed), "no variant rounds stochastically");
+    return InvalidField("seed", absl::StrCat(step.seed), "no variant rounds stochastically");
   }
   if (any([](const Recipe& recipe) { return recipe.is_delayed(); })) return absl::OkStatus();
   if (step.calibrate) {
-    return Invalid("calibrate", "true", "no variant is fp8_delayed: there is no scale to learn");
+    return InvalidField("calibrate", "true",
+                        "no variant is fp8_delayed: there is no scale to learn");
   }
   if (!step.delayed.empty()) {
-    return Invalid("delayed_state", absl::StrCat(step.delayed.size(), " states"),
-                   "no variant is fp8_delayed, which alone has them");
+    return InvalidField("delayed_state", absl::StrCat(step.delayed.size(), " states"),
+                        "no variant is fp8_delayed, which alone has them");
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckVariants(const LayerRunRequest& request) {
   if (request.variants.empty() || request.variants.size() > kVariantsMax) {
-    return Invalid("variants", absl::StrCat(request.variants.size(), " given"),
-                   absl::StrCat("a run takes 1 to ", kVariantsMax));
+    return InvalidField("variants", absl::StrCat(request.variants.size(), " given"),
+                        absl::StrCat("a run takes 1 to ", kVariantsMax));
   }
   std::map<std::string, size_t> index_of;
   for (size_t i = 0; i < request.variants.size(); ++i) {
@@ -111,7 +109,7 @@ absl::Status CheckVariants(const LayerRunRequest& request) {
     QG_RETURN_IF_ERROR(CheckGemms(field, request.step, variant));
     const auto [first, is_new] = index_of.emplace(variant.Label(), i);
     if (!is_new) {
-      return Invalid(
+      return InvalidField(
           field, absl::StrCat("\"", first->first, "\""),
           absl::StrCat("variants must differ, and variants[", first->second, "] is the same"));
     }
@@ -124,13 +122,14 @@ absl::Status CheckReference(const LayerRunRequest& request) {
   const int count = static_cast<int>(request.variants.size());
   const std::string value = absl::StrCat(*request.reference);
   if (*request.reference < 0 || *request.reference >= count) {
-    return Invalid("reference", value,
-                   absl::StrCat("it must be the index of a variant, 0 to ", count - 1));
+    return InvalidField("reference", value,
+                        absl::StrCat("it must be the index of a variant, 0 to ", count - 1));
   }
   if (count == 1 && request.requirement == Requirement::kBitwise) {
-    return Invalid("reference", value,
-                   "requirement bitwise needs a variant beside the reference; leave the reference "
-                   "out to compare with exact");
+    return InvalidField(
+        "reference", value,
+        "requirement bitwise needs a variant beside the reference; leave the reference "
+        "out to compare with exact");
   }
   return absl::OkStatus();
 }
@@ -141,17 +140,18 @@ absl::Status CheckSubjects(const LayerRunRequest& request) {
     const std::string field = absl::StrCat("subjects[", name, "]");
     const std::string value = absl::StrCat("\"", name, "\"");
     if (std::find(outputs.begin(), outputs.end(), name) == outputs.end()) {
-      return Invalid(field, value,
-                     absl::StrCat("this layer's outputs are ", absl::StrJoin(outputs, ", ")));
+      return InvalidField(field, value,
+                          absl::StrCat("this layer's outputs are ", absl::StrJoin(outputs, ", ")));
     }
-    if (IsBiasGradient(name)) return Invalid(field, value, "no bound is derived for it");
+    if (IsBiasGradient(name)) return InvalidField(field, value, "no bound is derived for it");
     if (request.variants[0].arithmetic.family == ArithmeticFamily::kExact) {
-      return Invalid(field, request.variants[0].Label(), "the exact arithmetic has no error bound");
+      return InvalidField(field, request.variants[0].Label(),
+                          "the exact arithmetic has no error bound");
     }
     const Shape shape = LayerOutputShape(request.step, name);
     if (!IsHighPrecision(subject.dtype()) || subject.shape() != shape) {
-      return Invalid(field, TensorText(subject),
-                     absl::StrCat("it must be f32, bf16 or f16 of shape ", ShapeText(shape)));
+      return InvalidField(field, TensorText(subject),
+                          absl::StrCat("it must be f32, bf16 or f16 of shape ", ShapeText(shape)));
     }
   }
   return absl::OkStatus();
@@ -182,8 +182,8 @@ absl::StatusOr<Requirement> ParseRequirement(std::string_view name) {
   for (Requirement requirement : {Requirement::kNone, Requirement::kBitwise, Requirement::kBound}) {
     if (name == RequirementName(requirement)) return requirement;
   }
-  return Invalid("requirement", absl::StrCat("unknown name \"", std::string(name), "\""),
-                 "known: none, bitwise, bound");
+  return InvalidField("requirement", absl::StrCat("unknown name \"", std::string(name), "\""),
+                      "known: none, bitwise, bound");
 }
 
 absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {

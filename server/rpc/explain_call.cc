@@ -28,7 +28,7 @@ absl::Status AtAnyField(const absl::Status& status) {
 }
 
 template <typename Location>
-Difference DifferenceToProto(const Location& at) {
+Difference LocationToProto(const Location& at) {
   Difference proto;
   proto.set_row(at.row);
   proto.set_column(at.column);
@@ -44,7 +44,7 @@ v1::ExplainResponse::GemmCandidate CandidateToProto(const GemmCandidate& candida
   proto.set_match_count(candidate.match_count);
   proto.set_output_count(candidate.output_count);
   if (candidate.first_difference.has_value()) {
-    *proto.mutable_first_difference() = DifferenceToProto(*candidate.first_difference);
+    *proto.mutable_first_difference() = LocationToProto(*candidate.first_difference);
   }
   return proto;
 }
@@ -62,7 +62,7 @@ v1::ExplainResponse::CodesCandidate CandidateToProto(const CodesCandidate& candi
   proto.set_code_match_count(candidate.code_matches);
   proto.set_code_count(candidate.code_count);
   if (candidate.first_difference.has_value()) {
-    *proto.mutable_first_difference() = DifferenceToProto(*candidate.first_difference);
+    *proto.mutable_first_difference() = LocationToProto(*candidate.first_difference);
   }
   return proto;
 }

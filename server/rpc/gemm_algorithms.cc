@@ -16,7 +16,7 @@ namespace quantgate {
 namespace {
 
 /// What differs between two results of one GEMM.
-struct Difference {
+struct ResultDifference {
   bool equal = false;  ///< d and, where the output has one, amax.
   int64_t mismatch_count = 0;
   std::optional<v1::ElementPair> first;
@@ -36,7 +36,7 @@ class AlgorithmComparison {
     QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
                         engine_.FingerprintOf(result.d, &cancellation_));
     *proto.mutable_fingerprint() = FingerprintToProto(fingerprint);
-    QG_ASSIGN_OR_RETURN(Difference difference, Compare(result, first_));
+    QG_ASSIGN_OR_RETURN(ResultDifference difference, Compare(result, first_));
     proto.set_equal_to_first(difference.equal);
     proto.set_mismatch_count(difference.mismatch_count);
     if (difference.first) *proto.mutable_first_difference() = *difference.first;
@@ -52,10 +52,10 @@ class AlgorithmComparison {
   }
 
  private:
-  absl::StatusOr<Difference> Compare(const GemmResult& subject, const GemmResult& reference) {
+  absl::StatusOr<ResultDifference> Compare(const GemmResult& subject, const GemmResult& reference) {
     QG_ASSIGN_OR_RETURN(const ParityReport parity,
                         engine_.CompareBits(subject.d, reference.d, &cancellation_));
-    Difference difference;
+    ResultDifference difference;
     difference.equal = parity.equal;
     difference.mismatch_count = parity.mismatch_count;
     if (parity.mismatch_count > 0) difference.first = ElementPairToProto(parity.first);

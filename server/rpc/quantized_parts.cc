@@ -116,7 +116,7 @@ absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlin
 }
 
 /// U8 codes and scales, which files have for types that they lack, as what they are.
-absl::Status Retype(DType dtype, const std::string& field, Tensor& tensor) {
+absl::Status RetypeTensor(DType dtype, const std::string& field, Tensor& tensor) {
   if (!tensor.has_value() || tensor.dtype() == dtype) return absl::OkStatus();
   if (tensor.dtype() == DType::kU8 && DTypeBytes(dtype) == 1) {
     QG_ASSIGN_OR_RETURN(tensor, tensor.Reinterpret(dtype, tensor.shape()));
@@ -211,7 +211,7 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const v1::QuantizedDescription& descr
   QuantizedCopy& copy = described.copy;
   copy = std::move(outlines);
   const DType element = spec.is_quantized() ? spec.element : copy.data.dtype();
-  QG_RETURN_IF_ERROR(Retype(element, PartField(usage, "data"), copy.data));
+  QG_RETURN_IF_ERROR(RetypeTensor(element, PartField(usage, "data"), copy.data));
   QG_ASSIGN_OR_RETURN(described.shape, SourceShape(spec, usage, copy.data));
   if (!description.shape().empty()) {
     // A columnwise copy has lost the leading dims.
@@ -245,7 +245,7 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const v1::QuantizedDescription& descr
   }
   if (copy.scale_inv.has_value() && expected.scale_inv.has_value()) {
     QG_RETURN_IF_ERROR(
-        Retype(expected.scale_inv.dtype(), PartField(usage, "scale_inv"), copy.scale_inv));
+        RetypeTensor(expected.scale_inv.dtype(), PartField(usage, "scale_inv"), copy.scale_inv));
   }
   QG_RETURN_IF_ERROR(CheckPart("data", usage, copy.data, expected.data));
   QG_RETURN_IF_ERROR(CheckPart("scale_inv", usage, copy.scale_inv, expected.scale_inv));

@@ -30,7 +30,7 @@ void SetTimestamp(absl::Time time, google::protobuf::Timestamp* proto) {
 }
 
 /// The least loaded device that has every arithmetic of the run.
-absl::StatusOr<Device*> DeviceFor(const LayerRun& run, const Devices& devices) {
+absl::StatusOr<Device*> DeviceForRun(const LayerRun& run, const Devices& devices) {
   std::vector<Arithmetic> arithmetics;
   for (const Variant& variant : run.variants) arithmetics.push_back(variant.arithmetic);
   absl::StatusOr<Device*> device = LeastLoadedWith(devices, arithmetics);
@@ -80,7 +80,7 @@ absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl:
                       LayerRunFromProto(request.spec(), context_.options.tensor_bytes_max));
   QG_RETURN_IF_ERROR(context_.loader.Resolve(run.tensors()));
   QG_RETURN_IF_ERROR(CheckLayerRun(run));
-  QG_ASSIGN_OR_RETURN(Device * device, DeviceFor(run, context_.devices));
+  QG_ASSIGN_OR_RETURN(Device * device, DeviceForRun(run, context_.devices));
   return Enqueue(request, std::move(run), content, deadline, *device);
 }
 

@@ -63,7 +63,7 @@ absl::StatusOr<OpeningWork> BeginOpening(ServiceContext& context, const Request&
 }
 
 /// The device that will hold the session.
-absl::StatusOr<Device*> DeviceFor(ServiceContext& context, const SessionSpec& spec) {
+absl::StatusOr<Device*> DeviceForSession(ServiceContext& context, const SessionSpec& spec) {
   absl::StatusOr<Device*> device = LeastLoadedWith(context.devices, {&spec.arithmetic, 1});
   if (device.ok()) return device;
   return error::AtField(device.status(), "spec.arithmetic");
@@ -158,7 +158,7 @@ absl::StatusOr<DeviceWork> PrepareOpenSession(ServiceContext& context,
   // Before anything of it is loaded: the parameters are the least that a session holds.
   const int64_t bytes_max = context.sessions.limits().bytes_max;
   if (bytes > bytes_max) return error::LimitExceeded("parameters", bytes, bytes_max);
-  QG_ASSIGN_OR_RETURN(Device * device, DeviceFor(context, work.spec));
+  QG_ASSIGN_OR_RETURN(Device * device, DeviceForSession(context, work.spec));
   std::string recipe = work.spec.recipe.name();
   return DeviceWork{
       std::move(recipe),
@@ -179,7 +179,7 @@ absl::StatusOr<DeviceWork> PrepareRestoreSession(ServiceContext& context,
   if (checkpoint.size > bytes_max) {
     return error::LimitExceeded("checkpoint", checkpoint.size, bytes_max);
   }
-  QG_ASSIGN_OR_RETURN(Device * device, DeviceFor(context, work.spec));
+  QG_ASSIGN_OR_RETURN(Device * device, DeviceForSession(context, work.spec));
   std::string recipe = work.spec.recipe.name();
   return DeviceWork{std::move(recipe),
                     [&context, &response, checkpoint, work = std::move(work)](

@@ -13,15 +13,11 @@
 namespace quantgate {
 namespace {
 
-constexpr char kColumns[] =
+constexpr char kRunColumns[] =
     "id, run_id, request_id, state, created, finished, last_sequence, status_code, "
     "status_message, summary";
 
-std::string_view Bytes(const Sha256& sha256) {
-  return {reinterpret_cast<const char*>(sha256.bytes.data()), sha256.bytes.size()};
-}
-
-RunRecord ReadRecord(const Statement& row) {
+RunRecord ReadRun(const Statement& row) {
   RunRecord record;
   record.id = row.Integer(0);
   record.run_id = row.Text(1);
@@ -48,12 +44,12 @@ absl::StatusOr<std::optional<RunRecord>> RunStore::FindRequest(const std::string
   if (request_id.empty()) return std::nullopt;
   const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement row,
-                      database_.Prepare(absl::StrCat("SELECT ", kColumns,
+                      database_.Prepare(absl::StrCat("SELECT ", kRunColumns,
                                                      ", content FROM runs WHERE request_id = ?")));
   QG_ASSIGN_OR_RETURN(const bool found, row.Bind(request_id).Step());
   if (!found) return std::nullopt;
-  if (row.Text(10) != Bytes(content)) return error::RequestIdReused(request_id);
-  return ReadRecord(row);
+  if (row.Text(10) != content.view()) return error::RequestIdReused(request_id);
+  return ReadRun(row);
 }
 
 absl::StatusOr<RunRecord> RunStore::Create(const std::string& request_id, const Sha256& content,
@@ -78,7 +74,7 @@ absl::StatusOr<RunRecord> RunStore::Create(const std::string& request_id, const 
   } else {
     insert.Bind(request_id);
   }
-  QG_RETURN_IF_ERROR(insert.BindBlob(Bytes(content))
+  QG_RETURN_IF_ERROR(insert.BindBlob(content.view())
                          .Bind(static_cast<int64_t>(record.state))
                          .Bind(absl::ToUnixMicros(record.created))
                          .Bind(summary)
@@ -161,10 +157,10 @@ absl::Status RunStore::Finish(const std::string& run_id, int64_t sequence, const
 absl::StatusOr<RunRecord> RunStore::Get(const std::string& run_id) {
   const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement row, database_.Prepare(absl::StrCat(
-                                         "SELECT ", kColumns, " FROM runs WHERE run_id = ?")));
+                                         "SELECT ", kRunColumns, " FROM runs WHERE run_id = ?")));
   QG_ASSIGN_OR_RETURN(const bool found, row.Bind(run_id).Step());
   if (!found) return error::RunNotFound(run_id);
-  return ReadRecord(row);
+  return ReadRun(row);
 }
 
 absl::StatusOr<std::optional<std::string>> RunStore::ReadEvent(const std::string& run_id,
@@ -182,7 +178,7 @@ absl::StatusOr<std::optional<std::string>> RunStore::ReadEvent(const std::string
 absl::StatusOr<RunPage> RunStore::List(int64_t before_id, int page_size) {
   const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement rows,
-                      database_.Prepare(absl::StrCat("SELECT ", kColumns,
+                      database_.Prepare(absl::StrCat("SELECT ", kRunColumns,
                                                      " FROM runs WHERE ?1 = 0 OR id < ?1 "
                                                      "ORDER BY id DESC LIMIT ?2")));
   rows.Bind(before_id).Bind(int64_t{page_size} + 1);
@@ -194,20 +190,20 @@ absl::StatusOr<RunPage> RunStore::List(int64_t before_id, int page_size) {
       page.next_before_id = page.records.back().id;
       return page;
     }
-    page.records.push_back(ReadRecord(rows));
+    page.records.push_back(ReadRun(rows));
   }
 }
 
 absl::StatusOr<std::vector<RunRecord>> RunStore::ListUnfinished() {
   const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement rows,
-                      database_.Prepare(absl::StrCat("SELECT ", kColumns,
+                      database_.Prepare(absl::StrCat("SELECT ", kRunColumns,
                                                      " FROM runs WHERE state < 3 ORDER BY id")));
   std::vector<RunRecord> records;
   while (true) {
     QG_ASSIGN_OR_RETURN(const bool found, rows.Step());
     if (!found) return records;
-    records.push_back(ReadRecord(rows));
+    records.push_back(ReadRun(rows));
   }
 }
 

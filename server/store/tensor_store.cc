@@ -13,13 +13,9 @@
 namespace quantgate {
 namespace {
 
-constexpr char kColumns[] = "id, sha256, size, dtype, shape, name, fingerprint";
+constexpr char kTensorColumns[] = "id, sha256, size, dtype, shape, name, fingerprint";
 
-std::string_view Bytes(const Sha256& sha256) {
-  return {reinterpret_cast<const char*>(sha256.bytes.data()), sha256.bytes.size()};
-}
-
-absl::StatusOr<TensorRecord> ReadRecord(const Statement& row) {
+absl::StatusOr<TensorRecord> ReadTensor(const Statement& row) {
   TensorRecord record;
   record.id = row.Integer(0);
   const std::string sha256 = row.Text(1);
@@ -60,13 +56,13 @@ absl::StatusOr<std::optional<TensorRecord>> TensorStore::FindRequest(const std::
   if (request_id.empty()) return std::nullopt;
   const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement row,
-                      database_.Prepare(absl::StrCat("SELECT ", kColumns,
+                      database_.Prepare(absl::StrCat("SELECT ", kTensorColumns,
                                                      ", content FROM requests JOIN tensors "
                                                      "ON id = tensor_id WHERE request_id = ?")));
   QG_ASSIGN_OR_RETURN(const bool found, row.Bind(request_id).Step());
   if (!found) return std::nullopt;
-  if (row.Text(7) != Bytes(content)) return error::RequestIdReused(request_id);
-  QG_ASSIGN_OR_RETURN(TensorRecord record, ReadRecord(row));
+  if (row.Text(7) != content.view()) return error::RequestIdReused(request_id);
+  QG_ASSIGN_OR_RETURN(TensorRecord record, ReadTensor(row));
   return record;
 }
 
@@ -82,7 +78,7 @@ absl::StatusOr<TensorRecord> TensorStore::Put(const TensorRecord& record,
       Statement insert,
       database_.Prepare("INSERT INTO tensors (sha256, size, dtype, shape, name, fingerprint) "
                         "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"));
-  QG_RETURN_IF_ERROR(insert.BindBlob(Bytes(record.digest.sha256))
+  QG_RETURN_IF_ERROR(insert.BindBlob(record.digest.sha256.view())
                          .Bind(record.digest.size)
                          .Bind(DTypeName(record.type.dtype))
                          .Bind(shape)
@@ -90,22 +86,22 @@ absl::StatusOr<TensorRecord> TensorStore::Put(const TensorRecord& record,
                          .BindBlob(FingerprintBytes(record.fingerprint))
                          .Run());
   QG_ASSIGN_OR_RETURN(Statement row,
-                      database_.Prepare(absl::StrCat("SELECT ", kColumns,
+                      database_.Prepare(absl::StrCat("SELECT ", kTensorColumns,
                                                      " FROM tensors WHERE sha256 = ? AND size = ? "
                                                      "AND dtype = ? AND shape = ? AND name = ?")));
-  QG_RETURN_IF_ERROR(row.BindBlob(Bytes(record.digest.sha256))
+  QG_RETURN_IF_ERROR(row.BindBlob(record.digest.sha256.view())
                          .Bind(record.digest.size)
                          .Bind(DTypeName(record.type.dtype))
                          .Bind(shape)
                          .Bind(record.name)
                          .Step()
                          .status());
-  QG_ASSIGN_OR_RETURN(TensorRecord stored, ReadRecord(row));
+  QG_ASSIGN_OR_RETURN(TensorRecord stored, ReadTensor(row));
   if (!request_id.empty()) {
     QG_ASSIGN_OR_RETURN(Statement request,
                         database_.Prepare("INSERT INTO requests (request_id, content, tensor_id) "
                                           "VALUES (?, ?, ?) ON CONFLICT DO NOTHING"));
-    QG_RETURN_IF_ERROR(request.Bind(request_id).BindBlob(Bytes(content)).Bind(stored.id).Run());
+    QG_RETURN_IF_ERROR(request.Bind(request_id).BindBlob(content.view()).Bind(stored.id).Run());
   }
   QG_RETURN_IF_ERROR(transaction.Commit());
   return stored;
@@ -114,15 +110,15 @@ absl::StatusOr<TensorRecord> TensorStore::Put(const TensorRecord& record,
 absl::StatusOr<std::vector<TensorRecord>> TensorStore::Find(const Digest& digest) {
   const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement rows,
-                      database_.Prepare(absl::StrCat("SELECT ", kColumns,
+                      database_.Prepare(absl::StrCat("SELECT ", kTensorColumns,
                                                      " FROM tensors WHERE sha256 = ? AND size = ? "
                                                      "ORDER BY id DESC")));
-  rows.BindBlob(Bytes(digest.sha256)).Bind(digest.size);
+  rows.BindBlob(digest.sha256.view()).Bind(digest.size);
   std::vector<TensorRecord> records;
   while (true) {
     QG_ASSIGN_OR_RETURN(const bool found, rows.Step());
     if (!found) return records;
-    QG_ASSIGN_OR_RETURN(TensorRecord record, ReadRecord(rows));
+    QG_ASSIGN_OR_RETURN(TensorRecord record, ReadTensor(rows));
     records.push_back(std::move(record));
   }
 }
@@ -130,7 +126,7 @@ absl::StatusOr<std::vector<TensorRecord>> TensorStore::Find(const Digest& digest
 absl::StatusOr<TensorPage> TensorStore::List(int64_t before_id, int page_size) {
   const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement rows,
-                      database_.Prepare(absl::StrCat("SELECT ", kColumns,
+                      database_.Prepare(absl::StrCat("SELECT ", kTensorColumns,
                                                      " FROM tensors WHERE ?1 = 0 OR id < ?1 "
                                                      "ORDER BY id DESC LIMIT ?2")));
   rows.Bind(before_id).Bind(int64_t{page_size} + 1);
@@ -142,7 +138,7 @@ absl::StatusOr<TensorPage> TensorStore::List(int64_t before_id, int page_size) {
       page.next_before_id = page.records.back().id;
       return page;
     }
-    QG_ASSIGN_OR_RETURN(TensorRecord record, ReadRecord(rows));
+    QG_ASSIGN_OR_RETURN(TensorRecord record, ReadTensor(rows));
     page.records.push_back(std::move(record));
   }
 }

@@ -17,7 +17,9 @@ namespace {
 
 constexpr float kE4m3Max = 448.0f;
 
-bool IsFinite(float value) { return (std::bit_cast<uint32_t>(value) & 0x7F800000) != 0x7F800000; }
+bool IsFiniteAmax(float value) {
+  return (std::bit_cast<uint32_t>(value) & 0x7F800000) != 0x7F800000;
+}
 
 /// A module's state by the engine, and by the model.
 class ModuleHistory {
@@ -154,7 +156,7 @@ EngineAlterations InfinityNotNoted() {
   return {.note_cast = [](Engine& engine, const DelayedScalingState& state,
                           const Tensor& amax) -> absl::StatusOr<DelayedScalingState> {
     QG_ASSIGN_OR_RETURN(const Tensor on_host, engine.ToHost(amax, nullptr));
-    if (!IsFinite(*on_host.as<float>())) return state;
+    if (!IsFiniteAmax(*on_host.as<float>())) return state;
     return engine.NoteCast(state, amax);
   }};
 }
@@ -166,7 +168,7 @@ EngineAlterations InfinityGivesScaleOne() {
     QG_ASSIGN_OR_RETURN(const Tensor before, engine.ToHost(state.amax_history, nullptr));
     QG_ASSIGN_OR_RETURN(DelayedScalingState updated,
                         engine.UpdateScale(state, options, max_finite));
-    if (IsFinite(before.as<float>()[0])) return updated;
+    if (IsFiniteAmax(before.as<float>()[0])) return updated;
     QG_ASSIGN_OR_RETURN(const Tensor one, Tensor::FromScalar(1.0f));
     QG_ASSIGN_OR_RETURN(updated.scale, engine.ToDevice(one, nullptr));
     return updated;

@@ -7,7 +7,9 @@
 namespace quantgate {
 namespace {
 
-bool IsFinite(float value) { return (std::bit_cast<uint32_t>(value) & 0x7F800000) != 0x7F800000; }
+bool IsFiniteScale(float value) {
+  return (std::bit_cast<uint32_t>(value) & 0x7F800000) != 0x7F800000;
+}
 
 }  // namespace
 
@@ -32,7 +34,7 @@ void HistoryModel::Update() {
     history_.push_back(last);
     history_[0] = 0;
   }
-  if (amax > 0 && IsFinite(amax)) scale_ = max_finite_ / amax;
+  if (amax > 0 && IsFiniteScale(amax)) scale_ = max_finite_ / amax;
 }
 
 }  // namespace quantgate

@@ -12,7 +12,6 @@ namespace quantgate {
 namespace {
 
 constexpr uint32_t kCallIdsOfLinear = 3;  // input, weight, grad_output.
-constexpr TensorRole kRoles[] = {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput};
 
 bool IsLinear(const SessionLayer& layer) { return layer.spec.kind == LayerKind::kLinear; }
 
@@ -20,7 +19,7 @@ const ActivationOptions& ActivationOf(const SessionLayer& layer) {
   return layer.spec.operations.front().activation;
 }
 
-float MaxFiniteOf(DType element) {
+float MaxFiniteOfFp8(DType element) {
   return element == DType::kF8E4M3 ? MaxFinite<E4M3>() : MaxFinite<E5M2>();
 }
 
@@ -61,7 +60,7 @@ absl::StatusOr<Tensor> NetworkByHand::WeightSource(const std::string& name) cons
 HistoryModel& NetworkByHand::HistoryOf(const SessionLayer& layer, TensorRole role) {
   const std::string name = absl::StrCat(layer.name, ".", std::string(TensorRoleName(role)));
   const DType element = recipe_.QuantizerFor(role).rowwise.element;
-  return histories_.try_emplace(name, recipe_.delayed_scaling(), MaxFiniteOf(element))
+  return histories_.try_emplace(name, recipe_.delayed_scaling(), MaxFiniteOfFp8(element))
       .first->second;
 }
 

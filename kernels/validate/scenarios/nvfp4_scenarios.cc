@@ -36,7 +36,7 @@ absl::Status CheckDerivation(ScenarioContext& context) {
 
 // ---- The Hadamard transform
 
-constexpr int64_t kRows = 32, kColumns = 48;
+constexpr int64_t kGradientRows = 32, kGradientColumns = 48;
 
 /// Entry (i, j) of diag(d) H, whose quarter is the transform: docs/quantizers.md section 6.4.
 double TransformEntry(int64_t i, int64_t j) {
@@ -50,14 +50,16 @@ double TransformEntry(int64_t i, int64_t j) {
 /// scale 448, so that codes are the transformed numbers themselves.
 absl::StatusOr<Tensor> TensorWithExactTransform(ScenarioContext& context, uint64_t seed) {
   static constexpr float kNumbers[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-  QG_ASSIGN_OR_RETURN(const Tensor uniform, context.Generate(Distribution::kUniform, seed,
-                                                             DType::kF32, {kRows, kColumns}));
-  QG_ASSIGN_OR_RETURN(Tensor source, Tensor::Allocate(DType::kBF16, {kRows, kColumns}));
-  for (int64_t row = 0; row < kRows; row += 16) {
-    for (int64_t column = 0; column < kColumns; ++column) {
+  QG_ASSIGN_OR_RETURN(const Tensor uniform,
+                      context.Generate(Distribution::kUniform, seed, DType::kF32,
+                                       {kGradientRows, kGradientColumns}));
+  QG_ASSIGN_OR_RETURN(Tensor source,
+                      Tensor::Allocate(DType::kBF16, {kGradientRows, kGradientColumns}));
+  for (int64_t row = 0; row < kGradientRows; row += 16) {
+    for (int64_t column = 0; column < kGradientColumns; ++column) {
       double y[16];
       for (int64_t j = 0; j < 16; ++j) {
-        const float u = ValueAt(uniform, (row + j) * kColumns + column);  // [-1, 1).
+        const float u = ValueAt(uniform, (row + j) * kGradientColumns + column);  // [-1, 1).
         const double magnitude = j == column % 16 ? 6 : kNumbers[static_cast<int>((u + 1) * 4)];
         y[j] = u < 0 ? -magnitude : magnitude;
       }
@@ -65,7 +67,7 @@ absl::StatusOr<Tensor> TensorWithExactTransform(ScenarioContext& context, uint64
       for (int64_t i = 0; i < 16; ++i) {
         double g = 0;
         for (int64_t j = 0; j < 16; ++j) g += y[j] * TransformEntry(i, j) / 4;
-        SetValue(source, (row + i) * kColumns + column, static_cast<float>(g));
+        SetValue(source, (row + i) * kGradientColumns + column, static_cast<float>(g));
       }
     }
   }
@@ -82,7 +84,7 @@ absl::StatusOr<std::vector<double>> TransformedNumbers(ScenarioContext& context,
   for (int64_t i = 0; i < copy.scale_inv.element_count(); ++i) {
     context.ExpectEqual(name + " block scale", copy.scale_inv.as<uint8_t>()[i], 0x7E);
   }
-  std::vector<double> numbers(kRows * kColumns);  // [K][M].
+  std::vector<double> numbers(kGradientRows * kGradientColumns);  // [K][M].
   for (size_t i = 0; i < numbers.size(); ++i) {
     const uint8_t pair = copy.data.as<uint8_t>()[i / 2];
     numbers[i] = DecodeFloat<E2M1>(i % 2 == 0 ? pair & 0xF : pair >> 4);
@@ -106,13 +108,13 @@ absl::Status CheckTransformCancels(ScenarioContext& context) {
     QG_RETURN_IF_ERROR(context.ExpectSameCopy(name + " rowwise", quantized.rowwise, rowwise));
   }
   // Sums of 32 products of eighths below 32 are exact in double, in any order.
-  for (int64_t n = 0; n < kColumns; ++n) {
-    for (int64_t k = 0; k < kColumns; ++k) {
+  for (int64_t n = 0; n < kGradientColumns; ++n) {
+    for (int64_t k = 0; k < kGradientColumns; ++k) {
       double plain = 0, through = 0;
-      for (int64_t m = 0; m < kRows; ++m) {
-        plain += static_cast<double>(ValueAt(sources[0], m * kColumns + k)) *
-                 static_cast<double>(ValueAt(sources[1], m * kColumns + n));
-        through += transformed[0][k * kRows + m] * transformed[1][n * kRows + m];
+      for (int64_t m = 0; m < kGradientRows; ++m) {
+        plain += static_cast<double>(ValueAt(sources[0], m * kGradientColumns + k)) *
+                 static_cast<double>(ValueAt(sources[1], m * kGradientColumns + n));
+        through += transformed[0][k * kGradientRows + m] * transformed[1][n * kGradientRows + m];
       }
       context.Expect(plain == through, absl::StrCat("(xR)(dyR)^T at ", n, ", ", k),
                      absl::StrCat(through), absl::StrCat(plain));
