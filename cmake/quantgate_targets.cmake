@@ -9,6 +9,7 @@ function(quantgate_library name)
   add_library(${name} STATIC ${ARG_SOURCES})
   target_compile_options(${name} PRIVATE ${QUANTGATE_COMPILE_OPTIONS})
   target_link_libraries(${name} PUBLIC ${ARG_DEPS})
+  quantgate_one_shot(${name})
 endfunction()
 
 # quantgate_program(NAME SOURCES ... DEPS ...)

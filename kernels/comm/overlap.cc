@@ -55,7 +55,7 @@ absl::Status CheckGathered(std::string_view field, const std::vector<Tensor>& te
   return absl::OkStatus();
 }
 
-absl::Status CheckRows(const std::vector<int64_t>& rows, int ranks, int64_t all) {
+absl::Status CheckOverlapRows(const std::vector<int64_t>& rows, int ranks, int64_t all) {
   int64_t sum = 0;
   for (const int64_t count : rows) sum += count;
   if (static_cast<int>(rows.size()) == ranks && sum == all) return absl::OkStatus();
@@ -75,7 +75,7 @@ absl::Status CheckReduceScatter(const ReduceScatterGemmCall& call, int ranks,
     return Refused("gemm.bias", TensorText(call.gemm.bias),
                    "every rank would add it to its partial; add it after the reduce-scatter");
   }
-  QG_RETURN_IF_ERROR(CheckRows(call.rows, ranks, shape.m));
+  QG_RETURN_IF_ERROR(CheckOverlapRows(call.rows, ranks, shape.m));
   switch (call.method) {
     case OverlapMethod::kNone:
       return absl::OkStatus();
@@ -374,7 +374,7 @@ absl::StatusOr<ScatteredGemm> Overlap::TryBulkReduceScatter(const BulkReduceScat
     return Refused("partial", TensorText(call.partial),
                    "expected f32, bf16 or f16 [rows][columns]");
   }
-  QG_RETURN_IF_ERROR(CheckRows(call.rows, group_.size(), call.partial.shape()[0]));
+  QG_RETURN_IF_ERROR(CheckOverlapRows(call.rows, group_.size(), call.partial.shape()[0]));
   QG_ASSIGN_OR_RETURN(std::shared_ptr<OverlapMember> member, NewMember(call.name, call.gemm));
   QG_ASSIGN_OR_RETURN(member->partial,
                       group_.engine().ToDevice(call.partial, member->cancellation));

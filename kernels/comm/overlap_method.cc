@@ -11,8 +11,8 @@
 namespace quantgate {
 namespace {
 
-constexpr std::string_view kMethodNames[] = {"none", "ring_exchange", "pipeline", "bulk",
-                                             "external"};
+constexpr std::string_view kOverlapMethodNames[] = {"none", "ring_exchange", "pipeline", "bulk",
+                                                    "external"};
 
 constexpr std::array<OverlapAssignment, 6> kAssignments = {{
     {OverlapSide::kColumn, GemmRole::kFprop, "x", OverlapCollective::kAllGather,
@@ -29,7 +29,7 @@ constexpr std::array<OverlapAssignment, 6> kAssignments = {{
      OverlapMethod::kExternal, GemmRole::kDgrad, true},
 }};
 
-absl::Status Refused(std::string_view field, OverlapMethod method, std::string_view rule) {
+absl::Status RefusedMethod(std::string_view field, OverlapMethod method, std::string_view rule) {
   return absl::InvalidArgumentError(absl::StrCat("overlap.", std::string(field), " is ",
                                                  std::string(OverlapMethodName(method)), ": ",
                                                  std::string(rule)));
@@ -48,20 +48,23 @@ bool IsOneOf(OverlapMethod method, std::initializer_list<OverlapMethod> methods)
 absl::Status CheckColumnMethods(const OverlapPlan& plan) {
   using enum OverlapMethod;
   if (!IsOneOf(plan.fprop, {kNone, kRingExchange})) {
-    return Refused("fprop", plan.fprop,
-                   "it gathers x for its own GEMM, which takes ring_exchange or none");
+    return RefusedMethod("fprop", plan.fprop,
+                         "it gathers x for its own GEMM, which takes ring_exchange or none");
   }
   if (!IsOneOf(plan.dgrad, {kNone, kBulk, kRingExchange, kPipeline})) {
-    return Refused("dgrad", plan.dgrad,
-                   "bulk gathers x beside it, ring_exchange and pipeline scatter dx inside it");
+    return RefusedMethod(
+        "dgrad", plan.dgrad,
+        "bulk gathers x beside it, ring_exchange and pipeline scatter dx inside it");
   }
   if (!IsOneOf(plan.wgrad, {kNone, kBulk})) {
-    return Refused("wgrad", plan.wgrad, "dx is scattered beside it, which takes bulk or none");
+    return RefusedMethod("wgrad", plan.wgrad,
+                         "dx is scattered beside it, which takes bulk or none");
   }
   if (plan.wgrad == kBulk && IsOneOf(plan.dgrad, {kRingExchange, kPipeline})) {
-    return Refused("wgrad", plan.wgrad,
-                   absl::StrCat("overlap.dgrad is ", std::string(OverlapMethodName(plan.dgrad)),
-                                ", which scatters dx already"));
+    return RefusedMethod(
+        "wgrad", plan.wgrad,
+        absl::StrCat("overlap.dgrad is ", std::string(OverlapMethodName(plan.dgrad)),
+                     ", which scatters dx already"));
   }
   return absl::OkStatus();
 }
@@ -69,24 +72,26 @@ absl::Status CheckColumnMethods(const OverlapPlan& plan) {
 absl::Status CheckRowMethods(const OverlapPlan& plan, bool is_mxfp8) {
   using enum OverlapMethod;
   if (!IsOneOf(plan.fprop, {kNone, kPipeline, kRingExchange})) {
-    return Refused(
+    return RefusedMethod(
         "fprop", plan.fprop,
         "it scatters y inside its own GEMM, which takes pipeline, ring_exchange or none");
   }
   if (!IsOneOf(plan.dgrad, {kNone, kRingExchange})) {
-    return Refused("dgrad", plan.dgrad,
-                   "it gathers grad_output for its own GEMM, which takes ring_exchange or none");
+    return RefusedMethod(
+        "dgrad", plan.dgrad,
+        "it gathers grad_output for its own GEMM, which takes ring_exchange or none");
   }
   if (!IsOneOf(plan.wgrad, {kNone, kExternal})) {
-    return Refused("wgrad", plan.wgrad,
-                   "columnwise grad_output is gathered beside dgrad's ring: external or none");
+    return RefusedMethod(
+        "wgrad", plan.wgrad,
+        "columnwise grad_output is gathered beside dgrad's ring: external or none");
   }
   if (plan.wgrad == kExternal && plan.dgrad != kRingExchange) {
-    return Refused("wgrad", plan.wgrad, "it needs the ring of overlap.dgrad ring_exchange");
+    return RefusedMethod("wgrad", plan.wgrad, "it needs the ring of overlap.dgrad ring_exchange");
   }
   if (plan.wgrad == kExternal && !is_mxfp8) {
-    return Refused("wgrad", plan.wgrad,
-                   "only mxfp8 gathers columnwise codes of grad_output by themselves");
+    return RefusedMethod("wgrad", plan.wgrad,
+                         "only mxfp8 gathers columnwise codes of grad_output by themselves");
   }
   return absl::OkStatus();
 }
@@ -132,12 +137,13 @@ absl::Status CheckFacts(const OverlapPlan& plan, const OverlapFacts& facts, cons
   if (facts.is_after_norm && facts.side == OverlapSide::kColumn &&
       plan.fprop != OverlapMethod::kNone) {
     if (facts.returns_norm_output) {
-      return Refused(
+      return RefusedMethod(
           "fprop", plan.fprop,
           "return_norm_output is true, so the norm's output is gathered in high precision");
     }
     if (!facts.is_grad_enabled) {
-      return Refused("fprop", plan.fprop, "grad is not enabled: after a norm it takes none then");
+      return RefusedMethod("fprop", plan.fprop,
+                           "grad is not enabled: after a norm it takes none then");
     }
   }
   return absl::OkStatus();
@@ -146,11 +152,11 @@ absl::Status CheckFacts(const OverlapPlan& plan, const OverlapFacts& facts, cons
 }  // namespace
 
 std::string_view OverlapMethodName(OverlapMethod method) {
-  return kMethodNames[static_cast<size_t>(method)];
+  return kOverlapMethodNames[static_cast<size_t>(method)];
 }
 
 absl::StatusOr<OverlapMethod> ParseOverlapMethod(std::string_view name) {
-  return ParseName<OverlapMethod>(kMethodNames, "overlap method", name);
+  return ParseName<OverlapMethod>(kOverlapMethodNames, "overlap method", name);
 }
 
 std::string_view OverlapCollectiveName(OverlapCollective collective) {

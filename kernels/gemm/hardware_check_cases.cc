@@ -71,7 +71,7 @@ std::vector<DataShape> DataShapes(HardwareCheckSize size) {
 }
 
 /// Positive, within 2^-8 ... 2^8, with any fraction.
-absl::StatusOr<Tensor> Scales(uint64_t seed, Shape shape) {
+absl::StatusOr<Tensor> RandomScales(uint64_t seed, Shape shape) {
   QG_ASSIGN_OR_RETURN(Tensor scales, Tensor::Allocate(DType::kF32, std::move(shape)));
   for (int64_t i = 0; i < scales.element_count(); ++i) {
     const uint64_t word = MixWord(static_cast<uint64_t>(i), seed).low;
@@ -111,7 +111,7 @@ absl::StatusOr<GemmOperand> OperandOf(const HardwareCase& one, bool is_a) {
     default:
       return operand;
   }
-  QG_ASSIGN_OR_RETURN(operand.scale_inv, Scales(spec.seed, std::move(shape)));
+  QG_ASSIGN_OR_RETURN(operand.scale_inv, RandomScales(spec.seed, std::move(shape)));
   return operand;
 }
 

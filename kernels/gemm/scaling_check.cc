@@ -57,7 +57,7 @@ struct ScaleLayout {
   DType dtype;
   int row_block, k_block;
 };
-ScaleLayout LayoutOf(ScaleMode mode) {
+ScaleLayout ScaleLayoutOf(ScaleMode mode) {
   switch (mode) {
     case ScaleMode::k1x128:
       return {DType::kF32, 1, 128};
@@ -75,7 +75,7 @@ ScaleLayout LayoutOf(ScaleMode mode) {
 Shape ExpectedScaleShape(const Side& side) {
   if (side.operand.scaling == ScaleMode::kTensor) return {1};
   if (side.operand.scaling == ScaleMode::kOuter) return {side.rows};
-  const ScaleLayout layout = LayoutOf(side.operand.scaling);
+  const ScaleLayout layout = ScaleLayoutOf(side.operand.scaling);
   const int64_t row_blocks = (side.rows + layout.row_block - 1) / layout.row_block;
   const int64_t k_blocks = (side.k + layout.k_block - 1) / layout.k_block;
   return side.k_contiguous ? Shape{row_blocks, k_blocks} : Shape{k_blocks, row_blocks};
@@ -110,7 +110,7 @@ absl::Status CheckSide(const Side& side) {
   if (!operand.scale_inv.has_value()) {
     return InvalidScaling(side.Field("scale_inv"), "absent", "scaling other than none needs it");
   }
-  const ScaleLayout layout = LayoutOf(operand.scaling);
+  const ScaleLayout layout = ScaleLayoutOf(operand.scaling);
   const bool has_whole_blocks =
       operand.scaling != ScaleMode::kMx32 && operand.scaling != ScaleMode::kNv16;
   if (!has_whole_blocks && side.k % layout.k_block != 0) {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/structure/source_tree.h"
+#include "tests/structure/unnamed_names.h"
 
 namespace quantgate {
 namespace {
@@ -121,6 +122,30 @@ TEST(StructureTest, BannedWords) {
       }
     }
   }
+}
+
+/// The folder whose library a source belongs to; empty where sources are compiled one by one.
+std::string LibraryOf(const std::string& path) {
+  if (HeightOf(path) < 0 || path.find("cuda") != std::string::npos) return "";
+  const std::string folder = path.substr(0, path.rfind('/') + 1);
+  return folder == "server/rpc/" ? "server/" : folder;
+}
+
+TEST(StructureTest, UnnamedNamespacesOfALibraryShareNoNames) {
+  std::set<std::string> alone;
+  for (const SourceFile& file : ReadSources({".txt"})) alone.merge(SourcesWithOptions(file));
+  EXPECT_GT(alone.size(), 20u);
+  std::map<std::pair<std::string, std::string>, std::string> owners;  // By library and name.
+  for (const SourceFile& file : ReadSources({".cc"})) {
+    const std::string library = LibraryOf(file.path);
+    if (library.empty() || alone.contains(file.path)) continue;
+    for (const std::string& name : UnnamedNamespaceNames(file)) {
+      const auto [owner, is_first] = owners.try_emplace({library, name}, file.path);
+      EXPECT_TRUE(is_first) << file.path << ": " << owner->second << " has " << name
+                            << " too, and QUANTGATE_ONE_SHOT compiles both at once";
+    }
+  }
+  EXPECT_GT(owners.size(), 500u);
 }
 
 TEST(StructureTest, FilesStaySmall) {
