@@ -363,7 +363,7 @@ Metrics::Families::Families(std::span<const RpcMethod> methods, const BuildLabel
             {"git_sha", build.revision},
             {"cuda", VersionOf(build.devices, &DeviceDescription::cuda)},
             {"cublaslt", VersionOf(build.devices, &DeviceDescription::cublaslt)},
-            {"nccl", ""}})
+            {"nccl", VersionOf(build.devices, &DeviceDescription::nccl)}})
       .Set(1);
   auto& device_info = GaugeFamily(registry, "quantgate_device_info", "1; where it computes.");
   for (const DeviceDescription& device : build.devices) {

@@ -23,6 +23,7 @@ std::string DeviceText(const v1::DeviceDescription& device, const v1::Environmen
     if (!environment.cublaslt().empty()) {
       parts.push_back(absl::StrCat("cuBLASLt ", environment.cublaslt()));
     }
+    if (!environment.nccl().empty()) parts.push_back(absl::StrCat("NCCL ", environment.nccl()));
   }
   return absl::StrJoin(parts, ", ");
 }

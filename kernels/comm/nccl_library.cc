@@ -14,11 +14,11 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/engine/device_readings.h"
 
 namespace quantgate {
 namespace {
 
-constexpr char kLibrary[] = "libnccl.so.2";
 constexpr char kMulticast[] = "NCCL_NVLS_ENABLE";
 constexpr char kAlgorithms[] = "NCCL_ALGO";
 
@@ -37,12 +37,11 @@ template <class Function>
 absl::Status Find(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
   if (function != nullptr) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("NCCL: ", kLibrary, " has no ", name));
+  return absl::FailedPreconditionError(absl::StrCat("NCCL: ", kNcclLibrary, " has no ", name));
 }
 
 absl::Status FindAll(void* library, NcclFunctions& functions) {
 #define QG_FIND(name) QG_RETURN_IF_ERROR(Find(library, "nccl" #name, functions.name))
-  QG_FIND(GetVersion);
   QG_FIND(GetUniqueId);
   QG_FIND(CommInitRankConfig);
   QG_FIND(CommFinalize);
@@ -62,11 +61,6 @@ absl::Status FindAll(void* library, NcclFunctions& functions) {
   QG_FIND(Recv);
 #undef QG_FIND
   return absl::OkStatus();
-}
-
-/// 22809 -> "2.28.9".
-std::string VersionText(int version) {
-  return absl::StrCat(version / 10000, ".", version % 10000 / 100, ".", version % 100);
 }
 
 }  // namespace
@@ -96,18 +90,16 @@ std::string NcclEnvironment() {
 }
 
 absl::StatusOr<const NcclLibrary*> NcclLibrary::LoadOnce() {
-  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  void* library = dlopen(kNcclLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* error = dlerror();
     return absl::FailedPreconditionError(absl::StrCat(
-        "collective backend nccl: ", error == nullptr ? kLibrary : error,
+        "collective backend nccl: ", error == nullptr ? kNcclLibrary : error,
         "; NCCL must be installed where the CUDA engine's module looks for libraries"));
   }
   auto loaded = std::make_unique<NcclLibrary>();
   QG_RETURN_IF_ERROR(FindAll(library, loaded->functions_));
-  int version = 0;
-  QG_RETURN_IF_ERROR(loaded->StatusOf(loaded->functions_.GetVersion(&version), "ncclGetVersion"));
-  loaded->version_ = VersionText(version);
+  loaded->version_ = NcclVersion();
   return loaded.release();  // As long as the process, as NCCL itself.
 }
 

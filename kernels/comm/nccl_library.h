@@ -14,7 +14,6 @@ namespace quantgate {
 
 /// The functions that are asked of it, by their names without "nccl".
 struct NcclFunctions {
-  decltype(&::ncclGetVersion) GetVersion = nullptr;
   decltype(&::ncclGetUniqueId) GetUniqueId = nullptr;
   decltype(&::ncclCommInitRankConfig) CommInitRankConfig = nullptr;
   decltype(&::ncclCommFinalize) CommFinalize = nullptr;

@@ -86,6 +86,7 @@ DeviceDescription CudaEngine::Describe() const {
   description.cuda = absl::StrCat(CudaVersionText(facts.runtime_version), " (driver ",
                                   CudaVersionText(facts.driver_version), ")");
   description.cublaslt = cublaslt_->version();
+  description.nccl = NcclVersion();
   description.multiprocessors = facts.multiprocessors;
   description.sm_clock_mhz = readings.sm_clock_mhz;
   description.memory_clock_mhz = readings.memory_clock_mhz;

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include "absl/strings/str_cat.h"
+
 namespace quantgate {
 namespace {
 
@@ -63,7 +65,23 @@ class Nvml {
   bool is_ready_ = false;
 };
 
+/// 22809 -> "2.28.9".
+std::string ReadNcclVersion() {
+  void* library = dlopen(kNcclLibrary, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return "";
+  // ncclResult_t ncclGetVersion(int*); its success is 0.
+  const auto get = reinterpret_cast<int (*)(int*)>(dlsym(library, "ncclGetVersion"));
+  int version = 0;
+  if (get == nullptr || get(&version) != 0) return "";
+  return absl::StrCat(version / 10000, ".", version % 10000 / 100, ".", version % 100);
+}
+
 }  // namespace
+
+const std::string& NcclVersion() {
+  static const std::string& version = *new std::string(ReadNcclVersion());
+  return version;
+}
 
 DeviceReadings ReadDevice(const std::string& pci_bus_id) { return Nvml::Get().Read(pci_bus_id); }
 

@@ -43,6 +43,7 @@ struct DeviceDescription {
   // CUDA devices only.
   std::string cuda;         ///< Of the runtime, and what the driver supports: "13.0 (driver 13.0)".
   std::string cublaslt;     ///< "13.1.0".
+  std::string nccl;         ///< "2.28.9"; empty where the host has none.
   int multiprocessors = 0;  ///< SMs.
   int sm_clock_mhz = 0;     ///< As read at the time of asking.
   int memory_clock_mhz = 0;  ///< Likewise.

@@ -73,6 +73,7 @@ v1::Environment EnvironmentToProto(std::span<const DeviceDescription> devices) {
   for (const DeviceDescription& device : devices) {
     if (!device.cuda.empty()) proto.set_cuda(device.cuda);
     if (!device.cublaslt.empty()) proto.set_cublaslt(device.cublaslt);
+    if (!device.nccl.empty()) proto.set_nccl(device.nccl);
     v1::DeviceDescription& device_proto = *proto.add_devices();
     device_proto.set_id(device.id);
     device_proto.set_name(device.name);

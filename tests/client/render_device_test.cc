@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 
 constexpr char kLine[] =
     "cuda:0 NVIDIA H200, sm_90, 132 SMs, 1980 MHz as read, driver 580.159.04, CUDA 13.0 (driver "
-    "13.0), cuBLASLt 13.1.0";
+    "13.0), cuBLASLt 13.1.0, NCCL 2.28.9";
 constexpr char kAlgorithm[] = "id=66 tile=20 stages=36 splitk=1";
 
 template <typename Message>
@@ -37,6 +37,7 @@ v1::Environment H200() {
     build: "abc, g++"
     cuda: "13.0 (driver 13.0)"
     cublaslt: "13.1.0"
+    nccl: "2.28.9"
     devices {
       id: "cuda:0"
       name: "NVIDIA H200"
