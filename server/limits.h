@@ -61,6 +61,8 @@ inline constexpr int kUnaryQueueCapacity = 256;
 /// Finished runs that are kept, the oldest going first, and the bytes of their events.
 inline constexpr int kRunsKept = 1000;
 inline constexpr int64_t kRunEventBytesKept = int64_t{1} << 30;
+/// Latest events of a run under way that are in memory too, for those who follow it.
+inline constexpr size_t kLiveEventBytesMax = size_t{8} << 20;
 /// Sessions that have ended and are still told apart from unknown ones.
 inline constexpr size_t kEndedSessionsKept = 4096;
 

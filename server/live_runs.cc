@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "server/limits.h"
+
 namespace quantgate {
 
 void LiveRuns::Begin(const std::string& run_id, std::shared_ptr<Cancellation> cancellation) {
@@ -9,16 +11,34 @@ void LiveRuns::Begin(const std::string& run_id, std::shared_ptr<Cancellation> ca
   runs_[run_id].cancellation = std::move(cancellation);
 }
 
-void LiveRuns::Published(const std::string& run_id, int64_t sequence) {
+void LiveRuns::Published(const std::string& run_id, int64_t sequence, std::string event) {
   absl::flat_hash_map<int64_t, std::function<void()>> woken;
   {
     const std::lock_guard lock(mutex_);
     const auto it = runs_.find(run_id);
     if (it == runs_.end()) return;
-    it->second.last_sequence = sequence;
-    woken.swap(it->second.waiting);
+    Live& live = it->second;
+    live.last_sequence = sequence;
+    live.event_bytes += event.size();
+    live.events.push_back(std::make_shared<const std::string>(std::move(event)));
+    while (live.event_bytes > kLiveEventBytesMax && live.events.size() > 1) {
+      live.event_bytes -= live.events.front()->size();
+      live.events.pop_front();
+    }
+    woken.swap(live.waiting);
   }
   for (auto& [token, wake] : woken) wake();
+}
+
+std::shared_ptr<const std::string> LiveRuns::EventOf(const std::string& run_id,
+                                                     int64_t sequence) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = runs_.find(run_id);
+  if (it == runs_.end()) return nullptr;
+  const Live& live = it->second;
+  const auto count = static_cast<int64_t>(live.events.size());
+  const int64_t index = sequence - (live.last_sequence - count + 1);
+  return index < 0 || index >= count ? nullptr : live.events[static_cast<size_t>(index)];
 }
 
 void LiveRuns::End(const std::string& run_id) {

@@ -1,8 +1,9 @@
-// LiveRuns: the runs of this process that have not ended, and who waits for their next event.
-// Thread-safe.
+// LiveRuns: the runs of this process that have not ended, their latest events, and who waits for
+// the next one. Thread-safe.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -18,7 +19,10 @@ class LiveRuns {
  public:
   void Begin(const std::string& run_id, std::shared_ptr<Cancellation> cancellation);
   /// Event `sequence` is stored: wakes everybody who waits.
-  void Published(const std::string& run_id, int64_t sequence);
+  void Published(const std::string& run_id, int64_t sequence, std::string event);
+  /// A stored event, so that who follows a run need not wait for the database behind whoever writes
+  /// to it. Null for one that is not among the latest, or of a run that is not live.
+  std::shared_ptr<const std::string> EventOf(const std::string& run_id, int64_t sequence) const;
   /// No more events: wakes everybody who waits.
   void End(const std::string& run_id);
 
@@ -37,6 +41,9 @@ class LiveRuns {
   struct Live {
     std::shared_ptr<Cancellation> cancellation;
     int64_t last_sequence = 0;
+    /// The latest of them, kLiveEventBytesMax together or a single one.
+    std::deque<std::shared_ptr<const std::string>> events;
+    size_t event_bytes = 0;
     absl::flat_hash_map<int64_t, std::function<void()>> waiting;
   };
 

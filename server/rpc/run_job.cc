@@ -249,9 +249,9 @@ absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
 absl::Status RunJob::Publish(v1::RunEvent& event) {
   event.set_run_id(run_id_);
   event.set_sequence(last_sequence_ + 1);
-  QG_RETURN_IF_ERROR(
-      context_.run_store.AppendEvent(run_id_, last_sequence_ + 1, event.SerializeAsString()));
-  live_.Published(run_id_, ++last_sequence_);
+  std::string bytes = event.SerializeAsString();
+  QG_RETURN_IF_ERROR(context_.run_store.AppendEvent(run_id_, last_sequence_ + 1, bytes));
+  live_.Published(run_id_, ++last_sequence_, std::move(bytes));
   return absl::OkStatus();
 }
 
@@ -264,10 +264,10 @@ void RunJob::Stop(const absl::Status& status) {
 void RunJob::Finish(const absl::Status& status, const v1::RunReport& report) {
   const int64_t sequence = last_sequence_ + 1;
   const RunState state = StateOf(status);
-  const absl::Status stored = context_.run_store.Finish(
-      run_id_, sequence, FinishedEvent(run_id_, sequence, state, status, report), state, status);
+  std::string event = FinishedEvent(run_id_, sequence, state, status, report);
+  const absl::Status stored = context_.run_store.Finish(run_id_, sequence, event, state, status);
   // When even that cannot be stored, streams see the run end without its last event and say so.
-  if (stored.ok()) live_.Published(run_id_, sequence);
+  if (stored.ok()) live_.Published(run_id_, sequence, std::move(event));
   live_.End(run_id_);
 }
 

@@ -45,17 +45,20 @@ void RunStream::Continue() {
   const absl::Status wanted = call_.cancellation()->Check();
   if (!wanted.ok()) return End(wanted);
   const bool was_live = runs_.live().IsLive(run_id_);
+  if (const auto latest = runs_.live().EventOf(run_id_, next_sequence_)) return Send(*latest);
   const auto bytes = call_.context().run_store.ReadEvent(run_id_, next_sequence_);
   if (!bytes.ok()) return End(bytes.status());
-  if (bytes->has_value()) {
-    if (!event_.ParseFromString(**bytes)) {
-      return End(absl::DataLossError("the database holds a damaged run event"));
-    }
-    ++next_sequence_;
-    return StartWrite(&event_);
-  }
+  if (bytes->has_value()) return Send(**bytes);
   if (!was_live) return End(error::Internal("the run ended without its last event"));
   WaitForEvent();
+}
+
+void RunStream::Send(const std::string& event) {
+  if (!event_.ParseFromString(event)) {
+    return End(absl::DataLossError("the database holds a damaged run event"));
+  }
+  ++next_sequence_;
+  StartWrite(&event_);
 }
 
 void RunStream::WaitForEvent() {

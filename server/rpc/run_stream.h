@@ -34,6 +34,8 @@ class RunStream : public grpc::ServerWriteReactor<v1::RunEvent> {
  private:
   void Begin(Admission admission, absl::AnyInvocable<absl::StatusOr<Start>(const Call&) &&> start);
   void Continue();
+  /// The event with next_sequence_.
+  void Send(const std::string& event);
   void WaitForEvent();
   void End(const absl::Status& status);
 

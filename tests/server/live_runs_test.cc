@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <string>
 #include <thread>
 #include <vector>
+
+#include "server/limits.h"
 
 namespace quantgate {
 namespace {
@@ -15,10 +18,10 @@ TEST(LiveRunsTest, WakesOnceForTheEventThatIsWaitedFor) {
   runs.Begin("a", nullptr);
   int wakes = 0;
   EXPECT_NE(runs.Wait("a", 1, [&] { ++wakes; }), 0);
-  runs.Published("b", 1);
+  runs.Published("b", 1, "");
   EXPECT_EQ(wakes, 0);
-  runs.Published("a", 1);
-  runs.Published("a", 2);
+  runs.Published("a", 1, "");
+  runs.Published("a", 2, "");
   EXPECT_EQ(wakes, 1);
   EXPECT_EQ(runs.Wait("a", 2, [&] { ++wakes; }), 0);  // It is there.
   EXPECT_NE(runs.Wait("a", 3, [&] { ++wakes; }), 0);
@@ -34,12 +37,38 @@ TEST(LiveRunsTest, AWaitEndsByItsWakeOrByStopping) {
   const int64_t token = runs.Wait("a", 1, [&] { ++wakes; });
   EXPECT_TRUE(runs.StopWaiting("a", token));
   EXPECT_FALSE(runs.StopWaiting("a", token));
-  runs.Published("a", 1);
+  runs.Published("a", 1, "");
   EXPECT_EQ(wakes, 0);
   const int64_t second = runs.Wait("a", 2, [&] { ++wakes; });
   runs.End("a");
   EXPECT_FALSE(runs.StopWaiting("a", second));
   EXPECT_EQ(wakes, 1);
+}
+
+TEST(LiveRunsTest, HasTheLatestEvents) {
+  LiveRuns runs;
+  runs.Begin("a", nullptr);
+  EXPECT_EQ(runs.EventOf("a", 1), nullptr);
+  runs.Published("a", 1, "first");
+  runs.Published("a", 2, "second");
+  EXPECT_EQ(runs.EventOf("a", 0), nullptr);
+  ASSERT_NE(runs.EventOf("a", 1), nullptr);
+  EXPECT_EQ(*runs.EventOf("a", 1), "first");
+  const auto second = runs.EventOf("a", 2);
+  ASSERT_NE(second, nullptr);
+  EXPECT_EQ(runs.EventOf("a", 3), nullptr);
+  EXPECT_EQ(runs.EventOf("b", 1), nullptr);
+  // One that fills the memory alone is kept until the next one.
+  runs.Published("a", 3, std::string(kLiveEventBytesMax + 1, 'x'));
+  EXPECT_EQ(runs.EventOf("a", 2), nullptr);
+  ASSERT_NE(runs.EventOf("a", 3), nullptr);
+  runs.Published("a", 4, "fourth");
+  EXPECT_EQ(runs.EventOf("a", 3), nullptr);
+  ASSERT_NE(runs.EventOf("a", 4), nullptr);
+  EXPECT_EQ(*runs.EventOf("a", 4), "fourth");
+  runs.End("a");
+  EXPECT_EQ(runs.EventOf("a", 4), nullptr);
+  EXPECT_EQ(*second, "second");
 }
 
 TEST(LiveRunsTest, EveryWaitEndsExactlyOnceUnderContention) {
@@ -57,7 +86,7 @@ TEST(LiveRunsTest, EveryWaitEndsExactlyOnceUnderContention) {
       }
     });
   }
-  for (int64_t sequence = 1; sequence <= 300; ++sequence) runs.Published("a", sequence);
+  for (int64_t sequence = 1; sequence <= 300; ++sequence) runs.Published("a", sequence, "");
   for (std::thread& thread : threads) thread.join();
   runs.End("a");
   EXPECT_EQ(ended, waits);
