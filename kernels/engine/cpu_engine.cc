@@ -18,7 +18,7 @@ namespace quantgate {
 namespace {
 
 // The processor's marketing name; Linux only, as is the rest of the CPU engine.
-std::string ProcessorName() {
+std::string ReadProcessorName() {
   std::ifstream cpuinfo("/proc/cpuinfo");
   std::string line;
   while (std::getline(cpuinfo, line)) {
@@ -27,6 +27,11 @@ std::string ProcessorName() {
     if (colon != std::string::npos) return line.substr(colon + 2);
   }
   return "x86-64 processor";
+}
+
+const std::string& ProcessorName() {
+  static const std::string& name = *new std::string(ReadProcessorName());
+  return name;
 }
 
 class CpuStopwatch final : public Stopwatch {

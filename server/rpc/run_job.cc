@@ -1,5 +1,6 @@
 #include "server/rpc/run_job.h"
 
+#include <future>
 #include <map>
 #include <utility>
 #include <vector>
@@ -131,8 +132,9 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
   v1::RunReport report;
   report.set_schema_version(1);
   report.set_run_id(run_id_);
-  const DeviceDescription device = device_.engine->Describe();
-  *report.mutable_environment() = EnvironmentToProto(std::span(&device, 1));
+  // The driver takes its time to say clocks: the run goes on meanwhile.
+  std::future<DeviceDescription> described =
+      std::async(std::launch::async, [this] { return device_.engine->Describe(); });
   QG_RETURN_IF_ERROR(AddInputs(plan, report));
   report.set_reproduce(ReproduceCommand(run_));
   if (run_.reference.has_value()) report.set_reference(*run_.reference);
@@ -144,6 +146,8 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
   QG_ASSIGN_OR_RETURN(const RunReport result, RunPlan(plan, *device_.engine, cancellation_.get(),
                                                       RunObserver{on_progress, on_variant}));
   context_.metrics.StageTook(Stage::kStore, store_time_);
+  const DeviceDescription device = described.get();
+  *report.mutable_environment() = EnvironmentToProto(std::span(&device, 1));
   for (const PairSummary& pair : result.pairs) *report.add_pairs() = PairSummaryToProto(pair);
   *report.mutable_verdict() = VerdictToProto(result.verdict);
   return report;
