@@ -39,9 +39,10 @@ struct RunPage {
 
 class RunStore {
  public:
-  /// `runs_kept`: finished runs beyond this number go, the oldest first.
-  explicit RunStore(Database& database, int runs_kept = kRunsKept)
-      : database_(database), runs_kept_(runs_kept) {}
+  /// Finished runs beyond this number, and beyond this many bytes of events, go, the oldest first.
+  explicit RunStore(Database& database, int runs_kept = kRunsKept,
+                    int64_t event_bytes_kept = kRunEventBytesKept)
+      : database_(database), runs_kept_(runs_kept), event_bytes_kept_(event_bytes_kept) {}
 
   /// The run that a request started. ALREADY_EXISTS when its content was another.
   absl::StatusOr<std::optional<RunRecord>> FindRequest(const std::string& request_id,
@@ -75,6 +76,7 @@ class RunStore {
 
   Database& database_;
   const int runs_kept_;
+  const int64_t event_bytes_kept_;
 };
 
 }  // namespace quantgate

@@ -110,14 +110,30 @@ TEST_F(RecordStoresTest, RunsKeepTheirEventsAndState) {
 TEST_F(RecordStoresTest, OnlyTheNewestFinishedRunsAreKept) {
   RunStore runs(*database_, /*runs_kept=*/5);
   const RunRecord live = runs.Create("", ContentNumber(0), "goes on").value();
-  std::string first;
+  std::vector<std::string> ids;
   for (int i = 0; i < 10; ++i) {
-    const RunRecord run = runs.Create("", ContentNumber(1), "s").value();
-    if (i == 0) first = run.run_id;
-    ASSERT_TRUE(runs.Finish(run.run_id, 1, "f", RunState::kSucceeded, absl::OkStatus()).ok());
+    ids.push_back(runs.Create("", ContentNumber(1), "s").value().run_id);
+    ASSERT_TRUE(runs.Finish(ids[i], 1, "f", RunState::kSucceeded, absl::OkStatus()).ok());
   }
-  EXPECT_TRUE(absl::IsNotFound(runs.Get(first).status()));
-  EXPECT_TRUE(absl::IsNotFound(runs.ReadEvent(first, 1).status()));
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(runs.Get(ids[i]).ok(), i >= 5) << i;
+    EXPECT_EQ(runs.ReadEvent(ids[i], 1).ok(), i >= 5) << i;
+  }
+  EXPECT_TRUE(runs.Get(live.run_id).ok());
+}
+
+TEST_F(RecordStoresTest, OnlySoManyBytesOfEventsAreKept) {
+  RunStore runs(*database_, /*runs_kept=*/100, /*event_bytes_kept=*/1000);
+  const RunRecord live = runs.Create("", ContentNumber(0), "goes on").value();
+  ASSERT_TRUE(runs.AppendEvent(live.run_id, 1, std::string(400, 'e')).ok());
+  std::vector<std::string> ids;
+  for (int i = 0; i < 4; ++i) {
+    ids.push_back(runs.Create("", ContentNumber(1), "s").value().run_id);
+    const std::string event(400, 'f');
+    ASSERT_TRUE(runs.Finish(ids[i], 1, event, RunState::kSucceeded, absl::OkStatus()).ok());
+  }
+  ASSERT_TRUE(runs.Create("", ContentNumber(1), "s").ok());
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(runs.Get(ids[i]).ok(), i >= 2) << i;
   EXPECT_TRUE(runs.Get(live.run_id).ok());
 }
 
