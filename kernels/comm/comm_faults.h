@@ -26,6 +26,12 @@ inline constexpr char kFaultChunkOrder[] = "chunk-order-reversed";
 inline constexpr char kFaultInterleaveLeft[] = "gather-interleave-left";
 /// What stands in the padding behind a shard has a part in its amax.
 inline constexpr char kFaultPadInAmax[] = "pad-included-in-amax";
+/// Members do not compare their calls before they begin.
+inline constexpr char kFaultCallsNotCompared[] = "calls-not-compared";
+/// An all-gather whose deadline has passed goes on with what is in its buffer.
+inline constexpr char kFaultDeadlinePasses[] = "deadline-passes-silently";
+/// Parts are added in the order in which the members came.
+inline constexpr char kFaultArrivalOrder[] = "sum-in-order-of-arrival";
 
 // Of calls that communicate and multiply at the same time (kernels/comm/overlap.h); a ring has
 // kFaultChunkOrder too.

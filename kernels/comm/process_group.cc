@@ -65,6 +65,7 @@ absl::StatusOr<ProcessGroup::Postings> ProcessGroup::Meet(CallSignature signatur
 }
 
 absl::StatusOr<ProcessGroup::Postings> ProcessGroup::Meet(Posting posting) {
+  if (faults().Has(kFaultCallsNotCompared)) posting.signature = {};
   const uint64_t call = calls_++;
   const int rank = members()[place_];
   Delay(environment_.noise, rank, call, NoisePoint::kBeforePosting);
@@ -125,8 +126,12 @@ absl::StatusOr<Tensor> ProcessGroup::AllGather(const Tensor& local) {
     if (Skips(local)) return local;
     CallSignature signature = SignatureOf(CallKind::kAllGather, local);
     signature.rows_are_free = true;
-    QG_ASSIGN_OR_RETURN(const Postings postings, Meet(std::move(signature), {local}));
-    return Joined(Agreed(*postings));
+    const absl::StatusOr<Postings> postings = Meet(std::move(signature), {local});
+    if (absl::IsDeadlineExceeded(postings.status()) && faults().Has(kFaultDeadlinePasses)) {
+      return local;
+    }
+    QG_RETURN_IF_ERROR(postings.status());
+    return Joined(Agreed(**postings));
   });
 }
 
@@ -176,10 +181,15 @@ absl::StatusOr<std::vector<Tensor>> ProcessGroup::BlocksOfOwners(
   return blocks;
 }
 
-absl::StatusOr<Tensor> ProcessGroup::OrderedSumOf(std::span<const Tensor> parts,
+absl::StatusOr<Tensor> ProcessGroup::OrderedSumOf(const AgreedCall& call,
+                                                  std::span<const Tensor> parts,
                                                   const ReductionProfile& profile) {
   QG_ASSIGN_OR_RETURN(ReductionOrder order, OrderOf(profile, place_, size()));
   if (faults().Has(kFaultElementAccumulation)) order.accumulation = SumAccumulation::kElement;
+  if (faults().Has(kFaultArrivalOrder)) {
+    std::sort(order.ranks.begin(), order.ranks.end(),
+              [&](int a, int b) { return call.postings[a].arrival < call.postings[b].arrival; });
+  }
   std::vector<Tensor> ordered;
   for (const int member : order.ranks) ordered.push_back(parts[member]);
   return engine_.OrderedSum(ordered, order.accumulation, parts[0].dtype(),
@@ -192,7 +202,7 @@ absl::StatusOr<Tensor> ProcessGroup::SumOfBlock(const AgreedCall& call,
     return environment_.transport.LibraryReduceScatter(call);
   }
   QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts, environment_.transport.AllToAll(call));
-  return OrderedSumOf(parts, profile);
+  return OrderedSumOf(call, parts, profile);
 }
 
 absl::StatusOr<Tensor> ProcessGroup::ReduceScatter(const Tensor& partial,
@@ -239,7 +249,7 @@ absl::StatusOr<Tensor> ProcessGroup::AllReduce(const Tensor& partial,
     if (is_librarys) return environment_.transport.LibrarySum(call);
     QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts,
                         environment_.transport.AllGatherParts(call));
-    return OrderedSumOf(parts, profile);
+    return OrderedSumOf(call, parts, profile);
   });
 }
 

@@ -102,7 +102,7 @@ class ProcessGroup {
   absl::StatusOr<Tensor> Joined(const AgreedCall& call);
   absl::StatusOr<std::vector<Tensor>> BlocksOfOwners(const Tensor& partial,
                                                      std::span<const int64_t> rows) const;
-  absl::StatusOr<Tensor> OrderedSumOf(std::span<const Tensor> parts,
+  absl::StatusOr<Tensor> OrderedSumOf(const AgreedCall& call, std::span<const Tensor> parts,
                                       const ReductionProfile& profile);
   absl::StatusOr<Tensor> SumOfBlock(const AgreedCall& call, const ReductionProfile& profile);
   absl::StatusOr<Tensor> AllReduceByBlocks(const CallSignature& signature, const Tensor& partial,

@@ -88,6 +88,7 @@ absl::StatusOr<std::shared_ptr<const std::vector<Posting>>> Rendezvous::Meet(int
   }
   const std::shared_ptr<std::vector<Posting>> postings = meeting.postings;
   (*postings)[place] = std::move(posting);
+  (*postings)[place].arrival = meeting.posted;
   meeting.has_posted[place] = true;
   if (++meeting.posted == group.description.size()) {
     meeting = {};

@@ -36,6 +36,7 @@ struct Contribution {
 struct Posting {
   CallSignature signature;
   Contribution contribution;
+  int arrival = 0;  ///< How many members had posted before.
 };
 
 /// A call that all members agree on, as one of them sees it.

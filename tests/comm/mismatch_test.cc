@@ -12,6 +12,7 @@ namespace quantgate {
 namespace {
 
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::Each;
 using testing::HasSubstr;
 using testing::Property;
@@ -265,9 +266,11 @@ TEST(Deadline, NamesTheRankThatDidNotCome) {
     if (rank.index() != 1) others_are_done.count_down();
     return status;
   });
+  // On a busy machine another one may not have started yet.
   EXPECT_THAT(statuses, Each(IsError(absl::StatusCode::kDeadlineExceeded,
-                                     "group world, call 1 (all_gather u8[1x1]): rank 1 did not "
-                                     "come within 20ms")));
+                                     "group world, call 1 (all_gather u8[1x1]): rank")));
+  EXPECT_THAT(std::string(statuses[0].message()),
+              ContainsRegex("ranks? [0-2, ]*1[0-2, ]* did not come within 20ms"));
   ExpectNewWorldWorks(std::move(ranks));
 }
 

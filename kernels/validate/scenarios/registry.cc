@@ -12,7 +12,8 @@ const ScenarioGroup& WholeGroup() {
     for (const auto make :
          {&QuantizerScenarios, &Fp8Scenarios, &Mxfp8Scenarios, &Nvfp4Scenarios, &RandomScenarios,
           &DelayedScalingScenarios, &EmptyScenarios, &LinearScenarios, &HybridScenarios,
-          &LayerScenarios, &SessionScenarios, &WeightScenarios}) {
+          &LayerScenarios, &SessionScenarios, &WeightScenarios, &GroupCallScenarios,
+          &GroupSumScenarios, &GroupAmaxScenarios}) {
       ScenarioGroup group = make();
       std::move(group.scenarios.begin(), group.scenarios.end(), std::back_inserter(all->scenarios));
       std::move(group.faults.begin(), group.faults.end(), std::back_inserter(all->faults));

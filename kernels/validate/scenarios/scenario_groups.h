@@ -30,5 +30,8 @@ ScenarioGroup HybridScenarios();          ///< A format per direction.
 ScenarioGroup LayerScenarios();           ///< Gradients, experts, norms, engines.
 ScenarioGroup SessionScenarios();         ///< What training keeps between steps.
 ScenarioGroup WeightScenarios();          ///< Quantized and cached weights, main gradients.
+ScenarioGroup GroupCallScenarios();       ///< Calls of ranks that agree and that do not.
+ScenarioGroup GroupSumScenarios();        ///< Orders and roundings of sums over ranks.
+ScenarioGroup GroupAmaxScenarios();       ///< Maxima over groups of ranks.
 
 }  // namespace quantgate

@@ -1,6 +1,7 @@
 // The library of scenarios as data: names, bug classes, faults, and where faults can be reached.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <regex>
@@ -62,16 +63,20 @@ TEST(ScenarioLibraryTest, FaultsAreOfTheirScenariosClasses) {
   }
 }
 
-/// Every line of the code that training runs through.
-std::vector<std::string> ProductionLines() {
+/// Every line of the code that training runs through, in the given folders.
+std::vector<std::string> LinesOf(const std::vector<std::string>& folders) {
   std::vector<std::string> lines;
   for (const SourceFile& file : ReadSources({".h", ".cc"})) {
-    if (!file.path.starts_with("kernels/layer/") && !file.path.starts_with("kernels/training/")) {
+    if (std::none_of(folders.begin(), folders.end(),
+                     [&](const std::string& folder) { return file.path.starts_with(folder); })) {
       continue;
     }
     lines.insert(lines.end(), file.lines.begin(), file.lines.end());
   }
   return lines;
+}
+std::vector<std::string> ProductionLines() {
+  return LinesOf({"kernels/comm/", "kernels/layer/", "kernels/training/"});
 }
 
 /// The constants of that code that hold the names of faults, by name.
@@ -89,14 +94,15 @@ std::map<std::string, std::string> FaultConstants(const std::vector<std::string>
   return constants;
 }
 
-// Faults in layer and session code are asked for at the place of the bug.
+// Faults in communication, layer and session code are asked for at the place of the bug.
 TEST(ScenarioLibraryTest, SeededFaultsAreAskedFor) {
   const std::vector<std::string> lines = ProductionLines();
   const std::map<std::string, std::string> constants = FaultConstants(lines);
   for (const Fault& fault : AllFaults()) {
     if (fault.alter_engine) continue;
     const auto constant = constants.find(fault.name);
-    ASSERT_NE(constant, constants.end()) << fault.name << " is no constant of layers or training";
+    ASSERT_NE(constant, constants.end())
+        << fault.name << " is no constant of communication, layers or training";
     const std::regex use("Has\\(" + constant->second + "\\)");
     int uses = 0;
     for (const std::string& line : lines) uses += std::regex_search(line, use);
@@ -108,7 +114,8 @@ TEST(ScenarioLibraryTest, SeededFaultsAreAskedFor) {
 TEST(ScenarioLibraryTest, FaultsOfTheCodeAreInTheLibrary) {
   std::set<std::string> names;
   for (const Fault& fault : AllFaults()) names.insert(fault.name);
-  for (const auto& [name, constant] : FaultConstants(ProductionLines())) {
+  for (const auto& [name, constant] :
+       FaultConstants(LinesOf({"kernels/layer/", "kernels/training/"}))) {
     EXPECT_EQ(names.count(name), 1u) << constant;
   }
 }

@@ -1,0 +1,76 @@
+#include "kernels/validate/scenarios/virtual_ranks.h"
+
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+std::vector<std::vector<int>> GroupsOf(int size, std::string_view kind) {
+  const int pairs = size / 2;
+  std::vector<std::vector<int>> groups;
+  for (int i = 0; i < pairs; ++i) {
+    groups.push_back(kind == kNeighbours ? std::vector<int>{2 * i, 2 * i + 1}
+                                         : std::vector<int>{i, i + pairs});
+  }
+  if (size % 2 == 1) groups.push_back({size - 1});
+  return groups;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<World>> MakeVirtualRanks(ScenarioContext& context, int size,
+                                                        const VirtualRanksOptions& options) {
+  QG_ASSIGN_OR_RETURN(
+      std::unique_ptr<World> world,
+      World::Create({.engines = std::vector<Engine*>(static_cast<size_t>(size), &context.engine()),
+                     .deadline = options.deadline,
+                     .faults = context.faults(),
+                     .noise = options.noise}));
+  for (const char* kind : {kNeighbours, kHalfApart}) {
+    QG_RETURN_IF_ERROR(world->AddGroups(kind, GroupsOf(size, kind)));
+  }
+  return world;
+}
+
+std::vector<std::vector<int>> GroupOfEachRank(int size, std::string_view kind) {
+  std::vector<std::vector<int>> of_ranks(size);
+  for (const std::vector<int>& group : GroupsOf(size, kind)) {
+    for (const int rank : group) of_ranks[rank] = group;
+  }
+  return of_ranks;
+}
+
+std::vector<TensorsOfRank> RunRanks(
+    ScenarioContext& context, std::string_view what, World& world,
+    const std::function<absl::StatusOr<TensorsOfRank>(Rank& rank)>& body) {
+  std::vector<TensorsOfRank> results(world.size());
+  const auto run = [&](Rank& rank) -> absl::Status {
+    QG_ASSIGN_OR_RETURN(TensorsOfRank tensors, body(rank));
+    for (Tensor& tensor : tensors) {
+      if (!tensor.has_value()) continue;
+      QG_ASSIGN_OR_RETURN(tensor, rank.engine().ToHost(tensor, rank.cancellation()));
+    }
+    results[rank.index()] = std::move(tensors);
+    return absl::OkStatus();
+  };
+  const absl::Status status = world.Run(run, context.cancellation());
+  context.ExpectCode(what, status, absl::StatusCode::kOk);
+  if (!status.ok()) return {};
+  return results;
+}
+
+std::vector<absl::Status> StatusOfEachRank(ScenarioContext& context, World& world,
+                                           const std::function<absl::Status(Rank& rank)>& body) {
+  std::vector<absl::Status> statuses(world.size());
+  const auto run = [&](Rank& rank) {
+    statuses[rank.index()] = body(rank);
+    return absl::OkStatus();
+  };
+  // What went wrong is in the statuses.
+  world.Run(run, context.cancellation()).IgnoreError();
+  return statuses;
+}
+
+}  // namespace quantgate
