@@ -131,12 +131,8 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path
   auto database = std::unique_ptr<Database>(new Database(connection));
   if (code != SQLITE_OK) return FromSqlite(connection, code, absl::StrCat("opening ", path));
   const std::lock_guard lock(database->mutex_);
-  // Events of runs are hundreds of kilobytes: by the usual pages of 4 KiB each would be hundreds of
-  // writes, and every few of them one that moves the log (here: when it has 32 MiB) and waits for
-  // the disk. A database that is there already keeps its pages.
   QG_RETURN_IF_ERROR(database->Execute(
-      "PRAGMA page_size = 16384; PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = 2048; "
-      "PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;"));
+      "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;"));
   const absl::Status migrated = database->Migrate();
   if (!migrated.ok())
     return absl::FailedPreconditionError(absl::StrCat(path, ": ", migrated.message()));
