@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/delayed_reduction.h"
 #include "kernels/layer/layer_request.h"
 #include "kernels/layer/layer_step.h"
 
@@ -85,6 +86,7 @@ LayerOutline OutlineOf(const LayerRequest& request) {
   for (const auto& [name, tensor] : request.main_grads) {
     if (tensor.has_value()) outline.main_grads.insert(name);
   }
+  outline.parallel = request.parallel;
   return outline;
 }
 
@@ -105,7 +107,8 @@ StepOptions OptionsOf(const LayerRequest& request, const Recipe& recipe) {
           .grad_enabled = request.grad_output.has_value(),
           .requires_grad = request.requires_grad,
           .calibrate = request.calibrate,
-          .seed = request.seed};
+          .seed = request.seed,
+          .parallel = request.parallel};
 }
 
 bool QuantizesGradients(const LayerPlan& plan) {
@@ -157,15 +160,37 @@ std::vector<std::string> LayerOutputs(const LayerRequest& request) {
 }
 
 Shape LayerOutputShape(const LayerRequest& request, std::string_view output) {
-  if (output == "dx" || output == "norm_out") return request.x.shape();
+  if (output == "dx") return request.x.shape();
   for (const LayerParameter& parameter : ParametersOf(request.layer)) {
     if (output == parameter.gradient || output == parameter.main_grad) {
       return request.parameters.at(parameter.name).shape();
     }
   }
   const LayerPlan plan = PlanOf(request, *Recipe::Parse("bf16"));
-  return plan.ShapeOfRows(plan.programs.front().values.back().shape.back());
+  const ProgramPlan& first = plan.programs.front();
+  if (output == "norm_out") {
+    Shape shape = request.x.shape();
+    const PlannedOperation& linear = first.operations[static_cast<size_t>(first.norm_out)];
+    if (linear.linear.parallel.returns_x) shape.front() = linear.linear.parallel.first_dim;
+    return shape;
+  }
+  const Shape& y = first.values.back().shape;
+  return plan.kind == LayerKind::kGroupedLinear ? plan.ShapeOfRows(y.back()) : y;
 }
+
+namespace {
+
+absl::Status UpdateScalesOfStep(StepRecorder& recorder, const LayerRequest& request,
+                                LayerState& state, const Recipe& recipe, UpdatePoint point) {
+  if (request.parallel != nullptr) {
+    const ReducedLayer layer{&request.layer, &state};
+    QG_RETURN_IF_ERROR(
+        ReduceDelayedAmaxes(recorder, *request.parallel->tp, {&layer, 1}, recipe, point));
+  }
+  return UpdateScales(recorder, request.layer, state, recipe, point);
+}
+
+}  // namespace
 
 absl::StatusOr<LayerResult> RunLayer(Engine& engine, const LayerRequest& request,
                                      const Recipe& recipe, const Arithmetic& arithmetic,
@@ -182,12 +207,14 @@ absl::StatusOr<LayerResult> RunLayer(Engine& engine, const LayerRequest& request
   BackwardResult backward;
   if (plan.has_backward) {
     if (plan.is_delayed) {
-      QG_RETURN_IF_ERROR(UpdateScales(recorder, spec, state, recipe, UpdatePoint::kForward));
+      QG_RETURN_IF_ERROR(
+          UpdateScalesOfStep(recorder, request, state, recipe, UpdatePoint::kForward));
     }
     QG_ASSIGN_OR_RETURN(backward, BackwardLayer(recorder, spec, state, std::move(forward.saved),
                                                 request.grad_output));
     if (plan.is_delayed && QuantizesGradients(plan)) {
-      QG_RETURN_IF_ERROR(UpdateScales(recorder, spec, state, recipe, UpdatePoint::kBackward));
+      QG_RETURN_IF_ERROR(
+          UpdateScalesOfStep(recorder, request, state, recipe, UpdatePoint::kBackward));
     }
   }
   LayerResult result;

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,6 +48,7 @@ struct OperationSpec {
   std::string addend;              ///< kAdd: an earlier operation whose output is added, or "x".
   bool quantize_forward = true;    ///< kQuantize: the activation, as an input,
   bool quantize_backward = false;  ///< and its gradient, as a grad_output.
+  ParallelMode parallel_mode = ParallelMode::kNone;  ///< kBasicLinear.
   friend bool operator==(const OperationSpec& a, const OperationSpec& b);
 };
 
@@ -67,6 +69,11 @@ struct LayerSpec {
   /// GEMM's epilogue; under delayed scaling norms and activations are quantized unrounded. False:
   /// every operation rounds its result to the activation dtype.
   bool fused = true;
+  /// How weights are divided over the tensor-parallel group of a step; all sizes above are then of
+  /// one rank's part. layernorm_mlp: kColumn, which is of fc1, with fc2 row-parallel;
+  /// layernorm_linear: kColumn; a chain's stand with its operations. A grouped_linear communicates
+  /// nothing: y, or dx, is the rank's part of it.
+  ParallelMode parallel_mode = ParallelMode::kNone;
   friend bool operator==(const LayerSpec& a, const LayerSpec& b);
 };
 
@@ -86,6 +93,8 @@ struct LayerRequest {
   std::map<std::string, DelayedScalingState> delayed;
   /// Under delayed scaling: compute in high precision and note the amaxes only.
   bool calibrate = false;
+  /// The ranks among which the layer is divided, of which this request is one's part; null: one.
+  std::shared_ptr<const ParallelStep> parallel;
 };
 
 struct LayerResult : StepRecords {

@@ -70,6 +70,18 @@ absl::Status CheckQuantize(const LayerPlan& plan, const ProgramPlan& program,
   return absl::OkStatus();
 }
 
+/// A linear operation that gathers quantizes itself: each rank's codes have the group's amax then,
+/// and the directions that are gathered.
+absl::Status CheckGathered(const PlannedOperation& operation) {
+  const LinearUnit& unit = operation.linear;
+  const bool x = unit.facts.x_is_codes && unit.parallel.gathers_x();
+  const bool grad_output = unit.facts.grad_output_is_codes && unit.parallel.gathers_grad_output();
+  if (!x && !grad_output) return absl::OkStatus();
+  return InvalidField(operation.field, std::string(ParallelModeName(unit.parallel.mode)),
+                      absl::StrCat("under sequence parallelism it takes no ",
+                                   x ? "x" : "grad_output", " that a quantize operation made"));
+}
+
 }  // namespace
 
 absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe) {
@@ -83,6 +95,7 @@ absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe) {
         QG_RETURN_IF_ERROR(CheckQuantize(plan, program, operation, recipe));
       }
       if (operation.kind != OperationKind::kBasicLinear) continue;
+      QG_RETURN_IF_ERROR(CheckGathered(operation));
       QG_ASSIGN_OR_RETURN(const LinearFields fields, FieldsOf(request, i, operation));
       QG_RETURN_IF_ERROR(CheckLinearUnit(operation.linear, fields, recipe));
     }

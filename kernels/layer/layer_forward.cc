@@ -7,7 +7,7 @@
 namespace quantgate {
 namespace {
 
-LayerOutline OutlineOf(const LayerState& state, const Tensor& x) {
+LayerOutline OutlineOf(const LayerState& state, const Tensor& x, const StepOptions& options) {
   LayerOutline outline;
   outline.x_dtype = x.dtype();
   outline.x_shape = x.shape();
@@ -21,6 +21,7 @@ LayerOutline OutlineOf(const LayerState& state, const Tensor& x) {
   for (const auto& [weight, main_grad] : state.main_grads) {
     if (main_grad.has_value()) outline.main_grads.insert(weight);
   }
+  outline.parallel = options.parallel;
   return outline;
 }
 
@@ -50,6 +51,12 @@ absl::StatusOr<LayerValue> ForwardLinearOperation(ProgramRun& run, size_t index,
   if (!operation.bias.empty()) input.bias = run.state.parameters.at(operation.bias).value;
   QG_ASSIGN_OR_RETURN(LinearForward forward,
                       ForwardLinear(run.recorder, operation.linear, run.state, input, run.options));
+  if (forward.whole_x.has_value()) {
+    Shape shape = x.tensor.shape();
+    shape.front() = operation.linear.parallel.first_dim;
+    QG_ASSIGN_OR_RETURN(run.whole_norm_out,
+                        forward.whole_x.Reinterpret(forward.whole_x.dtype(), std::move(shape)));
+  }
   saved.linear = std::move(forward.saved);
   return LayerValue{std::move(forward.y), {}, {}};
 }
@@ -110,11 +117,15 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
                                            LayerState& state, const Tensor& x,
                                            const StepOptions& given) {
   StepOptions options = given;
+  if (options.parallel != nullptr && options.parallel->tp == nullptr) {
+    return absl::InvalidArgumentError(
+        "parallel.tp: null; a step of several ranks needs this rank's end of their group");
+  }
   if (recorder.faults().Has(kFaultRequiresGradSwapped)) {
     std::swap(options.requires_grad.x, options.requires_grad.weight);
   }
   const auto plan =
-      std::make_shared<const LayerPlan>(PlanLayer(spec, OutlineOf(state, x), options));
+      std::make_shared<const LayerPlan>(PlanLayer(spec, OutlineOf(state, x, options), options));
   const auto shared_options = std::make_shared<const StepOptions>(options);
   AddNotes(recorder, *plan, options.recipe);
   auto saved = std::make_unique<ForwardSaved>(plan, shared_options);
@@ -131,6 +142,7 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
     QG_ASSIGN_OR_RETURN(std::vector<LayerValue> values,
                         ForwardProgram(run, part, saved->operations[i]));
     AddIntermediates(*plan, program, values, result);
+    if (run.whole_norm_out.has_value()) result.norm_out = run.whole_norm_out;
     parts.push_back(values.back().plain());
   }
   QG_ASSIGN_OR_RETURN(result.y, JoinRows(recorder, "concatenate y", *plan, parts));

@@ -1,7 +1,10 @@
 #include "kernels/layer/layer_plan.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
+
+#include "kernels/comm/row_blocks.h"
 
 namespace quantgate {
 namespace {
@@ -35,6 +38,9 @@ class Planner {
       static_cast<ProgramValue&>(plan_.values.back()) = value;
     }
     plan_.norm_out = program.norm_out;
+    if (layer.kind != LayerKind::kGroupedLinear) {
+      rows_ = SequenceRows(program, outline.x_shape, outline.parallel.get());
+    }
   }
 
   ProgramPlan Plan(int64_t first_row, int64_t rows) {
@@ -70,6 +76,7 @@ class Planner {
   void PlanGradients();
   void PlanUnrounded(size_t i);
   void PlanLinear(size_t i);
+  void PlanParallel(size_t i);
   void PlanQuantize(size_t i);
   void PlanActivationGradient(size_t i);
   void SetFirstCallId(PlannedOperation& operation);
@@ -79,6 +86,7 @@ class Planner {
   const StepOptions& options_;
   const Recipe& recipe_;
   const LayerPlan& layer_;
+  std::vector<int64_t> rows_;  ///< SequenceRows.
   ProgramPlan plan_;
 };
 
@@ -109,6 +117,8 @@ void Planner::PlanShapes() {
     output.shape = input_of(i).shape;
     if (operation.kind == OperationKind::kBasicLinear) {
       output.shape.back() = parameter(operation.weight).shape[0];
+      output.shape.front() = OutputFirstDim(operation.parallel_mode, output.shape.front(), rows_,
+                                            outline_.parallel.get());
     } else if (operation.kind == OperationKind::kActivation) {
       output.shape = ActivationOutputShape(output.shape, operation.activation.kind);
     }
@@ -162,6 +172,7 @@ void Planner::PlanLinear(size_t i) {
   unit.n = weight.shape[0];
   unit.m = 1;
   for (size_t dim = 0; dim + 1 < x.shape.size(); ++dim) unit.m *= x.shape[dim];
+  PlanParallel(i);
 
   LinearFacts& facts = unit.facts;
   facts.x_dtype = x.dtype;
@@ -177,6 +188,32 @@ void Planner::PlanLinear(size_t i) {
   facts.is_empty = unit.m == 0;
   facts.calibrate = options_.calibrate;
   unit.flow = DataflowOf(facts, recipe_);
+  // Added to the sum over the ranks, and no part of a GEMM.
+  if (unit.parallel.is_row()) unit.flow.bias_dtype = layer_.activation_dtype;
+}
+
+void Planner::PlanParallel(size_t i) {
+  PlannedOperation& operation = plan_.operations[i];
+  const bool is_alone = outline_.parallel == nullptr || layer_.kind == LayerKind::kGroupedLinear;
+  if (is_alone || operation.parallel_mode == ParallelMode::kNone) return;
+  LinearUnit& unit = operation.linear;
+  LinearParallel& parallel = unit.parallel;
+  parallel.mode = operation.parallel_mode;
+  parallel.size = outline_.parallel->size();
+  parallel.rank = outline_.parallel->rank();
+  parallel.first_dim = output_of(i).shape.front();
+  if (rows_.empty()) return;
+  // Of x, or of y: what has all rows.
+  const Shape& whole = parallel.is_column() ? output_of(i).shape : input_of(i).shape;
+  int64_t inner = 1;
+  for (size_t dim = 1; dim + 1 < whole.size(); ++dim) inner *= whole[dim];
+  for (const int64_t rows : rows_) parallel.rows.push_back(rows * inner);
+  unit.m = whole.front() * inner;
+  parallel.x_gather = GatherMethodOf(recipe_, TensorRole::kInput, parallel.rows, unit.k);
+  parallel.grad_output_gather =
+      GatherMethodOf(recipe_, TensorRole::kGradOutput, parallel.rows, unit.n);
+  parallel.returns_x =
+      parallel.is_column() && layer_.returns_norm_output && operation.input == plan_.norm_out;
 }
 
 void Planner::PlanQuantize(size_t i) {
@@ -232,6 +269,27 @@ void Planner::PlanActivationGradient(size_t i) {
 }
 
 }  // namespace
+
+std::vector<int64_t> SequenceRows(const LayerProgram& program, const Shape& x,
+                                  const ParallelStep* parallel) {
+  if (parallel == nullptr || !parallel->divides_rows()) return {};
+  for (const ProgramOperation& operation : program.operations) {
+    if (operation.parallel_mode == ParallelMode::kNone) continue;
+    if (!parallel->rows.empty()) return parallel->rows;
+    if (operation.parallel_mode == ParallelMode::kRow) {
+      return EvenRows(x.front(), parallel->size());
+    }
+    return std::vector<int64_t>(static_cast<size_t>(parallel->size()), x.front());
+  }
+  return {};
+}
+
+int64_t OutputFirstDim(ParallelMode mode, int64_t first_dim, std::span<const int64_t> rows,
+                       const ParallelStep* parallel) {
+  if (rows.empty() || mode == ParallelMode::kNone) return first_dim;
+  if (mode == ParallelMode::kRow) return rows[static_cast<size_t>(parallel->rank())];
+  return std::accumulate(rows.begin(), rows.end(), int64_t{0});
+}
 
 Shape LayerPlan::ShapeOfRows(int64_t columns) const {
   Shape shape = x_shape;

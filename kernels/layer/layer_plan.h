@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct LayerOutline {
   Shape x_shape;
   std::map<std::string, ParameterOutline> parameters;
   std::set<std::string> main_grads;  ///< By weight.
+  std::shared_ptr<const ParallelStep> parallel;
 };
 
 struct PlannedValue : ProgramValue {
@@ -72,6 +74,14 @@ struct LayerPlan {
   Shape ShapeOfRows(int64_t columns) const;
   Shape x_shape;
 };
+
+/// Dim 0 on each rank of what lies between the parallel regions of a program that takes `x`; empty
+/// where it is not divided.
+std::vector<int64_t> SequenceRows(const LayerProgram& program, const Shape& x,
+                                  const ParallelStep* parallel);
+/// Dim 0 of the output of a linear operation whose x has `first_dim`.
+int64_t OutputFirstDim(ParallelMode mode, int64_t first_dim, std::span<const int64_t> rows,
+                       const ParallelStep* parallel);
 
 /// For a spec and outlines that CheckLayerTensors accepts.
 LayerPlan PlanLayer(const LayerSpec& spec, const LayerOutline& outline, const StepOptions& options);

@@ -50,25 +50,26 @@ class ProgramBuilder {
   }
 
   LayerProgram Linear(const std::string& suffix) {
-    AddLinear("", suffix);
+    AddLinear("", suffix, spec_.parallel_mode);
     if (!suffix.empty()) program_.values[0] = {"x" + suffix, "dx" + suffix};
     return Finish(suffix);
   }
 
   LayerProgram LayerNormLinear() {
     AddNorm();
-    AddLinear("", "");
+    AddLinear("", "", spec_.parallel_mode);
     return Finish("");
   }
 
   LayerProgram LayerNormMlp() {
     AddNorm();
-    AddLinear("fc1.", "");
+    const bool is_parallel = spec_.parallel_mode != ParallelMode::kNone;
+    AddLinear("fc1.", "", spec_.parallel_mode);
     Rename("fc1.y", "fc1.grad_output");
     ProgramOperation& activation = Add(OperationKind::kActivation, "activation");
     activation.activation = spec_.activation;
     Rename("fc2.x", "fc2.dx");
-    AddLinear("fc2.", "");
+    AddLinear("fc2.", "", is_parallel ? ParallelMode::kRow : ParallelMode::kNone);
     return Finish("");
   }
 
@@ -109,9 +110,11 @@ class ProgramBuilder {
   }
 
   /// A basic_linear and its bias, in its epilogue or behind it.
-  void AddLinear(const std::string& prefix, const std::string& suffix) {
+  void AddLinear(const std::string& prefix, const std::string& suffix, ParallelMode mode) {
     const LinearNames names(prefix, suffix);
-    AddUnit(OperationKind::kBasicLinear, names.weight, names).weight = names.weight;
+    ProgramOperation& linear = AddUnit(OperationKind::kBasicLinear, names.weight, names);
+    linear.weight = names.weight;
+    linear.parallel_mode = mode;
     if (!has_(names.bias)) return;
     if (spec_.fused) {
       program_.operations.back().bias = names.bias;
@@ -171,6 +174,7 @@ void ProgramBuilder::AddChained(const OperationSpec& spec, const std::string& fi
     operation.factor = spec.factor;
     operation.quantizes_forward = spec.quantize_forward;
     operation.quantizes_backward = spec.quantize_backward;
+    operation.parallel_mode = spec.parallel_mode;
   }
   Rename(prefix + "y", prefix + "grad_output");
   values_of_[spec.name] = static_cast<int>(program_.values.size()) - 1;

@@ -41,6 +41,7 @@ struct ProgramOperation {
   ActivationOptions activation;
   float factor = 1;
   bool quantizes_forward = false, quantizes_backward = false;  ///< kQuantize.
+  ParallelMode parallel_mode = ParallelMode::kNone;            ///< kBasicLinear.
 };
 
 struct ProgramValue {

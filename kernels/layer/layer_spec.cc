@@ -47,7 +47,36 @@ absl::Status CheckOperation(const OperationSpec& operation, const std::string& f
                         absl::StrCat("\"", operation.addend.substr(0, kNameLengthMax), "\""),
                         "it is x or the name of an earlier operation");
   }
+  if (operation.parallel_mode != ParallelMode::kNone &&
+      operation.kind != OperationKind::kBasicLinear) {
+    return InvalidField(field + ".parallel_mode",
+                        std::string(ParallelModeName(operation.parallel_mode)),
+                        absl::StrCat("it is a basic_linear's, not of a ",
+                                     std::string(OperationKindName(operation.kind))));
+  }
   return absl::OkStatus();
+}
+
+absl::Status CheckParallelMode(const LayerSpec& spec) {
+  if (spec.parallel_mode == ParallelMode::kNone) return absl::OkStatus();
+  const char* rule = nullptr;
+  switch (spec.kind) {
+    case LayerKind::kLayerNormLinear:
+      rule = "a norm needs all columns of x, so a layernorm_linear is column-parallel or none";
+      break;
+    case LayerKind::kLayerNormMlp:
+      rule = "a layernorm_mlp is column-parallel, which makes fc2 row-parallel, or none";
+      break;
+    case LayerKind::kLinear:
+    case LayerKind::kGroupedLinear:
+      return absl::OkStatus();
+    case LayerKind::kChain:
+      return InvalidField("layer.parallel_mode", std::string(ParallelModeName(spec.parallel_mode)),
+                          "of a chain, its basic_linear operations have one each");
+  }
+  if (spec.parallel_mode == ParallelMode::kColumn) return absl::OkStatus();
+  return InvalidField("layer.parallel_mode", std::string(ParallelModeName(spec.parallel_mode)),
+                      rule);
 }
 
 absl::Status CheckChain(const LayerSpec& spec) {
@@ -89,7 +118,7 @@ auto ActivationFieldsOf(const ActivationOptions& options) {
 bool operator==(const OperationSpec& a, const OperationSpec& b) {
   const auto fields = [](const OperationSpec& one) {
     return std::tuple_cat(std::tie(one.kind, one.name, one.norm, one.factor, one.addend,
-                                   one.quantize_forward, one.quantize_backward),
+                                   one.quantize_forward, one.quantize_backward, one.parallel_mode),
                           ActivationFieldsOf(one.activation));
   };
   return fields(a) == fields(b);
@@ -98,7 +127,7 @@ bool operator==(const OperationSpec& a, const OperationSpec& b) {
 bool operator==(const LayerSpec& a, const LayerSpec& b) {
   const auto fields = [](const LayerSpec& one) {
     return std::tuple_cat(std::tie(one.kind, one.norm, one.return_norm_output, one.m_splits,
-                                   one.operations, one.fused),
+                                   one.operations, one.fused, one.parallel_mode),
                           ActivationFieldsOf(one.activation));
   };
   return fields(a) == fields(b);
@@ -128,6 +157,7 @@ absl::Status CheckLayerSpec(const LayerSpec& spec) {
     return InvalidField("layer.return_norm_output", "true",
                         absl::StrCat("a ", kind, " has no norm"));
   }
+  QG_RETURN_IF_ERROR(CheckParallelMode(spec));
   if (spec.kind == LayerKind::kChain) {
     QG_RETURN_IF_ERROR(CheckChain(spec));
   } else if (!spec.operations.empty()) {

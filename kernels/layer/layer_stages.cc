@@ -1,13 +1,16 @@
 // LayerStages: what RunLayer will do, stage by stage, read from the plan.
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/delayed_reduction.h"
 #include "kernels/layer/layer_request.h"
+#include "kernels/layer/linear_parallel.h"
 
 namespace quantgate {
 namespace {
 
 class StageList {
  public:
-  StageList(const LayerRequest& request, const LayerPlan& plan) : request_(request), plan_(plan) {}
+  StageList(const LayerRequest& request, const Recipe& recipe, const LayerPlan& plan)
+      : recipe_(recipe), request_(request), plan_(plan) {}
 
   std::vector<std::string> Run();
 
@@ -22,16 +25,78 @@ class StageList {
 
   void AddForward(const ProgramPlan& program, const PlannedOperation& operation);
   void AddLinearForward(const PlannedOperation& operation);
+  void AddShardQuantization(const PlannedOperation& operation, TensorRole role,
+                            const std::string& what, Usages usages);
+  void AddGatherX(const PlannedOperation& operation);
+  void AddRegatherX(const PlannedOperation& operation);
+  void AddGatherGradOutput(const PlannedOperation& operation);
+  void AddReduction(const PlannedOperation& operation, const char* what);
   void AddQuantizeForward(const PlannedOperation& operation);
   void AddBackward(const ProgramPlan& program);
   void AddBackward(const PlannedOperation& operation);
   void AddLinearBackward(const PlannedOperation& operation);
   void AddQuantizeBackward(const PlannedOperation& operation);
 
+  const Recipe& recipe_;
   const LayerRequest& request_;
   const LayerPlan& plan_;
   std::vector<std::string> stages_;
 };
+
+void StageList::AddShardQuantization(const PlannedOperation& operation, TensorRole role,
+                                     const std::string& what, Usages usages) {
+  if (!usages.rowwise && !usages.columnwise) return;
+  AddIf(ReducesAmax(recipe_.QuantizerFor(role), usages),
+        operation.names.Stage("reduce amax of " + what));
+  stages_.push_back(operation.names.Stage("quantize " + what));
+}
+
+void StageList::AddGatherX(const PlannedOperation& operation) {
+  const LinearUnit& unit = operation.linear;
+  AddShardQuantization(operation, TensorRole::kInput, "x", XShardUsages(unit, recipe_));
+  const bool sends_codes = unit.parallel.x_gather == GatherMethod::kCodes && !GathersXSource(unit);
+  AddIf(!sends_codes && !GathersXSource(unit), operation.names.Stage("dequantize shard of x"));
+  stages_.push_back(operation.names.Stage("all-gather x"));
+  AddIf(!sends_codes && unit.flow.quantizes_fprop, operation.names.Stage("quantize gathered x"));
+}
+
+void StageList::AddRegatherX(const PlannedOperation& operation) {
+  const LinearUnit& unit = operation.linear;
+  const LinearDataflow& flow = unit.flow;
+  const Usages kept = KeptShardUsages(unit, recipe_);
+  const bool is_overridden = flow.backward_override != BackwardOverride::kNone;
+  const bool sends_codes = unit.parallel.x_gather == GatherMethod::kCodes;
+  AddIf(!is_overridden && !sends_codes && (kept.rowwise || kept.columnwise),
+        operation.names.Stage("dequantize shard of x"));
+  stages_.push_back(operation.names.Stage("all-gather x"));
+  AddIf(!is_overridden && !sends_codes && flow.x_usages.columnwise,
+        operation.names.Stage("quantize gathered x"));
+  const bool is_requantized =
+      flow.reads_dequantized() && unit.parallel.x_gather == GatherMethod::kSource;
+  AddIf(is_requantized, operation.names.Stage("quantize gathered x"));
+  AddIf(is_requantized, operation.names.Stage("dequantize gathered x"));
+}
+
+void StageList::AddGatherGradOutput(const PlannedOperation& operation) {
+  const LinearUnit& unit = operation.linear;
+  const auto add = [&](const char* stage) { stages_.push_back(operation.names.Stage(stage)); };
+  if (!unit.flow.reads_grad_output_codes()) return add("all-gather grad_output");
+  const Usages made = GradOutputShardUsages(unit, recipe_);
+  AddShardQuantization(operation, TensorRole::kGradOutput, "grad_output", made);
+  const bool sends_codes = unit.parallel.grad_output_gather == GatherMethod::kCodes;
+  const bool sends_values = !sends_codes && made.rowwise;
+  if (sends_values) add("dequantize shard of grad_output");
+  add("all-gather grad_output");
+  if (sends_codes) return;
+  add("quantize gathered grad_output");
+  if (sends_values && ReadsGradOutputSource(unit.flow)) add("all-gather grad_output");
+}
+
+void StageList::AddReduction(const PlannedOperation& operation, const char* what) {
+  const bool is_scattered = !operation.linear.parallel.rows.empty();
+  stages_.push_back(
+      operation.names.Stage(absl::StrCat(is_scattered ? "reduce-scatter " : "all-reduce ", what)));
+}
 
 void StageList::AddLinearForward(const PlannedOperation& operation) {
   const LinearFacts& facts = operation.linear.facts;
@@ -42,13 +107,24 @@ void StageList::AddLinearForward(const PlannedOperation& operation) {
   add_if(!facts.x_is_unrounded && IsCast(facts.x_dtype), "cast x");
   add_if(flow.is_calibration, "calibrate x");
   add_if(flow.is_calibration, "calibrate weight");
-  add_if(flow.reads_x_codes() && !facts.x_is_codes, kStageQuantizeX);
+  const LinearParallel& parallel = operation.linear.parallel;
+  if (parallel.gathers_x()) {
+    AddGatherX(operation);
+  } else {
+    add_if(flow.reads_x_codes() && !facts.x_is_codes, kStageQuantizeX);
+  }
   add_if(flow.reads_weight_codes(), kStageQuantizeWeight);
   add_if(flow.reads_weight && IsCast(facts.weight_dtype), "cast weight");
   add_if(flow.has_weight_copy() && IsCast(facts.weight_dtype), "cast dequantized weight");
   add_if(flow.has_backward(), "fingerprint saved operands");
-  add_if(!operation.bias.empty() && DTypeOf(operation.bias) != flow.bias_dtype, "cast bias");
+  const bool casts_bias = !operation.bias.empty() && DTypeOf(operation.bias) != flow.bias_dtype;
+  add_if(casts_bias && !parallel.is_row(), "cast bias");
   add_if(true, kStageFprop);
+  if (parallel.is_row()) {
+    AddReduction(operation, "y");
+    add_if(casts_bias, "cast bias");
+    add_if(!operation.bias.empty(), "add bias");
+  }
 }
 
 void StageList::AddQuantizeForward(const PlannedOperation& operation) {
@@ -86,19 +162,28 @@ void StageList::AddLinearBackward(const PlannedOperation& operation) {
   add_if(flow.needs_db && facts.grad_output_is_codes, "dequantize grad_output");
   add_if(flow.needs_db, "bias gradient");
   add_if(flow.is_calibration, "calibrate grad_output");
-  add_if(flow.reads_grad_output_codes() && !facts.grad_output_is_codes, kStageQuantizeGradOutput);
+  const LinearParallel& parallel = operation.linear.parallel;
+  if (parallel.gathers_grad_output()) {
+    AddGatherGradOutput(operation);
+  } else {
+    add_if(flow.reads_grad_output_codes() && !facts.grad_output_is_codes, kStageQuantizeGradOutput);
+  }
   // The fingerprints at use are taken right before the operands are read, all in one stage.
   add_if(true, "check saved operands");
   add_if(flow.needs_dx && flow.reads_dequantized(), "dequantize saved weight");
   add_if(flow.needs_dx && flow.reads_originals() && IsCast(facts.weight_dtype),
          "cast saved weight");
   add_if(flow.needs_dx, kStageDgrad);
+  if (flow.needs_dx && parallel.is_column()) AddReduction(operation, "dx");
   // wgrad of an empty batch is zero without reading x.
   const bool reads_x = flow.needs_dw && !flow.is_empty;
-  const bool reads_codes = flow.reads_dequantized() || (flow.reads_originals() && facts.x_is_codes);
+  const bool holds_source = parallel.gathers_x() && parallel.x_gather == GatherMethod::kSource;
+  const bool reads_codes =
+      (flow.reads_dequantized() && !holds_source) || (flow.reads_originals() && facts.x_is_codes);
   add_if(reads_x && reads_codes, "dequantize saved x");
   add_if(reads_x && !reads_codes && flow.reads_originals() && IsCast(facts.x_dtype),
          "cast saved x");
+  if (reads_x && parallel.gathers_x()) AddRegatherX(operation);
   add_if(flow.needs_dw, kStageWgrad);
 }
 
@@ -159,11 +244,15 @@ std::vector<std::string> StageList::Run() {
   }
   AddIf(is_grouped, "concatenate y");
   if (!plan_.has_backward) return std::move(stages_);
+  const bool reduces = ReducesDelayedAmaxes(recipe_, request_.parallel.get());
+  AddIf(plan_.is_delayed && reduces, "reduce amaxes of forward");
   AddIf(plan_.is_delayed, "update scales of forward");
   AddIf(IsCast(request_.grad_output.dtype()), "cast grad_output");
   for (const ProgramPlan& program : plan_.programs) AddBackward(program);
   AddIf(is_grouped && request_.requires_grad.x, "concatenate dx");
-  AddIf(plan_.is_delayed && QuantizesGradients(plan_), "update scales of backward");
+  const bool updates_backward = plan_.is_delayed && QuantizesGradients(plan_);
+  AddIf(updates_backward && reduces, "reduce amaxes of backward");
+  AddIf(updates_backward, "update scales of backward");
   return std::move(stages_);
 }
 
@@ -171,7 +260,7 @@ std::vector<std::string> StageList::Run() {
 
 std::vector<std::string> LayerStages(const LayerRequest& request, const Recipe& recipe) {
   const LayerPlan plan = PlanOf(request, recipe);
-  return StageList(request, plan).Run();
+  return StageList(request, recipe, plan).Run();
 }
 
 }  // namespace quantgate

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 
+#include "kernels/layer/parallel_step.h"
 #include "kernels/quantize/recipe.h"
 
 namespace quantgate {
@@ -67,6 +69,9 @@ struct StepOptions {
   /// CallIdsOf(spec), backward the same range, each tensor its own.
   uint32_t first_call_id = 0;
   bool defer_wgrad = false;  ///< BackwardLayer leaves the weights' gradients to BackwardWgrad.
+  /// The ranks among which the layer is divided; null: one. Every rank of the group takes the same
+  /// steps in the same order.
+  std::shared_ptr<const ParallelStep> parallel = nullptr;
 };
 
 }  // namespace quantgate

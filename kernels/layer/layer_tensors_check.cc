@@ -1,6 +1,7 @@
 // CheckLayerTensors: a layer's spec and tensors, walked operation by operation.
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -50,6 +51,8 @@ class TensorsCheck {
   absl::Status CheckPresence() const;
   absl::Status CheckX() const;
   absl::Status CheckSplits() const;
+  absl::Status CheckParallel(const LayerProgram& program);
+  absl::Status CheckDivision(const LayerProgram& program) const;
   absl::Status CheckProgram(const LayerProgram& program, Shape x);
   /// The shape of an operation's output, or what is wrong.
   absl::StatusOr<Shape> CheckOperation(const ProgramOperation& operation,
@@ -63,7 +66,8 @@ class TensorsCheck {
 
   const LayerRequest& request_;
   const std::string kind_;
-  Shape y_;  ///< Of the last program.
+  std::vector<int64_t> rows_;  ///< SequenceRows of the one program.
+  Shape y_;                    ///< Of the last program.
 };
 
 absl::Status TensorsCheck::CheckPresence() const {
@@ -106,6 +110,12 @@ absl::Status TensorsCheck::CheckX() const {
 absl::Status TensorsCheck::CheckSplits() const {
   const LayerSpec& layer = request_.layer;
   if (layer.kind != LayerKind::kGroupedLinear) return absl::OkStatus();
+  for (size_t i = 0; i < layer.m_splits.size(); ++i) {
+    const std::string bias = absl::StrCat("bias.", i);
+    if (layer.parallel_mode != ParallelMode::kRow || Find(bias) == nullptr) continue;
+    return InvalidField(ParameterField(bias), TensorText(*Find(bias)),
+                        "a row-parallel grouped_linear has no bias: y is one rank's part of a sum");
+  }
   const int64_t rows = request_.x.rows();
   int64_t sum = 0;
   // Each is at most M before it is added, so the sum cannot overflow.
@@ -163,7 +173,74 @@ absl::StatusOr<Shape> TensorsCheck::CheckLinear(const ProgramOperation& operatio
   QG_RETURN_IF_ERROR(CheckVector(operation.bias, n, absl::StrCat("N of ", operation.weight)));
   Shape y = x;
   y.back() = n;
+  y.front() = OutputFirstDim(operation.parallel_mode, y.front(), rows_, request_.parallel.get());
   return y;
+}
+
+/// Dim 0 of x, or of y, on each rank.
+absl::Status TensorsCheck::CheckParallel(const LayerProgram& program) {
+  rows_ = SequenceRows(program, request_.x.shape(), request_.parallel.get());
+  if (rows_.empty()) return absl::OkStatus();
+  if (request_.x.rank() < 2) {
+    return InvalidField("x", TensorText(request_.x),
+                        "under sequence parallelism its rank must be at least 2: dim 0 is divided");
+  }
+  const ParallelStep& parallel = *request_.parallel;
+  const std::string text = absl::StrCat("[", absl::StrJoin(rows_, ", "), "]");
+  if (rows_.size() != static_cast<size_t>(parallel.size())) {
+    return InvalidField(
+        "parallel.rows", text,
+        absl::StrCat("it has one entry for each of the ", parallel.size(), " ranks"));
+  }
+  if (std::any_of(rows_.begin(), rows_.end(), [](int64_t count) { return count < 0; })) {
+    return InvalidField("parallel.rows", text, "a rank has 0 rows or more");
+  }
+  const auto first =
+      std::find_if(program.operations.begin(), program.operations.end(),
+                   [](const auto& one) { return one.parallel_mode != ParallelMode::kNone; });
+  const bool is_column = first->parallel_mode == ParallelMode::kColumn;
+  const int64_t expected = is_column ? rows_[static_cast<size_t>(parallel.rank())]
+                                     : std::accumulate(rows_.begin(), rows_.end(), int64_t{0});
+  if (request_.x.shape()[0] == expected) return absl::OkStatus();
+  return InvalidField("parallel.rows", text,
+                      absl::StrCat("dim 0 of x ", TensorText(request_.x), " must be ",
+                                   is_column ? "this rank's entry" : "their sum", ", ", expected));
+}
+
+/// Columns are divided between a column-parallel operation and the next row-parallel one, and
+/// before a row-parallel one that is the first; what needs all columns cannot stand there.
+absl::Status TensorsCheck::CheckDivision(const LayerProgram& program) const {
+  const auto mode_of = [](const ProgramOperation& one) { return one.parallel_mode; };
+  const auto first = std::find_if(
+      program.operations.begin(), program.operations.end(),
+      [&](const ProgramOperation& one) { return mode_of(one) != ParallelMode::kNone; });
+  if (first == program.operations.end()) return absl::OkStatus();
+  std::vector<bool> is_divided = {mode_of(*first) == ParallelMode::kRow};
+  for (const ProgramOperation& operation : program.operations) {
+    const bool reads_divided = is_divided[static_cast<size_t>(operation.input)];
+    const ParallelMode mode = mode_of(operation);
+    const bool is_linear = operation.kind == OperationKind::kBasicLinear;
+    const bool needs_all =
+        operation.kind == OperationKind::kNorm || (is_linear && mode != ParallelMode::kRow);
+    if (needs_all && reads_divided) {
+      return InvalidField(operation.field + (is_linear ? ".parallel_mode" : ""),
+                          is_linear ? std::string(ParallelModeName(mode)) : operation.name,
+                          "it reads columns that are divided over the ranks: only a row-parallel "
+                          "operation contracts over them");
+    }
+    if (mode == ParallelMode::kRow && !reads_divided) {
+      return InvalidField(operation.field + ".parallel_mode", "row",
+                          "it reads columns that are not divided over the ranks: those of a "
+                          "column-parallel operation are");
+    }
+    if (operation.addend >= 0 &&
+        is_divided[static_cast<size_t>(operation.addend)] != reads_divided) {
+      return InvalidField(operation.field + ".addend", program.values[operation.addend].name,
+                          "of the two that are added one is divided over the ranks");
+    }
+    is_divided.push_back(is_linear ? mode == ParallelMode::kColumn : reads_divided);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status TensorsCheck::CheckNormOperation(const ProgramOperation& operation,
@@ -231,7 +308,7 @@ absl::Status TensorsCheck::CheckGradOutput() const {
   const Tensor& grad_output = request_.grad_output;
   if (!grad_output.has_value()) return absl::OkStatus();
   QG_RETURN_IF_ERROR(CheckDType("grad_output", grad_output));
-  Shape y = request_.x.shape();
+  Shape y = request_.layer.kind == LayerKind::kGroupedLinear ? request_.x.shape() : y_;
   y.back() = y_.back();
   return CheckShape("grad_output", grad_output, y, "as y's");
 }
@@ -269,7 +346,12 @@ absl::Status TensorsCheck::Run() {
       ProgramsOf(layer, [&](const std::string& name) { return Find(name) != nullptr; });
   for (size_t i = 0; i < programs.size(); ++i) {
     Shape x = request_.x.shape();
-    if (layer.kind == LayerKind::kGroupedLinear) x = {layer.m_splits[i], x.back()};
+    if (layer.kind == LayerKind::kGroupedLinear) {
+      x = {layer.m_splits[i], x.back()};
+    } else {
+      QG_RETURN_IF_ERROR(CheckDivision(programs[i]));
+      QG_RETURN_IF_ERROR(CheckParallel(programs[i]));
+    }
     QG_RETURN_IF_ERROR(CheckProgram(programs[i], std::move(x)));
   }
   QG_RETURN_IF_ERROR(CheckGradOutput());

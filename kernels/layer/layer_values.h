@@ -42,6 +42,7 @@ struct ProgramRun {
   const ProgramPlan& program;
   LayerState& state;
   std::shared_ptr<const StepOptions> options;
+  Tensor whole_norm_out = {};  ///< Where the value that is returned is gathered.
 };
 
 absl::StatusOr<LayerValue> ForwardNorm(ProgramRun& run, size_t operation, const LayerValue& x,
@@ -74,6 +75,10 @@ absl::StatusOr<ValueGradient> BackwardScale(ProgramRun& run, size_t operation,
 /// In the activation dtype; none for none. Stage "OPERATION.cast WHAT".
 absl::StatusOr<Tensor> InActivationDType(ProgramRun& run, const PlannedOperation& operation,
                                          const char* what, const Tensor& tensor);
+
+/// x + row in every row: [..., columns] and [columns], rounded to `out`.
+absl::StatusOr<Tensor> AddToEveryRow(StepRecorder& recorder, const Tensor& x, const Tensor& row,
+                                     DType out);
 
 /// The parts of a grouped_linear one after the other, in the shape of x's rows; of other layers
 /// their one part.

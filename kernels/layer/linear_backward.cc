@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/linear_operands.h"
+#include "kernels/layer/linear_parallel.h"
 
 namespace quantgate {
 namespace {
@@ -114,6 +115,7 @@ class BackwardPass {
  private:
   absl::Status PrepareGradOutput();
   absl::Status QuantizeGradOutput();
+  absl::StatusOr<KeptOperand> WgradX();
   absl::StatusOr<Tensor> BiasGradient();
   absl::Status CheckSaved();
   absl::StatusOr<Tensor> Dgrad();
@@ -131,8 +133,8 @@ class BackwardPass {
 };
 
 absl::Status BackwardPass::PrepareGradOutput() {
-  QG_ASSIGN_OR_RETURN(const Tensor matrix,
-                      gradient_.value.Reinterpret(gradient_.value.dtype(), {unit_.m, unit_.n}));
+  QG_ASSIGN_OR_RETURN(const Tensor matrix, gradient_.value.Reinterpret(gradient_.value.dtype(),
+                                                                       {unit_.y_rows(), unit_.n}));
   if (gradient_.is_unrounded) {
     grad_output_.original = matrix;
     return absl::OkStatus();
@@ -152,7 +154,8 @@ absl::StatusOr<Tensor> BackwardPass::BiasGradient() {
   } else if (gradient_.bias_source.has_value()) {
     source = gradient_.bias_source;
   }
-  QG_ASSIGN_OR_RETURN(const Tensor matrix, source.Reinterpret(source.dtype(), {unit_.m, unit_.n}));
+  QG_ASSIGN_OR_RETURN(const Tensor matrix,
+                      source.Reinterpret(source.dtype(), {unit_.y_rows(), unit_.n}));
   return recorder_.Timed(names_.Stage("bias gradient"), [&] {
     return recorder_.engine().ColumnSums(matrix, flow_.activation_dtype, recorder_.cancellation());
   });
@@ -169,6 +172,11 @@ absl::Status BackwardPass::QuantizeGradOutput() {
     grad_output_.codes = gradient_.codes;
     return absl::OkStatus();
   }
+  if (unit_.parallel.gathers_grad_output()) {
+    LinearCollectives collectives(recorder_, unit_, options_, state_);
+    QG_ASSIGN_OR_RETURN(grad_output_, collectives.GatherGradOutput(grad_output_.original));
+    return absl::OkStatus();
+  }
   if (!flow_.reads_grad_output_codes()) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(
       grad_output_.codes,
@@ -183,7 +191,8 @@ absl::Status BackwardPass::CheckSaved() {
     std::vector<UsedOperand> operands;
     if (flow_.needs_dw) {
       // wgrad of an empty batch is zero without reading anything.
-      const bool is_read = !flow_.is_empty && !options_.defer_wgrad;
+      const bool is_left = options_.defer_wgrad && !unit_.parallel.gathers_x();
+      const bool is_read = !flow_.is_empty && !is_left;
       operands.push_back({saved_.x.mark, saved_.x.Parts(), is_read});
     }
     operands.push_back({saved_.weight.mark, saved_.weight.Parts(), flow_.needs_dx});
@@ -209,10 +218,25 @@ absl::StatusOr<Tensor> BackwardPass::Dgrad() {
     QG_ASSIGN_OR_RETURN(b,
                         OverrideOperand(recorder_, unit_, names_.weight, "weight", saved_.weight));
   }
-  QG_ASSIGN_OR_RETURN(const Tensor dx,
-                      RunLinearGemm(recorder_, names_, kStageDgrad, GemmRole::kDgrad,
-                                    options_.recipe, names_.dx, std::move(desc), a, b));
+  QG_ASSIGN_OR_RETURN(Tensor dx, RunLinearGemm(recorder_, names_, kStageDgrad, GemmRole::kDgrad,
+                                               options_.recipe, names_.dx, std::move(desc), a, b));
+  if (unit_.parallel.is_column()) {
+    LinearCollectives collectives(recorder_, unit_, options_, state_);
+    QG_ASSIGN_OR_RETURN(dx, collectives.ReduceDx(dx));
+  }
   return dx.Reinterpret(dx.dtype(), saved_.x_shape);
+}
+
+/// What was saved, of all ranks.
+absl::StatusOr<KeptOperand> BackwardPass::WgradX() {
+  if (!unit_.parallel.gathers_x() || flow_.is_empty) return saved_.x;
+  LinearCollectives collectives(recorder_, unit_, options_, state_);
+  if (flow_.backward_override == BackwardOverride::kNone) return collectives.RegatherX(saved_.x);
+  QG_ASSIGN_OR_RETURN(const NamedOperand shard,
+                      OverrideOperand(recorder_, unit_, names_.x, "x", saved_.x));
+  KeptOperand whole;
+  QG_ASSIGN_OR_RETURN(whole.original, collectives.GatherOverriddenX(shard.operand.data));
+  return whole;
 }
 
 absl::StatusOr<LinearWgrad> BackwardPass::Defer(LinearWgrad wgrad) {
@@ -224,9 +248,14 @@ absl::StatusOr<LinearWgrad> BackwardPass::Defer(LinearWgrad wgrad) {
     kept.codes = QuantizedTensor();
   }
   QG_RETURN_IF_ERROR(recorder_.Timed(names_.Stage("fingerprint deferred operands"), [&] {
-    const OperandToKeep operand{names_.grad_output, ContentOf(kept, gradient_.value.dtype()),
-                                &kept};
-    return Keep(recorder_, {&operand, 1});
+    std::vector<OperandToKeep> operands;
+    // What was gathered for it; a saved operand has its mark.
+    if (wgrad.x.mark == nullptr) {
+      operands.push_back({absl::StrCat(names_.x, " gathered"),
+                          ContentOf(wgrad.x, flow_.activation_dtype), &wgrad.x});
+    }
+    operands.push_back({names_.grad_output, ContentOf(kept, gradient_.value.dtype()), &kept});
+    return Keep(recorder_, operands);
   }));
   return wgrad;
 }
@@ -245,7 +274,8 @@ absl::StatusOr<LinearBackward> BackwardPass::Run() {
     QG_ASSIGN_OR_RETURN(result.dx, Dgrad());
   }
   if (!flow_.needs_dw) return result;
-  LinearWgrad wgrad{unit_, saved_.options, saved_.x, std::move(grad_output_)};
+  QG_ASSIGN_OR_RETURN(KeptOperand x, WgradX());
+  LinearWgrad wgrad{unit_, saved_.options, std::move(x), std::move(grad_output_)};
   if (options_.defer_wgrad) {
     QG_ASSIGN_OR_RETURN(result.deferred, Defer(std::move(wgrad)));
     return result;

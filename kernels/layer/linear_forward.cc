@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/linear_operands.h"
+#include "kernels/layer/linear_parallel.h"
 #include "kernels/layer/linear_weight.h"
 
 namespace quantgate {
@@ -24,6 +25,7 @@ class ForwardPass {
  private:
   absl::Status PrepareStates();
   absl::Status PrepareX();
+  absl::Status QuantizeX();
   absl::StatusOr<Tensor> Fprop();
   /// What backward gets, not yet marked.
   LinearSaved OperandsToKeep() const;
@@ -40,6 +42,7 @@ class ForwardPass {
 
   // As fprop reads them.
   KeptOperand x_;
+  KeptOperand x_shard_;  ///< Where x_ is gathered.
   KeptOperand weight_;
 };
 
@@ -54,7 +57,7 @@ absl::Status ForwardPass::PrepareStates() {
 
 absl::Status ForwardPass::PrepareX() {
   QG_ASSIGN_OR_RETURN(const Tensor matrix,
-                      input_.x.Reinterpret(input_.x.dtype(), {unit_.m, unit_.k}));
+                      input_.x.Reinterpret(input_.x.dtype(), {unit_.x_rows(), unit_.k}));
   if (unit_.facts.x_is_unrounded) {
     x_.original = matrix;
     return absl::OkStatus();
@@ -64,17 +67,41 @@ absl::Status ForwardPass::PrepareX() {
   return absl::OkStatus();
 }
 
+absl::Status ForwardPass::QuantizeX() {
+  if (unit_.facts.x_is_codes) {
+    x_.codes = input_.codes;
+    return absl::OkStatus();
+  }
+  if (unit_.parallel.gathers_x()) {
+    LinearCollectives collectives(recorder_, unit_, *options_, state_);
+    QG_ASSIGN_OR_RETURN(GatheredOperand gathered, collectives.GatherX(x_.original));
+    x_ = std::move(gathered.whole);
+    x_shard_ = std::move(gathered.shard);
+    return absl::OkStatus();
+  }
+  if (!flow_.reads_x_codes()) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(
+      x_.codes, QuantizeOperand(recorder_, unit_, TensorRole::kInput, kStageQuantizeX, names_.x,
+                                x_.original, flow_.x_usages, *options_, state_.delayed));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Tensor> ForwardPass::Fprop() {
   GemmDesc desc;
   desc.layout = GemmLayout::kTN;
   desc.out_dtype = flow_.activation_dtype;
-  if (input_.bias.has_value()) {
+  const bool is_row = unit_.parallel.is_row();
+  if (input_.bias.has_value() && !is_row) {
     QG_ASSIGN_OR_RETURN(desc.bias,
                         recorder_.Cast(names_.Stage("cast bias"), input_.bias, flow_.bias_dtype));
   }
-  return RunLinearGemm(recorder_, names_, kStageFprop, GemmRole::kFprop, options_->recipe, names_.y,
-                       std::move(desc), DirectionOf(names_.x, x_, Usage::kRowwise),
-                       DirectionOf(names_.weight, weight_, Usage::kRowwise));
+  QG_ASSIGN_OR_RETURN(
+      const Tensor y,
+      RunLinearGemm(recorder_, names_, kStageFprop, GemmRole::kFprop, options_->recipe, names_.y,
+                    std::move(desc), DirectionOf(names_.x, x_, Usage::kRowwise),
+                    DirectionOf(names_.weight, weight_, Usage::kRowwise)));
+  if (!is_row) return y;
+  return LinearCollectives(recorder_, unit_, *options_, state_).ReduceY(y, input_.bias);
 }
 
 // What each mode keeps is the row "saved input", "saved weight" of the table in docs/quantizers.md
@@ -93,7 +120,9 @@ LinearSaved ForwardPass::OperandsToKeep() const {
     // What was given as codes is read back from them.
     kept.x = unit_.facts.x_is_codes ? KeptOperand{{}, x_.codes, {}} : KeptOperand{input_.x, {}, {}};
   } else {
-    if (flow_.backward_override == BackwardOverride::kNone) {
+    if (unit_.parallel.gathers_x()) {
+      kept.x = x_shard_;
+    } else if (flow_.backward_override == BackwardOverride::kNone) {
       // fprop is the only reader of the rowwise codes.
       kept.x.codes.rowwise.reset();
     }
@@ -145,24 +174,18 @@ absl::StatusOr<LinearForward> ForwardPass::Run() {
                                  state_.delayed[names_.input_state]));
     QG_RETURN_IF_ERROR(weight.Calibrate());
   }
-  if (unit_.facts.x_is_codes) {
-    x_.codes = input_.codes;
-  } else if (flow_.reads_x_codes()) {
-    QG_ASSIGN_OR_RETURN(
-        x_.codes, QuantizeOperand(recorder_, unit_, TensorRole::kInput, kStageQuantizeX, names_.x,
-                                  x_.original, flow_.x_usages, *options_, state_.delayed));
-  }
+  QG_RETURN_IF_ERROR(QuantizeX());
+  LinearForward result;
+  if (unit_.parallel.returns_x) result.whole_x = x_.original;
   QG_ASSIGN_OR_RETURN(weight_, weight.Prepare());
 
-  LinearForward result;
   // Before the GEMM: who waits for the fingerprints does not wait for it.
   if (flow_.has_backward()) {
     QG_ASSIGN_OR_RETURN(result.saved, Save());
   }
   QG_ASSIGN_OR_RETURN(const Tensor matrix, Fprop());
-  Shape shape = input_.x.shape();
-  shape.back() = unit_.n;
-  QG_ASSIGN_OR_RETURN(result.y, matrix.Reinterpret(matrix.dtype(), std::move(shape)));
+  QG_ASSIGN_OR_RETURN(result.y,
+                      matrix.Reinterpret(matrix.dtype(), unit_.OutputShape(input_.x.shape())));
   return result;
 }
 

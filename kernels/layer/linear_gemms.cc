@@ -23,7 +23,7 @@ class GemmOutlines {
     const bool quantized = flow_.quantizes_fprop;
     QG_ASSIGN_OR_RETURN(desc.a, Operand(TensorRole::kInput, Usage::kRowwise, quantized));
     QG_ASSIGN_OR_RETURN(desc.b, Operand(TensorRole::kWeight, Usage::kRowwise, quantized));
-    if (unit_.facts.has_bias) {
+    if (unit_.adds_bias_in_gemm()) {
       QG_ASSIGN_OR_RETURN(desc.bias, OutlineTensor(flow_.bias_dtype, {unit_.n}));
     }
     return desc;

@@ -34,6 +34,7 @@ absl::StatusOr<Tensor> RunLinearGemm(StepRecorder& recorder, const LinearNames& 
                                      const std::string& output, GemmDesc desc,
                                      const NamedOperand& a, const NamedOperand& b);
 
+inline bool IsAny(Usages usages) { return usages.rowwise || usages.columnwise; }
 /// Without the directions that are not in `usages`.
 QuantizedTensor OnlyUsages(QuantizedTensor codes, Usages usages);
 
@@ -42,12 +43,14 @@ absl::StatusOr<Tensor> DequantizeAny(StepRecorder& recorder, const std::string& 
                                      const QuantizedTensor& codes, DType dtype);
 
 /// Quantizes by the step's recipe, with the role's call id and, under delayed scaling, its state,
-/// which notes the amax.
+/// which notes the amax. `arguments`: the amaxes of a group, and row_offset where `source` are
+/// some ranks' rows.
 absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const LinearUnit& unit,
                                                 TensorRole role, const char* stage,
                                                 const std::string& tensor, const Tensor& source,
                                                 Usages usages, const StepOptions& options,
-                                                DelayedStates& states);
+                                                DelayedStates& states,
+                                                QuantizeArguments arguments = {});
 
 // What is saved, in words: "bf16 as given", "f8_e4m3 rowwise and columnwise codes".
 std::string PlainContent(DType given, DType kept);

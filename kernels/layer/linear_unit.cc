@@ -100,12 +100,46 @@ absl::StatusOr<Tensor> DequantizeAny(StepRecorder& recorder, const std::string& 
   });
 }
 
+Shape LinearUnit::OutputShape(Shape x) const {
+  x.back() = n;
+  if (!parallel.rows.empty()) x.front() = parallel.first_dim;
+  return x;
+}
+
+namespace {
+
+/// Columns before this rank's: random numbers of a divided tensor are those of the whole one.
+int64_t ColumnOffset(const LinearUnit& unit, TensorRole role) {
+  const LinearParallel& parallel = unit.parallel;
+  if (role == TensorRole::kGradOutput) return parallel.is_column() ? parallel.rank * unit.n : 0;
+  return parallel.is_row() ? parallel.rank * unit.k : 0;
+}
+
+int64_t RowOffset(const LinearUnit& unit, TensorRole role) {
+  const bool is_divided = role == TensorRole::kWeight && unit.parallel.is_column();
+  return is_divided ? unit.parallel.rank * unit.n : 0;
+}
+
+/// The only format with random numbers, and the only one whose shards all begin at multiples of 16.
+bool TakesOffsets(const Quantizer& quantizer) {
+  return quantizer.rowwise.format == QuantizerFormat::kNvfp4 ||
+         quantizer.columnwise.format == QuantizerFormat::kNvfp4;
+}
+
+}  // namespace
+
 absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const LinearUnit& unit,
                                                 TensorRole role, const char* stage,
                                                 const std::string& tensor, const Tensor& source,
                                                 Usages usages, const StepOptions& options,
-                                                DelayedStates& states) {
-  QuantizeArguments arguments;
+                                                DelayedStates& states,
+                                                QuantizeArguments arguments) {
+  if (unit.parallel.is_parallel() && TakesOffsets(options.recipe.QuantizerFor(role))) {
+    arguments.row_offset += RowOffset(unit, role);
+    arguments.column_offset += ColumnOffset(unit, role);
+  } else {
+    arguments.row_offset = 0;
+  }
   arguments.seed = options.seed;
   arguments.call_id = unit.first_call_id + CallIdOf(role);
   DelayedScalingState* const state =

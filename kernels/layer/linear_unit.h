@@ -11,6 +11,7 @@
 #include "kernels/layer/delayed_states.h"
 #include "kernels/layer/layer_state.h"
 #include "kernels/layer/linear_dataflow.h"
+#include "kernels/layer/parallel_step.h"
 #include "kernels/layer/step_recorder.h"
 
 namespace quantgate {
@@ -37,9 +38,19 @@ struct LinearNames {
 struct LinearUnit {
   LinearNames names;
   uint32_t first_call_id = 0;
-  int64_t m = 0, n = 0, k = 0;
+  int64_t m = 0, n = 0, k = 0;  ///< Of the GEMMs; m of all ranks.
   LinearFacts facts;
   LinearDataflow flow;
+  LinearParallel parallel;
+
+  /// This rank's rows of x and of y.
+  int64_t x_rows() const { return parallel.gathers_x() ? parallel.rows[parallel.rank] : m; }
+  int64_t y_rows() const {
+    return parallel.gathers_grad_output() ? parallel.rows[parallel.rank] : m;
+  }
+  Shape OutputShape(Shape x) const;
+  /// The GEMM adds the bias; else it is added to the sum over the ranks.
+  bool adds_bias_in_gemm() const { return facts.has_bias && !parallel.is_row(); }
 };
 
 /// What forward takes; the weight, with its workspace and its delayed state, is in the LayerState.
@@ -74,6 +85,7 @@ struct LinearSaved {
 
 struct LinearForward {
   Tensor y;                          ///< [..., N] in the activation dtype.
+  Tensor whole_x;                    ///< LinearParallel::returns_x: [M][K] of all ranks.
   std::optional<LinearSaved> saved;  ///< Where there is a backward.
 };
 

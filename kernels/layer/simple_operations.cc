@@ -37,8 +37,6 @@ absl::StatusOr<Tensor> Dequantized(ProgramRun& run, const PlannedOperation& oper
   return matrix.Reinterpret(matrix.dtype(), shape);
 }
 
-bool IsAny(Usages usages) { return usages.rowwise || usages.columnwise; }
-
 /// Of what a quantize operation quantizes, in a step that updates or notes them.
 absl::Status PrepareState(ProgramRun& run, const PlannedOperation& operation, TensorRole role) {
   const LinearDataflow& flow = operation.linear.flow;
@@ -70,6 +68,12 @@ absl::StatusOr<Tensor> RowSlice(const Tensor& tensor, int64_t begin, int64_t cou
   return flat.RowRange(begin, count);
 }
 
+absl::StatusOr<Tensor> AddToEveryRow(StepRecorder& recorder, const Tensor& x, const Tensor& row,
+                                     DType out) {
+  QG_ASSIGN_OR_RETURN(const Tensor rows, InEveryRow(recorder, row, x.shape(), x.rows()));
+  return recorder.engine().Add(x, rows, out, recorder.cancellation());
+}
+
 absl::StatusOr<LayerValue> ForwardBias(ProgramRun& run, size_t index, const LayerValue& x) {
   const PlannedOperation& operation = run.program.operations[index];
   QG_ASSIGN_OR_RETURN(const Tensor input, InActivationDType(run, operation, "x", x.plain()));
@@ -78,10 +82,7 @@ absl::StatusOr<LayerValue> ForwardBias(ProgramRun& run, size_t index, const Laye
       InActivationDType(run, operation, "bias", run.state.parameters.at(operation.bias).value));
   LayerValue y;
   QG_ASSIGN_OR_RETURN(y.tensor, run.recorder.Timed(operation.name, [&]() -> absl::StatusOr<Tensor> {
-    QG_ASSIGN_OR_RETURN(const Tensor rows,
-                        InEveryRow(run.recorder, bias, input.shape(), input.rows()));
-    return run.recorder.engine().Add(input, rows, run.layer.activation_dtype,
-                                     run.recorder.cancellation());
+    return AddToEveryRow(run.recorder, input, bias, run.layer.activation_dtype);
   }));
   return y;
 }

@@ -1,0 +1,197 @@
+#include "kernels/layer/layer_sharding.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/comm/row_blocks.h"
+#include "kernels/layer/layer_program.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int kLastDim = -2;  ///< ShardRule::dim of tensors of any rank, until they are there.
+
+/// The one program, or an expert's: all are alike.
+LayerProgram ProgramOf(const LayerSpec& spec) {
+  return std::move(ProgramsOf(spec, [](const std::string&) { return true; }).front());
+}
+
+const ProgramOperation* FirstParallel(const LayerProgram& program) {
+  for (const ProgramOperation& operation : program.operations) {
+    if (operation.parallel_mode != ParallelMode::kNone) return &operation;
+  }
+  return nullptr;
+}
+
+const ProgramOperation* LastParallel(const LayerProgram& program) {
+  for (size_t left = program.operations.size(); left > 0; --left) {
+    const ProgramOperation& operation = program.operations[left - 1];
+    if (operation.parallel_mode != ParallelMode::kNone) return &operation;
+  }
+  return nullptr;
+}
+
+/// 2 where the columns that operation `next` reads get to a gated activation before they are
+/// multiplied.
+int PartsBefore(const LayerProgram& program, size_t next) {
+  for (size_t i = next; i < program.operations.size(); ++i) {
+    const ProgramOperation& operation = program.operations[i];
+    if (operation.kind == OperationKind::kBasicLinear) return 1;
+    if (operation.kind != OperationKind::kActivation) continue;
+    return IsGated(operation.activation.kind) ? 2 : 1;
+  }
+  return 1;
+}
+
+/// The parameter with an expert's number, as the first expert has it.
+std::string OfFirstExpert(const LayerSpec& spec, const std::string& parameter) {
+  if (spec.kind != LayerKind::kGroupedLinear) return parameter;
+  return parameter.substr(0, parameter.find('.')) + ".0";
+}
+
+absl::Status CheckDivides(const std::string& field, const Tensor& whole, const ShardRule& rule,
+                          int size) {
+  const int64_t count = whole.shape()[static_cast<size_t>(rule.dim)];
+  const int64_t multiple = static_cast<int64_t>(rule.parts) * size;
+  if (count % multiple == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, ": dim ", rule.dim, " = ", count, " of ", TensorText(whole),
+                   "; it must be a multiple of ", multiple,
+                   rule.parts == 1 ? "" : absl::StrCat(", ", rule.parts, " parts for each"),
+                   " of the ", size, " ranks of the tensor-parallel group"));
+}
+
+absl::StatusOr<Tensor> RowsOf(Engine& engine, const std::string& field, const Tensor& whole,
+                              const ParallelStep& parallel) {
+  int64_t sum = 0;
+  for (const int64_t rows : parallel.rows) sum += rows;
+  const bool has_dims = whole.rank() >= 2 && sum == whole.shape()[0] &&
+                        parallel.rows.size() == static_cast<size_t>(parallel.size());
+  if (!has_dims) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        field, ": ", TensorText(whole), "; parallel.rows divide dim 0 of 2 dims or more into ",
+        parallel.size(), " parts, of ", sum, " rows together"));
+  }
+  int64_t begin = 0;
+  for (int i = 0; i < parallel.rank(); ++i) begin += parallel.rows[static_cast<size_t>(i)];
+  return engine.Slice(whole, 0, begin, parallel.rows[static_cast<size_t>(parallel.rank())],
+                      nullptr);
+}
+
+/// `tensor` with its columns by `columns`, and its rows where they are divided.
+absl::StatusOr<Tensor> Divide(Engine& engine, const std::string& field, const Tensor& tensor,
+                              ShardRule columns, bool divides_rows, const ParallelStep& parallel) {
+  if (!tensor.has_value()) return tensor;
+  Tensor part = tensor;
+  if (divides_rows && parallel.divides_rows()) {
+    QG_ASSIGN_OR_RETURN(part, RowsOf(engine, field, part, parallel));
+  }
+  return ShardOf(engine, field, part, columns, parallel.rank(), parallel.size());
+}
+
+}  // namespace
+
+ShardRule ParameterShardRule(const LayerSpec& spec, const std::string& given) {
+  const std::string parameter = OfFirstExpert(spec, given);
+  const LayerProgram program = ProgramOf(spec);
+  ShardRule columns = InputColumns(spec);
+  for (size_t i = 0; i < program.operations.size(); ++i) {
+    const ProgramOperation& operation = program.operations[i];
+    const bool is_linear = operation.kind == OperationKind::kBasicLinear;
+    if (is_linear) {
+      const bool is_column = operation.parallel_mode == ParallelMode::kColumn;
+      columns = is_column ? ShardRule{0, PartsBefore(program, i + 1)} : ShardRule{};
+      if (parameter == operation.weight) {
+        if (operation.parallel_mode == ParallelMode::kRow) return {1, 1};
+        return columns;
+      }
+    }
+    if (parameter != operation.bias) continue;
+    return columns.dim == -1 ? ShardRule{} : ShardRule{0, columns.parts};
+  }
+  return {};
+}
+
+ShardRule InputColumns(const LayerSpec& spec) {
+  const LayerProgram program = ProgramOf(spec);
+  const ProgramOperation* const first = FirstParallel(program);
+  if (first == nullptr || first->parallel_mode != ParallelMode::kRow) return {};
+  return {kLastDim, PartsBefore(program, 0)};
+}
+
+ShardRule OutputColumns(const LayerSpec& spec) {
+  const LayerProgram program = ProgramOf(spec);
+  const ProgramOperation* const last = LastParallel(program);
+  if (last == nullptr || last->parallel_mode != ParallelMode::kColumn) return {};
+  return {kLastDim, 1};
+}
+
+bool DividesInputRows(const LayerSpec& spec) {
+  if (spec.kind == LayerKind::kGroupedLinear) return false;
+  const LayerProgram program = ProgramOf(spec);
+  const ProgramOperation* const first = FirstParallel(program);
+  return first != nullptr && first->parallel_mode == ParallelMode::kColumn;
+}
+
+bool DividesOutputRows(const LayerSpec& spec) {
+  if (spec.kind == LayerKind::kGroupedLinear) return false;
+  const LayerProgram program = ProgramOf(spec);
+  const ProgramOperation* const last = LastParallel(program);
+  return last != nullptr && last->parallel_mode == ParallelMode::kRow;
+}
+
+absl::StatusOr<Tensor> ShardOf(Engine& engine, const std::string& field, const Tensor& whole,
+                               const ShardRule& given, int rank, int size) {
+  if (given.dim == -1 || !whole.has_value()) return whole;
+  ShardRule rule = given;
+  if (rule.dim == kLastDim) rule.dim = whole.rank() - 1;
+  if (rule.dim >= whole.rank()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, ": ", TensorText(whole), "; it is divided along dim ", rule.dim));
+  }
+  QG_RETURN_IF_ERROR(CheckDivides(field, whole, rule, size));
+  const int64_t part = whole.shape()[static_cast<size_t>(rule.dim)] / rule.parts;
+  const int64_t count = part / size;
+  std::vector<Tensor> pieces;
+  for (int i = 0; i < rule.parts; ++i) {
+    QG_ASSIGN_OR_RETURN(Tensor piece,
+                        engine.Slice(whole, rule.dim, i * part + rank * count, count, nullptr));
+    pieces.push_back(std::move(piece));
+  }
+  if (pieces.size() == 1) return pieces[0];
+  return rule.dim == 0 ? engine.ConcatenateRows(pieces, nullptr)
+                       : engine.ConcatenateColumns(pieces, nullptr);
+}
+
+absl::StatusOr<LayerRequest> ShardLayer(Engine& engine, const LayerRequest& whole,
+                                        ParallelStep parallel) {
+  const LayerSpec& spec = whole.layer;
+  QG_RETURN_IF_ERROR(CheckLayerSpec(spec));
+  if (parallel.divides_rows() && parallel.rows.empty() && whole.x.has_value()) {
+    const int64_t dim = whole.x.rank() == 0 ? 0 : whole.x.shape()[0];
+    parallel.rows = EvenRows(dim, parallel.size());
+  }
+  LayerRequest part = whole;
+  QG_ASSIGN_OR_RETURN(
+      part.x, Divide(engine, "x", whole.x, InputColumns(spec), DividesInputRows(spec), parallel));
+  QG_ASSIGN_OR_RETURN(part.grad_output,
+                      Divide(engine, "grad_output", whole.grad_output, OutputColumns(spec),
+                             DividesOutputRows(spec), parallel));
+  const auto divide_all = [&](const char* field, std::map<std::string, Tensor>& tensors) {
+    for (auto& [name, tensor] : tensors) {
+      QG_ASSIGN_OR_RETURN(
+          tensor, ShardOf(engine, absl::StrCat(field, "[", name, "]"), tensor,
+                          ParameterShardRule(spec, name), parallel.rank(), parallel.size()));
+    }
+    return absl::OkStatus();
+  };
+  QG_RETURN_IF_ERROR(divide_all("parameters", part.parameters));
+  QG_RETURN_IF_ERROR(divide_all("main_grads", part.main_grads));
+  part.parallel = std::make_shared<const ParallelStep>(std::move(parallel));
+  return part;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,41 @@
+// A whole layer divided over the ranks of a tensor-parallel group: which part of every tensor a
+// rank has (docs/distributed.md section 2).
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kernels/layer/layer.h"
+
+namespace quantgate {
+
+/// What of a tensor each rank has.
+struct ShardRule {
+  int dim = -1;  ///< Divided along it; -1: everybody has all of it.
+  /// Parts of the dim that are divided each by itself: 2 where a gated activation reads two halves.
+  int parts = 1;
+  friend bool operator==(const ShardRule&, const ShardRule&) = default;
+};
+
+/// Of a parameter of the layer, and of its gradient.
+ShardRule ParameterShardRule(const LayerSpec& spec, const std::string& parameter);
+/// Of the columns of x, or of y.
+ShardRule InputColumns(const LayerSpec& spec);
+ShardRule OutputColumns(const LayerSpec& spec);
+/// Whether under sequence parallelism dim 0 of x, or of y, is divided.
+bool DividesInputRows(const LayerSpec& spec);
+bool DividesOutputRows(const LayerSpec& spec);
+
+/// The part of rank `rank` of `size`. INVALID_ARGUMENT naming `field`, the dim and the rule unless
+/// the ranks divide it.
+absl::StatusOr<Tensor> ShardOf(Engine& engine, const std::string& field, const Tensor& whole,
+                               const ShardRule& rule, int rank, int size);
+
+/// The request of one rank of `parallel`, from the request of the whole layer: tensors are divided,
+/// x and grad_output along dim 0 too under sequence parallelism (ParallelStep::rows, of the whole
+/// layer; empty: as even as can be); states of delayed scaling are everybody's. INVALID_ARGUMENT as
+/// ShardOf, and as CheckLayerSpec.
+absl::StatusOr<LayerRequest> ShardLayer(Engine& engine, const LayerRequest& whole,
+                                        ParallelStep parallel);
+
+}  // namespace quantgate

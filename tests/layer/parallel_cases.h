@@ -1,0 +1,64 @@
+// Layers divided over the ranks of a world on the CPU, and the ways to compare them with one rank.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "kernels/comm/world.h"
+#include "kernels/layer/layer_sharding.h"
+#include "tests/layer/layer_cases.h"
+
+namespace quantgate {
+
+struct ParallelSetup {
+  int size = 2;
+  bool sequence_parallel = false;
+  ReductionProfile profile = {};
+  std::vector<int64_t> rows = {};  ///< ParallelStep::rows.
+  ScheduleNoise noise = {};
+};
+
+/// N ranks of one thread each, in one group "tp".
+class TestWorld {
+ public:
+  explicit TestWorld(int size, ScheduleNoise noise = {});
+  World& world() { return *world_; }
+
+ private:
+  std::vector<std::unique_ptr<Engine>> engines_;
+  std::unique_ptr<World> world_;
+};
+
+/// The step of one rank.
+ParallelStep StepOf(const ParallelSetup& setup, ProcessGroup& tp);
+/// What rank `rank` computes of a whole request, as a request of one rank alone: no group, and the
+/// whole of dim 0.
+LayerRequest AloneShard(const LayerRequest& whole, int rank, int size);
+
+/// Results by rank.
+std::vector<LayerResult> RunRanks(const LayerRequest& whole, const Recipe& recipe,
+                                  const ParallelSetup& setup);
+absl::StatusOr<std::vector<LayerResult>> TryRanks(const LayerRequest& whole, const Recipe& recipe,
+                                                  const ParallelSetup& setup);
+
+/// An output of all ranks as the tensor of the whole layer: joined where it is divided, else rank
+/// 0's, which every other's must equal. What is summed by rows (db under sequence parallelism of a
+/// row-parallel layer) is not for this.
+Tensor Joined(const LayerSpec& spec, const std::string& output, bool sequence_parallel,
+              const std::vector<LayerResult>& results);
+
+/// p0 + p1 + ... in fp32, in this order, rounded once to the dtype of the parts: written down again
+/// here.
+Tensor SumByHand(const std::vector<Tensor>& parts);
+/// x + row in every row, in fp32, rounded to x's dtype.
+Tensor AddRowByHand(const Tensor& x, const Tensor& row);
+Tensor RowsOf(const Tensor& tensor, int64_t begin, int64_t count);
+Tensor JoinRowsByHand(const std::vector<Tensor>& parts);
+Tensor JoinColumnsByHand(const std::vector<Tensor>& parts);
+
+/// `rows` of `columns` to as many columns, with a bias.
+LayerRequest SquareLinear(ParallelMode mode, int64_t rows, int64_t columns);
+
+}  // namespace quantgate

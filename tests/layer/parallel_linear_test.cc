@@ -1,0 +1,375 @@
+// A linear layer divided over ranks against the single-rank layer run on each rank's shard of the
+// weight with all rows of x and grad_output, and sums of partial results written down by hand; and
+// against the whole layer on one rank where docs/distributed.md section 5 says that they are equal.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/engine/tensor_values.h"
+#include "tests/layer/parallel_cases.h"
+
+namespace quantgate {
+namespace {
+
+const char* const kRecipes[] = {
+    "bf16",
+    "bf16:activation_dtype=f16",
+    "fp8_delayed",
+    "fp8_current",
+    "fp8_current:backward_override=high_precision",
+    "fp8_current:backward_override=dequantized",
+    "fp8_block",
+    "fp8_block:x_block_dim=2,w_block_dim=1,grad_block_dim=1",
+    "fp8_block:backward_override=high_precision",
+    "fp8_block:backward_override=dequantized",
+    "mxfp8",
+    "mxfp8:backward_override=high_precision",
+    "mxfp8:backward_override=dequantized",
+    "nvfp4:disable_stochastic_rounding=true",
+    "nvfp4:disable_stochastic_rounding=true,disable_rht=true",
+    "nvfp4:backward_override=high_precision",
+    "nvfp4:backward_override=dequantized",
+    "nvfp4:disable_rht=true,row_scaled_activation=true,backward_override=dequantized",
+};
+
+struct Shape2 {
+  int ranks;
+  int64_t columns;
+};
+// Whole blocks of fp8_block in every shard; off them where 3 divides.
+constexpr Shape2 kShapes[] = {{2, 128}, {3, 192}, {4, 128}};
+
+const std::string Text(const std::string& recipe, const ParallelSetup& setup) {
+  return absl::StrCat(recipe, ", ", setup.size, " ranks", setup.sequence_parallel ? ", SP" : "");
+}
+
+LayerRequest CaseOf(ParallelMode mode, const Shape2& shape) {
+  return WithScales(SquareLinear(mode, shape.ranks * 128, shape.columns));
+}
+
+std::vector<LayerResult> AloneResults(const LayerRequest& whole, const Recipe& recipe, int size) {
+  std::vector<LayerResult> results;
+  for (int rank = 0; rank < size; ++rank) {
+    LayerRequest shard = AloneShard(whole, rank, size);
+    if (whole.layer.parallel_mode == ParallelMode::kRow) shard.parameters.erase("bias");
+    results.push_back(RunCase(shard, recipe));
+  }
+  return results;
+}
+
+std::vector<Tensor> OutputsOf(const std::vector<LayerResult>& results, const std::string& name) {
+  std::vector<Tensor> outputs;
+  for (const LayerResult& result : results) outputs.push_back(OutputOf(result, name));
+  return outputs;
+}
+
+/// The bias gradient of some rows: no recipe changes it.
+Tensor BiasGradientOf(const LayerRequest& whole, DType activation, int64_t begin, int64_t count) {
+  LayerRequest part = whole;
+  part.layer.parallel_mode = ParallelMode::kNone;
+  part.delayed.clear();
+  part.x = RowsOf(whole.x, begin, count);
+  part.grad_output = RowsOf(whole.grad_output, begin, count);
+  const bool is_f16 = activation == DType::kF16;
+  return OutputOf(RunCase(part, is_f16 ? "bf16:activation_dtype=f16" : "bf16"), "db");
+}
+
+void ExpectRecords(const LayerRequest& whole, const Recipe& recipe, const ParallelSetup& setup,
+                   const std::vector<LayerResult>& results) {
+  const auto engine = MakeCpuEngine({.threads = 1});
+  for (int rank = 0; rank < setup.size; ++rank) {
+    const LayerResult& result = results[static_cast<size_t>(rank)];
+    ParallelStep step;
+    step.sequence_parallel = setup.sequence_parallel;
+    step.size_without_group = setup.size;
+    step.rank_without_group = rank;
+    const LayerRequest request = *ShardLayer(*engine, whole, step);
+    std::vector<std::string> stages;
+    for (const auto& stage : result.stages) stages.push_back(stage.stage);
+    EXPECT_EQ(stages, LayerStages(request, recipe));
+    EXPECT_EQ(result.outputs.size(), LayerOutputs(request).size());
+    for (const NamedTensor& output : result.outputs) {
+      EXPECT_EQ(output.tensor.shape(), LayerOutputShape(request, output.name)) << output.name;
+    }
+    for (const SavedOperand& saved : result.saved) {
+      EXPECT_EQ(saved.at_save, saved.at_use) << saved.name;
+      EXPECT_NE(saved.at_save, Fingerprint()) << saved.name;
+    }
+  }
+}
+
+void ExpectColumnIsItsShards(const std::string& text, const Shape2& shape, bool sequence_parallel) {
+  const Recipe recipe = *Recipe::Parse(text);
+  const ParallelSetup setup{.size = shape.ranks, .sequence_parallel = sequence_parallel};
+  SCOPED_TRACE(Text(text, setup));
+  const LayerRequest whole = CaseOf(ParallelMode::kColumn, shape);
+  const std::vector<LayerResult> results = RunRanks(whole, recipe, setup);
+  const std::vector<LayerResult> alone = AloneResults(whole, recipe, shape.ranks);
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    for (const char* output : {"y", "dw", "db"}) {
+      EXPECT_TRUE(SameBits(OutputOf(results[rank], output), OutputOf(alone[rank], output)))
+          << output << " of rank " << rank;
+    }
+  }
+  EXPECT_TRUE(SameBits(Joined(whole.layer, "dx", sequence_parallel, results),
+                       SumByHand(OutputsOf(alone, "dx"))));
+  ExpectRecords(whole, recipe, setup, results);
+}
+
+void ExpectRowIsItsShards(const std::string& text, const Shape2& shape, bool sequence_parallel) {
+  const Recipe recipe = *Recipe::Parse(text);
+  const ParallelSetup setup{.size = shape.ranks, .sequence_parallel = sequence_parallel};
+  SCOPED_TRACE(Text(text, setup));
+  const LayerRequest whole = CaseOf(ParallelMode::kRow, shape);
+  const std::vector<LayerResult> results = RunRanks(whole, recipe, setup);
+  const std::vector<LayerResult> alone = AloneResults(whole, recipe, shape.ranks);
+  const Tensor y = Joined(whole.layer, "y", sequence_parallel, results);
+  EXPECT_TRUE(
+      SameBits(y, AddRowByHand(SumByHand(OutputsOf(alone, "y")), whole.parameters.at("bias"))));
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    for (const char* output : {"dx", "dw"}) {
+      EXPECT_TRUE(SameBits(OutputOf(results[rank], output), OutputOf(alone[rank], output)))
+          << output << " of rank " << rank;
+    }
+    // Of this rank's rows alone: who wants all of it adds them up.
+    const int64_t rows = whole.x.shape()[0] / (sequence_parallel ? shape.ranks : 1);
+    const int64_t begin = sequence_parallel ? static_cast<int64_t>(rank) * rows : 0;
+    EXPECT_TRUE(
+        SameBits(OutputOf(results[rank], "db"), BiasGradientOf(whole, y.dtype(), begin, rows)));
+  }
+  ExpectRecords(whole, recipe, setup, results);
+}
+
+TEST(ColumnParallelLinear, IsItsShardsAndTheSumOfTheirDx) {
+  for (const char* recipe : kRecipes) {
+    for (const Shape2& shape : kShapes) {
+      for (const bool sequence : {false, true}) ExpectColumnIsItsShards(recipe, shape, sequence);
+    }
+  }
+}
+
+TEST(RowParallelLinear, IsItsShardsAndTheSumOfTheirYWithOneBias) {
+  for (const char* recipe : kRecipes) {
+    for (const Shape2& shape : kShapes) {
+      for (const bool sequence : {false, true}) ExpectRowIsItsShards(recipe, shape, sequence);
+    }
+  }
+  // Random numbers are the whole tensor's whoever quantizes a part of it.
+  for (const bool sequence : {false, true}) ExpectRowIsItsShards("nvfp4", kShapes[0], sequence);
+}
+
+// Section 5: quantities that do not depend on the number of ranks.
+TEST(ParallelLinear, IsTheWholeLayerWhereNoOperandDiffers) {
+  for (const char* text :
+       {"bf16", "fp8_delayed", "fp8_block", "mxfp8", "mxfp8:backward_override=dequantized"}) {
+    const Recipe recipe = *Recipe::Parse(text);
+    for (const bool sequence : {false, true}) {
+      const ParallelSetup setup{.size = 2, .sequence_parallel = sequence};
+      SCOPED_TRACE(Text(text, setup));
+      const LayerRequest column = CaseOf(ParallelMode::kColumn, {2, 256});
+      const LayerResult whole = RunCase(column, recipe);
+      const std::vector<LayerResult> columns = RunRanks(column, recipe, setup);
+      for (const char* output : {"y", "dw", "db"}) {
+        EXPECT_TRUE(
+            SameBits(Joined(column.layer, output, sequence, columns), OutputOf(whole, output)))
+            << output;
+      }
+      const LayerRequest row = CaseOf(ParallelMode::kRow, {2, 256});
+      const std::vector<LayerResult> rows = RunRanks(row, recipe, setup);
+      for (const char* output : {"dx", "dw"}) {
+        EXPECT_TRUE(SameBits(Joined(row.layer, output, sequence, rows), OutputOf(whole, output)))
+            << output;
+      }
+    }
+  }
+}
+
+TEST(ParallelLinear, OfCurrentScalingIsNotTheWholeLayer) {
+  const LayerRequest column = CaseOf(ParallelMode::kColumn, {2, 256});
+  for (const char* text : {"fp8_current", "nvfp4"}) {
+    const std::vector<LayerResult> ranks =
+        RunRanks(column, *Recipe::Parse(text), {.size = 2, .sequence_parallel = true});
+    EXPECT_FALSE(
+        SameBits(Joined(column.layer, "y", true, ranks), OutputOf(RunCase(column, text), "y")))
+        << text << ": a weight shard has an amax of its own";
+  }
+}
+
+TEST(ParallelLinear, LeavesTheScalesOfTheWholeLayer) {
+  for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
+    for (const bool sequence : {false, true}) {
+      const LayerRequest request = CaseOf(mode, {4, 128});
+      const Recipe recipe = *Recipe::Parse("fp8_delayed:amax_history_len=4");
+      const LayerResult whole = RunCase(request, recipe);
+      for (const LayerResult& rank :
+           RunRanks(request, recipe, {.size = 4, .sequence_parallel = sequence})) {
+        ASSERT_EQ(rank.state.size(), whole.state.size());
+        for (size_t i = 0; i < whole.state.size(); ++i) {
+          EXPECT_EQ(rank.state[i].name, whole.state[i].name);
+          EXPECT_TRUE(SameBits(rank.state[i].tensor, whole.state[i].tensor)) << rank.state[i].name;
+        }
+      }
+      // Unreduced, each rank has its own.
+      const std::vector<LayerResult> own =
+          RunRanks(request, *Recipe::Parse("fp8_delayed:amax_history_len=4,reduce_amax=false"),
+                   {.size = 4, .sequence_parallel = sequence});
+      size_t differing = 0;
+      for (size_t i = 0; i < whole.state.size(); ++i) {
+        differing += SameBits(own[0].state[i].tensor, own[1].state[i].tensor) ? 0 : 1;
+      }
+      EXPECT_GT(differing, 0u);
+    }
+  }
+}
+
+TEST(ParallelLinear, KeepsWhatItsFormatGathersInBackward) {
+  const auto saved_x = [](const char* recipe, int64_t rows) {
+    const LayerRequest request = WithScales(SquareLinear(ParallelMode::kColumn, rows, 128));
+    const LayerResult result =
+        RunRanks(request, *Recipe::Parse(recipe), {.size = 2, .sequence_parallel = true})[1];
+    for (const SavedOperand& saved : result.saved) {
+      if (saved.name == "x") return saved.content;
+    }
+    return std::string("none");
+  };
+  EXPECT_EQ(saved_x("bf16", 256), "bf16 as given");
+  EXPECT_EQ(saved_x("fp8_delayed", 256), "f8_e4m3 rowwise codes");
+  EXPECT_EQ(saved_x("fp8_current", 256), "f8_e4m3 rowwise codes");
+  EXPECT_EQ(saved_x("fp8_block", 256), "f8_e4m3 columnwise codes");
+  EXPECT_EQ(saved_x("mxfp8", 256), "f8_e4m3 columnwise codes");
+  EXPECT_EQ(saved_x("nvfp4", 256), "f4_e2m1x2 columnwise codes");
+  EXPECT_EQ(saved_x("mxfp8:backward_override=dequantized", 256), "f8_e4m3 rowwise codes");
+  EXPECT_EQ(saved_x("mxfp8:backward_override=high_precision", 256), "bf16 as given");
+  // Where nothing but the source can be gathered.
+  EXPECT_EQ(saved_x("fp8_block", 128), "bf16 as given");
+  EXPECT_EQ(saved_x("mxfp8", 32), "bf16 as given");
+  EXPECT_EQ(saved_x("nvfp4", 16), "bf16 as given");
+  EXPECT_EQ(saved_x("hybrid:fprop=mxfp8,dgrad=mxfp8,wgrad=mxfp8", 256), "f8_e4m3 columnwise codes");
+  EXPECT_EQ(saved_x("hybrid:fprop=fp8_current,dgrad=fp8_current,wgrad=mxfp8", 256),
+            "f8_e4m3 rowwise codes");
+}
+
+// Shards off the blocks, uneven and empty: gathered in high precision and quantized once.
+TEST(ParallelLinear, FallsBackToTheSource) {
+  for (const char* text : {"fp8_block", "mxfp8", "mxfp8:backward_override=dequantized",
+                           "nvfp4:disable_stochastic_rounding=true"}) {
+    const Recipe recipe = *Recipe::Parse(text);
+    for (const std::vector<int64_t>& rows :
+         {std::vector<int64_t>{16, 48}, {24, 40}, {64, 0}, {63, 1}}) {
+      const ParallelSetup setup{.size = 2, .sequence_parallel = true, .rows = rows};
+      SCOPED_TRACE(absl::StrCat(text, " ", rows[0], " and ", rows[1]));
+      const LayerRequest column = SquareLinear(ParallelMode::kColumn, 64, 128);
+      std::vector<LayerResult> alone = AloneResults(column, recipe, 2);
+      const std::vector<LayerResult> columns = RunRanks(column, recipe, setup);
+      for (size_t rank = 0; rank < 2; ++rank) {
+        EXPECT_TRUE(SameBits(OutputOf(columns[rank], "y"), OutputOf(alone[rank], "y")));
+        EXPECT_TRUE(SameBits(OutputOf(columns[rank], "dw"), OutputOf(alone[rank], "dw")));
+        EXPECT_EQ(OutputOf(columns[rank], "dx").shape()[0], rows[rank]);
+      }
+      EXPECT_TRUE(
+          SameBits(Joined(column.layer, "dx", true, columns), SumByHand(OutputsOf(alone, "dx"))));
+      const LayerRequest row = SquareLinear(ParallelMode::kRow, 64, 128);
+      alone = AloneResults(row, recipe, 2);
+      const std::vector<LayerResult> results = RunRanks(row, recipe, setup);
+      for (size_t rank = 0; rank < 2; ++rank) {
+        EXPECT_TRUE(SameBits(OutputOf(results[rank], "dx"), OutputOf(alone[rank], "dx")));
+        EXPECT_TRUE(SameBits(OutputOf(results[rank], "dw"), OutputOf(alone[rank], "dw")));
+        EXPECT_EQ(OutputOf(results[rank], "y").shape()[0], rows[rank]);
+      }
+    }
+  }
+}
+
+TEST(ParallelLinear, OfNoRowsAtAllIsEmpty) {
+  for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
+    for (const char* text : {"bf16", "fp8_current", "mxfp8", "nvfp4"}) {
+      const LayerRequest request = SquareLinear(mode, 0, 128);
+      const std::vector<LayerResult> results =
+          RunRanks(request, *Recipe::Parse(text), {.size = 2, .sequence_parallel = true});
+      for (const char* output : {"y", "dx", "dw"}) {
+        EXPECT_TRUE(SameBits(Joined(request.layer, output, true, results),
+                             OutputOf(RunCase(request, text), output)))
+            << text << output;
+      }
+    }
+  }
+}
+
+TEST(ParallelLinear, DividesTheFirstOfSeveralDims) {
+  for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
+    LayerRequest flat = SquareLinear(mode, 256, 128);
+    LayerRequest deep = flat;
+    deep.x = *flat.x.Reinterpret(DType::kBF16, {4, 64, 128});
+    deep.grad_output = *flat.grad_output.Reinterpret(DType::kBF16, {4, 64, 128});
+    const Recipe recipe = *Recipe::Parse("mxfp8");
+    const ParallelSetup setup{.size = 2, .sequence_parallel = true};
+    const std::vector<LayerResult> reference = RunRanks(flat, recipe, setup);
+    const std::vector<LayerResult> results = RunRanks(deep, recipe, setup);
+    ExpectRecords(deep, recipe, setup, results);
+    for (size_t rank = 0; rank < 2; ++rank) {
+      for (const char* output : {"y", "dx", "dw", "db"}) {
+        const Tensor& expected = OutputOf(reference[rank], output);
+        const Tensor& subject = OutputOf(results[rank], output);
+        EXPECT_TRUE(SameBits(*subject.Reinterpret(subject.dtype(), expected.shape()), expected));
+      }
+    }
+  }
+}
+
+// Integers small enough that every product and sum is exact: any order, and a bias N times, shows.
+TEST(RowParallelLinear, AddsItsBiasOnce) {
+  for (const char* text : {"bf16", "fp8_current", "mxfp8"}) {
+    for (const bool sequence : {false, true}) {
+      LayerRequest request = SquareLinear(ParallelMode::kRow, 128, 128);
+      std::vector<float> x(128 * 128), w(128 * 128), bias(128), y(128 * 128);
+      for (size_t i = 0; i < x.size(); ++i) {
+        // 4 in every block: FP8 codes of the others are exact, and no amax differs.
+        x[i] = i % 32 == 0 ? 4 : static_cast<float>(i * 7 % 5) - 2;
+        w[i] = i % 32 == 0 ? 4 : (i % 9 == 0 ? static_cast<float>(i % 3) - 1 : 0);
+      }
+      for (size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<float>(i % 7) - 3;
+      for (size_t m = 0; m < 128; ++m) {
+        for (size_t n = 0; n < 128; ++n) {
+          for (size_t k = 0; k < 128; ++k) y[m * 128 + n] += x[m * 128 + k] * w[n * 128 + k];
+          y[m * 128 + n] += bias[n];
+          ASSERT_LE(std::abs(y[m * 128 + n]), 256);
+        }
+      }
+      request.x = FromValues(DType::kBF16, {128, 128}, x);
+      request.parameters["weight"] = FromValues(DType::kF32, {128, 128}, w);
+      request.parameters["bias"] = FromValues(DType::kF32, {128}, bias);
+      for (const int size : {2, 4}) {
+        const std::vector<LayerResult> results =
+            RunRanks(request, *Recipe::Parse(text), {.size = size, .sequence_parallel = sequence});
+        EXPECT_TRUE(SameBits(Joined(request.layer, "y", sequence, results),
+                             FromValues(DType::kBF16, {128, 128}, y)))
+            << text << " " << size << sequence;
+      }
+    }
+  }
+}
+
+TEST(ParallelLinear, SumsInTheOrderOfTheProfile) {
+  const LayerRequest row = SquareLinear(ParallelMode::kRow, 128, 128);
+  const Recipe recipe = *Recipe::Parse("bf16");
+  std::vector<Tensor> partials = OutputsOf(AloneResults(row, recipe, 4), "y");
+  ParallelSetup setup{.size = 4, .sequence_parallel = true};
+  setup.profile = *ParseReductionProfile("ub_p2p");
+  const std::vector<LayerResult> results = RunRanks(row, recipe, setup);
+  for (size_t owner = 0; owner < 4; ++owner) {
+    std::vector<Tensor> ordered;
+    for (size_t step = 0; step < 4; ++step) {
+      ordered.push_back(
+          RowsOf(partials[(owner + 4 - step) % 4], static_cast<int64_t>(owner) * 32, 32));
+    }
+    EXPECT_TRUE(SameBits(OutputOf(results[owner], "y"),
+                         AddRowByHand(SumByHand(ordered), row.parameters.at("bias"))));
+  }
+}
+
+}  // namespace
+}  // namespace quantgate
