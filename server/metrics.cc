@@ -514,11 +514,11 @@ void Metrics::SessionStepped(std::string_view step, const absl::Status& status) 
   families_->session_steps(step, OutcomeOf(status)).Increment();
 }
 
-void Metrics::Uploaded(Transport transport, int64_t bytes) {
+void Metrics::Uploaded(PeerTransport transport, int64_t bytes) {
   families_->upload_bytes(NameOf(kTransportNames, transport)).Increment(static_cast<double>(bytes));
 }
 
-void Metrics::Downloaded(Transport transport, int64_t bytes) {
+void Metrics::Downloaded(PeerTransport transport, int64_t bytes) {
   families_->download_bytes(NameOf(kTransportNames, transport))
       .Increment(static_cast<double>(bytes));
 }

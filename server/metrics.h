@@ -96,7 +96,7 @@ enum class Operation {
 };
 Operation OperationOf(LayerKind layer);
 enum class Stage { kQueue, kFetch, kQuantize, kGemm, kOperation, kCompare, kStore };
-enum class Transport { kTcp, kUnix, kInProcess };
+enum class PeerTransport { kTcp, kUnix, kInProcess };
 enum class CudaError { kSticky, kOutOfMemory };
 
 class Metrics {
@@ -125,8 +125,8 @@ class Metrics {
   /// `step` as sessions call it: "train", "backward", ...
   void SessionStepped(std::string_view step, const absl::Status& status);
 
-  void Uploaded(Transport transport, int64_t bytes);
-  void Downloaded(Transport transport, int64_t bytes);
+  void Uploaded(PeerTransport transport, int64_t bytes);
+  void Downloaded(PeerTransport transport, int64_t bytes);
   void UploadResumed();
   void UploadDeduplicated(int64_t bytes);
   void BlobCorrupted(std::string_view where);

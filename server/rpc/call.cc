@@ -53,10 +53,10 @@ void Call::MessageReceived() {
 
 void Call::MessageSent() { context_.metrics.MessageSent(method_); }
 
-Transport Call::transport() const {
+PeerTransport Call::transport() const {
   const std::string peer = server_context_->peer();
-  if (peer.starts_with("unix:")) return Transport::kUnix;
-  return peer.starts_with("ipv") ? Transport::kTcp : Transport::kInProcess;
+  if (peer.starts_with("unix:")) return PeerTransport::kUnix;
+  return peer.starts_with("ipv") ? PeerTransport::kTcp : PeerTransport::kInProcess;
 }
 
 void Call::MessageAwaited() {

@@ -42,7 +42,7 @@ class Call {
 
   ServiceContext& context() const { return context_; }
   const std::shared_ptr<Cancellation>& cancellation() const { return cancellation_; }
-  Transport transport() const;
+  PeerTransport transport() const;
 
   /// A streaming call now waits for its client; CallRegistry::CancelIdle may end it if that takes
   /// too long.
