@@ -139,6 +139,18 @@ class CpuEngine final : public Engine {
     return MeasureAmaxCpu(source, quantizer, usages, Context(cancellation));
   }
 
+  absl::StatusOr<Tensor> MeasureFragment(const TensorFragment& fragment, const QuantizerSpec& spec,
+                                         Usage usage, const Cancellation* cancellation) override {
+    return MeasureFragmentCpu(fragment, spec, usage, Context(cancellation));
+  }
+  absl::StatusOr<QuantizedFragment> QuantizeFragment(const TensorFragment& fragment,
+                                                     const QuantizerSpec& spec, Usage usage,
+                                                     const FragmentAmaxes& amaxes,
+                                                     const Tensor& scale,
+                                                     const Cancellation* cancellation) override {
+    return QuantizeFragmentCpu(fragment, spec, usage, amaxes, scale, Context(cancellation));
+  }
+
   absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage, DType out,
                                     const Cancellation* cancellation) override {
     return DequantizeCpu(quantized, usage, out, Context(cancellation));
@@ -237,6 +249,18 @@ class CpuEngine final : public Engine {
   absl::StatusOr<Tensor> Slice(const Tensor& source, int dim, int64_t begin, int64_t count,
                                const Cancellation* cancellation) override {
     return SliceCpu(source, dim, begin, count, Context(cancellation));
+  }
+
+  absl::StatusOr<Tensor> GatherRows(const Tensor& source, std::span<const int64_t> rows,
+                                    const Cancellation* cancellation) override {
+    return GatherRowsCpu(source, rows, Context(cancellation));
+  }
+  absl::StatusOr<Tensor> ScaleRows(const Tensor& source, const Tensor& factors,
+                                   const Cancellation* cancellation) override {
+    return ScaleRowsCpu(source, factors, Context(cancellation));
+  }
+  absl::StatusOr<Tensor> SumRows(const RowSums& sums, const Cancellation* cancellation) override {
+    return SumRowsCpu(sums, Context(cancellation));
   }
 
   absl::StatusOr<Tensor> OrderedSum(std::span<const Tensor> parts_in_order,

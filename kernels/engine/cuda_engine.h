@@ -48,6 +48,13 @@ class CudaEngine final : public Engine {
   absl::StatusOr<TensorAmaxes> MeasureAmax(const Tensor& source, const Quantizer& quantizer,
                                            Usages usages,
                                            const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> MeasureFragment(const TensorFragment& fragment, const QuantizerSpec& spec,
+                                         Usage usage, const Cancellation* cancellation) override;
+  absl::StatusOr<QuantizedFragment> QuantizeFragment(const TensorFragment& fragment,
+                                                     const QuantizerSpec& spec, Usage usage,
+                                                     const FragmentAmaxes& amaxes,
+                                                     const Tensor& scale,
+                                                     const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage, DType out,
                                     const Cancellation* cancellation) override;
   absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
@@ -91,6 +98,11 @@ class CudaEngine final : public Engine {
                                             const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> Slice(const Tensor& source, int dim, int64_t begin, int64_t count,
                                const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> GatherRows(const Tensor& source, std::span<const int64_t> rows,
+                                    const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> ScaleRows(const Tensor& source, const Tensor& factors,
+                                   const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> SumRows(const RowSums& sums, const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> OrderedSum(std::span<const Tensor> parts_in_order,
                                     SumAccumulation accumulation, DType out,
                                     const Cancellation* cancellation) override;

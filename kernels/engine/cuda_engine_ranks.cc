@@ -9,6 +9,8 @@
 #include "kernels/engine/cuda_turn.h"
 #include "kernels/ops/elementwise_cuda.h"
 #include "kernels/ops/ordered_reduction_cuda.h"
+#include "kernels/ops/row_moves_cuda.h"
+#include "kernels/quantize/fragment_cuda.h"
 #include "kernels/quantize/quantize_cuda.h"
 
 namespace quantgate {
@@ -147,6 +149,49 @@ absl::StatusOr<Tensor> CudaEngine::Slice(const Tensor& source, int dim, int64_t 
   QG_TAKE_TURN(cancellation);
   QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(source, cancellation));
   return SliceCuda(*device_, moved, dim, begin, count);
+}
+
+absl::StatusOr<Tensor> CudaEngine::GatherRows(const Tensor& source, std::span<const int64_t> rows,
+                                              const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(source, cancellation));
+  return GatherRowsCuda(*device_, moved, rows);
+}
+
+absl::StatusOr<Tensor> CudaEngine::ScaleRows(const Tensor& source, const Tensor& factors,
+                                             const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  Tensor moved = source, moved_factors = factors;
+  QG_RETURN_IF_ERROR(MoveToDevice({&moved, &moved_factors}, cancellation));
+  return ScaleRowsCuda(*device_, moved, moved_factors);
+}
+
+absl::StatusOr<Tensor> CudaEngine::SumRows(const RowSums& sums, const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  RowSums moved = sums;
+  QG_RETURN_IF_ERROR(MoveToDevice({&moved.rows, &moved.weights}, cancellation));
+  return SumRowsCuda(*device_, moved);
+}
+
+absl::StatusOr<Tensor> CudaEngine::MeasureFragment(const TensorFragment& fragment,
+                                                   const QuantizerSpec& spec, Usage usage,
+                                                   const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  TensorFragment moved = fragment;
+  QG_RETURN_IF_ERROR(MoveToDevice({&moved.values}, cancellation));
+  return MeasureFragmentCuda(*device_, moved, spec, usage);
+}
+
+absl::StatusOr<QuantizedFragment> CudaEngine::QuantizeFragment(
+    const TensorFragment& fragment, const QuantizerSpec& spec, Usage usage,
+    const FragmentAmaxes& amaxes, const Tensor& scale, const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  TensorFragment moved = fragment;
+  FragmentAmaxes moved_amaxes = amaxes;
+  Tensor moved_scale = scale;
+  QG_RETURN_IF_ERROR(
+      MoveToDevice({&moved.values, &moved_amaxes.values, &moved_scale}, cancellation));
+  return QuantizeFragmentCuda(*device_, moved, spec, usage, moved_amaxes, moved_scale);
 }
 
 absl::StatusOr<Tensor> CudaEngine::OrderedSum(std::span<const Tensor> parts_in_order,

@@ -26,7 +26,9 @@
 #include "kernels/ops/norm.h"
 #include "kernels/ops/optimizer.h"
 #include "kernels/ops/ordered_reduction.h"
+#include "kernels/ops/row_moves.h"
 #include "kernels/quantize/delayed_scaling.h"
+#include "kernels/quantize/fragment.h"
 #include "kernels/quantize/quantization_summary.h"
 #include "kernels/quantize/quantizer.h"
 #include "kernels/quantize/scale_layout.h"
@@ -141,6 +143,15 @@ class Engine {
   virtual absl::StatusOr<TensorAmaxes> MeasureAmax(const Tensor& source, const Quantizer& quantizer,
                                                    Usages usages,
                                                    const Cancellation* cancellation) = 0;
+  /// A tensor of which ranks have fragments (kernels/quantize/fragment.h).
+  virtual absl::StatusOr<Tensor> MeasureFragment(const TensorFragment& fragment,
+                                                 const QuantizerSpec& spec, Usage usage,
+                                                 const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<QuantizedFragment> QuantizeFragment(const TensorFragment& fragment,
+                                                             const QuantizerSpec& spec, Usage usage,
+                                                             const FragmentAmaxes& amaxes,
+                                                             const Tensor& scale,
+                                                             const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage,
                                             DType out, const Cancellation* cancellation) = 0;
   virtual absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
@@ -198,6 +209,11 @@ class Engine {
                                                     const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<Tensor> Slice(const Tensor& source, int dim, int64_t begin, int64_t count,
                                        const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<Tensor> GatherRows(const Tensor& source, std::span<const int64_t> rows,
+                                            const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<Tensor> ScaleRows(const Tensor& source, const Tensor& factors,
+                                           const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<Tensor> SumRows(const RowSums& sums, const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<Tensor> OrderedSum(std::span<const Tensor> parts_in_order,
                                             SumAccumulation accumulation, DType out,
                                             const Cancellation* cancellation) = 0;

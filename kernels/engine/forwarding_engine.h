@@ -80,6 +80,19 @@ class ForwardingEngine : public Engine {
     OnOperation("measure amax");
     return engine_.MeasureAmax(source, quantizer, usages, cancellation);
   }
+  absl::StatusOr<Tensor> MeasureFragment(const TensorFragment& fragment, const QuantizerSpec& spec,
+                                         Usage usage, const Cancellation* cancellation) override {
+    OnOperation("measure fragment");
+    return engine_.MeasureFragment(fragment, spec, usage, cancellation);
+  }
+  absl::StatusOr<QuantizedFragment> QuantizeFragment(const TensorFragment& fragment,
+                                                     const QuantizerSpec& spec, Usage usage,
+                                                     const FragmentAmaxes& amaxes,
+                                                     const Tensor& scale,
+                                                     const Cancellation* cancellation) override {
+    OnOperation("quantize fragment");
+    return engine_.QuantizeFragment(fragment, spec, usage, amaxes, scale, cancellation);
+  }
   absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage, DType out,
                                     const Cancellation* cancellation) override {
     OnOperation("dequantize");
@@ -184,6 +197,20 @@ class ForwardingEngine : public Engine {
                                const Cancellation* cancellation) override {
     OnOperation("slice");
     return engine_.Slice(source, dim, begin, count, cancellation);
+  }
+  absl::StatusOr<Tensor> GatherRows(const Tensor& source, std::span<const int64_t> rows,
+                                    const Cancellation* cancellation) override {
+    OnOperation("gather rows");
+    return engine_.GatherRows(source, rows, cancellation);
+  }
+  absl::StatusOr<Tensor> ScaleRows(const Tensor& source, const Tensor& factors,
+                                   const Cancellation* cancellation) override {
+    OnOperation("scale rows");
+    return engine_.ScaleRows(source, factors, cancellation);
+  }
+  absl::StatusOr<Tensor> SumRows(const RowSums& sums, const Cancellation* cancellation) override {
+    OnOperation("sum rows");
+    return engine_.SumRows(sums, cancellation);
   }
   absl::StatusOr<Tensor> OrderedSum(std::span<const Tensor> parts_in_order,
                                     SumAccumulation accumulation, DType out,

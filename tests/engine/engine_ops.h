@@ -49,6 +49,10 @@ inline OpResult Of(const absl::StatusOr<SplitTensor>& result) {
   return Each(result, &SplitTensor::parameter, &SplitTensor::remainder);
 }
 
+inline OpResult Of(const absl::StatusOr<QuantizedFragment>& result) {
+  if (!result.ok()) return result.status();
+  return std::vector<Tensor>{result->codes, result->whole.scale_inv, result->whole.amax};
+}
 inline OpResult Of(const absl::StatusOr<TensorAmaxes>& result) {
   return Each(result, &TensorAmaxes::rowwise, &TensorAmaxes::columnwise);
 }
@@ -114,6 +118,17 @@ inline std::vector<EngineOp> EngineOps() {
   const Tensor source = engine_ops::Normal(9, DType::kBF16, {32, 64});
   Quantizer hadamard(QuantizerSpec{.format = QuantizerFormat::kNvfp4, .element = DType::kF4E2M1x2});
   hadamard.columnwise.hadamard = true;
+  const QuantizerSpec tiles = {
+      .format = QuantizerFormat::kNvfp4, .element = DType::kF4E2M1x2, .block_dim = 2};
+  const TensorFragment fragment = {source, 333, {64, 64}};
+  const FragmentAmaxes amaxes = {*MeasureFragmentCpu(fragment, tiles, Usage::kRowwise, {})};
+  const Tensor factors = engine_ops::Normal(10, DType::kF32, {32});
+  static constexpr int64_t kRowNumbers[] = {3, kNoRow, 31, 3, 0, 7};
+  const RowSums row_sums = {.rows = source,
+                            .positions = kRowNumbers,
+                            .choices = 3,
+                            .weights = engine_ops::Normal(11, DType::kF32, {6}),
+                            .accumulation = SumAccumulation::kElement};
   constexpr DType kOut = DType::kF16;
   constexpr SumAccumulation kByElement = SumAccumulation::kElement;
   return {
@@ -135,6 +150,22 @@ inline std::vector<EngineOp> EngineOps() {
        [=] { return One(OrderedSumCpu(parts, kByElement, kOut, {})); }},
       {"maximum", [=](Engine& e, C c) { return One(e.Maximum(masters, c)); },
        [=] { return One(MaximumCpu(masters, {})); }},
+      {"gather rows", [=](Engine& e, C c) { return One(e.GatherRows(source, kRowNumbers, c)); },
+       [=] { return One(GatherRowsCpu(source, kRowNumbers, {})); }},
+      {"scale rows", [=](Engine& e, C c) { return One(e.ScaleRows(source, factors, c)); },
+       [=] { return One(ScaleRowsCpu(source, factors, {})); }},
+      {"sum rows", [=](Engine& e, C c) { return One(e.SumRows(row_sums, c)); },
+       [=] { return One(SumRowsCpu(row_sums, {})); }},
+      {"measure fragment",
+       [=](Engine& e, C c) { return One(e.MeasureFragment(fragment, tiles, Usage::kRowwise, c)); },
+       [=] { return One(MeasureFragmentCpu(fragment, tiles, Usage::kRowwise, {})); }},
+      {"quantize fragment",
+       [=](Engine& e, C c) {
+         return Of(e.QuantizeFragment(fragment, tiles, Usage::kRowwise, amaxes, Tensor(), c));
+       },
+       [=] {
+         return Of(QuantizeFragmentCpu(fragment, tiles, Usage::kRowwise, amaxes, Tensor(), {}));
+       }},
       {"measure amax",
        [=](Engine& e, C c) {
          return Of(e.MeasureAmax(source, hadamard, {true, true}, c));

@@ -1,0 +1,157 @@
+#include "kernels/quantize/fragment.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/quantize/format_quantizers.h"
+#include "kernels/quantize/fragment_steps.h"
+#include "kernels/quantize/quantized_outline.h"
+
+namespace quantgate {
+namespace {
+
+absl::Status RefuseFragment(std::string_view field, std::string_view value, std::string_view rule) {
+  return absl::InvalidArgumentError(absl::StrCat("fragment: ", std::string(field), " ",
+                                                 std::string(value), ": ", std::string(rule)));
+}
+
+absl::Status CheckFormat(const QuantizerSpec& spec, Usage usage) {
+  const std::string format(QuantizerFormatName(spec.format));
+  if (!spec.is_quantized()) return RefuseFragment("format", format, "is not quantized");
+  const bool needs_tiles =
+      spec.format == QuantizerFormat::kFp8Block || spec.format == QuantizerFormat::kNvfp4;
+  if (needs_tiles && spec.block_dim != 2) {
+    return RefuseFragment(
+        "block_dim", absl::StrCat(spec.block_dim),
+        absl::StrCat(format, " is cut into fragments with tiles (block_dim 2) only"));
+  }
+  if (usage == Usage::kColumnwise && spec.format != QuantizerFormat::kMxfp8) {
+    return RefuseFragment(
+        "usage", "columnwise",
+        absl::StrCat("columnwise codes of ", format, " are the rowwise ones turned"));
+  }
+  if (spec.element_rounding == ElementRounding::kStochastic) {
+    return RefuseFragment("element_rounding", "stochastic", "fragments are rounded to nearest");
+  }
+  if (spec.four_over_six != FourOverSix::kNone) {
+    return RefuseFragment("4over6", FourOverSixName(spec.four_over_six),
+                          "its choice weighs all elements of a tile, which no fragment need have");
+  }
+  return absl::OkStatus();
+}
+
+int64_t ElementsOf(const Shape& whole) { return whole[0] * whole[1]; }
+
+}  // namespace
+
+absl::Status CheckFragment(const TensorFragment& fragment, const QuantizerSpec& spec, Usage usage) {
+  if (!fragment.values.has_value())
+    return RefuseFragment("values", "absent", "a fragment has a tensor");
+  if (fragment.whole.size() != 2) {
+    return RefuseFragment("whole", ShapeText(fragment.whole), "must be of rank 2");
+  }
+  QG_RETURN_IF_ERROR(CheckFormat(spec, usage));
+  QG_RETURN_IF_ERROR(
+      CheckedElementCount(fragment.whole, fragment.values.dtype(), "fragment: whole").status());
+  const Usages usages = {usage == Usage::kRowwise, usage == Usage::kColumnwise};
+  QG_RETURN_IF_ERROR(CheckQuantization(fragment.values.dtype(), fragment.whole, spec, usages));
+  const int64_t elements = ElementsOf(fragment.whole);
+  if (fragment.begin < 0 || fragment.begin > elements - fragment.count()) {
+    return RefuseFragment("begin",
+                          absl::StrCat(fragment.begin, " with ", fragment.count(), " elements"),
+                          absl::StrCat("must lie within the ", elements, " of the whole tensor"));
+  }
+  return absl::OkStatus();
+}
+
+FragmentGrid MakeFragmentGrid(const QuantizerSpec& spec, Usage usage, const Shape& whole) {
+  FragmentGrid grid;
+  grid.columns = std::max<int64_t>(whole[1], 1);
+  const int64_t length = BlockLength(spec.format);
+  if (length == 1) {
+    // The whole tensor is one unit.
+    grid.unit_rows = grid.scale_rows = std::max<int64_t>(whole[0], 1);
+    grid.unit_columns = grid.scale_columns = grid.columns;
+    grid.units_across = grid.units = grid.scales_across = grid.scales = 1;
+    return grid;
+  }
+  const bool is_rowwise = usage == Usage::kRowwise, has_tiles = spec.block_dim == 2;
+  const auto blocks = [](int64_t elements, int64_t side) { return (elements + side - 1) / side; };
+  grid.unit_rows = is_rowwise && !has_tiles ? 1 : length;
+  grid.unit_columns = is_rowwise || has_tiles ? length : 1;
+  // fp8_block stores a tile's scale once; others replicate it along the line.
+  const bool is_replicated = has_tiles && spec.format != QuantizerFormat::kFp8Block;
+  grid.scale_rows = is_replicated && is_rowwise ? 1 : grid.unit_rows;
+  grid.scale_columns = is_replicated && !is_rowwise ? 1 : grid.unit_columns;
+  grid.units_across = blocks(whole[1], grid.unit_columns);
+  grid.units = grid.units_across * blocks(whole[0], grid.unit_rows);
+  grid.scales_across = blocks(whole[1], grid.scale_columns);
+  grid.scales = grid.scales_across * blocks(whole[0], grid.scale_rows);
+  return grid;
+}
+
+FragmentRule MakeFragmentRule(const TensorFragment& fragment, const QuantizerSpec& spec) {
+  FragmentRule rule;
+  rule.format = spec.format;
+  rule.element = spec.element;
+  rule.options = {.rule = ResolveScaleRule(spec.scale_rule, spec.format),
+                  .power_2 = spec.power_2_scale,
+                  .amax_epsilon = spec.amax_epsilon};
+  if (spec.format == QuantizerFormat::kFp8Block) {
+    rule.options.value_for_infinity = LargestOf(fragment.values.dtype());
+  }
+  rule.e4m3_max = spec.e4m3_max;
+  rule.rounding = spec.element_rounding;
+  rule.overflow = spec.overflow;
+  rule.nan_counts = spec.format == QuantizerFormat::kMxfp8 && PropagatesNan(rule.options.rule);
+  rule.is_empty = ElementsOf(fragment.whole) == 0;
+  return rule;
+}
+
+int64_t FragmentAmaxCount(const QuantizerSpec& spec, Usage usage, const Shape& whole) {
+  return MakeFragmentGrid(spec, usage, whole).units +
+         (spec.format == QuantizerFormat::kNvfp4 ? 1 : 0);
+}
+
+absl::StatusOr<QuantizedFragment> OutlineFragment(const TensorFragment& fragment,
+                                                  const QuantizerSpec& spec, Usage usage) {
+  QuantizedFragment outline;
+  QuantizerSpec resolved = spec;
+  resolved.scale_rule = ResolveScaleRule(spec.scale_rule, spec.format);
+  QG_ASSIGN_OR_RETURN(outline.whole,
+                      OutlineCopy(resolved, usage, fragment.values.dtype(), fragment.whole));
+  outline.whole.data = Tensor();
+  const int64_t begin = fragment.begin, end = fragment.begin + fragment.count();
+  const int64_t per_byte = spec.element == DType::kF4E2M1x2 ? 2 : 1;
+  QG_ASSIGN_OR_RETURN(outline.codes,
+                      OutlineTensor(spec.element, {end / per_byte - begin / per_byte}));
+  if (spec.format == QuantizerFormat::kFp8Tensor) {
+    QG_ASSIGN_OR_RETURN(outline.scale, OutlineTensor(DType::kF32, {1}));
+  }
+  return outline;
+}
+
+absl::Status CheckFragmentArguments(const TensorFragment& fragment, const QuantizerSpec& spec,
+                                    Usage usage, const FragmentAmaxes& amaxes,
+                                    const Tensor& scale) {
+  QG_RETURN_IF_ERROR(CheckFragment(fragment, spec, usage));
+  const int64_t count = FragmentAmaxCount(spec, usage, fragment.whole);
+  if (!amaxes.values.has_value() || amaxes.values.dtype() != DType::kF32 || amaxes.first < 0 ||
+      amaxes.first > amaxes.values.element_count() - count) {
+    return RefuseFragment(
+        "amaxes", amaxes.values.has_value() ? TensorText(amaxes.values) : std::string("absent"),
+        absl::StrCat("must be f32 and have ", count, " from ", amaxes.first, " on"));
+  }
+  const bool is_delayed = spec.scaling == Scaling::kDelayed;
+  if (is_delayed != scale.has_value()) {
+    return RefuseFragment("scale", scale.has_value() ? "given" : "absent",
+                          "delayed scaling, and it alone, is given one");
+  }
+  if (is_delayed && (scale.dtype() != DType::kF32 || scale.element_count() != 1)) {
+    return RefuseFragment("scale", TensorText(scale), "must be f32 of one element");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quantgate
