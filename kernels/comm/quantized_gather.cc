@@ -81,8 +81,10 @@ absl::Status GatherCopy(const GatherContext& context, const std::string& name, U
   QG_RETURN_IF_ERROR(CheckCommonScale(context, name, copy, usage));
   const bool is_turned = IsTurned(copy, usage);
   QG_ASSIGN_OR_RETURN(copy.data, GatherPart(context, copy.data, is_turned));
-  // One scale for the tensor stands for the whole as it is.
-  if (copy.format == QuantizerFormat::kFp8Tensor) return absl::OkStatus();
+  // One scale for the tensor stands for the whole as it is; identity has none.
+  const bool has_scales_by_block =
+      copy.format != QuantizerFormat::kFp8Tensor && copy.format != QuantizerFormat::kIdentity;
+  if (!has_scales_by_block) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(copy.scale_inv, GatherPart(context, copy.scale_inv, is_turned));
   return absl::OkStatus();
 }

@@ -33,5 +33,7 @@ ScenarioGroup WeightScenarios();          ///< Quantized and cached weights, mai
 ScenarioGroup GroupCallScenarios();       ///< Calls of ranks that agree and that do not.
 ScenarioGroup GroupSumScenarios();        ///< Orders and roundings of sums over ranks.
 ScenarioGroup GroupAmaxScenarios();       ///< Maxima over groups of ranks.
+ScenarioGroup ShardScenarios();           ///< Weights, masters and optimizers over ranks.
+ScenarioGroup ExpertScenarios();          ///< Experts over ranks.
 
 }  // namespace quantgate

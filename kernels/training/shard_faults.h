@@ -1,0 +1,24 @@
+// Bugs that sharded weights and their optimizers can have: names for SeededFaults, asked for where
+// the bug would be. Each is in place only where a scenario run asks for it.
+#pragma once
+
+namespace quantgate {
+
+/// A second gather of a weight refreshes its codes and keeps the scale of the first one.
+inline constexpr char kFaultScaleOfFirstGather[] = "stale-scale-after-second-gather";
+/// Columnwise codes that were made from gathered rowwise ones are used for the next gather's too.
+inline constexpr char kFaultDerivedColumnsKept[] = "column-bytes-stale";
+/// A weight gathered for forward and kept is read in backward after an update.
+inline constexpr char kFaultGatheredKeptAfterUpdate[] = "gathered-kept-after-update";
+/// Every rank's rows have the scale of their own amax.
+inline constexpr char kFaultShardAmaxAlone[] = "shard-amax-not-reduced";
+/// Random numbers of stochastic rounding count from the first row of each shard.
+inline constexpr char kFaultShardCountsAlone[] = "shard-offset-forgotten";
+/// Fragments of FP4 weights may begin at odd elements: half a byte each belongs to two ranks.
+inline constexpr char kFaultOddFragments[] = "fragment-odd-offset-in-fp4";
+/// The amaxes of fragments are those of masters that were not rounded to bf16.
+inline constexpr char kFaultAmaxBeforeRounding[] = "amax-of-unrounded-master";
+/// A checkpoint's fragments are taken in the order of its ranks whatever they say of themselves.
+inline constexpr char kFaultFragmentPlaceIgnored[] = "fragment-place-ignored";
+
+}  // namespace quantgate

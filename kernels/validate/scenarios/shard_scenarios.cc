@@ -1,0 +1,358 @@
+// Weights, masters and optimizers divided over ranks: every rank ends with the bytes of one rank
+// that has the whole.
+#include <cmath>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/tensor/convert.h"
+#include "kernels/training/distributed_optimizer.h"
+#include "kernels/training/shard_faults.h"
+#include "kernels/training/sharded_weight.h"
+#include "kernels/validate/scenarios/expected_copy.h"
+#include "kernels/validate/scenarios/quantize_checks.h"
+#include "kernels/validate/scenarios/scenario_groups.h"
+#include "kernels/validate/scenarios/rank_bodies.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int64_t kOut = 384, kIn = 128, kBlockRows = 128;
+
+/// fp32 values whose magnitude doubles twice with every 128 rows: ranks have amaxes of their own.
+absl::StatusOr<Tensor> RisingWeight(ScenarioContext& context, uint64_t seed, float scale) {
+  QG_ASSIGN_OR_RETURN(Tensor weight, context.Generate(Distribution::kNormal, seed, DType::kF32,
+                                                      {kOut, kIn}, scale));
+  for (int64_t i = 0; i < weight.element_count(); ++i) {
+    SetValue(weight, i, std::ldexp(ValueAt(weight, i), static_cast<int>(i / kIn / kBlockRows) * 2));
+  }
+  return weight;
+}
+
+absl::StatusOr<Tensor> InBf16(const Tensor& tensor) {
+  return CastTensor(tensor, DType::kBF16, ExecutionContext());
+}
+
+absl::StatusOr<Tensor> OwnRows(const Tensor& whole, const ShardBounds& bounds, int rank) {
+  return TakeRows(whole, bounds[rank], bounds[rank + 1] - bounds[rank]);
+}
+
+// ---- Sharded weights
+
+struct Gathered {
+  QuantizedTensor forward, backward;
+};
+
+/// Three updates, the second by rows that were quantized elsewhere.
+absl::Status GatherThrice(const GatherContext& rank, const ShardedWeightSpec& spec,
+                          const std::vector<Tensor>& weights, std::vector<Gathered>& gathered) {
+  QG_ASSIGN_OR_RETURN(ShardedWeight weight, ShardedWeight::Create(spec, rank.group.size()));
+  QG_ASSIGN_OR_RETURN(ShardedWeight elsewhere, ShardedWeight::Create(spec, rank.group.size()));
+  for (size_t i = 0; i < weights.size(); ++i) {
+    QG_ASSIGN_OR_RETURN(const Tensor rows, OwnRows(weights[i], spec.bounds, rank.group.rank()));
+    if (i == 1) {
+      QG_RETURN_IF_ERROR(elsewhere.Update(rank, rows, {}));
+      QG_RETURN_IF_ERROR(weight.Replace(elsewhere.shard()));
+    } else {
+      QG_RETURN_IF_ERROR(weight.Update(rank, rows, {}));
+    }
+    Gathered& now = gathered.emplace_back();
+    QG_ASSIGN_OR_RETURN(now.forward, weight.Gather(rank, WeightPass::kForward));
+    QG_ASSIGN_OR_RETURN(now.backward, weight.Gather(rank, WeightPass::kBackward));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGathers(ScenarioContext& context) {
+  const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
+  std::vector<Tensor> weights;
+  for (const float scale : {1.0f, 0x1p-7f, 37.0f}) {
+    QG_ASSIGN_OR_RETURN(const Tensor weight, RisingWeight(context, 400 + weights.size(), scale));
+    QG_ASSIGN_OR_RETURN(Tensor bf16, InBf16(weight));
+    weights.push_back(std::move(bf16));
+  }
+  for (const int ranks : {2, 4}) {
+    for (const bool reshard : {true, false}) {
+      ShardedWeightSpec spec;
+      spec.name = "weight";
+      spec.shape = {kOut, kIn};
+      spec.bounds = EvenBounds(kOut, ranks, kBlockRows);
+      spec.quantizer = quantizer;
+      spec.reshard_after_forward = reshard;
+      std::vector<std::vector<Gathered>> gathered(static_cast<size_t>(ranks));
+      const bool is_done =
+          RunOnRanks(context, ranks, absl::StrCat("gathers of ", ranks, " ranks"),
+                     [&](const GatherContext& rank) {
+                       return GatherThrice(rank, spec, weights, gathered[rank.group.rank()]);
+                     });
+      if (!is_done) return absl::OkStatus();
+      for (size_t i = 0; i < weights.size(); ++i) {
+        context.SetStep(static_cast<int64_t>(i));
+        QG_ASSIGN_OR_RETURN(const QuantizedTensor expected,
+                            ExpectedQuantization(weights[i], quantizer, {true, true}));
+        for (int rank = 0; rank < ranks; ++rank) {
+          const Gathered& own = gathered[static_cast<size_t>(rank)][i];
+          const std::string name =
+              absl::StrCat("weight on rank ", rank, " of ", ranks, reshard ? "" : ", kept");
+          QG_RETURN_IF_ERROR(
+              context.ExpectSameCopy(name + " rowwise", own.forward.rowwise, expected.rowwise));
+          QG_RETURN_IF_ERROR(context.ExpectSameCopy(name + " columnwise", own.backward.columnwise,
+                                                    expected.columnwise));
+        }
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+/// The recipe's rule of gradients, which rounds stochastically.
+absl::Status CheckRandomNumbers(ScenarioContext& context) {
+  const Quantizer quantizer = context.recipe().QuantizerFor(TensorRole::kGradOutput).rowwise;
+  QG_ASSIGN_OR_RETURN(const Tensor f32, RisingWeight(context, 410, 1.0f));
+  QG_ASSIGN_OR_RETURN(const Tensor weight, InBf16(f32));
+  const QuantizeArguments arguments = {.seed = 411, .call_id = 3};
+  QG_ASSIGN_OR_RETURN(const QuantizedTensor expected,
+                      ExpectedQuantization(weight, quantizer, {true, false}, arguments));
+  for (const int ranks : {2, 3, 4}) {
+    ShardedWeightSpec spec;
+    spec.name = "weight";
+    spec.shape = {kOut, kIn};
+    spec.bounds = EvenBounds(kOut, ranks, 16);
+    spec.quantizer = quantizer;
+    spec.usages = {true, false};
+    std::vector<QuantizedTensor> whole(static_cast<size_t>(ranks));
+    const bool is_done =
+        RunOnRanks(context, ranks, "gather", [&](const GatherContext& rank) -> absl::Status {
+          QG_ASSIGN_OR_RETURN(ShardedWeight sharded, ShardedWeight::Create(spec, ranks));
+          QG_ASSIGN_OR_RETURN(const Tensor rows, OwnRows(weight, spec.bounds, rank.group.rank()));
+          QG_RETURN_IF_ERROR(sharded.Update(rank, rows, arguments));
+          QG_ASSIGN_OR_RETURN(whole[rank.group.rank()], sharded.Gather(rank, WeightPass::kForward));
+          return absl::OkStatus();
+        });
+    if (!is_done) return absl::OkStatus();
+    for (const QuantizedTensor& one : whole) {
+      QG_RETURN_IF_ERROR(context.ExpectSameCopy(absl::StrCat("weight on ", ranks, " ranks"),
+                                                one.rowwise, expected.rowwise));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// ---- Masters in fragments
+
+/// Two ranks without elements among four, and cuts within rows.
+absl::Status CheckFragments(ScenarioContext& context) {
+  const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
+  QG_ASSIGN_OR_RETURN(const Tensor master, RisingWeight(context, 420, 1.0f));
+  QG_ASSIGN_OR_RETURN(const Tensor rounded, InBf16(master));
+  QG_ASSIGN_OR_RETURN(const Tensor flat, master.Reinterpret(DType::kF32, {kOut * kIn, 1}));
+  const ShardBounds bounds = {0, 0, 10122, 10122, kOut * kIn};
+  for (const bool is_direct : {false, true}) {
+    std::vector<QuantizedTensor> weights(4);
+    const bool is_done =
+        RunOnRanks(context, 4, "cast of fragments", [&](const GatherContext& rank) -> absl::Status {
+          MasterFragment fragment;
+          fragment.name = "weight";
+          QG_ASSIGN_OR_RETURN(fragment.master, OwnRows(flat, bounds, rank.group.rank()));
+          fragment.bounds = bounds;
+          fragment.shape = {kOut, kIn};
+          fragment.quantizer = quantizer;
+          QG_ASSIGN_OR_RETURN(const auto cast,
+                              QuantizeMasterWeights(rank, {&fragment, 1},
+                                                    is_direct ? Requantization::kFromF32
+                                                              : Requantization::kThroughBf16));
+          weights[rank.group.rank()] = cast[0].weight;
+          return absl::OkStatus();
+        });
+    if (!is_done) return absl::OkStatus();
+    QG_ASSIGN_OR_RETURN(
+        const QuantizedTensor expected,
+        ExpectedQuantization(is_direct ? master : rounded, quantizer, {true, true}));
+    for (const QuantizedTensor& weight : weights) {
+      const std::string name = is_direct ? "weight from fp32" : "weight through bf16";
+      QG_RETURN_IF_ERROR(
+          context.ExpectSameCopy(name + " rowwise", weight.rowwise, expected.rowwise));
+      QG_RETURN_IF_ERROR(
+          context.ExpectSameCopy(name + " columnwise", weight.columnwise, expected.columnwise));
+    }
+  }
+  return absl::OkStatus();
+}
+
+/// Half bytes: both codes of a byte are one rank's, or nobody casts.
+absl::Status CheckOddFragments(ScenarioContext& context) {
+  const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
+  QG_ASSIGN_OR_RETURN(const Tensor master, RisingWeight(context, 430, 1.0f));
+  QG_ASSIGN_OR_RETURN(const Tensor flat, master.Reinterpret(DType::kF32, {kOut * kIn, 1}));
+  const ShardBounds bounds = {0, 10123, kOut * kIn};
+  std::vector<absl::Status> statuses(2);
+  RunOnRanks(context, 2, "refusals", [&](const GatherContext& rank) -> absl::Status {
+    MasterFragment fragment;
+    fragment.name = "weight";
+    QG_ASSIGN_OR_RETURN(fragment.master, OwnRows(flat, bounds, rank.group.rank()));
+    fragment.bounds = bounds;
+    fragment.shape = {kOut, kIn};
+    fragment.quantizer = quantizer;
+    statuses[rank.group.rank()] =
+        QuantizeMasterWeights(rank, {&fragment, 1}, Requantization::kFromF32).status();
+    return absl::OkStatus();
+  });
+  for (const absl::Status& status : statuses) {
+    context.ExpectCode("fragments that meet within a byte", status,
+                       absl::StatusCode::kInvalidArgument);
+  }
+  return absl::OkStatus();
+}
+
+// ---- Checkpoints
+
+using Delayed = std::map<std::string, DelayedScalingState>;
+
+std::vector<DistributedParameter> ParametersFor(const Quantizer& quantizer, int ranks) {
+  const std::vector<Shape> shapes = {{kOut, kIn}, {kOut}};
+  const std::vector<ShardBounds> bounds = FlatBounds(shapes, ranks, 2);
+  std::vector<DistributedParameter> parameters(2);
+  parameters[0].name = "weight";
+  parameters[0].is_quantized = true;
+  parameters[0].quantizer = quantizer;
+  parameters[1].name = "bias";
+  for (size_t i = 0; i < 2; ++i) {
+    parameters[i].shape = shapes[i];
+    parameters[i].bounds = bounds[i];
+  }
+  return parameters;
+}
+
+DistributedOptimizerSpec AdamSpec() {
+  DistributedOptimizerSpec spec;
+  spec.optimizer.kind = OptimizerSpec::Kind::kAdam;
+  return spec;
+}
+
+/// What `ranks` ranks write that go on from `files`; absent where they could not.
+std::vector<TensorFile> WrittenAgain(ScenarioContext& context, const std::vector<TensorFile>& files,
+                                     int ranks) {
+  const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
+  const auto checkpoint = ShardCheckpoint::Open(files, context.faults());
+  context.ExpectCode("opening the files", checkpoint.status(), absl::StatusCode::kOk);
+  if (!checkpoint.ok()) return {};
+  std::vector<TensorFile> written(static_cast<size_t>(ranks));
+  const bool is_done =
+      RunOnRanks(context, ranks, "going on", [&](const GatherContext& rank) -> absl::Status {
+        Delayed delayed;
+        QG_ASSIGN_OR_RETURN(
+            const DistributedOptimizer optimizer,
+            DistributedOptimizer::Restore(rank, AdamSpec(), ParametersFor(quantizer, ranks),
+                                          *checkpoint, delayed));
+        QG_ASSIGN_OR_RETURN(written[rank.group.rank()], optimizer.Checkpoint(rank, delayed));
+        return absl::OkStatus();
+      });
+  return is_done ? written : std::vector<TensorFile>{};
+}
+
+absl::Status CheckCheckpoints(ScenarioContext& context) {
+  const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
+  std::map<std::string, Tensor> values, gradients;
+  QG_ASSIGN_OR_RETURN(const Tensor weight, RisingWeight(context, 440, 1.0f));
+  QG_ASSIGN_OR_RETURN(values["weight"], InBf16(weight));
+  const auto normal = [&](uint64_t seed, Shape shape) {
+    return context.Generate(Distribution::kNormal, seed, DType::kBF16, std::move(shape));
+  };
+  QG_ASSIGN_OR_RETURN(values["bias"], normal(441, {kOut}));
+  QG_ASSIGN_OR_RETURN(gradients["weight"], normal(442, {kOut, kIn}));
+  QG_ASSIGN_OR_RETURN(gradients["bias"], normal(443, {kOut}));
+  std::vector<TensorFile> first(4);
+  const bool is_done =
+      RunOnRanks(context, 4, "training", [&](const GatherContext& rank) -> absl::Status {
+        Delayed delayed;
+        QG_ASSIGN_OR_RETURN(DistributedOptimizer optimizer,
+                            DistributedOptimizer::Create(
+                                rank, AdamSpec(), ParametersFor(quantizer, 4), values, delayed));
+        QG_RETURN_IF_ERROR(optimizer.Step(rank, gradients, delayed));
+        QG_ASSIGN_OR_RETURN(first[rank.group.rank()], optimizer.Checkpoint(rank, delayed));
+        return absl::OkStatus();
+      });
+  if (!is_done) return absl::OkStatus();
+  // In whichever order a folder lists them.
+  std::vector<TensorFile> files(first.rbegin(), first.rend());
+  for (const int ranks : {2, 1, 4}) {
+    files = WrittenAgain(context, files, ranks);
+    if (files.empty()) return absl::OkStatus();
+  }
+  for (size_t rank = 0; rank < first.size(); ++rank) {
+    context.ExpectEqual("tensors", static_cast<int64_t>(files[rank].tensors.size()),
+                        static_cast<int64_t>(first[rank].tensors.size()));
+    for (const NamedTensor& tensor : first[rank].tensors) {
+      QG_ASSIGN_OR_RETURN(const Tensor again, files[rank].Find(tensor.name));
+      QG_RETURN_IF_ERROR(context.ExpectSameBits(absl::StrCat(tensor.name, " of rank ", rank), again,
+                                                tensor.tensor));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+ScenarioGroup ShardScenarios() {
+  const std::vector<std::string> every_format = {"fp8_current", "fp8_block", "mxfp8", "nvfp4"};
+  return {
+      {{"sharded-weight-gathers-whole",
+        "A weight divided by rows and gathered for forward and for backward has the codes and "
+        "scales of the whole, after updates and replacements too, kept between passes or not.",
+        "Bit-equal to a recomputation of the whole by scalar functions, on 2 and 4 ranks.",
+        {},
+        {kFaultScaleOfFirstGather, kFaultDerivedColumnsKept, kFaultGatheredKeptAfterUpdate,
+         kFaultShardAmaxAlone},
+        {"fp8_current", "fp8_block", "mxfp8", "nvfp4"},
+        CheckGathers},
+       {"shards-draw-random-numbers-of-whole",
+        "Rows rounded stochastically on their own rank have the codes of the whole rounded at "
+        "once.",
+        "Bit-equal to a recomputation of the whole, on 2, 3 and 4 ranks.",
+        {},
+        {kFaultShardCountsAlone},
+        {"nvfp4:disable_rht=true"},
+        CheckRandomNumbers},
+       {"master-fragments-cast-whole",
+        "Weights cast from fragments of fp32 masters that begin anywhere, some of them empty, are "
+        "the whole weight quantized at once, from fp32 and through bf16.",
+        "Bit-equal to a recomputation of the whole on all of 4 ranks.",
+        {},
+        {kFaultAmaxBeforeRounding},
+        every_format,
+        CheckFragments},
+       {"fp4-fragments-begin-at-bytes",
+        "Fragments of FP4 weights that begin within a byte are refused.",
+        "INVALID_ARGUMENT on every rank.",
+        {},
+        {kFaultOddFragments},
+        {"nvfp4"},
+        CheckOddFragments},
+       {"checkpoint-of-shards-goes-on",
+        "A distributed optimizer's checkpoint goes from 4 ranks to 2, to 1 and back to 4.",
+        "Every tensor of every rank bit-equal to what 4 ranks wrote first.",
+        {},
+        {kFaultFragmentPlaceIgnored},
+        every_format,
+        CheckCheckpoints}},
+      {InCode(kFaultScaleOfFirstGather,
+              "Refreshes the codes of a weight that is gathered again and keeps its first scale.",
+              0),
+       InCode(kFaultDerivedColumnsKept,
+              "Keeps the columnwise codes that the first gather of a weight gave.", 0),
+       InCode(kFaultGatheredKeptAfterUpdate,
+              "Keeps a gathered weight for the passes after its update.", 0),
+       InCode(kFaultShardAmaxAlone, "Scales each rank's rows by their own amax.", 0),
+       InCode(kFaultShardCountsAlone,
+              "Draws random numbers as if each rank's rows were the first ones.", 0),
+       InCode(kFaultAmaxBeforeRounding,
+              "Takes scales from masters that were not rounded to the weight's dtype.", 0),
+       InCode(kFaultOddFragments, "Gives two ranks half of a byte each, and loses one half.", 0),
+       InCode(kFaultFragmentPlaceIgnored,
+              "Joins a checkpoint's fragments in the order of its files.", 0)}};
+}
+
+}  // namespace quantgate
