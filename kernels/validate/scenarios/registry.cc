@@ -13,7 +13,8 @@ const ScenarioGroup& WholeGroup() {
          {&QuantizerScenarios, &Fp8Scenarios, &Mxfp8Scenarios, &Nvfp4Scenarios, &RandomScenarios,
           &DelayedScalingScenarios, &EmptyScenarios, &LinearScenarios, &HybridScenarios,
           &LayerScenarios, &SessionScenarios, &WeightScenarios, &GroupCallScenarios,
-          &GroupSumScenarios, &GroupAmaxScenarios, &ShardScenarios, &ExpertScenarios}) {
+          &GroupSumScenarios, &GroupAmaxScenarios, &ShardScenarios, &ExpertScenarios,
+          &OverlapScenarios}) {
       ScenarioGroup group = make();
       std::move(group.scenarios.begin(), group.scenarios.end(), std::back_inserter(all->scenarios));
       std::move(group.faults.begin(), group.faults.end(), std::back_inserter(all->faults));

@@ -35,5 +35,6 @@ ScenarioGroup GroupSumScenarios();        ///< Orders and roundings of sums over
 ScenarioGroup GroupAmaxScenarios();       ///< Maxima over groups of ranks.
 ScenarioGroup ShardScenarios();           ///< Weights, masters and optimizers over ranks.
 ScenarioGroup ExpertScenarios();          ///< Experts over ranks.
+ScenarioGroup OverlapScenarios();         ///< Communication beside GEMMs.
 
 }  // namespace quantgate
