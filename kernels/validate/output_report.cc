@@ -31,19 +31,6 @@ std::string AddressOf(const ExactValues::Value& value) {
   return absl::StrCat(reinterpret_cast<uintptr_t>(value.f32.data()));
 }
 
-/// The worst of two checks of different parts of one tensor.
-void Merge(const BoundCheck& part, std::optional<BoundCheck>& whole) {
-  if (!whole.has_value()) {
-    whole = part;
-    return;
-  }
-  whole->violation_count += part.violation_count;
-  whole->pass = whole->pass && part.pass;
-  if (part.worst_ratio <= whole->worst_ratio) return;
-  whole->worst_ratio = part.worst_ratio;
-  whole->bound = part.bound;
-}
-
 /// The comparison of `tensor` with that reference variant, or null.
 const TensorComparison* FindComparison(const VariantReport& variant, const std::string& tensor,
                                        const std::string& reference) {
@@ -80,6 +67,18 @@ absl::StatusOr<PairSummary> ComparePair(Engine& engine, const VariantReport& sub
 }
 
 }  // namespace
+
+void MergeBoundChecks(const BoundCheck& part, std::optional<BoundCheck>& whole) {
+  if (!whole.has_value()) {
+    whole = part;
+    return;
+  }
+  whole->violation_count += part.violation_count;
+  whole->pass = whole->pass && part.pass;
+  if (part.worst_ratio <= whole->worst_ratio) return;
+  whole->worst_ratio = part.worst_ratio;
+  whole->bound = part.bound;
+}
 
 absl::StatusOr<std::string> OutputReporter::IdentityOf(const std::vector<OperationCall>& calls) {
   std::string identity;
@@ -169,7 +168,8 @@ absl::StatusOr<const ReportedOutput*> OutputReporter::Report(const LayerResult& 
   }
   identity = what + identity;
   if (const auto known = reported_.find(identity); known != reported_.end()) return &known->second;
-  QG_ASSIGN_OR_RETURN(ReportedOutput reported, Measure(output, source, truth));
+  QG_ASSIGN_OR_RETURN(ReportedOutput reported, Measure(output, truth.value));
+  QG_ASSIGN_OR_RETURN(reported.report.bound, CheckBound(source, truth, output.tensor));
   reported.report.arithmetic = arithmetic;
   reported.report.fingerprint = fingerprint;
   reported.identity = identity;
@@ -195,20 +195,28 @@ absl::StatusOr<std::optional<BoundCheck>> OutputReporter::CheckBound(const Outpu
       QG_ASSIGN_OR_RETURN(const Tensor exact, RowSlice(truth.value.f32, row, rows));
       QG_ASSIGN_OR_RETURN(const BoundCheck part,
                           engine_.CheckBound(gemm->desc, subject, exact, cancellation_));
-      Merge(part, whole);
+      MergeBoundChecks(part, whole);
     }
     row += rows;
   }
   return whole;
 }
 
+absl::StatusOr<OutputReporter::Part> OutputReporter::ReportPart(const LayerResult& result,
+                                                                const Recipe& recipe,
+                                                                const NamedTensor& part) {
+  QG_ASSIGN_OR_RETURN(const OutputSource source,
+                      SourceOf(engine_, request_, recipe, result, part.name, cancellation_));
+  QG_ASSIGN_OR_RETURN(const Truth truth, TruthOf(source, part));
+  QG_ASSIGN_OR_RETURN(std::optional<BoundCheck> bound, CheckBound(source, truth, part.tensor));
+  return Part{truth.value, std::move(bound), ArithmeticText(source)};
+}
+
 absl::StatusOr<ReportedOutput> OutputReporter::Measure(const NamedTensor& output,
-                                                       const OutputSource& source,
-                                                       const Truth& truth) {
+                                                       const ExactValues::Value& exact) {
   const Tensor& value = output.tensor;
-  QG_ASSIGN_OR_RETURN(Tensor truth_own,
-                      truth.value.own.Reinterpret(truth.value.own.dtype(), value.shape()));
-  QG_ASSIGN_OR_RETURN(Tensor truth_f32, truth.value.f32.Reinterpret(DType::kF32, value.shape()));
+  QG_ASSIGN_OR_RETURN(Tensor truth_own, exact.own.Reinterpret(exact.own.dtype(), value.shape()));
+  QG_ASSIGN_OR_RETURN(Tensor truth_f32, exact.f32.Reinterpret(DType::kF32, value.shape()));
   QG_ASSIGN_OR_RETURN(Tensor original, exact_.Unquantized(output.name));
   QG_ASSIGN_OR_RETURN(original, original.Reinterpret(DType::kF32, value.shape()));
 
@@ -216,7 +224,7 @@ absl::StatusOr<ReportedOutput> OutputReporter::Measure(const NamedTensor& output
   OutputReport& report = reported.report;
   report.tensor = output.name;
   report.value = value;
-  report.exact_note = truth.value.note;
+  report.exact_note = exact.note;
   TensorComparison& against_exact = report.against_exact;
   against_exact.tensor = output.name;
   against_exact.reference = "exact";
@@ -229,7 +237,6 @@ absl::StatusOr<ReportedOutput> OutputReporter::Measure(const NamedTensor& output
     QG_ASSIGN_OR_RETURN(report.against_unquantized,
                         engine_.MeasureError(value, original, cancellation_));
   }
-  QG_ASSIGN_OR_RETURN(report.bound, CheckBound(source, truth, value));
   reported.exact_f32 = std::move(truth_f32);
   return reported;
 }

@@ -36,6 +36,21 @@ class OutputReporter {
   absl::StatusOr<const ReportedOutput*> Report(const LayerResult& result, const Recipe& recipe,
                                                const NamedTensor& output);
 
+  /// One rank's part of an output, or one term of a sum over ranks: what it should be, on this
+  /// reporter's engine, and whether it is.
+  struct Part {
+    ExactValues::Value exact;  ///< Of the part's elements; its shape may be flattened.
+    std::optional<BoundCheck> bound;
+    std::string arithmetic;
+  };
+  absl::StatusOr<Part> ReportPart(const LayerResult& result, const Recipe& recipe,
+                                  const NamedTensor& part);
+
+  /// Compares `output` with what it should be and with the unquantized value: a report whose bound
+  /// and arithmetic are the caller's to say.
+  absl::StatusOr<ReportedOutput> Measure(const NamedTensor& output,
+                                         const ExactValues::Value& exact);
+
   /// Holds `subject` to the bound of `reported`, an output of `result`. Nothing where there is none
   /// (a sum over no rows).
   absl::StatusOr<std::optional<BoundCheck>> CheckSubject(const LayerResult& result,
@@ -62,8 +77,6 @@ class OutputReporter {
   absl::StatusOr<Truth> TruthOfParts(const std::vector<const GemmRecord*>& parts);
   /// The same for equal inputs of the operations that make one output.
   absl::StatusOr<std::string> IdentityOf(const std::vector<OperationCall>& calls);
-  absl::StatusOr<ReportedOutput> Measure(const NamedTensor& output, const OutputSource& source,
-                                         const Truth& truth);
   /// Of `value`, this output or another one in its place.
   absl::StatusOr<std::optional<BoundCheck>> CheckBound(const OutputSource& source,
                                                        const Truth& truth, const Tensor& value);
@@ -75,6 +88,9 @@ class OutputReporter {
   std::map<std::string, ReportedOutput> reported_;    ///< By identity.
   std::map<std::string, TensorComparison> compared_;  ///< By identity and the reference's bits.
 };
+
+/// The worst of checks of different parts of one tensor.
+void MergeBoundChecks(const BoundCheck& part, std::optional<BoundCheck>& whole);
 
 /// Compares every pair of variants, tensor by tensor.
 absl::StatusOr<std::vector<PairSummary>> ComparePairs(Engine& engine,

@@ -13,12 +13,6 @@
 namespace quantgate {
 namespace {
 
-const GemmRecord* FindGemm(const LayerResult& result, const std::string& output) {
-  const auto found = std::find_if(result.gemms.begin(), result.gemms.end(),
-                                  [&](const GemmRecord& gemm) { return gemm.output == output; });
-  return found == result.gemms.end() ? nullptr : &*found;
-}
-
 /// Looks a name up in the layer's plan, and tensors up in what went in and came out.
 class SourceFinder {
  public:
@@ -259,6 +253,12 @@ absl::StatusOr<OutputSource> SourceFinder::Find(const std::string& output) const
 }
 
 }  // namespace
+
+const GemmRecord* FindGemm(const LayerResult& result, const std::string& output) {
+  const auto found = std::find_if(result.gemms.begin(), result.gemms.end(),
+                                  [&](const GemmRecord& gemm) { return gemm.output == output; });
+  return found == result.gemms.end() ? nullptr : &*found;
+}
 
 Tensor FindGiven(const LayerRequest& request, const std::string& name) {
   if (name == "x") return request.x;

@@ -25,6 +25,8 @@ absl::StatusOr<OutputSource> SourceOf(Engine& engine, const LayerRequest& reques
                                       const Recipe& recipe, const LayerResult& result,
                                       const std::string& output, const Cancellation* cancellation);
 
+/// The GEMM that gave `output`; null for none.
+const GemmRecord* FindGemm(const LayerResult& result, const std::string& output);
 /// What was given under this name: "x", "grad_output", a parameter, an expert's rows ("x.2"); an
 /// absent tensor for another name.
 Tensor FindGiven(const LayerRequest& request, const std::string& name);

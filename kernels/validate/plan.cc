@@ -62,6 +62,19 @@ absl::Status CheckGemms(const std::string& field, const LayerRequest& step,
                    variant.recipe.ShortText(), ": ", status.message()));
 }
 
+/// Likewise what only variants on several ranks look at.
+absl::Status CheckParallelModeUsed(const LayerRunRequest& request) {
+  const bool any_parallel =
+      std::any_of(request.variants.begin(), request.variants.end(),
+                  [](const Variant& variant) { return variant.parallel.has_value(); });
+  if (any_parallel || !HasParallelMode(request.step.layer)) return absl::OkStatus();
+  const ParallelMode mode = request.step.layer.parallel_mode;
+  return InvalidField(
+      mode == ParallelMode::kNone ? "layer.operations" : "layer.parallel_mode",
+      mode == ParallelMode::kNone ? "a parallel_mode" : std::string(ParallelModeName(mode)),
+      "no variant is parallel, which alone divides weights over ranks");
+}
+
 /// What only some recipes look at must have one that does.
 absl::Status CheckUsed(const LayerRunRequest& request) {
   const auto any = [&](auto&& predicate) {
@@ -107,6 +120,10 @@ absl::Status CheckVariants(const LayerRunRequest& request) {
     }
     QG_RETURN_IF_ERROR(CheckSplitK(field, request.step, variant));
     QG_RETURN_IF_ERROR(CheckGemms(field, request.step, variant));
+    if (variant.parallel.has_value()) {
+      QG_RETURN_IF_ERROR(CheckParallel(field, request.step, *variant.parallel, variant.recipe,
+                                       variant.arithmetic));
+    }
     const auto [first, is_new] = index_of.emplace(variant.Label(), i);
     if (!is_new) {
       return InvalidField(
@@ -144,6 +161,11 @@ absl::Status CheckSubjects(const LayerRunRequest& request) {
                           absl::StrCat("this layer's outputs are ", absl::StrJoin(outputs, ", ")));
     }
     if (IsBiasGradient(name)) return InvalidField(field, value, "no bound is derived for it");
+    if (request.variants[0].parallel.has_value()) {
+      return InvalidField(
+          field, request.variants[0].Label(),
+          "a subject is held to the bound of a variant on one rank: put that first");
+    }
     if (request.variants[0].arithmetic.family == ArithmeticFamily::kExact) {
       return InvalidField(field, request.variants[0].Label(),
                           "the exact arithmetic has no error bound");
@@ -163,7 +185,8 @@ std::string Variant::Label() const {
   // The override has a place of its own in the label, not among the knobs.
   return absl::StrCat(recipe.WithBackwardOverride(BackwardOverride::kNone).ShortText(), " / ",
                       std::string(BackwardOverrideName(recipe.backward_override())), " / ",
-                      arithmetic.ToString());
+                      arithmetic.ToString(),
+                      parallel.has_value() ? absl::StrCat(" / ", parallel->Label()) : "");
 }
 
 std::string_view RequirementName(Requirement requirement) {
@@ -190,6 +213,7 @@ absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
   QG_RETURN_IF_ERROR(CheckLayerTensors(request.step));
   QG_RETURN_IF_ERROR(CheckVariants(request));
   QG_RETURN_IF_ERROR(CheckUsed(request));
+  QG_RETURN_IF_ERROR(CheckParallelModeUsed(request));
   QG_RETURN_IF_ERROR(CheckReference(request));
   QG_RETURN_IF_ERROR(CheckSubjects(request));
   return Plan(std::move(request));
@@ -215,6 +239,11 @@ int Plan::StepCount() const {
   // The unquantized references: of a linear layer one each, otherwise from one run.
   int steps = is_linear ? outputs : 1;
   for (const Variant& variant : request_.variants) {
+    if (variant.parallel.has_value()) {
+      // Ranks go through their stages together; one report of each output.
+      steps += 1 + outputs;
+      continue;
+    }
     steps += static_cast<int>(LayerStages(step, variant.recipe).size());
     // One report each, and one of what lies between operations.
     steps += outputs + (ReportsIntermediates(step) ? 1 : 0);

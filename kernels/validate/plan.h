@@ -10,14 +10,17 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/layer/layer.h"
+#include "kernels/validate/parallel_spec.h"
 
 namespace quantgate {
 
-/// One column of the comparison: a recipe (with its override) under an arithmetic.
+/// One column of the comparison: a recipe (with its override) under an arithmetic, on one rank or
+/// on several.
 struct Variant {
   Recipe recipe;
   Arithmetic arithmetic;
-  /// "fp8_current / dequantized / sm90".
+  std::optional<ParallelSpec> parallel = {};  ///< Absent: one rank.
+  /// "fp8_current / dequantized / sm90", "mxfp8 / none / sm90 / tp2 sp".
   std::string Label() const;
 };
 

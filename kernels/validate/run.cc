@@ -10,6 +10,8 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/validate/exact_values.h"
 #include "kernels/validate/output_report.h"
+#include "kernels/validate/parallel_report.h"
+#include "kernels/validate/parallel_run.h"
 #include "kernels/validate/verdict.h"
 
 namespace quantgate {
@@ -91,7 +93,23 @@ class PlanRun {
         observer_(observer),
         exact_(engine, request_.step, cancellation),
         reporter_(engine, request_.step, exact_, cancellation),
-        progress_(observer, plan.StepCount(), cancellation) {}
+        progress_(observer, plan.StepCount(), cancellation),
+        rank_engines_(engine) {}
+
+  /// Whether this host has what variants on several ranks need.
+  absl::Status CheckRanks() {
+    for (size_t i = 0; i < request_.variants.size(); ++i) {
+      const Variant& variant = request_.variants[i];
+      if (!variant.parallel.has_value()) continue;
+      const auto engines = rank_engines_.For(*variant.parallel);
+      absl::Status status = engines.status();
+      if (status.ok()) status = MakeWorld(*variant.parallel, *engines).status();
+      if (!status.ok()) {
+        return absl::Status(status.code(), absl::StrCat("variants[", i, "].", status.message()));
+      }
+    }
+    return absl::OkStatus();
+  }
 
   absl::StatusOr<RunReport> Run() {
     QG_RETURN_IF_ERROR(ComputeUnquantized());
@@ -127,7 +145,56 @@ class PlanRun {
     return absl::OkStatus();
   }
 
+  /// `body` as one step of the run, with its time in the report.
+  template <typename Body>
+  absl::Status Timed(const std::string& stage, VariantReport& report, Body body) {
+    QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat(report.label, ": ", stage)));
+    // By the clock of the layer's own stages, so that all of them can be added up.
+    const std::unique_ptr<Stopwatch> stopwatch = engine_.StartStopwatch();
+    QG_RETURN_IF_ERROR(body());
+    QG_RETURN_IF_ERROR(stopwatch->Stop());
+    QG_ASSIGN_OR_RETURN(const double seconds, stopwatch->Seconds());
+    report.stages.push_back({stage, seconds});
+    return absl::OkStatus();
+  }
+
   absl::Status RunVariant(int index) {
+    return request_.variants[index].parallel.has_value() ? RunOnSeveralRanks(index)
+                                                         : RunOnOneRank(index);
+  }
+
+  absl::Status RunOnSeveralRanks(int index) {
+    const Variant& variant = request_.variants[index];
+    LayerResult nothing;
+    VariantReport& report = report_.variants[index];
+    report = DescribeVariant(variant, nothing);
+    QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat(
+        report.label, ": ", variant.parallel->tensor_parallel, " ranks, forward and backward")));
+    QG_ASSIGN_OR_RETURN(const std::vector<Engine*> engines, rank_engines_.For(*variant.parallel));
+    QG_ASSIGN_OR_RETURN(const ParallelStepResult step,
+                        RunOnRanks(request_.step, engine_, variant, engines, cancellation_));
+    ParallelReporter reporter(engine_, reporter_, variant, step, cancellation_);
+    for (const NamedTensor& output : step.ranks[0].result.outputs) {
+      const auto report_one = [&]() -> absl::Status {
+        QG_ASSIGN_OR_RETURN(const ReportedOutput reported, reporter.Report(output.name));
+        return FileOutput(index, reported, report);
+      };
+      QG_RETURN_IF_ERROR(Timed(absl::StrCat("report ", output.name), report, report_one));
+    }
+    QG_ASSIGN_OR_RETURN(report.ranks, reporter.Ranks());
+    QG_ASSIGN_OR_RETURN(report.state, reporter.State());
+    for (const auto& gemm : report.ranks[0].gemms) report.is_hardware |= gemm.is_hardware;
+    for (const auto* notes : {&step.ranks[0].result.notes, &reporter.notes()}) {
+      report.notes.insert(report.notes.end(), notes->begin(), notes->end());
+    }
+    if (request_.error_budget) {
+      report.notes.push_back("no error budget: it is measured of the GEMMs of one rank");
+    }
+    observer_.on_variant(index, report);
+    return absl::OkStatus();
+  }
+
+  absl::Status RunOnOneRank(int index) {
     const Variant& variant = request_.variants[index];
     const std::string label = variant.Label();
     QG_ASSIGN_OR_RETURN(LayerResult result,
@@ -138,15 +205,8 @@ class PlanRun {
     VariantReport& report = report_.variants[index];
     report = DescribeVariant(variant, result);
     QG_ASSIGN_OR_RETURN(report.stages, TimesOf(result.stages));
-    const auto timed = [&](const std::string& stage, auto body) -> absl::Status {
-      QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat(label, ": ", stage)));
-      // By the clock of the layer's own stages, so that all of them can be added up.
-      const std::unique_ptr<Stopwatch> stopwatch = engine_.StartStopwatch();
-      QG_RETURN_IF_ERROR(body());
-      QG_RETURN_IF_ERROR(stopwatch->Stop());
-      QG_ASSIGN_OR_RETURN(const double seconds, stopwatch->Seconds());
-      report.stages.push_back({stage, seconds});
-      return absl::OkStatus();
+    const auto timed = [&](const std::string& stage, auto body) {
+      return Timed(stage, report, body);
     };
     for (const NamedTensor& output : result.outputs) {
       QG_RETURN_IF_ERROR(timed(absl::StrCat("report ", output.name),
@@ -177,15 +237,20 @@ class PlanRun {
                          VariantReport& report) {
     const Recipe& recipe = request_.variants[index].recipe;
     QG_ASSIGN_OR_RETURN(const ReportedOutput* reported, reporter_.Report(result, recipe, output));
-    if (request_.reference.has_value() && request_.reference != index) {
-      QG_RETURN_IF_ERROR(CompareOne(*reported, report));
-    }
-    report.outputs.push_back(reported->report);
+    QG_RETURN_IF_ERROR(FileOutput(index, *reported, report));
     const auto subject = request_.subjects.find(output.name);
     if (index == 0 && subject != request_.subjects.end()) {
       QG_ASSIGN_OR_RETURN(report.outputs.back().subject_bound,
                           reporter_.CheckSubject(result, recipe, *reported, subject->second));
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status FileOutput(int index, const ReportedOutput& reported, VariantReport& report) {
+    if (request_.reference.has_value() && request_.reference != index) {
+      QG_RETURN_IF_ERROR(CompareOne(reported, report));
+    }
+    report.outputs.push_back(reported.report);
     return absl::OkStatus();
   }
 
@@ -214,6 +279,7 @@ class PlanRun {
   ExactValues exact_;
   OutputReporter reporter_;
   Progress progress_;
+  RankEngines rank_engines_;
   RunReport report_;
 };
 
@@ -221,7 +287,9 @@ class PlanRun {
 
 absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine,
                                   const Cancellation* cancellation, const RunObserver& observer) {
-  absl::StatusOr<RunReport> report = PlanRun(plan, engine, cancellation, observer).Run();
+  PlanRun run(plan, engine, cancellation, observer);
+  QG_RETURN_IF_ERROR(run.CheckRanks());
+  absl::StatusOr<RunReport> report = run.Run();
   switch (report.status().code()) {
     case absl::StatusCode::kOk:
     case absl::StatusCode::kCancelled:

@@ -70,6 +70,24 @@ struct VariantReport {
   std::vector<StageTime> stages;
   std::vector<std::string> notes;
   std::vector<NamedTensor> state;  ///< LayerResult::state.
+  /// Of a variant on several ranks, in their order. What lies between operations, saved operands,
+  /// quantizations and GEMMs are then theirs and not the variant's.
+  struct RankReport {
+    int rank = 0;
+    std::string device;  ///< DeviceDescription::id.
+    struct Output {
+      std::string tensor;
+      DType dtype = DType::kF32;
+      Shape shape;
+      Fingerprint fingerprint;
+    };
+    std::vector<Output> outputs;  ///< This rank's parts.
+    std::vector<SavedOperand> saved;
+    std::vector<QuantizationRecord> quantizations;
+    std::vector<GemmLine> gemms;
+    std::vector<StageTime> stages;
+  };
+  std::vector<RankReport> ranks;
 };
 
 /// What a report says of a GEMM that a layer did.
@@ -105,6 +123,8 @@ struct RunObserver {
 };
 
 /// CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED (memory) or INTERNAL; a mismatch is a result.
+/// FAILED_PRECONDITION or UNIMPLEMENTED, before anything runs, where this host or build does not
+/// have the engines or the backend of a variant on several ranks.
 absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine,
                                   const Cancellation* cancellation, const RunObserver& observer);
 

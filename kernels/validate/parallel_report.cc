@@ -1,0 +1,362 @@
+#include "kernels/validate/parallel_report.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/layer/layer_program.h"
+#include "kernels/layer/layer_sharding.h"
+#include "kernels/layer/layer_values.h"
+#include "kernels/validate/rank_sum.h"
+
+namespace quantgate {
+namespace {
+
+/// The parameter that a gradient is of; none for y, dx, norm_out.
+std::string ParameterOf(const LayerSpec& layer, const std::string& output) {
+  for (const LayerParameter& parameter : ParametersOf(layer)) {
+    if (output == parameter.gradient || output == parameter.main_grad) return parameter.name;
+  }
+  return "";
+}
+
+/// The basic_linear whose GEMM gives `output`, y or dx of the layer; null where another operation
+/// gives it.
+const ProgramOperation* LinearGiving(const LayerProgram& program, const std::string& output) {
+  for (const ProgramOperation& operation : program.operations) {
+    if (operation.kind != OperationKind::kBasicLinear) continue;
+    if (operation.names.y == output || operation.names.dx == output) return &operation;
+  }
+  return nullptr;
+}
+
+/// Along dim 0; an element of a vector is a row of it.
+absl::StatusOr<Tensor> JoinRows(Engine& engine, const std::vector<Tensor>& parts,
+                                const Cancellation* cancellation) {
+  if (parts[0].rank() >= 2) return engine.ConcatenateRows(parts, cancellation);
+  std::vector<Tensor> columns;
+  int64_t count = 0;
+  for (const Tensor& part : parts) {
+    QG_ASSIGN_OR_RETURN(columns.emplace_back(),
+                        part.Reinterpret(part.dtype(), {part.element_count(), 1}));
+    count += part.element_count();
+  }
+  QG_ASSIGN_OR_RETURN(const Tensor joined, engine.ConcatenateRows(columns, cancellation));
+  return joined.Reinterpret(joined.dtype(), {count});
+}
+
+}  // namespace
+
+struct ParallelReporter::Assembly {
+  enum class Kind {
+    kSame,        ///< Every rank has all of it.
+    kShards,      ///< Each has a part, by `rule`.
+    kRows,        ///< Each has rows of dim 0.
+    kGathered,    ///< Every rank has all of it, and computed its own rows.
+    kSum,         ///< The ranks have added their partial products.
+    kSumOfShards  ///< Each has what its own rows give: added here.
+  };
+  Kind kind = Kind::kSame;
+  ShardRule rule = {};
+  bool sum_has_rows = false;  ///< kSum: each rank has rows of it.
+  std::string bias = {};      ///< kSum: the parameter that is added after it.
+};
+
+/// One rank's part of what a report needs, on its own engine.
+class ParallelReporter::RankReporter {
+ public:
+  RankReporter(const RankStep& step, const Recipe& recipe, const Cancellation* cancellation)
+      : step_(step),
+        recipe_(recipe),
+        cancellation_(cancellation),
+        exact_(*step.engine, step.request, cancellation),
+        reporter_(*step.engine, step.request, exact_, cancellation) {}
+
+  /// `part` with its exact values in host memory, both of the part's shape.
+  absl::StatusOr<OutputReporter::Part> Report(const NamedTensor& part) {
+    QG_ASSIGN_OR_RETURN(OutputReporter::Part reported,
+                        reporter_.ReportPart(step_.result, recipe_, part));
+    for (Tensor* exact : {&reported.exact.own, &reported.exact.f32}) {
+      QG_ASSIGN_OR_RETURN(*exact, step_.engine->ToHost(*exact, cancellation_));
+      QG_ASSIGN_OR_RETURN(*exact, exact->Reinterpret(exact->dtype(), part.tensor.shape()));
+    }
+    return reported;
+  }
+
+  absl::StatusOr<VariantReport::RankReport> Describe(int rank) const {
+    VariantReport::RankReport report;
+    report.rank = rank;
+    report.device = step_.engine->Describe().id;
+    for (const NamedTensor& output : step_.result.outputs) {
+      QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
+                          step_.engine->FingerprintOf(output.tensor, cancellation_));
+      report.outputs.push_back(
+          {output.name, output.tensor.dtype(), output.tensor.shape(), fingerprint});
+    }
+    report.saved = step_.result.saved;
+    report.quantizations = step_.result.quantizations;
+    for (const GemmRecord& gemm : step_.result.gemms) report.gemms.push_back(GemmLineOf(gemm));
+    QG_ASSIGN_OR_RETURN(report.stages, TimesOf(step_.result.stages));
+    return report;
+  }
+
+ private:
+  const RankStep& step_;
+  const Recipe& recipe_;
+  const Cancellation* const cancellation_;
+  ExactValues exact_;
+  OutputReporter reporter_;
+};
+
+ParallelReporter::ParallelReporter(Engine& engine, OutputReporter& whole, const Variant& variant,
+                                   const ParallelStepResult& step, const Cancellation* cancellation)
+    : engine_(engine), whole_(whole), variant_(variant), step_(step), cancellation_(cancellation) {
+  for (const RankStep& rank : step.ranks) {
+    ranks_.push_back(std::make_unique<RankReporter>(rank, variant.recipe, cancellation));
+  }
+}
+
+ParallelReporter::~ParallelReporter() = default;
+
+ParallelReporter::Assembly ParallelReporter::AssemblyOf(const std::string& output) const {
+  using Kind = Assembly::Kind;
+  const LayerRequest& request = step_.ranks[0].request;
+  const LayerSpec& spec = layer();
+  const bool divided = divides_rows();
+  if (const std::string parameter = ParameterOf(spec, output); !parameter.empty()) {
+    const ShardRule rule = ParameterShardRule(spec, parameter);
+    if (rule.dim != -1) return {.kind = Kind::kShards, .rule = rule};
+    return {.kind = divided ? Kind::kSumOfShards : Kind::kSame};
+  }
+  if (output == "norm_out") {
+    return {.kind = divided && DividesInputRows(spec) ? Kind::kGathered : Kind::kSame};
+  }
+  const bool is_y = output == "y";
+  const bool has_rows = divided && (is_y ? DividesOutputRows(spec) : DividesInputRows(spec));
+  const LayerProgram program =
+      ProgramsOf(spec, [&](const std::string& name) {
+        const auto found = request.parameters.find(name);
+        return found != request.parameters.end() && found->second.has_value();
+      }).front();
+  const ProgramOperation* const linear = LinearGiving(program, output);
+  const ParallelMode summed = is_y ? ParallelMode::kRow : ParallelMode::kColumn;
+  if (linear != nullptr && linear->parallel_mode == summed) {
+    return {.kind = Kind::kSum, .sum_has_rows = has_rows, .bias = is_y ? linear->bias : ""};
+  }
+  if (has_rows) return {.kind = Kind::kRows};
+  const ShardRule rule = is_y ? OutputColumns(spec) : InputColumns(spec);
+  if (rule.dim == -1) return {.kind = Kind::kSame};
+  return {.kind = Kind::kShards, .rule = rule};
+}
+
+absl::StatusOr<std::vector<Tensor>> ParallelReporter::PartsOf(const std::string& output) {
+  std::vector<Tensor> parts;
+  for (const RankStep& rank : step_.ranks) {
+    QG_ASSIGN_OR_RETURN(parts.emplace_back(),
+                        rank.engine->ToHost(FindComputed(rank.result, output), cancellation_));
+  }
+  return parts;
+}
+
+absl::StatusOr<Tensor> ParallelReporter::FirstOfEqual(const std::string& output,
+                                                      const std::vector<Tensor>& parts) {
+  for (size_t rank = 1; rank < parts.size(); ++rank) {
+    const auto mine = parts[rank].bytes(), first = parts[0].bytes();
+    if (std::equal(mine.begin(), mine.end(), first.begin(), first.end())) continue;
+    notes_.push_back(absl::StrCat(output, ": every rank has all of it, and rank ", rank,
+                                  "'s differs from rank 0's, which is reported"));
+    break;
+  }
+  return engine_.ToDevice(parts[0], cancellation_);
+}
+
+absl::StatusOr<Tensor> ParallelReporter::Join(const std::vector<Tensor>& parts,
+                                              const Assembly& assembly) {
+  if (assembly.kind != Assembly::Kind::kShards) return JoinRows(engine_, parts, cancellation_);
+  const int last = parts[0].rank() - 1;
+  const int dim = assembly.rule.dim < 0 ? last : assembly.rule.dim;
+  std::vector<Tensor> pieces;
+  for (int piece = 0; piece < assembly.rule.parts; ++piece) {
+    for (const Tensor& part : parts) {
+      const int64_t count = part.shape()[static_cast<size_t>(dim)] / assembly.rule.parts;
+      QG_ASSIGN_OR_RETURN(pieces.emplace_back(),
+                          engine_.Slice(part, dim, piece * count, count, cancellation_));
+    }
+  }
+  if (dim == 0) return JoinRows(engine_, pieces, cancellation_);
+  return engine_.ConcatenateColumns(pieces, cancellation_);
+}
+
+absl::StatusOr<ReportedOutput> ParallelReporter::Finish(ReportedOutput reported,
+                                                        const std::string& arithmetic) {
+  OutputReport& report = reported.report;
+  report.arithmetic = arithmetic;
+  QG_ASSIGN_OR_RETURN(report.fingerprint, engine_.FingerprintOf(report.value, cancellation_));
+  QG_ASSIGN_OR_RETURN(const Fingerprint exact,
+                      engine_.FingerprintOf(reported.exact_f32, cancellation_));
+  reported.identity =
+      absl::StrCat("ranks: ", report.tensor, " ", report.fingerprint.Hex(), " ", exact.Hex());
+  return reported;
+}
+
+absl::StatusOr<ReportedOutput> ParallelReporter::ReportJoined(const std::string& output,
+                                                              const Assembly& assembly) {
+  using Kind = Assembly::Kind;
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts, PartsOf(output));
+  std::vector<Tensor> own, f32;
+  std::optional<BoundCheck> bound;
+  std::string arithmetic;
+  ExactValues::Value exact;
+  int64_t row = 0;
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    NamedTensor part = {output, parts[rank]};
+    if (assembly.kind == Kind::kGathered) {
+      const int64_t rows = step_.ranks[rank].request.x.shape()[0];
+      QG_ASSIGN_OR_RETURN(part.tensor, RowSlice(parts[rank], row, rows));
+      row += rows;
+    }
+    QG_ASSIGN_OR_RETURN(const OutputReporter::Part reported, ranks_[rank]->Report(part));
+    own.push_back(reported.exact.own);
+    f32.push_back(reported.exact.f32);
+    if (reported.bound.has_value()) MergeBoundChecks(*reported.bound, bound);
+    arithmetic = reported.arithmetic;
+    exact.note = reported.exact.note;
+    if (assembly.kind == Kind::kSame) break;  // The others' are the same, or a note says so.
+  }
+  Tensor value;
+  if (assembly.kind == Kind::kSame || assembly.kind == Kind::kGathered) {
+    QG_ASSIGN_OR_RETURN(value, FirstOfEqual(output, parts));
+  } else {
+    QG_ASSIGN_OR_RETURN(value, Join(parts, assembly));
+  }
+  if (assembly.kind == Kind::kSame) {
+    exact.own = own[0];
+    exact.f32 = f32[0];
+  } else {
+    QG_ASSIGN_OR_RETURN(exact.own, Join(own, assembly));
+    QG_ASSIGN_OR_RETURN(exact.f32, Join(f32, assembly));
+    absl::StrAppend(&exact.note, "; joined from ", parts.size(), " ranks");
+  }
+  QG_ASSIGN_OR_RETURN(ReportedOutput reported, whole_.Measure({output, value}, exact));
+  reported.report.bound = std::move(bound);
+  return Finish(std::move(reported), arithmetic);
+}
+
+absl::StatusOr<ReportedOutput> ParallelReporter::ReportSum(const std::string& output,
+                                                           const Assembly& assembly) {
+  const bool is_sum_here = assembly.kind == Assembly::Kind::kSumOfShards;
+  std::vector<Tensor> partials, exact;
+  std::optional<BoundCheck> bound;
+  bool has_bounds = true;
+  std::string arithmetic, derivation;
+  for (size_t rank = 0; rank < step_.ranks.size(); ++rank) {
+    const RankStep& step = step_.ranks[rank];
+    Tensor partial = FindComputed(step.result, output);
+    if (!is_sum_here) {
+      const GemmRecord* const gemm = FindGemm(step.result, output);
+      if (gemm == nullptr) return absl::InternalError(absl::StrCat("no GEMM gave ", output));
+      partial = gemm->result.d;
+    }
+    QG_ASSIGN_OR_RETURN(const OutputReporter::Part part, ranks_[rank]->Report({output, partial}));
+    exact.push_back(part.exact.f32);
+    has_bounds = has_bounds && part.bound.has_value();
+    if (part.bound.has_value()) {
+      MergeBoundChecks(*part.bound, bound);
+      derivation = part.bound->bound.derivation;
+    }
+    arithmetic = part.arithmetic;
+    QG_ASSIGN_OR_RETURN(partials.emplace_back(), step.engine->ToHost(partial, cancellation_));
+  }
+  const ReductionProfile profile = is_sum_here ? ReductionProfile{} : variant_.parallel->profile;
+  const DType dtype = partials[0].dtype();
+  Tensor value;
+  if (is_sum_here) {
+    QG_ASSIGN_OR_RETURN(value,
+                        engine_.OrderedSum(partials, SumAccumulation::kF32, dtype, cancellation_));
+  } else {
+    QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts, PartsOf(output));
+    if (assembly.sum_has_rows) {
+      QG_ASSIGN_OR_RETURN(value, JoinRows(engine_, parts, cancellation_));
+    } else {
+      QG_ASSIGN_OR_RETURN(value, FirstOfEqual(output, parts));
+    }
+  }
+  Tensor bias;
+  if (!assembly.bias.empty()) {
+    const RankStep& first = step_.ranks[0];
+    QG_ASSIGN_OR_RETURN(
+        bias, first.engine->Cast(first.request.parameters.at(assembly.bias), dtype, cancellation_));
+    QG_ASSIGN_OR_RETURN(bias, first.engine->ToHost(bias, cancellation_));
+  }
+  QG_ASSIGN_OR_RETURN(const ExactValues::Value sum,
+                      ExactRankSum({exact, bias, profile}, dtype, cancellation_));
+  QG_ASSIGN_OR_RETURN(ReportedOutput reported, whole_.Measure({output, value}, sum));
+  if (has_bounds) {
+    // Each partial within its own bound, and the sum within what the additions may do to them.
+    QG_ASSIGN_OR_RETURN(const Tensor host, engine_.ToHost(value, cancellation_));
+    QG_ASSIGN_OR_RETURN(BoundCheck added,
+                        CheckRankSum({partials, bias, profile}, host, cancellation_));
+    const std::string additions = added.bound.derivation;
+    MergeBoundChecks(added, bound);
+    bound->bound.derivation = absl::StrCat("each rank's part p_r: ", derivation,
+                                           "; their sum s: |s - sum p_r| <= ", additions);
+    reported.report.bound = std::move(bound);
+  }
+  notes_.push_back(absl::StrCat(
+      output,
+      is_sum_here ? ": each rank has what its own rows give; added here over the ranks, "
+                  : ": a sum over the ranks, ",
+      ReductionProfileName(profile)));
+  return Finish(std::move(reported),
+                absl::StrCat(arithmetic, " + ", ReductionProfileName(profile)));
+}
+
+absl::StatusOr<ReportedOutput> ParallelReporter::Report(const std::string& output) {
+  const Assembly assembly = AssemblyOf(output);
+  const bool is_sum =
+      assembly.kind == Assembly::Kind::kSum || assembly.kind == Assembly::Kind::kSumOfShards;
+  return is_sum ? ReportSum(output, assembly) : ReportJoined(output, assembly);
+}
+
+absl::StatusOr<std::vector<VariantReport::RankReport>> ParallelReporter::Ranks() {
+  std::vector<VariantReport::RankReport> reports;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    QG_ASSIGN_OR_RETURN(reports.emplace_back(), ranks_[rank]->Describe(static_cast<int>(rank)));
+  }
+  return reports;
+}
+
+absl::StatusOr<std::vector<NamedTensor>> ParallelReporter::State() {
+  std::vector<std::vector<NamedTensor>> states;
+  for (const RankStep& rank : step_.ranks) {
+    auto& mine = states.emplace_back();
+    for (const NamedTensor& state : rank.result.state) {
+      QG_ASSIGN_OR_RETURN(Tensor host, rank.engine->ToHost(state.tensor, cancellation_));
+      mine.push_back({state.name, std::move(host)});
+    }
+  }
+  std::vector<NamedTensor> common;
+  std::vector<std::string> differing;
+  for (size_t i = 0; i < states[0].size(); ++i) {
+    const auto first = states[0][i].tensor.bytes();
+    const bool is_common =
+        std::all_of(states.begin(), states.end(), [&](const std::vector<NamedTensor>& mine) {
+          const auto bytes = mine[i].tensor.bytes();
+          return std::equal(bytes.begin(), bytes.end(), first.begin(), first.end());
+        });
+    if (is_common) {
+      common.push_back(states[0][i]);
+    } else {
+      differing.push_back(states[0][i].name);
+    }
+  }
+  if (!differing.empty()) {
+    notes_.push_back(absl::StrCat("left out of the state, since ranks differ: ",
+                                  absl::StrJoin(differing, ", ")));
+  }
+  return common;
+}
+
+}  // namespace quantgate

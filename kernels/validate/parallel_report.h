@@ -1,0 +1,62 @@
+// Reports of a variant on several ranks: whole outputs from the ranks' parts, and what each should
+// be (docs/distributed.md section 5).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/validate/output_report.h"
+#include "kernels/validate/parallel_run.h"
+
+namespace quantgate {
+
+/// What the report of one variant on several ranks is made of. Used by one thread.
+class ParallelReporter {
+ public:
+  /// `whole` reports on `engine`, the run's own.
+  ParallelReporter(Engine& engine, OutputReporter& whole, const Variant& variant,
+                   const ParallelStepResult& step, const Cancellation* cancellation);
+  ~ParallelReporter();
+
+  /// One output of the layer, whole. Its exact value is joined from those of the ranks' parts on
+  /// the operands they had, or for a sum over ranks added from them.
+  absl::StatusOr<ReportedOutput> Report(const std::string& output);
+
+  /// What each rank did.
+  absl::StatusOr<std::vector<VariantReport::RankReport>> Ranks();
+  /// What the next step needs, where all ranks have the same.
+  absl::StatusOr<std::vector<NamedTensor>> State();
+  /// What a reader of the report must know beside it.
+  const std::vector<std::string>& notes() const { return notes_; }
+
+ private:
+  class RankReporter;
+  /// How the ranks' parts make the whole.
+  struct Assembly;
+
+  Assembly AssemblyOf(const std::string& output) const;
+  const LayerSpec& layer() const { return step_.ranks[0].request.layer; }
+  bool divides_rows() const { return step_.ranks[0].request.parallel->divides_rows(); }
+
+  absl::StatusOr<ReportedOutput> ReportJoined(const std::string& output, const Assembly& assembly);
+  absl::StatusOr<ReportedOutput> ReportSum(const std::string& output, const Assembly& assembly);
+  absl::StatusOr<ReportedOutput> Finish(ReportedOutput reported, const std::string& arithmetic);
+
+  /// The ranks' tensors of this name, on the host.
+  absl::StatusOr<std::vector<Tensor>> PartsOf(const std::string& output);
+  /// What the ranks have as a whole tensor of the run's engine.
+  absl::StatusOr<Tensor> Join(const std::vector<Tensor>& parts, const Assembly& assembly);
+  /// The first rank's, which all have; else a note.
+  absl::StatusOr<Tensor> FirstOfEqual(const std::string& output, const std::vector<Tensor>& parts);
+
+  Engine& engine_;
+  OutputReporter& whole_;
+  const Variant& variant_;
+  const ParallelStepResult& step_;
+  const Cancellation* const cancellation_;
+  std::vector<std::unique_ptr<RankReporter>> ranks_;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace quantgate

@@ -1,0 +1,181 @@
+#include "kernels/validate/parallel_spec.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/parse_name.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/comm/row_blocks.h"
+#include "kernels/comm/world.h"
+#include "kernels/layer/invalid_field.h"
+#include "kernels/layer/layer_sharding.h"
+#include "kernels/quantize/quantized_outline.h"
+
+namespace quantgate {
+namespace {
+
+constexpr std::string_view kBackendNames[] = {"local", "nccl"};
+
+/// One tensor's outline, divided as ShardLayer divides the tensor.
+class ShardOutline {
+ public:
+  ShardOutline(const ParallelStep& step) : step_(step) {}
+
+  absl::StatusOr<Tensor> Of(const std::string& field, const Tensor& whole, ShardRule rule,
+                            bool divides_rows) const {
+    if (!whole.has_value()) return Tensor();
+    Shape shape = whole.shape();
+    if (divides_rows && step_.divides_rows()) {
+      if (shape.size() < 2) {
+        return InvalidField(
+            field, TensorText(whole),
+            "under sequence parallelism its rank must be at least 2: dim 0 is divided");
+      }
+      shape[0] = step_.rows[static_cast<size_t>(step_.rank())];
+    }
+    if (rule.dim != -1) {
+      const size_t dim = rule.dim < 0 ? shape.size() - 1 : static_cast<size_t>(rule.dim);
+      const int64_t multiple = static_cast<int64_t>(rule.parts) * step_.size();
+      if (dim >= shape.size() || shape[dim] % multiple != 0) {
+        return InvalidField(
+            field, TensorText(whole),
+            absl::StrCat("dim ", dim, " is divided over the ", step_.size(),
+                         " ranks of the tensor-parallel group, so that it must be a multiple of ",
+                         multiple));
+      }
+      shape[dim] /= step_.size();
+    }
+    return OutlineTensor(whole.dtype(), std::move(shape));
+  }
+
+ private:
+  const ParallelStep& step_;
+};
+
+/// Whether something between or beside the parallel operations of a chain has no meaning yet when
+/// its report is formed.
+absl::Status CheckChain(const LayerSpec& layer, const ParallelSpec& parallel) {
+  for (size_t i = 0; i < layer.operations.size(); ++i) {
+    const OperationSpec& operation = layer.operations[i];
+    const std::string field = absl::StrCat("layer.operations[", i, "]");
+    if (operation.kind == OperationKind::kAdd) {
+      return absl::UnimplementedError(absl::StrCat(
+          field,
+          ".kind: add; a parallel variant takes no chain with one: what the gradient of its "
+          "operands should be is not derived over ranks"));
+    }
+    if (operation.kind == OperationKind::kBasicLinear && parallel.sequence_parallel &&
+        operation.parallel_mode == ParallelMode::kNone) {
+      return InvalidField(field + ".parallel_mode", "none",
+                          "under sequence parallelism every basic_linear of a chain is column- or "
+                          "row-parallel: the gradient of another weight would be one rank's part");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckKind(const LayerSpec& layer, const ParallelSpec& parallel) {
+  if (layer.kind == LayerKind::kGroupedLinear) {
+    return absl::UnimplementedError(
+        "layer.kind: grouped_linear; its ranks communicate nothing, so that a parallel variant has "
+        "no whole y or dx to report: run one rank's part as a layer of its own");
+  }
+  if (!HasParallelMode(layer)) {
+    const bool is_chain = layer.kind == LayerKind::kChain;
+    return InvalidField(
+        is_chain ? "layer.operations" : "layer.parallel_mode", "none",
+        is_chain ? "a parallel variant needs a basic_linear with a parallel_mode, column "
+                   "or row"
+                 : "a parallel variant needs column or row");
+  }
+  return layer.kind == LayerKind::kChain ? CheckChain(layer, parallel) : absl::OkStatus();
+}
+
+absl::Status AtRank(const std::string& field, int rank, const absl::Status& status) {
+  return absl::Status(status.code(),
+                      absl::StrCat(field, ".parallel: rank ", rank, ": ", status.message()));
+}
+
+}  // namespace
+
+std::string_view CollectiveBackendName(CollectiveBackend backend) {
+  return kBackendNames[static_cast<size_t>(backend)];
+}
+
+absl::StatusOr<CollectiveBackend> ParseCollectiveBackend(std::string_view name) {
+  return ParseName<CollectiveBackend>(kBackendNames, "backend", name);
+}
+
+std::string ParallelSpec::Label() const {
+  std::string text = absl::StrCat("tp", tensor_parallel, sequence_parallel ? " sp" : "");
+  if (profile != ReductionProfile{}) absl::StrAppend(&text, " ", ReductionProfileName(profile));
+  if (backend != CollectiveBackend::kLocal) {
+    absl::StrAppend(&text, " ", std::string(CollectiveBackendName(backend)));
+  }
+  return text;
+}
+
+absl::StatusOr<LayerRequest> OutlineShard(const LayerRequest& whole, const ParallelSpec& parallel,
+                                          int rank) {
+  const LayerSpec& layer = whole.layer;
+  ParallelStep step;
+  step.sequence_parallel = parallel.sequence_parallel;
+  step.profile = parallel.profile;
+  step.size_without_group = parallel.tensor_parallel;
+  step.rank_without_group = rank;
+  if (step.divides_rows() && whole.x.rank() > 0) {
+    step.rows = EvenRows(whole.x.shape()[0], parallel.tensor_parallel);
+  }
+  const ShardOutline outline(step);
+  LayerRequest shard = whole;
+  QG_ASSIGN_OR_RETURN(shard.x,
+                      outline.Of("x", whole.x, InputColumns(layer), DividesInputRows(layer)));
+  QG_ASSIGN_OR_RETURN(
+      shard.grad_output,
+      outline.Of("grad_output", whole.grad_output, OutputColumns(layer), DividesOutputRows(layer)));
+  for (const auto& [field, tensors] :
+       {std::pair("parameters", &shard.parameters), std::pair("main_grads", &shard.main_grads)}) {
+    for (auto& [name, tensor] : *tensors) {
+      QG_ASSIGN_OR_RETURN(tensor, outline.Of(absl::StrCat(field, "[", name, "]"), tensor,
+                                             ParameterShardRule(layer, name), false));
+    }
+  }
+  shard.parallel = std::make_shared<const ParallelStep>(std::move(step));
+  return shard;
+}
+
+bool HasParallelMode(const LayerSpec& layer) {
+  return layer.parallel_mode != ParallelMode::kNone ||
+         std::any_of(layer.operations.begin(), layer.operations.end(),
+                     [](const OperationSpec& operation) {
+                       return operation.parallel_mode != ParallelMode::kNone;
+                     });
+}
+
+absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
+                           const ParallelSpec& parallel, const Recipe& recipe,
+                           const Arithmetic& arithmetic) {
+  if (parallel.tensor_parallel < 2 || parallel.tensor_parallel > kWorldSizeMax) {
+    return InvalidField(field + ".parallel.tensor_parallel", absl::StrCat(parallel.tensor_parallel),
+                        absl::StrCat("a group has 2 to ", kWorldSizeMax, " ranks"));
+  }
+  if (parallel.profile.kind == ReductionKind::kNccl &&
+      parallel.backend != CollectiveBackend::kNccl) {
+    return InvalidField(field + ".parallel.reduction_profile", "nccl",
+                        "the library's own sum needs backend nccl");
+  }
+  QG_RETURN_IF_ERROR(CheckKind(step.layer, parallel));
+  for (int rank = 0; rank < parallel.tensor_parallel; ++rank) {
+    const absl::StatusOr<LayerRequest> shard = OutlineShard(step, parallel, rank);
+    absl::Status status = shard.status();
+    if (status.ok()) status = CheckLayer(*shard, recipe);
+    if (status.ok()) status = CheckLayerGemms(*shard, recipe, arithmetic);
+    if (!status.ok()) return AtRank(field, rank, status);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quantgate
