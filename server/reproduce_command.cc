@@ -73,6 +73,8 @@ std::string OperationText(const OperationSpec& operation) {
       if (operation.quantize_backward) absl::StrAppend(&text, ",backward=true");
       return text;
     case OperationKind::kBasicLinear:
+      if (operation.parallel_mode == ParallelMode::kNone) return text;
+      return absl::StrCat(text, ",", std::string(ParallelModeName(operation.parallel_mode)));
     case OperationKind::kBias:
       break;
   }
@@ -90,6 +92,9 @@ std::string LayerOptions(const LayerSpec& layer) {
   }
   if (layer.return_norm_output) absl::StrAppend(&text, " --return-norm-output");
   if (!layer.fused) absl::StrAppend(&text, " --unfused");
+  if (layer.parallel_mode != ParallelMode::kNone) {
+    AddOption(text, "--parallel-mode", std::string(ParallelModeName(layer.parallel_mode)));
+  }
   return text;
 }
 
@@ -167,6 +172,35 @@ std::string RequireOption(const LayerRun& run) {
              : absl::StrCat(" --require ", std::string(RequirementName(run.requirement)));
 }
 
+std::string ParallelOptions(const std::optional<ParallelSpec>& parallel) {
+  if (!parallel.has_value()) return "";
+  std::string text = absl::StrCat(" --tp ", parallel->tensor_parallel);
+  if (parallel->sequence_parallel) absl::StrAppend(&text, " --sequence-parallel");
+  if (parallel->profile != ReductionProfile{}) {
+    AddOption(text, "--reduction-profile", ReductionProfileName(parallel->profile));
+  }
+  if (parallel->backend != CollectiveBackend::kLocal) {
+    AddOption(text, "--parallel-backend", std::string(CollectiveBackendName(parallel->backend)));
+  }
+  return text;
+}
+
+/// The variants on one rank, each of which is followed by its twin on the ranks of --tp; none where
+/// they are not in that order, or there are none on several ranks.
+std::vector<Variant> VariantsBesideTwins(const std::vector<Variant>& variants) {
+  std::vector<Variant> alone;
+  if (variants.size() % 2 != 0) return {};
+  for (size_t i = 0; i < variants.size(); i += 2) {
+    Variant twin = variants[i];
+    twin.parallel = variants[1].parallel;
+    const bool is_pair = !variants[i].parallel.has_value() && twin.parallel.has_value() &&
+                         twin.Label() == variants[i + 1].Label();
+    if (!is_pair) return {};
+    alone.push_back(variants[i]);
+  }
+  return alone;
+}
+
 std::string RunCommand(const std::string& tensors, const VariantOptions& variant) {
   std::string command = absl::StrCat("quantgate run", tensors);
   AddOption(command, "--recipe", variant.recipe);
@@ -177,8 +211,13 @@ std::string RunCommand(const std::string& tensors, const VariantOptions& variant
 
 }  // namespace
 
-std::string ReproduceCommand(const LayerRun& run) {
-  const std::string tensors = TensorOptions(run);
+std::string ReproduceCommand(const LayerRun& whole) {
+  LayerRun run = whole;
+  std::string tensors = TensorOptions(run);
+  if (std::vector<Variant> alone = VariantsBesideTwins(run.variants); !alone.empty()) {
+    absl::StrAppend(&tensors, ParallelOptions(run.variants[1].parallel));
+    run.variants = std::move(alone);
+  }
   std::vector<VariantOptions> variants;
   std::vector<std::string> recipes, modes, arithmetics;
   for (const Variant& variant : run.variants) {
@@ -187,7 +226,10 @@ std::string ReproduceCommand(const LayerRun& run) {
     AddOnce(modes, variants.back().mode);
     AddOnce(arithmetics, variants.back().arithmetic);
   }
-  if (variants.size() == 1) return RunCommand(tensors, variants[0]) + RequireOption(run);
+  if (variants.size() == 1) {
+    return RunCommand(tensors + ParallelOptions(run.variants[0].parallel), variants[0]) +
+           RequireOption(run);
+  }
 
   // The order in which `quantgate compare` forms the product.
   std::vector<VariantOptions> product;
@@ -196,9 +238,15 @@ std::string ReproduceCommand(const LayerRun& run) {
       for (const auto& arithmetic : arithmetics) product.push_back({recipe, mode, arithmetic});
     }
   }
-  if (product != variants) {
+  const bool has_other_twins =
+      std::any_of(run.variants.begin(), run.variants.end(),
+                  [](const Variant& variant) { return variant.parallel.has_value(); });
+  if (product != variants || has_other_twins) {
     std::vector<std::string> commands;
-    for (const auto& variant : variants) commands.push_back(RunCommand(tensors, variant));
+    for (size_t i = 0; i < variants.size(); ++i) {
+      commands.push_back(
+          RunCommand(tensors + ParallelOptions(run.variants[i].parallel), variants[i]));
+    }
     return absl::StrJoin(commands, " && ");
   }
   std::string command = absl::StrCat("quantgate compare", tensors);

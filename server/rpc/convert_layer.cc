@@ -15,6 +15,34 @@
 #include "server/rpc/parsed_name.h"
 
 namespace quantgate {
+namespace {
+
+absl::StatusOr<ParallelSpec> ParallelFromProto(const v1::Parallel& proto,
+                                               const std::string& field) {
+  ParallelSpec parallel;
+  parallel.tensor_parallel = proto.tensor_parallel();
+  parallel.sequence_parallel = proto.sequence_parallel();
+  if (!proto.reduction_profile().empty()) {
+    auto profile = ParseReductionProfile(proto.reduction_profile());
+    if (!profile.ok()) {
+      return error::InvalidField(field + ".reduction_profile", Printable(proto.reduction_profile()),
+                                 std::string(profile.status().message()));
+    }
+    parallel.profile = *profile;
+  }
+  if (!proto.backend().empty()) {
+    auto backend = ParseCollectiveBackend(proto.backend());
+    if (!backend.ok()) {
+      return error::InvalidField(field + ".backend", Printable(proto.backend()),
+                                 "known backends are local and nccl");
+    }
+    parallel.backend = *backend;
+  }
+  return parallel;
+}
+
+}  // namespace
+
 absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::string& field) {
   QG_ASSIGN_OR_RETURN(Recipe recipe, RecipeFromProto(proto.recipe(), field + ".recipe"));
   if (!proto.backward_override().empty()) {
@@ -36,7 +64,11 @@ absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::st
     if (!parsed.ok()) return error::AtField(parsed.status(), field + ".arithmetic");
     arithmetic = *parsed;
   }
-  return Variant{std::move(recipe), arithmetic};
+  Variant variant{std::move(recipe), arithmetic};
+  if (proto.has_parallel()) {
+    QG_ASSIGN_OR_RETURN(variant.parallel, ParallelFromProto(proto.parallel(), field + ".parallel"));
+  }
+  return variant;
 }
 
 namespace {
@@ -127,6 +159,9 @@ absl::StatusOr<OperationSpec> OperationFromProto(const v1::Operation& proto,
   operation.addend = proto.addend();
   if (proto.has_quantize_forward()) operation.quantize_forward = proto.quantize_forward();
   operation.quantize_backward = proto.quantize_backward();
+  QG_ASSIGN_OR_RETURN(operation.parallel_mode,
+                      ParsedName(ParseParallelMode, proto.parallel_mode(), field + ".parallel_mode",
+                                 operation.parallel_mode));
   return operation;
 }
 
@@ -167,6 +202,9 @@ absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::stri
     layer.operations.push_back(std::move(operation));
   }
   if (proto.has_fused()) layer.fused = proto.fused();
+  QG_ASSIGN_OR_RETURN(layer.parallel_mode,
+                      ParsedName(ParseParallelMode, proto.parallel_mode(), field + ".parallel_mode",
+                                 layer.parallel_mode));
   return layer;
 }
 

@@ -224,6 +224,39 @@ v1::ErrorBudget ErrorBudgetToProto(const ErrorBudget& budget) {
   return proto;
 }
 
+namespace {
+
+/// What a variant on one rank and each rank of several report alike.
+template <typename Report, typename Proto>
+void AddRecords(const Report& report, Proto& proto) {
+  for (const auto& saved : report.saved) *proto.add_saved() = SavedOperandToProto(saved);
+  for (const auto& record : report.quantizations) {
+    *proto.add_quantizations() = QuantizationRecordToProto(record);
+  }
+  for (const auto& line : report.gemms) *proto.add_gemms() = GemmLineToProto(line);
+  for (const StageTime& stage : report.stages) {
+    v1::StageTime& stage_proto = *proto.add_stages();
+    stage_proto.set_stage(stage.stage);
+    stage_proto.set_seconds(stage.seconds);
+  }
+}
+
+v1::RankReport RankReportToProto(const VariantReport::RankReport& report) {
+  v1::RankReport proto;
+  proto.set_rank(report.rank);
+  proto.set_device(report.device);
+  for (const VariantReport::RankReport::Output& output : report.outputs) {
+    v1::NamedTensor& tensor = *proto.add_outputs();
+    tensor.set_name(output.tensor);
+    *tensor.mutable_type() = TensorTypeToProto({output.dtype, output.shape});
+    *tensor.mutable_fingerprint() = FingerprintToProto(output.fingerprint);
+  }
+  AddRecords(report, proto);
+  return proto;
+}
+
+}  // namespace
+
 v1::VariantReport VariantReportToProto(const VariantReport& report) {
   v1::VariantReport proto;
   proto.set_label(report.label);
@@ -237,19 +270,11 @@ v1::VariantReport VariantReportToProto(const VariantReport& report) {
   for (const auto& comparison : report.against_reference) {
     *proto.add_against_reference() = TensorComparisonToProto(comparison);
   }
-  for (const auto& saved : report.saved) *proto.add_saved() = SavedOperandToProto(saved);
-  for (const auto& record : report.quantizations) {
-    *proto.add_quantizations() = QuantizationRecordToProto(record);
-  }
-  for (const auto& line : report.gemms) *proto.add_gemms() = GemmLineToProto(line);
+  AddRecords(report, proto);
   for (const ErrorBudget& budget : report.error_budgets) {
     *proto.add_error_budgets() = ErrorBudgetToProto(budget);
   }
-  for (const StageTime& stage : report.stages) {
-    v1::StageTime& stage_proto = *proto.add_stages();
-    stage_proto.set_stage(stage.stage);
-    stage_proto.set_seconds(stage.seconds);
-  }
+  for (const auto& rank : report.ranks) *proto.add_ranks() = RankReportToProto(rank);
   proto.mutable_notes()->Add(report.notes.begin(), report.notes.end());
   return proto;
 }

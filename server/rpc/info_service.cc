@@ -1,6 +1,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/cuda_module.h"
 #include "kernels/gemm/algorithm_inventory.h"
+#include "kernels/validate/parallel_spec.h"
 #include "quantgate/v1/info_service.grpc.pb.h"
 #include "server/errors.h"
 #include "server/limits.h"
@@ -11,6 +12,13 @@
 
 namespace quantgate {
 namespace {
+
+/// OrderedProfiles and the library's own sum.
+std::vector<ReductionProfile> AllProfiles() {
+  std::vector<ReductionProfile> profiles = OrderedProfiles();
+  profiles.push_back({.kind = ReductionKind::kNccl});
+  return profiles;
+}
 
 v1::Capabilities MakeCapabilities(const ServiceContext& context) {
   v1::Capabilities proto;
@@ -43,6 +51,12 @@ v1::Capabilities MakeCapabilities(const ServiceContext& context) {
   }
   for (const NormKind kind : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
     proto.add_norms(std::string(NormKindName(kind)));
+  }
+  for (const ReductionProfile& profile : AllProfiles()) {
+    proto.add_reduction_profiles(ReductionProfileName(profile));
+  }
+  for (const CollectiveBackend backend : {CollectiveBackend::kLocal, CollectiveBackend::kNccl}) {
+    proto.add_collective_backends(std::string(CollectiveBackendName(backend)));
   }
   proto.set_digest_function("sha256");
   for (const char* feature :

@@ -73,6 +73,24 @@ TEST(ReproduceCommandTest, AnythingElseIsOneRunEach) {
                 kTensors + " --recipe fp8_current --backward-override none --arithmetic exact");
 }
 
+TEST(ReproduceCommandTest, TwinsOnSeveralRanksAreOptionsOfTheSameCommand) {
+  LayerRun run = MakeRun();
+  run.layer.parallel_mode = ParallelMode::kRow;
+  run.variants.push_back(run.variants[0]);
+  run.variants[1].parallel =
+      ParallelSpec{.tensor_parallel = 4,
+                   .sequence_parallel = true,
+                   .profile = {.kind = ReductionKind::kBf16Rotated, .rotation = 1}};
+  run.reference = 0;
+  run.requirement = Requirement::kBitwise;
+  EXPECT_EQ(ReproduceCommand(run),
+            "quantgate run --layer linear --parallel-mode row --input "
+            "gen:normal,seed=1,shape=32x64,dtype=bf16 --weight "
+            "gen:normal,seed=2,shape=16x64,dtype=bf16 --tp 4 --sequence-parallel "
+            "--reduction-profile bf16_rotated:1 --recipe bf16 --backward-override none "
+            "--arithmetic sm90 --require bitwise");
+}
+
 TEST(ReproduceCommandTest, StoredAndInlineTensorsAreDigests) {
   LayerRun run = MakeRun();
   run.x.kind = TensorReference::Kind::kStored;

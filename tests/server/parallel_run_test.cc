@@ -1,0 +1,138 @@
+// Engine.Execute of variants on several ranks through a real channel: what is reported of each
+// rank, and what is refused.
+#include <gmock/gmock.h>
+
+#include <map>
+
+#include "tests/server/bad_input_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+v1::RunSpec TwinsSpec(const std::string& recipe, const std::string& mode) {
+  v1::RunSpec spec = LinearSpec(64, 128, 128);
+  spec.mutable_step()->mutable_layer()->set_parallel_mode(mode);
+  *spec.add_variants() = MakeVariant(recipe, "none", "sm90");
+  *spec.add_variants() = spec.variants(0);
+  v1::Parallel& parallel = *spec.mutable_variants(1)->mutable_parallel();
+  parallel.set_tensor_parallel(2);
+  parallel.set_sequence_parallel(true);
+  spec.set_reference(0);
+  return spec;
+}
+
+class ParallelRunTest : public BadInputTest {
+ protected:
+  /// Reports by variant; the run's goes to `report`.
+  std::map<int, v1::VariantReport> Run(const v1::RunSpec& spec, v1::RunReport& report) {
+    v1::ExecuteRequest request;
+    *request.mutable_spec() = spec;
+    grpc::ClientContext context;
+    const auto reader = server_.engine().Execute(&context, request);
+    std::map<int, v1::VariantReport> variants;
+    v1::RunEvent event;
+    while (reader->Read(&event)) {
+      if (event.has_variant()) variants[event.variant().index()] = event.variant().report();
+    }
+    const grpc::Status status = reader->Finish();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(event.finished().state(), v1::RUN_STATE_SUCCEEDED)
+        << event.finished().status_message();
+    report = event.finished().report();
+    return variants;
+  }
+  void ExpectTwinsRefused(const std::function<void(v1::RunSpec&)>& spoil, const Refusal& expected) {
+    v1::ExecuteRequest request;
+    *request.mutable_spec() = TwinsSpec("bf16", "column");
+    spoil(*request.mutable_spec());
+    ExpectRefused(Execute(request), expected);
+  }
+};
+
+TEST_F(ParallelRunTest, RanksAreReported) {
+  v1::RunSpec spec = TwinsSpec("mxfp8", "column");
+  spec.mutable_step()->mutable_requires_grad()->set_weight(true);
+  spec.set_requirement(v1::REQUIREMENT_BITWISE);
+  v1::RunReport report;
+  std::map<int, v1::VariantReport> variants = Run(spec, report);
+  EXPECT_TRUE(report.verdict().pass()) << report.verdict().finding();
+  EXPECT_EQ(variants[0].ranks_size(), 0);
+  const v1::VariantReport& twin = variants[1];
+  EXPECT_EQ(twin.label(), "mxfp8 / none / sm90 / tp2 sp");
+  ASSERT_EQ(twin.ranks_size(), 2);
+  for (int i = 0; i < 2; ++i) {
+    const v1::RankReport& rank = twin.ranks(i);
+    EXPECT_EQ(rank.rank(), i);
+    EXPECT_EQ(rank.device(), "cpu");
+    ASSERT_GT(rank.outputs_size(), 0);
+    EXPECT_EQ(rank.outputs(0).name(), "y");
+    EXPECT_EQ(rank.outputs(0).type().shape(1), 64);
+    EXPECT_EQ(rank.gemms_size(), 2);
+    EXPECT_GT(rank.saved_size(), 0);
+    EXPECT_GT(rank.quantizations_size(), 0);
+    std::vector<std::string> stages;
+    for (const v1::StageTime& stage : rank.stages()) stages.push_back(stage.stage());
+    EXPECT_THAT(stages, Contains(StartsWith("all-gather x")));
+  }
+  EXPECT_THAT(report.reproduce(), HasSubstr(" --parallel-mode column"));
+  EXPECT_THAT(report.reproduce(), HasSubstr(" --tp 2 --sequence-parallel"));
+}
+
+TEST_F(ParallelRunTest, AnOutputThatDiffersFromOneRankIsTheVerdict) {
+  v1::RunSpec spec = TwinsSpec("bf16", "row");
+  spec.set_requirement(v1::REQUIREMENT_BITWISE);
+  v1::RunReport report;
+  Run(spec, report);
+  EXPECT_FALSE(report.verdict().pass());
+  EXPECT_THAT(report.verdict().finding(), HasSubstr("y of bf16 / none / sm90 / tp2 sp differs"));
+  spec.set_requirement(v1::REQUIREMENT_BOUND);
+  std::map<int, v1::VariantReport> variants = Run(spec, report);
+  EXPECT_TRUE(report.verdict().pass()) << report.verdict().finding();
+  EXPECT_THAT(variants[1].outputs(0).bound().derivation(), HasSubstr("each rank's part p_r"));
+}
+
+TEST_F(ParallelRunTest, Refusals) {
+  const auto invalid = grpc::StatusCode::INVALID_ARGUMENT;
+  const auto parallel_of = [](v1::RunSpec& spec) -> v1::Parallel& {
+    return *spec.mutable_variants(1)->mutable_parallel();
+  };
+  ExpectTwinsRefused([&](v1::RunSpec& spec) { parallel_of(spec).set_tensor_parallel(9); },
+                     {invalid, "spec.variants[1].parallel.tensor_parallel", "9", "2 to 8"});
+  ExpectTwinsRefused([&](v1::RunSpec& spec) { parallel_of(spec).clear_tensor_parallel(); },
+                     {invalid, "spec.variants[1].parallel.tensor_parallel", "0", "2 to 8"});
+  ExpectTwinsRefused(
+      [&](v1::RunSpec& spec) { parallel_of(spec).set_reduction_profile("fast"); },
+      {invalid, "spec.variants[1].parallel.reduction_profile", "fast", "rank_asc_fp32"});
+  ExpectTwinsRefused([&](v1::RunSpec& spec) { parallel_of(spec).set_backend("mpi"); },
+                     {invalid, "spec.variants[1].parallel.backend", "mpi", "local and nccl"});
+  ExpectTwinsRefused(
+      [](v1::RunSpec& spec) {
+        spec.mutable_step()->mutable_layer()->set_parallel_mode("diagonal");
+      },
+      {invalid, "spec.step.layer.parallel_mode", "diagonal", "column"});
+  ExpectTwinsRefused(
+      [](v1::RunSpec& spec) { spec.mutable_step()->mutable_layer()->clear_parallel_mode(); },
+      {invalid, "spec.step.layer.parallel_mode", "none", "column or row"});
+  ExpectTwinsRefused(
+      [](v1::RunSpec& spec) { spec.mutable_variants()->RemoveLast(); },
+      {invalid, "spec.step.layer.parallel_mode", "column", "no variant is parallel"});
+  ExpectTwinsRefused([&](v1::RunSpec& spec) { parallel_of(spec).set_tensor_parallel(3); },
+                     {invalid, "spec.variants[1].parallel", "rank 0", "multiple of 3"});
+}
+
+TEST_F(ParallelRunTest, CapabilitiesNameProfilesAndBackends) {
+  v1::Capabilities capabilities;
+  grpc::ClientContext context;
+  ASSERT_TRUE(server_.info().GetCapabilities(&context, {}, &capabilities).ok());
+  EXPECT_THAT(capabilities.reduction_profiles(),
+              testing::ElementsAre("rank_asc_fp32", "ub_p2p", "ub_atomic", "nccl_ring",
+                                   "bf16_rotated:0", "bf16_rotated:1", "nccl"));
+  EXPECT_THAT(capabilities.collective_backends(), testing::ElementsAre("local", "nccl"));
+}
+
+}  // namespace
+}  // namespace quantgate
