@@ -24,6 +24,10 @@ constexpr char kCompareExamples[] = R"(Examples:
       --gamma m.safetensors:ln2.weight --weight m.safetensors:fc1.weight \
       --recipe bf16,fp8_delayed,fp8_current
 
+  quantgate compare --tp 4 --parallel-mode column --input x.npy --weight w.npy \
+      --recipe bf16,fp8_current,mxfp8
+
+With --tp each variant is followed by its twin on N ranks, two numbers for one.
 The variants are recipes x overrides x arithmetics, numbered from 0, arithmetics fastest.
 A comparison informs and exits 0, unless --require states a criterion: then a failure exits 1.)";
 
@@ -40,6 +44,7 @@ void AddCompareCommand(CLI::App& app, Command& chosen) {
       kCompareExamples, Compare);
   AddLayerOptions(*command, options->layer);
   AddVariantListOptions(*command, options->layer);
+  AddParallelOptions(*command, options->layer);
   command
       ->add_option(
           "--require", options->layer.require,

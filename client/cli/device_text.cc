@@ -40,7 +40,8 @@ std::string StageClockText(const v1::Environment& environment) {
 
 std::string WhatRanText(const v1::VariantReport& variant) {
   if (!variant.is_hardware()) return "model";
-  const auto& gemms = variant.gemms();
+  // All ranks run alike.
+  const auto& gemms = variant.ranks().empty() ? variant.gemms() : variant.ranks(0).gemms();
   const bool is_all = std::all_of(gemms.begin(), gemms.end(),
                                   [](const v1::GemmLine& gemm) { return gemm.is_hardware(); });
   return is_all ? "hardware" : "hardware and model";

@@ -274,6 +274,27 @@ std::string Gemms(const v1::VariantReport& variant) {
   return absl::StrCat("<h4>GEMMs</h4>", HtmlTable({"", "GEMM", "what ran", "a", "b"}, rows));
 }
 
+/// Each rank's parts, and its stages, collectives among them.
+std::string Ranks(const v1::VariantReport& variant) {
+  if (variant.ranks().empty()) return "";
+  std::vector<std::vector<std::string>> rows;
+  std::string times;
+  for (const v1::RankReport& rank : variant.ranks()) {
+    for (const v1::NamedTensor& output : rank.outputs()) {
+      rows.push_back({absl::StrCat(rank.rank()), Escaped(rank.device()), Escaped(output.name()),
+                      Code(TypeText(output.type())), Code(FingerprintText(output.fingerprint()))});
+    }
+    std::vector<std::pair<std::string, double>> stages;
+    for (const v1::StageTime& stage : rank.stages()) {
+      stages.emplace_back(stage.stage(), stage.seconds());
+    }
+    absl::StrAppend(&times, "<h4>Time by stage of rank ", rank.rank(), "</h4>", StageBars(stages));
+  }
+  return absl::StrCat("<h4>Ranks</h4>",
+                      HtmlTable({"rank", "device", "output", "its part", "fingerprint"}, rows),
+                      times);
+}
+
 }  // namespace
 
 int SqnrLevel(double sqnr_db) {
@@ -295,7 +316,7 @@ std::string VariantSection(const v1::VariantReport& variant, int index, bool is_
     absl::StrAppend(&html, OutputCard(variant, output));
   }
   absl::StrAppend(&html, "</div>", Quantizations(variant), ErrorBudgets(variant),
-                  SavedOperands(variant), Gemms(variant));
+                  SavedOperands(variant), Gemms(variant), Ranks(variant));
   if (!variant.stages().empty()) {
     std::vector<std::pair<std::string, double>> stages;
     for (const v1::StageTime& stage : variant.stages()) {

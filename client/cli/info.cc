@@ -88,6 +88,8 @@ Json JsonOfFacts(const Facts& facts) {
   json["layers"] = list(capabilities.layers());
   json["activations"] = list(capabilities.activations());
   json["norms"] = list(capabilities.norms());
+  json["reduction_profiles"] = list(capabilities.reduction_profiles());
+  json["collective_backends"] = list(capabilities.collective_backends());
   json["features"] = list(capabilities.features());
   json["digest_function"] = capabilities.digest_function();
   json["recipes"] = Json::array();
@@ -152,6 +154,8 @@ void PrintFacts(const Facts& facts, Invocation& invocation) {
   out << "\nlayers: " << absl::StrJoin(facts.capabilities.layers(), ", ")
       << "\nactivations: " << absl::StrJoin(facts.capabilities.activations(), ", ")
       << "\nnorms: " << absl::StrJoin(facts.capabilities.norms(), ", ")
+      << "\nreduction profiles: " << absl::StrJoin(facts.capabilities.reduction_profiles(), ", ")
+      << "\ncollective backends: " << absl::StrJoin(facts.capabilities.collective_backends(), ", ")
       << "\ndtypes: " << absl::StrJoin(facts.capabilities.dtypes(), ", ")
       << "\ndistributions: " << absl::StrJoin(facts.capabilities.distributions(), ", ") << "\n";
   const v1::Limits& limits = facts.capabilities.limits();

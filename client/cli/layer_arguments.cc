@@ -132,6 +132,14 @@ absl::Status SettingsFrom(ArgumentReader& reader, v1::Operation& operation) {
     QG_ASSIGN_OR_RETURN(*operation.mutable_activation(), ActivationFrom(reader));
   } else if (kind == "quantize") {
     QG_RETURN_IF_ERROR(QuantizeFrom(reader, operation));
+  } else if (kind == "basic_linear") {
+    const std::string mode = reader.TakeWord();
+    if (!mode.empty() && mode != "column" && mode != "row") {
+      return reader.Fail(absl::StrCat("\"", mode,
+                                      "\" says nothing to basic_linear; column and row "
+                                      "say how ranks divide its weight"));
+    }
+    operation.set_parallel_mode(mode);
   } else if (kind == "add") {
     operation.set_addend(reader.TakeWord());
   } else if (kind == "scale") {

@@ -4,6 +4,7 @@
 //   --activation clamped_swiglu,limit=7,alpha=1.702,offset=1
 //   --operation fc1=basic_linear     --operation act=activation,gelu
 //   --operation ln=norm,layernorm    --operation sum=add,x
+//   --operation up=basic_linear,column
 //   --operation half=scale,0.5       --operation q=quantize,forward=false,backward=true
 //
 // Which names there are is the server's to say; INVALID_ARGUMENT here is bad syntax, naming the

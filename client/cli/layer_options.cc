@@ -18,6 +18,7 @@ constexpr char kVariants[] = "Variants";
 constexpr char kLayer[] = "Layer";
 constexpr char kTensors[] = "Tensors";
 constexpr char kStep[] = "Step";
+constexpr char kRanks[] = "Ranks";
 
 std::string VariantList(const std::vector<v1::Variant>& variants) {
   std::string list;
@@ -157,6 +158,38 @@ void AddLayerOptions(CLI::App& command, LayerOptions& options) {
   AddStepOptions(command, options);
 }
 
+void AddParallelOptions(CLI::App& command, LayerOptions& options) {
+  command
+      .add_option("--tp", options.tensor_parallel,
+                  "Run every variant on one rank and, its weights divided, on N (2 to 8)")
+      ->check(CLI::Range(2, 8))
+      ->type_name("N")
+      ->group(kRanks);
+  command
+      .add_option(
+          "--parallel-mode", options.parallel_mode,
+          "How a weight [N][K] is divided: column (along N) or row (along K); of a chain its "
+          "operations say it: fc1=basic_linear,column")
+      ->check(CLI::IsMember({"column", "row"}))
+      ->group(kRanks);
+  command
+      .add_flag("--sequence-parallel", options.sequence_parallel,
+                "Divide the rows of x (column) or y (row) as well")
+      ->group(kRanks);
+  command
+      .add_option(
+          "--reduction-profile", options.reduction_profile,
+          "Order and roundings of sums over ranks: rank_asc_fp32 (default), ub_p2p, ... (see "
+          "quantgate info)")
+      ->type_name("NAME")
+      ->group(kRanks);
+  command
+      .add_option("--parallel-backend", options.parallel_backend,
+                  "local (default): ranks on the run's device; nccl: a GPU for each")
+      ->check(CLI::IsMember({"local", "nccl"}))
+      ->group(kRanks);
+}
+
 void AddSingleVariantOptions(CLI::App& command, LayerOptions& options) {
   options.recipes.resize(1);
   options.backward_overrides.resize(1);
@@ -207,9 +240,51 @@ bool NamesAllRecipes(const LayerOptions& options) {
 }
 
 std::string VariantText(const v1::Variant& variant) {
-  return absl::StrCat(RecipeText(variant.recipe()), " / ",
-                      variant.backward_override().empty() ? "none" : variant.backward_override(),
-                      " / ", variant.arithmetic().empty() ? "auto" : variant.arithmetic());
+  std::string text =
+      absl::StrCat(RecipeText(variant.recipe()), " / ",
+                   variant.backward_override().empty() ? "none" : variant.backward_override(),
+                   " / ", variant.arithmetic().empty() ? "auto" : variant.arithmetic());
+  if (!variant.has_parallel()) return text;
+  const v1::Parallel& parallel = variant.parallel();
+  absl::StrAppend(&text, " / tp", parallel.tensor_parallel());
+  if (parallel.sequence_parallel()) absl::StrAppend(&text, " sp");
+  for (const std::string& word : {parallel.reduction_profile(), parallel.backend()}) {
+    const bool is_default = word.empty() || word == "rank_asc_fp32" || word == "local";
+    if (!is_default) absl::StrAppend(&text, " ", word);
+  }
+  return text;
+}
+
+absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& options,
+                                                           std::vector<v1::Variant> variants) {
+  if (options.tensor_parallel == 0) {
+    const std::pair<const char*, bool> of_ranks[] = {
+        {"--sequence-parallel", options.sequence_parallel},
+        {"--reduction-profile", !options.reduction_profile.empty()},
+        {"--parallel-backend", !options.parallel_backend.empty()}};
+    for (const auto& [option, is_given] : of_ranks) {
+      if (!is_given) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(option, ": given without --tp, the number of ranks"));
+    }
+    return variants;
+  }
+  std::vector<v1::Variant> twins;
+  for (v1::Variant& variant : variants) {
+    if (variant.has_parallel()) {
+      return absl::InvalidArgumentError(absl::StrCat("--tp: ", options.tensor_parallel,
+                                                     "; the spec's variant ", VariantText(variant),
+                                                     " says its ranks itself"));
+    }
+    twins.push_back(variant);
+    v1::Parallel& parallel = *variant.mutable_parallel();
+    parallel.set_tensor_parallel(options.tensor_parallel);
+    parallel.set_sequence_parallel(options.sequence_parallel);
+    parallel.set_reduction_profile(options.reduction_profile);
+    parallel.set_backend(options.parallel_backend);
+    twins.push_back(std::move(variant));
+  }
+  return twins;
 }
 
 absl::StatusOr<std::vector<v1::Variant>> VariantsOf(const LayerOptions& options,
@@ -265,7 +340,9 @@ absl::StatusOr<int> FindVariant(const std::string& text, const std::vector<v1::V
   std::vector<int> found;
   for (size_t i = 0; i < variants.size(); ++i) {
     const std::vector<std::string> parts = absl::StrSplit(VariantText(variants[i]), " / ");
-    bool fits = wanted.size() <= parts.size();
+    // One on several ranks is not meant by the parts that it has in common with its twin.
+    bool fits = wanted.size() <= parts.size() &&
+                (!variants[i].has_parallel() || wanted.size() == parts.size());
     for (size_t j = 0; fits && j < wanted.size(); ++j) {
       fits = absl::StripAsciiWhitespace(wanted[j]) == parts[j];
     }

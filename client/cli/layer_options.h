@@ -32,14 +32,20 @@ struct LayerOptions {
   std::vector<std::string> recipes;
   std::vector<std::string> backward_overrides;
   std::vector<std::string> arithmetics;
-  std::string reference;  ///< LABEL or index; empty: none.
-  std::string require;    ///< bitwise | bound; empty: inform only.
+  std::string reference;    ///< LABEL or index; empty: none.
+  std::string require;      ///< bitwise | bound; empty: inform only.
+  int tensor_parallel = 0;  ///< --tp: every variant on that many ranks too. 0: on one alone.
+  std::string parallel_mode;
+  bool sequence_parallel = false;
+  std::string reduction_profile, parallel_backend;
 };
 
 /// One recipe, one override, one arithmetic.
 void AddSingleVariantOptions(CLI::App& command, LayerOptions& options);
 /// Lists of each.
 void AddVariantListOptions(CLI::App& command, LayerOptions& options);
+/// Ranks beside the one that every variant runs on.
+void AddParallelOptions(CLI::App& command, LayerOptions& options);
 /// The layer and its tensors.
 void AddLayerOptions(CLI::App& command, LayerOptions& options);
 
@@ -49,14 +55,22 @@ void AddLayerOptions(CLI::App& command, LayerOptions& options);
 absl::StatusOr<std::vector<v1::Variant>> VariantsOf(
     const LayerOptions& options, const v1::ListRecipesResponse* listed = nullptr);
 
+/// Puts behind every variant its twin on the ranks of --tp; without it the variants stay.
+/// INVALID_ARGUMENT for an option that says something of ranks without it, and for variants that
+/// are on several ranks themselves.
+absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& options,
+                                                           std::vector<v1::Variant> variants);
+
 /// The index that `text` means: a number, or RECIPE[/OVERRIDE[/ARITHMETIC]] as given on the command
-/// line, which must fit one variant only. INVALID_ARGUMENT listing the variants.
+/// line, which must fit one variant only; one on several ranks has a fourth part, which must be
+/// given
+/// ("mxfp8/none/auto/tp2 sp"). INVALID_ARGUMENT listing the variants.
 absl::StatusOr<int> FindVariant(const std::string& text, const std::vector<v1::Variant>& variants);
 
 /// Whether `all` is among the recipes, so that VariantsOf needs their list.
 bool NamesAllRecipes(const LayerOptions& options);
 
-/// "fp8_current / none / sm90", from what was asked for.
+/// "fp8_current / none / sm90", "mxfp8 / none / auto / tp2 sp", from what was asked for.
 std::string VariantText(const v1::Variant& variant);
 
 }  // namespace quantgate

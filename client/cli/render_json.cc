@@ -168,6 +168,58 @@ Json OfOutput(const v1::OutputReport& output) {
   return json;
 }
 
+/// What a variant on one rank and each rank of several say alike.
+template <typename Report>
+Json SavedOf(const Report& report) {
+  return ListOf(report.saved(), [](const v1::SavedOperand& saved) {
+    return Json{{"name", saved.name()},
+                {"content", saved.content()},
+                {"at_save", FingerprintText(saved.at_save())},
+                {"at_use", saved.used() ? Json(FingerprintText(saved.at_use())) : Json()},
+                {"used", saved.used()}};
+  });
+}
+
+template <typename Report>
+Json QuantizationsOf(const Report& report) {
+  return ListOf(report.quantizations(),
+                [](const v1::QuantizationRecord& record) { return JsonOf(record); });
+}
+
+template <typename Report>
+Json GemmsOf(const Report& report) {
+  return ListOf(report.gemms(), [](const v1::GemmLine& gemm) {
+    return Json{{"role", gemm.role()},
+                {"output", gemm.output()},
+                {"text", gemm.text()},
+                {"a_source", gemm.a_source()},
+                {"b_source", gemm.b_source()},
+                {"arithmetic", gemm.arithmetic()},
+                {"is_hardware", gemm.is_hardware()},
+                {"algorithm", gemm.algorithm().empty() ? Json() : Json(gemm.algorithm())}};
+  });
+}
+
+template <typename Report>
+Json StagesOf(const Report& report) {
+  return ListOf(report.stages(), [](const v1::StageTime& stage) {
+    return Json{{"stage", stage.stage()}, {"seconds", RealOf(stage.seconds())}};
+  });
+}
+
+Json OfRank(const v1::RankReport& rank) {
+  Json json;
+  json["rank"] = rank.rank();
+  json["device"] = rank.device();
+  json["outputs"] =
+      ListOf(rank.outputs(), [](const v1::NamedTensor& tensor) { return JsonOf(tensor); });
+  json["saved"] = SavedOf(rank);
+  json["quantizations"] = QuantizationsOf(rank);
+  json["gemms"] = GemmsOf(rank);
+  json["stages"] = StagesOf(rank);
+  return json;
+}
+
 Json OfVariant(const v1::VariantReport& variant) {
   Json json;
   json["label"] = variant.label();
@@ -185,33 +237,16 @@ Json OfVariant(const v1::VariantReport& variant) {
         // Parity is only there for equal dtypes; without it the reference's is not known here.
         return OfComparison(comparison, dtype, comparison.has_parity() ? dtype : "");
       });
-  json["saved"] = ListOf(variant.saved(), [](const v1::SavedOperand& saved) {
-    return Json{{"name", saved.name()},
-                {"content", saved.content()},
-                {"at_save", FingerprintText(saved.at_save())},
-                {"at_use", saved.used() ? Json(FingerprintText(saved.at_use())) : Json()},
-                {"used", saved.used()}};
-  });
-  json["quantizations"] = ListOf(
-      variant.quantizations(), [](const v1::QuantizationRecord& record) { return JsonOf(record); });
+  json["saved"] = SavedOf(variant);
+  json["quantizations"] = QuantizationsOf(variant);
   json["error_budgets"] = ListOf(variant.error_budgets(),
                                  [](const v1::ErrorBudget& budget) { return OfBudget(budget); });
-  json["gemms"] = ListOf(variant.gemms(), [](const v1::GemmLine& gemm) {
-    return Json{{"role", gemm.role()},
-                {"output", gemm.output()},
-                {"text", gemm.text()},
-                {"a_source", gemm.a_source()},
-                {"b_source", gemm.b_source()},
-                {"arithmetic", gemm.arithmetic()},
-                {"is_hardware", gemm.is_hardware()},
-                {"algorithm", gemm.algorithm().empty() ? Json() : Json(gemm.algorithm())}};
-  });
-  json["stages"] = ListOf(variant.stages(), [](const v1::StageTime& stage) {
-    return Json{{"stage", stage.stage()}, {"seconds", RealOf(stage.seconds())}};
-  });
+  json["gemms"] = GemmsOf(variant);
+  json["stages"] = StagesOf(variant);
   json["notes"] = ListOf(variant.notes());
   json["state"] =
       ListOf(variant.state(), [](const v1::NamedTensor& tensor) { return JsonOf(tensor); });
+  if (!variant.ranks().empty()) json["ranks"] = ListOf(variant.ranks(), OfRank);
   return json;
 }
 

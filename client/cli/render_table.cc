@@ -255,6 +255,32 @@ void PrintVariant(const v1::VariantReport& variant, bool uses_colour, std::ostre
   if (!times.empty()) out << "\n" << Wrapped("time:", times) << "\n\n";
 }
 
+/// What each rank of the variants on several had of every output, and how long it took.
+void PrintRanks(const v1::RunReport& run, bool uses_colour, std::ostream& out) {
+  for (const v1::VariantReport& variant : run.variants()) {
+    if (variant.ranks().empty()) continue;
+    out << Toned(absl::StrCat("Ranks of ", variant.label()), Tone::kBold, uses_colour) << "\n";
+    TextTable table({"rank", "<device", "<output", "<its part", "<fingerprint"});
+    for (const v1::RankReport& rank : variant.ranks()) {
+      for (const v1::NamedTensor& output : rank.outputs()) {
+        const bool is_first = &output == &rank.outputs(0);
+        table.AddRow({is_first ? absl::StrCat(rank.rank()) : "", is_first ? rank.device() : "",
+                      output.name(), TypeText(output.type()),
+                      FingerprintText(output.fingerprint())});
+      }
+    }
+    table.Print(out, uses_colour);
+    for (const v1::RankReport& rank : variant.ranks()) {
+      std::vector<std::string> times;
+      for (const v1::StageTime& stage : rank.stages()) {
+        times.push_back(absl::StrCat(stage.stage(), " ", Seconds(stage.seconds())));
+      }
+      out << Wrapped(absl::StrCat("rank ", rank.rank(), ":"), times) << "\n";
+    }
+    out << "\n";
+  }
+}
+
 /// Which of several variants ran on hardware.
 void PrintWhatRan(const v1::RunReport& run, std::ostream& out) {
   std::map<std::string, std::vector<std::string>> variants;
@@ -336,7 +362,7 @@ void PrintReport(const ReportDocument& document, bool uses_colour, std::ostream&
   const v1::RunReport& run = document.run;
   if (document.kind == "run" && run.variants_size() == 1) {
     PrintVariant(run.variants(0), uses_colour, out);
-  } else if (document.kind == "compare") {
+  } else if (document.has_run && document.comparisons.empty()) {
     PrintMatrix(run, "SQNR in dB against the unquantized operands (higher is nearer)", SqnrCell,
                 uses_colour, out);
     PrintMatrix(run, "Elements that differ from the exact result of the variant's own operands",
@@ -349,6 +375,7 @@ void PrintReport(const ReportDocument& document, bool uses_colour, std::ostream&
     }
     PrintPairs(run, uses_colour, out);
     PrintCutLabels(run, out);
+    PrintRanks(run, uses_colour, out);
     PrintWhatRan(run, out);
   }
   if (document.has_run) PrintDevices(run.environment(), out);

@@ -28,9 +28,14 @@ constexpr char kRunExamples[] = R"(Examples:
   quantgate run --layer chain --operation fc=basic_linear --operation act=activation,gelu \
       --input gen:normal,shape=64x32 --param fc.weight=gen:normal,shape=48x32 --recipe bf16
   quantgate run --spec run.json --input gen:normal,shape=64x32
+  quantgate run --tp 2 --parallel-mode row --sequence-parallel --input m.safetensors:fc1.x \
+      --weight m.safetensors:fc1.weight --grad-output m.safetensors:fc1.dy \
+      --recipe mxfp8 --require bound
 
 -o FILE gets y, dx, dw (or main_grad), db, dgamma, dbeta and norm_out, as the layer and the operands
 given allow; fc1.dw and so on of an MLP, dw.0 and so on of experts.
+With --tp the layer runs on one rank and on N, and each output of the latter is compared with that of
+the former; --require bitwise asks that all bits are equal.
 A run informs and exits 0, unless --require states a criterion: then a failure exits 1.)";
 
 absl::StatusOr<int> RunLayer(Invocation& invocation, const LayerCommand& options) {
@@ -46,6 +51,7 @@ void AddRunCommand(CLI::App& app, Command& chosen) {
                     kRunExamples, RunLayer);
   AddLayerOptions(*command, options->layer);
   AddSingleVariantOptions(*command, options->layer);
+  AddParallelOptions(*command, options->layer);
   command
       ->add_option("--require", options->layer.require,
                    "Criterion: bound (every output within its derived error bound) or bitwise "

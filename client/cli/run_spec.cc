@@ -174,8 +174,14 @@ absl::Status SetVariants(Connection& connection, const LayerOptions& options, v1
     spec.clear_variants();
     spec.mutable_variants()->Add(variants.begin(), variants.end());
   }
+  QG_ASSIGN_OR_RETURN(const std::vector<v1::Variant> variants,
+                      WithParallelTwins(options, {spec.variants().begin(), spec.variants().end()}));
+  spec.clear_variants();
+  spec.mutable_variants()->Add(variants.begin(), variants.end());
+  if (options.tensor_parallel != 0 && variants.size() == 2 && !spec.has_reference()) {
+    spec.set_reference(0);  // One rank.
+  }
   if (!options.reference.empty()) {
-    const std::vector<v1::Variant> variants(spec.variants().begin(), spec.variants().end());
     QG_ASSIGN_OR_RETURN(const int reference, FindVariant(options.reference, variants));
     spec.set_reference(reference);
   }
@@ -207,6 +213,7 @@ absl::Status SetLayer(const LayerOptions& options, v1::Layer& layer) {
   }
   if (options.return_norm_output) layer.set_return_norm_output(true);
   if (options.unfused) layer.set_fused(false);
+  if (!options.parallel_mode.empty()) layer.set_parallel_mode(options.parallel_mode);
   return absl::OkStatus();
 }
 
@@ -222,6 +229,9 @@ absl::Status CheckLayerOptions(const LayerOptions& options) {
   if (options.input.empty() && !spec.step().has_x()) {
     return absl::InvalidArgumentError("--input: absent; x of the layer is required");
   }
+  if (HasRecipes(options)) spec.clear_variants();  // Replaced.
+  QG_RETURN_IF_ERROR(
+      WithParallelTwins(options, {spec.variants().begin(), spec.variants().end()}).status());
   if (!HasRecipes(options)) {
     if (spec.variants_size() > 0) return absl::OkStatus();
     return absl::InvalidArgumentError("--recipe: absent; one is required");

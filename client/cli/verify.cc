@@ -25,11 +25,17 @@ constexpr char kVerifyExamples[] = R"(Examples:
       --fc1-weight w.safetensors:fc1 --fc2-weight w.safetensors:fc2 \
       --recipe fp8_current --require bound
 
+  quantgate verify --tp 2 --parallel-mode column --input m.safetensors:fc1.x \
+      --weight m.safetensors:fc1.weight --grad-output m.safetensors:fc1.dy \
+      --requires-grad w --recipe mxfp8
+
 FILE.safetensors holds what your own code computed, under the names that `quantgate run -o`
 writes: y, dx, dw, db, main_grad, dgamma, fc1.dw, dw.0, ... Each is compared bit for bit with what
 the engine computes from the same operands.
 With --require bound all but the bias gradients need only lie within the error bound derived for
 what made them.
+With --tp in place of --subject the engine's own outputs on N ranks are checked: bit for bit against
+one rank, or with --require bound against what sums over ranks may do.
 Exits 0 when all pass, 1 when not, 2 when the file holds none of the outputs.)";
 
 struct VerifyOptions {
@@ -85,7 +91,22 @@ void RemarkNames(const TensorFile& subject, const v1::VariantReport& variant,
   }
 }
 
+/// Several ranks against one, the engine's own outputs both.
+absl::StatusOr<int> VerifyRanks(Invocation& invocation, const VerifyOptions& options) {
+  LayerCommand run = options.run;
+  run.layer.require = options.require;
+  QG_ASSIGN_OR_RETURN(const ReportDocument document, ExecuteLayer(invocation, run, "verify"));
+  return EmitReport(invocation, run.report, document);
+}
+
 absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options) {
+  if (options.subject.empty() == (options.run.layer.tensor_parallel == 0)) {
+    return absl::InvalidArgumentError(
+        options.subject.empty()
+            ? "--subject: absent; give your outputs, or --tp to check several ranks against one"
+            : "--subject: given with --tp; your outputs are those of one rank, so leave one out");
+  }
+  if (options.subject.empty()) return VerifyRanks(invocation, options);
   // A bad subject is found before the engine works for it.
   QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadSafetensors(options.subject));
   LayerCommand run = options.run;
@@ -131,10 +152,10 @@ void AddVerifyCommand(CLI::App& app, Command& chosen) {
       app, chosen, "verify", "Check your own y, dx, dw, ... against the engine's bits",
       kVerifyExamples, Verify);
   command->add_option("--subject", options->subject, "safetensors with your outputs")
-      ->required()
       ->type_name("FILE");
   AddLayerOptions(*command, options->run.layer);
   AddSingleVariantOptions(*command, options->run.layer);
+  AddParallelOptions(*command, options->run.layer);
   command->add_option("--require", options->require, "What passes")
       ->check(CLI::IsMember({"bitwise", "bound"}))
       ->capture_default_str();

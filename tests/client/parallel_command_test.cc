@@ -1,0 +1,98 @@
+// --tp: a layer on several ranks beside one, as run, compare and verify show and judge it.
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/client/command_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Arguments = std::vector<std::string>;
+using Json = nlohmann::json;
+
+Arguments Layer(const std::string& mode) {
+  return {"--input",         "gen:normal,shape=64x128",
+          "--weight",        "gen:normal,seed=1,shape=128x128",
+          "--grad-output",   "gen:normal,seed=2,shape=64x128",
+          "--parallel-mode", mode};
+}
+
+class ParallelCommandTest : public CommandTest {};
+
+TEST_F(ParallelCommandTest, VerifyPassesWhereSeveralRanksHaveTheBitsOfOne) {
+  const ProcessResult result =
+      Quantgate(Arguments{"verify", "--tp", "2", "--recipe", "mxfp8", "--requires-grad", "w"} +
+                Layer("column"));
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("PASS"), HasSubstr("mxfp8 / none / auto / tp2"),
+                                HasSubstr("Ranks of mxfp8 / none / auto / tp2")));
+}
+
+TEST_F(ParallelCommandTest, VerifyFailsWhereEachRankHasScalesOfItsOwn) {
+  const Arguments command =
+      Arguments{"verify", "--tp", "2", "--recipe", "fp8_current"} + Layer("column");
+  ProcessResult result = Quantgate(command);
+  EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("FAIL"), HasSubstr("y of fp8_current / none / auto / tp2 differs")));
+  result = Quantgate(command + Arguments{"--require", "bound"});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+}
+
+TEST_F(ParallelCommandTest, ReportsHaveEachRank) {
+  const std::string html = Path("ranks.html");
+  const Json json = QuantgateJson(
+      Arguments{"run", "--tp", "2", "--sequence-parallel", "--recipe", "bf16", "--report", html} +
+      Layer("row"))["run"];
+  EXPECT_EQ(json["reference"], 0);
+  EXPECT_FALSE(json["variants"][0].contains("ranks"));
+  const Json& ranks = json["variants"][1]["ranks"];
+  ASSERT_EQ(ranks.size(), 2u);
+  EXPECT_EQ(ranks[1]["rank"], 1);
+  EXPECT_EQ(ranks[1]["outputs"][0]["name"], "y");
+  EXPECT_EQ(ranks[1]["outputs"][0]["shape"], Json({32, 128}));
+  EXPECT_NE(ranks[0]["outputs"][0]["fingerprint"], ranks[1]["outputs"][0]["fingerprint"]);
+  std::vector<std::string> stages;
+  for (const Json& stage : ranks[0]["stages"]) stages.push_back(stage["stage"]);
+  EXPECT_THAT(stages, ::testing::Contains(HasSubstr("reduce-scatter y")));
+  const std::string page = ReadFile(html);
+  EXPECT_THAT(page, AllOf(HasSubstr("<h4>Ranks</h4>"), HasSubstr("Time by stage of rank 1"),
+                          HasSubstr(ranks[1]["outputs"][0]["fingerprint"].get<std::string>())));
+}
+
+TEST_F(ParallelCommandTest, ComparePutsATwinBehindEachVariant) {
+  const Json json =
+      QuantgateJson(Arguments{"compare", "--tp", "4", "--reduction-profile", "ub_p2p", "--recipe",
+                              "bf16,mxfp8", "--reference", "mxfp8/none/auto/tp4 ub_p2p"} +
+                    Layer("column"))["run"];
+  ASSERT_EQ(json["variants"].size(), 4u);
+  EXPECT_EQ(json["variants"][0]["label"], "bf16 / none / auto");
+  EXPECT_EQ(json["variants"][1]["label"], "bf16 / none / auto / tp4 ub_p2p");
+  EXPECT_EQ(json["reference"], 3);
+}
+
+TEST_F(ParallelCommandTest, BadInput) {
+  const Arguments run = Arguments{"run", "--recipe", "bf16"} + Layer("column");
+  const auto refusal = [&](const Arguments& more) {
+    const ProcessResult result = Quantgate(run + more);
+    EXPECT_EQ(result.exit_code, 2) << result.out << result.err;
+    return result.err;
+  };
+  EXPECT_THAT(refusal({"--tp", "9"}), HasSubstr("--tp"));
+  EXPECT_THAT(refusal({"--sequence-parallel"}),
+              HasSubstr("--sequence-parallel: given without --tp"));
+  EXPECT_THAT(refusal({"--tp", "3"}), HasSubstr("multiple of 3"));
+  EXPECT_THAT(refusal({"--tp", "2", "--reduction-profile", "fast"}), HasSubstr("rank_asc_fp32"));
+  EXPECT_THAT(refusal({"--tp", "2", "--parallel-backend", "nccl"}), HasSubstr("needs a GPU"));
+  EXPECT_THAT(refusal({}), HasSubstr("no variant is parallel"));
+  const ProcessResult verify = Quantgate(Arguments{"verify", "--recipe", "bf16"} + Layer("column"));
+  EXPECT_EQ(verify.exit_code, 2);
+  EXPECT_THAT(verify.err, HasSubstr("--subject: absent"));
+}
+
+}  // namespace
+}  // namespace quantgate
