@@ -65,8 +65,10 @@ TEST_F(RefusalTest, BadInputNamesFieldValueAndRule) {
       {Run({"--recipe", "bf16", "--m-splits", "8,x"}), 2, "--m-splits: \"8,x\""},
       {Run({"--recipe", "bf16", "--layer", "chain", "--operation", "linear"}), 2, "NAME=KIND"},
       {Run({"--recipe", "bf16", "--layer", "chain", "--operation", "a=conv"}), 2, "\"conv\""},
-      {Run({"--recipe", "bf16", "--norm", "batchnorm"}), 2, "layernorm, rmsnorm"},
-      {Run({"--recipe", "bf16", "--activation", "mish"}), 2, "clamped_swiglu"},
+      {Run({"--recipe", "bf16", "--layer", "layernorm_linear", "--norm", "batchnorm"}), 2,
+       "layernorm, rmsnorm"},
+      {Run({"--recipe", "bf16", "--layer", "layernorm_mlp", "--activation", "mish"}), 2,
+       "clamped_swiglu"},
       {Run({"--recipe", "bf16", "--spec", "/nonexistent/spec.json"}), 2, "spec.json"},
       {Run({"--recipe", "bf16", "--spec", "{]"}), 2, "no RunSpec as JSON"},
       {Run({"--recipe", "bf16", "--require", "close"}), 2, "--require"},
@@ -231,8 +233,8 @@ TEST_F(RefusalTest, AnInterruptCancelsTheRunAndExits130) {
 
 TEST_F(RefusalTest, ATimeoutCancelsTheRunAndExits124) {
   const ProcessResult result =
-      Quantgate({"run", "--input", "gen:normal,shape=2048x4096", "--weight",
-                 "gen:normal,seed=1,shape=4096x4096", "--recipe", "bf16", "--arithmetic", "exact",
+      Quantgate({"run", "--input", "gen:normal,shape=8192x8192", "--weight",
+                 "gen:normal,seed=1,shape=8192x8192", "--recipe", "bf16", "--arithmetic", "exact",
                  "--timeout", "300ms"},
                 Where::kServer);
   EXPECT_EQ(result.exit_code, 124) << result.err;

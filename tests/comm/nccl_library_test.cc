@@ -62,12 +62,12 @@ TEST(NcclEnvironment, IsListedByName) {
   EXPECT_NE(listed.find("NCCL_NVLS_ENABLE=0 NCCL_PROTO=Simple"), std::string::npos) << listed;
 }
 
-/// The header's version: tests run where the build's toolkit is.
+/// Of the header's major version: the host's NCCL need not be the build's.
 TEST(NcclLibrary, IsLoadedOnce) {
   const ScopedVariable off("NCCL_NVLS_ENABLE", nullptr);
   const auto library = NcclLibrary::Load();
   ASSERT_TRUE(library.ok()) << library.status();
-  EXPECT_EQ((*library)->version(), absl::StrCat(NCCL_MAJOR, ".", NCCL_MINOR, ".", NCCL_PATCH));
+  EXPECT_EQ((*library)->version().find(absl::StrCat(NCCL_MAJOR, ".")), 0u);
   EXPECT_EQ(*NcclLibrary::Load(), *library);
   EXPECT_TRUE((*library)->StatusOf(ncclSuccess, "ncclSend").ok());
   const absl::Status lost = (*library)->StatusOf(ncclRemoteError, "ncclSend");

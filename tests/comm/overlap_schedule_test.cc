@@ -50,7 +50,8 @@ void SimulateRing(int ranks, bool aggregate) {
     const std::vector<std::set<int>> before = has;
     for (int rank = 0; rank < ranks; ++rank) {
       int last = -1;
-      for (const RingShard& shard : RingAllGatherSteps(rank, ranks, aggregate)[step]) {
+      const std::vector<RingStep> of_rank = RingAllGatherSteps(rank, ranks, aggregate);
+      for (const RingShard& shard : of_rank[step]) {
         EXPECT_EQ(before[shard.from].count(shard.owner), 1u)
             << "rank " << rank << " step " << step << " takes " << shard.owner << " from "
             << shard.from;

@@ -179,9 +179,9 @@ TEST(QuantizeNvfp4Cuda, Arguments) {
   std::vector<QuantizeArguments> all;
   all.push_back({.seed = ~uint64_t{0}, .call_id = ~0u, .row_offset = 48, .column_offset = 1024});
   all.push_back({.row_offset = int64_t{1} << 36, .column_offset = int64_t{3} << 33});
-  const Tensor other = ValueOrAbort(Tensor::FromScalar(2.5f));
+  const Tensor other = Tensor::FromScalar(2.5f).value();
   for (const float value : {0.0f, 1.0f, 100.0f, 1e-40f, infinity, std::nanf("")}) {
-    const Tensor amax = ValueOrAbort(Tensor::FromScalar(value));
+    const Tensor amax = Tensor::FromScalar(value).value();
     all.push_back({.seed = 5, .group_amax_rowwise = amax});
     all.push_back({.seed = 5, .group_amax_rowwise = other, .group_amax_columnwise = amax});
   }

@@ -16,7 +16,7 @@ using ::testing::StartsWith;
 v1::RunSpec TwinsSpec(const std::string& recipe, const std::string& mode) {
   v1::RunSpec spec = LinearSpec(64, 128, 128);
   spec.mutable_step()->mutable_layer()->set_parallel_mode(mode);
-  *spec.add_variants() = MakeVariant(recipe, "none", "sm90");
+  *spec.add_variants() = MakeVariant(recipe, "none", recipe == "mxfp8" ? "sm100" : "sm90");
   *spec.add_variants() = spec.variants(0);
   v1::Parallel& parallel = *spec.mutable_variants(1)->mutable_parallel();
   parallel.set_tensor_parallel(2);
@@ -62,7 +62,7 @@ TEST_F(ParallelRunTest, RanksAreReported) {
   EXPECT_TRUE(report.verdict().pass()) << report.verdict().finding();
   EXPECT_EQ(variants[0].ranks_size(), 0);
   const v1::VariantReport& twin = variants[1];
-  EXPECT_EQ(twin.label(), "mxfp8 / none / sm90 / tp2 sp");
+  EXPECT_EQ(twin.label(), "mxfp8 / none / sm100 / tp2 sp");
   ASSERT_EQ(twin.ranks_size(), 2);
   for (int i = 0; i < 2; ++i) {
     const v1::RankReport& rank = twin.ranks(i);

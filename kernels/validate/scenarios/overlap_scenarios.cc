@@ -88,8 +88,9 @@ struct Layer {
   std::vector<GemmOperand> weights;
 };
 
-absl::StatusOr<GatheredGemm> Gather(ScenarioContext& context, RankOverlap& end, const Layer& layer,
-                                    int rank, const std::string& owner, bool aggregate = false) {
+absl::StatusOr<GatheredGemm> GatherAndMultiply(ScenarioContext& context, RankOverlap& end,
+                                               const Layer& layer, int rank,
+                                               const std::string& owner, bool aggregate = false) {
   QG_ASSIGN_OR_RETURN(GemmDesc gemm, layer.Shard(context, rank));
   return end.overlap->AllGatherGemm({.name = {owner, "fc1_fprop", context.recipe().name()},
                                      .gemm = std::move(gemm),
@@ -106,11 +107,13 @@ absl::Status CheckRing(ScenarioContext& context, int size, bool aggregate) {
       RunRanks(context, "ring", *world, [&](Rank& rank) -> absl::StatusOr<TensorsOfRank> {
         QG_ASSIGN_OR_RETURN(const auto end, RankOverlap::Open(rank));
         // So that the buffer holds something that is not this layer's.
-        QG_ASSIGN_OR_RETURN(GatheredGemm before,
-                            Gather(context, *end, earlier, rank.index(), "layer0", aggregate));
+        QG_ASSIGN_OR_RETURN(
+            GatheredGemm before,
+            GatherAndMultiply(context, *end, earlier, rank.index(), "layer0", aggregate));
         QG_RETURN_IF_ERROR(before.gathered.Release());
-        QG_ASSIGN_OR_RETURN(const GatheredGemm result,
-                            Gather(context, *end, layer, rank.index(), "layer1", aggregate));
+        QG_ASSIGN_OR_RETURN(
+            const GatheredGemm result,
+            GatherAndMultiply(context, *end, layer, rank.index(), "layer1", aggregate));
         QG_ASSIGN_OR_RETURN(TensorsOfRank tensors, result.gathered.Read());
         tensors.insert(tensors.begin(), result.gemm.d);
         return tensors;
@@ -337,8 +340,9 @@ absl::Status CheckReuse(ScenarioContext& context) {
         QG_ASSIGN_OR_RETURN(const auto end, RankOverlap::Open(rank));
         TensorsOfRank kept;
         for (int i = 0; i < kLayers; ++i) {
-          QG_ASSIGN_OR_RETURN(GatheredGemm forward, Gather(context, *end, layers[i], rank.index(),
-                                                           absl::StrCat("layer", i)));
+          QG_ASSIGN_OR_RETURN(
+              GatheredGemm forward,
+              GatherAndMultiply(context, *end, layers[i], rank.index(), absl::StrCat("layer", i)));
           kept.push_back(forward.local[0]);
           QG_RETURN_IF_ERROR(forward.gathered.Release());
         }
@@ -378,11 +382,11 @@ absl::Status CheckStaleView(ScenarioContext& context) {
       StatusOfEachRank(context, *world, [&](Rank& rank) -> absl::Status {
         QG_ASSIGN_OR_RETURN(const auto end, RankOverlap::Open(rank));
         QG_ASSIGN_OR_RETURN(GatheredGemm first,
-                            Gather(context, *end, layer, rank.index(), "layer0"));
+                            GatherAndMultiply(context, *end, layer, rank.index(), "layer0"));
         const BufferView kept = first.gathered;
         QG_RETURN_IF_ERROR(first.gathered.Release());
         QG_ASSIGN_OR_RETURN(const GatheredGemm second,
-                            Gather(context, *end, layer, rank.index(), "layer1"));
+                            GatherAndMultiply(context, *end, layer, rank.index(), "layer1"));
         return kept.Read().status();
       });
   for (const absl::Status& status : statuses) {
