@@ -8,5 +8,19 @@ namespace quantgate {
 inline constexpr char kFaultRequiresGradSwapped[] = "requires-grad-swapped";
 /// Row 9: under a backward override the bias gradient comes with the weight's or not at all.
 inline constexpr char kFaultBiasGradientLeftToWgrad[] = "bias-gradient-left-to-wgrad";
+/// A row-parallel bias is added by each rank's GEMM, and so N times.
+inline constexpr char kFaultBiasOnAllRanks[] = "bias-on-all-ranks";
+/// Backward's gather takes the scale that the quantizer had last in place of the one that was saved
+/// with the codes.
+inline constexpr char kFaultScaleOfQuantizer[] = "scale-from-quantizer-at-backward";
+/// Columnwise codes of an earlier step are kept in place of this one's (pull request #2929).
+inline constexpr char kFaultColumnBytesStale[] = "saved-columnwise-codes-stale";
+/// A step without a group reduces its amax over that of the step before (a quantizer that keeps
+/// it).
+inline constexpr char kFaultGroupKept[] = "group-kept-after-its-step";
+/// Of a hybrid quantizer's two rules neither knows of the group that was set on the quantizer.
+inline constexpr char kFaultGroupOfWrapper[] = "amax-group-on-wrapper-alone";
+/// Backward communicates in the group of the last forward (pull request #3104).
+inline constexpr char kFaultBackwardUsesLastGroup[] = "backward-uses-last-group";
 
 }  // namespace quantgate

@@ -85,6 +85,16 @@ absl::StatusOr<LayerValue> ForwardOperation(ProgramRun& run, size_t index,
   return ForwardScale(run, index, x);
 }
 
+/// For the seeded bugs of modules that remember more than they should.
+void RememberStep(const SeededFaults& faults, const StepOptions& options, LayerState& state) {
+  const bool is_seeded = faults.Has(kFaultBackwardUsesLastGroup) ||
+                         faults.Has(kFaultScaleOfQuantizer) || faults.Has(kFaultColumnBytesStale) ||
+                         faults.Has(kFaultGroupKept);
+  if (!is_seeded || options.parallel == nullptr) return;
+  if (state.seeded_memory == nullptr) state.seeded_memory = std::make_shared<SeededMemory>();
+  state.seeded_memory->parallel = options.parallel;
+}
+
 /// Every value of one program, x first.
 absl::StatusOr<std::vector<LayerValue>> ForwardProgram(ProgramRun& run, const Tensor& x,
                                                        std::vector<OperationSaved>& saved) {
@@ -126,6 +136,7 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
   }
   const auto plan =
       std::make_shared<const LayerPlan>(PlanLayer(spec, OutlineOf(state, x, options), options));
+  RememberStep(recorder.faults(), options, state);
   const auto shared_options = std::make_shared<const StepOptions>(options);
   AddNotes(recorder, *plan, options.recipe);
   auto saved = std::make_unique<ForwardSaved>(plan, shared_options);

@@ -34,12 +34,19 @@ struct WeightWorkspace {
   Quantizer quantizer;  ///< That made it: under another one it is made anew.
 };
 
+/// What a module with a seeded bug remembers from one step to the next (layer_faults.h).
+struct SeededMemory {
+  std::map<std::string, QuantizedTensor> codes;
+  std::shared_ptr<const ParallelStep> parallel;
+};
+
 /// What a layer keeps between steps, by the names of kernels/layer/layer.h.
 struct LayerState {
   std::map<std::string, Parameter> parameters;
   std::map<std::string, DelayedScalingState> delayed;
   std::map<std::string, WeightWorkspace> workspaces;  ///< By weight.
-  std::map<std::string, Tensor> main_grads;  ///< f32, by weight; absent: gradients are returned.
+  std::map<std::string, Tensor> main_grads;     ///< f32, by weight; absent: gradients are returned.
+  std::shared_ptr<SeededMemory> seeded_memory;  ///< Null wherever no fault is in place.
 };
 
 /// Transformer Engine's is_first_microbatch (docs/quantizers.md section 8.5).

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/layer/linear_operands.h"
 #include "kernels/layer/linear_parallel.h"
 #include "kernels/layer/linear_weight.h"
@@ -80,9 +81,16 @@ absl::Status ForwardPass::QuantizeX() {
     return absl::OkStatus();
   }
   if (!flow_.reads_x_codes()) return absl::OkStatus();
+  QuantizeArguments arguments;
+  if (recorder_.faults().Has(kFaultGroupKept) && state_.seeded_memory != nullptr) {
+    QG_RETURN_IF_ERROR(ReduceAmaxes(
+        {recorder_.engine(), *state_.seeded_memory->parallel->tp, recorder_.faults()}, x_.original,
+        options_->recipe.QuantizerFor(TensorRole::kInput), flow_.x_usages, arguments));
+  }
   QG_ASSIGN_OR_RETURN(
-      x_.codes, QuantizeOperand(recorder_, unit_, TensorRole::kInput, kStageQuantizeX, names_.x,
-                                x_.original, flow_.x_usages, *options_, state_.delayed));
+      x_.codes,
+      QuantizeOperand(recorder_, unit_, TensorRole::kInput, kStageQuantizeX, names_.x, x_.original,
+                      flow_.x_usages, *options_, state_.delayed, std::move(arguments)));
   return absl::OkStatus();
 }
 
@@ -91,7 +99,7 @@ absl::StatusOr<Tensor> ForwardPass::Fprop() {
   desc.layout = GemmLayout::kTN;
   desc.out_dtype = flow_.activation_dtype;
   const bool is_row = unit_.parallel.is_row();
-  if (input_.bias.has_value() && !is_row) {
+  if (input_.bias.has_value() && (!is_row || recorder_.faults().Has(kFaultBiasOnAllRanks))) {
     QG_ASSIGN_OR_RETURN(desc.bias,
                         recorder_.Cast(names_.Stage("cast bias"), input_.bias, flow_.bias_dtype));
   }

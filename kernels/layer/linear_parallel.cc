@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/layer/layer_values.h"
 
 namespace quantgate {
@@ -75,7 +76,11 @@ LinearCollectives::Role LinearCollectives::GradOutput() const {
           parallel().grad_output_gather};
 }
 
-ProcessGroup& LinearCollectives::group() const { return *options_.parallel->tp; }
+ProcessGroup& LinearCollectives::group() const {
+  const bool is_last =
+      recorder_.faults().Has(kFaultBackwardUsesLastGroup) && state_.seeded_memory != nullptr;
+  return is_last ? *state_.seeded_memory->parallel->tp : *options_.parallel->tp;
+}
 
 GatherContext LinearCollectives::context() const {
   return {recorder_.engine(), group(), recorder_.faults(), recorder_.cancellation()};
@@ -91,7 +96,9 @@ absl::StatusOr<QuantizedTensor> LinearCollectives::QuantizeShard(const Role& rol
                                                                  Usages usages) {
   const Quantizer& quantizer = options_.recipe.QuantizerFor(role.role);
   QuantizeArguments arguments;
-  if (ReducesAmax(quantizer, usages)) {
+  const bool is_unset =
+      recorder_.faults().Has(kFaultGroupOfWrapper) && role.method == GatherMethod::kValues;
+  if (ReducesAmax(quantizer, usages) && !is_unset) {
     const std::string stage = unit_.names.Stage(absl::StrCat("reduce amax of ", role.what));
     QG_RETURN_IF_ERROR(recorder_.Timed(
         stage, [&] { return ReduceAmaxes(context(), shard, quantizer, usages, arguments); }));
@@ -146,7 +153,18 @@ absl::StatusOr<GatheredOperand> LinearCollectives::GatherX(const Tensor& shard) 
   }
   x.shard.codes = OnlyUsages(std::move(x.shard.codes), kept);
   if (IsAny(kept)) x.shard.original = Tensor();
+  SpoilSaved(x.shard);
   return x;
+}
+
+/// What a module with a bug keeps instead.
+void LinearCollectives::SpoilSaved(KeptOperand& shard) {
+  const SeededFaults& faults = recorder_.faults();
+  if (!faults.Has(kFaultColumnBytesStale) && !faults.Has(kFaultScaleOfQuantizer)) return;
+  std::map<std::string, QuantizedTensor>& codes = state_.seeded_memory->codes;
+  if (faults.Has(kFaultScaleOfQuantizer)) codes[unit_.names.x] = shard.codes;
+  if (!faults.Has(kFaultColumnBytesStale) || !shard.codes.columnwise.has_value()) return;
+  shard.codes = codes.try_emplace(unit_.names.x, shard.codes).first->second;
 }
 
 absl::StatusOr<KeptOperand> LinearCollectives::RegatherX(const KeptOperand& shard) {
@@ -157,7 +175,11 @@ absl::StatusOr<KeptOperand> LinearCollectives::RegatherX(const KeptOperand& shar
     return whole;
   }
   if (role.method == GatherMethod::kCodes) {
-    QG_ASSIGN_OR_RETURN(whole.codes, GatherShardCodes(role, shard.codes, kColumnwiseOnly));
+    QuantizedTensor codes = shard.codes;
+    if (recorder_.faults().Has(kFaultScaleOfQuantizer) && codes.rowwise.has_value()) {
+      codes.rowwise->scale_inv = state_.seeded_memory->codes.at(unit_.names.x).rowwise->scale_inv;
+    }
+    QG_ASSIGN_OR_RETURN(whole.codes, GatherShardCodes(role, codes, kColumnwiseOnly));
     return whole;
   }
   QG_ASSIGN_OR_RETURN(const Tensor values, GatherValues(role, shard));
@@ -217,7 +239,7 @@ absl::StatusOr<Tensor> LinearCollectives::Reduce(const char* what, const Tensor&
 
 absl::StatusOr<Tensor> LinearCollectives::ReduceY(const Tensor& partial, const Tensor& bias) {
   QG_ASSIGN_OR_RETURN(Tensor y, Reduce("y", partial));
-  if (!bias.has_value()) return y;
+  if (!bias.has_value() || recorder_.faults().Has(kFaultBiasOnAllRanks)) return y;
   QG_ASSIGN_OR_RETURN(const Tensor row, recorder_.Cast(unit_.names.Stage("cast bias"), bias,
                                                        unit_.flow.activation_dtype));
   return recorder_.Timed(unit_.names.Stage("add bias"), [&] {

@@ -78,6 +78,7 @@ class LinearCollectives {
   /// What the codes of the shards stand for; the source of shards without codes.
   absl::StatusOr<Tensor> GatherValues(const Role& role, const KeptOperand& shard);
   absl::StatusOr<Tensor> Reduce(const char* what, const Tensor& partial);
+  void SpoilSaved(KeptOperand& shard);
 
   StepRecorder& recorder_;
   const LinearUnit& unit_;

@@ -5,7 +5,6 @@
 namespace quantgate {
 namespace {
 
-constexpr std::string_view kNeedsRanks = "needs a second rank";
 constexpr std::string_view kNeedsOverlap = "needs a communication overlap buffer";
 
 }  // namespace
@@ -16,8 +15,8 @@ const std::vector<BugClass>& AllBugClasses() {
       {2, "a quantizer's usages and its tensor's contents out of step", {}},
       {3, "a buffer of a later layer, or of a communication, lies over a saved operand", {}},
       {4, "scale_inv read before it is valid, or from the quantizer in place of the tensor", {}},
-      {5, "an amax reduction group overwritten between two forwards", kNeedsRanks},
-      {6, "a process group kept by a tensor's quantizer", kNeedsRanks},
+      {5, "an amax reduction group overwritten between two forwards", {}},
+      {6, "a process group kept by a tensor's quantizer", {}},
       {7, "input not cast to the activation dtype before it is quantized", {}},
       {8, "conditions on requires_grad swapped", {}},
       {9, "bias gradient lost where the weight is frozen", {}},
@@ -56,7 +55,7 @@ const std::vector<BugClass>& AllBugClasses() {
       {42, "a gradient returned as a view of a communication buffer", kNeedsOverlap},
       {43, "fp32 backward taken for IEEE where it is tf32", {}},
       {44, "backward reads the recipe as it is now in place of forward's", {}},
-      {45, "an amax reduction group set on a wrapper and not on what it wraps", kNeedsRanks},
+      {45, "an amax reduction group set on a wrapper and not on what it wraps", {}},
       {46, "a recipe's state made anew on every forward", {}},
       {47, "an overlap buffer's precision cached across a new initialisation", kNeedsOverlap},
       {48, "dequantizing an empty tensor", {}},

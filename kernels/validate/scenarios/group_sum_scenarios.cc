@@ -13,7 +13,7 @@
 namespace quantgate {
 namespace {
 
-constexpr int64_t kColumns = 24;
+constexpr int64_t kSumColumns = 24;
 
 /// What the definition of a profile says, in its own words (docs/distributed.md section 1.1).
 struct ProfileByHand {
@@ -39,7 +39,7 @@ absl::StatusOr<Tensor> SumByHand(const std::vector<Tensor>& parts, const Profile
   QG_ASSIGN_OR_RETURN(Tensor rounded, Tensor::Allocate(DType::kBF16, {1}));
   int64_t index = 0;
   for (int owner = 0; owner < size; ++owner) {
-    const int64_t end = index + rows_of_owners[owner] * kColumns;
+    const int64_t end = index + rows_of_owners[owner] * kSumColumns;
     for (; index < end; ++index) {
       float total = 0;
       for (int i = 0; i < size; ++i) {
@@ -61,11 +61,11 @@ absl::StatusOr<Tensor> SumByHand(const std::vector<Tensor>& parts, const Profile
 absl::StatusOr<std::vector<Tensor>> Partials(ScenarioContext& context, int size, int64_t rows) {
   std::vector<Tensor> partials;
   QG_ASSIGN_OR_RETURN(const Tensor large, context.Generate(Distribution::kNormal, 400, DType::kBF16,
-                                                           {rows, kColumns}, 65536));
+                                                           {rows, kSumColumns}, 65536));
   for (int rank = 0; rank < size; ++rank) {
     QG_ASSIGN_OR_RETURN(Tensor partial,
                         context.Generate(Distribution::kNormal, 401 + static_cast<uint64_t>(rank),
-                                         DType::kBF16, {rows, kColumns}, 0x1p-4f));
+                                         DType::kBF16, {rows, kSumColumns}, 0x1p-4f));
     for (int64_t i = 0; i < partial.element_count(); ++i) {
       if ((rank + i) % 2 == 1) continue;
       SetValue(partial, i, (rank / 2 + i) % 2 == 0 ? ValueAt(large, i) : -ValueAt(large, i));

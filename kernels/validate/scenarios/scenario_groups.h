@@ -29,6 +29,8 @@ ScenarioGroup LinearScenarios();          ///< One step of a linear layer.
 ScenarioGroup HybridScenarios();          ///< A format per direction.
 ScenarioGroup LayerScenarios();           ///< Gradients, experts, norms, engines.
 ScenarioGroup SessionScenarios();         ///< What training keeps between steps.
+ScenarioGroup ParallelScenarios();        ///< Layers divided over ranks.
+ScenarioGroup ParallelStepScenarios();    ///< Their groups, scales and codes from step to step.
 ScenarioGroup WeightScenarios();          ///< Quantized and cached weights, main gradients.
 ScenarioGroup GroupCallScenarios();       ///< Calls of ranks that agree and that do not.
 ScenarioGroup GroupSumScenarios();        ///< Orders and roundings of sums over ranks.
