@@ -53,7 +53,7 @@ TEST_F(ParallelCommandTest, ReportsHaveEachRank) {
   const Json& ranks = json["variants"][1]["ranks"];
   ASSERT_EQ(ranks.size(), 2u);
   EXPECT_EQ(ranks[1]["rank"], 1);
-  EXPECT_EQ(ranks[1]["outputs"][0]["name"], "y");
+  EXPECT_EQ(ranks[1]["outputs"][0]["tensor"], "y");
   EXPECT_EQ(ranks[1]["outputs"][0]["shape"], Json({32, 128}));
   EXPECT_NE(ranks[0]["outputs"][0]["fingerprint"], ranks[1]["outputs"][0]["fingerprint"]);
   std::vector<std::string> stages;
