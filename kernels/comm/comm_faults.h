@@ -22,7 +22,8 @@ inline constexpr char kFaultShardOffset[] = "shard-offset-by-one";
 inline constexpr char kFaultEmptyRankSkips[] = "empty-rank-skips";
 /// An all-gather joins the parts from the last rank to the first.
 inline constexpr char kFaultChunkOrder[] = "chunk-order-reversed";
-/// Columnwise codes that an all-gather joined one after the other, [N K][M / N], are read as [K][M].
+/// Columnwise codes that an all-gather joined one after the other, [N K][M / N], are read as
+/// [K][M].
 inline constexpr char kFaultInterleaveLeft[] = "gather-interleave-left";
 /// What stands in the padding behind a shard has a part in its amax.
 inline constexpr char kFaultPadInAmax[] = "pad-included-in-amax";

@@ -62,7 +62,7 @@ struct ReduceScatterGemmCall {
   OverlapName name = {};
   /// The rank's partial product; no bias, which every rank would add, no c; d is not FP8.
   GemmDesc gemm = {};
-  std::vector<int64_t> rows = {};                            ///< Of each member; together d's.
+  std::vector<int64_t> rows = {};                       ///< Of each member; together d's.
   OverlapMethod method = OverlapMethod::kRingExchange;  ///< Or pipeline, or none.
   /// ring_exchange: "ub_p2p", which is its order.
   ReductionProfile profile = {ReductionKind::kUbP2p};

@@ -201,7 +201,7 @@ class CopyMaker {
   absl::Status PrepareNvfp4() {
     copy_.e4m3_max = spec_.e4m3_max;
     const Tensor& group = usage_ == Usage::kRowwise ? arguments_.group_amax_rowwise
-                                                  : arguments_.group_amax_columnwise;
+                                                    : arguments_.group_amax_columnwise;
     std::vector<float> amaxes(spec_.row_scaled ? lines_.lines : 1);
     for (int64_t line = 0; spec_.row_scaled && line < lines_.lines; ++line) {
       amaxes[line] = AmaxOf({line, line + 1, 0, lines_.length});

@@ -9,8 +9,8 @@
 #include "kernels/layer/expert_parallel.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/validate/scenarios/expected_copy.h"
-#include "kernels/validate/scenarios/scenario_groups.h"
 #include "kernels/validate/scenarios/rank_bodies.h"
+#include "kernels/validate/scenarios/scenario_groups.h"
 
 namespace quantgate {
 namespace {

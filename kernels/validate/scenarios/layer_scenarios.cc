@@ -409,14 +409,14 @@ EngineAlterations ExpertsShareRandomNumbers() {
 /// An empty tensor leaves an amax of 448 behind, under which the next one's scale is 1.
 EngineAlterations EmptyLeavesAmax() {
   auto is_left = std::make_shared<bool>(false);
-  return {.quantize = [is_left](Engine& engine,
-                                QuantizeCall call) -> absl::StatusOr<QuantizedTensor> {
-    if (call.quantizer.rowwise.format == QuantizerFormat::kFp8Tensor && *is_left) {
-      QG_ASSIGN_OR_RETURN(call.arguments.group_amax_rowwise, Tensor::FromScalar(448.0f));
-    }
-    *is_left = call.source.element_count() == 0;
-    return call.On(engine);
-  }};
+  return {
+      .quantize = [is_left](Engine& engine, QuantizeCall call) -> absl::StatusOr<QuantizedTensor> {
+        if (call.quantizer.rowwise.format == QuantizerFormat::kFp8Tensor && *is_left) {
+          QG_ASSIGN_OR_RETURN(call.arguments.group_amax_rowwise, Tensor::FromScalar(448.0f));
+        }
+        *is_left = call.source.element_count() == 0;
+        return call.On(engine);
+      }};
 }
 
 EngineAlterations NormRoundedFirst() {

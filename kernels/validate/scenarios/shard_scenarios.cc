@@ -14,8 +14,8 @@
 #include "kernels/training/sharded_weight.h"
 #include "kernels/validate/scenarios/expected_copy.h"
 #include "kernels/validate/scenarios/quantize_checks.h"
-#include "kernels/validate/scenarios/scenario_groups.h"
 #include "kernels/validate/scenarios/rank_bodies.h"
+#include "kernels/validate/scenarios/scenario_groups.h"
 
 namespace quantgate {
 namespace {
