@@ -115,7 +115,7 @@ TEST(ScenarioLibraryTest, FaultsOfTheCodeAreInTheLibrary) {
   std::set<std::string> names;
   for (const Fault& fault : AllFaults()) names.insert(fault.name);
   for (const auto& [name, constant] :
-       FaultConstants(LinesOf({"kernels/layer/", "kernels/training/"}))) {
+       FaultConstants(LinesOf({"kernels/comm/", "kernels/layer/", "kernels/training/"}))) {
     EXPECT_EQ(names.count(name), 1u) << constant;
   }
 }
