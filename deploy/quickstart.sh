@@ -9,7 +9,7 @@ cuda=OFF
 if deploy/find_gpu.sh driver; then cuda=AUTO; fi
 
 deploy/install_packages.sh
-cmake --preset release -DQUANTGATE_TESTS=OFF -DQUANTGATE_CUDA="$cuda"
+cmake --preset release $(deploy/one_shot.sh build/release) -DQUANTGATE_TESTS=OFF -DQUANTGATE_CUDA="$cuda"
 targets=(quantgated quantgate)
 if grep -q '^build quantgate_cuda:' build/release/build.ninja; then targets+=(quantgate_cuda); fi
 cmake --build --preset release --target "${targets[@]}"

@@ -12,10 +12,8 @@ for argument in "$@"; do
   esac
 done
 
-# Both builds below compile most files alike: relative paths let the compiler's cache see it.
-export CCACHE_BASEDIR=$PWD
 deploy/install_packages.sh --tests
-cmake --preset release -DQUANTGATE_TESTS=ON -DQUANTGATE_CUDA=AUTO
+cmake --preset release $(deploy/one_shot.sh build/release) -DQUANTGATE_TESTS=ON -DQUANTGATE_CUDA=AUTO
 cmake --build --preset release
 ctest --test-dir build/release --output-on-failure --parallel "$(nproc)" \
   --label-exclude "^($(IFS='|'; echo "${left_out[*]}"))\$"
