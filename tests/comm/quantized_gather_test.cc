@@ -179,7 +179,7 @@ TEST(GatherMethod, FollowsRecipeAndAlignment) {
 
 TEST(GatherCodes, RefusesScalesThatDiffer) {
   for (const char* text : {"fp8_current", "nvfp4"}) {
-    const Quantizer& quantizer = Recipe::Parse(text)->QuantizerFor(TensorRole::kInput);
+    const Quantizer quantizer = Recipe::Parse(text)->QuantizerFor(TensorRole::kInput);
     const Tensor whole = Rising({16, 16}, false);
     Ranks ranks(2);
     const absl::Status status = ranks.world().Run(
@@ -199,7 +199,7 @@ TEST(GatherCodes, RefusesScalesThatDiffer) {
 }
 
 TEST(GatherCodes, RefusesADirectionThatTheShardsLack) {
-  const Quantizer& quantizer = Recipe::Parse("mxfp8")->QuantizerFor(TensorRole::kInput);
+  const Quantizer quantizer = Recipe::Parse("mxfp8")->QuantizerFor(TensorRole::kInput);
   Ranks ranks(2);
   const absl::Status status = ranks.world().Run(
       [&](Rank& rank) -> absl::Status {
