@@ -18,18 +18,28 @@ if(QUANTGATE_ONE_SHOT)
     [["kernels/base/execution.h"]] [["kernels/tensor/tensor.h"]])
 endif()
 
-# quantgate_one_shot(NAME): for a library. CMake compiles sources with options of their own alone; they take no
-# precompiled headers either, which are good for one set of options only.
+cmake_host_system_information(RESULT QUANTGATE_CORES QUERY NUMBER_OF_LOGICAL_CORES)
+
+# quantgate_one_shot(NAME): for a library. A unit for each core, since every unit reads the headers anew; at least 12
+# sources in one, and at most 32, which take 1.3 GB of memory to compile. CMake compiles sources with options of their
+# own alone; they take no precompiled headers either, which are good for one set of options only.
 function(quantgate_one_shot name)
   if(NOT QUANTGATE_ONE_SHOT)
     return()
   endif()
-  set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
+  get_target_property(sources ${name} SOURCES)
+  list(LENGTH sources count)
+  math(EXPR batch "(${count} + ${QUANTGATE_CORES} - 1) / ${QUANTGATE_CORES}")
+  if(batch LESS 12)
+    set(batch 12)
+  elseif(batch GREATER 32)
+    set(batch 32)
+  endif()
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
   if(QUANTGATE_SHARED_HEADERS STREQUAL "")
     return()
   endif()
   target_precompile_headers(${name} REUSE_FROM ${QUANTGATE_SHARED_HEADERS})
-  get_target_property(sources ${name} SOURCES)
   foreach(source IN LISTS sources)
     get_source_file_property(options ${source} COMPILE_OPTIONS)
     if(options)
