@@ -7,11 +7,14 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/comm/overlap_method.h"
 #include "kernels/comm/process_group.h"
 #include "kernels/comm/quantized_gather.h"
 #include "kernels/comm/reduction_profile.h"
 
 namespace quantgate {
+
+class Overlap;
 
 /// How a weight [O][K] is divided over a tensor-parallel group.
 enum class ParallelMode {
@@ -38,6 +41,11 @@ struct ParallelStep {
   // Without a group.
   int size_without_group = 1;
   int rank_without_group = 0;
+  /// This rank's end of calls that communicate and multiply at the same time, on the group `tp`;
+  /// lives as long as that. Null: nothing overlaps.
+  Overlap* overlap = nullptr;
+  /// How units whose weight is cut so overlap (docs/overlap.md section 1).
+  OverlapPlan column_overlap = {}, row_overlap = {};
 
   int size() const { return tp != nullptr ? tp->size() : size_without_group; }
   int rank() const { return tp != nullptr ? tp->rank() : rank_without_group; }

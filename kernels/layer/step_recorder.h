@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/base/seeded_fault.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/comm/overlap_timeline.h"
 #include "kernels/engine/engine.h"
 #include "kernels/quantize/recipe.h"
 #include "kernels/tensor/tensor_file.h"
@@ -65,12 +66,19 @@ struct TimedStage {
 /// Waits for all of them.
 absl::StatusOr<std::vector<StageTime>> TimesOf(std::span<const TimedStage> stages);
 
+/// Of a stage that communicated and multiplied at the same time.
+struct StageTimeline {
+  std::string stage;  ///< "fprop", "fc1.dgrad", ...
+  OverlapTimeline timeline;
+};
+
 /// What a report says of a step beside its outputs.
 struct StepRecords {
   std::vector<GemmRecord> gemms;
   std::vector<SavedOperand> saved;
   std::vector<QuantizationRecord> quantizations;
   std::vector<TimedStage> stages;
+  std::vector<StageTimeline> timelines;  ///< In the order of the stages; on this rank.
   std::vector<std::string>
       notes;  ///< "backward_override has no effect without a quantized recipe".
 };

@@ -30,6 +30,7 @@ void AddPrefix(const std::string& prefix, StepRecords& records) {
   for (SavedOperand& saved : records.saved) add(saved.name);
   for (QuantizationRecord& quantization : records.quantizations) add(quantization.tensor);
   for (TimedStage& stage : records.stages) add(stage.stage);
+  for (StageTimeline& timeline : records.timelines) add(timeline.stage);
 }
 
 /// The recipe with the other of the two update rules.
@@ -73,6 +74,7 @@ absl::StatusOr<StepRecords> SessionRun::Finish() {
     Append(std::move(records.saved), all.saved);
     Append(std::move(records.quantizations), all.quantizations);
     Append(std::move(records.stages), all.stages);
+    Append(std::move(records.timelines), all.timelines);
     for (const std::string& note : records.notes) {
       all.notes.push_back(absl::StrCat(spec_.layers[i].name, ": ", note));
     }
