@@ -17,9 +17,9 @@ struct Answer {
 };
 
 /// GET of one path.
-class Page : public CivetHandler {
+class HttpPage : public CivetHandler {
  public:
-  explicit Page(std::function<Answer()> make) : make_(std::move(make)) {}
+  explicit HttpPage(std::function<Answer()> make) : make_(std::move(make)) {}
 
   bool handleGet(CivetServer*, mg_connection* connection) override {
     const Answer answer = make_();
@@ -61,7 +61,7 @@ class CivetEndpoint : public HttpEndpoint {
   }
 
  private:
-  Page metrics_, health_, ready_;
+  HttpPage metrics_, health_, ready_;
   CivetServer server_;  // Destroyed first, so that no handler runs any more.
 };
 

@@ -18,7 +18,7 @@ constexpr char kAmaxHistory[] = ".amax_history";
 
 /// The states of a request, by what they are of ("fc1.input"). One that has one part only is left
 /// to the plan to refuse.
-std::map<std::string, DelayedScalingState> DelayedStates(
+std::map<std::string, DelayedScalingState> ReadDelayedStates(
     const std::map<std::string, Tensor>& tensors) {
   std::map<std::string, DelayedScalingState> states;
   for (const auto& [name, tensor] : tensors) {
@@ -55,7 +55,7 @@ absl::StatusOr<LayerRunRequest> RequestOf(const LayerRun& run, TensorOf tensor_o
   for (const auto& [name, reference] : run.delayed_state) {
     QG_ASSIGN_OR_RETURN(state[name], state_of(reference));
   }
-  step.delayed = DelayedStates(state);
+  step.delayed = ReadDelayedStates(state);
   for (const auto& [name, subject] : run.subjects) {
     QG_ASSIGN_OR_RETURN(request.subjects[name], tensor_of(subject));
   }

@@ -187,7 +187,7 @@ absl::StatusOr<int> Stat(Invocation& invocation, const TensorOptions& options) {
   return 0;
 }
 
-absl::StatusOr<int> Generate(Invocation& invocation, const TensorOptions& options) {
+absl::StatusOr<int> GenerateTensor(Invocation& invocation, const TensorOptions& options) {
   const std::string text =
       absl::StartsWith(options.tensor, "gen:") ? options.tensor : "gen:" + options.tensor;
   QG_ASSIGN_OR_RETURN(const TensorName name, ParseTensorName("TENSOR", text));
@@ -231,7 +231,7 @@ void AddTensorCommand(CLI::App& app, Command& chosen) {
   add("ls", "List stored tensors, newest first", ListStoredTensors);
   auto [stat, stat_options] = add("stat", "Statistics of one tensor", Stat);
   stat->add_option("TENSOR", stat_options->tensor, "Any tensor")->required();
-  auto [gen, gen_options] = add("gen", "Make a seeded tensor in the store", Generate);
+  auto [gen, gen_options] = add("gen", "Make a seeded tensor in the store", GenerateTensor);
   gen->add_option("TENSOR", gen_options->tensor,
                   "DISTRIBUTION,shape=RxC[,seed=N][,dtype=T][,scale=F]; distributions: quantgate "
                   "info")

@@ -5,8 +5,32 @@
 
 namespace quantgate {
 
+namespace {
+
+/// Whether a line begins a declaration outside of classes and functions.
+bool Begins(const std::string& line) {
+  return !line.empty() && (std::isalpha(line[0]) || line[0] == '_');
+}
+
+/// The types and constants that a line declares.
+std::set<std::string> TypesAndConstants(const std::string& line) {
+  static const std::regex kType(R"(^(?:struct|class|enum class|enum|union) (\w+)(?: .*)?[{;]$)");
+  static const std::regex kConstant(R"((\w+)(?:\[\w*\])? = )");
+  std::set<std::string> names;
+  std::smatch match;
+  if (std::regex_match(line, match, kType)) names.insert(match[1]);
+  if (line.find("constexpr ") == std::string::npos) return names;
+  const std::string declared = line.substr(0, line.find('('));
+  for (std::sregex_iterator one(declared.begin(), declared.end(), kConstant), end; one != end;
+       ++one) {
+    names.insert((*one)[1]);
+  }
+  return names;
+}
+
+}  // namespace
+
 std::set<std::string> UnnamedNamespaceNames(const SourceFile& file) {
-  static const std::regex kType(R"(^(?:struct|class|enum|enum class|union) (\w+)(?: .*)?[{;]$)");
   // The word before the first of ( = { ; [ unless it belongs to a class.
   static const std::regex kOther(R"(^[^=({;]*?[^\w:](\w+)(?:\[\w*\])?(?:\(| =|\{|;).*)");
   static const std::regex kNoDeclaration(
@@ -16,12 +40,11 @@ std::set<std::string> UnnamedNamespaceNames(const SourceFile& file) {
   for (const std::string& line : file.lines) {
     if (line == "namespace {") is_unnamed = true;
     if (line.starts_with("}  // namespace")) is_unnamed = false;
-    const bool begins = !line.empty() && (std::isalpha(line[0]) || line[0] == '_');
-    if (!is_unnamed || !begins || std::regex_match(line, kNoDeclaration)) continue;
+    if (!is_unnamed || !Begins(line) || std::regex_match(line, kNoDeclaration)) continue;
+    std::set<std::string> found = TypesAndConstants(line);
     std::smatch match;
-    if (std::regex_match(line, match, kType) || std::regex_match(line, match, kOther)) {
-      names.insert(match[1]);
-    }
+    if (found.empty() && std::regex_match(line, match, kOther)) found.insert(match[1]);
+    names.merge(found);
   }
   return names;
 }

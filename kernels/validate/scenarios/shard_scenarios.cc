@@ -20,14 +20,16 @@
 namespace quantgate {
 namespace {
 
-constexpr int64_t kOut = 384, kIn = 128, kBlockRows = 128;
+constexpr int64_t kShardedOut = 384, kShardedIn = 128, kShardBlockRows = 128;
 
 /// fp32 values whose magnitude doubles twice with every 128 rows: ranks have amaxes of their own.
 absl::StatusOr<Tensor> RisingWeight(ScenarioContext& context, uint64_t seed, float scale) {
   QG_ASSIGN_OR_RETURN(Tensor weight, context.Generate(Distribution::kNormal, seed, DType::kF32,
-                                                      {kOut, kIn}, scale));
+                                                      {kShardedOut, kShardedIn}, scale));
   for (int64_t i = 0; i < weight.element_count(); ++i) {
-    SetValue(weight, i, std::ldexp(ValueAt(weight, i), static_cast<int>(i / kIn / kBlockRows) * 2));
+    SetValue(
+        weight, i,
+        std::ldexp(ValueAt(weight, i), static_cast<int>(i / kShardedIn / kShardBlockRows) * 2));
   }
   return weight;
 }
@@ -78,8 +80,8 @@ absl::Status CheckGathers(ScenarioContext& context) {
     for (const bool reshard : {true, false}) {
       ShardedWeightSpec spec;
       spec.name = "weight";
-      spec.shape = {kOut, kIn};
-      spec.bounds = EvenBounds(kOut, ranks, kBlockRows);
+      spec.shape = {kShardedOut, kShardedIn};
+      spec.bounds = EvenBounds(kShardedOut, ranks, kShardBlockRows);
       spec.quantizer = quantizer;
       spec.reshard_after_forward = reshard;
       std::vector<std::vector<Gathered>> gathered(static_cast<size_t>(ranks));
@@ -119,8 +121,8 @@ absl::Status CheckRandomNumbers(ScenarioContext& context) {
   for (const int ranks : {2, 3, 4}) {
     ShardedWeightSpec spec;
     spec.name = "weight";
-    spec.shape = {kOut, kIn};
-    spec.bounds = EvenBounds(kOut, ranks, 16);
+    spec.shape = {kShardedOut, kShardedIn};
+    spec.bounds = EvenBounds(kShardedOut, ranks, 16);
     spec.quantizer = quantizer;
     spec.usages = {true, false};
     std::vector<QuantizedTensor> whole(static_cast<size_t>(ranks));
@@ -148,8 +150,9 @@ absl::Status CheckFragments(ScenarioContext& context) {
   const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
   QG_ASSIGN_OR_RETURN(const Tensor master, RisingWeight(context, 420, 1.0f));
   QG_ASSIGN_OR_RETURN(const Tensor rounded, InBf16(master));
-  QG_ASSIGN_OR_RETURN(const Tensor flat, master.Reinterpret(DType::kF32, {kOut * kIn, 1}));
-  const ShardBounds bounds = {0, 0, 10122, 10122, kOut * kIn};
+  QG_ASSIGN_OR_RETURN(const Tensor flat,
+                      master.Reinterpret(DType::kF32, {kShardedOut * kShardedIn, 1}));
+  const ShardBounds bounds = {0, 0, 10122, 10122, kShardedOut * kShardedIn};
   for (const bool is_direct : {false, true}) {
     std::vector<QuantizedTensor> weights(4);
     const bool is_done =
@@ -158,7 +161,7 @@ absl::Status CheckFragments(ScenarioContext& context) {
           fragment.name = "weight";
           QG_ASSIGN_OR_RETURN(fragment.master, OwnRows(flat, bounds, rank.group.rank()));
           fragment.bounds = bounds;
-          fragment.shape = {kOut, kIn};
+          fragment.shape = {kShardedOut, kShardedIn};
           fragment.quantizer = quantizer;
           QG_ASSIGN_OR_RETURN(const auto cast,
                               QuantizeMasterWeights(rank, {&fragment, 1},
@@ -186,15 +189,16 @@ absl::Status CheckFragments(ScenarioContext& context) {
 absl::Status CheckOddFragments(ScenarioContext& context) {
   const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
   QG_ASSIGN_OR_RETURN(const Tensor master, RisingWeight(context, 430, 1.0f));
-  QG_ASSIGN_OR_RETURN(const Tensor flat, master.Reinterpret(DType::kF32, {kOut * kIn, 1}));
-  const ShardBounds bounds = {0, 10123, kOut * kIn};
+  QG_ASSIGN_OR_RETURN(const Tensor flat,
+                      master.Reinterpret(DType::kF32, {kShardedOut * kShardedIn, 1}));
+  const ShardBounds bounds = {0, 10123, kShardedOut * kShardedIn};
   std::vector<absl::Status> statuses(2);
   RunOnRanks(context, 2, "refusals", [&](const GatherContext& rank) -> absl::Status {
     MasterFragment fragment;
     fragment.name = "weight";
     QG_ASSIGN_OR_RETURN(fragment.master, OwnRows(flat, bounds, rank.group.rank()));
     fragment.bounds = bounds;
-    fragment.shape = {kOut, kIn};
+    fragment.shape = {kShardedOut, kShardedIn};
     fragment.quantizer = quantizer;
     statuses[rank.group.rank()] =
         QuantizeMasterWeights(rank, {&fragment, 1}, Requantization::kFromF32).status();
@@ -212,7 +216,7 @@ absl::Status CheckOddFragments(ScenarioContext& context) {
 using Delayed = std::map<std::string, DelayedScalingState>;
 
 std::vector<DistributedParameter> ParametersFor(const Quantizer& quantizer, int ranks) {
-  const std::vector<Shape> shapes = {{kOut, kIn}, {kOut}};
+  const std::vector<Shape> shapes = {{kShardedOut, kShardedIn}, {kShardedOut}};
   const std::vector<ShardBounds> bounds = FlatBounds(shapes, ranks, 2);
   std::vector<DistributedParameter> parameters(2);
   parameters[0].name = "weight";
@@ -261,9 +265,9 @@ absl::Status CheckCheckpoints(ScenarioContext& context) {
   const auto normal = [&](uint64_t seed, Shape shape) {
     return context.Generate(Distribution::kNormal, seed, DType::kBF16, std::move(shape));
   };
-  QG_ASSIGN_OR_RETURN(values["bias"], normal(441, {kOut}));
-  QG_ASSIGN_OR_RETURN(gradients["weight"], normal(442, {kOut, kIn}));
-  QG_ASSIGN_OR_RETURN(gradients["bias"], normal(443, {kOut}));
+  QG_ASSIGN_OR_RETURN(values["bias"], normal(441, {kShardedOut}));
+  QG_ASSIGN_OR_RETURN(gradients["weight"], normal(442, {kShardedOut, kShardedIn}));
+  QG_ASSIGN_OR_RETURN(gradients["bias"], normal(443, {kShardedOut}));
   std::vector<TensorFile> first(4);
   const bool is_done =
       RunOnRanks(context, 4, "training", [&](const GatherContext& rank) -> absl::Status {

@@ -148,19 +148,19 @@ absl::Status CheckMainGradients(ScenarioContext& context) {
 
 // ---- Experts
 
-constexpr int64_t kExperts = 3, kExpertRows = 32, kExpertInputs = 64, kExpertOutputs = 32;
+constexpr int64_t kGroupedExperts = 3, kGroupedRows = 32, kGroupedInputs = 64, kGroupedOutputs = 32;
 
 // Every expert by hand as a linear layer of its own, on its rows.
 absl::Status CheckExpertWeights(ScenarioContext& context) {
   SessionSpec spec = OneLinear(context.recipe(), LayerKind::kGroupedLinear);
   spec.weights = WeightStorage::kQuantized;
-  spec.layers[0].spec.m_splits.assign(kExperts, kExpertRows);
+  spec.layers[0].spec.m_splits.assign(kGroupedExperts, kGroupedRows);
   std::map<std::string, Tensor> parameters;
-  std::vector<std::vector<float>> masters(kExperts);
-  for (int64_t expert = 0; expert < kExperts; ++expert) {
+  std::vector<std::vector<float>> masters(kGroupedExperts);
+  for (int64_t expert = 0; expert < kGroupedExperts; ++expert) {
     QG_ASSIGN_OR_RETURN(const Tensor weight,
                         context.Generate(Distribution::kNormal, 300 + expert, DType::kBF16,
-                                         {kExpertOutputs, kExpertInputs}, 0.125f));
+                                         {kGroupedOutputs, kGroupedInputs}, 0.125f));
     for (int64_t i = 0; i < weight.element_count(); ++i) {
       masters[expert].push_back(ValueAt(weight, i));
     }
@@ -173,10 +173,10 @@ absl::Status CheckExpertWeights(ScenarioContext& context) {
     context.SetStep(step);
     const auto rows = [&](uint64_t seed, int64_t columns, float scale) {
       return context.Generate(Distribution::kNormal, seed + step, DType::kBF16,
-                              {kExperts * kExpertRows, columns}, scale);
+                              {kGroupedExperts * kGroupedRows, columns}, scale);
     };
-    QG_ASSIGN_OR_RETURN(const Tensor x, rows(310, kExpertInputs, 1.0f));
-    QG_ASSIGN_OR_RETURN(const Tensor dy, rows(320, kExpertOutputs, 0x1p-4f));
+    QG_ASSIGN_OR_RETURN(const Tensor x, rows(310, kGroupedInputs, 1.0f));
+    QG_ASSIGN_OR_RETURN(const Tensor dy, rows(320, kGroupedOutputs, 0x1p-4f));
     ForwardStep forward;
     QG_ASSIGN_OR_RETURN(forward.x, context.ToEngine(x));
     QG_ASSIGN_OR_RETURN(const Tensor dy_on_engine, context.ToEngine(dy));
@@ -185,15 +185,15 @@ absl::Status CheckExpertWeights(ScenarioContext& context) {
                         session->Backward({"0", dy_on_engine}, context.cancellation()));
     const NamedOutputs outputs = OutputsOf(backward);
     QG_ASSIGN_OR_RETURN(const Tensor dx, context.ToHost(outputs.at("dx")));
-    for (int64_t expert = 0; expert < kExperts; ++expert) {
+    for (int64_t expert = 0; expert < kGroupedExperts; ++expert) {
       const auto part = [&](const Tensor& whole) {
-        return TakeRows(whole, expert * kExpertRows, kExpertRows);
+        return TakeRows(whole, expert * kGroupedRows, kGroupedRows);
       };
       LinearOperands operands;
       QG_ASSIGN_OR_RETURN(operands.x, part(x));
       QG_ASSIGN_OR_RETURN(operands.grad_output, part(dy));
       QG_ASSIGN_OR_RETURN(operands.weight,
-                          Tensor::FromBytes(DType::kF32, {kExpertOutputs, kExpertInputs},
+                          Tensor::FromBytes(DType::kF32, {kGroupedOutputs, kGroupedInputs},
                                             std::as_bytes(std::span(masters[expert]))));
       QG_ASSIGN_OR_RETURN(const NamedOutputs expected,
                           ExpectedLinear(context.reference(), operands, context.recipe()));
