@@ -245,49 +245,14 @@ int64_t CastBody(const CastPiece& piece, CodeTally& tally) {
   return i;
 }
 
-template <class Source, class F, DType kElement>
-void Cast(const CastPiece& piece, QuantizationCounts& counts) {
-  CodeTally tally;
-  const int64_t done = CastBody<Source, F>(piece, tally);
-  AddTally(tally, done, counts);
-  const CastPiece tail = {static_cast<const typename Source::Storage*>(piece.source) + done,
-                          piece.count - done, piece.scale, piece.codes + done};
-  ScalarCast(Source::kDType, kElement)(tail, ElementRounding::kNearestEven, Overflow::kSaturate,
-                                       counts);
-}
-
-template <class Source>
-CastFunction CastFrom(DType element) {
-  return element == DType::kF8E4M3 ? &Cast<Source, E4M3, DType::kF8E4M3>
-                                   : &Cast<Source, E5M2, DType::kF8E5M2>;
-}
-
 }  // namespace
+}  // namespace quantgate
 
-AmaxFunction Avx2Amax(DType source) {
-  switch (source) {
-    case DType::kF32:
-      return &Amax32;
-    case DType::kBF16:
-      return &Amax16<0x7F80, DType::kBF16>;
-    case DType::kF16:
-      return &Amax16<0x7C00, DType::kF16>;
-    default:
-      return nullptr;
-  }
-}
+#include "kernels/quantize/fp8_cast_body.h"
 
-CastFunction Avx2Cast(DType source, DType element) {
-  switch (source) {
-    case DType::kF32:
-      return CastFrom<F32Source>(element);
-    case DType::kBF16:
-      return CastFrom<Bf16Source>(element);
-    case DType::kF16:
-      return CastFrom<F16Source>(element);
-    default:
-      return nullptr;
-  }
-}
+namespace quantgate {
+
+AmaxFunction Avx2Amax(DType source) { return AmaxFrom(source); }
+CastFunction Avx2Cast(DType source, DType element) { return CastFrom(source, element); }
 
 }  // namespace quantgate

@@ -7,7 +7,7 @@
 #include <map>
 #include <random>
 
-#include "tests/compare/tensor_of.h"
+#include "tests/tensor/tensor_of.h"
 
 namespace quantgate {
 namespace {

@@ -71,24 +71,6 @@ ExactVector ParseVector(const std::string& line) {
 
 }  // namespace
 
-Tensor TensorOfCodes(DType dtype, Shape shape, const std::vector<uint32_t>& codes) {
-  Tensor tensor = Tensor::Allocate(dtype, std::move(shape)).value();
-  for (size_t i = 0; i < codes.size(); ++i) {
-    switch (DTypeBytes(dtype)) {
-      case 4:
-        tensor.as<uint32_t>()[i] = codes[i];
-        break;
-      case 2:
-        tensor.as<uint16_t>()[i] = static_cast<uint16_t>(codes[i]);
-        break;
-      default:
-        tensor.as<uint8_t>()[i] = static_cast<uint8_t>(codes[i]);
-        break;
-    }
-  }
-  return tensor;
-}
-
 uint32_t CodeAt(const Tensor& tensor, int64_t index) {
   switch (DTypeBytes(tensor.dtype())) {
     case 4:

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/gemm/gemm.h"
+#include "tests/tensor/tensor_of.h"
 
 namespace quantgate {
 
@@ -15,8 +16,7 @@ struct ExactVector {
   uint32_t amax = 0;  ///< Expected f32 bits; FP8 outputs only.
 };
 
-/// A tensor of codes of any floating type.
-Tensor TensorOfCodes(DType dtype, Shape shape, const std::vector<uint32_t>& codes);
+/// The code of an element of any floating type.
 uint32_t CodeAt(const Tensor& tensor, int64_t index);
 
 /// Every case of tests/data/exact_dots.txt.

@@ -10,7 +10,8 @@
 namespace quantgate {
 
 /// Codes of any type, cut to the type's width.
-inline Tensor TensorOfCodes(DType dtype, Shape shape, const std::vector<uint64_t>& codes) {
+template <class Code = uint64_t>
+Tensor TensorOfCodes(DType dtype, Shape shape, const std::vector<Code>& codes) {
   Tensor tensor = Tensor::Allocate(dtype, std::move(shape)).value();
   for (size_t i = 0; i < codes.size(); ++i) {
     switch (DTypeBytes(dtype)) {
