@@ -161,12 +161,14 @@ absl::StatusOr<std::vector<Tensor>> ParallelReporter::PartsOf(const std::string&
 }
 
 absl::StatusOr<Tensor> ParallelReporter::FirstOfEqual(const std::string& output,
-                                                      const std::vector<Tensor>& parts) {
+                                                      const std::vector<Tensor>& parts,
+                                                      std::string& difference) {
   for (size_t rank = 1; rank < parts.size(); ++rank) {
     const auto mine = parts[rank].bytes(), first = parts[0].bytes();
     if (std::equal(mine.begin(), mine.end(), first.begin(), first.end())) continue;
-    notes_.push_back(absl::StrCat(output, ": every rank has all of it, and rank ", rank,
-                                  "'s differs from rank 0's, which is reported"));
+    difference = absl::StrCat("every rank has all of it, and rank ", rank,
+                              "'s differs from rank 0's, which is reported");
+    notes_.push_back(absl::StrCat(output, ": ", difference));
     break;
   }
   return engine_.ToDevice(parts[0], cancellation_);
@@ -226,8 +228,9 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportJoined(const std::string&
     if (assembly.kind == Kind::kSame) break;  // The others' are the same, or a note says so.
   }
   Tensor value;
+  std::string difference;
   if (assembly.kind == Kind::kSame || assembly.kind == Kind::kGathered) {
-    QG_ASSIGN_OR_RETURN(value, FirstOfEqual(output, parts));
+    QG_ASSIGN_OR_RETURN(value, FirstOfEqual(output, parts, difference));
   } else {
     QG_ASSIGN_OR_RETURN(value, Join(parts, assembly));
   }
@@ -241,6 +244,7 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportJoined(const std::string&
   }
   QG_ASSIGN_OR_RETURN(ReportedOutput reported, whole_.Measure({output, value}, exact));
   reported.report.bound = std::move(bound);
+  reported.report.rank_difference = std::move(difference);
   return Finish(std::move(reported), arithmetic);
 }
 
@@ -272,6 +276,7 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportSum(const std::string& ou
   const ReductionProfile profile = is_sum_here ? ReductionProfile{} : variant_.parallel->profile;
   const DType dtype = partials[0].dtype();
   Tensor value;
+  std::string difference;
   if (is_sum_here) {
     QG_ASSIGN_OR_RETURN(value,
                         engine_.OrderedSum(partials, SumAccumulation::kF32, dtype, cancellation_));
@@ -280,7 +285,7 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportSum(const std::string& ou
     if (assembly.sum_has_rows) {
       QG_ASSIGN_OR_RETURN(value, JoinRows(engine_, parts, cancellation_));
     } else {
-      QG_ASSIGN_OR_RETURN(value, FirstOfEqual(output, parts));
+      QG_ASSIGN_OR_RETURN(value, FirstOfEqual(output, parts, difference));
     }
   }
   Tensor bias;
@@ -293,6 +298,7 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportSum(const std::string& ou
   QG_ASSIGN_OR_RETURN(const ExactValues::Value sum,
                       ExactRankSum({exact, bias, profile}, dtype, cancellation_));
   QG_ASSIGN_OR_RETURN(ReportedOutput reported, whole_.Measure({output, value}, sum));
+  reported.report.rank_difference = std::move(difference);
   if (has_bounds) {
     // Each partial within its own bound, and the sum within what the additions may do to them.
     QG_ASSIGN_OR_RETURN(const Tensor host, engine_.ToHost(value, cancellation_));

@@ -47,8 +47,9 @@ class ParallelReporter {
   absl::StatusOr<std::vector<Tensor>> PartsOf(const std::string& output);
   /// What the ranks have as a whole tensor of the run's engine.
   absl::StatusOr<Tensor> Join(const std::vector<Tensor>& parts, const Assembly& assembly);
-  /// The first rank's, which all have; else a note.
-  absl::StatusOr<Tensor> FirstOfEqual(const std::string& output, const std::vector<Tensor>& parts);
+  /// The first rank's, which all have; else `difference` and a note say whose is another.
+  absl::StatusOr<Tensor> FirstOfEqual(const std::string& output, const std::vector<Tensor>& parts,
+                                      std::string& difference);
 
   Engine& engine_;
   OutputReporter& whole_;

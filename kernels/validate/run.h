@@ -36,6 +36,9 @@ struct OutputReport {
       bound;  ///< Absent where no bound is derived (db) or the GEMM's arithmetic is exact.
   std::string exact_note;                   ///< Bits needed and available.
   std::optional<BoundCheck> subject_bound;  ///< Of LayerRunRequest::subjects[tensor].
+  /// Of a value that every rank has: which rank's differs from the reported one, rank 0's. Empty
+  /// where none does; else no requirement is met.
+  std::string rank_difference;
 };
 
 struct Verdict {

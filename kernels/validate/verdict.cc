@@ -40,8 +40,20 @@ void JudgeParity(const TensorComparison& comparison, const VariantReport& varian
                              absl::StrJoin(parity.first.coordinate, ", "), ")"));
 }
 
+/// Ranks that disagree on what all of them have: whatever the reported one's bits are, another's
+/// are wrong.
+void JudgeRanks(const std::vector<VariantReport>& variants, Findings& findings) {
+  for (const VariantReport& variant : variants) {
+    for (const OutputReport& output : variant.outputs) {
+      if (output.rank_difference.empty()) continue;
+      findings.Fail(absl::StrCat(OutputOf(output.tensor, variant), ": ", output.rank_difference));
+    }
+  }
+}
+
 Verdict JudgeBitwiseAgainstExact(const std::vector<VariantReport>& variants) {
   Findings findings;
+  JudgeRanks(variants, findings);
   for (const VariantReport& variant : variants) {
     for (const OutputReport& output : variant.outputs) {
       JudgeParity(output.against_exact, variant, findings);
@@ -56,6 +68,7 @@ Verdict JudgeBitwiseAgainstExact(const std::vector<VariantReport>& variants) {
 
 Verdict JudgeBitwise(const VariantReport& reference, const std::vector<VariantReport>& variants) {
   Findings findings;
+  JudgeRanks(variants, findings);
   for (const VariantReport& variant : variants) {
     if (variant.label == reference.label) continue;
     // Of outputs alone: what lies between a layer's operations is each recipe's own.
@@ -91,6 +104,7 @@ std::string BoundText(const BoundCheck& check) {
 
 Verdict JudgeBound(const std::vector<VariantReport>& variants) {
   Findings findings;
+  JudgeRanks(variants, findings);
   const BoundCheck* worst = nullptr;
   std::string worst_output;
   for (const VariantReport& variant : variants) {
@@ -112,7 +126,7 @@ Verdict JudgeBound(const std::vector<VariantReport>& variants) {
   if (worst == nullptr) {
     verdict.threshold = "none";
     verdict.source = "no output of this run has a bound to keep";
-    verdict.finding = "every GEMM ran under exact";
+    verdict.finding = findings.Text("every GEMM ran under exact");
     return verdict;
   }
   // Bounds differ by GEMM; the one that comes nearest to its own is the run's.

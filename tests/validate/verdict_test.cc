@@ -164,5 +164,30 @@ TEST(Verdict, BoundHoldsWhereEveryGemmWasExact) {
   EXPECT_EQ(verdict.finding, "every GEMM ran under exact");
 }
 
+// The reported rank's bits may be right: what another rank has then is not.
+TEST(Verdict, RanksThatDisagreeMeetNoRequirement) {
+  std::vector<VariantReport> variants = TwoVariants();
+  for (VariantReport& variant : variants) {
+    for (OutputReport& output : variant.outputs) output.bound = Check(true, 0.5);
+  }
+  const auto judge = [&](Requirement requirement, std::optional<int> reference) {
+    return JudgeRun(requirement, reference, variants);
+  };
+  EXPECT_TRUE(judge(Requirement::kBitwise, 0).pass);
+  EXPECT_TRUE(judge(Requirement::kBitwise, std::nullopt).pass);
+  EXPECT_TRUE(judge(Requirement::kBound, 0).pass);
+  variants[1].outputs[1].rank_difference = "rank 2's differs from rank 0's";
+  for (const Verdict& verdict :
+       {judge(Requirement::kBitwise, 0), judge(Requirement::kBitwise, std::nullopt),
+        judge(Requirement::kBound, 0)}) {
+    EXPECT_FALSE(verdict.pass);
+    EXPECT_EQ(verdict.finding, "dx of L1: rank 2's differs from rank 0's");
+  }
+  for (VariantReport& variant : variants) {
+    for (OutputReport& output : variant.outputs) output.bound.reset();
+  }
+  EXPECT_FALSE(judge(Requirement::kBound, 0).pass);
+}
+
 }  // namespace
 }  // namespace quantgate
