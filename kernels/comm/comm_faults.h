@@ -42,6 +42,10 @@ inline constexpr char kFaultScalesLeftBehind[] = "scales-left-behind";
 inline constexpr char kFaultCopyNotAwaited[] = "copy-not-awaited";
 /// Backward gets this rank's slot of the shared buffer in place of its own tensor.
 inline constexpr char kFaultSlotKept[] = "slot-overwritten-by-next-layer";
+/// A bulk reduce-scatter gives its sum as a view of the shared buffer.
+inline constexpr char kFaultGradientInBuffer[] = "gradient-left-in-buffer";
+/// A shared buffer is of the precision that was first in it, whatever is put into it later.
+inline constexpr char kFaultBufferPrecisionKept[] = "buffer-precision-kept";
 /// A view of a shared buffer is read whatever epoch it is of.
 inline constexpr char kFaultStaleViewRead[] = "stale-view-read";
 /// Splits of columns are as wide as the quotient and the remainder is nobody's.

@@ -63,12 +63,8 @@ absl::Status CheckOverlapRows(const std::vector<int64_t>& rows, int ranks, int64
                  absl::StrCat("one count for each of ", ranks, " ranks, ", all, " together"));
 }
 
-int64_t RowMultipleOf(const GemmOperand& operand) {
-  return operand.scaling == ScaleMode::kMx32 ? kMxfp8OverlapMultiple : 1;
-}
-
-absl::Status CheckReduceScatter(const ReduceScatterGemmCall& call, int ranks,
-                                const SeededFaults& faults) {
+/// `drops_tail`: the fault that takes splits that do not divide the columns.
+absl::Status CheckReduceScatter(const ReduceScatterGemmCall& call, int ranks, bool drops_tail) {
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(call.gemm));
   QG_RETURN_IF_ERROR(CheckCutGemm(call.gemm));
   if (call.gemm.bias.has_value()) {
@@ -85,20 +81,16 @@ absl::Status CheckReduceScatter(const ReduceScatterGemmCall& call, int ranks,
                        "a ring_exchange reduce-scatter sums in the order of ub_p2p");
       }
       if (call.pieces < 1) return Refused("pieces", absl::StrCat(call.pieces), "at least 1");
-      for (const int64_t count : call.rows) {
-        if (count % RowMultipleOf(call.gemm.a) == 0) continue;
-        return Refused("rows", absl::StrJoin(call.rows, ", "),
-                       absl::StrCat("shards of mxfp8 are multiples of ", kMxfp8OverlapMultiple));
-      }
-      return CheckOverlapOperand("gemm.a", call.gemm.a);
+      return CheckOverlapShards("gemm.a", call.gemm.a, call.rows);
     case OverlapMethod::kPipeline: {
       if (call.splits < 1) return Refused("splits", absl::StrCat(call.splits), "at least 1");
-      const int64_t multiple = RowMultipleOf(call.gemm.b) * call.splits;
-      if (shape.n % multiple != 0 && !faults.Has(kFaultPipelineTail)) {
+      const int64_t multiple = OverlapMultipleOf(call.gemm.b) * call.splits;
+      if (shape.n % multiple != 0 && !drops_tail) {
         return Refused("splits", absl::StrCat(call.splits),
                        absl::StrCat("it must divide the ", shape.n, " columns of the output",
                                     multiple == call.splits ? "" : " in multiples of 128"));
       }
+      QG_RETURN_IF_ERROR(CheckOverlapProfile(call.profile));
       return CheckOverlapOperand("gemm.b", call.gemm.b);
     }
     default:
@@ -129,11 +121,17 @@ GemmResult Summary(const std::vector<GemmResult>& gemms) {
   return whole;
 }
 
+absl::StatusOr<Tensor> JoinPieces(const OverlapMember& member) {
+  if (member.sums.size() == 1) return member.sums.front();
+  return member.engine().ConcatenateRows(member.sums, member.cancellation);
+}
+
 /// The blocks of columns side by side. Columns that no split has, which the fault lets through, are
 /// zero.
 absl::StatusOr<Tensor> JoinColumns(const OverlapMember& member, int64_t n) {
   std::vector<Tensor> blocks = member.sums;
   const Tensor& first = blocks.front();
+  if (first.columns() == n) return first;
   const int64_t missing = n - first.columns() * static_cast<int64_t>(blocks.size());
   if (missing > 0) {
     QG_ASSIGN_OR_RETURN(Tensor zeros, Tensor::Allocate(first.dtype(), {first.shape()[0], missing}));
@@ -143,17 +141,19 @@ absl::StatusOr<Tensor> JoinColumns(const OverlapMember& member, int64_t n) {
   return member.engine().ConcatenateColumns(blocks, member.cancellation);
 }
 
-/// A span of an engine's work.
+/// What an engine did one after the other, with its times where they are kept.
 class Section {
  public:
-  static absl::StatusOr<Section> Begin(Engine& engine) {
+  static absl::StatusOr<Section> Begin(Engine& engine, bool keeps_times) {
     Section section(engine);
+    if (!keeps_times) return section;
     QG_ASSIGN_OR_RETURN(section.last_, engine.MarkTime());
     section.first_ = section.last_;
     return section;
   }
   /// Everything since the last one.
   absl::Status End(std::string name, OverlapResource resource) {
+    if (first_ == nullptr) return absl::OkStatus();
     QG_ASSIGN_OR_RETURN(std::shared_ptr<const TimePoint> now, engine_.MarkTime());
     TaskRecord record{std::move(name), resource};
     QG_ASSIGN_OR_RETURN(record.begin_s, last_->SecondsSince(*first_));
@@ -173,9 +173,20 @@ class Section {
 
 }  // namespace
 
+absl::Status CheckOverlapProfile(const ReductionProfile& profile) {
+  if (profile.kind != ReductionKind::kNccl) return absl::OkStatus();
+  return Refused("profile", ReductionProfileName(profile),
+                 "parts that arrive beside a GEMM are summed in an order of their own");
+}
+
+absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks) {
+  return CheckReduceScatter(call, ranks, /*drops_tail=*/false);
+}
+
 absl::StatusOr<std::unique_ptr<Overlap>> Overlap::Create(ProcessGroup& group,
-                                                         OverlapBuffers& buffers) {
-  std::unique_ptr<Overlap> overlap(new Overlap(group, buffers));
+                                                         OverlapBuffers& buffers,
+                                                         OverlapOptions options) {
+  std::unique_ptr<Overlap> overlap(new Overlap(group, buffers, options));
   for (int i = 1; i < kOverlapResources; ++i) {
     QG_ASSIGN_OR_RETURN(std::unique_ptr<Engine> queue, group.engine().OpenLane());
     overlap->queues_.push_back(std::move(queue));
@@ -201,8 +212,9 @@ absl::StatusOr<std::shared_ptr<OverlapMember>> Overlap::NewMember(const OverlapN
 absl::StatusOr<OverlapTimeline> Overlap::RunTogether(const std::string& what, const OverlapCut& cut,
                                                      std::shared_ptr<OverlapMember> member,
                                                      Build build) {
-  QG_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<void>> offers,
-                      group_.Exchange(what, member));
+  QG_ASSIGN_OR_RETURN(
+      const std::vector<std::shared_ptr<void>> offers,
+      group_.Exchange(absl::StrCat(what, options_.keeps_timelines ? ", timed" : ""), member));
   OverlapMembers members;
   for (const auto& offer : offers) {
     members.push_back(std::static_pointer_cast<OverlapMember>(offer));
@@ -215,12 +227,16 @@ absl::StatusOr<OverlapTimeline> Overlap::RunTogether(const std::string& what, co
     const bool queues_work = first.gemm.b.data.space() == MemorySpace::kDevice;
     std::vector<OverlapLanes> lanes;
     for (const auto& each : members) lanes.push_back(each->lanes);
-    first.run = std::make_shared<OverlapRun>(*std::move(graph), std::move(lanes),
-                                             OverlapRunOptions{queues_work, group_.noise()});
+    first.run =
+        std::make_shared<OverlapRun>(*std::move(graph), std::move(lanes),
+                                     OverlapRunOptions{.queues_work = queues_work,
+                                                       .keeps_times = options_.keeps_timelines,
+                                                       .noise = group_.noise()});
   });
   absl::Status status = first.status;
   if (status.ok()) status = first.run->RunRank(group_.rank(), member->cancellation);
   QG_RETURN_IF_ERROR(status);
+  if (!options_.keeps_timelines) return OverlapTimeline();
   return first.run->TimelineOf(group_.rank());
 }
 
@@ -255,7 +271,7 @@ absl::StatusOr<GatheredGemm> Overlap::TryAllGatherGemm(const AllGatherGemmCall& 
   OverlapCut cut;
   cut.aggregate = call.aggregate;
   cut.pieces = call.pieces;
-  cut.row_multiple = RowMultipleOf(call.gemm.a);
+  cut.row_multiple = OverlapMultipleOf(call.gemm.a);
   cut.faults = group_.faults();
   const std::string what =
       absl::StrCat("ring_exchange all-gather gemm ", ShapeTextOf(member->shard), " pieces ",
@@ -272,7 +288,7 @@ absl::StatusOr<GatheredGemm> Overlap::TryAllGatherGemm(const AllGatherGemmCall& 
 
 absl::StatusOr<GatheredGemm> Overlap::GatherThenMultiply(const AllGatherGemmCall& call) {
   Engine& engine = group_.engine();
-  QG_ASSIGN_OR_RETURN(Section section, Section::Begin(engine));
+  QG_ASSIGN_OR_RETURN(Section section, Section::Begin(engine, options_.keeps_timelines));
   GatheredGemm result;
   result.local = RowParts(call.gemm.a);
   const size_t operand_parts = result.local.size();
@@ -296,7 +312,8 @@ absl::StatusOr<ScatteredGemm> Overlap::ReduceScatterGemm(const ReduceScatterGemm
 }
 
 absl::StatusOr<ScatteredGemm> Overlap::TryReduceScatterGemm(const ReduceScatterGemmCall& call) {
-  QG_RETURN_IF_ERROR(CheckReduceScatter(call, group_.size(), group_.faults()));
+  QG_RETURN_IF_ERROR(
+      CheckReduceScatter(call, group_.size(), group_.faults().Has(kFaultPipelineTail)));
   if (call.method == OverlapMethod::kNone) return MultiplyThenReduce(call);
   const bool is_pipeline = call.method == OverlapMethod::kPipeline;
   QG_ASSIGN_OR_RETURN(std::shared_ptr<OverlapMember> member, NewMember(call.name, call.gemm));
@@ -304,7 +321,7 @@ absl::StatusOr<ScatteredGemm> Overlap::TryReduceScatterGemm(const ReduceScatterG
   OverlapCut cut;
   cut.pieces = is_pipeline ? 1 : call.pieces;
   cut.splits = is_pipeline ? call.splits : 1;
-  cut.row_multiple = RowMultipleOf(call.gemm.a);
+  cut.row_multiple = OverlapMultipleOf(call.gemm.a);
   cut.rows = call.rows;
   cut.profile = call.profile;
   cut.faults = group_.faults();
@@ -319,22 +336,21 @@ absl::StatusOr<ScatteredGemm> Overlap::TryReduceScatterGemm(const ReduceScatterG
                                   is_pipeline ? BuildPipelinedReduceScatterGemm
                                               : BuildPointToPointReduceScatterGemm));
   result.gemm = Summary(member->gemms);
-  QG_ASSIGN_OR_RETURN(
-      result.y, is_pipeline ? JoinColumns(*member, shape.n)
-                            : group_.engine().ConcatenateRows(member->sums, member->cancellation));
+  result.partials = member->partials;
+  QG_ASSIGN_OR_RETURN(result.y, is_pipeline ? JoinColumns(*member, shape.n) : JoinPieces(*member));
   QG_ASSIGN_OR_RETURN(BufferView used, member->buffer->Finish());
   QG_RETURN_IF_ERROR(used.Release());
   return result;
 }
 
 absl::StatusOr<ScatteredGemm> Overlap::MultiplyThenReduce(const ReduceScatterGemmCall& call) {
-  QG_ASSIGN_OR_RETURN(Section section, Section::Begin(group_.engine()));
+  QG_ASSIGN_OR_RETURN(Section section, Section::Begin(group_.engine(), options_.keeps_timelines));
   ScatteredGemm result;
   QG_ASSIGN_OR_RETURN(result.gemm, group_.engine().Gemm(call.gemm, group_.cancellation()));
   QG_RETURN_IF_ERROR(section.End("gemm", OverlapResource::kCompute));
   QG_ASSIGN_OR_RETURN(result.y, group_.ReduceScatter(result.gemm.d, call.rows, call.profile));
   QG_RETURN_IF_ERROR(section.End("reduce-scatter", OverlapResource::kReduce));
-  result.gemm.d = Tensor();
+  result.partials = {std::exchange(result.gemm.d, Tensor())};
   result.timeline = section.timeline();
   return result;
 }
@@ -375,6 +391,7 @@ absl::StatusOr<ScatteredGemm> Overlap::TryBulkReduceScatter(const BulkReduceScat
                    "expected f32, bf16 or f16 [rows][columns]");
   }
   QG_RETURN_IF_ERROR(CheckOverlapRows(call.rows, group_.size(), call.partial.shape()[0]));
+  QG_RETURN_IF_ERROR(CheckOverlapProfile(call.profile));
   QG_ASSIGN_OR_RETURN(std::shared_ptr<OverlapMember> member, NewMember(call.name, call.gemm));
   QG_ASSIGN_OR_RETURN(member->partial,
                       group_.engine().ToDevice(call.partial, member->cancellation));
@@ -389,6 +406,11 @@ absl::StatusOr<ScatteredGemm> Overlap::TryBulkReduceScatter(const BulkReduceScat
   QG_ASSIGN_OR_RETURN(result.timeline, RunTogether(what, cut, member, BuildBulkReduceScatter));
   result.gemm = member->gemms.front();
   result.y = member->sums.front();
+  if (group_.faults().Has(kFaultGradientInBuffer)) {
+    const Tensor& slot = member->received.front().front();
+    QG_RETURN_IF_ERROR(group_.engine().Copy(result.y, slot, 0));
+    result.y = slot;
+  }
   QG_ASSIGN_OR_RETURN(BufferView used, member->buffer->Finish());
   QG_RETURN_IF_ERROR(used.Release());
   return result;

@@ -55,7 +55,7 @@ struct GatheredGemm {
   BufferView gathered;
   /// This rank's own codes and scales, not in the buffer: what may be kept for backward.
   std::vector<Tensor> local;
-  OverlapTimeline timeline;
+  OverlapTimeline timeline;  ///< Empty unless the Overlap keeps timelines; likewise below.
 };
 
 struct ReduceScatterGemmCall {
@@ -71,8 +71,11 @@ struct ReduceScatterGemmCall {
 };
 
 struct ScatteredGemm {
-  Tensor y;         ///< This rank's rows of the sum.
-  GemmResult gemm;  ///< Without d.
+  Tensor y;         ///< This rank's rows of the sum: memory of its own, in no buffer.
+  GemmResult gemm;  ///< Without d, unless it is another GEMM than the one that is summed.
+  /// The rank's partial product: its columns in one block, or in one for each split. Not of
+  /// BulkReduceScatter, whose caller has it.
+  std::vector<Tensor> partials;
   OverlapTimeline timeline;
 };
 
@@ -90,12 +93,24 @@ struct BulkReduceScatterCall {
   ReductionProfile profile = {};
 };
 
+struct OverlapOptions {
+  /// Results say when each of their tasks ran, for which the host waits until they have. All
+  /// members or none.
+  bool keeps_timelines = false;
+};
+
+/// INVALID_ARGUMENT for the library's own sum, which is no sum of parts as they come.
+absl::Status CheckOverlapProfile(const ReductionProfile& profile);
+/// What ReduceScatterGemm refuses of a call in a group of `ranks`, from dtypes and shapes alone.
+absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks);
+
 class Overlap {
  public:
   /// Opens a queue of the group's engine for each kind of communication. Engine and group outlive
   /// it. `buffers`: of this rank, shared by all its layers.
   static absl::StatusOr<std::unique_ptr<Overlap>> Create(ProcessGroup& group,
-                                                         OverlapBuffers& buffers);
+                                                         OverlapBuffers& buffers,
+                                                         OverlapOptions options = {});
 
   /// INVALID_ARGUMENT naming field, value and rule for what cannot be cut; otherwise as the group's
   /// collectives. An error poisons the group.
@@ -104,13 +119,14 @@ class Overlap {
   absl::StatusOr<GatheredGemm> BulkAllGather(const BulkAllGatherCall& call);
   absl::StatusOr<ScatteredGemm> BulkReduceScatter(const BulkReduceScatterCall& call);
 
-  ProcessGroup& group() { return group_; }
+  ProcessGroup& group() const { return group_; }
 
  private:
   using Build = absl::StatusOr<TaskGraph> (*)(
       const std::vector<std::shared_ptr<OverlapMember>>& members, const OverlapCut& cut);
 
-  Overlap(ProcessGroup& group, OverlapBuffers& buffers) : group_(group), buffers_(buffers) {}
+  Overlap(ProcessGroup& group, OverlapBuffers& buffers, OverlapOptions options)
+      : group_(group), buffers_(buffers), options_(options) {}
   absl::StatusOr<std::shared_ptr<OverlapMember>> NewMember(const OverlapName& name,
                                                            const GemmDesc& gemm);
   absl::StatusOr<OverlapTimeline> RunTogether(const std::string& what, const OverlapCut& cut,
@@ -124,6 +140,7 @@ class Overlap {
 
   ProcessGroup& group_;
   OverlapBuffers& buffers_;
+  const OverlapOptions options_;
   std::vector<std::unique_ptr<Engine>> queues_;  ///< Of send, receive and reduce.
 };
 

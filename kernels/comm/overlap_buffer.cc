@@ -79,13 +79,17 @@ absl::Status OverlapBuffer::Move(BufferState from, BufferState to) {
 }
 
 absl::StatusOr<std::vector<Tensor>> OverlapBuffer::Fill(const std::string& owner,
-                                                        const std::vector<BufferPart>& parts) {
+                                                        std::vector<BufferPart> parts) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (state_ != BufferState::kFree) {
     return absl::FailedPreconditionError(
         absl::StrCat("overlap buffer ", name_, ": ", owner, " cannot fill it: it is ",
                      std::string(BufferStateName(state_)), " under epoch ", epoch_, ", filled by ",
                      owner_, ", which has not released it"));
+  }
+  if (faults_.Has(kFaultBufferPrecisionKept) && !parts.empty()) {
+    if (!seeded_precision_.has_value()) seeded_precision_ = parts[0].dtype;
+    parts[0].dtype = *seeded_precision_;
   }
   int64_t bytes = 0;
   for (const BufferPart& part : parts) {
@@ -134,7 +138,8 @@ uint64_t OverlapBuffer::epoch() const {
 std::shared_ptr<OverlapBuffer> OverlapBuffers::Of(const std::string& name,
                                                   const std::string& mode) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::shared_ptr<OverlapBuffer>& buffer = buffers_[{name, mode}];
+  const std::string& key = faults_.Has(kFaultBufferPrecisionKept) ? name : mode;
+  std::shared_ptr<OverlapBuffer>& buffer = buffers_[{name, key}];
   if (buffer == nullptr) {
     buffer = std::make_shared<OverlapBuffer>(absl::StrCat(name, " (", mode, ")"), engine_, faults_);
   }

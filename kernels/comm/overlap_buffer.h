@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -69,8 +70,7 @@ class OverlapBuffer : public std::enable_shared_from_this<OverlapBuffer> {
 
   /// FREE to FILLED: memory for `parts`, the same as the last time where it suffices, under a new
   /// epoch. FAILED_PRECONDITION naming the buffer, both owners and the epoch where it is not FREE.
-  absl::StatusOr<std::vector<Tensor>> Fill(const std::string& owner,
-                                           const std::vector<BufferPart>& parts);
+  absl::StatusOr<std::vector<Tensor>> Fill(const std::string& owner, std::vector<BufferPart> parts);
   absl::Status Start();                 ///< FILLED to IN_FLIGHT.
   absl::StatusOr<BufferView> Finish();  ///< IN_FLIGHT to READABLE.
 
@@ -90,7 +90,8 @@ class OverlapBuffer : public std::enable_shared_from_this<OverlapBuffer> {
   BufferState state_ = BufferState::kFree;
   std::string owner_;
   uint64_t epoch_ = 0;
-  Tensor memory_;  ///< u8, as large as the largest filling so far.
+  std::optional<DType> seeded_precision_;  ///< Of its first filling, for the seeded bug.
+  Tensor memory_;                          ///< u8, as large as the largest filling so far.
   std::vector<Tensor> parts_;
 };
 

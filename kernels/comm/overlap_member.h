@@ -33,7 +33,8 @@ struct OverlapMember {
   std::vector<Tensor> gathered;   ///< `shard` of all ranks, end to end: views of the buffer.
   std::vector<Tensor> own_slots;  ///< This rank's rows of `gathered`.
   Tensor d;                       ///< Of the GEMM that consumes what is gathered.
-  std::vector<Tensor> partials;   ///< What is summed: one, or one for each split of the columns.
+  /// What is summed: one, or one for each split of the columns. Not in the buffer.
+  std::vector<Tensor> partials;
   /// Of each of `partials`, this rank's rows of the ranks r - 1, r - 2, ...
   std::vector<std::vector<Tensor>> received;
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/parse_name.h"
 #include "kernels/base/status_macros.h"
 
@@ -211,6 +212,10 @@ absl::Status CheckAggregate(bool aggregate, int pieces, int ranks) {
   return absl::OkStatus();
 }
 
+int64_t OverlapMultipleOf(const GemmOperand& operand) {
+  return operand.scaling == ScaleMode::kMx32 ? kMxfp8OverlapMultiple : 1;
+}
+
 absl::Status CheckOverlapOperand(std::string_view field, const GemmOperand& operand) {
   const auto refused = [&](const std::string& rule) {
     return absl::InvalidArgumentError(
@@ -234,6 +239,18 @@ absl::Status CheckOverlapOperand(std::string_view field, const GemmOperand& oper
     default:
       return refused("unquantized, per-tensor FP8 and mxfp8 operands overlap");
   }
+}
+
+absl::Status CheckOverlapShards(std::string_view field, const GemmOperand& operand,
+                                std::span<const int64_t> rows) {
+  QG_RETURN_IF_ERROR(CheckOverlapOperand(field, operand));
+  const int64_t multiple = OverlapMultipleOf(operand);
+  if (std::all_of(rows.begin(), rows.end(), [&](int64_t count) { return count % multiple == 0; })) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("rows is ", absl::StrJoin(rows, ", "), ": shards of the mxfp8 operand ",
+                   std::string(field), " are multiples of ", multiple));
 }
 
 }  // namespace quantgate

@@ -87,8 +87,13 @@ absl::Status CheckAggregate(bool aggregate, int pieces, int ranks);
 
 /// What all dims of an mxfp8 operand that is cut must be multiples of.
 inline constexpr int64_t kMxfp8OverlapMultiple = 128;
+/// That of an operand; 1 where any dim will do.
+int64_t OverlapMultipleOf(const GemmOperand& operand);
 /// INVALID_ARGUMENT naming field, value and rule unless an operand can be cut among ranks: in high
 /// precision, per-tensor FP8, or mxfp8 with dims that are multiples of 128.
 absl::Status CheckOverlapOperand(std::string_view field, const GemmOperand& operand);
+/// Likewise one whose rows are cut into shards of `rows`.
+absl::Status CheckOverlapShards(std::string_view field, const GemmOperand& operand,
+                                std::span<const int64_t> rows);
 
 }  // namespace quantgate

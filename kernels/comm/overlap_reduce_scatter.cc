@@ -22,13 +22,22 @@ class ReduceTasks {
   int size() const { return static_cast<int>(members_.size()); }
   const RowMap& map() const { return map_; }
 
-  /// Takes the buffers: for each block of columns a partial of all rows where `has_partials`, and
-  /// from each other rank the rows of the member.
-  absl::Status FillBuffers(const std::vector<int64_t>& columns, DType dtype, bool has_partials) {
+  /// Memory for each block of columns of the partials.
+  absl::Status AllocatePartials(const std::vector<int64_t>& columns, DType dtype) {
+    for (const auto& member : members_) {
+      for (const int64_t count : columns) {
+        QG_ASSIGN_OR_RETURN(member->partials.emplace_back(),
+                            member->engine().Allocate(dtype, {map_.rows(), count}));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  /// Takes the buffers: for each block of columns the member's rows from each other rank.
+  absl::Status FillBuffers(const std::vector<int64_t>& columns, DType dtype) {
     for (int rank = 0; rank < size(); ++rank) {
       std::vector<BufferPart> parts;
       for (const int64_t count : columns) {
-        if (has_partials) parts.push_back({dtype, {map_.rows(), count}});
         for (int other = 1; other < size(); ++other) {
           parts.push_back({dtype, {map_.shard(rank).count, count}});
         }
@@ -38,7 +47,6 @@ class ReduceTasks {
       QG_RETURN_IF_ERROR(member.buffer->Start());
       auto next = memory.begin();
       for (size_t block = 0; block < columns.size(); ++block) {
-        if (has_partials) member.partials.push_back(*next++);
         member.received.emplace_back(next, next + size() - 1);
         next += size() - 1;
       }
@@ -145,7 +153,8 @@ absl::StatusOr<TaskGraph> BuildPointToPointReduceScatterGemm(const OverlapMember
   QG_ASSIGN_OR_RETURN(RowMap map, RowMap::Create(cut.rows, cut.pieces, cut.row_multiple));
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(members[0]->gemm));
   ReduceTasks tasks(graph, members, cut, std::move(map));
-  QG_RETURN_IF_ERROR(tasks.FillBuffers({shape.n}, members[0]->gemm.out_dtype, true));
+  QG_RETURN_IF_ERROR(tasks.AllocatePartials({shape.n}, members[0]->gemm.out_dtype));
+  QG_RETURN_IF_ERROR(tasks.FillBuffers({shape.n}, members[0]->gemm.out_dtype));
   std::vector<std::vector<int>> needed(size * cut.pieces);  // By owner and piece.
   for (int step = 0; step < size; ++step) {
     for (int piece = 0; piece < cut.pieces; ++piece) {
@@ -181,7 +190,8 @@ absl::StatusOr<TaskGraph> BuildPipelinedReduceScatterGemm(const OverlapMembers& 
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(members[0]->gemm));
   const std::vector<int64_t> columns(cut.splits, shape.n / cut.splits);
   ReduceTasks tasks(graph, members, cut, std::move(map));
-  QG_RETURN_IF_ERROR(tasks.FillBuffers(columns, members[0]->gemm.out_dtype, true));
+  QG_RETURN_IF_ERROR(tasks.AllocatePartials(columns, members[0]->gemm.out_dtype));
+  QG_RETURN_IF_ERROR(tasks.FillBuffers(columns, members[0]->gemm.out_dtype));
   for (int split = 0; split < cut.splits; ++split) {
     std::vector<int> made(size);
     for (int rank = 0; rank < size; ++rank) {
@@ -203,7 +213,7 @@ absl::StatusOr<TaskGraph> BuildBulkReduceScatter(const OverlapMembers& members,
   QG_ASSIGN_OR_RETURN(RowMap map, RowMap::Create(cut.rows, 1, 1));
   ReduceTasks tasks(graph, members, cut, std::move(map));
   const Tensor& first = members[0]->partial;
-  QG_RETURN_IF_ERROR(tasks.FillBuffers({first.columns()}, first.dtype(), false));
+  QG_RETURN_IF_ERROR(tasks.FillBuffers({first.columns()}, first.dtype()));
   for (const auto& member : members) member->partials = {member->partial};
   QG_RETURN_IF_ERROR(AddWholeGemms(graph, members));
   QG_RETURN_IF_ERROR(tasks.ExchangeAndSum(0, {}));

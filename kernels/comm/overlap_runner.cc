@@ -52,7 +52,10 @@ absl::Status OverlapRun::Begin(int rank) {
   for (Engine* lane : lanes_[rank]) {
     if (lane != &engine) QG_RETURN_IF_ERROR(lane->WaitFor(*moment));
   }
-  QG_ASSIGN_OR_RETURN(std::shared_ptr<const TimePoint> origin, engine.MarkTime());
+  std::shared_ptr<const TimePoint> origin;
+  if (options_.keeps_times) {
+    QG_ASSIGN_OR_RETURN(origin, engine.MarkTime());
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     begun_[rank] = moment;
@@ -129,9 +132,13 @@ absl::Status OverlapRun::RunTask(int index) {
   }
   for (const auto& moment : earlier) QG_RETURN_IF_ERROR(lane.WaitFor(*moment));
   Progress progress;
-  QG_ASSIGN_OR_RETURN(progress.begin_time, lane.MarkTime());
+  if (options_.keeps_times) {
+    QG_ASSIGN_OR_RETURN(progress.begin_time, lane.MarkTime());
+  }
   QG_RETURN_IF_ERROR(task.work(lane));
-  QG_ASSIGN_OR_RETURN(progress.end_time, lane.MarkTime());
+  if (options_.keeps_times) {
+    QG_ASSIGN_OR_RETURN(progress.end_time, lane.MarkTime());
+  }
   QG_ASSIGN_OR_RETURN(progress.end, lane.MarkMoment());
   progress.done = true;
   {

@@ -27,6 +27,7 @@ using OverlapLanes = std::array<Engine*, kOverlapResources>;
 
 struct OverlapRunOptions {
   bool queues_work = false;  ///< The engines are CUDA's.
+  bool keeps_times = false;  ///< TimelineOf is asked for.
   ScheduleNoise noise;
   absl::Time deadline = absl::InfiniteFuture();
 };
@@ -42,7 +43,7 @@ class OverlapRun {
   /// names the tasks that were waited for.
   absl::Status RunRank(int rank, const Cancellation* cancellation);
 
-  /// Of a rank whose RunRank has returned OK; waits for its tasks.
+  /// Of a rank whose RunRank has returned OK, under keeps_times; waits for its tasks.
   absl::StatusOr<OverlapTimeline> TimelineOf(int rank) const;
 
  private:

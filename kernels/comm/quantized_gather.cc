@@ -62,20 +62,6 @@ absl::StatusOr<Tensor> GatherPart(const GatherContext& context, const Tensor& pa
   return is_turned ? GatherColumns(context, part) : context.group.AllGather(part);
 }
 
-/// What every member must hold alike for the joined codes to mean the same.
-absl::Status CheckCommonScale(const GatherContext& context, const std::string& name,
-                              const QuantizedCopy& copy, Usage usage) {
-  const std::string direction = absl::StrCat(name, " ", std::string(UsageName(usage)));
-  if (copy.format == QuantizerFormat::kFp8Tensor) {
-    return context.group.CheckAgreement(direction + " scale_inv", copy.scale_inv);
-  }
-  // Of nvfp4: absent under single_level, where block scales stand alone.
-  if (copy.format == QuantizerFormat::kNvfp4 && copy.amax.has_value()) {
-    return context.group.CheckAgreement(direction + " amax", copy.amax);
-  }
-  return absl::OkStatus();
-}
-
 absl::Status GatherCopy(const GatherContext& context, const std::string& name, Usage usage,
                         QuantizedCopy& copy) {
   QG_RETURN_IF_ERROR(CheckCommonScale(context, name, copy, usage));
@@ -153,6 +139,19 @@ absl::Status ReduceAmaxes(const GatherContext& context, const Tensor& shard,
   QG_ASSIGN_OR_RETURN(const Tensor all, context.group.AllReduceMax(together));
   for (size_t i = 0; i < reduced.size(); ++i) {
     QG_ASSIGN_OR_RETURN(*reduced[i], all.RowRange(static_cast<int64_t>(i), 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCommonScale(const GatherContext& context, const std::string& name,
+                              const QuantizedCopy& copy, Usage usage) {
+  const std::string direction = absl::StrCat(name, " ", std::string(UsageName(usage)));
+  if (copy.format == QuantizerFormat::kFp8Tensor) {
+    return context.group.CheckAgreement(direction + " scale_inv", copy.scale_inv);
+  }
+  // Of nvfp4: absent under single_level, where block scales stand alone.
+  if (copy.format == QuantizerFormat::kNvfp4 && copy.amax.has_value()) {
+    return context.group.CheckAgreement(direction + " amax", copy.amax);
   }
   return absl::OkStatus();
 }

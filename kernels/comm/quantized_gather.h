@@ -46,6 +46,11 @@ struct GatherContext {
 absl::Status ReduceAmaxes(const GatherContext& context, const Tensor& shard,
                           const Quantizer& quantizer, Usages usages, QuantizeArguments& arguments);
 
+/// FAILED_PRECONDITION on every member, naming `name` and the direction, unless what of a shard's
+/// copy stands for all shards is the same everywhere: a per-tensor scale, an amax.
+absl::Status CheckCommonScale(const GatherContext& context, const std::string& name,
+                              const QuantizedCopy& copy, Usage usage);
+
 /// The whole tensor in `usages`, from shards that were quantized under kCodes. Per-tensor scales
 /// and amaxes must agree: FAILED_PRECONDITION on every member, before any code moves, naming
 /// `name`. FAILED_PRECONDITION where a shard lacks a direction. Counts are left zero: they are of

@@ -82,6 +82,33 @@ absl::Status CheckGathered(const PlannedOperation& operation) {
                                    x ? "x" : "grad_output", " that a quantize operation made"));
 }
 
+/// What of the step's plan a unit cannot carry out.
+absl::Status CheckOverlap(const LayerRequest& request, const ProgramPlan& program,
+                          const PlannedOperation& operation, const Recipe& recipe) {
+  const ParallelStep* const step = request.parallel.get();
+  if (step == nullptr || operation.parallel_mode == ParallelMode::kNone) return absl::OkStatus();
+  const bool is_column = operation.parallel_mode == ParallelMode::kColumn;
+  const OverlapPlan& plan = is_column ? step->column_overlap : step->row_overlap;
+  const std::string field = absl::StrCat("parallel.", is_column ? "column" : "row", "_overlap");
+  if (request.layer.kind == LayerKind::kGroupedLinear && plan.has_any()) {
+    return InvalidField(field, "given",
+                        "a grouped_linear communicates nothing that could be hidden");
+  }
+  const int input = operation.input;
+  const OverlapFacts facts{
+      .side = is_column ? OverlapSide::kColumn : OverlapSide::kRow,
+      .ranks = step->size(),
+      .sequence_parallel = step->sequence_parallel,
+      .is_grad_enabled = request.grad_output.has_value(),
+      .is_after_norm = input > 0 && program.operations[static_cast<size_t>(input - 1)].kind ==
+                                        OperationKind::kNorm,
+      .returns_norm_output = operation.linear.parallel.returns_x};
+  absl::Status status = CheckOverlapPlan(plan, facts, recipe);
+  if (status.ok()) status = CheckLinearUnitOverlap(operation.linear, recipe, step->profile);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(field, ": ", status.message()));
+}
+
 }  // namespace
 
 absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe) {
@@ -98,6 +125,7 @@ absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe) {
       QG_RETURN_IF_ERROR(CheckGathered(operation));
       QG_ASSIGN_OR_RETURN(const LinearFields fields, FieldsOf(request, i, operation));
       QG_RETURN_IF_ERROR(CheckLinearUnit(operation.linear, fields, recipe));
+      QG_RETURN_IF_ERROR(CheckOverlap(request, program, operation, recipe));
     }
   }
   return absl::OkStatus();

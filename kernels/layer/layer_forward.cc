@@ -1,6 +1,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/comm/overlap.h"
+#include "kernels/layer/invalid_field.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/layer_saved.h"
 
@@ -85,6 +87,26 @@ absl::StatusOr<LayerValue> ForwardOperation(ProgramRun& run, size_t index,
   return ForwardScale(run, index, x);
 }
 
+/// What a step needs to run, and its check did not.
+absl::Status CheckEnds(const ParallelStep& parallel) {
+  if (parallel.tp == nullptr) {
+    return InvalidField("parallel.tp", "null",
+                        "a step of several ranks needs this rank's end of their group");
+  }
+  const Overlap* const overlap = parallel.overlap;
+  if (overlap == nullptr) {
+    if (!parallel.column_overlap.has_any() && !parallel.row_overlap.has_any()) {
+      return absl::OkStatus();
+    }
+    return InvalidField("parallel.overlap", "null",
+                        "a step whose units overlap needs this rank's end of overlapped calls");
+  }
+  if (&overlap->group() == parallel.tp) return absl::OkStatus();
+  return InvalidField(
+      "parallel.overlap", absl::StrCat("of group \"", overlap->group().name(), "\""),
+      absl::StrCat("it must be of parallel.tp, group \"", parallel.tp->name(), "\""));
+}
+
 /// For the seeded bugs of modules that remember more than they should.
 void RememberStep(const SeededFaults& faults, const StepOptions& options, LayerState& state) {
   const bool is_seeded = faults.Has(kFaultBackwardUsesLastGroup) ||
@@ -127,10 +149,7 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
                                            LayerState& state, const Tensor& x,
                                            const StepOptions& given) {
   StepOptions options = given;
-  if (options.parallel != nullptr && options.parallel->tp == nullptr) {
-    return absl::InvalidArgumentError(
-        "parallel.tp: null; a step of several ranks needs this rank's end of their group");
-  }
+  if (options.parallel != nullptr) QG_RETURN_IF_ERROR(CheckEnds(*options.parallel));
   if (recorder.faults().Has(kFaultRequiresGradSwapped)) {
     std::swap(options.requires_grad.x, options.requires_grad.weight);
   }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/comm/row_blocks.h"
+#include "kernels/layer/linear_overlap.h"
 
 namespace quantgate {
 namespace {
@@ -190,6 +191,9 @@ void Planner::PlanLinear(size_t i) {
   unit.flow = DataflowOf(facts, recipe_);
   // Added to the sum over the ranks, and no part of a GEMM.
   if (unit.parallel.is_row()) unit.flow.bias_dtype = layer_.activation_dtype;
+  if (unit.parallel.is_parallel()) {
+    unit.parallel.overlap = OverlapOf(*outline_.parallel, unit, options_.defer_wgrad);
+  }
 }
 
 void Planner::PlanParallel(size_t i) {

@@ -54,6 +54,7 @@ void StageList::AddShardQuantization(const PlannedOperation& operation, TensorRo
 void StageList::AddGatherX(const PlannedOperation& operation) {
   const LinearUnit& unit = operation.linear;
   AddShardQuantization(operation, TensorRole::kInput, "x", XShardUsages(unit, recipe_));
+  if (unit.parallel.overlap.fprop != OverlapMethod::kNone) return;
   const bool sends_codes = unit.parallel.x_gather == GatherMethod::kCodes && !GathersXSource(unit);
   AddIf(!sends_codes && !GathersXSource(unit), operation.names.Stage("dequantize shard of x"));
   stages_.push_back(operation.names.Stage("all-gather x"));
@@ -80,9 +81,14 @@ void StageList::AddRegatherX(const PlannedOperation& operation) {
 void StageList::AddGatherGradOutput(const PlannedOperation& operation) {
   const LinearUnit& unit = operation.linear;
   const auto add = [&](const char* stage) { stages_.push_back(operation.names.Stage(stage)); };
-  if (!unit.flow.reads_grad_output_codes()) return add("all-gather grad_output");
+  const bool is_in_dgrad = unit.parallel.overlap.dgrad != OverlapMethod::kNone;
+  if (!unit.flow.reads_grad_output_codes()) {
+    if (!is_in_dgrad) add("all-gather grad_output");
+    return;
+  }
   const Usages made = GradOutputShardUsages(unit, recipe_);
   AddShardQuantization(operation, TensorRole::kGradOutput, "grad_output", made);
+  if (is_in_dgrad) return;
   const bool sends_codes = unit.parallel.grad_output_gather == GatherMethod::kCodes;
   const bool sends_values = !sends_codes && made.rowwise;
   if (sends_values) add("dequantize shard of grad_output");
@@ -121,7 +127,7 @@ void StageList::AddLinearForward(const PlannedOperation& operation) {
   add_if(casts_bias && !parallel.is_row(), "cast bias");
   add_if(true, kStageFprop);
   if (parallel.is_row()) {
-    AddReduction(operation, "y");
+    if (parallel.overlap.fprop == OverlapMethod::kNone) AddReduction(operation, "y");
     add_if(casts_bias, "cast bias");
     add_if(!operation.bias.empty(), "add bias");
   }
@@ -174,7 +180,18 @@ void StageList::AddLinearBackward(const PlannedOperation& operation) {
   add_if(flow.needs_dx && flow.reads_originals() && IsCast(facts.weight_dtype),
          "cast saved weight");
   add_if(flow.needs_dx, kStageDgrad);
-  if (flow.needs_dx && parallel.is_column()) AddReduction(operation, "dx");
+  const OverlapPlan& overlap = parallel.overlap;
+  const bool gathers_beside = parallel.is_column() && overlap.dgrad == OverlapMethod::kBulk;
+  const bool scatters_inside =
+      parallel.is_column() && overlap.dgrad != OverlapMethod::kNone && !gathers_beside;
+  const bool hides_dx = scatters_inside || overlap.wgrad == OverlapMethod::kBulk;
+  if (flow.needs_dx && parallel.is_column() && !hides_dx) AddReduction(operation, "dx");
+  // Rowwise codes came in dgrad's ring; mxfp8's columnwise ones, which are others, beside it or
+  // now.
+  add_if(parallel.is_row() && overlap.dgrad != OverlapMethod::kNone &&
+             overlap.wgrad == OverlapMethod::kNone &&
+             GradOutputShardUsages(operation.linear, recipe_).columnwise,
+         "all-gather grad_output");
   // wgrad of an empty batch is zero without reading x.
   const bool reads_x = flow.needs_dw && !flow.is_empty;
   const bool holds_source = parallel.gathers_x() && parallel.x_gather == GatherMethod::kSource;
@@ -183,7 +200,7 @@ void StageList::AddLinearBackward(const PlannedOperation& operation) {
   add_if(reads_x && reads_codes, "dequantize saved x");
   add_if(reads_x && !reads_codes && flow.reads_originals() && IsCast(facts.x_dtype),
          "cast saved x");
-  if (reads_x && parallel.gathers_x()) AddRegatherX(operation);
+  if (reads_x && parallel.gathers_x() && !gathers_beside) AddRegatherX(operation);
   add_if(flow.needs_dw, kStageWgrad);
 }
 

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/linear_operands.h"
+#include "kernels/layer/linear_overlap.h"
 #include "kernels/layer/linear_parallel.h"
 
 namespace quantgate {
@@ -45,9 +46,15 @@ absl::StatusOr<Tensor> EmptyWgrad(StepRecorder& recorder, const LinearUnit& unit
   });
 }
 
-/// dw, added to `accumulated` where that is there.
+/// A partial dx that is summed over the ranks beside wgrad.
+struct DxBeside {
+  Tensor partial;
+  Tensor sum;  ///< When wgrad has been asked for.
+};
+
+/// dw, added to `accumulated` where that is there. `beside`: null where dx is not summed beside it.
 absl::StatusOr<Tensor> WgradGemm(StepRecorder& recorder, const LinearWgrad& wgrad,
-                                 const Tensor& accumulated, DType dtype) {
+                                 const Tensor& accumulated, DType dtype, DxBeside* beside) {
   const LinearUnit& unit = wgrad.unit;
   const LinearDataflow& flow = unit.flow;
   GemmDesc desc;
@@ -71,12 +78,19 @@ absl::StatusOr<Tensor> WgradGemm(StepRecorder& recorder, const LinearWgrad& wgra
     QG_ASSIGN_OR_RETURN(b, OverrideOperand(recorder, unit, names.x, "x", wgrad.x));
   }
   const std::string& output = unit.facts.has_main_grad ? names.main_grad : names.dw;
-  return RunLinearGemm(recorder, names, kStageWgrad, GemmRole::kWgrad, wgrad.options->recipe,
-                       output, std::move(desc), a, b);
+  GemmRecord record = LinearGemmRecord(GemmRole::kWgrad, wgrad.options->recipe,
+                                       recorder.arithmetic(), output, std::move(desc), a, b);
+  if (beside == nullptr) return recorder.Gemm(names.Stage(kStageWgrad), std::move(record));
+  QG_ASSIGN_OR_RETURN(OverlappedReduction done,
+                      LinearOverlap(recorder, unit, *wgrad.options)
+                          .BulkReduceScatter(std::move(record), beside->partial));
+  beside->sum = std::move(done.sum);
+  return std::move(done.d);
 }
 
 /// No tensor where it went to the main gradient.
-absl::StatusOr<Tensor> Wgrad(StepRecorder& recorder, const LinearWgrad& wgrad, LayerState& state) {
+absl::StatusOr<Tensor> Wgrad(StepRecorder& recorder, const LinearWgrad& wgrad, LayerState& state,
+                             DxBeside* beside) {
   const LinearUnit& unit = wgrad.unit;
   const bool has_main_grad = unit.facts.has_main_grad;
   Tensor accumulated;
@@ -91,7 +105,7 @@ absl::StatusOr<Tensor> Wgrad(StepRecorder& recorder, const LinearWgrad& wgrad, L
   const DType dtype = has_main_grad ? DType::kF32 : unit.flow.activation_dtype;
   QG_ASSIGN_OR_RETURN(Tensor dw, unit.flow.is_empty
                                      ? EmptyWgrad(recorder, unit, accumulated, dtype)
-                                     : WgradGemm(recorder, wgrad, accumulated, dtype));
+                                     : WgradGemm(recorder, wgrad, accumulated, dtype, beside));
   if (!has_main_grad) return dw;
   state.main_grads[unit.names.weight] = std::move(dw);
   return Tensor();
@@ -119,7 +133,16 @@ class BackwardPass {
   absl::StatusOr<Tensor> BiasGradient();
   absl::Status CheckSaved();
   absl::StatusOr<Tensor> Dgrad();
+  absl::StatusOr<Tensor> ColumnDgrad(GemmRecord record);
+  absl::StatusOr<Tensor> RowDgrad(GemmRecord record);
+  absl::StatusOr<Tensor> DgradBesideX(GemmRecord record);
+  absl::StatusOr<KeptOperand> ForWgrad(KeptOperand gathered);
   absl::StatusOr<LinearWgrad> Defer(LinearWgrad wgrad);
+  LinearCollectives Collectives() { return {recorder_, unit_, options_, state_}; }
+  const OverlapPlan& overlap() const { return unit_.parallel.overlap; }
+  bool reduces_dx_beside_wgrad() const {
+    return unit_.parallel.is_column() && overlap().wgrad != OverlapMethod::kNone;
+  }
 
   StepRecorder& recorder_;
   LinearSaved& saved_;
@@ -129,7 +152,8 @@ class BackwardPass {
   const StepOptions& options_;
   LayerState& state_;
   const LinearGradient& gradient_;
-  KeptOperand grad_output_;
+  KeptOperand grad_output_;       ///< Where dgrad gathers it itself, this rank's rows until then.
+  std::optional<KeptOperand> x_;  ///< Of all ranks, where it was gathered beside dgrad.
 };
 
 absl::Status BackwardPass::PrepareGradOutput() {
@@ -173,8 +197,10 @@ absl::Status BackwardPass::QuantizeGradOutput() {
     return absl::OkStatus();
   }
   if (unit_.parallel.gathers_grad_output()) {
-    LinearCollectives collectives(recorder_, unit_, options_, state_);
-    QG_ASSIGN_OR_RETURN(grad_output_, collectives.GatherGradOutput(grad_output_.original));
+    const bool is_in_dgrad = overlap().dgrad != OverlapMethod::kNone;
+    QG_ASSIGN_OR_RETURN(grad_output_, is_in_dgrad
+                                          ? Collectives().GradOutputShard(grad_output_.original)
+                                          : Collectives().GatherGradOutput(grad_output_.original));
     return absl::OkStatus();
   }
   if (!flow_.reads_grad_output_codes()) return absl::OkStatus();
@@ -218,19 +244,74 @@ absl::StatusOr<Tensor> BackwardPass::Dgrad() {
     QG_ASSIGN_OR_RETURN(b,
                         OverrideOperand(recorder_, unit_, names_.weight, "weight", saved_.weight));
   }
-  QG_ASSIGN_OR_RETURN(Tensor dx, RunLinearGemm(recorder_, names_, kStageDgrad, GemmRole::kDgrad,
-                                               options_.recipe, names_.dx, std::move(desc), a, b));
-  if (unit_.parallel.is_column()) {
-    LinearCollectives collectives(recorder_, unit_, options_, state_);
-    QG_ASSIGN_OR_RETURN(dx, collectives.ReduceDx(dx));
+  GemmRecord record = LinearGemmRecord(GemmRole::kDgrad, options_.recipe, recorder_.arithmetic(),
+                                       names_.dx, std::move(desc), a, b);
+  return unit_.parallel.is_column() ? ColumnDgrad(std::move(record)) : RowDgrad(std::move(record));
+}
+
+/// The sum over the ranks, or, where wgrad hides that, this rank's part of it.
+absl::StatusOr<Tensor> BackwardPass::ColumnDgrad(GemmRecord record) {
+  const OverlapMethod method = overlap().dgrad;
+  if (method != OverlapMethod::kNone && method != OverlapMethod::kBulk) {
+    return LinearOverlap(recorder_, unit_, options_).ReduceScatterGemm(std::move(record));
   }
-  return dx.Reinterpret(dx.dtype(), saved_.x_shape);
+  QG_ASSIGN_OR_RETURN(Tensor dx,
+                      method == OverlapMethod::kBulk
+                          ? DgradBesideX(std::move(record))
+                          : recorder_.Gemm(names_.Stage(kStageDgrad), std::move(record)));
+  return reduces_dx_beside_wgrad() ? dx : Collectives().ReduceDx(dx);
+}
+
+/// dgrad, while wgrad's x comes.
+absl::StatusOr<Tensor> BackwardPass::DgradBesideX(GemmRecord record) {
+  QG_RETURN_IF_ERROR(Collectives().CheckScaleOfX(saved_.x));
+  const Usage usage = TravellingUsage(saved_.x);
+  QG_ASSIGN_OR_RETURN(OverlappedGather gathered,
+                      LinearOverlap(recorder_, unit_, options_)
+                          .BulkAllGather(std::move(record), TravellingParts(saved_.x, usage)));
+  QG_ASSIGN_OR_RETURN(x_, ForWgrad(JoinedOperand(saved_.x, usage, gathered.parts, unit_.m)));
+  return std::move(gathered.d);
+}
+
+/// Of a unit that is not divided, too.
+absl::StatusOr<Tensor> BackwardPass::RowDgrad(GemmRecord record) {
+  if (overlap().dgrad == OverlapMethod::kNone) {
+    return recorder_.Gemm(names_.Stage(kStageDgrad), std::move(record));
+  }
+  const bool is_beside = overlap().wgrad != OverlapMethod::kNone;
+  std::vector<Tensor> beside;
+  if (is_beside) beside = TravellingParts(grad_output_, Usage::kColumnwise);
+  const size_t count = beside.size();
+  QG_ASSIGN_OR_RETURN(OverlappedGather gathered,
+                      LinearOverlap(recorder_, unit_, options_)
+                          .AllGatherGemm(std::move(record), std::move(beside)));
+  if (!flow_.needs_dw) return std::move(gathered.d);
+  const std::span<const Tensor> parts(gathered.parts);
+  const KeptOperand shard = std::move(grad_output_);
+  if (is_beside) {
+    grad_output_ = JoinedOperand(shard, Usage::kColumnwise, parts.last(count), unit_.m);
+  } else if (shard.codes.columnwise.has_value()) {
+    QG_ASSIGN_OR_RETURN(grad_output_, Collectives().GatherColumnwiseGradOutput(shard));
+  } else {
+    QG_ASSIGN_OR_RETURN(grad_output_,
+                        ForWgrad(JoinedOperand(shard, Usage::kRowwise, parts, unit_.m)));
+  }
+  return std::move(gathered.d);
+}
+
+/// An operand of wgrad, which reads columnwise: per-tensor codes travel rowwise.
+absl::StatusOr<KeptOperand> BackwardPass::ForWgrad(KeptOperand gathered) {
+  if (!gathered.codes.rowwise.has_value()) return gathered;
+  QG_RETURN_IF_ERROR(
+      recorder_.engine().UpdateUsages(gathered.codes, {false, true}, recorder_.cancellation()));
+  return gathered;
 }
 
 /// What was saved, of all ranks.
 absl::StatusOr<KeptOperand> BackwardPass::WgradX() {
   if (!unit_.parallel.gathers_x() || flow_.is_empty) return saved_.x;
-  LinearCollectives collectives(recorder_, unit_, options_, state_);
+  if (x_.has_value()) return *std::move(x_);
+  LinearCollectives collectives = Collectives();
   if (flow_.backward_override == BackwardOverride::kNone) return collectives.RegatherX(saved_.x);
   QG_ASSIGN_OR_RETURN(const NamedOperand shard,
                       OverrideOperand(recorder_, unit_, names_.x, "x", saved_.x));
@@ -270,8 +351,14 @@ absl::StatusOr<LinearBackward> BackwardPass::Run() {
   }
   QG_RETURN_IF_ERROR(QuantizeGradOutput());
   QG_RETURN_IF_ERROR(CheckSaved());
+  DxBeside beside;
   if (flow_.needs_dx) {
-    QG_ASSIGN_OR_RETURN(result.dx, Dgrad());
+    QG_ASSIGN_OR_RETURN(const Tensor dx, Dgrad());
+    if (reduces_dx_beside_wgrad()) {
+      beside.partial = dx;
+    } else {
+      QG_ASSIGN_OR_RETURN(result.dx, dx.Reinterpret(dx.dtype(), saved_.x_shape));
+    }
   }
   if (!flow_.needs_dw) return result;
   QG_ASSIGN_OR_RETURN(KeptOperand x, WgradX());
@@ -280,7 +367,12 @@ absl::StatusOr<LinearBackward> BackwardPass::Run() {
     QG_ASSIGN_OR_RETURN(result.deferred, Defer(std::move(wgrad)));
     return result;
   }
-  QG_ASSIGN_OR_RETURN(result.dw, Wgrad(recorder_, wgrad, state_));
+  if (!reduces_dx_beside_wgrad()) {
+    QG_ASSIGN_OR_RETURN(result.dw, Wgrad(recorder_, wgrad, state_, nullptr));
+    return result;
+  }
+  QG_ASSIGN_OR_RETURN(result.dw, Wgrad(recorder_, wgrad, state_, &beside));
+  QG_ASSIGN_OR_RETURN(result.dx, beside.sum.Reinterpret(beside.sum.dtype(), saved_.x_shape));
   return result;
 }
 
@@ -301,7 +393,7 @@ absl::StatusOr<Tensor> RunDeferredWgrad(StepRecorder& recorder, LinearWgrad& def
         {deferred.grad_output.mark, deferred.grad_output.Parts(), is_read}};
     return recorder.Use(operands);
   }));
-  return Wgrad(recorder, deferred, state);
+  return Wgrad(recorder, deferred, state, nullptr);
 }
 
 }  // namespace quantgate

@@ -24,6 +24,11 @@ struct LinearFields {
 absl::Status CheckLinearUnit(const LinearUnit& unit, const LinearFields& fields,
                              const Recipe& recipe);
 
+/// Whether dims and profile of a unit that CheckLinearUnit accepts permit its overlap, which
+/// CheckOverlapPlan accepts.
+absl::Status CheckLinearUnitOverlap(const LinearUnit& unit, const Recipe& recipe,
+                                    const ReductionProfile& profile);
+
 /// Every GEMM of a unit that CheckLinearUnit accepts, by outlines of its operands.
 absl::Status CheckLinearUnitGemms(const LinearUnit& unit, const Recipe& recipe,
                                   const Arithmetic& arithmetic);

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/linear_operands.h"
+#include "kernels/layer/linear_overlap.h"
 #include "kernels/layer/linear_parallel.h"
 #include "kernels/layer/linear_weight.h"
 
@@ -28,6 +29,8 @@ class ForwardPass {
   absl::Status PrepareX();
   absl::Status QuantizeX();
   absl::StatusOr<Tensor> Fprop();
+  absl::StatusOr<Tensor> ColumnFprop(GemmRecord record);
+  absl::StatusOr<Tensor> RowFprop(GemmRecord record);
   /// What backward gets, not yet marked.
   LinearSaved OperandsToKeep() const;
   absl::StatusOr<LinearSaved> Save();
@@ -41,7 +44,7 @@ class ForwardPass {
   const LinearInput& input_;
   std::shared_ptr<const StepOptions> options_;
 
-  // As fprop reads them.
+  // As fprop reads them; where fprop gathers x itself, this rank's rows of it.
   KeptOperand x_;
   KeptOperand x_shard_;  ///< Where x_ is gathered.
   KeptOperand weight_;
@@ -103,13 +106,34 @@ absl::StatusOr<Tensor> ForwardPass::Fprop() {
     QG_ASSIGN_OR_RETURN(desc.bias,
                         recorder_.Cast(names_.Stage("cast bias"), input_.bias, flow_.bias_dtype));
   }
+  GemmRecord record =
+      LinearGemmRecord(GemmRole::kFprop, options_->recipe, recorder_.arithmetic(), names_.y,
+                       std::move(desc), DirectionOf(names_.x, x_, Usage::kRowwise),
+                       DirectionOf(names_.weight, weight_, Usage::kRowwise));
+  if (!is_row) return ColumnFprop(std::move(record));
+  QG_ASSIGN_OR_RETURN(const Tensor y, RowFprop(std::move(record)));
+  return LinearCollectives(recorder_, unit_, *options_, state_).AddBias(y, input_.bias);
+}
+
+/// Of a unit that is not divided, too.
+absl::StatusOr<Tensor> ForwardPass::ColumnFprop(GemmRecord record) {
+  if (unit_.parallel.overlap.fprop == OverlapMethod::kNone) {
+    return recorder_.Gemm(names_.Stage(kStageFprop), std::move(record));
+  }
   QG_ASSIGN_OR_RETURN(
-      const Tensor y,
-      RunLinearGemm(recorder_, names_, kStageFprop, GemmRole::kFprop, options_->recipe, names_.y,
-                    std::move(desc), DirectionOf(names_.x, x_, Usage::kRowwise),
-                    DirectionOf(names_.weight, weight_, Usage::kRowwise)));
-  if (!is_row) return y;
-  return LinearCollectives(recorder_, unit_, *options_, state_).ReduceY(y, input_.bias);
+      OverlappedGather gathered,
+      LinearOverlap(recorder_, unit_, *options_).AllGatherGemm(std::move(record), {}));
+  return std::move(gathered.d);
+}
+
+/// The sum over the ranks, without the bias.
+absl::StatusOr<Tensor> ForwardPass::RowFprop(GemmRecord record) {
+  if (unit_.parallel.overlap.fprop != OverlapMethod::kNone) {
+    return LinearOverlap(recorder_, unit_, *options_).ReduceScatterGemm(std::move(record));
+  }
+  QG_ASSIGN_OR_RETURN(const Tensor partial,
+                      recorder_.Gemm(names_.Stage(kStageFprop), std::move(record)));
+  return LinearCollectives(recorder_, unit_, *options_, state_).ReduceY(partial);
 }
 
 // What each mode keeps is the row "saved input", "saved weight" of the table in docs/quantizers.md

@@ -1,6 +1,7 @@
 // CheckLinearUnitGemms: every GEMM of a unit, outlined before anything is computed and put before
 // CheckGemm.
 #include "absl/strings/str_cat.h"
+#include "kernels/comm/overlap.h"
 #include "kernels/gemm/cublaslt_algorithm.h"
 #include "kernels/gemm/scaling_check.h"
 #include "kernels/layer/linear_check.h"
@@ -110,7 +111,49 @@ absl::Status CheckOne(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, Gem
   return absl::Status(status.code(), absl::StrCat(gemm, ": ", status.message()));
 }
 
+/// A GEMM inside which its operand a, or its sum, travels.
+absl::Status CheckCut(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, GemmRole role,
+                      OverlapCollective collective, const ReductionProfile& profile) {
+  QG_RETURN_IF_ERROR(desc.status());
+  const LinearParallel& parallel = unit.parallel;
+  absl::Status status;
+  if (collective == OverlapCollective::kAllGather) {
+    const std::string& operand = role == GemmRole::kFprop ? unit.names.x : unit.names.grad_output;
+    status = CheckOverlapShards(operand, desc->a, parallel.rows);
+  } else {
+    desc->bias = Tensor();
+    status = CheckReduceScatterGemm({.gemm = *std::move(desc),
+                                     .rows = parallel.rows,
+                                     .method = parallel.overlap.of(role),
+                                     .profile = profile,
+                                     .pieces = parallel.overlap.pieces,
+                                     .splits = parallel.overlap.splits},
+                                    parallel.size);
+  }
+  if (status.ok()) return status;
+  const std::string gemm = unit.names.Stage(std::string(GemmRoleName(role)));
+  return absl::Status(status.code(), absl::StrCat(gemm, ": ", status.message()));
+}
+
 }  // namespace
+
+absl::Status CheckLinearUnitOverlap(const LinearUnit& unit, const Recipe& recipe,
+                                    const ReductionProfile& profile) {
+  using enum OverlapCollective;
+  const OverlapPlan& plan = unit.parallel.overlap;
+  const GemmOutlines outlines(unit, recipe);
+  const bool is_column = unit.parallel.is_column();
+  if (plan.fprop != OverlapMethod::kNone) {
+    QG_RETURN_IF_ERROR(CheckCut(outlines.Fprop(), unit, GemmRole::kFprop,
+                                is_column ? kAllGather : kReduceScatter, profile));
+  }
+  if (plan.dgrad != OverlapMethod::kNone && plan.dgrad != OverlapMethod::kBulk) {
+    QG_RETURN_IF_ERROR(CheckCut(outlines.Dgrad(), unit, GemmRole::kDgrad,
+                                is_column ? kReduceScatter : kAllGather, profile));
+  }
+  if (plan.wgrad != OverlapMethod::kBulk) return absl::OkStatus();
+  return CheckOverlapProfile(profile);
+}
 
 absl::Status CheckLinearUnitGemms(const LinearUnit& unit, const Recipe& recipe,
                                   const Arithmetic& arithmetic) {

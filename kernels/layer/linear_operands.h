@@ -28,11 +28,10 @@ GemmLayout WgradLayout(const Quantizer& x);
 /// One direction of an operand: its codes, or high precision where that is not quantized.
 NamedOperand DirectionOf(const std::string& name, const KeptOperand& operand, Usage usage);
 
-/// Runs a GEMM of a unit, records it, and returns d.
-absl::StatusOr<Tensor> RunLinearGemm(StepRecorder& recorder, const LinearNames& names,
-                                     const char* stage, GemmRole role, const Recipe& recipe,
-                                     const std::string& output, GemmDesc desc,
-                                     const NamedOperand& a, const NamedOperand& b);
+/// A GEMM of a unit, to be run; `arithmetic` is the step's.
+GemmRecord LinearGemmRecord(GemmRole role, const Recipe& recipe, const Arithmetic& arithmetic,
+                            const std::string& output, GemmDesc desc, const NamedOperand& a,
+                            const NamedOperand& b);
 
 inline bool IsAny(Usages usages) { return usages.rowwise || usages.columnwise; }
 /// Without the directions that are not in `usages`.

@@ -132,25 +132,35 @@ absl::StatusOr<Tensor> LinearCollectives::GatherValues(const Role& role, const K
   return Gather(role.what, values);
 }
 
-absl::StatusOr<GatheredOperand> LinearCollectives::GatherX(const Tensor& shard) {
+/// What fprop reads: of all ranks, but for a GEMM that gathers it.
+absl::StatusOr<KeptOperand> LinearCollectives::FpropX(const KeptOperand& shard) {
+  if (parallel().overlap.fprop != OverlapMethod::kNone) {
+    return KeptOperand{shard.original, OnlyUsages(shard.codes, kRowwiseOnly), {}};
+  }
   const Role role = X();
+  KeptOperand whole;
+  if (GathersXSource(unit_)) {
+    QG_ASSIGN_OR_RETURN(whole.original, Gather(role.what, shard.original));
+  } else if (role.method == GatherMethod::kCodes) {
+    QG_ASSIGN_OR_RETURN(whole.codes, GatherShardCodes(role, shard.codes, kRowwiseOnly));
+  } else {
+    QG_ASSIGN_OR_RETURN(whole.original, GatherValues(role, shard));
+  }
+  if (unit_.flow.quantizes_fprop && !whole.has_codes()) {
+    QG_ASSIGN_OR_RETURN(whole.codes, QuantizeWhole(role, whole.original, kRowwiseOnly));
+  }
+  return whole;
+}
+
+absl::StatusOr<GatheredOperand> LinearCollectives::GatherX(const Tensor& shard) {
   const Usages kept = KeptShardUsages(unit_, options_.recipe);
   const Usages made = XShardUsages(unit_, options_.recipe);
   GatheredOperand x;
   x.shard.original = shard;
   if (IsAny(made)) {
-    QG_ASSIGN_OR_RETURN(x.shard.codes, QuantizeShard(role, shard, made));
+    QG_ASSIGN_OR_RETURN(x.shard.codes, QuantizeShard(X(), shard, made));
   }
-  if (GathersXSource(unit_)) {
-    QG_ASSIGN_OR_RETURN(x.whole.original, Gather(role.what, shard));
-  } else if (role.method == GatherMethod::kCodes) {
-    QG_ASSIGN_OR_RETURN(x.whole.codes, GatherShardCodes(role, x.shard.codes, kRowwiseOnly));
-  } else {
-    QG_ASSIGN_OR_RETURN(x.whole.original, GatherValues(role, x.shard));
-  }
-  if (unit_.flow.quantizes_fprop && !x.whole.has_codes()) {
-    QG_ASSIGN_OR_RETURN(x.whole.codes, QuantizeWhole(role, x.whole.original, kRowwiseOnly));
-  }
+  QG_ASSIGN_OR_RETURN(x.whole, FpropX(x.shard));
   x.shard.codes = OnlyUsages(std::move(x.shard.codes), kept);
   if (IsAny(kept)) x.shard.original = Tensor();
   SpoilSaved(x.shard);
@@ -197,6 +207,28 @@ absl::StatusOr<Tensor> LinearCollectives::GatherOverriddenX(const Tensor& shard)
                        unit_.flow.activation_dtype);
 }
 
+absl::StatusOr<KeptOperand> LinearCollectives::GradOutputShard(const Tensor& shard) {
+  KeptOperand part;
+  part.original = shard;
+  const Usages made = GradOutputShardUsages(unit_, options_.recipe);
+  if (unit_.flow.reads_grad_output_codes() && IsAny(made)) {
+    QG_ASSIGN_OR_RETURN(part.codes, QuantizeShard(GradOutput(), shard, made));
+  }
+  return part;
+}
+
+absl::StatusOr<KeptOperand> LinearCollectives::GatherColumnwiseGradOutput(
+    const KeptOperand& shard) {
+  KeptOperand whole;
+  QG_ASSIGN_OR_RETURN(whole.codes, GatherShardCodes(GradOutput(), shard.codes, kColumnwiseOnly));
+  return whole;
+}
+
+absl::Status LinearCollectives::CheckScaleOfX(const KeptOperand& shard) {
+  if (!shard.codes.rowwise.has_value()) return absl::OkStatus();
+  return CheckCommonScale(context(), unit_.names.x, *shard.codes.rowwise, Usage::kRowwise);
+}
+
 absl::StatusOr<KeptOperand> LinearCollectives::GatherGradOutput(const Tensor& shard) {
   const Role role = GradOutput();
   const LinearDataflow& flow = unit_.flow;
@@ -206,12 +238,7 @@ absl::StatusOr<KeptOperand> LinearCollectives::GatherGradOutput(const Tensor& sh
     QG_ASSIGN_OR_RETURN(whole.original, Gather(role.what, shard));
     return whole;
   }
-  KeptOperand part;
-  part.original = shard;
-  const Usages made = GradOutputShardUsages(unit_, options_.recipe);
-  if (IsAny(made)) {
-    QG_ASSIGN_OR_RETURN(part.codes, QuantizeShard(role, shard, made));
-  }
+  QG_ASSIGN_OR_RETURN(const KeptOperand part, GradOutputShard(shard));
   if (role.method == GatherMethod::kCodes) {
     QG_ASSIGN_OR_RETURN(whole.codes, GatherShardCodes(role, part.codes, wanted));
     return whole;
@@ -221,7 +248,7 @@ absl::StatusOr<KeptOperand> LinearCollectives::GatherGradOutput(const Tensor& sh
   if (!ReadsGradOutputSource(flow)) return whole;
   // A direction without a rule is the source's own, not what the other direction's codes stand for.
   whole.original = values;
-  if (IsAny(made)) {
+  if (part.has_codes()) {
     QG_ASSIGN_OR_RETURN(whole.original, Gather(role.what, shard));
   }
   return whole;
@@ -237,18 +264,13 @@ absl::StatusOr<Tensor> LinearCollectives::Reduce(const char* what, const Tensor&
   });
 }
 
-absl::StatusOr<Tensor> LinearCollectives::ReduceY(const Tensor& partial, const Tensor& bias) {
-  QG_ASSIGN_OR_RETURN(Tensor y, Reduce("y", partial));
+absl::StatusOr<Tensor> LinearCollectives::AddBias(const Tensor& y, const Tensor& bias) {
   if (!bias.has_value() || recorder_.faults().Has(kFaultBiasOnAllRanks)) return y;
   QG_ASSIGN_OR_RETURN(const Tensor row, recorder_.Cast(unit_.names.Stage("cast bias"), bias,
                                                        unit_.flow.activation_dtype));
   return recorder_.Timed(unit_.names.Stage("add bias"), [&] {
     return AddToEveryRow(recorder_, y, row, unit_.flow.activation_dtype);
   });
-}
-
-absl::StatusOr<Tensor> LinearCollectives::ReduceDx(const Tensor& partial) {
-  return Reduce("dx", partial);
 }
 
 }  // namespace quantgate

@@ -28,7 +28,7 @@ inline bool ReadsGradOutputSource(const LinearDataflow& flow) {
 
 /// An operand that is divided along M.
 struct GatheredOperand {
-  KeptOperand whole;  ///< What the GEMMs read.
+  KeptOperand whole;  ///< What the GEMMs read; where the GEMM gathers it, this rank's rows.
   KeptOperand shard;  ///< This rank's rows, as backward needs them.
 };
 
@@ -47,13 +47,21 @@ class LinearCollectives {
   absl::StatusOr<Tensor> GatherOverriddenX(const Tensor& shard);
   /// grad_output as dgrad and wgrad read it, without an override.
   absl::StatusOr<KeptOperand> GatherGradOutput(const Tensor& shard);
+  /// This rank's rows of it, for a dgrad that gathers them itself.
+  absl::StatusOr<KeptOperand> GradOutputShard(const Tensor& shard);
+  /// Its columnwise codes of all ranks, from those of this rank's.
+  absl::StatusOr<KeptOperand> GatherColumnwiseGradOutput(const KeptOperand& shard);
+  /// FAILED_PRECONDITION on every rank unless a per-tensor scale of x's codes is everybody's.
+  absl::Status CheckScaleOfX(const KeptOperand& shard);
   /// High precision along dim 0, in stage "all-gather WHAT".
   absl::StatusOr<Tensor> Gather(const char* what, const Tensor& shard);
 
-  /// A partial y [M][N] to the sum over the ranks, all of it or this rank's rows; then the bias.
-  absl::StatusOr<Tensor> ReduceY(const Tensor& partial, const Tensor& bias);
+  /// A partial y [M][N] to the sum over the ranks, all of it or this rank's rows.
+  absl::StatusOr<Tensor> ReduceY(const Tensor& partial) { return Reduce("y", partial); }
+  /// That sum and the bias of a row-parallel unit, which no GEMM adds; absent: none.
+  absl::StatusOr<Tensor> AddBias(const Tensor& y, const Tensor& bias);
   /// A partial dx [M][K], likewise.
-  absl::StatusOr<Tensor> ReduceDx(const Tensor& partial);
+  absl::StatusOr<Tensor> ReduceDx(const Tensor& partial) { return Reduce("dx", partial); }
 
  private:
   struct Role {
@@ -77,6 +85,7 @@ class LinearCollectives {
                                                    Usages usages);
   /// What the codes of the shards stand for; the source of shards without codes.
   absl::StatusOr<Tensor> GatherValues(const Role& role, const KeptOperand& shard);
+  absl::StatusOr<KeptOperand> FpropX(const KeptOperand& shard);
   absl::StatusOr<Tensor> Reduce(const char* what, const Tensor& partial);
   void SpoilSaved(KeptOperand& shard);
 

@@ -68,22 +68,22 @@ NamedOperand DirectionOf(const std::string& name, const KeptOperand& operand, Us
   return {OperandOf(*copy), absl::StrCat(name, " quantized ", std::string(UsageName(usage))), name};
 }
 
-absl::StatusOr<Tensor> RunLinearGemm(StepRecorder& recorder, const LinearNames& names,
-                                     const char* stage, GemmRole role, const Recipe& recipe,
-                                     const std::string& output, GemmDesc desc,
-                                     const NamedOperand& a, const NamedOperand& b) {
+GemmRecord LinearGemmRecord(GemmRole role, const Recipe& recipe, const Arithmetic& arithmetic,
+                            const std::string& output, GemmDesc desc, const NamedOperand& a,
+                            const NamedOperand& b) {
   GemmRecord record;
   record.role = role;
   record.output = output;
   record.desc = std::move(desc);
   record.desc.a = a.operand;
   record.desc.b = b.operand;
+  record.desc.arithmetic = arithmetic;
   record.desc.use_split_accumulator = UsesSplit(recipe, role, a.operand);
   record.a_source = a.source;
   record.b_source = b.source;
   record.a_tensor = a.tensor;
   record.b_tensor = b.tensor;
-  return recorder.Gemm(names.Stage(stage), std::move(record));
+  return record;
 }
 
 QuantizedTensor OnlyUsages(QuantizedTensor codes, Usages usages) {

@@ -33,7 +33,8 @@ struct ParallelStep {
   /// What lies between parallel regions is divided along dim 0: x of a column-parallel layer, y of
   /// a row-parallel one.
   bool sequence_parallel = false;
-  ReductionProfile profile;  ///< Of y of a row-parallel layer, of dx of a column-parallel one.
+  /// Of y of a row-parallel layer, of dx of a column-parallel one.
+  ReductionProfile profile = {};
   /// Under sequence parallelism dim 0 on each rank, 0 included. Empty: of x of a column-parallel
   /// layer as this rank's on every rank, of y of a row-parallel one as even as can be, the first
   /// ranks one more.
@@ -41,11 +42,12 @@ struct ParallelStep {
   // Without a group.
   int size_without_group = 1;
   int rank_without_group = 0;
-  /// This rank's end of calls that communicate and multiply at the same time, on the group `tp`;
-  /// lives as long as that. Null: nothing overlaps.
-  Overlap* overlap = nullptr;
   /// How units whose weight is cut so overlap (docs/overlap.md section 1).
   OverlapPlan column_overlap = {}, row_overlap = {};
+  /// This rank's end of calls that communicate and multiply at the same time, on the group `tp`;
+  /// lives as long as that. Null: nothing overlaps, so that both plans are none; or, as `tp`, in
+  /// checks before there are ranks. Whether timelines come back is a choice of its Create.
+  Overlap* overlap = nullptr;
 
   int size() const { return tp != nullptr ? tp->size() : size_without_group; }
   int rank() const { return tp != nullptr ? tp->rank() : rank_without_group; }
@@ -62,6 +64,8 @@ struct LinearParallel {
   GatherMethod x_gather = GatherMethod::kSource;
   GatherMethod grad_output_gather = GatherMethod::kSource;
   bool returns_x = false;  ///< x is returned as a whole: it is gathered in high precision.
+  /// What of the step's plan this unit carries out (kernels/layer/linear_overlap.h).
+  OverlapPlan overlap = {};
 
   bool is_parallel() const { return mode != ParallelMode::kNone; }
   bool is_column() const { return mode == ParallelMode::kColumn; }

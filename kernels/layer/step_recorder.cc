@@ -72,13 +72,18 @@ absl::StatusOr<QuantizedTensor> StepRecorder::Quantize(const std::string& stage,
 }
 
 absl::StatusOr<Tensor> StepRecorder::Gemm(const std::string& stage, GemmRecord record) {
-  record.desc.arithmetic = arithmetic_;
   QG_ASSIGN_OR_RETURN(record.result,
                       Timed(stage, [&] { return engine_.Gemm(record.desc, cancellation_); }));
-  QG_RETURN_IF_ERROR(SetWhatRan(record.result, record.desc));
   Tensor d = record.result.d;
-  records_.gemms.push_back(std::move(record));
+  QG_RETURN_IF_ERROR(RecordGemm(std::move(record), {}));
   return d;
+}
+
+absl::Status StepRecorder::RecordGemm(GemmRecord record, StageTimeline timeline) {
+  QG_RETURN_IF_ERROR(SetWhatRan(record.result, record.desc));
+  records_.gemms.push_back(std::move(record));
+  if (!timeline.timeline.tasks.empty()) records_.timelines.push_back(std::move(timeline));
+  return absl::OkStatus();
 }
 
 template <typename Operand>

@@ -144,8 +144,11 @@ class StepRecorder {
                                            TensorRole role, const Tensor& source,
                                            const Quantizer& quantizer, Usages usages,
                                            const QuantizeArguments& arguments);
-  /// Runs record.desc under the step's arithmetic, records it, and returns d.
+  /// Runs record.desc, records it, and returns d.
   absl::StatusOr<Tensor> Gemm(const std::string& stage, GemmRecord record);
+  /// Records a GEMM that was run as part of something else, and the timeline of that if it has
+  /// tasks.
+  absl::Status RecordGemm(GemmRecord record, StageTimeline timeline);
 
   /// Starts the fingerprints of what is kept for backward, and of it at use: all at once, since
   /// each start takes the device longer than a small tensor.

@@ -242,6 +242,38 @@ TEST(OverlapTimelines, EveryChunkIsMultipliedOnceAfterItHasCome) {
   });
 }
 
+TEST(OverlapTimelines, AreKeptWhereTheyAreAskedForAlone) {
+  Ranks ranks(2);
+  ranks.TensorOfEach([&](Rank& rank) -> absl::StatusOr<Tensor> {
+    OverlapRank end(rank, {});
+    const GemmDesc gemm = MakeGemm(Payload::kBf16, 4, 16, 32, rank.index());
+    for (const OverlapMethod method : {OverlapMethod::kRingExchange, OverlapMethod::kNone}) {
+      auto gathered =
+          end.overlap->AllGatherGemm({.name = {"a", "b", "m"}, .gemm = gemm, .method = method});
+      if (!gathered.ok()) return gathered.status();
+      EXPECT_TRUE(gathered->timeline.tasks.empty());
+      EXPECT_TRUE(gathered->gathered.Release().ok());
+      auto scattered = end.overlap->ReduceScatterGemm(
+          {.name = {"a", "b", "m"}, .gemm = gemm, .rows = {2, 2}, .method = method});
+      if (!scattered.ok()) return scattered.status();
+      EXPECT_TRUE(scattered->timeline.tasks.empty());
+    }
+    return gemm.a.data;
+  });
+}
+
+TEST(OverlapTimelines, AreKeptByAllOrNobody) {
+  Ranks ranks(2);
+  const std::vector<absl::Status> statuses = ranks.StatusOfEach([&](Rank& rank) -> absl::Status {
+    OverlapRank end(rank, {.keeps_timelines = rank.index() == 1});
+    return Forward(end, GemmOf(rank.index(), 0), 0).status();
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(), HasSubstr("timed"));
+  }
+}
+
 TEST(OverlapTimelines, SumsComeAfterEveryPart) {
   Ranks ranks(kSize);
   ranks.TensorOfEach([&](Rank& rank) -> absl::StatusOr<Tensor> {

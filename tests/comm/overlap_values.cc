@@ -97,9 +97,9 @@ GemmDesc OrderSensitiveGemm(int rank, int64_t m, int64_t n) {
   return gemm;
 }
 
-OverlapRank::OverlapRank(Rank& rank)
+OverlapRank::OverlapRank(Rank& rank, OverlapOptions options)
     : group(rank.group(kWorldGroup)), buffers(rank.engine(), rank.faults()) {
-  overlap = *Overlap::Create(group, buffers);
+  overlap = *Overlap::Create(group, buffers, options);
 }
 
 }  // namespace quantgate

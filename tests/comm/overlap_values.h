@@ -33,7 +33,7 @@ GemmDesc OrderSensitiveGemm(int rank, int64_t m, int64_t n);
 
 /// One rank's end in a test.
 struct OverlapRank {
-  explicit OverlapRank(Rank& rank);
+  explicit OverlapRank(Rank& rank, OverlapOptions options = {.keeps_timelines = true});
 
   ProcessGroup& group;
   OverlapBuffers buffers;

@@ -49,7 +49,9 @@ ParallelStep StepOf(const ParallelSetup& setup, ProcessGroup& tp) {
   return {.tp = &tp,
           .sequence_parallel = setup.sequence_parallel,
           .profile = setup.profile,
-          .rows = setup.rows};
+          .rows = setup.rows,
+          .column_overlap = setup.column_overlap,
+          .row_overlap = setup.row_overlap};
 }
 
 LayerRequest AloneShard(const LayerRequest& whole, int rank, int size) {
@@ -68,8 +70,14 @@ absl::StatusOr<std::vector<LayerResult>> TryRanks(const LayerRequest& whole, con
   std::vector<LayerResult> results(static_cast<size_t>(setup.size));
   const absl::Status status = world.world().Run(
       [&](Rank& rank) -> absl::Status {
+        ParallelStep step = StepOf(setup, rank.group("tp"));
+        OverlapBuffers buffers(rank.engine(), rank.faults());
+        QG_ASSIGN_OR_RETURN(
+            const std::unique_ptr<Overlap> overlap,
+            Overlap::Create(*step.tp, buffers, {.keeps_timelines = setup.keeps_timelines}));
+        step.overlap = overlap.get();
         QG_ASSIGN_OR_RETURN(const LayerRequest request,
-                            ShardLayer(rank.engine(), whole, StepOf(setup, rank.group("tp"))));
+                            ShardLayer(rank.engine(), whole, std::move(step)));
         QG_ASSIGN_OR_RETURN(results[static_cast<size_t>(rank.index())],
                             RunLayer(rank.engine(), request, recipe, Arithmetic{}, nullptr));
         return absl::OkStatus();

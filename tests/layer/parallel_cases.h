@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/comm/overlap.h"
 #include "kernels/comm/world.h"
 #include "kernels/layer/layer_sharding.h"
 #include "tests/layer/layer_cases.h"
@@ -18,6 +19,8 @@ struct ParallelSetup {
   ReductionProfile profile = {};
   std::vector<int64_t> rows = {};  ///< ParallelStep::rows.
   ScheduleNoise noise = {};
+  OverlapPlan column_overlap = {}, row_overlap = {};
+  bool keeps_timelines = false;
 };
 
 /// N ranks of one thread each, in one group "tp".
@@ -31,7 +34,7 @@ class TestWorld {
   std::unique_ptr<World> world_;
 };
 
-/// The step of one rank.
+/// The step of one rank, without its end of overlapped calls.
 ParallelStep StepOf(const ParallelSetup& setup, ProcessGroup& tp);
 /// What rank `rank` computes of a whole request, as a request of one rank alone: no group, and the
 /// whole of dim 0.

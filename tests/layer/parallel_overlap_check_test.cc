@@ -1,0 +1,195 @@
+// What of an overlap plan a layer refuses before anything is computed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "kernels/comm/overlap.h"
+#include "kernels/comm/world.h"
+#include "kernels/layer/layer_sharding.h"
+#include "kernels/layer/layer_step.h"
+#include "tests/engine/tensor_values.h"
+#include "tests/layer/layer_cases.h"
+
+namespace quantgate {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+using enum OverlapMethod;
+
+constexpr OverlapPlan kColumnDefaults{
+    .fprop = kRingExchange, .dgrad = kBulk, .wgrad = kBulk, .splits = 2};
+constexpr OverlapPlan kRowDefaults{.fprop = kPipeline, .dgrad = kRingExchange, .splits = 2};
+
+/// `rows` of 256 columns on each of two ranks, to 256.
+LayerRequest Linear(ParallelMode mode, int64_t rows = 128) {
+  LayerRequest request;
+  request.layer.parallel_mode = mode;
+  request.x = Generated(Distribution::kNormal, 1, DType::kBF16, {2 * rows, 256});
+  request.grad_output = request.x;
+  request.parameters["weight"] = Generated(Distribution::kNormal, 2, DType::kBF16, {256, 256});
+  return request;
+}
+
+ParallelStep StepOf(const OverlapPlan& column, const OverlapPlan& row) {
+  return {.sequence_parallel = true,
+          .size_without_group = 2,
+          .column_overlap = column,
+          .row_overlap = row};
+}
+
+std::string ErrorOf(const LayerRequest& whole, const ParallelStep& step,
+                    const std::string& recipe) {
+  const auto engine = MakeCpuEngine({.threads = 1});
+  const auto shard = ShardLayer(*engine, whole, step);
+  EXPECT_TRUE(shard.ok()) << shard.status();
+  const absl::Status status = CheckLayer(*shard, *Recipe::Parse(recipe));
+  EXPECT_TRUE(status.ok() || absl::IsInvalidArgument(status)) << status;
+  return std::string(status.message());
+}
+
+std::string ColumnError(const OverlapPlan& plan, const std::string& recipe) {
+  return ErrorOf(Linear(ParallelMode::kColumn), StepOf(plan, {}), recipe);
+}
+
+std::string RowError(const OverlapPlan& plan, const std::string& recipe) {
+  return ErrorOf(Linear(ParallelMode::kRow), StepOf({}, plan), recipe);
+}
+
+TEST(OverlapCheck, TakesTheDefaults) {
+  for (const char* recipe :
+       {"bf16", "bf16:activation_dtype=f16", "fp8_current", "fp8_delayed", "mxfp8"}) {
+    EXPECT_EQ(ColumnError(kColumnDefaults, recipe), "");
+    EXPECT_EQ(RowError(kRowDefaults, recipe), "");
+  }
+}
+
+TEST(OverlapCheck, RefusesOtherRecipesByName) {
+  for (const char* recipe : {"nvfp4", "fp8_block", "hybrid:fprop=mxfp8,dgrad=mxfp8,wgrad=mxfp8"}) {
+    const auto names_it = AllOf(HasSubstr(std::string("recipe is ") + std::string(recipe, 5)),
+                                HasSubstr("unquantized, per-tensor FP8 and mxfp8 recipes overlap"));
+    EXPECT_THAT(ColumnError(kColumnDefaults, recipe),
+                AllOf(HasSubstr("parallel.column_overlap: "), names_it));
+    EXPECT_THAT(RowError(kRowDefaults, recipe),
+                AllOf(HasSubstr("parallel.row_overlap: "), names_it));
+    EXPECT_EQ(ColumnError({}, recipe), "");
+  }
+}
+
+TEST(OverlapCheck, RefusesBackwardUnderAnOverride) {
+  for (const char* recipe :
+       {"fp8_current:backward_override=high_precision", "mxfp8:backward_override=dequantized"}) {
+    EXPECT_THAT(ColumnError(kColumnDefaults, recipe), HasSubstr("backward_override is "));
+    EXPECT_THAT(RowError(kRowDefaults, recipe), HasSubstr("backward_override is "));
+    EXPECT_EQ(ColumnError({.fprop = kRingExchange}, recipe), "");
+    EXPECT_EQ(RowError({.fprop = kPipeline, .splits = 2}, recipe), "");
+  }
+}
+
+TEST(OverlapCheck, RefusesUnitsWithoutSequenceParallelism) {
+  ParallelStep step = StepOf(kColumnDefaults, {});
+  step.sequence_parallel = false;
+  EXPECT_THAT(ErrorOf(Linear(ParallelMode::kColumn), step, "bf16"),
+              HasSubstr("parallel.column_overlap: overlap: sequence_parallel is false"));
+}
+
+TEST(OverlapCheck, RefusesMethodsThatTheTableDoesNotHave) {
+  EXPECT_THAT(ColumnError({.fprop = kPipeline}, "bf16"), HasSubstr("overlap.fprop is pipeline"));
+  EXPECT_THAT(ColumnError({.dgrad = kPipeline, .wgrad = kBulk}, "bf16"),
+              HasSubstr("overlap.wgrad is bulk"));
+  EXPECT_THAT(RowError({.fprop = kBulk}, "bf16"), HasSubstr("overlap.fprop is bulk"));
+  EXPECT_THAT(RowError({.dgrad = kRingExchange, .wgrad = kExternal}, "fp8_current"),
+              HasSubstr("overlap.wgrad is external"));
+}
+
+TEST(OverlapCheck, RefusesWhatCannotBeCut) {
+  EXPECT_THAT(RowError({.fprop = kPipeline, .splits = 3}, "bf16"),
+              HasSubstr("fprop: splits is 3: it must divide the 256 columns"));
+  EXPECT_THAT(ColumnError({.dgrad = kPipeline}, "mxfp8"),
+              HasSubstr("dgrad: splits is 4: it must divide the 256 columns of the output in "
+                        "multiples of 128"));
+  const LayerRequest small = Linear(ParallelMode::kColumn, 64);
+  EXPECT_THAT(ErrorOf(small, StepOf({.fprop = kRingExchange}, {}), "mxfp8"),
+              HasSubstr("fprop: rows is 64, 64: shards of the mxfp8 operand x are multiples of "
+                        "128"));
+  EXPECT_EQ(ErrorOf(small, StepOf({.fprop = kRingExchange}, {}), "fp8_current"), "");
+  EXPECT_THAT(
+      ErrorOf(Linear(ParallelMode::kRow, 64), StepOf({}, {.dgrad = kRingExchange}), "mxfp8"),
+      HasSubstr("dgrad: rows is 64, 64: shards of the mxfp8 operand grad_output"));
+  // Nothing that is gathered beside a GEMM is cut.
+  EXPECT_EQ(ErrorOf(small, StepOf({.dgrad = kBulk, .wgrad = kBulk}, {}), "mxfp8"), "");
+}
+
+TEST(OverlapCheck, RefusesProfilesThatTheMethodDoesNotHave) {
+  EXPECT_THAT(RowError({.fprop = kRingExchange}, "bf16"),
+              HasSubstr("fprop: profile is rank_asc_fp32: a ring_exchange reduce-scatter sums in "
+                        "the order of ub_p2p"));
+  ParallelStep step = StepOf({.wgrad = kBulk}, {});
+  step.profile = {ReductionKind::kNccl};
+  EXPECT_THAT(ErrorOf(Linear(ParallelMode::kColumn), step, "bf16"), HasSubstr("profile is nccl"));
+  step = StepOf({}, {.fprop = kPipeline});
+  step.profile = {ReductionKind::kNccl};
+  EXPECT_THAT(ErrorOf(Linear(ParallelMode::kRow), step, "bf16"), HasSubstr("profile is nccl"));
+}
+
+TEST(OverlapCheck, RefusesTheGatherOfANormThatIsReturned) {
+  LayerRequest request = Linear(ParallelMode::kColumn);
+  request.layer.kind = LayerKind::kLayerNormLinear;
+  request.parameters["gamma"] = Generated(Distribution::kNormal, 3, DType::kBF16, {256});
+  request.parameters["beta"] = Generated(Distribution::kNormal, 4, DType::kBF16, {256});
+  EXPECT_EQ(ErrorOf(request, StepOf(kColumnDefaults, {}), "mxfp8"), "");
+  request.layer.return_norm_output = true;
+  EXPECT_THAT(ErrorOf(request, StepOf(kColumnDefaults, {}), "mxfp8"),
+              HasSubstr("return_norm_output is true"));
+  request.layer.return_norm_output = false;
+  request.grad_output = Tensor();
+  EXPECT_THAT(ErrorOf(request, StepOf(kColumnDefaults, {}), "mxfp8"),
+              HasSubstr("grad is not enabled"));
+}
+
+TEST(OverlapCheck, RefusesExperts) {
+  LayerRequest request = GroupedLinearCase();
+  request.layer.parallel_mode = ParallelMode::kColumn;
+  EXPECT_THAT(ErrorOf(request, StepOf(kColumnDefaults, {}), "bf16"),
+              HasSubstr("a grouped_linear communicates nothing"));
+}
+
+TEST(OverlapCheck, RefusesAStepWithoutItsEnd) {
+  WorldOptions options;
+  const auto engine = MakeCpuEngine({.threads = 1});
+  options.engines = {engine.get()};
+  const auto world = *World::Create(std::move(options));
+  const LayerRequest whole = Linear(ParallelMode::kColumn);
+  const auto error_of = [&](Rank& rank, const ParallelStep& step) {
+    LayerState state;
+    state.parameters["weight"].value = whole.parameters.at("weight");
+    StepRecorder recorder(rank.engine(), Arithmetic(), nullptr);
+    const StepOptions given{.recipe = *Recipe::Parse("bf16"),
+                            .parallel = std::make_shared<const ParallelStep>(step)};
+    const absl::Status status = ForwardLayer(recorder, whole.layer, state, whole.x, given).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  ASSERT_TRUE(world->AddGroups("tp", {{0}}).ok());
+  const absl::Status status = world->Run(
+      [&](Rank& rank) {
+        ParallelStep step = StepOf(kColumnDefaults, {});
+        step.tp = &rank.group("tp");
+        EXPECT_EQ(error_of(rank, step),
+                  "parallel.overlap: null; a step whose units overlap needs this rank's end of "
+                  "overlapped calls");
+        OverlapBuffers buffers(rank.engine(), {});
+        const auto other = *Overlap::Create(rank.group(kWorldGroup), buffers);
+        step.overlap = other.get();
+        EXPECT_EQ(error_of(rank, step),
+                  "parallel.overlap: of group \"world\"; it must be of parallel.tp, group \"tp\"");
+        return absl::OkStatus();
+      },
+      nullptr);
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace quantgate

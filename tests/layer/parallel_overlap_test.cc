@@ -1,0 +1,394 @@
+// Layers whose communication is hidden behind their GEMMs against the same layers that gather first
+// and reduce last: every output, every saved tensor, every recorded GEMM, byte for byte.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/layer/layer_step.h"
+#include "tests/engine/tensor_values.h"
+#include "tests/layer/parallel_cases.h"
+
+namespace quantgate {
+namespace {
+
+const char* const kRecipes[] = {"bf16", "fp8_current", "fp8_delayed", "mxfp8"};
+
+/// A way to overlap, of columns and of rows. Sums have the order of `profile` in both runs.
+struct Way {
+  std::string name;
+  OverlapPlan column, row;
+  const char* profile = "rank_asc_fp32";
+};
+
+std::vector<Way> WaysOf(bool is_mxfp8) {
+  using enum OverlapMethod;
+  return {
+      {"ring", {.fprop = kRingExchange}, {.dgrad = kRingExchange}},
+      {"ring in pieces",
+       {.fprop = kRingExchange, .pieces = 2},
+       {.dgrad = kRingExchange, .pieces = 3}},
+      {"aggregate",
+       {.fprop = kRingExchange, .aggregate = true},
+       {.dgrad = kRingExchange, .aggregate = true}},
+      {"pipeline", {.dgrad = kPipeline, .splits = 2}, {.fprop = kPipeline, .splits = 2}},
+      {"pipeline in another order",
+       {.dgrad = kPipeline, .splits = 1},
+       {.fprop = kPipeline, .splits = 2},
+       "nccl_ring"},
+      {"point to point", {.dgrad = kRingExchange}, {.fprop = kRingExchange, .pieces = 2}, "ub_p2p"},
+      {"bulk", {.dgrad = kBulk, .wgrad = kBulk}, {}},
+      {"bulk gather", {.dgrad = kBulk}, {}},
+      {"bulk sum", {.wgrad = kBulk}, {}, "bf16_rotated:1"},
+      {"defaults of 2 splits",
+       {.fprop = kRingExchange, .dgrad = kBulk, .wgrad = kBulk},
+       {.fprop = kPipeline,
+        .dgrad = kRingExchange,
+        .wgrad = is_mxfp8 ? kExternal : kNone,
+        .splits = 2}},
+  };
+}
+
+ParallelSetup SetupOf(const Way& way, int size) {
+  return {.size = size,
+          .sequence_parallel = true,
+          .profile = *ParseReductionProfile(way.profile),
+          .column_overlap = way.column,
+          .row_overlap = way.row};
+}
+
+ParallelSetup WithoutOverlap(ParallelSetup setup) {
+  setup.column_overlap = setup.row_overlap = {};
+  return setup;
+}
+
+/// Rows on each rank, and columns of each rank's part: one multiple of what the recipe is cut in.
+int64_t UnitOf(const std::string& recipe) { return recipe.starts_with("mxfp8") ? 128 : 16; }
+
+LayerRequest LinearOf(ParallelMode mode, const std::string& recipe, int size) {
+  const int64_t unit = UnitOf(recipe);
+  return WithScales(SquareLinear(mode, unit * size, unit * size));
+}
+
+Tensor Normal(uint64_t seed, Shape shape) {
+  return Generated(Distribution::kNormal, seed, DType::kBF16, std::move(shape));
+}
+
+LayerRequest NormLayerOf(LayerKind kind, const std::string& recipe, int size) {
+  const int64_t unit = UnitOf(recipe), columns = 2 * unit, divided = unit * size;
+  LayerRequest request;
+  request.layer.kind = kind;
+  request.layer.parallel_mode = ParallelMode::kColumn;
+  request.x = Normal(1, {divided, columns});
+  request.parameters["gamma"] = Normal(2, {columns});
+  request.parameters["beta"] = Normal(3, {columns});
+  request.seed = 7;
+  if (kind == LayerKind::kLayerNormLinear) {
+    request.parameters["weight"] = Normal(4, {divided, columns});
+    request.parameters["bias"] = Normal(5, {divided});
+    request.grad_output = Normal(6, {divided, divided});
+    return WithScales(request);
+  }
+  request.layer.activation.kind = ActivationKind::kGelu;
+  request.parameters["fc1.weight"] = Normal(4, {divided, columns});
+  request.parameters["fc1.bias"] = Normal(5, {divided});
+  request.parameters["fc2.weight"] = Normal(7, {columns, divided});
+  request.parameters["fc2.bias"] = Normal(8, {columns});
+  request.grad_output = Normal(6, {divided, columns});
+  return WithScales(request);
+}
+
+void ExpectSameTensors(const std::vector<NamedTensor>& subject,
+                       const std::vector<NamedTensor>& reference) {
+  ASSERT_EQ(subject.size(), reference.size());
+  for (size_t i = 0; i < subject.size(); ++i) {
+    EXPECT_EQ(subject[i].name, reference[i].name);
+    EXPECT_TRUE(SameBits(subject[i].tensor, reference[i].tensor)) << reference[i].name;
+  }
+}
+
+/// Each GEMM with its operands whole and its product before any sum over the ranks.
+void ExpectSameGemms(const LayerResult& subject, const LayerResult& reference) {
+  ASSERT_EQ(subject.gemms.size(), reference.gemms.size());
+  for (size_t i = 0; i < subject.gemms.size(); ++i) {
+    const GemmRecord& one = subject.gemms[i];
+    const GemmRecord& other = reference.gemms[i];
+    EXPECT_EQ(one.output, other.output);
+    EXPECT_EQ(one.a_source, other.a_source);
+    EXPECT_EQ(one.result.arithmetic, other.result.arithmetic);
+    EXPECT_EQ(GemmText(one.desc), GemmText(other.desc));
+    EXPECT_TRUE(SameBits(one.desc.a.data, other.desc.a.data)) << other.output;
+    EXPECT_TRUE(SameBits(one.desc.b.data, other.desc.b.data)) << other.output;
+    EXPECT_TRUE(SameBits(one.result.d, other.result.d)) << other.output;
+    ASSERT_EQ(one.desc.a.scale_inv.has_value(), other.desc.a.scale_inv.has_value());
+    if (!one.desc.a.scale_inv.has_value()) continue;
+    EXPECT_TRUE(SameBits(one.desc.a.scale_inv, other.desc.a.scale_inv)) << other.output;
+    EXPECT_TRUE(SameBits(one.desc.b.scale_inv, other.desc.b.scale_inv)) << other.output;
+  }
+}
+
+void ExpectSameSaved(const LayerResult& subject, const LayerResult& reference) {
+  ASSERT_EQ(subject.saved.size(), reference.saved.size());
+  for (size_t i = 0; i < subject.saved.size(); ++i) {
+    EXPECT_EQ(subject.saved[i].name, reference.saved[i].name);
+    EXPECT_EQ(subject.saved[i].content, reference.saved[i].content);
+    EXPECT_EQ(subject.saved[i].at_save, reference.saved[i].at_save) << reference.saved[i].name;
+    EXPECT_EQ(subject.saved[i].at_use, reference.saved[i].at_use) << reference.saved[i].name;
+    EXPECT_EQ(subject.saved[i].used, reference.saved[i].used) << reference.saved[i].name;
+  }
+}
+
+void ExpectStages(const LayerRequest& whole, const Recipe& recipe, const ParallelSetup& setup,
+                  const LayerResult& result, int rank) {
+  const auto engine = MakeCpuEngine({.threads = 1});
+  ParallelStep step{.sequence_parallel = true,
+                    .profile = setup.profile,
+                    .rows = setup.rows,
+                    .size_without_group = setup.size,
+                    .rank_without_group = rank,
+                    .column_overlap = setup.column_overlap,
+                    .row_overlap = setup.row_overlap};
+  const LayerRequest request = *ShardLayer(*engine, whole, std::move(step));
+  std::vector<std::string> stages;
+  for (const auto& stage : result.stages) stages.push_back(stage.stage);
+  EXPECT_EQ(stages, LayerStages(request, recipe));
+}
+
+void ExpectSameWithAndWithout(const LayerRequest& whole, const std::string& text,
+                              const ParallelSetup& setup) {
+  const Recipe recipe = *Recipe::Parse(text);
+  const std::vector<LayerResult> subjects = RunRanks(whole, recipe, setup);
+  const std::vector<LayerResult> references = RunRanks(whole, recipe, WithoutOverlap(setup));
+  for (size_t rank = 0; rank < subjects.size(); ++rank) {
+    SCOPED_TRACE(absl::StrCat("rank ", rank));
+    const LayerResult& subject = subjects[rank];
+    const LayerResult& reference = references[rank];
+    ExpectSameTensors(subject.outputs, reference.outputs);
+    ExpectSameTensors(subject.intermediates, reference.intermediates);
+    ExpectSameTensors(subject.state, reference.state);
+    ExpectSameGemms(subject, reference);
+    ExpectSameSaved(subject, reference);
+    ExpectStages(whole, recipe, setup, subject, static_cast<int>(rank));
+    EXPECT_TRUE(subject.timelines.empty());
+  }
+}
+
+void ExpectEveryWay(const std::function<LayerRequest(const std::string&, int)>& request_of) {
+  for (const char* recipe : kRecipes) {
+    for (const int size : {2, 4}) {
+      for (const Way& way : WaysOf(UnitOf(recipe) == 128)) {
+        SCOPED_TRACE(absl::StrCat(recipe, ", ", size, " ranks, ", way.name));
+        ExpectSameWithAndWithout(request_of(recipe, size), recipe, SetupOf(way, size));
+      }
+    }
+  }
+}
+
+TEST(OverlappedLinear, OfColumnsHasTheBitsOfGatheringFirst) {
+  ExpectEveryWay([](const std::string& recipe, int size) {
+    return LinearOf(ParallelMode::kColumn, recipe, size);
+  });
+}
+
+TEST(OverlappedLinear, OfRowsHasTheBitsOfReducingLast) {
+  ExpectEveryWay([](const std::string& recipe, int size) {
+    return LinearOf(ParallelMode::kRow, recipe, size);
+  });
+}
+
+TEST(OverlappedLayerNormLinear, HasTheBitsOfGatheringFirst) {
+  ExpectEveryWay([](const std::string& recipe, int size) {
+    return NormLayerOf(LayerKind::kLayerNormLinear, recipe, size);
+  });
+}
+
+TEST(OverlappedLayerNormMlp, HasTheBitsOfGatheringFirstAndReducingLast) {
+  ExpectEveryWay([](const std::string& recipe, int size) {
+    return NormLayerOf(LayerKind::kLayerNormMlp, recipe, size);
+  });
+}
+
+TEST(OverlappedChain, HasTheBitsOfGatheringFirstAndReducingLast) {
+  LayerRequest request;
+  request.layer.kind = LayerKind::kChain;
+  std::vector<OperationSpec>& operations = request.layer.operations;
+  operations.resize(3);
+  operations[0].name = "up";
+  operations[0].parallel_mode = ParallelMode::kColumn;
+  operations[1].name = "relu";
+  operations[1].kind = OperationKind::kActivation;
+  operations[1].activation.kind = ActivationKind::kRelu;
+  operations[2].name = "down";
+  operations[2].parallel_mode = ParallelMode::kRow;
+  for (const int size : {2, 4}) {
+    request.x = Normal(1, {128 * size, 256});
+    request.grad_output = Normal(2, {128 * size, 256});
+    request.parameters["up.weight"] = Normal(3, {128 * size, 256});
+    request.parameters["down.weight"] = Normal(4, {256, 128 * size});
+    const Way defaults = WaysOf(true).back();
+    SCOPED_TRACE(size);
+    ExpectSameWithAndWithout(request, "mxfp8", SetupOf(defaults, size));
+  }
+}
+
+TEST(OverlappedLinear, TakesUnevenAndEmptyShards) {
+  for (const std::vector<int64_t>& rows :
+       {std::vector<int64_t>{16, 48}, {0, 64}, {8, 0, 40, 16}, {0, 0}}) {
+    const int size = static_cast<int>(rows.size());
+    int64_t all = 0;
+    for (const int64_t count : rows) all += count;
+    for (const char* recipe : {"bf16", "fp8_current"}) {
+      for (const Way& way : WaysOf(false)) {
+        ParallelSetup setup = SetupOf(way, size);
+        setup.rows = rows;
+        SCOPED_TRACE(absl::StrCat(recipe, " ", way.name, " ", testing::PrintToString(rows)));
+        for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
+          ExpectSameWithAndWithout(SquareLinear(mode, all, 64), recipe, setup);
+        }
+      }
+    }
+  }
+}
+
+// What a step does not need, nothing is hidden behind.
+TEST(OverlappedLinear, FollowsWhichGradientsAreAskedFor) {
+  for (const char* recipe : {"bf16", "fp8_current", "mxfp8"}) {
+    for (const Way& way : WaysOf(UnitOf(recipe) == 128)) {
+      for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
+        for (int mask = 0; mask < 4; ++mask) {
+          SCOPED_TRACE(absl::StrCat(recipe, " ", way.name, " ", mask));
+          LayerRequest request = LinearOf(mode, recipe, 2);
+          request.requires_grad = GradientsOf(mask, true);
+          ExpectSameWithAndWithout(request, recipe, SetupOf(way, 2));
+        }
+      }
+    }
+  }
+}
+
+TEST(OverlappedLinear, AddsToMainGradients) {
+  for (const Way& way : WaysOf(false)) {
+    LayerRequest request = LinearOf(ParallelMode::kColumn, "fp8_current", 2);
+    request.main_grads["weight"] =
+        Generated(Distribution::kNormal, 9, DType::kF32, request.parameters.at("weight").shape());
+    SCOPED_TRACE(way.name);
+    ExpectSameWithAndWithout(request, "fp8_current", SetupOf(way, 2));
+  }
+}
+
+TEST(OverlappedLinear, DividesTheFirstOfSeveralDims) {
+  for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
+    LayerRequest request = LinearOf(mode, "fp8_delayed", 2);
+    request.x = *request.x.Reinterpret(DType::kBF16, {4, 8, 32});
+    request.grad_output = *request.grad_output.Reinterpret(DType::kBF16, {4, 8, 32});
+    ExpectSameWithAndWithout(request, "fp8_delayed", SetupOf(WaysOf(false).back(), 2));
+  }
+}
+
+TEST(OverlappedLinear, DoesNotDependOnTheSchedule) {
+  const LayerRequest request = NormLayerOf(LayerKind::kLayerNormMlp, "fp8_current", 4);
+  const Recipe recipe = *Recipe::Parse("fp8_current");
+  ParallelSetup setup = SetupOf(WaysOf(false).back(), 4);
+  const std::vector<LayerResult> expected = RunRanks(request, recipe, WithoutOverlap(setup));
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    setup.noise.seed = seed;
+    const std::vector<LayerResult> results = RunRanks(request, recipe, setup);
+    for (size_t rank = 0; rank < results.size(); ++rank) {
+      ExpectSameTensors(results[rank].outputs, expected[rank].outputs);
+    }
+  }
+}
+
+// Two microbatches of one layer through the same buffers, with the weights' gradients put off until
+// both have come back: what was given back before stays what it was.
+std::vector<std::vector<Tensor>> DeferredSteps(const LayerRequest& whole, const Recipe& recipe,
+                                               const ParallelSetup& setup) {
+  TestWorld world(setup.size);
+  std::vector<std::vector<Tensor>> gradients(static_cast<size_t>(setup.size));
+  const absl::Status status = world.world().Run(
+      [&](Rank& rank) -> absl::Status {
+        ParallelStep step = StepOf(setup, rank.group("tp"));
+        OverlapBuffers buffers(rank.engine(), rank.faults());
+        QG_ASSIGN_OR_RETURN(const auto overlap, Overlap::Create(*step.tp, buffers));
+        step.overlap = overlap.get();
+        QG_ASSIGN_OR_RETURN(const LayerRequest shard,
+                            ShardLayer(rank.engine(), whole, std::move(step)));
+        LayerState state;
+        for (const auto& [name, tensor] : shard.parameters) state.parameters[name].value = tensor;
+        StepRecorder recorder(rank.engine(), Arithmetic(), nullptr);
+        std::vector<std::unique_ptr<LayerSaved>> deferred;
+        std::vector<Tensor>& mine = gradients[static_cast<size_t>(rank.index())];
+        for (const float factor : {1.0f, -3.0f}) {
+          QG_ASSIGN_OR_RETURN(const Tensor x,
+                              rank.engine().Scale(shard.x, factor, DType::kBF16, nullptr));
+          const StepOptions options{
+              .recipe = recipe, .defer_wgrad = true, .parallel = shard.parallel};
+          QG_ASSIGN_OR_RETURN(ForwardResult forward,
+                              ForwardLayer(recorder, shard.layer, state, x, options));
+          QG_ASSIGN_OR_RETURN(BackwardResult backward,
+                              BackwardLayer(recorder, shard.layer, state, std::move(forward.saved),
+                                            shard.grad_output));
+          mine.insert(mine.end(), {forward.y, backward.dx});
+          deferred.push_back(std::move(backward.deferred));
+        }
+        for (std::unique_ptr<LayerSaved>& one : deferred) {
+          QG_ASSIGN_OR_RETURN(const std::vector<NamedTensor> dw,
+                              BackwardWgrad(recorder, shard.layer, state, std::move(one)));
+          mine.push_back(dw.at(0).tensor);
+        }
+        QG_ASSIGN_OR_RETURN(const StepRecords records, recorder.Finish());
+        for (const SavedOperand& saved : records.saved) {
+          EXPECT_EQ(saved.at_save, saved.at_use) << saved.name;
+        }
+        return absl::OkStatus();
+      },
+      nullptr);
+  EXPECT_TRUE(status.ok()) << status;
+  return gradients;
+}
+
+TEST(OverlappedLinear, LeavesDeferredGradientsAlone) {
+  for (const char* recipe : {"bf16", "fp8_current", "mxfp8"}) {
+    for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
+      SCOPED_TRACE(absl::StrCat(recipe, " ", std::string(ParallelModeName(mode))));
+      const LayerRequest whole = LinearOf(mode, recipe, 2);
+      const ParallelSetup setup = SetupOf(WaysOf(UnitOf(recipe) == 128).back(), 2);
+      const Recipe parsed = *Recipe::Parse(recipe);
+      const auto subjects = DeferredSteps(whole, parsed, setup);
+      const auto references = DeferredSteps(whole, parsed, WithoutOverlap(setup));
+      for (size_t rank = 0; rank < 2; ++rank) {
+        ASSERT_EQ(subjects[rank].size(), 6u);
+        for (size_t i = 0; i < 6; ++i) {
+          EXPECT_TRUE(SameBits(subjects[rank][i], references[rank][i])) << rank << " " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(OverlappedLayer, SaysWhenItsTasksRan) {
+  ParallelSetup setup = SetupOf(WaysOf(true).back(), 2);
+  setup.keeps_timelines = true;
+  const std::vector<LayerResult> results =
+      RunRanks(NormLayerOf(LayerKind::kLayerNormMlp, "mxfp8", 2), *Recipe::Parse("mxfp8"), setup);
+  for (const LayerResult& result : results) {
+    std::map<std::string, size_t> tasks;
+    for (const StageTimeline& stage : result.timelines) {
+      tasks[stage.stage] = stage.timeline.tasks.size();
+      EXPECT_GT(FiguresOf(stage.timeline).communication_s, 0) << stage.stage;
+    }
+    // Ring: a GEMM and a copy for each rank. Pipeline: a GEMM, a copy and a sum for each of two
+    // splits. Beside: the other rank's rows and the rank's own. Bulk: a GEMM, the two copies; a
+    // GEMM, the copy and the sum.
+    const std::map<std::string, size_t> expected = {
+        {"fc1.fprop", 4}, {"fc2.fprop", 6}, {"fc2.dgrad", 6}, {"fc1.dgrad", 3}, {"fc1.wgrad", 3}};
+    EXPECT_EQ(tasks, expected);
+  }
+}
+
+}  // namespace
+}  // namespace quantgate
