@@ -3,11 +3,6 @@
 #include "kernels/validate/scenarios/scenario.h"
 
 namespace quantgate {
-namespace {
-
-constexpr std::string_view kNeedsOverlap = "needs a communication overlap buffer";
-
-}  // namespace
 
 const std::vector<BugClass>& AllBugClasses() {
   static const auto& classes = *new std::vector<BugClass>{
@@ -52,12 +47,12 @@ const std::vector<BugClass>& AllBugClasses() {
       {39, "tensors and experts without rows", {}},
       {40, "a weight quantized again for backward differs from forward's", {}},
       {41, "a tensor of the user's cleared or freed by backward", {}},
-      {42, "a gradient returned as a view of a communication buffer", kNeedsOverlap},
+      {42, "a gradient returned as a view of a communication buffer", {}},
       {43, "fp32 backward taken for IEEE where it is tf32", {}},
       {44, "backward reads the recipe as it is now in place of forward's", {}},
       {45, "an amax reduction group set on a wrapper and not on what it wraps", {}},
       {46, "a recipe's state made anew on every forward", {}},
-      {47, "an overlap buffer's precision cached across a new initialisation", kNeedsOverlap},
+      {47, "an overlap buffer's precision cached across a new initialisation", {}},
       {48, "dequantizing an empty tensor", {}},
       {49, "of a grouped weight only the first expert's quantizer follows an update", {}},
   };

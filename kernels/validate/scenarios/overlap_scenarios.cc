@@ -19,19 +19,6 @@ namespace {
 constexpr int64_t kWidth = 128;      // Of x and of each rank's weight: one multiple of mxfp8.
 constexpr int64_t kShardRows = 128;  // Likewise.
 
-/// A rank's end of a call.
-struct RankOverlap {
-  static absl::StatusOr<std::unique_ptr<RankOverlap>> Open(Rank& rank) {
-    auto opened = std::make_unique<RankOverlap>(rank);
-    QG_ASSIGN_OR_RETURN(opened->overlap, Overlap::Create(rank.group(kWorldGroup), opened->buffers));
-    return opened;
-  }
-  explicit RankOverlap(Rank& rank) : buffers(rank.engine(), rank.faults()) {}
-
-  OverlapBuffers buffers;
-  std::unique_ptr<Overlap> overlap;
-};
-
 absl::StatusOr<GemmOperand> Quantized(ScenarioContext& context, const Tensor& source,
                                       TensorRole role) {
   const Quantizer& quantizer = context.recipe().QuantizerFor(role);

@@ -9,8 +9,6 @@
 namespace quantgate {
 namespace {
 
-constexpr int64_t kLinearColumns = 128;
-
 const Tensor& OutputOf(const LayerResult& result, const std::string& name) {
   static const Tensor& absent = *new Tensor;
   for (const NamedTensor& output : result.outputs) {
@@ -54,9 +52,11 @@ void RunBodies(ScenarioContext& context, std::string_view what, World& world,
 
 absl::StatusOr<LayerRequest> ShardOn(ScenarioContext& context, const LayerRequest& whole,
                                      ProcessGroup& group, bool sequence_parallel) {
-  ParallelStep step;
-  step.tp = &group;
-  step.sequence_parallel = sequence_parallel;
+  return ShardOn(context, whole, {.tp = &group, .sequence_parallel = sequence_parallel});
+}
+
+absl::StatusOr<LayerRequest> ShardOn(ScenarioContext& context, const LayerRequest& whole,
+                                     ParallelStep step) {
   QG_ASSIGN_OR_RETURN(LayerRequest shard, ShardLayer(context.engine(), whole, std::move(step)));
   QG_ASSIGN_OR_RETURN(shard.x, context.ToEngine(shard.x));
   QG_ASSIGN_OR_RETURN(shard.grad_output, context.ToEngine(shard.grad_output));
@@ -111,17 +111,16 @@ absl::StatusOr<Tensor> RowPart(const Tensor& tensor, int rank, int size) {
 }
 
 absl::StatusOr<LayerRequest> MakeParallelLinear(ScenarioContext& context, ParallelMode mode,
-                                                int64_t rows, uint64_t seed) {
+                                                int64_t rows, uint64_t seed, int64_t columns) {
   LayerRequest request;
   request.layer.parallel_mode = mode;
   request.seed = 5;
   QG_ASSIGN_OR_RETURN(request.x, context.Generate(Distribution::kLogNormalOutliers, seed,
-                                                  DType::kBF16, {rows, kLinearColumns}));
+                                                  DType::kBF16, {rows, columns}));
   QG_ASSIGN_OR_RETURN(request.grad_output, context.Generate(Distribution::kNormal, seed + 1,
-                                                            DType::kBF16, {rows, kLinearColumns}));
-  QG_ASSIGN_OR_RETURN(
-      request.parameters["weight"],
-      context.Generate(Distribution::kNormal, 3, DType::kBF16, {kLinearColumns, kLinearColumns}));
+                                                            DType::kBF16, {rows, columns}));
+  QG_ASSIGN_OR_RETURN(request.parameters["weight"],
+                      context.Generate(Distribution::kNormal, 3, DType::kBF16, {columns, columns}));
   return request;
 }
 

@@ -40,6 +40,8 @@ void RunBodies(ScenarioContext& context, std::string_view what, World& world,
 
 /// What a rank does of a whole request, with its tensors in the engine's memory.
 absl::StatusOr<LayerRequest> ShardOn(ScenarioContext& context, const LayerRequest& whole,
+                                     ParallelStep step);
+absl::StatusOr<LayerRequest> ShardOn(ScenarioContext& context, const LayerRequest& whole,
                                      ProcessGroup& group, bool sequence_parallel);
 StepOptions StepOptionsOf(ScenarioContext& context, const LayerRequest& shard);
 
@@ -67,8 +69,8 @@ std::string ModeText(ParallelMode mode, bool sequence_parallel, int rank);
 
 inline constexpr ParallelMode kParallelModes[] = {ParallelMode::kColumn, ParallelMode::kRow};
 
-/// A square linear layer of 128 columns.
+/// A square linear layer.
 absl::StatusOr<LayerRequest> MakeParallelLinear(ScenarioContext& context, ParallelMode mode,
-                                                int64_t rows, uint64_t seed);
+                                                int64_t rows, uint64_t seed, int64_t columns = 128);
 
 }  // namespace quantgate

@@ -38,5 +38,6 @@ ScenarioGroup GroupAmaxScenarios();       ///< Maxima over groups of ranks.
 ScenarioGroup ShardScenarios();           ///< Weights, masters and optimizers over ranks.
 ScenarioGroup ExpertScenarios();          ///< Experts over ranks.
 ScenarioGroup OverlapScenarios();         ///< Communication beside GEMMs.
+ScenarioGroup OverlapLayerScenarios();    ///< Layers whose communication is hidden.
 
 }  // namespace quantgate

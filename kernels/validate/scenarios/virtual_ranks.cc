@@ -34,6 +34,12 @@ absl::StatusOr<std::unique_ptr<World>> MakeVirtualRanks(ScenarioContext& context
   return world;
 }
 
+absl::StatusOr<std::unique_ptr<RankOverlap>> RankOverlap::Open(Rank& rank) {
+  auto opened = std::make_unique<RankOverlap>(rank);
+  QG_ASSIGN_OR_RETURN(opened->overlap, Overlap::Create(rank.group(kWorldGroup), opened->buffers));
+  return opened;
+}
+
 std::vector<std::vector<int>> GroupOfEachRank(int size, std::string_view kind) {
   std::vector<std::vector<int>> of_ranks(size);
   for (const std::vector<int>& group : GroupsOf(size, kind)) {

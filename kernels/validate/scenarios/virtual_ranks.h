@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/comm/overlap.h"
 #include "kernels/comm/world.h"
 #include "kernels/validate/scenarios/scenario_context.h"
 
@@ -26,6 +27,15 @@ struct VirtualRanksOptions {
 /// A world of `size` ranks with both kinds of groups and the faults of the scenario's run.
 absl::StatusOr<std::unique_ptr<World>> MakeVirtualRanks(ScenarioContext& context, int size,
                                                         const VirtualRanksOptions& options = {});
+
+/// A rank's end of overlapped calls among all ranks, with buffers of its own.
+struct RankOverlap {
+  static absl::StatusOr<std::unique_ptr<RankOverlap>> Open(Rank& rank);
+  explicit RankOverlap(Rank& rank) : buffers(rank.engine(), rank.faults()) {}
+
+  OverlapBuffers buffers;
+  std::unique_ptr<Overlap> overlap;
+};
 
 /// For each rank the members of its group of a kind, in the group's order.
 std::vector<std::vector<int>> GroupOfEachRank(int size, std::string_view kind);
