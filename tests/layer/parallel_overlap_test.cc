@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/layer_step.h"
 #include "tests/engine/tensor_values.h"
@@ -368,6 +369,42 @@ TEST(OverlappedLinear, LeavesDeferredGradientsAlone) {
       }
     }
   }
+}
+
+// The codes of another microbatch under a scale of their own: nobody could read them together.
+TEST(OverlappedLinear, RefusesToJoinWhatRanksSavedInOtherSteps) {
+  const LayerRequest whole = LinearOf(ParallelMode::kColumn, "fp8_current", 2);
+  const ParallelSetup setup = SetupOf({"bulk", {.dgrad = OverlapMethod::kBulk}, {}}, 2);
+  TestWorld world(2);
+  const absl::Status status = world.world().Run(
+      [&](Rank& rank) -> absl::Status {
+        ParallelStep step = StepOf(setup, rank.group("tp"));
+        OverlapBuffers buffers(rank.engine(), rank.faults());
+        QG_ASSIGN_OR_RETURN(const auto overlap, Overlap::Create(*step.tp, buffers));
+        step.overlap = overlap.get();
+        QG_ASSIGN_OR_RETURN(const LayerRequest shard,
+                            ShardLayer(rank.engine(), whole, std::move(step)));
+        LayerState state;
+        state.parameters["weight"].value = shard.parameters.at("weight");
+        StepRecorder recorder(rank.engine(), Arithmetic(), nullptr);
+        std::vector<std::unique_ptr<LayerSaved>> saved;
+        for (const float factor : {1.0f, 3.0f}) {
+          QG_ASSIGN_OR_RETURN(const Tensor x,
+                              rank.engine().Scale(shard.x, factor, DType::kBF16, nullptr));
+          const StepOptions options{.recipe = *Recipe::Parse("fp8_current"),
+                                    .parallel = shard.parallel};
+          QG_ASSIGN_OR_RETURN(ForwardResult forward,
+                              ForwardLayer(recorder, shard.layer, state, x, options));
+          saved.push_back(std::move(forward.saved));
+        }
+        return BackwardLayer(recorder, shard.layer, state,
+                             std::move(saved[static_cast<size_t>(rank.index())]), shard.grad_output)
+            .status();
+      },
+      nullptr);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "x rowwise scale_inv differs between ranks"))
+      << status;
 }
 
 TEST(OverlappedLayer, SaysWhenItsTasksRan) {
