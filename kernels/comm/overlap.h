@@ -141,7 +141,7 @@ class Overlap {
   ProcessGroup& group_;
   OverlapBuffers& buffers_;
   const OverlapOptions options_;
-  std::vector<std::unique_ptr<Engine>> queues_;  ///< Of send, receive and reduce.
+  std::vector<std::unique_ptr<Engine>> queues_;  ///< Of receive and reduce.
 };
 
 }  // namespace quantgate

@@ -29,7 +29,6 @@ struct OverlapRunOptions {
   bool queues_work = false;  ///< The engines are CUDA's.
   bool keeps_times = false;  ///< TimelineOf is asked for.
   ScheduleNoise noise;
-  absl::Time deadline = absl::InfiniteFuture();
 };
 
 class OverlapRun {
@@ -39,8 +38,7 @@ class OverlapRun {
 
   /// The part of one rank, each on a thread of its own and each once. Returns when everything that
   /// uses the rank's memory has been done, or put on queues for which the rank's engine waits. The
-  /// first failure of any rank, with rank and task, is what every rank gets; DEADLINE_EXCEEDED
-  /// names the tasks that were waited for.
+  /// first failure of any rank, with rank and task, is what every rank gets.
   absl::Status RunRank(int rank, const Cancellation* cancellation);
 
   /// Of a rank whose RunRank has returned OK, under keeps_times; waits for its tasks.

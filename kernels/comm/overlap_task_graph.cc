@@ -10,8 +10,6 @@ std::string_view OverlapResourceName(OverlapResource resource) {
   switch (resource) {
     case OverlapResource::kCompute:
       return "compute";
-    case OverlapResource::kSend:
-      return "send";
     case OverlapResource::kReceive:
       return "receive";
     case OverlapResource::kReduce:

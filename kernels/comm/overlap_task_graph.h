@@ -18,12 +18,11 @@ namespace quantgate {
 /// order in which they were added.
 enum class OverlapResource {
   kCompute,  ///< GEMMs: the rank's engine.
-  kSend,     ///< Copies into another rank's memory.
   kReceive,  ///< Copies into the rank's own memory.
   kReduce,   ///< Sums of what the ranks made.
 };
-inline constexpr int kOverlapResources = 4;
-/// "compute", "send", "receive", "reduce".
+inline constexpr int kOverlapResources = 3;
+/// "compute", "receive", "reduce".
 std::string_view OverlapResourceName(OverlapResource resource);
 /// All but kCompute.
 bool IsCommunication(OverlapResource resource);

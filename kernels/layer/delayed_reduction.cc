@@ -55,22 +55,19 @@ absl::Status Reduce(StepRecorder& recorder, ProcessGroup& group,
 
 }  // namespace
 
+bool ReducesDelayedAmaxes(const Recipe& recipe, int ranks) {
+  return recipe.is_delayed() && recipe.delayed_scaling().reduce_amax && ranks > 1;
+}
+
 absl::Status ReduceDelayedAmaxes(StepRecorder& recorder, ProcessGroup& group,
                                  std::span<const ReducedLayer> layers, const Recipe& recipe,
                                  UpdatePoint point) {
-  if (!recipe.is_delayed() || !recipe.delayed_scaling().reduce_amax || group.size() == 1) {
-    return absl::OkStatus();
-  }
+  if (!ReducesDelayedAmaxes(recipe, group.size())) return absl::OkStatus();
   const std::vector<DelayedScalingState*> states = StatesOf(layers, point);
   if (states.empty()) return absl::OkStatus();
   const char* const what = point == UpdatePoint::kBackward ? "backward" : "forward";
   return recorder.Timed(absl::StrCat("reduce amaxes of ", what),
                         [&] { return Reduce(recorder, group, states); });
-}
-
-bool ReducesDelayedAmaxes(const Recipe& recipe, const ParallelStep* parallel) {
-  return recipe.is_delayed() && recipe.delayed_scaling().reduce_amax && parallel != nullptr &&
-         parallel->size() > 1;
 }
 
 }  // namespace quantgate

@@ -21,7 +21,7 @@ absl::Status ReduceDelayedAmaxes(StepRecorder& recorder, ProcessGroup& group,
                                  std::span<const ReducedLayer> layers, const Recipe& recipe,
                                  UpdatePoint point);
 
-/// Whether that is a stage.
-bool ReducesDelayedAmaxes(const Recipe& recipe, const ParallelStep* parallel);
+/// Whether that is a stage, of so many ranks.
+bool ReducesDelayedAmaxes(const Recipe& recipe, int ranks);
 
 }  // namespace quantgate

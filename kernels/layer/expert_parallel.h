@@ -69,9 +69,9 @@ class ExpertPlan {
   absl::StatusOr<Tensor> Combine(ProcessGroup& group, const Tensor& rows, bool is_weighted) const;
 
  private:
-  absl::Status PlanSending(const ExpertOptions& options, const ExpertRouting& routing);
-  absl::Status PlanReceiving(const std::vector<std::vector<int64_t>>& counts,
-                             const ExpertOptions& options, const SeededFaults& faults);
+  void PlanSending(const ExpertOptions& options, const ExpertRouting& routing);
+  void PlanReceiving(const std::vector<std::vector<int64_t>>& counts, const ExpertOptions& options,
+                     const SeededFaults& faults);
   absl::StatusOr<Tensor> Exchange(ProcessGroup& group, const std::vector<Tensor>& sent) const;
 
   std::vector<std::vector<int64_t>> sent_choices_;  ///< By member: token * choices + choice.

@@ -90,7 +90,7 @@ std::vector<int64_t> TokensOf(const std::vector<int64_t>& choices, int64_t per_t
 }  // namespace
 
 /// To each member the rows of its experts: by expert, then token, then choice.
-absl::Status ExpertPlan::PlanSending(const ExpertOptions& options, const ExpertRouting& routing) {
+void ExpertPlan::PlanSending(const ExpertOptions& options, const ExpertRouting& routing) {
   std::vector<int64_t> order(routing.experts.size());
   std::iota(order.begin(), order.end(), int64_t{0});
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
@@ -108,13 +108,12 @@ absl::Status ExpertPlan::PlanSending(const ExpertOptions& options, const ExpertR
   }
   choices_ = routing.choices;
   weights_ = routing.weights;
-  return absl::OkStatus();
 }
 
 /// counts[member][expert] of this rank. What arrives lies by member, then expert; experts take it
 /// by expert, then member, then padding.
-absl::Status ExpertPlan::PlanReceiving(const std::vector<std::vector<int64_t>>& counts,
-                                       const ExpertOptions& options, const SeededFaults& faults) {
+void ExpertPlan::PlanReceiving(const std::vector<std::vector<int64_t>>& counts,
+                               const ExpertOptions& options, const SeededFaults& faults) {
   const size_t members = counts.size(), experts = counts[0].size();
   std::vector<std::vector<int64_t>> begins(members);  // Of what arrived.
   int64_t arrived = 0;
@@ -143,7 +142,6 @@ absl::Status ExpertPlan::PlanReceiving(const std::vector<std::vector<int64_t>>& 
     }
     m_splits_.push_back(static_cast<int64_t>(expert_rows_.size() - first));
   }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<ExpertPlan> ExpertPlan::Create(ProcessGroup& group, const ExpertOptions& options,
@@ -154,11 +152,11 @@ absl::StatusOr<ExpertPlan> ExpertPlan::Create(ProcessGroup& group, const ExpertO
   ExpertPlan plan;
   plan.combine_ = options.combine;
   plan.cancellation_ = cancellation;
-  QG_RETURN_IF_ERROR(plan.PlanSending(options, routing));
+  plan.PlanSending(options, routing);
   std::vector<int64_t> own(static_cast<size_t>(options.first_expert.back()));
   for (const int64_t expert : routing.experts) ++own[static_cast<size_t>(expert)];
   QG_ASSIGN_OR_RETURN(const auto counts, ExchangeCounts(group, options, own, cancellation));
-  QG_RETURN_IF_ERROR(plan.PlanReceiving(counts, options, group.faults()));
+  plan.PlanReceiving(counts, options, group.faults());
   return plan;
 }
 

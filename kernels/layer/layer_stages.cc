@@ -261,7 +261,8 @@ std::vector<std::string> StageList::Run() {
   }
   AddIf(is_grouped, "concatenate y");
   if (!plan_.has_backward) return std::move(stages_);
-  const bool reduces = ReducesDelayedAmaxes(recipe_, request_.parallel.get());
+  const int ranks = request_.parallel == nullptr ? 1 : request_.parallel->size();
+  const bool reduces = ReducesDelayedAmaxes(recipe_, ranks);
   AddIf(plan_.is_delayed && reduces, "reduce amaxes of forward");
   AddIf(plan_.is_delayed, "update scales of forward");
   AddIf(IsCast(request_.grad_output.dtype()), "cast grad_output");

@@ -32,7 +32,7 @@ TEST(OverlapFiguresTest, CountsWhatIsHiddenAndWhatIsExposed) {
 TEST(OverlapFiguresTest, TwoResourcesAtOnceAreOneTime) {
   OverlapTimeline timeline;
   timeline.tasks = {Record(OverlapResource::kReceive, 0, 4), Record(OverlapResource::kReduce, 2, 5),
-                    Record(OverlapResource::kSend, 1, 2)};
+                    Record(OverlapResource::kReduce, 1, 2)};
   const OverlapFigures figures = FiguresOf(timeline);
   EXPECT_EQ(figures.communication_s, 5);
   EXPECT_EQ(figures.exposed_s, 5);

@@ -64,22 +64,26 @@ LayerRequest AloneShard(const LayerRequest& whole, int rank, int size) {
   return shard;
 }
 
+absl::StatusOr<std::unique_ptr<RankPart>> RankPart::Make(Rank& rank, const LayerRequest& whole,
+                                                         const ParallelSetup& setup) {
+  auto part = std::make_unique<RankPart>(rank);
+  ParallelStep step = StepOf(setup, rank.group("tp"));
+  QG_ASSIGN_OR_RETURN(part->overlap, Overlap::Create(*step.tp, part->buffers,
+                                                     {.keeps_timelines = setup.keeps_timelines}));
+  step.overlap = part->overlap.get();
+  QG_ASSIGN_OR_RETURN(part->request, ShardLayer(rank.engine(), whole, std::move(step)));
+  return part;
+}
+
 absl::StatusOr<std::vector<LayerResult>> TryRanks(const LayerRequest& whole, const Recipe& recipe,
                                                   const ParallelSetup& setup) {
   TestWorld world(setup.size, setup.noise);
   std::vector<LayerResult> results(static_cast<size_t>(setup.size));
   const absl::Status status = world.world().Run(
       [&](Rank& rank) -> absl::Status {
-        ParallelStep step = StepOf(setup, rank.group("tp"));
-        OverlapBuffers buffers(rank.engine(), rank.faults());
-        QG_ASSIGN_OR_RETURN(
-            const std::unique_ptr<Overlap> overlap,
-            Overlap::Create(*step.tp, buffers, {.keeps_timelines = setup.keeps_timelines}));
-        step.overlap = overlap.get();
-        QG_ASSIGN_OR_RETURN(const LayerRequest request,
-                            ShardLayer(rank.engine(), whole, std::move(step)));
+        QG_ASSIGN_OR_RETURN(const auto part, RankPart::Make(rank, whole, setup));
         QG_ASSIGN_OR_RETURN(results[static_cast<size_t>(rank.index())],
-                            RunLayer(rank.engine(), request, recipe, Arithmetic{}, nullptr));
+                            RunLayer(rank.engine(), part->request, recipe, Arithmetic{}, nullptr));
         return absl::OkStatus();
       },
       nullptr);

@@ -36,6 +36,17 @@ class TestWorld {
 
 /// The step of one rank, without its end of overlapped calls.
 ParallelStep StepOf(const ParallelSetup& setup, ProcessGroup& tp);
+/// A rank's part of a whole request, with its end of overlapped calls.
+struct RankPart {
+  static absl::StatusOr<std::unique_ptr<RankPart>> Make(Rank& rank, const LayerRequest& whole,
+                                                        const ParallelSetup& setup);
+  explicit RankPart(Rank& rank) : buffers(rank.engine(), rank.faults()) {}
+
+  OverlapBuffers buffers;
+  std::unique_ptr<Overlap> overlap;
+  LayerRequest request;
+};
+
 /// What rank `rank` computes of a whole request, as a request of one rank alone: no group, and the
 /// whole of dim 0.
 LayerRequest AloneShard(const LayerRequest& whole, int rank, int size);

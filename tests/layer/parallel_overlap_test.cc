@@ -312,12 +312,8 @@ std::vector<std::vector<Tensor>> DeferredSteps(const LayerRequest& whole, const 
   std::vector<std::vector<Tensor>> gradients(static_cast<size_t>(setup.size));
   const absl::Status status = world.world().Run(
       [&](Rank& rank) -> absl::Status {
-        ParallelStep step = StepOf(setup, rank.group("tp"));
-        OverlapBuffers buffers(rank.engine(), rank.faults());
-        QG_ASSIGN_OR_RETURN(const auto overlap, Overlap::Create(*step.tp, buffers));
-        step.overlap = overlap.get();
-        QG_ASSIGN_OR_RETURN(const LayerRequest shard,
-                            ShardLayer(rank.engine(), whole, std::move(step)));
+        QG_ASSIGN_OR_RETURN(const auto part, RankPart::Make(rank, whole, setup));
+        const LayerRequest& shard = part->request;
         LayerState state;
         for (const auto& [name, tensor] : shard.parameters) state.parameters[name].value = tensor;
         StepRecorder recorder(rank.engine(), Arithmetic(), nullptr);
@@ -378,12 +374,8 @@ TEST(OverlappedLinear, RefusesToJoinWhatRanksSavedInOtherSteps) {
   TestWorld world(2);
   const absl::Status status = world.world().Run(
       [&](Rank& rank) -> absl::Status {
-        ParallelStep step = StepOf(setup, rank.group("tp"));
-        OverlapBuffers buffers(rank.engine(), rank.faults());
-        QG_ASSIGN_OR_RETURN(const auto overlap, Overlap::Create(*step.tp, buffers));
-        step.overlap = overlap.get();
-        QG_ASSIGN_OR_RETURN(const LayerRequest shard,
-                            ShardLayer(rank.engine(), whole, std::move(step)));
+        QG_ASSIGN_OR_RETURN(const auto part, RankPart::Make(rank, whole, setup));
+        const LayerRequest& shard = part->request;
         LayerState state;
         state.parameters["weight"].value = shard.parameters.at("weight");
         StepRecorder recorder(rank.engine(), Arithmetic(), nullptr);

@@ -40,6 +40,20 @@ absl::StatusOr<LayerRequest> OverlappedLinear(ScenarioContext& context, Parallel
   return MakeParallelLinear(context, mode, size * unit, seed, size * unit);
 }
 
+/// One step of each rank.
+absl::Status ExpectItsShards(ScenarioContext& context, const LayerRequest& whole,
+                             const std::vector<StepTensors>& subjects) {
+  const int size = static_cast<int>(subjects.size());
+  QG_ASSIGN_OR_RETURN(const std::vector<StepTensors> expected,
+                      ExpectedRanks(context, whole, size, true));
+  for (int rank = 0; rank < size; ++rank) {
+    const size_t i = static_cast<size_t>(rank);
+    QG_RETURN_IF_ERROR(ExpectStep(context, ModeText(whole.layer.parallel_mode, true, rank),
+                                  subjects[i], expected[i]));
+  }
+  return absl::OkStatus();
+}
+
 // ---- One step
 
 absl::Status CheckLinear(ScenarioContext& context, ParallelMode mode, int size) {
@@ -53,13 +67,7 @@ absl::Status CheckLinear(ScenarioContext& context, ParallelMode mode, int size) 
     QG_ASSIGN_OR_RETURN(subjects[static_cast<size_t>(rank.index())], OneStep(context, shard));
     return absl::OkStatus();
   });
-  QG_ASSIGN_OR_RETURN(const std::vector<StepTensors> expected,
-                      ExpectedRanks(context, whole, size, true));
-  for (int rank = 0; rank < size; ++rank) {
-    const size_t i = static_cast<size_t>(rank);
-    QG_RETURN_IF_ERROR(ExpectStep(context, ModeText(mode, true, rank), subjects[i], expected[i]));
-  }
-  return absl::OkStatus();
+  return ExpectItsShards(context, whole, subjects);
 }
 
 absl::Status CheckLinears(ScenarioContext& context) {
@@ -196,30 +204,20 @@ absl::Status CheckGradientsLast(ScenarioContext& context) {
                         OverlappedLinear(context, ParallelMode::kColumn, seed));
   }
   QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, 2));
-  std::vector<std::vector<StepTensors>> subjects(2, std::vector<StepTensors>(2));
+  std::vector<std::vector<StepTensors>> subjects(2, std::vector<StepTensors>(2));  // By layer.
   RunBodies(context, "two layers", *world, [&](Rank& rank) -> absl::Status {
     QG_ASSIGN_OR_RETURN(const auto end, RankOverlap::Open(rank));
     for (size_t layer = 0; layer < 2; ++layer) {
       QG_ASSIGN_OR_RETURN(const LayerRequest shard,
                           ShardOn(context, wholes[layer], OverlappedStep(context.recipe(), *end)));
-      QG_ASSIGN_OR_RETURN(subjects[static_cast<size_t>(rank.index())][layer],
+      QG_ASSIGN_OR_RETURN(subjects[layer][static_cast<size_t>(rank.index())],
                           OneStep(context, shard));
-    }
-    // On the host before the buffers go.
-    for (StepTensors& step : subjects[static_cast<size_t>(rank.index())]) {
-      for (Tensor* tensor : {&step.y, &step.dx, &step.dw}) {
-        QG_ASSIGN_OR_RETURN(*tensor, rank.engine().ToHost(*tensor, rank.cancellation()));
-      }
     }
     return absl::OkStatus();
   });
   for (size_t layer = 0; layer < 2; ++layer) {
-    QG_ASSIGN_OR_RETURN(const std::vector<StepTensors> expected,
-                        ExpectedRanks(context, wholes[layer], 2, true));
-    for (size_t rank = 0; rank < 2; ++rank) {
-      QG_RETURN_IF_ERROR(ExpectStep(context, absl::StrCat("layer ", layer, ", rank ", rank),
-                                    subjects[rank][layer], expected[rank]));
-    }
+    context.SetStep(static_cast<int64_t>(layer) + 1);
+    QG_RETURN_IF_ERROR(ExpectItsShards(context, wholes[layer], subjects[layer]));
   }
   return absl::OkStatus();
 }
@@ -249,13 +247,7 @@ absl::Status CheckReopened(ScenarioContext& context, ParallelMode mode) {
     }
     return absl::OkStatus();
   });
-  QG_ASSIGN_OR_RETURN(const std::vector<StepTensors> expected,
-                      ExpectedRanks(context, whole, 2, true));
-  for (int rank = 0; rank < 2; ++rank) {
-    const size_t i = static_cast<size_t>(rank);
-    QG_RETURN_IF_ERROR(ExpectStep(context, ModeText(mode, true, rank), subjects[i], expected[i]));
-  }
-  return absl::OkStatus();
+  return ExpectItsShards(context, whole, subjects);
 }
 
 absl::Status CheckPrecisions(ScenarioContext& context) {
