@@ -46,15 +46,10 @@ absl::StatusOr<Tensor> EmptyWgrad(StepRecorder& recorder, const LinearUnit& unit
   });
 }
 
-/// A partial dx that is summed over the ranks beside wgrad.
-struct DxBeside {
-  Tensor partial;
-  Tensor sum;  ///< When wgrad has been asked for.
-};
-
-/// dw, added to `accumulated` where that is there. `beside`: null where dx is not summed beside it.
+/// dw, added to `accumulated` where that is there. `partial_dx`: not null where wgrad hides its sum
+/// over the ranks, which takes its place.
 absl::StatusOr<Tensor> WgradGemm(StepRecorder& recorder, const LinearWgrad& wgrad,
-                                 const Tensor& accumulated, DType dtype, DxBeside* beside) {
+                                 const Tensor& accumulated, DType dtype, Tensor* partial_dx) {
   const LinearUnit& unit = wgrad.unit;
   const LinearDataflow& flow = unit.flow;
   GemmDesc desc;
@@ -80,17 +75,17 @@ absl::StatusOr<Tensor> WgradGemm(StepRecorder& recorder, const LinearWgrad& wgra
   const std::string& output = unit.facts.has_main_grad ? names.main_grad : names.dw;
   GemmRecord record = LinearGemmRecord(GemmRole::kWgrad, wgrad.options->recipe,
                                        recorder.arithmetic(), output, std::move(desc), a, b);
-  if (beside == nullptr) return recorder.Gemm(names.Stage(kStageWgrad), std::move(record));
+  if (partial_dx == nullptr) return recorder.Gemm(names.Stage(kStageWgrad), std::move(record));
   QG_ASSIGN_OR_RETURN(OverlappedReduction done,
                       LinearOverlap(recorder, unit, *wgrad.options)
-                          .BulkReduceScatter(std::move(record), beside->partial));
-  beside->sum = std::move(done.sum);
+                          .BulkReduceScatter(std::move(record), *partial_dx));
+  *partial_dx = std::move(done.sum);
   return std::move(done.d);
 }
 
 /// No tensor where it went to the main gradient.
 absl::StatusOr<Tensor> Wgrad(StepRecorder& recorder, const LinearWgrad& wgrad, LayerState& state,
-                             DxBeside* beside) {
+                             Tensor* partial_dx) {
   const LinearUnit& unit = wgrad.unit;
   const bool has_main_grad = unit.facts.has_main_grad;
   Tensor accumulated;
@@ -105,7 +100,7 @@ absl::StatusOr<Tensor> Wgrad(StepRecorder& recorder, const LinearWgrad& wgrad, L
   const DType dtype = has_main_grad ? DType::kF32 : unit.flow.activation_dtype;
   QG_ASSIGN_OR_RETURN(Tensor dw, unit.flow.is_empty
                                      ? EmptyWgrad(recorder, unit, accumulated, dtype)
-                                     : WgradGemm(recorder, wgrad, accumulated, dtype, beside));
+                                     : WgradGemm(recorder, wgrad, accumulated, dtype, partial_dx));
   if (!has_main_grad) return dw;
   state.main_grads[unit.names.weight] = std::move(dw);
   return Tensor();
@@ -351,28 +346,23 @@ absl::StatusOr<LinearBackward> BackwardPass::Run() {
   }
   QG_RETURN_IF_ERROR(QuantizeGradOutput());
   QG_RETURN_IF_ERROR(CheckSaved());
-  DxBeside beside;
+  Tensor dx;
   if (flow_.needs_dx) {
-    QG_ASSIGN_OR_RETURN(const Tensor dx, Dgrad());
-    if (reduces_dx_beside_wgrad()) {
-      beside.partial = dx;
+    QG_ASSIGN_OR_RETURN(dx, Dgrad());
+  }
+  if (flow_.needs_dw) {
+    QG_ASSIGN_OR_RETURN(KeptOperand x, WgradX());
+    LinearWgrad wgrad{unit_, saved_.options, std::move(x), std::move(grad_output_)};
+    if (options_.defer_wgrad) {
+      QG_ASSIGN_OR_RETURN(result.deferred, Defer(std::move(wgrad)));
     } else {
-      QG_ASSIGN_OR_RETURN(result.dx, dx.Reinterpret(dx.dtype(), saved_.x_shape));
+      Tensor* const partial_dx = reduces_dx_beside_wgrad() ? &dx : nullptr;
+      QG_ASSIGN_OR_RETURN(result.dw, Wgrad(recorder_, wgrad, state_, partial_dx));
     }
   }
-  if (!flow_.needs_dw) return result;
-  QG_ASSIGN_OR_RETURN(KeptOperand x, WgradX());
-  LinearWgrad wgrad{unit_, saved_.options, std::move(x), std::move(grad_output_)};
-  if (options_.defer_wgrad) {
-    QG_ASSIGN_OR_RETURN(result.deferred, Defer(std::move(wgrad)));
-    return result;
+  if (flow_.needs_dx) {
+    QG_ASSIGN_OR_RETURN(result.dx, dx.Reinterpret(dx.dtype(), saved_.x_shape));
   }
-  if (!reduces_dx_beside_wgrad()) {
-    QG_ASSIGN_OR_RETURN(result.dw, Wgrad(recorder_, wgrad, state_, nullptr));
-    return result;
-  }
-  QG_ASSIGN_OR_RETURN(result.dw, Wgrad(recorder_, wgrad, state_, &beside));
-  QG_ASSIGN_OR_RETURN(result.dx, beside.sum.Reinterpret(beside.sum.dtype(), saved_.x_shape));
   return result;
 }
 
