@@ -121,11 +121,6 @@ GemmResult Summary(const std::vector<GemmResult>& gemms) {
   return whole;
 }
 
-absl::StatusOr<Tensor> JoinPieces(const OverlapMember& member) {
-  if (member.sums.size() == 1) return member.sums.front();
-  return member.engine().ConcatenateRows(member.sums, member.cancellation);
-}
-
 /// The blocks of columns side by side. Columns that no split has, which the fault lets through, are
 /// zero.
 absl::StatusOr<Tensor> JoinColumns(const OverlapMember& member, int64_t n) {
@@ -337,7 +332,10 @@ absl::StatusOr<ScatteredGemm> Overlap::TryReduceScatterGemm(const ReduceScatterG
                                               : BuildPointToPointReduceScatterGemm));
   result.gemm = Summary(member->gemms);
   result.partials = member->partials;
-  QG_ASSIGN_OR_RETURN(result.y, is_pipeline ? JoinColumns(*member, shape.n) : JoinPieces(*member));
+  result.y = member->y;
+  if (!result.y.has_value()) {
+    QG_ASSIGN_OR_RETURN(result.y, JoinColumns(*member, shape.n));
+  }
   QG_ASSIGN_OR_RETURN(BufferView used, member->buffer->Finish());
   QG_RETURN_IF_ERROR(used.Release());
   return result;

@@ -52,11 +52,6 @@ std::string RowsName(int owner, int piece, int pieces) {
                      : absl::StrCat("rows of ", owner, ".", piece);
 }
 
-int64_t RowBytes(const Tensor& tensor) {
-  const int64_t rows = tensor.shape()[0];
-  return rows == 0 ? 0 : static_cast<int64_t>(tensor.byte_size()) / rows;
-}
-
 /// Adds the tasks of a graph that gathers.
 class GatherTasks {
  public:

@@ -35,12 +35,13 @@ struct OverlapMember {
   Tensor d;                       ///< Of the GEMM that consumes what is gathered.
   /// What is summed: one, or one for each split of the columns. Not in the buffer.
   std::vector<Tensor> partials;
+  Tensor y;  ///< The sum, where it is taken in several pieces of rows.
   /// Of each of `partials`, this rank's rows of the ranks r - 1, r - 2, ...
   std::vector<std::vector<Tensor>> received;
 
   // Left by tasks.
   std::vector<GemmResult> gemms;
-  std::vector<Tensor> sums;  ///< Of this rank's rows: by piece of the rows or split of the columns.
+  std::vector<Tensor> sums;  ///< Of this rank's rows, by split of the columns; not where y is.
 
   // Of member 0: the run of all of them.
   std::once_flag prepared;

@@ -26,6 +26,11 @@ absl::StatusOr<std::vector<Tensor>> RowsOfParts(const std::vector<Tensor>& parts
   return views;
 }
 
+int64_t RowBytes(const Tensor& tensor) {
+  const int64_t rows = tensor.shape()[0];
+  return rows == 0 ? 0 : static_cast<int64_t>(tensor.byte_size()) / rows;
+}
+
 absl::StatusOr<GemmDesc> RowsOfGemm(const GemmDesc& desc, const RowInterval& rows,
                                     const Tensor& d) {
   GemmDesc piece = desc;

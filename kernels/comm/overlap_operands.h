@@ -19,6 +19,9 @@ GemmOperand WithRowParts(const GemmOperand& operand, const std::vector<Tensor>& 
 absl::StatusOr<std::vector<Tensor>> RowsOfParts(const std::vector<Tensor>& parts,
                                                 const RowInterval& rows);
 
+/// Bytes of each of a tensor's rows; 0 where it has none.
+int64_t RowBytes(const Tensor& tensor);
+
 /// The GEMM of rows `rows` of its M side. `d`: where all rows go.
 absl::StatusOr<GemmDesc> RowsOfGemm(const GemmDesc& desc, const RowInterval& rows, const Tensor& d);
 

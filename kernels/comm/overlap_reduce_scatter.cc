@@ -33,6 +33,16 @@ class ReduceTasks {
     return absl::OkStatus();
   }
 
+  /// Memory into which pieces of rows are summed, so that they need not be joined.
+  absl::Status AllocateSums(int64_t columns, DType dtype) {
+    for (int rank = 0; rank < size(); ++rank) {
+      OverlapMember& member = *members_[rank];
+      QG_ASSIGN_OR_RETURN(member.y,
+                          member.engine().Allocate(dtype, {map_.shard(rank).count, columns}));
+    }
+    return absl::OkStatus();
+  }
+
   /// Takes the buffers: for each block of columns the member's rows from each other rank.
   absl::Status FillBuffers(const std::vector<int64_t>& columns, DType dtype) {
     for (int rank = 0; rank < size(); ++rank) {
@@ -62,9 +72,7 @@ class ReduceTasks {
     QG_ASSIGN_OR_RETURN(const Tensor source,
                         members_[from]->partials[block].RowRange(rows.begin, rows.count));
     const Tensor destination = members_[to]->received[block][Distance(from, to) - 1];
-    const int64_t first_row = rows.begin - map_.shard(to).begin;
-    const int64_t offset =
-        rows.count == 0 ? 0 : first_row * static_cast<int64_t>(source.byte_size()) / rows.count;
+    const int64_t offset = (rows.begin - map_.shard(to).begin) * RowBytes(destination);
     return graph_.Add({absl::StrCat("copy ", Name(block, piece), " from ", from), to,
                        OverlapResource::kReceive, from, std::move(after),
                        [source, destination, offset](Engine& engine) -> absl::Status {
@@ -94,14 +102,21 @@ class ReduceTasks {
     }
     const size_t index = member->sums.size();
     member->sums.emplace_back();
+    const int64_t offset =
+        (rows.begin - map_.shard(owner).begin) * RowBytes(member->partials[block]);
     return graph_
         .Add({absl::StrCat("sum ", Name(block, piece)), owner, OverlapResource::kReduce, -1,
               std::move(after),
-              [member, parts, order, index](Engine& engine) -> absl::Status {
-                QG_ASSIGN_OR_RETURN(member->sums[index],
+              [member, parts, order, index, offset](Engine& engine) -> absl::Status {
+                QG_ASSIGN_OR_RETURN(Tensor sum,
                                     engine.OrderedSum(parts, order.accumulation, parts[0].dtype(),
                                                       member->cancellation));
-                return absl::OkStatus();
+                if (!member->y.has_value()) {
+                  member->sums[index] = std::move(sum);
+                  return absl::OkStatus();
+                }
+                if (sum.byte_size() == 0) return absl::OkStatus();
+                return engine.Copy(sum, member->y, offset);
               }})
         .status();
   }
@@ -154,6 +169,7 @@ absl::StatusOr<TaskGraph> BuildPointToPointReduceScatterGemm(const OverlapMember
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(members[0]->gemm));
   ReduceTasks tasks(graph, members, cut, std::move(map));
   QG_RETURN_IF_ERROR(tasks.AllocatePartials({shape.n}, members[0]->gemm.out_dtype));
+  if (cut.pieces > 1) QG_RETURN_IF_ERROR(tasks.AllocateSums(shape.n, members[0]->gemm.out_dtype));
   QG_RETURN_IF_ERROR(tasks.FillBuffers({shape.n}, members[0]->gemm.out_dtype));
   std::vector<std::vector<int>> needed(size * cut.pieces);  // By owner and piece.
   for (int step = 0; step < size; ++step) {
