@@ -24,7 +24,7 @@ bool Overlaps(const Recipe& recipe) {
 }
 
 /// A sequence-parallel step of a rank, with the methods of the table.
-ParallelStep OverlappedStep(const Recipe& recipe, RankOverlap& end) {
+ParallelStep OverlappedStep(const Recipe& recipe, VirtualOverlap& end) {
   ParallelStep step{.tp = &end.overlap->group(), .sequence_parallel = true};
   step.overlap = end.overlap.get();
   step.column_overlap = DefaultOverlapPlan(OverlapSide::kColumn, IsMxfp8(recipe));
@@ -61,7 +61,7 @@ absl::Status CheckLinear(ScenarioContext& context, ParallelMode mode, int size) 
   QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, size));
   std::vector<StepTensors> subjects(static_cast<size_t>(size));
   RunBodies(context, "overlapped step", *world, [&](Rank& rank) -> absl::Status {
-    QG_ASSIGN_OR_RETURN(const auto end, RankOverlap::Open(rank));
+    QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
     QG_ASSIGN_OR_RETURN(const LayerRequest shard,
                         ShardOn(context, whole, OverlappedStep(context.recipe(), *end)));
     QG_ASSIGN_OR_RETURN(subjects[static_cast<size_t>(rank.index())], OneStep(context, shard));
@@ -173,7 +173,7 @@ absl::Status CheckTrace(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, 2));
   std::vector<Trace> subjects(2);
   RunBodies(context, "training", *world, [&](Rank& rank) -> absl::Status {
-    QG_ASSIGN_OR_RETURN(const auto end, RankOverlap::Open(rank));
+    QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
     ParallelStep step = OverlappedStep(context.recipe(), *end);
     if (!Overlaps(context.recipe())) step.column_overlap = step.row_overlap = {};
     QG_ASSIGN_OR_RETURN(subjects[static_cast<size_t>(rank.index())],
@@ -206,7 +206,7 @@ absl::Status CheckGradientsLast(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, 2));
   std::vector<std::vector<StepTensors>> subjects(2, std::vector<StepTensors>(2));  // By layer.
   RunBodies(context, "two layers", *world, [&](Rank& rank) -> absl::Status {
-    QG_ASSIGN_OR_RETURN(const auto end, RankOverlap::Open(rank));
+    QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
     for (size_t layer = 0; layer < 2; ++layer) {
       QG_ASSIGN_OR_RETURN(const LayerRequest shard,
                           ShardOn(context, wholes[layer], OverlappedStep(context.recipe(), *end)));
@@ -232,7 +232,7 @@ absl::Status CheckReopened(ScenarioContext& context, ParallelMode mode) {
   QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, 2));
   std::vector<StepTensors> subjects(2);
   RunBodies(context, "steps", *world, [&](Rank& rank) -> absl::Status {
-    RankOverlap end(rank);
+    VirtualOverlap end(rank);
     for (const Recipe& recipe : {first, context.recipe()}) {
       QG_ASSIGN_OR_RETURN(end.overlap, Overlap::Create(rank.group(kWorldGroup), end.buffers));
       QG_ASSIGN_OR_RETURN(const LayerRequest shard,

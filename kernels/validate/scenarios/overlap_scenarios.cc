@@ -75,7 +75,7 @@ struct Layer {
   std::vector<GemmOperand> weights;
 };
 
-absl::StatusOr<GatheredGemm> GatherAndMultiply(ScenarioContext& context, RankOverlap& end,
+absl::StatusOr<GatheredGemm> GatherAndMultiply(ScenarioContext& context, VirtualOverlap& end,
                                                const Layer& layer, int rank,
                                                const std::string& owner, bool aggregate = false) {
   QG_ASSIGN_OR_RETURN(GemmDesc gemm, layer.Shard(context, rank));
@@ -92,7 +92,7 @@ absl::Status CheckRing(ScenarioContext& context, int size, bool aggregate) {
   QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, size));
   const std::vector<TensorsOfRank> results =
       RunRanks(context, "ring", *world, [&](Rank& rank) -> absl::StatusOr<TensorsOfRank> {
-        QG_ASSIGN_OR_RETURN(const auto end, RankOverlap::Open(rank));
+        QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
         // So that the buffer holds something that is not this layer's.
         QG_ASSIGN_OR_RETURN(
             GatheredGemm before,
@@ -165,7 +165,7 @@ absl::Status CheckReduceScatter(ScenarioContext& context, OverlapMethod method, 
   QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, size));
   const std::vector<TensorsOfRank> results =
       RunRanks(context, "reduce-scatter", *world, [&](Rank& rank) -> absl::StatusOr<TensorsOfRank> {
-        QG_ASSIGN_OR_RETURN(const auto end, RankOverlap::Open(rank));
+        QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
         QG_ASSIGN_OR_RETURN(const ScatteredGemm result,
                             end->overlap->ReduceScatterGemm(
                                 {.name = {"layer0", "proj_fprop", "f32"},
@@ -197,7 +197,7 @@ absl::Status CheckPipeline(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, 2));
   const std::vector<absl::Status> statuses =
       StatusOfEachRank(context, *world, [&](Rank& rank) -> absl::Status {
-        QG_ASSIGN_OR_RETURN(const auto end, RankOverlap::Open(rank));
+        QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
         QG_ASSIGN_OR_RETURN(GemmDesc gemm, PartialGemm(context, rank.index(), 8, 18));
         return end->overlap
             ->ReduceScatterGemm({.name = {"layer0", "proj_fprop", "f32"},
@@ -218,7 +218,7 @@ absl::Status CheckPipeline(ScenarioContext& context) {
 /// Both bulk calls, and what they give: gathered x, the GEMM beside it, the GEMM beside the sum, y.
 absl::StatusOr<TensorsOfRank> BulkCalls(ScenarioContext& context, Rank& rank, const Layer& layer,
                                         const std::vector<GemmDesc>& partials) {
-  QG_ASSIGN_OR_RETURN(const auto end, RankOverlap::Open(rank));
+  QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
   QG_ASSIGN_OR_RETURN(const GemmDesc shard, layer.Shard(context, rank.index()));
   QG_ASSIGN_OR_RETURN(const GatheredGemm gathered,
                       end->overlap->BulkAllGather({.name = {"layer0", "fc1_dgrad", "bulk"},
@@ -280,7 +280,7 @@ absl::Status CheckSchedule(ScenarioContext& context, uint64_t seed) {
   QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, kSize, {.noise = {seed}}));
   const std::vector<TensorsOfRank> results =
       RunRanks(context, "schedule", *world, [&](Rank& rank) -> absl::StatusOr<TensorsOfRank> {
-        QG_ASSIGN_OR_RETURN(const auto end, RankOverlap::Open(rank));
+        QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
         const GemmDesc& gemm = gemms[static_cast<size_t>(rank.index())];
         QG_ASSIGN_OR_RETURN(const ScatteredGemm sum, end->overlap->ReduceScatterGemm(
                                                          {.name = {"layer0", "b", "f32"},
@@ -324,7 +324,7 @@ absl::Status CheckReuse(ScenarioContext& context) {
   // All forwards and then all backwards, which gather again what forward kept.
   const std::vector<TensorsOfRank> results =
       RunRanks(context, "layers", *world, [&](Rank& rank) -> absl::StatusOr<TensorsOfRank> {
-        QG_ASSIGN_OR_RETURN(const auto end, RankOverlap::Open(rank));
+        QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
         TensorsOfRank kept;
         for (int i = 0; i < kLayers; ++i) {
           QG_ASSIGN_OR_RETURN(
@@ -367,7 +367,7 @@ absl::Status CheckStaleView(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, kSize));
   const std::vector<absl::Status> statuses =
       StatusOfEachRank(context, *world, [&](Rank& rank) -> absl::Status {
-        QG_ASSIGN_OR_RETURN(const auto end, RankOverlap::Open(rank));
+        QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
         QG_ASSIGN_OR_RETURN(GatheredGemm first,
                             GatherAndMultiply(context, *end, layer, rank.index(), "layer0"));
         const BufferView kept = first.gathered;

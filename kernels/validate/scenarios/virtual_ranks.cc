@@ -34,8 +34,8 @@ absl::StatusOr<std::unique_ptr<World>> MakeVirtualRanks(ScenarioContext& context
   return world;
 }
 
-absl::StatusOr<std::unique_ptr<RankOverlap>> RankOverlap::Open(Rank& rank) {
-  auto opened = std::make_unique<RankOverlap>(rank);
+absl::StatusOr<std::unique_ptr<VirtualOverlap>> VirtualOverlap::Open(Rank& rank) {
+  auto opened = std::make_unique<VirtualOverlap>(rank);
   QG_ASSIGN_OR_RETURN(opened->overlap, Overlap::Create(rank.group(kWorldGroup), opened->buffers));
   return opened;
 }

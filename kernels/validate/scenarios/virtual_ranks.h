@@ -28,10 +28,10 @@ struct VirtualRanksOptions {
 absl::StatusOr<std::unique_ptr<World>> MakeVirtualRanks(ScenarioContext& context, int size,
                                                         const VirtualRanksOptions& options = {});
 
-/// A rank's end of overlapped calls among all ranks, with buffers of its own.
-struct RankOverlap {
-  static absl::StatusOr<std::unique_ptr<RankOverlap>> Open(Rank& rank);
-  explicit RankOverlap(Rank& rank) : buffers(rank.engine(), rank.faults()) {}
+/// A virtual rank's end of overlapped calls among all of them, with buffers of its own.
+struct VirtualOverlap {
+  static absl::StatusOr<std::unique_ptr<VirtualOverlap>> Open(Rank& rank);
+  explicit VirtualOverlap(Rank& rank) : buffers(rank.engine(), rank.faults()) {}
 
   OverlapBuffers buffers;
   std::unique_ptr<Overlap> overlap;
