@@ -10,21 +10,6 @@
 namespace quantgate {
 namespace {
 
-/// Activations whose derivative, bias gradient and quantization are one kernel in Transformer
-/// Engine.
-bool HasFusedGradient(ActivationKind kind) {
-  switch (kind) {
-    case ActivationKind::kGelu:
-    case ActivationKind::kQgelu:
-    case ActivationKind::kRelu:
-    case ActivationKind::kSrelu:
-    case ActivationKind::kSilu:
-      return true;
-    default:
-      return false;
-  }
-}
-
 class Planner {
  public:
   Planner(const LayerSpec& spec, const LayerOutline& outline, const StepOptions& options,
@@ -265,7 +250,8 @@ void Planner::PlanActivationGradient(size_t i) {
   const bool is_mxfp8 =
       recipe_.name() == "mxfp8" && recipe_.backward_override() == BackwardOverride::kNone;
   if (!layer_.fused || !(layer_.is_delayed || is_mxfp8)) return;
-  if (!HasFusedGradient(operation.activation.kind)) return;
+  // Transformer Engine has one kernel for derivative, bias gradient and quantization of the others.
+  if (IsGated(operation.activation.kind)) return;
   const int input = operation.input;
   if (input == 0 || plan_.values[input].consumers != 1) return;
   if (plan_.operations[producer_of(input)].kind != OperationKind::kBasicLinear) return;

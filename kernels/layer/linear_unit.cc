@@ -3,7 +3,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/gemm/scaling_check.h"
 #include "kernels/layer/linear_operands.h"
 
 namespace quantgate {
@@ -42,8 +41,6 @@ GemmOperand PlainOperand(const Tensor& tensor) {
 }
 
 bool UsesSplit(const Recipe& recipe, GemmRole role, const GemmOperand& a) {
-  // Block scales are applied between partial sums whatever the recipe says of other operands.
-  if (IsFp8Block(a.scaling)) return true;
   return IsFp8(a.data.dtype()) && recipe.UsesSplitAccumulator(role);
 }
 

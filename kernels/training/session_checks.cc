@@ -189,7 +189,6 @@ std::vector<RequiresGrad> RequiresGradOfLayers(const SessionState& state,
     layers.push_back(wanted);
     layers.back().x = needs_dx;
     for (const auto& [name, parameter] : layer.state.parameters) {
-      const std::string gradient = GradientOf(name);
       const bool is_of_bias = WithLastWord(name, "bias") == name;
       needs_dx |= IsWeight(name) ? wanted.weight : is_of_bias ? wanted.bias : wanted.norm;
     }
