@@ -76,38 +76,57 @@ absl::StatusOr<Tensor> AroundTheRing(ProcessGroup& group, const Tensor& own) {
   return group.Receive((group.rank() + size - 1) % size, 1);
 }
 
-void ExpectCall(ProcessGroup& group, const ProgramCall& call, size_t index) {
+struct CallResult {
+  absl::StatusOr<Tensor> tensor;
+  std::string expected;  ///< Its bytes.
+};
+
+CallResult MakeCall(ProcessGroup& group, const ProgramCall& call, size_t index) {
   const bool is_uneven = call.kind == 0 || call.kind == 4;
   const std::vector<Tensor> sources = SourcesOf(group, index, call.rows, is_uneven);
   const Tensor& own = sources[group.rank()];
-  absl::StatusOr<Tensor> result;
-  std::string expected;
   switch (call.kind) {
     case 0:
-      result = group.AllGather(own);
-      expected = BytesOf(sources);
-      break;
+      return {group.AllGather(own), BytesOf(sources)};
     case 1:
-      result = group.AllReduce(own, {});
-      expected = ExpectedSum(sources);
-      break;
-    case 2:
-      result = group.AllReduce(own, {ReductionKind::kUbP2p});
-      expected = ExpectedSum(sources);  // Every sum is exact.
-      break;
+      return {group.AllReduce(own, {}), ExpectedSum(sources)};
+    case 2:  // Every sum is exact.
+      return {group.AllReduce(own, {ReductionKind::kUbP2p}), ExpectedSum(sources)};
     case 3:
-      result = group.Broadcast(own, group.size() - 1);
-      expected = BytesOf(sources.back());
-      break;
+      return {group.Broadcast(own, group.size() - 1), BytesOf(sources.back())};
     default:
-      result = AroundTheRing(group, own);
-      expected = BytesOf(sources[(group.rank() + group.size() - 1) % group.size()]);
+      return {AroundTheRing(group, own),
+              BytesOf(sources[(group.rank() + group.size() - 1) % group.size()])};
   }
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(BytesOf(*result), expected) << "kind " << call.kind << " on " << call.group;
+}
+
+/// A rank that ends before a call of its program, as if it had been killed.
+struct Death {
+  int rank = -1;  ///< Nobody.
+  size_t call = 0;
+};
+
+absl::Status RunProgram(Ranks& ranks, const Program& program, Death death = {}) {
+  for (const auto& [name, members] : program.groups) {
+    if (absl::Status status = ranks.world().AddGroups(name, members); !status.ok()) return status;
+  }
+  return ranks.world().Run(
+      [&](Rank& rank) -> absl::Status {
+        for (size_t i = 0; i < program.calls.size(); ++i) {
+          if (rank.index() == death.rank && i == death.call) return absl::InternalError("killed");
+          const ProgramCall& call = program.calls[i];
+          const CallResult result = MakeCall(rank.group(call.group), call, i);
+          if (!result.tensor.ok()) return result.tensor.status();
+          EXPECT_EQ(BytesOf(*result.tensor), result.expected)
+              << "kind " << call.kind << " on " << call.group;
+        }
+        return absl::OkStatus();
+      },
+      nullptr);
 }
 
 TEST(Schedules, NoneOfAThousandStops) {
+  static_assert(kSchedules / kNoisePeriod >= 100, "at least 100 of them have delays");
   for (int seed = 1; seed <= kSchedules; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(static_cast<uint32_t>(seed));
@@ -115,17 +134,28 @@ TEST(Schedules, NoneOfAThousandStops) {
     WorldOptions options;
     if (seed % kNoisePeriod == 0) options.noise.seed = static_cast<uint64_t>(seed);
     Ranks ranks(program.size, std::move(options));
-    for (const auto& [name, members] : program.groups) {
-      ASSERT_TRUE(ranks.world().AddGroups(name, members).ok());
-    }
-    const absl::Status status = ranks.world().Run(
-        [&](Rank& rank) {
-          for (size_t i = 0; i < program.calls.size(); ++i) {
-            ExpectCall(rank.group(program.calls[i].group), program.calls[i], i);
-          }
-          return absl::OkStatus();
-        },
-        nullptr);
+    const absl::Status status = RunProgram(ranks, program);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+}
+
+// Whatever the others are in the middle of: they end too, the run says who died, and the same
+// engines do the whole program after.
+TEST(Schedules, ARankThatDiesEndsItsRunAlone) {
+  constexpr int kDeaths = 200;
+  for (int seed = 1; seed <= kDeaths; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(static_cast<uint32_t>(seed));
+    const Program program = RandomProgram(random);
+    const Death death{static_cast<int>(random() % static_cast<uint32_t>(program.size)),
+                      random() % program.calls.size()};
+    WorldOptions options;
+    if (seed % kNoisePeriod == 0) options.noise.seed = static_cast<uint64_t>(seed);
+    Ranks ranks(program.size, std::move(options));
+    EXPECT_EQ(RunProgram(ranks, program, death),
+              absl::InternalError("rank " + std::to_string(death.rank) + ": killed"));
+    Ranks again(std::move(ranks), {});
+    const absl::Status status = RunProgram(again, program);
     ASSERT_TRUE(status.ok()) << status;
   }
 }
