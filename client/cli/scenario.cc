@@ -69,7 +69,8 @@ Json JsonOfList(const v1::ListScenariosResponse& listed) {
   for (const v1::BugClassDescription& bug_class : listed.bug_classes()) {
     json["bug_classes"].push_back({{"number", bug_class.number()},
                                    {"title", bug_class.title()},
-                                   {"left_out", bug_class.left_out()}});
+                                   {"left_out", bug_class.left_out()},
+                                   {"pull_request", bug_class.pull_request()}});
   }
   return json;
 }
@@ -110,6 +111,7 @@ Json JsonOfScenario(const v1::ScenarioResult& result) {
     json["differences"].push_back(JsonOfScenarioDifference(difference));
   }
   if (!result.message().empty()) json["message"] = result.message();
+  if (result.notes_size() > 0) json["notes"] = ListOfStrings(result.notes());
   return json;
 }
 
@@ -156,6 +158,11 @@ void PrintTables(Invocation& invocation, const std::vector<v1::ScenarioEvent>& e
     }
   }
   scenarios.Print(invocation.out(), uses_colour);
+  for (const v1::ScenarioEvent& event : events) {
+    for (const std::string& note : event.scenario().notes()) {
+      invocation.out() << event.scenario().scenario() << ": " << note << "\n";
+    }
+  }
   if (!has_faults) return;
   invocation.out() << "\n";
   faults.Print(invocation.out(), uses_colour);

@@ -18,10 +18,12 @@ inline constexpr char kFaultGroupSwapped[] = "group-swapped";
 inline constexpr char kFaultRankZeroAmax[] = "rank0-scale-broadcast";
 /// Blocks of rows begin one row late.
 inline constexpr char kFaultShardOffset[] = "shard-offset-by-one";
-/// A rank whose tensor is empty leaves a collective out.
+/// A rank whose tensor is empty leaves out the collective, or its amax's.
 inline constexpr char kFaultEmptyRankSkips[] = "empty-rank-skips";
 /// An all-gather joins the parts from the last rank to the first.
 inline constexpr char kFaultChunkOrder[] = "chunk-order-reversed";
+/// Of mxfp8 the rowwise codes travel under the columnwise scales.
+inline constexpr char kFaultRowBytesForColumns[] = "rowwise-bytes-for-columnwise";
 /// Columnwise codes that an all-gather joined one after the other, [N K][M / N], are read as
 /// [K][M].
 inline constexpr char kFaultInterleaveLeft[] = "gather-interleave-left";

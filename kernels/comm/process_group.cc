@@ -260,7 +260,6 @@ absl::StatusOr<Tensor> ProcessGroup::AllReduceMax(const Tensor& values) {
       return absl::InvalidArgumentError(absl::StrCat("all_reduce_max: the tensor is ",
                                                      TensorText(values), "; maxima are of f32"));
     }
-    if (Skips(values)) return values;
     QG_ASSIGN_OR_RETURN(const Postings postings,
                         Meet(SignatureOf(CallKind::kAllReduceMax, values), {values}));
     const AgreedCall call = Agreed(*postings);

@@ -132,6 +132,9 @@ absl::Status ReduceAmaxes(const GatherContext& context, const Tensor& shard,
   add(amaxes.rowwise, arguments.group_amax_rowwise);
   add(amaxes.columnwise, arguments.group_amax_columnwise);
   if (own.empty()) return absl::OkStatus();
+  if (context.faults.Has(kFaultEmptyRankSkips) && shard.element_count() == 0) {
+    return absl::OkStatus();
+  }
   if (context.faults.Has(kFaultPadInAmax)) {
     QG_ASSIGN_OR_RETURN(own[0], WithPad(context, own[0]));
   }
@@ -175,6 +178,9 @@ absl::StatusOr<QuantizedTensor> GatherCodes(const GatherContext& context, const 
     }
     std::optional<QuantizedCopy>& copy = whole.copy(usage);
     copy = shard.copy(usage);
+    const bool sends_rows = context.faults.Has(kFaultRowBytesForColumns) &&
+                            usage == Usage::kColumnwise && !IsTurned(*copy, usage);
+    if (sends_rows) copy->data = shard.rowwise->data;
     QG_RETURN_IF_ERROR(GatherCopy(context, name, usage, *copy));
     rows = RowsOf(*copy, usage);
   }

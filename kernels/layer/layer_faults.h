@@ -8,6 +8,10 @@ namespace quantgate {
 inline constexpr char kFaultRequiresGradSwapped[] = "requires-grad-swapped";
 /// Row 9: under a backward override the bias gradient comes with the weight's or not at all.
 inline constexpr char kFaultBiasGradientLeftToWgrad[] = "bias-gradient-left-to-wgrad";
+/// What a backward override gathered in high precision is quantized as without one.
+inline constexpr char kFaultOverrideQuantizes[] = "override-quantizes-gathered";
+/// Under the override dequantized a rank keeps and gathers the source of x.
+inline constexpr char kFaultOverrideGathersOriginal[] = "override-gathers-original";
 /// A row-parallel bias is added by each rank's GEMM, and so N times.
 inline constexpr char kFaultBiasOnAllRanks[] = "bias-on-all-ranks";
 /// Backward's gather takes the scale that the quantizer had last in place of the one that was saved

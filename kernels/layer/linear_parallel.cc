@@ -162,7 +162,11 @@ absl::StatusOr<GatheredOperand> LinearCollectives::GatherX(const Tensor& shard) 
   }
   QG_ASSIGN_OR_RETURN(x.whole, FpropX(x.shard));
   x.shard.codes = OnlyUsages(std::move(x.shard.codes), kept);
-  if (IsAny(kept)) x.shard.original = Tensor();
+  if (unit_.flow.reads_dequantized() && recorder_.faults().Has(kFaultOverrideGathersOriginal)) {
+    x.shard.codes = QuantizedTensor();
+  } else if (IsAny(kept)) {
+    x.shard.original = Tensor();
+  }
   SpoilSaved(x.shard);
   return x;
 }
@@ -200,7 +204,9 @@ absl::StatusOr<KeptOperand> LinearCollectives::RegatherX(const KeptOperand& shar
 absl::StatusOr<Tensor> LinearCollectives::GatherOverriddenX(const Tensor& shard) {
   const Role role = X();
   QG_ASSIGN_OR_RETURN(const Tensor whole, Gather(role.what, shard));
-  if (!unit_.flow.reads_dequantized() || role.method != GatherMethod::kSource) return whole;
+  const bool stands_for_codes =
+      unit_.flow.reads_dequantized() && role.method == GatherMethod::kSource;
+  if (!stands_for_codes && !recorder_.faults().Has(kFaultOverrideQuantizes)) return whole;
   // Its rowwise codes are of the whole: made again, with the same bytes, rather than kept.
   QG_ASSIGN_OR_RETURN(const QuantizedTensor codes, QuantizeWhole(role, whole, kRowwiseOnly));
   return DequantizeAny(recorder_, unit_.names.Stage("dequantize gathered x"), codes,

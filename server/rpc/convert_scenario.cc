@@ -41,6 +41,7 @@ v1::ListScenariosResponse ScenariosToProto(const ScenarioLibrary& library) {
     item.set_number(bug_class.number);
     item.set_title(std::string(bug_class.title));
     item.set_left_out(std::string(bug_class.left_out));
+    item.set_pull_request(bug_class.pull_request);
   }
   return proto;
 }
@@ -56,6 +57,7 @@ v1::ScenarioResult ScenarioResultToProto(const ScenarioResult& result) {
   }
   proto.set_message(result.message);
   proto.set_seconds(result.seconds);
+  for (const std::string& note : result.notes) proto.add_notes(note);
   return proto;
 }
 

@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "quantgate/v1/scenarios_service.grpc.pb.h"
 #include "tests/server/bad_input_fixture.h"
 
 namespace quantgate {
@@ -122,6 +123,32 @@ TEST_F(ParallelRunTest, Refusals) {
       {invalid, "spec.step.layer.parallel_mode", "column", "no variant is parallel"});
   ExpectTwinsRefused([&](v1::RunSpec& spec) { parallel_of(spec).set_tensor_parallel(3); },
                      {invalid, "spec.variants[1].parallel", "rank 0", "multiple of 3"});
+}
+
+// A scenario's ranks end, or do not come to a call before its deadline, in the server's process;
+// the run after them is right.
+TEST_F(ParallelRunTest, RanksThatEndOrDoNotComeLeaveTheNextRunAlone) {
+  v1::RunScenariosRequest request;
+  request.add_names("ranks-that-differ-are-told");
+  request.set_with_faults(true);
+  const auto stub = v1::Scenarios::NewStub(server_.channel());
+  grpc::ClientContext context;
+  const auto reader = stub->Run(&context, request);
+  std::vector<std::string> outcomes;
+  v1::ScenarioEvent event;
+  while (reader->Read(&event)) {
+    if (event.has_scenario()) outcomes.push_back(event.scenario().outcome());
+    if (event.has_fault()) outcomes.push_back(event.fault().outcome());
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_THAT(outcomes, testing::ElementsAre("passed", "caught", "caught"));
+  ExpectServing();
+  v1::RunSpec spec = TwinsSpec("mxfp8", "column");
+  spec.mutable_step()->mutable_requires_grad()->set_weight(true);
+  spec.set_requirement(v1::REQUIREMENT_BITWISE);
+  v1::RunReport report;
+  Run(spec, report);
+  EXPECT_TRUE(report.verdict().pass()) << report.verdict().finding();
 }
 
 TEST_F(ParallelRunTest, CapabilitiesNameProfilesAndBackends) {

@@ -82,6 +82,15 @@ TEST(ScenariosServiceTest, RunsNamedScenariosAndTheirFaults) {
   EXPECT_EQ(MetricValue(metrics, "quantgate_scenario_faults_total{outcome=\"caught\"}"), 2);
 }
 
+TEST(ScenariosServiceTest, SaysWhatWasMeasured) {
+  TestServer server;
+  const Outcome outcome = RunOn(server, Named({"hybrid-gathers-quantize-twice"}, false));
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  ASSERT_EQ(outcome.events[0].scenario().notes_size(), 2);
+  EXPECT_THAT(outcome.events[0].scenario().notes(0),
+              testing::MatchesRegex("hybrid:.*: .* elements are not those of one quantization.*"));
+}
+
 TEST(ScenariosServiceTest, SaysWhatDoesNotHold) {
   TestServer server([](ServerOptions& options) {
     options.metrics_listen = "127.0.0.1:0";

@@ -23,7 +23,7 @@ absl::StatusOr<QuantizedTensor> QuantizeEmpty(ScenarioContext& context, TensorRo
 absl::Status CheckQuantized(ScenarioContext& context) {
   for (const TensorRole role : {TensorRole::kInput, TensorRole::kGradOutput}) {
     QG_ASSIGN_OR_RETURN(const QuantizedTensor quantized, QuantizeEmpty(context, role));
-    QG_ASSIGN_OR_RETURN(const QuantizedTensor on_host, CopiesOnHost(context, quantized));
+    QG_ASSIGN_OR_RETURN(const QuantizedTensor on_host, CopiesOnHost(context.engine(), quantized));
     context.ExpectShape("empty tensor", quantized.shape, {0, 64});
     for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
       const QuantizedCopy& copy = *on_host.copy(usage);

@@ -9,6 +9,17 @@ namespace quantgate {
 FaultyEngine::FaultyEngine(Engine& engine, EngineAlterations alterations)
     : ForwardingEngine(engine), engine_(engine), alterations_(std::move(alterations)) {}
 
+FaultyEngine::FaultyEngine(std::unique_ptr<Engine> engine, EngineAlterations alterations)
+    : ForwardingEngine(*engine),
+      owned_(std::move(engine)),
+      engine_(*owned_),
+      alterations_(std::move(alterations)) {}
+
+absl::StatusOr<std::unique_ptr<Engine>> FaultyEngine::OpenLane() {
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<Engine> lane, engine_.OpenLane());
+  return std::make_unique<FaultyEngine>(std::move(lane), alterations_);
+}
+
 absl::StatusOr<QuantizedTensor> FaultyEngine::Quantize(const Tensor& source,
                                                        const Quantizer& quantizer, Usages usages,
                                                        const QuantizeArguments& arguments,

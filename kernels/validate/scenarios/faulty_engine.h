@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
@@ -76,7 +77,10 @@ struct EngineAlterations {
 class FaultyEngine final : public ForwardingEngine {
  public:
   FaultyEngine(Engine& engine, EngineAlterations alterations);
+  FaultyEngine(std::unique_ptr<Engine> engine, EngineAlterations alterations);
 
+  /// With the same alterations.
+  absl::StatusOr<std::unique_ptr<Engine>> OpenLane() override;
   absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const Quantizer& quantizer,
                                            Usages usages, const QuantizeArguments& arguments,
                                            const Cancellation* cancellation) override;
@@ -100,6 +104,7 @@ class FaultyEngine final : public ForwardingEngine {
                                                 const Cancellation* cancellation) override;
 
  private:
+  const std::unique_ptr<Engine> owned_;  // Of a lane: what engine_ is.
   Engine& engine_;
   const EngineAlterations alterations_;
 };

@@ -23,7 +23,7 @@ absl::Status CheckEpsilon(ScenarioContext& context) {
                           context.Generate(distribution, 3, DType::kBF16, {16, 128}, 0x1p-12f));
       QG_ASSIGN_OR_RETURN(const QuantizedTensor quantized,
                           QuantizeOn(context, source, context.recipe().QuantizerFor(role), {}));
-      QG_ASSIGN_OR_RETURN(const QuantizedTensor on_host, CopiesOnHost(context, quantized));
+      QG_ASSIGN_OR_RETURN(const QuantizedTensor on_host, CopiesOnHost(context.engine(), quantized));
       const Tensor& scale_inv = on_host.rowwise->scale_inv;
       for (int64_t i = 0; i < scale_inv.element_count(); ++i) {
         context.ExpectSameFloat(absl::StrCat(std::string(TensorRoleName(role)), " scale_inv"),

@@ -189,11 +189,10 @@ ScenarioGroup GroupCallScenarios() {
        .run = &CheckDifferences},
   };
   group.faults = {
-      InCode(kFaultChunkOrder, "Joins the parts of an all-gather from the last rank to the first.",
-             0),
-      InCode(kFaultEmptyRankSkips, "Leaves out a collective call where the rank has no rows.", 0),
-      InCode(kFaultCallsNotCompared, "Begins a call without comparing the members' calls.", 0),
-      InCode(kFaultDeadlinePasses, "Goes on with what it has when a deadline passes.", 0),
+      InCode(kFaultChunkOrder, "Joins the parts of an all-gather from the last rank to the first."),
+      InCode(kFaultEmptyRankSkips, "Leaves out a collective call where the rank has no rows."),
+      InCode(kFaultCallsNotCompared, "Begins a call without comparing the members' calls."),
+      InCode(kFaultDeadlinePasses, "Goes on with what it has when a deadline passes."),
   };
   return group;
 }

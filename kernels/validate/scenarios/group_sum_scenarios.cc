@@ -240,10 +240,10 @@ ScenarioGroup GroupSumScenarios() {
        .run = &CheckTiming},
   };
   group.faults = {
-      InCode(kFaultReduceScatterOwner, "Gives each owner the rows of the next one.", 0),
-      InCode(kFaultElementAccumulation, "Rounds each sum of an fp32 chain to bf16.", 0),
-      InCode(kFaultShardOffset, "Begins blocks of rows one row late.", 0),
-      InCode(kFaultArrivalOrder, "Adds the parts in the order in which the ranks came.", 0),
+      InCode(kFaultReduceScatterOwner, "Gives each owner the rows of the next one."),
+      InCode(kFaultElementAccumulation, "Rounds each sum of an fp32 chain to bf16."),
+      InCode(kFaultShardOffset, "Begins blocks of rows one row late."),
+      InCode(kFaultArrivalOrder, "Adds the parts in the order in which the ranks came."),
   };
   return group;
 }

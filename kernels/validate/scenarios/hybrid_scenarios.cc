@@ -50,7 +50,7 @@ absl::Status CheckColumnwiseSource(ScenarioContext& context) {
                                                               70 + step, DType::kBF16, {64, 96}));
     QG_ASSIGN_OR_RETURN(const QuantizedTensor quantized,
                         QuantizeOn(context, source, quantizer, {true, true}));
-    QG_ASSIGN_OR_RETURN(const QuantizedTensor on_host, CopiesOnHost(context, quantized));
+    QG_ASSIGN_OR_RETURN(const QuantizedTensor on_host, CopiesOnHost(context.engine(), quantized));
     QG_ASSIGN_OR_RETURN(const Tensor values,
                         ExpectedValues(*on_host.rowwise, Usage::kRowwise, 64, 96, DType::kBF16));
     QG_ASSIGN_OR_RETURN(const QuantizedCopy from_codes,

@@ -54,7 +54,7 @@ absl::Status CheckBoundaries(ScenarioContext& context) {
     QG_ASSIGN_OR_RETURN(
         const QuantizedTensor quantized,
         QuantizeOn(context, is_rowwise ? rows : columns, quantizer, {is_rowwise, !is_rowwise}));
-    QG_ASSIGN_OR_RETURN(const QuantizedTensor on_host, CopiesOnHost(context, quantized));
+    QG_ASSIGN_OR_RETURN(const QuantizedTensor on_host, CopiesOnHost(context.engine(), quantized));
     const QuantizedCopy& copy = *on_host.copy(usage);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t element = is_rowwise ? i * kBlock + i % kBlock : i % kBlock * count + i;

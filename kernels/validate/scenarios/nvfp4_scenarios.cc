@@ -78,7 +78,7 @@ absl::StatusOr<Tensor> TensorWithExactTransform(ScenarioContext& context, uint64
 absl::StatusOr<std::vector<double>> TransformedNumbers(ScenarioContext& context,
                                                        const std::string& name,
                                                        const QuantizedTensor& quantized) {
-  QG_ASSIGN_OR_RETURN(const QuantizedTensor on_host, CopiesOnHost(context, quantized));
+  QG_ASSIGN_OR_RETURN(const QuantizedTensor on_host, CopiesOnHost(context.engine(), quantized));
   const QuantizedCopy& copy = *on_host.columnwise;
   context.ExpectSameFloat(name + " columnwise amax", *copy.amax.as<float>(), 6.0f);
   for (int64_t i = 0; i < copy.scale_inv.element_count(); ++i) {
@@ -131,7 +131,7 @@ absl::Status CheckAmaxAfterTransform(ScenarioContext& context) {
     QG_ASSIGN_OR_RETURN(
         const QuantizedTensor quantized,
         QuantizeOn(context, source, context.recipe().QuantizerFor(role), {true, true}));
-    QG_ASSIGN_OR_RETURN(const QuantizedTensor on_host, CopiesOnHost(context, quantized));
+    QG_ASSIGN_OR_RETURN(const QuantizedTensor on_host, CopiesOnHost(context.engine(), quantized));
     QG_ASSIGN_OR_RETURN(const Tensor transformed, ExpectedHadamard(source));
     const float rowwise = ExpectedAmax(source), columnwise = ExpectedAmax(transformed);
     context.Expect(rowwise != columnwise, name + " amaxes", "equal", "different");

@@ -40,20 +40,6 @@ absl::StatusOr<LayerRequest> OverlappedLinear(ScenarioContext& context, Parallel
   return MakeParallelLinear(context, mode, size * unit, seed, size * unit);
 }
 
-/// One step of each rank.
-absl::Status ExpectItsShards(ScenarioContext& context, const LayerRequest& whole,
-                             const std::vector<StepTensors>& subjects) {
-  const int size = static_cast<int>(subjects.size());
-  QG_ASSIGN_OR_RETURN(const std::vector<StepTensors> expected,
-                      ExpectedRanks(context, whole, size, true));
-  for (int rank = 0; rank < size; ++rank) {
-    const size_t i = static_cast<size_t>(rank);
-    QG_RETURN_IF_ERROR(ExpectStep(context, ModeText(whole.layer.parallel_mode, true, rank),
-                                  subjects[i], expected[i]));
-  }
-  return absl::OkStatus();
-}
-
 // ---- One step
 
 absl::Status CheckLinear(ScenarioContext& context, ParallelMode mode, int size) {
@@ -63,11 +49,12 @@ absl::Status CheckLinear(ScenarioContext& context, ParallelMode mode, int size) 
   RunBodies(context, "overlapped step", *world, [&](Rank& rank) -> absl::Status {
     QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
     QG_ASSIGN_OR_RETURN(const LayerRequest shard,
-                        ShardOn(context, whole, OverlappedStep(context.recipe(), *end)));
-    QG_ASSIGN_OR_RETURN(subjects[static_cast<size_t>(rank.index())], OneStep(context, shard));
+                        ShardOn(rank, whole, OverlappedStep(context.recipe(), *end)));
+    QG_ASSIGN_OR_RETURN(StepTensors step, OneStep(context, rank, shard));
+    QG_ASSIGN_OR_RETURN(subjects[static_cast<size_t>(rank.index())], OnHost(rank, std::move(step)));
     return absl::OkStatus();
   });
-  return ExpectItsShards(context, whole, subjects);
+  return ExpectStepsOfRanks(context, subjects, whole, true);
 }
 
 absl::Status CheckLinears(ScenarioContext& context) {
@@ -125,12 +112,8 @@ absl::StatusOr<Trace> Train(ScenarioContext& context, Engine& engine, const Laye
     shard.seed = static_cast<uint64_t>(i);
     QG_ASSIGN_OR_RETURN(LayerResult result, RunLayer(engine, shard, context.recipe(), Arithmetic(),
                                                      context.cancellation()));
-    std::map<std::string, DelayedScalingState>& states = shard.delayed;
-    for (const NamedTensor& state : result.state) {
-      const size_t dot = state.name.rfind('.');
-      DelayedScalingState& kept = states[state.name.substr(0, dot)];
-      QG_ASSIGN_OR_RETURN(const Tensor value, engine.ToHost(state.tensor, context.cancellation()));
-      (state.name.substr(dot) == ".scale" ? kept.scale : kept.amax_history) = value;
+    if (!result.state.empty()) {
+      QG_ASSIGN_OR_RETURN(shard.delayed, StatesAfter(engine, result));
     }
     for (NamedTensor& output : result.outputs) {
       const std::string weight = absl::StrCat(output.name.substr(0, 3), ".weight");
@@ -209,15 +192,20 @@ absl::Status CheckGradientsLast(ScenarioContext& context) {
     QG_ASSIGN_OR_RETURN(const auto end, VirtualOverlap::Open(rank));
     for (size_t layer = 0; layer < 2; ++layer) {
       QG_ASSIGN_OR_RETURN(const LayerRequest shard,
-                          ShardOn(context, wholes[layer], OverlappedStep(context.recipe(), *end)));
+                          ShardOn(rank, wholes[layer], OverlappedStep(context.recipe(), *end)));
       QG_ASSIGN_OR_RETURN(subjects[layer][static_cast<size_t>(rank.index())],
-                          OneStep(context, shard));
+                          OneStep(context, rank, shard));
+    }
+    // When both have run, and before the buffers go.
+    for (std::vector<StepTensors>& of_layer : subjects) {
+      StepTensors& step = of_layer[static_cast<size_t>(rank.index())];
+      QG_ASSIGN_OR_RETURN(step, OnHost(rank, std::move(step)));
     }
     return absl::OkStatus();
   });
   for (size_t layer = 0; layer < 2; ++layer) {
     context.SetStep(static_cast<int64_t>(layer) + 1);
-    QG_RETURN_IF_ERROR(ExpectItsShards(context, wholes[layer], subjects[layer]));
+    QG_RETURN_IF_ERROR(ExpectStepsOfRanks(context, subjects[layer], wholes[layer], true));
   }
   return absl::OkStatus();
 }
@@ -236,18 +224,19 @@ absl::Status CheckReopened(ScenarioContext& context, ParallelMode mode) {
     for (const Recipe& recipe : {first, context.recipe()}) {
       QG_ASSIGN_OR_RETURN(end.overlap, Overlap::Create(rank.group(kWorldGroup), end.buffers));
       QG_ASSIGN_OR_RETURN(const LayerRequest shard,
-                          ShardOn(context, whole, OverlappedStep(recipe, end)));
+                          ShardOn(rank, whole, OverlappedStep(recipe, end)));
       StepOptions options = StepOptionsOf(context, shard);
       options.recipe = recipe;
-      RankLayer layer(context, shard);
+      RankLayer layer(rank, shard);
       QG_ASSIGN_OR_RETURN(ForwardResult forward, layer.Forward(shard.x, options));
       QG_ASSIGN_OR_RETURN(const BackwardResult backward,
                           layer.Backward(std::move(forward.saved), shard.grad_output));
-      subjects[static_cast<size_t>(rank.index())] = TensorsOf(forward.y, backward);
+      QG_ASSIGN_OR_RETURN(subjects[static_cast<size_t>(rank.index())],
+                          OnHost(rank, TensorsOf(layer, forward.y, backward)));
     }
     return absl::OkStatus();
   });
-  return ExpectItsShards(context, whole, subjects);
+  return ExpectStepsOfRanks(context, subjects, whole, true);
 }
 
 absl::Status CheckPrecisions(ScenarioContext& context) {

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/comm_faults.h"
-#include "kernels/comm/quantized_gather.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/validate/scenarios/parallel_subject.h"
@@ -16,112 +15,14 @@
 namespace quantgate {
 namespace {
 
-constexpr int64_t kGatherColumns = 128;
-
-// ---- Gathers (D01, D26)
-
-/// A tensor whose shards have other amaxes each, the largest element the last of all.
-absl::StatusOr<Tensor> RisingTensor(ScenarioContext& context, int64_t rows, int size) {
-  QG_ASSIGN_OR_RETURN(const Tensor normal, context.Generate(Distribution::kNormal, 11, DType::kBF16,
-                                                            {rows, kGatherColumns}));
-  QG_ASSIGN_OR_RETURN(Tensor f32, CastTensor(normal, DType::kF32, ExecutionContext()));
-  const int64_t shard = f32.element_count() / size;
-  for (int64_t i = 0; i < f32.element_count(); ++i) {
-    f32.as<float>()[i] *= static_cast<float>(1 << (2 * (i / shard)));
-  }
-  f32.as<float>()[f32.element_count() - 1] = -3000.0f;
-  return CastTensor(f32, DType::kBF16, ExecutionContext());
-}
-
-absl::StatusOr<QuantizedTensor> GatherShard(ScenarioContext& context, Rank& rank,
-                                            const Tensor& whole, int size, TensorRole role,
-                                            QuantizeArguments arguments) {
-  const Quantizer& quantizer = context.recipe().QuantizerFor(role);
-  const Usages made = ShardUsages(quantizer, {true, true});
-  QG_ASSIGN_OR_RETURN(const Tensor part, RowPart(whole, rank.index(), size));
-  QG_ASSIGN_OR_RETURN(const Tensor shard, context.ToEngine(part));
-  const GatherContext gather{context.engine(), rank.group(kWorldGroup), context.faults(),
-                             context.cancellation()};
-  QG_RETURN_IF_ERROR(ReduceAmaxes(gather, shard, quantizer, made, arguments));
-  if (quantizer.rowwise.format == QuantizerFormat::kNvfp4) {
-    arguments.row_offset = rank.index() * part.shape()[0];
-  }
-  QG_ASSIGN_OR_RETURN(
-      const QuantizedTensor codes,
-      context.engine().Quantize(shard, quantizer, made, arguments, context.cancellation()));
-  return GatherCodes(gather, "x", codes, {true, true});
-}
-
-/// Delayed scaling's amax is a note of one rank's own cast and no part of the tensor.
-void DropNotedAmaxes(QuantizedTensor& quantized) {
-  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
-    std::optional<QuantizedCopy>& copy = quantized.copy(usage);
-    if (copy.has_value()) copy->amax = Tensor();
-  }
-}
-
-absl::Status CheckGather(ScenarioContext& context, int size, TensorRole role) {
-  QG_ASSIGN_OR_RETURN(const Tensor whole, RisingTensor(context, 128 * size, size));
-  QuantizeArguments arguments;
-  arguments.seed = 9;
-  if (context.recipe().is_delayed()) {
-    QG_ASSIGN_OR_RETURN(arguments.scale, Tensor::FromScalar(4.0f));
-  }
-  QG_ASSIGN_OR_RETURN(
-      QuantizedTensor expected,
-      context.reference().Quantize(whole, context.recipe().QuantizerFor(role), {true, true},
-                                   arguments, context.cancellation()));
-  QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, size));
-  std::vector<QuantizedTensor> subjects(static_cast<size_t>(size));
-  RunBodies(context, "gather", *world, [&](Rank& rank) -> absl::Status {
-    QG_ASSIGN_OR_RETURN(subjects[static_cast<size_t>(rank.index())],
-                        GatherShard(context, rank, whole, size, role, arguments));
-    return absl::OkStatus();
-  });
-  for (int rank = 0; rank < size; ++rank) {
-    QuantizedTensor& subject = subjects[static_cast<size_t>(rank)];
-    if (context.recipe().is_delayed()) {
-      DropNotedAmaxes(subject);
-      DropNotedAmaxes(expected);
-    }
-    const std::string name =
-        absl::StrCat(std::string(TensorRoleName(role)), " on rank ", rank, " of ", size);
-    QG_RETURN_IF_ERROR(
-        context.ExpectSameCopy(name + " rowwise", subject.rowwise, expected.rowwise));
-    QG_RETURN_IF_ERROR(
-        context.ExpectSameCopy(name + " columnwise", subject.columnwise, expected.columnwise));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckGatheredCodes(ScenarioContext& context) {
-  for (const TensorRole role : {TensorRole::kInput, TensorRole::kGradOutput}) {
-    QG_RETURN_IF_ERROR(CheckGather(context, 2, role));
-    QG_RETURN_IF_ERROR(CheckGather(context, 4, role));
-  }
-  return absl::OkStatus();
-}
-
 // ---- Steps (D05, D06, D07, D11, D27)
 
 absl::Status CheckSteps(ScenarioContext& context, ParallelMode mode, int size, int64_t rows) {
   QG_ASSIGN_OR_RETURN(const LayerRequest whole, MakeParallelLinear(context, mode, rows, 20));
   for (const bool sequence_parallel : {false, true}) {
-    QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, size));
-    std::vector<StepTensors> subjects(static_cast<size_t>(size));
-    RunBodies(context, "step", *world, [&](Rank& rank) -> absl::Status {
-      QG_ASSIGN_OR_RETURN(const LayerRequest shard,
-                          ShardOn(context, whole, rank.group(kWorldGroup), sequence_parallel));
-      QG_ASSIGN_OR_RETURN(subjects[static_cast<size_t>(rank.index())], OneStep(context, shard));
-      return absl::OkStatus();
-    });
-    QG_ASSIGN_OR_RETURN(const std::vector<StepTensors> expected,
-                        ExpectedRanks(context, whole, size, sequence_parallel));
-    for (int rank = 0; rank < size; ++rank) {
-      const size_t i = static_cast<size_t>(rank);
-      QG_RETURN_IF_ERROR(
-          ExpectStep(context, ModeText(mode, sequence_parallel, rank), subjects[i], expected[i]));
-    }
+    QG_ASSIGN_OR_RETURN(const std::vector<StepTensors> subjects,
+                        StepOnRanks(context, whole, size, sequence_parallel));
+    QG_RETURN_IF_ERROR(ExpectStepsOfRanks(context, subjects, whole, sequence_parallel));
   }
   return absl::OkStatus();
 }
@@ -137,6 +38,47 @@ absl::Status CheckParallelSteps(ScenarioContext& context) {
 absl::Status CheckUnalignedSteps(ScenarioContext& context) {
   for (const ParallelMode mode : kParallelModes) {
     QG_RETURN_IF_ERROR(CheckSteps(context, mode, 4, 32));
+  }
+  return absl::OkStatus();
+}
+
+/// What divides no contraction and no block has the bits of one rank: y and dw of a column-parallel
+/// layer, dx and dw of a row-parallel one.
+absl::Status CheckAgainstOneRank(ScenarioContext& context, ParallelMode mode, int size) {
+  Engine& reference = context.reference();
+  QG_ASSIGN_OR_RETURN(const LayerRequest whole, MakeParallelLinear(context, mode, 128 * size, 30));
+  LayerRequest alone = whole;
+  alone.layer.parallel_mode = ParallelMode::kNone;
+  QG_ASSIGN_OR_RETURN(const LayerResult one, RunLayer(reference, alone, context.recipe(),
+                                                      Arithmetic(), context.cancellation()));
+  const bool is_row = mode == ParallelMode::kRow;
+  const ShardRule columns = is_row ? InputColumns(whole.layer) : OutputColumns(whole.layer);
+  for (const bool sequence_parallel : {false, true}) {
+    QG_ASSIGN_OR_RETURN(const std::vector<StepTensors> subjects,
+                        StepOnRanks(context, whole, size, sequence_parallel));
+    for (size_t i = 0; i < subjects.size(); ++i) {
+      const int rank = static_cast<int>(i);
+      const std::string where = ModeText(mode, sequence_parallel, rank);
+      for (const NamedTensor& output : one.outputs) {
+        const bool is_dw = output.name == "dw";
+        if (!is_dw && output.name != (is_row ? "dx" : "y")) continue;
+        QG_ASSIGN_OR_RETURN(
+            const Tensor part,
+            ShardOf(reference, output.name, output.tensor,
+                    is_dw ? ParameterShardRule(whole.layer, "weight") : columns, rank, size));
+        const Tensor& subject = is_dw ? subjects[i].dw : is_row ? subjects[i].dx : subjects[i].y;
+        QG_RETURN_IF_ERROR(
+            context.ExpectSameBits(absl::StrCat(where, " ", output.name), subject, part));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAgainstOne(ScenarioContext& context) {
+  for (const ParallelMode mode : kParallelModes) {
+    QG_RETURN_IF_ERROR(CheckAgainstOneRank(context, mode, 2));
+    QG_RETURN_IF_ERROR(CheckAgainstOneRank(context, mode, 4));
   }
   return absl::OkStatus();
 }
@@ -184,12 +126,13 @@ absl::Status CheckBiasOnce(ScenarioContext& context) {
       std::vector<Tensor> y(static_cast<size_t>(size));
       RunBodies(context, "forward", *world, [&](Rank& rank) -> absl::Status {
         QG_ASSIGN_OR_RETURN(const LayerRequest shard,
-                            ShardOn(context, whole, rank.group(kWorldGroup), sequence_parallel));
+                            ShardOn(rank, whole, rank.group(kWorldGroup), sequence_parallel));
         StepOptions options = StepOptionsOf(context, shard);
         options.grad_enabled = false;
         QG_ASSIGN_OR_RETURN(const ForwardResult forward,
-                            RankLayer(context, shard).Forward(shard.x, options));
-        y[static_cast<size_t>(rank.index())] = forward.y;
+                            RankLayer(rank, shard).Forward(shard.x, options));
+        QG_ASSIGN_OR_RETURN(y[static_cast<size_t>(rank.index())],
+                            rank.engine().ToHost(forward.y, rank.cancellation()));
         return absl::OkStatus();
       });
       for (int rank = 0; rank < size; ++rank) {
@@ -211,34 +154,9 @@ absl::Status CheckBiasOnce(ScenarioContext& context) {
 ScenarioGroup ParallelScenarios() {
   ScenarioGroup group;
   group.faults = {
-      InCode(kFaultInterleaveLeft,
-             "Reads columnwise codes that a gather joined one after the other as lines.", 0),
-      InCode(kFaultPadInAmax, "Takes the padding behind a shard into its amax.", 0),
-      InCode(kFaultBiasOnAllRanks, "A row-parallel bias is added by every rank's GEMM.", 0),
+      InCode(kFaultBiasOnAllRanks, "A row-parallel bias is added by every rank's GEMM."),
   };
   group.scenarios = {
-      {.name = "gathered-codes-are-the-wholes",
-       .invariant = "Shards quantized under the group's amax and gathered are the whole quantized "
-                    "at once.",
-       .criterion = "Codes, scales and amaxes of both directions bit-equal on every rank, of 2 and "
-                    "4 ranks whose shards have other amaxes each.",
-       .faults = {kFaultInterleaveLeft},
-       .recipes = {"fp8_block", "nvfp4"},
-       .run = &CheckGatheredCodes},
-      {.name = "gathered-codes-have-the-groups-scale",
-       .invariant = "What is gathered under one scale was quantized under the amax of the group, "
-                    "or the gather is refused.",
-       .criterion = "Codes, scales and amaxes of both directions bit-equal to the whole quantized "
-                    "at once.",
-       .faults = {kFaultAmaxNotReduced, kFaultRankZeroAmax, kFaultPadInAmax},
-       .recipes = {"fp8_current", "fp8_current:power_2_scales=true", "nvfp4"},
-       .run = &CheckGatheredCodes},
-      {.name = "gathered-shards-in-rank-order",
-       .invariant = "Gathered codes and scales of any format stand in the order of the ranks.",
-       .criterion = "Bit-equal to the whole quantized at once.",
-       .faults = {kFaultChunkOrder},
-       .recipes = {"fp8_delayed", "mxfp8", "fp8_block"},
-       .run = &CheckGatheredCodes},
       {.name = "parallel-linear-is-its-shards",
        .invariant = "A rank of a divided linear layer computes what its shard of the weight with "
                     "all rows of x and dy does, and partial results are summed in rank order.",
@@ -250,6 +168,16 @@ ScenarioGroup ParallelScenarios() {
                    "mxfp8", "mxfp8:backward_override=high_precision",
                    "nvfp4:disable_stochastic_rounding=true"},
        .run = &CheckParallelSteps},
+      {.name = "parallel-linear-equals-one-rank",
+       .invariant = "What divides no contraction, no block and no tensor's own amax is computed on "
+                    "several ranks as on one.",
+       .criterion =
+           "y and dw of a column-parallel layer, dx and dw of a row-parallel one bit-equal "
+           "to their parts of the whole layer's, sequence-parallel and not, 2 and 4 "
+           "ranks.",
+       .faults = {kFaultChunkOrder},
+       .recipes = {"bf16", "fp8_delayed", "mxfp8"},
+       .run = &CheckAgainstOne},
       {.name = "unaligned-shards-gather-the-source",
        .invariant = "Shards that are no whole blocks are gathered in high precision and quantized "
                     "once.",

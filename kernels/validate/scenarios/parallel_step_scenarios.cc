@@ -1,12 +1,17 @@
 // Steps of layers that are divided over ranks: whose group, scale and codes each of them has.
+#include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/comm/comm_faults.h"
 #include "kernels/layer/layer_faults.h"
+#include "kernels/validate/scenarios/expected_copy.h"
+#include "kernels/validate/scenarios/history_model.h"
 #include "kernels/validate/scenarios/parallel_subject.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 
@@ -40,10 +45,10 @@ absl::StatusOr<InterleavedSteps> TakeInterleaved(ScenarioContext& context, Rank&
   std::vector<LayerRequest> shards;
   for (size_t group = 0; group < 2; ++group) {
     QG_ASSIGN_OR_RETURN(LayerRequest shard,
-                        ShardOn(context, wholes[group], rank.group(kPairs[group]), true));
+                        ShardOn(rank, wholes[group], rank.group(kPairs[group]), true));
     shards.push_back(std::move(shard));
   }
-  RankLayer layer(context, shards[0]);
+  RankLayer layer(rank, shards[0]);
   InterleavedSteps steps;
   std::vector<ForwardResult> forwards;
   for (const LayerRequest& shard : shards) {
@@ -55,12 +60,13 @@ absl::StatusOr<InterleavedSteps> TakeInterleaved(ScenarioContext& context, Rank&
   alone.parallel = nullptr;
   alone.grad_enabled = false;
   QG_ASSIGN_OR_RETURN(const ForwardResult last, layer.Forward(shards[0].x, alone));
-  steps.alone = last.y;
+  QG_ASSIGN_OR_RETURN(steps.alone, rank.engine().ToHost(last.y, rank.cancellation()));
   for (const size_t group : {in_order ? 0u : 1u, in_order ? 1u : 0u}) {
     QG_ASSIGN_OR_RETURN(
         const BackwardResult backward,
         layer.Backward(std::move(forwards[group].saved), shards[group].grad_output));
-    steps.in_group[group] = TensorsOf(forwards[group].y, backward);
+    QG_ASSIGN_OR_RETURN(steps.in_group[group],
+                        OnHost(rank, TensorsOf(layer, forwards[group].y, backward)));
   }
   return steps;
 }
@@ -154,11 +160,10 @@ absl::Status CheckSaved(ScenarioContext& context) {
   RunBodies(context, "steps", *world, [&](Rank& rank) -> absl::Status {
     std::vector<LayerRequest> shards;
     for (const LayerRequest& whole : wholes) {
-      QG_ASSIGN_OR_RETURN(LayerRequest shard,
-                          ShardOn(context, whole, rank.group(kWorldGroup), true));
+      QG_ASSIGN_OR_RETURN(LayerRequest shard, ShardOn(rank, whole, rank.group(kWorldGroup), true));
       shards.push_back(std::move(shard));
     }
-    RankLayer layer(context, shards[0]);
+    RankLayer layer(rank, shards[0]);
     std::vector<ForwardResult> forwards;
     for (size_t i = 0; i < 3; ++i) {
       StepOptions options = StepOptionsOf(context, shards[i]);
@@ -167,11 +172,11 @@ absl::Status CheckSaved(ScenarioContext& context) {
       forwards.push_back(std::move(forward));
     }
     std::vector<StepTensors>& steps = subjects[static_cast<size_t>(rank.index())];
-    steps[1].y = forwards[1].y;
+    QG_ASSIGN_OR_RETURN(steps[1].y, rank.engine().ToHost(forwards[1].y, rank.cancellation()));
     for (const size_t i : {0u, 2u}) {
       QG_ASSIGN_OR_RETURN(const BackwardResult backward,
                           layer.Backward(std::move(forwards[i].saved), shards[i].grad_output));
-      steps[i] = TensorsOf(forwards[i].y, backward);
+      QG_ASSIGN_OR_RETURN(steps[i], OnHost(rank, TensorsOf(layer, forwards[i].y, backward)));
     }
     return absl::OkStatus();
   });
@@ -185,6 +190,96 @@ absl::Status CheckSaved(ScenarioContext& context) {
           context, absl::StrCat("step ", i, ", ", ModeText(ParallelMode::kColumn, true, rank)),
           subjects[static_cast<size_t>(rank)][i], one));
     }
+  }
+  return absl::OkStatus();
+}
+
+// ---- Histories of delayed scaling (D33)
+
+/// By what a step's tensors are multiplied; 0: it sees nothing.
+constexpr float kStepScales[] = {1.0f, 8.0f, 0.0f, 0.25f, 0.0f, 0.0f, 2.0f};
+
+/// Steps of two neighbours, each pair with amaxes of its own.
+absl::StatusOr<std::vector<LayerRequest>> DelayedSteps(ScenarioContext& context, int team) {
+  std::vector<LayerRequest> steps;
+  for (const float scale : kStepScales) {
+    const uint64_t seed = 200 + 10 * steps.size() + static_cast<uint64_t>(team);
+    QG_ASSIGN_OR_RETURN(LayerRequest step,
+                        MakeParallelLinear(context, ParallelMode::kColumn, 64, seed));
+    for (Tensor* tensor : {&step.x, &step.grad_output}) {
+      QG_ASSIGN_OR_RETURN(
+          *tensor, context.Generate(Distribution::kNormal, seed + 5, DType::kBF16, tensor->shape(),
+                                    scale * static_cast<float>(1 + team)));
+    }
+    steps.push_back(std::move(step));
+  }
+  return steps;
+}
+
+/// All steps of a rank, each with the scales that the one before has left.
+absl::Status TakeDelayedSteps(ScenarioContext& context, Rank& rank,
+                              const std::vector<LayerRequest>& wholes,
+                              std::vector<StatesByName>& after) {
+  StatesByName states;
+  for (const LayerRequest& whole : wholes) {
+    QG_ASSIGN_OR_RETURN(LayerRequest shard, ShardOn(rank, whole, rank.group(kNeighbours), true));
+    shard.delayed = states;
+    QG_ASSIGN_OR_RETURN(const LayerResult result, RunLayer(rank.engine(), shard, context.recipe(),
+                                                           Arithmetic(), rank.cancellation()));
+    QG_ASSIGN_OR_RETURN(states, StatesAfter(rank.engine(), result));
+    after.push_back(states);
+  }
+  return absl::OkStatus();
+}
+
+/// The states of one pair's tensors against a model that sees the whole tensors.
+absl::Status ExpectHistories(ScenarioContext& context, const std::string& where,
+                             const std::vector<LayerRequest>& wholes,
+                             const std::vector<StatesByName>& after) {
+  const DelayedScalingOptions& options = context.recipe().delayed_scaling();
+  constexpr float kE4m3Largest = 448.0f, kE5m2Largest = 57344.0f;
+  std::map<std::string, HistoryModel> models = {{"input", {options, kE4m3Largest}},
+                                                {"weight", {options, kE4m3Largest}},
+                                                {"grad_output", {options, kE5m2Largest}}};
+  for (size_t step = 0; step < after.size(); ++step) {
+    context.SetStep(static_cast<int64_t>(step));
+    const LayerRequest& whole = wholes[step];
+    models.at("input").NoteCast(ExpectedAmax(whole.x));
+    models.at("weight").NoteCast(ExpectedAmax(whole.parameters.at("weight")));
+    models.at("grad_output").NoteCast(ExpectedAmax(whole.grad_output));
+    for (auto& [name, model] : models) {
+      model.Update();
+      const auto found = after[step].find(name);
+      context.ExpectEqual("state of " + name, found != after[step].end(), true);
+      if (found == after[step].end()) return absl::OkStatus();
+      context.ExpectSameFloat(where + name + " scale", *found->second.scale.as<float>(),
+                              model.scale());
+      QG_ASSIGN_OR_RETURN(const Tensor history,
+                          Tensor::FromBytes(DType::kF32, {options.amax_history_len},
+                                            std::as_bytes(std::span(model.history()))));
+      QG_RETURN_IF_ERROR(context.ExpectSameBits(where + name + " amax_history",
+                                                found->second.amax_history, history));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRankHistories(ScenarioContext& context) {
+  std::vector<std::vector<LayerRequest>> of_teams;
+  for (int team = 0; team < 2; ++team) {
+    QG_ASSIGN_OR_RETURN(of_teams.emplace_back(), DelayedSteps(context, team));
+  }
+  QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, 4));
+  std::vector<std::vector<StatesByName>> after(4);
+  RunBodies(context, "steps", *world, [&](Rank& rank) {
+    const size_t team = static_cast<size_t>(TeamOf(0, rank.index()));
+    return TakeDelayedSteps(context, rank, of_teams[team],
+                            after[static_cast<size_t>(rank.index())]);
+  });
+  for (int rank = 0; rank < 4; ++rank) {
+    QG_RETURN_IF_ERROR(ExpectHistories(context, absl::StrCat("rank ", rank, " "),
+                                       of_teams[static_cast<size_t>(TeamOf(0, rank))],
+                                       after[static_cast<size_t>(rank)]));
   }
   return absl::OkStatus();
 }
@@ -214,23 +309,10 @@ absl::StatusOr<Tensor> ValuesOfShards(ScenarioContext& context, const Tensor& wh
 absl::Status CheckHybrid(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(LayerRequest whole,
                       MakeParallelLinear(context, ParallelMode::kColumn, 128, 150));
-  QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, 2));
-  std::vector<StepTensors> subjects(2);
-  RunBodies(context, "step", *world, [&](Rank& rank) -> absl::Status {
-    QG_ASSIGN_OR_RETURN(const LayerRequest shard,
-                        ShardOn(context, whole, rank.group(kWorldGroup), true));
-    QG_ASSIGN_OR_RETURN(subjects[static_cast<size_t>(rank.index())], OneStep(context, shard));
-    return absl::OkStatus();
-  });
+  QG_ASSIGN_OR_RETURN(const std::vector<StepTensors> subjects,
+                      StepOnRanks(context, whole, 2, true));
   QG_ASSIGN_OR_RETURN(whole.x, ValuesOfShards(context, whole.x, 2));
-  QG_ASSIGN_OR_RETURN(const std::vector<StepTensors> expected,
-                      ExpectedRanks(context, whole, 2, true));
-  for (int rank = 0; rank < 2; ++rank) {
-    const size_t i = static_cast<size_t>(rank);
-    QG_RETURN_IF_ERROR(
-        ExpectStep(context, ModeText(ParallelMode::kColumn, true, rank), subjects[i], expected[i]));
-  }
-  return absl::OkStatus();
+  return ExpectStepsOfRanks(context, subjects, whole, true);
 }
 
 }  // namespace
@@ -279,6 +361,15 @@ ScenarioGroup ParallelStepScenarios() {
        .faults = {kFaultScaleOfQuantizer},
        .recipes = {"fp8_current", "fp8_current:power_2_scales=true"},
        .run = &CheckSaved},
+      {.name = "histories-are-the-groups",
+       .invariant = "Ranks of a group update their scales by the amaxes of all of them, of steps "
+                    "that saw nothing as the recipe's update says.",
+       .criterion = "Scales and histories of x, weight and dy bit-equal to a model that sees the "
+                    "whole tensors, after each of seven steps of two groups.",
+       .faults = {kFaultAmaxNotReduced, kFaultRankZeroAmax, kFaultAmaxOverWorld},
+       .recipes = {"fp8_delayed:amax_history_len=3",
+                   "fp8_delayed:amax_history_len=3,update=unfused"},
+       .run = &CheckRankHistories},
       {.name = "hybrid-shards-have-the-groups-amax",
        .invariant = "Under a hybrid recipe each rule's amax is that of all ranks' shards.",
        .criterion = "Bit-equal to the layer of what the shards' codes stand for under the amax of "

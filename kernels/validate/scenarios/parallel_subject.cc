@@ -19,51 +19,61 @@ const Tensor& OutputOf(const LayerResult& result, const std::string& name) {
 
 }  // namespace
 
-RankLayer::RankLayer(ScenarioContext& context, const LayerRequest& shard)
-    : context_(context), spec_(shard.layer) {
+RankLayer::RankLayer(Rank& rank, const LayerRequest& shard) : rank_(rank), spec_(shard.layer) {
   for (const auto& [name, tensor] : shard.parameters) state_.parameters[name].value = tensor;
 }
 
 absl::StatusOr<ForwardResult> RankLayer::Forward(const Tensor& x, const StepOptions& options) {
-  StepRecorder recorder(context_.engine(), Arithmetic(), context_.cancellation());
-  recorder.SeedFaults(context_.faults());
+  StepRecorder recorder(rank_.engine(), Arithmetic(), rank_.cancellation());
+  recorder.SeedFaults(rank_.faults());
   return ForwardLayer(recorder, spec_, state_, x, options);
 }
 
 absl::StatusOr<BackwardResult> RankLayer::Backward(std::unique_ptr<LayerSaved> saved,
                                                    const Tensor& dy) {
-  StepRecorder recorder(context_.engine(), Arithmetic(), context_.cancellation());
-  recorder.SeedFaults(context_.faults());
-  return BackwardLayer(recorder, spec_, state_, std::move(saved), dy);
+  StepRecorder recorder(rank_.engine(), Arithmetic(), rank_.cancellation());
+  recorder.SeedFaults(rank_.faults());
+  QG_ASSIGN_OR_RETURN(BackwardResult backward,
+                      BackwardLayer(recorder, spec_, state_, std::move(saved), dy));
+  QG_ASSIGN_OR_RETURN(records_, recorder.Finish());
+  return backward;
 }
 
-StepTensors TensorsOf(const Tensor& y, const BackwardResult& backward) {
-  StepTensors tensors{y, backward.dx, {}};
+StepTensors TensorsOf(const RankLayer& layer, const Tensor& y, const BackwardResult& backward) {
+  StepTensors tensors{.y = y, .dx = backward.dx};
   for (const NamedTensor& gradient : backward.gradients) {
     if (gradient.name == "dw") tensors.dw = gradient.tensor;
+  }
+  for (const GemmRecord& gemm : layer.records().gemms) {
+    if (gemm.role != GemmRole::kWgrad) continue;
+    tensors.wgrad_grad_output = gemm.desc.a;
+    tensors.wgrad_x = gemm.desc.b;
   }
   return tensors;
 }
 
-void RunBodies(ScenarioContext& context, std::string_view what, World& world,
-               const std::function<absl::Status(Rank& rank)>& body) {
-  context.ExpectCode(what, world.Run(body, context.cancellation()), absl::StatusCode::kOk);
+absl::StatusOr<StepTensors> OnHost(Rank& rank, StepTensors tensors) {
+  for (Tensor* tensor :
+       {&tensors.y, &tensors.dx, &tensors.dw, &tensors.wgrad_grad_output.data,
+        &tensors.wgrad_grad_output.scale_inv, &tensors.wgrad_x.data, &tensors.wgrad_x.scale_inv}) {
+    QG_ASSIGN_OR_RETURN(*tensor, rank.engine().ToHost(*tensor, rank.cancellation()));
+  }
+  return tensors;
 }
 
-absl::StatusOr<LayerRequest> ShardOn(ScenarioContext& context, const LayerRequest& whole,
-                                     ProcessGroup& group, bool sequence_parallel) {
-  return ShardOn(context, whole, {.tp = &group, .sequence_parallel = sequence_parallel});
-}
-
-absl::StatusOr<LayerRequest> ShardOn(ScenarioContext& context, const LayerRequest& whole,
-                                     ParallelStep step) {
-  QG_ASSIGN_OR_RETURN(LayerRequest shard, ShardLayer(context.engine(), whole, std::move(step)));
-  QG_ASSIGN_OR_RETURN(shard.x, context.ToEngine(shard.x));
-  QG_ASSIGN_OR_RETURN(shard.grad_output, context.ToEngine(shard.grad_output));
-  for (auto& [name, tensor] : shard.parameters) {
-    QG_ASSIGN_OR_RETURN(tensor, context.ToEngine(tensor));
+absl::StatusOr<LayerRequest> ShardOn(Rank& rank, const LayerRequest& whole, ParallelStep step) {
+  QG_ASSIGN_OR_RETURN(LayerRequest shard, ShardLayer(rank.engine(), whole, std::move(step)));
+  std::vector<Tensor*> tensors = {&shard.x, &shard.grad_output};
+  for (auto& [name, tensor] : shard.parameters) tensors.push_back(&tensor);
+  for (Tensor* tensor : tensors) {
+    QG_ASSIGN_OR_RETURN(*tensor, rank.engine().ToDevice(*tensor, rank.cancellation()));
   }
   return shard;
+}
+
+absl::StatusOr<LayerRequest> ShardOn(Rank& rank, const LayerRequest& whole, ProcessGroup& group,
+                                     bool sequence_parallel) {
+  return ShardOn(rank, whole, {.tp = &group, .sequence_parallel = sequence_parallel});
 }
 
 StepOptions StepOptionsOf(ScenarioContext& context, const LayerRequest& shard) {
@@ -86,7 +96,8 @@ absl::StatusOr<std::vector<StepTensors>> ShardsAlone(ScenarioContext& context,
     QG_ASSIGN_OR_RETURN(const LayerResult result,
                         RunLayer(context.reference(), shard, context.recipe(), Arithmetic(),
                                  context.cancellation()));
-    shards.push_back({OutputOf(result, "y"), OutputOf(result, "dx"), OutputOf(result, "dw")});
+    shards.push_back(
+        {.y = OutputOf(result, "y"), .dx = OutputOf(result, "dx"), .dw = OutputOf(result, "dw")});
   }
   return shards;
 }
@@ -124,16 +135,30 @@ absl::StatusOr<LayerRequest> MakeParallelLinear(ScenarioContext& context, Parall
   return request;
 }
 
-/// A training step of one rank.
-absl::StatusOr<StepTensors> OneStep(ScenarioContext& context, const LayerRequest& shard) {
-  RankLayer layer(context, shard);
+absl::StatusOr<StepTensors> OneStep(ScenarioContext& context, Rank& rank,
+                                    const LayerRequest& shard) {
+  RankLayer layer(rank, shard);
   QG_ASSIGN_OR_RETURN(ForwardResult forward, layer.Forward(shard.x, StepOptionsOf(context, shard)));
   QG_ASSIGN_OR_RETURN(const BackwardResult backward,
                       layer.Backward(std::move(forward.saved), shard.grad_output));
-  return TensorsOf(forward.y, backward);
+  return TensorsOf(layer, forward.y, backward);
 }
 
-/// What every rank of a group gives, from its shards alone.
+absl::StatusOr<std::vector<StepTensors>> StepOnRanks(ScenarioContext& context,
+                                                     const LayerRequest& whole, int size,
+                                                     bool sequence_parallel) {
+  QG_ASSIGN_OR_RETURN(const auto world, MakeVirtualRanks(context, size));
+  std::vector<StepTensors> steps(static_cast<size_t>(size));
+  const bool is_done = RunBodies(context, "step", *world, [&](Rank& rank) -> absl::Status {
+    QG_ASSIGN_OR_RETURN(const LayerRequest shard,
+                        ShardOn(rank, whole, rank.group(kWorldGroup), sequence_parallel));
+    QG_ASSIGN_OR_RETURN(StepTensors step, OneStep(context, rank, shard));
+    QG_ASSIGN_OR_RETURN(steps[static_cast<size_t>(rank.index())], OnHost(rank, std::move(step)));
+    return absl::OkStatus();
+  });
+  return is_done ? steps : std::vector<StepTensors>{};
+}
+
 absl::StatusOr<std::vector<StepTensors>> ExpectedRanks(ScenarioContext& context,
                                                        const LayerRequest& whole, int size,
                                                        bool sequence_parallel,
@@ -158,6 +183,32 @@ absl::Status ExpectStep(ScenarioContext& context, const std::string& name,
   QG_RETURN_IF_ERROR(context.ExpectSameBits(name + " y", subject.y, expected.y));
   QG_RETURN_IF_ERROR(context.ExpectSameBits(name + " dx", subject.dx, expected.dx));
   return context.ExpectSameBits(name + " dw", subject.dw, expected.dw);
+}
+
+absl::Status ExpectStepsOfRanks(ScenarioContext& context, const std::vector<StepTensors>& subjects,
+                                const LayerRequest& whole, bool sequence_parallel) {
+  if (subjects.empty()) return absl::OkStatus();
+  const int size = static_cast<int>(subjects.size());
+  QG_ASSIGN_OR_RETURN(const std::vector<StepTensors> expected,
+                      ExpectedRanks(context, whole, size, sequence_parallel));
+  for (int rank = 0; rank < size; ++rank) {
+    const size_t i = static_cast<size_t>(rank);
+    QG_RETURN_IF_ERROR(ExpectStep(context,
+                                  ModeText(whole.layer.parallel_mode, sequence_parallel, rank),
+                                  subjects[i], expected[i]));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StatesByName> StatesAfter(Engine& engine, const LayerResult& result) {
+  StatesByName states;
+  for (const NamedTensor& part : result.state) {
+    const size_t dot = part.name.rfind('.');
+    DelayedScalingState& state = states[part.name.substr(0, dot)];
+    Tensor& kept = part.name.substr(dot) == ".scale" ? state.scale : state.amax_history;
+    QG_ASSIGN_OR_RETURN(kept, engine.ToHost(part.tensor, nullptr));
+  }
+  return states;
 }
 
 std::string ModeText(ParallelMode mode, bool sequence_parallel, int rank) {

@@ -27,8 +27,7 @@ absl::Status ExpectQuantizesAsSpecified(ScenarioContext& context, std::string_vi
 absl::Status ExpectDequantizesAsSpecified(ScenarioContext& context, std::string_view tensor,
                                           const QuantizedTensor& quantized, Usage usage, DType out);
 
-/// The copies on the host.
-absl::StatusOr<QuantizedTensor> CopiesOnHost(ScenarioContext& context,
-                                             const QuantizedTensor& quantized);
+/// The copies, which are in the engine's memory, on the host.
+absl::StatusOr<QuantizedTensor> CopiesOnHost(Engine& engine, const QuantizedTensor& quantized);
 
 }  // namespace quantgate

@@ -49,7 +49,7 @@ absl::Status CheckOneDirection(ScenarioContext& context) {
                                                               DType::kBF16, {128, 64}));
     QG_ASSIGN_OR_RETURN(const QuantizedTensor both,
                         QuantizeOn(context, source, quantizer, {true, true}, arguments));
-    QG_ASSIGN_OR_RETURN(const QuantizedTensor expected, CopiesOnHost(context, both));
+    QG_ASSIGN_OR_RETURN(const QuantizedTensor expected, CopiesOnHost(context.engine(), both));
     for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
       const bool is_rowwise = usage == Usage::kRowwise;
       QG_ASSIGN_OR_RETURN(

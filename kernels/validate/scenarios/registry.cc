@@ -15,7 +15,8 @@ const ScenarioGroup& WholeGroup() {
                             &LayerScenarios,        &SessionScenarios,  &WeightScenarios,
                             &GroupCallScenarios,    &GroupSumScenarios, &GroupAmaxScenarios,
                             &ShardScenarios,        &ExpertScenarios,   &OverlapScenarios,
-                            &OverlapLayerScenarios, &ParallelScenarios, &ParallelStepScenarios}) {
+                            &OverlapLayerScenarios, &GatherScenarios,   &ParallelScenarios,
+                            &ParallelStepScenarios}) {
       ScenarioGroup group = make();
       std::move(group.scenarios.begin(), group.scenarios.end(), std::back_inserter(all->scenarios));
       std::move(group.faults.begin(), group.faults.end(), std::back_inserter(all->faults));

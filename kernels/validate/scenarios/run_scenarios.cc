@@ -31,6 +31,7 @@ void AddFindings(const ScenarioContext& context, ScenarioResult& result) {
   result.difference_count += context.difference_count();
   result.differences.insert(result.differences.end(), context.differences().begin(),
                             context.differences().end());
+  result.notes.insert(result.notes.end(), context.notes().begin(), context.notes().end());
   if (!context.left_out().empty()) result.message = context.left_out();
 }
 

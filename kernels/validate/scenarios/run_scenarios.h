@@ -25,6 +25,7 @@ struct ScenarioResult {
   int64_t difference_count = 0;
   std::vector<ScenarioDifference> differences = {};  ///< The first ones.
   std::string message = {};                          ///< Of an error, or why it was left out.
+  std::vector<std::string> notes = {};               ///< What was measured on the way.
   double seconds = 0;
 };
 

@@ -44,6 +44,8 @@ struct BugClass {
   std::string_view title;
   /// Why no scenario is about it; empty where one is.
   std::string_view left_out;
+  /// Of Transformer Engine, that made or mended such a bug; 0: none is known.
+  int pull_request = 0;
 };
 const std::vector<BugClass>& AllBugClasses();
 

@@ -49,6 +49,18 @@ absl::StatusOr<Tensor> ScenarioContext::ToHost(const Tensor& tensor) {
   return engine().ToHost(tensor, cancellation());
 }
 
+absl::StatusOr<std::vector<Engine*>> ScenarioContext::RankEngines(int ranks) {
+  std::vector<Engine*> engines;
+  for (size_t rank = 0; rank < static_cast<size_t>(ranks); ++rank) {
+    if (rank == rank_engines_.size()) {
+      QG_ASSIGN_OR_RETURN(std::unique_ptr<Engine> lane, engine().OpenLane());
+      rank_engines_.push_back(std::move(lane));
+    }
+    engines.push_back(rank_engines_[rank].get());
+  }
+  return engines;
+}
+
 void ScenarioContext::Add(ScenarioDifference difference) {
   ++difference_count_;
   if (differences_.size() >= kDifferencesKept) return;
@@ -118,10 +130,15 @@ void ScenarioContext::Expect(bool holds, std::string_view fact, std::string_view
        .expected = std::string(expected)});
 }
 
+void ScenarioContext::AddNote(std::string_view note) {
+  notes_.push_back(absl::StrCat(recipe_.ShortText(), ": ", std::string(note)));
+}
+
 void ScenarioContext::Absorb(const ScenarioContext& other) {
   checks_ += other.checks_;
   difference_count_ += other.difference_count_;
   differences_.insert(differences_.end(), other.differences_.begin(), other.differences_.end());
+  notes_.insert(notes_.end(), other.notes_.begin(), other.notes_.end());
 }
 
 void ScenarioContext::ExpectCode(std::string_view call, const absl::Status& status,

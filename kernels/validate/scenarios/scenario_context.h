@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,6 +44,10 @@ class ScenarioContext {
   const Cancellation* cancellation() const { return subjects_.cancellation; }
   const Recipe& recipe() const { return recipe_; }
 
+  /// An engine for each of so many ranks: lanes of engine(), with the fault that is around it.
+  /// They live as long as the context.
+  absl::StatusOr<std::vector<Engine*>> RankEngines(int ranks);
+
   /// The step that later differences are of.
   void SetStep(int64_t step) { step_ = step; }
 
@@ -71,9 +76,12 @@ class ScenarioContext {
 
   /// Takes over what another context of the same scenario found.
   void Absorb(const ScenarioContext& other);
+  /// A number that was measured on the way; the report says it.
+  void AddNote(std::string_view note);
   /// Says that nothing can be looked at here, and why.
   void LeaveOut(std::string reason) { left_out_ = std::move(reason); }
 
+  const std::vector<std::string>& notes() const { return notes_; }
   const std::string& left_out() const { return left_out_; }
   int64_t checks() const { return checks_; }
   int64_t difference_count() const { return difference_count_; }
@@ -85,10 +93,12 @@ class ScenarioContext {
 
   const Subjects subjects_;
   const Recipe recipe_;
+  std::vector<std::unique_ptr<Engine>> rank_engines_;
   int64_t step_ = 0;
   int64_t checks_ = 0;
   int64_t difference_count_ = 0;
   std::vector<ScenarioDifference> differences_;
+  std::vector<std::string> notes_;
   std::string left_out_;
 };
 

@@ -14,7 +14,7 @@ struct ScenarioGroup {
 };
 
 /// A fault that layer or session code asks for by its name.
-inline Fault InCode(const char* name, const char* description, int bug_class) {
+inline Fault InCode(const char* name, const char* description, int bug_class = 0) {
   return {name, description, bug_class, {}};
 }
 
@@ -29,6 +29,7 @@ ScenarioGroup LinearScenarios();          ///< One step of a linear layer.
 ScenarioGroup HybridScenarios();          ///< A format per direction.
 ScenarioGroup LayerScenarios();           ///< Gradients, experts, norms, engines.
 ScenarioGroup SessionScenarios();         ///< What training keeps between steps.
+ScenarioGroup GatherScenarios();          ///< Quantized tensors divided and put together.
 ScenarioGroup ParallelScenarios();        ///< Layers divided over ranks.
 ScenarioGroup ParallelStepScenarios();    ///< Their groups, scales and codes from step to step.
 ScenarioGroup WeightScenarios();          ///< Quantized and cached weights, main gradients.

@@ -360,7 +360,7 @@ ScenarioGroup SessionScenarios() {
        .recipes = {delayed, "nvfp4", "mxfp8"},
        .run = &CheckCheckpoint});
   group.faults = {
-      InCode(kFaultMasterIgnored, "Updates the rounded parameter and not its master.", 0),
+      InCode(kFaultMasterIgnored, "Updates the rounded parameter and not its master."),
       InCode(kFaultStateRebuiltEveryForward,
              "Begins every forward with fresh histories and random numbers.", 46),
       InCode(kFaultBackwardUpdateSkipped, "Never updates the scales of gradients.", 46),
@@ -384,10 +384,10 @@ ScenarioGroup SessionScenarios() {
       InCode(kFaultInputCleared, "Clears the input that was given.", 41),
       InCode(kFaultSavedOperandOverwritten,
              "Lays a later layer's buffer over what an earlier one saved.", 3),
-      InCode(kFaultOffloadDropsScales, "Leaves scales out of what goes to host memory.", 0),
-      InCode(kFaultCheckpointDropsHistories, "Begins with fresh histories after a restore.", 0),
+      InCode(kFaultOffloadDropsScales, "Leaves scales out of what goes to host memory."),
+      InCode(kFaultCheckpointDropsHistories, "Begins with fresh histories after a restore."),
       InCode(kFaultCheckpointRestartsRandomNumbers,
-             "Draws the first random numbers again after a restore.", 0),
+             "Draws the first random numbers again after a restore."),
   };
   return group;
 }

@@ -8,14 +8,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/comm/comm_faults.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/training/distributed_optimizer.h"
+#include "kernels/training/master_weights.h"
 #include "kernels/training/shard_faults.h"
 #include "kernels/training/sharded_weight.h"
 #include "kernels/validate/scenarios/expected_copy.h"
 #include "kernels/validate/scenarios/quantize_checks.h"
-#include "kernels/validate/scenarios/rank_bodies.h"
+#include "kernels/validate/scenarios/rounding_noise.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
+#include "kernels/validate/scenarios/virtual_ranks.h"
 
 namespace quantgate {
 namespace {
@@ -48,6 +51,12 @@ struct Gathered {
   QuantizedTensor forward, backward;
 };
 
+absl::StatusOr<QuantizedTensor> GatherToHost(const GatherContext& rank, ShardedWeight& weight,
+                                             WeightPass pass) {
+  QG_ASSIGN_OR_RETURN(const QuantizedTensor whole, weight.Gather(rank, pass));
+  return CopiesOnHost(rank.engine, whole);
+}
+
 /// Three updates, the second by rows that were quantized elsewhere.
 absl::Status GatherThrice(const GatherContext& rank, const ShardedWeightSpec& spec,
                           const std::vector<Tensor>& weights, std::vector<Gathered>& gathered) {
@@ -62,8 +71,8 @@ absl::Status GatherThrice(const GatherContext& rank, const ShardedWeightSpec& sp
       QG_RETURN_IF_ERROR(weight.Update(rank, rows, {}));
     }
     Gathered& now = gathered.emplace_back();
-    QG_ASSIGN_OR_RETURN(now.forward, weight.Gather(rank, WeightPass::kForward));
-    QG_ASSIGN_OR_RETURN(now.backward, weight.Gather(rank, WeightPass::kBackward));
+    QG_ASSIGN_OR_RETURN(now.forward, GatherToHost(rank, weight, WeightPass::kForward));
+    QG_ASSIGN_OR_RETURN(now.backward, GatherToHost(rank, weight, WeightPass::kBackward));
   }
   return absl::OkStatus();
 }
@@ -110,32 +119,42 @@ absl::Status CheckGathers(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-/// The recipe's rule of gradients, which rounds stochastically.
+/// `weight` rounded stochastically, by the recipe's rule of gradients: each rank its rows, then
+/// gathered. By rank; nothing where one of them refuses.
+absl::StatusOr<std::vector<QuantizedTensor>> DrawnByShards(ScenarioContext& context,
+                                                           const Tensor& weight, int ranks,
+                                                           const QuantizeArguments& arguments) {
+  ShardedWeightSpec spec;
+  spec.name = "weight";
+  spec.shape = weight.shape();
+  spec.bounds = EvenBounds(weight.shape()[0], ranks, 16);
+  spec.quantizer = context.recipe().QuantizerFor(TensorRole::kGradOutput).rowwise;
+  spec.usages = {true, false};
+  std::vector<QuantizedTensor> wholes(static_cast<size_t>(ranks));
+  const bool is_done =
+      RunOnRanks(context, ranks, "gather", [&](const GatherContext& rank) -> absl::Status {
+        QG_ASSIGN_OR_RETURN(ShardedWeight sharded, ShardedWeight::Create(spec, ranks));
+        QG_ASSIGN_OR_RETURN(const Tensor rows, OwnRows(weight, spec.bounds, rank.group.rank()));
+        QG_RETURN_IF_ERROR(sharded.Update(rank, rows, arguments));
+        QG_ASSIGN_OR_RETURN(wholes[rank.group.rank()],
+                            GatherToHost(rank, sharded, WeightPass::kForward));
+        return absl::OkStatus();
+      });
+  return is_done ? wholes : std::vector<QuantizedTensor>{};
+}
+
 absl::Status CheckRandomNumbers(ScenarioContext& context) {
-  const Quantizer quantizer = context.recipe().QuantizerFor(TensorRole::kGradOutput).rowwise;
   QG_ASSIGN_OR_RETURN(const Tensor f32, RisingWeight(context, 410, 1.0f));
   QG_ASSIGN_OR_RETURN(const Tensor weight, InBf16(f32));
   const QuantizeArguments arguments = {.seed = 411, .call_id = 3};
-  QG_ASSIGN_OR_RETURN(const QuantizedTensor expected,
-                      ExpectedQuantization(weight, quantizer, {true, false}, arguments));
+  QG_ASSIGN_OR_RETURN(
+      const QuantizedTensor expected,
+      ExpectedQuantization(weight, context.recipe().QuantizerFor(TensorRole::kGradOutput).rowwise,
+                           {true, false}, arguments));
   for (const int ranks : {2, 3, 4}) {
-    ShardedWeightSpec spec;
-    spec.name = "weight";
-    spec.shape = {kShardedOut, kShardedIn};
-    spec.bounds = EvenBounds(kShardedOut, ranks, 16);
-    spec.quantizer = quantizer;
-    spec.usages = {true, false};
-    std::vector<QuantizedTensor> whole(static_cast<size_t>(ranks));
-    const bool is_done =
-        RunOnRanks(context, ranks, "gather", [&](const GatherContext& rank) -> absl::Status {
-          QG_ASSIGN_OR_RETURN(ShardedWeight sharded, ShardedWeight::Create(spec, ranks));
-          QG_ASSIGN_OR_RETURN(const Tensor rows, OwnRows(weight, spec.bounds, rank.group.rank()));
-          QG_RETURN_IF_ERROR(sharded.Update(rank, rows, arguments));
-          QG_ASSIGN_OR_RETURN(whole[rank.group.rank()], sharded.Gather(rank, WeightPass::kForward));
-          return absl::OkStatus();
-        });
-    if (!is_done) return absl::OkStatus();
-    for (const QuantizedTensor& one : whole) {
+    QG_ASSIGN_OR_RETURN(const std::vector<QuantizedTensor> wholes,
+                        DrawnByShards(context, weight, ranks, arguments));
+    for (const QuantizedTensor& one : wholes) {
       QG_RETURN_IF_ERROR(context.ExpectSameCopy(absl::StrCat("weight on ", ranks, " ranks"),
                                                 one.rowwise, expected.rowwise));
     }
@@ -143,31 +162,84 @@ absl::Status CheckRandomNumbers(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
+constexpr int kNoiseRanks = 4;
+
+/// Codes of a tensor of kNoiseSize rows; none where a rank refuses.
+absl::StatusOr<std::vector<float>> DrawByShards(ScenarioContext& context, const Tensor& source,
+                                                uint32_t call_id) {
+  QG_ASSIGN_OR_RETURN(
+      const std::vector<QuantizedTensor> wholes,
+      DrawnByShards(context, source, kNoiseRanks, {.seed = 412, .call_id = call_id}));
+  if (wholes.empty()) return std::vector<float>{};
+  return NoiseCodes(*wholes[0].rowwise, Usage::kRowwise);
+}
+
+absl::Status CheckNoiseOfShards(ScenarioContext& context) {
+  constexpr uint32_t kTensors = 4;
+  QG_ASSIGN_OR_RETURN(const Tensor halves, TensorOfUnits([](int64_t) { return 2.5f; }));
+  std::vector<std::vector<float>> draws;
+  for (uint32_t call = 0; call < kTensors; ++call) {
+    QG_ASSIGN_OR_RETURN(draws.emplace_back(), DrawByShards(context, halves, call));
+    if (draws.back().empty()) return absl::OkStatus();
+  }
+  for (int64_t apart = 1; apart < kNoiseRanks; ++apart) {
+    const int64_t rows = apart * kNoiseSize / kNoiseRanks;
+    ExpectIndependent(context, absl::StrCat("ranks ", apart, " apart"), draws[0], draws[0],
+                      [&](int64_t row, int64_t column) {
+                        return row + rows < kNoiseSize ? SameElement(row + rows, column) : -1;
+                      });
+  }
+  for (uint32_t a = 0; a < kTensors; ++a) {
+    for (uint32_t b = a + 1; b < kTensors; ++b) {
+      ExpectIndependent(context, absl::StrCat("tensors ", a, " and ", b), draws[a], draws[b],
+                        SameElement);
+    }
+  }
+  RungCounts counts;
+  QG_ASSIGN_OR_RETURN(const Tensor rungs, counts.Source());
+  for (uint32_t call = 0; call < kTensors; ++call) {
+    QG_ASSIGN_OR_RETURN(const std::vector<float> codes, DrawByShards(context, rungs, call));
+    if (codes.empty()) return absl::OkStatus();
+    counts.Take(context, codes);
+  }
+  counts.Expect(context, "all ranks'");
+  return absl::OkStatus();
+}
+
 // ---- Masters in fragments
+
+/// A rank's fragment of the weight, cast.
+absl::StatusOr<QuantizedTensor> CastFragment(const GatherContext& rank, const Quantizer& quantizer,
+                                             const Tensor& master, const ShardBounds& bounds,
+                                             Requantization requantization) {
+  QG_ASSIGN_OR_RETURN(const Tensor flat,
+                      master.Reinterpret(DType::kF32, {kShardedOut * kShardedIn, 1}));
+  MasterFragment fragment;
+  fragment.name = "weight";
+  QG_ASSIGN_OR_RETURN(fragment.master, OwnRows(flat, bounds, rank.group.rank()));
+  fragment.bounds = bounds;
+  fragment.shape = {kShardedOut, kShardedIn};
+  fragment.quantizer = quantizer;
+  QG_ASSIGN_OR_RETURN(const std::vector<QuantizedMaster> cast,
+                      QuantizeMasterWeights(rank, {&fragment, 1}, requantization));
+  return CopiesOnHost(rank.engine, cast[0].weight);
+}
 
 /// Two ranks without elements among four, and cuts within rows.
 absl::Status CheckFragments(ScenarioContext& context) {
   const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
   QG_ASSIGN_OR_RETURN(const Tensor master, RisingWeight(context, 420, 1.0f));
   QG_ASSIGN_OR_RETURN(const Tensor rounded, InBf16(master));
-  QG_ASSIGN_OR_RETURN(const Tensor flat,
-                      master.Reinterpret(DType::kF32, {kShardedOut * kShardedIn, 1}));
   const ShardBounds bounds = {0, 0, 10122, 10122, kShardedOut * kShardedIn};
+  std::vector<Tensor> codes;  // Through bf16, from fp32.
   for (const bool is_direct : {false, true}) {
     std::vector<QuantizedTensor> weights(4);
     const bool is_done =
         RunOnRanks(context, 4, "cast of fragments", [&](const GatherContext& rank) -> absl::Status {
-          MasterFragment fragment;
-          fragment.name = "weight";
-          QG_ASSIGN_OR_RETURN(fragment.master, OwnRows(flat, bounds, rank.group.rank()));
-          fragment.bounds = bounds;
-          fragment.shape = {kShardedOut, kShardedIn};
-          fragment.quantizer = quantizer;
-          QG_ASSIGN_OR_RETURN(const auto cast,
-                              QuantizeMasterWeights(rank, {&fragment, 1},
-                                                    is_direct ? Requantization::kFromF32
-                                                              : Requantization::kThroughBf16));
-          weights[rank.group.rank()] = cast[0].weight;
+          QG_ASSIGN_OR_RETURN(
+              weights[rank.group.rank()],
+              CastFragment(rank, quantizer, master, bounds,
+                           is_direct ? Requantization::kFromF32 : Requantization::kThroughBf16));
           return absl::OkStatus();
         });
     if (!is_done) return absl::OkStatus();
@@ -175,13 +247,17 @@ absl::Status CheckFragments(ScenarioContext& context) {
         const QuantizedTensor expected,
         ExpectedQuantization(is_direct ? master : rounded, quantizer, {true, true}));
     for (const QuantizedTensor& weight : weights) {
-      const std::string name = is_direct ? "weight from fp32" : "weight through bf16";
-      QG_RETURN_IF_ERROR(
-          context.ExpectSameCopy(name + " rowwise", weight.rowwise, expected.rowwise));
-      QG_RETURN_IF_ERROR(
-          context.ExpectSameCopy(name + " columnwise", weight.columnwise, expected.columnwise));
+      QG_RETURN_IF_ERROR(ExpectSameQuantization(
+          context, is_direct ? "weight from fp32" : "weight through bf16", weight, expected));
     }
+    codes.push_back(weights[0].rowwise->data);
   }
+  int64_t differing = 0;
+  for (size_t i = 0; i < codes[0].byte_size(); ++i) {
+    differing += codes[0].bytes()[i] != codes[1].bytes()[i];
+  }
+  context.AddNote(absl::StrCat("rowwise codes from fp32 and through bf16: ", differing, " of ",
+                               codes[0].byte_size(), " bytes differ"));
   return absl::OkStatus();
 }
 
@@ -189,19 +265,11 @@ absl::Status CheckFragments(ScenarioContext& context) {
 absl::Status CheckOddFragments(ScenarioContext& context) {
   const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
   QG_ASSIGN_OR_RETURN(const Tensor master, RisingWeight(context, 430, 1.0f));
-  QG_ASSIGN_OR_RETURN(const Tensor flat,
-                      master.Reinterpret(DType::kF32, {kShardedOut * kShardedIn, 1}));
   const ShardBounds bounds = {0, 10123, kShardedOut * kShardedIn};
   std::vector<absl::Status> statuses(2);
-  RunOnRanks(context, 2, "refusals", [&](const GatherContext& rank) -> absl::Status {
-    MasterFragment fragment;
-    fragment.name = "weight";
-    QG_ASSIGN_OR_RETURN(fragment.master, OwnRows(flat, bounds, rank.group.rank()));
-    fragment.bounds = bounds;
-    fragment.shape = {kShardedOut, kShardedIn};
-    fragment.quantizer = quantizer;
+  RunOnRanks(context, 2, "refusals", [&](const GatherContext& rank) {
     statuses[rank.group.rank()] =
-        QuantizeMasterWeights(rank, {&fragment, 1}, Requantization::kFromF32).status();
+        CastFragment(rank, quantizer, master, bounds, Requantization::kFromF32).status();
     return absl::OkStatus();
   });
   for (const absl::Status& status : statuses) {
@@ -320,12 +388,24 @@ ScenarioGroup ShardScenarios() {
         {kFaultShardCountsAlone},
         {"nvfp4:disable_rht=true"},
         CheckRandomNumbers},
+       {"shards-round-without-bias",
+        "Random numbers of the ranks' rows, and of several tensors, have nothing to do with each "
+        "other, and an element rounds up with the probability of its distance.",
+        "On 4 ranks: elements half way between codes agree in half of the pairs, of ranks and of "
+        "tensors, and counts of every interval between codes are the binomial's, both within six "
+        "standard deviations.",
+        {},
+        {kFaultShardCountsAlone, "random-bytes-shared-by-calls",
+         "stochastic-rounding-off-by-one-byte", "stochastic-rounding-to-nearest"},
+        {"nvfp4:disable_rht=true"},
+        CheckNoiseOfShards},
        {"master-fragments-cast-whole",
         "Weights cast from fragments of fp32 masters that begin anywhere, some of them empty, are "
         "the whole weight quantized at once, from fp32 and through bf16.",
-        "Bit-equal to a recomputation of the whole on all of 4 ranks.",
+        "Bit-equal to a recomputation of the whole on all of 4 ranks; a note counts the bytes in "
+        "which the two ways differ.",
         {},
-        {kFaultAmaxBeforeRounding},
+        {kFaultAmaxBeforeRounding, kFaultEmptyRankSkips},
         every_format,
         CheckFragments},
        {"fp4-fragments-begin-at-bytes",
@@ -343,20 +423,19 @@ ScenarioGroup ShardScenarios() {
         every_format,
         CheckCheckpoints}},
       {InCode(kFaultScaleOfFirstGather,
-              "Refreshes the codes of a weight that is gathered again and keeps its first scale.",
-              0),
+              "Refreshes the codes of a weight that is gathered again and keeps its first scale."),
        InCode(kFaultDerivedColumnsKept,
-              "Keeps the columnwise codes that the first gather of a weight gave.", 0),
+              "Keeps the columnwise codes that the first gather of a weight gave."),
        InCode(kFaultGatheredKeptAfterUpdate,
-              "Keeps a gathered weight for the passes after its update.", 0),
-       InCode(kFaultShardAmaxAlone, "Scales each rank's rows by their own amax.", 0),
+              "Keeps a gathered weight for the passes after its update."),
+       InCode(kFaultShardAmaxAlone, "Scales each rank's rows by their own amax."),
        InCode(kFaultShardCountsAlone,
-              "Draws random numbers as if each rank's rows were the first ones.", 0),
+              "Draws random numbers as if each rank's rows were the first ones."),
        InCode(kFaultAmaxBeforeRounding,
-              "Takes scales from masters that were not rounded to the weight's dtype.", 0),
-       InCode(kFaultOddFragments, "Gives two ranks half of a byte each, and loses one half.", 0),
+              "Takes scales from masters that were not rounded to the weight's dtype."),
+       InCode(kFaultOddFragments, "Gives two ranks half of a byte each, and loses one half."),
        InCode(kFaultFragmentPlaceIgnored,
-              "Joins a checkpoint's fragments in the order of its files.", 0)}};
+              "Joins a checkpoint's fragments in the order of its files.")}};
 }
 
 }  // namespace quantgate

@@ -22,12 +22,11 @@ std::vector<std::vector<int>> GroupsOf(int size, std::string_view kind) {
 
 absl::StatusOr<std::unique_ptr<World>> MakeVirtualRanks(ScenarioContext& context, int size,
                                                         const VirtualRanksOptions& options) {
-  QG_ASSIGN_OR_RETURN(
-      std::unique_ptr<World> world,
-      World::Create({.engines = std::vector<Engine*>(static_cast<size_t>(size), &context.engine()),
-                     .deadline = options.deadline,
-                     .faults = context.faults(),
-                     .noise = options.noise}));
+  QG_ASSIGN_OR_RETURN(std::vector<Engine*> engines, context.RankEngines(size));
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<World> world, World::Create({.engines = std::move(engines),
+                                                                   .deadline = options.deadline,
+                                                                   .faults = context.faults(),
+                                                                   .noise = options.noise}));
   for (const char* kind : {kNeighbours, kHalfApart}) {
     QG_RETURN_IF_ERROR(world->AddGroups(kind, GroupsOf(size, kind)));
   }
@@ -48,27 +47,42 @@ std::vector<std::vector<int>> GroupOfEachRank(int size, std::string_view kind) {
   return of_ranks;
 }
 
+bool RunBodies(ScenarioContext& context, std::string_view what, World& world,
+               absl::FunctionRef<absl::Status(Rank& rank)> body) {
+  const absl::Status status = world.Run(body, context.cancellation());
+  context.ExpectCode(what, status, absl::StatusCode::kOk);
+  return status.ok();
+}
+
+GatherContext InWorld(Rank& rank) {
+  return {rank.engine(), rank.group(kWorldGroup), rank.faults(), rank.cancellation()};
+}
+
+bool RunOnRanks(ScenarioContext& context, int ranks, std::string_view what,
+                absl::FunctionRef<absl::Status(const GatherContext& rank)> body) {
+  const auto world = MakeVirtualRanks(context, ranks);
+  context.ExpectCode("ranks", world.status(), absl::StatusCode::kOk);
+  return world.ok() &&
+         RunBodies(context, what, **world, [&](Rank& rank) { return body(InWorld(rank)); });
+}
+
 std::vector<TensorsOfRank> RunRanks(
     ScenarioContext& context, std::string_view what, World& world,
-    const std::function<absl::StatusOr<TensorsOfRank>(Rank& rank)>& body) {
+    absl::FunctionRef<absl::StatusOr<TensorsOfRank>(Rank& rank)> body) {
   std::vector<TensorsOfRank> results(world.size());
-  const auto run = [&](Rank& rank) -> absl::Status {
+  const bool is_done = RunBodies(context, what, world, [&](Rank& rank) -> absl::Status {
     QG_ASSIGN_OR_RETURN(TensorsOfRank tensors, body(rank));
     for (Tensor& tensor : tensors) {
-      if (!tensor.has_value()) continue;
       QG_ASSIGN_OR_RETURN(tensor, rank.engine().ToHost(tensor, rank.cancellation()));
     }
     results[rank.index()] = std::move(tensors);
     return absl::OkStatus();
-  };
-  const absl::Status status = world.Run(run, context.cancellation());
-  context.ExpectCode(what, status, absl::StatusCode::kOk);
-  if (!status.ok()) return {};
-  return results;
+  });
+  return is_done ? results : std::vector<TensorsOfRank>{};
 }
 
 std::vector<absl::Status> StatusOfEachRank(ScenarioContext& context, World& world,
-                                           const std::function<absl::Status(Rank& rank)>& body) {
+                                           absl::FunctionRef<absl::Status(Rank& rank)> body) {
   std::vector<absl::Status> statuses(world.size());
   const auto run = [&](Rank& rank) {
     statuses[rank.index()] = body(rank);

@@ -1,14 +1,14 @@
-// Virtual ranks of a scenario: threads that share the engine that is looked at, and what each of
-// them gives.
+// Virtual ranks of a scenario: threads, each with a lane of the engine that is looked at, and what
+// they give.
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "kernels/comm/overlap.h"
+#include "kernels/comm/quantized_gather.h"
 #include "kernels/comm/world.h"
 #include "kernels/validate/scenarios/scenario_context.h"
 
@@ -24,7 +24,8 @@ struct VirtualRanksOptions {
   absl::Duration deadline = absl::Seconds(60);
 };
 
-/// A world of `size` ranks with both kinds of groups and the faults of the scenario's run.
+/// A world of `size` ranks with both kinds of groups and the faults of the scenario's run. What a
+/// rank's engine computes is read on the host alone once the rank has ended.
 absl::StatusOr<std::unique_ptr<World>> MakeVirtualRanks(ScenarioContext& context, int size,
                                                         const VirtualRanksOptions& options = {});
 
@@ -40,15 +41,24 @@ struct VirtualOverlap {
 /// For each rank the members of its group of a kind, in the group's order.
 std::vector<std::vector<int>> GroupOfEachRank(int size, std::string_view kind);
 
-/// What each rank gives, on the host. A run that fails is a difference named `what`, and gives
-/// nothing.
+/// Runs `body` on every rank; whether all did it. What one of them refuses is a difference named
+/// `what`.
+bool RunBodies(ScenarioContext& context, std::string_view what, World& world,
+               absl::FunctionRef<absl::Status(Rank& rank)> body);
+/// The same on new ranks, in the group of all of them.
+bool RunOnRanks(ScenarioContext& context, int ranks, std::string_view what,
+                absl::FunctionRef<absl::Status(const GatherContext& rank)> body);
+/// A rank in the group of all of them.
+GatherContext InWorld(Rank& rank);
+
+/// What each rank gives, on the host; nothing where one of them refuses, as RunBodies.
 using TensorsOfRank = std::vector<Tensor>;
 std::vector<TensorsOfRank> RunRanks(
     ScenarioContext& context, std::string_view what, World& world,
-    const std::function<absl::StatusOr<TensorsOfRank>(Rank& rank)>& body);
+    absl::FunctionRef<absl::StatusOr<TensorsOfRank>(Rank& rank)> body);
 
 /// The status of each rank; none of them aborts the others.
 std::vector<absl::Status> StatusOfEachRank(ScenarioContext& context, World& world,
-                                           const std::function<absl::Status(Rank& rank)>& body);
+                                           absl::FunctionRef<absl::Status(Rank& rank)> body);
 
 }  // namespace quantgate

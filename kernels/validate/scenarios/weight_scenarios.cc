@@ -277,7 +277,7 @@ ScenarioGroup WeightScenarios() {
       InCode(kFaultUsagesLostInEvaluation,
              "Drops the columnwise codes of quantized weights in an evaluation.", 2),
       InCode(kFaultRequantizationTheOtherWay,
-             "Quantizes weights through bf16 where fp32 is asked for, and the other way round.", 0),
+             "Quantizes weights through bf16 where fp32 is asked for, and the other way round."),
       InCode(kFaultWeightsRoundedStochastically, "Rounds updated weights stochastically.", 40),
       InCode(kFaultWorkspaceKeptAfterUpdate, "Keeps cached weights after their update.", 32),
       InCode(kFaultMainGradientOverwritten,

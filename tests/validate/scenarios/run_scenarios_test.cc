@@ -159,6 +159,18 @@ TEST(RunScenariosTest, LeftOutIsSaid) {
   EXPECT_EQ(results.faults[0].outcome, FaultOutcome::kLeftOut);
 }
 
+TEST(RunScenariosTest, SaysWhatWasMeasured) {
+  const Results results = RunAll({ScenarioOf("measures", {},
+                                             [](ScenarioContext& context) {
+                                               context.ExpectEqual("one", 1, 1);
+                                               context.AddNote("3 of 4");
+                                               return absl::OkStatus();
+                                             })},
+                                 {});
+  EXPECT_EQ(results.scenarios[0].notes, std::vector<std::string>{"fp8_current: 3 of 4"});
+  EXPECT_EQ(results.scenarios[0].outcome, ScenarioOutcome::kPassed);
+}
+
 TEST(RunScenariosTest, NamesWhatALibraryLacks) {
   const std::vector<Scenario> scenarios = {Good({"halved-range", "forgotten"})};
   const std::vector<Fault> faults = {AlteredFault(), SeededFault()};

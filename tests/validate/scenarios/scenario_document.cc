@@ -1,10 +1,13 @@
 #include "tests/validate/scenarios/scenario_document.h"
 
+#include <algorithm>
+#include <map>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/validate/scenarios/scenario.h"
+#include "tests/validate/scenarios/rank_tables.h"
 
 namespace quantgate {
 namespace {
@@ -23,6 +26,9 @@ functions of `kernels/numerics`, by exact arithmetic, by a model of the specific
 
 A fault is seeded around the engine (an engine that alters one operation), or in layer and session code, at the place
 of the bug. Either way only a run of scenarios can reach it.
+
+Ranks of a scenario are threads, each with an engine of its own: a lane of the one that is looked at, with the fault
+that is around it. What a scenario measures on its way stands in a note of its result.
 
 This file follows the library of scenarios in `kernels/validate/scenarios`; a test compares them.
 )";
@@ -59,19 +65,50 @@ void AddFaults(std::string& text) {
   }
 }
 
+std::vector<std::string> ScenariosOf(const BugClass& bug_class) {
+  std::vector<std::string> scenarios;
+  for (const Scenario& scenario : AllScenarios()) {
+    const std::vector<int>& numbers = scenario.bug_classes;
+    if (std::count(numbers.begin(), numbers.end(), bug_class.number) > 0) {
+      scenarios.push_back(scenario.name);
+    }
+  }
+  return scenarios;
+}
+
 void AddBugClasses(std::string& text) {
   absl::StrAppend(&text, "\n## 3. Bug classes\n\n| class | bug | scenarios |\n|---|---|---|\n");
   for (const BugClass& bug_class : AllBugClasses()) {
-    std::vector<std::string> scenarios;
-    for (const Scenario& scenario : AllScenarios()) {
-      for (const int number : scenario.bug_classes) {
-        if (number == bug_class.number) scenarios.push_back(scenario.name);
-      }
-    }
+    const std::vector<std::string> scenarios = ScenariosOf(bug_class);
     absl::StrAppend(&text, "| ", bug_class.number, " | ", std::string(bug_class.title), " | ",
                     scenarios.empty() ? absl::StrCat("none: ", std::string(bug_class.left_out))
                                       : Codes(scenarios),
                     " |\n");
+  }
+}
+
+void AddRankSubjects(std::string& text) {
+  absl::StrAppend(&text, "\n## 4. Ranks\n\n| | about | scenarios |\n|---|---|---|\n");
+  for (const RankSubject& subject : RankSubjects()) {
+    absl::StrAppend(&text, "| ", subject.number, " | ", subject.title, " | ",
+                    Codes(subject.scenarios), " |\n");
+  }
+}
+
+void AddRankMutations(std::string& text) {
+  absl::StrAppend(&text, "\n## 5. Mutations of code for ranks\n\n| mutation | fault | caught by ",
+                  "|\n|---|---|---|\n");
+  for (const RankMutation& mutation : RankMutations()) {
+    for (const std::string& fault : mutation.faults) {
+      std::vector<std::string> scenarios;
+      for (const Scenario& scenario : AllScenarios()) {
+        if (std::count(scenario.faults.begin(), scenario.faults.end(), fault) > 0) {
+          scenarios.push_back(scenario.name);
+        }
+      }
+      absl::StrAppend(&text, "| ", mutation.what, " | ", Code(fault), " | ", Codes(scenarios),
+                      " |\n");
+    }
   }
 }
 
@@ -82,6 +119,22 @@ std::string ScenarioDocument() {
   AddScenarios(text);
   AddFaults(text);
   AddBugClasses(text);
+  AddRankSubjects(text);
+  AddRankMutations(text);
+  return text;
+}
+
+std::string PullRequestTable() {
+  std::string text = "| pull request | what goes wrong | shown by |\n|---|---|---|\n";
+  std::map<int, std::string> rows;
+  for (const BugClass& bug_class : AllBugClasses()) {
+    const std::vector<std::string> scenarios = ScenariosOf(bug_class);
+    if (bug_class.pull_request == 0 || scenarios.empty()) continue;
+    absl::StrAppend(&rows[bug_class.pull_request], "| #", bug_class.pull_request, " | ",
+                    std::string(bug_class.title), " | `quantgate scenario run ",
+                    absl::StrJoin(scenarios, " "), " --with-faults` |\n");
+  }
+  for (const auto& [pull_request, lines] : rows) text += lines;
   return text;
 }
 

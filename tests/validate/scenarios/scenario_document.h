@@ -1,4 +1,4 @@
-// docs/scenarios.md as the library of scenarios says it.
+// docs/scenarios.md, and what README.md says of it, as the library of scenarios says it.
 #pragma once
 
 #include <string>
@@ -6,5 +6,8 @@
 namespace quantgate {
 
 std::string ScenarioDocument();
+
+/// README.md's table of Transformer Engine's pull requests and the scenarios of their bugs.
+std::string PullRequestTable();
 
 }  // namespace quantgate

@@ -8,10 +8,12 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "kernels/quantize/recipe.h"
 #include "kernels/validate/scenarios/run_scenarios.h"
 #include "tests/structure/source_tree.h"
+#include "tests/validate/scenarios/rank_tables.h"
 #include "tests/validate/scenarios/scenario_document.h"
 
 namespace quantgate {
@@ -154,15 +156,53 @@ TEST(ScenarioLibraryTest, FaultsAreReachedByTheRunnerAlone) {
   }
 }
 
+TEST(ScenarioLibraryTest, WhatIsListedOfRanksIsInTheLibrary) {
+  std::set<std::string> names;
+  for (const Scenario& scenario : AllScenarios()) names.insert(scenario.name);
+  EXPECT_EQ(RankSubjects().size(), 40u);
+  std::string last;
+  for (const RankSubject& subject : RankSubjects()) {
+    EXPECT_TRUE(std::regex_match(subject.number, std::regex("D[0-4][0-9]")));
+    EXPECT_LT(std::exchange(last, subject.number), subject.number);
+    EXPECT_FALSE(subject.scenarios.empty()) << subject.number;
+    for (const std::string& name : subject.scenarios) {
+      EXPECT_EQ(names.count(name), 1u) << subject.number << ": " << name;
+    }
+  }
+}
+
+// That each is caught is what scenarios_test shows.
+TEST(ScenarioLibraryTest, EveryMutationOfRanksIsAFaultOfSomeScenario) {
+  std::set<std::string> claimed;
+  for (const Scenario& scenario : AllScenarios()) {
+    claimed.insert(scenario.faults.begin(), scenario.faults.end());
+  }
+  EXPECT_EQ(RankMutations().size(), 17u);
+  for (const RankMutation& mutation : RankMutations()) {
+    EXPECT_FALSE(mutation.faults.empty()) << mutation.what;
+    for (const std::string& fault : mutation.faults) {
+      EXPECT_EQ(claimed.count(fault), 1u) << mutation.what << ": " << fault;
+    }
+  }
+}
+
+std::string TextOf(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(QUANTGATE_SOURCE_DIR "/" + path).rdbuf();
+  return text.str();
+}
+
 TEST(ScenarioLibraryTest, TheDocumentSaysTheSame) {
-  const std::string path = QUANTGATE_SOURCE_DIR "/docs/scenarios.md";
-  std::ostringstream document;
-  document << std::ifstream(path).rdbuf();
   const std::string wanted = ScenarioDocument();
-  if (document.str() != wanted) std::ofstream("scenarios.text") << wanted;
-  EXPECT_TRUE(document.str() == wanted) << "docs/scenarios.md does not follow the library; the "
-                                           "text that does is in scenarios.text of "
-                                           "the folder this test runs in";
+  const bool is_same = TextOf("docs/scenarios.md") == wanted;
+  if (!is_same) std::ofstream("scenarios.text") << wanted;
+  EXPECT_TRUE(is_same) << "docs/scenarios.md does not follow the library; the text that does is in "
+                          "scenarios.text of the folder this test runs in";
+}
+
+TEST(ScenarioLibraryTest, TheReadmeNamesTheScenariosOfPullRequests) {
+  EXPECT_NE(TextOf("README.md").find(PullRequestTable()), std::string::npos) << "README.md lacks:\n"
+                                                                             << PullRequestTable();
 }
 
 }  // namespace
