@@ -14,29 +14,11 @@
 
 #include "server/limits.h"
 #include "server/process_statistics.h"
-#include "server/series_grid.h"
+#include "server/rank_series.h"
+#include "server/series_families.h"
 
 namespace quantgate {
 namespace {
-
-using CounterGrid = SeriesGrid<prometheus::Counter>;
-using GaugeGrid = SeriesGrid<prometheus::Gauge>;
-using HistogramGrid = SeriesGrid<prometheus::Histogram>;
-
-prometheus::Family<prometheus::Counter>& CounterFamily(prometheus::Registry& registry,
-                                                       const char* name, const char* help) {
-  return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
-}
-prometheus::Family<prometheus::Gauge>& GaugeFamily(prometheus::Registry& registry, const char* name,
-                                                   const char* help) {
-  return prometheus::BuildGauge().Name(name).Help(help).Register(registry);
-}
-prometheus::Family<prometheus::Histogram>& HistogramFamily(prometheus::Registry& registry,
-                                                           const char* name, const char* help) {
-  return prometheus::BuildHistogram().Name(name).Help(help).Register(registry);
-}
-
-using Buckets = prometheus::Histogram::BucketBoundaries;
 
 // Sub-millisecond unary calls up to campaigns of minutes.
 const Buckets kSecondsBuckets = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
@@ -61,8 +43,8 @@ constexpr std::string_view kOperationNames[] = {
     "linear",   "layernorm_linear", "layernorm_mlp", "grouped_linear", "chain",
     "quantize", "dequantize",       "gemm",          "compare",        "explain",
     "put",      "generate",         "describe",      "check_hardware", "session"};
-constexpr std::string_view kStageNames[] = {"queue",     "fetch",   "quantize", "gemm",
-                                            "operation", "compare", "store"};
+constexpr std::string_view kStageNames[] = {"queue",     "fetch",       "quantize", "gemm",
+                                            "operation", "communicate", "compare",  "store"};
 /// Those of kOperationNames that are layers.
 constexpr LayerKind kLayerKinds[] = {LayerKind::kLinear, LayerKind::kLayerNormLinear,
                                      LayerKind::kLayerNormMlp, LayerKind::kGroupedLinear,
@@ -128,15 +110,10 @@ Stage StageOf(std::string_view name) {
       has("update scales")) {
     return Stage::kCompare;
   }
+  if (has("all-gather") || has("reduce")) return Stage::kCommunicate;
   if (has("quantize") || has("cast") || has("calibrate")) return Stage::kQuantize;
   if (has("fprop") || has("dgrad") || has("wgrad") || has("bias gradient")) return Stage::kGemm;
   return Stage::kOperation;
-}
-
-// What is not finite counts beyond the last bucket, without spoiling the sum.
-double Bounded(double value, const Buckets& buckets) {
-  const double beyond = 2 * buckets.back();
-  return std::isfinite(value) ? std::min(value, beyond) : beyond;
 }
 
 LabelAxis LayerAxis() {
@@ -165,11 +142,6 @@ std::string VersionOf(const std::vector<DeviceDescription>& devices,
     if (!(device.*version).empty()) return device.*version;
   }
   return "";
-}
-
-/// For a counter that somebody else counts.
-void RaiseTo(prometheus::Counter& counter, int64_t value) {
-  counter.Increment(std::max(0.0, static_cast<double>(value) - counter.Value()));
 }
 
 }  // namespace
@@ -258,6 +230,7 @@ struct Metrics::Families {
   CounterGrid sessions_ended{
       CounterFamily(registry, "quantgate_sessions_ended_total", "Sessions that ended, by reason."),
       {{"reason", {"closed", "evicted", "expired"}}}};
+  RankSeries ranks{registry};
   CounterGrid rejected{
       CounterFamily(registry, "quantgate_rejected_total", "Requests refused, by reason."),
       {{"reason",
@@ -403,6 +376,7 @@ void Metrics::Families::Refresh() {
   open_descriptors.Set(static_cast<double>(process.open_descriptors));
   max_descriptors.Set(static_cast<double>(process.max_descriptors));
   threads.Set(static_cast<double>(process.threads));
+  ranks.Refresh();
   if (!source) return;
   const GaugeReadings readings = source();
   ready("engine").Set(readings.ready ? 1 : 0);
@@ -483,10 +457,17 @@ void Metrics::Quantized(std::string_view recipe, const QuantizationCounts& count
 void Metrics::VariantReported(const VariantReport& report, std::string_view reference_recipe) {
   const std::string_view recipe = report.recipe_name;
   const std::string_view mode = report.backward_override;
-  for (const StageTime& stage : report.stages) {
-    StageTook(StageOf(stage.stage), absl::Seconds(stage.seconds));
+  const auto count = [&](const auto& of) {
+    for (const StageTime& stage : of.stages) {
+      StageTook(StageOf(stage.stage), absl::Seconds(stage.seconds));
+    }
+    for (const QuantizationRecord& record : of.quantizations) Quantized(recipe, record.counts);
+  };
+  count(report);
+  for (const VariantReport::RankReport& rank : report.ranks) {
+    count(rank);
+    for (const StageTimeline& stage : rank.timelines) Overlapped(stage.timeline);
   }
-  for (const QuantizationRecord& record : report.quantizations) Quantized(recipe, record.counts);
   for (const OutputReport& output : report.outputs) {
     if (output.is_intermediate) continue;
     const std::string_view tensor = OutputWord(output.tensor);
@@ -509,6 +490,10 @@ void Metrics::VariantReported(const VariantReport& report, std::string_view refe
         .Increment();
   }
 }
+
+void Metrics::Overlapped(const OverlapTimeline& timeline) { families_->ranks.Overlapped(timeline); }
+
+CommStatistics& Metrics::communication() { return families_->ranks.communication(); }
 
 void Metrics::SessionStepped(std::string_view step, const absl::Status& status) {
   families_->session_steps(step, OutcomeOf(status)).Increment();

@@ -95,7 +95,7 @@ enum class Operation {
   kSession
 };
 Operation OperationOf(LayerKind layer);
-enum class Stage { kQueue, kFetch, kQuantize, kGemm, kOperation, kCompare, kStore };
+enum class Stage { kQueue, kFetch, kQuantize, kGemm, kOperation, kCommunicate, kCompare, kStore };
 enum class PeerTransport { kTcp, kUnix, kInProcess };
 enum class CudaError { kSticky, kOutOfMemory };
 
@@ -117,10 +117,15 @@ class Metrics {
                 const absl::Status& status);
   void RunTook(Operation operation, std::string_view recipe, absl::Duration duration);
   void StageTook(Stage stage, absl::Duration duration);
-  /// Stages, parity, errors and quantizer classes of one variant. `reference_recipe` is the base
-  /// name of the recipe that it was compared with; empty without one.
+  /// Stages, parity, errors and quantizer classes of one variant, and those of its ranks.
+  /// `reference_recipe` is the base name of the recipe that it was compared with; empty without
+  /// one.
   void VariantReported(const VariantReport& report, std::string_view reference_recipe);
   void Quantized(std::string_view recipe, const QuantizationCounts& counts);
+  /// One stage of one rank that communicated beside its GEMMs.
+  void Overlapped(const OverlapTimeline& timeline);
+  /// What ranks' collective calls are counted by.
+  CommStatistics& communication();
 
   /// `step` as sessions call it: "train", "backward", ...
   void SessionStepped(std::string_view step, const absl::Status& status);

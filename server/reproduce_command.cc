@@ -182,6 +182,7 @@ std::string ParallelOptions(const std::optional<ParallelSpec>& parallel) {
   if (parallel->backend != CollectiveBackend::kLocal) {
     AddOption(text, "--parallel-backend", std::string(CollectiveBackendName(parallel->backend)));
   }
+  if (parallel->overlap.has_value()) AddOption(text, "--overlap", parallel->overlap->Text());
   return text;
 }
 

@@ -73,7 +73,7 @@ void SessionStore::GiveBack(const std::string& request_id) {
 
 absl::StatusOr<SessionRecord> SessionStore::Open(SessionPlace place, Device& device,
                                                  absl::Duration lease,
-                                                 std::unique_ptr<TrainingSession> training,
+                                                 std::unique_ptr<Session> training,
                                                  std::string spec) {
   const int64_t bytes = training->bytes();
   const std::lock_guard lock(mutex_);
@@ -144,17 +144,23 @@ void SessionStore::LimitBytes(const SessionUse& use) {
   use->training->LimitBytes(std::max<int64_t>(limits_.bytes_max - others, 0));
 }
 
-void SessionStore::StepEnded(const SessionUse& use) {
-  const int64_t bytes = use->training->bytes();
+absl::Status SessionStore::StepEnded(const SessionUse& use, int64_t response_bytes) {
+  const int64_t bytes = use->training->bytes() + response_bytes;
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(use.id());
-  if (found == entries_.end() || found->second.held == nullptr) return;
+  if (found == entries_.end() || found->second.held == nullptr) return absl::OkStatus();
   SessionRecord& record = found->second.record;
-  usage_.bytes += bytes - record.bytes;
+  const int64_t more = bytes - record.bytes;
+  while (more > 0 && usage_.bytes + more > limits_.bytes_max) {
+    if (EvictLocked()) continue;
+    return error::SessionsFull("session bytes", usage_.bytes + more, limits_.bytes_max);
+  }
+  usage_.bytes += more;
   record.bytes = bytes;
   record.recipe = use->training->recipe().CanonicalText();
   record.step = use->training->step_count();
   record.microbatches = use->training->microbatches();
+  return absl::OkStatus();
 }
 
 void SessionStore::End(Entry& entry, SessionPhase phase) {

@@ -46,12 +46,12 @@ struct SessionRecord {
 
 /// A session while a call uses it. Steps hold `mutex`.
 struct HeldSession {
-  HeldSession(Device& device_in, std::unique_ptr<TrainingSession> training_in, std::string spec_in)
+  HeldSession(Device& device_in, std::unique_ptr<Session> training_in, std::string spec_in)
       : device(device_in), training(std::move(training_in)), spec(std::move(spec_in)) {}
 
   Device& device;
   std::mutex mutex;
-  const std::unique_ptr<TrainingSession> training;
+  const std::unique_ptr<Session> training;
   const std::string spec;  ///< As it came over the wire.
   /// The last step that succeeded, for a client that asks for it again.
   std::string last_request_id ABSL_GUARDED_BY(mutex);
@@ -130,14 +130,16 @@ class SessionStore {
   absl::StatusOr<SessionPlace> Reserve(const std::string& request_id, const Sha256& content);
   /// RESOURCE_EXHAUSTED where the session's bytes have no place.
   absl::StatusOr<SessionRecord> Open(SessionPlace place, Device& device, absl::Duration lease,
-                                     std::unique_ptr<TrainingSession> training, std::string spec);
+                                     std::unique_ptr<Session> training, std::string spec);
 
   /// FAILED_PRECONDITION with the reason for a session that ended, NOT_FOUND for an unknown one.
   absl::StatusOr<SessionUse> Use(const std::string& id);
   /// Before a step: how many bytes the session may hold after it.
   void LimitBytes(const SessionUse& use);
-  /// After a step: counts what the session holds now.
-  void StepEnded(const SessionUse& use);
+  /// After a step: counts what the session holds now, the response that is kept among it.
+  /// RESOURCE_EXHAUSTED, and nothing is counted, where it holds more than before, no session gives
+  /// way, and that has no place.
+  absl::Status StepEnded(const SessionUse& use, int64_t response_bytes);
   /// The least recently used session that gives way now ends; false where there is none.
   bool Evict();
   /// What is known, of ended ones too. NOT_FOUND.

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -200,6 +202,74 @@ std::string BudgetBars(const v1::ErrorBudget& budget) {
                           100 * term.share());
   }
   return html + "</div>";
+}
+
+namespace {
+
+constexpr const char* kResources[] = {"compute", "send", "receive", "reduce"};
+
+/// A resource of a rank that did something in the stage.
+struct TaskLine {
+  int rank = 0;
+  size_t resource = 0;
+  std::vector<const v1::OverlapTask*> tasks;
+};
+
+std::vector<TaskLine> TaskLinesOf(const google::protobuf::RepeatedPtrField<v1::RankReport>& ranks,
+                                  int stage) {
+  std::vector<TaskLine> lines;
+  for (const v1::RankReport& rank : ranks) {
+    if (stage >= rank.overlaps_size()) continue;
+    for (size_t resource = 0; resource < std::size(kResources); ++resource) {
+      TaskLine line{rank.rank(), resource, {}};
+      for (const v1::OverlapTask& task : rank.overlaps(stage).tasks()) {
+        if (task.resource() == kResources[resource]) line.tasks.push_back(&task);
+      }
+      if (!line.tasks.empty()) lines.push_back(std::move(line));
+    }
+  }
+  return lines;
+}
+
+}  // namespace
+
+std::string OverlapSvg(const google::protobuf::RepeatedPtrField<v1::RankReport>& ranks, int stage) {
+  const std::vector<TaskLine> lines = TaskLinesOf(ranks, stage);
+  double end = 0;
+  for (const TaskLine& line : lines) {
+    for (const v1::OverlapTask* task : line.tasks) end = std::max(end, task->end_seconds());
+  }
+  if (lines.empty()) return "";
+  constexpr double kLeft = 86, kWidth = 540, kTop = 4, kStep = 13, kBar = 10;
+  const double bottom = kTop + kStep * static_cast<double>(lines.size());
+  const auto x = [&](double seconds) { return end > 0 ? kLeft + kWidth * seconds / end : kLeft; };
+  std::string svg = absl::StrFormat(
+      "<svg class=\"chart\" viewBox=\"0 0 640 %.0f\" role=\"img\" "
+      "aria-label=\"tasks over time by rank\">",
+      bottom + 16);
+  double y = kTop;
+  for (const TaskLine& line : lines) {
+    absl::StrAppendFormat(&svg, "<text x=\"%.0f\" y=\"%.1f\" class=\"tick low\">rank %d %s</text>",
+                          kLeft - 6, y + kBar - 2, line.rank, kResources[line.resource]);
+    for (const v1::OverlapTask* task : line.tasks) {
+      // At least a hair, so that a short copy is not invisible.
+      const double width = std::max(0.6, x(task->end_seconds()) - x(task->begin_seconds()));
+      absl::StrAppendFormat(&svg,
+                            "<rect x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%.0f\" "
+                            "class=\"task%d\"><title>rank %d, %s: %s to %s</title></rect>",
+                            x(task->begin_seconds()), y, width, kBar, line.resource, line.rank,
+                            Escaped(task->name()), Seconds(task->begin_seconds()),
+                            Seconds(task->end_seconds()));
+    }
+    y += kStep;
+  }
+  absl::StrAppendFormat(&svg,
+                        "<line x1=\"%.0f\" y1=\"%.1f\" x2=\"%.0f\" y2=\"%.1f\" class=\"axis\"/>"
+                        "<text x=\"%.0f\" y=\"%.1f\" class=\"tick first\">0</text>"
+                        "<text x=\"%.0f\" y=\"%.1f\" class=\"tick low\">%s</text></svg>",
+                        kLeft, bottom, kLeft + kWidth, bottom, kLeft, bottom + 12, kLeft + kWidth,
+                        bottom + 12, Seconds(end));
+  return svg;
 }
 
 std::string StageBars(const std::vector<std::pair<std::string, double>>& stages) {

@@ -32,6 +32,10 @@ std::string BudgetBars(const v1::ErrorBudget& budget);
 /// One horizontal bar per stage, all to one scale.
 std::string StageBars(const std::vector<std::pair<std::string, double>>& stages);
 
+/// When the tasks of one overlapped stage ran on each rank, `stage` counting the ranks' overlaps: a
+/// line for each resource of each rank, all to one scale. Empty where no rank has such a stage.
+std::string OverlapSvg(const google::protobuf::RepeatedPtrField<v1::RankReport>& ranks, int stage);
+
 struct HeatRange {
   double low = 0;
   double high = 0;

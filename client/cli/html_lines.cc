@@ -91,7 +91,6 @@ path.k4 { stroke: #8a55b5; } circle.k4 { fill: #8a55b5; } .legend i.k4 { backgro
 path.k5 { stroke: #2a9fb0; } circle.k5 { fill: #2a9fb0; } .legend i.k5 { background: #2a9fb0; }
 path.k6 { stroke: #c65a98; } circle.k6 { fill: #c65a98; } .legend i.k6 { background: #c65a98; }
 path.k7 { stroke: #7d7f45; } circle.k7 { fill: #7d7f45; } .legend i.k7 { background: #7d7f45; }
-.tick.low { text-anchor: end; } .tick.first { text-anchor: start; }
 .tick.last { text-anchor: end; }
 .trace { display: grid; gap: 14px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(260px, 100%), 1fr));

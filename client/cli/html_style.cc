@@ -127,6 +127,9 @@ svg.heat.strip { aspect-ratio: 6; }
 rect.zero { fill: var(--good); } rect.off { fill: var(--accent); }
 rect.worst { fill: none; stroke: var(--bad); stroke-width: 2; vector-effect: non-scaling-stroke; }
 .tick { font-size: 9px; fill: var(--dim); text-anchor: middle; }
+.tick.low { text-anchor: end; } .tick.first { text-anchor: start; }
+rect.task0 { fill: var(--accent); } rect.task1 { fill: #d8892b; } rect.task2 { fill: var(--part); }
+rect.task3 { fill: var(--h6); }
 .ramp { display: flex; align-items: center; gap: 1px; margin-top: 5px; font-size: 11px;
   color: var(--dim); }
 .ramp i { flex: 1; height: 7px; } .ramp span { padding: 0 5px; }

@@ -12,12 +12,15 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
 namespace {
+
+using google::protobuf::FieldDescriptor;
 
 /// What a message to the server may hold.
 constexpr size_t kSpecBytesMax = 4 << 20;
@@ -56,6 +59,12 @@ class ArgumentReader {
     float number = 0;
     if (absl::SimpleAtof(value, &number)) return number;
     return Fail(absl::StrCat("\"", value, "\" is no number"));
+  }
+
+  absl::StatusOr<int> Count(const std::string& value) const {
+    int count = 0;
+    if (absl::SimpleAtoi(value, &count) && count > 0) return count;
+    return Fail(absl::StrCat("\"", value, "\" is no number from 1 on"));
   }
 
   /// A flag may stand alone.
@@ -203,6 +212,52 @@ absl::StatusOr<v1::Operation> ParseOperationArgument(const std::string& text) {
   operation.set_kind(reader.TakeWord());
   QG_RETURN_IF_ERROR(SettingsFrom(reader, operation));
   return operation;
+}
+
+absl::StatusOr<std::optional<v1::Overlap>> ParseOverlapArgument(const std::string& text) {
+  if (text.empty() || text == "none") return std::nullopt;
+  v1::Overlap overlap;
+  if (text == "default") return overlap;
+  ArgumentReader reader("--overlap", text);
+  const auto take = [&](const std::string& key, const std::string& value) -> absl::StatusOr<bool> {
+    const FieldDescriptor* const field = v1::Overlap::descriptor()->FindFieldByName(key);
+    if (field == nullptr) return false;
+    const auto* const reflection = v1::Overlap::GetReflection();
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
+      QG_ASSIGN_OR_RETURN(const bool is_on, reader.Flag(value));
+      reflection->SetBool(&overlap, field, is_on);
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT32) {
+      QG_ASSIGN_OR_RETURN(const int count, reader.Count(value));
+      reflection->SetInt32(&overlap, field, count);
+    } else {
+      if (value.empty()) return reader.Fail(absl::StrCat("\"", key, "\" has no method"));
+      reflection->SetString(&overlap, field, value);
+    }
+    return true;
+  };
+  QG_RETURN_IF_ERROR(reader.ForEachSetting(
+      take,
+      "column_fprop, column_dgrad, column_wgrad, row_fprop, row_dgrad, row_wgrad=METHOD, "
+      "aggregate, pieces=N, splits=N"));
+  return overlap;
+}
+
+std::string OverlapArgument(const v1::Overlap& overlap) {
+  std::vector<std::string> parts;
+  const auto* const reflection = v1::Overlap::GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection->ListFields(overlap, &fields);
+  for (const FieldDescriptor* const field : fields) {
+    const std::string& key = field->name();
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
+      parts.push_back(key);
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT32) {
+      parts.push_back(absl::StrCat(key, "=", reflection->GetInt32(overlap, field)));
+    } else {
+      parts.push_back(absl::StrCat(key, "=", reflection->GetString(overlap, field)));
+    }
+  }
+  return parts.empty() ? "default" : absl::StrJoin(parts, ",");
 }
 
 absl::StatusOr<std::vector<int64_t>> ParseSplitsArgument(const std::string& text) {

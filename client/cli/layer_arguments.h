@@ -6,6 +6,7 @@
 //   --operation ln=norm,layernorm    --operation sum=add,x
 //   --operation up=basic_linear,column
 //   --operation half=scale,0.5       --operation q=quantize,forward=false,backward=true
+//   --overlap default                --overlap column_fprop=none,aggregate
 //
 // Which names there are is the server's to say; INVALID_ARGUMENT here is bad syntax, naming the
 // option.
@@ -24,6 +25,12 @@ namespace quantgate {
 absl::StatusOr<v1::Norm> ParseNormArgument(const std::string& text);
 absl::StatusOr<v1::Activation> ParseActivationArgument(const std::string& text);
 absl::StatusOr<v1::Operation> ParseOperationArgument(const std::string& text);
+
+/// "default" and what differs from it, "column_fprop=none,aggregate,pieces=2"; "none" and nothing:
+/// absent.
+absl::StatusOr<std::optional<v1::Overlap>> ParseOverlapArgument(const std::string& text);
+/// Such a text of a message.
+std::string OverlapArgument(const v1::Overlap& overlap);
 
 /// "128,0,64".
 absl::StatusOr<std::vector<int64_t>> ParseSplitsArgument(const std::string& text);

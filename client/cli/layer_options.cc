@@ -2,12 +2,14 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "client/cli/layer_arguments.h"
 #include "client/cli/recipe_argument.h"
 #include "kernels/base/status_macros.h"
 
@@ -158,19 +160,15 @@ void AddLayerOptions(CLI::App& command, LayerOptions& options) {
   AddStepOptions(command, options);
 }
 
-void AddParallelOptions(CLI::App& command, LayerOptions& options) {
+namespace {
+
+/// Of layers and of sessions.
+void AddRankOptions(CLI::App& command, LayerOptions& options) {
   command
       .add_option("--tp", options.tensor_parallel,
                   "Run every variant on one rank and, its weights divided, on N (2 to 8)")
       ->check(CLI::Range(2, 8))
       ->type_name("N")
-      ->group(kRanks);
-  command
-      .add_option(
-          "--parallel-mode", options.parallel_mode,
-          "How a weight [N][K] is divided: column (along N) or row (along K); of a chain its "
-          "operations say it: fc1=basic_linear,column")
-      ->check(CLI::IsMember({"column", "row"}))
       ->group(kRanks);
   command
       .add_flag("--sequence-parallel", options.sequence_parallel,
@@ -187,6 +185,37 @@ void AddParallelOptions(CLI::App& command, LayerOptions& options) {
       .add_option("--parallel-backend", options.parallel_backend,
                   "local (default): ranks on the run's device; nccl: a GPU for each")
       ->check(CLI::IsMember({"local", "nccl"}))
+      ->group(kRanks);
+  command
+      .add_option("--overlap", options.overlap,
+                  "Communicate beside GEMMs: default, or what differs from it, of "
+                  "column_fprop=METHOD, ..._dgrad, ..._wgrad, row_fprop=METHOD, ..., aggregate, "
+                  "pieces=N, splits=N; needs --sequence-parallel")
+      ->type_name("none|default|KEY=METHOD,...")
+      ->group(kRanks);
+}
+
+}  // namespace
+
+void AddParallelOptions(CLI::App& command, LayerOptions& options) {
+  AddRankOptions(command, options);
+  command
+      .add_option(
+          "--parallel-mode", options.parallel_mode,
+          "How a weight [N][K] is divided: column (along N) or row (along K); of a chain its "
+          "operations say it: fc1=basic_linear,column")
+      ->check(CLI::IsMember({"column", "row"}))
+      ->group(kRanks);
+}
+
+void AddSessionParallelOptions(CLI::App& command, LayerOptions& options) {
+  AddRankOptions(command, options);
+  command
+      .add_option("--dp", options.data_parallel,
+                  "Run every variant on one rank and on N copies of the layers, which divide the "
+                  "rows of a batch and sum the optimizer's gradients")
+      ->check(CLI::Range(2, 8))
+      ->type_name("N")
       ->group(kRanks);
 }
 
@@ -246,20 +275,27 @@ std::string VariantText(const v1::Variant& variant) {
                    " / ", variant.arithmetic().empty() ? "auto" : variant.arithmetic());
   if (!variant.has_parallel()) return text;
   const v1::Parallel& parallel = variant.parallel();
-  absl::StrAppend(&text, " / tp", parallel.tensor_parallel());
+  absl::StrAppend(&text, " / tp", std::max(parallel.tensor_parallel(), 1));
+  if (parallel.data_parallel() > 1) absl::StrAppend(&text, " dp", parallel.data_parallel());
   if (parallel.sequence_parallel()) absl::StrAppend(&text, " sp");
   for (const std::string& word : {parallel.reduction_profile(), parallel.backend()}) {
     const bool is_default = word.empty() || word == "rank_asc_fp32" || word == "local";
     if (!is_default) absl::StrAppend(&text, " ", word);
+  }
+  if (parallel.has_overlap()) {
+    absl::StrAppend(&text, " overlap:", OverlapArgument(parallel.overlap()));
   }
   return text;
 }
 
 absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& options,
                                                            std::vector<v1::Variant> variants) {
-  if (options.tensor_parallel == 0) {
+  QG_ASSIGN_OR_RETURN(const std::optional<v1::Overlap> overlap,
+                      ParseOverlapArgument(options.overlap));
+  if (options.tensor_parallel == 0 && options.data_parallel == 0) {
     const std::pair<const char*, bool> of_ranks[] = {
         {"--sequence-parallel", options.sequence_parallel},
+        {"--overlap", overlap.has_value()},
         {"--reduction-profile", !options.reduction_profile.empty()},
         {"--parallel-backend", !options.parallel_backend.empty()}};
     for (const auto& [option, is_given] : of_ranks) {
@@ -272,9 +308,10 @@ absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& o
   std::vector<v1::Variant> twins;
   for (v1::Variant& variant : variants) {
     if (variant.has_parallel()) {
-      return absl::InvalidArgumentError(absl::StrCat("--tp: ", options.tensor_parallel,
-                                                     "; the spec's variant ", VariantText(variant),
-                                                     " says its ranks itself"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(options.tensor_parallel != 0 ? "--tp: " : "--dp: ",
+                       std::max(options.tensor_parallel, options.data_parallel),
+                       "; the spec's variant ", VariantText(variant), " says its ranks itself"));
     }
     twins.push_back(variant);
     v1::Parallel& parallel = *variant.mutable_parallel();
@@ -282,6 +319,8 @@ absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& o
     parallel.set_sequence_parallel(options.sequence_parallel);
     parallel.set_reduction_profile(options.reduction_profile);
     parallel.set_backend(options.parallel_backend);
+    parallel.set_data_parallel(options.data_parallel);
+    if (overlap.has_value()) *parallel.mutable_overlap() = *overlap;
     twins.push_back(std::move(variant));
   }
   return twins;

@@ -38,14 +38,18 @@ struct LayerOptions {
   std::string parallel_mode;
   bool sequence_parallel = false;
   std::string reduction_profile, parallel_backend;
+  std::string overlap;    ///< "default", "none", "column_fprop=none,..."; empty: none.
+  int data_parallel = 0;  ///< --dp: sessions only. 0: one copy.
 };
 
 /// One recipe, one override, one arithmetic.
 void AddSingleVariantOptions(CLI::App& command, LayerOptions& options);
 /// Lists of each.
 void AddVariantListOptions(CLI::App& command, LayerOptions& options);
-/// Ranks beside the one that every variant runs on.
+/// Ranks beside the one that every variant runs on: of a layer, and of a session, whose layers say
+/// themselves how they are divided.
 void AddParallelOptions(CLI::App& command, LayerOptions& options);
+void AddSessionParallelOptions(CLI::App& command, LayerOptions& options);
 /// The layer and its tensors.
 void AddLayerOptions(CLI::App& command, LayerOptions& options);
 
@@ -55,7 +59,8 @@ void AddLayerOptions(CLI::App& command, LayerOptions& options);
 absl::StatusOr<std::vector<v1::Variant>> VariantsOf(
     const LayerOptions& options, const v1::ListRecipesResponse* listed = nullptr);
 
-/// Puts behind every variant its twin on the ranks of --tp; without it the variants stay.
+/// Puts behind every variant its twin on the ranks of --tp and --dp; without both the variants
+/// stay.
 /// INVALID_ARGUMENT for an option that says something of ranks without it, and for variants that
 /// are on several ranks themselves.
 absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& options,

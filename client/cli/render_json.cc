@@ -217,6 +217,10 @@ Json OfRank(const v1::RankReport& rank) {
   json["quantizations"] = QuantizationsOf(rank);
   json["gemms"] = GemmsOf(rank);
   json["stages"] = StagesOf(rank);
+  if (!rank.overlaps().empty()) {
+    json["overlaps"] =
+        ListOf(rank.overlaps(), [](const v1::OverlapReport& overlap) { return JsonOf(overlap); });
+  }
   return json;
 }
 
@@ -262,14 +266,6 @@ Json OfPair(const v1::PairSummary& pair) {
   return json;
 }
 
-Json OfVerdict(const v1::Verdict& verdict) {
-  return Json{{"criterion", RequirementText(verdict.criterion())},
-              {"pass", verdict.pass()},
-              {"threshold", verdict.threshold()},
-              {"source", verdict.source()},
-              {"finding", verdict.finding()}};
-}
-
 Json OfSubject(const SubjectComparison& comparison) {
   Json json;
   json["tensor"] = comparison.tensor;
@@ -311,6 +307,31 @@ void AddRunFacts(const v1::RunReport& run, Json& json) {
 }
 
 }  // namespace
+
+Json JsonOf(const v1::Verdict& verdict) {
+  return Json{{"criterion", RequirementText(verdict.criterion())},
+              {"pass", verdict.pass()},
+              {"threshold", verdict.threshold()},
+              {"source", verdict.source()},
+              {"finding", verdict.finding()}};
+}
+
+Json JsonOf(const v1::OverlapReport& overlap) {
+  Json json{{"stage", overlap.stage()}};
+  SetReal(json, "total_seconds", overlap.total_seconds());
+  SetReal(json, "compute_seconds", overlap.compute_seconds());
+  SetReal(json, "communication_seconds", overlap.communication_seconds());
+  SetReal(json, "exposed_seconds", overlap.exposed_seconds());
+  SetReal(json, "idle_seconds", overlap.idle_seconds());
+  SetReal(json, "efficiency", overlap.efficiency());
+  json["tasks"] = ListOf(overlap.tasks(), [](const v1::OverlapTask& task) {
+    return Json{{"name", task.name()},
+                {"resource", task.resource()},
+                {"begin_seconds", RealOf(task.begin_seconds())},
+                {"end_seconds", RealOf(task.end_seconds())}};
+  });
+  return json;
+}
 
 void SetReal(Json& json, const std::string& key, double value) {
   json[key] = RealOf(value);
@@ -427,7 +448,7 @@ Json JsonOf(const ReportDocument& document) {
   Json json = JsonHead(document.kind);
   json["title"] = document.title;
   json["command"] = document.command;
-  json["verdict"] = OfVerdict(document.verdict);
+  json["verdict"] = JsonOf(document.verdict);
   json["comparisons"] = ListOf(document.comparisons, OfSubject);
   json["remarks"] = ListOf(document.remarks);
   json["run"] = nullptr;
@@ -436,7 +457,7 @@ Json JsonOf(const ReportDocument& document) {
   AddRunFacts(document.run, run);
   run["variants"] = ListOf(document.run.variants(), OfVariant);
   run["pairs"] = ListOf(document.run.pairs(), OfPair);
-  run["verdict"] = OfVerdict(document.run.verdict());
+  run["verdict"] = JsonOf(document.run.verdict());
   json["run"] = run;
   return json;
 }
@@ -465,7 +486,7 @@ std::string JsonLines(const ReportDocument& document) {
   for (const v1::PairSummary& pair : document.run.pairs()) add("pair", OfPair(pair));
   Json rest{{"title", document.title},
             {"command", document.command},
-            {"verdict", OfVerdict(document.verdict)},
+            {"verdict", JsonOf(document.verdict)},
             {"remarks", ListOf(document.remarks)}};
   if (document.has_run) AddRunFacts(document.run, rest);
   add("verdict", rest);

@@ -20,6 +20,8 @@ nlohmann::ordered_json JsonOf(const v1::NamedTensor& tensor);
 nlohmann::ordered_json JsonOf(const v1::TensorRecord& record);
 nlohmann::ordered_json JsonOf(const v1::QuantizationRecord& record);
 nlohmann::ordered_json JsonOf(const v1::Environment& environment);
+nlohmann::ordered_json JsonOf(const v1::OverlapReport& overlap);
+nlohmann::ordered_json JsonOf(const v1::Verdict& verdict);
 /// One element of both sides of a comparison; dtypes give the width of the bits.
 nlohmann::ordered_json JsonOf(const v1::ElementPair& pair, const std::string& dtype,
                               const std::string& reference_dtype);

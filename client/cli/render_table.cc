@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "client/cli/device_text.h"
 #include "client/cli/number_text.h"
+#include "client/cli/render_ranks.h"
 #include "client/cli/text_table.h"
 
 namespace quantgate {
@@ -154,21 +155,6 @@ void PrintPairs(const v1::RunReport& run, bool uses_colour, std::ostream& out) {
   }
 }
 
-/// Items joined by commas, on as many lines as they need.
-std::string Wrapped(const std::string& head, const std::vector<std::string>& items) {
-  std::string text = head;
-  size_t line_start = 0;
-  for (size_t i = 0; i < items.size(); ++i) {
-    const std::string item = absl::StrCat(items[i], i + 1 < items.size() ? "," : "");
-    if (text.size() - line_start + 1 + item.size() > kTableColumns) {
-      absl::StrAppend(&text, "\n", std::string(head.size(), ' '));
-      line_start = text.size() - head.size();
-    }
-    absl::StrAppend(&text, " ", item);
-  }
-  return text;
-}
-
 std::string WorstUlpText(const v1::ParityReport& parity) {
   return parity.worst_ulp() == INT64_MAX ? "nan" : Count(parity.worst_ulp());
 }
@@ -255,28 +241,12 @@ void PrintVariant(const v1::VariantReport& variant, bool uses_colour, std::ostre
   if (!times.empty()) out << "\n" << Wrapped("time:", times) << "\n\n";
 }
 
-/// What each rank of the variants on several had of every output, and how long it took.
+/// What each rank of the variants on several did.
 void PrintRanks(const v1::RunReport& run, bool uses_colour, std::ostream& out) {
   for (const v1::VariantReport& variant : run.variants()) {
     if (variant.ranks().empty()) continue;
     out << Toned(absl::StrCat("Ranks of ", variant.label()), Tone::kBold, uses_colour) << "\n";
-    TextTable table({"rank", "<device", "<output", "<its part", "<fingerprint"});
-    for (const v1::RankReport& rank : variant.ranks()) {
-      for (const v1::NamedTensor& output : rank.outputs()) {
-        const bool is_first = &output == &rank.outputs(0);
-        table.AddRow({is_first ? absl::StrCat(rank.rank()) : "", is_first ? rank.device() : "",
-                      output.name(), TypeText(output.type()),
-                      FingerprintText(output.fingerprint())});
-      }
-    }
-    table.Print(out, uses_colour);
-    for (const v1::RankReport& rank : variant.ranks()) {
-      std::vector<std::string> times;
-      for (const v1::StageTime& stage : rank.stages()) {
-        times.push_back(absl::StrCat(stage.stage(), " ", Seconds(stage.seconds())));
-      }
-      out << Wrapped(absl::StrCat("rank ", rank.rank(), ":"), times) << "\n";
-    }
+    PrintRankReports(variant.ranks(), uses_colour, out);
     out << "\n";
   }
 }
@@ -343,6 +313,8 @@ void PrintNotes(const ReportDocument& document, std::ostream& out) {
   for (const std::string& remark : document.remarks) out << "note: " << remark << "\n";
 }
 
+}  // namespace
+
 void PrintVerdict(const v1::Verdict& verdict, bool uses_colour, std::ostream& out) {
   if (verdict.criterion() == v1::REQUIREMENT_UNSPECIFIED) {
     if (!verdict.finding().empty()) out << verdict.finding() << "\n";
@@ -355,8 +327,6 @@ void PrintVerdict(const v1::Verdict& verdict, bool uses_colour, std::ostream& ou
   out << "\n";
   if (!verdict.finding().empty()) out << "      " << verdict.finding() << "\n";
 }
-
-}  // namespace
 
 void PrintReport(const ReportDocument& document, bool uses_colour, std::ostream& out) {
   const v1::RunReport& run = document.run;

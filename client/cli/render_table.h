@@ -8,7 +8,8 @@
 
 namespace quantgate {
 
-inline constexpr int kTableColumns = 100;
+/// PASS or FAIL with what was asked, and what was found.
+void PrintVerdict(const v1::Verdict& verdict, bool uses_colour, std::ostream& out);
 
 void PrintReport(const ReportDocument& document, bool uses_colour, std::ostream& out);
 

@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/number_text.h"
 #include "client/cli/render_json.h"
+#include "client/cli/render_ranks.h"
+#include "client/cli/render_table.h"
 #include "client/cli/text_table.h"
 
 namespace quantgate {
@@ -64,7 +66,7 @@ void PrintTraceQuantizations(const TraceReport& report, bool uses_colour, std::o
   for (size_t i = 0; i < report.quantizations.size(); ++i) {
     const TraceQuantization& quantization = report.quantizations[i];
     const v1::QuantizationRecord& record = quantization.record;
-    table.AddRow({StepText(report, quantization.step), QuantizationName(record),
+    table.AddRow({StepText(report, quantization.step), QuantizationName(quantization),
                   report.variants[quantization.variant],
                   ShortReal(ShareOf(record.counts().flushed_to_zero(), record.counts())),
                   ShortReal(ShareOf(record.counts().saturated(), record.counts())),
@@ -122,6 +124,7 @@ Json OfQuantization(const TraceReport& report, const TraceQuantization& quantiza
   Json json{{"step", quantization.step + 1},
             {"variant", quantization.variant},
             {"label", report.variants[quantization.variant]}};
+  if (quantization.rank >= 0) json["rank"] = quantization.rank;
   json.update(JsonOf(quantization.record));
   const v1::QuantizationCounts& counts = quantization.record.counts();
   SetReal(json, "underflow_rate", ShareOf(counts.flushed_to_zero(), counts));
@@ -132,7 +135,16 @@ Json OfQuantization(const TraceReport& report, const TraceQuantization& quantiza
   return json;
 }
 
-/// All but the tensors and quantizations.
+Json OfOverlap(const TraceReport& report, const TraceOverlap& overlap) {
+  Json json{{"step", overlap.step + 1},
+            {"variant", overlap.variant},
+            {"label", report.variants[overlap.variant]},
+            {"rank", overlap.rank}};
+  json.update(JsonOf(overlap.report));
+  return json;
+}
+
+/// All but the tensors, quantizations and overlaps.
 Json OfFrame(const TraceReport& report) {
   Json steps = Json::array();
   for (const TraceStep& step : report.steps) {
@@ -141,11 +153,35 @@ Json OfFrame(const TraceReport& report) {
                          {"kind", step.kind},
                          {"microbatch", step.microbatch}});
   }
-  return Json{{"command", report.command},
-              {"variants", report.variants},
-              {"reference", report.reference},
-              {"steps", steps},
-              {"notes", report.notes}};
+  Json json{{"command", report.command},
+            {"variants", report.variants},
+            {"reference", report.reference},
+            {"steps", steps},
+            {"notes", report.notes}};
+  if (report.verdict.has_value()) json["verdict"] = JsonOf(*report.verdict);
+  return json;
+}
+
+}  // namespace
+
+namespace {
+
+void PrintTraceOverlaps(const TraceReport& report, bool uses_colour, std::ostream& out) {
+  if (report.overlaps.empty()) return;
+  out << "\nCommunication beside GEMMs\n";
+  std::vector<std::string> head = {"step", "<variant", "rank", "<stage"};
+  const std::vector<std::string> figures = OverlapHead();
+  head.insert(head.end(), figures.begin(), figures.end());
+  TextTable table(head);
+  for (const TraceOverlap& overlap : report.overlaps) {
+    std::vector<std::string> row = {StepText(report, overlap.step),
+                                    report.variants[overlap.variant], absl::StrCat(overlap.rank),
+                                    overlap.report.stage()};
+    const std::vector<std::string> values = OverlapRow(overlap.report);
+    row.insert(row.end(), values.begin(), values.end());
+    table.AddRow(row);
+  }
+  table.Print(out, uses_colour);
 }
 
 }  // namespace
@@ -157,7 +193,9 @@ void PrintTrace(const TraceReport& report, bool uses_colour, std::ostream& out) 
   }
   PrintTensors(report, uses_colour, out);
   PrintTraceQuantizations(report, uses_colour, out);
+  PrintTraceOverlaps(report, uses_colour, out);
   for (const std::string& note : report.notes) out << "note: " << note << "\n";
+  if (report.verdict.has_value()) PrintVerdict(*report.verdict, uses_colour, out);
 }
 
 std::string TraceJson(const TraceReport& report) {
@@ -171,6 +209,10 @@ std::string TraceJson(const TraceReport& report) {
   const std::vector<ScaleDrift> drifts = DriftsOf(report);
   for (size_t i = 0; i < drifts.size(); ++i) {
     json["quantizations"].push_back(OfQuantization(report, report.quantizations[i], drifts[i]));
+  }
+  json["overlaps"] = Json::array();
+  for (const TraceOverlap& overlap : report.overlaps) {
+    json["overlaps"].push_back(OfOverlap(report, overlap));
   }
   return JsonText(json, 2) + "\n";
 }
@@ -186,6 +228,9 @@ std::string TraceJsonLines(const TraceReport& report) {
   const std::vector<ScaleDrift> drifts = DriftsOf(report);
   for (size_t i = 0; i < drifts.size(); ++i) {
     add("trace_quantization", OfQuantization(report, report.quantizations[i], drifts[i]));
+  }
+  for (const TraceOverlap& overlap : report.overlaps) {
+    add("trace_overlap", OfOverlap(report, overlap));
   }
   add("trace", OfFrame(report));
   return lines;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/cli/exit_code.h"
 #include "client/cli/layer_arguments.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/output.h"
@@ -20,6 +21,7 @@ constexpr char kSessionRunExamples[] = R"(Examples:
   quantgate session run trace.json --recipe bf16,fp8_delayed,fp8_current --report trace.html
   quantgate session run trace.txtpb --recipe fp8_current --backward-override none,dequantized
   quantgate -s HOST:7470 --format jsonl session run trace.json
+  quantgate session run trace.json --dp 2 --recipe bf16 --report ranks.html
 
 trace.json is a SessionTrace of proto/quantgate/v1/session_trace.proto (JSON; any other suffix:
 protobuf text):
@@ -32,15 +34,39 @@ protobuf text):
              {"optimize": {}}],
    "rounds": 10}
 
-Every variant takes the same steps from the same parameters in a session of its own. A trace
-informs and exits 0; a step that a variant refuses ends it.)";
+Every variant takes the same steps from the same parameters in a session of its own. With --tp or --dp
+each also runs on several ranks; "parallel" in the spec or a variant says the same (layers say with
+parallel_mode how they are divided). A trace informs and exits 0, unless --require bitwise asks that
+all variants have the reference's bits: then a difference exits 1. A step that a variant refuses ends
+it.)";
 
 struct SessionRunOptions {
   std::string spec;
   LayerOptions variants;  ///< Of these, recipes, overrides, arithmetics and the reference.
   int lease_seconds = 0;
+  std::string require;  ///< bitwise; empty: inform only.
   ReportOptions report;
 };
+
+/// A twin on several ranks behind every variant, where the options ask for it.
+absl::Status SetTraceRanks(const LayerOptions& options, v1::SessionTrace& trace) {
+  std::vector<v1::Variant> variants(trace.variants().begin(), trace.variants().end());
+  const bool wants_twins = options.tensor_parallel != 0 || options.data_parallel != 0;
+  if (wants_twins && trace.spec().has_parallel()) {
+    return absl::InvalidArgumentError(
+        "--tp: given, and SPEC: spec.parallel says the ranks itself; leave one out");
+  }
+  if (wants_twins && variants.empty()) {
+    v1::Variant& only = variants.emplace_back();
+    *only.mutable_recipe() = trace.spec().recipe();
+    only.set_backward_override(trace.spec().backward_override());
+    trace.mutable_spec()->clear_recipe();
+    trace.mutable_spec()->clear_backward_override();
+  }
+  QG_ASSIGN_OR_RETURN(variants, WithParallelTwins(options, std::move(variants)));
+  trace.mutable_variants()->Assign(variants.begin(), variants.end());
+  return absl::OkStatus();
+}
 
 /// The options' recipes in place of the trace's.
 absl::Status SetTraceVariants(Connection& connection, const LayerOptions& options,
@@ -59,6 +85,7 @@ absl::Status SetTraceVariants(Connection& connection, const LayerOptions& option
     return absl::InvalidArgumentError(
         "--recipe: absent; --backward-override and --arithmetic go with it");
   }
+  QG_RETURN_IF_ERROR(SetTraceRanks(options, trace));
   if (options.reference.empty()) return absl::OkStatus();
   const std::vector<v1::Variant> variants(trace.variants().begin(), trace.variants().end());
   QG_ASSIGN_OR_RETURN(const int reference, FindVariant(options.reference, variants));
@@ -97,6 +124,17 @@ std::set<std::string> InputsOf(const SessionRunOptions& options, const v1::Sessi
   return inputs;
 }
 
+/// Whether all variants have the reference's bits.
+v1::Verdict JudgeTrace(const TraceReport& report) {
+  std::vector<SubjectComparison> comparisons;
+  for (const TraceTensor& tensor : report.tensors) {
+    SubjectComparison& comparison = comparisons.emplace_back(tensor.comparison);
+    comparison.tensor = absl::StrCat("step ", tensor.step + 1, ": ", comparison.tensor, " of ",
+                                     report.variants[tensor.variant]);
+  }
+  return JudgeComparisons(comparisons, 0);
+}
+
 absl::StatusOr<int> RunTrace(Invocation& invocation, const SessionRunOptions& options) {
   v1::SessionTrace trace;
   QG_RETURN_IF_ERROR(ReadSpecMessage("SPEC", options.spec, trace));
@@ -104,6 +142,10 @@ absl::StatusOr<int> RunTrace(Invocation& invocation, const SessionRunOptions& op
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   QG_RETURN_IF_ERROR(SetTraceVariants(*connection, options.variants, trace));
   QG_RETURN_IF_ERROR(CheckTrace(trace));
+  if (!options.require.empty() && trace.variants_size() < 2) {
+    return absl::InvalidArgumentError(
+        "--require: bitwise; there is one variant, and nothing to compare it with");
+  }
   TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
   QG_ASSIGN_OR_RETURN(
       TraceReport report,
@@ -112,8 +154,10 @@ absl::StatusOr<int> RunTrace(Invocation& invocation, const SessionRunOptions& op
       }));
   invocation.progress().Clear();
   report.command = invocation.CommandLine();
+  if (!options.require.empty()) report.verdict = JudgeTrace(report);
   QG_RETURN_IF_ERROR(Emit(invocation, options.report, report));
-  return 0;
+  const bool passes = !report.verdict.has_value() || report.verdict->pass();
+  return passes ? kExitOk : kExitCriterionFailed;
 }
 
 }  // namespace
@@ -124,6 +168,11 @@ void AddSessionRunCommand(CLI::App& group, Command& chosen) {
       kSessionRunExamples, RunTrace);
   command->add_option("SPEC", options->spec, "SessionTrace, JSON or protobuf text")->required();
   AddVariantListOptions(*command, options->variants);
+  AddSessionParallelOptions(*command, options->variants);
+  command
+      ->add_option("--require", options->require,
+                   "Criterion: bitwise (every output and parameter equal to the reference's)")
+      ->check(CLI::IsMember({"bitwise"}));
   command->add_option("--lease", options->lease_seconds,
                       "Seconds that one step of all variants may take; 0: the server's default");
   AddReportOptions(*command, options->report);

@@ -13,6 +13,7 @@
 #include "client/cli/number_text.h"
 #include "client/cli/output.h"
 #include "client/cli/recipe_argument.h"
+#include "client/cli/render_ranks.h"
 #include "client/cli/session_trace.h"
 #include "client/cli/subcommand.h"
 #include "client/cli/text_table.h"
@@ -133,6 +134,9 @@ void PrintStep(Invocation& invocation, const v1::SessionStepResponse& response) 
     if (saved.used() && !is_same) {
       invocation.out() << "CHANGED between save and use: " << saved.name() << "\n";
     }
+  }
+  if (response.ranks_size() > 0) {
+    PrintRankReports(response.ranks(), invocation.uses_colour(), invocation.out());
   }
   for (const std::string& note : response.notes()) invocation.out() << "note: " << note << "\n";
 }

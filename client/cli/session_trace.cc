@@ -24,6 +24,9 @@ std::vector<v1::Variant> VariantsOf(const v1::SessionTrace& trace) {
   }
   for (v1::Variant& variant : variants) {
     if (variant.arithmetic().empty()) variant.set_arithmetic(trace.spec().arithmetic());
+    if (!variant.has_parallel() && trace.spec().has_parallel()) {
+      *variant.mutable_parallel() = trace.spec().parallel();
+    }
   }
   return variants;
 }
@@ -150,6 +153,9 @@ absl::Status TracePlayer::Open(int lease_seconds) {
     *request.mutable_spec()->mutable_recipe() = variants_[i].recipe();
     request.mutable_spec()->set_backward_override(variants_[i].backward_override());
     request.mutable_spec()->set_arithmetic(variants_[i].arithmetic());
+    if (variants_[i].has_parallel()) {
+      *request.mutable_spec()->mutable_parallel() = variants_[i].parallel();
+    }
     absl::StatusOr<ClientSession> session = ClientSession::Open(connection_, request);
     if (!session.ok()) return At(report_.variants[i], session.status());
     sessions_.push_back(*std::move(session));
@@ -179,7 +185,15 @@ absl::StatusOr<TracePlayer::Tensors> TracePlayer::StepVariant(
   QG_ASSIGN_OR_RETURN(const v1::SessionStepResponse response, sessions_[variant].Step(request));
   const int step = static_cast<int>(report_.steps.size()) - 1;
   for (const v1::QuantizationRecord& record : response.quantizations()) {
-    report_.quantizations.push_back({step, variant, record});
+    report_.quantizations.push_back({step, variant, -1, record});
+  }
+  for (const v1::RankReport& rank : response.ranks()) {
+    for (const v1::QuantizationRecord& record : rank.quantizations()) {
+      report_.quantizations.push_back({step, variant, rank.rank(), record});
+    }
+    for (const v1::OverlapReport& overlap : rank.overlaps()) {
+      report_.overlaps.push_back({step, variant, rank.rank(), overlap});
+    }
   }
   for (const std::string& note : response.notes()) {
     const std::string text = absl::StrCat(report_.variants[variant], ": ", note);
@@ -240,7 +254,7 @@ absl::Status TracePlayer::Play(const ProtoStep& step, int round) {
 
 /// What tells the quantizations of one tensor from step to step from all others.
 std::string SeriesOf(const TraceQuantization& quantization) {
-  return absl::StrCat(quantization.variant, " ", QuantizationName(quantization.record), " ",
+  return absl::StrCat(quantization.variant, " ", QuantizationName(quantization), " ",
                       quantization.record.quantizer());
 }
 
@@ -269,12 +283,15 @@ double ShareOf(int64_t part, const v1::QuantizationCounts& counts) {
   return all == 0 ? 0 : static_cast<double>(part) / static_cast<double>(all);
 }
 
-std::string QuantizationName(const v1::QuantizationRecord& record) {
+std::string QuantizationName(const TraceQuantization& quantization) {
+  const v1::QuantizationRecord& record = quantization.record;
   const char* usage = record.rowwise() && record.columnwise() ? "both"
                       : record.rowwise()                      ? "rowwise"
                       : record.columnwise()                   ? "columnwise"
                                                               : "no copy";
-  return absl::StrCat(record.tensor(), " (", record.role(), ", ", usage, ")");
+  const std::string rank =
+      quantization.rank < 0 ? "" : absl::StrCat("rank ", quantization.rank, " ");
+  return absl::StrCat(rank, record.tensor(), " (", record.role(), ", ", usage, ")");
 }
 
 std::vector<ScaleDrift> DriftsOf(const TraceReport& report) {

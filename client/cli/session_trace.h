@@ -37,7 +37,16 @@ struct TraceTensor {
 struct TraceQuantization {
   int step = 0;
   int variant = 0;
+  int rank = -1;  ///< Of a session on several; -1: there are no others.
   v1::QuantizationRecord record;
+};
+
+/// A stage of one rank that communicated beside its GEMMs.
+struct TraceOverlap {
+  int step = 0;
+  int variant = 0;
+  int rank = 0;
+  v1::OverlapReport report;
 };
 
 struct TraceReport {
@@ -47,13 +56,16 @@ struct TraceReport {
   std::vector<TraceStep> steps;
   std::vector<TraceTensor> tensors;  ///< By step, then variant; none of the reference's own.
   std::vector<TraceQuantization> quantizations;  ///< By step, then variant; of all variants.
+  std::vector<TraceOverlap> overlaps;            ///< Likewise, then rank.
   std::vector<std::string> notes;                ///< What steps remarked, each once.
+  std::optional<v1::Verdict> verdict;  ///< Where the bits are to be those of the reference.
 };
 
 /// Part of all elements that a cast counted; 0 of none.
 double ShareOf(int64_t part, const v1::QuantizationCounts& counts);
-/// "fc1.x (input, rowwise)": what was quantized, as what, and in which directions.
-std::string QuantizationName(const v1::QuantizationRecord& record);
+/// "fc1.x (input, rowwise)", "rank 1 fc1.x (input, rowwise)": what was quantized, as what, and in
+/// which directions.
+std::string QuantizationName(const TraceQuantization& quantization);
 
 /// Where scales went since the same variant first quantized the same tensor. Absent for formats
 /// without such scales.

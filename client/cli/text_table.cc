@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+
 namespace quantgate {
 namespace {
 
@@ -72,6 +74,20 @@ void TextTable::Print(std::ostream& out, bool uses_colour, int indent) const {
   for (size_t i = 0; i < rows_.size(); ++i) {
     print_row(rows_[i], i < tones_.size() ? tones_[i] : std::vector<Tone>(), Tone::kPlain);
   }
+}
+
+std::string Wrapped(const std::string& head, const std::vector<std::string>& items) {
+  std::string text = head;
+  size_t line_start = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const std::string item = absl::StrCat(items[i], i + 1 < items.size() ? "," : "");
+    if (text.size() - line_start + 1 + item.size() > kTableColumns) {
+      absl::StrAppend(&text, "\n", std::string(head.size(), ' '));
+      line_start = text.size() - head.size();
+    }
+    absl::StrAppend(&text, " ", item);
+  }
+  return text;
 }
 
 }  // namespace quantgate

@@ -29,6 +29,12 @@ class TextTable {
   std::vector<std::vector<Tone>> tones_;
 };
 
+/// What lines of a report are held to.
+inline constexpr int kTableColumns = 100;
+
+/// Items joined by commas behind `head`, on as many lines as they need.
+std::string Wrapped(const std::string& head, const std::vector<std::string>& items);
+
 /// At most `columns` characters, the end cut off and marked "~".
 std::string Cut(const std::string& text, size_t columns);
 

@@ -84,6 +84,7 @@ std::string TensorCard(const TraceReport& report, const std::string& name, const
 /// A quantization beside its drift.
 struct CastRow {
   int step = 0, variant = 0;
+  std::string name;
   const v1::QuantizationRecord* record = nullptr;
   ScaleDrift drift;
 };
@@ -159,11 +160,11 @@ std::string CastCards(const TraceReport& report) {
   const std::vector<ScaleDrift> drifts = DriftsOf(report);
   for (size_t i = 0; i < drifts.size(); ++i) {
     const TraceQuantization& quantization = report.quantizations[i];
-    casts.push_back({quantization.step, quantization.variant, &quantization.record, drifts[i]});
+    casts.push_back({quantization.step, quantization.variant, QuantizationName(quantization),
+                     &quantization.record, drifts[i]});
   }
   std::string html = "<h2>Quantizations</h2>\n<div class=\"trace\">";
-  const auto groups =
-      Grouped<CastRow>(casts, [](const CastRow& row) { return QuantizationName(*row.record); });
+  const auto groups = Grouped<CastRow>(casts, [](const CastRow& row) { return row.name; });
   for (const auto& [name, rows] : groups) absl::StrAppend(&html, CastCard(report, name, rows));
   return html + "</div>\n";
 }

@@ -8,7 +8,15 @@
 namespace quantgate {
 namespace {
 
-std::string_view KindName(CallKind kind) {
+bool IsSameShape(const CallSignature& a, const CallSignature& b) {
+  if (!a.rows_are_free || a.shape.empty()) return a.shape == b.shape;
+  return a.shape.size() == b.shape.size() &&
+         std::equal(a.shape.begin() + 1, a.shape.end(), b.shape.begin() + 1);
+}
+
+}  // namespace
+
+std::string_view CallKindName(CallKind kind) {
   switch (kind) {
     case CallKind::kAllGather:
       return "all_gather";
@@ -34,14 +42,6 @@ std::string_view KindName(CallKind kind) {
   return "unknown";
 }
 
-bool IsSameShape(const CallSignature& a, const CallSignature& b) {
-  if (!a.rows_are_free || a.shape.empty()) return a.shape == b.shape;
-  return a.shape.size() == b.shape.size() &&
-         std::equal(a.shape.begin() + 1, a.shape.end(), b.shape.begin() + 1);
-}
-
-}  // namespace
-
 bool IsSameCall(const CallSignature& a, const CallSignature& b) {
   if (a.kind != b.kind || a.root != b.root || a.rows != b.rows || a.detail != b.detail ||
       a.rows_are_free != b.rows_are_free) {
@@ -52,7 +52,7 @@ bool IsSameCall(const CallSignature& a, const CallSignature& b) {
 }
 
 std::string CallText(const CallSignature& call) {
-  std::string text(KindName(call.kind));
+  std::string text(CallKindName(call.kind));
   if (call.has_tensor) {
     absl::StrAppend(&text, " ", std::string(DTypeName(call.dtype)), "[", ShapeText(call.shape),
                     "]");

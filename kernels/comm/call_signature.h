@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/tensor/tensor.h"
@@ -21,6 +22,8 @@ enum class CallKind {
   kCheckAgreement,
   kExchange,
 };
+inline constexpr int kCallKinds = 10;
+std::string_view CallKindName(CallKind kind);  ///< "all_gather", "all_reduce_max", ...
 
 struct CallSignature {
   CallKind kind = CallKind::kBarrier;

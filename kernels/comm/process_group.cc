@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/comm_faults.h"
 #include "kernels/comm/row_blocks.h"
@@ -35,6 +36,12 @@ absl::Status CheckSummable(std::string_view call, const Tensor& tensor) {
   if (IsHighPrecision(tensor.dtype())) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       std::string(call), ": the tensor is ", TensorText(tensor), "; sums are of f32, bf16 or f16"));
+}
+
+int64_t ContributedBytes(const Contribution& contribution) {
+  size_t bytes = 0;
+  for (const Tensor& tensor : contribution.tensors) bytes += tensor.byte_size();
+  return static_cast<int64_t>(bytes);
 }
 
 /// Shape of the parts joined along the first dim.
@@ -69,7 +76,14 @@ absl::StatusOr<ProcessGroup::Postings> ProcessGroup::Meet(Posting posting) {
   const uint64_t call = calls_++;
   const int rank = members()[place_];
   Delay(environment_.noise, rank, call, NoisePoint::kBeforePosting);
+  const CallKind kind = posting.signature.kind;
+  const int64_t bytes = ContributedBytes(posting.contribution);
+  const absl::Time begin = absl::Now();
   auto postings = environment_.rendezvous.Meet(description_.id, place_, std::move(posting));
+  if (environment_.statistics != nullptr && postings.ok()) {
+    environment_.statistics->Called(environment_.backend, kind, place_ == 0, bytes,
+                                    absl::Now() - begin);
+  }
   Delay(environment_.noise, rank, call, NoisePoint::kBeforeReading);
   return postings;
 }

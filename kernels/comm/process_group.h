@@ -18,6 +18,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "kernels/base/seeded_fault.h"
+#include "kernels/comm/comm_statistics.h"
 #include "kernels/comm/reduction_profile.h"
 #include "kernels/comm/rendezvous.h"
 #include "kernels/comm/schedule_noise.h"
@@ -32,6 +33,8 @@ struct GroupEnvironment {
   const SeededFaults& faults;
   const ScheduleNoise noise;
   const Cancellation* cancellation = nullptr;  ///< Of the run under way.
+  CommStatistics* statistics = nullptr;        ///< Null: nobody counts.
+  CollectiveBackend backend = CollectiveBackend::kLocal;
 };
 
 class ProcessGroup {

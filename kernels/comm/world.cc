@@ -88,16 +88,18 @@ class World::Watch {
 
   /// Of the run, when all ranks have ended.
   absl::Status failure() const { return failure_; }
+  /// Whether a group gave it, and not a rank.
+  bool is_of_group() const { return is_of_group_; }
 
  private:
   void Fail(int rank, const absl::Status& status) {
     const std::scoped_lock lock(mutex_);
     if (!failure_.ok()) return;
     const absl::Status found = rendezvous_.first_error();
-    const bool is_of_group = !found.ok() && absl::StrContains(status.message(), found.message());
-    failure_ = is_of_group ? found
-                           : absl::Status(status.code(),
-                                          absl::StrCat("rank ", rank, ": ", status.message()));
+    is_of_group_ = !found.ok() && absl::StrContains(status.message(), found.message());
+    failure_ = is_of_group_ ? found
+                            : absl::Status(status.code(),
+                                           absl::StrCat("rank ", rank, ": ", status.message()));
     rendezvous_.Abort(
         absl::AbortedError(absl::StrCat("the run was aborted: ", failure_.message())));
   }
@@ -107,13 +109,19 @@ class World::Watch {
   std::condition_variable all_ended_;
   int running_;
   absl::Status failure_;
+  bool is_of_group_ = false;
 };
 
 World::World(WorldOptions options, std::unique_ptr<Transport> transport)
     : options_(std::move(options)),
       transport_(std::move(transport)),
       rendezvous_(static_cast<int>(options_.engines.size()), options_.deadline),
-      environment_{rendezvous_, *transport_, options_.faults, options_.noise} {
+      environment_{.rendezvous = rendezvous_,
+                   .transport = *transport_,
+                   .faults = options_.faults,
+                   .noise = options_.noise,
+                   .statistics = options_.statistics,
+                   .backend = options_.backend} {
   for (size_t i = 0; i < options_.engines.size(); ++i) {
     ranks_.push_back(
         std::make_unique<Rank>(static_cast<int>(i), *options_.engines[i], environment_));
@@ -185,10 +193,14 @@ absl::Status World::Run(absl::FunctionRef<absl::Status(Rank& rank)> body,
   watch.Wait(cancellation);
   for (std::thread& thread : threads) thread.join();
   environment_.cancellation = nullptr;
-  const absl::Status settled = transport_->Settle();
-  QG_RETURN_IF_ERROR(watch.failure());
-  QG_RETURN_IF_ERROR(settled);
-  return rendezvous_.EndRun();
+  absl::Status status = transport_->Settle();
+  if (!watch.failure().ok()) status = watch.failure();
+  if (status.ok()) status = rendezvous_.EndRun();
+  if (options_.statistics != nullptr) {
+    const bool is_of_group = watch.failure().ok() || watch.is_of_group();
+    options_.statistics->RunEnded(options_.backend, status, is_of_group);
+  }
+  return status;
 }
 
 }  // namespace quantgate

@@ -27,6 +27,7 @@ struct WorldOptions {
   CollectiveBackend backend = CollectiveBackend::kLocal;
   SeededFaults faults = {};
   ScheduleNoise noise = {};
+  CommStatistics* statistics = nullptr;  ///< Outlives the world. Null: nobody counts.
 };
 
 /// One rank, as the code that it runs sees it.

@@ -94,6 +94,14 @@ absl::StatusOr<Tensor> Divide(Engine& engine, const std::string& field, const Te
 
 }  // namespace
 
+bool HasParallelMode(const LayerSpec& layer) {
+  return layer.parallel_mode != ParallelMode::kNone ||
+         std::any_of(layer.operations.begin(), layer.operations.end(),
+                     [](const OperationSpec& operation) {
+                       return operation.parallel_mode != ParallelMode::kNone;
+                     });
+}
+
 ShardRule ParameterShardRule(const LayerSpec& spec, const std::string& given) {
   const std::string parameter = OfFirstExpert(spec, given);
   const LayerProgram program = ProgramOf(spec);
@@ -164,6 +172,35 @@ absl::StatusOr<Tensor> ShardOf(Engine& engine, const std::string& field, const T
   if (pieces.size() == 1) return pieces[0];
   return rule.dim == 0 ? engine.ConcatenateRows(pieces, nullptr)
                        : engine.ConcatenateColumns(pieces, nullptr);
+}
+
+absl::StatusOr<Tensor> JoinRows(Engine& engine, const std::vector<Tensor>& parts,
+                                const Cancellation* cancellation) {
+  if (parts[0].rank() >= 2) return engine.ConcatenateRows(parts, cancellation);
+  std::vector<Tensor> columns;
+  int64_t count = 0;
+  for (const Tensor& part : parts) {
+    QG_ASSIGN_OR_RETURN(columns.emplace_back(),
+                        part.Reinterpret(part.dtype(), {part.element_count(), 1}));
+    count += part.element_count();
+  }
+  QG_ASSIGN_OR_RETURN(const Tensor joined, engine.ConcatenateRows(columns, cancellation));
+  return joined.Reinterpret(joined.dtype(), {count});
+}
+
+absl::StatusOr<Tensor> JoinShards(Engine& engine, const std::vector<Tensor>& parts,
+                                  const ShardRule& rule, const Cancellation* cancellation) {
+  const int dim = rule.dim == kLastDim ? parts[0].rank() - 1 : rule.dim;
+  std::vector<Tensor> pieces;
+  for (int piece = 0; piece < rule.parts; ++piece) {
+    for (const Tensor& part : parts) {
+      const int64_t count = part.shape()[static_cast<size_t>(dim)] / rule.parts;
+      QG_ASSIGN_OR_RETURN(pieces.emplace_back(),
+                          engine.Slice(part, dim, piece * count, count, cancellation));
+    }
+  }
+  return dim == 0 ? JoinRows(engine, pieces, cancellation)
+                  : engine.ConcatenateColumns(pieces, cancellation);
 }
 
 absl::StatusOr<LayerRequest> ShardLayer(Engine& engine, const LayerRequest& whole,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/layer/layer.h"
@@ -17,6 +18,9 @@ struct ShardRule {
   friend bool operator==(const ShardRule&, const ShardRule&) = default;
 };
 
+/// Some weight of the layer is divided over a tensor-parallel group.
+bool HasParallelMode(const LayerSpec& spec);
+
 /// Of a parameter of the layer, and of its gradient.
 ShardRule ParameterShardRule(const LayerSpec& spec, const std::string& parameter);
 /// Of the columns of x, or of y.
@@ -30,6 +34,13 @@ bool DividesOutputRows(const LayerSpec& spec);
 /// the ranks divide it.
 absl::StatusOr<Tensor> ShardOf(Engine& engine, const std::string& field, const Tensor& whole,
                                const ShardRule& rule, int rank, int size);
+
+/// The ranks' parts one after the other along dim 0; an element of a vector is a row of it.
+absl::StatusOr<Tensor> JoinRows(Engine& engine, const std::vector<Tensor>& parts,
+                                const Cancellation* cancellation);
+/// The whole of which ShardOf gave `parts` by a rule that divides.
+absl::StatusOr<Tensor> JoinShards(Engine& engine, const std::vector<Tensor>& parts,
+                                  const ShardRule& rule, const Cancellation* cancellation);
 
 /// The request of one rank of `parallel`, from the request of the whole layer: tensors are divided,
 /// x and grad_output along dim 0 too under sequence parallelism (ParallelStep::rows, of the whole

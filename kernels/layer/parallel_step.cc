@@ -19,6 +19,16 @@ absl::StatusOr<ParallelMode> ParseParallelMode(std::string_view name) {
   return ParseName<ParallelMode>(kModeNames, "parallel_mode", name);
 }
 
+ParallelStep StepOf(const ParallelSpec& parallel, const Recipe& recipe) {
+  ParallelStep step;
+  step.sequence_parallel = parallel.sequence_parallel;
+  step.profile = parallel.profile;
+  if (!parallel.overlap.has_value()) return step;
+  step.column_overlap = OverlapPlanOf(*parallel.overlap, OverlapSide::kColumn, recipe);
+  step.row_overlap = OverlapPlanOf(*parallel.overlap, OverlapSide::kRow, recipe);
+  return step;
+}
+
 int64_t LinearParallel::first_row() const {
   return std::accumulate(rows.begin(), rows.begin() + rank, int64_t{0});
 }

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/comm/overlap_method.h"
+#include "kernels/comm/parallel_spec.h"
 #include "kernels/comm/process_group.h"
 #include "kernels/comm/quantized_gather.h"
 #include "kernels/comm/reduction_profile.h"
@@ -53,6 +54,9 @@ struct ParallelStep {
   int rank() const { return tp != nullptr ? tp->rank() : rank_without_group; }
   bool divides_rows() const { return sequence_parallel && size() > 1; }
 };
+
+/// What a spec says of a step under `recipe`, without group and overlap.
+ParallelStep StepOf(const ParallelSpec& parallel, const Recipe& recipe);
 
 /// One linear unit's part in a step of several ranks.
 struct LinearParallel {

@@ -60,28 +60,34 @@ void MarkMainGradients(SessionLayerState& layer) {
 
 /// Adds a gradient to what its parameter has so far, in the gradient's own dtype.
 absl::Status AddGradient(const NamedTensor& gradient, StepRecorder& recorder,
-                         SessionLayerState& layer) {
-  for (auto& [name, trained] : layer.trained) {
-    if (GradientOf(name) != gradient.name) continue;
-    if (!trained.gradient.has_value()) {
-      trained.gradient = gradient.tensor;
-      return absl::OkStatus();
-    }
-    QG_ASSIGN_OR_RETURN(trained.gradient, recorder.Timed(absl::StrCat("add ", gradient.name), [&] {
-      return recorder.engine().Add(trained.gradient, gradient.tensor, trained.gradient.dtype(),
-                                   recorder.cancellation());
-    }));
+                         TrainedParameter& trained) {
+  if (!trained.gradient.has_value()) {
+    trained.gradient = gradient.tensor;
     return absl::OkStatus();
   }
-  return absl::InternalError(absl::StrCat("gradient ", gradient.name, " of no parameter"));
+  QG_ASSIGN_OR_RETURN(trained.gradient, recorder.Timed(absl::StrCat("add ", gradient.name), [&] {
+    return recorder.engine().Add(trained.gradient, gradient.tensor, trained.gradient.dtype(),
+                                 recorder.cancellation());
+  }));
+  return absl::OkStatus();
 }
 
-absl::Status TakeGradients(const std::vector<NamedTensor>& gradients, const SessionLayer& layer,
-                           StepRecorder& recorder, SessionLayerState& kept,
-                           SessionStepResult& result) {
+/// One layer's gradients: each is kept as this rank's own, and given as their sum over the ranks.
+absl::Status TakeGradients(const TrainingSession::State& session, size_t layer,
+                           const std::vector<NamedTensor>& gradients, StepRecorder& recorder,
+                           SessionLayerState& kept, SessionStepResult& result) {
+  const SessionLayer& spec = session.spec.layers[layer];
   for (const NamedTensor& gradient : gradients) {
-    QG_RETURN_IF_ERROR(InLayer(layer, AddGradient(gradient, recorder, kept)));
-    result.outputs.push_back({absl::StrCat(layer.name, ".", gradient.name), gradient.tensor});
+    const auto parameter =
+        std::find_if(kept.trained.begin(), kept.trained.end(),
+                     [&](const auto& each) { return GradientOf(each.first) == gradient.name; });
+    if (parameter == kept.trained.end()) {
+      return absl::InternalError(absl::StrCat("gradient ", gradient.name, " of no parameter"));
+    }
+    QG_RETURN_IF_ERROR(InLayer(spec, AddGradient(gradient, recorder, parameter->second)));
+    QG_ASSIGN_OR_RETURN(Tensor sum,
+                        SumOverRanks(session, layer, parameter->first, gradient.tensor));
+    result.outputs.push_back({absl::StrCat(spec.name, ".", gradient.name), std::move(sum)});
   }
   return absl::OkStatus();
 }
@@ -144,7 +150,8 @@ absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute(
   const bool scales_are_current = Has(kFaultRecomputationUsesCurrentScales);
   const ForwardPlan plan{reads_live ? next_.recipe : recomputation.recipe, recomputation.step,
                          draws_anew ? next_.next_call_id : recomputation.first_call_id,
-                         RequiresGradOfLayers(next_, recomputation.step.requires_grad)};
+                         RequiresGradOfLayers(next_, recomputation.step.requires_grad),
+                         recomputation.parallel};
   // On states as the first phase found them, and without a trace in those of now
   // (docs/quantizers.md section 11).
   std::vector<LayerState> layers =
@@ -200,7 +207,8 @@ absl::StatusOr<Tensor> Backwarding::BackwardOne(size_t layer, const LayerSaved& 
   } else if (options.requires_grad.weight) {
     MarkMainGradients(kept);
   }
-  QG_RETURN_IF_ERROR(TakeGradients(result->gradients, spec, run_.recorder(layer), kept, result_));
+  QG_RETURN_IF_ERROR(
+      TakeGradients(session_, layer, result->gradients, run_.recorder(layer), kept, result_));
   return result->dx;
 }
 
@@ -271,8 +279,8 @@ absl::StatusOr<SessionStepResult> TrainingSession::Wgrad(const Cancellation* can
         run.recorder(deferred.layer), layer.spec, kept.state, deferred.saved->Clone());
     if (!gradients.ok()) return InLayer(layer, gradients.status());
     MarkMainGradients(kept);
-    QG_RETURN_IF_ERROR(
-        TakeGradients(*gradients, layer, run.recorder(deferred.layer), kept, result));
+    QG_RETURN_IF_ERROR(TakeGradients(session, deferred.layer, *gradients,
+                                     run.recorder(deferred.layer), kept, result));
   }
   QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(result), run.Finish());
   QG_RETURN_IF_ERROR(Commit(std::move(next), *state_));

@@ -397,6 +397,10 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Restore(
     Engine& engine, SessionSpec spec, const TensorFile& checkpoint,
     const Cancellation* cancellation, const SeededFaults& faults) {
   QG_RETURN_IF_ERROR(CheckSessionSpec(spec));
+  if (spec.parallel.has_value()) {
+    return absl::UnimplementedError(absl::StrCat(
+        "parallel: ", spec.parallel->Label(), "; a session goes on from a checkpoint on one rank"));
+  }
   QG_RETURN_IF_ERROR(engine.CheckArithmetic(spec.arithmetic));
   QG_ASSIGN_OR_RETURN(SessionState state,
                       CheckpointReader(engine, spec, checkpoint, cancellation).Read());

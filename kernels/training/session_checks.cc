@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/quantize/quantized_outline.h"
+#include "kernels/training/parallel_checks.h"
 
 namespace quantgate {
 namespace {
@@ -20,9 +21,11 @@ absl::StatusOr<Tensor> OutlineOf(const Parameter& parameter) {
   return OutlineTensor(parameter.quantized.source_dtype, parameter.quantized.shape);
 }
 
-absl::StatusOr<LayerRequest> RequestOf(const SessionLayer& layer, const SessionLayerState& state) {
+absl::StatusOr<LayerRequest> RequestOf(const SessionLayer& layer, const SessionLayerState& state,
+                                       std::shared_ptr<const ParallelStep> parallel) {
   LayerRequest request;
   request.layer = layer.spec;
+  request.parallel = std::move(parallel);
   for (const auto& [name, parameter] : state.state.parameters) {
     QG_ASSIGN_OR_RETURN(request.parameters[name], OutlineOf(parameter));
   }
@@ -145,13 +148,15 @@ absl::Status CheckSessionSpec(const SessionSpec& spec) {
   } else if (spec.built_without_grad) {
     return Invalid("built_without_grad: true; it is of quantized weights");
   }
+  QG_RETURN_IF_ERROR(CheckSessionRanks(spec));
   return CheckOptimizer(spec.optimizer);
 }
 
-absl::Status CheckSessionShapes(const SessionSpec& spec, const SessionState& state) {
+absl::Status CheckSessionShapes(const SessionSpec& spec, const SessionState& state,
+                                std::shared_ptr<const ParallelStep> parallel) {
   std::optional<int64_t> columns;
   for (size_t i = 0; i < spec.layers.size(); ++i) {
-    QG_ASSIGN_OR_RETURN(LayerRequest request, RequestOf(spec.layers[i], state.layers[i]));
+    QG_ASSIGN_OR_RETURN(LayerRequest request, RequestOf(spec.layers[i], state.layers[i], parallel));
     if (!columns.has_value()) columns = ColumnsOf(spec.layers[i].spec, request.parameters);
     // Nothing says what the layer takes: its forward will.
     if (!columns.has_value()) continue;
@@ -163,13 +168,14 @@ absl::Status CheckSessionShapes(const SessionSpec& spec, const SessionState& sta
 }
 
 absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const SessionState& state,
-                                          const Recipe& recipe, const ForwardStep& step) {
+                                          const Recipe& recipe, const ForwardStep& step,
+                                          std::shared_ptr<const ParallelStep> parallel) {
   if (!step.x.has_value()) return Invalid("x: absent; a forward needs it");
   const std::vector<RequiresGrad> requires_grad = RequiresGradOfLayers(state, step.requires_grad);
   Tensor x = step.x;
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     const SessionLayer& layer = spec.layers[i];
-    QG_ASSIGN_OR_RETURN(LayerRequest request, RequestOf(layer, state.layers[i]));
+    QG_ASSIGN_OR_RETURN(LayerRequest request, RequestOf(layer, state.layers[i], parallel));
     request.x = x;
     request.calibrate = step.calibrate;
     request.requires_grad = requires_grad[i];

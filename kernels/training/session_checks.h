@@ -17,13 +17,16 @@ absl::Status CheckSessionSpec(const SessionSpec& spec);
 /// That a recipe can hold weights quantized: INVALID_ARGUMENT.
 absl::Status CheckQuantizedWeightsOf(const Recipe& recipe);
 
-/// That the layers fit their parameters, and each layer the one before it: INVALID_ARGUMENT.
-absl::Status CheckSessionShapes(const SessionSpec& spec, const SessionState& state);
+/// That the layers fit their parameters, or a rank's parts of both, and each layer the one before
+/// it: INVALID_ARGUMENT.
+absl::Status CheckSessionShapes(const SessionSpec& spec, const SessionState& state,
+                                std::shared_ptr<const ParallelStep> parallel = nullptr);
 
 /// That every layer takes a forward of x under `recipe` and, in training, its backward: what
 /// CheckLayer and CheckLayerGemms say. Gives the shape of y.
 absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const SessionState& state,
-                                          const Recipe& recipe, const ForwardStep& step);
+                                          const Recipe& recipe, const ForwardStep& step,
+                                          std::shared_ptr<const ParallelStep> parallel);
 
 /// What each layer's tensors require in a forward whose gradients are `wanted`: an x only where
 /// something before it does.

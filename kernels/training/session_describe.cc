@@ -32,6 +32,10 @@ void TrainingSession::GoBack(const std::shared_ptr<const SessionState>& moment) 
   state_->now = *moment;
 }
 
+std::function<void()> TrainingSession::WayBack() {
+  return [this, moment = Remember()] { GoBack(moment); };
+}
+
 int64_t TrainingSession::bytes() const { return BytesOf(state_->spec, state_->now); }
 
 void TrainingSession::LimitBytes(int64_t bytes_max) { state_->bytes_max = bytes_max; }

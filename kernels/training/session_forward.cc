@@ -105,8 +105,8 @@ absl::StatusOr<Shape> Forwarding::CheckTensors() {
   // The checks take the host longer than the launches behind them.
   const std::optional<CheckedForward>& last = session_.checked_forward;
   if (last.has_value() && last->IsLike(step_, next_.recipe)) return last->y_shape;
-  QG_ASSIGN_OR_RETURN(const Shape y,
-                      CheckSessionForward(session_.spec, next_, next_.recipe, step_));
+  QG_ASSIGN_OR_RETURN(const Shape y, CheckSessionForward(session_.spec, next_, next_.recipe, step_,
+                                                         session_.parallel()));
   checked_ = CheckedForward{next_.recipe,
                             step_.x.dtype(),
                             step_.x.shape(),
@@ -133,7 +133,8 @@ absl::StatusOr<uint32_t> Forwarding::TakeCallIds() {
 absl::StatusOr<std::shared_ptr<Recomputation>> Forwarding::MakeRecomputation(
     uint32_t first_call_id) {
   auto recomputation = std::make_shared<Recomputation>(
-      Recomputation{next_.recipe, step_, first_call_id, LayersUnder(next_, next_.recipe_number)});
+      Recomputation{next_.recipe, step_, first_call_id, LayersUnder(next_, next_.recipe_number),
+                    session_.parallel()});
   const OperandToSave x{
       "x", absl::StrCat(std::string(DTypeName(step_.x.dtype())), " as given"), {step_.x}};
   QG_ASSIGN_OR_RETURN(const std::vector<SavedMarkPointer> marks, run_.recorder().Save({&x, 1}));
@@ -167,7 +168,7 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
 
   std::vector<LayerState> layers = LayersUnder(next_, next_.recipe_number);
   const ForwardPlan plan{next_.recipe, step_, first_call_id,
-                         RequiresGradOfLayers(next_, step_.requires_grad)};
+                         RequiresGradOfLayers(next_, step_.requires_grad), session_.parallel()};
   QG_ASSIGN_OR_RETURN(ForwardPass pass, ForwardLayers(run_, session_.spec, plan, layers));
   QG_RETURN_IF_ERROR(UpdateScales(layers));
   // An evaluation leaves no trace in the histories (docs/scenarios.md section 3, row 17); a

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/training/parallel_session.h"
 #include "kernels/training/parameter_update.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
@@ -113,6 +114,32 @@ std::vector<std::string> TrainingSession::microbatches() const {
 absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Open(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
     const Cancellation* cancellation, const SeededFaults& faults) {
+  if (spec.parallel.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parallel: ", spec.parallel->Label(), "; a session of one rank has none"));
+  }
+  return Begin(engine, std::move(spec), parameters, nullptr, cancellation, faults);
+}
+
+absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::OpenRank(
+    Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
+    std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation) {
+  return Begin(engine, std::move(spec), parameters, std::move(rank), cancellation, {});
+}
+
+absl::StatusOr<std::unique_ptr<Session>> OpenSession(
+    Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
+    CommStatistics* statistics, const Cancellation* cancellation) {
+  if (spec.parallel.has_value()) {
+    return ParallelSession::Open(engine, std::move(spec), parameters, statistics, cancellation);
+  }
+  return TrainingSession::Open(engine, std::move(spec), parameters, cancellation);
+}
+
+absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Begin(
+    Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
+    std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
+    const SeededFaults& faults) {
   if (spec.recipe.is_delayed() && faults.Has(kFaultOverrideIgnoredUnderDelayed)) {
     spec.recipe = spec.recipe.WithBackwardOverride(BackwardOverride::kNone);
   }
@@ -121,7 +148,7 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Open(
   SessionState state{.recipe = spec.recipe};
   state.layers.resize(spec.layers.size());
   QG_RETURN_IF_ERROR(SortParameters(spec, parameters, state));
-  QG_RETURN_IF_ERROR(CheckSessionShapes(spec, state));
+  QG_RETURN_IF_ERROR(CheckSessionShapes(spec, state, rank == nullptr ? nullptr : rank->step));
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     SessionLayerState& layer = state.layers[i];
     QG_RETURN_IF_ERROR(MakeTrained(engine, spec, layer, cancellation));
@@ -130,7 +157,7 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Open(
   }
   QG_RETURN_IF_ERROR(PutTrained(engine, spec, parameters, state, cancellation));
   return std::unique_ptr<TrainingSession>(new TrainingSession(
-      std::make_unique<State>(engine, std::move(spec), faults, std::move(state))));
+      std::make_unique<State>(engine, std::move(spec), faults, std::move(state), std::move(rank))));
 }
 
 }  // namespace quantgate

@@ -26,6 +26,26 @@ absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state) {
   return WrongOrder("gradients: none since the last update; a backward comes first");
 }
 
+/// Every gradient becomes its sum over the ranks.
+absl::Status ReduceGradients(SessionRun& run, const TrainingSession::State& session,
+                             SessionState& next) {
+  if (session.rank == nullptr) return absl::OkStatus();
+  for (size_t i = 0; i < next.layers.size(); ++i) {
+    SessionLayerState& layer = next.layers[i];
+    const auto reduce = [&]() -> absl::Status {
+      for (auto& [name, trained] : layer.trained) {
+        Tensor& gradient =
+            trained.has_main_gradient ? layer.state.main_grads.at(name) : trained.gradient;
+        if (!gradient.has_value()) continue;
+        QG_ASSIGN_OR_RETURN(gradient, SumOverRanks(session, i, name, gradient));
+      }
+      return absl::OkStatus();
+    };
+    QG_RETURN_IF_ERROR(run.recorder(i).Timed("reduce gradients", reduce));
+  }
+  return absl::OkStatus();
+}
+
 OptimizerSpec WithLearningRate(OptimizerSpec optimizer, std::optional<float> learning_rate) {
   if (!learning_rate.has_value()) return optimizer;
   optimizer.adam.learning_rate = *learning_rate;
@@ -43,6 +63,7 @@ absl::StatusOr<SessionStepResult> TrainingSession::Optimize(const OptimizerStep&
   ++next.optimizer_steps;
   const OptimizerSpec optimizer = WithLearningRate(session.spec.optimizer, step.learning_rate);
   SessionRun run(session.engine, session.spec, cancellation);
+  QG_RETURN_IF_ERROR(ReduceGradients(run, session, next));
   ParameterUpdate update(session.engine, session.spec, next.recipe, session.faults, cancellation);
   for (size_t i = 0; i < next.layers.size(); ++i) {
     const SessionLayer& layer = session.spec.layers[i];

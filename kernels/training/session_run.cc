@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/delayed_reduction.h"
+#include "kernels/layer/layer_sharding.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 
@@ -103,7 +105,8 @@ absl::StatusOr<ForwardPass> ForwardLayers(SessionRun& run, const SessionSpec& sp
                               .calibrate = plan.step.calibrate,
                               .seed = spec.seed,
                               .first_call_id = call_id,
-                              .defer_wgrad = plan.step.defer_wgrad};
+                              .defer_wgrad = plan.step.defer_wgrad,
+                              .parallel = plan.parallel};
     call_id += CallIdsOf(layer.spec);
     absl::StatusOr<ForwardResult> result =
         ForwardLayer(run.recorder(i), layer.spec, layers[i], pass.y, options);
@@ -128,6 +131,14 @@ absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& se
   if (recipe.is_delayed() && faults.Has(kFaultUpdateRuleSwapped)) {
     QG_ASSIGN_OR_RETURN(rule, WithOtherUpdate(recipe));
   }
+  if (session.rank != nullptr) {
+    std::vector<ReducedLayer> reduced;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      reduced.push_back({&session.spec.layers[i].spec, &layers[i]});
+    }
+    QG_RETURN_IF_ERROR(
+        ReduceDelayedAmaxes(run.recorder(), *session.rank->all, reduced, rule, point));
+  }
   for (size_t i = 0; i < layers.size(); ++i) {
     QG_RETURN_IF_ERROR(
         UpdateScales(run.recorder(i), session.spec.layers[i].spec, layers[i], rule, point));
@@ -136,6 +147,26 @@ absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& se
         ForgetInfinities(session.engine, run.recorder().cancellation(), layers[i].delayed));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<Tensor> SumOverRanks(const TrainingSession::State& session, size_t layer,
+                                    const std::string& parameter, const Tensor& gradient) {
+  if (session.rank == nullptr) return gradient;
+  const SessionRank& rank = *session.rank;
+  const ReductionProfile& profile = session.spec.parallel->profile;
+  const LayerSpec& spec = session.spec.layers[layer].spec;
+  Tensor sum = gradient;
+  // Of a parameter that every rank has whole, each has what its own rows give.
+  const bool is_of_own_rows = rank.step != nullptr && rank.step->divides_rows() &&
+                              HasParallelMode(spec) &&
+                              ParameterShardRule(spec, parameter).dim == -1;
+  if (is_of_own_rows) {
+    QG_ASSIGN_OR_RETURN(sum, rank.step->tp->AllReduce(sum, profile));
+  }
+  if (rank.copies != nullptr) {
+    QG_ASSIGN_OR_RETURN(sum, rank.copies->AllReduce(sum, profile));
+  }
+  return sum;
 }
 
 std::vector<LayerState> LayersUnder(const SessionState& state, int64_t recipe_number) {

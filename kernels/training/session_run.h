@@ -34,6 +34,7 @@ struct ForwardPlan {
   const ForwardStep& step;
   uint32_t first_call_id = 0;
   std::vector<RequiresGrad> requires_grad;  ///< By layer.
+  std::shared_ptr<const ParallelStep> parallel = nullptr;
 };
 
 struct ForwardPass {
@@ -50,6 +51,11 @@ absl::StatusOr<ForwardPass> ForwardLayers(SessionRun& run, const SessionSpec& sp
 absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& session,
                                const Recipe& recipe, UpdatePoint point,
                                std::vector<LayerState>& layers);
+
+/// What a gradient of the parameter is over all ranks, from this rank's part of it; the gradient
+/// itself on one rank. Collective.
+absl::StatusOr<Tensor> SumOverRanks(const TrainingSession::State& session, size_t layer,
+                                    const std::string& parameter, const Tensor& gradient);
 
 /// The layers' states as steps take them: under the delayed scaling of recipe `recipe_number`.
 std::vector<LayerState> LayersUnder(const SessionState& state, int64_t recipe_number);

@@ -40,6 +40,7 @@ struct Recomputation {
   ForwardStep step;
   uint32_t first_call_id = 0;
   std::vector<LayerState> layers;
+  std::shared_ptr<const ParallelStep> parallel = nullptr;
   SavedMarkPointer x_mark = {};
   std::vector<SavedOperand> saved = {};  ///< By the first phase, to be compared with the second's.
 };
@@ -92,13 +93,28 @@ struct CheckedForward {
   }
 };
 
+/// One rank of a session on several: its ends of their groups, which change when a step has failed
+/// and the groups are made anew.
+struct SessionRank {
+  std::shared_ptr<const ParallelStep> step;  ///< Of every forward; null: layers are not divided.
+  ProcessGroup* all = nullptr;     ///< All ranks, whose amaxes of delayed scaling are one.
+  ProcessGroup* copies = nullptr;  ///< Those with the same part of the layers; null: no others.
+};
+
 class TrainingSession::State {
  public:
-  State(Engine& engine_in, SessionSpec spec_in, SeededFaults faults_in, SessionState now_in)
+  State(Engine& engine_in, SessionSpec spec_in, SeededFaults faults_in, SessionState now_in,
+        std::shared_ptr<const SessionRank> rank_in = nullptr)
       : engine(engine_in),
         spec(std::move(spec_in)),
         faults(std::move(faults_in)),
-        now(std::move(now_in)) {}
+        now(std::move(now_in)),
+        rank(std::move(rank_in)) {}
+
+  /// Null: layers are not divided.
+  std::shared_ptr<const ParallelStep> parallel() const {
+    return rank == nullptr ? nullptr : rank->step;
+  }
 
   Engine& engine;
   const SessionSpec spec;  ///< Its recipe is the one that the session began with.
@@ -106,6 +122,7 @@ class TrainingSession::State {
   int64_t bytes_max = std::numeric_limits<int64_t>::max();
   SessionState now;
   std::optional<CheckedForward> checked_forward;  ///< The last one.
+  const std::shared_ptr<const SessionRank> rank;  ///< Null: there are no others.
 };
 
 /// Every place that can hold a tensor of the state between steps, absent ones included, by name in

@@ -7,6 +7,7 @@
 // Wrong order is FAILED_PRECONDITION naming the rule; wrong tensors INVALID_ARGUMENT.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -67,6 +68,7 @@ struct SessionSpec {
   /// wgrads accumulate into fp32 main gradients; otherwise gradients are summed in their own dtype.
   bool main_grads = false;
   uint64_t seed = 0;
+  std::optional<ParallelSpec> parallel = {};  ///< Absent: one rank.
 };
 
 /// One forward of all layers.
@@ -90,10 +92,26 @@ struct OptimizerStep {
   std::optional<float> learning_rate;  ///< Absent: the spec's.
 };
 
+/// What one rank of a session on several did in a step.
+struct RankStepRecords {
+  std::string device;  ///< DeviceDescription::id.
+  struct Output {
+    std::string tensor;
+    DType dtype;
+    Shape shape;
+    Fingerprint fingerprint;
+  };
+  std::vector<Output> outputs;  ///< This rank's parts.
+  StepRecords records;
+};
+
 /// What a step gave, and what it did.
 struct SessionStepResult : StepRecords {
   /// Forward: "y", "LAYER.norm_out"; backward: "dx" and the gradients ("LAYER.dw", ...).
   std::vector<NamedTensor> outputs;
+  /// Of a session on several ranks, in their order; the records are then theirs alone, but for
+  /// notes.
+  std::vector<RankStepRecords> ranks;
 };
 
 /// A tensor of the state as `Get` and traces list it.
@@ -109,8 +127,64 @@ inline constexpr int kSessionLayersMax = 64;
 inline constexpr int kMicrobatchesInFlightMax = 64;
 
 struct SessionState;  ///< Private to kernels/training.
+struct SessionRank;   ///< Likewise.
 
-class TrainingSession {
+/// What every session does, on however many ranks.
+class Session {
+ public:
+  virtual ~Session() = default;
+
+  virtual absl::StatusOr<SessionStepResult> Forward(const ForwardStep& step,
+                                                    const Cancellation* cancellation) = 0;
+  virtual absl::StatusOr<SessionStepResult> Backward(const BackwardStep& step,
+                                                     const Cancellation* cancellation) = 0;
+  /// The wgrads that backwards deferred, in their order.
+  virtual absl::StatusOr<SessionStepResult> Wgrad(const Cancellation* cancellation) = 0;
+  /// Updates masters and parameters from the gradients so far, refreshes every direction that each
+  /// quantized weight holds, and clears the gradients.
+  virtual absl::StatusOr<SessionStepResult> Optimize(const OptimizerStep& step,
+                                                     const Cancellation* cancellation) = 0;
+  /// From the next forward on. Forwards in flight keep theirs. The same recipe with other knobs
+  /// takes effect at once: delayed scaling's histories stay, and its scales are those that the last
+  /// update would have given with the new maximum and margin; quantized weights whose rule changed
+  /// are quantized anew from their masters. Another recipe drops delayed scaling's states, and a
+  /// later return to it begins with fresh ones. FAILED_PRECONDITION naming both rules where
+  /// quantized weights were made by another recipe (docs/quantizers.md section 8.3), or by another
+  /// rule and have no masters.
+  virtual absl::Status ChangeRecipe(const Recipe& recipe,
+                                    const Cancellation* cancellation = nullptr) = 0;
+  /// What a microbatch saved goes to host memory, and back.
+  virtual absl::Status Offload(const std::string& microbatch, const Cancellation* cancellation) = 0;
+  virtual absl::Status Reload(const std::string& microbatch, const Cancellation* cancellation) = 0;
+
+  /// The whole state as one safetensors file's tensors and metadata. FAILED_PRECONDITION with
+  /// microbatches in flight, UNIMPLEMENTED on several ranks.
+  virtual absl::StatusOr<TensorFile> Checkpoint(const Cancellation* cancellation) = 0;
+
+  virtual const Recipe& recipe() const = 0;  ///< As last changed.
+  /// Called, it goes back to what the session holds now, of which tensors are shared.
+  virtual std::function<void()> WayBack() = 0;
+  virtual int64_t step_count() const = 0;  ///< Steps that succeeded.
+  virtual int64_t bytes() const = 0;       ///< Of all tensors held, each buffer once.
+  /// From now on a step that would hold more than before, and more than this, is
+  /// RESOURCE_EXHAUSTED and does nothing.
+  virtual void LimitBytes(int64_t bytes_max) = 0;
+  virtual std::vector<std::string> microbatches() const = 0;  ///< In flight.
+  /// Every tensor of the state with its fingerprint; of several ranks "rank0.fc1.weight", ...
+  virtual absl::StatusOr<std::vector<StateTensor>> Describe(const Cancellation* cancellation) = 0;
+  /// A tensor of the state, quantized ones dequantized where `name` is a weight's. On several ranks
+  /// a parameter as a whole, or a rank's own by its name.
+  virtual absl::StatusOr<Tensor> Find(const std::string& name,
+                                      const Cancellation* cancellation) = 0;
+};
+
+/// A session as the spec asks for it: on one rank, or on several whose work `statistics` counts
+/// (null: nobody does). Errors as TrainingSession::Open and ParallelSession::Open.
+absl::StatusOr<std::unique_ptr<Session>> OpenSession(
+    Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
+    CommStatistics* statistics, const Cancellation* cancellation);
+
+class TrainingSession final : public Session {
  public:
   class State;  ///< Private to kernels/training.
 
@@ -119,32 +193,23 @@ class TrainingSession {
   static absl::StatusOr<std::unique_ptr<TrainingSession>> Open(
       Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
       const Cancellation* cancellation, const SeededFaults& faults = {});
+  /// Likewise of one rank of several, from its own parts of the parameters.
+  static absl::StatusOr<std::unique_ptr<TrainingSession>> OpenRank(
+      Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
+      std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation);
 
   absl::StatusOr<SessionStepResult> Forward(const ForwardStep& step,
-                                            const Cancellation* cancellation);
+                                            const Cancellation* cancellation) override;
   absl::StatusOr<SessionStepResult> Backward(const BackwardStep& step,
-                                             const Cancellation* cancellation);
-  /// The wgrads that backwards deferred, in their order.
-  absl::StatusOr<SessionStepResult> Wgrad(const Cancellation* cancellation);
-  /// Updates masters and parameters from the gradients so far, refreshes every direction that each
-  /// quantized weight holds, and clears the gradients.
+                                             const Cancellation* cancellation) override;
+  absl::StatusOr<SessionStepResult> Wgrad(const Cancellation* cancellation) override;
   absl::StatusOr<SessionStepResult> Optimize(const OptimizerStep& step,
-                                             const Cancellation* cancellation);
-  /// From the next forward on. Forwards in flight keep theirs. The same recipe with other knobs
-  /// takes effect at once: delayed scaling's histories stay, and its scales are those that the last
-  /// update would have given with the new maximum and margin; quantized weights whose rule changed
-  /// are quantized anew from their masters. Another recipe drops delayed scaling's states, and a
-  /// later return to it begins with fresh ones. FAILED_PRECONDITION naming both rules where
-  /// quantized weights were made by another recipe (docs/quantizers.md section 8.3), or by another
-  /// rule and have no masters.
-  absl::Status ChangeRecipe(const Recipe& recipe, const Cancellation* cancellation = nullptr);
-  /// What a microbatch saved goes to host memory, and back.
-  absl::Status Offload(const std::string& microbatch, const Cancellation* cancellation);
-  absl::Status Reload(const std::string& microbatch, const Cancellation* cancellation);
-
-  /// The whole state as one safetensors file's tensors and metadata. FAILED_PRECONDITION with
-  /// microbatches in flight.
-  absl::StatusOr<TensorFile> Checkpoint(const Cancellation* cancellation);
+                                             const Cancellation* cancellation) override;
+  absl::Status ChangeRecipe(const Recipe& recipe,
+                            const Cancellation* cancellation = nullptr) override;
+  absl::Status Offload(const std::string& microbatch, const Cancellation* cancellation) override;
+  absl::Status Reload(const std::string& microbatch, const Cancellation* cancellation) override;
+  absl::StatusOr<TensorFile> Checkpoint(const Cancellation* cancellation) override;
   /// A session that goes on from a checkpoint, on any engine. FAILED_PRECONDITION where the
   /// checkpoint is of other layers or another recipe class.
   static absl::StatusOr<std::unique_ptr<TrainingSession>> Restore(Engine& engine, SessionSpec spec,
@@ -153,24 +218,25 @@ class TrainingSession {
                                                                   const SeededFaults& faults = {});
 
   const SessionSpec& spec() const;  ///< As opened.
-  const Recipe& recipe() const;     ///< As last changed.
+  const Recipe& recipe() const override;
+  std::function<void()> WayBack() override;
   /// What the session holds now, tensors shared, and the way back to it.
   std::shared_ptr<const SessionState> Remember() const;
   void GoBack(const std::shared_ptr<const SessionState>& moment);
-  int64_t step_count() const;  ///< Steps that succeeded.
-  int64_t bytes() const;       ///< Of all tensors held, each buffer once.
-  /// From now on a step that would hold more than before, and more than this, is
-  /// RESOURCE_EXHAUSTED and does nothing.
-  void LimitBytes(int64_t bytes_max);
-  std::vector<std::string> microbatches() const;  ///< In flight.
-  /// Every tensor of the state with its fingerprint.
-  absl::StatusOr<std::vector<StateTensor>> Describe(const Cancellation* cancellation);
-  /// A tensor of the state, quantized ones dequantized where `name` is a weight's.
-  absl::StatusOr<Tensor> Find(const std::string& name, const Cancellation* cancellation);
-  ~TrainingSession();
+  int64_t step_count() const override;
+  int64_t bytes() const override;
+  void LimitBytes(int64_t bytes_max) override;
+  std::vector<std::string> microbatches() const override;
+  absl::StatusOr<std::vector<StateTensor>> Describe(const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> Find(const std::string& name, const Cancellation* cancellation) override;
+  ~TrainingSession() override;
 
  private:
   explicit TrainingSession(std::unique_ptr<State> state);
+  static absl::StatusOr<std::unique_ptr<TrainingSession>> Begin(
+      Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
+      std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
+      const SeededFaults& faults);
   std::unique_ptr<State> state_;
 };
 

@@ -32,21 +32,6 @@ const ProgramOperation* LinearGiving(const LayerProgram& program, const std::str
   return nullptr;
 }
 
-/// Along dim 0; an element of a vector is a row of it.
-absl::StatusOr<Tensor> JoinRows(Engine& engine, const std::vector<Tensor>& parts,
-                                const Cancellation* cancellation) {
-  if (parts[0].rank() >= 2) return engine.ConcatenateRows(parts, cancellation);
-  std::vector<Tensor> columns;
-  int64_t count = 0;
-  for (const Tensor& part : parts) {
-    QG_ASSIGN_OR_RETURN(columns.emplace_back(),
-                        part.Reinterpret(part.dtype(), {part.element_count(), 1}));
-    count += part.element_count();
-  }
-  QG_ASSIGN_OR_RETURN(const Tensor joined, engine.ConcatenateRows(columns, cancellation));
-  return joined.Reinterpret(joined.dtype(), {count});
-}
-
 }  // namespace
 
 struct ParallelReporter::Assembly {
@@ -99,6 +84,7 @@ class ParallelReporter::RankReporter {
     report.quantizations = step_.result.quantizations;
     for (const GemmRecord& gemm : step_.result.gemms) report.gemms.push_back(GemmLineOf(gemm));
     QG_ASSIGN_OR_RETURN(report.stages, TimesOf(step_.result.stages));
+    report.timelines = step_.result.timelines;
     return report;
   }
 
@@ -177,18 +163,7 @@ absl::StatusOr<Tensor> ParallelReporter::FirstOfEqual(const std::string& output,
 absl::StatusOr<Tensor> ParallelReporter::Join(const std::vector<Tensor>& parts,
                                               const Assembly& assembly) {
   if (assembly.kind != Assembly::Kind::kShards) return JoinRows(engine_, parts, cancellation_);
-  const int last = parts[0].rank() - 1;
-  const int dim = assembly.rule.dim < 0 ? last : assembly.rule.dim;
-  std::vector<Tensor> pieces;
-  for (int piece = 0; piece < assembly.rule.parts; ++piece) {
-    for (const Tensor& part : parts) {
-      const int64_t count = part.shape()[static_cast<size_t>(dim)] / assembly.rule.parts;
-      QG_ASSIGN_OR_RETURN(pieces.emplace_back(),
-                          engine_.Slice(part, dim, piece * count, count, cancellation_));
-    }
-  }
-  if (dim == 0) return JoinRows(engine_, pieces, cancellation_);
-  return engine_.ConcatenateColumns(pieces, cancellation_);
+  return JoinShards(engine_, parts, assembly.rule, cancellation_);
 }
 
 absl::StatusOr<ReportedOutput> ParallelReporter::Finish(ReportedOutput reported,

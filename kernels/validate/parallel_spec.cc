@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/parse_name.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/row_blocks.h"
 #include "kernels/comm/world.h"
@@ -16,8 +15,6 @@
 
 namespace quantgate {
 namespace {
-
-constexpr std::string_view kBackendNames[] = {"local", "nccl"};
 
 /// One tensor's outline, divided as ShardLayer divides the tensor.
 class ShardOutline {
@@ -95,35 +92,19 @@ absl::Status CheckKind(const LayerSpec& layer, const ParallelSpec& parallel) {
 }
 
 absl::Status AtRank(const std::string& field, int rank, const absl::Status& status) {
+  const std::string text(status.message());
+  // Else the rank is the value, and the text the rule.
+  const bool has_value = text.find("; ") != std::string::npos;
   return absl::Status(status.code(),
-                      absl::StrCat(field, ".parallel: rank ", rank, ": ", status.message()));
+                      absl::StrCat(field, ".parallel: rank ", rank, has_value ? ": " : "; ", text));
 }
 
 }  // namespace
 
-std::string_view CollectiveBackendName(CollectiveBackend backend) {
-  return kBackendNames[static_cast<size_t>(backend)];
-}
-
-absl::StatusOr<CollectiveBackend> ParseCollectiveBackend(std::string_view name) {
-  return ParseName<CollectiveBackend>(kBackendNames, "backend", name);
-}
-
-std::string ParallelSpec::Label() const {
-  std::string text = absl::StrCat("tp", tensor_parallel, sequence_parallel ? " sp" : "");
-  if (profile != ReductionProfile{}) absl::StrAppend(&text, " ", ReductionProfileName(profile));
-  if (backend != CollectiveBackend::kLocal) {
-    absl::StrAppend(&text, " ", std::string(CollectiveBackendName(backend)));
-  }
-  return text;
-}
-
 absl::StatusOr<LayerRequest> OutlineShard(const LayerRequest& whole, const ParallelSpec& parallel,
-                                          int rank) {
+                                          const Recipe& recipe, int rank) {
   const LayerSpec& layer = whole.layer;
-  ParallelStep step;
-  step.sequence_parallel = parallel.sequence_parallel;
-  step.profile = parallel.profile;
+  ParallelStep step = StepOf(parallel, recipe);
   step.size_without_group = parallel.tensor_parallel;
   step.rank_without_group = rank;
   if (step.divides_rows() && whole.x.rank() > 0) {
@@ -147,20 +128,16 @@ absl::StatusOr<LayerRequest> OutlineShard(const LayerRequest& whole, const Paral
   return shard;
 }
 
-bool HasParallelMode(const LayerSpec& layer) {
-  return layer.parallel_mode != ParallelMode::kNone ||
-         std::any_of(layer.operations.begin(), layer.operations.end(),
-                     [](const OperationSpec& operation) {
-                       return operation.parallel_mode != ParallelMode::kNone;
-                     });
-}
-
 absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
                            const ParallelSpec& parallel, const Recipe& recipe,
                            const Arithmetic& arithmetic) {
   if (parallel.tensor_parallel < 2 || parallel.tensor_parallel > kWorldSizeMax) {
     return InvalidField(field + ".parallel.tensor_parallel", absl::StrCat(parallel.tensor_parallel),
                         absl::StrCat("a group has 2 to ", kWorldSizeMax, " ranks"));
+  }
+  if (parallel.data_parallel != 1) {
+    return InvalidField(field + ".parallel.data_parallel", absl::StrCat(parallel.data_parallel),
+                        "copies of a layer are of sessions, whose optimizer sums their gradients");
   }
   if (parallel.profile.kind == ReductionKind::kNccl &&
       parallel.backend != CollectiveBackend::kNccl) {
@@ -169,7 +146,7 @@ absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
   }
   QG_RETURN_IF_ERROR(CheckKind(step.layer, parallel));
   for (int rank = 0; rank < parallel.tensor_parallel; ++rank) {
-    const absl::StatusOr<LayerRequest> shard = OutlineShard(step, parallel, rank);
+    const absl::StatusOr<LayerRequest> shard = OutlineShard(step, parallel, recipe, rank);
     absl::Status status = shard.status();
     if (status.ok()) status = CheckLayer(*shard, recipe);
     if (status.ok()) status = CheckLayerGemms(*shard, recipe, arithmetic);

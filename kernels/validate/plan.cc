@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/layer/invalid_field.h"
+#include "kernels/layer/layer_sharding.h"
 
 namespace quantgate {
 namespace {

@@ -172,7 +172,8 @@ class PlanRun {
         report.label, ": ", variant.parallel->tensor_parallel, " ranks, forward and backward")));
     QG_ASSIGN_OR_RETURN(const std::vector<Engine*> engines, rank_engines_.For(*variant.parallel));
     QG_ASSIGN_OR_RETURN(const ParallelStepResult step,
-                        RunOnRanks(request_.step, engine_, variant, engines, cancellation_));
+                        RunOnRanks(request_.step, engine_, variant, engines,
+                                   observer_.communication, cancellation_));
     ParallelReporter reporter(engine_, reporter_, variant, step, cancellation_);
     for (const NamedTensor& output : step.ranks[0].result.outputs) {
       const auto report_one = [&]() -> absl::Status {

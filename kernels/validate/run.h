@@ -89,6 +89,7 @@ struct VariantReport {
     std::vector<QuantizationRecord> quantizations;
     std::vector<GemmLine> gemms;
     std::vector<StageTime> stages;
+    std::vector<StageTimeline> timelines;  ///< Of stages that overlap.
   };
   std::vector<RankReport> ranks;
 };
@@ -123,6 +124,7 @@ struct RunProgress {
 struct RunObserver {
   absl::FunctionRef<void(const RunProgress&)> on_progress;
   absl::FunctionRef<void(int index, const VariantReport&)> on_variant;
+  CommStatistics* communication = nullptr;  ///< Counts what ranks do; null: nobody does.
 };
 
 /// CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED (memory) or INTERNAL; a mismatch is a result.

@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -17,31 +18,45 @@
 namespace quantgate {
 namespace {
 
+absl::StatusOr<OverlapSpec> OverlapFromProto(const v1::Overlap& proto, const std::string& field) {
+  OverlapSpec overlap;
+  const std::tuple<OverlapSide, GemmRole, const std::string&> methods[] = {
+      {OverlapSide::kColumn, GemmRole::kFprop, proto.column_fprop()},
+      {OverlapSide::kColumn, GemmRole::kDgrad, proto.column_dgrad()},
+      {OverlapSide::kColumn, GemmRole::kWgrad, proto.column_wgrad()},
+      {OverlapSide::kRow, GemmRole::kFprop, proto.row_fprop()},
+      {OverlapSide::kRow, GemmRole::kDgrad, proto.row_dgrad()},
+      {OverlapSide::kRow, GemmRole::kWgrad, proto.row_wgrad()}};
+  for (const auto& [side, role, name] : methods) {
+    if (name.empty()) continue;
+    QG_ASSIGN_OR_RETURN(
+        (overlap.methods[{side, role}]),
+        ParsedName(ParseOverlapMethod, name, absl::StrCat(field, ".", OverlapKey(side, role)),
+                   OverlapMethod::kNone));
+  }
+  overlap.aggregate = proto.aggregate();
+  if (proto.pieces() != 0) overlap.pieces = proto.pieces();
+  if (proto.splits() != 0) overlap.splits = proto.splits();
+  return overlap;
+}
+
+}  // namespace
+
 absl::StatusOr<ParallelSpec> ParallelFromProto(const v1::Parallel& proto,
                                                const std::string& field) {
   ParallelSpec parallel;
   parallel.tensor_parallel = proto.tensor_parallel();
   parallel.sequence_parallel = proto.sequence_parallel();
-  if (!proto.reduction_profile().empty()) {
-    auto profile = ParseReductionProfile(proto.reduction_profile());
-    if (!profile.ok()) {
-      return error::InvalidField(field + ".reduction_profile", Printable(proto.reduction_profile()),
-                                 std::string(profile.status().message()));
-    }
-    parallel.profile = *profile;
+  QG_ASSIGN_OR_RETURN(parallel.profile, ParsedName(ParseReductionProfile, proto.reduction_profile(),
+                                                   field + ".reduction_profile", parallel.profile));
+  QG_ASSIGN_OR_RETURN(parallel.backend, ParsedName(ParseCollectiveBackend, proto.backend(),
+                                                   field + ".backend", parallel.backend));
+  if (proto.has_overlap()) {
+    QG_ASSIGN_OR_RETURN(parallel.overlap, OverlapFromProto(proto.overlap(), field + ".overlap"));
   }
-  if (!proto.backend().empty()) {
-    auto backend = ParseCollectiveBackend(proto.backend());
-    if (!backend.ok()) {
-      return error::InvalidField(field + ".backend", Printable(proto.backend()),
-                                 "known backends are local and nccl");
-    }
-    parallel.backend = *backend;
-  }
+  if (proto.data_parallel() != 0) parallel.data_parallel = proto.data_parallel();
   return parallel;
 }
-
-}  // namespace
 
 absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::string& field) {
   QG_ASSIGN_OR_RETURN(Recipe recipe, RecipeFromProto(proto.recipe(), field + ".recipe"));

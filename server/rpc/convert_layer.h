@@ -11,6 +11,7 @@
 
 namespace quantgate {
 
+absl::StatusOr<ParallelSpec> ParallelFromProto(const v1::Parallel& proto, const std::string& field);
 absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::string& field);
 absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::string& field);
 /// Every source is present; their names are 1 to 80 letters, digits, '.', '-' and '_'.

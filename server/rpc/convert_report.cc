@@ -241,6 +241,28 @@ void AddRecords(const Report& report, Proto& proto) {
   }
 }
 
+v1::OverlapReport OverlapReportToProto(const StageTimeline& report) {
+  v1::OverlapReport proto;
+  proto.set_stage(report.stage);
+  for (const TaskRecord& task : report.timeline.tasks) {
+    v1::OverlapTask& task_proto = *proto.add_tasks();
+    task_proto.set_name(task.name);
+    task_proto.set_resource(std::string(OverlapResourceName(task.resource)));
+    task_proto.set_begin_seconds(task.begin_s);
+    task_proto.set_end_seconds(task.end_s);
+  }
+  const OverlapFigures figures = FiguresOf(report.timeline);
+  proto.set_total_seconds(figures.total_s);
+  proto.set_compute_seconds(figures.compute_s);
+  proto.set_communication_seconds(figures.communication_s);
+  proto.set_exposed_seconds(figures.exposed_s);
+  proto.set_idle_seconds(figures.idle_s);
+  proto.set_efficiency(figures.efficiency());
+  return proto;
+}
+
+}  // namespace
+
 v1::RankReport RankReportToProto(const VariantReport::RankReport& report) {
   v1::RankReport proto;
   proto.set_rank(report.rank);
@@ -252,10 +274,11 @@ v1::RankReport RankReportToProto(const VariantReport::RankReport& report) {
     *tensor.mutable_fingerprint() = FingerprintToProto(output.fingerprint);
   }
   AddRecords(report, proto);
+  for (const StageTimeline& timeline : report.timelines) {
+    *proto.add_overlaps() = OverlapReportToProto(timeline);
+  }
   return proto;
 }
-
-}  // namespace
 
 v1::VariantReport VariantReportToProto(const VariantReport& report) {
   v1::VariantReport proto;

@@ -14,6 +14,7 @@ v1::ErrorReport ErrorReportToProto(const ErrorReport& report);
 v1::SavedOperand SavedOperandToProto(const SavedOperand& saved);
 v1::GemmLine GemmLineToProto(const VariantReport::GemmLine& line);
 v1::QuantizationRecord QuantizationRecordToProto(const QuantizationRecord& record);
+v1::RankReport RankReportToProto(const VariantReport::RankReport& report);
 /// Without OutputReport.tensor.
 v1::VariantReport VariantReportToProto(const VariantReport& report);
 v1::PairSummary PairSummaryToProto(const PairSummary& pair);

@@ -6,9 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
+#include "server/limits.h"
 #include "server/rpc/convert_layer.h"
 #include "server/rpc/convert_recipe.h"
 #include "server/rpc/convert_tensor.h"
+#include "server/rpc/page.h"
 #include "server/rpc/parsed_name.h"
 
 namespace quantgate {
@@ -106,6 +108,10 @@ absl::StatusOr<SessionSpec> SessionSpecFromProto(const v1::SessionSpec& proto,
   spec.built_without_grad = proto.built_without_grad();
   spec.optimizer = OptimizerFromProto(proto);
   spec.main_grads = proto.main_grads();
+  if (proto.has_parallel()) {
+    QG_ASSIGN_OR_RETURN(spec.parallel, ParallelFromProto(proto.parallel(), field + ".parallel"));
+    if (proto.parallel().tensor_parallel() == 0) spec.parallel->tensor_parallel = 1;
+  }
   spec.seed = proto.seed();
   return spec;
 }
@@ -133,6 +139,24 @@ v1::Session SessionRecordToProto(const SessionRecord& record, absl::Time now) {
   proto.set_state(std::string(SessionPhaseName(record.phase)));
   proto.set_device(record.device);
   return proto;
+}
+
+v1::ListSessionsResponse SessionPageToProto(const std::vector<SessionRecord>& records,
+                                            int page_size, absl::Time now) {
+  // Tag and length of an entry, and the token, at most.
+  constexpr size_t kEntryOverhead = 8, kTokenBytes = 64;
+  v1::ListSessionsResponse page;
+  size_t bytes = kTokenBytes;
+  for (const SessionRecord& record : records) {
+    v1::Session session = SessionRecordToProto(record, now);
+    bytes += session.ByteSizeLong() + kEntryOverhead;
+    if (bytes > kMessageBytesMax) break;
+    *page.add_sessions() = std::move(session);
+  }
+  const int count = page.sessions_size();
+  const bool has_more = count == page_size || count < static_cast<int>(records.size());
+  page.set_next_page_token(PageToken(has_more ? records[count - 1].number : 0));
+  return page;
 }
 
 v1::SessionSpec SessionSpecToProto(v1::SessionSpec spec, const Recipe& recipe) {

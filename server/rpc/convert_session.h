@@ -19,6 +19,10 @@ absl::StatusOr<SessionSpec> SessionSpecFromProto(const v1::SessionSpec& proto,
 absl::StatusOr<absl::Duration> LeaseFromProto(int32_t seconds, const SessionLimits& limits);
 /// All but the spec and the tensors.
 v1::Session SessionRecordToProto(const SessionRecord& record, absl::Time now);
+/// A page of the listing, which ends early where a message does: sessions with many microbatches
+/// have long records. `page_size`: how many were asked for.
+v1::ListSessionsResponse SessionPageToProto(const std::vector<SessionRecord>& records,
+                                            int page_size, absl::Time now);
 /// `spec` as given, with the recipe of now.
 v1::SessionSpec SessionSpecToProto(v1::SessionSpec spec, const Recipe& recipe);
 

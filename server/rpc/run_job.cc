@@ -143,8 +143,10 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
   const auto on_variant = [this](int index, const VariantReport& variant) {
     OnVariant(index, variant);
   };
-  QG_ASSIGN_OR_RETURN(const RunReport result, RunPlan(plan, *device_.engine, cancellation_.get(),
-                                                      RunObserver{on_progress, on_variant}));
+  QG_ASSIGN_OR_RETURN(
+      const RunReport result,
+      RunPlan(plan, *device_.engine, cancellation_.get(),
+              RunObserver{on_progress, on_variant, &context_.metrics.communication()}));
   context_.metrics.StageTook(Stage::kStore, store_time_);
   const DeviceDescription device = described.get();
   *report.mutable_environment() = EnvironmentToProto(std::span(&device, 1));

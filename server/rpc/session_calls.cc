@@ -70,7 +70,7 @@ absl::StatusOr<Device*> DeviceForSession(ServiceContext& context, const SessionS
 }
 
 absl::Status Finish(ServiceContext& context, Device& device, OpeningWork& work,
-                    std::unique_ptr<TrainingSession> training, v1::Session& response) {
+                    std::unique_ptr<Session> training, v1::Session& response) {
   QG_ASSIGN_OR_RETURN(const SessionRecord record,
                       context.sessions.Open(*std::move(work.place), device, work.lease,
                                             std::move(training), work.spec_text));
@@ -89,8 +89,8 @@ absl::Status OpenOnDevice(ServiceContext& context, Device& device, const Cancell
   for (const auto& [name, reference] : references) {
     QG_ASSIGN_OR_RETURN(parameters[name], context.loader.Load(reference, device, &cancellation));
   }
-  absl::StatusOr<std::unique_ptr<TrainingSession>> training =
-      TrainingSession::Open(*device.engine, work.spec, parameters, &cancellation);
+  absl::StatusOr<std::unique_ptr<Session>> training = OpenSession(
+      *device.engine, work.spec, parameters, &context.metrics.communication(), &cancellation);
   if (!training.ok()) return error::AtField(training.status(), "spec");
   return Finish(context, device, work, *std::move(training), response);
 }

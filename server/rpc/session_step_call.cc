@@ -1,4 +1,6 @@
 // Sessions.Step.
+#include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,19 @@
 
 namespace quantgate {
 namespace {
+
+absl::StatusOr<v1::RankReport> RankToProto(const RankStepRecords& rank, int index) {
+  VariantReport::RankReport report{.rank = index, .device = rank.device};
+  for (const RankStepRecords::Output& output : rank.outputs) {
+    report.outputs.push_back({output.tensor, output.dtype, output.shape, output.fingerprint});
+  }
+  report.saved = rank.records.saved;
+  report.quantizations = rank.records.quantizations;
+  for (const GemmRecord& gemm : rank.records.gemms) report.gemms.push_back(GemmLineOf(gemm));
+  QG_ASSIGN_OR_RETURN(report.stages, TimesOf(rank.records.stages));
+  report.timelines = rank.records.timelines;
+  return RankReportToProto(report);
+}
 
 /// One step on the session's device, from the checks that need its turn to the response.
 class StepCall {
@@ -33,7 +48,7 @@ class StepCall {
   absl::Status Do(const Cancellation& cancellation);
   absl::StatusOr<SessionStepResult> StepOnce(const Cancellation& cancellation);
   absl::Status Write(const SessionStepResult& result, const Cancellation& cancellation);
-  TrainingSession& training() { return *use_->training; }
+  Session& training() { return *use_->training; }
 
   ServiceContext& context_;
   SessionUse use_;
@@ -86,7 +101,7 @@ absl::Status StepCall::Do(const Cancellation& cancellation) {
                         context_.loader.Load(step_.tensor, use_->device, &cancellation));
   }
   // A step whose answer cannot be given has not been done.
-  const auto before = training().Remember();
+  const std::function<void()> go_back = training().WayBack();
   absl::StatusOr<SessionStepResult> result;
   do {
     context_.sessions.LimitBytes(use_);
@@ -94,9 +109,25 @@ absl::Status StepCall::Do(const Cancellation& cancellation) {
     // Without memory or place nothing was done: idle sessions give way one by one.
   } while (absl::IsResourceExhausted(result.status()) && context_.sessions.Evict());
   if (!result.ok()) return error::AtField(result.status(), "step");
-  const absl::Status written = Write(*result, cancellation);
-  if (!written.ok()) training().GoBack(before);
-  return written;
+  absl::Status status = Write(*result, cancellation);
+  std::string kept;
+  if (status.ok() && !request_.request_id().empty()) kept = response_.SerializeAsString();
+  if (status.ok()) {
+    status = context_.sessions.StepEnded(use_, static_cast<int64_t>(kept.size()));
+  }
+  if (!status.ok()) {
+    go_back();
+    return status;
+  }
+  for (const RankStepRecords& rank : result->ranks) {
+    for (const StageTimeline& stage : rank.records.timelines) {
+      context_.metrics.Overlapped(stage.timeline);
+    }
+  }
+  use_->last_request_id = request_.request_id();
+  use_->last_response = std::move(kept);
+  if (!request_.request_id().empty()) use_->last_content = ContentDigest(request_);
+  return absl::OkStatus();
 }
 
 absl::Status StepCall::Write(const SessionStepResult& result, const Cancellation& cancellation) {
@@ -129,6 +160,10 @@ absl::Status StepCall::Write(const SessionStepResult& result, const Cancellation
     proto.set_seconds(stage.seconds);
   }
   for (const std::string& note : result.notes) response_.add_notes(note);
+  for (int index = 0; const RankStepRecords& rank : result.ranks) {
+    QG_ASSIGN_OR_RETURN(*response_.add_ranks(), RankToProto(rank, index));
+    ++index;
+  }
   return CheckMessageSize(response_);
 }
 
@@ -147,14 +182,7 @@ absl::Status StepCall::Run(const Cancellation& cancellation) {
   }
   const absl::Status status = Do(cancellation);
   context_.metrics.SessionStepped(SessionStepName(step_.kind), status);
-  if (!status.ok()) return status;
-  use_->last_request_id = request_.request_id();
-  if (!request_.request_id().empty()) {
-    use_->last_content = ContentDigest(request_);
-    use_->last_response = response_.SerializeAsString();
-  }
-  context_.sessions.StepEnded(use_);
-  return absl::OkStatus();
+  return status;
 }
 
 }  // namespace

@@ -78,11 +78,7 @@ class SessionsService : public v1::Sessions::CallbackService {
                             v1::ListSessionsResponse& response) {
     QG_ASSIGN_OR_RETURN(const Page page, PageFromProto(request.page_size(), request.page_token()));
     const auto records = context_.sessions.List(page.before_id, page.size);
-    for (const SessionRecord& record : records) {
-      *response.add_sessions() = SessionRecordToProto(record, absl::Now());
-    }
-    const bool is_full = static_cast<int>(records.size()) == page.size;
-    response.set_next_page_token(PageToken(is_full ? records.back().number : 0));
+    response = SessionPageToProto(records, page.size, absl::Now());
     return absl::OkStatus();
   }
 

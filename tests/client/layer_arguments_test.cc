@@ -56,6 +56,23 @@ TEST(LayerArgumentsTest, Activations) {
   ExpectRefused(ParseActivationArgument("gelu,slope=1").status(), "\"slope=1\" is none of limit");
 }
 
+TEST(LayerArgumentsTest, Overlaps) {
+  EXPECT_FALSE(ParseOverlapArgument("none")->has_value());
+  EXPECT_FALSE(ParseOverlapArgument("")->has_value());
+  const auto expect_same = [](const std::string& text, const std::string& expected) {
+    const auto overlap = ParseOverlapArgument(text);
+    ASSERT_TRUE(overlap.ok() && overlap->has_value()) << overlap.status();
+    ExpectSame(absl::StatusOr<v1::Overlap>(**overlap), expected);
+    EXPECT_EQ(OverlapArgument(**overlap), text);
+  };
+  expect_same("default", "");
+  expect_same("column_fprop=none,row_wgrad=external,aggregate,pieces=2,splits=8",
+              R"(column_fprop: "none" row_wgrad: "external" aggregate: true pieces: 2 splits: 8)");
+  ExpectRefused(ParseOverlapArgument("fprop=none").status(), "\"fprop=none\" is none of column_");
+  ExpectRefused(ParseOverlapArgument("row_fprop").status(), "\"row_fprop\" has no method");
+  ExpectRefused(ParseOverlapArgument("pieces=0").status(), "\"0\" is no number from 1 on");
+}
+
 TEST(LayerArgumentsTest, Operations) {
   ExpectSame(ParseOperationArgument("fc1=basic_linear"), R"(name: "fc1" kind: "basic_linear")");
   ExpectSame(ParseOperationArgument("ln=norm,rmsnorm,eps=1e-6"),

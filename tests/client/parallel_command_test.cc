@@ -64,6 +64,29 @@ TEST_F(ParallelCommandTest, ReportsHaveEachRank) {
                           HasSubstr(ranks[1]["outputs"][0]["fingerprint"].get<std::string>())));
 }
 
+TEST_F(ParallelCommandTest, OverlapIsShownAsNumbersAndAsAPicture) {
+  const std::string html = Path("overlap.html");
+  const Arguments command =
+      Arguments{"run",     "--tp",     "2", "--sequence-parallel", "--recipe", "bf16", "--overlap",
+                "default", "--report", html} +
+      Layer("row");
+  const Json json = QuantgateJson(command)["run"];
+  EXPECT_EQ(json["variants"][1]["label"], "bf16 / none / auto / tp2 sp overlap:default");
+  const Json& overlaps = json["variants"][1]["ranks"][1]["overlaps"];
+  ASSERT_EQ(overlaps.size(), 2u);
+  EXPECT_EQ(overlaps[0]["stage"], "fprop");
+  EXPECT_GT(overlaps[0]["total_seconds"], 0);
+  EXPECT_TRUE(overlaps[0].contains("exposed_seconds_bits"));
+  EXPECT_FALSE(overlaps[0]["tasks"].empty());
+  const std::string page = ReadFile(html);
+  EXPECT_THAT(page, AllOf(HasSubstr("Communication beside GEMMs: fprop"),
+                          HasSubstr("aria-label=\"tasks over time by rank\""),
+                          HasSubstr(">rank 1 compute</text>"), HasSubstr("class=\"task0\"")));
+  const ProcessResult text = Quantgate(command);
+  EXPECT_THAT(text.out, AllOf(HasSubstr("Communication beside GEMMs"), HasSubstr("exposed"),
+                              HasSubstr("efficiency")));
+}
+
 TEST_F(ParallelCommandTest, ComparePutsATwinBehindEachVariant) {
   const Json json =
       QuantgateJson(Arguments{"compare", "--tp", "4", "--reduction-profile", "ub_p2p", "--recipe",
@@ -86,6 +109,11 @@ TEST_F(ParallelCommandTest, BadInput) {
   EXPECT_THAT(refusal({"--sequence-parallel"}),
               HasSubstr("--sequence-parallel: given without --tp"));
   EXPECT_THAT(refusal({"--tp", "3"}), HasSubstr("multiple of 3"));
+  EXPECT_THAT(refusal({"--overlap", "default"}), HasSubstr("--overlap: given without --tp"));
+  EXPECT_THAT(refusal({"--tp", "2", "--overlap", "fprop=none"}),
+              HasSubstr("\"fprop=none\" is none of column_fprop"));
+  EXPECT_THAT(refusal({"--tp", "2", "--overlap", "default"}),
+              HasSubstr("sequence_parallel is false"));
   EXPECT_THAT(refusal({"--tp", "2", "--reduction-profile", "fast"}), HasSubstr("rank_asc_fp32"));
   EXPECT_THAT(refusal({"--tp", "2", "--parallel-backend", "nccl"}), HasSubstr("needs a GPU"));
   EXPECT_THAT(refusal({}), HasSubstr("no variant is parallel"));

@@ -11,6 +11,7 @@
 #include "client/cli/render_html.h"
 #include "client/cli/render_json.h"
 #include "client/cli/render_table.h"
+#include "client/cli/text_table.h"
 #include "tests/client/sample_report.h"
 
 namespace quantgate {
@@ -280,6 +281,34 @@ TEST(RenderHtmlTest, EmptyPartsDoNotBreakThePage) {
   ExpectBalanced(RenderHtml(document));
   EXPECT_FALSE(TableOf(document).empty());
   EXPECT_FALSE(Json::parse(JsonDocument(document)).empty());
+}
+
+// 540 units are the last end, 4 s: a task of 1 s is a quarter of them.
+TEST(RenderHtmlTest, OverlapsAreBarsOverTimeByRankAndResource) {
+  google::protobuf::RepeatedPtrField<v1::RankReport> ranks;
+  const auto add_rank = [&](int rank, double copy_end) {
+    v1::RankReport& report = *ranks.Add();
+    report.set_rank(rank);
+    v1::OverlapReport& overlap = *report.add_overlaps();
+    const auto add = [&](const char* name, const char* resource, double begin, double end) {
+      v1::OverlapTask& task = *overlap.add_tasks();
+      task.set_name(name);
+      task.set_resource(resource);
+      task.set_begin_seconds(begin);
+      task.set_end_seconds(end);
+    };
+    add("gemm <own>", "compute", 0, 1);
+    add("copy", "receive", 0, copy_end);
+  };
+  add_rank(0, 2);
+  add_rank(1, 4);
+  const std::string svg = OverlapSvg(ranks, 0);
+  EXPECT_THAT(svg, HasSubstr(">rank 0 compute</text><rect x=\"86.00\" y=\"4.0\" width=\"135.00\""));
+  EXPECT_THAT(svg, HasSubstr("class=\"task0\"><title>rank 0, gemm &lt;own&gt;: 0 us to 1.00 s"));
+  EXPECT_THAT(svg,
+              HasSubstr(">rank 1 receive</text><rect x=\"86.00\" y=\"43.0\" width=\"540.00\""));
+  EXPECT_THAT(svg, Not(HasSubstr("send")));
+  EXPECT_EQ(OverlapSvg(ranks, 1), "");
 }
 
 }  // namespace

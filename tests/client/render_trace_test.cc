@@ -15,7 +15,7 @@ using testing::HasSubstr;
 using testing::Not;
 
 TraceQuantization Quantized(int step, int variant, float scale, int64_t flushed) {
-  TraceQuantization quantization{step, variant, {}};
+  TraceQuantization quantization{step, variant, -1, {}};
   quantization.record.set_tensor("fc1.x");
   quantization.record.set_role("input");
   quantization.record.set_rowwise(true);

@@ -168,5 +168,39 @@ TEST_F(SessionRunTest, ARefusedStepNamesVariantAndStep) {
   EXPECT_THAT(alone.err, HasSubstr("--recipe: absent"));
 }
 
+// Rows of y do not depend on which rank has them; sums of gradients over copies have other bits.
+TEST_F(SessionRunTest, SeveralRanksAreHeldAgainstOne) {
+  const std::string forward = Forward("gen:normal,seed=2,shape=64x32,dtype=bf16");
+  const std::string weight = "gen:normal,seed=1,shape=32x32,dtype=bf16";
+  const std::vector<std::string> ranks = {"--recipe", "mxfp8", "--dp", "2", "--require", "bitwise"};
+  const json same =
+      QuantgateJson(std::vector<std::string>{"session", "run", Trace(weight, "", forward)} + ranks);
+  EXPECT_EQ(same["variants"], json({"mxfp8 / none / auto", "mxfp8 / none / auto / tp1 dp2"}));
+  EXPECT_EQ(same["verdict"]["pass"], true);
+  ASSERT_EQ(same["tensors"].size(), 1u);
+  EXPECT_EQ(same["tensors"][0]["tensor"], "y");
+  std::vector<int> of_rank;
+  for (const json& row : same["quantizations"]) of_rank.push_back(row.value("rank", -1));
+  EXPECT_EQ(of_rank, std::vector<int>({-1, -1, 0, 0, 1, 1}));
+
+  const std::string backward = Backward("gen:normal,seed=3,shape=64x32,dtype=bf16");
+  const ProcessResult differs = Quantgate(
+      std::vector<std::string>{"session", "run", Trace(weight, "", forward + "," + backward)} +
+      ranks);
+  EXPECT_EQ(differs.exit_code, 1) << differs.err;
+  EXPECT_THAT(differs.out, HasSubstr("FAIL  0 differing bits"));
+  EXPECT_THAT(differs.out, HasSubstr("step 2: fc.dw of mxfp8 / none / auto / tp1 dp2 differs in"));
+
+  const auto refusal = [&](const std::vector<std::string>& more) {
+    const ProcessResult result = Quantgate(
+        std::vector<std::string>{"session", "run", Path("trace.json"), "--recipe", "bf16"} + more);
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    return result.err;
+  };
+  EXPECT_THAT(refusal({"--require", "bitwise"}), HasSubstr("there is one variant"));
+  EXPECT_THAT(refusal({"--sequence-parallel"}), HasSubstr("given without --tp"));
+  EXPECT_THAT(refusal({"--tp", "2"}), HasSubstr("no layer has a parallel_mode"));
+}
+
 }  // namespace
 }  // namespace quantgate

@@ -2,6 +2,7 @@
 // rank, and what is refused.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <map>
 
 #include "quantgate/v1/scenarios_service.grpc.pb.h"
@@ -96,6 +97,69 @@ TEST_F(ParallelRunTest, AnOutputThatDiffersFromOneRankIsTheVerdict) {
   EXPECT_THAT(variants[1].outputs(0).bound().derivation(), HasSubstr("each rank's part p_r"));
 }
 
+// The bits are those without overlap, and each rank says when what ran.
+TEST_F(ParallelRunTest, OverlapIsReported) {
+  v1::RunSpec spec = TwinsSpec("bf16", "column");
+  *spec.mutable_variants(0)->mutable_parallel() = spec.variants(1).parallel();
+  spec.mutable_variants(1)->mutable_parallel()->mutable_overlap()->set_pieces(2);
+  spec.set_requirement(v1::REQUIREMENT_BITWISE);
+  v1::RunReport report;
+  std::map<int, v1::VariantReport> variants = Run(spec, report);
+  EXPECT_TRUE(report.verdict().pass()) << report.verdict().finding();
+  EXPECT_EQ(variants[1].label(), "bf16 / none / sm90 / tp2 sp overlap:pieces=2");
+  EXPECT_THAT(report.reproduce(), HasSubstr(" --overlap pieces=2"));
+  EXPECT_EQ(variants[0].ranks(0).overlaps_size(), 0);
+  for (const v1::RankReport& rank : variants[1].ranks()) {
+    std::vector<std::string> stages;
+    for (const v1::OverlapReport& overlap : rank.overlaps()) {
+      stages.push_back(overlap.stage());
+      double end = 0;
+      bool multiplies = false;
+      for (const v1::OverlapTask& task : overlap.tasks()) {
+        EXPECT_LE(task.begin_seconds(), task.end_seconds());
+        end = std::max(end, task.end_seconds());
+        multiplies |= task.resource() == "compute";
+      }
+      EXPECT_TRUE(multiplies) << overlap.stage();
+      EXPECT_GE(end, overlap.total_seconds());
+      EXPECT_GE(overlap.communication_seconds(), overlap.exposed_seconds());
+      EXPECT_EQ(overlap.efficiency(),
+                overlap.total_seconds() /
+                    std::max(overlap.compute_seconds(), overlap.communication_seconds()));
+    }
+    EXPECT_THAT(stages, testing::ElementsAre("fprop", "dgrad", "wgrad"));
+  }
+}
+
+TEST_F(ParallelRunTest, OverlapRefusals) {
+  const auto invalid = grpc::StatusCode::INVALID_ARGUMENT;
+  const auto overlap_of = [](v1::RunSpec& spec) -> v1::Overlap& {
+    return *spec.mutable_variants(1)->mutable_parallel()->mutable_overlap();
+  };
+  const std::string field = "spec.variants[1].parallel";
+  ExpectTwinsRefused([&](v1::RunSpec& spec) { overlap_of(spec).set_column_fprop("fast"); },
+                     {invalid, field + ".overlap.column_fprop", "fast", "ring_exchange"});
+  ExpectTwinsRefused([&](v1::RunSpec& spec) { overlap_of(spec).set_column_fprop("bulk"); },
+                     {invalid, field, "rank 0", "overlap.fprop is bulk"});
+  ExpectTwinsRefused([&](v1::RunSpec& spec) { overlap_of(spec).set_pieces(-1); },
+                     {invalid, field, "rank 0", "pieces is -1"});
+  ExpectTwinsRefused(
+      [&](v1::RunSpec& spec) {
+        overlap_of(spec);
+        spec.mutable_variants(1)->mutable_parallel()->set_sequence_parallel(false);
+      },
+      {invalid, field, "rank 0", "sequence_parallel is false"});
+  ExpectTwinsRefused(
+      [&](v1::RunSpec& spec) {
+        overlap_of(spec);
+        spec.mutable_variants(1)->mutable_recipe()->set_name("fp8_block");
+      },
+      {invalid, field, "rank 0", "unquantized, per-tensor FP8 and mxfp8 recipes overlap"});
+  ExpectTwinsRefused(
+      [](v1::RunSpec& spec) { spec.mutable_variants(1)->mutable_parallel()->set_data_parallel(2); },
+      {invalid, field + ".data_parallel", "2", "of sessions"});
+}
+
 TEST_F(ParallelRunTest, Refusals) {
   const auto invalid = grpc::StatusCode::INVALID_ARGUMENT;
   const auto parallel_of = [](v1::RunSpec& spec) -> v1::Parallel& {
@@ -109,7 +173,7 @@ TEST_F(ParallelRunTest, Refusals) {
       [&](v1::RunSpec& spec) { parallel_of(spec).set_reduction_profile("fast"); },
       {invalid, "spec.variants[1].parallel.reduction_profile", "fast", "rank_asc_fp32"});
   ExpectTwinsRefused([&](v1::RunSpec& spec) { parallel_of(spec).set_backend("mpi"); },
-                     {invalid, "spec.variants[1].parallel.backend", "mpi", "local and nccl"});
+                     {invalid, "spec.variants[1].parallel.backend", "mpi", "local, nccl"});
   ExpectTwinsRefused(
       [](v1::RunSpec& spec) {
         spec.mutable_step()->mutable_layer()->set_parallel_mode("diagonal");

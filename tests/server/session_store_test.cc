@@ -145,7 +145,7 @@ TEST_F(SessionStoreTest, BytesAreBoundedTogether) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   forward.x = Generated(Distribution::kNormal, 2, DType::kBF16, {8, 16});
   EXPECT_TRUE((*use)->training->Forward(forward, nullptr).ok());
-  store_->StepEnded(*use);
+  EXPECT_TRUE(store_->StepEnded(*use, 0).ok());
   EXPECT_EQ(store_->usage().bytes, 2 * one + 8 * 16 * 2);
   EXPECT_EQ(store_->Find(b)->step, 1);
   EXPECT_EQ(store_->Find(b)->microbatches, std::vector<std::string>{"0"});
@@ -202,7 +202,7 @@ TEST_F(SessionStoreTest, ManyThreadsUseOneSession) {
         ASSERT_TRUE(use.ok());
         const std::lock_guard lock((*use)->mutex);
         store_->LimitBytes(*use);
-        store_->StepEnded(*use);
+        EXPECT_TRUE(store_->StepEnded(*use, 0).ok());
         if (i % 10 == 0) {
           const auto own = Open();
           ASSERT_TRUE(own.ok()) << own.status();

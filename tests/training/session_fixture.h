@@ -67,7 +67,7 @@ inline Tensor OutputOf(const absl::StatusOr<SessionStepResult>& result, const st
 }
 
 /// The fingerprints of the whole state, by name.
-inline std::map<std::string, std::string> DigestsOf(TrainingSession& session) {
+inline std::map<std::string, std::string> DigestsOf(Session& session) {
   std::map<std::string, std::string> digests;
   const auto tensors = session.Describe(nullptr);
   EXPECT_TRUE(tensors.ok()) << tensors.status();

@@ -1,0 +1,36 @@
+// ParallelSpec: the ranks of a variant or a session, as a request asks for them
+// (docs/distributed.md section 2).
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "kernels/comm/overlap_spec.h"
+#include "kernels/comm/reduction_profile.h"
+#include "kernels/comm/transport.h"
+
+namespace quantgate {
+
+std::string_view CollectiveBackendName(CollectiveBackend backend);  ///< "local", "nccl".
+/// INVALID_ARGUMENT with the value and the known names.
+absl::StatusOr<CollectiveBackend> ParseCollectiveBackend(std::string_view name);
+
+/// Rank r is place r % tensor_parallel of copy r / tensor_parallel.
+struct ParallelSpec {
+  int tensor_parallel = 2;  ///< Ranks of the group over which weights are divided.
+  bool sequence_parallel = false;
+  ReductionProfile profile = {};  ///< Of sums over the ranks.
+  CollectiveBackend backend = CollectiveBackend::kLocal;
+  std::optional<OverlapSpec> overlap = {};  ///< Absent: nothing overlaps.
+  int data_parallel = 1;                    ///< Copies of the layers; sessions only.
+
+  int size() const { return tensor_parallel * data_parallel; }
+  /// "tp2", "tp4 sp ub_p2p nccl", "tp2 dp2", "tp2 sp overlap:default": what differs from the
+  /// defaults.
+  std::string Label() const;
+  friend bool operator==(const ParallelSpec&, const ParallelSpec&) = default;
+};
+
+}  // namespace quantgate

@@ -1,0 +1,92 @@
+#include "kernels/comm/rank_engines.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "kernels/base/execution.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/engine/cuda_module.h"
+
+namespace quantgate {
+namespace {
+
+/// Of "cuda:1"; -1 of another device.
+int CudaOrdinalOf(const Engine& engine) {
+  const std::string id = engine.Describe().id;
+  absl::string_view number = id;
+  int ordinal = -1;
+  if (!absl::ConsumePrefix(&number, "cuda:") || !absl::SimpleAtoi(number, &ordinal)) return -1;
+  return ordinal;
+}
+
+absl::Status CheckDevices(const ParallelSpec& parallel, int ordinal) {
+  if (parallel.backend == CollectiveBackend::kLocal) return absl::OkStatus();
+  const std::string what = absl::StrCat("parallel.backend: nccl; it needs a GPU for each of the ",
+                                        parallel.size(), " ranks, and ");
+  if (ordinal < 0) {
+    return absl::FailedPreconditionError(absl::StrCat(what, "the run is on the CPU"));
+  }
+  QG_ASSIGN_OR_RETURN(const int count, CountCudaDevices());
+  if (count >= parallel.size()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(what, "this host has ", count));
+}
+
+/// Ranks begin, begin + step, ...: `count` of them.
+std::vector<int> Every(int step, int begin, int count) {
+  std::vector<int> ranks;
+  for (int i = 0; i < count; ++i) ranks.push_back(begin + i * step);
+  return ranks;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> RankEngines::Make(const ParallelSpec& parallel,
+                                                          int rank) const {
+  const int ordinal = CudaOrdinalOf(engine_);
+  if (ordinal >= 0) {
+    return MakeCudaEngine(parallel.backend == CollectiveBackend::kNccl ? rank : ordinal);
+  }
+  return MakeCpuEngine({.threads = std::max(1, AvailableCpus() / parallel.size())});
+}
+
+absl::StatusOr<std::vector<Engine*>> RankEngines::For(const ParallelSpec& parallel) {
+  QG_RETURN_IF_ERROR(CheckDevices(parallel, CudaOrdinalOf(engine_)));
+  auto& engines = engines_[{parallel.backend, parallel.size()}];
+  while (static_cast<int>(engines.size()) < parallel.size()) {
+    QG_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
+                        Make(parallel, static_cast<int>(engines.size())));
+    engines.push_back(std::move(engine));
+  }
+  std::vector<Engine*> ranks;
+  for (const auto& engine : engines) ranks.push_back(engine.get());
+  return ranks;
+}
+
+absl::StatusOr<std::unique_ptr<World>> MakeWorld(const ParallelSpec& parallel,
+                                                 std::vector<Engine*> engines,
+                                                 CommStatistics* statistics) {
+  WorldOptions options;
+  options.engines = std::move(engines);
+  options.backend = parallel.backend;
+  options.statistics = statistics;
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<World> world, World::Create(std::move(options)));
+  const int tp = parallel.tensor_parallel, dp = parallel.data_parallel;
+  std::vector<std::vector<int>> layers, copies;
+  for (int copy = 0; copy < dp; ++copy) layers.push_back(Every(1, copy * tp, tp));
+  for (int place = 0; place < tp; ++place) copies.push_back(Every(tp, place, dp));
+  QG_RETURN_IF_ERROR(world->AddGroups(kTensorParallelGroup, layers));
+  if (dp > 1) QG_RETURN_IF_ERROR(world->AddGroups(kDataParallelGroup, copies));
+  return world;
+}
+
+absl::StatusOr<std::unique_ptr<RankOverlap>> RankOverlap::Create(Rank& rank) {
+  std::unique_ptr<RankOverlap> made(new RankOverlap(rank));
+  QG_ASSIGN_OR_RETURN(made->overlap_, Overlap::Create(rank.group(kTensorParallelGroup),
+                                                      made->buffers_, {.keeps_timelines = true}));
+  return made;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,60 @@
+// The ranks that a ParallelSpec asks for, in this process: their engines, their world and groups,
+// and each rank's end of overlapped calls.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/comm/overlap.h"
+#include "kernels/comm/parallel_spec.h"
+#include "kernels/comm/world.h"
+
+namespace quantgate {
+
+/// The groups of a world that MakeWorld makes.
+inline constexpr char kTensorParallelGroup[] = "tp";
+inline constexpr char kDataParallelGroup[] = "dp";
+
+/// The engines of ranks, made when first asked for and kept for whoever asks again.
+class RankEngines {
+ public:
+  /// `engine`: the owner's, which says on which kind of device ranks are.
+  explicit RankEngines(Engine& engine) : engine_(engine) {}
+
+  /// One for each rank: CPU engines that share the host's CPUs; virtual ranks on the owner's GPU;
+  /// under backend nccl GPUs 0 to N - 1. FAILED_PRECONDITION or UNIMPLEMENTED naming what is
+  /// missing.
+  absl::StatusOr<std::vector<Engine*>> For(const ParallelSpec& parallel);
+
+ private:
+  absl::StatusOr<std::unique_ptr<Engine>> Make(const ParallelSpec& parallel, int rank) const;
+
+  Engine& engine_;
+  std::map<std::pair<CollectiveBackend, int>, std::vector<std::unique_ptr<Engine>>> engines_;
+};
+
+/// A world of these ranks with the groups that `parallel` asks for. `statistics`: as
+/// WorldOptions::statistics. Errors as World::Create.
+absl::StatusOr<std::unique_ptr<World>> MakeWorld(const ParallelSpec& parallel,
+                                                 std::vector<Engine*> engines,
+                                                 CommStatistics* statistics = nullptr);
+
+/// A rank's end of overlapped calls on its tensor-parallel group, whose timelines are kept, and the
+/// buffers of them.
+class RankOverlap {
+ public:
+  /// Errors as Overlap::Create.
+  static absl::StatusOr<std::unique_ptr<RankOverlap>> Create(Rank& rank);
+  Overlap& overlap() { return *overlap_; }
+
+ private:
+  explicit RankOverlap(Rank& rank) : buffers_(rank.engine(), rank.faults()) {}
+
+  OverlapBuffers buffers_;
+  std::unique_ptr<Overlap> overlap_;
+};
+
+}  // namespace quantgate

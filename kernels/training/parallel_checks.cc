@@ -1,0 +1,144 @@
+#include "kernels/training/parallel_checks.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/comm/world.h"
+#include "kernels/layer/invalid_field.h"
+#include "kernels/layer/layer_sharding.h"
+
+namespace quantgate {
+namespace {
+
+absl::Status CheckCounts(const ParallelSpec& parallel) {
+  const auto check = [](const char* field, int count) {
+    if (count >= 1 && count <= kWorldSizeMax) return absl::OkStatus();
+    return InvalidField(absl::StrCat("parallel.", field), absl::StrCat(count),
+                        absl::StrCat("from 1 to ", kWorldSizeMax));
+  };
+  QG_RETURN_IF_ERROR(check("tensor_parallel", parallel.tensor_parallel));
+  QG_RETURN_IF_ERROR(check("data_parallel", parallel.data_parallel));
+  if (parallel.size() >= 2 && parallel.size() <= kWorldSizeMax) return absl::OkStatus();
+  return InvalidField("parallel", parallel.Label(),
+                      absl::StrCat("tensor_parallel times data_parallel is the number of ranks, 2 "
+                                   "to ",
+                                   kWorldSizeMax));
+}
+
+absl::Status CheckOptions(const ParallelSpec& parallel) {
+  if (parallel.profile.kind == ReductionKind::kNccl &&
+      parallel.backend != CollectiveBackend::kNccl) {
+    return InvalidField("parallel.reduction_profile", "nccl",
+                        "the library's own sum needs backend nccl");
+  }
+  if (parallel.tensor_parallel > 1) return absl::OkStatus();
+  if (parallel.sequence_parallel) {
+    return InvalidField("parallel.sequence_parallel", "true",
+                        "it divides rows over tensor_parallel ranks, of which there is 1");
+  }
+  if (parallel.overlap.has_value()) {
+    return InvalidField("parallel.overlap", parallel.overlap->Text(),
+                        "what overlaps is among tensor_parallel ranks, of which there is 1");
+  }
+  return absl::OkStatus();
+}
+
+std::string FieldOf(size_t layer) { return absl::StrCat("layers[", layer, "].layer"); }
+
+absl::Status CheckLayerModes(const LayerSpec& layer, const std::string& field, bool is_divided) {
+  if (!is_divided) {
+    if (!HasParallelMode(layer)) return absl::OkStatus();
+    return InvalidField(
+        field + ".parallel_mode", "given",
+        "it divides weights over parallel.tensor_parallel ranks, of which there is 1");
+  }
+  if (layer.kind != LayerKind::kChain || !HasParallelMode(layer)) return absl::OkStatus();
+  for (size_t i = 0; i < layer.operations.size(); ++i) {
+    const OperationSpec& operation = layer.operations[i];
+    const bool is_left_out = operation.kind == OperationKind::kBasicLinear &&
+                             operation.parallel_mode == ParallelMode::kNone;
+    if (!is_left_out) continue;
+    return InvalidField(absl::StrCat(field, ".operations[", i, "].parallel_mode"), "none",
+                        "of a chain with a divided weight every basic_linear is divided");
+  }
+  return absl::OkStatus();
+}
+
+/// What a rank has of a tensor between two layers.
+struct Layout {
+  ShardRule columns;
+  bool divides_rows = false;
+  friend bool operator==(const Layout&, const Layout&) = default;
+
+  std::string Text() const {
+    if (divides_rows) return "divided along its rows";
+    return columns.dim == -1 ? "whole" : "divided along its columns";
+  }
+};
+
+absl::Status CheckLayouts(const SessionSpec& spec) {
+  const bool sp = spec.parallel->sequence_parallel;
+  for (size_t i = 1; i < spec.layers.size(); ++i) {
+    const LayerSpec& before = spec.layers[i - 1].spec;
+    const LayerSpec& layer = spec.layers[i].spec;
+    const Layout given{OutputColumns(before), sp && DividesOutputRows(before)};
+    const Layout taken{InputColumns(layer), sp && DividesInputRows(layer)};
+    if (given == taken) continue;
+    return InvalidField(FieldOf(i) + ".parallel_mode",
+                        std::string(ParallelModeName(layer.parallel_mode)),
+                        absl::StrCat("on each rank its x is ", taken.Text(), ", and what layer ",
+                                     spec.layers[i - 1].name, " gives is ", given.Text()));
+  }
+  return absl::OkStatus();
+}
+
+/// "rank0", as a rank's own tensors begin.
+bool IsRankName(const std::string& name) {
+  return absl::StartsWith(name, "rank") && name.size() == 5 && name[4] >= '0' && name[4] <= '9';
+}
+
+}  // namespace
+
+absl::Status CheckSessionRanks(const SessionSpec& spec) {
+  if (spec.parallel.has_value()) {
+    QG_RETURN_IF_ERROR(CheckCounts(*spec.parallel));
+    QG_RETURN_IF_ERROR(CheckOptions(*spec.parallel));
+  }
+  const bool is_divided = spec.parallel.has_value() && spec.parallel->tensor_parallel > 1;
+  bool has_mode = false;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const LayerSpec& layer = spec.layers[i].spec;
+    QG_RETURN_IF_ERROR(CheckLayerModes(layer, FieldOf(i), is_divided));
+    has_mode |= HasParallelMode(layer);
+    if (!spec.parallel.has_value()) continue;
+    if (IsRankName(spec.layers[i].name)) {
+      return InvalidField(absl::StrCat("layers[", i, "].name"), spec.layers[i].name,
+                          "the ranks' own tensors begin with it");
+    }
+    if (layer.kind != LayerKind::kGroupedLinear) continue;
+    return absl::UnimplementedError(
+        absl::StrCat(FieldOf(i),
+                     ".kind: grouped_linear; its m_splits are of one rank's rows: a "
+                     "session on several ranks takes none"));
+  }
+  if (!is_divided) return absl::OkStatus();
+  if (!has_mode) {
+    return InvalidField("parallel.tensor_parallel", absl::StrCat(spec.parallel->tensor_parallel),
+                        "no layer has a parallel_mode, so that there is nothing to divide");
+  }
+  return CheckLayouts(spec);
+}
+
+absl::Status CheckDividesRows(const std::string& field, const Tensor& tensor,
+                              const ParallelSpec& parallel, bool divides_rows) {
+  const int parts = divides_rows ? parallel.size() : parallel.data_parallel;
+  if (parts == 1) return absl::OkStatus();
+  if (tensor.has_value() && tensor.rank() >= 2 && tensor.shape()[0] % parts == 0) {
+    return absl::OkStatus();
+  }
+  return InvalidField(field, tensor.has_value() ? TensorText(tensor) : "absent",
+                      absl::StrCat("it must have a rank of at least 2 and a dim 0 that the ", parts,
+                                   " parts of the batch divide"));
+}
+
+}  // namespace quantgate

@@ -1,0 +1,19 @@
+// What a session on several ranks refuses before there are ranks. Private to kernels/training.
+#pragma once
+
+#include "kernels/training/training_session.h"
+
+namespace quantgate {
+
+/// INVALID_ARGUMENT naming field, value and rule, UNIMPLEMENTED for a layer that no session on
+/// several ranks has: the numbers of ranks, what goes together, that each layer takes what the one
+/// before it gives of the columns and rows of its output; and that no layer of a session on one
+/// rank is divided.
+absl::Status CheckSessionRanks(const SessionSpec& spec);
+
+/// That the ranks divide dim 0 of `tensor`, of which each has a part where `divides_rows`, each
+/// copy of the layers elsewhere.
+absl::Status CheckDividesRows(const std::string& field, const Tensor& tensor,
+                              const ParallelSpec& parallel, bool divides_rows);
+
+}  // namespace quantgate

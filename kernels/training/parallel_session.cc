@@ -1,0 +1,429 @@
+#include "kernels/training/parallel_session.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "kernels/layer/layer_program.h"
+#include "kernels/training/parallel_checks.h"
+#include "kernels/training/session_checks.h"
+#include "kernels/training/session_state.h"
+
+namespace quantgate {
+namespace {
+
+/// `tensor`, of the owner's engine or on the host, for a rank's engine.
+absl::StatusOr<Tensor> Imported(Engine& engine, const Tensor& tensor) {
+  if (!tensor.has_value() || tensor.space() == MemorySpace::kHost) return tensor;
+  return engine.Import(tensor);
+}
+
+/// The parameter that a tensor of a layer's state is divided like: its moments' and main
+/// gradient's.
+std::string ParameterOf(const std::string& name) {
+  for (const char* last : {".exp_avg_sq", ".exp_avg"}) {
+    if (absl::EndsWith(name, last)) return std::string(absl::StripSuffix(name, last));
+  }
+  return WithLastWord(name, "main_grad") == name ? WithLastWord(name, "weight") : name;
+}
+
+}  // namespace
+
+struct ParallelSession::Member {
+  Engine* engine = nullptr;
+  std::string device;
+  std::shared_ptr<SessionRank> rank = std::make_shared<SessionRank>();
+  /// Of forwards from now on, then those that forwards in flight still follow.
+  std::vector<std::shared_ptr<ParallelStep>> steps;
+  std::unique_ptr<RankOverlap> overlap;
+  std::unique_ptr<TrainingSession> session;
+
+  void UseStep(std::shared_ptr<ParallelStep> step) {
+    if (!steps.empty()) {
+      step->tp = steps[0]->tp;
+      step->overlap = steps[0]->overlap;
+    }
+    rank->step = step;
+    steps.insert(steps.begin(), std::move(step));
+  }
+};
+
+ParallelSession::ParallelSession(Engine& engine, SessionSpec spec, CommStatistics* statistics)
+    : engine_(engine),
+      spec_(std::move(spec)),
+      statistics_(statistics),
+      engines_(engine),
+      bytes_max_(std::numeric_limits<int64_t>::max()) {}
+
+ParallelSession::~ParallelSession() = default;
+
+absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Open(
+    Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
+    CommStatistics* statistics, const Cancellation* cancellation) {
+  QG_RETURN_IF_ERROR(CheckSessionSpec(spec));
+  QG_RETURN_IF_ERROR(engine.CheckArithmetic(spec.arithmetic));
+  std::unique_ptr<ParallelSession> session(
+      new ParallelSession(engine, std::move(spec), statistics));
+  QG_ASSIGN_OR_RETURN(const std::vector<Engine*> engines,
+                      session->engines_.For(*session->spec_.parallel));
+  for (Engine* const of_rank : engines) {
+    Member& member = *session->members_.emplace_back(std::make_unique<Member>());
+    member.engine = of_rank;
+    member.device = of_rank->Describe().id;
+    if (session->tp() == 1) continue;
+    member.UseStep(
+        std::make_shared<ParallelStep>(StepOf(*session->spec_.parallel, session->spec_.recipe)));
+  }
+  QG_RETURN_IF_ERROR(session->MakeRanks());
+  QG_RETURN_IF_ERROR(session->OpenMembers(parameters, cancellation));
+  return session;
+}
+
+absl::Status ParallelSession::MakeRanks() {
+  if (world_ != nullptr) return absl::OkStatus();
+  std::vector<Engine*> engines;
+  for (const auto& member : members_) engines.push_back(member->engine);
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<World> world,
+                      MakeWorld(*spec_.parallel, std::move(engines), statistics_));
+  QG_RETURN_IF_ERROR(world->Run([this](Rank& rank) { return Attach(rank); }, nullptr));
+  world_ = std::move(world);
+  return absl::OkStatus();
+}
+
+absl::Status ParallelSession::Attach(Rank& rank) {
+  Member& mine = *members_[static_cast<size_t>(rank.index())];
+  mine.rank->all = &rank.group(kWorldGroup);
+  mine.rank->copies = dp() > 1 ? &rank.group(kDataParallelGroup) : nullptr;
+  if (spec_.parallel->overlap.has_value()) {
+    QG_ASSIGN_OR_RETURN(mine.overlap, RankOverlap::Create(rank));
+  }
+  for (const auto& step : mine.steps) {
+    step->tp = &rank.group(kTensorParallelGroup);
+    step->overlap = mine.overlap == nullptr ? nullptr : &mine.overlap->overlap();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParallelSession::OpenMembers(const std::map<std::string, Tensor>& parameters,
+                                          const Cancellation* cancellation) {
+  QG_ASSIGN_OR_RETURN(const std::shared_ptr<const Moment> given, engine_.MarkMoment());
+  const auto open = [&](Rank& rank) -> absl::Status {
+    Member& mine = *members_[static_cast<size_t>(rank.index())];
+    QG_RETURN_IF_ERROR(mine.engine->WaitFor(*given));
+    std::map<std::string, Tensor> parts;
+    for (const auto& [name, whole] : parameters) {
+      QG_ASSIGN_OR_RETURN(const Tensor imported, Imported(*mine.engine, whole));
+      ShardRule rule;
+      for (const SessionLayer& layer : spec_.layers) {
+        absl::string_view within = name;
+        if (tp() == 1 || !absl::ConsumePrefix(&within, layer.name + ".")) continue;
+        rule = ParameterShardRule(layer.spec, ParameterOf(std::string(within)));
+      }
+      QG_ASSIGN_OR_RETURN(parts[name], ShardOf(*mine.engine, absl::StrCat("parameters: ", name),
+                                               imported, rule, rank.index() % tp(), tp()));
+    }
+    QG_ASSIGN_OR_RETURN(mine.session, TrainingSession::OpenRank(*mine.engine, spec_, parts,
+                                                                mine.rank, rank.cancellation()));
+    return absl::OkStatus();
+  };
+  return world_->Run(open, cancellation);
+}
+
+ParallelSession::Layout ParallelSession::InputLayout() const {
+  if (tp() == 1) return {};
+  const LayerSpec& first = spec_.layers.front().spec;
+  return {InputColumns(first), spec_.parallel->sequence_parallel && DividesInputRows(first)};
+}
+
+ParallelSession::Layout ParallelSession::OutputLayout() const {
+  if (tp() == 1) return {};
+  const LayerSpec& last = spec_.layers.back().spec;
+  return {OutputColumns(last), spec_.parallel->sequence_parallel && DividesOutputRows(last)};
+}
+
+absl::StatusOr<Tensor> ParallelSession::PartOf(Engine& engine, const std::string& field,
+                                               const Tensor& whole, const Layout& layout,
+                                               int rank) const {
+  QG_ASSIGN_OR_RETURN(Tensor part, Imported(engine, whole));
+  const int parts = layout.divides_rows ? tp() * dp() : dp();
+  if (parts > 1) {
+    const int64_t rows = part.shape()[0] / parts;
+    const int place = layout.divides_rows ? rank : rank / tp();
+    QG_ASSIGN_OR_RETURN(part, engine.Slice(part, 0, place * rows, rows, nullptr));
+  }
+  return ShardOf(engine, field, part, layout.columns, rank % tp(), tp());
+}
+
+absl::Status ParallelSession::CheckBytes(int64_t before) const {
+  const int64_t held = bytes();
+  if (held <= bytes_max_ || held <= before) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("session: ", held, " bytes after this step; it may hold ", bytes_max_));
+}
+
+absl::Status ParallelSession::RunMembers(StepOnRank step, const Cancellation* cancellation,
+                                         std::vector<SessionStepResult>& results) {
+  const int64_t before = bytes();
+  QG_ASSIGN_OR_RETURN(const std::shared_ptr<const Moment> given, engine_.MarkMoment());
+  const auto run_rank = [&](Rank& rank) -> absl::Status {
+    const auto index = static_cast<size_t>(rank.index());
+    Member& mine = *members_[index];
+    QG_RETURN_IF_ERROR(mine.engine->WaitFor(*given));
+    QG_ASSIGN_OR_RETURN(results[index], step(rank, mine));
+    return absl::OkStatus();
+  };
+  QG_RETURN_IF_ERROR(world_->Run(run_rank, cancellation));
+  return CheckBytes(before);
+}
+
+absl::StatusOr<SessionStepResult> ParallelSession::Run(StepOnRank step,
+                                                       const Cancellation* cancellation) {
+  QG_RETURN_IF_ERROR(MakeRanks());
+  const std::function<void()> go_back = WayBack();
+  std::vector<SessionStepResult> results(members_.size());
+  const auto run_and_join = [&]() -> absl::StatusOr<SessionStepResult> {
+    QG_RETURN_IF_ERROR(RunMembers(step, cancellation, results));
+    return Joined(std::move(results), cancellation);
+  };
+  absl::StatusOr<SessionStepResult> joined = run_and_join();
+  if (joined.ok()) return joined;
+  go_back();
+  // A group that met an error makes no more calls.
+  for (const auto& member : members_) member->overlap = nullptr;
+  world_ = nullptr;
+  return joined;
+}
+
+absl::StatusOr<SessionStepResult> ParallelSession::Forward(const ForwardStep& step,
+                                                           const Cancellation* cancellation) {
+  const Layout layout = InputLayout();
+  QG_RETURN_IF_ERROR(CheckDividesRows("x", step.x, *spec_.parallel, layout.divides_rows));
+  const auto forward = [&](Rank& rank, Member& mine) -> absl::StatusOr<SessionStepResult> {
+    ForwardStep part = step;
+    QG_ASSIGN_OR_RETURN(part.x, PartOf(*mine.engine, "x", step.x, layout, rank.index()));
+    return mine.session->Forward(part, rank.cancellation());
+  };
+  return Run(forward, cancellation);
+}
+
+absl::StatusOr<SessionStepResult> ParallelSession::Backward(const BackwardStep& step,
+                                                            const Cancellation* cancellation) {
+  const Layout layout = OutputLayout();
+  QG_RETURN_IF_ERROR(
+      CheckDividesRows("grad_output", step.grad_output, *spec_.parallel, layout.divides_rows));
+  const auto backward = [&](Rank& rank, Member& mine) -> absl::StatusOr<SessionStepResult> {
+    BackwardStep part = step;
+    QG_ASSIGN_OR_RETURN(part.grad_output, PartOf(*mine.engine, "grad_output", step.grad_output,
+                                                 layout, rank.index()));
+    return mine.session->Backward(part, rank.cancellation());
+  };
+  return Run(backward, cancellation);
+}
+
+absl::StatusOr<SessionStepResult> ParallelSession::Wgrad(const Cancellation* cancellation) {
+  const auto wgrad = [](Rank& rank, Member& mine) {
+    return mine.session->Wgrad(rank.cancellation());
+  };
+  return Run(wgrad, cancellation);
+}
+
+absl::StatusOr<SessionStepResult> ParallelSession::Optimize(const OptimizerStep& step,
+                                                            const Cancellation* cancellation) {
+  const auto optimize = [&](Rank& rank, Member& mine) {
+    return mine.session->Optimize(step, rank.cancellation());
+  };
+  return Run(optimize, cancellation);
+}
+
+namespace {
+
+absl::StatusOr<SessionStepResult> NothingOf(const absl::Status& status) {
+  if (!status.ok()) return status;
+  return SessionStepResult();
+}
+
+}  // namespace
+
+absl::Status ParallelSession::ChangeRecipe(const Recipe& recipe, const Cancellation* cancellation) {
+  const auto change = [&](Rank& rank, Member& mine) {
+    return NothingOf(mine.session->ChangeRecipe(recipe, rank.cancellation()));
+  };
+  QG_RETURN_IF_ERROR(Run(change, cancellation).status());
+  for (const auto& member : members_) {
+    // What overlaps follows the recipe; forwards in flight go on as they began.
+    std::erase_if(member->steps, [&](const auto& step) { return step.use_count() == 1; });
+    if (tp() > 1) {
+      member->UseStep(std::make_shared<ParallelStep>(StepOf(*spec_.parallel, recipe)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParallelSession::Offload(const std::string& microbatch,
+                                      const Cancellation* cancellation) {
+  const auto offload = [&](Rank& rank, Member& mine) {
+    return NothingOf(mine.session->Offload(microbatch, rank.cancellation()));
+  };
+  return Run(offload, cancellation).status();
+}
+
+absl::Status ParallelSession::Reload(const std::string& microbatch,
+                                     const Cancellation* cancellation) {
+  const auto reload = [&](Rank& rank, Member& mine) {
+    return NothingOf(mine.session->Reload(microbatch, rank.cancellation()));
+  };
+  return Run(reload, cancellation).status();
+}
+
+absl::StatusOr<TensorFile> ParallelSession::Checkpoint(const Cancellation*) {
+  return absl::UnimplementedError(
+      absl::StrCat("checkpoint: parallel ", spec_.parallel->Label(),
+                   "; the state of a session on several ranks is not written to a file"));
+}
+
+const Recipe& ParallelSession::recipe() const { return members_[0]->session->recipe(); }
+int64_t ParallelSession::step_count() const { return members_[0]->session->step_count(); }
+std::vector<std::string> ParallelSession::microbatches() const {
+  return members_[0]->session->microbatches();
+}
+
+std::function<void()> ParallelSession::WayBack() {
+  std::vector<std::function<void()>> ways;
+  for (const auto& member : members_) {
+    ways.push_back(
+        [rank = member->rank, step = member->rank->step, go_back = member->session->WayBack()] {
+          rank->step = step;
+          go_back();
+        });
+  }
+  return [ways = std::move(ways)] {
+    for (const std::function<void()>& go_back : ways) go_back();
+  };
+}
+
+int64_t ParallelSession::bytes() const {
+  int64_t bytes = 0;
+  for (const auto& member : members_) bytes += member->session->bytes();
+  return bytes;
+}
+
+absl::StatusOr<std::vector<StateTensor>> ParallelSession::Describe(
+    const Cancellation* cancellation) {
+  std::vector<StateTensor> all;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    QG_ASSIGN_OR_RETURN(std::vector<StateTensor> tensors,
+                        members_[rank]->session->Describe(cancellation));
+    for (StateTensor& tensor : tensors) {
+      tensor.name = absl::StrCat("rank", rank, ".", tensor.name);
+      all.push_back(std::move(tensor));
+    }
+  }
+  return all;
+}
+
+absl::StatusOr<Tensor> ParallelSession::Find(const std::string& name,
+                                             const Cancellation* cancellation) {
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    absl::string_view own = name;
+    if (!absl::ConsumePrefix(&own, absl::StrCat("rank", rank, "."))) continue;
+    QG_ASSIGN_OR_RETURN(const Tensor tensor,
+                        members_[rank]->session->Find(std::string(own), cancellation));
+    QG_ASSIGN_OR_RETURN(const Tensor host, members_[rank]->engine->ToHost(tensor, cancellation));
+    return engine_.ToDevice(host, cancellation);
+  }
+  for (const SessionLayer& layer : spec_.layers) {
+    absl::string_view within = name;
+    if (!absl::ConsumePrefix(&within, layer.name + ".")) continue;
+    const std::string parameter(within);
+    const std::vector<LayerParameter> known = ParametersOf(layer.spec);
+    const bool is_parameter =
+        std::any_of(known.begin(), known.end(),
+                    [&](const LayerParameter& each) { return each.name == parameter; });
+    if (!is_parameter) continue;
+    std::vector<Tensor> parts;
+    for (int rank = 0; rank < tp(); ++rank) {
+      const Member& member = *members_[static_cast<size_t>(rank)];
+      QG_ASSIGN_OR_RETURN(const Tensor part, member.session->Find(name, cancellation));
+      QG_ASSIGN_OR_RETURN(parts.emplace_back(), member.engine->ToHost(part, cancellation));
+    }
+    return JoinParameter(ParameterShardRule(layer.spec, parameter), parts, cancellation);
+  }
+  return absl::NotFoundError(
+      absl::StrCat("tensor: ", name,
+                   "; the session has no parameter of that name, and its ranks' own tensors "
+                   "begin with rank0., rank1., ..."));
+}
+
+absl::StatusOr<Tensor> ParallelSession::JoinParameter(const ShardRule& rule,
+                                                      const std::vector<Tensor>& parts,
+                                                      const Cancellation* cancellation) {
+  if (tp() == 1 || rule.dim == -1) return engine_.ToDevice(parts[0], cancellation);
+  return JoinShards(engine_, {parts.begin(), parts.begin() + tp()}, rule, cancellation);
+}
+
+absl::StatusOr<Tensor> ParallelSession::JoinBatch(const std::vector<Tensor>& parts,
+                                                  const Layout& layout,
+                                                  const Cancellation* cancellation) {
+  if (layout.divides_rows) return JoinRows(engine_, parts, cancellation);
+  std::vector<Tensor> copies;
+  for (int copy = 0; copy < dp(); ++copy) {
+    const auto begin = parts.begin() + copy * tp();
+    QG_ASSIGN_OR_RETURN(copies.emplace_back(),
+                        JoinParameter(layout.columns, {begin, begin + tp()}, cancellation));
+  }
+  return copies.size() == 1 ? copies[0] : JoinRows(engine_, copies, cancellation);
+}
+
+absl::StatusOr<Tensor> ParallelSession::Join(const std::string& output,
+                                             const std::vector<Tensor>& parts,
+                                             const Cancellation* cancellation) {
+  if (output == "y") return JoinBatch(parts, OutputLayout(), cancellation);
+  if (output == "dx") return JoinBatch(parts, InputLayout(), cancellation);
+  for (const SessionLayer& layer : spec_.layers) {
+    absl::string_view within = output;
+    if (!absl::ConsumePrefix(&within, layer.name + ".")) continue;
+    // Every rank of a copy has gathered it.
+    if (within == "norm_out") return JoinBatch(parts, {}, cancellation);
+    for (const LayerParameter& parameter : ParametersOf(layer.spec)) {
+      if (parameter.gradient != within) continue;
+      return JoinParameter(ParameterShardRule(layer.spec, parameter.name), parts, cancellation);
+    }
+  }
+  return absl::InternalError(absl::StrCat("output ", output, " of no layer"));
+}
+
+absl::StatusOr<SessionStepResult> ParallelSession::Joined(std::vector<SessionStepResult> results,
+                                                          const Cancellation* cancellation) {
+  SessionStepResult whole;
+  for (size_t i = 0; i < results[0].outputs.size(); ++i) {
+    const std::string& name = results[0].outputs[i].name;
+    std::vector<Tensor> parts;
+    for (size_t rank = 0; rank < results.size(); ++rank) {
+      QG_ASSIGN_OR_RETURN(parts.emplace_back(), members_[rank]->engine->ToHost(
+                                                    results[rank].outputs[i].tensor, cancellation));
+    }
+    QG_ASSIGN_OR_RETURN(Tensor joined, Join(name, parts, cancellation));
+    whole.outputs.push_back({name, std::move(joined)});
+  }
+  whole.notes = results[0].notes;
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    Engine& engine = *members_[rank]->engine;
+    RankStepRecords& records = whole.ranks.emplace_back();
+    records.device = members_[rank]->device;
+    for (const NamedTensor& output : results[rank].outputs) {
+      QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
+                          engine.FingerprintOf(output.tensor, cancellation));
+      records.outputs.push_back(
+          {output.name, output.tensor.dtype(), output.tensor.shape(), fingerprint});
+    }
+    records.records = std::move(static_cast<StepRecords&>(results[rank]));
+  }
+  return whole;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,104 @@
+// ParallelSession: a training session on the ranks of this process. The layers' weights are divided
+// over the ranks of a tensor-parallel group (docs/distributed.md section 2); copies of the layers
+// divide the rows of a batch, and the optimizer's gradients are summed over them. Every rank has a
+// TrainingSession of its parts; what comes in and goes out is whole.
+//
+// Not thread-safe, errors as TrainingSession. A step that fails on any rank leaves all as they
+// were, and the ranks' groups are made anew for the next one. Copies draw the same random numbers.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "kernels/comm/rank_engines.h"
+#include "kernels/layer/layer_sharding.h"
+#include "kernels/training/training_session.h"
+
+namespace quantgate {
+
+class ParallelSession final : public Session {
+ public:
+  /// `parameters` whole, as TrainingSession::Open. Outputs are tensors of `engine`, which says on
+  /// which kind of device the ranks are. FAILED_PRECONDITION or UNIMPLEMENTED where this host or
+  /// build has not what the backend needs.
+  static absl::StatusOr<std::unique_ptr<ParallelSession>> Open(
+      Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
+      CommStatistics* statistics, const Cancellation* cancellation);
+
+  absl::StatusOr<SessionStepResult> Forward(const ForwardStep& step,
+                                            const Cancellation* cancellation) override;
+  absl::StatusOr<SessionStepResult> Backward(const BackwardStep& step,
+                                             const Cancellation* cancellation) override;
+  absl::StatusOr<SessionStepResult> Wgrad(const Cancellation* cancellation) override;
+  absl::StatusOr<SessionStepResult> Optimize(const OptimizerStep& step,
+                                             const Cancellation* cancellation) override;
+  absl::Status ChangeRecipe(const Recipe& recipe, const Cancellation* cancellation) override;
+  absl::Status Offload(const std::string& microbatch, const Cancellation* cancellation) override;
+  absl::Status Reload(const std::string& microbatch, const Cancellation* cancellation) override;
+  absl::StatusOr<TensorFile> Checkpoint(const Cancellation* cancellation) override;
+
+  const Recipe& recipe() const override;
+  std::function<void()> WayBack() override;
+  int64_t step_count() const override;
+  int64_t bytes() const override;
+  void LimitBytes(int64_t bytes_max) override { bytes_max_ = bytes_max; }
+  std::vector<std::string> microbatches() const override;
+  absl::StatusOr<std::vector<StateTensor>> Describe(const Cancellation* cancellation) override;
+  absl::StatusOr<Tensor> Find(const std::string& name, const Cancellation* cancellation) override;
+  ~ParallelSession() override;
+
+ private:
+  /// One rank.
+  struct Member;
+  /// What a rank has of a tensor.
+  struct Layout {
+    ShardRule columns = {};
+    bool divides_rows = false;
+  };
+  using StepOnRank = absl::FunctionRef<absl::StatusOr<SessionStepResult>(Rank& rank, Member& mine)>;
+
+  ParallelSession(Engine& engine, SessionSpec spec, CommStatistics* statistics);
+
+  int tp() const { return spec_.parallel->tensor_parallel; }
+  int dp() const { return spec_.parallel->data_parallel; }
+  Layout InputLayout() const;
+  Layout OutputLayout() const;
+
+  /// The ranks' world and groups, where there are none.
+  absl::Status MakeRanks();
+  absl::Status Attach(Rank& rank);
+  absl::Status OpenMembers(const std::map<std::string, Tensor>& parameters,
+                           const Cancellation* cancellation);
+  /// One step of every rank. What failed has not been done by any.
+  absl::StatusOr<SessionStepResult> Run(StepOnRank step, const Cancellation* cancellation);
+  absl::Status RunMembers(StepOnRank step, const Cancellation* cancellation,
+                          std::vector<SessionStepResult>& results);
+  absl::Status CheckBytes(int64_t before) const;
+
+  absl::StatusOr<Tensor> PartOf(Engine& engine, const std::string& field, const Tensor& whole,
+                                const Layout& layout, int rank) const;
+  absl::StatusOr<SessionStepResult> Joined(std::vector<SessionStepResult> results,
+                                           const Cancellation* cancellation);
+  absl::StatusOr<Tensor> Join(const std::string& output, const std::vector<Tensor>& parts,
+                              const Cancellation* cancellation);
+  /// Of what rows of the batch divide.
+  absl::StatusOr<Tensor> JoinBatch(const std::vector<Tensor>& parts, const Layout& layout,
+                                   const Cancellation* cancellation);
+  /// Of a parameter or its gradient, from the first copy's parts.
+  absl::StatusOr<Tensor> JoinParameter(const ShardRule& rule, const std::vector<Tensor>& parts,
+                                       const Cancellation* cancellation);
+
+  Engine& engine_;
+  const SessionSpec spec_;
+  CommStatistics* const statistics_;
+  RankEngines engines_;
+  std::unique_ptr<World> world_;                  ///< Null after a step that failed.
+  std::vector<std::unique_ptr<Member>> members_;  ///< By rank.
+  int64_t bytes_max_;
+};
+
+}  // namespace quantgate

@@ -1,0 +1,240 @@
+// Sessions on several ranks over a real channel: the bits of one rank, what is said of each rank,
+// what is refused, metrics; and what a session keeps beside its tensors.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "quantgate/v1/sessions_service.grpc.pb.h"
+#include "server/limits.h"
+#include "server/rpc/convert_session.h"
+#include "tests/server/test_server.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr int64_t kRows = 64, kWide = 128;
+
+v1::OpenSessionRequest OpenRequest(int tp, int dp, const std::string& mode) {
+  v1::OpenSessionRequest request;
+  v1::SessionSpec& spec = *request.mutable_spec();
+  v1::SessionLayer& layer = *spec.add_layers();
+  layer.set_name("fc");
+  layer.mutable_layer()->set_kind("linear");
+  layer.mutable_layer()->set_parallel_mode(mode);
+  spec.mutable_recipe()->set_name("bf16");
+  spec.mutable_sgd()->set_learning_rate(0.5f);
+  if (tp * dp > 1) {
+    spec.mutable_parallel()->set_tensor_parallel(tp);
+    spec.mutable_parallel()->set_data_parallel(dp);
+    spec.mutable_parallel()->set_sequence_parallel(tp > 1);
+  }
+  (*request.mutable_parameters())["fc.weight"] = Generated("normal", 1, "bf16", {kWide, kWide});
+  return request;
+}
+
+class ParallelSessionsTest : public testing::Test {
+ protected:
+  explicit ParallelSessionsTest()
+      : server_([](ServerOptions& options) { options.metrics_listen = "127.0.0.1:0"; }),
+        stub_(v1::Sessions::NewStub(server_.channel())) {}
+
+  grpc::Status TryOpen(const v1::OpenSessionRequest& request, v1::Session& session) {
+    grpc::ClientContext context;
+    return stub_->Open(&context, request, &session);
+  }
+  std::string Open(const v1::OpenSessionRequest& request) {
+    v1::Session session;
+    const grpc::Status status = TryOpen(request, session);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return session.session_id();
+  }
+  v1::SessionStepResponse Step(const std::string& id, v1::SessionStepRequest request,
+                               const std::string& request_id = "") {
+    request.set_session_id(id);
+    request.set_expected_step(steps_[id]++);
+    request.set_request_id(request_id);
+    v1::SessionStepResponse response;
+    grpc::ClientContext context;
+    const grpc::Status status = stub_->Step(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  }
+  v1::SessionStepResponse Forward(const std::string& id, const std::string& request_id = "") {
+    v1::SessionStepRequest request;
+    *request.mutable_forward()->mutable_x() = Generated("normal", 2, "bf16", {kRows, kWide});
+    return Step(id, request, request_id);
+  }
+  v1::SessionStepResponse Backward(const std::string& id) {
+    v1::SessionStepRequest request;
+    *request.mutable_backward()->mutable_grad_output() =
+        Generated("normal", 3, "bf16", {kRows, kWide});
+    return Step(id, request);
+  }
+  v1::SessionStepResponse Optimize(const std::string& id) {
+    v1::SessionStepRequest request;
+    request.mutable_optimize();
+    return Step(id, request);
+  }
+  v1::Session Get(const std::string& id, const std::string& tensor = "", bool with_all = false) {
+    v1::GetSessionRequest request;
+    request.set_session_id(id);
+    request.set_tensor(tensor);
+    request.set_with_tensors(with_all);
+    v1::Session session;
+    grpc::ClientContext context;
+    const grpc::Status status = stub_->Get(&context, request, &session);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return session;
+  }
+  static std::string OutputOf(const v1::SessionStepResponse& response, const std::string& name) {
+    for (const v1::NamedTensor& output : response.outputs()) {
+      if (output.name() == name) return output.fingerprint().SerializeAsString();
+    }
+    ADD_FAILURE() << "no output " << name;
+    return "";
+  }
+  double Metric(const std::string& series) {
+    return MetricValue(server_.HttpGet("/metrics"), series);
+  }
+  void ExpectRefused(const v1::OpenSessionRequest& request, grpc::StatusCode code,
+                     const std::string& text) {
+    v1::Session session;
+    const grpc::Status status = TryOpen(request, session);
+    EXPECT_EQ(status.error_code(), code) << status.error_message();
+    EXPECT_THAT(status.error_message(), HasSubstr(text));
+  }
+
+  TestServer server_;
+  std::unique_ptr<v1::Sessions::Stub> stub_;
+  std::map<std::string, int64_t> steps_;
+};
+
+TEST_F(ParallelSessionsTest, TrainsWithTheBitsOfOneRankAndSaysWhatEachRankDid) {
+  const std::string one = Open(OpenRequest(1, 1, ""));
+  const std::string ranks = Open(OpenRequest(2, 1, "column"));
+  const v1::SessionStepResponse forward = Forward(ranks);
+  EXPECT_EQ(OutputOf(forward, "y"), OutputOf(Forward(one), "y"));
+  ASSERT_EQ(forward.ranks_size(), 2);
+  EXPECT_EQ(forward.gemms_size(), 0);
+  const v1::RankReport& rank = forward.ranks(1);
+  EXPECT_EQ(rank.rank(), 1);
+  EXPECT_EQ(rank.device(), "cpu");
+  ASSERT_EQ(rank.outputs_size(), 1);
+  EXPECT_EQ(rank.outputs(0).type().shape(1), kWide / 2);
+  EXPECT_EQ(rank.gemms_size(), 1);
+  std::vector<std::string> stages;
+  for (const v1::StageTime& stage : rank.stages()) stages.push_back(stage.stage());
+  EXPECT_THAT(stages, Contains(StartsWith("fc.all-gather x")));
+  EXPECT_EQ(OutputOf(Backward(ranks), "fc.dw"), OutputOf(Backward(one), "fc.dw"));
+  Optimize(ranks);
+  Optimize(one);
+  const auto weight = [&](const std::string& id) {
+    return Get(id, "fc.weight").tensor().fingerprint().SerializeAsString();
+  };
+  EXPECT_EQ(weight(ranks), weight(one));
+  const v1::Session session = Get(ranks, "", true);
+  EXPECT_EQ(session.spec().parallel().tensor_parallel(), 2);
+  ASSERT_EQ(session.tensors_size(), 2);
+  EXPECT_EQ(session.tensors(1).name(), "rank1.fc.weight");
+  EXPECT_EQ(session.tensors(1).type().shape(0), kWide / 2);
+}
+
+TEST_F(ParallelSessionsTest, CopiesAndRefusals) {
+  const std::string copies = Open(OpenRequest(1, 2, ""));
+  const v1::SessionStepResponse forward = Forward(copies);
+  EXPECT_EQ(forward.ranks_size(), 2);
+  EXPECT_EQ(forward.ranks(0).outputs(0).type().shape(0), kRows / 2);
+  EXPECT_EQ(OutputOf(forward, "y"), OutputOf(Forward(Open(OpenRequest(1, 1, ""))), "y"));
+  v1::CheckpointRequest checkpoint;
+  checkpoint.set_session_id(copies);
+  v1::CheckpointResponse written;
+  grpc::ClientContext context;
+  const grpc::Status refused = stub_->Checkpoint(&context, checkpoint, &written);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("parallel tp1 dp2"));
+
+  const auto invalid = grpc::StatusCode::INVALID_ARGUMENT;
+  ExpectRefused(OpenRequest(3, 4, "column"), invalid, "spec.parallel: tp3 dp4 sp");
+  ExpectRefused(OpenRequest(2, 1, ""), invalid, "no layer has a parallel_mode");
+  ExpectRefused(OpenRequest(1, 1, "column"), invalid, "spec.layers[0].layer.parallel_mode");
+  ExpectRefused(OpenRequest(5, 1, "column"), invalid, "multiple of 5");
+  v1::OpenSessionRequest request = OpenRequest(2, 1, "column");
+  request.mutable_spec()->mutable_parallel()->set_backend("mpi");
+  ExpectRefused(request, invalid, "spec.parallel.backend is \"mpi\": known: local, nccl");
+  request.mutable_spec()->mutable_parallel()->set_backend("nccl");
+  ExpectRefused(request, grpc::StatusCode::FAILED_PRECONDITION, "needs a GPU for each");
+  request = OpenRequest(2, 1, "column");
+  request.mutable_spec()->mutable_parallel()->mutable_overlap()->set_row_dgrad("fast");
+  ExpectRefused(request, invalid, "spec.parallel.overlap.row_dgrad is \"fast\"");
+}
+
+TEST_F(ParallelSessionsTest, RanksAreMeasuredFromTheStart) {
+  const std::string gathers =
+      R"(quantgate_collective_calls_total{backend="local",call="all_gather"})";
+  const std::string bytes =
+      R"(quantgate_collective_bytes_total{backend="local",call="all_gather"})";
+  const std::string runs = R"(quantgate_parallel_runs_total{backend="local"})";
+  const std::string failed = R"(quantgate_parallel_failures_total{backend="local",kind="rank"})";
+  for (const std::string& series :
+       {gathers, bytes, runs, failed,
+        std::string(R"(quantgate_collective_wait_seconds_total{backend="nccl",call="all_reduce"})"),
+        std::string(R"(quantgate_parallel_failures_total{backend="nccl",kind="mismatch"})"),
+        std::string(R"(quantgate_overlap_seconds_total{part="exposed"})"),
+        std::string("quantgate_overlap_efficiency_count")}) {
+    EXPECT_EQ(Metric(series), 0) << series;
+  }
+  const std::string id = Open(OpenRequest(2, 1, "column"));
+  const double opened = Metric(runs);
+  Forward(id);
+  EXPECT_EQ(Metric(runs), opened + 1);
+  EXPECT_EQ(Metric(gathers), 1);
+  EXPECT_EQ(Metric(bytes), kRows * kWide * 2);
+  v1::SessionStepRequest wrong;
+  wrong.set_session_id(id);
+  wrong.set_expected_step(1);
+  *wrong.mutable_forward()->mutable_x() = Generated("normal", 2, "bf16", {kRows, kWide / 2});
+  v1::SessionStepResponse response;
+  grpc::ClientContext context;
+  EXPECT_FALSE(stub_->Step(&context, wrong, &response).ok());
+  EXPECT_EQ(Metric(failed), 1);
+}
+
+TEST_F(ParallelSessionsTest, TheResponseThatIsKeptIsCounted) {
+  const std::string kept = Open(OpenRequest(1, 1, ""));
+  const std::string forgotten = Open(OpenRequest(1, 1, ""));
+  const v1::SessionStepResponse response = Forward(kept, "again");
+  Forward(forgotten);
+  EXPECT_EQ(Get(kept).bytes() - Get(forgotten).bytes(),
+            static_cast<int64_t>(response.ByteSizeLong()));
+  // The next step without an id keeps none.
+  Backward(kept);
+  Backward(forgotten);
+  EXPECT_EQ(Get(kept).bytes(), Get(forgotten).bytes());
+}
+
+TEST(SessionPages, EndWhereAMessageDoes) {
+  std::vector<SessionRecord> records(1000);
+  for (size_t i = 0; i < records.size(); ++i) {
+    records[i].number = 1000 - static_cast<int64_t>(i);
+    records[i].microbatches.assign(64, std::string(64, 'm'));
+  }
+  const v1::ListSessionsResponse page = SessionPageToProto(records, 1000, absl::UnixEpoch());
+  EXPECT_LE(page.ByteSizeLong(), static_cast<size_t>(kMessageBytesMax));
+  ASSERT_GT(page.sessions_size(), 900);
+  ASSERT_LT(page.sessions_size(), 1000);
+  EXPECT_EQ(page.next_page_token(), std::to_string(1001 - page.sessions_size()));
+  const std::vector<SessionRecord> few(records.begin(), records.begin() + 10);
+  EXPECT_EQ(SessionPageToProto(few, 1000, absl::UnixEpoch()).next_page_token(), "");
+  EXPECT_EQ(SessionPageToProto(few, 10, absl::UnixEpoch()).next_page_token(), "991");
+}
+
+}  // namespace
+}  // namespace quantgate

@@ -1,0 +1,426 @@
+// Sessions on several ranks against the session on one: equal bits where docs/distributed.md
+// section 5 says so, and of operands whose sums are exact everywhere; one state of delayed scaling
+// on all ranks; failures; what is refused.
+#include "kernels/training/parallel_session.h"
+
+#include <gmock/gmock.h>
+
+#include <functional>
+#include <vector>
+
+#include "tests/training/session_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int64_t kBatch = 256, kWide = 256;
+
+std::unique_ptr<Engine> NewEngine() { return MakeCpuEngine({.threads = 1}); }
+
+SessionSpec SpecOf(const std::string& recipe, std::vector<ParallelMode> modes) {
+  SessionSpec spec{.layers = {}, .recipe = *Recipe::Parse(recipe)};
+  for (size_t i = 0; i < modes.size(); ++i) {
+    SessionLayer layer{"fc" + std::to_string(i + 1), {}};
+    layer.spec.parallel_mode = modes[i];
+    spec.layers.push_back(layer);
+  }
+  spec.masters = Masters::kF32;
+  spec.optimizer.kind = OptimizerSpec::Kind::kAdam;
+  spec.optimizer.adam.learning_rate = 0.05f;
+  return spec;
+}
+
+/// The same layers undivided.
+SessionSpec OnOneRank(SessionSpec spec) {
+  for (SessionLayer& layer : spec.layers) layer.spec.parallel_mode = ParallelMode::kNone;
+  spec.parallel.reset();
+  return spec;
+}
+
+ParallelSpec Ranks(int tp, int dp = 1, bool sp = false) {
+  ParallelSpec parallel;
+  parallel.tensor_parallel = tp;
+  parallel.data_parallel = dp;
+  parallel.sequence_parallel = sp;
+  return parallel;
+}
+
+std::map<std::string, Tensor> Weights(const SessionSpec& spec, bool has_bias = false) {
+  std::map<std::string, Tensor> parameters;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    parameters[spec.layers[i].name + ".weight"] = Normal(31 + i, {kWide, kWide});
+    if (has_bias) parameters[spec.layers[i].name + ".bias"] = Normal(41 + i, {kWide});
+  }
+  return parameters;
+}
+
+/// Of 1/4 and 1/2 in absolute value: products and their sums of thousands are exact in fp32, and
+/// sums of 256 of them in bf16.
+Tensor Quarters(uint64_t seed, Shape shape) {
+  Tensor tensor = *Tensor::Allocate(DType::kBF16, shape);
+  uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
+  for (int64_t i = 0; i < tensor.element_count(); ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    constexpr uint16_t kValues[] = {0x3e80, 0x3f00, 0xbe80, 0xbf00};
+    tensor.as<uint16_t>()[i] = kValues[state >> 62];
+  }
+  return tensor;
+}
+
+std::unique_ptr<Session> Open(Engine& engine, const SessionSpec& spec,
+                              const std::map<std::string, Tensor>& parameters) {
+  auto session = OpenSession(engine, spec, parameters, nullptr, nullptr);
+  EXPECT_TRUE(session.ok()) << session.status();
+  return session.ok() ? *std::move(session) : nullptr;
+}
+
+ForwardStep Forward(const Tensor& x, const std::string& microbatch = "0") {
+  ForwardStep step;
+  step.microbatch = microbatch;
+  step.x = x;
+  return step;
+}
+
+std::string HexOf(Engine& engine, const Tensor& tensor) {
+  const auto fingerprint = engine.FingerprintOf(tensor, nullptr);
+  return fingerprint.ok() ? fingerprint->Hex() : "";
+}
+
+/// Fingerprints of what `names` are in a step's outputs.
+void Note(Engine& engine, const absl::StatusOr<SessionStepResult>& result,
+          const std::vector<std::string>& names, std::map<std::string, std::string>& noted) {
+  for (const std::string& name : names) {
+    noted[name + " " + std::to_string(noted.size())] = HexOf(engine, OutputOf(result, name));
+  }
+}
+
+/// Two rounds of two microbatches each: outputs of both directions, then the weights.
+std::map<std::string, std::string> Train(Engine& engine, Session& session,
+                                         const std::vector<std::string>& forward,
+                                         const std::vector<std::string>& backward,
+                                         const std::vector<std::string>& parameters,
+                                         const std::function<Tensor(uint64_t)>& tensor) {
+  std::map<std::string, std::string> noted;
+  for (uint64_t round = 0; round < 2; ++round) {
+    for (const std::string microbatch : {"a", "b"}) {
+      const uint64_t seed = 100 * round + microbatch[0];
+      Note(engine, session.Forward(Forward(tensor(seed), microbatch), nullptr), forward, noted);
+    }
+    for (const std::string microbatch : {"b", "a"}) {
+      const Tensor dy = tensor(1000 + 100 * round + microbatch[0]);
+      Note(engine, session.Backward({microbatch, dy}, nullptr), backward, noted);
+    }
+    const auto updated = session.Optimize({}, nullptr);
+    EXPECT_TRUE(updated.ok()) << updated.status();
+    for (const std::string& name : parameters) {
+      const auto found = session.Find(name, nullptr);
+      EXPECT_TRUE(found.ok()) << found.status();
+      if (found.ok()) noted[name + std::to_string(round)] = HexOf(engine, *found);
+    }
+  }
+  return noted;
+}
+
+Tensor Batch(uint64_t seed) { return Normal(seed, {kBatch, kWide}); }
+Tensor QuarterBatch(uint64_t seed) { return Quarters(seed, {kBatch, kWide}); }
+
+struct BitsCase {
+  const char* recipe;
+  ParallelMode mode;
+  bool sp;
+};
+
+class ParallelSessionBitsTest : public ::testing::TestWithParam<BitsCase> {};
+
+TEST_P(ParallelSessionBitsTest, OneDividedLayerHasTheBitsOfOneRank) {
+  const auto [recipe, mode, sp] = GetParam();
+  const bool is_column = mode == ParallelMode::kColumn;
+  const std::unique_ptr<Engine> engine = NewEngine();
+  SessionSpec spec = SpecOf(recipe, {mode});
+  spec.arithmetic = *Arithmetic::Parse(std::string(recipe) == "mxfp8" ? "sm100" : "sm90");
+  // What is no sum over ranks.
+  const std::vector<std::string> forward =
+      is_column ? std::vector<std::string>{"y"} : std::vector<std::string>{};
+  const std::vector<std::string> backward =
+      is_column ? std::vector<std::string>{"fc1.dw"} : std::vector<std::string>{"dx", "fc1.dw"};
+  const auto one = Open(*engine, OnOneRank(spec), Weights(spec));
+  const auto expected = Train(*engine, *one, forward, backward, {"fc1.weight"}, Batch);
+  for (const int tp : {2, 4}) {
+    spec.parallel = Ranks(tp, 1, sp);
+    if (std::string(recipe) == "fp8_block" && tp == 4) continue;  // Parts of 128.
+    const auto session = Open(*engine, spec, Weights(spec));
+    ASSERT_NE(session, nullptr);
+    EXPECT_EQ(Train(*engine, *session, forward, backward, {"fc1.weight"}, Batch), expected) << tp;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Recipes, ParallelSessionBitsTest,
+                         ::testing::Values(BitsCase{"bf16", ParallelMode::kColumn, false},
+                                           BitsCase{"bf16", ParallelMode::kColumn, true},
+                                           BitsCase{"bf16", ParallelMode::kRow, true},
+                                           BitsCase{"fp8_delayed", ParallelMode::kColumn, false},
+                                           BitsCase{"fp8_delayed", ParallelMode::kColumn, true},
+                                           BitsCase{"fp8_delayed", ParallelMode::kRow, true},
+                                           BitsCase{"fp8_block", ParallelMode::kColumn, false},
+                                           BitsCase{"mxfp8", ParallelMode::kColumn, true},
+                                           BitsCase{"mxfp8", ParallelMode::kRow, false}),
+                         [](const auto& info) {
+                           return std::string(info.param.recipe) + "_" +
+                                  std::string(ParallelModeName(info.param.mode)) +
+                                  (info.param.sp ? "_sp" : "");
+                         });
+
+// fp32 sums of exact products are exact in any order, and bf16 roundings of them are avoided by
+// main gradients: all ranks' gradients are those of one rank. y and dx of the sums are rounded once
+// each.
+TEST(ParallelSession, CopiesSumTheirGradients) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  SessionSpec spec = SpecOf("bf16", {ParallelMode::kNone});
+  spec.arithmetic = *Arithmetic::Parse("sm90");
+  spec.main_grads = true;
+  const std::map<std::string, Tensor> weights = {{"fc1.weight", Quarters(3, {kWide, kWide})}};
+  const auto one = Open(*engine, spec, weights);
+  const auto expected = Train(*engine, *one, {"y"}, {"dx"}, {"fc1.weight"}, QuarterBatch);
+  for (const int dp : {2, 4}) {
+    spec.parallel = Ranks(1, dp);
+    const auto session = Open(*engine, spec, weights);
+    EXPECT_EQ(Train(*engine, *session, {"y"}, {"dx"}, {"fc1.weight"}, QuarterBatch), expected)
+        << dp;
+  }
+}
+
+// A bias of a row-parallel layer is whole on every rank, which under sequence parallelism has the
+// gradient of its own rows only.
+TEST(ParallelSession, GradientsOfOwnRowsAreSummed) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  SessionSpec spec = SpecOf("bf16", {ParallelMode::kRow});
+  const auto one = Open(*engine, OnOneRank(spec), Weights(spec, true));
+  for (const ParallelSpec& parallel : {Ranks(2, 1, true), Ranks(2, 2, true), Ranks(4, 1, false)}) {
+    spec.parallel = parallel;
+    const auto session = Open(*engine, spec, Weights(spec, true));
+    for (Session* each : {one.get(), session.get()}) {
+      ASSERT_TRUE(each->Forward(Forward(QuarterBatch(1)), nullptr).ok());
+    }
+    const auto expected = one->Backward({"0", QuarterBatch(2)}, nullptr);
+    const auto given = session->Backward({"0", QuarterBatch(2)}, nullptr);
+    EXPECT_EQ(HexOf(*engine, OutputOf(given, "fc1.db")),
+              HexOf(*engine, OutputOf(expected, "fc1.db")))
+        << parallel.Label();
+  }
+}
+
+// Column, then row: what lies between never leaves a rank; the sums are exact.
+TEST(ParallelSession, LayersInARowHaveTheBitsOfOneRankWhereSumsAreExact) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  SessionSpec spec = SpecOf("bf16", {ParallelMode::kColumn, ParallelMode::kRow});
+  std::map<std::string, Tensor> weights;
+  for (const char* name : {"fc1.weight", "fc2.weight"}) {
+    // One element of each row: fc1 and fc2 permute and scale by a power of two, without rounding.
+    Tensor weight = *Tensor::Allocate(DType::kBF16, {kWide, kWide});
+    std::fill_n(weight.as<uint16_t>(), weight.element_count(), uint16_t{0});
+    for (int64_t row = 0; row < kWide; ++row) {
+      weight.as<uint16_t>()[row * kWide + (row * 37 + 11) % kWide] =
+          name[2] == '1' ? 0x3f80 : 0x4000;
+    }
+    weights[name] = weight;
+  }
+  const auto one = Open(*engine, OnOneRank(spec), weights);
+  const auto y = one->Forward(Forward(QuarterBatch(1)), nullptr);
+  const auto dx = one->Backward({"0", QuarterBatch(2)}, nullptr);
+  for (const ParallelSpec& parallel : {Ranks(2, 1, true), Ranks(4, 2, true), Ranks(2, 2, false)}) {
+    spec.parallel = parallel;
+    const auto session = Open(*engine, spec, weights);
+    EXPECT_EQ(HexOf(*engine, OutputOf(session->Forward(Forward(QuarterBatch(1)), nullptr), "y")),
+              HexOf(*engine, OutputOf(y, "y")))
+        << parallel.Label();
+    const auto given = session->Backward({"0", QuarterBatch(2)}, nullptr);
+    for (const char* name : {"dx"}) {
+      EXPECT_EQ(HexOf(*engine, OutputOf(given, name)), HexOf(*engine, OutputOf(dx, name)))
+          << parallel.Label();
+    }
+    ASSERT_EQ(given->ranks.size(), static_cast<size_t>(parallel.size()));
+    EXPECT_EQ(given->ranks[1].device, "cpu");
+    EXPECT_THAT(given->gemms, IsEmpty());
+    EXPECT_EQ(given->ranks[1].records.gemms.size(), 4u);
+  }
+}
+
+// One MAX a pass over all ranks, copies among them.
+TEST(ParallelSession, DelayedScalingHasOneStateOnAllRanks) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  SessionSpec spec = SpecOf("fp8_delayed", {ParallelMode::kColumn});
+  spec.optimizer.kind = OptimizerSpec::Kind::kNone;
+  const auto one = Open(*engine, OnOneRank(spec), Weights(spec));
+  spec.parallel = Ranks(2, 2);
+  const auto session = Open(*engine, spec, Weights(spec));
+  for (Session* each : {one.get(), session.get()}) {
+    ASSERT_TRUE(each->Forward(Forward(Batch(1)), nullptr).ok());
+    ASSERT_TRUE(each->Backward({"0", Batch(2)}, nullptr).ok());
+  }
+  const std::map<std::string, std::string> expected = DigestsOf(*one);
+  int compared = 0;
+  for (const auto& [name, digest] : DigestsOf(*session)) {
+    const std::string within = name.substr(std::string("rank0.").size());
+    if (within.find("amax_history") == std::string::npos) continue;
+    EXPECT_EQ(digest, expected.at(within)) << name;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 4 * 3);
+  const auto forward = session->Forward(Forward(Batch(3), "stages"), nullptr);
+  int reductions = 0;
+  for (const TimedStage& stage : forward->ranks[0].records.stages) {
+    reductions += stage.stage == "reduce amaxes of forward" ? 1 : 0;
+  }
+  EXPECT_EQ(reductions, 1);
+}
+
+TEST(ParallelSession, AStepThatFailsLeavesAllRanksAsTheyWere) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  SessionSpec spec = SpecOf("fp8_delayed", {ParallelMode::kColumn});
+  spec.parallel = Ranks(2, 1, true);
+  const auto undisturbed = Open(*engine, spec, Weights(spec));
+  const auto session = Open(*engine, spec, Weights(spec));
+  for (Session* each : {undisturbed.get(), session.get()}) {
+    ASSERT_TRUE(each->Forward(Forward(Batch(1), "a"), nullptr).ok());
+  }
+  const auto before = DigestsOf(*session);
+  EXPECT_EQ(session->Backward({"b", Batch(2)}, nullptr).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  const auto wrong = session->Forward(Forward(Normal(1, {kBatch, kWide / 2}), "c"), nullptr);
+  EXPECT_EQ(wrong.status().code(), absl::StatusCode::kInvalidArgument) << wrong.status();
+  session->LimitBytes(session->bytes() + 1);
+  const auto large = session->Forward(Forward(Batch(3), "c"), nullptr);
+  EXPECT_EQ(large.status().code(), absl::StatusCode::kResourceExhausted) << large.status();
+  session->LimitBytes(session->bytes() * 100);
+  EXPECT_EQ(DigestsOf(*session), before);
+  EXPECT_EQ(session->step_count(), 1);
+  // The groups are new, and the forward in flight goes on with them.
+  const auto expected = undisturbed->Backward({"a", Batch(2)}, nullptr);
+  const auto given = session->Backward({"a", Batch(2)}, nullptr);
+  for (const char* name : {"dx", "fc1.dw"}) {
+    EXPECT_EQ(HexOf(*engine, OutputOf(given, name)), HexOf(*engine, OutputOf(expected, name)));
+  }
+  Cancellation cancellation;
+  cancellation.Cancel();
+  EXPECT_EQ(session->Optimize({}, &cancellation).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(session->Optimize({}, nullptr).ok());
+}
+
+// Whatever overlaps, and with other ends of the ranks' groups after a failure.
+TEST(ParallelSession, OverlapLeavesTheBits) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  for (const char* recipe : {"bf16", "fp8_delayed", "mxfp8"}) {
+    SessionSpec spec = SpecOf(recipe, {ParallelMode::kColumn, ParallelMode::kRow});
+    spec.parallel = Ranks(2, 1, true);
+    const std::vector<std::string> gradients = {"dx", "fc1.dw", "fc2.dw"};
+    const std::vector<std::string> weights = {"fc1.weight", "fc2.weight"};
+    const auto plain = Open(*engine, spec, Weights(spec));
+    const auto expected = Train(*engine, *plain, {"y"}, gradients, weights, Batch);
+    spec.parallel->overlap.emplace().splits = 2;  // mxfp8: of 128 columns at least.
+    const auto session = Open(*engine, spec, Weights(spec));
+    EXPECT_EQ(Train(*engine, *session, {"y"}, gradients, weights, Batch), expected) << recipe;
+
+    const auto forward = session->Forward(Forward(Batch(1)), nullptr);
+    ASSERT_TRUE(forward.ok()) << forward.status();
+    std::vector<std::string> stages;
+    for (const StageTimeline& stage : forward->ranks[1].records.timelines) {
+      stages.push_back(stage.stage);
+      EXPECT_GT(FiguresOf(stage.timeline).total_s, 0);
+    }
+    EXPECT_THAT(stages, ElementsAre("fc1.fprop", "fc2.fprop"));
+    ASSERT_TRUE(plain->Forward(Forward(Batch(1)), nullptr).ok());
+    EXPECT_FALSE(session->Backward({"none", Batch(2)}, nullptr).ok());
+    const auto given = session->Backward({"0", Batch(2)}, nullptr);
+    const auto wanted = plain->Backward({"0", Batch(2)}, nullptr);
+    EXPECT_EQ(HexOf(*engine, OutputOf(given, "dx")), HexOf(*engine, OutputOf(wanted, "dx")));
+  }
+}
+
+TEST(ParallelSession, MicrobatchesGoAwayAndComeBackAndRecipesChange) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  SessionSpec spec = SpecOf("bf16", {ParallelMode::kColumn});
+  spec.parallel = Ranks(2, 1, true);
+  const auto session = Open(*engine, spec, Weights(spec));
+  const auto plain = Open(*engine, spec, Weights(spec));
+  ForwardStep recomputed = Forward(Batch(1));
+  recomputed.recompute = true;
+  ASSERT_TRUE(plain->Forward(Forward(Batch(1)), nullptr).ok());
+  ASSERT_TRUE(session->Forward(recomputed, nullptr).ok());
+  ASSERT_TRUE(session->Offload("0", nullptr).ok());
+  ASSERT_TRUE(session->ChangeRecipe(*Recipe::Parse("mxfp8"), nullptr).ok());
+  ASSERT_TRUE(session->Reload("0", nullptr).ok());
+  const auto expected = plain->Backward({"0", Batch(2)}, nullptr);
+  const auto given = session->Backward({"0", Batch(2)}, nullptr);
+  EXPECT_EQ(HexOf(*engine, OutputOf(given, "fc1.dw")),
+            HexOf(*engine, OutputOf(expected, "fc1.dw")));
+  EXPECT_EQ(session->recipe().name(), "mxfp8");
+  EXPECT_EQ(session->Checkpoint(nullptr).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(session->Find("fc9.weight", nullptr).status().code(), absl::StatusCode::kNotFound);
+  const auto part = session->Find("rank1.fc1.weight", nullptr);
+  ASSERT_TRUE(part.ok()) << part.status();
+  EXPECT_EQ(part->shape(), Shape({kWide / 2, kWide}));
+}
+
+TEST(ParallelSession, RefusesWhatDoesNotGoTogether) {
+  const std::unique_ptr<Engine> engine = NewEngine();
+  const auto refusal = [&](const std::function<void(SessionSpec&)>& spoil) {
+    SessionSpec spec = SpecOf("bf16", {ParallelMode::kColumn, ParallelMode::kRow});
+    spec.parallel = Ranks(2);
+    spoil(spec);
+    const absl::Status status =
+        OpenSession(*engine, spec, Weights(spec), nullptr, nullptr).status();
+    EXPECT_FALSE(status.ok());
+    return std::string(status.message());
+  };
+  using Spec = SessionSpec;
+  EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(9); }),
+              HasSubstr("parallel.tensor_parallel: 9; from 1 to 8"));
+  EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(4, 4); }),
+              HasSubstr("parallel: tp4 dp4; tensor_parallel times data_parallel"));
+  EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(1, 2); }),
+              HasSubstr("layers[0].layer.parallel_mode: given; it divides weights"));
+  EXPECT_THAT(refusal([](Spec& spec) { spec.parallel.reset(); }),
+              HasSubstr("layers[0].layer.parallel_mode: given; it divides weights"));
+  EXPECT_THAT(refusal([](Spec& spec) {
+                for (SessionLayer& layer : spec.layers) {
+                  layer.spec.parallel_mode = ParallelMode::kNone;
+                }
+              }),
+              HasSubstr("no layer has a parallel_mode"));
+  EXPECT_THAT(
+      refusal([](Spec& spec) { spec.layers[1].spec.parallel_mode = ParallelMode::kColumn; }),
+      HasSubstr("layers[1].layer.parallel_mode: column; on each rank its x is whole, and "
+                "what layer fc1 gives is divided along its columns"));
+  EXPECT_THAT(
+      refusal([](Spec& spec) {
+        spec.layers[0].spec.parallel_mode = ParallelMode::kRow;
+        spec.layers[1].spec.parallel_mode = ParallelMode::kNone;
+        spec.parallel->sequence_parallel = true;
+      }),
+      HasSubstr("layers[1].layer.parallel_mode: none; on each rank its x is whole, and what "
+                "layer fc1 gives is divided along its rows"));
+  EXPECT_THAT(refusal([](Spec& spec) {
+                spec.layers[1].spec.kind = LayerKind::kGroupedLinear;
+                spec.layers[1].spec.m_splits = {64};
+              }),
+              HasSubstr("layers[1].layer.kind: grouped_linear"));
+  EXPECT_THAT(refusal([](Spec& spec) { spec.layers[0].name = "rank0"; }),
+              HasSubstr("layers[0].name: rank0"));
+  EXPECT_THAT(refusal([](Spec& spec) { spec.parallel->profile = {ReductionKind::kNccl}; }),
+              HasSubstr("needs backend nccl"));
+  EXPECT_THAT(refusal([](Spec& spec) { spec.parallel->backend = CollectiveBackend::kNccl; }),
+              HasSubstr("needs a GPU"));
+  SessionSpec spec = SpecOf("bf16", {ParallelMode::kColumn});
+  spec.parallel = Ranks(2, 2);
+  const auto session = Open(*engine, spec, Weights(spec));
+  const absl::Status uneven =
+      session->Forward(Forward(Normal(1, {kBatch - 1, kWide})), nullptr).status();
+  EXPECT_THAT(std::string(uneven.message()), HasSubstr("x: bf16[255x256]; it must have"));
+}
+
+}  // namespace
+}  // namespace quantgate
