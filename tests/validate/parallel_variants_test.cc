@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/validate/exact_values.h"
+#include "kernels/validate/parallel_report.h"
 #include "kernels/validate/run.h"
 #include "tests/engine/tensor_values.h"
 
@@ -268,6 +270,29 @@ TEST(ParallelVariants, Refusals) {
   LayerRunRequest twice = Twins(column, "bf16", {});
   twice.variants.push_back(twice.variants[1]);
   EXPECT_THAT(Refusal(twice), HasSubstr("variants must differ"));
+}
+
+// dx is a sum that every rank gets whole: the first rank's is reported, and the others' are not
+// taken on trust.
+TEST(ParallelVariants, ReportsSayWhenRanksDisagreeOnWhatAllHave) {
+  const LayerRunRequest request = Twins(Linear(ParallelMode::kColumn), "bf16", {});
+  const auto engine = MakeCpuEngine({.threads = 2});
+  RankEngines engines(*engine);
+  auto step = RunOnRanks(request.step, *engine, request.variants[1],
+                         *engines.For(*request.variants[1].parallel), nullptr, nullptr);
+  ASSERT_TRUE(step.ok()) << step.status();
+  ExactValues exact(*engine, request.step, nullptr);
+  OutputReporter whole(*engine, request.step, exact, nullptr);
+  const auto difference = [&] {
+    ParallelReporter reporter(*engine, whole, request.variants[1], *step, nullptr);
+    return reporter.Report("dx")->report.rank_difference;
+  };
+  EXPECT_EQ(difference(), "");
+  for (NamedTensor& output : step->ranks[1].result.outputs) {
+    if (output.name == "dx") output.tensor.as<uint16_t>()[kM * kK - 1] ^= 1;
+  }
+  EXPECT_EQ(difference(),
+            "every rank has all of it, and rank 1's differs from rank 0's, which is reported");
 }
 
 TEST(ParallelVariants, NcclNeedsGpus) {
