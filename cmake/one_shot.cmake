@@ -47,3 +47,21 @@ function(quantgate_one_shot name)
     endif()
   endforeach()
 endfunction()
+
+# quantgate_one_shot_test(NAME): for a test. Its programs are small and many: most of the work is in GoogleTest's headers
+# and ours, and in making the tests' own code fast, which nobody waits for.
+function(quantgate_one_shot_test name)
+  if(NOT QUANTGATE_ONE_SHOT)
+    return()
+  endif()
+  if(NOT TARGET quantgate_test_headers)
+    add_library(quantgate_test_headers OBJECT ${CMAKE_BINARY_DIR}/no_source.cc)
+    target_compile_options(quantgate_test_headers PRIVATE ${QUANTGATE_COMPILE_OPTIONS} -O1)
+    target_link_libraries(quantgate_test_headers PRIVATE absl::status absl::statusor absl::strings GTest::gmock)
+    target_precompile_headers(quantgate_test_headers PRIVATE
+      <gmock/gmock.h> <gtest/gtest.h> <algorithm> <map> <string> <vector> <absl/strings/str_cat.h>
+      [["kernels/base/execution.h"]] [["kernels/tensor/tensor.h"]])
+  endif()
+  target_compile_options(${name} PRIVATE -O1)
+  target_precompile_headers(${name} REUSE_FROM quantgate_test_headers)
+endfunction()
