@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -17,7 +18,7 @@ namespace quantgate {
 inline Tensor FromValues(DType dtype, Shape shape, const std::vector<float>& values) {
   Tensor tensor = *Tensor::Allocate(DType::kF32, std::move(shape));
   EXPECT_EQ(tensor.element_count(), static_cast<int64_t>(values.size()));
-  std::memcpy(tensor.data(), values.data(), tensor.byte_size());
+  std::copy(values.begin(), values.end(), tensor.as<float>());
   return dtype == DType::kF32 ? tensor : *CastTensor(tensor, dtype, ExecutionContext());
 }
 

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <limits>
 #include <random>
 #include <vector>
@@ -91,7 +91,7 @@ void ExpectWhole(const Tensor& source, const Quantizer& quantizer, const Quantiz
     }
   }
   ASSERT_EQ(codes.size(), copy.data.byte_size());
-  EXPECT_EQ(std::memcmp(codes.data(), copy.data.data(), codes.size()), 0);
+  EXPECT_TRUE(std::ranges::equal(codes, copy.data.bytes()));
 }
 
 TEST(Fragment, PartsAreTheWholeByEveryRule) {
