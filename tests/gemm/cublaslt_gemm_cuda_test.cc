@@ -210,7 +210,9 @@ TEST_F(CublasLtGemmTest, AmaxAfterSplitKIsThatOfTheNumbers) {
       of_model.out_dtype = DType::kF32;
       of_model.d_scale = Tensor();
       const uint32_t numbers = AmaxOfNumbers(GemmCpu(of_model, {})->d);
-      if (slices > 1) EXPECT_EQ(modelled, numbers) << slices << " slices, " << nan_count << " NaN";
+      if (slices > 1) {
+        EXPECT_EQ(modelled, numbers) << slices << " slices, " << nan_count << " NaN";
+      }
       GemmDesc desc = OnDevice(host);
       desc.arithmetic.split_k = slices;
       for (const CublasLtAlgorithm& algorithm : AlgorithmsOf(desc)) {

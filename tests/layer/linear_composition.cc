@@ -41,15 +41,15 @@ Tensor Transposed(const Tensor& tensor) { return *Transpose2d(tensor, kContext);
 
 Tensor Fp8Gemm(const Codes& a, const Codes& b, bool transposes_a, bool transposes_b, bool split,
                GemmDesc desc) {
-  desc.a = {transposes_a ? Transposed(a.data) : a.data, ScaleMode::kTensor, a.scale_inv};
-  desc.b = {transposes_b ? Transposed(b.data) : b.data, ScaleMode::kTensor, b.scale_inv};
+  desc.a = {transposes_a ? Transposed(a.data) : a.data, ScaleMode::kTensor, a.scale_inv, {}};
+  desc.b = {transposes_b ? Transposed(b.data) : b.data, ScaleMode::kTensor, b.scale_inv, {}};
   desc.use_split_accumulator = split;
   return GemmCpu(desc, kContext)->d;
 }
 
 Tensor PlainGemm(const Tensor& a, const Tensor& b, GemmDesc desc) {
-  desc.a = {a, ScaleMode::kNone, {}};
-  desc.b = {b, ScaleMode::kNone, {}};
+  desc.a = {a, ScaleMode::kNone, {}, {}};
+  desc.b = {b, ScaleMode::kNone, {}, {}};
   return GemmCpu(desc, kContext)->d;
 }
 

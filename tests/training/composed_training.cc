@@ -24,10 +24,6 @@ Tensor Zeros(const Shape& shape) {
   return zeros;
 }
 
-bool IsCodes(const QuantizedTensor& tensor, Usage usage) {
-  return tensor.copy(usage).has_value() && tensor.copy(usage)->format != QuantizerFormat::kIdentity;
-}
-
 GemmOperand Plain(const Tensor& tensor) {
   GemmOperand operand;
   operand.data = tensor;
