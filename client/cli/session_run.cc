@@ -124,7 +124,7 @@ std::set<std::string> InputsOf(const SessionRunOptions& options, const v1::Sessi
   return inputs;
 }
 
-/// Whether all variants have the reference's bits.
+/// Whether all variants have the reference's bits, and the ranks of each the same.
 v1::Verdict JudgeTrace(const TraceReport& report) {
   std::vector<SubjectComparison> comparisons;
   for (const TraceTensor& tensor : report.tensors) {
@@ -132,7 +132,11 @@ v1::Verdict JudgeTrace(const TraceReport& report) {
     comparison.tensor = absl::StrCat("step ", tensor.step + 1, ": ", comparison.tensor, " of ",
                                      report.variants[tensor.variant]);
   }
-  return JudgeComparisons(comparisons, 0);
+  v1::Verdict verdict = JudgeComparisons(comparisons, 0);
+  if (report.rank_differences.empty()) return verdict;
+  verdict.set_pass(false);
+  verdict.set_finding(report.rank_differences.front());
+  return verdict;
 }
 
 absl::StatusOr<int> RunTrace(Invocation& invocation, const SessionRunOptions& options) {

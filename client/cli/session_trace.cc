@@ -195,6 +195,11 @@ absl::StatusOr<TracePlayer::Tensors> TracePlayer::StepVariant(
       report_.overlaps.push_back({step, variant, rank.rank(), overlap});
     }
   }
+  for (const std::string& difference : response.rank_differences()) {
+    report_.rank_differences.push_back(
+        absl::StrCat("step ", step + 1, " of ", report_.variants[variant], ": ", difference));
+    report_.notes.push_back(report_.rank_differences.back());
+  }
   for (const std::string& note : response.notes()) {
     const std::string text = absl::StrCat(report_.variants[variant], ": ", note);
     const bool is_known =

@@ -58,6 +58,8 @@ struct TraceReport {
   std::vector<TraceQuantization> quantizations;  ///< By step, then variant; of all variants.
   std::vector<TraceOverlap> overlaps;            ///< Likewise, then rank.
   std::vector<std::string> notes;                ///< What steps remarked, each once.
+  /// Where ranks of a variant had other bits of the same part; a note each too.
+  std::vector<std::string> rank_differences;
   std::optional<v1::Verdict> verdict;  ///< Where the bits are to be those of the reference.
 };
 

@@ -65,6 +65,11 @@ absl::StatusOr<std::vector<Engine*>> RankEngines::For(const ParallelSpec& parall
   return ranks;
 }
 
+absl::StatusOr<Tensor> ImportedFor(Engine& engine, const Tensor& tensor) {
+  if (!tensor.has_value() || tensor.space() == MemorySpace::kHost) return tensor;
+  return engine.Import(tensor);
+}
+
 absl::StatusOr<std::unique_ptr<World>> MakeWorld(const ParallelSpec& parallel,
                                                  std::vector<Engine*> engines,
                                                  CommStatistics* statistics) {

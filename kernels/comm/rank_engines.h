@@ -36,6 +36,10 @@ class RankEngines {
   std::map<std::pair<CollectiveBackend, int>, std::vector<std::unique_ptr<Engine>>> engines_;
 };
 
+/// A tensor of the owner's engine in the memory of a rank's, which has waited for it; what is on
+/// the host stays there, absent ones too.
+absl::StatusOr<Tensor> ImportedFor(Engine& engine, const Tensor& tensor);
+
 /// A world of these ranks with the groups that `parallel` asks for. `statistics`: as
 /// WorldOptions::statistics. Errors as World::Create.
 absl::StatusOr<std::unique_ptr<World>> MakeWorld(const ParallelSpec& parallel,

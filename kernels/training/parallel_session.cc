@@ -17,12 +17,6 @@
 namespace quantgate {
 namespace {
 
-/// `tensor`, of the owner's engine or on the host, for a rank's engine.
-absl::StatusOr<Tensor> Imported(Engine& engine, const Tensor& tensor) {
-  if (!tensor.has_value() || tensor.space() == MemorySpace::kHost) return tensor;
-  return engine.Import(tensor);
-}
-
 /// The parameter that a tensor of a layer's state is divided like: its moments' and main
 /// gradient's.
 std::string ParameterOf(const std::string& name) {
@@ -117,7 +111,7 @@ absl::Status ParallelSession::OpenMembers(const std::map<std::string, Tensor>& p
     QG_RETURN_IF_ERROR(mine.engine->WaitFor(*given));
     std::map<std::string, Tensor> parts;
     for (const auto& [name, whole] : parameters) {
-      QG_ASSIGN_OR_RETURN(const Tensor imported, Imported(*mine.engine, whole));
+      QG_ASSIGN_OR_RETURN(const Tensor imported, ImportedFor(*mine.engine, whole));
       ShardRule rule;
       for (const SessionLayer& layer : spec_.layers) {
         absl::string_view within = name;
@@ -149,7 +143,7 @@ ParallelSession::Layout ParallelSession::OutputLayout() const {
 absl::StatusOr<Tensor> ParallelSession::PartOf(Engine& engine, const std::string& field,
                                                const Tensor& whole, const Layout& layout,
                                                int rank) const {
-  QG_ASSIGN_OR_RETURN(Tensor part, Imported(engine, whole));
+  QG_ASSIGN_OR_RETURN(Tensor part, ImportedFor(engine, whole));
   const int parts = layout.divides_rows ? tp() * dp() : dp();
   if (parts > 1) {
     const int64_t rows = part.shape()[0] / parts;
@@ -379,37 +373,33 @@ absl::StatusOr<Tensor> ParallelSession::JoinBatch(const std::vector<Tensor>& par
   return copies.size() == 1 ? copies[0] : JoinRows(engine_, copies, cancellation);
 }
 
-absl::StatusOr<Tensor> ParallelSession::Join(const std::string& output,
-                                             const std::vector<Tensor>& parts,
-                                             const Cancellation* cancellation) {
-  if (output == "y") return JoinBatch(parts, OutputLayout(), cancellation);
-  if (output == "dx") return JoinBatch(parts, InputLayout(), cancellation);
+absl::StatusOr<ParallelSession::Division> ParallelSession::DivisionOf(
+    const std::string& output) const {
+  if (output == "y") return Division{true, OutputLayout()};
+  if (output == "dx") return Division{true, InputLayout()};
   for (const SessionLayer& layer : spec_.layers) {
     absl::string_view within = output;
     if (!absl::ConsumePrefix(&within, layer.name + ".")) continue;
     // Every rank of a copy has gathered it.
-    if (within == "norm_out") return JoinBatch(parts, {}, cancellation);
+    if (within == "norm_out") return Division{true, {}};
     for (const LayerParameter& parameter : ParametersOf(layer.spec)) {
       if (parameter.gradient != within) continue;
-      return JoinParameter(ParameterShardRule(layer.spec, parameter.name), parts, cancellation);
+      return Division{false, {ParameterShardRule(layer.spec, parameter.name), false}};
     }
   }
   return absl::InternalError(absl::StrCat("output ", output, " of no layer"));
 }
 
+int ParallelSession::FirstWithSamePart(const Division& division, int rank) const {
+  const Layout& layout = division.layout;
+  const bool is_whole = !layout.divides_rows && layout.columns.dim == -1;
+  if (division.is_of_batch) return is_whole ? rank / tp() * tp() : rank;
+  return is_whole ? 0 : rank % tp();
+}
+
 absl::StatusOr<SessionStepResult> ParallelSession::Joined(std::vector<SessionStepResult> results,
                                                           const Cancellation* cancellation) {
   SessionStepResult whole;
-  for (size_t i = 0; i < results[0].outputs.size(); ++i) {
-    const std::string& name = results[0].outputs[i].name;
-    std::vector<Tensor> parts;
-    for (size_t rank = 0; rank < results.size(); ++rank) {
-      QG_ASSIGN_OR_RETURN(parts.emplace_back(), members_[rank]->engine->ToHost(
-                                                    results[rank].outputs[i].tensor, cancellation));
-    }
-    QG_ASSIGN_OR_RETURN(Tensor joined, Join(name, parts, cancellation));
-    whole.outputs.push_back({name, std::move(joined)});
-  }
   whole.notes = results[0].notes;
   for (size_t rank = 0; rank < results.size(); ++rank) {
     Engine& engine = *members_[rank]->engine;
@@ -422,6 +412,28 @@ absl::StatusOr<SessionStepResult> ParallelSession::Joined(std::vector<SessionSte
           {output.name, output.tensor.dtype(), output.tensor.shape(), fingerprint});
     }
     records.records = std::move(static_cast<StepRecords&>(results[rank]));
+  }
+  for (size_t i = 0; i < results[0].outputs.size(); ++i) {
+    const std::string& name = results[0].outputs[i].name;
+    QG_ASSIGN_OR_RETURN(const Division division, DivisionOf(name));
+    std::vector<Tensor> parts;
+    for (size_t rank = 0; rank < results.size(); ++rank) {
+      QG_ASSIGN_OR_RETURN(parts.emplace_back(), members_[rank]->engine->ToHost(
+                                                    results[rank].outputs[i].tensor, cancellation));
+      const int first = FirstWithSamePart(division, static_cast<int>(rank));
+      const RankStepRecords::Output& own = whole.ranks[rank].outputs[i];
+      if (own.fingerprint == whole.ranks[static_cast<size_t>(first)].outputs[i].fingerprint) {
+        continue;
+      }
+      whole.rank_differences.push_back(absl::StrCat(name, ": ranks ", first, " and ", rank,
+                                                    " have the same part of it, and rank ", rank,
+                                                    "'s bits are others"));
+    }
+    absl::StatusOr<Tensor> joined =
+        division.is_of_batch ? JoinBatch(parts, division.layout, cancellation)
+                             : JoinParameter(division.layout.columns, parts, cancellation);
+    QG_RETURN_IF_ERROR(joined.status());
+    whole.outputs.push_back({name, *std::move(joined)});
   }
   return whole;
 }

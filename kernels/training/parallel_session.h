@@ -59,6 +59,11 @@ class ParallelSession final : public Session {
     ShardRule columns = {};
     bool divides_rows = false;
   };
+  /// What the ranks have of an output.
+  struct Division {
+    bool is_of_batch = false;  ///< Copies have rows of their own; else they have the same.
+    Layout layout;
+  };
   using StepOnRank = absl::FunctionRef<absl::StatusOr<SessionStepResult>(Rank& rank, Member& mine)>;
 
   ParallelSession(Engine& engine, SessionSpec spec, CommStatistics* statistics);
@@ -83,8 +88,9 @@ class ParallelSession final : public Session {
                                 const Layout& layout, int rank) const;
   absl::StatusOr<SessionStepResult> Joined(std::vector<SessionStepResult> results,
                                            const Cancellation* cancellation);
-  absl::StatusOr<Tensor> Join(const std::string& output, const std::vector<Tensor>& parts,
-                              const Cancellation* cancellation);
+  absl::StatusOr<Division> DivisionOf(const std::string& output) const;
+  /// The lowest rank that has the same part as this one.
+  int FirstWithSamePart(const Division& division, int rank) const;
   /// Of what rows of the batch divide.
   absl::StatusOr<Tensor> JoinBatch(const std::vector<Tensor>& parts, const Layout& layout,
                                    const Cancellation* cancellation);

@@ -112,6 +112,8 @@ struct SessionStepResult : StepRecords {
   /// Of a session on several ranks, in their order; the records are then theirs alone, but for
   /// notes.
   std::vector<RankStepRecords> ranks;
+  /// Outputs of which ranks have the same part with other bits; none where all is well.
+  std::vector<std::string> rank_differences;
 };
 
 /// A tensor of the state as `Get` and traces list it.

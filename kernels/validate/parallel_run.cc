@@ -6,7 +6,7 @@
 namespace quantgate {
 namespace {
 
-/// The request with the tensors of another engine in this one's memory. States of delayed scaling
+/// The request with its tensors for this engine. States of delayed scaling
 /// are on the host.
 absl::StatusOr<LayerRequest> Imported(Engine& engine, const LayerRequest& whole) {
   LayerRequest request = whole;
@@ -15,8 +15,7 @@ absl::StatusOr<LayerRequest> Imported(Engine& engine, const LayerRequest& whole)
     for (auto& [name, tensor] : *by_name) tensors.push_back(&tensor);
   }
   for (Tensor* tensor : tensors) {
-    if (!tensor->has_value() || tensor->space() == MemorySpace::kHost) continue;
-    QG_ASSIGN_OR_RETURN(*tensor, engine.Import(*tensor));
+    QG_ASSIGN_OR_RETURN(*tensor, ImportedFor(engine, *tensor));
   }
   return request;
 }

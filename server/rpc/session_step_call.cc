@@ -18,7 +18,9 @@ namespace quantgate {
 namespace {
 
 absl::StatusOr<v1::RankReport> RankToProto(const RankStepRecords& rank, int index) {
-  VariantReport::RankReport report{.rank = index, .device = rank.device};
+  VariantReport::RankReport report;
+  report.rank = index;
+  report.device = rank.device;
   for (const RankStepRecords::Output& output : rank.outputs) {
     report.outputs.push_back({output.tensor, output.dtype, output.shape, output.fingerprint});
   }
@@ -160,6 +162,9 @@ absl::Status StepCall::Write(const SessionStepResult& result, const Cancellation
     proto.set_seconds(stage.seconds);
   }
   for (const std::string& note : result.notes) response_.add_notes(note);
+  for (const std::string& difference : result.rank_differences) {
+    response_.add_rank_differences(difference);
+  }
   for (int index = 0; const RankStepRecords& rank : result.ranks) {
     QG_ASSIGN_OR_RETURN(*response_.add_ranks(), RankToProto(rank, index));
     ++index;

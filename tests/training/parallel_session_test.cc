@@ -93,6 +93,9 @@ std::string HexOf(Engine& engine, const Tensor& tensor) {
 /// Fingerprints of what `names` are in a step's outputs.
 void Note(Engine& engine, const absl::StatusOr<SessionStepResult>& result,
           const std::vector<std::string>& names, std::map<std::string, std::string>& noted) {
+  if (result.ok()) {
+    EXPECT_THAT(result->rank_differences, testing::IsEmpty());
+  }
   for (const std::string& name : names) {
     noted[name + " " + std::to_string(noted.size())] = HexOf(engine, OutputOf(result, name));
   }
