@@ -75,7 +75,7 @@ absl::StatusOr<SessionRecord> SessionStore::Open(SessionPlace place, Device& dev
                                                  absl::Duration lease,
                                                  std::unique_ptr<Session> training,
                                                  std::string spec) {
-  const int64_t bytes = training->bytes();
+  const int64_t bytes = training->bytes() + static_cast<int64_t>(spec.size());
   const std::lock_guard lock(mutex_);
   while (usage_.bytes + bytes > limits_.bytes_max) {
     if (EvictLocked()) continue;
@@ -145,7 +145,8 @@ void SessionStore::LimitBytes(const SessionUse& use) {
 }
 
 absl::Status SessionStore::StepEnded(const SessionUse& use, int64_t response_bytes) {
-  const int64_t bytes = use->training->bytes() + response_bytes;
+  const int64_t bytes =
+      use->training->bytes() + static_cast<int64_t>(use->spec.size()) + response_bytes;
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(use.id());
   if (found == entries_.end() || found->second.held == nullptr) return absl::OkStatus();

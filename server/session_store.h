@@ -136,7 +136,7 @@ class SessionStore {
   absl::StatusOr<SessionUse> Use(const std::string& id);
   /// Before a step: how many bytes the session may hold after it.
   void LimitBytes(const SessionUse& use);
-  /// After a step: counts what the session holds now, the response that is kept among it.
+  /// After a step: counts what the session holds now, with its spec and the response that is kept.
   /// RESOURCE_EXHAUSTED, and nothing is counted, where it holds more than before, no session gives
   /// way, and that has no place.
   absl::Status StepEnded(const SessionUse& use, int64_t response_bytes);

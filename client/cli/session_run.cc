@@ -124,21 +124,6 @@ std::set<std::string> InputsOf(const SessionRunOptions& options, const v1::Sessi
   return inputs;
 }
 
-/// Whether all variants have the reference's bits, and the ranks of each the same.
-v1::Verdict JudgeTrace(const TraceReport& report) {
-  std::vector<SubjectComparison> comparisons;
-  for (const TraceTensor& tensor : report.tensors) {
-    SubjectComparison& comparison = comparisons.emplace_back(tensor.comparison);
-    comparison.tensor = absl::StrCat("step ", tensor.step + 1, ": ", comparison.tensor, " of ",
-                                     report.variants[tensor.variant]);
-  }
-  v1::Verdict verdict = JudgeComparisons(comparisons, 0);
-  if (report.rank_differences.empty()) return verdict;
-  verdict.set_pass(false);
-  verdict.set_finding(report.rank_differences.front());
-  return verdict;
-}
-
 absl::StatusOr<int> RunTrace(Invocation& invocation, const SessionRunOptions& options) {
   v1::SessionTrace trace;
   QG_RETURN_IF_ERROR(ReadSpecMessage("SPEC", options.spec, trace));

@@ -354,4 +354,18 @@ absl::StatusOr<TraceReport> PlayTrace(Connection& connection, const v1::SessionT
   return player.TakeReport();
 }
 
+v1::Verdict JudgeTrace(const TraceReport& report) {
+  std::vector<SubjectComparison> comparisons;
+  for (const TraceTensor& tensor : report.tensors) {
+    SubjectComparison& comparison = comparisons.emplace_back(tensor.comparison);
+    comparison.tensor = absl::StrCat("step ", tensor.step + 1, ": ", comparison.tensor, " of ",
+                                     report.variants[tensor.variant]);
+  }
+  v1::Verdict verdict = JudgeComparisons(comparisons, 0);
+  if (report.rank_differences.empty()) return verdict;
+  verdict.set_pass(false);
+  verdict.set_finding(report.rank_differences.front());
+  return verdict;
+}
+
 }  // namespace quantgate

@@ -95,4 +95,7 @@ absl::StatusOr<TraceReport> PlayTrace(Connection& connection, const v1::SessionT
                                       TensorSources& sources, int lease_seconds,
                                       const TraceProgress& progress);
 
+/// Bitwise: whether all variants have the reference's bits, and the ranks of each the same.
+v1::Verdict JudgeTrace(const TraceReport& report);
+
 }  // namespace quantgate

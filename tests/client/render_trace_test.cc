@@ -171,5 +171,18 @@ TEST(CheckTraceTest, ChecksEveryStep) {
   EXPECT_THAT(Refusal(trace), HasSubstr("steps[0].x: a forward takes one"));
 }
 
+TEST(JudgeTrace, WantsTheReferencesBitsAndRanksThatAgree) {
+  TraceReport report;
+  report.variants = {"bf16", "bf16 / tp2"};
+  report.tensors = {Compared(0, true)};
+  EXPECT_TRUE(JudgeTrace(report).pass());
+  report.rank_differences = {"step 1 of bf16 / tp2: y: ranks 0 and 1 have other bits"};
+  EXPECT_FALSE(JudgeTrace(report).pass());
+  EXPECT_EQ(JudgeTrace(report).finding(), report.rank_differences[0]);
+  report.rank_differences.clear();
+  report.tensors.push_back(Compared(1, false));
+  EXPECT_FALSE(JudgeTrace(report).pass());
+}
+
 }  // namespace
 }  // namespace quantgate

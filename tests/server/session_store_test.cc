@@ -40,7 +40,8 @@ class SessionStoreTest : public ::testing::Test {
   absl::StatusOr<std::string> Open(const std::string& request_id = "") {
     auto place = store_->Reserve(request_id, kContent);
     if (!place.ok()) return place.status();
-    auto record = store_->Open(*std::move(place), device_, limits_.lease_default, Training(), "");
+    auto record = store_->Open(*std::move(place), device_, limits_.lease_default, Training(),
+                               spec_text_);
     if (!record.ok()) return record.status();
     return record->id;
   }
@@ -51,6 +52,7 @@ class SessionStoreTest : public ::testing::Test {
   }
 
   SessionLimits limits_;
+  std::string spec_text_;
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
   ServerOptions options_;
   Device device_{MakeCpuEngine({.threads = 1}), options_};
@@ -149,6 +151,15 @@ TEST_F(SessionStoreTest, BytesAreBoundedTogether) {
   EXPECT_EQ(store_->usage().bytes, 2 * one + 8 * 16 * 2);
   EXPECT_EQ(store_->Find(b)->step, 1);
   EXPECT_EQ(store_->Find(b)->microbatches, std::vector<std::string>{"0"});
+}
+
+TEST_F(SessionStoreTest, SpecsAndResponsesThatAreKeptCount) {
+  spec_text_ = std::string(1000, 's');
+  Start();
+  const auto use = store_->Use(*Open());
+  EXPECT_EQ(store_->usage().bytes, 16 * 16 * 2 + 1000);
+  EXPECT_TRUE(store_->StepEnded(*use, 24).ok());
+  EXPECT_EQ(store_->usage().bytes, 16 * 16 * 2 + 1000 + 24);
 }
 
 TEST_F(SessionStoreTest, ARequestOpensOneSession) {
