@@ -129,6 +129,12 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
   return CheckLayouts(spec);
 }
 
+absl::Status CheckOneRank(const SessionSpec& spec) {
+  if (!spec.parallel.has_value()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("parallel: ", spec.parallel->Label(), "; a session of one rank has none"));
+}
+
 absl::Status CheckDividesRows(const std::string& field, const Tensor& tensor,
                               const ParallelSpec& parallel, bool divides_rows) {
   const int parts = divides_rows ? parallel.size() : parallel.data_parallel;

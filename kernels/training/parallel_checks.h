@@ -11,6 +11,9 @@ namespace quantgate {
 /// rank is divided.
 absl::Status CheckSessionRanks(const SessionSpec& spec);
 
+/// That a session has one rank: INVALID_ARGUMENT.
+absl::Status CheckOneRank(const SessionSpec& spec);
+
 /// That the ranks divide dim 0 of `tensor`, of which each has a part where `divides_rows`, each
 /// copy of the layers elsewhere.
 absl::Status CheckDividesRows(const std::string& field, const Tensor& tensor,

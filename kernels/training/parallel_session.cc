@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "kernels/layer/layer_program.h"
+#include "kernels/training/checkpoint_format.h"
 #include "kernels/training/parallel_checks.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_state.h"
@@ -56,9 +57,8 @@ ParallelSession::ParallelSession(Engine& engine, SessionSpec spec, CommStatistic
 
 ParallelSession::~ParallelSession() = default;
 
-absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Open(
-    Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
-    CommStatistics* statistics, const Cancellation* cancellation) {
+absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Create(
+    Engine& engine, SessionSpec spec, CommStatistics* statistics) {
   QG_RETURN_IF_ERROR(CheckSessionSpec(spec));
   QG_RETURN_IF_ERROR(engine.CheckArithmetic(spec.arithmetic));
   std::unique_ptr<ParallelSession> session(
@@ -66,15 +66,41 @@ absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Open(
   QG_ASSIGN_OR_RETURN(const std::vector<Engine*> engines,
                       session->engines_.For(*session->spec_.parallel));
   for (Engine* const of_rank : engines) {
+    const auto index = static_cast<int>(session->members_.size());
     Member& member = *session->members_.emplace_back(std::make_unique<Member>());
     member.engine = of_rank;
     member.device = of_rank->Describe().id;
+    member.rank->index = index;
     if (session->tp() == 1) continue;
     member.UseStep(
         std::make_shared<ParallelStep>(StepOf(*session->spec_.parallel, session->spec_.recipe)));
   }
   QG_RETURN_IF_ERROR(session->MakeRanks());
+  return session;
+}
+
+absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Open(
+    Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
+    CommStatistics* statistics, const Cancellation* cancellation) {
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<ParallelSession> session,
+                      Create(engine, std::move(spec), statistics));
   QG_RETURN_IF_ERROR(session->OpenMembers(parameters, cancellation));
+  return session;
+}
+
+absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Restore(
+    Engine& engine, SessionSpec spec, const TensorFile& checkpoint, CommStatistics* statistics,
+    const Cancellation* cancellation) {
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<ParallelSession> session,
+                      Create(engine, std::move(spec), statistics));
+  const auto restore = [&](Rank& rank) -> absl::Status {
+    Member& mine = *session->members_[static_cast<size_t>(rank.index())];
+    QG_ASSIGN_OR_RETURN(mine.session,
+                        TrainingSession::RestoreRank(*mine.engine, session->spec_, checkpoint,
+                                                     mine.rank, rank.cancellation()));
+    return absl::OkStatus();
+  };
+  QG_RETURN_IF_ERROR(session->world_->Run(restore, cancellation));
   return session;
 }
 
@@ -274,10 +300,13 @@ absl::Status ParallelSession::Reload(const std::string& microbatch,
   return Run(reload, cancellation).status();
 }
 
-absl::StatusOr<TensorFile> ParallelSession::Checkpoint(const Cancellation*) {
-  return absl::UnimplementedError(
-      absl::StrCat("checkpoint: parallel ", spec_.parallel->Label(),
-                   "; the state of a session on several ranks is not written to a file"));
+absl::StatusOr<TensorFile> ParallelSession::Checkpoint(const Cancellation* cancellation) {
+  std::vector<SessionState> states;
+  for (const auto& member : members_) {
+    QG_ASSIGN_OR_RETURN(const auto state, member->session->StateOnHost(cancellation));
+    states.push_back(*state);
+  }
+  return WriteCheckpointOfRanks(spec_, std::move(states));
 }
 
 const Recipe& ParallelSession::recipe() const { return members_[0]->session->recipe(); }

@@ -29,6 +29,12 @@ class ParallelSession final : public Session {
       Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
       CommStatistics* statistics, const Cancellation* cancellation);
 
+  /// As RestoreSession.
+  static absl::StatusOr<std::unique_ptr<ParallelSession>> Restore(Engine& engine, SessionSpec spec,
+                                                                  const TensorFile& checkpoint,
+                                                                  CommStatistics* statistics,
+                                                                  const Cancellation* cancellation);
+
   absl::StatusOr<SessionStepResult> Forward(const ForwardStep& step,
                                             const Cancellation* cancellation) override;
   absl::StatusOr<SessionStepResult> Backward(const BackwardStep& step,
@@ -73,6 +79,9 @@ class ParallelSession final : public Session {
   Layout InputLayout() const;
   Layout OutputLayout() const;
 
+  /// Ranks and their groups, without sessions.
+  static absl::StatusOr<std::unique_ptr<ParallelSession>> Create(Engine& engine, SessionSpec spec,
+                                                                 CommStatistics* statistics);
   /// The ranks' world and groups, where there are none.
   absl::Status MakeRanks();
   absl::Status Attach(Rank& rank);

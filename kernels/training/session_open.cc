@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/training/parallel_checks.h"
 #include "kernels/training/parallel_session.h"
 #include "kernels/training/parameter_update.h"
 #include "kernels/training/session_checks.h"
@@ -114,10 +115,7 @@ std::vector<std::string> TrainingSession::microbatches() const {
 absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Open(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
     const Cancellation* cancellation, const SeededFaults& faults) {
-  if (spec.parallel.has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("parallel: ", spec.parallel->Label(), "; a session of one rank has none"));
-  }
+  QG_RETURN_IF_ERROR(CheckOneRank(spec));
   return Begin(engine, std::move(spec), parameters, nullptr, cancellation, faults);
 }
 

@@ -8,9 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/delayed_reduction.h"
-#include "kernels/layer/layer_sharding.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
+#include "kernels/training/state_sharding.h"
 
 namespace quantgate {
 namespace {
@@ -154,13 +154,8 @@ absl::StatusOr<Tensor> SumOverRanks(const TrainingSession::State& session, size_
   if (session.rank == nullptr) return gradient;
   const SessionRank& rank = *session.rank;
   const ReductionProfile& profile = session.spec.parallel->profile;
-  const LayerSpec& spec = session.spec.layers[layer].spec;
   Tensor sum = gradient;
-  // Of a parameter that every rank has whole, each has what its own rows give.
-  const bool is_of_own_rows = rank.step != nullptr && rank.step->divides_rows() &&
-                              HasParallelMode(spec) &&
-                              ParameterShardRule(spec, parameter).dim == -1;
-  if (is_of_own_rows) {
+  if (IsOfOwnRows(session.spec, layer, parameter)) {
     QG_ASSIGN_OR_RETURN(sum, rank.step->tp->AllReduce(sum, profile));
   }
   if (rank.copies != nullptr) {

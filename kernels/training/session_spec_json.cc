@@ -23,22 +23,15 @@ Json ActivationJson(const ActivationOptions& activation) {
           {"offset", activation.offset}};
 }
 
-/// Beside the fields that every layer has: files from before there were ranks have no mode.
-Json WithMode(Json json, ParallelMode mode) {
-  if (mode != ParallelMode::kNone) json["parallel_mode"] = std::string(ParallelModeName(mode));
-  return json;
-}
-
 Json OperationJson(const OperationSpec& operation) {
-  return WithMode({{"kind", std::string(OperationKindName(operation.kind))},
-                   {"name", operation.name},
-                   {"norm", NormJson(operation.norm)},
-                   {"activation", ActivationJson(operation.activation)},
-                   {"factor", operation.factor},
-                   {"addend", operation.addend},
-                   {"quantize_forward", operation.quantize_forward},
-                   {"quantize_backward", operation.quantize_backward}},
-                  operation.parallel_mode);
+  return {{"kind", std::string(OperationKindName(operation.kind))},
+          {"name", operation.name},
+          {"norm", NormJson(operation.norm)},
+          {"activation", ActivationJson(operation.activation)},
+          {"factor", operation.factor},
+          {"addend", operation.addend},
+          {"quantize_forward", operation.quantize_forward},
+          {"quantize_backward", operation.quantize_backward}};
 }
 
 Json LayerJson(const SessionLayer& layer) {
@@ -47,15 +40,14 @@ Json LayerJson(const SessionLayer& layer) {
   for (const OperationSpec& operation : spec.operations) {
     operations.push_back(OperationJson(operation));
   }
-  return WithMode({{"name", layer.name},
-                   {"kind", std::string(LayerKindName(spec.kind))},
-                   {"norm", NormJson(spec.norm)},
-                   {"activation", ActivationJson(spec.activation)},
-                   {"return_norm_output", spec.return_norm_output},
-                   {"m_splits", spec.m_splits},
-                   {"operations", operations},
-                   {"fused", spec.fused}},
-                  spec.parallel_mode);
+  return {{"name", layer.name},
+          {"kind", std::string(LayerKindName(spec.kind))},
+          {"norm", NormJson(spec.norm)},
+          {"activation", ActivationJson(spec.activation)},
+          {"return_norm_output", spec.return_norm_output},
+          {"m_splits", spec.m_splits},
+          {"operations", operations},
+          {"fused", spec.fused}};
 }
 
 Json OptimizerJson(const OptimizerSpec& optimizer) {

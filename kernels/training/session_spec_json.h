@@ -9,8 +9,9 @@
 
 namespace quantgate {
 
-/// Layers, storage, masters, optimizer, main gradients and seed: all but the recipe, the arithmetic
-/// and what only opening reads. Keys are sorted, floats by their shortest decimal.
+/// Layers, storage, masters, optimizer, main gradients and seed: all but the recipe, the
+/// arithmetic, the ranks with how they divide layers, and what only opening reads. Keys are sorted,
+/// floats by their shortest decimal.
 nlohmann::json SessionSpecJson(const SessionSpec& spec);
 
 /// Of one line, in ASCII.

@@ -96,6 +96,7 @@ struct CheckedForward {
 /// One rank of a session on several: its ends of their groups, which change when a step has failed
 /// and the groups are made anew.
 struct SessionRank {
+  int index = 0;                             ///< Among all ranks.
   std::shared_ptr<const ParallelStep> step;  ///< Of every forward; null: layers are not divided.
   ProcessGroup* all = nullptr;     ///< All ranks, whose amaxes of delayed scaling are one.
   ProcessGroup* copies = nullptr;  ///< Those with the same part of the layers; null: no others.
@@ -135,6 +136,29 @@ void VisitHeldTensors(const SessionSpec& spec, SessionState& state, TensorVisito
 int64_t BytesOf(const SessionSpec& spec, SessionState& state);
 /// What microbatches in flight and deferred gradients hold: "in_flight.MICROBATCH.LAYER.PART".
 void VisitTensorsInFlight(const SessionSpec& spec, const SessionState& state, TensorVisitor visit);
+
+/// What a tensor of the state is.
+struct TensorPlace {
+  enum class Kind {
+    kParameter,  ///< Of the parameter's shape: its value, a master, a moment.
+    kGradient,   ///< Likewise: what backwards have added up since the last update.
+    kCodes,      ///< Data or block scales of one direction of a quantized weight.
+    kAmax,       ///< What the scales of such a direction were made from.
+    kScale,      ///< One of the whole quantized weight.
+    kDelayed,    ///< A scale of delayed scaling.
+    kHistory,    ///< Its amaxes.
+  };
+  Kind kind = Kind::kDelayed;
+  size_t layer = 0;
+  std::string parameter = {};  ///< All but kDelayed and kHistory.
+  // kCodes, kAmax; kScale of one direction.
+  const QuantizedTensor* quantized = nullptr;
+  Usage usage = Usage::kRowwise;
+};
+using PlaceVisitor =
+    absl::FunctionRef<void(const TensorPlace& place, const std::string& name, Tensor& tensor)>;
+/// VisitTensors with what each tensor is.
+void VisitPlaces(const SessionSpec& spec, SessionState& state, PlaceVisitor visit);
 
 /// The tensors of one direction of a quantized tensor below `name`.
 void VisitQuantized(const std::string& name, QuantizedTensor& quantized, TensorVisitor visit);

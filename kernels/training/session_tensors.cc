@@ -18,31 +18,83 @@ std::pair<std::vector<std::string>, size_t> WordsOf(const std::string& parameter
   return {std::move(words), last};
 }
 
-void VisitLayer(const std::string& prefix, SessionLayerState& layer, TensorVisitor visit) {
+/// `place` has layer and parameter.
+void VisitDirections(TensorPlace place, const std::string& name, QuantizedTensor& quantized,
+                     PlaceVisitor visit) {
+  using Kind = TensorPlace::Kind;
+  place.quantized = &quantized;
+  const auto visit_as = [&](Kind kind, const std::string& path, Tensor& tensor) {
+    place.kind = kind;
+    visit(place, path, tensor);
+  };
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    std::optional<QuantizedCopy>& copy = quantized.copy(usage);
+    if (!copy.has_value()) continue;
+    place.usage = usage;
+    const bool has_one_scale = copy->format == QuantizerFormat::kFp8Tensor;
+    const std::string direction(UsageName(usage));
+    visit_as(Kind::kCodes, absl::StrCat(name, ".", direction, "_data"), copy->data);
+    visit_as(has_one_scale ? Kind::kScale : Kind::kCodes,
+             absl::StrCat(name, ".", direction, "_scale_inv"), copy->scale_inv);
+    visit_as(Kind::kAmax, absl::StrCat(name, ".amax_", direction), copy->amax);
+  }
+  visit_as(Kind::kScale, name + ".scale", quantized.scale);
+}
+
+void VisitParameter(TensorPlace place, const std::string& prefix, const std::string& name,
+                    SessionLayerState& layer, PlaceVisitor visit) {
+  Parameter& parameter = layer.state.parameters.at(name);
+  TrainedParameter& trained = layer.trained[name];
+  const std::string path = prefix + name;
+  const auto visit_like_parameter = [&](const std::string& tensor_name, Tensor& tensor) {
+    place.kind = TensorPlace::Kind::kParameter;
+    visit(place, tensor_name, tensor);
+  };
+  place.parameter = name;
+  visit_like_parameter(path, parameter.value);
+  VisitDirections(place, path + ".quantized", parameter.quantized, visit);
+  visit_like_parameter(path + ".master", trained.master);
+  // Elsewhere it is the parameter itself.
+  if (parameter.is_quantized()) {
+    visit_like_parameter(path + ".master_bf16", trained.split.parameter);
+  }
+  visit_like_parameter(path + ".master_remainder", trained.split.remainder);
+  visit_like_parameter(path + ".exp_avg", trained.exp_avg);
+  visit_like_parameter(path + ".exp_avg_sq", trained.exp_avg_sq);
+  visit_like_parameter(path + ".momentum", trained.momentum);
+  place.kind = TensorPlace::Kind::kGradient;
+  visit(place, prefix + GradientOf(name), trained.gradient);
+}
+
+void VisitLayer(size_t index, const std::string& prefix, SessionLayerState& layer,
+                PlaceVisitor visit) {
+  using Kind = TensorPlace::Kind;
+  TensorPlace place;
+  place.layer = index;
   for (auto& [name, parameter] : layer.state.parameters) {
-    const std::string path = prefix + name;
-    visit(path, parameter.value);
-    VisitQuantized(path + ".quantized", parameter.quantized, visit);
-    TrainedParameter& trained = layer.trained[name];
-    visit(path + ".master", trained.master);
-    // Elsewhere it is the parameter itself.
-    if (parameter.is_quantized()) visit(path + ".master_bf16", trained.split.parameter);
-    visit(path + ".master_remainder", trained.split.remainder);
-    visit(path + ".exp_avg", trained.exp_avg);
-    visit(path + ".exp_avg_sq", trained.exp_avg_sq);
-    visit(path + ".momentum", trained.momentum);
-    visit(prefix + GradientOf(name), trained.gradient);
+    VisitParameter(place, prefix, name, layer, visit);
   }
   for (auto& [name, main_grad] : layer.state.main_grads) {
-    visit(prefix + WithLastWord(name, "main_grad"), main_grad);
+    place.parameter = name;
+    place.kind = layer.trained[name].has_main_gradient ? Kind::kGradient : Kind::kParameter;
+    visit(place, prefix + WithLastWord(name, "main_grad"), main_grad);
   }
   for (auto& [name, workspace] : layer.state.workspaces) {
-    VisitQuantized(absl::StrCat(prefix, name, ".workspace"), workspace.quantized, visit);
+    place.parameter = name;
+    VisitDirections(place, absl::StrCat(prefix, name, ".workspace"), workspace.quantized, visit);
   }
+  const TensorPlace scale = {.kind = Kind::kDelayed, .layer = index};
+  const TensorPlace history = {.kind = Kind::kHistory, .layer = index};
   for (auto& [name, delayed] : layer.state.delayed) {
-    visit(absl::StrCat(prefix, name, ".scale"), delayed.scale);
-    visit(absl::StrCat(prefix, name, ".amax_history"), delayed.amax_history);
+    visit(scale, absl::StrCat(prefix, name, ".scale"), delayed.scale);
+    visit(history, absl::StrCat(prefix, name, ".amax_history"), delayed.amax_history);
   }
+}
+
+void VisitLayer(const std::string& prefix, SessionLayerState& layer, TensorVisitor visit) {
+  VisitLayer(0, prefix, layer, [&](const TensorPlace&, const std::string& name, Tensor& tensor) {
+    visit(name, tensor);
+  });
 }
 
 }  // namespace
@@ -66,21 +118,21 @@ std::string GradientOf(const std::string& parameter) {
 }
 
 void VisitQuantized(const std::string& name, QuantizedTensor& quantized, TensorVisitor visit) {
-  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
-    std::optional<QuantizedCopy>& copy = quantized.copy(usage);
-    if (!copy.has_value()) continue;
-    const std::string direction(UsageName(usage));
-    visit(absl::StrCat(name, ".", direction, "_data"), copy->data);
-    visit(absl::StrCat(name, ".", direction, "_scale_inv"), copy->scale_inv);
-    visit(absl::StrCat(name, ".amax_", direction), copy->amax);
+  VisitDirections(
+      {}, name, quantized,
+      [&](const TensorPlace&, const std::string& part, Tensor& tensor) { visit(part, tensor); });
+}
+
+void VisitPlaces(const SessionSpec& spec, SessionState& state, PlaceVisitor visit) {
+  for (size_t i = 0; i < state.layers.size(); ++i) {
+    VisitLayer(i, spec.layers[i].name + ".", state.layers[i], visit);
   }
-  visit(name + ".scale", quantized.scale);
 }
 
 void VisitTensors(const SessionSpec& spec, SessionState& state, TensorVisitor visit) {
-  for (size_t i = 0; i < state.layers.size(); ++i) {
-    VisitLayer(spec.layers[i].name + ".", state.layers[i], visit);
-  }
+  VisitPlaces(spec, state, [&](const TensorPlace&, const std::string& name, Tensor& tensor) {
+    visit(name, tensor);
+  });
 }
 
 void VisitTensorsInFlight(const SessionSpec& spec, const SessionState& state, TensorVisitor visit) {

@@ -159,8 +159,9 @@ class Session {
   virtual absl::Status Offload(const std::string& microbatch, const Cancellation* cancellation) = 0;
   virtual absl::Status Reload(const std::string& microbatch, const Cancellation* cancellation) = 0;
 
-  /// The whole state as one safetensors file's tensors and metadata. FAILED_PRECONDITION with
-  /// microbatches in flight, UNIMPLEMENTED on several ranks.
+  /// The whole state as one safetensors file's tensors and metadata, the same whatever the ranks
+  /// that the state is divided over; what cannot be joined is each rank's own (docs/distributed.md
+  /// section 9). FAILED_PRECONDITION with microbatches in flight.
   virtual absl::StatusOr<TensorFile> Checkpoint(const Cancellation* cancellation) = 0;
 
   virtual const Recipe& recipe() const = 0;  ///< As last changed.
@@ -185,6 +186,14 @@ class Session {
 absl::StatusOr<std::unique_ptr<Session>> OpenSession(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
     CommStatistics* statistics, const Cancellation* cancellation);
+
+/// A session that goes on from a checkpoint, on any engine and on other ranks than wrote it.
+/// FAILED_PRECONDITION where it is of other layers or another recipe class, or has tensors of other
+/// ranks' own. Other errors as OpenSession.
+absl::StatusOr<std::unique_ptr<Session>> RestoreSession(Engine& engine, SessionSpec spec,
+                                                        const TensorFile& checkpoint,
+                                                        CommStatistics* statistics,
+                                                        const Cancellation* cancellation);
 
 class TrainingSession final : public Session {
  public:
@@ -212,12 +221,18 @@ class TrainingSession final : public Session {
   absl::Status Offload(const std::string& microbatch, const Cancellation* cancellation) override;
   absl::Status Reload(const std::string& microbatch, const Cancellation* cancellation) override;
   absl::StatusOr<TensorFile> Checkpoint(const Cancellation* cancellation) override;
-  /// A session that goes on from a checkpoint, on any engine. FAILED_PRECONDITION where the
-  /// checkpoint is of other layers or another recipe class.
+  /// Its state with every tensor on the host.
+  absl::StatusOr<std::shared_ptr<const SessionState>> StateOnHost(
+      const Cancellation* cancellation) const;
+  /// As RestoreSession, on one rank.
   static absl::StatusOr<std::unique_ptr<TrainingSession>> Restore(Engine& engine, SessionSpec spec,
                                                                   const TensorFile& checkpoint,
                                                                   const Cancellation* cancellation,
                                                                   const SeededFaults& faults = {});
+  /// Likewise one rank of several, with its own parts of the checkpoint.
+  static absl::StatusOr<std::unique_ptr<TrainingSession>> RestoreRank(
+      Engine& engine, SessionSpec spec, const TensorFile& checkpoint,
+      std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation);
 
   const SessionSpec& spec() const;  ///< As opened.
   const Recipe& recipe() const override;
@@ -237,6 +252,10 @@ class TrainingSession final : public Session {
   explicit TrainingSession(std::unique_ptr<State> state);
   static absl::StatusOr<std::unique_ptr<TrainingSession>> Begin(
       Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
+      std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
+      const SeededFaults& faults);
+  static absl::StatusOr<std::unique_ptr<TrainingSession>> Resume(
+      Engine& engine, SessionSpec spec, const TensorFile& checkpoint,
       std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
       const SeededFaults& faults);
   std::unique_ptr<State> state_;

@@ -104,8 +104,8 @@ absl::Status RestoreOnDevice(ServiceContext& context, Device& device,
   QG_ASSIGN_OR_RETURN(auto buffer, context.blobs.Load(checkpoint));
   const absl::StatusOr<TensorFile> file = ParseSafetensors(std::move(buffer), "checkpoint");
   if (!file.ok()) return error::AtField(file.status(), "checkpoint");
-  absl::StatusOr<std::unique_ptr<TrainingSession>> training =
-      TrainingSession::Restore(*device.engine, work.spec, *file, &cancellation);
+  absl::StatusOr<std::unique_ptr<Session>> training = RestoreSession(
+      *device.engine, work.spec, *file, &context.metrics.communication(), &cancellation);
   if (!training.ok()) return error::AtField(training.status(), "spec");
   return Finish(context, device, work, *std::move(training), response);
 }

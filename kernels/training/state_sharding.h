@@ -1,0 +1,27 @@
+// What of a session's state each of several ranks has. Private to kernels/training.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "kernels/layer/layer_sharding.h"
+#include "kernels/training/session_state.h"
+
+namespace quantgate {
+
+/// How a tensor of a rank's state is divided over the tensor-parallel group; absent where the
+/// ranks' parts are no parts of a whole: scales of blocks that cross from one rank's part to the
+/// next's. `place` is of the rank's own state.
+std::optional<ShardRule> StateShardRule(const SessionSpec& spec, const TensorPlace& place);
+
+/// Of a parameter that every rank has whole, whether each rank's gradient is of its own rows.
+bool IsOfOwnRows(const SessionSpec& spec, size_t layer, const std::string& parameter);
+/// Whether gradients of it since the last update are sums only when the optimizer has taken them.
+bool IsSummedByOptimizer(const SessionSpec& spec, size_t layer, const std::string& parameter);
+
+/// "tp2 dp2 sp: column, row": equal texts are of ranks that have the same parts.
+std::string RanksText(const SessionSpec& spec);
+/// What a rank's own tensors begin with: "rank0.".
+std::string RankPrefix(int rank);
+
+}  // namespace quantgate

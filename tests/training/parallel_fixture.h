@@ -1,0 +1,51 @@
+// Sessions on several ranks for tests.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/training/parallel_session.h"
+#include "tests/training/session_fixture.h"
+
+namespace quantgate {
+
+/// Linear layers fc1, fc2, ... with fp32 masters and Adam.
+inline SessionSpec LinearLayers(const std::string& recipe, const std::vector<ParallelMode>& modes) {
+  SessionSpec spec{.layers = {}, .recipe = *Recipe::Parse(recipe)};
+  for (size_t i = 0; i < modes.size(); ++i) {
+    SessionLayer layer{"fc" + std::to_string(i + 1), {}};
+    layer.spec.parallel_mode = modes[i];
+    spec.layers.push_back(layer);
+  }
+  spec.masters = Masters::kF32;
+  spec.optimizer.kind = OptimizerSpec::Kind::kAdam;
+  spec.optimizer.adam.learning_rate = 0.05f;
+  return spec;
+}
+
+/// The same layers undivided.
+inline SessionSpec OnOneRank(SessionSpec spec) {
+  for (SessionLayer& layer : spec.layers) layer.spec.parallel_mode = ParallelMode::kNone;
+  spec.parallel.reset();
+  return spec;
+}
+
+inline ParallelSpec Ranks(int tp, int dp = 1, bool sp = false) {
+  ParallelSpec parallel;
+  parallel.tensor_parallel = tp;
+  parallel.data_parallel = dp;
+  parallel.sequence_parallel = sp;
+  return parallel;
+}
+
+inline std::unique_ptr<Session> OpenRanks(Engine& engine, const SessionSpec& spec,
+                                          const std::map<std::string, Tensor>& parameters) {
+  auto session = OpenSession(engine, spec, parameters, nullptr, nullptr);
+  EXPECT_TRUE(session.ok()) << session.status();
+  return session.ok() ? *std::move(session) : nullptr;
+}
+
+}  // namespace quantgate
