@@ -83,6 +83,23 @@ class ParallelSessionsTest : public testing::Test {
     request.mutable_optimize();
     return Step(id, request);
   }
+  v1::CheckpointResponse Checkpoint(const std::string& id) {
+    v1::CheckpointRequest request;
+    request.set_session_id(id);
+    v1::CheckpointResponse response;
+    grpc::ClientContext context;
+    const grpc::Status status = stub_->Checkpoint(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  }
+  grpc::Status Restore(const v1::Digest& checkpoint, const v1::SessionSpec& spec,
+                       v1::Session& session) {
+    v1::RestoreSessionRequest request;
+    *request.mutable_checkpoint() = checkpoint;
+    *request.mutable_spec() = spec;
+    grpc::ClientContext context;
+    return stub_->Restore(&context, request, &session);
+  }
   v1::Session Get(const std::string& id, const std::string& tensor = "", bool with_all = false) {
     v1::GetSessionRequest request;
     request.set_session_id(id);
@@ -153,13 +170,6 @@ TEST_F(ParallelSessionsTest, CopiesAndRefusals) {
   EXPECT_EQ(forward.ranks_size(), 2);
   EXPECT_EQ(forward.ranks(0).outputs(0).type().shape(0), kRows / 2);
   EXPECT_EQ(OutputOf(forward, "y"), OutputOf(Forward(Open(OpenRequest(1, 1, ""))), "y"));
-  v1::CheckpointRequest checkpoint;
-  checkpoint.set_session_id(copies);
-  v1::CheckpointResponse written;
-  grpc::ClientContext context;
-  const grpc::Status refused = stub_->Checkpoint(&context, checkpoint, &written);
-  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNIMPLEMENTED);
-  EXPECT_THAT(refused.error_message(), HasSubstr("parallel tp1 dp2"));
 
   const auto invalid = grpc::StatusCode::INVALID_ARGUMENT;
   ExpectRefused(OpenRequest(3, 4, "column"), invalid, "spec.parallel: tp3 dp4 sp");
@@ -174,6 +184,32 @@ TEST_F(ParallelSessionsTest, CopiesAndRefusals) {
   request = OpenRequest(2, 1, "column");
   request.mutable_spec()->mutable_parallel()->mutable_overlap()->set_row_dgrad("fast");
   ExpectRefused(request, invalid, "spec.parallel.overlap.row_dgrad is \"fast\"");
+}
+
+TEST_F(ParallelSessionsTest, ACheckpointIsTheSameBlobWhateverTheRanks) {
+  const std::string ranks = Open(OpenRequest(2, 1, "column"));
+  Forward(ranks);
+  Backward(ranks);
+  Optimize(ranks);
+  const v1::Digest digest = Checkpoint(ranks).digest();
+  std::string last;
+  for (const auto& [tp, mode] : {std::pair(4, "column"), std::pair(1, ""), std::pair(2, "row")}) {
+    v1::Session session;
+    const grpc::Status status = Restore(digest, OpenRequest(tp, 1, mode).spec(), session);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(session.step(), 3);
+    last = session.session_id();
+    EXPECT_EQ(Checkpoint(last).digest().SerializeAsString(), digest.SerializeAsString()) << tp;
+  }
+  steps_[last] = 3;
+  // Each rank's own is refused elsewhere.
+  Forward(last);
+  Backward(last);
+  v1::SessionSpec copies = OpenRequest(1, 2, "").spec();
+  v1::Session session;
+  const grpc::Status refused = Restore(Checkpoint(last).digest(), copies, session);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(refused.error_message(), HasSubstr("fc.dw: gradients since the last optimizer"));
 }
 
 TEST_F(ParallelSessionsTest, RanksAreMeasuredFromTheStart) {
