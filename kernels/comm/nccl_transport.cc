@@ -55,7 +55,7 @@ absl::Status ReachEachOther(const std::vector<CudaEngine*>& engines) {
     const std::unique_lock<std::mutex> stream = engine->HoldStream();
     QG_RETURN_IF_ERROR(engine->device().MakeCurrent());
     for (CudaEngine* peer : engines) {
-      QG_RETURN_IF_ERROR(engine->device().ReachMemoryOf(peer->device().facts().ordinal));
+      QG_RETURN_IF_ERROR(engine->device().ReachMemoryOf(peer->device().facts().ordinal).status());
     }
   }
   return absl::OkStatus();

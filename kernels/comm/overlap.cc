@@ -182,8 +182,12 @@ absl::StatusOr<std::unique_ptr<Overlap>> Overlap::Create(ProcessGroup& group,
                                                          OverlapBuffers& buffers,
                                                          OverlapOptions options) {
   std::unique_ptr<Overlap> overlap(new Overlap(group, buffers, options));
-  for (int i = 1; i < kOverlapResources; ++i) {
-    QG_ASSIGN_OR_RETURN(std::unique_ptr<Engine> queue, group.engine().OpenLane());
+  for (int i = 1; i < kOverlapQueues; ++i) {
+    // A sum is short and may be what the call ends with; another GEMM can wait for it.
+    const bool is_urgent = i == static_cast<int>(OverlapQueue::kReduce);
+    QG_ASSIGN_OR_RETURN(
+        std::unique_ptr<Engine> queue,
+        group.engine().OpenLane(is_urgent ? LanePriority::kUrgent : LanePriority::kNormal));
     overlap->queues_.push_back(std::move(queue));
   }
   return overlap;
@@ -221,12 +225,17 @@ absl::StatusOr<OverlapTimeline> Overlap::RunTogether(const std::string& what, co
     if (!graph.ok()) return;
     const bool queues_work = first.gemm.b.data.space() == MemorySpace::kDevice;
     std::vector<OverlapLanes> lanes;
-    for (const auto& each : members) lanes.push_back(each->lanes);
+    std::vector<BeforeCopies> before_copies;
+    for (const auto& each : members) {
+      lanes.push_back(each->lanes);
+      before_copies.push_back(each->before_copies);
+    }
     first.run =
         std::make_shared<OverlapRun>(*std::move(graph), std::move(lanes),
                                      OverlapRunOptions{.queues_work = queues_work,
                                                        .keeps_times = options_.keeps_timelines,
-                                                       .noise = group_.noise()});
+                                                       .noise = group_.noise(),
+                                                       .before_copies = std::move(before_copies)});
   });
   absl::Status status = first.status;
   if (status.ok()) status = first.run->RunRank(group_.rank(), member->cancellation);
@@ -244,10 +253,6 @@ absl::StatusOr<GatheredGemm> Overlap::TryAllGatherGemm(const AllGatherGemmCall& 
   QG_RETURN_IF_ERROR(CheckCutGemm(call.gemm));
   QG_RETURN_IF_ERROR(CheckGathered("beside", call.beside));
   QG_RETURN_IF_ERROR(CheckOverlapOperand("gemm.a", call.gemm.a));
-  if (call.gemm.a.scaling == ScaleMode::kTensor) {
-    QG_RETURN_IF_ERROR(
-        group_.CheckAgreement(absl::StrCat(call.name.owner, " scale_inv"), call.gemm.a.scale_inv));
-  }
   if (call.method == OverlapMethod::kNone) return GatherThenMultiply(call);
   if (call.method != OverlapMethod::kRingExchange) {
     return Refused("method", std::string(OverlapMethodName(call.method)),
@@ -257,6 +262,7 @@ absl::StatusOr<GatheredGemm> Overlap::TryAllGatherGemm(const AllGatherGemmCall& 
   QG_RETURN_IF_ERROR(CheckAggregate(call.aggregate, call.pieces, group_.size()));
 
   QG_ASSIGN_OR_RETURN(std::shared_ptr<OverlapMember> member, NewMember(call.name, call.gemm));
+  QG_RETURN_IF_ERROR(AgreeOnScale(*member));
   member->shard = RowParts(member->gemm.a);
   member->operand_parts = member->shard.size();
   for (const Tensor& tensor : call.beside) {
@@ -281,8 +287,29 @@ absl::StatusOr<GatheredGemm> Overlap::TryAllGatherGemm(const AllGatherGemmCall& 
   return result;
 }
 
+// Before a copy in any case; on a GPU, which makes the host wait, while it multiplies what is
+// there.
+absl::Status Overlap::AgreeOnScale(OverlapMember& member) {
+  if (member.gemm.a.scaling != ScaleMode::kTensor) return absl::OkStatus();
+  const Tensor& scale_inv = member.gemm.a.scale_inv;
+  const std::string what = absl::StrCat(member.owner, " scale_inv");
+  if (scale_inv.space() == MemorySpace::kHost) return group_.CheckAgreement(what, scale_inv);
+  QG_ASSIGN_OR_RETURN(Engine::HostRead read, group_.engine().StartToHost(scale_inv));
+  member.before_copies = [this, what, read = std::move(read)](const absl::Status& so_far) {
+    if (!so_far.ok()) return group_.Fail(so_far);
+    const absl::StatusOr<Tensor> on_host = read();
+    if (!on_host.ok()) return group_.Fail(on_host.status());
+    return group_.CheckAgreement(what, *on_host);
+  };
+  return absl::OkStatus();
+}
+
 absl::StatusOr<GatheredGemm> Overlap::GatherThenMultiply(const AllGatherGemmCall& call) {
   Engine& engine = group_.engine();
+  if (call.gemm.a.scaling == ScaleMode::kTensor) {
+    QG_RETURN_IF_ERROR(
+        group_.CheckAgreement(absl::StrCat(call.name.owner, " scale_inv"), call.gemm.a.scale_inv));
+  }
   QG_ASSIGN_OR_RETURN(Section section, Section::Begin(engine, options_.keeps_timelines));
   GatheredGemm result;
   result.local = RowParts(call.gemm.a);

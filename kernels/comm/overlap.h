@@ -106,8 +106,8 @@ absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks
 
 class Overlap {
  public:
-  /// Opens a queue of the group's engine for each kind of communication. Engine and group outlive
-  /// it. `buffers`: of this rank, shared by all its layers.
+  /// Opens the queues of the group's engine. Engine and group outlive it. `buffers`: of this rank,
+  /// shared by all its layers.
   static absl::StatusOr<std::unique_ptr<Overlap>> Create(ProcessGroup& group,
                                                          OverlapBuffers& buffers,
                                                          OverlapOptions options = {});
@@ -135,13 +135,14 @@ class Overlap {
   absl::StatusOr<ScatteredGemm> TryReduceScatterGemm(const ReduceScatterGemmCall& call);
   absl::StatusOr<GatheredGemm> TryBulkAllGather(const BulkAllGatherCall& call);
   absl::StatusOr<ScatteredGemm> TryBulkReduceScatter(const BulkReduceScatterCall& call);
+  absl::Status AgreeOnScale(OverlapMember& member);
   absl::StatusOr<GatheredGemm> GatherThenMultiply(const AllGatherGemmCall& call);
   absl::StatusOr<ScatteredGemm> MultiplyThenReduce(const ReduceScatterGemmCall& call);
 
   ProcessGroup& group_;
   OverlapBuffers& buffers_;
   const OverlapOptions options_;
-  std::vector<std::unique_ptr<Engine>> queues_;  ///< Of receive and reduce.
+  std::vector<std::unique_ptr<Engine>> queues_;  ///< All but kCompute.
 };
 
 }  // namespace quantgate

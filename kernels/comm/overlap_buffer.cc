@@ -1,5 +1,7 @@
 #include "kernels/comm/overlap_buffer.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/comm_faults.h"
@@ -49,6 +51,15 @@ absl::Status BufferView::Release() {
   const std::lock_guard<std::mutex> lock(buffer_->mutex_);
   QG_RETURN_IF_ERROR(buffer_->CheckView(*this));
   return buffer_->Move(BufferState::kReadable, BufferState::kFree);
+}
+
+absl::StatusOr<std::vector<Tensor>> BufferView::Take() {
+  if (buffer_ == nullptr) return std::exchange(tensors_, {});
+  const std::lock_guard<std::mutex> lock(buffer_->mutex_);
+  QG_RETURN_IF_ERROR(buffer_->CheckView(*this));
+  QG_RETURN_IF_ERROR(buffer_->Move(BufferState::kReadable, BufferState::kFree));
+  buffer_->memory_ = Tensor();
+  return std::exchange(buffer_->parts_, {});
 }
 
 absl::Status OverlapBuffer::CheckView(const BufferView& view) const {

@@ -15,7 +15,8 @@ absl::StatusOr<int> AddGemm(TaskGraph& graph, std::string name, int rank, Overla
                       QG_ASSIGN_OR_RETURN(member.gemms[index],
                                           engine.Gemm(desc, member.cancellation));
                       return absl::OkStatus();
-                    }});
+                    },
+                    /*is_beside=*/index % 2 == 1});
 }
 
 absl::Status AddWholeGemms(TaskGraph& graph, const OverlapMembers& members) {

@@ -28,6 +28,7 @@ struct OverlapMember {
   size_t operand_parts = 0;
   Tensor partial;  ///< What a bulk reduce-scatter sums.
   const Cancellation* cancellation = nullptr;
+  BeforeCopies before_copies;  ///< Or none.
 
   // Made when all have met.
   std::vector<Tensor> gathered;   ///< `shard` of all ranks, end to end: views of the buffer.
@@ -35,7 +36,7 @@ struct OverlapMember {
   Tensor d;                       ///< Of the GEMM that consumes what is gathered.
   /// What is summed: one, or one for each split of the columns. Not in the buffer.
   std::vector<Tensor> partials;
-  Tensor y;  ///< The sum, where it is taken in several pieces of rows.
+  Tensor y;  ///< The sum, where its pieces are rows.
   /// Of each of `partials`, this rank's rows of the ranks r - 1, r - 2, ...
   std::vector<std::vector<Tensor>> received;
 
@@ -64,7 +65,8 @@ struct OverlapCut {
   SeededFaults faults;
 };
 
-/// A task that multiplies and leaves its result with the member.
+/// A task that multiplies and leaves its result with the member. A member's GEMMs take turns on its
+/// two queues: they write other memory, and no kernel waits for the last blocks of the one before.
 absl::StatusOr<int> AddGemm(TaskGraph& graph, std::string name, int rank, OverlapMember& member,
                             GemmDesc desc, std::vector<int> after);
 /// Each member's GEMM as one task.

@@ -1,6 +1,7 @@
 // Graphs that reduce: each rank's partial sums go to the owners of their rows, and every owner sums
 // what it has from all ranks in the order of the profile.
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -33,7 +34,7 @@ class ReduceTasks {
     return absl::OkStatus();
   }
 
-  /// Memory into which pieces of rows are summed, so that they need not be joined.
+  /// Memory into which rows are summed, so that pieces need not be joined.
   absl::Status AllocateSums(int64_t columns, DType dtype) {
     for (int rank = 0; rank < size(); ++rank) {
       OverlapMember& member = *members_[rank];
@@ -100,25 +101,25 @@ class ReduceTasks {
                                 rows.begin - map_.shard(owner).begin, rows.count));
       }
     }
+    std::string name = absl::StrCat("sum ", Name(block, piece));
+    if (member->y.has_value()) {
+      QG_ASSIGN_OR_RETURN(const Tensor to,
+                          member->y.RowRange(rows.begin - map_.shard(owner).begin, rows.count));
+      return AddSum(std::move(name), owner, std::move(after),
+                    [member, parts, order, to](Engine& engine) -> absl::Status {
+                      return engine.OrderedSumTo(parts, order.accumulation, to,
+                                                 member->cancellation);
+                    });
+    }
     const size_t index = member->sums.size();
     member->sums.emplace_back();
-    const int64_t offset =
-        (rows.begin - map_.shard(owner).begin) * RowBytes(member->partials[block]);
-    return graph_
-        .Add({absl::StrCat("sum ", Name(block, piece)), owner, OverlapResource::kReduce, -1,
-              std::move(after),
-              [member, parts, order, index, offset](Engine& engine) -> absl::Status {
-                QG_ASSIGN_OR_RETURN(Tensor sum,
-                                    engine.OrderedSum(parts, order.accumulation, parts[0].dtype(),
-                                                      member->cancellation));
-                if (!member->y.has_value()) {
-                  member->sums[index] = std::move(sum);
-                  return absl::OkStatus();
-                }
-                if (sum.byte_size() == 0) return absl::OkStatus();
-                return engine.Copy(sum, member->y, offset);
-              }})
-        .status();
+    return AddSum(std::move(name), owner, std::move(after),
+                  [member, parts, order, index](Engine& engine) -> absl::Status {
+                    QG_ASSIGN_OR_RETURN(member->sums[index],
+                                        engine.OrderedSum(parts, order.accumulation,
+                                                          parts[0].dtype(), member->cancellation));
+                    return absl::OkStatus();
+                  });
   }
 
   /// A block of columns from every rank to every owner, nearest first, and the sums. made[rank]:
@@ -141,6 +142,14 @@ class ReduceTasks {
   }
 
  private:
+  absl::Status AddSum(std::string name, int owner, std::vector<int> after,
+                      std::function<absl::Status(Engine& engine)> work) {
+    return graph_
+        .Add({std::move(name), owner, OverlapResource::kReduce, -1, std::move(after),
+              std::move(work)})
+        .status();
+  }
+
   /// 1 for the rank below the owner, 2 for the one below that.
   int Distance(int from, int owner) const { return (owner - from + size()) % size(); }
 
@@ -169,7 +178,7 @@ absl::StatusOr<TaskGraph> BuildPointToPointReduceScatterGemm(const OverlapMember
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(members[0]->gemm));
   ReduceTasks tasks(graph, members, cut, std::move(map));
   QG_RETURN_IF_ERROR(tasks.AllocatePartials({shape.n}, members[0]->gemm.out_dtype));
-  if (cut.pieces > 1) QG_RETURN_IF_ERROR(tasks.AllocateSums(shape.n, members[0]->gemm.out_dtype));
+  QG_RETURN_IF_ERROR(tasks.AllocateSums(shape.n, members[0]->gemm.out_dtype));
   QG_RETURN_IF_ERROR(tasks.FillBuffers({shape.n}, members[0]->gemm.out_dtype));
   std::vector<std::vector<int>> needed(size * cut.pieces);  // By owner and piece.
   for (int step = 0; step < size; ++step) {

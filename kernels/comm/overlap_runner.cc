@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -21,13 +20,16 @@ constexpr std::chrono::milliseconds kLook(20);
 OverlapRun::OverlapRun(TaskGraph graph, std::vector<OverlapLanes> lanes, OverlapRunOptions options)
     : graph_(std::move(graph)),
       lanes_(std::move(lanes)),
-      options_(options),
+      options_(std::move(options)),
       progress_(graph_.tasks().size()),
       begun_(lanes_.size()),
       origins_(lanes_.size()) {}
 
 Engine& OverlapRun::LaneOf(const OverlapTask& task) const {
-  return *lanes_[task.rank][static_cast<size_t>(task.resource)];
+  const OverlapQueue queue = options_.queues_work || task.queue() != OverlapQueue::kComputeBeside
+                                 ? task.queue()
+                                 : OverlapQueue::kCompute;
+  return *lanes_[task.rank][static_cast<size_t>(queue)];
 }
 
 absl::Status OverlapRun::RunRank(int rank, const Cancellation* cancellation) {
@@ -65,23 +67,31 @@ absl::Status OverlapRun::Begin(int rank) {
   return absl::OkStatus();
 }
 
-// Rank 0 puts everything on its queue. The others stay until it has: the queues are theirs.
-absl::Status OverlapRun::RunQueued(int rank, absl::Status begun, const Cancellation* cancellation) {
-  if (!begun.ok()) Fail(begun);
-  if (rank == 0) {
-    std::vector<int> all(graph_.tasks().size());
-    std::iota(all.begin(), all.end(), 0);
-    absl::Status status = RunInOrder(all, cancellation);
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      all_queued_ = true;
-    }
-    changed_.notify_all();
-    return status;
-  }
+// A rank stays until all have put what they have on queues, whether that went well or not: it may
+// be of this rank's memory.
+absl::Status OverlapRun::RunQueued(int rank, absl::Status status,
+                                   const Cancellation* cancellation) {
+  status = Queue(rank, std::move(status), cancellation);
+  if (!status.ok()) Fail(status);
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [&] { return all_queued_; });
-  return status_;
+  ++queued_ranks_;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return queued_ranks_ == graph_.ranks(); });
+  return status;
+}
+
+absl::Status OverlapRun::Queue(int rank, absl::Status begun, const Cancellation* cancellation) {
+  const std::vector<int> tasks = graph_.TasksOf(rank);
+  const auto first_copy = std::find_if(tasks.begin(), tasks.end(), [&](int index) {
+    return IsCommunication(graph_.tasks()[index].resource);
+  });
+  absl::Status status = std::move(begun);
+  if (status.ok()) status = RunInOrder({tasks.begin(), first_copy}, cancellation);
+  if (!options_.before_copies.empty() && options_.before_copies[rank]) {
+    status = options_.before_copies[rank](status);
+  }
+  QG_RETURN_IF_ERROR(status);
+  return RunInOrder({first_copy, tasks.end()}, cancellation);
 }
 
 absl::Status OverlapRun::RunOnThreads(int rank, const Cancellation* cancellation) {

@@ -1,14 +1,15 @@
 // OverlapRun: one run of a task graph by the ranks of a group.
 //
 // On the CPU each rank has a thread for its GEMMs and one for its communication, and a task waits
-// for what it depends on. On CUDA nothing waits on the host: rank 0's thread puts all tasks on
-// their queues in the order of the graph, so that every moment is marked before anything waits for
-// it, and the devices do the waiting. The operations and their operands are the same, so are the
-// bits.
+// for what it depends on. On CUDA each rank's thread puts its tasks on their queues in the order of
+// the graph, after what they depend on has been put there: so every moment is marked before
+// anything waits for it, and the devices do the waiting. The operations and their operands are the
+// same, so are the bits.
 #pragma once
 
 #include <array>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -22,13 +23,21 @@
 
 namespace quantgate {
 
-/// The queue of each resource of a rank; compute is the rank's engine itself.
-using OverlapLanes = std::array<Engine*, kOverlapResources>;
+/// A rank's queues, by OverlapQueue. On the CPU kCompute serves for kComputeBeside too.
+using OverlapLanes = std::array<Engine*, kOverlapQueues>;
+
+/// What a rank's thread does when its first GEMMs are on their queues and no copy is. It may wait,
+/// also for other ranks, while the device multiplies. Called once, with how the rank has fared so
+/// far, so that it tells the others instead of leaving them to wait; gives that, or its own
+/// failure.
+using BeforeCopies = std::function<absl::Status(const absl::Status& so_far)>;
 
 struct OverlapRunOptions {
   bool queues_work = false;  ///< The engines are CUDA's.
   bool keeps_times = false;  ///< TimelineOf is asked for.
   ScheduleNoise noise;
+  /// Under queues_work, by rank; none where there is nothing to do.
+  std::vector<BeforeCopies> before_copies;
 };
 
 class OverlapRun {
@@ -53,7 +62,8 @@ class OverlapRun {
 
   Engine& LaneOf(const OverlapTask& task) const;
   absl::Status Begin(int rank);
-  absl::Status RunQueued(int rank, absl::Status begun, const Cancellation* cancellation);
+  absl::Status RunQueued(int rank, absl::Status status, const Cancellation* cancellation);
+  absl::Status Queue(int rank, absl::Status begun, const Cancellation* cancellation);
   absl::Status RunOnThreads(int rank, const Cancellation* cancellation);
   absl::Status RunInOrder(const std::vector<int>& tasks, const Cancellation* cancellation);
   absl::Status RunTask(int index);
@@ -67,7 +77,7 @@ class OverlapRun {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   absl::Status status_;                               ///< The first failure.
-  bool all_queued_ = false;                           ///< Rank 0 has put its last task on a queue.
+  int queued_ranks_ = 0;                              ///< That have put their last task on a queue.
   std::vector<Progress> progress_;                    ///< By task.
   std::vector<std::shared_ptr<const Moment>> begun_;  ///< By rank; null until it is there.
   std::vector<std::shared_ptr<const TimePoint>> origins_;  ///< Of the ranks' timelines.

@@ -20,6 +20,18 @@ std::string_view OverlapResourceName(OverlapResource resource) {
 
 bool IsCommunication(OverlapResource resource) { return resource != OverlapResource::kCompute; }
 
+OverlapQueue OverlapTask::queue() const {
+  switch (resource) {
+    case OverlapResource::kCompute:
+      return is_beside ? OverlapQueue::kComputeBeside : OverlapQueue::kCompute;
+    case OverlapResource::kReceive:
+      return OverlapQueue::kReceive;
+    case OverlapResource::kReduce:
+      break;
+  }
+  return OverlapQueue::kReduce;
+}
+
 absl::StatusOr<int> TaskGraph::Add(OverlapTask task) {
   const int index = static_cast<int>(tasks_.size());
   if (task.rank < 0 || task.rank >= ranks_ || task.peer < -1 || task.peer >= ranks_) {
@@ -37,13 +49,18 @@ absl::StatusOr<int> TaskGraph::Add(OverlapTask task) {
   return index;
 }
 
-std::vector<int> TaskGraph::TasksOf(int rank, bool communication) const {
+std::vector<int> TaskGraph::TasksOf(int rank) const {
   std::vector<int> found;
   for (size_t i = 0; i < tasks_.size(); ++i) {
-    if (tasks_[i].rank == rank && IsCommunication(tasks_[i].resource) == communication) {
-      found.push_back(static_cast<int>(i));
-    }
+    if (tasks_[i].rank == rank) found.push_back(static_cast<int>(i));
   }
+  return found;
+}
+
+std::vector<int> TaskGraph::TasksOf(int rank, bool communication) const {
+  std::vector<int> found = TasksOf(rank);
+  std::erase_if(
+      found, [&](int index) { return IsCommunication(tasks_[index].resource) != communication; });
   return found;
 }
 

@@ -14,18 +14,26 @@
 
 namespace quantgate {
 
-/// What of a rank a task occupies. Tasks of one resource of one rank run one at a time, in the
-/// order in which they were added.
+/// What of a rank a task occupies.
 enum class OverlapResource {
   kCompute,  ///< GEMMs: the rank's engine.
   kReceive,  ///< Copies into the rank's own memory.
   kReduce,   ///< Sums of what the ranks made.
 };
-inline constexpr int kOverlapResources = 3;
 /// "compute", "receive", "reduce".
 std::string_view OverlapResourceName(OverlapResource resource);
 /// All but kCompute.
 bool IsCommunication(OverlapResource resource);
+
+/// A rank's queues. Tasks of one of them run one at a time, in the order in which they were added.
+enum class OverlapQueue {
+  kCompute,  ///< The rank's engine.
+  /// Every other GEMM: its kernel begins where the one before it no longer fills the device.
+  kComputeBeside,
+  kReceive,
+  kReduce,
+};
+inline constexpr int kOverlapQueues = 4;
 
 struct OverlapTask {
   std::string name;  ///< "gemm rows of 3", "copy rows of 3 from 2": unique in its rank's resource.
@@ -35,8 +43,11 @@ struct OverlapTask {
   int peer = -1;
   /// Indices of tasks that must have ended.
   std::vector<int> after;
-  /// Does it, or puts it on the queue of `engine`, which is the resource's.
+  /// Does it, or puts it on `engine`, which is that of its queue.
   std::function<absl::Status(Engine& engine)> work;
+  bool is_beside = false;  ///< A GEMM of kComputeBeside.
+
+  OverlapQueue queue() const;
 };
 
 class TaskGraph {
@@ -49,7 +60,8 @@ class TaskGraph {
 
   int ranks() const { return ranks_; }
   const std::vector<OverlapTask>& tasks() const { return tasks_; }
-  /// Tasks of a rank that are on one of the resources, in order.
+  /// Tasks of a rank, in order: all of them, or those that communicate or do not.
+  std::vector<int> TasksOf(int rank) const;
   std::vector<int> TasksOf(int rank, bool communication) const;
   /// Tasks that a rank has to outlive: its own, and others' that use its memory.
   std::vector<int> TasksThatUse(int rank) const;

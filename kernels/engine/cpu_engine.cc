@@ -87,6 +87,9 @@ class CpuEngine final : public Engine {
   absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation*) override {
     return tensor;
   }
+  absl::StatusOr<HostRead> StartToHost(const Tensor& tensor) override {
+    return [tensor] { return tensor; };
+  }
   absl::StatusOr<Tensor> Allocate(DType dtype, Shape shape) override {
     return Tensor::Allocate(dtype, std::move(shape));
   }
@@ -115,7 +118,9 @@ class CpuEngine final : public Engine {
   absl::StatusOr<std::shared_ptr<const TimePoint>> MarkTime() override {
     return std::make_shared<const CpuTimePoint>();
   }
-  absl::StatusOr<std::unique_ptr<Engine>> OpenLane() override { return MakeCpuEngine(options_); }
+  absl::StatusOr<std::unique_ptr<Engine>> OpenLane(LanePriority) override {
+    return MakeCpuEngine(options_);
+  }
 
   absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                   const Cancellation* cancellation) override {
@@ -267,6 +272,11 @@ class CpuEngine final : public Engine {
                                     SumAccumulation accumulation, DType out,
                                     const Cancellation* cancellation) override {
     return OrderedSumCpu(parts_in_order, accumulation, out, Context(cancellation));
+  }
+
+  absl::Status OrderedSumTo(std::span<const Tensor> parts_in_order, SumAccumulation accumulation,
+                            const Tensor& to, const Cancellation* cancellation) override {
+    return OrderedSumToCpu(parts_in_order, accumulation, to, Context(cancellation));
   }
 
   absl::StatusOr<Tensor> Maximum(std::span<const Tensor> parts,

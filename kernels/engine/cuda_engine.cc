@@ -64,8 +64,9 @@ class CudaStopwatch final : public Stopwatch {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaEngine>> CudaEngine::Open(int ordinal) {
-  QG_ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device, CudaDevice::Open(ordinal));
+absl::StatusOr<std::unique_ptr<CudaEngine>> CudaEngine::Open(int ordinal, LanePriority priority) {
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device,
+                      CudaDevice::Open(ordinal, priority == LanePriority::kUrgent));
   QG_ASSIGN_OR_RETURN(std::unique_ptr<CublasLt> cublaslt, CublasLt::Create(*device));
   return std::unique_ptr<CudaEngine>(new CudaEngine(std::move(device), std::move(cublaslt)));
 }

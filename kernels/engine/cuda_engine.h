@@ -18,7 +18,8 @@ namespace quantgate {
 class CudaEngine final : public Engine {
  public:
   /// FAILED_PRECONDITION as CudaDevice::Open.
-  static absl::StatusOr<std::unique_ptr<CudaEngine>> Open(int ordinal);
+  static absl::StatusOr<std::unique_ptr<CudaEngine>> Open(
+      int ordinal, LanePriority priority = LanePriority::kNormal);
   ~CudaEngine() override;
 
   DeviceDescription Describe() const override;
@@ -28,6 +29,7 @@ class CudaEngine final : public Engine {
 
   absl::StatusOr<Tensor> ToDevice(const Tensor& tensor, const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation* cancellation) override;
+  absl::StatusOr<HostRead> StartToHost(const Tensor& tensor) override;
   absl::StatusOr<Tensor> Allocate(DType dtype, Shape shape) override;
   absl::Status Write(std::span<const std::byte> bytes, const Tensor& to, int64_t offset) override;
   std::unique_ptr<Stopwatch> StartStopwatch() override;
@@ -36,7 +38,7 @@ class CudaEngine final : public Engine {
   absl::Status Copy(const Tensor& source, const Tensor& to, int64_t offset) override;
   absl::StatusOr<Tensor> Import(const Tensor& tensor) override;
   absl::StatusOr<std::shared_ptr<const TimePoint>> MarkTime() override;
-  absl::StatusOr<std::unique_ptr<Engine>> OpenLane() override;
+  absl::StatusOr<std::unique_ptr<Engine>> OpenLane(LanePriority priority) override;
 
   absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                   const Cancellation* cancellation) override;
@@ -106,6 +108,8 @@ class CudaEngine final : public Engine {
   absl::StatusOr<Tensor> OrderedSum(std::span<const Tensor> parts_in_order,
                                     SumAccumulation accumulation, DType out,
                                     const Cancellation* cancellation) override;
+  absl::Status OrderedSumTo(std::span<const Tensor> parts_in_order, SumAccumulation accumulation,
+                            const Tensor& to, const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> Maximum(std::span<const Tensor> parts,
                                  const Cancellation* cancellation) override;
   absl::StatusOr<AdamResult> AdamStep(const AdamDesc& desc,

@@ -62,6 +62,20 @@ absl::StatusOr<int> OrdinalOf(const Tensor& tensor) {
 
 }  // namespace
 
+absl::StatusOr<Engine::HostRead> CudaEngine::StartToHost(const Tensor& tensor) {
+  if (!tensor.has_value() || tensor.space() == MemorySpace::kHost)
+    return [tensor] { return tensor; };
+  QG_TAKE_TURN(nullptr);
+  QG_RETURN_IF_ERROR(device_->MarkResults());
+  return [this, tensor]() -> absl::StatusOr<Tensor> {
+    QG_TAKE_TURN(nullptr);
+    QG_ASSIGN_OR_RETURN(Tensor on_host, Tensor::Allocate(tensor.dtype(), tensor.shape()));
+    const CudaDevice::Result result = {tensor.data(), on_host.data(), on_host.byte_size()};
+    QG_RETURN_IF_ERROR(device_->ReadResults({&result, 1}));
+    return on_host;
+  };
+}
+
 absl::StatusOr<std::shared_ptr<const Moment>> CudaEngine::MarkMoment() {
   QG_TAKE_TURN(nullptr);
   QG_ASSIGN_OR_RETURN(PooledCudaEvent event, events_.Record(*device_));
@@ -83,11 +97,20 @@ absl::Status CudaEngine::CopyOnTurn(const Tensor& source, const Tensor& to, int6
     return device_->WriteStaged(source.bytes(), to, offset);
   }
   QG_ASSIGN_OR_RETURN(const int from, OrdinalOf(source));
-  QG_RETURN_IF_ERROR(device_->ReachMemoryOf(from));
+  QG_ASSIGN_OR_RETURN(const bool is_direct, device_->ReachMemoryOf(from));
   Tensor target = to;
-  const int ordinal = device_->facts().ordinal;
-  QG_CUDA_RETURN_IF_ERROR(cudaMemcpyPeerAsync(target.data() + offset, ordinal, source.data(), from,
-                                              source.byte_size(), device_->stream()));
+  std::byte* const at = target.data() + offset;
+  const size_t bytes = source.byte_size();
+  const cudaStream_t stream = device_->stream();
+  if (is_direct) {
+    // Both are in this device's address space, so its copy engine does it. A copy between two
+    // devices is only that where their contexts have opened to each other besides.
+    QG_CUDA_RETURN_IF_ERROR(
+        cudaMemcpyAsync(at, source.data(), bytes, cudaMemcpyDeviceToDevice, stream));
+  } else {
+    QG_CUDA_RETURN_IF_ERROR(
+        cudaMemcpyPeerAsync(at, device_->facts().ordinal, source.data(), from, bytes, stream));
+  }
   auto read = events_.Record(*device_);
   if (!read.ok()) {
     // Nothing says when it has been read, so it is waited for.
@@ -118,8 +141,8 @@ absl::StatusOr<std::shared_ptr<const TimePoint>> CudaEngine::MarkTime() {
   return CudaTimePoint::Record(*device_);
 }
 
-absl::StatusOr<std::unique_ptr<Engine>> CudaEngine::OpenLane() {
-  return Open(device_->facts().ordinal);
+absl::StatusOr<std::unique_ptr<Engine>> CudaEngine::OpenLane(LanePriority priority) {
+  return Open(device_->facts().ordinal, priority);
 }
 
 absl::StatusOr<std::vector<Tensor>> CudaEngine::OnDevice(std::span<const Tensor> parts,
@@ -200,6 +223,14 @@ absl::StatusOr<Tensor> CudaEngine::OrderedSum(std::span<const Tensor> parts_in_o
   QG_TAKE_TURN(cancellation);
   QG_ASSIGN_OR_RETURN(const std::vector<Tensor> moved, OnDevice(parts_in_order, cancellation));
   return OrderedSumCuda(*device_, moved, accumulation, out);
+}
+
+absl::Status CudaEngine::OrderedSumTo(std::span<const Tensor> parts_in_order,
+                                      SumAccumulation accumulation, const Tensor& to,
+                                      const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> moved, OnDevice(parts_in_order, cancellation));
+  return OrderedSumToCuda(*device_, moved, accumulation, to);
 }
 
 absl::StatusOr<Tensor> CudaEngine::Maximum(std::span<const Tensor> parts,

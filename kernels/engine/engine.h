@@ -8,6 +8,7 @@
 // comparisons, ToHost) says so by giving one.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -83,6 +84,9 @@ class TimePoint {
   virtual absl::StatusOr<double> SecondsSince(const TimePoint& earlier) const = 0;
 };
 
+/// Whose kernels begin first where a device has no room for all: those of urgent lanes.
+enum class LanePriority { kNormal, kUrgent };
+
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -100,6 +104,11 @@ class Engine {
                                           const Cancellation* cancellation) = 0;
   /// The tensor in host memory, itself where it is there; no value for none.
   virtual absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation* cancellation) = 0;
+  /// A few bytes on their way to the host, of a tensor as it is now: the call that is given back
+  /// waits for what has been asked of the engine so far, and not for what is asked afterwards. The
+  /// engine outlives it.
+  using HostRead = std::function<absl::StatusOr<Tensor>()>;
+  virtual absl::StatusOr<HostRead> StartToHost(const Tensor& tensor) = 0;
   /// A tensor of the engine's memory, not initialised.
   virtual absl::StatusOr<Tensor> Allocate(DType dtype, Shape shape) = 0;
   /// `bytes` to byte `offset` of a tensor of the engine's memory; they are read before this
@@ -124,11 +133,12 @@ class Engine {
   virtual absl::StatusOr<Tensor> Import(const Tensor& tensor) = 0;
   /// The time at which this engine's work comes to this point.
   virtual absl::StatusOr<std::shared_ptr<const TimePoint>> MarkTime() = 0;
-  /// An engine of the same device whose work runs beside this one's: a queue for copies and sums.
+  /// An engine of the same device whose work runs beside this one's: a queue for copies and sums,
+  /// or for GEMMs whose kernels begin where those of another queue leave room.
   /// Each takes the other's tensors, after a moment at which they are there. Memory is given anew
   /// in the order of the work of the engine that gave it, so that one waits for the other engine
   /// before a tensor which the other uses is dropped.
-  virtual absl::StatusOr<std::unique_ptr<Engine>> OpenLane() = 0;
+  virtual absl::StatusOr<std::unique_ptr<Engine>> OpenLane(LanePriority priority) = 0;
 
   virtual absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                           const Cancellation* cancellation) = 0;
@@ -217,6 +227,10 @@ class Engine {
   virtual absl::StatusOr<Tensor> OrderedSum(std::span<const Tensor> parts_in_order,
                                             SumAccumulation accumulation, DType out,
                                             const Cancellation* cancellation) = 0;
+  /// To `to`, memory of this engine that nobody else reads or writes meanwhile.
+  virtual absl::Status OrderedSumTo(std::span<const Tensor> parts_in_order,
+                                    SumAccumulation accumulation, const Tensor& to,
+                                    const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<Tensor> Maximum(std::span<const Tensor> parts,
                                          const Cancellation* cancellation) = 0;
   virtual absl::StatusOr<AdamResult> AdamStep(const AdamDesc& desc,

@@ -25,6 +25,10 @@ class ForwardingEngine : public Engine {
     OnOperation("to host");
     return engine_.ToHost(tensor, cancellation);
   }
+  absl::StatusOr<HostRead> StartToHost(const Tensor& tensor) override {
+    OnOperation("start to host");
+    return engine_.StartToHost(tensor);
+  }
   absl::StatusOr<Tensor> Allocate(DType dtype, Shape shape) override {
     OnOperation("allocate");
     return engine_.Allocate(dtype, std::move(shape));
@@ -54,9 +58,9 @@ class ForwardingEngine : public Engine {
     OnOperation("mark time");
     return engine_.MarkTime();
   }
-  absl::StatusOr<std::unique_ptr<Engine>> OpenLane() override {
+  absl::StatusOr<std::unique_ptr<Engine>> OpenLane(LanePriority priority) override {
     OnOperation("open lane");
-    return engine_.OpenLane();
+    return engine_.OpenLane(priority);
   }
   absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec,
                                   const Cancellation* cancellation) override {
@@ -217,6 +221,11 @@ class ForwardingEngine : public Engine {
                                     const Cancellation* cancellation) override {
     OnOperation("ordered sum");
     return engine_.OrderedSum(parts_in_order, accumulation, out, cancellation);
+  }
+  absl::Status OrderedSumTo(std::span<const Tensor> parts_in_order, SumAccumulation accumulation,
+                            const Tensor& to, const Cancellation* cancellation) override {
+    OnOperation("ordered sum");
+    return engine_.OrderedSumTo(parts_in_order, accumulation, to, cancellation);
   }
   absl::StatusOr<Tensor> Maximum(std::span<const Tensor> parts,
                                  const Cancellation* cancellation) override {

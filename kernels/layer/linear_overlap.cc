@@ -58,17 +58,6 @@ OverlapName LinearOverlap::NameOf(const GemmRecord& record) const {
           std::string(ScaleModeName(record.desc.a.scaling))};
 }
 
-/// Copies, and the buffer given back.
-absl::StatusOr<std::vector<Tensor>> LinearOverlap::TakeOut(BufferView gathered) {
-  QG_ASSIGN_OR_RETURN(std::vector<Tensor> parts, gathered.Read());
-  for (Tensor& part : parts) {
-    QG_ASSIGN_OR_RETURN(
-        part, recorder_.engine().Slice(part, 0, 0, part.shape()[0], recorder_.cancellation()));
-  }
-  QG_RETURN_IF_ERROR(gathered.Release());
-  return parts;
-}
-
 absl::Status LinearOverlap::Record(GemmRecord record, const OverlapName& name, GemmResult result,
                                    OverlapTimeline timeline) {
   record.result = std::move(result);
@@ -85,7 +74,7 @@ absl::StatusOr<OverlappedGather> LinearOverlap::AllGatherGemm(GemmRecord record,
                                .beside = std::move(beside)};
   QG_ASSIGN_OR_RETURN(GatheredGemm done, Run(&Overlap::AllGatherGemm, call));
   OverlappedGather result{done.gemm.d, {}};
-  QG_ASSIGN_OR_RETURN(result.parts, TakeOut(std::move(done.gathered)));
+  QG_ASSIGN_OR_RETURN(result.parts, done.gathered.Take());
   GemmOperand& a = record.desc.a;
   a.data = result.parts[0];
   if (a.scaling == ScaleMode::kMx32) a.scale_inv = result.parts[1];
@@ -117,7 +106,7 @@ absl::StatusOr<OverlappedGather> LinearOverlap::BulkAllGather(GemmRecord record,
       .name = NameOf(record), .gemm = record.desc, .shard = std::move(shard)};
   QG_ASSIGN_OR_RETURN(GatheredGemm done, Run(&Overlap::BulkAllGather, call));
   OverlappedGather result{done.gemm.d, {}};
-  QG_ASSIGN_OR_RETURN(result.parts, TakeOut(std::move(done.gathered)));
+  QG_ASSIGN_OR_RETURN(result.parts, done.gathered.Take());
   QG_RETURN_IF_ERROR(Record(std::move(record), call.name, std::move(done.gemm), done.timeline));
   return result;
 }

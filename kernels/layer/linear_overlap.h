@@ -64,7 +64,6 @@ class LinearOverlap {
   }
   absl::Status Record(GemmRecord record, const OverlapName& name, GemmResult result,
                       OverlapTimeline timeline);
-  absl::StatusOr<std::vector<Tensor>> TakeOut(BufferView gathered);
 
   StepRecorder& recorder_;
   const LinearUnit& unit_;

@@ -19,6 +19,7 @@ enum class SumAccumulation {
 /// What the functions below and their device versions refuse: INVALID_ARGUMENT naming field, value
 /// and rule.
 absl::Status CheckOrderedSum(std::span<const Tensor> parts_in_order, DType out);
+absl::Status CheckOrderedSumTo(std::span<const Tensor> parts_in_order, const Tensor& to);
 absl::Status CheckMaximum(std::span<const Tensor> parts);
 
 /// s = f32(parts[0]); s = rounded(s + f32(parts[i])) for i = 1, 2, ..., where the sum is rounded to
@@ -27,6 +28,11 @@ absl::Status CheckMaximum(std::span<const Tensor> parts);
 absl::StatusOr<Tensor> OrderedSumCpu(std::span<const Tensor> parts_in_order,
                                      SumAccumulation accumulation, DType out,
                                      const ExecutionContext& context);
+
+/// The same to `to`, of the parts' shape: memory that none of the parts is in, such as rows of a
+/// larger tensor.
+absl::Status OrderedSumToCpu(std::span<const Tensor> parts_in_order, SumAccumulation accumulation,
+                             const Tensor& to, const ExecutionContext& context);
 
 /// The largest of each element, a NaN dropped where any part has a number, all NaN: NaN, and +0
 /// above -0, as fmaxf on a GPU. At least one part; f32, all of one shape.

@@ -27,6 +27,12 @@ absl::Status CheckOrderedSum(std::span<const Tensor> parts_in_order, DType out) 
   return CheckHighPrecision(out, "out dtype");
 }
 
+absl::Status CheckOrderedSumTo(std::span<const Tensor> parts_in_order, const Tensor& to) {
+  QG_RETURN_IF_ERROR(CheckAlike(parts_in_order));
+  QG_RETURN_IF_ERROR(CheckHighPrecision(to, "to"));
+  return CheckShape(to, parts_in_order[0].shape(), "to", "that of parts[0]");
+}
+
 absl::Status CheckMaximum(std::span<const Tensor> parts) {
   QG_RETURN_IF_ERROR(CheckAlike(parts));
   return CheckDType(parts[0], DType::kF32, "parts[0]");

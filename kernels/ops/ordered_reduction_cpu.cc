@@ -19,15 +19,14 @@ void RoundPartials(const RowKernels& kernels, DType dtype, int64_t count, uint16
 
 }  // namespace
 
-absl::StatusOr<Tensor> OrderedSumCpu(std::span<const Tensor> parts_in_order,
-                                     SumAccumulation accumulation, DType out,
-                                     const ExecutionContext& context) {
-  QG_RETURN_IF_ERROR(CheckOrderedSum(parts_in_order, out));
+absl::Status OrderedSumToCpu(std::span<const Tensor> parts_in_order, SumAccumulation accumulation,
+                             const Tensor& to, const ExecutionContext& context) {
+  QG_RETURN_IF_ERROR(CheckOrderedSumTo(parts_in_order, to));
   const Tensor& first = parts_in_order[0];
-  QG_ASSIGN_OR_RETURN(Tensor total, Tensor::Allocate(out, first.shape()));
+  Tensor total = to;
   const DType rounded = accumulation == SumAccumulation::kElement ? first.dtype() : DType::kF32;
   const RowKernels& kernels = RowKernelsOf(context.isa);
-  QG_RETURN_IF_ERROR(ForRuns(context, first.element_count(), [&](int64_t at, int64_t count) {
+  return ForRuns(context, first.element_count(), [&](int64_t at, int64_t count) {
     alignas(64) float sums[kElementRun], part[kElementRun];
     alignas(64) uint16_t scratch[kElementRun];
     LoadRow(kernels, first, at, count, sums);
@@ -37,7 +36,15 @@ absl::StatusOr<Tensor> OrderedSumCpu(std::span<const Tensor> parts_in_order,
       RoundPartials(kernels, rounded, count, scratch, sums);
     }
     StoreRow(kernels, sums, at, count, total);
-  }));
+  });
+}
+
+absl::StatusOr<Tensor> OrderedSumCpu(std::span<const Tensor> parts_in_order,
+                                     SumAccumulation accumulation, DType out,
+                                     const ExecutionContext& context) {
+  QG_RETURN_IF_ERROR(CheckOrderedSum(parts_in_order, out));
+  QG_ASSIGN_OR_RETURN(Tensor total, Tensor::Allocate(out, parts_in_order[0].shape()));
+  QG_RETURN_IF_ERROR(OrderedSumToCpu(parts_in_order, accumulation, total, context));
   return total;
 }
 

@@ -13,6 +13,8 @@ namespace quantgate {
 
 absl::StatusOr<Tensor> OrderedSumCuda(CudaDevice& device, std::span<const Tensor> parts_in_order,
                                       SumAccumulation accumulation, DType out);
+absl::Status OrderedSumToCuda(CudaDevice& device, std::span<const Tensor> parts_in_order,
+                              SumAccumulation accumulation, const Tensor& to);
 absl::StatusOr<Tensor> MaximumCuda(CudaDevice& device, std::span<const Tensor> parts);
 
 }  // namespace quantgate

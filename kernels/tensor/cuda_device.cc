@@ -117,7 +117,7 @@ int CudaDevice::Count() {
   return count;
 }
 
-absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open(int ordinal) {
+absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open(int ordinal, bool is_urgent) {
   int count = 0;
   QG_CUDA_RETURN_IF_ERROR(cudaGetDeviceCount(&count));
   if (ordinal < 0 || ordinal >= count) {
@@ -125,7 +125,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open(int ordinal) {
         absl::StrCat("device cuda:", ordinal, ": the driver shows ", count, " devices"));
   }
   std::unique_ptr<CudaDevice> device(new CudaDevice);
-  QG_RETURN_IF_ERROR(device->Initialize(ordinal));
+  QG_RETURN_IF_ERROR(device->Initialize(ordinal, is_urgent));
   return device;
 }
 
@@ -146,7 +146,7 @@ absl::Status CudaDevice::ReadFacts(int ordinal) {
   return absl::OkStatus();
 }
 
-absl::Status CudaDevice::Initialize(int ordinal) {
+absl::Status CudaDevice::Initialize(int ordinal, bool is_urgent) {
   QG_RETURN_IF_ERROR(ReadFacts(ordinal));
   // Code for compute_90a runs on no other architecture, newer ones included.
   if (facts_.major != 9 || facts_.minor != 0) {
@@ -158,7 +158,10 @@ absl::Status CudaDevice::Initialize(int ordinal) {
   pool_->ordinal = ordinal;
   pool_->readers = {ordinal};
   QG_CUDA_RETURN_IF_ERROR(cudaSetDevice(ordinal));
-  QG_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&pool_->stream, cudaStreamNonBlocking));
+  int least = 0, greatest = 0;
+  QG_CUDA_RETURN_IF_ERROR(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  QG_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithPriority(&pool_->stream, cudaStreamNonBlocking,
+                                                       is_urgent ? greatest : least));
   cudaMemPoolProps properties = {};
   properties.allocType = cudaMemAllocationTypePinned;
   properties.location.type = cudaMemLocationTypeDevice;
@@ -351,11 +354,11 @@ absl::Status CudaDevice::Synchronize() { return QG_CUDA_STATUS(cudaStreamSynchro
 int64_t CudaDevice::bytes_in_use() const { return pool_->bytes.load(); }
 int64_t CudaDevice::bytes_in_use_max() const { return pool_->bytes_max.load(); }
 
-absl::Status CudaDevice::ReachMemoryOf(int ordinal) {
-  if (ordinal == facts_.ordinal) return absl::OkStatus();
+absl::StatusOr<bool> CudaDevice::ReachMemoryOf(int ordinal) {
+  if (ordinal == facts_.ordinal) return true;
   int can_access = 0;
   QG_CUDA_RETURN_IF_ERROR(cudaDeviceCanAccessPeer(&can_access, facts_.ordinal, ordinal));
-  if (can_access == 0) return absl::OkStatus();
+  if (can_access == 0) return false;
   cudaMemAccessDesc access = {};
   access.location.type = cudaMemLocationTypeDevice;
   access.location.id = facts_.ordinal;
@@ -370,7 +373,7 @@ absl::Status CudaDevice::ReachMemoryOf(int ordinal) {
     QG_CUDA_RETURN_IF_ERROR(cudaMemPoolSetAccess(pool->memory, &access, 1));
     pool->readers.insert(facts_.ordinal);
   }
-  return absl::OkStatus();
+  return true;
 }
 
 void CudaDevice::FailAllocation(int64_t k) {

@@ -38,7 +38,9 @@ class CudaDevice {
  public:
   /// FAILED_PRECONDITION without a driver or such a device, or where the device is of an
   /// architecture that no kernel of this build runs on.
-  static absl::StatusOr<std::unique_ptr<CudaDevice>> Open(int ordinal);
+  /// `is_urgent`: where the device has no room for all kernels, those of its stream begin before
+  /// those of others.
+  static absl::StatusOr<std::unique_ptr<CudaDevice>> Open(int ordinal, bool is_urgent = false);
   /// How many devices the driver shows; 0 without a driver.
   static int Count();
 
@@ -93,8 +95,8 @@ class CudaDevice {
   int64_t bytes_in_use_max() const;
 
   /// Lets this device read the memory of all that are open on device `ordinal` now, where the two
-  /// are linked; copies between others go through the host.
-  absl::Status ReachMemoryOf(int ordinal);
+  /// are linked. False where they are not: copies between those go through the host.
+  absl::StatusOr<bool> ReachMemoryOf(int ordinal);
 
   /// For tests of what a full device does: the k-th allocation from now (k >= 1) fails as
   /// cudaMalloc would; 0 switches it off. Allocations so far, for choosing k.
@@ -111,7 +113,7 @@ class CudaDevice {
   };
 
   CudaDevice() = default;
-  absl::Status Initialize(int ordinal);
+  absl::Status Initialize(int ordinal, bool is_urgent);
   absl::Status ReadFacts(int ordinal);
 
   static constexpr size_t kStagingBytes = size_t{8} << 20;

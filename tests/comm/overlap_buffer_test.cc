@@ -74,6 +74,25 @@ TEST_F(OverlapBufferTest, LayersOfOneNameAndModeShareOneMemory) {
   EXPECT_EQ(second.Read()->at(0).data(), memory);
 }
 
+TEST_F(OverlapBufferTest, WhatIsTakenIsNobodyElsesAnyMore) {
+  OverlapBuffers buffers(*engine_, {});
+  const auto buffer = buffers.Of("fc1_fprop", "mxfp8");
+  BufferView first = Filled(*buffer, "layer0", 1);
+  BufferView stale = first;
+  const auto taken = first.Take();
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(buffer->state(), BufferState::kFree);
+  BufferView second = Filled(*buffer, "layer1", 2);
+  ASSERT_EQ(taken->size(), 2u);
+  for (size_t part = 0; part < 2; ++part) {
+    EXPECT_NE(second.Read()->at(part).data(), taken->at(part).data());
+    for (const std::byte byte : taken->at(part).bytes()) ASSERT_EQ(byte, std::byte{1});
+  }
+  EXPECT_THAT(stale.Take().status().message(), HasSubstr("the view of epoch 1"));
+  EXPECT_EQ(buffer->state(), BufferState::kReadable);
+  EXPECT_EQ(BufferView(*taken).Take()->at(1).data(), taken->at(1).data());
+}
+
 TEST_F(OverlapBufferTest, PartsDoNotTouch) {
   OverlapBuffers buffers(*engine_, {});
   const BufferView view = Filled(*buffers.Of("b", "m"), "layer0", 7);

@@ -148,6 +148,15 @@ inline std::vector<EngineOp> EngineOps() {
        [=] { return One(SliceCpu(a, 1, 3, 7, {})); }},
       {"ordered sum", [=](Engine& e, C c) { return One(e.OrderedSum(parts, kByElement, kOut, c)); },
        [=] { return One(OrderedSumCpu(parts, kByElement, kOut, {})); }},
+      {"ordered sum to rows",
+       [=](Engine& e, C c) -> OpResult {
+         const absl::StatusOr<Tensor> whole = e.Allocate(DType::kBF16, {9, 24});
+         if (!whole.ok()) return whole.status();
+         const absl::Status status = e.OrderedSumTo(parts, kByElement, *whole, c);
+         if (!status.ok()) return status;
+         return std::vector<Tensor>{*whole};
+       },
+       [=] { return One(OrderedSumCpu(parts, kByElement, DType::kBF16, {})); }},
       {"maximum", [=](Engine& e, C c) { return One(e.Maximum(masters, c)); },
        [=] { return One(MaximumCpu(masters, {})); }},
       {"gather rows", [=](Engine& e, C c) { return One(e.GatherRows(source, kRowNumbers, c)); },

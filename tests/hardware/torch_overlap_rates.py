@@ -97,7 +97,7 @@ def quantized(x):
 def multiply(x, w, x_scale, w_scale):
     if x.dtype == FP8:
         return torch._scaled_mm(
-            x, w, scale_a=x_scale, scale_b=w_scale, out_dtype=torch.bfloat16, use_fast_accum=False
+            x, w, scale_a=x_scale, scale_b=w_scale, out_dtype=torch.bfloat16, use_fast_accum=True
         )
     return torch.mm(x, w)
 
@@ -122,7 +122,7 @@ def ways_to_gather(tokens, n, k, is_fp8, rank, size, group):
         if not is_fp8:
             return lambda: ops.fused_all_gather_matmul(shard, [w], 0, group, return_A=return_a)
         return lambda: ops.fused_all_gather_scaled_matmul(
-            shard, [w], x_scale, [w_scale], 0, group, [None], [None], [torch.bfloat16], [False]
+            shard, [w], x_scale, [w_scale], 0, group, [None], [None], [torch.bfloat16], [True]
         )
 
     ways = {
@@ -150,7 +150,7 @@ def ways_to_reduce(tokens, n, k, is_fp8, rank, size, group):
         if not is_fp8:
             return ops.fused_matmul_reduce_scatter(x, w, "sum", 0, group)
         return ops.fused_scaled_matmul_reduce_scatter(
-            x, w, x_scale, w_scale, "sum", 0, 0, group, [tokens, n], None, None, torch.bfloat16, False
+            x, w, x_scale, w_scale, "sum", 0, 0, group, [tokens, n], None, None, torch.bfloat16, True
         )
 
     return {

@@ -75,20 +75,27 @@ absl::StatusOr<std::unique_ptr<RankPart>> RankPart::Make(Rank& rank, const Layer
   return part;
 }
 
-absl::StatusOr<std::vector<LayerResult>> TryRanks(const LayerRequest& whole, const Recipe& recipe,
+absl::StatusOr<std::vector<LayerResult>> TryRanks(World& world, const LayerRequest& whole,
+                                                  const Recipe& recipe,
+                                                  const Arithmetic& arithmetic,
                                                   const ParallelSetup& setup) {
-  TestWorld world(setup.size, setup.noise);
   std::vector<LayerResult> results(static_cast<size_t>(setup.size));
-  const absl::Status status = world.world().Run(
+  const absl::Status status = world.Run(
       [&](Rank& rank) -> absl::Status {
         QG_ASSIGN_OR_RETURN(const auto part, RankPart::Make(rank, whole, setup));
         QG_ASSIGN_OR_RETURN(results[static_cast<size_t>(rank.index())],
-                            RunLayer(rank.engine(), part->request, recipe, Arithmetic{}, nullptr));
+                            RunLayer(rank.engine(), part->request, recipe, arithmetic, nullptr));
         return absl::OkStatus();
       },
       nullptr);
   if (!status.ok()) return status;
   return results;
+}
+
+absl::StatusOr<std::vector<LayerResult>> TryRanks(const LayerRequest& whole, const Recipe& recipe,
+                                                  const ParallelSetup& setup) {
+  TestWorld world(setup.size, setup.noise);
+  return TryRanks(world.world(), whole, recipe, Arithmetic{}, setup);
 }
 
 std::vector<LayerResult> RunRanks(const LayerRequest& whole, const Recipe& recipe,

@@ -57,6 +57,12 @@ std::vector<LayerResult> RunRanks(const LayerRequest& whole, const Recipe& recip
 absl::StatusOr<std::vector<LayerResult>> TryRanks(const LayerRequest& whole, const Recipe& recipe,
                                                   const ParallelSetup& setup);
 
+/// The same on the ranks of a world with one group "tp"; results are where its engines leave them.
+absl::StatusOr<std::vector<LayerResult>> TryRanks(World& world, const LayerRequest& whole,
+                                                  const Recipe& recipe,
+                                                  const Arithmetic& arithmetic,
+                                                  const ParallelSetup& setup);
+
 /// An output of all ranks as the tensor of the whole layer: joined where it is divided, else rank
 /// 0's, which every other's must equal. What is summed by rows (db under sequence parallelism of a
 /// row-parallel layer) is not for this.

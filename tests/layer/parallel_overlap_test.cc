@@ -12,96 +12,12 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/layer_step.h"
 #include "tests/engine/tensor_values.h"
-#include "tests/layer/parallel_cases.h"
+#include "tests/layer/overlap_cases.h"
 
 namespace quantgate {
 namespace {
 
 const char* const kRecipes[] = {"bf16", "fp8_current", "fp8_delayed", "mxfp8"};
-
-/// A way to overlap, of columns and of rows. Sums have the order of `profile` in both runs.
-struct Way {
-  std::string name;
-  OverlapPlan column, row;
-  const char* profile = "rank_asc_fp32";
-};
-
-std::vector<Way> WaysOf(bool is_mxfp8) {
-  using enum OverlapMethod;
-  return {
-      {"ring", {.fprop = kRingExchange}, {.dgrad = kRingExchange}},
-      {"ring in pieces",
-       {.fprop = kRingExchange, .pieces = 2},
-       {.dgrad = kRingExchange, .pieces = 3}},
-      {"aggregate",
-       {.fprop = kRingExchange, .aggregate = true},
-       {.dgrad = kRingExchange, .aggregate = true}},
-      {"pipeline", {.dgrad = kPipeline, .splits = 2}, {.fprop = kPipeline, .splits = 2}},
-      {"pipeline in another order",
-       {.dgrad = kPipeline, .splits = 1},
-       {.fprop = kPipeline, .splits = 2},
-       "nccl_ring"},
-      {"point to point", {.dgrad = kRingExchange}, {.fprop = kRingExchange, .pieces = 2}, "ub_p2p"},
-      {"bulk", {.dgrad = kBulk, .wgrad = kBulk}, {}},
-      {"bulk gather", {.dgrad = kBulk}, {}},
-      {"bulk sum", {.wgrad = kBulk}, {}, "bf16_rotated:1"},
-      {"defaults of 2 splits",
-       {.fprop = kRingExchange, .dgrad = kBulk, .wgrad = kBulk},
-       {.fprop = kPipeline,
-        .dgrad = kRingExchange,
-        .wgrad = is_mxfp8 ? kExternal : kNone,
-        .splits = 2}},
-  };
-}
-
-ParallelSetup SetupOf(const Way& way, int size) {
-  return {.size = size,
-          .sequence_parallel = true,
-          .profile = *ParseReductionProfile(way.profile),
-          .column_overlap = way.column,
-          .row_overlap = way.row};
-}
-
-ParallelSetup WithoutOverlap(ParallelSetup setup) {
-  setup.column_overlap = setup.row_overlap = {};
-  return setup;
-}
-
-/// Rows on each rank, and columns of each rank's part: one multiple of what the recipe is cut in.
-int64_t UnitOf(const std::string& recipe) { return recipe.starts_with("mxfp8") ? 128 : 16; }
-
-LayerRequest LinearOf(ParallelMode mode, const std::string& recipe, int size) {
-  const int64_t unit = UnitOf(recipe);
-  return WithScales(SquareLinear(mode, unit * size, unit * size));
-}
-
-Tensor Normal(uint64_t seed, Shape shape) {
-  return Generated(Distribution::kNormal, seed, DType::kBF16, std::move(shape));
-}
-
-LayerRequest NormLayerOf(LayerKind kind, const std::string& recipe, int size) {
-  const int64_t unit = UnitOf(recipe), columns = 2 * unit, divided = unit * size;
-  LayerRequest request;
-  request.layer.kind = kind;
-  request.layer.parallel_mode = ParallelMode::kColumn;
-  request.x = Normal(1, {divided, columns});
-  request.parameters["gamma"] = Normal(2, {columns});
-  request.parameters["beta"] = Normal(3, {columns});
-  request.seed = 7;
-  if (kind == LayerKind::kLayerNormLinear) {
-    request.parameters["weight"] = Normal(4, {divided, columns});
-    request.parameters["bias"] = Normal(5, {divided});
-    request.grad_output = Normal(6, {divided, divided});
-    return WithScales(request);
-  }
-  request.layer.activation.kind = ActivationKind::kGelu;
-  request.parameters["fc1.weight"] = Normal(4, {divided, columns});
-  request.parameters["fc1.bias"] = Normal(5, {divided});
-  request.parameters["fc2.weight"] = Normal(7, {columns, divided});
-  request.parameters["fc2.bias"] = Normal(8, {columns});
-  request.grad_output = Normal(6, {divided, columns});
-  return WithScales(request);
-}
 
 void ExpectSameTensors(const std::vector<NamedTensor>& subject,
                        const std::vector<NamedTensor>& reference) {
@@ -181,7 +97,7 @@ void ExpectSameWithAndWithout(const LayerRequest& whole, const std::string& text
 void ExpectEveryWay(const std::function<LayerRequest(const std::string&, int)>& request_of) {
   for (const char* recipe : kRecipes) {
     for (const int size : {2, 4}) {
-      for (const Way& way : WaysOf(UnitOf(recipe) == 128)) {
+      for (const OverlapWay& way : OverlapWays(UnitOf(recipe) == 128)) {
         SCOPED_TRACE(absl::StrCat(recipe, ", ", size, " ranks, ", way.name));
         ExpectSameWithAndWithout(request_of(recipe, size), recipe, SetupOf(way, size));
       }
@@ -226,11 +142,11 @@ TEST(OverlappedChain, HasTheBitsOfGatheringFirstAndReducingLast) {
   operations[2].name = "down";
   operations[2].parallel_mode = ParallelMode::kRow;
   for (const int size : {2, 4}) {
-    request.x = Normal(1, {128 * size, 256});
-    request.grad_output = Normal(2, {128 * size, 256});
-    request.parameters["up.weight"] = Normal(3, {128 * size, 256});
-    request.parameters["down.weight"] = Normal(4, {256, 128 * size});
-    const Way defaults = WaysOf(true).back();
+    request.x = NormalTensor(1, {128 * size, 256});
+    request.grad_output = NormalTensor(2, {128 * size, 256});
+    request.parameters["up.weight"] = NormalTensor(3, {128 * size, 256});
+    request.parameters["down.weight"] = NormalTensor(4, {256, 128 * size});
+    const OverlapWay defaults = OverlapWays(true).back();
     SCOPED_TRACE(size);
     ExpectSameWithAndWithout(request, "mxfp8", SetupOf(defaults, size));
   }
@@ -243,7 +159,7 @@ TEST(OverlappedLinear, TakesUnevenAndEmptyShards) {
     int64_t all = 0;
     for (const int64_t count : rows) all += count;
     for (const char* recipe : {"bf16", "fp8_current"}) {
-      for (const Way& way : WaysOf(false)) {
+      for (const OverlapWay& way : OverlapWays(false)) {
         ParallelSetup setup = SetupOf(way, size);
         setup.rows = rows;
         SCOPED_TRACE(absl::StrCat(recipe, " ", way.name, " ", testing::PrintToString(rows)));
@@ -258,7 +174,7 @@ TEST(OverlappedLinear, TakesUnevenAndEmptyShards) {
 // What a step does not need, nothing is hidden behind.
 TEST(OverlappedLinear, FollowsWhichGradientsAreAskedFor) {
   for (const char* recipe : {"bf16", "fp8_current", "mxfp8"}) {
-    for (const Way& way : WaysOf(UnitOf(recipe) == 128)) {
+    for (const OverlapWay& way : OverlapWays(UnitOf(recipe) == 128)) {
       for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
         for (int mask = 0; mask < 4; ++mask) {
           SCOPED_TRACE(absl::StrCat(recipe, " ", way.name, " ", mask));
@@ -272,7 +188,7 @@ TEST(OverlappedLinear, FollowsWhichGradientsAreAskedFor) {
 }
 
 TEST(OverlappedLinear, AddsToMainGradients) {
-  for (const Way& way : WaysOf(false)) {
+  for (const OverlapWay& way : OverlapWays(false)) {
     LayerRequest request = LinearOf(ParallelMode::kColumn, "fp8_current", 2);
     request.main_grads["weight"] =
         Generated(Distribution::kNormal, 9, DType::kF32, request.parameters.at("weight").shape());
@@ -286,14 +202,14 @@ TEST(OverlappedLinear, DividesTheFirstOfSeveralDims) {
     LayerRequest request = LinearOf(mode, "fp8_delayed", 2);
     request.x = *request.x.Reinterpret(DType::kBF16, {4, 8, 32});
     request.grad_output = *request.grad_output.Reinterpret(DType::kBF16, {4, 8, 32});
-    ExpectSameWithAndWithout(request, "fp8_delayed", SetupOf(WaysOf(false).back(), 2));
+    ExpectSameWithAndWithout(request, "fp8_delayed", SetupOf(OverlapWays(false).back(), 2));
   }
 }
 
 TEST(OverlappedLinear, DoesNotDependOnTheSchedule) {
   const LayerRequest request = NormLayerOf(LayerKind::kLayerNormMlp, "fp8_current", 4);
   const Recipe recipe = *Recipe::Parse("fp8_current");
-  ParallelSetup setup = SetupOf(WaysOf(false).back(), 4);
+  ParallelSetup setup = SetupOf(OverlapWays(false).back(), 4);
   const std::vector<LayerResult> expected = RunRanks(request, recipe, WithoutOverlap(setup));
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     setup.noise.seed = seed;
@@ -353,7 +269,7 @@ TEST(OverlappedLinear, LeavesDeferredGradientsAlone) {
     for (const ParallelMode mode : {ParallelMode::kColumn, ParallelMode::kRow}) {
       SCOPED_TRACE(absl::StrCat(recipe, " ", std::string(ParallelModeName(mode))));
       const LayerRequest whole = LinearOf(mode, recipe, 2);
-      const ParallelSetup setup = SetupOf(WaysOf(UnitOf(recipe) == 128).back(), 2);
+      const ParallelSetup setup = SetupOf(OverlapWays(UnitOf(recipe) == 128).back(), 2);
       const Recipe parsed = *Recipe::Parse(recipe);
       const auto subjects = DeferredSteps(whole, parsed, setup);
       const auto references = DeferredSteps(whole, parsed, WithoutOverlap(setup));
@@ -400,7 +316,7 @@ TEST(OverlappedLinear, RefusesToJoinWhatRanksSavedInOtherSteps) {
 }
 
 TEST(OverlappedLayer, SaysWhenItsTasksRan) {
-  ParallelSetup setup = SetupOf(WaysOf(true).back(), 2);
+  ParallelSetup setup = SetupOf(OverlapWays(true).back(), 2);
   setup.keeps_timelines = true;
   const std::vector<LayerResult> results =
       RunRanks(NormLayerOf(LayerKind::kLayerNormMlp, "mxfp8", 2), *Recipe::Parse("mxfp8"), setup);

@@ -201,6 +201,25 @@ TEST(Maximum, OfManyNumbers) {
   }
 }
 
+/// Rows in the middle of others, which stay.
+TEST(OrderedSumTo, WritesItsRowsAlone) {
+  Tensor whole = *Tensor::Allocate(DType::kBF16, {4, 3});
+  std::fill_n(whole.as<uint16_t>(), 12, uint16_t{0x1234});
+  const std::vector<Tensor> parts = {Bf16Of({0x3F80, 0x4000, 0x4040, 0x3F80, 0x4000, 0x4040}),
+                                     Bf16Of(std::vector<uint16_t>(6, 0x3F80))};
+  std::vector<Tensor> rows;
+  for (const Tensor& part : parts) rows.push_back(*part.Reinterpret(DType::kBF16, {2, 3}));
+  ASSERT_TRUE(OrderedSumToCpu(rows, SumAccumulation::kF32, *whole.RowRange(1, 2), {}).ok());
+  const double expected[] = {2, 3, 4, 2, 3, 4};
+  for (int64_t i = 0; i < 12; ++i) {
+    if (i >= 3 && i < 9) {
+      EXPECT_EQ(ValueAt(whole, i), expected[i - 3]);
+    } else {
+      EXPECT_EQ(whole.as<uint16_t>()[i], 0x1234);
+    }
+  }
+}
+
 TEST(Maximum, OfOneCanonicalizesNan) {
   const Tensor largest = *MaximumCpu({{Of({std::bit_cast<float>(0xFFC00001u), -0.0f})}}, {});
   EXPECT_EQ(BitsAt(largest, 0), 0x7FFFFFFFu);
@@ -222,6 +241,13 @@ TEST(Reductions, Refuse) {
               AllOf(HasSubstr("parts[1]: shape 3"), HasSubstr("must be 2")));
   EXPECT_THAT(sum({f32, Tensor()}, DType::kF32), HasSubstr("parts[1]: missing"));
   EXPECT_THAT(sum({f32}, DType::kF8E4M3), HasSubstr("out dtype: f8_e4m3"));
+  const auto sum_to = [](const std::vector<Tensor>& parts, const Tensor& to) {
+    return std::string(OrderedSumToCpu(parts, SumAccumulation::kF32, to, {}).message());
+  };
+  EXPECT_THAT(sum_to({}, f32), HasSubstr("parts: none"));
+  EXPECT_THAT(sum_to({f32}, three), AllOf(HasSubstr("to: shape 3"), HasSubstr("must be 2")));
+  EXPECT_THAT(sum_to({f32}, Tensor()), HasSubstr("to: missing"));
+  EXPECT_THAT(sum_to({f32}, *Tensor::Allocate(DType::kF8E4M3, {2})), HasSubstr("to: f8_e4m3"));
   EXPECT_THAT(maximum({}), HasSubstr("parts: none"));
   EXPECT_THAT(maximum({bf16}), AllOf(HasSubstr("parts[0]: bf16"), HasSubstr("must be f32")));
   Cancellation cancelled;

@@ -15,8 +15,8 @@ FaultyEngine::FaultyEngine(std::unique_ptr<Engine> engine, EngineAlterations alt
       engine_(*owned_),
       alterations_(std::move(alterations)) {}
 
-absl::StatusOr<std::unique_ptr<Engine>> FaultyEngine::OpenLane() {
-  QG_ASSIGN_OR_RETURN(std::unique_ptr<Engine> lane, engine_.OpenLane());
+absl::StatusOr<std::unique_ptr<Engine>> FaultyEngine::OpenLane(LanePriority priority) {
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<Engine> lane, engine_.OpenLane(priority));
   return std::make_unique<FaultyEngine>(std::move(lane), alterations_);
 }
 

@@ -80,7 +80,7 @@ class FaultyEngine final : public ForwardingEngine {
   FaultyEngine(std::unique_ptr<Engine> engine, EngineAlterations alterations);
 
   /// With the same alterations.
-  absl::StatusOr<std::unique_ptr<Engine>> OpenLane() override;
+  absl::StatusOr<std::unique_ptr<Engine>> OpenLane(LanePriority priority) override;
   absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const Quantizer& quantizer,
                                            Usages usages, const QuantizeArguments& arguments,
                                            const Cancellation* cancellation) override;

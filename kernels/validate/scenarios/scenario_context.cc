@@ -53,7 +53,7 @@ absl::StatusOr<std::vector<Engine*>> ScenarioContext::RankEngines(int ranks) {
   std::vector<Engine*> engines;
   for (size_t rank = 0; rank < static_cast<size_t>(ranks); ++rank) {
     if (rank == rank_engines_.size()) {
-      QG_ASSIGN_OR_RETURN(std::unique_ptr<Engine> lane, engine().OpenLane());
+      QG_ASSIGN_OR_RETURN(std::unique_ptr<Engine> lane, engine().OpenLane(LanePriority::kNormal));
       rank_engines_.push_back(std::move(lane));
     }
     engines.push_back(rank_engines_[rank].get());

@@ -1,0 +1,217 @@
+// Runs of task graphs as they are on a GPU, where each rank's thread puts its tasks on queues:
+// every task comes after what it depends on, and a failure of one rank ends the run of all.
+#include "kernels/comm/overlap_runner.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace quantgate {
+namespace {
+
+constexpr int kRanks = 4;
+
+/// Notes which tasks have been put on which engine.
+class Log {
+ public:
+  void Note(int task, Engine& engine) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    tasks_.push_back(task);
+    engines_.push_back(&engine);
+  }
+  /// Where a task is among those noted.
+  size_t PlaceOf(int task) const {
+    return static_cast<size_t>(std::find(tasks_.begin(), tasks_.end(), task) - tasks_.begin());
+  }
+  const std::vector<int>& tasks() const { return tasks_; }
+  Engine* engine_of(int task) const { return engines_[PlaceOf(task)]; }
+
+ private:
+  std::mutex mutex_;
+  std::vector<int> tasks_;
+  std::vector<Engine*> engines_;
+};
+
+/// Queues that do at once what is put on them.
+struct Queues {
+  Queues() {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      OverlapLanes& mine = lanes.emplace_back();
+      for (Engine*& lane : mine) {
+        engines.push_back(MakeCpuEngine({.threads = 1}));
+        lane = engines.back().get();
+      }
+    }
+  }
+  std::vector<std::unique_ptr<Engine>> engines;
+  std::vector<OverlapLanes> lanes;
+};
+
+/// Tasks of any rank on any queue, after any earlier ones of any rank.
+TaskGraph RandomGraph(uint64_t seed, Log& log) {
+  std::mt19937_64 random(seed);
+  TaskGraph graph(kRanks);
+  for (int task = 0; task < 80; ++task) {
+    const int rank = static_cast<int>(random() % kRanks);
+    const int other = static_cast<int>(random() % kRanks);
+    std::vector<int> after;
+    for (int i = 0; i < 3 && task > 0; ++i) {
+      after.push_back(static_cast<int>(random() % static_cast<uint64_t>(task)));
+    }
+    const auto resource = static_cast<OverlapResource>(random() % 3);
+    const bool is_beside = resource == OverlapResource::kCompute && random() % 2 == 0;
+    EXPECT_TRUE(graph
+                    .Add({absl::StrCat("task ", task), rank, resource, other == rank ? -1 : other,
+                          std::move(after),
+                          [&log, task](Engine& engine) {
+                            log.Note(task, engine);
+                            return absl::OkStatus();
+                          },
+                          is_beside})
+                    .ok());
+  }
+  return graph;
+}
+
+/// The status of each rank.
+std::vector<absl::Status> RunAll(OverlapRun& run) {
+  std::vector<absl::Status> statuses(kRanks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] { statuses[rank] = run.RunRank(rank, nullptr); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return statuses;
+}
+
+TEST(QueuedRun, PutsEachTaskAfterWhatItDependsOn) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    Log log;
+    Queues queues;
+    const TaskGraph graph = RandomGraph(seed, log);
+    OverlapRun run(graph, queues.lanes, {.queues_work = true, .noise = {.seed = seed}});
+    for (const absl::Status& status : RunAll(run)) EXPECT_TRUE(status.ok()) << status;
+    ASSERT_EQ(log.tasks().size(), graph.tasks().size());
+    for (size_t i = 0; i < graph.tasks().size(); ++i) {
+      const OverlapTask& task = graph.tasks()[i];
+      for (const int earlier : task.after) {
+        EXPECT_LT(log.PlaceOf(earlier), log.PlaceOf(static_cast<int>(i))) << seed;
+      }
+      EXPECT_EQ(log.engine_of(static_cast<int>(i)),
+                queues.lanes[task.rank][static_cast<size_t>(task.queue())]);
+    }
+  }
+}
+
+/// Tasks of one queue are put there in the order of the graph.
+TEST(QueuedRun, KeepsTheOrderOfEachQueue) {
+  Log log;
+  Queues queues;
+  const TaskGraph graph = RandomGraph(7, log);
+  OverlapRun run(graph, queues.lanes, {.queues_work = true, .noise = {.seed = 7}});
+  for (const absl::Status& status : RunAll(run)) EXPECT_TRUE(status.ok()) << status;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    size_t last = 0;
+    for (const int task : graph.TasksOf(rank)) {
+      EXPECT_GE(log.PlaceOf(task), last);
+      last = log.PlaceOf(task);
+    }
+  }
+}
+
+/// A rank's GEMMs before its first copy, then the call, then the rest.
+TEST(QueuedRun, CallsBeforeTheFirstCopy) {
+  Queues queues;
+  Log log;
+  TaskGraph graph(kRanks);
+  const auto add = [&](int rank, OverlapResource resource) {
+    const int task = static_cast<int>(graph.tasks().size());
+    ASSERT_TRUE(graph
+                    .Add({absl::StrCat("task ", task),
+                          rank,
+                          resource,
+                          -1,
+                          {},
+                          [&log, task](Engine& engine) {
+                            log.Note(task, engine);
+                            return absl::OkStatus();
+                          }})
+                    .ok());
+  };
+  for (int rank = 0; rank < kRanks; ++rank) {
+    add(rank, OverlapResource::kCompute);
+    add(rank, OverlapResource::kReceive);
+    add(rank, OverlapResource::kCompute);
+  }
+  OverlapRunOptions options{.queues_work = true};
+  for (int rank = 0; rank < kRanks; ++rank) {
+    options.before_copies.push_back([&, rank](const absl::Status& so_far) {
+      log.Note(100 + rank, *queues.lanes[rank][0]);
+      return so_far;
+    });
+  }
+  OverlapRun run(graph, queues.lanes, options);
+  for (const absl::Status& status : RunAll(run)) EXPECT_TRUE(status.ok()) << status;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_LT(log.PlaceOf(3 * rank), log.PlaceOf(100 + rank));
+    EXPECT_LT(log.PlaceOf(100 + rank), log.PlaceOf(3 * rank + 1));
+    EXPECT_LT(log.PlaceOf(3 * rank + 1), log.PlaceOf(3 * rank + 2));
+  }
+}
+
+/// Whoever fails, all ranks get that failure, and each of them is asked once before its copies.
+TEST(QueuedRun, EndsForAllWhereOneFails) {
+  for (int failing = 0; failing < kRanks; ++failing) {
+    Queues queues;
+    TaskGraph graph(kRanks);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const absl::Status status =
+          rank == failing ? absl::ResourceExhaustedError("full") : absl::OkStatus();
+      ASSERT_TRUE(graph
+                      .Add({"gemm",
+                            rank,
+                            OverlapResource::kCompute,
+                            -1,
+                            {},
+                            [status](Engine&) { return status; }})
+                      .ok());
+    }
+    for (int rank = 0; rank < kRanks; ++rank) {
+      ASSERT_TRUE(graph
+                      .Add({"copy",
+                            rank,
+                            OverlapResource::kReceive,
+                            (rank + 1) % kRanks,
+                            {(rank + 1) % kRanks},
+                            [](Engine&) { return absl::OkStatus(); }})
+                      .ok());
+    }
+    std::vector<int> asked(kRanks);
+    std::vector<int> was_told(kRanks);
+    OverlapRunOptions options{.queues_work = true};
+    for (int rank = 0; rank < kRanks; ++rank) {
+      options.before_copies.push_back([&, rank](const absl::Status& so_far) {
+        ++asked[rank];
+        if (rank == failing) was_told[rank] = !so_far.ok();
+        return so_far;
+      });
+    }
+    OverlapRun run(graph, queues.lanes, options);
+    for (const absl::Status& status : RunAll(run)) {
+      EXPECT_EQ(status.message(), absl::StrCat("rank ", failing, ", gemm: full"));
+      EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+    }
+    EXPECT_EQ(asked, std::vector<int>(kRanks, 1));
+    EXPECT_TRUE(was_told[failing]);
+  }
+}
+
+}  // namespace
+}  // namespace quantgate

@@ -1,0 +1,85 @@
+#include "tests/layer/overlap_cases.h"
+
+#include <utility>
+
+#include "tests/engine/tensor_values.h"
+
+namespace quantgate {
+
+std::vector<OverlapWay> OverlapWays(bool is_mxfp8) {
+  using enum OverlapMethod;
+  return {
+      {"ring", {.fprop = kRingExchange}, {.dgrad = kRingExchange}},
+      {"ring in pieces",
+       {.fprop = kRingExchange, .pieces = 2},
+       {.dgrad = kRingExchange, .pieces = 3}},
+      {"aggregate",
+       {.fprop = kRingExchange, .aggregate = true},
+       {.dgrad = kRingExchange, .aggregate = true}},
+      {"pipeline", {.dgrad = kPipeline, .splits = 2}, {.fprop = kPipeline, .splits = 2}},
+      {"pipeline in another order",
+       {.dgrad = kPipeline, .splits = 1},
+       {.fprop = kPipeline, .splits = 2},
+       "nccl_ring"},
+      {"point to point", {.dgrad = kRingExchange}, {.fprop = kRingExchange, .pieces = 2}, "ub_p2p"},
+      {"bulk", {.dgrad = kBulk, .wgrad = kBulk}, {}},
+      {"bulk gather", {.dgrad = kBulk}, {}},
+      {"bulk sum", {.wgrad = kBulk}, {}, "bf16_rotated:1"},
+      {"defaults of 2 splits",
+       {.fprop = kRingExchange, .dgrad = kBulk, .wgrad = kBulk},
+       {.fprop = kPipeline,
+        .dgrad = kRingExchange,
+        .wgrad = is_mxfp8 ? kExternal : kNone,
+        .splits = 2}},
+  };
+}
+
+ParallelSetup SetupOf(const OverlapWay& way, int size) {
+  return {.size = size,
+          .sequence_parallel = true,
+          .profile = *ParseReductionProfile(way.profile),
+          .column_overlap = way.column,
+          .row_overlap = way.row};
+}
+
+ParallelSetup WithoutOverlap(ParallelSetup setup) {
+  setup.column_overlap = setup.row_overlap = {};
+  return setup;
+}
+
+int64_t UnitOf(const std::string& recipe) { return recipe.starts_with("mxfp8") ? 128 : 16; }
+
+LayerRequest LinearOf(ParallelMode mode, const std::string& recipe, int size) {
+  const int64_t unit = UnitOf(recipe);
+  return WithScales(SquareLinear(mode, unit * size, unit * size));
+}
+
+Tensor NormalTensor(uint64_t seed, Shape shape) {
+  return Generated(Distribution::kNormal, seed, DType::kBF16, std::move(shape));
+}
+
+LayerRequest NormLayerOf(LayerKind kind, const std::string& recipe, int size) {
+  const int64_t unit = UnitOf(recipe), columns = 2 * unit, divided = unit * size;
+  LayerRequest request;
+  request.layer.kind = kind;
+  request.layer.parallel_mode = ParallelMode::kColumn;
+  request.x = NormalTensor(1, {divided, columns});
+  request.parameters["gamma"] = NormalTensor(2, {columns});
+  request.parameters["beta"] = NormalTensor(3, {columns});
+  request.seed = 7;
+  if (kind == LayerKind::kLayerNormLinear) {
+    request.parameters["weight"] = NormalTensor(4, {divided, columns});
+    request.parameters["bias"] = NormalTensor(5, {divided});
+    request.grad_output = NormalTensor(6, {divided, divided});
+    return WithScales(request);
+  }
+  request.layer.activation.kind = ActivationKind::kGelu;
+  request.parameters["fc1.weight"] = NormalTensor(4, {divided, columns});
+  request.parameters["fc1.bias"] = NormalTensor(5, {divided});
+  request.parameters["fc2.weight"] = NormalTensor(7, {columns, divided});
+  request.parameters["fc2.bias"] = NormalTensor(8, {columns});
+  request.grad_output = NormalTensor(6, {divided, columns});
+  return WithScales(request);
+}
+
+}  // namespace quantgate
