@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "kernels/base/cuda_status.h"
+#include "kernels/base/round_up.h"
 #include "kernels/compare/compare_kernels_cuda.h"
 #include "kernels/compare/compare_on_path.h"
 #include "kernels/compare/element_codes.h"
@@ -86,18 +88,27 @@ absl::StatusOr<Tensor> AllocateSums(CudaDevice& device, const BlockCut& cut, int
   return device.Allocate(DType::kF64, {BlocksOf(cut), segments, kSegmentSeries});
 }
 
-/// Sums of segments to sums of blocks.
-absl::StatusOr<Tensor> SumBlocks(CudaDevice& device, const BlockCut& cut, Tensor segment_sums) {
-  int64_t segments = cut.segments;
-  for (int level = 0; level == 0 || segments > 1; ++level) {
-    segments = (segments + kSegmentGroup - 1) / kSegmentGroup;
-    QG_ASSIGN_OR_RETURN(Tensor sums, AllocateSums(device, cut, segments));
+/// Sums of each block's segments, or of groups of them.
+struct SegmentSums {
+  const double* data = nullptr;
+  int64_t segments = 0;  ///< Of the largest block.
+  int level = 0;         ///< Launches that made groups of segments.
+  Tensor memory;         ///< Of groups.
+};
+
+/// Adds groups until a block has at most `most` sums.
+absl::Status SumGroups(CudaDevice& device, const BlockCut& cut, int64_t most, SegmentSums& sums) {
+  while (sums.segments > most) {
+    sums.segments = DivideUp(sums.segments, kSegmentGroup);
+    QG_ASSIGN_OR_RETURN(Tensor groups, AllocateSums(device, cut, sums.segments));
     const SegmentSumParameters parameters = {
-        .cut = cut, .level = level, .from = segment_sums.as<double>(), .to = sums.as<double>()};
+        .cut = cut, .level = sums.level, .from = sums.data, .to = groups.as<double>()};
     QG_CUDA_RETURN_IF_ERROR(LaunchSumSegments(parameters, device.stream()));
-    segment_sums = std::move(sums);
+    sums.data = groups.as<double>();
+    sums.memory = std::move(groups);
+    ++sums.level;
   }
-  return segment_sums;
+  return absl::OkStatus();
 }
 
 /// x86 gives a NaN its sign bit where infinities cancel, GPUs do not: the report's is the CPU's.
@@ -117,30 +128,57 @@ BlockErrors ErrorsOf(const BlockTotals& totals) {
   return errors;
 }
 
-/// Launches everything between the two tensors and the results; what else it needs is given back
-/// while the device works.
+/// The device memory of an error report, all of it in one allocation.
+struct ErrorMemory {
+  std::shared_ptr<Buffer> buffer;
+  double* sums = nullptr;
+  SliceErrors* slices = nullptr;
+  BlockTotals* blocks = nullptr;
+  unsigned* finished = nullptr;
+
+  static absl::StatusOr<ErrorMemory> Allocate(CudaDevice& device, const BlockCut& cut) {
+    constexpr int64_t kAlignment = 256;
+    const int64_t blocks = BlocksOf(cut);
+    int64_t bytes = 0;
+    const auto take = [&bytes](int64_t size) {
+      return std::exchange(bytes, RoundUp(bytes + size, kAlignment));
+    };
+    const int64_t sums_at = take(blocks * cut.segments * kSegmentSeries * int64_t{sizeof(double)});
+    const int64_t slices_at = take(blocks * cut.slices * int64_t{sizeof(SliceErrors)});
+    const int64_t blocks_at = take(blocks * int64_t{sizeof(BlockTotals)});
+    const int64_t finished_at = take(sizeof(unsigned));
+    ErrorMemory memory;
+    QG_ASSIGN_OR_RETURN(memory.buffer, device.AllocateBytes(static_cast<size_t>(bytes)));
+    std::byte* data = memory.buffer->data();
+    memory.sums = reinterpret_cast<double*>(data + sums_at);
+    memory.slices = reinterpret_cast<SliceErrors*>(data + slices_at);
+    memory.blocks = reinterpret_cast<BlockTotals*>(data + blocks_at);
+    memory.finished = reinterpret_cast<unsigned*>(data + finished_at);
+    return memory;
+  }
+};
+
+/// Launches everything between the two tensors and the results, which kernels write where the host
+/// reads them; what else it needs is given back while the device works.
 absl::Status EnqueueErrors(CudaDevice& device, const Tensor& subject, const Tensor& reference,
-                           const BlockCut& cut, ComparePath path, Tensor& results) {
-  const int blocks = BlocksOf(cut);
-  const auto bytes_of = [&](size_t size) { return static_cast<int64_t>(blocks * size); };
-  QG_ASSIGN_OR_RETURN(Tensor sums, AllocateSums(device, cut, cut.segments));
-  QG_ASSIGN_OR_RETURN(Tensor slices,
-                      device.Allocate(DType::kU8, {bytes_of(cut.slices * sizeof(SliceErrors))}));
+                           const BlockCut& cut, ComparePath path, BlockTotals* total) {
+  QG_ASSIGN_OR_RETURN(const ErrorMemory memory, ErrorMemory::Allocate(device, cut));
   const ErrorParameters parameters = {.subject = NumbersOf(subject),
                                       .reference = NumbersOf(reference),
                                       .subject_bytes = DTypeBytes(subject.dtype()),
                                       .reference_bytes = DTypeBytes(reference.dtype()),
                                       .range = RangeOfSubject(subject.dtype()),
                                       .cut = cut,
-                                      .sums = sums.as<double>(),
-                                      .slices = slices.as<SliceErrors>()};
+                                      .sums = memory.sums,
+                                      .slices = memory.slices,
+                                      .finished = memory.finished};
   QG_CUDA_RETURN_IF_ERROR(LaunchMeasureSegments(parameters, path, device.stream()));
-  QG_ASSIGN_OR_RETURN(const Tensor block_sums, SumBlocks(device, cut, sums));
-  QG_ASSIGN_OR_RETURN(Tensor totals, device.Allocate(DType::kU8, {bytes_of(sizeof(BlockTotals))}));
-  auto* total = results.as<BlockTotals>();
+  SegmentSums sums = {.data = memory.sums, .segments = cut.segments, .memory = {}};
+  QG_RETURN_IF_ERROR(SumGroups(device, cut, kFinishGroups * kSegmentGroup, sums));
   const FinishErrorParameters finish = {.errors = parameters,
-                                        .sums = block_sums.as<double>(),
-                                        .blocks = totals.as<BlockTotals>(),
+                                        .level = sums.level,
+                                        .sums = sums.data,
+                                        .blocks = memory.blocks,
                                         .cells = reinterpret_cast<CellErrors*>(total + 1),
                                         .total = total};
   return QG_CUDA_STATUS(LaunchFinishErrors(finish, device.stream()));
@@ -185,14 +223,15 @@ absl::StatusOr<ErrorReport> MeasureErrorOnPath(CudaDevice& device, const Tensor&
   const BlockGrid grid(subject);
   const auto empty = [](int64_t) { return ElementPair(); };
   if (grid.count() == 0) return SummarizeErrors(grid, HeatMapOf(grid), {}, empty);
-  const auto bytes = static_cast<int64_t>(sizeof(BlockTotals) + grid.count() * sizeof(CellErrors));
-  QG_ASSIGN_OR_RETURN(Tensor results, device.Allocate(DType::kU8, {bytes}));
+  constexpr size_t kCellsMax = size_t{kHeatMapRowsMax} * kHeatMapColumnsMax;
+  static_assert(sizeof(BlockTotals) + kCellsMax * sizeof(CellErrors) <= CudaDevice::kReportBytes);
+  auto* results = reinterpret_cast<BlockTotals*>(device.report_memory());
   QG_RETURN_IF_ERROR(
       EnqueueErrors(device, subject, reference, CutOf(device, grid, kSlicesPerSm), path, results));
   HeatMap heat_map = HeatMapOf(grid);  // While the device is busy.
-  QG_ASSIGN_OR_RETURN(const Tensor host, device.ToHost(results));
-  const auto& total = *host.as<BlockTotals>();
-  const auto* cells = reinterpret_cast<const CellErrors*>(&total + 1);
+  QG_RETURN_IF_ERROR(device.Synchronize());
+  const BlockTotals& total = *results;
+  const auto* cells = reinterpret_cast<const CellErrors*>(results + 1);
   for (int i = 0; i < grid.count(); ++i) {
     heat_map.cells[i].rms_error = HostNan(cells[i].rms);
     heat_map.cells[i].max_abs_error = cells[i].max_abs;
@@ -231,8 +270,9 @@ absl::StatusOr<NearerReport> MeasureNearerCuda(CudaDevice& device, const Tensor&
                                          .sums = sums.as<double>(),
                                          .counts = counts.as<DistanceCounts>()};
   QG_CUDA_RETURN_IF_ERROR(LaunchMeasureDistances(parameters, device.stream()));
-  QG_ASSIGN_OR_RETURN(const Tensor block_sums, SumBlocks(device, cut, sums));
-  QG_ASSIGN_OR_RETURN(const Tensor host_sums, device.ToHost(block_sums));
+  SegmentSums block_sums = {.data = sums.as<double>(), .segments = cut.segments, .memory = sums};
+  QG_RETURN_IF_ERROR(SumGroups(device, cut, 1, block_sums));
+  QG_ASSIGN_OR_RETURN(const Tensor host_sums, device.ToHost(block_sums.memory));
   QG_ASSIGN_OR_RETURN(const Tensor host_counts, device.ToHost(counts));
   const DistanceCounts& found = *host_counts.as<DistanceCounts>();
   ScopedIeeeEnvironment ieee;

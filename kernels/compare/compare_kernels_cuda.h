@@ -93,6 +93,7 @@ struct ErrorParameters {
   BlockCut cut;
   double* sums = nullptr;         ///< [blocks][segments][kSegmentSeries].
   SliceErrors* slices = nullptr;  ///< [blocks][slices].
+  unsigned* finished = nullptr;   ///< One: becomes 0, then LaunchFinishErrors counts in it.
 };
 cudaError_t LaunchMeasureSegments(const ErrorParameters& parameters, ComparePath path,
                                   cudaStream_t stream);
@@ -112,12 +113,17 @@ struct CellErrors {
   double rms, max_abs;
 };
 
-/// Adds up slices, takes the sums of a single segment a block, and adds the blocks in their order.
+/// Groups of sums of a block that LaunchFinishErrors takes at most.
+inline constexpr int kFinishGroups = 4;
+
+/// Adds up each block's slices and sums, and the blocks in their order. Comes right behind
+/// LaunchMeasureSegments or LaunchSumSegments.
 struct FinishErrorParameters {
   ErrorParameters errors;
-  const double* sums = nullptr;   ///< [blocks][1][kSegmentSeries].
+  int level = 0;                  ///< How many launches of LaunchSumSegments made `sums`.
+  const double* sums = nullptr;   ///< [blocks][at most kFinishGroups * kSegmentGroup][series].
   BlockTotals* blocks = nullptr;  ///< [blocks].
-  CellErrors* cells = nullptr;    ///< [blocks].
+  CellErrors* cells = nullptr;    ///< [blocks]; written only, and so is `total`.
   BlockTotals* total = nullptr;   ///< One.
 };
 cudaError_t LaunchFinishErrors(const FinishErrorParameters& parameters, cudaStream_t stream);

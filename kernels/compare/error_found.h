@@ -77,6 +77,13 @@ __device__ inline void MergeSlice(const SliceErrors& slice, FoundErrors& found) 
   found.subnormal_count += slice.subnormal_count;
 }
 
+/// What LaunchFinishErrors, behind this kernel, needs: its count begins, and it may start beside
+/// this kernel's end.
+__device__ inline void PrepareFinish(const ErrorParameters& parameters) {
+  if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) *parameters.finished = 0;
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+
 /// What the threads of a block found, to `slice`.
 __device__ inline void StoreFound(FoundErrors found, SliceErrors* slice) {
   __shared__ SliceErrors of_warp[kSegmentWarps];

@@ -2,6 +2,7 @@
 // together what either kernel found.
 #include "kernels/compare/error_found.h"
 #include "kernels/compare/errors_tuned.h"
+#include "kernels/compare/segment_group_cuda.h"
 
 namespace quantgate {
 namespace {
@@ -10,6 +11,7 @@ __global__ void __launch_bounds__(kSegmentThreads)
     MeasureSegments(const __grid_constant__ ErrorParameters parameters) {
   __shared__ float tables[2][256];
   FoundErrors found;
+  PrepareFinish(parameters);
   MeasureBlock(parameters, tables, [&](double s, double r, int64_t position, int64_t) {
     return MeasureElement(s, r, parameters.range, position, found);
   });
@@ -62,9 +64,25 @@ __device__ int64_t LocateLargest(const ErrorParameters& errors, const BlockShape
   return index;
 }
 
-/// One warp for each block.
-__global__ void __launch_bounds__(32)
-    FinishErrors(const __grid_constant__ FinishErrorParameters parameters) {
+/// The sum of each series over a block, of series i in thread i.
+__device__ double SumOfBlock(const FinishErrorParameters& parameters, const BlockShape& block,
+                             GroupMemory& memory) {
+  const int64_t count = SegmentsAt(block.segments(), parameters.level);
+  const int64_t room = SegmentsAt(parameters.errors.cut.segments, parameters.level);
+  const double* from = parameters.sums + blockIdx.x * room * kSegmentSeries;
+  double sums[kFinishGroups];
+#pragma unroll
+  for (int i = 0; i < kFinishGroups; ++i) {
+    // -0.0 changes no sum.
+    sums[i] = i * kSegmentGroup < room ? SumOfGroup(from, count, i, memory) : -0.0;
+  }
+  static_assert(kFinishGroups == 4);
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+/// What a block adds to the report; lane i has `sum`, that of series i. By one warp.
+__device__ void FinishBlock(const FinishErrorParameters& parameters, const BlockShape& block,
+                            double sum) {
   const ErrorParameters& errors = parameters.errors;
   const SliceErrors* slices = errors.slices + int64_t{blockIdx.x} * errors.cut.slices;
   FoundErrors found;
@@ -73,10 +91,8 @@ __global__ void __launch_bounds__(32)
   }
   MergeLanes(found);
   BlockTotals& totals = parameters.blocks[blockIdx.x];
-  if (threadIdx.x < kSegmentSeries) {
-    totals.sums[threadIdx.x] = parameters.sums[blockIdx.x * kSegmentSeries + threadIdx.x];
-  }
-  const BlockShape block(errors.cut, blockIdx.x);
+  if (threadIdx.x < kSegmentSeries) totals.sums[threadIdx.x] = sum;
+  const double squares = __shfl_sync(kWholeWarp, sum, kSquaredError);
   const int64_t max_abs_index =
       LocateLargest(errors, block, found.max_abs, ErrorKind::kAbsolute, totals.max_abs_bits);
   const int64_t max_rel_index =
@@ -85,7 +101,6 @@ __global__ void __launch_bounds__(32)
   totals.found = SliceOf(found);
   totals.max_abs_index = max_abs_index;
   totals.max_rel_index = max_rel_index;
-  const double squares = parameters.sums[blockIdx.x * kSegmentSeries + kSquaredError];
   const auto finite_count = static_cast<double>(found.finite_count);
   parameters.cells[blockIdx.x] = {found.finite_count == 0 ? 0 : sqrt(squares / finite_count),
                                   fmax(found.max_abs.value, 0.0)};
@@ -97,8 +112,9 @@ class BlockOrderSum {
  public:
   static constexpr int kNumbers = 256;
 
-  __device__ BlockOrderSum(const double* sums, int blocks, int series, double (&memory)[kNumbers])
-      : sums_(sums + series), blocks_(blocks), memory_(memory) {}
+  __device__ BlockOrderSum(const BlockTotals* totals, int blocks, int series,
+                           double (&memory)[kNumbers])
+      : totals_(totals), blocks_(blocks), series_(series), memory_(memory) {}
 
   __device__ double Add() {
     double sum = 0;
@@ -123,12 +139,12 @@ class BlockOrderSum {
     for (int i = 0; i < kEach; ++i) {
       const int block = begin + 32 * i + static_cast<int>(threadIdx.x) % 32;
       // -0.0 changes no sum.
-      next_[i] = block < blocks_ ? sums_[block * kSegmentSeries] : -0.0;
+      next_[i] = block < blocks_ ? totals_[block].sums[series_] : -0.0;
     }
   }
 
-  const double* const sums_;
-  const int blocks_;
+  const BlockTotals* const totals_;
+  const int blocks_, series_;
   double (&memory_)[kNumbers];
   double next_[kEach];
 };
@@ -160,9 +176,8 @@ struct LargestOfBlocks {
   }
 };
 
-/// Warps that put together what blocks found besides sums.
-constexpr int kMergeWarps = 8;
-constexpr int kAddBlocksThreads = 32 * (kErrorSeriesCount + kMergeWarps);
+constexpr int kFinishWarps = kGroupThreads / 32;
+static_assert(kErrorSeriesCount < kSegmentSeries && kErrorSeriesCount <= kFinishWarps);
 
 /// What the blocks that this thread has come to.
 struct MergedBlocks {
@@ -188,31 +203,54 @@ struct MergedBlocks {
   }
 };
 
-/// One warp for each series, the others for all else.
-__global__ void __launch_bounds__(kAddBlocksThreads)
-    AddBlocks(const __grid_constant__ FinishErrorParameters parameters) {
-  static_assert(kErrorSeriesCount < kSegmentSeries);
-  __shared__ BlockTotals of_warp[kMergeWarps];
-  __shared__ double numbers[kErrorSeriesCount][BlockOrderSum::kNumbers];
+struct FinishMemory {
+  GroupMemory group;
+  BlockTotals of_warp[kFinishWarps];
+  double numbers[kErrorSeriesCount][BlockOrderSum::kNumbers];
+  bool is_last;
+};
+
+/// All blocks to one. A warp for each series.
+__device__ void AddBlocks(const FinishErrorParameters& parameters, FinishMemory& memory) {
   const BlockCut& cut = parameters.errors.cut;
   const int blocks = cut.rows * cut.columns;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - kMergeWarps;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   BlockTotals& total = *parameters.total;
-  if (warp >= 0) {
-    const double sum = BlockOrderSum(parameters.sums, blocks, warp, numbers[warp]).Add();
-    if (lane == 0) total.sums[warp] = sum;
-  } else {
-    MergedBlocks merged;
+  MergedBlocks merged;
 #pragma unroll 2
-    for (int i = threadIdx.x; i < blocks; i += 32 * kMergeWarps) merged.Merge(parameters.blocks[i]);
-    merged.Store(of_warp[warp + kMergeWarps]);
+  for (int i = threadIdx.x; i < blocks; i += kGroupThreads) merged.Merge(parameters.blocks[i]);
+  merged.Store(memory.of_warp[warp]);
+  if (warp < kErrorSeriesCount) {
+    const double sum = BlockOrderSum(parameters.blocks, blocks, warp, memory.numbers[warp]).Add();
+    if (lane == 0) total.sums[warp] = sum;
   }
   __syncthreads();
   if (threadIdx.x >= 32) return;
-  MergedBlocks merged;
-  if (lane < kMergeWarps) merged.Merge(of_warp[lane]);
-  merged.Store(total);
+  MergedBlocks all;
+  if (lane < kFinishWarps) all.Merge(memory.of_warp[lane]);
+  all.Store(total);
   if (lane == 0) total.sums[kErrorSeriesCount] = 0;
+}
+
+/// One block of threads for each block; the one that is done last adds them. This kernel starts
+/// beside the end of the one before.
+__global__ void __launch_bounds__(kGroupThreads, 4)
+    FinishErrors(const __grid_constant__ FinishErrorParameters parameters) {
+  __shared__ FinishMemory memory;
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  const BlockShape block(parameters.errors.cut, blockIdx.x);
+  const double sum = SumOfBlock(parameters, block, memory.group);
+  if (threadIdx.x < 32) {
+    FinishBlock(parameters, block, sum);
+    __threadfence();
+    __syncwarp();
+    if (threadIdx.x == 0) {
+      memory.is_last = atomicAdd(parameters.errors.finished, 1u) == gridDim.x - 1;
+      __threadfence();
+    }
+  }
+  __syncthreads();
+  if (memory.is_last) AddBlocks(parameters, memory);
 }
 
 }  // namespace
@@ -231,11 +269,16 @@ cudaError_t LaunchMeasureSegments(const ErrorParameters& parameters, ComparePath
 cudaError_t LaunchFinishErrors(const FinishErrorParameters& parameters, cudaStream_t stream) {
   const int blocks = parameters.errors.cut.rows * parameters.errors.cut.columns;
   if (blocks == 0) return cudaSuccess;
-  FinishErrors<<<static_cast<unsigned>(blocks), 32, 0, stream>>>(parameters);
-  const cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess) return error;
-  AddBlocks<<<1, kAddBlocksThreads, 0, stream>>>(parameters);
-  return cudaGetLastError();
+  cudaLaunchAttribute beside_end = {};
+  beside_end.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  beside_end.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kGroupThreads);
+  config.stream = stream;
+  config.attrs = &beside_end;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, &FinishErrors, parameters);
 }
 
 }  // namespace quantgate

@@ -60,6 +60,7 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
   __shared__ SharedLargest shared_largest;
   __shared__ LargestPair largest_of_warp[kSegmentWarps];
   __shared__ NextSegment next_segments[kSegmentWarps];
+  PrepareFinish(parameters);
   LoadByteValues(parameters.subject, tables);
   LoadByteValues(parameters.reference, tables + 256);
   if (threadIdx.x < 2) shared_largest.bits[threadIdx.x] = 0;

@@ -84,6 +84,10 @@ class CudaDevice {
   /// Reads what was on the stream at the last MarkResults: waits for that, once, and not for what
   /// came after it.
   absl::Status ReadResults(std::span<const Result> results);
+  /// Host memory that kernels may write: reports, to be read behind Synchronize and before the next
+  /// call of ReadResults, which uses it too.
+  static constexpr size_t kReportBytes = size_t{1} << 20;
+  std::byte* report_memory() const { return results_.data; }
   /// A few bytes (at most 4096) from host to device, read before this returns: parameters.
   absl::Status Write(const void* host, void* device, size_t bytes);
 
@@ -117,6 +121,7 @@ class CudaDevice {
   absl::Status ReadFacts(int ordinal);
 
   static constexpr size_t kStagingBytes = size_t{8} << 20;
+  static_assert(kReportBytes <= kStagingBytes);
   CudaDeviceFacts facts_;
   std::shared_ptr<Pool> pool_;
   std::array<Staging, 2> staging_;

@@ -265,10 +265,13 @@ TEST(MeasureErrorCuda, TiesGoToTheLowestIndex) {
 }
 
 TEST(MeasureErrorCuda, SeveralLevelsOfSegments) {
-  // One row of 32 blocks of more than 256 segments each.
-  const Tensor s = Generated(Distribution::kNormal, 1, DType::kBF16, {1, 32 * 600 * 1024});
-  const Tensor r = Generated(Distribution::kNormal, 2, DType::kBF16, {1, 32 * 600 * 1024});
-  ExpectSameErrors(s, r);
+  // One row of 32 blocks of so many segments each: of two and three groups, which the last kernel
+  // adds, and of five, of which a kernel before it makes sums.
+  for (const int64_t segments : {300, 600, 1100}) {
+    const Shape shape = {1, 32 * segments * 1024};
+    ExpectSameErrors(Generated(Distribution::kNormal, 1, DType::kBF16, shape),
+                     Generated(Distribution::kNormal, 2, DType::kBF16, shape));
+  }
 }
 
 TEST(MeasureErrorCuda, RealTensors) {
