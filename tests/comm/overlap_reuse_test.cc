@@ -80,12 +80,8 @@ int ChangedOfAll(const char* fault) {
 
 TEST(OverlapReuse, WhatIsKeptOutlivesTheNextLayers) { EXPECT_EQ(ChangedOfAll(nullptr), 0); }
 
-TEST(OverlapReuse, ASlotThatIsKeptDoesNot) {
-#ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "the seeded bug is a race";
-#endif
-  EXPECT_GT(ChangedOfAll(kFaultSlotKept), 0);
-}
+// The bug is a race: the tsan preset leaves this test out.
+TEST(OverlapReuse, ASlotThatIsKeptDoesNot) { EXPECT_GT(ChangedOfAll(kFaultSlotKept), 0); }
 
 TEST(OverlapReuse, ASlotOfAnUnsharedBufferWouldSeemToLast) {
   // A single layer cannot see the bug: nothing is gathered after it.
