@@ -82,6 +82,18 @@ BlockCut CutOf(const CudaDevice& device, const BlockGrid& grid, int slices_per_s
   return cut;
 }
 
+/// Ranges of which two for each multiprocessor, which run at a time, have an equal part of all
+/// segments, a few times over. A block of few segments is not joined to others.
+void CutIntoRanges(const CudaDevice& device, int waves, BlockCut& cut) {
+  constexpr int64_t kFew = 64, kAtLeast = 8;
+  const int64_t ranges = int64_t{device.facts().multiprocessors} * 2 * waves;
+  cut.range = waves == 0
+                  ? cut.segments
+                  : std::max(DivideUp(cut.rows * cut.columns * cut.segments, ranges), kAtLeast);
+  if (cut.segments < kFew) cut.range = std::min(cut.range, cut.segments);
+  cut.slices = static_cast<int>((cut.segments - 1) / cut.range + 2);
+}
+
 int BlocksOf(const BlockCut& cut) { return cut.rows * cut.columns; }
 
 absl::StatusOr<Tensor> AllocateSums(CudaDevice& device, const BlockCut& cut, int64_t segments) {
@@ -161,18 +173,21 @@ struct ErrorMemory {
 /// Launches everything between the two tensors and the results, which kernels write where the host
 /// reads them; what else it needs is given back while the device works.
 absl::Status EnqueueErrors(CudaDevice& device, const Tensor& subject, const Tensor& reference,
-                           const BlockCut& cut, ComparePath path, BlockTotals* total) {
-  QG_ASSIGN_OR_RETURN(const ErrorMemory memory, ErrorMemory::Allocate(device, cut));
-  const ErrorParameters parameters = {.subject = NumbersOf(subject),
-                                      .reference = NumbersOf(reference),
-                                      .subject_bytes = DTypeBytes(subject.dtype()),
-                                      .reference_bytes = DTypeBytes(reference.dtype()),
-                                      .range = RangeOfSubject(subject.dtype()),
-                                      .cut = cut,
-                                      .sums = memory.sums,
-                                      .slices = memory.slices,
-                                      .finished = memory.finished};
-  QG_CUDA_RETURN_IF_ERROR(LaunchMeasureSegments(parameters, path, device.stream()));
+                           const BlockCut& cut, ComparePath path, int waves, BlockTotals* total) {
+  ErrorParameters parameters = {.subject = NumbersOf(subject),
+                                .reference = NumbersOf(reference),
+                                .subject_bytes = DTypeBytes(subject.dtype()),
+                                .reference_bytes = DTypeBytes(reference.dtype()),
+                                .range = RangeOfSubject(subject.dtype()),
+                                .cut = cut};
+  if (path == ComparePath::kTuned && TunedSegmentsTake(parameters)) {
+    CutIntoRanges(device, waves, parameters.cut);
+  }
+  QG_ASSIGN_OR_RETURN(const ErrorMemory memory, ErrorMemory::Allocate(device, parameters.cut));
+  parameters.sums = memory.sums;
+  parameters.slices = memory.slices;
+  parameters.finished = memory.finished;
+  QG_CUDA_RETURN_IF_ERROR(LaunchMeasureSegments(parameters, device.stream()));
   SegmentSums sums = {.data = memory.sums, .segments = cut.segments, .memory = {}};
   QG_RETURN_IF_ERROR(SumGroups(device, cut, kFinishGroups * kSegmentGroup, sums));
   const FinishErrorParameters finish = {.errors = parameters,
@@ -216,7 +231,8 @@ absl::StatusOr<ParityReport> CompareBitsOnPath(CudaDevice& device, const Tensor&
 }
 
 absl::StatusOr<ErrorReport> MeasureErrorOnPath(CudaDevice& device, const Tensor& subject,
-                                               const Tensor& reference, ComparePath path) {
+                                               const Tensor& reference, ComparePath path,
+                                               int waves) {
   QG_RETURN_IF_ERROR(device.MakeCurrent());
   QG_RETURN_IF_ERROR(CheckErrorSides(subject, reference));
   constexpr int kSlicesPerSm = 4;
@@ -226,8 +242,8 @@ absl::StatusOr<ErrorReport> MeasureErrorOnPath(CudaDevice& device, const Tensor&
   constexpr size_t kCellsMax = size_t{kHeatMapRowsMax} * kHeatMapColumnsMax;
   static_assert(sizeof(BlockTotals) + kCellsMax * sizeof(CellErrors) <= CudaDevice::kReportBytes);
   auto* results = reinterpret_cast<BlockTotals*>(device.report_memory());
-  QG_RETURN_IF_ERROR(
-      EnqueueErrors(device, subject, reference, CutOf(device, grid, kSlicesPerSm), path, results));
+  QG_RETURN_IF_ERROR(EnqueueErrors(device, subject, reference, CutOf(device, grid, kSlicesPerSm),
+                                   path, waves, results));
   HeatMap heat_map = HeatMapOf(grid);  // While the device is busy.
   QG_RETURN_IF_ERROR(device.Synchronize());
   const BlockTotals& total = *results;

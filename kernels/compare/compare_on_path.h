@@ -10,7 +10,9 @@ namespace quantgate {
 absl::StatusOr<ParityReport> CompareBitsOnPath(CudaDevice& device, const Tensor& subject,
                                                const Tensor& reference, ComparePath path);
 
+/// `waves`: so many times the tuned kernel fills the device.
 absl::StatusOr<ErrorReport> MeasureErrorOnPath(CudaDevice& device, const Tensor& subject,
-                                               const Tensor& reference, ComparePath path);
+                                               const Tensor& reference, ComparePath path,
+                                               int waves = 4);
 
 }  // namespace quantgate

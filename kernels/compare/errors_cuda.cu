@@ -86,7 +86,8 @@ __device__ void FinishBlock(const FinishErrorParameters& parameters, const Block
   const ErrorParameters& errors = parameters.errors;
   const SliceErrors* slices = errors.slices + int64_t{blockIdx.x} * errors.cut.slices;
   FoundErrors found;
-  for (int slice = threadIdx.x; slice < errors.cut.slices; slice += 32) {
+  const int used = SlicesOf(errors.cut, blockIdx.x);
+  for (int slice = threadIdx.x; slice < used; slice += 32) {
     MergeSlice(slices[slice], found);
   }
   MergeLanes(found);
@@ -255,12 +256,10 @@ __global__ void __launch_bounds__(kGroupThreads, 4)
 
 }  // namespace
 
-cudaError_t LaunchMeasureSegments(const ErrorParameters& parameters, ComparePath path,
-                                  cudaStream_t stream) {
+cudaError_t LaunchMeasureSegments(const ErrorParameters& parameters, cudaStream_t stream) {
   const int blocks = parameters.cut.rows * parameters.cut.columns;
   if (blocks == 0) return cudaSuccess;
-  cudaError_t error = cudaSuccess;
-  if (path == ComparePath::kTuned && LaunchTunedSegments(parameters, stream, error)) return error;
+  if (parameters.cut.range != 0) return LaunchTunedSegments(parameters, stream);
   const dim3 grid(static_cast<unsigned>(parameters.cut.slices), static_cast<unsigned>(blocks));
   MeasureSegments<<<grid, kSegmentThreads, 0, stream>>>(parameters);
   return cudaGetLastError();
