@@ -22,9 +22,8 @@ constexpr int kPatch = 8;                // A thread has a patch of 8 x 8, of ro
 constexpr int kAcross = kSide / kPatch;  // Patches in a row of the tile.
 constexpr uint32_t kInfinityBf16 = 0x7F80;
 constexpr int kBlocksPerMultiprocessor = 3;  // Of which shared memory has room for two tiles each.
-/// Tiles of a block of threads whose scales are written together, and blocks of a cluster, at most:
-/// they fill whole sectors of memory.
-constexpr uint32_t kStripTiles = 8, kClusterBlocks = 8;
+/// Tiles of a block of threads whose scales are written together, at most.
+constexpr uint32_t kStripTiles = 8;
 
 struct Shared {
   uint4 source[2][kSide][kAcross];       ///< In chunks of 8 elements, see ChunkPlace.
@@ -68,7 +67,7 @@ struct StripOrder {
     order.down = static_cast<uint32_t>((rows + kSide - 1) / kSide);
     order.whole_across = static_cast<uint32_t>(columns / kSide);
     order.whole_down = static_cast<uint32_t>(rows / kSide);
-    while (order.cluster < kClusterBlocks && order.cluster < order.across) order.cluster *= 2;
+    while (order.cluster < shape.cluster && order.cluster < order.across) order.cluster *= 2;
     const uint32_t clusters = (order.across + order.cluster - 1) / order.cluster;
     order.blocks_across = clusters * order.cluster;
     while (order.length > 1 && order.strips_down() * order.blocks_across < enough_blocks) {
@@ -115,7 +114,7 @@ __device__ uint32_t MaxOfKept(bool keeps_second, uint32_t first, uint32_t second
   return MaxOrNanOfBf16(keeps_second ? second : first, other);
 }
 
-template <class Element>
+template <class Element, bool kForgets>
 class LineTiles {
  public:
   __device__ LineTiles(const TileQuantization& job, const Strip& strip, Shared& shared)
@@ -161,8 +160,12 @@ class LineTiles {
                          (place.row() + first) * job_.columns + place.column() + chunk * kPatch;
 #pragma unroll
     for (uint32_t i = 0; i < kSide; i += kRows) {
-      CopyOnce(&shared_.source[number % 2][first + i][ChunkPlace(first + i, chunk)],
-               source + i * job_.columns);
+      uint4* to = &shared_.source[number % 2][first + i][ChunkPlace(first + i, chunk)];
+      if constexpr (kForgets) {
+        CopyOnceAndForget(to, source + i * job_.columns);
+      } else {
+        CopyOnce(to, source + i * job_.columns);
+      }
     }
   }
 
@@ -345,7 +348,7 @@ __device__ void WriteRowScales(const TileQuantization& job, const StripOrder& or
   }
 }
 
-template <class Element>
+template <class Element, bool kForgets>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     QuantizeLines(const __grid_constant__ TileQuantization job,
                   const __grid_constant__ StripOrder order) {
@@ -353,7 +356,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const Strip strip(order, blockIdx.x);
   ThreadCounts counts;
-  LineTiles<Element>(job, strip, shared).Quantize(counts);
+  LineTiles<Element, kForgets>(job, strip, shared).Quantize(counts);
   AnnounceToCluster();
   for (uint32_t i = strip.whole; i < strip.count; ++i) {
     const TilePlace place = strip.At(i);
@@ -368,9 +371,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   WaitForCluster();  // The others have read this block's scales.
 }
 
-template <class Element>
+template <class Element, bool kForgets>
 cudaError_t Launch(const TileQuantization& job, const StripOrder& order, cudaStream_t stream) {
-  const auto kernel = &QuantizeLines<Element>;
+  const auto kernel = &QuantizeLines<Element, kForgets>;
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(Shared)});
   if (error != cudaSuccess) return error;
@@ -394,8 +397,12 @@ cudaError_t LaunchTunedLines(const TileQuantization& job, const StripShape& shap
                              cudaStream_t stream) {
   const StripOrder order = StripOrder::Of(job.rows, job.columns, shape);
   if (order.across == 0 || order.down == 0) return cudaSuccess;
-  return job.element == ElementFormat::kE4M3 ? Launch<E4M3>(job, order, stream)
-                                             : Launch<E5M2>(job, order, stream);
+  if (shape.forgets) {
+    return job.element == ElementFormat::kE4M3 ? Launch<E4M3, true>(job, order, stream)
+                                               : Launch<E5M2, true>(job, order, stream);
+  }
+  return job.element == ElementFormat::kE4M3 ? Launch<E4M3, false>(job, order, stream)
+                                             : Launch<E5M2, false>(job, order, stream);
 }
 
 }  // namespace quantgate
