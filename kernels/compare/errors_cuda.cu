@@ -93,7 +93,6 @@ __device__ void FinishBlock(const FinishErrorParameters& parameters, const Block
   MergeLanes(found);
   BlockTotals& totals = parameters.blocks[blockIdx.x];
   if (threadIdx.x < kSegmentSeries) totals.sums[threadIdx.x] = sum;
-  const double squares = __shfl_sync(kWholeWarp, sum, kSquaredError);
   const int64_t max_abs_index =
       LocateLargest(errors, block, found.max_abs, ErrorKind::kAbsolute, totals.max_abs_bits);
   const int64_t max_rel_index =
@@ -102,9 +101,6 @@ __device__ void FinishBlock(const FinishErrorParameters& parameters, const Block
   totals.found = SliceOf(found);
   totals.max_abs_index = max_abs_index;
   totals.max_rel_index = max_rel_index;
-  const auto finite_count = static_cast<double>(found.finite_count);
-  parameters.cells[blockIdx.x] = {found.finite_count == 0 ? 0 : sqrt(squares / finite_count),
-                                  fmax(found.max_abs.value, 0.0)};
 }
 
 /// Numbers of one series that a warp adds, one after the other, as they come through its shared
@@ -211,7 +207,15 @@ struct FinishMemory {
   bool is_last;
 };
 
-/// All blocks to one. A warp for each series.
+__device__ CellErrors CellOf(const BlockTotals& block) {
+  const SliceErrors& found = block.found;
+  const auto finite_count = static_cast<double>(found.finite_count);
+  return {found.finite_count == 0 ? 0 : sqrt(block.sums[kSquaredError] / finite_count),
+          fmax(found.max_abs, 0.0)};
+}
+
+/// All blocks to one, and to cells. A warp for each series. Only here is the host's memory written:
+/// no other block of threads waits for that.
 __device__ void AddBlocks(const FinishErrorParameters& parameters, FinishMemory& memory) {
   const BlockCut& cut = parameters.errors.cut;
   const int blocks = cut.rows * cut.columns;
@@ -221,6 +225,9 @@ __device__ void AddBlocks(const FinishErrorParameters& parameters, FinishMemory&
 #pragma unroll 2
   for (int i = threadIdx.x; i < blocks; i += kGroupThreads) merged.Merge(parameters.blocks[i]);
   merged.Store(memory.of_warp[warp]);
+  for (int i = threadIdx.x; i < blocks; i += kGroupThreads) {
+    parameters.cells[i] = CellOf(parameters.blocks[i]);
+  }
   if (warp < kErrorSeriesCount) {
     const double sum = BlockOrderSum(parameters.blocks, blocks, warp, memory.numbers[warp]).Add();
     if (lane == 0) total.sums[warp] = sum;
