@@ -48,6 +48,7 @@ absl::StatusOr<std::vector<int>> OrdinalsOf(const std::string& name) {
 Device::Device(std::unique_ptr<Engine> made, const ServerOptions& options)
     : engine(std::move(made)),
       id(engine->Describe().id),
+      description([this] { return engine->Describe(); }),
       resident(*engine, ResidentBytesMax(*engine, options)),
       run_queue(DeviceQueue::Options{"runs", options.queue_workers, options.queue_capacity}),
       call_queue(DeviceQueue::Options{"calls", 1, kUnaryQueueCapacity}) {}

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/engine/engine.h"
+#include "server/description_reader.h"
 #include "server/device_queue.h"
 #include "server/resident_tensors.h"
 #include "server/server.h"
@@ -23,6 +24,7 @@ struct Device {
 
   const std::unique_ptr<Engine> engine;
   const std::string id;  ///< "cpu", "cuda:0".
+  DescriptionReader description;
   ResidentTensors resident;
   DeviceQueue run_queue;
   DeviceQueue call_queue;  ///< Unary calls, which do not wait behind runs.

@@ -56,6 +56,9 @@ inline constexpr int kStatusMessageBytesMax = 2048;
 /// How long a client that was refused for a full queue should wait.
 inline constexpr absl::Duration kRetryAfter = absl::Seconds(1);
 
+/// How old what a report says of a device's clocks may be when the report is made.
+inline constexpr absl::Duration kDescriptionAgeMax = absl::Seconds(1);
+
 /// Tensors, scales and outputs of the unary Engine calls waiting for the device, besides the runs.
 inline constexpr int kUnaryQueueCapacity = 256;
 /// Finished runs that are kept, the oldest going first, and the bytes of their events.

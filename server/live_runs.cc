@@ -11,7 +11,8 @@ void LiveRuns::Begin(const std::string& run_id, std::shared_ptr<Cancellation> ca
   runs_[run_id].cancellation = std::move(cancellation);
 }
 
-void LiveRuns::Published(const std::string& run_id, int64_t sequence, std::string event) {
+void LiveRuns::Published(const std::string& run_id, int64_t sequence,
+                         std::shared_ptr<const std::string> event) {
   absl::flat_hash_map<int64_t, std::function<void()>> woken;
   {
     const std::lock_guard lock(mutex_);
@@ -19,8 +20,8 @@ void LiveRuns::Published(const std::string& run_id, int64_t sequence, std::strin
     if (it == runs_.end()) return;
     Live& live = it->second;
     live.last_sequence = sequence;
-    live.event_bytes += event.size();
-    live.events.push_back(std::make_shared<const std::string>(std::move(event)));
+    live.event_bytes += event->size();
+    live.events.push_back(std::move(event));
     while (live.event_bytes > kLiveEventBytesMax && live.events.size() > 1) {
       live.event_bytes -= live.events.front()->size();
       live.events.pop_front();

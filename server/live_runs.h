@@ -18,9 +18,10 @@ namespace quantgate {
 class LiveRuns {
  public:
   void Begin(const std::string& run_id, std::shared_ptr<Cancellation> cancellation);
-  /// Event `sequence` is stored: wakes everybody who waits.
-  void Published(const std::string& run_id, int64_t sequence, std::string event);
-  /// A stored event, so that who follows a run need not wait for the database behind whoever writes
+  /// Event `sequence` may be told, and all before it are stored: wakes everybody who waits.
+  void Published(const std::string& run_id, int64_t sequence,
+                 std::shared_ptr<const std::string> event);
+  /// An event, so that who follows a run need not wait for the database behind whoever writes
   /// to it. Null for one that is not among the latest, or of a run that is not live.
   std::shared_ptr<const std::string> EventOf(const std::string& run_id, int64_t sequence) const;
   /// No more events: wakes everybody who waits.
@@ -30,7 +31,7 @@ class LiveRuns {
   /// Null for a run that is not live.
   std::shared_ptr<Cancellation> CancellationOf(const std::string& run_id) const;
 
-  /// Calls `wake` once, when event `sequence` is stored or the run ends. 0, and no call, when
+  /// Calls `wake` once, when event `sequence` may be told or the run ends. 0, and no call, when
   /// either is so already; otherwise a token for StopWaiting. `wake` runs on the publisher's thread
   /// and must not block.
   int64_t Wait(const std::string& run_id, int64_t sequence, std::function<void()> wake);

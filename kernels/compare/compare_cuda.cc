@@ -199,10 +199,8 @@ absl::Status EnqueueErrors(CudaDevice& device, const Tensor& subject, const Tens
   return QG_CUDA_STATUS(LaunchFinishErrors(finish, device.stream()));
 }
 
-}  // namespace
-
-absl::StatusOr<ParityReport> CompareBitsOnPath(CudaDevice& device, const Tensor& subject,
-                                               const Tensor& reference, ComparePath path) {
+absl::StatusOr<StartedReport<ParityReport>> StartParity(CudaDevice& device, const Tensor& subject,
+                                                        const Tensor& reference, ComparePath path) {
   QG_RETURN_IF_ERROR(device.MakeCurrent());
   QG_RETURN_IF_ERROR(CheckSameTypes(subject, reference));
   const int multiprocessors = device.facts().multiprocessors;
@@ -218,46 +216,83 @@ absl::StatusOr<ParityReport> CompareBitsOnPath(CudaDevice& device, const Tensor&
                                        .totals = totals,
                                        .worst = reinterpret_cast<WorstSeen*>(totals + 1)};
   QG_CUDA_RETURN_IF_ERROR(LaunchCompareBits(parameters, path, device.stream()));
-  QG_ASSIGN_OR_RETURN(const Tensor host, device.ToHost(results));
-  const ParityTotals& found = *host.as<ParityTotals>();
-  const ParityFindings findings = FindingsOf(found);
-  if (findings.mismatch_count == 0) return ReportOf(findings, parameters.count, {}, {});
-  const auto pair = [&](int64_t index, const unsigned long long(&bits)[2]) {
-    return PairOfBits(subject.shape(), subject.dtype(), reference.dtype(),
-                      {index, bits[0], bits[1]});
+  const auto finish = [count = parameters.count, shape = subject.shape(), dtype = subject.dtype()](
+                          const std::byte* host) -> absl::StatusOr<ParityReport> {
+    const auto& found = *reinterpret_cast<const ParityTotals*>(host);
+    const ParityFindings findings = FindingsOf(found);
+    if (findings.mismatch_count == 0) return ReportOf(findings, count, {}, {});
+    const auto pair = [&](int64_t index, const unsigned long long(&bits)[2]) {
+      return PairOfBits(shape, dtype, dtype, {index, bits[0], bits[1]});
+    };
+    return ReportOf(findings, count, pair(findings.first, found.first_bits),
+                    pair(findings.worst, found.worst_bits));
   };
-  return ReportOf(findings, parameters.count, pair(findings.first, found.first_bits),
-                  pair(findings.worst, found.worst_bits));
+  QG_ASSIGN_OR_RETURN(CudaDevice::PendingRead read, device.StartRead(results));
+  return StartedReport<ParityReport>{std::move(read), finish};
+}
+
+absl::StatusOr<StartedReport<ErrorReport>> StartErrors(CudaDevice& device, const Tensor& subject,
+                                                       const Tensor& reference, ComparePath path,
+                                                       int waves) {
+  QG_RETURN_IF_ERROR(device.MakeCurrent());
+  QG_RETURN_IF_ERROR(CheckErrorSides(subject, reference));
+  constexpr int kSlicesPerSm = 4;
+  const BlockGrid grid(subject);
+  if (grid.count() == 0) {
+    const auto empty = [](int64_t) { return ElementPair(); };
+    return StartedReport<ErrorReport>{{}, [grid, empty](const std::byte*) {
+                                        return SummarizeErrors(grid, HeatMapOf(grid), {}, empty);
+                                      }};
+  }
+  constexpr size_t kCellsMax = size_t{kHeatMapRowsMax} * kHeatMapColumnsMax;
+  static_assert(sizeof(BlockTotals) + kCellsMax * sizeof(CellErrors) <=
+                CudaDevice::kPendingReadBytes);
+  QG_ASSIGN_OR_RETURN(CudaDevice::PendingRead results, device.TakeReadMemory());
+  QG_RETURN_IF_ERROR(EnqueueErrors(device, subject, reference, CutOf(device, grid, kSlicesPerSm),
+                                   path, waves,
+                                   reinterpret_cast<BlockTotals*>(results.bytes.get())));
+  // The heat map's edges are made while the device is busy.
+  auto finish = [grid, heat_map = HeatMapOf(grid), shape = subject.shape(),
+                 subject_dtype = subject.dtype(), reference_dtype = reference.dtype()](
+                    const std::byte* host) mutable -> absl::StatusOr<ErrorReport> {
+    const auto& total = *reinterpret_cast<const BlockTotals*>(host);
+    const auto* cells = reinterpret_cast<const CellErrors*>(&total + 1);
+    for (int i = 0; i < grid.count(); ++i) {
+      heat_map.cells[i].rms_error = HostNan(cells[i].rms);
+      heat_map.cells[i].max_abs_error = cells[i].max_abs;
+    }
+    return SummarizeTotal(grid, std::move(heat_map), ErrorsOf(total), [&](int64_t index) {
+      const uint64_t(&bits)[2] =
+          index == total.max_abs_index ? total.max_abs_bits : total.max_rel_bits;
+      return PairOfBits(shape, subject_dtype, reference_dtype, {index, bits[0], bits[1]});
+    });
+  };
+  return StartedReport<ErrorReport>{std::move(results), std::move(finish)};
+}
+
+}  // namespace
+
+absl::StatusOr<ParityReport> CompareBitsOnPath(CudaDevice& device, const Tensor& subject,
+                                               const Tensor& reference, ComparePath path) {
+  return ReadReport(device, StartParity(device, subject, reference, path));
 }
 
 absl::StatusOr<ErrorReport> MeasureErrorOnPath(CudaDevice& device, const Tensor& subject,
                                                const Tensor& reference, ComparePath path,
                                                int waves) {
-  QG_RETURN_IF_ERROR(device.MakeCurrent());
-  QG_RETURN_IF_ERROR(CheckErrorSides(subject, reference));
-  constexpr int kSlicesPerSm = 4;
-  const BlockGrid grid(subject);
-  const auto empty = [](int64_t) { return ElementPair(); };
-  if (grid.count() == 0) return SummarizeErrors(grid, HeatMapOf(grid), {}, empty);
-  constexpr size_t kCellsMax = size_t{kHeatMapRowsMax} * kHeatMapColumnsMax;
-  static_assert(sizeof(BlockTotals) + kCellsMax * sizeof(CellErrors) <= CudaDevice::kReportBytes);
-  auto* results = reinterpret_cast<BlockTotals*>(device.report_memory());
-  QG_RETURN_IF_ERROR(EnqueueErrors(device, subject, reference, CutOf(device, grid, kSlicesPerSm),
-                                   path, waves, results));
-  HeatMap heat_map = HeatMapOf(grid);  // While the device is busy.
-  QG_RETURN_IF_ERROR(device.Synchronize());
-  const BlockTotals& total = *results;
-  const auto* cells = reinterpret_cast<const CellErrors*>(results + 1);
-  for (int i = 0; i < grid.count(); ++i) {
-    heat_map.cells[i].rms_error = HostNan(cells[i].rms);
-    heat_map.cells[i].max_abs_error = cells[i].max_abs;
-  }
-  return SummarizeTotal(grid, std::move(heat_map), ErrorsOf(total), [&](int64_t index) {
-    const uint64_t(&bits)[2] =
-        index == total.max_abs_index ? total.max_abs_bits : total.max_rel_bits;
-    return PairOfBits(subject.shape(), subject.dtype(), reference.dtype(),
-                      {index, bits[0], bits[1]});
-  });
+  return ReadReport(device, StartErrors(device, subject, reference, path, waves));
+}
+
+absl::StatusOr<StartedReport<ParityReport>> StartCompareBitsCuda(CudaDevice& device,
+                                                                 const Tensor& subject,
+                                                                 const Tensor& reference) {
+  return StartParity(device, subject, reference, ComparePath::kTuned);
+}
+
+absl::StatusOr<StartedReport<ErrorReport>> StartMeasureErrorCuda(CudaDevice& device,
+                                                                 const Tensor& subject,
+                                                                 const Tensor& reference) {
+  return StartErrors(device, subject, reference, ComparePath::kTuned, kErrorWaves);
 }
 
 absl::StatusOr<ParityReport> CompareBitsCuda(CudaDevice& device, const Tensor& subject,

@@ -7,6 +7,7 @@
 #include "kernels/compare/error_report.h"
 #include "kernels/compare/parity_report.h"
 #include "kernels/tensor/cuda_device.h"
+#include "kernels/tensor/started_report.h"
 
 namespace quantgate {
 
@@ -18,5 +19,13 @@ absl::StatusOr<ErrorReport> MeasureErrorCuda(CudaDevice& device, const Tensor& s
 
 absl::StatusOr<NearerReport> MeasureNearerCuda(CudaDevice& device, const Tensor& subject,
                                                const Tensor& reference, const Tensor& truth);
+
+// Begun only: the tensors may be dropped.
+absl::StatusOr<StartedReport<ParityReport>> StartCompareBitsCuda(CudaDevice& device,
+                                                                 const Tensor& subject,
+                                                                 const Tensor& reference);
+absl::StatusOr<StartedReport<ErrorReport>> StartMeasureErrorCuda(CudaDevice& device,
+                                                                 const Tensor& subject,
+                                                                 const Tensor& reference);
 
 }  // namespace quantgate

@@ -10,9 +10,10 @@ namespace quantgate {
 absl::StatusOr<ParityReport> CompareBitsOnPath(CudaDevice& device, const Tensor& subject,
                                                const Tensor& reference, ComparePath path);
 
-/// `waves`: so many times the tuned kernel fills the device.
+/// So many times the tuned kernel fills the device.
+inline constexpr int kErrorWaves = 4;
 absl::StatusOr<ErrorReport> MeasureErrorOnPath(CudaDevice& device, const Tensor& subject,
                                                const Tensor& reference, ComparePath path,
-                                               int waves = 4);
+                                               int waves = kErrorWaves);
 
 }  // namespace quantgate

@@ -1,5 +1,6 @@
 #include "kernels/engine/cuda_engine.h"
 
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -26,16 +27,19 @@ std::string CudaVersionText(int version) {
   return absl::StrCat(version / 1000, ".", version % 1000 / 10);
 }
 
-/// Two events on the stream around the work. May outlive the engine, but is stopped before.
-class CudaStopwatch final : public Stopwatch {
+/// How long after the end of a stage the next one begins with it: longer than the host takes
+/// between two stages, shorter than anything that is worth a stage.
+constexpr std::chrono::milliseconds kStagesFollow{1};
+
+}  // namespace
+
+/// Two marks on the stream around the work. May outlive the engine, but is stopped before.
+class CudaEngine::CudaStopwatch final : public Stopwatch {
  public:
-  CudaStopwatch(std::mutex& mutex, CudaDevice& device, CudaEventPool& events)
-      : mutex_(mutex), device_(device), events_(events) {
-    status_ = Record(begin_);
-  }
+  explicit CudaStopwatch(CudaEngine& engine) : engine_(engine) { status_ = Mark(begin_); }
 
   absl::Status Stop() override {
-    if (status_.ok()) status_ = Record(end_);
+    if (status_.ok()) status_ = Mark(end_);
     return status_;
   }
 
@@ -48,21 +52,29 @@ class CudaStopwatch final : public Stopwatch {
   }
 
  private:
-  absl::Status Record(PooledCudaEvent& event) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    QG_RETURN_IF_ERROR(device_.MakeCurrent());
-    QG_ASSIGN_OR_RETURN(event, events_.Record(device_));
+  absl::Status Mark(PooledCudaEvent& event) {
+    QG_ASSIGN_OR_RETURN(event, engine_.MarkStage());
     return absl::OkStatus();
   }
 
-  std::mutex& mutex_;
-  CudaDevice& device_;
-  CudaEventPool& events_;
+  CudaEngine& engine_;
   PooledCudaEvent begin_, end_;
   absl::Status status_;
 };
 
-}  // namespace
+absl::StatusOr<PooledCudaEvent> CudaEngine::MarkStage() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  const bool is_same_point = last_mark_ != nullptr && work_at_last_mark_ == work_count_ &&
+                             now - last_mark_at_ < kStagesFollow;
+  if (is_same_point) return last_mark_;
+  QG_RETURN_IF_ERROR(device_->MakeCurrent());
+  QG_ASSIGN_OR_RETURN(last_mark_, timed_events_.Record(*device_));
+  work_at_last_mark_ = work_count_;
+  last_mark_at_ = now;
+  QG_RETURN_IF_ERROR(device_->PlaceMark(last_mark_));
+  return last_mark_;
+}
 
 absl::StatusOr<std::unique_ptr<CudaEngine>> CudaEngine::Open(int ordinal, LanePriority priority) {
   QG_ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device,
@@ -158,7 +170,7 @@ absl::Status CudaEngine::Write(std::span<const std::byte> bytes, const Tensor& t
 }
 
 std::unique_ptr<Stopwatch> CudaEngine::StartStopwatch() {
-  return std::make_unique<CudaStopwatch>(mutex_, *device_, timed_events_);
+  return std::make_unique<CudaStopwatch>(*this);
 }
 
 absl::StatusOr<Tensor> CudaEngine::Generate(const GeneratorSpec& spec,
@@ -232,6 +244,7 @@ absl::StatusOr<DelayedScalingState> CudaEngine::UpdateScale(const DelayedScaling
 }
 
 absl::Status CudaEngine::StartSummary(QuantizedTensor& quantized) {
+  if (!NeedsSummary(quantized)) return absl::OkStatus();
   QG_TAKE_TURN(nullptr);
   return StartSummaryCuda(*device_, quantized);
 }
@@ -246,6 +259,11 @@ absl::StatusOr<GemmResult> CudaEngine::Gemm(const GemmDesc& desc,
                                             const Cancellation* cancellation) {
   QG_TAKE_TURN(cancellation);
   QG_ASSIGN_OR_RETURN(GemmDesc moved, OnDevice(desc, cancellation));
+  return GemmOnTurn(std::move(moved), cancellation);
+}
+
+absl::StatusOr<GemmResult> CudaEngine::GemmOnTurn(GemmDesc moved,
+                                                  const Cancellation* cancellation) {
   if (moved.arithmetic.family == ArithmeticFamily::kAuto) {
     // The hardware for what it supports, and the model that the CPU engine would take for the rest;
     // the result says which.
@@ -425,6 +443,64 @@ absl::StatusOr<BoundCheck> CudaEngine::CheckBound(const GemmDesc& desc, const Te
   QG_ASSIGN_OR_RETURN(const Tensor moved_subject, device_->ToDevice(subject, cancellation));
   QG_ASSIGN_OR_RETURN(const Tensor moved_exact, device_->ToDevice(exact, cancellation));
   return CheckBoundCuda(*device_, moved, moved_subject, moved_exact, cancellation);
+}
+
+template <typename Report>
+absl::StatusOr<Deferred<Report>> CudaEngine::ReadLater(
+    absl::StatusOr<StartedReport<Report>> started) {
+  QG_RETURN_IF_ERROR(started.status());
+  return Deferred<Report>(
+      [this, read = std::move(started->results),
+       finish = std::move(started->finish)]() mutable -> absl::StatusOr<Report> {
+        {
+          QG_TAKE_TURN(nullptr);
+          QG_RETURN_IF_ERROR(device_->FinishRead(read));
+        }
+        return std::move(finish)(read.bytes.get());
+      });
+}
+
+absl::StatusOr<Deferred<ParityReport>> CudaEngine::StartCompareBits(
+    const Tensor& subject, const Tensor& reference, const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved_subject, device_->ToDevice(subject, cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor moved_reference, device_->ToDevice(reference, cancellation));
+  return ReadLater(StartCompareBitsCuda(*device_, moved_subject, moved_reference));
+}
+
+absl::StatusOr<Deferred<ErrorReport>> CudaEngine::StartMeasureError(
+    const Tensor& subject, const Tensor& reference, const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const Tensor moved_subject, device_->ToDevice(subject, cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor moved_reference, device_->ToDevice(reference, cancellation));
+  return ReadLater(StartMeasureErrorCuda(*device_, moved_subject, moved_reference));
+}
+
+absl::StatusOr<Deferred<BoundCheck>> CudaEngine::StartCheckBound(const GemmDesc& desc,
+                                                                 const Tensor& subject,
+                                                                 const Tensor& exact,
+                                                                 const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(const GemmDesc moved, OnDevice(desc, cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor moved_subject, device_->ToDevice(subject, cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor moved_exact, device_->ToDevice(exact, cancellation));
+  return ReadLater(StartCheckBoundCuda(*device_, moved, moved_subject, moved_exact, cancellation));
+}
+
+absl::StatusOr<StartedGemm> CudaEngine::StartGemm(const GemmDesc& desc,
+                                                  const Cancellation* cancellation) {
+  QG_TAKE_TURN(cancellation);
+  QG_ASSIGN_OR_RETURN(GemmDesc moved, OnDevice(desc, cancellation));
+  if (moved.arithmetic.family == ArithmeticFamily::kExact) {
+    QG_ASSIGN_OR_RETURN(StartedExactGemm started,
+                        StartExactGemmCuda(*device_, moved, cancellation));
+    QG_ASSIGN_OR_RETURN(Deferred<std::string> note,
+                        ReadLater<std::string>(std::move(started.note)));
+    return StartedGemm{std::move(started.result), std::move(note)};
+  }
+  QG_ASSIGN_OR_RETURN(GemmResult result, GemmOnTurn(std::move(moved), cancellation));
+  Deferred<std::string> note = Ready(std::exchange(result.note, ""));
+  return StartedGemm{std::move(result), std::move(note)};
 }
 
 }  // namespace quantgate

@@ -2,20 +2,24 @@
 // module that kernels/engine/cuda_module.h loads; GPU tests link it directly.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/engine/deferred_reports.h"
 #include "kernels/engine/engine.h"
 #include "kernels/gemm/gemm_cublaslt.h"
 #include "kernels/tensor/cuda_device.h"
 #include "kernels/tensor/cuda_events.h"
+#include "kernels/tensor/started_report.h"
 
 namespace quantgate {
 
-class CudaEngine final : public Engine {
+class CudaEngine final : public Engine, public DeferredReports {
  public:
   /// FAILED_PRECONDITION as CudaDevice::Open.
   static absl::StatusOr<std::unique_ptr<CudaEngine>> Open(
@@ -135,9 +139,23 @@ class CudaEngine final : public Engine {
                                         const Tensor& exact,
                                         const Cancellation* cancellation) override;
 
+  absl::StatusOr<Deferred<ParityReport>> StartCompareBits(
+      const Tensor& subject, const Tensor& reference, const Cancellation* cancellation) override;
+  absl::StatusOr<Deferred<ErrorReport>> StartMeasureError(
+      const Tensor& subject, const Tensor& reference, const Cancellation* cancellation) override;
+  absl::StatusOr<Deferred<BoundCheck>> StartCheckBound(const GemmDesc& desc, const Tensor& subject,
+                                                       const Tensor& exact,
+                                                       const Cancellation* cancellation) override;
+  absl::StatusOr<StartedGemm> StartGemm(const GemmDesc& desc,
+                                        const Cancellation* cancellation) override;
+
   /// Nobody else puts work on the device's stream while this is held; for collectives, which put
   /// theirs on the streams of several engines at once.
-  std::unique_lock<std::mutex> HoldStream() { return std::unique_lock(mutex_); }
+  std::unique_lock<std::mutex> HoldStream() {
+    std::unique_lock lock(mutex_);
+    ++work_count_;
+    return lock;
+  }
 
   /// For collectives, the self-check and tests of faults.
   CudaDevice& device() { return *device_; }
@@ -149,11 +167,21 @@ class CudaEngine final : public Engine {
 
   /// Serves one call: nobody else puts work on the stream meanwhile.
   class Turn;
+  class CudaStopwatch;
+  /// The time at which the stream is through with what is on it. Each event costs the device a
+  /// microsecond or two, so one serves as the end of a stage, the beginning of the stage that
+  /// follows at once and the mark of the first one's results.
+  absl::StatusOr<PooledCudaEvent> MarkStage();
   absl::Status MoveToDevice(std::initializer_list<Tensor*> tensors,
                             const Cancellation* cancellation);
   /// The parts in device memory.
   absl::StatusOr<std::vector<Tensor>> OnDevice(std::span<const Tensor> parts,
                                                const Cancellation* cancellation);
+  /// What waits for a report that was begun on a turn.
+  template <typename Report>
+  absl::StatusOr<Deferred<Report>> ReadLater(absl::StatusOr<StartedReport<Report>> started);
+  /// Of tensors on the device.
+  absl::StatusOr<GemmResult> GemmOnTurn(GemmDesc desc, const Cancellation* cancellation);
   absl::Status CopyOnTurn(const Tensor& source, const Tensor& to, int64_t offset);
   absl::StatusOr<GemmDesc> OnDevice(const GemmDesc& desc, const Cancellation* cancellation);
   absl::StatusOr<QuantizedTensor> OnDevice(const QuantizedTensor& quantized,
@@ -165,7 +193,11 @@ class CudaEngine final : public Engine {
   const std::unique_ptr<CublasLt> cublaslt_;
   CudaEventPool events_;
   CudaEventPool timed_events_{cudaEventDefault};  ///< Of stopwatches.
-  PendingReads pending_;                          ///< Of other engines' tensors.
+  int64_t work_count_ = 0;                        ///< Calls that may have put work on the stream.
+  PooledCudaEvent last_mark_;                     ///< Of MarkStage,
+  int64_t work_at_last_mark_ = 0;
+  std::chrono::steady_clock::time_point last_mark_at_;  ///< by the host's clock.
+  PendingReads pending_;                                ///< Of other engines' tensors.
 };
 
 }  // namespace quantgate

@@ -10,6 +10,9 @@ class CudaEngine::Turn {
   Turn(CudaEngine& engine, const Cancellation* cancellation) : lock_(engine.mutex_) {
     if (cancellation != nullptr) status_ = cancellation->Check();
     if (status_.ok()) status_ = engine.device_->MakeCurrent();
+    // What this call puts on the stream is not among the results that were asked for before.
+    if (status_.ok()) status_ = engine.device_->PlaceMark();
+    ++engine.work_count_;
   }
   const absl::Status& status() const { return status_; }
 

@@ -1,6 +1,7 @@
 // CheckBoundCuda: AbsoluteGemm's sums by the kernels of the exact GEMM, and the ratios of each
 // strip of them.
 #include <bit>
+#include <utility>
 
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"
@@ -30,11 +31,10 @@ ExactCudaOperand WithFloors(const CudaOperand& operand, const AbsoluteFloors& fl
   return {operand, true, floors.element, floors.scale, floors.product};
 }
 
-}  // namespace
-
-absl::StatusOr<BoundCheck> CheckBoundCudaBy(ExactCudaPath path, CudaDevice& device,
-                                            const GemmDesc& desc, const Tensor& subject,
-                                            const Tensor& exact, const Cancellation* cancellation) {
+absl::StatusOr<StartedReport<BoundCheck>> Start(ExactCudaPath path, CudaDevice& device,
+                                                const GemmDesc& desc, const Tensor& subject,
+                                                const Tensor& exact,
+                                                const Cancellation* cancellation) {
   QG_RETURN_IF_ERROR(device.MakeCurrent());
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(desc));
   QG_RETURN_IF_ERROR(CheckComparands(shape, subject, exact));
@@ -60,12 +60,31 @@ absl::StatusOr<BoundCheck> CheckBoundCudaBy(ExactCudaPath path, CudaDevice& devi
     QG_ASSIGN_OR_RETURN(task.strip, products.Strip(begin));
     QG_CUDA_RETURN_IF_ERROR(LaunchBoundCheck(task, device.stream()));
   }
-  BoundTotals totals;
-  QG_RETURN_IF_ERROR(device.Read(task.totals, &totals, sizeof(totals)));
-  check.violation_count = static_cast<int64_t>(totals.violation_count);
-  check.worst_ratio = std::bit_cast<double>(totals.worst_ratio);
-  check.pass = check.violation_count == 0;
-  return check;
+  auto finish = [check](const std::byte* results) mutable -> absl::StatusOr<BoundCheck> {
+    const auto& totals = *reinterpret_cast<const BoundTotals*>(results);
+    check.violation_count = static_cast<int64_t>(totals.violation_count);
+    check.worst_ratio = std::bit_cast<double>(totals.worst_ratio);
+    check.pass = check.violation_count == 0;
+    return check;
+  };
+  QG_ASSIGN_OR_RETURN(CudaDevice::PendingRead read, device.StartRead(memory));
+  return StartedReport<BoundCheck>{std::move(read), std::move(finish)};
+}
+
+}  // namespace
+
+absl::StatusOr<BoundCheck> CheckBoundCudaBy(ExactCudaPath path, CudaDevice& device,
+                                            const GemmDesc& desc, const Tensor& subject,
+                                            const Tensor& exact, const Cancellation* cancellation) {
+  return ReadReport(device, Start(path, device, desc, subject, exact, cancellation));
+}
+
+absl::StatusOr<StartedReport<BoundCheck>> StartCheckBoundCuda(CudaDevice& device,
+                                                              const GemmDesc& desc,
+                                                              const Tensor& subject,
+                                                              const Tensor& exact,
+                                                              const Cancellation* cancellation) {
+  return Start(ExactCudaPath::kTensorCores, device, desc, subject, exact, cancellation);
 }
 
 absl::StatusOr<BoundCheck> CheckBoundCuda(CudaDevice& device, const GemmDesc& desc,

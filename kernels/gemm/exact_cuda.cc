@@ -1,6 +1,7 @@
 // ExactGemmCuda: packed operands, fp64 dot products, certification, wide integers for the rest.
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"
@@ -58,11 +59,8 @@ std::string NoteOf(const ExactCounts& counts, const GemmShape& shape) {
   return ExactNote(ways);
 }
 
-}  // namespace
-
-absl::StatusOr<GemmResult> ExactGemmCudaBy(ExactCudaPath path, CudaDevice& device,
-                                           const GemmDesc& given,
-                                           const Cancellation* cancellation) {
+absl::StatusOr<StartedExactGemm> Start(ExactCudaPath path, CudaDevice& device,
+                                       const GemmDesc& given, const Cancellation* cancellation) {
   QG_RETURN_IF_ERROR(device.MakeCurrent());
   GemmDesc desc = given;
   desc.arithmetic = Arithmetic{ArithmeticFamily::kExact};
@@ -104,10 +102,26 @@ absl::StatusOr<GemmResult> ExactGemmCudaBy(ExactCudaPath path, CudaDevice& devic
        ExactNormInflation(shape.k)},
       device.stream()));
   QG_RETURN_IF_ERROR(RunStrips(device, products, shape.m, cancellation, task));
-  ExactCounts counts;
-  QG_RETURN_IF_ERROR(device.Read(task.counts, &counts, sizeof(counts)));
-  result.note = NoteOf(counts, shape);
-  return result;
+  const auto note = [shape](const std::byte* counts) -> absl::StatusOr<std::string> {
+    return NoteOf(*reinterpret_cast<const ExactCounts*>(counts), shape);
+  };
+  QG_ASSIGN_OR_RETURN(CudaDevice::PendingRead read, device.StartRead(counts_memory));
+  return StartedExactGemm{std::move(result), {std::move(read), note}};
+}
+
+}  // namespace
+
+absl::StatusOr<GemmResult> ExactGemmCudaBy(ExactCudaPath path, CudaDevice& device,
+                                           const GemmDesc& desc, const Cancellation* cancellation) {
+  QG_ASSIGN_OR_RETURN(StartedExactGemm started, Start(path, device, desc, cancellation));
+  QG_ASSIGN_OR_RETURN(started.result.note,
+                      ReadReport<std::string>(device, std::move(started.note)));
+  return std::move(started.result);
+}
+
+absl::StatusOr<StartedExactGemm> StartExactGemmCuda(CudaDevice& device, const GemmDesc& desc,
+                                                    const Cancellation* cancellation) {
+  return Start(ExactCudaPath::kTensorCores, device, desc, cancellation);
 }
 
 absl::StatusOr<GemmResult> ExactGemmCuda(CudaDevice& device, const GemmDesc& desc,

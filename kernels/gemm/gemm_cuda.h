@@ -3,11 +3,14 @@
 // written once the device's stream gets there. Errors as on the CPU, and those of CudaDevice.
 #pragma once
 
+#include <string>
+
 #include "absl/status/statusor.h"
 #include "kernels/base/cancellation.h"
 #include "kernels/gemm/error_bound.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/tensor/cuda_device.h"
+#include "kernels/tensor/started_report.h"
 
 namespace quantgate {
 
@@ -21,6 +24,21 @@ absl::StatusOr<GemmResult> GemmCuda(CudaDevice& device, const GemmDesc& desc,
 absl::StatusOr<GemmResult> ExactGemmCuda(CudaDevice& device, const GemmDesc& desc,
                                          const Cancellation* cancellation);
 
+/// The same, begun: the result without its note, and the note.
+struct StartedExactGemm {
+  GemmResult result;
+  StartedReport<std::string> note;
+};
+absl::StatusOr<StartedExactGemm> StartExactGemmCuda(CudaDevice& device, const GemmDesc& desc,
+                                                    const Cancellation* cancellation);
+
+/// As CheckBound, begun. Waits for scales where the bound depends on their values: nvfp4's amaxes
+/// and the scales of FP8 blocks.
+absl::StatusOr<StartedReport<BoundCheck>> StartCheckBoundCuda(CudaDevice& device,
+                                                              const GemmDesc& desc,
+                                                              const Tensor& subject,
+                                                              const Tensor& exact,
+                                                              const Cancellation* cancellation);
 /// As CheckBound; waits for the result.
 absl::StatusOr<BoundCheck> CheckBoundCuda(CudaDevice& device, const GemmDesc& desc,
                                           const Tensor& subject, const Tensor& exact,

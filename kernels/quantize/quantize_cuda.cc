@@ -213,7 +213,7 @@ absl::StatusOr<QuantizedTensor> QuantizeCuda(CudaDevice& device, const Tensor& s
       [&](const QuantizedTensor& quantized, DType out_dtype) {
         return DequantizeCuda(device, quantized, Usage::kRowwise, out_dtype);
       });
-  if (quantized.ok()) QG_RETURN_IF_ERROR(device.MarkResults());
+  if (quantized.ok()) device.MarkResults();
   return quantized;
 }
 

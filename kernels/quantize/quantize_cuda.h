@@ -50,6 +50,8 @@ absl::StatusOr<DelayedScalingState> WithUpdateCuda(CudaDevice& device,
                                                    const DelayedScalingOptions& options,
                                                    float max_finite);
 
+/// Whether StartSummaryCuda has anything to do.
+bool NeedsSummary(const QuantizedTensor& quantized);
 /// Gathers what SummarizeCuda reads of a quantization whose scales are to be counted.
 absl::Status StartSummaryCuda(CudaDevice& device, QuantizedTensor& quantized);
 /// As SummarizeCpu of each, waiting once.

@@ -56,6 +56,13 @@ struct CudaDevice::Pool {
     if (memory != nullptr) cudaMemPoolDestroy(memory);
   }
 
+  void Count(size_t size) {
+    const int64_t now = bytes += static_cast<int64_t>(size);
+    int64_t most = bytes_max.load();
+    while (most < now && !bytes_max.compare_exchange_weak(most, now)) {
+    }
+  }
+
   void Return(void* data, size_t size) {
     bytes -= static_cast<int64_t>(size);
     // Nobody can be told of a failure here; a sticky one meets the next call, and CudaHealth.
@@ -73,6 +80,35 @@ struct CudaDevice::Pools {
   static Pools& Get() {
     static Pools& pools = *new Pools;
     return pools;
+  }
+};
+
+/// Pinned host memory of pending reads, kept for the next ones.
+struct CudaDevice::ReadMemory {
+  std::mutex mutex;
+  std::vector<std::byte*> free;
+
+  ~ReadMemory() {
+    for (std::byte* piece : free) (void)QG_CUDA_STATUS(cudaFreeHost(piece));
+  }
+
+  absl::StatusOr<std::byte*> Take() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (!free.empty()) {
+        std::byte* const piece = free.back();
+        free.pop_back();
+        return piece;
+      }
+    }
+    void* piece = nullptr;
+    QG_CUDA_RETURN_IF_ERROR(cudaMallocHost(&piece, kPendingReadBytes));
+    return static_cast<std::byte*>(piece);
+  }
+
+  void Return(std::byte* piece) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    free.push_back(piece);
   }
 };
 
@@ -154,6 +190,7 @@ absl::Status CudaDevice::Initialize(int ordinal, bool is_urgent) {
         absl::StrCat("device cuda:", ordinal, " is a ", facts_.name, " of architecture sm_",
                      facts_.major, facts_.minor, "; this build has kernels for sm_90a only"));
   }
+  read_memory_ = std::make_shared<ReadMemory>();
   pool_ = std::make_shared<Pool>();
   pool_->ordinal = ordinal;
   pool_->readers = {ordinal};
@@ -209,33 +246,38 @@ absl::Status CudaDevice::MakeCurrent() const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<Buffer>> CudaDevice::AllocateBytes(size_t bytes) {
+absl::Status CudaDevice::CountAllocation(size_t bytes) {
   const int64_t number = ++pool_->allocations;
-  if (number == pool_->failing.load()) {
-    return OutOfMemory(bytes, bytes_in_use(), "this allocation was told to fail");
-  }
-  // An empty tensor has an address of its own too.
-  const size_t size = std::max<size_t>(bytes, 1);
+  if (number != pool_->failing.load()) return absl::OkStatus();
+  return OutOfMemory(bytes, bytes_in_use(), "this allocation was told to fail");
+}
+
+absl::StatusOr<void*> CudaDevice::TakeMemory(size_t size) {
   void* data = nullptr;
   const absl::Status status =
       QG_CUDA_STATUS(cudaMallocFromPoolAsync(&data, size, pool_->memory, pool_->stream));
-  if (absl::IsResourceExhausted(status)) {
-    // What was freed on the stream can be given back to the driver once the stream is done with it.
-    QG_RETURN_IF_ERROR(Synchronize());
-    QG_CUDA_RETURN_IF_ERROR(cudaMemPoolTrimTo(pool_->memory, 0));
-    const absl::Status again =
-        QG_CUDA_STATUS(cudaMallocFromPoolAsync(&data, size, pool_->memory, pool_->stream));
-    if (absl::IsResourceExhausted(again)) {
-      return OutOfMemory(bytes, bytes_in_use(), std::string(again.message()));
-    }
-    QG_RETURN_IF_ERROR(again);
-  } else {
+  if (!absl::IsResourceExhausted(status)) {
     QG_RETURN_IF_ERROR(status);
+    return data;
   }
-  const int64_t now = pool_->bytes += static_cast<int64_t>(size);
-  int64_t most = pool_->bytes_max.load();
-  while (most < now && !pool_->bytes_max.compare_exchange_weak(most, now)) {
+  // What was freed on the stream can be given back to the driver once the stream is done with it.
+  QG_RETURN_IF_ERROR(Synchronize());
+  QG_CUDA_RETURN_IF_ERROR(cudaMemPoolTrimTo(pool_->memory, 0));
+  const absl::Status again =
+      QG_CUDA_STATUS(cudaMallocFromPoolAsync(&data, size, pool_->memory, pool_->stream));
+  if (absl::IsResourceExhausted(again)) {
+    return OutOfMemory(size, bytes_in_use(), std::string(again.message()));
   }
+  QG_RETURN_IF_ERROR(again);
+  return data;
+}
+
+absl::StatusOr<std::shared_ptr<Buffer>> CudaDevice::AllocateBytes(size_t bytes) {
+  QG_RETURN_IF_ERROR(CountAllocation(bytes));
+  // An empty tensor has an address of its own too.
+  const size_t size = std::max<size_t>(bytes, 1);
+  QG_ASSIGN_OR_RETURN(void* const data, TakeMemory(size));
+  pool_->Count(size);
   std::shared_ptr<const void> owner(data, [pool = pool_, size](const void* block) {
     pool->Return(const_cast<void*>(block), size);
   });
@@ -249,10 +291,38 @@ absl::StatusOr<Tensor> CudaDevice::Allocate(DType dtype, Shape shape) {
   return Tensor::View(dtype, std::move(shape), std::move(buffer));
 }
 
+absl::StatusOr<std::shared_ptr<Buffer>> CudaDevice::AllocateZeroedBytes(size_t bytes) {
+  if (bytes > kZeroedPieceBytesMax) {
+    QG_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> buffer, AllocateBytes(bytes));
+    QG_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(buffer->data(), 0, bytes, stream()));
+    return buffer;
+  }
+  QG_RETURN_IF_ERROR(CountAllocation(bytes));
+  const size_t piece = (std::max<size_t>(bytes, 1) + kAllocationAlignment - 1) /
+                       kAllocationAlignment * kAllocationAlignment;
+  if (zeroed_block_ == nullptr || zeroed_used_ + piece > kZeroedBlockBytes) {
+    QG_ASSIGN_OR_RETURN(void* const data, TakeMemory(kZeroedBlockBytes));
+    // Its pieces are what tensors hold; the rest of it is nobody's.
+    zeroed_block_.reset(data, [pool = pool_](void* block) { pool->Return(block, 0); });
+    zeroed_used_ = 0;
+    QG_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(data, 0, kZeroedBlockBytes, pool_->stream));
+  }
+  auto* const data = static_cast<std::byte*>(zeroed_block_.get()) + zeroed_used_;
+  zeroed_used_ += piece;
+  pool_->Count(piece);
+  std::shared_ptr<const void> owner(
+      data, [pool = pool_, block = zeroed_block_, piece](const void*) mutable {
+        pool->bytes -= static_cast<int64_t>(piece);
+        block.reset();
+      });
+  return Buffer::Wrap(data, bytes, std::move(owner), MemorySpace::kDevice);
+}
+
 absl::StatusOr<Tensor> CudaDevice::AllocateZeroed(DType dtype, Shape shape) {
-  QG_ASSIGN_OR_RETURN(Tensor tensor, Allocate(dtype, std::move(shape)));
-  QG_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(tensor.data(), 0, tensor.byte_size(), stream()));
-  return tensor;
+  QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape, dtype, "tensor"));
+  QG_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> buffer,
+                      AllocateZeroedBytes(static_cast<size_t>(count) * DTypeBytes(dtype)));
+  return Tensor::View(dtype, std::move(shape), std::move(buffer));
 }
 
 absl::StatusOr<Tensor> CudaDevice::ToDevice(const Tensor& tensor,
@@ -310,13 +380,50 @@ absl::Status CudaDevice::Read(const void* device, void* host, size_t bytes) {
   return Synchronize();
 }
 
-absl::Status CudaDevice::MarkResults() {
+absl::StatusOr<CudaDevice::PendingRead> CudaDevice::TakeReadMemory() {
+  QG_ASSIGN_OR_RETURN(std::byte* const piece, read_memory_->Take());
+  PendingRead read;
+  // One that is given back before it was waited for is still written by what is on the stream,
+  // before whatever the next owner puts there.
+  read.bytes.reset(piece,
+                   [memory = read_memory_](std::byte* returned) { memory->Return(returned); });
+  read.number = ++reads_started_;
+  return read;
+}
+
+absl::StatusOr<CudaDevice::PendingRead> CudaDevice::StartRead(const Tensor& results) {
+  const size_t bytes = results.byte_size();
+  if (bytes > kPendingReadBytes) {
+    return absl::InternalError(absl::StrCat(
+        "results of ", bytes, " bytes: a pending read takes at most ", kPendingReadBytes));
+  }
+  QG_ASSIGN_OR_RETURN(PendingRead read, TakeReadMemory());
+  QG_CUDA_RETURN_IF_ERROR(
+      cudaMemcpyAsync(read.bytes.get(), results.data(), bytes, cudaMemcpyDeviceToHost, stream()));
+  return read;
+}
+
+absl::Status CudaDevice::FinishRead(const PendingRead& read) {
+  if (read.number <= reads_done_) return absl::OkStatus();
+  const int64_t started = reads_started_;
+  QG_RETURN_IF_ERROR(Synchronize());
+  reads_done_ = started;
+  return absl::OkStatus();
+}
+
+absl::Status CudaDevice::PlaceMark(std::shared_ptr<CUevent_st> recorded) {
+  if (!must_mark_) return absl::OkStatus();
+  must_mark_ = false;
+  mark_ = std::move(recorded);
+  if (mark_ != nullptr) return absl::OkStatus();
   return QG_CUDA_STATUS(cudaEventRecord(results_.done, stream()));
 }
 
 absl::Status CudaDevice::ReadResults(std::span<const Result> results) {
   if (results.empty()) return absl::OkStatus();
-  QG_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(results_stream_, results_.done, 0));
+  QG_RETURN_IF_ERROR(PlaceMark());
+  QG_CUDA_RETURN_IF_ERROR(
+      cudaStreamWaitEvent(results_stream_, mark_ != nullptr ? mark_.get() : results_.done, 0));
   // A copy takes longer to start than to run: neighbours go in one.
   std::vector<std::pair<size_t, size_t>> places;  // Of each result: its run, and where in it.
   std::vector<Result> runs;

@@ -57,9 +57,10 @@ class CudaDevice {
   /// Device memory, not initialised, aligned to 256 bytes. RESOURCE_EXHAUSTED with the size, and
   /// the pool as it was.
   absl::StatusOr<Tensor> Allocate(DType dtype, Shape shape);
-  /// The same, zeroed on the stream.
-  absl::StatusOr<Tensor> AllocateZeroed(DType dtype, Shape shape);
   absl::StatusOr<std::shared_ptr<Buffer>> AllocateBytes(size_t bytes);
+  /// The same, zeroed on the stream: counters and sums, a few bytes each, share one filling.
+  absl::StatusOr<Tensor> AllocateZeroed(DType dtype, Shape shape);
+  absl::StatusOr<std::shared_ptr<Buffer>> AllocateZeroedBytes(size_t bytes);
 
   /// The tensor in device memory: itself where it is there already. A host tensor is read before
   /// this returns.
@@ -73,8 +74,12 @@ class CudaDevice {
   /// before this returns.
   absl::Status WriteStaged(std::span<const std::byte> bytes, const Tensor& to, int64_t offset,
                            const Cancellation* cancellation = nullptr);
-  /// Says that what is on the stream so far gives results that ReadResults reads.
-  absl::Status MarkResults();
+  /// Says that what is on the stream so far gives results that ReadResults reads. Whoever puts
+  /// other work on the stream places the mark first; else ReadResults waits for that work too.
+  void MarkResults() { must_mark_ = true; }
+  /// Places the mark where one is due: `recorded`, an event that was recorded on the stream after
+  /// everything that is on it, or without one an event of the device's own.
+  absl::Status PlaceMark(std::shared_ptr<CUevent_st> recorded = nullptr);
   /// A few bytes of device memory, to be read into `host`.
   struct Result {
     const void* device = nullptr;
@@ -84,10 +89,18 @@ class CudaDevice {
   /// Reads what was on the stream at the last MarkResults: waits for that, once, and not for what
   /// came after it.
   absl::Status ReadResults(std::span<const Result> results);
-  /// Host memory that kernels may write: reports, to be read behind Synchronize and before the next
-  /// call of ReadResults, which uses it too.
-  static constexpr size_t kReportBytes = size_t{1} << 20;
-  std::byte* report_memory() const { return results_.data; }
+  /// Results on their way to pinned host memory; without any, nothing is waited for.
+  struct PendingRead {
+    std::shared_ptr<std::byte> bytes;  ///< Written once FinishRead has waited.
+    int64_t number = 0;
+  };
+  static constexpr size_t kPendingReadBytes = size_t{128} << 10;
+  /// Memory of kPendingReadBytes for kernels to write, which are put on the stream next.
+  absl::StatusOr<PendingRead> TakeReadMemory();
+  /// Begins to copy a tensor of this device, which may then be dropped.
+  absl::StatusOr<PendingRead> StartRead(const Tensor& results);
+  /// Waits for everything on the stream, once for all reads that were started before.
+  absl::Status FinishRead(const PendingRead& read);
   /// A few bytes (at most 4096) from host to device, read before this returns: parameters.
   absl::Status Write(const void* host, void* device, size_t bytes);
 
@@ -110,6 +123,7 @@ class CudaDevice {
  private:
   struct Pool;
   struct Pools;
+  struct ReadMemory;
   /// Pinned host memory with an event that says when the device has read or written it.
   struct Staging {
     std::byte* data = nullptr;
@@ -119,14 +133,27 @@ class CudaDevice {
   CudaDevice() = default;
   absl::Status Initialize(int ordinal, bool is_urgent);
   absl::Status ReadFacts(int ordinal);
+  /// Counts an allocation, which may have been told to fail.
+  absl::Status CountAllocation(size_t bytes);
+  /// Of the pool, tried again after everything that was freed is back. RESOURCE_EXHAUSTED.
+  absl::StatusOr<void*> TakeMemory(size_t size);
 
   static constexpr size_t kStagingBytes = size_t{8} << 20;
-  static_assert(kReportBytes <= kStagingBytes);
+  /// Of AllocateZeroedBytes: pieces up to this are parts of a block, which is filled once.
+  static constexpr size_t kZeroedPieceBytesMax = 1024;
+  static constexpr size_t kZeroedBlockBytes = size_t{32} << 10;
   CudaDeviceFacts facts_;
   std::shared_ptr<Pool> pool_;
   std::array<Staging, 2> staging_;
-  Staging results_;  ///< Of ReadResults; `done` is what MarkResults records.
+  Staging results_;  ///< Of ReadResults; `done` is the device's own mark.
+  bool must_mark_ = false;
+  std::shared_ptr<CUevent_st> mark_;  ///< The last one; null: the device's own.
+  std::shared_ptr<void> zeroed_block_;
+  size_t zeroed_used_ = 0;  ///< Bytes of zeroed_block_.
   cudaStream_t results_stream_ = nullptr;
+  std::shared_ptr<ReadMemory> read_memory_;
+  int64_t reads_started_ = 0;
+  int64_t reads_done_ = 0;   ///< Of them, those that the host has waited for.
   size_t next_staging_ = 0;  ///< Of WriteStaged.
 };
 

@@ -117,16 +117,10 @@ cudaError_t LaunchBatch(std::span<const FingerprintJob> jobs, uint64_t* sums, in
   Batch batch = {};
   batch.sums = sums;
   batch.path = path;
-  bool adds_up = false;
   for (size_t i = 0; i < jobs.size(); ++i) {
     const int blocks = BlocksOf(jobs[i], path, blocks_max);
     batch.jobs[i] = jobs[i];
     batch.first_block[i + 1] = batch.first_block[i] + blocks;
-    adds_up = adds_up || blocks > 1;
-  }
-  if (adds_up) {
-    const cudaError_t zeroed = cudaMemsetAsync(sums, 0, jobs.size() * 2 * sizeof(uint64_t), stream);
-    if (zeroed != cudaSuccess) return zeroed;
   }
   Mix<<<batch.first_block[jobs.size()], kThreads, 0, stream>>>(batch);
   return cudaGetLastError();

@@ -64,7 +64,7 @@ struct FingerprintJob {
   int64_t bytes = 0;
   uint64_t high = 0, low = 0;  ///< What the words' mixes are added to.
 };
-/// `sums`: high and low of each job; written.
+/// `sums`: high and low of each job; zeros before, written.
 cudaError_t LaunchFingerprints(std::span<const FingerprintJob> jobs, uint64_t* sums,
                                int multiprocessors, KernelPath path, cudaStream_t stream);
 

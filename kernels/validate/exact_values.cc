@@ -1,12 +1,14 @@
 #include "kernels/validate/exact_values.h"
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/validate/content_key.h"
+#include "kernels/engine/deferred_reports.h"
 
 namespace quantgate {
 namespace {
@@ -29,6 +31,19 @@ Tensor MainGradOf(const LayerRequest& request, const std::string& output) {
   return found == request.main_grads.end() ? Tensor() : found->second;
 }
 
+/// For all who ask.
+ExactValues::Note ReadOnce(Deferred<std::string> note) {
+  struct Memory {
+    Deferred<std::string> note;
+    std::optional<absl::StatusOr<std::string>> read;
+  };
+  auto memory = std::make_shared<Memory>(Memory{std::move(note), {}});
+  return [memory = std::move(memory)] {
+    if (!memory->read.has_value()) memory->read = std::move(memory->note)();
+    return *memory->read;
+  };
+}
+
 /// Everything that an exact result depends on; how a model would accumulate is not part of it.
 std::string KeyOf(const GemmDesc& desc, const std::string& contents) {
   std::string key = absl::StrCat(static_cast<int>(desc.layout), " ", desc.alpha, " ", desc.beta,
@@ -43,14 +58,12 @@ std::string KeyOf(const GemmDesc& desc, const std::string& contents) {
 }  // namespace
 
 absl::StatusOr<std::string> ExactValues::ContentsOf(const GemmDesc& desc) {
-  return ContentKey(engine_,
-                    {&desc.a.data, &desc.a.scale_inv, &desc.a.amax, &desc.b.data, &desc.b.scale_inv,
-                     &desc.b.amax, &desc.c, &desc.bias, &desc.d_scale},
-                    cancellation_);
+  return contents_.KeyOf({&desc.a.data, &desc.a.scale_inv, &desc.a.amax, &desc.b.data,
+                          &desc.b.scale_inv, &desc.b.amax, &desc.c, &desc.bias, &desc.d_scale});
 }
 
-absl::StatusOr<GemmResult> ExactValues::Exact(GemmDesc desc, DType out_dtype,
-                                              const std::string& contents) {
+absl::StatusOr<ExactValues::Result> ExactValues::Exact(GemmDesc desc, DType out_dtype,
+                                                       const std::string& contents) {
   desc.arithmetic = Arithmetic{ArithmeticFamily::kExact};
   desc.use_split_accumulator = false;
   desc.in_place = false;  // One rounding of everything: in place and out of place are the same.
@@ -60,16 +73,17 @@ absl::StatusOr<GemmResult> ExactValues::Exact(GemmDesc desc, DType out_dtype,
   desc.out_dtype = out_dtype;
   const std::string key = KeyOf(desc, contents);
   if (const auto known = exact_.find(key); known != exact_.end()) return known->second;
-  QG_ASSIGN_OR_RETURN(GemmResult result, engine_.Gemm(desc, cancellation_));
+  QG_ASSIGN_OR_RETURN(StartedGemm started, StartGemm(engine_, desc, cancellation_));
+  Result result{std::move(started.result.d), ReadOnce(std::move(started.note))};
   exact_.emplace(key, result);
   return result;
 }
 
 absl::StatusOr<ExactValues::Value> ExactValues::InBothDTypes(const GemmDesc& desc) {
   QG_ASSIGN_OR_RETURN(const std::string contents, ContentsOf(desc));
-  QG_ASSIGN_OR_RETURN(GemmResult f32, Exact(desc, DType::kF32, contents));
+  QG_ASSIGN_OR_RETURN(Result f32, Exact(desc, DType::kF32, contents));
   if (desc.out_dtype == DType::kF32) return Value{f32.d, f32.d, f32.note};
-  QG_ASSIGN_OR_RETURN(GemmResult own, Exact(desc, desc.out_dtype, contents));
+  QG_ASSIGN_OR_RETURN(const Result own, Exact(desc, desc.out_dtype, contents));
   return Value{own.d, f32.d, f32.note};
 }
 
@@ -79,7 +93,7 @@ absl::StatusOr<ExactValues::Value> ExactValues::OfGemm(const GemmDesc& desc) {
 
 absl::StatusOr<ExactValues::Value> ExactValues::OfEmptySum(const std::string& name, DType dtype) {
   if (const Tensor main_grad = MainGradOf(request_, name); main_grad.has_value()) {
-    return Value{main_grad, main_grad, kEmptySumNote};
+    return Value{main_grad, main_grad, NoteOf(kEmptySumNote)};
   }
   GeneratorSpec zeros;
   zeros.distribution = Distribution::kAllZero;
@@ -88,7 +102,7 @@ absl::StatusOr<ExactValues::Value> ExactValues::OfEmptySum(const std::string& na
   QG_ASSIGN_OR_RETURN(Tensor own, engine_.Generate(zeros, cancellation_));
   zeros.dtype = DType::kF32;
   QG_ASSIGN_OR_RETURN(Tensor f32, engine_.Generate(zeros, cancellation_));
-  return Value{own, f32, kEmptySumNote};
+  return Value{own, f32, NoteOf(kEmptySumNote)};
 }
 
 absl::StatusOr<GemmDesc> ExactValues::ColumnSumDesc(const Tensor& grad_output) {
@@ -147,7 +161,7 @@ absl::StatusOr<Tensor> ExactValues::UnquantizedLinear(const std::string& name) {
   }
   QG_ASSIGN_OR_RETURN(GemmDesc desc, UnquantizedDesc(name));
   QG_ASSIGN_OR_RETURN(const std::string contents, ContentsOf(desc));
-  QG_ASSIGN_OR_RETURN(GemmResult result, Exact(std::move(desc), DType::kF32, contents));
+  QG_ASSIGN_OR_RETURN(const Result result, Exact(std::move(desc), DType::kF32, contents));
   return result.d;
 }
 

@@ -2,25 +2,42 @@
 // the identity of their operands, since variants of one run share many of them. Used by one thread.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "kernels/layer/layer.h"
+#include "kernels/validate/content_key.h"
 
 namespace quantgate {
 
 class ExactValues {
  public:
+  /// Bits needed and available, in words; asking waits for the GEMM that counts them.
+  using Note = std::function<absl::StatusOr<std::string>()>;
+  /// One that is known.
+  static Note NoteOf(std::string text) {
+    return [text = std::move(text)]() -> absl::StatusOr<std::string> { return text; };
+  }
+
   /// One output, each rounded once from the real-number value.
   struct Value {
     Tensor own;  ///< In the output's own dtype.
     Tensor f32;
-    std::string note;  ///< Bits needed and available.
+    Note note;
   };
 
   ExactValues(Engine& engine, const LayerRequest& request, const Cancellation* cancellation)
-      : engine_(engine), request_(request), cancellation_(cancellation) {}
+      : engine_(engine),
+        request_(request),
+        cancellation_(cancellation),
+        contents_(engine, cancellation) {}
+
+  /// What tensors are known by here. Whoever asks for several values prepares the tensors that they
+  /// are of.
+  ContentKeys& contents() { return contents_; }
 
   /// The output or intermediate `name` from the request's original operands, in f32. Of a linear
   /// layer each is one GEMM, rounded once; of others, the whole layer under the recipe bf16 with
@@ -35,8 +52,12 @@ class ExactValues {
   absl::StatusOr<Value> OfEmptySum(const std::string& name, DType dtype);
 
  private:
+  struct Result {
+    Tensor d;
+    Note note;
+  };
   /// `contents`: ContentsOf(desc).
-  absl::StatusOr<GemmResult> Exact(GemmDesc desc, DType out_dtype, const std::string& contents);
+  absl::StatusOr<Result> Exact(GemmDesc desc, DType out_dtype, const std::string& contents);
   absl::StatusOr<Value> InBothDTypes(const GemmDesc& desc);
   /// Of a linear layer.
   absl::StatusOr<Tensor> UnquantizedLinear(const std::string& name);
@@ -50,8 +71,9 @@ class ExactValues {
   Engine& engine_;
   const LayerRequest& request_;
   const Cancellation* const cancellation_;
+  ContentKeys contents_;
   std::map<std::string, Tensor> unquantized_;
-  std::map<std::string, GemmResult> exact_;  ///< By what they depend on.
+  std::map<std::string, Result> exact_;  ///< By what they depend on.
 };
 
 }  // namespace quantgate

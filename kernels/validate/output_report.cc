@@ -11,7 +11,6 @@
 #include "kernels/layer/layer_values.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/tensor/convert.h"
-#include "kernels/validate/content_key.h"
 
 namespace quantgate {
 namespace {
@@ -68,6 +67,29 @@ absl::StatusOr<PairSummary> ComparePair(Engine& engine, const VariantReport& sub
 
 }  // namespace
 
+absl::StatusOr<ReportedOutput> OutputReporter::Measurement::Finish() {
+  OutputReport& report = reported.report;
+  TensorComparison& against_exact = report.against_exact;
+  QG_ASSIGN_OR_RETURN(against_exact.parity, std::move(parity)());
+  QG_ASSIGN_OR_RETURN(against_exact.error, std::move(error)());
+  if (against_unquantized.has_value()) {
+    QG_ASSIGN_OR_RETURN(report.against_unquantized, (*std::move(against_unquantized))());
+  } else {
+    report.against_unquantized = against_exact.error;
+  }
+  QG_ASSIGN_OR_RETURN(report.exact_note, note());
+  return std::move(reported);
+}
+
+absl::StatusOr<std::optional<BoundCheck>> OutputReporter::StartedBound::Finish() {
+  std::optional<BoundCheck> whole;
+  for (Deferred<BoundCheck>& part : parts) {
+    QG_ASSIGN_OR_RETURN(const BoundCheck check, std::move(part)());
+    MergeBoundChecks(check, whole);
+  }
+  return whole;
+}
+
 void MergeBoundChecks(const BoundCheck& part, std::optional<BoundCheck>& whole) {
   if (!whole.has_value()) {
     whole = part;
@@ -85,8 +107,7 @@ absl::StatusOr<std::string> OutputReporter::IdentityOf(const std::vector<Operati
   for (const OperationCall& call : calls) {
     QG_ASSIGN_OR_RETURN(
         const std::string contents,
-        ContentKey(engine_, {&call.x, &call.gamma, &call.beta, &call.gradient, &call.addend},
-                   cancellation_));
+        exact_.contents().KeyOf({&call.x, &call.gamma, &call.beta, &call.gradient, &call.addend}));
     absl::StrAppend(&identity, contents);
   }
   return identity;
@@ -100,7 +121,7 @@ absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOfOperations(
   context.cancellation = cancellation_;
   QG_ASSIGN_OR_RETURN(truth.value.own, CastTensor(truth.operation->value, dtype, context));
   QG_ASSIGN_OR_RETURN(truth.value.f32, CastTensor(truth.operation->value, DType::kF32, context));
-  truth.value.note = "in fp64 from its own inputs";
+  truth.value.note = ExactValues::NoteOf("in fp64 from its own inputs");
   return truth;
 }
 
@@ -136,7 +157,7 @@ absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOf(const OutputSource
     truth.value.own = source.quantized;
     QG_ASSIGN_OR_RETURN(truth.value.f32,
                         engine_.Cast(source.quantized, DType::kF32, cancellation_));
-    truth.value.note = "what was quantized";
+    truth.value.note = ExactValues::NoteOf("what was quantized");
   } else {
     QG_ASSIGN_OR_RETURN(truth.value, exact_.OfEmptySum(output.name, dtype));
   }
@@ -144,46 +165,60 @@ absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOf(const OutputSource
   return truth;
 }
 
-absl::StatusOr<const ReportedOutput*> OutputReporter::Report(const LayerResult& result,
-                                                             const Recipe& recipe,
-                                                             const NamedTensor& output) {
+absl::StatusOr<OutputReporter::Started> OutputReporter::Start(const LayerResult& result,
+                                                              const Recipe& recipe,
+                                                              const NamedTensor& output) {
   QG_ASSIGN_OR_RETURN(const OutputSource source,
                       SourceOf(engine_, request_, recipe, result, output.name, cancellation_));
   QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
-                      engine_.FingerprintOf(output.tensor, cancellation_));
+                      exact_.contents().FingerprintOf(output.tensor));
   const std::string arithmetic = ArithmeticText(source);
   const std::string what = absl::StrCat(output.name, " ", arithmetic, " ", fingerprint.Hex(), " ");
+  Started started;
+  const auto is_known = [&](const std::string& identity) {
+    const auto known = reported_.find(identity);
+    if (known != reported_.end()) started.known = &known->second;
+    return started.known != nullptr;
+  };
   Truth truth;
   std::string identity;
   if (!source.operations.empty()) {
     // Known by its inputs before anything is evaluated.
     QG_ASSIGN_OR_RETURN(identity, IdentityOf(source.operations));
-    if (const auto known = reported_.find(what + identity); known != reported_.end()) {
-      return &known->second;
-    }
+    if (is_known(what + identity)) return started;
     QG_ASSIGN_OR_RETURN(truth, TruthOf(source, output));
   } else {
     QG_ASSIGN_OR_RETURN(truth, TruthOf(source, output));
     identity = truth.identity;
   }
-  identity = what + identity;
-  if (const auto known = reported_.find(identity); known != reported_.end()) return &known->second;
-  QG_ASSIGN_OR_RETURN(ReportedOutput reported, Measure(output, truth.value));
-  QG_ASSIGN_OR_RETURN(reported.report.bound, CheckBound(source, truth, output.tensor));
+  if (is_known(what + identity)) return started;
+  QG_ASSIGN_OR_RETURN(started.measurement, StartMeasurement(output, truth.value));
+  QG_ASSIGN_OR_RETURN(started.bound, StartBound(source, truth, output.tensor));
+  ReportedOutput& reported = started.measurement.reported;
   reported.report.arithmetic = arithmetic;
   reported.report.fingerprint = fingerprint;
-  reported.identity = identity;
+  reported.identity = what + identity;
+  return started;
+}
+
+absl::StatusOr<const ReportedOutput*> OutputReporter::Finish(Started started) {
+  if (started.known != nullptr) return started.known;
+  QG_ASSIGN_OR_RETURN(ReportedOutput reported, started.measurement.Finish());
+  QG_ASSIGN_OR_RETURN(reported.report.bound, started.bound.Finish());
+  const std::string identity = reported.identity;
   return &reported_.emplace(identity, std::move(reported)).first->second;
 }
 
-absl::StatusOr<std::optional<BoundCheck>> OutputReporter::CheckBound(const OutputSource& source,
-                                                                     const Truth& truth,
-                                                                     const Tensor& value) {
-  std::optional<BoundCheck> whole;
+absl::StatusOr<OutputReporter::StartedBound> OutputReporter::StartBound(const OutputSource& source,
+                                                                        const Truth& truth,
+                                                                        const Tensor& value) {
+  StartedBound started;
   if (truth.operation.has_value()) {
     QG_ASSIGN_OR_RETURN(const Tensor host, engine_.ToHost(value, cancellation_));
-    QG_ASSIGN_OR_RETURN(whole, CheckOperationBound(*truth.operation, host, cancellation_));
-    return whole;
+    QG_ASSIGN_OR_RETURN(BoundCheck whole,
+                        CheckOperationBound(*truth.operation, host, cancellation_));
+    started.parts.push_back(Ready(std::move(whole)));
+    return started;
   }
   std::vector<const GemmRecord*> gemms = source.parts;
   if (source.gemm != nullptr) gemms = {source.gemm};
@@ -193,13 +228,19 @@ absl::StatusOr<std::optional<BoundCheck>> OutputReporter::CheckBound(const Outpu
     if (gemm->desc.arithmetic.family != ArithmeticFamily::kExact) {
       QG_ASSIGN_OR_RETURN(const Tensor subject, RowSlice(value, row, rows));
       QG_ASSIGN_OR_RETURN(const Tensor exact, RowSlice(truth.value.f32, row, rows));
-      QG_ASSIGN_OR_RETURN(const BoundCheck part,
-                          engine_.CheckBound(gemm->desc, subject, exact, cancellation_));
-      MergeBoundChecks(part, whole);
+      QG_ASSIGN_OR_RETURN(started.parts.emplace_back(),
+                          StartCheckBound(engine_, gemm->desc, subject, exact, cancellation_));
     }
     row += rows;
   }
-  return whole;
+  return started;
+}
+
+absl::StatusOr<std::optional<BoundCheck>> OutputReporter::CheckBound(const OutputSource& source,
+                                                                     const Truth& truth,
+                                                                     const Tensor& value) {
+  QG_ASSIGN_OR_RETURN(StartedBound started, StartBound(source, truth, value));
+  return started.Finish();
 }
 
 absl::StatusOr<OutputReporter::Part> OutputReporter::ReportPart(const LayerResult& result,
@@ -212,33 +253,36 @@ absl::StatusOr<OutputReporter::Part> OutputReporter::ReportPart(const LayerResul
   return Part{truth.value, std::move(bound), ArithmeticText(source)};
 }
 
-absl::StatusOr<ReportedOutput> OutputReporter::Measure(const NamedTensor& output,
-                                                       const ExactValues::Value& exact) {
+absl::StatusOr<OutputReporter::Measurement> OutputReporter::StartMeasurement(
+    const NamedTensor& output, const ExactValues::Value& exact) {
   const Tensor& value = output.tensor;
   QG_ASSIGN_OR_RETURN(Tensor truth_own, exact.own.Reinterpret(exact.own.dtype(), value.shape()));
   QG_ASSIGN_OR_RETURN(Tensor truth_f32, exact.f32.Reinterpret(DType::kF32, value.shape()));
   QG_ASSIGN_OR_RETURN(Tensor original, exact_.Unquantized(output.name));
   QG_ASSIGN_OR_RETURN(original, original.Reinterpret(DType::kF32, value.shape()));
 
-  ReportedOutput reported;
-  OutputReport& report = reported.report;
+  Measurement started;
+  OutputReport& report = started.reported.report;
   report.tensor = output.name;
   report.value = value;
-  report.exact_note = exact.note;
-  TensorComparison& against_exact = report.against_exact;
-  against_exact.tensor = output.name;
-  against_exact.reference = "exact";
-  QG_ASSIGN_OR_RETURN(against_exact.parity, engine_.CompareBits(value, truth_own, cancellation_));
-  QG_ASSIGN_OR_RETURN(against_exact.error, engine_.MeasureError(value, truth_f32, cancellation_));
-  if (original.data() == truth_f32.data()) {
-    // The variant's operands are the originals.
-    report.against_unquantized = against_exact.error;
-  } else {
-    QG_ASSIGN_OR_RETURN(report.against_unquantized,
-                        engine_.MeasureError(value, original, cancellation_));
+  report.against_exact.tensor = output.name;
+  report.against_exact.reference = "exact";
+  started.note = exact.note;
+  QG_ASSIGN_OR_RETURN(started.parity, StartCompareBits(engine_, value, truth_own, cancellation_));
+  QG_ASSIGN_OR_RETURN(started.error, StartMeasureError(engine_, value, truth_f32, cancellation_));
+  // Otherwise the variant's operands are the originals.
+  if (original.data() != truth_f32.data()) {
+    QG_ASSIGN_OR_RETURN(started.against_unquantized,
+                        StartMeasureError(engine_, value, original, cancellation_));
   }
-  reported.exact_f32 = std::move(truth_f32);
-  return reported;
+  started.reported.exact_f32 = std::move(truth_f32);
+  return started;
+}
+
+absl::StatusOr<ReportedOutput> OutputReporter::Measure(const NamedTensor& output,
+                                                       const ExactValues::Value& exact) {
+  QG_ASSIGN_OR_RETURN(Measurement started, StartMeasurement(output, exact));
+  return started.Finish();
 }
 
 absl::StatusOr<std::optional<BoundCheck>> OutputReporter::CheckSubject(

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/engine/deferred_reports.h"
 #include "kernels/validate/exact_values.h"
 #include "kernels/validate/operation_reference.h"
 #include "kernels/validate/output_source.h"
@@ -31,10 +32,32 @@ class OutputReporter {
                  const Cancellation* cancellation)
       : engine_(engine), request_(request), exact_(exact), cancellation_(cancellation) {}
 
-  /// Reports `output`, an output or intermediate of `result`, which `request` gave under `recipe`.
+  /// Comparisons of one output that were begun.
+  struct Measurement {
+    ReportedOutput reported;  ///< What is known so far.
+    ExactValues::Note note;
+    Deferred<ParityReport> parity;
+    Deferred<ErrorReport> error;
+    std::optional<Deferred<ErrorReport>> against_unquantized;  ///< Absent: the same as `error`.
+    absl::StatusOr<ReportedOutput> Finish();
+  };
+  /// Checks of one output that were begun, one for each GEMM; without any there is no bound.
+  struct StartedBound {
+    std::vector<Deferred<BoundCheck>> parts;
+    absl::StatusOr<std::optional<BoundCheck>> Finish();
+  };
+  /// A report that was begun.
+  struct Started {
+    const ReportedOutput* known = nullptr;  ///< Measured before: nothing was begun.
+    Measurement measurement;
+    StartedBound bound;
+  };
+  /// Begins to report `output`, an output or intermediate of `result`, which `request` gave under
+  /// `recipe`: nothing waits for the engine, so that several are begun one after the other.
+  absl::StatusOr<Started> Start(const LayerResult& result, const Recipe& recipe,
+                                const NamedTensor& output);
   /// The pointer stays valid as long as this object.
-  absl::StatusOr<const ReportedOutput*> Report(const LayerResult& result, const Recipe& recipe,
-                                               const NamedTensor& output);
+  absl::StatusOr<const ReportedOutput*> Finish(Started started);
 
   /// One rank's part of an output, or one term of a sum over ranks: what it should be, on this
   /// reporter's engine, and whether it is.
@@ -77,7 +100,11 @@ class OutputReporter {
   absl::StatusOr<Truth> TruthOfParts(const std::vector<const GemmRecord*>& parts);
   /// The same for equal inputs of the operations that make one output.
   absl::StatusOr<std::string> IdentityOf(const std::vector<OperationCall>& calls);
+  absl::StatusOr<Measurement> StartMeasurement(const NamedTensor& output,
+                                               const ExactValues::Value& exact);
   /// Of `value`, this output or another one in its place.
+  absl::StatusOr<StartedBound> StartBound(const OutputSource& source, const Truth& truth,
+                                          const Tensor& value);
   absl::StatusOr<std::optional<BoundCheck>> CheckBound(const OutputSource& source,
                                                        const Truth& truth, const Tensor& value);
 

@@ -184,7 +184,7 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportJoined(const std::string&
   QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts, PartsOf(output));
   std::vector<Tensor> own, f32;
   std::optional<BoundCheck> bound;
-  std::string arithmetic;
+  std::string arithmetic, note;
   ExactValues::Value exact;
   int64_t row = 0;
   for (size_t rank = 0; rank < parts.size(); ++rank) {
@@ -199,7 +199,7 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportJoined(const std::string&
     f32.push_back(reported.exact.f32);
     if (reported.bound.has_value()) MergeBoundChecks(*reported.bound, bound);
     arithmetic = reported.arithmetic;
-    exact.note = reported.exact.note;
+    QG_ASSIGN_OR_RETURN(note, reported.exact.note());
     if (assembly.kind == Kind::kSame) break;  // The others' are the same, or a note says so.
   }
   Tensor value;
@@ -215,8 +215,9 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportJoined(const std::string&
   } else {
     QG_ASSIGN_OR_RETURN(exact.own, Join(own, assembly));
     QG_ASSIGN_OR_RETURN(exact.f32, Join(f32, assembly));
-    absl::StrAppend(&exact.note, "; joined from ", parts.size(), " ranks");
+    absl::StrAppend(&note, "; joined from ", parts.size(), " ranks");
   }
+  exact.note = ExactValues::NoteOf(std::move(note));
   QG_ASSIGN_OR_RETURN(ReportedOutput reported, whole_.Measure({output, value}, exact));
   reported.report.bound = std::move(bound);
   reported.report.rank_difference = std::move(difference);

@@ -151,8 +151,9 @@ absl::StatusOr<ExactValues::Value> ExactRankSum(const RankSum& exact, DType dtyp
   ExactValues::Value value;
   QG_ASSIGN_OR_RETURN(value.own, CastTensor(sum, dtype, context));
   QG_ASSIGN_OR_RETURN(value.f32, CastTensor(sum, DType::kF32, context));
-  value.note = absl::StrCat("the exact values of ", exact.parts.size(),
-                            " ranks, each rounded once to fp32, added in fp64");
+  value.note =
+      ExactValues::NoteOf(absl::StrCat("the exact values of ", exact.parts.size(),
+                                       " ranks, each rounded once to fp32, added in fp64"));
   return value;
 }
 

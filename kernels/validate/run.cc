@@ -38,6 +38,30 @@ class Progress {
   int step_ = 0;
 };
 
+/// Whatever the reports of a variant's outputs identify by its contents.
+std::vector<Tensor> TensorsOf(const LayerResult& result) {
+  std::vector<Tensor> tensors;
+  for (const GemmRecord& gemm : result.gemms) {
+    for (const GemmOperand* operand : {&gemm.desc.a, &gemm.desc.b}) {
+      tensors.insert(tensors.end(), {operand->data, operand->scale_inv, operand->amax});
+    }
+    tensors.insert(tensors.end(), {gemm.desc.c, gemm.desc.bias, gemm.desc.d_scale});
+  }
+  for (const auto* named : {&result.outputs, &result.intermediates}) {
+    for (const NamedTensor& tensor : *named) tensors.push_back(tensor.tensor);
+  }
+  return tensors;
+}
+
+/// Of a linear layer, the operands of its unquantized GEMMs.
+std::vector<Tensor> TensorsOf(const LayerRequest& request) {
+  std::vector<Tensor> tensors = {request.x, request.grad_output};
+  for (const auto* named : {&request.parameters, &request.main_grads}) {
+    for (const auto& [name, tensor] : *named) tensors.push_back(tensor);
+  }
+  return tensors;
+}
+
 bool IsHardware(const std::string& arithmetic) {
   const std::string name = arithmetic.substr(0, arithmetic.find(':'));
   const auto& all = AllArithmetics();
@@ -138,6 +162,7 @@ class PlanRun {
       QG_RETURN_IF_ERROR(progress_.Begin("unquantized: the whole layer"));
       return exact_.Unquantized("y").status();
     }
+    QG_RETURN_IF_ERROR(exact_.contents().Prepare(TensorsOf(request_.step)));
     for (const std::string& name : LayerOutputs(request_.step)) {
       QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat("unquantized: ", name)));
       QG_RETURN_IF_ERROR(exact_.Unquantized(name).status());
@@ -145,16 +170,16 @@ class PlanRun {
     return absl::OkStatus();
   }
 
-  /// `body` as one step of the run, with its time in the report.
+  /// `body` as one step of the run, with its time among `stages`.
   template <typename Body>
-  absl::Status Timed(const std::string& stage, VariantReport& report, Body body) {
+  absl::Status Timed(const std::string& stage, const VariantReport& report,
+                     std::vector<TimedStage>& stages, Body body) {
     QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat(report.label, ": ", stage)));
     // By the clock of the layer's own stages, so that all of them can be added up.
-    const std::unique_ptr<Stopwatch> stopwatch = engine_.StartStopwatch();
+    std::shared_ptr<Stopwatch> stopwatch = engine_.StartStopwatch();
     QG_RETURN_IF_ERROR(body());
     QG_RETURN_IF_ERROR(stopwatch->Stop());
-    QG_ASSIGN_OR_RETURN(const double seconds, stopwatch->Seconds());
-    report.stages.push_back({stage, seconds});
+    stages.push_back({stage, std::move(stopwatch)});
     return absl::OkStatus();
   }
 
@@ -175,13 +200,15 @@ class PlanRun {
                         RunOnRanks(request_.step, engine_, variant, engines,
                                    observer_.communication, cancellation_));
     ParallelReporter reporter(engine_, reporter_, variant, step, cancellation_);
+    std::vector<TimedStage> stages;
     for (const NamedTensor& output : step.ranks[0].result.outputs) {
       const auto report_one = [&]() -> absl::Status {
         QG_ASSIGN_OR_RETURN(const ReportedOutput reported, reporter.Report(output.name));
         return FileOutput(index, reported, report);
       };
-      QG_RETURN_IF_ERROR(Timed(absl::StrCat("report ", output.name), report, report_one));
+      QG_RETURN_IF_ERROR(Timed(absl::StrCat("report ", output.name), report, stages, report_one));
     }
+    QG_ASSIGN_OR_RETURN(report.stages, TimesOf(stages));
     QG_ASSIGN_OR_RETURN(report.ranks, reporter.Ranks());
     QG_ASSIGN_OR_RETURN(report.state, reporter.State());
     for (const auto& gemm : report.ranks[0].gemms) report.is_hardware |= gemm.is_hardware;
@@ -205,22 +232,40 @@ class PlanRun {
                                  }));
     VariantReport& report = report_.variants[index];
     report = DescribeVariant(variant, result);
-    QG_ASSIGN_OR_RETURN(report.stages, TimesOf(result.stages));
+    QG_RETURN_IF_ERROR(exact_.contents().Prepare(TensorsOf(result)));
+    std::vector<TimedStage> stages = std::move(result.stages);
     const auto timed = [&](const std::string& stage, auto body) {
-      return Timed(stage, report, body);
+      return Timed(stage, report, stages, body);
+    };
+    report.outputs.reserve(result.outputs.size() + result.intermediates.size());
+    // All are begun before the first is waited for, unless a stage has comparisons to do that wait.
+    const bool is_compared = request_.reference.has_value() && request_.reference != index;
+    const bool waits = is_compared || !request_.subjects.empty();
+    std::vector<OutputReporter::Started> started;
+    const auto start = [&](const NamedTensor& tensor) -> absl::Status {
+      QG_ASSIGN_OR_RETURN(OutputReporter::Started one,
+                          reporter_.Start(result, variant.recipe, tensor));
+      if (waits) return FinishOne(index, result, std::move(one), report);
+      started.push_back(std::move(one));
+      return absl::OkStatus();
     };
     for (const NamedTensor& output : result.outputs) {
-      QG_RETURN_IF_ERROR(timed(absl::StrCat("report ", output.name),
-                               [&] { return ReportOne(index, result, output, report); }));
+      QG_RETURN_IF_ERROR(
+          timed(absl::StrCat("report ", output.name), [&] { return start(output); }));
     }
     if (HasIntermediates()) {
       QG_RETURN_IF_ERROR(timed("report what lies between operations", [&]() -> absl::Status {
         for (const NamedTensor& intermediate : result.intermediates) {
-          QG_RETURN_IF_ERROR(ReportOne(index, result, intermediate, report));
-          report.outputs.back().is_intermediate = true;
+          QG_RETURN_IF_ERROR(start(intermediate));
         }
         return absl::OkStatus();
       }));
+    }
+    for (OutputReporter::Started& one : started) {
+      QG_RETURN_IF_ERROR(FinishOne(index, result, std::move(one), report));
+    }
+    for (size_t i = result.outputs.size(); i < report.outputs.size(); ++i) {
+      report.outputs[i].is_intermediate = true;
     }
     if (request_.error_budget) {
       QG_RETURN_IF_ERROR(timed("error budget", [&]() -> absl::Status {
@@ -230,17 +275,18 @@ class PlanRun {
         return absl::OkStatus();
       }));
     }
+    QG_ASSIGN_OR_RETURN(report.stages, TimesOf(stages));
     observer_.on_variant(index, report);
     return absl::OkStatus();
   }
 
-  absl::Status ReportOne(int index, const LayerResult& result, const NamedTensor& output,
+  absl::Status FinishOne(int index, const LayerResult& result, OutputReporter::Started started,
                          VariantReport& report) {
-    const Recipe& recipe = request_.variants[index].recipe;
-    QG_ASSIGN_OR_RETURN(const ReportedOutput* reported, reporter_.Report(result, recipe, output));
+    QG_ASSIGN_OR_RETURN(const ReportedOutput* reported, reporter_.Finish(std::move(started)));
     QG_RETURN_IF_ERROR(FileOutput(index, *reported, report));
-    const auto subject = request_.subjects.find(output.name);
+    const auto subject = request_.subjects.find(reported->report.tensor);
     if (index == 0 && subject != request_.subjects.end()) {
+      const Recipe& recipe = request_.variants[index].recipe;
       QG_ASSIGN_OR_RETURN(report.outputs.back().subject_bound,
                           reporter_.CheckSubject(result, recipe, *reported, subject->second));
     }

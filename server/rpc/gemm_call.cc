@@ -22,7 +22,7 @@ absl::Status Gemm(ServiceContext& context, Device& device, GemmWork& work,
   response.set_arithmetic(result.arithmetic);
   response.set_note(result.note);
   response.set_text(GemmText(work.desc));
-  const DeviceDescription description = device.engine->Describe();
+  const DeviceDescription description = device.description.Get();
   *response.mutable_environment() = EnvironmentToProto(std::span(&description, 1));
   if (work.every_algorithm) {
     QG_RETURN_IF_ERROR(CompareAlgorithms(*device.engine, work.desc, ran, cancellation, response));

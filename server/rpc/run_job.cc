@@ -1,6 +1,5 @@
 #include "server/rpc/run_job.h"
 
-#include <future>
 #include <map>
 #include <utility>
 #include <vector>
@@ -65,6 +64,14 @@ void LeaveOutHeatMaps(v1::VariantReport& report) {
 
 }  // namespace
 
+std::string AcceptedEvent(const std::string& run_id, int queue_position) {
+  v1::RunEvent event;
+  event.set_run_id(run_id);
+  event.set_sequence(1);
+  event.mutable_accepted()->set_queue_position(queue_position);
+  return event.SerializeAsString();
+}
+
 std::string FinishedEvent(const std::string& run_id, int64_t sequence, RunState state,
                           const absl::Status& status, const v1::RunReport& report) {
   v1::RunEvent event;
@@ -87,12 +94,6 @@ RunJob::RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::str
       run_(std::move(run)),
       cancellation_(std::move(cancellation)),
       enqueued_(absl::Now()) {}
-
-absl::Status RunJob::Accept(int queue_position) {
-  v1::RunEvent event;
-  event.mutable_accepted()->set_queue_position(queue_position);
-  return Publish(event);
-}
 
 void RunJob::Run(absl::Status admission) {
   const absl::Time start = absl::Now();
@@ -132,9 +133,7 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
   v1::RunReport report;
   report.set_schema_version(1);
   report.set_run_id(run_id_);
-  // The driver takes its time to say clocks: the run goes on meanwhile.
-  std::future<DeviceDescription> described =
-      std::async(std::launch::async, [this] { return device_.engine->Describe(); });
+  device_.description.Refresh();  // The run goes on meanwhile.
   QG_RETURN_IF_ERROR(AddInputs(plan, report));
   report.set_reproduce(ReproduceCommand(run_));
   if (run_.reference.has_value()) report.set_reference(*run_.reference);
@@ -148,7 +147,7 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
       RunPlan(plan, *device_.engine, cancellation_.get(),
               RunObserver{on_progress, on_variant, &context_.metrics.communication()}));
   context_.metrics.StageTook(Stage::kStore, store_time_);
-  const DeviceDescription device = described.get();
+  const DeviceDescription device = device_.description.Get();
   *report.mutable_environment() = EnvironmentToProto(std::span(&device, 1));
   for (const PairSummary& pair : result.pairs) *report.add_pairs() = PairSummaryToProto(pair);
   *report.mutable_verdict() = VerdictToProto(result.verdict);
@@ -254,11 +253,10 @@ absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
 
 absl::Status RunJob::Publish(v1::RunEvent& event) {
   event.set_run_id(run_id_);
-  event.set_sequence(last_sequence_ + 1);
-  std::string bytes = event.SerializeAsString();
-  QG_RETURN_IF_ERROR(context_.run_store.AppendEvent(run_id_, last_sequence_ + 1, bytes));
-  live_.Published(run_id_, ++last_sequence_, std::move(bytes));
-  return absl::OkStatus();
+  event.set_sequence(++last_sequence_);
+  const auto bytes = std::make_shared<const std::string>(event.SerializeAsString());
+  live_.Published(run_id_, last_sequence_, bytes);
+  return context_.run_store.AppendEvent(run_id_, last_sequence_, *bytes);
 }
 
 void RunJob::Stop(const absl::Status& status) {
@@ -270,10 +268,12 @@ void RunJob::Stop(const absl::Status& status) {
 void RunJob::Finish(const absl::Status& status, const v1::RunReport& report) {
   const int64_t sequence = last_sequence_ + 1;
   const RunState state = StateOf(status);
-  std::string event = FinishedEvent(run_id_, sequence, state, status, report);
-  const absl::Status stored = context_.run_store.Finish(run_id_, sequence, event, state, status);
-  // When even that cannot be stored, streams see the run end without its last event and say so.
-  if (stored.ok()) live_.Published(run_id_, sequence, std::move(event));
+  const auto event =
+      std::make_shared<const std::string>(FinishedEvent(run_id_, sequence, state, status, report));
+  // Nobody is told of an end that a crash of this process could take back. When it cannot be
+  // stored, streams see the run end without its last event and say so.
+  const absl::Status stored = context_.run_store.Finish(run_id_, sequence, *event, state, status);
+  if (stored.ok()) live_.Published(run_id_, sequence, event);
   live_.End(run_id_);
 }
 

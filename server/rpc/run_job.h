@@ -19,11 +19,10 @@ namespace quantgate {
 
 class RunJob {
  public:
+  /// Of a run whose first event is stored.
   RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::string run_id, LayerRun run,
          std::shared_ptr<Cancellation> cancellation);
 
-  /// Stores the first event, RunAccepted.
-  absl::Status Accept(int queue_position);
   /// Runs to its end, whatever that is; `admission` is what the queue says.
   void Run(absl::Status admission);
 
@@ -45,6 +44,7 @@ class RunJob {
   void OnProgress(const RunProgress& progress);
   void OnVariant(int index, const VariantReport& report);
   absl::Status PublishVariant(int index, const VariantReport& report);
+  /// Those who follow the run have the event at once; it is stored before the next one is made.
   absl::Status Publish(v1::RunEvent& event);
   /// Stops the run: there is no use in going on when its events cannot be kept.
   void Stop(const absl::Status& status);
@@ -57,13 +57,15 @@ class RunJob {
   const LayerRun run_;
   const std::shared_ptr<Cancellation> cancellation_;
   const absl::Time enqueued_;
-  int64_t last_sequence_ = 0;
+  int64_t last_sequence_ = 1;
   absl::Status stopped_;  // Why Stop was called.
   /// Each event is stored; more than an eye can follow would only hold up the device.
   Throttle progress_throttle_{std::chrono::milliseconds(20)};
   absl::Duration store_time_;
 };
 
+/// A serialized RunAccepted event, a run's first.
+std::string AcceptedEvent(const std::string& run_id, int queue_position);
 /// A serialized RunFinished event.
 std::string FinishedEvent(const std::string& run_id, int64_t sequence, RunState state,
                           const absl::Status& status, const v1::RunReport& report);

@@ -70,7 +70,8 @@ absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl:
   if (!request.request_id().empty()) {
     QG_RETURN_IF_ERROR(CheckToken(request.request_id(), "request_id"));
   }
-  const Sha256 content = ContentDigest(request.spec());
+  // What tells two requests with one id apart.
+  const Sha256 content = request.request_id().empty() ? Sha256() : ContentDigest(request.spec());
   const std::lock_guard lock(start_mutex_);
   QG_ASSIGN_OR_RETURN(const auto earlier,
                       context_.run_store.FindRequest(request.request_id(), content));
@@ -88,22 +89,26 @@ absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, Lay
                                           const Sha256& content, absl::Time deadline,
                                           Device& device) {
   DeviceQueue& queue = device.run_queue;
+  // The first event must be there before a worker can add the second, so the position is what it is
+  // at this moment.
+  const int queue_position = queue.depth() + queue.running();
+  auto accepted_event = std::make_shared<std::string>();
   QG_ASSIGN_OR_RETURN(const RunRecord record,
-                      context_.run_store.Create(request.request_id(), content, run.Summary()));
+                      context_.run_store.Create(request.request_id(), content, run.Summary(),
+                                                [&](const std::string& run_id) {
+                                                  *accepted_event =
+                                                      AcceptedEvent(run_id, queue_position);
+                                                  return *accepted_event;
+                                                }));
   const std::string& run_id = record.run_id;
   auto cancellation = std::make_shared<Cancellation>(deadline);
   live_.Begin(run_id, cancellation);
+  live_.Published(run_id, record.last_sequence, std::move(accepted_event));
   auto job =
       std::make_shared<RunJob>(context_, device, live_, run_id, std::move(run), cancellation);
-  // The first event must be there before a worker can add the second, so the position is what it is
-  // at this moment.
-  absl::Status accepted = job->Accept(queue.depth() + queue.running());
-  if (accepted.ok()) {
-    accepted =
-        queue
-            .Submit(cancellation, [job](absl::Status admission) { job->Run(std::move(admission)); })
-            .status();
-  }
+  const absl::Status accepted =
+      queue.Submit(cancellation, [job](absl::Status admission) { job->Run(std::move(admission)); })
+          .status();
   if (accepted.ok()) return run_id;
   live_.End(run_id);
   (void)context_.run_store.Remove(run_id);

@@ -2,6 +2,7 @@
 
 #include <sqlite3.h>
 
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,13 @@ namespace quantgate {
 namespace {
 
 constexpr int kSchemaVersion = 1;
+// A run's largest event is written as a few pages, in memory and in the log, rather than as
+// hundreds; and a transaction of the largest events stays in memory until it is committed.
+constexpr char kOptions[] =
+    "PRAGMA page_size = 16384; PRAGMA cache_size = -16384; PRAGMA journal_mode = WAL; "
+    "PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON;";
+/// The log is moved into the database file when it is this long: 16 MiB of these pages.
+constexpr int kLogPagesMax = 1024;
 // A run's events are rows, so that a stream can read one at a time from wherever it is.
 constexpr char kSchema[] = R"sql(
 CREATE TABLE tensors (
@@ -131,15 +139,87 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path
   auto database = std::unique_ptr<Database>(new Database(connection));
   if (code != SQLITE_OK) return FromSqlite(connection, code, absl::StrCat("opening ", path));
   const std::lock_guard lock(database->mutex_);
-  QG_RETURN_IF_ERROR(database->Execute(
-      "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;"));
+  QG_RETURN_IF_ERROR(database->Execute(kOptions));
   const absl::Status migrated = database->Migrate();
   if (!migrated.ok())
     return absl::FailedPreconditionError(absl::StrCat(path, ": ", migrated.message()));
+  QG_RETURN_IF_ERROR(database->OpenLog(path));
   return database;
 }
 
+absl::Status Database::OpenLog(const std::string& path) {
+  {
+    const std::lock_guard lock(flush_mutex_);
+    QG_ASSIGN_OR_RETURN(log_, File::OpenForReading(path + "-wal"));
+    // The log stays the same file while a connection is open; what is synced must be found again.
+    QG_RETURN_IF_ERROR(log_.Sync());
+    QG_RETURN_IF_ERROR(SyncDirectory(std::filesystem::absolute(path).parent_path().string()));
+  }
+  const int code = sqlite3_open_v2(path.c_str(), &log_keeper_connection_,
+                                   SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, nullptr);
+  if (code != SQLITE_OK) return FromSqlite(log_keeper_connection_, code, "opening the database");
+  // A connection knows of the log once it has read.
+  const int read = sqlite3_exec(log_keeper_connection_,
+                                "PRAGMA synchronous = NORMAL; SELECT count(*) FROM sqlite_schema;",
+                                nullptr, nullptr, nullptr);
+  if (read != SQLITE_OK) return FromSqlite(log_keeper_connection_, read, "reading the database");
+  // In place of SQLite's own hook, which moves the log within a commit.
+  sqlite3_wal_hook(connection_, &Database::OnCommit, this);
+  keeper_ = std::thread([this] { KeepLog(); });
+  return absl::OkStatus();
+}
+
+int Database::OnCommit(void* database, sqlite3*, const char*, int log_pages) {
+  auto& self = *static_cast<Database*>(database);
+  ++self.committed_;
+  self.log_pages_ = log_pages;
+  if (log_pages >= kLogPagesMax) self.FlushSoon();
+  return SQLITE_OK;
+}
+
+absl::Status Database::Flush() {
+  const int64_t wanted = committed_;
+  const std::lock_guard lock(flush_mutex_);
+  QG_RETURN_IF_ERROR(flush_failure_);
+  if (flushed_ >= wanted) return absl::OkStatus();
+  const int64_t in_log = committed_;
+  flush_failure_ = log_.Sync();
+  if (flush_failure_.ok()) flushed_ = in_log;
+  return flush_failure_;
+}
+
+void Database::FlushSoon() {
+  const std::lock_guard lock(keeper_mutex_);
+  must_flush_ = true;
+  keeper_has_work_.notify_one();
+}
+
+void Database::KeepLog() {
+  std::unique_lock lock(keeper_mutex_);
+  while (true) {
+    keeper_has_work_.wait(lock, [this] { return stopping_ || must_flush_; });
+    if (stopping_) return;
+    must_flush_ = false;
+    lock.unlock();
+    // Whoever needs the disk calls Flush and hears of its failure there.
+    (void)Flush();
+    // Beside writers and readers. What it leaves in the log, the next one moves.
+    if (log_pages_ >= kLogPagesMax) {
+      (void)sqlite3_wal_checkpoint_v2(log_keeper_connection_, nullptr, SQLITE_CHECKPOINT_PASSIVE,
+                                      nullptr, nullptr);
+    }
+    lock.lock();
+  }
+}
+
 Database::~Database() {
+  {
+    const std::lock_guard lock(keeper_mutex_);
+    stopping_ = true;
+    keeper_has_work_.notify_one();
+  }
+  if (keeper_.joinable()) keeper_.join();
+  sqlite3_close(log_keeper_connection_);
   for (const auto& [sql, statements] : idle_) {
     for (sqlite3_stmt* statement : statements) sqlite3_finalize(statement);
   }
@@ -194,14 +274,6 @@ absl::Status Database::Execute(const std::string& sql) {
 }
 
 int64_t Database::last_row_id() const { return sqlite3_last_insert_rowid(connection_); }
-
-absl::Status Database::SetDurability(Durability durability) {
-  if (durability == durability_) return absl::OkStatus();
-  durability_ = durability;
-  // NORMAL leaves the log to the operating system until the next checkpoint or FULL commit.
-  return Execute(durability == Durability::kPowerLoss ? "PRAGMA synchronous = FULL"
-                                                      : "PRAGMA synchronous = NORMAL");
-}
 
 Transaction::~Transaction() {
   if (!open_) return;

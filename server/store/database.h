@@ -1,8 +1,11 @@
-// A SQLite database: one connection, used by one caller at a time under Lock(). Write-ahead log; a
-// transaction that is committed survives a crash of the process, and, with Durability::kPowerLoss,
-// of the machine.
+// A SQLite database: one connection, used by one caller at a time under mutex(). Write-ahead log: a
+// transaction that is committed survives a crash of the process, and one that was committed before
+// Flush was called a crash of the machine too. No transaction waits for the disk: a thread of the
+// database's own moves the log into the database file.
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -10,11 +13,13 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/store/disk.h"
 
 struct sqlite3;
 struct sqlite3_stmt;
@@ -54,8 +59,6 @@ class Statement {
   int bound_ = 0;
 };
 
-enum class Durability { kProcessCrash, kPowerLoss };
-
 class Database {
  public:
   /// Opens or creates. FAILED_PRECONDITION for a file of a newer schema or one that is not a
@@ -72,19 +75,43 @@ class Database {
   /// Any number of statements, which are not kept.
   absl::Status Execute(const std::string& sql) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t last_row_id() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Of the transactions from here on.
-  absl::Status SetDurability(Durability durability) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  /// Waits until the disk has every transaction that was committed before the call; one wait serves
+  /// all who wait. Without the mutex: others go on meanwhile.
+  absl::Status Flush() ABSL_LOCKS_EXCLUDED(mutex_);
+  /// Begins that and returns.
+  void FlushSoon();
 
  private:
   friend class Statement;
 
   explicit Database(sqlite3* connection) : connection_(connection) {}
-  absl::Status Migrate();
+  absl::Status Migrate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// What Flush and the keeper work with.
+  absl::Status OpenLog(const std::string& path) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Keep(sqlite3_stmt* statement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// SQLite's word that a transaction is in the log, which has so many pages now.
+  static int OnCommit(void* database, sqlite3*, const char*, int log_pages);
+  void KeepLog();
 
   std::mutex mutex_;
   sqlite3* const connection_;
-  Durability durability_ ABSL_GUARDED_BY(mutex_) = Durability::kPowerLoss;
+  std::atomic<int64_t> committed_{0};  ///< Transactions.
+  std::atomic<int> log_pages_{0};
+
+  std::mutex flush_mutex_;
+  File log_ ABSL_GUARDED_BY(flush_mutex_);
+  int64_t flushed_ ABSL_GUARDED_BY(flush_mutex_) = 0;  ///< Of committed_.
+  /// The kernel tells of a page that it could not write once only.
+  absl::Status flush_failure_ ABSL_GUARDED_BY(flush_mutex_);
+
+  sqlite3* log_keeper_connection_ = nullptr;  ///< The keeper's own.
+  std::mutex keeper_mutex_;
+  std::condition_variable keeper_has_work_;
+  bool must_flush_ ABSL_GUARDED_BY(keeper_mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(keeper_mutex_) = false;
+  std::thread keeper_;
+
   /// Prepared and not in use, by text.
   std::map<std::string, std::vector<sqlite3_stmt*>, std::less<>> idle_ ABSL_GUARDED_BY(mutex_);
 };

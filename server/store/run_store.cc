@@ -1,5 +1,6 @@
 #include "server/store/run_store.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/random/random.h"
@@ -32,7 +33,8 @@ RunRecord ReadRun(const Statement& row) {
 }
 
 std::string NewRunId() {
-  absl::BitGen random;
+  // Seeding it asks the system for entropy.
+  thread_local absl::BitGen random;
   return absl::StrFormat("run-%016x%016x", absl::Uniform<uint64_t>(random),
                          absl::Uniform<uint64_t>(random));
 }
@@ -42,27 +44,36 @@ std::string NewRunId() {
 absl::StatusOr<std::optional<RunRecord>> RunStore::FindRequest(const std::string& request_id,
                                                                const Sha256& content) {
   if (request_id.empty()) return std::nullopt;
-  const std::lock_guard lock(database_.mutex());
-  QG_ASSIGN_OR_RETURN(Statement row,
-                      database_.Prepare(absl::StrCat("SELECT ", kRunColumns,
-                                                     ", content FROM runs WHERE request_id = ?")));
-  QG_ASSIGN_OR_RETURN(const bool found, row.Bind(request_id).Step());
-  if (!found) return std::nullopt;
-  if (row.Text(10) != content.view()) return error::RequestIdReused(request_id);
-  return ReadRun(row);
+  RunRecord record;
+  {
+    const std::lock_guard lock(database_.mutex());
+    QG_ASSIGN_OR_RETURN(
+        Statement row, database_.Prepare(absl::StrCat("SELECT ", kRunColumns,
+                                                      ", content FROM runs WHERE request_id = ?")));
+    QG_ASSIGN_OR_RETURN(const bool found, row.Bind(request_id).Step());
+    if (!found) return std::nullopt;
+    if (row.Text(10) != content.view()) return error::RequestIdReused(request_id);
+    record = ReadRun(row);
+  }
+  QG_RETURN_IF_ERROR(AwaitDisk({&record, 1}));
+  return record;
+}
+
+absl::Status RunStore::AwaitDisk(std::span<const RunRecord> records) {
+  const bool any_ended = std::any_of(records.begin(), records.end(),
+                                     [](const RunRecord& record) { return IsFinal(record.state); });
+  return any_ended ? database_.Flush() : absl::OkStatus();
 }
 
 absl::StatusOr<RunRecord> RunStore::Create(const std::string& request_id, const Sha256& content,
-                                           const std::string& summary) {
+                                           const std::string& summary, FirstEvent first_event) {
   RunRecord record;
   record.run_id = NewRunId();
+  const std::string event = first_event(record.run_id);
   record.request_id = request_id;
   record.created = absl::Now();
   record.summary = summary;
   const std::lock_guard lock(database_.mutex());
-  // A power failure fails the run anyway, and by its request id it is started again: the disk is
-  // waited for once, when the run ends.
-  QG_RETURN_IF_ERROR(database_.SetDurability(Durability::kProcessCrash));
   Transaction transaction(database_);
   QG_RETURN_IF_ERROR(transaction.Begin());
   QG_ASSIGN_OR_RETURN(Statement insert,
@@ -80,6 +91,8 @@ absl::StatusOr<RunRecord> RunStore::Create(const std::string& request_id, const 
                          .Bind(summary)
                          .Run());
   record.id = database_.last_row_id();
+  record.last_sequence = 1;
+  QG_RETURN_IF_ERROR(InsertEvent(record.run_id, record.last_sequence, event));
   QG_RETURN_IF_ERROR(DropOldest());
   QG_RETURN_IF_ERROR(transaction.Commit());
   return record;
@@ -112,7 +125,6 @@ absl::Status RunStore::Remove(const std::string& run_id) {
 
 absl::Status RunStore::SetRunning(const std::string& run_id) {
   const std::lock_guard lock(database_.mutex());
-  QG_RETURN_IF_ERROR(database_.SetDurability(Durability::kProcessCrash));
   QG_ASSIGN_OR_RETURN(Statement update,
                       database_.Prepare("UPDATE runs SET state = ? WHERE run_id = ?"));
   return update.Bind(static_cast<int64_t>(RunState::kRunning)).Bind(run_id).Run();
@@ -134,8 +146,6 @@ absl::Status RunStore::InsertEvent(const std::string& run_id, int64_t sequence,
 absl::Status RunStore::AppendEvent(const std::string& run_id, int64_t sequence,
                                    const std::string& event) {
   const std::lock_guard lock(database_.mutex());
-  // A power failure fails the run anyway; waiting for the disk after every step would only slow it.
-  QG_RETURN_IF_ERROR(database_.SetDurability(Durability::kProcessCrash));
   Transaction transaction(database_);
   QG_RETURN_IF_ERROR(transaction.Begin());
   QG_RETURN_IF_ERROR(InsertEvent(run_id, sequence, event));
@@ -145,7 +155,6 @@ absl::Status RunStore::AppendEvent(const std::string& run_id, int64_t sequence,
 absl::Status RunStore::Finish(const std::string& run_id, int64_t sequence, const std::string& event,
                               RunState state, const absl::Status& status) {
   const std::lock_guard lock(database_.mutex());
-  QG_RETURN_IF_ERROR(database_.SetDurability(Durability::kPowerLoss));
   Transaction transaction(database_);
   QG_RETURN_IF_ERROR(transaction.Begin());
   QG_RETURN_IF_ERROR(InsertEvent(run_id, sequence, event));
@@ -158,16 +167,23 @@ absl::Status RunStore::Finish(const std::string& run_id, int64_t sequence, const
                          .Bind(std::string(status.message()))
                          .Bind(run_id)
                          .Run());
-  return transaction.Commit();
+  QG_RETURN_IF_ERROR(transaction.Commit());
+  database_.FlushSoon();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<RunRecord> RunStore::Get(const std::string& run_id) {
-  const std::lock_guard lock(database_.mutex());
-  QG_ASSIGN_OR_RETURN(Statement row, database_.Prepare(absl::StrCat(
-                                         "SELECT ", kRunColumns, " FROM runs WHERE run_id = ?")));
-  QG_ASSIGN_OR_RETURN(const bool found, row.Bind(run_id).Step());
-  if (!found) return error::RunNotFound(run_id);
-  return ReadRun(row);
+  RunRecord record;
+  {
+    const std::lock_guard lock(database_.mutex());
+    QG_ASSIGN_OR_RETURN(Statement row, database_.Prepare(absl::StrCat(
+                                           "SELECT ", kRunColumns, " FROM runs WHERE run_id = ?")));
+    QG_ASSIGN_OR_RETURN(const bool found, row.Bind(run_id).Step());
+    if (!found) return error::RunNotFound(run_id);
+    record = ReadRun(row);
+  }
+  QG_RETURN_IF_ERROR(AwaitDisk({&record, 1}));
+  return record;
 }
 
 absl::StatusOr<std::optional<std::string>> RunStore::ReadEvent(const std::string& run_id,
@@ -183,6 +199,12 @@ absl::StatusOr<std::optional<std::string>> RunStore::ReadEvent(const std::string
 }
 
 absl::StatusOr<RunPage> RunStore::List(int64_t before_id, int page_size) {
+  QG_ASSIGN_OR_RETURN(RunPage page, ReadPage(before_id, page_size));
+  QG_RETURN_IF_ERROR(AwaitDisk(page.records));
+  return page;
+}
+
+absl::StatusOr<RunPage> RunStore::ReadPage(int64_t before_id, int page_size) {
   const std::lock_guard lock(database_.mutex());
   QG_ASSIGN_OR_RETURN(Statement rows,
                       database_.Prepare(absl::StrCat("SELECT ", kRunColumns,

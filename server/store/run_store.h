@@ -1,12 +1,16 @@
-// RunStore: runs and their events, kept once; every stream reads them from here. Survives a
-// restart. Thread-safe.
+// RunStore: runs and their events, kept once; every stream reads them from here. Survives a crash
+// of the process. A crash of the machine fails the runs under way anyway, and takes what was
+// written in its last moments: whoever looks a run up is told that it has ended once the disk has
+// it. A run that such a crash took is started again by its request. Thread-safe.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -47,16 +51,18 @@ class RunStore {
   /// The run that a request started. ALREADY_EXISTS when its content was another.
   absl::StatusOr<std::optional<RunRecord>> FindRequest(const std::string& request_id,
                                                        const Sha256& content);
-  /// A new queued run without events. Drops the oldest finished runs beyond what is kept.
+  /// What a run's id makes of its first event.
+  using FirstEvent = absl::FunctionRef<std::string(const std::string& run_id)>;
+  /// A new queued run with its first event. Drops the oldest finished runs beyond what is kept.
   absl::StatusOr<RunRecord> Create(const std::string& request_id, const Sha256& content,
-                                   const std::string& summary);
+                                   const std::string& summary, FirstEvent first_event);
   /// Forgets a run that was not accepted after all.
   absl::Status Remove(const std::string& run_id);
 
   absl::Status SetRunning(const std::string& run_id);
   /// Adds the event with the next sequence number, which must be `sequence`.
   absl::Status AppendEvent(const std::string& run_id, int64_t sequence, const std::string& event);
-  /// Adds the last event and the final state together.
+  /// Adds the last event and the final state together; does not wait for the disk.
   absl::Status Finish(const std::string& run_id, int64_t sequence, const std::string& event,
                       RunState state, const absl::Status& status);
 
@@ -72,6 +78,9 @@ class RunStore {
  private:
   absl::Status InsertEvent(const std::string& run_id, int64_t sequence, const std::string& event)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
+  /// Waits for the disk where one of them has ended.
+  absl::Status AwaitDisk(std::span<const RunRecord> records);
+  absl::StatusOr<RunPage> ReadPage(int64_t before_id, int page_size);
   absl::Status DropOldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
 
   Database& database_;

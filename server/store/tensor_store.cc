@@ -54,23 +54,35 @@ std::string TensorTypeText(const TensorType& type) {
 absl::StatusOr<std::optional<TensorRecord>> TensorStore::FindRequest(const std::string& request_id,
                                                                      const Sha256& content) {
   if (request_id.empty()) return std::nullopt;
-  const std::lock_guard lock(database_.mutex());
-  QG_ASSIGN_OR_RETURN(Statement row,
-                      database_.Prepare(absl::StrCat("SELECT ", kTensorColumns,
-                                                     ", content FROM requests JOIN tensors "
-                                                     "ON id = tensor_id WHERE request_id = ?")));
-  QG_ASSIGN_OR_RETURN(const bool found, row.Bind(request_id).Step());
-  if (!found) return std::nullopt;
-  if (row.Text(7) != content.view()) return error::RequestIdReused(request_id);
-  QG_ASSIGN_OR_RETURN(TensorRecord record, ReadTensor(row));
+  TensorRecord record;
+  {
+    const std::lock_guard lock(database_.mutex());
+    QG_ASSIGN_OR_RETURN(Statement row,
+                        database_.Prepare(absl::StrCat("SELECT ", kTensorColumns,
+                                                       ", content FROM requests JOIN tensors "
+                                                       "ON id = tensor_id WHERE request_id = ?")));
+    QG_ASSIGN_OR_RETURN(const bool found, row.Bind(request_id).Step());
+    if (!found) return std::nullopt;
+    if (row.Text(7) != content.view()) return error::RequestIdReused(request_id);
+    QG_ASSIGN_OR_RETURN(record, ReadTensor(row));
+  }
+  // Another call may have put it this moment.
+  QG_RETURN_IF_ERROR(database_.Flush());
   return record;
 }
 
 absl::StatusOr<TensorRecord> TensorStore::Put(const TensorRecord& record,
                                               const std::string& request_id,
                                               const Sha256& content) {
+  QG_ASSIGN_OR_RETURN(TensorRecord stored, Insert(record, request_id, content));
+  QG_RETURN_IF_ERROR(database_.Flush());
+  return stored;
+}
+
+absl::StatusOr<TensorRecord> TensorStore::Insert(const TensorRecord& record,
+                                                 const std::string& request_id,
+                                                 const Sha256& content) {
   const std::lock_guard lock(database_.mutex());
-  QG_RETURN_IF_ERROR(database_.SetDurability(Durability::kPowerLoss));
   Transaction transaction(database_);
   QG_RETURN_IF_ERROR(transaction.Begin());
   const std::string shape = absl::StrJoin(record.type.shape, ",");

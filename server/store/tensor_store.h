@@ -43,8 +43,8 @@ class TensorStore {
   /// The record of an earlier request with this id. ALREADY_EXISTS when its content was another.
   absl::StatusOr<std::optional<TensorRecord>> FindRequest(const std::string& request_id,
                                                           const Sha256& content);
-  /// Registers; the same digest, type and name again is the same record. An empty request id is not
-  /// remembered.
+  /// Registers, and waits for the disk; the same digest, type and name again is the same record. An
+  /// empty request id is not remembered.
   absl::StatusOr<TensorRecord> Put(const TensorRecord& record, const std::string& request_id,
                                    const Sha256& content);
   /// Every type under which a digest is registered, newest first.
@@ -53,6 +53,9 @@ class TensorStore {
   absl::StatusOr<TensorPage> List(int64_t before_id, int page_size);
 
  private:
+  absl::StatusOr<TensorRecord> Insert(const TensorRecord& record, const std::string& request_id,
+                                      const Sha256& content);
+
   Database& database_;
 };
 

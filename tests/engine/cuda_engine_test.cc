@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -180,6 +181,80 @@ TEST(CudaEngineTest, SurvivesEveryFailedAllocation) {
     ASSERT_TRUE(after.ok()) << after.status();
     EXPECT_EQ(DifferenceOf(*after, *reference), "") << name;
   }
+}
+
+// Many at once, read in another order than they were begun, and some of them never.
+TEST(CudaEngineTest, DeferredReportsAreThoseThatWait) {
+  const Tensor truth = Generated(Distribution::kNormal, 5, DType::kF32, {96, 640});
+  const Tensor subject = Cpu().Cast(truth, DType::kBF16, nullptr).value();
+  const Tensor other = Generated(Distribution::kNormal, 6, DType::kBF16, {96, 640});
+  std::vector<Deferred<ParityReport>> parities;
+  std::vector<Deferred<ErrorReport>> errors;
+  for (int i = 0; i < 40; ++i) {
+    const Tensor& reference = i % 2 == 0 ? subject : other;
+    parities.push_back(Cuda().StartCompareBits(subject, reference, nullptr).value());
+    errors.push_back(Cuda().StartMeasureError(reference, truth, nullptr).value());
+  }
+  for (int i = 39; i >= 0; --i) {
+    if (i % 5 == 0) continue;
+    const Tensor& reference = i % 2 == 0 ? subject : other;
+    const ParityReport parity = std::move(parities[i])().value();
+    const ParityReport expected = Cpu().CompareBits(subject, reference, nullptr).value();
+    EXPECT_EQ(parity.mismatch_count, expected.mismatch_count);
+    EXPECT_EQ(parity.worst_ulp, expected.worst_ulp);
+    const ErrorReport error = std::move(errors[i])().value();
+    const ErrorReport by_cpu = Cpu().MeasureError(reference, truth, nullptr).value();
+    EXPECT_EQ(error.relative_frobenius, by_cpu.relative_frobenius);
+    EXPECT_EQ(error.max_abs, by_cpu.max_abs);
+    ASSERT_EQ(error.heat_map.cells.size(), by_cpu.heat_map.cells.size());
+    EXPECT_EQ(error.heat_map.cells.back().rms_error, by_cpu.heat_map.cells.back().rms_error);
+  }
+}
+
+TEST(CudaEngineTest, DeferredGemmsAreThoseThatWait) {
+  GemmDesc desc;
+  desc.a.data = Generated(Distribution::kNormal, 7, DType::kBF16, {64, 96});
+  desc.b.data = Generated(Distribution::kNormal, 8, DType::kBF16, {80, 96});
+  for (const char* arithmetic : {"exact", "sm90"}) {
+    desc.arithmetic = Arithmetic::Parse(arithmetic).value();
+    StartedGemm started = Cuda().StartGemm(desc, nullptr).value();
+    const GemmResult expected = Cpu().Gemm(desc, nullptr).value();
+    EXPECT_EQ(Cuda().FingerprintOf(started.result.d, nullptr).value(),
+              Cpu().FingerprintOf(expected.d, nullptr).value());
+    EXPECT_EQ(started.result.arithmetic, expected.arithmetic);
+    EXPECT_TRUE(started.result.note.empty());
+    EXPECT_EQ(std::move(started.note)().value(), Cuda().Gemm(desc, nullptr)->note) << arithmetic;
+    if (desc.arithmetic.family == ArithmeticFamily::kExact) continue;
+    auto check = Cuda().StartCheckBound(desc, started.result.d, expected.d, nullptr).value();
+    const BoundCheck by_cpu = Cpu().CheckBound(desc, expected.d, expected.d, nullptr).value();
+    const BoundCheck bound = std::move(check)().value();
+    EXPECT_EQ(bound.worst_ratio, by_cpu.worst_ratio);
+    EXPECT_EQ(bound.pass, by_cpu.pass);
+  }
+}
+
+TEST(CudaEngineTest, StagesThatFollowEachOtherShareTheirMark) {
+  const Tensor source =
+      Cuda()
+          .ToDevice(Generated(Distribution::kNormal, 9, DType::kBF16, {512, 512}), nullptr)
+          .value();
+  const auto cast = [&] { return Cuda().Cast(source, DType::kF32, nullptr).value(); };
+  const auto whole = Cuda().StartStopwatch();
+  cast();
+  const auto first = Cuda().StartStopwatch();
+  cast();
+  ASSERT_TRUE(first->Stop().ok());
+  const auto second = Cuda().StartStopwatch();
+  ASSERT_TRUE(second->Stop().ok());
+  const auto third = Cuda().StartStopwatch();
+  cast();
+  ASSERT_TRUE(third->Stop().ok());
+  ASSERT_TRUE(whole->Stop().ok());
+  const double of_first = first->Seconds().value(), of_third = third->Seconds().value();
+  EXPECT_GT(of_first, 0);
+  EXPECT_GT(of_third, 0);
+  EXPECT_GE(second->Seconds().value(), 0);
+  EXPECT_GE(whole->Seconds().value(), of_first + of_third);
 }
 
 TEST(CudaEngineTest, StopsBetweenKernels) {

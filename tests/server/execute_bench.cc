@@ -1,24 +1,39 @@
-// What a run through the service takes beside its stages: a linear layer under fp8_current, forward
-// and backward, from tensors that the device has, over loopback. Per size, medians: the time until
-// the client has the report, what the report says, and each stage.
+// What a run through the service takes beyond the work on its device: a linear layer under
+// fp8_current, forward and backward, from tensors that the device has, over loopback. Per size,
+// medians of
+//  - the client's time from the request to the end of the stream, in parts that follow each other;
+//  - the engine's calls within it, which on the CPU are the work;
+//  - on a GPU the time that it worked: every kernel, copy and fill of the request, those of the
+//    references included (CUPTI, in runs of their own, since recording slows the host);
+//  - what the service adds: the client's time less the work;
+//  - what the report says: its seconds and each stage.
 //
 //   server_execute_bench [--device=cpu] [--runs=21] [SIZE ...]     default: 512 and 4096
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "kernels/engine/deferred_reports.h"
+#include "kernels/engine/forwarding_engine.h"
+#include "server/device.h"
+#include "tests/server/device_activity.h"
 #include "tests/server/test_server.h"
 
 namespace quantgate {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 double Median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
@@ -32,9 +47,12 @@ class Times {
     if (!seconds_.contains(name)) names_.push_back(name);
     seconds_[name].push_back(seconds);
   }
+  double MedianOf(const std::string& name) const { return Median(seconds_.at(name)); }
   void Print() const {
     for (const std::string& name : names_) {
-      std::printf("  %-28s %8.3f ms\n", name.c_str(), Median(seconds_.at(name)) * 1e3);
+      const std::vector<double>& seconds = seconds_.at(name);
+      std::printf("  %-44s %8.3f ms (at least %.3f)\n", name.c_str(), MedianOf(name) * 1e3,
+                  *std::min_element(seconds.begin(), seconds.end()) * 1e3);
     }
   }
 
@@ -43,47 +61,224 @@ class Times {
   std::map<std::string, std::vector<double>> seconds_;
 };
 
-/// One run; false where it failed.
-bool Execute(TestServer& server, const v1::ExecuteRequest& request, Times& times) {
-  const auto start = Clock::now();
+/// What a run asked of the engine, and when.
+struct EngineCalls {
+  std::optional<Clock::time_point> first_begin;
+  Clock::time_point last_end;
+  double seconds = 0;  ///< Inside calls.
+  int count = 0;
+};
+
+/// The engine that it owns, with a clock at every call.
+class WatchedEngine : public ForwardingEngine, public DeferredReports {
+ public:
+  explicit WatchedEngine(std::unique_ptr<Engine> engine)
+      : ForwardingEngine(*engine), engine_(std::move(engine)) {}
+
+  EngineCalls Take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(calls_, {});
+  }
+
+  absl::StatusOr<Deferred<ParityReport>> StartCompareBits(
+      const Tensor& subject, const Tensor& reference, const Cancellation* cancellation) override {
+    const Call call(*this);
+    return Watched(quantgate::StartCompareBits(forwarded(), subject, reference, cancellation));
+  }
+  absl::StatusOr<Deferred<ErrorReport>> StartMeasureError(
+      const Tensor& subject, const Tensor& reference, const Cancellation* cancellation) override {
+    const Call call(*this);
+    return Watched(quantgate::StartMeasureError(forwarded(), subject, reference, cancellation));
+  }
+  absl::StatusOr<Deferred<BoundCheck>> StartCheckBound(const GemmDesc& desc, const Tensor& subject,
+                                                       const Tensor& exact,
+                                                       const Cancellation* cancellation) override {
+    const Call call(*this);
+    return Watched(quantgate::StartCheckBound(forwarded(), desc, subject, exact, cancellation));
+  }
+  absl::StatusOr<StartedGemm> StartGemm(const GemmDesc& desc,
+                                        const Cancellation* cancellation) override {
+    const Call call(*this);
+    return quantgate::StartGemm(forwarded(), desc, cancellation);
+  }
+
+ private:
+  class Call {
+   public:
+    explicit Call(WatchedEngine& engine) : engine_(engine) { engine_.OnOperation(""); }
+    ~Call() { engine_.AfterOperation(""); }
+
+   private:
+    WatchedEngine& engine_;
+  };
+  /// The wait is a call too.
+  template <typename Report>
+  absl::StatusOr<Deferred<Report>> Watched(absl::StatusOr<Deferred<Report>> started) {
+    if (!started.ok()) return started.status();
+    return Deferred<Report>([this, later = *std::move(started)]() mutable {
+      const Call call(*this);
+      return std::move(later)();
+    });
+  }
+
+  void OnOperation(const std::string&) override {
+    const std::lock_guard lock(mutex_);
+    begin_ = Clock::now();
+    if (!calls_.first_begin.has_value()) calls_.first_begin = begin_;
+  }
+  void AfterOperation(const std::string&) override {
+    const std::lock_guard lock(mutex_);
+    calls_.last_end = Clock::now();
+    calls_.seconds += Seconds(calls_.last_end - begin_);
+    ++calls_.count;
+  }
+
+  const std::unique_ptr<Engine> engine_;
+  std::mutex mutex_;
+  EngineCalls calls_;
+  Clock::time_point begin_;
+};
+
+constexpr char kClient[] = "until the client has it";
+constexpr char kInCalls[] = "inside the engine's calls";
+constexpr char kBusy[] = "the device worked";
+
+/// When the client had what.
+struct Arrivals {
+  Clock::time_point begin, accepted, variant, finished, end;
+  v1::VariantReport report;
+  double seconds_of_report = 0;
+};
+
+/// Nothing where the run failed.
+std::optional<Arrivals> Execute(TestServer& server, const v1::ExecuteRequest& request) {
+  Arrivals arrivals;
+  arrivals.begin = Clock::now();
   grpc::ClientContext context;
   const auto reader = server.engine().Execute(&context, request);
-  v1::VariantReport variant;
-  double seconds_of_report = 0;
   for (v1::RunEvent event; reader->Read(&event);) {
-    if (event.has_variant()) variant = event.variant().report();
-    if (event.has_finished()) seconds_of_report = event.finished().report().seconds();
+    const auto now = Clock::now();
+    if (event.has_accepted()) arrivals.accepted = now;
+    if (event.has_variant()) {
+      arrivals.variant = now;
+      arrivals.report = std::move(*event.mutable_variant()->mutable_report());
+    }
+    if (event.has_finished()) {
+      arrivals.finished = now;
+      arrivals.seconds_of_report = event.finished().report().seconds();
+    }
   }
   const grpc::Status status = reader->Finish();
-  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  if (!status.ok() || variant.stages().empty()) {
-    std::fprintf(stderr, "the run failed: %s\n", status.error_message().c_str());
-    return false;
-  }
-  double stages = 0;
-  for (const v1::StageTime& stage : variant.stages()) stages += stage.seconds();
-  times.Add("until the client has it", seconds);
-  times.Add("the report's seconds", seconds_of_report);
-  times.Add("the variant's stages together", stages);
-  for (const v1::StageTime& stage : variant.stages()) times.Add(stage.stage(), stage.seconds());
-  return true;
+  arrivals.end = Clock::now();
+  if (status.ok() && !arrivals.report.stages().empty()) return arrivals;
+  std::fprintf(stderr, "the run failed: %s\n", status.error_message().c_str());
+  return std::nullopt;
 }
 
-bool Measure(const std::string& device, int64_t size, int runs) {
-  TestServer server([&](ServerOptions& options) { options.devices = {device}; });
-  v1::ExecuteRequest request;
-  *request.mutable_spec() = LinearSpec(size, size, size);
-  *request.mutable_spec()->add_variants() = MakeVariant("fp8_current", "none", "auto");
-  Times warm_up, times;
-  for (int i = 0; i < 3; ++i) {
-    if (!Execute(server, request, warm_up)) return false;
+void AddTimes(const Arrivals& arrivals, const EngineCalls& calls, Times& times) {
+  times.Add(kClient, Seconds(arrivals.end - arrivals.begin));
+  times.Add("  until it has the run's id", Seconds(arrivals.accepted - arrivals.begin));
+  times.Add("  from there to the engine's first call",
+            Seconds(*calls.first_begin - arrivals.accepted));
+  times.Add("  from there to the end of its last call",
+            Seconds(calls.last_end - *calls.first_begin));
+  times.Add("  from there until it has the variant", Seconds(arrivals.variant - calls.last_end));
+  times.Add("  from there until it has the run's end",
+            Seconds(arrivals.finished - arrivals.variant));
+  times.Add("  from there to the end of the stream", Seconds(arrivals.end - arrivals.finished));
+  times.Add(kInCalls, calls.seconds);
+  times.Add("the report's seconds", arrivals.seconds_of_report);
+  double stages = 0;
+  for (const v1::StageTime& stage : arrivals.report.stages()) stages += stage.seconds();
+  times.Add("the variant's stages together", stages);
+  for (const v1::StageTime& stage : arrivals.report.stages()) {
+    times.Add("  " + stage.stage(), stage.seconds());
   }
-  for (int i = 0; i < runs; ++i) {
-    if (!Execute(server, request, times)) return false;
+}
+
+/// A server with one engine and a request of one size.
+class Subject {
+ public:
+  Subject(const std::string& device, int64_t size)
+      : server_([&](ServerOptions& options) {
+          options.devices = {device};
+          options.make_engines =
+              [this, made = options]() -> absl::StatusOr<std::vector<std::unique_ptr<Engine>>> {
+            auto engines = MakeEngines(made);
+            if (!engines.ok()) return engines.status();
+            auto watched = std::make_unique<WatchedEngine>(std::move(engines->front()));
+            engine_ = watched.get();
+            std::vector<std::unique_ptr<Engine>> all;
+            all.push_back(std::move(watched));
+            return all;
+          };
+        }) {
+    *request_.mutable_spec() = LinearSpec(size, size, size);
+    *request_.mutable_spec()->add_variants() = MakeVariant("fp8_current", "none", "auto");
   }
-  std::printf("%lld^3 on %s, medians of %d runs\n", static_cast<long long>(size), device.c_str(),
-              runs);
+
+  /// False where one failed.
+  bool Run(int runs, Times& times) {
+    for (int i = 0; i < runs; ++i) {
+      engine_->Take();
+      const std::optional<Arrivals> arrivals = Execute(server_, request_);
+      if (!arrivals.has_value()) return false;
+      const EngineCalls calls = engine_->Take();
+      calls_ = calls.count;
+      AddTimes(*arrivals, calls, times);
+    }
+    return true;
+  }
+
+  /// The same with the device's records.
+  bool RunRecorded(int runs, Times& times) {
+    for (int i = 0; i < runs; ++i) {
+      if (!Execute(server_, request_).has_value()) return false;
+      const absl::StatusOr<DeviceActivity> activity = TakeDeviceActivity();
+      if (!activity.ok()) {
+        std::printf("  the device's time is not known: %s\n", activity.status().ToString().c_str());
+        return true;
+      }
+      times.Add(kBusy, activity->busy_seconds);
+      times.Add("  from its first work to its last", activity->span_seconds);
+      launches_ = activity->count;
+    }
+    return true;
+  }
+
+  int calls() const { return calls_; }
+  int launches() const { return launches_; }
+
+ private:
+  WatchedEngine* engine_ = nullptr;
+  TestServer server_;
+  v1::ExecuteRequest request_;
+  int calls_ = 0, launches_ = 0;
+};
+
+bool Measure(const std::string& device, int64_t size, int runs, bool& records) {
+  Subject subject(device, size);
+  Times warm_up, times, recorded;
+  if (!subject.Run(3, warm_up) || !subject.Run(runs, times)) return false;
+  std::printf("%lld^3 on %s, medians of %d runs, %d calls of the engine each\n",
+              static_cast<long long>(size), device.c_str(), runs, subject.calls());
   times.Print();
+  if (device == "cpu") {
+    std::printf("  the service adds %.3f ms to the engine's calls\n",
+                (times.MedianOf(kClient) - times.MedianOf(kInCalls)) * 1e3);
+    return true;
+  }
+  if (!records) {
+    const absl::Status recording = RecordDeviceActivity();
+    records = recording.ok();
+    if (!records) std::printf("  no record of the device: %s\n", recording.ToString().c_str());
+  }
+  if (!records) return true;
+  if (!subject.RunRecorded(3, warm_up)) return false;
+  if (!subject.RunRecorded(runs, recorded)) return false;
+  recorded.Print();
+  std::printf("  the service adds %.3f ms to %d kernels, copies and fills\n",
+              (times.MedianOf(kClient) - recorded.MedianOf(kBusy)) * 1e3, subject.launches());
   return true;
 }
 
@@ -107,8 +302,9 @@ int main(int argc, char** argv) {
     }
   }
   if (sizes.empty()) sizes = {512, 4096};
+  bool records = false;
   for (const int64_t size : sizes) {
-    if (!quantgate::Measure(device, size, runs)) return 1;
+    if (!quantgate::Measure(device, size, runs, records)) return 1;
   }
   return 0;
 }

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "server/limits.h"
@@ -12,16 +14,20 @@
 namespace quantgate {
 namespace {
 
+std::shared_ptr<const std::string> Event(std::string bytes) {
+  return std::make_shared<const std::string>(std::move(bytes));
+}
+
 TEST(LiveRunsTest, WakesOnceForTheEventThatIsWaitedFor) {
   LiveRuns runs;
   EXPECT_EQ(runs.Wait("a", 1, [] {}), 0);  // Not live.
   runs.Begin("a", nullptr);
   int wakes = 0;
   EXPECT_NE(runs.Wait("a", 1, [&] { ++wakes; }), 0);
-  runs.Published("b", 1, "");
+  runs.Published("b", 1, Event(""));
   EXPECT_EQ(wakes, 0);
-  runs.Published("a", 1, "");
-  runs.Published("a", 2, "");
+  runs.Published("a", 1, Event(""));
+  runs.Published("a", 2, Event(""));
   EXPECT_EQ(wakes, 1);
   EXPECT_EQ(runs.Wait("a", 2, [&] { ++wakes; }), 0);  // It is there.
   EXPECT_NE(runs.Wait("a", 3, [&] { ++wakes; }), 0);
@@ -37,7 +43,7 @@ TEST(LiveRunsTest, AWaitEndsByItsWakeOrByStopping) {
   const int64_t token = runs.Wait("a", 1, [&] { ++wakes; });
   EXPECT_TRUE(runs.StopWaiting("a", token));
   EXPECT_FALSE(runs.StopWaiting("a", token));
-  runs.Published("a", 1, "");
+  runs.Published("a", 1, Event(""));
   EXPECT_EQ(wakes, 0);
   const int64_t second = runs.Wait("a", 2, [&] { ++wakes; });
   runs.End("a");
@@ -49,8 +55,8 @@ TEST(LiveRunsTest, HasTheLatestEvents) {
   LiveRuns runs;
   runs.Begin("a", nullptr);
   EXPECT_EQ(runs.EventOf("a", 1), nullptr);
-  runs.Published("a", 1, "first");
-  runs.Published("a", 2, "second");
+  runs.Published("a", 1, Event("first"));
+  runs.Published("a", 2, Event("second"));
   EXPECT_EQ(runs.EventOf("a", 0), nullptr);
   ASSERT_NE(runs.EventOf("a", 1), nullptr);
   EXPECT_EQ(*runs.EventOf("a", 1), "first");
@@ -59,10 +65,10 @@ TEST(LiveRunsTest, HasTheLatestEvents) {
   EXPECT_EQ(runs.EventOf("a", 3), nullptr);
   EXPECT_EQ(runs.EventOf("b", 1), nullptr);
   // One that fills the memory alone is kept until the next one.
-  runs.Published("a", 3, std::string(kLiveEventBytesMax + 1, 'x'));
+  runs.Published("a", 3, Event(std::string(kLiveEventBytesMax + 1, 'x')));
   EXPECT_EQ(runs.EventOf("a", 2), nullptr);
   ASSERT_NE(runs.EventOf("a", 3), nullptr);
-  runs.Published("a", 4, "fourth");
+  runs.Published("a", 4, Event("fourth"));
   EXPECT_EQ(runs.EventOf("a", 3), nullptr);
   ASSERT_NE(runs.EventOf("a", 4), nullptr);
   EXPECT_EQ(*runs.EventOf("a", 4), "fourth");
@@ -86,7 +92,7 @@ TEST(LiveRunsTest, EveryWaitEndsExactlyOnceUnderContention) {
       }
     });
   }
-  for (int64_t sequence = 1; sequence <= 300; ++sequence) runs.Published("a", sequence, "");
+  for (int64_t sequence = 1; sequence <= 300; ++sequence) runs.Published("a", sequence, Event(""));
   for (std::thread& thread : threads) thread.join();
   runs.End("a");
   EXPECT_EQ(ended, waits);

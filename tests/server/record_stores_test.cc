@@ -1,6 +1,7 @@
 // TensorStore, RunStore and the database below them.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -34,6 +35,12 @@ class RecordStoresTest : public testing::Test {
     record.name = name;
     record.fingerprint = {0xFEDCBA9876543210u, number};
     return record;
+  }
+
+  static RunRecord Create(RunStore& runs, const std::string& request_id, uint8_t content) {
+    return runs
+        .Create(request_id, ContentNumber(content), "s", [](const std::string&) { return "a"; })
+        .value();
   }
 
   TemporaryDirectory directory_;
@@ -84,8 +91,11 @@ TEST_F(RecordStoresTest, PagesCoverEverythingOnce) {
 }
 
 TEST_F(RecordStoresTest, RunsKeepTheirEventsAndState) {
-  const RunRecord run = runs_->Create("r1", ContentNumber(1), "linear x 1 variant").value();
-  ASSERT_TRUE(runs_->AppendEvent(run.run_id, 1, "accepted").ok());
+  const auto first_event = [](const std::string& run_id) { return "accepted " + run_id; };
+  const RunRecord run =
+      runs_->Create("r1", ContentNumber(1), "linear x 1 variant", first_event).value();
+  EXPECT_EQ(runs_->ReadEvent(run.run_id, 1).value(), "accepted " + run.run_id);
+  EXPECT_EQ(run.last_sequence, 1);
   ASSERT_TRUE(runs_->SetRunning(run.run_id).ok());
   ASSERT_TRUE(runs_->AppendEvent(run.run_id, 2, std::string("\0binary", 7)).ok());
   EXPECT_FALSE(runs_->AppendEvent(run.run_id, 2, "again").ok());
@@ -109,11 +119,11 @@ TEST_F(RecordStoresTest, RunsKeepTheirEventsAndState) {
 
 TEST_F(RecordStoresTest, OnlyTheNewestFinishedRunsAreKept) {
   RunStore runs(*database_, /*runs_kept=*/5);
-  const RunRecord live = runs.Create("", ContentNumber(0), "goes on").value();
+  const RunRecord live = Create(runs, "", 0);
   std::vector<std::string> ids;
   for (int i = 0; i < 10; ++i) {
-    ids.push_back(runs.Create("", ContentNumber(1), "s").value().run_id);
-    ASSERT_TRUE(runs.Finish(ids[i], 1, "f", RunState::kSucceeded, absl::OkStatus()).ok());
+    ids.push_back(Create(runs, "", 1).run_id);
+    ASSERT_TRUE(runs.Finish(ids[i], 2, "f", RunState::kSucceeded, absl::OkStatus()).ok());
   }
   for (int i = 0; i < 10; ++i) {
     EXPECT_EQ(runs.Get(ids[i]).ok(), i >= 5) << i;
@@ -124,15 +134,15 @@ TEST_F(RecordStoresTest, OnlyTheNewestFinishedRunsAreKept) {
 
 TEST_F(RecordStoresTest, OnlySoManyBytesOfEventsAreKept) {
   RunStore runs(*database_, /*runs_kept=*/100, /*event_bytes_kept=*/1000);
-  const RunRecord live = runs.Create("", ContentNumber(0), "goes on").value();
-  ASSERT_TRUE(runs.AppendEvent(live.run_id, 1, std::string(400, 'e')).ok());
+  const RunRecord live = Create(runs, "", 0);
+  ASSERT_TRUE(runs.AppendEvent(live.run_id, 2, std::string(400, 'e')).ok());
   std::vector<std::string> ids;
   for (int i = 0; i < 4; ++i) {
-    ids.push_back(runs.Create("", ContentNumber(1), "s").value().run_id);
+    ids.push_back(Create(runs, "", 1).run_id);
     const std::string event(400, 'f');
-    ASSERT_TRUE(runs.Finish(ids[i], 1, event, RunState::kSucceeded, absl::OkStatus()).ok());
+    ASSERT_TRUE(runs.Finish(ids[i], 2, event, RunState::kSucceeded, absl::OkStatus()).ok());
   }
-  ASSERT_TRUE(runs.Create("", ContentNumber(1), "s").ok());
+  Create(runs, "", 1);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(runs.Get(ids[i]).ok(), i >= 2) << i;
   EXPECT_TRUE(runs.Get(live.run_id).ok());
 }
@@ -141,8 +151,8 @@ TEST_F(RecordStoresTest, StoresAreUsedFromManyThreads) {
   std::vector<std::thread> threads;
   for (uint8_t i = 0; i < 4; ++i) {
     threads.emplace_back([this, i] {
-      const RunRecord run = runs_->Create("", ContentNumber(i), "s").value();
-      for (int64_t sequence = 1; sequence <= 20; ++sequence) {
+      const RunRecord run = Create(*runs_, "", i);
+      for (int64_t sequence = 2; sequence <= 20; ++sequence) {
         EXPECT_TRUE(runs_->AppendEvent(run.run_id, sequence, "e").ok());
         EXPECT_TRUE(tensors_->Put(Record(i, std::to_string(sequence)), "", {}).ok());
       }
@@ -150,6 +160,42 @@ TEST_F(RecordStoresTest, StoresAreUsedFromManyThreads) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(RecordStoresTest, WhatIsToldIsInTheFiles) {
+  const RunRecord run = Create(*runs_, "", 1);
+  const std::string event(300'000, 'e');
+  ASSERT_TRUE(runs_->Finish(run.run_id, 2, event, RunState::kSucceeded, absl::OkStatus()).ok());
+  ASSERT_EQ(runs_->Get(run.run_id).value().state, RunState::kSucceeded);
+  // As after a crash: another process finds the files of one that has not closed them.
+  const TemporaryDirectory copies;
+  for (const char* file : {"/test.db", "/test.db-wal"}) {
+    std::filesystem::copy_file(directory_.path() + file, copies.path() + file);
+  }
+  const auto copy = Database::Open(copies.path() + "/test.db").value();
+  RunStore copied(*copy);
+  EXPECT_EQ(copied.Get(run.run_id).value().state, RunState::kSucceeded);
+  EXPECT_EQ(copied.ReadEvent(run.run_id, 2).value(), event);
+}
+
+TEST_F(RecordStoresTest, TheLogIsMovedIntoTheDatabaseBesideTheWriters) {
+  const auto size_of = [&](const char* file) {
+    return std::filesystem::file_size(directory_.path() + file);
+  };
+  const RunRecord run = Create(*runs_, "", 1);
+  const std::string event(1 << 20, 'e');
+  constexpr uint64_t kMoved = uint64_t{12} << 20;
+  int64_t sequence = 1;
+  // The log holds 16 MiB before it is moved; a writer in a hurry fills more of it meanwhile.
+  while (size_of("/test.db") < kMoved) {
+    ASSERT_LT(sequence, 1000) << "the log was never moved";
+    ASSERT_TRUE(runs_->AppendEvent(run.run_id, ++sequence, event).ok());
+    ASSERT_TRUE(database_->Flush().ok());
+  }
+  EXPECT_GT(size_of("/test.db-wal"), 0u);
+  for (int64_t i = 2; i <= sequence; ++i) {
+    EXPECT_EQ(runs_->ReadEvent(run.run_id, i).value(), event) << i;
+  }
 }
 
 TEST(DatabaseTest, RefusesOtherSchemasAndOtherFiles) {

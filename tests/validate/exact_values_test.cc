@@ -73,7 +73,7 @@ TEST(ExactValues, RoundsOnceToEachDType) {
   EXPECT_EQ(ToValues(value.own), std::vector<float>{1 + 0x1p-7f});
   EXPECT_EQ(value.f32.dtype(), DType::kF32);
   EXPECT_EQ(ToValues(value.f32), std::vector<float>{1 + 0x1p-8f});
-  EXPECT_FALSE(value.note.empty());
+  EXPECT_FALSE(value.note()->empty());
 }
 
 TEST(ExactValues, IgnoresHowAModelWouldAccumulate) {

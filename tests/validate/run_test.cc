@@ -3,12 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/engine/deferred_reports.h"
 #include "kernels/engine/forwarding_engine.h"
 #include "tests/engine/tensor_values.h"
 
@@ -437,6 +440,77 @@ TEST(RunPlan, AnEnginesRefusalIsNotTheCallersFault) {
   const absl::Status internal = status_for(absl::InvalidArgumentError("bad dtype"));
   EXPECT_EQ(internal.code(), absl::StatusCode::kInternal);
   EXPECT_NE(std::string(internal.message()).find("bad dtype"), std::string::npos);
+}
+
+/// An engine that defers reports, and notes what is begun and what is asked for.
+class DeferringEngine : public ForwardingEngine, public DeferredReports {
+ public:
+  using ForwardingEngine::ForwardingEngine;
+  std::vector<std::string> steps;
+
+  absl::StatusOr<Deferred<ParityReport>> StartCompareBits(
+      const Tensor& subject, const Tensor& reference, const Cancellation* cancellation) override {
+    return Noted(forwarded().CompareBits(subject, reference, cancellation));
+  }
+  absl::StatusOr<Deferred<ErrorReport>> StartMeasureError(
+      const Tensor& subject, const Tensor& reference, const Cancellation* cancellation) override {
+    return Noted(forwarded().MeasureError(subject, reference, cancellation));
+  }
+  absl::StatusOr<Deferred<BoundCheck>> StartCheckBound(const GemmDesc& desc, const Tensor& subject,
+                                                       const Tensor& exact,
+                                                       const Cancellation* cancellation) override {
+    return Noted(forwarded().CheckBound(desc, subject, exact, cancellation));
+  }
+  absl::StatusOr<StartedGemm> StartGemm(const GemmDesc& desc,
+                                        const Cancellation* cancellation) override {
+    absl::StatusOr<GemmResult> result = forwarded().Gemm(desc, cancellation);
+    if (!result.ok()) return result.status();
+    auto note = Noted(absl::StatusOr<std::string>(std::exchange(result->note, "")));
+    return StartedGemm{*std::move(result), *std::move(note)};
+  }
+
+ private:
+  template <typename Report>
+  absl::StatusOr<Deferred<Report>> Noted(absl::StatusOr<Report> report) {
+    if (!report.ok()) return report.status();
+    steps.push_back("begin");
+    return Deferred<Report>([this, report = *std::move(report)]() mutable {
+      steps.push_back("read");
+      return absl::StatusOr<Report>(std::move(report));
+    });
+  }
+};
+
+TEST(RunPlan, BeginsEveryReportBeforeItAsksForOne) {
+  const LayerRunRequest request = RequestOf({"fp8_current"});
+  const auto cpu = MakeCpuEngine({});
+  DeferringEngine engine(*cpu);
+  Watched watched;
+  const auto run = RunWatched(request, engine, nullptr, watched);
+  ASSERT_TRUE(run.ok()) << run.status();
+  const auto first_read = std::find(engine.steps.begin(), engine.steps.end(), "read");
+  EXPECT_EQ(std::find(first_read, engine.steps.end(), "begin"), engine.steps.end());
+  // Of y, dx, dw and db: a parity, a note and two errors each, of db, whose operands are the
+  // originals, one; and bounds of those from GEMMs.
+  EXPECT_EQ(engine.steps.end() - first_read, 4 * 4 - 1 + 3);
+  // The reports are those of an engine that gives them at once.
+  const RunReport at_once = RunOk(request);
+  for (const char* name : {"y", "dx", "dw", "db"}) {
+    const OutputReport& deferred = OutputOf(run->variants[0], name);
+    const OutputReport& expected = OutputOf(at_once.variants[0], name);
+    EXPECT_EQ(deferred.fingerprint, expected.fingerprint);
+    EXPECT_EQ(deferred.exact_note, expected.exact_note);
+    EXPECT_EQ(deferred.against_exact.parity.mismatch_count,
+              expected.against_exact.parity.mismatch_count);
+    EXPECT_EQ(deferred.against_exact.error.relative_frobenius,
+              expected.against_exact.error.relative_frobenius);
+    EXPECT_EQ(deferred.against_unquantized.relative_frobenius,
+              expected.against_unquantized.relative_frobenius);
+    ASSERT_EQ(deferred.bound.has_value(), expected.bound.has_value());
+    if (expected.bound.has_value()) {
+      EXPECT_EQ(deferred.bound->worst_ratio, expected.bound->worst_ratio);
+    }
+  }
 }
 
 TEST(RunPlan, NoRowsAreAValidRun) {

@@ -1,0 +1,48 @@
+// DescriptionReader: what an engine says of its device, read beside the work. A GPU's driver takes
+// milliseconds to say its clocks, longer than a small run.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "kernels/engine/engine.h"
+
+namespace quantgate {
+
+/// Thread-safe. Reads on a thread of its own, and only when asked to.
+class DescriptionReader {
+ public:
+  /// `read`: Engine::Describe of an engine that outlives this object. `now`: for tests.
+  explicit DescriptionReader(std::function<DeviceDescription()> read,
+                             std::function<absl::Time()> now = &absl::Now);
+  ~DescriptionReader();
+  DescriptionReader(const DescriptionReader&) = delete;
+  DescriptionReader& operator=(const DescriptionReader&) = delete;
+
+  /// Begins a reading, unless the last one is less than half as old as Get allows. Does not wait.
+  void Refresh();
+  /// A reading that is at most kDescriptionAgeMax old; waits for a new one where there is none.
+  DeviceDescription Get();
+
+ private:
+  void Work();
+  bool IsYounger(absl::Duration age) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::function<DeviceDescription()> read_;
+  const std::function<absl::Time()> now_;
+  std::mutex mutex_;
+  std::condition_variable is_asked_, has_read_;
+  std::optional<DeviceDescription> latest_ ABSL_GUARDED_BY(mutex_);
+  absl::Time read_at_ ABSL_GUARDED_BY(mutex_);  ///< Of latest_: when its reading began.
+  bool asked_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace quantgate
