@@ -1,5 +1,6 @@
 #include "kernels/engine/cuda_engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -27,9 +28,15 @@ std::string CudaVersionText(int version) {
   return absl::StrCat(version / 1000, ".", version % 1000 / 10);
 }
 
-/// How long after the end of a stage the next one begins with it: longer than the host takes
-/// between two stages, shorter than anything that is worth a stage.
-constexpr std::chrono::milliseconds kStagesFollow{1};
+/// What the host may take from one stage to the next without a pause between them: hardly a launch.
+constexpr std::chrono::microseconds kBetweenStages{50};
+
+bool IsAhead(const PooledCudaEvent& mark) {
+  const cudaError_t error = cudaEventQuery(mark.get());
+  if (error == cudaSuccess) return false;
+  cudaGetLastError();
+  return error == cudaErrorNotReady;
+}
 
 }  // namespace
 
@@ -64,11 +71,12 @@ class CudaEngine::CudaStopwatch final : public Stopwatch {
 
 absl::StatusOr<PooledCudaEvent> CudaEngine::MarkStage() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto now = std::chrono::steady_clock::now();
-  const bool is_same_point = last_mark_ != nullptr && work_at_last_mark_ == work_count_ &&
-                             now - last_mark_at_ < kStagesFollow;
-  if (is_same_point) return last_mark_;
   QG_RETURN_IF_ERROR(device_->MakeCurrent());
+  const auto now = std::chrono::steady_clock::now();
+  const bool is_same_point = last_mark_ != nullptr && work_at_last_mark_ == work_count_;
+  if (is_same_point && (now - last_mark_at_ < kBetweenStages || IsAhead(last_mark_))) {
+    return last_mark_;
+  }
   QG_ASSIGN_OR_RETURN(last_mark_, timed_events_.Record(*device_));
   work_at_last_mark_ = work_count_;
   last_mark_at_ = now;
@@ -149,6 +157,10 @@ absl::StatusOr<DelayedScalingState> CudaEngine::OnDevice(const DelayedScalingSta
 
 absl::StatusOr<Tensor> CudaEngine::ToDevice(const Tensor& tensor,
                                             const Cancellation* cancellation) {
+  if (!tensor.has_value() || tensor.space() == MemorySpace::kDevice) {
+    if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
+    return tensor;
+  }
   QG_TAKE_TURN(cancellation);
   return device_->ToDevice(tensor, cancellation);
 }
@@ -251,7 +263,12 @@ absl::Status CudaEngine::StartSummary(QuantizedTensor& quantized) {
 
 absl::StatusOr<std::vector<QuantizationSummary>> CudaEngine::Summarize(
     std::span<const QuantizedTensor> quantized) {
-  QG_TAKE_TURN(nullptr);
+  const bool gathers =
+      std::any_of(quantized.begin(), quantized.end(), [](const QuantizedTensor& one) {
+        return NeedsSummary(one) && !one.device_summary.has_value();
+      });
+  const Turn turn(*this, nullptr, gathers ? Turn::Kind::kWorks : Turn::Kind::kReads);
+  QG_RETURN_IF_ERROR(turn.status());
   return SummarizeCuda(*device_, quantized);
 }
 
@@ -398,7 +415,7 @@ absl::StatusOr<std::vector<Tensor>> CudaEngine::StartFingerprints(
 
 absl::StatusOr<std::vector<Fingerprint>> CudaEngine::ReadFingerprints(
     std::span<const Tensor> started) {
-  QG_TAKE_TURN(nullptr);
+  QG_TAKE_READING_TURN();
   static_assert(sizeof(Fingerprint) == 16);  // high and low, as the kernels write them.
   std::vector<Fingerprint> fingerprints(started.size());
   std::vector<CudaDevice::Result> results;
@@ -453,7 +470,7 @@ absl::StatusOr<Deferred<Report>> CudaEngine::ReadLater(
       [this, read = std::move(started->results),
        finish = std::move(started->finish)]() mutable -> absl::StatusOr<Report> {
         {
-          QG_TAKE_TURN(nullptr);
+          QG_TAKE_READING_TURN();
           QG_RETURN_IF_ERROR(device_->FinishRead(read));
         }
         return std::move(finish)(read.bytes.get());

@@ -170,7 +170,7 @@ class CudaEngine final : public Engine, public DeferredReports {
   class CudaStopwatch;
   /// The time at which the stream is through with what is on it. Each event costs the device a
   /// microsecond or two, so one serves as the end of a stage, the beginning of the stage that
-  /// follows at once and the mark of the first one's results.
+  /// follows without a pause and the mark of the first one's results.
   absl::StatusOr<PooledCudaEvent> MarkStage();
   absl::Status MoveToDevice(std::initializer_list<Tensor*> tensors,
                             const Cancellation* cancellation);

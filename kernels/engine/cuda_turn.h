@@ -7,12 +7,14 @@ namespace quantgate {
 
 class CudaEngine::Turn {
  public:
-  Turn(CudaEngine& engine, const Cancellation* cancellation) : lock_(engine.mutex_) {
+  enum class Kind { kWorks, kReads };
+  Turn(CudaEngine& engine, const Cancellation* cancellation, Kind kind = Kind::kWorks)
+      : lock_(engine.mutex_) {
     if (cancellation != nullptr) status_ = cancellation->Check();
     if (status_.ok()) status_ = engine.device_->MakeCurrent();
     // What this call puts on the stream is not among the results that were asked for before.
     if (status_.ok()) status_ = engine.device_->PlaceMark();
-    ++engine.work_count_;
+    if (kind == Kind::kWorks) ++engine.work_count_;
   }
   const absl::Status& status() const { return status_; }
 
@@ -26,4 +28,9 @@ class CudaEngine::Turn {
 /// Takes the turn of this engine for the rest of the function.
 #define QG_TAKE_TURN(cancellation)         \
   const Turn qg_turn(*this, cancellation); \
+  if (!qg_turn.status().ok()) return qg_turn.status()
+
+/// The same, of a function that puts nothing on the stream.
+#define QG_TAKE_READING_TURN()                            \
+  const Turn qg_turn(*this, nullptr, Turn::Kind::kReads); \
   if (!qg_turn.status().ok()) return qg_turn.status()

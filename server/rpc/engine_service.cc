@@ -10,7 +10,27 @@
 namespace quantgate {
 namespace {
 
-class EngineService : public v1::Engine::CallbackService {
+/// Streams of events are sent as bytes.
+template <typename Base>
+using RawStreams =
+    v1::Engine::WithRawCallbackMethod_Execute<v1::Engine::WithRawCallbackMethod_WaitRun<Base>>;
+template <typename Base>
+using UnaryCalls = v1::Engine::WithCallbackMethod_Quantize<
+    v1::Engine::WithCallbackMethod_Dequantize<v1::Engine::WithCallbackMethod_Gemm<
+        v1::Engine::WithCallbackMethod_Compare<v1::Engine::WithCallbackMethod_Explain<
+            v1::Engine::WithCallbackMethod_GetRun<v1::Engine::WithCallbackMethod_ListRuns<
+                v1::Engine::WithCallbackMethod_CancelRun<Base>>>>>>>>;
+
+template <typename Request>
+absl::StatusOr<Request> Parsed(const grpc::ByteBuffer& bytes) {
+  Request request;
+  grpc::ByteBuffer read = bytes;  // Which is used up.
+  if (grpc::SerializationTraits<Request>::Deserialize(&read, &request).ok()) return request;
+  return absl::InvalidArgumentError(
+      absl::StrCat("the message is no ", Request::descriptor()->full_name()));
+}
+
+class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
  public:
   EngineService(ServiceContext& context, Runs& runs) : context_(context), runs_(runs) {}
 
@@ -49,25 +69,30 @@ class EngineService : public v1::Engine::CallbackService {
                           [=, this] { return PrepareExplain(context_, *request, *response); });
   }
 
-  grpc::ServerWriteReactor<v1::RunEvent>* Execute(grpc::CallbackServerContext* server_context,
-                                                  const v1::ExecuteRequest* request) override {
-    const bool cancel = request->cancel_on_disconnect();
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Execute(grpc::CallbackServerContext* server_context,
+                                                      const grpc::ByteBuffer* bytes) override {
     return new RunStream(
-        context_, runs_, Rpc::kExecute, Admission::kUnlessDraining, server_context, cancel,
-        [this, request, cancel](const Call& call) -> absl::StatusOr<RunStream::Start> {
+        context_, runs_, Rpc::kExecute, Admission::kUnlessDraining, server_context,
+        [this, bytes](const Call& call) -> absl::StatusOr<RunStream::Start> {
+          QG_ASSIGN_OR_RETURN(v1::ExecuteRequest request,
+                              Parsed<v1::ExecuteRequest>(*bytes));
+          const bool cancel = request.cancel_on_disconnect();
           // A run that outlives its stream is not bound by the stream's deadline.
           const absl::Time deadline =
               cancel ? call.cancellation()->deadline() : absl::InfiniteFuture();
-          QG_ASSIGN_OR_RETURN(std::string run_id, runs_.Start(*request, deadline));
-          return RunStream::Start{std::move(run_id), 1};
+          QG_ASSIGN_OR_RETURN(std::string run_id, runs_.Start(request, deadline));
+          return RunStream::Start{std::move(run_id), 1, cancel};
         });
   }
 
-  grpc::ServerWriteReactor<v1::RunEvent>* WaitRun(grpc::CallbackServerContext* server_context,
-                                                  const v1::WaitRunRequest* request) override {
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* WaitRun(grpc::CallbackServerContext* server_context,
+                                                      const grpc::ByteBuffer* bytes) override {
     return new RunStream(context_, runs_, Rpc::kWaitRun, Admission::kAlways, server_context,
-                         /*cancel_on_disconnect=*/false,
-                         [this, request](const Call&) { return Attach(*request); });
+                         [this, bytes](const Call&) -> absl::StatusOr<RunStream::Start> {
+                           QG_ASSIGN_OR_RETURN(const v1::WaitRunRequest request,
+                                               Parsed<v1::WaitRunRequest>(*bytes));
+                           return Attach(request);
+                         });
   }
 
   grpc::ServerUnaryReactor* GetRun(grpc::CallbackServerContext* server_context,

@@ -1,17 +1,46 @@
 #include "server/rpc/run_stream.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
+
 #include <utility>
 
+#include "quantgate/v1/engine_service.pb.h"
 #include "server/errors.h"
 
 namespace quantgate {
+namespace {
+
+/// Whether an event is a run's last one. DATA_LOSS for bytes that are no event.
+absl::StatusOr<bool> EndsRun(const std::string& event) {
+  using google::protobuf::internal::WireFormatLite;
+  google::protobuf::io::CodedInputStream fields(reinterpret_cast<const uint8_t*>(event.data()),
+                                                static_cast<int>(event.size()));
+  bool ends = false;
+  while (const uint32_t tag = fields.ReadTag()) {
+    ends |= WireFormatLite::GetTagFieldNumber(tag) == v1::RunEvent::kFinishedFieldNumber;
+    if (!WireFormatLite::SkipField(&fields, tag)) break;
+  }
+  if (fields.ConsumedEntireMessage()) return ends;
+  return absl::DataLossError("the database holds a damaged run event");
+}
+
+/// The bytes where they are.
+grpc::ByteBuffer BufferOf(std::shared_ptr<const std::string> event) {
+  using Owner = std::shared_ptr<const std::string>;
+  auto* const owner = new Owner(std::move(event));
+  const grpc::Slice slice(
+      const_cast<char*>((*owner)->data()), (*owner)->size(),
+      [](void* done) { delete static_cast<Owner*>(done); }, owner);
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+}  // namespace
 
 RunStream::RunStream(ServiceContext& context, Runs& runs, Rpc rpc, Admission admission,
-                     grpc::CallbackServerContext* server_context, bool cancel_on_disconnect,
+                     grpc::CallbackServerContext* server_context,
                      absl::AnyInvocable<absl::StatusOr<Start>(const Call&) &&> start)
-    : call_(context, rpc, server_context),
-      runs_(runs),
-      cancel_on_disconnect_(cancel_on_disconnect) {
+    : call_(context, rpc, server_context), runs_(runs) {
   call_.MessageReceived();
   context.executor.Run([this, admission, start = std::move(start)]() mutable {
     Begin(admission, std::move(start));
@@ -29,6 +58,7 @@ void RunStream::Begin(Admission admission,
   {
     const std::lock_guard lock(mutex_);
     run_id_ = started->run_id;
+    cancel_on_disconnect_ = started->cancel_on_disconnect;
     was_cancelled = is_cancelled_;
   }
   // The client may have gone before there was a run to cancel.
@@ -45,18 +75,19 @@ void RunStream::Continue() {
   const absl::Status wanted = call_.cancellation()->Check();
   if (!wanted.ok()) return End(wanted);
   const bool was_live = runs_.live().IsLive(run_id_);
-  if (const auto latest = runs_.live().EventOf(run_id_, next_sequence_)) return Send(*latest);
-  const auto bytes = call_.context().run_store.ReadEvent(run_id_, next_sequence_);
+  if (auto latest = runs_.live().EventOf(run_id_, next_sequence_)) return Send(std::move(latest));
+  auto bytes = call_.context().run_store.ReadEvent(run_id_, next_sequence_);
   if (!bytes.ok()) return End(bytes.status());
-  if (bytes->has_value()) return Send(**bytes);
+  if (bytes->has_value()) return Send(std::make_shared<const std::string>(**std::move(bytes)));
   if (!was_live) return End(error::Internal("the run ended without its last event"));
   WaitForEvent();
 }
 
-void RunStream::Send(const std::string& event) {
-  if (!event_.ParseFromString(event)) {
-    return End(absl::DataLossError("the database holds a damaged run event"));
-  }
+void RunStream::Send(std::shared_ptr<const std::string> event) {
+  const absl::StatusOr<bool> is_last = EndsRun(*event);
+  if (!is_last.ok()) return End(is_last.status());
+  is_last_event_ = *is_last;
+  event_ = BufferOf(std::move(event));
   ++next_sequence_;
   StartWrite(&event_);
 }
@@ -78,21 +109,22 @@ void RunStream::WaitForEvent() {
 void RunStream::OnWriteDone(bool ok) {
   if (!ok) return End(absl::CancelledError("the client has gone"));
   call_.MessageSent();
-  if (event_.has_finished()) return End(absl::OkStatus());
+  if (is_last_event_) return End(absl::OkStatus());
   call_.context().executor.Run([this] { Continue(); });
 }
 
 void RunStream::OnCancel() {
   call_.cancellation()->Cancel();
   std::string run_id;
-  bool has_turn = false;
+  bool has_turn = false, cancels = false;
   {
     const std::lock_guard lock(mutex_);
     is_cancelled_ = true;
     run_id = run_id_;
+    cancels = cancel_on_disconnect_;
     has_turn = wait_token_ != 0 && runs_.live().StopWaiting(run_id_, wait_token_);
   }
-  if (!run_id.empty() && cancel_on_disconnect_) runs_.CancelLive(run_id);
+  if (!run_id.empty() && cancels) runs_.CancelLive(run_id);
   // OnDone comes after this reaction at the earliest, so `this` is still there.
   if (has_turn) call_.context().executor.Run([this] { Continue(); });
 }

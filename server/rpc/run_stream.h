@@ -1,15 +1,16 @@
-// RunStream: the events of a run, read from the run store one at a time, as fast as the client
-// takes them.
+// RunStream: the events of a run, one at a time, as fast as the client takes them: the latest from
+// memory, others from the run store. They are sent as they were stored, not parsed and written anew.
 #pragma once
 
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <memory>
 #include <mutex>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
-#include "quantgate/v1/engine_service.pb.h"
 #include "server/rpc/call.h"
 #include "server/rpc/runs.h"
 
@@ -17,25 +18,25 @@ namespace quantgate {
 
 /// At any time exactly one of these may go on, and so may finish: a task on the executor, a write
 /// under way, or the wait for the next event. Deletes itself.
-class RunStream : public grpc::ServerWriteReactor<v1::RunEvent> {
+class RunStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   /// Where the stream begins.
   struct Start {
     std::string run_id;
     int64_t sequence = 1;
+    bool cancel_on_disconnect = false;  ///< The run is cancelled when the client goes.
   };
 
-  /// `start` runs on the executor. With `cancel_on_disconnect` the run is cancelled when the client
-  /// goes.
+  /// `start` runs on the executor.
   RunStream(ServiceContext& context, Runs& runs, Rpc rpc, Admission admission,
-            grpc::CallbackServerContext* server_context, bool cancel_on_disconnect,
+            grpc::CallbackServerContext* server_context,
             absl::AnyInvocable<absl::StatusOr<Start>(const Call&) &&> start);
 
  private:
   void Begin(Admission admission, absl::AnyInvocable<absl::StatusOr<Start>(const Call&) &&> start);
   void Continue();
   /// The event with next_sequence_.
-  void Send(const std::string& event);
+  void Send(std::shared_ptr<const std::string> event);
   void WaitForEvent();
   void End(const absl::Status& status);
 
@@ -45,10 +46,11 @@ class RunStream : public grpc::ServerWriteReactor<v1::RunEvent> {
 
   Call call_;
   Runs& runs_;
-  const bool cancel_on_disconnect_;
+  bool cancel_on_disconnect_ = false;
   std::string run_id_;
   int64_t next_sequence_ = 1;
-  v1::RunEvent event_;
+  grpc::ByteBuffer event_;
+  bool is_last_event_ = false;
 
   std::mutex mutex_;
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
