@@ -201,10 +201,16 @@ absl::StatusOr<OutputReporter::Started> OutputReporter::Start(const LayerResult&
   return started;
 }
 
-absl::StatusOr<const ReportedOutput*> OutputReporter::Finish(Started started) {
-  if (started.known != nullptr) return started.known;
+absl::StatusOr<ReportedOutput> OutputReporter::FinishOnly(Started started) {
+  if (started.known != nullptr) return *started.known;
   QG_ASSIGN_OR_RETURN(ReportedOutput reported, started.measurement.Finish());
   QG_ASSIGN_OR_RETURN(reported.report.bound, started.bound.Finish());
+  return reported;
+}
+
+absl::StatusOr<const ReportedOutput*> OutputReporter::Finish(Started started) {
+  if (started.known != nullptr) return started.known;
+  QG_ASSIGN_OR_RETURN(ReportedOutput reported, FinishOnly(std::move(started)));
   const std::string identity = reported.identity;
   return &reported_.emplace(identity, std::move(reported)).first->second;
 }

@@ -58,6 +58,8 @@ class OutputReporter {
                                 const NamedTensor& output);
   /// The pointer stays valid as long as this object.
   absl::StatusOr<const ReportedOutput*> Finish(Started started);
+  /// In a run of one variant, whose outputs no other one shares: the report is not remembered.
+  absl::StatusOr<ReportedOutput> FinishOnly(Started started);
 
   /// One rank's part of an output, or one term of a sum over ranks: what it should be, on this
   /// reporter's engine, and whether it is.

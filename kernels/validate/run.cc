@@ -261,8 +261,15 @@ class PlanRun {
         return absl::OkStatus();
       }));
     }
+    // Heat maps are large: with one variant they are not kept for others.
+    const bool is_alone = request_.variants.size() == 1;
     for (OutputReporter::Started& one : started) {
-      QG_RETURN_IF_ERROR(FinishOne(index, result, std::move(one), report));
+      if (!is_alone) {
+        QG_RETURN_IF_ERROR(FinishOne(index, result, std::move(one), report));
+        continue;
+      }
+      QG_ASSIGN_OR_RETURN(ReportedOutput reported, reporter_.FinishOnly(std::move(one)));
+      report.outputs.push_back(std::move(reported.report));
     }
     for (size_t i = result.outputs.size(); i < report.outputs.size(); ++i) {
       report.outputs[i].is_intermediate = true;

@@ -43,9 +43,12 @@ v1::HeatMap HeatMapToProto(const HeatMap& map) {
     proto.add_column_edges(map.cells[column].column_begin);
   }
   proto.add_column_edges(map.cells.back().column_end);
+  const auto count = static_cast<int>(map.cells.size());
+  proto.mutable_rms_error()->Reserve(count);
+  proto.mutable_max_abs_error()->Reserve(count);
   for (const HeatMapCell& cell : map.cells) {
-    proto.add_rms_error(cell.rms_error);
-    proto.add_max_abs_error(cell.max_abs_error);
+    proto.mutable_rms_error()->AddAlreadyReserved(cell.rms_error);
+    proto.mutable_max_abs_error()->AddAlreadyReserved(cell.max_abs_error);
   }
   return proto;
 }

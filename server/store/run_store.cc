@@ -91,30 +91,42 @@ absl::StatusOr<RunRecord> RunStore::Create(const std::string& request_id, const 
                          .Bind(summary)
                          .Run());
   record.id = database_.last_row_id();
+  if (totals_.has_value()) ++totals_->runs;
   record.last_sequence = 1;
   QG_RETURN_IF_ERROR(InsertEvent(record.run_id, record.last_sequence, event));
-  QG_RETURN_IF_ERROR(DropOldest());
-  QG_RETURN_IF_ERROR(transaction.Commit());
+  absl::Status stored = DropOldest();
+  if (stored.ok()) stored = transaction.Commit();
+  if (!stored.ok()) totals_.reset();  // What was dropped is there again.
+  QG_RETURN_IF_ERROR(stored);
   return record;
 }
 
+absl::Status RunStore::CountAll() {
+  QG_ASSIGN_OR_RETURN(Statement count,
+                      database_.Prepare("SELECT count(*), total(event_bytes) FROM runs"));
+  QG_RETURN_IF_ERROR(count.Step().status());
+  totals_ = Totals{count.Integer(0), count.Integer(1)};
+  return absl::OkStatus();
+}
+
 absl::Status RunStore::DropOldest() {
+  if (!totals_.has_value()) QG_RETURN_IF_ERROR(CountAll());
+  const bool has_room = totals_->runs <= runs_kept_ + runs_kept_ / 16 &&
+                        totals_->event_bytes <= event_bytes_kept_ + event_bytes_kept_ / 16;
+  if (has_room) return absl::OkStatus();
   // A finished run goes when it is beyond the newest runs_kept_, or when the runs newer than it
-  // already hold all the bytes that are kept, which is seldom: sums over every run take longer than
-  // all else that starting a run asks for.
+  // already hold all the bytes that are kept.
   QG_ASSIGN_OR_RETURN(Statement drop,
                       database_.Prepare("DELETE FROM runs WHERE state >= 3 AND id <= "
                                         "(SELECT id FROM runs ORDER BY id DESC LIMIT 1 OFFSET ?)"));
   QG_RETURN_IF_ERROR(drop.Bind(int64_t{runs_kept_}).Run());
-  QG_ASSIGN_OR_RETURN(Statement sum, database_.Prepare("SELECT sum(event_bytes) > ? FROM runs"));
-  QG_RETURN_IF_ERROR(sum.Bind(event_bytes_kept_).Step().status());
-  if (sum.Integer(0) == 0) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(
       Statement drop_bytes,
       database_.Prepare("DELETE FROM runs WHERE state >= 3 AND id IN (SELECT id FROM (SELECT id, "
                         "sum(event_bytes) OVER (ORDER BY id DESC) AS bytes FROM runs) WHERE "
                         "bytes > ?)"));
-  return drop_bytes.Bind(event_bytes_kept_).Run();
+  QG_RETURN_IF_ERROR(drop_bytes.Bind(event_bytes_kept_).Run());
+  return CountAll();
 }
 
 absl::Status RunStore::Remove(const std::string& run_id) {
@@ -140,7 +152,10 @@ absl::Status RunStore::InsertEvent(const std::string& run_id, int64_t sequence,
       Statement update,
       database_.Prepare("UPDATE runs SET last_sequence = ?, event_bytes = event_bytes + ? "
                         "WHERE run_id = ?"));
-  return update.Bind(sequence).Bind(static_cast<int64_t>(event.size())).Bind(run_id).Run();
+  QG_RETURN_IF_ERROR(
+      update.Bind(sequence).Bind(static_cast<int64_t>(event.size())).Bind(run_id).Run());
+  if (totals_.has_value()) totals_->event_bytes += static_cast<int64_t>(event.size());
+  return absl::OkStatus();
 }
 
 absl::Status RunStore::AppendEvent(const std::string& run_id, int64_t sequence,

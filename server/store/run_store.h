@@ -43,7 +43,9 @@ struct RunPage {
 
 class RunStore {
  public:
-  /// Finished runs beyond this number, and beyond this many bytes of events, go, the oldest first.
+  /// Finished runs beyond this number, and beyond this many bytes of events, go, the oldest first:
+  /// once a sixteenth more are there, since finding them takes longer than all else that starting a
+  /// run asks for.
   explicit RunStore(Database& database, int runs_kept = kRunsKept,
                     int64_t event_bytes_kept = kRunEventBytesKept)
       : database_(database), runs_kept_(runs_kept), event_bytes_kept_(event_bytes_kept) {}
@@ -82,10 +84,17 @@ class RunStore {
   absl::Status AwaitDisk(std::span<const RunRecord> records);
   absl::StatusOr<RunPage> ReadPage(int64_t before_id, int page_size);
   absl::Status DropOldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
+  absl::Status CountAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
 
   Database& database_;
   const int runs_kept_;
   const int64_t event_bytes_kept_;
+  /// At least what is there; counted by the first who needs it.
+  struct Totals {
+    int64_t runs = 0;
+    int64_t event_bytes = 0;
+  };
+  std::optional<Totals> totals_ ABSL_GUARDED_BY(database_.mutex());
 };
 
 }  // namespace quantgate

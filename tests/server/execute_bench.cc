@@ -236,8 +236,8 @@ class Subject {
       if (!Execute(server_, request_).has_value()) return false;
       const absl::StatusOr<DeviceActivity> activity = TakeDeviceActivity();
       if (!activity.ok()) {
-        std::printf("  the device's time is not known: %s\n", activity.status().ToString().c_str());
-        return true;
+        std::fprintf(stderr, "no record of the device: %s\n", activity.status().ToString().c_str());
+        return false;
       }
       times.Add(kBusy, activity->busy_seconds);
       times.Add("  from its first work to its last", activity->span_seconds);
@@ -256,29 +256,49 @@ class Subject {
   int calls_ = 0, launches_ = 0;
 };
 
-bool Measure(const std::string& device, int64_t size, int runs, bool& records) {
+/// The client's median, or nothing where a run failed.
+std::optional<double> MeasureRuns(const std::string& device, int64_t size, int runs) {
   Subject subject(device, size);
-  Times warm_up, times, recorded;
-  if (!subject.Run(3, warm_up) || !subject.Run(runs, times)) return false;
+  Times warm_up, times;
+  if (!subject.Run(3, warm_up) || !subject.Run(runs, times)) return std::nullopt;
   std::printf("%lld^3 on %s, medians of %d runs, %d calls of the engine each\n",
               static_cast<long long>(size), device.c_str(), runs, subject.calls());
   times.Print();
   if (device == "cpu") {
     std::printf("  the service adds %.3f ms to the engine's calls\n",
                 (times.MedianOf(kClient) - times.MedianOf(kInCalls)) * 1e3);
+  }
+  return times.MedianOf(kClient);
+}
+
+/// Beside the client's median of runs that were not recorded.
+bool MeasureDevice(const std::string& device, int64_t size, int runs, double client) {
+  Subject subject(device, size);
+  Times warm_up, recorded;
+  if (!subject.RunRecorded(3, warm_up) || !subject.RunRecorded(runs, recorded)) return false;
+  std::printf("%lld^3, %d kernels, copies and fills each\n", static_cast<long long>(size),
+              subject.launches());
+  recorded.Print();
+  std::printf("  the service adds %.3f ms to that: the client had it after %.3f ms\n",
+              (client - recorded.MedianOf(kBusy)) * 1e3, client * 1e3);
+  return true;
+}
+
+bool Measure(const std::string& device, const std::vector<int64_t>& sizes, int runs) {
+  std::vector<double> clients;
+  for (const int64_t size : sizes) {
+    const std::optional<double> client = MeasureRuns(device, size, runs);
+    if (!client.has_value()) return false;
+    clients.push_back(*client);
+  }
+  if (device == "cpu") return true;
+  if (const absl::Status recording = RecordDeviceActivity(); !recording.ok()) {
+    std::printf("no record of the device: %s\n", recording.ToString().c_str());
     return true;
   }
-  if (!records) {
-    const absl::Status recording = RecordDeviceActivity();
-    records = recording.ok();
-    if (!records) std::printf("  no record of the device: %s\n", recording.ToString().c_str());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (!MeasureDevice(device, sizes[i], runs, clients[i])) return false;
   }
-  if (!records) return true;
-  if (!subject.RunRecorded(3, warm_up)) return false;
-  if (!subject.RunRecorded(runs, recorded)) return false;
-  recorded.Print();
-  std::printf("  the service adds %.3f ms to %d kernels, copies and fills\n",
-              (times.MedianOf(kClient) - recorded.MedianOf(kBusy)) * 1e3, subject.launches());
   return true;
 }
 
@@ -302,9 +322,5 @@ int main(int argc, char** argv) {
     }
   }
   if (sizes.empty()) sizes = {512, 4096};
-  bool records = false;
-  for (const int64_t size : sizes) {
-    if (!quantgate::Measure(device, size, runs, records)) return 1;
-  }
-  return 0;
+  return quantgate::Measure(device, sizes, runs) ? 0 : 1;
 }

@@ -132,6 +132,25 @@ TEST_F(RecordStoresTest, OnlyTheNewestFinishedRunsAreKept) {
   EXPECT_TRUE(runs.Get(live.run_id).ok());
 }
 
+TEST_F(RecordStoresTest, OldRunsGoSeveralAtATime) {
+  RunStore runs(*database_, /*runs_kept=*/32);
+  std::vector<std::string> ids;
+  const auto finish_one = [&] {
+    ids.push_back(Create(runs, "", 1).run_id);
+    ASSERT_TRUE(runs.Finish(ids.back(), 2, "f", RunState::kSucceeded, absl::OkStatus()).ok());
+  };
+  for (int i = 0; i < 34; ++i) finish_one();
+  EXPECT_TRUE(runs.Get(ids[0]).ok());
+  finish_one();
+  for (int i = 0; i < 35; ++i) EXPECT_EQ(runs.Get(ids[i]).ok(), i >= 3) << i;
+  // Another store of the same database knows as much.
+  RunStore again(*database_, /*runs_kept=*/32);
+  for (int i = 0; i < 2; ++i) Create(again, "", 1);
+  EXPECT_TRUE(again.Get(ids[3]).ok());
+  Create(again, "", 1);
+  EXPECT_FALSE(again.Get(ids[3]).ok());
+}
+
 TEST_F(RecordStoresTest, OnlySoManyBytesOfEventsAreKept) {
   RunStore runs(*database_, /*runs_kept=*/100, /*event_bytes_kept=*/1000);
   const RunRecord live = Create(runs, "", 0);
