@@ -80,6 +80,7 @@ absl::StatusOr<PooledCudaEvent> CudaEngine::MarkStage() {
   QG_ASSIGN_OR_RETURN(last_mark_, timed_events_.Record(*device_));
   work_at_last_mark_ = work_count_;
   last_mark_at_ = now;
+  device_->NoteReads(last_mark_);
   QG_RETURN_IF_ERROR(device_->PlaceMark(last_mark_));
   return last_mark_;
 }

@@ -31,10 +31,10 @@ ExactCudaOperand WithFloors(const CudaOperand& operand, const AbsoluteFloors& fl
   return {operand, true, floors.element, floors.scale, floors.product};
 }
 
-absl::StatusOr<StartedReport<BoundCheck>> Start(ExactCudaPath path, CudaDevice& device,
-                                                const GemmDesc& desc, const Tensor& subject,
-                                                const Tensor& exact,
-                                                const Cancellation* cancellation) {
+absl::StatusOr<StartedReport<BoundCheck>> StartCheck(ExactCudaPath path, CudaDevice& device,
+                                                     const GemmDesc& desc, const Tensor& subject,
+                                                     const Tensor& exact,
+                                                     const Cancellation* cancellation) {
   QG_RETURN_IF_ERROR(device.MakeCurrent());
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(desc));
   QG_RETURN_IF_ERROR(CheckComparands(shape, subject, exact));
@@ -76,7 +76,7 @@ absl::StatusOr<StartedReport<BoundCheck>> Start(ExactCudaPath path, CudaDevice& 
 absl::StatusOr<BoundCheck> CheckBoundCudaBy(ExactCudaPath path, CudaDevice& device,
                                             const GemmDesc& desc, const Tensor& subject,
                                             const Tensor& exact, const Cancellation* cancellation) {
-  return ReadReport(device, Start(path, device, desc, subject, exact, cancellation));
+  return ReadReport(device, StartCheck(path, device, desc, subject, exact, cancellation));
 }
 
 absl::StatusOr<StartedReport<BoundCheck>> StartCheckBoundCuda(CudaDevice& device,
@@ -84,7 +84,7 @@ absl::StatusOr<StartedReport<BoundCheck>> StartCheckBoundCuda(CudaDevice& device
                                                               const Tensor& subject,
                                                               const Tensor& exact,
                                                               const Cancellation* cancellation) {
-  return Start(ExactCudaPath::kTensorCores, device, desc, subject, exact, cancellation);
+  return StartCheck(ExactCudaPath::kTensorCores, device, desc, subject, exact, cancellation);
 }
 
 absl::StatusOr<BoundCheck> CheckBoundCuda(CudaDevice& device, const GemmDesc& desc,

@@ -59,8 +59,9 @@ std::string NoteOf(const ExactCounts& counts, const GemmShape& shape) {
   return ExactNote(ways);
 }
 
-absl::StatusOr<StartedExactGemm> Start(ExactCudaPath path, CudaDevice& device,
-                                       const GemmDesc& given, const Cancellation* cancellation) {
+absl::StatusOr<StartedExactGemm> StartExact(ExactCudaPath path, CudaDevice& device,
+                                            const GemmDesc& given,
+                                            const Cancellation* cancellation) {
   QG_RETURN_IF_ERROR(device.MakeCurrent());
   GemmDesc desc = given;
   desc.arithmetic = Arithmetic{ArithmeticFamily::kExact};
@@ -113,7 +114,7 @@ absl::StatusOr<StartedExactGemm> Start(ExactCudaPath path, CudaDevice& device,
 
 absl::StatusOr<GemmResult> ExactGemmCudaBy(ExactCudaPath path, CudaDevice& device,
                                            const GemmDesc& desc, const Cancellation* cancellation) {
-  QG_ASSIGN_OR_RETURN(StartedExactGemm started, Start(path, device, desc, cancellation));
+  QG_ASSIGN_OR_RETURN(StartedExactGemm started, StartExact(path, device, desc, cancellation));
   QG_ASSIGN_OR_RETURN(started.result.note,
                       ReadReport<std::string>(device, std::move(started.note)));
   return std::move(started.result);
@@ -121,7 +122,7 @@ absl::StatusOr<GemmResult> ExactGemmCudaBy(ExactCudaPath path, CudaDevice& devic
 
 absl::StatusOr<StartedExactGemm> StartExactGemmCuda(CudaDevice& device, const GemmDesc& desc,
                                                     const Cancellation* cancellation) {
-  return Start(ExactCudaPath::kTensorCores, device, desc, cancellation);
+  return StartExact(ExactCudaPath::kTensorCores, device, desc, cancellation);
 }
 
 absl::StatusOr<GemmResult> ExactGemmCuda(CudaDevice& device, const GemmDesc& desc,

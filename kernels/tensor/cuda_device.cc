@@ -403,11 +403,25 @@ absl::StatusOr<CudaDevice::PendingRead> CudaDevice::StartRead(const Tensor& resu
   return read;
 }
 
+void CudaDevice::NoteReads(std::shared_ptr<CUevent_st> recorded) {
+  const int64_t noted = reads_before_.empty() ? reads_done_ : reads_before_.back().first;
+  if (reads_started_ > noted) reads_before_.emplace_back(reads_started_, std::move(recorded));
+}
+
 absl::Status CudaDevice::FinishRead(const PendingRead& read) {
   if (read.number <= reads_done_) return absl::OkStatus();
-  const int64_t started = reads_started_;
-  QG_RETURN_IF_ERROR(Synchronize());
+  const auto is_before = [&](const auto& noted) { return noted.first < read.number; };
+  while (!reads_before_.empty() && is_before(reads_before_.front())) reads_before_.pop_front();
+  if (reads_before_.empty()) {
+    const int64_t started = reads_started_;
+    QG_RETURN_IF_ERROR(Synchronize());
+    reads_done_ = started;
+    return absl::OkStatus();
+  }
+  const auto [started, event] = reads_before_.front();
+  QG_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(event.get()));
   reads_done_ = started;
+  reads_before_.pop_front();
   return absl::OkStatus();
 }
 

@@ -12,9 +12,11 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -99,7 +101,10 @@ class CudaDevice {
   absl::StatusOr<PendingRead> TakeReadMemory();
   /// Begins to copy a tensor of this device, which may then be dropped.
   absl::StatusOr<PendingRead> StartRead(const Tensor& results);
-  /// Waits for everything on the stream, once for all reads that were started before.
+  /// An event that was recorded on the stream after all reads so far, for those that wait for them.
+  void NoteReads(std::shared_ptr<CUevent_st> recorded);
+  /// Waits for the first such event behind the read, and where there is none for everything on the
+  /// stream; once for all reads that were started before.
   absl::Status FinishRead(const PendingRead& read);
   /// A few bytes (at most 4096) from host to device, read before this returns: parameters.
   absl::Status Write(const void* host, void* device, size_t bytes);
@@ -153,7 +158,9 @@ class CudaDevice {
   cudaStream_t results_stream_ = nullptr;
   std::shared_ptr<ReadMemory> read_memory_;
   int64_t reads_started_ = 0;
-  int64_t reads_done_ = 0;   ///< Of them, those that the host has waited for.
+  int64_t reads_done_ = 0;  ///< Of them, those that the host has waited for.
+  /// Reads that had been started when an event was recorded, ascending.
+  std::deque<std::pair<int64_t, std::shared_ptr<CUevent_st>>> reads_before_;
   size_t next_staging_ = 0;  ///< Of WriteStaged.
 };
 
