@@ -321,12 +321,14 @@ TEST(StartTest, RunsOfAKilledProcessHaveFailed) {
     // What a process that was killed during a run leaves behind.
     const auto database = Database::Open(server.data_dir() + "/data/quantgate.db").value();
     RunStore runs(*database);
-    run_id = runs.Create("", {}, "linear x 1 variant").value().run_id;
-    v1::RunEvent event;
-    event.set_run_id(run_id);
-    event.set_sequence(1);
-    event.mutable_accepted();
-    ASSERT_TRUE(runs.AppendEvent(run_id, 1, event.SerializeAsString()).ok());
+    const auto accepted = [](const std::string& id) {
+      v1::RunEvent event;
+      event.set_run_id(id);
+      event.set_sequence(1);
+      event.mutable_accepted();
+      return event.SerializeAsString();
+    };
+    run_id = runs.Create("", {}, "linear x 1 variant", accepted).value().run_id;
     ASSERT_TRUE(runs.SetRunning(run_id).ok());
   }
   server.Restart();
