@@ -39,6 +39,10 @@ v1::OpenSessionRequest OpenRequest(const std::string& recipe = "fp8_delayed") {
   return request;
 }
 
+int64_t BytesOfSpec(const v1::OpenSessionRequest& request) {
+  return static_cast<int64_t>(request.spec().ByteSizeLong());
+}
+
 v1::SessionStepRequest ForwardRequest(const std::string& id, int64_t step) {
   v1::SessionStepRequest request;
   request.set_session_id(id);
@@ -131,8 +135,8 @@ TEST_F(SessionsTest, TrainsAndSaysWhatEachStepDid) {
   EXPECT_EQ(opened.step(), 0);
   EXPECT_EQ(opened.device(), "cpu");
   EXPECT_EQ(opened.spec().layers_size(), 2);
-  // bf16 weights and f32 masters.
-  EXPECT_EQ(opened.bytes(), 2 * kSize * kSize * (2 + 4));
+  // bf16 weights and f32 masters, and what was asked for.
+  EXPECT_EQ(opened.bytes(), 2 * kSize * kSize * (2 + 4) + BytesOfSpec(OpenRequest()));
 
   v1::SessionStepResponse forward;
   ASSERT_TRUE(Step(ForwardRequest(opened.session_id(), 0), forward).ok());
@@ -477,8 +481,7 @@ TEST_F(SessionsTest, AThousandAreOpenAtOnce) {
   for (const size_t i : {0, 499, 999}) {
     const v1::Session session = Get(ids[i]);
     EXPECT_EQ(session.state(), "open");
-    // All that a session takes beside its tensors is less than they are.
-    EXPECT_EQ(session.bytes(), 2 * kSize * kSize * 6);
+    EXPECT_EQ(session.bytes(), 2 * kSize * kSize * 6 + BytesOfSpec(request));
   }
 }
 
