@@ -18,7 +18,8 @@ namespace quantgate {
 class LiveRuns {
  public:
   void Begin(const std::string& run_id, std::shared_ptr<Cancellation> cancellation);
-  /// Event `sequence` may be told, and all before it are stored: wakes everybody who waits.
+  /// Event `sequence` may be told, and all large ones before it are stored: wakes everybody who
+  /// waits.
   void Published(const std::string& run_id, int64_t sequence,
                  std::shared_ptr<const std::string> event);
   /// An event, so that who follows a run need not wait for the database behind whoever writes

@@ -38,6 +38,9 @@ std::string SourceText(const TensorReference& reference) {
 /// What a variant's report may take of a message beside its outputs' bytes.
 constexpr size_t kReportBytesMax = kMessageBytesMax - kInlineBytesMax - (256 << 10);
 
+/// Small events that wait for one that is stored: a second of progress.
+constexpr size_t kUnstoredEventsMax = 50;
+
 /// A layer of many experts has more outputs than heat maps fit into a message: those of the last
 /// outputs are left out, and a note says so.
 void LeaveOutHeatMaps(v1::VariantReport& report) {
@@ -121,7 +124,9 @@ void RunJob::Run(absl::Status admission) {
 }
 
 absl::StatusOr<v1::RunReport> RunJob::Execute() {
-  QG_RETURN_IF_ERROR(context_.run_store.SetRunning(run_id_));
+  // Beside the run; a database that fails says so to what is stored next.
+  context_.executor.Run(
+      [&store = context_.run_store, run_id = run_id_] { (void)store.SetRunning(run_id); });
   const absl::Time start = absl::Now();
   QG_ASSIGN_OR_RETURN(const Plan plan,
                       LoadLayerRun(run_, context_.loader, device_, cancellation_.get()));
@@ -134,7 +139,11 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
   report.set_schema_version(1);
   report.set_run_id(run_id_);
   device_.description.Refresh();  // The run goes on meanwhile.
-  QG_RETURN_IF_ERROR(AddInputs(plan, report));
+  QG_ASSIGN_OR_RETURN(const std::vector<Input> inputs, InputsOf(plan));
+  std::vector<Tensor> tensors;
+  for (const Input& input : inputs) tensors.push_back(input.tensor);
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> fingerprints,
+                      device_.engine->StartFingerprints(tensors, cancellation_.get()));
   report.set_reproduce(ReproduceCommand(run_));
   if (run_.reference.has_value()) report.set_reference(*run_.reference);
 
@@ -147,6 +156,7 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
       RunPlan(plan, *device_.engine, cancellation_.get(),
               RunObserver{on_progress, on_variant, &context_.metrics.communication()}));
   context_.metrics.StageTook(Stage::kStore, store_time_);
+  QG_RETURN_IF_ERROR(DescribeInputs(inputs, fingerprints, report));
   const DeviceDescription device = device_.description.Get();
   *report.mutable_environment() = EnvironmentToProto(std::span(&device, 1));
   for (const PairSummary& pair : result.pairs) *report.add_pairs() = PairSummaryToProto(pair);
@@ -154,7 +164,7 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
   return report;
 }
 
-absl::Status RunJob::AddInputs(const Plan& plan, v1::RunReport& report) {
+absl::StatusOr<std::vector<RunJob::Input>> RunJob::InputsOf(const Plan& plan) {
   const LayerRequest& step = plan.request().step;
   std::vector<Input> inputs = {{"x", &run_.x, step.x},
                                {"grad_output", &run_.grad_output, step.grad_output}};
@@ -172,14 +182,13 @@ absl::Status RunJob::AddInputs(const Plan& plan, v1::RunReport& report) {
     inputs.push_back({absl::StrCat("delayed_state[", name, "]"), &reference, state});
   }
   std::erase_if(inputs, [](const Input& input) { return !input.reference->has_value(); });
-  return DescribeInputs(inputs, report);
+  return inputs;
 }
 
-absl::Status RunJob::DescribeInputs(const std::vector<Input>& inputs, v1::RunReport& report) {
-  std::vector<Tensor> tensors;
-  for (const Input& input : inputs) tensors.push_back(input.tensor);
+absl::Status RunJob::DescribeInputs(const std::vector<Input>& inputs,
+                                    std::span<const Tensor> started, v1::RunReport& report) {
   QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
-                      device_.engine->FingerprintsOf(tensors, cancellation_.get()));
+                      device_.engine->ReadFingerprints(started));
   for (size_t i = 0; i < inputs.size(); ++i) {
     v1::InputTensor& proto = *report.add_inputs();
     proto.set_name(inputs[i].name);
@@ -210,7 +219,7 @@ void RunJob::OnProgress(const RunProgress& progress) {
   event.mutable_progress()->set_step(progress.step);
   event.mutable_progress()->set_step_count(progress.step_count);
   event.mutable_progress()->set_what(progress.what);
-  Stop(Publish(event));
+  Stop(Publish(event, Storing::kWithNext));
 }
 
 void RunJob::OnVariant(int index, const VariantReport& report) {
@@ -248,15 +257,20 @@ absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
     QG_RETURN_IF_ERROR(
         writer.Write(report.state[i].name, state[i], fingerprints[i], proto.add_state()));
   }
-  return Publish(event);
+  return Publish(event, Storing::kNow);
 }
 
-absl::Status RunJob::Publish(v1::RunEvent& event) {
+absl::Status RunJob::Publish(v1::RunEvent& event, Storing storing) {
   event.set_run_id(run_id_);
   event.set_sequence(++last_sequence_);
-  const auto bytes = std::make_shared<const std::string>(event.SerializeAsString());
+  auto bytes = std::make_shared<const std::string>(event.SerializeAsString());
   live_.Published(run_id_, last_sequence_, bytes);
-  return context_.run_store.AppendEvent(run_id_, last_sequence_, *bytes);
+  if (storing == Storing::kWithNext && unstored_.size() < kUnstoredEventsMax) {
+    unstored_.push_back(std::move(bytes));
+    return absl::OkStatus();
+  }
+  const auto before = std::exchange(unstored_, {});
+  return context_.run_store.AppendEvent(run_id_, last_sequence_, *bytes, before);
 }
 
 void RunJob::Stop(const absl::Status& status) {
@@ -272,7 +286,8 @@ void RunJob::Finish(const absl::Status& status, const v1::RunReport& report) {
       std::make_shared<const std::string>(FinishedEvent(run_id_, sequence, state, status, report));
   // Nobody is told of an end that a crash of this process could take back. When it cannot be
   // stored, streams see the run end without its last event and say so.
-  const absl::Status stored = context_.run_store.Finish(run_id_, sequence, *event, state, status);
+  const absl::Status stored =
+      context_.run_store.Finish(run_id_, sequence, *event, state, status, unstored_);
   if (stored.ok()) live_.Published(run_id_, sequence, event);
   live_.End(run_id_);
 }

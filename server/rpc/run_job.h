@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,16 +37,20 @@ class RunJob {
 
   absl::StatusOr<v1::RunReport> Execute();
   absl::StatusOr<v1::RunReport> ExecutePlan(const Plan& plan);
-  absl::Status AddInputs(const Plan& plan, v1::RunReport& report);
-  absl::Status DescribeInputs(const std::vector<Input>& inputs, v1::RunReport& report);
+  absl::StatusOr<std::vector<Input>> InputsOf(const Plan& plan);
+  /// `fingerprints`: of Engine::StartFingerprints.
+  absl::Status DescribeInputs(const std::vector<Input>& inputs,
+                              std::span<const Tensor> fingerprints, v1::RunReport& report);
   /// Where the input came from, and its digest.
   absl::Status DescribeSource(const TensorReference& reference, const Tensor& tensor,
                               v1::InputTensor& proto);
   void OnProgress(const RunProgress& progress);
   void OnVariant(int index, const VariantReport& report);
   absl::Status PublishVariant(int index, const VariantReport& report);
-  /// Those who follow the run have the event at once; it is stored before the next one is made.
-  absl::Status Publish(v1::RunEvent& event);
+  /// Those who follow the run have the event at once. A small one is stored with the next one that
+  /// is not: a crash of this process fails the run anyway.
+  enum class Storing { kNow, kWithNext };
+  absl::Status Publish(v1::RunEvent& event, Storing storing);
   /// Stops the run: there is no use in going on when its events cannot be kept.
   void Stop(const absl::Status& status);
   void Finish(const absl::Status& status, const v1::RunReport& report);
@@ -58,8 +63,9 @@ class RunJob {
   const std::shared_ptr<Cancellation> cancellation_;
   const absl::Time enqueued_;
   int64_t last_sequence_ = 1;
-  absl::Status stopped_;  // Why Stop was called.
-  /// Each event is stored; more than an eye can follow would only hold up the device.
+  std::vector<std::shared_ptr<const std::string>> unstored_;  // Up to last_sequence_.
+  absl::Status stopped_;                                      // Why Stop was called.
+  /// Each event is sent and stored; nobody's eye can follow more.
   Throttle progress_throttle_{std::chrono::milliseconds(20)};
   absl::Duration store_time_;
 };

@@ -137,9 +137,13 @@ absl::Status RunStore::Remove(const std::string& run_id) {
 
 absl::Status RunStore::SetRunning(const std::string& run_id) {
   const std::lock_guard lock(database_.mutex());
-  QG_ASSIGN_OR_RETURN(Statement update,
-                      database_.Prepare("UPDATE runs SET state = ? WHERE run_id = ?"));
-  return update.Bind(static_cast<int64_t>(RunState::kRunning)).Bind(run_id).Run();
+  QG_ASSIGN_OR_RETURN(
+      Statement update,
+      database_.Prepare("UPDATE runs SET state = ? WHERE run_id = ? AND state = ?"));
+  return update.Bind(static_cast<int64_t>(RunState::kRunning))
+      .Bind(run_id)
+      .Bind(static_cast<int64_t>(RunState::kQueued))
+      .Run();
 }
 
 absl::Status RunStore::InsertEvent(const std::string& run_id, int64_t sequence,
@@ -158,21 +162,28 @@ absl::Status RunStore::InsertEvent(const std::string& run_id, int64_t sequence,
   return absl::OkStatus();
 }
 
+absl::Status RunStore::InsertEvents(const std::string& run_id, int64_t sequence,
+                                    const std::string& event, Events before) {
+  int64_t next = sequence - static_cast<int64_t>(before.size());
+  for (const auto& earlier : before) QG_RETURN_IF_ERROR(InsertEvent(run_id, next++, *earlier));
+  return InsertEvent(run_id, sequence, event);
+}
+
 absl::Status RunStore::AppendEvent(const std::string& run_id, int64_t sequence,
-                                   const std::string& event) {
+                                   const std::string& event, Events before) {
   const std::lock_guard lock(database_.mutex());
   Transaction transaction(database_);
   QG_RETURN_IF_ERROR(transaction.Begin());
-  QG_RETURN_IF_ERROR(InsertEvent(run_id, sequence, event));
+  QG_RETURN_IF_ERROR(InsertEvents(run_id, sequence, event, before));
   return transaction.Commit();
 }
 
 absl::Status RunStore::Finish(const std::string& run_id, int64_t sequence, const std::string& event,
-                              RunState state, const absl::Status& status) {
+                              RunState state, const absl::Status& status, Events before) {
   const std::lock_guard lock(database_.mutex());
   Transaction transaction(database_);
   QG_RETURN_IF_ERROR(transaction.Begin());
-  QG_RETURN_IF_ERROR(InsertEvent(run_id, sequence, event));
+  QG_RETURN_IF_ERROR(InsertEvents(run_id, sequence, event, before));
   QG_ASSIGN_OR_RETURN(Statement update,
                       database_.Prepare("UPDATE runs SET state = ?, finished = ?, status_code = ?, "
                                         "status_message = ? WHERE run_id = ?"));

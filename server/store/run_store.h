@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -61,12 +62,17 @@ class RunStore {
   /// Forgets a run that was not accepted after all.
   absl::Status Remove(const std::string& run_id);
 
+  /// Of a run that is still queued; nothing for others.
   absl::Status SetRunning(const std::string& run_id);
-  /// Adds the event with the next sequence number, which must be `sequence`.
-  absl::Status AppendEvent(const std::string& run_id, int64_t sequence, const std::string& event);
+  /// Events before another one that are not stored yet, in order.
+  using Events = std::span<const std::shared_ptr<const std::string>>;
+  /// Adds the event with the next sequence number, which must be `sequence`, behind those `before`
+  /// it.
+  absl::Status AppendEvent(const std::string& run_id, int64_t sequence, const std::string& event,
+                           Events before = {});
   /// Adds the last event and the final state together; does not wait for the disk.
   absl::Status Finish(const std::string& run_id, int64_t sequence, const std::string& event,
-                      RunState state, const absl::Status& status);
+                      RunState state, const absl::Status& status, Events before = {});
 
   /// NOT_FOUND.
   absl::StatusOr<RunRecord> Get(const std::string& run_id);
@@ -80,6 +86,9 @@ class RunStore {
  private:
   absl::Status InsertEvent(const std::string& run_id, int64_t sequence, const std::string& event)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
+  /// Those before `sequence` first.
+  absl::Status InsertEvents(const std::string& run_id, int64_t sequence, const std::string& event,
+                            Events before) ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
   /// Waits for the disk where one of them has ended.
   absl::Status AwaitDisk(std::span<const RunRecord> records);
   absl::StatusOr<RunPage> ReadPage(int64_t before_id, int page_size);

@@ -117,6 +117,22 @@ TEST_F(RecordStoresTest, RunsKeepTheirEventsAndState) {
   EXPECT_TRUE(absl::IsAlreadyExists(runs_->FindRequest("r1", ContentNumber(2)).status()));
 }
 
+TEST_F(RecordStoresTest, EventsAreStoredSeveralAtATime) {
+  const RunRecord run = Create(*runs_, "", 1);
+  const auto event = [](const char* text) { return std::make_shared<const std::string>(text); };
+  const std::vector<std::shared_ptr<const std::string>> first = {event("2"), event("3")};
+  ASSERT_TRUE(runs_->AppendEvent(run.run_id, 4, "4", first).ok());
+  const std::vector<std::shared_ptr<const std::string>> last = {event("5")};
+  ASSERT_TRUE(runs_->Finish(run.run_id, 6, "6", RunState::kSucceeded, absl::OkStatus(), last).ok());
+  for (int64_t sequence = 2; sequence <= 6; ++sequence) {
+    EXPECT_EQ(runs_->ReadEvent(run.run_id, sequence).value(), std::to_string(sequence));
+  }
+  EXPECT_EQ(runs_->Get(run.run_id).value().last_sequence, 6);
+  // Too late: it has ended.
+  ASSERT_TRUE(runs_->SetRunning(run.run_id).ok());
+  EXPECT_EQ(runs_->Get(run.run_id).value().state, RunState::kSucceeded);
+}
+
 TEST_F(RecordStoresTest, OnlyTheNewestFinishedRunsAreKept) {
   RunStore runs(*database_, /*runs_kept=*/5);
   const RunRecord live = Create(runs, "", 0);
