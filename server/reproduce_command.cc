@@ -174,7 +174,9 @@ std::string RequireOption(const LayerRun& run) {
 
 std::string ParallelOptions(const std::optional<ParallelSpec>& parallel) {
   if (!parallel.has_value()) return "";
-  std::string text = absl::StrCat(" --tp ", parallel->tensor_parallel);
+  const bool divides_experts = parallel->expert_parallel > 1;
+  std::string text = divides_experts ? absl::StrCat(" --ep ", parallel->expert_parallel)
+                                     : absl::StrCat(" --tp ", parallel->tensor_parallel);
   if (parallel->sequence_parallel) absl::StrAppend(&text, " --sequence-parallel");
   if (parallel->profile != ReductionProfile{}) {
     AddOption(text, "--reduction-profile", ReductionProfileName(parallel->profile));

@@ -275,26 +275,6 @@ std::string Gemms(const v1::VariantReport& variant) {
   return absl::StrCat("<h4>GEMMs</h4>", HtmlTable({"", "GEMM", "what ran", "a", "b"}, rows));
 }
 
-/// Of stages that communicate beside their GEMMs: figures of each rank, and when their tasks ran.
-std::string Overlaps(const v1::VariantReport& variant) {
-  std::string html;
-  for (int stage = 0; stage < variant.ranks(0).overlaps_size(); ++stage) {
-    std::vector<std::vector<std::string>> rows;
-    for (const v1::RankReport& rank : variant.ranks()) {
-      if (stage >= rank.overlaps_size()) continue;
-      std::vector<std::string>& row = rows.emplace_back();
-      row.push_back(absl::StrCat(rank.rank()));
-      for (std::string& figure : OverlapRow(rank.overlaps(stage))) row.push_back(std::move(figure));
-    }
-    std::vector<std::string> head = {"rank"};
-    for (const std::string& name : OverlapHead()) head.push_back(absl::StrCat(">", name));
-    absl::StrAppend(&html, "<h4>Communication beside GEMMs: ",
-                    Escaped(variant.ranks(0).overlaps(stage).stage()), "</h4>",
-                    OverlapSvg(variant.ranks(), stage), HtmlTable(head, rows));
-  }
-  return html;
-}
-
 /// Each rank's parts, and its stages, collectives among them.
 std::string Ranks(const v1::VariantReport& variant) {
   if (variant.ranks().empty()) return "";
@@ -313,10 +293,29 @@ std::string Ranks(const v1::VariantReport& variant) {
   }
   return absl::StrCat("<h4>Ranks</h4>",
                       HtmlTable({"rank", "device", "output", "its part", "fingerprint"}, rows),
-                      Overlaps(variant), times);
+                      OverlapCharts(variant.ranks()), times);
 }
 
 }  // namespace
+
+std::string OverlapCharts(const google::protobuf::RepeatedPtrField<v1::RankReport>& ranks) {
+  std::string html;
+  for (int stage = 0; stage < ranks[0].overlaps_size(); ++stage) {
+    std::vector<std::vector<std::string>> rows;
+    for (const v1::RankReport& rank : ranks) {
+      if (stage >= rank.overlaps_size()) continue;
+      std::vector<std::string>& row = rows.emplace_back();
+      row.push_back(absl::StrCat(rank.rank()));
+      for (std::string& figure : OverlapRow(rank.overlaps(stage))) row.push_back(std::move(figure));
+    }
+    std::vector<std::string> head = {"rank"};
+    for (const std::string& name : OverlapHead()) head.push_back(absl::StrCat(">", name));
+    absl::StrAppend(&html,
+                    "<h4>Communication beside GEMMs: ", Escaped(ranks[0].overlaps(stage).stage()),
+                    "</h4>", OverlapSvg(ranks, stage), HtmlTable(head, rows));
+  }
+  return html;
+}
 
 int SqnrLevel(double sqnr_db) {
   if (std::isnan(sqnr_db)) return 0;

@@ -10,6 +10,10 @@ namespace quantgate {
 /// Everything about one variant, folded up unless `is_open`.
 std::string VariantSection(const v1::VariantReport& variant, int index, bool is_open);
 
+/// Of stages that communicate beside their GEMMs, which all ranks have in one order: figures of
+/// each rank, and when their tasks ran. Of one rank at least.
+std::string OverlapCharts(const google::protobuf::RepeatedPtrField<v1::RankReport>& ranks);
+
 /// One tensor of a user against what it should be.
 std::string SubjectCard(const SubjectComparison& comparison);
 

@@ -206,6 +206,13 @@ void AddParallelOptions(CLI::App& command, LayerOptions& options) {
           "operations say it: fc1=basic_linear,column")
       ->check(CLI::IsMember({"column", "row"}))
       ->group(kRanks);
+  command
+      .add_option("--ep", options.expert_parallel,
+                  "Run every variant of a grouped_linear on one rank and, its experts divided and "
+                  "rows sent to them, on N (2 to 8)")
+      ->check(CLI::Range(2, 8))
+      ->type_name("N")
+      ->group(kRanks);
 }
 
 void AddSessionParallelOptions(CLI::App& command, LayerOptions& options) {
@@ -275,7 +282,10 @@ std::string VariantText(const v1::Variant& variant) {
                    " / ", variant.arithmetic().empty() ? "auto" : variant.arithmetic());
   if (!variant.has_parallel()) return text;
   const v1::Parallel& parallel = variant.parallel();
-  absl::StrAppend(&text, " / tp", std::max(parallel.tensor_parallel(), 1));
+  const bool divides_experts = parallel.expert_parallel() > 1;
+  absl::StrAppend(
+      &text, " / ", divides_experts ? "ep" : "tp",
+      divides_experts ? parallel.expert_parallel() : std::max(parallel.tensor_parallel(), 1));
   if (parallel.data_parallel() > 1) absl::StrAppend(&text, " dp", parallel.data_parallel());
   if (parallel.sequence_parallel()) absl::StrAppend(&text, " sp");
   for (const std::string& word : {parallel.reduction_profile(), parallel.backend()}) {
@@ -292,7 +302,7 @@ absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& o
                                                            std::vector<v1::Variant> variants) {
   QG_ASSIGN_OR_RETURN(const std::optional<v1::Overlap> overlap,
                       ParseOverlapArgument(options.overlap));
-  if (options.tensor_parallel == 0 && options.data_parallel == 0) {
+  if (!options.wants_ranks()) {
     const std::pair<const char*, bool> of_ranks[] = {
         {"--sequence-parallel", options.sequence_parallel},
         {"--overlap", overlap.has_value()},
@@ -308,10 +318,12 @@ absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& o
   std::vector<v1::Variant> twins;
   for (v1::Variant& variant : variants) {
     if (variant.has_parallel()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(options.tensor_parallel != 0 ? "--tp: " : "--dp: ",
-                       std::max(options.tensor_parallel, options.data_parallel),
-                       "; the spec's variant ", VariantText(variant), " says its ranks itself"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          options.tensor_parallel != 0 ? "--tp: "
+          : options.data_parallel != 0 ? "--dp: "
+                                       : "--ep: ",
+          std::max({options.tensor_parallel, options.data_parallel, options.expert_parallel}),
+          "; the spec's variant ", VariantText(variant), " says its ranks itself"));
     }
     twins.push_back(variant);
     v1::Parallel& parallel = *variant.mutable_parallel();
@@ -320,6 +332,7 @@ absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& o
     parallel.set_reduction_profile(options.reduction_profile);
     parallel.set_backend(options.parallel_backend);
     parallel.set_data_parallel(options.data_parallel);
+    parallel.set_expert_parallel(options.expert_parallel);
     if (overlap.has_value()) *parallel.mutable_overlap() = *overlap;
     twins.push_back(std::move(variant));
   }

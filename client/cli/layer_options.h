@@ -38,8 +38,10 @@ struct LayerOptions {
   std::string parallel_mode;
   bool sequence_parallel = false;
   std::string reduction_profile, parallel_backend;
-  std::string overlap;    ///< "default", "none", "column_fprop=none,..."; empty: none.
-  int data_parallel = 0;  ///< --dp: sessions only. 0: one copy.
+  std::string overlap;      ///< "default", "none", "column_fprop=none,..."; empty: none.
+  int data_parallel = 0;    ///< --dp: sessions only. 0: one copy.
+  int expert_parallel = 0;  ///< --ep: layers only. 0: every rank has all experts.
+  bool wants_ranks() const { return tensor_parallel + data_parallel + expert_parallel != 0; }
 };
 
 /// One recipe, one override, one arithmetic.

@@ -178,7 +178,7 @@ absl::Status SetVariants(Connection& connection, const LayerOptions& options, v1
                       WithParallelTwins(options, {spec.variants().begin(), spec.variants().end()}));
   spec.clear_variants();
   spec.mutable_variants()->Add(variants.begin(), variants.end());
-  if (options.tensor_parallel != 0 && variants.size() == 2 && !spec.has_reference()) {
+  if (options.wants_ranks() && variants.size() == 2 && !spec.has_reference()) {
     spec.set_reference(0);  // One rank.
   }
   if (!options.reference.empty()) {

@@ -36,9 +36,9 @@ protobuf text):
 
 Every variant takes the same steps from the same parameters in a session of its own. With --tp or --dp
 each also runs on several ranks; "parallel" in the spec or a variant says the same (layers say with
-parallel_mode how they are divided). A trace informs and exits 0, unless --require bitwise asks that
-all variants have the reference's bits: then a difference exits 1. A step that a variant refuses ends
-it.)";
+parallel_mode how they are divided). The step {"restart": {}} goes on from a checkpoint, with "parallel"
+on other ranks. A trace informs and exits 0, unless --require bitwise asks that all variants have the
+reference's bits: then a difference exits 1. A step that a variant refuses ends it.)";
 
 struct SessionRunOptions {
   std::string spec;
@@ -51,7 +51,7 @@ struct SessionRunOptions {
 /// A twin on several ranks behind every variant, where the options ask for it.
 absl::Status SetTraceRanks(const LayerOptions& options, v1::SessionTrace& trace) {
   std::vector<v1::Variant> variants(trace.variants().begin(), trace.variants().end());
-  const bool wants_twins = options.tensor_parallel != 0 || options.data_parallel != 0;
+  const bool wants_twins = options.wants_ranks();
   if (wants_twins && trace.spec().has_parallel()) {
     return absl::InvalidArgumentError(
         "--tp: given, and SPEC: spec.parallel says the ranks itself; leave one out");

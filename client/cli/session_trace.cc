@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/layer_options.h"
 #include "client/session.h"
+#include "client/upload.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -37,6 +38,22 @@ const google::protobuf::FieldDescriptor* KindOf(const ProtoStep& step) {
       step, ProtoStep::descriptor()->FindOneofByName("step"));
 }
 
+/// The spec's layers on the ranks of `parallel`; null: on one. Where nothing divides weights they
+/// are whole.
+void SetRanks(const v1::Parallel* parallel, v1::SessionSpec& spec) {
+  spec.clear_parallel();
+  const bool has_ranks =
+      parallel != nullptr && (parallel->tensor_parallel() > 1 || parallel->data_parallel() > 1);
+  if (has_ranks) *spec.mutable_parallel() = *parallel;
+  if (has_ranks && parallel->tensor_parallel() > 1) return;
+  for (v1::SessionLayer& layer : *spec.mutable_layers()) {
+    layer.mutable_layer()->clear_parallel_mode();
+    for (v1::Operation& operation : *layer.mutable_layer()->mutable_operations()) {
+      operation.clear_parallel_mode();
+    }
+  }
+}
+
 /// The same step as a request.
 v1::SessionStepRequest RequestOf(const ProtoStep& step) {
   using Request = v1::SessionStepRequest;
@@ -53,6 +70,7 @@ std::string MicrobatchOf(const ProtoStep& step) {
   if (step.has_forward()) return step.forward().microbatch();
   if (step.has_backward()) return step.backward().microbatch();
   if (step.has_offload()) return step.offload().microbatch();
+  if (step.has_restart()) return "";
   return step.reload().microbatch();
 }
 
@@ -61,7 +79,8 @@ absl::Status CheckStep(const ProtoStep& step, const std::string& field) {
     return absl::InvalidArgumentError(absl::StrCat("SPEC: ", field, name, ": ", rule));
   };
   if (KindOf(step) == nullptr) {
-    return refuse("", "none of forward, backward, wgrad, optimize, change_recipe, offload, reload");
+    return refuse(
+        "", "none of forward, backward, wgrad, optimize, change_recipe, offload, reload, restart");
   }
   if (!step.has_forward() && !step.x().empty()) return refuse(".x", "of forward only");
   if (!step.has_backward() && !step.grad_output().empty()) {
@@ -99,8 +118,14 @@ ComparisonSide TraceSideOf(const v1::NamedTensor& tensor, const std::string& lab
 
 class TracePlayer {
  public:
-  TracePlayer(Connection& connection, const v1::SessionTrace& trace, TensorSources& sources)
-      : connection_(connection), trace_(trace), sources_(sources), variants_(VariantsOf(trace)) {
+  /// `lease_seconds` as OpenSessionRequest's.
+  TracePlayer(Connection& connection, const v1::SessionTrace& trace, TensorSources& sources,
+              int lease_seconds)
+      : connection_(connection),
+        trace_(trace),
+        sources_(sources),
+        lease_seconds_(lease_seconds),
+        variants_(VariantsOf(trace)) {
     report_.reference = trace.reference();
     for (const v1::Variant& variant : variants_) report_.variants.push_back(VariantText(variant));
   }
@@ -111,7 +136,7 @@ class TracePlayer {
     for (ClientSession& session : sessions_) (void)session.Close();
   }
 
-  absl::Status Open(int lease_seconds);
+  absl::Status Open();
   absl::Status Play(const ProtoStep& step, int round);
   TraceReport TakeReport() { return std::move(report_); }
 
@@ -119,14 +144,19 @@ class TracePlayer {
   using Tensors = std::vector<v1::NamedTensor>;
 
   absl::StatusOr<v1::TensorSource> Source(const std::string& field, const std::string& name);
+  /// One step of one variant, and the tensors to compare.
+  absl::StatusOr<Tensors> PlayVariant(int variant, const ProtoStep& step,
+                                      const v1::SessionStepRequest& request);
   absl::StatusOr<Tensors> StepVariant(int variant, const v1::SessionStepRequest& request);
+  absl::Status Restart(int variant, const v1::SessionTrace::Restart& restart);
   absl::StatusOr<Tensors> Parameters(int variant);
   absl::Status Compare(int variant, const Tensors& subjects, const Tensors& references);
 
   Connection& connection_;
   const v1::SessionTrace& trace_;
   TensorSources& sources_;
-  const std::vector<v1::Variant> variants_;
+  const int lease_seconds_;
+  std::vector<v1::Variant> variants_;  ///< On the ranks that they are on now.
   std::map<std::string, v1::TensorSource> resolved_;
   std::vector<ClientSession> sessions_;
   TraceReport report_;
@@ -142,20 +172,20 @@ absl::StatusOr<v1::TensorSource> TracePlayer::Source(const std::string& field,
   return source;
 }
 
-absl::Status TracePlayer::Open(int lease_seconds) {
+absl::Status TracePlayer::Open() {
   v1::OpenSessionRequest request;
   *request.mutable_spec() = trace_.spec();
-  request.set_lease_seconds(lease_seconds);
+  request.set_lease_seconds(lease_seconds_);
   for (const auto& [name, tensor] : trace_.parameters()) {
     QG_ASSIGN_OR_RETURN((*request.mutable_parameters())[name], Source(name, tensor));
   }
   for (size_t i = 0; i < variants_.size(); ++i) {
+    *request.mutable_spec() = trace_.spec();
     *request.mutable_spec()->mutable_recipe() = variants_[i].recipe();
     request.mutable_spec()->set_backward_override(variants_[i].backward_override());
     request.mutable_spec()->set_arithmetic(variants_[i].arithmetic());
-    if (variants_[i].has_parallel()) {
-      *request.mutable_spec()->mutable_parallel() = variants_[i].parallel();
-    }
+    SetRanks(variants_[i].has_parallel() ? &variants_[i].parallel() : nullptr,
+             *request.mutable_spec());
     absl::StatusOr<ClientSession> session = ClientSession::Open(connection_, request);
     if (!session.ok()) return At(report_.variants[i], session.status());
     sessions_.push_back(*std::move(session));
@@ -179,7 +209,43 @@ absl::StatusOr<TracePlayer::Tensors> TracePlayer::Parameters(int variant) {
   return tensors;
 }
 
-/// One step of one variant, and the tensors to compare.
+absl::Status TracePlayer::Restart(int variant, const v1::SessionTrace::Restart& restart) {
+  const auto& chosen = restart.variants();
+  const bool is_chosen =
+      chosen.empty() || std::find(chosen.begin(), chosen.end(), variant) != chosen.end();
+  if (!is_chosen) return absl::OkStatus();
+  ClientSession& session = sessions_[variant];
+  if (restart.has_parallel()) *variants_[variant].mutable_parallel() = restart.parallel();
+  v1::RestoreSessionRequest request;
+  request.set_lease_seconds(lease_seconds_);
+  v1::SessionSpec& spec = *request.mutable_spec();
+  spec = trace_.spec();
+  // The recipe that it has now, with every knob.
+  v1::GetSessionRequest get;
+  get.set_session_id(session.id());
+  QG_ASSIGN_OR_RETURN(const v1::Session now, connection_.GetSession(get));
+  *spec.mutable_recipe() = now.spec().recipe();
+  spec.clear_backward_override();
+  spec.set_arithmetic(variants_[variant].arithmetic());
+  SetRanks(variants_[variant].has_parallel() ? &variants_[variant].parallel() : nullptr, spec);
+  QG_ASSIGN_OR_RETURN(const v1::CheckpointResponse checkpoint, session.Checkpoint());
+  *request.mutable_checkpoint() = checkpoint.digest();
+  QG_ASSIGN_OR_RETURN(ClientSession restored, ClientSession::Restore(connection_, request));
+  (void)session.Close();
+  session = std::move(restored);
+  report_.notes.push_back(absl::StrCat(
+      "step ", report_.steps.size(), " of ", report_.variants[variant], ": goes on as ",
+      VariantText(variants_[variant]), " from checkpoint ", DigestText(checkpoint.digest())));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TracePlayer::Tensors> TracePlayer::PlayVariant(
+    int variant, const ProtoStep& step, const v1::SessionStepRequest& request) {
+  if (!step.has_restart()) return StepVariant(variant, request);
+  QG_RETURN_IF_ERROR(Restart(variant, step.restart()));
+  return Parameters(variant);
+}
+
 absl::StatusOr<TracePlayer::Tensors> TracePlayer::StepVariant(
     int variant, const v1::SessionStepRequest& request) {
   QG_ASSIGN_OR_RETURN(const v1::SessionStepResponse response, sessions_[variant].Step(request));
@@ -232,7 +298,8 @@ absl::Status TracePlayer::Compare(int variant, const Tensors& subjects, const Te
 
 absl::Status TracePlayer::Play(const ProtoStep& step, int round) {
   report_.steps.push_back({round, std::string(KindOf(step)->name()), MicrobatchOf(step)});
-  v1::SessionStepRequest request = RequestOf(step);
+  v1::SessionStepRequest request;
+  if (!step.has_restart()) request = RequestOf(step);
   if (!step.x().empty()) {
     QG_ASSIGN_OR_RETURN(*request.mutable_forward()->mutable_x(), Source("x", step.x()));
   }
@@ -242,7 +309,7 @@ absl::Status TracePlayer::Play(const ProtoStep& step, int round) {
   }
   std::vector<Tensors> outputs;
   for (int i = 0; i < static_cast<int>(sessions_.size()); ++i) {
-    absl::StatusOr<Tensors> tensors = StepVariant(i, request);
+    absl::StatusOr<Tensors> tensors = PlayVariant(i, step, request);
     if (!tensors.ok()) {
       return At(absl::StrCat(report_.variants[i], ", step ", report_.steps.size(), " (",
                              report_.steps.back().kind, ")"),
@@ -333,6 +400,11 @@ absl::Status CheckTrace(const v1::SessionTrace& trace) {
         absl::StrCat("SPEC: reference: ", trace.reference(), " is no variant; there are ", count));
   }
   for (int i = 0; i < trace.steps_size(); ++i) {
+    for (const int32_t variant : trace.steps(i).restart().variants()) {
+      if (variant >= 0 && variant < count) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "SPEC: steps[", i, "].restart.variants: ", variant, " is none of ", count, " variants"));
+    }
     QG_RETURN_IF_ERROR(CheckStep(trace.steps(i), absl::StrCat("steps[", i, "]")));
   }
   return absl::OkStatus();
@@ -342,8 +414,8 @@ absl::StatusOr<TraceReport> PlayTrace(Connection& connection, const v1::SessionT
                                       TensorSources& sources, int lease_seconds,
                                       const TraceProgress& progress) {
   QG_RETURN_IF_ERROR(CheckTrace(trace));
-  TracePlayer player(connection, trace, sources);
-  QG_RETURN_IF_ERROR(player.Open(lease_seconds));
+  TracePlayer player(connection, trace, sources, lease_seconds);
+  QG_RETURN_IF_ERROR(player.Open());
   const int rounds = std::max(1, trace.rounds());
   const int count = rounds * trace.steps_size();
   for (int done = 0; done < count; ++done) {

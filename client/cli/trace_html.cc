@@ -1,10 +1,12 @@
 // The HTML of render_trace.h: a card with line charts for each tensor.
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <map>
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/html_lines.h"
+#include "client/cli/html_sections.h"
 #include "client/cli/html_style.h"
 #include "client/cli/html_text.h"
 #include "client/cli/number_text.h"
@@ -169,6 +171,32 @@ std::string CastCards(const TraceReport& report) {
   return html + "</div>\n";
 }
 
+/// Every variant's overlapped stages as they ran last.
+std::string OverlapCards(const TraceReport& report) {
+  std::string html;
+  for (int variant = 0; variant < static_cast<int>(report.variants.size()); ++variant) {
+    std::map<std::string, int> last_steps;
+    int rank_count = 0;
+    for (const TraceOverlap& overlap : report.overlaps) {
+      if (overlap.variant != variant) continue;
+      last_steps[overlap.report.stage()] = overlap.step;
+      rank_count = std::max(rank_count, overlap.rank + 1);
+    }
+    if (rank_count == 0) continue;
+    google::protobuf::RepeatedPtrField<v1::RankReport> ranks;
+    for (int rank = 0; rank < rank_count; ++rank) ranks.Add()->set_rank(rank);
+    for (const TraceOverlap& overlap : report.overlaps) {
+      const std::string& stage = overlap.report.stage();
+      if (overlap.variant != variant || last_steps[stage] != overlap.step) continue;
+      v1::OverlapReport& shown = *ranks[overlap.rank].add_overlaps() = overlap.report;
+      shown.set_stage(absl::StrCat(stage, ", step ", overlap.step + 1));
+    }
+    absl::StrAppend(&html, "<div class=\"card\"><h3>", Escaped(report.variants[variant]), "</h3>",
+                    OverlapCharts(ranks), "</div>\n");
+  }
+  return html.empty() ? "" : absl::StrCat("<h2>Communication beside GEMMs</h2>\n", html);
+}
+
 }  // namespace
 
 std::string TraceHtml(const TraceReport& report) {
@@ -184,11 +212,11 @@ std::string TraceHtml(const TraceReport& report) {
   for (const std::string& note : report.notes) {
     absl::StrAppend(&html, "<p>", Span("chip", "note"), " ", Escaped(note), "</p>");
   }
-  return absl::StrCat(html, "</header>\n<main>", TensorCards(report), CastCards(report),
-                      "<h2>How to get this again</h2><div class=\"card\"><pre>",
-                      Escaped(report.command),
-                      "</pre></div></main>\n<footer>QuantGate: are these numbers the numbers they "
-                      "should be?</footer></body></html>\n");
+  return absl::StrCat(
+      html, "</header>\n<main>", TensorCards(report), CastCards(report), OverlapCards(report),
+      "<h2>How to get this again</h2><div class=\"card\"><pre>", Escaped(report.command),
+      "</pre></div></main>\n<footer>QuantGate: are these numbers the numbers they "
+      "should be?</footer></body></html>\n");
 }
 
 }  // namespace quantgate

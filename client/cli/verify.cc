@@ -100,11 +100,13 @@ absl::StatusOr<int> VerifyRanks(Invocation& invocation, const VerifyOptions& opt
 }
 
 absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options) {
-  if (options.subject.empty() == (options.run.layer.tensor_parallel == 0)) {
-    return absl::InvalidArgumentError(
-        options.subject.empty()
-            ? "--subject: absent; give your outputs, or --tp to check several ranks against one"
-            : "--subject: given with --tp; your outputs are those of one rank, so leave one out");
+  if (options.subject.empty() == !options.run.layer.wants_ranks()) {
+    return absl::InvalidArgumentError(options.subject.empty()
+                                          ? "--subject: absent; give your outputs, or --tp or --ep "
+                                            "to check several ranks against "
+                                            "one"
+                                          : "--subject: given with --tp or --ep; your outputs are "
+                                            "those of one rank, so leave one out");
   }
   if (options.subject.empty()) return VerifyRanks(invocation, options);
   // A bad subject is found before the engine works for it.

@@ -20,6 +20,10 @@ absl::StatusOr<CollectiveBackend> ParseCollectiveBackend(std::string_view name) 
 
 std::string ParallelSpec::Label() const {
   std::string text = absl::StrCat("tp", tensor_parallel);
+  if (expert_parallel != 1) {
+    text = tensor_parallel == 1 ? "" : text + " ";
+    absl::StrAppend(&text, "ep", expert_parallel);
+  }
   if (data_parallel != 1) absl::StrAppend(&text, " dp", data_parallel);
   if (sequence_parallel) absl::StrAppend(&text, " sp");
   if (profile != ReductionProfile{}) absl::StrAppend(&text, " ", ReductionProfileName(profile));

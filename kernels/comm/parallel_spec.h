@@ -25,9 +25,12 @@ struct ParallelSpec {
   CollectiveBackend backend = CollectiveBackend::kLocal;
   std::optional<OverlapSpec> overlap = {};  ///< Absent: nothing overlaps.
   int data_parallel = 1;                    ///< Copies of the layers; sessions only.
+  /// Ranks over which experts are divided; runs of one grouped_linear only, where tensor_parallel
+  /// is 1.
+  int expert_parallel = 1;
 
-  int size() const { return tensor_parallel * data_parallel; }
-  /// "tp2", "tp4 sp ub_p2p nccl", "tp2 dp2", "tp2 sp overlap:default": what differs from the
+  int size() const { return tensor_parallel * data_parallel * expert_parallel; }
+  /// "tp2", "tp4 sp ub_p2p nccl", "tp2 dp2", "tp2 sp overlap:default", "ep4": what differs from the
   /// defaults.
   std::string Label() const;
   friend bool operator==(const ParallelSpec&, const ParallelSpec&) = default;

@@ -78,6 +78,11 @@ absl::StatusOr<std::unique_ptr<World>> MakeWorld(const ParallelSpec& parallel,
   options.backend = parallel.backend;
   options.statistics = statistics;
   QG_ASSIGN_OR_RETURN(std::unique_ptr<World> world, World::Create(std::move(options)));
+  if (parallel.expert_parallel > 1) {
+    QG_RETURN_IF_ERROR(
+        world->AddGroups(kExpertParallelGroup, {Every(1, 0, parallel.expert_parallel)}));
+    return world;
+  }
   const int tp = parallel.tensor_parallel, dp = parallel.data_parallel;
   std::vector<std::vector<int>> layers, copies;
   for (int copy = 0; copy < dp; ++copy) layers.push_back(Every(1, copy * tp, tp));

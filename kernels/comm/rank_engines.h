@@ -17,6 +17,7 @@ namespace quantgate {
 /// The groups of a world that MakeWorld makes.
 inline constexpr char kTensorParallelGroup[] = "tp";
 inline constexpr char kDataParallelGroup[] = "dp";
+inline constexpr char kExpertParallelGroup[] = "ep";
 
 /// The engines of ranks, made when first asked for and kept for whoever asks again.
 class RankEngines {

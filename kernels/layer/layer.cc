@@ -111,6 +111,17 @@ StepOptions OptionsOf(const LayerRequest& request, const Recipe& recipe) {
           .parallel = request.parallel};
 }
 
+absl::StatusOr<LayerResult> FinishStep(StepRecorder& recorder, const LayerRequest& request,
+                                       const LayerPlan& plan, const LayerState& state,
+                                       ForwardResult forward, BackwardResult backward) {
+  AddForwardOnlyNote(recorder, plan);
+  LayerResult result;
+  QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(result), recorder.Finish());
+  AddOutputs(request, state, forward, backward, result);
+  if (plan.is_delayed || plan.is_calibration) AddState(request.layer, state, result);
+  return result;
+}
+
 bool QuantizesGradients(const LayerPlan& plan) {
   for (const ProgramPlan& program : plan.programs) {
     for (const PlannedOperation& operation : program.operations) {
@@ -200,7 +211,6 @@ absl::StatusOr<LayerResult> RunLayer(Engine& engine, const LayerRequest& request
   const LayerSpec& spec = request.layer;
   const LayerPlan plan = PlanOf(request, recipe);
   StepRecorder recorder(engine, arithmetic, cancellation, on_stage);
-  AddForwardOnlyNote(recorder, plan);
   LayerState state = StateOf(request);
   QG_ASSIGN_OR_RETURN(ForwardResult forward,
                       ForwardLayer(recorder, spec, state, request.x, OptionsOf(request, recipe)));
@@ -217,11 +227,7 @@ absl::StatusOr<LayerResult> RunLayer(Engine& engine, const LayerRequest& request
           UpdateScalesOfStep(recorder, request, state, recipe, UpdatePoint::kBackward));
     }
   }
-  LayerResult result;
-  QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(result), recorder.Finish());
-  AddOutputs(request, state, forward, backward, result);
-  if (plan.is_delayed || plan.is_calibration) AddState(spec, state, result);
-  return result;
+  return FinishStep(recorder, request, plan, state, std::move(forward), std::move(backward));
 }
 
 }  // namespace quantgate

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/layer/layer_plan.h"
+#include "kernels/layer/layer_step.h"
 
 namespace quantgate {
 
@@ -12,6 +13,12 @@ StepOptions OptionsOf(const LayerRequest& request, const Recipe& recipe);
 inline LayerPlan PlanOf(const LayerRequest& request, const Recipe& recipe) {
   return PlanLayer(request.layer, OutlineOf(request), OptionsOf(request, recipe));
 }
+
+/// A step that RunLayer, or its like over ranks, has done: outputs, delayed scaling's state and
+/// what the recorder noted, for which it waits. `backward` is empty where there was none.
+absl::StatusOr<LayerResult> FinishStep(StepRecorder& recorder, const LayerRequest& request,
+                                       const LayerPlan& plan, const LayerState& state,
+                                       ForwardResult forward, BackwardResult backward);
 
 /// Some grad_output is quantized.
 bool QuantizesGradients(const LayerPlan& plan);

@@ -18,6 +18,11 @@ absl::Status CheckCounts(const ParallelSpec& parallel) {
   };
   QG_RETURN_IF_ERROR(check("tensor_parallel", parallel.tensor_parallel));
   QG_RETURN_IF_ERROR(check("data_parallel", parallel.data_parallel));
+  if (parallel.expert_parallel != 1) {
+    return InvalidField("parallel.expert_parallel", absl::StrCat(parallel.expert_parallel),
+                        "experts are divided in runs; a session on several ranks has no "
+                        "grouped_linear");
+  }
   if (parallel.size() >= 2 && parallel.size() <= kWorldSizeMax) return absl::OkStatus();
   return InvalidField("parallel", parallel.Label(),
                       absl::StrCat("tensor_parallel times data_parallel is the number of ranks, 2 "

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/layer/expert_run.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_sharding.h"
 #include "kernels/layer/layer_values.h"
@@ -77,18 +78,29 @@ class ParallelReporter::RankReporter {
     for (const NamedTensor& output : step_.result.outputs) {
       QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
                           step_.engine->FingerprintOf(output.tensor, cancellation_));
-      report.outputs.push_back(
-          {output.name, output.tensor.dtype(), output.tensor.shape(), fingerprint});
+      report.outputs.push_back({WithExpertOfWhole(output.name, step_.first_expert),
+                                output.tensor.dtype(), output.tensor.shape(), fingerprint});
     }
     report.saved = step_.result.saved;
     report.quantizations = step_.result.quantizations;
     for (const GemmRecord& gemm : step_.result.gemms) report.gemms.push_back(GemmLineOf(gemm));
     QG_ASSIGN_OR_RETURN(report.stages, TimesOf(step_.result.stages));
     report.timelines = step_.result.timelines;
+    if (step_.first_expert != 0) NameExpertsOfWhole(report);
     return report;
   }
 
  private:
+  void NameExpertsOfWhole(VariantReport::RankReport& report) const {
+    const auto rename = [&](std::string& name) {
+      name = WithExpertOfWhole(name, step_.first_expert);
+    };
+    for (SavedOperand& saved : report.saved) rename(saved.name);
+    for (QuantizationRecord& quantization : report.quantizations) rename(quantization.tensor);
+    for (VariantReport::GemmLine& gemm : report.gemms) rename(gemm.output);
+    for (StageTime& stage : report.stages) rename(stage.stage);
+  }
+
   const RankStep& step_;
   const Recipe& recipe_;
   const Cancellation* const cancellation_;
@@ -96,9 +108,15 @@ class ParallelReporter::RankReporter {
   OutputReporter reporter_;
 };
 
-ParallelReporter::ParallelReporter(Engine& engine, OutputReporter& whole, const Variant& variant,
+ParallelReporter::ParallelReporter(Engine& engine, OutputReporter& whole,
+                                   const LayerRequest& request, const Variant& variant,
                                    const ParallelStepResult& step, const Cancellation* cancellation)
-    : engine_(engine), whole_(whole), variant_(variant), step_(step), cancellation_(cancellation) {
+    : engine_(engine),
+      whole_(whole),
+      request_(request),
+      variant_(variant),
+      step_(step),
+      cancellation_(cancellation) {
   for (const RankStep& rank : step.ranks) {
     ranks_.push_back(std::make_unique<RankReporter>(rank, variant.recipe, cancellation));
   }
@@ -295,7 +313,78 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportSum(const std::string& ou
                 absl::StrCat(arithmetic, " + ", ReductionProfileName(profile)));
 }
 
+absl::StatusOr<Tensor> ParallelReporter::JoinTokens(const std::string& output) {
+  const ExpertDivision division =
+      DivideExperts(request_.layer, static_cast<int>(step_.ranks.size()));
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts, PartsOf(output));
+  QG_ASSIGN_OR_RETURN(const Tensor joined, JoinRows(engine_, parts, cancellation_));
+  std::vector<int64_t> places(static_cast<size_t>(joined.shape()[0]));
+  int64_t place = 0;
+  for (const std::vector<int64_t>& tokens : division.tokens) {
+    for (const int64_t token : tokens) places[static_cast<size_t>(token)] = place++;
+  }
+  return engine_.GatherRows(joined, places, cancellation_);
+}
+
+absl::StatusOr<ReportedOutput> ParallelReporter::ReportExpertRows(const std::string& output) {
+  QG_ASSIGN_OR_RETURN(Tensor value, JoinTokens(output));
+  QG_ASSIGN_OR_RETURN(const Tensor host, engine_.ToHost(value, cancellation_));
+  std::vector<Tensor> own, f32;
+  std::optional<BoundCheck> bound;
+  std::string arithmetic, note;
+  ExactValues::Value exact;
+  int64_t row = 0;
+  for (size_t rank = 0; rank < step_.ranks.size(); ++rank) {
+    const int64_t rows = step_.ranks[rank].request.x.shape()[0];
+    if (rows == 0) continue;
+    NamedTensor part = {output, {}};
+    QG_ASSIGN_OR_RETURN(part.tensor, RowSlice(host, row, rows));
+    row += rows;
+    QG_ASSIGN_OR_RETURN(const OutputReporter::Part reported, ranks_[rank]->Report(part));
+    own.push_back(reported.exact.own);
+    f32.push_back(reported.exact.f32);
+    if (reported.bound.has_value()) MergeBoundChecks(*reported.bound, bound);
+    arithmetic = reported.arithmetic;
+    QG_ASSIGN_OR_RETURN(note, reported.exact.note());
+  }
+  exact.note = ExactValues::NoteOf(absl::StrCat(note, "; joined from the ranks' experts"));
+  const Shape shape = LayerOutputShape(request_, output);
+  QG_ASSIGN_OR_RETURN(value, value.Reinterpret(value.dtype(), shape));
+  if (own.empty()) {
+    QG_ASSIGN_OR_RETURN(exact.own, engine_.ToDevice(value, cancellation_));
+    QG_ASSIGN_OR_RETURN(exact.f32, engine_.Cast(value, DType::kF32, cancellation_));
+  } else {
+    QG_ASSIGN_OR_RETURN(exact.own, JoinRows(engine_, own, cancellation_));
+    QG_ASSIGN_OR_RETURN(exact.f32, JoinRows(engine_, f32, cancellation_));
+    for (Tensor* tensor : {&exact.own, &exact.f32}) {
+      QG_ASSIGN_OR_RETURN(*tensor, tensor->Reinterpret(tensor->dtype(), shape));
+    }
+  }
+  QG_ASSIGN_OR_RETURN(ReportedOutput reported, whole_.Measure({output, value}, exact));
+  reported.report.bound = std::move(bound);
+  return Finish(std::move(reported), arithmetic);
+}
+
+absl::StatusOr<ReportedOutput> ParallelReporter::ReportExpert(const std::string& output) {
+  for (size_t rank = 0; rank < step_.ranks.size(); ++rank) {
+    const RankStep& step = step_.ranks[rank];
+    for (const NamedTensor& own : step.result.outputs) {
+      if (WithExpertOfWhole(own.name, step.first_expert) != output) continue;
+      QG_ASSIGN_OR_RETURN(const Tensor host, step.engine->ToHost(own.tensor, cancellation_));
+      QG_ASSIGN_OR_RETURN(const OutputReporter::Part part, ranks_[rank]->Report({own.name, host}));
+      QG_ASSIGN_OR_RETURN(const Tensor value, engine_.ToDevice(host, cancellation_));
+      QG_ASSIGN_OR_RETURN(ReportedOutput reported, whole_.Measure({output, value}, part.exact));
+      reported.report.bound = part.bound;
+      return Finish(std::move(reported), part.arithmetic);
+    }
+  }
+  return absl::InternalError(absl::StrCat("output ", output, " of no rank's expert"));
+}
+
 absl::StatusOr<ReportedOutput> ParallelReporter::Report(const std::string& output) {
+  if (variant_.parallel->expert_parallel > 1) {
+    return output == "y" || output == "dx" ? ReportExpertRows(output) : ReportExpert(output);
+  }
   const Assembly assembly = AssemblyOf(output);
   const bool is_sum =
       assembly.kind == Assembly::Kind::kSum || assembly.kind == Assembly::Kind::kSumOfShards;
@@ -310,7 +399,22 @@ absl::StatusOr<std::vector<VariantReport::RankReport>> ParallelReporter::Ranks()
   return reports;
 }
 
+absl::StatusOr<std::vector<NamedTensor>> ParallelReporter::StateOfExperts() {
+  std::vector<NamedTensor> all;
+  for (const RankStep& rank : step_.ranks) {
+    for (const NamedTensor& state : rank.result.state) {
+      // "input.0.scale"
+      const size_t dot = state.name.rfind('.');
+      const std::string name = WithExpertOfWhole(state.name.substr(0, dot), rank.first_expert);
+      QG_ASSIGN_OR_RETURN(Tensor host, rank.engine->ToHost(state.tensor, cancellation_));
+      all.push_back({name + state.name.substr(dot), std::move(host)});
+    }
+  }
+  return all;
+}
+
 absl::StatusOr<std::vector<NamedTensor>> ParallelReporter::State() {
+  if (variant_.parallel->expert_parallel > 1) return StateOfExperts();
   std::vector<std::vector<NamedTensor>> states;
   for (const RankStep& rank : step_.ranks) {
     auto& mine = states.emplace_back();

@@ -14,9 +14,10 @@ namespace quantgate {
 /// What the report of one variant on several ranks is made of. Used by one thread.
 class ParallelReporter {
  public:
-  /// `whole` reports on `engine`, the run's own.
-  ParallelReporter(Engine& engine, OutputReporter& whole, const Variant& variant,
-                   const ParallelStepResult& step, const Cancellation* cancellation);
+  /// `whole` reports on `engine`, the run's own, what `request` gives.
+  ParallelReporter(Engine& engine, OutputReporter& whole, const LayerRequest& request,
+                   const Variant& variant, const ParallelStepResult& step,
+                   const Cancellation* cancellation);
   ~ParallelReporter();
 
   /// One output of the layer, whole. Its exact value is joined from those of the ranks' parts on
@@ -41,6 +42,13 @@ class ParallelReporter {
 
   absl::StatusOr<ReportedOutput> ReportJoined(const std::string& output, const Assembly& assembly);
   absl::StatusOr<ReportedOutput> ReportSum(const std::string& output, const Assembly& assembly);
+  /// y or dx of divided experts.
+  absl::StatusOr<ReportedOutput> ReportExpertRows(const std::string& output);
+  /// The gradient of one of them.
+  absl::StatusOr<ReportedOutput> ReportExpert(const std::string& output);
+  /// The tokens' rows of all ranks, in the whole's order.
+  absl::StatusOr<Tensor> JoinTokens(const std::string& output);
+  absl::StatusOr<std::vector<NamedTensor>> StateOfExperts();
   absl::StatusOr<ReportedOutput> Finish(ReportedOutput reported, const std::string& arithmetic);
 
   /// The ranks' tensors of this name, on the host.
@@ -53,6 +61,7 @@ class ParallelReporter {
 
   Engine& engine_;
   OutputReporter& whole_;
+  const LayerRequest& request_;
   const Variant& variant_;
   const ParallelStepResult& step_;
   const Cancellation* const cancellation_;

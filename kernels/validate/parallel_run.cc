@@ -1,6 +1,9 @@
 #include "kernels/validate/parallel_run.h"
 
+#include <utility>
+
 #include "kernels/base/status_macros.h"
+#include "kernels/layer/expert_run.h"
 #include "kernels/layer/layer_sharding.h"
 
 namespace quantgate {
@@ -18,6 +21,18 @@ absl::StatusOr<LayerRequest> Imported(Engine& engine, const LayerRequest& whole)
     QG_ASSIGN_OR_RETURN(*tensor, ImportedFor(engine, *tensor));
   }
   return request;
+}
+
+absl::Status RunExpertsOfRank(Rank& rank, const LayerRequest& whole, const Variant& variant,
+                              RankStep& mine) {
+  ProcessGroup& group = rank.group(kExpertParallelGroup);
+  QG_ASSIGN_OR_RETURN(ExpertStep step, RunExperts(rank.engine(), group, whole, variant.recipe,
+                                                  variant.arithmetic, rank.cancellation()));
+  mine.request = std::move(step.request);
+  mine.result = std::move(step.result);
+  mine.first_expert =
+      DivideExperts(whole.layer, group.size()).first_expert[static_cast<size_t>(group.rank())];
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -39,6 +54,9 @@ absl::StatusOr<ParallelStepResult> RunOnRanks(const LayerRequest& whole, Engine&
     mine.engine = &rank.engine();
     QG_RETURN_IF_ERROR(rank.engine().WaitFor(*given));
     QG_ASSIGN_OR_RETURN(const LayerRequest imported, Imported(rank.engine(), whole));
+    if (parallel.expert_parallel > 1) {
+      return RunExpertsOfRank(rank, imported, variant, mine);
+    }
     ParallelStep step = StepOf(parallel, variant.recipe);
     step.tp = &rank.group(kTensorParallelGroup);
     if (parallel.overlap.has_value()) {

@@ -14,7 +14,8 @@ namespace quantgate {
 struct RankStep {
   Engine* engine = nullptr;
   LayerRequest request;
-  LayerResult result;
+  LayerResult result;        ///< Of experts: y and dx of the rank's own tokens.
+  int64_t first_expert = 0;  ///< Of the whole layer, whose name on this rank ends with 0.
 };
 
 /// A step that all ranks have done. The world and the ranks' ends of overlapped calls live as long,

@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/row_blocks.h"
 #include "kernels/comm/world.h"
+#include "kernels/layer/expert_run.h"
 #include "kernels/layer/invalid_field.h"
 #include "kernels/layer/layer_sharding.h"
 #include "kernels/quantize/quantized_outline.h"
@@ -78,7 +79,8 @@ absl::Status CheckKind(const LayerSpec& layer, const ParallelSpec& parallel) {
   if (layer.kind == LayerKind::kGroupedLinear) {
     return absl::UnimplementedError(
         "layer.kind: grouped_linear; its ranks communicate nothing, so that a parallel variant has "
-        "no whole y or dx to report: run one rank's part as a layer of its own");
+        "no whole y or dx to report: run one rank's part as a layer of its own, or divide experts "
+        "with expert_parallel");
   }
   if (!HasParallelMode(layer)) {
     const bool is_chain = layer.kind == LayerKind::kChain;
@@ -97,6 +99,62 @@ absl::Status AtRank(const std::string& field, int rank, const absl::Status& stat
   const bool has_value = text.find("; ") != std::string::npos;
   return absl::Status(status.code(),
                       absl::StrCat(field, ".parallel: rank ", rank, has_value ? ": " : "; ", text));
+}
+
+/// A variant whose experts are divided.
+absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& step,
+                                 const ParallelSpec& parallel, const Recipe& recipe,
+                                 const Arithmetic& arithmetic) {
+  const int ranks = parallel.expert_parallel;
+  const auto refuse = [&](const char* name, const std::string& value, const std::string& rule) {
+    return InvalidField(absl::StrCat(field, ".parallel.", name), value, rule);
+  };
+  if (ranks < 2 || ranks > kWorldSizeMax) {
+    return refuse("expert_parallel", absl::StrCat(ranks),
+                  absl::StrCat("a group has 2 to ", kWorldSizeMax, " ranks"));
+  }
+  if (parallel.size() != ranks) {
+    return refuse(parallel.tensor_parallel == 1 ? "data_parallel" : "tensor_parallel",
+                  absl::StrCat(std::max(parallel.tensor_parallel, parallel.data_parallel)),
+                  "with expert_parallel the ranks divide experts alone");
+  }
+  if (parallel.sequence_parallel || parallel.overlap.has_value()) {
+    return refuse(parallel.sequence_parallel ? "sequence_parallel" : "overlap", "given",
+                  "it is of tensor-parallel ranks");
+  }
+  if (parallel.profile != ReductionProfile{}) {
+    return refuse("reduction_profile", ReductionProfileName(parallel.profile),
+                  "with expert_parallel nothing is summed over ranks");
+  }
+  const LayerSpec& layer = step.layer;
+  if (layer.kind != LayerKind::kGroupedLinear) {
+    return InvalidField("layer.kind", std::string(LayerKindName(layer.kind)),
+                        "expert_parallel divides the experts of a grouped_linear");
+  }
+  if (HasParallelMode(layer)) {
+    return InvalidField("layer.parallel_mode", std::string(ParallelModeName(layer.parallel_mode)),
+                        "with expert_parallel every expert is whole on its rank");
+  }
+  if (layer.m_splits.size() < static_cast<size_t>(ranks)) {
+    return refuse("expert_parallel", absl::StrCat(ranks),
+                  absl::StrCat("each rank has an expert at least, of ", layer.m_splits.size()));
+  }
+  const ExpertDivision division = DivideExperts(layer, ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto first = static_cast<size_t>(division.first_expert[static_cast<size_t>(rank)]);
+    const auto last = static_cast<size_t>(division.first_expert[static_cast<size_t>(rank) + 1]);
+    const int64_t rows = division.first_row[last] - division.first_row[first];
+    QG_ASSIGN_OR_RETURN(Tensor x, OutlineTensor(step.x.dtype(), {rows, step.x.columns()}));
+    Tensor dy = step.grad_output;
+    if (dy.has_value()) {
+      QG_ASSIGN_OR_RETURN(dy, OutlineTensor(dy.dtype(), {rows, dy.columns()}));
+    }
+    const LayerRequest own = ExpertsOfRank(step, division, rank, std::move(x), std::move(dy));
+    absl::Status status = CheckLayer(own, recipe);
+    if (status.ok()) status = CheckLayerGemms(own, recipe, arithmetic);
+    if (!status.ok()) return AtRank(field, rank, status);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -131,6 +189,9 @@ absl::StatusOr<LayerRequest> OutlineShard(const LayerRequest& whole, const Paral
 absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
                            const ParallelSpec& parallel, const Recipe& recipe,
                            const Arithmetic& arithmetic) {
+  if (parallel.expert_parallel != 1) {
+    return CheckExpertParallel(field, step, parallel, recipe, arithmetic);
+  }
   if (parallel.tensor_parallel < 2 || parallel.tensor_parallel > kWorldSizeMax) {
     return InvalidField(field + ".parallel.tensor_parallel", absl::StrCat(parallel.tensor_parallel),
                         absl::StrCat("a group has 2 to ", kWorldSizeMax, " ranks"));

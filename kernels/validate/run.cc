@@ -193,20 +193,20 @@ class PlanRun {
     LayerResult nothing;
     VariantReport& report = report_.variants[index];
     report = DescribeVariant(variant, nothing);
-    QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat(
-        report.label, ": ", variant.parallel->tensor_parallel, " ranks, forward and backward")));
+    QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat(report.label, ": ", variant.parallel->size(),
+                                                    " ranks, forward and backward")));
     QG_ASSIGN_OR_RETURN(const std::vector<Engine*> engines, rank_engines_.For(*variant.parallel));
     QG_ASSIGN_OR_RETURN(const ParallelStepResult step,
                         RunOnRanks(request_.step, engine_, variant, engines,
                                    observer_.communication, cancellation_));
-    ParallelReporter reporter(engine_, reporter_, variant, step, cancellation_);
+    ParallelReporter reporter(engine_, reporter_, request_.step, variant, step, cancellation_);
     std::vector<TimedStage> stages;
-    for (const NamedTensor& output : step.ranks[0].result.outputs) {
+    for (const std::string& output : LayerOutputs(request_.step)) {
       const auto report_one = [&]() -> absl::Status {
-        QG_ASSIGN_OR_RETURN(const ReportedOutput reported, reporter.Report(output.name));
+        QG_ASSIGN_OR_RETURN(const ReportedOutput reported, reporter.Report(output));
         return FileOutput(index, reported, report);
       };
-      QG_RETURN_IF_ERROR(Timed(absl::StrCat("report ", output.name), report, stages, report_one));
+      QG_RETURN_IF_ERROR(Timed(absl::StrCat("report ", output), report, stages, report_one));
     }
     QG_ASSIGN_OR_RETURN(report.stages, TimesOf(stages));
     QG_ASSIGN_OR_RETURN(report.ranks, reporter.Ranks());

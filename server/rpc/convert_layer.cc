@@ -55,6 +55,9 @@ absl::StatusOr<ParallelSpec> ParallelFromProto(const v1::Parallel& proto,
     QG_ASSIGN_OR_RETURN(parallel.overlap, OverlapFromProto(proto.overlap(), field + ".overlap"));
   }
   if (proto.data_parallel() != 0) parallel.data_parallel = proto.data_parallel();
+  if (proto.expert_parallel() == 0) return parallel;
+  parallel.expert_parallel = proto.expert_parallel();
+  if (proto.tensor_parallel() == 0) parallel.tensor_parallel = 1;
   return parallel;
 }
 

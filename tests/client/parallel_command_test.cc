@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "tests/client/command_fixture.h"
 
 namespace quantgate {
@@ -96,6 +97,28 @@ TEST_F(ParallelCommandTest, ComparePutsATwinBehindEachVariant) {
   EXPECT_EQ(json["variants"][0]["label"], "bf16 / none / auto");
   EXPECT_EQ(json["variants"][1]["label"], "bf16 / none / auto / tp4 ub_p2p");
   EXPECT_EQ(json["reference"], 3);
+}
+
+TEST_F(ParallelCommandTest, ExpertsOnSeveralRanksHaveTheBitsOfOne) {
+  Arguments experts = {"--layer",       "grouped_linear",
+                       "--m-splits",    "32,0,96",
+                       "--input",       "gen:normal,shape=128x64",
+                       "--grad-output", "gen:normal,seed=2,shape=128x96",
+                       "--recipe",      "mxfp8"};
+  for (const char* seed : {"3", "4", "5"}) {
+    experts =
+        experts + Arguments{"--weight", absl::StrCat("gen:normal,seed=", seed, ",shape=96x64")};
+  }
+  const ProcessResult result = Quantgate(Arguments{"verify", "--ep", "3"} + experts);
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("PASS"), HasSubstr("mxfp8 / none / auto / ep3"), HasSubstr("dw.2")));
+  const ProcessResult many = Quantgate(Arguments{"run", "--ep", "4"} + experts);
+  EXPECT_EQ(many.exit_code, 2);
+  EXPECT_THAT(many.err, HasSubstr("expert_parallel: 4; each rank has an expert at least, of 3"));
+  const ProcessResult both = Quantgate(Arguments{"run", "--ep", "2", "--tp", "2"} + experts);
+  EXPECT_EQ(both.exit_code, 2);
+  EXPECT_THAT(both.err, HasSubstr("with expert_parallel the ranks divide experts alone"));
 }
 
 TEST_F(ParallelCommandTest, BadInput) {

@@ -202,5 +202,77 @@ TEST_F(SessionRunTest, SeveralRanksAreHeldAgainstOne) {
   EXPECT_THAT(refusal({"--tp", "2"}), HasSubstr("no layer has a parallel_mode"));
 }
 
+TEST_F(SessionRunTest, DrawsWhatOverlaps) {
+  const std::string path = Path("overlap.json");
+  WriteFile(path, R"({"spec": {"layers": [{"name": "fc", "layer":
+      {"kind": "linear", "parallel_mode": "row"}}]}, "rounds": 2,
+      "parameters": {"fc.weight": "gen:normal,seed=1,shape=128x64,dtype=bf16"},
+      "steps": [)" + Forward("gen:normal,seed=2,shape=64x64,dtype=bf16") +
+                      "," + Backward("gen:normal,seed=3,shape=64x128,dtype=bf16") + "]}");
+  QuantgateJson({"session", "run", path, "--recipe", "bf16", "--tp", "2", "--sequence-parallel",
+                 "--overlap", "default", "--report", Path("overlap.html")});
+  const std::string page = ReadFile(Path("overlap.html"));
+  EXPECT_THAT(page, testing::AllOf(HasSubstr("Communication beside GEMMs: fc.fprop, step 3"),
+                                   HasSubstr("Communication beside GEMMs: fc.dgrad, step 4"),
+                                   testing::Not(HasSubstr("fc.fprop, step 1")),
+                                   HasSubstr(">rank 1 compute</text>")));
+}
+
+// tp 4, 2, 1 and 4 again beside a session on one rank that never stops: the parameters of every
+// update are the same, and so is every checkpoint.
+TEST_F(SessionRunTest, GoesOnFromCheckpointsOnOtherRanks) {
+  const std::string x = "gen:normal,seed=2,shape=64x64,dtype=bf16";
+  const auto steps = [&](const std::string& restarts) {
+    return Forward(x) + "," + Backward("gen:normal,seed=3,shape=64x128,dtype=bf16") +
+           R"(, {"optimize": {}}, )" + restarts;
+  };
+  const auto trace = [&](const std::string& restarts) {
+    const std::string path = Path("restarts.json");
+    WriteFile(path, R"({"spec": {"layers": [{"name": "fc", "layer":
+        {"kind": "linear", "parallel_mode": "column"}}], "weights": "quantized", "masters": "f32",
+        "adam": {"learning_rate": 0.1}},
+        "parameters": {"fc.weight": "gen:normal,seed=1,shape=128x64,dtype=bf16"},
+        "rounds": 2, "steps": [)" +
+                        steps(restarts) + "]}");
+    return path;
+  };
+  const std::vector<std::string> command = {"session", "run", "--recipe",           "mxfp8",
+                                            "--tp",    "4",   "--sequence-parallel"};
+  const json report = QuantgateJson(command + std::vector<std::string>{trace(R"(
+          {"restart": {"variants": [1], "parallel": {"tensor_parallel": 2}}},
+          {"restart": {"variants": [1], "parallel": {}}},
+          {"restart": {"variants": [0, 1], "parallel": {"tensor_parallel": 4}}},
+          {"restart": {"variants": [0], "parallel": {}}})")});
+  std::vector<std::string> digests;
+  for (const json& note : report["notes"]) {
+    const std::string text = note.get<std::string>();
+    const size_t at = text.find("from checkpoint ");
+    if (at != std::string::npos) digests.push_back(text.substr(at));
+  }
+  ASSERT_EQ(digests.size(), 10u);  // 5 a round.
+  for (size_t i = 1; i < 5; ++i) EXPECT_EQ(digests[i], digests[0]);
+  EXPECT_NE(digests[5], digests[0]);
+  for (size_t i = 6; i < 10; ++i) EXPECT_EQ(digests[i], digests[5]);
+  int weights = 0;
+  for (const json& row : report["tensors"]) {
+    if (row["tensor"] == "dx") continue;  // A sum over ranks.
+    EXPECT_EQ(row["parity"]["equal"], true) << row;
+    weights += row["tensor"] == "fc.weight" ? 1 : 0;
+  }
+  EXPECT_EQ(weights, 10);
+
+  const auto refusal = [&](const std::string& restart) {
+    const ProcessResult result = Quantgate(command + std::vector<std::string>{trace(restart)});
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    return result.err;
+  };
+  EXPECT_THAT(refusal(R"({"restart": {"variants": [2]}})"),
+              HasSubstr("steps[3].restart.variants: 2 is none of 2 variants"));
+  EXPECT_THAT(refusal(R"({"restart": {"parallel": {"tensor_parallel": 3}}})"),
+              testing::AllOf(HasSubstr("step 4 (restart): "),
+                             HasSubstr("checkpoint: fc.weight: [128x64]; dim 0 must be a multiple "
+                                       "of 3")));
+}
+
 }  // namespace
 }  // namespace quantgate

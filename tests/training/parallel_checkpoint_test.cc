@@ -289,6 +289,29 @@ TEST_F(ParallelRestore, GradientsOfOneRankAreNobodysPart) {
   ExpectRefused(spec, file, refused, "fc2.db: gradients since the last optimizer step");
 }
 
+// Their sum is twice as much, whatever their bits.
+TEST_F(ParallelRestore, EqualGradientsOfCopiesAreStillTheirOwn) {
+  SessionSpec spec = LinearLayers("bf16", {ParallelMode::kNone});
+  spec.parallel = Ranks(1, 2);
+  const auto session = OpenRanks(*engine_, spec, {{"fc1.weight", Normal(3, {kNarrow, kNarrow})}});
+  const auto twice = [](const Tensor& half) {
+    Tensor whole = *Tensor::Allocate(half.dtype(), {2 * half.shape()[0], half.shape()[1]});
+    for (const size_t begin : {size_t{0}, half.byte_size()}) {
+      std::copy_n(half.data(), half.byte_size(), whole.data() + begin);
+    }
+    return whole;
+  };
+  ForwardStep forward;
+  forward.x = twice(Batch(1));
+  ASSERT_TRUE(session->Forward(forward, nullptr).ok());
+  ASSERT_TRUE(session->Backward({"0", twice(Batch(2))}, nullptr).ok());
+  const TensorFile file = CheckpointOf(*session);
+  const auto of_first = file.Find("rank0.fc1.dw"), of_second = file.Find("rank1.fc1.dw");
+  ASSERT_TRUE(of_first.ok() && of_second.ok());
+  EXPECT_TRUE(SameBits(*of_first, *of_second));
+  ExpectRefused(OnOneRank(spec), file, absl::StatusCode::kFailedPrecondition, "of ranks tp1 dp2");
+}
+
 TEST_F(ParallelRestore, RefusesPartsThatCutBlocks) {
   SessionSpec spec = LinearLayers("fp8_block", {ParallelMode::kColumn});
   spec.weights = kQuantized;

@@ -284,7 +284,7 @@ TEST(ParallelVariants, ReportsSayWhenRanksDisagreeOnWhatAllHave) {
   ExactValues exact(*engine, request.step, nullptr);
   OutputReporter whole(*engine, request.step, exact, nullptr);
   const auto difference = [&] {
-    ParallelReporter reporter(*engine, whole, request.variants[1], *step, nullptr);
+    ParallelReporter reporter(*engine, whole, request.step, request.variants[1], *step, nullptr);
     return reporter.Report("dx")->report.rank_difference;
   };
   EXPECT_EQ(difference(), "");

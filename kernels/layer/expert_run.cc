@@ -1,0 +1,193 @@
+#include "kernels/layer/expert_run.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/comm/row_blocks.h"
+#include "kernels/layer/expert_parallel.h"
+#include "kernels/layer/layer_request.h"
+
+namespace quantgate {
+namespace {
+
+/// A name up to its last dot, and the expert's number behind it; -1: there is none.
+std::pair<std::string, int64_t> SplitName(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  int64_t expert = -1;
+  if (dot == std::string::npos || !absl::SimpleAtoi(name.substr(dot + 1), &expert)) {
+    return {name, -1};
+  }
+  return {name.substr(0, dot + 1), expert};
+}
+
+/// What of a map by parameter or state is of experts [begin, end), by the names that they have
+/// among themselves.
+template <typename Value>
+std::map<std::string, Value> OfExperts(const std::map<std::string, Value>& all, int64_t begin,
+                                       int64_t end) {
+  std::map<std::string, Value> some;
+  for (const auto& [name, value] : all) {
+    const auto [stem, expert] = SplitName(name);
+    if (expert >= begin && expert < end) some[absl::StrCat(stem, expert - begin)] = value;
+  }
+  return some;
+}
+
+/// Each token's only expert, with weight 1.
+absl::StatusOr<ExpertRouting> RoutingOf(const ExpertDivision& division,
+                                        const std::vector<int64_t>& tokens) {
+  ExpertRouting routing;
+  for (const int64_t token : tokens) {
+    const auto next = std::upper_bound(division.first_row.begin(), division.first_row.end(), token);
+    routing.experts.push_back(next - division.first_row.begin() - 1);
+  }
+  QG_ASSIGN_OR_RETURN(routing.weights,
+                      Tensor::Allocate(DType::kF32, {static_cast<int64_t>(tokens.size()), 1}));
+  std::fill_n(routing.weights.as<float>(), tokens.size(), 1.0f);
+  return routing;
+}
+
+absl::StatusOr<Tensor> Flattened(const Tensor& tensor) {
+  if (!tensor.has_value()) return tensor;
+  return tensor.Reinterpret(tensor.dtype(), {tensor.rows(), tensor.columns()});
+}
+
+/// One rank's step.
+class ExpertRun {
+ public:
+  ExpertRun(Engine& engine, ProcessGroup& group, const LayerRequest& whole, const Recipe& recipe,
+            const Arithmetic& arithmetic, const Cancellation* cancellation)
+      : engine_(engine),
+        group_(group),
+        whole_(whole),
+        recipe_(recipe),
+        cancellation_(cancellation),
+        division_(DivideExperts(whole.layer, group.size())),
+        tokens_(division_.tokens[static_cast<size_t>(group.rank())]),
+        recorder_(engine, arithmetic, cancellation) {}
+
+  absl::StatusOr<ExpertStep> Run();
+
+ private:
+  absl::StatusOr<LayerRequest> OwnRequest() const;
+  absl::StatusOr<Tensor> OwnTokens(const Tensor& whole) const;
+  absl::Status Update(const LayerSpec& spec, const LayerPlan& plan, LayerState& state,
+                      UpdatePoint point);
+
+  Engine& engine_;
+  ProcessGroup& group_;
+  const LayerRequest& whole_;
+  const Recipe& recipe_;
+  const Cancellation* const cancellation_;
+  const ExpertDivision division_;
+  const std::vector<int64_t>& tokens_;
+  StepRecorder recorder_;
+};
+
+absl::StatusOr<LayerRequest> ExpertRun::OwnRequest() const {
+  const auto rank = static_cast<size_t>(group_.rank());
+  const int64_t begin = division_.first_row[static_cast<size_t>(division_.first_expert[rank])];
+  const int64_t end = division_.first_row[static_cast<size_t>(division_.first_expert[rank + 1])];
+  Tensor rows[2];
+  const Tensor* const from[2] = {&whole_.x, &whole_.grad_output};
+  for (int i = 0; i < 2; ++i) {
+    if (!from[i]->has_value()) continue;
+    QG_ASSIGN_OR_RETURN(const Tensor flat, Flattened(*from[i]));
+    QG_ASSIGN_OR_RETURN(rows[i], engine_.Slice(flat, 0, begin, end - begin, cancellation_));
+  }
+  return ExpertsOfRank(whole_, division_, group_.rank(), rows[0], rows[1]);
+}
+
+absl::StatusOr<Tensor> ExpertRun::OwnTokens(const Tensor& whole) const {
+  QG_ASSIGN_OR_RETURN(const Tensor flat, Flattened(whole));
+  return engine_.GatherRows(flat, tokens_, cancellation_);
+}
+
+/// An expert has its states on one rank: what is reduced over ranks elsewhere is whole here.
+absl::Status ExpertRun::Update(const LayerSpec& spec, const LayerPlan& plan, LayerState& state,
+                               UpdatePoint point) {
+  if (!plan.is_delayed) return absl::OkStatus();
+  if (point == UpdatePoint::kBackward && !QuantizesGradients(plan)) return absl::OkStatus();
+  return UpdateScales(recorder_, spec, state, recipe_, point);
+}
+
+absl::StatusOr<ExpertStep> ExpertRun::Run() {
+  ExpertStep step;
+  QG_ASSIGN_OR_RETURN(step.request, OwnRequest());
+  QG_ASSIGN_OR_RETURN(const ExpertRouting routing, RoutingOf(division_, tokens_));
+  QG_ASSIGN_OR_RETURN(const Tensor x, OwnTokens(whole_.x));
+  const LayerSpec& spec = step.request.layer;
+  const LayerPlan plan = PlanOf(step.request, recipe_);
+  LayerState state = StateOf(step.request);
+  ExpertOptions options;
+  options.first_expert = division_.first_expert;
+  QG_ASSIGN_OR_RETURN(ExpertForward experts,
+                      ForwardExperts(recorder_, group_, options, spec, state, x, routing,
+                                     OptionsOf(step.request, recipe_)));
+  ForwardResult forward;
+  forward.y = std::move(experts.y);
+  BackwardResult backward;
+  if (plan.has_backward) {
+    QG_RETURN_IF_ERROR(Update(spec, plan, state, UpdatePoint::kForward));
+    QG_ASSIGN_OR_RETURN(const Tensor grad_output, OwnTokens(whole_.grad_output));
+    QG_ASSIGN_OR_RETURN(
+        backward, BackwardExperts(recorder_, group_, std::move(experts.saved), state, grad_output));
+    QG_RETURN_IF_ERROR(Update(spec, plan, state, UpdatePoint::kBackward));
+  }
+  QG_ASSIGN_OR_RETURN(step.result, FinishStep(recorder_, step.request, plan, state,
+                                              std::move(forward), std::move(backward)));
+  return step;
+}
+
+}  // namespace
+
+ExpertDivision DivideExperts(const LayerSpec& layer, int ranks) {
+  ExpertDivision division;
+  division.first_expert = {0};
+  for (const int64_t count : EvenRows(static_cast<int64_t>(layer.m_splits.size()), ranks)) {
+    division.first_expert.push_back(division.first_expert.back() + count);
+  }
+  division.first_row = {0};
+  division.tokens.resize(static_cast<size_t>(ranks));
+  for (const int64_t split : layer.m_splits) {
+    int64_t row = division.first_row.back();
+    division.first_row.push_back(row + split);
+    const std::vector<int64_t> counts = EvenRows(split, ranks);
+    for (size_t rank = 0; rank < counts.size(); ++rank) {
+      for (int64_t i = 0; i < counts[rank]; ++i) division.tokens[rank].push_back(row++);
+    }
+  }
+  return division;
+}
+
+std::string WithExpertOfWhole(const std::string& name, int64_t first) {
+  const auto [stem, expert] = SplitName(name);
+  return expert < 0 ? name : absl::StrCat(stem, first + expert);
+}
+
+LayerRequest ExpertsOfRank(const LayerRequest& whole, const ExpertDivision& division, int rank,
+                           Tensor x, Tensor grad_output) {
+  const int64_t begin = division.first_expert[static_cast<size_t>(rank)];
+  const int64_t end = division.first_expert[static_cast<size_t>(rank) + 1];
+  LayerRequest request = whole;
+  request.layer.m_splits = {whole.layer.m_splits.begin() + begin,
+                            whole.layer.m_splits.begin() + end};
+  request.x = std::move(x);
+  request.grad_output = std::move(grad_output);
+  request.parameters = OfExperts(whole.parameters, begin, end);
+  request.main_grads = OfExperts(whole.main_grads, begin, end);
+  request.delayed = OfExperts(whole.delayed, begin, end);
+  return request;
+}
+
+absl::StatusOr<ExpertStep> RunExperts(Engine& engine, ProcessGroup& group,
+                                      const LayerRequest& whole, const Recipe& recipe,
+                                      const Arithmetic& arithmetic,
+                                      const Cancellation* cancellation) {
+  return ExpertRun(engine, group, whole, recipe, arithmetic, cancellation).Run();
+}
+
+}  // namespace quantgate

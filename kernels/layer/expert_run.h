@@ -1,0 +1,46 @@
+// A step of a grouped_linear whose experts are divided over the ranks of a group, with the rows of
+// each expert coming from all of them (docs/distributed.md section 8): what RunLayer does on one
+// rank, with its bits.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/comm/process_group.h"
+#include "kernels/layer/layer.h"
+
+namespace quantgate {
+
+/// Who has what of a grouped_linear. Every rank begins with an even part of each expert's rows, the
+/// first ranks with one more, as tokens of its own that are routed to that expert.
+struct ExpertDivision {
+  std::vector<int64_t> first_expert;         ///< Rank r has [first_expert[r], first_expert[r + 1]).
+  std::vector<int64_t> first_row;            ///< Of each expert, and the number of rows.
+  std::vector<std::vector<int64_t>> tokens;  ///< Rows of x that are each rank's, ascending.
+};
+/// For 1 to as many ranks as there are experts.
+ExpertDivision DivideExperts(const LayerSpec& layer, int ranks);
+
+/// "dw.1" of a rank whose first expert is `first`, as the whole layer calls it; a name without an
+/// expert's number as it is.
+std::string WithExpertOfWhole(const std::string& name, int64_t first);
+
+/// The request of one rank's experts, whose names begin with 0: rows as one rank would give them.
+/// `x` and `grad_output` are those rows' alone; an absent grad_output is of a forward.
+LayerRequest ExpertsOfRank(const LayerRequest& whole, const ExpertDivision& division, int rank,
+                           Tensor x, Tensor grad_output);
+
+struct ExpertStep {
+  LayerRequest request;  ///< ExpertsOfRank.
+  /// Of that request, but y and dx are this rank's tokens'.
+  LayerResult result;
+};
+/// `whole`, which CheckLayer accepts, has its tensors in the engine's memory or on the host.
+absl::StatusOr<ExpertStep> RunExperts(Engine& engine, ProcessGroup& group,
+                                      const LayerRequest& whole, const Recipe& recipe,
+                                      const Arithmetic& arithmetic,
+                                      const Cancellation* cancellation);
+
+}  // namespace quantgate
