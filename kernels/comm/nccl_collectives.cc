@@ -5,7 +5,7 @@
 namespace quantgate {
 
 const CudaCollectives* Collectives() {
-  static constexpr CudaCollectives kCollectives = {&MakeNcclTransport};
+  static constexpr CudaCollectives kCollectives = {&MakeNcclTransport, &MakeNcclPool};
   return &kCollectives;
 }
 

@@ -1,7 +1,6 @@
 #include "kernels/comm/nccl_group.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -40,22 +39,25 @@ std::vector<int> NotDone(const std::vector<PooledCudaEvent>& events) {
 }  // namespace
 
 NcclGroup::NcclGroup(const NcclLibrary& library, const GroupDescription& description,
-                     std::vector<CudaEngine*> engines, absl::Duration deadline)
+                     std::vector<CudaEngine*> engines, absl::Duration deadline,
+                     NcclCommunicatorPool* pool)
     : library_(library),
       description_(description),
       engines_(std::move(engines)),
       deadline_(deadline),
+      pool_(pool),
       events_(engines_.size()),
       parts_(engines_.size()) {}
 
 absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Create(const NcclLibrary& library,
                                                              const GroupDescription& description,
                                                              std::vector<CudaEngine*> engines,
-                                                             absl::Duration deadline) {
+                                                             absl::Duration deadline,
+                                                             NcclCommunicatorPool* pool) {
   std::unique_ptr<NcclGroup> group(
-      new NcclGroup(library, description, std::move(engines), deadline));
+      new NcclGroup(library, description, std::move(engines), deadline, pool));
   const std::scoped_lock lock(group->mutex_);
-  const absl::Status opened = group->OpenCommunicators();
+  const absl::Status opened = group->Open();
   if (!opened.ok()) {
     group->failure_ = opened;
     return opened;
@@ -63,43 +65,25 @@ absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Create(const NcclLibrary& 
   return group;
 }
 
-absl::Status NcclGroup::OpenCommunicators() {
-  const std::scoped_lock order(IssueMutex());
-  ncclUniqueId id;
-  QG_RETURN_IF_ERROR(library_.StatusOf(library_.call().GetUniqueId(&id), "ncclGetUniqueId"));
-  communicators_.resize(engines_.size());
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;  // So that a deadline can end a wait.
-  const int size = static_cast<int>(engines_.size());
-  absl::Status status = library_.StatusOf(library_.call().GroupStart(), "ncclGroupStart");
-  for (int place = 0; place < size && status.ok(); ++place) {
-    status = engines_[place]->device().MakeCurrent();
-    if (!status.ok()) break;
-    const ncclResult_t result =
-        library_.call().CommInitRankConfig(&communicators_[place], size, id, place, &config);
-    if (result != ncclInProgress) status = library_.StatusOf(result, "ncclCommInitRankConfig");
-  }
-  const ncclResult_t end = library_.call().GroupEnd();
-  QG_RETURN_IF_ERROR(status);
-  if (end != ncclInProgress) {
-    QG_RETURN_IF_ERROR(library_.StatusOf(end, "ncclCommInitRankConfig"));
-  }
-  return AwaitCommunicators(absl::Now() + deadline_, "ncclCommInitRankConfig");
+std::vector<int> NcclGroup::Devices() const {
+  std::vector<int> devices;
+  for (CudaEngine* engine : engines_) devices.push_back(engine->device().facts().ordinal);
+  return devices;
 }
 
-absl::Status NcclGroup::AwaitCommunicators(absl::Time until, std::string_view call) {
-  for (const ncclComm_t communicator : communicators_) {
-    ncclResult_t state = ncclInProgress;
-    while (true) {
-      QG_RETURN_IF_ERROR(library_.StatusOf(library_.call().CommGetAsyncError(communicator, &state),
-                                           "ncclCommGetAsyncError"));
-      if (state != ncclInProgress) break;
-      if (absl::Now() > until) return DeadlineError(std::string(call));
-      std::this_thread::yield();
-    }
-    QG_RETURN_IF_ERROR(library_.StatusOf(state, call));
-  }
-  return absl::OkStatus();
+absl::Status NcclGroup::Open() {
+  if (pool_ != nullptr) communicators_ = pool_->Take(Devices());
+  if (!communicators_.empty()) return absl::OkStatus();
+  const std::scoped_lock order(IssueMutex());
+  const absl::Status status = OpenCommunicators(library_, engines_, communicators_);
+  must_abort_ = !status.ok();
+  return InGroup(status);
+}
+
+absl::Status NcclGroup::InGroup(const absl::Status& status) const {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat("group ", description_.name, ": ", status.message()));
 }
 
 absl::Status NcclGroup::Call(int place, Part part) {
@@ -156,7 +140,7 @@ absl::Status NcclGroup::PutPartsOnStreams() {
   const ncclResult_t end = library_.call().GroupEnd();
   QG_RETURN_IF_ERROR(status);
   if (end != ncclInProgress) QG_RETURN_IF_ERROR(library_.StatusOf(end, "ncclGroupEnd"));
-  return AwaitCommunicators(absl::Now() + deadline_, "ncclGroupEnd");
+  return InGroup(AwaitCommunicators(library_, communicators_, deadline_, "ncclGroupEnd"));
 }
 
 absl::Status NcclGroup::Issue() {
@@ -223,28 +207,24 @@ bool NcclGroup::Look() {
 }
 
 void NcclGroup::AbortWhatFailed() {
-  std::vector<ncclComm_t> aborted;
+  NcclCommunicators aborted;
   {
     const std::scoped_lock lock(mutex_);
     if (must_abort_) aborted.swap(communicators_);
   }
-  for (const ncclComm_t communicator : aborted) (void)library_.call().CommAbort(communicator);
+  AbortCommunicators(library_, aborted);
 }
 
+// An error that only the host knows of has left the communicators as they were: a call is on the
+// streams of all members or of none.
 NcclGroup::~NcclGroup() {
   while (!Look()) absl::SleepFor(kLookPeriod);
-  const bool is_healthy = failure_.ok();
-  if (is_healthy) {
-    for (const ncclComm_t communicator : communicators_) {
-      (void)library_.call().CommFinalize(communicator);
-    }
-  }
-  const bool is_final =
-      is_healthy && AwaitCommunicators(absl::Now() + deadline_, "ncclCommFinalize").ok();
-  for (const ncclComm_t communicator : communicators_) {
-    if (communicator == nullptr) continue;
-    (void)(is_final ? library_.call().CommDestroy(communicator)
-                    : library_.call().CommAbort(communicator));
+  if (must_abort_ || !CheckReports().ok()) {
+    AbortCommunicators(library_, communicators_);
+  } else if (pool_ != nullptr) {
+    pool_->Keep(Devices(), std::move(communicators_));
+  } else {
+    CloseCommunicators(library_, communicators_);
   }
 }
 

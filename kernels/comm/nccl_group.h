@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "kernels/comm/nccl_communicators.h"
 #include "kernels/comm/nccl_library.h"
 #include "kernels/comm/transport.h"
 #include "kernels/engine/cuda_engine.h"
@@ -28,13 +29,15 @@ class NcclGroup {
   /// Puts a member's part of a call on its stream, between ncclGroupStart and ncclGroupEnd.
   using Part = absl::FunctionRef<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
 
-  /// `engines` in the group's order, each on a device of its own; they outlive the group.
-  /// DEADLINE_EXCEEDED where the communicators do not come about.
+  /// `engines` in the group's order, each on a device of its own; they outlive the group, as does
+  /// `pool`, which has communicators for it or gets them when it has ended; null: nobody keeps
+  /// them. DEADLINE_EXCEEDED where communicators do not come about.
   static absl::StatusOr<std::unique_ptr<NcclGroup>> Create(const NcclLibrary& library,
                                                            const GroupDescription& description,
                                                            std::vector<CudaEngine*> engines,
-                                                           absl::Duration deadline);
-  /// Waits for what is under way, unless something has failed.
+                                                           absl::Duration deadline,
+                                                           NcclCommunicatorPool* pool);
+  /// Waits for what is under way, unless a call is stuck.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
@@ -61,9 +64,10 @@ class NcclGroup {
   };
 
   NcclGroup(const NcclLibrary& library, const GroupDescription& description,
-            std::vector<CudaEngine*> engines, absl::Duration deadline);
-  absl::Status OpenCommunicators();
-  absl::Status AwaitCommunicators(absl::Time until, std::string_view call);
+            std::vector<CudaEngine*> engines, absl::Duration deadline, NcclCommunicatorPool* pool);
+  absl::Status Open();
+  std::vector<int> Devices() const;
+  absl::Status InGroup(const absl::Status& status) const;
   absl::Status Issue();
   absl::Status PutPartsOnStreams();
   absl::StatusOr<std::vector<PooledCudaEvent>> RecordAll();
@@ -77,17 +81,19 @@ class NcclGroup {
   const GroupDescription description_;
   const std::vector<CudaEngine*> engines_;
   const absl::Duration deadline_;
+  NcclCommunicatorPool* const pool_;
   std::vector<CudaEventPool> events_;  // By place.
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<ncclComm_t> communicators_;  // By place; none once aborted.
-  std::vector<const Part*> parts_;         // Of the call that members come to.
+  NcclCommunicators communicators_;  // By place; none once aborted.
+  std::vector<const Part*> parts_;   // Of the call that members come to.
   int arrived_ = 0;
   int64_t issued_ = 0;  // Calls.
   std::deque<UnderWay> under_way_;
   absl::Status failure_;
-  bool must_abort_ = false;  // The communicators: a call is stuck on the device, or half issued.
+  /// The communicators: they have not all come about, or a call is stuck or half issued.
+  bool must_abort_ = false;
 };
 
 }  // namespace quantgate

@@ -64,11 +64,12 @@ absl::Status ReachEachOther(const std::vector<CudaEngine*>& engines) {
 class NcclTransport final : public Transport {
  public:
   NcclTransport(const NcclLibrary& library, std::vector<CudaEngine*> engines,
-                absl::Duration deadline)
+                absl::Duration deadline, NcclCommunicatorPool* pool)
       : library_(library),
         nccl_(library.call()),
         engines_(std::move(engines)),
         deadline_(deadline),
+        pool_(pool),
         watch_([this] { Watch(); }) {}
 
   ~NcclTransport() override {
@@ -88,8 +89,9 @@ class NcclTransport final : public Transport {
     if (description.size() < 2) return absl::OkStatus();  // Nothing moves.
     std::vector<CudaEngine*> members;
     for (const int rank : description.members) members.push_back(engines_[rank]);
-    QG_ASSIGN_OR_RETURN(std::unique_ptr<NcclGroup> group,
-                        NcclGroup::Create(library_, description, std::move(members), deadline_));
+    QG_ASSIGN_OR_RETURN(
+        std::unique_ptr<NcclGroup> group,
+        NcclGroup::Create(library_, description, std::move(members), deadline_, pool_));
     const std::scoped_lock lock(mutex_);
     groups_[description.id] = std::move(group);
     return absl::OkStatus();
@@ -315,6 +317,7 @@ class NcclTransport final : public Transport {
   const NcclFunctions& nccl_;
   const std::vector<CudaEngine*> engines_;  // By rank.
   const absl::Duration deadline_;
+  NcclCommunicatorPool* const pool_;
   std::mutex mutex_;
   std::condition_variable ending_;
   bool is_ending_ = false;
@@ -325,11 +328,18 @@ class NcclTransport final : public Transport {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Transport>> MakeNcclTransport(std::span<Engine* const> engines,
-                                                             absl::Duration deadline) {
+                                                             absl::Duration deadline,
+                                                             CommunicatorPool* pool) {
   QG_ASSIGN_OR_RETURN(std::vector<CudaEngine*> cuda, CudaEnginesOf(engines));
   QG_ASSIGN_OR_RETURN(const NcclLibrary* library, NcclLibrary::Load());
   QG_RETURN_IF_ERROR(ReachEachOther(cuda));
-  return std::make_unique<NcclTransport>(*library, std::move(cuda), deadline);
+  return std::make_unique<NcclTransport>(*library, std::move(cuda), deadline,
+                                         static_cast<NcclCommunicatorPool*>(pool));
+}
+
+absl::StatusOr<std::unique_ptr<CommunicatorPool>> MakeNcclPool() {
+  QG_ASSIGN_OR_RETURN(const NcclLibrary* library, NcclLibrary::Load());
+  return std::make_unique<NcclCommunicatorPool>(*library);
 }
 
 }  // namespace quantgate

@@ -14,8 +14,11 @@ namespace quantgate {
 /// `engines` by rank: CUDA engines, each on a device of its own, that outlive the transport.
 /// `deadline` is that of every wait for other ranks, on the host and on the devices.
 /// FAILED_PRECONDITION for other engines or without NCCL, and where the environment demands NVLink
-/// multicast.
+/// multicast. `pool`: of MakeNcclPool; null: groups close their communicators.
 absl::StatusOr<std::unique_ptr<Transport>> MakeNcclTransport(std::span<Engine* const> engines,
-                                                             absl::Duration deadline);
+                                                             absl::Duration deadline,
+                                                             CommunicatorPool* pool = nullptr);
+/// FAILED_PRECONDITION as MakeNcclTransport.
+absl::StatusOr<std::unique_ptr<CommunicatorPool>> MakeNcclPool();
 
 }  // namespace quantgate

@@ -5,15 +5,22 @@
 namespace quantgate {
 namespace {
 
-absl::StatusOr<std::unique_ptr<Transport>> RefuseNccl(std::span<Engine* const>, absl::Duration) {
+absl::Status BuiltWithout() {
   return absl::UnimplementedError(
       "collective backend nccl: this build's CUDA module was built without nccl.h");
 }
 
+absl::StatusOr<std::unique_ptr<Transport>> RefuseTransport(std::span<Engine* const>, absl::Duration,
+                                                           CommunicatorPool*) {
+  return BuiltWithout();
+}
+
+absl::StatusOr<std::unique_ptr<CommunicatorPool>> RefusePool() { return BuiltWithout(); }
+
 }  // namespace
 
 const CudaCollectives* Collectives() {
-  static constexpr CudaCollectives kCollectives = {&RefuseNccl};
+  static constexpr CudaCollectives kCollectives = {&RefuseTransport, &RefusePool};
   return &kCollectives;
 }
 

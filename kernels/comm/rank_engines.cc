@@ -22,18 +22,6 @@ int CudaOrdinalOf(const Engine& engine) {
   return ordinal;
 }
 
-absl::Status CheckDevices(const ParallelSpec& parallel, int ordinal) {
-  if (parallel.backend == CollectiveBackend::kLocal) return absl::OkStatus();
-  const std::string what = absl::StrCat("parallel.backend: nccl; it needs a GPU for each of the ",
-                                        parallel.size(), " ranks, and ");
-  if (ordinal < 0) {
-    return absl::FailedPreconditionError(absl::StrCat(what, "the run is on the CPU"));
-  }
-  QG_ASSIGN_OR_RETURN(const int count, CountCudaDevices());
-  if (count >= parallel.size()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(what, "this host has ", count));
-}
-
 /// Ranks begin, begin + step, ...: `count` of them.
 std::vector<int> Every(int step, int begin, int count) {
   std::vector<int> ranks;
@@ -42,6 +30,17 @@ std::vector<int> Every(int step, int begin, int count) {
 }
 
 }  // namespace
+
+absl::Status CheckGpuForEach(const std::string& field, int ranks, const Engine& engine) {
+  const std::string what =
+      absl::StrCat(field, ": nccl; it needs a GPU for each of the ", ranks, " ranks, and ");
+  if (CudaOrdinalOf(engine) < 0) {
+    return absl::FailedPreconditionError(absl::StrCat(what, "the run is on the CPU"));
+  }
+  QG_ASSIGN_OR_RETURN(const int count, CountCudaDevices());
+  if (count >= ranks) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(what, "this host has ", count));
+}
 
 absl::StatusOr<std::unique_ptr<Engine>> RankEngines::Make(const ParallelSpec& parallel,
                                                           int rank) const {
@@ -53,7 +52,9 @@ absl::StatusOr<std::unique_ptr<Engine>> RankEngines::Make(const ParallelSpec& pa
 }
 
 absl::StatusOr<std::vector<Engine*>> RankEngines::For(const ParallelSpec& parallel) {
-  QG_RETURN_IF_ERROR(CheckDevices(parallel, CudaOrdinalOf(engine_)));
+  if (parallel.backend == CollectiveBackend::kNccl) {
+    QG_RETURN_IF_ERROR(CheckGpuForEach("parallel.backend", parallel.size(), engine_));
+  }
   auto& engines = engines_[{parallel.backend, parallel.size()}];
   while (static_cast<int>(engines.size()) < parallel.size()) {
     QG_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,10 @@ class RankEngines {
 /// A tensor of the owner's engine in the memory of a rank's, which has waited for it; what is on
 /// the host stays there, absent ones too.
 absl::StatusOr<Tensor> ImportedFor(Engine& engine, const Tensor& tensor);
+
+/// Unless a run on this engine can give each of so many ranks a GPU of its own: FAILED_PRECONDITION
+/// "FIELD: nccl; ...", or UNIMPLEMENTED from a build without CUDA.
+absl::Status CheckGpuForEach(const std::string& field, int ranks, const Engine& engine);
 
 /// A world of these ranks with the groups that `parallel` asks for. `statistics`: as
 /// WorldOptions::statistics. Errors as World::Create.

@@ -18,12 +18,19 @@ absl::StatusOr<Contribution> ContributionOf(Engine& engine, std::vector<Tensor> 
   return contribution;
 }
 
+absl::StatusOr<std::unique_ptr<CommunicatorPool>> MakeCommunicatorPool(CollectiveBackend backend) {
+  if (backend == CollectiveBackend::kLocal) return nullptr;
+  QG_ASSIGN_OR_RETURN(const CudaCollectives* collectives, FindCudaCollectives());
+  return collectives->make_nccl_pool();
+}
+
 absl::StatusOr<std::unique_ptr<Transport>> MakeTransport(CollectiveBackend backend,
                                                          std::span<Engine* const> engines,
-                                                         absl::Duration deadline) {
+                                                         absl::Duration deadline,
+                                                         CommunicatorPool* pool) {
   if (backend == CollectiveBackend::kLocal) return MakeLocalTransport();
   QG_ASSIGN_OR_RETURN(const CudaCollectives* collectives, FindCudaCollectives());
-  return collectives->make_nccl_transport(engines, deadline);
+  return collectives->make_nccl_transport(engines, deadline, pool);
 }
 
 }  // namespace quantgate

@@ -130,8 +130,9 @@ World::World(WorldOptions options, std::unique_ptr<Transport> transport)
 
 absl::StatusOr<std::unique_ptr<World>> World::Create(WorldOptions options) {
   QG_RETURN_IF_ERROR(CheckOptions(options));
-  QG_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
-                      MakeTransport(options.backend, options.engines, options.deadline));
+  QG_ASSIGN_OR_RETURN(
+      std::unique_ptr<Transport> transport,
+      MakeTransport(options.backend, options.engines, options.deadline, options.communicators));
   std::unique_ptr<World> world(new World(std::move(options), std::move(transport)));
   std::vector<int> all;
   for (int rank = 0; rank < world->size(); ++rank) all.push_back(rank);

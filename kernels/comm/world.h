@@ -28,6 +28,8 @@ struct WorldOptions {
   SeededFaults faults = {};
   ScheduleNoise noise = {};
   CommStatistics* statistics = nullptr;  ///< Outlives the world. Null: nobody counts.
+  /// As MakeTransport's. Outlives the world.
+  CommunicatorPool* communicators = nullptr;
 };
 
 /// One rank, as the code that it runs sees it.
