@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "kernels/comm/parallel_spec.h"
+
 namespace quantgate {
 namespace {
 
@@ -58,6 +60,13 @@ v1::ScenarioResult ScenarioResultToProto(const ScenarioResult& result) {
   proto.set_message(result.message);
   proto.set_seconds(result.seconds);
   for (const std::string& note : result.notes) proto.add_notes(note);
+  proto.set_digest(result.digest.Hex());
+  for (const auto& [placement, sizes] : result.rank_placements) {
+    v1::RankPlacement& item = *proto.add_rank_placements();
+    item.set_backend(std::string(CollectiveBackendName(placement.backend)));
+    for (const int size : sizes) item.add_sizes(size);
+    item.set_transport(placement.transport);
+  }
   return proto;
 }
 

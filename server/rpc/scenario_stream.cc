@@ -1,16 +1,17 @@
 #include "server/rpc/scenario_stream.h"
 
-#include <array>
 #include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/comm/parallel_spec.h"
 #include "kernels/validate/scenarios/run_scenarios.h"
 #include "server/errors.h"
 #include "server/rpc/convert_recipe.h"
 #include "server/rpc/convert_scenario.h"
 #include "server/rpc/convert_tensor.h"
+#include "server/rpc/parsed_name.h"
 
 namespace quantgate {
 namespace {
@@ -42,7 +43,13 @@ ScenarioStream::ScenarioStream(ServiceContext& context, grpc::CallbackServerCont
 absl::Status ScenarioStream::Begin() {
   QG_RETURN_IF_ERROR(call_.Admit(Admission::kUnlessDraining));
   QG_RETURN_IF_ERROR(FindScenarios(BuiltInScenarios(), NamesOf(*request_)).status());
+  QG_ASSIGN_OR_RETURN(const CollectiveBackend backend,
+                      ParsedName(ParseCollectiveBackend, request_->parallel_backend(),
+                                 "parallel_backend", CollectiveBackend::kLocal));
   QG_ASSIGN_OR_RETURN(Device * device, DeviceOf(call_.context().devices, request_->device()));
+  absl::StatusOr<std::unique_ptr<RankPlaces>> places = RankPlaces::Create(backend, *device->engine);
+  if (!places.ok()) return error::AtField(places.status(), "");
+  places_ = *std::move(places);
   return device->run_queue
       .Submit(call_.cancellation(),
               [this, device](absl::Status admission) { Run(*device, std::move(admission)); })
@@ -72,18 +79,28 @@ void ScenarioStream::Run(Device& device, absl::Status admission) {
                              v1::ScenarioEvent event;
                              *event.mutable_fault() = FaultResultToProto(result);
                              Queue(std::move(event));
-                           }});
+                           }},
+                          places_.get());
   }
   status = call_.context().watch.Checked(device, std::move(status));
   if (status.ok()) {
     v1::ScenarioEvent event;
     v1::ScenarioRunFinished& finished = *event.mutable_finished();
     finished.set_good(is_good);
-    *finished.mutable_environment() = EnvironmentToProto(std::array{device.engine->Describe()});
+    *finished.mutable_environment() = EnvironmentToProto(DevicesOf(device));
     finished.set_seconds(absl::ToDoubleSeconds(absl::Now() - start_));
     Queue(std::move(event));
   }
+  places_.reset();  // By this thread: NCCL takes a moment.
   SetOutcome(std::move(status));
+}
+
+std::vector<DeviceDescription> ScenarioStream::DevicesOf(const Device& device) const {
+  std::vector<DeviceDescription> devices = {device.engine->Describe()};
+  for (DeviceDescription& gpu : places_->DescribeGpus()) {
+    if (gpu.id != device.id) devices.push_back(std::move(gpu));
+  }
+  return devices;
 }
 
 void ScenarioStream::Queue(v1::ScenarioEvent event) {

@@ -8,9 +8,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
+#include "kernels/validate/scenarios/rank_places.h"
 #include "quantgate/v1/scenarios_service.pb.h"
 #include "server/device.h"
 #include "server/rpc/call.h"
@@ -27,6 +29,8 @@ class ScenarioStream : public grpc::ServerWriteReactor<v1::ScenarioEvent> {
   /// Checks, and hands the work to the device.
   absl::Status Begin();
   void Run(Device& device, absl::Status admission);
+  /// That device, and the GPUs of ranks.
+  std::vector<DeviceDescription> DevicesOf(const Device& device) const;
   void Queue(v1::ScenarioEvent event);
   /// The work's last word; `this` may be gone after it.
   void SetOutcome(absl::Status outcome);
@@ -40,6 +44,7 @@ class ScenarioStream : public grpc::ServerWriteReactor<v1::ScenarioEvent> {
   Call call_;
   const v1::RunScenariosRequest* const request_;  // gRPC's, for the length of the call.
   const absl::Time start_;
+  std::unique_ptr<RankPlaces> places_;
   v1::ScenarioEvent sending_;  // gRPC's while a write is under way.
 
   std::mutex mutex_;

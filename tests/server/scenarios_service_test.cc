@@ -68,6 +68,9 @@ TEST(ScenariosServiceTest, RunsNamedScenariosAndTheirFaults) {
   EXPECT_EQ(outcome.events[0].scenario().scenario(), kRoundUp);
   EXPECT_EQ(outcome.events[0].scenario().outcome(), "passed");
   EXPECT_GT(outcome.events[0].scenario().checks(), 0);
+  EXPECT_EQ(outcome.events[0].scenario().digest().size(), 64u);
+  EXPECT_NE(outcome.events[0].scenario().digest(), outcome.events[2].scenario().digest());
+  EXPECT_EQ(outcome.events[0].scenario().rank_placements_size(), 0);  // It has no ranks.
   EXPECT_EQ(outcome.events[1].fault().fault(), "e8m0-rounded-down");
   EXPECT_EQ(outcome.events[1].fault().outcome(), "caught");
   EXPECT_EQ(outcome.events[1].fault().scenario(), kRoundUp);
@@ -89,6 +92,41 @@ TEST(ScenariosServiceTest, SaysWhatWasMeasured) {
   ASSERT_EQ(outcome.events[0].scenario().notes_size(), 2);
   EXPECT_THAT(outcome.events[0].scenario().notes(0),
               testing::MatchesRegex("hybrid:.*: .* elements are not those of one quantization.*"));
+}
+
+TEST(ScenariosServiceTest, SaysHowRanksWerePlaced) {
+  TestServer server;
+  v1::RunScenariosRequest request = Named({"gathered-shards-stand-in-rank-order"}, false);
+  request.set_parallel_backend("local");
+  const Outcome outcome = RunOn(server, request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.error_message();
+  const v1::ScenarioResult& result = outcome.events[0].scenario();
+  ASSERT_EQ(result.rank_placements_size(), 1);
+  EXPECT_EQ(result.rank_placements(0).backend(), "local");
+  EXPECT_EQ(result.rank_placements(0).transport(), "local");
+  EXPECT_THAT(result.rank_placements(0).sizes(), testing::ElementsAre(1, 2, 3, 4, 8));
+  // The same without the field, and the same bytes.
+  request.clear_parallel_backend();
+  EXPECT_EQ(RunOn(server, request).events[0].scenario().digest(), result.digest());
+}
+
+TEST(ScenariosServiceTest, RefusesParallelBackends) {
+  TestServer server;
+  v1::RunScenariosRequest request = Named({kRoundUp}, false);
+  request.set_parallel_backend("mpi");
+  const Outcome unknown = RunOn(server, request);
+  EXPECT_EQ(unknown.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(DetailOf(unknown.status).field(), "parallel_backend");
+  EXPECT_EQ(DetailOf(unknown.status).value(), "\"mpi\"");
+  EXPECT_THAT(DetailOf(unknown.status).rule(), HasSubstr("local, nccl"));
+  request.set_parallel_backend("nccl");
+  const Outcome on_cpu = RunOn(server, request);
+  EXPECT_EQ(on_cpu.status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(DetailOf(on_cpu.status).field(), "parallel_backend");
+  EXPECT_EQ(DetailOf(on_cpu.status).value(), "nccl");
+  EXPECT_EQ(DetailOf(on_cpu.status).rule(),
+            "it needs a GPU for each of the 2 ranks, and the run is on the CPU");
+  EXPECT_TRUE(on_cpu.events.empty());
 }
 
 TEST(ScenariosServiceTest, SaysWhatDoesNotHold) {

@@ -15,6 +15,12 @@ FaultyEngine::FaultyEngine(std::unique_ptr<Engine> engine, EngineAlterations alt
       engine_(*owned_),
       alterations_(std::move(alterations)) {}
 
+std::unique_ptr<Engine> FaultyEngine::AroundAs(Engine& model, Engine& engine) {
+  const auto* faulty = dynamic_cast<const FaultyEngine*>(&model);
+  if (faulty == nullptr) return std::make_unique<ForwardingEngine>(engine);
+  return std::make_unique<FaultyEngine>(engine, faulty->alterations_);
+}
+
 absl::StatusOr<std::unique_ptr<Engine>> FaultyEngine::OpenLane(LanePriority priority) {
   QG_ASSIGN_OR_RETURN(std::unique_ptr<Engine> lane, engine_.OpenLane(priority));
   return std::make_unique<FaultyEngine>(std::move(lane), alterations_);

@@ -79,6 +79,9 @@ class FaultyEngine final : public ForwardingEngine {
   FaultyEngine(Engine& engine, EngineAlterations alterations);
   FaultyEngine(std::unique_ptr<Engine> engine, EngineAlterations alterations);
 
+  /// `engine`, which must outlive it, with the alterations that are around `model`, if any are.
+  static std::unique_ptr<Engine> AroundAs(Engine& model, Engine& engine);
+
   /// With the same alterations.
   absl::StatusOr<std::unique_ptr<Engine>> OpenLane(LanePriority priority) override;
   absl::StatusOr<QuantizedTensor> Quantize(const Tensor& source, const Quantizer& quantizer,

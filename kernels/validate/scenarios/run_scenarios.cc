@@ -32,6 +32,7 @@ void AddFindings(const ScenarioContext& context, ScenarioResult& result) {
   result.differences.insert(result.differences.end(), context.differences().begin(),
                             context.differences().end());
   result.notes.insert(result.notes.end(), context.notes().begin(), context.notes().end());
+  AddPlacements(context.rank_placements(), result.rank_placements);
   if (!context.left_out().empty()) result.message = context.left_out();
 }
 
@@ -41,6 +42,7 @@ absl::Status RunUnderRecipe(const ScenarioContext::Subjects& subjects, const Sce
   ScenarioContext context(subjects, recipe);
   const absl::Status status = scenario.run(context);
   AddFindings(context, result);
+  result.digest.AddAll(recipe_text, context.digest());
   return status.ok() ? status
                      : absl::Status(status.code(), absl::StrCat("under ", recipe_text, ": ",
                                                                 std::string(status.message())));
@@ -53,14 +55,15 @@ ScenarioOutcome OutcomeOf(const ScenarioResult& result) {
 }
 
 FaultResult RunFault(Engine& engine, const ScenarioLibrary& library, const Scenario& scenario,
-                     const std::string& name, const Cancellation* cancellation) {
+                     const std::string& name, const Cancellation* cancellation,
+                     RankPlaces* places) {
   FaultResult result{.fault = name, .scenario = scenario.name};
   const Fault* fault = FindFault(library, name);
   if (fault == nullptr) {
     result.message = "no such fault";
     return result;
   }
-  const ScenarioResult run = RunScenario(engine, scenario, fault, cancellation);
+  const ScenarioResult run = RunScenario(engine, scenario, fault, cancellation, places);
   result.seconds = run.seconds;
   result.message = run.message;
   // A run that ended with an error did not find the fault, it fell over.
@@ -121,7 +124,7 @@ absl::StatusOr<std::vector<const Scenario*>> FindScenarios(const ScenarioLibrary
 }
 
 ScenarioResult RunScenario(Engine& engine, const Scenario& scenario, const Fault* fault,
-                           const Cancellation* cancellation) {
+                           const Cancellation* cancellation, RankPlaces* places) {
   const absl::Time begin = absl::Now();
   ScenarioResult result{.scenario = scenario.name};
   SeededFaults faults;
@@ -132,7 +135,7 @@ ScenarioResult RunScenario(Engine& engine, const Scenario& scenario, const Fault
     faults = FaultSeeder::With(fault->name);
   }
   const ScenarioContext::Subjects subjects{altered == nullptr ? engine : *altered,
-                                           ReferenceEngine(), faults, cancellation};
+                                           ReferenceEngine(), faults, cancellation, places};
   absl::Status status;
   for (const std::string& recipe : scenario.recipes) {
     status = cancellation == nullptr ? absl::OkStatus() : cancellation->Check();
@@ -154,17 +157,18 @@ ScenarioResult RunScenario(Engine& engine, const Scenario& scenario, const Fault
 
 absl::Status RunScenarios(Engine& engine, const ScenarioLibrary& library,
                           const std::vector<const Scenario*>& scenarios, bool with_faults,
-                          const Cancellation* cancellation, ScenarioObserver observer) {
+                          const Cancellation* cancellation, ScenarioObserver observer,
+                          RankPlaces* places) {
   const auto check = [&] {
     return cancellation == nullptr ? absl::OkStatus() : cancellation->Check();
   };
   for (const Scenario* scenario : scenarios) {
-    const ScenarioResult result = RunScenario(engine, *scenario, nullptr, cancellation);
+    const ScenarioResult result = RunScenario(engine, *scenario, nullptr, cancellation, places);
     QG_RETURN_IF_ERROR(check());
     observer.on_scenario(result);
     if (!with_faults) continue;
     for (const std::string& fault : scenario->faults) {
-      const FaultResult caught = RunFault(engine, library, *scenario, fault, cancellation);
+      const FaultResult caught = RunFault(engine, library, *scenario, fault, cancellation, places);
       QG_RETURN_IF_ERROR(check());
       observer.on_fault(caught);
     }

@@ -26,6 +26,8 @@ struct ScenarioResult {
   std::vector<ScenarioDifference> differences = {};  ///< The first ones.
   std::string message = {};                          ///< Of an error, or why it was left out.
   std::vector<std::string> notes = {};               ///< What was measured on the way.
+  RankPlacements rank_placements = {};               ///< Of the worlds that were made.
+  CheckDigest digest = {};                           ///< Of all subjects, recipe by recipe.
   double seconds = 0;
 };
 
@@ -64,15 +66,17 @@ struct ScenarioObserver {
 absl::StatusOr<std::vector<const Scenario*>> FindScenarios(const ScenarioLibrary& library,
                                                            const std::vector<std::string>& names);
 
-/// One scenario under all its recipes, `fault` in place where not null.
+/// One scenario under all its recipes, `fault` in place where not null. `places`: of a run on the
+/// engine; null: every rank is virtual.
 ScenarioResult RunScenario(Engine& engine, const Scenario& scenario, const Fault* fault,
-                           const Cancellation* cancellation);
+                           const Cancellation* cancellation, RankPlaces* places = nullptr);
 
-/// Runs scenarios on an engine. CANCELLED or DEADLINE_EXCEEDED, else OK whatever was found:
-/// RunVerdict says whether it is good.
+/// Runs scenarios on an engine. CANCELLED or DEADLINE_EXCEEDED, else OK whatever was found: IsGood
+/// says whether a result lets the run pass. `places` as above.
 absl::Status RunScenarios(Engine& engine, const ScenarioLibrary& library,
                           const std::vector<const Scenario*>& scenarios, bool with_faults,
-                          const Cancellation* cancellation, ScenarioObserver observer);
+                          const Cancellation* cancellation, ScenarioObserver observer,
+                          RankPlaces* places = nullptr);
 
 /// Whether a result lets a run pass.
 bool IsGood(const ScenarioResult& result);

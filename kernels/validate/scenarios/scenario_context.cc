@@ -7,6 +7,8 @@
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/parity_report.h"
+#include "kernels/validate/scenarios/faulty_engine.h"
+#include "kernels/validate/scenarios/rank_places.h"
 
 namespace quantgate {
 namespace {
@@ -33,6 +35,12 @@ std::string CopyText(const QuantizedCopy& copy) {
 
 }  // namespace
 
+void AddPlacements(const RankPlacements& more, RankPlacements& placements) {
+  for (const auto& [placement, sizes] : more) {
+    placements[placement].insert(sizes.begin(), sizes.end());
+  }
+}
+
 ScenarioContext::ScenarioContext(const Subjects& subjects, const Recipe& recipe)
     : subjects_(subjects), recipe_(recipe) {}
 
@@ -49,16 +57,36 @@ absl::StatusOr<Tensor> ScenarioContext::ToHost(const Tensor& tensor) {
   return engine().ToHost(tensor, cancellation());
 }
 
+CollectiveBackend ScenarioContext::RankBackend(int ranks) const {
+  return subjects_.places == nullptr ? CollectiveBackend::kLocal
+                                     : subjects_.places->BackendOf(ranks);
+}
+
 absl::StatusOr<std::vector<Engine*>> ScenarioContext::RankEngines(int ranks) {
+  const CollectiveBackend backend = RankBackend(ranks);
+  std::vector<std::unique_ptr<Engine>>& kept = rank_engines_[backend];
   std::vector<Engine*> engines;
-  for (size_t rank = 0; rank < static_cast<size_t>(ranks); ++rank) {
-    if (rank == rank_engines_.size()) {
-      QG_ASSIGN_OR_RETURN(std::unique_ptr<Engine> lane, engine().OpenLane(LanePriority::kNormal));
-      rank_engines_.push_back(std::move(lane));
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (rank == static_cast<int>(kept.size())) {
+      std::unique_ptr<Engine> made;
+      if (backend == CollectiveBackend::kNccl) {
+        made = FaultyEngine::AroundAs(engine(), subjects_.places->gpu(rank));
+      } else {
+        QG_ASSIGN_OR_RETURN(made, engine().OpenLane(LanePriority::kNormal));
+      }
+      kept.push_back(std::move(made));
     }
-    engines.push_back(rank_engines_[rank].get());
+    engines.push_back(kept[static_cast<size_t>(rank)].get());
   }
   return engines;
+}
+
+CommunicatorPool* ScenarioContext::communicators() const {
+  return subjects_.places == nullptr ? nullptr : subjects_.places->communicators();
+}
+
+void ScenarioContext::NoteWorld(int ranks, RankPlacement placement) {
+  rank_placements_[std::move(placement)].insert(ranks);
 }
 
 void ScenarioContext::Add(ScenarioDifference difference) {
@@ -79,6 +107,7 @@ absl::Status ScenarioContext::ExpectSameBits(std::string_view tensor, const Tens
   }
   ++checks_;
   QG_ASSIGN_OR_RETURN(const Tensor on_host, ToHost(subject));
+  digest_.AddTensor(step_, tensor, on_host);
   QG_ASSIGN_OR_RETURN(const ParityReport parity,
                       reference().CompareBits(on_host, expected, cancellation()));
   if (parity.equal) return absl::OkStatus();
@@ -103,17 +132,19 @@ absl::Status ScenarioContext::ExpectSameCopy(std::string_view tensor,
 }
 
 void ScenarioContext::ExpectEqual(std::string_view fact, int64_t subject, int64_t expected) {
-  Expect(subject == expected, fact, absl::StrCat(subject), absl::StrCat(expected));
+  const std::string found = absl::StrCat(subject);
+  Conclude(subject == expected, fact, found, absl::StrCat(expected), found);
 }
 
 void ScenarioContext::ExpectSameFloat(std::string_view fact, float subject, float expected) {
-  Expect(std::bit_cast<uint32_t>(subject) == std::bit_cast<uint32_t>(expected), fact,
-         FloatText(subject), FloatText(expected));
+  const std::string found = FloatText(subject);
+  Conclude(std::bit_cast<uint32_t>(subject) == std::bit_cast<uint32_t>(expected), fact, found,
+           FloatText(expected), found);
 }
 
 void ScenarioContext::ExpectSameText(std::string_view fact, std::string_view subject,
                                      std::string_view expected) {
-  Expect(subject == expected, fact, subject, expected);
+  Conclude(subject == expected, fact, subject, expected, subject);
 }
 
 void ScenarioContext::ExpectShape(std::string_view tensor, const Shape& subject,
@@ -123,7 +154,13 @@ void ScenarioContext::ExpectShape(std::string_view tensor, const Shape& subject,
 
 void ScenarioContext::Expect(bool holds, std::string_view fact, std::string_view subject,
                              std::string_view expected) {
+  Conclude(holds, fact, subject, expected, holds ? "holds" : "does not hold");
+}
+
+void ScenarioContext::Conclude(bool holds, std::string_view fact, std::string_view subject,
+                               std::string_view expected, std::string_view digested) {
   ++checks_;
+  digest_.AddFact(step_, fact, digested);
   if (holds) return;
   Add({.tensor = std::string(fact),
        .subject = std::string(subject),
@@ -139,12 +176,14 @@ void ScenarioContext::Absorb(const ScenarioContext& other) {
   difference_count_ += other.difference_count_;
   differences_.insert(differences_.end(), other.differences_.begin(), other.differences_.end());
   notes_.insert(notes_.end(), other.notes_.begin(), other.notes_.end());
+  AddPlacements(other.rank_placements_, rank_placements_);
+  digest_.AddAll("", other.digest_);
 }
 
 void ScenarioContext::ExpectCode(std::string_view call, const absl::Status& status,
                                  absl::StatusCode expected) {
-  Expect(status.code() == expected, std::string(call) + " status", status.ToString(),
-         absl::StatusCodeToString(expected));
+  Conclude(status.code() == expected, std::string(call) + " status", status.ToString(),
+           absl::StatusCodeToString(expected), absl::StatusCodeToString(status.code()));
 }
 
 }  // namespace quantgate

@@ -2,18 +2,25 @@
 // thread.
 #pragma once
 
+#include <compare>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/base/seeded_fault.h"
+#include "kernels/comm/transport.h"
 #include "kernels/engine/engine.h"
 #include "kernels/quantize/recipe.h"
+#include "kernels/validate/scenarios/check_digest.h"
 
 namespace quantgate {
+
+class RankPlaces;
 
 /// One thing that does not hold: the first element of a tensor that differs, or a fact.
 struct ScenarioDifference {
@@ -25,6 +32,16 @@ struct ScenarioDifference {
   std::string expected = {};
 };
 
+/// How the ranks of a world were placed, as the world itself says.
+struct RankPlacement {
+  CollectiveBackend backend = CollectiveBackend::kLocal;  ///< kLocal: virtual ranks.
+  std::string transport;                                  ///< "local", "nccl 2.28.9 (...)".
+  friend auto operator<=>(const RankPlacement&, const RankPlacement&) = default;
+};
+/// The sizes of the worlds that were placed so.
+using RankPlacements = std::map<RankPlacement, std::set<int>>;
+void AddPlacements(const RankPlacements& more, RankPlacements& placements);
+
 class ScenarioContext {
  public:
   /// What a run of a scenario is given. `engine` may have a fault around it; `reference` never has
@@ -34,6 +51,7 @@ class ScenarioContext {
     Engine& reference;
     const SeededFaults& faults;
     const Cancellation* cancellation = nullptr;
+    RankPlaces* places = nullptr;  ///< Null: every rank is virtual.
   };
 
   ScenarioContext(const Subjects& subjects, const Recipe& recipe);
@@ -44,9 +62,14 @@ class ScenarioContext {
   const Cancellation* cancellation() const { return subjects_.cancellation; }
   const Recipe& recipe() const { return recipe_; }
 
-  /// An engine for each of so many ranks: lanes of engine(), with the fault that is around it.
-  /// They live as long as the context.
+  /// Of a world of so many ranks.
+  CollectiveBackend RankBackend(int ranks) const;
+  /// An engine for each of so many ranks, with the fault that is around engine(): lanes of it, or
+  /// GPUs of their own. They live as long as the context.
   absl::StatusOr<std::vector<Engine*>> RankEngines(int ranks);
+  CommunicatorPool* communicators() const;
+  /// Notes a world that was made.
+  void NoteWorld(int ranks, RankPlacement placement);
 
   /// The step that later differences are of.
   void SetStep(int64_t step) { step_ = step; }
@@ -82,6 +105,10 @@ class ScenarioContext {
   void LeaveOut(std::string reason) { left_out_ = std::move(reason); }
 
   const std::vector<std::string>& notes() const { return notes_; }
+  const RankPlacements& rank_placements() const { return rank_placements_; }
+  /// Of all subjects so far: tensors with their bytes, numbers and texts; of calls the status code;
+  /// of other conditions whether they hold, since their texts may be of one machine or engine.
+  const CheckDigest& digest() const { return digest_; }
   const std::string& left_out() const { return left_out_; }
   int64_t checks() const { return checks_; }
   int64_t difference_count() const { return difference_count_; }
@@ -90,10 +117,15 @@ class ScenarioContext {
 
  private:
   void Add(ScenarioDifference difference);
+  /// Counts a check, notes its subject in the digest and, where it does not hold, the difference.
+  void Conclude(bool holds, std::string_view fact, std::string_view subject,
+                std::string_view expected, std::string_view digested);
 
   const Subjects subjects_;
   const Recipe recipe_;
-  std::vector<std::unique_ptr<Engine>> rank_engines_;
+  std::map<CollectiveBackend, std::vector<std::unique_ptr<Engine>>> rank_engines_;
+  RankPlacements rank_placements_;
+  CheckDigest digest_;
   int64_t step_ = 0;
   int64_t checks_ = 0;
   int64_t difference_count_ = 0;

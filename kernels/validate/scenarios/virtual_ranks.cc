@@ -23,10 +23,15 @@ std::vector<std::vector<int>> GroupsOf(int size, std::string_view kind) {
 absl::StatusOr<std::unique_ptr<World>> MakeVirtualRanks(ScenarioContext& context, int size,
                                                         const VirtualRanksOptions& options) {
   QG_ASSIGN_OR_RETURN(std::vector<Engine*> engines, context.RankEngines(size));
-  QG_ASSIGN_OR_RETURN(std::unique_ptr<World> world, World::Create({.engines = std::move(engines),
-                                                                   .deadline = options.deadline,
-                                                                   .faults = context.faults(),
-                                                                   .noise = options.noise}));
+  const CollectiveBackend backend = context.RankBackend(size);
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<World> world,
+                      World::Create({.engines = std::move(engines),
+                                     .deadline = options.deadline,
+                                     .backend = backend,
+                                     .faults = context.faults(),
+                                     .noise = options.noise,
+                                     .communicators = context.communicators()}));
+  context.NoteWorld(size, {backend, world->transport().name()});
   for (const char* kind : {kNeighbours, kHalfApart}) {
     QG_RETURN_IF_ERROR(world->AddGroups(kind, GroupsOf(size, kind)));
   }

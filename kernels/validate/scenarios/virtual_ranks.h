@@ -1,5 +1,5 @@
-// Virtual ranks of a scenario: threads, each with a lane of the engine that is looked at, and what
-// they give.
+// Ranks of a scenario: threads, each with a lane of the engine that is looked at or a GPU of its
+// own (rank_places.h), and what they give.
 #pragma once
 
 #include <memory>

@@ -9,6 +9,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/validate/scenarios/faulty_engine.h"
+#include "kernels/validate/scenarios/rank_places.h"
 
 namespace quantgate {
 namespace {
@@ -62,6 +63,46 @@ TEST(VirtualRanks, HaveTheFaultThatIsAroundTheEngine) {
   EXPECT_TRUE(is_done);
   EXPECT_EQ(ranks, 2);
   EXPECT_EQ(*Looked().Cast(one, DType::kBF16, nullptr)->as<uint16_t>(), 0x3F80);
+}
+
+TEST(VirtualRanks, FaultsGoAroundAnyEngineOfARank) {
+  FaultyEngine faulty(Looked(), ZeroCasts());
+  const auto gpu = MakeCpuEngine({Isa::kScalar, 1});  // In the place of another device's engine.
+  const auto cast = [&](Engine& model) {
+    const std::unique_ptr<Engine> of_rank = FaultyEngine::AroundAs(model, *gpu);
+    const Tensor one = *Tensor::FromScalar(1.0f);
+    return *of_rank->Cast(one, DType::kBF16, nullptr)->as<uint16_t>();
+  };
+  EXPECT_EQ(cast(faulty), 0);
+  EXPECT_EQ(cast(Looked()), 0x3F80);
+}
+
+TEST(VirtualRanks, SayHowTheyWerePlaced) {
+  ScenarioContext context = ContextOn(Looked());
+  EXPECT_TRUE(context.rank_placements().empty());
+  for (const int size : {4, 1, 4}) EXPECT_TRUE(MakeVirtualRanks(context, size).ok());
+  const RankPlacements expected = {{{CollectiveBackend::kLocal, "local"}, {1, 4}}};
+  EXPECT_EQ(context.rank_placements(), expected);
+  RankPlacements together = {{{CollectiveBackend::kLocal, "local"}, {2}},
+                             {{CollectiveBackend::kNccl, "nccl 2.28.9"}, {4}}};
+  AddPlacements(context.rank_placements(), together);
+  EXPECT_EQ(together, (RankPlacements{{{CollectiveBackend::kLocal, "local"}, {1, 2, 4}},
+                                      {{CollectiveBackend::kNccl, "nccl 2.28.9"}, {4}}}));
+}
+
+TEST(VirtualRanks, GpusOfTheirOwnNeedGpus) {
+  const auto local = RankPlaces::Create(CollectiveBackend::kLocal, Looked());
+  ASSERT_TRUE(local.ok()) << local.status();
+  for (const int ranks : {1, 2, 4, 8}) {
+    EXPECT_EQ((*local)->BackendOf(ranks), CollectiveBackend::kLocal);
+  }
+  EXPECT_EQ((*local)->communicators(), nullptr);
+  EXPECT_TRUE((*local)->DescribeGpus().empty());
+  const absl::Status refused = RankPlaces::Create(CollectiveBackend::kNccl, Looked()).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(refused.message(),
+            "parallel_backend: nccl; it needs a GPU for each of the 2 ranks, and the run is on the "
+            "CPU");
 }
 
 TEST(VirtualRanks, WhatOneRefusesIsADifference) {
