@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "kernels/tensor/dtype.h"
 
 namespace quantgate {
@@ -100,6 +101,14 @@ std::string ElementText(const v1::ElementPair& pair, std::string_view dtype,
                       ExactReal(pair.reference()), " [",
                       HexBits(pair.reference_bits(), reference_dtype), "]");
 }
+
+std::string CountsText(const std::map<std::string, int>& counts) {
+  return absl::StrJoin(counts, ", ", [](std::string* out, const auto& count) {
+    absl::StrAppend(out, count.second, " ", count.first);
+  });
+}
+
+std::string ShortDigest(std::string_view digest) { return std::string(digest.substr(0, 12)); }
 
 std::string FingerprintText(const v1::Fingerprint& fingerprint) {
   return absl::StrFormat("%016x%016x", fingerprint.high(), fingerprint.low());

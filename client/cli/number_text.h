@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -44,6 +45,10 @@ std::string CoordinateText(const Coordinate& coordinate) {
 /// "(0, 7): 1.5 [0x3fc0] against 1.5078125 [0x3fc1]".
 std::string ElementText(const v1::ElementPair& pair, std::string_view dtype,
                         std::string_view reference_dtype);
+/// "3 passed, 1 failed".
+std::string CountsText(const std::map<std::string, int>& counts);
+/// The first 12 hex digits of a longer digest.
+std::string ShortDigest(std::string_view digest);
 /// 32 hex digits.
 std::string FingerprintText(const v1::Fingerprint& fingerprint);
 

@@ -1,6 +1,9 @@
-// quantgate scenario list|run: the server's self-check, and the proof that it can fail.
+// quantgate scenario list|run|agree: the server's self-check, the proof that it can fail, and
+// whether several machines saw the same.
 #include <CLI/CLI.hpp>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -9,6 +12,7 @@
 #include "client/cli/number_text.h"
 #include "client/cli/output.h"
 #include "client/cli/render_json.h"
+#include "client/cli/scenario_agree.h"
 #include "client/cli/scenario_junit.h"
 #include "client/cli/subcommand.h"
 #include "client/cli/text_table.h"
@@ -26,8 +30,11 @@ constexpr char kScenarioExamples[] = R"(Examples:
   quantgate scenario run --with-faults --junit scenarios.xml
   quantgate scenario run hadamard-cancels-in-wgrad e8m0-scales-round-up --with-faults
   quantgate --device cuda scenario run --format jsonl
+  quantgate --device cuda scenario run --parallel-backend nccl --format json > nccl.json
+  quantgate scenario agree cpu.json cuda.json nccl.json
 
-Exit code 1: a scenario does not hold, or a fault is not caught by a scenario that must catch it.
+Exit code 1: a scenario does not hold, or a fault is not caught by a scenario that must catch it; of
+agree: two digests differ, a run lacks a scenario or did not pass it, or there is nothing to compare.
 docs/scenarios.md says what each looks at.)";
 
 constexpr size_t kDifferenceColumns = 100;
@@ -36,6 +43,7 @@ struct ScenarioOptions {
   std::vector<std::string> names;
   bool with_faults = false;
   std::string junit;
+  std::string parallel_backend;
 };
 
 template <typename Strings>
@@ -103,6 +111,7 @@ Json JsonOfScenarioDifference(const v1::ScenarioDifference& difference) {
 Json JsonOfScenario(const v1::ScenarioResult& result) {
   Json json{{"scenario", result.scenario()},
             {"outcome", result.outcome()},
+            {"digest", result.digest()},
             {"checks", result.checks()},
             {"difference_count", result.difference_count()},
             {"seconds", result.seconds()}};
@@ -112,6 +121,11 @@ Json JsonOfScenario(const v1::ScenarioResult& result) {
   }
   if (!result.message().empty()) json["message"] = result.message();
   if (result.notes_size() > 0) json["notes"] = ListOfStrings(result.notes());
+  for (const v1::RankPlacement& placement : result.rank_placements()) {
+    json["rank_placements"].push_back({{"backend", placement.backend()},
+                                       {"sizes", ListOfStrings(placement.sizes())},
+                                       {"transport", placement.transport()}});
+  }
   return json;
 }
 
@@ -138,16 +152,32 @@ std::string FindingOf(const v1::FaultResult& result) {
   return result.has_first() ? DifferenceText(result.first()) : result.message();
 }
 
+/// "2, 4: nccl 2.28.9 (...), a GPU each; 1, 8: virtual", of all scenarios together.
+std::string PlacementsText(const std::vector<v1::ScenarioEvent>& events) {
+  std::map<std::string, std::set<int>> sizes;
+  for (const v1::ScenarioEvent& event : events) {
+    for (const v1::RankPlacement& placement : event.scenario().rank_placements()) {
+      const std::string how =
+          placement.backend() == "nccl" ? placement.transport() + ", a GPU each" : "virtual";
+      sizes[how].insert(placement.sizes().begin(), placement.sizes().end());
+    }
+  }
+  return absl::StrJoin(sizes, "; ", [](std::string* out, const auto& one) {
+    absl::StrAppend(out, absl::StrJoin(one.second, ", "), ": ", one.first);
+  });
+}
+
 void PrintTables(Invocation& invocation, const std::vector<v1::ScenarioEvent>& events) {
   const bool uses_colour = invocation.uses_colour();
-  TextTable scenarios({"scenario", "<", "checks", "time", "<first difference"});
+  TextTable scenarios({"scenario", "<", "<digest", "checks", "time", "<first difference"});
   TextTable faults({"fault", "<", "<caught by", "<first difference"});
   bool has_faults = false;
   for (const v1::ScenarioEvent& event : events) {
     if (event.has_scenario()) {
       const v1::ScenarioResult& result = event.scenario();
-      scenarios.AddRow({result.scenario(), result.outcome(), Count(result.checks()),
-                        Seconds(result.seconds()), Cut(FindingOf(result), kDifferenceColumns)});
+      scenarios.AddRow({result.scenario(), result.outcome(), ShortDigest(result.digest()),
+                        Count(result.checks()), Seconds(result.seconds()),
+                        Cut(FindingOf(result), kDifferenceColumns)});
       scenarios.SetTone(1, ToneOf(result.outcome()));
     } else if (event.has_fault()) {
       const v1::FaultResult& result = event.fault();
@@ -163,6 +193,9 @@ void PrintTables(Invocation& invocation, const std::vector<v1::ScenarioEvent>& e
       invocation.out() << event.scenario().scenario() << ": " << note << "\n";
     }
   }
+  if (const std::string placements = PlacementsText(events); !placements.empty()) {
+    invocation.out() << "Ranks of worlds of " << placements << "\n";
+  }
   if (!has_faults) return;
   invocation.out() << "\n";
   faults.Print(invocation.out(), uses_colour);
@@ -174,13 +207,8 @@ std::string SummaryOf(const std::vector<v1::ScenarioEvent>& events) {
     if (event.has_scenario()) ++scenarios[event.scenario().outcome()];
     if (event.has_fault()) ++faults[event.fault().outcome()];
   }
-  const auto text = [](const std::map<std::string, int>& counts) {
-    return absl::StrJoin(counts, ", ", [](std::string* out, const auto& count) {
-      absl::StrAppend(out, count.second, " ", count.first);
-    });
-  };
-  return absl::StrCat("scenarios: ", text(scenarios),
-                      faults.empty() ? "" : absl::StrCat("; faults: ", text(faults)));
+  return absl::StrCat("scenarios: ", CountsText(scenarios),
+                      faults.empty() ? "" : absl::StrCat("; faults: ", CountsText(faults)));
 }
 
 /// The id to ask a server for; one in this process has only the device that was asked for.
@@ -232,6 +260,7 @@ absl::StatusOr<int> RunScenarioLibrary(Invocation& invocation, const ScenarioOpt
   v1::RunScenariosRequest request;
   for (const std::string& name : options.names) request.add_names(name);
   request.set_with_faults(options.with_faults);
+  request.set_parallel_backend(options.parallel_backend);
   QG_ASSIGN_OR_RETURN(*request.mutable_device(), DeviceToAsk(invocation, *connection));
   QG_ASSIGN_OR_RETURN(const v1::ListScenariosResponse listed, ListScenarios(*connection));
   const int64_t total =
@@ -258,7 +287,8 @@ absl::StatusOr<int> RunScenarioLibrary(Invocation& invocation, const ScenarioOpt
 
 void AddScenarioCommand(CLI::App& app, Command& chosen) {
   CLI::App* group = app.add_subcommand(
-      "scenario", "Self-check: named invariants, and the bugs that each must catch: list, run");
+      "scenario",
+      "Self-check: named invariants, and the bugs that each must catch: list, run, agree");
   group->require_subcommand(1);
   group->footer(kScenarioExamples);
   const auto add = [&](const char* name, const char* summary, auto function) {
@@ -270,6 +300,12 @@ void AddScenarioCommand(CLI::App& app, Command& chosen) {
   run->add_flag("--with-faults", options->with_faults,
                 "Seed every fault of each scenario too: it must be caught");
   run->add_option("--junit", options->junit, "Also write JUnit XML: FILE.xml")->type_name("FILE");
+  run->add_option(
+         "--parallel-backend", options->parallel_backend,
+         "local (default): ranks on the run's device; nccl: a GPU for each, in worlds that "
+         "the host has GPUs for")
+      ->check(CLI::IsMember({"local", "nccl"}));
+  AddScenarioAgreeCommand(*group, chosen, kScenarioExamples);
 }
 
 }  // namespace quantgate

@@ -24,10 +24,12 @@ struct TestCase {
   std::string element;  ///< failure | error | skipped; empty: good.
   std::string message;
   std::string body;
+  std::string digest = {};
 };
 
 TestCase CaseOf(const v1::ScenarioResult& result) {
   TestCase test{"quantgate.scenario", result.scenario(), result.seconds(), "", "", ""};
+  test.digest = result.digest();
   if (result.outcome() == "failed") {
     test.element = "failure";
     test.message = result.differences_size() == 0 ? "" : DifferenceText(result.differences(0));
@@ -63,13 +65,19 @@ TestCase CaseOf(const v1::FaultResult& result) {
 std::string CaseXml(const TestCase& test) {
   const std::string head = absl::StrFormat("  <testcase classname=\"%s\" name=\"%s\" time=\"%.3f\"",
                                            test.class_name, Escaped(test.name), test.seconds);
-  if (test.element.empty()) return absl::StrCat(head, "/>\n");
-  std::string xml =
-      absl::StrCat(head, ">\n    <", test.element, " message=\"", Escaped(test.message), "\"");
-  absl::StrAppend(&xml, test.body.empty()
-                            ? "/>"
-                            : absl::StrCat(">", Escaped(test.body), "</", test.element, ">"));
-  return absl::StrCat(xml, "\n  </testcase>\n");
+  if (test.element.empty() && test.digest.empty()) return absl::StrCat(head, "/>\n");
+  std::string xml = absl::StrCat(head, ">\n");
+  if (!test.digest.empty()) {
+    absl::StrAppend(&xml, "    <properties><property name=\"digest\" value=\"", test.digest,
+                    "\"/></properties>\n");
+  }
+  if (!test.element.empty()) {
+    absl::StrAppend(
+        &xml, "    <", test.element, " message=\"", Escaped(test.message), "\"",
+        test.body.empty() ? "/>" : absl::StrCat(">", Escaped(test.body), "</", test.element, ">"),
+        "\n");
+  }
+  return absl::StrCat(xml, "  </testcase>\n");
 }
 
 }  // namespace

@@ -2,16 +2,15 @@
 #include <google/protobuf/util/json_util.h>
 #include <CLI/CLI.hpp>
 
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/commands.h"
+#include "client/cli/json_file.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/number_text.h"
 #include "client/cli/output.h"
@@ -58,20 +57,10 @@ struct SessionOptions {
   std::string tensor;
 };
 
-absl::StatusOr<nlohmann::json> ReadJson(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file) return absl::NotFoundError(absl::StrCat("SPEC: cannot read ", path));
-  nlohmann::json json = nlohmann::json::parse(text.str(), nullptr, false);
-  if (json.is_object()) return json;
-  return absl::InvalidArgumentError(absl::StrCat("SPEC: ", path, " is no JSON object"));
-}
-
 /// The API's SessionSpec of a file, and what it calls parameters.
 absl::Status ReadSpec(const std::string& path, v1::SessionSpec& spec,
                       std::map<std::string, std::string>& parameters) {
-  QG_ASSIGN_OR_RETURN(nlohmann::json json, ReadJson(path));
+  QG_ASSIGN_OR_RETURN(nlohmann::json json, ReadJsonObject("SPEC", path));
   if (json.contains("parameters")) {
     for (const auto& [name, tensor] : json["parameters"].items()) {
       if (!tensor.is_string()) {

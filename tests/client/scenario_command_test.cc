@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -18,6 +19,7 @@ namespace quantgate {
 namespace {
 
 using Json = nlohmann::json;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -77,6 +79,72 @@ TEST_F(ScenarioCommandTest, WritesJunit) {
   EXPECT_THAT(xml, HasSubstr("name=\"e8m0-extreme-codes catches e8m0-zero-is-zero\""));
   EXPECT_EQ(Quantgate({"scenario", "run", kExtreme, "--junit", Path("results.txt")}).exit_code,
             kExitUsage);
+}
+
+TEST_F(ScenarioCommandTest, ShowsDigestsAndHowRanksWerePlaced) {
+  constexpr char kRanks[] = "two-ranks-sum-alike";
+  const Json in_process = QuantgateJson({"scenario", "run", kRanks, kExtreme});
+  const Json by_server = QuantgateJson({"scenario", "run", kRanks, kExtreme}, Where::kServer);
+  for (size_t i = 0; i < 2; ++i) {
+    const std::string digest = in_process["scenarios"][i]["digest"];
+    EXPECT_EQ(digest.size(), 64u);
+    EXPECT_EQ(by_server["scenarios"][i]["digest"], digest);
+  }
+  EXPECT_FALSE(in_process["scenarios"][0].contains("rank_placements"));  // kExtreme has no ranks.
+  EXPECT_EQ(in_process["scenarios"][1]["rank_placements"],
+            Json::parse(R"([{"backend": "local", "sizes": [2], "transport": "local"}])"));
+  const ProcessResult table = Quantgate({"scenario", "run", kRanks, "--parallel-backend", "local"});
+  EXPECT_THAT(table.out,
+              HasSubstr(in_process["scenarios"][1]["digest"].get<std::string>().substr(0, 12)));
+  EXPECT_THAT(table.out, HasSubstr("Ranks of worlds of 2: virtual\n"));
+}
+
+TEST_F(ScenarioCommandTest, RefusesGpusWithoutGpus) {
+  const ProcessResult refused =
+      Quantgate({"scenario", "run", kExtreme, "--parallel-backend", "nccl"});
+  EXPECT_EQ(refused.exit_code, kExitUsage);
+  EXPECT_THAT(refused.err, HasSubstr("parallel_backend"));
+  EXPECT_THAT(refused.err, HasSubstr("it needs a GPU for each of the 2 ranks, and the run is on "
+                                     "the CPU"));
+  EXPECT_THAT(Quantgate({"scenario", "run", kExtreme, "--parallel-backend", "mpi"}).err,
+              HasSubstr("--parallel-backend"));
+}
+
+TEST_F(ScenarioCommandTest, HoldsRunsAgainstEachOther) {
+  const auto record = [&](const std::string& name, const std::vector<std::string>& scenarios,
+                          const std::function<void(Json&)>& alter) {
+    Json run = QuantgateJson(std::vector<std::string>{"scenario", "run"} + scenarios);
+    alter(run);
+    std::ofstream(Path(name)) << run;
+    return Path(name);
+  };
+  const std::string whole = record("whole.json", {kRoundUp, kExtreme}, [](Json&) {});
+  const std::string again = record("again.json", {kRoundUp, kExtreme}, [](Json&) {});
+  const std::string part = record("part.json", {kRoundUp}, [](Json&) {});
+  const std::string other = record("other.json", {kRoundUp, kExtreme}, [](Json& run) {
+    run["scenarios"][0]["digest"] = std::string(64, '0');
+  });
+  const std::string empty =
+      record("empty.json", {kRoundUp}, [](Json& run) { run["scenarios"] = Json::array(); });
+  const ProcessResult equal = Quantgate({"scenario", "agree", whole, again});
+  EXPECT_EQ(equal.exit_code, kExitOk) << equal.err;
+  EXPECT_THAT(equal.out, ContainsRegex("e8m0-extreme-codes +equal +[0-9a-f]{12} +[0-9a-f]{12}\n"));
+  EXPECT_THAT(equal.err, HasSubstr("2 runs, scenarios: 2 equal"));
+  const ProcessResult differing = Quantgate({"scenario", "agree", whole, again, other});
+  EXPECT_EQ(differing.exit_code, kExitCriterionFailed);
+  EXPECT_THAT(differing.out, ContainsRegex("e8m0-scales-round-up +differs .* 000000000000\n"));
+  EXPECT_THAT(differing.err, HasSubstr("3 runs, scenarios: 1 differs, 1 equal"));
+  const ProcessResult absent = Quantgate({"scenario", "agree", whole, part});
+  EXPECT_EQ(absent.exit_code, kExitCriterionFailed);
+  EXPECT_THAT(absent.out, ContainsRegex("e8m0-extreme-codes +absent +[0-9a-f]{12} +absent\n"));
+  EXPECT_EQ(Quantgate({"scenario", "agree", empty, empty}).exit_code, kExitCriterionFailed);
+  EXPECT_EQ(Quantgate({"scenario", "agree", whole}).exit_code, kExitUsage);
+  EXPECT_EQ(Quantgate({"scenario", "agree", whole, Path("no.json")}).exit_code, kExitUsage);
+  const Json json = QuantgateJson({"scenario", "agree", whole, again});
+  EXPECT_TRUE(json["agreed"].get<bool>());
+  EXPECT_EQ(json["runs"], Json::parse(R"(["whole", "again"])"));
+  EXPECT_EQ(json["scenarios"][0]["agreement"], "equal");
+  EXPECT_EQ(json["scenarios"][0]["digests"][0], json["scenarios"][0]["digests"][1]);
 }
 
 TEST_F(ScenarioCommandTest, RefusesUnknownNames) {

@@ -27,7 +27,9 @@ TEST(ScenarioJunitTest, HasACaseForEveryResult) {
                                            ScenarioOf("bad", "failed", ""),
                                            ScenarioOf("fell", "error", "a < b & \"c\""),
                                            ScenarioOf("elsewhere", "left_out", "needs a device")};
+  events[0].mutable_scenario()->set_digest("0123abcd");
   v1::ScenarioResult& bad = *events[1].mutable_scenario();
+  bad.set_digest("4567");
   bad.set_checks(7);
   bad.set_difference_count(2);
   v1::ScenarioDifference& difference = *bad.add_differences();
@@ -48,8 +50,11 @@ TEST(ScenarioJunitTest, HasACaseForEveryResult) {
   const std::vector<std::string> lines = {
       R"(<?xml version="1.0" encoding="UTF-8"?>)",
       R"(<testsuite name="quantgate scenarios" tests="5" failures="2" errors="1" skipped="1" time="1.000">)",
-      R"(  <testcase classname="quantgate.scenario" name="good" time="0.250"/>)",
+      R"(  <testcase classname="quantgate.scenario" name="good" time="0.250">)",
+      R"(    <properties><property name="digest" value="0123abcd"/></properties>)",
+      R"(  </testcase>)",
       R"(  <testcase classname="quantgate.scenario" name="bad" time="0.250">)",
+      R"(    <properties><property name="digest" value="4567"/></properties>)",
       absl::StrCat(R"(    <failure message=")", difference_text, "\">", difference_text,
                    "&#10;2 differences in 7 checks&#10;</failure>"),
       R"(  </testcase>)",

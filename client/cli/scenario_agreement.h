@@ -1,0 +1,45 @@
+// Whether runs of scenarios on several machines, engines or placements of ranks have seen the same:
+// their digests side by side.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace quantgate {
+
+/// A scenario as one run has recorded it.
+struct RecordedScenario {
+  std::string name;
+  std::string outcome;  ///< v1.ScenarioResult.outcome; empty: the run does not have it.
+  std::string digest;   ///< 64 hex digits or empty.
+};
+struct RecordedRun {
+  std::string name;  ///< The file's, without folder and extension.
+  std::vector<RecordedScenario> scenarios;
+};
+/// What `quantgate scenario run --format json` has written. NOT_FOUND or INVALID_ARGUMENT naming
+/// the file.
+absl::StatusOr<RecordedRun> ReadRecordedRun(const std::string& path);
+
+enum class AgreementKind {
+  kEqual,      ///< At least two runs have a digest, and all that have one have the same.
+  kDiffers,    ///< Two digests are different.
+  kNotPassed,  ///< It failed or erred in some run.
+  kAbsent,     ///< Some run does not have it, or has no digest of it.
+  kLeftOut,    ///< All runs but at most one have left it out: nothing to compare.
+};
+std::string AgreementName(AgreementKind kind);  ///< "equal", "differs", "not passed", ...
+
+struct ScenarioAgreement {
+  std::string scenario;
+  AgreementKind kind = AgreementKind::kAbsent;
+  std::vector<RecordedScenario> runs;  ///< One for each run.
+};
+/// Every scenario of any run, in the order in which they appear first.
+std::vector<ScenarioAgreement> AgreementOf(const std::vector<RecordedRun>& runs);
+/// Whether some scenario is equal, and every one is or was left out.
+bool IsAgreement(const std::vector<ScenarioAgreement>& scenarios);
+
+}  // namespace quantgate
