@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -64,9 +65,15 @@ class Times {
 /// What a run asked of the engine, and when.
 struct EngineCalls {
   std::optional<Clock::time_point> first_begin;
-  Clock::time_point last_end;
+  std::vector<Clock::time_point> ends;
   double seconds = 0;  ///< Inside calls.
-  int count = 0;
+
+  /// Of those that the client had an answer to: what is read afterwards is of the run's end.
+  Clock::time_point LastEndBefore(Clock::time_point arrival) const {
+    const auto after = std::partition_point(ends.begin(), ends.end(),
+                                            [&](Clock::time_point end) { return end < arrival; });
+    return after == ends.begin() ? *first_begin : *std::prev(after);
+  }
 };
 
 /// The engine that it owns, with a clock at every call.
@@ -128,9 +135,8 @@ class WatchedEngine : public ForwardingEngine, public DeferredReports {
   }
   void AfterOperation(const std::string&) override {
     const std::lock_guard lock(mutex_);
-    calls_.last_end = Clock::now();
-    calls_.seconds += Seconds(calls_.last_end - begin_);
-    ++calls_.count;
+    calls_.ends.push_back(Clock::now());
+    calls_.seconds += Seconds(calls_.ends.back() - begin_);
   }
 
   const std::unique_ptr<Engine> engine_;
@@ -176,13 +182,13 @@ std::optional<Arrivals> Execute(TestServer& server, const v1::ExecuteRequest& re
 }
 
 void AddTimes(const Arrivals& arrivals, const EngineCalls& calls, Times& times) {
+  const auto last_end = calls.LastEndBefore(arrivals.variant);
   times.Add(kClient, Seconds(arrivals.end - arrivals.begin));
   times.Add("  until it has the run's id", Seconds(arrivals.accepted - arrivals.begin));
   times.Add("  from there to the engine's first call",
             Seconds(*calls.first_begin - arrivals.accepted));
-  times.Add("  from there to the end of its last call",
-            Seconds(calls.last_end - *calls.first_begin));
-  times.Add("  from there until it has the variant", Seconds(arrivals.variant - calls.last_end));
+  times.Add("  from there to the end of its last call", Seconds(last_end - *calls.first_begin));
+  times.Add("  from there until it has the variant", Seconds(arrivals.variant - last_end));
   times.Add("  from there until it has the run's end",
             Seconds(arrivals.finished - arrivals.variant));
   times.Add("  from there to the end of the stream", Seconds(arrivals.end - arrivals.finished));
@@ -224,7 +230,7 @@ class Subject {
       const std::optional<Arrivals> arrivals = Execute(server_, request_);
       if (!arrivals.has_value()) return false;
       const EngineCalls calls = engine_->Take();
-      calls_ = calls.count;
+      calls_ = static_cast<int>(calls.ends.size());
       AddTimes(*arrivals, calls, times);
     }
     return true;
