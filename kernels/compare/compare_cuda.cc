@@ -82,18 +82,6 @@ BlockCut CutOf(const CudaDevice& device, const BlockGrid& grid, int slices_per_s
   return cut;
 }
 
-/// Ranges of which two for each multiprocessor, which run at a time, have an equal part of all
-/// segments, a few times over. A block of few segments is not joined to others.
-void CutIntoRanges(const CudaDevice& device, int waves, BlockCut& cut) {
-  constexpr int64_t kFew = 64, kAtLeast = 8;
-  const int64_t ranges = int64_t{device.facts().multiprocessors} * 2 * waves;
-  cut.range = waves == 0
-                  ? cut.segments
-                  : std::max(DivideUp(cut.rows * cut.columns * cut.segments, ranges), kAtLeast);
-  if (cut.segments < kFew) cut.range = std::min(cut.range, cut.segments);
-  cut.slices = static_cast<int>((cut.segments - 1) / cut.range + 2);
-}
-
 int BlocksOf(const BlockCut& cut) { return cut.rows * cut.columns; }
 
 absl::StatusOr<Tensor> AllocateSums(CudaDevice& device, const BlockCut& cut, int64_t segments) {
@@ -173,21 +161,18 @@ struct ErrorMemory {
 /// Launches everything between the two tensors and the results, which kernels write where the host
 /// reads them; what else it needs is given back while the device works.
 absl::Status EnqueueErrors(CudaDevice& device, const Tensor& subject, const Tensor& reference,
-                           const BlockCut& cut, ComparePath path, int waves, BlockTotals* total) {
-  ErrorParameters parameters = {.subject = NumbersOf(subject),
-                                .reference = NumbersOf(reference),
-                                .subject_bytes = DTypeBytes(subject.dtype()),
-                                .reference_bytes = DTypeBytes(reference.dtype()),
-                                .range = RangeOfSubject(subject.dtype()),
-                                .cut = cut};
-  if (path == ComparePath::kTuned && TunedSegmentsTake(parameters)) {
-    CutIntoRanges(device, waves, parameters.cut);
-  }
-  QG_ASSIGN_OR_RETURN(const ErrorMemory memory, ErrorMemory::Allocate(device, parameters.cut));
-  parameters.sums = memory.sums;
-  parameters.slices = memory.slices;
-  parameters.finished = memory.finished;
-  QG_CUDA_RETURN_IF_ERROR(LaunchMeasureSegments(parameters, device.stream()));
+                           const BlockCut& cut, ComparePath path, BlockTotals* total) {
+  QG_ASSIGN_OR_RETURN(const ErrorMemory memory, ErrorMemory::Allocate(device, cut));
+  const ErrorParameters parameters = {.subject = NumbersOf(subject),
+                                      .reference = NumbersOf(reference),
+                                      .subject_bytes = DTypeBytes(subject.dtype()),
+                                      .reference_bytes = DTypeBytes(reference.dtype()),
+                                      .range = RangeOfSubject(subject.dtype()),
+                                      .cut = cut,
+                                      .sums = memory.sums,
+                                      .slices = memory.slices,
+                                      .finished = memory.finished};
+  QG_CUDA_RETURN_IF_ERROR(LaunchMeasureSegments(parameters, path, device.stream()));
   SegmentSums sums = {.data = memory.sums, .segments = cut.segments, .memory = {}};
   QG_RETURN_IF_ERROR(SumGroups(device, cut, kFinishGroups * kSegmentGroup, sums));
   const FinishErrorParameters finish = {.errors = parameters,
@@ -232,8 +217,7 @@ absl::StatusOr<StartedReport<ParityReport>> StartParity(CudaDevice& device, cons
 }
 
 absl::StatusOr<StartedReport<ErrorReport>> StartErrors(CudaDevice& device, const Tensor& subject,
-                                                       const Tensor& reference, ComparePath path,
-                                                       int waves) {
+                                                       const Tensor& reference, ComparePath path) {
   QG_RETURN_IF_ERROR(device.MakeCurrent());
   QG_RETURN_IF_ERROR(CheckErrorSides(subject, reference));
   constexpr int kSlicesPerSm = 4;
@@ -249,8 +233,7 @@ absl::StatusOr<StartedReport<ErrorReport>> StartErrors(CudaDevice& device, const
                 CudaDevice::kPendingReadBytes);
   QG_ASSIGN_OR_RETURN(CudaDevice::PendingRead results, device.TakeReadMemory());
   QG_RETURN_IF_ERROR(EnqueueErrors(device, subject, reference, CutOf(device, grid, kSlicesPerSm),
-                                   path, waves,
-                                   reinterpret_cast<BlockTotals*>(results.bytes.get())));
+                                   path, reinterpret_cast<BlockTotals*>(results.bytes.get())));
   // The heat map's edges are made while the device is busy.
   auto finish = [grid, heat_map = HeatMapOf(grid), shape = subject.shape(),
                  subject_dtype = subject.dtype(), reference_dtype = reference.dtype()](
@@ -278,9 +261,8 @@ absl::StatusOr<ParityReport> CompareBitsOnPath(CudaDevice& device, const Tensor&
 }
 
 absl::StatusOr<ErrorReport> MeasureErrorOnPath(CudaDevice& device, const Tensor& subject,
-                                               const Tensor& reference, ComparePath path,
-                                               int waves) {
-  return ReadReport(device, StartErrors(device, subject, reference, path, waves));
+                                               const Tensor& reference, ComparePath path) {
+  return ReadReport(device, StartErrors(device, subject, reference, path));
 }
 
 absl::StatusOr<StartedReport<ParityReport>> StartCompareBitsCuda(CudaDevice& device,
@@ -292,7 +274,7 @@ absl::StatusOr<StartedReport<ParityReport>> StartCompareBitsCuda(CudaDevice& dev
 absl::StatusOr<StartedReport<ErrorReport>> StartMeasureErrorCuda(CudaDevice& device,
                                                                  const Tensor& subject,
                                                                  const Tensor& reference) {
-  return StartErrors(device, subject, reference, ComparePath::kTuned, kErrorWaves);
+  return StartErrors(device, subject, reference, ComparePath::kTuned);
 }
 
 absl::StatusOr<ParityReport> CompareBitsCuda(CudaDevice& device, const Tensor& subject,

@@ -59,16 +59,13 @@ inline constexpr int kSegmentSeries = 8;
 /// Segments that one launch of LaunchSumSegments makes one of.
 inline constexpr int kSegmentGroup = 256;
 
-/// How a tensor is cut: rows x columns blocks, and each block's segments shared by blocks of
-/// threads.
+/// How a tensor is cut: rows x columns blocks, and each block's segments shared by `slices` blocks
+/// of threads.
 struct BlockCut {
   int64_t row_count = 0, column_count = 0;
   int rows = 0, columns = 0;
-  int slices = 0;        ///< Blocks of threads that share a block, at most.
+  int slices = 0;
   int64_t segments = 0;  ///< Of the largest block: what the sums have room for.
-  /// Of one block of threads of the tuned error kernel, where blocks follow each other with that
-  /// room: they may end one block and begin the next. 0: every block has `slices` of its own.
-  int64_t range = 0;
 };
 
 /// What one slice of a block found besides sums. Positions count the block's elements; -1: none. A
@@ -98,10 +95,8 @@ struct ErrorParameters {
   SliceErrors* slices = nullptr;  ///< [blocks][slices].
   unsigned* finished = nullptr;   ///< One: becomes 0, then LaunchFinishErrors counts in it.
 };
-/// With cut.range by the tuned kernel, else by the plain one.
-cudaError_t LaunchMeasureSegments(const ErrorParameters& parameters, cudaStream_t stream);
-/// Whether the tuned kernel takes the types, the widths of the blocks and the addresses.
-bool TunedSegmentsTake(const ErrorParameters& parameters);
+cudaError_t LaunchMeasureSegments(const ErrorParameters& parameters, ComparePath path,
+                                  cudaStream_t stream);
 
 /// kSegmentGroup sums of each block to one: from [blocks][segments] to
 /// [blocks][ceil(segments / kSegmentGroup)]. `level` counts the launches before this one.

@@ -10,10 +10,7 @@ namespace quantgate {
 absl::StatusOr<ParityReport> CompareBitsOnPath(CudaDevice& device, const Tensor& subject,
                                                const Tensor& reference, ComparePath path);
 
-/// So many times the tuned kernel fills the device.
-inline constexpr int kErrorWaves = 4;
 absl::StatusOr<ErrorReport> MeasureErrorOnPath(CudaDevice& device, const Tensor& subject,
-                                               const Tensor& reference, ComparePath path,
-                                               int waves = kErrorWaves);
+                                               const Tensor& reference, ComparePath path);
 
 }  // namespace quantgate

@@ -86,13 +86,13 @@ __device__ void FinishBlock(const FinishErrorParameters& parameters, const Block
   const ErrorParameters& errors = parameters.errors;
   const SliceErrors* slices = errors.slices + int64_t{blockIdx.x} * errors.cut.slices;
   FoundErrors found;
-  const int used = SlicesOf(errors.cut, blockIdx.x);
-  for (int slice = threadIdx.x; slice < used; slice += 32) {
+  for (int slice = threadIdx.x; slice < errors.cut.slices; slice += 32) {
     MergeSlice(slices[slice], found);
   }
   MergeLanes(found);
   BlockTotals& totals = parameters.blocks[blockIdx.x];
   if (threadIdx.x < kSegmentSeries) totals.sums[threadIdx.x] = sum;
+  const double squares = __shfl_sync(kWholeWarp, sum, kSquaredError);
   const int64_t max_abs_index =
       LocateLargest(errors, block, found.max_abs, ErrorKind::kAbsolute, totals.max_abs_bits);
   const int64_t max_rel_index =
@@ -101,6 +101,9 @@ __device__ void FinishBlock(const FinishErrorParameters& parameters, const Block
   totals.found = SliceOf(found);
   totals.max_abs_index = max_abs_index;
   totals.max_rel_index = max_rel_index;
+  const auto finite_count = static_cast<double>(found.finite_count);
+  parameters.cells[blockIdx.x] = {found.finite_count == 0 ? 0 : sqrt(squares / finite_count),
+                                  fmax(found.max_abs.value, 0.0)};
 }
 
 /// Numbers of one series that a warp adds, one after the other, as they come through its shared
@@ -207,15 +210,7 @@ struct FinishMemory {
   bool is_last;
 };
 
-__device__ CellErrors CellOf(const BlockTotals& block) {
-  const SliceErrors& found = block.found;
-  const auto finite_count = static_cast<double>(found.finite_count);
-  return {found.finite_count == 0 ? 0 : sqrt(block.sums[kSquaredError] / finite_count),
-          fmax(found.max_abs, 0.0)};
-}
-
-/// All blocks to one, and to cells. A warp for each series. Only here is the host's memory written:
-/// no other block of threads waits for that.
+/// All blocks to one. A warp for each series.
 __device__ void AddBlocks(const FinishErrorParameters& parameters, FinishMemory& memory) {
   const BlockCut& cut = parameters.errors.cut;
   const int blocks = cut.rows * cut.columns;
@@ -225,9 +220,6 @@ __device__ void AddBlocks(const FinishErrorParameters& parameters, FinishMemory&
 #pragma unroll 2
   for (int i = threadIdx.x; i < blocks; i += kGroupThreads) merged.Merge(parameters.blocks[i]);
   merged.Store(memory.of_warp[warp]);
-  for (int i = threadIdx.x; i < blocks; i += kGroupThreads) {
-    parameters.cells[i] = CellOf(parameters.blocks[i]);
-  }
   if (warp < kErrorSeriesCount) {
     const double sum = BlockOrderSum(parameters.blocks, blocks, warp, memory.numbers[warp]).Add();
     if (lane == 0) total.sums[warp] = sum;
@@ -263,10 +255,12 @@ __global__ void __launch_bounds__(kGroupThreads, 4)
 
 }  // namespace
 
-cudaError_t LaunchMeasureSegments(const ErrorParameters& parameters, cudaStream_t stream) {
+cudaError_t LaunchMeasureSegments(const ErrorParameters& parameters, ComparePath path,
+                                  cudaStream_t stream) {
   const int blocks = parameters.cut.rows * parameters.cut.columns;
   if (blocks == 0) return cudaSuccess;
-  if (parameters.cut.range != 0) return LaunchTunedSegments(parameters, stream);
+  cudaError_t error = cudaSuccess;
+  if (path == ComparePath::kTuned && LaunchTunedSegments(parameters, stream, error)) return error;
   const dim3 grid(static_cast<unsigned>(parameters.cut.slices), static_cast<unsigned>(blocks));
   MeasureSegments<<<grid, kSegmentThreads, 0, stream>>>(parameters);
   return cudaGetLastError();

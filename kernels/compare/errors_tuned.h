@@ -5,7 +5,9 @@
 
 namespace quantgate {
 
-/// For parameters that TunedSegmentsTake, with cut.range.
-cudaError_t LaunchTunedSegments(const ErrorParameters& parameters, cudaStream_t stream);
+/// False, without a launch, where the types, the widths of the blocks or the addresses do not fit;
+/// else `error` says what became of the launch.
+bool LaunchTunedSegments(const ErrorParameters& parameters, cudaStream_t stream,
+                         cudaError_t& error);
 
 }  // namespace quantgate

@@ -18,7 +18,6 @@
 
 #include <algorithm>
 
-#include "kernels/base/round_up.h"
 #include "kernels/compare/largest_errors_cuda.h"
 #include "kernels/compare/segment_feed_cuda.h"
 
@@ -64,9 +63,17 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
   PrepareFinish(parameters);
   LoadByteValues(parameters.subject, tables);
   LoadByteValues(parameters.reference, tables + 256);
+  if (threadIdx.x < 2) shared_largest.bits[threadIdx.x] = 0;
+  const BlockShape block(parameters.cut, blockIdx.y);
+  double* sums = parameters.sums + blockIdx.y * parameters.cut.segments * kSegmentSeries;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto segments = static_cast<uint32_t>(block.segments());
+  const uint32_t step = gridDim.x * kSegmentWarps;
+  const uint32_t first_segment = blockIdx.x * kSegmentWarps + warp;
   const char* subject = memory + warp * Feed::kBytes;
-  Feed feed(subject, &barriers[warp], next_segments[warp]);
+  Feed feed(parameters, block, first_segment, step, subject, &barriers[warp], next_segments[warp]);
+  __syncthreads();
+  feed.Fetch();
   const int first = lane * kRunElements;
   const char* run_subject = subject + first * kElementBytes<kSubject>;
   const char* run_reference = subject + Feed::kSubjectBytes + first * kElementBytes<kReference>;
@@ -75,75 +82,58 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
   const int turn = lane / 2 % kRunChunks;
   const int half_turn =
       kSubject == NumberEncoding::kF32 && kReference == NumberEncoding::kF32 ? lane % 2 : 0;
+  WarpLargest largest(largest_of_warp[warp], shared_largest);
+  ElementCounts counts;
   uint32_t number = 0;
-#pragma unroll 1
-  for (RangePart part(parameters.cut); part.is_left(); part.Next()) {
-    const BlockShape block(parameters.cut, static_cast<int>(part.block()));
-    const uint32_t origin = part.origin();
-    const uint32_t end = min(origin + static_cast<uint32_t>(block.segments()), part.end());
-    // Where the block's elements end, if all before it have their room, modulo 2^32.
-    const uint32_t elements_end = origin * kSegmentElements + static_cast<uint32_t>(block.count);
-    if (threadIdx.x < 2) shared_largest.bits[threadIdx.x] = 0;
-    feed.Begin(parameters, block, part.begin() + warp - origin, end - origin);
-    __syncthreads();
-    feed.Fetch();
-    WarpLargest largest(largest_of_warp[warp], shared_largest);
-    ElementCounts counts;
-    for (uint32_t segment = part.begin() + warp; segment < end;
-         segment += kSegmentWarps, ++number) {
-      const uint32_t left = elements_end - segment * kSegmentElements;
-      const ErrorPair threshold = largest.Threshold();
-      feed.Wait(number);
-      ErrorTerms run = {};
-      bool exceeds = false;
-      const auto measure = [&](int i) {
-        const int begin = (i ^ turn) * kChunkElements;
-        const ChunkPair<kSubject, kReference> chunk = {
-            ReadChunk<kSubject>(run_subject + begin * kElementBytes<kSubject>, tables, half_turn),
-            ReadChunk<kReference>(run_reference + begin * kElementBytes<kReference>, tables + 256,
-                                  half_turn),
-            first + begin < left};
-        if (i == kRunChunks - 1) {
-          __syncwarp();
-          feed.Fetch();
-        }
-        return chunk.Measure(left >= kSegmentElements, ranges, threshold, counts, exceeds);
-      };
-      // From 0 on, which changes no sum but the sign of a zero.
+  for (uint32_t segment = first_segment; segment < segments; segment += step, ++number) {
+    const uint32_t left = static_cast<uint32_t>(block.count) - segment * kSegmentElements;
+    const ErrorPair threshold = largest.Threshold();
+    feed.Wait(number);
+    ErrorTerms run = {};
+    bool exceeds = false;
+    const auto measure = [&](int i) {
+      const int begin = (i ^ turn) * kChunkElements;
+      const ChunkPair<kSubject, kReference> chunk = {
+          ReadChunk<kSubject>(run_subject + begin * kElementBytes<kSubject>, tables, half_turn),
+          ReadChunk<kReference>(run_reference + begin * kElementBytes<kReference>, tables + 256,
+                                half_turn),
+          first + begin < left};
+      if (i == kRunChunks - 1) {
+        __syncwarp();
+        feed.Fetch();
+      }
+      return chunk.Measure(left >= kSegmentElements, ranges, threshold, counts, exceeds);
+    };
+    // From 0 on, which changes no sum but the sign of a zero.
 #pragma unroll 1  // The loop is to stay in the instruction cache.
-      for (int i = 0; i < kRunChunks; i += 2) run = run + SumInOrder<2>(measure, i);
-      const double total = SumOverWarp(run, run_sums[warp]);
-      if (lane % 4 == 0) {
-        parameters.sums[int64_t{segment} * kSegmentSeries + lane / 4] = total;
-      }
-      if (__any_sync(kWholeWarp, exceeds)) {
-        largest.Offer(
-            FindLargest<kSubject, kReference>(parameters, block, segment - part.origin(), tables));
-      }
+    for (int i = 0; i < kRunChunks; i += 2) run = run + SumInOrder<2>(measure, i);
+    const double total = SumOverWarp(run, run_sums[warp]);
+    if (lane % 4 == 0) sums[segment * kSegmentSeries + lane / 4] = total;
+    if (__any_sync(kWholeWarp, exceeds)) {
+      largest.Offer(FindLargest<kSubject, kReference>(parameters, block, segment, tables));
     }
-    FoundErrors found;
-    found.max_abs = largest.found().absolute;
-    found.max_rel = largest.found().relative;
-    found.finite_count = counts.finite;
-    found.relative_count = counts.relative;
-    found.saturated_count = counts.saturated;
-    found.flushed_to_zero_count = counts.flushed_to_zero;
-    found.subnormal_count = counts.subnormal;
-    StoreFound(found, parameters.slices + part.slice());
   }
+  FoundErrors found;
+  found.max_abs = largest.found().absolute;
+  found.max_rel = largest.found().relative;
+  found.finite_count = counts.finite;
+  found.relative_count = counts.relative;
+  found.saturated_count = counts.saturated;
+  found.flushed_to_zero_count = counts.flushed_to_zero;
+  found.subnormal_count = counts.subnormal;
+  StoreFound(found, parameters.slices + blockIdx.y * parameters.cut.slices + blockIdx.x);
 }
 
 template <NumberEncoding kSubject, NumberEncoding kReference>
 cudaError_t Launch(const ErrorParameters& parameters, cudaStream_t stream) {
   constexpr int kBytes = kSegmentWarps * SegmentFeed<kSubject, kReference>::kBytes;
-  const BlockCut& cut = parameters.cut;
-  const int64_t grid = DivideUp(cut.rows * cut.columns * cut.segments, cut.range);
+  const dim3 grid(static_cast<unsigned>(parameters.cut.slices),
+                  static_cast<unsigned>(parameters.cut.rows * parameters.cut.columns));
   const auto kernel = MeasureTuned<kSubject, kReference>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(grid), kSegmentThreads, kBytes, stream>>>(
-      parameters, ChunkRanges(parameters.range));
+  kernel<<<grid, kSegmentThreads, kBytes, stream>>>(parameters, ChunkRanges(parameters.range));
   return cudaGetLastError();
 }
 
@@ -155,42 +145,41 @@ bool Fits(const ErrorParameters& parameters) {
   const int64_t elements = std::max(kChunkElements, unit_elements);
   if (cut.column_count % (elements * cut.columns) != 0) return false;
   // SegmentFeed's offsets, with a step beyond the end.
-  constexpr int64_t kStepped = int64_t{kSegmentWarps} * kSegmentElements;
-  const int64_t rows = cut.row_count / cut.rows + 1 + kStepped / (cut.column_count / cut.columns);
-  constexpr int64_t kMost = int64_t{1} << 31;  // Of RangePart too.
-  if ((rows + 1) * cut.column_count >= kMost) return false;
-  if (cut.rows * cut.columns * cut.segments >= kMost) return false;
+  const int64_t stepped = int64_t{cut.slices} * kSegmentWarps * kSegmentElements;
+  const int64_t rows = cut.row_count / cut.rows + 1 + stepped / (cut.column_count / cut.columns);
+  if ((rows + 1) * cut.column_count >= int64_t{1} << 31) return false;
   const auto is_aligned = [](const NumberSource& source) {
     return reinterpret_cast<uintptr_t>(source.data) % kUnit == 0;
   };
   return is_aligned(parameters.subject) && is_aligned(parameters.reference);
 }
 
-using Launcher = cudaError_t (*)(const ErrorParameters& parameters, cudaStream_t stream);
-
-/// Null for other types than those that are compared most.
-Launcher LauncherOf(const ErrorParameters& parameters) {
-  using enum NumberEncoding;
-  const NumberEncoding subject = parameters.subject.encoding;
-  const NumberEncoding reference = parameters.reference.encoding;
-  if (subject == kF32 && reference == kF32) return Launch<kF32, kF32>;
-  if (subject == kBF16 && reference == kF32) return Launch<kBF16, kF32>;
-  if (subject == kBF16 && reference == kBF16) return Launch<kBF16, kBF16>;
-  if (subject == kF16 && reference == kF32) return Launch<kF16, kF32>;
-  if (subject == kF16 && reference == kF16) return Launch<kF16, kF16>;
-  if (subject == kBytes && reference == kF32) return Launch<kBytes, kF32>;
-  if (subject == kBytes && reference == kBytes) return Launch<kBytes, kBytes>;
-  return nullptr;
-}
-
 }  // namespace
 
-bool TunedSegmentsTake(const ErrorParameters& parameters) {
-  return Fits(parameters) && LauncherOf(parameters) != nullptr;
-}
-
-cudaError_t LaunchTunedSegments(const ErrorParameters& parameters, cudaStream_t stream) {
-  return LauncherOf(parameters)(parameters, stream);
+bool LaunchTunedSegments(const ErrorParameters& parameters, cudaStream_t stream,
+                         cudaError_t& error) {
+  using enum NumberEncoding;
+  if (!Fits(parameters)) return false;
+  const NumberEncoding subject = parameters.subject.encoding;
+  const NumberEncoding reference = parameters.reference.encoding;
+  if (subject == kF32 && reference == kF32) {
+    error = Launch<kF32, kF32>(parameters, stream);
+  } else if (subject == kBF16 && reference == kF32) {
+    error = Launch<kBF16, kF32>(parameters, stream);
+  } else if (subject == kBF16 && reference == kBF16) {
+    error = Launch<kBF16, kBF16>(parameters, stream);
+  } else if (subject == kF16 && reference == kF32) {
+    error = Launch<kF16, kF32>(parameters, stream);
+  } else if (subject == kF16 && reference == kF16) {
+    error = Launch<kF16, kF16>(parameters, stream);
+  } else if (subject == kBytes && reference == kF32) {
+    error = Launch<kBytes, kF32>(parameters, stream);
+  } else if (subject == kBytes && reference == kBytes) {
+    error = Launch<kBytes, kBytes>(parameters, stream);
+  } else {
+    return false;
+  }
+  return true;
 }
 
 }  // namespace quantgate

@@ -13,7 +13,7 @@ struct NextSegment {
   const char* subject;  ///< The block's first element.
   const char* reference;
   uint32_t count, width, stride;
-  uint32_t step_columns, step_offset;
+  uint32_t step, step_columns, step_offset;
   uint32_t position, column, offset;  ///< Of the segment's first element.
 };
 
@@ -24,42 +24,36 @@ class SegmentFeed {
   static constexpr int kSubjectBytes = kSegmentElements * kElementBytes<kSubject>;
   static constexpr int kReferenceBytes = kSegmentElements * kElementBytes<kReference>;
   static constexpr int kBytes = kSubjectBytes + kReferenceBytes;
-  static constexpr uint32_t kStep = kSegmentWarps * kSegmentElements;
 
-  __device__ SegmentFeed(const char* memory, const uint64_t* barrier, NextSegment& next)
+  __device__ SegmentFeed(const ErrorParameters& parameters, const BlockShape& block,
+                         uint32_t segment, uint32_t segment_step, const char* memory,
+                         const uint64_t* barrier, NextSegment& next)
       : memory_(static_cast<uint32_t>(__cvta_generic_to_shared(memory))),
         barrier_(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
         next_(next) {
     if (threadIdx.x % 32 != 0) return;
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier_) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-
-  /// Goes to `segment` of a block, of which every kSegmentWarps-th one below `end` follows. The
-  /// warp has fetched and read what came before.
-  __device__ void Begin(const ErrorParameters& parameters, const BlockShape& block,
-                        uint32_t segment, uint32_t end) {
-    if (threadIdx.x % 32 != 0) return;
-    NextSegment& next = next_;
     next.subject =
         static_cast<const char*>(parameters.subject.data) + block.first * kElementBytes<kSubject>;
     next.reference = static_cast<const char*>(parameters.reference.data) +
                      block.first * kElementBytes<kReference>;
-    next.count = static_cast<uint32_t>(min(block.count, int64_t{end} * kSegmentElements));
+    next.count = static_cast<uint32_t>(block.count);
     next.width = static_cast<uint32_t>(block.width);
     next.stride = static_cast<uint32_t>(block.stride);
-    next.step_columns = kStep % next.width;
-    next.step_offset = kStep / next.width * next.stride + next.step_columns;
+    next.step = segment_step * kSegmentElements;
+    next.step_columns = next.step % next.width;
+    next.step_offset = next.step / next.width * next.stride + next.step_columns;
     next.position = segment * kSegmentElements;
     next.column = next.position % next.width;
     next.offset = next.position / next.width * next.stride + next.column;
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier_) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
 
   /// Begins to copy the next segment, where there is one. The warp has met since it last read.
   __device__ void Fetch() {
     if (threadIdx.x % 32 != 0 || next_.position >= next_.count) return;
     CopyRows(min(uint32_t{kSegmentElements}, next_.count - next_.position));
-    next_.position += kStep;
+    next_.position += next_.step;
     next_.offset += next_.step_offset;
     next_.column += next_.step_columns;
     if (next_.column >= next_.width) {

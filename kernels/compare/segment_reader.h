@@ -44,49 +44,6 @@ struct BlockShape {
   }
 };
 
-/// What a block of threads has of BlockCut::range: parts of blocks, one after the other. Segments
-/// count those of all blocks before, each with its room.
-class RangePart {
- public:
-  __device__ explicit RangePart(const BlockCut& cut)
-      : cut_(cut), begin_(blockIdx.x * static_cast<uint32_t>(cut.range)) {}
-
-  __device__ bool is_left() const { return begin_ < Stop(); }
-  __device__ uint32_t block() const { return begin_ / Room(); }
-  /// The block's first segment; the block may have fewer than lie before end().
-  __device__ uint32_t origin() const { return block() * Room(); }
-  __device__ uint32_t begin() const { return begin_; }
-  __device__ uint32_t end() const { return min(origin() + Room(), Stop()); }
-  /// Of all blocks' slices.
-  __device__ int64_t slice() const {
-    return int64_t{block()} * cut_.slices + blockIdx.x - FirstOf(cut_, block());
-  }
-  __device__ void Next() { begin_ = end(); }
-
-  /// The block of threads that has the block's first segment.
-  __device__ static uint32_t FirstOf(const BlockCut& cut, uint32_t block) {
-    return block * static_cast<uint32_t>(cut.segments) / static_cast<uint32_t>(cut.range);
-  }
-
- private:
-  __device__ uint32_t Room() const { return static_cast<uint32_t>(cut_.segments); }
-  __device__ uint32_t Stop() const {
-    const auto all = static_cast<uint32_t>(cut_.rows * cut_.columns) * Room();
-    return min(all, (blockIdx.x + 1) * static_cast<uint32_t>(cut_.range));
-  }
-
-  const BlockCut& cut_;
-  uint32_t begin_;
-};
-
-/// How many blocks of threads share the block.
-__device__ inline int SlicesOf(const BlockCut& cut, uint32_t block) {
-  if (cut.range == 0) return cut.slices;
-  const uint32_t last =
-      ((block + 1) * static_cast<uint32_t>(cut.segments) - 1) / static_cast<uint32_t>(cut.range);
-  return static_cast<int>(last - RangePart::FirstOf(cut, block)) + 1;
-}
-
 /// Indices of consecutive positions, with one division for them all.
 class IndexWalk {
  public:

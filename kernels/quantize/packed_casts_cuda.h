@@ -123,15 +123,6 @@ __device__ inline void CopyOnce(uint4* shared, const void* global) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
-/// The same of what is read once and for all: its place in the L2 is the first to be given away.
-__device__ inline void CopyOnceAndForget(uint4* shared, const void* global) {
-  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile(
-      "{.reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
-      " cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, policy;}" ::"r"(to),
-      "l"(global)
-      : "memory");
-}
 /// For the thread's own.
 __device__ inline void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

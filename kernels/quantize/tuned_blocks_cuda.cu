@@ -364,7 +364,7 @@ bool TunedBlocksTake(const TileQuantization& job) {
 }
 
 cudaError_t LaunchTunedBlocks(const TileQuantization& job, cudaStream_t stream) {
-  if (job.scales == TileScales::kFp32 && !job.has_tiles) return LaunchTunedLines(job, {}, stream);
+  if (job.scales == TileScales::kFp32 && !job.has_tiles) return LaunchTunedLines(job, stream);
   const TileQuantization reshaped = Reshaped(job);
   const TileOrder order = TileOrder::Of(reshaped.rows, reshaped.columns);
   if (order.count() == 0) return cudaSuccess;

@@ -1,10 +1,10 @@
 // fp8_block with a scale for 128 elements of a line, from bf16 at the speed of memory: one read of
-// the source, both copies. A block of threads takes a strip of tiles of 128 x 128, each of which
-// comes to shared memory while the one before is worked on. There a warp takes 16 of its rows, then
-// 16 of its columns, so that a tile needs one barrier. A tile's scales lie in as many lines as it
-// has, 4 bytes in each: those of the eight tiles of a strip, and those of a cluster of blocks,
-// which stand next to each other, are written together. Tiles at the edges, and those with an
-// infinity or a NaN, are left to the definition (tile_parts_cuda.h).
+// the source, both copies. A block of threads takes tiles of 128 x 128 below each other, each of
+// which comes to shared memory while the one before is worked on. There a warp takes 16 of its
+// rows, then 16 of its columns, so that a tile needs one barrier. A tile's scales lie in as many
+// lines as it has, 4 bytes in each: those of eight tiles next to each other, of a cluster of blocks
+// or of one block, are written together. Tiles at the edges, and those with an infinity or a NaN,
+// are left to the definition (tile_parts_cuda.h).
 #include <algorithm>
 
 #include "kernels/quantize/cluster_cuda.h"
@@ -22,8 +22,9 @@ constexpr int kPatch = 8;                // A thread has a patch of 8 x 8, of ro
 constexpr int kAcross = kSide / kPatch;  // Patches in a row of the tile.
 constexpr uint32_t kInfinityBf16 = 0x7F80;
 constexpr int kBlocksPerMultiprocessor = 3;  // Of which shared memory has room for two tiles each.
-/// Tiles of a block of threads whose scales are written together, at most.
-constexpr uint32_t kStripTiles = 8;
+/// Tiles of a block of threads whose scales are written together, and blocks of a cluster, at most:
+/// they fill whole sectors of memory.
+constexpr uint32_t kStripTiles = 8, kClusterBlocks = 8;
 
 struct Shared {
   uint4 source[2][kSide][kAcross];       ///< In chunks of 8 elements, see ChunkPlace.
@@ -47,65 +48,44 @@ struct TilePlace {
   __device__ int64_t column() const { return int64_t{right} * kSide; }
 };
 
-/// The strips of a job. Those of a group, whose blocks run at the same time, have every
-/// `interleave`-th tile of the group's rows of tiles: the lines of columnwise codes that are
-/// written at a time stand next to each other. Clusters come by groups, from left to right, and
-/// within the group from the top down.
+/// The strips of a job: clusters by rows, and within a cluster from left to right.
 struct StripOrder {
   uint32_t across = 0, down = 0;              ///< Tiles.
   uint32_t whole_across = 0, whole_down = 0;  ///< Without those at the edges.
   uint32_t length = kStripTiles;              ///< Tiles of a strip, at most.
-  uint32_t interleave = 1;                    ///< Strips of a group.
   uint32_t cluster = 1;                       ///< Blocks.
-  uint32_t blocks_across = 0;
-  Divisor group;  ///< Blocks of a group.
+  Divisor blocks_across;
 
-  static StripOrder Of(int64_t rows, int64_t columns, const StripShape& shape) {
-    const uint32_t enough_blocks = shape.waves * 132 * kBlocksPerMultiprocessor;  // Of an H200.
+  static StripOrder Of(int64_t rows, int64_t columns) {
+    constexpr uint32_t kEnoughBlocks = 2 * 132 * kBlocksPerMultiprocessor;  // Of an H200.
     StripOrder order;
     order.across = static_cast<uint32_t>((columns + kSide - 1) / kSide);
     order.down = static_cast<uint32_t>((rows + kSide - 1) / kSide);
     order.whole_across = static_cast<uint32_t>(columns / kSide);
     order.whole_down = static_cast<uint32_t>(rows / kSide);
-    while (order.cluster < shape.cluster && order.cluster < order.across) order.cluster *= 2;
+    while (order.cluster < kClusterBlocks && order.cluster < order.across) order.cluster *= 2;
     const uint32_t clusters = (order.across + order.cluster - 1) / order.cluster;
-    order.blocks_across = clusters * order.cluster;
-    while (order.length > 1 && order.strips_down() * order.blocks_across < enough_blocks) {
-      order.length /= 2;
-    }
-    while (order.interleave < shape.interleave && order.interleave * 2 <= order.strips_down()) {
-      order.interleave *= 2;
-    }
-    order.group = Divisor::Of(std::max(1u, order.interleave * order.blocks_across));
+    order.blocks_across = Divisor::Of(std::max(1u, clusters * order.cluster));
+    while (order.length > 1 && order.count() < kEnoughBlocks) order.length /= 2;
     return order;
   }
-  uint32_t strips_down() const { return (down + length - 1) / length; }
-  uint32_t count() const { return (strips_down() + interleave - 1) / interleave * group.value; }
+  uint32_t count() const { return (down + length - 1) / length * blocks_across.value; }
 };
 
-/// Tiles that a block of threads takes one after the other.
+/// Tiles below each other, which a block of threads takes one after the other.
 struct Strip {
-  const StripOrder& order;
   TilePlace first;
-  /// Tiles, the whole ones first; none to the right of the tensor.
-  uint32_t whole = 0, count = 0;
+  uint32_t whole = 0, count = 0;  ///< Tiles, the whole ones first; none to the right of the tensor.
 
-  __device__ Strip(const StripOrder& order, uint32_t block) : order(order) {
-    const uint32_t group = order.group.Quotient(block), within = block - group * order.group.value;
-    const uint32_t step = order.interleave, cluster = within / order.cluster;
-    first = {group * order.length * step + cluster % step,
-             cluster / step * order.cluster + within % order.cluster};
-    if (first.right < order.across) count = CountAbove(order.down);
-    if (first.right < order.whole_across) whole = CountAbove(order.whole_down);
+  __device__ Strip(const StripOrder& order, uint32_t block) {
+    const uint32_t row = order.blocks_across.Quotient(block);
+    first = {row * order.length, block - row * order.blocks_across.value};
+    if (first.right >= order.across) return;
+    count = min(order.length, order.down - first.down);
+    if (first.right >= order.whole_across || first.down >= order.whole_down) return;
+    whole = min(order.length, order.whole_down - first.down);
   }
-  __device__ TilePlace At(uint32_t number) const {
-    return {first.down + number * order.interleave, first.right};
-  }
-  /// How many tiles, if it has any, lie in rows of tiles above row `end`.
-  __device__ uint32_t CountAbove(uint32_t end) const {
-    if (first.down >= end) return 0;
-    return min(order.length, (end - first.down + order.interleave - 1) / order.interleave);
-  }
+  __device__ TilePlace At(uint32_t number) const { return {first.down + number, first.right}; }
 };
 
 /// Keeps one of two words of maxima and gives the other away to the lane at that distance.
@@ -114,7 +94,7 @@ __device__ uint32_t MaxOfKept(bool keeps_second, uint32_t first, uint32_t second
   return MaxOrNanOfBf16(keeps_second ? second : first, other);
 }
 
-template <class Element, bool kForgets>
+template <class Element>
 class LineTiles {
  public:
   __device__ LineTiles(const TileQuantization& job, const Strip& strip, Shared& shared)
@@ -160,12 +140,8 @@ class LineTiles {
                          (place.row() + first) * job_.columns + place.column() + chunk * kPatch;
 #pragma unroll
     for (uint32_t i = 0; i < kSide; i += kRows) {
-      uint4* to = &shared_.source[number % 2][first + i][ChunkPlace(first + i, chunk)];
-      if constexpr (kForgets) {
-        CopyOnceAndForget(to, source + i * job_.columns);
-      } else {
-        CopyOnce(to, source + i * job_.columns);
-      }
+      CopyOnce(&shared_.source[number % 2][first + i][ChunkPlace(first + i, chunk)],
+               source + i * job_.columns);
     }
   }
 
@@ -317,7 +293,7 @@ class LineTiles {
   Shared& shared_;
 };
 
-/// Those of the strip's whole tiles, between which those of its group's other strips stand.
+/// Those of the strip's whole tiles, which stand next to each other.
 __device__ void WriteColumnScales(const TileQuantization& job, const StripOrder& order,
                                   const Strip& strip, const Shared& shared) {
   float* scales =
@@ -325,8 +301,7 @@ __device__ void WriteColumnScales(const TileQuantization& job, const StripOrder&
   for (uint32_t i = threadIdx.x; i < kSide * order.length; i += kThreads) {
     const uint32_t line = i / order.length, tile = i % order.length;
     if (tile >= strip.whole) continue;
-    scales[int64_t{line} * order.down + tile * order.interleave] =
-        ScaleInverse(shared.column_scales[tile][line]);
+    scales[int64_t{line} * order.down + tile] = ScaleInverse(shared.column_scales[tile][line]);
   }
 }
 
@@ -336,19 +311,20 @@ __device__ void WriteRowScales(const TileQuantization& job, const StripOrder& or
                                const Strip& strip, const Shared& shared) {
   const uint32_t blocks = order.cluster, rank = blockIdx.x % blocks;
   const uint32_t left = strip.first.right - rank;
-  const uint32_t lines = kSide / blocks, rows = strip.CountAbove(order.whole_down) * kSide;
+  if (strip.first.down >= order.whole_down) return;
+  const uint32_t tiles = min(order.length, order.whole_down - strip.first.down);
+  const uint32_t lines = kSide / blocks;
   float* scales = static_cast<float*>(job.row_scales) + strip.first.row() * order.across + left;
-  for (uint32_t i = threadIdx.x; i < rows; i += kThreads) {
+  for (uint32_t i = threadIdx.x; i < tiles * kSide; i += kThreads) {
     const uint32_t of_block = i % blocks, at = i / blocks;
     const uint32_t line = rank * lines + at % lines, tile = at / lines;
     if (left + of_block >= order.whole_across) continue;
     const float scale = ReadOfBlock(&shared.row_scales[tile][line], of_block);
-    scales[(int64_t{tile} * order.interleave * kSide + line) * order.across + of_block] =
-        ScaleInverse(scale);
+    scales[(int64_t{tile} * kSide + line) * order.across + of_block] = ScaleInverse(scale);
   }
 }
 
-template <class Element, bool kForgets>
+template <class Element>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     QuantizeLines(const __grid_constant__ TileQuantization job,
                   const __grid_constant__ StripOrder order) {
@@ -356,7 +332,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const Strip strip(order, blockIdx.x);
   ThreadCounts counts;
-  LineTiles<Element, kForgets>(job, strip, shared).Quantize(counts);
+  LineTiles<Element>(job, strip, shared).Quantize(counts);
   AnnounceToCluster();
   for (uint32_t i = strip.whole; i < strip.count; ++i) {
     const TilePlace place = strip.At(i);
@@ -371,9 +347,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   WaitForCluster();  // The others have read this block's scales.
 }
 
-template <class Element, bool kForgets>
+template <class Element>
 cudaError_t Launch(const TileQuantization& job, const StripOrder& order, cudaStream_t stream) {
-  const auto kernel = &QuantizeLines<Element, kForgets>;
+  const auto kernel = &QuantizeLines<Element>;
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(Shared)});
   if (error != cudaSuccess) return error;
@@ -393,16 +369,11 @@ cudaError_t Launch(const TileQuantization& job, const StripOrder& order, cudaStr
 
 }  // namespace
 
-cudaError_t LaunchTunedLines(const TileQuantization& job, const StripShape& shape,
-                             cudaStream_t stream) {
-  const StripOrder order = StripOrder::Of(job.rows, job.columns, shape);
+cudaError_t LaunchTunedLines(const TileQuantization& job, cudaStream_t stream) {
+  const StripOrder order = StripOrder::Of(job.rows, job.columns);
   if (order.across == 0 || order.down == 0) return cudaSuccess;
-  if (shape.forgets) {
-    return job.element == ElementFormat::kE4M3 ? Launch<E4M3, true>(job, order, stream)
-                                               : Launch<E5M2, true>(job, order, stream);
-  }
-  return job.element == ElementFormat::kE4M3 ? Launch<E4M3, false>(job, order, stream)
-                                             : Launch<E5M2, false>(job, order, stream);
+  return job.element == ElementFormat::kE4M3 ? Launch<E4M3>(job, order, stream)
+                                             : Launch<E5M2>(job, order, stream);
 }
 
 }  // namespace quantgate

@@ -53,18 +53,6 @@ void BM_MeasureError(benchmark::State& state, DType dtype, DType step, ComparePa
   state.SetBytesProcessed(state.iterations() * 2 * kBytes);
 }
 
-/// By the ranges that the tuned kernel is cut into; 0: each of one block of the heat map.
-void BM_MeasureErrorWaves(benchmark::State& state, DType dtype, DType step) {
-  const Tensor reference = Source(dtype, 1);
-  const Tensor subject = Rounded(reference, step, dtype);
-  TimeOnDevice(state, [&] {
-    return MeasureErrorOnPath(BenchmarkDevice(), subject, reference, ComparePath::kTuned,
-                              static_cast<int>(state.range(0)))
-        .status();
-  });
-  state.SetBytesProcessed(state.iterations() * 2 * kBytes);
-}
-
 /// What a report costs beside the bytes: launches, the wait, and the host's part.
 void BM_MeasureErrorSmall(benchmark::State& state) {
   const Tensor x =
@@ -114,16 +102,6 @@ BENCHMARK_CAPTURE(BM_MeasureError, bf16, DType::kBF16, DType::kF8E4M3, ComparePa
 BENCHMARK_CAPTURE(BM_MeasureError, bf16_equal, DType::kBF16, DType::kBF16, ComparePath::kTuned)
     ->Apply(Timed);
 BENCHMARK_CAPTURE(BM_MeasureError, f32_plain, DType::kF32, DType::kBF16, ComparePath::kPlain)
-    ->Apply(Timed);
-BENCHMARK_CAPTURE(BM_MeasureErrorWaves, f32, DType::kF32, DType::kBF16)
-    ->ArgName("waves")
-    ->DenseRange(0, 4)
-    ->Arg(8)
-    ->Apply(Timed);
-BENCHMARK_CAPTURE(BM_MeasureErrorWaves, bf16, DType::kBF16, DType::kF8E4M3)
-    ->ArgName("waves")
-    ->DenseRange(0, 4)
-    ->Arg(8)
     ->Apply(Timed);
 BENCHMARK_CAPTURE(BM_MeasureErrorMixed, bf16_f32, DType::kBF16)->Apply(Timed);
 BENCHMARK_CAPTURE(BM_MeasureErrorMixed, e4m3_f32, DType::kF8E4M3)->Apply(Timed);

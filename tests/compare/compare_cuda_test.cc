@@ -274,13 +274,6 @@ TEST(MeasureErrorCuda, SeveralLevelsOfSegments) {
   }
 }
 
-TEST(MeasureErrorCuda, BlocksOfUnequalRows) {
-  // The first 31 rows of blocks have half the segments of the last one, and room for as many.
-  const Shape shape = {33, 1 << 20};
-  ExpectSameErrors(Generated(Distribution::kNormal, 1, DType::kBF16, shape),
-                   Generated(Distribution::kNormal, 2, DType::kBF16, shape));
-}
-
 TEST(MeasureErrorCuda, RealTensors) {
   for (const char* name : {"fc1.x", "fc1.weight", "fc1.dy"}) {
     const Tensor x = RealTensor(name);
