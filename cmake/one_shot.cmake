@@ -1,6 +1,9 @@
 # QUANTGATE_ONE_SHOT: how the scripts in deploy/ build a fresh checkout. Most of a source's time goes into headers; this
 # way a library's sources are compiled several at once, and after the engine's common headers, compiled once.
 
+# For tests, whatever the option is where their own libraries are.
+set(QUANTGATE_ONE_SHOT_TESTS ${QUANTGATE_ONE_SHOT})
+
 # The target whose precompiled headers this folder's libraries take; empty for none.
 set(QUANTGATE_SHARED_HEADERS "")
 if(QUANTGATE_ONE_SHOT)
@@ -51,17 +54,20 @@ endfunction()
 # quantgate_one_shot_test(NAME): for a test. Its programs are small and many: most of the work is in GoogleTest's headers
 # and ours, and in making the tests' own code fast, which nobody waits for.
 function(quantgate_one_shot_test name)
-  if(NOT QUANTGATE_ONE_SHOT)
+  if(NOT QUANTGATE_ONE_SHOT_TESTS)
     return()
   endif()
   if(NOT TARGET quantgate_test_headers)
     add_library(quantgate_test_headers OBJECT ${CMAKE_BINARY_DIR}/no_source.cc)
-    target_compile_options(quantgate_test_headers PRIVATE ${QUANTGATE_COMPILE_OPTIONS} -O1)
+    set_target_properties(quantgate_test_headers PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(quantgate_test_headers PRIVATE ${QUANTGATE_COMPILE_OPTIONS} -O1 -pthread)
     target_link_libraries(quantgate_test_headers PRIVATE absl::status absl::statusor absl::strings GTest::gmock)
     target_precompile_headers(quantgate_test_headers PRIVATE
       <gmock/gmock.h> <gtest/gtest.h> <algorithm> <map> <string> <vector> <absl/strings/str_cat.h>
       [["kernels/base/execution.h"]] [["kernels/tensor/tensor.h"]])
   endif()
-  target_compile_options(${name} PRIVATE -O1)
+  # As the headers were compiled: GCC takes them under equal options only, and -fPIE and -fPIC differ.
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O1> $<$<COMPILE_LANGUAGE:CXX>:-pthread>)
   target_precompile_headers(${name} REUSE_FROM quantgate_test_headers)
 endfunction()
