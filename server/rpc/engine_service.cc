@@ -71,18 +71,17 @@ class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Execute(grpc::CallbackServerContext* server_context,
                                                       const grpc::ByteBuffer* bytes) override {
-    return new RunStream(
-        context_, runs_, Rpc::kExecute, Admission::kUnlessDraining, server_context,
-        [this, bytes](const Call& call) -> absl::StatusOr<RunStream::Start> {
-          QG_ASSIGN_OR_RETURN(v1::ExecuteRequest request,
-                              Parsed<v1::ExecuteRequest>(*bytes));
-          const bool cancel = request.cancel_on_disconnect();
-          // A run that outlives its stream is not bound by the stream's deadline.
-          const absl::Time deadline =
-              cancel ? call.cancellation()->deadline() : absl::InfiniteFuture();
-          QG_ASSIGN_OR_RETURN(std::string run_id, runs_.Start(request, deadline));
-          return RunStream::Start{std::move(run_id), 1, cancel};
-        });
+    return new RunStream(context_, runs_, Rpc::kExecute, Admission::kUnlessDraining, server_context,
+                         [this, bytes](const Call& call) -> absl::StatusOr<RunStream::Start> {
+                           QG_ASSIGN_OR_RETURN(v1::ExecuteRequest request,
+                                               Parsed<v1::ExecuteRequest>(*bytes));
+                           const bool cancel = request.cancel_on_disconnect();
+                           // A run that outlives its stream is not bound by the stream's deadline.
+                           const absl::Time deadline =
+                               cancel ? call.cancellation()->deadline() : absl::InfiniteFuture();
+                           QG_ASSIGN_OR_RETURN(std::string run_id, runs_.Start(request, deadline));
+                           return RunStream::Start{std::move(run_id), 1, cancel};
+                         });
   }
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* WaitRun(grpc::CallbackServerContext* server_context,

@@ -1,5 +1,6 @@
 // RunStream: the events of a run, one at a time, as fast as the client takes them: the latest from
-// memory, others from the run store. They are sent as they were stored, not parsed and written anew.
+// memory, others from the run store. They are sent as they were stored, not parsed and written
+// anew.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>

@@ -20,8 +20,8 @@ constexpr char kOptions[] =
     "PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON;";
 /// The log is moved into the database file when it is this long: 16 MiB of these pages.
 constexpr int kLogPagesMax = 1024;
-// A run's events are rows, so that a stream can read one at a time from wherever it is. Not by their
-// key: large ones would be copied once more.
+// A run's events are rows, so that a stream can read one at a time from wherever it is. Not by
+// their key: large ones would be copied once more.
 constexpr char kSchema[] = R"sql(
 CREATE TABLE tensors (
   id INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -40,8 +40,8 @@ class SessionStoreTest : public ::testing::Test {
   absl::StatusOr<std::string> Open(const std::string& request_id = "") {
     auto place = store_->Reserve(request_id, kContent);
     if (!place.ok()) return place.status();
-    auto record = store_->Open(*std::move(place), device_, limits_.lease_default, Training(),
-                               spec_text_);
+    auto record =
+        store_->Open(*std::move(place), device_, limits_.lease_default, Training(), spec_text_);
     if (!record.ok()) return record.status();
     return record->id;
   }
