@@ -2,7 +2,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <iterator>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -162,14 +164,17 @@ void AddLayerOptions(CLI::App& command, LayerOptions& options) {
 
 namespace {
 
+void AddRankCount(CLI::App& command, const char* name, int& count, const char* what) {
+  command.add_option(name, count, what)->check(CLI::Range(2, 8))->type_name("N")->group(kRanks);
+}
+
 /// Of layers and of sessions.
 void AddRankOptions(CLI::App& command, LayerOptions& options) {
-  command
-      .add_option("--tp", options.tensor_parallel,
-                  "Run every variant on one rank and, its weights divided, on N (2 to 8)")
-      ->check(CLI::Range(2, 8))
-      ->type_name("N")
-      ->group(kRanks);
+  AddRankCount(command, "--tp", options.tensor_parallel,
+               "Run every variant on one rank and, its weights divided, on N (2 to 8)");
+  AddRankCount(command, "--ep", options.expert_parallel,
+               "Run every variant on one rank and, the experts of grouped_linear divided and rows "
+               "sent to them, on N (2 to 8)");
   command
       .add_flag("--sequence-parallel", options.sequence_parallel,
                 "Divide the rows of x (column) or y (row) as well")
@@ -206,23 +211,20 @@ void AddParallelOptions(CLI::App& command, LayerOptions& options) {
           "operations say it: fc1=basic_linear,column")
       ->check(CLI::IsMember({"column", "row"}))
       ->group(kRanks);
-  command
-      .add_option("--ep", options.expert_parallel,
-                  "Run every variant of a grouped_linear on one rank and, its experts divided and "
-                  "rows sent to them, on N (2 to 8)")
-      ->check(CLI::Range(2, 8))
-      ->type_name("N")
-      ->group(kRanks);
 }
 
 void AddSessionParallelOptions(CLI::App& command, LayerOptions& options) {
   AddRankOptions(command, options);
+  AddRankCount(command, "--dp", options.data_parallel,
+               "Run every variant on one rank and on N copies of the layers, which divide the rows "
+               "of a batch and sum the optimizer's gradients");
   command
-      .add_option("--dp", options.data_parallel,
-                  "Run every variant on one rank and on N copies of the layers, which divide the "
-                  "rows of a batch and sum the optimizer's gradients")
-      ->check(CLI::Range(2, 8))
-      ->type_name("N")
+      .add_flag("--fsdp", options.fully_sharded,
+                "With --dp: each copy keeps rows of the weights and gathers them for each pass")
+      ->group(kRanks);
+  command
+      .add_flag("--no-reshard", options.keeps_gathered,
+                "With --fsdp: what a forward gathered is kept for its backward")
       ->group(kRanks);
 }
 
@@ -287,6 +289,10 @@ std::string VariantText(const v1::Variant& variant) {
       &text, " / ", divides_experts ? "ep" : "tp",
       divides_experts ? parallel.expert_parallel() : std::max(parallel.tensor_parallel(), 1));
   if (parallel.data_parallel() > 1) absl::StrAppend(&text, " dp", parallel.data_parallel());
+  if (parallel.fully_sharded()) {
+    const bool keeps = parallel.has_reshard_after_forward() && !parallel.reshard_after_forward();
+    absl::StrAppend(&text, keeps ? " fsdp:keep" : " fsdp");
+  }
   if (parallel.sequence_parallel()) absl::StrAppend(&text, " sp");
   for (const std::string& word : {parallel.reduction_profile(), parallel.backend()}) {
     const bool is_default = word.empty() || word == "rank_asc_fp32" || word == "local";
@@ -298,32 +304,55 @@ std::string VariantText(const v1::Variant& variant) {
   return text;
 }
 
+namespace {
+
+/// That no option says something of ranks which are not there.
+absl::Status CheckRankOptions(const LayerOptions& options, bool has_overlap) {
+  constexpr char kRankCount[] = "--tp, the number of ranks";
+  struct Option {
+    const char* name;
+    bool is_given, has_what_it_needs;
+    const char* needs;
+  };
+  const bool has_ranks = options.wants_ranks();
+  const Option of_ranks[] = {
+      {"--sequence-parallel", options.sequence_parallel, has_ranks, kRankCount},
+      {"--overlap", has_overlap, has_ranks, kRankCount},
+      {"--reduction-profile", !options.reduction_profile.empty(), has_ranks, kRankCount},
+      {"--parallel-backend", !options.parallel_backend.empty(), has_ranks, kRankCount},
+      {"--fsdp", options.fully_sharded, options.data_parallel != 0, "--dp, the number of copies"},
+      {"--no-reshard", options.keeps_gathered, options.fully_sharded, "--fsdp"}};
+  for (const Option& option : of_ranks) {
+    if (!option.is_given || option.has_what_it_needs) continue;
+    return absl::InvalidArgumentError(absl::StrCat(option.name, ": given without ", option.needs));
+  }
+  return absl::OkStatus();
+}
+
+/// "--tp: 2": the first option that numbers ranks.
+std::string RankCountText(const LayerOptions& options) {
+  const std::pair<const char*, int> counts[] = {{"--tp", options.tensor_parallel},
+                                                {"--dp", options.data_parallel},
+                                                {"--ep", options.expert_parallel}};
+  const auto given = std::find_if(std::begin(counts), std::end(counts),
+                                  [](const auto& count) { return count.second != 0; });
+  return absl::StrCat(given->first, ": ", given->second);
+}
+
+}  // namespace
+
 absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& options,
                                                            std::vector<v1::Variant> variants) {
   QG_ASSIGN_OR_RETURN(const std::optional<v1::Overlap> overlap,
                       ParseOverlapArgument(options.overlap));
-  if (!options.wants_ranks()) {
-    const std::pair<const char*, bool> of_ranks[] = {
-        {"--sequence-parallel", options.sequence_parallel},
-        {"--overlap", overlap.has_value()},
-        {"--reduction-profile", !options.reduction_profile.empty()},
-        {"--parallel-backend", !options.parallel_backend.empty()}};
-    for (const auto& [option, is_given] : of_ranks) {
-      if (!is_given) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(option, ": given without --tp, the number of ranks"));
-    }
-    return variants;
-  }
+  QG_RETURN_IF_ERROR(CheckRankOptions(options, overlap.has_value()));
+  if (!options.wants_ranks()) return variants;
   std::vector<v1::Variant> twins;
   for (v1::Variant& variant : variants) {
     if (variant.has_parallel()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          options.tensor_parallel != 0 ? "--tp: "
-          : options.data_parallel != 0 ? "--dp: "
-                                       : "--ep: ",
-          std::max({options.tensor_parallel, options.data_parallel, options.expert_parallel}),
-          "; the spec's variant ", VariantText(variant), " says its ranks itself"));
+      return absl::InvalidArgumentError(absl::StrCat(RankCountText(options),
+                                                     "; the spec's variant ", VariantText(variant),
+                                                     " says its ranks itself"));
     }
     twins.push_back(variant);
     v1::Parallel& parallel = *variant.mutable_parallel();
@@ -332,6 +361,8 @@ absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& o
     parallel.set_reduction_profile(options.reduction_profile);
     parallel.set_backend(options.parallel_backend);
     parallel.set_data_parallel(options.data_parallel);
+    parallel.set_fully_sharded(options.fully_sharded);
+    if (options.keeps_gathered) parallel.set_reshard_after_forward(false);
     parallel.set_expert_parallel(options.expert_parallel);
     if (overlap.has_value()) *parallel.mutable_overlap() = *overlap;
     twins.push_back(std::move(variant));

@@ -38,9 +38,11 @@ struct LayerOptions {
   std::string parallel_mode;
   bool sequence_parallel = false;
   std::string reduction_profile, parallel_backend;
-  std::string overlap;      ///< "default", "none", "column_fprop=none,..."; empty: none.
-  int data_parallel = 0;    ///< --dp: sessions only. 0: one copy.
-  int expert_parallel = 0;  ///< --ep: layers only. 0: every rank has all experts.
+  std::string overlap;          ///< "default", "none", "column_fprop=none,..."; empty: none.
+  int data_parallel = 0;        ///< --dp: sessions only. 0: one copy.
+  bool fully_sharded = false;   ///< --fsdp: with --dp.
+  bool keeps_gathered = false;  ///< --no-reshard: with --fsdp.
+  int expert_parallel = 0;      ///< --ep: of grouped_linear. 0: every rank has all experts.
   bool wants_ranks() const { return tensor_parallel + data_parallel + expert_parallel != 0; }
 };
 
@@ -61,10 +63,9 @@ void AddLayerOptions(CLI::App& command, LayerOptions& options);
 absl::StatusOr<std::vector<v1::Variant>> VariantsOf(
     const LayerOptions& options, const v1::ListRecipesResponse* listed = nullptr);
 
-/// Puts behind every variant its twin on the ranks of --tp and --dp; without both the variants
-/// stay.
-/// INVALID_ARGUMENT for an option that says something of ranks without it, and for variants that
-/// are on several ranks themselves.
+/// Puts behind every variant its twin on the ranks of --tp, --dp and --ep; without them the
+/// variants stay. INVALID_ARGUMENT for an option that says something of ranks without the one that
+/// numbers them, and for variants that are on several ranks themselves.
 absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& options,
                                                            std::vector<v1::Variant> variants);
 

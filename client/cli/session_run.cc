@@ -22,6 +22,7 @@ constexpr char kSessionRunExamples[] = R"(Examples:
   quantgate session run trace.txtpb --recipe fp8_current --backward-override none,dequantized
   quantgate -s HOST:7470 --format jsonl session run trace.json
   quantgate session run trace.json --dp 2 --recipe bf16 --report ranks.html
+  quantgate session run trace.json --dp 4 --fsdp --recipe mxfp8
 
 trace.json is a SessionTrace of proto/quantgate/v1/session_trace.proto (JSON; any other suffix:
 protobuf text):
@@ -34,11 +35,11 @@ protobuf text):
              {"optimize": {}}],
    "rounds": 10}
 
-Every variant takes the same steps from the same parameters in a session of its own. With --tp or --dp
-each also runs on several ranks; "parallel" in the spec or a variant says the same (layers say with
-parallel_mode how they are divided). The step {"restart": {}} goes on from a checkpoint, with "parallel"
-on other ranks. A trace informs and exits 0, unless --require bitwise asks that all variants have the
-reference's bits: then a difference exits 1. A step that a variant refuses ends it.)";
+Every variant takes the same steps from the same parameters in a session of its own. With --tp, --dp
+or --ep each also runs on several ranks; "parallel" in the spec or a variant says the same (layers say
+with parallel_mode how they are divided). The step {"restart": {}} goes on from a checkpoint, with
+"parallel" on other ranks. A trace informs and exits 0, unless --require bitwise asks that all
+variants have the reference's bits: then a difference exits 1. A step that a variant refuses ends it.)";
 
 struct SessionRunOptions {
   std::string spec;
@@ -54,7 +55,7 @@ absl::Status SetTraceRanks(const LayerOptions& options, v1::SessionTrace& trace)
   const bool wants_twins = options.wants_ranks();
   if (wants_twins && trace.spec().has_parallel()) {
     return absl::InvalidArgumentError(
-        "--tp: given, and SPEC: spec.parallel says the ranks itself; leave one out");
+        "--tp, --dp, --ep: given, and SPEC: spec.parallel says the ranks itself; leave one out");
   }
   if (wants_twins && variants.empty()) {
     v1::Variant& only = variants.emplace_back();

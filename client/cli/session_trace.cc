@@ -43,7 +43,8 @@ const google::protobuf::FieldDescriptor* KindOf(const ProtoStep& step) {
 void SetRanks(const v1::Parallel* parallel, v1::SessionSpec& spec) {
   spec.clear_parallel();
   const bool has_ranks =
-      parallel != nullptr && (parallel->tensor_parallel() > 1 || parallel->data_parallel() > 1);
+      parallel != nullptr && (parallel->tensor_parallel() > 1 || parallel->data_parallel() > 1 ||
+                              parallel->expert_parallel() > 1);
   if (has_ranks) *spec.mutable_parallel() = *parallel;
   if (has_ranks && parallel->tensor_parallel() > 1) return;
   for (v1::SessionLayer& layer : *spec.mutable_layers()) {

@@ -25,6 +25,7 @@ std::string ParallelSpec::Label() const {
     absl::StrAppend(&text, "ep", expert_parallel);
   }
   if (data_parallel != 1) absl::StrAppend(&text, " dp", data_parallel);
+  if (fully_sharded) absl::StrAppend(&text, reshard_after_forward ? " fsdp" : " fsdp:keep");
   if (sequence_parallel) absl::StrAppend(&text, " sp");
   if (profile != ReductionProfile{}) absl::StrAppend(&text, " ", ReductionProfileName(profile));
   if (backend != CollectiveBackend::kLocal) {

@@ -25,13 +25,17 @@ struct ParallelSpec {
   CollectiveBackend backend = CollectiveBackend::kLocal;
   std::optional<OverlapSpec> overlap = {};  ///< Absent: nothing overlaps.
   int data_parallel = 1;                    ///< Copies of the layers; sessions only.
+  /// Copies have rows of every weight, its master and moments, and gather it for each pass;
+  /// sessions only.
+  bool fully_sharded = false;
+  bool reshard_after_forward = true;  ///< Backward gathers again; else what was gathered is kept.
   /// Ranks over which experts are divided; runs of one grouped_linear only, where tensor_parallel
   /// is 1.
   int expert_parallel = 1;
 
   int size() const { return tensor_parallel * data_parallel * expert_parallel; }
-  /// "tp2", "tp4 sp ub_p2p nccl", "tp2 dp2", "tp2 sp overlap:default", "ep4": what differs from the
-  /// defaults.
+  /// "tp2", "tp4 sp ub_p2p nccl", "tp2 dp2", "tp1 dp2 fsdp", "tp2 sp overlap:default", "ep4": what
+  /// differs from the defaults.
   std::string Label() const;
   friend bool operator==(const ParallelSpec&, const ParallelSpec&) = default;
 };

@@ -36,6 +36,13 @@ absl::Status CheckOptions(const ParallelSpec& parallel) {
     return InvalidField("parallel.reduction_profile", "nccl",
                         "the library's own sum needs backend nccl");
   }
+  if (parallel.fully_sharded && parallel.data_parallel == 1) {
+    return InvalidField("parallel.fully_sharded", "true",
+                        "it divides weights over data_parallel copies, of which there is 1");
+  }
+  if (!parallel.fully_sharded && !parallel.reshard_after_forward) {
+    return InvalidField("parallel.reshard_after_forward", "false", "it is of fully_sharded");
+  }
   if (parallel.tensor_parallel > 1) return absl::OkStatus();
   if (parallel.sequence_parallel) {
     return InvalidField("parallel.sequence_parallel", "true",

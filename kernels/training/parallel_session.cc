@@ -301,11 +301,15 @@ absl::Status ParallelSession::Reload(const std::string& microbatch,
 }
 
 absl::StatusOr<TensorFile> ParallelSession::Checkpoint(const Cancellation* cancellation) {
+  std::vector<std::shared_ptr<const SessionState>> held(members_.size());
+  const auto collect = [&](Rank& rank, Member& mine) -> absl::StatusOr<SessionStepResult> {
+    QG_ASSIGN_OR_RETURN(held[static_cast<size_t>(rank.index())],
+                        mine.session->StateOnHost(rank.cancellation()));
+    return SessionStepResult();
+  };
+  QG_RETURN_IF_ERROR(Run(collect, cancellation).status());
   std::vector<SessionState> states;
-  for (const auto& member : members_) {
-    QG_ASSIGN_OR_RETURN(const auto state, member->session->StateOnHost(cancellation));
-    states.push_back(*state);
-  }
+  for (const auto& state : held) states.push_back(*state);
   return WriteCheckpointOfRanks(spec_, std::move(states));
 }
 
@@ -349,6 +353,19 @@ absl::StatusOr<std::vector<StateTensor>> ParallelSession::Describe(
   return all;
 }
 
+absl::StatusOr<Tensor> ParallelSession::PartOfPlace(const std::string& name,
+                                                    const std::string& parameter, int place,
+                                                    const Cancellation* cancellation) {
+  const bool has_rows = spec_.parallel->fully_sharded && IsWeight(parameter);
+  std::vector<Tensor> rows;
+  for (int copy = 0; copy < (has_rows ? dp() : 1); ++copy) {
+    const Member& member = *members_[static_cast<size_t>(copy * tp() + place)];
+    QG_ASSIGN_OR_RETURN(const Tensor part, member.session->Find(name, cancellation));
+    QG_ASSIGN_OR_RETURN(rows.emplace_back(), member.engine->ToHost(part, cancellation));
+  }
+  return rows.size() == 1 ? rows[0] : JoinRows(engine_, rows, cancellation);
+}
+
 absl::StatusOr<Tensor> ParallelSession::Find(const std::string& name,
                                              const Cancellation* cancellation) {
   for (size_t rank = 0; rank < members_.size(); ++rank) {
@@ -369,10 +386,8 @@ absl::StatusOr<Tensor> ParallelSession::Find(const std::string& name,
                     [&](const LayerParameter& each) { return each.name == parameter; });
     if (!is_parameter) continue;
     std::vector<Tensor> parts;
-    for (int rank = 0; rank < tp(); ++rank) {
-      const Member& member = *members_[static_cast<size_t>(rank)];
-      QG_ASSIGN_OR_RETURN(const Tensor part, member.session->Find(name, cancellation));
-      QG_ASSIGN_OR_RETURN(parts.emplace_back(), member.engine->ToHost(part, cancellation));
+    for (int place = 0; place < tp(); ++place) {
+      QG_ASSIGN_OR_RETURN(parts.emplace_back(), PartOfPlace(name, parameter, place, cancellation));
     }
     return JoinParameter(ParameterShardRule(layer.spec, parameter), parts, cancellation);
   }

@@ -99,7 +99,8 @@ absl::Status ParameterUpdate::Optimize(SessionLayerState& layer, const Optimizer
     GeneratorSpec zeros;
     zeros.distribution = Distribution::kAllZero;
     zeros.dtype = DType::kF32;
-    zeros.shape = gradient.shape();
+    const auto sharded = layer.sharded.find(name);
+    zeros.shape = sharded == layer.sharded.end() ? gradient.shape() : sharded->second.weight.shape;
     QG_ASSIGN_OR_RETURN(layer.state.main_grads[name], engine_.Generate(zeros, cancellation_));
   }
   return absl::OkStatus();
@@ -150,8 +151,13 @@ absl::Status ParameterUpdate::Quantize(const std::string& name, const Tensor& so
     QG_ASSIGN_OR_RETURN(*delayed, FreshDelayedScaling(recipe_.delayed_scaling().amax_history_len));
   }
   if (delayed != nullptr) arguments.scale = delayed->scale;
-  QG_ASSIGN_OR_RETURN(parameter.quantized,
-                      engine_.Quantize(source, quantizer, usages, arguments, cancellation_));
+  const auto sharded = layer.sharded.find(name);
+  if (sharded != layer.sharded.end()) {
+    QG_RETURN_IF_ERROR(shards_.Quantize(source, quantizer, arguments, sharded->second, parameter));
+  } else {
+    QG_ASSIGN_OR_RETURN(parameter.quantized,
+                        engine_.Quantize(source, quantizer, usages, arguments, cancellation_));
+  }
   // The parameter's dtype stays what it was, whatever the update came through.
   parameter.quantized.source_dtype = before.source_dtype;
   if (delayed != nullptr) {

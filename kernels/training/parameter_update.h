@@ -5,19 +5,23 @@
 #include <string>
 
 #include "kernels/training/session_state.h"
+#include "kernels/training/sharded_parameters.h"
 
 namespace quantgate {
 
 class ParameterUpdate {
  public:
-  /// References must outlive it. Weights are quantized as `recipe` says.
+  /// References must outlive it. Weights are quantized as `recipe` says. Of weights of which a rank
+  /// has rows gradients are those rows' too, and all ranks call alike.
   ParameterUpdate(Engine& engine, const SessionSpec& spec, const Recipe& recipe,
-                  const SeededFaults& faults, const Cancellation* cancellation)
+                  const SeededFaults& faults, const Cancellation* cancellation,
+                  const SessionRank* rank = nullptr)
       : engine_(engine),
         spec_(spec),
         recipe_(recipe),
         faults_(faults),
-        cancellation_(cancellation) {}
+        cancellation_(cancellation),
+        shards_(engine, spec, rank, faults, cancellation) {}
 
   /// Of parameters as they were given: makes masters and quantizes weights.
   absl::Status Begin(SessionLayerState& layer);
@@ -43,6 +47,7 @@ class ParameterUpdate {
   const Recipe& recipe_;
   const SeededFaults& faults_;
   const Cancellation* const cancellation_;
+  const ShardedParameters shards_;
 };
 
 }  // namespace quantgate

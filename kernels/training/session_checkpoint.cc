@@ -8,6 +8,7 @@
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
+#include "kernels/training/sharded_parameters.h"
 
 namespace quantgate {
 namespace {
@@ -39,6 +40,9 @@ absl::StatusOr<std::shared_ptr<const SessionState>> TrainingSession::StateOnHost
   if (!state->deferred.empty()) {
     return WrongOrder("checkpoint: weight gradients are deferred; the wgrad step comes first");
   }
+  const ShardedParameters sharded(session.engine, session.spec, session.rank.get(), session.faults,
+                                  cancellation);
+  QG_RETURN_IF_ERROR(sharded.Unshard(state->layers));
   absl::Status status;
   VisitTensors(session.spec, *state, [&](const std::string&, Tensor& tensor) {
     if (!tensor.has_value() || !status.ok()) return;
@@ -91,6 +95,8 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Resume(
   for (SessionLayerState& layer : state.layers) {
     if (faults.Has(kFaultCheckpointDropsHistories)) layer.state.delayed.clear();
   }
+  QG_RETURN_IF_ERROR(ShardedParameters(engine, spec, rank.get(), faults, cancellation)
+                         .Shard(state.recipe, state.layers));
   auto session =
       std::make_unique<State>(engine, std::move(spec), faults, std::move(state), std::move(rank));
   if (session->now.recipe.CanonicalText() != session->spec.recipe.CanonicalText()) {

@@ -15,8 +15,13 @@ constexpr size_t kNameLengthMax = 64;
 
 absl::Status Invalid(const std::string& what) { return absl::InvalidArgumentError(what); }
 
-/// A parameter as the checks of layers take it: of a quantized one its type.
-absl::StatusOr<Tensor> OutlineOf(const Parameter& parameter) {
+/// A parameter as the checks of layers take it: of a quantized or sharded one its type.
+absl::StatusOr<Tensor> OutlineOf(const SessionLayerState& layer, const std::string& name,
+                                 const Parameter& parameter) {
+  const auto sharded = layer.sharded.find(name);
+  if (sharded != layer.sharded.end()) {
+    return OutlineTensor(sharded->second.dtype, sharded->second.weight.shape);
+  }
   if (!parameter.is_quantized()) return parameter.value;
   return OutlineTensor(parameter.quantized.source_dtype, parameter.quantized.shape);
 }
@@ -27,7 +32,7 @@ absl::StatusOr<LayerRequest> RequestOf(const SessionLayer& layer, const SessionL
   request.layer = layer.spec;
   request.parallel = std::move(parallel);
   for (const auto& [name, parameter] : state.state.parameters) {
-    QG_ASSIGN_OR_RETURN(request.parameters[name], OutlineOf(parameter));
+    QG_ASSIGN_OR_RETURN(request.parameters[name], OutlineOf(state, name, parameter));
   }
   return request;
 }

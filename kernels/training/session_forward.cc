@@ -5,6 +5,7 @@
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
+#include "kernels/training/sharded_parameters.h"
 
 namespace quantgate {
 namespace {
@@ -28,8 +29,8 @@ absl::Status CheckMicrobatch(const SessionState& state, const ForwardStep& step)
 }
 
 /// Zeros over what the first layer saved of its x.
-absl::Status OverwriteSaved(Engine& engine, const ForwardPass& pass) {
-  for (const std::shared_ptr<LayerSaved>& saved : pass.saved) {
+absl::Status OverwriteSaved(Engine& engine, const std::vector<std::shared_ptr<LayerSaved>>& all) {
+  for (const std::shared_ptr<LayerSaved>& saved : all) {
     if (saved == nullptr) continue;
     for (const SavedPart& part : saved->parts()) {
       if (part.name.find("weight") != std::string::npos) continue;
@@ -135,6 +136,10 @@ absl::StatusOr<std::shared_ptr<Recomputation>> Forwarding::MakeRecomputation(
   auto recomputation = std::make_shared<Recomputation>(
       Recomputation{next_.recipe, step_, first_call_id, LayersUnder(next_, next_.recipe_number),
                     session_.parallel()});
+  for (const SessionLayerState& layer : next_.layers) {
+    SessionLayerState& then = recomputation->sharded.emplace_back();
+    then.sharded = layer.sharded;
+  }
   const OperandToSave x{
       "x", absl::StrCat(std::string(DTypeName(step_.x.dtype())), " as given"), {step_.x}};
   QG_ASSIGN_OR_RETURN(const std::vector<SavedMarkPointer> marks, run_.recorder().Save({&x, 1}));
@@ -169,8 +174,16 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
   std::vector<LayerState> layers = LayersUnder(next_, next_.recipe_number);
   const ForwardPlan plan{next_.recipe, step_, first_call_id,
                          RequiresGradOfLayers(next_, step_.requires_grad), session_.parallel()};
+  const ShardedParameters sharded(session_.engine, session_.spec, session_.rank.get(),
+                                  session_.faults, run_.recorder().cancellation());
+  QG_RETURN_IF_ERROR(sharded.Gather(run_, next_.layers, step_.train, layers));
   QG_ASSIGN_OR_RETURN(ForwardPass pass, ForwardLayers(run_, session_.spec, plan, layers));
   QG_RETURN_IF_ERROR(UpdateScales(layers));
+  if (recomputation == nullptr) {
+    flight->saved = std::move(pass.saved);
+    sharded.ReshardSaved(next_.layers, layers, *flight);
+  }
+  sharded.Reshard(next_.layers, layers);
   // An evaluation leaves no trace in the histories (docs/scenarios.md section 3, row 17); a
   // calibration is for them.
   KeepLayers(std::move(layers),
@@ -178,7 +191,7 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
              next_);
   if (!step_.train && session_.faults.Has(kFaultUsagesLostInEvaluation)) DropColumnwise(next_);
   if (session_.faults.Has(kFaultSavedOperandOverwritten)) {
-    QG_RETURN_IF_ERROR(OverwriteSaved(session_.engine, pass));
+    QG_RETURN_IF_ERROR(OverwriteSaved(session_.engine, flight->saved));
   }
 
   SessionStepResult result;
@@ -188,8 +201,6 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
   if (recomputation != nullptr) {
     recomputation->saved = TakeFirstPhase(result);
     flight->recomputation = std::move(recomputation);
-  } else {
-    flight->saved = std::move(pass.saved);
   }
   if (step_.train) next_.in_flight[step_.microbatch] = std::move(flight);
   return result;

@@ -9,6 +9,7 @@
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_state.h"
+#include "kernels/training/sharded_parameters.h"
 
 namespace quantgate {
 namespace {
@@ -154,6 +155,8 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Begin(
     QG_RETURN_IF_ERROR(InLayer(spec.layers[i], update.Begin(layer)));
   }
   QG_RETURN_IF_ERROR(PutTrained(engine, spec, parameters, state, cancellation));
+  QG_RETURN_IF_ERROR(ShardedParameters(engine, spec, rank.get(), faults, cancellation)
+                         .Shard(spec.recipe, state.layers));
   return std::unique_ptr<TrainingSession>(new TrainingSession(
       std::make_unique<State>(engine, std::move(spec), faults, std::move(state), std::move(rank))));
 }

@@ -5,6 +5,7 @@
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
+#include "kernels/training/sharded_parameters.h"
 
 namespace quantgate {
 namespace {
@@ -26,10 +27,12 @@ absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state) {
   return WrongOrder("gradients: none since the last update; a backward comes first");
 }
 
-/// Every gradient becomes its sum over the ranks.
+/// Every gradient becomes its sum over the ranks, or this rank's rows of it.
 absl::Status ReduceGradients(SessionRun& run, const TrainingSession::State& session,
-                             SessionState& next) {
+                             const Cancellation* cancellation, SessionState& next) {
   if (session.rank == nullptr) return absl::OkStatus();
+  const ShardedParameters shards(session.engine, session.spec, session.rank.get(), session.faults,
+                                 cancellation);
   for (size_t i = 0; i < next.layers.size(); ++i) {
     SessionLayerState& layer = next.layers[i];
     const auto reduce = [&]() -> absl::Status {
@@ -37,6 +40,11 @@ absl::Status ReduceGradients(SessionRun& run, const TrainingSession::State& sess
         Tensor& gradient =
             trained.has_main_gradient ? layer.state.main_grads.at(name) : trained.gradient;
         if (!gradient.has_value()) continue;
+        const auto sharded = layer.sharded.find(name);
+        if (sharded != layer.sharded.end()) {
+          QG_ASSIGN_OR_RETURN(gradient, shards.ReduceGradient(sharded->second, gradient));
+          continue;
+        }
         QG_ASSIGN_OR_RETURN(gradient, SumOverRanks(session, i, name, gradient));
       }
       return absl::OkStatus();
@@ -63,8 +71,9 @@ absl::StatusOr<SessionStepResult> TrainingSession::Optimize(const OptimizerStep&
   ++next.optimizer_steps;
   const OptimizerSpec optimizer = WithLearningRate(session.spec.optimizer, step.learning_rate);
   SessionRun run(session.engine, session.spec, cancellation);
-  QG_RETURN_IF_ERROR(ReduceGradients(run, session, next));
-  ParameterUpdate update(session.engine, session.spec, next.recipe, session.faults, cancellation);
+  QG_RETURN_IF_ERROR(ReduceGradients(run, session, cancellation, next));
+  ParameterUpdate update(session.engine, session.spec, next.recipe, session.faults, cancellation,
+                         session.rank.get());
   for (size_t i = 0; i < next.layers.size(); ++i) {
     const SessionLayer& layer = session.spec.layers[i];
     QG_RETURN_IF_ERROR(run.recorder(i).Timed("optimizer", [&] {

@@ -99,7 +99,8 @@ absl::Status RecipeChange::ChangeDelayed(SessionLayerState& layer) {
 
 absl::Status RecipeChange::RequantizeWeights() {
   const Quantizer& quantizer = to_.QuantizerFor(TensorRole::kWeight);
-  ParameterUpdate update(session_.engine, session_.spec, to_, session_.faults, cancellation_);
+  ParameterUpdate update(session_.engine, session_.spec, to_, session_.faults, cancellation_,
+                         session_.rank.get());
   for (size_t i = 0; i < next_.layers.size(); ++i) {
     bool is_of_another_rule = false;
     for (const auto& [name, parameter] : next_.layers[i].state.parameters) {

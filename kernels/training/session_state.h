@@ -14,6 +14,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "kernels/layer/delayed_states.h"
+#include "kernels/training/sharded_weight.h"
 #include "kernels/training/training_session.h"
 
 namespace quantgate {
@@ -29,9 +30,20 @@ struct TrainedParameter {
   bool has_main_gradient = false;  ///< A wgrad went into its main gradient since the last update.
 };
 
+/// A weight of which this rank has rows, in LayerState::parameters too (docs/distributed.md
+/// section 6).
+struct ShardedParameter {
+  DType dtype = DType::kBF16;
+  /// Of the weight, or of the tensor-parallel part. Without storage kQuantized the quantizer is not
+  /// read.
+  ShardedWeightSpec weight;
+  bool is_quantized() const { return weight.storage == WeightStorage::kQuantized; }
+};
+
 struct SessionLayerState {
   LayerState state;  ///< Delayed scaling's states are those of the current recipe.
-  std::map<std::string, TrainedParameter> trained;  ///< By parameter.
+  std::map<std::string, TrainedParameter> trained;       ///< By parameter.
+  std::map<std::string, ShardedParameter> sharded = {};  ///< Likewise.
 };
 
 /// What activation checkpointing forwards again, as the first phase found it.
@@ -43,6 +55,22 @@ struct Recomputation {
   std::shared_ptr<const ParallelStep> parallel = nullptr;
   SavedMarkPointer x_mark = {};
   std::vector<SavedOperand> saved = {};  ///< By the first phase, to be compared with the second's.
+  /// Of the layers' states then only weights of which this rank has rows.
+  std::vector<SessionLayerState> sharded = {};
+};
+
+/// A weight as a forward read it, of which this rank's rows are kept in what the forward saved.
+struct ReshardedWeight {
+  struct Part {
+    std::string name;  ///< SavedPart::name.
+    size_t place = 0;  ///< Which of the gathered parameter's tensors it was,
+    size_t from = 0;   ///< and which of the rows' it is now.
+  };
+  size_t layer = 0;
+  std::string parameter;
+  ShardedParameter sharded;
+  Parameter rows;  ///< Without tensors: those are the parts.
+  std::vector<Part> parts;
 };
 
 /// A forward that waits for its backward.
@@ -53,6 +81,7 @@ struct InFlight {
   std::vector<std::shared_ptr<LayerSaved>> saved;
   std::shared_ptr<const Recomputation> recomputation;
   bool is_offloaded = false;
+  std::vector<ReshardedWeight> resharded = {};
 };
 
 /// A backward's weight gradients that wait for the wgrad step.

@@ -13,14 +13,6 @@ absl::Status RefuseWeight(const ShardedWeightSpec& spec, const std::string& what
   return absl::InvalidArgumentError(absl::StrCat(spec.name, ": ", what));
 }
 
-/// Formats whose columnwise codes are gathered as rowwise ones and turned: a shard need not have
-/// them.
-bool IsTurnedAfter(const Quantizer& quantizer) {
-  const QuantizerFormat format = quantizer.rowwise.format;
-  return !HasTwoRules(quantizer) && format != QuantizerFormat::kMxfp8 &&
-         format != QuantizerFormat::kIdentity;
-}
-
 absl::Status CheckNvfp4Rule(const ShardedWeightSpec& spec, const QuantizerSpec& rule) {
   if (HasTwoRules(spec.quantizer)) {
     return RefuseWeight(spec, "format nvfp4: is not sharded where the directions have two rules");
@@ -81,6 +73,12 @@ bool HasTwoRules(const Quantizer& quantizer) {
          quantizer.columnwise_source != ColumnwiseSource::kOriginal;
 }
 
+bool IsTurnedAfter(const Quantizer& quantizer) {
+  const QuantizerFormat format = quantizer.rowwise.format;
+  return !HasTwoRules(quantizer) && format != QuantizerFormat::kMxfp8 &&
+         format != QuantizerFormat::kIdentity;
+}
+
 absl::StatusOr<ShardedWeight> ShardedWeight::Create(ShardedWeightSpec spec, int ranks) {
   if (spec.shape.size() != 2) {
     return RefuseWeight(spec, absl::StrCat("shape ", ShapeText(spec.shape), ": must be of rank 2"));
@@ -133,10 +131,10 @@ absl::Status ShardedWeight::Replace(QuantizedTensor shard) {
   if (spec_.storage == WeightStorage::kHighPrecision) {
     return RefuseWeight(spec_, "shard: quantized, of a weight held in high precision");
   }
-  if (!shard.rowwise.has_value() || shard.shape.size() != 2 || shard.shape[1] != spec_.shape[1]) {
-    return RefuseWeight(
-        spec_, absl::StrCat("shard: ", ShapeText(shard.shape), "; must have rowwise codes of ",
-                            spec_.shape[1], " columns"));
+  const bool has_codes = shard.rowwise.has_value() || shard.columnwise.has_value();
+  if (!has_codes || shard.shape.size() != 2 || shard.shape[1] != spec_.shape[1]) {
+    return RefuseWeight(spec_, absl::StrCat("shard: ", ShapeText(shard.shape),
+                                            "; must have codes of ", spec_.shape[1], " columns"));
   }
   Reshard();
   dtype_ = shard.source_dtype;

@@ -37,6 +37,8 @@ struct ShardedWeightSpec {
 
 /// Whether the directions' rules differ, or columnwise codes are made from rowwise ones.
 bool HasTwoRules(const Quantizer& quantizer);
+/// Whether columnwise codes are gathered as rowwise ones and turned: a shard need not have them.
+bool IsTurnedAfter(const Quantizer& quantizer);
 
 enum class WeightPass { kForward, kBackward };
 
@@ -55,7 +57,8 @@ class ShardedWeight {
   /// call_id and, under delayed scaling, scale; where the rows begin is added.
   absl::Status Update(const GatherContext& context, const Tensor& rows,
                       QuantizeArguments arguments);
-  /// Rows that were quantized elsewhere, a checkpoint's: with the shapes and formats of Update's.
+  /// Rows that were quantized elsewhere, a checkpoint's: with the shapes and formats of Update's,
+  /// in the directions that gathers from now on read.
   absl::Status Replace(QuantizedTensor shard);
 
   /// The whole weight in the usages of this pass. FAILED_PRECONDITION before the first Update, and

@@ -12,12 +12,6 @@ int64_t BlockAlong(const QuantizedCopy& copy, Usage usage, int dim) {
   return copy.block_dim == 1 && dim != blocks_run_along ? 1 : BlockLength(copy.format);
 }
 
-/// Columnwise codes are stored transposed but for mxfp8's.
-bool IsStoredTransposed(const QuantizedCopy& copy, Usage usage) {
-  return usage == Usage::kColumnwise && copy.format != QuantizerFormat::kIdentity &&
-         copy.format != QuantizerFormat::kMxfp8;
-}
-
 std::optional<ShardRule> CodesRule(const QuantizedTensor& quantized, Usage usage, ShardRule rule) {
   const QuantizedCopy& copy = *quantized.copy(usage);
   if (quantized.shape.size() != 2) return std::nullopt;
@@ -35,6 +29,11 @@ ShardRule AmaxRule(const QuantizedTensor& quantized, Usage usage, const ShardRul
 }
 
 }  // namespace
+
+bool IsStoredTransposed(const QuantizedCopy& copy, Usage usage) {
+  return usage == Usage::kColumnwise && copy.format != QuantizerFormat::kIdentity &&
+         copy.format != QuantizerFormat::kMxfp8;
+}
 
 std::optional<ShardRule> StateShardRule(const SessionSpec& spec, const TensorPlace& place) {
   using Kind = TensorPlace::Kind;

@@ -14,6 +14,9 @@ namespace quantgate {
 /// next's. `place` is of the rank's own state.
 std::optional<ShardRule> StateShardRule(const SessionSpec& spec, const TensorPlace& place);
 
+/// Columnwise codes are stored transposed but for mxfp8's.
+bool IsStoredTransposed(const QuantizedCopy& copy, Usage usage);
+
 /// Of a parameter that every rank has whole, whether each rank's gradient is of its own rows.
 bool IsOfOwnRows(const SessionSpec& spec, size_t layer, const std::string& parameter);
 /// Whether gradients of it since the last update are sums only when the optimizer has taken them.

@@ -196,6 +196,12 @@ absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
     return InvalidField(field + ".parallel.tensor_parallel", absl::StrCat(parallel.tensor_parallel),
                         absl::StrCat("a group has 2 to ", kWorldSizeMax, " ranks"));
   }
+  if (parallel.fully_sharded || !parallel.reshard_after_forward) {
+    const char* const name = parallel.fully_sharded ? "fully_sharded" : "reshard_after_forward";
+    return InvalidField(absl::StrCat(field, ".parallel.", name),
+                        parallel.fully_sharded ? "true" : "false",
+                        "weights are sharded in sessions, over copies of the layers");
+  }
   if (parallel.data_parallel != 1) {
     return InvalidField(field + ".parallel.data_parallel", absl::StrCat(parallel.data_parallel),
                         "copies of a layer are of sessions, whose optimizer sums their gradients");

@@ -55,6 +55,10 @@ absl::StatusOr<ParallelSpec> ParallelFromProto(const v1::Parallel& proto,
     QG_ASSIGN_OR_RETURN(parallel.overlap, OverlapFromProto(proto.overlap(), field + ".overlap"));
   }
   if (proto.data_parallel() != 0) parallel.data_parallel = proto.data_parallel();
+  parallel.fully_sharded = proto.fully_sharded();
+  if (proto.has_reshard_after_forward()) {
+    parallel.reshard_after_forward = proto.reshard_after_forward();
+  }
   if (proto.expert_parallel() == 0) return parallel;
   parallel.expert_parallel = proto.expert_parallel();
   if (proto.tensor_parallel() == 0) parallel.tensor_parallel = 1;

@@ -199,6 +199,9 @@ TEST_F(SessionRunTest, SeveralRanksAreHeldAgainstOne) {
   };
   EXPECT_THAT(refusal({"--require", "bitwise"}), HasSubstr("there is one variant"));
   EXPECT_THAT(refusal({"--sequence-parallel"}), HasSubstr("given without --tp"));
+  EXPECT_THAT(refusal({"--fsdp"}), HasSubstr("--fsdp: given without --dp"));
+  EXPECT_THAT(refusal({"--tp", "2", "--fsdp"}), HasSubstr("--fsdp: given without --dp"));
+  EXPECT_THAT(refusal({"--dp", "2", "--no-reshard"}), HasSubstr("given without --fsdp"));
   EXPECT_THAT(refusal({"--tp", "2"}), HasSubstr("no layer has a parallel_mode"));
 }
 
@@ -216,6 +219,43 @@ TEST_F(SessionRunTest, DrawsWhatOverlaps) {
                                    HasSubstr("Communication beside GEMMs: fc.dgrad, step 4"),
                                    testing::Not(HasSubstr("fc.fprop, step 1")),
                                    HasSubstr(">rank 1 compute</text>")));
+}
+
+// Whole copies, copies with rows each, and ones that keep what they gathered: every bit, over
+// restarts on 2 copies, on 1 and on 4 again.
+TEST_F(SessionRunTest, ShardedWeightsAreHeldAgainstWholeOnes) {
+  const std::string path = Path("sharded.json");
+  const std::string sharded = R"("parallel": {"fully_sharded": true, "data_parallel": )";
+  const auto write = [&](const std::string& variants) {
+    WriteFile(path, R"({"spec": {"layers": [{"name": "fc", "layer": {"kind": "linear"}}],
+        "weights": "quantized", "masters": "f32", "adam": {"learning_rate": 0.1}},
+        "parameters": {"fc.weight": "gen:normal,seed=1,shape=128x64,dtype=bf16"}, )" +
+                        variants + R"( "steps": [)" +
+                        Forward("gen:normal,seed=2,shape=128x64,dtype=bf16") + "," +
+                        Backward("gen:normal,seed=3,shape=128x128,dtype=bf16") +
+                        R"(, {"optimize": {}}, {"restart": {"variants": [1], )" + sharded +
+                        R"( 2}}}, {"restart": {"variants": [1], "parallel": {}}},
+                        {"restart": {"variants": [1], )" +
+                        sharded + R"( 4}}}]})");
+  };
+  const std::string recipe = R"({"recipe": {"name": "mxfp8"}, )";
+  write(R"("rounds": 2, "variants": [)" + recipe + R"("parallel": {"data_parallel": 4}}, )" +
+        recipe + sharded + "4}}, " + recipe + sharded + R"(4, "reshard_after_forward": false}}],)");
+  const json report = QuantgateJson({"session", "run", path, "--require", "bitwise"});
+  EXPECT_EQ(report["verdict"]["pass"], true);
+  EXPECT_EQ(report["variants"],
+            json({"mxfp8 / none / auto / tp1 dp4", "mxfp8 / none / auto / tp1 dp4 fsdp",
+                  "mxfp8 / none / auto / tp1 dp4 fsdp:keep"}));
+  // y; dx and dw; the weight after the update and after each restart: twice, of two subjects.
+  EXPECT_EQ(report["tensors"].size(), 2u * 2 * (1 + 2 + 4));
+
+  // By options: the twin of one rank, which has the same y.
+  write("");
+  json twins = QuantgateJson(
+      {"session", "run", path, "--recipe", "mxfp8", "--dp", "4", "--fsdp", "--no-reshard"},
+      Where::kServer);
+  EXPECT_EQ(twins["variants"][1], "mxfp8 / none / auto / tp1 dp4 fsdp:keep");
+  EXPECT_EQ(Find(twins["tensors"], 1, "y", 1)["parity"]["equal"], true);
 }
 
 // tp 4, 2, 1 and 4 again beside a session on one rank that never stops: the parameters of every

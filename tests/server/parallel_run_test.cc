@@ -158,6 +158,16 @@ TEST_F(ParallelRunTest, OverlapRefusals) {
   ExpectTwinsRefused(
       [](v1::RunSpec& spec) { spec.mutable_variants(1)->mutable_parallel()->set_data_parallel(2); },
       {invalid, field + ".data_parallel", "2", "of sessions"});
+  ExpectTwinsRefused(
+      [](v1::RunSpec& spec) {
+        spec.mutable_variants(1)->mutable_parallel()->set_fully_sharded(true);
+      },
+      {invalid, field + ".fully_sharded", "true", "in sessions"});
+  ExpectTwinsRefused(
+      [](v1::RunSpec& spec) {
+        spec.mutable_variants(1)->mutable_parallel()->set_reshard_after_forward(false);
+      },
+      {invalid, field + ".reshard_after_forward", "false", "in sessions"});
 }
 
 TEST_F(ParallelRunTest, Refusals) {

@@ -20,7 +20,7 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr int64_t kRows = 64, kWide = 128;
+constexpr int64_t kRows = 128, kWide = 128;
 
 v1::OpenSessionRequest OpenRequest(int tp, int dp, const std::string& mode) {
   v1::OpenSessionRequest request;
@@ -37,6 +37,17 @@ v1::OpenSessionRequest OpenRequest(int tp, int dp, const std::string& mode) {
     spec.mutable_parallel()->set_sequence_parallel(tp > 1);
   }
   (*request.mutable_parameters())["fc.weight"] = Generated("normal", 1, "bf16", {kWide, kWide});
+  return request;
+}
+
+/// On copies that divide the rows of a quantized weight; on one rank where there is 1.
+v1::OpenSessionRequest ShardedRequest(int copies) {
+  v1::OpenSessionRequest request = OpenRequest(1, copies, "");
+  v1::SessionSpec& spec = *request.mutable_spec();
+  spec.mutable_recipe()->set_name("mxfp8");
+  spec.set_weights("quantized");
+  spec.set_masters("f32");
+  if (copies > 1) spec.mutable_parallel()->set_fully_sharded(true);
   return request;
 }
 
@@ -210,6 +221,91 @@ TEST_F(ParallelSessionsTest, ACheckpointIsTheSameBlobWhateverTheRanks) {
   const grpc::Status refused = Restore(Checkpoint(last).digest(), copies, session);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_THAT(refused.error_message(), HasSubstr("fc.dw: gradients since the last optimizer"));
+}
+
+// Of whole copies and of copies with rows each, everything that a client can see of a step.
+TEST_F(ParallelSessionsTest, ShardedWeightsHaveTheBitsOfWholeCopies) {
+  v1::OpenSessionRequest request = ShardedRequest(4);
+  const std::string sharded = Open(request);
+  request.mutable_spec()->mutable_parallel()->set_reshard_after_forward(false);
+  const std::string keeping = Open(request);
+  request.mutable_spec()->mutable_parallel()->Clear();
+  request.mutable_spec()->mutable_parallel()->set_data_parallel(4);
+  const std::string whole = Open(request);
+
+  const auto gathers = [](const v1::SessionStepResponse& response) {
+    int count = 0;
+    for (const v1::StageTime& stage : response.ranks(3).stages()) {
+      count += stage.stage() == "fc.all-gather weight";
+    }
+    return count;
+  };
+  const v1::SessionStepResponse y = Forward(whole), dw = Backward(whole);
+  EXPECT_EQ(gathers(y) + gathers(dw), 0);
+  for (const std::string& id : {sharded, keeping}) {
+    const v1::SessionStepResponse forward = Forward(id), backward = Backward(id);
+    EXPECT_EQ(OutputOf(forward, "y"), OutputOf(y, "y"));
+    EXPECT_EQ(OutputOf(backward, "dx"), OutputOf(dw, "dx"));
+    EXPECT_EQ(OutputOf(backward, "fc.dw"), OutputOf(dw, "fc.dw"));
+    EXPECT_EQ(gathers(forward), 1);
+    EXPECT_EQ(gathers(backward), id == sharded ? 1 : 0);
+  }
+  for (const std::string& id : {whole, sharded, keeping}) Optimize(id);
+  const std::string weight = Get(whole, "fc.weight").tensor().fingerprint().SerializeAsString();
+  EXPECT_EQ(Get(sharded, "fc.weight").tensor().fingerprint().SerializeAsString(), weight);
+  EXPECT_EQ(Get(keeping, "fc.weight").tensor().fingerprint().SerializeAsString(), weight);
+
+  const v1::Session session = Get(sharded, "", true);
+  EXPECT_TRUE(session.spec().parallel().fully_sharded());
+  std::map<std::string, int64_t> rows;
+  for (const v1::StateTensor& tensor : session.tensors()) {
+    rows[tensor.name()] = tensor.type().shape(0);
+  }
+  EXPECT_EQ(rows["rank3.fc.weight.quantized.rowwise_data"], kWide / 4);
+  EXPECT_EQ(rows["rank3.fc.weight.quantized.columnwise_scale_inv"], kWide / 32 / 4);
+  EXPECT_EQ(rows["rank3.fc.weight.master"], kWide / 4);
+  EXPECT_LT(session.bytes(), Get(whole).bytes() / 3);
+}
+
+TEST_F(ParallelSessionsTest, ShardedCheckpointsAreTheSameBlobOnFourCopiesTwoOneAndFourAgain) {
+  std::string id = Open(ShardedRequest(4));
+  const auto train = [&](const std::string& of) {
+    Forward(of);
+    Backward(of);
+    Optimize(of);
+  };
+  train(id);
+  const std::string first = id;
+  const v1::Digest digest = Checkpoint(id).digest();
+  for (const int copies : {2, 1, 4}) {
+    v1::Session session;
+    const grpc::Status status =
+        Restore(Checkpoint(id).digest(), ShardedRequest(copies).spec(), session);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    id = session.session_id();
+    steps_[id] = 3;
+    EXPECT_EQ(Checkpoint(id).digest().SerializeAsString(), digest.SerializeAsString()) << copies;
+  }
+  train(first);
+  train(id);
+  EXPECT_EQ(Checkpoint(id).digest().SerializeAsString(),
+            Checkpoint(first).digest().SerializeAsString());
+  EXPECT_NE(Checkpoint(id).digest().SerializeAsString(), digest.SerializeAsString());
+}
+
+TEST_F(ParallelSessionsTest, ShardedWeightsAreRefusedWhereNothingDividesThem) {
+  const auto invalid = grpc::StatusCode::INVALID_ARGUMENT;
+  v1::OpenSessionRequest request = OpenRequest(2, 1, "column");
+  request.mutable_spec()->mutable_parallel()->set_fully_sharded(true);
+  ExpectRefused(request, invalid,
+                "spec.parallel.fully_sharded: true; it divides weights over data_parallel copies");
+  request = OpenRequest(1, 2, "");
+  request.mutable_spec()->mutable_parallel()->set_reshard_after_forward(false);
+  ExpectRefused(request, invalid, "spec.parallel.reshard_after_forward: false");
+  request = ShardedRequest(2);
+  request.mutable_spec()->mutable_recipe()->set_name("fp8_block");
+  (*request.mutable_spec()->mutable_recipe()->mutable_knobs())["w_block_dim"] = "1";
+  ExpectRefused(request, invalid, "sharded weights of fp8_block have tiles (block_dim 2)");
 }
 
 TEST_F(ParallelSessionsTest, RanksAreMeasuredFromTheStart) {

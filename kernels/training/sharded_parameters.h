@@ -1,0 +1,71 @@
+// Weights of a session whose rows are divided over the copies of the layers (FSDP,
+// docs/distributed.md section 9.1): between steps a rank has its rows of each weight, of its master
+// and its moments; passes gather the weight. Private to kernels/training.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/training/session_run.h"
+
+namespace quantgate {
+
+class ShardedParameters {
+ public:
+  /// References must outlive it. `rank` of a session that is fully sharded; of another, and null,
+  /// every function below does nothing.
+  ShardedParameters(Engine& engine, const SessionSpec& spec, const SessionRank* rank,
+                    const SeededFaults& faults, const Cancellation* cancellation)
+      : engine_(engine), spec_(spec), rank_(rank), faults_(faults), cancellation_(cancellation) {}
+
+  bool is_sharded() const { return rank_ != nullptr && spec_.parallel->fully_sharded; }
+
+  /// This rank's rows in place of whole weights with what training keeps of them.
+  /// INVALID_ARGUMENT naming the weight for a quantizer that ShardedWeight refuses.
+  absl::Status Shard(const Recipe& recipe, std::vector<SessionLayerState>& layers) const;
+  /// What Shard was given, with the same bits. Collective, as are all below.
+  absl::Status Unshard(std::vector<SessionLayerState>& layers) const;
+
+  /// Whole weights in place of this rank's rows, for a pass of these layers; `trains`: which a
+  /// backward follows. Stages "all-gather WEIGHT".
+  absl::Status Gather(SessionRun& run, const std::vector<SessionLayerState>& kept, bool trains,
+                      std::vector<LayerState>& layers) const;
+  /// The rows again.
+  void Reshard(const std::vector<SessionLayerState>& kept, std::vector<LayerState>& layers) const;
+  /// Of what a forward saved, whole weights gave way to this rank's rows, where that is asked for.
+  void ReshardSaved(const std::vector<SessionLayerState>& kept,
+                    const std::vector<LayerState>& gathered, InFlight& flight) const;
+  /// And back, in a layer's own copy of what was saved.
+  absl::Status RestoreSaved(SessionRun& run, const InFlight& flight, size_t layer,
+                            LayerSaved& saved) const;
+
+  /// This rank's rows of the sum of the copies' gradients.
+  absl::StatusOr<Tensor> ReduceGradient(const ShardedParameter& sharded,
+                                        const Tensor& gradient) const;
+  /// Quantizes the rows `source` as the whole weight would be: `parameter` and `sharded` follow.
+  /// The amax beside the codes is the whole weight's.
+  absl::Status Quantize(const Tensor& source, const Quantizer& quantizer,
+                        const QuantizeArguments& arguments, ShardedParameter& sharded,
+                        Parameter& parameter) const;
+
+ private:
+  GatherContext context() const { return {engine_, *rank_->copies, faults_, cancellation_}; }
+  /// The whole weight; of a quantized one in `usages` at least.
+  absl::StatusOr<Parameter> GatherParameter(const ShardedParameter& sharded, const Parameter& rows,
+                                            Usages usages) const;
+  absl::Status ShardOne(const SessionLayer& layer, const std::string& name, const Recipe& recipe,
+                        SessionLayerState& state) const;
+  absl::Status UnshardOne(const std::string& name, SessionLayerState& state) const;
+  absl::StatusOr<Tensor> Rows(const Tensor& whole, const ShardBounds& bounds) const;
+  absl::StatusOr<QuantizedTensor> Rows(const QuantizedTensor& whole,
+                                       const ShardedWeightSpec& of) const;
+
+  Engine& engine_;
+  const SessionSpec& spec_;
+  const SessionRank* const rank_;
+  const SeededFaults& faults_;
+  const Cancellation* const cancellation_;
+};
+
+}  // namespace quantgate
