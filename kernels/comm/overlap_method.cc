@@ -37,9 +37,9 @@ absl::Status RefusedMethod(std::string_view field, OverlapMethod method, std::st
 }
 
 absl::Status CheckCount(std::string_view field, int count) {
-  if (count >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("overlap.", std::string(field), " is ", count, ": it must be at least 1"));
+  if (count >= 1 && count <= kOverlapCutsMax) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("overlap.", std::string(field), " is ", count,
+                                                 ": it must be in [1, ", kOverlapCutsMax, "]"));
 }
 
 bool IsOneOf(OverlapMethod method, std::initializer_list<OverlapMethod> methods) {

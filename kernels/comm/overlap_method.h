@@ -44,14 +44,17 @@ struct OverlapAssignment {
 std::span<const OverlapAssignment> OverlapAssignments();
 const OverlapAssignment& AssignmentOf(OverlapSide side, GemmRole role);
 
+/// Every piece and split is a task, and a report has all tasks of all ranks.
+inline constexpr int kOverlapCutsMax = 64;
+
 /// What is chosen for one unit.
 struct OverlapPlan {
   OverlapMethod fprop = OverlapMethod::kNone;
   OverlapMethod dgrad = OverlapMethod::kNone;
   OverlapMethod wgrad = OverlapMethod::kNone;
   bool aggregate = false;  ///< Of a ring all-gather: two shards at a time.
-  int pieces = 1;          ///< Of each shard in a ring.
-  int splits = 4;          ///< Of the columns in a pipeline.
+  int pieces = 1;          ///< Of each shard in a ring, up to kOverlapCutsMax.
+  int splits = 4;          ///< Of the columns in a pipeline, likewise.
 
   OverlapMethod of(GemmRole role) const {
     return role == GemmRole::kFprop ? fprop : role == GemmRole::kDgrad ? dgrad : wgrad;
@@ -78,7 +81,8 @@ struct OverlapFacts {
 /// - sequence parallelism on; no backward override for dgrad and wgrad;
 /// - every role unquantized, per-tensor FP8 or mxfp8, in one format;
 /// - no returned norm output and, after a norm, grad enabled for fprop's all-gather;
-/// - aggregate: an even number of ranks, and pieces of 1; splits and pieces at least 1.
+/// - aggregate: an even number of ranks, and pieces of 1; splits and pieces in [1,
+/// kOverlapCutsMax].
 absl::Status CheckOverlapPlan(const OverlapPlan& plan, const OverlapFacts& facts,
                               const Recipe& recipe);
 

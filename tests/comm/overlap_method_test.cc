@@ -156,6 +156,9 @@ TEST(OverlapPlanTest, CutsThatCannotAreNamed) {
   EXPECT_THAT(Check(OverlapSide::kColumn, plan, "bf16").message(), HasSubstr("pieces is 2"));
   plan.pieces = 0;
   EXPECT_THAT(Check(OverlapSide::kColumn, plan, "bf16").message(), HasSubstr("pieces is 0"));
+  plan.pieces = 65;
+  EXPECT_THAT(Check(OverlapSide::kColumn, plan, "bf16").message(),
+              HasSubstr("pieces is 65: it must be in [1, 64]"));
   plan.pieces = 1;
   OverlapFacts facts = Facts(OverlapSide::kColumn);
   facts.ranks = 3;
@@ -163,6 +166,8 @@ TEST(OverlapPlanTest, CutsThatCannotAreNamed) {
               HasSubstr("an even number of ranks, not 3"));
   plan.splits = 0;
   EXPECT_THAT(Check(OverlapSide::kColumn, plan, "bf16").message(), HasSubstr("splits is 0"));
+  plan.splits = 65;
+  EXPECT_THAT(Check(OverlapSide::kColumn, plan, "bf16").message(), HasSubstr("splits is 65"));
 }
 
 }  // namespace
