@@ -202,55 +202,7 @@ TEST(CudaRanks, GroupsOverTheSameDevices) {
   }
 }
 
-// ---- NCCL's own sums, a subject under test
-
-const ReductionProfile kNccl = {.kind = ReductionKind::kNccl};
-
-TEST(NcclSums, OfIntegersAreExact) {
-  for (const CudaWorldCase& world : CudaWorldCases(CollectiveBackend::kNccl)) {
-    CudaRanks ranks(world);
-    for (const DType dtype : {DType::kBF16, DType::kF32}) {
-      std::vector<Tensor> partials;
-      std::vector<int64_t> even(world.size, 6), uneven(world.size, 5);
-      for (int rank = 0; rank < world.size; ++rank) {
-        partials.push_back(SmallIntegers(rank, dtype, {6 * world.size, 33}));
-      }
-      uneven.front() += world.size;
-      for (const std::vector<int64_t>& rows : {even, uneven}) {
-        const std::string expected = SumByHand(partials, "rank_asc_fp32", rows);
-        const auto sums = ranks.TensorOfEach([&](Rank& rank) {
-          return rank.group("world").AllReduce(partials[rank.index()], kNccl);
-        });
-        for (const Tensor& sum : sums) EXPECT_EQ(BytesOf(sum), expected) << CaseText(world);
-        const auto blocks = ranks.TensorOfEach([&](Rank& rank) {
-          return rank.group("world").ReduceScatter(partials[rank.index()], rows, kNccl);
-        });
-        EXPECT_EQ(BytesOf(blocks), expected) << CaseText(world);
-      }
-    }
-  }
-}
-
-/// All ranks have the same bits, each time; of two ranks there is one sum, whatever the order.
-TEST(NcclSums, AreTheSameOnAllRanksEachTime) {
-  for (const CudaWorldCase& world : CudaWorldCases(CollectiveBackend::kNccl)) {
-    CudaRanks ranks(world);
-    std::vector<Tensor> partials;
-    for (int rank = 0; rank < world.size; ++rank) {
-      partials.push_back(OrderSensitive(rank, DType::kBF16, {257, 1031}));
-    }
-    std::string first;
-    for (int round = 0; round < 3; ++round) {
-      const auto sums = ranks.TensorOfEach(
-          [&](Rank& rank) { return rank.group("world").AllReduce(partials[rank.index()], kNccl); });
-      if (round == 0) first = BytesOf(sums[0]);
-      for (const Tensor& sum : sums) EXPECT_EQ(BytesOf(sum), first) << CaseText(world);
-    }
-    if (world.size == 2) {
-      EXPECT_EQ(first, SumByHand(partials, "rank_asc_fp32", {129, 128}));
-    }
-  }
-}
+// ---- NCCL's worlds
 
 TEST(NcclWorld, SaysItsVersionAndEnvironment) {
   for (const CudaWorldCase& world : CudaWorldCases(CollectiveBackend::kNccl)) {
