@@ -1,5 +1,7 @@
 #include "tests/layer/overlap_cases.h"
 
+#include <gtest/gtest.h>
+
 #include <utility>
 
 #include "tests/engine/tensor_values.h"
@@ -80,6 +82,50 @@ LayerRequest NormLayerOf(LayerKind kind, const std::string& recipe, int size) {
   request.parameters["fc2.bias"] = NormalTensor(8, {columns});
   request.grad_output = NormalTensor(6, {divided, columns});
   return WithScales(request);
+}
+
+void ExpectSameTensors(const std::vector<NamedTensor>& subject,
+                       const std::vector<NamedTensor>& reference) {
+  ASSERT_EQ(subject.size(), reference.size());
+  for (size_t i = 0; i < subject.size(); ++i) {
+    EXPECT_EQ(subject[i].name, reference[i].name);
+    EXPECT_TRUE(SameBits(subject[i].tensor, reference[i].tensor)) << reference[i].name;
+  }
+}
+
+void ExpectSameGemms(const LayerResult& subject, const LayerResult& reference) {
+  ASSERT_EQ(subject.gemms.size(), reference.gemms.size());
+  for (size_t i = 0; i < subject.gemms.size(); ++i) {
+    const GemmRecord& one = subject.gemms[i];
+    const GemmRecord& other = reference.gemms[i];
+    EXPECT_EQ(one.output, other.output);
+    EXPECT_TRUE(SameBits(one.desc.a.data, other.desc.a.data)) << other.output;
+    EXPECT_TRUE(SameBits(one.desc.b.data, other.desc.b.data)) << other.output;
+    EXPECT_TRUE(SameBits(one.result.d, other.result.d)) << other.output;
+  }
+}
+
+namespace {
+
+void ExpectSameSaved(const LayerResult& subject, const LayerResult& reference) {
+  ASSERT_EQ(subject.saved.size(), reference.saved.size());
+  for (size_t i = 0; i < subject.saved.size(); ++i) {
+    EXPECT_EQ(subject.saved[i].name, reference.saved[i].name);
+    EXPECT_EQ(subject.saved[i].content, reference.saved[i].content);
+    EXPECT_EQ(subject.saved[i].at_save, reference.saved[i].at_save) << reference.saved[i].name;
+    EXPECT_EQ(subject.saved[i].at_use, reference.saved[i].at_use) << reference.saved[i].name;
+    EXPECT_EQ(subject.saved[i].used, reference.saved[i].used) << reference.saved[i].name;
+  }
+}
+
+}  // namespace
+
+void ExpectSameResult(const LayerResult& subject, const LayerResult& reference) {
+  ExpectSameTensors(subject.outputs, reference.outputs);
+  ExpectSameTensors(subject.intermediates, reference.intermediates);
+  ExpectSameTensors(subject.state, reference.state);
+  ExpectSameGemms(subject, reference);
+  ExpectSameSaved(subject, reference);
 }
 
 }  // namespace quantgate

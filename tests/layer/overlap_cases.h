@@ -1,4 +1,5 @@
-// Divided layers of every kind that overlaps, and the ways in which they can.
+// Divided layers of every kind that overlaps, the ways in which they can, and what must be the same
+// however they do.
 #pragma once
 
 #include <string>
@@ -24,5 +25,12 @@ LayerRequest LinearOf(ParallelMode mode, const std::string& recipe, int size);
 Tensor NormalTensor(uint64_t seed, Shape shape);
 /// A layernorm_linear or a layernorm_mlp.
 LayerRequest NormLayerOf(LayerKind kind, const std::string& recipe, int size);
+
+void ExpectSameTensors(const std::vector<NamedTensor>& subject,
+                       const std::vector<NamedTensor>& reference);
+/// Each GEMM with its operands whole and its product before any sum over the ranks.
+void ExpectSameGemms(const LayerResult& subject, const LayerResult& reference);
+/// Everything that a step gives and keeps, byte for byte.
+void ExpectSameResult(const LayerResult& subject, const LayerResult& reference);
 
 }  // namespace quantgate

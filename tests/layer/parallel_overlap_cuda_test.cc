@@ -65,36 +65,6 @@ std::vector<LayerResult> RunOnDevices(World& world, const LayerRequest& whole, c
   return *std::move(results);
 }
 
-void ExpectSameTensors(const std::vector<NamedTensor>& subject,
-                       const std::vector<NamedTensor>& reference) {
-  ASSERT_EQ(subject.size(), reference.size());
-  for (size_t i = 0; i < subject.size(); ++i) {
-    EXPECT_EQ(subject[i].name, reference[i].name);
-    EXPECT_TRUE(SameBits(subject[i].tensor, reference[i].tensor)) << reference[i].name;
-  }
-}
-
-void ExpectSameResult(const LayerResult& subject, const LayerResult& reference) {
-  ExpectSameTensors(subject.outputs, reference.outputs);
-  ExpectSameTensors(subject.intermediates, reference.intermediates);
-  ExpectSameTensors(subject.state, reference.state);
-  ASSERT_EQ(subject.gemms.size(), reference.gemms.size());
-  for (size_t i = 0; i < subject.gemms.size(); ++i) {
-    const GemmRecord& one = subject.gemms[i];
-    const GemmRecord& other = reference.gemms[i];
-    EXPECT_EQ(one.output, other.output);
-    EXPECT_TRUE(SameBits(one.desc.a.data, other.desc.a.data)) << other.output;
-    EXPECT_TRUE(SameBits(one.desc.b.data, other.desc.b.data)) << other.output;
-    EXPECT_TRUE(SameBits(one.result.d, other.result.d)) << other.output;
-  }
-  ASSERT_EQ(subject.saved.size(), reference.saved.size());
-  for (size_t i = 0; i < subject.saved.size(); ++i) {
-    EXPECT_EQ(subject.saved[i].name, reference.saved[i].name);
-    EXPECT_EQ(subject.saved[i].at_save, reference.saved[i].at_save);
-    EXPECT_EQ(subject.saved[i].at_use, reference.saved[i].at_use);
-  }
-}
-
 /// The models of both engines, and the hardware where it has their bits.
 std::vector<Arithmetic> ArithmeticsOf(const std::string& recipe) {
   if (recipe == "mxfp8") return {*Arithmetic::Parse("sm100")};
