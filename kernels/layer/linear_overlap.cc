@@ -1,5 +1,6 @@
 #include "kernels/layer/linear_overlap.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -61,6 +62,9 @@ OverlapName LinearOverlap::NameOf(const GemmRecord& record) const {
 absl::Status LinearOverlap::Record(GemmRecord record, const OverlapName& name, GemmResult result,
                                    OverlapTimeline timeline) {
   record.result = std::move(result);
+  record.pieces = static_cast<int>(std::count_if(
+      timeline.tasks.begin(), timeline.tasks.end(),
+      [](const TaskRecord& task) { return task.resource == OverlapResource::kCompute; }));
   return recorder_.RecordGemm(std::move(record), {name.owner, std::move(timeline)});
 }
 

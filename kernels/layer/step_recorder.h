@@ -30,6 +30,7 @@ struct GemmRecord {
                          ///< dequantized".
   std::string b_source;
   GemmResult result;  ///< d is 2-D; the output of the same name has the caller's shape.
+  int pieces = 1;     ///< GEMMs that gave it, where communication ran beside them.
   /// The tensors that the operands are of: given, an output or an intermediate of that name.
   std::string a_tensor;
   std::string b_tensor;

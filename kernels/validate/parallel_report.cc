@@ -10,6 +10,7 @@
 #include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_sharding.h"
 #include "kernels/layer/layer_values.h"
+#include "kernels/validate/cut_gemms.h"
 #include "kernels/validate/rank_sum.h"
 
 namespace quantgate {
@@ -48,6 +49,22 @@ struct ParallelReporter::Assembly {
   ShardRule rule = {};
   bool sum_has_rows = false;  ///< kSum: each rank has rows of it.
   std::string bias = {};      ///< kSum: the parameter that is added after it.
+};
+
+/// What is known of an output's parts, in their order.
+struct ParallelReporter::Parts {
+  std::vector<Tensor> own, f32;  ///< Exact values.
+  std::optional<BoundCheck> bound;
+  std::string arithmetic, note;  ///< Of the last one.
+
+  absl::Status Add(const OutputReporter::Part& part) {
+    own.push_back(part.exact.own);
+    f32.push_back(part.exact.f32);
+    if (part.bound.has_value()) MergeBoundChecks(*part.bound, bound);
+    arithmetic = part.arithmetic;
+    QG_ASSIGN_OR_RETURN(note, part.exact.note());
+    return absl::OkStatus();
+  }
 };
 
 /// One rank's part of what a report needs, on its own engine.
@@ -200,10 +217,7 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportJoined(const std::string&
                                                               const Assembly& assembly) {
   using Kind = Assembly::Kind;
   QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts, PartsOf(output));
-  std::vector<Tensor> own, f32;
-  std::optional<BoundCheck> bound;
-  std::string arithmetic, note;
-  ExactValues::Value exact;
+  Parts known;
   int64_t row = 0;
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     NamedTensor part = {output, parts[rank]};
@@ -213,11 +227,7 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportJoined(const std::string&
       row += rows;
     }
     QG_ASSIGN_OR_RETURN(const OutputReporter::Part reported, ranks_[rank]->Report(part));
-    own.push_back(reported.exact.own);
-    f32.push_back(reported.exact.f32);
-    if (reported.bound.has_value()) MergeBoundChecks(*reported.bound, bound);
-    arithmetic = reported.arithmetic;
-    QG_ASSIGN_OR_RETURN(note, reported.exact.note());
+    QG_RETURN_IF_ERROR(known.Add(reported));
     if (assembly.kind == Kind::kSame) break;  // The others' are the same, or a note says so.
   }
   Tensor value;
@@ -227,19 +237,20 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportJoined(const std::string&
   } else {
     QG_ASSIGN_OR_RETURN(value, Join(parts, assembly));
   }
+  ExactValues::Value exact;
   if (assembly.kind == Kind::kSame) {
-    exact.own = own[0];
-    exact.f32 = f32[0];
+    exact.own = known.own[0];
+    exact.f32 = known.f32[0];
   } else {
-    QG_ASSIGN_OR_RETURN(exact.own, Join(own, assembly));
-    QG_ASSIGN_OR_RETURN(exact.f32, Join(f32, assembly));
-    absl::StrAppend(&note, "; joined from ", parts.size(), " ranks");
+    QG_ASSIGN_OR_RETURN(exact.own, Join(known.own, assembly));
+    QG_ASSIGN_OR_RETURN(exact.f32, Join(known.f32, assembly));
+    absl::StrAppend(&known.note, "; joined from ", parts.size(), " ranks");
   }
-  exact.note = ExactValues::NoteOf(std::move(note));
+  exact.note = ExactValues::NoteOf(std::move(known.note));
   QG_ASSIGN_OR_RETURN(ReportedOutput reported, whole_.Measure({output, value}, exact));
-  reported.report.bound = std::move(bound);
+  reported.report.bound = std::move(known.bound);
   reported.report.rank_difference = std::move(difference);
-  return Finish(std::move(reported), arithmetic);
+  return Finish(std::move(reported), known.arithmetic);
 }
 
 absl::StatusOr<ReportedOutput> ParallelReporter::ReportSum(const std::string& output,
@@ -329,10 +340,7 @@ absl::StatusOr<Tensor> ParallelReporter::JoinTokens(const std::string& output) {
 absl::StatusOr<ReportedOutput> ParallelReporter::ReportExpertRows(const std::string& output) {
   QG_ASSIGN_OR_RETURN(Tensor value, JoinTokens(output));
   QG_ASSIGN_OR_RETURN(const Tensor host, engine_.ToHost(value, cancellation_));
-  std::vector<Tensor> own, f32;
-  std::optional<BoundCheck> bound;
-  std::string arithmetic, note;
-  ExactValues::Value exact;
+  Parts known;
   int64_t row = 0;
   for (size_t rank = 0; rank < step_.ranks.size(); ++rank) {
     const int64_t rows = step_.ranks[rank].request.x.shape()[0];
@@ -341,28 +349,25 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportExpertRows(const std::str
     QG_ASSIGN_OR_RETURN(part.tensor, RowSlice(host, row, rows));
     row += rows;
     QG_ASSIGN_OR_RETURN(const OutputReporter::Part reported, ranks_[rank]->Report(part));
-    own.push_back(reported.exact.own);
-    f32.push_back(reported.exact.f32);
-    if (reported.bound.has_value()) MergeBoundChecks(*reported.bound, bound);
-    arithmetic = reported.arithmetic;
-    QG_ASSIGN_OR_RETURN(note, reported.exact.note());
+    QG_RETURN_IF_ERROR(known.Add(reported));
   }
-  exact.note = ExactValues::NoteOf(absl::StrCat(note, "; joined from the ranks' experts"));
+  ExactValues::Value exact;
+  exact.note = ExactValues::NoteOf(absl::StrCat(known.note, "; joined from the ranks' experts"));
   const Shape shape = LayerOutputShape(request_, output);
   QG_ASSIGN_OR_RETURN(value, value.Reinterpret(value.dtype(), shape));
-  if (own.empty()) {
+  if (known.own.empty()) {
     QG_ASSIGN_OR_RETURN(exact.own, engine_.ToDevice(value, cancellation_));
     QG_ASSIGN_OR_RETURN(exact.f32, engine_.Cast(value, DType::kF32, cancellation_));
   } else {
-    QG_ASSIGN_OR_RETURN(exact.own, JoinRows(engine_, own, cancellation_));
-    QG_ASSIGN_OR_RETURN(exact.f32, JoinRows(engine_, f32, cancellation_));
+    QG_ASSIGN_OR_RETURN(exact.own, JoinRows(engine_, known.own, cancellation_));
+    QG_ASSIGN_OR_RETURN(exact.f32, JoinRows(engine_, known.f32, cancellation_));
     for (Tensor* tensor : {&exact.own, &exact.f32}) {
       QG_ASSIGN_OR_RETURN(*tensor, tensor->Reinterpret(tensor->dtype(), shape));
     }
   }
   QG_ASSIGN_OR_RETURN(ReportedOutput reported, whole_.Measure({output, value}, exact));
-  reported.report.bound = std::move(bound);
-  return Finish(std::move(reported), arithmetic);
+  reported.report.bound = std::move(known.bound);
+  return Finish(std::move(reported), known.arithmetic);
 }
 
 absl::StatusOr<ReportedOutput> ParallelReporter::ReportExpert(const std::string& output) {
@@ -395,6 +400,11 @@ absl::StatusOr<std::vector<VariantReport::RankReport>> ParallelReporter::Ranks()
   std::vector<VariantReport::RankReport> reports;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     QG_ASSIGN_OR_RETURN(reports.emplace_back(), ranks_[rank]->Describe(static_cast<int>(rank)));
+  }
+  if (variant_.parallel->overlap.has_value()) {
+    QG_ASSIGN_OR_RETURN(const std::vector<std::string> cut,
+                        CutGemmNotes(step_.ranks, cancellation_));
+    notes_.insert(notes_.end(), cut.begin(), cut.end());
   }
   return reports;
 }

@@ -35,6 +35,7 @@ class ParallelReporter {
   class RankReporter;
   /// How the ranks' parts make the whole.
   struct Assembly;
+  struct Parts;
 
   Assembly AssemblyOf(const std::string& output) const;
   const LayerSpec& layer() const { return step_.ranks[0].request.layer; }
