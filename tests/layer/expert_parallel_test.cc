@@ -80,6 +80,14 @@ class ExpertRun {
   }
 
   Outcome Run() {
+    const absl::Status status = TryRun();
+    EXPECT_TRUE(status.ok()) << status;
+    outcome_.y = *ConcatenateRowsCpu(y_, {});
+    outcome_.dx = *ConcatenateRowsCpu(dx_, {});
+    return outcome_;
+  }
+
+  absl::Status TryRun() {
     std::vector<std::unique_ptr<Engine>> engines;
     WorldOptions options;
     for (size_t rank = 0; rank < division_.tokens.size(); ++rank) {
@@ -88,11 +96,7 @@ class ExpertRun {
     }
     auto world = World::Create(options);
     EXPECT_TRUE(world.ok()) << world.status();
-    const absl::Status status = (*world)->Run([&](Rank& rank) { return RunRank(rank); }, nullptr);
-    EXPECT_TRUE(status.ok()) << status;
-    outcome_.y = *ConcatenateRowsCpu(y_, {});
-    outcome_.dx = *ConcatenateRowsCpu(dx_, {});
-    return outcome_;
+    return (*world)->Run([&](Rank& rank) { return RunRank(rank); }, nullptr);
   }
 
  private:
@@ -359,6 +363,15 @@ TEST(ExpertParallel, RefusesWhatDoesNotFit) {
             "row_multiple: 0; must be at least 1");
   routing.choices = 2;
   EXPECT_EQ(refusal({.first_expert = {0, 2}}, routing), "weights: f32[2x1]; must be f32[1x2]");
+}
+
+// How many rows an expert has is known only when they have come.
+TEST(ExpertParallel, RefusesRowsThatTheRecipeDoesNotTake) {
+  const absl::Status status = ExpertRun("mxfp8", kDivisions[0], {.row_multiple = 1}).TryRun();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_NE(status.message().find("M must be a multiple of 32 under mxfp8"), std::string::npos)
+      << status;
+  EXPECT_NE(status.message().find("layer.m_splits[0]: M = "), std::string::npos) << status;
 }
 
 }  // namespace

@@ -357,17 +357,43 @@ TEST(ParallelLinear, SumsInTheOrderOfTheProfile) {
   const LayerRequest row = SquareLinear(ParallelMode::kRow, 128, 128);
   const Recipe recipe = *Recipe::Parse("bf16");
   std::vector<Tensor> partials = OutputsOf(AloneResults(row, recipe, 4), "y");
-  ParallelSetup setup{.size = 4, .sequence_parallel = true};
-  setup.profile = *ParseReductionProfile("ub_p2p");
-  const std::vector<LayerResult> results = RunRanks(row, recipe, setup);
+  const Tensor& bias = row.parameters.at("bias");
+  std::vector<Tensor> blocks;
   for (size_t owner = 0; owner < 4; ++owner) {
-    std::vector<Tensor> ordered;
-    for (size_t step = 0; step < 4; ++step) {
-      ordered.push_back(
-          RowsOf(partials[(owner + 4 - step) % 4], static_cast<int64_t>(owner) * 32, 32));
+    Tensor sum;
+    for (size_t step = 1; step <= 4; ++step) {
+      const Tensor next =
+          RowsOf(partials[(owner + step) % 4], static_cast<int64_t>(owner) * 32, 32);
+      sum = step == 1 ? next : SumByHand({sum, next});
     }
-    EXPECT_TRUE(SameBits(OutputOf(results[owner], "y"),
-                         AddRowByHand(SumByHand(ordered), row.parameters.at("bias"))));
+    blocks.push_back(AddRowByHand(sum, bias));
+  }
+  const Tensor expected = JoinRowsByHand(blocks);
+  EXPECT_FALSE(SameBits(expected, AddRowByHand(SumByHand(partials), bias)));
+  for (const bool sequence : {false, true}) {
+    ParallelSetup setup{.size = 4, .sequence_parallel = sequence};
+    setup.profile = *ParseReductionProfile("nccl_ring");
+    const std::vector<LayerResult> results = RunRanks(row, recipe, setup);
+    EXPECT_TRUE(SameBits(Joined(row.layer, "y", sequence, results), expected)) << sequence;
+  }
+}
+
+// 1 + (2^-8 + 2^-17) lies above the middle of two bf16 numbers; the bias as a bf16, 2^-8, brings it
+// into the middle, from where it rounds to 1.
+TEST(RowParallelLinear, RoundsTheBiasToTheActivationDtypeFirst) {
+  LayerRequest request = SquareLinear(ParallelMode::kRow, 32, 32);
+  request.grad_output = Tensor();
+  std::vector<float> one_in_each_row(32 * 32, 0.0f);
+  for (size_t row = 0; row < 32; ++row) one_in_each_row[row * 32] = 1.0f;
+  request.x = FromValues(DType::kBF16, {32, 32}, one_in_each_row);
+  request.parameters["weight"] = FromValues(DType::kF32, {32, 32}, one_in_each_row);
+  request.parameters["bias"] =
+      FromValues(DType::kF32, {32}, std::vector<float>(32, 0x1p-8f + 0x1p-17f));
+  const Tensor expected = FromValues(DType::kBF16, {32, 32}, std::vector<float>(32 * 32, 1.0f));
+  for (const bool sequence : {false, true}) {
+    const std::vector<LayerResult> results =
+        RunRanks(request, *Recipe::Parse("bf16"), {.size = 2, .sequence_parallel = sequence});
+    EXPECT_TRUE(SameBits(Joined(request.layer, "y", sequence, results), expected)) << sequence;
   }
 }
 
