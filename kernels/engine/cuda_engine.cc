@@ -429,18 +429,16 @@ absl::StatusOr<std::vector<Fingerprint>> CudaEngine::ReadFingerprints(
 
 absl::StatusOr<ParityReport> CudaEngine::CompareBits(const Tensor& subject, const Tensor& reference,
                                                      const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const Tensor moved_subject, device_->ToDevice(subject, cancellation));
-  QG_ASSIGN_OR_RETURN(const Tensor moved_reference, device_->ToDevice(reference, cancellation));
-  return CompareBitsCuda(*device_, moved_subject, moved_reference);
+  QG_ASSIGN_OR_RETURN(Deferred<ParityReport> report,
+                      StartCompareBits(subject, reference, cancellation));
+  return std::move(report)();
 }
 
 absl::StatusOr<ErrorReport> CudaEngine::MeasureError(const Tensor& subject, const Tensor& reference,
                                                      const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const Tensor moved_subject, device_->ToDevice(subject, cancellation));
-  QG_ASSIGN_OR_RETURN(const Tensor moved_reference, device_->ToDevice(reference, cancellation));
-  return MeasureErrorCuda(*device_, moved_subject, moved_reference);
+  QG_ASSIGN_OR_RETURN(Deferred<ErrorReport> report,
+                      StartMeasureError(subject, reference, cancellation));
+  return std::move(report)();
 }
 
 absl::StatusOr<NearerReport> CudaEngine::MeasureNearer(const Tensor& subject,
@@ -456,11 +454,9 @@ absl::StatusOr<NearerReport> CudaEngine::MeasureNearer(const Tensor& subject,
 absl::StatusOr<BoundCheck> CudaEngine::CheckBound(const GemmDesc& desc, const Tensor& subject,
                                                   const Tensor& exact,
                                                   const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const GemmDesc moved, OnDevice(desc, cancellation));
-  QG_ASSIGN_OR_RETURN(const Tensor moved_subject, device_->ToDevice(subject, cancellation));
-  QG_ASSIGN_OR_RETURN(const Tensor moved_exact, device_->ToDevice(exact, cancellation));
-  return CheckBoundCuda(*device_, moved, moved_subject, moved_exact, cancellation);
+  QG_ASSIGN_OR_RETURN(Deferred<BoundCheck> report,
+                      StartCheckBound(desc, subject, exact, cancellation));
+  return std::move(report)();
 }
 
 template <typename Report>

@@ -68,7 +68,7 @@ absl::StatusOr<Engine::HostRead> CudaEngine::StartToHost(const Tensor& tensor) {
   QG_TAKE_TURN(nullptr);
   device_->MarkResults();
   return [this, tensor]() -> absl::StatusOr<Tensor> {
-    QG_TAKE_TURN(nullptr);
+    QG_TAKE_READING_TURN();
     QG_ASSIGN_OR_RETURN(Tensor on_host, Tensor::Allocate(tensor.dtype(), tensor.shape()));
     const CudaDevice::Result result = {tensor.data(), on_host.data(), on_host.byte_size()};
     QG_RETURN_IF_ERROR(device_->ReadResults({&result, 1}));
