@@ -388,6 +388,25 @@ TEST_F(BadInputTest, MessagesAboveTheCap) {
   ExpectServing();
 }
 
+TEST_F(BadInputTest, BytesThatAreNoMessage) {
+  v1::ExecuteRequest request;
+  *request.mutable_spec() = LinearSpec(32, 48, 64);
+  *request.mutable_spec()->add_variants() = MakeVariant("fp8_current", "none", "sm90");
+  const std::string whole = request.SerializeAsString();
+  const std::string cut = whole.substr(0, whole.size() - 1);
+  for (const std::string& bytes : {cut, std::string("\xff\xff\xff")}) {
+    for (const std::string name : {"Execute", "WaitRun"}) {
+      std::string response;
+      const grpc::Status status =
+          SendBytes(server_, "/quantgate.v1.Engine/" + name, bytes, &response);
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+      EXPECT_THAT(status.error_message(), testing::HasSubstr("quantgate.v1." + name + "Request"));
+      ExpectServing();
+    }
+  }
+  EXPECT_TRUE(Execute(request).ok());
+}
+
 TEST_F(BadInputTest, NamesAndDeepOrBrokenText) {
   v1::PutTensorRequest put;
   *put.mutable_tensor() = Inline("f32", {1}, "abcd");

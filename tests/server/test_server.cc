@@ -138,22 +138,29 @@ grpc::Status ReadBlob(v1::Blobs::Stub& blobs, const v1::Digest& digest, int64_t 
   return reader->Finish();
 }
 
-int HealthOf(TestServer& server, const std::string& service) {
-  std::string request =
-      service.empty() ? "" : std::string("\x0A") + static_cast<char>(service.size()) + service;
-  grpc::Slice slice(request);
+grpc::Status SendBytes(TestServer& server, const std::string& method, const std::string& message,
+                       std::string* response) {
+  grpc::Slice slice(message);
   grpc::ByteBuffer request_buffer(&slice, 1), response_buffer;
   grpc::GenericStub stub(server.channel());
   grpc::ClientContext context;
   std::promise<grpc::Status> done;
-  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request_buffer,
-                 &response_buffer, [&](grpc::Status status) { done.set_value(std::move(status)); });
-  if (!done.get_future().get().ok()) return -1;
+  stub.UnaryCall(&context, method, grpc::StubOptions(), &request_buffer, &response_buffer,
+                 [&](grpc::Status status) { done.set_value(std::move(status)); });
+  grpc::Status status = done.get_future().get();
   std::vector<grpc::Slice> slices;
-  (void)response_buffer.Dump(&slices);
+  if (status.ok()) (void)response_buffer.Dump(&slices);
+  for (const auto& part : slices) {
+    response->append(reinterpret_cast<const char*>(part.begin()), part.size());
+  }
+  return status;
+}
+
+int HealthOf(TestServer& server, const std::string& service) {
+  std::string request =
+      service.empty() ? "" : std::string("\x0A") + static_cast<char>(service.size()) + service;
   std::string bytes;
-  for (const auto& part : slices)
-    bytes.append(reinterpret_cast<const char*>(part.begin()), part.size());
+  if (!SendBytes(server, "/grpc.health.v1.Health/Check", request, &bytes).ok()) return -1;
   return bytes.size() == 2 && bytes[0] == 0x08 ? bytes[1] : -1;
 }
 

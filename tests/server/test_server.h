@@ -64,6 +64,11 @@ v1::Digest DigestFor(const std::string& bytes);
 /// The detail of a refused request.
 v1::ErrorDetail DetailOf(const grpc::Status& status);
 
+/// A call of a method ("/package.Service/Method") with these bytes as its message, whatever they
+/// are; the bytes of the answer are put behind `response`.
+grpc::Status SendBytes(TestServer& server, const std::string& method, const std::string& message,
+                       std::string* response);
+
 /// A call of grpc.health.v1.Health/Check by its wire format: request field 1 is the service,
 /// response field 1 the status (1: SERVING, 2: NOT_SERVING).
 int HealthOf(TestServer& server, const std::string& service);
