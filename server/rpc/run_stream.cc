@@ -86,10 +86,12 @@ void RunStream::Continue() {
 void RunStream::Send(std::shared_ptr<const std::string> event) {
   const absl::StatusOr<bool> is_last = EndsRun(*event);
   if (!is_last.ok()) return End(is_last.status());
-  is_last_event_ = *is_last;
   event_ = BufferOf(std::move(event));
   ++next_sequence_;
-  StartWrite(&event_);
+  if (!*is_last) return StartWrite(&event_);
+  // The status goes with it.
+  call_.MessageSent();
+  StartWriteAndFinish(&event_, grpc::WriteOptions(), call_.End(absl::OkStatus()));
 }
 
 void RunStream::WaitForEvent() {
@@ -109,7 +111,6 @@ void RunStream::WaitForEvent() {
 void RunStream::OnWriteDone(bool ok) {
   if (!ok) return End(absl::CancelledError("the client has gone"));
   call_.MessageSent();
-  if (is_last_event_) return End(absl::OkStatus());
   call_.context().executor.Run([this] { Continue(); });
 }
 

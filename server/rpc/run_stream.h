@@ -51,7 +51,6 @@ class RunStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   std::string run_id_;
   int64_t next_sequence_ = 1;
   grpc::ByteBuffer event_;
-  bool is_last_event_ = false;
 
   std::mutex mutex_;
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
