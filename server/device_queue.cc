@@ -41,17 +41,23 @@ DeviceQueue::~DeviceQueue() {
 }
 
 absl::StatusOr<int> DeviceQueue::Submit(std::shared_ptr<Cancellation> cancellation, Job job) {
-  const std::lock_guard lock(mutex_);
-  if (draining_) return error::Draining();
-  if (static_cast<int>(waiting_.size()) >= options_.capacity) {
-    return error::QueueFull(options_.name, options_.capacity);
+  int ahead = 0;
+  bool must_reap = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (draining_) return error::Draining();
+    if (static_cast<int>(waiting_.size()) >= options_.capacity) {
+      return error::QueueFull(options_.name, options_.capacity);
+    }
+    ahead = static_cast<int>(waiting_.size()) + active_;
+    // The reaper may be asleep until a later deadline than this one.
+    if (cancellation->deadline() < EarliestDeadline()) reap_ = true;
+    must_reap = reap_;
+    waiting_.push_back({std::move(cancellation), std::move(job), absl::Now()});
   }
-  const int ahead = static_cast<int>(waiting_.size()) + active_;
-  // The reaper may be asleep until a later deadline than this one.
-  if (cancellation->deadline() < EarliestDeadline()) reap_ = true;
-  waiting_.push_back({std::move(cancellation), std::move(job), absl::Now()});
+  // Whoever wakes finds the lock free.
   has_work_.notify_one();
-  if (reap_) must_reap_.notify_one();
+  if (must_reap) must_reap_.notify_one();
   return ahead;
 }
 

@@ -59,6 +59,21 @@ bool LiveRuns::IsLive(const std::string& run_id) const {
   return runs_.contains(run_id);
 }
 
+void LiveRuns::SetRunning(const std::string& run_id) {
+  const std::lock_guard lock(mutex_);
+  const auto it = runs_.find(run_id);
+  if (it != runs_.end()) it->second.is_running = true;
+}
+
+std::set<std::string> LiveRuns::Running() const {
+  const std::lock_guard lock(mutex_);
+  std::set<std::string> running;
+  for (const auto& [run_id, live] : runs_) {
+    if (live.is_running) running.insert(run_id);
+  }
+  return running;
+}
+
 std::shared_ptr<Cancellation> LiveRuns::CancellationOf(const std::string& run_id) const {
   const std::lock_guard lock(mutex_);
   const auto it = runs_.find(run_id);

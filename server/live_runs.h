@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -29,6 +30,10 @@ class LiveRuns {
   void End(const std::string& run_id);
 
   bool IsLive(const std::string& run_id) const;
+  /// A device has begun with it.
+  void SetRunning(const std::string& run_id);
+  /// Those that devices are at.
+  std::set<std::string> Running() const;
   /// Null for a run that is not live.
   std::shared_ptr<Cancellation> CancellationOf(const std::string& run_id) const;
 
@@ -42,6 +47,7 @@ class LiveRuns {
  private:
   struct Live {
     std::shared_ptr<Cancellation> cancellation;
+    bool is_running = false;
     int64_t last_sequence = 0;
     /// The latest of them, kLiveEventBytesMax together or a single one.
     std::deque<std::shared_ptr<const std::string>> events;

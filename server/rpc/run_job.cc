@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/validate/run.h"
 #include "server/limits.h"
 #include "server/reproduce_command.h"
 #include "server/rpc/convert_recipe.h"
@@ -124,9 +123,7 @@ void RunJob::Run(absl::Status admission) {
 }
 
 absl::StatusOr<v1::RunReport> RunJob::Execute() {
-  // Beside the run; a database that fails says so to what is stored next.
-  context_.executor.Run(
-      [&store = context_.run_store, run_id = run_id_] { (void)store.SetRunning(run_id); });
+  live_.SetRunning(run_id_);
   const absl::Time start = absl::Now();
   QG_ASSIGN_OR_RETURN(const Plan plan,
                       LoadLayerRun(run_, context_.loader, device_, cancellation_.get()));
@@ -152,15 +149,14 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
     OnVariant(index, variant);
   };
   QG_ASSIGN_OR_RETURN(
-      const RunReport result,
-      RunPlan(plan, *device_.engine, cancellation_.get(),
-              RunObserver{on_progress, on_variant, &context_.metrics.communication()}));
+      result_, RunPlan(plan, *device_.engine, cancellation_.get(),
+                       RunObserver{on_progress, on_variant, &context_.metrics.communication()}));
   context_.metrics.StageTook(Stage::kStore, store_time_);
   QG_RETURN_IF_ERROR(DescribeInputs(inputs, fingerprints, report));
   const DeviceDescription device = device_.description.Get();
   *report.mutable_environment() = EnvironmentToProto(std::span(&device, 1));
-  for (const PairSummary& pair : result.pairs) *report.add_pairs() = PairSummaryToProto(pair);
-  *report.mutable_verdict() = VerdictToProto(result.verdict);
+  for (const PairSummary& pair : result_.pairs) *report.add_pairs() = PairSummaryToProto(pair);
+  *report.mutable_verdict() = VerdictToProto(result_.verdict);
   return report;
 }
 
@@ -269,8 +265,19 @@ absl::Status RunJob::Publish(v1::RunEvent& event, Storing storing) {
     unstored_.push_back(std::move(bytes));
     return absl::OkStatus();
   }
+  QG_RETURN_IF_ERROR(AwaitStored());
   const auto before = std::exchange(unstored_, {});
   return context_.run_store.AppendEvent(run_id_, last_sequence_, *bytes, before);
+}
+
+void RunJob::Stored(absl::Status status) {
+  stored_ = std::move(status);
+  is_stored_.Notify();
+}
+
+absl::Status RunJob::AwaitStored() {
+  is_stored_.WaitForNotification();
+  return stored_;
 }
 
 void RunJob::Stop(const absl::Status& status) {
@@ -286,8 +293,10 @@ void RunJob::Finish(const absl::Status& status, const v1::RunReport& report) {
       std::make_shared<const std::string>(FinishedEvent(run_id_, sequence, state, status, report));
   // Nobody is told of an end that a crash of this process could take back. When it cannot be
   // stored, streams see the run end without its last event and say so.
-  const absl::Status stored =
-      context_.run_store.Finish(run_id_, sequence, *event, state, status, unstored_);
+  absl::Status stored = AwaitStored();
+  if (stored.ok()) {
+    stored = context_.run_store.Finish(run_id_, sequence, *event, state, status, unstored_);
+  }
   if (stored.ok()) live_.Published(run_id_, sequence, event);
   live_.End(run_id_);
 }

@@ -1,5 +1,5 @@
 // RunJob: one run on its way through the queue and the engine. Every step becomes an event in the
-// run store. Used by one thread at a time.
+// run store. Used by one thread at a time, but for Stored.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "kernels/base/throttle.h"
+#include "kernels/validate/run.h"
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/layer_run.h"
 #include "server/live_runs.h"
@@ -20,12 +22,15 @@ namespace quantgate {
 
 class RunJob {
  public:
-  /// Of a run whose first event is stored.
+  /// Of a run whose first event is among the live ones.
   RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::string run_id, LayerRun run,
          std::shared_ptr<Cancellation> cancellation);
 
   /// Runs to its end, whatever that is; `admission` is what the queue says.
   void Run(absl::Status admission);
+  /// That the run and its first event are stored, or why not: then nothing else of it is. By
+  /// another thread, once.
+  void Stored(absl::Status status);
 
  private:
   /// A tensor that the run takes, as the report names it.
@@ -51,6 +56,8 @@ class RunJob {
   /// is not: a crash of this process fails the run anyway.
   enum class Storing { kNow, kWithNext };
   absl::Status Publish(v1::RunEvent& event, Storing storing);
+  /// Waits for Stored.
+  absl::Status AwaitStored();
   /// Stops the run: there is no use in going on when its events cannot be kept.
   void Stop(const absl::Status& status);
   void Finish(const absl::Status& status, const v1::RunReport& report);
@@ -68,6 +75,9 @@ class RunJob {
   /// Each event is sent and stored; nobody's eye can follow more.
   Throttle progress_throttle_{std::chrono::milliseconds(20)};
   absl::Duration store_time_;
+  RunReport result_;  // Its tensors are dropped with the job, when the end has been told.
+  absl::Notification is_stored_;
+  absl::Status stored_;  // Once is_stored_.
 };
 
 /// A serialized RunAccepted event, a run's first.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,11 @@ absl::StatusOr<Device*> DeviceForRun(const LayerRun& run, const Devices& devices
   absl::StatusOr<Device*> device = LeastLoadedWith(devices, arithmetics);
   if (device.ok()) return device;
   return error::AtField(device.status(), "spec.variants");
+}
+
+/// Of a run that was running when its record was read.
+void SetStateOfRunning(const std::set<std::string>& running, RunRecord& record) {
+  if (!IsFinal(record.state) && running.contains(record.run_id)) record.state = RunState::kRunning;
 }
 
 }  // namespace
@@ -89,30 +95,32 @@ absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, Lay
                                           const Sha256& content, absl::Time deadline,
                                           Device& device) {
   DeviceQueue& queue = device.run_queue;
+  std::string run_id = RunStore::NewRunId();
   // The first event must be there before a worker can add the second, so the position is what it is
   // at this moment.
-  const int queue_position = queue.depth() + queue.running();
-  auto accepted_event = std::make_shared<std::string>();
-  QG_ASSIGN_OR_RETURN(const RunRecord record,
-                      context_.run_store.Create(request.request_id(), content, run.Summary(),
-                                                [&](const std::string& run_id) {
-                                                  *accepted_event =
-                                                      AcceptedEvent(run_id, queue_position);
-                                                  return *accepted_event;
-                                                }));
-  const std::string& run_id = record.run_id;
+  const auto accepted_event =
+      std::make_shared<const std::string>(AcceptedEvent(run_id, queue.depth() + queue.running()));
+  const std::string summary = run.Summary();
   auto cancellation = std::make_shared<Cancellation>(deadline);
   live_.Begin(run_id, cancellation);
-  live_.Published(run_id, record.last_sequence, std::move(accepted_event));
+  live_.Published(run_id, 1, accepted_event);
   auto job =
       std::make_shared<RunJob>(context_, device, live_, run_id, std::move(run), cancellation);
   const absl::Status accepted =
       queue.Submit(cancellation, [job](absl::Status admission) { job->Run(std::move(admission)); })
           .status();
-  if (accepted.ok()) return run_id;
-  live_.End(run_id);
-  (void)context_.run_store.Remove(run_id);
-  return accepted;
+  if (!accepted.ok()) {
+    live_.End(run_id);
+    return accepted;
+  }
+  // The device need not wait for the database. Nobody knows of the run before it is stored.
+  const absl::Status stored =
+      context_.run_store.Create(run_id, request.request_id(), content, summary, *accepted_event)
+          .status();
+  job->Stored(stored);
+  if (stored.ok()) return run_id;
+  CancelLive(run_id);
+  return stored;
 }
 
 absl::Status Runs::Cancel(const std::string& run_id) {
@@ -127,7 +135,10 @@ bool Runs::CancelLive(const std::string& run_id) {
 }
 
 absl::StatusOr<v1::Run> Runs::Get(const std::string& run_id) {
-  QG_ASSIGN_OR_RETURN(const RunRecord record, context_.run_store.Get(run_id));
+  // Before the record, which says so when the run has ended since.
+  const std::set<std::string> running = live_.Running();
+  QG_ASSIGN_OR_RETURN(RunRecord record, context_.run_store.Get(run_id));
+  SetStateOfRunning(running, record);
   v1::Run run = RunRecordToProto(record);
   if (record.state == RunState::kSucceeded) QG_RETURN_IF_ERROR(AddReport(record, run));
   return run;
@@ -157,9 +168,13 @@ absl::Status Runs::AddReport(const RunRecord& record, v1::Run& run) {
 
 absl::StatusOr<v1::ListRunsResponse> Runs::List(const v1::ListRunsRequest& request) {
   QG_ASSIGN_OR_RETURN(const Page page, PageFromProto(request.page_size(), request.page_token()));
-  QG_ASSIGN_OR_RETURN(const RunPage found, context_.run_store.List(page.before_id, page.size));
+  const std::set<std::string> running = live_.Running();
+  QG_ASSIGN_OR_RETURN(RunPage found, context_.run_store.List(page.before_id, page.size));
   v1::ListRunsResponse response;
-  for (const RunRecord& record : found.records) *response.add_runs() = RunRecordToProto(record);
+  for (RunRecord& record : found.records) {
+    SetStateOfRunning(running, record);
+    *response.add_runs() = RunRecordToProto(record);
+  }
   response.set_next_page_token(PageToken(found.next_before_id));
   return response;
 }

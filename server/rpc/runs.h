@@ -23,7 +23,7 @@ class Runs {
   /// Ends the runs that an earlier process left behind as FAILED. Before any other call.
   absl::Status EndInterrupted();
 
-  /// Checks everything that can be known, then stores and queues the run; its id. The id of a run
+  /// Checks everything that can be known, then queues and stores the run; its id. The id of a run
   /// that the same request id started is given again. `deadline` holds for queue and run.
   absl::StatusOr<std::string> Start(const v1::ExecuteRequest& request, absl::Time deadline);
   /// Takes effect between operations; on a finished run none. NOT_FOUND.

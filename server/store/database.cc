@@ -274,6 +274,8 @@ absl::Status Database::Execute(const std::string& sql) {
   return code == SQLITE_OK ? absl::OkStatus() : FromSqlite(connection_, code, "the database");
 }
 
+int64_t Database::rows_changed() const { return sqlite3_changes64(connection_); }
+
 int64_t Database::last_row_id() const { return sqlite3_last_insert_rowid(connection_); }
 
 Transaction::~Transaction() {

@@ -74,12 +74,14 @@ class Database {
   absl::Status Run(std::string_view sql) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Any number of statements, which are not kept.
   absl::Status Execute(const std::string& sql) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// By the last statement that inserted, updated or deleted.
+  int64_t rows_changed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t last_row_id() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   /// Waits until the disk has every transaction that was committed before the call; one wait serves
   /// all who wait. Without the mutex: others go on meanwhile.
   absl::Status Flush() ABSL_LOCKS_EXCLUDED(mutex_);
-  /// Begins that and returns.
+  /// That in a moment, by the database's own thread; returns at once.
   void FlushSoon();
 
  private:

@@ -32,14 +32,14 @@ RunRecord ReadRun(const Statement& row) {
   return record;
 }
 
-std::string NewRunId() {
+}  // namespace
+
+std::string RunStore::NewRunId() {
   // Seeding it asks the system for entropy.
   thread_local absl::BitGen random;
   return absl::StrFormat("run-%016x%016x", absl::Uniform<uint64_t>(random),
                          absl::Uniform<uint64_t>(random));
 }
-
-}  // namespace
 
 absl::StatusOr<std::optional<RunRecord>> RunStore::FindRequest(const std::string& request_id,
                                                                const Sha256& content) {
@@ -65,11 +65,11 @@ absl::Status RunStore::AwaitDisk(std::span<const RunRecord> records) {
   return any_ended ? database_.Flush() : absl::OkStatus();
 }
 
-absl::StatusOr<RunRecord> RunStore::Create(const std::string& request_id, const Sha256& content,
-                                           const std::string& summary, FirstEvent first_event) {
+absl::StatusOr<RunRecord> RunStore::Create(const std::string& run_id, const std::string& request_id,
+                                           const Sha256& content, const std::string& summary,
+                                           const std::string& first_event) {
   RunRecord record;
-  record.run_id = NewRunId();
-  const std::string event = first_event(record.run_id);
+  record.run_id = run_id;
   record.request_id = request_id;
   record.created = absl::Now();
   record.summary = summary;
@@ -93,7 +93,7 @@ absl::StatusOr<RunRecord> RunStore::Create(const std::string& request_id, const 
   record.id = database_.last_row_id();
   if (totals_.has_value()) ++totals_->runs;
   record.last_sequence = 1;
-  QG_RETURN_IF_ERROR(InsertEvent(record.run_id, record.last_sequence, event));
+  QG_RETURN_IF_ERROR(InsertEvent(record.run_id, record.last_sequence, first_event));
   absl::Status stored = DropOldest();
   if (stored.ok()) stored = transaction.Commit();
   if (!stored.ok()) totals_.reset();  // What was dropped is there again.
@@ -129,29 +129,13 @@ absl::Status RunStore::DropOldest() {
   return CountAll();
 }
 
-absl::Status RunStore::Remove(const std::string& run_id) {
-  const std::lock_guard lock(database_.mutex());
-  QG_ASSIGN_OR_RETURN(Statement remove, database_.Prepare("DELETE FROM runs WHERE run_id = ?"));
-  return remove.Bind(run_id).Run();
-}
-
-absl::Status RunStore::SetRunning(const std::string& run_id) {
-  const std::lock_guard lock(database_.mutex());
-  QG_ASSIGN_OR_RETURN(
-      Statement update,
-      database_.Prepare("UPDATE runs SET state = ? WHERE run_id = ? AND state = ?"));
-  return update.Bind(static_cast<int64_t>(RunState::kRunning))
-      .Bind(run_id)
-      .Bind(static_cast<int64_t>(RunState::kQueued))
-      .Run();
-}
-
 absl::Status RunStore::InsertEvent(const std::string& run_id, int64_t sequence,
                                    const std::string& event) {
   QG_ASSIGN_OR_RETURN(Statement insert,
                       database_.Prepare("INSERT INTO events (run, sequence, event) SELECT id, ?, ? "
                                         "FROM runs WHERE run_id = ?"));
   QG_RETURN_IF_ERROR(insert.Bind(sequence).BindBlob(event).Bind(run_id).Run());
+  if (database_.rows_changed() == 0) return error::RunNotFound(run_id);
   QG_ASSIGN_OR_RETURN(
       Statement update,
       database_.Prepare("UPDATE runs SET last_sequence = ?, event_bytes = event_bytes + ? "

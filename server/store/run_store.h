@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -21,7 +20,8 @@
 
 namespace quantgate {
 
-/// Numbers as in v1.RunState.
+/// Numbers as in v1.RunState. The store knows runs that have not ended as queued: which of them a
+/// device is at, LiveRuns knows.
 enum class RunState { kQueued = 1, kRunning = 2, kSucceeded = 3, kFailed = 4, kCancelled = 5 };
 inline bool IsFinal(RunState state) { return state >= RunState::kSucceeded; }
 
@@ -54,20 +54,16 @@ class RunStore {
   /// The run that a request started. ALREADY_EXISTS when its content was another.
   absl::StatusOr<std::optional<RunRecord>> FindRequest(const std::string& request_id,
                                                        const Sha256& content);
-  /// What a run's id makes of its first event.
-  using FirstEvent = absl::FunctionRef<std::string(const std::string& run_id)>;
+  /// Of a run that is to be created.
+  static std::string NewRunId();
   /// A new queued run with its first event. Drops the oldest finished runs beyond what is kept.
-  absl::StatusOr<RunRecord> Create(const std::string& request_id, const Sha256& content,
-                                   const std::string& summary, FirstEvent first_event);
-  /// Forgets a run that was not accepted after all.
-  absl::Status Remove(const std::string& run_id);
-
-  /// Of a run that is still queued; nothing for others.
-  absl::Status SetRunning(const std::string& run_id);
+  absl::StatusOr<RunRecord> Create(const std::string& run_id, const std::string& request_id,
+                                   const Sha256& content, const std::string& summary,
+                                   const std::string& first_event);
   /// Events before another one that are not stored yet, in order.
   using Events = std::span<const std::shared_ptr<const std::string>>;
   /// Adds the event with the next sequence number, which must be `sequence`, behind those `before`
-  /// it.
+  /// it. NOT_FOUND for an unknown run.
   absl::Status AppendEvent(const std::string& run_id, int64_t sequence, const std::string& event,
                            Events before = {});
   /// Adds the last event and the final state together; does not wait for the disk.

@@ -5,6 +5,7 @@
 
 #include <thread>
 
+#include "server/store/database.h"
 #include "tests/server/test_server.h"
 
 namespace quantgate {
@@ -48,6 +49,14 @@ RunOutcome Wait(TestServer& server, const std::string& run_id, int64_t from) {
   grpc::ClientContext context;
   const auto reader = server.engine().WaitRun(&context, request);
   return Drain(*reader);
+}
+
+std::vector<v1::Run> ListRuns(TestServer& server) {
+  v1::ListRunsResponse response;
+  grpc::ClientContext context;
+  const grpc::Status status = server.engine().ListRuns(&context, {}, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return {response.runs().begin(), response.runs().end()};
 }
 
 v1::Run GetRun(TestServer& server, const std::string& run_id) {
@@ -238,6 +247,10 @@ TEST(RunTest, CancelReachesARunThatWaits) {
   // It ends although the first one still runs.
   EXPECT_EQ(Drain(*second).finished().state(), v1::RUN_STATE_CANCELLED);
   EXPECT_EQ(GetRun(server, first_id).state(), v1::RUN_STATE_RUNNING);
+  const std::vector<v1::Run> listed = ListRuns(server);
+  ASSERT_EQ(listed.size(), 2u);
+  EXPECT_EQ(listed[0].state(), v1::RUN_STATE_CANCELLED);
+  EXPECT_EQ(listed[1].state(), v1::RUN_STATE_RUNNING);
   first_context.TryCancel();
   (void)Drain(*first);
 }
@@ -306,6 +319,27 @@ TEST(RunTest, FullQueueIsResourceExhaustedAndSaysWhenToRetry) {
   waiting_context.TryCancel();
   (void)Drain(*running);
   (void)Drain(*waiting);
+}
+
+TEST(RunTest, ARunThatCannotBeStoredIsRefusedAndForgotten) {
+  TestServer server;
+  v1::ExecuteRequest request = SmallRequest();
+  request.set_request_id("again");
+  {
+    // Another connection has the database to itself.
+    const auto database = Database::Open(server.data_dir() + "/data/quantgate.db").value();
+    const std::lock_guard lock(database->mutex());
+    Transaction transaction(*database);
+    ASSERT_TRUE(transaction.Begin().ok());
+    const RunOutcome refused = Execute(server, request);
+    EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::INTERNAL);
+    EXPECT_THAT(refused.status.error_message(), HasSubstr("locked"));
+    EXPECT_TRUE(refused.events.empty());
+  }
+  EXPECT_TRUE(ListRuns(server).empty());
+  const RunOutcome run = Execute(server, request);
+  EXPECT_EQ(run.finished().state(), v1::RUN_STATE_SUCCEEDED);
+  EXPECT_EQ(ListRuns(server).size(), 1u);
 }
 
 TEST(RunTest, KeptOutputsAreBlobsAndLargeOthersAreFingerprints) {

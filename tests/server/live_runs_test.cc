@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -49,6 +50,18 @@ TEST(LiveRunsTest, AWaitEndsByItsWakeOrByStopping) {
   runs.End("a");
   EXPECT_FALSE(runs.StopWaiting("a", second));
   EXPECT_EQ(wakes, 1);
+}
+
+TEST(LiveRunsTest, SaysWhichRunsDevicesAreAt) {
+  LiveRuns runs;
+  runs.Begin("a", nullptr);
+  runs.Begin("b", nullptr);
+  EXPECT_TRUE(runs.Running().empty());
+  runs.SetRunning("b");
+  runs.SetRunning("c");  // Not live.
+  EXPECT_EQ(runs.Running(), std::set<std::string>{"b"});
+  runs.End("b");
+  EXPECT_TRUE(runs.Running().empty());
 }
 
 TEST(LiveRunsTest, HasTheLatestEvents) {

@@ -38,9 +38,7 @@ class RecordStoresTest : public testing::Test {
   }
 
   static RunRecord Create(RunStore& runs, const std::string& request_id, uint8_t content) {
-    return runs
-        .Create(request_id, ContentNumber(content), "s", [](const std::string&) { return "a"; })
-        .value();
+    return runs.Create(RunStore::NewRunId(), request_id, ContentNumber(content), "s", "a").value();
   }
 
   TemporaryDirectory directory_;
@@ -91,12 +89,12 @@ TEST_F(RecordStoresTest, PagesCoverEverythingOnce) {
 }
 
 TEST_F(RecordStoresTest, RunsKeepTheirEventsAndState) {
-  const auto first_event = [](const std::string& run_id) { return "accepted " + run_id; };
   const RunRecord run =
-      runs_->Create("r1", ContentNumber(1), "linear x 1 variant", first_event).value();
-  EXPECT_EQ(runs_->ReadEvent(run.run_id, 1).value(), "accepted " + run.run_id);
+      runs_->Create("run-1", "r1", ContentNumber(1), "linear x 1 variant", "accepted").value();
+  EXPECT_EQ(run.run_id, "run-1");
+  EXPECT_EQ(runs_->ReadEvent("run-1", 1).value(), "accepted");
   EXPECT_EQ(run.last_sequence, 1);
-  ASSERT_TRUE(runs_->SetRunning(run.run_id).ok());
+  EXPECT_EQ(runs_->Get("run-1").value().state, RunState::kQueued);
   ASSERT_TRUE(runs_->AppendEvent(run.run_id, 2, std::string("\0binary", 7)).ok());
   EXPECT_FALSE(runs_->AppendEvent(run.run_id, 2, "again").ok());
   Open();
@@ -128,9 +126,12 @@ TEST_F(RecordStoresTest, EventsAreStoredSeveralAtATime) {
     EXPECT_EQ(runs_->ReadEvent(run.run_id, sequence).value(), std::to_string(sequence));
   }
   EXPECT_EQ(runs_->Get(run.run_id).value().last_sequence, 6);
-  // Too late: it has ended.
-  ASSERT_TRUE(runs_->SetRunning(run.run_id).ok());
-  EXPECT_EQ(runs_->Get(run.run_id).value().state, RunState::kSucceeded);
+}
+
+TEST_F(RecordStoresTest, AnUnknownRunHasNoEvents) {
+  EXPECT_TRUE(absl::IsNotFound(runs_->AppendEvent("run-1", 2, "2")));
+  EXPECT_TRUE(
+      absl::IsNotFound(runs_->Finish("run-1", 2, "2", RunState::kSucceeded, absl::OkStatus())));
 }
 
 TEST_F(RecordStoresTest, OnlyTheNewestFinishedRunsAreKept) {

@@ -321,15 +321,13 @@ TEST(StartTest, RunsOfAKilledProcessHaveFailed) {
     // What a process that was killed during a run leaves behind.
     const auto database = Database::Open(server.data_dir() + "/data/quantgate.db").value();
     RunStore runs(*database);
-    const auto accepted = [](const std::string& id) {
-      v1::RunEvent event;
-      event.set_run_id(id);
-      event.set_sequence(1);
-      event.mutable_accepted();
-      return event.SerializeAsString();
-    };
-    run_id = runs.Create("", {}, "linear x 1 variant", accepted).value().run_id;
-    ASSERT_TRUE(runs.SetRunning(run_id).ok());
+    run_id = RunStore::NewRunId();
+    v1::RunEvent accepted;
+    accepted.set_run_id(run_id);
+    accepted.set_sequence(1);
+    accepted.mutable_accepted();
+    ASSERT_TRUE(
+        runs.Create(run_id, "", {}, "linear x 1 variant", accepted.SerializeAsString()).ok());
   }
   server.Restart();
   v1::WaitRunRequest request;
