@@ -2,6 +2,7 @@
 
 #include <sqlite3.h>
 
+#include <chrono>
 #include <filesystem>
 #include <utility>
 
@@ -20,6 +21,8 @@ constexpr char kOptions[] =
     "PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON;";
 /// The log is moved into the database file when it is this long: 16 MiB of these pages.
 constexpr int kLogPagesMax = 1024;
+/// How long what was committed may wait for the disk when nobody asks for it.
+constexpr std::chrono::milliseconds kFlushDelay{100};
 // A run's events are rows, so that a stream can read one at a time from wherever it is. Not by
 // their key: large ones would be copied once more.
 constexpr char kSchema[] = R"sql(
@@ -199,6 +202,9 @@ void Database::KeepLog() {
   std::unique_lock lock(keeper_mutex_);
   while (true) {
     keeper_has_work_.wait(lock, [this] { return stopping_ || must_flush_; });
+    // One flush for all that is committed meanwhile: writers wait for the file while it is synced.
+    keeper_has_work_.wait_for(lock, kFlushDelay,
+                              [this] { return stopping_ || log_pages_ >= kLogPagesMax; });
     if (stopping_) return;
     must_flush_ = false;
     lock.unlock();
