@@ -6,6 +6,7 @@ namespace quantgate {
 
 absl::StatusOr<std::vector<Fingerprint>> Engine::FingerprintsOf(std::span<const Tensor> tensors,
                                                                 const Cancellation* cancellation) {
+  if (tensors.empty()) return std::vector<Fingerprint>();
   QG_ASSIGN_OR_RETURN(const std::vector<Tensor> started, StartFingerprints(tensors, cancellation));
   return ReadFingerprints(started);
 }

@@ -10,15 +10,27 @@
 namespace quantgate {
 
 absl::Status ContentKeys::Prepare(std::span<const Tensor> tensors) {
+  QG_RETURN_IF_ERROR(StartPreparing(tensors));
+  return FinishPreparing();
+}
+
+absl::Status ContentKeys::StartPreparing(std::span<const Tensor> tensors) {
   known_.clear();
-  std::vector<Tensor> held;
-  std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(held),
+  starting_.clear();
+  std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(starting_),
                [](const Tensor& tensor) { return tensor.has_value(); });
+  QG_ASSIGN_OR_RETURN(started_, engine_.StartFingerprints(starting_, cancellation_));
+  return absl::OkStatus();
+}
+
+absl::Status ContentKeys::FinishPreparing() {
   QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
-                      engine_.FingerprintsOf(held, cancellation_));
-  for (size_t i = 0; i < held.size(); ++i) {
-    known_.try_emplace(PlaceOf(held[i]), held[i], fingerprints[i]);
+                      engine_.ReadFingerprints(started_));
+  for (size_t i = 0; i < starting_.size(); ++i) {
+    known_.try_emplace(PlaceOf(starting_[i]), starting_[i], fingerprints[i]);
   }
+  starting_.clear();
+  started_.clear();
   return absl::OkStatus();
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/engine/engine.h"
@@ -22,6 +23,9 @@ class ContentKeys {
   /// Computes those of all these tensors with one wait for the engine: it need not be asked again
   /// until the next call. The tensors are kept alive as long; absent ones are left out.
   absl::Status Prepare(std::span<const Tensor> tensors);
+  /// The same in two steps: what the engine is given in between, it does while the second waits.
+  absl::Status StartPreparing(std::span<const Tensor> tensors);
+  absl::Status FinishPreparing();
 
   absl::StatusOr<Fingerprint> FingerprintOf(const Tensor& tensor);
   /// Equal for tensors of equal dtypes, shapes and contents, one by one; absent ones too have a
@@ -40,6 +44,8 @@ class ContentKeys {
   const Cancellation* const cancellation_;
   /// With the tensors, whose addresses are not given out again meanwhile.
   std::map<Place, std::pair<Tensor, Fingerprint>> known_;
+  std::vector<Tensor> starting_;  ///< Of StartPreparing.
+  std::vector<Tensor> started_;   ///< Of Engine::StartFingerprints.
 };
 
 }  // namespace quantgate

@@ -45,9 +45,9 @@ ExactValues::Note ReadOnce(Deferred<std::string> note) {
 }
 
 /// Everything that an exact result depends on; how a model would accumulate is not part of it.
-std::string KeyOf(const GemmDesc& desc, const std::string& contents) {
+std::string KeyOf(const GemmDesc& desc, DType out_dtype, const std::string& contents) {
   std::string key = absl::StrCat(static_cast<int>(desc.layout), " ", desc.alpha, " ", desc.beta,
-                                 " ", std::string(DTypeName(desc.out_dtype)));
+                                 " ", std::string(DTypeName(out_dtype)));
   for (const GemmOperand* operand : {&desc.a, &desc.b}) {
     absl::StrAppend(&key, " ", std::string(ScaleModeName(operand->scaling)), " ",
                     operand->e4m3_max);
@@ -64,6 +64,14 @@ absl::StatusOr<std::string> ExactValues::ContentsOf(const GemmDesc& desc) {
 
 absl::StatusOr<ExactValues::Result> ExactValues::Exact(GemmDesc desc, DType out_dtype,
                                                        const std::string& contents) {
+  const std::string key = KeyOf(desc, out_dtype, contents);
+  if (const auto known = exact_.find(key); known != exact_.end()) return known->second;
+  QG_ASSIGN_OR_RETURN(const Result result, Compute(std::move(desc), out_dtype));
+  exact_.emplace(key, result);
+  return result;
+}
+
+absl::StatusOr<ExactValues::Result> ExactValues::Compute(GemmDesc desc, DType out_dtype) {
   desc.arithmetic = Arithmetic{ArithmeticFamily::kExact};
   desc.use_split_accumulator = false;
   desc.in_place = false;  // One rounding of everything: in place and out of place are the same.
@@ -71,12 +79,8 @@ absl::StatusOr<ExactValues::Result> ExactValues::Exact(GemmDesc desc, DType out_
     QG_ASSIGN_OR_RETURN(desc.c, engine_.Cast(desc.c, out_dtype, cancellation_));
   }
   desc.out_dtype = out_dtype;
-  const std::string key = KeyOf(desc, contents);
-  if (const auto known = exact_.find(key); known != exact_.end()) return known->second;
   QG_ASSIGN_OR_RETURN(StartedGemm started, StartGemm(engine_, desc, cancellation_));
-  Result result{std::move(started.result.d), ReadOnce(std::move(started.note))};
-  exact_.emplace(key, result);
-  return result;
+  return Result{std::move(started.result.d), ReadOnce(std::move(started.note))};
 }
 
 absl::StatusOr<ExactValues::Value> ExactValues::InBothDTypes(const GemmDesc& desc) {
@@ -153,16 +157,27 @@ absl::StatusOr<GemmDesc> ExactValues::UnquantizedDesc(const std::string& name) {
   return desc;
 }
 
-absl::StatusOr<Tensor> ExactValues::UnquantizedLinear(const std::string& name) {
+absl::Status ExactValues::StartUnquantized(const std::string& name) {
   const bool contracts_over_m = name != "y" && name != "dx";
   if (contracts_over_m && request_.x.rows() == 0) {
-    QG_ASSIGN_OR_RETURN(Value empty, OfEmptySum(name, DType::kF32));
-    return empty.f32;
+    QG_ASSIGN_OR_RETURN(const Value empty, OfEmptySum(name, DType::kF32));
+    unquantized_.emplace(name, empty.f32);
+    return absl::OkStatus();
   }
   QG_ASSIGN_OR_RETURN(GemmDesc desc, UnquantizedDesc(name));
-  QG_ASSIGN_OR_RETURN(const std::string contents, ContentsOf(desc));
-  QG_ASSIGN_OR_RETURN(const Result result, Exact(std::move(desc), DType::kF32, contents));
-  return result.d;
+  QG_ASSIGN_OR_RETURN(const Result result, Compute(desc, DType::kF32));
+  unquantized_.emplace(name, result.d);
+  unfiled_.emplace_back(std::move(desc), result);
+  return absl::OkStatus();
+}
+
+absl::Status ExactValues::FileUnquantized() {
+  for (const auto& [desc, result] : unfiled_) {
+    QG_ASSIGN_OR_RETURN(const std::string contents, ContentsOf(desc));
+    exact_.emplace(KeyOf(desc, DType::kF32, contents), result);
+  }
+  unfiled_.clear();
+  return absl::OkStatus();
 }
 
 absl::Status ExactValues::RunUnquantized() {
@@ -192,9 +207,9 @@ absl::Status ExactValues::RunUnquantized() {
 absl::StatusOr<Tensor> ExactValues::Unquantized(const std::string& name) {
   if (const auto known = unquantized_.find(name); known != unquantized_.end()) return known->second;
   if (request_.layer.kind == LayerKind::kLinear) {
-    QG_ASSIGN_OR_RETURN(const Tensor value, UnquantizedLinear(name));
-    unquantized_.emplace(name, value);
-    return value;
+    QG_RETURN_IF_ERROR(StartUnquantized(name));
+    QG_RETURN_IF_ERROR(FileUnquantized());
+    return unquantized_.at(name);
   }
   if (unquantized_.empty()) QG_RETURN_IF_ERROR(RunUnquantized());
   const auto found = unquantized_.find(name);

@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/layer/layer.h"
@@ -43,6 +44,11 @@ class ExactValues {
   /// layer each is one GEMM, rounded once; of others, the whole layer under the recipe bf16 with
   /// activation_dtype=f32 and arithmetic `exact`: every operation rounds to f32. Computed once.
   absl::StatusOr<Tensor> Unquantized(const std::string& name);
+  /// The same of a linear layer in two steps, so that a device has these GEMMs to do before anybody
+  /// asks what their operands contain: begins the one of that name...
+  absl::Status StartUnquantized(const std::string& name);
+  /// ...and files all that were begun, for OfGemm to find.
+  absl::Status FileUnquantized();
 
   /// A GEMM that the layer did, on the operands it had.
   absl::StatusOr<Value> OfGemm(const GemmDesc& desc);
@@ -58,9 +64,9 @@ class ExactValues {
   };
   /// `contents`: ContentsOf(desc).
   absl::StatusOr<Result> Exact(GemmDesc desc, DType out_dtype, const std::string& contents);
+  /// The same, whether it is known or not.
+  absl::StatusOr<Result> Compute(GemmDesc desc, DType out_dtype);
   absl::StatusOr<Value> InBothDTypes(const GemmDesc& desc);
-  /// Of a linear layer.
-  absl::StatusOr<Tensor> UnquantizedLinear(const std::string& name);
   absl::StatusOr<GemmDesc> UnquantizedDesc(const std::string& name);
   /// All of a layer of several operations into unquantized_.
   absl::Status RunUnquantized();
@@ -73,7 +79,8 @@ class ExactValues {
   const Cancellation* const cancellation_;
   ContentKeys contents_;
   std::map<std::string, Tensor> unquantized_;
-  std::map<std::string, Result> exact_;  ///< By what they depend on.
+  std::map<std::string, Result> exact_;               ///< By what they depend on.
+  std::vector<std::pair<GemmDesc, Result>> unfiled_;  ///< Begun, and not yet among exact_.
 };
 
 }  // namespace quantgate

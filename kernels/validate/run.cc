@@ -162,12 +162,13 @@ class PlanRun {
       QG_RETURN_IF_ERROR(progress_.Begin("unquantized: the whole layer"));
       return exact_.Unquantized("y").status();
     }
-    QG_RETURN_IF_ERROR(exact_.contents().Prepare(TensorsOf(request_.step)));
+    QG_RETURN_IF_ERROR(exact_.contents().StartPreparing(TensorsOf(request_.step)));
     for (const std::string& name : LayerOutputs(request_.step)) {
       QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat("unquantized: ", name)));
-      QG_RETURN_IF_ERROR(exact_.Unquantized(name).status());
+      QG_RETURN_IF_ERROR(exact_.StartUnquantized(name));
     }
-    return absl::OkStatus();
+    QG_RETURN_IF_ERROR(exact_.contents().FinishPreparing());
+    return exact_.FileUnquantized();
   }
 
   /// `body` as one step of the run, with its time among `stages`.
@@ -184,6 +185,7 @@ class PlanRun {
   }
 
   absl::Status RunVariant(int index) {
+    result_ = {};  // Of the variant before.
     return request_.variants[index].parallel.has_value() ? RunOnSeveralRanks(index)
                                                          : RunOnOneRank(index);
   }
@@ -225,11 +227,11 @@ class PlanRun {
   absl::Status RunOnOneRank(int index) {
     const Variant& variant = request_.variants[index];
     const std::string label = variant.Label();
-    QG_ASSIGN_OR_RETURN(LayerResult result,
-                        RunLayer(engine_, request_.step, variant.recipe, variant.arithmetic,
-                                 cancellation_, [&](const std::string& stage) {
-                                   progress_.Announce(absl::StrCat(label, ": ", stage));
-                                 }));
+    LayerResult& result = result_;
+    QG_ASSIGN_OR_RETURN(result, RunLayer(engine_, request_.step, variant.recipe, variant.arithmetic,
+                                         cancellation_, [&](const std::string& stage) {
+                                           progress_.Announce(absl::StrCat(label, ": ", stage));
+                                         }));
     VariantReport& report = report_.variants[index];
     report = DescribeVariant(variant, result);
     QG_RETURN_IF_ERROR(exact_.contents().Prepare(TensorsOf(result)));
@@ -334,6 +336,7 @@ class PlanRun {
   OutputReporter reporter_;
   Progress progress_;
   RankEngines rank_engines_;
+  LayerResult result_;  ///< Of the last variant on one rank.
   RunReport report_;
 };
 
@@ -341,9 +344,10 @@ class PlanRun {
 
 absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine,
                                   const Cancellation* cancellation, const RunObserver& observer) {
-  PlanRun run(plan, engine, cancellation, observer);
-  QG_RETURN_IF_ERROR(run.CheckRanks());
-  absl::StatusOr<RunReport> report = run.Run();
+  const auto run = std::make_shared<PlanRun>(plan, engine, cancellation, observer);
+  QG_RETURN_IF_ERROR(run->CheckRanks());
+  absl::StatusOr<RunReport> report = run->Run();
+  if (report.ok()) report->made = run;
   switch (report.status().code()) {
     case absl::StatusCode::kOk:
     case absl::StatusCode::kCancelled:

@@ -1,6 +1,7 @@
 // Runs a plan and forms its report.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -112,6 +113,9 @@ struct RunReport {
   std::vector<VariantReport> variants;
   std::vector<PairSummary> pairs;  ///< Every subject > reference, per tensor.
   Verdict verdict;
+  /// Everything else that the run made. To give its tensors back takes a while: whoever is in a
+  /// hurry drops it later.
+  std::shared_ptr<const void> made;
 };
 
 struct RunProgress {
