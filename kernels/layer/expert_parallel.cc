@@ -88,6 +88,7 @@ absl::StatusOr<ExpertForward> ForwardExperts(StepRecorder& recorder, ProcessGrou
                       ExpertPlan::Create(group, options, routing, recorder.cancellation()));
   const ExpertPlan& plan = forward.saved.plan;
   layer.m_splits = plan.m_splits();
+  step.recipe = RecipeOfLayer(layer, step.recipe);
   const auto first = static_cast<uint32_t>(options.first_expert[group.rank()]);
   if (!group.faults().Has(kFaultExpertCallsAlone)) step.first_call_id += first * kCallIdsPerUnit;
   QG_ASSIGN_OR_RETURN(const Tensor rows,

@@ -103,7 +103,7 @@ LayerState StateOf(const LayerRequest& request) {
 }
 
 StepOptions OptionsOf(const LayerRequest& request, const Recipe& recipe) {
-  return {.recipe = recipe,
+  return {.recipe = RecipeOfLayer(request.layer, recipe),
           .grad_enabled = request.grad_output.has_value(),
           .requires_grad = request.requires_grad,
           .calibrate = request.calibrate,

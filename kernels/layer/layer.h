@@ -77,6 +77,10 @@ struct LayerSpec {
   friend bool operator==(const LayerSpec& a, const LayerSpec& b);
 };
 
+/// A recipe as the modules of a layer follow it (Recipe::ForModule). The functions of this folder
+/// take recipes as they are given.
+Recipe RecipeOfLayer(const LayerSpec& spec, const Recipe& recipe);
+
 /// One step of one layer, forward and perhaps backward, with nothing kept afterwards.
 struct LayerRequest {
   LayerSpec layer;

@@ -111,7 +111,8 @@ absl::Status CheckOverlap(const LayerRequest& request, const ProgramPlan& progra
 
 }  // namespace
 
-absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe) {
+absl::Status CheckLayer(const LayerRequest& request, const Recipe& given) {
+  const Recipe recipe = RecipeOfLayer(request.layer, given);
   QG_RETURN_IF_ERROR(CheckLayerTensors(request));
   QG_RETURN_IF_ERROR(CheckDelayed(request, recipe));
   const LayerPlan plan = PlanOf(request, recipe);
@@ -131,8 +132,9 @@ absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe) {
   return absl::OkStatus();
 }
 
-absl::Status CheckLayerGemms(const LayerRequest& request, const Recipe& recipe,
+absl::Status CheckLayerGemms(const LayerRequest& request, const Recipe& given,
                              const Arithmetic& arithmetic) {
+  const Recipe recipe = RecipeOfLayer(request.layer, given);
   for (const ProgramPlan& program : PlanOf(request, recipe).programs) {
     for (const PlannedOperation& operation : program.operations) {
       if (operation.kind != OperationKind::kBasicLinear) continue;

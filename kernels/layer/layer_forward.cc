@@ -149,6 +149,7 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
                                            LayerState& state, const Tensor& x,
                                            const StepOptions& given) {
   StepOptions options = given;
+  options.recipe = RecipeOfLayer(spec, given.recipe);
   if (options.parallel != nullptr) QG_RETURN_IF_ERROR(CheckEnds(*options.parallel));
   if (recorder.faults().Has(kFaultRequiresGradSwapped)) {
     std::swap(options.requires_grad.x, options.requires_grad.weight);

@@ -133,6 +133,11 @@ bool operator==(const LayerSpec& a, const LayerSpec& b) {
   return fields(a) == fields(b);
 }
 
+Recipe RecipeOfLayer(const LayerSpec& spec, const Recipe& recipe) {
+  const bool is_grouped = spec.kind == LayerKind::kGroupedLinear;
+  return recipe.ForModule(is_grouped ? ModuleType::kGroupedLinear : ModuleType::kLinear);
+}
+
 std::string_view LayerKindName(LayerKind kind) {
   return kLayerKindNames[static_cast<size_t>(kind)];
 }

@@ -276,7 +276,8 @@ std::vector<std::string> StageList::Run() {
 
 }  // namespace
 
-std::vector<std::string> LayerStages(const LayerRequest& request, const Recipe& recipe) {
+std::vector<std::string> LayerStages(const LayerRequest& request, const Recipe& given) {
+  const Recipe recipe = RecipeOfLayer(request.layer, given);
   const LayerPlan plan = PlanOf(request, recipe);
   return StageList(request, recipe, plan).Run();
 }

@@ -97,6 +97,19 @@ RecipeDescription Describe(const RecipeTable& table) {
   return description;
 }
 
+absl::StatusOr<RecipeRules> RulesOf(const RecipeTable& table, const Recipe::Knobs& resolved,
+                                    ModuleType module) {
+  QG_ASSIGN_OR_RETURN(const RecipeRules rules, table.is_composed()
+                                                   ? RulesOfComposed(table.kind, resolved, module)
+                                                   : RulesOfKnobs(table.kind, resolved));
+  absl::Status status = CheckRules(rules);
+  if (status.ok()) return rules;
+  // What is wrong of linear modules is said of the recipe; grouped_linear comes after them.
+  if (module == ModuleType::kLinear) return status;
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(ModuleTypeName(module)), ": ", status.message()));
+}
+
 std::optional<DType> ActivationDType(const std::string& value) {
   if (value == "input") return std::nullopt;
   return *ParseDType(value);
@@ -140,14 +153,19 @@ absl::StatusOr<Recipe> Recipe::Create(std::string_view name, const Knobs& knobs)
                       ParseBackwardOverride(resolved.at("backward_override")));
   recipe.activation_dtype_ = ActivationDType(resolved.at("activation_dtype"));
 
-  const absl::StatusOr<RecipeRules> rules = table->is_composed()
-                                                ? RulesOfComposed(table->kind, resolved)
-                                                : RulesOfKnobs(table->kind, resolved);
-  if (!rules.ok()) return BadRecipe(*table, rules.status());
-  if (absl::Status status = CheckRules(*rules); !status.ok()) return BadRecipe(*table, status);
-  recipe.quantizers_ = rules->quantizers;
-  recipe.split_ = rules->split;
-  recipe.delayed_scaling_ = rules->delayed;
+  std::array<Quantizers, kModuleTypes.size()> by_module;
+  for (const ModuleType module : kModuleTypes) {
+    const absl::StatusOr<RecipeRules> rules = RulesOf(*table, resolved, module);
+    if (!rules.ok()) return BadRecipe(*table, rules.status());
+    by_module[static_cast<size_t>(module)] = rules->quantizers;
+    if (module != ModuleType::kLinear) continue;
+    recipe.quantizers_ = rules->quantizers;
+    recipe.split_ = rules->split;
+    recipe.delayed_scaling_ = rules->delayed;
+  }
+  if (by_module.front() != by_module.back()) {
+    recipe.by_module_ = std::make_shared<const decltype(by_module)>(by_module);
+  }
   recipe.knobs_ = std::make_shared<const Knobs>(std::move(resolved));
   return recipe;
 }
@@ -198,6 +216,12 @@ std::string Recipe::ShortText() const {
 std::string Recipe::Digest() const {
   const std::string text = CanonicalText();
   return Sha256Of(std::as_bytes(std::span(text))).Hex();
+}
+
+Recipe Recipe::ForModule(ModuleType module) const {
+  Recipe recipe = *this;
+  if (by_module_ != nullptr) recipe.quantizers_ = (*by_module_)[static_cast<size_t>(module)];
+  return recipe;
 }
 
 bool Recipe::is_quantized() const {

@@ -21,6 +21,11 @@ enum class TensorRole { kInput, kWeight, kGradOutput };
 std::string_view TensorRoleName(TensorRole role);  ///< "input", "weight", "grad_output".
 absl::StatusOr<TensorRole> ParseTensorRole(std::string_view name);
 
+/// What a tensor's module is to the rules of a custom recipe; every layer but grouped_linear has
+/// linear ones.
+enum class ModuleType { kLinear, kGroupedLinear };
+std::string_view ModuleTypeName(ModuleType module);  ///< "linear", "grouped_linear".
+
 enum class GemmRole { kFprop, kDgrad, kWgrad };
 std::string_view GemmRoleName(GemmRole role);  ///< "fprop", "dgrad", "wgrad".
 
@@ -72,6 +77,10 @@ class Recipe {
   /// SHA-256 of CanonicalText(), lower-case hex.
   std::string Digest() const;
 
+  /// The same recipe as modules of this type follow it. Recipes whose rules name no module type
+  /// are as they were, and what is a recipe's own word below is of linear modules.
+  Recipe ForModule(ModuleType module) const;
+
   /// Some direction of some role is quantized.
   bool is_quantized() const;
   /// Scales come from the amaxes of earlier steps.
@@ -98,8 +107,11 @@ class Recipe {
   std::shared_ptr<const Knobs> knobs_;  ///< Shared by copies: every step of training makes some.
   BackwardOverride backward_override_ = BackwardOverride::kNone;
   std::optional<DType> activation_dtype_;
-  std::array<Quantizer, 3> quantizers_;  ///< By TensorRole.
-  std::array<bool, 3> split_ = {};       ///< By GemmRole.
+  using Quantizers = std::array<Quantizer, 3>;  ///< By TensorRole.
+  Quantizers quantizers_;
+  /// By ModuleType; null where all are alike.
+  std::shared_ptr<const std::array<Quantizers, 2>> by_module_;
+  std::array<bool, 3> split_ = {};  ///< By GemmRole.
   DelayedScalingOptions delayed_scaling_;
 };
 

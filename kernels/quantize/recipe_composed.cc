@@ -60,16 +60,23 @@ absl::StatusOr<Directions> ParseDirectionText(std::string_view text) {
 
 /// One entry of a custom recipe's list.
 struct CustomRule {
-  std::optional<std::string> module_type;
+  std::optional<ModuleType> module;
   std::optional<TensorRole> role;
   Directions directions;
   Json canonical;
 
-  /// Every layer of this build has linear modules.
-  bool Fits(TensorRole of) const {
-    return module_type.value_or("linear") == "linear" && role.value_or(of) == of;
+  bool Fits(TensorRole of, ModuleType within) const {
+    return module.value_or(within) == within && role.value_or(of) == of;
   }
 };
+
+absl::StatusOr<ModuleType> ParseModuleType(const Json& json) {
+  for (const ModuleType module : kModuleTypes) {
+    if (json == std::string(ModuleTypeName(module))) return module;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "\"module_type\": unknown module ", ShownValue(json.dump()), "; linear or grouped_linear"));
+}
 
 absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
   if (!json.is_object()) return absl::InvalidArgumentError("a rule is an object");
@@ -79,12 +86,8 @@ absl::StatusOr<CustomRule> ParseCustomRule(const Json& json) {
   QG_ASSIGN_OR_RETURN(rule.directions, ParseDirections(json));
   rule.canonical = rule.directions.canonical;
   if (json.contains("module_type")) {
-    const Json& module = json["module_type"];
-    if (module != "linear" && module != "grouped_linear") {
-      return absl::InvalidArgumentError("\"module_type\": unknown role; linear or grouped_linear");
-    }
-    rule.module_type = module.get<std::string>();
-    rule.canonical["module_type"] = module;
+    QG_ASSIGN_OR_RETURN(rule.module, ParseModuleType(json["module_type"]));
+    rule.canonical["module_type"] = json["module_type"];
   }
   if (json.contains("tensor_type")) {
     const Json& tensor = json["tensor_type"];
@@ -158,19 +161,20 @@ absl::StatusOr<RecipeRules> HybridRules(const Recipe::Knobs& knobs) {
   return rules;
 }
 
-absl::StatusOr<RecipeRules> CustomRulesOf(const Recipe::Knobs& knobs) {
+absl::StatusOr<RecipeRules> CustomRulesOf(const Recipe::Knobs& knobs, ModuleType module) {
   QG_ASSIGN_OR_RETURN(const std::vector<CustomRule> list,
                       ParseCustomRules(knobs.find("rules")->second));
   RecipeRules rules;
   rules.split = kModuleSplits;
   for (const TensorRole role : kTensorRoles) {
-    const auto fits = [&](const CustomRule& rule) { return rule.Fits(role); };
+    const auto fits = [&](const CustomRule& rule) { return rule.Fits(role, module); };
     const auto found = std::find_if(list.begin(), list.end(), fits);
     if (found == list.end()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("knob rules: no rule fits ", std::string(TensorRoleName(role)),
-                       "; end with one without tensor_type, such as {\"quantizer\": "
-                       "\"bf16\"}"));
+          absl::StrCat("knob rules: no rule fits ", std::string(TensorRoleName(role)), " of a ",
+                       std::string(ModuleTypeName(module)),
+                       "; end with one without tensor_type and module_type, such as "
+                       "{\"quantizer\": \"bf16\"}"));
     }
     Quantizer& quantizer = rules.of(role);
     quantizer.rowwise = found->directions.rowwise->For(role, Usage::kRowwise);
@@ -197,8 +201,9 @@ absl::StatusOr<std::string> CanonicalComposedValue(const Knob& knob, std::string
   return list.dump();
 }
 
-absl::StatusOr<RecipeRules> RulesOfComposed(RecipeKind kind, const Recipe::Knobs& knobs) {
-  return kind == RecipeKind::kHybrid ? HybridRules(knobs) : CustomRulesOf(knobs);
+absl::StatusOr<RecipeRules> RulesOfComposed(RecipeKind kind, const Recipe::Knobs& knobs,
+                                            ModuleType module) {
+  return kind == RecipeKind::kHybrid ? HybridRules(knobs) : CustomRulesOf(knobs, module);
 }
 
 }  // namespace quantgate

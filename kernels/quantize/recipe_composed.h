@@ -14,7 +14,8 @@ namespace quantgate {
 /// is what differs from the defaults, keys sorted. INVALID_ARGUMENT says what is wrong inside.
 absl::StatusOr<std::string> CanonicalComposedValue(const Knob& knob, std::string_view value);
 
-/// The rules of hybrid or custom; every knob is in `knobs`, canonical.
-absl::StatusOr<RecipeRules> RulesOfComposed(RecipeKind kind, const Recipe::Knobs& knobs);
+/// The rules of hybrid or custom for modules of one type; every knob is in `knobs`, canonical.
+absl::StatusOr<RecipeRules> RulesOfComposed(RecipeKind kind, const Recipe::Knobs& knobs,
+                                            ModuleType module);
 
 }  // namespace quantgate

@@ -1,4 +1,4 @@
-// The names of roles and overrides.
+// The names of roles, module types and overrides.
 #include "absl/strings/str_cat.h"
 #include "kernels/quantize/recipe.h"
 #include "kernels/quantize/recipe_table.h"
@@ -23,6 +23,10 @@ absl::StatusOr<TensorRole> ParseTensorRole(std::string_view name) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat("role: ", ShownValue(name), " is not one of input, weight, grad_output"));
+}
+
+std::string_view ModuleTypeName(ModuleType module) {
+  return module == ModuleType::kLinear ? "linear" : "grouped_linear";
 }
 
 std::string_view GemmRoleName(GemmRole role) {

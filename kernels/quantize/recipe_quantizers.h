@@ -28,6 +28,8 @@ struct RecipeRules {
 /// docs/quantizers.md section 10.2.
 inline constexpr std::array<bool, 3> kModuleSplits = {false, true, true};
 
+inline constexpr std::array kModuleTypes = {ModuleType::kLinear, ModuleType::kGroupedLinear};
+
 /// The rules of a recipe that is not composed; every knob is in `knobs`. INVALID_ARGUMENT for knobs
 /// that do not go together, without the recipe's name.
 absl::StatusOr<RecipeRules> RulesOfKnobs(RecipeKind kind, const Recipe::Knobs& knobs);

@@ -44,7 +44,11 @@ class CheckpointReader {
   absl::Status OutlineTrained(const Json& json, const std::string& name, DType dtype,
                               const Shape& shape, SessionLayerState& layer) const;
   absl::StatusOr<QuantizedTensor> OutlineQuantized(const Json& json, const std::string& path,
-                                                   DType dtype, const Shape& shape) const;
+                                                   const Quantizer& quantizer, DType dtype,
+                                                   const Shape& shape) const;
+  Quantizer WeightQuantizer(size_t layer) const {
+    return RecipeOfLayer(spec_.layers[layer].spec, *recipe_).QuantizerFor(TensorRole::kWeight);
+  }
   int tp() const { return rank_ == nullptr ? 1 : spec_.parallel->tensor_parallel; }
   absl::Status CheckRanks() const;
   /// This rank's part of a parameter's shape.
@@ -121,9 +125,9 @@ absl::StatusOr<Shape> CheckpointReader::ShapeOf(const Json& json, DType dtype,
 
 absl::StatusOr<QuantizedTensor> CheckpointReader::OutlineQuantized(const Json& json,
                                                                    const std::string& path,
+                                                                   const Quantizer& quantizer,
                                                                    DType dtype,
                                                                    const Shape& shape) const {
-  const Quantizer& quantizer = recipe_->QuantizerFor(TensorRole::kWeight);
   const auto usages_json = json.find("usages");
   if (usages_json == json.end() || !usages_json->is_object()) {
     return Malformed(absl::StrCat(path, ".usages is absent"));
@@ -206,8 +210,9 @@ absl::Status CheckpointReader::OutlineParameter(const Json& json, size_t index,
   QG_RETURN_IF_ERROR(Divide(index, name, shape));
   Parameter& parameter = layer.state.parameters[name];
   if (spec_.weights == WeightStorage::kQuantized && IsWeight(name)) {
-    QG_ASSIGN_OR_RETURN(parameter.quantized, OutlineQuantized(json, path, dtype, shape));
-    parameter.quantizer = recipe_->QuantizerFor(TensorRole::kWeight);
+    parameter.quantizer = WeightQuantizer(index);
+    QG_ASSIGN_OR_RETURN(parameter.quantized,
+                        OutlineQuantized(json, path, parameter.quantizer, dtype, shape));
   } else {
     QG_ASSIGN_OR_RETURN(parameter.value, OutlineTensor(dtype, shape));
   }
@@ -239,9 +244,9 @@ absl::Status CheckpointReader::OutlineLayer(const Json& json, size_t index,
     }
     const Tensor& value = parameter->second.value;
     WeightWorkspace& kept = layer.state.workspaces[name];
-    QG_ASSIGN_OR_RETURN(kept.quantized,
-                        OutlineQuantized(workspace, prefix + name, value.dtype(), value.shape()));
-    kept.quantizer = recipe_->QuantizerFor(TensorRole::kWeight);
+    kept.quantizer = WeightQuantizer(index);
+    QG_ASSIGN_OR_RETURN(kept.quantized, OutlineQuantized(workspace, prefix + name, kept.quantizer,
+                                                         value.dtype(), value.shape()));
   }
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-// How parameters come to be and how they follow their masters: one layer's at a time. Private to
+// How parameters of one layer come to be and how they follow their masters. Private to
 // kernels/training.
 #pragma once
 
@@ -11,14 +11,15 @@ namespace quantgate {
 
 class ParameterUpdate {
  public:
-  /// References must outlive it. Weights are quantized as `recipe` says. Of weights of which a rank
-  /// has rows gradients are those rows' too, and all ranks call alike.
-  ParameterUpdate(Engine& engine, const SessionSpec& spec, const Recipe& recipe,
-                  const SeededFaults& faults, const Cancellation* cancellation,
-                  const SessionRank* rank = nullptr)
+  /// References must outlive it, but for the recipe's. Weights are quantized as `recipe` says to
+  /// `layer`. Of weights of which a rank has rows gradients are those rows' too, and all ranks call
+  /// alike.
+  ParameterUpdate(Engine& engine, const SessionSpec& spec, const SessionLayer& layer,
+                  const Recipe& recipe, const SeededFaults& faults,
+                  const Cancellation* cancellation, const SessionRank* rank = nullptr)
       : engine_(engine),
         spec_(spec),
-        recipe_(recipe),
+        recipe_(RecipeOfLayer(layer.spec, recipe)),
         faults_(faults),
         cancellation_(cancellation),
         shards_(engine, spec, rank, faults, cancellation) {}
@@ -44,7 +45,7 @@ class ParameterUpdate {
 
   Engine& engine_;
   const SessionSpec& spec_;
-  const Recipe& recipe_;
+  const Recipe recipe_;
   const SeededFaults& faults_;
   const Cancellation* const cancellation_;
   const ShardedParameters shards_;

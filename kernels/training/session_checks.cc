@@ -119,7 +119,9 @@ absl::Status CheckSessionName(const std::string& field, const std::string& name)
                               kNameLengthMax, " letters, digits, _ and -"));
 }
 
-absl::Status CheckQuantizedWeightsOf(const Recipe& recipe) {
+namespace {
+
+absl::Status CheckWeightQuantizer(const Recipe& recipe) {
   const Quantizer& quantizer = recipe.QuantizerFor(TensorRole::kWeight);
   if (!quantizer.rowwise.is_quantized()) {
     return Invalid(absl::StrCat("weights: quantized; recipe ", recipe.ShortText(),
@@ -129,6 +131,16 @@ absl::Status CheckQuantizedWeightsOf(const Recipe& recipe) {
     return Invalid(absl::StrCat("weights: quantized; recipe ", recipe.ShortText(),
                                 " rounds weights stochastically, which would draw anew at every "
                                 "update: weights are rounded to nearest"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckQuantizedWeightsOf(const std::vector<SessionLayer>& layers,
+                                     const Recipe& recipe) {
+  for (const SessionLayer& layer : layers) {
+    QG_RETURN_IF_ERROR(InLayer(layer, CheckWeightQuantizer(RecipeOfLayer(layer.spec, recipe))));
   }
   return absl::OkStatus();
 }
@@ -149,7 +161,7 @@ absl::Status CheckSessionSpec(const SessionSpec& spec) {
     }
   }
   if (spec.weights == WeightStorage::kQuantized) {
-    QG_RETURN_IF_ERROR(CheckQuantizedWeightsOf(spec.recipe));
+    QG_RETURN_IF_ERROR(CheckQuantizedWeightsOf(spec.layers, spec.recipe));
   } else if (spec.built_without_grad) {
     return Invalid("built_without_grad: true; it is of quantized weights");
   }

@@ -14,8 +14,8 @@ absl::Status InLayer(const SessionLayer& layer, const absl::Status& status);
 /// Names, limits, the optimizer's options, and what goes together: INVALID_ARGUMENT.
 absl::Status CheckSessionSpec(const SessionSpec& spec);
 
-/// That a recipe can hold weights quantized: INVALID_ARGUMENT.
-absl::Status CheckQuantizedWeightsOf(const Recipe& recipe);
+/// That a recipe can hold the weights of these layers quantized: INVALID_ARGUMENT.
+absl::Status CheckQuantizedWeightsOf(const std::vector<SessionLayer>& layers, const Recipe& recipe);
 
 /// That the layers fit their parameters, or a rank's parts of both, and each layer the one before
 /// it: INVALID_ARGUMENT.

@@ -72,10 +72,10 @@ absl::StatusOr<SessionStepResult> TrainingSession::Optimize(const OptimizerStep&
   const OptimizerSpec optimizer = WithLearningRate(session.spec.optimizer, step.learning_rate);
   SessionRun run(session.engine, session.spec, cancellation);
   QG_RETURN_IF_ERROR(ReduceGradients(run, session, cancellation, next));
-  ParameterUpdate update(session.engine, session.spec, next.recipe, session.faults, cancellation,
-                         session.rank.get());
   for (size_t i = 0; i < next.layers.size(); ++i) {
     const SessionLayer& layer = session.spec.layers[i];
+    ParameterUpdate update(session.engine, session.spec, layer, next.recipe, session.faults,
+                           cancellation, session.rank.get());
     QG_RETURN_IF_ERROR(run.recorder(i).Timed("optimizer", [&] {
       return InLayer(layer, update.Optimize(next.layers[i], optimizer, next.optimizer_steps));
     }));

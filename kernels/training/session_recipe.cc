@@ -44,6 +44,9 @@ class RecipeChange {
   absl::Status CheckQuantizedWeights() const;
   absl::Status ChangeDelayed(SessionLayerState& layer);
   absl::Status RequantizeWeights();
+  Quantizer WeightQuantizer(size_t layer) const {
+    return RecipeOfLayer(session_.spec.layers[layer].spec, to_).QuantizerFor(TensorRole::kWeight);
+  }
 
   const TrainingSession::State& session_;
   const Recipe& to_;
@@ -53,8 +56,8 @@ class RecipeChange {
 
 absl::Status RecipeChange::CheckQuantizedWeights() const {
   const Recipe& from = next_.recipe;
-  const Quantizer& quantizer = to_.QuantizerFor(TensorRole::kWeight);
   for (size_t i = 0; i < next_.layers.size(); ++i) {
+    const Quantizer quantizer = WeightQuantizer(i);
     for (const auto& [name, parameter] : next_.layers[i].state.parameters) {
       if (!parameter.is_quantized()) continue;
       const std::string path = absl::StrCat(session_.spec.layers[i].name, ".", name);
@@ -98,16 +101,17 @@ absl::Status RecipeChange::ChangeDelayed(SessionLayerState& layer) {
 }
 
 absl::Status RecipeChange::RequantizeWeights() {
-  const Quantizer& quantizer = to_.QuantizerFor(TensorRole::kWeight);
-  ParameterUpdate update(session_.engine, session_.spec, to_, session_.faults, cancellation_,
-                         session_.rank.get());
   for (size_t i = 0; i < next_.layers.size(); ++i) {
+    const Quantizer quantizer = WeightQuantizer(i);
+    const SessionLayer& layer = session_.spec.layers[i];
+    ParameterUpdate update(session_.engine, session_.spec, layer, to_, session_.faults,
+                           cancellation_, session_.rank.get());
     bool is_of_another_rule = false;
     for (const auto& [name, parameter] : next_.layers[i].state.parameters) {
       is_of_another_rule |= parameter.is_quantized() && parameter.quantizer != quantizer;
     }
     if (!is_of_another_rule) continue;
-    QG_RETURN_IF_ERROR(InLayer(session_.spec.layers[i], update.Requantize(next_.layers[i])));
+    QG_RETURN_IF_ERROR(InLayer(layer, update.Requantize(next_.layers[i])));
   }
   return absl::OkStatus();
 }
@@ -115,7 +119,7 @@ absl::Status RecipeChange::RequantizeWeights() {
 absl::Status RecipeChange::Run() {
   QG_RETURN_IF_ERROR(CheckQuantizedWeights());
   if (session_.spec.weights == WeightStorage::kQuantized) {
-    QG_RETURN_IF_ERROR(CheckQuantizedWeightsOf(to_));
+    QG_RETURN_IF_ERROR(CheckQuantizedWeightsOf(session_.spec.layers, to_));
   }
   std::vector<DelayedStates> retired;
   for (SessionLayerState& layer : next_.layers) {

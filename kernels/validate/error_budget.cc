@@ -128,7 +128,7 @@ class Budgets {
           const LayerResult& result, const Cancellation* cancellation)
       : engine_(engine),
         request_(request),
-        recipe_(recipe),
+        recipe_(RecipeOfLayer(request.layer, recipe)),
         result_(result),
         cancellation_(cancellation) {
     context_.cancellation = cancellation;
@@ -149,7 +149,7 @@ class Budgets {
 
   Engine& engine_;
   const LayerRequest& request_;
-  const Recipe& recipe_;
+  const Recipe recipe_;
   const LayerResult& result_;
   const Cancellation* const cancellation_;
   ExecutionContext context_;

@@ -35,7 +35,7 @@ absl::Status CheckArithmetic(const std::string& field, const Arithmetic& arithme
 absl::Status CheckSplitK(const std::string& field, const LayerRequest& step,
                          const Variant& variant) {
   if (variant.arithmetic.split_k <= 1) return absl::OkStatus();
-  const Recipe& recipe = variant.recipe;
+  const Recipe recipe = RecipeOfLayer(step.layer, variant.recipe);
   if (recipe.activation_dtype().value_or(step.x.dtype()) != DType::kF32) return absl::OkStatus();
   const RequiresGrad& wanted = step.requires_grad;
   // In layers of several operations a bias's or norm's gradient may need a dgrad.
@@ -80,7 +80,9 @@ absl::Status CheckParallelModeUsed(const LayerRunRequest& request) {
 absl::Status CheckUsed(const LayerRunRequest& request) {
   const auto any = [&](auto&& predicate) {
     return std::any_of(request.variants.begin(), request.variants.end(),
-                       [&](const Variant& variant) { return predicate(variant.recipe); });
+                       [&](const Variant& variant) {
+                         return predicate(RecipeOfLayer(request.step.layer, variant.recipe));
+                       });
   };
   const LayerRequest& step = request.step;
   const bool has_random = any([](const Recipe& recipe) {

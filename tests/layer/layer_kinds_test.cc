@@ -143,6 +143,36 @@ TEST(GroupedLinear, PermutingExpertsPermutesWhatTheyGive) {
   }
 }
 
+TEST(GroupedLinear, FollowsTheCustomRulesOfItsModuleType) {
+  const std::string custom =
+      R"(custom:rules=[{"module_type":"grouped_linear","quantizer":"mxfp8"},)"
+      R"({"quantizer":"nvfp4"}])";
+  for (const std::string knobs : {"", "backward_override=dequantized"}) {
+    SCOPED_TRACE(knobs);
+    const auto with = [&](const std::string& recipe, const char* separator) {
+      return knobs.empty() ? recipe : absl::StrCat(recipe, separator, knobs);
+    };
+    LayerRequest linear = GroupedLinearCase();
+    linear.layer = LayerSpec{};
+    linear.parameters = {{"weight", linear.parameters.at("weight.0")}};
+    const std::pair<LayerRequest, std::string> cases[] = {{GroupedLinearCase(), "mxfp8"},
+                                                          {linear, "nvfp4"}};
+    for (const auto& [request, plain] : cases) {
+      SCOPED_TRACE(plain);
+      const LayerResult subject = RunCase(request, with(custom, ","));
+      const LayerResult reference = RunCase(request, with(plain, ":"));
+      const Recipe recipe = *Recipe::Parse(with(custom, ","));
+      ASSERT_EQ(subject.outputs.size(), reference.outputs.size());
+      for (const NamedTensor& output : reference.outputs) {
+        EXPECT_TRUE(SameBits(OutputOf(subject, output.name), output.tensor)) << output.name;
+      }
+      const std::vector<std::string> stages = LayerStages(request, recipe);
+      ASSERT_EQ(subject.stages.size(), stages.size());
+      for (size_t i = 0; i < stages.size(); ++i) EXPECT_EQ(subject.stages[i].stage, stages[i]);
+    }
+  }
+}
+
 TEST(LayerNormLinear, IsTheChainOfItsParts) {
   LayerRequest layer = LayerNormLinearCase(NormKind::kLayerNorm);
   LayerRequest chain = layer;

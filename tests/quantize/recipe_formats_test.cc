@@ -220,7 +220,7 @@ TEST(Hybrid, RolesOverrideGemms) {
 TEST(Custom, TheFirstRuleThatFits) {
   const std::string text =
       R"(custom:rules=[{"tensor_type": "weight", "quantizer": {"format": "mxfp8", "block_dim": 2}},)"
-      R"({"module_type": "grouped_linear", "quantizer": "nvfp4"},)"
+      R"({"module_type": "grouped_linear", "quantizer": "mxfp8"},)"
       R"({"tensor_type": "grad_output", "rowwise": "mxfp8", "columnwise": "nvfp4"},)"
       R"({"module_type": "linear", "rowwise": "mxfp8", "columnwise": "nvfp4",)"
       R"( "columnwise_source": "original"}])";
@@ -232,6 +232,27 @@ TEST(Custom, TheFirstRuleThatFits) {
   EXPECT_EQ(recipe.QuantizerFor(kInput).columnwise, SpecOf("nvfp4", kInput, kColumn));
   EXPECT_EQ(SplitsOf(text), kFastForward);
   EXPECT_EQ(Parsed(recipe.ShortText()).Digest(), recipe.Digest());
+}
+
+TEST(Custom, ModuleTypesHaveRulesOfTheirOwn) {
+  const Recipe recipe =
+      Parsed(R"(custom:rules=[{"module_type": "grouped_linear", "quantizer": "nvfp4"},)"
+             R"({"module_type": "linear", "tensor_type": "weight", "quantizer": "fp8_block"},)"
+             R"({"tensor_type": "weight", "quantizer": "mxfp8"}, {"quantizer": "fp8_block"}])");
+  const Recipe grouped = recipe.ForModule(ModuleType::kGroupedLinear);
+  for (const TensorRole role : {kInput, kWeight, kGrad}) {
+    EXPECT_EQ(grouped.QuantizerFor(role), Parsed("nvfp4").QuantizerFor(role));
+    EXPECT_EQ(recipe.QuantizerFor(role), Parsed("fp8_block").QuantizerFor(role));
+    EXPECT_EQ(grouped.ForModule(ModuleType::kLinear).QuantizerFor(role), recipe.QuantizerFor(role));
+  }
+  EXPECT_TRUE(grouped.RoundsStochastically(kGrad));
+  EXPECT_FALSE(recipe.RoundsStochastically(kGrad));
+  EXPECT_EQ(grouped.Digest(), recipe.Digest());
+  const Recipe experts_alone =
+      Parsed(R"(custom:rules=[{"module_type":"grouped_linear","quantizer":"mxfp8"},)"
+             R"({"quantizer":"bf16"}])");
+  EXPECT_FALSE(experts_alone.is_quantized());
+  EXPECT_TRUE(experts_alone.ForModule(ModuleType::kGroupedLinear).is_quantized());
 }
 
 TEST(Custom, QuantizersByTheirFields) {
@@ -321,11 +342,17 @@ TEST(Refused, ByName) {
       {"hybrid:fprop={", "not valid JSON"},
       {"custom:rules=[]", "knob rules: value \"[]\": a list of 1 to 64 rules"},
       {"custom:rules=[{\"tensor_type\":\"weight\",\"quantizer\":\"mxfp8\"}]",
-       "recipe custom: knob rules: no rule fits input"},
+       "recipe custom: knob rules: no rule fits input of a linear; end with one without"},
+      {"custom:rules=[{\"module_type\":\"linear\",\"quantizer\":\"mxfp8\"}]",
+       "recipe custom: knob rules: no rule fits input of a grouped_linear"},
+      {"custom:rules=[{\"module_type\":\"grouped_linear\",\"tensor_type\":\"weight\","
+       "\"quantizer\":\"nvfp4\"},{\"quantizer\":\"mxfp8\"}]",
+       "recipe custom: grouped_linear: fprop reads input rowwise (mxfp8) and weight rowwise "
+       "(nvfp4); both sides of a GEMM must have one scaling mode"},
       {"custom:rules=[{\"tensor_type\":\"bias\",\"quantizer\":\"mxfp8\"}]",
        "rule 0: \"tensor_type\": unknown role \"\"bias\"\"; input, weight or grad_output"},
       {"custom:rules=[{\"module_type\":\"conv\",\"quantizer\":\"mxfp8\"}]",
-       "rule 0: \"module_type\": unknown role; linear or grouped_linear"},
+       "rule 0: \"module_type\": unknown module \"\"conv\"\"; linear or grouped_linear"},
       {"custom:rules=[{\"rowwise\":\"mxfp8\"}]",
        "a rule has either \"quantizer\" or both \"rowwise\" and \"columnwise\""},
       {"custom:rules=[{\"quantizer\":{\"format\":\"mxfp8\",\"colour\":1}}]",

@@ -13,6 +13,17 @@ namespace {
 
 const ExecutionContext kContext;
 
+constexpr char kPlain[] = "nvfp4:disable_stochastic_rounding=true";
+constexpr char kCustom[] =
+    R"(custom:rules=[{"module_type":"grouped_linear","quantizer":"mxfp8"},)"
+    R"({"quantizer":{"name":"nvfp4","knobs":{"disable_stochastic_rounding":true}}}])";
+
+/// The recipe that a layer follows; of kCustom the one that its rules name for the layer's modules.
+Recipe FollowedBy(const LayerSpec& layer, const Recipe& recipe) {
+  if (recipe.name() != "custom") return recipe;
+  return *Recipe::Parse(layer.kind == LayerKind::kGroupedLinear ? "mxfp8" : kPlain);
+}
+
 class SessionLayers : public ::testing::TestWithParam<const char*> {
  protected:
   /// One layer by itself, forward and backward.
@@ -26,9 +37,18 @@ class SessionLayers : public ::testing::TestWithParam<const char*> {
       const std::string prefix = layer.name + ".";
       if (name.find(prefix) == 0) request.parameters[name.substr(prefix.size())] = tensor;
     }
-    auto result = RunLayer(*engine_, request, recipe, Arithmetic{}, nullptr);
+    auto result =
+        RunLayer(*engine_, request, FollowedBy(layer.spec, recipe), Arithmetic{}, nullptr);
     EXPECT_TRUE(result.ok()) << layer.name << ": " << result.status();
     return result.ok() ? *std::move(result) : LayerResult{};
+  }
+  static Quantizer WeightQuantizer(const SessionSpec& spec, const std::string& parameter) {
+    for (const SessionLayer& layer : spec.layers) {
+      if (parameter.find(layer.name + ".") != 0) continue;
+      return FollowedBy(layer.spec, spec.recipe).QuantizerFor(TensorRole::kWeight);
+    }
+    ADD_FAILURE() << parameter;
+    return {};
   }
   static Tensor Output(const LayerResult& result, const std::string& name) {
     for (const NamedTensor& output : result.outputs) {
@@ -104,8 +124,8 @@ TEST_P(SessionLayers, EveryParameterIsUpdatedAndEveryExpertIsFresh) {
     EXPECT_EQ(SameBits(master, *CastTensor(given, DType::kF32, kContext)), !has_rows) << name;
     if (name.find("weight") == std::string::npos || !spec.recipe.is_quantized()) continue;
     if (spec.recipe.is_delayed()) continue;
-    const QuantizedTensor fresh = *QuantizeCpu(
-        master, spec.recipe.QuantizerFor(TensorRole::kWeight), {true, true}, {}, kContext);
+    const QuantizedTensor fresh =
+        *QuantizeCpu(master, WeightQuantizer(spec, name), {true, true}, {}, kContext);
     EXPECT_TRUE(
         SameBits(*session.Find(name + ".quantized.rowwise_data", nullptr), fresh.rowwise->data))
         << name;
@@ -122,7 +142,7 @@ TEST_P(SessionLayers, EveryParameterIsUpdatedAndEveryExpertIsFresh) {
 
 INSTANTIATE_TEST_SUITE_P(Recipes, SessionLayers,
                          ::testing::Values("bf16", "fp8_current", "fp8_delayed", "fp8_block",
-                                           "mxfp8", "nvfp4:disable_stochastic_rounding=true"));
+                                           "mxfp8", kPlain, kCustom));
 
 }  // namespace
 }  // namespace quantgate
