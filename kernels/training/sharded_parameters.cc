@@ -125,7 +125,7 @@ absl::Status ShardedParameters::ShardOne(const SessionLayer& layer, const std::s
   weight.name = absl::StrCat(layer.name, ".", name);
   weight.shape = is_quantized ? parameter.quantized.shape : parameter.value.shape();
   weight.storage = is_quantized ? WeightStorage::kQuantized : WeightStorage::kHighPrecision;
-  weight.quantizer = recipe.QuantizerFor(TensorRole::kWeight);
+  weight.quantizer = RecipeOfLayer(layer.spec, recipe).QuantizerFor(TensorRole::kWeight);
   weight.bounds =
       EvenBounds(weight.shape[0], ranks, is_quantized ? BlockRows(weight.quantizer) : 1);
   if (is_quantized) {
