@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "client/cli/commands.h"
 #include "client/cli/exit_code.h"
 #include "client/cli/number_text.h"
@@ -266,6 +267,8 @@ absl::StatusOr<int> RunScenarioLibrary(Invocation& invocation, const ScenarioOpt
   const int64_t total =
       options.names.empty() ? listed.scenarios_size() : static_cast<int64_t>(options.names.size());
   std::vector<v1::ScenarioEvent> events;
+  const std::string& server = invocation.options().server;
+  const JunitRun run{server.empty() ? "localhost" : server, absl::Now()};
   int64_t done = 0;
   QG_ASSIGN_OR_RETURN(const v1::ScenarioRunFinished finished,
                       RunScenarios(*connection, request, [&](const v1::ScenarioEvent& event) {
@@ -277,7 +280,7 @@ absl::StatusOr<int> RunScenarioLibrary(Invocation& invocation, const ScenarioOpt
                       }));
   invocation.progress().Clear();
   if (!options.junit.empty()) {
-    QG_RETURN_IF_ERROR(WriteTextFile(options.junit, ScenarioJunit(events)));
+    QG_RETURN_IF_ERROR(WriteTextFile(options.junit, ScenarioJunit(events, run)));
   }
   PrintEnd(invocation, events, finished);
   return finished.good() ? kExitOk : kExitCriterionFailed;

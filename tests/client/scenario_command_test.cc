@@ -172,7 +172,7 @@ TEST_F(ScenarioCommandTest, ExitsWithOneWhereSomethingDoesNotHold) {
   EXPECT_THAT(out.str(), HasSubstr("expected"));
   const std::string xml = TextOf(path);
   EXPECT_THAT(xml, HasSubstr("failures=\"1\""));
-  EXPECT_THAT(xml, HasSubstr("<failure message=\"mxfp8, step 0: "));
+  EXPECT_THAT(xml, HasSubstr("<failure type=\"difference\" message=\"mxfp8, step 0: "));
 }
 
 }  // namespace
