@@ -125,6 +125,26 @@ TEST_P(LayerValues, AnActivationDTypeIsTheBitsOfACastInput) {
   }
 }
 
+// Which activations have one kernel for derivative, bias gradient and cast depends on the kind.
+TEST(LayerActivations, EveryKindIsTheComposition) {
+  for (size_t i = 0; i < std::size(kActivationKindNames); ++i) {
+    LayerRequest request = WithScales(LayerNormMlpCase(static_cast<ActivationKind>(i)));
+    if (request.layer.activation.kind == ActivationKind::kClampedSwiglu) {
+      request.layer.activation.limit = 1.5f;
+      request.layer.activation.alpha = 1.25f;
+      request.layer.activation.offset = 0.5f;
+    }
+    for (const char* recipe : {"bf16", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8", "nvfp4",
+                               "mxfp8:backward_override=high_precision"}) {
+      SCOPED_TRACE(absl::StrCat(std::string(kActivationKindNames[i]), " ", recipe));
+      const auto reference = ReferenceOf(request, *Recipe::Parse(recipe));
+      const LayerResult result = RunCase(request, recipe);
+      ExpectReference(result, reference);
+      EXPECT_EQ(result.outputs.size(), reference.size());
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, LayerValues, ::testing::ValuesIn(AllLayerCases()),
                          [](const auto& info) { return info.param.name; });
 

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/training/session_fixture.h"
 
 namespace quantgate {
@@ -180,6 +182,71 @@ TEST_F(SessionDelayed, AMarginScalesWhatThereIsAndLeavesWhatIsFresh) {
   EXPECT_EQ(State("fc1.input.scale"), (Floats{input[0] / 8}));
   EXPECT_EQ(State("fc1.input.amax_history").size(), 2u);
   EXPECT_EQ(State("fc1.grad_output.scale"), (Floats{1}));
+}
+
+// 448 over an amax of about 2^-118 is a number, but not 2^8 times as much: the largest number is
+// taken, as an update under that margin takes it.
+TEST_F(SessionDelayed, AMarginThatTakesAScaleBeyondFp32LeavesTheLargestNumber) {
+  GeneratorSpec tiny;
+  tiny.distribution = Distribution::kNormal;
+  tiny.dtype = DType::kBF16;
+  tiny.shape = {kRows, kIn};
+  tiny.scale = 0x1p-120f;
+  ForwardStep forward;
+  forward.x = *engine_->Generate(tiny, nullptr);
+  for (const char* opened_with : {"margin=0", "margin=-8"}) {
+    SCOPED_TRACE(opened_with);
+    Open(absl::StrCat("fp8_delayed:", opened_with));
+    Forward(forward);
+    EXPECT_TRUE(std::isfinite(State("fc1.input.scale")[0]));
+    ASSERT_TRUE(session_->ChangeRecipe(*Recipe::Parse("fp8_delayed:margin=-8")).ok());
+    EXPECT_EQ(State("fc1.input.scale"), (Floats{std::numeric_limits<float>::max()}));
+  }
+}
+
+// The cast of a quantized weight is that of its update, which notes the amax; the next forward's
+// update takes it for the scale.
+TEST_F(SessionDelayed, AQuantizedWeightNotesItsAmaxWhereItIsMade) {
+  SessionSpec spec = TwoLayerSpec("fp8_delayed:amax_history_len=3");
+  spec.weights = WeightStorage::kQuantized;
+  session_ = OpenOn(*engine_, spec);
+  ASSERT_NE(session_, nullptr);
+  const float given = AmaxOf(TwoLayerParameters().at("fc1.weight"));
+  EXPECT_EQ(State("fc1.weight.amax_history"), (Floats{given, 0, 0}));
+  EXPECT_EQ(State("fc1.weight.scale"), (Floats{1}));
+  Forward(ForwardOf(1));
+  EXPECT_EQ(State("fc1.weight.amax_history"), (Floats{0, 0, given}));
+  EXPECT_EQ(State("fc1.weight.scale"), (Floats{448.0f / given}));
+  ASSERT_TRUE(session_->Backward(BackwardOf(2), nullptr).ok());
+  ASSERT_TRUE(session_->Optimize({}, nullptr).ok());
+  const float updated = AmaxOf(*session_->Find("fc1.weight.master", nullptr));
+  EXPECT_NE(updated, given);
+  EXPECT_EQ(State("fc1.weight.amax_history"), (Floats{updated, 0, given}));
+}
+
+// The first backward's update is by the recipe of its forward: the second one's gradient has the
+// scale that it would have had.
+TEST_F(SessionDelayed, ForwardsInFlightShareTheirOwnRecipesUpdates) {
+  for (const char* changed : {"fp8_delayed:margin=3", "fp8_delayed:amax_compute_algo=most_recent",
+                              "fp8_delayed:fp8_format=e4m3", "fp8_current"}) {
+    SCOPED_TRACE(changed);
+    std::vector<Tensor> gradients[2];
+    for (const bool is_changed : {false, true}) {
+      Open("fp8_delayed");
+      Forward(ForwardOf(1, "a"));
+      Forward(ForwardOf(2, "b"));
+      if (is_changed) ASSERT_TRUE(session_->ChangeRecipe(*Recipe::Parse(changed)).ok());
+      for (const char* microbatch : {"a", "b"}) {
+        const auto backward = session_->Backward(BackwardOf(3, microbatch), nullptr);
+        for (const char* name : {"dx", "fc1.dw", "fc2.dw"}) {
+          gradients[is_changed].push_back(OutputOf(backward, name));
+        }
+      }
+    }
+    for (size_t i = 0; i < gradients[0].size(); ++i) {
+      EXPECT_TRUE(SameBits(gradients[1][i], gradients[0][i])) << i;
+    }
+  }
 }
 
 TEST_F(SessionDelayed, AnotherRecipeDropsTheStatesAndAReturnIsFresh) {

@@ -235,5 +235,28 @@ TEST_F(SessionWeights, ACachedWorkspaceIsCompletedAndDroppedByTheUpdate) {
   }
 }
 
+// A margin is no part of the quantizer, but of the scale that the cached codes were made with.
+TEST_F(SessionWeights, ACachedWorkspaceIsDroppedByAChangeOfTheRecipe) {
+  const auto session = OpenOn(*engine_, TwoLayerSpec("fp8_delayed"));
+  ForwardStep first = ForwardOf(1, "first");
+  first.is_first = Microbatch::kFirst;
+  ASSERT_TRUE(session->Forward(first, nullptr).ok());
+  EXPECT_TRUE(session->Find("fc1.weight.workspace.rowwise_data", nullptr).ok());
+  ASSERT_TRUE(session->ChangeRecipe(*Recipe::Parse("fp8_delayed:margin=3")).ok());
+  EXPECT_FALSE(session->Find("fc1.weight.workspace.rowwise_data", nullptr).ok());
+  const float scale = ToValues(*session->Find("fc1.weight.scale", nullptr))[0];
+  ForwardStep later = ForwardOf(2, "later");
+  later.is_first = Microbatch::kLater;
+  const auto forward = session->Forward(later, nullptr);
+  ASSERT_TRUE(forward.ok()) << forward.status();
+  int weights = 0;
+  for (const QuantizationRecord& record : forward->quantizations) {
+    if (record.tensor != "fc1.weight") continue;
+    EXPECT_EQ(record.scale, scale);
+    ++weights;
+  }
+  EXPECT_EQ(weights, 1);
+}
+
 }  // namespace
 }  // namespace quantgate
