@@ -415,6 +415,31 @@ TEST(MainGrad, IsOverwrittenByTheFirstMicrobatchAndAddedToOtherwise) {
   }
 }
 
+// No rows give a gradient of zero, which the first microbatch writes and later ones add.
+TEST(MainGrad, OfAnEmptyExpertIsOverwrittenToo) {
+  LayerRequest request = GroupedLinearCase();
+  const Tensor given = Generated(Distribution::kNormal, 62, DType::kF32, {96, 64});
+  request.main_grads["weight.1"] = given;
+  for (const char* recipe : {"bf16", "mxfp8", "fp8_current:backward_override=high_precision"}) {
+    SCOPED_TRACE(recipe);
+    for (const Microbatch microbatch :
+         {Microbatch::kUnset, Microbatch::kFirst, Microbatch::kLater}) {
+      Trainee layer(request);
+      StepOptions options = OptionsOf(recipe);
+      options.microbatch = microbatch;
+      auto forward = layer.Forward(request.x, options);
+      ASSERT_TRUE(forward.ok()) << forward.status();
+      ASSERT_TRUE(layer.Backward(std::move(forward->saved), request.grad_output).ok());
+      const Tensor& main_grad = layer.state.main_grads.at("weight.1");
+      if (microbatch == Microbatch::kFirst) {
+        for (const float value : ToValues(main_grad)) EXPECT_EQ(value, 0.0f);
+      } else {
+        EXPECT_TRUE(SameBits(main_grad, given));
+      }
+    }
+  }
+}
+
 TEST(QuantizedParameter, GivesTheBitsOfTheWeightQuantizedInTheStep) {
   for (const char* recipe :
        {"fp8_current", "fp8_block", "mxfp8", "nvfp4", "mxfp8:backward_override=dequantized"}) {

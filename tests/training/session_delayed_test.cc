@@ -77,6 +77,14 @@ TEST_F(SessionDelayed, ACalibrationNotesAmaxesAndUpdatesNothing) {
   Forward(calibration);
   EXPECT_EQ(State("fc1.input.scale"), (Floats{1}));
   EXPECT_EQ(State("fc1.input.amax_history"), (Floats{AmaxOf(calibration.x), 0, 0}));
+  // With its backward too.
+  calibration.train = true;
+  Forward(calibration);
+  const BackwardStep backward = BackwardOf(2);
+  ASSERT_TRUE(session_->Backward(backward, nullptr).ok());
+  EXPECT_EQ(State("fc1.input.amax_history"), (Floats{AmaxOf(calibration.x), 0, 0}));
+  EXPECT_EQ(State("fc2.grad_output.scale"), (Floats{1}));
+  EXPECT_EQ(State("fc2.grad_output.amax_history"), (Floats{AmaxOf(backward.grad_output), 0, 0}));
 }
 
 TEST_F(SessionDelayed, EveryForwardInFlightHasItsOwnUpdate) {
