@@ -3,27 +3,18 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/tensor/transpose.h"
+
 namespace quantgate {
 namespace {
-
-/// out[i * out_stride + j] = in[j * in_stride + i] for i < out_rows, j < out_columns.
-template <typename T>
-void Transpose(const T* in, int64_t in_stride, int64_t out_rows, int64_t out_columns, T* out,
-               int64_t out_stride) {
-  constexpr int64_t kBlock = 64 / sizeof(T);  // One cache line of the input.
-  for (int64_t begin = 0; begin < out_rows; begin += kBlock) {
-    const int64_t end = std::min(out_rows, begin + kBlock);
-    for (int64_t j = 0; j < out_columns; ++j) {
-      for (int64_t i = begin; i < end; ++i) out[i * out_stride + j] = in[j * in_stride + i];
-    }
-  }
-}
 
 template <typename T>
 void ByRow(const OperandView& view, int64_t row, int64_t rows, int64_t k, int64_t depth,
            int64_t out_stride, T* out) {
   const T* in = view.at<T>(row, k);
-  if (view.k_stride != 1) return Transpose(in, view.k_stride, rows, depth, out, out_stride);
+  if (view.k_stride != 1) {
+    return TransposeMatrix(in, view.k_stride, depth, rows, out, out_stride);
+  }
   for (int64_t r = 0; r < rows; ++r) {
     std::memcpy(out + r * out_stride, in + r * view.row_stride, depth * sizeof(T));
   }
@@ -38,7 +29,8 @@ void ByK(const OperandView& view, int64_t row, int columns, int64_t k, int64_t d
   }
   const T* in = view.at<T>(row, k);
   if (view.k_stride == 1) {
-    return Transpose(in, view.row_stride, depth_inside, columns_inside, out, int64_t(columns));
+    return TransposeMatrix(in, view.row_stride, columns_inside, depth_inside, out,
+                           int64_t(columns));
   }
   for (int64_t i = 0; i < depth_inside; ++i) {
     std::memcpy(out + i * columns, in + i * view.k_stride, columns_inside * sizeof(T));

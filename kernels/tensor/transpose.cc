@@ -1,5 +1,7 @@
 // Blocked transposition. A tile of 64 x 64 elements is moved in small squares that fit SSE2
-// registers, which every x86-64 has; the scalar path and the edges go element by element.
+// registers, which every x86-64 has; the scalar path goes element by element.
+#include "kernels/tensor/transpose.h"
+
 #include <emmintrin.h>
 
 #include <algorithm>
@@ -108,7 +110,8 @@ void TransposeTile(const T* in, T* out, int64_t rows, int64_t columns, Strides s
   constexpr int64_t kSide = Square<T>::kSide;
   alignas(64) T source[kTile * kTile];
   alignas(64) T result[kTile * kTile];
-  if (rows < kTile || columns < kTile) std::fill_n(source, kTile * kTile, T(0));
+  // Squares at an edge read beyond it.
+  if (rows % kSide != 0 || columns % kSide != 0) std::fill_n(source, kTile * kTile, T(0));
   for (int64_t r = 0; r < rows; ++r) CopyRow(in + r * strides.in, source + r * kTile, columns);
   for (int64_t r = 0; r < rows; r += kSide) {
     for (int64_t c = 0; c < columns; c += kSide) {
@@ -138,6 +141,20 @@ void TransposeAll(const Tensor& tensor, Tensor& out, const ExecutionContext& con
 }
 
 }  // namespace
+
+template <typename T>
+void TransposeMatrix(const T* in, int64_t in_stride, int64_t rows, int64_t columns, T* out,
+                     int64_t out_stride) {
+  for (int64_t r = 0; r < rows; r += kTile) {
+    for (int64_t c = 0; c < columns; c += kTile) {
+      TransposeTile(in + r * in_stride + c, out + c * out_stride + r, std::min(kTile, rows - r),
+                    std::min(kTile, columns - c), {in_stride, out_stride});
+    }
+  }
+}
+template void TransposeMatrix(const uint8_t*, int64_t, int64_t, int64_t, uint8_t*, int64_t);
+template void TransposeMatrix(const uint16_t*, int64_t, int64_t, int64_t, uint16_t*, int64_t);
+template void TransposeMatrix(const uint32_t*, int64_t, int64_t, int64_t, uint32_t*, int64_t);
 
 absl::StatusOr<Tensor> Transpose2d(const Tensor& tensor, const ExecutionContext& context) {
   QG_RETURN_IF_ERROR(CheckTranspose(tensor.dtype()));

@@ -9,11 +9,14 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
+#include <vector>
 
 #include "kernels/numerics/cast.h"
 #include "kernels/numerics/pairwise.h"
 #include "kernels/tensor/column_sums.h"
 #include "kernels/tensor/generate.h"
+#include "kernels/tensor/transpose.h"
 
 namespace quantgate {
 namespace {
@@ -147,6 +150,24 @@ TEST(Transpose2d, EverySizeOnEveryPath) {
     }
   }
   EXPECT_FALSE(Transpose2d(*Tensor::Allocate(DType::kF64, {2, 2}), {}).ok());
+}
+
+TEST(TransposeMatrix, MovesAMatrixWithinLargerOnesAndNothingBeside) {
+  constexpr int64_t kIn = 150, kOut = 140;
+  std::vector<uint16_t> in(130 * kIn);
+  std::iota(in.begin(), in.end(), uint16_t{1});
+  for (const int64_t rows : {1, 16, 32, 70, 130}) {
+    for (const int64_t columns : {1, 8, 64, 129}) {
+      std::vector<uint16_t> out(130 * kOut, 0);
+      TransposeMatrix(in.data(), kIn, rows, columns, out.data(), kOut);
+      for (int64_t c = 0; c < 130; ++c) {
+        for (int64_t r = 0; r < kOut; ++r) {
+          const bool is_inside = r < rows && c < columns;
+          ASSERT_EQ(out[c * kOut + r], is_inside ? in[r * kIn + c] : 0) << rows << "x" << columns;
+        }
+      }
+    }
+  }
 }
 
 TEST(ColumnSums, IsThePairwiseSumOfEachColumn) {
