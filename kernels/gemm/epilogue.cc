@@ -38,6 +38,15 @@ void EncodeRow(const float* values, int columns, typename Format::Storage* out) 
   for (int i = 0; i < columns; ++i) out[i] = EncodeFloat<Format>(values[i]);
 }
 
+/// steps::Product of each value.
+void ScaleBy(float coefficient, bool keeps_negative_zero, int columns, float* values) {
+  if (keeps_negative_zero) {
+    for (int i = 0; i < columns; ++i) values[i] = steps::Product(values[i], coefficient, true);
+  } else {
+    for (int i = 0; i < columns; ++i) values[i] = steps::Product(values[i], coefficient, false);
+  }
+}
+
 float ScalarOf(const GemmOperand& operand) {
   return operand.scaling == ScaleMode::kTensor ? *operand.scale_inv.as<float>() : 1.0f;
 }
@@ -140,9 +149,7 @@ void Epilogue::AddBias(int64_t column, int columns, float* values) const {
 
 void Epilogue::Combine(int64_t row, int64_t column, int columns, float* values) const {
   if (beta_ == 0) {
-    for (int i = 0; i < columns; ++i) {
-      values[i] = steps::Product(values[i], coefficient_, keeps_negative_zero_);
-    }
+    ScaleBy(coefficient_, keeps_negative_zero_, columns, values);
     if (!row_factor_.empty()) {
       for (int i = 0; i < columns; ++i) values[i] = values[i] * row_factor_[row];
     }
@@ -185,8 +192,8 @@ uint32_t Epilogue::Store(int columns, float* values, std::byte* destination) con
       uint32_t amax = 0;
       for (int i = 0; i < columns; ++i) {
         amax = std::max(amax, steps::AmaxBits(values[i], combination_));
-        values[i] = steps::Product(values[i], d_scale_, keeps_negative_zero_);
       }
+      ScaleBy(d_scale_, keeps_negative_zero_, columns, values);
       auto* out = reinterpret_cast<uint8_t*>(destination);
       if (out_dtype_ == DType::kF8E4M3) {
         EncodeRow<E4M3>(values, columns, out);

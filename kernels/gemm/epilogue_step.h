@@ -36,10 +36,11 @@ QG_HOST_DEVICE constexpr float ScaleByVectors(float value, float column_scale, f
   return by_column * row_scale;
 }
 
-/// fma(value, coefficient, +0): the rounded product, but +0 where the product is exactly zero.
+/// fma(value, coefficient, +0): the rounded product, but +0 where the product is exactly zero. An
+/// addition either way, elsewhere of the zero that changes nothing, so that compilers vectorise it.
 QG_HOST_DEVICE constexpr float ProductPlusZero(float value, float coefficient) {
-  const float product = value * coefficient;
-  return value == 0 || coefficient == 0 ? product + 0.0f : product;
+  const float of_nonzero = coefficient == 0 ? 0.0f : -0.0f;
+  return value * coefficient + (value == 0 ? 0.0f : of_nonzero);
 }
 
 /// What becomes of a value without c.

@@ -72,9 +72,11 @@ struct PanelDecode {
     constexpr int kColumns = Panel::kColumns;
     const auto* codes = static_cast<const typename Format::Storage*>(source);
     for (int k = 0; k < depth; ++k) {
+      // Of one width with what is made of them: compilers do not vectorise bytes to doubles.
+      uint32_t row[kColumns];
+      for (int j = 0; j < kColumns; ++j) row[j] = Load<Format>(codes, int64_t(k) * kColumns + j);
       for (int j = 0; j < kColumns; ++j) {
-        const Element<Panel> element =
-            DecodeOne<Panel, Format>(Load<Format>(codes, int64_t(k) * kColumns + j));
+        const Element<Panel> element = DecodeOne<Panel, Format>(row[j]);
         values[2 * k * kColumns + j] = element.value > 0 ? element.value : Value(0);
         values[(2 * k + 1) * kColumns + j] = element.value < 0 ? element.value : Value(0);
         exponents[k * kColumns + j] = element.exponent;
