@@ -1,4 +1,4 @@
-// Blocking. Rows of a are packed once per super-block for all of K. Each tile of rows x kColumns
+// Blocking. Rows of a are packed once per block for all of K. Each tile of rows x kColumns
 // then walks K in panels, packs the panel of b for itself (its cost is shared by all rows of the
 // tile) and advances its accumulators.
 #include "kernels/gemm/accumulate.h"
@@ -9,10 +9,12 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/base/parallel_for_each.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/gather.h"
 #include "kernels/gemm/panel.h"
 #include "kernels/gemm/round_toward_zero.h"
+#include "kernels/gemm/row_blocking.h"
 #include "kernels/gemm/scalar_dot.h"
 #include "kernels/gemm/special_outputs.h"
 #include "kernels/gemm/workspace.h"
@@ -23,10 +25,7 @@ namespace quantgate {
 namespace {
 
 constexpr int64_t kPanelDepth = 128;   // k of one packed panel of b: 72 to 80 KiB, within L2.
-constexpr int64_t kTileRowsMax = 512;  // Amortises the packing of b; 128 KiB of accumulators.
-constexpr int64_t kTileRowsMin = 32;
-constexpr int64_t kPackedBytesMax = 48 << 20;  // Of packed a in one super-block.
-constexpr int64_t kSignsOverread = 8;          // Kernels load a whole register of a short step.
+constexpr int64_t kSignsOverread = 8;  // Kernels load a whole register of a short step.
 
 void AddInto(const float* part, int64_t count, float* total) {
   for (int64_t i = 0; i < count; ++i) total[i] = total[i] + part[i];
@@ -79,8 +78,7 @@ class FusedAccumulator {
     }
     constexpr int64_t kBytesPerElement =
         sizeof(typename Panel::Value) + sizeof(typename Panel::Exponent);
-    const int64_t fitting = kPackedBytesMax / (k_padded_ * kBytesPerElement);
-    const int64_t rows_max = std::min(RoundUp(a_.rows, 2), std::max(kTileRowsMin, fitting / 2 * 2));
+    const int64_t rows_max = RowsPerBlock(a_.rows, k_padded_ * kBytesPerElement, context_.threads);
     QG_RETURN_IF_ERROR(packed_a_.Resize(rows_max * k_padded_ + kSignsOverread));
     QG_RETURN_IF_ERROR(packed_a_exponents_.Resize(rows_max * k_padded_));
     for (int64_t row = 0; row < a_.rows; row += rows_max) {
@@ -192,21 +190,15 @@ class FusedAccumulator {
   }
 
   void RunBlock(int64_t row, int64_t rows, AccumulatorSink sink) {
-    const int64_t column_tiles = RoundUp(b_.rows, Panel::kColumns) / Panel::kColumns;
-    // Enough tiles that threads finish together, yet as many rows as that allows.
-    const int64_t row_tiles_wanted = (4 * context_.threads + column_tiles - 1) / column_tiles;
-    const int64_t tile_rows = std::clamp(
-        RoundUp((rows + row_tiles_wanted - 1) / row_tiles_wanted, 2), kTileRowsMin, kTileRowsMax);
-    const int64_t row_tiles = (rows + tile_rows - 1) / tile_rows;
-    ParallelFor(context_, column_tiles * row_tiles, 1, [&](int64_t begin, int64_t end) {
+    const int64_t column_tiles = DivideUp(b_.rows, Panel::kColumns);
+    const int64_t tile_rows = TileRowsMax(rows, column_tiles, context_.threads);
+    const std::vector<BlockTile> tiles = TilesOf(rows, column_tiles, context_.threads);
+    ParallelForEach(context_, static_cast<int64_t>(tiles.size()), [&](int64_t i) {
       TileWorkspace<Panel> workspace;
-      const absl::Status allocated = workspace.Allocate(RoundUp(tile_rows, 2), rule_);
+      const absl::Status allocated = workspace.Allocate(tile_rows, rule_);
       if (!allocated.ok()) return error_.Record(allocated);
-      for (int64_t tile = begin; tile < end; ++tile) {
-        const int64_t tile_row = tile % row_tiles * tile_rows;
-        RunTile(row, tile_row, std::min(tile_rows, rows - tile_row),
-                tile / row_tiles * Panel::kColumns, workspace, sink);
-      }
+      const BlockTile& tile = tiles[static_cast<size_t>(i)];
+      RunTile(row, tile.row, tile.rows, tile.column_tile * Panel::kColumns, workspace, sink);
     });
   }
 

@@ -4,11 +4,13 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/base/parallel_for_each.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/accumulate.h"
 #include "kernels/gemm/gather.h"
 #include "kernels/gemm/panel.h"
 #include "kernels/gemm/round_toward_zero.h"
+#include "kernels/gemm/row_blocking.h"
 #include "kernels/gemm/special_outputs.h"
 #include "kernels/gemm/workspace.h"
 #include "kernels/numerics/cast.h"
@@ -18,9 +20,6 @@ namespace {
 
 using Panel = GroupPanel;
 constexpr int64_t kPanelDepth = 512;  // k of one packed panel of b: 64 KiB of values, within L2.
-constexpr int64_t kTileRowsMax = 512;
-constexpr int64_t kTileRowsMin = 32;
-constexpr int64_t kPackedBytesMax = 48 << 20;  // Of packed a at a time.
 
 GroupScale ScaleOf(const BlockScaleView& scales, int64_t row, int64_t k) {
   const FusedElement scale = scales.ElementAt(row, k);
@@ -47,8 +46,7 @@ class GroupAccumulator {
     if (a_.rows == 0) return absl::OkStatus();
     const int64_t row_bytes =
         steps_ * (Panel::kStep * sizeof(float) + Panel::kGroups * sizeof(GroupScale));
-    const int64_t fitting = std::max(kTileRowsMin, kPackedBytesMax / row_bytes / 2 * 2);
-    const int64_t rows_max = std::min(RoundUp(a_.rows, 2), fitting);
+    const int64_t rows_max = RowsPerBlock(a_.rows, row_bytes, context_.threads);
     QG_RETURN_IF_ERROR(packed_a_.Resize(rows_max * steps_ * Panel::kStep));
     QG_RETURN_IF_ERROR(packed_a_scales_.Resize(rows_max * steps_ * Panel::kGroups));
     for (int64_t row = 0; row < a_.rows; row += rows_max) {
@@ -103,20 +101,15 @@ class GroupAccumulator {
   }
 
   void RunBlock(int64_t row, int64_t rows, AccumulatorSink sink) {
-    const int64_t column_tiles = RoundUp(b_.rows, Panel::kColumns) / Panel::kColumns;
-    const int64_t row_tiles_wanted = (4 * context_.threads + column_tiles - 1) / column_tiles;
-    const int64_t tile_rows = std::clamp(
-        RoundUp((rows + row_tiles_wanted - 1) / row_tiles_wanted, 2), kTileRowsMin, kTileRowsMax);
-    const int64_t row_tiles = (rows + tile_rows - 1) / tile_rows;
-    ParallelFor(context_, column_tiles * row_tiles, 1, [&](int64_t begin, int64_t end) {
+    const int64_t column_tiles = DivideUp(b_.rows, Panel::kColumns);
+    const int64_t tile_rows = TileRowsMax(rows, column_tiles, context_.threads);
+    const std::vector<BlockTile> tiles = TilesOf(rows, column_tiles, context_.threads);
+    ParallelForEach(context_, static_cast<int64_t>(tiles.size()), [&](int64_t i) {
       TileWorkspace workspace;
       const absl::Status allocated = workspace.Allocate(tile_rows);
       if (!allocated.ok()) return error_.Record(allocated);
-      for (int64_t tile = begin; tile < end; ++tile) {
-        const int64_t tile_row = tile % row_tiles * tile_rows;
-        RunTile(row, tile_row, std::min(tile_rows, rows - tile_row),
-                tile / row_tiles * Panel::kColumns, workspace, sink);
-      }
+      const BlockTile& tile = tiles[static_cast<size_t>(i)];
+      RunTile(row, tile.row, tile.rows, tile.column_tile * Panel::kColumns, workspace, sink);
     });
   }
 
