@@ -11,6 +11,8 @@
 #include <tbb/blocked_range.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
+
+#include <map>
 #endif
 
 namespace quantgate {
@@ -33,9 +35,16 @@ void RunOnThreads(int threads, int64_t pieces, RunPieces run) {
   run(0, pieces / parts);
 }
 #else
+// An arena of this thread for so many, kept: TBB's workers seldom find their way to one that lives
+// for a single loop, least of all on a machine with other work. Not shared with other threads,
+// which would wait for each other's loops.
+tbb::task_arena& ArenaOf(int threads) {
+  thread_local std::map<int, tbb::task_arena> arenas;
+  return arenas.try_emplace(threads, threads).first->second;
+}
+
 void RunOnThreads(int threads, int64_t pieces, RunPieces run) {
-  tbb::task_arena arena(threads);
-  arena.execute([&] {
+  ArenaOf(threads).execute([&] {
     tbb::parallel_for(
         tbb::blocked_range<int64_t>(0, pieces, 1),
         [&](const tbb::blocked_range<int64_t>& range) { run(range.begin(), range.end()); });

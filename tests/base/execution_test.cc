@@ -93,6 +93,22 @@ TEST(ParallelFor, RunsOnNoMoreThreadsThanAsked) {
   }
 }
 
+TEST(ParallelFor, LoopsInsideLoopsAndOfSeveralThreadsDoNotWaitForEachOther) {
+  constexpr int64_t kOuter = 20, kInner = 50;
+  const auto count_all = [&](std::atomic<int64_t>& calls) {
+    ParallelFor(WithThreads(2), kOuter, 1, [&](int64_t, int64_t) {
+      for (const int threads : {2, 3}) {
+        ParallelFor(WithThreads(threads), kInner, 1, [&](int64_t, int64_t) { ++calls; });
+      }
+    });
+  };
+  std::atomic<int64_t> calls{0};
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i) callers.emplace_back([&] { count_all(calls); });
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(calls, 4 * kOuter * 2 * kInner);
+}
+
 TEST(ParallelFor, OneThreadIsTheCallersThread) {
   const auto caller = std::this_thread::get_id();
   ParallelFor(WithThreads(1), 8, 1,
