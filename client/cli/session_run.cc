@@ -23,6 +23,7 @@ constexpr char kSessionRunExamples[] = R"(Examples:
   quantgate -s HOST:7470 --format jsonl session run trace.json
   quantgate session run trace.json --dp 2 --recipe bf16 --report ranks.html
   quantgate session run trace.json --dp 4 --fsdp --recipe mxfp8
+  quantgate session run experts.json --ep 4 --recipe mxfp8 --require bitwise
 
 trace.json is a SessionTrace of proto/quantgate/v1/session_trace.proto (JSON; any other suffix:
 protobuf text):

@@ -29,8 +29,8 @@ struct ParallelSpec {
   /// sessions only.
   bool fully_sharded = false;
   bool reshard_after_forward = true;  ///< Backward gathers again; else what was gathered is kept.
-  /// Ranks over which experts are divided; runs of one grouped_linear only, where tensor_parallel
-  /// is 1.
+  /// Ranks over which the experts of grouped_linear are divided, in runs of one such layer and in
+  /// sessions; the others are 1 then.
   int expert_parallel = 1;
 
   int size() const { return tensor_parallel * data_parallel * expert_parallel; }

@@ -108,6 +108,7 @@ absl::StatusOr<BackwardResult> BackwardExperts(StepRecorder& recorder, ProcessGr
   if (saved.saved == nullptr) {
     return absl::FailedPreconditionError("backward of experts: their forward kept nothing for it");
   }
+  saved.plan.FollowCancellation(recorder.cancellation());
   const ExpertPlan& plan = saved.plan;
   QG_ASSIGN_OR_RETURN(const Tensor rows, recorder.Timed("dispatch grad_output", [&] {
     return plan.DispatchWeighted(group, grad_output);

@@ -56,6 +56,8 @@ class ExpertPlan {
                                            const ExpertRouting& routing,
                                            const Cancellation* cancellation);
 
+  /// Whose calls these are from now on: a plan may outlive the step that made it.
+  void FollowCancellation(const Cancellation* cancellation) { cancellation_ = cancellation; }
   /// Rows of each of this rank's experts, padding included: grouped_linear's m_splits.
   const std::vector<int64_t>& m_splits() const { return m_splits_; }
   /// This rank's tokens [tokens][...], of any dtype, to the rows of its experts [sum of

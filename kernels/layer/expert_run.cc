@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/row_blocks.h"
-#include "kernels/layer/expert_parallel.h"
 #include "kernels/layer/layer_request.h"
 
 namespace quantgate {
@@ -34,20 +33,6 @@ std::map<std::string, Value> OfExperts(const std::map<std::string, Value>& all, 
     if (expert >= begin && expert < end) some[absl::StrCat(stem, expert - begin)] = value;
   }
   return some;
-}
-
-/// Each token's only expert, with weight 1.
-absl::StatusOr<ExpertRouting> RoutingOf(const ExpertDivision& division,
-                                        const std::vector<int64_t>& tokens) {
-  ExpertRouting routing;
-  for (const int64_t token : tokens) {
-    const auto next = std::upper_bound(division.first_row.begin(), division.first_row.end(), token);
-    routing.experts.push_back(next - division.first_row.begin() - 1);
-  }
-  QG_ASSIGN_OR_RETURN(routing.weights,
-                      Tensor::Allocate(DType::kF32, {static_cast<int64_t>(tokens.size()), 1}));
-  std::fill_n(routing.weights.as<float>(), tokens.size(), 1.0f);
-  return routing;
 }
 
 absl::StatusOr<Tensor> Flattened(const Tensor& tensor) {
@@ -163,9 +148,26 @@ ExpertDivision DivideExperts(const LayerSpec& layer, int ranks) {
   return division;
 }
 
+absl::StatusOr<ExpertRouting> RoutingOf(const ExpertDivision& division,
+                                        const std::vector<int64_t>& tokens) {
+  ExpertRouting routing;
+  for (const int64_t token : tokens) {
+    const auto next = std::upper_bound(division.first_row.begin(), division.first_row.end(), token);
+    routing.experts.push_back(next - division.first_row.begin() - 1);
+  }
+  QG_ASSIGN_OR_RETURN(routing.weights,
+                      Tensor::Allocate(DType::kF32, {static_cast<int64_t>(tokens.size()), 1}));
+  std::fill_n(routing.weights.as<float>(), tokens.size(), 1.0f);
+  return routing;
+}
+
+int64_t ExpertOf(const std::string& name) { return SplitName(name).second; }
+
 std::string WithExpertOfWhole(const std::string& name, int64_t first) {
-  const auto [stem, expert] = SplitName(name);
-  return expert < 0 ? name : absl::StrCat(stem, first + expert);
+  const size_t dot = name.rfind('.');
+  const size_t end = std::min(name.find(' ', dot == std::string::npos ? 0 : dot), name.size());
+  const auto [stem, expert] = SplitName(name.substr(0, end));
+  return expert < 0 ? name : absl::StrCat(stem, first + expert, name.substr(end));
 }
 
 LayerRequest ExpertsOfRank(const LayerRequest& whole, const ExpertDivision& division, int rank,

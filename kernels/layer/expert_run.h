@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/comm/process_group.h"
+#include "kernels/layer/expert_parallel.h"
 #include "kernels/layer/layer.h"
 
 namespace quantgate {
@@ -23,8 +24,15 @@ struct ExpertDivision {
 /// For 1 to as many ranks as there are experts.
 ExpertDivision DivideExperts(const LayerSpec& layer, int ranks);
 
-/// "dw.1" of a rank whose first expert is `first`, as the whole layer calls it; a name without an
-/// expert's number as it is.
+/// Each token's only expert, with weight 1; `tokens` are rows of the whole x.
+absl::StatusOr<ExpertRouting> RoutingOf(const ExpertDivision& division,
+                                        const std::vector<int64_t>& tokens);
+
+/// The number that a name ends with, of an expert's parameter, state or gradient: 1 of "dw.1"; -1:
+/// none.
+int64_t ExpertOf(const std::string& name);
+/// "dw.1", "weight.1 workspace" of a rank whose first expert is `first`, as the whole layer calls
+/// it; a name without an expert's number as it is.
 std::string WithExpertOfWhole(const std::string& name, int64_t first);
 
 /// The request of one rank's experts, whose names begin with 0: rows as one rank would give them.

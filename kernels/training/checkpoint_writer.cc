@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/delayed_reduction.h"
 #include "kernels/training/checkpoint_format.h"
+#include "kernels/training/session_experts.h"
 #include "kernels/training/session_spec_json.h"
 #include "kernels/training/state_sharding.h"
 
@@ -235,6 +236,7 @@ TensorFile WriteCheckpoint(const SessionSpec& spec, SessionState state) {
 
 absl::StatusOr<TensorFile> WriteCheckpointOfRanks(const SessionSpec& spec,
                                                   std::vector<SessionState> ranks) {
+  JoinExperts(spec, ranks);
   return RanksWriter(spec, std::move(ranks)).Write();
 }
 

@@ -1,5 +1,7 @@
 #include "kernels/training/parallel_checks.h"
 
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -18,15 +20,18 @@ absl::Status CheckCounts(const ParallelSpec& parallel) {
   };
   QG_RETURN_IF_ERROR(check("tensor_parallel", parallel.tensor_parallel));
   QG_RETURN_IF_ERROR(check("data_parallel", parallel.data_parallel));
-  if (parallel.expert_parallel != 1) {
-    return InvalidField("parallel.expert_parallel", absl::StrCat(parallel.expert_parallel),
-                        "experts are divided in runs; a session on several ranks has no "
-                        "grouped_linear");
+  QG_RETURN_IF_ERROR(check("expert_parallel", parallel.expert_parallel));
+  if (parallel.expert_parallel > 1 && parallel.size() != parallel.expert_parallel) {
+    const bool has_tp = parallel.tensor_parallel > 1;
+    return InvalidField(has_tp ? "parallel.tensor_parallel" : "parallel.data_parallel",
+                        absl::StrCat(has_tp ? parallel.tensor_parallel : parallel.data_parallel),
+                        "with expert_parallel the ranks divide experts alone, and are copies of "
+                        "all other layers");
   }
   if (parallel.size() >= 2 && parallel.size() <= kWorldSizeMax) return absl::OkStatus();
   return InvalidField("parallel", parallel.Label(),
-                      absl::StrCat("tensor_parallel times data_parallel is the number of ranks, 2 "
-                                   "to ",
+                      absl::StrCat("tensor_parallel times data_parallel, or expert_parallel, is "
+                                   "the number of ranks, 2 to ",
                                    kWorldSizeMax));
 }
 
@@ -104,6 +109,63 @@ absl::Status CheckLayouts(const SessionSpec& spec) {
   return absl::OkStatus();
 }
 
+/// Every row is numbered before anything else is known of it.
+absl::Status CheckRoutedRows(const std::string& field, const std::vector<int64_t>& m_splits) {
+  int64_t rows = 0;
+  for (size_t i = 0; i < m_splits.size(); ++i) {
+    const int64_t split = m_splits[i];
+    if (split >= 0 && split <= kRoutedRowsMax - rows) {
+      rows += split;
+      continue;
+    }
+    return InvalidField(absl::StrCat(field, "[", i, "]"), absl::StrCat(split),
+                        absl::StrCat("where ranks divide experts they are at least 0 and add up to "
+                                     "at most ",
+                                     kRoutedRowsMax));
+  }
+  return absl::OkStatus();
+}
+
+/// That two layers route the same rows.
+absl::Status CheckSameSplits(const std::string& field, const std::vector<int64_t>& m_splits,
+                             const SessionLayer& first) {
+  const std::vector<int64_t>& expected = first.spec.m_splits;
+  const size_t count = std::max(m_splits.size(), expected.size());
+  const auto text = [](const std::vector<int64_t>& splits, size_t i) {
+    return i < splits.size() ? absl::StrCat(splits[i]) : std::string("absent");
+  };
+  for (size_t i = 0; i < count; ++i) {
+    if (text(m_splits, i) == text(expected, i)) continue;
+    return InvalidField(absl::StrCat(field, "[", i, "]"), text(m_splits, i),
+                        absl::StrCat("with expert_parallel all grouped_linear layers have the "
+                                     "same, and in layer ",
+                                     first.name, " it is ", text(expected, i)));
+  }
+  return absl::OkStatus();
+}
+
+/// Where ranks divide experts: each has one at least, and all layers route the same rows.
+absl::Status CheckExperts(const SessionSpec& spec) {
+  const int ranks = spec.parallel->expert_parallel;
+  if (ranks == 1) return absl::OkStatus();
+  const SessionLayer* first = nullptr;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const LayerSpec& layer = spec.layers[i].spec;
+    if (layer.kind != LayerKind::kGroupedLinear) continue;
+    const std::string field = FieldOf(i) + ".m_splits";
+    if (layer.m_splits.size() < static_cast<size_t>(ranks)) {
+      return InvalidField(field, absl::StrCat(layer.m_splits.size(), " experts"),
+                          absl::StrCat("each of the ", ranks, " ranks has an expert at least"));
+    }
+    if (first == nullptr) first = &spec.layers[i];
+    QG_RETURN_IF_ERROR(CheckRoutedRows(field, layer.m_splits));
+    QG_RETURN_IF_ERROR(CheckSameSplits(field, layer.m_splits, *first));
+  }
+  if (first != nullptr) return absl::OkStatus();
+  return InvalidField("parallel.expert_parallel", absl::StrCat(ranks),
+                      "no layer is a grouped_linear, so that there are no experts to divide");
+}
+
 /// "rank0", as a rank's own tensors begin.
 bool IsRankName(const std::string& name) {
   return absl::StartsWith(name, "rank") && name.size() == 5 && name[4] >= '0' && name[4] <= '9';
@@ -127,12 +189,13 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
       return InvalidField(absl::StrCat("layers[", i, "].name"), spec.layers[i].name,
                           "the ranks' own tensors begin with it");
     }
-    if (layer.kind != LayerKind::kGroupedLinear) continue;
+    if (layer.kind != LayerKind::kGroupedLinear || spec.parallel->expert_parallel > 1) continue;
     return absl::UnimplementedError(
         absl::StrCat(FieldOf(i),
-                     ".kind: grouped_linear; its m_splits are of one rank's rows: a "
-                     "session on several ranks takes none"));
+                     ".kind: grouped_linear; ranks of a session divide its experts "
+                     "(expert_parallel), and neither its weights nor its rows"));
   }
+  if (spec.parallel.has_value()) QG_RETURN_IF_ERROR(CheckExperts(spec));
   if (!is_divided) return absl::OkStatus();
   if (!has_mode) {
     return InvalidField("parallel.tensor_parallel", absl::StrCat(spec.parallel->tensor_parallel),
@@ -157,6 +220,15 @@ absl::Status CheckDividesRows(const std::string& field, const Tensor& tensor,
   return InvalidField(field, tensor.has_value() ? TensorText(tensor) : "absent",
                       absl::StrCat("it must have a rank of at least 2 and a dim 0 that the ", parts,
                                    " parts of the batch divide"));
+}
+
+absl::Status CheckIsRoutedRows(const std::string& field, const Tensor& tensor, int64_t rows) {
+  if (tensor.has_value() && tensor.rank() == 2 && tensor.shape()[0] == rows) {
+    return absl::OkStatus();
+  }
+  return InvalidField(field, tensor.has_value() ? TensorText(tensor) : "absent",
+                      absl::StrCat("where ranks divide experts it must have a rank of 2 and the ",
+                                   rows, " rows that the m_splits of grouped_linear add up to"));
 }
 
 }  // namespace quantgate

@@ -5,10 +5,13 @@
 
 namespace quantgate {
 
+/// Rows of a batch whose experts ranks divide, a bound on untrusted input.
+inline constexpr int64_t kRoutedRowsMax = int64_t{1} << 22;
+
 /// INVALID_ARGUMENT naming field, value and rule, UNIMPLEMENTED for a layer that no session on
 /// several ranks has: the numbers of ranks, what goes together, that each layer takes what the one
-/// before it gives of the columns and rows of its output; and that no layer of a session on one
-/// rank is divided.
+/// before it gives of the columns and rows of its output, that there are experts where ranks divide
+/// some; and that no layer of a session on one rank is divided.
 absl::Status CheckSessionRanks(const SessionSpec& spec);
 
 /// That a session has one rank: INVALID_ARGUMENT.
@@ -18,5 +21,7 @@ absl::Status CheckOneRank(const SessionSpec& spec);
 /// copy of the layers elsewhere.
 absl::Status CheckDividesRows(const std::string& field, const Tensor& tensor,
                               const ParallelSpec& parallel, bool divides_rows);
+/// That `tensor` is of the `rows` that are routed to divided experts.
+absl::Status CheckIsRoutedRows(const std::string& field, const Tensor& tensor, int64_t rows);
 
 }  // namespace quantgate

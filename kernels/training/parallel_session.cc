@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -13,7 +14,8 @@
 #include "kernels/training/checkpoint_format.h"
 #include "kernels/training/parallel_checks.h"
 #include "kernels/training/session_checks.h"
-#include "kernels/training/session_state.h"
+#include "kernels/training/session_experts.h"
+#include "kernels/training/state_sharding.h"
 
 namespace quantgate {
 namespace {
@@ -25,6 +27,18 @@ std::string ParameterOf(const std::string& name) {
     if (absl::EndsWith(name, last)) return std::string(absl::StripSuffix(name, last));
   }
   return WithLastWord(name, "main_grad") == name ? WithLastWord(name, "weight") : name;
+}
+
+/// Where the rows of a batch are after the ranks' rows were put one after the other.
+std::vector<int64_t> PlacesOf(const std::vector<std::vector<int64_t>>& tokens) {
+  size_t rows = 0;
+  for (const std::vector<int64_t>& of_rank : tokens) rows += of_rank.size();
+  std::vector<int64_t> places(rows);
+  int64_t place = 0;
+  for (const std::vector<int64_t>& of_rank : tokens) {
+    for (const int64_t row : of_rank) places[static_cast<size_t>(row)] = place++;
+  }
+  return places;
 }
 
 }  // namespace
@@ -51,6 +65,7 @@ struct ParallelSession::Member {
 ParallelSession::ParallelSession(Engine& engine, SessionSpec spec, CommStatistics* statistics)
     : engine_(engine),
       spec_(std::move(spec)),
+      tokens_(TokensOfRanks(spec_)),
       statistics_(statistics),
       engines_(engine),
       bytes_max_(std::numeric_limits<int64_t>::max()) {}
@@ -118,7 +133,8 @@ absl::Status ParallelSession::MakeRanks() {
 absl::Status ParallelSession::Attach(Rank& rank) {
   Member& mine = *members_[static_cast<size_t>(rank.index())];
   mine.rank->all = &rank.group(kWorldGroup);
-  mine.rank->copies = dp() > 1 ? &rank.group(kDataParallelGroup) : nullptr;
+  mine.rank->experts = divides_experts() ? &rank.group(kExpertParallelGroup) : nullptr;
+  mine.rank->copies = dp() > 1 ? &rank.group(kDataParallelGroup) : mine.rank->experts;
   if (spec_.parallel->overlap.has_value()) {
     QG_ASSIGN_OR_RETURN(mine.overlap, RankOverlap::Create(rank));
   }
@@ -170,6 +186,9 @@ absl::StatusOr<Tensor> ParallelSession::PartOf(Engine& engine, const std::string
                                                const Tensor& whole, const Layout& layout,
                                                int rank) const {
   QG_ASSIGN_OR_RETURN(Tensor part, ImportedFor(engine, whole));
+  if (divides_experts()) {
+    return engine.GatherRows(part, tokens_[static_cast<size_t>(rank)], nullptr);
+  }
   const int parts = layout.divides_rows ? tp() * dp() : dp();
   if (parts > 1) {
     const int64_t rows = part.shape()[0] / parts;
@@ -219,10 +238,20 @@ absl::StatusOr<SessionStepResult> ParallelSession::Run(StepOnRank step,
   return joined;
 }
 
+absl::Status ParallelSession::CheckBatch(const std::string& field, const Tensor& tensor,
+                                         const Layout& layout) const {
+  if (!divides_experts()) {
+    return CheckDividesRows(field, tensor, *spec_.parallel, layout.divides_rows);
+  }
+  int64_t rows = 0;
+  for (const std::vector<int64_t>& tokens : tokens_) rows += static_cast<int64_t>(tokens.size());
+  return CheckIsRoutedRows(field, tensor, rows);
+}
+
 absl::StatusOr<SessionStepResult> ParallelSession::Forward(const ForwardStep& step,
                                                            const Cancellation* cancellation) {
   const Layout layout = InputLayout();
-  QG_RETURN_IF_ERROR(CheckDividesRows("x", step.x, *spec_.parallel, layout.divides_rows));
+  QG_RETURN_IF_ERROR(CheckBatch("x", step.x, layout));
   const auto forward = [&](Rank& rank, Member& mine) -> absl::StatusOr<SessionStepResult> {
     ForwardStep part = step;
     QG_ASSIGN_OR_RETURN(part.x, PartOf(*mine.engine, "x", step.x, layout, rank.index()));
@@ -234,8 +263,7 @@ absl::StatusOr<SessionStepResult> ParallelSession::Forward(const ForwardStep& st
 absl::StatusOr<SessionStepResult> ParallelSession::Backward(const BackwardStep& step,
                                                             const Cancellation* cancellation) {
   const Layout layout = OutputLayout();
-  QG_RETURN_IF_ERROR(
-      CheckDividesRows("grad_output", step.grad_output, *spec_.parallel, layout.divides_rows));
+  QG_RETURN_IF_ERROR(CheckBatch("grad_output", step.grad_output, layout));
   const auto backward = [&](Rank& rank, Member& mine) -> absl::StatusOr<SessionStepResult> {
     BackwardStep part = step;
     QG_ASSIGN_OR_RETURN(part.grad_output, PartOf(*mine.engine, "grad_output", step.grad_output,
@@ -376,7 +404,8 @@ absl::StatusOr<Tensor> ParallelSession::Find(const std::string& name,
     QG_ASSIGN_OR_RETURN(const Tensor host, members_[rank]->engine->ToHost(tensor, cancellation));
     return engine_.ToDevice(host, cancellation);
   }
-  for (const SessionLayer& layer : spec_.layers) {
+  for (size_t i = 0; i < spec_.layers.size(); ++i) {
+    const SessionLayer& layer = spec_.layers[i];
     absl::string_view within = name;
     if (!absl::ConsumePrefix(&within, layer.name + ".")) continue;
     const std::string parameter(within);
@@ -385,6 +414,9 @@ absl::StatusOr<Tensor> ParallelSession::Find(const std::string& name,
         std::any_of(known.begin(), known.end(),
                     [&](const LayerParameter& each) { return each.name == parameter; });
     if (!is_parameter) continue;
+    if (const int owner = OwnerOf(i, parameter); owner >= 0) {
+      return Find(absl::StrCat(RankPrefix(owner), name), cancellation);
+    }
     std::vector<Tensor> parts;
     for (int place = 0; place < tp(); ++place) {
       QG_ASSIGN_OR_RETURN(parts.emplace_back(), PartOfPlace(name, parameter, place, cancellation));
@@ -407,6 +439,10 @@ absl::StatusOr<Tensor> ParallelSession::JoinParameter(const ShardRule& rule,
 absl::StatusOr<Tensor> ParallelSession::JoinBatch(const std::vector<Tensor>& parts,
                                                   const Layout& layout,
                                                   const Cancellation* cancellation) {
+  if (divides_experts()) {
+    QG_ASSIGN_OR_RETURN(const Tensor joined, JoinRows(engine_, parts, cancellation));
+    return engine_.GatherRows(joined, PlacesOf(tokens_), cancellation);
+  }
   if (layout.divides_rows) return JoinRows(engine_, parts, cancellation);
   std::vector<Tensor> copies;
   for (int copy = 0; copy < dp(); ++copy) {
@@ -421,24 +457,96 @@ absl::StatusOr<ParallelSession::Division> ParallelSession::DivisionOf(
     const std::string& output) const {
   if (output == "y") return Division{true, OutputLayout()};
   if (output == "dx") return Division{true, InputLayout()};
-  for (const SessionLayer& layer : spec_.layers) {
+  for (size_t i = 0; i < spec_.layers.size(); ++i) {
+    const SessionLayer& layer = spec_.layers[i];
     absl::string_view within = output;
     if (!absl::ConsumePrefix(&within, layer.name + ".")) continue;
     // Every rank of a copy has gathered it.
     if (within == "norm_out") return Division{true, {}};
     for (const LayerParameter& parameter : ParametersOf(layer.spec)) {
       if (parameter.gradient != within) continue;
-      return Division{false, {ParameterShardRule(layer.spec, parameter.name), false}};
+      return Division{false,
+                      {ParameterShardRule(layer.spec, parameter.name), false},
+                      OwnerOf(i, parameter.name)};
     }
   }
   return absl::InternalError(absl::StrCat("output ", output, " of no layer"));
 }
 
+int ParallelSession::OwnerOf(size_t layer, const std::string& name) const {
+  if (!DividesExperts(spec_, layer)) return -1;
+  const std::vector<int64_t> first =
+      DivideExperts(spec_.layers[layer].spec, spec_.parallel->expert_parallel).first_expert;
+  const auto next = std::upper_bound(first.begin(), first.end(), ExpertOf(name));
+  return static_cast<int>(next - first.begin()) - 1;
+}
+
 int ParallelSession::FirstWithSamePart(const Division& division, int rank) const {
   const Layout& layout = division.layout;
   const bool is_whole = !layout.divides_rows && layout.columns.dim == -1;
+  if (division.is_of_batch && divides_experts()) return rank;
   if (division.is_of_batch) return is_whole ? rank / tp() * tp() : rank;
   return is_whole ? 0 : rank % tp();
+}
+
+std::vector<std::string> ParallelSession::OutputNames(
+    const std::vector<SessionStepResult>& results) const {
+  std::vector<std::string> names;
+  std::set<std::string> gradients;
+  for (const SessionStepResult& result : results) {
+    for (const NamedTensor& output : result.outputs) gradients.insert(output.name);
+  }
+  // Rank 0's order. Of divided experts all ranks' stand where the first one's does, or, where rank
+  // 0 gives none, at the end.
+  const auto add = [&](const std::string& name) {
+    if (gradients.erase(name) != 0) names.push_back(name);
+  };
+  const auto add_layer = [&](const SessionLayer& layer) {
+    for (const LayerParameter& parameter : ParametersOf(layer.spec)) {
+      add(absl::StrCat(layer.name, ".", parameter.gradient));
+    }
+  };
+  for (const NamedTensor& output : results[0].outputs) {
+    for (size_t i = 0; i < spec_.layers.size(); ++i) {
+      const bool is_of_layer = absl::StartsWith(output.name, spec_.layers[i].name + ".");
+      if (is_of_layer && DividesExperts(spec_, i)) add_layer(spec_.layers[i]);
+    }
+    add(output.name);
+  }
+  for (const SessionLayer& layer : spec_.layers) add_layer(layer);
+  return names;
+}
+
+absl::StatusOr<Tensor> ParallelSession::JoinOutput(const std::string& name,
+                                                   const std::vector<SessionStepResult>& results,
+                                                   const Cancellation* cancellation,
+                                                   SessionStepResult& whole) {
+  QG_ASSIGN_OR_RETURN(const Division division, DivisionOf(name));
+  std::vector<Tensor> parts;
+  std::vector<Fingerprint> fingerprints;
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    const std::vector<NamedTensor>& outputs = results[rank].outputs;
+    const auto own = std::find_if(outputs.begin(), outputs.end(),
+                                  [&](const NamedTensor& output) { return output.name == name; });
+    const bool should_have = division.owner < 0 || division.owner == static_cast<int>(rank);
+    if ((own != outputs.end()) != should_have) {
+      return absl::InternalError(absl::StrCat("output ", name, ": rank ", rank,
+                                              should_have ? " has none" : " has another's"));
+    }
+    if (!should_have) continue;
+    QG_ASSIGN_OR_RETURN(parts.emplace_back(),
+                        members_[rank]->engine->ToHost(own->tensor, cancellation));
+    if (division.owner >= 0) continue;
+    const auto index = static_cast<size_t>(own - outputs.begin());
+    fingerprints.push_back(whole.ranks[rank].outputs[index].fingerprint);
+    const int first = FirstWithSamePart(division, static_cast<int>(rank));
+    if (fingerprints[rank] == fingerprints[static_cast<size_t>(first)]) continue;
+    whole.rank_differences.push_back(absl::StrCat(name, ": ranks ", first, " and ", rank,
+                                                  " have the same part of it, and rank ", rank,
+                                                  "'s bits are others"));
+  }
+  if (division.is_of_batch) return JoinBatch(parts, division.layout, cancellation);
+  return JoinParameter(division.layout.columns, parts, cancellation);
 }
 
 absl::StatusOr<SessionStepResult> ParallelSession::Joined(std::vector<SessionStepResult> results,
@@ -457,27 +565,9 @@ absl::StatusOr<SessionStepResult> ParallelSession::Joined(std::vector<SessionSte
     }
     records.records = std::move(static_cast<StepRecords&>(results[rank]));
   }
-  for (size_t i = 0; i < results[0].outputs.size(); ++i) {
-    const std::string& name = results[0].outputs[i].name;
-    QG_ASSIGN_OR_RETURN(const Division division, DivisionOf(name));
-    std::vector<Tensor> parts;
-    for (size_t rank = 0; rank < results.size(); ++rank) {
-      QG_ASSIGN_OR_RETURN(parts.emplace_back(), members_[rank]->engine->ToHost(
-                                                    results[rank].outputs[i].tensor, cancellation));
-      const int first = FirstWithSamePart(division, static_cast<int>(rank));
-      const RankStepRecords::Output& own = whole.ranks[rank].outputs[i];
-      if (own.fingerprint == whole.ranks[static_cast<size_t>(first)].outputs[i].fingerprint) {
-        continue;
-      }
-      whole.rank_differences.push_back(absl::StrCat(name, ": ranks ", first, " and ", rank,
-                                                    " have the same part of it, and rank ", rank,
-                                                    "'s bits are others"));
-    }
-    absl::StatusOr<Tensor> joined =
-        division.is_of_batch ? JoinBatch(parts, division.layout, cancellation)
-                             : JoinParameter(division.layout.columns, parts, cancellation);
-    QG_RETURN_IF_ERROR(joined.status());
-    whole.outputs.push_back({name, *std::move(joined)});
+  for (const std::string& name : OutputNames(results)) {
+    QG_ASSIGN_OR_RETURN(Tensor joined, JoinOutput(name, results, cancellation, whole));
+    whole.outputs.push_back({name, std::move(joined)});
   }
   return whole;
 }

@@ -99,7 +99,7 @@ class Backwarding {
               const Cancellation* cancellation)
       : session_(session),
         step_(step),
-        run_(session.engine, session.spec, cancellation),
+        run_(session.engine, session.spec, cancellation, session.rank.get()),
         sharded_(session.engine, session.spec, session.rank.get(), session.faults, cancellation),
         next_(session.now) {}
 
@@ -202,7 +202,7 @@ absl::StatusOr<Tensor> Backwarding::BackwardOne(size_t layer, const LayerSaved& 
   const std::map<std::string, Tensor> before = state.main_grads;
   QG_RETURN_IF_ERROR(SeedMainGradientOverwritten(options.microbatch, state));
   absl::StatusOr<BackwardResult> result =
-      BackwardLayer(run_.recorder(layer), spec.spec, state, std::move(used), gradient);
+      run_.layer(layer).Backward(run_.recorder(layer), state, std::move(used), gradient);
   if (!result.ok()) return InLayer(spec, result.status());
   QG_RETURN_IF_ERROR(SeedMainGradientKept(options.microbatch, before, state));
   SessionLayerState& kept = next_.layers[layer];
@@ -275,13 +275,14 @@ absl::StatusOr<SessionStepResult> TrainingSession::Wgrad(const Cancellation* can
         "wgrad: no gradient is deferred; a backward of a forward with defer_wgrad "
         "comes first");
   }
-  SessionRun run(session.engine, session.spec, cancellation);
+  SessionRun run(session.engine, session.spec, cancellation, session.rank.get());
   SessionStepResult result;
   for (const DeferredWgrad& deferred : std::exchange(next.deferred, {})) {
     const SessionLayer& layer = session.spec.layers[deferred.layer];
     SessionLayerState& kept = next.layers[deferred.layer];
-    absl::StatusOr<std::vector<NamedTensor>> gradients = BackwardWgrad(
-        run.recorder(deferred.layer), layer.spec, kept.state, deferred.saved->Clone());
+    absl::StatusOr<std::vector<NamedTensor>> gradients =
+        run.layer(deferred.layer)
+            .Wgrad(run.recorder(deferred.layer), kept.state, deferred.saved->Clone());
     if (!gradients.ok()) return InLayer(layer, gradients.status());
     MarkMainGradients(kept);
     QG_RETURN_IF_ERROR(TakeGradients(session, deferred.layer, *gradients,

@@ -6,6 +6,7 @@
 #include "kernels/training/parallel_checks.h"
 #include "kernels/training/parallel_session.h"
 #include "kernels/training/session_checks.h"
+#include "kernels/training/session_experts.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
 #include "kernels/training/sharded_parameters.h"
@@ -95,6 +96,7 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Resume(
   for (SessionLayerState& layer : state.layers) {
     if (faults.Has(kFaultCheckpointDropsHistories)) layer.state.delayed.clear();
   }
+  KeepOwnExperts(spec, rank.get(), state.layers);
   QG_RETURN_IF_ERROR(ShardedParameters(engine, spec, rank.get(), faults, cancellation)
                          .Shard(state.recipe, state.layers));
   auto session =

@@ -5,8 +5,10 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/layer_program.h"
 #include "kernels/quantize/quantized_outline.h"
 #include "kernels/training/parallel_checks.h"
+#include "kernels/training/state_sharding.h"
 
 namespace quantgate {
 namespace {
@@ -184,6 +186,32 @@ absl::Status CheckSessionShapes(const SessionSpec& spec, const SessionState& sta
   return absl::OkStatus();
 }
 
+namespace {
+
+/// In place of experts that other ranks have, which were checked where the session began.
+void OutlineOtherExperts(const LayerSpec& layer, LayerRequest& request) {
+  const auto own = std::find_if(request.parameters.begin(), request.parameters.end(),
+                                [](const auto& parameter) { return IsWeight(parameter.first); });
+  if (own == request.parameters.end()) return;
+  const Tensor weight = own->second;
+  for (const LayerParameter& parameter : ParametersOf(layer)) {
+    if (parameter.kind == ParameterKind::kWeight) {
+      request.parameters.try_emplace(parameter.name, weight);
+    }
+  }
+}
+
+/// Of a grouped_linear whose experts are divided, the rows of all ranks in place of this rank's.
+absl::Status OutlineWholeGroup(const SessionSpec& spec, const LayerSpec& layer,
+                               LayerRequest& request) {
+  OutlineOtherExperts(layer, request);
+  QG_ASSIGN_OR_RETURN(request.x,
+                      OutlineTensor(request.x.dtype(), {RowsOf(spec), request.x.columns()}));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const SessionState& state,
                                           const Recipe& recipe, const ForwardStep& step,
                                           std::shared_ptr<const ParallelStep> parallel) {
@@ -194,12 +222,16 @@ absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const Session
     const SessionLayer& layer = spec.layers[i];
     QG_ASSIGN_OR_RETURN(LayerRequest request, RequestOf(layer, state.layers[i], parallel));
     request.x = x;
+    const bool divides_experts = DividesExperts(spec, i);
+    if (divides_experts) QG_RETURN_IF_ERROR(OutlineWholeGroup(spec, layer.spec, request));
     request.calibrate = step.calibrate;
     request.requires_grad = requires_grad[i];
     QG_RETURN_IF_ERROR(InLayer(layer, CheckLayerForward(layer, state.layers[i], recipe,
                                                         spec.arithmetic, step.train, request)));
     const DType dtype = recipe.activation_dtype().value_or(x.dtype());
-    QG_ASSIGN_OR_RETURN(x, OutlineTensor(dtype, LayerOutputShape(request, "y")));
+    Shape y = LayerOutputShape(request, "y");
+    if (divides_experts) y.front() = x.shape().front();
+    QG_ASSIGN_OR_RETURN(x, OutlineTensor(dtype, y));
   }
   return x.shape();
 }

@@ -76,7 +76,7 @@ class Forwarding {
              const Cancellation* cancellation)
       : session_(session),
         step_(step),
-        run_(session.engine, session.spec, cancellation),
+        run_(session.engine, session.spec, cancellation, session.rank.get()),
         next_(session.now) {}
 
   absl::StatusOr<SessionStepResult> Run();

@@ -7,6 +7,7 @@
 #include "kernels/training/parallel_session.h"
 #include "kernels/training/parameter_update.h"
 #include "kernels/training/session_checks.h"
+#include "kernels/training/session_experts.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_state.h"
 #include "kernels/training/sharded_parameters.h"
@@ -155,6 +156,7 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Begin(
     QG_RETURN_IF_ERROR(InLayer(spec.layers[i], update.Begin(layer)));
   }
   QG_RETURN_IF_ERROR(PutTrained(engine, spec, parameters, state, cancellation));
+  KeepOwnExperts(spec, rank.get(), state.layers);
   QG_RETURN_IF_ERROR(ShardedParameters(engine, spec, rank.get(), faults, cancellation)
                          .Shard(spec.recipe, state.layers));
   return std::unique_ptr<TrainingSession>(new TrainingSession(

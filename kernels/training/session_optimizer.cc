@@ -70,7 +70,7 @@ absl::StatusOr<SessionStepResult> TrainingSession::Optimize(const OptimizerStep&
   QG_RETURN_IF_ERROR(CheckOptimize(session.spec, next));
   ++next.optimizer_steps;
   const OptimizerSpec optimizer = WithLearningRate(session.spec.optimizer, step.learning_rate);
-  SessionRun run(session.engine, session.spec, cancellation);
+  SessionRun run(session.engine, session.spec, cancellation, session.rank.get());
   QG_RETURN_IF_ERROR(ReduceGradients(run, session, cancellation, next));
   for (size_t i = 0; i < next.layers.size(); ++i) {
     const SessionLayer& layer = session.spec.layers[i];

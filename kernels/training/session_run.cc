@@ -60,8 +60,9 @@ absl::Status ForgetInfinities(Engine& engine, const Cancellation* cancellation,
 
 }  // namespace
 
-SessionRun::SessionRun(Engine& engine, const SessionSpec& spec, const Cancellation* cancellation)
-    : spec_(spec), recorder_(engine, spec.arithmetic, cancellation) {
+SessionRun::SessionRun(Engine& engine, const SessionSpec& spec, const Cancellation* cancellation,
+                       const SessionRank* rank)
+    : spec_(spec), rank_(rank), recorder_(engine, spec.arithmetic, cancellation) {
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     layers_.push_back(std::make_unique<StepRecorder>(engine, spec.arithmetic, cancellation));
   }
@@ -71,6 +72,7 @@ absl::StatusOr<StepRecords> SessionRun::Finish() {
   QG_ASSIGN_OR_RETURN(StepRecords all, recorder_.Finish());
   for (size_t i = 0; i < layers_.size(); ++i) {
     QG_ASSIGN_OR_RETURN(StepRecords records, layers_[i]->Finish());
+    layer(i).NameExpertsOfWhole(records);
     AddPrefix(spec_.layers[i].name + ".", records);
     Append(std::move(records.gemms), all.gemms);
     Append(std::move(records.saved), all.saved);
@@ -109,7 +111,7 @@ absl::StatusOr<ForwardPass> ForwardLayers(SessionRun& run, const SessionSpec& sp
                               .parallel = plan.parallel};
     call_id += CallIdsOf(layer.spec);
     absl::StatusOr<ForwardResult> result =
-        ForwardLayer(run.recorder(i), layer.spec, layers[i], pass.y, options);
+        run.layer(i).Forward(run.recorder(i), layers[i], pass.y, options);
     if (!result.ok()) return InLayer(layer, result.status());
     pass.y = std::move(result->y);
     if (result->norm_out.has_value()) {
@@ -134,6 +136,8 @@ absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& se
   if (session.rank != nullptr) {
     std::vector<ReducedLayer> reduced;
     for (size_t i = 0; i < layers.size(); ++i) {
+      // An expert sees the rows of all ranks: its amaxes are whole.
+      if (DividesExperts(session.spec, i)) continue;
       reduced.push_back({&session.spec.layers[i].spec, &layers[i]});
     }
     QG_RETURN_IF_ERROR(
@@ -151,7 +155,7 @@ absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& se
 
 absl::StatusOr<Tensor> SumOverRanks(const TrainingSession::State& session, size_t layer,
                                     const std::string& parameter, const Tensor& gradient) {
-  if (session.rank == nullptr) return gradient;
+  if (session.rank == nullptr || DividesExperts(session.spec, layer)) return gradient;
   const SessionRank& rank = *session.rank;
   const ReductionProfile& profile = session.spec.parallel->profile;
   Tensor sum = gradient;

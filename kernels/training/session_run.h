@@ -6,24 +6,29 @@
 #include <string>
 #include <vector>
 
+#include "kernels/training/session_experts.h"
 #include "kernels/training/session_state.h"
 
 namespace quantgate {
 
 class SessionRun {
  public:
-  /// References must outlive it.
-  SessionRun(Engine& engine, const SessionSpec& spec, const Cancellation* cancellation);
+  /// References must outlive it. A null rank has no others.
+  SessionRun(Engine& engine, const SessionSpec& spec, const Cancellation* cancellation,
+             const SessionRank* rank);
 
   /// Records of the session itself.
   StepRecorder& recorder() { return recorder_; }
   StepRecorder& recorder(size_t layer) { return *layers_[layer]; }
+  /// A layer's steps, to be recorded by its recorder.
+  RankLayer layer(size_t index) const { return RankLayer(spec_, index, rank_); }
 
   /// Waits for what is under way; everything's records, with "LAYER." before their names.
   absl::StatusOr<StepRecords> Finish();
 
  private:
   const SessionSpec& spec_;
+  const SessionRank* const rank_;
   StepRecorder recorder_;
   std::vector<std::unique_ptr<StepRecorder>> layers_;
 };

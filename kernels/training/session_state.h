@@ -69,8 +69,8 @@ struct ReshardedWeight {
   size_t layer = 0;
   std::string parameter;
   ShardedParameter sharded;
-  Parameter rows;  ///< Without tensors: those are the parts.
-  std::vector<Part> parts;
+  Parameter rows = {};  ///< Without tensors: those are the parts.
+  std::vector<Part> parts = {};
 };
 
 /// A forward that waits for its backward.
@@ -129,6 +129,8 @@ struct SessionRank {
   std::shared_ptr<const ParallelStep> step;  ///< Of every forward; null: layers are not divided.
   ProcessGroup* all = nullptr;     ///< All ranks, whose amaxes of delayed scaling are one.
   ProcessGroup* copies = nullptr;  ///< Those with the same part of the layers; null: no others.
+  /// Those that divide experts, who are copies of all other layers; null: nobody does.
+  ProcessGroup* experts = nullptr;
 };
 
 class TrainingSession::State {

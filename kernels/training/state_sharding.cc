@@ -45,6 +45,11 @@ std::optional<ShardRule> StateShardRule(const SessionSpec& spec, const TensorPla
   return CodesRule(*place.quantized, place.usage, rule);
 }
 
+bool DividesExperts(const SessionSpec& spec, size_t layer) {
+  return spec.parallel.has_value() && spec.parallel->expert_parallel > 1 &&
+         spec.layers[layer].spec.kind == LayerKind::kGroupedLinear;
+}
+
 bool IsOfOwnRows(const SessionSpec& spec, size_t layer, const std::string& parameter) {
   if (!spec.parallel.has_value()) return false;
   const LayerSpec& of = spec.layers[layer].spec;
@@ -53,8 +58,9 @@ bool IsOfOwnRows(const SessionSpec& spec, size_t layer, const std::string& param
 }
 
 bool IsSummedByOptimizer(const SessionSpec& spec, size_t layer, const std::string& parameter) {
-  if (!spec.parallel.has_value()) return false;
-  return spec.parallel->data_parallel > 1 || IsOfOwnRows(spec, layer, parameter);
+  if (!spec.parallel.has_value() || DividesExperts(spec, layer)) return false;
+  return spec.parallel->data_parallel > 1 || spec.parallel->expert_parallel > 1 ||
+         IsOfOwnRows(spec, layer, parameter);
 }
 
 std::string RanksText(const SessionSpec& spec) {
@@ -67,7 +73,9 @@ std::string RanksText(const SessionSpec& spec) {
     }
     modes.push_back(absl::StrJoin(of_layer, " "));
   }
-  return absl::StrCat("tp", parallel.tensor_parallel, " dp", parallel.data_parallel,
+  const std::string experts =
+      parallel.expert_parallel > 1 ? absl::StrCat(" ep", parallel.expert_parallel) : "";
+  return absl::StrCat("tp", parallel.tensor_parallel, " dp", parallel.data_parallel, experts,
                       parallel.sequence_parallel ? " sp" : "", ": ", absl::StrJoin(modes, ", "));
 }
 

@@ -14,6 +14,10 @@ namespace quantgate {
 /// next's. `place` is of the rank's own state.
 std::optional<ShardRule> StateShardRule(const SessionSpec& spec, const TensorPlace& place);
 
+/// Whether ranks divide the experts of this layer, a grouped_linear: each has its own by their
+/// numbers in the whole layer.
+bool DividesExperts(const SessionSpec& spec, size_t layer);
+
 /// Columnwise codes are stored transposed but for mxfp8's.
 bool IsStoredTransposed(const QuantizedCopy& copy, Usage usage);
 

@@ -258,6 +258,37 @@ TEST_F(SessionRunTest, ShardedWeightsAreHeldAgainstWholeOnes) {
   EXPECT_EQ(Find(twins["tensors"], 1, "y", 1)["parity"]["equal"], true);
 }
 
+// Experts on 3 ranks, on 2, on 1 and on 3 again against all on one: every bit.
+TEST_F(SessionRunTest, DividedExpertsAreHeldAgainstOneRank) {
+  const std::string path = Path("experts.json");
+  WriteFile(path, R"({"spec": {"layers": [{"name": "moe", "layer":
+      {"kind": "grouped_linear", "m_splits": [64, 0, 96, 32]}}], "masters": "f32",
+      "adam": {"learning_rate": 0.1}}, "rounds": 2,
+      "parameters": {"moe.weight.0": "gen:normal,seed=1,shape=64x32,dtype=bf16",
+                     "moe.weight.1": "gen:normal,seed=2,shape=64x32,dtype=bf16",
+                     "moe.weight.2": "gen:normal,seed=3,shape=64x32,dtype=bf16",
+                     "moe.weight.3": "gen:normal,seed=4,shape=64x32,dtype=bf16"},
+      "steps": [)" + Forward("gen:normal,seed=5,shape=192x32,dtype=bf16") +
+                      "," + Backward("gen:normal,seed=6,shape=192x64,dtype=bf16") +
+                      R"(, {"optimize": {}},
+      {"restart": {"variants": [1], "parallel": {"expert_parallel": 2}}},
+      {"restart": {"variants": [1], "parallel": {}}},
+      {"restart": {"variants": [1], "parallel": {"expert_parallel": 3}}}]})");
+  for (const char* recipe : {"mxfp8", "fp8_delayed"}) {
+    const json report = QuantgateJson(
+        {"session", "run", path, "--ep", "3", "--recipe", recipe, "--require", "bitwise"},
+        Where::kServer);
+    EXPECT_EQ(report["variants"][1], std::string(recipe) + " / none / auto / ep3");
+    EXPECT_EQ(report["verdict"]["pass"], true);
+    // y; dx and four dw; four weights after the update and after each restart: twice.
+    EXPECT_EQ(report["tensors"].size(), 2u * (1 + 5 + 4 * 4));
+  }
+  const ProcessResult refused =
+      Quantgate({"session", "run", path, "--recipe", "bf16", "--ep", "5"});
+  EXPECT_EQ(refused.exit_code, 2) << refused.out;
+  EXPECT_THAT(refused.err, HasSubstr("each of the 5 ranks has an expert at least"));
+}
+
 // tp 4, 2, 1 and 4 again beside a session on one rank that never stops: the parameters of every
 // update are the same, and so is every checkpoint.
 TEST_F(SessionRunTest, GoesOnFromCheckpointsOnOtherRanks) {

@@ -51,6 +51,26 @@ v1::OpenSessionRequest ShardedRequest(int copies) {
   return request;
 }
 
+/// Three experts, one of which sees no rows, divided over ranks; on one where there is 1.
+v1::OpenSessionRequest ExpertsRequest(int ranks) {
+  v1::OpenSessionRequest request = OpenRequest(1, 1, "");
+  v1::SessionSpec& spec = *request.mutable_spec();
+  v1::Layer& layer = *spec.mutable_layers(0)->mutable_layer();
+  layer.set_kind("grouped_linear");
+  request.clear_parameters();
+  for (const int64_t rows : {kRows / 2, int64_t{0}, kRows / 2}) {
+    const int expert = layer.m_splits_size();
+    layer.add_m_splits(rows);
+    (*request.mutable_parameters())["fc.weight." + std::to_string(expert)] =
+        Generated("normal", 1 + expert, "bf16", {kWide, kWide});
+  }
+  spec.mutable_recipe()->set_name("mxfp8");
+  spec.set_weights("quantized");
+  spec.set_masters("f32");
+  if (ranks > 1) spec.mutable_parallel()->set_expert_parallel(ranks);
+  return request;
+}
+
 class ParallelSessionsTest : public testing::Test {
  protected:
   explicit ParallelSessionsTest()
@@ -306,6 +326,49 @@ TEST_F(ParallelSessionsTest, ShardedWeightsAreRefusedWhereNothingDividesThem) {
   request.mutable_spec()->mutable_recipe()->set_name("fp8_block");
   (*request.mutable_spec()->mutable_recipe()->mutable_knobs())["w_block_dim"] = "1";
   ExpectRefused(request, invalid, "sharded weights of fp8_block have tiles (block_dim 2)");
+}
+
+TEST_F(ParallelSessionsTest, DividedExpertsHaveTheBitsOfOneRank) {
+  const std::string one = Open(ExpertsRequest(1)), ranks = Open(ExpertsRequest(2));
+  const v1::SessionStepResponse forward = Forward(ranks), backward = Backward(ranks);
+  EXPECT_EQ(OutputOf(forward, "y"), OutputOf(Forward(one), "y"));
+  const v1::SessionStepResponse whole = Backward(one);
+  for (const char* name : {"dx", "fc.dw.0", "fc.dw.1", "fc.dw.2"}) {
+    EXPECT_EQ(OutputOf(backward, name), OutputOf(whole, name)) << name;
+  }
+  ASSERT_EQ(backward.ranks_size(), 2);
+  std::vector<std::string> gradients, stages;
+  for (const auto& output : backward.ranks(1).outputs()) gradients.push_back(output.name());
+  EXPECT_EQ(gradients, std::vector<std::string>({"dx", "fc.dw.2"}));
+  for (const v1::StageTime& stage : forward.ranks(1).stages()) stages.push_back(stage.stage());
+  EXPECT_THAT(stages, Contains("fc.dispatch x"));
+  EXPECT_THAT(stages, Contains("fc.combine y"));
+  Optimize(ranks);
+  Optimize(one);
+  const std::string digest = Checkpoint(one).digest().SerializeAsString();
+  EXPECT_EQ(Checkpoint(ranks).digest().SerializeAsString(), digest);
+  EXPECT_EQ(Get(ranks, "fc.weight.2").tensor().fingerprint().SerializeAsString(),
+            Get(one, "fc.weight.2").tensor().fingerprint().SerializeAsString());
+  for (const int on : {3, 1, 2}) {
+    v1::Session session;
+    const grpc::Status status =
+        Restore(Checkpoint(ranks).digest(), ExpertsRequest(on).spec(), session);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(Checkpoint(session.session_id()).digest().SerializeAsString(), digest) << on;
+  }
+
+  const auto invalid = grpc::StatusCode::INVALID_ARGUMENT;
+  ExpectRefused(ExpertsRequest(4), invalid,
+                "spec.layers[0].layer.m_splits: 3 experts; each of the 4 ranks has an expert");
+  v1::OpenSessionRequest request = ExpertsRequest(2);
+  request.mutable_spec()->mutable_parallel()->set_tensor_parallel(2);
+  ExpectRefused(request, invalid, "spec.parallel.tensor_parallel: 2; with expert_parallel");
+  request = OpenRequest(1, 1, "");
+  request.mutable_spec()->mutable_parallel()->set_expert_parallel(2);
+  ExpectRefused(request, invalid, "spec.parallel.expert_parallel: 2; no layer is a grouped_linear");
+  request = ExpertsRequest(1);
+  request.mutable_spec()->mutable_parallel()->set_data_parallel(2);
+  ExpectRefused(request, grpc::StatusCode::UNIMPLEMENTED, "spec.layers[0].layer.kind");
 }
 
 TEST_F(ParallelSessionsTest, RanksAreMeasuredFromTheStart) {

@@ -1,0 +1,185 @@
+#include "kernels/training/session_experts.h"
+
+#include <utility>
+
+#include "kernels/training/state_sharding.h"
+
+namespace quantgate {
+namespace {
+
+template <typename Value>
+void Rename(int64_t offset, std::map<std::string, Value>& by_name) {
+  std::map<std::string, Value> renamed;
+  for (auto& [name, value] : by_name) renamed[WithExpertOfWhole(name, offset)] = std::move(value);
+  by_name = std::move(renamed);
+}
+
+/// Every expert's number plus `offset`.
+LayerState Renamed(LayerState state, int64_t offset) {
+  Rename(offset, state.parameters);
+  Rename(offset, state.delayed);
+  Rename(offset, state.workspaces);
+  Rename(offset, state.main_grads);
+  return state;
+}
+
+/// What a rank's experts left for later, under the names of the whole layer.
+class ExpertsSaved : public LayerSaved {
+ public:
+  ExpertsSaved(ExpertSaved experts, int64_t first) : experts_(std::move(experts)), first_(first) {}
+
+  const StepOptions& options() const override { return experts_.saved->options(); }
+  std::vector<SavedPart> parts() override {
+    std::vector<SavedPart> parts = experts_.saved->parts();
+    for (SavedPart& part : parts) {
+      // "weight.0.columnwise_data"
+      const size_t dot = part.name.rfind('.');
+      part.name = WithExpertOfWhole(part.name.substr(0, dot), first_) + part.name.substr(dot);
+    }
+    return parts;
+  }
+  int64_t bytes() const override { return experts_.saved->bytes(); }
+  std::unique_ptr<LayerSaved> Clone() const override {
+    return std::make_unique<ExpertsSaved>(
+        ExpertSaved{experts_.plan, experts_.layer, experts_.saved->Clone()}, first_);
+  }
+
+  ExpertSaved Take() { return std::move(experts_); }
+
+ private:
+  ExpertSaved experts_;
+  int64_t first_;
+};
+
+absl::StatusOr<ExpertSaved> TakeExperts(LayerSaved* given) {
+  auto* const saved = dynamic_cast<ExpertsSaved*>(given);
+  if (saved == nullptr) return absl::FailedPreconditionError("saved: not what experts left");
+  return saved->Take();
+}
+
+void NameGradients(int64_t first, std::vector<NamedTensor>& gradients) {
+  for (NamedTensor& gradient : gradients) gradient.name = WithExpertOfWhole(gradient.name, first);
+}
+
+/// Calls `visit` with each map by parameter or state of a layer.
+template <typename Visitor>
+void VisitMaps(SessionLayerState& layer, Visitor visit) {
+  visit([](SessionLayerState & of) -> auto& { return of.state.parameters; });
+  visit([](SessionLayerState & of) -> auto& { return of.state.delayed; });
+  visit([](SessionLayerState & of) -> auto& { return of.state.workspaces; });
+  visit([](SessionLayerState & of) -> auto& { return of.state.main_grads; });
+  visit([](SessionLayerState & of) -> auto& { return of.trained; });
+}
+
+}  // namespace
+
+RankLayer::RankLayer(const SessionSpec& spec, size_t layer, const SessionRank* rank)
+    : spec_(spec.layers[layer].spec),
+      rank_(rank != nullptr && DividesExperts(spec, layer) ? rank : nullptr) {
+  if (rank_ != nullptr) division_ = DivideExperts(spec_, spec.parallel->expert_parallel);
+}
+
+absl::StatusOr<ForwardResult> RankLayer::Forward(StepRecorder& recorder, LayerState& state,
+                                                 const Tensor& x,
+                                                 const StepOptions& options) const {
+  if (rank_ == nullptr) return ForwardLayer(recorder, spec_, state, x, options);
+  QG_ASSIGN_OR_RETURN(const ExpertRouting routing,
+                      RoutingOf(division_, division_.tokens[static_cast<size_t>(rank_->index)]));
+  ExpertOptions experts;
+  experts.first_expert = division_.first_expert;
+  LayerState own = Renamed(state, -first());
+  QG_ASSIGN_OR_RETURN(ExpertForward forward, ForwardExperts(recorder, *rank_->experts, experts,
+                                                            spec_, own, x, routing, options));
+  state = Renamed(std::move(own), first());
+  ForwardResult result;
+  result.y = std::move(forward.y);
+  if (forward.saved.saved != nullptr) {
+    result.saved = std::make_unique<ExpertsSaved>(std::move(forward.saved), first());
+  }
+  return result;
+}
+
+absl::StatusOr<BackwardResult> RankLayer::Backward(StepRecorder& recorder, LayerState& state,
+                                                   std::unique_ptr<LayerSaved> saved,
+                                                   const Tensor& grad_output) const {
+  if (rank_ == nullptr) {
+    return BackwardLayer(recorder, spec_, state, std::move(saved), grad_output);
+  }
+  QG_ASSIGN_OR_RETURN(ExpertSaved experts, TakeExperts(saved.get()));
+  ExpertSaved later{experts.plan, experts.layer, nullptr};
+  LayerState own = Renamed(state, -first());
+  QG_ASSIGN_OR_RETURN(BackwardResult result, BackwardExperts(recorder, *rank_->experts,
+                                                             std::move(experts), own, grad_output));
+  state = Renamed(std::move(own), first());
+  NameGradients(first(), result.gradients);
+  if (result.deferred != nullptr) {
+    later.saved = std::move(result.deferred);
+    result.deferred = std::make_unique<ExpertsSaved>(std::move(later), first());
+  }
+  return result;
+}
+
+absl::StatusOr<std::vector<NamedTensor>> RankLayer::Wgrad(
+    StepRecorder& recorder, LayerState& state, std::unique_ptr<LayerSaved> deferred) const {
+  if (rank_ == nullptr) return BackwardWgrad(recorder, spec_, state, std::move(deferred));
+  QG_ASSIGN_OR_RETURN(ExpertSaved experts, TakeExperts(deferred.get()));
+  LayerState own = Renamed(state, -first());
+  QG_ASSIGN_OR_RETURN(std::vector<NamedTensor> gradients,
+                      BackwardWgrad(recorder, experts.layer, own, std::move(experts.saved)));
+  state = Renamed(std::move(own), first());
+  NameGradients(first(), gradients);
+  return gradients;
+}
+
+void RankLayer::NameExpertsOfWhole(StepRecords& records) const {
+  if (rank_ == nullptr) return;
+  const auto rename = [&](std::string& name) { name = WithExpertOfWhole(name, first()); };
+  for (GemmRecord& gemm : records.gemms) {
+    rename(gemm.output);
+    rename(gemm.a_tensor);
+    rename(gemm.b_tensor);
+  }
+  for (SavedOperand& saved : records.saved) rename(saved.name);
+  for (QuantizationRecord& quantization : records.quantizations) rename(quantization.tensor);
+  for (TimedStage& stage : records.stages) rename(stage.stage);
+}
+
+std::vector<std::vector<int64_t>> TokensOfRanks(const SessionSpec& spec) {
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    if (!DividesExperts(spec, i)) continue;
+    return DivideExperts(spec.layers[i].spec, spec.parallel->expert_parallel).tokens;
+  }
+  return {};
+}
+
+void KeepOwnExperts(const SessionSpec& spec, const SessionRank* rank,
+                    std::vector<SessionLayerState>& layers) {
+  for (size_t i = 0; rank != nullptr && i < layers.size(); ++i) {
+    if (!DividesExperts(spec, i)) continue;
+    const std::vector<int64_t> first =
+        DivideExperts(spec.layers[i].spec, spec.parallel->expert_parallel).first_expert;
+    const int64_t begin = first[static_cast<size_t>(rank->index)];
+    const int64_t end = first[static_cast<size_t>(rank->index) + 1];
+    VisitMaps(layers[i], [&](auto map_of) {
+      std::erase_if(map_of(layers[i]), [&](const auto& entry) {
+        const int64_t expert = ExpertOf(entry.first);
+        return expert < begin || expert >= end;
+      });
+    });
+  }
+}
+
+void JoinExperts(const SessionSpec& spec, std::vector<SessionState>& ranks) {
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    if (!DividesExperts(spec, i)) continue;
+    SessionLayerState& all = ranks[0].layers[i];
+    VisitMaps(all, [&](auto map_of) {
+      for (SessionState& rank : ranks) {
+        for (const auto& entry : map_of(rank.layers[i])) map_of(all).insert(entry);
+      }
+      for (SessionState& rank : ranks) map_of(rank.layers[i]) = map_of(all);
+    });
+  }
+}
+
+}  // namespace quantgate

@@ -1,0 +1,49 @@
+// Layers of a session, the experts of some of which are divided over its ranks (docs/distributed.md
+// sections 8 and 9): there a rank has its experts' parameters and states, by their numbers in the
+// whole layer, and rows travel to their experts and back. Private to kernels/training.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels/layer/expert_run.h"
+#include "kernels/training/session_state.h"
+
+namespace quantgate {
+
+/// A layer's steps as one rank takes them. References must outlive it; a null rank has no others.
+class RankLayer {
+ public:
+  RankLayer(const SessionSpec& spec, size_t layer, const SessionRank* rank);
+
+  /// As ForwardLayer, BackwardLayer and BackwardWgrad, collective where experts are divided. Names
+  /// of gradients and saved parts are the whole layer's.
+  absl::StatusOr<ForwardResult> Forward(StepRecorder& recorder, LayerState& state, const Tensor& x,
+                                        const StepOptions& options) const;
+  absl::StatusOr<BackwardResult> Backward(StepRecorder& recorder, LayerState& state,
+                                          std::unique_ptr<LayerSaved> saved,
+                                          const Tensor& grad_output) const;
+  absl::StatusOr<std::vector<NamedTensor>> Wgrad(StepRecorder& recorder, LayerState& state,
+                                                 std::unique_ptr<LayerSaved> deferred) const;
+  /// Of these steps: experts by their numbers in the whole layer.
+  void NameExpertsOfWhole(StepRecords& records) const;
+
+ private:
+  int64_t first() const { return division_.first_expert[static_cast<size_t>(rank_->index)]; }
+
+  const LayerSpec& spec_;
+  const SessionRank* const rank_;  ///< Null too where the layer's experts are not divided.
+  ExpertDivision division_;
+};
+
+/// The rows of the batch that are each rank's: an even part of every expert's. Of a session some of
+/// whose layers' experts are divided; they all have the same rows.
+std::vector<std::vector<int64_t>> TokensOfRanks(const SessionSpec& spec);
+
+/// Leaves of the experts of every such layer those that are this rank's.
+void KeepOwnExperts(const SessionSpec& spec, const SessionRank* rank,
+                    std::vector<SessionLayerState>& layers);
+/// The other way round: every rank gets the experts of all.
+void JoinExperts(const SessionSpec& spec, std::vector<SessionState>& ranks);
+
+}  // namespace quantgate

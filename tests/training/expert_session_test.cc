@@ -1,0 +1,335 @@
+// Sessions whose experts are divided over ranks against one rank with all of them: the same bits of
+// every output, state and checkpoint; what a rank has; layers beside the experts'; what is refused.
+#include <gmock/gmock.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/training/parallel_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr int64_t kExpertColumns = 128, kBatch = 512;
+constexpr auto kQuantized = WeightStorage::kQuantized;
+
+struct Case {
+  const char* name;
+  const char* recipe;
+  WeightStorage weights = WeightStorage::kHighPrecision;
+  Masters masters = Masters::kF32;
+  bool main_grads = false;
+};
+
+/// Two grouped_linear layers of 4 experts, one of which sees no rows, with an activation between
+/// them.
+SessionSpec ExpertLayers(const std::string& recipe) {
+  SessionSpec spec = LinearLayers(recipe, {ParallelMode::kNone, ParallelMode::kNone});
+  for (SessionLayer& layer : spec.layers) {
+    layer.spec.kind = LayerKind::kGroupedLinear;
+    layer.spec.m_splits = {128, 0, 256, 128};
+  }
+  SessionLayer activation{"act", {}};
+  activation.spec.kind = LayerKind::kChain;
+  OperationSpec& gelu = activation.spec.operations.emplace_back();
+  gelu.name = "gelu";
+  gelu.kind = OperationKind::kActivation;
+  spec.layers.insert(spec.layers.begin() + 1, activation);
+  spec.seed = 9;
+  return spec;
+}
+
+std::map<std::string, Tensor> ExpertParameters() {
+  std::map<std::string, Tensor> parameters;
+  for (int expert = 0; expert < 4; ++expert) {
+    const std::string number = std::to_string(expert);
+    const Shape shape = {kExpertColumns, kExpertColumns};
+    parameters["fc1.weight." + number] = Normal(10 + expert, shape);
+    parameters["fc1.bias." + number] = Normal(20 + expert, {kExpertColumns});
+    parameters["fc2.weight." + number] = Normal(30 + expert, shape);
+  }
+  return parameters;
+}
+
+ParallelSpec Experts(int ranks) {
+  ParallelSpec parallel;
+  parallel.tensor_parallel = 1;
+  parallel.expert_parallel = ranks;
+  return parallel;
+}
+
+Tensor Batch(uint64_t seed) { return Normal(seed, {kBatch, kExpertColumns}); }
+
+void ExpectSameStep(Session& one, Session& ranks,
+                    const std::function<absl::StatusOr<SessionStepResult>(Session&)>& step) {
+  const auto a = step(one), b = step(ranks);
+  ASSERT_TRUE(a.ok() && b.ok()) << a.status() << "\n" << b.status();
+  EXPECT_THAT(b->rank_differences, IsEmpty());
+  ASSERT_EQ(a->outputs.size(), b->outputs.size());
+  for (size_t i = 0; i < a->outputs.size(); ++i) {
+    EXPECT_EQ(a->outputs[i].name, b->outputs[i].name);
+    EXPECT_TRUE(SameBits(a->outputs[i].tensor, b->outputs[i].tensor)) << a->outputs[i].name;
+  }
+}
+
+void ExpectSameFiles(Session& a, Session& b) {
+  const auto x = a.Checkpoint(nullptr), y = b.Checkpoint(nullptr);
+  ASSERT_TRUE(x.ok() && y.ok()) << x.status() << "\n" << y.status();
+  EXPECT_EQ(x->metadata, y->metadata);
+  ASSERT_EQ(x->tensors.size(), y->tensors.size());
+  for (size_t i = 0; i < x->tensors.size(); ++i) {
+    EXPECT_EQ(x->tensors[i].name, y->tensors[i].name);
+    EXPECT_TRUE(SameBits(x->tensors[i].tensor, y->tensors[i].tensor)) << x->tensors[i].name;
+  }
+}
+
+/// Microbatches in flight over an update, an evaluation, a recomputation, a weight gradient that is
+/// deferred, a move to the host and back.
+void Train(Session& one, Session& ranks, uint64_t seed) {
+  const auto forward = [&](ForwardStep step, const std::string& microbatch) {
+    step.microbatch = microbatch;
+    step.x = Batch(seed++);
+    ExpectSameStep(one, ranks, [&](Session& session) { return session.Forward(step, nullptr); });
+  };
+  const auto backward = [&](const std::string& microbatch) {
+    ExpectSameStep(one, ranks, [&](Session& session) {
+      return session.Backward({microbatch, Batch(seed)}, nullptr);
+    });
+    ++seed;
+  };
+  const auto optimize = [&] {
+    ExpectSameStep(one, ranks, [](Session& session) { return session.Optimize({}, nullptr); });
+  };
+  ForwardStep first, evaluation, later, recomputed;
+  first.is_first = Microbatch::kFirst;
+  evaluation.train = false;
+  later.is_first = Microbatch::kLater;
+  later.defer_wgrad = true;
+  recomputed.recompute = true;
+  forward(first, "a");
+  forward(evaluation, "e");
+  forward(later, "b");
+  forward(recomputed, "c");
+  for (Session* session : {&one, &ranks}) {
+    EXPECT_TRUE(session->Offload("b", nullptr).ok());
+    EXPECT_TRUE(session->Reload("b", nullptr).ok());
+  }
+  backward("a");
+  optimize();  // The others are of the weights before it.
+  backward("c");
+  backward("b");
+  ExpectSameStep(one, ranks, [](Session& session) { return session.Wgrad(nullptr); });
+  optimize();
+}
+
+class ExpertSession : public ::testing::TestWithParam<Case> {
+ protected:
+  static SessionSpec Spec() {
+    SessionSpec spec = ExpertLayers(GetParam().recipe);
+    spec.weights = GetParam().weights;
+    spec.masters = GetParam().masters;
+    spec.main_grads = GetParam().main_grads;
+    return spec;
+  }
+  static SessionSpec SpecOn(int ranks) {
+    SessionSpec spec = Spec();
+    if (ranks > 1) spec.parallel = Experts(ranks);
+    return spec;
+  }
+  std::unique_ptr<Session> Open(int ranks) {
+    return OpenRanks(*engine_, SpecOn(ranks), ExpertParameters());
+  }
+  std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
+};
+
+TEST_P(ExpertSession, HasTheBitsOfOneRank) {
+  for (const int ranks : {2, 3, 4}) {
+    SCOPED_TRACE(ranks);
+    const auto one = Open(1), session = Open(ranks);
+    ASSERT_TRUE(one != nullptr && session != nullptr);
+    ExpectSameFiles(*one, *session);
+    Train(*one, *session, 100);
+    for (const auto& [name, given] : ExpertParameters()) {
+      const auto a = one->Find(name, nullptr), b = session->Find(name, nullptr);
+      ASSERT_TRUE(a.ok() && b.ok()) << a.status() << b.status();
+      EXPECT_TRUE(SameBits(*a, *b)) << name;
+    }
+    ExpectSameFiles(*one, *session);
+  }
+}
+
+TEST_P(ExpertSession, CheckpointsAreTheSameBytesOnFourRanksTwoOneAndFourAgain) {
+  const auto first = Open(4);
+  ASSERT_NE(first, nullptr);
+  // Gradients that no update has used yet are an expert's own, and whole.
+  const auto pass = [](Session& session, uint64_t seed) {
+    ForwardStep forward;
+    forward.x = Batch(seed);
+    const auto y = session.Forward(forward, nullptr);
+    const auto dx = session.Backward({"0", Batch(seed + 1)}, nullptr);
+    ASSERT_TRUE(y.ok() && dx.ok()) << y.status() << dx.status();
+  };
+  pass(*first, 300);
+  TensorFile file = *first->Checkpoint(nullptr);
+  EXPECT_EQ(file.metadata.count("ranks"), 0u);
+  std::unique_ptr<Session> last;
+  for (const int ranks : {2, 1, 4}) {
+    auto session = RestoreSession(*engine_, SpecOn(ranks), file, nullptr, nullptr);
+    ASSERT_TRUE(session.ok()) << ranks << ": " << session.status();
+    last = *std::move(session);
+    ExpectSameFiles(*first, *last);
+    file = *last->Checkpoint(nullptr);
+  }
+  for (Session* session : {first.get(), last.get()}) {
+    EXPECT_TRUE(session->Optimize({}, nullptr).ok());
+    pass(*session, 310);
+  }
+  ExpectSameFiles(*first, *last);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Sessions, ExpertSession,
+    ::testing::Values(Case{.name = "Bf16", .recipe = "bf16"},
+                      Case{.name = "Current", .recipe = "fp8_current"},
+                      Case{.name = "DelayedMainGrads", .recipe = "fp8_delayed", .main_grads = true},
+                      Case{.name = "QuantizedDelayed",
+                           .recipe = "fp8_delayed",
+                           .weights = kQuantized,
+                           .main_grads = true},
+                      Case{.name = "QuantizedMxfp8Remainder",
+                           .recipe = "mxfp8",
+                           .weights = kQuantized,
+                           .masters = Masters::kBf16Remainder},
+                      Case{.name = "Block", .recipe = "fp8_block"},
+                      Case{.name = "Nvfp4Stochastic", .recipe = "nvfp4"}),
+    [](const auto& info) { return info.param.name; });
+
+class ExpertStates : public ::testing::Test {
+ protected:
+  std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
+};
+
+TEST_F(ExpertStates, RanksHaveTheirExpertsAndRowsTravel) {
+  SessionSpec spec = ExpertLayers("mxfp8");
+  spec.parallel = Experts(3);  // Two experts on rank 0, one on each of the others.
+  const auto session = OpenRanks(*engine_, spec, ExpertParameters());
+  ASSERT_NE(session, nullptr);
+  const auto digests = DigestsOf(*session);
+  for (const char* name : {"rank0.fc1.weight.0", "rank0.fc1.weight.1", "rank1.fc1.weight.2",
+                           "rank2.fc2.weight.3.exp_avg", "rank2.fc1.bias.3.master"}) {
+    EXPECT_EQ(digests.count(name), 1u) << name;
+  }
+  for (const char* name : {"rank0.fc1.weight.2", "rank1.fc1.weight.0", "rank2.fc2.weight.0"}) {
+    EXPECT_EQ(digests.count(name), 0u) << name;
+  }
+  ForwardStep forward;
+  forward.x = Batch(1);
+  const auto y = session->Forward(forward, nullptr);
+  ASSERT_TRUE(y.ok()) << y.status();
+  const auto dx = session->Backward({"0", Batch(2)}, nullptr);
+  ASSERT_TRUE(dx.ok()) << dx.status();
+  const StepRecords& records = y->ranks[1].records;
+  std::vector<std::string> stages, quantized, saved;
+  for (const TimedStage& stage : records.stages) stages.push_back(stage.stage);
+  for (const QuantizationRecord& one : records.quantizations) quantized.push_back(one.tensor);
+  for (const SavedOperand& one : records.saved) saved.push_back(one.name);
+  EXPECT_THAT(stages, Contains("fc1.dispatch x"));
+  EXPECT_THAT(stages, Contains("fc2.combine y"));
+  EXPECT_THAT(stages, Contains("fc1.quantize x.2"));
+  EXPECT_THAT(quantized, Contains("fc2.weight.2"));
+  EXPECT_THAT(quantized, Not(Contains("fc2.weight.0")));
+  EXPECT_THAT(saved, Contains("fc1.weight.2"));
+  // A third of every expert's rows, the first ranks one more: 43 + 86 + 43 of 512.
+  EXPECT_EQ(y->ranks[0].outputs[0].shape[0], 43 + 0 + 86 + 43);
+  std::vector<std::string> gradients;
+  for (const RankStepRecords::Output& output : dx->ranks[2].outputs) {
+    gradients.push_back(output.tensor);
+  }
+  EXPECT_EQ(gradients, std::vector<std::string>({"dx", "fc2.dw.3", "fc1.dw.3", "fc1.db.3"}));
+}
+
+// Other layers are copies: their rows have the same bits, and their gradients are sums over ranks.
+TEST_F(ExpertStates, OtherLayersAreCopies) {
+  SessionSpec spec = ExpertLayers("bf16");
+  spec.layers[1] = {"fc", {}};
+  auto parameters = ExpertParameters();
+  parameters["fc.weight"] = Normal(40, {kExpertColumns, kExpertColumns});
+  const auto one = OpenRanks(*engine_, spec, parameters);
+  spec.parallel = Experts(2);
+  const auto session = OpenRanks(*engine_, spec, parameters);
+  ASSERT_TRUE(one != nullptr && session != nullptr);
+  ForwardStep forward;
+  forward.x = Batch(1);
+  ExpectSameStep(*one, *session, [&](Session& each) { return each.Forward(forward, nullptr); });
+  const auto whole = one->Backward({"0", Batch(2)}, nullptr);
+  const auto backward = session->Backward({"0", Batch(2)}, nullptr);
+  ASSERT_TRUE(whole.ok() && backward.ok()) << whole.status() << backward.status();
+  EXPECT_THAT(backward->rank_differences, IsEmpty());
+  for (const char* name : {"dx", "fc2.dw.2", "fc1.dw.0", "fc1.db.3"}) {
+    EXPECT_TRUE(SameBits(OutputOf(whole, name), OutputOf(backward, name))) << name;
+  }
+  // Before the update each rank has its own; after it they have the same.
+  EXPECT_EQ(session->Checkpoint(nullptr)->metadata.count("ranks"), 1u);
+  ASSERT_TRUE(session->Optimize({}, nullptr).ok());
+  EXPECT_EQ(session->Checkpoint(nullptr)->metadata.count("ranks"), 0u);
+  const auto digests = DigestsOf(*session);
+  EXPECT_EQ(digests.at("rank0.fc.weight"), digests.at("rank1.fc.weight"));
+}
+
+TEST_F(ExpertStates, Refusals) {
+  const auto refusal = [&](const std::function<void(SessionSpec&)>& change) {
+    SessionSpec spec = ExpertLayers("bf16");
+    spec.parallel = Experts(2);
+    change(spec);
+    const auto session = OpenSession(*engine_, spec, ExpertParameters(), nullptr, nullptr);
+    EXPECT_FALSE(session.ok());
+    return std::string(session.status().message());
+  };
+  EXPECT_THAT(
+      refusal([](SessionSpec& spec) { spec.parallel->data_parallel = 2; }),
+      HasSubstr("parallel.data_parallel: 2; with expert_parallel the ranks divide experts"));
+  EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel = Experts(5); }),
+              HasSubstr("layers[0].layer.m_splits: 4 experts; each of the 5 ranks has an"));
+  EXPECT_THAT(
+      refusal([](SessionSpec& spec) {
+        spec.layers[2].spec.m_splits = {0, 128, 256, 128};
+      }),
+      HasSubstr(
+          "layers[2].layer.m_splits[0]: 0; with expert_parallel all grouped_linear layers have "
+          "the same, and in layer fc1 it is 128"));
+  EXPECT_THAT(refusal([](SessionSpec& spec) { spec.layers = {spec.layers[1]}; }),
+              HasSubstr("parallel.expert_parallel: 2; no layer is a grouped_linear"));
+  for (const int64_t split : {int64_t{-1}, int64_t{1} << 40}) {
+    EXPECT_THAT(refusal([&](SessionSpec& spec) { spec.layers[0].spec.m_splits[1] = split; }),
+                HasSubstr("layers[0].layer.m_splits[1]: " + std::to_string(split)));
+  }
+  EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel = Ranks(1, 2); }),
+              HasSubstr("layers[0].layer.kind: grouped_linear; ranks of a session divide its"));
+  SessionSpec spec = ExpertLayers("bf16");
+  spec.parallel = Experts(2);
+  auto parameters = ExpertParameters();
+  parameters.erase("fc2.weight.3");
+  const absl::Status missing = OpenSession(*engine_, spec, parameters, nullptr, nullptr).status();
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("layer fc2: parameters[weight.3]: absent"));
+  const auto session = OpenRanks(*engine_, spec, ExpertParameters());
+  ForwardStep forward;
+  forward.x = Normal(1, {kBatch / 2, kExpertColumns});
+  ASSERT_NE(session, nullptr);
+  EXPECT_THAT(std::string(session->Forward(forward, nullptr).status().message()),
+              HasSubstr("x: bf16[256x128]; where ranks divide experts it must have a rank of 2 and "
+                        "the 512 rows"));
+  // What fails on a rank leaves all as they were, with groups for the next step.
+  forward.x = Normal(1, {kBatch, kExpertColumns / 2});
+  EXPECT_FALSE(session->Forward(forward, nullptr).ok());
+  forward.x = Batch(1);
+  EXPECT_TRUE(session->Forward(forward, nullptr).ok());
+}
+
+}  // namespace
+}  // namespace quantgate
