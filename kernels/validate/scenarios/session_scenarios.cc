@@ -237,6 +237,10 @@ absl::Status CheckInfiniteStep(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
+constexpr char kCustomRules[] =
+    R"(custom:rules=[{"tensor_type":"weight","quantizer":{"format":"mxfp8","block_dim":2}},)"
+    R"({"quantizer":"mxfp8"}])";
+
 }  // namespace
 
 ScenarioGroup SessionScenarios() {
@@ -247,6 +251,7 @@ ScenarioGroup SessionScenarios() {
                                                  "mxfp8",
                                                  "nvfp4",
                                                  "hybrid:fprop=mxfp8,dgrad=nvfp4,wgrad=fp8_block",
+                                                 kCustomRules,
                                                  "mxfp8:backward_override=dequantized",
                                                  "fp8_current:backward_override=high_precision"};
   const std::string delayed = "fp8_delayed:amax_history_len=3";
