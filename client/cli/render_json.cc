@@ -316,6 +316,21 @@ Json JsonOf(const v1::Verdict& verdict) {
               {"finding", verdict.finding()}};
 }
 
+Json JsonOf(const v1::SessionStepResponse& response) {
+  Json json = JsonHead("session_step");
+  json["step"] = response.step();
+  json["outputs"] =
+      ListOf(response.outputs(), [](const v1::NamedTensor& tensor) { return JsonOf(tensor); });
+  json["saved"] = SavedOf(response);
+  json["quantizations"] = QuantizationsOf(response);
+  json["gemms"] = GemmsOf(response);
+  json["stages"] = StagesOf(response);
+  json["notes"] = ListOf(response.notes());
+  if (!response.ranks().empty()) json["ranks"] = ListOf(response.ranks(), OfRank);
+  json["rank_differences"] = ListOf(response.rank_differences());
+  return json;
+}
+
 Json JsonOf(const v1::OverlapReport& overlap) {
   Json json{{"stage", overlap.stage()}};
   SetReal(json, "total_seconds", overlap.total_seconds());

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "client/cli/report_document.h"
+#include "quantgate/v1/sessions_service.pb.h"
 #include "quantgate/v1/tensors_service.pb.h"
 
 namespace quantgate {
@@ -22,6 +23,7 @@ nlohmann::ordered_json JsonOf(const v1::QuantizationRecord& record);
 nlohmann::ordered_json JsonOf(const v1::Environment& environment);
 nlohmann::ordered_json JsonOf(const v1::OverlapReport& overlap);
 nlohmann::ordered_json JsonOf(const v1::Verdict& verdict);
+nlohmann::ordered_json JsonOf(const v1::SessionStepResponse& response);
 /// One element of both sides of a comparison; dtypes give the width of the bits.
 nlohmann::ordered_json JsonOf(const v1::ElementPair& pair, const std::string& dtype,
                               const std::string& reference_dtype);

@@ -149,8 +149,17 @@ std::string FindingOf(const v1::ScenarioResult& result) {
   return result.differences_size() == 0 ? result.message() : DifferenceText(result.differences(0));
 }
 
-std::string FindingOf(const v1::FaultResult& result) {
-  return result.has_first() ? DifferenceText(result.first()) : result.message();
+/// A fault, what caught it and where, in columns of their own.
+std::vector<std::string> RowOf(const v1::FaultResult& result) {
+  const v1::ScenarioDifference& first = result.first();
+  const bool is_caught = result.has_first();
+  return {result.fault(),
+          result.outcome(),
+          result.scenario(),
+          is_caught ? Count(first.step()) : "",
+          is_caught ? PlaceText(first) : "",
+          is_caught ? first.recipe() : "",
+          Cut(is_caught ? ValuesText(first) : result.message(), kDifferenceColumns)};
 }
 
 /// "2, 4: nccl 2.28.9 (...), a GPU each; 1, 8: virtual", of all scenarios together.
@@ -171,7 +180,7 @@ std::string PlacementsText(const std::vector<v1::ScenarioEvent>& events) {
 void PrintTables(Invocation& invocation, const std::vector<v1::ScenarioEvent>& events) {
   const bool uses_colour = invocation.uses_colour();
   TextTable scenarios({"scenario", "<", "<digest", "checks", "time", "<first difference"});
-  TextTable faults({"fault", "<", "<caught by", "<first difference"});
+  TextTable faults({"fault", "<", "<caught by", "step", "<first tensor", "<recipe", "<finding"});
   bool has_faults = false;
   for (const v1::ScenarioEvent& event : events) {
     if (event.has_scenario()) {
@@ -181,11 +190,9 @@ void PrintTables(Invocation& invocation, const std::vector<v1::ScenarioEvent>& e
                         Cut(FindingOf(result), kDifferenceColumns)});
       scenarios.SetTone(1, ToneOf(result.outcome()));
     } else if (event.has_fault()) {
-      const v1::FaultResult& result = event.fault();
       has_faults = true;
-      faults.AddRow({result.fault(), result.outcome(), result.scenario(),
-                     Cut(FindingOf(result), kDifferenceColumns)});
-      faults.SetTone(1, ToneOf(result.outcome()));
+      faults.AddRow(RowOf(event.fault()));
+      faults.SetTone(1, ToneOf(event.fault().outcome()));
     }
   }
   scenarios.Print(invocation.out(), uses_colour);

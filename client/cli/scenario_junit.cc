@@ -95,13 +95,18 @@ void AddEnvironment(const v1::Environment& environment, std::string& properties)
 
 }  // namespace
 
+std::string PlaceText(const v1::ScenarioDifference& difference) {
+  if (difference.coordinate_size() == 0) return difference.tensor();
+  return absl::StrCat(difference.tensor(), " ", CoordinateText(difference.coordinate()));
+}
+
+std::string ValuesText(const v1::ScenarioDifference& difference) {
+  return absl::StrCat("is ", difference.subject(), ", expected ", difference.expected());
+}
+
 std::string DifferenceText(const v1::ScenarioDifference& difference) {
-  std::string text =
-      absl::StrCat(difference.recipe(), ", step ", difference.step(), ": ", difference.tensor());
-  if (difference.coordinate_size() > 0) {
-    absl::StrAppend(&text, " ", CoordinateText(difference.coordinate()));
-  }
-  return absl::StrCat(text, " is ", difference.subject(), ", expected ", difference.expected());
+  return absl::StrCat(difference.recipe(), ", step ", difference.step(), ": ",
+                      PlaceText(difference), " ", ValuesText(difference));
 }
 
 std::string ScenarioJunit(const std::vector<v1::ScenarioEvent>& events, const JunitRun& run) {

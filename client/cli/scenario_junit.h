@@ -10,6 +10,10 @@
 
 namespace quantgate {
 
+/// "dw (0, 7)" and "is 0x3f80 (1), expected 0x3f81 (1.0078125)".
+std::string PlaceText(const v1::ScenarioDifference& difference);
+std::string ValuesText(const v1::ScenarioDifference& difference);
+
 /// "fp8_current, step 3: dw (0, 7) is 0x3f80 (1), expected 0x3f81 (1.0078125)".
 std::string DifferenceText(const v1::ScenarioDifference& difference);
 

@@ -3,16 +3,19 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/cli/layer_arguments.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/number_text.h"
 #include "client/cli/output.h"
 #include "client/cli/recipe_argument.h"
+#include "client/cli/render_json.h"
 #include "client/cli/render_ranks.h"
 #include "client/cli/session_trace.h"
 #include "client/cli/subcommand.h"
@@ -30,7 +33,7 @@ constexpr char kSessionStepExamples[] = R"(Examples:
   quantgate -s HOST:7470 session step ID recipe --recipe fp8_current:power_2_scales=true)";
 
 struct SessionStepOptions {
-  std::string id, kind, x, grad_output, microbatch, is_first, recipe, output;
+  std::string id, kind, x, grad_output, microbatch, is_first, requires_grad, recipe, output;
   bool calibrate = false, defer_wgrad = false;
   std::optional<float> learning_rate;
 };
@@ -52,6 +55,7 @@ absl::Status CheckStepOptions(const SessionStepOptions& options) {
       {"--is-first", !options.is_first.empty(), forwards},
       {"--calibrate", options.calibrate, forwards},
       {"--defer-wgrad", options.defer_wgrad, training},
+      {"--requires-grad", !options.requires_grad.empty(), training},
       {"--learning-rate", options.learning_rate.has_value(), {"optimize"}},
       {"--recipe", !options.recipe.empty(), {"recipe"}},
   };
@@ -76,6 +80,9 @@ absl::Status SetForward(const SessionStepOptions& options, TensorSources& source
   forward.set_is_first(options.is_first);
   forward.set_calibrate(options.calibrate);
   forward.set_defer_wgrad(options.defer_wgrad);
+  if (options.requires_grad.empty()) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(*forward.mutable_requires_grad(),
+                      ParseRequiresGradArgument(options.requires_grad));
   return absl::OkStatus();
 }
 
@@ -114,6 +121,10 @@ absl::Status SetStep(const SessionStepOptions& options, TensorSources& sources,
 }
 
 void PrintStep(Invocation& invocation, const v1::SessionStepResponse& response) {
+  if (!invocation.is_table()) {
+    invocation.out() << JsonText(JsonOf(response), invocation.is_json() ? 2 : -1) << "\n";
+    return;
+  }
   invocation.out() << "step " << response.step() << "\n";
   TextTable outputs({"output", "<type", "<fingerprint"});
   for (const v1::NamedTensor& output : response.outputs()) {
@@ -137,6 +148,9 @@ void PrintStep(Invocation& invocation, const v1::SessionStepResponse& response) 
   }
   if (response.ranks_size() > 0) {
     PrintRankReports(response.ranks(), invocation.uses_colour(), invocation.out());
+  }
+  for (const std::string& difference : response.rank_differences()) {
+    invocation.out() << "RANKS DIFFER: " << difference << "\n";
   }
   for (const std::string& note : response.notes()) invocation.out() << "note: " << note << "\n";
 }
@@ -189,6 +203,12 @@ void AddSessionStepCommand(CLI::App& group, Command& chosen) {
       ->check(CLI::IsMember({"unset", "first", "later"}));
   command->add_flag("--calibrate", options->calibrate, "Of a forward: note amaxes only");
   command->add_flag("--defer-wgrad", options->defer_wgrad, "Of a forward: wgrads come later");
+  command
+      ->add_option(
+          "--requires-grad", options->requires_grad,
+          "Of a forward: gradients wanted, of x,w,b,n (n: gamma and beta), or none; default: "
+          "all")
+      ->type_name("LIST");
   command->add_option("--learning-rate", options->learning_rate, "Of this update alone");
   command->add_option("--recipe", options->recipe, "Of KIND recipe")->type_name("RECIPE");
   command->add_option("-o,--output", options->output, "Write the step's outputs")

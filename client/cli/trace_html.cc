@@ -72,7 +72,11 @@ std::string TensorCard(const TraceReport& report, const std::string& name, const
   const Value relative = [&](const TraceTensor& row) {
     return finite(row, error(row).relative_frobenius());
   };
-  const Value turned = [&](const TraceTensor& row) { return finite(row, 1 - error(row).cosine()); };
+  // Of equal tensors the quotient that the cosine is may be a rounding below 1.
+  const Value turned = [&](const TraceTensor& row) {
+    const bool is_equal = row.comparison.result.parity().equal();
+    return finite(row, is_equal ? 0 : 1 - error(row).cosine());
+  };
   const LineChart first = ChartOf(report, "elements that differ, %", rows, differing);
   return absl::StrCat("<div class=\"card\"><h3>", Escaped(name), "</h3>", LineLegend(first.lines),
                       "<div class=\"charts\">", LineChartSvg(first),

@@ -38,7 +38,7 @@ TraceTensor Compared(int step, bool is_equal) {
   v1::ErrorReport& error = *tensor.comparison.result.mutable_error();
   error.set_sqnr_db(is_equal ? INFINITY : 20);
   error.set_relative_frobenius(is_equal ? 0 : 0.1);
-  error.set_cosine(is_equal ? 1 : 0.9375);
+  error.set_cosine(is_equal ? 1 - 0x1p-53 : 0.9375);
   return tensor;
 }
 
@@ -115,6 +115,9 @@ TEST(TraceReportTest, TableAndHtmlShowStepsVariantsAndDrift) {
   EXPECT_THAT(html, HasSubstr("<h3>fc1.x (input, rowwise)</h3>"));
   // One line of two points in each chart; SQNR's first is infinite: it lies above.
   EXPECT_THAT(html, HasSubstr("scale drift, log2</figcaption>"));
+  const std::string turned = html.substr(html.find("1 \u2212 cosine</figcaption>"));
+  EXPECT_THAT(turned, HasSubstr("none / auto, step 1: 0</title>"));
+  EXPECT_LT(turned.find("step 1: 0</title>"), turned.find("</figure>"));
   EXPECT_THAT(html, HasSubstr("d=\"M46.0 130.0L312.0 10.0\""));
   EXPECT_THAT(html, HasSubstr("fp8_delayed&lt;&amp;&gt;"));
   EXPECT_THAT(html, Not(HasSubstr("<trace>")));

@@ -69,6 +69,8 @@ TEST_F(SessionCommandTest, RefusesOptionsThatNothingReads) {
       {{"step", "ID", "backward", "--calibrate"}, "--calibrate: given for a step of kind backward"},
       {{"step", "ID", "evaluate", "--defer-wgrad"},
        "--defer-wgrad: given for a step of kind evaluate; it is of train, recompute"},
+      {{"step", "ID", "evaluate", "--requires-grad", "x"},
+       "--requires-grad: given for a step of kind evaluate; it is of train, recompute"},
       {{"step", "ID", "backward", "--learning-rate", "0"},
        "--learning-rate: given for a step of kind backward; it is of optimize"},
       {{"step", "ID", "train", "--recipe", "bf16"},
@@ -82,6 +84,31 @@ TEST_F(SessionCommandTest, RefusesOptionsThatNothingReads) {
     EXPECT_EQ(result.exit_code, 2) << message;
     EXPECT_THAT(result.err, HasSubstr(message));
   }
+}
+
+TEST_F(SessionCommandTest, AFrozenWeightHasNoGradientAndJsonSaysWhatAStepDid) {
+  const std::string id = Id({"session", "open", Path("mlp.json")});
+  const std::string x = "gen:normal,seed=2,shape=32x32,dtype=bf16";
+  const std::vector<std::string> train = {"session",         "step", id, "train", "--x", x,
+                                          "--requires-grad", "x"};
+  const nlohmann::json forward = QuantgateJson(train, Where::kServer);
+  EXPECT_EQ(forward["kind"], "session_step");
+  EXPECT_EQ(forward["step"], 1);
+  EXPECT_EQ(forward["outputs"][0]["tensor"], "y");
+  EXPECT_EQ(forward["gemms"][0]["role"], "fprop");
+  EXPECT_EQ(forward["quantizations"][1]["tensor"], "fc.weight");
+  const nlohmann::json backward =
+      QuantgateJson({"session", "step", id, "backward", "--grad-output", x}, Where::kServer);
+  ASSERT_EQ(backward["outputs"].size(), 1u);
+  EXPECT_EQ(backward["outputs"][0]["tensor"], "dx");
+  for (const nlohmann::json& saved : backward["saved"]) {
+    EXPECT_TRUE(saved["at_use"].is_null() || saved["at_use"] == saved["at_save"]);
+  }
+  EXPECT_EQ(backward["rank_differences"].size(), 0u);
+  const ProcessResult unknown = Quantgate(
+      {"session", "step", id, "train", "--x", x, "--requires-grad", "weights"}, Where::kServer);
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("\"weights\" is none of x, w, b, n"));
 }
 
 TEST_F(SessionCommandTest, NeedsAServer) {
