@@ -55,7 +55,13 @@ int WaitForSignal(const sigset_t& signals) {
   return signal;
 }
 
-void AddOptions(CLI::App& app, ServerOptions& options, int& threads, int& grace_seconds) {
+/// Durations as options give them.
+struct Seconds {
+  int grace = 30;
+  int rank_deadline = 60;
+};
+
+void AddOptions(CLI::App& app, ServerOptions& options, int& threads, Seconds& seconds) {
   app.add_option("--listen", options.listen, "host:port or unix:/path of the gRPC API; repeatable")
       ->type_name("ADDRESS")
       ->take_all()
@@ -84,6 +90,9 @@ void AddOptions(CLI::App& app, ServerOptions& options, int& threads, int& grace_
   app.add_option("--queue-workers", options.queue_workers, "Runs at a time")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
+  app.add_option("--rank-deadline", seconds.rank_deadline, "Seconds that a rank waits for others")
+      ->check(CLI::Range(1, 86'400))
+      ->capture_default_str();
   app.add_option("--blob-bytes-max", options.blob_bytes_max, "Largest blob")
       ->transform(CLI::AsSizeValue(false))
       ->type_name("SIZE")
@@ -103,9 +112,9 @@ void AddOptions(CLI::App& app, ServerOptions& options, int& threads, int& grace_
       ->transform(CLI::AsSizeValue(false))
       ->type_name("SIZE")
       ->default_str("16Gi");
-  app.add_option("--grace", grace_seconds, "Seconds that runs have to finish after SIGTERM")
+  app.add_option("--grace", seconds.grace, "Seconds that runs have to finish after SIGTERM")
       ->check(CLI::Range(0, 86'400))
-      ->default_val(30);
+      ->capture_default_str();
 }
 
 std::string ReadyLine(const ServerOptions& options, const Server& server) {
@@ -174,13 +183,14 @@ int main(int argc, char** argv) {
                                         build.compiler + ")");
   quantgate::ServerOptions options;
   int threads = options.engine.threads;
-  int grace_seconds = 30;
-  quantgate::AddOptions(app, options, threads, grace_seconds);
+  quantgate::Seconds seconds;
+  quantgate::AddOptions(app, options, threads, seconds);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   options.engine.threads = threads;
-  return quantgate::Serve(options, absl::Seconds(grace_seconds));
+  options.rank_deadline = absl::Seconds(seconds.rank_deadline);
+  return quantgate::Serve(options, absl::Seconds(seconds.grace));
 }

@@ -116,6 +116,7 @@ class RunningServer : public Server {
   DataDir data_dir_;
   DeviceWatch watch_;
   std::unique_ptr<Metrics> metrics_;
+  RankSetting ranks_;
   std::unique_ptr<BlobStore> blobs_;
   std::unique_ptr<Database> database_;
   std::unique_ptr<TensorStore> tensors_;
@@ -146,6 +147,7 @@ absl::Status RunningServer::Open() {
   const BuildDescription build = DescribeBuild();
   metrics_ = std::make_unique<Metrics>(
       AllRpcMethods(), BuildLabels{build.version, build.revision, DescribeDevices(devices_)});
+  ranks_ = {&metrics_->communication(), options_.rank_deadline, options_.make_transport};
   BlobStoreOptions blob_options;
   blob_options.blobs_path = data_dir_.blobs_path();
   blob_options.partial_path = data_dir_.partial_path();
@@ -167,7 +169,8 @@ absl::Status RunningServer::Open() {
   transfers_ = std::make_unique<Executor>(std::max(4, cpus));
   context_.reset(new ServiceContext{options_, devices_, watch_, *blobs_, *tensors_, *run_store_,
                                     *loader_, *sessions_, hardware_checks_, *executor_, *transfers_,
-                                    *metrics_, calls_, is_draining_, upload_bytes_in_flight_});
+                                    *metrics_, ranks_, calls_, is_draining_,
+                                    upload_bytes_in_flight_});
   runs_ = std::make_unique<Runs>(*context_);
   metrics_->SetGaugeSource([this] { return ReadGauges(); });
   QG_RETURN_IF_ERROR(CheckDevices());

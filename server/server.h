@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "kernels/comm/transport.h"
 #include "kernels/engine/engine.h"
 #include "server/limits.h"
 #include "server/session_limits.h"
@@ -38,6 +39,9 @@ struct ServerOptions {
       on_hardware_checked;
   /// In place of the engines that `devices` names: for tests of what a server does with an engine.
   std::function<absl::StatusOr<std::vector<std::unique_ptr<Engine>>>()> make_engines;
+  absl::Duration rank_deadline = absl::Seconds(60);  ///< Of each wait of a rank for others.
+  /// As WorldOptions::make_transport: for tests of what a server does when ranks fail.
+  TransportFactory make_transport;
   /// Called once, by the thread that found out, when a device cannot be trusted any more: the
   /// server is NOT_SERVING then and answers nothing, and the process should end with a failure.
   std::function<void(const absl::Status& why)> on_device_lost;

@@ -33,6 +33,7 @@ struct ServiceContext {
   Executor& executor;   ///< Conversion, checks, the database.
   Executor& transfers;  ///< Hashing and disk of uploads and downloads.
   Metrics& metrics;
+  const RankSetting& ranks;
   CallRegistry& calls;
   std::atomic<bool>& is_draining;
   std::atomic<int64_t>& upload_bytes_in_flight;

@@ -73,11 +73,15 @@ absl::StatusOr<Tensor> ImportedFor(Engine& engine, const Tensor& tensor) {
 
 absl::StatusOr<std::unique_ptr<World>> MakeWorld(const ParallelSpec& parallel,
                                                  std::vector<Engine*> engines,
-                                                 CommStatistics* statistics) {
+                                                 const RankSetting* setting) {
   WorldOptions options;
   options.engines = std::move(engines);
   options.backend = parallel.backend;
-  options.statistics = statistics;
+  if (setting != nullptr) {
+    options.statistics = setting->statistics;
+    options.deadline = setting->deadline;
+    options.make_transport = setting->make_transport;
+  }
   QG_ASSIGN_OR_RETURN(std::unique_ptr<World> world, World::Create(std::move(options)));
   if (parallel.expert_parallel > 1) {
     QG_RETURN_IF_ERROR(

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/comm/overlap.h"
 #include "kernels/comm/parallel_spec.h"
+#include "kernels/comm/rank_setting.h"
 #include "kernels/comm/world.h"
 
 namespace quantgate {
@@ -46,11 +47,11 @@ absl::StatusOr<Tensor> ImportedFor(Engine& engine, const Tensor& tensor);
 /// "FIELD: nccl; ...", or UNIMPLEMENTED from a build without CUDA.
 absl::Status CheckGpuForEach(const std::string& field, int ranks, const Engine& engine);
 
-/// A world of these ranks with the groups that `parallel` asks for. `statistics`: as
-/// WorldOptions::statistics. Errors as World::Create.
+/// A world of these ranks with the groups that `parallel` asks for. `setting`: null for the
+/// defaults. Errors as World::Create.
 absl::StatusOr<std::unique_ptr<World>> MakeWorld(const ParallelSpec& parallel,
                                                  std::vector<Engine*> engines,
-                                                 CommStatistics* statistics = nullptr);
+                                                 const RankSetting* setting = nullptr);
 
 /// A rank's end of overlapped calls on its tensor-parallel group, whose timelines are kept, and the
 /// buffers of them.

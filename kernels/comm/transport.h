@@ -3,6 +3,7 @@
 // OrderedSum's, but for the library's own where a transport has one.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -112,5 +113,9 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeTransport(CollectiveBackend backe
                                                          std::span<Engine* const> engines,
                                                          absl::Duration deadline,
                                                          CommunicatorPool* pool = nullptr);
+
+/// What a world may be given in place of MakeTransport.
+using TransportFactory = std::function<absl::StatusOr<std::unique_ptr<Transport>>(
+    CollectiveBackend backend, std::span<Engine* const> engines, absl::Duration deadline)>;
 
 }  // namespace quantgate

@@ -31,6 +31,13 @@ absl::Status CheckOptions(const WorldOptions& options) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::unique_ptr<Transport>> TransportOf(const WorldOptions& options) {
+  if (options.make_transport) {
+    return options.make_transport(options.backend, options.engines, options.deadline);
+  }
+  return MakeTransport(options.backend, options.engines, options.deadline, options.communicators);
+}
+
 }  // namespace
 
 absl::StatusOr<ProcessGroup*> Rank::FindGroup(const std::string& name) {
@@ -130,9 +137,7 @@ World::World(WorldOptions options, std::unique_ptr<Transport> transport)
 
 absl::StatusOr<std::unique_ptr<World>> World::Create(WorldOptions options) {
   QG_RETURN_IF_ERROR(CheckOptions(options));
-  QG_ASSIGN_OR_RETURN(
-      std::unique_ptr<Transport> transport,
-      MakeTransport(options.backend, options.engines, options.deadline, options.communicators));
+  QG_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport, TransportOf(options));
   std::unique_ptr<World> world(new World(std::move(options), std::move(transport)));
   std::vector<int> all;
   for (int rank = 0; rank < world->size(); ++rank) all.push_back(rank);

@@ -30,6 +30,7 @@ struct WorldOptions {
   CommStatistics* statistics = nullptr;  ///< Outlives the world. Null: nobody counts.
   /// As MakeTransport's. Outlives the world.
   CommunicatorPool* communicators = nullptr;
+  TransportFactory make_transport = {};  ///< In place of MakeTransport: for tests.
 };
 
 /// One rank, as the code that it runs sees it.

@@ -62,22 +62,21 @@ struct ParallelSession::Member {
   }
 };
 
-ParallelSession::ParallelSession(Engine& engine, SessionSpec spec, CommStatistics* statistics)
+ParallelSession::ParallelSession(Engine& engine, SessionSpec spec, const RankSetting* setting)
     : engine_(engine),
       spec_(std::move(spec)),
       tokens_(TokensOfRanks(spec_)),
-      statistics_(statistics),
+      setting_(setting),
       engines_(engine),
       bytes_max_(std::numeric_limits<int64_t>::max()) {}
 
 ParallelSession::~ParallelSession() = default;
 
 absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Create(
-    Engine& engine, SessionSpec spec, CommStatistics* statistics) {
+    Engine& engine, SessionSpec spec, const RankSetting* setting) {
   QG_RETURN_IF_ERROR(CheckSessionSpec(spec));
   QG_RETURN_IF_ERROR(engine.CheckArithmetic(spec.arithmetic));
-  std::unique_ptr<ParallelSession> session(
-      new ParallelSession(engine, std::move(spec), statistics));
+  std::unique_ptr<ParallelSession> session(new ParallelSession(engine, std::move(spec), setting));
   QG_ASSIGN_OR_RETURN(const std::vector<Engine*> engines,
                       session->engines_.For(*session->spec_.parallel));
   for (Engine* const of_rank : engines) {
@@ -96,18 +95,18 @@ absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Create(
 
 absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Open(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
-    CommStatistics* statistics, const Cancellation* cancellation) {
+    const RankSetting* setting, const Cancellation* cancellation) {
   QG_ASSIGN_OR_RETURN(std::unique_ptr<ParallelSession> session,
-                      Create(engine, std::move(spec), statistics));
+                      Create(engine, std::move(spec), setting));
   QG_RETURN_IF_ERROR(session->OpenMembers(parameters, cancellation));
   return session;
 }
 
 absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Restore(
-    Engine& engine, SessionSpec spec, const TensorFile& checkpoint, CommStatistics* statistics,
+    Engine& engine, SessionSpec spec, const TensorFile& checkpoint, const RankSetting* setting,
     const Cancellation* cancellation) {
   QG_ASSIGN_OR_RETURN(std::unique_ptr<ParallelSession> session,
-                      Create(engine, std::move(spec), statistics));
+                      Create(engine, std::move(spec), setting));
   const auto restore = [&](Rank& rank) -> absl::Status {
     Member& mine = *session->members_[static_cast<size_t>(rank.index())];
     QG_ASSIGN_OR_RETURN(mine.session,
@@ -124,7 +123,7 @@ absl::Status ParallelSession::MakeRanks() {
   std::vector<Engine*> engines;
   for (const auto& member : members_) engines.push_back(member->engine);
   QG_ASSIGN_OR_RETURN(std::unique_ptr<World> world,
-                      MakeWorld(*spec_.parallel, std::move(engines), statistics_));
+                      MakeWorld(*spec_.parallel, std::move(engines), setting_));
   QG_RETURN_IF_ERROR(world->Run([this](Rank& rank) { return Attach(rank); }, nullptr));
   world_ = std::move(world);
   return absl::OkStatus();

@@ -28,12 +28,12 @@ class ParallelSession final : public Session {
   /// build has not what the backend needs.
   static absl::StatusOr<std::unique_ptr<ParallelSession>> Open(
       Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
-      CommStatistics* statistics, const Cancellation* cancellation);
+      const RankSetting* setting, const Cancellation* cancellation);
 
   /// As RestoreSession.
   static absl::StatusOr<std::unique_ptr<ParallelSession>> Restore(Engine& engine, SessionSpec spec,
                                                                   const TensorFile& checkpoint,
-                                                                  CommStatistics* statistics,
+                                                                  const RankSetting* setting,
                                                                   const Cancellation* cancellation);
 
   absl::StatusOr<SessionStepResult> Forward(const ForwardStep& step,
@@ -74,7 +74,7 @@ class ParallelSession final : public Session {
   };
   using StepOnRank = absl::FunctionRef<absl::StatusOr<SessionStepResult>(Rank& rank, Member& mine)>;
 
-  ParallelSession(Engine& engine, SessionSpec spec, CommStatistics* statistics);
+  ParallelSession(Engine& engine, SessionSpec spec, const RankSetting* setting);
 
   int tp() const { return spec_.parallel->tensor_parallel; }
   int dp() const { return spec_.parallel->data_parallel; }
@@ -84,7 +84,7 @@ class ParallelSession final : public Session {
 
   /// Ranks and their groups, without sessions.
   static absl::StatusOr<std::unique_ptr<ParallelSession>> Create(Engine& engine, SessionSpec spec,
-                                                                 CommStatistics* statistics);
+                                                                 const RankSetting* setting);
   /// The ranks' world and groups, where there are none.
   absl::Status MakeRanks();
   absl::Status Attach(Rank& rank);
@@ -125,7 +125,7 @@ class ParallelSession final : public Session {
   Engine& engine_;
   const SessionSpec spec_;
   const std::vector<std::vector<int64_t>> tokens_;  ///< TokensOfRanks.
-  CommStatistics* const statistics_;
+  const RankSetting* const setting_;
   RankEngines engines_;
   std::unique_ptr<World> world_;                  ///< Null after a step that failed.
   std::vector<std::unique_ptr<Member>> members_;  ///< By rank.

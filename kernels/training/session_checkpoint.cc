@@ -75,10 +75,10 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::RestoreRank(
 
 absl::StatusOr<std::unique_ptr<Session>> RestoreSession(Engine& engine, SessionSpec spec,
                                                         const TensorFile& checkpoint,
-                                                        CommStatistics* statistics,
+                                                        const RankSetting* setting,
                                                         const Cancellation* cancellation) {
   if (spec.parallel.has_value()) {
-    return ParallelSession::Restore(engine, std::move(spec), checkpoint, statistics, cancellation);
+    return ParallelSession::Restore(engine, std::move(spec), checkpoint, setting, cancellation);
   }
   return TrainingSession::Restore(engine, std::move(spec), checkpoint, cancellation);
 }

@@ -129,9 +129,9 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::OpenRank(
 
 absl::StatusOr<std::unique_ptr<Session>> OpenSession(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
-    CommStatistics* statistics, const Cancellation* cancellation) {
+    const RankSetting* setting, const Cancellation* cancellation) {
   if (spec.parallel.has_value()) {
-    return ParallelSession::Open(engine, std::move(spec), parameters, statistics, cancellation);
+    return ParallelSession::Open(engine, std::move(spec), parameters, setting, cancellation);
   }
   return TrainingSession::Open(engine, std::move(spec), parameters, cancellation);
 }

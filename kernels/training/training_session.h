@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/base/seeded_fault.h"
+#include "kernels/comm/rank_setting.h"
 #include "kernels/layer/layer_step.h"
 #include "kernels/ops/optimizer.h"
 
@@ -181,18 +182,18 @@ class Session {
                                       const Cancellation* cancellation) = 0;
 };
 
-/// A session as the spec asks for it: on one rank, or on several whose work `statistics` counts
-/// (null: nobody does). Errors as TrainingSession::Open and ParallelSession::Open.
+/// A session as the spec asks for it: on one rank, or on several in this `setting`, which outlives
+/// it (null: the defaults). Errors as TrainingSession::Open and ParallelSession::Open.
 absl::StatusOr<std::unique_ptr<Session>> OpenSession(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
-    CommStatistics* statistics, const Cancellation* cancellation);
+    const RankSetting* setting, const Cancellation* cancellation);
 
 /// A session that goes on from a checkpoint, on any engine and on other ranks than wrote it.
 /// FAILED_PRECONDITION where it is of other layers or another recipe class, or has tensors of other
 /// ranks' own. Other errors as OpenSession.
 absl::StatusOr<std::unique_ptr<Session>> RestoreSession(Engine& engine, SessionSpec spec,
                                                         const TensorFile& checkpoint,
-                                                        CommStatistics* statistics,
+                                                        const RankSetting* setting,
                                                         const Cancellation* cancellation);
 
 class TrainingSession final : public Session {

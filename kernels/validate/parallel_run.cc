@@ -40,11 +40,11 @@ absl::Status RunExpertsOfRank(Rank& rank, const LayerRequest& whole, const Varia
 absl::StatusOr<ParallelStepResult> RunOnRanks(const LayerRequest& whole, Engine& owner,
                                               const Variant& variant,
                                               const std::vector<Engine*>& engines,
-                                              CommStatistics* statistics,
+                                              const RankSetting* setting,
                                               const Cancellation* cancellation) {
   const ParallelSpec& parallel = *variant.parallel;
   ParallelStepResult result;
-  QG_ASSIGN_OR_RETURN(result.world, MakeWorld(parallel, engines, statistics));
+  QG_ASSIGN_OR_RETURN(result.world, MakeWorld(parallel, engines, setting));
   result.ranks.resize(engines.size());
   result.overlaps.resize(engines.size());
   QG_ASSIGN_OR_RETURN(const std::shared_ptr<const Moment> given, owner.MarkMoment());

@@ -31,7 +31,7 @@ struct ParallelStepResult {
 absl::StatusOr<ParallelStepResult> RunOnRanks(const LayerRequest& whole, Engine& owner,
                                               const Variant& variant,
                                               const std::vector<Engine*>& engines,
-                                              CommStatistics* statistics,
+                                              const RankSetting* setting,
                                               const Cancellation* cancellation);
 
 }  // namespace quantgate

@@ -110,11 +110,12 @@ VariantReport DescribeVariant(const Variant& variant, LayerResult& result) {
 class PlanRun {
  public:
   PlanRun(const Plan& plan, Engine& engine, const Cancellation* cancellation,
-          const RunObserver& observer)
+          const RunObserver& observer, const RankSetting* setting)
       : request_(plan.request()),
         engine_(engine),
         cancellation_(cancellation),
         observer_(observer),
+        setting_(setting),
         exact_(engine, request_.step, cancellation),
         reporter_(engine, request_.step, exact_, cancellation),
         progress_(observer, plan.StepCount(), cancellation),
@@ -127,7 +128,7 @@ class PlanRun {
       if (!variant.parallel.has_value()) continue;
       const auto engines = rank_engines_.For(*variant.parallel);
       absl::Status status = engines.status();
-      if (status.ok()) status = MakeWorld(*variant.parallel, *engines).status();
+      if (status.ok()) status = MakeWorld(*variant.parallel, *engines, setting_).status();
       if (!status.ok()) {
         return absl::Status(status.code(), absl::StrCat("variants[", i, "].", status.message()));
       }
@@ -198,9 +199,9 @@ class PlanRun {
     QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat(report.label, ": ", variant.parallel->size(),
                                                     " ranks, forward and backward")));
     QG_ASSIGN_OR_RETURN(const std::vector<Engine*> engines, rank_engines_.For(*variant.parallel));
-    QG_ASSIGN_OR_RETURN(const ParallelStepResult step,
-                        RunOnRanks(request_.step, engine_, variant, engines,
-                                   observer_.communication, cancellation_));
+    QG_ASSIGN_OR_RETURN(
+        const ParallelStepResult step,
+        RunOnRanks(request_.step, engine_, variant, engines, setting_, cancellation_));
     ParallelReporter reporter(engine_, reporter_, request_.step, variant, step, cancellation_);
     std::vector<TimedStage> stages;
     for (const std::string& output : LayerOutputs(request_.step)) {
@@ -332,6 +333,7 @@ class PlanRun {
   Engine& engine_;
   const Cancellation* const cancellation_;
   const RunObserver& observer_;
+  const RankSetting* const setting_;
   ExactValues exact_;
   OutputReporter reporter_;
   Progress progress_;
@@ -343,8 +345,9 @@ class PlanRun {
 }  // namespace
 
 absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine,
-                                  const Cancellation* cancellation, const RunObserver& observer) {
-  const auto run = std::make_shared<PlanRun>(plan, engine, cancellation, observer);
+                                  const Cancellation* cancellation, const RunObserver& observer,
+                                  const RankSetting* setting) {
+  const auto run = std::make_shared<PlanRun>(plan, engine, cancellation, observer, setting);
   QG_RETURN_IF_ERROR(run->CheckRanks());
   absl::StatusOr<RunReport> report = run->Run();
   if (report.ok()) report->made = run;

@@ -7,6 +7,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "kernels/comm/rank_setting.h"
 #include "kernels/validate/error_budget.h"
 #include "kernels/validate/plan.h"
 
@@ -128,13 +129,14 @@ struct RunProgress {
 struct RunObserver {
   absl::FunctionRef<void(const RunProgress&)> on_progress;
   absl::FunctionRef<void(int index, const VariantReport&)> on_variant;
-  CommStatistics* communication = nullptr;  ///< Counts what ranks do; null: nobody does.
 };
 
 /// CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED (memory) or INTERNAL; a mismatch is a result.
 /// FAILED_PRECONDITION or UNIMPLEMENTED, before anything runs, where this host or build does not
-/// have the engines or the backend of a variant on several ranks.
+/// have the engines or the backend of a variant on several ranks, which run in this `setting`
+/// (null: the defaults).
 absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine,
-                                  const Cancellation* cancellation, const RunObserver& observer);
+                                  const Cancellation* cancellation, const RunObserver& observer,
+                                  const RankSetting* setting = nullptr);
 
 }  // namespace quantgate

@@ -148,9 +148,8 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
   const auto on_variant = [this](int index, const VariantReport& variant) {
     OnVariant(index, variant);
   };
-  QG_ASSIGN_OR_RETURN(
-      result_, RunPlan(plan, *device_.engine, cancellation_.get(),
-                       RunObserver{on_progress, on_variant, &context_.metrics.communication()}));
+  QG_ASSIGN_OR_RETURN(result_, RunPlan(plan, *device_.engine, cancellation_.get(),
+                                       RunObserver{on_progress, on_variant}, &context_.ranks));
   context_.metrics.StageTook(Stage::kStore, store_time_);
   QG_RETURN_IF_ERROR(DescribeInputs(inputs, fingerprints, report));
   const DeviceDescription device = device_.description.Get();

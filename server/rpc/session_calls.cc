@@ -89,8 +89,8 @@ absl::Status OpenOnDevice(ServiceContext& context, Device& device, const Cancell
   for (const auto& [name, reference] : references) {
     QG_ASSIGN_OR_RETURN(parameters[name], context.loader.Load(reference, device, &cancellation));
   }
-  absl::StatusOr<std::unique_ptr<Session>> training = OpenSession(
-      *device.engine, work.spec, parameters, &context.metrics.communication(), &cancellation);
+  absl::StatusOr<std::unique_ptr<Session>> training =
+      OpenSession(*device.engine, work.spec, parameters, &context.ranks, &cancellation);
   if (!training.ok()) return error::AtField(training.status(), "spec");
   return Finish(context, device, work, *std::move(training), response);
 }
@@ -104,8 +104,8 @@ absl::Status RestoreOnDevice(ServiceContext& context, Device& device,
   QG_ASSIGN_OR_RETURN(auto buffer, context.blobs.Load(checkpoint));
   const absl::StatusOr<TensorFile> file = ParseSafetensors(std::move(buffer), "checkpoint");
   if (!file.ok()) return error::AtField(file.status(), "checkpoint");
-  absl::StatusOr<std::unique_ptr<Session>> training = RestoreSession(
-      *device.engine, work.spec, *file, &context.metrics.communication(), &cancellation);
+  absl::StatusOr<std::unique_ptr<Session>> training =
+      RestoreSession(*device.engine, work.spec, *file, &context.ranks, &cancellation);
   if (!training.ok()) return error::AtField(training.status(), "spec");
   return Finish(context, device, work, *std::move(training), response);
 }

@@ -1,0 +1,17 @@
+// RankSetting: what a process gives to the ranks in it, whatever a request asks for.
+#pragma once
+
+#include "absl/time/time.h"
+#include "kernels/comm/comm_statistics.h"
+#include "kernels/comm/transport.h"
+
+namespace quantgate {
+
+/// Outlives the worlds that it is for.
+struct RankSetting {
+  CommStatistics* statistics = nullptr;         ///< As WorldOptions::statistics.
+  absl::Duration deadline = absl::Seconds(60);  ///< As WorldOptions::deadline.
+  TransportFactory make_transport = {};         ///< As WorldOptions::make_transport.
+};
+
+}  // namespace quantgate
