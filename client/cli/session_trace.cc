@@ -38,13 +38,19 @@ const google::protobuf::FieldDescriptor* KindOf(const ProtoStep& step) {
       step, ProtoStep::descriptor()->FindOneofByName("step"));
 }
 
+/// Whether it says more than that there is one rank; what it says may be wrong.
+bool SaysRanks(v1::Parallel parallel) {
+  if (parallel.tensor_parallel() == 1) parallel.clear_tensor_parallel();
+  if (parallel.data_parallel() == 1) parallel.clear_data_parallel();
+  if (parallel.expert_parallel() == 1) parallel.clear_expert_parallel();
+  return parallel.ByteSizeLong() > 0;
+}
+
 /// The spec's layers on the ranks of `parallel`; null: on one. Where nothing divides weights they
 /// are whole.
 void SetRanks(const v1::Parallel* parallel, v1::SessionSpec& spec) {
   spec.clear_parallel();
-  const bool has_ranks =
-      parallel != nullptr && (parallel->tensor_parallel() > 1 || parallel->data_parallel() > 1 ||
-                              parallel->expert_parallel() > 1);
+  const bool has_ranks = parallel != nullptr && SaysRanks(*parallel);
   if (has_ranks) *spec.mutable_parallel() = *parallel;
   if (has_ranks && parallel->tensor_parallel() > 1) return;
   for (v1::SessionLayer& layer : *spec.mutable_layers()) {

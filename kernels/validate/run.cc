@@ -357,6 +357,7 @@ absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine,
     case absl::StatusCode::kDeadlineExceeded:
     case absl::StatusCode::kResourceExhausted:
     case absl::StatusCode::kInternal:
+    case absl::StatusCode::kUnavailable:  // A rank has gone.
       return report;
     default:
       // The plan was accepted, so whoever refuses it now is wrong, or the plan's rules are.

@@ -131,7 +131,8 @@ struct RunObserver {
   absl::FunctionRef<void(int index, const VariantReport&)> on_variant;
 };
 
-/// CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED (memory) or INTERNAL; a mismatch is a result.
+/// CANCELLED, DEADLINE_EXCEEDED (also of ranks that wait for one another), RESOURCE_EXHAUSTED
+/// (memory), UNAVAILABLE (a rank has gone) or INTERNAL; a mismatch is a result.
 /// FAILED_PRECONDITION or UNIMPLEMENTED, before anything runs, where this host or build does not
 /// have the engines or the backend of a variant on several ranks, which run in this `setting`
 /// (null: the defaults).

@@ -17,9 +17,11 @@
 namespace quantgate {
 namespace {
 
-RunState StateOf(const absl::Status& status) {
+/// A deadline may also be that of ranks which wait for one another: such a run has failed.
+RunState StateOf(const absl::Status& status, const Cancellation& cancellation) {
   if (status.ok()) return RunState::kSucceeded;
-  const bool was_cancelled = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
+  const bool was_cancelled =
+      absl::IsCancelled(status) || (absl::IsDeadlineExceeded(status) && !cancellation.Check().ok());
   return was_cancelled ? RunState::kCancelled : RunState::kFailed;
 }
 
@@ -287,7 +289,7 @@ void RunJob::Stop(const absl::Status& status) {
 
 void RunJob::Finish(const absl::Status& status, const v1::RunReport& report) {
   const int64_t sequence = last_sequence_ + 1;
-  const RunState state = StateOf(status);
+  const RunState state = StateOf(status, *cancellation_);
   const auto event =
       std::make_shared<const std::string>(FinishedEvent(run_id_, sequence, state, status, report));
   // Nobody is told of an end that a crash of this process could take back. When it cannot be

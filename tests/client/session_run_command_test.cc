@@ -168,6 +168,25 @@ TEST_F(SessionRunTest, ARefusedStepNamesVariantAndStep) {
   EXPECT_THAT(alone.err, HasSubstr("--recipe: absent"));
 }
 
+// What a variant says of its ranks is not left out where it is wrong.
+TEST_F(SessionRunTest, RanksThatCannotBeAreRefused) {
+  const auto error_of = [&](const std::string& parallel) {
+    const std::string trace =
+        Trace("gen:normal,seed=1,shape=32x32,dtype=bf16",
+              R"("variants": [{"recipe": {"name": "bf16"}, "parallel": {)" + parallel + "}}], ",
+              Forward("gen:normal,seed=2,shape=32x32,dtype=bf16"));
+    const ProcessResult result = Quantgate({"session", "run", trace});
+    EXPECT_EQ(result.exit_code, 2) << parallel;
+    return result.err;
+  };
+  EXPECT_THAT(error_of(R"("tensor_parallel": -2)"),
+              HasSubstr("spec.parallel.tensor_parallel: -2; from 1 to 8"));
+  EXPECT_THAT(error_of(R"("data_parallel": -1)"),
+              HasSubstr("spec.parallel.data_parallel: -1; from 1 to 8"));
+  EXPECT_THAT(error_of(R"("tensor_parallel": 1, "sequence_parallel": true)"),
+              HasSubstr("spec.parallel: tp1 sp; tensor_parallel times data_parallel"));
+}
+
 // Rows of y do not depend on which rank has them; sums of gradients over copies have other bits.
 TEST_F(SessionRunTest, SeveralRanksAreHeldAgainstOne) {
   const std::string forward = Forward("gen:normal,seed=2,shape=64x32,dtype=bf16");

@@ -127,7 +127,7 @@ TEST_P(FailingRanksTest, ARunFailsWithATypedErrorAndTheNextOneIsRight) {
   troubles_.Begin(GetParam().trouble);
   const v1::RunFinished failed = Execute();
   EXPECT_EQ(failed.state(), v1::RUN_STATE_FAILED);
-  EXPECT_EQ(failed.status_code(), GetParam().code);
+  EXPECT_EQ(failed.status_code(), GetParam().code) << failed.status_message();
   EXPECT_THAT(failed.status_message(), HasSubstr(GetParam().message));
   EXPECT_FALSE(failed.has_report());
   EXPECT_EQ(Failures(GetParam().failure), 1);
