@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/training/parallel_fixture.h"
+#include "tests/training/same_sessions.h"
 
 namespace quantgate {
 namespace {
@@ -65,29 +66,6 @@ ParallelSpec Experts(int ranks) {
 }
 
 Tensor Batch(uint64_t seed) { return Normal(seed, {kBatch, kExpertColumns}); }
-
-void ExpectSameStep(Session& one, Session& ranks,
-                    const std::function<absl::StatusOr<SessionStepResult>(Session&)>& step) {
-  const auto a = step(one), b = step(ranks);
-  ASSERT_TRUE(a.ok() && b.ok()) << a.status() << "\n" << b.status();
-  EXPECT_THAT(b->rank_differences, IsEmpty());
-  ASSERT_EQ(a->outputs.size(), b->outputs.size());
-  for (size_t i = 0; i < a->outputs.size(); ++i) {
-    EXPECT_EQ(a->outputs[i].name, b->outputs[i].name);
-    EXPECT_TRUE(SameBits(a->outputs[i].tensor, b->outputs[i].tensor)) << a->outputs[i].name;
-  }
-}
-
-void ExpectSameFiles(Session& a, Session& b) {
-  const auto x = a.Checkpoint(nullptr), y = b.Checkpoint(nullptr);
-  ASSERT_TRUE(x.ok() && y.ok()) << x.status() << "\n" << y.status();
-  EXPECT_EQ(x->metadata, y->metadata);
-  ASSERT_EQ(x->tensors.size(), y->tensors.size());
-  for (size_t i = 0; i < x->tensors.size(); ++i) {
-    EXPECT_EQ(x->tensors[i].name, y->tensors[i].name);
-    EXPECT_TRUE(SameBits(x->tensors[i].tensor, y->tensors[i].tensor)) << x->tensors[i].name;
-  }
-}
 
 /// Microbatches in flight over an update, an evaluation, a recomputation, a weight gradient that is
 /// deferred, a move to the host and back.
@@ -155,11 +133,7 @@ TEST_P(ExpertSession, HasTheBitsOfOneRank) {
     ASSERT_TRUE(one != nullptr && session != nullptr);
     ExpectSameFiles(*one, *session);
     Train(*one, *session, 100);
-    for (const auto& [name, given] : ExpertParameters()) {
-      const auto a = one->Find(name, nullptr), b = session->Find(name, nullptr);
-      ASSERT_TRUE(a.ok() && b.ok()) << a.status() << b.status();
-      EXPECT_TRUE(SameBits(*a, *b)) << name;
-    }
+    ExpectSameParameters(*one, *session, ExpertParameters());
     ExpectSameFiles(*one, *session);
   }
 }

@@ -9,13 +9,13 @@
 
 #include "absl/strings/match.h"
 #include "tests/training/parallel_fixture.h"
+#include "tests/training/same_sessions.h"
 
 namespace quantgate {
 namespace {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 constexpr int64_t kBatch = 128, kNarrow = 128, kWide = 512;
 
@@ -37,11 +37,7 @@ class FullySharded : public ::testing::TestWithParam<Case> {
     const ParallelMode second =
         parallel.tensor_parallel > 1 ? ParallelMode::kRow : ParallelMode::kNone;
     SessionSpec spec = LinearLayers(GetParam().recipe, {mode, second});
-    if (GetParam().is_mlp) {
-      spec.layers.resize(1);
-      spec.layers[0].spec.kind = LayerKind::kLayerNormMlp;
-      spec.layers[0].spec.activation.kind = *ParseActivationKind("swiglu");
-    }
+    if (GetParam().is_mlp) BecomeGatedMlp(spec);
     spec.weights = GetParam().weights;
     spec.masters = GetParam().masters;
     spec.main_grads = GetParam().main_grads;
@@ -82,26 +78,6 @@ ParallelSpec Sharded(ParallelSpec parallel, bool reshards = true) {
   return parallel;
 }
 
-/// Both sessions do a step: equal outputs, of which ranks agree.
-void ExpectSameStep(Session& a, Session& b,
-                    const std::function<absl::StatusOr<SessionStepResult>(Session&)>& step) {
-  const auto x = step(a), y = step(b);
-  ASSERT_TRUE(x.ok() && y.ok()) << x.status() << "\n" << y.status();
-  ASSERT_EQ(x->outputs.size(), y->outputs.size());
-  EXPECT_THAT(y->rank_differences, IsEmpty());
-  for (size_t i = 0; i < x->outputs.size(); ++i) {
-    EXPECT_EQ(x->outputs[i].name, y->outputs[i].name);
-    EXPECT_TRUE(SameBits(x->outputs[i].tensor, y->outputs[i].tensor)) << x->outputs[i].name;
-  }
-  for (const RankStepRecords& rank : y->ranks) {
-    for (const SavedOperand& saved : rank.records.saved) {
-      if (saved.used) {
-        EXPECT_EQ(saved.at_use, saved.at_save) << saved.name;
-      }
-    }
-  }
-}
-
 /// Both take the same steps: microbatches in flight over an update, a recomputation, a weight
 /// gradient that is deferred.
 void Train(Session& a, Session& b, uint64_t seed) {
@@ -137,17 +113,6 @@ void Train(Session& a, Session& b, uint64_t seed) {
   optimize();
 }
 
-void ExpectSameFiles(Session& a, Session& b) {
-  const auto x = a.Checkpoint(nullptr), y = b.Checkpoint(nullptr);
-  ASSERT_TRUE(x.ok() && y.ok()) << x.status() << "\n" << y.status();
-  EXPECT_EQ(x->metadata, y->metadata);
-  ASSERT_EQ(x->tensors.size(), y->tensors.size());
-  for (size_t i = 0; i < x->tensors.size(); ++i) {
-    EXPECT_EQ(x->tensors[i].name, y->tensors[i].name);
-    EXPECT_TRUE(SameBits(x->tensors[i].tensor, y->tensors[i].tensor)) << x->tensors[i].name;
-  }
-}
-
 TEST_P(FullySharded, HasTheBitsOfWholeCopies) {
   for (const ParallelSpec& parallel : {Ranks(1, 2), Ranks(1, 4), Ranks(2, 2, true)}) {
     for (const bool reshards : {true, false}) {
@@ -160,11 +125,7 @@ TEST_P(FullySharded, HasTheBitsOfWholeCopies) {
       ASSERT_TRUE(whole != nullptr && session != nullptr);
       ExpectSameFiles(*whole, *session);
       Train(*whole, *session, 100);
-      for (const auto& [name, given] : Parameters()) {
-        const auto a = whole->Find(name, nullptr), b = session->Find(name, nullptr);
-        ASSERT_TRUE(a.ok() && b.ok()) << a.status() << b.status();
-        EXPECT_TRUE(SameBits(*a, *b)) << name;
-      }
+      ExpectSameParameters(*whole, *session, Parameters());
       ExpectSameFiles(*whole, *session);
       EXPECT_LT(session->bytes(), whole->bytes() * 2 / 3);
       // Each goes on from the other's checkpoint.

@@ -34,11 +34,7 @@ struct Case {
 
 SessionSpec SpecOf(const Case& of) {
   SessionSpec spec = LinearLayers(of.recipe, {ParallelMode::kColumn, ParallelMode::kRow});
-  if (of.is_mlp) {
-    spec.layers.resize(1);
-    spec.layers[0].spec.kind = LayerKind::kLayerNormMlp;
-    spec.layers[0].spec.activation.kind = *ParseActivationKind("swiglu");
-  }
+  if (of.is_mlp) BecomeGatedMlp(spec);
   spec.weights = of.weights;
   spec.masters = of.masters;
   spec.main_grads = of.main_grads;

@@ -26,6 +26,13 @@ inline SessionSpec LinearLayers(const std::string& recipe, const std::vector<Par
   return spec;
 }
 
+/// The first layer alone, as a gated layernorm_mlp.
+inline void BecomeGatedMlp(SessionSpec& spec) {
+  spec.layers.resize(1);
+  spec.layers[0].spec.kind = LayerKind::kLayerNormMlp;
+  spec.layers[0].spec.activation.kind = *ParseActivationKind("swiglu");
+}
+
 /// The same layers undivided.
 inline SessionSpec OnOneRank(SessionSpec spec) {
   for (SessionLayer& layer : spec.layers) layer.spec.parallel_mode = ParallelMode::kNone;
