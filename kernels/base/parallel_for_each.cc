@@ -1,16 +1,22 @@
 #include "kernels/base/parallel_for_each.h"
 
 #include <algorithm>
-#include <atomic>
 
 namespace quantgate {
 
+std::optional<int64_t> WorkFeed::Next() {
+  if (!context_.CheckCancelled().ok()) return std::nullopt;
+  const int64_t i = next_++;
+  return i < count_ ? std::optional(i) : std::nullopt;
+}
+
 void ParallelForEach(const ExecutionContext& context, int64_t count,
-                     absl::FunctionRef<void(int64_t)> body) {
-  std::atomic<int64_t> next{0};
+                     absl::FunctionRef<void(WorkFeed&)> worker) {
+  WorkFeed feed(context, count);
   const int64_t threads = std::min<int64_t>(std::max(1, context.threads), count);
   ParallelFor(context, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t i = next++; i < count && context.CheckCancelled().ok(); i = next++) body(i);
+    // A thread that comes late needs no working memory.
+    if (!feed.is_empty()) worker(feed);
   });
 }
 

@@ -1,17 +1,33 @@
 // ParallelForEach: pieces of work taken one by one.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include "absl/functional/function_ref.h"
 #include "kernels/base/execution.h"
 
 namespace quantgate {
 
-/// Calls body(i) for i in [0, count) on at most context.threads threads: they begin i in increasing
-/// order, each as soon as a thread is free. For few pieces of much work, of which the last may be
-/// smaller. Workers and cancellation as ParallelFor's.
+/// Gives out [0, count) in increasing order, to several threads, until the context is cancelled.
+class WorkFeed {
+ public:
+  WorkFeed(const ExecutionContext& context, int64_t count) : context_(context), count_(count) {}
+
+  std::optional<int64_t> Next();
+  bool is_empty() const { return next_ >= count_; }
+
+ private:
+  const ExecutionContext& context_;
+  const int64_t count_;
+  std::atomic<int64_t> next_{0};
+};
+
+/// Calls worker(feed) on at most context.threads threads, which take what there is of [0, count)
+/// from it, each as soon as it is free, and may keep working memory meanwhile. For few pieces of
+/// much work, of which the last may be smaller. Workers and cancellation as ParallelFor's.
 void ParallelForEach(const ExecutionContext& context, int64_t count,
-                     absl::FunctionRef<void(int64_t i)> body);
+                     absl::FunctionRef<void(WorkFeed& feed)> worker);
 
 }  // namespace quantgate

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels/base/parallel_for_each.h"
@@ -193,12 +194,14 @@ class FusedAccumulator {
     const int64_t column_tiles = DivideUp(b_.rows, Panel::kColumns);
     const int64_t tile_rows = TileRowsMax(rows, column_tiles, context_.threads);
     const std::vector<BlockTile> tiles = TilesOf(rows, column_tiles, context_.threads);
-    ParallelForEach(context_, static_cast<int64_t>(tiles.size()), [&](int64_t i) {
+    ParallelForEach(context_, static_cast<int64_t>(tiles.size()), [&](WorkFeed& feed) {
       TileWorkspace<Panel> workspace;
       const absl::Status allocated = workspace.Allocate(tile_rows, rule_);
       if (!allocated.ok()) return error_.Record(allocated);
-      const BlockTile& tile = tiles[static_cast<size_t>(i)];
-      RunTile(row, tile.row, tile.rows, tile.column_tile * Panel::kColumns, workspace, sink);
+      while (const std::optional<int64_t> i = feed.Next()) {
+        const BlockTile& tile = tiles[static_cast<size_t>(*i)];
+        RunTile(row, tile.row, tile.rows, tile.column_tile * Panel::kColumns, workspace, sink);
+      }
     });
   }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <vector>
 
 namespace quantgate {
@@ -17,12 +18,31 @@ TEST(ParallelForEach, TakesEveryIndexOnceAndBeginsThemInOrder) {
       context.threads = threads;
       std::vector<std::atomic<int>> calls(static_cast<size_t>(count));
       std::atomic<int64_t> begun{0};
-      ParallelForEach(context, count, [&](int64_t i) {
-        ++calls[static_cast<size_t>(i)];
-        // Whoever has index i leaves at most the other threads' before it unbegun.
-        EXPECT_GE(begun++, i - std::max(0, threads - 1));
+      ParallelForEach(context, count, [&](WorkFeed& feed) {
+        while (const std::optional<int64_t> i = feed.Next()) {
+          ++calls[static_cast<size_t>(*i)];
+          // Whoever has index i leaves at most the other threads' before it unbegun.
+          EXPECT_GE(begun++, *i - std::max(0, threads - 1));
+        }
       });
       for (const auto& each : calls) EXPECT_EQ(each, 1) << threads << " threads, " << count;
+    }
+  }
+}
+
+TEST(ParallelForEach, CallsNoMoreWorkersThanThereAreThreadsOrPieces) {
+  for (int threads : {1, 3, 8}) {
+    for (int64_t count : {0, 2, 100}) {
+      ExecutionContext context;
+      context.threads = threads;
+      std::atomic<int64_t> workers{0};
+      ParallelForEach(context, count, [&](WorkFeed& feed) {
+        ++workers;
+        while (feed.Next().has_value()) {
+        }
+      });
+      EXPECT_LE(workers, std::min<int64_t>(threads, count));
+      EXPECT_EQ(workers > 0, count > 0);
     }
   }
 }
@@ -33,9 +53,11 @@ TEST(ParallelForEach, StopsWhenCancelled) {
   context.threads = 2;
   context.cancellation = &cancellation;
   std::atomic<int64_t> calls{0};
-  ParallelForEach(context, 100000, [&](int64_t) {
-    ++calls;
-    cancellation.Cancel();
+  ParallelForEach(context, 100000, [&](WorkFeed& feed) {
+    while (feed.Next().has_value()) {
+      ++calls;
+      cancellation.Cancel();
+    }
   });
   EXPECT_GE(calls, 1);
   EXPECT_LE(calls, 2);
