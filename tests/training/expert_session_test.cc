@@ -20,14 +20,6 @@ using ::testing::Not;
 constexpr int64_t kExpertColumns = 128, kBatch = 512;
 constexpr auto kQuantized = WeightStorage::kQuantized;
 
-struct Case {
-  const char* name;
-  const char* recipe;
-  WeightStorage weights = WeightStorage::kHighPrecision;
-  Masters masters = Masters::kF32;
-  bool main_grads = false;
-};
-
 /// Two grouped_linear layers of 4 experts, one of which sees no rows, with an activation between
 /// them.
 SessionSpec ExpertLayers(const std::string& recipe) {
@@ -106,13 +98,11 @@ void Train(Session& one, Session& ranks, uint64_t seed) {
   optimize();
 }
 
-class ExpertSession : public ::testing::TestWithParam<Case> {
+class ExpertSession : public ::testing::TestWithParam<SessionCase> {
  protected:
   static SessionSpec Spec() {
     SessionSpec spec = ExpertLayers(GetParam().recipe);
-    spec.weights = GetParam().weights;
-    spec.masters = GetParam().masters;
-    spec.main_grads = GetParam().main_grads;
+    GetParam().Set(spec);
     return spec;
   }
   static SessionSpec SpecOn(int ranks) {
@@ -169,19 +159,20 @@ TEST_P(ExpertSession, CheckpointsAreTheSameBytesOnFourRanksTwoOneAndFourAgain) {
 
 INSTANTIATE_TEST_SUITE_P(
     Sessions, ExpertSession,
-    ::testing::Values(Case{.name = "Bf16", .recipe = "bf16"},
-                      Case{.name = "Current", .recipe = "fp8_current"},
-                      Case{.name = "DelayedMainGrads", .recipe = "fp8_delayed", .main_grads = true},
-                      Case{.name = "QuantizedDelayed",
-                           .recipe = "fp8_delayed",
-                           .weights = kQuantized,
-                           .main_grads = true},
-                      Case{.name = "QuantizedMxfp8Remainder",
-                           .recipe = "mxfp8",
-                           .weights = kQuantized,
-                           .masters = Masters::kBf16Remainder},
-                      Case{.name = "Block", .recipe = "fp8_block"},
-                      Case{.name = "Nvfp4Stochastic", .recipe = "nvfp4"}),
+    ::testing::Values(SessionCase{.name = "Bf16", .recipe = "bf16"},
+                      SessionCase{.name = "Current", .recipe = "fp8_current"},
+                      SessionCase{
+                          .name = "DelayedMainGrads", .recipe = "fp8_delayed", .main_grads = true},
+                      SessionCase{.name = "QuantizedDelayed",
+                                  .recipe = "fp8_delayed",
+                                  .weights = kQuantized,
+                                  .main_grads = true},
+                      SessionCase{.name = "QuantizedMxfp8Remainder",
+                                  .recipe = "mxfp8",
+                                  .weights = kQuantized,
+                                  .masters = Masters::kBf16Remainder},
+                      SessionCase{.name = "Block", .recipe = "fp8_block"},
+                      SessionCase{.name = "Nvfp4Stochastic", .recipe = "nvfp4"}),
     [](const auto& info) { return info.param.name; });
 
 class ExpertStates : public ::testing::Test {

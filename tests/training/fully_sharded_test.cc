@@ -19,17 +19,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kBatch = 128, kNarrow = 128, kWide = 512;
 
-struct Case {
-  const char* name;
-  const char* recipe;
-  WeightStorage weights = WeightStorage::kHighPrecision;
-  Masters masters = Masters::kF32;
-  bool main_grads = false;
-  /// One gated layernorm_mlp in place of two linear layers.
-  bool is_mlp = false;
-};
-
-class FullySharded : public ::testing::TestWithParam<Case> {
+class FullySharded : public ::testing::TestWithParam<SessionCase> {
  protected:
   static SessionSpec SpecOf(const ParallelSpec& parallel) {
     const ParallelMode mode =
@@ -38,9 +28,7 @@ class FullySharded : public ::testing::TestWithParam<Case> {
         parallel.tensor_parallel > 1 ? ParallelMode::kRow : ParallelMode::kNone;
     SessionSpec spec = LinearLayers(GetParam().recipe, {mode, second});
     if (GetParam().is_mlp) BecomeGatedMlp(spec);
-    spec.weights = GetParam().weights;
-    spec.masters = GetParam().masters;
-    spec.main_grads = GetParam().main_grads;
+    GetParam().Set(spec);
     spec.parallel = parallel;
     return spec;
   }
@@ -177,30 +165,32 @@ constexpr auto kQuantized = WeightStorage::kQuantized;
 INSTANTIATE_TEST_SUITE_P(
     Sessions, FullySharded,
     ::testing::Values(
-        Case{.name = "Bf16", .recipe = "bf16"},
-        Case{.name = "CurrentMainGrads", .recipe = "fp8_current", .main_grads = true},
-        Case{.name = "Delayed", .recipe = "fp8_delayed"},
-        Case{.name = "QuantizedDelayed", .recipe = "fp8_delayed", .weights = kQuantized},
-        Case{.name = "QuantizedMxfp8Remainder",
-             .recipe = "mxfp8",
-             .weights = kQuantized,
-             .masters = Masters::kBf16Remainder,
-             .main_grads = true},
-        Case{.name = "QuantizedBlock", .recipe = "fp8_block", .weights = kQuantized},
-        Case{.name = "QuantizedMxfp8Mlp", .recipe = "mxfp8", .weights = kQuantized, .is_mlp = true},
-        Case{.name = "QuantizedHybrid",
-             .recipe = "hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=mxfp8",
-             .weights = kQuantized}),
+        SessionCase{.name = "Bf16", .recipe = "bf16"},
+        SessionCase{.name = "CurrentMainGrads", .recipe = "fp8_current", .main_grads = true},
+        SessionCase{.name = "Delayed", .recipe = "fp8_delayed"},
+        SessionCase{.name = "QuantizedDelayed", .recipe = "fp8_delayed", .weights = kQuantized},
+        SessionCase{.name = "QuantizedMxfp8Remainder",
+                    .recipe = "mxfp8",
+                    .weights = kQuantized,
+                    .masters = Masters::kBf16Remainder,
+                    .main_grads = true},
+        SessionCase{.name = "QuantizedBlock", .recipe = "fp8_block", .weights = kQuantized},
+        SessionCase{
+            .name = "QuantizedMxfp8Mlp", .recipe = "mxfp8", .weights = kQuantized, .is_mlp = true},
+        SessionCase{.name = "QuantizedHybrid",
+                    .recipe = "hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=mxfp8",
+                    .weights = kQuantized}),
     [](const auto& info) { return info.param.name; });
 
-INSTANTIATE_TEST_SUITE_P(
-    Amaxes, FullySharded,
-    ::testing::Values(Case{.name = "QuantizedCurrentNoMasters",
-                           .recipe = "fp8_current",
-                           .weights = kQuantized,
-                           .masters = Masters::kNone},
-                      Case{.name = "QuantizedNvfp4", .recipe = "nvfp4", .weights = kQuantized}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Amaxes, FullySharded,
+                         ::testing::Values(SessionCase{.name = "QuantizedCurrentNoMasters",
+                                                       .recipe = "fp8_current",
+                                                       .weights = kQuantized,
+                                                       .masters = Masters::kNone},
+                                           SessionCase{.name = "QuantizedNvfp4",
+                                                       .recipe = "nvfp4",
+                                                       .weights = kQuantized}),
+                         [](const auto& info) { return info.param.name; });
 
 class FullyShardedStates : public ::testing::Test {
  protected:

@@ -20,29 +20,15 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kBatch = 64, kNarrow = 128, kWide = 512;
 
-struct Case {
-  const char* name;
-  const char* recipe;
-  WeightStorage weights = WeightStorage::kHighPrecision;
-  Masters masters = Masters::kF32;
-  bool main_grads = false;
-  /// The last forward caches its quantized weights.
-  bool caches = false;
-  /// One gated layernorm_mlp in place of two linear layers.
-  bool is_mlp = false;
-};
-
-SessionSpec SpecOf(const Case& of) {
+SessionSpec SpecOf(const SessionCase& of) {
   SessionSpec spec = LinearLayers(of.recipe, {ParallelMode::kColumn, ParallelMode::kRow});
   if (of.is_mlp) BecomeGatedMlp(spec);
-  spec.weights = of.weights;
-  spec.masters = of.masters;
-  spec.main_grads = of.main_grads;
+  of.Set(spec);
   spec.seed = 5;
   return spec;
 }
 
-std::map<std::string, Tensor> ParametersOf(const Case& of) {
+std::map<std::string, Tensor> ParametersOf(const SessionCase& of) {
   if (of.is_mlp) {
     return {{"fc1.gamma", Normal(1, {kNarrow})},
             {"fc1.beta", Normal(2, {kNarrow})},
@@ -123,7 +109,7 @@ void ExpectSameFile(const TensorFile& subject, const TensorFile& reference) {
   }
 }
 
-class ParallelCheckpoint : public ::testing::TestWithParam<Case> {
+class ParallelCheckpoint : public ::testing::TestWithParam<SessionCase> {
  protected:
   std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
 };
@@ -158,28 +144,29 @@ constexpr auto kQuantized = WeightStorage::kQuantized;
 INSTANTIATE_TEST_SUITE_P(
     Sessions, ParallelCheckpoint,
     ::testing::Values(
-        Case{.name = "Bf16", .recipe = "bf16", .caches = true},
-        Case{.name = "Current", .recipe = "fp8_current", .main_grads = true},
-        Case{.name = "DelayedCached", .recipe = "fp8_delayed:amax_history_len=4", .caches = true},
-        Case{.name = "Mxfp8CachedRemainder",
-             .recipe = "mxfp8",
-             .masters = Masters::kBf16Remainder,
-             .caches = true},
-        Case{.name = "Nvfp4", .recipe = "nvfp4"},
-        Case{.name = "QuantizedDelayed", .recipe = "fp8_delayed", .weights = kQuantized},
-        Case{.name = "QuantizedBlock", .recipe = "fp8_block", .weights = kQuantized},
-        Case{.name = "QuantizedMxfp8",
-             .recipe = "mxfp8",
-             .weights = kQuantized,
-             .masters = Masters::kBf16Remainder,
-             .main_grads = true},
-        Case{.name = "QuantizedHybrid",
-             .recipe = "hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=mxfp8",
-             .weights = kQuantized},
-        Case{.name = "GatedMlp", .recipe = "mxfp8", .weights = kQuantized, .is_mlp = true}),
+        SessionCase{.name = "Bf16", .recipe = "bf16", .caches = true},
+        SessionCase{.name = "Current", .recipe = "fp8_current", .main_grads = true},
+        SessionCase{
+            .name = "DelayedCached", .recipe = "fp8_delayed:amax_history_len=4", .caches = true},
+        SessionCase{.name = "Mxfp8CachedRemainder",
+                    .recipe = "mxfp8",
+                    .masters = Masters::kBf16Remainder,
+                    .caches = true},
+        SessionCase{.name = "Nvfp4", .recipe = "nvfp4"},
+        SessionCase{.name = "QuantizedDelayed", .recipe = "fp8_delayed", .weights = kQuantized},
+        SessionCase{.name = "QuantizedBlock", .recipe = "fp8_block", .weights = kQuantized},
+        SessionCase{.name = "QuantizedMxfp8",
+                    .recipe = "mxfp8",
+                    .weights = kQuantized,
+                    .masters = Masters::kBf16Remainder,
+                    .main_grads = true},
+        SessionCase{.name = "QuantizedHybrid",
+                    .recipe = "hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=mxfp8",
+                    .weights = kQuantized},
+        SessionCase{.name = "GatedMlp", .recipe = "mxfp8", .weights = kQuantized, .is_mlp = true}),
     [](const auto& info) { return info.param.name; });
 
-class OwnParts : public ::testing::TestWithParam<Case> {
+class OwnParts : public ::testing::TestWithParam<SessionCase> {
  protected:
   std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
 };
@@ -218,17 +205,18 @@ TEST_P(OwnParts, GoOnOnTheSameRanksAlone) {
 
 INSTANTIATE_TEST_SUITE_P(
     Sessions, OwnParts,
-    ::testing::Values(Case{.name = "Bf16MainGrads", .recipe = "bf16", .main_grads = true},
-                      Case{.name = "QuantizedCurrent",
-                           .recipe = "fp8_current",
-                           .weights = kQuantized,
-                           .caches = true},
-                      Case{.name = "QuantizedNvfp4NoMasters",
-                           .recipe = "nvfp4",
-                           .weights = kQuantized,
-                           .masters = Masters::kNone},
-                      Case{.name = "OwnHistories", .recipe = "fp8_delayed:reduce_amax=false"},
-                      Case{.name = "GatedMlp", .recipe = "mxfp8", .is_mlp = true}),
+    ::testing::Values(SessionCase{.name = "Bf16MainGrads", .recipe = "bf16", .main_grads = true},
+                      SessionCase{.name = "QuantizedCurrent",
+                                  .recipe = "fp8_current",
+                                  .weights = kQuantized,
+                                  .caches = true},
+                      SessionCase{.name = "QuantizedNvfp4NoMasters",
+                                  .recipe = "nvfp4",
+                                  .weights = kQuantized,
+                                  .masters = Masters::kNone},
+                      SessionCase{.name = "OwnHistories",
+                                  .recipe = "fp8_delayed:reduce_amax=false"},
+                      SessionCase{.name = "GatedMlp", .recipe = "mxfp8", .is_mlp = true}),
     [](const auto& info) { return info.param.name; });
 
 class ParallelRestore : public ::testing::Test {

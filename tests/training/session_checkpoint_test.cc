@@ -15,23 +15,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-struct CheckpointCase {
-  const char* name;
-  const char* recipe;
-  WeightStorage weights = WeightStorage::kHighPrecision;
-  Masters masters = Masters::kF32;
-  bool main_grads = false;
-};
-
-SessionSpec SpecOf(const CheckpointCase& which) {
+SessionSpec SpecOf(const SessionCase& which) {
   SessionSpec spec = TwoLayerSpec(which.recipe);
-  spec.weights = which.weights;
-  spec.masters = which.masters;
-  spec.main_grads = which.main_grads;
+  which.Set(spec);
   return spec;
 }
 
-class SessionCheckpoint : public ::testing::TestWithParam<CheckpointCase> {
+class SessionCheckpoint : public ::testing::TestWithParam<SessionCase> {
  protected:
   std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 2});
 };
@@ -115,17 +105,17 @@ TEST_P(SessionCheckpoint, AnUpdateAfterARestoreTakesTheGradientsOfBefore) {
 constexpr auto kQuantized = WeightStorage::kQuantized;
 INSTANTIATE_TEST_SUITE_P(
     Sessions, SessionCheckpoint,
-    ::testing::Values(
-        CheckpointCase{"Bf16", "bf16"}, CheckpointCase{"Delayed", "fp8_delayed:amax_history_len=4"},
-        CheckpointCase{"Current", "fp8_current"}, CheckpointCase{"Nvfp4", "nvfp4"},
-        CheckpointCase{"RemainderAndMainGrads", "mxfp8", WeightStorage::kHighPrecision,
-                       Masters::kBf16Remainder, true},
-        CheckpointCase{"QuantizedDelayed", "fp8_delayed", kQuantized},
-        CheckpointCase{"QuantizedBlock", "fp8_block", kQuantized},
-        CheckpointCase{"QuantizedMxfp8", "mxfp8", kQuantized, Masters::kBf16Remainder},
-        CheckpointCase{"QuantizedNvfp4NoMasters", "nvfp4", kQuantized, Masters::kNone},
-        CheckpointCase{"QuantizedHybrid", "hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=mxfp8",
-                       kQuantized}),
+    ::testing::Values(SessionCase{"Bf16", "bf16"},
+                      SessionCase{"Delayed", "fp8_delayed:amax_history_len=4"},
+                      SessionCase{"Current", "fp8_current"}, SessionCase{"Nvfp4", "nvfp4"},
+                      SessionCase{"RemainderAndMainGrads", "mxfp8", WeightStorage::kHighPrecision,
+                                  Masters::kBf16Remainder, true},
+                      SessionCase{"QuantizedDelayed", "fp8_delayed", kQuantized},
+                      SessionCase{"QuantizedBlock", "fp8_block", kQuantized},
+                      SessionCase{"QuantizedMxfp8", "mxfp8", kQuantized, Masters::kBf16Remainder},
+                      SessionCase{"QuantizedNvfp4NoMasters", "nvfp4", kQuantized, Masters::kNone},
+                      SessionCase{"QuantizedHybrid",
+                                  "hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=mxfp8", kQuantized}),
     [](const auto& info) { return info.param.name; });
 
 class SessionRestore : public ::testing::Test {

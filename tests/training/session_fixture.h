@@ -91,4 +91,22 @@ inline std::map<std::string, std::string> TrainOnce(TrainingSession& session, ui
   return DigestsOf(session);
 }
 
+/// What suites of sessions are run with.
+struct SessionCase {
+  const char* name;
+  const char* recipe;
+  WeightStorage weights = WeightStorage::kHighPrecision;
+  Masters masters = Masters::kF32;
+  bool main_grads = false;
+  bool caches = false;  ///< The last forward caches its quantized weights.
+  bool is_mlp = false;  ///< One gated layernorm_mlp in place of two linear layers.
+
+  /// How a session of the case keeps weights and gradients.
+  void Set(SessionSpec& spec) const {
+    spec.weights = weights;
+    spec.masters = masters;
+    spec.main_grads = main_grads;
+  }
+};
+
 }  // namespace quantgate
