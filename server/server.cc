@@ -147,7 +147,8 @@ absl::Status RunningServer::Open() {
   const BuildDescription build = DescribeBuild();
   metrics_ = std::make_unique<Metrics>(
       AllRpcMethods(), BuildLabels{build.version, build.revision, DescribeDevices(devices_)});
-  ranks_ = {&metrics_->communication(), options_.rank_deadline, options_.make_transport};
+  ranks_ = {&metrics_->communication(), options_.rank_deadline, options_.make_transport,
+            options_.wrap_engine};
   BlobStoreOptions blob_options;
   blob_options.blobs_path = data_dir_.blobs_path();
   blob_options.partial_path = data_dir_.partial_path();

@@ -42,6 +42,7 @@ struct ServerOptions {
   absl::Duration rank_deadline = absl::Seconds(60);  ///< Of each wait of a rank for others.
   /// As WorldOptions::make_transport: for tests of what a server does when ranks fail.
   TransportFactory make_transport;
+  EngineWrapper wrap_engine;  ///< As WorldOptions::wrap_engine: likewise.
   /// Called once, by the thread that found out, when a device cannot be trusted any more: the
   /// server is NOT_SERVING then and answers nothing, and the process should end with a failure.
   std::function<void(const absl::Status& why)> on_device_lost;

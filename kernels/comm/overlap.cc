@@ -218,30 +218,28 @@ absl::StatusOr<OverlapTimeline> Overlap::RunTogether(const std::string& what, co
   for (const auto& offer : offers) {
     members.push_back(std::static_pointer_cast<OverlapMember>(offer));
   }
-  OverlapMember& first = *members[0];
-  std::call_once(first.prepared, [&] {
-    absl::StatusOr<TaskGraph> graph = build(members, cut);
-    first.status = graph.status();
-    if (!graph.ok()) return;
-    const bool queues_work = first.gemm.b.data.space() == MemorySpace::kDevice;
-    std::vector<OverlapLanes> lanes;
-    std::vector<BeforeCopies> before_copies;
-    for (const auto& each : members) {
-      lanes.push_back(each->lanes);
-      before_copies.push_back(each->before_copies);
-    }
-    first.run =
-        std::make_shared<OverlapRun>(*std::move(graph), std::move(lanes),
-                                     OverlapRunOptions{.queues_work = queues_work,
-                                                       .keeps_times = options_.keeps_timelines,
-                                                       .noise = group_.noise(),
-                                                       .before_copies = std::move(before_copies)});
-  });
-  absl::Status status = first.status;
-  if (status.ok()) status = first.run->RunRank(group_.rank(), member->cancellation);
-  QG_RETURN_IF_ERROR(status);
+  QG_ASSIGN_OR_RETURN(
+      const std::shared_ptr<OverlapRun> run,
+      members[0]->run.Get(group_.deadline(), [&]() -> absl::StatusOr<std::shared_ptr<OverlapRun>> {
+        QG_ASSIGN_OR_RETURN(TaskGraph graph, build(members, cut));
+        return NewRun(std::move(graph), members);
+      }));
+  QG_RETURN_IF_ERROR(run->RunRank(group_.rank(), member->cancellation));
   if (!options_.keeps_timelines) return OverlapTimeline();
-  return first.run->TimelineOf(group_.rank());
+  return run->TimelineOf(group_.rank());
+}
+
+std::shared_ptr<OverlapRun> Overlap::NewRun(TaskGraph graph, const OverlapMembers& members) const {
+  OverlapRunOptions options{.queues_work = members[0]->gemm.b.data.space() == MemorySpace::kDevice,
+                            .keeps_times = options_.keeps_timelines,
+                            .deadline = group_.deadline(),
+                            .noise = group_.noise()};
+  std::vector<OverlapLanes> lanes;
+  for (const auto& each : members) {
+    lanes.push_back(each->lanes);
+    options.before_copies.push_back(each->before_copies);
+  }
+  return std::make_shared<OverlapRun>(std::move(graph), std::move(lanes), std::move(options));
 }
 
 absl::StatusOr<GatheredGemm> Overlap::AllGatherGemm(const AllGatherGemmCall& call) {

@@ -131,6 +131,8 @@ class Overlap {
                                                            const GemmDesc& gemm);
   absl::StatusOr<OverlapTimeline> RunTogether(const std::string& what, const OverlapCut& cut,
                                               std::shared_ptr<OverlapMember> member, Build build);
+  std::shared_ptr<OverlapRun> NewRun(
+      TaskGraph graph, const std::vector<std::shared_ptr<OverlapMember>>& members) const;
   absl::StatusOr<GatheredGemm> TryAllGatherGemm(const AllGatherGemmCall& call);
   absl::StatusOr<ScatteredGemm> TryReduceScatterGemm(const ReduceScatterGemmCall& call);
   absl::StatusOr<GatheredGemm> TryBulkAllGather(const BulkAllGatherCall& call);

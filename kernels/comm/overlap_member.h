@@ -2,11 +2,16 @@
 // to kernels/comm/overlap*.
 #pragma once
 
+#include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "kernels/base/seeded_fault.h"
 #include "kernels/comm/overlap_buffer.h"
 #include "kernels/comm/overlap_runner.h"
@@ -14,6 +19,22 @@
 #include "kernels/comm/reduction_profile.h"
 
 namespace quantgate {
+
+/// The run of all members of a call.
+class SharedRun {
+ public:
+  using Run = std::shared_ptr<OverlapRun>;
+
+  /// What `make` gives, which the first member to come calls. DEADLINE_EXCEEDED to the others where
+  /// that takes longer.
+  absl::StatusOr<Run> Get(absl::Duration deadline, absl::FunctionRef<absl::StatusOr<Run>()> make);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable is_made_;
+  bool is_being_made_ = false;
+  std::optional<absl::StatusOr<Run>> run_;
+};
 
 struct OverlapMember {
   // Brought.
@@ -44,10 +65,7 @@ struct OverlapMember {
   std::vector<GemmResult> gemms;
   std::vector<Tensor> sums;  ///< Of this rank's rows, by split of the columns; not where y is.
 
-  // Of member 0: the run of all of them.
-  std::once_flag prepared;
-  absl::Status status;
-  std::shared_ptr<OverlapRun> run;
+  SharedRun run;  ///< Member 0's is that of all of them.
 
   Engine& engine() const { return *lanes[0]; }
 };

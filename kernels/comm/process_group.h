@@ -53,6 +53,8 @@ class ProcessGroup {
   const SeededFaults& faults() const { return environment_.faults; }
   const ScheduleNoise& noise() const { return environment_.noise; }
   const Cancellation* cancellation() const { return environment_.cancellation; }
+  /// Of each wait for other ranks.
+  absl::Duration deadline() const { return environment_.rendezvous.deadline(); }
 
   /// The members' tensors one after the other along the first dim, in rank order. dtype and the
   /// other dims agree; rows may differ and be 0.

@@ -12,6 +12,7 @@ struct RankSetting {
   CommStatistics* statistics = nullptr;         ///< As WorldOptions::statistics.
   absl::Duration deadline = absl::Seconds(60);  ///< As WorldOptions::deadline.
   TransportFactory make_transport = {};         ///< As WorldOptions::make_transport.
+  EngineWrapper wrap_engine = {};               ///< As WorldOptions::wrap_engine.
 };
 
 }  // namespace quantgate

@@ -29,6 +29,7 @@ class Rendezvous {
 
   /// Not while ranks run.
   void AddGroup(GroupDescription group);
+  absl::Duration deadline() const { return deadline_; }
 
   /// All ranks start to run, one thread each. The error that poisoned a group, if any.
   absl::Status BeginRun();

@@ -114,6 +114,9 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeTransport(CollectiveBackend backe
                                                          absl::Duration deadline,
                                                          CommunicatorPool* pool = nullptr);
 
+/// An engine in place of a rank's, which watches or disturbs it. That one outlives it.
+using EngineWrapper = std::function<std::unique_ptr<Engine>(Engine& engine, int rank)>;
+
 /// What a world may be given in place of MakeTransport.
 using TransportFactory = std::function<absl::StatusOr<std::unique_ptr<Transport>>(
     CollectiveBackend backend, std::span<Engine* const> engines, absl::Duration deadline)>;

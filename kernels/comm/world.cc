@@ -119,8 +119,10 @@ class World::Watch {
   bool is_of_group_ = false;
 };
 
-World::World(WorldOptions options, std::unique_ptr<Transport> transport)
+World::World(WorldOptions options, std::vector<std::unique_ptr<Engine>> wrappers,
+             std::unique_ptr<Transport> transport)
     : options_(std::move(options)),
+      wrappers_(std::move(wrappers)),
       transport_(std::move(transport)),
       rendezvous_(static_cast<int>(options_.engines.size()), options_.deadline),
       environment_{.rendezvous = rendezvous_,
@@ -137,8 +139,14 @@ World::World(WorldOptions options, std::unique_ptr<Transport> transport)
 
 absl::StatusOr<std::unique_ptr<World>> World::Create(WorldOptions options) {
   QG_RETURN_IF_ERROR(CheckOptions(options));
+  std::vector<std::unique_ptr<Engine>> wrappers;
+  for (size_t rank = 0; options.wrap_engine && rank < options.engines.size(); ++rank) {
+    Engine*& engine = options.engines[rank];
+    engine = wrappers.emplace_back(options.wrap_engine(*engine, static_cast<int>(rank))).get();
+  }
   QG_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport, TransportOf(options));
-  std::unique_ptr<World> world(new World(std::move(options), std::move(transport)));
+  std::unique_ptr<World> world(
+      new World(std::move(options), std::move(wrappers), std::move(transport)));
   std::vector<int> all;
   for (int rank = 0; rank < world->size(); ++rank) all.push_back(rank);
   QG_RETURN_IF_ERROR(world->AddOneGroup(kWorldGroup, all));

@@ -31,6 +31,7 @@ struct WorldOptions {
   /// As MakeTransport's. Outlives the world.
   CommunicatorPool* communicators = nullptr;
   TransportFactory make_transport = {};  ///< In place of MakeTransport: for tests.
+  EngineWrapper wrap_engine = {};        ///< Of each of `engines`: for tests.
 };
 
 /// One rank, as the code that it runs sees it.
@@ -96,10 +97,12 @@ class World {
  private:
   class Watch;  // Over one run: who has ended, and with what.
 
-  explicit World(WorldOptions options, std::unique_ptr<Transport> transport);
+  World(WorldOptions options, std::vector<std::unique_ptr<Engine>> wrappers,
+        std::unique_ptr<Transport> transport);
   absl::Status AddOneGroup(const std::string& name, const std::vector<int>& members);
 
   const WorldOptions options_;
+  const std::vector<std::unique_ptr<Engine>> wrappers_;  // Where there are any, the ranks' engines.
   const std::unique_ptr<Transport> transport_;
   Rendezvous rendezvous_;
   GroupEnvironment environment_;

@@ -1,10 +1,14 @@
 // Runs of task graphs as they are on a GPU, where each rank's thread puts its tasks on queues:
-// every task comes after what it depends on, and a failure of one rank ends the run of all.
+// every task comes after what it depends on, and a failure of one rank ends the run of all. On
+// threads as on queues, a wait for a rank that does not come is over with the deadline.
 #include "kernels/comm/overlap_runner.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
+#include <latch>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -211,6 +215,127 @@ TEST(QueuedRun, EndsForAllWhereOneFails) {
     EXPECT_EQ(asked, std::vector<int>(kRanks, 1));
     EXPECT_TRUE(was_told[failing]);
   }
+}
+
+/// Adds a task that depends on `after`, and gives its index.
+int AddTask(TaskGraph& graph, std::string name, int rank, OverlapResource resource,
+            std::vector<int> after, std::function<absl::Status()> work) {
+  return *graph.Add({std::move(name), rank, resource, -1, std::move(after),
+                     [work = std::move(work)](Engine&) { return work(); }});
+}
+
+absl::Status Nothing() { return absl::OkStatus(); }
+
+constexpr absl::Duration kDeadline = absl::Milliseconds(50);
+
+/// Ranks 2 and 3 wait for 1, rank 0 for 2, and rank 1 is stuck until they have ended.
+TEST(LateRank, IsNamedAsTheOneThatHoldsTheOthersUp) {
+  for (const bool queues_work : {false, true}) {
+    Queues queues;
+    TaskGraph graph(kRanks);
+    std::latch others_have_ended(kRanks - 1);
+    const auto wait = [&] {
+      others_have_ended.wait();
+      return absl::OkStatus();
+    };
+    const int first = AddTask(graph, "gemm a", 1, OverlapResource::kCompute, {}, wait);
+    const int second = AddTask(graph, "gemm b", 1, OverlapResource::kCompute, {}, Nothing);
+    const int copy = AddTask(graph, "copy", 2, OverlapResource::kReceive, {second}, Nothing);
+    AddTask(graph, "sum", 0, OverlapResource::kReduce, {copy}, Nothing);
+    AddTask(graph, "copy", 3, OverlapResource::kReceive, {first}, Nothing);
+    OverlapRun run(graph, queues.lanes, {.queues_work = queues_work, .deadline = kDeadline});
+    std::vector<absl::Status> statuses(kRanks);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      threads.emplace_back([&, rank] {
+        statuses[rank] = run.RunRank(rank, nullptr);
+        if (rank != 1) others_have_ended.count_down();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const absl::Status& status : statuses) {
+      EXPECT_EQ(status, statuses[0]);
+      EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+      EXPECT_THAT(std::string(status.message()),
+                  testing::HasSubstr("rank 1 did not come to the end of gemm a within 50ms"));
+    }
+  }
+}
+
+/// Ranks `here` of a run whose tasks depend on nothing of the others.
+std::vector<absl::Status> StatusOfSome(const TaskGraph& graph, const std::vector<int>& here,
+                                       bool queues_work) {
+  Queues queues;
+  OverlapRun run(graph, queues.lanes, {.queues_work = queues_work, .deadline = kDeadline});
+  std::vector<absl::Status> statuses(here.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < here.size(); ++i) {
+    threads.emplace_back([&, i] { statuses[i] = run.RunRank(here[i], nullptr); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return statuses;
+}
+
+/// A peer's memory is read once the peer has come.
+TEST(LateRank, IsAPeerThatDoesNotCome) {
+  for (const bool queues_work : {false, true}) {
+    TaskGraph graph(kRanks);
+    ASSERT_TRUE(
+        graph.Add({"copy", 0, OverlapResource::kReceive, 3, {}, [](Engine&) { return Nothing(); }})
+            .ok());
+    EXPECT_EQ(StatusOfSome(graph, {0}, queues_work)[0],
+              absl::DeadlineExceededError("rank 0, copy: rank 3 did not come within 50ms"));
+  }
+}
+
+/// On queues a rank stays until all have put their tasks there, but no longer than the deadline.
+TEST(LateRank, IsOneThatDoesNotPutItsTasksOnQueues) {
+  TaskGraph graph(kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    AddTask(graph, "gemm", rank, OverlapResource::kCompute, {}, Nothing);
+  }
+  for (const absl::Status& status : StatusOfSome(graph, {0, 1, 3}, true)) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(std::string(status.message()),
+                testing::HasSubstr("rank 2 did not come within 50ms"));
+  }
+}
+
+/// Nor where one fails and another does not come: the failure is everybody's.
+TEST(LateRank, DoesNotHideAFailure) {
+  TaskGraph graph(kRanks);
+  AddTask(graph, "gemm", 0, OverlapResource::kCompute, {},
+          [] { return absl::ResourceExhaustedError("full"); });
+  for (const absl::Status& status : StatusOfSome(graph, {0, 1, 3}, true)) {
+    EXPECT_EQ(status, absl::ResourceExhaustedError("rank 0, gemm: full"));
+  }
+}
+
+/// A rank that has something to do does not wait for others, however long that takes.
+TEST(Deadline, IsNotCountedWhileTheRankComputes) {
+  Queues queues;
+  TaskGraph graph(kRanks);
+  std::latch other_is_done(1);
+  const int gemm = AddTask(graph, "gemm", 1, OverlapResource::kCompute, {}, [] {
+    for (int i = 0; i < 3; ++i) {  // A deadline that passes, one after the other.
+      TaskGraph never(kRanks);
+      const int task = AddTask(never, "never", 1, OverlapResource::kCompute, {}, Nothing);
+      AddTask(never, "copy", 0, OverlapResource::kReceive, {task}, Nothing);
+      EXPECT_FALSE(StatusOfSome(never, {0}, false)[0].ok());
+    }
+    return absl::OkStatus();
+  });
+  AddTask(graph, "gemm after it", 1, OverlapResource::kCompute, {gemm}, [&] {
+    other_is_done.count_down();
+    return absl::OkStatus();
+  });
+  AddTask(graph, "long gemm", 0, OverlapResource::kCompute, {}, [&] {
+    other_is_done.wait();
+    return absl::OkStatus();
+  });
+  AddTask(graph, "copy", 0, OverlapResource::kReceive, {gemm}, Nothing);
+  OverlapRun run(graph, queues.lanes, {.deadline = kDeadline});
+  for (const absl::Status& status : RunAll(run)) EXPECT_TRUE(status.ok()) << status;
 }
 
 }  // namespace

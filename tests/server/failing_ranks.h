@@ -1,5 +1,5 @@
-// A transport whose member 1 goes wrong inside a collective call, once it is told to: for servers
-// that must live on.
+// Rank 1 goes wrong inside a collective call, or inside an overlapped one, once it is told to: for
+// servers that must live on.
 #pragma once
 
 #include <condition_variable>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/comm/transport.h"
+#include "tests/comm/troubled_engine.h"
 
 namespace quantgate {
 
@@ -18,18 +19,24 @@ enum class RankTrouble {
   kIsStuck,  ///< The call ends when the others have given up.
 };
 
-/// What happens to member 1 at its next call that moves bytes; afterwards nothing. Thread-safe.
+enum class TroublePlace {
+  kCollective,  ///< A call that moves bytes.
+  kOverlap,     ///< A copy or a sum beside GEMMs.
+};
+
+/// What happens to rank 1 when it is next in such a place; afterwards nothing. Thread-safe.
 class RankTroubles {
  public:
-  void Begin(RankTrouble trouble) {
+  void Begin(RankTrouble trouble, TroublePlace place) {
     const std::scoped_lock lock(mutex_);
     next_ = trouble;
+    place_ = place;
     abort_ = absl::OkStatus();
   }
 
-  absl::Status AtCall(int place) {
+  absl::Status At(TroublePlace place, int rank) {
     std::unique_lock lock(mutex_);
-    if (place != 1) return absl::OkStatus();
+    if (rank != 1 || place != place_) return absl::OkStatus();
     switch (std::exchange(next_, RankTrouble::kNone)) {
       case RankTrouble::kNone:
         return absl::OkStatus();
@@ -52,6 +59,7 @@ class RankTroubles {
   std::mutex mutex_;
   std::condition_variable aborted_;
   RankTrouble next_ = RankTrouble::kNone;
+  TroublePlace place_ = TroublePlace::kCollective;
   absl::Status abort_;
 };
 
@@ -66,16 +74,16 @@ class FailingTransport final : public Transport {
     return local_->Contribute(engine, std::move(tensors));
   }
   absl::Status AllGather(const AgreedCall& call, const Tensor& whole) override {
-    const absl::Status status = troubles_.AtCall(call.place);
+    const absl::Status status = troubles_.At(TroublePlace::kCollective, call.place);
     return status.ok() ? local_->AllGather(call, whole) : status;
   }
   absl::StatusOr<std::vector<Tensor>> AllGatherParts(const AgreedCall& call) override {
-    const absl::Status status = troubles_.AtCall(call.place);
+    const absl::Status status = troubles_.At(TroublePlace::kCollective, call.place);
     if (!status.ok()) return status;
     return local_->AllGatherParts(call);
   }
   absl::StatusOr<std::vector<Tensor>> AllToAll(const AgreedCall& call) override {
-    const absl::Status status = troubles_.AtCall(call.place);
+    const absl::Status status = troubles_.At(TroublePlace::kCollective, call.place);
     if (!status.ok()) return status;
     return local_->AllToAll(call);
   }
@@ -100,5 +108,12 @@ class FailingTransport final : public Transport {
   RankTroubles& troubles_;
   const std::unique_ptr<Transport> local_ = MakeLocalTransport();
 };
+
+/// Of a rank whose overlapped calls meet the troubles.
+inline std::unique_ptr<Engine> MakeTroubled(RankTroubles& troubles, Engine& engine, int rank) {
+  return std::make_unique<TroubledEngine>(engine, [&troubles, rank](bool is_beside) {
+    return is_beside ? troubles.At(TroublePlace::kOverlap, rank) : absl::OkStatus();
+  });
+}
 
 }  // namespace quantgate

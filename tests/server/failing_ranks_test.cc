@@ -1,6 +1,6 @@
-// A rank of a run, or of a session's step, dies or is stuck in the middle of a collective call: the
-// client gets a typed error when the deadline of ranks is over, the server lives, and what comes
-// next has the right bits.
+// A rank of a run, or of a session's step, dies or is stuck in the middle of a collective call, or
+// of an overlapped one: the client gets a typed error when the deadline of ranks is over, the
+// server lives, and what comes next has the right bits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,25 +16,37 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int64_t kRows = 64, kWide = 128;
+constexpr int64_t kRows = 256, kWide = 128;
 /// Ranks of these small layers wait for one another for some milliseconds.
 constexpr absl::Duration kDeadline = absl::Seconds(2);
 
 struct TroubleCase {
+  const char* name;
   RankTrouble trouble;
+  TroublePlace place;
   grpc::StatusCode code;
   const char* message;
   const char* failure;  ///< Of quantgate_parallel_failures_total.
 };
 constexpr TroubleCase kTroubles[] = {
-    {RankTrouble::kDies, grpc::StatusCode::UNAVAILABLE,
+    {"Dies", RankTrouble::kDies, TroublePlace::kCollective, grpc::StatusCode::UNAVAILABLE,
      "group tp: rank 1: killed in the middle of a call", "transport"},
-    {RankTrouble::kIsStuck, grpc::StatusCode::DEADLINE_EXCEEDED, "rank 1 did not come within 2s",
+    {"IsStuck", RankTrouble::kIsStuck, TroublePlace::kCollective,
+     grpc::StatusCode::DEADLINE_EXCEEDED, "rank 1 did not come within 2s", "deadline"},
+    {"DiesInAnOverlap", RankTrouble::kDies, TroublePlace::kOverlap, grpc::StatusCode::UNAVAILABLE,
+     ": rank 1, copy rows of ", "transport"},
+    {"IsStuckInAnOverlap", RankTrouble::kIsStuck, TroublePlace::kOverlap,
+     grpc::StatusCode::DEADLINE_EXCEEDED, "rank 1 did not come to the end of copy rows of ",
      "deadline"},
 };
 
 class FailingRanksTest : public testing::TestWithParam<TroubleCase> {
  protected:
+  static void Divide(v1::Parallel& parallel) {
+    parallel.set_tensor_parallel(2);
+    parallel.set_sequence_parallel(true);
+    if (GetParam().place == TroublePlace::kOverlap) parallel.mutable_overlap();
+  }
   /// One variant on one rank and one on two, of the same bits.
   static v1::RunSpec Spec() {
     v1::RunSpec spec = LinearSpec(kRows, kWide, kWide);
@@ -42,8 +54,7 @@ class FailingRanksTest : public testing::TestWithParam<TroubleCase> {
     spec.mutable_step()->mutable_requires_grad()->set_weight(true);
     *spec.add_variants() = MakeVariant("mxfp8", "none", "sm100");
     *spec.add_variants() = spec.variants(0);
-    spec.mutable_variants(1)->mutable_parallel()->set_tensor_parallel(2);
-    spec.mutable_variants(1)->mutable_parallel()->set_sequence_parallel(true);
+    Divide(*spec.mutable_variants(1)->mutable_parallel());
     spec.set_reference(0);
     spec.set_requirement(v1::REQUIREMENT_BITWISE);
     return spec;
@@ -68,16 +79,15 @@ class FailingRanksTest : public testing::TestWithParam<TroubleCase> {
     return sessions_->Step(&context, request, &response);
   }
   /// A session of one layer.
-  void Open(int tp) {
+  void Open(bool divides) {
     v1::OpenSessionRequest request;
     v1::SessionLayer& layer = *request.mutable_spec()->add_layers();
     layer.set_name("fc");
     layer.mutable_layer()->set_kind("linear");
     request.mutable_spec()->mutable_recipe()->set_name("bf16");
-    if (tp > 1) {
+    if (divides) {
       layer.mutable_layer()->set_parallel_mode("column");
-      request.mutable_spec()->mutable_parallel()->set_tensor_parallel(tp);
-      request.mutable_spec()->mutable_parallel()->set_sequence_parallel(true);
+      Divide(*request.mutable_spec()->mutable_parallel());
     }
     (*request.mutable_parameters())["fc.weight"] = Generated("normal", 1, "bf16", {kWide, kWide});
     v1::Session session;
@@ -118,13 +128,16 @@ class FailingRanksTest : public testing::TestWithParam<TroubleCase> {
     options.make_transport = [this](CollectiveBackend, std::span<Engine* const>, absl::Duration) {
       return std::make_unique<FailingTransport>(troubles_);
     };
+    options.wrap_engine = [this](Engine& engine, int rank) {
+      return MakeTroubled(troubles_, engine, rank);
+    };
   }};
   const std::unique_ptr<v1::Sessions::Stub> sessions_ = v1::Sessions::NewStub(server_.channel());
   std::string session_;
 };
 
 TEST_P(FailingRanksTest, ARunFailsWithATypedErrorAndTheNextOneIsRight) {
-  troubles_.Begin(GetParam().trouble);
+  troubles_.Begin(GetParam().trouble, GetParam().place);
   const v1::RunFinished failed = Execute();
   EXPECT_EQ(failed.state(), v1::RUN_STATE_FAILED);
   EXPECT_EQ(failed.status_code(), GetParam().code) << failed.status_message();
@@ -140,12 +153,12 @@ TEST_P(FailingRanksTest, ARunFailsWithATypedErrorAndTheNextOneIsRight) {
 
 TEST_P(FailingRanksTest, AStepFailsWithATypedErrorAndIsDoneWhenAskedForAgain) {
   v1::SessionStepResponse response, expected;
-  Open(1);
+  Open(/*divides=*/false);
   ASSERT_TRUE(Step(Forward(), 0, response).ok());
   ASSERT_TRUE(Step(Backward(), 1, expected).ok());
-  Open(2);
+  Open(/*divides=*/true);
   ASSERT_TRUE(Step(Forward(), 0, response).ok());
-  troubles_.Begin(GetParam().trouble);
+  troubles_.Begin(GetParam().trouble, GetParam().place);
   const grpc::Status failed = Step(Backward(), 1, response);
   EXPECT_EQ(failed.error_code(), GetParam().code);
   EXPECT_THAT(failed.error_message(), HasSubstr(GetParam().message));
@@ -156,9 +169,7 @@ TEST_P(FailingRanksTest, AStepFailsWithATypedErrorAndIsDoneWhenAskedForAgain) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Troubles, FailingRanksTest, testing::ValuesIn(kTroubles),
-                         [](const auto& info) {
-                           return info.param.trouble == RankTrouble::kDies ? "Dies" : "IsStuck";
-                         });
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace quantgate
