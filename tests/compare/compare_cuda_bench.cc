@@ -2,6 +2,9 @@
 // once, to compare with BM_DeviceCopy.
 #include "kernels/compare/compare_cuda.h"
 
+#include <utility>
+#include <vector>
+
 #include "kernels/compare/compare_on_path.h"
 #include "kernels/tensor/tensor_cuda.h"
 #include "tests/tensor/cuda_benchmark.h"
@@ -53,6 +56,41 @@ void BM_MeasureError(benchmark::State& state, DType dtype, DType step, ComparePa
   state.SetBytesProcessed(state.iterations() * 2 * kBytes);
 }
 
+/// The device's part of reports: events stand around what they put on its stream, and the host
+/// reads them afterwards. kQueued: several, behind one more.
+void BM_MeasureErrorStarted(benchmark::State& state, DType dtype, DType step, Calls calls) {
+  const Tensor reference = Source(dtype, 1);
+  const Tensor subject = Rounded(reference, step, dtype);
+  CudaDevice& device = BenchmarkDevice();
+  const int count = calls == Calls::kQueued ? 4 : 1;
+  std::vector<absl::StatusOr<StartedReport<ErrorReport>>> started;
+  const auto start = [&] {
+    started.push_back(StartMeasureErrorCuda(device, subject, reference));
+    DieUnlessOk(started.back().status());
+  };
+  const auto read = [&] {
+    for (auto& report : started) DieUnlessOk(ReadReport(device, std::move(report)).status());
+    started.clear();
+  };
+  start();
+  read();
+  cudaEvent_t begin, end;
+  DieUnlessOk(QG_CUDA_STATUS(cudaEventCreate(&begin)));
+  DieUnlessOk(QG_CUDA_STATUS(cudaEventCreate(&end)));
+  for (auto _ : state) {
+    if (calls == Calls::kQueued) start();
+    DieUnlessOk(QG_CUDA_STATUS(cudaEventRecord(begin, device.stream())));
+    for (int call = 0; call < count; ++call) start();
+    DieUnlessOk(QG_CUDA_STATUS(cudaEventRecord(end, device.stream())));
+    DieUnlessOk(QG_CUDA_STATUS(cudaEventSynchronize(end)));
+    float milliseconds = 0;
+    DieUnlessOk(QG_CUDA_STATUS(cudaEventElapsedTime(&milliseconds, begin, end)));
+    state.SetIterationTime(milliseconds * 1e-3 / count);
+    read();
+  }
+  state.SetBytesProcessed(state.iterations() * 2 * kBytes);
+}
+
 /// What a report costs beside the bytes: launches, the wait, and the host's part.
 void BM_MeasureErrorSmall(benchmark::State& state) {
   const Tensor x =
@@ -86,6 +124,7 @@ void Timed(benchmark::internal::Benchmark* bench) {
 }
 constexpr auto kNormal = Distribution::kNormal;
 BENCHMARK(BM_DeviceCopy)->Arg(kBytes)->Apply(Timed);
+BENCHMARK(BM_DeviceCopyQueued)->Arg(kBytes)->Apply(Timed);
 BENCHMARK_CAPTURE(BM_CompareBits, bf16_equal, DType::kBF16, 1, kNormal)->Apply(Timed);
 BENCHMARK_CAPTURE(BM_CompareBits, f32_equal, DType::kF32, 1, kNormal)->Apply(Timed);
 BENCHMARK_CAPTURE(BM_CompareBits, e4m3_equal, DType::kF8E4M3, 1, kNormal)->Apply(Timed);
@@ -100,6 +139,17 @@ BENCHMARK_CAPTURE(BM_MeasureError, f32, DType::kF32, DType::kBF16, ComparePath::
 BENCHMARK_CAPTURE(BM_MeasureError, bf16, DType::kBF16, DType::kF8E4M3, ComparePath::kTuned)
     ->Apply(Timed);
 BENCHMARK_CAPTURE(BM_MeasureError, bf16_equal, DType::kBF16, DType::kBF16, ComparePath::kTuned)
+    ->Apply(Timed);
+BENCHMARK_CAPTURE(BM_MeasureErrorStarted, f32, DType::kF32, DType::kBF16, Calls::kAlone)
+    ->Apply(Timed);
+BENCHMARK_CAPTURE(BM_MeasureErrorStarted, f32_queued, DType::kF32, DType::kBF16, Calls::kQueued)
+    ->Apply(Timed);
+BENCHMARK_CAPTURE(BM_MeasureErrorStarted, f32_e4m3_queued, DType::kF32, DType::kF8E4M3,
+                  Calls::kQueued)
+    ->Apply(Timed);
+BENCHMARK_CAPTURE(BM_MeasureErrorStarted, bf16, DType::kBF16, DType::kF8E4M3, Calls::kAlone)
+    ->Apply(Timed);
+BENCHMARK_CAPTURE(BM_MeasureErrorStarted, bf16_queued, DType::kBF16, DType::kF8E4M3, Calls::kQueued)
     ->Apply(Timed);
 BENCHMARK_CAPTURE(BM_MeasureError, f32_plain, DType::kF32, DType::kBF16, ComparePath::kPlain)
     ->Apply(Timed);

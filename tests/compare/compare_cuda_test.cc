@@ -274,6 +274,19 @@ TEST(MeasureErrorCuda, SeveralLevelsOfSegments) {
   }
 }
 
+/// More blocks of the heat map than blocks of threads run at a time, and segments enough in each
+/// for several of those. Largest errors, which are small numbers' whole values, are met again and
+/// again.
+TEST(MeasureErrorCuda, ManyLargeBlocks) {
+  const Shape shape = {8192, 4096};
+  const Tensor f32 = Generated(Distribution::kNormal, 1, DType::kF32, shape);
+  const Tensor coarse = ValueOrAbort(CastTensor(f32, DType::kF8E4M3, {}));
+  ExpectSameErrors(ValueOrAbort(CastTensor(coarse, DType::kF32, {})), f32);
+  const Tensor bf16 = ValueOrAbort(CastTensor(f32, DType::kBF16, {}));
+  ExpectSameErrors(ValueOrAbort(CastTensor(coarse, DType::kBF16, {})), bf16);
+  ExpectSameErrors(ValueOrAbort(CastTensor(bf16, DType::kF32, {})), f32);
+}
+
 TEST(MeasureErrorCuda, RealTensors) {
   for (const char* name : {"fc1.x", "fc1.weight", "fc1.dy"}) {
     const Tensor x = RealTensor(name);
