@@ -53,6 +53,12 @@ absl::Status CheckRule(const ShardedWeightSpec& spec, const QuantizerSpec& rule)
   return absl::OkStatus();
 }
 
+/// Only then does it matter where a shard begins.
+bool DrawsRandomNumbers(const Quantizer& quantizer) {
+  return quantizer.rowwise.element_rounding == ElementRounding::kStochastic ||
+         quantizer.columnwise.element_rounding == ElementRounding::kStochastic;
+}
+
 /// One direction of a tensor, as a tensor of its own.
 QuantizedTensor DirectionOf(const QuantizedTensor& quantized, Usage usage) {
   QuantizedTensor one = quantized;
@@ -114,7 +120,9 @@ absl::Status ShardedWeight::Update(const GatherContext& context, const Tensor& r
     rows_ = rows;
     return absl::OkStatus();
   }
-  if (!context.faults.Has(kFaultShardCountsAlone)) arguments.row_offset = spec_.bounds[rank];
+  if (DrawsRandomNumbers(spec_.quantizer) && !context.faults.Has(kFaultShardCountsAlone)) {
+    arguments.row_offset = spec_.bounds[rank];
+  }
   const Usages usages = {true, spec_.usages.columnwise && !IsTurnedAfter(spec_.quantizer)};
   if (!context.faults.Has(kFaultShardAmaxAlone)) {
     QG_RETURN_IF_ERROR(ReduceAmaxes(context, rows, spec_.quantizer, usages, arguments));

@@ -48,11 +48,13 @@ Usages PassUsages(WeightPass pass, const Quantizer& quantizer, bool reshard) {
   return pass == WeightPass::kForward ? Usages{true, false} : Usages{false, true};
 }
 
-void ExpectGathered(const WeightRule& rule, int ranks, bool reshard, WeightStorage storage) {
+void ExpectGathered(const WeightRule& rule, int ranks, bool reshard, WeightStorage storage,
+                    const ShardBounds& bounds = {}) {
   SCOPED_TRACE(absl::StrCat(rule.name, " on ", ranks, reshard ? "" : ", kept"));
   const Tensor weight = TroubledWeight(5, DType::kBF16, {kOut, kIn});
   ShardedWeightSpec spec = SpecOf(rule.quantizer, ranks, reshard);
   spec.storage = storage;
+  if (!bounds.empty()) spec.bounds = bounds;
   std::vector<QuantizedTensor> forward(ranks), backward(ranks);
   const absl::Status status = OnRanks(ranks, [&](const GatherContext& context) -> absl::Status {
     QG_ASSIGN_OR_RETURN(ShardedWeight sharded, ShardedWeight::Create(spec, ranks));
@@ -87,6 +89,14 @@ TEST(ShardedWeight, GathersWhatOneRankQuantizes) {
         ExpectGathered(rule, ranks, reshard, WeightStorage::kQuantized);
       }
     }
+  }
+}
+
+// No block of a format is cut.
+TEST(ShardedWeight, PerTensorShardsBeginAtAnyRow) {
+  for (const bool reshard : {true, false}) {
+    ExpectGathered({"fp8_tensor", Fp8Tensor()}, 4, reshard, WeightStorage::kQuantized,
+                   {0, 7, 8, 8, kOut});
   }
 }
 
