@@ -179,7 +179,8 @@ absl::StatusOr<QuantizedTensor> GatherCodes(const GatherContext& context, const 
     std::optional<QuantizedCopy>& copy = whole.copy(usage);
     copy = shard.copy(usage);
     const bool sends_rows = context.faults.Has(kFaultRowBytesForColumns) &&
-                            usage == Usage::kColumnwise && !IsTurned(*copy, usage);
+                            usage == Usage::kColumnwise && !IsTurned(*copy, usage) &&
+                            shard.rowwise.has_value();
     if (sends_rows) copy->data = shard.rowwise->data;
     QG_RETURN_IF_ERROR(GatherCopy(context, name, usage, *copy));
     rows = RowsOf(*copy, usage);

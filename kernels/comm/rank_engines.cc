@@ -82,6 +82,7 @@ absl::StatusOr<std::unique_ptr<World>> MakeWorld(const ParallelSpec& parallel,
     options.deadline = setting->deadline;
     options.make_transport = setting->make_transport;
     options.wrap_engine = setting->wrap_engine;
+    options.faults = setting->faults;
   }
   QG_ASSIGN_OR_RETURN(std::unique_ptr<World> world, World::Create(std::move(options)));
   if (parallel.expert_parallel > 1) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "absl/time/time.h"
+#include "kernels/base/seeded_fault.h"
 #include "kernels/comm/comm_statistics.h"
 #include "kernels/comm/transport.h"
 
@@ -13,6 +14,7 @@ struct RankSetting {
   absl::Duration deadline = absl::Seconds(60);  ///< As WorldOptions::deadline.
   TransportFactory make_transport = {};         ///< As WorldOptions::make_transport.
   EngineWrapper wrap_engine = {};               ///< As WorldOptions::wrap_engine.
+  SeededFaults faults = {};                     ///< In place on every rank, for scenarios.
 };
 
 }  // namespace quantgate

@@ -15,4 +15,13 @@ inline constexpr char kFaultScalesOfOtherRows[] = "scales-not-moved-with-codes";
 /// Experts of every rank draw the random numbers of the first ones.
 inline constexpr char kFaultExpertCallsAlone[] = "expert-calls-forgotten";
 
+// Of sessions whose experts are divided over ranks.
+
+/// Rows that come out of a session stay in the order of its ranks.
+inline constexpr char kFaultRankOrderLeft[] = "tokens-left-in-rank-order";
+/// The gradients of experts of equal places on their ranks are summed.
+inline constexpr char kFaultExpertGradientsSummed[] = "expert-gradients-summed";
+/// Row 49: after a restore an update refreshes the columnwise codes of the first expert alone.
+inline constexpr char kFaultRestoredExpertsStale[] = "restored-experts-left-stale";
+
 }  // namespace quantgate

@@ -37,6 +37,7 @@ struct WeightWorkspace {
 /// What a module with a seeded bug remembers from one step to the next (layer_faults.h).
 struct SeededMemory {
   std::map<std::string, QuantizedTensor> codes;
+  std::map<std::string, Parameter> gathered;
   std::shared_ptr<const ParallelStep> parallel;
 };
 

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "kernels/layer/expert_faults.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/training/checkpoint_format.h"
 #include "kernels/training/parallel_checks.h"
@@ -109,9 +110,9 @@ absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Restore(
                       Create(engine, std::move(spec), setting));
   const auto restore = [&](Rank& rank) -> absl::Status {
     Member& mine = *session->members_[static_cast<size_t>(rank.index())];
-    QG_ASSIGN_OR_RETURN(mine.session,
-                        TrainingSession::RestoreRank(*mine.engine, session->spec_, checkpoint,
-                                                     mine.rank, rank.cancellation()));
+    QG_ASSIGN_OR_RETURN(
+        mine.session, TrainingSession::RestoreRank(*mine.engine, session->spec_, checkpoint,
+                                                   mine.rank, rank.cancellation(), rank.faults()));
     return absl::OkStatus();
   };
   QG_RETURN_IF_ERROR(session->world_->Run(restore, cancellation));
@@ -162,8 +163,9 @@ absl::Status ParallelSession::OpenMembers(const std::map<std::string, Tensor>& p
       QG_ASSIGN_OR_RETURN(parts[name], ShardOf(*mine.engine, absl::StrCat("parameters: ", name),
                                                imported, rule, rank.index() % tp(), tp()));
     }
-    QG_ASSIGN_OR_RETURN(mine.session, TrainingSession::OpenRank(*mine.engine, spec_, parts,
-                                                                mine.rank, rank.cancellation()));
+    QG_ASSIGN_OR_RETURN(mine.session,
+                        TrainingSession::OpenRank(*mine.engine, spec_, parts, mine.rank,
+                                                  rank.cancellation(), rank.faults()));
     return absl::OkStatus();
   };
   return world_->Run(open, cancellation);
@@ -440,6 +442,7 @@ absl::StatusOr<Tensor> ParallelSession::JoinBatch(const std::vector<Tensor>& par
                                                   const Cancellation* cancellation) {
   if (divides_experts()) {
     QG_ASSIGN_OR_RETURN(const Tensor joined, JoinRows(engine_, parts, cancellation));
+    if (setting_ != nullptr && setting_->faults.Has(kFaultRankOrderLeft)) return joined;
     return engine_.GatherRows(joined, PlacesOf(tokens_), cancellation);
   }
   if (layout.divides_rows) return JoinRows(engine_, parts, cancellation);

@@ -4,6 +4,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/expert_faults.h"
 #include "kernels/training/session_faults.h"
 
 namespace quantgate {
@@ -165,8 +166,11 @@ absl::Status ParameterUpdate::Quantize(const std::string& name, const Tensor& so
         usages.rowwise ? parameter.quantized.rowwise : parameter.quantized.columnwise;
     QG_ASSIGN_OR_RETURN(*delayed, engine_.NoteCast(*delayed, copy->amax));
   }
-  const bool is_left_stale = faults_.Has(kFaultColumnwiseLeftStale) ||
-                             (faults_.Has(kFaultLaterExpertsLeftStale) && IsLaterExpert(name));
+  const bool forgets_experts =
+      faults_.Has(kFaultLaterExpertsLeftStale) ||
+      (faults_.Has(kFaultRestoredExpertsStale) && layer.state.seeded_memory != nullptr);
+  const bool is_left_stale =
+      faults_.Has(kFaultColumnwiseLeftStale) || (forgets_experts && IsLaterExpert(name));
   if (is_left_stale && before.columnwise.has_value()) {
     parameter.quantized.columnwise = before.columnwise;
   }

@@ -195,7 +195,7 @@ absl::StatusOr<Tensor> Backwarding::BackwardOne(size_t layer, const LayerSaved& 
   const SessionLayer& spec = session_.spec.layers[layer];
   const StepOptions options = saved.options();
   std::unique_ptr<LayerSaved> used = saved.Clone();
-  QG_RETURN_IF_ERROR(sharded_.RestoreSaved(run_, *flight_, layer, *used));
+  QG_RETURN_IF_ERROR(sharded_.RestoreSaved(run_, *flight_, layer, next_.layers[layer], *used));
   if (Has(kFaultScalesOfAnotherMicrobatch)) {
     TakeScalesOfAnother(next_, step_.microbatch, layer, *used);
   }

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/expert_faults.h"
 #include "kernels/training/checkpoint_format.h"
 #include "kernels/training/parallel_checks.h"
 #include "kernels/training/parallel_session.h"
@@ -69,8 +70,9 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Restore(
 
 absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::RestoreRank(
     Engine& engine, SessionSpec spec, const TensorFile& checkpoint,
-    std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation) {
-  return Resume(engine, std::move(spec), checkpoint, std::move(rank), cancellation, {});
+    std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
+    const SeededFaults& faults) {
+  return Resume(engine, std::move(spec), checkpoint, std::move(rank), cancellation, faults);
 }
 
 absl::StatusOr<std::unique_ptr<Session>> RestoreSession(Engine& engine, SessionSpec spec,
@@ -80,7 +82,8 @@ absl::StatusOr<std::unique_ptr<Session>> RestoreSession(Engine& engine, SessionS
   if (spec.parallel.has_value()) {
     return ParallelSession::Restore(engine, std::move(spec), checkpoint, setting, cancellation);
   }
-  return TrainingSession::Restore(engine, std::move(spec), checkpoint, cancellation);
+  return TrainingSession::Restore(engine, std::move(spec), checkpoint, cancellation,
+                                  setting == nullptr ? SeededFaults() : setting->faults);
 }
 
 absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Resume(
@@ -95,6 +98,9 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Resume(
   if (faults.Has(kFaultCheckpointRestartsRandomNumbers)) state.next_call_id = 0;
   for (SessionLayerState& layer : state.layers) {
     if (faults.Has(kFaultCheckpointDropsHistories)) layer.state.delayed.clear();
+    if (faults.Has(kFaultRestoredExpertsStale)) {
+      layer.state.seeded_memory = std::make_shared<SeededMemory>();
+    }
   }
   KeepOwnExperts(spec, rank.get(), state.layers);
   QG_RETURN_IF_ERROR(ShardedParameters(engine, spec, rank.get(), faults, cancellation)

@@ -123,8 +123,9 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Open(
 
 absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::OpenRank(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
-    std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation) {
-  return Begin(engine, std::move(spec), parameters, std::move(rank), cancellation, {});
+    std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
+    const SeededFaults& faults) {
+  return Begin(engine, std::move(spec), parameters, std::move(rank), cancellation, faults);
 }
 
 absl::StatusOr<std::unique_ptr<Session>> OpenSession(
@@ -133,7 +134,8 @@ absl::StatusOr<std::unique_ptr<Session>> OpenSession(
   if (spec.parallel.has_value()) {
     return ParallelSession::Open(engine, std::move(spec), parameters, setting, cancellation);
   }
-  return TrainingSession::Open(engine, std::move(spec), parameters, cancellation);
+  return TrainingSession::Open(engine, std::move(spec), parameters, cancellation,
+                               setting == nullptr ? SeededFaults() : setting->faults);
 }
 
 absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Begin(

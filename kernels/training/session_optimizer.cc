@@ -5,6 +5,7 @@
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
+#include "kernels/training/shard_faults.h"
 #include "kernels/training/sharded_parameters.h"
 
 namespace quantgate {
@@ -40,6 +41,9 @@ absl::Status ReduceGradients(SessionRun& run, const TrainingSession::State& sess
         Tensor& gradient =
             trained.has_main_gradient ? layer.state.main_grads.at(name) : trained.gradient;
         if (!gradient.has_value()) continue;
+        if (session.faults.Has(kFaultGradientSummedTwice)) {
+          QG_ASSIGN_OR_RETURN(gradient, SumOverRanks(session, i, name, gradient));
+        }
         const auto sharded = layer.sharded.find(name);
         if (sharded != layer.sharded.end()) {
           QG_ASSIGN_OR_RETURN(gradient, shards.ReduceGradient(sharded->second, gradient));

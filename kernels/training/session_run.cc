@@ -8,8 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/delayed_reduction.h"
+#include "kernels/layer/expert_faults.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
+#include "kernels/training/shard_faults.h"
 #include "kernels/training/state_sharding.h"
 
 namespace quantgate {
@@ -153,9 +155,16 @@ absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& se
   return absl::OkStatus();
 }
 
+ProcessGroup& GradientGroup(const SessionRank& rank, const SeededFaults& faults) {
+  const bool is_other = faults.Has(kFaultGradientOfOtherGroup) && rank.step != nullptr;
+  return is_other ? *rank.step->tp : *rank.copies;
+}
+
 absl::StatusOr<Tensor> SumOverRanks(const TrainingSession::State& session, size_t layer,
                                     const std::string& parameter, const Tensor& gradient) {
-  if (session.rank == nullptr || DividesExperts(session.spec, layer)) return gradient;
+  const bool is_whole =
+      DividesExperts(session.spec, layer) && !session.faults.Has(kFaultExpertGradientsSummed);
+  if (session.rank == nullptr || is_whole) return gradient;
   const SessionRank& rank = *session.rank;
   const ReductionProfile& profile = session.spec.parallel->profile;
   Tensor sum = gradient;
@@ -163,7 +172,7 @@ absl::StatusOr<Tensor> SumOverRanks(const TrainingSession::State& session, size_
     QG_ASSIGN_OR_RETURN(sum, rank.step->tp->AllReduce(sum, profile));
   }
   if (rank.copies != nullptr) {
-    QG_ASSIGN_OR_RETURN(sum, rank.copies->AllReduce(sum, profile));
+    QG_ASSIGN_OR_RETURN(sum, GradientGroup(rank, session.faults).AllReduce(sum, profile));
   }
   return sum;
 }

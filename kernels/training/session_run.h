@@ -57,6 +57,8 @@ absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& se
                                const Recipe& recipe, UpdatePoint point,
                                std::vector<LayerState>& layers);
 
+/// Over which gradients are summed, on a rank that has copies.
+ProcessGroup& GradientGroup(const SessionRank& rank, const SeededFaults& faults);
 /// What a gradient of the parameter is over all ranks, from this rank's part of it; the gradient
 /// itself on one rank. Collective.
 absl::StatusOr<Tensor> SumOverRanks(const TrainingSession::State& session, size_t layer,

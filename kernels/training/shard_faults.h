@@ -21,4 +21,19 @@ inline constexpr char kFaultAmaxBeforeRounding[] = "amax-of-unrounded-master";
 /// A checkpoint's fragments are taken in the order of its ranks whatever they say of themselves.
 inline constexpr char kFaultFragmentPlaceIgnored[] = "fragment-place-ignored";
 
+// Of sessions whose copies have rows of each weight.
+
+/// A forward takes the weight that the first forward gathered.
+inline constexpr char kFaultGatheredOnce[] = "gathered-weight-not-refreshed";
+/// Backward gathers the rows as they are by then, whatever its forward read.
+inline constexpr char kFaultBackwardGathersLive[] = "backward-gathers-updated-rows";
+/// An update puts new codes in place and leaves the scales of the ones before.
+inline constexpr char kFaultShardScaleKept[] = "scale-kept-after-requantization";
+/// Rows of masters and moments begin one row before those of their weight.
+inline constexpr char kFaultMastersOneRowOff[] = "masters-one-row-off";
+/// Gradients are summed over the tensor-parallel group in place of the copies.
+inline constexpr char kFaultGradientOfOtherGroup[] = "gradient-summed-over-other-group";
+/// Gradients are summed over the copies, and the sums once more.
+inline constexpr char kFaultGradientSummedTwice[] = "gradient-summed-twice";
+
 }  // namespace quantgate

@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/training/session_checks.h"
+#include "kernels/training/shard_faults.h"
 #include "kernels/training/state_sharding.h"
 
 namespace quantgate {
@@ -85,11 +86,12 @@ Tensor* FindPart(const std::vector<SavedPart>& parts, const std::string& name) {
 
 }  // namespace
 
-absl::StatusOr<Tensor> ShardedParameters::Rows(const Tensor& whole,
-                                               const ShardBounds& bounds) const {
+absl::StatusOr<Tensor> ShardedParameters::Rows(const Tensor& whole, const ShardBounds& bounds,
+                                               int64_t earlier) const {
   if (!whole.has_value()) return whole;
   const auto rank = static_cast<size_t>(rank_->copies->rank());
-  return engine_.Slice(whole, 0, bounds[rank], bounds[rank + 1] - bounds[rank], cancellation_);
+  const int64_t begin = std::max<int64_t>(bounds[rank] - earlier, 0);
+  return engine_.Slice(whole, 0, begin, bounds[rank + 1] - bounds[rank], cancellation_);
 }
 
 absl::StatusOr<QuantizedTensor> ShardedParameters::Rows(const QuantizedTensor& whole,
@@ -135,8 +137,9 @@ absl::Status ShardedParameters::ShardOne(const SessionLayer& layer, const std::s
   }
   QG_ASSIGN_OR_RETURN(parameter.value, Rows(parameter.value, weight.bounds));
   TrainedParameter& trained = state.trained[name];
+  const int64_t earlier = faults_.Has(kFaultMastersOneRowOff) ? 1 : 0;
   for (Tensor* tensor : TrainedTensors(trained)) {
-    QG_ASSIGN_OR_RETURN(*tensor, Rows(*tensor, weight.bounds));
+    QG_ASSIGN_OR_RETURN(*tensor, Rows(*tensor, weight.bounds, earlier));
   }
   const bool is_upper_half = spec_.masters == Masters::kBf16Remainder && !is_quantized;
   if (is_upper_half) trained.split.parameter = parameter.value;
@@ -206,6 +209,10 @@ absl::Status ShardedParameters::Gather(SessionRun& run, const std::vector<Sessio
   for (size_t i = 0; i < layers.size(); ++i) {
     for (const auto& [name, sharded] : kept[i].sharded) {
       Parameter& parameter = layers[i].parameters.at(name);
+      if (faults_.Has(kFaultGatheredOnce) && layers[i].seeded_memory != nullptr) {
+        parameter = layers[i].seeded_memory->gathered.at(name);
+        continue;
+      }
       // Columnwise codes that are rowwise ones turned are made where they are read.
       const bool reads_both = trains && sharded.is_quantized() &&
                               sharded.weight.usages.columnwise &&
@@ -222,6 +229,10 @@ void ShardedParameters::Reshard(const std::vector<SessionLayerState>& kept,
                                 std::vector<LayerState>& layers) const {
   if (!is_sharded()) return;
   for (size_t i = 0; i < layers.size(); ++i) {
+    if (faults_.Has(kFaultGatheredOnce) && layers[i].seeded_memory == nullptr) {
+      layers[i].seeded_memory = std::make_shared<SeededMemory>();
+      layers[i].seeded_memory->gathered = layers[i].parameters;
+    }
     for (const auto& [name, sharded] : kept[i].sharded) {
       layers[i].parameters[name] = kept[i].state.parameters.at(name);
     }
@@ -251,6 +262,7 @@ void ShardedParameters::ReshardSaved(const std::vector<SessionLayerState>& kept,
 }
 
 absl::Status ShardedParameters::RestoreSaved(SessionRun& run, const InFlight& flight, size_t layer,
+                                             const SessionLayerState& now,
                                              LayerSaved& saved) const {
   const std::vector<SavedPart> parts = saved.parts();
   for (const ReshardedWeight& resharded : flight.resharded) {
@@ -266,6 +278,7 @@ absl::Status ShardedParameters::RestoreSaved(SessionRun& run, const InFlight& fl
       *own[part.from] = *kept;
       (part.place >= kColumnwisePlace ? usages.columnwise : usages.rowwise) = true;
     }
+    if (faults_.Has(kFaultBackwardGathersLive)) rows = now.state.parameters.at(resharded.parameter);
     const std::string stage = absl::StrCat("all-gather ", resharded.parameter);
     QG_ASSIGN_OR_RETURN(Parameter whole, run.recorder(layer).Timed(stage, [&] {
       return GatherParameter(resharded.sharded, rows, usages);
@@ -285,7 +298,7 @@ absl::StatusOr<Tensor> ShardedParameters::ReduceGradient(const ShardedParameter&
   for (size_t rank = 0; rank + 1 < bounds.size(); ++rank) {
     rows.push_back(bounds[rank + 1] - bounds[rank]);
   }
-  return rank_->copies->ReduceScatter(gradient, rows, spec_.parallel->profile);
+  return GradientGroup(*rank_, faults_).ReduceScatter(gradient, rows, spec_.parallel->profile);
 }
 
 absl::Status ShardedParameters::Quantize(const Tensor& source, const Quantizer& quantizer,
@@ -297,10 +310,12 @@ absl::Status ShardedParameters::Quantize(const Tensor& source, const Quantizer& 
   // The weight's dtype stays what it was, whatever an update comes through.
   QG_RETURN_IF_ERROR(weight.Replace(parameter.quantized));
   QG_RETURN_IF_ERROR(weight.Update(context(), source, arguments));
-  parameter.quantized = weight.shard();
+  const QuantizedTensor before = std::exchange(parameter.quantized, weight.shard());
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     std::optional<QuantizedCopy>& copy = parameter.quantized.copy(usage);
     if (copy.has_value() && weight.delayed_amax().has_value()) copy->amax = weight.delayed_amax();
+    const bool keeps_scale = faults_.Has(kFaultShardScaleKept) && before.copy(usage).has_value();
+    if (copy.has_value() && keeps_scale) copy->scale_inv = before.copy(usage)->scale_inv;
   }
   sharded.weight = std::move(spec);
   return absl::OkStatus();

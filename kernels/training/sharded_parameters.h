@@ -36,9 +36,9 @@ class ShardedParameters {
   /// Of what a forward saved, whole weights gave way to this rank's rows, where that is asked for.
   void ReshardSaved(const std::vector<SessionLayerState>& kept,
                     const std::vector<LayerState>& gathered, InFlight& flight) const;
-  /// And back, in a layer's own copy of what was saved.
+  /// And back, in a layer's own copy of what was saved. `now`: the layer as it is by then.
   absl::Status RestoreSaved(SessionRun& run, const InFlight& flight, size_t layer,
-                            LayerSaved& saved) const;
+                            const SessionLayerState& now, LayerSaved& saved) const;
 
   /// This rank's rows of the sum of the copies' gradients.
   absl::StatusOr<Tensor> ReduceGradient(const ShardedParameter& sharded,
@@ -57,7 +57,8 @@ class ShardedParameters {
   absl::Status ShardOne(const SessionLayer& layer, const std::string& name, const Recipe& recipe,
                         SessionLayerState& state) const;
   absl::Status UnshardOne(const std::string& name, SessionLayerState& state) const;
-  absl::StatusOr<Tensor> Rows(const Tensor& whole, const ShardBounds& bounds) const;
+  absl::StatusOr<Tensor> Rows(const Tensor& whole, const ShardBounds& bounds,
+                              int64_t earlier = 0) const;
   absl::StatusOr<QuantizedTensor> Rows(const QuantizedTensor& whole,
                                        const ShardedWeightSpec& of) const;
 

@@ -208,7 +208,8 @@ class TrainingSession final : public Session {
   /// Likewise of one rank of several, from its own parts of the parameters.
   static absl::StatusOr<std::unique_ptr<TrainingSession>> OpenRank(
       Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
-      std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation);
+      std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
+      const SeededFaults& faults = {});
 
   absl::StatusOr<SessionStepResult> Forward(const ForwardStep& step,
                                             const Cancellation* cancellation) override;
@@ -233,7 +234,8 @@ class TrainingSession final : public Session {
   /// Likewise one rank of several, with its own parts of the checkpoint.
   static absl::StatusOr<std::unique_ptr<TrainingSession>> RestoreRank(
       Engine& engine, SessionSpec spec, const TensorFile& checkpoint,
-      std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation);
+      std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
+      const SeededFaults& faults = {});
 
   const SessionSpec& spec() const;  ///< As opened.
   const Recipe& recipe() const override;

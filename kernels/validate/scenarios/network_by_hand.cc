@@ -1,5 +1,6 @@
 #include "kernels/validate/scenarios/network_by_hand.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -57,6 +58,11 @@ absl::StatusOr<Tensor> NetworkByHand::WeightSource(const std::string& name) cons
   return Tensor::FromBytes(DType::kF32, trained.shape, std::as_bytes(std::span(trained.master)));
 }
 
+uint32_t NetworkByHand::CallIds() const {
+  const auto linears = std::count_if(spec_.layers.begin(), spec_.layers.end(), IsLinear);
+  return static_cast<uint32_t>(linears) * kCallIdsOfLinear;
+}
+
 HistoryModel& NetworkByHand::HistoryOf(const SessionLayer& layer, TensorRole role) {
   const std::string name = absl::StrCat(layer.name, ".", std::string(TensorRoleName(role)));
   const DType element = recipe_.QuantizerFor(role).rowwise.element;
@@ -111,7 +117,10 @@ absl::StatusOr<Tensor> NetworkByHand::Forward(const std::string& microbatch, con
     value = outputs.at("y");
     flight.linears.push_back(std::move(operands));
   }
-  for (HistoryModel* history : noted) history->Update();
+  next_call_id_ += call_ids_between_;
+  if (!leaves_updates_) {
+    for (HistoryModel* history : noted) history->Update();
+  }
   if (train) flights_.insert_or_assign(microbatch, std::move(flight));
   return value;
 }
@@ -163,7 +172,9 @@ absl::StatusOr<NamedOutputs> NetworkByHand::Backward(const std::string& microbat
     all[layer.name + ".db"] = outputs.at("db");
     QG_RETURN_IF_ERROR(AddGradient(layer.name + ".bias", outputs.at("db")));
   }
-  for (HistoryModel* history : noted) history->Update();
+  if (!leaves_updates_) {
+    for (HistoryModel* history : noted) history->Update();
+  }
   all["dx"] = gradient;
   return all;
 }
@@ -180,6 +191,18 @@ absl::Status NetworkByHand::AddGradient(const std::string& parameter, const Tens
   }
   sum = added;
   return absl::OkStatus();
+}
+
+NamedOutputs NetworkByHand::gradients() const {
+  NamedOutputs gradients;
+  for (const auto& [name, trained] : trained_) {
+    if (trained.gradient.has_value()) gradients[name] = trained.gradient;
+  }
+  return gradients;
+}
+
+void NetworkByHand::ReplaceGradients(const NamedOutputs& gradients) {
+  for (const auto& [name, gradient] : gradients) trained_.at(name).gradient = gradient;
 }
 
 void NetworkByHand::Update(Trained& trained) {

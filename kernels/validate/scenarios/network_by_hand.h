@@ -34,6 +34,19 @@ class NetworkByHand {
   absl::StatusOr<Tensor> ParameterOf(const std::string& name) const;
   const std::map<std::string, Tensor>& main_grads() const { return main_grads_; }
   const std::map<std::string, HistoryModel>& histories() const { return histories_; }
+  std::map<std::string, HistoryModel>& histories() { return histories_; }
+  /// The random numbers of one of several networks that a session runs together, one after the
+  /// other in each forward.
+  void DrawAsOneOf(uint32_t place, uint32_t networks) {
+    next_call_id_ = place * CallIds();
+    call_ids_between_ = (networks - 1) * CallIds();
+  }
+  /// From now on passes note their amaxes, and somebody else updates the histories.
+  void LeaveUpdates() { leaves_updates_ = true; }
+  /// What backwards have added up since the last update, by parameter, and what the next update
+  /// takes in its place.
+  NamedOutputs gradients() const;
+  void ReplaceGradients(const NamedOutputs& gradients);
 
  private:
   /// An fp32 master, what forward reads of it, and what the optimizer keeps.
@@ -50,6 +63,8 @@ class NetworkByHand {
     std::vector<LinearOperands> linears;  ///< By layer; activations have x alone.
   };
 
+  /// Of one forward.
+  uint32_t CallIds() const;
   absl::StatusOr<LinearOperands> OperandsOf(const SessionLayer& layer, const Tensor& x,
                                             uint32_t first_call_id) const;
   HistoryModel& HistoryOf(const SessionLayer& layer, TensorRole role);
@@ -61,7 +76,9 @@ class NetworkByHand {
   const SessionSpec spec_;
   Recipe recipe_;
   uint32_t next_call_id_ = 0;
+  uint32_t call_ids_between_ = 0;
   int64_t optimizer_steps_ = 0;
+  bool leaves_updates_ = false;
   std::map<std::string, Trained> trained_;
   std::map<std::string, Tensor> main_grads_;
   std::map<std::string, HistoryModel> histories_;  ///< "fc1.input", "fc1.weight", ...

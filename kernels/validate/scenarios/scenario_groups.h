@@ -29,6 +29,8 @@ ScenarioGroup LinearScenarios();          ///< One step of a linear layer.
 ScenarioGroup HybridScenarios();          ///< A format per direction.
 ScenarioGroup LayerScenarios();           ///< Gradients, experts, norms, engines.
 ScenarioGroup SessionScenarios();         ///< What training keeps between steps.
+ScenarioGroup RankSessionScenarios();     ///< Training on ranks that have rows of each weight.
+ScenarioGroup ExpertSessionScenarios();   ///< Training on ranks that have experts of their own.
 ScenarioGroup GatherScenarios();          ///< Quantized tensors divided and put together.
 ScenarioGroup ParallelScenarios();        ///< Layers divided over ranks.
 ScenarioGroup ParallelStepScenarios();    ///< Their groups, scales and codes from step to step.

@@ -77,8 +77,8 @@ NamedOutputs OutputsOf(const SessionStepResult& result) {
   return outputs;
 }
 
-void ExpectSavedUnchanged(ScenarioContext& context, const SessionStepResult& result) {
-  for (const SavedOperand& saved : result.saved) {
+void ExpectSavedUnchanged(ScenarioContext& context, const StepRecords& records) {
+  for (const SavedOperand& saved : records.saved) {
     if (!saved.used) continue;
     context.ExpectSameText(absl::StrCat("saved ", saved.name, " at use"), saved.at_use.Hex(),
                            saved.at_save.Hex());

@@ -60,6 +60,6 @@ class ComparedTraining {
 NamedOutputs OutputsOf(const SessionStepResult& result);
 
 /// Saved operands have the same fingerprint at use as at save, in those that were used.
-void ExpectSavedUnchanged(ScenarioContext& context, const SessionStepResult& result);
+void ExpectSavedUnchanged(ScenarioContext& context, const StepRecords& records);
 
 }  // namespace quantgate

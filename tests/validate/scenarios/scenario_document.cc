@@ -28,8 +28,9 @@ A fault is seeded around the engine (an engine that alters one operation), or in
 of the bug. Either way only a run of scenarios can reach it.
 
 Ranks of a scenario are threads, each with an engine of its own: a lane of the one that is looked at, or with
-`--parallel-backend nccl` a GPU, in worlds that the host has GPUs for; the fault is around each of them. A result says
-which worlds were placed how. What a scenario measures on its way stands in a note of its result.
+`--parallel-backend nccl` a GPU, in worlds that the host has GPUs for; the fault is around each of them. Ranks of a
+training session have engines of that kind that are the session's own. A result says which worlds were placed how. What
+a scenario measures on its way stands in a note of its result.
 
 The digest of a result is of all that the scenario compared (docs/definitions.md section 4.3), the same wherever the
 same bits came out; `quantgate scenario agree` holds several runs against each other.

@@ -1,0 +1,228 @@
+// Training sessions whose copies have rows of each weight (docs/distributed.md section 9.1).
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/comm/comm_faults.h"
+#include "kernels/training/session_faults.h"
+#include "kernels/training/shard_faults.h"
+#include "kernels/validate/scenarios/expected_copy.h"
+#include "kernels/validate/scenarios/rank_session_subject.h"
+#include "kernels/validate/scenarios/scenario_groups.h"
+#include "kernels/validate/scenarios/session_subject.h"
+
+namespace quantgate {
+namespace {
+
+/// Rows of each weight, its master and its moments on every one of these copies; on one rank where
+/// there is 1.
+SessionSpec OnCopies(SessionSpec spec, int copies) {
+  spec.parallel.reset();
+  if (copies == 1) return spec;
+  spec.parallel.emplace();
+  spec.parallel->tensor_parallel = 1;
+  spec.parallel->data_parallel = copies;
+  spec.parallel->fully_sharded = true;
+  return spec;
+}
+
+SessionSpec ShardedSpec(const Recipe& recipe, WeightStorage weights) {
+  SessionSpec spec = TwoLayerSpec(recipe);
+  spec.weights = weights;
+  spec.optimizer.kind = OptimizerSpec::Kind::kAdam;
+  spec.optimizer.adam.learning_rate = 0.125f;
+  return spec;
+}
+
+using ComparedCopies = ComparedRanks<CopiesByHand>;
+/// Of TwoLayerSpec, of which both sides have 32 columns.
+constexpr BatchShape kTwoLayerBatch = {128, 32, 32};
+
+// A microbatch waits for its backward while an update changes the weights that its forward read.
+absl::Status TrainOverAnUpdate(ComparedCopies& training) {
+  QG_RETURN_IF_ERROR(training.Forward("a", 1));
+  QG_RETURN_IF_ERROR(training.Forward("e", 2, /*train=*/false));
+  QG_RETURN_IF_ERROR(training.Forward("b", 3));
+  QG_RETURN_IF_ERROR(training.Backward("a", 4));
+  QG_RETURN_IF_ERROR(training.Optimize());
+  QG_RETURN_IF_ERROR(training.Backward("b", 5));
+  QG_RETURN_IF_ERROR(training.TrainStep(6));
+  QG_RETURN_IF_ERROR(training.Optimize());
+  return training.TrainStep(7);
+}
+
+absl::Status CheckShardedTraining(ScenarioContext& context) {
+  QG_ASSIGN_OR_RETURN(const auto parameters, MakeParameters(context, 60));
+  int64_t run = 0;
+  for (const WeightStorage weights : StoragesByHand(context.recipe())) {
+    for (const bool reshards : {true, false}) {
+      context.SetStep(run++);
+      SessionSpec spec = OnCopies(ShardedSpec(context.recipe(), weights), 2);
+      spec.parallel->reshard_after_forward = reshards;
+      ComparedCopies training(context, kTwoLayerBatch,
+                              CopiesByHand(context.reference(), spec, parameters, 2));
+      QG_RETURN_IF_ERROR(training.session().Open(spec, parameters));
+      QG_RETURN_IF_ERROR(TrainOverAnUpdate(training));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGoingOnElsewhere(ScenarioContext& context) {
+  QG_ASSIGN_OR_RETURN(const auto parameters, MakeParameters(context, 80));
+  for (const WeightStorage weights : StoragesByHand(context.recipe())) {
+    const SessionSpec spec = ShardedSpec(context.recipe(), weights);
+    ComparedCopies training(context, kTwoLayerBatch,
+                            CopiesByHand(context.reference(), spec, parameters, 4));
+    QG_RETURN_IF_ERROR(training.session().Open(OnCopies(spec, 4), parameters));
+    QG_RETURN_IF_ERROR(training.TrainStep(1));
+    QG_RETURN_IF_ERROR(training.Optimize());
+    for (const int copies : {2, 1, 4}) {
+      context.SetStep(copies);
+      QG_RETURN_IF_ERROR(training.session().GoOnAs(OnCopies(spec, copies)));
+      training.by_hand().GoOnAs(copies);
+      QG_RETURN_IF_ERROR(training.TrainStep(2 + copies));
+      QG_RETURN_IF_ERROR(training.Optimize());
+    }
+    QG_RETURN_IF_ERROR(training.TrainStep(9));
+  }
+  return absl::OkStatus();
+}
+
+// ---- One column-parallel layer on 2 x 2 ranks
+
+constexpr int64_t kDividedIn = 64, kDividedOut = 128, kPlaces = 2;
+
+/// Every place's part of the weight on two copies.
+class PlacesByHand {
+ public:
+  PlacesByHand(Engine& reference, const SessionSpec& spec, const Tensor& weight)
+      : reference_(reference) {
+    for (int64_t place = 0; place < kPlaces; ++place) {
+      const auto part = TakeRows(weight, place * kDividedOut / kPlaces, kDividedOut / kPlaces);
+      places_.emplace_back(reference, spec,
+                           std::map<std::string, Tensor>{{"fc.weight", part.value()}}, 2);
+    }
+  }
+
+  absl::StatusOr<NamedOutputs> Forward(const ForwardStep& step) {
+    std::vector<Tensor> columns;
+    for (CopiesByHand& place : places_) {
+      QG_ASSIGN_OR_RETURN(const NamedOutputs outputs, place.Forward(step));
+      columns.push_back(outputs.at("y"));
+    }
+    QG_ASSIGN_OR_RETURN(const Tensor y, reference_.ConcatenateColumns(columns, nullptr));
+    return NamedOutputs{{"y", y}};
+  }
+  absl::StatusOr<NamedOutputs> Backward(const BackwardStep& step) {
+    std::vector<NamedOutputs> partials;
+    std::vector<Tensor> rows;
+    for (size_t place = 0; place < places_.size(); ++place) {
+      BackwardStep part = step;
+      QG_ASSIGN_OR_RETURN(
+          part.grad_output,
+          reference_.Slice(step.grad_output, 1, static_cast<int64_t>(place) * kDividedOut / kPlaces,
+                           kDividedOut / kPlaces, nullptr));
+      QG_ASSIGN_OR_RETURN(const NamedOutputs outputs, places_[place].Backward(part));
+      partials.push_back({{"dx", outputs.at("dx")}});
+      rows.push_back(outputs.at("fc.dw"));
+    }
+    QG_ASSIGN_OR_RETURN(NamedOutputs outputs, SumsOf(partials));
+    QG_ASSIGN_OR_RETURN(outputs["fc.dw"], reference_.ConcatenateRows(rows, nullptr));
+    return outputs;
+  }
+  absl::Status Optimize() {
+    for (CopiesByHand& place : places_) QG_RETURN_IF_ERROR(place.Optimize());
+    return absl::OkStatus();
+  }
+
+ private:
+  Engine& reference_;
+  std::vector<CopiesByHand> places_;
+};
+
+absl::Status CheckGradientGroups(ScenarioContext& context) {
+  QG_ASSIGN_OR_RETURN(const Tensor weight, context.Generate(Distribution::kNormal, 90, DType::kBF16,
+                                                            {kDividedOut, kDividedIn}, 0.125f));
+  for (const bool is_sharded : {false, true}) {
+    context.SetStep(is_sharded ? 1 : 0);
+    SessionSpec spec = ShardedSpec(context.recipe(), WeightStorage::kHighPrecision);
+    spec.layers.resize(1);
+    spec.layers[0].name = "fc";
+    spec.layers[0].spec.parallel_mode = ParallelMode::kColumn;
+    spec.parallel.emplace();
+    spec.parallel->tensor_parallel = kPlaces;
+    spec.parallel->data_parallel = 2;
+    spec.parallel->fully_sharded = is_sharded;
+    ComparedRanks<PlacesByHand> training(context, {128, kDividedIn, kDividedOut},
+                                         PlacesByHand(context.reference(), spec, weight));
+    QG_RETURN_IF_ERROR(training.session().Open(spec, {{"fc.weight", weight}}));
+    // The second update is of what two backwards have added up.
+    for (const uint64_t seed : {1, 2}) {
+      QG_RETURN_IF_ERROR(training.TrainStep(seed));
+      if (seed == 2) QG_RETURN_IF_ERROR(training.TrainStep(3));
+      QG_RETURN_IF_ERROR(training.Optimize());
+    }
+    QG_RETURN_IF_ERROR(training.TrainStep(4));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+ScenarioGroup RankSessionScenarios() {
+  ScenarioGroup group;
+  const std::vector<std::string> recipes = {"bf16",
+                                            "fp8_current",
+                                            "fp8_delayed:amax_history_len=3",
+                                            "fp8_block",
+                                            "mxfp8",
+                                            "nvfp4",
+                                            "hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=mxfp8"};
+  group.scenarios.push_back(
+      {.name = "sharded-training-follows-its-copies",
+       .invariant = "Copies that have rows of each weight and gather it for each pass train as "
+                    "copies that have all of it, microbatches in flight over an update among them.",
+       .criterion = "y, dx and every gradient bit-equal to copies by hand and sums in fp32 in "
+                    "their order, on 2 ranks; weights quantized and not, gathered again for "
+                    "backward and kept.",
+       .faults = {kFaultGatheredOnce, kFaultBackwardGathersLive, kFaultShardScaleKept,
+                  kFaultShardAmaxAlone, kFaultRowBytesForColumns, kFaultMastersOneRowOff,
+                  kFaultGradientSummedTwice, kFaultAmaxNotReduced},
+       .recipes = recipes,
+       .run = &CheckShardedTraining});
+  group.scenarios.push_back(
+      {.name = "sharded-training-goes-on-elsewhere",
+       .invariant = "A session of 4 ranks with rows of each weight goes on from its checkpoint on "
+                    "2, on 1 and on 4 again.",
+       .criterion = "y, dx and every gradient after each move bit-equal to as many copies by hand.",
+       .faults = {kFaultMastersOneRowOff, kFaultCheckpointDropsHistories,
+                  kFaultCheckpointRestartsRandomNumbers},
+       .recipes = recipes,
+       .run = &CheckGoingOnElsewhere});
+  group.scenarios.push_back(
+      {.name = "gradients-summed-once-over-copies",
+       .invariant = "An update takes the sum of what the copies' backwards have added up, over the "
+                    "copies alone and once, where the layer is divided too.",
+       .criterion = "y, dx and dw of a column-parallel layer on 2 x 2 ranks bit-equal to its parts "
+                    "by hand on two copies; rows of each weight and all of it.",
+       .faults = {kFaultGradientOfOtherGroup, kFaultGradientSummedTwice},
+       .recipes = {"bf16", "fp8_current", "mxfp8"},
+       .run = &CheckGradientGroups});
+  group.faults = {
+      InCode(kFaultGatheredOnce, "Takes in every forward the weight that the first one gathered."),
+      InCode(kFaultBackwardGathersLive,
+             "Gathers for backward the rows as an update has left them since their forward."),
+      InCode(kFaultShardScaleKept,
+             "Puts new codes in place after an update and leaves the scales of the old ones."),
+      InCode(kFaultMastersOneRowOff,
+             "Begins each rank's rows of masters and moments one row before its weight's."),
+      InCode(kFaultGradientOfOtherGroup,
+             "Sums gradients over the tensor-parallel group in place of the copies."),
+      InCode(kFaultGradientSummedTwice, "Sums the sums of gradients over the copies once more."),
+  };
+  return group;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,129 @@
+// A training session on several ranks, on engines like the one that is looked at, and by hand what
+// it must give: copies of a network that divide the rows of a batch, and experts.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/comm/rank_setting.h"
+#include "kernels/training/training_session.h"
+#include "kernels/validate/scenarios/network_by_hand.h"
+#include "kernels/validate/scenarios/scenario_context.h"
+
+namespace quantgate {
+
+/// What a pass of the expected side gives, by name.
+using ExpectedOutputs = std::function<absl::StatusOr<NamedOutputs>()>;
+
+/// The session. Every call compares what it gives; a call that the session refuses is a difference
+/// too, and after the first difference calls do nothing.
+class RankSession {
+ public:
+  /// With the faults of the scenario's run on every rank. `context` must outlive it.
+  explicit RankSession(ScenarioContext& context) : context_(context) {
+    setting_.faults = context.faults();
+  }
+
+  /// Parameters on the host.
+  absl::Status Open(const SessionSpec& spec, const std::map<std::string, Tensor>& parameters);
+  /// Goes on from its own checkpoint under this spec, which may have other ranks.
+  absl::Status GoOnAs(const SessionSpec& spec);
+  absl::Status Forward(const ForwardStep& step, const ExpectedOutputs& expected);
+  absl::Status Backward(const BackwardStep& step, const ExpectedOutputs& expected);
+  absl::Status Optimize();
+
+ private:
+  bool has_parted() const { return session_ == nullptr || context_.difference_count() > 0; }
+  SessionSpec Placed(SessionSpec spec) const;
+  void Keep(const SessionSpec& spec, absl::StatusOr<std::unique_ptr<Session>> session);
+  absl::Status Compare(const std::string& call, const absl::StatusOr<SessionStepResult>& result,
+                       const ExpectedOutputs& expected);
+
+  ScenarioContext& context_;
+  RankSetting setting_;
+  std::unique_ptr<Session> session_;
+};
+
+struct BatchShape {
+  int64_t rows = 0, inputs = 0, outputs = 0;
+};
+
+/// A session on ranks and what it is compared with, driven together: `ByHand` has the steps of
+/// CopiesByHand. Tensors are made from the seeds of the calls.
+template <typename ByHand>
+class ComparedRanks {
+ public:
+  ComparedRanks(ScenarioContext& context, const BatchShape& shape, ByHand by_hand)
+      : context_(context), shape_(shape), session_(context), by_hand_(std::move(by_hand)) {}
+
+  RankSession& session() { return session_; }
+  ByHand& by_hand() { return by_hand_; }
+
+  absl::Status Forward(const std::string& microbatch, uint64_t seed, bool train = true) {
+    ForwardStep step;
+    step.microbatch = microbatch;
+    step.train = train;
+    QG_ASSIGN_OR_RETURN(step.x, Batch(1000 + seed, shape_.inputs, 1.0f));
+    return session_.Forward(step, [&] { return by_hand_.Forward(step); });
+  }
+  absl::Status Backward(const std::string& microbatch, uint64_t seed) {
+    BackwardStep step{microbatch, {}};
+    QG_ASSIGN_OR_RETURN(step.grad_output, Batch(2000 + seed, shape_.outputs, 0x1p-6f));
+    return session_.Backward(step, [&] { return by_hand_.Backward(step); });
+  }
+  absl::Status TrainStep(uint64_t seed) {
+    QG_RETURN_IF_ERROR(Forward("0", seed));
+    return Backward("0", seed);
+  }
+  absl::Status Optimize() {
+    QG_RETURN_IF_ERROR(session_.Optimize());
+    if (context_.difference_count() > 0) return absl::OkStatus();
+    return by_hand_.Optimize();
+  }
+
+ private:
+  absl::StatusOr<Tensor> Batch(uint64_t seed, int64_t columns, float scale) {
+    return context_.Generate(Distribution::kNormal, seed, DType::kBF16, {shape_.rows, columns},
+                             scale);
+  }
+
+  ScenarioContext& context_;
+  const BatchShape shape_;
+  RankSession session_;
+  ByHand by_hand_;
+};
+
+/// docs/distributed.md section 9: every copy by hand on its rows of the batch. Gradients, and under
+/// delayed scaling amaxes, are those of all copies, summed in their order in fp32.
+class CopiesByHand {
+ public:
+  CopiesByHand(Engine& reference, const SessionSpec& spec,
+               const std::map<std::string, Tensor>& parameters, int copies);
+
+  absl::StatusOr<NamedOutputs> Forward(const ForwardStep& step);
+  absl::StatusOr<NamedOutputs> Backward(const BackwardStep& step);
+  absl::Status Optimize();
+  /// From now on so many, between an update and the next forward.
+  void GoOnAs(int copies);
+
+ private:
+  void UpdateHistories(bool of_gradients);
+  int count() const { return static_cast<int>(copies_.size()); }
+
+  Engine& reference_;
+  std::vector<NetworkByHand> copies_;
+};
+
+/// How weights can be held that NetworkByHand follows. Under delayed scaling an update of quantized
+/// ones notes their amaxes, which it does in forward.
+std::vector<WeightStorage> StoragesByHand(const Recipe& recipe);
+
+/// Under the names of one: sums of tensors of the same name in this order.
+absl::StatusOr<NamedOutputs> SumsOf(const std::vector<NamedOutputs>& parts);
+
+}  // namespace quantgate
