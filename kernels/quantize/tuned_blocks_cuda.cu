@@ -5,6 +5,7 @@
 // the definition (tile_parts_cuda.h).
 #include "kernels/quantize/code_tally_cuda.h"
 #include "kernels/quantize/packed_casts_cuda.h"
+#include "kernels/quantize/tile_bands_cuda.h"
 #include "kernels/quantize/tile_parts_cuda.h"
 #include "kernels/quantize/tuned_tiles_cuda.h"
 
@@ -16,10 +17,9 @@ constexpr int kThreads = 256, kWarps = kThreads / kWarpLanes;
 constexpr int kPatch = 8;                // A thread has a patch of 8 x 8.
 constexpr int kAcross = kSide / kPatch;  // Patches in a row of the tile.
 constexpr uint32_t kInfinityBf16 = 0x7F80;
-/// Tiles that follow each other go down this far before they go right, so that the lines of
-/// columnwise codes that are written at a time stand next to each other.
-constexpr uint32_t kTilesDown = 4;
 constexpr int kBlocksPerMultiprocessor = 4;  // As many tiles fit the registers.
+using TileOrder = TileBands<kSide, 4>;
+using TilePlace = TileOrder::Place;
 
 enum class Mode {
   kTensor,  ///< One scale of the tensor.
@@ -38,41 +38,6 @@ struct Shared {
 /// Where the unit of patch row `down` of a column of patches `right` stands: a warp that writes 16
 /// patches side by side, or reads whole columns, touches every bank once.
 __device__ uint32_t TurnedUnit(uint32_t down, uint32_t right) { return down ^ right; }
-
-/// In tiles.
-struct TilePlace {
-  uint32_t down, right;
-
-  __device__ int64_t row() const { return int64_t{down} * kSide; }
-  __device__ int64_t column() const { return int64_t{right} * kSide; }
-};
-
-/// The tiles of a job, in bands of kTilesDown rows of tiles.
-struct TileOrder {
-  uint32_t across = 0, down = 0;
-  uint32_t whole_across = 0, whole_down = 0;  ///< Without those at the edges.
-  Divisor band;                               ///< Tiles in a band.
-
-  static TileOrder Of(int64_t rows, int64_t columns) {
-    TileOrder order;
-    order.across = static_cast<uint32_t>((columns + kSide - 1) / kSide);
-    order.down = static_cast<uint32_t>((rows + kSide - 1) / kSide);
-    order.whole_across = static_cast<uint32_t>(columns / kSide);
-    order.whole_down = static_cast<uint32_t>(rows / kSide);
-    if (order.count() != 0) order.band = Divisor::Of(kTilesDown * order.across);
-    return order;
-  }
-  __host__ __device__ uint32_t count() const { return across * down; }
-  __device__ bool IsWhole(TilePlace place) const {
-    return place.down < whole_down && place.right < whole_across;
-  }
-  __device__ TilePlace At(uint32_t index) const {
-    const uint32_t of_band = band.Quotient(index), within = index - of_band * band.value;
-    const uint32_t top = of_band * kTilesDown, height = min(kTilesDown, down - top);
-    if (height == kTilesDown) return {top + within % kTilesDown, within / kTilesDown};
-    return {top + within % height, within / height};
-  }
-};
 
 /// fp8_tensor: this kernel starts beside the one that makes the scale.
 __device__ void WaitForScale() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

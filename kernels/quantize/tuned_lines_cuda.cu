@@ -4,10 +4,9 @@
 // it has, 4 bytes in each, where a sector of memory is 32: tiles come eight below each other before
 // they go right, and the L2 keeps scales until the tiles around have filled their sectors. Tiles at
 // the edges, and those with an infinity or a NaN, are left to the definition (tile_parts_cuda.h).
-#include <algorithm>
-
 #include "kernels/quantize/code_tally_cuda.h"
 #include "kernels/quantize/packed_casts_cuda.h"
+#include "kernels/quantize/tile_bands_cuda.h"
 #include "kernels/quantize/tile_parts_cuda.h"
 #include "kernels/quantize/tuned_tiles_cuda.h"
 
@@ -21,9 +20,10 @@ constexpr int kAcross = kSide / kPatch;  // Patches in a row of the tile.
 constexpr int kWarpRows = kSide / kWarps;
 constexpr uint32_t kDoubledInfinityBf16 = 0xFF00;
 constexpr int kBlocksPerMultiprocessor = 4;  // As many as registers allow without spills.
-/// Tiles below each other that come together: their column scales fill sectors, and their row
+/// Eight tiles below each other come together: their column scales fill sectors, and their row
 /// scales do with the tiles to the right, which come soon after.
-constexpr uint32_t kBandTiles = 8;
+using TileOrder = TileBands<kSide, 8>;
+using TilePlace = TileOrder::Place;
 
 struct Shared {
   uint4 source[kSide][kAcross];  ///< In chunks of 8 elements, see ChunkPlace.
@@ -36,41 +36,6 @@ struct Shared {
 __device__ uint32_t ChunkPlace(uint32_t row, uint32_t chunk) {
   return chunk ^ (row / kPatch * 2 % kAcross);
 }
-
-/// In tiles.
-struct TilePlace {
-  uint32_t down, right;
-
-  __device__ int64_t row() const { return int64_t{down} * kSide; }
-  __device__ int64_t column() const { return int64_t{right} * kSide; }
-};
-
-/// The tiles of a job, in bands of kBandTiles rows of them.
-struct BandOrder {
-  uint32_t across = 0, down = 0;              ///< Tiles.
-  uint32_t whole_across = 0, whole_down = 0;  ///< Without those at the edges.
-  Divisor band;                               ///< Tiles of a whole band.
-
-  static BandOrder Of(int64_t rows, int64_t columns) {
-    BandOrder order;
-    order.across = static_cast<uint32_t>((columns + kSide - 1) / kSide);
-    order.down = static_cast<uint32_t>((rows + kSide - 1) / kSide);
-    order.whole_across = static_cast<uint32_t>(columns / kSide);
-    order.whole_down = static_cast<uint32_t>(rows / kSide);
-    order.band = Divisor::Of(std::max(1u, kBandTiles * order.across));
-    return order;
-  }
-  uint32_t count() const { return across * down; }
-  __device__ TilePlace At(uint32_t index) const {
-    const uint32_t number = band.Quotient(index), within = index - number * band.value;
-    const uint32_t top = number * kBandTiles, height = down - top;
-    if (height >= kBandTiles) return {top + within % kBandTiles, within / kBandTiles};
-    return {top + within % height, within / height};
-  }
-  __device__ bool IsWhole(TilePlace tile) const {
-    return tile.right < whole_across && tile.down < whole_down;
-  }
-};
 
 /// The larger of each half and a doubled magnitude. Doubling drops the sign of bf16 and leaves the
 /// order, NaN above all.
@@ -99,7 +64,7 @@ __device__ void StoreScaleInverse(float* to, float scale) {
 template <class Element, bool kHasRows>
 class LineTile {
  public:
-  __device__ LineTile(const TileQuantization& job, const BandOrder& order, TilePlace place,
+  __device__ LineTile(const TileQuantization& job, const TileOrder& order, TilePlace place,
                       Shared& shared)
       : job_(job), order_(order), place_(place), shared_(shared) {}
 
@@ -288,7 +253,7 @@ class LineTile {
   }
 
   const TileQuantization& job_;
-  const BandOrder& order_;
+  const TileOrder& order_;
   const TilePlace place_;
   Shared& shared_;
 };
@@ -296,7 +261,7 @@ class LineTile {
 template <class Element, bool kHasRows>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     QuantizeLines(const __grid_constant__ TileQuantization job,
-                  const __grid_constant__ BandOrder order) {
+                  const __grid_constant__ TileOrder order) {
   __shared__ Shared shared;
   const TilePlace place = order.At(blockIdx.x);
   ThreadCounts counts;
@@ -310,7 +275,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 }
 
 template <class Element>
-cudaError_t Launch(const TileQuantization& job, const BandOrder& order, cudaStream_t stream) {
+cudaError_t Launch(const TileQuantization& job, const TileOrder& order, cudaStream_t stream) {
   const auto kernel =
       job.row_codes != nullptr ? &QuantizeLines<Element, true> : &QuantizeLines<Element, false>;
   kernel<<<order.count(), kThreads, 0, stream>>>(job, order);
@@ -320,7 +285,7 @@ cudaError_t Launch(const TileQuantization& job, const BandOrder& order, cudaStre
 }  // namespace
 
 cudaError_t LaunchTunedLines(const TileQuantization& job, cudaStream_t stream) {
-  const BandOrder order = BandOrder::Of(job.rows, job.columns);
+  const TileOrder order = TileOrder::Of(job.rows, job.columns);
   if (order.count() == 0) return cudaSuccess;
   return job.element == ElementFormat::kE4M3 ? Launch<E4M3>(job, order, stream)
                                              : Launch<E5M2>(job, order, stream);
