@@ -111,14 +111,22 @@ StepOptions OptionsOf(const LayerRequest& request, const Recipe& recipe) {
           .parallel = request.parallel};
 }
 
+LayerResult StopStep(StepRecorder& recorder, const LayerRequest& request, const LayerPlan& plan,
+                     const LayerState& state, ForwardResult forward, BackwardResult backward) {
+  AddForwardOnlyNote(recorder, plan);
+  LayerResult result;
+  static_cast<StepRecords&>(result) = recorder.Stop();
+  AddOutputs(request, state, forward, backward, result);
+  if (plan.is_delayed || plan.is_calibration) AddState(request.layer, state, result);
+  return result;
+}
+
 absl::StatusOr<LayerResult> FinishStep(StepRecorder& recorder, const LayerRequest& request,
                                        const LayerPlan& plan, const LayerState& state,
                                        ForwardResult forward, BackwardResult backward) {
-  AddForwardOnlyNote(recorder, plan);
-  LayerResult result;
-  QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(result), recorder.Finish());
-  AddOutputs(request, state, forward, backward, result);
-  if (plan.is_delayed || plan.is_calibration) AddState(request.layer, state, result);
+  LayerResult result =
+      StopStep(recorder, request, plan, state, std::move(forward), std::move(backward));
+  QG_RETURN_IF_ERROR(recorder.Read(result));
   return result;
 }
 
@@ -203,14 +211,14 @@ absl::Status UpdateScalesOfStep(StepRecorder& recorder, const LayerRequest& requ
 
 }  // namespace
 
-absl::StatusOr<LayerResult> RunLayer(Engine& engine, const LayerRequest& request,
-                                     const Recipe& recipe, const Arithmetic& arithmetic,
-                                     const Cancellation* cancellation, StageObserver on_stage) {
-  QG_RETURN_IF_ERROR(CheckLayer(request, recipe));
-  QG_RETURN_IF_ERROR(CheckLayerGemms(request, recipe, arithmetic));
+absl::StatusOr<StartedLayer> StartLayer(Engine& engine, const LayerRequest& request,
+                                        const Recipe& recipe, const Arithmetic& arithmetic,
+                                        const Cancellation* cancellation, StageObserver on_stage) {
   const LayerSpec& spec = request.layer;
   const LayerPlan plan = PlanOf(request, recipe);
-  StepRecorder recorder(engine, arithmetic, cancellation, on_stage);
+  StartedLayer started;
+  started.recorder = std::make_unique<StepRecorder>(engine, arithmetic, cancellation, on_stage);
+  StepRecorder& recorder = *started.recorder;
   LayerState state = StateOf(request);
   QG_ASSIGN_OR_RETURN(ForwardResult forward,
                       ForwardLayer(recorder, spec, state, request.x, OptionsOf(request, recipe)));
@@ -227,7 +235,20 @@ absl::StatusOr<LayerResult> RunLayer(Engine& engine, const LayerRequest& request
           UpdateScalesOfStep(recorder, request, state, recipe, UpdatePoint::kBackward));
     }
   }
-  return FinishStep(recorder, request, plan, state, std::move(forward), std::move(backward));
+  started.result =
+      StopStep(recorder, request, plan, state, std::move(forward), std::move(backward));
+  return started;
+}
+
+absl::StatusOr<LayerResult> RunLayer(Engine& engine, const LayerRequest& request,
+                                     const Recipe& recipe, const Arithmetic& arithmetic,
+                                     const Cancellation* cancellation, StageObserver on_stage) {
+  QG_RETURN_IF_ERROR(CheckLayer(request, recipe));
+  QG_RETURN_IF_ERROR(CheckLayerGemms(request, recipe, arithmetic));
+  QG_ASSIGN_OR_RETURN(StartedLayer started,
+                      StartLayer(engine, request, recipe, arithmetic, cancellation, on_stage));
+  QG_RETURN_IF_ERROR(started.Finish());
+  return std::move(started.result);
 }
 
 }  // namespace quantgate

@@ -132,11 +132,26 @@ Shape LayerOutputShape(const LayerRequest& request, std::string_view output);
 /// a request that CheckLayer accepts.
 std::vector<std::string> LayerStages(const LayerRequest& request, const Recipe& recipe);
 
+/// A run of which the fingerprints of saved operands and what quantizations left are still to be
+/// read.
+struct StartedLayer {
+  LayerResult result;  ///< Whoever uses its outputs need not wait.
+  std::unique_ptr<StepRecorder> recorder;
+  /// Completes `result`: waits for these, not for what came after them. Once.
+  absl::Status Finish() { return recorder->Read(result); }
+};
+
 /// Runs forward and, with a grad_output, backward. A numerical oddity is a result, never an error.
 /// Cancellation is looked at between stages and inside the engine's operations.
 absl::StatusOr<LayerResult> RunLayer(Engine& engine, const LayerRequest& request,
                                      const Recipe& recipe, const Arithmetic& arithmetic,
                                      const Cancellation* cancellation,
                                      StageObserver on_stage = IgnoreStage);
+/// The same of a request that CheckLayer and CheckLayerGemms accept, and waits for nothing: the
+/// caller has more for the engine to do meanwhile.
+absl::StatusOr<StartedLayer> StartLayer(Engine& engine, const LayerRequest& request,
+                                        const Recipe& recipe, const Arithmetic& arithmetic,
+                                        const Cancellation* cancellation,
+                                        StageObserver on_stage = IgnoreStage);
 
 }  // namespace quantgate

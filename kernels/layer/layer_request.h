@@ -15,7 +15,11 @@ inline LayerPlan PlanOf(const LayerRequest& request, const Recipe& recipe) {
 }
 
 /// A step that RunLayer, or its like over ranks, has done: outputs, delayed scaling's state and
-/// what the recorder noted, for which it waits. `backward` is empty where there was none.
+/// what the recorder noted, but for what StepRecorder::Read reads. `backward` is empty where there
+/// was none.
+LayerResult StopStep(StepRecorder& recorder, const LayerRequest& request, const LayerPlan& plan,
+                     const LayerState& state, ForwardResult forward, BackwardResult backward);
+/// The same with that, for which it waits.
 absl::StatusOr<LayerResult> FinishStep(StepRecorder& recorder, const LayerRequest& request,
                                        const LayerPlan& plan, const LayerState& state,
                                        ForwardResult forward, BackwardResult backward);

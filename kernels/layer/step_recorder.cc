@@ -144,7 +144,7 @@ void StepRecorder::AddNote(const std::string& note) {
   if (std::find(notes.begin(), notes.end(), note) == notes.end()) records_.notes.push_back(note);
 }
 
-absl::Status StepRecorder::ReadFingerprints() {
+absl::Status StepRecorder::ReadFingerprints(StepRecords& records) {
   std::vector<Tensor> parts;
   for (const RunningFingerprint& running : fingerprints_) {
     parts.insert(parts.end(), running.parts.begin(), running.parts.end());
@@ -155,24 +155,29 @@ absl::Status StepRecorder::ReadFingerprints() {
   for (const RunningFingerprint& running : fingerprints_) {
     Fingerprint sum;
     for (size_t part = 0; part < running.parts.size(); ++part) Add(read[next++], sum);
-    records_.saved[running.record].*running.moment = sum;
+    records.saved[running.record].*running.moment = sum;
   }
   return absl::OkStatus();
 }
 
-absl::Status StepRecorder::ReadSummaries() {
+absl::Status StepRecorder::ReadSummaries(StepRecords& records) {
   if (quantized_.empty()) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(std::vector<QuantizationSummary> summaries, engine_.Summarize(quantized_));
   for (size_t i = 0; i < quantized_.size(); ++i) {
-    static_cast<QuantizationSummary&>(records_.quantizations[i]) = std::move(summaries[i]);
+    static_cast<QuantizationSummary&>(records.quantizations[i]) = std::move(summaries[i]);
   }
   return absl::OkStatus();
 }
 
+absl::Status StepRecorder::Read(StepRecords& records) {
+  QG_RETURN_IF_ERROR(ReadFingerprints(records));
+  return ReadSummaries(records);
+}
+
 absl::StatusOr<StepRecords> StepRecorder::Finish() {
-  QG_RETURN_IF_ERROR(ReadFingerprints());
-  QG_RETURN_IF_ERROR(ReadSummaries());
-  return std::move(records_);
+  StepRecords records = Stop();
+  QG_RETURN_IF_ERROR(Read(records));
+  return records;
 }
 
 }  // namespace quantgate

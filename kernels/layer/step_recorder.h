@@ -1,5 +1,5 @@
 // StepRecorder: one step of a layer on its way through an engine, and what its report will say of
-// it. Nothing waits for the device before Finish. Used by one thread.
+// it. Nothing waits for the device before Read. Used by one thread.
 #pragma once
 
 #include <map>
@@ -159,8 +159,12 @@ class StepRecorder {
   /// Once, whoever says it how often.
   void AddNote(const std::string& note);
 
-  /// Waits for fingerprints and what quantizations left, and reads them; not for what came after
-  /// them. Once.
+  /// What is known without waiting: all but the fingerprints of saved operands and what
+  /// quantizations left. The last that is recorded; `on_stage` is not called any more.
+  StepRecords Stop() { return std::move(records_); }
+  /// Waits for these and reads them into what Stop gave; not for what came after them. Once.
+  absl::Status Read(StepRecords& records);
+  /// Both.
   absl::StatusOr<StepRecords> Finish();
 
  private:
@@ -176,8 +180,8 @@ class StepRecorder {
   absl::StatusOr<std::vector<std::vector<Tensor>>> StartFingerprints(
       std::span<const Operand> operands);
   size_t RecordOf(const SavedMarkPointer& mark);
-  absl::Status ReadFingerprints();
-  absl::Status ReadSummaries();
+  absl::Status ReadFingerprints(StepRecords& records);
+  absl::Status ReadSummaries(StepRecords& records);
 
   Engine& engine_;
   const Arithmetic arithmetic_;

@@ -1,12 +1,11 @@
 // What identifies tensors by their contents.
 #pragma once
 
-#include <initializer_list>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -20,17 +19,18 @@ class ContentKeys {
   ContentKeys(Engine& engine, const Cancellation* cancellation)
       : engine_(engine), cancellation_(cancellation) {}
 
-  /// Computes those of all these tensors with one wait for the engine: it need not be asked again
-  /// until the next call. The tensors are kept alive as long; absent ones are left out.
-  absl::Status Prepare(std::span<const Tensor> tensors);
-  /// The same in two steps: what the engine is given in between, it does while the second waits.
-  absl::Status StartPreparing(std::span<const Tensor> tensors);
-  absl::Status FinishPreparing();
+  /// How long what is begun is remembered, and the tensors are kept alive.
+  enum class Memory { kUntilForget, kForGood };
+  /// Begins to compute those of all these tensors; absent ones are left out. Whoever is the first
+  /// to ask for one of them waits for all that were begun, and not for what the engine was given
+  /// since.
+  absl::Status Start(std::span<const Tensor> tensors, Memory memory);
+  void Forget();
 
   absl::StatusOr<Fingerprint> FingerprintOf(const Tensor& tensor);
   /// Equal for tensors of equal dtypes, shapes and contents, one by one; absent ones too have a
   /// place in it.
-  absl::StatusOr<std::string> KeyOf(std::initializer_list<const Tensor*> tensors);
+  absl::StatusOr<std::string> KeyOf(std::span<const Tensor* const> tensors);
 
  private:
   /// Two tensors at one address can differ in what they are taken for.
@@ -39,13 +39,20 @@ class ContentKeys {
     return {tensor.data(), tensor.dtype(), tensor.shape()};
   }
   absl::StatusOr<std::vector<Fingerprint>> FingerprintsOf(std::span<const Tensor> tensors);
+  absl::Status ReadStarted();
+
+  /// With the tensor, whose address is not given out again meanwhile.
+  struct Known {
+    Tensor tensor;
+    Memory memory;
+    std::optional<Fingerprint> fingerprint;  ///< Once read.
+  };
 
   Engine& engine_;
   const Cancellation* const cancellation_;
-  /// With the tensors, whose addresses are not given out again meanwhile.
-  std::map<Place, std::pair<Tensor, Fingerprint>> known_;
-  std::vector<Tensor> starting_;  ///< Of StartPreparing.
-  std::vector<Tensor> started_;   ///< Of Engine::StartFingerprints.
+  std::map<Place, Known> known_;
+  std::vector<Place> unread_;    ///< Those of known_ that are still to be read.
+  std::vector<Tensor> started_;  ///< Of Engine::StartFingerprints, in their order.
 };
 
 }  // namespace quantgate

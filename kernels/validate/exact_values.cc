@@ -1,6 +1,7 @@
 #include "kernels/validate/exact_values.h"
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -44,34 +45,66 @@ ExactValues::Note ReadOnce(Deferred<std::string> note) {
   };
 }
 
-/// Everything that an exact result depends on; how a model would accumulate is not part of it.
-std::string KeyOf(const GemmDesc& desc, DType out_dtype, const std::string& contents) {
+/// What an exact result depends on beside its operands' contents, dtypes and shapes; how a model
+/// would accumulate is not part of it.
+std::string RulesOf(const GemmDesc& desc, DType out_dtype) {
   std::string key = absl::StrCat(static_cast<int>(desc.layout), " ", desc.alpha, " ", desc.beta,
                                  " ", std::string(DTypeName(out_dtype)));
   for (const GemmOperand* operand : {&desc.a, &desc.b}) {
     absl::StrAppend(&key, " ", std::string(ScaleModeName(operand->scaling)), " ",
                     operand->e4m3_max);
   }
-  return key + contents;
+  return key;
+}
+
+std::array<const Tensor*, 9> OperandsOf(const GemmDesc& desc) {
+  return {&desc.a.data, &desc.a.scale_inv, &desc.a.amax, &desc.b.data, &desc.b.scale_inv,
+          &desc.b.amax, &desc.c,           &desc.bias,   &desc.d_scale};
+}
+
+std::string OutlineOf(const GemmDesc& desc, DType out_dtype) {
+  std::string outline = RulesOf(desc, out_dtype);
+  for (const Tensor* operand : OperandsOf(desc)) {
+    absl::StrAppend(&outline, " ", operand->has_value() ? TensorText(*operand) : "-");
+  }
+  return outline;
 }
 
 }  // namespace
 
-absl::StatusOr<std::string> ExactValues::ContentsOf(const GemmDesc& desc) {
-  return contents_.KeyOf({&desc.a.data, &desc.a.scale_inv, &desc.a.amax, &desc.b.data,
-                          &desc.b.scale_inv, &desc.b.amax, &desc.c, &desc.bias, &desc.d_scale});
+absl::StatusOr<std::string> ExactValues::KeyOf(const GemmDesc& desc, DType out_dtype) {
+  QG_ASSIGN_OR_RETURN(const std::string contents, contents_.KeyOf(OperandsOf(desc)));
+  return RulesOf(desc, out_dtype) + contents;
 }
 
-absl::StatusOr<ExactValues::Result> ExactValues::Exact(GemmDesc desc, DType out_dtype,
-                                                       const std::string& contents) {
-  const std::string key = KeyOf(desc, out_dtype, contents);
-  if (const auto known = exact_.find(key); known != exact_.end()) return known->second;
-  QG_ASSIGN_OR_RETURN(const Result result, Compute(std::move(desc), out_dtype));
-  exact_.emplace(key, result);
-  return result;
+absl::Status ExactValues::File() {
+  for (const Unfiled& one : unfiled_) {
+    QG_ASSIGN_OR_RETURN(const std::string key, KeyOf(one.desc, one.out_dtype));
+    exact_.emplace(key, one.result);
+  }
+  unfiled_.clear();
+  return absl::OkStatus();
 }
 
-absl::StatusOr<ExactValues::Result> ExactValues::Compute(GemmDesc desc, DType out_dtype) {
+absl::Status ExactValues::BeginVariant() {
+  // Before the first there is nothing to forget, and to file is to wait.
+  if (!std::exchange(has_variant_, true)) return absl::OkStatus();
+  QG_RETURN_IF_ERROR(File());
+  contents_.Forget();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ExactValues::Result> ExactValues::Exact(const GemmDesc& desc, DType out_dtype) {
+  if (outlines_.contains(OutlineOf(desc, out_dtype))) {
+    QG_RETURN_IF_ERROR(File());
+    QG_ASSIGN_OR_RETURN(const std::string key, KeyOf(desc, out_dtype));
+    if (const auto known = exact_.find(key); known != exact_.end()) return known->second;
+  }
+  return Compute(desc, out_dtype);
+}
+
+absl::StatusOr<ExactValues::Result> ExactValues::Compute(const GemmDesc& given, DType out_dtype) {
+  GemmDesc desc = given;
   desc.arithmetic = Arithmetic{ArithmeticFamily::kExact};
   desc.use_split_accumulator = false;
   desc.in_place = false;  // One rounding of everything: in place and out of place are the same.
@@ -80,14 +113,16 @@ absl::StatusOr<ExactValues::Result> ExactValues::Compute(GemmDesc desc, DType ou
   }
   desc.out_dtype = out_dtype;
   QG_ASSIGN_OR_RETURN(StartedGemm started, StartGemm(engine_, desc, cancellation_));
-  return Result{std::move(started.result.d), ReadOnce(std::move(started.note))};
+  Result result{std::move(started.result.d), ReadOnce(std::move(started.note))};
+  outlines_.insert(OutlineOf(given, out_dtype));
+  unfiled_.push_back({given, out_dtype, result});
+  return result;
 }
 
 absl::StatusOr<ExactValues::Value> ExactValues::InBothDTypes(const GemmDesc& desc) {
-  QG_ASSIGN_OR_RETURN(const std::string contents, ContentsOf(desc));
-  QG_ASSIGN_OR_RETURN(Result f32, Exact(desc, DType::kF32, contents));
+  QG_ASSIGN_OR_RETURN(Result f32, Exact(desc, DType::kF32));
   if (desc.out_dtype == DType::kF32) return Value{f32.d, f32.d, f32.note};
-  QG_ASSIGN_OR_RETURN(const Result own, Exact(desc, desc.out_dtype, contents));
+  QG_ASSIGN_OR_RETURN(const Result own, Exact(desc, desc.out_dtype));
   return Value{own.d, f32.d, f32.note};
 }
 
@@ -164,19 +199,9 @@ absl::Status ExactValues::StartUnquantized(const std::string& name) {
     unquantized_.emplace(name, empty.f32);
     return absl::OkStatus();
   }
-  QG_ASSIGN_OR_RETURN(GemmDesc desc, UnquantizedDesc(name));
+  QG_ASSIGN_OR_RETURN(const GemmDesc desc, UnquantizedDesc(name));
   QG_ASSIGN_OR_RETURN(const Result result, Compute(desc, DType::kF32));
   unquantized_.emplace(name, result.d);
-  unfiled_.emplace_back(std::move(desc), result);
-  return absl::OkStatus();
-}
-
-absl::Status ExactValues::FileUnquantized() {
-  for (const auto& [desc, result] : unfiled_) {
-    QG_ASSIGN_OR_RETURN(const std::string contents, ContentsOf(desc));
-    exact_.emplace(KeyOf(desc, DType::kF32, contents), result);
-  }
-  unfiled_.clear();
   return absl::OkStatus();
 }
 
@@ -208,7 +233,6 @@ absl::StatusOr<Tensor> ExactValues::Unquantized(const std::string& name) {
   if (const auto known = unquantized_.find(name); known != unquantized_.end()) return known->second;
   if (request_.layer.kind == LayerKind::kLinear) {
     QG_RETURN_IF_ERROR(StartUnquantized(name));
-    QG_RETURN_IF_ERROR(FileUnquantized());
     return unquantized_.at(name);
   }
   if (unquantized_.empty()) QG_RETURN_IF_ERROR(RunUnquantized());

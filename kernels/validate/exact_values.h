@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,21 +37,22 @@ class ExactValues {
         cancellation_(cancellation),
         contents_(engine, cancellation) {}
 
-  /// What tensors are known by here. Whoever asks for several values prepares the tensors that they
-  /// are of.
+  /// What tensors are known by here. Whoever asks for several values starts the keys of the tensors
+  /// that they are of.
   ContentKeys& contents() { return contents_; }
+  /// Before the values of another variant: files those of the one before, and forgets the keys of
+  /// its tensors.
+  absl::Status BeginVariant();
 
   /// The output or intermediate `name` from the request's original operands, in f32. Of a linear
   /// layer each is one GEMM, rounded once; of others, the whole layer under the recipe bf16 with
   /// activation_dtype=f32 and arithmetic `exact`: every operation rounds to f32. Computed once.
   absl::StatusOr<Tensor> Unquantized(const std::string& name);
-  /// The same of a linear layer in two steps, so that a device has these GEMMs to do before anybody
-  /// asks what their operands contain: begins the one of that name...
+  /// Begins the one of that name of a linear layer.
   absl::Status StartUnquantized(const std::string& name);
-  /// ...and files all that were begun, for OfGemm to find.
-  absl::Status FileUnquantized();
 
-  /// A GEMM that the layer did, on the operands it had.
+  /// A GEMM that the layer did, on the operands it had. Waits for nothing where no value so far is
+  /// of operands of these dtypes and shapes: then none can be the same.
   absl::StatusOr<Value> OfGemm(const GemmDesc& desc);
   /// A bias's gradient of `dtype`, which sums the rows of `grad_output`.
   absl::StatusOr<Value> OfBiasGradient(const Tensor& grad_output, DType dtype);
@@ -62,25 +64,34 @@ class ExactValues {
     Tensor d;
     Note note;
   };
-  /// `contents`: ContentsOf(desc).
-  absl::StatusOr<Result> Exact(GemmDesc desc, DType out_dtype, const std::string& contents);
-  /// The same, whether it is known or not.
-  absl::StatusOr<Result> Compute(GemmDesc desc, DType out_dtype);
+  absl::StatusOr<Result> Exact(const GemmDesc& desc, DType out_dtype);
+  /// The same, whether it is known or not; from then on it is.
+  absl::StatusOr<Result> Compute(const GemmDesc& desc, DType out_dtype);
+  /// Moves unfiled_ to exact_.
+  absl::Status File();
   absl::StatusOr<Value> InBothDTypes(const GemmDesc& desc);
   absl::StatusOr<GemmDesc> UnquantizedDesc(const std::string& name);
   /// All of a layer of several operations into unquantized_.
   absl::Status RunUnquantized();
   absl::StatusOr<GemmDesc> ColumnSumDesc(const Tensor& grad_output);
-  /// What identifies every tensor that the GEMM reads.
-  absl::StatusOr<std::string> ContentsOf(const GemmDesc& desc);
+  /// Everything that an exact result depends on.
+  absl::StatusOr<std::string> KeyOf(const GemmDesc& desc, DType out_dtype);
 
   Engine& engine_;
   const LayerRequest& request_;
   const Cancellation* const cancellation_;
   ContentKeys contents_;
+  bool has_variant_ = false;
   std::map<std::string, Tensor> unquantized_;
-  std::map<std::string, Result> exact_;               ///< By what they depend on.
-  std::vector<std::pair<GemmDesc, Result>> unfiled_;  ///< Begun, and not yet among exact_.
+  /// Of every value so far, all that it depends on but for contents.
+  std::set<std::string> outlines_;
+  std::map<std::string, Result> exact_;  ///< By what they depend on.
+  struct Unfiled {
+    GemmDesc desc;
+    DType out_dtype;
+    Result result;
+  };
+  std::vector<Unfiled> unfiled_;  ///< Not yet among exact_: nobody has asked for contents since.
 };
 
 }  // namespace quantgate

@@ -1,6 +1,7 @@
 #include "kernels/validate/output_report.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <set>
 #include <utility>
@@ -105,9 +106,9 @@ void MergeBoundChecks(const BoundCheck& part, std::optional<BoundCheck>& whole) 
 absl::StatusOr<std::string> OutputReporter::IdentityOf(const std::vector<OperationCall>& calls) {
   std::string identity;
   for (const OperationCall& call : calls) {
-    QG_ASSIGN_OR_RETURN(
-        const std::string contents,
-        exact_.contents().KeyOf({&call.x, &call.gamma, &call.beta, &call.gradient, &call.addend}));
+    const std::array<const Tensor*, 5> operands = {&call.x, &call.gamma, &call.beta, &call.gradient,
+                                                   &call.addend};
+    QG_ASSIGN_OR_RETURN(const std::string contents, exact_.contents().KeyOf(operands));
     absl::StrAppend(&identity, contents);
   }
   return identity;
@@ -170,34 +171,34 @@ absl::StatusOr<OutputReporter::Started> OutputReporter::Start(const LayerResult&
                                                               const NamedTensor& output) {
   QG_ASSIGN_OR_RETURN(const OutputSource source,
                       SourceOf(engine_, request_, recipe, result, output.name, cancellation_));
-  QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
-                      exact_.contents().FingerprintOf(output.tensor));
   const std::string arithmetic = ArithmeticText(source);
-  const std::string what = absl::StrCat(output.name, " ", arithmetic, " ", fingerprint.Hex(), " ");
   Started started;
-  const auto is_known = [&](const std::string& identity) {
-    const auto known = reported_.find(identity);
-    if (known != reported_.end()) started.known = &known->second;
+  const auto is_known = [&](const std::string& truth) -> absl::StatusOr<bool> {
+    started.identity = absl::StrCat(output.name, " ", arithmetic, " ", truth);
+    // To ask for the contents is to wait for them.
+    if (!reported_.contains(started.identity)) return false;
+    QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
+                        exact_.contents().FingerprintOf(output.tensor));
+    const auto& by_contents = reported_.at(started.identity);
+    const auto known = by_contents.find(fingerprint.Hex());
+    if (known != by_contents.end()) started.known = &known->second;
     return started.known != nullptr;
   };
   Truth truth;
-  std::string identity;
   if (!source.operations.empty()) {
     // Known by its inputs before anything is evaluated.
-    QG_ASSIGN_OR_RETURN(identity, IdentityOf(source.operations));
-    if (is_known(what + identity)) return started;
+    QG_ASSIGN_OR_RETURN(truth.identity, IdentityOf(source.operations));
+    QG_ASSIGN_OR_RETURN(const bool known, is_known(truth.identity));
+    if (known) return started;
     QG_ASSIGN_OR_RETURN(truth, TruthOf(source, output));
   } else {
     QG_ASSIGN_OR_RETURN(truth, TruthOf(source, output));
-    identity = truth.identity;
+    QG_ASSIGN_OR_RETURN(const bool known, is_known(truth.identity));
+    if (known) return started;
   }
-  if (is_known(what + identity)) return started;
   QG_ASSIGN_OR_RETURN(started.measurement, StartMeasurement(output, truth.value));
   QG_ASSIGN_OR_RETURN(started.bound, StartBound(source, truth, output.tensor));
-  ReportedOutput& reported = started.measurement.reported;
-  reported.report.arithmetic = arithmetic;
-  reported.report.fingerprint = fingerprint;
-  reported.identity = what + identity;
+  started.measurement.reported.report.arithmetic = arithmetic;
   return started;
 }
 
@@ -205,14 +206,18 @@ absl::StatusOr<ReportedOutput> OutputReporter::FinishOnly(Started started) {
   if (started.known != nullptr) return *started.known;
   QG_ASSIGN_OR_RETURN(ReportedOutput reported, started.measurement.Finish());
   QG_ASSIGN_OR_RETURN(reported.report.bound, started.bound.Finish());
+  QG_ASSIGN_OR_RETURN(reported.report.fingerprint,
+                      exact_.contents().FingerprintOf(reported.report.value));
+  reported.identity = absl::StrCat(started.identity, " ", reported.report.fingerprint.Hex());
   return reported;
 }
 
 absl::StatusOr<const ReportedOutput*> OutputReporter::Finish(Started started) {
   if (started.known != nullptr) return started.known;
+  const std::string identity = started.identity;
   QG_ASSIGN_OR_RETURN(ReportedOutput reported, FinishOnly(std::move(started)));
-  const std::string identity = reported.identity;
-  return &reported_.emplace(identity, std::move(reported)).first->second;
+  const std::string contents = reported.report.fingerprint.Hex();
+  return &reported_[identity].emplace(contents, std::move(reported)).first->second;
 }
 
 absl::StatusOr<OutputReporter::StartedBound> OutputReporter::StartBound(const OutputSource& source,

@@ -49,6 +49,7 @@ class OutputReporter {
   /// A report that was begun.
   struct Started {
     const ReportedOutput* known = nullptr;  ///< Measured before: nothing was begun.
+    std::string identity;                   ///< Of the output but for its contents.
     Measurement measurement;
     StartedBound bound;
   };
@@ -114,7 +115,8 @@ class OutputReporter {
   const LayerRequest& request_;
   ExactValues& exact_;
   const Cancellation* const cancellation_;
-  std::map<std::string, ReportedOutput> reported_;    ///< By identity.
+  /// By Started::identity, and by contents.
+  std::map<std::string, std::map<std::string, ReportedOutput>> reported_;
   std::map<std::string, TensorComparison> compared_;  ///< By identity and the reference's bits.
 };
 

@@ -222,6 +222,39 @@ absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
   return Plan(std::move(request));
 }
 
+absl::StatusOr<Plan> Plan::WithTensors(TensorLoader load) const {
+  LayerRunRequest request = request_;
+  const auto fill = [&](const std::string& name, Tensor& tensor) -> absl::Status {
+    if (!tensor.has_value()) return absl::OkStatus();
+    const Tensor outline = tensor;
+    QG_ASSIGN_OR_RETURN(tensor, load(name, outline));
+    if (tensor.dtype() == outline.dtype() && tensor.shape() == outline.shape()) {
+      return absl::OkStatus();
+    }
+    return absl::InternalError(absl::StrCat(name, " was planned as ", TensorText(outline),
+                                            " and is ", TensorText(tensor)));
+  };
+  LayerRequest& step = request.step;
+  QG_RETURN_IF_ERROR(fill("x", step.x));
+  QG_RETURN_IF_ERROR(fill("grad_output", step.grad_output));
+  const auto fill_all = [&](const char* field, std::map<std::string, Tensor>& tensors) {
+    for (auto& [name, tensor] : tensors) {
+      QG_RETURN_IF_ERROR(fill(absl::StrCat(field, "[", name, "]"), tensor));
+    }
+    return absl::OkStatus();
+  };
+  QG_RETURN_IF_ERROR(fill_all("parameters", step.parameters));
+  QG_RETURN_IF_ERROR(fill_all("main_grads", step.main_grads));
+  QG_RETURN_IF_ERROR(fill_all("subjects", request.subjects));
+  if (step.delayed.empty()) return Plan(std::move(request));
+  for (auto& [name, state] : step.delayed) {
+    QG_RETURN_IF_ERROR(fill(absl::StrCat("delayed_state[", name, ".scale]"), state.scale));
+    QG_RETURN_IF_ERROR(
+        fill(absl::StrCat("delayed_state[", name, ".amax_history]"), state.amax_history));
+  }
+  return Create(std::move(request));
+}
+
 std::string_view OutputWord(std::string_view output) {
   // Behind the last point, or before an expert's number.
   const size_t number = output.find_last_not_of("0123456789");

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "kernels/layer/layer.h"
 #include "kernels/validate/parallel_spec.h"
@@ -64,6 +65,14 @@ class Plan {
  public:
   static absl::StatusOr<Plan> Create(LayerRunRequest request);
   const LayerRunRequest& request() const { return request_; }
+  /// The name of a tensor of the request, "x", "parameters[weight]", "subjects[y]",
+  /// "delayed_state[input.scale]", and what the plan was made of, which may lack its bytes.
+  using TensorLoader =
+      absl::FunctionRef<absl::StatusOr<Tensor>(const std::string& name, const Tensor& outline)>;
+  /// This plan with a tensor in place of each that its request has. What `load` refuses, INTERNAL
+  /// for a tensor of another dtype or shape, or what Create says of a state of delayed scaling,
+  /// whose values are checked.
+  absl::StatusOr<Plan> WithTensors(TensorLoader load) const;
   /// Operations the run will do, the unit of its progress.
   int StepCount() const;
 

@@ -53,13 +53,21 @@ std::vector<Tensor> TensorsOf(const LayerResult& result) {
   return tensors;
 }
 
-/// Of a linear layer, the operands of its unquantized GEMMs.
-std::vector<Tensor> TensorsOf(const LayerRequest& request) {
-  std::vector<Tensor> tensors = {request.x, request.grad_output};
-  for (const auto* named : {&request.parameters, &request.main_grads}) {
-    for (const auto& [name, tensor] : *named) tensors.push_back(tensor);
+/// By the names of RunReport::inputs.
+std::vector<NamedTensor> InputsOf(const LayerRequest& request) {
+  std::vector<NamedTensor> inputs = {{"x", request.x}, {"grad_output", request.grad_output}};
+  for (const auto& [name, tensor] : request.parameters) {
+    inputs.push_back({absl::StrCat("parameters[", name, "]"), tensor});
   }
-  return tensors;
+  for (const auto& [name, tensor] : request.main_grads) {
+    inputs.push_back({absl::StrCat("main_grads[", name, "]"), tensor});
+  }
+  for (const auto& [name, state] : request.delayed) {
+    inputs.push_back({absl::StrCat("delayed_state[", name, ".scale]"), state.scale});
+    inputs.push_back({absl::StrCat("delayed_state[", name, ".amax_history]"), state.amax_history});
+  }
+  std::erase_if(inputs, [](const NamedTensor& input) { return !input.tensor.has_value(); });
+  return inputs;
 }
 
 bool IsHardware(const std::string& arithmetic) {
@@ -87,6 +95,7 @@ VariantReport::GemmLine GemmLineOf(const GemmRecord& gemm) {
 
 namespace {
 
+/// But for what StartedLayer::Finish completes.
 VariantReport DescribeVariant(const Variant& variant, LayerResult& result) {
   VariantReport report;
   report.label = variant.Label();
@@ -95,8 +104,6 @@ VariantReport DescribeVariant(const Variant& variant, LayerResult& result) {
   report.recipe_digest = variant.recipe.Digest();
   report.backward_override = BackwardOverrideName(variant.recipe.backward_override());
   report.arithmetic = variant.arithmetic.ToString();
-  report.saved = std::move(result.saved);
-  report.quantizations = std::move(result.quantizations);
   for (const GemmRecord& gemm : result.gemms) {
     VariantReport::GemmLine line = GemmLineOf(gemm);
     report.is_hardware = report.is_hardware || line.is_hardware;
@@ -150,6 +157,11 @@ class PlanRun {
       QG_ASSIGN_OR_RETURN(report_.pairs, ComparePairs(engine_, report_.variants, cancellation_));
     }
     report_.verdict = JudgeRun(request_.requirement, request_.reference, report_.variants);
+    for (const NamedTensor& input : InputsOf(request_.step)) {
+      QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
+                          exact_.contents().FingerprintOf(input.tensor));
+      report_.inputs.push_back({input.name, fingerprint});
+    }
     progress_.Finish();
     return std::move(report_);
   }
@@ -158,18 +170,26 @@ class PlanRun {
   bool IsLinear() const { return request_.step.layer.kind == LayerKind::kLinear; }
   bool HasIntermediates() const { return ReportsIntermediates(request_.step); }
 
+  // The engine has its first large work before it is asked what the inputs contain.
   absl::Status ComputeUnquantized() {
     if (!IsLinear()) {
       QG_RETURN_IF_ERROR(progress_.Begin("unquantized: the whole layer"));
-      return exact_.Unquantized("y").status();
+      QG_RETURN_IF_ERROR(exact_.Unquantized("y").status());
+      return StartInputKeys();
     }
-    QG_RETURN_IF_ERROR(exact_.contents().StartPreparing(TensorsOf(request_.step)));
-    for (const std::string& name : LayerOutputs(request_.step)) {
+    const std::vector<std::string> outputs = LayerOutputs(request_.step);
+    for (const std::string& name : outputs) {
       QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat("unquantized: ", name)));
       QG_RETURN_IF_ERROR(exact_.StartUnquantized(name));
+      if (name == outputs.front()) QG_RETURN_IF_ERROR(StartInputKeys());
     }
-    QG_RETURN_IF_ERROR(exact_.contents().FinishPreparing());
-    return exact_.FileUnquantized();
+    return absl::OkStatus();
+  }
+
+  absl::Status StartInputKeys() {
+    std::vector<Tensor> tensors;
+    for (const NamedTensor& input : InputsOf(request_.step)) tensors.push_back(input.tensor);
+    return exact_.contents().Start(tensors, ContentKeys::Memory::kForGood);
   }
 
   /// `body` as one step of the run, with its time among `stages`.
@@ -186,7 +206,8 @@ class PlanRun {
   }
 
   absl::Status RunVariant(int index) {
-    result_ = {};  // Of the variant before.
+    layer_ = {};  // Of the variant before.
+    QG_RETURN_IF_ERROR(exact_.BeginVariant());
     return request_.variants[index].parallel.has_value() ? RunOnSeveralRanks(index)
                                                          : RunOnOneRank(index);
   }
@@ -204,10 +225,14 @@ class PlanRun {
         RunOnRanks(request_.step, engine_, variant, engines, setting_, cancellation_));
     ParallelReporter reporter(engine_, reporter_, request_.step, variant, step, cancellation_);
     std::vector<TimedStage> stages;
-    for (const std::string& output : LayerOutputs(request_.step)) {
+    const std::vector<std::string> outputs = LayerOutputs(request_.step);
+    for (const std::string& output : outputs) {
       const auto report_one = [&]() -> absl::Status {
         QG_ASSIGN_OR_RETURN(const ReportedOutput reported, reporter.Report(output));
-        return FileOutput(index, reported, report);
+        QG_RETURN_IF_ERROR(CompareIfAsked(index, reported, report));
+        report.outputs.push_back(reported.report);
+        observer_.on_output(index, report.outputs.back(), output == outputs.back());
+        return absl::OkStatus();
       };
       QG_RETURN_IF_ERROR(Timed(absl::StrCat("report ", output), report, stages, report_one));
     }
@@ -228,14 +253,16 @@ class PlanRun {
   absl::Status RunOnOneRank(int index) {
     const Variant& variant = request_.variants[index];
     const std::string label = variant.Label();
-    LayerResult& result = result_;
-    QG_ASSIGN_OR_RETURN(result, RunLayer(engine_, request_.step, variant.recipe, variant.arithmetic,
-                                         cancellation_, [&](const std::string& stage) {
-                                           progress_.Announce(absl::StrCat(label, ": ", stage));
-                                         }));
+    const auto announce = [&](const std::string& stage) {
+      progress_.Announce(absl::StrCat(label, ": ", stage));
+    };
+    QG_ASSIGN_OR_RETURN(layer_, StartLayer(engine_, request_.step, variant.recipe,
+                                           variant.arithmetic, cancellation_, announce));
+    LayerResult& result = layer_.result;
     VariantReport& report = report_.variants[index];
     report = DescribeVariant(variant, result);
-    QG_RETURN_IF_ERROR(exact_.contents().Prepare(TensorsOf(result)));
+    QG_RETURN_IF_ERROR(
+        exact_.contents().Start(TensorsOf(result), ContentKeys::Memory::kUntilForget));
     std::vector<TimedStage> stages = std::move(result.stages);
     const auto timed = [&](const std::string& stage, auto body) {
       return Timed(stage, report, stages, body);
@@ -264,6 +291,10 @@ class PlanRun {
         return absl::OkStatus();
       }));
     }
+    // The engine has the reports to make meanwhile.
+    QG_RETURN_IF_ERROR(layer_.Finish());
+    report.saved = std::move(result.saved);
+    report.quantizations = std::move(result.quantizations);
     // Heat maps are large: with one variant they are not kept for others.
     const bool is_alone = request_.variants.size() == 1;
     for (OutputReporter::Started& one : started) {
@@ -272,10 +303,7 @@ class PlanRun {
         continue;
       }
       QG_ASSIGN_OR_RETURN(ReportedOutput reported, reporter_.FinishOnly(std::move(one)));
-      report.outputs.push_back(std::move(reported.report));
-    }
-    for (size_t i = result.outputs.size(); i < report.outputs.size(); ++i) {
-      report.outputs[i].is_intermediate = true;
+      HandOut(index, result, std::move(reported.report), report);
     }
     if (request_.error_budget) {
       QG_RETURN_IF_ERROR(timed("error budget", [&]() -> absl::Status {
@@ -293,22 +321,30 @@ class PlanRun {
   absl::Status FinishOne(int index, const LayerResult& result, OutputReporter::Started started,
                          VariantReport& report) {
     QG_ASSIGN_OR_RETURN(const ReportedOutput* reported, reporter_.Finish(std::move(started)));
-    QG_RETURN_IF_ERROR(FileOutput(index, *reported, report));
-    const auto subject = request_.subjects.find(reported->report.tensor);
+    QG_RETURN_IF_ERROR(CompareIfAsked(index, *reported, report));
+    OutputReport output = reported->report;
+    const auto subject = request_.subjects.find(output.tensor);
     if (index == 0 && subject != request_.subjects.end()) {
       const Recipe& recipe = request_.variants[index].recipe;
-      QG_ASSIGN_OR_RETURN(report.outputs.back().subject_bound,
+      QG_ASSIGN_OR_RETURN(output.subject_bound,
                           reporter_.CheckSubject(result, recipe, *reported, subject->second));
     }
+    HandOut(index, result, std::move(output), report);
     return absl::OkStatus();
   }
 
-  absl::Status FileOutput(int index, const ReportedOutput& reported, VariantReport& report) {
-    if (request_.reference.has_value() && request_.reference != index) {
-      QG_RETURN_IF_ERROR(CompareOne(reported, report));
-    }
-    report.outputs.push_back(reported.report);
-    return absl::OkStatus();
+  /// Those between the operations come behind the layer's outputs.
+  void HandOut(int index, const LayerResult& result, OutputReport output, VariantReport& report) {
+    output.is_intermediate = report.outputs.size() >= result.outputs.size();
+    report.outputs.push_back(std::move(output));
+    const size_t count =
+        result.outputs.size() + (HasIntermediates() ? result.intermediates.size() : 0);
+    observer_.on_output(index, report.outputs.back(), report.outputs.size() == count);
+  }
+
+  absl::Status CompareIfAsked(int index, const ReportedOutput& reported, VariantReport& report) {
+    if (!request_.reference.has_value() || request_.reference == index) return absl::OkStatus();
+    return CompareOne(reported, report);
   }
 
   absl::Status CompareOne(const ReportedOutput& reported, VariantReport& report) {
@@ -338,7 +374,7 @@ class PlanRun {
   OutputReporter reporter_;
   Progress progress_;
   RankEngines rank_engines_;
-  LayerResult result_;  ///< Of the last variant on one rank.
+  StartedLayer layer_;  ///< Of the last variant on one rank.
   RunReport report_;
 };
 

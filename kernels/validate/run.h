@@ -114,6 +114,13 @@ struct RunReport {
   std::vector<VariantReport> variants;
   std::vector<PairSummary> pairs;  ///< Every subject > reference, per tensor.
   Verdict verdict;
+  /// What the run took: "x", "grad_output", "parameters[weight]", "main_grads[weight]",
+  /// "delayed_state[input.scale]".
+  struct Input {
+    std::string name;
+    Fingerprint fingerprint;
+  };
+  std::vector<Input> inputs;
   /// Everything else that the run made. To give its tensors back takes a while: whoever is in a
   /// hurry drops it later.
   std::shared_ptr<const void> made;
@@ -125,10 +132,15 @@ struct RunProgress {
   std::string what;  ///< "fp8_current / none / sm90: dgrad".
 };
 
+inline void IgnoreOutput(int, const OutputReport&, bool) {}
+
 /// Called from the running thread, in order.
 struct RunObserver {
   absl::FunctionRef<void(const RunProgress&)> on_progress;
   absl::FunctionRef<void(int index, const VariantReport&)> on_variant;
+  /// Each of VariantReport::outputs as soon as it is known; but for the last one the engine may
+  /// still be at the next.
+  absl::FunctionRef<void(int index, const OutputReport&, bool is_last)> on_output = IgnoreOutput;
 };
 
 /// CANCELLED, DEADLINE_EXCEEDED (also of ranks that wait for one another), RESOURCE_EXHAUSTED

@@ -17,12 +17,17 @@ class GemmCounter : public ForwardingEngine {
  public:
   using ForwardingEngine::ForwardingEngine;
   int count() const { return count_; }
+  int reads() const { return reads_; }  ///< Of fingerprints: waits for the engine.
 
  protected:
-  void OnOperation(const std::string& name) override { count_ += name == "gemm" ? 1 : 0; }
+  void OnOperation(const std::string& name) override {
+    count_ += name == "gemm" ? 1 : 0;
+    reads_ += name == "read fingerprints" ? 1 : 0;
+  }
 
  private:
   int count_ = 0;
+  int reads_ = 0;
 };
 
 // x = [[1, 2], [3, 4], [5, 6]], weight = [[1, 0.5], [-1, 2]]; sums by hand below.
@@ -94,6 +99,60 @@ TEST(ExactValues, IgnoresHowAModelWouldAccumulate) {
   other.arithmetic = {ArithmeticFamily::kFp32};
   EXPECT_EQ(exact.OfGemm(other)->f32.data(), first.data());
   EXPECT_EQ(engine.count(), 2);
+}
+
+TEST(ExactValues, WaitsForContentsOnlyWhereTheyCouldBeKnown) {
+  const auto cpu = MakeCpuEngine({});
+  GemmCounter engine(*cpu);
+  const LayerRequest request = HandRequest();
+  ExactValues exact(engine, request, nullptr);
+  GemmDesc desc;
+  desc.a.data = FromValues(DType::kF32, {2, 2}, {1, 2, 3, 4});
+  desc.b.data = FromValues(DType::kF32, {1, 2}, {1, 1});
+  GemmDesc taller = desc;
+  taller.a.data = FromValues(DType::kF32, {3, 2}, {1, 2, 3, 4, 5, 6});
+  ASSERT_TRUE(exact.BeginVariant().ok());
+  const std::vector<Tensor> operands = {desc.a.data, desc.b.data, taller.a.data};
+  ASSERT_TRUE(exact.contents().Start(operands, ContentKeys::Memory::kUntilForget).ok());
+  const Tensor first = exact.OfGemm(desc)->f32;
+  EXPECT_EQ(ToValues(exact.OfGemm(taller)->f32), (std::vector<float>{3, 7, 11}));
+  EXPECT_EQ(engine.reads(), 0);
+
+  // Of another variant, with other values, and with the same.
+  ASSERT_TRUE(exact.BeginVariant().ok());
+  EXPECT_EQ(engine.reads(), 1);
+  GemmDesc other = desc, same = desc;
+  other.a.data = FromValues(DType::kF32, {2, 2}, {1, 2, 3, 5});
+  same.a.data = FromValues(DType::kF32, {2, 2}, {1, 2, 3, 4});
+  EXPECT_EQ(ToValues(exact.OfGemm(other)->f32), (std::vector<float>{3, 8}));
+  EXPECT_EQ(exact.OfGemm(same)->f32.data(), first.data());
+  EXPECT_EQ(engine.count(), 3);
+}
+
+TEST(ContentKeys, OneWaitReadsAllAndForgettingKeepsWhatIsForGood) {
+  const auto cpu = MakeCpuEngine({});
+  GemmCounter engine(*cpu);
+  ContentKeys keys(engine, nullptr);
+  const Tensor input = FromValues(DType::kF32, {2}, {1, 2});
+  const Tensor passing = FromValues(DType::kF32, {2}, {3, 4});
+  ASSERT_TRUE(keys.Start({&input, 1}, ContentKeys::Memory::kForGood).ok());
+  ASSERT_TRUE(keys.Start({&passing, 1}, ContentKeys::Memory::kUntilForget).ok());
+  EXPECT_EQ(*keys.FingerprintOf(passing), *cpu->FingerprintOf(passing, nullptr));
+  EXPECT_EQ(*keys.FingerprintOf(input), *cpu->FingerprintOf(input, nullptr));
+  EXPECT_EQ(engine.reads(), 1);
+  keys.Forget();
+  EXPECT_EQ(*keys.FingerprintOf(input), *cpu->FingerprintOf(input, nullptr));
+  EXPECT_EQ(engine.reads(), 1);
+  EXPECT_EQ(*keys.FingerprintOf(passing), *cpu->FingerprintOf(passing, nullptr));
+  EXPECT_EQ(engine.reads(), 2);
+
+  // What is forgotten before anybody asked leaves the rest in its place.
+  const Tensor gone = FromValues(DType::kF32, {2}, {5, 6});
+  const Tensor stays = FromValues(DType::kF32, {2}, {7, 8});
+  ASSERT_TRUE(keys.Start({&gone, 1}, ContentKeys::Memory::kUntilForget).ok());
+  ASSERT_TRUE(keys.Start({&stays, 1}, ContentKeys::Memory::kForGood).ok());
+  keys.Forget();
+  EXPECT_EQ(*keys.FingerprintOf(stays), *cpu->FingerprintOf(stays, nullptr));
 }
 
 TEST(ExactValues, TellsDifferentGemmsApart) {

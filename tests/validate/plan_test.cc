@@ -182,6 +182,42 @@ TEST(Plan, TakesTheLargestNumberOfVariants) {
   EXPECT_TRUE(Plan::Create(request).ok());
 }
 
+TEST(Plan, TakesTensorsOfItsOutlinesOnly) {
+  LayerRunRequest request = GoodRequest();
+  request.step.main_grads["weight"] = Blank(DType::kF32, {48, 32});
+  request.subjects["y"] = Blank(DType::kBF16, {32, 48});
+  const absl::StatusOr<Plan> outline = Plan::Create(std::move(request));
+  ASSERT_TRUE(outline.ok()) << outline.status();
+  std::vector<std::string> names;
+  const absl::StatusOr<Plan> plan =
+      outline->WithTensors([&](const std::string& name, const Tensor& tensor) {
+        names.push_back(name);
+        return Tensor::Allocate(tensor.dtype(), tensor.shape());
+      });
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"x", "grad_output", "parameters[bias]", "parameters[weight]",
+                                      "main_grads[weight]", "subjects[y]"}));
+  EXPECT_NE(plan->request().step.x.data(), outline->request().step.x.data());
+  EXPECT_NE(plan->request().subjects.at("y").data(), outline->request().subjects.at("y").data());
+
+  const absl::Status other =
+      outline
+          ->WithTensors([](const std::string& name, const Tensor& tensor) {
+            return Tensor::Allocate(name == "grad_output" ? DType::kF16 : tensor.dtype(),
+                                    tensor.shape());
+          })
+          .status();
+  EXPECT_EQ(other, absl::InternalError("grad_output was planned as bf16[32x48] and is f16[32x48]"));
+  const absl::Status refused =
+      outline
+          ->WithTensors([](const std::string&, const Tensor&) -> absl::StatusOr<Tensor> {
+            return absl::CancelledError("no more");
+          })
+          .status();
+  EXPECT_TRUE(absl::IsCancelled(refused));
+}
+
 TEST(Plan, CountsItsSteps) {
   LayerRunRequest request = GoodRequest();
   // bf16: fprop, save, bias gradient, check, dgrad, wgrad; fp8_current: three quantizations more.
