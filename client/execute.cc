@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -24,6 +25,7 @@ struct Attachment {
   std::string run_id;
   int64_t last_sequence = 0;
   std::map<int, v1::VariantReport> variants;
+  std::map<int, std::vector<v1::OutputReport>> outputs;  ///< By variant, those that came before it.
   bool has_finished = false;
   v1::RunFinished finished;
 
@@ -31,7 +33,16 @@ struct Attachment {
     run_id = event.run_id();
     if (event.sequence() <= last_sequence) return;  // Seen before the stream broke.
     last_sequence = event.sequence();
-    if (event.has_variant()) variants[event.variant().index()] = event.variant().report();
+    if (event.has_output()) {
+      outputs[event.output().index()].push_back(event.output().report());
+    }
+    if (event.has_variant()) {
+      const int index = event.variant().index();
+      variants[index] = event.variant().report();
+      for (v1::OutputReport& output : outputs[index]) {
+        *variants[index].add_outputs() = std::move(output);
+      }
+    }
     if (event.has_finished()) {
       has_finished = true;
       finished = event.finished();
@@ -50,6 +61,7 @@ absl::Status Follow(Connection& connection, const v1::RunSpec& spec, Attachment&
     v1::ExecuteRequest request;
     *request.mutable_spec() = spec;
     request.set_request_id(attachment.request_id);
+    request.set_stream_outputs(true);
     reader = stub->Execute(call.context(), request);
   } else {
     v1::WaitRunRequest request;

@@ -15,6 +15,7 @@ namespace {
 
 constexpr char kScale[] = ".scale";
 constexpr char kAmaxHistory[] = ".amax_history";
+constexpr char kDelayedState[] = "delayed_state";
 
 /// The states of a request, by what they are of ("fc1.input"). One that has one part only is left
 /// to the plan to refuse.
@@ -32,10 +33,8 @@ std::map<std::string, DelayedScalingState> ReadDelayedStates(
   return states;
 }
 
-/// The request with each tensor as `tensor_of` gives it; states of delayed scaling by `state_of`.
-template <typename TensorOf, typename StateOf>
-absl::StatusOr<LayerRunRequest> RequestOf(const LayerRun& run, TensorOf tensor_of,
-                                          StateOf state_of) {
+/// The request, its tensors outlined.
+LayerRunRequest RequestOf(const LayerRun& run) {
   LayerRunRequest request;
   LayerRequest& step = request.step;
   step.layer = run.layer;
@@ -43,22 +42,19 @@ absl::StatusOr<LayerRunRequest> RequestOf(const LayerRun& run, TensorOf tensor_o
   step.requires_grad = run.requires_grad.value_or(RequiresGrad{});
   step.calibrate = run.calibrate;
   step.seed = run.seed;
-  QG_ASSIGN_OR_RETURN(step.x, tensor_of(run.x));
-  QG_ASSIGN_OR_RETURN(step.grad_output, tensor_of(run.grad_output));
-  for (const auto& [name, reference] : run.parameters) {
-    QG_ASSIGN_OR_RETURN(step.parameters[name], tensor_of(reference));
-  }
-  for (const auto& [weight, reference] : run.main_grads) {
-    QG_ASSIGN_OR_RETURN(step.main_grads[weight], tensor_of(reference));
-  }
-  std::map<std::string, Tensor> state;
-  for (const auto& [name, reference] : run.delayed_state) {
-    QG_ASSIGN_OR_RETURN(state[name], state_of(reference));
-  }
-  step.delayed = ReadDelayedStates(state);
-  for (const auto& [name, subject] : run.subjects) {
-    QG_ASSIGN_OR_RETURN(request.subjects[name], tensor_of(subject));
-  }
+  step.x = TensorLoader::Outline(run.x);
+  step.grad_output = TensorLoader::Outline(run.grad_output);
+  const auto outline = [](const std::map<std::string, TensorReference>& references) {
+    std::map<std::string, Tensor> tensors;
+    for (const auto& [name, reference] : references) {
+      tensors[name] = TensorLoader::Outline(reference);
+    }
+    return tensors;
+  };
+  step.parameters = outline(run.parameters);
+  step.main_grads = outline(run.main_grads);
+  step.delayed = ReadDelayedStates(outline(run.delayed_state));
+  request.subjects = outline(run.subjects);
   request.error_budget = run.error_budget;
   request.variants = run.variants;
   request.reference = run.reference;
@@ -87,6 +83,22 @@ std::vector<TensorReference*> LayerRun::tensors() {
   return all;
 }
 
+std::map<std::string, const TensorReference*> LayerRun::TensorsByName() const {
+  std::map<std::string, const TensorReference*> all = {{"x", &x}, {"grad_output", &grad_output}};
+  const auto add = [&](absl::string_view field,
+                       const std::map<std::string, TensorReference>& references) {
+    for (const auto& [name, reference] : references) {
+      all.emplace(absl::StrCat(field, "[", name, "]"), &reference);
+    }
+  };
+  add("parameters", parameters);
+  add("main_grads", main_grads);
+  add("subjects", subjects);
+  add(kDelayedState, delayed_state);
+  std::erase_if(all, [](const auto& one) { return !one.second->has_value(); });
+  return all;
+}
+
 std::string LayerRun::Summary() const {
   return absl::StrCat(std::string(LayerKindName(layer.kind)), " x ", variants.size(),
                       variants.size() == 1 ? " variant" : " variants");
@@ -102,26 +114,23 @@ bool IsDelayedStateName(absl::string_view name) {
   });
 }
 
-absl::Status CheckLayerRun(const LayerRun& run) {
-  const auto outline = [](const TensorReference& reference) -> absl::StatusOr<Tensor> {
-    return TensorLoader::Outline(reference);
-  };
-  QG_ASSIGN_OR_RETURN(LayerRunRequest request, RequestOf(run, outline, outline));
-  const absl::Status status = Plan::Create(std::move(request)).status();
-  return status.ok() ? status : AtSpecField(status);
+absl::StatusOr<Plan> OutlineLayerRun(const LayerRun& run) {
+  absl::StatusOr<Plan> plan = Plan::Create(RequestOf(run));
+  if (!plan.ok()) return AtSpecField(plan.status());
+  return plan;
 }
 
-absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, TensorLoader& loader, Device& device,
-                                  const Cancellation* cancellation) {
-  const auto load = [&](const TensorReference& reference) -> absl::StatusOr<Tensor> {
+absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, const Plan& outline, TensorLoader& loader,
+                                  Device& device, const Cancellation* cancellation) {
+  const std::map<std::string, const TensorReference*> references = run.TensorsByName();
+  return outline.WithTensors([&](const std::string& name, const Tensor&) -> absl::StatusOr<Tensor> {
     if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
-    return loader.Load(reference, device, cancellation);
-  };
-  const auto load_to_host = [&](const TensorReference& reference) {
-    return loader.LoadToHost(reference, device, cancellation);
-  };
-  QG_ASSIGN_OR_RETURN(LayerRunRequest request, RequestOf(run, load, load_to_host));
-  return Plan::Create(std::move(request));
+    const TensorReference& reference = *references.at(name);
+    // Their values are checked, in host memory.
+    return absl::StartsWith(name, kDelayedState)
+               ? loader.LoadToHost(reference, device, cancellation)
+               : loader.Load(reference, device, cancellation);
+  });
 }
 
 }  // namespace quantgate

@@ -25,6 +25,7 @@ struct LayerRun {
   std::optional<int> reference;
   Requirement requirement = Requirement::kNone;
   bool keep_outputs = false;
+  bool stream_outputs = false;
   bool error_budget = false;
   std::map<std::string, TensorReference> subjects;       ///< By output name.
   std::map<std::string, TensorReference> delayed_state;  ///< "input.scale", ...
@@ -33,6 +34,8 @@ struct LayerRun {
 
   /// All of them, absent ones included.
   std::vector<TensorReference*> tensors();
+  /// By the names that Plan::WithTensors gives them; absent ones are left out.
+  std::map<std::string, const TensorReference*> TensorsByName() const;
   /// "linear x 8 variants".
   std::string Summary() const;
 };
@@ -43,10 +46,10 @@ bool IsDelayedStateName(absl::string_view name);
 
 /// The plan of a run whose tensors are outlines: every check of Plan::Create, before anything is
 /// loaded. The types of all references must be known. Errors name fields below "spec".
-absl::Status CheckLayerRun(const LayerRun& run);
+absl::StatusOr<Plan> OutlineLayerRun(const LayerRun& run);
 
-/// The plan with its tensors.
-absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, TensorLoader& loader, Device& device,
-                                  const Cancellation* cancellation);
+/// That plan with its tensors.
+absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, const Plan& outline, TensorLoader& loader,
+                                  Device& device, const Cancellation* cancellation);
 
 }  // namespace quantgate

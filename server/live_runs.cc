@@ -12,8 +12,8 @@ void LiveRuns::Begin(const std::string& run_id, std::shared_ptr<Cancellation> ca
 }
 
 void LiveRuns::Published(const std::string& run_id, int64_t sequence,
-                         std::shared_ptr<const std::string> event) {
-  absl::flat_hash_map<int64_t, std::function<void()>> woken;
+                         std::shared_ptr<const std::string> event, Position position) {
+  absl::flat_hash_map<int64_t, Wake> woken;
   {
     const std::lock_guard lock(mutex_);
     const auto it = runs_.find(run_id);
@@ -28,7 +28,7 @@ void LiveRuns::Published(const std::string& run_id, int64_t sequence,
     }
     woken.swap(live.waiting);
   }
-  for (auto& [token, wake] : woken) wake();
+  for (auto& [token, wake] : woken) wake(position);
 }
 
 std::shared_ptr<const std::string> LiveRuns::EventOf(const std::string& run_id,
@@ -43,7 +43,7 @@ std::shared_ptr<const std::string> LiveRuns::EventOf(const std::string& run_id,
 }
 
 void LiveRuns::End(const std::string& run_id) {
-  absl::flat_hash_map<int64_t, std::function<void()>> woken;
+  absl::flat_hash_map<int64_t, Wake> woken;
   {
     const std::lock_guard lock(mutex_);
     const auto it = runs_.find(run_id);
@@ -51,12 +51,18 @@ void LiveRuns::End(const std::string& run_id) {
     woken.swap(it->second.waiting);
     runs_.erase(it);
   }
-  for (auto& [token, wake] : woken) wake();
+  for (auto& [token, wake] : woken) wake(Position::kLast);
 }
 
 bool LiveRuns::IsLive(const std::string& run_id) const {
   const std::lock_guard lock(mutex_);
   return runs_.contains(run_id);
+}
+
+bool LiveRuns::IsToCome(const std::string& run_id, int64_t sequence) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = runs_.find(run_id);
+  return it != runs_.end() && it->second.last_sequence < sequence;
 }
 
 void LiveRuns::SetRunning(const std::string& run_id) {
@@ -80,7 +86,7 @@ std::shared_ptr<Cancellation> LiveRuns::CancellationOf(const std::string& run_id
   return it == runs_.end() ? nullptr : it->second.cancellation;
 }
 
-int64_t LiveRuns::Wait(const std::string& run_id, int64_t sequence, std::function<void()> wake) {
+int64_t LiveRuns::Wait(const std::string& run_id, int64_t sequence, Wake wake) {
   const std::lock_guard lock(mutex_);
   const auto it = runs_.find(run_id);
   if (it == runs_.end() || it->second.last_sequence >= sequence) return 0;

@@ -19,10 +19,12 @@ namespace quantgate {
 class LiveRuns {
  public:
   void Begin(const std::string& run_id, std::shared_ptr<Cancellation> cancellation);
-  /// Event `sequence` may be told, and all large ones before it are stored: wakes everybody who
-  /// waits.
+  enum class Position { kBeforeOthers, kLast };
+  /// Event `sequence` may be told: wakes everybody who waits. Of those before it, what is not
+  /// stored yet is less than kLiveEventBytesMax, and so in memory.
   void Published(const std::string& run_id, int64_t sequence,
-                 std::shared_ptr<const std::string> event);
+                 std::shared_ptr<const std::string> event,
+                 Position position = Position::kBeforeOthers);
   /// An event, so that who follows a run need not wait for the database behind whoever writes
   /// to it. Null for one that is not among the latest, or of a run that is not live.
   std::shared_ptr<const std::string> EventOf(const std::string& run_id, int64_t sequence) const;
@@ -30,6 +32,8 @@ class LiveRuns {
   void End(const std::string& run_id);
 
   bool IsLive(const std::string& run_id) const;
+  /// Whether the run is live and has not got to that event.
+  bool IsToCome(const std::string& run_id, int64_t sequence) const;
   /// A device has begun with it.
   void SetRunning(const std::string& run_id);
   /// Those that devices are at.
@@ -37,10 +41,12 @@ class LiveRuns {
   /// Null for a run that is not live.
   std::shared_ptr<Cancellation> CancellationOf(const std::string& run_id) const;
 
+  /// For which event somebody is woken: the publisher has nothing else to do after the last one.
+  using Wake = std::function<void(Position)>;
   /// Calls `wake` once, when event `sequence` may be told or the run ends. 0, and no call, when
   /// either is so already; otherwise a token for StopWaiting. `wake` runs on the publisher's thread
   /// and must not block.
-  int64_t Wait(const std::string& run_id, int64_t sequence, std::function<void()> wake);
+  int64_t Wait(const std::string& run_id, int64_t sequence, Wake wake);
   /// True when the call will not come.
   bool StopWaiting(const std::string& run_id, int64_t token);
 
@@ -52,7 +58,7 @@ class LiveRuns {
     /// The latest of them, kLiveEventBytesMax together or a single one.
     std::deque<std::shared_ptr<const std::string>> events;
     size_t event_bytes = 0;
-    absl::flat_hash_map<int64_t, std::function<void()>> waiting;
+    absl::flat_hash_map<int64_t, Wake> waiting;
   };
 
   mutable std::mutex mutex_;

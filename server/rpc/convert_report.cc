@@ -90,6 +90,8 @@ v1::BoundCheck BoundCheckToProto(const BoundCheck& check) {
   return proto;
 }
 
+}  // namespace
+
 v1::OutputReport OutputReportToProto(const OutputReport& report) {
   v1::OutputReport proto;
   proto.set_arithmetic(report.arithmetic);
@@ -103,8 +105,6 @@ v1::OutputReport OutputReportToProto(const OutputReport& report) {
   proto.set_intermediate(report.is_intermediate);
   return proto;
 }
-
-}  // namespace
 
 v1::SavedOperand SavedOperandToProto(const SavedOperand& saved) {
   v1::SavedOperand proto;
@@ -292,7 +292,6 @@ v1::VariantReport VariantReportToProto(const VariantReport& report) {
   proto.set_backward_override(report.backward_override);
   proto.set_arithmetic(report.arithmetic);
   proto.set_is_hardware(report.is_hardware);
-  for (const auto& output : report.outputs) *proto.add_outputs() = OutputReportToProto(output);
   for (const auto& comparison : report.against_reference) {
     *proto.add_against_reference() = TensorComparisonToProto(comparison);
   }

@@ -15,7 +15,9 @@ v1::SavedOperand SavedOperandToProto(const SavedOperand& saved);
 v1::GemmLine GemmLineToProto(const VariantReport::GemmLine& line);
 v1::QuantizationRecord QuantizationRecordToProto(const QuantizationRecord& record);
 v1::RankReport RankReportToProto(const VariantReport::RankReport& report);
-/// Without OutputReport.tensor.
+/// Without its tensor.
+v1::OutputReport OutputReportToProto(const OutputReport& report);
+/// Without outputs.
 v1::VariantReport VariantReportToProto(const VariantReport& report);
 v1::PairSummary PairSummaryToProto(const PairSummary& pair);
 v1::Verdict VerdictToProto(const Verdict& verdict);

@@ -46,23 +46,29 @@ constexpr size_t kUnstoredEventsMax = 50;
 /// outputs are left out, and a note says so.
 void LeaveOutHeatMaps(v1::VariantReport& report) {
   size_t bytes = report.ByteSizeLong();
-  int left_out = 0;
-  for (int i = report.outputs_size() - 1; i >= 0 && bytes > kReportBytesMax; --i, ++left_out) {
-    v1::OutputReport& output = *report.mutable_outputs(i);
-    for (v1::ErrorReport* error :
-         {output.mutable_against_unquantized(), output.mutable_against_exact()->mutable_error()}) {
-      bytes -= error->heat_map().ByteSizeLong();
-      error->clear_heat_map();
+  const auto clear = [&](v1::ErrorReport& error) {
+    bytes -= error.heat_map().ByteSizeLong();
+    error.clear_heat_map();
+  };
+  std::vector<std::string> names;
+  for (const v1::OutputReport& output : report.outputs()) names.push_back(output.tensor().name());
+  if (names.empty()) {  // They came as events of their own.
+    for (const auto& comparison : report.against_reference()) names.push_back(comparison.tensor());
+  }
+  size_t left_out = 0;
+  for (; left_out < names.size() && bytes > kReportBytesMax; ++left_out) {
+    const std::string& name = names[names.size() - 1 - left_out];
+    for (v1::OutputReport& output : *report.mutable_outputs()) {
+      if (output.tensor().name() != name) continue;
+      clear(*output.mutable_against_unquantized());
+      clear(*output.mutable_against_exact()->mutable_error());
     }
     for (v1::TensorComparison& comparison : *report.mutable_against_reference()) {
-      if (comparison.tensor() != output.tensor().name()) continue;
-      bytes -= comparison.error().heat_map().ByteSizeLong();
-      comparison.mutable_error()->clear_heat_map();
+      if (comparison.tensor() == name) clear(*comparison.mutable_error());
     }
   }
   if (left_out == 0) return;
-  report.add_notes(absl::StrCat("the heat maps of the last ", left_out, " of ",
-                                report.outputs_size(),
+  report.add_notes(absl::StrCat("the heat maps of the last ", left_out, " of ", names.size(),
                                 " outputs are left out: with them the report exceeds a message"));
 }
 
@@ -90,12 +96,13 @@ std::string FinishedEvent(const std::string& run_id, int64_t sequence, RunState 
 }
 
 RunJob::RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::string run_id,
-               LayerRun run, std::shared_ptr<Cancellation> cancellation)
+               LayerRun run, Plan outline, std::shared_ptr<Cancellation> cancellation)
     : context_(context),
       device_(device),
       live_(live),
       run_id_(std::move(run_id)),
       run_(std::move(run)),
+      outline_(std::move(outline)),
       cancellation_(std::move(cancellation)),
       enqueued_(absl::Now()) {}
 
@@ -128,7 +135,7 @@ absl::StatusOr<v1::RunReport> RunJob::Execute() {
   live_.SetRunning(run_id_);
   const absl::Time start = absl::Now();
   QG_ASSIGN_OR_RETURN(const Plan plan,
-                      LoadLayerRun(run_, context_.loader, device_, cancellation_.get()));
+                      LoadLayerRun(run_, outline_, context_.loader, device_, cancellation_.get()));
   context_.metrics.StageTook(Stage::kFetch, absl::Now() - start);
   return ExecutePlan(plan);
 }
@@ -138,22 +145,21 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
   report.set_schema_version(1);
   report.set_run_id(run_id_);
   device_.description.Refresh();  // The run goes on meanwhile.
-  QG_ASSIGN_OR_RETURN(const std::vector<Input> inputs, InputsOf(plan));
-  std::vector<Tensor> tensors;
-  for (const Input& input : inputs) tensors.push_back(input.tensor);
-  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> fingerprints,
-                      device_.engine->StartFingerprints(tensors, cancellation_.get()));
-  report.set_reproduce(ReproduceCommand(run_));
-  if (run_.reference.has_value()) report.set_reference(*run_.reference);
-
   const auto on_progress = [this](const RunProgress& progress) { OnProgress(progress); };
   const auto on_variant = [this](int index, const VariantReport& variant) {
     OnVariant(index, variant);
   };
-  QG_ASSIGN_OR_RETURN(result_, RunPlan(plan, *device_.engine, cancellation_.get(),
-                                       RunObserver{on_progress, on_variant}, &context_.ranks));
+  const auto on_output = [this](int index, const OutputReport& output, bool is_last) {
+    OnOutput(index, output, is_last);
+  };
+  QG_ASSIGN_OR_RETURN(result_,
+                      RunPlan(plan, *device_.engine, cancellation_.get(),
+                              RunObserver{on_progress, on_variant, on_output}, &context_.ranks));
   context_.metrics.StageTook(Stage::kStore, store_time_);
-  QG_RETURN_IF_ERROR(DescribeInputs(inputs, fingerprints, report));
+  is_stored_.WaitForNotification();
+  report.set_reproduce(std::move(reproduce_));
+  if (run_.reference.has_value()) report.set_reference(*run_.reference);
+  QG_RETURN_IF_ERROR(DescribeInputs(report));
   const DeviceDescription device = device_.description.Get();
   *report.mutable_environment() = EnvironmentToProto(std::span(&device, 1));
   for (const PairSummary& pair : result_.pairs) *report.add_pairs() = PairSummaryToProto(pair);
@@ -161,49 +167,24 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
   return report;
 }
 
-absl::StatusOr<std::vector<RunJob::Input>> RunJob::InputsOf(const Plan& plan) {
-  const LayerRequest& step = plan.request().step;
-  std::vector<Input> inputs = {{"x", &run_.x, step.x},
-                               {"grad_output", &run_.grad_output, step.grad_output}};
-  const auto add = [&](const char* field, const std::map<std::string, TensorReference>& references,
-                       const std::map<std::string, Tensor>& tensors) {
-    for (const auto& [name, reference] : references) {
-      inputs.push_back({absl::StrCat(field, "[", name, "]"), &reference, tensors.at(name)});
-    }
-  };
-  add("parameters", run_.parameters, step.parameters);
-  add("main_grads", run_.main_grads, step.main_grads);
-  for (const auto& [name, reference] : run_.delayed_state) {
-    QG_ASSIGN_OR_RETURN(const Tensor state,
-                        context_.loader.LoadToHost(reference, device_, cancellation_.get()));
-    inputs.push_back({absl::StrCat("delayed_state[", name, "]"), &reference, state});
-  }
-  std::erase_if(inputs, [](const Input& input) { return !input.reference->has_value(); });
-  return inputs;
-}
-
-absl::Status RunJob::DescribeInputs(const std::vector<Input>& inputs,
-                                    std::span<const Tensor> started, v1::RunReport& report) {
-  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
-                      device_.engine->ReadFingerprints(started));
-  for (size_t i = 0; i < inputs.size(); ++i) {
+absl::Status RunJob::DescribeInputs(v1::RunReport& report) {
+  const std::map<std::string, const TensorReference*> references = run_.TensorsByName();
+  for (const auto& [name, fingerprint] : result_.inputs) {
     v1::InputTensor& proto = *report.add_inputs();
-    proto.set_name(inputs[i].name);
-    *proto.mutable_fingerprint() = FingerprintToProto(fingerprints[i]);
-    QG_RETURN_IF_ERROR(DescribeSource(*inputs[i].reference, inputs[i].tensor, proto));
+    proto.set_name(name);
+    *proto.mutable_fingerprint() = FingerprintToProto(fingerprint);
+    QG_RETURN_IF_ERROR(DescribeSource(*references.at(name), proto));
   }
   return absl::OkStatus();
 }
 
-absl::Status RunJob::DescribeSource(const TensorReference& reference, const Tensor& tensor,
-                                    v1::InputTensor& proto) {
+absl::Status RunJob::DescribeSource(const TensorReference& reference, v1::InputTensor& proto) {
   *proto.mutable_type() = TensorTypeToProto(*reference.type);
   proto.set_source(SourceText(reference));
   if (reference.kind == TensorReference::Kind::kGenerated) return absl::OkStatus();
   // Inline tensors are kept, so that the command in `reproduce` works.
   if (reference.kind == TensorReference::Kind::kInline) {
-    QG_ASSIGN_OR_RETURN(const Tensor host, device_.engine->ToHost(tensor, cancellation_.get()));
-    QG_RETURN_IF_ERROR(context_.blobs.Put(host.bytes()).status());
+    QG_RETURN_IF_ERROR(context_.blobs.Put(std::as_bytes(std::span(reference.bytes))).status());
   }
   *proto.mutable_digest() = DigestToProto(reference.digest);
   return absl::OkStatus();
@@ -216,7 +197,37 @@ void RunJob::OnProgress(const RunProgress& progress) {
   event.mutable_progress()->set_step(progress.step);
   event.mutable_progress()->set_step_count(progress.step_count);
   event.mutable_progress()->set_what(progress.what);
-  Stop(Publish(event, Storing::kWithNext));
+  Stop(Publish(event, Storing::kSmallWithNext));
+}
+
+void RunJob::OnOutput(int index, const OutputReport& report, bool is_last) {
+  if (!stopped_.ok()) return;
+  const absl::Time start = absl::Now();
+  Stop(PublishOutput(index, report, is_last));
+  store_time_ += absl::Now() - start;
+}
+
+absl::Status RunJob::PublishOutput(int index, const OutputReport& report, bool is_last) {
+  if (!writer_.has_value()) {
+    writer_.emplace(context_.blobs, *device_.engine,
+                    run_.keep_outputs ? KeepOutputs::kAll : KeepOutputs::kNone);
+  }
+  v1::OutputReport proto = OutputReportToProto(report);
+  v1::NamedTensor* const tensor = proto.mutable_tensor();
+  if (report.is_intermediate) {
+    writer_->Describe(report.tensor, report.value, report.fingerprint, tensor);
+  } else {
+    QG_RETURN_IF_ERROR(writer_->Write(report.tensor, report.value, report.fingerprint, tensor));
+  }
+  if (!run_.stream_outputs) {
+    outputs_.push_back(std::move(proto));
+    return absl::OkStatus();
+  }
+  v1::RunEvent event;
+  event.mutable_output()->set_index(index);
+  *event.mutable_output()->mutable_report() = std::move(proto);
+  // The device is at the next one meanwhile; behind the last one everybody waits.
+  return Publish(event, is_last ? Storing::kWithNext : Storing::kNow);
 }
 
 void RunJob::OnVariant(int index, const VariantReport& report) {
@@ -234,27 +245,21 @@ absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
   event.mutable_variant()->set_index(index);
   v1::VariantReport& proto = *event.mutable_variant()->mutable_report();
   proto = VariantReportToProto(report);
-  LeaveOutHeatMaps(proto);
-  OutputWriter writer(context_.blobs, *device_.engine,
-                      run_.keep_outputs ? KeepOutputs::kAll : KeepOutputs::kNone);
-  for (size_t i = 0; i < report.outputs.size(); ++i) {
-    const OutputReport& output = report.outputs[i];
-    v1::NamedTensor* tensor = proto.mutable_outputs(static_cast<int>(i))->mutable_tensor();
-    if (output.is_intermediate) {
-      writer.Describe(output.tensor, output.value, output.fingerprint, tensor);
-      continue;
-    }
-    QG_RETURN_IF_ERROR(writer.Write(output.tensor, output.value, output.fingerprint, tensor));
+  for (v1::OutputReport& output : std::exchange(outputs_, {})) {
+    *proto.add_outputs() = std::move(output);
   }
+  LeaveOutHeatMaps(proto);
   std::vector<Tensor> state;
   for (const NamedTensor& named : report.state) state.push_back(named.tensor);
   QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
                       device_.engine->FingerprintsOf(state, cancellation_.get()));
   for (size_t i = 0; i < state.size(); ++i) {
     QG_RETURN_IF_ERROR(
-        writer.Write(report.state[i].name, state[i], fingerprints[i], proto.add_state()));
+        writer_->Write(report.state[i].name, state[i], fingerprints[i], proto.add_state()));
   }
-  return Publish(event, Storing::kNow);
+  writer_.reset();
+  const bool is_last = ++variants_published_ == run_.variants.size();
+  return Publish(event, is_last ? Storing::kWithNext : Storing::kNow);
 }
 
 absl::Status RunJob::Publish(v1::RunEvent& event, Storing storing) {
@@ -262,7 +267,8 @@ absl::Status RunJob::Publish(v1::RunEvent& event, Storing storing) {
   event.set_sequence(++last_sequence_);
   auto bytes = std::make_shared<const std::string>(event.SerializeAsString());
   live_.Published(run_id_, last_sequence_, bytes);
-  if (storing == Storing::kWithNext && unstored_.size() < kUnstoredEventsMax) {
+  const bool is_small = storing == Storing::kSmallWithNext && unstored_.size() < kUnstoredEventsMax;
+  if (is_small || storing == Storing::kWithNext) {
     unstored_.push_back(std::move(bytes));
     return absl::OkStatus();
   }
@@ -273,6 +279,7 @@ absl::Status RunJob::Publish(v1::RunEvent& event, Storing storing) {
 
 void RunJob::Stored(absl::Status status) {
   stored_ = std::move(status);
+  reproduce_ = ReproduceCommand(run_);  // Here nobody waits for it.
   is_stored_.Notify();
 }
 
@@ -298,7 +305,7 @@ void RunJob::Finish(const absl::Status& status, const v1::RunReport& report) {
   if (stored.ok()) {
     stored = context_.run_store.Finish(run_id_, sequence, *event, state, status, unstored_);
   }
-  if (stored.ok()) live_.Published(run_id_, sequence, event);
+  if (stored.ok()) live_.Published(run_id_, sequence, event, LiveRuns::Position::kLast);
   live_.End(run_id_);
 }
 

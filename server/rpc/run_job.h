@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,45 +17,37 @@
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/layer_run.h"
 #include "server/live_runs.h"
+#include "server/rpc/output_writer.h"
 #include "server/service_context.h"
 
 namespace quantgate {
 
 class RunJob {
  public:
-  /// Of a run whose first event is among the live ones.
+  /// Of a run whose first event is among the live ones; `outline`: of OutlineLayerRun.
   RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::string run_id, LayerRun run,
-         std::shared_ptr<Cancellation> cancellation);
+         Plan outline, std::shared_ptr<Cancellation> cancellation);
 
   /// Runs to its end, whatever that is; `admission` is what the queue says.
   void Run(absl::Status admission);
   /// That the run and its first event are stored, or why not: then nothing else of it is. By
-  /// another thread, once.
+  /// another thread, once; does there what the run's end needs besides.
   void Stored(absl::Status status);
 
  private:
-  /// A tensor that the run takes, as the report names it.
-  struct Input {
-    std::string name;
-    const TensorReference* reference;
-    Tensor tensor;
-  };
-
   absl::StatusOr<v1::RunReport> Execute();
   absl::StatusOr<v1::RunReport> ExecutePlan(const Plan& plan);
-  absl::StatusOr<std::vector<Input>> InputsOf(const Plan& plan);
-  /// `fingerprints`: of Engine::StartFingerprints.
-  absl::Status DescribeInputs(const std::vector<Input>& inputs,
-                              std::span<const Tensor> fingerprints, v1::RunReport& report);
+  absl::Status DescribeInputs(v1::RunReport& report);
   /// Where the input came from, and its digest.
-  absl::Status DescribeSource(const TensorReference& reference, const Tensor& tensor,
-                              v1::InputTensor& proto);
+  absl::Status DescribeSource(const TensorReference& reference, v1::InputTensor& proto);
   void OnProgress(const RunProgress& progress);
+  void OnOutput(int index, const OutputReport& report, bool is_last);
   void OnVariant(int index, const VariantReport& report);
+  absl::Status PublishOutput(int index, const OutputReport& report, bool is_last);
   absl::Status PublishVariant(int index, const VariantReport& report);
-  /// Those who follow the run have the event at once. A small one is stored with the next one that
-  /// is not: a crash of this process fails the run anyway.
-  enum class Storing { kNow, kWithNext };
+  /// Those who follow the run have the event at once. A small one, and one that another follows
+  /// soon, is stored with that: a crash of this process fails the run anyway.
+  enum class Storing { kNow, kSmallWithNext, kWithNext };
   absl::Status Publish(v1::RunEvent& event, Storing storing);
   /// Waits for Stored.
   absl::Status AwaitStored();
@@ -67,17 +60,22 @@ class RunJob {
   LiveRuns& live_;
   const std::string run_id_;
   const LayerRun run_;
+  const Plan outline_;
   const std::shared_ptr<Cancellation> cancellation_;
   const absl::Time enqueued_;
   int64_t last_sequence_ = 1;
   std::vector<std::shared_ptr<const std::string>> unstored_;  // Up to last_sequence_.
   absl::Status stopped_;                                      // Why Stop was called.
+  std::optional<OutputWriter> writer_;                        // Of the variant that is coming.
+  std::vector<v1::OutputReport> outputs_;                     // Of it, where they are not streamed.
+  size_t variants_published_ = 0;
   /// Each event is sent and stored; nobody's eye can follow more.
   Throttle progress_throttle_{std::chrono::milliseconds(20)};
   absl::Duration store_time_;
   RunReport result_;  // Its tensors are dropped with the job, when the end has been told.
   absl::Notification is_stored_;
-  absl::Status stored_;  // Once is_stored_.
+  absl::Status stored_;    // Once is_stored_.
+  std::string reproduce_;  // Likewise.
 };
 
 /// A serialized RunAccepted event, a run's first.

@@ -76,6 +76,8 @@ void RunStream::Continue() {
   if (!wanted.ok()) return End(wanted);
   const bool was_live = runs_.live().IsLive(run_id_);
   if (auto latest = runs_.live().EventOf(run_id_, next_sequence_)) return Send(std::move(latest));
+  // Whoever adds the next event writes to the database, which others need not wait for.
+  if (runs_.live().IsToCome(run_id_, next_sequence_)) return WaitForEvent();
   auto bytes = call_.context().run_store.ReadEvent(run_id_, next_sequence_);
   if (!bytes.ok()) return End(bytes.status());
   if (bytes->has_value()) return Send(std::make_shared<const std::string>(**std::move(bytes)));
@@ -99,7 +101,9 @@ void RunStream::WaitForEvent() {
     const std::lock_guard lock(mutex_);
     // With the lock held a wake cannot overtake the token, nor a cancellation miss it.
     if (!is_cancelled_) {
-      wait_token_ = runs_.live().Wait(run_id_, next_sequence_, [this] {
+      wait_token_ = runs_.live().Wait(run_id_, next_sequence_, [this](LiveRuns::Position position) {
+        // Waking another thread takes longer than to send.
+        if (position == LiveRuns::Position::kLast) return Continue();
         call_.context().executor.Run([this] { Continue(); });
       });
       if (wait_token_ != 0) return;
@@ -111,6 +115,9 @@ void RunStream::WaitForEvent() {
 void RunStream::OnWriteDone(bool ok) {
   if (!ok) return End(absl::CancelledError("the client has gone"));
   call_.MessageSent();
+  // What is there already need not wait for another thread.
+  auto latest = runs_.live().EventOf(run_id_, next_sequence_);
+  if (latest != nullptr && call_.cancellation()->Check().ok()) return Send(std::move(latest));
   call_.context().executor.Run([this] { Continue(); });
 }
 

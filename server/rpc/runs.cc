@@ -85,14 +85,15 @@ absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl:
 
   QG_ASSIGN_OR_RETURN(LayerRun run,
                       LayerRunFromProto(request.spec(), context_.options.tensor_bytes_max));
+  run.stream_outputs = request.stream_outputs();
   QG_RETURN_IF_ERROR(context_.loader.Resolve(run.tensors()));
-  QG_RETURN_IF_ERROR(CheckLayerRun(run));
+  QG_ASSIGN_OR_RETURN(Plan outline, OutlineLayerRun(run));
   QG_ASSIGN_OR_RETURN(Device * device, DeviceForRun(run, context_.devices));
-  return Enqueue(request, std::move(run), content, deadline, *device);
+  return Enqueue(request, std::move(run), std::move(outline), content, deadline, *device);
 }
 
 absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, LayerRun run,
-                                          const Sha256& content, absl::Time deadline,
+                                          Plan outline, const Sha256& content, absl::Time deadline,
                                           Device& device) {
   DeviceQueue& queue = device.run_queue;
   std::string run_id = RunStore::NewRunId();
@@ -104,8 +105,8 @@ absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, Lay
   auto cancellation = std::make_shared<Cancellation>(deadline);
   live_.Begin(run_id, cancellation);
   live_.Published(run_id, 1, accepted_event);
-  auto job =
-      std::make_shared<RunJob>(context_, device, live_, run_id, std::move(run), cancellation);
+  auto job = std::make_shared<RunJob>(context_, device, live_, run_id, std::move(run),
+                                      std::move(outline), cancellation);
   const absl::Status accepted =
       queue.Submit(cancellation, [job](absl::Status admission) { job->Run(std::move(admission)); })
           .status();
@@ -147,14 +148,23 @@ absl::StatusOr<v1::Run> Runs::Get(const std::string& run_id) {
 // The report is put together from the events, which are kept once.
 absl::Status Runs::AddReport(const RunRecord& record, v1::Run& run) {
   std::map<int, v1::VariantReport> variants;
+  std::map<int, std::vector<v1::OutputReport>> outputs;  // Those that came before their variant.
   for (int64_t sequence = 1; sequence <= record.last_sequence; ++sequence) {
     QG_ASSIGN_OR_RETURN(const auto bytes, context_.run_store.ReadEvent(record.run_id, sequence));
     v1::RunEvent event;
     if (!bytes.has_value() || !event.ParseFromString(*bytes)) {
       return absl::DataLossError("the database holds a damaged run event");
     }
+    if (event.has_output()) {
+      outputs[event.output().index()].push_back(
+          std::move(*event.mutable_output()->mutable_report()));
+    }
     if (event.has_variant()) {
-      variants[event.variant().index()] = std::move(*event.mutable_variant()->mutable_report());
+      const int index = event.variant().index();
+      variants[index] = std::move(*event.mutable_variant()->mutable_report());
+      for (v1::OutputReport& output : outputs[index]) {
+        *variants[index].add_outputs() = std::move(output);
+      }
     }
     if (event.has_finished()) *run.mutable_report() = event.finished().report();
   }

@@ -37,7 +37,7 @@ class Runs {
   LiveRuns& live() { return live_; }
 
  private:
-  absl::StatusOr<std::string> Enqueue(const v1::ExecuteRequest& request, LayerRun run,
+  absl::StatusOr<std::string> Enqueue(const v1::ExecuteRequest& request, LayerRun run, Plan outline,
                                       const Sha256& content, absl::Time deadline, Device& device);
   absl::Status AddReport(const RunRecord& record, v1::Run& run);
 

@@ -1,5 +1,6 @@
 // What a run through the service takes beyond the work on its device: a linear layer under
-// fp8_current, forward and backward, from tensors that the device has, over loopback. Per size,
+// fp8_current, forward and backward, from tensors that the device has, over loopback and the client
+// library's connection. Per size,
 // medians of
 //  - the client's time from the request to the end of the stream, in parts that follow each other;
 //  - the engine's calls within it, which on the CPU are the work;
@@ -23,6 +24,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "client/connection.h"
 #include "kernels/engine/deferred_reports.h"
 #include "kernels/engine/forwarding_engine.h"
 #include "server/allocator.h"
@@ -162,11 +164,11 @@ struct Arrivals {
 };
 
 /// Nothing where the run failed.
-std::optional<Arrivals> Execute(TestServer& server, const v1::ExecuteRequest& request) {
+std::optional<Arrivals> Execute(v1::Engine::Stub& engine, const v1::ExecuteRequest& request) {
   Arrivals arrivals;
   arrivals.begin = Clock::now();
   grpc::ClientContext context;
-  const auto reader = server.engine().Execute(&context, request);
+  const auto reader = engine.Execute(&context, request);
   for (v1::RunEvent event; reader->Read(&event);) {
     const auto now = Clock::now();
     if (event.has_accepted()) arrivals.accepted = now;
@@ -224,7 +226,10 @@ class Subject {
             return all;
           };
         }) {
+    connection_ = *Connection::Dial(server_.address(), {});
+    stub_ = v1::Engine::NewStub(connection_->channel());
     *request_.mutable_spec() = LinearSpec(size, size, size);
+    request_.set_stream_outputs(true);  // As the client library does.
     *request_.mutable_spec()->add_variants() = MakeVariant("fp8_current", "none", "auto");
   }
 
@@ -232,7 +237,7 @@ class Subject {
   bool Run(int runs, Times& times) {
     for (int i = 0; i < runs; ++i) {
       engine_->Take();
-      const std::optional<Arrivals> arrivals = Execute(server_, request_);
+      const std::optional<Arrivals> arrivals = Execute(*stub_, request_);
       if (!arrivals.has_value()) return false;
       const EngineCalls calls = engine_->Take();
       calls_ = calls.count;
@@ -244,7 +249,7 @@ class Subject {
   /// The same with the device's records.
   bool RunRecorded(int runs, Times& times) {
     for (int i = 0; i < runs; ++i) {
-      if (!Execute(server_, request_).has_value()) return false;
+      if (!Execute(*stub_, request_).has_value()) return false;
       const absl::StatusOr<DeviceActivity> activity = TakeDeviceActivity();
       if (!activity.ok()) {
         std::fprintf(stderr, "no record of the device: %s\n", activity.status().ToString().c_str());
@@ -263,6 +268,8 @@ class Subject {
  private:
   WatchedEngine* engine_ = nullptr;
   TestServer server_;
+  std::unique_ptr<Connection> connection_;
+  std::unique_ptr<v1::Engine::Stub> stub_;
   v1::ExecuteRequest request_;
   int calls_ = 0, launches_ = 0;
 };

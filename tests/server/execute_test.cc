@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "server/store/database.h"
 #include "tests/server/test_server.h"
 
@@ -86,6 +88,51 @@ v1::ExecuteRequest EndlessRequest() {
     }
   }
   return request;
+}
+
+/// A report without what differs between two runs of the same.
+std::string Comparable(v1::VariantReport report) {
+  report.clear_stages();
+  return report.SerializeAsString();
+}
+
+// What the client puts together is what it gets at once without, and what GetRun says of both.
+TEST(RunTest, StreamsOutputsWhereAskedFor) {
+  TestServer server;
+  v1::ExecuteRequest request = SmallRequest();
+  *request.mutable_spec()->add_variants() = MakeVariant("bf16", "none", "sm90");
+  request.mutable_spec()->set_reference(1);
+  const RunOutcome whole = Execute(server, request);
+  request.set_stream_outputs(true);
+  const RunOutcome streamed = Execute(server, request);
+  ASSERT_TRUE(whole.status.ok() && streamed.status.ok()) << streamed.status.error_message();
+
+  // The reference goes first; the outputs of a variant come before it.
+  std::vector<std::string> order;
+  std::map<int, std::vector<v1::OutputReport>> outputs;
+  for (const v1::RunEvent& event : streamed.events) {
+    if (event.has_output()) {
+      order.push_back(
+          absl::StrCat(event.output().index(), " ", event.output().report().tensor().name()));
+      outputs[event.output().index()].push_back(event.output().report());
+    }
+    if (event.has_variant()) order.push_back(absl::StrCat(event.variant().index()));
+  }
+  EXPECT_THAT(order, testing::ElementsAre("1 y", "1 dx", "1 dw", "1", "0 y", "0 dx", "0 dw", "0"));
+  const std::vector<v1::VariantReport> expected = whole.variants();
+  std::vector<v1::VariantReport> joined = streamed.variants();
+  ASSERT_EQ(joined.size(), expected.size());
+  for (size_t i = 0; i < joined.size(); ++i) {
+    EXPECT_EQ(joined[i].outputs_size(), 0);
+    for (const auto& output : outputs[i == 0 ? 1 : 0]) *joined[i].add_outputs() = output;
+    EXPECT_EQ(Comparable(joined[i]), Comparable(expected[i])) << i;
+  }
+  const v1::Run kept = GetRun(server, streamed.events[0].run_id());
+  ASSERT_EQ(kept.report().variants_size(), 2);
+  EXPECT_EQ(Comparable(kept.report().variants(1)), Comparable(expected[0]));
+  EXPECT_EQ(Comparable(kept.report().variants(0)), Comparable(expected[1]));
+  const RunOutcome again = Wait(server, streamed.events[0].run_id(), 1);
+  EXPECT_EQ(again.events.size(), streamed.events.size());
 }
 
 TEST(RunTest, StreamsEventsInOrder) {

@@ -109,18 +109,18 @@ TEST(ReproduceCommandTest, StoredAndInlineTensorsAreDigests) {
                 "--backward-override none --arithmetic sm90");
 }
 
-TEST(CheckLayerRunTest, ChecksShapesWithoutMemory) {
+TEST(OutlineLayerRunTest, ChecksShapesWithoutMemory) {
   LayerRun run = MakeRun();
   // 2^46 bytes, which nobody has.
   run.x = GeneratedReference("spec.step.x", 1, {int64_t{1} << 39, 64});
-  EXPECT_TRUE(CheckLayerRun(run).ok());
+  EXPECT_TRUE(OutlineLayerRun(run).ok());
   run.parameters["weight"] = GeneratedReference("spec.step.parameters[\"weight\"]", 2, {16, 32});
-  const absl::Status status = CheckLayerRun(run);
+  const absl::Status status = OutlineLayerRun(run).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_EQ(error::DetailOf(status).field, "spec.step.x");
   run = MakeRun();
   run.reference = 4;
-  EXPECT_EQ(error::DetailOf(CheckLayerRun(run)).field, "spec.reference");
+  EXPECT_EQ(error::DetailOf(OutlineLayerRun(run).status()).field, "spec.reference");
 }
 
 }  // namespace

@@ -21,32 +21,50 @@ std::shared_ptr<const std::string> Event(std::string bytes) {
 
 TEST(LiveRunsTest, WakesOnceForTheEventThatIsWaitedFor) {
   LiveRuns runs;
-  EXPECT_EQ(runs.Wait("a", 1, [] {}), 0);  // Not live.
+  EXPECT_EQ(runs.Wait("a", 1, [](LiveRuns::Position) {}), 0);  // Not live.
   runs.Begin("a", nullptr);
   int wakes = 0;
-  EXPECT_NE(runs.Wait("a", 1, [&] { ++wakes; }), 0);
+  EXPECT_NE(runs.Wait("a", 1, [&](LiveRuns::Position) { ++wakes; }), 0);
   runs.Published("b", 1, Event(""));
   EXPECT_EQ(wakes, 0);
   runs.Published("a", 1, Event(""));
   runs.Published("a", 2, Event(""));
   EXPECT_EQ(wakes, 1);
-  EXPECT_EQ(runs.Wait("a", 2, [&] { ++wakes; }), 0);  // It is there.
-  EXPECT_NE(runs.Wait("a", 3, [&] { ++wakes; }), 0);
+  EXPECT_EQ(runs.Wait("a", 2, [&](LiveRuns::Position) { ++wakes; }), 0);  // It is there.
+  EXPECT_NE(runs.Wait("a", 3, [&](LiveRuns::Position) { ++wakes; }), 0);
   runs.End("a");
   EXPECT_EQ(wakes, 2);
   EXPECT_FALSE(runs.IsLive("a"));
+}
+
+TEST(LiveRunsTest, SaysWhatIsToComeAndWhichEventIsTheLast) {
+  LiveRuns runs;
+  runs.Begin("a", nullptr);
+  EXPECT_TRUE(runs.IsToCome("a", 1));
+  EXPECT_FALSE(runs.IsToCome("b", 1));
+  std::vector<LiveRuns::Position> positions;
+  const auto wake = [&](LiveRuns::Position position) { positions.push_back(position); };
+  runs.Wait("a", 1, wake);
+  runs.Published("a", 1, Event(""));
+  EXPECT_FALSE(runs.IsToCome("a", 1));
+  EXPECT_TRUE(runs.IsToCome("a", 2));
+  runs.Wait("a", 2, wake);
+  runs.Published("a", 2, Event(""), LiveRuns::Position::kLast);
+  EXPECT_EQ(positions, (std::vector{LiveRuns::Position::kBeforeOthers, LiveRuns::Position::kLast}));
+  runs.End("a");
+  EXPECT_FALSE(runs.IsToCome("a", 3));
 }
 
 TEST(LiveRunsTest, AWaitEndsByItsWakeOrByStopping) {
   LiveRuns runs;
   runs.Begin("a", nullptr);
   int wakes = 0;
-  const int64_t token = runs.Wait("a", 1, [&] { ++wakes; });
+  const int64_t token = runs.Wait("a", 1, [&](LiveRuns::Position) { ++wakes; });
   EXPECT_TRUE(runs.StopWaiting("a", token));
   EXPECT_FALSE(runs.StopWaiting("a", token));
   runs.Published("a", 1, Event(""));
   EXPECT_EQ(wakes, 0);
-  const int64_t second = runs.Wait("a", 2, [&] { ++wakes; });
+  const int64_t second = runs.Wait("a", 2, [&](LiveRuns::Position) { ++wakes; });
   runs.End("a");
   EXPECT_FALSE(runs.StopWaiting("a", second));
   EXPECT_EQ(wakes, 1);
@@ -98,7 +116,7 @@ TEST(LiveRunsTest, EveryWaitEndsExactlyOnceUnderContention) {
   for (int thread = 0; thread < 4; ++thread) {
     threads.emplace_back([&] {
       for (int64_t sequence = 1; sequence <= 300; ++sequence) {
-        const int64_t token = runs.Wait("a", sequence, [&] { ++ended; });
+        const int64_t token = runs.Wait("a", sequence, [&](LiveRuns::Position) { ++ended; });
         if (token == 0) continue;
         ++waits;
         if (sequence % 3 == 0 && runs.StopWaiting("a", token)) ++ended;
