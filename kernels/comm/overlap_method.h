@@ -79,7 +79,7 @@ struct OverlapFacts {
 ///   none but ring_exchange, pipeline and bulk;
 /// - column dgrad other than bulk is a reduce-scatter of dx inside dgrad and leaves wgrad nothing;
 /// - sequence parallelism on; no backward override for dgrad and wgrad;
-/// - every role unquantized, per-tensor FP8 or mxfp8, in one format;
+/// - every role unquantized, per-tensor FP8 or mxfp8, in one format: no composed recipe;
 /// - no returned norm output and, after a norm, grad enabled for fprop's all-gather;
 /// - aggregate: an even number of ranks, and pieces of 1; splits and pieces in [1,
 /// kOverlapCutsMax].
