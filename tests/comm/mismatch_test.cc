@@ -43,10 +43,9 @@ Call ReduceScatter(std::vector<int64_t> rows) {
     return rank.group("world").ReduceScatter(Zeros(DType::kBF16, {6, 4}), rows, {}).status();
   };
 }
-Call Broadcast(int root) {
-  return [=](Rank& rank) {
-    return rank.group("world").Broadcast(Zeros(DType::kU8, {2}), root).status();
-  };
+Call Broadcast(int root, DType dtype = DType::kU8, Shape shape = {2}) {
+  return
+      [=](Rank& rank) { return rank.group("world").Broadcast(Zeros(dtype, shape), root).status(); };
 }
 Call Barrier() {
   return [](Rank& rank) { return rank.group("world").Barrier(); };
@@ -93,6 +92,9 @@ std::vector<MismatchCase> MismatchCases() {
        absl::StatusCode::kFailedPrecondition, "rows 1, 2, 3"},
       {"sum", ReduceScatter({2, 2, 2}), AllReduce({})},
       {"root", Broadcast(0), Broadcast(1), absl::StatusCode::kFailedPrecondition, "from place 1"},
+      {"dtype of a broadcast", Broadcast(0), Broadcast(0, DType::kI16)},
+      {"dims of a broadcast", Broadcast(0), Broadcast(0, DType::kU8, {3}),
+       absl::StatusCode::kFailedPrecondition, "broadcast u8[3] from place 0"},
       {"what is agreed on", Agreement("a"), Agreement("b")},
       {"maximum's dims",
        [](Rank& rank) {

@@ -353,6 +353,11 @@ TEST(OverlapRefusals, NameFieldValueAndRule) {
               HasSubstr("gemm.c is bf16[3x16]"));
   EXPECT_THAT(refused([](auto& call) { call.gemm.out_dtype = DType::kF8E4M3; }),
               HasSubstr("gemm.out_dtype is f8_e4m3"));
+  EXPECT_THAT(refused([](auto& call) {
+                call.gemm = MakeGemm(Payload::kBf16, 16, 16, 16, 1);
+                call.gemm.layout = GemmLayout::kNT;
+              }),
+              HasSubstr("gemm.layout is nt"));
   EXPECT_THAT(refused([](auto& call) { call.beside = {Tensor()}; }), HasSubstr("beside is absent"));
   EXPECT_THAT(refused([](auto& call) { call.gemm = MakeGemm(Payload::kMxfp8, 128, 128, 96, 1); }),
               AllOf(HasSubstr("gemm.a is f8_e4m3[128x96]"), HasSubstr("multiples of 128")));
@@ -390,6 +395,15 @@ TEST(OverlapRefusals, NameFieldValueAndRule) {
                              .partial = *Tensor::Allocate(DType::kU8, {8, 2}),
                              .rows = {4, 4}};
   EXPECT_THAT(Refusal(bulk).message(), HasSubstr("partial is u8[8x2]"));
+  bulk.partial = *Tensor::Allocate(DType::kBF16, {8, 2});
+  bulk.profile = {ReductionKind::kNccl};
+  EXPECT_THAT(Refusal(bulk).message(), HasSubstr("profile is nccl"));
+  EXPECT_THAT(reduce_refused([](auto& call) {
+                call.method = OverlapMethod::kPipeline;
+                call.splits = 2;
+                call.profile = {ReductionKind::kNccl};
+              }),
+              HasSubstr("profile is nccl"));
 }
 
 TEST(OverlapDisagreement, IsEveryMembersError) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <latch>
 #include <memory>
@@ -311,31 +312,71 @@ TEST(LateRank, DoesNotHideAFailure) {
   }
 }
 
+/// A deadline, or several, one after the other: some other run's is over.
+void LetDeadlinesPass(int count) {
+  for (int i = 0; i < count; ++i) {
+    TaskGraph never(kRanks);
+    const int task = AddTask(never, "never", 1, OverlapResource::kCompute, {}, Nothing);
+    AddTask(never, "copy", 0, OverlapResource::kReceive, {task}, Nothing);
+    EXPECT_FALSE(StatusOfSome(never, {0}, false)[0].ok());
+  }
+}
+
 /// A rank that has something to do does not wait for others, however long that takes.
 TEST(Deadline, IsNotCountedWhileTheRankComputes) {
   Queues queues;
   TaskGraph graph(kRanks);
   std::latch other_is_done(1);
   const int gemm = AddTask(graph, "gemm", 1, OverlapResource::kCompute, {}, [] {
-    for (int i = 0; i < 3; ++i) {  // A deadline that passes, one after the other.
-      TaskGraph never(kRanks);
-      const int task = AddTask(never, "never", 1, OverlapResource::kCompute, {}, Nothing);
-      AddTask(never, "copy", 0, OverlapResource::kReceive, {task}, Nothing);
-      EXPECT_FALSE(StatusOfSome(never, {0}, false)[0].ok());
-    }
+    LetDeadlinesPass(3);
     return absl::OkStatus();
   });
-  AddTask(graph, "gemm after it", 1, OverlapResource::kCompute, {gemm}, [&] {
-    other_is_done.count_down();
+  const auto other_goes_on = [&] {
+    if (!other_is_done.try_wait()) other_is_done.count_down();
     return absl::OkStatus();
-  });
+  };
+  AddTask(graph, "gemm after it", 1, OverlapResource::kCompute, {gemm}, other_goes_on);
   AddTask(graph, "long gemm", 0, OverlapResource::kCompute, {}, [&] {
     other_is_done.wait();
     return absl::OkStatus();
   });
   AddTask(graph, "copy", 0, OverlapResource::kReceive, {gemm}, Nothing);
   OverlapRun run(graph, queues.lanes, {.deadline = kDeadline});
-  for (const absl::Status& status : RunAll(run)) EXPECT_TRUE(status.ok()) << status;
+  std::vector<absl::Status> statuses(2);
+  std::thread other([&] {
+    statuses[1] = run.RunRank(1, nullptr);
+    EXPECT_TRUE(other_goes_on().ok());  // Where it has not come so far.
+  });
+  statuses[0] = run.RunRank(0, nullptr);
+  other.join();
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+}
+
+/// Others may still read a rank's memory when its own tasks are done.
+TEST(Run, ReturnsWhenNobodyUsesTheRanksMemory) {
+  for (const bool queues_work : {false, true}) {
+    Queues queues;
+    TaskGraph graph(2);
+    std::atomic<bool> has_returned = false;
+    AddTask(graph, "gemm", 0, OverlapResource::kCompute, {}, Nothing);
+    ASSERT_TRUE(graph
+                    .Add({"copy",
+                          1,
+                          OverlapResource::kReceive,
+                          /*peer=*/0,
+                          {},
+                          [&](Engine&) {
+                            LetDeadlinesPass(1);
+                            EXPECT_FALSE(has_returned) << "on queues: " << queues_work;
+                            return absl::OkStatus();
+                          }})
+                    .ok());
+    OverlapRun run(graph, {queues.lanes[0], queues.lanes[1]}, {.queues_work = queues_work});
+    std::thread other([&] { EXPECT_TRUE(run.RunRank(1, nullptr).ok()); });
+    EXPECT_TRUE(run.RunRank(0, nullptr).ok());
+    has_returned = true;
+    other.join();
+  }
 }
 
 }  // namespace

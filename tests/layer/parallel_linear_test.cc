@@ -251,6 +251,7 @@ TEST(ParallelLinear, KeepsWhatItsFormatGathersInBackward) {
   EXPECT_EQ(saved_x("hybrid:fprop=mxfp8,dgrad=mxfp8,wgrad=mxfp8", 256), "f8_e4m3 columnwise codes");
   EXPECT_EQ(saved_x("hybrid:fprop=fp8_current,dgrad=fp8_current,wgrad=mxfp8", 256),
             "f8_e4m3 rowwise codes");
+  EXPECT_EQ(saved_x("hybrid:fprop=mxfp8,dgrad=mxfp8,wgrad=nvfp4", 256), "f8_e4m3 rowwise codes");
 }
 
 // Shards off the blocks, uneven and empty: gathered in high precision and quantized once.

@@ -256,6 +256,59 @@ TEST(OverlappedLinear, LeavesDeferredGradientsAlone) {
   }
 }
 
+/// A layer's run while somebody else holds one of its ranks' buffers.
+absl::Status RunHolding(const LayerRequest& whole, const std::string& recipe,
+                        const std::string& buffer, const std::string& mode) {
+  const ParallelSetup setup = SetupOf(OverlapWays(UnitOf(recipe) == 128).back(), 2);
+  TestWorld world(2);
+  return world.world().Run(
+      [&](Rank& rank) -> absl::Status {
+        QG_ASSIGN_OR_RETURN(const auto part, RankPart::Make(rank, whole, setup));
+        const std::shared_ptr<OverlapBuffer> held = part->buffers.Of(buffer, mode);
+        QG_RETURN_IF_ERROR(held->Fill("somebody", {{DType::kU8, {1}}}).status());
+        return RunLayer(rank.engine(), part->request, *Recipe::Parse(recipe), Arithmetic{}, nullptr)
+            .status();
+      },
+      nullptr);
+}
+
+struct BufferCase {
+  LayerRequest layer;
+  const char* recipe;
+  const char* mode;
+  std::vector<const char*> buffers;
+};
+
+// Layers of one kind share a buffer, units and scales of another kind have their own.
+TEST(OverlappedLayer, FillsTheBuffersOfItsUnitsAndScales) {
+  const BufferCase cases[] = {
+      {LinearOf(ParallelMode::kColumn, "bf16", 2),
+       "bf16",
+       "none",
+       {"column_fprop", "column_dgrad", "column_wgrad"}},
+      {LinearOf(ParallelMode::kColumn, "fp8_current", 2),
+       "fp8_current",
+       "tensor",
+       {"column_fprop", "column_dgrad", "column_wgrad"}},
+      {LinearOf(ParallelMode::kRow, "mxfp8", 2), "mxfp8", "mx32", {"row_fprop", "row_dgrad"}},
+      {NormLayerOf(LayerKind::kLayerNormMlp, "bf16", 2),
+       "bf16",
+       "none",
+       {"fc1_fprop", "fc2_fprop", "fc2_dgrad", "fc1_dgrad", "fc1_wgrad"}},
+  };
+  for (const BufferCase& one : cases) {
+    for (const char* buffer : one.buffers) {
+      SCOPED_TRACE(absl::StrCat(one.recipe, " ", buffer));
+      const absl::Status status = RunHolding(one.layer, one.recipe, buffer, one.mode);
+      EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(),
+                                    absl::StrCat("overlap buffer ", buffer, " (", one.mode, "): ")))
+          << status;
+      EXPECT_TRUE(RunHolding(one.layer, one.recipe, buffer, "other scales").ok());
+    }
+  }
+}
+
 // The codes of another microbatch under a scale of their own: nobody could read them together.
 TEST(OverlappedLinear, RefusesToJoinWhatRanksSavedInOtherSteps) {
   const LayerRequest whole = LinearOf(ParallelMode::kColumn, "fp8_current", 2);

@@ -239,6 +239,10 @@ TEST(ParallelHybrid, IsTheLayerOfTheDequantizedShards) {
       {"hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=fp8_current", Usage::kColumnwise},
       {"hybrid:fprop=mxfp8,dgrad=mxfp8,wgrad=mxfp8,columnwise_source=rowwise_dequantized",
        Usage::kRowwise},
+      // Columnwise nvfp4 codes are never dequantized.
+      {R"(hybrid:fprop=mxfp8,dgrad=mxfp8,wgrad={"name":"nvfp4","knobs":)"
+       R"({"disable_stochastic_rounding":true}})",
+       Usage::kRowwise},
       // Scales that are no powers of two: the other direction's codes would round once more.
       {"hybrid:fprop=mxfp8,dgrad=fp8_block,wgrad=fp8_current,columnwise_source=rowwise_dequantized",
        Usage::kRowwise},
