@@ -54,9 +54,10 @@ class OverlapRun {
 
   /// The part of one rank, each on a thread of its own and each once. Returns when everything that
   /// uses the rank's memory has been done, or put on queues for which the rank's engine waits. The
-  /// first failure of any rank, with rank and task, is what every rank gets: DEADLINE_EXCEEDED
-  /// naming whom the rank waited for where that did not come. After a failure other ranks may still
-  /// read this rank's memory, which they keep: nobody may write to it.
+  /// first failure of any rank, with rank and task, is what every rank gets that has not returned
+  /// by then: DEADLINE_EXCEEDED naming whom the rank waited for where that did not come. After a
+  /// failure other ranks may still read this rank's memory, which they keep: nobody may write to
+  /// it.
   absl::Status RunRank(int rank, const Cancellation* cancellation);
 
   /// Of a rank whose RunRank has returned OK, under keeps_times; waits for its tasks.
