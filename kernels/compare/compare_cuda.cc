@@ -133,7 +133,7 @@ struct ErrorMemory {
   std::shared_ptr<Buffer> buffer;
   double* sums = nullptr;
   SliceErrors* slices = nullptr;
-  BlockTotals* blocks = nullptr;
+  FinishedBlocks* blocks = nullptr;
   unsigned* finished = nullptr;
 
   static absl::StatusOr<ErrorMemory> Allocate(CudaDevice& device, const BlockCut& cut) {
@@ -145,14 +145,14 @@ struct ErrorMemory {
     };
     const int64_t sums_at = take(blocks * cut.segments * kSegmentSeries * int64_t{sizeof(double)});
     const int64_t slices_at = take(blocks * cut.slices * int64_t{sizeof(SliceErrors)});
-    const int64_t blocks_at = take(blocks * int64_t{sizeof(BlockTotals)});
+    const int64_t blocks_at = take(sizeof(FinishedBlocks));
     const int64_t finished_at = take(sizeof(unsigned));
     ErrorMemory memory;
     QG_ASSIGN_OR_RETURN(memory.buffer, device.AllocateBytes(static_cast<size_t>(bytes)));
     std::byte* data = memory.buffer->data();
     memory.sums = reinterpret_cast<double*>(data + sums_at);
     memory.slices = reinterpret_cast<SliceErrors*>(data + slices_at);
-    memory.blocks = reinterpret_cast<BlockTotals*>(data + blocks_at);
+    memory.blocks = reinterpret_cast<FinishedBlocks*>(data + blocks_at);
     memory.finished = reinterpret_cast<unsigned*>(data + finished_at);
     return memory;
   }
@@ -229,6 +229,7 @@ absl::StatusOr<StartedReport<ErrorReport>> StartErrors(CudaDevice& device, const
                                       }};
   }
   constexpr size_t kCellsMax = size_t{kHeatMapRowsMax} * kHeatMapColumnsMax;
+  static_assert(kCellsMax <= FinishedBlocks::kMax);
   static_assert(sizeof(BlockTotals) + kCellsMax * sizeof(CellErrors) <=
                 CudaDevice::kPendingReadBytes);
   QG_ASSIGN_OR_RETURN(CudaDevice::PendingRead results, device.TakeReadMemory());

@@ -68,8 +68,7 @@ struct BlockCut {
   int64_t segments = 0;  ///< Of the largest block: what the sums have room for.
 };
 
-/// What one slice of a block found besides sums. Positions count the block's elements; -1: none. A
-/// largest error's position may be that of the first element of its chunk.
+/// What one slice of a block found besides sums. Positions count the block's elements; -1: none.
 struct SliceErrors {
   double max_abs, max_rel;
   int64_t max_abs_position, max_rel_position;
@@ -77,10 +76,20 @@ struct SliceErrors {
   int64_t saturated_count, flushed_to_zero_count, subnormal_count;
 };
 
-/// What one block of the heat map adds to the report, or all of them. Indices count the tensor's
-/// elements.
+/// What the blocks of the heat map add to the report, in the order in which all are added. Indices
+/// count the tensor's elements.
+struct FinishedBlocks {
+  static constexpr int kMax = 1024;
+  double sums[kMax][kSegmentSeries];  ///< By ErrorSeries.
+  double max_abs[kMax], max_rel[kMax];
+  int64_t max_abs_index[kMax], max_rel_index[kMax];
+  int64_t finite_count[kMax], relative_count[kMax];
+  int64_t saturated_count[kMax], flushed_to_zero_count[kMax], subnormal_count[kMax];
+};
+
+/// All blocks together. Of `found`, positions are not used.
 struct BlockTotals {
-  double sums[kSegmentSeries];  ///< By ErrorSeries.
+  double sums[kSegmentSeries];
   SliceErrors found;
   int64_t max_abs_index, max_rel_index;
   uint64_t max_abs_bits[2], max_rel_bits[2];  ///< Of subject and reference.
@@ -120,11 +129,11 @@ inline constexpr int kFinishGroups = 4;
 /// LaunchMeasureSegments or LaunchSumSegments.
 struct FinishErrorParameters {
   ErrorParameters errors;
-  int level = 0;                  ///< How many launches of LaunchSumSegments made `sums`.
-  const double* sums = nullptr;   ///< [blocks][at most kFinishGroups * kSegmentGroup][series].
-  BlockTotals* blocks = nullptr;  ///< [blocks].
-  CellErrors* cells = nullptr;    ///< [blocks]; written only, and so is `total`.
-  BlockTotals* total = nullptr;   ///< One.
+  int level = 0;                     ///< How many launches of LaunchSumSegments made `sums`.
+  const double* sums = nullptr;      ///< [blocks][at most kFinishGroups * kSegmentGroup][series].
+  FinishedBlocks* blocks = nullptr;  ///< One.
+  CellErrors* cells = nullptr;       ///< [blocks]; written only, and so is `total`.
+  BlockTotals* total = nullptr;      ///< One.
 };
 cudaError_t LaunchFinishErrors(const FinishErrorParameters& parameters, cudaStream_t stream);
 

@@ -51,14 +51,18 @@ __device__ inline void AddLanes(int64_t& count) {
   }
 }
 
-__device__ inline void MergeLanes(FoundErrors& found) {
-  found.max_abs.MergeLanes();
-  found.max_rel.MergeLanes();
+__device__ inline void AddLaneCounts(FoundErrors& found) {
   AddLanes(found.finite_count);
   AddLanes(found.relative_count);
   AddLanes(found.saturated_count);
   AddLanes(found.flushed_to_zero_count);
   AddLanes(found.subnormal_count);
+}
+
+__device__ inline void MergeLanes(FoundErrors& found) {
+  found.max_abs.MergeLanes();
+  found.max_rel.MergeLanes();
+  AddLaneCounts(found);
 }
 
 __device__ inline SliceErrors SliceOf(const FoundErrors& found) {

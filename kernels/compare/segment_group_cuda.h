@@ -6,13 +6,13 @@
 
 namespace quantgate {
 
-inline constexpr int kGroupSlots = 32;  // Runs of segments, a thread for each and each series.
-inline constexpr int kGroupRun = kSegmentGroup / kGroupSlots;
-inline constexpr int kGroupThreads = kGroupSlots * kSegmentSeries;
-static_assert(kGroupRun == 8);
+inline constexpr int kGroupWarps = 4, kGroupThreads = 32 * kGroupWarps;
+/// Runs of segments, a thread for each and each series.
+inline constexpr int kGroupRun = kSegmentGroup / (kGroupThreads / kSegmentSeries);
+static_assert(kGroupRun == 16 && kSegmentSeries == 8);
 
 struct GroupMemory {
-  double sums[kGroupSlots][kSegmentSeries];
+  double of_warp[kGroupWarps][kSegmentSeries];
 };
 
 /// How many sums `level` launches of LaunchSumSegments leave of that many segments.
@@ -21,26 +21,33 @@ __device__ inline int64_t SegmentsAt(int64_t segments, int level) {
   return segments;
 }
 
-/// The sum of group `group` of the `count` sums in `from`: of series i in thread i. What is missing
-/// of the group stands as -0.0. By kGroupThreads threads.
-__device__ inline double SumOfGroup(const double* from, int64_t count, int64_t group,
-                                    GroupMemory& memory) {
-  const int series = threadIdx.x % kSegmentSeries, slot = threadIdx.x / kSegmentSeries;
-  const int64_t first = group * kSegmentGroup + slot * kGroupRun;
+/// The pairwise sum over lanes of one series, which are four, in each of them.
+__device__ inline double SumOverSeries(double sum) {
+  sum += __shfl_xor_sync(kWholeWarp, sum, kSegmentSeries);
+  return sum + __shfl_xor_sync(kWholeWarp, sum, 2 * kSegmentSeries);
+}
+
+/// The warp's share of group `group` of the `count` sums in `from` to memory. What is missing of
+/// the group stands as -0.0.
+__device__ inline void AddShareOfGroup(const double* from, int64_t count, int64_t group,
+                                       GroupMemory& memory) {
+  const int lane = threadIdx.x % 32, series = lane % kSegmentSeries;
+  const int64_t first = group * kSegmentGroup + threadIdx.x / kSegmentSeries * kGroupRun;
+  const double* run = from + first * kSegmentSeries + series;
   double terms[kGroupRun];
 #pragma unroll
   for (int i = 0; i < kGroupRun; ++i) {
-    terms[i] = first + i < count ? from[(first + i) * kSegmentSeries + series] : -0.0;
+    terms[i] = first + i < count ? run[i * kSegmentSeries] : -0.0;
   }
-  double& sum = memory.sums[slot][series];
-  __syncthreads();  // Others have read what was there.
-  sum = ((terms[0] + terms[1]) + (terms[2] + terms[3])) +
-        ((terms[4] + terms[5]) + (terms[6] + terms[7]));
-  for (int distance = 1; distance < kGroupSlots; distance *= 2) {
-    __syncthreads();
-    if (slot % (2 * distance) == 0) sum += memory.sums[slot + distance][series];
-  }
-  return sum;
+  const auto term = [&](int i) { return terms[i]; };
+  const double sum = SumOverSeries(SumInOrder<kGroupRun>(term));
+  if (lane < kSegmentSeries) memory.of_warp[threadIdx.x / 32][series] = sum;
+}
+
+/// The sum of a group whose shares are in memory, of series i in lane i. By one warp.
+__device__ inline double SumOfGroup(const GroupMemory& memory) {
+  const int lane = threadIdx.x % 32;
+  return SumOverSeries(memory.of_warp[lane / kSegmentSeries][lane % kSegmentSeries]);
 }
 
 }  // namespace quantgate

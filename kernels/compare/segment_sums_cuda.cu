@@ -11,7 +11,10 @@ __global__ void __launch_bounds__(kGroupThreads) SumGroup(const SegmentSumParame
   const int64_t count = SegmentsAt(block.segments(), parameters.level);
   const int64_t room = SegmentsAt(parameters.cut.segments, parameters.level);
   const double* from = parameters.from + blockIdx.y * room * kSegmentSeries;
-  const double sum = SumOfGroup(from, count, blockIdx.x, memory);
+  AddShareOfGroup(from, count, blockIdx.x, memory);
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  const double sum = SumOfGroup(memory);
   double* to = parameters.to + (blockIdx.y * int64_t{gridDim.x} + blockIdx.x) * kSegmentSeries;
   if (threadIdx.x < kSegmentSeries) to[threadIdx.x] = sum;
 }
