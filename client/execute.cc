@@ -4,6 +4,7 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/support/sync_stream.h>
 
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -38,10 +39,13 @@ struct Attachment {
     }
     if (event.has_variant()) {
       const int index = event.variant().index();
-      variants[index] = event.variant().report();
-      for (v1::OutputReport& output : outputs[index]) {
-        *variants[index].add_outputs() = std::move(output);
-      }
+      v1::VariantReport& variant = variants[index];
+      variant = event.variant().report();
+      std::vector<v1::OutputReport>& all = outputs[index];
+      all.insert(all.end(), std::make_move_iterator(variant.mutable_outputs()->begin()),
+                 std::make_move_iterator(variant.mutable_outputs()->end()));
+      variant.mutable_outputs()->Assign(std::make_move_iterator(all.begin()),
+                                        std::make_move_iterator(all.end()));
     }
     if (event.has_finished()) {
       has_finished = true;

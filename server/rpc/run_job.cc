@@ -51,8 +51,9 @@ void LeaveOutHeatMaps(v1::VariantReport& report) {
     error.clear_heat_map();
   };
   std::vector<std::string> names;
-  for (const v1::OutputReport& output : report.outputs()) names.push_back(output.tensor().name());
-  if (names.empty()) {  // They came as events of their own.
+  if (report.outputs_size() >= report.against_reference_size()) {
+    for (const v1::OutputReport& output : report.outputs()) names.push_back(output.tensor().name());
+  } else {  // The outputs came as events of their own.
     for (const auto& comparison : report.against_reference()) names.push_back(comparison.tensor());
   }
   size_t left_out = 0;
@@ -192,6 +193,8 @@ absl::Status RunJob::DescribeSource(const TensorReference& reference, v1::InputT
 
 void RunJob::OnProgress(const RunProgress& progress) {
   if (!stopped_.ok()) return;
+  // The end is an event of its own.
+  if (progress.step == progress.step_count) return;
   if (!progress_throttle_.Passes()) return;
   v1::RunEvent event;
   event.mutable_progress()->set_step(progress.step);
@@ -219,15 +222,15 @@ absl::Status RunJob::PublishOutput(int index, const OutputReport& report, bool i
   } else {
     QG_RETURN_IF_ERROR(writer_->Write(report.tensor, report.value, report.fingerprint, tensor));
   }
-  if (!run_.stream_outputs) {
+  // Behind the last one the device has nothing to do, and the variant follows.
+  if (!run_.stream_outputs || is_last) {
     outputs_.push_back(std::move(proto));
     return absl::OkStatus();
   }
   v1::RunEvent event;
   event.mutable_output()->set_index(index);
   *event.mutable_output()->mutable_report() = std::move(proto);
-  // The device is at the next one meanwhile; behind the last one everybody waits.
-  return Publish(event, is_last ? Storing::kWithNext : Storing::kNow);
+  return Publish(event, Storing::kNow);
 }
 
 void RunJob::OnVariant(int index, const VariantReport& report) {

@@ -67,7 +67,7 @@ class RunJob {
   std::vector<std::shared_ptr<const std::string>> unstored_;  // Up to last_sequence_.
   absl::Status stopped_;                                      // Why Stop was called.
   std::optional<OutputWriter> writer_;                        // Of the variant that is coming.
-  std::vector<v1::OutputReport> outputs_;                     // Of it, where they are not streamed.
+  std::vector<v1::OutputReport> outputs_;                     // Those that come with it.
   size_t variants_published_ = 0;
   /// Each event is sent and stored; nobody's eye can follow more.
   Throttle progress_throttle_{std::chrono::milliseconds(20)};

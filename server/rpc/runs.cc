@@ -4,6 +4,7 @@
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -161,10 +162,13 @@ absl::Status Runs::AddReport(const RunRecord& record, v1::Run& run) {
     }
     if (event.has_variant()) {
       const int index = event.variant().index();
-      variants[index] = std::move(*event.mutable_variant()->mutable_report());
-      for (v1::OutputReport& output : outputs[index]) {
-        *variants[index].add_outputs() = std::move(output);
-      }
+      v1::VariantReport& variant = variants[index];
+      variant = std::move(*event.mutable_variant()->mutable_report());
+      std::vector<v1::OutputReport>& all = outputs[index];
+      all.insert(all.end(), std::make_move_iterator(variant.mutable_outputs()->begin()),
+                 std::make_move_iterator(variant.mutable_outputs()->end()));
+      variant.mutable_outputs()->Assign(std::make_move_iterator(all.begin()),
+                                        std::make_move_iterator(all.end()));
     }
     if (event.has_finished()) *run.mutable_report() = event.finished().report();
   }

@@ -320,6 +320,37 @@ TEST_F(RunWireTest, TheReportHasItsVariantsInOrder) {
   EXPECT_THAT(sequences_, ElementsAre(1, 2, 3, 4, 5));
 }
 
+// Outputs that came before their variant stand before those that came with it, also where the
+// stream broke in between.
+TEST_F(RunWireTest, OutputsThatCameFirstStandFirst) {
+  const auto add_output = [&](int event, const std::string& name) {
+    v1::OutputFinished& output = *server_.engine.events[event].mutable_output();
+    output.set_index(1);
+    output.mutable_report()->mutable_tensor()->set_name(name);
+  };
+  server_.engine.events[1].clear_progress();
+  add_output(1, "y");
+  server_.engine.events[2].clear_variant();
+  add_output(2, "dx");
+  SetVariant(3, 1, "streamed");
+  server_.engine.events[3]
+      .mutable_variant()
+      ->mutable_report()
+      ->add_outputs()
+      ->mutable_tensor()
+      ->set_name("dw");
+  for (const std::vector<int>& breaks : {std::vector<int>{}, {2}}) {
+    server_.engine.breaks = {breaks.begin(), breaks.end()};
+    const auto report = Execute();
+    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_EQ(report->variants_size(), 1);
+    std::vector<std::string> names;
+    for (const auto& output : report->variants(0).outputs())
+      names.push_back(output.tensor().name());
+    EXPECT_THAT(names, ElementsAre("y", "dx", "dw"));
+  }
+}
+
 TEST_F(RunWireTest, ABrokenStreamIsAttachedToAgain) {
   server_.engine.breaks = {2, 1};
   ASSERT_TRUE(Execute().ok());
