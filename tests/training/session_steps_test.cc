@@ -204,6 +204,29 @@ TEST_F(SessionGradients, OnlyWhatRequiresGradIsUpdated) {
   EXPECT_FALSE(SameBits(*session->Find("fc1.bias", nullptr), bias));
 }
 
+// Adam's moments would move a weight whose gradient is zero.
+TEST_F(SessionGradients, AnUpdateLeavesAFrozenWeightWithAMainGradient) {
+  SessionSpec spec = TwoLayerSpec("mxfp8");
+  spec.main_grads = true;
+  const auto session = Open(spec);
+  const auto pass = [&](bool trains_weights) {
+    ForwardStep forward = ForwardOf(1);
+    forward.requires_grad.weight = trains_weights;
+    EXPECT_TRUE(session->Forward(forward, nullptr).ok());
+    EXPECT_TRUE(session->Backward(BackwardOf(2), nullptr).ok());
+    EXPECT_TRUE(session->Optimize({}, nullptr).ok());
+    std::vector<Tensor> state;
+    for (const char* name : {"", ".master", ".exp_avg", ".exp_avg_sq"}) {
+      state.push_back(*session->Find(std::string("fc1.weight") + name, nullptr));
+    }
+    state.push_back(*session->Find("fc1.bias", nullptr));
+    return state;
+  };
+  const std::vector<Tensor> trained = pass(true), frozen = pass(false);
+  for (size_t i = 0; i + 1 < trained.size(); ++i) EXPECT_TRUE(SameBits(trained[i], frozen[i])) << i;
+  EXPECT_FALSE(SameBits(trained.back(), frozen.back()));
+}
+
 TEST_F(SessionGradients, AMasterWithARemainderIsTheF32Master) {
   SessionSpec spec = TwoLayerSpec("bf16");
   const auto f32 = Open(spec);
