@@ -137,6 +137,8 @@ TEST(RunTest, StreamsOutputsWhereAskedFor) {
   EXPECT_EQ(again.events.size(), streamed.events.size());
 }
 
+void EnableHttp(ServerOptions& options) { options.metrics_listen = "127.0.0.1:0"; }
+
 TEST(RunTest, StreamsEventsInOrder) {
   TestServer server;
   const RunOutcome run = Execute(server, SmallRequest());
@@ -371,24 +373,51 @@ TEST(RunTest, FullQueueIsResourceExhaustedAndSaysWhenToRetry) {
 }
 
 TEST(RunTest, ARunThatCannotBeStoredIsRefusedAndForgotten) {
-  TestServer server;
-  v1::ExecuteRequest request = SmallRequest();
-  request.set_request_id("again");
+  TestServer server(EnableHttp);
+  // The device has begun with it by the time that it cannot be stored.
+  v1::ExecuteRequest endless = EndlessRequest();
+  endless.set_request_id("again");
   {
     // Another connection has the database to itself.
     const auto database = Database::Open(server.data_dir() + "/data/quantgate.db").value();
     const std::lock_guard lock(database->mutex());
     Transaction transaction(*database);
     ASSERT_TRUE(transaction.Begin().ok());
-    const RunOutcome refused = Execute(server, request);
+    const RunOutcome refused = Execute(server, endless);
     EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::INTERNAL);
     EXPECT_THAT(refused.status.error_message(), HasSubstr("locked"));
     EXPECT_TRUE(refused.events.empty());
   }
   EXPECT_TRUE(ListRuns(server).empty());
+  v1::ExecuteRequest request = SmallRequest();
+  request.set_request_id("again");
   const RunOutcome run = Execute(server, request);
+  ASSERT_TRUE(run.status.ok()) << run.status.error_message();
   EXPECT_EQ(run.finished().state(), v1::RUN_STATE_SUCCEEDED);
   EXPECT_EQ(ListRuns(server).size(), 1u);
+  const std::string cancelled =
+      R"(quantgate_run_total{mode="none",op="linear",outcome="cancelled",recipe="fp8_current"})";
+  EXPECT_EQ(MetricValue(server.HttpGet("/metrics"), cancelled), 3);  // Variants.
+}
+
+// The last one too, which goes with the status.
+TEST(RunTest, EveryEventIsCounted) {
+  TestServer server(EnableHttp);
+  const RunOutcome run = Execute(server, SmallRequest());
+  ASSERT_TRUE(run.status.ok()) << run.status.error_message();
+  ASSERT_FALSE(run.events.empty());
+  EXPECT_TRUE(run.events.back().has_finished());
+  const RunOutcome waited = Wait(server, run.events[0].run_id(), 2);
+  ASSERT_TRUE(waited.status.ok()) << waited.status.error_message();
+  EXPECT_EQ(waited.events.size(), run.events.size() - 1);
+  const std::string metrics = server.HttpGet("/metrics");
+  const auto sent = [&](const std::string& method) {
+    return MetricValue(metrics, R"(grpc_server_msg_sent_total{grpc_method=")" + method +
+                                    R"(",grpc_service="quantgate.v1.Engine",)"
+                                    R"(grpc_type="server_stream"})");
+  };
+  EXPECT_EQ(sent("Execute"), static_cast<double>(run.events.size()));
+  EXPECT_EQ(sent("WaitRun"), static_cast<double>(waited.events.size()));
 }
 
 TEST(RunTest, KeptOutputsAreBlobsAndLargeOthersAreFingerprints) {
