@@ -17,25 +17,28 @@ std::string_view CollectiveBackendName(CollectiveBackend backend);  ///< "local"
 /// INVALID_ARGUMENT with the value and the known names.
 absl::StatusOr<CollectiveBackend> ParseCollectiveBackend(std::string_view name);
 
-/// Rank r is place r % tensor_parallel of copy r / tensor_parallel.
+/// Rank r is place r % copy_size() of copy r / copy_size().
 struct ParallelSpec {
   int tensor_parallel = 2;  ///< Ranks of the group over which weights are divided.
   bool sequence_parallel = false;
   ReductionProfile profile = {};  ///< Of sums over the ranks.
   CollectiveBackend backend = CollectiveBackend::kLocal;
   std::optional<OverlapSpec> overlap = {};  ///< Absent: nothing overlaps.
-  int data_parallel = 1;                    ///< Copies of the layers; sessions only.
+  /// Copies of the layers, of sessions; copies of the experts, of runs with expert_parallel too.
+  int data_parallel = 1;
   /// Copies have rows of every weight, its master and moments, and gather it for each pass;
   /// sessions only.
   bool fully_sharded = false;
   bool reshard_after_forward = true;  ///< Backward gathers again; else what was gathered is kept.
-  /// Ranks over which the experts of grouped_linear are divided, in runs of one such layer and in
-  /// sessions; the others are 1 then.
+  /// Ranks over which a copy's experts of grouped_linear are divided, in runs of one such layer and
+  /// in sessions; tensor_parallel is 1 then.
   int expert_parallel = 1;
 
-  int size() const { return tensor_parallel * data_parallel * expert_parallel; }
-  /// "tp2", "tp4 sp ub_p2p nccl", "tp2 dp2", "tp1 dp2 fsdp", "tp2 sp overlap:default", "ep4": what
-  /// differs from the defaults.
+  /// Ranks of one copy.
+  int copy_size() const { return tensor_parallel * expert_parallel; }
+  int size() const { return copy_size() * data_parallel; }
+  /// "tp2", "tp4 sp ub_p2p nccl", "tp2 dp2", "tp1 dp2 fsdp", "tp2 sp overlap:default", "ep4",
+  /// "ep2 dp2": what differs from the defaults.
   std::string Label() const;
   friend bool operator==(const ParallelSpec&, const ParallelSpec&) = default;
 };

@@ -85,16 +85,13 @@ absl::StatusOr<std::unique_ptr<World>> MakeWorld(const ParallelSpec& parallel,
     options.faults = setting->faults;
   }
   QG_ASSIGN_OR_RETURN(std::unique_ptr<World> world, World::Create(std::move(options)));
-  if (parallel.expert_parallel > 1) {
-    QG_RETURN_IF_ERROR(
-        world->AddGroups(kExpertParallelGroup, {Every(1, 0, parallel.expert_parallel)}));
-    return world;
-  }
-  const int tp = parallel.tensor_parallel, dp = parallel.data_parallel;
+  const bool divides_experts = parallel.expert_parallel > 1;
+  const int width = parallel.copy_size(), dp = parallel.data_parallel;
   std::vector<std::vector<int>> layers, copies;
-  for (int copy = 0; copy < dp; ++copy) layers.push_back(Every(1, copy * tp, tp));
-  for (int place = 0; place < tp; ++place) copies.push_back(Every(tp, place, dp));
-  QG_RETURN_IF_ERROR(world->AddGroups(kTensorParallelGroup, layers));
+  for (int copy = 0; copy < dp; ++copy) layers.push_back(Every(1, copy * width, width));
+  for (int place = 0; place < width; ++place) copies.push_back(Every(width, place, dp));
+  QG_RETURN_IF_ERROR(
+      world->AddGroups(divides_experts ? kExpertParallelGroup : kTensorParallelGroup, layers));
   if (dp > 1) QG_RETURN_IF_ERROR(world->AddGroups(kDataParallelGroup, copies));
   return world;
 }

@@ -1,6 +1,7 @@
 #include "kernels/layer/expert_run.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -33,6 +34,27 @@ std::map<std::string, Value> OfExperts(const std::map<std::string, Value>& all, 
     if (expert >= begin && expert < end) some[absl::StrCat(stem, expert - begin)] = value;
   }
   return some;
+}
+
+/// [0, m_splits[0]), ... in parts, each with an even part of each expert's.
+std::vector<std::vector<int64_t>> EvenRowsOfEach(const std::vector<int64_t>& m_splits, int parts) {
+  std::vector<std::vector<int64_t>> rows(static_cast<size_t>(parts));
+  int64_t row = 0;
+  for (const int64_t split : m_splits) {
+    const std::vector<int64_t> counts = EvenRows(split, parts);
+    for (size_t part = 0; part < counts.size(); ++part) {
+      for (int64_t i = 0; i < counts[part]; ++i) rows[part].push_back(row++);
+    }
+  }
+  return rows;
+}
+
+/// What rows of a copy are called in the whole, all of that copy's being `rows`.
+std::vector<int64_t> RowsOfWhole(const std::vector<int64_t>& rows,
+                                 std::span<const int64_t> of_copy) {
+  std::vector<int64_t> of_whole;
+  for (const int64_t row : of_copy) of_whole.push_back(rows[static_cast<size_t>(row)]);
+  return of_whole;
 }
 
 absl::StatusOr<Tensor> Flattened(const Tensor& tensor) {
@@ -136,16 +158,43 @@ ExpertDivision DivideExperts(const LayerSpec& layer, int ranks) {
     division.first_expert.push_back(division.first_expert.back() + count);
   }
   division.first_row = {0};
-  division.tokens.resize(static_cast<size_t>(ranks));
   for (const int64_t split : layer.m_splits) {
-    int64_t row = division.first_row.back();
-    division.first_row.push_back(row + split);
-    const std::vector<int64_t> counts = EvenRows(split, ranks);
-    for (size_t rank = 0; rank < counts.size(); ++rank) {
-      for (int64_t i = 0; i < counts[rank]; ++i) division.tokens[rank].push_back(row++);
+    division.first_row.push_back(division.first_row.back() + split);
+  }
+  division.tokens = EvenRowsOfEach(layer.m_splits, ranks);
+  return division;
+}
+
+LayerSpec LayerOfCopy(LayerSpec layer, int copies, int copy) {
+  for (int64_t& split : layer.m_splits) split = EvenRows(split, copies)[static_cast<size_t>(copy)];
+  return layer;
+}
+
+std::vector<int64_t> RowsOfCopy(const LayerSpec& layer, int copies, int copy) {
+  return EvenRowsOfEach(layer.m_splits, copies)[static_cast<size_t>(copy)];
+}
+
+std::vector<std::vector<int64_t>> TokensOfCopies(const LayerSpec& layer, int ranks, int copies) {
+  std::vector<std::vector<int64_t>> tokens;
+  for (int copy = 0; copy < copies; ++copy) {
+    const std::vector<int64_t> rows = RowsOfCopy(layer, copies, copy);
+    const std::vector<int64_t> splits = LayerOfCopy(layer, copies, copy).m_splits;
+    for (const std::vector<int64_t>& of_rank : EvenRowsOfEach(splits, ranks)) {
+      tokens.push_back(RowsOfWhole(rows, of_rank));
     }
   }
-  return division;
+  return tokens;
+}
+
+std::vector<int64_t> PlacesOf(const std::vector<std::vector<int64_t>>& parts) {
+  size_t rows = 0;
+  for (const std::vector<int64_t>& part : parts) rows += part.size();
+  std::vector<int64_t> places(rows);
+  int64_t place = 0;
+  for (const std::vector<int64_t>& part : parts) {
+    for (const int64_t row : part) places[static_cast<size_t>(row)] = place++;
+  }
+  return places;
 }
 
 absl::StatusOr<ExpertRouting> RoutingOf(const ExpertDivision& division,

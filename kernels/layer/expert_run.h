@@ -24,7 +24,17 @@ struct ExpertDivision {
 /// For 1 to as many ranks as there are experts.
 ExpertDivision DivideExperts(const LayerSpec& layer, int ranks);
 
-/// Each token's only expert, with weight 1; `tokens` are rows of the whole x.
+/// A grouped_linear with the m_splits of one copy's rows: an even part of each expert's, the first
+/// copies with one more. The copy's ranks divide them as those of a layer of its own.
+LayerSpec LayerOfCopy(LayerSpec layer, int copies, int copy);
+/// Those rows of the whole x, ascending.
+std::vector<int64_t> RowsOfCopy(const LayerSpec& layer, int copies, int copy);
+/// Rows of the whole x that are each rank's, by rank: place r % ranks of copy r / ranks.
+std::vector<std::vector<int64_t>> TokensOfCopies(const LayerSpec& layer, int ranks, int copies);
+/// Where rows are after `parts`, rows of one tensor in any order, were put one after the other.
+std::vector<int64_t> PlacesOf(const std::vector<std::vector<int64_t>>& parts);
+
+/// Each token's only expert, with weight 1; `tokens` are rows of the divided x.
 absl::StatusOr<ExpertRouting> RoutingOf(const ExpertDivision& division,
                                         const std::vector<int64_t>& tokens);
 

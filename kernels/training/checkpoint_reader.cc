@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -11,6 +12,7 @@
 #include "kernels/quantize/quantized_outline.h"
 #include "kernels/training/checkpoint_format.h"
 #include "kernels/training/session_checks.h"
+#include "kernels/training/session_experts.h"
 #include "kernels/training/session_spec_json.h"
 #include "kernels/training/state_sharding.h"
 
@@ -53,7 +55,8 @@ class CheckpointReader {
   absl::Status CheckRanks() const;
   /// This rank's part of a parameter's shape.
   absl::Status Divide(size_t layer, const std::string& name, Shape& shape) const;
-  absl::Status Fill(SessionState& state) const;
+  /// `all`: with the experts of other ranks, which the file has too.
+  absl::Status Fill(const std::set<std::string>& all, SessionState& state) const;
   /// What takes an outline's place, from a tensor of that name in the file.
   absl::StatusOr<Tensor> PartOf(const TensorPlace& place, const std::string& name,
                                 const Tensor& whole) const;
@@ -280,7 +283,7 @@ absl::StatusOr<Tensor> CheckpointReader::PartOf(const TensorPlace& place, const 
                  tp());
 }
 
-absl::Status CheckpointReader::Fill(SessionState& state) const {
+absl::Status CheckpointReader::Fill(const std::set<std::string>& all, SessionState& state) const {
   std::map<std::string, Tensor> tensors;
   for (const NamedTensor& tensor : file_.tensors) tensors[tensor.name] = tensor.tensor;
   const bool has_ranks = file_.metadata.count(kCheckpointRanksKey) != 0;
@@ -308,9 +311,11 @@ absl::Status CheckpointReader::Fill(SessionState& state) const {
     if (tensor.has_value() && status.ok()) status = fill(place, name, tensor);
   });
   QG_RETURN_IF_ERROR(status);
+  const std::set<std::string> own = HeldNames(spec_, state);
   for (const auto& [name, tensor] : tensors) {
     // The others' own.
     if (has_ranks && absl::StartsWith(name, "rank") && !absl::StartsWith(name, prefix)) continue;
+    if (all.count(name) != 0 && own.count(name) == 0) continue;
     return Malformed(absl::StrCat("tensor ", name, "; this state has none of that name"));
   }
   return absl::OkStatus();
@@ -370,7 +375,9 @@ absl::StatusOr<SessionState> CheckpointReader::Read() {
     QG_RETURN_IF_ERROR(OutlineLayer((*layers)[i], i, state.layers[i]));
   }
   QG_RETURN_IF_ERROR(CheckSessionShapes(spec_, state, rank_ == nullptr ? nullptr : rank_->step));
-  QG_RETURN_IF_ERROR(Fill(state));
+  const std::set<std::string> all = HeldNames(spec_, state);
+  KeepOwnExperts(spec_, rank_, state.layers);
+  QG_RETURN_IF_ERROR(Fill(all, state));
   ShareBf16Masters(state);
   return state;
 }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -101,7 +102,10 @@ class RanksWriter {
   RanksWriter(const SessionSpec& spec, std::vector<SessionState> ranks)
       : spec_(spec),
         tp_(static_cast<size_t>(spec.parallel->tensor_parallel)),
-        ranks_(std::move(ranks)) {}
+        ranks_(std::move(ranks)) {
+    for (SessionState& state : ranks_) own_.push_back(HeldNames(spec_, state));
+    JoinExperts(spec_, ranks_);
+  }
 
   absl::StatusOr<TensorFile> Write();
 
@@ -122,7 +126,8 @@ class RanksWriter {
 
   const SessionSpec& spec_;
   const size_t tp_;
-  std::vector<SessionState> ranks_;
+  std::vector<SessionState> ranks_;            ///< With the experts of all ranks of a copy.
+  std::vector<std::set<std::string>> own_;     ///< By rank, what it has itself.
   std::vector<std::vector<HeldTensor>> held_;  ///< By rank, alike in number and order.
   const std::unique_ptr<Engine> host_ = MakeCpuEngine({.threads = 1});
 };
@@ -217,6 +222,7 @@ absl::StatusOr<TensorFile> RanksWriter::Write() {
     }
     file.metadata[kCheckpointRanksKey] = RanksText(spec_);
     for (size_t rank = 0; rank < held_.size(); ++rank) {
+      if (own_[rank].count(name) == 0) continue;
       file.tensors.push_back({RankPrefix(static_cast<int>(rank)) + name, held_[rank][i].tensor});
     }
   }
@@ -236,7 +242,6 @@ TensorFile WriteCheckpoint(const SessionSpec& spec, SessionState state) {
 
 absl::StatusOr<TensorFile> WriteCheckpointOfRanks(const SessionSpec& spec,
                                                   std::vector<SessionState> ranks) {
-  JoinExperts(spec, ranks);
   return RanksWriter(spec, std::move(ranks)).Write();
 }
 

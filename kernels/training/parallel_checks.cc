@@ -21,16 +21,14 @@ absl::Status CheckCounts(const ParallelSpec& parallel) {
   QG_RETURN_IF_ERROR(check("tensor_parallel", parallel.tensor_parallel));
   QG_RETURN_IF_ERROR(check("data_parallel", parallel.data_parallel));
   QG_RETURN_IF_ERROR(check("expert_parallel", parallel.expert_parallel));
-  if (parallel.expert_parallel > 1 && parallel.size() != parallel.expert_parallel) {
-    const bool has_tp = parallel.tensor_parallel > 1;
-    return InvalidField(has_tp ? "parallel.tensor_parallel" : "parallel.data_parallel",
-                        absl::StrCat(has_tp ? parallel.tensor_parallel : parallel.data_parallel),
-                        "with expert_parallel the ranks divide experts alone, and are copies of "
-                        "all other layers");
+  if (parallel.expert_parallel > 1 && parallel.tensor_parallel > 1) {
+    return InvalidField("parallel.tensor_parallel", absl::StrCat(parallel.tensor_parallel),
+                        "with expert_parallel the ranks of a copy divide experts alone, and are "
+                        "copies of all other layers");
   }
   if (parallel.size() >= 2 && parallel.size() <= kWorldSizeMax) return absl::OkStatus();
   return InvalidField("parallel", parallel.Label(),
-                      absl::StrCat("tensor_parallel times data_parallel, or expert_parallel, is "
+                      absl::StrCat("tensor_parallel or expert_parallel, times data_parallel, is "
                                    "the number of ranks, 2 to ",
                                    kWorldSizeMax));
 }
@@ -119,7 +117,7 @@ absl::Status CheckRoutedRows(const std::string& field, const std::vector<int64_t
       continue;
     }
     return InvalidField(absl::StrCat(field, "[", i, "]"), absl::StrCat(split),
-                        absl::StrCat("where ranks divide experts they are at least 0 and add up to "
+                        absl::StrCat("on several ranks they are at least 0 and add up to "
                                      "at most ",
                                      kRoutedRowsMax));
   }
@@ -137,17 +135,17 @@ absl::Status CheckSameSplits(const std::string& field, const std::vector<int64_t
   for (size_t i = 0; i < count; ++i) {
     if (text(m_splits, i) == text(expected, i)) continue;
     return InvalidField(absl::StrCat(field, "[", i, "]"), text(m_splits, i),
-                        absl::StrCat("with expert_parallel all grouped_linear layers have the "
-                                     "same, and in layer ",
+                        absl::StrCat("on several ranks all grouped_linear layers have the same, "
+                                     "and in layer ",
                                      first.name, " it is ", text(expected, i)));
   }
   return absl::OkStatus();
 }
 
-/// Where ranks divide experts: each has one at least, and all layers route the same rows.
+/// Where ranks divide experts or their rows: each has an expert at least, and all layers route the
+/// same rows.
 absl::Status CheckExperts(const SessionSpec& spec) {
   const int ranks = spec.parallel->expert_parallel;
-  if (ranks == 1) return absl::OkStatus();
   const SessionLayer* first = nullptr;
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i].spec;
@@ -160,6 +158,13 @@ absl::Status CheckExperts(const SessionSpec& spec) {
     if (first == nullptr) first = &spec.layers[i];
     QG_RETURN_IF_ERROR(CheckRoutedRows(field, layer.m_splits));
     QG_RETURN_IF_ERROR(CheckSameSplits(field, layer.m_splits, *first));
+  }
+  if (first == nullptr && ranks == 1) return absl::OkStatus();
+  if (first != nullptr && spec.parallel->fully_sharded) {
+    return InvalidField("parallel.fully_sharded", "true",
+                        absl::StrCat("layer ", first->name,
+                                     " is a grouped_linear, whose experts' weights are whole on "
+                                     "their ranks"));
   }
   if (first != nullptr) return absl::OkStatus();
   return InvalidField("parallel.expert_parallel", absl::StrCat(ranks),
@@ -189,11 +194,12 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
       return InvalidField(absl::StrCat("layers[", i, "].name"), spec.layers[i].name,
                           "the ranks' own tensors begin with it");
     }
-    if (layer.kind != LayerKind::kGroupedLinear || spec.parallel->expert_parallel > 1) continue;
+    if (layer.kind != LayerKind::kGroupedLinear || !is_divided) continue;
     return absl::UnimplementedError(
         absl::StrCat(FieldOf(i),
                      ".kind: grouped_linear; ranks of a session divide its experts "
-                     "(expert_parallel), and neither its weights nor its rows"));
+                     "(expert_parallel) and rows (data_parallel), and not its weights "
+                     "(tensor_parallel)"));
   }
   if (spec.parallel.has_value()) QG_RETURN_IF_ERROR(CheckExperts(spec));
   if (!is_divided) return absl::OkStatus();
@@ -227,8 +233,8 @@ absl::Status CheckIsRoutedRows(const std::string& field, const Tensor& tensor, i
     return absl::OkStatus();
   }
   return InvalidField(field, tensor.has_value() ? TensorText(tensor) : "absent",
-                      absl::StrCat("where ranks divide experts it must have a rank of 2 and the ",
-                                   rows, " rows that the m_splits of grouped_linear add up to"));
+                      absl::StrCat("on several ranks it must have a rank of 2 and the ", rows,
+                                   " rows that the m_splits of grouped_linear add up to"));
 }
 
 }  // namespace quantgate

@@ -21,7 +21,7 @@ absl::Status CheckOneRank(const SessionSpec& spec);
 /// copy of the layers elsewhere.
 absl::Status CheckDividesRows(const std::string& field, const Tensor& tensor,
                               const ParallelSpec& parallel, bool divides_rows);
-/// That `tensor` is of the `rows` that are routed to divided experts.
+/// That `tensor` is of the `rows` that are routed to experts.
 absl::Status CheckIsRoutedRows(const std::string& field, const Tensor& tensor, int64_t rows);
 
 }  // namespace quantgate

@@ -30,18 +30,6 @@ std::string ParameterOf(const std::string& name) {
   return WithLastWord(name, "main_grad") == name ? WithLastWord(name, "weight") : name;
 }
 
-/// Where the rows of a batch are after the ranks' rows were put one after the other.
-std::vector<int64_t> PlacesOf(const std::vector<std::vector<int64_t>>& tokens) {
-  size_t rows = 0;
-  for (const std::vector<int64_t>& of_rank : tokens) rows += of_rank.size();
-  std::vector<int64_t> places(rows);
-  int64_t place = 0;
-  for (const std::vector<int64_t>& of_rank : tokens) {
-    for (const int64_t row : of_rank) places[static_cast<size_t>(row)] = place++;
-  }
-  return places;
-}
-
 }  // namespace
 
 struct ParallelSession::Member {
@@ -133,8 +121,12 @@ absl::Status ParallelSession::MakeRanks() {
 absl::Status ParallelSession::Attach(Rank& rank) {
   Member& mine = *members_[static_cast<size_t>(rank.index())];
   mine.rank->all = &rank.group(kWorldGroup);
-  mine.rank->experts = divides_experts() ? &rank.group(kExpertParallelGroup) : nullptr;
-  mine.rank->copies = dp() > 1 ? &rank.group(kDataParallelGroup) : mine.rank->experts;
+  ProcessGroup* const same_place = dp() > 1 ? &rank.group(kDataParallelGroup) : nullptr;
+  mine.rank->copies = ep() > 1 ? mine.rank->all : same_place;
+  if (tp() == 1) {
+    mine.rank->experts = &rank.group(ep() > 1 ? kExpertParallelGroup : kTensorParallelGroup);
+    mine.rank->expert_copies = same_place;
+  }
   if (spec_.parallel->overlap.has_value()) {
     QG_ASSIGN_OR_RETURN(mine.overlap, RankOverlap::Create(rank));
   }
@@ -187,7 +179,7 @@ absl::StatusOr<Tensor> ParallelSession::PartOf(Engine& engine, const std::string
                                                const Tensor& whole, const Layout& layout,
                                                int rank) const {
   QG_ASSIGN_OR_RETURN(Tensor part, ImportedFor(engine, whole));
-  if (divides_experts()) {
+  if (routes_rows()) {
     return engine.GatherRows(part, tokens_[static_cast<size_t>(rank)], nullptr);
   }
   const int parts = layout.divides_rows ? tp() * dp() : dp();
@@ -241,7 +233,7 @@ absl::StatusOr<SessionStepResult> ParallelSession::Run(StepOnRank step,
 
 absl::Status ParallelSession::CheckBatch(const std::string& field, const Tensor& tensor,
                                          const Layout& layout) const {
-  if (!divides_experts()) {
+  if (!routes_rows()) {
     return CheckDividesRows(field, tensor, *spec_.parallel, layout.divides_rows);
   }
   int64_t rows = 0;
@@ -440,7 +432,7 @@ absl::StatusOr<Tensor> ParallelSession::JoinParameter(const ShardRule& rule,
 absl::StatusOr<Tensor> ParallelSession::JoinBatch(const std::vector<Tensor>& parts,
                                                   const Layout& layout,
                                                   const Cancellation* cancellation) {
-  if (divides_experts()) {
+  if (routes_rows()) {
     QG_ASSIGN_OR_RETURN(const Tensor joined, JoinRows(engine_, parts, cancellation));
     if (setting_ != nullptr && setting_->faults.Has(kFaultRankOrderLeft)) return joined;
     return engine_.GatherRows(joined, PlacesOf(tokens_), cancellation);
@@ -477,8 +469,7 @@ absl::StatusOr<ParallelSession::Division> ParallelSession::DivisionOf(
 
 int ParallelSession::OwnerOf(size_t layer, const std::string& name) const {
   if (!DividesExperts(spec_, layer)) return -1;
-  const std::vector<int64_t> first =
-      DivideExperts(spec_.layers[layer].spec, spec_.parallel->expert_parallel).first_expert;
+  const std::vector<int64_t> first = DivideExperts(spec_.layers[layer].spec, ep()).first_expert;
   const auto next = std::upper_bound(first.begin(), first.end(), ExpertOf(name));
   return static_cast<int>(next - first.begin()) - 1;
 }
@@ -486,7 +477,8 @@ int ParallelSession::OwnerOf(size_t layer, const std::string& name) const {
 int ParallelSession::FirstWithSamePart(const Division& division, int rank) const {
   const Layout& layout = division.layout;
   const bool is_whole = !layout.divides_rows && layout.columns.dim == -1;
-  if (division.is_of_batch && divides_experts()) return rank;
+  if (division.owner >= 0) return division.owner;
+  if (division.is_of_batch && routes_rows()) return rank;
   if (division.is_of_batch) return is_whole ? rank / tp() * tp() : rank;
   return is_whole ? 0 : rank % tp();
 }
@@ -525,12 +517,12 @@ absl::StatusOr<Tensor> ParallelSession::JoinOutput(const std::string& name,
                                                    SessionStepResult& whole) {
   QG_ASSIGN_OR_RETURN(const Division division, DivisionOf(name));
   std::vector<Tensor> parts;
-  std::vector<Fingerprint> fingerprints;
+  std::vector<Fingerprint> fingerprints(results.size());
   for (size_t rank = 0; rank < results.size(); ++rank) {
     const std::vector<NamedTensor>& outputs = results[rank].outputs;
     const auto own = std::find_if(outputs.begin(), outputs.end(),
                                   [&](const NamedTensor& output) { return output.name == name; });
-    const bool should_have = division.owner < 0 || division.owner == static_cast<int>(rank);
+    const bool should_have = division.owner < 0 || division.owner == static_cast<int>(rank) % ep();
     if ((own != outputs.end()) != should_have) {
       return absl::InternalError(absl::StrCat("output ", name, ": rank ", rank,
                                               should_have ? " has none" : " has another's"));
@@ -538,9 +530,8 @@ absl::StatusOr<Tensor> ParallelSession::JoinOutput(const std::string& name,
     if (!should_have) continue;
     QG_ASSIGN_OR_RETURN(parts.emplace_back(),
                         members_[rank]->engine->ToHost(own->tensor, cancellation));
-    if (division.owner >= 0) continue;
     const auto index = static_cast<size_t>(own - outputs.begin());
-    fingerprints.push_back(whole.ranks[rank].outputs[index].fingerprint);
+    fingerprints[rank] = whole.ranks[rank].outputs[index].fingerprint;
     const int first = FirstWithSamePart(division, static_cast<int>(rank));
     if (fingerprints[rank] == fingerprints[static_cast<size_t>(first)]) continue;
     whole.rank_differences.push_back(absl::StrCat(name, ": ranks ", first, " and ", rank,

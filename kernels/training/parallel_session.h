@@ -1,8 +1,8 @@
 // ParallelSession: a training session on the ranks of this process. The layers' weights are divided
-// over the ranks of a tensor-parallel group (docs/distributed.md section 2); copies of the layers
-// divide the rows of a batch, and the optimizer's gradients are summed over them; or ranks divide
-// the experts of grouped_linear layers (section 9.2). Every rank has a TrainingSession of its
-// parts; what comes in and goes out is whole.
+// over the ranks of a tensor-parallel group (docs/distributed.md section 2), or the experts of
+// grouped_linear layers over those of an expert-parallel group (section 9.2); copies of the layers
+// divide the rows of a batch, and the optimizer's gradients are summed over them. Every rank has a
+// TrainingSession of its parts; what comes in and goes out is whole.
 //
 // Not thread-safe, errors as TrainingSession. A step that fails on any rank leaves all as they
 // were, and the ranks' groups are made anew for the next one. Copies draw the same random numbers.
@@ -70,7 +70,7 @@ class ParallelSession final : public Session {
   struct Division {
     bool is_of_batch = false;  ///< Copies have rows of their own; else they have the same.
     Layout layout;
-    int owner = -1;  ///< Of an expert's gradient, the rank that alone has it.
+    int owner = -1;  ///< Of an expert's gradient, the place in each copy whose rank alone has it.
   };
   using StepOnRank = absl::FunctionRef<absl::StatusOr<SessionStepResult>(Rank& rank, Member& mine)>;
 
@@ -78,7 +78,9 @@ class ParallelSession final : public Session {
 
   int tp() const { return spec_.parallel->tensor_parallel; }
   int dp() const { return spec_.parallel->data_parallel; }
-  bool divides_experts() const { return spec_.parallel->expert_parallel > 1; }
+  int ep() const { return spec_.parallel->expert_parallel; }
+  /// Whether rows of the batch are their experts', and divided so.
+  bool routes_rows() const { return !tokens_.empty(); }
   Layout InputLayout() const;
   Layout OutputLayout() const;
 
@@ -103,7 +105,8 @@ class ParallelSession final : public Session {
   absl::Status CheckBatch(const std::string& field, const Tensor& tensor,
                           const Layout& layout) const;
   absl::StatusOr<Division> DivisionOf(const std::string& output) const;
-  /// The rank that alone has this parameter or gradient of a layer, an expert's; -1: all have it.
+  /// The place in each copy whose rank alone has this parameter or gradient of a layer, an
+  /// expert's; -1: all have it.
   int OwnerOf(size_t layer, const std::string& name) const;
   /// Of the ranks' outputs, in the order of one rank's.
   std::vector<std::string> OutputNames(const std::vector<SessionStepResult>& results) const;

@@ -7,7 +7,6 @@
 #include "kernels/training/parallel_checks.h"
 #include "kernels/training/parallel_session.h"
 #include "kernels/training/session_checks.h"
-#include "kernels/training/session_experts.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
 #include "kernels/training/sharded_parameters.h"
@@ -102,7 +101,6 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Resume(
       layer.state.seeded_memory = std::make_shared<SeededMemory>();
     }
   }
-  KeepOwnExperts(spec, rank.get(), state.layers);
   QG_RETURN_IF_ERROR(ShardedParameters(engine, spec, rank.get(), faults, cancellation)
                          .Shard(state.recipe, state.layers));
   auto session =

@@ -1,10 +1,12 @@
 #include "kernels/training/session_checks.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/expert_run.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/quantize/quantized_outline.h"
 #include "kernels/training/parallel_checks.h"
@@ -201,12 +203,26 @@ void OutlineOtherExperts(const LayerSpec& layer, LayerRequest& request) {
   }
 }
 
-/// Of a grouped_linear whose experts are divided, the rows of all ranks in place of this rank's.
-absl::Status OutlineWholeGroup(const SessionSpec& spec, const LayerSpec& layer,
-                               LayerRequest& request) {
-  OutlineOtherExperts(layer, request);
-  QG_ASSIGN_OR_RETURN(request.x,
-                      OutlineTensor(request.x.dtype(), {RowsOf(spec), request.x.columns()}));
+/// Of a grouped_linear whose experts are divided: what all ranks of a copy have together, in place
+/// of this rank's, of every copy.
+absl::Status CheckExpertsForward(const SessionSpec& spec, const SessionLayer& layer,
+                                 const SessionLayerState& state, const Recipe& recipe, bool train,
+                                 LayerRequest& request) {
+  OutlineOtherExperts(layer.spec, request);
+  const int copies = spec.parallel->data_parallel;
+  for (int copy = 0; copy < copies; ++copy) {
+    request.layer = LayerOfCopy(layer.spec, copies, copy);
+    const std::vector<int64_t>& splits = request.layer.m_splits;
+    const int64_t rows = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+    QG_ASSIGN_OR_RETURN(request.x, OutlineTensor(request.x.dtype(), {rows, request.x.columns()}));
+    const absl::Status status =
+        CheckLayerForward(layer, state, recipe, spec.arithmetic, train, request);
+    if (status.ok()) continue;
+    if (copies == 1) return status;
+    return absl::Status(status.code(),
+                        absl::StrCat("rows of copy ", copy, " of ", copies,
+                                     " (data_parallel): ", std::string(status.message())));
+  }
   return absl::OkStatus();
 }
 
@@ -222,12 +238,14 @@ absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const Session
     const SessionLayer& layer = spec.layers[i];
     QG_ASSIGN_OR_RETURN(LayerRequest request, RequestOf(layer, state.layers[i], parallel));
     request.x = x;
-    const bool divides_experts = DividesExperts(spec, i);
-    if (divides_experts) QG_RETURN_IF_ERROR(OutlineWholeGroup(spec, layer.spec, request));
     request.calibrate = step.calibrate;
     request.requires_grad = requires_grad[i];
-    QG_RETURN_IF_ERROR(InLayer(layer, CheckLayerForward(layer, state.layers[i], recipe,
-                                                        spec.arithmetic, step.train, request)));
+    const bool divides_experts = DividesExperts(spec, i);
+    QG_RETURN_IF_ERROR(InLayer(
+        layer, divides_experts
+                   ? CheckExpertsForward(spec, layer, state.layers[i], recipe, step.train, request)
+                   : CheckLayerForward(layer, state.layers[i], recipe, spec.arithmetic, step.train,
+                                       request)));
     const DType dtype = recipe.activation_dtype().value_or(x.dtype());
     Shape y = LayerOutputShape(request, "y");
     if (divides_experts) y.front() = x.shape().front();

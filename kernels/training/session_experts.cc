@@ -1,5 +1,6 @@
 #include "kernels/training/session_experts.h"
 
+#include <span>
 #include <utility>
 
 #include "kernels/training/state_sharding.h"
@@ -76,15 +77,19 @@ void VisitMaps(SessionLayerState& layer, Visitor visit) {
 RankLayer::RankLayer(const SessionSpec& spec, size_t layer, const SessionRank* rank)
     : spec_(spec.layers[layer].spec),
       rank_(rank != nullptr && DividesExperts(spec, layer) ? rank : nullptr) {
-  if (rank_ != nullptr) division_ = DivideExperts(spec_, spec.parallel->expert_parallel);
+  if (rank_ == nullptr) return;
+  const ParallelSpec& parallel = *spec.parallel;
+  place_ = static_cast<size_t>(rank_->index % parallel.expert_parallel);
+  const int copy = rank_->index / parallel.expert_parallel;
+  division_ =
+      DivideExperts(LayerOfCopy(spec_, parallel.data_parallel, copy), parallel.expert_parallel);
 }
 
 absl::StatusOr<ForwardResult> RankLayer::Forward(StepRecorder& recorder, LayerState& state,
                                                  const Tensor& x,
                                                  const StepOptions& options) const {
   if (rank_ == nullptr) return ForwardLayer(recorder, spec_, state, x, options);
-  QG_ASSIGN_OR_RETURN(const ExpertRouting routing,
-                      RoutingOf(division_, division_.tokens[static_cast<size_t>(rank_->index)]));
+  QG_ASSIGN_OR_RETURN(const ExpertRouting routing, RoutingOf(division_, division_.tokens[place_]));
   ExpertOptions experts;
   experts.first_expert = division_.first_expert;
   LayerState own = Renamed(state, -first());
@@ -147,7 +152,8 @@ void RankLayer::NameExpertsOfWhole(StepRecords& records) const {
 std::vector<std::vector<int64_t>> TokensOfRanks(const SessionSpec& spec) {
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     if (!DividesExperts(spec, i)) continue;
-    return DivideExperts(spec.layers[i].spec, spec.parallel->expert_parallel).tokens;
+    return TokensOfCopies(spec.layers[i].spec, spec.parallel->expert_parallel,
+                          spec.parallel->data_parallel);
   }
   return {};
 }
@@ -158,8 +164,8 @@ void KeepOwnExperts(const SessionSpec& spec, const SessionRank* rank,
     if (!DividesExperts(spec, i)) continue;
     const std::vector<int64_t> first =
         DivideExperts(spec.layers[i].spec, spec.parallel->expert_parallel).first_expert;
-    const int64_t begin = first[static_cast<size_t>(rank->index)];
-    const int64_t end = first[static_cast<size_t>(rank->index) + 1];
+    const auto place = static_cast<size_t>(rank->index % spec.parallel->expert_parallel);
+    const int64_t begin = first[place], end = first[place + 1];
     VisitMaps(layers[i], [&](auto map_of) {
       std::erase_if(map_of(layers[i]), [&](const auto& entry) {
         const int64_t expert = ExpertOf(entry.first);
@@ -172,13 +178,17 @@ void KeepOwnExperts(const SessionSpec& spec, const SessionRank* rank,
 void JoinExperts(const SessionSpec& spec, std::vector<SessionState>& ranks) {
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     if (!DividesExperts(spec, i)) continue;
-    SessionLayerState& all = ranks[0].layers[i];
-    VisitMaps(all, [&](auto map_of) {
-      for (SessionState& rank : ranks) {
-        for (const auto& entry : map_of(rank.layers[i])) map_of(all).insert(entry);
-      }
-      for (SessionState& rank : ranks) map_of(rank.layers[i]) = map_of(all);
-    });
+    const auto size = static_cast<size_t>(spec.parallel->expert_parallel);
+    for (size_t first = 0; first < ranks.size(); first += size) {
+      const std::span copy(ranks.begin() + static_cast<int64_t>(first), size);
+      SessionLayerState& all = copy[0].layers[i];
+      VisitMaps(all, [&](auto map_of) {
+        for (SessionState& rank : copy) {
+          for (const auto& entry : map_of(rank.layers[i])) map_of(all).insert(entry);
+        }
+        for (SessionState& rank : copy) map_of(rank.layers[i]) = map_of(all);
+      });
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 // Layers of a session, the experts of some of which are divided over its ranks (docs/distributed.md
-// sections 8 and 9): there a rank has its experts' parameters and states, by their numbers in the
-// whole layer, and rows travel to their experts and back. Private to kernels/training.
+// sections 8 and 9.2): there a rank has its experts' parameters and states, by their numbers in the
+// whole layer, and rows travel to their experts and back, among the ranks of one copy. Private to
+// kernels/training.
 #pragma once
 
 #include <memory>
@@ -29,21 +30,22 @@ class RankLayer {
   void NameExpertsOfWhole(StepRecords& records) const;
 
  private:
-  int64_t first() const { return division_.first_expert[static_cast<size_t>(rank_->index)]; }
+  int64_t first() const { return division_.first_expert[place_]; }
 
   const LayerSpec& spec_;
   const SessionRank* const rank_;  ///< Null too where the layer's experts are not divided.
-  ExpertDivision division_;
+  size_t place_ = 0;               ///< Among the ranks of this rank's copy,
+  ExpertDivision division_;        ///< who divide that copy's rows.
 };
 
 /// The rows of the batch that are each rank's: an even part of every expert's. Of a session some of
-/// whose layers' experts are divided; they all have the same rows.
+/// whose layers' experts are divided, which all have the same rows; else none.
 std::vector<std::vector<int64_t>> TokensOfRanks(const SessionSpec& spec);
 
 /// Leaves of the experts of every such layer those that are this rank's.
 void KeepOwnExperts(const SessionSpec& spec, const SessionRank* rank,
                     std::vector<SessionLayerState>& layers);
-/// The other way round: every rank gets the experts of all.
+/// The other way round: every rank gets the experts of all ranks of its copy.
 void JoinExperts(const SessionSpec& spec, std::vector<SessionState>& ranks);
 
 }  // namespace quantgate

@@ -136,14 +136,17 @@ absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& se
     QG_ASSIGN_OR_RETURN(rule, WithOtherUpdate(recipe));
   }
   if (session.rank != nullptr) {
-    std::vector<ReducedLayer> reduced;
+    // An expert sees the rows of all ranks of its copy: there its amaxes are whole.
+    std::vector<ReducedLayer> reduced, experts;
     for (size_t i = 0; i < layers.size(); ++i) {
-      // An expert sees the rows of all ranks: its amaxes are whole.
-      if (DividesExperts(session.spec, i)) continue;
-      reduced.push_back({&session.spec.layers[i].spec, &layers[i]});
+      (DividesExperts(session.spec, i) ? experts : reduced)
+          .push_back({&session.spec.layers[i].spec, &layers[i]});
     }
     QG_RETURN_IF_ERROR(
         ReduceDelayedAmaxes(run.recorder(), *session.rank->all, reduced, rule, point));
+    if (ProcessGroup* const copies = session.rank->expert_copies; copies != nullptr) {
+      QG_RETURN_IF_ERROR(ReduceDelayedAmaxes(run.recorder(), *copies, experts, rule, point));
+    }
   }
   for (size_t i = 0; i < layers.size(); ++i) {
     QG_RETURN_IF_ERROR(
@@ -162,12 +165,16 @@ ProcessGroup& GradientGroup(const SessionRank& rank, const SeededFaults& faults)
 
 absl::StatusOr<Tensor> SumOverRanks(const TrainingSession::State& session, size_t layer,
                                     const std::string& parameter, const Tensor& gradient) {
-  const bool is_whole =
-      DividesExperts(session.spec, layer) && !session.faults.Has(kFaultExpertGradientsSummed);
-  if (session.rank == nullptr || is_whole) return gradient;
+  if (session.rank == nullptr) return gradient;
   const SessionRank& rank = *session.rank;
   const ReductionProfile& profile = session.spec.parallel->profile;
   Tensor sum = gradient;
+  const bool is_of_expert =
+      DividesExperts(session.spec, layer) && !session.faults.Has(kFaultExpertGradientsSummed);
+  if (is_of_expert) {
+    if (rank.expert_copies == nullptr) return sum;
+    return rank.expert_copies->AllReduce(sum, profile);
+  }
   if (IsOfOwnRows(session.spec, layer, parameter)) {
     QG_ASSIGN_OR_RETURN(sum, rank.step->tp->AllReduce(sum, profile));
   }

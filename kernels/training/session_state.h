@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -127,10 +128,12 @@ struct CheckedForward {
 struct SessionRank {
   int index = 0;                             ///< Among all ranks.
   std::shared_ptr<const ParallelStep> step;  ///< Of every forward; null: layers are not divided.
-  ProcessGroup* all = nullptr;     ///< All ranks, whose amaxes of delayed scaling are one.
-  ProcessGroup* copies = nullptr;  ///< Those with the same part of the layers; null: no others.
-  /// Those that divide experts, who are copies of all other layers; null: nobody does.
+  ProcessGroup* all = nullptr;  ///< All ranks, whose amaxes of delayed scaling are one.
+  /// Those with the same part of layers whose experts are not divided; null: no others.
+  ProcessGroup* copies = nullptr;
+  /// Those that have one copy of the experts, this rank alone among them; null where nobody can.
   ProcessGroup* experts = nullptr;
+  ProcessGroup* expert_copies = nullptr;  ///< Those with the same experts; null: no others.
 };
 
 class TrainingSession::State {
@@ -161,6 +164,8 @@ class TrainingSession::State {
 /// a fixed order. Microbatches in flight are not in it.
 using TensorVisitor = absl::FunctionRef<void(const std::string& name, Tensor& tensor)>;
 void VisitTensors(const SessionSpec& spec, SessionState& state, TensorVisitor visit);
+/// Of what is not absent.
+std::set<std::string> HeldNames(const SessionSpec& spec, SessionState& state);
 /// Both, without what is absent.
 void VisitHeldTensors(const SessionSpec& spec, SessionState& state, TensorVisitor visit);
 /// Of every buffer once.

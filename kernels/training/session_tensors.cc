@@ -135,6 +135,14 @@ void VisitTensors(const SessionSpec& spec, SessionState& state, TensorVisitor vi
   });
 }
 
+std::set<std::string> HeldNames(const SessionSpec& spec, SessionState& state) {
+  std::set<std::string> names;
+  VisitTensors(spec, state, [&](const std::string& name, Tensor& tensor) {
+    if (tensor.has_value()) names.insert(name);
+  });
+  return names;
+}
+
 void VisitTensorsInFlight(const SessionSpec& spec, const SessionState& state, TensorVisitor visit) {
   for (const auto& [microbatch, flight] : state.in_flight) {
     const std::string prefix = absl::StrCat("in_flight.", microbatch, ".");

@@ -46,7 +46,7 @@ std::optional<ShardRule> StateShardRule(const SessionSpec& spec, const TensorPla
 }
 
 bool DividesExperts(const SessionSpec& spec, size_t layer) {
-  return spec.parallel.has_value() && spec.parallel->expert_parallel > 1 &&
+  return spec.parallel.has_value() && spec.parallel->tensor_parallel == 1 &&
          spec.layers[layer].spec.kind == LayerKind::kGroupedLinear;
 }
 
@@ -58,9 +58,10 @@ bool IsOfOwnRows(const SessionSpec& spec, size_t layer, const std::string& param
 }
 
 bool IsSummedByOptimizer(const SessionSpec& spec, size_t layer, const std::string& parameter) {
-  if (!spec.parallel.has_value() || DividesExperts(spec, layer)) return false;
-  return spec.parallel->data_parallel > 1 || spec.parallel->expert_parallel > 1 ||
-         IsOfOwnRows(spec, layer, parameter);
+  if (!spec.parallel.has_value()) return false;
+  if (spec.parallel->data_parallel > 1) return true;
+  if (DividesExperts(spec, layer)) return false;
+  return spec.parallel->expert_parallel > 1 || IsOfOwnRows(spec, layer, parameter);
 }
 
 std::string RanksText(const SessionSpec& spec) {

@@ -14,8 +14,8 @@ namespace quantgate {
 /// next's. `place` is of the rank's own state.
 std::optional<ShardRule> StateShardRule(const SessionSpec& spec, const TensorPlace& place);
 
-/// Whether ranks divide the experts of this layer, a grouped_linear: each has its own by their
-/// numbers in the whole layer.
+/// Whether ranks divide the experts of this layer, a grouped_linear, or their rows: each has its
+/// own by their numbers in the whole layer, perhaps all.
 bool DividesExperts(const SessionSpec& spec, size_t layer);
 
 /// Columnwise codes are stored transposed but for mxfp8's.

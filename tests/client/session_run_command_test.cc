@@ -302,6 +302,12 @@ TEST_F(SessionRunTest, DividedExpertsAreHeldAgainstOneRank) {
     // y; dx and four dw; four weights after the update and after each restart: twice.
     EXPECT_EQ(report["tensors"].size(), 2u * (1 + 5 + 4 * 4));
   }
+  // Each expert's rows are those of both copies: x and its gradients are whole, and dw a sum.
+  const json copies = QuantgateJson(
+      {"session", "run", path, "--ep", "2", "--dp", "2", "--recipe", "bf16"}, Where::kServer);
+  EXPECT_EQ(copies["variants"][1], "bf16 / none / auto / ep2 dp2");
+  EXPECT_EQ(Find(copies["tensors"], 1, "y", 1)["parity"]["equal"], true);
+  EXPECT_EQ(Find(copies["tensors"], 2, "dx", 1)["parity"]["equal"], true);
   const ProcessResult refused =
       Quantgate({"session", "run", path, "--recipe", "bf16", "--ep", "5"});
   EXPECT_EQ(refused.exit_code, 2) << refused.out;

@@ -51,8 +51,9 @@ v1::OpenSessionRequest ShardedRequest(int copies) {
   return request;
 }
 
-/// Three experts, one of which sees no rows, divided over ranks; on one where there is 1.
-v1::OpenSessionRequest ExpertsRequest(int ranks) {
+/// Three experts, one of which sees no rows, of each copy divided over ranks; on one where there is
+/// 1 of either.
+v1::OpenSessionRequest ExpertsRequest(int ranks, int copies = 1) {
   v1::OpenSessionRequest request = OpenRequest(1, 1, "");
   v1::SessionSpec& spec = *request.mutable_spec();
   v1::Layer& layer = *spec.mutable_layers(0)->mutable_layer();
@@ -68,6 +69,7 @@ v1::OpenSessionRequest ExpertsRequest(int ranks) {
   spec.set_weights("quantized");
   spec.set_masters("f32");
   if (ranks > 1) spec.mutable_parallel()->set_expert_parallel(ranks);
+  if (copies > 1) spec.mutable_parallel()->set_data_parallel(copies);
   return request;
 }
 
@@ -367,8 +369,41 @@ TEST_F(ParallelSessionsTest, DividedExpertsHaveTheBitsOfOneRank) {
   request.mutable_spec()->mutable_parallel()->set_expert_parallel(2);
   ExpectRefused(request, invalid, "spec.parallel.expert_parallel: 2; no layer is a grouped_linear");
   request = ExpertsRequest(1);
-  request.mutable_spec()->mutable_parallel()->set_data_parallel(2);
+  request.mutable_spec()->mutable_parallel()->set_tensor_parallel(2);
   ExpectRefused(request, grpc::StatusCode::UNIMPLEMENTED, "spec.layers[0].layer.kind");
+}
+
+// 2 ranks in each of 2 copies, of which the other places of the experts change no bit; from a
+// checkpoint on, on one rank as well.
+TEST_F(ParallelSessionsTest, CopiesOfExpertsSumTheirGradients) {
+  const std::string whole = Open(ExpertsRequest(1, 2)), divided = Open(ExpertsRequest(2, 2));
+  EXPECT_EQ(OutputOf(Forward(divided), "y"), OutputOf(Forward(whole), "y"));
+  const v1::SessionStepResponse expected = Backward(whole), backward = Backward(divided);
+  for (const char* name : {"dx", "fc.dw.0", "fc.dw.1", "fc.dw.2"}) {
+    EXPECT_EQ(OutputOf(backward, name), OutputOf(expected, name)) << name;
+  }
+  EXPECT_EQ(backward.rank_differences_size(), 0);
+  ASSERT_EQ(backward.ranks_size(), 4);
+  for (const int rank : {1, 3}) {
+    std::vector<std::string> gradients;
+    for (const auto& output : backward.ranks(rank).outputs()) gradients.push_back(output.name());
+    EXPECT_EQ(gradients, std::vector<std::string>({"dx", "fc.dw.2"}));
+  }
+  Optimize(divided);
+  Optimize(whole);
+  const std::string digest = Checkpoint(whole).digest().SerializeAsString();
+  EXPECT_EQ(Checkpoint(divided).digest().SerializeAsString(), digest);
+  for (const auto& [ranks, copies] : {std::pair(1, 1), std::pair(3, 1), std::pair(2, 2)}) {
+    v1::Session session;
+    const grpc::Status status =
+        Restore(Checkpoint(divided).digest(), ExpertsRequest(ranks, copies).spec(), session);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(Checkpoint(session.session_id()).digest().SerializeAsString(), digest) << ranks;
+  }
+  v1::OpenSessionRequest sharded = ExpertsRequest(2, 2);
+  sharded.mutable_spec()->mutable_parallel()->set_fully_sharded(true);
+  ExpectRefused(sharded, grpc::StatusCode::INVALID_ARGUMENT,
+                "spec.parallel.fully_sharded: true; layer fc is a grouped_linear");
 }
 
 TEST_F(ParallelSessionsTest, RanksAreMeasuredFromTheStart) {

@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/training/parallel_fixture.h"
-#include "tests/training/same_sessions.h"
+#include "tests/training/expert_fixture.h"
 
 namespace quantgate {
 namespace {
@@ -17,86 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-constexpr int64_t kExpertColumns = 128, kBatch = 512;
 constexpr auto kQuantized = WeightStorage::kQuantized;
-
-/// Two grouped_linear layers of 4 experts, one of which sees no rows, with an activation between
-/// them.
-SessionSpec ExpertLayers(const std::string& recipe) {
-  SessionSpec spec = LinearLayers(recipe, {ParallelMode::kNone, ParallelMode::kNone});
-  for (SessionLayer& layer : spec.layers) {
-    layer.spec.kind = LayerKind::kGroupedLinear;
-    layer.spec.m_splits = {128, 0, 256, 128};
-  }
-  SessionLayer activation{"act", {}};
-  activation.spec.kind = LayerKind::kChain;
-  OperationSpec& gelu = activation.spec.operations.emplace_back();
-  gelu.name = "gelu";
-  gelu.kind = OperationKind::kActivation;
-  spec.layers.insert(spec.layers.begin() + 1, activation);
-  spec.seed = 9;
-  return spec;
-}
-
-std::map<std::string, Tensor> ExpertParameters() {
-  std::map<std::string, Tensor> parameters;
-  for (int expert = 0; expert < 4; ++expert) {
-    const std::string number = std::to_string(expert);
-    const Shape shape = {kExpertColumns, kExpertColumns};
-    parameters["fc1.weight." + number] = Normal(10 + expert, shape);
-    parameters["fc1.bias." + number] = Normal(20 + expert, {kExpertColumns});
-    parameters["fc2.weight." + number] = Normal(30 + expert, shape);
-  }
-  return parameters;
-}
-
-ParallelSpec Experts(int ranks) {
-  ParallelSpec parallel;
-  parallel.tensor_parallel = 1;
-  parallel.expert_parallel = ranks;
-  return parallel;
-}
-
-Tensor Batch(uint64_t seed) { return Normal(seed, {kBatch, kExpertColumns}); }
-
-/// Microbatches in flight over an update, an evaluation, a recomputation, a weight gradient that is
-/// deferred, a move to the host and back.
-void Train(Session& one, Session& ranks, uint64_t seed) {
-  const auto forward = [&](ForwardStep step, const std::string& microbatch) {
-    step.microbatch = microbatch;
-    step.x = Batch(seed++);
-    ExpectSameStep(one, ranks, [&](Session& session) { return session.Forward(step, nullptr); });
-  };
-  const auto backward = [&](const std::string& microbatch) {
-    ExpectSameStep(one, ranks, [&](Session& session) {
-      return session.Backward({microbatch, Batch(seed)}, nullptr);
-    });
-    ++seed;
-  };
-  const auto optimize = [&] {
-    ExpectSameStep(one, ranks, [](Session& session) { return session.Optimize({}, nullptr); });
-  };
-  ForwardStep first, evaluation, later, recomputed;
-  first.is_first = Microbatch::kFirst;
-  evaluation.train = false;
-  later.is_first = Microbatch::kLater;
-  later.defer_wgrad = true;
-  recomputed.recompute = true;
-  forward(first, "a");
-  forward(evaluation, "e");
-  forward(later, "b");
-  forward(recomputed, "c");
-  for (Session* session : {&one, &ranks}) {
-    EXPECT_TRUE(session->Offload("b", nullptr).ok());
-    EXPECT_TRUE(session->Reload("b", nullptr).ok());
-  }
-  backward("a");
-  optimize();  // The others are of the weights before it.
-  backward("c");
-  backward("b");
-  ExpectSameStep(one, ranks, [](Session& session) { return session.Wgrad(nullptr); });
-  optimize();
-}
 
 class ExpertSession : public ::testing::TestWithParam<SessionCase> {
  protected:
@@ -122,7 +42,7 @@ TEST_P(ExpertSession, HasTheBitsOfOneRank) {
     const auto one = Open(1), session = Open(ranks);
     ASSERT_TRUE(one != nullptr && session != nullptr);
     ExpectSameFiles(*one, *session);
-    Train(*one, *session, 100);
+    TrainExperts(*one, *session, 100);
     ExpectSameParameters(*one, *session, ExpertParameters());
     ExpectSameFiles(*one, *session);
   }
@@ -134,9 +54,9 @@ TEST_P(ExpertSession, CheckpointsAreTheSameBytesOnFourRanksTwoOneAndFourAgain) {
   // Gradients that no update has used yet are an expert's own, and whole.
   const auto pass = [](Session& session, uint64_t seed) {
     ForwardStep forward;
-    forward.x = Batch(seed);
+    forward.x = ExpertBatch(seed);
     const auto y = session.Forward(forward, nullptr);
-    const auto dx = session.Backward({"0", Batch(seed + 1)}, nullptr);
+    const auto dx = session.Backward({"0", ExpertBatch(seed + 1)}, nullptr);
     ASSERT_TRUE(y.ok() && dx.ok()) << y.status() << dx.status();
   };
   pass(*first, 300);
@@ -194,10 +114,10 @@ TEST_F(ExpertStates, RanksHaveTheirExpertsAndRowsTravel) {
     EXPECT_EQ(digests.count(name), 0u) << name;
   }
   ForwardStep forward;
-  forward.x = Batch(1);
+  forward.x = ExpertBatch(1);
   const auto y = session->Forward(forward, nullptr);
   ASSERT_TRUE(y.ok()) << y.status();
-  const auto dx = session->Backward({"0", Batch(2)}, nullptr);
+  const auto dx = session->Backward({"0", ExpertBatch(2)}, nullptr);
   ASSERT_TRUE(dx.ok()) << dx.status();
   const StepRecords& records = y->ranks[1].records;
   std::vector<std::string> stages, quantized, saved;
@@ -230,10 +150,10 @@ TEST_F(ExpertStates, OtherLayersAreCopies) {
   const auto session = OpenRanks(*engine_, spec, parameters);
   ASSERT_TRUE(one != nullptr && session != nullptr);
   ForwardStep forward;
-  forward.x = Batch(1);
+  forward.x = ExpertBatch(1);
   ExpectSameStep(*one, *session, [&](Session& each) { return each.Forward(forward, nullptr); });
-  const auto whole = one->Backward({"0", Batch(2)}, nullptr);
-  const auto backward = session->Backward({"0", Batch(2)}, nullptr);
+  const auto whole = one->Backward({"0", ExpertBatch(2)}, nullptr);
+  const auto backward = session->Backward({"0", ExpertBatch(2)}, nullptr);
   ASSERT_TRUE(whole.ok() && backward.ok()) << whole.status() << backward.status();
   EXPECT_THAT(backward->rank_differences, IsEmpty());
   for (const char* name : {"dx", "fc2.dw.2", "fc1.dw.0", "fc1.db.3"}) {
@@ -256,25 +176,21 @@ TEST_F(ExpertStates, Refusals) {
     EXPECT_FALSE(session.ok());
     return std::string(session.status().message());
   };
-  EXPECT_THAT(
-      refusal([](SessionSpec& spec) { spec.parallel->data_parallel = 2; }),
-      HasSubstr("parallel.data_parallel: 2; with expert_parallel the ranks divide experts"));
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel = Experts(5); }),
               HasSubstr("layers[0].layer.m_splits: 4 experts; each of the 5 ranks has an"));
-  EXPECT_THAT(
-      refusal([](SessionSpec& spec) {
-        spec.layers[2].spec.m_splits = {0, 128, 256, 128};
-      }),
-      HasSubstr(
-          "layers[2].layer.m_splits[0]: 0; with expert_parallel all grouped_linear layers have "
-          "the same, and in layer fc1 it is 128"));
+  EXPECT_THAT(refusal([](SessionSpec& spec) {
+                spec.layers[2].spec.m_splits = {0, 128, 256, 128};
+              }),
+              HasSubstr("layers[2].layer.m_splits[0]: 0; on several ranks all grouped_linear "
+                        "layers have the same, "
+                        "and in layer fc1 it is 128"));
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.layers = {spec.layers[1]}; }),
               HasSubstr("parallel.expert_parallel: 2; no layer is a grouped_linear"));
   for (const int64_t split : {int64_t{-1}, int64_t{1} << 40}) {
     EXPECT_THAT(refusal([&](SessionSpec& spec) { spec.layers[0].spec.m_splits[1] = split; }),
                 HasSubstr("layers[0].layer.m_splits[1]: " + std::to_string(split)));
   }
-  EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel = Ranks(1, 2); }),
+  EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel = Ranks(2); }),
               HasSubstr("layers[0].layer.kind: grouped_linear; ranks of a session divide its"));
   SessionSpec spec = ExpertLayers("bf16");
   spec.parallel = Experts(2);
@@ -287,12 +203,12 @@ TEST_F(ExpertStates, Refusals) {
   forward.x = Normal(1, {kBatch / 2, kExpertColumns});
   ASSERT_NE(session, nullptr);
   EXPECT_THAT(std::string(session->Forward(forward, nullptr).status().message()),
-              HasSubstr("x: bf16[256x128]; where ranks divide experts it must have a rank of 2 and "
+              HasSubstr("x: bf16[256x128]; on several ranks it must have a rank of 2 and "
                         "the 512 rows"));
   // What fails on a rank leaves all as they were, with groups for the next step.
   forward.x = Normal(1, {kBatch, kExpertColumns / 2});
   EXPECT_FALSE(session->Forward(forward, nullptr).ok());
-  forward.x = Batch(1);
+  forward.x = ExpertBatch(1);
   EXPECT_TRUE(session->Forward(forward, nullptr).ok());
 }
 

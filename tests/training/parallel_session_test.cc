@@ -345,7 +345,7 @@ TEST(ParallelSession, RefusesWhatDoesNotGoTogether) {
   EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(9); }),
               HasSubstr("parallel.tensor_parallel: 9; from 1 to 8"));
   EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(4, 4); }),
-              HasSubstr("parallel: tp4 dp4; tensor_parallel times data_parallel"));
+              HasSubstr("parallel: tp4 dp4; tensor_parallel or expert_parallel, times"));
   EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(1, 2); }),
               HasSubstr("layers[0].layer.parallel_mode: given; it divides weights"));
   EXPECT_THAT(refusal([](Spec& spec) { spec.parallel.reset(); }),

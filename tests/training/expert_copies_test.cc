@@ -1,0 +1,410 @@
+// Sessions with copies of their experts, each copy's divided over ranks: the bits of all experts of
+// a copy on one rank, of one rank where sums are exact, and of sums in the order of their profile;
+// checkpoints on other ranks; what is refused.
+#include <gmock/gmock.h>
+
+#include <bit>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/layer/expert_run.h"
+#include "tests/training/expert_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+using Lists = std::vector<std::vector<int64_t>>;
+
+TEST(ExpertCopies, HaveEvenPartsOfEveryExpertsRowsAndTheirRanksEvenPartsOfThose) {
+  LayerSpec layer;
+  layer.kind = LayerKind::kGroupedLinear;
+  layer.m_splits = {5, 0, 3};
+  EXPECT_THAT(LayerOfCopy(layer, 2, 0).m_splits, ElementsAre(3, 0, 2));
+  EXPECT_THAT(LayerOfCopy(layer, 2, 1).m_splits, ElementsAre(2, 0, 1));
+  EXPECT_THAT(RowsOfCopy(layer, 2, 1), ElementsAre(3, 4, 7));
+  const Lists tokens = TokensOfCopies(layer, 2, 2);
+  EXPECT_EQ(tokens, Lists({{0, 1, 5}, {2, 6}, {3, 7}, {4}}));
+  EXPECT_THAT(PlacesOf(tokens), ElementsAre(0, 1, 3, 5, 7, 2, 4, 6));
+}
+
+/// Elements of 1/4 and 1/2 in absolute value: their codes, products and sums are exact.
+Tensor Quarters(uint64_t seed) {
+  Tensor tensor = *Tensor::Allocate(DType::kBF16, {kBatch, kExpertColumns});
+  uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
+  for (int64_t i = 0; i < tensor.element_count(); ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    constexpr uint16_t kValues[] = {0x3e80, 0x3f00, 0xbe80, 0xbf00};
+    tensor.as<uint16_t>()[i] = kValues[state >> 62];
+  }
+  return tensor;
+}
+
+/// One element in each row and column, `value`: a layer that moves columns and scales them.
+Tensor Permutation(int64_t stride, uint16_t value) {
+  Tensor weight = *Tensor::Allocate(DType::kBF16, {kExpertColumns, kExpertColumns});
+  std::fill_n(weight.as<uint16_t>(), weight.element_count(), uint16_t{0});
+  for (int64_t row = 0; row < kExpertColumns; ++row) {
+    weight.as<uint16_t>()[row * kExpertColumns + (row * stride + 5) % kExpertColumns] = value;
+  }
+  return weight;
+}
+
+/// Experts, a linear layer of which all ranks are copies, and experts again.
+SessionSpec MixedLayers(const std::string& recipe) {
+  SessionSpec spec = ExpertLayers(recipe);
+  spec.layers[1] = {"fc", {}};
+  spec.main_grads = true;  // In fp32, which no sum of these tests leaves.
+  return spec;
+}
+
+std::map<std::string, Tensor> ExactParameters() {
+  constexpr uint16_t kOne = 0x3f80, kTwo = 0x4000, kHalf = 0x3f00;
+  std::map<std::string, Tensor> parameters = {{"fc.weight", Permutation(37, kHalf)}};
+  for (int expert = 0; expert < 4; ++expert) {
+    parameters[absl::StrCat("fc1.weight.", expert)] = Permutation(3 + 2 * expert, kTwo);
+    parameters[absl::StrCat("fc2.weight.", expert)] = Permutation(21 + 2 * expert, kOne);
+  }
+  return parameters;
+}
+
+class ExpertCopies : public ::testing::TestWithParam<const char*> {
+ protected:
+  std::unique_ptr<Session> Open(const SessionSpec& spec,
+                                const std::map<std::string, Tensor>& parameters,
+                                std::optional<ParallelSpec> parallel) {
+    SessionSpec on_ranks = spec;
+    on_ranks.parallel = std::move(parallel);
+    return OpenRanks(*engine_, on_ranks, parameters);
+  }
+  std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
+};
+
+TEST_P(ExpertCopies, HaveTheBitsOfOneRankWhereSumsAreExact) {
+  const SessionSpec spec = MixedLayers(GetParam());
+  for (const ParallelSpec& parallel :
+       {Experts(1, 2), Experts(2, 2), Experts(4, 2), Experts(2, 4)}) {
+    SCOPED_TRACE(parallel.Label());
+    const auto one = Open(spec, ExactParameters(), std::nullopt);
+    const auto ranks = Open(spec, ExactParameters(), parallel);
+    ASSERT_TRUE(one != nullptr && ranks != nullptr);
+    ExpectSameFiles(*one, *ranks);
+    // Scales are powers of two; delayed scaling's first ones are 1.
+    const uint64_t microbatches = spec.recipe.is_delayed() ? 1 : 2;
+    for (uint64_t microbatch = 0; microbatch < microbatches; ++microbatch) {
+      ForwardStep forward;
+      forward.x = Quarters(1 + microbatch);
+      forward.is_first = microbatch == 0 ? Microbatch::kFirst : Microbatch::kLater;
+      ExpectSameStep(*one, *ranks, [&](Session& each) { return each.Forward(forward, nullptr); });
+      ExpectSameStep(*one, *ranks, [&](Session& each) {
+        return each.Backward({"0", Quarters(11 + microbatch)}, nullptr);
+      });
+    }
+    // Until the update each rank has its own main gradients, of its copy's rows.
+    EXPECT_EQ(ranks->Checkpoint(nullptr)->metadata.count("ranks"), 1u);
+    ExpectSameStep(*one, *ranks, [](Session& each) { return each.Optimize({}, nullptr); });
+    ExpectSameParameters(*one, *ranks, ExactParameters());
+    ExpectSameFiles(*one, *ranks);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Recipes, ExpertCopies,
+                         ::testing::Values("bf16", "fp8_delayed", "fp8_current:power_2_scales=true",
+                                           "mxfp8"));
+
+// Whatever the rows and roundings: where an expert is changes nothing of its copy.
+class ExpertPlaces : public ::testing::TestWithParam<SessionCase> {
+ protected:
+  static SessionSpec Spec(int ranks, int copies) {
+    SessionSpec spec = ExpertLayers(GetParam().recipe);
+    GetParam().Set(spec);
+    if (ranks * copies > 1) spec.parallel = Experts(ranks, copies);
+    return spec;
+  }
+  std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
+};
+
+TEST_P(ExpertPlaces, ChangeNoBitOfACopy) {
+  for (const int ranks : {2, 3}) {
+    SCOPED_TRACE(ranks);
+    const auto whole = OpenRanks(*engine_, Spec(1, 2), ExpertParameters());
+    const auto divided = OpenRanks(*engine_, Spec(ranks, 2), ExpertParameters());
+    ASSERT_TRUE(whole != nullptr && divided != nullptr);
+    TrainExperts(*whole, *divided, 100);
+    ExpectSameParameters(*whole, *divided, ExpertParameters());
+    ExpectSameFiles(*whole, *divided);
+  }
+}
+
+TEST_P(ExpertPlaces, CheckpointsAreTheSameBytesOnOtherRanks) {
+  const auto first = OpenRanks(*engine_, Spec(2, 2), ExpertParameters());
+  ASSERT_NE(first, nullptr);
+  const auto pass = [](Session& session, uint64_t seed) {
+    ForwardStep forward;
+    forward.x = ExpertBatch(seed);
+    const auto y = session.Forward(forward, nullptr);
+    const auto dx = session.Backward({"0", ExpertBatch(seed + 1)}, nullptr);
+    ASSERT_TRUE(y.ok() && dx.ok()) << y.status() << dx.status();
+    ASSERT_TRUE(session.Optimize({}, nullptr).ok());
+  };
+  pass(*first, 300);
+  TensorFile file = *first->Checkpoint(nullptr);
+  EXPECT_EQ(file.metadata.count("ranks"), 0u);
+  std::unique_ptr<Session> last;
+  for (const auto& [ranks, copies] : std::vector<std::pair<int, int>>{
+           {1, 1}, {4, 1}, {1, 2}, {2, 1}, {1, 4}, {2, 4}, {4, 2}, {2, 2}}) {
+    auto session = RestoreSession(*engine_, Spec(ranks, copies), file, nullptr, nullptr);
+    ASSERT_TRUE(session.ok()) << ranks << " x " << copies << ": " << session.status();
+    last = *std::move(session);
+    ExpectSameFiles(*first, *last);
+    file = *last->Checkpoint(nullptr);
+  }
+  for (Session* session : {first.get(), last.get()}) pass(*session, 310);
+  ExpectSameFiles(*first, *last);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sessions, ExpertPlaces,
+                         ::testing::Values(SessionCase{.name = "Bf16", .recipe = "bf16"},
+                                           SessionCase{.name = "Current", .recipe = "fp8_current"},
+                                           SessionCase{.name = "QuantizedDelayed",
+                                                       .recipe = "fp8_delayed",
+                                                       .weights = WeightStorage::kQuantized,
+                                                       .main_grads = true},
+                                           SessionCase{.name = "QuantizedMxfp8Remainder",
+                                                       .recipe = "mxfp8",
+                                                       .weights = WeightStorage::kQuantized,
+                                                       .masters = Masters::kBf16Remainder},
+                                           SessionCase{.name = "Nvfp4Stochastic",
+                                                       .recipe = "nvfp4"}),
+                         [](const auto& info) { return info.param.name; });
+
+float FloatOf(uint16_t bf16) { return std::bit_cast<float>(uint32_t{bf16} << 16); }
+/// To nearest, ties to even; of numbers.
+uint16_t Bf16Of(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+/// In fp32, from `first` on around, rounded after every addition or once.
+Tensor SumOf(const std::vector<Tensor>& parts, const std::function<size_t(int64_t row)>& first,
+             bool rounds_each) {
+  Tensor sum = *Tensor::Allocate(DType::kBF16, parts[0].shape());
+  for (int64_t i = 0; i < sum.element_count(); ++i) {
+    const size_t begin = first(i / sum.columns());
+    float total = FloatOf(parts[begin].as<uint16_t>()[i]);
+    for (size_t k = 1; k < parts.size(); ++k) {
+      total += FloatOf(parts[(begin + k) % parts.size()].as<uint16_t>()[i]);
+      if (rounds_each) total = FloatOf(Bf16Of(total));
+    }
+    sum.as<uint16_t>()[i] = Bf16Of(total);
+  }
+  return sum;
+}
+
+Tensor RowsOf(const Tensor& whole, const std::vector<int64_t>& rows) {
+  Tensor part =
+      *Tensor::Allocate(whole.dtype(), {static_cast<int64_t>(rows.size()), whole.columns()});
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::copy_n(whole.as<uint16_t>() + rows[i] * whole.columns(), whole.columns(),
+                part.as<uint16_t>() + static_cast<int64_t>(i) * whole.columns());
+  }
+  return part;
+}
+
+class ExpertSums : public ::testing::Test {
+ protected:
+  /// dx and the gradients of one step of the layers on one rank.
+  absl::StatusOr<SessionStepResult> OnOneRank(SessionSpec spec, const Tensor& x, const Tensor& dy,
+                                              Tensor* y = nullptr) {
+    std::map<std::string, Tensor> own;
+    for (const auto& [name, tensor] : parameters_) {
+      for (const SessionLayer& layer : spec.layers) {
+        if (absl::StartsWith(name, layer.name + ".")) own[name] = tensor;
+      }
+    }
+    const auto session = OpenRanks(*engine_, spec, own);
+    if (session == nullptr) return absl::InternalError("not opened");
+    ForwardStep forward;
+    forward.x = x;
+    QG_ASSIGN_OR_RETURN(const SessionStepResult result, session->Forward(forward, nullptr));
+    if (y != nullptr) *y = result.outputs[0].tensor;
+    return session->Backward({"0", dy}, nullptr);
+  }
+
+  std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
+  std::map<std::string, Tensor> parameters_ = {
+      {"fc.weight", Normal(40, {kExpertColumns, kExpertColumns})},
+      {"fc1.weight.0", Normal(41, {kExpertColumns, kExpertColumns})},
+      {"fc1.weight.1", Normal(42, {kExpertColumns, kExpertColumns})}};
+};
+
+// A linear layer and two experts, whose rows are [0, 256) and [256, 512): a gradient is the sum of
+// what one rank gives for each copy's rows, or for each rank's.
+TEST_F(ExpertSums, AreOfCopiesForExpertsAndOfAllRanksForOtherLayers) {
+  SessionSpec spec = ExpertLayers("bf16");
+  spec.layers = {{"fc", {}}, spec.layers[0]};
+  spec.layers[1].spec.m_splits = {256, 256};
+  SessionSpec linear = spec, experts = spec;
+  linear.layers = {spec.layers[0]};
+  experts.layers = {spec.layers[1]};
+  const Tensor x = ExpertBatch(1), dy = ExpertBatch(2);
+  Tensor between;
+  ASSERT_TRUE(OnOneRank(linear, x, dy, &between).ok());
+  const Tensor gradient = OutputOf(OnOneRank(experts, between, dy), "dx");
+
+  const auto range = [](int64_t begin, int64_t count) {
+    std::vector<int64_t> rows;
+    for (int64_t row = begin; row < begin + count; ++row) rows.push_back(row);
+    return rows;
+  };
+  const auto both = [&](int64_t begin, int64_t count) {
+    std::vector<int64_t> rows = range(begin, count);
+    for (const int64_t row : range(256 + begin, count)) rows.push_back(row);
+    return rows;
+  };
+  for (const int copies : {2, 4}) {
+    SCOPED_TRACE(copies);
+    const int64_t of_copy = 256 / copies, of_rank = of_copy / 2;
+    std::vector<Tensor> linear_parts, expert_parts[2];
+    experts.layers[0].spec.m_splits = {of_copy, of_copy};
+    for (int copy = 0; copy < copies; ++copy) {
+      const std::vector<int64_t> rows = both(copy * of_copy, of_copy);
+      const auto part = OnOneRank(experts, RowsOf(between, rows), RowsOf(dy, rows));
+      for (const int expert : {0, 1}) {
+        expert_parts[expert].push_back(OutputOf(part, absl::StrCat("fc1.dw.", expert)));
+      }
+    }
+    for (int rank = 0; rank < 2 * copies; ++rank) {
+      const std::vector<int64_t> rows = both(rank * of_rank, of_rank);
+      const auto part = OnOneRank(linear, RowsOf(x, rows), RowsOf(gradient, rows));
+      linear_parts.push_back(OutputOf(part, "fc.dw"));
+    }
+    for (const bool is_ring : {false, true}) {
+      spec.parallel = Experts(2, copies);
+      if (is_ring) spec.parallel->profile = {ReductionKind::kNcclRing};
+      // A ring begins behind the owner of the row, of which all have equally many.
+      const auto first_of = [&](size_t members) {
+        return [=](int64_t row) {
+          const auto owner = static_cast<size_t>(row) * members / kExpertColumns;
+          return is_ring ? (owner + 1) % members : size_t{0};
+        };
+      };
+      const auto given = OnOneRank(spec, x, dy);
+      EXPECT_THAT(given->rank_differences, IsEmpty());
+      for (const int expert : {0, 1}) {
+        const std::string name = absl::StrCat("fc1.dw.", expert);
+        const std::vector<Tensor>& parts = expert_parts[expert];
+        EXPECT_TRUE(SameBits(OutputOf(given, name), SumOf(parts, first_of(parts.size()), is_ring)))
+            << name << " " << spec.parallel->Label();
+      }
+      EXPECT_TRUE(SameBits(OutputOf(given, "fc.dw"),
+                           SumOf(linear_parts, first_of(linear_parts.size()), is_ring)))
+          << spec.parallel->Label();
+    }
+  }
+}
+
+class ExpertCopyStates : public ::testing::Test {
+ protected:
+  std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
+};
+
+// Of gradients that the optimizer has not summed yet a file has each rank's own, by its own experts
+// alone, and goes on where the ranks are alike.
+TEST_F(ExpertCopyStates, GradientsBeforeAnUpdateAreTheRanksOwn) {
+  SessionSpec spec = ExpertLayers("fp8_delayed");
+  spec.parallel = Experts(2, 2);
+  const auto session = OpenRanks(*engine_, spec, ExpertParameters());
+  ASSERT_NE(session, nullptr);
+  ForwardStep forward;
+  forward.x = ExpertBatch(1);
+  ASSERT_TRUE(session->Forward(forward, nullptr).ok());
+  const auto backward = session->Backward({"0", ExpertBatch(2)}, nullptr);
+  ASSERT_TRUE(backward.ok()) << backward.status();
+  EXPECT_THAT(backward->rank_differences, IsEmpty());
+  const TensorFile file = *session->Checkpoint(nullptr);
+  std::set<std::string> names;
+  for (const NamedTensor& tensor : file.tensors) names.insert(tensor.name);
+  for (const char* name : {"rank0.fc1.dw.0", "rank1.fc1.dw.2", "rank2.fc2.dw.1", "rank3.fc1.db.3",
+                           "fc1.weight.0", "fc1.input.2.amax_history"}) {
+    EXPECT_EQ(names.count(name), 1u) << name;
+  }
+  for (const char* name : {"fc1.dw.0", "rank1.fc1.dw.0", "rank2.fc2.dw.3", "rank0.fc1.weight.0"}) {
+    EXPECT_EQ(names.count(name), 0u) << name;
+  }
+  auto again = RestoreSession(*engine_, spec, file, nullptr, nullptr);
+  ASSERT_TRUE(again.ok()) << again.status();
+  ExpectSameFiles(*session, **again);
+  ExpectSameStep(*session, **again, [](Session& each) { return each.Optimize({}, nullptr); });
+  ExpectSameFiles(*session, **again);
+  spec.parallel = Experts(4);
+  const absl::Status other = RestoreSession(*engine_, spec, file, nullptr, nullptr).status();
+  EXPECT_THAT(std::string(other.message()),
+              HasSubstr("checkpoint: of ranks tp1 dp2 ep2: none, none none, none, each of which "
+                        "has its own"));
+}
+
+TEST_F(ExpertCopyStates, AmaxesThatAreNotReducedAreEachCopysOwn) {
+  SessionSpec spec = ExpertLayers("fp8_delayed:reduce_amax=false");
+  spec.optimizer.kind = OptimizerSpec::Kind::kNone;
+  spec.parallel = Experts(2, 2);
+  const auto session = OpenRanks(*engine_, spec, ExpertParameters());
+  spec.recipe = *Recipe::Parse("fp8_delayed");
+  const auto reduced = OpenRanks(*engine_, spec, ExpertParameters());
+  ASSERT_TRUE(session != nullptr && reduced != nullptr);
+  for (Session* each : {session.get(), reduced.get()}) {
+    ForwardStep forward;
+    forward.x = ExpertBatch(1);
+    ASSERT_TRUE(each->Forward(forward, nullptr).ok());
+  }
+  const std::string first = "rank0.fc1.input.0.amax_history";
+  const std::string second = "rank2.fc1.input.0.amax_history";
+  auto digests = DigestsOf(*session);
+  EXPECT_NE(digests.at(first), digests.at(second));
+  digests = DigestsOf(*reduced);
+  EXPECT_EQ(digests.at(first), digests.at(second));
+}
+
+TEST_F(ExpertCopyStates, Refusals) {
+  const auto refusal = [&](const std::function<void(SessionSpec&)>& change) {
+    SessionSpec spec = ExpertLayers("bf16");
+    spec.parallel = Experts(2, 2);
+    change(spec);
+    const auto session = OpenSession(*engine_, spec, ExpertParameters(), nullptr, nullptr);
+    EXPECT_FALSE(session.ok());
+    return std::string(session.status().message());
+  };
+  EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel = Experts(4, 4); }),
+              HasSubstr("parallel: ep4 dp4; tensor_parallel or expert_parallel, times "
+                        "data_parallel, is the number of ranks, 2 to 8"));
+  EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel->tensor_parallel = 2; }),
+              HasSubstr("parallel.tensor_parallel: 2; with expert_parallel the ranks of a copy"));
+  for (const int ranks : {1, 2}) {
+    EXPECT_THAT(refusal([&](SessionSpec& spec) {
+                  spec.parallel = Experts(ranks, 2);
+                  spec.parallel->fully_sharded = true;
+                }),
+                HasSubstr("parallel.fully_sharded: true; layer fc1 is a grouped_linear"));
+  }
+  // 128 rows of an expert are 32 of each of 4 copies, and 65 are 33 of the first of two.
+  SessionSpec spec = ExpertLayers("mxfp8");
+  for (const size_t layer : {0, 2}) spec.layers[layer].spec.m_splits = {127, 0, 257, 128};
+  spec.parallel = Experts(2, 2);
+  const auto session = OpenRanks(*engine_, spec, ExpertParameters());
+  ASSERT_NE(session, nullptr);
+  ForwardStep forward;
+  forward.x = ExpertBatch(1);
+  const std::string message(session->Forward(forward, nullptr).status().message());
+  EXPECT_THAT(message, HasSubstr("layer fc1: rows of copy 0 of 2 (data_parallel): "));
+  EXPECT_THAT(message, HasSubstr("layer.m_splits[2]: M = 129"));
+}
+
+}  // namespace
+}  // namespace quantgate
