@@ -177,6 +177,7 @@ std::string ParallelOptions(const std::optional<ParallelSpec>& parallel) {
   const bool divides_experts = parallel->expert_parallel > 1;
   std::string text = divides_experts ? absl::StrCat(" --ep ", parallel->expert_parallel)
                                      : absl::StrCat(" --tp ", parallel->tensor_parallel);
+  if (parallel->data_parallel > 1) absl::StrAppend(&text, " --dp ", parallel->data_parallel);
   if (parallel->sequence_parallel) absl::StrAppend(&text, " --sequence-parallel");
   if (parallel->profile != ReductionProfile{}) {
     AddOption(text, "--reduction-profile", ReductionProfileName(parallel->profile));

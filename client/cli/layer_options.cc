@@ -204,6 +204,9 @@ void AddRankOptions(CLI::App& command, LayerOptions& options) {
 
 void AddParallelOptions(CLI::App& command, LayerOptions& options) {
   AddRankOptions(command, options);
+  AddRankCount(command, "--dp", options.data_parallel,
+               "With --ep: N copies of the experts, which divide every expert's rows and sum their "
+               "gradients");
   command
       .add_option(
           "--parallel-mode", options.parallel_mode,
@@ -217,7 +220,7 @@ void AddSessionParallelOptions(CLI::App& command, LayerOptions& options) {
   AddRankOptions(command, options);
   AddRankCount(command, "--dp", options.data_parallel,
                "Run every variant on one rank and on N copies of the layers, which divide the rows "
-               "of a batch and sum the optimizer's gradients");
+               "of a batch and sum the optimizer's gradients; each on the ranks of --tp or --ep");
   command
       .add_flag("--fsdp", options.fully_sharded,
                 "With --dp: each copy keeps rows of the weights and gathers them for each pass")

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/row_blocks.h"
+#include "kernels/layer/delayed_reduction.h"
 #include "kernels/layer/layer_request.h"
 
 namespace quantgate {
@@ -57,91 +58,119 @@ std::vector<int64_t> RowsOfWhole(const std::vector<int64_t>& rows,
   return of_whole;
 }
 
-absl::StatusOr<Tensor> Flattened(const Tensor& tensor) {
-  if (!tensor.has_value()) return tensor;
-  return tensor.Reinterpret(tensor.dtype(), {tensor.rows(), tensor.columns()});
-}
-
 /// One rank's step.
 class ExpertRun {
  public:
-  ExpertRun(Engine& engine, ProcessGroup& group, const LayerRequest& whole, const Recipe& recipe,
-            const Arithmetic& arithmetic, const Cancellation* cancellation)
+  ExpertRun(Engine& engine, const ExpertGroups& groups, const LayerRequest& whole,
+            const Recipe& recipe, const Arithmetic& arithmetic, const Cancellation* cancellation)
       : engine_(engine),
-        group_(group),
+        groups_(groups),
         whole_(whole),
         recipe_(recipe),
         cancellation_(cancellation),
-        division_(DivideExperts(whole.layer, group.size())),
-        tokens_(division_.tokens[static_cast<size_t>(group.rank())]),
+        copies_(groups.copies == nullptr ? 1 : groups.copies->size()),
+        copy_(groups.copies == nullptr ? 0 : groups.copies->rank()),
+        layer_(LayerOfCopy(whole.layer, copies_, copy_)),
+        division_(DivideExperts(layer_, groups.experts->size())),
         recorder_(engine, arithmetic, cancellation) {}
 
   absl::StatusOr<ExpertStep> Run();
 
  private:
-  absl::StatusOr<LayerRequest> OwnRequest() const;
-  absl::StatusOr<Tensor> OwnTokens(const Tensor& whole) const;
+  int place() const { return groups_.experts->rank(); }
+  const std::vector<int64_t>& own_tokens() const {
+    return division_.tokens[static_cast<size_t>(place())];
+  }
+  void TakeRows(ExpertStep& step) const;
+  absl::StatusOr<LayerRequest> OwnRequest(const std::vector<int64_t>& rows) const;
+  absl::StatusOr<Tensor> RowsOf(const Tensor& whole, const std::vector<int64_t>& rows) const;
   absl::Status Update(const LayerSpec& spec, const LayerPlan& plan, LayerState& state,
                       UpdatePoint point);
+  absl::Status SumGradients(ExpertStep& step, std::vector<NamedTensor>& gradients);
 
   Engine& engine_;
-  ProcessGroup& group_;
+  const ExpertGroups groups_;
   const LayerRequest& whole_;
   const Recipe& recipe_;
   const Cancellation* const cancellation_;
+  const int copies_, copy_;
+  const LayerSpec layer_;  ///< This copy's.
   const ExpertDivision division_;
-  const std::vector<int64_t>& tokens_;
   StepRecorder recorder_;
 };
 
-absl::StatusOr<LayerRequest> ExpertRun::OwnRequest() const {
-  const auto rank = static_cast<size_t>(group_.rank());
-  const int64_t begin = division_.first_row[static_cast<size_t>(division_.first_expert[rank])];
-  const int64_t end = division_.first_row[static_cast<size_t>(division_.first_expert[rank + 1])];
-  Tensor rows[2];
-  const Tensor* const from[2] = {&whole_.x, &whole_.grad_output};
-  for (int i = 0; i < 2; ++i) {
-    if (!from[i]->has_value()) continue;
-    QG_ASSIGN_OR_RETURN(const Tensor flat, Flattened(*from[i]));
-    QG_ASSIGN_OR_RETURN(rows[i], engine_.Slice(flat, 0, begin, end - begin, cancellation_));
-  }
-  return ExpertsOfRank(whole_, division_, group_.rank(), rows[0], rows[1]);
+void ExpertRun::TakeRows(ExpertStep& step) const {
+  const std::vector<int64_t> of_copy = RowsOfCopy(whole_.layer, copies_, copy_);
+  step.tokens = RowsOfWhole(of_copy, own_tokens());
+  const auto first = division_.first_expert.begin() + place();
+  const int64_t begin = division_.first_row[static_cast<size_t>(*first)];
+  const int64_t end = division_.first_row[static_cast<size_t>(*(first + 1))];
+  step.rows = {of_copy.begin() + begin, of_copy.begin() + end};
 }
 
-absl::StatusOr<Tensor> ExpertRun::OwnTokens(const Tensor& whole) const {
-  QG_ASSIGN_OR_RETURN(const Tensor flat, Flattened(whole));
-  return engine_.GatherRows(flat, tokens_, cancellation_);
+absl::StatusOr<LayerRequest> ExpertRun::OwnRequest(const std::vector<int64_t>& rows) const {
+  LayerRequest of_copy = whole_;
+  of_copy.layer = layer_;
+  QG_ASSIGN_OR_RETURN(Tensor x, RowsOf(whole_.x, rows));
+  QG_ASSIGN_OR_RETURN(Tensor grad_output, RowsOf(whole_.grad_output, rows));
+  return ExpertsOfRank(of_copy, division_, place(), std::move(x), std::move(grad_output));
 }
 
-/// An expert has its states on one rank: what is reduced over ranks elsewhere is whole here.
+absl::StatusOr<Tensor> ExpertRun::RowsOf(const Tensor& whole,
+                                         const std::vector<int64_t>& rows) const {
+  if (!whole.has_value()) return whole;
+  QG_ASSIGN_OR_RETURN(const Tensor flat,
+                      whole.Reinterpret(whole.dtype(), {whole.rows(), whole.columns()}));
+  return engine_.GatherRows(flat, rows, cancellation_);
+}
+
+/// An expert has its states on one rank of a copy: there its amaxes are whole.
 absl::Status ExpertRun::Update(const LayerSpec& spec, const LayerPlan& plan, LayerState& state,
                                UpdatePoint point) {
   if (!plan.is_delayed) return absl::OkStatus();
   if (point == UpdatePoint::kBackward && !QuantizesGradients(plan)) return absl::OkStatus();
+  if (groups_.copies != nullptr) {
+    const ReducedLayer reduced{&spec, &state};
+    QG_RETURN_IF_ERROR(
+        ReduceDelayedAmaxes(recorder_, *groups_.copies, {&reduced, 1}, recipe_, point));
+  }
   return UpdateScales(recorder_, spec, state, recipe_, point);
+}
+
+absl::Status ExpertRun::SumGradients(ExpertStep& step, std::vector<NamedTensor>& gradients) {
+  if (groups_.copies == nullptr) return absl::OkStatus();
+  for (NamedTensor& gradient : gradients) {
+    step.own_gradients.push_back(gradient);
+    QG_ASSIGN_OR_RETURN(gradient.tensor, recorder_.Timed(absl::StrCat("sum ", gradient.name), [&] {
+      return groups_.copies->AllReduce(gradient.tensor, groups_.profile);
+    }));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ExpertStep> ExpertRun::Run() {
   ExpertStep step;
-  QG_ASSIGN_OR_RETURN(step.request, OwnRequest());
-  QG_ASSIGN_OR_RETURN(const ExpertRouting routing, RoutingOf(division_, tokens_));
-  QG_ASSIGN_OR_RETURN(const Tensor x, OwnTokens(whole_.x));
+  TakeRows(step);
+  QG_ASSIGN_OR_RETURN(step.request, OwnRequest(step.rows));
+  QG_ASSIGN_OR_RETURN(const ExpertRouting routing, RoutingOf(division_, own_tokens()));
+  QG_ASSIGN_OR_RETURN(const Tensor x, RowsOf(whole_.x, step.tokens));
   const LayerSpec& spec = step.request.layer;
   const LayerPlan plan = PlanOf(step.request, recipe_);
   LayerState state = StateOf(step.request);
   ExpertOptions options;
   options.first_expert = division_.first_expert;
   QG_ASSIGN_OR_RETURN(ExpertForward experts,
-                      ForwardExperts(recorder_, group_, options, spec, state, x, routing,
+                      ForwardExperts(recorder_, *groups_.experts, options, spec, state, x, routing,
                                      OptionsOf(step.request, recipe_)));
   ForwardResult forward;
   forward.y = std::move(experts.y);
   BackwardResult backward;
   if (plan.has_backward) {
     QG_RETURN_IF_ERROR(Update(spec, plan, state, UpdatePoint::kForward));
-    QG_ASSIGN_OR_RETURN(const Tensor grad_output, OwnTokens(whole_.grad_output));
-    QG_ASSIGN_OR_RETURN(
-        backward, BackwardExperts(recorder_, group_, std::move(experts.saved), state, grad_output));
+    QG_ASSIGN_OR_RETURN(const Tensor grad_output, RowsOf(whole_.grad_output, step.tokens));
+    QG_ASSIGN_OR_RETURN(backward, BackwardExperts(recorder_, *groups_.experts,
+                                                  std::move(experts.saved), state, grad_output));
+    QG_RETURN_IF_ERROR(SumGradients(step, backward.gradients));
     QG_RETURN_IF_ERROR(Update(spec, plan, state, UpdatePoint::kBackward));
   }
   QG_ASSIGN_OR_RETURN(step.result, FinishStep(recorder_, step.request, plan, state,
@@ -234,11 +263,11 @@ LayerRequest ExpertsOfRank(const LayerRequest& whole, const ExpertDivision& divi
   return request;
 }
 
-absl::StatusOr<ExpertStep> RunExperts(Engine& engine, ProcessGroup& group,
+absl::StatusOr<ExpertStep> RunExperts(Engine& engine, const ExpertGroups& groups,
                                       const LayerRequest& whole, const Recipe& recipe,
                                       const Arithmetic& arithmetic,
                                       const Cancellation* cancellation) {
-  return ExpertRun(engine, group, whole, recipe, arithmetic, cancellation).Run();
+  return ExpertRun(engine, groups, whole, recipe, arithmetic, cancellation).Run();
 }
 
 }  // namespace quantgate

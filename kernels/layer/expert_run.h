@@ -1,6 +1,6 @@
 // A step of a grouped_linear whose experts are divided over the ranks of a group, with the rows of
 // each expert coming from all of them (docs/distributed.md section 8): what RunLayer does on one
-// rank, with its bits.
+// rank, with its bits. Or of several copies of it, which divide the rows and sum their gradients.
 #pragma once
 
 #include <cstdint>
@@ -50,13 +50,25 @@ std::string WithExpertOfWhole(const std::string& name, int64_t first);
 LayerRequest ExpertsOfRank(const LayerRequest& whole, const ExpertDivision& division, int rank,
                            Tensor x, Tensor grad_output);
 
+/// What a rank calls.
+struct ExpertGroups {
+  ProcessGroup* experts;           ///< The ranks of its copy, one of them by itself at least.
+  ProcessGroup* copies = nullptr;  ///< Those with the same experts; null: there is one copy.
+  ReductionProfile profile = {};   ///< Of sums over them.
+};
+
 struct ExpertStep {
   LayerRequest request;  ///< ExpertsOfRank.
-  /// Of that request, but y and dx are this rank's tokens'.
+  /// Of that request, but y and dx are this rank's tokens', and gradients sums over the copies.
   LayerResult result;
+  // Rows of the whole x as a matrix: of this rank's tokens, and of its experts.
+  std::vector<int64_t> tokens = {};
+  std::vector<int64_t> rows = {};
+  std::vector<NamedTensor> own_gradients = {};  ///< Of several copies, what this one added.
 };
-/// `whole`, which CheckLayer accepts, has its tensors in the engine's memory or on the host.
-absl::StatusOr<ExpertStep> RunExperts(Engine& engine, ProcessGroup& group,
+/// `whole`, which CheckLayer accepts, has its tensors in the engine's memory or on the host;
+/// without main gradients where there are several copies. Collective.
+absl::StatusOr<ExpertStep> RunExperts(Engine& engine, const ExpertGroups& groups,
                                       const LayerRequest& whole, const Recipe& recipe,
                                       const Arithmetic& arithmetic,
                                       const Cancellation* cancellation);

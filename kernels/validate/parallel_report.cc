@@ -67,6 +67,27 @@ struct ParallelReporter::Parts {
   }
 };
 
+struct ParallelReporter::Addends {
+  std::vector<Tensor> partials;  ///< In host memory.
+  std::vector<Tensor> exact;     ///< f32.
+  Tensor bias = {};              ///< As in RankSum.
+  ReductionProfile profile = {};
+  std::optional<BoundCheck> bound;
+  bool has_bounds = true;
+  std::string arithmetic, derivation;  ///< Of the last one.
+
+  void Add(const OutputReporter::Part& part, Tensor partial) {
+    partials.push_back(std::move(partial));
+    exact.push_back(part.exact.f32);
+    has_bounds = has_bounds && part.bound.has_value();
+    if (part.bound.has_value()) {
+      MergeBoundChecks(*part.bound, bound);
+      derivation = part.bound->bound.derivation;
+    }
+    arithmetic = part.arithmetic;
+  }
+};
+
 /// One rank's part of what a report needs, on its own engine.
 class ParallelReporter::RankReporter {
  public:
@@ -183,12 +204,12 @@ absl::StatusOr<std::vector<Tensor>> ParallelReporter::PartsOf(const std::string&
 
 absl::StatusOr<Tensor> ParallelReporter::FirstOfEqual(const std::string& output,
                                                       const std::vector<Tensor>& parts,
-                                                      std::string& difference) {
+                                                      const char* whose, std::string& difference) {
   for (size_t rank = 1; rank < parts.size(); ++rank) {
     const auto mine = parts[rank].bytes(), first = parts[0].bytes();
     if (std::equal(mine.begin(), mine.end(), first.begin(), first.end())) continue;
-    difference = absl::StrCat("every rank has all of it, and rank ", rank,
-                              "'s differs from rank 0's, which is reported");
+    difference = absl::StrCat("every ", whose, " has all of it, and ", whose, " ", rank,
+                              "'s differs from ", whose, " 0's, which is reported");
     notes_.push_back(absl::StrCat(output, ": ", difference));
     break;
   }
@@ -233,7 +254,7 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportJoined(const std::string&
   Tensor value;
   std::string difference;
   if (assembly.kind == Kind::kSame || assembly.kind == Kind::kGathered) {
-    QG_ASSIGN_OR_RETURN(value, FirstOfEqual(output, parts, difference));
+    QG_ASSIGN_OR_RETURN(value, FirstOfEqual(output, parts, "rank", difference));
   } else {
     QG_ASSIGN_OR_RETURN(value, Join(parts, assembly));
   }
@@ -256,10 +277,7 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportJoined(const std::string&
 absl::StatusOr<ReportedOutput> ParallelReporter::ReportSum(const std::string& output,
                                                            const Assembly& assembly) {
   const bool is_sum_here = assembly.kind == Assembly::Kind::kSumOfShards;
-  std::vector<Tensor> partials, exact;
-  std::optional<BoundCheck> bound;
-  bool has_bounds = true;
-  std::string arithmetic, derivation;
+  Addends addends;
   for (size_t rank = 0; rank < step_.ranks.size(); ++rank) {
     const RankStep& step = step_.ranks[rank];
     Tensor partial = FindComputed(step.result, output);
@@ -269,85 +287,80 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportSum(const std::string& ou
       partial = gemm->result.d;
     }
     QG_ASSIGN_OR_RETURN(const OutputReporter::Part part, ranks_[rank]->Report({output, partial}));
-    exact.push_back(part.exact.f32);
-    has_bounds = has_bounds && part.bound.has_value();
-    if (part.bound.has_value()) {
-      MergeBoundChecks(*part.bound, bound);
-      derivation = part.bound->bound.derivation;
-    }
-    arithmetic = part.arithmetic;
-    QG_ASSIGN_OR_RETURN(partials.emplace_back(), step.engine->ToHost(partial, cancellation_));
+    QG_ASSIGN_OR_RETURN(partial, step.engine->ToHost(partial, cancellation_));
+    addends.Add(part, std::move(partial));
   }
-  const ReductionProfile profile = is_sum_here ? ReductionProfile{} : variant_.parallel->profile;
-  const DType dtype = partials[0].dtype();
+  if (!is_sum_here) addends.profile = variant_.parallel->profile;
+  const DType dtype = addends.partials[0].dtype();
   Tensor value;
   std::string difference;
   if (is_sum_here) {
-    QG_ASSIGN_OR_RETURN(value,
-                        engine_.OrderedSum(partials, SumAccumulation::kF32, dtype, cancellation_));
+    QG_ASSIGN_OR_RETURN(
+        value, engine_.OrderedSum(addends.partials, SumAccumulation::kF32, dtype, cancellation_));
   } else {
     QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts, PartsOf(output));
     if (assembly.sum_has_rows) {
       QG_ASSIGN_OR_RETURN(value, JoinRows(engine_, parts, cancellation_));
     } else {
-      QG_ASSIGN_OR_RETURN(value, FirstOfEqual(output, parts, difference));
+      QG_ASSIGN_OR_RETURN(value, FirstOfEqual(output, parts, "rank", difference));
     }
   }
-  Tensor bias;
+  Tensor& bias = addends.bias;
   if (!assembly.bias.empty()) {
     const RankStep& first = step_.ranks[0];
     QG_ASSIGN_OR_RETURN(
         bias, first.engine->Cast(first.request.parameters.at(assembly.bias), dtype, cancellation_));
     QG_ASSIGN_OR_RETURN(bias, first.engine->ToHost(bias, cancellation_));
   }
-  QG_ASSIGN_OR_RETURN(const ExactValues::Value sum,
-                      ExactRankSum({exact, bias, profile}, dtype, cancellation_));
-  QG_ASSIGN_OR_RETURN(ReportedOutput reported, whole_.Measure({output, value}, sum));
-  reported.report.rank_difference = std::move(difference);
-  if (has_bounds) {
-    // Each partial within its own bound, and the sum within what the additions may do to them.
-    QG_ASSIGN_OR_RETURN(const Tensor host, engine_.ToHost(value, cancellation_));
-    QG_ASSIGN_OR_RETURN(BoundCheck added,
-                        CheckRankSum({partials, bias, profile}, host, cancellation_));
-    const std::string additions = added.bound.derivation;
-    MergeBoundChecks(added, bound);
-    bound->bound.derivation = absl::StrCat("each rank's part p_r: ", derivation,
-                                           "; their sum s: |s - sum p_r| <= ", additions);
-    reported.report.bound = std::move(bound);
-  }
   notes_.push_back(absl::StrCat(
       output,
       is_sum_here ? ": each rank has what its own rows give; added here over the ranks, "
                   : ": a sum over the ranks, ",
-      ReductionProfileName(profile)));
+      ReductionProfileName(addends.profile)));
+  return FinishSum({output, value}, std::move(addends), std::move(difference));
+}
+
+absl::StatusOr<ReportedOutput> ParallelReporter::FinishSum(NamedTensor value, Addends addends,
+                                                           std::string difference) {
+  const auto& [partials, exact, bias, profile, bound, has_bounds, arithmetic, derivation] = addends;
+  QG_ASSIGN_OR_RETURN(const ExactValues::Value sum,
+                      ExactRankSum({exact, bias, profile}, partials[0].dtype(), cancellation_));
+  QG_ASSIGN_OR_RETURN(ReportedOutput reported, whole_.Measure(value, sum));
+  reported.report.rank_difference = std::move(difference);
+  if (has_bounds) {
+    // Each partial within its own bound, and the sum within what the additions may do to them.
+    QG_ASSIGN_OR_RETURN(const Tensor host, engine_.ToHost(value.tensor, cancellation_));
+    QG_ASSIGN_OR_RETURN(BoundCheck added,
+                        CheckRankSum({partials, bias, profile}, host, cancellation_));
+    const std::string additions = added.bound.derivation;
+    std::optional<BoundCheck> merged = bound;
+    MergeBoundChecks(added, merged);
+    merged->bound.derivation = absl::StrCat("each rank's part p_r: ", derivation,
+                                            "; their sum s: |s - sum p_r| <= ", additions);
+    reported.report.bound = std::move(merged);
+  }
   return Finish(std::move(reported),
                 absl::StrCat(arithmetic, " + ", ReductionProfileName(profile)));
 }
 
 absl::StatusOr<Tensor> ParallelReporter::JoinTokens(const std::string& output) {
-  const ExpertDivision division =
-      DivideExperts(request_.layer, static_cast<int>(step_.ranks.size()));
   QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts, PartsOf(output));
   QG_ASSIGN_OR_RETURN(const Tensor joined, JoinRows(engine_, parts, cancellation_));
-  std::vector<int64_t> places(static_cast<size_t>(joined.shape()[0]));
-  int64_t place = 0;
-  for (const std::vector<int64_t>& tokens : division.tokens) {
-    for (const int64_t token : tokens) places[static_cast<size_t>(token)] = place++;
-  }
-  return engine_.GatherRows(joined, places, cancellation_);
+  std::vector<std::vector<int64_t>> tokens;
+  for (const RankStep& rank : step_.ranks) tokens.push_back(rank.tokens);
+  return engine_.GatherRows(joined, PlacesOf(tokens), cancellation_);
 }
 
 absl::StatusOr<ReportedOutput> ParallelReporter::ReportExpertRows(const std::string& output) {
   QG_ASSIGN_OR_RETURN(Tensor value, JoinTokens(output));
-  QG_ASSIGN_OR_RETURN(const Tensor host, engine_.ToHost(value, cancellation_));
   Parts known;
-  int64_t row = 0;
+  std::vector<std::vector<int64_t>> experts_rows;
   for (size_t rank = 0; rank < step_.ranks.size(); ++rank) {
-    const int64_t rows = step_.ranks[rank].request.x.shape()[0];
-    if (rows == 0) continue;
+    const std::vector<int64_t>& rows = experts_rows.emplace_back(step_.ranks[rank].rows);
+    if (rows.empty()) continue;
     NamedTensor part = {output, {}};
-    QG_ASSIGN_OR_RETURN(part.tensor, RowSlice(host, row, rows));
-    row += rows;
+    QG_ASSIGN_OR_RETURN(part.tensor, engine_.GatherRows(value, rows, cancellation_));
+    QG_ASSIGN_OR_RETURN(part.tensor, engine_.ToHost(part.tensor, cancellation_));
     QG_ASSIGN_OR_RETURN(const OutputReporter::Part reported, ranks_[rank]->Report(part));
     QG_RETURN_IF_ERROR(known.Add(reported));
   }
@@ -361,13 +374,41 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportExpertRows(const std::str
   } else {
     QG_ASSIGN_OR_RETURN(exact.own, JoinRows(engine_, known.own, cancellation_));
     QG_ASSIGN_OR_RETURN(exact.f32, JoinRows(engine_, known.f32, cancellation_));
+    const std::vector<int64_t> places = PlacesOf(experts_rows);
     for (Tensor* tensor : {&exact.own, &exact.f32}) {
+      QG_ASSIGN_OR_RETURN(*tensor, engine_.GatherRows(*tensor, places, cancellation_));
       QG_ASSIGN_OR_RETURN(*tensor, tensor->Reinterpret(tensor->dtype(), shape));
     }
   }
   QG_ASSIGN_OR_RETURN(ReportedOutput reported, whole_.Measure({output, value}, exact));
   reported.report.bound = std::move(known.bound);
   return Finish(std::move(reported), known.arithmetic);
+}
+
+absl::StatusOr<ReportedOutput> ParallelReporter::ReportExpertSum(const std::string& output) {
+  Addends addends;
+  addends.profile = variant_.parallel->profile;
+  std::vector<Tensor> sums;
+  for (size_t rank = 0; rank < step_.ranks.size(); ++rank) {
+    const RankStep& step = step_.ranks[rank];
+    for (const NamedTensor& own : step.own_gradients) {
+      if (WithExpertOfWhole(own.name, step.first_expert) != output) continue;
+      QG_ASSIGN_OR_RETURN(Tensor partial, step.engine->ToHost(own.tensor, cancellation_));
+      QG_ASSIGN_OR_RETURN(const OutputReporter::Part part,
+                          ranks_[rank]->Report({own.name, partial}));
+      addends.Add(part, std::move(partial));
+      QG_ASSIGN_OR_RETURN(sums.emplace_back(),
+                          step.engine->ToHost(FindComputed(step.result, own.name), cancellation_));
+    }
+  }
+  if (sums.empty()) {
+    return absl::InternalError(absl::StrCat("output ", output, " of no rank's expert"));
+  }
+  std::string difference;
+  QG_ASSIGN_OR_RETURN(Tensor value, FirstOfEqual(output, sums, "copy", difference));
+  notes_.push_back(absl::StrCat(output, ": a sum over the ranks that hold the expert, ",
+                                ReductionProfileName(addends.profile)));
+  return FinishSum({output, std::move(value)}, std::move(addends), std::move(difference));
 }
 
 absl::StatusOr<ReportedOutput> ParallelReporter::ReportExpert(const std::string& output) {
@@ -388,7 +429,8 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportExpert(const std::string&
 
 absl::StatusOr<ReportedOutput> ParallelReporter::Report(const std::string& output) {
   if (variant_.parallel->expert_parallel > 1) {
-    return output == "y" || output == "dx" ? ReportExpertRows(output) : ReportExpert(output);
+    if (output == "y" || output == "dx") return ReportExpertRows(output);
+    return variant_.parallel->data_parallel > 1 ? ReportExpertSum(output) : ReportExpert(output);
   }
   const Assembly assembly = AssemblyOf(output);
   const bool is_sum =
@@ -411,16 +453,37 @@ absl::StatusOr<std::vector<VariantReport::RankReport>> ParallelReporter::Ranks()
 
 absl::StatusOr<std::vector<NamedTensor>> ParallelReporter::StateOfExperts() {
   std::vector<NamedTensor> all;
+  std::vector<std::string> differing;
   for (const RankStep& rank : step_.ranks) {
     for (const NamedTensor& state : rank.result.state) {
       // "input.0.scale"
       const size_t dot = state.name.rfind('.');
-      const std::string name = WithExpertOfWhole(state.name.substr(0, dot), rank.first_expert);
+      const std::string name =
+          WithExpertOfWhole(state.name.substr(0, dot), rank.first_expert) + state.name.substr(dot);
       QG_ASSIGN_OR_RETURN(Tensor host, rank.engine->ToHost(state.tensor, cancellation_));
-      all.push_back({name + state.name.substr(dot), std::move(host)});
+      const auto known = std::find_if(all.begin(), all.end(),
+                                      [&](const NamedTensor& each) { return each.name == name; });
+      if (known == all.end()) {
+        all.push_back({name, std::move(host)});
+        continue;
+      }
+      // Of the first copy's rank for this expert, and now of another's.
+      const auto first = known->tensor.bytes(), mine = host.bytes();
+      if (std::equal(mine.begin(), mine.end(), first.begin(), first.end())) continue;
+      if (std::count(differing.begin(), differing.end(), name) == 0) differing.push_back(name);
     }
   }
+  std::erase_if(all, [&](const NamedTensor& state) {
+    return std::count(differing.begin(), differing.end(), state.name) != 0;
+  });
+  NoteDiffering(differing);
   return all;
+}
+
+void ParallelReporter::NoteDiffering(const std::vector<std::string>& states) {
+  if (states.empty()) return;
+  notes_.push_back(
+      absl::StrCat("left out of the state, since ranks differ: ", absl::StrJoin(states, ", ")));
 }
 
 absl::StatusOr<std::vector<NamedTensor>> ParallelReporter::State() {
@@ -448,10 +511,7 @@ absl::StatusOr<std::vector<NamedTensor>> ParallelReporter::State() {
       differing.push_back(states[0][i].name);
     }
   }
-  if (!differing.empty()) {
-    notes_.push_back(absl::StrCat("left out of the state, since ranks differ: ",
-                                  absl::StrJoin(differing, ", ")));
-  }
+  NoteDiffering(differing);
   return common;
 }
 

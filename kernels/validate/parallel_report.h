@@ -36,6 +36,8 @@ class ParallelReporter {
   /// How the ranks' parts make the whole.
   struct Assembly;
   struct Parts;
+  /// What is known of a sum's.
+  struct Addends;
 
   Assembly AssemblyOf(const std::string& output) const;
   const LayerSpec& layer() const { return step_.ranks[0].request.layer; }
@@ -43,22 +45,28 @@ class ParallelReporter {
 
   absl::StatusOr<ReportedOutput> ReportJoined(const std::string& output, const Assembly& assembly);
   absl::StatusOr<ReportedOutput> ReportSum(const std::string& output, const Assembly& assembly);
+  /// `value`, what ranks or copies of experts have added.
+  absl::StatusOr<ReportedOutput> FinishSum(NamedTensor value, Addends addends,
+                                           std::string difference);
   /// y or dx of divided experts.
   absl::StatusOr<ReportedOutput> ReportExpertRows(const std::string& output);
-  /// The gradient of one of them.
+  /// The gradient of one of them, and where there are copies of it their sum.
   absl::StatusOr<ReportedOutput> ReportExpert(const std::string& output);
+  absl::StatusOr<ReportedOutput> ReportExpertSum(const std::string& output);
   /// The tokens' rows of all ranks, in the whole's order.
   absl::StatusOr<Tensor> JoinTokens(const std::string& output);
   absl::StatusOr<std::vector<NamedTensor>> StateOfExperts();
+  void NoteDiffering(const std::vector<std::string>& states);
   absl::StatusOr<ReportedOutput> Finish(ReportedOutput reported, const std::string& arithmetic);
 
   /// The ranks' tensors of this name, on the host.
   absl::StatusOr<std::vector<Tensor>> PartsOf(const std::string& output);
   /// What the ranks have as a whole tensor of the run's engine.
   absl::StatusOr<Tensor> Join(const std::vector<Tensor>& parts, const Assembly& assembly);
-  /// The first rank's, which all have; else `difference` and a note say whose is another.
+  /// The first rank's (or copy's, as `whose` says), which all have; else `difference` and a note
+  /// say whose is another.
   absl::StatusOr<Tensor> FirstOfEqual(const std::string& output, const std::vector<Tensor>& parts,
-                                      std::string& difference);
+                                      const char* whose, std::string& difference);
 
   Engine& engine_;
   OutputReporter& whole_;

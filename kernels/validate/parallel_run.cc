@@ -25,13 +25,18 @@ absl::StatusOr<LayerRequest> Imported(Engine& engine, const LayerRequest& whole)
 
 absl::Status RunExpertsOfRank(Rank& rank, const LayerRequest& whole, const Variant& variant,
                               RankStep& mine) {
-  ProcessGroup& group = rank.group(kExpertParallelGroup);
-  QG_ASSIGN_OR_RETURN(ExpertStep step, RunExperts(rank.engine(), group, whole, variant.recipe,
+  ExpertGroups groups{&rank.group(kExpertParallelGroup)};
+  if (variant.parallel->data_parallel > 1) groups.copies = &rank.group(kDataParallelGroup);
+  groups.profile = variant.parallel->profile;
+  QG_ASSIGN_OR_RETURN(ExpertStep step, RunExperts(rank.engine(), groups, whole, variant.recipe,
                                                   variant.arithmetic, rank.cancellation()));
   mine.request = std::move(step.request);
   mine.result = std::move(step.result);
-  mine.first_expert =
-      DivideExperts(whole.layer, group.size()).first_expert[static_cast<size_t>(group.rank())];
+  mine.tokens = std::move(step.tokens);
+  mine.rows = std::move(step.rows);
+  mine.own_gradients = std::move(step.own_gradients);
+  const auto place = static_cast<size_t>(groups.experts->rank());
+  mine.first_expert = DivideExperts(whole.layer, groups.experts->size()).first_expert[place];
   return absl::OkStatus();
 }
 

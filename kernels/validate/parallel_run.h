@@ -16,6 +16,10 @@ struct RankStep {
   LayerRequest request;
   LayerResult result;        ///< Of experts: y and dx of the rank's own tokens.
   int64_t first_expert = 0;  ///< Of the whole layer, whose name on this rank ends with 0.
+  // Of experts, as in ExpertStep.
+  std::vector<int64_t> tokens = {};
+  std::vector<int64_t> rows = {};
+  std::vector<NamedTensor> own_gradients = {};
 };
 
 /// A step that all ranks have done. The world and the ranks' ends of overlapped calls live as long,

@@ -101,6 +101,33 @@ absl::Status AtRank(const std::string& field, int rank, const absl::Status& stat
                       absl::StrCat(field, ".parallel: rank ", rank, has_value ? ": " : "; ", text));
 }
 
+absl::Status CheckProfileOf(const std::string& field, const ParallelSpec& parallel) {
+  if (parallel.profile.kind != ReductionKind::kNccl ||
+      parallel.backend == CollectiveBackend::kNccl) {
+    return absl::OkStatus();
+  }
+  return InvalidField(field + ".parallel.reduction_profile", "nccl",
+                      "the library's own sum needs backend nccl");
+}
+
+/// The request of one rank's experts without its tensors' data.
+absl::StatusOr<LayerRequest> OutlineExperts(const LayerRequest& step, const ParallelSpec& parallel,
+                                            int rank) {
+  const int ranks = parallel.expert_parallel, place = rank % ranks;
+  LayerRequest of_copy = step;
+  of_copy.layer = LayerOfCopy(step.layer, parallel.data_parallel, rank / ranks);
+  const ExpertDivision division = DivideExperts(of_copy.layer, ranks);
+  const auto first = static_cast<size_t>(division.first_expert[static_cast<size_t>(place)]);
+  const auto last = static_cast<size_t>(division.first_expert[static_cast<size_t>(place) + 1]);
+  const int64_t rows = division.first_row[last] - division.first_row[first];
+  QG_ASSIGN_OR_RETURN(Tensor x, OutlineTensor(step.x.dtype(), {rows, step.x.columns()}));
+  Tensor dy = step.grad_output;
+  if (dy.has_value()) {
+    QG_ASSIGN_OR_RETURN(dy, OutlineTensor(dy.dtype(), {rows, dy.columns()}));
+  }
+  return ExpertsOfRank(of_copy, division, place, std::move(x), std::move(dy));
+}
+
 /// A variant whose experts are divided.
 absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& step,
                                  const ParallelSpec& parallel, const Recipe& recipe,
@@ -113,18 +140,34 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
     return refuse("expert_parallel", absl::StrCat(ranks),
                   absl::StrCat("a group has 2 to ", kWorldSizeMax, " ranks"));
   }
-  if (parallel.size() != ranks) {
-    return refuse(parallel.tensor_parallel == 1 ? "data_parallel" : "tensor_parallel",
-                  absl::StrCat(std::max(parallel.tensor_parallel, parallel.data_parallel)),
-                  "with expert_parallel the ranks divide experts alone");
+  const int copies = parallel.data_parallel;
+  if (parallel.tensor_parallel != 1) {
+    return refuse("tensor_parallel", absl::StrCat(parallel.tensor_parallel),
+                  "with expert_parallel the ranks of a copy divide experts alone");
+  }
+  if (copies < 1 || copies > kWorldSizeMax || parallel.size() > kWorldSizeMax) {
+    return refuse("data_parallel", absl::StrCat(copies),
+                  absl::StrCat("copies of ", ranks, " ranks each are from 1 on, and ",
+                               kWorldSizeMax, " ranks together at most"));
+  }
+  if (parallel.fully_sharded || !parallel.reshard_after_forward) {
+    return refuse(parallel.fully_sharded ? "fully_sharded" : "reshard_after_forward",
+                  parallel.fully_sharded ? "true" : "false",
+                  "experts' weights are whole on their ranks");
   }
   if (parallel.sequence_parallel || parallel.overlap.has_value()) {
     return refuse(parallel.sequence_parallel ? "sequence_parallel" : "overlap", "given",
                   "it is of tensor-parallel ranks");
   }
-  if (parallel.profile != ReductionProfile{}) {
+  if (parallel.profile != ReductionProfile{} && copies == 1) {
     return refuse("reduction_profile", ReductionProfileName(parallel.profile),
-                  "with expert_parallel nothing is summed over ranks");
+                  "with expert_parallel, and data_parallel 1, nothing is summed over ranks");
+  }
+  QG_RETURN_IF_ERROR(CheckProfileOf(field, parallel));
+  if (copies > 1 && !step.main_grads.empty()) {
+    return InvalidField("main_grads", step.main_grads.begin()->first,
+                        "what it held before would be summed over the copies (data_parallel) as "
+                        "often as there are copies");
   }
   const LayerSpec& layer = step.layer;
   if (layer.kind != LayerKind::kGroupedLinear) {
@@ -139,17 +182,8 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
     return refuse("expert_parallel", absl::StrCat(ranks),
                   absl::StrCat("each rank has an expert at least, of ", layer.m_splits.size()));
   }
-  const ExpertDivision division = DivideExperts(layer, ranks);
-  for (int rank = 0; rank < ranks; ++rank) {
-    const auto first = static_cast<size_t>(division.first_expert[static_cast<size_t>(rank)]);
-    const auto last = static_cast<size_t>(division.first_expert[static_cast<size_t>(rank) + 1]);
-    const int64_t rows = division.first_row[last] - division.first_row[first];
-    QG_ASSIGN_OR_RETURN(Tensor x, OutlineTensor(step.x.dtype(), {rows, step.x.columns()}));
-    Tensor dy = step.grad_output;
-    if (dy.has_value()) {
-      QG_ASSIGN_OR_RETURN(dy, OutlineTensor(dy.dtype(), {rows, dy.columns()}));
-    }
-    const LayerRequest own = ExpertsOfRank(step, division, rank, std::move(x), std::move(dy));
+  for (int rank = 0; rank < parallel.size(); ++rank) {
+    QG_ASSIGN_OR_RETURN(const LayerRequest own, OutlineExperts(step, parallel, rank));
     absl::Status status = CheckLayer(own, recipe);
     if (status.ok()) status = CheckLayerGemms(own, recipe, arithmetic);
     if (!status.ok()) return AtRank(field, rank, status);
@@ -192,6 +226,11 @@ absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
   if (parallel.expert_parallel != 1) {
     return CheckExpertParallel(field, step, parallel, recipe, arithmetic);
   }
+  if (parallel.data_parallel != 1) {
+    return InvalidField(field + ".parallel.data_parallel", absl::StrCat(parallel.data_parallel),
+                        "copies of a layer are of sessions, whose optimizer sums their gradients, "
+                        "and of experts that expert_parallel divides");
+  }
   if (parallel.tensor_parallel < 2 || parallel.tensor_parallel > kWorldSizeMax) {
     return InvalidField(field + ".parallel.tensor_parallel", absl::StrCat(parallel.tensor_parallel),
                         absl::StrCat("a group has 2 to ", kWorldSizeMax, " ranks"));
@@ -202,15 +241,7 @@ absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
                         parallel.fully_sharded ? "true" : "false",
                         "weights are sharded in sessions, over copies of the layers");
   }
-  if (parallel.data_parallel != 1) {
-    return InvalidField(field + ".parallel.data_parallel", absl::StrCat(parallel.data_parallel),
-                        "copies of a layer are of sessions, whose optimizer sums their gradients");
-  }
-  if (parallel.profile.kind == ReductionKind::kNccl &&
-      parallel.backend != CollectiveBackend::kNccl) {
-    return InvalidField(field + ".parallel.reduction_profile", "nccl",
-                        "the library's own sum needs backend nccl");
-  }
+  QG_RETURN_IF_ERROR(CheckProfileOf(field, parallel));
   QG_RETURN_IF_ERROR(CheckKind(step.layer, parallel));
   for (int rank = 0; rank < parallel.tensor_parallel; ++rank) {
     const absl::StatusOr<LayerRequest> shard = OutlineShard(step, parallel, recipe, rank);

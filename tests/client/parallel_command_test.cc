@@ -118,7 +118,35 @@ TEST_F(ParallelCommandTest, ExpertsOnSeveralRanksHaveTheBitsOfOne) {
   EXPECT_THAT(many.err, HasSubstr("expert_parallel: 4; each rank has an expert at least, of 3"));
   const ProcessResult both = Quantgate(Arguments{"run", "--ep", "2", "--tp", "2"} + experts);
   EXPECT_EQ(both.exit_code, 2);
-  EXPECT_THAT(both.err, HasSubstr("with expert_parallel the ranks divide experts alone"));
+  EXPECT_THAT(both.err, HasSubstr("with expert_parallel the ranks of a copy divide experts alone"));
+}
+
+TEST_F(ParallelCommandTest, CopiesOfExpertsSumTheirGradients) {
+  const ProcessResult result = Quantgate({"run",
+                                          "--ep",
+                                          "2",
+                                          "--dp",
+                                          "2",
+                                          "--layer",
+                                          "grouped_linear",
+                                          "--m-splits",
+                                          "64,128",
+                                          "--input",
+                                          "gen:normal,shape=192x64",
+                                          "--grad-output",
+                                          "gen:normal,seed=2,shape=192x96",
+                                          "--weight",
+                                          "gen:normal,seed=3,shape=96x64",
+                                          "--weight",
+                                          "gen:normal,seed=4,shape=96x64",
+                                          "--recipe",
+                                          "mxfp8",
+                                          "--require",
+                                          "bound"});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("mxfp8 / none / auto / ep2 dp2"), HasSubstr("dw.1"),
+                    HasSubstr("a sum over the ranks that hold the expert, rank_asc_fp32")));
 }
 
 TEST_F(ParallelCommandTest, BadInput) {
@@ -132,6 +160,8 @@ TEST_F(ParallelCommandTest, BadInput) {
   EXPECT_THAT(refusal({"--sequence-parallel"}),
               HasSubstr("--sequence-parallel: given without --tp"));
   EXPECT_THAT(refusal({"--tp", "3"}), HasSubstr("multiple of 3"));
+  EXPECT_THAT(refusal({"--dp", "2"}),
+              HasSubstr("parallel.data_parallel: 2; copies of a layer are of sessions"));
   EXPECT_THAT(refusal({"--overlap", "default"}), HasSubstr("--overlap: given without --tp"));
   EXPECT_THAT(refusal({"--tp", "2", "--overlap", "fprop=none"}),
               HasSubstr("\"fprop=none\" is none of column_fprop"));

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,10 +46,11 @@ LayerRequest Experts(const std::vector<int64_t>& splits) {
   return step;
 }
 
-ParallelSpec Ranks(int ranks) {
+ParallelSpec Ranks(int ranks, int copies = 1) {
   ParallelSpec parallel;
   parallel.tensor_parallel = 1;
   parallel.expert_parallel = ranks;
+  parallel.data_parallel = copies;
   return parallel;
 }
 
@@ -175,6 +178,130 @@ TEST(ExpertVariants, EveryRankBeginsWithAPartOfEachExpertsRows) {
   EXPECT_THAT(division.tokens[1], ElementsAre(2, 4));
 }
 
+const Tensor& OutputOf(const VariantReport& variant, const std::string& name) {
+  for (const OutputReport& output : variant.outputs) {
+    if (output.tensor == name) return output.value;
+  }
+  ADD_FAILURE() << "no output " << name;
+  return variant.outputs[0].value;
+}
+
+/// Of two copies, the first of which has the odd row of every expert's.
+std::vector<int64_t> RowsOfCopyOf(const std::vector<int64_t>& splits, int copy) {
+  std::vector<int64_t> rows;
+  int64_t begin = 0;
+  for (const int64_t split : splits) {
+    const int64_t half = (split + 1) / 2;
+    const int64_t first = copy == 0 ? 0 : half, last = copy == 0 ? half : split;
+    for (int64_t row = first; row < last; ++row) rows.push_back(begin + row);
+    begin += split;
+  }
+  return rows;
+}
+
+Tensor Picked(const Tensor& whole, const std::vector<int64_t>& rows) {
+  Tensor some =
+      *Tensor::Allocate(whole.dtype(), {static_cast<int64_t>(rows.size()), whole.columns()});
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::copy_n(whole.as<uint16_t>() + rows[i] * whole.columns(), whole.columns(),
+                some.as<uint16_t>() + static_cast<int64_t>(i) * whole.columns());
+  }
+  return some;
+}
+
+/// a + b, of bf16 numbers in fp32, rounded to nearest, ties to even.
+Tensor SumOf(const Tensor& a, const Tensor& b) {
+  Tensor sum = *Tensor::Allocate(a.dtype(), a.shape());
+  for (int64_t i = 0; i < a.element_count(); ++i) {
+    const float total = std::bit_cast<float>(uint32_t{a.as<uint16_t>()[i]} << 16) +
+                        std::bit_cast<float>(uint32_t{b.as<uint16_t>()[i]} << 16);
+    const uint32_t bits = std::bit_cast<uint32_t>(total);
+    sum.as<uint16_t>()[i] = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  }
+  return sum;
+}
+
+// What one rank gives for each copy's rows: the rows beside each other, the gradients added.
+TEST(ExpertVariants, CopiesHaveTheirOwnRowsAndSumGradients) {
+  struct Case {
+    const char* recipe;
+    std::vector<int64_t> splits;
+  };
+  const Case cases[] = {{"bf16", kUneven},
+                        {"mxfp8", {64, 0, 192, 64}},
+                        {"fp8_current", {64, 0, 192, 64}},
+                        {"nvfp4:disable_stochastic_rounding=true", {64, 0, 192, 64}}};
+  for (const auto& [recipe, splits] : cases) {
+    for (const int ranks : {2, 3}) {
+      SCOPED_TRACE(absl::StrCat(recipe, " on 2 x ", ranks));
+      const LayerRequest step = Experts(splits);
+      LayerRunRequest request = Twins(step, recipe, Ranks(ranks, 2));
+      request.requirement = Requirement::kBound;
+      const auto report = TryRun(request);
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_TRUE(report->verdict.pass) << report->verdict.finding;
+      const VariantReport& variant = report->variants[1];
+      EXPECT_EQ(variant.ranks.size(), static_cast<size_t>(2 * ranks));
+      std::vector<VariantReport> copies;
+      for (const int copy : {0, 1}) {
+        LayerRequest own = Experts(splits);
+        const std::vector<int64_t> rows = RowsOfCopyOf(splits, copy);
+        for (int64_t& split : own.layer.m_splits) split = (split + 1 - copy) / 2;
+        own.x = Picked(step.x, rows);
+        own.grad_output = Picked(step.grad_output, rows);
+        LayerRunRequest alone = Twins(std::move(own), recipe, {});
+        alone.variants.pop_back();
+        alone.requirement = Requirement::kNone;
+        alone.reference.reset();
+        const auto given = TryRun(alone);
+        ASSERT_TRUE(given.ok()) << given.status();
+        copies.push_back(given->variants[0]);
+        for (const char* name : {"y", "dx"}) {
+          EXPECT_TRUE(SameBits(Picked(OutputOf(variant, name), rows), OutputOf(copies[copy], name)))
+              << name << " of copy " << copy;
+        }
+      }
+      for (const OutputReport& output : variant.outputs) {
+        SCOPED_TRACE(output.tensor);
+        EXPECT_EQ(output.against_exact.error.element_count, output.value.element_count());
+        EXPECT_EQ(output.rank_difference, "");
+        if (output.tensor == "y" || output.tensor == "dx") continue;
+        EXPECT_TRUE(SameBits(output.value, SumOf(OutputOf(copies[0], output.tensor),
+                                                 OutputOf(copies[1], output.tensor))));
+        EXPECT_THAT(output.arithmetic, HasSubstr(" + rank_asc_fp32"));
+      }
+      EXPECT_THAT(variant.notes, ::testing::Contains(
+                                     HasSubstr("dw.0: a sum over the ranks that hold the expert")));
+    }
+  }
+}
+
+// The amaxes of both copies' rows are those of all rows.
+TEST(ExpertVariants, CopiesHaveOneStateOfDelayedScaling) {
+  const std::vector<int64_t> splits = {64, 0, 192, 64};
+  LayerRunRequest request = Twins(Experts(splits), "fp8_delayed", Ranks(2, 2));
+  request.requirement = Requirement::kNone;
+  auto report = TryRun(request);
+  ASSERT_TRUE(report.ok()) << report.status();
+  const std::vector<NamedTensor>& one = report->variants[0].state;
+  const std::vector<NamedTensor>& ranks = report->variants[1].state;
+  ASSERT_EQ(ranks.size(), one.size());
+  for (const NamedTensor& state : one) {
+    const auto found = std::find_if(ranks.begin(), ranks.end(), [&](const NamedTensor& each) {
+      return each.name == state.name;
+    });
+    ASSERT_NE(found, ranks.end()) << state.name;
+    EXPECT_TRUE(SameBits(found->tensor, state.tensor)) << state.name;
+  }
+  request = Twins(Experts(splits), "fp8_delayed:reduce_amax=false", Ranks(2, 2));
+  request.requirement = Requirement::kNone;
+  report = TryRun(request);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_LT(report->variants[1].state.size(), one.size());
+  EXPECT_THAT(report->variants[1].notes,
+              ::testing::Contains(HasSubstr("left out of the state, since ranks differ: input.0")));
+}
+
 TEST(ExpertVariants, Refusals) {
   const auto refusal = [](LayerRequest step, ParallelSpec parallel) {
     const absl::Status status = TryRun(Twins(std::move(step), "bf16", parallel)).status();
@@ -189,10 +316,26 @@ TEST(ExpertVariants, Refusals) {
   ParallelSpec both = Ranks(2);
   both.tensor_parallel = 2;
   EXPECT_THAT(refusal(Experts(kUneven), both),
-              HasSubstr("parallel.tensor_parallel: 2; with expert_parallel the ranks divide"));
+              HasSubstr("parallel.tensor_parallel: 2; with expert_parallel the ranks of a copy"));
   ParallelSpec summed = Ranks(2);
   summed.profile = {ReductionKind::kUbP2p};
   EXPECT_THAT(refusal(Experts(kUneven), summed), HasSubstr("nothing is summed over ranks"));
+  ParallelSpec unknown = Ranks(2, 2);
+  unknown.profile = {ReductionKind::kNccl};
+  EXPECT_THAT(refusal(Experts(kUneven), unknown),
+              HasSubstr("parallel.reduction_profile: nccl; the library's own sum needs backend"));
+  for (const int copies : {0, 5, 1 << 30}) {
+    EXPECT_THAT(refusal(Experts(kUneven), Ranks(2, copies)),
+                HasSubstr(absl::StrCat("parallel.data_parallel: ", copies, "; copies of 2 ranks")));
+  }
+  ParallelSpec sharded = Ranks(2, 2);
+  sharded.fully_sharded = true;
+  EXPECT_THAT(refusal(Experts(kUneven), sharded),
+              HasSubstr("parallel.fully_sharded: true; experts' weights are whole"));
+  LayerRequest accumulates = Experts(kUneven);
+  accumulates.main_grads["weight.1"] = Normal(50, {kOut, kIn}, DType::kF32);
+  EXPECT_THAT(refusal(accumulates, Ranks(2, 2)),
+              HasSubstr("main_grads: weight.1; what it held before would be summed"));
   ParallelSpec sp = Ranks(2);
   sp.sequence_parallel = true;
   EXPECT_THAT(refusal(Experts(kUneven), sp), HasSubstr("sequence_parallel: given; it is of"));
