@@ -265,7 +265,16 @@ TEST(ExpertVariants, CopiesHaveTheirOwnRowsAndSumGradients) {
         SCOPED_TRACE(output.tensor);
         EXPECT_EQ(output.against_exact.error.element_count, output.value.element_count());
         EXPECT_EQ(output.rank_difference, "");
-        if (output.tensor == "y" || output.tensor == "dx") continue;
+        if (output.tensor == "y" || output.tensor == "dx") {
+          // A row of bf16 numbers is what it is beside any others, and so is what it should be.
+          if (std::string(recipe) != "bf16") continue;
+          for (const OutputReport& alone : report->variants[0].outputs) {
+            if (alone.tensor != output.tensor) continue;
+            EXPECT_EQ(output.against_exact.error.relative_frobenius,
+                      alone.against_exact.error.relative_frobenius);
+          }
+          continue;
+        }
         EXPECT_TRUE(SameBits(output.value, SumOf(OutputOf(copies[0], output.tensor),
                                                  OutputOf(copies[1], output.tensor))));
         EXPECT_THAT(output.arithmetic, HasSubstr(" + rank_asc_fp32"));
