@@ -183,8 +183,9 @@ TEST_F(SessionRunTest, RanksThatCannotBeAreRefused) {
               HasSubstr("spec.parallel.tensor_parallel: -2; from 1 to 8"));
   EXPECT_THAT(error_of(R"("data_parallel": -1)"),
               HasSubstr("spec.parallel.data_parallel: -1; from 1 to 8"));
-  EXPECT_THAT(error_of(R"("tensor_parallel": 1, "sequence_parallel": true)"),
-              HasSubstr("spec.parallel: tp1 sp; tensor_parallel times data_parallel"));
+  EXPECT_THAT(
+      error_of(R"("tensor_parallel": 1, "sequence_parallel": true)"),
+      HasSubstr("spec.parallel: tp1 sp; tensor_parallel or expert_parallel, times data_parallel"));
 }
 
 // Rows of y do not depend on which rank has them; sums of gradients over copies have other bits.
