@@ -3,6 +3,7 @@
 #include <span>
 #include <utility>
 
+#include "kernels/training/session_run.h"
 #include "kernels/training/state_sharding.h"
 
 namespace quantgate {
@@ -138,15 +139,7 @@ absl::StatusOr<std::vector<NamedTensor>> RankLayer::Wgrad(
 
 void RankLayer::NameExpertsOfWhole(StepRecords& records) const {
   if (rank_ == nullptr) return;
-  const auto rename = [&](std::string& name) { name = WithExpertOfWhole(name, first()); };
-  for (GemmRecord& gemm : records.gemms) {
-    rename(gemm.output);
-    rename(gemm.a_tensor);
-    rename(gemm.b_tensor);
-  }
-  for (SavedOperand& saved : records.saved) rename(saved.name);
-  for (QuantizationRecord& quantization : records.quantizations) rename(quantization.tensor);
-  for (TimedStage& stage : records.stages) rename(stage.stage);
+  VisitNames(records, [&](std::string& name) { name = WithExpertOfWhole(name, first()); });
 }
 
 std::vector<std::vector<int64_t>> TokensOfRanks(const SessionSpec& spec) {

@@ -23,18 +23,9 @@ void Append(std::vector<Record> from, std::vector<Record>& to) {
 }
 
 void AddPrefix(const std::string& prefix, StepRecords& records) {
-  const auto add = [&](std::string& name) {
+  VisitNames(records, [&](std::string& name) {
     if (!name.empty()) name = prefix + name;
-  };
-  for (GemmRecord& gemm : records.gemms) {
-    add(gemm.output);
-    add(gemm.a_tensor);
-    add(gemm.b_tensor);
-  }
-  for (SavedOperand& saved : records.saved) add(saved.name);
-  for (QuantizationRecord& quantization : records.quantizations) add(quantization.tensor);
-  for (TimedStage& stage : records.stages) add(stage.stage);
-  for (StageTimeline& timeline : records.timelines) add(timeline.stage);
+  });
 }
 
 /// The recipe with the other of the two update rules.
@@ -61,6 +52,18 @@ absl::Status ForgetInfinities(Engine& engine, const Cancellation* cancellation,
 }
 
 }  // namespace
+
+void VisitNames(StepRecords& records, absl::FunctionRef<void(std::string& name)> visit) {
+  for (GemmRecord& gemm : records.gemms) {
+    visit(gemm.output);
+    visit(gemm.a_tensor);
+    visit(gemm.b_tensor);
+  }
+  for (SavedOperand& saved : records.saved) visit(saved.name);
+  for (QuantizationRecord& quantization : records.quantizations) visit(quantization.tensor);
+  for (TimedStage& stage : records.stages) visit(stage.stage);
+  for (StageTimeline& timeline : records.timelines) visit(timeline.stage);
+}
 
 SessionRun::SessionRun(Engine& engine, const SessionSpec& spec, const Cancellation* cancellation,
                        const SessionRank* rank)

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "kernels/training/session_experts.h"
 #include "kernels/training/session_state.h"
 
@@ -56,6 +57,9 @@ absl::StatusOr<ForwardPass> ForwardLayers(SessionRun& run, const SessionSpec& sp
 absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& session,
                                const Recipe& recipe, UpdatePoint point,
                                std::vector<LayerState>& layers);
+
+/// The names of tensors and stages in records.
+void VisitNames(StepRecords& records, absl::FunctionRef<void(std::string& name)> visit);
 
 /// Over which gradients are summed, on a rank that has copies.
 ProcessGroup& GradientGroup(const SessionRank& rank, const SeededFaults& faults);

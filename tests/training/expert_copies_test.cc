@@ -35,18 +35,6 @@ TEST(ExpertCopies, HaveEvenPartsOfEveryExpertsRowsAndTheirRanksEvenPartsOfThose)
   EXPECT_THAT(PlacesOf(tokens), ElementsAre(0, 1, 3, 5, 7, 2, 4, 6));
 }
 
-/// Elements of 1/4 and 1/2 in absolute value: their codes, products and sums are exact.
-Tensor Quarters(uint64_t seed) {
-  Tensor tensor = *Tensor::Allocate(DType::kBF16, {kBatch, kExpertColumns});
-  uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
-  for (int64_t i = 0; i < tensor.element_count(); ++i) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    constexpr uint16_t kValues[] = {0x3e80, 0x3f00, 0xbe80, 0xbf00};
-    tensor.as<uint16_t>()[i] = kValues[state >> 62];
-  }
-  return tensor;
-}
-
 /// One element in each row and column, `value`: a layer that moves columns and scales them.
 Tensor Permutation(int64_t stride, uint16_t value) {
   Tensor weight = *Tensor::Allocate(DType::kBF16, {kExpertColumns, kExpertColumns});
@@ -100,11 +88,11 @@ TEST_P(ExpertCopies, HaveTheBitsOfOneRankWhereSumsAreExact) {
     const uint64_t microbatches = spec.recipe.is_delayed() ? 1 : 2;
     for (uint64_t microbatch = 0; microbatch < microbatches; ++microbatch) {
       ForwardStep forward;
-      forward.x = Quarters(1 + microbatch);
+      forward.x = Quarters(1 + microbatch, {kBatch, kExpertColumns});
       forward.is_first = microbatch == 0 ? Microbatch::kFirst : Microbatch::kLater;
       ExpectSameStep(*one, *ranks, [&](Session& each) { return each.Forward(forward, nullptr); });
       ExpectSameStep(*one, *ranks, [&](Session& each) {
-        return each.Backward({"0", Quarters(11 + microbatch)}, nullptr);
+        return each.Backward({"0", Quarters(11 + microbatch, {kBatch, kExpertColumns})}, nullptr);
       });
     }
     // Until the update each rank has its own main gradients, of its copy's rows.
@@ -147,11 +135,7 @@ TEST_P(ExpertPlaces, CheckpointsAreTheSameBytesOnOtherRanks) {
   const auto first = OpenRanks(*engine_, Spec(2, 2), ExpertParameters());
   ASSERT_NE(first, nullptr);
   const auto pass = [](Session& session, uint64_t seed) {
-    ForwardStep forward;
-    forward.x = ExpertBatch(seed);
-    const auto y = session.Forward(forward, nullptr);
-    const auto dx = session.Backward({"0", ExpertBatch(seed + 1)}, nullptr);
-    ASSERT_TRUE(y.ok() && dx.ok()) << y.status() << dx.status();
+    PassExperts(session, seed);
     ASSERT_TRUE(session.Optimize({}, nullptr).ok());
   };
   pass(*first, 300);

@@ -51,6 +51,15 @@ inline ParallelSpec Experts(int ranks, int copies = 1) {
 
 inline Tensor ExpertBatch(uint64_t seed) { return Normal(seed, {kBatch, kExpertColumns}); }
 
+/// Forward and backward of one microbatch, whose gradients no update uses.
+inline void PassExperts(Session& session, uint64_t seed) {
+  ForwardStep forward;
+  forward.x = ExpertBatch(seed);
+  const auto y = session.Forward(forward, nullptr);
+  const auto dx = session.Backward({"0", ExpertBatch(seed + 1)}, nullptr);
+  ASSERT_TRUE(y.ok() && dx.ok()) << y.status() << dx.status();
+}
+
 /// Microbatches in flight over an update, an evaluation, a recomputation, a weight gradient that is
 /// deferred, a move to the host and back.
 inline void TrainExperts(Session& one, Session& ranks, uint64_t seed) {

@@ -52,14 +52,7 @@ TEST_P(ExpertSession, CheckpointsAreTheSameBytesOnFourRanksTwoOneAndFourAgain) {
   const auto first = Open(4);
   ASSERT_NE(first, nullptr);
   // Gradients that no update has used yet are an expert's own, and whole.
-  const auto pass = [](Session& session, uint64_t seed) {
-    ForwardStep forward;
-    forward.x = ExpertBatch(seed);
-    const auto y = session.Forward(forward, nullptr);
-    const auto dx = session.Backward({"0", ExpertBatch(seed + 1)}, nullptr);
-    ASSERT_TRUE(y.ok() && dx.ok()) << y.status() << dx.status();
-  };
-  pass(*first, 300);
+  PassExperts(*first, 300);
   TensorFile file = *first->Checkpoint(nullptr);
   EXPECT_EQ(file.metadata.count("ranks"), 0u);
   std::unique_ptr<Session> last;
@@ -72,7 +65,7 @@ TEST_P(ExpertSession, CheckpointsAreTheSameBytesOnFourRanksTwoOneAndFourAgain) {
   }
   for (Session* session : {first.get(), last.get()}) {
     EXPECT_TRUE(session->Optimize({}, nullptr).ok());
-    pass(*session, 310);
+    PassExperts(*session, 310);
   }
   ExpectSameFiles(*first, *last);
 }

@@ -55,4 +55,17 @@ inline std::unique_ptr<Session> OpenRanks(Engine& engine, const SessionSpec& spe
   return session.ok() ? *std::move(session) : nullptr;
 }
 
+/// Of 1/4 and 1/2 in absolute value: products and their sums of thousands are exact in fp32, and
+/// sums of 256 of them in bf16.
+inline Tensor Quarters(uint64_t seed, Shape shape) {
+  Tensor tensor = *Tensor::Allocate(DType::kBF16, shape);
+  uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
+  for (int64_t i = 0; i < tensor.element_count(); ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    constexpr uint16_t kValues[] = {0x3e80, 0x3f00, 0xbe80, 0xbf00};
+    tensor.as<uint16_t>()[i] = kValues[state >> 62];
+  }
+  return tensor;
+}
+
 }  // namespace quantgate
