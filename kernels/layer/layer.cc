@@ -211,32 +211,35 @@ absl::Status UpdateScalesOfStep(StepRecorder& recorder, const LayerRequest& requ
 
 }  // namespace
 
+absl::StatusOr<LayerWork> DoLayer(StepRecorder& recorder, const LayerRequest& request,
+                                  const Recipe& recipe) {
+  const LayerSpec& spec = request.layer;
+  LayerWork work{PlanOf(request, recipe), StateOf(request), {}, {}};
+  LayerState& state = work.state;
+  QG_ASSIGN_OR_RETURN(work.forward,
+                      ForwardLayer(recorder, spec, state, request.x, OptionsOf(request, recipe)));
+  if (!work.plan.has_backward) return work;
+  if (work.plan.is_delayed) {
+    QG_RETURN_IF_ERROR(UpdateScalesOfStep(recorder, request, state, recipe, UpdatePoint::kForward));
+  }
+  QG_ASSIGN_OR_RETURN(
+      work.backward,
+      BackwardLayer(recorder, spec, state, std::move(work.forward.saved), request.grad_output));
+  if (work.plan.is_delayed && QuantizesGradients(work.plan)) {
+    QG_RETURN_IF_ERROR(
+        UpdateScalesOfStep(recorder, request, state, recipe, UpdatePoint::kBackward));
+  }
+  return work;
+}
+
 absl::StatusOr<StartedLayer> StartLayer(Engine& engine, const LayerRequest& request,
                                         const Recipe& recipe, const Arithmetic& arithmetic,
                                         const Cancellation* cancellation, StageObserver on_stage) {
-  const LayerSpec& spec = request.layer;
-  const LayerPlan plan = PlanOf(request, recipe);
   StartedLayer started;
   started.recorder = std::make_unique<StepRecorder>(engine, arithmetic, cancellation, on_stage);
-  StepRecorder& recorder = *started.recorder;
-  LayerState state = StateOf(request);
-  QG_ASSIGN_OR_RETURN(ForwardResult forward,
-                      ForwardLayer(recorder, spec, state, request.x, OptionsOf(request, recipe)));
-  BackwardResult backward;
-  if (plan.has_backward) {
-    if (plan.is_delayed) {
-      QG_RETURN_IF_ERROR(
-          UpdateScalesOfStep(recorder, request, state, recipe, UpdatePoint::kForward));
-    }
-    QG_ASSIGN_OR_RETURN(backward, BackwardLayer(recorder, spec, state, std::move(forward.saved),
-                                                request.grad_output));
-    if (plan.is_delayed && QuantizesGradients(plan)) {
-      QG_RETURN_IF_ERROR(
-          UpdateScalesOfStep(recorder, request, state, recipe, UpdatePoint::kBackward));
-    }
-  }
-  started.result =
-      StopStep(recorder, request, plan, state, std::move(forward), std::move(backward));
+  QG_ASSIGN_OR_RETURN(LayerWork work, DoLayer(*started.recorder, request, recipe));
+  started.result = StopStep(*started.recorder, request, work.plan, work.state,
+                            std::move(work.forward), std::move(work.backward));
   return started;
 }
 

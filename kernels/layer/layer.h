@@ -72,7 +72,7 @@ struct LayerSpec {
   /// How weights are divided over the tensor-parallel group of a step; all sizes above are then of
   /// one rank's part. layernorm_mlp: kColumn, which is of fc1, with fc2 row-parallel;
   /// layernorm_linear: kColumn; a chain's stand with its operations. A grouped_linear communicates
-  /// nothing: y, or dx, is the rank's part of it.
+  /// nothing: y, or dx, is the rank's part of it (kernels/layer/grouped_run.h adds them up).
   ParallelMode parallel_mode = ParallelMode::kNone;
   friend bool operator==(const LayerSpec& a, const LayerSpec& b);
 };

@@ -26,5 +26,10 @@ inline constexpr char kFaultGroupKept[] = "group-kept-after-its-step";
 inline constexpr char kFaultGroupOfWrapper[] = "amax-group-on-wrapper-alone";
 /// Backward communicates in the group of the last forward (pull request #3104).
 inline constexpr char kFaultBackwardUsesLastGroup[] = "backward-uses-last-group";
+/// The codes of a divided grouped_linear's x or grad_output are made under the largest amax of the
+/// ranks, though none of them are joined with another rank's.
+inline constexpr char kFaultExpertAmaxOverRanks[] = "expert-amax-over-ranks";
+/// What a divided grouped_linear gives is taken for the sum over the ranks.
+inline constexpr char kFaultExpertPartialLeft[] = "expert-partial-left";
 
 }  // namespace quantgate

@@ -183,13 +183,14 @@ void Planner::PlanLinear(size_t i) {
 
 void Planner::PlanParallel(size_t i) {
   PlannedOperation& operation = plan_.operations[i];
-  const bool is_alone = outline_.parallel == nullptr || layer_.kind == LayerKind::kGroupedLinear;
-  if (is_alone || operation.parallel_mode == ParallelMode::kNone) return;
+  if (outline_.parallel == nullptr || operation.parallel_mode == ParallelMode::kNone) return;
   LinearUnit& unit = operation.linear;
   LinearParallel& parallel = unit.parallel;
-  parallel.mode = operation.parallel_mode;
+  parallel.weight_mode = operation.parallel_mode;
   parallel.size = outline_.parallel->size();
   parallel.rank = outline_.parallel->rank();
+  if (layer_.kind == LayerKind::kGroupedLinear) return;
+  parallel.mode = operation.parallel_mode;
   parallel.first_dim = output_of(i).shape.front();
   if (rows_.empty()) return;
   // Of x, or of y: what has all rows.

@@ -14,6 +14,18 @@ inline LayerPlan PlanOf(const LayerRequest& request, const Recipe& recipe) {
   return PlanLayer(request.layer, OutlineOf(request), OptionsOf(request, recipe));
 }
 
+/// What a step has computed, from which its result is put together.
+struct LayerWork {
+  LayerPlan plan;
+  LayerState state;
+  ForwardResult forward;
+  BackwardResult backward;  ///< Empty where there is none.
+};
+/// Forward, and with a grad_output backward, of a request that CheckLayer and CheckLayerGemms
+/// accept, with delayed scaling's updates. Waits for nothing.
+absl::StatusOr<LayerWork> DoLayer(StepRecorder& recorder, const LayerRequest& request,
+                                  const Recipe& recipe);
+
 /// A step that RunLayer, or its like over ranks, has done: outputs, delayed scaling's state and
 /// what the recorder noted, but for what StepRecorder::Read reads. `backward` is empty where there
 /// was none.

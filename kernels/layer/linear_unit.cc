@@ -3,6 +3,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/comm/quantized_gather.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/layer/linear_operands.h"
 
 namespace quantgate {
@@ -108,12 +110,15 @@ namespace {
 /// Columns before this rank's: random numbers of a divided tensor are those of the whole one.
 int64_t ColumnOffset(const LinearUnit& unit, TensorRole role) {
   const LinearParallel& parallel = unit.parallel;
-  if (role == TensorRole::kGradOutput) return parallel.is_column() ? parallel.rank * unit.n : 0;
-  return parallel.is_row() ? parallel.rank * unit.k : 0;
+  const bool is_grad_output = role == TensorRole::kGradOutput;
+  const ParallelMode divides = is_grad_output ? ParallelMode::kColumn : ParallelMode::kRow;
+  if (parallel.weight_mode != divides) return 0;
+  return parallel.rank * (is_grad_output ? unit.n : unit.k);
 }
 
 int64_t RowOffset(const LinearUnit& unit, TensorRole role) {
-  const bool is_divided = role == TensorRole::kWeight && unit.parallel.is_column();
+  const bool is_divided =
+      role == TensorRole::kWeight && unit.parallel.weight_mode == ParallelMode::kColumn;
   return is_divided ? unit.parallel.rank * unit.n : 0;
 }
 
@@ -131,11 +136,17 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
                                                 Usages usages, const StepOptions& options,
                                                 DelayedStates& states,
                                                 QuantizeArguments arguments) {
-  if (unit.parallel.is_parallel() && TakesOffsets(options.recipe.QuantizerFor(role))) {
+  const bool is_divided = unit.parallel.weight_mode != ParallelMode::kNone;
+  if (is_divided && TakesOffsets(options.recipe.QuantizerFor(role))) {
     arguments.row_offset += RowOffset(unit, role);
     arguments.column_offset += ColumnOffset(unit, role);
   } else {
     arguments.row_offset = 0;
+  }
+  if (recorder.faults().Has(kFaultExpertAmaxOverRanks) && is_divided &&
+      !unit.parallel.is_parallel() && role != TensorRole::kWeight) {
+    QG_RETURN_IF_ERROR(ReduceAmaxes({recorder.engine(), *options.parallel->tp, recorder.faults()},
+                                    source, options.recipe.QuantizerFor(role), usages, arguments));
   }
   arguments.seed = options.seed;
   arguments.call_id = unit.first_call_id + CallIdOf(role);

@@ -61,6 +61,8 @@ ParallelStep StepOf(const ParallelSpec& parallel, const Recipe& recipe);
 /// One linear unit's part in a step of several ranks.
 struct LinearParallel {
   ParallelMode mode = ParallelMode::kNone;
+  /// How the weight is divided: `mode`, but in a grouped_linear, whose units communicate nothing.
+  ParallelMode weight_mode = ParallelMode::kNone;
   int size = 1, rank = 0;
   /// Rows of the flattened M on each rank; empty: not divided.
   std::vector<int64_t> rows;

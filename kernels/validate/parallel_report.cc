@@ -34,6 +34,15 @@ const ProgramOperation* LinearGiving(const LayerProgram& program, const std::str
   return nullptr;
 }
 
+/// What a rank gave to the sum that `output` is; absent where nothing did.
+Tensor PartialOf(const RankStep& step, const std::string& output) {
+  for (const NamedTensor& partial : step.partials) {
+    if (partial.name == output) return partial.tensor;
+  }
+  const GemmRecord* const gemm = FindGemm(step.result, output);
+  return gemm == nullptr ? Tensor() : gemm->result.d;
+}
+
 }  // namespace
 
 struct ParallelReporter::Assembly {
@@ -176,6 +185,10 @@ ParallelReporter::Assembly ParallelReporter::AssemblyOf(const std::string& outpu
     return {.kind = divided && DividesInputRows(spec) ? Kind::kGathered : Kind::kSame};
   }
   const bool is_y = output == "y";
+  const ParallelMode summed = is_y ? ParallelMode::kRow : ParallelMode::kColumn;
+  if (spec.kind == LayerKind::kGroupedLinear && spec.parallel_mode == summed) {
+    return {.kind = Kind::kSum, .sum_has_rows = divided};
+  }
   const bool has_rows = divided && (is_y ? DividesOutputRows(spec) : DividesInputRows(spec));
   const LayerProgram program =
       ProgramsOf(spec, [&](const std::string& name) {
@@ -183,7 +196,6 @@ ParallelReporter::Assembly ParallelReporter::AssemblyOf(const std::string& outpu
         return found != request.parameters.end() && found->second.has_value();
       }).front();
   const ProgramOperation* const linear = LinearGiving(program, output);
-  const ParallelMode summed = is_y ? ParallelMode::kRow : ParallelMode::kColumn;
   if (linear != nullptr && linear->parallel_mode == summed) {
     return {.kind = Kind::kSum, .sum_has_rows = has_rows, .bias = is_y ? linear->bias : ""};
   }
@@ -280,12 +292,9 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportSum(const std::string& ou
   Addends addends;
   for (size_t rank = 0; rank < step_.ranks.size(); ++rank) {
     const RankStep& step = step_.ranks[rank];
-    Tensor partial = FindComputed(step.result, output);
-    if (!is_sum_here) {
-      const GemmRecord* const gemm = FindGemm(step.result, output);
-      if (gemm == nullptr) return absl::InternalError(absl::StrCat("no GEMM gave ", output));
-      partial = gemm->result.d;
-    }
+    Tensor partial = is_sum_here ? FindComputed(step.result, output) : PartialOf(step, output);
+    if (!partial.has_value())
+      return absl::InternalError(absl::StrCat("no partial product of ", output));
     QG_ASSIGN_OR_RETURN(const OutputReporter::Part part, ranks_[rank]->Report({output, partial}));
     QG_ASSIGN_OR_RETURN(partial, step.engine->ToHost(partial, cancellation_));
     addends.Add(part, std::move(partial));

@@ -4,6 +4,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/layer/expert_run.h"
+#include "kernels/layer/grouped_run.h"
 #include "kernels/layer/layer_sharding.h"
 
 namespace quantgate {
@@ -40,6 +41,17 @@ absl::Status RunExpertsOfRank(Rank& rank, const LayerRequest& whole, const Varia
   return absl::OkStatus();
 }
 
+absl::Status RunGroupedOfRank(Rank& rank, const LayerRequest& whole, const Variant& variant,
+                              ParallelStep step, RankStep& mine) {
+  QG_ASSIGN_OR_RETURN(GroupedStep done,
+                      RunGrouped(rank.engine(), whole, std::move(step), variant.recipe,
+                                 variant.arithmetic, rank.cancellation()));
+  mine.request = std::move(done.request);
+  mine.result = std::move(done.result);
+  mine.partials = std::move(done.partials);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<ParallelStepResult> RunOnRanks(const LayerRequest& whole, Engine& owner,
@@ -64,6 +76,9 @@ absl::StatusOr<ParallelStepResult> RunOnRanks(const LayerRequest& whole, Engine&
     }
     ParallelStep step = StepOf(parallel, variant.recipe);
     step.tp = &rank.group(kTensorParallelGroup);
+    if (imported.layer.kind == LayerKind::kGroupedLinear) {
+      return RunGroupedOfRank(rank, imported, variant, std::move(step), mine);
+    }
     if (parallel.overlap.has_value()) {
       QG_ASSIGN_OR_RETURN(result.overlaps[index], RankOverlap::Create(rank));
       step.overlap = &result.overlaps[index]->overlap();

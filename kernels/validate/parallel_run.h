@@ -20,6 +20,7 @@ struct RankStep {
   std::vector<int64_t> tokens = {};
   std::vector<int64_t> rows = {};
   std::vector<NamedTensor> own_gradients = {};
+  std::vector<NamedTensor> partials = {};  ///< Of a divided grouped_linear, as in GroupedStep.
 };
 
 /// A step that all ranks have done. The world and the ranks' ends of overlapped calls live as long,

@@ -75,13 +75,20 @@ absl::Status CheckChain(const LayerSpec& layer, const ParallelSpec& parallel) {
   return absl::OkStatus();
 }
 
-absl::Status CheckKind(const LayerSpec& layer, const ParallelSpec& parallel) {
-  if (layer.kind == LayerKind::kGroupedLinear) {
-    return absl::UnimplementedError(
-        "layer.kind: grouped_linear; its ranks communicate nothing, so that a parallel variant has "
-        "no whole y or dx to report: run one rank's part as a layer of its own, or divide experts "
-        "with expert_parallel");
+/// What the layers around a grouped_linear do for it.
+absl::Status CheckGrouped(const std::string& field, const Tensor& x, const ParallelSpec& parallel) {
+  if (parallel.overlap.has_value()) {
+    return InvalidField(field + ".parallel.overlap", "given",
+                        "a grouped_linear communicates nothing that could be hidden");
   }
+  if (!parallel.sequence_parallel || x.rank() >= 2) return absl::OkStatus();
+  return InvalidField("x", TensorText(x),
+                      "under sequence parallelism its rank must be at least 2: dim 0 is divided");
+}
+
+absl::Status CheckKind(const std::string& field, const LayerRequest& step,
+                       const ParallelSpec& parallel) {
+  const LayerSpec& layer = step.layer;
   if (!HasParallelMode(layer)) {
     const bool is_chain = layer.kind == LayerKind::kChain;
     return InvalidField(
@@ -90,6 +97,7 @@ absl::Status CheckKind(const LayerSpec& layer, const ParallelSpec& parallel) {
                    "or row"
                  : "a parallel variant needs column or row");
   }
+  if (layer.kind == LayerKind::kGroupedLinear) return CheckGrouped(field, step.x, parallel);
   return layer.kind == LayerKind::kChain ? CheckChain(layer, parallel) : absl::OkStatus();
 }
 
@@ -242,7 +250,7 @@ absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
                         "weights are sharded in sessions, over copies of the layers");
   }
   QG_RETURN_IF_ERROR(CheckProfileOf(field, parallel));
-  QG_RETURN_IF_ERROR(CheckKind(step.layer, parallel));
+  QG_RETURN_IF_ERROR(CheckKind(field, step, parallel));
   for (int rank = 0; rank < parallel.tensor_parallel; ++rank) {
     const absl::StatusOr<LayerRequest> shard = OutlineShard(step, parallel, recipe, rank);
     absl::Status status = shard.status();

@@ -33,6 +33,38 @@ TEST_F(ParallelCommandTest, VerifyPassesWhereSeveralRanksHaveTheBitsOfOne) {
                                 HasSubstr("Ranks of mxfp8 / none / auto / tp2")));
 }
 
+TEST_F(ParallelCommandTest, ExpertsWeightsAreDivided) {
+  const Arguments command = {"--layer",
+                             "grouped_linear",
+                             "--m-splits",
+                             "32,0,64",
+                             "--input",
+                             "gen:normal,shape=96x64",
+                             "--weight",
+                             "gen:normal,seed=1,shape=128x64",
+                             "--weight",
+                             "gen:normal,seed=2,shape=128x64",
+                             "--weight",
+                             "gen:normal,seed=3,shape=128x64",
+                             "--grad-output",
+                             "gen:normal,seed=4,shape=96x128",
+                             "--recipe",
+                             "mxfp8",
+                             "--parallel-mode",
+                             "column",
+                             "--tp",
+                             "4",
+                             "--sequence-parallel"};
+  const ProcessResult result = Quantgate(Arguments{"verify", "--requires-grad", "w"} + command);
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("PASS"), HasSubstr("mxfp8 / none / auto / tp4 sp")));
+  const Json ranks = QuantgateJson(Arguments{"run"} + command)["run"]["variants"][1]["ranks"];
+  ASSERT_EQ(ranks.size(), 4u);
+  EXPECT_EQ(ranks[3]["outputs"][0]["shape"], Json({96, 32}));
+  EXPECT_EQ(ranks[3]["outputs"][1]["tensor"], "dx");
+  EXPECT_EQ(ranks[3]["outputs"][1]["shape"], Json({24, 64}));
+}
+
 TEST_F(ParallelCommandTest, VerifyFailsWhereEachRankHasScalesOfItsOwn) {
   const Arguments command =
       Arguments{"verify", "--tp", "2", "--recipe", "fp8_current"} + Layer("column");

@@ -9,15 +9,15 @@ namespace {
 const ScenarioGroup& WholeGroup() {
   static const ScenarioGroup& whole = *[] {
     auto* all = new ScenarioGroup;
-    for (const auto make :
-         {&QuantizerScenarios,    &Fp8Scenarios,         &Mxfp8Scenarios,
-          &Nvfp4Scenarios,        &RandomScenarios,      &DelayedScalingScenarios,
-          &EmptyScenarios,        &LinearScenarios,      &HybridScenarios,
-          &LayerScenarios,        &SessionScenarios,     &WeightScenarios,
-          &GroupCallScenarios,    &GroupSumScenarios,    &GroupAmaxScenarios,
-          &ShardScenarios,        &ExpertScenarios,      &OverlapScenarios,
-          &OverlapLayerScenarios, &GatherScenarios,      &ParallelScenarios,
-          &ParallelStepScenarios, &RankSessionScenarios, &ExpertSessionScenarios}) {
+    for (const auto make : {&QuantizerScenarios,    &Fp8Scenarios,         &Mxfp8Scenarios,
+                            &Nvfp4Scenarios,        &RandomScenarios,      &DelayedScalingScenarios,
+                            &EmptyScenarios,        &LinearScenarios,      &HybridScenarios,
+                            &LayerScenarios,        &SessionScenarios,     &WeightScenarios,
+                            &GroupCallScenarios,    &GroupSumScenarios,    &GroupAmaxScenarios,
+                            &ShardScenarios,        &ExpertScenarios,      &OverlapScenarios,
+                            &OverlapLayerScenarios, &GatherScenarios,      &ParallelScenarios,
+                            &ParallelStepScenarios, &RankSessionScenarios, &ExpertSessionScenarios,
+                            &GroupedScenarios}) {
       ScenarioGroup group = make();
       std::move(group.scenarios.begin(), group.scenarios.end(), std::back_inserter(all->scenarios));
       std::move(group.faults.begin(), group.faults.end(), std::back_inserter(all->faults));

@@ -40,6 +40,7 @@ ScenarioGroup GroupSumScenarios();        ///< Orders and roundings of sums over
 ScenarioGroup GroupAmaxScenarios();       ///< Maxima over groups of ranks.
 ScenarioGroup ShardScenarios();           ///< Weights, masters and optimizers over ranks.
 ScenarioGroup ExpertScenarios();          ///< Experts over ranks.
+ScenarioGroup GroupedScenarios();         ///< Experts whose weights are divided over ranks.
 ScenarioGroup OverlapScenarios();         ///< Communication beside GEMMs.
 ScenarioGroup OverlapLayerScenarios();    ///< Layers whose communication is hidden.
 

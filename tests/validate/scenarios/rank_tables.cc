@@ -75,7 +75,7 @@ const std::vector<RankSubject>& RankSubjects() {
       {"D34",
        "experts over ranks",
        {"experts-on-ranks-equal-experts-on-one", "expert-codes-travel-with-scales",
-        "experts-train-on-ranks-as-on-one"}},
+        "divided-experts-are-linear-layers", "experts-train-on-ranks-as-on-one"}},
       {"D35",
        "checkpoints from 4 ranks to 2, 1 and 4",
        {"checkpoint-of-shards-goes-on", "sharded-training-goes-on-elsewhere",
