@@ -87,7 +87,8 @@ absl::StatusOr<std::unique_ptr<InProcessServer>> InProcessServer::Start(
 
 InProcessServer::~InProcessServer() {
   connection_.reset();
-  if (server_ != nullptr) server_->Shutdown(absl::ZeroDuration());
+  // A rank that is stuck uses the server until the process ends.
+  if (server_ != nullptr && !server_->Shutdown(absl::ZeroDuration())) (void)server_.release();
   server_.reset();
   if (lock_descriptor_ >= 0) ::close(lock_descriptor_);
 }

@@ -167,7 +167,8 @@ int Serve(ServerOptions options, absl::Duration grace) {
   pthread_kill(hurry.native_handle(), SIGTERM);
   hurry.join();
   if (!is_device_lost) return 0;
-  // The driver's own clean-up would wait for a device that does not answer.
+  // The driver's own clean-up would wait for a device that does not answer, and the server's for a
+  // rank that does not return.
   std::fflush(nullptr);
   std::_Exit(3);
 }

@@ -46,6 +46,10 @@ RankSeries::RankSeries(prometheus::Registry& registry)
       parallel_failures_(
           CounterFamily(registry, "quantgate_parallel_failures_total", "Of those, failed, by why."),
           {BackendAxis(), CommFailureAxis()}),
+      stuck_ranks_(CounterFamily(registry, "quantgate_stuck_ranks_total",
+                                 "Ranks that did not return from their engine after their run "
+                                 "had failed: the server is not ready then."),
+                   {BackendAxis()}),
       collective_calls_(CounterFamily(registry, "quantgate_collective_calls_total",
                                       "Collective calls of groups."),
                         {BackendAxis(), CallAxis()}),
@@ -81,6 +85,7 @@ void RankSeries::Refresh() {
     const CommStatistics::Totals totals = communication_.Read(backend);
     const std::string_view name = CollectiveBackendName(backend);
     RaiseTo(parallel_runs_(name), totals.runs);
+    RaiseTo(stuck_ranks_(name), totals.stuck_ranks);
     for (int i = 0; i < kCommFailures; ++i) {
       RaiseTo(parallel_failures_(name, CommFailureName(static_cast<CommFailure>(i))),
               totals.failures[i]);

@@ -38,6 +38,9 @@ constexpr const char* kHealthServices[] = {"live",
                                            "quantgate.v1.Sessions",
                                            "quantgate.v1.Scenarios"};
 
+/// How often a server that waits for its queues looks whether a rank is stuck.
+constexpr absl::Duration kStuckPeriod = absl::Milliseconds(100);
+
 void SetChannelArguments(grpc::ServerBuilder& builder, int64_t buffer_bytes_max) {
   builder.SetMaxReceiveMessageSize(kMessageBytesMax);
   builder.SetMaxSendMessageSize(kMessageBytesMax);
@@ -91,7 +94,11 @@ class RunningServer : public Server {
                }),
         hardware_checks_(data_dir_.hardware_checks_path()) {}
 
-  ~RunningServer() override { Shutdown(absl::ZeroDuration()); }
+  /// Waits for a stuck rank, which uses what ends here.
+  ~RunningServer() override {
+    has_stuck_ranks_ = false;
+    Shutdown(absl::ZeroDuration());
+  }
 
   absl::Status Open();
   absl::Status Listen();
@@ -101,14 +108,17 @@ class RunningServer : public Server {
   }
   std::vector<int> ports() const override { return ports_; }
   int metrics_port() const override { return http_ == nullptr ? 0 : http_->port(); }
-  void Shutdown(absl::Duration grace) override;
+  bool Shutdown(absl::Duration grace) override;
   void Hurry() override;
 
  private:
   absl::Status OpenDevices();
   absl::Status CheckDevices();
   void DeviceLost(const Device& device, const absl::Status& why);
-  void DrainDevices(absl::Time deadline);
+  void RanksStuck(const absl::Status& why);
+  void StopServing(const absl::Status& why);
+  bool DrainDevices(absl::Time deadline);
+  bool AwaitIdle(DeviceQueue& queue, absl::Time deadline) const;
   GaugeReadings ReadGauges();
   void Maintain();
 
@@ -126,6 +136,7 @@ class RunningServer : public Server {
   CallRegistry calls_;
   std::atomic<bool> is_draining_{false};
   std::atomic<bool> is_ready_{false};
+  std::atomic<bool> has_stuck_ranks_{false};
   std::atomic<int64_t> upload_bytes_in_flight_{0};
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<Runs> runs_;
@@ -149,6 +160,7 @@ absl::Status RunningServer::Open() {
       AllRpcMethods(), BuildLabels{build.version, build.revision, DescribeDevices(devices_)});
   ranks_ = {&metrics_->communication(), options_.rank_deadline, options_.make_transport,
             options_.wrap_engine};
+  ranks_.on_stuck = [this](const absl::Status& why) { RanksStuck(why); };
   BlobStoreOptions blob_options;
   blob_options.blobs_path = data_dir_.blobs_path();
   blob_options.partial_path = data_dir_.partial_path();
@@ -205,6 +217,16 @@ absl::Status RunningServer::CheckDevices() {
 /// neighbour either: the process is to be replaced.
 void RunningServer::DeviceLost(const Device& device, const absl::Status& why) {
   metrics_->CudaFailed(device.id, CudaError::kSticky);
+  StopServing(why);
+}
+
+/// The queue's worker waits for the rank, perhaps for ever, and so does what is behind it.
+void RunningServer::RanksStuck(const absl::Status& why) {
+  has_stuck_ranks_ = true;
+  StopServing(why);
+}
+
+void RunningServer::StopServing(const absl::Status& why) {
   is_ready_ = false;
   is_draining_ = true;
   if (server_ != nullptr) server_->GetHealthCheckService()->SetServingStatus(false);
@@ -285,23 +307,25 @@ void RunningServer::Maintain() {
 
 // Order: no new work; what runs may finish; what is left is cancelled; then gRPC, which waits for
 // every call to be finished. The threads that finish calls end with the members.
-void RunningServer::Shutdown(absl::Duration grace) {
-  if (is_shut_down_) return;
-  is_shut_down_ = true;
+bool RunningServer::Shutdown(absl::Duration grace) {
+  if (is_shut_down_) return true;
   const absl::Time deadline = absl::Now() + grace;
   is_ready_ = false;
   is_draining_ = true;
   if (server_ != nullptr) server_->GetHealthCheckService()->SetServingStatus(false);
-  DrainDevices(deadline);
+  if (!DrainDevices(deadline)) return false;
+  is_shut_down_ = true;
   if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(deadline));
   if (maintenance_.joinable()) {
     stop_maintenance_.Notify();
     maintenance_.join();
   }
   http_ = nullptr;
+  return true;
 }
 
-void RunningServer::DrainDevices(absl::Time deadline) {
+/// False where a stuck rank keeps a queue's worker.
+bool RunningServer::DrainDevices(absl::Time deadline) {
   std::vector<DeviceQueue*> queues;
   for (const auto& device : devices_) {
     queues.insert(queues.end(), {&device->run_queue, &device->call_queue});
@@ -310,7 +334,16 @@ void RunningServer::DrainDevices(absl::Time deadline) {
   for (DeviceQueue* queue : queues) {
     if (!queue->WaitIdle(deadline)) queue->CancelAll();
   }
-  for (DeviceQueue* queue : queues) queue->WaitIdle(absl::InfiniteFuture());
+  return std::all_of(queues.begin(), queues.end(),
+                     [&](DeviceQueue* queue) { return AwaitIdle(*queue, deadline); });
+}
+
+/// A rank may turn out to be stuck while this waits.
+bool RunningServer::AwaitIdle(DeviceQueue& queue, absl::Time deadline) const {
+  while (!queue.WaitIdle(absl::Now() + kStuckPeriod)) {
+    if (has_stuck_ranks_ && absl::Now() >= deadline) return false;
+  }
+  return true;
 }
 
 void RunningServer::Hurry() {

@@ -43,11 +43,12 @@ struct ServerOptions {
   /// As WorldOptions::make_transport: for tests of what a server does when ranks fail.
   TransportFactory make_transport;
   EngineWrapper wrap_engine;  ///< As WorldOptions::wrap_engine: likewise.
-  /// Called once, by the thread that found out, when a device cannot be trusted any more: the
-  /// server is NOT_SERVING then and answers nothing, and the process should end with a failure.
+  /// Called by the thread that found out, when a device cannot be trusted any more, or a rank does
+  /// not return from its engine (docs/distributed.md section 1.2): the server is NOT_SERVING then
+  /// and answers nothing, and the process should end with a failure, by _Exit behind Shutdown.
   std::function<void(const absl::Status& why)> on_device_lost;
-  int queue_capacity = 64;                       ///< Runs waiting; one more is RESOURCE_EXHAUSTED.
-  int queue_workers = 1;                         ///< Runs at a time.
+  int queue_capacity = 64;  ///< Runs waiting; one more is RESOURCE_EXHAUSTED.
+  int queue_workers = 1;    ///< Runs at a time.
   int64_t blob_bytes_max = int64_t{64} << 30;    ///< Of one blob.
   int64_t store_bytes_max = int64_t{256} << 30;  ///< Of all blobs.
   int64_t tensor_bytes_max = int64_t{8} << 30;   ///< Of one tensor that a request makes or names.
@@ -70,8 +71,9 @@ class Server {
   virtual std::vector<int> ports() const = 0;
   virtual int metrics_port() const = 0;
   /// Health goes NOT_SERVING, new work gets UNAVAILABLE, runs under way have `grace` to finish and
-  /// are then cancelled.
-  virtual void Shutdown(absl::Duration grace) = 0;
+  /// are then cancelled. False where a rank is stuck at the end of `grace`: the destructor would
+  /// wait for it.
+  virtual bool Shutdown(absl::Duration grace) = 0;
   /// Cancels what a Shutdown in another thread still waits for.
   virtual void Hurry() = 0;
 };

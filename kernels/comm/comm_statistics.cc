@@ -32,6 +32,11 @@ void CommStatistics::RunEnded(CollectiveBackend backend, const absl::Status& sta
   if (!status.ok()) ++totals.failures[static_cast<size_t>(CommFailureOf(status, is_of_group))];
 }
 
+void CommStatistics::RanksStuck(CollectiveBackend backend, int count) {
+  const std::scoped_lock lock(mutex_);
+  Of(backend).stuck_ranks += count;
+}
+
 CommStatistics::Totals CommStatistics::Read(CollectiveBackend backend) const {
   const std::scoped_lock lock(mutex_);
   return totals_[static_cast<size_t>(backend)];

@@ -40,6 +40,7 @@ class CommStatistics {
     std::array<Calls, kCallKinds> calls = {};  ///< By CallKind.
     int64_t runs = 0;                          ///< Of a world's ranks, failed ones too.
     std::array<int64_t, kCommFailures> failures = {};
+    int64_t stuck_ranks = 0;  ///< That did not return from their engine after their run failed.
   };
 
   /// A member's part of a call; `is_first` of one member of each group.
@@ -47,6 +48,7 @@ class CommStatistics {
               absl::Duration waited);
   /// `is_of_group`: what failed was a collective call.
   void RunEnded(CollectiveBackend backend, const absl::Status& status, bool is_of_group);
+  void RanksStuck(CollectiveBackend backend, int count);
 
   Totals Read(CollectiveBackend backend) const;
 

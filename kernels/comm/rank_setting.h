@@ -15,6 +15,7 @@ struct RankSetting {
   TransportFactory make_transport = {};         ///< As WorldOptions::make_transport.
   EngineWrapper wrap_engine = {};               ///< As WorldOptions::wrap_engine.
   SeededFaults faults = {};                     ///< In place on every rank, for scenarios.
+  StuckObserver on_stuck = {};                  ///< As WorldOptions::on_stuck.
 };
 
 }  // namespace quantgate

@@ -117,6 +117,9 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeTransport(CollectiveBackend backe
 /// An engine in place of a rank's, which watches or disturbs it. That one outlives it.
 using EngineWrapper = std::function<std::unique_ptr<Engine>(Engine& engine, int rank)>;
 
+/// Told of ranks that do not return from their engine though their run has failed, with why.
+using StuckObserver = std::function<void(const absl::Status& why)>;
+
 /// What a world may be given in place of MakeTransport.
 using TransportFactory = std::function<absl::StatusOr<std::unique_ptr<Transport>>(
     CollectiveBackend backend, std::span<Engine* const> engines, absl::Duration deadline)>;

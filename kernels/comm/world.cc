@@ -1,8 +1,10 @@
 #include "kernels/comm/world.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -15,8 +17,8 @@
 namespace quantgate {
 namespace {
 
-/// How often a run looks whether it is cancelled.
-constexpr std::chrono::milliseconds kCancellationPeriod(10);
+/// How often a run looks whether it is cancelled, and whether a rank is stuck.
+constexpr std::chrono::milliseconds kPeriod(10);
 
 absl::Status CheckOptions(const WorldOptions& options) {
   const size_t size = options.engines.size();
@@ -71,25 +73,37 @@ RankThread::~RankThread() { thread_.join(); }
 /// Over one run: who has ended, and with what.
 class World::Watch {
  public:
-  Watch(Rendezvous& rendezvous, int size) : rendezvous_(rendezvous), running_(size) {}
+  /// `ranks`: what the ranks look at, cancelled when the run has failed.
+  Watch(Rendezvous& rendezvous, const WorldOptions& options, Cancellation& ranks)
+      : rendezvous_(rendezvous), options_(options), ranks_(ranks) {
+    for (int rank = 0; rank < static_cast<int>(options.engines.size()); ++rank) {
+      running_.insert(rank);
+    }
+  }
 
   void End(int rank, const absl::Status& status) {
     if (!status.ok()) Fail(rank, status);
     rendezvous_.EndRank(rank);
     const std::scoped_lock lock(mutex_);
-    if (--running_ == 0) all_ended_.notify_all();
+    running_.erase(rank);
+    if (running_.empty()) all_ended_.notify_all();
   }
 
   /// Returns when all ranks have ended.
   void Wait(const Cancellation* cancellation) {
     std::unique_lock lock(mutex_);
-    const auto is_over = [&] { return running_ == 0; };
-    if (cancellation == nullptr) return all_ended_.wait(lock, is_over);
-    while (!all_ended_.wait_for(lock, kCancellationPeriod, is_over)) {
-      const absl::Status cancelled = cancellation->Check();
-      if (cancelled.ok() || !failure_.ok()) continue;
-      failure_ = cancelled;
+    const auto is_over = [&] { return running_.empty(); };
+    if (cancellation == nullptr && !options_.on_stuck) return all_ended_.wait(lock, is_over);
+    while (!all_ended_.wait_for(lock, kPeriod, is_over)) {
+      if (!failure_.ok()) {
+        TellWhoIsStuck(lock);
+        continue;
+      }
+      const absl::Status cancelled =
+          cancellation == nullptr ? absl::OkStatus() : cancellation->Check();
+      if (cancelled.ok()) continue;
       rendezvous_.Abort(cancelled);
+      SetFailure(cancelled);
     }
   }
 
@@ -104,19 +118,46 @@ class World::Watch {
     if (!failure_.ok()) return;
     const absl::Status found = rendezvous_.first_error();
     is_of_group_ = !found.ok() && absl::StrContains(status.message(), found.message());
-    failure_ = is_of_group_ ? found
-                            : absl::Status(status.code(),
-                                           absl::StrCat("rank ", rank, ": ", status.message()));
-    rendezvous_.Abort(
-        absl::AbortedError(absl::StrCat("the run was aborted: ", failure_.message())));
+    const absl::Status own(status.code(), absl::StrCat("rank ", rank, ": ", status.message()));
+    rendezvous_.Abort(absl::AbortedError(
+        absl::StrCat("the run was aborted: ", (is_of_group_ ? found : own).message())));
+    SetFailure(is_of_group_ ? found : own);
   }
 
+  /// After the groups have it, so that whoever is in a call of one gets the group's error.
+  void SetFailure(const absl::Status& failure) {
+    failure_ = failure;
+    failed_at_ = Clock::now();
+    ranks_.Cancel();
+  }
+
+  void TellWhoIsStuck(std::unique_lock<std::mutex>& lock) {
+    const bool is_late = absl::FromChrono(Clock::now() - failed_at_) >= options_.deadline;
+    if (!options_.on_stuck || is_told_ || !is_late) return;
+    is_told_ = true;
+    const int count = static_cast<int>(running_.size());
+    const absl::Status stuck(
+        failure_.code(),
+        absl::StrCat(failure_.message(), "; ", count == 1 ? "rank " : "ranks ",
+                     absl::StrJoin(running_, ", "), " did not return from the engine within ",
+                     absl::FormatDuration(options_.deadline), " of that"));
+    if (options_.statistics != nullptr) options_.statistics->RanksStuck(options_.backend, count);
+    lock.unlock();
+    options_.on_stuck(stuck);
+    lock.lock();
+  }
+
+  using Clock = std::chrono::steady_clock;
+
   Rendezvous& rendezvous_;
+  const WorldOptions& options_;
+  Cancellation& ranks_;
   std::mutex mutex_;
   std::condition_variable all_ended_;
-  int running_;
+  std::set<int> running_;
   absl::Status failure_;
-  bool is_of_group_ = false;
+  Clock::time_point failed_at_;
+  bool is_of_group_ = false, is_told_ = false;
 };
 
 World::World(WorldOptions options, std::vector<std::unique_ptr<Engine>> wrappers,
@@ -195,8 +236,11 @@ absl::Status World::AddOneGroup(const std::string& name, const std::vector<int>&
 absl::Status World::Run(absl::FunctionRef<absl::Status(Rank& rank)> body,
                         const Cancellation* cancellation) {
   QG_RETURN_IF_ERROR(rendezvous_.BeginRun());
-  environment_.cancellation = cancellation;
-  Watch watch(rendezvous_, size());
+  Cancellation of_ranks(cancellation == nullptr ? absl::InfiniteFuture()
+                                                : cancellation->deadline());
+  if (cancellation != nullptr && !cancellation->Check().ok()) of_ranks.Cancel();
+  environment_.cancellation = &of_ranks;
+  Watch watch(rendezvous_, options_, of_ranks);
   std::vector<std::thread> threads;
   for (const auto& rank : ranks_) {
     threads.emplace_back([&watch, &body, &rank = *rank] {

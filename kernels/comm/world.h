@@ -32,6 +32,7 @@ struct WorldOptions {
   CommunicatorPool* communicators = nullptr;
   TransportFactory make_transport = {};  ///< In place of MakeTransport: for tests.
   EngineWrapper wrap_engine = {};        ///< Of each of `engines`: for tests.
+  StuckObserver on_stuck = {};           ///< See World::Run. Null: nobody is told.
 };
 
 /// One rank, as the code that it runs sees it.
@@ -89,8 +90,11 @@ class World {
   /// Runs `body` on one thread for each rank and joins them. The first failure aborts all groups
   /// with it, so that nobody waits for a rank that has gone, and is what is returned: as it is when
   /// it was found by a group, else after "rank 2: ". A world with a poisoned group runs no more and
-  /// returns that group's error. `cancellation` aborts as well; a body that does not return is
-  /// waited for.
+  /// returns that group's error. `cancellation` aborts as well. A run that has failed is cancelled
+  /// for its ranks (Rank::cancellation); a body that does not return nevertheless is waited for,
+  /// since it refers to what the caller owns. Once it has not returned within
+  /// WorldOptions::deadline of the failure, on_stuck is called: once, from this thread, with that
+  /// failure and the ranks.
   absl::Status Run(absl::FunctionRef<absl::Status(Rank& rank)> body,
                    const Cancellation* cancellation);
 

@@ -117,10 +117,20 @@ void RunJob::Run(absl::Status admission) {
     status = executed.status();
     if (executed.ok()) report = *std::move(executed);
   }
+  if (is_given_up_) return;
   if (!stopped_.ok()) status = stopped_;
   status = context_.watch.Checked(device_, std::move(status));
   report.set_seconds(absl::ToDoubleSeconds(absl::Now() - start));
+  Conclude(status, report, start);
+}
 
+void RunJob::GiveUp(const absl::Status& status, absl::Time start) {
+  is_given_up_ = true;
+  Conclude(status, v1::RunReport(), start);
+  context_.ranks.on_stuck(status);
+}
+
+void RunJob::Conclude(const absl::Status& status, const v1::RunReport& report, absl::Time start) {
   const Operation operation = OperationOf(run_.layer.kind);
   for (const Variant& variant : run_.variants) {
     context_.metrics.RunEnded(operation, variant.recipe.name(),
@@ -153,9 +163,10 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
   const auto on_output = [this](int index, const OutputReport& output, bool is_last) {
     OnOutput(index, output, is_last);
   };
-  QG_ASSIGN_OR_RETURN(result_,
-                      RunPlan(plan, *device_.engine, cancellation_.get(),
-                              RunObserver{on_progress, on_variant, on_output}, &context_.ranks));
+  ranks_ = context_.ranks;
+  ranks_.on_stuck = [this, start = absl::Now()](const absl::Status& why) { GiveUp(why, start); };
+  QG_ASSIGN_OR_RETURN(result_, RunPlan(plan, *device_.engine, cancellation_.get(),
+                                       RunObserver{on_progress, on_variant, on_output}, &ranks_));
   context_.metrics.StageTook(Stage::kStore, store_time_);
   is_stored_.WaitForNotification();
   report.set_reproduce(std::move(reproduce_));

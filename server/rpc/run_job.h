@@ -53,6 +53,10 @@ class RunJob {
   absl::Status AwaitStored();
   /// Stops the run: there is no use in going on when its events cannot be kept.
   void Stop(const absl::Status& status);
+  void Conclude(const absl::Status& status, const v1::RunReport& report, absl::Time start);
+  /// A rank does not return from its engine, so that RunPlan does not either: those who follow the
+  /// run are answered from within it, and the worker goes on waiting.
+  void GiveUp(const absl::Status& status, absl::Time start);
   void Finish(const absl::Status& status, const v1::RunReport& report);
 
   ServiceContext& context_;
@@ -69,6 +73,8 @@ class RunJob {
   std::optional<OutputWriter> writer_;                        // Of the variant that is coming.
   std::vector<v1::OutputReport> outputs_;                     // Those that come with it.
   size_t variants_published_ = 0;
+  RankSetting ranks_;  ///< The server's, but for whom a stuck rank is told to.
+  bool is_given_up_ = false;
   /// Each event is sent and stored; nobody's eye can follow more.
   Throttle progress_throttle_{std::chrono::milliseconds(20)};
   absl::Duration store_time_;

@@ -6,7 +6,10 @@
 #include <immintrin.h>
 
 #include <latch>
+#include <string>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/comm/ranks.h"
 
 namespace quantgate {
@@ -105,6 +108,52 @@ TEST(World, AbortsWhenItIsCancelled) {
       &cancellation);
   EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
   for (const int rank : {0, 2}) EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kCancelled);
+}
+
+TEST(World, TellsWhoIsStuckAndWaitsForIt) {
+  std::latch told(1);
+  std::vector<absl::Status> whys;
+  CommStatistics statistics;
+  WorldOptions options;
+  options.deadline = absl::Milliseconds(50);
+  options.statistics = &statistics;
+  options.on_stuck = [&](const absl::Status& why) {
+    whys.push_back(why);
+    told.count_down();
+  };
+  Ranks ranks(3, std::move(options));
+  bool has_returned = false;
+  const absl::Status status = ranks.world().Run(
+      [&](Rank& rank) {
+        if (rank.index() != 1) return rank.group("world").Barrier();
+        told.wait();
+        has_returned = true;
+        return absl::OkStatus();
+      },
+      nullptr);
+  EXPECT_TRUE(has_returned);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  const std::string why =
+      absl::StrCat(status.message(), "; rank 1 did not return from the engine within 50ms of that");
+  EXPECT_EQ(whys, std::vector{absl::DeadlineExceededError(why)});
+  EXPECT_EQ(statistics.Read(CollectiveBackend::kLocal).stuck_ranks, 1);
+}
+
+TEST(World, CancelsTheRanksOfAFailedRun) {
+  int stuck = 0;
+  WorldOptions options;
+  options.on_stuck = [&](const absl::Status&) { ++stuck; };
+  Ranks ranks(2, std::move(options));
+  const absl::Status status = ranks.world().Run(
+      [&](Rank& rank) {
+        if (rank.index() == 0) return absl::OutOfRangeError("no such weight");
+        // As an engine's operation does.
+        while (rank.cancellation()->Check().ok()) _mm_pause();
+        return rank.cancellation()->Check();
+      },
+      nullptr);
+  EXPECT_EQ(status, absl::OutOfRangeError("rank 0: no such weight"));
+  EXPECT_EQ(stuck, 0);
 }
 
 TEST(World, DoesNotLeaveAMessageForTheNextRun) {
