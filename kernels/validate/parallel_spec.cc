@@ -5,7 +5,11 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/row_blocks.h"
 #include "kernels/comm/world.h"
@@ -101,12 +105,50 @@ absl::Status CheckKind(const std::string& field, const LayerRequest& step,
   return layer.kind == LayerKind::kChain ? CheckChain(layer, parallel) : absl::OkStatus();
 }
 
-absl::Status AtRank(const std::string& field, int rank, const absl::Status& status) {
-  const std::string text(status.message());
-  // Else the rank is the value, and the text the rule.
-  const bool has_value = text.find("; ") != std::string::npos;
+/// What a rank cannot carry out of one side of the overlap that a request asks for.
+absl::Status OfOverlap(const std::string& field, const ParallelSpec& parallel, const char* side,
+                       const absl::Status& status, absl::string_view text) {
+  const std::string overlap = field + ".parallel.overlap";
+  absl::string_view part = text;
+  if (!absl::ConsumePrefix(&part, "overlap.")) {
+    return InvalidField(overlap, parallel.overlap->Text(), std::string(text));
+  }
+  const bool is_of_side = absl::StartsWith(part, "fprop ") || absl::StartsWith(part, "dgrad ") ||
+                          absl::StartsWith(part, "wgrad ");
+  return absl::Status(status.code(), absl::StrCat(overlap, ".", is_of_side ? side : "",
+                                                  is_of_side ? "_" : "", part));
+}
+
+/// What is wrong with a rank's part, said of the request, whose fault it is. `first_expert`: the
+/// part's first one.
+absl::Status OfPart(const std::string& field, const ParallelSpec& parallel,
+                    const absl::Status& status, int64_t first_expert = 0) {
+  absl::string_view text = status.message();
+  for (const char* side : {"column", "row"}) {
+    if (absl::ConsumePrefix(&text, absl::StrCat("parallel.", side, "_overlap: "))) {
+      return OfOverlap(field, parallel, side, status, text);
+    }
+  }
+  std::string expert;
+  if (absl::string_view rest = text; absl::ConsumePrefix(&rest, "layer.m_splits[")) {
+    int64_t number = 0;
+    if (absl::SimpleAtoi(rest.substr(0, rest.find(']')), &number)) {
+      expert = absl::StrCat("layer.m_splits[", first_expert + number);
+      text = rest.substr(rest.find(']'));
+    }
+  }
   return absl::Status(status.code(),
-                      absl::StrCat(field, ".parallel: rank ", rank, has_value ? ": " : "; ", text));
+                      absl::StrCat(expert, text, " (of a rank's part under ", field, ".parallel)"));
+}
+
+/// Whether `arithmetic` takes what a rank's part multiplies.
+absl::Status CheckGemmsOfPart(const std::string& field, const LayerRequest& part,
+                              const Recipe& recipe, const Arithmetic& arithmetic) {
+  const absl::Status status = CheckLayerGemms(part, recipe, arithmetic);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(field, ".arithmetic: ", arithmetic.ToString(),
+                                                  "; it does not take ", recipe.ShortText(),
+                                                  " in a rank's part: ", status.message()));
 }
 
 absl::Status CheckProfileOf(const std::string& field, const ParallelSpec& parallel) {
@@ -192,9 +234,12 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
   }
   for (int rank = 0; rank < parallel.size(); ++rank) {
     QG_ASSIGN_OR_RETURN(const LayerRequest own, OutlineExperts(step, parallel, rank));
-    absl::Status status = CheckLayer(own, recipe);
-    if (status.ok()) status = CheckLayerGemms(own, recipe, arithmetic);
-    if (!status.ok()) return AtRank(field, rank, status);
+    if (const absl::Status status = CheckLayer(own, recipe); !status.ok()) {
+      const int64_t first =
+          DivideExperts(layer, ranks).first_expert[static_cast<size_t>(rank % ranks)];
+      return OfPart(field, parallel, status, first);
+    }
+    QG_RETURN_IF_ERROR(CheckGemmsOfPart(field, own, recipe, arithmetic));
   }
   return absl::OkStatus();
 }
@@ -252,11 +297,11 @@ absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
   QG_RETURN_IF_ERROR(CheckProfileOf(field, parallel));
   QG_RETURN_IF_ERROR(CheckKind(field, step, parallel));
   for (int rank = 0; rank < parallel.tensor_parallel; ++rank) {
-    const absl::StatusOr<LayerRequest> shard = OutlineShard(step, parallel, recipe, rank);
-    absl::Status status = shard.status();
-    if (status.ok()) status = CheckLayer(*shard, recipe);
-    if (status.ok()) status = CheckLayerGemms(*shard, recipe, arithmetic);
-    if (!status.ok()) return AtRank(field, rank, status);
+    QG_ASSIGN_OR_RETURN(const LayerRequest part, OutlineShard(step, parallel, recipe, rank));
+    if (const absl::Status status = CheckLayer(part, recipe); !status.ok()) {
+      return OfPart(field, parallel, status);
+    }
+    QG_RETURN_IF_ERROR(CheckGemmsOfPart(field, part, recipe, arithmetic));
   }
   return absl::OkStatus();
 }

@@ -140,21 +140,22 @@ TEST_F(ParallelRunTest, OverlapRefusals) {
   ExpectTwinsRefused([&](v1::RunSpec& spec) { overlap_of(spec).set_column_fprop("fast"); },
                      {invalid, field + ".overlap.column_fprop", "fast", "ring_exchange"});
   ExpectTwinsRefused([&](v1::RunSpec& spec) { overlap_of(spec).set_column_fprop("bulk"); },
-                     {invalid, field, "rank 0", "overlap.fprop is bulk"});
+                     {invalid, field + ".overlap.column_fprop", "bulk", "ring_exchange or none"});
   ExpectTwinsRefused([&](v1::RunSpec& spec) { overlap_of(spec).set_pieces(-1); },
-                     {invalid, field, "rank 0", "pieces is -1"});
+                     {invalid, field + ".overlap.pieces", "-1", "[1, 64]"});
   ExpectTwinsRefused(
       [&](v1::RunSpec& spec) {
         overlap_of(spec);
         spec.mutable_variants(1)->mutable_parallel()->set_sequence_parallel(false);
       },
-      {invalid, field, "rank 0", "sequence_parallel is false"});
+      {invalid, field + ".overlap", "default", "sequence_parallel is false"});
   ExpectTwinsRefused(
       [&](v1::RunSpec& spec) {
         overlap_of(spec);
         spec.mutable_variants(1)->mutable_recipe()->set_name("fp8_block");
       },
-      {invalid, field, "rank 0", "unquantized, per-tensor FP8 and mxfp8 recipes overlap"});
+      {invalid, field + ".overlap", "default",
+       "unquantized, per-tensor FP8 and mxfp8 recipes overlap"});
   ExpectTwinsRefused(
       [](v1::RunSpec& spec) { spec.mutable_variants(1)->mutable_parallel()->set_data_parallel(2); },
       {invalid, field + ".data_parallel", "2", "of sessions"});
@@ -196,7 +197,7 @@ TEST_F(ParallelRunTest, Refusals) {
       [](v1::RunSpec& spec) { spec.mutable_variants()->RemoveLast(); },
       {invalid, "spec.step.layer.parallel_mode", "column", "no variant is parallel"});
   ExpectTwinsRefused([&](v1::RunSpec& spec) { parallel_of(spec).set_tensor_parallel(3); },
-                     {invalid, "spec.variants[1].parallel", "rank 0", "multiple of 3"});
+                     {invalid, "spec.step.grad_output", "bf16[", "multiple of 3"});
 }
 
 // A scenario's ranks end, or do not come to a call before its deadline, in the server's process;
