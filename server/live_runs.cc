@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "server/limits.h"
-
 namespace quantgate {
 
 void LiveRuns::Begin(const std::string& run_id, std::shared_ptr<Cancellation> cancellation) {
@@ -22,7 +20,7 @@ void LiveRuns::Published(const std::string& run_id, int64_t sequence,
     live.last_sequence = sequence;
     live.event_bytes += event->size();
     live.events.push_back(std::move(event));
-    while (live.event_bytes > kLiveEventBytesMax && live.events.size() > 1) {
+    while (live.event_bytes > event_bytes_max_ && live.events.size() > 1) {
       live.event_bytes -= live.events.front()->size();
       live.events.pop_front();
     }

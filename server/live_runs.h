@@ -2,6 +2,7 @@
 // the next one. Thread-safe.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -13,15 +14,20 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "kernels/base/cancellation.h"
+#include "server/limits.h"
 
 namespace quantgate {
 
 class LiveRuns {
  public:
+  /// `event_bytes_max`: of the latest events of a run, which stay in memory.
+  explicit LiveRuns(size_t event_bytes_max = kLiveEventBytesMax)
+      : event_bytes_max_(event_bytes_max) {}
+
   void Begin(const std::string& run_id, std::shared_ptr<Cancellation> cancellation);
   enum class Position { kBeforeOthers, kLast };
   /// Event `sequence` may be told: wakes everybody who waits. Of those before it, what is not
-  /// stored yet is less than kLiveEventBytesMax, and so in memory.
+  /// stored yet is less than event_bytes_max, and so in memory.
   void Published(const std::string& run_id, int64_t sequence,
                  std::shared_ptr<const std::string> event,
                  Position position = Position::kBeforeOthers);
@@ -55,12 +61,13 @@ class LiveRuns {
     std::shared_ptr<Cancellation> cancellation;
     bool is_running = false;
     int64_t last_sequence = 0;
-    /// The latest of them, kLiveEventBytesMax together or a single one.
+    /// The latest of them, event_bytes_max_ together or a single one.
     std::deque<std::shared_ptr<const std::string>> events;
     size_t event_bytes = 0;
     absl::flat_hash_map<int64_t, Wake> waiting;
   };
 
+  const size_t event_bytes_max_;
   mutable std::mutex mutex_;
   absl::flat_hash_map<std::string, Live> runs_ ABSL_GUARDED_BY(mutex_);
   int64_t last_token_ ABSL_GUARDED_BY(mutex_) = 0;

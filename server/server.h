@@ -49,6 +49,8 @@ struct ServerOptions {
   std::function<void(const absl::Status& why)> on_device_lost;
   int queue_capacity = 64;  ///< Runs waiting; one more is RESOURCE_EXHAUSTED.
   int queue_workers = 1;    ///< Runs at a time.
+  /// Of the latest events of a run under way, which its streams have without the database.
+  size_t live_event_bytes_max = kLiveEventBytesMax;
   int64_t blob_bytes_max = int64_t{64} << 30;    ///< Of one blob.
   int64_t store_bytes_max = int64_t{256} << 30;  ///< Of all blobs.
   int64_t tensor_bytes_max = int64_t{8} << 30;   ///< Of one tensor that a request makes or names.

@@ -42,7 +42,7 @@ class Runs {
   absl::Status AddReport(const RunRecord& record, v1::Run& run);
 
   ServiceContext& context_;
-  LiveRuns live_;
+  LiveRuns live_{context_.options.live_event_bytes_max};
   std::mutex start_mutex_;  // One request id starts one run, however many streams ask at once.
 };
 

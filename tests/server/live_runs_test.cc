@@ -108,6 +108,16 @@ TEST(LiveRunsTest, HasTheLatestEvents) {
   EXPECT_EQ(*second, "second");
 }
 
+TEST(LiveRunsTest, KeepsAsManyBytesOfEventsAsItIsTold) {
+  LiveRuns runs(10);
+  runs.Begin("a", nullptr);
+  for (const int64_t sequence : {1, 2, 3}) runs.Published("a", sequence, Event("12345"));
+  EXPECT_EQ(runs.EventOf("a", 1), nullptr);
+  EXPECT_NE(runs.EventOf("a", 2), nullptr);
+  EXPECT_FALSE(runs.IsToCome("a", 1));
+  EXPECT_EQ(runs.Wait("a", 1, [](LiveRuns::Position) {}), 0);
+}
+
 TEST(LiveRunsTest, EveryWaitEndsExactlyOnceUnderContention) {
   LiveRuns runs;
   runs.Begin("a", nullptr);
