@@ -74,34 +74,56 @@ struct ChunkOf<NumberEncoding::kBytes> {
   using Type = FloatChunk;
 };
 
-/// Reads a chunk, which lies at a multiple of its size or of 16 bytes; `table` is of kBytes. With
-/// `turn` 1 halves of a chunk of kF32 change places, of which sums know nothing.
+/// Eight codes of kBytes by their table.
+__device__ inline FloatChunk BytesChunk(uint2 codes, const float* table) {
+  FloatChunk chunk;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    chunk.values[i] = table[codes.x >> (8 * i) & 0xFF];
+    chunk.values[4 + i] = table[codes.y >> (8 * i) & 0xFF];
+  }
+  return chunk;
+}
+
+/// Reads a chunk, which lies at a multiple of its size or of 16 bytes; `table` is of kBytes.
 template <NumberEncoding kEncoding>
-__device__ inline typename ChunkOf<kEncoding>::Type ReadChunk(const char* from, const float* table,
-                                                              int turn = 0) {
+__device__ inline typename ChunkOf<kEncoding>::Type ReadChunk(const char* from,
+                                                              const float* table) {
+  if constexpr (kEncoding == NumberEncoding::kF32) {
+    const float4* raw = reinterpret_cast<const float4*>(from);
+    const float4 a = raw[0], b = raw[1];
+    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+  } else if constexpr (kEncoding == NumberEncoding::kBytes) {
+    return BytesChunk(*reinterpret_cast<const uint2*>(from), table);
+  } else {
+    const uint4 raw = *reinterpret_cast<const uint4*>(from);
+    return {{raw.x, raw.y, raw.z, raw.w}};
+  }
+}
+
+/// The same from an address in shared memory. Where its bit 4 is set, halves of a chunk of kF32
+/// change places, of which sums know nothing.
+template <NumberEncoding kEncoding>
+__device__ inline typename ChunkOf<kEncoding>::Type ReadSharedChunk(uint32_t from,
+                                                                    const float* table) {
   typename ChunkOf<kEncoding>::Type chunk;
   if constexpr (kEncoding == NumberEncoding::kF32) {
 #pragma unroll
     for (int unit = 0; unit < 2; ++unit) {
-      const float4 raw = reinterpret_cast<const float4*>(from)[unit ^ turn];
-      chunk.values[4 * unit] = raw.x;
-      chunk.values[4 * unit + 1] = raw.y;
-      chunk.values[4 * unit + 2] = raw.z;
-      chunk.values[4 * unit + 3] = raw.w;
+      float* to = chunk.values + 4 * unit;
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+                   : "r"(from ^ unit * 16));
     }
   } else if constexpr (kEncoding == NumberEncoding::kBytes) {
-    const uint2 raw = *reinterpret_cast<const uint2*>(from);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      chunk.values[i] = table[raw.x >> (8 * i) & 0xFF];
-      chunk.values[4 + i] = table[raw.y >> (8 * i) & 0xFF];
-    }
+    uint2 raw;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(raw.x), "=r"(raw.y) : "r"(from));
+    chunk = BytesChunk(raw, table);
   } else {
-    const uint4 raw = *reinterpret_cast<const uint4*>(from);
-    chunk.words[0] = raw.x;
-    chunk.words[1] = raw.y;
-    chunk.words[2] = raw.z;
-    chunk.words[3] = raw.w;
+    uint32_t* to = chunk.words;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from));
   }
   return chunk;
 }

@@ -2,7 +2,8 @@
 // is different:
 // - A warp's segment comes to shared memory by bulk copies, one a row, and each thread takes a run
 //   of it, so that most sums need no other thread. The segment after it comes while the last
-//   chunks, which are in registers by then, are added up.
+//   chunks, which are in registers by then, are added up. What all lanes know, such as where it
+//   lies, is computed once for the warp.
 // - A chunk of elements is first taken as if it had neither zero references nor anything that is
 //   not finite. Those make its sum of relative errors infinite or NaN; then it is taken again with
 //   a look at each element. Subjects to be counted show in the sum of squares and in the smallest
@@ -26,9 +27,8 @@ namespace {
 
 /// The sums over the warp: of series i / 4 for lane i. Every eight lanes' sums are added by one
 /// thread. The warp has met since `memory` was last read.
-__device__ inline double SumOverWarp(const ErrorTerms& terms,
+__device__ inline double SumOverWarp(const ErrorTerms& terms, int lane,
                                      double (&memory)[kSegmentSeries][32]) {
-  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kErrorSeriesCount; ++i) memory[i][lane] = terms.values[i];
   __syncwarp();
@@ -48,6 +48,14 @@ __device__ inline double SumOverWarp(const ErrorTerms& terms,
   return lane / 4 < kErrorSeriesCount ? sum : 0;
 }
 
+/// The lane, as a number that the compiler keeps: threadIdx it would read anew at every use, which
+/// takes long.
+__device__ inline int KeptLane() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 template <NumberEncoding kSubject, NumberEncoding kReference>
 __global__ void __launch_bounds__(kSegmentThreads, 2)
     MeasureTuned(const __grid_constant__ ErrorParameters parameters,
@@ -59,29 +67,30 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
   __shared__ uint64_t barriers[kSegmentWarps];
   __shared__ SharedLargest shared_largest;
   __shared__ LargestPair largest_of_warp[kSegmentWarps];
-  __shared__ NextSegment next_segments[kSegmentWarps];
   PrepareFinish(parameters);
   LoadByteValues(parameters.subject, tables);
   LoadByteValues(parameters.reference, tables + 256);
-  if (threadIdx.x < 2) shared_largest.bits[threadIdx.x] = 0;
+  if (threadIdx.x == 0) shared_largest.Clear();
   const BlockShape block(parameters.cut, blockIdx.y);
   double* sums = parameters.sums + blockIdx.y * parameters.cut.segments * kSegmentSeries;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto segments = static_cast<uint32_t>(block.segments());
+  const int lane = KeptLane();
+  const uint32_t warp = Uniform(threadIdx.x / 32);
+  const uint32_t segments = Uniform(static_cast<uint32_t>(block.segments()));
   const uint32_t step = gridDim.x * kSegmentWarps;
   const uint32_t first_segment = blockIdx.x * kSegmentWarps + warp;
-  const char* subject = memory + warp * Feed::kBytes;
-  Feed feed(parameters, block, first_segment, step, subject, &barriers[warp], next_segments[warp]);
+  const uint32_t subject = SharedAddress(memory) + warp * Feed::kBytes;
+  Feed feed(parameters, block, first_segment, step, subject, SharedAddress(&barriers[warp]));
   __syncthreads();
   feed.Fetch();
   const int first = lane * kRunElements;
-  const char* run_subject = subject + first * kElementBytes<kSubject>;
-  const char* run_reference = subject + Feed::kSubjectBytes + first * kElementBytes<kReference>;
+  const uint32_t run_subject = subject + first * kElementBytes<kSubject>;
+  const uint32_t run_reference = subject + Feed::kSubjectBytes + first * kElementBytes<kReference>;
   // Threads whose runs lie in the same banks take their chunks in other orders, of which the sums
   // know nothing: whole branches of the tree change places.
   const int turn = lane / 2 % kRunChunks;
-  const int half_turn =
-      kSubject == NumberEncoding::kF32 && kReference == NumberEncoding::kF32 ? lane % 2 : 0;
+  constexpr bool kTurnsHalves =
+      kSubject == NumberEncoding::kF32 && kReference == NumberEncoding::kF32;
+  const uint32_t half = kTurnsHalves ? lane % 2 * 16 : 0;
   WarpLargest largest(largest_of_warp[warp], shared_largest);
   ElementCounts counts;
   uint32_t number = 0;
@@ -94,9 +103,9 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
     const auto measure = [&](int i) {
       const int begin = (i ^ turn) * kChunkElements;
       const ChunkPair<kSubject, kReference> chunk = {
-          ReadChunk<kSubject>(run_subject + begin * kElementBytes<kSubject>, tables, half_turn),
-          ReadChunk<kReference>(run_reference + begin * kElementBytes<kReference>, tables + 256,
-                                half_turn),
+          ReadSharedChunk<kSubject>(run_subject + (begin * kElementBytes<kSubject> ^ half), tables),
+          ReadSharedChunk<kReference>(run_reference + (begin * kElementBytes<kReference> ^ half),
+                                      tables + 256),
           first + begin < left};
       if (i == kRunChunks - 1) {
         __syncwarp();
@@ -107,7 +116,7 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
     // From 0 on, which changes no sum but the sign of a zero.
 #pragma unroll 1  // The loop is to stay in the instruction cache.
     for (int i = 0; i < kRunChunks; i += 2) run = run + SumInOrder<2>(measure, i);
-    const double total = SumOverWarp(run, run_sums[warp]);
+    const double total = SumOverWarp(run, lane, run_sums[warp]);
     if (lane % 4 == 0) sums[segment * kSegmentSeries + lane / 4] = total;
     if (__any_sync(kWholeWarp, exceeds)) {
       largest.Offer(FindLargest<kSubject, kReference>(parameters, block, segment, tables));

@@ -45,21 +45,31 @@ __device__ __noinline__ LargestPair FindLargest(const ErrorParameters& parameter
   return found;
 }
 
-/// The largest error that a warp of the block of threads has found, by its bits: errors are not
-/// negative. Read without waiting for other warps: any earlier value does too.
-struct SharedLargest {
-  unsigned long long bits[2];
-};
+/// Of numbers; fmax asks for NaN too.
+__device__ inline double LargerOf(double a, double b) { return a > b ? a : b; }
 
-/// The largest number below what is found there, so that an equal error still exceeds it: its
-/// position may be lower. Below 0 where nothing is found.
-__device__ inline double BelowShared(const unsigned long long* bits) {
-  unsigned long long value;
-  asm volatile("ld.relaxed.cta.shared::cta.u64 %0, [%1];"
-               : "=l"(value)
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(bits))));
-  return value == 0 ? -1.0 : __longlong_as_double(static_cast<long long>(value - 1));
-}
+/// What errors must exceed to matter to the block of threads: the largest numbers below the largest
+/// errors that a warp has found, so that an equal error still exceeds them: its position may be
+/// lower. Below 0 where nothing is found. As bits of doubles, which are ordered as these integers
+/// where one of two is not negative. Read without waiting for other warps: any earlier value does
+/// too.
+struct SharedLargest {
+  long long absolute, relative;
+
+  __device__ void Clear() { absolute = relative = __double_as_longlong(-1.0); }
+  static __device__ double Read(const long long& bits) {
+    long long value;
+    asm volatile("ld.relaxed.cta.shared::cta.s64 %0, [%1];"
+                 : "=l"(value)
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(&bits))));
+    return __longlong_as_double(value);
+  }
+  /// Takes an error that a warp has found. One of 0 changes nothing: every error exceeds what is
+  /// below it.
+  static __device__ void Raise(long long& bits, double value) {
+    if (value > 0) atomicMax(&bits, __double_as_longlong(value) - 1);
+  }
+};
 
 /// The largest errors of a warp's segments so far, which are in shared memory too.
 class WarpLargest {
@@ -72,26 +82,22 @@ class WarpLargest {
 
   /// What an error of the next segment must exceed to matter.
   __device__ ErrorPair Threshold() const {
-    return {fmax(found_.absolute.value, BelowShared(&shared_.bits[0])),
-            fmax(found_.relative.value, BelowShared(&shared_.bits[1]))};
+    return {LargerOf(found_.absolute.value, SharedLargest::Read(shared_.absolute)),
+            LargerOf(found_.relative.value, SharedLargest::Read(shared_.relative))};
   }
   /// Takes what a segment has, which every lane knows; segments come by their positions.
   __device__ void Offer(const LargestPair& other) {
     if (threadIdx.x % 32 == 0) {
       found_.absolute.Offer(other.absolute.value, other.absolute.position);
       found_.relative.Offer(other.relative.value, other.relative.position);
-      Publish(found_.absolute.value, &shared_.bits[0]);
-      Publish(found_.relative.value, &shared_.bits[1]);
+      SharedLargest::Raise(shared_.absolute, found_.absolute.value);
+      SharedLargest::Raise(shared_.relative, found_.relative.value);
     }
     __syncwarp();
   }
   __device__ const LargestPair& found() const { return found_; }
 
  private:
-  __device__ static void Publish(double value, unsigned long long* bits) {
-    if (value > 0) atomicMax(bits, static_cast<unsigned long long>(__double_as_longlong(value)));
-  }
-
   LargestPair& found_;
   SharedLargest& shared_;
 };

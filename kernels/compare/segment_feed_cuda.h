@@ -6,18 +6,19 @@
 
 namespace quantgate {
 
-/// The next segment that a warp fetches, in shared memory: its first lane alone looks at it. Blocks
-/// are small enough for 32 bits (Fits): positions, and offsets in the tensor from the block's first
-/// element.
-struct NextSegment {
-  const char* subject;  ///< The block's first element.
-  const char* reference;
-  uint32_t count, width, stride;
-  uint32_t step, step_columns, step_offset;
-  uint32_t position, column, offset;  ///< Of the segment's first element.
-};
+/// A number that every lane of the warp has, so that the compiler knows of it: it computes with
+/// such numbers beside the vectors, once for the warp.
+__device__ inline uint32_t Uniform(uint32_t x) { return __shfl_sync(kWholeWarp, x, 0); }
 
-/// How a warp gets its segments.
+/// The address as shared memory counts.
+__device__ inline uint32_t SharedAddress(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+/// Which segments a warp fetches: the first one, and every one a step behind another. Every lane
+/// knows all of it, and one of them asks for the copies: without a branch that lanes take
+/// differently, and with uniform numbers, a copy takes a few instructions. Blocks are small enough
+/// for 32 bits (Fits): positions, and offsets in the tensor from the block's first element.
 template <NumberEncoding kSubject, NumberEncoding kReference>
 class SegmentFeed {
  public:
@@ -25,40 +26,38 @@ class SegmentFeed {
   static constexpr int kReferenceBytes = kSegmentElements * kElementBytes<kReference>;
   static constexpr int kBytes = kSubjectBytes + kReferenceBytes;
 
+  /// By the whole warp, for the memory and the barrier of one segment.
   __device__ SegmentFeed(const ErrorParameters& parameters, const BlockShape& block,
-                         uint32_t segment, uint32_t segment_step, const char* memory,
-                         const uint64_t* barrier, NextSegment& next)
-      : memory_(static_cast<uint32_t>(__cvta_generic_to_shared(memory))),
-        barrier_(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
-        next_(next) {
+                         uint32_t segment, uint32_t segment_step, uint32_t memory, uint32_t barrier)
+      : memory_(memory), barrier_(barrier) {
+    const uint64_t first = uint64_t{Uniform(static_cast<uint32_t>(block.first >> 32))} << 32 |
+                           Uniform(static_cast<uint32_t>(block.first));
+    subject_ = static_cast<const char*>(parameters.subject.data) + first * kElementBytes<kSubject>;
+    reference_ =
+        static_cast<const char*>(parameters.reference.data) + first * kElementBytes<kReference>;
+    count_ = Uniform(static_cast<uint32_t>(block.count));
+    width_ = Uniform(static_cast<uint32_t>(block.width));
+    stride_ = Uniform(static_cast<uint32_t>(block.stride));
+    step_ = segment_step * kSegmentElements;
+    step_columns_ = Uniform(step_ % width_);
+    step_offset_ = Uniform(step_ / width_ * stride_ + step_columns_);
+    position_ = segment * kSegmentElements;
+    column_ = Uniform(position_ % width_);
+    offset_ = Uniform(position_ / width_ * stride_ + column_);
     if (threadIdx.x % 32 != 0) return;
-    next.subject =
-        static_cast<const char*>(parameters.subject.data) + block.first * kElementBytes<kSubject>;
-    next.reference = static_cast<const char*>(parameters.reference.data) +
-                     block.first * kElementBytes<kReference>;
-    next.count = static_cast<uint32_t>(block.count);
-    next.width = static_cast<uint32_t>(block.width);
-    next.stride = static_cast<uint32_t>(block.stride);
-    next.step = segment_step * kSegmentElements;
-    next.step_columns = next.step % next.width;
-    next.step_offset = next.step / next.width * next.stride + next.step_columns;
-    next.position = segment * kSegmentElements;
-    next.column = next.position % next.width;
-    next.offset = next.position / next.width * next.stride + next.column;
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier_) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
 
   /// Begins to copy the next segment, where there is one. The warp has met since it last read.
   __device__ void Fetch() {
-    if (threadIdx.x % 32 != 0 || next_.position >= next_.count) return;
-    CopyRows(min(uint32_t{kSegmentElements}, next_.count - next_.position));
-    next_.position += next_.step;
-    next_.offset += next_.step_offset;
-    next_.column += next_.step_columns;
-    if (next_.column >= next_.width) {
-      next_.column -= next_.width;
-      next_.offset += next_.stride - next_.width;
+    if (position_ < count_) CopyRows(min(uint32_t{kSegmentElements}, count_ - position_));
+    position_ += step_;
+    offset_ += step_offset_;
+    column_ += step_columns_;
+    if (column_ >= width_) {
+      column_ -= width_;
+      offset_ += stride_ - width_;
     }
   }
 
@@ -75,20 +74,38 @@ class SegmentFeed {
   }
 
  private:
-  /// One thread copies the rows that the next `length` elements lie in.
+  /// The same lane at every call.
+  static __device__ bool IsElected() {
+    uint32_t elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred is_elected;\n"
+        "elect.sync _|is_elected, 0xFFFFFFFF;\n"
+        "selp.u32 %0, 1, 0, is_elected;\n"
+        "}\n"
+        : "=r"(elected));
+    return elected != 0;
+  }
+
+  /// Copies the rows that the next `length` elements lie in.
   __device__ void CopyRows(uint32_t length) const {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_),
-                 "r"(length * (kElementBytes<kSubject> + kElementBytes<kReference>))
-                 : "memory");
-    uint32_t from = next_.offset, row = min(length, next_.width - next_.column);
+    const bool is_elected = IsElected();
+    if (is_elected) {
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_),
+                   "r"(length * (kElementBytes<kSubject> + kElementBytes<kReference>))
+                   : "memory");
+    }
+    uint32_t from = offset_, row = min(length, width_ - column_);
 #pragma unroll 1
     for (uint32_t to = 0;;) {
-      Copy<kElementBytes<kSubject>>(memory_, next_.subject, to, from, row);
-      Copy<kElementBytes<kReference>>(memory_ + kSubjectBytes, next_.reference, to, from, row);
+      if (is_elected) {
+        Copy<kElementBytes<kSubject>>(memory_, subject_, to, from, row);
+        Copy<kElementBytes<kReference>>(memory_ + kSubjectBytes, reference_, to, from, row);
+      }
       to += row;
       if (to == length) break;
-      from += row + next_.stride - next_.width;
-      row = min(length - to, next_.width);
+      from += row + stride_ - width_;
+      row = min(length - to, width_);
     }
   }
 
@@ -103,7 +120,11 @@ class SegmentFeed {
   }
 
   const uint32_t memory_, barrier_;  // Addresses of shared memory.
-  NextSegment& next_;
+  const char* subject_;              // The block's first element.
+  const char* reference_;
+  uint32_t count_, width_, stride_;
+  uint32_t step_, step_columns_, step_offset_;
+  uint32_t position_, column_, offset_;  // Of the next segment's first element.
 };
 
 }  // namespace quantgate

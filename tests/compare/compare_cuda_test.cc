@@ -120,6 +120,11 @@ Tensor RandomBytes(uint64_t seed, DType dtype, Shape shape, uint8_t mask = 0xFF)
   return tensor;
 }
 
+Tensor FloatTensor(Shape shape, const std::vector<float>& values) {
+  return ValueOrAbort(
+      Tensor::FromBytes(DType::kF32, std::move(shape), std::as_bytes(std::span(values))));
+}
+
 /// The tensor with one in `every` bytes changed by `flip`.
 Tensor Flipped(const Tensor& tensor, size_t every, uint8_t flip) {
   Tensor copy = ValueOrAbort(Tensor::FromBytes(tensor.dtype(), tensor.shape(), tensor.bytes()));
@@ -243,11 +248,54 @@ TEST(MeasureErrorCuda, QuotientsOfFloats) {
   }
 }
 
+/// An s for which |s - b| / b = (m +- 1 / b) / 2^54, for an odd b of 24 bits and an odd m of 54: as
+/// near to the middle between two doubles as a quotient of such numbers comes. m is 2^54 - n, n is
+/// the inverse of b modulo 2^54 or its negative, whichever is below 2^53; s = (n b +- 1) / 2^54.
+uint32_t NearestToTheMiddle(uint32_t b) {
+  constexpr uint64_t kMask = (uint64_t{1} << 54) - 1;
+  uint64_t inverse = b;  // Of 3 bits; each step doubles them.
+  for (int bits = 3; bits < 54; bits *= 2) inverse *= 2 - b * inverse;
+  inverse &= kMask;
+  const bool negative = inverse >> 53 != 0;
+  const uint64_t n = negative ? kMask + 1 - inverse : inverse;
+  using Wide = unsigned __int128;
+  return static_cast<uint32_t>((Wide{n} * b + (negative ? 1 : 0)) >> 54);
+}
+
+TEST(MeasureErrorCuda, QuotientsNearestToTheMiddle) {
+  std::vector<float> subject, reference;
+  for (uint32_t b = (1 << 23) + 1; b < 1 << 24; b += 2) {
+    subject.push_back(static_cast<float>(NearestToTheMiddle(b)));
+    reference.push_back(static_cast<float>(b) * (b % 4 == 1 ? 0x1p-9f : -0x1p30f));
+    subject.back() *= reference.back() / static_cast<float>(b);
+  }
+  ExpectSameErrors(FloatTensor({2048, 2048}, subject), FloatTensor({2048, 2048}, reference));
+}
+
+// The same errors in every segment, so that all of them ask for the lowest position.
+TEST(MeasureErrorCuda, LargestErrorsInEverySegment) {
+  constexpr int64_t kRows = 4096, kColumns = 2048;
+  std::vector<float> subject(size_t{kRows} * kColumns), reference(subject.size());
+  for (size_t i = 0; i < subject.size(); ++i) {
+    reference[i] = i * 5 % 7 < 3 ? -1.0f : 1.0f;
+    subject[i] = reference[i] + (i * 3 % 11 < 5 ? -0.5f : 0.5f);
+  }
+  const Shape shape = {kRows, kColumns};
+  ExpectSameErrors(FloatTensor(shape, subject), FloatTensor(shape, reference));
+  // In a later row of every block an error that is larger by the least step.
+  for (size_t row = 100; row < kRows; row += 128) {
+    for (size_t column = 17; column < kColumns; column += 64) {
+      subject[row * kColumns + column] = 1.5f;
+      reference[row * kColumns + column] = 0x1.fffffep-1f;
+    }
+  }
+  ExpectSameErrors(FloatTensor(shape, subject), FloatTensor(shape, reference));
+}
+
 TEST(MeasureErrorCuda, TiesGoToTheLowestIndex) {
   std::vector<float> ones(size_t{64} * 512, 1.0f), twos(ones.size(), 2.0f);
   const auto tensor = [](const std::vector<float>& values) {
-    return ValueOrAbort(
-        Tensor::FromBytes(DType::kF32, {64, 512}, std::as_bytes(std::span(values))));
+    return FloatTensor({64, 512}, values);
   };
   ExpectSameErrors(tensor(ones), tensor(twos));
   twos[3] = 1.0f;
