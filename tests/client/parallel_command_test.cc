@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "tests/client/command_fixture.h"
@@ -179,6 +180,56 @@ TEST_F(ParallelCommandTest, CopiesOfExpertsSumTheirGradients) {
   EXPECT_THAT(result.out,
               AllOf(HasSubstr("mxfp8 / none / auto / ep2 dp2"), HasSubstr("dw.1"),
                     HasSubstr("a sum over the ranks that hold the expert, rank_asc_fp32")));
+}
+
+/// The words of a command that a report prints, without the program's name; none needs quotes.
+Arguments WordsOf(const Json& run) {
+  std::istringstream words(run["reproduce"].get<std::string>());
+  Arguments arguments;
+  for (std::string word; words >> word;) arguments.push_back(word);
+  EXPECT_EQ(arguments.empty() ? "" : arguments[0], "quantgate");
+  if (!arguments.empty()) arguments.erase(arguments.begin());
+  return arguments;
+}
+
+// The options are those of the help and of README's "Many ranks".
+TEST_F(ParallelCommandTest, ReproduceCommandsAskForTheSameRanks) {
+  const Arguments experts = {"--layer",       "grouped_linear",
+                             "--m-splits",    "64,128",
+                             "--input",       "gen:normal,shape=192x64",
+                             "--grad-output", "gen:normal,seed=2,shape=192x96",
+                             "--weight",      "gen:normal,seed=3,shape=96x64",
+                             "--weight",      "gen:normal,seed=4,shape=96x64",
+                             "--recipe",      "bf16"};
+  struct Case {
+    Arguments ranks;
+    std::string text;
+  };
+  const Case cases[] = {{{"--ep", "2", "--dp", "2"}, " --ep 2 --dp 2 --"},
+                        {{"--dp", "3", "--ep", "2", "--reduction-profile", "ub_p2p"},
+                         " --ep 2 --dp 3 --reduction-profile ub_p2p --"},
+                        {{"--ep", "2"}, " --ep 2 --recipe"},
+                        {{"--tp", "3", "--parallel-mode", "column", "--sequence-parallel"},
+                         " --tp 3 --sequence-parallel --"}};
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.text);
+    const Json first = QuantgateJson(Arguments{"run"} + one.ranks + experts)["run"];
+    EXPECT_THAT(first["reproduce"].get<std::string>(), HasSubstr(one.text));
+    const Json again = QuantgateJson(WordsOf(first))["run"];
+    EXPECT_EQ(again["reproduce"], first["reproduce"]);
+    EXPECT_EQ(again["reference"], first["reference"]);
+    ASSERT_EQ(again["variants"].size(), 2u);
+    ASSERT_EQ(first["variants"].size(), 2u);
+    for (size_t i = 0; i < 2; ++i) {
+      const Json &mine = again["variants"][i], &theirs = first["variants"][i];
+      EXPECT_EQ(mine["label"], theirs["label"]);
+      EXPECT_EQ(mine.value("ranks", Json()).size(), theirs.value("ranks", Json()).size());
+      ASSERT_EQ(mine["outputs"].size(), theirs["outputs"].size());
+      for (size_t output = 0; output < mine["outputs"].size(); ++output) {
+        EXPECT_EQ(mine["outputs"][output]["fingerprint"], theirs["outputs"][output]["fingerprint"]);
+      }
+    }
+  }
 }
 
 TEST_F(ParallelCommandTest, BadInput) {
