@@ -186,6 +186,10 @@ std::string ParallelOptions(const std::optional<ParallelSpec>& parallel) {
     AddOption(text, "--parallel-backend", std::string(CollectiveBackendName(parallel->backend)));
   }
   if (parallel->overlap.has_value()) AddOption(text, "--overlap", parallel->overlap->Text());
+  for (const auto& [role, group] : parallel->amax_groups) {
+    AddOption(text, "--amax-group",
+              absl::StrCat(std::string(TensorRoleName(role)), "=", group.Text()));
+  }
   return text;
 }
 

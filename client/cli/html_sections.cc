@@ -201,6 +201,7 @@ std::vector<std::pair<std::string, std::string>> Scalars(const v1::QuantizationR
     if (has) facts.push_back({name, Escaped(ExactReal(value))});
   };
   add("amax", record.has_amax(), record.amax());
+  if (!record.amax_group().empty()) facts.push_back({"amax over", Escaped(record.amax_group())});
   add("columnwise amax", record.has_amax_columnwise(), record.amax_columnwise());
   add("scale", record.has_scale(), record.scale());
   add("scale_inv", record.has_scale_inv(), record.scale_inv());
@@ -291,9 +292,16 @@ std::string Ranks(const v1::VariantReport& variant) {
     }
     absl::StrAppend(&times, "<h4>Time by stage of rank ", rank.rank(), "</h4>", StageBars(stages));
   }
+  std::vector<std::vector<std::string>> groups = AmaxGroupRows(variant.ranks());
+  for (std::vector<std::string>& row : groups) {
+    for (std::string& cell : row) cell = Escaped(cell);
+  }
+  const std::string amaxes = groups.empty() ? ""
+                                            : absl::StrCat("<h4>Amaxes over groups</h4>",
+                                                           HtmlTable(AmaxGroupHead(), groups));
   return absl::StrCat("<h4>Ranks</h4>",
                       HtmlTable({"rank", "device", "output", "its part", "fingerprint"}, rows),
-                      OverlapCharts(variant.ranks()), times);
+                      amaxes, OverlapCharts(variant.ranks()), times);
 }
 
 }  // namespace

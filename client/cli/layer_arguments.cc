@@ -273,6 +273,32 @@ absl::StatusOr<std::vector<int64_t>> ParseSplitsArgument(const std::string& text
   return splits;
 }
 
+absl::Status ParseAmaxGroupArguments(const std::vector<std::string>& arguments,
+                                     google::protobuf::Map<std::string, std::string>& groups) {
+  for (const std::string& argument : arguments) {
+    const size_t sign = argument.find('=');
+    if (sign == std::string::npos || sign == 0 || sign + 1 == argument.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--amax-group: ", argument, "; it is ROLE=GROUP, such as input=world"));
+    }
+    const std::string role = argument.substr(0, sign);
+    if (groups.emplace(role, argument.substr(sign + 1)).second) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--amax-group: ", argument, "; ", role, " has a group already"));
+  }
+  return absl::OkStatus();
+}
+
+std::string AmaxGroupsText(const google::protobuf::Map<std::string, std::string>& groups) {
+  std::string text;
+  for (const char* role : {"input", "weight", "grad_output"}) {
+    const auto found = groups.find(role);
+    if (found == groups.end() || found->second.empty() || found->second == "default") continue;
+    absl::StrAppend(&text, text.empty() ? "" : ",", role, "=", found->second);
+  }
+  return text;
+}
+
 absl::StatusOr<v1::RequiresGrad> ParseRequiresGradArgument(const std::string& text) {
   v1::RequiresGrad requires_grad;
   if (text == "none") return requires_grad;

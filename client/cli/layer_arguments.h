@@ -38,6 +38,12 @@ absl::StatusOr<std::vector<int64_t>> ParseSplitsArgument(const std::string& text
 /// "x,w,b,n", also spelled out; "none".
 absl::StatusOr<v1::RequiresGrad> ParseRequiresGradArgument(const std::string& text);
 
+/// --amax-group: ROLE=GROUP each, a role once; the server knows the names.
+absl::Status ParseAmaxGroupArguments(const std::vector<std::string>& arguments,
+                                     google::protobuf::Map<std::string, std::string>& groups);
+/// "input=none,grad_output=0,2/1,3", as Variant labels have it.
+std::string AmaxGroupsText(const google::protobuf::Map<std::string, std::string>& groups);
+
 /// NAME=TENSOR. A tensor without a name may hold '=' too, but only behind what no name has.
 struct NamedArgument {
   std::string name;

@@ -168,6 +168,22 @@ void AddRankCount(CLI::App& command, const char* name, int& count, const char* w
   command.add_option(name, count, what)->check(CLI::Range(2, 8))->type_name("N")->group(kRanks);
 }
 
+}  // namespace
+
+void AddAmaxGroupOption(CLI::App& command, std::vector<std::string>& groups,
+                        const std::string& what) {
+  command
+      .add_option("--amax-group", groups,
+                  what +
+                      " of an operand is reduced, by its role (input, weight, grad_output): none, "
+                      "tensor, data, world or lists of all ranks (0,2/1,3); repeat for each role")
+      ->allow_extra_args(false)
+      ->type_name("ROLE=GROUP")
+      ->group(kRanks);
+}
+
+namespace {
+
 /// Of layers and of sessions.
 void AddRankOptions(CLI::App& command, LayerOptions& options) {
   AddRankCount(command, "--tp", options.tensor_parallel,
@@ -198,6 +214,7 @@ void AddRankOptions(CLI::App& command, LayerOptions& options) {
                   "pieces=N, splits=N; needs --sequence-parallel")
       ->type_name("none|default|KEY=METHOD,...")
       ->group(kRanks);
+  AddAmaxGroupOption(command, options.amax_groups, "Over which ranks the amax");
 }
 
 }  // namespace
@@ -304,6 +321,9 @@ std::string VariantText(const v1::Variant& variant) {
   if (parallel.has_overlap()) {
     absl::StrAppend(&text, " overlap:", OverlapArgument(parallel.overlap()));
   }
+  if (const std::string groups = AmaxGroupsText(parallel.amax_groups()); !groups.empty()) {
+    absl::StrAppend(&text, " amax:", groups);
+  }
   return text;
 }
 
@@ -323,6 +343,7 @@ absl::Status CheckRankOptions(const LayerOptions& options, bool has_overlap) {
       {"--overlap", has_overlap, has_ranks, kRankCount},
       {"--reduction-profile", !options.reduction_profile.empty(), has_ranks, kRankCount},
       {"--parallel-backend", !options.parallel_backend.empty(), has_ranks, kRankCount},
+      {"--amax-group", !options.amax_groups.empty(), has_ranks, kRankCount},
       {"--fsdp", options.fully_sharded, options.data_parallel != 0, "--dp, the number of copies"},
       {"--no-reshard", options.keeps_gathered, options.fully_sharded, "--fsdp"}};
   for (const Option& option : of_ranks) {
@@ -349,6 +370,8 @@ absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& o
   QG_ASSIGN_OR_RETURN(const std::optional<v1::Overlap> overlap,
                       ParseOverlapArgument(options.overlap));
   QG_RETURN_IF_ERROR(CheckRankOptions(options, overlap.has_value()));
+  google::protobuf::Map<std::string, std::string> amax_groups;
+  QG_RETURN_IF_ERROR(ParseAmaxGroupArguments(options.amax_groups, amax_groups));
   if (!options.wants_ranks()) return variants;
   std::vector<v1::Variant> twins;
   for (v1::Variant& variant : variants) {
@@ -368,6 +391,7 @@ absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& o
     if (options.keeps_gathered) parallel.set_reshard_after_forward(false);
     parallel.set_expert_parallel(options.expert_parallel);
     if (overlap.has_value()) *parallel.mutable_overlap() = *overlap;
+    *parallel.mutable_amax_groups() = amax_groups;
     twins.push_back(std::move(variant));
   }
   return twins;

@@ -38,11 +38,12 @@ struct LayerOptions {
   std::string parallel_mode;
   bool sequence_parallel = false;
   std::string reduction_profile, parallel_backend;
-  std::string overlap;          ///< "default", "none", "column_fprop=none,..."; empty: none.
-  int data_parallel = 0;        ///< --dp: sessions only. 0: one copy.
-  bool fully_sharded = false;   ///< --fsdp: with --dp.
-  bool keeps_gathered = false;  ///< --no-reshard: with --fsdp.
-  int expert_parallel = 0;      ///< --ep: of grouped_linear. 0: every rank has all experts.
+  std::string overlap;  ///< "default", "none", "column_fprop=none,..."; empty: none.
+  std::vector<std::string> amax_groups;  ///< ROLE=GROUP each.
+  int data_parallel = 0;                 ///< --dp: sessions only. 0: one copy.
+  bool fully_sharded = false;            ///< --fsdp: with --dp.
+  bool keeps_gathered = false;           ///< --no-reshard: with --fsdp.
+  int expert_parallel = 0;  ///< --ep: of grouped_linear. 0: every rank has all experts.
   bool wants_ranks() const { return tensor_parallel + data_parallel + expert_parallel != 0; }
 };
 
@@ -54,6 +55,9 @@ void AddVariantListOptions(CLI::App& command, LayerOptions& options);
 /// themselves how they are divided.
 void AddParallelOptions(CLI::App& command, LayerOptions& options);
 void AddSessionParallelOptions(CLI::App& command, LayerOptions& options);
+/// --amax-group; `what` begins its help.
+void AddAmaxGroupOption(CLI::App& command, std::vector<std::string>& groups,
+                        const std::string& what);
 /// The layer and its tensors.
 void AddLayerOptions(CLI::App& command, LayerOptions& options);
 

@@ -418,6 +418,7 @@ Json JsonOf(const v1::QuantizationRecord& record) {
   json["rowwise"] = record.rowwise();
   json["columnwise"] = record.columnwise();
   json["quantizer"] = record.quantizer();
+  if (!record.amax_group().empty()) json["amax_group"] = record.amax_group();
   // What a format does not have is left out.
   if (record.has_amax()) SetReal32(json, "amax", record.amax());
   if (record.has_amax_columnwise()) SetReal32(json, "amax_columnwise", record.amax_columnwise());

@@ -28,6 +28,23 @@ void PrintOverlaps(const RankReports& ranks, bool uses_colour, std::ostream& out
 
 }  // namespace
 
+std::vector<std::string> AmaxGroupHead() {
+  return {"rank", "quantized", "amax over", "amax", "scale_inv"};
+}
+
+std::vector<std::vector<std::string>> AmaxGroupRows(const RankReports& ranks) {
+  std::vector<std::vector<std::string>> rows;
+  for (const v1::RankReport& rank : ranks) {
+    for (const v1::QuantizationRecord& record : rank.quantizations()) {
+      if (record.amax_group().empty()) continue;
+      rows.push_back({absl::StrCat(rank.rank()), record.tensor(), record.amax_group(),
+                      record.has_amax() ? ShortReal(record.amax()) : "-",
+                      record.has_scale_inv() ? ShortReal(record.scale_inv()) : "-"});
+    }
+  }
+  return rows;
+}
+
 void PrintRankReports(const RankReports& ranks, bool uses_colour, std::ostream& out) {
   TextTable table({"rank", "<device", "<output", "<its part", "<fingerprint"});
   for (const v1::RankReport& rank : ranks) {
@@ -44,6 +61,11 @@ void PrintRankReports(const RankReports& ranks, bool uses_colour, std::ostream& 
       times.push_back(absl::StrCat(stage.stage(), " ", Seconds(stage.seconds())));
     }
     out << Wrapped(absl::StrCat("rank ", rank.rank(), ":"), times) << "\n";
+  }
+  if (const auto rows = AmaxGroupRows(ranks); !rows.empty()) {
+    TextTable groups(AmaxGroupHead());
+    for (const std::vector<std::string>& row : rows) groups.AddRow(row);
+    groups.Print(out, uses_colour);
   }
   PrintOverlaps(ranks, uses_colour, out);
 }

@@ -15,6 +15,11 @@ using RankReports = google::protobuf::RepeatedPtrField<v1::RankReport>;
 /// GEMM hid.
 void PrintRankReports(const RankReports& ranks, bool uses_colour, std::ostream& out);
 
+/// One row for each quantization of a rank over whose amax a group says: rank, tensor, group, amax,
+/// scale_inv; none where no group does.
+std::vector<std::vector<std::string>> AmaxGroupRows(const RankReports& ranks);
+std::vector<std::string> AmaxGroupHead();
+
 /// Figures of a stage that communicates beside its GEMMs, and their names.
 std::vector<std::string> OverlapHead();
 std::vector<std::string> OverlapRow(const v1::OverlapReport& overlap);

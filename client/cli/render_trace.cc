@@ -1,5 +1,6 @@
 #include "client/cli/render_trace.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -60,20 +61,30 @@ void PrintTraceQuantizations(const TraceReport& report, bool uses_colour, std::o
   if (report.quantizations.empty()) return;
   out << "\nQuantizations; drift is log2 of the scale against the variant's first of that tensor, "
          "or the change of the blocks' mean scale code\n";
-  TextTable table({"step", "<quantized", "<variant", "underflow", "saturated", "scale", "scale_inv",
-                   "drift", "mean code", "drift"});
+  const bool has_groups =
+      std::any_of(report.quantizations.begin(), report.quantizations.end(),
+                  [](const auto& one) { return !one.record.amax_group().empty(); });
+  std::vector<std::string> head = {"step",  "<quantized", "<variant", "underflow", "saturated",
+                                   "scale", "scale_inv",  "drift",    "mean code", "drift"};
+  if (has_groups) head.push_back("<amax over");
+  TextTable table(head);
   const std::vector<ScaleDrift> drifts = DriftsOf(report);
   for (size_t i = 0; i < report.quantizations.size(); ++i) {
     const TraceQuantization& quantization = report.quantizations[i];
     const v1::QuantizationRecord& record = quantization.record;
-    table.AddRow({StepText(report, quantization.step), QuantizationName(quantization),
-                  report.variants[quantization.variant],
-                  ShortReal(ShareOf(record.counts().flushed_to_zero(), record.counts())),
-                  ShortReal(ShareOf(record.counts().saturated(), record.counts())),
-                  record.has_scale() ? ShortReal(record.scale()) : "-",
-                  record.has_scale_inv() ? ShortReal(record.scale_inv()) : "-",
-                  RealOrDash(drifts[i].scale), RealOrDash(drifts[i].mean_code),
-                  RealOrDash(drifts[i].code)});
+    std::vector<std::string> row = {
+        StepText(report, quantization.step),
+        QuantizationName(quantization),
+        report.variants[quantization.variant],
+        ShortReal(ShareOf(record.counts().flushed_to_zero(), record.counts())),
+        ShortReal(ShareOf(record.counts().saturated(), record.counts())),
+        record.has_scale() ? ShortReal(record.scale()) : "-",
+        record.has_scale_inv() ? ShortReal(record.scale_inv()) : "-",
+        RealOrDash(drifts[i].scale),
+        RealOrDash(drifts[i].mean_code),
+        RealOrDash(drifts[i].code)};
+    if (has_groups) row.push_back(record.amax_group());
+    table.AddRow(row);
   }
   table.Print(out, uses_colour);
 }

@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "client/cli/layer_arguments.h"
 #include "client/cli/layer_command.h"
+#include "client/cli/layer_options.h"
 #include "client/cli/number_text.h"
 #include "client/cli/output.h"
 #include "client/cli/recipe_argument.h"
@@ -34,6 +35,7 @@ constexpr char kSessionStepExamples[] = R"(Examples:
 
 struct SessionStepOptions {
   std::string id, kind, x, grad_output, microbatch, is_first, requires_grad, recipe, output;
+  std::vector<std::string> amax_groups;
   bool calibrate = false, defer_wgrad = false;
   std::optional<float> learning_rate;
 };
@@ -56,6 +58,7 @@ absl::Status CheckStepOptions(const SessionStepOptions& options) {
       {"--calibrate", options.calibrate, forwards},
       {"--defer-wgrad", options.defer_wgrad, training},
       {"--requires-grad", !options.requires_grad.empty(), training},
+      {"--amax-group", !options.amax_groups.empty(), forwards},
       {"--learning-rate", options.learning_rate.has_value(), {"optimize"}},
       {"--recipe", !options.recipe.empty(), {"recipe"}},
   };
@@ -80,6 +83,7 @@ absl::Status SetForward(const SessionStepOptions& options, TensorSources& source
   forward.set_is_first(options.is_first);
   forward.set_calibrate(options.calibrate);
   forward.set_defer_wgrad(options.defer_wgrad);
+  QG_RETURN_IF_ERROR(ParseAmaxGroupArguments(options.amax_groups, *forward.mutable_amax_groups()));
   if (options.requires_grad.empty()) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(*forward.mutable_requires_grad(),
                       ParseRequiresGradArgument(options.requires_grad));
@@ -209,6 +213,8 @@ void AddSessionStepCommand(CLI::App& group, Command& chosen) {
           "Of a forward: gradients wanted, of x,w,b,n (n: gamma and beta), or none; default: "
           "all")
       ->type_name("LIST");
+  AddAmaxGroupOption(*command, options->amax_groups,
+                     "Of a forward and its backward: over which ranks the amax");
   command->add_option("--learning-rate", options->learning_rate, "Of this update alone");
   command->add_option("--recipe", options->recipe, "Of KIND recipe")->type_name("RECIPE");
   command->add_option("-o,--output", options->output, "Write the step's outputs")

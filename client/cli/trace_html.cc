@@ -105,13 +105,14 @@ std::string CastTable(const TraceReport& report, const CastRows& rows) {
     const v1::QuantizationRecord& record = *row->record;
     cells.push_back({absl::StrCat(row->step + 1, " ", Escaped(report.steps[row->step].kind)),
                      Escaped(report.variants[row->variant]), Code(record.quantizer()),
+                     record.amax_group().empty() ? "\u2013" : Escaped(record.amax_group()),
                      Count(record.counts().flushed_to_zero()), Count(record.counts().saturated()),
                      record.has_scale() ? ExactReal(record.scale()) : "\u2013",
                      record.has_scale_inv() ? ExactReal(record.scale_inv()) : "\u2013",
                      text(row->drift.scale), text(row->drift.mean_code), text(row->drift.code)});
   }
-  return HtmlTable({"step", "variant", "quantizer", ">underflow", ">saturated", ">scale",
-                    ">scale_inv", ">drift, log2", ">mean code", ">drift"},
+  return HtmlTable({"step", "variant", "quantizer", "amax over", ">underflow", ">saturated",
+                    ">scale", ">scale_inv", ">drift, log2", ">mean code", ">drift"},
                    cells);
 }
 

@@ -32,6 +32,9 @@ std::string ParallelSpec::Label() const {
     absl::StrAppend(&text, " ", std::string(CollectiveBackendName(backend)));
   }
   if (overlap.has_value()) absl::StrAppend(&text, " overlap:", overlap->Text());
+  if (const std::string groups = AmaxGroupsText(amax_groups); !groups.empty()) {
+    absl::StrAppend(&text, " amax:", groups);
+  }
   return text;
 }
 

@@ -94,7 +94,16 @@ absl::StatusOr<std::unique_ptr<World>> MakeWorld(const ParallelSpec& parallel,
   QG_RETURN_IF_ERROR(
       world->AddGroups(divides_experts ? kExpertParallelGroup : kTensorParallelGroup, layers));
   if (dp > 1) QG_RETURN_IF_ERROR(world->AddGroups(kDataParallelGroup, copies));
+  QG_RETURN_IF_ERROR(AddAmaxGroups(parallel.amax_groups, *world));
   return world;
+}
+
+absl::Status AddAmaxGroups(const AmaxGroups& groups, World& world) {
+  for (const auto& [role, group] : groups) {
+    const bool is_new = group.kind == AmaxGroup::Kind::kRanks && !world.HasGroups(group.Text());
+    if (is_new) QG_RETURN_IF_ERROR(world.AddGroups(group.Text(), group.ranks));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<RankOverlap>> RankOverlap::Create(Rank& rank) {

@@ -47,6 +47,10 @@ absl::StatusOr<Tensor> ImportedFor(Engine& engine, const Tensor& tensor);
 /// "FIELD: nccl; ...", or UNIMPLEMENTED from a build without CUDA.
 absl::Status CheckGpuForEach(const std::string& field, int ranks, const Engine& engine);
 
+/// The groups of ranks that `groups` lists, where the world does not have them yet.
+/// INVALID_ARGUMENT where a list is none of its ranks. Not during a run.
+absl::Status AddAmaxGroups(const AmaxGroups& groups, World& world);
+
 /// A world of these ranks with the groups that `parallel` asks for. `setting`: null for the
 /// defaults. Errors as World::Create.
 absl::StatusOr<std::unique_ptr<World>> MakeWorld(const ParallelSpec& parallel,

@@ -212,11 +212,14 @@ absl::Status World::AddGroups(const std::string& name,
       is_member[rank] = true;
     }
   }
-  for (const auto& rank : ranks_) {
-    if (rank->groups_.contains(name)) return refuse("name: there are groups of this name");
-  }
+  if (HasGroups(name)) return refuse("name: there are groups of this name");
   for (const std::vector<int>& group : members) QG_RETURN_IF_ERROR(AddOneGroup(name, group));
   return absl::OkStatus();
+}
+
+bool World::HasGroups(const std::string& name) const {
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [&](const auto& rank) { return rank->groups_.contains(name); });
 }
 
 absl::Status World::AddOneGroup(const std::string& name, const std::vector<int>& members) {

@@ -86,6 +86,7 @@ class World {
   /// Splits ranks into groups of one kind: name "tp", members {{0, 1}, {2, 3}}. INVALID_ARGUMENT
   /// naming the field unless the name is new and each rank is there at most once. Not during a run.
   absl::Status AddGroups(const std::string& name, const std::vector<std::vector<int>>& members);
+  bool HasGroups(const std::string& name) const;
 
   /// Runs `body` on one thread for each rank and joins them. The first failure aborts all groups
   /// with it, so that nobody waits for a rank that has gone, and is what is returned: as it is when

@@ -1,14 +1,19 @@
 #include "kernels/layer/delayed_reduction.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/comm/world.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_values.h"
 
 namespace quantgate {
 namespace {
+
+/// "" of the default.
+std::string NameOf(const AmaxGroup& group) { return group.is_named() ? group.Text() : ""; }
 
 /// A history as [L][1].
 absl::StatusOr<Tensor> Column(const DelayedScalingState& state) {
@@ -16,13 +21,32 @@ absl::StatusOr<Tensor> Column(const DelayedScalingState& state) {
   return history.Reinterpret(history.dtype(), {history.element_count(), 1});
 }
 
-std::vector<DelayedScalingState*> StatesOf(std::span<const ReducedLayer> layers,
-                                           UpdatePoint point) {
-  const bool is_backward = point == UpdatePoint::kBackward;
+bool IsUpdatedAt(UpdatePoint point, TensorRole role) {
+  return (role == TensorRole::kGradOutput) == (point == UpdatePoint::kBackward);
+}
+
+/// The groups of a point by name, each with the first role that has it; every rank's order.
+std::vector<std::pair<std::string, TensorRole>> GroupsAt(const AmaxGroups& groups,
+                                                         UpdatePoint point) {
+  std::vector<std::pair<std::string, TensorRole>> found;
+  for (const TensorRole role : {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput}) {
+    const AmaxGroup& group = AmaxGroupOf(groups, role);
+    if (!IsUpdatedAt(point, role) || group.kind == AmaxGroup::Kind::kNone) continue;
+    const bool is_new = std::none_of(found.begin(), found.end(),
+                                     [&](const auto& one) { return one.first == NameOf(group); });
+    if (is_new) found.emplace_back(NameOf(group), role);
+  }
+  return found;
+}
+
+/// Those of the roles for which `groups` has a group of this name, "" being the default one.
+std::vector<DelayedScalingState*> StatesOf(std::span<const ReducedLayer> layers, UpdatePoint point,
+                                           const AmaxGroups& groups, const std::string& group) {
   std::vector<DelayedScalingState*> states;
   for (const ReducedLayer& layer : layers) {
     for (const LayerDelayedState& delayed : DelayedStatesOf(*layer.spec)) {
-      if ((delayed.role == TensorRole::kGradOutput) != is_backward) continue;
+      if (!IsUpdatedAt(point, delayed.role)) continue;
+      if (NameOf(AmaxGroupOf(groups, delayed.role)) != group) continue;
       const auto found = layer.state->delayed.find(delayed.name);
       if (found != layer.state->delayed.end()) states.push_back(&found->second);
     }
@@ -59,15 +83,39 @@ bool ReducesDelayedAmaxes(const Recipe& recipe, int ranks) {
   return recipe.is_delayed() && recipe.delayed_scaling().reduce_amax && ranks > 1;
 }
 
+std::vector<std::string> DelayedGroups(const LayerSpec& layer, const AmaxGroups& groups,
+                                       UpdatePoint point) {
+  const std::vector<LayerDelayedState> states = DelayedStatesOf(layer);
+  std::vector<std::string> names;
+  for (const auto& [name, first] : GroupsAt(groups, point)) {
+    const bool has_state = std::any_of(states.begin(), states.end(), [&, &name = name](auto& one) {
+      return IsUpdatedAt(point, one.role) && NameOf(AmaxGroupOf(groups, one.role)) == name;
+    });
+    if (has_state) names.push_back(name);
+  }
+  return names;
+}
+
+std::string DelayedReductionStage(UpdatePoint point, const std::string& group) {
+  return absl::StrCat("reduce amaxes of ", point == UpdatePoint::kBackward ? "backward" : "forward",
+                      group.empty() ? "" : " over ", group);
+}
+
 absl::Status ReduceDelayedAmaxes(StepRecorder& recorder, ProcessGroup& group,
                                  std::span<const ReducedLayer> layers, const Recipe& recipe,
-                                 UpdatePoint point) {
-  if (!ReducesDelayedAmaxes(recipe, group.size())) return absl::OkStatus();
-  const std::vector<DelayedScalingState*> states = StatesOf(layers, point);
-  if (states.empty()) return absl::OkStatus();
-  const char* const what = point == UpdatePoint::kBackward ? "backward" : "forward";
-  return recorder.Timed(absl::StrCat("reduce amaxes of ", what),
-                        [&] { return Reduce(recorder, group, states); });
+                                 UpdatePoint point, const ParallelStep* step) {
+  static const AmaxGroups& by_default = *new AmaxGroups();
+  const AmaxGroups& groups = step == nullptr ? by_default : step->amax_groups;
+  for (const auto& [name, role] : GroupsAt(groups, point)) {
+    ProcessGroup& end = name.empty() ? group : *step->amax_end(role);
+    // A named group of one rank is asked too: which stages there are does not depend on the rank.
+    const bool is_reduced = ReducesDelayedAmaxes(recipe, name.empty() ? end.size() : kWorldSizeMax);
+    const std::vector<DelayedScalingState*> states = StatesOf(layers, point, groups, name);
+    if (!is_reduced || states.empty()) continue;
+    QG_RETURN_IF_ERROR(recorder.Timed(DelayedReductionStage(point, name),
+                                      [&] { return Reduce(recorder, end, states); }));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace quantgate

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <span>
+#include <string>
+#include <vector>
 
 #include "kernels/comm/process_group.h"
 #include "kernels/layer/layer_step.h"
@@ -15,13 +17,19 @@ struct ReducedLayer {
 };
 
 /// Row 0 of every history of inputs and weights (kForward) or of grad_outputs (kBackward) becomes
-/// its maximum over the group: one concatenated tensor, one MAX. Every rank brings the same layers
-/// in the same order. Nothing under other recipes, under reduce_amax=false, and of one rank.
+/// its maximum over `group`, or over the group that `step` (null: none) names for its role: one
+/// concatenated tensor and one MAX for each of these groups. Every rank brings the same layers in
+/// the same order. Nothing under other recipes, under reduce_amax=false, and of one rank.
 absl::Status ReduceDelayedAmaxes(StepRecorder& recorder, ProcessGroup& group,
                                  std::span<const ReducedLayer> layers, const Recipe& recipe,
-                                 UpdatePoint point);
+                                 UpdatePoint point, const ParallelStep* step = nullptr);
 
 /// Whether that is a stage, of so many ranks.
 bool ReducesDelayedAmaxes(const Recipe& recipe, int ranks);
+/// The groups over which it reduces the states of one layer, in order: "" for the default one.
+std::vector<std::string> DelayedGroups(const LayerSpec& layer, const AmaxGroups& groups,
+                                       UpdatePoint point);
+/// "reduce amaxes of forward", "reduce amaxes of backward over data".
+std::string DelayedReductionStage(UpdatePoint point, const std::string& group);
 
 }  // namespace quantgate

@@ -1,5 +1,6 @@
 // LayerStages: what RunLayer will do, stage by stage, read from the plan.
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/delayed_reduction.h"
 #include "kernels/layer/layer_request.h"
 #include "kernels/layer/linear_parallel.h"
@@ -10,7 +11,10 @@ namespace {
 class StageList {
  public:
   StageList(const LayerRequest& request, const Recipe& recipe, const LayerPlan& plan)
-      : recipe_(recipe), request_(request), plan_(plan) {}
+      : recipe_(recipe),
+        request_(request),
+        plan_(plan),
+        options_({.recipe = recipe, .parallel = request.parallel}) {}
 
   std::vector<std::string> Run();
 
@@ -25,6 +29,10 @@ class StageList {
 
   void AddForward(const ProgramPlan& program, const PlannedOperation& operation);
   void AddLinearForward(const PlannedOperation& operation);
+  /// `stage` quantizes an operand of the role.
+  void AddQuantization(const PlannedOperation& operation, TensorRole role, Usages usages,
+                       const std::string& stage);
+  void AddDelayedReductions(UpdatePoint point);
   void AddShardQuantization(const PlannedOperation& operation, TensorRole role,
                             const std::string& what, Usages usages);
   void AddGatherX(const PlannedOperation& operation);
@@ -40,15 +48,25 @@ class StageList {
   const Recipe& recipe_;
   const LayerRequest& request_;
   const LayerPlan& plan_;
+  const StepOptions options_;  ///< For what it says of amax groups.
   std::vector<std::string> stages_;
 };
+
+void StageList::AddQuantization(const PlannedOperation& operation, TensorRole role, Usages usages,
+                                const std::string& stage) {
+  const AmaxOfRole amax(options_, role);
+  if (amax.IsReduced(recipe_.QuantizerFor(role), usages)) {
+    stages_.push_back(operation.names.Stage(amax.Stage()));
+  }
+  stages_.push_back(operation.names.Stage(stage));
+}
 
 void StageList::AddShardQuantization(const PlannedOperation& operation, TensorRole role,
                                      const std::string& what, Usages usages) {
   if (!usages.rowwise && !usages.columnwise) return;
-  AddIf(ReducesAmax(recipe_.QuantizerFor(role), usages),
+  AddIf(!AmaxOfRole(options_, role).is_named() && ReducesAmax(recipe_.QuantizerFor(role), usages),
         operation.names.Stage("reduce amax of " + what));
-  stages_.push_back(operation.names.Stage("quantize " + what));
+  AddQuantization(operation, role, usages, "quantize " + what);
 }
 
 void StageList::AddGatherX(const PlannedOperation& operation) {
@@ -58,7 +76,8 @@ void StageList::AddGatherX(const PlannedOperation& operation) {
   const bool sends_codes = unit.parallel.x_gather == GatherMethod::kCodes && !GathersXSource(unit);
   AddIf(!sends_codes && !GathersXSource(unit), operation.names.Stage("dequantize shard of x"));
   stages_.push_back(operation.names.Stage("all-gather x"));
-  AddIf(!sends_codes && unit.flow.quantizes_fprop, operation.names.Stage("quantize gathered x"));
+  if (sends_codes || !unit.flow.quantizes_fprop) return;
+  AddQuantization(operation, TensorRole::kInput, {true, false}, "quantize gathered x");
 }
 
 void StageList::AddRegatherX(const PlannedOperation& operation) {
@@ -70,12 +89,14 @@ void StageList::AddRegatherX(const PlannedOperation& operation) {
   AddIf(!is_overridden && !sends_codes && (kept.rowwise || kept.columnwise),
         operation.names.Stage("dequantize shard of x"));
   stages_.push_back(operation.names.Stage("all-gather x"));
-  AddIf(!is_overridden && !sends_codes && flow.x_usages.columnwise,
-        operation.names.Stage("quantize gathered x"));
+  if (!is_overridden && !sends_codes && flow.x_usages.columnwise) {
+    AddQuantization(operation, TensorRole::kInput, {false, true}, "quantize gathered x");
+  }
   const bool is_requantized =
       flow.reads_dequantized() && unit.parallel.x_gather == GatherMethod::kSource;
-  AddIf(is_requantized, operation.names.Stage("quantize gathered x"));
-  AddIf(is_requantized, operation.names.Stage("dequantize gathered x"));
+  if (!is_requantized) return;
+  AddQuantization(operation, TensorRole::kInput, {true, false}, "quantize gathered x");
+  stages_.push_back(operation.names.Stage("dequantize gathered x"));
 }
 
 void StageList::AddGatherGradOutput(const PlannedOperation& operation) {
@@ -94,7 +115,8 @@ void StageList::AddGatherGradOutput(const PlannedOperation& operation) {
   if (sends_values) add("dequantize shard of grad_output");
   add("all-gather grad_output");
   if (sends_codes) return;
-  add("quantize gathered grad_output");
+  AddQuantization(operation, TensorRole::kGradOutput, unit.flow.grad_output_usages,
+                  "quantize gathered grad_output");
   if (sends_values && ReadsGradOutputSource(unit.flow)) add("all-gather grad_output");
 }
 
@@ -116,10 +138,12 @@ void StageList::AddLinearForward(const PlannedOperation& operation) {
   const LinearParallel& parallel = operation.linear.parallel;
   if (parallel.gathers_x()) {
     AddGatherX(operation);
-  } else {
-    add_if(flow.reads_x_codes() && !facts.x_is_codes, kStageQuantizeX);
+  } else if (flow.reads_x_codes() && !facts.x_is_codes) {
+    AddQuantization(operation, TensorRole::kInput, flow.x_usages, kStageQuantizeX);
   }
-  add_if(flow.reads_weight_codes(), kStageQuantizeWeight);
+  if (flow.reads_weight_codes()) {
+    AddQuantization(operation, TensorRole::kWeight, flow.weight_usages, kStageQuantizeWeight);
+  }
   add_if(flow.reads_weight && IsCast(facts.weight_dtype), "cast weight");
   add_if(flow.has_weight_copy() && IsCast(facts.weight_dtype), "cast dequantized weight");
   add_if(flow.has_backward(), "fingerprint saved operands");
@@ -136,7 +160,9 @@ void StageList::AddLinearForward(const PlannedOperation& operation) {
 void StageList::AddQuantizeForward(const PlannedOperation& operation) {
   const Usages& usages = operation.forward_usages;
   AddIf(plan_.is_calibration && operation.quantizes_forward, operation.name + ".calibrate x");
-  AddIf(usages.rowwise || usages.columnwise, operation.names.Stage(kStageQuantizeX));
+  if (usages.rowwise || usages.columnwise) {
+    AddQuantization(operation, TensorRole::kInput, usages, kStageQuantizeX);
+  }
   AddIf(operation.dequantizes_forward, operation.name + ".dequantize x");
 }
 
@@ -171,8 +197,9 @@ void StageList::AddLinearBackward(const PlannedOperation& operation) {
   const LinearParallel& parallel = operation.linear.parallel;
   if (parallel.gathers_grad_output()) {
     AddGatherGradOutput(operation);
-  } else {
-    add_if(flow.reads_grad_output_codes() && !facts.grad_output_is_codes, kStageQuantizeGradOutput);
+  } else if (flow.reads_grad_output_codes() && !facts.grad_output_is_codes) {
+    AddQuantization(operation, TensorRole::kGradOutput, flow.grad_output_usages,
+                    kStageQuantizeGradOutput);
   }
   // The fingerprints at use are taken right before the operands are read, all in one stage.
   add_if(true, "check saved operands");
@@ -208,7 +235,9 @@ void StageList::AddQuantizeBackward(const PlannedOperation& operation) {
   const Usages& usages = operation.backward_usages;
   AddIf(plan_.is_calibration && operation.quantizes_backward,
         operation.name + ".calibrate grad_output");
-  AddIf(usages.rowwise || usages.columnwise, operation.names.Stage(kStageQuantizeGradOutput));
+  if (usages.rowwise || usages.columnwise) {
+    AddQuantization(operation, TensorRole::kGradOutput, usages, kStageQuantizeGradOutput);
+  }
   AddIf(operation.dequantizes_backward, operation.name + ".dequantize grad_output");
 }
 
@@ -254,6 +283,15 @@ void StageList::AddBackward(const ProgramPlan& program) {
   }
 }
 
+void StageList::AddDelayedReductions(UpdatePoint point) {
+  if (request_.parallel == nullptr) return;
+  const ParallelStep& step = *request_.parallel;
+  for (const std::string& group : DelayedGroups(request_.layer, step.amax_groups, point)) {
+    AddIf(ReducesDelayedAmaxes(recipe_, group.empty() ? step.size() : kWorldSizeMax),
+          DelayedReductionStage(point, group));
+  }
+}
+
 std::vector<std::string> StageList::Run() {
   const bool is_grouped = plan_.kind == LayerKind::kGroupedLinear;
   for (const ProgramPlan& program : plan_.programs) {
@@ -261,15 +299,13 @@ std::vector<std::string> StageList::Run() {
   }
   AddIf(is_grouped, "concatenate y");
   if (!plan_.has_backward) return std::move(stages_);
-  const int ranks = request_.parallel == nullptr ? 1 : request_.parallel->size();
-  const bool reduces = ReducesDelayedAmaxes(recipe_, ranks);
-  AddIf(plan_.is_delayed && reduces, "reduce amaxes of forward");
+  if (plan_.is_delayed) AddDelayedReductions(UpdatePoint::kForward);
   AddIf(plan_.is_delayed, "update scales of forward");
   AddIf(IsCast(request_.grad_output.dtype()), "cast grad_output");
   for (const ProgramPlan& program : plan_.programs) AddBackward(program);
   AddIf(is_grouped && request_.requires_grad.x, "concatenate dx");
   const bool updates_backward = plan_.is_delayed && QuantizesGradients(plan_);
-  AddIf(updates_backward && reduces, "reduce amaxes of backward");
+  if (updates_backward) AddDelayedReductions(UpdatePoint::kBackward);
   AddIf(updates_backward, "update scales of backward");
   return std::move(stages_);
 }

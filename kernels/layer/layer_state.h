@@ -31,7 +31,9 @@ struct Parameter {
 /// The quantized weight of the first microbatch, for the ones after it.
 struct WeightWorkspace {
   QuantizedTensor quantized;
-  Quantizer quantizer;  ///< That made it: under another one it is made anew.
+  // What made it: under others it is made anew.
+  Quantizer quantizer;
+  AmaxGroup amax_group = {};
 };
 
 /// What a module with a seeded bug remembers from one step to the next (layer_faults.h).

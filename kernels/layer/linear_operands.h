@@ -42,8 +42,9 @@ absl::StatusOr<Tensor> DequantizeAny(StepRecorder& recorder, const std::string& 
                                      const QuantizedTensor& codes, DType dtype);
 
 /// Quantizes by the step's recipe, with the role's call id and, under delayed scaling, its state,
-/// which notes the amax. `arguments`: the amaxes of a group, and row_offset where `source` are
-/// some ranks' rows.
+/// which notes the amax; under the amaxes of the group that the step names for the role.
+/// `arguments`: the amaxes of a group where it names none, and row_offset where `source` are some
+/// ranks' rows.
 absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const LinearUnit& unit,
                                                 TensorRole role, const char* stage,
                                                 const std::string& tensor, const Tensor& source,

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/layer_values.h"
 
@@ -98,14 +99,24 @@ absl::StatusOr<QuantizedTensor> LinearCollectives::QuantizeShard(const Role& rol
   QuantizeArguments arguments;
   const bool is_unset =
       recorder_.faults().Has(kFaultGroupOfWrapper) && role.method == GatherMethod::kValues;
-  if (ReducesAmax(quantizer, usages) && !is_unset) {
+  const AmaxOfRole amax(options_, role.role);
+  if (!amax.is_named() && ReducesAmax(quantizer, usages) && !is_unset) {
     const std::string stage = unit_.names.Stage(absl::StrCat("reduce amax of ", role.what));
     QG_RETURN_IF_ERROR(recorder_.Timed(
         stage, [&] { return ReduceAmaxes(context(), shard, quantizer, usages, arguments); }));
   }
   arguments.row_offset = parallel().first_row();
-  return QuantizeOperand(recorder_, unit_, role.role, role.quantize_stage, role.name, shard, usages,
-                         options_, state_.delayed, arguments);
+  QG_ASSIGN_OR_RETURN(QuantizedTensor codes,
+                      QuantizeOperand(recorder_, unit_, role.role, role.quantize_stage, role.name,
+                                      shard, usages, options_, state_.delayed, arguments));
+  if (!amax.is_named() || role.method != GatherMethod::kCodes) return codes;
+  // Another group than the one that joins the codes: found here, before any of them moves.
+  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+    if (!codes.copy(usage).has_value()) continue;
+    QG_RETURN_IF_ERROR(
+        CheckCommonScale(context(), amax.NameInError(role.name), *codes.copy(usage), usage));
+  }
+  return codes;
 }
 
 absl::StatusOr<QuantizedTensor> LinearCollectives::QuantizeWhole(const Role& role,

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/comm/quantized_gather.h"
+#include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/linear_operands.h"
 
@@ -136,8 +137,11 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
                                                 Usages usages, const StepOptions& options,
                                                 DelayedStates& states,
                                                 QuantizeArguments arguments) {
+  const Quantizer& quantizer = options.recipe.QuantizerFor(role);
+  const AmaxOfRole amax(options, role);
+  QG_RETURN_IF_ERROR(amax.Reduce(recorder, unit.names, source, quantizer, usages, arguments));
   const bool is_divided = unit.parallel.weight_mode != ParallelMode::kNone;
-  if (is_divided && TakesOffsets(options.recipe.QuantizerFor(role))) {
+  if (is_divided && TakesOffsets(quantizer)) {
     arguments.row_offset += RowOffset(unit, role);
     arguments.column_offset += ColumnOffset(unit, role);
   } else {
@@ -153,9 +157,10 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
   DelayedScalingState* const state =
       unit.flow.is_delayed ? &states[unit.names.StateOf(role)] : nullptr;
   if (state != nullptr) arguments.scale = state->scale;
-  QG_ASSIGN_OR_RETURN(QuantizedTensor quantized,
-                      recorder.Quantize(unit.names.Stage(stage), tensor, role, source,
-                                        options.recipe.QuantizerFor(role), usages, arguments));
+  QG_ASSIGN_OR_RETURN(
+      QuantizedTensor quantized,
+      recorder.Quantize(unit.names.Stage(stage), tensor, role, source, quantizer, usages, arguments,
+                        amax.Text(quantizer, usages, arguments)));
   if (state != nullptr) QG_RETURN_IF_ERROR(NoteCast(recorder, quantized, *state));
   return quantized;
 }

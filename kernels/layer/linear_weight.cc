@@ -73,7 +73,12 @@ absl::StatusOr<QuantizedTensor> LinearWeight::Codes() {
   Usages usages = unit_.flow.weight_usages;
   if (options_.microbatch == Microbatch::kUnset) return Quantize(usages);
   WeightWorkspace& workspace = state_.workspaces[unit_.names.weight];
-  if (options_.microbatch == Microbatch::kLater && workspace.quantizer == quantizer()) {
+  const AmaxGroup amax_group =
+      options_.parallel == nullptr
+          ? AmaxGroup()
+          : AmaxGroupOf(options_.parallel->amax_groups, TensorRole::kWeight);
+  const bool is_made_so = workspace.quantizer == quantizer() && workspace.amax_group == amax_group;
+  if (options_.microbatch == Microbatch::kLater && is_made_so) {
     const Usages held = workspace.quantized.usages();
     if (Covers(held, usages)) return OnlyUsages(workspace.quantized, usages);
     // Both directions anew: under delayed scaling the scale may be another one by now.
@@ -81,6 +86,7 @@ absl::StatusOr<QuantizedTensor> LinearWeight::Codes() {
   }
   QG_ASSIGN_OR_RETURN(workspace.quantized, Quantize(usages));
   workspace.quantizer = quantizer();
+  workspace.amax_group = amax_group;
   return OnlyUsages(workspace.quantized, unit_.flow.weight_usages);
 }
 

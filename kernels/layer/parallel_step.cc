@@ -23,6 +23,7 @@ ParallelStep StepOf(const ParallelSpec& parallel, const Recipe& recipe) {
   ParallelStep step;
   step.sequence_parallel = parallel.sequence_parallel;
   step.profile = parallel.profile;
+  step.amax_groups = WithGroupsOfCall(parallel.amax_groups, {});
   if (!parallel.overlap.has_value()) return step;
   step.column_overlap = OverlapPlanOf(*parallel.overlap, OverlapSide::kColumn, recipe);
   step.row_overlap = OverlapPlanOf(*parallel.overlap, OverlapSide::kRow, recipe);

@@ -2,6 +2,7 @@
 // to know of the ranks (docs/distributed.md section 2).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,10 @@ struct ParallelStep {
   int rank_without_group = 0;
   /// How units whose weight is cut so overlap (docs/overlap.md section 1).
   OverlapPlan column_overlap = {}, row_overlap = {};
+  /// Over which ranks amaxes are reduced, by the role of what is quantized, and this rank's ends of
+  /// those groups: null of a role without one, of `none`, and before there are ranks.
+  AmaxGroups amax_groups = {};
+  std::array<ProcessGroup*, 3> amax_ends = {};
   /// This rank's end of calls that communicate and multiply at the same time, on the group `tp`;
   /// lives as long as that. Null: nothing overlaps, so that both plans are none; or, as `tp`, in
   /// checks before there are ranks. Whether timelines come back is a choice of its Create.
@@ -52,6 +57,7 @@ struct ParallelStep {
 
   int size() const { return tp != nullptr ? tp->size() : size_without_group; }
   int rank() const { return tp != nullptr ? tp->rank() : rank_without_group; }
+  ProcessGroup* amax_end(TensorRole role) const { return amax_ends[static_cast<size_t>(role)]; }
   bool divides_rows() const { return sequence_parallel && size() > 1; }
 };
 

@@ -55,7 +55,8 @@ absl::StatusOr<QuantizedTensor> StepRecorder::Quantize(const std::string& stage,
                                                        const std::string& tensor, TensorRole role,
                                                        const Tensor& source,
                                                        const Quantizer& quantizer, Usages usages,
-                                                       const QuantizeArguments& arguments) {
+                                                       const QuantizeArguments& arguments,
+                                                       std::string amax_group) {
   QG_ASSIGN_OR_RETURN(QuantizedTensor quantized, Timed(stage, [&] {
                         return engine_.Quantize(source, quantizer, usages, arguments,
                                                 cancellation_);
@@ -65,6 +66,7 @@ absl::StatusOr<QuantizedTensor> StepRecorder::Quantize(const std::string& stage,
   record.usages = usages;
   record.quantizer = QuantizerText(quantizer);
   record.tensor = tensor;
+  record.amax_group = std::move(amax_group);
   records_.quantizations.push_back(std::move(record));
   quantized_.push_back(WithoutCodes(quantized));
   QG_RETURN_IF_ERROR(engine_.StartSummary(quantized_.back()));

@@ -51,6 +51,9 @@ struct QuantizationRecord : QuantizationSummary {
   Usages usages;
   std::string quantizer;  ///< QuantizerText: the rule.
   std::string tensor;     ///< What was quantized: "x", "fc1.weight", "grad_output".
+  /// Whose largest amax it was quantized with, or under delayed scaling is noted where a step named
+  /// a group: "tensor (ranks 0, 1)", "none". Empty: this rank's own, or by default.
+  std::string amax_group = {};
 };
 
 struct StageTime {
@@ -140,11 +143,13 @@ class StepRecorder {
 
   /// RNE to `dtype`; no stage where that is the source's own.
   absl::StatusOr<Tensor> Cast(const std::string& stage, const Tensor& source, DType dtype);
-  /// Quantizes and records it; `tensor` and `role` are what the report calls the source.
+  /// Quantizes and records it; `tensor`, `role` and `amax_group` are what the report says of the
+  /// source.
   absl::StatusOr<QuantizedTensor> Quantize(const std::string& stage, const std::string& tensor,
                                            TensorRole role, const Tensor& source,
                                            const Quantizer& quantizer, Usages usages,
-                                           const QuantizeArguments& arguments);
+                                           const QuantizeArguments& arguments,
+                                           std::string amax_group = {});
   /// Runs record.desc, records it, and returns d.
   absl::StatusOr<Tensor> Gemm(const std::string& stage, GemmRecord record);
   /// Records a GEMM that was run as part of something else, and the timeline of that if it has

@@ -122,6 +122,8 @@ class RanksWriter {
   absl::StatusOr<std::optional<Tensor>> Join(size_t index);
   /// Of amaxes which differ: whether the state of all ranks is their largest.
   bool HaveCommonMax(const TensorPlace& first, size_t index) const;
+  /// Of a history: whether all ranks have the same amaxes of earlier steps.
+  bool HaveSamePast(size_t index) const;
   std::vector<Tensor> TensorsAt(size_t index) const;
 
   const SessionSpec& spec_;
@@ -146,6 +148,15 @@ absl::Status RanksWriter::CollectTensors() {
   return absl::OkStatus();
 }
 
+bool RanksWriter::HaveSamePast(size_t index) const {
+  const auto past = [&](const std::vector<HeldTensor>& held) {
+    return held[index].tensor.bytes().subspan(sizeof(float));
+  };
+  return std::all_of(held_.begin(), held_.end(), [&](const auto& held) {
+    return std::ranges::equal(past(held), past(held_[0]));
+  });
+}
+
 std::vector<Tensor> RanksWriter::TensorsAt(size_t index) const {
   std::vector<Tensor> tensors;
   for (const auto& held : held_) tensors.push_back(held[index].tensor);
@@ -153,9 +164,10 @@ std::vector<Tensor> RanksWriter::TensorsAt(size_t index) const {
 }
 
 bool RanksWriter::HaveCommonMax(const TensorPlace& first, size_t index) const {
-  // What is not reduced yet will be by the next forward.
+  // What is not reduced yet will be by the next forward, and what was has been over all ranks.
   if (first.kind == TensorPlace::Kind::kHistory) {
-    return ReducesDelayedAmaxes(ranks_[0].recipe, static_cast<int>(ranks_.size()));
+    return spec_.parallel->amax_groups.empty() && HaveSamePast(index) &&
+           ReducesDelayedAmaxes(ranks_[0].recipe, static_cast<int>(ranks_.size()));
   }
   if (first.kind != TensorPlace::Kind::kAmax) return false;
   // Under a common scale nobody reads it, and the whole weight's is the largest.

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/world.h"
+#include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/invalid_field.h"
 #include "kernels/layer/layer_sharding.h"
 
@@ -182,6 +183,8 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
   if (spec.parallel.has_value()) {
     QG_RETURN_IF_ERROR(CheckCounts(*spec.parallel));
     QG_RETURN_IF_ERROR(CheckOptions(*spec.parallel));
+    QG_RETURN_IF_ERROR(
+        CheckSessionAmaxGroups("parallel.", spec.parallel->amax_groups, spec, spec.recipe));
   }
   const bool is_divided = spec.parallel.has_value() && spec.parallel->tensor_parallel > 1;
   bool has_mode = false;
@@ -208,6 +211,35 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
                         "no layer has a parallel_mode, so that there is nothing to divide");
   }
   return CheckLayouts(spec);
+}
+
+absl::Status CheckSessionAmaxGroups(const std::string& prefix, const AmaxGroups& groups,
+                                    const SessionSpec& spec, const Recipe& recipe) {
+  for (const auto& [role, group] : groups) {
+    if (!group.is_named()) continue;
+    const auto refuse = [&, &role = role, &group = group](const std::string& rule) {
+      return InvalidField(prefix + AmaxGroupField(role), group.Text(), rule);
+    };
+    if (role == TensorRole::kWeight && spec.weights == WeightStorage::kQuantized) {
+      return refuse(
+          "weights are held quantized (weights), so that no forward quantizes one: they keep their "
+          "own amaxes");
+    }
+    for (const SessionLayer& layer : spec.layers) {
+      if (layer.spec.kind != LayerKind::kGroupedLinear) continue;
+      return refuse(absl::StrCat("layer ", layer.name,
+                                 " is a grouped_linear, whose experts' amaxes are whole on their "
+                                 "ranks"));
+    }
+  }
+  return CheckAmaxGroups(prefix, groups, *spec.parallel, recipe);
+}
+
+absl::Status CheckNoAmaxGroups(const ForwardStep& step) {
+  if (step.amax_groups.empty()) return absl::OkStatus();
+  const auto& [role, group] = *step.amax_groups.begin();
+  return InvalidField("forward." + AmaxGroupField(role), group.Text(),
+                      "a session of one rank has no groups");
 }
 
 absl::Status CheckOneRank(const SessionSpec& spec) {

@@ -14,6 +14,13 @@ inline constexpr int64_t kRoutedRowsMax = int64_t{1} << 22;
 /// some; and that no layer of a session on one rank is divided.
 absl::Status CheckSessionRanks(const SessionSpec& spec);
 
+/// INVALID_ARGUMENT naming "PREFIXamax_groups[ROLE]" unless the session's ranks and its layers have
+/// these groups under `recipe`.
+absl::Status CheckSessionAmaxGroups(const std::string& prefix, const AmaxGroups& groups,
+                                    const SessionSpec& spec, const Recipe& recipe);
+/// That a forward of a session on one rank names none.
+absl::Status CheckNoAmaxGroups(const ForwardStep& step);
+
 /// That a session has one rank: INVALID_ARGUMENT.
 absl::Status CheckOneRank(const SessionSpec& spec);
 

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
-#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/expert_faults.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/training/checkpoint_format.h"
@@ -20,6 +20,9 @@
 
 namespace quantgate {
 namespace {
+
+/// A world keeps every group that it has made.
+constexpr size_t kRankListsMax = 16;
 
 /// The parameter that a tensor of a layer's state is divided like: its moments' and main
 /// gradient's.
@@ -74,7 +77,7 @@ absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Create(
     member.engine = of_rank;
     member.device = of_rank->Describe().id;
     member.rank->index = index;
-    if (session->tp() == 1) continue;
+    if (session->tp() == 1 && session->spec_.parallel->amax_groups.empty()) continue;
     member.UseStep(
         std::make_shared<ParallelStep>(StepOf(*session->spec_.parallel, session->spec_.recipe)));
   }
@@ -113,6 +116,10 @@ absl::Status ParallelSession::MakeRanks() {
   for (const auto& member : members_) engines.push_back(member->engine);
   QG_ASSIGN_OR_RETURN(std::unique_ptr<World> world,
                       MakeWorld(*spec_.parallel, std::move(engines), setting_));
+  for (const std::string& list : rank_lists_) {
+    QG_ASSIGN_OR_RETURN(const AmaxGroup group, ParseAmaxGroup(list));
+    QG_RETURN_IF_ERROR(AddAmaxGroups({{TensorRole::kInput, group}}, *world));
+  }
   QG_RETURN_IF_ERROR(world->Run([this](Rank& rank) { return Attach(rank); }, nullptr));
   world_ = std::move(world);
   return absl::OkStatus();
@@ -130,9 +137,40 @@ absl::Status ParallelSession::Attach(Rank& rank) {
   if (spec_.parallel->overlap.has_value()) {
     QG_ASSIGN_OR_RETURN(mine.overlap, RankOverlap::Create(rank));
   }
-  for (const auto& step : mine.steps) {
-    step->tp = &rank.group(kTensorParallelGroup);
-    step->overlap = mine.overlap == nullptr ? nullptr : &mine.overlap->overlap();
+  for (const auto& step : mine.steps) QG_RETURN_IF_ERROR(AttachStep(rank, mine, *step));
+  return absl::OkStatus();
+}
+
+absl::Status ParallelSession::AttachStep(Rank& rank, Member& mine, ParallelStep& step) {
+  step.tp = &rank.group(kTensorParallelGroup);
+  step.overlap = mine.overlap == nullptr ? nullptr : &mine.overlap->overlap();
+  return AttachAmaxGroups(rank, step);
+}
+
+absl::Status ParallelSession::UseAmaxGroups(const AmaxGroups& groups) {
+  for (const auto& [role, group] : groups) {
+    if (group.kind != AmaxGroup::Kind::kRanks || rank_lists_.contains(group.Text())) continue;
+    if (rank_lists_.size() == kRankListsMax) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("forward.", AmaxGroupField(role), ": ", group.Text(), "; this session has ",
+                       kRankListsMax, " lists of ranks already, the most that it makes groups of"));
+    }
+    rank_lists_.insert(group.Text());
+  }
+  QG_RETURN_IF_ERROR(AddAmaxGroups(groups, *world_));
+  for (const auto& member : members_) {
+    const std::shared_ptr<const ParallelStep> now = member->rank->step;
+    if (now == nullptr ? groups.empty() : now->amax_groups == groups) continue;
+    if (tp() == 1 && groups.empty()) {
+      member->rank->step = nullptr;
+      continue;
+    }
+    auto step = std::make_shared<ParallelStep>(StepOf(*spec_.parallel, recipe()));
+    step->amax_groups = groups;
+    member->UseStep(std::move(step));
+  }
+  for (const auto& member : members_) {
+    std::erase_if(member->steps, [](const auto& step) { return step.use_count() == 1; });
   }
   return absl::OkStatus();
 }
@@ -245,7 +283,13 @@ absl::StatusOr<SessionStepResult> ParallelSession::Forward(const ForwardStep& st
                                                            const Cancellation* cancellation) {
   const Layout layout = InputLayout();
   QG_RETURN_IF_ERROR(CheckBatch("x", step.x, layout));
+  QG_RETURN_IF_ERROR(CheckSessionAmaxGroups("forward.", step.amax_groups, spec_, recipe()));
+  QG_RETURN_IF_ERROR(MakeRanks());
+  QG_RETURN_IF_ERROR(
+      UseAmaxGroups(WithGroupsOfCall(spec_.parallel->amax_groups, step.amax_groups)));
   const auto forward = [&](Rank& rank, Member& mine) -> absl::StatusOr<SessionStepResult> {
+    // Of this call: those before it are others', and stay with their backwards.
+    if (!mine.steps.empty()) QG_RETURN_IF_ERROR(AttachStep(rank, mine, *mine.steps.front()));
     ForwardStep part = step;
     QG_ASSIGN_OR_RETURN(part.x, PartOf(*mine.engine, "x", step.x, layout, rank.index()));
     return mine.session->Forward(part, rank.cancellation());
@@ -291,6 +335,8 @@ absl::StatusOr<SessionStepResult> NothingOf(const absl::Status& status) {
 }  // namespace
 
 absl::Status ParallelSession::ChangeRecipe(const Recipe& recipe, const Cancellation* cancellation) {
+  QG_RETURN_IF_ERROR(
+      CheckSessionAmaxGroups("parallel.", spec_.parallel->amax_groups, spec_, recipe));
   const auto change = [&](Rank& rank, Member& mine) {
     return NothingOf(mine.session->ChangeRecipe(recipe, rank.cancellation()));
   };

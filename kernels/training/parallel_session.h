@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -90,6 +91,10 @@ class ParallelSession final : public Session {
   /// The ranks' world and groups, where there are none.
   absl::Status MakeRanks();
   absl::Status Attach(Rank& rank);
+  /// Of what a member's forwards from now on follow, or forwards in flight.
+  absl::Status AttachStep(Rank& rank, Member& mine, ParallelStep& step);
+  /// Forwards from now on reduce amaxes over these groups, which the ranks have.
+  absl::Status UseAmaxGroups(const AmaxGroups& groups);
   absl::Status OpenMembers(const std::map<std::string, Tensor>& parameters,
                            const Cancellation* cancellation);
   /// One step of every rank. What failed has not been done by any.
@@ -131,6 +136,7 @@ class ParallelSession final : public Session {
   const RankSetting* const setting_;
   RankEngines engines_;
   std::unique_ptr<World> world_;                  ///< Null after a step that failed.
+  std::set<std::string> rank_lists_;              ///< Of amax groups that calls have named.
   std::vector<std::unique_ptr<Member>> members_;  ///< By rank.
   int64_t bytes_max_;
 };

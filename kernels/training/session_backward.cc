@@ -240,8 +240,8 @@ absl::StatusOr<SessionStepResult> Backwarding::Run() {
     has_reached_x = i == 0;
   }
   if (options.has_value() && !options->calibrate) {
-    QG_RETURN_IF_ERROR(
-        UpdateLayerScales(run_, session_, options->recipe, UpdatePoint::kBackward, layers));
+    QG_RETURN_IF_ERROR(UpdateLayerScales(run_, session_, options->recipe, options->parallel.get(),
+                                         UpdatePoint::kBackward, layers));
   }
   KeepDelayed(flight_->recipe_number, layers, next_);
   DropRetired(next_);

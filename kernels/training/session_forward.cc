@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/training/parallel_checks.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
@@ -152,11 +153,13 @@ absl::Status Forwarding::UpdateScales(std::vector<LayerState>& layers) {
   if (session_.faults.Has(kFaultUpdatesMerged) && !next_.in_flight.empty()) {
     return absl::OkStatus();
   }
-  return UpdateLayerScales(run_, session_, next_.recipe, UpdatePoint::kForward, layers);
+  return UpdateLayerScales(run_, session_, next_.recipe, session_.parallel().get(),
+                           UpdatePoint::kForward, layers);
 }
 
 absl::StatusOr<SessionStepResult> Forwarding::Run() {
   QG_RETURN_IF_ERROR(CheckMicrobatch(next_, step_));
+  if (session_.rank == nullptr) QG_RETURN_IF_ERROR(CheckNoAmaxGroups(step_));
   auto flight = std::make_shared<InFlight>();
   flight->recipe_number = next_.recipe_number;
   QG_ASSIGN_OR_RETURN(flight->y_shape, CheckTensors());

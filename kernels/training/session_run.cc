@@ -128,7 +128,7 @@ absl::StatusOr<ForwardPass> ForwardLayers(SessionRun& run, const SessionSpec& sp
 }
 
 absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& session,
-                               const Recipe& recipe, UpdatePoint point,
+                               const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers) {
   const SeededFaults& faults = session.faults;
   if (point == UpdatePoint::kBackward && faults.Has(kFaultBackwardUpdateSkipped)) {
@@ -146,7 +146,7 @@ absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& se
           .push_back({&session.spec.layers[i].spec, &layers[i]});
     }
     QG_RETURN_IF_ERROR(
-        ReduceDelayedAmaxes(run.recorder(), *session.rank->all, reduced, rule, point));
+        ReduceDelayedAmaxes(run.recorder(), *session.rank->all, reduced, rule, point, step));
     if (ProcessGroup* const copies = session.rank->expert_copies; copies != nullptr) {
       QG_RETURN_IF_ERROR(ReduceDelayedAmaxes(run.recorder(), *copies, experts, rule, point));
     }

@@ -53,9 +53,10 @@ struct ForwardPass {
 absl::StatusOr<ForwardPass> ForwardLayers(SessionRun& run, const SessionSpec& spec,
                                           const ForwardPlan& plan, std::vector<LayerState>& layers);
 
-/// Delayed scaling's update of every layer, with the faults that are seeded in it.
+/// Delayed scaling's update of every layer, with the faults that are seeded in it. `step`: of the
+/// forward that is updated after, or whose backward is.
 absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& session,
-                               const Recipe& recipe, UpdatePoint point,
+                               const Recipe& recipe, const ParallelStep* step, UpdatePoint point,
                                std::vector<LayerState>& layers);
 
 /// The names of tensors and stages in records.

@@ -84,6 +84,8 @@ struct ForwardStep {
   bool calibrate = false;
   RequiresGrad requires_grad;
   bool defer_wgrad = false;  ///< Its backward leaves the weights' gradients to the wgrad step.
+  /// In place of the session's (ParallelSpec::amax_groups), of this forward and its backward.
+  AmaxGroups amax_groups = {};
 };
 struct BackwardStep {
   std::string microbatch = "0";

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/expert_run.h"
 #include "kernels/layer/grouped_run.h"
 #include "kernels/layer/layer_sharding.h"
@@ -76,6 +77,7 @@ absl::StatusOr<ParallelStepResult> RunOnRanks(const LayerRequest& whole, Engine&
     }
     ParallelStep step = StepOf(parallel, variant.recipe);
     step.tp = &rank.group(kTensorParallelGroup);
+    QG_RETURN_IF_ERROR(AttachAmaxGroups(rank, step));
     if (imported.layer.kind == LayerKind::kGroupedLinear) {
       return RunGroupedOfRank(rank, imported, variant, std::move(step), mine);
     }

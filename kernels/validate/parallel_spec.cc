@@ -13,6 +13,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/row_blocks.h"
 #include "kernels/comm/world.h"
+#include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/expert_run.h"
 #include "kernels/layer/invalid_field.h"
 #include "kernels/layer/layer_sharding.h"
@@ -191,6 +192,7 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
                   absl::StrCat("a group has 2 to ", kWorldSizeMax, " ranks"));
   }
   const int copies = parallel.data_parallel;
+  QG_RETURN_IF_ERROR(CheckAmaxGroups(field + ".parallel.", parallel.amax_groups, parallel, recipe));
   if (parallel.tensor_parallel != 1) {
     return refuse("tensor_parallel", absl::StrCat(parallel.tensor_parallel),
                   "with expert_parallel the ranks of a copy divide experts alone");
@@ -295,6 +297,7 @@ absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
                         "weights are sharded in sessions, over copies of the layers");
   }
   QG_RETURN_IF_ERROR(CheckProfileOf(field, parallel));
+  QG_RETURN_IF_ERROR(CheckAmaxGroups(field + ".parallel.", parallel.amax_groups, parallel, recipe));
   QG_RETURN_IF_ERROR(CheckKind(field, step, parallel));
   for (int rank = 0; rank < parallel.tensor_parallel; ++rank) {
     QG_ASSIGN_OR_RETURN(const LayerRequest part, OutlineShard(step, parallel, recipe, rank));

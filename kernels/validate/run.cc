@@ -378,6 +378,13 @@ class PlanRun {
   RunReport report_;
 };
 
+bool NamesAmaxGroups(const Plan& plan) {
+  const std::vector<Variant>& variants = plan.request().variants;
+  return std::any_of(variants.begin(), variants.end(), [](const Variant& variant) {
+    return variant.parallel.has_value() && !variant.parallel->amax_groups.empty();
+  });
+}
+
 }  // namespace
 
 absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine,
@@ -395,6 +402,10 @@ absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine,
     case absl::StatusCode::kInternal:
     case absl::StatusCode::kUnavailable:  // A rank has gone.
       return report;
+    case absl::StatusCode::kFailedPrecondition:
+      // Only the tensors say whether the scales under a named group agree.
+      if (NamesAmaxGroups(plan)) return report;
+      [[fallthrough]];
     default:
       // The plan was accepted, so whoever refuses it now is wrong, or the plan's rules are.
       return absl::InternalError(

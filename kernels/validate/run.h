@@ -147,7 +147,8 @@ struct RunObserver {
 /// (memory), UNAVAILABLE (a rank has gone) or INTERNAL; a mismatch is a result.
 /// FAILED_PRECONDITION or UNIMPLEMENTED, before anything runs, where this host or build does not
 /// have the engines or the backend of a variant on several ranks, which run in this `setting`
-/// (null: the defaults).
+/// (null: the defaults). FAILED_PRECONDITION too where codes would be joined under scales that
+/// differ, as amax groups that a variant names leave them.
 absl::StatusOr<RunReport> RunPlan(const Plan& plan, Engine& engine,
                                   const Cancellation* cancellation, const RunObserver& observer,
                                   const RankSetting* setting = nullptr);

@@ -42,9 +42,29 @@ absl::StatusOr<OverlapSpec> OverlapFromProto(const v1::Overlap& proto, const std
 
 }  // namespace
 
+absl::StatusOr<AmaxGroups> AmaxGroupsFromProto(
+    const google::protobuf::Map<std::string, std::string>& proto, const std::string& field) {
+  AmaxGroups groups;
+  // In the order of their names, so that of several mistakes always the same is named.
+  for (const auto& [name, text] : std::map<std::string, std::string>(proto.begin(), proto.end())) {
+    const absl::StatusOr<TensorRole> role = ParseTensorRole(name);
+    if (!role.ok()) {
+      return error::InvalidField(field, Printable(name),
+                                 "amaxes are reduced by role: input, weight or grad_output");
+    }
+    QG_ASSIGN_OR_RETURN(
+        groups[*role],
+        ParsedName(ParseAmaxGroup, text, absl::StrCat(field, "[", name, "]"), AmaxGroup()));
+  }
+  return groups;
+}
+
 absl::StatusOr<ParallelSpec> ParallelFromProto(const v1::Parallel& proto,
                                                const std::string& field) {
   ParallelSpec parallel;
+  QG_ASSIGN_OR_RETURN(parallel.amax_groups,
+                      AmaxGroupsFromProto(proto.amax_groups(), field + ".amax_groups"));
+  parallel.amax_groups = WithGroupsOfCall(std::move(parallel.amax_groups), {});
   parallel.tensor_parallel = proto.tensor_parallel();
   parallel.sequence_parallel = proto.sequence_parallel();
   QG_ASSIGN_OR_RETURN(parallel.profile, ParsedName(ParseReductionProfile, proto.reduction_profile(),

@@ -11,6 +11,9 @@
 
 namespace quantgate {
 
+/// Roles and groups by their names.
+absl::StatusOr<AmaxGroups> AmaxGroupsFromProto(
+    const google::protobuf::Map<std::string, std::string>& proto, const std::string& field);
 absl::StatusOr<ParallelSpec> ParallelFromProto(const v1::Parallel& proto, const std::string& field);
 absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::string& field);
 absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::string& field);

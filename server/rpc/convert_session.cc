@@ -70,6 +70,8 @@ absl::Status ForwardFromProto(const v1::SessionStepRequest::Forward& proto,
   forward.recompute = proto.recompute();
   forward.calibrate = proto.calibrate();
   forward.defer_wgrad = proto.defer_wgrad();
+  QG_ASSIGN_OR_RETURN(forward.amax_groups,
+                      AmaxGroupsFromProto(proto.amax_groups(), "forward.amax_groups"));
   if (proto.has_requires_grad()) {
     const v1::RequiresGrad& grad = proto.requires_grad();
     forward.requires_grad = {grad.x(), grad.weight(), grad.bias(), grad.norm()};

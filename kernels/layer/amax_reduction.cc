@@ -1,0 +1,136 @@
+#include "kernels/layer/amax_reduction.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/comm/rank_engines.h"
+#include "kernels/layer/invalid_field.h"
+#include "kernels/layer/linear_parallel.h"
+
+namespace quantgate {
+namespace {
+
+using Kind = AmaxGroup::Kind;
+
+/// "tensor (ranks 0, 1)".
+std::string TextOf(const std::string& name, const ProcessGroup& group) {
+  return absl::StrCat(name, " (ranks ", absl::StrJoin(group.members(), ", "), ")");
+}
+
+bool HaveEveryRankOnce(const std::vector<std::vector<int>>& lists, int ranks) {
+  std::vector<int> all;
+  for (const std::vector<int>& list : lists) all.insert(all.end(), list.begin(), list.end());
+  std::sort(all.begin(), all.end());
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i] != static_cast<int>(i)) return false;
+  }
+  return static_cast<int>(all.size()) == ranks;
+}
+
+/// Empty where those ranks have the group.
+std::string WhyNotOf(const AmaxGroup& group, const ParallelSpec& parallel) {
+  if (parallel.expert_parallel != 1) {
+    return "with expert_parallel the amaxes of an expert are whole on its rank";
+  }
+  if (group.kind == Kind::kTensor && parallel.tensor_parallel == 1) {
+    return "it is of tensor_parallel ranks, of which there is 1";
+  }
+  if (group.kind == Kind::kData && parallel.data_parallel == 1) {
+    return "it is of data_parallel copies, of which there is 1";
+  }
+  if (group.kind == Kind::kRanks && !HaveEveryRankOnce(group.ranks, parallel.size())) {
+    return absl::StrCat("the lists have every rank from 0 to ", parallel.size() - 1, " once");
+  }
+  return "";
+}
+
+std::string WhyNotUnder(const Recipe& recipe, TensorRole role) {
+  if (recipe.is_delayed()) {
+    if (recipe.delayed_scaling().reduce_amax) return "";
+    return "under reduce_amax=false every rank has its own amaxes";
+  }
+  if (ReducesAmax(recipe.QuantizerFor(role), {true, true})) return "";
+  return absl::StrCat("recipe ", recipe.ShortText(), " has no amax of a whole ",
+                      std::string(TensorRoleName(role)),
+                      " tensor, as per-tensor FP8 and nvfp4 have");
+}
+
+/// As stages call it.
+const char* WordOf(TensorRole role) {
+  if (role == TensorRole::kInput) return "x";
+  return role == TensorRole::kWeight ? "weight" : "grad_output";
+}
+
+}  // namespace
+
+absl::Status CheckAmaxGroups(const std::string& prefix, const AmaxGroups& groups,
+                             const ParallelSpec& parallel, const Recipe& recipe) {
+  for (const auto& [role, group] : groups) {
+    if (!group.is_named()) continue;
+    std::string rule = WhyNotOf(group, parallel);
+    if (rule.empty()) rule = WhyNotUnder(recipe, role);
+    if (!rule.empty()) return InvalidField(prefix + AmaxGroupField(role), group.Text(), rule);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AttachAmaxGroups(Rank& rank, ParallelStep& step) {
+  for (const auto& [role, group] : step.amax_groups) {
+    ProcessGroup*& end = step.amax_ends[static_cast<size_t>(role)];
+    end = nullptr;
+    if (!group.is_named() || group.kind == Kind::kNone) continue;
+    const std::string name = group.kind == Kind::kTensor  ? kTensorParallelGroup
+                             : group.kind == Kind::kData  ? kDataParallelGroup
+                             : group.kind == Kind::kWorld ? kWorldGroup
+                                                          : group.Text();
+    QG_ASSIGN_OR_RETURN(end, rank.FindGroup(name));
+  }
+  return absl::OkStatus();
+}
+
+AmaxOfRole::AmaxOfRole(const StepOptions& options, TensorRole role)
+    : step_(options.parallel.get()), role_(role), is_delayed_(options.recipe.is_delayed()) {
+  if (step_ != nullptr) group_ = &AmaxGroupOf(step_->amax_groups, role);
+}
+
+bool AmaxOfRole::IsReduced(const Quantizer& quantizer, Usages usages) const {
+  return is_named() && group_->kind != Kind::kNone && ReducesAmax(quantizer, usages);
+}
+
+std::string AmaxOfRole::Stage() const {
+  return absl::StrCat("reduce amax of ", WordOf(role_), " over ", group_->Text());
+}
+
+absl::Status AmaxOfRole::Reduce(StepRecorder& recorder, const LinearNames& names,
+                                const Tensor& source, const Quantizer& quantizer, Usages usages,
+                                QuantizeArguments& arguments) const {
+  if (!IsReduced(quantizer, usages)) return absl::OkStatus();
+  const GatherContext context{recorder.engine(), *step_->amax_end(role_), recorder.faults(),
+                              recorder.cancellation()};
+  return recorder.Timed(names.Stage(Stage()), [&] {
+    return ReduceAmaxes(context, source, quantizer, usages, arguments);
+  });
+}
+
+std::string AmaxOfRole::Text(const Quantizer& quantizer, Usages usages,
+                             const QuantizeArguments& arguments) const {
+  if (is_named()) {
+    if (!is_delayed_ && !ReducesAmax(quantizer, usages)) return "";
+    if (group_->kind == Kind::kNone) return group_->Text();
+    return TextOf(group_->Text(), *step_->amax_end(role_));
+  }
+  const bool is_of_group =
+      arguments.group_amax_rowwise.has_value() || arguments.group_amax_columnwise.has_value();
+  return is_of_group && step_ != nullptr && step_->tp != nullptr ? TextOf("tensor", *step_->tp)
+                                                                 : "";
+}
+
+std::string AmaxOfRole::NameInError(const std::string& name) const {
+  if (!is_named()) return name;
+  return absl::StrCat(AmaxGroupField(role_), ": ", group_->Text(), "; codes that ",
+                      TextOf("tensor", *step_->tp), " joins stand under one scale, and ", name);
+}
+
+}  // namespace quantgate
