@@ -243,6 +243,11 @@ void AddSessionParallelOptions(CLI::App& command, LayerOptions& options) {
                 "With --dp: each copy keeps rows of the weights and gathers them for each pass")
       ->group(kRanks);
   command
+      .add_flag("--distributed-optimizer", options.distributed_optimizer,
+                "With --dp: each copy keeps a run of elements of the fp32 masters and moments, and "
+                "updates these")
+      ->group(kRanks);
+  command
       .add_flag("--no-reshard", options.keeps_gathered,
                 "With --fsdp: what a forward gathered is kept for its backward")
       ->group(kRanks);
@@ -313,6 +318,7 @@ std::string VariantText(const v1::Variant& variant) {
     const bool keeps = parallel.has_reshard_after_forward() && !parallel.reshard_after_forward();
     absl::StrAppend(&text, keeps ? " fsdp:keep" : " fsdp");
   }
+  if (parallel.distributed_optimizer()) absl::StrAppend(&text, " distopt");
   if (parallel.sequence_parallel()) absl::StrAppend(&text, " sp");
   for (const std::string& word : {parallel.reduction_profile(), parallel.backend()}) {
     const bool is_default = word.empty() || word == "rank_asc_fp32" || word == "local";
@@ -345,6 +351,8 @@ absl::Status CheckRankOptions(const LayerOptions& options, bool has_overlap) {
       {"--parallel-backend", !options.parallel_backend.empty(), has_ranks, kRankCount},
       {"--amax-group", !options.amax_groups.empty(), has_ranks, kRankCount},
       {"--fsdp", options.fully_sharded, options.data_parallel != 0, "--dp, the number of copies"},
+      {"--distributed-optimizer", options.distributed_optimizer, options.data_parallel != 0,
+       "--dp, the number of copies"},
       {"--no-reshard", options.keeps_gathered, options.fully_sharded, "--fsdp"}};
   for (const Option& option : of_ranks) {
     if (!option.is_given || option.has_what_it_needs) continue;
@@ -388,6 +396,7 @@ absl::StatusOr<std::vector<v1::Variant>> WithParallelTwins(const LayerOptions& o
     parallel.set_backend(options.parallel_backend);
     parallel.set_data_parallel(options.data_parallel);
     parallel.set_fully_sharded(options.fully_sharded);
+    parallel.set_distributed_optimizer(options.distributed_optimizer);
     if (options.keeps_gathered) parallel.set_reshard_after_forward(false);
     parallel.set_expert_parallel(options.expert_parallel);
     if (overlap.has_value()) *parallel.mutable_overlap() = *overlap;

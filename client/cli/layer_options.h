@@ -43,6 +43,7 @@ struct LayerOptions {
   int data_parallel = 0;                 ///< --dp: sessions only. 0: one copy.
   bool fully_sharded = false;            ///< --fsdp: with --dp.
   bool keeps_gathered = false;           ///< --no-reshard: with --fsdp.
+  bool distributed_optimizer = false;    ///< --distributed-optimizer: with --dp.
   int expert_parallel = 0;  ///< --ep: of grouped_linear. 0: every rank has all experts.
   bool wants_ranks() const { return tensor_parallel + data_parallel + expert_parallel != 0; }
 };

@@ -26,6 +26,7 @@ std::string ParallelSpec::Label() const {
   }
   if (data_parallel != 1) absl::StrAppend(&text, " dp", data_parallel);
   if (fully_sharded) absl::StrAppend(&text, reshard_after_forward ? " fsdp" : " fsdp:keep");
+  if (distributed_optimizer) absl::StrAppend(&text, " distopt");
   if (sequence_parallel) absl::StrAppend(&text, " sp");
   if (profile != ReductionProfile{}) absl::StrAppend(&text, " ", ReductionProfileName(profile));
   if (backend != CollectiveBackend::kLocal) {

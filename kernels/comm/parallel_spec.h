@@ -34,14 +34,17 @@ struct ParallelSpec {
   /// Ranks over which a copy's experts of grouped_linear are divided, in runs of one such layer and
   /// in sessions; tensor_parallel is 1 then.
   int expert_parallel = 1;
+  /// Copies have runs of elements of every parameter's master and moments, in one flat buffer;
+  /// sessions only.
+  bool distributed_optimizer = false;
   /// Over which ranks amaxes are reduced where it is not the default; of calls that name no others.
   AmaxGroups amax_groups = {};
 
   /// Ranks of one copy.
   int copy_size() const { return tensor_parallel * expert_parallel; }
   int size() const { return copy_size() * data_parallel; }
-  /// "tp2", "tp4 sp ub_p2p nccl", "tp2 dp2", "tp1 dp2 fsdp", "tp2 sp overlap:default", "ep4",
-  /// "ep2 dp2", "tp2 sp amax:input=none": what differs from the defaults.
+  /// "tp2", "tp4 sp ub_p2p nccl", "tp2 dp2", "tp1 dp2 fsdp", "tp1 dp2 distopt", "tp2 sp
+  /// overlap:default", "ep4", "ep2 dp2", "tp2 sp amax:input=none": what differs from the defaults.
   std::string Label() const;
   friend bool operator==(const ParallelSpec&, const ParallelSpec&) = default;
 };

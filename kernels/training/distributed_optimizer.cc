@@ -5,13 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/delayed_scaling.h"
+#include "kernels/training/flat_shards.h"
 
 namespace quantgate {
 namespace {
-
-absl::StatusOr<Tensor> Flat(const Tensor& tensor) {
-  return tensor.Reinterpret(tensor.dtype(), {tensor.element_count()});
-}
 
 absl::StatusOr<Tensor> FlatZeros(const GatherContext& context, int64_t count) {
   GeneratorSpec zeros;
@@ -28,14 +25,6 @@ absl::StatusOr<Tensor> OwnOf(const GatherContext& context, const DistributedPara
   const int64_t count = parameter.bounds[context.group.rank() + 1] - begin;
   QG_ASSIGN_OR_RETURN(const Tensor flat, Flat(whole));
   return context.engine.Slice(flat, 0, begin, count, context.cancellation);
-}
-
-std::vector<int64_t> LengthsOf(const ShardBounds& bounds) {
-  std::vector<int64_t> lengths;
-  for (size_t rank = 0; rank + 1 < bounds.size(); ++rank) {
-    lengths.push_back(bounds[rank + 1] - bounds[rank]);
-  }
-  return lengths;
 }
 
 absl::Status CheckTensor(const std::string& what, const std::map<std::string, Tensor>& tensors,

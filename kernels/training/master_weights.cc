@@ -283,9 +283,11 @@ absl::StatusOr<QuantizedTensor> MasterCasts::Whole(size_t index) {
 }
 
 absl::StatusOr<std::vector<QuantizedMaster>> MasterCasts::Run() {
+  const int rank = context_.group.rank(), ranks = context_.group.size();
   for (const MasterFragment& weight : weights_) {
-    QG_RETURN_IF_ERROR(CheckWeight(weight, context_.group.rank(), context_.group.size()));
-    if (!context_.faults.Has(kFaultOddFragments)) QG_RETURN_IF_ERROR(CheckEvenBounds(weight));
+    const bool is_odd = context_.faults.Has(kFaultOddFragments);
+    QG_RETURN_IF_ERROR(is_odd ? CheckWeight(weight, rank, ranks)
+                              : CheckMasterFragment(weight, rank, ranks));
   }
   QG_RETURN_IF_ERROR(Agree());
   for (size_t i = 0; i < weights_.size(); ++i) QG_RETURN_IF_ERROR(AddCasts(i));
@@ -305,6 +307,11 @@ absl::StatusOr<std::vector<QuantizedMaster>> MasterCasts::Run() {
 }
 
 }  // namespace
+
+absl::Status CheckMasterFragment(const MasterFragment& fragment, int rank, int ranks) {
+  QG_RETURN_IF_ERROR(CheckWeight(fragment, rank, ranks));
+  return CheckEvenBounds(fragment);
+}
 
 absl::StatusOr<std::vector<QuantizedMaster>> QuantizeMasterWeights(
     const GatherContext& context, std::span<const MasterFragment> weights,

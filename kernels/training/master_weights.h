@@ -36,6 +36,9 @@ struct QuantizedMaster {
   Tensor delayed_amax;
 };
 
+/// What QuantizeMasterWeights refuses of one rank's fragment, before there is a call.
+absl::Status CheckMasterFragment(const MasterFragment& fragment, int rank, int ranks);
+
 /// Weights are the same on all ranks, in the same order: their shapes and bounds are compared
 /// first. All are checked before any is cast.
 ///

@@ -59,6 +59,32 @@ absl::Status CheckOptions(const ParallelSpec& parallel) {
   return absl::OkStatus();
 }
 
+absl::Status CheckDistributedOptimizer(const SessionSpec& spec) {
+  const ParallelSpec& parallel = *spec.parallel;
+  if (!parallel.distributed_optimizer) return absl::OkStatus();
+  const auto refuse = [](const std::string& rule) {
+    return InvalidField("parallel.distributed_optimizer", "true", rule);
+  };
+  if (parallel.data_parallel == 1) {
+    return refuse("it divides masters over data_parallel copies, of which there is 1");
+  }
+  if (parallel.fully_sharded) {
+    return refuse("copies that are fully_sharded have rows of masters and moments already");
+  }
+  for (const SessionLayer& layer : spec.layers) {
+    if (layer.spec.kind != LayerKind::kGroupedLinear) continue;
+    return refuse(absl::StrCat("layer ", layer.name,
+                               " is a grouped_linear, whose experts' masters are whole on their "
+                               "ranks"));
+  }
+  if (spec.optimizer.kind == OptimizerSpec::Kind::kNone) {
+    return InvalidField("optimizer", "none", "parallel.distributed_optimizer needs one");
+  }
+  if (spec.masters == Masters::kF32) return absl::OkStatus();
+  return InvalidField("masters", std::string(MastersName(spec.masters)),
+                      "parallel.distributed_optimizer divides fp32 masters: f32");
+}
+
 std::string FieldOf(size_t layer) { return absl::StrCat("layers[", layer, "].layer"); }
 
 absl::Status CheckLayerModes(const LayerSpec& layer, const std::string& field, bool is_divided) {
@@ -183,6 +209,7 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
   if (spec.parallel.has_value()) {
     QG_RETURN_IF_ERROR(CheckCounts(*spec.parallel));
     QG_RETURN_IF_ERROR(CheckOptions(*spec.parallel));
+    QG_RETURN_IF_ERROR(CheckDistributedOptimizer(spec));
     QG_RETURN_IF_ERROR(
         CheckSessionAmaxGroups("parallel.", spec.parallel->amax_groups, spec, spec.recipe));
   }

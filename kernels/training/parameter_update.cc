@@ -102,6 +102,9 @@ absl::Status ParameterUpdate::Optimize(SessionLayerState& layer, const Optimizer
     zeros.dtype = DType::kF32;
     const auto sharded = layer.sharded.find(name);
     zeros.shape = sharded == layer.sharded.end() ? gradient.shape() : sharded->second.weight.shape;
+    if (layer.fragments.contains(name)) {
+      zeros.shape = parameter.is_quantized() ? parameter.quantized.shape : parameter.value.shape();
+    }
     QG_ASSIGN_OR_RETURN(layer.state.main_grads[name], engine_.Generate(zeros, cancellation_));
   }
   return absl::OkStatus();
@@ -121,7 +124,12 @@ absl::Status ParameterUpdate::Store(const std::string& name, const Tensor& maste
       parameter.value = trained.split.parameter;
       return absl::OkStatus();
     }
-    QG_ASSIGN_OR_RETURN(parameter.value, Cast(master, parameter.value.dtype()));
+    QG_ASSIGN_OR_RETURN(const Tensor value, Cast(master, parameter.value.dtype()));
+    if (!layer.fragments.contains(name)) {
+      parameter.value = value;
+      return absl::OkStatus();
+    }
+    QG_ASSIGN_OR_RETURN(parameter.value, fragments_.Whole(value, parameter.value.shape()));
     return absl::OkStatus();
   }
   const bool through_bf16 = (spec_.requantization == Requantization::kThroughBf16) !=
@@ -137,6 +145,35 @@ absl::Status ParameterUpdate::Store(const std::string& name, const Tensor& maste
   return Quantize(name, source, parameter.quantized.usages(), layer);
 }
 
+absl::Status ParameterUpdate::QuantizeOf(const std::string& name, const Tensor& source,
+                                         const Quantizer& quantizer, Usages usages,
+                                         DelayedScalingState* delayed, SessionLayerState& layer) {
+  Parameter& parameter = layer.state.parameters.at(name);
+  QuantizeArguments arguments;
+  arguments.seed = spec_.seed;
+  if (delayed != nullptr) arguments.scale = delayed->scale;
+  Tensor amax;
+  const auto sharded = layer.sharded.find(name);
+  if (const auto bounds = layer.fragments.find(name); bounds != layer.fragments.end()) {
+    QG_ASSIGN_OR_RETURN(QuantizedMaster quantized,
+                        fragments_.Quantize(name, source, bounds->second, parameter.quantized,
+                                            quantizer, arguments.scale));
+    parameter.quantized = std::move(quantized.weight);
+    amax = quantized.delayed_amax;
+  } else if (sharded != layer.sharded.end()) {
+    QG_RETURN_IF_ERROR(shards_.Quantize(source, quantizer, arguments, sharded->second, parameter));
+  } else {
+    QG_ASSIGN_OR_RETURN(parameter.quantized,
+                        engine_.Quantize(source, quantizer, usages, arguments, cancellation_));
+  }
+  if (delayed == nullptr) return absl::OkStatus();
+  if (!amax.has_value()) {
+    amax = (usages.rowwise ? parameter.quantized.rowwise : parameter.quantized.columnwise)->amax;
+  }
+  QG_ASSIGN_OR_RETURN(*delayed, engine_.NoteCast(*delayed, amax));
+  return absl::OkStatus();
+}
+
 absl::Status ParameterUpdate::Quantize(const std::string& name, const Tensor& source, Usages usages,
                                        SessionLayerState& layer) {
   Parameter& parameter = layer.state.parameters.at(name);
@@ -145,27 +182,13 @@ absl::Status ParameterUpdate::Quantize(const std::string& name, const Tensor& so
   parameter.quantizer = quantizer;
   if (faults_.Has(kFaultWeightsRoundedStochastically)) quantizer = RoundedStochastically(quantizer);
 
-  QuantizeArguments arguments;
-  arguments.seed = spec_.seed;
   DelayedScalingState* const delayed = recipe_.is_delayed() ? &layer.state.delayed[name] : nullptr;
   if (delayed != nullptr && !delayed->has_value()) {
     QG_ASSIGN_OR_RETURN(*delayed, FreshDelayedScaling(recipe_.delayed_scaling().amax_history_len));
   }
-  if (delayed != nullptr) arguments.scale = delayed->scale;
-  const auto sharded = layer.sharded.find(name);
-  if (sharded != layer.sharded.end()) {
-    QG_RETURN_IF_ERROR(shards_.Quantize(source, quantizer, arguments, sharded->second, parameter));
-  } else {
-    QG_ASSIGN_OR_RETURN(parameter.quantized,
-                        engine_.Quantize(source, quantizer, usages, arguments, cancellation_));
-  }
+  QG_RETURN_IF_ERROR(QuantizeOf(name, source, quantizer, usages, delayed, layer));
   // The parameter's dtype stays what it was, whatever the update came through.
   parameter.quantized.source_dtype = before.source_dtype;
-  if (delayed != nullptr) {
-    const auto& copy =
-        usages.rowwise ? parameter.quantized.rowwise : parameter.quantized.columnwise;
-    QG_ASSIGN_OR_RETURN(*delayed, engine_.NoteCast(*delayed, copy->amax));
-  }
   const bool forgets_experts =
       faults_.Has(kFaultLaterExpertsLeftStale) ||
       (faults_.Has(kFaultRestoredExpertsStale) && layer.state.seeded_memory != nullptr);

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "kernels/training/optimizer_fragments.h"
 #include "kernels/training/session_state.h"
 #include "kernels/training/sharded_parameters.h"
 
@@ -12,8 +13,8 @@ namespace quantgate {
 class ParameterUpdate {
  public:
   /// References must outlive it, but for the recipe's. Weights are quantized as `recipe` says to
-  /// `layer`. Of weights of which a rank has rows gradients are those rows' too, and all ranks call
-  /// alike.
+  /// `layer`. Of weights of which a rank has rows, and of parameters of whose masters it has
+  /// fragments, gradients are those rows' or elements' too, and all ranks call alike.
   ParameterUpdate(Engine& engine, const SessionSpec& spec, const SessionLayer& layer,
                   const Recipe& recipe, const SeededFaults& faults,
                   const Cancellation* cancellation, const SessionRank* rank = nullptr)
@@ -22,7 +23,8 @@ class ParameterUpdate {
         recipe_(RecipeOfLayer(layer.spec, recipe)),
         faults_(faults),
         cancellation_(cancellation),
-        shards_(engine, spec, rank, faults, cancellation) {}
+        shards_(engine, spec, rank, faults, cancellation),
+        fragments_(engine, spec, rank, faults, cancellation) {}
 
   /// Of parameters as they were given: makes masters and quantizes weights.
   absl::Status Begin(SessionLayerState& layer);
@@ -41,6 +43,9 @@ class ParameterUpdate {
   /// In every direction that the weight holds: none is lost, none stays behind.
   absl::Status Quantize(const std::string& name, const Tensor& source, Usages usages,
                         SessionLayerState& layer);
+  /// The codes, and under delayed scaling (`delayed` is not null) their amax noted.
+  absl::Status QuantizeOf(const std::string& name, const Tensor& source, const Quantizer& quantizer,
+                          Usages usages, DelayedScalingState* delayed, SessionLayerState& layer);
   absl::StatusOr<Tensor> Cast(const Tensor& source, DType dtype);
 
   Engine& engine_;
@@ -49,6 +54,7 @@ class ParameterUpdate {
   const SeededFaults& faults_;
   const Cancellation* const cancellation_;
   const ShardedParameters shards_;
+  const OptimizerFragments fragments_;
 };
 
 }  // namespace quantgate

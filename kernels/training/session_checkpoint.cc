@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/expert_faults.h"
 #include "kernels/training/checkpoint_format.h"
+#include "kernels/training/optimizer_fragments.h"
 #include "kernels/training/parallel_checks.h"
 #include "kernels/training/parallel_session.h"
 #include "kernels/training/session_checks.h"
@@ -44,6 +45,9 @@ absl::StatusOr<std::shared_ptr<const SessionState>> TrainingSession::StateOnHost
   const ShardedParameters sharded(session.engine, session.spec, session.rank.get(), session.faults,
                                   cancellation);
   QG_RETURN_IF_ERROR(sharded.Unshard(state->layers));
+  QG_RETURN_IF_ERROR(OptimizerFragments(session.engine, session.spec, session.rank.get(),
+                                        session.faults, cancellation)
+                         .Join(state->layers));
   absl::Status status;
   VisitTensors(session.spec, *state, [&](const std::string&, Tensor& tensor) {
     if (!tensor.has_value() || !status.ok()) return;
@@ -103,6 +107,8 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Resume(
   }
   QG_RETURN_IF_ERROR(ShardedParameters(engine, spec, rank.get(), faults, cancellation)
                          .Shard(state.recipe, state.layers));
+  QG_RETURN_IF_ERROR(OptimizerFragments(engine, spec, rank.get(), faults, cancellation)
+                         .Divide(state.recipe, state.layers));
   auto session =
       std::make_unique<State>(engine, std::move(spec), faults, std::move(state), std::move(rank));
   if (session->now.recipe.CanonicalText() != session->spec.recipe.CanonicalText()) {

@@ -161,6 +161,8 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Begin(
   KeepOwnExperts(spec, rank.get(), state.layers);
   QG_RETURN_IF_ERROR(ShardedParameters(engine, spec, rank.get(), faults, cancellation)
                          .Shard(spec.recipe, state.layers));
+  QG_RETURN_IF_ERROR(OptimizerFragments(engine, spec, rank.get(), faults, cancellation)
+                         .Divide(spec.recipe, state.layers));
   return std::unique_ptr<TrainingSession>(new TrainingSession(
       std::make_unique<State>(engine, std::move(spec), faults, std::move(state), std::move(rank))));
 }

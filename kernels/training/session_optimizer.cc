@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/training/optimizer_fragments.h"
 #include "kernels/training/parameter_update.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
@@ -28,12 +29,14 @@ absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state) {
   return WrongOrder("gradients: none since the last update; a backward comes first");
 }
 
-/// Every gradient becomes its sum over the ranks, or this rank's rows of it.
+/// Every gradient becomes its sum over the ranks, or this rank's rows or elements of it.
 absl::Status ReduceGradients(SessionRun& run, const TrainingSession::State& session,
                              const Cancellation* cancellation, SessionState& next) {
   if (session.rank == nullptr) return absl::OkStatus();
   const ShardedParameters shards(session.engine, session.spec, session.rank.get(), session.faults,
                                  cancellation);
+  const OptimizerFragments fragments(session.engine, session.spec, session.rank.get(),
+                                     session.faults, cancellation);
   for (size_t i = 0; i < next.layers.size(); ++i) {
     SessionLayerState& layer = next.layers[i];
     const auto reduce = [&]() -> absl::Status {
@@ -47,6 +50,11 @@ absl::Status ReduceGradients(SessionRun& run, const TrainingSession::State& sess
         const auto sharded = layer.sharded.find(name);
         if (sharded != layer.sharded.end()) {
           QG_ASSIGN_OR_RETURN(gradient, shards.ReduceGradient(sharded->second, gradient));
+          continue;
+        }
+        if (fragments.is_divided()) {
+          QG_ASSIGN_OR_RETURN(
+              gradient, fragments.ReduceGradient(i, name, layer.fragments.at(name), gradient));
           continue;
         }
         QG_ASSIGN_OR_RETURN(gradient, SumOverRanks(session, i, name, gradient));

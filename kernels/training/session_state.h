@@ -45,6 +45,9 @@ struct SessionLayerState {
   LayerState state;  ///< Delayed scaling's states are those of the current recipe.
   std::map<std::string, TrainedParameter> trained;       ///< By parameter.
   std::map<std::string, ShardedParameter> sharded = {};  ///< Likewise.
+  /// By parameter, the elements of master and moments that each copy of the layers has
+  /// (kernels/training/optimizer_fragments.h); empty: every copy has all.
+  std::map<std::string, ShardBounds> fragments = {};
 };
 
 /// What activation checkpointing forwards again, as the first phase found it.

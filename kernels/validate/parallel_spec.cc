@@ -152,6 +152,24 @@ absl::Status CheckGemmsOfPart(const std::string& field, const LayerRequest& part
                                                   " in a rank's part: ", status.message()));
 }
 
+/// What sessions alone have.
+absl::Status CheckNoDivision(const std::string& field, const ParallelSpec& parallel,
+                             const char* rule) {
+  struct Given {
+    const char* name;
+    bool is_given;
+    const char* value;
+  };
+  const Given options[] = {{"fully_sharded", parallel.fully_sharded, "true"},
+                           {"reshard_after_forward", !parallel.reshard_after_forward, "false"},
+                           {"distributed_optimizer", parallel.distributed_optimizer, "true"}};
+  for (const Given& option : options) {
+    if (!option.is_given) continue;
+    return InvalidField(absl::StrCat(field, ".parallel.", option.name), option.value, rule);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckProfileOf(const std::string& field, const ParallelSpec& parallel) {
   if (parallel.profile.kind != ReductionKind::kNccl ||
       parallel.backend == CollectiveBackend::kNccl) {
@@ -202,11 +220,7 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
                   absl::StrCat("copies of ", ranks, " ranks each are from 1 on, and ",
                                kWorldSizeMax, " ranks together at most"));
   }
-  if (parallel.fully_sharded || !parallel.reshard_after_forward) {
-    return refuse(parallel.fully_sharded ? "fully_sharded" : "reshard_after_forward",
-                  parallel.fully_sharded ? "true" : "false",
-                  "experts' weights are whole on their ranks");
-  }
+  QG_RETURN_IF_ERROR(CheckNoDivision(field, parallel, "experts' weights are whole on their ranks"));
   if (parallel.sequence_parallel || parallel.overlap.has_value()) {
     return refuse(parallel.sequence_parallel ? "sequence_parallel" : "overlap", "given",
                   "it is of tensor-parallel ranks");
@@ -290,12 +304,8 @@ absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
     return InvalidField(field + ".parallel.tensor_parallel", absl::StrCat(parallel.tensor_parallel),
                         absl::StrCat("a group has 2 to ", kWorldSizeMax, " ranks"));
   }
-  if (parallel.fully_sharded || !parallel.reshard_after_forward) {
-    const char* const name = parallel.fully_sharded ? "fully_sharded" : "reshard_after_forward";
-    return InvalidField(absl::StrCat(field, ".parallel.", name),
-                        parallel.fully_sharded ? "true" : "false",
-                        "weights are sharded in sessions, over copies of the layers");
-  }
+  QG_RETURN_IF_ERROR(CheckNoDivision(
+      field, parallel, "weights and masters are divided in sessions, over copies of the layers"));
   QG_RETURN_IF_ERROR(CheckProfileOf(field, parallel));
   QG_RETURN_IF_ERROR(CheckAmaxGroups(field + ".parallel.", parallel.amax_groups, parallel, recipe));
   QG_RETURN_IF_ERROR(CheckKind(field, step, parallel));

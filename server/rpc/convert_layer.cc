@@ -76,6 +76,7 @@ absl::StatusOr<ParallelSpec> ParallelFromProto(const v1::Parallel& proto,
   }
   if (proto.data_parallel() != 0) parallel.data_parallel = proto.data_parallel();
   parallel.fully_sharded = proto.fully_sharded();
+  parallel.distributed_optimizer = proto.distributed_optimizer();
   if (proto.has_reshard_after_forward()) {
     parallel.reshard_after_forward = proto.reshard_after_forward();
   }

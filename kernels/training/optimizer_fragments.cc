@@ -1,0 +1,145 @@
+#include "kernels/training/optimizer_fragments.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/training/flat_shards.h"
+#include "kernels/training/session_checks.h"
+#include "kernels/training/state_sharding.h"
+
+namespace quantgate {
+namespace {
+
+std::vector<Tensor*> DividedTensors(TrainedParameter& trained) {
+  return {&trained.master, &trained.exp_avg, &trained.exp_avg_sq, &trained.momentum};
+}
+
+const Shape& ShapeOf(const Parameter& parameter) {
+  return parameter.is_quantized() ? parameter.quantized.shape : parameter.value.shape();
+}
+
+struct Place {
+  size_t layer;
+  std::string parameter;
+};
+
+/// The order of the flat buffer. Weights come first: the others, of odd lengths too, would leave
+/// two FP4 codes of a byte to two ranks.
+std::vector<Place> PlacesOf(const std::vector<SessionLayerState>& layers) {
+  std::vector<Place> places;
+  for (const bool is_weight : {true, false}) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+      for (const auto& [name, parameter] : layers[i].state.parameters) {
+        if (IsWeight(name) == is_weight) places.push_back({i, name});
+      }
+    }
+  }
+  return places;
+}
+
+}  // namespace
+
+absl::Status OptimizerFragments::DivideOne(const std::string& name,
+                                           SessionLayerState& layer) const {
+  const ShardBounds& bounds = layer.fragments.at(name);
+  const auto rank = static_cast<size_t>(rank_->copies->rank());
+  for (Tensor* tensor : DividedTensors(layer.trained[name])) {
+    if (!tensor->has_value()) continue;
+    QG_ASSIGN_OR_RETURN(const Tensor flat, Flat(*tensor));
+    QG_ASSIGN_OR_RETURN(*tensor, engine_.Slice(flat, 0, bounds[rank],
+                                               bounds[rank + 1] - bounds[rank], cancellation_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OptimizerFragments::Divide(const Recipe& recipe,
+                                        std::vector<SessionLayerState>& layers) const {
+  if (!is_divided()) return absl::OkStatus();
+  const std::vector<Place> places = PlacesOf(layers);
+  std::vector<Shape> shapes;
+  for (const Place& place : places) {
+    shapes.push_back(ShapeOf(layers[place.layer].state.parameters.at(place.parameter)));
+  }
+  // Two FP4 codes share a byte.
+  const bool has_fp4 = recipe.name() == "nvfp4" && spec_.weights == WeightStorage::kQuantized;
+  const std::vector<ShardBounds> bounds =
+      FlatBounds(shapes, rank_->copies->size(), has_fp4 ? 2 : 1);
+  for (size_t i = 0; i < places.size(); ++i) {
+    const auto& [index, name] = places[i];
+    SessionLayerState& layer = layers[index];
+    const SessionLayer& spec = spec_.layers[index];
+    layer.fragments[name] = bounds[i];
+    QG_RETURN_IF_ERROR(InLayer(spec, DivideOne(name, layer)));
+    const Parameter& parameter = layer.state.parameters.at(name);
+    if (!parameter.is_quantized()) continue;
+    const Quantizer quantizer = RecipeOfLayer(spec.spec, recipe).QuantizerFor(TensorRole::kWeight);
+    QG_ASSIGN_OR_RETURN(const MasterFragment fragment,
+                        FragmentOf(absl::StrCat(spec.name, ".", name), layer.trained[name].master,
+                                   bounds[i], parameter.quantized, quantizer));
+    QG_RETURN_IF_ERROR(CheckMasterFragment(fragment, rank_->copies->rank(), rank_->copies->size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensor> OptimizerFragments::Whole(const Tensor& own, const Shape& shape) const {
+  QG_ASSIGN_OR_RETURN(const Tensor flat, rank_->copies->AllGather(own));
+  return flat.Reinterpret(flat.dtype(), shape);
+}
+
+absl::Status OptimizerFragments::Join(std::vector<SessionLayerState>& layers) const {
+  if (!is_divided()) return absl::OkStatus();
+  for (SessionLayerState& layer : layers) {
+    for (const auto& [name, bounds] : layer.fragments) {
+      const Shape shape = ShapeOf(layer.state.parameters.at(name));
+      for (Tensor* tensor : DividedTensors(layer.trained[name])) {
+        if (!tensor->has_value()) continue;
+        QG_ASSIGN_OR_RETURN(*tensor, Whole(*tensor, shape));
+      }
+    }
+    layer.fragments.clear();
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensor> OptimizerFragments::ReduceGradient(size_t layer,
+                                                          const std::string& parameter,
+                                                          const ShardBounds& bounds,
+                                                          const Tensor& gradient) const {
+  const ReductionProfile& profile = spec_.parallel->profile;
+  Tensor sum = gradient;
+  if (IsOfOwnRows(spec_, layer, parameter)) {
+    QG_ASSIGN_OR_RETURN(sum, rank_->step->tp->AllReduce(sum, profile));
+  }
+  QG_ASSIGN_OR_RETURN(const Tensor flat, Flat(sum));
+  return rank_->copies->ReduceScatter(flat, LengthsOf(bounds), profile);
+}
+
+absl::StatusOr<MasterFragment> OptimizerFragments::FragmentOf(const std::string& name,
+                                                              const Tensor& own,
+                                                              const ShardBounds& bounds,
+                                                              const QuantizedTensor& weight,
+                                                              const Quantizer& quantizer) const {
+  MasterFragment fragment;
+  fragment.name = name;
+  // Exact: what came through bf16 has been rounded.
+  QG_ASSIGN_OR_RETURN(fragment.master, own.dtype() == DType::kF32
+                                           ? absl::StatusOr<Tensor>(own)
+                                           : engine_.Cast(own, DType::kF32, cancellation_));
+  fragment.bounds = bounds;
+  fragment.shape = weight.shape;
+  fragment.quantizer = quantizer;
+  fragment.usages = weight.usages();
+  return fragment;
+}
+
+absl::StatusOr<QuantizedMaster> OptimizerFragments::Quantize(
+    const std::string& name, const Tensor& own, const ShardBounds& bounds,
+    const QuantizedTensor& weight, const Quantizer& quantizer, const Tensor& scale) const {
+  QG_ASSIGN_OR_RETURN(MasterFragment fragment, FragmentOf(name, own, bounds, weight, quantizer));
+  fragment.scale = scale;
+  QG_ASSIGN_OR_RETURN(std::vector<QuantizedMaster> quantized,
+                      QuantizeMasterWeights(context(), {&fragment, 1}, Requantization::kFromF32));
+  return std::move(quantized[0]);
+}
+
+}  // namespace quantgate
