@@ -21,6 +21,13 @@ inline constexpr char kFaultExpertCallsAlone[] = "expert-calls-forgotten";
 inline constexpr char kFaultRankOrderLeft[] = "tokens-left-in-rank-order";
 /// The gradients of experts of equal places on their ranks are summed.
 inline constexpr char kFaultExpertGradientsSummed[] = "expert-gradients-summed";
+/// The gradients of experts are summed over the ranks of a copy, which hold others, in place of
+/// those that hold the same ones.
+inline constexpr char kFaultExpertGradientsOfCopy[] = "expert-gradients-summed-in-copy";
+/// Every rank takes the rows that come one after its own.
+inline constexpr char kFaultExpertRowsOneOff[] = "expert-rows-one-off";
+/// Every copy takes the rows of the first.
+inline constexpr char kFaultCopiesNotDivided[] = "copies-not-divided";
 /// Row 49: after a restore an update refreshes the columnwise codes of the first expert alone.
 inline constexpr char kFaultRestoredExpertsStale[] = "restored-experts-left-stale";
 

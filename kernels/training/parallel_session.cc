@@ -213,13 +213,23 @@ ParallelSession::Layout ParallelSession::OutputLayout() const {
   return {OutputColumns(last), spec_.parallel->sequence_parallel && DividesOutputRows(last)};
 }
 
+std::vector<int64_t> ParallelSession::TokensOf(int rank) const {
+  static const SeededFaults& none = *new SeededFaults();
+  const SeededFaults& faults = setting_ == nullptr ? none : setting_->faults;
+  const int like = faults.Has(kFaultCopiesNotDivided) ? rank % ep() : rank;
+  std::vector<int64_t> tokens = tokens_[static_cast<size_t>(like)];
+  if (!faults.Has(kFaultExpertRowsOneOff)) return tokens;
+  int64_t rows = 0;
+  for (const std::vector<int64_t>& of_rank : tokens_) rows += static_cast<int64_t>(of_rank.size());
+  for (int64_t& token : tokens) token = (token + 1) % rows;
+  return tokens;
+}
+
 absl::StatusOr<Tensor> ParallelSession::PartOf(Engine& engine, const std::string& field,
                                                const Tensor& whole, const Layout& layout,
                                                int rank) const {
   QG_ASSIGN_OR_RETURN(Tensor part, ImportedFor(engine, whole));
-  if (routes_rows()) {
-    return engine.GatherRows(part, tokens_[static_cast<size_t>(rank)], nullptr);
-  }
+  if (routes_rows()) return engine.GatherRows(part, TokensOf(rank), nullptr);
   const int parts = layout.divides_rows ? tp() * dp() : dp();
   if (parts > 1) {
     const int64_t rows = part.shape()[0] / parts;

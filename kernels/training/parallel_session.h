@@ -103,6 +103,8 @@ class ParallelSession final : public Session {
                           std::vector<SessionStepResult>& results);
   absl::Status CheckBytes(int64_t before) const;
 
+  /// The rows of the batch that are a rank's, where rows are their experts'.
+  std::vector<int64_t> TokensOf(int rank) const;
   absl::StatusOr<Tensor> PartOf(Engine& engine, const std::string& field, const Tensor& whole,
                                 const Layout& layout, int rank) const;
   absl::StatusOr<SessionStepResult> Joined(std::vector<SessionStepResult> results,

@@ -176,7 +176,8 @@ absl::StatusOr<Tensor> SumOverRanks(const TrainingSession::State& session, size_
       DividesExperts(session.spec, layer) && !session.faults.Has(kFaultExpertGradientsSummed);
   if (is_of_expert) {
     if (rank.expert_copies == nullptr) return sum;
-    return rank.expert_copies->AllReduce(sum, profile);
+    const bool is_of_copy = session.faults.Has(kFaultExpertGradientsOfCopy);
+    return (is_of_copy ? rank.experts : rank.expert_copies)->AllReduce(sum, profile);
   }
   if (IsOfOwnRows(session.spec, layer, parameter)) {
     QG_ASSIGN_OR_RETURN(sum, rank.step->tp->AllReduce(sum, profile));

@@ -16,18 +16,27 @@ namespace quantgate {
 namespace {
 
 constexpr int64_t kExpertIn = 64, kExpertOut = 32;
-const std::vector<int64_t>& RowsOfExperts() {
-  static const auto& rows = *new std::vector<int64_t>{64, 0, 32, 96};
+constexpr size_t kExpertCount = 4;
+
+using RowsOfExperts = std::vector<int64_t>;
+/// Of one copy.
+const RowsOfExperts& FewRows() {
+  static const auto& rows = *new RowsOfExperts{64, 0, 32, 96};
+  return rows;
+}
+/// Whole blocks of 32 on each of four copies.
+const RowsOfExperts& RowsOfCopies() {
+  static const auto& rows = *new RowsOfExperts{128, 0, 256, 128};
   return rows;
 }
 
 std::string WeightName(size_t expert) { return absl::StrCat("fc.weight.", expert); }
 
-SessionSpec ExpertSpec(const Recipe& recipe, WeightStorage weights) {
+SessionSpec ExpertSpec(const Recipe& recipe, WeightStorage weights, const RowsOfExperts& rows) {
   SessionLayer layer;
   layer.name = "fc";
   layer.spec.kind = LayerKind::kGroupedLinear;
-  layer.spec.m_splits = RowsOfExperts();
+  layer.spec.m_splits = rows;
   SessionSpec spec{.layers = {layer}, .recipe = recipe};
   spec.weights = weights;
   spec.masters = Masters::kF32;
@@ -37,17 +46,19 @@ SessionSpec ExpertSpec(const Recipe& recipe, WeightStorage weights) {
   return spec;
 }
 
-SessionSpec OnRanks(SessionSpec spec, int ranks) {
-  if (ranks == 1) return spec;
+/// Of each of so many copies.
+SessionSpec OnRanks(SessionSpec spec, int ranks, int copies = 1) {
+  if (ranks * copies == 1) return spec;
   spec.parallel.emplace();
   spec.parallel->tensor_parallel = 1;
   spec.parallel->expert_parallel = ranks;
+  spec.parallel->data_parallel = copies;
   return spec;
 }
 
 absl::StatusOr<std::map<std::string, Tensor>> MakeExperts(ScenarioContext& context) {
   std::map<std::string, Tensor> weights;
-  for (size_t expert = 0; expert < RowsOfExperts().size(); ++expert) {
+  for (size_t expert = 0; expert < kExpertCount; ++expert) {
     QG_ASSIGN_OR_RETURN(weights[WeightName(expert)],
                         context.Generate(Distribution::kNormal, 300 + expert, DType::kBF16,
                                          {kExpertOut, kExpertIn}, 0.125f));
@@ -55,23 +66,26 @@ absl::StatusOr<std::map<std::string, Tensor>> MakeExperts(ScenarioContext& conte
   return weights;
 }
 
-/// Every expert as a network of one linear layer, on its own rows. An expert without rows is left
-/// as it is and has gradients of zero.
+/// Every expert as copies of a network of one linear layer, on its own rows. An expert without rows
+/// is left as it is and has gradients of zero.
 class ExpertsByHand {
  public:
   ExpertsByHand(Engine& reference, const SessionSpec& spec,
-                const std::map<std::string, Tensor>& weights)
-      : reference_(reference) {
+                const std::map<std::string, Tensor>& weights, int copies = 1)
+      : reference_(reference), rows_(spec.layers[0].spec.m_splits) {
     // Each draws the random numbers of its place among the experts.
-    const auto experts = static_cast<uint32_t>(RowsOfExperts().size());
-    for (size_t expert = 0; expert < experts; ++expert) {
+    for (size_t expert = 0; expert < kExpertCount; ++expert) {
       SessionSpec alone = spec;
       alone.layers[0].spec = LayerSpec();
-      NetworkByHand& network = experts_.emplace_back(
+      CopiesByHand& network = experts_.emplace_back(
           reference, alone,
-          std::map<std::string, Tensor>{{"fc.weight", weights.at(WeightName(expert))}});
-      network.DrawAsOneOf(static_cast<uint32_t>(expert), experts);
+          std::map<std::string, Tensor>{{"fc.weight", weights.at(WeightName(expert))}}, copies);
+      network.DrawAsOneOf(static_cast<uint32_t>(expert), kExpertCount);
     }
+  }
+
+  void GoOnAs(int copies) {
+    for (CopiesByHand& expert : experts_) expert.GoOnAs(copies);
   }
 
   absl::StatusOr<NamedOutputs> Forward(const ForwardStep& step) {
@@ -79,8 +93,10 @@ class ExpertsByHand {
     for (size_t expert = 0, begin = 0; expert < experts_.size(); ++expert) {
       QG_ASSIGN_OR_RETURN(const Tensor x, RowsOf(step.x, expert, begin));
       if (x.rows() == 0) continue;
-      QG_ASSIGN_OR_RETURN(rows.emplace_back(),
-                          experts_[expert].Forward(step.microbatch, x, step.train));
+      ForwardStep own = step;
+      own.x = x;
+      QG_ASSIGN_OR_RETURN(const NamedOutputs outputs, experts_[expert].Forward(own));
+      rows.push_back(outputs.at("y"));
     }
     return Joined("y", rows);
   }
@@ -97,7 +113,7 @@ class ExpertsByHand {
         continue;
       }
       QG_ASSIGN_OR_RETURN(const NamedOutputs outputs,
-                          experts_[expert].Backward(step.microbatch, dy));
+                          experts_[expert].Backward({step.microbatch, dy}));
       rows.push_back(outputs.at("dx"));
       dw = outputs.at("fc.dw");
     }
@@ -107,13 +123,13 @@ class ExpertsByHand {
   }
 
   absl::Status Optimize() {
-    for (NetworkByHand& expert : experts_) QG_RETURN_IF_ERROR(expert.Optimize());
+    for (CopiesByHand& expert : experts_) QG_RETURN_IF_ERROR(expert.Optimize());
     return absl::OkStatus();
   }
 
  private:
-  static absl::StatusOr<Tensor> RowsOf(const Tensor& batch, size_t expert, size_t& begin) {
-    const int64_t count = RowsOfExperts()[expert];
+  absl::StatusOr<Tensor> RowsOf(const Tensor& batch, size_t expert, size_t& begin) const {
+    const int64_t count = rows_[expert];
     const auto first = static_cast<int64_t>(begin);
     begin += static_cast<size_t>(count);
     return batch.RowRange(first, count);
@@ -124,14 +140,15 @@ class ExpertsByHand {
   }
 
   Engine& reference_;
-  std::vector<NetworkByHand> experts_;
+  const RowsOfExperts rows_;
+  std::vector<CopiesByHand> experts_;
 };
 
 // Gradients that no update has taken yet move with their experts.
 absl::Status CheckExpertTraining(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const auto weights, MakeExperts(context));
   for (const WeightStorage storage : StoragesByHand(context.recipe())) {
-    const SessionSpec spec = ExpertSpec(context.recipe(), storage);
+    const SessionSpec spec = ExpertSpec(context.recipe(), storage, FewRows());
     ComparedRanks<ExpertsByHand> training(context, {192, kExpertIn, kExpertOut},
                                           ExpertsByHand(context.reference(), spec, weights));
     QG_RETURN_IF_ERROR(training.session().Open(OnRanks(spec, 4), weights));
@@ -144,6 +161,35 @@ absl::Status CheckExpertTraining(ScenarioContext& context) {
       QG_RETURN_IF_ERROR(training.Optimize());
       QG_RETURN_IF_ERROR(training.TrainStep(seed++));
     }
+  }
+  return absl::OkStatus();
+}
+
+/// Two copies of the experts, each on two ranks: an expert's gradients are summed over the ranks
+/// that hold it. Then on other ranks and copies, and on one rank.
+absl::Status CheckExpertCopies(ScenarioContext& context) {
+  QG_ASSIGN_OR_RETURN(const auto weights, MakeExperts(context));
+  for (const WeightStorage storage : StoragesByHand(context.recipe())) {
+    const SessionSpec spec = ExpertSpec(context.recipe(), storage, RowsOfCopies());
+    ComparedRanks<ExpertsByHand> training(context, {512, kExpertIn, kExpertOut},
+                                          ExpertsByHand(context.reference(), spec, weights, 2));
+    QG_RETURN_IF_ERROR(training.session().Open(OnRanks(spec, 2, 2), weights));
+    uint64_t seed = 1;
+    const auto train = [&]() -> absl::Status {
+      // Two microbatches of one update.
+      QG_RETURN_IF_ERROR(training.TrainStep(seed++));
+      QG_RETURN_IF_ERROR(training.TrainStep(seed++));
+      return training.Optimize();
+    };
+    QG_RETURN_IF_ERROR(train());
+    QG_RETURN_IF_ERROR(train());
+    for (const auto& [ranks, copies] : {std::pair(1, 4), std::pair(1, 1), std::pair(2, 2)}) {
+      context.SetStep(10 * ranks + copies);
+      QG_RETURN_IF_ERROR(training.session().GoOnAs(OnRanks(spec, ranks, copies)));
+      training.by_hand().GoOnAs(copies);
+      QG_RETURN_IF_ERROR(train());
+    }
+    QG_RETURN_IF_ERROR(training.Forward("last", seed));
   }
   return absl::OkStatus();
 }
@@ -164,7 +210,25 @@ ScenarioGroup ExpertSessionScenarios() {
                   kFaultCheckpointRestartsRandomNumbers},
        .recipes = {"bf16", "fp8_current", "fp8_block", "mxfp8", "nvfp4"},
        .run = &CheckExpertTraining});
+  group.scenarios.push_back(
+      {.name = "expert-copies-train-as-copies-of-experts",
+       .invariant =
+           "Copies of the experts, each divided over ranks, train as copies of each expert "
+           "by itself; from their checkpoint on other ranks and copies, and on one, too.",
+       .criterion =
+           "y, dx and dw of every expert bit-equal to copies of a linear layer by hand for "
+           "each, which divide its rows and sum its gradients; an expert without rows; "
+           "weights quantized and not.",
+       .bug_classes = {},
+       .faults = {kFaultExpertGradientsOfCopy, kFaultExpertGradientsSummed, kFaultExpertRowsOneOff,
+                  kFaultCopiesNotDivided},
+       .recipes = {"bf16", "fp8_current", "fp8_delayed:amax_history_len=3", "fp8_block", "mxfp8"},
+       .run = &CheckExpertCopies});
   group.faults = {
+      InCode(kFaultExpertGradientsOfCopy,
+             "Sums the gradients of experts over the ranks of a copy, which hold others."),
+      InCode(kFaultExpertRowsOneOff, "Gives every rank the rows one after its own."),
+      InCode(kFaultCopiesNotDivided, "Gives every copy of the experts the first one's rows."),
       InCode(kFaultRankOrderLeft, "Gives tokens in the order of the ranks that had them."),
       InCode(kFaultExpertGradientsSummed,
              "Sums the gradients of experts that have the same place on their ranks."),

@@ -107,6 +107,10 @@ CopiesByHand::CopiesByHand(Engine& reference, const SessionSpec& spec,
   for (NetworkByHand& copy : copies_) copy.LeaveUpdates();
 }
 
+void CopiesByHand::DrawAsOneOf(uint32_t place, uint32_t count) {
+  for (NetworkByHand& copy : copies_) copy.DrawAsOneOf(place, count);
+}
+
 void CopiesByHand::GoOnAs(int copies) {
   std::vector<NetworkByHand> next(static_cast<size_t>(copies), copies_[0]);
   copies_.swap(next);

@@ -110,6 +110,8 @@ class CopiesByHand {
   absl::Status Optimize();
   /// From now on so many, between an update and the next forward.
   void GoOnAs(int copies);
+  /// As NetworkByHand's; every copy draws the same random numbers.
+  void DrawAsOneOf(uint32_t place, uint32_t count);
 
  private:
   void UpdateHistories(bool of_gradients);
