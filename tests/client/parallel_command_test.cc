@@ -77,6 +77,74 @@ TEST_F(ParallelCommandTest, VerifyFailsWhereEachRankHasScalesOfItsOwn) {
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
 }
 
+// docs/distributed.md section 4.1: what VerifyFailsWhereEachRankHasScalesOfItsOwn lacks.
+TEST_F(ParallelCommandTest, VerifyPassesUnderTheAmaxOfAllRanks) {
+  const std::string html = Path("amax.html");
+  const Arguments command = Arguments{"verify",
+                                      "--tp",
+                                      "2",
+                                      "--recipe",
+                                      "fp8_current",
+                                      "--requires-grad",
+                                      "w",
+                                      "--amax-group",
+                                      "weight=tensor",
+                                      "--amax-group",
+                                      "grad_output=tensor"} +
+                            Layer("column");
+  ProcessResult result = Quantgate(command + Arguments{"--report", html});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("PASS"), HasSubstr("tp2 amax:weight=tensor,grad_output=tensor"),
+                    HasSubstr("amax over"), HasSubstr("tensor (ranks 0, 1)"),
+                    HasSubstr("reduce amax of weight over tensor")));
+  EXPECT_THAT(ReadFile(html),
+              AllOf(HasSubstr("<h4>Amaxes over groups</h4>"), HasSubstr("tensor (ranks 0, 1)")));
+  const Json json = QuantgateJson(command)["run"];
+  const Json& casts = json["variants"][1]["ranks"][1]["quantizations"];
+  EXPECT_EQ(casts[0]["tensor"], "x");
+  EXPECT_FALSE(casts[0].contains("amax_group"));
+  EXPECT_EQ(casts[1]["tensor"], "weight");
+  EXPECT_EQ(casts[1]["amax_group"], "tensor (ranks 0, 1)");
+  EXPECT_THAT(json["reproduce"].get<std::string>(),
+              HasSubstr(" --tp 2 --amax-group weight=tensor --amax-group grad_output=tensor "));
+}
+
+TEST_F(ParallelCommandTest, CodesUnderOtherScalesAreNotJoined) {
+  const ProcessResult result =
+      Quantgate(Arguments{"run", "--tp", "2", "--sequence-parallel", "--recipe", "fp8_current",
+                          "--amax-group", "input=none"} +
+                Layer("column"));
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("amax_groups[input]: none"), HasSubstr("tensor (ranks 0, 1)"),
+                    HasSubstr("scale_inv differs between ranks: rank 0 has"),
+                    Not(HasSubstr("accepted plan"))));
+}
+
+TEST_F(ParallelCommandTest, AmaxGroupsThatCannotBeAreRefused) {
+  const auto refusal = [&](const Arguments& options) {
+    const ProcessResult result = Quantgate(Arguments{"run"} + options + Layer("column"));
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    return result.err;
+  };
+  const Arguments fp8 = {"--tp", "2", "--recipe", "fp8_current"};
+  EXPECT_THAT(refusal({"--recipe", "fp8_current", "--amax-group", "input=world"}),
+              HasSubstr("--amax-group: given without --tp"));
+  EXPECT_THAT(refusal(fp8 + Arguments{"--amax-group", "world"}),
+              HasSubstr("--amax-group: world; it is ROLE=GROUP"));
+  EXPECT_THAT(refusal(fp8 + Arguments{"--amax-group", "input=none", "--amax-group", "input=world"}),
+              HasSubstr("input has a group already"));
+  EXPECT_THAT(refusal(fp8 + Arguments{"--amax-group", "x=world"}),
+              HasSubstr("amaxes are reduced by role: input, weight or grad_output"));
+  EXPECT_THAT(refusal(fp8 + Arguments{"--amax-group", "input=everyone"}),
+              HasSubstr("known: default, none, tensor, data, world, or lists of ranks"));
+  EXPECT_THAT(refusal(fp8 + Arguments{"--amax-group", "input=0/2"}),
+              HasSubstr("the lists have every rank from 0 to 1 once"));
+  EXPECT_THAT(refusal({"--tp", "2", "--recipe", "mxfp8", "--amax-group", "input=world"}),
+              HasSubstr("recipe mxfp8 has no amax of a whole input tensor"));
+}
+
 TEST_F(ParallelCommandTest, ReportsHaveEachRank) {
   const std::string html = Path("ranks.html");
   const Json json = QuantgateJson(

@@ -71,6 +71,8 @@ TEST_F(SessionCommandTest, RefusesOptionsThatNothingReads) {
        "--defer-wgrad: given for a step of kind evaluate; it is of train, recompute"},
       {{"step", "ID", "evaluate", "--requires-grad", "x"},
        "--requires-grad: given for a step of kind evaluate; it is of train, recompute"},
+      {{"step", "ID", "backward", "--amax-group", "input=none"},
+       "--amax-group: given for a step of kind backward; it is of train, evaluate, recompute"},
       {{"step", "ID", "backward", "--learning-rate", "0"},
        "--learning-rate: given for a step of kind backward; it is of optimize"},
       {{"step", "ID", "train", "--recipe", "bf16"},

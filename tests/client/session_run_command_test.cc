@@ -225,6 +225,66 @@ TEST_F(SessionRunTest, SeveralRanksAreHeldAgainstOne) {
   EXPECT_THAT(refusal({"--tp", "2"}), HasSubstr("no layer has a parallel_mode"));
 }
 
+// One rank's bits need the amax of all copies' rows; a step of the trace names another group.
+TEST_F(SessionRunTest, AmaxesOfCopiesAreReducedAsAsked) {
+  const std::string x = "gen:normal,seed=2,shape=64x32,dtype=bf16";
+  const std::string weight = "gen:normal,seed=1,shape=32x32,dtype=bf16";
+  const std::vector<std::string> command = {"session",
+                                            "run",
+                                            "--recipe",
+                                            "fp8_current",
+                                            "--dp",
+                                            "2",
+                                            "--amax-group",
+                                            "input=world",
+                                            "--require",
+                                            "bitwise",
+                                            "--report",
+                                            Path("amax.html"),
+                                            Trace(weight, "", Forward(x))};
+  const json same = QuantgateJson(command);
+  EXPECT_EQ(same["variants"][1], "fp8_current / none / auto / tp1 dp2 amax:input=world");
+  EXPECT_EQ(same["verdict"]["pass"], true);
+  EXPECT_EQ(same["quantizations"][2]["amax_group"], "world (ranks 0, 1)");
+  EXPECT_THAT(ReadFile(Path("amax.html")), HasSubstr("world (ranks 0, 1)"));
+  Trace(weight, "", R"({"forward": {"amax_groups": {"input": "none"}}, "x": ")" + x + "\"}");
+  const ProcessResult refused = Quantgate(command);
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_THAT(refused.err, HasSubstr("forward.amax_groups[input]: none; a session of one rank"));
+}
+
+// Copies that divide masters by elements have the bits of whole ones, and so their checkpoint goes
+// on without that.
+TEST_F(SessionRunTest, ADistributedOptimizerIsHeldAgainstWholeMasters) {
+  const std::string weight = "gen:normal,seed=1,shape=32x32,dtype=bf16";
+  const std::string steps = Forward("gen:normal,seed=2,shape=64x32,dtype=bf16") + "," +
+                            Backward("gen:normal,seed=3,shape=64x32,dtype=bf16") +
+                            R"(, {"optimize": {}})";
+  const std::string whole = R"({"recipe": {"name": "mxfp8"}, "parallel": {"dataParallel": 2}})";
+  const std::string divided =
+      R"({"recipe": {"name": "mxfp8"}, "parallel": {"dataParallel": 2, "distributedOptimizer": true}})";
+  const std::string restart =
+      R"(, {"restart": {"variants": [1], "parallel": {"dataParallel": 2}}}, )";
+  const json same = QuantgateJson(
+      {"session", "run",
+       Trace(weight, "\"variants\": [" + whole + ", " + divided + "], ", steps + restart + steps),
+       "--require", "bitwise"});
+  EXPECT_EQ(same["variants"][1], "mxfp8 / none / auto / tp1 dp2 distopt");
+  EXPECT_EQ(same["verdict"]["pass"], true);
+
+  Trace(weight, "", steps);
+  const auto refusal = [&](const std::vector<std::string>& more) {
+    const ProcessResult result = Quantgate(
+        std::vector<std::string>{"session", "run", Path("trace.json"), "--recipe", "bf16"} + more);
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    return result.err;
+  };
+  EXPECT_THAT(refusal({"--distributed-optimizer"}),
+              HasSubstr("--distributed-optimizer: given without --dp"));
+  EXPECT_THAT(refusal({"--dp", "2", "--fsdp", "--distributed-optimizer"}),
+              HasSubstr("parallel.distributed_optimizer: true; copies that are fully_sharded"));
+}
+
 TEST_F(SessionRunTest, DrawsWhatOverlaps) {
   const std::string path = Path("overlap.json");
   WriteFile(path, R"({"spec": {"layers": [{"name": "fc", "layer":

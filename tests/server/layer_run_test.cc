@@ -91,6 +91,17 @@ TEST(ReproduceCommandTest, TwinsOnSeveralRanksAreOptionsOfTheSameCommand) {
             "--arithmetic sm90 --require bitwise");
 }
 
+TEST(ReproduceCommandTest, AmaxGroupsAreOptions) {
+  LayerRun run = MakeRun();
+  run.variants[0].parallel = ParallelSpec{};
+  run.variants[0].parallel->amax_groups = {{TensorRole::kInput, *ParseAmaxGroup("none")},
+                                           {TensorRole::kGradOutput, *ParseAmaxGroup("1/0")}};
+  EXPECT_EQ(ReproduceCommand(run),
+            std::string("quantgate run") + kTensors +
+                " --tp 2 --amax-group input=none --amax-group grad_output=1/0 --recipe bf16 "
+                "--backward-override none --arithmetic sm90");
+}
+
 TEST(ReproduceCommandTest, StoredAndInlineTensorsAreDigests) {
   LayerRun run = MakeRun();
   run.x.kind = TensorReference::Kind::kStored;

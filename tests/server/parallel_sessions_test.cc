@@ -197,6 +197,37 @@ TEST_F(ParallelSessionsTest, TrainsWithTheBitsOfOneRankAndSaysWhatEachRankDid) {
   EXPECT_EQ(session.tensors(1).type().shape(0), kWide / 2);
 }
 
+// Under fp8_current the rows of two copies have one rank's bits where the copies have one amax,
+// which a forward may name for itself.
+TEST_F(ParallelSessionsTest, AForwardNamesTheGroupOfItsAmaxes) {
+  v1::OpenSessionRequest alone = OpenRequest(1, 1, ""), copies = OpenRequest(1, 2, "");
+  for (v1::OpenSessionRequest* request : {&alone, &copies}) {
+    request->mutable_spec()->mutable_recipe()->set_name("fp8_current");
+  }
+  const std::string expected = OutputOf(Forward(Open(alone)), "y");
+  const auto forward_with = [&](const std::string& id, const std::string& group) {
+    v1::SessionStepRequest request;
+    v1::SessionStepRequest::Forward& forward = *request.mutable_forward();
+    *forward.mutable_x() = Generated("normal", 2, "bf16", {kRows, kWide});
+    forward.set_microbatch(group);
+    (*forward.mutable_amax_groups())["input"] = group;
+    return Step(id, request);
+  };
+  const std::string id = Open(copies);
+  EXPECT_NE(OutputOf(forward_with(id, "none"), "y"), expected);
+  const v1::SessionStepResponse data = forward_with(id, "data");
+  EXPECT_EQ(OutputOf(data, "y"), expected);
+  EXPECT_EQ(data.ranks(1).quantizations(0).amax_group(), "data (ranks 0, 1)");
+  // Likewise as the session's own.
+  (*copies.mutable_spec()->mutable_parallel()->mutable_amax_groups())["input"] = "data";
+  const std::string named = Open(copies);
+  EXPECT_EQ(OutputOf(Forward(named), "y"), expected);
+  EXPECT_EQ(Get(named).spec().parallel().amax_groups().at("input"), "data");
+  (*copies.mutable_spec()->mutable_parallel()->mutable_amax_groups())["input"] = "tensor";
+  ExpectRefused(copies, grpc::StatusCode::INVALID_ARGUMENT,
+                "parallel.amax_groups[input]: tensor; it is of tensor_parallel ranks");
+}
+
 TEST_F(ParallelSessionsTest, CopiesAndRefusals) {
   const std::string copies = Open(OpenRequest(1, 2, ""));
   const v1::SessionStepResponse forward = Forward(copies);
