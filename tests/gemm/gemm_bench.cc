@@ -29,20 +29,22 @@ BENCHMARK(BM_OpenBlasSgemm)
     ->Args({1024, 2})
     ->UseRealTime();
 
-/// A cubic GEMM to bf16 under `arithmetic`; ranges: size, isa, threads.
-void BM_Gemm(benchmark::State& state, DType a, DType b, const char* arithmetic,
-             ScaleMode a_scaling = ScaleMode::kNone, ScaleMode b_scaling = ScaleMode::kNone) {
-  const int64_t size = state.range(0);
-  ExecutionContext context;
-  context.isa = static_cast<Isa>(state.range(1));
-  context.threads = static_cast<int>(state.range(2));
+struct OperandKind {
+  DType dtype;
+  ScaleMode scaling = ScaleMode::kNone;
+};
+
+/// A GEMM to bf16 under `arithmetic`.
+void TimeGemm(benchmark::State& state, const GemmShape& shape, GemmLayout layout, OperandKind a,
+              OperandKind b, const char* arithmetic, const ExecutionContext& context) {
   if (context.isa > BestIsa())
     return state.SkipWithError("this processor lacks the instruction set");
   GemmDesc desc;
-  desc.a =
-      MakeOperand(a, a_scaling, size, size, false, CodePattern::kNear, ScalePattern::kUsual, 1);
-  desc.b =
-      MakeOperand(b, b_scaling, size, size, false, CodePattern::kNear, ScalePattern::kUsual, 2);
+  desc.layout = layout;
+  desc.a = MakeOperand(a.dtype, a.scaling, shape.m, shape.k, layout == GemmLayout::kNT,
+                       CodePattern::kNear, ScalePattern::kUsual, 1);
+  desc.b = MakeOperand(b.dtype, b.scaling, shape.n, shape.k, layout != GemmLayout::kTN,
+                       CodePattern::kNear, ScalePattern::kUsual, 2);
   desc.arithmetic = Arithmetic::Parse(arithmetic).value();
   desc.out_dtype = DType::kBF16;
   for (auto _ : state) {
@@ -50,7 +52,17 @@ void BM_Gemm(benchmark::State& state, DType a, DType b, const char* arithmetic,
     if (!result.ok()) return state.SkipWithError(std::string(result.status().message()).c_str());
     benchmark::DoNotOptimize(result->d.data());
   }
-  state.SetItemsProcessed(state.iterations() * size * size * size);
+  state.SetItemsProcessed(state.iterations() * shape.m * shape.n * shape.k);
+}
+
+/// A cubic GEMM; ranges: size, isa, threads.
+void BM_Gemm(benchmark::State& state, DType a, DType b, const char* arithmetic,
+             ScaleMode a_scaling = ScaleMode::kNone, ScaleMode b_scaling = ScaleMode::kNone) {
+  const int64_t size = state.range(0);
+  const ExecutionContext context{.isa = static_cast<Isa>(state.range(1)),
+                                 .threads = static_cast<int>(state.range(2))};
+  TimeGemm(state, {size, size, size}, GemmLayout::kTN, {a, a_scaling}, {b, b_scaling}, arithmetic,
+           context);
 }
 
 void EveryPath(benchmark::internal::Benchmark* bench) {
@@ -94,6 +106,31 @@ BENCHMARK_CAPTURE(BM_Gemm, e4m3_mma, DType::kF8E4M3, DType::kF8E4M3, "sm90_mma_f
     ->Apply(EveryPath);
 BENCHMARK_CAPTURE(BM_Gemm, f16_sm80, DType::kF16, DType::kF16, "sm80")->Apply(EveryPath);
 BENCHMARK_CAPTURE(BM_Gemm, f16_sm70, DType::kF16, DType::kF16, "sm70")->Apply(EveryPath);
+
+/// What one rank of eight multiplies in a layer of 2048 x 2048 on one thread, beside the whole, of
+/// which its multiply-adds are an eighth; ranges: m, n, k.
+void BM_RankGemm(benchmark::State& state, OperandKind both, GemmLayout layout,
+                 const char* arithmetic) {
+  TimeGemm(state, {state.range(0), state.range(1), state.range(2)}, layout, both, both, arithmetic,
+           {.threads = 1});
+}
+
+void WholeAndParts(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"m", "n", "k"})->UseRealTime()->Unit(benchmark::kMillisecond);
+  bench->Args({2048, 2048, 2048});
+  bench->Args({2048, 256, 2048})->Args({256, 2048, 2048})->Args({2048, 2048, 256});
+}
+#define QUANTGATE_RANK_BENCHMARK(name, kind, layout, arithmetic) \
+  BENCHMARK_CAPTURE(BM_RankGemm, name, kind, layout, arithmetic)->Apply(WholeAndParts)
+constexpr OperandKind kE4m3{DType::kF8E4M3}, kBf16{DType::kBF16},
+    kMxfp8{DType::kF8E4M3, ScaleMode::kMx32};
+QUANTGATE_RANK_BENCHMARK(e4m3_fast_tn, kE4m3, GemmLayout::kTN, "sm90:fast");
+QUANTGATE_RANK_BENCHMARK(e4m3_split_tn, kE4m3, GemmLayout::kTN, "sm90:split");
+QUANTGATE_RANK_BENCHMARK(bf16_tn, kBf16, GemmLayout::kTN, "sm90");
+QUANTGATE_RANK_BENCHMARK(bf16_nn, kBf16, GemmLayout::kNN, "sm90");
+QUANTGATE_RANK_BENCHMARK(bf16_nt, kBf16, GemmLayout::kNT, "sm90");
+QUANTGATE_RANK_BENCHMARK(mxfp8_tn, kMxfp8, GemmLayout::kTN, "sm100");
+QUANTGATE_RANK_BENCHMARK(mxfp8_nt, kMxfp8, GemmLayout::kNT, "sm100");
 
 }  // namespace
 }  // namespace quantgate
