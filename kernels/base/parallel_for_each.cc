@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/base/loop_sharing.h"
+
 namespace quantgate {
 
 std::optional<int64_t> WorkFeed::Next() {
@@ -13,10 +15,11 @@ std::optional<int64_t> WorkFeed::Next() {
 void ParallelForEach(const ExecutionContext& context, int64_t count,
                      absl::FunctionRef<void(WorkFeed&)> worker) {
   WorkFeed feed(context, count);
+  const LoopSharing::OpenLoop open(feed, worker);
   const int64_t threads = std::min<int64_t>(std::max(1, context.threads), count);
   ParallelFor(context, threads, 1, [&](int64_t, int64_t) {
     // A thread that comes late needs no working memory.
-    if (!feed.is_empty()) worker(feed);
+    if (feed.left() > 0) worker(feed);
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/loop_sharing.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/wait_analysis.h"
 
@@ -144,6 +145,7 @@ absl::Status Rendezvous::Await(std::unique_lock<std::mutex>& lock, Wait& wait) {
   const auto end = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(deadline_);
   waits_.push_back(&wait);
   PoisonStuckGroups();
+  const LoopSharing::Wait lends_its_cpu;
   while (!wait.is_over && wait.group->error.ok()) {
     if (changed_.wait_until(lock, end) == std::cv_status::timeout && !wait.is_over &&
         wait.group->error.ok()) {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/execution.h"
+#include "kernels/base/loop_sharing.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/comm_faults.h"
 
@@ -244,10 +245,13 @@ absl::Status World::Run(absl::FunctionRef<absl::Status(Rank& rank)> body,
   if (cancellation != nullptr && !cancellation->Check().ok()) of_ranks.Cancel();
   environment_.cancellation = &of_ranks;
   Watch watch(rendezvous_, options_, of_ranks);
+  const int cpus = AvailableCpus();  // Ranks that wait lend theirs to the others.
+  LoopSharing sharing(cpus, std::max(1, cpus / size()), size());
   std::vector<std::thread> threads;
   for (const auto& rank : ranks_) {
-    threads.emplace_back([&watch, &body, &rank = *rank] {
+    threads.emplace_back([&watch, &sharing, &body, &rank = *rank] {
       const ScopedIeeeEnvironment ieee;
+      const LoopSharing::Member member(sharing);
       watch.End(rank.index(), body(rank));
     });
   }

@@ -5,11 +5,14 @@
 #include <gtest/gtest.h>
 #include <immintrin.h>
 
+#include <algorithm>
 #include <latch>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/execution.h"
+#include "kernels/base/parallel_for_each.h"
 #include "tests/comm/ranks.h"
 
 namespace quantgate {
@@ -55,6 +58,26 @@ TEST(World, RunsEachRankInTheFloatingPointEnvironmentOfEngines) {
     return absl::OkStatus();
   });
   _mm_setcsr(before);
+}
+
+// A loop whose pieces wait for each other, so that it ends only with a thread for each.
+void RunTogether(int threads) {
+  std::latch all(threads);
+  ParallelForEach({.threads = 1}, threads, [&](WorkFeed& feed) {
+    while (feed.Next().has_value()) all.arrive_and_wait();
+  });
+}
+
+TEST(World, RanksThatWaitOrHaveEndedLendTheirCpus) {
+  Ranks ranks(2);
+  const int threads = std::min(2, AvailableCpus());
+  for (const bool waits : {true, false}) {
+    const auto statuses = ranks.StatusOfEach([&](Rank& rank) {
+      if (rank.index() == 1) RunTogether(threads);
+      return waits ? rank.group(kWorldGroup).Barrier() : absl::OkStatus();
+    });
+    EXPECT_THAT(statuses, Each(absl::OkStatus()));
+  }
 }
 
 TEST(World, AbortsAllGroupsWithTheFirstFailure) {
