@@ -96,7 +96,7 @@ class RunningServer : public Server {
 
   /// Waits for a stuck rank, which uses what ends here.
   ~RunningServer() override {
-    has_stuck_ranks_ = false;
+    is_ending_ = true;
     Shutdown(absl::ZeroDuration());
   }
 
@@ -136,7 +136,7 @@ class RunningServer : public Server {
   CallRegistry calls_;
   std::atomic<bool> is_draining_{false};
   std::atomic<bool> is_ready_{false};
-  std::atomic<bool> has_stuck_ranks_{false};
+  std::atomic<bool> has_stuck_ranks_{false}, is_ending_{false};
   std::atomic<int64_t> upload_bytes_in_flight_{0};
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<Runs> runs_;
@@ -341,7 +341,7 @@ bool RunningServer::DrainDevices(absl::Time deadline) {
 /// A rank may turn out to be stuck while this waits.
 bool RunningServer::AwaitIdle(DeviceQueue& queue, absl::Time deadline) const {
   while (!queue.WaitIdle(absl::Now() + kStuckPeriod)) {
-    if (has_stuck_ranks_ && absl::Now() >= deadline) return false;
+    if (has_stuck_ranks_ && !is_ending_ && absl::Now() >= deadline) return false;
   }
   return true;
 }

@@ -293,8 +293,9 @@ absl::StatusOr<ReportedOutput> ParallelReporter::ReportSum(const std::string& ou
   for (size_t rank = 0; rank < step_.ranks.size(); ++rank) {
     const RankStep& step = step_.ranks[rank];
     Tensor partial = is_sum_here ? FindComputed(step.result, output) : PartialOf(step, output);
-    if (!partial.has_value())
+    if (!partial.has_value()) {
       return absl::InternalError(absl::StrCat("no partial product of ", output));
+    }
     QG_ASSIGN_OR_RETURN(const OutputReporter::Part part, ranks_[rank]->Report({output, partial}));
     QG_ASSIGN_OR_RETURN(partial, step.engine->ToHost(partial, cancellation_));
     addends.Add(part, std::move(partial));

@@ -311,6 +311,14 @@ TEST(ExpertVariants, CopiesHaveOneStateOfDelayedScaling) {
               ::testing::Contains(HasSubstr("left out of the state, since ranks differ: input.0")));
 }
 
+// By the number in the whole layer, on whichever rank the expert is.
+TEST(ExpertVariants, RefusalsNameTheExpert) {
+  EXPECT_EQ(TryRun(Twins(Experts({64, 64, 96}), "mxfp8", Ranks(3, 2))).status().message(),
+            "layer.m_splits[2]: M = 48 of bf16[48x64]; M must be a multiple of 32 under mxfp8: "
+            "both dims of a quantized tensor are in whole blocks (of a rank's part under "
+            "variants[1].parallel)");
+}
+
 TEST(ExpertVariants, Refusals) {
   const auto refusal = [](LayerRequest step, ParallelSpec parallel) {
     const absl::Status status = TryRun(Twins(std::move(step), "bf16", parallel)).status();
