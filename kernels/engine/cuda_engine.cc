@@ -498,6 +498,11 @@ absl::StatusOr<Deferred<BoundCheck>> CudaEngine::StartCheckBound(const GemmDesc&
   QG_ASSIGN_OR_RETURN(const GemmDesc moved, OnDevice(desc, cancellation));
   QG_ASSIGN_OR_RETURN(const Tensor moved_subject, device_->ToDevice(subject, cancellation));
   QG_ASSIGN_OR_RETURN(const Tensor moved_exact, device_->ToDevice(exact, cancellation));
+  // Whoever reads a report that was begun before need not wait for these products.
+  if (device_->has_reads_to_note()) {
+    QG_ASSIGN_OR_RETURN(PooledCudaEvent begun, timed_events_.Record(*device_));
+    device_->NoteReads(std::move(begun));
+  }
   return ReadLater(StartCheckBoundCuda(*device_, moved, moved_subject, moved_exact, cancellation));
 }
 

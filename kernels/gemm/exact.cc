@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,7 +25,51 @@ std::vector<double> PaddedDoubles(const std::vector<float>& values, size_t count
   return padded;
 }
 
-/// A GEMM taken apart for the kernels; shared by all threads, each of which writes its own tiles.
+/// One dtype that the sums are rounded to; shared by all threads, each of which writes its own
+/// tiles.
+class ExactRounding {
+ public:
+  explicit ExactRounding(Tensor d) : d_(std::move(d)) {}
+
+  const Tensor& d() const { return d_; }
+  ExactOutput output() const { return ExactOutputOf(d_.dtype()); }
+  /// Codes of elements from `index` on.
+  void Store(const std::vector<uint32_t>& codes, int64_t index, int64_t count);
+  void RaiseAmax(uint32_t amax);
+  uint32_t amax() const { return amax_; }
+  void CountWideDot() { ++wide_dots_; }
+  void CountWideEpilogue() { ++wide_epilogues_; }
+  int64_t wide_dots() const { return wide_dots_; }
+  int64_t wide_epilogues() const { return wide_epilogues_; }
+
+ private:
+  Tensor d_;
+  std::atomic<int64_t> wide_dots_{0};
+  std::atomic<int64_t> wide_epilogues_{0};
+  std::atomic<uint32_t> amax_{0};
+};
+
+void ExactRounding::Store(const std::vector<uint32_t>& codes, int64_t index, int64_t count) {
+  switch (DTypeBytes(d_.dtype())) {
+    case 4:
+      std::copy_n(codes.begin(), count, d_.as<uint32_t>() + index);
+      break;
+    case 2:
+      std::copy_n(codes.begin(), count, d_.as<uint16_t>() + index);
+      break;
+    default:
+      std::copy_n(codes.begin(), count, d_.as<uint8_t>() + index);
+      break;
+  }
+}
+
+void ExactRounding::RaiseAmax(uint32_t amax) {
+  uint32_t seen = amax_.load();
+  while (seen < amax && !amax_.compare_exchange_weak(seen, amax)) {
+  }
+}
+
+/// A GEMM taken apart for the kernels; shared by all threads.
 class ExactProblem {
  public:
   ExactProblem(const GemmDesc& desc, const GemmShape& shape, ExactOperand a, ExactOperand b,
@@ -50,20 +95,21 @@ class ExactProblem {
     for (double& scale : b_scales_wide_) scale /= static_cast<double>(divisor_);
   }
 
-  void RunTile(const ExactTile& tile, Tensor& d, ExactTileMemory& memory);
-
-  int64_t wide_dot_count() const { return wide_dot_count_; }
-  uint32_t amax() const { return amax_; }
-  std::string Note() const;
+  /// Multiplies the tile once and rounds it each way.
+  void RunTile(const ExactTile& tile, std::deque<ExactRounding>& roundings,
+               ExactTileMemory& memory);
+  std::string NoteOf(const ExactRounding& rounding) const;
 
  private:
   bool IsExactInFp64(int64_t row, int64_t column) const {
     return a_bounds_.norm[row] * b_bounds_.norm[column] <
            std::ldexp(a_bounds_.lowest_bit[row], kExactFastBits) * b_bounds_.lowest_bit[column];
   }
-  ExactCode Redo(int64_t row, int64_t column, double s, ExactTileMemory& memory);
+  void RoundTile(const ExactTile& tile, const ExactSums& sums, ExactRounding& rounding,
+                 ExactTileMemory& memory);
+  ExactCode Redo(int64_t row, int64_t column, double s, ExactRounding& rounding,
+                 ExactTileMemory& memory);
   ExactDot DotInWideIntegers(int64_t row, int64_t column, ExactTileMemory& memory);
-  void RaiseAmax(uint32_t amax);
 
   const GemmDesc& desc_;
   const GemmShape shape_;
@@ -78,19 +124,9 @@ class ExactProblem {
   std::vector<double> b_scales_wide_;  // Divided by divisor_, rounded.
   const std::vector<double> bias_wide_;
   const double relative_error_;
-  std::atomic<int64_t> wide_dot_count_{0};
-  std::atomic<int64_t> wide_epilogue_count_{0};
-  std::atomic<uint32_t> amax_{0};
 };
 
-void ExactProblem::RaiseAmax(uint32_t amax) {
-  uint32_t seen = amax_.load();
-  while (seen < amax && !amax_.compare_exchange_weak(seen, amax)) {
-  }
-}
-
 ExactDot ExactProblem::DotInWideIntegers(int64_t row, int64_t column, ExactTileMemory& memory) {
-  ++wide_dot_count_;
   if (memory.decoded_row != row) {
     memory.a_row.resize(shape_.k);
     DecodeExactRow(a_, row, memory.a_row.data());
@@ -112,7 +148,8 @@ ExactDot ExactProblem::DotInWideIntegers(int64_t row, int64_t column, ExactTileM
 
 // An output that the interval could not decide. The fp64 dot product is taken over where it is
 // exact.
-ExactCode ExactProblem::Redo(int64_t row, int64_t column, double s, ExactTileMemory& memory) {
+ExactCode ExactProblem::Redo(int64_t row, int64_t column, double s, ExactRounding& rounding,
+                             ExactTileMemory& memory) {
   ExactTerms terms;
   terms.alpha = desc_.alpha;
   terms.scale_a = a_scales_[row];
@@ -122,35 +159,28 @@ ExactCode ExactProblem::Redo(int64_t row, int64_t column, double s, ExactTileMem
   terms.bias = bias_[column];
   terms.d_scale = d_scale_;
   terms.divisor = static_cast<uint64_t>(divisor_);
-  if (!std::isfinite(s)) return RoundSpecialOutput(s, terms, ExactOutputOf(desc_.out_dtype));
+  if (!std::isfinite(s)) return RoundSpecialOutput(s, terms, rounding.output());
   ExactDot dot;
   if (IsExactInFp64(row, column)) {
-    ++wide_epilogue_count_;
+    rounding.CountWideEpilogue();
     dot.AddDouble(s);
   } else {
+    rounding.CountWideDot();
     dot = DotInWideIntegers(row, column, memory);
   }
-  return RoundExactOutput(dot, terms, ExactOutputOf(desc_.out_dtype));
+  return RoundExactOutput(dot, terms, rounding.output());
 }
 
-void StoreCodes(const std::vector<uint32_t>& codes, Tensor& d, int64_t index, int64_t count) {
-  switch (DTypeBytes(d.dtype())) {
-    case 4:
-      std::copy_n(codes.begin(), count, d.as<uint32_t>() + index);
-      break;
-    case 2:
-      std::copy_n(codes.begin(), count, d.as<uint16_t>() + index);
-      break;
-    default:
-      std::copy_n(codes.begin(), count, d.as<uint8_t>() + index);
-      break;
-  }
-}
-
-void ExactProblem::RunTile(const ExactTile& tile, Tensor& d, ExactTileMemory& memory) {
+void ExactProblem::RunTile(const ExactTile& tile, std::deque<ExactRounding>& roundings,
+                           ExactTileMemory& memory) {
   const ExactSums sums = MultiplyTile(a_, b_, tile, kernels_, memory);
+  for (ExactRounding& rounding : roundings) RoundTile(tile, sums, rounding, memory);
+}
+
+void ExactProblem::RoundTile(const ExactTile& tile, const ExactSums& sums, ExactRounding& rounding,
+                             ExactTileMemory& memory) {
   const int64_t count = tile.n_end - tile.n_begin;
-  const auto certify = kernels_.certify[static_cast<int>(ExactOutputOf(desc_.out_dtype))];
+  const auto certify = kernels_.certify[static_cast<int>(rounding.output())];
   memory.codes.resize(sums.stride);
   memory.amax.resize(sums.stride);
   memory.doubt.resize(sums.stride);
@@ -178,21 +208,21 @@ void ExactProblem::RunTile(const ExactTile& tile, Tensor& d, ExactTileMemory& me
     certify(exact_row, memory.codes.data(), memory.amax.data(), memory.doubt.data());
     for (int64_t j = 0; j < count; ++j) {
       if (memory.doubt[j] == 0) continue;
-      const ExactCode redone = Redo(row, tile.n_begin + j, s[j], memory);
+      const ExactCode redone = Redo(row, tile.n_begin + j, s[j], rounding, memory);
       memory.codes[j] = redone.code;
       memory.amax[j] = redone.amax;
     }
-    StoreCodes(memory.codes, d, row * shape_.n + tile.n_begin, count);
-    if (IsFp8(desc_.out_dtype)) {
+    rounding.Store(memory.codes, row * shape_.n + tile.n_begin, count);
+    if (IsFp8(rounding.d().dtype())) {
       amax = std::max(amax, *std::max_element(memory.amax.begin(), memory.amax.begin() + count));
     }
   }
-  RaiseAmax(amax);
+  rounding.RaiseAmax(amax);
 }
 
-std::string ExactProblem::Note() const {
+std::string ExactProblem::NoteOf(const ExactRounding& rounding) const {
   return ExactNote({a_bounds_.LargestRatio() * b_bounds_.LargestRatio(), shape_.m * shape_.n,
-                    wide_dot_count_.load(), wide_epilogue_count_.load()});
+                    rounding.wide_dots(), rounding.wide_epilogues()});
 }
 
 }  // namespace
@@ -205,6 +235,12 @@ absl::StatusOr<GemmResult> ExactGemm(const GemmDesc& given, const ExecutionConte
   GemmResult result;
   result.arithmetic = "exact";
   QG_ASSIGN_OR_RETURN(result.d, OutputOf(desc, shape, Tensor::Allocate));
+  std::deque<ExactRounding> roundings;
+  roundings.emplace_back(result.d);
+  if (desc.also_f32) {
+    QG_ASSIGN_OR_RETURN(result.f32, Tensor::Allocate(DType::kF32, {shape.m, shape.n}));
+    roundings.emplace_back(result.f32);
+  }
   QG_ASSIGN_OR_RETURN(OperandView a, ViewOfA(desc, shape));
   QG_ASSIGN_OR_RETURN(OperandView b, ViewOfB(desc, shape));
   ExactProblem problem(desc, shape, ExactOperand(std::move(a)), ExactOperand(std::move(b)),
@@ -214,14 +250,15 @@ absl::StatusOr<GemmResult> ExactGemm(const GemmDesc& given, const ExecutionConte
   ExactTileMemoryPool pool;
   ParallelFor(context, static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
     std::unique_ptr<ExactTileMemory> memory = pool.Take();
-    for (int64_t i = begin; i < end; ++i) problem.RunTile(tiles[i], result.d, *memory);
+    for (int64_t i = begin; i < end; ++i) problem.RunTile(tiles[i], roundings, *memory);
     pool.Return(std::move(memory));
   });
   QG_RETURN_IF_ERROR(context.CheckCancelled());
   if (IsFp8(desc.out_dtype)) {
-    QG_ASSIGN_OR_RETURN(result.amax, Tensor::FromScalar(std::bit_cast<float>(problem.amax())));
+    QG_ASSIGN_OR_RETURN(result.amax,
+                        Tensor::FromScalar(std::bit_cast<float>(roundings.front().amax())));
   }
-  result.note = problem.Note();
+  result.note = problem.NoteOf(roundings.back());
   return result;
 }
 

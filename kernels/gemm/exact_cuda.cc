@@ -1,7 +1,9 @@
 // ExactGemmCuda: packed operands, fp64 dot products, certification, wide integers for the rest.
 #include <algorithm>
 #include <bit>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"
@@ -31,28 +33,40 @@ absl::StatusOr<RowBounds> AllocateBounds(CudaDevice& device, int64_t rows) {
   return bounds;
 }
 
-/// Computes every strip. What was counted is in *task.counts once the stream gets there.
-absl::Status RunStrips(CudaDevice& device, const ExactProducts& products, int64_t m,
-                       const Cancellation* cancellation, ExactRoundTask& task) {
-  const int64_t strip_outputs = std::min(m, products.strip_rows()) * task.b.rows;
-  QG_ASSIGN_OR_RETURN(const auto doubtful, device.AllocateBytes(static_cast<size_t>(strip_outputs) *
-                                                                sizeof(*task.doubtful)));
-  task.doubtful = reinterpret_cast<int64_t*>(doubtful->data());
-  for (int64_t begin = 0; begin < m; begin += products.strip_rows()) {
-    if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
-    QG_ASSIGN_OR_RETURN(task.strip, products.Strip(begin));
+absl::Status RoundStrip(CudaDevice& device, const ExactRoundTask& task) {
+  if (task.strip.begin > 0) {
     QG_CUDA_RETURN_IF_ERROR(
         cudaMemsetAsync(&task.counts->doubts, 0, sizeof(task.counts->doubts), device.stream()));
-    QG_CUDA_RETURN_IF_ERROR(LaunchExactCertify(task, device.stream()));
-    QG_CUDA_RETURN_IF_ERROR(LaunchExactRedo(task, device.stream()));
+  }
+  QG_CUDA_RETURN_IF_ERROR(LaunchExactCertify(task, device.stream()));
+  return QG_CUDA_STATUS(LaunchExactRedo(task, device.stream()));
+}
+
+/// Computes every strip and rounds it each way. What was counted is in *task.counts once the stream
+/// gets there.
+absl::Status RunStrips(CudaDevice& device, const ExactProducts& products, int64_t m,
+                       const Cancellation* cancellation, std::span<ExactRoundTask> tasks) {
+  const ExactRoundTask& first = tasks.front();
+  const int64_t strip_outputs = std::min(m, products.strip_rows()) * first.b.rows;
+  QG_ASSIGN_OR_RETURN(const auto doubtful, device.AllocateBytes(static_cast<size_t>(strip_outputs) *
+                                                                sizeof(*first.doubtful)));
+  for (int64_t begin = 0; begin < m; begin += products.strip_rows()) {
+    if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
+    QG_ASSIGN_OR_RETURN(const ExactStrip strip, products.Strip(begin));
+    for (ExactRoundTask& task : tasks) {
+      task.doubtful = reinterpret_cast<int64_t*>(doubtful->data());
+      task.strip = strip;
+      QG_RETURN_IF_ERROR(RoundStrip(device, task));
+    }
   }
   return absl::OkStatus();
 }
 
-std::string NoteOf(const ExactCounts& counts, const GemmShape& shape) {
+/// `bounded` has the ratios, `counts` what one rounding took.
+std::string NoteOf(const ExactCounts& bounded, const ExactCounts& counts, const GemmShape& shape) {
   ExactWays ways;
   ways.largest_ratio =
-      std::bit_cast<double>(counts.ratio_max_a) * std::bit_cast<double>(counts.ratio_max_b);
+      std::bit_cast<double>(bounded.ratio_max_a) * std::bit_cast<double>(bounded.ratio_max_b);
   ways.outputs = shape.m * shape.n;
   ways.wide_dots = static_cast<int64_t>(counts.wide_dots);
   ways.wide_epilogues = static_cast<int64_t>(counts.wide_epilogues);
@@ -88,8 +102,9 @@ absl::StatusOr<StartedExactGemm> StartExact(ExactCudaPath path, CudaDevice& devi
   task.relative_error = ExactRelativeError(shape.k);
   task.output = ExactOutputOf(desc.out_dtype);
   task.d = result.d.data();
-  QG_ASSIGN_OR_RETURN(Tensor counts_memory,
-                      device.AllocateZeroed(DType::kU8, {sizeof(ExactCounts)}));
+  std::vector<ExactRoundTask> tasks(desc.also_f32 ? 2 : 1);
+  const auto count_bytes = static_cast<int64_t>(tasks.size() * sizeof(ExactCounts));
+  QG_ASSIGN_OR_RETURN(Tensor counts_memory, device.AllocateZeroed(DType::kU8, {count_bytes}));
   task.counts = reinterpret_cast<ExactCounts*>(counts_memory.data());
   QG_ASSIGN_OR_RETURN(const RowBounds a_bounds, AllocateBounds(device, shape.m));
   QG_ASSIGN_OR_RETURN(const RowBounds b_bounds, AllocateBounds(device, shape.n));
@@ -102,9 +117,19 @@ absl::StatusOr<StartedExactGemm> StartExact(ExactCudaPath path, CudaDevice& devi
         {task.b, b_bounds.norm(), b_bounds.lowest_bit(), &task.counts->ratio_max_b}},
        ExactNormInflation(shape.k)},
       device.stream()));
-  QG_RETURN_IF_ERROR(RunStrips(device, products, shape.m, cancellation, task));
-  const auto note = [shape](const std::byte* counts) -> absl::StatusOr<std::string> {
-    return NoteOf(*reinterpret_cast<const ExactCounts*>(counts), shape);
+  std::fill(tasks.begin(), tasks.end(), task);
+  if (desc.also_f32) {
+    QG_ASSIGN_OR_RETURN(result.f32, device.Allocate(DType::kF32, {shape.m, shape.n}));
+    ExactRoundTask& wide = tasks.back();
+    wide.output = ExactOutput::kF32;
+    wide.d = result.f32.data();
+    ++wide.counts;
+  }
+  QG_RETURN_IF_ERROR(RunStrips(device, products, shape.m, cancellation, tasks));
+  const auto note = [shape, last = tasks.size() -
+                                   1](const std::byte* bytes) -> absl::StatusOr<std::string> {
+    const auto* counts = reinterpret_cast<const ExactCounts*>(bytes);
+    return NoteOf(counts[0], counts[last], shape);
   };
   QG_ASSIGN_OR_RETURN(CudaDevice::PendingRead read, device.StartRead(counts_memory));
   return StartedExactGemm{std::move(result), {std::move(read), note}};

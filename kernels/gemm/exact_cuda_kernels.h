@@ -59,13 +59,18 @@ struct ExactCudaOperand {
   }
 };
 
-/// Packs an operand in the order in which the fragments of mma.sync m16n8k8 are read: where element
-/// (row, k) lies is ExactPackedIndex.
-struct ExactPackTask {
+/// An operand and where it goes.
+struct ExactPackedOperand {
   ExactCudaOperand source;
-  int64_t row_tiles, k_padded;
-  bool narrow;   ///< Every element's upper 32 bits are the element: only these are kept.
+  int64_t row_tiles;
   void* packed;  ///< [row_tiles][k_padded / 8] of 128 x 8, of uint32_t or double.
+};
+/// Packs both operands in the order in which the fragments of mma.sync m16n8k8 are read: where
+/// element (row, k) lies is ExactPackedIndex.
+struct ExactPackTask {
+  ExactPackedOperand operands[2];
+  int64_t k_padded;
+  bool narrow;  ///< Every element's upper 32 bits are the element: only these are kept.
 };
 cudaError_t LaunchExactPack(const ExactPackTask& task, cudaStream_t stream);
 /// One thread an element: what the other one must equal.
@@ -172,7 +177,7 @@ struct ExactStrip {
 
 /// Counted on the device; zeroed before.
 struct ExactCounts {
-  unsigned long long ratio_max_a, ratio_max_b;  ///< Of ExactRowBoundsTask.
+  unsigned long long ratio_max_a, ratio_max_b;  ///< Of ExactRowBoundsTask; in the first of several.
   unsigned long long wide_dots;
   unsigned long long wide_epilogues;
   unsigned long long doubts;  ///< Of this strip.

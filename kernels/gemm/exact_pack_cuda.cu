@@ -1,4 +1,6 @@
 // Operands of the exact GEMM as fp64 numbers, and the bounds of their rows.
+#include <algorithm>
+
 #include "kernels/gemm/exact_cuda_kernels.h"
 #include "kernels/gemm/exact_fragment.h"
 
@@ -54,46 +56,54 @@ constexpr bool kNarrow = sizeof(Word) == 4;
 /// A lane packs the four elements that it will read, a warp 16 rows x 8 k at a time. No block of
 /// scales ends within these 8.
 template <class Word>
-__global__ void __launch_bounds__(kThreads) PackOperand(const ExactPackTask task) {
+__global__ void __launch_bounds__(kThreads)
+    PackOperands(const __grid_constant__ ExactPackTask task) {
   __shared__ float values_of_codes[256];
-  const OperandFormat format = task.source.operand.format;
+  const ExactPackedOperand& packing = task.operands[blockIdx.z];
+  const ExactCudaOperand& source = packing.source;
+  const OperandFormat format = source.operand.format;
   const bool has_table = format != OperandFormat::kF32 && format != OperandFormat::kBF16 &&
                          format != OperandFormat::kF16;
-  if (has_table) values_of_codes[threadIdx.x] = task.source.Decode(threadIdx.x);
+  if (has_table) values_of_codes[threadIdx.x] = source.Decode(threadIdx.x);
   __syncthreads();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t step = int64_t(blockIdx.x) * kWarps + warp;
   if (step >= task.k_padded / 8) return;
-  const Decoder decode{task.source, has_table ? values_of_codes : nullptr};
-  const CudaOperand& operand = task.source.operand;
+  const Decoder decode{source, has_table ? values_of_codes : nullptr};
+  const CudaOperand& operand = source.operand;
   const ScaleReader scale_of{operand, 31 - __clz(operand.row_block), 31 - __clz(operand.k_block)};
-  const int64_t groups = task.row_tiles * (kExactTileRows / 16);
+  const int64_t groups = packing.row_tiles * (kExactTileRows / 16);
   for (int64_t group = blockIdx.y; group < groups; group += gridDim.y) {
     const int64_t row = group * 16 + lane / 4, k = step * 8 + lane % 4;
     double scales[2] = {1, 1};
-    if (task.source.is_scaled()) {
+    if (source.is_scaled()) {
       scales[0] = scale_of(row, step * 8);
       scales[1] = scale_of(row + 8, step * 8);
     }
     const double values[4] = {decode(row, k, scales[0]), decode(row + 8, k, scales[1]),
                               decode(row, k + 4, scales[0]), decode(row + 8, k + 4, scales[1])};
     const int64_t at = ExactPackedIndex(row, k, task.k_padded, kNarrow<Word>);
-    StoreFragment(values, static_cast<Word*>(task.packed) + at);
+    StoreFragment(values, static_cast<Word*>(packing.packed) + at);
   }
 }
 
-__global__ void PackPlainly(const ExactPackTask task) {
+__global__ void PackPlainly(const __grid_constant__ ExactPackTask task) {
+  const ExactPackedOperand& packing = task.operands[blockIdx.z];
   const int64_t k = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (k >= task.k_padded) return;
-  for (int64_t row = blockIdx.y; row < task.row_tiles * kExactTileRows; row += gridDim.y) {
-    const double value = task.source.At(row, k);
+  for (int64_t row = blockIdx.y; row < packing.row_tiles * kExactTileRows; row += gridDim.y) {
+    const double value = packing.source.At(row, k);
     const int64_t at = ExactPackedIndex(row, k, task.k_padded, task.narrow);
     if (task.narrow) {
-      static_cast<uint32_t*>(task.packed)[at] = static_cast<uint32_t>(__double2hiint(value));
+      static_cast<uint32_t*>(packing.packed)[at] = static_cast<uint32_t>(__double2hiint(value));
     } else {
-      static_cast<double*>(task.packed)[at] = value;
+      static_cast<double*>(packing.packed)[at] = value;
     }
   }
+}
+
+int64_t MostRowTiles(const ExactPackTask& task) {
+  return std::max(task.operands[0].row_tiles, task.operands[1].row_tiles);
 }
 
 constexpr int kBoundRows = 32;
@@ -193,24 +203,24 @@ __global__ void __launch_bounds__(kThreads + 32) BoundRows(const ExactRowBoundsT
 }  // namespace
 
 cudaError_t LaunchExactPack(const ExactPackTask& task, cudaStream_t stream) {
-  const int64_t groups = task.row_tiles * (kExactTileRows / 16);
+  const int64_t groups = MostRowTiles(task) * (kExactTileRows / 16);
   if (groups == 0) return cudaSuccess;
   const int64_t steps = task.k_padded / 8, shares = (groups + kGroupsOfBlock - 1) / kGroupsOfBlock;
   const dim3 grid(static_cast<unsigned>((steps + kWarps - 1) / kWarps),
-                  static_cast<unsigned>(shares < kGridMax ? shares : kGridMax));
+                  static_cast<unsigned>(std::min(shares, kGridMax)), 2);
   if (task.narrow) {
-    PackOperand<uint32_t><<<grid, kThreads, 0, stream>>>(task);
+    PackOperands<uint32_t><<<grid, kThreads, 0, stream>>>(task);
   } else {
-    PackOperand<double><<<grid, kThreads, 0, stream>>>(task);
+    PackOperands<double><<<grid, kThreads, 0, stream>>>(task);
   }
   return cudaGetLastError();
 }
 
 cudaError_t LaunchExactPackPlain(const ExactPackTask& task, cudaStream_t stream) {
-  const int64_t rows = task.row_tiles * kExactTileRows;
+  const int64_t rows = MostRowTiles(task) * kExactTileRows;
   if (rows == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>((task.k_padded + kThreads - 1) / kThreads),
-                  static_cast<unsigned>(rows < kGridMax ? rows : kGridMax));
+                  static_cast<unsigned>(std::min(rows, kGridMax)), 2);
   PackPlainly<<<grid, kThreads, 0, stream>>>(task);
   return cudaGetLastError();
 }

@@ -60,18 +60,15 @@ ExactOutputTerms ExactOutputTermsOf(const GemmDesc& desc) {
   return terms;
 }
 
-absl::StatusOr<std::shared_ptr<Buffer>> ExactProducts::Pack(const ExactCudaOperand& source,
-                                                            bool narrow, ExactPacked& packed) {
-  const int64_t k_padded =
-      (source.operand.k + kExactPackedDepth - 1) / kExactPackedDepth * kExactPackedDepth;
+absl::StatusOr<std::shared_ptr<Buffer>> ExactProducts::Prepare(const ExactCudaOperand& source,
+                                                               const ExactPackTask& task,
+                                                               ExactPackedOperand& packing,
+                                                               ExactPacked& packed) {
   const int64_t row_tiles = TilesOf(source.operand.rows);
-  const int64_t words = row_tiles * kExactTileRows * k_padded;
-  QG_ASSIGN_OR_RETURN(auto memory, device_->AllocateBytes(words * (narrow ? 4 : 8)));
-  packed = {memory->data(), source.operand.rows, k_padded, narrow};
-  const ExactPackTask task{source, row_tiles, k_padded, narrow, memory->data()};
-  QG_CUDA_RETURN_IF_ERROR(path_ == ExactCudaPath::kPlain
-                              ? LaunchExactPackPlain(task, device_->stream())
-                              : LaunchExactPack(task, device_->stream()));
+  const int64_t words = row_tiles * kExactTileRows * task.k_padded;
+  QG_ASSIGN_OR_RETURN(auto memory, device_->AllocateBytes(words * (task.narrow ? 4 : 8)));
+  packing = {source, row_tiles, memory->data()};
+  packed = {memory->data(), source.operand.rows, task.k_padded, task.narrow};
   return memory;
 }
 
@@ -79,9 +76,14 @@ absl::StatusOr<ExactProducts> ExactProducts::Create(CudaDevice& device, const Ex
                                                     const ExactCudaOperand& b, ExactCudaPath path) {
   ExactProducts products(device);
   products.path_ = path;
-  const bool narrow = IsNarrow(a) && IsNarrow(b);
-  QG_ASSIGN_OR_RETURN(products.a_memory_, products.Pack(a, narrow, products.a_));
-  QG_ASSIGN_OR_RETURN(products.b_memory_, products.Pack(b, narrow, products.b_));
+  ExactPackTask task{};
+  task.k_padded = (a.operand.k + kExactPackedDepth - 1) / kExactPackedDepth * kExactPackedDepth;
+  task.narrow = IsNarrow(a) && IsNarrow(b);
+  QG_ASSIGN_OR_RETURN(products.a_memory_, products.Prepare(a, task, task.operands[0], products.a_));
+  QG_ASSIGN_OR_RETURN(products.b_memory_, products.Prepare(b, task, task.operands[1], products.b_));
+  QG_CUDA_RETURN_IF_ERROR(path == ExactCudaPath::kPlain
+                              ? LaunchExactPackPlain(task, device.stream())
+                              : LaunchExactPack(task, device.stream()));
   const int64_t tile_outputs = kExactTileRows * kExactTileRows * TilesOf(products.b_.rows);
   products.strip_tiles_ = std::clamp<int64_t>(kStripOutputs / tile_outputs, 1,
                                               std::max<int64_t>(TilesOf(products.a_.rows), 1));

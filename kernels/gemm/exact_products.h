@@ -38,8 +38,10 @@ class ExactProducts {
 
  private:
   explicit ExactProducts(CudaDevice& device) : device_(&device) {}
-  absl::StatusOr<std::shared_ptr<Buffer>> Pack(const ExactCudaOperand& source, bool narrow,
-                                               ExactPacked& packed);
+  /// Memory for an operand, and how it will be packed.
+  absl::StatusOr<std::shared_ptr<Buffer>> Prepare(const ExactCudaOperand& source,
+                                                  const ExactPackTask& task,
+                                                  ExactPackedOperand& packing, ExactPacked& packed);
 
   CudaDevice* device_;
   ExactCudaPath path_ = ExactCudaPath::kTensorCores;

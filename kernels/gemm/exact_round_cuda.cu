@@ -141,7 +141,7 @@ __device__ void RoundAgain(const ExactRoundTask& task, const Doubtful& output,
 }
 
 /// One thread an output: those whose dot product is known.
-__global__ void RedoEpilogues(const ExactRoundTask task) {
+__device__ void RedoEpilogues(const ExactRoundTask& task) {
   const auto count = static_cast<int64_t>(task.counts->doubts);
   const int64_t threads = int64_t(gridDim.x) * blockDim.x;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += threads) {
@@ -170,7 +170,7 @@ __device__ void AddLanes(int lane, ExactDot& dot) {
 }
 
 /// One warp an output: the whole dot product in wide integers.
-__global__ void RedoDots(const ExactRoundTask task) {
+__device__ void RedoDots(const ExactRoundTask& task) {
   const auto count = static_cast<int64_t>(task.counts->doubts);
   const int lane = threadIdx.x % 32;
   const int64_t warps = int64_t(gridDim.x) * (blockDim.x / 32);
@@ -193,6 +193,11 @@ __global__ void RedoDots(const ExactRoundTask task) {
   }
 }
 
+__global__ void Redo(const ExactRoundTask task) {
+  RedoEpilogues(task);
+  RedoDots(task);
+}
+
 }  // namespace
 
 cudaError_t LaunchExactCertify(const ExactRoundTask& task, cudaStream_t stream) {
@@ -208,10 +213,7 @@ cudaError_t LaunchExactRedo(const ExactRoundTask& task, cudaStream_t stream) {
   if (task.strip.rows == 0) return cudaSuccess;
   constexpr int kBlocks = 528;  // Whole rounds of the 132 SMs; how many outputs there are, the
                                 // device alone knows.
-  RedoEpilogues<<<kBlocks, 128, 0, stream>>>(task);
-  const cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess) return error;
-  RedoDots<<<kBlocks, 128, 0, stream>>>(task);
+  Redo<<<kBlocks, 128, 0, stream>>>(task);
   return cudaGetLastError();
 }
 

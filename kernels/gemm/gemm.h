@@ -65,6 +65,9 @@ struct GemmDesc {
   Tensor bias;                    ///< [n]; absent: none. bf16, f16 or f32.
   Tensor d_scale;                 ///< f32 [1]; FP8 output only.
   DType out_dtype = DType::kF32;  ///< f32, bf16, f16, f8_e4m3, f8_e5m2.
+  /// `exact` with a bf16 or f16 output: the same sums, which take nearly all of the time, are
+  /// rounded to f32 as well (GemmResult::f32).
+  bool also_f32 = false;
   /// Where the result goes, [m][n] of out_dtype: memory of the engine that computes, which nobody
   /// else reads or writes meanwhile, such as rows of a larger tensor. Absent: new memory.
   Tensor d;
@@ -72,10 +75,12 @@ struct GemmDesc {
 
 struct GemmResult {
   Tensor d;     ///< [m][n] of out_dtype.
+  Tensor f32;   ///< f32 [m][n], with also_f32: the value of d, rounded once to f32 instead.
   Tensor amax;  ///< f32 [1], FP8 outputs only: max |value| in fp32 before d_scale, NaN if any is.
   std::string arithmetic;  ///< What ran, fully resolved: "sm90:fast", "sm90:split", "sm90", "exact"
                            ///< (bf16 and the like have no accumulation mode).
-  std::string note;  ///< For exact: bits needed and available, and outputs that took the wide path.
+  std::string note;  ///< For exact: bits needed and available, and outputs that took the wide path
+                     ///< (of f32 where there is one).
 };
 
 struct GemmShape {

@@ -76,6 +76,12 @@ absl::Status CheckEpilogue(const GemmDesc& desc, const GemmShape& shape) {
         "d", TensorText(desc.d),
         absl::StrCat("expected ", Name(desc.out_dtype), "[", shape.m, "x", shape.n, "]"));
   }
+  const bool is_16_bits = desc.out_dtype == DType::kBF16 || desc.out_dtype == DType::kF16;
+  if (desc.also_f32 && (desc.arithmetic.family != ArithmeticFamily::kExact || !is_16_bits)) {
+    return Invalid("also_f32", "true",
+                   absl::StrCat("only exact rounds to f32 beside bf16 or f16, and this is ",
+                                desc.arithmetic.ToString(), " to ", Name(desc.out_dtype)));
+  }
   if (desc.in_place && desc.beta == 0) {
     return Invalid("in_place", "true", "accumulating in place needs c and a beta other than 0");
   }
@@ -175,6 +181,7 @@ std::string GemmText(const GemmDesc& desc) {
   if (desc.in_place) absl::StrAppend(&text, " in place");
   if (desc.bias.has_value()) absl::StrAppend(&text, ", bias");
   if (desc.d_scale.has_value()) absl::StrAppend(&text, ", d_scale");
+  if (desc.also_f32) absl::StrAppend(&text, ", also f32");
   return text;
 }
 

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/cuda_status.h"
+#include "kernels/tensor/tensor_kernels_cuda.h"
 
 namespace quantgate {
 namespace {
@@ -399,13 +400,16 @@ absl::StatusOr<CudaDevice::PendingRead> CudaDevice::StartRead(const Tensor& resu
   }
   QG_ASSIGN_OR_RETURN(PendingRead read, TakeReadMemory());
   QG_CUDA_RETURN_IF_ERROR(
-      cudaMemcpyAsync(read.bytes.get(), results.data(), bytes, cudaMemcpyDeviceToHost, stream()));
+      LaunchCopyToHost(results.data(), read.bytes.get(), static_cast<int>(bytes), stream()));
   return read;
 }
 
+bool CudaDevice::has_reads_to_note() const {
+  return reads_started_ > (reads_before_.empty() ? reads_done_ : reads_before_.back().first);
+}
+
 void CudaDevice::NoteReads(std::shared_ptr<CUevent_st> recorded) {
-  const int64_t noted = reads_before_.empty() ? reads_done_ : reads_before_.back().first;
-  if (reads_started_ > noted) reads_before_.emplace_back(reads_started_, std::move(recorded));
+  if (has_reads_to_note()) reads_before_.emplace_back(reads_started_, std::move(recorded));
 }
 
 absl::Status CudaDevice::FinishRead(const PendingRead& read) {

@@ -101,6 +101,8 @@ class CudaDevice {
   absl::StatusOr<PendingRead> TakeReadMemory();
   /// Begins to copy a tensor of this device, which may then be dropped.
   absl::StatusOr<PendingRead> StartRead(const Tensor& results);
+  /// Whether a read was started since the last NoteReads.
+  bool has_reads_to_note() const;
   /// An event that was recorded on the stream after all reads so far, for those that wait for them.
   void NoteReads(std::shared_ptr<CUevent_st> recorded);
   /// Waits for the first such event behind the read, and where there is none for everything on the

@@ -68,4 +68,7 @@ struct FingerprintJob {
 cudaError_t LaunchFingerprints(std::span<const FingerprintJob> jobs, uint64_t* sums,
                                int multiprocessors, KernelPath path, cudaStream_t stream);
 
+/// From device memory to pinned host memory, both aligned to 4 bytes.
+cudaError_t LaunchCopyToHost(const void* from, void* to, int bytes, cudaStream_t stream);
+
 }  // namespace quantgate

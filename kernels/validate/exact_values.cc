@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/engine/deferred_reports.h"
 
 namespace quantgate {
 namespace {
@@ -94,16 +93,17 @@ absl::Status ExactValues::BeginVariant() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ExactValues::Result> ExactValues::Exact(const GemmDesc& desc, DType out_dtype) {
-  if (outlines_.contains(OutlineOf(desc, out_dtype))) {
-    QG_RETURN_IF_ERROR(File());
-    QG_ASSIGN_OR_RETURN(const std::string key, KeyOf(desc, out_dtype));
-    if (const auto known = exact_.find(key); known != exact_.end()) return known->second;
-  }
-  return Compute(desc, out_dtype);
+absl::StatusOr<std::optional<ExactValues::Result>> ExactValues::Find(const GemmDesc& desc,
+                                                                     DType out_dtype) {
+  if (!outlines_.contains(OutlineOf(desc, out_dtype))) return std::optional<Result>();
+  QG_RETURN_IF_ERROR(File());
+  QG_ASSIGN_OR_RETURN(const std::string key, KeyOf(desc, out_dtype));
+  const auto known = exact_.find(key);
+  return known == exact_.end() ? std::optional<Result>() : known->second;
 }
 
-absl::StatusOr<ExactValues::Result> ExactValues::Compute(const GemmDesc& given, DType out_dtype) {
+absl::StatusOr<StartedGemm> ExactValues::Start(const GemmDesc& given, DType out_dtype,
+                                               bool also_f32) {
   GemmDesc desc = given;
   desc.arithmetic = Arithmetic{ArithmeticFamily::kExact};
   desc.use_split_accumulator = false;
@@ -112,18 +112,46 @@ absl::StatusOr<ExactValues::Result> ExactValues::Compute(const GemmDesc& given, 
     QG_ASSIGN_OR_RETURN(desc.c, engine_.Cast(desc.c, out_dtype, cancellation_));
   }
   desc.out_dtype = out_dtype;
-  QG_ASSIGN_OR_RETURN(StartedGemm started, StartGemm(engine_, desc, cancellation_));
+  desc.also_f32 = also_f32;
+  return StartGemm(engine_, desc, cancellation_);
+}
+
+void ExactValues::Keep(const GemmDesc& desc, DType out_dtype, const Result& result) {
+  outlines_.insert(OutlineOf(desc, out_dtype));
+  unfiled_.push_back({desc, out_dtype, result});
+}
+
+absl::StatusOr<ExactValues::Result> ExactValues::Compute(const GemmDesc& desc, DType out_dtype) {
+  QG_ASSIGN_OR_RETURN(StartedGemm started, Start(desc, out_dtype, false));
   Result result{std::move(started.result.d), ReadOnce(std::move(started.note))};
-  outlines_.insert(OutlineOf(given, out_dtype));
-  unfiled_.push_back({given, out_dtype, result});
+  Keep(desc, out_dtype, result);
   return result;
 }
 
+absl::StatusOr<ExactValues::Value> ExactValues::ComputeBoth(const GemmDesc& desc) {
+  QG_ASSIGN_OR_RETURN(StartedGemm started, Start(desc, desc.out_dtype, true));
+  const Note note = ReadOnce(std::move(started.note));
+  Keep(desc, desc.out_dtype, {started.result.d, note});
+  Keep(desc, DType::kF32, {started.result.f32, note});
+  return Value{std::move(started.result.d), std::move(started.result.f32), note};
+}
+
 absl::StatusOr<ExactValues::Value> ExactValues::InBothDTypes(const GemmDesc& desc) {
-  QG_ASSIGN_OR_RETURN(Result f32, Exact(desc, DType::kF32));
-  if (desc.out_dtype == DType::kF32) return Value{f32.d, f32.d, f32.note};
-  QG_ASSIGN_OR_RETURN(const Result own, Exact(desc, desc.out_dtype));
-  return Value{own.d, f32.d, f32.note};
+  QG_ASSIGN_OR_RETURN(std::optional<Result> f32, Find(desc, DType::kF32));
+  std::optional<Result> own = f32;
+  if (desc.out_dtype != DType::kF32) {
+    QG_ASSIGN_OR_RETURN(own, Find(desc, desc.out_dtype));
+    // Of the original operands f32 alone may be known.
+    if (!f32.has_value() && !own.has_value()) return ComputeBoth(desc);
+  }
+  if (!f32.has_value()) {
+    QG_ASSIGN_OR_RETURN(f32, Compute(desc, DType::kF32));
+    if (desc.out_dtype == DType::kF32) own = f32;
+  }
+  if (!own.has_value()) {
+    QG_ASSIGN_OR_RETURN(own, Compute(desc, desc.out_dtype));
+  }
+  return Value{own->d, f32->d, f32->note};
 }
 
 absl::StatusOr<ExactValues::Value> ExactValues::OfGemm(const GemmDesc& desc) {

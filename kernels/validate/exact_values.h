@@ -4,12 +4,14 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/engine/deferred_reports.h"
 #include "kernels/layer/layer.h"
 #include "kernels/validate/content_key.h"
 
@@ -64,9 +66,14 @@ class ExactValues {
     Tensor d;
     Note note;
   };
-  absl::StatusOr<Result> Exact(const GemmDesc& desc, DType out_dtype);
-  /// The same, whether it is known or not; from then on it is.
+  /// One that is known.
+  absl::StatusOr<std::optional<Result>> Find(const GemmDesc& desc, DType out_dtype);
+  /// Computed, whether it is known or not; from then on it is.
   absl::StatusOr<Result> Compute(const GemmDesc& desc, DType out_dtype);
+  /// The same in desc's dtype, which is not f32, and in f32.
+  absl::StatusOr<Value> ComputeBoth(const GemmDesc& desc);
+  absl::StatusOr<StartedGemm> Start(const GemmDesc& desc, DType out_dtype, bool also_f32);
+  void Keep(const GemmDesc& desc, DType out_dtype, const Result& result);
   /// Moves unfiled_ to exact_.
   absl::Status File();
   absl::StatusOr<Value> InBothDTypes(const GemmDesc& desc);

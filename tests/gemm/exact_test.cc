@@ -8,6 +8,7 @@
 #include <random>
 #include <string>
 
+#include "kernels/tensor/convert.h"
 #include "tests/gemm/exact_expansion.h"
 #include "tests/gemm/exact_vectors.h"
 #include "tests/gemm/operand_codes.h"
@@ -272,6 +273,34 @@ TEST(ExactTest, EpilogueOfAMatrixEqualsThatOfItsElements) {
     }
     if (IsFp8(out)) {
       EXPECT_EQ(CodeAt(whole.amax, 0), amax);
+    }
+  }
+}
+
+// Rounded twice from the same sums, each is what a GEMM of that dtype alone gives.
+TEST(ExactTest, RoundsToF32AsWell) {
+  constexpr int64_t kRows = 101, kColumns = 131;
+  for (const OperandPair pair : kPairs) {
+    for (const CodePattern pattern :
+         {CodePattern::kNear, CodePattern::kFinite, CodePattern::kWideRows, CodePattern::kLaced}) {
+      for (const DType out : {DType::kBF16, DType::kF16}) {
+        GemmDesc desc = MakeDesc(pair, kRows, kColumns, 517, pattern, 5);
+        desc.out_dtype = out;
+        desc.beta = 0.3f;
+        desc.c = MakeCodes(out, kRows, kColumns, CodePattern::kNear, 3);
+        const GemmResult own = RunExact(desc);
+        GemmDesc wide = desc;
+        wide.out_dtype = DType::kF32;
+        wide.c = CastTensor(desc.c, DType::kF32, {}).value();  // Widening is exact.
+        const GemmResult f32 = RunExact(wide);
+        desc.also_f32 = true;
+        for (const Isa isa : RunnableIsas()) {
+          const GemmResult both = RunExact(desc, isa);
+          EXPECT_EQ(CodesOf(both.d), CodesOf(own.d)) << NameOf(desc, pattern);
+          EXPECT_EQ(CodesOf(both.f32), CodesOf(f32.d)) << NameOf(desc, pattern);
+          EXPECT_EQ(both.note, f32.note) << NameOf(desc, pattern);
+        }
+      }
     }
   }
 }

@@ -173,6 +173,15 @@ TEST(CheckGemmTest, RefusesBadEpilogues) {
   desc.c = Zeros(DType::kF32, {4, 6});
   EXPECT_THAT(Refusal(desc), HasSubstr("expected bf16"));
   desc = GoodDesc();
+  desc.also_f32 = true;
+  EXPECT_THAT(Refusal(desc), AllOf(HasSubstr("also_f32"), HasSubstr("sm90")));
+  desc.arithmetic.family = ArithmeticFamily::kExact;
+  EXPECT_TRUE(CheckGemm(desc).ok());
+  desc.out_dtype = DType::kF32;
+  EXPECT_THAT(Refusal(desc), AllOf(HasSubstr("also_f32"), HasSubstr("f32")));
+  desc.out_dtype = DType::kF8E4M3;
+  EXPECT_THAT(Refusal(desc), HasSubstr("also_f32"));
+  desc = GoodDesc();
   desc.in_place = true;
   EXPECT_THAT(Refusal(desc), HasSubstr("in_place"));
   desc = GoodDesc();

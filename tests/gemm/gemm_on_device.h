@@ -23,6 +23,10 @@ inline void ExpectSame(const GemmResult& expected, const absl::StatusOr<GemmResu
   ASSERT_TRUE(actual.ok()) << what << ": " << actual.status();
   EXPECT_EQ(actual->arithmetic, expected.arithmetic) << what;
   EXPECT_TRUE(SameTensor(expected.d, actual->d)) << what;
+  ASSERT_EQ(actual->f32.has_value(), expected.f32.has_value()) << what;
+  if (expected.f32.has_value()) {
+    EXPECT_TRUE(SameTensor(expected.f32, actual->f32)) << what;
+  }
   ASSERT_EQ(actual->amax.has_value(), expected.amax.has_value()) << what;
   if (!expected.amax.has_value()) return;
   EXPECT_TRUE(SameTensor(expected.amax, actual->amax)) << what;
