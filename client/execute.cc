@@ -4,17 +4,15 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/support/sync_stream.h>
 
-#include <iterator>
-#include <map>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/live_calls.h"
 #include "client/status.h"
 #include "kernels/base/status_macros.h"
+#include "proto/variant_join.h"
 #include "quantgate/v1/engine_service.grpc.pb.h"
 
 namespace quantgate {
@@ -25,8 +23,7 @@ struct Attachment {
   std::string request_id;
   std::string run_id;
   int64_t last_sequence = 0;
-  std::map<int, v1::VariantReport> variants;
-  std::map<int, std::vector<v1::OutputReport>> outputs;  ///< By variant, those that came before it.
+  VariantJoin join;
   bool has_finished = false;
   v1::RunFinished finished;
 
@@ -34,19 +31,7 @@ struct Attachment {
     run_id = event.run_id();
     if (event.sequence() <= last_sequence) return;  // Seen before the stream broke.
     last_sequence = event.sequence();
-    if (event.has_output()) {
-      outputs[event.output().index()].push_back(event.output().report());
-    }
-    if (event.has_variant()) {
-      const int index = event.variant().index();
-      v1::VariantReport& variant = variants[index];
-      variant = event.variant().report();
-      std::vector<v1::OutputReport>& all = outputs[index];
-      all.insert(all.end(), std::make_move_iterator(variant.mutable_outputs()->begin()),
-                 std::make_move_iterator(variant.mutable_outputs()->end()));
-      variant.mutable_outputs()->Assign(std::make_move_iterator(all.begin()),
-                                        std::make_move_iterator(all.end()));
-    }
+    join.Take(event);
     if (event.has_finished()) {
       has_finished = true;
       finished = event.finished();
@@ -90,7 +75,8 @@ absl::StatusOr<v1::RunReport> ReportOf(Attachment& attachment) {
   v1::RunReport report = finished.report();
   report.set_run_id(attachment.run_id);
   report.clear_variants();
-  for (auto& [index, variant] : attachment.variants) *report.add_variants() = std::move(variant);
+  for (auto& [index, variant] : attachment.join.variants())
+    *report.add_variants() = std::move(variant);
   return report;
 }
 

@@ -1,6 +1,7 @@
 #include "server/device_queue.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -8,6 +9,9 @@
 
 namespace quantgate {
 namespace {
+
+/// How long a worker looks out for a job that is expected.
+constexpr std::chrono::microseconds kMoment{500};
 
 /// False when the deadline came first.
 bool WaitUntil(std::condition_variable& condition, std::unique_lock<std::mutex>& lock,
@@ -54,11 +58,26 @@ absl::StatusOr<int> DeviceQueue::Submit(std::shared_ptr<Cancellation> cancellati
     if (cancellation->deadline() < EarliestDeadline()) reap_ = true;
     must_reap = reap_;
     waiting_.push_back({std::move(cancellation), std::move(job), absl::Now()});
+    has_waiting_ = true;
   }
   // Whoever wakes finds the lock free.
   has_work_.notify_one();
   if (must_reap) must_reap_.notify_one();
   return ahead;
+}
+
+void DeviceQueue::Expect() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!IsIdle()) return;
+    expects_ = true;
+  }
+  has_work_.notify_one();
+}
+
+void DeviceQueue::LookOut() const {
+  const auto until = std::chrono::steady_clock::now() + kMoment;
+  while (!has_waiting_ && std::chrono::steady_clock::now() < until) std::this_thread::yield();
 }
 
 void DeviceQueue::Cancel(const std::shared_ptr<Cancellation>& cancellation) {
@@ -109,10 +128,16 @@ void DeviceQueue::Work() {
     Entry entry;
     {
       std::unique_lock lock(mutex_);
-      has_work_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
+      has_work_.wait(lock, [this] { return stopping_ || expects_ || !waiting_.empty(); });
+      if (std::exchange(expects_, false) && waiting_.empty() && !stopping_) {
+        lock.unlock();
+        LookOut();
+        continue;
+      }
       if (waiting_.empty()) return;
       entry = std::move(waiting_.front());
       waiting_.pop_front();
+      has_waiting_ = !waiting_.empty();
       ++active_;
       running_.push_back(entry.cancellation);
     }
@@ -145,6 +170,7 @@ std::vector<DeviceQueue::Entry> DeviceQueue::TakeDropped() {
     }
   }
   waiting_ = std::move(kept);
+  has_waiting_ = !waiting_.empty();
   active_ += static_cast<int>(dropped.size());
   return dropped;
 }

@@ -2,6 +2,7 @@
 // cancellable while it waits; what runs is cancelled through its Cancellation. Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -41,6 +42,9 @@ class DeviceQueue {
   /// Jobs ahead of this one, running ones included. RESOURCE_EXHAUSTED when full, UNAVAILABLE when
   /// draining; then the job is not called.
   absl::StatusOr<int> Submit(std::shared_ptr<Cancellation> cancellation, Job job);
+  /// That a job is about to be submitted: an idle worker looks out for it, awake, for a moment. To
+  /// wake it later takes longer.
+  void Expect();
   /// Cancels, and drops the job from the queue at once if it still waits.
   void Cancel(const std::shared_ptr<Cancellation>& cancellation);
 
@@ -65,6 +69,8 @@ class DeviceQueue {
   };
 
   void Work();
+  /// Until a job waits, or for a moment.
+  void LookOut() const;
   void Reap();
   bool IsIdle() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return waiting_.empty() && active_ == 0;
@@ -77,7 +83,9 @@ class DeviceQueue {
   std::condition_variable has_work_, must_reap_, is_idle_;
   std::deque<Entry> waiting_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Cancellation>> running_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<bool> has_waiting_{false};    // For LookOut.
   int active_ ABSL_GUARDED_BY(mutex_) = 0;  // Jobs being called, dropped ones included.
+  bool expects_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool reap_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -4,9 +4,22 @@
 
 namespace quantgate {
 
+/// All of it under the mutex.
+struct LiveRuns::Live {
+  std::shared_ptr<Cancellation> cancellation;
+  bool is_running = false;
+  int64_t last_sequence = 0;
+  /// The latest of them, event_bytes_max_ together or a single one.
+  std::deque<std::shared_ptr<const std::string>> events;
+  size_t event_bytes = 0;
+  absl::flat_hash_map<int64_t, Wake> waiting;
+};
+
 void LiveRuns::Begin(const std::string& run_id, std::shared_ptr<Cancellation> cancellation) {
   const std::lock_guard lock(mutex_);
-  runs_[run_id].cancellation = std::move(cancellation);
+  auto live = std::make_shared<Live>();
+  live->cancellation = std::move(cancellation);
+  runs_[run_id] = std::move(live);
 }
 
 void LiveRuns::Published(const std::string& run_id, int64_t sequence,
@@ -16,7 +29,7 @@ void LiveRuns::Published(const std::string& run_id, int64_t sequence,
     const std::lock_guard lock(mutex_);
     const auto it = runs_.find(run_id);
     if (it == runs_.end()) return;
-    Live& live = it->second;
+    Live& live = *it->second;
     live.last_sequence = sequence;
     live.event_bytes += event->size();
     live.events.push_back(std::move(event));
@@ -29,12 +42,14 @@ void LiveRuns::Published(const std::string& run_id, int64_t sequence,
   for (auto& [token, wake] : woken) wake(position);
 }
 
-std::shared_ptr<const std::string> LiveRuns::EventOf(const std::string& run_id,
-                                                     int64_t sequence) const {
+std::shared_ptr<const LiveRuns::Live> LiveRuns::Hold(const std::string& run_id) const {
   const std::lock_guard lock(mutex_);
   const auto it = runs_.find(run_id);
-  if (it == runs_.end()) return nullptr;
-  const Live& live = it->second;
+  return it == runs_.end() ? nullptr : it->second;
+}
+
+std::shared_ptr<const std::string> LiveRuns::EventOf(const Live& live, int64_t sequence) const {
+  const std::lock_guard lock(mutex_);
   const auto count = static_cast<int64_t>(live.events.size());
   const int64_t index = sequence - (live.last_sequence - count + 1);
   return index < 0 || index >= count ? nullptr : live.events[static_cast<size_t>(index)];
@@ -46,7 +61,7 @@ void LiveRuns::End(const std::string& run_id) {
     const std::lock_guard lock(mutex_);
     const auto it = runs_.find(run_id);
     if (it == runs_.end()) return;
-    woken.swap(it->second.waiting);
+    woken.swap(it->second->waiting);
     runs_.erase(it);
   }
   for (auto& [token, wake] : woken) wake(Position::kLast);
@@ -60,20 +75,20 @@ bool LiveRuns::IsLive(const std::string& run_id) const {
 bool LiveRuns::IsToCome(const std::string& run_id, int64_t sequence) const {
   const std::lock_guard lock(mutex_);
   const auto it = runs_.find(run_id);
-  return it != runs_.end() && it->second.last_sequence < sequence;
+  return it != runs_.end() && it->second->last_sequence < sequence;
 }
 
 void LiveRuns::SetRunning(const std::string& run_id) {
   const std::lock_guard lock(mutex_);
   const auto it = runs_.find(run_id);
-  if (it != runs_.end()) it->second.is_running = true;
+  if (it != runs_.end()) it->second->is_running = true;
 }
 
 std::set<std::string> LiveRuns::Running() const {
   const std::lock_guard lock(mutex_);
   std::set<std::string> running;
   for (const auto& [run_id, live] : runs_) {
-    if (live.is_running) running.insert(run_id);
+    if (live->is_running) running.insert(run_id);
   }
   return running;
 }
@@ -81,21 +96,21 @@ std::set<std::string> LiveRuns::Running() const {
 std::shared_ptr<Cancellation> LiveRuns::CancellationOf(const std::string& run_id) const {
   const std::lock_guard lock(mutex_);
   const auto it = runs_.find(run_id);
-  return it == runs_.end() ? nullptr : it->second.cancellation;
+  return it == runs_.end() ? nullptr : it->second->cancellation;
 }
 
 int64_t LiveRuns::Wait(const std::string& run_id, int64_t sequence, Wake wake) {
   const std::lock_guard lock(mutex_);
   const auto it = runs_.find(run_id);
-  if (it == runs_.end() || it->second.last_sequence >= sequence) return 0;
-  it->second.waiting[++last_token_] = std::move(wake);
+  if (it == runs_.end() || it->second->last_sequence >= sequence) return 0;
+  it->second->waiting[++last_token_] = std::move(wake);
   return last_token_;
 }
 
 bool LiveRuns::StopWaiting(const std::string& run_id, int64_t token) {
   const std::lock_guard lock(mutex_);
   const auto it = runs_.find(run_id);
-  return it != runs_.end() && it->second.waiting.erase(token) > 0;
+  return it != runs_.end() && it->second->waiting.erase(token) > 0;
 }
 
 }  // namespace quantgate

@@ -31,9 +31,11 @@ class LiveRuns {
   void Published(const std::string& run_id, int64_t sequence,
                  std::shared_ptr<const std::string> event,
                  Position position = Position::kBeforeOthers);
-  /// An event, so that who follows a run need not wait for the database behind whoever writes
-  /// to it. Null for one that is not among the latest, or of a run that is not live.
-  std::shared_ptr<const std::string> EventOf(const std::string& run_id, int64_t sequence) const;
+  /// The latest events of a run that is live, for who follows it: there behind its end too. Null
+  /// for another one.
+  struct Live;
+  std::shared_ptr<const Live> Hold(const std::string& run_id) const;
+  std::shared_ptr<const std::string> EventOf(const Live& live, int64_t sequence) const;
   /// No more events: wakes everybody who waits.
   void End(const std::string& run_id);
 
@@ -57,19 +59,9 @@ class LiveRuns {
   bool StopWaiting(const std::string& run_id, int64_t token);
 
  private:
-  struct Live {
-    std::shared_ptr<Cancellation> cancellation;
-    bool is_running = false;
-    int64_t last_sequence = 0;
-    /// The latest of them, event_bytes_max_ together or a single one.
-    std::deque<std::shared_ptr<const std::string>> events;
-    size_t event_bytes = 0;
-    absl::flat_hash_map<int64_t, Wake> waiting;
-  };
-
   const size_t event_bytes_max_;
   mutable std::mutex mutex_;
-  absl::flat_hash_map<std::string, Live> runs_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, std::shared_ptr<Live>> runs_ ABSL_GUARDED_BY(mutex_);
   int64_t last_token_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -454,18 +454,19 @@ void Metrics::Quantized(std::string_view recipe, const QuantizationCounts& count
   }
 }
 
-void Metrics::VariantReported(const VariantReport& report, std::string_view reference_recipe) {
+void Metrics::StagesTook(std::span<const StageTime> stages) {
+  for (const StageTime& stage : stages) {
+    StageTook(StageOf(stage.stage), absl::Seconds(stage.seconds));
+  }
+}
+
+void Metrics::VariantMeasured(const VariantReport& report, std::string_view reference_recipe) {
   const std::string_view recipe = report.recipe_name;
   const std::string_view mode = report.backward_override;
-  const auto count = [&](const auto& of) {
-    for (const StageTime& stage : of.stages) {
-      StageTook(StageOf(stage.stage), absl::Seconds(stage.seconds));
-    }
-    for (const QuantizationRecord& record : of.quantizations) Quantized(recipe, record.counts);
-  };
-  count(report);
+  for (const QuantizationRecord& record : report.quantizations) Quantized(recipe, record.counts);
   for (const VariantReport::RankReport& rank : report.ranks) {
-    count(rank);
+    StagesTook(rank.stages);
+    for (const QuantizationRecord& record : rank.quantizations) Quantized(recipe, record.counts);
     for (const StageTimeline& stage : rank.timelines) Overlapped(stage.timeline);
   }
   for (const OutputReport& output : report.outputs) {

@@ -117,10 +117,11 @@ class Metrics {
                 const absl::Status& status);
   void RunTook(Operation operation, std::string_view recipe, absl::Duration duration);
   void StageTook(Stage stage, absl::Duration duration);
-  /// Stages, parity, errors and quantizer classes of one variant, and those of its ranks.
+  /// Parity, errors and quantizer classes of one variant, and those and the stages of its ranks.
   /// `reference_recipe` is the base name of the recipe that it was compared with; empty without
   /// one.
-  void VariantReported(const VariantReport& report, std::string_view reference_recipe);
+  void VariantMeasured(const VariantReport& report, std::string_view reference_recipe);
+  void StagesTook(std::span<const StageTime> stages);
   void Quantized(std::string_view recipe, const QuantizationCounts& counts);
   /// One stage of one rank that communicated beside its GEMMs.
   void Overlapped(const OverlapTimeline& timeline);

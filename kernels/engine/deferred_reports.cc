@@ -15,6 +15,8 @@ absl::StatusOr<Deferred<Report>> AtOnce(absl::StatusOr<Report> report) {
 
 }  // namespace
 
+bool DefersReports(Engine& engine) { return Deferring(engine) != nullptr; }
+
 absl::StatusOr<Deferred<ParityReport>> StartCompareBits(Engine& engine, const Tensor& subject,
                                                         const Tensor& reference,
                                                         const Cancellation* cancellation) {

@@ -37,6 +37,9 @@ class DeferredReports {
                                                 const Cancellation* cancellation) = 0;
 };
 
+/// Whether an engine is a DeferredReports: then it goes on by itself with what was begun.
+bool DefersReports(Engine& engine);
+
 // The same of any engine: one that is not a DeferredReports does the work at once.
 absl::StatusOr<Deferred<ParityReport>> StartCompareBits(Engine& engine, const Tensor& subject,
                                                         const Tensor& reference,

@@ -202,22 +202,26 @@ absl::StatusOr<OutputReporter::Started> OutputReporter::Start(const LayerResult&
   return started;
 }
 
-absl::StatusOr<ReportedOutput> OutputReporter::FinishOnly(Started started) {
-  if (started.known != nullptr) return *started.known;
-  QG_ASSIGN_OR_RETURN(ReportedOutput reported, started.measurement.Finish());
-  QG_ASSIGN_OR_RETURN(reported.report.bound, started.bound.Finish());
+absl::StatusOr<ReportedOutput> OutputReporter::Read(Measurement measurement) {
+  QG_ASSIGN_OR_RETURN(ReportedOutput reported, measurement.Finish());
   QG_ASSIGN_OR_RETURN(reported.report.fingerprint,
                       exact_.contents().FingerprintOf(reported.report.value));
-  reported.identity = absl::StrCat(started.identity, " ", reported.report.fingerprint.Hex());
   return reported;
+}
+
+absl::StatusOr<OutputReport> OutputReporter::FinishMeasurement(Started& started) {
+  if (started.known != nullptr) return started.known->report;
+  QG_ASSIGN_OR_RETURN(ReportedOutput reported, Read(std::move(started.measurement)));
+  return std::move(reported.report);
 }
 
 absl::StatusOr<const ReportedOutput*> OutputReporter::Finish(Started started) {
   if (started.known != nullptr) return started.known;
-  const std::string identity = started.identity;
-  QG_ASSIGN_OR_RETURN(ReportedOutput reported, FinishOnly(std::move(started)));
+  QG_ASSIGN_OR_RETURN(ReportedOutput reported, Read(std::move(started.measurement)));
+  QG_ASSIGN_OR_RETURN(reported.report.bound, started.bound.Finish());
   const std::string contents = reported.report.fingerprint.Hex();
-  return &reported_[identity].emplace(contents, std::move(reported)).first->second;
+  reported.identity = absl::StrCat(started.identity, " ", contents);
+  return &reported_[started.identity].emplace(contents, std::move(reported)).first->second;
 }
 
 absl::StatusOr<OutputReporter::StartedBound> OutputReporter::StartBound(const OutputSource& source,

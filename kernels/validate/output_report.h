@@ -59,8 +59,9 @@ class OutputReporter {
                                 const NamedTensor& output);
   /// The pointer stays valid as long as this object.
   absl::StatusOr<const ReportedOutput*> Finish(Started started);
-  /// In a run of one variant, whose outputs no other one shares: the report is not remembered.
-  absl::StatusOr<ReportedOutput> FinishOnly(Started started);
+  /// In a run of one variant, whose outputs no other one shares: the report, without its bound, is
+  /// not remembered. The bound may still be on its way.
+  absl::StatusOr<OutputReport> FinishMeasurement(Started& started);
 
   /// One rank's part of an output, or one term of a sum over ranks: what it should be, on this
   /// reporter's engine, and whether it is.
@@ -110,6 +111,8 @@ class OutputReporter {
                                           const Tensor& value);
   absl::StatusOr<std::optional<BoundCheck>> CheckBound(const OutputSource& source,
                                                        const Truth& truth, const Tensor& value);
+  /// All but the bound and the identity.
+  absl::StatusOr<ReportedOutput> Read(Measurement measurement);
 
   Engine& engine_;
   const LayerRequest& request_;

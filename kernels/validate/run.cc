@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -17,24 +18,35 @@
 namespace quantgate {
 namespace {
 
-/// Names each operation before it starts; `step` counts the finished ones.
+/// Names each operation before it starts, or one that is begun and goes on by itself as soon as it
+/// is; `step` counts the others before it.
 class Progress {
  public:
-  Progress(const RunObserver& observer, int step_count, const Cancellation* cancellation)
-      : observer_(observer), step_count_(step_count), cancellation_(cancellation) {}
+  Progress(const RunObserver& observer, const Plan& plan, const Cancellation* cancellation)
+      : observer_(observer), plan_(plan), cancellation_(cancellation) {}
 
+  absl::Status Check() const {
+    return cancellation_ == nullptr ? absl::OkStatus() : cancellation_->Check();
+  }
   absl::Status Begin(const std::string& what) {
-    if (cancellation_ != nullptr) QG_RETURN_IF_ERROR(cancellation_->Check());
+    QG_RETURN_IF_ERROR(Check());
     Announce(what);
     return absl::OkStatus();
   }
-  void Announce(const std::string& what) { observer_.on_progress({step_++, step_count_, what}); }
-  void Finish() { observer_.on_progress({step_, step_count_, "done"}); }
+  void Announce(const std::string& what) { Tell(step_++, what); }
+  void Finish() { Tell(step_, "done"); }
 
  private:
+  void Tell(int step, const std::string& what) {
+    // To count takes a while, and the engine may have work by now.
+    if (step_count_ < 0) step_count_ = plan_.StepCount();
+    observer_.on_progress({step, step_count_, what});
+  }
+
   const RunObserver& observer_;
-  const int step_count_;
+  const Plan& plan_;
   const Cancellation* const cancellation_;
+  int step_count_ = -1;
   int step_ = 0;
 };
 
@@ -69,6 +81,8 @@ std::vector<NamedTensor> InputsOf(const LayerRequest& request) {
   std::erase_if(inputs, [](const NamedTensor& input) { return !input.tensor.has_value(); });
   return inputs;
 }
+
+std::string UnquantizedStep(const std::string& of) { return absl::StrCat("unquantized: ", of); }
 
 bool IsHardware(const std::string& arithmetic) {
   const std::string name = arithmetic.substr(0, arithmetic.find(':'));
@@ -125,7 +139,7 @@ class PlanRun {
         setting_(setting),
         exact_(engine, request_.step, cancellation),
         reporter_(engine, request_.step, exact_, cancellation),
-        progress_(observer, plan.StepCount(), cancellation),
+        progress_(observer, plan, cancellation),
         rank_engines_(engine) {}
 
   /// Whether this host has what variants on several ranks need.
@@ -173,14 +187,17 @@ class PlanRun {
   // The engine has its first large work before it is asked what the inputs contain.
   absl::Status ComputeUnquantized() {
     if (!IsLinear()) {
-      QG_RETURN_IF_ERROR(progress_.Begin("unquantized: the whole layer"));
+      QG_RETURN_IF_ERROR(progress_.Begin(UnquantizedStep("the whole layer")));
       QG_RETURN_IF_ERROR(exact_.Unquantized("y").status());
       return StartInputKeys();
     }
     const std::vector<std::string> outputs = LayerOutputs(request_.step);
+    const bool goes_on = DefersReports(engine_);
     for (const std::string& name : outputs) {
-      QG_RETURN_IF_ERROR(progress_.Begin(absl::StrCat("unquantized: ", name)));
+      QG_RETURN_IF_ERROR(progress_.Check());
+      if (!goes_on) progress_.Announce(UnquantizedStep(name));
       QG_RETURN_IF_ERROR(exact_.StartUnquantized(name));
+      if (goes_on) progress_.Announce(UnquantizedStep(name));
       if (name == outputs.front()) QG_RETURN_IF_ERROR(StartInputKeys());
     }
     return absl::OkStatus();
@@ -231,7 +248,7 @@ class PlanRun {
         QG_ASSIGN_OR_RETURN(const ReportedOutput reported, reporter.Report(output));
         QG_RETURN_IF_ERROR(CompareIfAsked(index, reported, report));
         report.outputs.push_back(reported.report);
-        observer_.on_output(index, report.outputs.back(), output == outputs.back());
+        observer_.on_output(index, report.outputs.back());
         return absl::OkStatus();
       };
       QG_RETURN_IF_ERROR(Timed(absl::StrCat("report ", output), report, stages, report_one));
@@ -295,15 +312,12 @@ class PlanRun {
     QG_RETURN_IF_ERROR(layer_.Finish());
     report.saved = std::move(result.saved);
     report.quantizations = std::move(result.quantizations);
-    // Heat maps are large: with one variant they are not kept for others.
-    const bool is_alone = request_.variants.size() == 1;
-    for (OutputReporter::Started& one : started) {
-      if (!is_alone) {
+    if (request_.variants.size() == 1) {
+      QG_RETURN_IF_ERROR(FinishOnlyVariant(result, started, stages, report));
+    } else {
+      for (OutputReporter::Started& one : started) {
         QG_RETURN_IF_ERROR(FinishOne(index, result, std::move(one), report));
-        continue;
       }
-      QG_ASSIGN_OR_RETURN(ReportedOutput reported, reporter_.FinishOnly(std::move(one)));
-      HandOut(index, result, std::move(reported.report), report);
     }
     if (request_.error_budget) {
       QG_RETURN_IF_ERROR(timed("error budget", [&]() -> absl::Status {
@@ -313,8 +327,31 @@ class PlanRun {
         return absl::OkStatus();
       }));
     }
-    QG_ASSIGN_OR_RETURN(report.stages, TimesOf(stages));
+    QG_ASSIGN_OR_RETURN(const std::vector<StageTime> times, TimesOf(stages));
+    report.stages.insert(report.stages.end(), times.begin(), times.end());
     observer_.on_variant(index, report);
+    return absl::OkStatus();
+  }
+
+  /// With one variant nothing is kept for others. The engine is at a bound last, which takes it a
+  /// while: what is known before is handed out and prepared meanwhile.
+  absl::Status FinishOnlyVariant(const LayerResult& result,
+                                 std::vector<OutputReporter::Started>& started,
+                                 std::vector<TimedStage>& stages, VariantReport& report) {
+    for (OutputReporter::Started& one : started) {
+      QG_ASSIGN_OR_RETURN(OutputReport measured, reporter_.FinishMeasurement(one));
+      HandOut(0, result, std::move(measured), report);
+    }
+    if (started.empty()) return absl::OkStatus();
+    // The last stage ends with the last bound.
+    const auto ended = std::span(stages).first(stages.size() - 1);
+    QG_ASSIGN_OR_RETURN(report.stages, TimesOf(ended));
+    stages.erase(stages.begin(), stages.end() - 1);
+    observer_.on_measured(0, report);
+    for (size_t i = 0; i < started.size(); ++i) {
+      if (started[i].known != nullptr) continue;
+      QG_ASSIGN_OR_RETURN(report.outputs[i].bound, started[i].bound.Finish());
+    }
     return absl::OkStatus();
   }
 
@@ -337,9 +374,7 @@ class PlanRun {
   void HandOut(int index, const LayerResult& result, OutputReport output, VariantReport& report) {
     output.is_intermediate = report.outputs.size() >= result.outputs.size();
     report.outputs.push_back(std::move(output));
-    const size_t count =
-        result.outputs.size() + (HasIntermediates() ? result.intermediates.size() : 0);
-    observer_.on_output(index, report.outputs.back(), report.outputs.size() == count);
+    observer_.on_output(index, report.outputs.back());
   }
 
   absl::Status CompareIfAsked(int index, const ReportedOutput& reported, VariantReport& report) {

@@ -132,15 +132,19 @@ struct RunProgress {
   std::string what;  ///< "fp8_current / none / sm90: dgrad".
 };
 
-inline void IgnoreOutput(int, const OutputReport&, bool) {}
+inline void IgnoreOutput(int, const OutputReport&) {}
+inline void IgnoreVariant(int, const VariantReport&) {}
 
 /// Called from the running thread, in order.
 struct RunObserver {
   absl::FunctionRef<void(const RunProgress&)> on_progress;
   absl::FunctionRef<void(int index, const VariantReport&)> on_variant;
-  /// Each of VariantReport::outputs as soon as it is known; but for the last one the engine may
-  /// still be at the next.
-  absl::FunctionRef<void(int index, const OutputReport&, bool is_last)> on_output = IgnoreOutput;
+  /// Each of VariantReport::outputs as soon as it is measured: the engine may still be at the next,
+  /// or at its own bound.
+  absl::FunctionRef<void(int index, const OutputReport&)> on_output = IgnoreOutput;
+  /// Where the engine is still at the last bound: the variant but for bounds, error budgets and the
+  /// last stages, which on_variant adds. Behind the last on_output; not of every variant.
+  absl::FunctionRef<void(int index, const VariantReport&)> on_measured = IgnoreVariant;
 };
 
 /// CANCELLED, DEADLINE_EXCEEDED (also of ranks that wait for one another), RESOURCE_EXHAUSTED

@@ -97,13 +97,16 @@ v1::OutputReport OutputReportToProto(const OutputReport& report) {
   proto.set_arithmetic(report.arithmetic);
   *proto.mutable_against_unquantized() = ErrorReportToProto(report.against_unquantized);
   *proto.mutable_against_exact() = TensorComparisonToProto(report.against_exact);
+  proto.set_exact_note(report.exact_note);
+  proto.set_intermediate(report.is_intermediate);
+  return proto;
+}
+
+void AddBounds(const OutputReport& report, v1::OutputReport& proto) {
   if (report.bound.has_value()) *proto.mutable_bound() = BoundCheckToProto(*report.bound);
   if (report.subject_bound.has_value()) {
     *proto.mutable_subject_bound() = BoundCheckToProto(*report.subject_bound);
   }
-  proto.set_exact_note(report.exact_note);
-  proto.set_intermediate(report.is_intermediate);
-  return proto;
 }
 
 v1::SavedOperand SavedOperandToProto(const SavedOperand& saved) {
@@ -238,6 +241,10 @@ void AddRecords(const Report& report, Proto& proto) {
     *proto.add_quantizations() = QuantizationRecordToProto(record);
   }
   for (const auto& line : report.gemms) *proto.add_gemms() = GemmLineToProto(line);
+}
+
+template <typename Report, typename Proto>
+void AddStages(const Report& report, Proto& proto) {
   for (const StageTime& stage : report.stages) {
     v1::StageTime& stage_proto = *proto.add_stages();
     stage_proto.set_stage(stage.stage);
@@ -278,6 +285,7 @@ v1::RankReport RankReportToProto(const VariantReport::RankReport& report) {
     *tensor.mutable_fingerprint() = FingerprintToProto(output.fingerprint);
   }
   AddRecords(report, proto);
+  AddStages(report, proto);
   for (const StageTimeline& timeline : report.timelines) {
     *proto.add_overlaps() = OverlapReportToProto(timeline);
   }
@@ -297,12 +305,16 @@ v1::VariantReport VariantReportToProto(const VariantReport& report) {
     *proto.add_against_reference() = TensorComparisonToProto(comparison);
   }
   AddRecords(report, proto);
-  for (const ErrorBudget& budget : report.error_budgets) {
-    *proto.add_error_budgets() = ErrorBudgetToProto(budget);
-  }
   for (const auto& rank : report.ranks) *proto.add_ranks() = RankReportToProto(rank);
   proto.mutable_notes()->Add(report.notes.begin(), report.notes.end());
   return proto;
+}
+
+void AddEnd(const VariantReport& report, v1::VariantReport& proto) {
+  for (const ErrorBudget& budget : report.error_budgets) {
+    *proto.add_error_budgets() = ErrorBudgetToProto(budget);
+  }
+  AddStages(report, proto);
 }
 
 v1::PairSummary PairSummaryToProto(const PairSummary& pair) {

@@ -15,10 +15,13 @@ v1::SavedOperand SavedOperandToProto(const SavedOperand& saved);
 v1::GemmLine GemmLineToProto(const VariantReport::GemmLine& line);
 v1::QuantizationRecord QuantizationRecordToProto(const QuantizationRecord& record);
 v1::RankReport RankReportToProto(const VariantReport::RankReport& report);
-/// Without its tensor.
+/// Without its tensor and its bounds.
 v1::OutputReport OutputReportToProto(const OutputReport& report);
-/// Without outputs.
+void AddBounds(const OutputReport& report, v1::OutputReport& proto);
+/// Without outputs, state, and what RunObserver::on_measured does not have.
 v1::VariantReport VariantReportToProto(const VariantReport& report);
+/// Error budgets and stages.
+void AddEnd(const VariantReport& report, v1::VariantReport& proto);
 v1::PairSummary PairSummaryToProto(const PairSummary& pair);
 v1::Verdict VerdictToProto(const Verdict& verdict);
 

@@ -3,6 +3,8 @@
 #include "quantgate/v1/engine_service.grpc.pb.h"
 #include "server/errors.h"
 #include "server/rpc/engine_calls.h"
+#include "server/rpc/parse_message.h"
+#include "server/rpc/prepared_run.h"
 #include "server/rpc/run_stream.h"
 #include "server/rpc/services.h"
 #include "server/rpc/unary_call.h"
@@ -21,14 +23,8 @@ using UnaryCalls = v1::Engine::WithCallbackMethod_Quantize<
             v1::Engine::WithCallbackMethod_GetRun<v1::Engine::WithCallbackMethod_ListRuns<
                 v1::Engine::WithCallbackMethod_CancelRun<Base>>>>>>>>;
 
-template <typename Request>
-absl::StatusOr<Request> Parsed(const grpc::ByteBuffer& bytes) {
-  Request request;
-  grpc::ByteBuffer read = bytes;  // Which is used up.
-  if (grpc::SerializationTraits<Request>::Deserialize(&read, &request).ok()) return request;
-  return absl::InvalidArgumentError(
-      absl::StrCat("the message is no ", Request::descriptor()->full_name()));
-}
+/// Requests up to this are read on gRPC's thread, which others wait for.
+constexpr size_t kQuicklyReadBytesMax = 64 << 10;
 
 class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
  public:
@@ -71,17 +67,15 @@ class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Execute(grpc::CallbackServerContext* server_context,
                                                       const grpc::ByteBuffer* bytes) override {
-    return new RunStream(context_, runs_, Rpc::kExecute, Admission::kUnlessDraining, server_context,
-                         [this, bytes](const Call& call) -> absl::StatusOr<RunStream::Start> {
-                           QG_ASSIGN_OR_RETURN(v1::ExecuteRequest request,
-                                               Parsed<v1::ExecuteRequest>(*bytes));
-                           const bool cancel = request.cancel_on_disconnect();
-                           // A run that outlives its stream is not bound by the stream's deadline.
-                           const absl::Time deadline =
-                               cancel ? call.cancellation()->deadline() : absl::InfiniteFuture();
-                           QG_ASSIGN_OR_RETURN(std::string run_id, runs_.Start(request, deadline));
-                           return RunStream::Start{std::move(run_id), 1, cancel};
-                         });
+    auto prepared = std::make_shared<PreparedRun>(*bytes, context_.options.tensor_bytes_max);
+    auto* const stream =
+        new RunStream(context_, runs_, Rpc::kExecute, Admission::kUnlessDraining, server_context,
+                      [this, prepared](const Call& call) { return Begin(*prepared, call); });
+    // A thread takes as long to wake as the request takes to be read: meanwhile this one reads it,
+    // and the device's begins to look out for it.
+    LeastLoaded(context_.devices).run_queue.Expect();
+    if (bytes->Length() <= kQuicklyReadBytesMax) prepared->Prepare();
+    return stream;
   }
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* WaitRun(grpc::CallbackServerContext* server_context,
@@ -125,6 +119,15 @@ class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
   }
 
  private:
+  absl::StatusOr<RunStream::Start> Begin(PreparedRun& prepared, const Call& call) {
+    QG_RETURN_IF_ERROR(prepared.Request().status());
+    const bool cancel = prepared.Request()->cancel_on_disconnect();
+    // A run that outlives its stream is not bound by the stream's deadline.
+    const absl::Time deadline = cancel ? call.cancellation()->deadline() : absl::InfiniteFuture();
+    QG_ASSIGN_OR_RETURN(std::string run_id, runs_.Start(prepared, deadline));
+    return RunStream::Start{std::move(run_id), 1, cancel};
+  }
+
   absl::StatusOr<RunStream::Start> Attach(const v1::WaitRunRequest& request) {
     QG_ASSIGN_OR_RETURN(const RunRecord record, context_.run_store.Get(request.run_id()));
     const int64_t from = request.from_sequence() == 0 ? 1 : request.from_sequence();

@@ -39,6 +39,9 @@ std::string SourceText(const TensorReference& reference) {
 /// What a variant's report may take of a message beside its outputs' bytes.
 constexpr size_t kReportBytesMax = kMessageBytesMax - kInlineBytesMax - (256 << 10);
 
+/// Of the last variant, to be told with the run's end: two messages take longer to travel than one.
+constexpr size_t kLastVariantBytesMax = 64 << 10;
+
 /// Small events that wait for one that is stored: a second of progress.
 constexpr size_t kUnstoredEventsMax = 50;
 
@@ -51,16 +54,13 @@ void LeaveOutHeatMaps(v1::VariantReport& report) {
     error.clear_heat_map();
   };
   std::vector<std::string> names;
-  if (report.outputs_size() >= report.against_reference_size()) {
-    for (const v1::OutputReport& output : report.outputs()) names.push_back(output.tensor().name());
-  } else {  // The outputs came as events of their own.
-    for (const auto& comparison : report.against_reference()) names.push_back(comparison.tensor());
-  }
+  for (const v1::OutputReport& output : report.outputs()) names.push_back(output.tensor().name());
   size_t left_out = 0;
   for (; left_out < names.size() && bytes > kReportBytesMax; ++left_out) {
     const std::string& name = names[names.size() - 1 - left_out];
     for (v1::OutputReport& output : *report.mutable_outputs()) {
-      if (output.tensor().name() != name) continue;
+      // Others came as events of their own.
+      if (output.tensor().name() != name || !output.has_against_exact()) continue;
       clear(*output.mutable_against_unquantized());
       clear(*output.mutable_against_exact()->mutable_error());
     }
@@ -84,7 +84,8 @@ std::string AcceptedEvent(const std::string& run_id, int queue_position) {
 }
 
 std::string FinishedEvent(const std::string& run_id, int64_t sequence, RunState state,
-                          const absl::Status& status, const v1::RunReport& report) {
+                          const absl::Status& status, const v1::RunReport& report,
+                          std::optional<v1::VariantFinished> last_variant) {
   v1::RunEvent event;
   event.set_run_id(run_id);
   event.set_sequence(sequence);
@@ -92,7 +93,10 @@ std::string FinishedEvent(const std::string& run_id, int64_t sequence, RunState 
   finished.set_state(static_cast<v1::RunState>(state));
   finished.set_status_code(static_cast<int>(status.code()));
   finished.set_status_message(std::string(status.message()).substr(0, kStatusMessageBytesMax));
-  if (state == RunState::kSucceeded) *finished.mutable_report() = report;
+  if (state == RunState::kSucceeded) {
+    *finished.mutable_report() = report;
+    if (last_variant.has_value()) *finished.mutable_variant() = *std::move(last_variant);
+  }
   return event.SerializeAsString();
 }
 
@@ -157,23 +161,26 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
   report.set_run_id(run_id_);
   device_.description.Refresh();  // The run goes on meanwhile.
   const auto on_progress = [this](const RunProgress& progress) { OnProgress(progress); };
-  const auto on_variant = [this](int index, const VariantReport& variant) {
-    OnVariant(index, variant);
+  const auto on_output = [this](int index, const OutputReport& output) {
+    Store([&] { return PublishOutput(index, output); });
   };
-  const auto on_output = [this](int index, const OutputReport& output, bool is_last) {
-    OnOutput(index, output, is_last);
+  const auto on_measured = [this](int, const VariantReport& variant) {
+    Store([&] { return BeginVariant(variant); });
+  };
+  const auto on_variant = [this](int index, const VariantReport& variant) {
+    Store([&] { return PublishVariant(index, variant); });
   };
   ranks_ = context_.ranks;
   ranks_.on_stuck = [this, start = absl::Now()](const absl::Status& why) { GiveUp(why, start); };
-  QG_ASSIGN_OR_RETURN(result_, RunPlan(plan, *device_.engine, cancellation_.get(),
-                                       RunObserver{on_progress, on_variant, on_output}, &ranks_));
+  QG_ASSIGN_OR_RETURN(
+      result_, RunPlan(plan, *device_.engine, cancellation_.get(),
+                       RunObserver{on_progress, on_variant, on_output, on_measured}, &ranks_));
   context_.metrics.StageTook(Stage::kStore, store_time_);
   is_stored_.WaitForNotification();
   report.set_reproduce(std::move(reproduce_));
   if (run_.reference.has_value()) report.set_reference(*run_.reference);
   QG_RETURN_IF_ERROR(DescribeInputs(report));
-  const DeviceDescription device = device_.description.Get();
-  *report.mutable_environment() = EnvironmentToProto(std::span(&device, 1));
+  *report.mutable_environment() = std::move(environment_);
   for (const PairSummary& pair : result_.pairs) *report.add_pairs() = PairSummaryToProto(pair);
   *report.mutable_verdict() = VerdictToProto(result_.verdict);
   return report;
@@ -214,14 +221,15 @@ void RunJob::OnProgress(const RunProgress& progress) {
   Stop(Publish(event, Storing::kSmallWithNext));
 }
 
-void RunJob::OnOutput(int index, const OutputReport& report, bool is_last) {
+template <typename Body>
+void RunJob::Store(Body body) {
   if (!stopped_.ok()) return;
   const absl::Time start = absl::Now();
-  Stop(PublishOutput(index, report, is_last));
+  Stop(body());
   store_time_ += absl::Now() - start;
 }
 
-absl::Status RunJob::PublishOutput(int index, const OutputReport& report, bool is_last) {
+absl::Status RunJob::PublishOutput(int index, const OutputReport& report) {
   if (!writer_.has_value()) {
     writer_.emplace(context_.blobs, *device_.engine,
                     run_.keep_outputs ? KeepOutputs::kAll : KeepOutputs::kNone);
@@ -233,36 +241,26 @@ absl::Status RunJob::PublishOutput(int index, const OutputReport& report, bool i
   } else {
     QG_RETURN_IF_ERROR(writer_->Write(report.tensor, report.value, report.fingerprint, tensor));
   }
-  // Behind the last one the device has nothing to do, and the variant follows.
-  if (!run_.stream_outputs || is_last) {
+  if (!run_.stream_outputs) {
     outputs_.push_back(std::move(proto));
     return absl::OkStatus();
   }
+  outputs_.emplace_back().mutable_tensor()->set_name(report.tensor);
   v1::RunEvent event;
   event.mutable_output()->set_index(index);
   *event.mutable_output()->mutable_report() = std::move(proto);
   return Publish(event, Storing::kNow);
 }
 
-void RunJob::OnVariant(int index, const VariantReport& report) {
-  if (!stopped_.ok()) return;
-  const absl::Time start = absl::Now();
-  Stop(PublishVariant(index, report));
-  store_time_ += absl::Now() - start;
+absl::Status RunJob::BeginVariant(const VariantReport& report) {
   const std::string reference =
       run_.reference.has_value() ? run_.variants[*run_.reference].recipe.name() : "";
-  context_.metrics.VariantReported(report, reference);
-}
-
-absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
-  v1::RunEvent event;
-  event.mutable_variant()->set_index(index);
-  v1::VariantReport& proto = *event.mutable_variant()->mutable_report();
-  proto = VariantReportToProto(report);
-  for (v1::OutputReport& output : std::exchange(outputs_, {})) {
-    *proto.add_outputs() = std::move(output);
-  }
-  LeaveOutHeatMaps(proto);
+  context_.metrics.VariantMeasured(report, reference);
+  context_.metrics.StagesTook(report.stages);
+  const DeviceDescription device = device_.description.Get();
+  environment_ = EnvironmentToProto(std::span(&device, 1));
+  stages_counted_ = report.stages.size();
+  v1::VariantReport& proto = begun_.emplace(VariantReportToProto(report));
   std::vector<Tensor> state;
   for (const NamedTensor& named : report.state) state.push_back(named.tensor);
   QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
@@ -272,8 +270,30 @@ absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
         writer_->Write(report.state[i].name, state[i], fingerprints[i], proto.add_state()));
   }
   writer_.reset();
+  return absl::OkStatus();
+}
+
+absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
+  if (!begun_.has_value()) QG_RETURN_IF_ERROR(BeginVariant(report));
+  v1::RunEvent event;
+  event.mutable_variant()->set_index(index);
+  v1::VariantReport& proto = *event.mutable_variant()->mutable_report();
+  proto = *std::exchange(begun_, std::nullopt);
+  AddEnd(report, proto);
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    AddBounds(report.outputs[i], outputs_[i]);
+    *proto.add_outputs() = std::move(outputs_[i]);
+  }
+  outputs_.clear();
+  LeaveOutHeatMaps(proto);
   const bool is_last = ++variants_published_ == run_.variants.size();
-  return Publish(event, is_last ? Storing::kWithNext : Storing::kNow);
+  if (is_last && run_.stream_outputs && proto.ByteSizeLong() <= kLastVariantBytesMax) {
+    last_variant_ = std::move(*event.mutable_variant());
+  } else {
+    QG_RETURN_IF_ERROR(Publish(event, is_last ? Storing::kWithNext : Storing::kNow));
+  }
+  context_.metrics.StagesTook(std::span(report.stages).subspan(stages_counted_));
+  return absl::OkStatus();
 }
 
 absl::Status RunJob::Publish(v1::RunEvent& event, Storing storing) {
@@ -311,8 +331,8 @@ void RunJob::Stop(const absl::Status& status) {
 void RunJob::Finish(const absl::Status& status, const v1::RunReport& report) {
   const int64_t sequence = last_sequence_ + 1;
   const RunState state = StateOf(status, *cancellation_);
-  const auto event =
-      std::make_shared<const std::string>(FinishedEvent(run_id_, sequence, state, status, report));
+  const auto event = std::make_shared<const std::string>(
+      FinishedEvent(run_id_, sequence, state, status, report, std::exchange(last_variant_, {})));
   // Nobody is told of an end that a crash of this process could take back. When it cannot be
   // stored, streams see the run end without its last event and say so.
   absl::Status stored = AwaitStored();

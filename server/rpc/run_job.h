@@ -41,9 +41,12 @@ class RunJob {
   /// Where the input came from, and its digest.
   absl::Status DescribeSource(const TensorReference& reference, v1::InputTensor& proto);
   void OnProgress(const RunProgress& progress);
-  void OnOutput(int index, const OutputReport& report, bool is_last);
-  void OnVariant(int index, const VariantReport& report);
-  absl::Status PublishOutput(int index, const OutputReport& report, bool is_last);
+  /// `body()` (absl::Status) unless the run stops; with its time among what is stored.
+  template <typename Body>
+  void Store(Body body);
+  absl::Status PublishOutput(int index, const OutputReport& report);
+  /// Makes begun_.
+  absl::Status BeginVariant(const VariantReport& report);
   absl::Status PublishVariant(int index, const VariantReport& report);
   /// Those who follow the run have the event at once. A small one, and one that another follows
   /// soon, is stored with that: a crash of this process fails the run anyway.
@@ -71,7 +74,11 @@ class RunJob {
   std::vector<std::shared_ptr<const std::string>> unstored_;  // Up to last_sequence_.
   absl::Status stopped_;                                      // Why Stop was called.
   std::optional<OutputWriter> writer_;                        // Of the variant that is coming.
-  std::vector<v1::OutputReport> outputs_;                     // Those that come with it.
+  std::vector<v1::OutputReport> outputs_;            // Those of its report, or their names.
+  std::optional<v1::VariantFinished> last_variant_;  // That the end has with it.
+  std::optional<v1::VariantReport> begun_;           // Its report, as far as it is known.
+  size_t stages_counted_ = 0;                        // Of its stages, in metrics.
+  v1::Environment environment_;                      // As read last.
   size_t variants_published_ = 0;
   RankSetting ranks_;  ///< The server's, but for whom a stuck rank is told to.
   bool is_given_up_ = false;
@@ -88,6 +95,7 @@ class RunJob {
 std::string AcceptedEvent(const std::string& run_id, int queue_position);
 /// A serialized RunFinished event.
 std::string FinishedEvent(const std::string& run_id, int64_t sequence, RunState state,
-                          const absl::Status& status, const v1::RunReport& report);
+                          const absl::Status& status, const v1::RunReport& report,
+                          std::optional<v1::VariantFinished> last_variant = {});
 
 }  // namespace quantgate

@@ -54,6 +54,7 @@ void RunStream::Begin(Admission admission,
   absl::StatusOr<Start> started = std::move(start)(call_);
   if (!started.ok()) return End(started.status());
   next_sequence_ = started->sequence;
+  live_ = runs_.live().Hold(started->run_id);
   bool was_cancelled;
   {
     const std::lock_guard lock(mutex_);
@@ -66,6 +67,10 @@ void RunStream::Begin(Admission admission,
   Continue();
 }
 
+std::shared_ptr<const std::string> RunStream::Latest() const {
+  return live_ == nullptr ? nullptr : runs_.live().EventOf(*live_, next_sequence_);
+}
+
 // Has the turn.
 void RunStream::Continue() {
   {
@@ -75,7 +80,7 @@ void RunStream::Continue() {
   const absl::Status wanted = call_.cancellation()->Check();
   if (!wanted.ok()) return End(wanted);
   const bool was_live = runs_.live().IsLive(run_id_);
-  if (auto latest = runs_.live().EventOf(run_id_, next_sequence_)) return Send(std::move(latest));
+  if (auto latest = Latest()) return Send(std::move(latest));
   // Whoever adds the next event writes to the database, which others need not wait for.
   if (runs_.live().IsToCome(run_id_, next_sequence_)) return WaitForEvent();
   auto bytes = call_.context().run_store.ReadEvent(run_id_, next_sequence_);
@@ -115,9 +120,11 @@ void RunStream::WaitForEvent() {
 void RunStream::OnWriteDone(bool ok) {
   if (!ok) return End(absl::CancelledError("the client has gone"));
   call_.MessageSent();
-  // What is there already need not wait for another thread.
-  auto latest = runs_.live().EventOf(run_id_, next_sequence_);
-  if (latest != nullptr && call_.cancellation()->Check().ok()) return Send(std::move(latest));
+  // Neither what is there already nor what is still to come needs another thread.
+  if (call_.cancellation()->Check().ok()) {
+    if (auto latest = Latest()) return Send(std::move(latest));
+    if (runs_.live().IsToCome(run_id_, next_sequence_)) return WaitForEvent();
+  }
   call_.context().executor.Run([this] { Continue(); });
 }
 

@@ -39,6 +39,8 @@ class RunStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   /// The event with next_sequence_.
   void Send(std::shared_ptr<const std::string> event);
   void WaitForEvent();
+  /// The next event, where it is in memory.
+  std::shared_ptr<const std::string> Latest() const;
   void End(const absl::Status& status);
 
   void OnWriteDone(bool ok) override;
@@ -49,6 +51,7 @@ class RunStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   Runs& runs_;
   bool cancel_on_disconnect_ = false;
   std::string run_id_;
+  std::shared_ptr<const LiveRuns::Live> live_;  // Null: the run had ended before.
   int64_t next_sequence_ = 1;
   grpc::ByteBuffer event_;
 

@@ -3,9 +3,6 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
-#include <algorithm>
-#include <iterator>
-#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -14,10 +11,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "proto/variant_join.h"
 #include "server/errors.h"
 #include "server/limits.h"
 #include "server/rpc/content_digest.h"
-#include "server/rpc/convert_layer.h"
 #include "server/rpc/convert_tensor.h"
 #include "server/rpc/page.h"
 #include "server/rpc/run_job.h"
@@ -73,7 +70,8 @@ absl::Status Runs::EndInterrupted() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl::Time deadline) {
+absl::StatusOr<std::string> Runs::Start(PreparedRun& prepared, absl::Time deadline) {
+  const v1::ExecuteRequest& request = *prepared.Request();
   if (!request.request_id().empty()) {
     QG_RETURN_IF_ERROR(CheckToken(request.request_id(), "request_id"));
   }
@@ -84,11 +82,10 @@ absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl:
                       context_.run_store.FindRequest(request.request_id(), content));
   if (earlier.has_value()) return earlier->run_id;
 
-  QG_ASSIGN_OR_RETURN(LayerRun run,
-                      LayerRunFromProto(request.spec(), context_.options.tensor_bytes_max));
+  QG_ASSIGN_OR_RETURN(LayerRun run, prepared.TakeRun());
   run.stream_outputs = request.stream_outputs();
   QG_RETURN_IF_ERROR(context_.loader.Resolve(run.tensors()));
-  QG_ASSIGN_OR_RETURN(Plan outline, OutlineLayerRun(run));
+  QG_ASSIGN_OR_RETURN(Plan outline, prepared.TakeOutline(run));
   QG_ASSIGN_OR_RETURN(Device * device, DeviceForRun(run, context_.devices));
   return Enqueue(request, std::move(run), std::move(outline), content, deadline, *device);
 }
@@ -148,34 +145,20 @@ absl::StatusOr<v1::Run> Runs::Get(const std::string& run_id) {
 
 // The report is put together from the events, which are kept once.
 absl::Status Runs::AddReport(const RunRecord& record, v1::Run& run) {
-  std::map<int, v1::VariantReport> variants;
-  std::map<int, std::vector<v1::OutputReport>> outputs;  // Those that came before their variant.
+  VariantJoin join;
   for (int64_t sequence = 1; sequence <= record.last_sequence; ++sequence) {
     QG_ASSIGN_OR_RETURN(const auto bytes, context_.run_store.ReadEvent(record.run_id, sequence));
     v1::RunEvent event;
     if (!bytes.has_value() || !event.ParseFromString(*bytes)) {
       return absl::DataLossError("the database holds a damaged run event");
     }
-    if (event.has_output()) {
-      outputs[event.output().index()].push_back(
-          std::move(*event.mutable_output()->mutable_report()));
-    }
-    if (event.has_variant()) {
-      const int index = event.variant().index();
-      v1::VariantReport& variant = variants[index];
-      variant = std::move(*event.mutable_variant()->mutable_report());
-      std::vector<v1::OutputReport>& all = outputs[index];
-      all.insert(all.end(), std::make_move_iterator(variant.mutable_outputs()->begin()),
-                 std::make_move_iterator(variant.mutable_outputs()->end()));
-      variant.mutable_outputs()->Assign(std::make_move_iterator(all.begin()),
-                                        std::make_move_iterator(all.end()));
-    }
     if (event.has_finished()) *run.mutable_report() = event.finished().report();
+    join.Take(std::move(event));
   }
   size_t bytes = run.ByteSizeLong();
-  for (const auto& [index, variant] : variants) bytes += variant.ByteSizeLong() + 16;
+  for (const auto& [index, variant] : join.variants()) bytes += variant.ByteSizeLong() + 16;
   if (bytes > kMessageBytesMax) return absl::OkStatus();
-  for (auto& [index, variant] : variants)
+  for (auto& [index, variant] : join.variants())
     *run.mutable_report()->add_variants() = std::move(variant);
   return absl::OkStatus();
 }

@@ -12,6 +12,7 @@
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/layer_run.h"
 #include "server/live_runs.h"
+#include "server/rpc/prepared_run.h"
 #include "server/service_context.h"
 
 namespace quantgate {
@@ -24,8 +25,9 @@ class Runs {
   absl::Status EndInterrupted();
 
   /// Checks everything that can be known, then queues and stores the run; its id. The id of a run
-  /// that the same request id started is given again. `deadline` holds for queue and run.
-  absl::StatusOr<std::string> Start(const v1::ExecuteRequest& request, absl::Time deadline);
+  /// that the same request id started is given again. `prepared` is of a message that is a request;
+  /// `deadline` holds for queue and run.
+  absl::StatusOr<std::string> Start(PreparedRun& prepared, absl::Time deadline);
   /// Takes effect between operations; on a finished run none. NOT_FOUND.
   absl::Status Cancel(const std::string& run_id);
   /// False, and nothing done, for a run that is not live. Does not touch the disk.

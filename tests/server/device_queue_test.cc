@@ -47,6 +47,24 @@ TEST(DeviceQueueTest, RunsInOrderOfArrival) {
   for (int i = 0; i < 50; ++i) EXPECT_EQ(order[i], i);
 }
 
+TEST(DeviceQueueTest, RunsWhatItWasToldToExpect) {
+  DeviceQueue queue({"runs", 2, 10});
+  for (int i = 0; i < 20; ++i) {
+    queue.Expect();
+    if (i % 3 == 0) continue;  // It did not come.
+    Gate gate;
+    ASSERT_TRUE(queue.Submit(Forever(), gate.Job()).ok());
+    gate.started.wait();
+    EXPECT_TRUE(gate.admission.ok());
+    queue.Expect();  // While one runs.
+    gate.open.count_down();
+    EXPECT_TRUE(queue.WaitIdle(absl::InfiniteFuture()));
+  }
+  queue.Drain();
+  queue.Expect();
+  EXPECT_TRUE(queue.WaitIdle(absl::InfiniteFuture()));
+}
+
 TEST(DeviceQueueTest, IsBoundedAndSaysHowManyAreAhead) {
   Gate running, first, second, third;
   DeviceQueue queue({"runs", 1, 2});

@@ -158,26 +158,24 @@ constexpr char kBusy[] = "the device worked";
 
 /// When the client had what.
 struct Arrivals {
-  Clock::time_point begin, accepted, variant, finished, end;
+  Clock::time_point begin, accepted, finished, end;
   v1::VariantReport report;
   double seconds_of_report = 0;
 };
 
 /// Nothing where the run failed.
-std::optional<Arrivals> Execute(v1::Engine::Stub& engine, const v1::ExecuteRequest& request) {
+std::optional<Arrivals> Execute(v1::Engine::Stub& engine, v1::ExecuteRequest& request) {
   Arrivals arrivals;
+  request.set_request_id(NewRequestId());  // As the client library does.
   arrivals.begin = Clock::now();
   grpc::ClientContext context;
   const auto reader = engine.Execute(&context, request);
   for (v1::RunEvent event; reader->Read(&event);) {
     const auto now = Clock::now();
     if (event.has_accepted()) arrivals.accepted = now;
-    if (event.has_variant()) {
-      arrivals.variant = now;
-      arrivals.report = std::move(*event.mutable_variant()->mutable_report());
-    }
     if (event.has_finished()) {
       arrivals.finished = now;
+      arrivals.report = std::move(*event.mutable_finished()->mutable_variant()->mutable_report());
       arrivals.seconds_of_report = event.finished().report().seconds();
     }
   }
@@ -189,15 +187,13 @@ std::optional<Arrivals> Execute(v1::Engine::Stub& engine, const v1::ExecuteReque
 }
 
 void AddTimes(const Arrivals& arrivals, const EngineCalls& calls, Times& times) {
-  const auto last_end = calls.LastEndBefore(arrivals.variant);
+  const auto last_end = calls.LastEndBefore(arrivals.finished);
   times.Add(kClient, Seconds(arrivals.end - arrivals.begin));
   times.Add("  until it has the run's id", Seconds(arrivals.accepted - arrivals.begin));
   times.Add("  from there to the engine's first call",
             Seconds(*calls.first_begin - arrivals.accepted));
   times.Add("  from there to the end of its last call", Seconds(last_end - *calls.first_begin));
-  times.Add("  from there until it has the variant", Seconds(arrivals.variant - last_end));
-  times.Add("  from there until it has the run's end",
-            Seconds(arrivals.finished - arrivals.variant));
+  times.Add("  from there until it has the run's end", Seconds(arrivals.finished - last_end));
   times.Add("  from there to the end of the stream", Seconds(arrivals.end - arrivals.finished));
   times.Add(kInCalls, calls.seconds);
   times.Add("the report's seconds", arrivals.seconds_of_report);

@@ -96,45 +96,68 @@ std::string Comparable(v1::VariantReport report) {
   return report.SerializeAsString();
 }
 
-// What the client puts together is what it gets at once without, and what GetRun says of both.
-TEST(RunTest, StreamsOutputsWhereAskedFor) {
-  TestServer server;
-  v1::ExecuteRequest request = SmallRequest();
-  *request.mutable_spec()->add_variants() = MakeVariant("bf16", "none", "sm90");
-  request.mutable_spec()->set_reference(1);
+/// A run's variants from a stream of outputs, by hand; `order`: how the events came.
+std::vector<v1::VariantReport> Joined(const RunOutcome& streamed, std::vector<std::string>& order) {
+  std::vector<v1::VariantReport> joined(2);
+  for (const v1::RunEvent& event : streamed.events) {
+    if (event.has_output()) {
+      const v1::OutputReport& told = event.output().report();
+      order.push_back(absl::StrCat(event.output().index(), " ", told.tensor().name()));
+      EXPECT_FALSE(told.has_bound());
+      *joined[event.output().index()].add_outputs() = told;
+    }
+    const bool is_with_end = event.has_finished() && event.finished().has_variant();
+    if (!event.has_variant() && !is_with_end) continue;
+    const v1::VariantFinished& variant = is_with_end ? event.finished().variant() : event.variant();
+    const int index = variant.index();
+    order.push_back(absl::StrCat(index, is_with_end ? " with the end" : ""));
+    v1::VariantReport rest = variant.report();
+    EXPECT_EQ(rest.outputs_size(), joined[index].outputs_size());
+    for (int i = 0; i < rest.outputs_size(); ++i) {
+      EXPECT_EQ(rest.outputs(i).tensor().name(), joined[index].outputs(i).tensor().name());
+      EXPECT_FALSE(rest.outputs(i).has_against_exact());
+      EXPECT_TRUE(rest.outputs(i).has_bound());
+      *joined[index].mutable_outputs(i)->mutable_bound() = rest.outputs(i).bound();
+    }
+    rest.clear_outputs();
+    joined[index].MergeFrom(rest);
+  }
+  return joined;
+}
+
+/// What the client puts together is what it gets at once without, and what GetRun says of both.
+void ExpectTheSameStreamed(TestServer& server, v1::ExecuteRequest request,
+                           const std::vector<std::string>& expected_order) {
   const RunOutcome whole = Execute(server, request);
   request.set_stream_outputs(true);
   const RunOutcome streamed = Execute(server, request);
   ASSERT_TRUE(whole.status.ok() && streamed.status.ok()) << streamed.status.error_message();
-
-  // The reference goes first; the outputs of a variant come before it.
   std::vector<std::string> order;
-  std::map<int, std::vector<v1::OutputReport>> outputs;
-  for (const v1::RunEvent& event : streamed.events) {
-    if (event.has_output()) {
-      order.push_back(
-          absl::StrCat(event.output().index(), " ", event.output().report().tensor().name()));
-      outputs[event.output().index()].push_back(event.output().report());
-    }
-    if (event.has_variant()) order.push_back(absl::StrCat(event.variant().index()));
-  }
-  EXPECT_THAT(order, testing::ElementsAre("1 y", "1 dx", "1", "0 y", "0 dx", "0"));
-  const std::vector<v1::VariantReport> expected = whole.variants();
-  std::vector<v1::VariantReport> joined = streamed.variants();
-  ASSERT_EQ(joined.size(), expected.size());
-  for (size_t i = 0; i < joined.size(); ++i) {
-    ASSERT_EQ(joined[i].outputs_size(), 1);
-    outputs[i == 0 ? 1 : 0].push_back(joined[i].outputs(0));
-    joined[i].clear_outputs();
-    for (const auto& output : outputs[i == 0 ? 1 : 0]) *joined[i].add_outputs() = output;
-    EXPECT_EQ(Comparable(joined[i]), Comparable(expected[i])) << i;
-  }
+  const std::vector<v1::VariantReport> joined = Joined(streamed, order);
+  EXPECT_EQ(order, expected_order);
   const v1::Run kept = GetRun(server, streamed.events[0].run_id());
-  ASSERT_EQ(kept.report().variants_size(), 2);
-  EXPECT_EQ(Comparable(kept.report().variants(1)), Comparable(expected[0]));
-  EXPECT_EQ(Comparable(kept.report().variants(0)), Comparable(expected[1]));
+  const int variants = request.spec().variants_size();
+  ASSERT_EQ(kept.report().variants_size(), variants);
+  ASSERT_EQ(whole.variants().size(), static_cast<size_t>(variants));
+  for (const v1::RunEvent& event : whole.events) {
+    if (!event.has_variant()) continue;
+    const std::string expected = Comparable(event.variant().report());
+    EXPECT_EQ(Comparable(joined[event.variant().index()]), expected);
+    EXPECT_EQ(Comparable(kept.report().variants(event.variant().index())), expected);
+  }
   const RunOutcome again = Wait(server, streamed.events[0].run_id(), 1);
   EXPECT_EQ(again.events.size(), streamed.events.size());
+}
+
+TEST(RunTest, StreamsOutputsWhereAskedFor) {
+  TestServer server;
+  v1::ExecuteRequest request = SmallRequest();
+  ExpectTheSameStreamed(server, request, {"0 y", "0 dx", "0 dw", "0 with the end"});
+  // The reference goes first.
+  *request.mutable_spec()->add_variants() = MakeVariant("bf16", "none", "sm90");
+  request.mutable_spec()->set_reference(1);
+  ExpectTheSameStreamed(server, request,
+                        {"1 y", "1 dx", "1 dw", "1", "0 y", "0 dx", "0 dw", "0 with the end"});
 }
 
 void EnableHttp(ServerOptions& options) { options.metrics_listen = "127.0.0.1:0"; }

@@ -84,27 +84,34 @@ TEST(LiveRunsTest, SaysWhichRunsDevicesAreAt) {
 
 TEST(LiveRunsTest, HasTheLatestEvents) {
   LiveRuns runs;
+  EXPECT_EQ(runs.Hold("a"), nullptr);
   runs.Begin("a", nullptr);
-  EXPECT_EQ(runs.EventOf("a", 1), nullptr);
+  const std::shared_ptr<const LiveRuns::Live> held = runs.Hold("a");
+  ASSERT_NE(held, nullptr);
+  const auto text = [&](int64_t sequence) {
+    const auto event = runs.EventOf(*held, sequence);
+    return event == nullptr ? "none" : event->substr(0, 10);
+  };
+  EXPECT_EQ(text(1), "none");
   runs.Published("a", 1, Event("first"));
   runs.Published("a", 2, Event("second"));
-  EXPECT_EQ(runs.EventOf("a", 0), nullptr);
-  ASSERT_NE(runs.EventOf("a", 1), nullptr);
-  EXPECT_EQ(*runs.EventOf("a", 1), "first");
-  const auto second = runs.EventOf("a", 2);
-  ASSERT_NE(second, nullptr);
-  EXPECT_EQ(runs.EventOf("a", 3), nullptr);
-  EXPECT_EQ(runs.EventOf("b", 1), nullptr);
+  EXPECT_EQ(text(0), "none");
+  EXPECT_EQ(text(1), "first");
+  EXPECT_EQ(text(2), "second");
+  EXPECT_EQ(text(3), "none");
+  const auto second = runs.EventOf(*held, 2);
   // One that fills the memory alone is kept until the next one.
   runs.Published("a", 3, Event(std::string(kLiveEventBytesMax + 1, 'x')));
-  EXPECT_EQ(runs.EventOf("a", 2), nullptr);
-  ASSERT_NE(runs.EventOf("a", 3), nullptr);
+  EXPECT_EQ(text(2), "none");
+  EXPECT_EQ(text(3), "xxxxxxxxxx");
   runs.Published("a", 4, Event("fourth"));
-  EXPECT_EQ(runs.EventOf("a", 3), nullptr);
-  ASSERT_NE(runs.EventOf("a", 4), nullptr);
-  EXPECT_EQ(*runs.EventOf("a", 4), "fourth");
+  EXPECT_EQ(text(3), "none");
+  runs.Published("a", 5, Event("fifth"), LiveRuns::Position::kLast);
   runs.End("a");
-  EXPECT_EQ(runs.EventOf("a", 4), nullptr);
+  EXPECT_EQ(runs.Hold("a"), nullptr);
+  // Who follows it still has them.
+  EXPECT_EQ(text(4), "fourth");
+  EXPECT_EQ(text(5), "fifth");
   EXPECT_EQ(*second, "second");
 }
 
@@ -112,8 +119,8 @@ TEST(LiveRunsTest, KeepsAsManyBytesOfEventsAsItIsTold) {
   LiveRuns runs(10);
   runs.Begin("a", nullptr);
   for (const int64_t sequence : {1, 2, 3}) runs.Published("a", sequence, Event("12345"));
-  EXPECT_EQ(runs.EventOf("a", 1), nullptr);
-  EXPECT_NE(runs.EventOf("a", 2), nullptr);
+  EXPECT_EQ(runs.EventOf(*runs.Hold("a"), 1), nullptr);
+  EXPECT_NE(runs.EventOf(*runs.Hold("a"), 2), nullptr);
   EXPECT_FALSE(runs.IsToCome("a", 1));
   EXPECT_EQ(runs.Wait("a", 1, [](LiveRuns::Position) {}), 0);
 }

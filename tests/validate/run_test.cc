@@ -344,10 +344,10 @@ TEST(RunPlan, SharesExactResultsBetweenVariants) {
                                  engine, nullptr, watched);
   ASSERT_TRUE(report.ok());
   EXPECT_EQ(engine.model, 4 * 3);
-  // f32 and bf16 of: the bf16 layer's three GEMMs and db, which the unquantized reference and
-  // high_precision share; the FP8 layer's three GEMMs, whose fprop all overrides share; dgrad and
-  // wgrad of the dequantized operands.
-  EXPECT_EQ(engine.exact, 2 * (4 + 3 + 2));
+  // The bf16 layer's three GEMMs and db, in f32 for the unquantized reference and again in bf16,
+  // which high_precision shares; to both at once the FP8 layer's three GEMMs, whose fprop all
+  // overrides share, and dgrad and wgrad of the dequantized operands.
+  EXPECT_EQ(engine.exact, 2 * 4 + 3 + 2);
 }
 
 TEST(RunPlan, EveryGemmLiesWithinItsBound) {
@@ -511,6 +511,45 @@ TEST(RunPlan, BeginsEveryReportBeforeItAsksForOne) {
       EXPECT_EQ(deferred.bound->worst_ratio, expected.bound->worst_ratio);
     }
   }
+}
+
+TEST(RunPlan, TellsWhatIsMeasuredBeforeItAsksForBounds) {
+  const auto cpu = MakeCpuEngine({});
+  DeferringEngine engine(*cpu);
+  const auto plan = Plan::Create(RequestOf({"fp8_current"}));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  size_t stages_measured = 0, stages = 0;
+  const auto on_progress = [](const RunProgress&) {};
+  const auto on_output = [&](int, const OutputReport& output) {
+    EXPECT_FALSE(output.bound.has_value());
+    engine.steps.push_back(output.tensor);
+  };
+  const auto on_measured = [&](int, const VariantReport& variant) {
+    engine.steps.push_back("measured");
+    stages_measured = variant.stages.size();
+  };
+  const auto on_variant = [&](int, const VariantReport& variant) {
+    engine.steps.push_back("variant");
+    stages = variant.stages.size();
+    for (const char* name : {"y", "dx", "dw"}) {
+      EXPECT_TRUE(OutputOf(variant, name).bound.has_value()) << name;
+    }
+  };
+  ASSERT_TRUE(
+      RunPlan(*plan, engine, nullptr, {on_progress, on_variant, on_output, on_measured}).ok());
+  std::vector<std::string> expected;
+  // A parity, two errors and a note; db's operands are the originals.
+  for (const auto& [name, reads] :
+       {std::pair{"y", 4}, std::pair{"dx", 4}, std::pair{"dw", 4}, std::pair{"db", 3}}) {
+    expected.insert(expected.end(), reads, "read");
+    expected.push_back(name);
+  }
+  expected.push_back("measured");
+  expected.insert(expected.end(), 3, "read");  // Bounds of all but db.
+  expected.push_back("variant");
+  std::erase(engine.steps, "begin");
+  EXPECT_EQ(engine.steps, expected);
+  EXPECT_EQ(stages, stages_measured + 1);
 }
 
 TEST(RunPlan, NoRowsAreAValidRun) {
