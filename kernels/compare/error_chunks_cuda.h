@@ -26,6 +26,10 @@ struct FloatChunk {
     for (int i = 1; i < kChunkElements; ++i) least = fminf(least, fabsf(values[i]));
     return least >= smallest_normal;
   }
+  /// Of each read that it came from.
+  __device__ uint32_t SomeBits() const {
+    return __float_as_uint(values[0]) ^ __float_as_uint(values[kChunkElements / 2]);
+  }
 };
 
 /// Eight elements of 16 bits, two a word.
@@ -59,6 +63,7 @@ struct WordChunk {
     for (const uint32_t word : words) least = __viaddmin_u16x2(word, word, least);
     return (least & 0xFFFF) >= kTwice && least >= kTwice << 16;
   }
+  __device__ uint32_t SomeBits() const { return words[0]; }
 };
 
 template <NumberEncoding kEncoding>
@@ -203,6 +208,23 @@ struct ChunkPair {
   typename ChunkOf<kSubject>::Type s;
   typename ChunkOf<kReference>::Type r;
   bool inside;  // Of the block.
+
+  /// Waits until every lane of the warp has its elements in registers. 0 or 1, of which the compiler
+  /// knows nothing: what depends on it comes after.
+  __device__ uint32_t Await() const {
+    uint32_t token;
+    asm volatile(
+        "{\n"
+        ".reg .pred any;\n"
+        "setp.eq.u32 any, %1, 0;\n"
+        "vote.sync.any.pred any, any, 0xFFFFFFFF;\n"
+        "selp.u32 %0, 1, 0, any;\n"
+        "}\n"
+        : "=r"(token)
+        : "r"(s.SomeBits() ^ r.SomeBits())
+        : "memory");
+    return token;
+  }
 
   /// Element by element.
   __device__ void Count(const ChunkRanges& ranges, ElementCounts& counts) const {

@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
   const uint32_t subject = SharedAddress(memory) + warp * Feed::kBytes;
   Feed feed(parameters, block, first_segment, step, subject, SharedAddress(&barriers[warp]));
   __syncthreads();
-  feed.Fetch();
+  feed.Fetch(0);
   const int first = lane * kRunElements;
   const uint32_t run_subject = subject + first * kElementBytes<kSubject>;
   const uint32_t run_reference = subject + Feed::kSubjectBytes + first * kElementBytes<kReference>;
@@ -108,8 +108,7 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
                                       tables + 256),
           first + begin < left};
       if (i == kRunChunks - 1) {
-        __syncwarp();
-        feed.Fetch();
+        feed.Fetch(chunk.Await());
       }
       return chunk.Measure(left >= kSegmentElements, ranges, threshold, counts, exceeds);
     };

@@ -49,9 +49,11 @@ class SegmentFeed {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
 
-  /// Begins to copy the next segment, where there is one. The warp has met since it last read.
-  __device__ void Fetch() {
-    if (position_ < count_) CopyRows(min(uint32_t{kSegmentElements}, count_ - position_));
+  /// Begins to copy the next segment, where there is one. A copy does not wait for reads of shared
+  /// memory that were asked for before it: `token` is 0 or 1, and there once these have ended
+  /// (ChunkPair::Await).
+  __device__ void Fetch(uint32_t token) {
+    if (position_ < count_ && token <= 1) CopyRows(min(uint32_t{kSegmentElements}, count_ - position_));
     position_ += step_;
     offset_ += step_offset_;
     column_ += step_columns_;

@@ -70,7 +70,7 @@ TEST(StructureTest, ThirdPartiesAreContained) {
       {"prometheus/",
        {"server/metrics.", "server/series_families.", "tests/server/rank_series_test."}},
       {"grpcpp/", {"server/rpc/", "server/server.", "client/", "tests/"}},
-      {".pb.h", {"server/rpc/", "server/server.", "client/", "tests/"}},
+      {".pb.h", {"proto/", "server/rpc/", "server/server.", "client/", "tests/"}},
       {"cublasLt.h", {"kernels/gemm/gemm_cublaslt.", "tests/hardware/"}},
       {"nccl.h", {"kernels/comm/"}},
       {"sqlite3.h", {"server/store/"}},
