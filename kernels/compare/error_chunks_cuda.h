@@ -134,17 +134,15 @@ __device__ inline typename ChunkOf<kEncoding>::Type ReadSharedChunk(uint32_t fro
 }
 
 /// a / b, correctly rounded, for a a difference of numbers of the types and b not 0; NaN for b = 0
-/// and where either is not finite. y approximates 1 / b to 2^-20 (an H200, all significands of
-/// binary32), and e is its exact error. One step leaves 2^-39 of a divisor of at most 11
-/// significant bits, 2^-51 of one of 24. The remainder of q is exact, because b has so few bits; so
-/// the last step errs by 2^-77 or 2^-101 of the quotient before its rounding, and a quotient of 53
-/// by 11 (24) bits lies no nearer than 2^-65 (2^-78) of itself to the middle between two numbers.
-template <NumberEncoding kReference>
+/// and where either is not finite. y approximates 1 / b to 2^-20.04 (an H200, all significands of
+/// binary32), e is its exact error, and one step leaves 2^-40.08. The remainder of q is exact,
+/// because b has at most 24 significant bits; so the last step errs by 2^-80.1 of the quotient
+/// before its rounding, and a quotient of 53 by 24 bits lies no nearer than 2^-78 of itself to the
+/// middle between two numbers.
 __device__ inline double Quotient(double a, double b) {
   double y;
   asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(b));
-  const double e = fma(-b, y, 1.0);
-  y = fma(y, kReference == NumberEncoding::kF32 ? fma(e, e, e) : e, y);
+  y = fma(y, fma(-b, y, 1.0), y);
   const double q = a * y;
   return fma(fma(-b, q, a), y, q);
 }
@@ -167,7 +165,7 @@ struct ErrorPair {
 
 /// The sums of a chunk. `element_of(i)` gives element i's numbers; `exceeds` becomes true where an
 /// error is larger than `largest`. With kTakesZeros a reference of 0 has the quotient 0.
-template <NumberEncoding kReference, bool kTakesZeros, class ElementOf>
+template <bool kTakesZeros, class ElementOf>
 __device__ inline ErrorTerms MeasureElements(ElementOf element_of, const ErrorPair& largest,
                                              bool& exceeds) {
   const auto measure = [&](int pair) {
@@ -176,7 +174,7 @@ __device__ inline ErrorTerms MeasureElements(ElementOf element_of, const ErrorPa
     for (int i = 0; i < 2; ++i) {
       element_of(2 * pair + i, s[i], r[i]);
       error[i] = s[i] - r[i];
-      quotient[i] = Quotient<kReference>(error[i], r[i]);
+      quotient[i] = Quotient(error[i], r[i]);
       if (kTakesZeros && r[i] == 0) quotient[i] = 0;
       exceeds |= fabs(error[i]) > largest.absolute;
       exceeds |= fabs(quotient[i]) > largest.relative;
@@ -209,8 +207,8 @@ struct ChunkPair {
   typename ChunkOf<kReference>::Type r;
   bool inside;  // Of the block.
 
-  /// Waits until every lane of the warp has its elements in registers. 0 or 1, of which the compiler
-  /// knows nothing: what depends on it comes after.
+  /// Waits until every lane of the warp has its elements in registers. 0 or 1, of which the
+  /// compiler knows nothing: what depends on it comes after.
   __device__ uint32_t Await() const {
     uint32_t token;
     asm volatile(
@@ -251,7 +249,7 @@ struct ChunkPair {
       subject = s.Double(i);
       reference = r.Double(i);
     };
-    ErrorTerms sums = MeasureElements<kReference, false>(element, largest, chunk_exceeds);
+    ErrorTerms sums = MeasureElements<false>(element, largest, chunk_exceeds);
     const bool is_finite = HighWord(sums.values[kRelativeError]) < 0x7FF00000u;
     if (__any_sync(kWholeWarp, !is_finite || !all_inside)) {
       chunk_exceeds = false;
@@ -277,7 +275,7 @@ struct ChunkPair {
       subject = counts ? a : 0.0f;
       reference = counts ? b : 0.0f;
     };
-    return MeasureElements<kReference, true>(element, largest, exceeds);
+    return MeasureElements<true>(element, largest, exceeds);
   }
 };
 

@@ -37,7 +37,7 @@ __device__ __noinline__ LargestPair FindLargest(const ErrorParameters& parameter
       if (!(IsFinite(s.Float(i)) && IsFinite(r.Float(i)))) continue;
       found.absolute.Offer(fabs(error), position + i);
       if (r.Float(i) == 0) continue;
-      found.relative.Offer(fabs(Quotient<kReference>(error, r.Double(i))), position + i);
+      found.relative.Offer(fabs(Quotient(error, r.Double(i))), position + i);
     }
   }
   found.absolute.MergeLanes();

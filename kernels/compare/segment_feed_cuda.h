@@ -53,7 +53,8 @@ class SegmentFeed {
   /// memory that were asked for before it: `token` is 0 or 1, and there once these have ended
   /// (ChunkPair::Await).
   __device__ void Fetch(uint32_t token) {
-    if (position_ < count_ && token <= 1) CopyRows(min(uint32_t{kSegmentElements}, count_ - position_));
+    if (position_ < count_ && token <= 1)
+      CopyRows(min(uint32_t{kSegmentElements}, count_ - position_));
     position_ += step_;
     offset_ += step_offset_;
     column_ += step_columns_;
