@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "tests/training/parallel_fixture.h"
-#include "tests/training/same_sessions.h"
+#include "tests/training/divided_sessions.h"
 
 namespace quantgate {
 namespace {
@@ -19,37 +18,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kBatch = 128, kNarrow = 128, kWide = 512;
 
-class FullySharded : public ::testing::TestWithParam<SessionCase> {
- protected:
-  static SessionSpec SpecOf(const ParallelSpec& parallel) {
-    const ParallelMode mode =
-        parallel.tensor_parallel > 1 ? ParallelMode::kColumn : ParallelMode::kNone;
-    const ParallelMode second =
-        parallel.tensor_parallel > 1 ? ParallelMode::kRow : ParallelMode::kNone;
-    SessionSpec spec = LinearLayers(GetParam().recipe, {mode, second});
-    if (GetParam().is_mlp) BecomeGatedMlp(spec);
-    GetParam().Set(spec);
-    spec.parallel = parallel;
-    return spec;
-  }
-  static std::map<std::string, Tensor> Parameters() {
-    if (GetParam().is_mlp) {
-      return {{"fc1.gamma", Normal(1, {kNarrow})},
-              {"fc1.beta", Normal(2, {kNarrow})},
-              {"fc1.fc1.weight", Normal(3, {kWide, kNarrow})},
-              {"fc1.fc2.weight", Normal(5, {kNarrow, kWide / 2})},
-              {"fc1.fc2.bias", Normal(6, {kNarrow})}};
-    }
-    return {{"fc1.weight", Normal(3, {kWide, kNarrow})},
-            {"fc1.bias", Normal(4, {kWide})},
-            {"fc2.weight", Normal(5, {kNarrow, kWide})}};
-  }
-  std::unique_ptr<Session> Open(const SessionSpec& spec) {
-    return OpenRanks(*engine_, spec, Parameters());
-  }
-
-  std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
-};
+class FullySharded : public DividedSessions<kNarrow, kWide> {};
 
 Tensor Batch(uint64_t seed) { return Normal(seed, {kBatch, kNarrow}); }
 
@@ -137,28 +106,13 @@ SessionSpec OnCopies(SessionSpec spec, int copies) {
 
 TEST_P(FullySharded, CheckpointsAreTheSameBytesOnFourCopiesTwoOneAndFourAgain) {
   const SessionSpec spec = SpecOf(Sharded(Ranks(1, 4)));
-  const auto first = Open(spec);
-  ASSERT_NE(first, nullptr);
   const auto train = [](Session& session, uint64_t seed) {
     const auto y = session.Forward(ForwardOn(seed), nullptr);
     const auto dx = session.Backward({"0", Batch(seed + 1)}, nullptr);
     const auto updated = session.Optimize({}, nullptr);
     ASSERT_TRUE(y.ok() && dx.ok() && updated.ok()) << y.status() << dx.status();
   };
-  train(*first, 300);
-  absl::StatusOr<TensorFile> file = first->Checkpoint(nullptr);
-  std::unique_ptr<Session> last;
-  for (const int copies : {2, 1, 4}) {
-    ASSERT_TRUE(file.ok()) << file.status();
-    auto session = RestoreSession(*engine_, OnCopies(spec, copies), *file, nullptr, nullptr);
-    ASSERT_TRUE(session.ok()) << copies << ": " << session.status();
-    last = *std::move(session);
-    ExpectSameFiles(*first, *last);
-    file = last->Checkpoint(nullptr);
-  }
-  train(*first, 310);
-  train(*last, 310);
-  ExpectSameFiles(*first, *last);
+  ExpectSameCheckpointsOnOtherCopies([&](int copies) { return OnCopies(spec, copies); }, train);
 }
 
 constexpr auto kQuantized = WeightStorage::kQuantized;

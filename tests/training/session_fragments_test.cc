@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/training/parallel_fixture.h"
-#include "tests/training/same_sessions.h"
+#include "tests/training/divided_sessions.h"
 
 namespace quantgate {
 namespace {
@@ -17,36 +16,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kBatch = 128, kNarrow = 128, kWide = 256;
 
-class SessionFragments : public ::testing::TestWithParam<SessionCase> {
- protected:
-  static SessionSpec SpecOf(const ParallelSpec& parallel) {
-    const bool is_divided = parallel.tensor_parallel > 1;
-    SessionSpec spec =
-        LinearLayers(GetParam().recipe, {is_divided ? ParallelMode::kColumn : ParallelMode::kNone,
-                                         is_divided ? ParallelMode::kRow : ParallelMode::kNone});
-    if (GetParam().is_mlp) BecomeGatedMlp(spec);
-    GetParam().Set(spec);
-    spec.parallel = parallel;
-    return spec;
-  }
-  static std::map<std::string, Tensor> Parameters() {
-    if (GetParam().is_mlp) {
-      return {{"fc1.gamma", Normal(1, {kNarrow})},
-              {"fc1.beta", Normal(2, {kNarrow})},
-              {"fc1.fc1.weight", Normal(3, {kWide, kNarrow})},
-              {"fc1.fc2.weight", Normal(5, {kNarrow, kWide / 2})},
-              {"fc1.fc2.bias", Normal(6, {kNarrow})}};
-    }
-    return {{"fc1.weight", Normal(3, {kWide, kNarrow})},
-            {"fc1.bias", Normal(4, {kWide})},
-            {"fc2.weight", Normal(5, {kNarrow, kWide})}};
-  }
-  std::unique_ptr<Session> Open(const SessionSpec& spec) {
-    return OpenRanks(*engine_, spec, Parameters());
-  }
-
-  std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});
-};
+class SessionFragments : public DividedSessions<kNarrow, kWide> {};
 
 Tensor Batch(uint64_t seed) { return Normal(seed, {kBatch, kNarrow}); }
 
@@ -117,22 +87,9 @@ SessionSpec OnCopies(SessionSpec spec, int copies) {
 
 TEST_P(SessionFragments, CheckpointsAreTheSameBytesOnFourCopiesTwoOneAndFourAgain) {
   const SessionSpec spec = SpecOf(Divided(Ranks(1, 4)));
-  const auto first = Open(spec);
-  ASSERT_NE(first, nullptr);
-  Train(*first, 300, Batch);
-  absl::StatusOr<TensorFile> file = first->Checkpoint(nullptr);
-  std::unique_ptr<Session> last;
-  for (const int copies : {2, 1, 4}) {
-    ASSERT_TRUE(file.ok()) << file.status();
-    auto session = RestoreSession(*engine_, OnCopies(spec, copies), *file, nullptr, nullptr);
-    ASSERT_TRUE(session.ok()) << copies << ": " << session.status();
-    last = *std::move(session);
-    ExpectSameFiles(*first, *last);
-    file = last->Checkpoint(nullptr);
-  }
-  Train(*first, 310, Batch);
-  Train(*last, 310, Batch);
-  ExpectSameFiles(*first, *last);
+  ExpectSameCheckpointsOnOtherCopies(
+      [&](int copies) { return OnCopies(spec, copies); },
+      [](Session& session, uint64_t seed) { Train(session, seed, Batch); });
 }
 
 constexpr auto kQuantized = WeightStorage::kQuantized;

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/validate/run.h"
 #include "tests/engine/tensor_values.h"
+#include "tests/validate/rank_variants.h"
 
 namespace quantgate {
 namespace {
@@ -67,18 +68,7 @@ absl::StatusOr<RunReport> TryRun(const LayerRequest& step, const std::string& re
   if (absl::StartsWith(recipe, "nvfp4") || recipe == "mxfp8") {
     request.variants[0].arithmetic = *Arithmetic::Parse("sm100");
   }
-  const absl::StatusOr<Plan> plan = Plan::Create(request);
-  if (!plan.ok()) return plan.status();
-  const auto engine = MakeCpuEngine({.threads = 2});
-  int last_step = 0, step_count = -1;
-  const auto on_progress = [&](const RunProgress& progress) {
-    last_step = progress.step;
-    step_count = progress.step_count;
-  };
-  auto report = RunPlan(*plan, *engine, nullptr, {on_progress, [](int, const VariantReport&) {}});
-  // The stages that were announced are those that ran.
-  EXPECT_TRUE(!report.ok() || last_step == step_count) << last_step << " of " << step_count;
-  return report;
+  return quantgate::TryRun(request);
 }
 
 VariantReport RunOk(const LayerRequest& step, const std::string& recipe,
@@ -89,11 +79,7 @@ VariantReport RunOk(const LayerRequest& step, const std::string& recipe,
 }
 
 Tensor ValueOf(const VariantReport& variant, const std::string& name) {
-  for (const OutputReport& output : variant.outputs) {
-    if (output.tensor == name) return output.value;
-  }
-  ADD_FAILURE() << "no " << name << " of " << variant.label;
-  return Tensor();
+  return OutputOf(variant, name).value;
 }
 
 ParallelSpec Ranks(int tp, bool sp, AmaxGroups groups) {

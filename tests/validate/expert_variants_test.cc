@@ -13,6 +13,7 @@
 #include "kernels/layer/expert_run.h"
 #include "kernels/validate/run.h"
 #include "tests/engine/tensor_values.h"
+#include "tests/validate/rank_variants.h"
 
 namespace quantgate {
 namespace {
@@ -54,21 +55,8 @@ ParallelSpec Ranks(int ranks, int copies = 1) {
   return parallel;
 }
 
-LayerRunRequest Twins(LayerRequest step, const std::string& recipe, ParallelSpec parallel) {
-  LayerRunRequest request;
-  request.step = std::move(step);
-  request.variants = {{*Recipe::Parse(recipe), {}}, {*Recipe::Parse(recipe), {}, parallel}};
-  request.reference = 0;
-  request.requirement = Requirement::kBitwise;
-  return request;
-}
-
-absl::StatusOr<RunReport> TryRun(const LayerRunRequest& request) {
-  const auto engine = MakeCpuEngine({.threads = 2});
-  const absl::StatusOr<Plan> plan = Plan::Create(request);
-  if (!plan.ok()) return plan.status();
-  return RunPlan(*plan, *engine, nullptr,
-                 {[](const RunProgress&) {}, [](int, const VariantReport&) {}});
+LayerRunRequest BitwiseTwins(LayerRequest step, const std::string& recipe, ParallelSpec parallel) {
+  return Twins(std::move(step), recipe, std::move(parallel), Requirement::kBitwise);
 }
 
 /// The bits of one rank, and what a report says of them.
@@ -105,13 +93,13 @@ TEST(ExpertVariants, HaveTheBitsOfOneRank) {
   for (const int ranks : {2, 3, 5}) {
     for (const char* recipe : {"bf16", "bf16:activation_dtype=f32"}) {
       SCOPED_TRACE(absl::StrCat(recipe, " on ", ranks));
-      const auto report = TryRun(Twins(Experts(kUneven), recipe, Ranks(ranks)));
+      const auto report = TryRun(BitwiseTwins(Experts(kUneven), recipe, Ranks(ranks)));
       ASSERT_TRUE(report.ok()) << report.status();
       ExpectAsOnOneRank(*report);
     }
     for (const char* recipe : {"fp8_delayed", "fp8_current", "fp8_block", "mxfp8", "nvfp4"}) {
       SCOPED_TRACE(absl::StrCat(recipe, " on ", ranks));
-      LayerRunRequest request = Twins(Experts(kBlocks), recipe, Ranks(ranks));
+      LayerRunRequest request = BitwiseTwins(Experts(kBlocks), recipe, Ranks(ranks));
       // Random numbers are the experts', wherever they are.
       if (std::string(recipe) == "nvfp4") request.step.seed = 7;
       const auto report = TryRun(request);
@@ -130,7 +118,8 @@ TEST(ExpertVariants, MainGradientsAndDelayedStatesAreTheExperts) {
   DelayedScalingState state = *FreshDelayedScaling(3);
   state.scale = *Tensor::FromScalar(4);
   step.delayed["input.3"] = state;
-  const auto report = TryRun(Twins(std::move(step), "fp8_delayed:amax_history_len=3", Ranks(2)));
+  const auto report =
+      TryRun(BitwiseTwins(std::move(step), "fp8_delayed:amax_history_len=3", Ranks(2)));
   ASSERT_TRUE(report.ok()) << report.status();
   ExpectAsOnOneRank(*report);
   const auto forward = [] {
@@ -138,13 +127,13 @@ TEST(ExpertVariants, MainGradientsAndDelayedStatesAreTheExperts) {
     alone.grad_output = Tensor();
     return alone;
   };
-  const auto of_forward = TryRun(Twins(forward(), "fp8_delayed", Ranks(3)));
+  const auto of_forward = TryRun(BitwiseTwins(forward(), "fp8_delayed", Ranks(3)));
   ASSERT_TRUE(of_forward.ok()) << of_forward.status();
   ExpectAsOnOneRank(*of_forward);
 }
 
 TEST(ExpertVariants, RanksAreReportedByTheNumbersOfTheWhole) {
-  const auto report = TryRun(Twins(Experts(kBlocks), "mxfp8", Ranks(2)));
+  const auto report = TryRun(BitwiseTwins(Experts(kBlocks), "mxfp8", Ranks(2)));
   ASSERT_TRUE(report.ok()) << report.status();
   const VariantReport& variant = report->variants[1];
   EXPECT_EQ(variant.label, "mxfp8 / none / auto / ep2");
@@ -176,14 +165,6 @@ TEST(ExpertVariants, EveryRankBeginsWithAPartOfEachExpertsRows) {
   EXPECT_THAT(division.first_row, ElementsAre(0, 3, 3, 5));
   EXPECT_THAT(division.tokens[0], ElementsAre(0, 1, 3));
   EXPECT_THAT(division.tokens[1], ElementsAre(2, 4));
-}
-
-const Tensor& OutputOf(const VariantReport& variant, const std::string& name) {
-  for (const OutputReport& output : variant.outputs) {
-    if (output.tensor == name) return output.value;
-  }
-  ADD_FAILURE() << "no output " << name;
-  return variant.outputs[0].value;
 }
 
 /// Of two copies, the first of which has the odd row of every expert's.
@@ -235,7 +216,7 @@ TEST(ExpertVariants, CopiesHaveTheirOwnRowsAndSumGradients) {
     for (const int ranks : {2, 3}) {
       SCOPED_TRACE(absl::StrCat(recipe, " on 2 x ", ranks));
       const LayerRequest step = Experts(splits);
-      LayerRunRequest request = Twins(step, recipe, Ranks(ranks, 2));
+      LayerRunRequest request = BitwiseTwins(step, recipe, Ranks(ranks, 2));
       request.requirement = Requirement::kBound;
       const auto report = TryRun(request);
       ASSERT_TRUE(report.ok()) << report.status();
@@ -249,7 +230,7 @@ TEST(ExpertVariants, CopiesHaveTheirOwnRowsAndSumGradients) {
         for (int64_t& split : own.layer.m_splits) split = (split + 1 - copy) / 2;
         own.x = Picked(step.x, rows);
         own.grad_output = Picked(step.grad_output, rows);
-        LayerRunRequest alone = Twins(std::move(own), recipe, {});
+        LayerRunRequest alone = BitwiseTwins(std::move(own), recipe, {});
         alone.variants.pop_back();
         alone.requirement = Requirement::kNone;
         alone.reference.reset();
@@ -257,7 +238,8 @@ TEST(ExpertVariants, CopiesHaveTheirOwnRowsAndSumGradients) {
         ASSERT_TRUE(given.ok()) << given.status();
         copies.push_back(given->variants[0]);
         for (const char* name : {"y", "dx"}) {
-          EXPECT_TRUE(SameBits(Picked(OutputOf(variant, name), rows), OutputOf(copies[copy], name)))
+          EXPECT_TRUE(SameBits(Picked(OutputOf(variant, name).value, rows),
+                               OutputOf(copies[copy], name).value))
               << name << " of copy " << copy;
         }
       }
@@ -275,8 +257,8 @@ TEST(ExpertVariants, CopiesHaveTheirOwnRowsAndSumGradients) {
           }
           continue;
         }
-        EXPECT_TRUE(SameBits(output.value, SumOf(OutputOf(copies[0], output.tensor),
-                                                 OutputOf(copies[1], output.tensor))));
+        EXPECT_TRUE(SameBits(output.value, SumOf(OutputOf(copies[0], output.tensor).value,
+                                                 OutputOf(copies[1], output.tensor).value)));
         EXPECT_THAT(output.arithmetic, HasSubstr(" + rank_asc_fp32"));
       }
       EXPECT_THAT(variant.notes, ::testing::Contains(
@@ -288,7 +270,7 @@ TEST(ExpertVariants, CopiesHaveTheirOwnRowsAndSumGradients) {
 // The amaxes of both copies' rows are those of all rows.
 TEST(ExpertVariants, CopiesHaveOneStateOfDelayedScaling) {
   const std::vector<int64_t> splits = {64, 0, 192, 64};
-  LayerRunRequest request = Twins(Experts(splits), "fp8_delayed", Ranks(2, 2));
+  LayerRunRequest request = BitwiseTwins(Experts(splits), "fp8_delayed", Ranks(2, 2));
   request.requirement = Requirement::kNone;
   auto report = TryRun(request);
   ASSERT_TRUE(report.ok()) << report.status();
@@ -302,7 +284,7 @@ TEST(ExpertVariants, CopiesHaveOneStateOfDelayedScaling) {
     ASSERT_NE(found, ranks.end()) << state.name;
     EXPECT_TRUE(SameBits(found->tensor, state.tensor)) << state.name;
   }
-  request = Twins(Experts(splits), "fp8_delayed:reduce_amax=false", Ranks(2, 2));
+  request = BitwiseTwins(Experts(splits), "fp8_delayed:reduce_amax=false", Ranks(2, 2));
   request.requirement = Requirement::kNone;
   report = TryRun(request);
   ASSERT_TRUE(report.ok()) << report.status();
@@ -313,7 +295,7 @@ TEST(ExpertVariants, CopiesHaveOneStateOfDelayedScaling) {
 
 // By the number in the whole layer, on whichever rank the expert is.
 TEST(ExpertVariants, RefusalsNameTheExpert) {
-  EXPECT_EQ(TryRun(Twins(Experts({64, 64, 96}), "mxfp8", Ranks(3, 2))).status().message(),
+  EXPECT_EQ(TryRun(BitwiseTwins(Experts({64, 64, 96}), "mxfp8", Ranks(3, 2))).status().message(),
             "layer.m_splits[2]: M = 48 of bf16[48x64]; M must be a multiple of 32 under mxfp8: "
             "both dims of a quantized tensor are in whole blocks (of a rank's part under "
             "variants[1].parallel)");
@@ -321,7 +303,7 @@ TEST(ExpertVariants, RefusalsNameTheExpert) {
 
 TEST(ExpertVariants, Refusals) {
   const auto refusal = [](LayerRequest step, ParallelSpec parallel) {
-    const absl::Status status = TryRun(Twins(std::move(step), "bf16", parallel)).status();
+    const absl::Status status = TryRun(BitwiseTwins(std::move(step), "bf16", parallel)).status();
     EXPECT_FALSE(status.ok());
     return std::string(status.message());
   };

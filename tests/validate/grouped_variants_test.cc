@@ -12,6 +12,7 @@
 #include "kernels/validate/output_report.h"
 #include "kernels/validate/run.h"
 #include "tests/engine/tensor_values.h"
+#include "tests/validate/rank_variants.h"
 
 namespace quantgate {
 namespace {
@@ -42,52 +43,6 @@ LayerRequest Grouped(ParallelMode mode, const std::vector<int64_t>& splits = kSp
   step.x = Normal(1, {rows, kIn});
   step.grad_output = Normal(2, {rows, kOut});
   return step;
-}
-
-LayerRunRequest Twins(LayerRequest step, const std::string& recipe, ParallelSpec parallel) {
-  LayerRunRequest request;
-  request.step = std::move(step);
-  request.variants = {{*Recipe::Parse(recipe), {}}, {*Recipe::Parse(recipe), {}, parallel}};
-  request.reference = 0;
-  request.requirement = Requirement::kBound;
-  return request;
-}
-
-absl::StatusOr<RunReport> TryRun(const LayerRunRequest& request) {
-  const auto engine = MakeCpuEngine({.threads = 2});
-  QG_ASSIGN_OR_RETURN(const Plan plan, Plan::Create(request));
-  return RunPlan(plan, *engine, nullptr,
-                 {[](const RunProgress&) {}, [](int, const VariantReport&) {}});
-}
-
-RunReport RunOk(const LayerRunRequest& request) {
-  auto report = TryRun(request);
-  EXPECT_TRUE(report.ok()) << report.status();
-  return report.ok() ? *std::move(report) : RunReport{};
-}
-
-/// Every output is whole, near its exact value, and within the bound that one rank's has.
-void ExpectWholeAndWithinBounds(const RunReport& report) {
-  ASSERT_EQ(report.variants.size(), 2u);
-  EXPECT_TRUE(report.verdict.pass) << report.verdict.finding;
-  const VariantReport &one = report.variants[0], &ranks = report.variants[1];
-  for (const OutputReport& alone : one.outputs) {
-    if (alone.is_intermediate) continue;
-    SCOPED_TRACE(alone.tensor);
-    const OutputReport* const output = FindOutput(ranks, alone.tensor);
-    ASSERT_NE(output, nullptr);
-    EXPECT_EQ(output->value.shape(), alone.value.shape());
-    EXPECT_EQ(output->bound.has_value(), alone.bound.has_value());
-    EXPECT_EQ(output->against_exact.error.element_count, output->value.element_count());
-    // Half an ulp of bf16 for each partial and the sum, and the accumulation.
-    EXPECT_LT(output->against_exact.error.relative_frobenius, 0x1p-6);
-    EXPECT_EQ(output->rank_difference, "");
-  }
-}
-
-::testing::AssertionResult HasBitsOfOneRank(const RunReport& report, const std::string& output) {
-  return SameBits(FindOutput(report.variants[1], output)->value,
-                  FindOutput(report.variants[0], output)->value);
 }
 
 TEST(GroupedVariants, ColumnParallelOutputsHaveTheBitsOfOneRank) {
