@@ -75,6 +75,11 @@ void DeviceQueue::Expect() {
   has_work_.notify_one();
 }
 
+bool DeviceQueue::is_expecting() const {
+  const std::lock_guard lock(mutex_);
+  return expects_;
+}
+
 void DeviceQueue::LookOut() const {
   const auto until = std::chrono::steady_clock::now() + kMoment;
   while (!has_waiting_ && std::chrono::steady_clock::now() < until) std::this_thread::yield();

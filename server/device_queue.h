@@ -45,6 +45,8 @@ class DeviceQueue {
   /// That a job is about to be submitted: an idle worker looks out for it, awake, for a moment. To
   /// wake it later takes longer.
   void Expect();
+  /// Whether no worker has begun to look out yet.
+  bool is_expecting() const;
   /// Cancels, and drops the job from the queue at once if it still waits.
   void Cancel(const std::shared_ptr<Cancellation>& cancellation);
 
