@@ -94,6 +94,9 @@ absl::Status CheckLayerForward(const SessionLayer& layer, const SessionLayerStat
                                const Recipe& recipe, const Arithmetic& arithmetic, bool train,
                                LayerRequest& request) {
   request.delayed = state.state.delayed;
+  // Of another copy's rows.
+  request.grad_output = Tensor();
+  request.main_grads.clear();
   QG_RETURN_IF_ERROR(CheckLayerTensors(request));
   if (train) {
     const DType dtype = recipe.activation_dtype().value_or(request.x.dtype());
