@@ -10,12 +10,20 @@
 
 namespace quantgate {
 
+/// All rows of x of a column-parallel grouped_linear, or of grad_output of a row-parallel one, from
+/// what this rank has of them, under sequence parallelism an even part: in high precision, before
+/// anything is quantized, so that no block and no amax sees that rows were divided. Collective.
+absl::StatusOr<Tensor> GatherForExperts(StepRecorder& recorder, const ParallelStep& parallel,
+                                        const char* what, const Tensor& own);
+/// Of what is a sum over the ranks (y of row-parallel, dx of column-parallel) that sum: whole, or
+/// under sequence parallelism this rank's even part of dim 0. Collective.
+absl::StatusOr<Tensor> SumOfExperts(StepRecorder& recorder, const ParallelStep& parallel,
+                                    const char* what, const Tensor& partial);
+
 struct GroupedStep {
   /// This rank's part, as ShardLayer: x and grad_output with all rows.
   LayerRequest request;
-  /// Of that request, but what is a sum over the ranks (y of row-parallel, dx of column-parallel)
-  /// is that sum: whole, or under sequence parallelism this rank's rows of it.
-  LayerResult result;
+  LayerResult result;                      ///< Of that request, but y or dx is SumOfExperts.
   std::vector<NamedTensor> partials = {};  ///< "y" or "dx" as this rank gave it to the sum.
 };
 

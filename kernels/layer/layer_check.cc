@@ -86,14 +86,11 @@ absl::Status CheckGathered(const PlannedOperation& operation) {
 absl::Status CheckOverlap(const LayerRequest& request, const ProgramPlan& program,
                           const PlannedOperation& operation, const Recipe& recipe) {
   const ParallelStep* const step = request.parallel.get();
-  if (step == nullptr || operation.parallel_mode == ParallelMode::kNone) return absl::OkStatus();
+  // The units of a grouped_linear communicate nothing that could be hidden, whatever the plan.
+  if (step == nullptr || !operation.linear.parallel.is_parallel()) return absl::OkStatus();
   const bool is_column = operation.parallel_mode == ParallelMode::kColumn;
   const OverlapPlan& plan = is_column ? step->column_overlap : step->row_overlap;
   const std::string field = absl::StrCat("parallel.", is_column ? "column" : "row", "_overlap");
-  if (request.layer.kind == LayerKind::kGroupedLinear && plan.has_any()) {
-    return InvalidField(field, "given",
-                        "a grouped_linear communicates nothing that could be hidden");
-  }
   const int input = operation.input;
   const OverlapFacts facts{
       .side = is_column ? OverlapSide::kColumn : OverlapSide::kRow,

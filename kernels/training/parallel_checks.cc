@@ -1,14 +1,17 @@
 #include "kernels/training/parallel_checks.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/world.h"
 #include "kernels/layer/amax_reduction.h"
+#include "kernels/layer/expert_run.h"
 #include "kernels/layer/invalid_field.h"
 #include "kernels/layer/layer_sharding.h"
+#include "kernels/training/state_sharding.h"
 
 namespace quantgate {
 namespace {
@@ -106,30 +109,19 @@ absl::Status CheckLayerModes(const LayerSpec& layer, const std::string& field, b
   return absl::OkStatus();
 }
 
-/// What a rank has of a tensor between two layers.
-struct Layout {
-  ShardRule columns;
-  bool divides_rows = false;
-  friend bool operator==(const Layout&, const Layout&) = default;
-
-  std::string Text() const {
-    if (divides_rows) return "divided along its rows";
-    return columns.dim == -1 ? "whole" : "divided along its columns";
-  }
-};
+std::string TextOf(const RankLayout& layout) {
+  if (layout.divides_rows) return "divided along its rows";
+  return layout.columns.dim == -1 ? "whole" : "divided along its columns";
+}
 
 absl::Status CheckLayouts(const SessionSpec& spec) {
-  const bool sp = spec.parallel->sequence_parallel;
   for (size_t i = 1; i < spec.layers.size(); ++i) {
-    const LayerSpec& before = spec.layers[i - 1].spec;
-    const LayerSpec& layer = spec.layers[i].spec;
-    const Layout given{OutputColumns(before), sp && DividesOutputRows(before)};
-    const Layout taken{InputColumns(layer), sp && DividesInputRows(layer)};
+    const RankLayout given = OutputLayout(spec, i - 1), taken = InputLayout(spec, i);
     if (given == taken) continue;
     return InvalidField(FieldOf(i) + ".parallel_mode",
-                        std::string(ParallelModeName(layer.parallel_mode)),
-                        absl::StrCat("on each rank its x is ", taken.Text(), ", and what layer ",
-                                     spec.layers[i - 1].name, " gives is ", given.Text()));
+                        std::string(ParallelModeName(spec.layers[i].spec.parallel_mode)),
+                        absl::StrCat("on each rank its x is ", TextOf(taken), ", and what layer ",
+                                     spec.layers[i - 1].name, " gives is ", TextOf(given)));
   }
   return absl::OkStatus();
 }
@@ -169,6 +161,35 @@ absl::Status CheckSameSplits(const std::string& field, const std::vector<int64_t
   return absl::OkStatus();
 }
 
+/// What communicates at all, that it may overlap.
+absl::Status CheckOverlapHasLayers(const SessionSpec& spec) {
+  if (!spec.parallel->overlap.has_value()) return absl::OkStatus();
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    if (HasParallelMode(spec.layers[i].spec) && !DividesExpertWeights(spec, i)) {
+      return absl::OkStatus();
+    }
+  }
+  return InvalidField("parallel.overlap", spec.parallel->overlap->Text(),
+                      "every divided layer is a grouped_linear, which communicates nothing that "
+                      "could be hidden");
+}
+
+/// Under sequence parallelism the ranks of every copy divide its rows of the batch.
+absl::Status CheckRowsOfCopies(const SessionSpec& spec, size_t layer) {
+  const ParallelSpec& parallel = *spec.parallel;
+  for (int copy = 0; parallel.sequence_parallel && copy < parallel.data_parallel; ++copy) {
+    const LayerSpec of_copy = LayerOfCopy(spec.layers[layer].spec, parallel.data_parallel, copy);
+    const int64_t rows =
+        std::accumulate(of_copy.m_splits.begin(), of_copy.m_splits.end(), int64_t{0});
+    if (rows % parallel.tensor_parallel == 0) continue;
+    return InvalidField(FieldOf(layer) + ".m_splits",
+                        absl::StrCat(rows, " rows of copy ", copy, " of ", parallel.data_parallel),
+                        absl::StrCat("under sequence_parallel the ", parallel.tensor_parallel,
+                                     " ranks of a copy divide its rows evenly"));
+  }
+  return absl::OkStatus();
+}
+
 /// Where ranks divide experts or their rows: each has an expert at least, and all layers route the
 /// same rows.
 absl::Status CheckExperts(const SessionSpec& spec) {
@@ -184,7 +205,9 @@ absl::Status CheckExperts(const SessionSpec& spec) {
     }
     if (first == nullptr) first = &spec.layers[i];
     QG_RETURN_IF_ERROR(CheckRoutedRows(field, layer.m_splits));
+    if (!RoutesRows(spec)) continue;
     QG_RETURN_IF_ERROR(CheckSameSplits(field, layer.m_splits, *first));
+    QG_RETURN_IF_ERROR(CheckRowsOfCopies(spec, i));
   }
   if (first == nullptr && ranks == 1) return absl::OkStatus();
   if (first != nullptr && spec.parallel->fully_sharded) {
@@ -224,12 +247,6 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
       return InvalidField(absl::StrCat("layers[", i, "].name"), spec.layers[i].name,
                           "the ranks' own tensors begin with it");
     }
-    if (layer.kind != LayerKind::kGroupedLinear || !is_divided) continue;
-    return absl::UnimplementedError(
-        absl::StrCat(FieldOf(i),
-                     ".kind: grouped_linear; ranks of a session divide its experts "
-                     "(expert_parallel) and rows (data_parallel), and not its weights "
-                     "(tensor_parallel)"));
   }
   if (spec.parallel.has_value()) QG_RETURN_IF_ERROR(CheckExperts(spec));
   if (!is_divided) return absl::OkStatus();
@@ -237,6 +254,7 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
     return InvalidField("parallel.tensor_parallel", absl::StrCat(spec.parallel->tensor_parallel),
                         "no layer has a parallel_mode, so that there is nothing to divide");
   }
+  QG_RETURN_IF_ERROR(CheckOverlapHasLayers(spec));
   return CheckLayouts(spec);
 }
 

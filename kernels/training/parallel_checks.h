@@ -8,10 +8,9 @@ namespace quantgate {
 /// Rows of a batch whose experts ranks divide, a bound on untrusted input.
 inline constexpr int64_t kRoutedRowsMax = int64_t{1} << 22;
 
-/// INVALID_ARGUMENT naming field, value and rule, UNIMPLEMENTED for a layer that no session on
-/// several ranks has: the numbers of ranks, what goes together, that each layer takes what the one
-/// before it gives of the columns and rows of its output, that there are experts where ranks divide
-/// some; and that no layer of a session on one rank is divided.
+/// INVALID_ARGUMENT naming field, value and rule: the numbers of ranks, what goes together, that
+/// each layer takes what the one before it gives of the columns and rows of its output, that there
+/// are experts where ranks divide some; and that no layer of a session on one rank is divided.
 absl::Status CheckSessionRanks(const SessionSpec& spec);
 
 /// INVALID_ARGUMENT naming "PREFIXamax_groups[ROLE]" unless the session's ranks and its layers have

@@ -16,7 +16,6 @@
 #include "kernels/training/parallel_checks.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_experts.h"
-#include "kernels/training/state_sharding.h"
 
 namespace quantgate {
 namespace {
@@ -201,23 +200,17 @@ absl::Status ParallelSession::OpenMembers(const std::map<std::string, Tensor>& p
   return world_->Run(open, cancellation);
 }
 
-ParallelSession::Layout ParallelSession::InputLayout() const {
-  if (tp() == 1) return {};
-  const LayerSpec& first = spec_.layers.front().spec;
-  return {InputColumns(first), spec_.parallel->sequence_parallel && DividesInputRows(first)};
-}
-
-ParallelSession::Layout ParallelSession::OutputLayout() const {
-  if (tp() == 1) return {};
-  const LayerSpec& last = spec_.layers.back().spec;
-  return {OutputColumns(last), spec_.parallel->sequence_parallel && DividesOutputRows(last)};
-}
-
-std::vector<int64_t> ParallelSession::TokensOf(int rank) const {
+std::vector<int64_t> ParallelSession::TokensOf(int rank, const Layout& layout) const {
   static const SeededFaults& none = *new SeededFaults();
   const SeededFaults& faults = setting_ == nullptr ? none : setting_->faults;
-  const int like = faults.Has(kFaultCopiesNotDivided) ? rank % ep() : rank;
+  const int list = rank / tp();
+  const int like = faults.Has(kFaultCopiesNotDivided) ? list % ep() : list;
   std::vector<int64_t> tokens = tokens_[static_cast<size_t>(like)];
+  if (layout.divides_rows) {
+    const size_t count = tokens.size() / static_cast<size_t>(tp());
+    const auto begin = tokens.begin() + static_cast<int64_t>(count) * (rank % tp());
+    tokens = {begin, begin + static_cast<int64_t>(count)};
+  }
   if (!faults.Has(kFaultExpertRowsOneOff)) return tokens;
   int64_t rows = 0;
   for (const std::vector<int64_t>& of_rank : tokens_) rows += static_cast<int64_t>(of_rank.size());
@@ -229,9 +222,10 @@ absl::StatusOr<Tensor> ParallelSession::PartOf(Engine& engine, const std::string
                                                const Tensor& whole, const Layout& layout,
                                                int rank) const {
   QG_ASSIGN_OR_RETURN(Tensor part, ImportedFor(engine, whole));
-  if (routes_rows()) return engine.GatherRows(part, TokensOf(rank), nullptr);
   const int parts = layout.divides_rows ? tp() * dp() : dp();
-  if (parts > 1) {
+  if (routes_rows()) {
+    QG_ASSIGN_OR_RETURN(part, engine.GatherRows(part, TokensOf(rank, layout), nullptr));
+  } else if (parts > 1) {
     const int64_t rows = part.shape()[0] / parts;
     const int place = layout.divides_rows ? rank : rank / tp();
     QG_ASSIGN_OR_RETURN(part, engine.Slice(part, 0, place * rows, rows, nullptr));
@@ -488,19 +482,19 @@ absl::StatusOr<Tensor> ParallelSession::JoinParameter(const ShardRule& rule,
 absl::StatusOr<Tensor> ParallelSession::JoinBatch(const std::vector<Tensor>& parts,
                                                   const Layout& layout,
                                                   const Cancellation* cancellation) {
-  if (routes_rows()) {
-    QG_ASSIGN_OR_RETURN(const Tensor joined, JoinRows(engine_, parts, cancellation));
-    if (setting_ != nullptr && setting_->faults.Has(kFaultRankOrderLeft)) return joined;
-    return engine_.GatherRows(joined, PlacesOf(tokens_), cancellation);
-  }
-  if (layout.divides_rows) return JoinRows(engine_, parts, cancellation);
-  std::vector<Tensor> copies;
-  for (int copy = 0; copy < dp(); ++copy) {
-    const auto begin = parts.begin() + copy * tp();
-    QG_ASSIGN_OR_RETURN(copies.emplace_back(),
+  std::vector<Tensor> in_rows;
+  for (auto begin = parts.begin(); !layout.divides_rows && begin != parts.end(); begin += tp()) {
+    QG_ASSIGN_OR_RETURN(in_rows.emplace_back(),
                         JoinParameter(layout.columns, {begin, begin + tp()}, cancellation));
   }
-  return copies.size() == 1 ? copies[0] : JoinRows(engine_, copies, cancellation);
+  if (layout.divides_rows) in_rows = parts;
+  Tensor joined = in_rows[0];
+  if (in_rows.size() > 1) {
+    QG_ASSIGN_OR_RETURN(joined, JoinRows(engine_, in_rows, cancellation));
+  }
+  const bool is_left = setting_ != nullptr && setting_->faults.Has(kFaultRankOrderLeft);
+  if (!routes_rows() || is_left) return joined;
+  return engine_.GatherRows(joined, PlacesOf(tokens_), cancellation);
 }
 
 absl::StatusOr<ParallelSession::Division> ParallelSession::DivisionOf(
@@ -534,7 +528,6 @@ int ParallelSession::FirstWithSamePart(const Division& division, int rank) const
   const Layout& layout = division.layout;
   const bool is_whole = !layout.divides_rows && layout.columns.dim == -1;
   if (division.owner >= 0) return division.owner;
-  if (division.is_of_batch && routes_rows()) return rank;
   if (division.is_of_batch) return is_whole ? rank / tp() * tp() : rank;
   return is_whole ? 0 : rank % tp();
 }

@@ -18,6 +18,7 @@
 #include "absl/functional/function_ref.h"
 #include "kernels/comm/rank_engines.h"
 #include "kernels/layer/layer_sharding.h"
+#include "kernels/training/state_sharding.h"
 #include "kernels/training/training_session.h"
 
 namespace quantgate {
@@ -62,11 +63,7 @@ class ParallelSession final : public Session {
  private:
   /// One rank.
   struct Member;
-  /// What a rank has of a tensor.
-  struct Layout {
-    ShardRule columns = {};
-    bool divides_rows = false;
-  };
+  using Layout = RankLayout;
   /// What the ranks have of an output.
   struct Division {
     bool is_of_batch = false;  ///< Copies have rows of their own; else they have the same.
@@ -82,8 +79,8 @@ class ParallelSession final : public Session {
   int ep() const { return spec_.parallel->expert_parallel; }
   /// Whether rows of the batch are their experts', and divided so.
   bool routes_rows() const { return !tokens_.empty(); }
-  Layout InputLayout() const;
-  Layout OutputLayout() const;
+  Layout InputLayout() const { return quantgate::InputLayout(spec_, 0); }
+  Layout OutputLayout() const { return quantgate::OutputLayout(spec_, spec_.layers.size() - 1); }
 
   /// Ranks and their groups, without sessions.
   static absl::StatusOr<std::unique_ptr<ParallelSession>> Create(Engine& engine, SessionSpec spec,
@@ -104,7 +101,7 @@ class ParallelSession final : public Session {
   absl::Status CheckBytes(int64_t before) const;
 
   /// The rows of the batch that are a rank's, where rows are their experts'.
-  std::vector<int64_t> TokensOf(int rank) const;
+  std::vector<int64_t> TokensOf(int rank, const Layout& layout) const;
   absl::StatusOr<Tensor> PartOf(Engine& engine, const std::string& field, const Tensor& whole,
                                 const Layout& layout, int rank) const;
   absl::StatusOr<SessionStepResult> Joined(std::vector<SessionStepResult> results,
@@ -134,7 +131,7 @@ class ParallelSession final : public Session {
 
   Engine& engine_;
   const SessionSpec spec_;
-  const std::vector<std::vector<int64_t>> tokens_;  ///< TokensOfRanks.
+  const std::vector<std::vector<int64_t>> tokens_;  ///< TokensOfRanks, by rank / tp().
   const RankSetting* const setting_;
   RankEngines engines_;
   std::unique_ptr<World> world_;                  ///< Null after a step that failed.

@@ -206,8 +206,8 @@ void OutlineOtherExperts(const LayerSpec& layer, LayerRequest& request) {
   }
 }
 
-/// Of a grouped_linear whose experts are divided: what all ranks of a copy have together, in place
-/// of this rank's, of every copy.
+/// Of a grouped_linear whose experts or rows are divided: what all ranks of a copy have together,
+/// in place of this rank's, of every copy.
 absl::Status CheckExpertsForward(const SessionSpec& spec, const SessionLayer& layer,
                                  const SessionLayerState& state, const Recipe& recipe, bool train,
                                  LayerRequest& request) {
@@ -229,6 +229,18 @@ absl::Status CheckExpertsForward(const SessionSpec& spec, const SessionLayer& la
   return absl::OkStatus();
 }
 
+/// x of a grouped_linear, which has all rows of those that its ranks gather.
+Shape ShapeOfAllRows(const SessionSpec& spec, size_t layer, Shape x) {
+  if (InputLayout(spec, layer).divides_rows) x.front() *= spec.parallel->tensor_parallel;
+  return x;
+}
+
+/// Dim 0 of y on one rank.
+int64_t RowsOfOutput(const SessionSpec& spec, size_t layer, const Shape& x) {
+  const bool divides_rows = OutputLayout(spec, layer).divides_rows;
+  return divides_rows ? x.front() / spec.parallel->tensor_parallel : x.front();
+}
+
 }  // namespace
 
 absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const SessionState& state,
@@ -243,15 +255,19 @@ absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const Session
     request.x = x;
     request.calibrate = step.calibrate;
     request.requires_grad = requires_grad[i];
-    const bool divides_experts = DividesExperts(spec, i);
+    const bool is_grouped = layer.spec.kind == LayerKind::kGroupedLinear;
+    const Shape all_rows = ShapeOfAllRows(spec, i, x.shape());
+    if (is_grouped) {
+      QG_ASSIGN_OR_RETURN(request.x, OutlineTensor(x.dtype(), all_rows));
+    }
     QG_RETURN_IF_ERROR(InLayer(
-        layer, divides_experts
+        layer, is_grouped && RoutesRows(spec)
                    ? CheckExpertsForward(spec, layer, state.layers[i], recipe, step.train, request)
                    : CheckLayerForward(layer, state.layers[i], recipe, spec.arithmetic, step.train,
                                        request)));
     const DType dtype = recipe.activation_dtype().value_or(x.dtype());
     Shape y = LayerOutputShape(request, "y");
-    if (divides_experts) y.front() = x.shape().front();
+    if (is_grouped && y.size() > 1) y.front() = RowsOfOutput(spec, i, all_rows);
     QG_ASSIGN_OR_RETURN(x, OutlineTensor(dtype, y));
   }
   return x.shape();

@@ -3,6 +3,7 @@
 #include <span>
 #include <utility>
 
+#include "kernels/layer/grouped_run.h"
 #include "kernels/training/session_run.h"
 #include "kernels/training/state_sharding.h"
 
@@ -63,6 +64,17 @@ void NameGradients(int64_t first, std::vector<NamedTensor>& gradients) {
   for (NamedTensor& gradient : gradients) gradient.name = WithExpertOfWhole(gradient.name, first);
 }
 
+/// A grouped_linear with the rows of this rank's copy, where nobody in it divides them by their
+/// experts.
+std::optional<LayerSpec> SpecOfCopy(const SessionSpec& spec, size_t layer,
+                                    const SessionRank* rank) {
+  const LayerSpec& whole = spec.layers[layer].spec;
+  if (rank == nullptr || whole.kind != LayerKind::kGroupedLinear) return std::nullopt;
+  if (DividesExperts(spec, layer) || !RoutesRows(spec)) return std::nullopt;
+  const ParallelSpec& parallel = *spec.parallel;
+  return LayerOfCopy(whole, parallel.data_parallel, rank->index / parallel.tensor_parallel);
+}
+
 /// Calls `visit` with each map by parameter or state of a layer.
 template <typename Visitor>
 void VisitMaps(SessionLayerState& layer, Visitor visit) {
@@ -76,26 +88,52 @@ void VisitMaps(SessionLayerState& layer, Visitor visit) {
 }  // namespace
 
 RankLayer::RankLayer(const SessionSpec& spec, size_t layer, const SessionRank* rank)
-    : spec_(spec.layers[layer].spec),
+    : whole_(spec.layers[layer].spec),
+      of_copy_(SpecOfCopy(spec, layer, rank)),
+      divides_weights_(DividesExpertWeights(spec, layer)),
       rank_(rank != nullptr && DividesExperts(spec, layer) ? rank : nullptr) {
   if (rank_ == nullptr) return;
   const ParallelSpec& parallel = *spec.parallel;
   place_ = static_cast<size_t>(rank_->index % parallel.expert_parallel);
   const int copy = rank_->index / parallel.expert_parallel;
   division_ =
-      DivideExperts(LayerOfCopy(spec_, parallel.data_parallel, copy), parallel.expert_parallel);
+      DivideExperts(LayerOfCopy(whole_, parallel.data_parallel, copy), parallel.expert_parallel);
+}
+
+absl::StatusOr<Tensor> RankLayer::Gathered(StepRecorder& recorder, const ParallelStep* parallel,
+                                           ParallelMode mode, const Tensor& own) const {
+  if (!divides_weights_ || whole_.parallel_mode != mode) return own;
+  const char* const what = mode == ParallelMode::kColumn ? "x" : "grad_output";
+  return GatherForExperts(recorder, *parallel, what, own);
+}
+
+absl::Status RankLayer::Sum(StepRecorder& recorder, const ParallelStep* parallel, ParallelMode mode,
+                            Tensor& partial) const {
+  if (!divides_weights_ || whole_.parallel_mode != mode || !partial.has_value()) {
+    return absl::OkStatus();
+  }
+  const char* const what = mode == ParallelMode::kColumn ? "dx" : "y";
+  QG_ASSIGN_OR_RETURN(partial, SumOfExperts(recorder, *parallel, what, partial));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ForwardResult> RankLayer::Forward(StepRecorder& recorder, LayerState& state,
                                                  const Tensor& x,
                                                  const StepOptions& options) const {
-  if (rank_ == nullptr) return ForwardLayer(recorder, spec_, state, x, options);
+  if (rank_ == nullptr) {
+    const ParallelStep* const parallel = options.parallel.get();
+    QG_ASSIGN_OR_RETURN(const Tensor whole, Gathered(recorder, parallel, ParallelMode::kColumn, x));
+    QG_ASSIGN_OR_RETURN(ForwardResult result,
+                        ForwardLayer(recorder, spec(), state, whole, options));
+    QG_RETURN_IF_ERROR(Sum(recorder, parallel, ParallelMode::kRow, result.y));
+    return result;
+  }
   QG_ASSIGN_OR_RETURN(const ExpertRouting routing, RoutingOf(division_, division_.tokens[place_]));
   ExpertOptions experts;
   experts.first_expert = division_.first_expert;
   LayerState own = Renamed(state, -first());
   QG_ASSIGN_OR_RETURN(ExpertForward forward, ForwardExperts(recorder, *rank_->experts, experts,
-                                                            spec_, own, x, routing, options));
+                                                            spec(), own, x, routing, options));
   state = Renamed(std::move(own), first());
   ForwardResult result;
   result.y = std::move(forward.y);
@@ -109,7 +147,13 @@ absl::StatusOr<BackwardResult> RankLayer::Backward(StepRecorder& recorder, Layer
                                                    std::unique_ptr<LayerSaved> saved,
                                                    const Tensor& grad_output) const {
   if (rank_ == nullptr) {
-    return BackwardLayer(recorder, spec_, state, std::move(saved), grad_output);
+    const std::shared_ptr<const ParallelStep> parallel = saved->options().parallel;
+    QG_ASSIGN_OR_RETURN(const Tensor whole,
+                        Gathered(recorder, parallel.get(), ParallelMode::kRow, grad_output));
+    QG_ASSIGN_OR_RETURN(BackwardResult result,
+                        BackwardLayer(recorder, spec(), state, std::move(saved), whole));
+    QG_RETURN_IF_ERROR(Sum(recorder, parallel.get(), ParallelMode::kColumn, result.dx));
+    return result;
   }
   QG_ASSIGN_OR_RETURN(ExpertSaved experts, TakeExperts(saved.get()));
   ExpertSaved later{experts.plan, experts.layer, nullptr};
@@ -127,7 +171,7 @@ absl::StatusOr<BackwardResult> RankLayer::Backward(StepRecorder& recorder, Layer
 
 absl::StatusOr<std::vector<NamedTensor>> RankLayer::Wgrad(
     StepRecorder& recorder, LayerState& state, std::unique_ptr<LayerSaved> deferred) const {
-  if (rank_ == nullptr) return BackwardWgrad(recorder, spec_, state, std::move(deferred));
+  if (rank_ == nullptr) return BackwardWgrad(recorder, spec(), state, std::move(deferred));
   QG_ASSIGN_OR_RETURN(ExpertSaved experts, TakeExperts(deferred.get()));
   LayerState own = Renamed(state, -first());
   QG_ASSIGN_OR_RETURN(std::vector<NamedTensor> gradients,
@@ -143,8 +187,8 @@ void RankLayer::NameExpertsOfWhole(StepRecords& records) const {
 }
 
 std::vector<std::vector<int64_t>> TokensOfRanks(const SessionSpec& spec) {
-  for (size_t i = 0; i < spec.layers.size(); ++i) {
-    if (!DividesExperts(spec, i)) continue;
+  for (size_t i = 0; RoutesRows(spec) && i < spec.layers.size(); ++i) {
+    if (spec.layers[i].spec.kind != LayerKind::kGroupedLinear) continue;
     return TokensOfCopies(spec.layers[i].spec, spec.parallel->expert_parallel,
                           spec.parallel->data_parallel);
   }

@@ -1,5 +1,7 @@
 #include "kernels/training/state_sharding.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -19,6 +21,16 @@ std::optional<ShardRule> CodesRule(const QuantizedTensor& quantized, Usage usage
   if (piece % BlockAlong(copy, usage, rule.dim) != 0) return std::nullopt;
   if (IsStoredTransposed(copy, usage)) rule.dim = 1 - rule.dim;
   return rule;
+}
+
+/// Whether what an element of y is follows from the same one of x alone: on any part of x.
+bool IsElementwise(const LayerSpec& layer) {
+  return layer.kind == LayerKind::kChain &&
+         std::all_of(layer.operations.begin(), layer.operations.end(),
+                     [](const OperationSpec& operation) {
+                       return operation.kind == OperationKind::kActivation &&
+                              !IsGated(operation.activation.kind);
+                     });
 }
 
 /// One for each row where row-scaled, else one.
@@ -48,6 +60,40 @@ std::optional<ShardRule> StateShardRule(const SessionSpec& spec, const TensorPla
 bool DividesExperts(const SessionSpec& spec, size_t layer) {
   return spec.parallel.has_value() && spec.parallel->tensor_parallel == 1 &&
          spec.layers[layer].spec.kind == LayerKind::kGroupedLinear;
+}
+
+bool DividesExpertWeights(const SessionSpec& spec, size_t layer) {
+  const LayerSpec& of = spec.layers[layer].spec;
+  return spec.parallel.has_value() && spec.parallel->tensor_parallel > 1 &&
+         of.kind == LayerKind::kGroupedLinear && HasParallelMode(of);
+}
+
+bool RoutesRows(const SessionSpec& spec) {
+  if (!spec.parallel.has_value()) return false;
+  if (spec.parallel->tensor_parallel > 1 && spec.parallel->data_parallel == 1) return false;
+  return std::any_of(spec.layers.begin(), spec.layers.end(), [](const SessionLayer& layer) {
+    return layer.spec.kind == LayerKind::kGroupedLinear;
+  });
+}
+
+RankLayout InputLayout(const SessionSpec& spec, size_t layer) {
+  const LayerSpec& of = spec.layers[layer].spec;
+  if (!spec.parallel.has_value() || spec.parallel->tensor_parallel == 1) return {};
+  if (IsElementwise(of)) return layer == 0 ? RankLayout{} : OutputLayout(spec, layer - 1);
+  const bool is_gathered = of.kind == LayerKind::kGroupedLinear
+                               ? of.parallel_mode == ParallelMode::kColumn
+                               : DividesInputRows(of);
+  return {InputColumns(of), spec.parallel->sequence_parallel && is_gathered};
+}
+
+RankLayout OutputLayout(const SessionSpec& spec, size_t layer) {
+  const LayerSpec& of = spec.layers[layer].spec;
+  if (!spec.parallel.has_value() || spec.parallel->tensor_parallel == 1) return {};
+  if (IsElementwise(of)) return InputLayout(spec, layer);
+  const bool is_scattered = of.kind == LayerKind::kGroupedLinear
+                                ? of.parallel_mode == ParallelMode::kRow
+                                : DividesOutputRows(of);
+  return {OutputColumns(of), spec.parallel->sequence_parallel && is_scattered};
 }
 
 bool IsOfOwnRows(const SessionSpec& spec, size_t layer, const std::string& parameter) {

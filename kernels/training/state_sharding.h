@@ -18,6 +18,22 @@ std::optional<ShardRule> StateShardRule(const SessionSpec& spec, const TensorPla
 /// own by their numbers in the whole layer, perhaps all.
 bool DividesExperts(const SessionSpec& spec, size_t layer);
 
+/// Whether the weights of this layer's experts are divided over tensor-parallel ranks.
+bool DividesExpertWeights(const SessionSpec& spec, size_t layer);
+/// Whether ranks, or copies of them, have rows of every expert of a batch: whether some layer is a
+/// grouped_linear and more than one tensor-parallel group's ranks run it.
+bool RoutesRows(const SessionSpec& spec);
+
+/// What a rank has of a tensor between two layers, of its copy's.
+struct RankLayout {
+  ShardRule columns = {};
+  bool divides_rows = false;  ///< An even part of dim 0.
+  friend bool operator==(const RankLayout&, const RankLayout&) = default;
+};
+/// Of x and of y of a layer. A chain of activations that are not gated takes any, and gives it.
+RankLayout InputLayout(const SessionSpec& spec, size_t layer);
+RankLayout OutputLayout(const SessionSpec& spec, size_t layer);
+
 /// Columnwise codes are stored transposed but for mxfp8's.
 bool IsStoredTransposed(const QuantizedCopy& copy, Usage usage);
 

@@ -4,12 +4,39 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "tests/training/parallel_fixture.h"
 #include "tests/training/same_sessions.h"
 
 namespace quantgate {
+
+/// Checkpoints of a trained session under the first spec, and of sessions under the others, which
+/// went on from each other's; and what the last one, on ranks like the first's, is after more
+/// training.
+inline void ExpectSameCheckpointsElsewhere(
+    Engine& engine, const std::vector<SessionSpec>& specs,
+    const std::map<std::string, Tensor>& parameters,
+    absl::FunctionRef<void(Session& session, uint64_t seed)> train) {
+  const auto first = OpenRanks(engine, specs[0], parameters);
+  ASSERT_NE(first, nullptr);
+  train(*first, 300);
+  absl::StatusOr<TensorFile> file = first->Checkpoint(nullptr);
+  std::unique_ptr<Session> last;
+  for (size_t i = 1; i < specs.size(); ++i) {
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(file->metadata.count("ranks"), 0u);
+    auto session = RestoreSession(engine, specs[i], *file, nullptr, nullptr);
+    ASSERT_TRUE(session.ok()) << i << ": " << session.status();
+    last = *std::move(session);
+    ExpectSameFiles(*first, *last);
+    file = last->Checkpoint(nullptr);
+  }
+  train(*first, 310);
+  train(*last, 310);
+  ExpectSameFiles(*first, *last);
+}
 
 /// Layers of kNarrow columns and kWide rows, and back; kWide is twice an MLP's hidden width.
 template <int64_t kNarrow, int64_t kWide>
@@ -41,27 +68,12 @@ class DividedSessions : public ::testing::TestWithParam<SessionCase> {
     return OpenRanks(*engine_, spec, Parameters());
   }
 
-  /// Checkpoints of a trained session on four copies, of two, one and four again that went on from
-  /// each other's; and what they are after more training.
+  /// ExpectSameCheckpointsElsewhere, on four copies, on two, one and four again.
   void ExpectSameCheckpointsOnOtherCopies(
       absl::FunctionRef<SessionSpec(int copies)> on_copies,
       absl::FunctionRef<void(Session& session, uint64_t seed)> train) {
-    const auto first = Open(on_copies(4));
-    ASSERT_NE(first, nullptr);
-    train(*first, 300);
-    absl::StatusOr<TensorFile> file = first->Checkpoint(nullptr);
-    std::unique_ptr<Session> last;
-    for (const int copies : {2, 1, 4}) {
-      ASSERT_TRUE(file.ok()) << file.status();
-      auto session = RestoreSession(*engine_, on_copies(copies), *file, nullptr, nullptr);
-      ASSERT_TRUE(session.ok()) << copies << ": " << session.status();
-      last = *std::move(session);
-      ExpectSameFiles(*first, *last);
-      file = last->Checkpoint(nullptr);
-    }
-    train(*first, 310);
-    train(*last, 310);
-    ExpectSameFiles(*first, *last);
+    ExpectSameCheckpointsElsewhere(
+        *engine_, {on_copies(4), on_copies(2), on_copies(1), on_copies(4)}, Parameters(), train);
   }
 
   std::unique_ptr<Engine> engine_ = MakeCpuEngine({.threads = 1});

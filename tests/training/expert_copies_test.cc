@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/expert_run.h"
+#include "tests/training/divided_sessions.h"
 #include "tests/training/expert_fixture.h"
 
 namespace quantgate {
@@ -35,16 +36,6 @@ TEST(ExpertCopies, HaveEvenPartsOfEveryExpertsRowsAndTheirRanksEvenPartsOfThose)
   EXPECT_THAT(PlacesOf(tokens), ElementsAre(0, 1, 3, 5, 7, 2, 4, 6));
 }
 
-/// One element in each row and column, `value`: a layer that moves columns and scales them.
-Tensor Permutation(int64_t stride, uint16_t value) {
-  Tensor weight = *Tensor::Allocate(DType::kBF16, {kExpertColumns, kExpertColumns});
-  std::fill_n(weight.as<uint16_t>(), weight.element_count(), uint16_t{0});
-  for (int64_t row = 0; row < kExpertColumns; ++row) {
-    weight.as<uint16_t>()[row * kExpertColumns + (row * stride + 5) % kExpertColumns] = value;
-  }
-  return weight;
-}
-
 /// Experts, a linear layer of which all ranks are copies, and experts again.
 SessionSpec MixedLayers(const std::string& recipe) {
   SessionSpec spec = ExpertLayers(recipe);
@@ -54,12 +45,9 @@ SessionSpec MixedLayers(const std::string& recipe) {
 }
 
 std::map<std::string, Tensor> ExactParameters() {
-  constexpr uint16_t kOne = 0x3f80, kTwo = 0x4000, kHalf = 0x3f00;
-  std::map<std::string, Tensor> parameters = {{"fc.weight", Permutation(37, kHalf)}};
-  for (int expert = 0; expert < 4; ++expert) {
-    parameters[absl::StrCat("fc1.weight.", expert)] = Permutation(3 + 2 * expert, kTwo);
-    parameters[absl::StrCat("fc2.weight.", expert)] = Permutation(21 + 2 * expert, kOne);
-  }
+  constexpr uint16_t kHalf = 0x3f00;
+  std::map<std::string, Tensor> parameters = ExactExperts();
+  parameters["fc.weight"] = Permutation(37, kHalf);
   return parameters;
 }
 
@@ -84,17 +72,7 @@ TEST_P(ExpertCopies, HaveTheBitsOfOneRankWhereSumsAreExact) {
     const auto ranks = Open(spec, ExactParameters(), parallel);
     ASSERT_TRUE(one != nullptr && ranks != nullptr);
     ExpectSameFiles(*one, *ranks);
-    // Scales are powers of two; delayed scaling's first ones are 1.
-    const uint64_t microbatches = spec.recipe.is_delayed() ? 1 : 2;
-    for (uint64_t microbatch = 0; microbatch < microbatches; ++microbatch) {
-      ForwardStep forward;
-      forward.x = Quarters(1 + microbatch, {kBatch, kExpertColumns});
-      forward.is_first = microbatch == 0 ? Microbatch::kFirst : Microbatch::kLater;
-      ExpectSameStep(*one, *ranks, [&](Session& each) { return each.Forward(forward, nullptr); });
-      ExpectSameStep(*one, *ranks, [&](Session& each) {
-        return each.Backward({"0", Quarters(11 + microbatch, {kBatch, kExpertColumns})}, nullptr);
-      });
-    }
+    PassExactly(*one, *ranks);
     // Until the update each rank has its own main gradients, of its copy's rows.
     EXPECT_EQ(ranks->Checkpoint(nullptr)->metadata.count("ranks"), 1u);
     ExpectSameStep(*one, *ranks, [](Session& each) { return each.Optimize({}, nullptr); });
@@ -132,26 +110,14 @@ TEST_P(ExpertPlaces, ChangeNoBitOfACopy) {
 }
 
 TEST_P(ExpertPlaces, CheckpointsAreTheSameBytesOnOtherRanks) {
-  const auto first = OpenRanks(*engine_, Spec(2, 2), ExpertParameters());
-  ASSERT_NE(first, nullptr);
-  const auto pass = [](Session& session, uint64_t seed) {
+  const auto train = [](Session& session, uint64_t seed) {
     PassExperts(session, seed);
     ASSERT_TRUE(session.Optimize({}, nullptr).ok());
   };
-  pass(*first, 300);
-  TensorFile file = *first->Checkpoint(nullptr);
-  EXPECT_EQ(file.metadata.count("ranks"), 0u);
-  std::unique_ptr<Session> last;
-  for (const auto& [ranks, copies] : std::vector<std::pair<int, int>>{
-           {1, 1}, {4, 1}, {1, 2}, {2, 1}, {1, 4}, {2, 4}, {4, 2}, {2, 2}}) {
-    auto session = RestoreSession(*engine_, Spec(ranks, copies), file, nullptr, nullptr);
-    ASSERT_TRUE(session.ok()) << ranks << " x " << copies << ": " << session.status();
-    last = *std::move(session);
-    ExpectSameFiles(*first, *last);
-    file = *last->Checkpoint(nullptr);
-  }
-  for (Session* session : {first.get(), last.get()}) pass(*session, 310);
-  ExpectSameFiles(*first, *last);
+  ExpectSameCheckpointsElsewhere(*engine_,
+                                 {Spec(2, 2), Spec(1, 1), Spec(4, 1), Spec(1, 2), Spec(2, 1),
+                                  Spec(1, 4), Spec(2, 4), Spec(4, 2), Spec(2, 2)},
+                                 ExpertParameters(), train);
 }
 
 INSTANTIATE_TEST_SUITE_P(Sessions, ExpertPlaces,

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 
@@ -51,6 +52,64 @@ inline ParallelSpec Experts(int ranks, int copies = 1) {
 
 inline Tensor ExpertBatch(uint64_t seed) { return Normal(seed, {kBatch, kExpertColumns}); }
 
+inline auto ExpertCases() {
+  constexpr auto kQuantized = WeightStorage::kQuantized;
+  return ::testing::Values(
+      SessionCase{.name = "Bf16", .recipe = "bf16"},
+      SessionCase{.name = "Current", .recipe = "fp8_current"},
+      SessionCase{.name = "DelayedMainGrads", .recipe = "fp8_delayed", .main_grads = true},
+      SessionCase{.name = "QuantizedDelayed",
+                  .recipe = "fp8_delayed",
+                  .weights = kQuantized,
+                  .main_grads = true},
+      SessionCase{.name = "QuantizedMxfp8Remainder",
+                  .recipe = "mxfp8",
+                  .weights = kQuantized,
+                  .masters = Masters::kBf16Remainder},
+      SessionCase{.name = "Block", .recipe = "fp8_block"},
+      SessionCase{.name = "Nvfp4Stochastic", .recipe = "nvfp4"});
+}
+inline std::string NameOfCase(const ::testing::TestParamInfo<SessionCase>& info) {
+  return info.param.name;
+}
+
+/// One element in each row and column, `value`: a layer that moves columns and scales them.
+inline Tensor Permutation(int64_t stride, uint16_t value) {
+  Tensor weight = *Tensor::Allocate(DType::kBF16, {kExpertColumns, kExpertColumns});
+  std::fill_n(weight.as<uint16_t>(), weight.element_count(), uint16_t{0});
+  for (int64_t row = 0; row < kExpertColumns; ++row) {
+    weight.as<uint16_t>()[row * kExpertColumns + (row * stride + 5) % kExpertColumns] = value;
+  }
+  return weight;
+}
+
+/// Of layers without biases.
+inline std::map<std::string, Tensor> ExactExperts() {
+  constexpr uint16_t kOne = 0x3f80, kTwo = 0x4000;
+  std::map<std::string, Tensor> parameters;
+  for (int expert = 0; expert < 4; ++expert) {
+    const std::string number = std::to_string(expert);
+    parameters["fc1.weight." + number] = Permutation(3 + 2 * expert, kTwo);
+    parameters["fc2.weight." + number] = Permutation(21 + 2 * expert, kOne);
+  }
+  return parameters;
+}
+
+/// The microbatches of an update, of which no sum is rounded.
+inline void PassExactly(Session& one, Session& ranks) {
+  // Scales are powers of two; delayed scaling's first ones are 1.
+  const uint64_t microbatches = one.recipe().is_delayed() ? 1 : 2;
+  for (uint64_t microbatch = 0; microbatch < microbatches; ++microbatch) {
+    ForwardStep forward;
+    forward.x = Quarters(1 + microbatch, {kBatch, kExpertColumns});
+    forward.is_first = microbatch == 0 ? Microbatch::kFirst : Microbatch::kLater;
+    ExpectSameStep(one, ranks, [&](Session& each) { return each.Forward(forward, nullptr); });
+    ExpectSameStep(one, ranks, [&](Session& each) {
+      return each.Backward({"0", Quarters(11 + microbatch, {kBatch, kExpertColumns})}, nullptr);
+    });
+  }
+}
+
 /// Forward and backward of one microbatch, whose gradients no update uses.
 inline void PassExperts(Session& session, uint64_t seed) {
   ForwardStep forward;
@@ -58,6 +117,13 @@ inline void PassExperts(Session& session, uint64_t seed) {
   const auto y = session.Forward(forward, nullptr);
   const auto dx = session.Backward({"0", ExpertBatch(seed + 1)}, nullptr);
   ASSERT_TRUE(y.ok() && dx.ok()) << y.status() << dx.status();
+}
+
+/// An update, and gradients that no update has used yet.
+inline void TrainToTheMiddle(Session& session, uint64_t seed) {
+  PassExperts(session, seed);
+  ASSERT_TRUE(session.Optimize({}, nullptr).ok());
+  PassExperts(session, seed + 5);
 }
 
 /// Microbatches in flight over an update, an evaluation, a recomputation, a weight gradient that is

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/training/divided_sessions.h"
 #include "tests/training/expert_fixture.h"
 
 namespace quantgate {
@@ -15,8 +16,6 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-
-constexpr auto kQuantized = WeightStorage::kQuantized;
 
 class ExpertSession : public ::testing::TestWithParam<SessionCase> {
  protected:
@@ -49,44 +48,12 @@ TEST_P(ExpertSession, HasTheBitsOfOneRank) {
 }
 
 TEST_P(ExpertSession, CheckpointsAreTheSameBytesOnFourRanksTwoOneAndFourAgain) {
-  const auto first = Open(4);
-  ASSERT_NE(first, nullptr);
   // Gradients that no update has used yet are an expert's own, and whole.
-  PassExperts(*first, 300);
-  TensorFile file = *first->Checkpoint(nullptr);
-  EXPECT_EQ(file.metadata.count("ranks"), 0u);
-  std::unique_ptr<Session> last;
-  for (const int ranks : {2, 1, 4}) {
-    auto session = RestoreSession(*engine_, SpecOn(ranks), file, nullptr, nullptr);
-    ASSERT_TRUE(session.ok()) << ranks << ": " << session.status();
-    last = *std::move(session);
-    ExpectSameFiles(*first, *last);
-    file = *last->Checkpoint(nullptr);
-  }
-  for (Session* session : {first.get(), last.get()}) {
-    EXPECT_TRUE(session->Optimize({}, nullptr).ok());
-    PassExperts(*session, 310);
-  }
-  ExpectSameFiles(*first, *last);
+  ExpectSameCheckpointsElsewhere(*engine_, {SpecOn(4), SpecOn(2), SpecOn(1), SpecOn(4)},
+                                 ExpertParameters(), TrainToTheMiddle);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Sessions, ExpertSession,
-    ::testing::Values(SessionCase{.name = "Bf16", .recipe = "bf16"},
-                      SessionCase{.name = "Current", .recipe = "fp8_current"},
-                      SessionCase{
-                          .name = "DelayedMainGrads", .recipe = "fp8_delayed", .main_grads = true},
-                      SessionCase{.name = "QuantizedDelayed",
-                                  .recipe = "fp8_delayed",
-                                  .weights = kQuantized,
-                                  .main_grads = true},
-                      SessionCase{.name = "QuantizedMxfp8Remainder",
-                                  .recipe = "mxfp8",
-                                  .weights = kQuantized,
-                                  .masters = Masters::kBf16Remainder},
-                      SessionCase{.name = "Block", .recipe = "fp8_block"},
-                      SessionCase{.name = "Nvfp4Stochastic", .recipe = "nvfp4"}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Sessions, ExpertSession, ExpertCases(), NameOfCase);
 
 class ExpertStates : public ::testing::Test {
  protected:
@@ -183,8 +150,6 @@ TEST_F(ExpertStates, Refusals) {
     EXPECT_THAT(refusal([&](SessionSpec& spec) { spec.layers[0].spec.m_splits[1] = split; }),
                 HasSubstr("layers[0].layer.m_splits[1]: " + std::to_string(split)));
   }
-  EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel = Ranks(2); }),
-              HasSubstr("layers[0].layer.kind: grouped_linear; ranks of a session divide its"));
   SessionSpec spec = ExpertLayers("bf16");
   spec.parallel = Experts(2);
   auto parameters = ExpertParameters();

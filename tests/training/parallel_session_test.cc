@@ -355,11 +355,6 @@ TEST(ParallelSession, RefusesWhatDoesNotGoTogether) {
       }),
       HasSubstr("layers[1].layer.parallel_mode: none; on each rank its x is whole, and what "
                 "layer fc1 gives is divided along its rows"));
-  EXPECT_THAT(refusal([](Spec& spec) {
-                spec.layers[1].spec.kind = LayerKind::kGroupedLinear;
-                spec.layers[1].spec.m_splits = {64};
-              }),
-              HasSubstr("layers[1].layer.kind: grouped_linear"));
   EXPECT_THAT(refusal([](Spec& spec) { spec.layers[0].name = "rank0"; }),
               HasSubstr("layers[0].name: rank0"));
   EXPECT_THAT(refusal([](Spec& spec) { spec.parallel->profile = {ReductionKind::kNccl}; }),
