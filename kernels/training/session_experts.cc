@@ -87,7 +87,7 @@ void VisitMaps(SessionLayerState& layer, Visitor visit) {
 
 }  // namespace
 
-RankLayer::RankLayer(const SessionSpec& spec, size_t layer, const SessionRank* rank)
+LayerOnRank::LayerOnRank(const SessionSpec& spec, size_t layer, const SessionRank* rank)
     : whole_(spec.layers[layer].spec),
       of_copy_(SpecOfCopy(spec, layer, rank)),
       divides_weights_(DividesExpertWeights(spec, layer)),
@@ -100,15 +100,15 @@ RankLayer::RankLayer(const SessionSpec& spec, size_t layer, const SessionRank* r
       DivideExperts(LayerOfCopy(whole_, parallel.data_parallel, copy), parallel.expert_parallel);
 }
 
-absl::StatusOr<Tensor> RankLayer::Gathered(StepRecorder& recorder, const ParallelStep* parallel,
-                                           ParallelMode mode, const Tensor& own) const {
+absl::StatusOr<Tensor> LayerOnRank::Gathered(StepRecorder& recorder, const ParallelStep* parallel,
+                                             ParallelMode mode, const Tensor& own) const {
   if (!divides_weights_ || whole_.parallel_mode != mode) return own;
   const char* const what = mode == ParallelMode::kColumn ? "x" : "grad_output";
   return GatherForExperts(recorder, *parallel, what, own);
 }
 
-absl::Status RankLayer::Sum(StepRecorder& recorder, const ParallelStep* parallel, ParallelMode mode,
-                            Tensor& partial) const {
+absl::Status LayerOnRank::Sum(StepRecorder& recorder, const ParallelStep* parallel,
+                              ParallelMode mode, Tensor& partial) const {
   if (!divides_weights_ || whole_.parallel_mode != mode || !partial.has_value()) {
     return absl::OkStatus();
   }
@@ -117,9 +117,9 @@ absl::Status RankLayer::Sum(StepRecorder& recorder, const ParallelStep* parallel
   return absl::OkStatus();
 }
 
-absl::StatusOr<ForwardResult> RankLayer::Forward(StepRecorder& recorder, LayerState& state,
-                                                 const Tensor& x,
-                                                 const StepOptions& options) const {
+absl::StatusOr<ForwardResult> LayerOnRank::Forward(StepRecorder& recorder, LayerState& state,
+                                                   const Tensor& x,
+                                                   const StepOptions& options) const {
   if (rank_ == nullptr) {
     const ParallelStep* const parallel = options.parallel.get();
     QG_ASSIGN_OR_RETURN(const Tensor whole, Gathered(recorder, parallel, ParallelMode::kColumn, x));
@@ -143,9 +143,9 @@ absl::StatusOr<ForwardResult> RankLayer::Forward(StepRecorder& recorder, LayerSt
   return result;
 }
 
-absl::StatusOr<BackwardResult> RankLayer::Backward(StepRecorder& recorder, LayerState& state,
-                                                   std::unique_ptr<LayerSaved> saved,
-                                                   const Tensor& grad_output) const {
+absl::StatusOr<BackwardResult> LayerOnRank::Backward(StepRecorder& recorder, LayerState& state,
+                                                     std::unique_ptr<LayerSaved> saved,
+                                                     const Tensor& grad_output) const {
   if (rank_ == nullptr) {
     const std::shared_ptr<const ParallelStep> parallel = saved->options().parallel;
     QG_ASSIGN_OR_RETURN(const Tensor whole,
@@ -169,7 +169,7 @@ absl::StatusOr<BackwardResult> RankLayer::Backward(StepRecorder& recorder, Layer
   return result;
 }
 
-absl::StatusOr<std::vector<NamedTensor>> RankLayer::Wgrad(
+absl::StatusOr<std::vector<NamedTensor>> LayerOnRank::Wgrad(
     StepRecorder& recorder, LayerState& state, std::unique_ptr<LayerSaved> deferred) const {
   if (rank_ == nullptr) return BackwardWgrad(recorder, spec(), state, std::move(deferred));
   QG_ASSIGN_OR_RETURN(ExpertSaved experts, TakeExperts(deferred.get()));
@@ -181,7 +181,7 @@ absl::StatusOr<std::vector<NamedTensor>> RankLayer::Wgrad(
   return gradients;
 }
 
-void RankLayer::NameExpertsOfWhole(StepRecords& records) const {
+void LayerOnRank::NameExpertsOfWhole(StepRecords& records) const {
   if (rank_ == nullptr) return;
   VisitNames(records, [&](std::string& name) { name = WithExpertOfWhole(name, first()); });
 }

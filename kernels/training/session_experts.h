@@ -15,9 +15,9 @@
 namespace quantgate {
 
 /// A layer's steps as one rank takes them. References must outlive it; a null rank has no others.
-class RankLayer {
+class LayerOnRank {
  public:
-  RankLayer(const SessionSpec& spec, size_t layer, const SessionRank* rank);
+  LayerOnRank(const SessionSpec& spec, size_t layer, const SessionRank* rank);
 
   /// As ForwardLayer, BackwardLayer and BackwardWgrad, collective where experts or their weights
   /// are divided. Names of gradients and saved parts are the whole layer's.

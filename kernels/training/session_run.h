@@ -22,7 +22,7 @@ class SessionRun {
   StepRecorder& recorder() { return recorder_; }
   StepRecorder& recorder(size_t layer) { return *layers_[layer]; }
   /// A layer's steps, to be recorded by its recorder.
-  RankLayer layer(size_t index) const { return RankLayer(spec_, index, rank_); }
+  LayerOnRank layer(size_t index) const { return LayerOnRank(spec_, index, rank_); }
 
   /// Waits for what is under way; everything's records, with "LAYER." before their names.
   absl::StatusOr<StepRecords> Finish();
