@@ -75,11 +75,27 @@ absl::Status GatherCopy(const GatherContext& context, const std::string& name, U
   return absl::OkStatus();
 }
 
-/// f32 [1] each, as one tensor.
-absl::StatusOr<Tensor> Together(Engine& engine, const std::vector<Tensor>& amaxes,
-                                const Cancellation* cancellation) {
-  if (amaxes.size() == 1) return amaxes[0];
-  return engine.ConcatenateRows(amaxes, cancellation);
+absl::StatusOr<Tensor> NoAmaxes(const GatherContext& context, int64_t count) {
+  const std::vector<float> zeros(static_cast<size_t>(count));
+  QG_ASSIGN_OR_RETURN(const Tensor host,
+                      Tensor::FromBytes(DType::kF32, {count}, std::as_bytes(std::span(zeros))));
+  return context.engine.ToDevice(host, context.cancellation);
+}
+
+/// f32 [1] each, as one tensor of `all` from `first` on, with zeros around them.
+absl::StatusOr<Tensor> AtPlace(const GatherContext& context, const std::vector<Tensor>& amaxes,
+                               int64_t first, int64_t all) {
+  if (all == 1) return amaxes[0];
+  const int64_t behind = all - first - static_cast<int64_t>(amaxes.size());
+  std::vector<Tensor> parts = amaxes;
+  if (first > 0) {
+    QG_ASSIGN_OR_RETURN(const Tensor zeros, NoAmaxes(context, first));
+    parts.insert(parts.begin(), zeros);
+  }
+  if (behind > 0) {
+    QG_ASSIGN_OR_RETURN(parts.emplace_back(), NoAmaxes(context, behind));
+  }
+  return context.engine.ConcatenateRows(parts, context.cancellation);
 }
 
 /// As if the elements behind the shard, never written, were ones of it.
@@ -120,8 +136,12 @@ Usages ShardUsages(const Quantizer& quantizer, Usages wanted) {
 
 absl::Status ReduceAmaxes(const GatherContext& context, const Tensor& shard,
                           const Quantizer& quantizer, Usages usages, QuantizeArguments& arguments) {
-  QG_ASSIGN_OR_RETURN(const TensorAmaxes amaxes,
-                      context.engine.MeasureAmax(shard, quantizer, usages, context.cancellation));
+  return ReduceAmaxesOfAll(context, {&shard, 1}, {}, quantizer, usages, {&arguments, 1});
+}
+
+absl::Status ReduceAmaxesOfAll(const GatherContext& context, std::span<const Tensor> tensors,
+                               const AmaxPlaces& places, const Quantizer& quantizer, Usages usages,
+                               std::span<QuantizeArguments> arguments) {
   std::vector<Tensor> own;
   std::vector<Tensor*> reduced;
   const auto add = [&](const Tensor& amax, Tensor& to) {
@@ -129,19 +149,28 @@ absl::Status ReduceAmaxes(const GatherContext& context, const Tensor& shard,
     own.push_back(amax);
     reduced.push_back(&to);
   };
-  add(amaxes.rowwise, arguments.group_amax_rowwise);
-  add(amaxes.columnwise, arguments.group_amax_columnwise);
-  if (own.empty()) return absl::OkStatus();
-  if (context.faults.Has(kFaultEmptyRankSkips) && shard.element_count() == 0) {
-    return absl::OkStatus();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    QG_ASSIGN_OR_RETURN(
+        const TensorAmaxes amaxes,
+        context.engine.MeasureAmax(tensors[i], quantizer, usages, context.cancellation));
+    add(amaxes.rowwise, arguments[i].group_amax_rowwise);
+    add(amaxes.columnwise, arguments[i].group_amax_columnwise);
   }
+  if (own.empty()) return absl::OkStatus();
+  const bool is_empty = std::all_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) {
+    return tensor.element_count() == 0;
+  });
+  if (context.faults.Has(kFaultEmptyRankSkips) && is_empty) return absl::OkStatus();
   if (context.faults.Has(kFaultPadInAmax)) {
     QG_ASSIGN_OR_RETURN(own[0], WithPad(context, own[0]));
   }
-  QG_ASSIGN_OR_RETURN(const Tensor together, Together(context.engine, own, context.cancellation));
+  // All tensors have as many amaxes: those of one quantizer.
+  const auto each = static_cast<int64_t>(own.size() / tensors.size());
+  const int64_t first = places.first * each;
+  QG_ASSIGN_OR_RETURN(const Tensor together, AtPlace(context, own, first, places.all * each));
   QG_ASSIGN_OR_RETURN(const Tensor all, context.group.AllReduceMax(together));
   for (size_t i = 0; i < reduced.size(); ++i) {
-    QG_ASSIGN_OR_RETURN(*reduced[i], all.RowRange(static_cast<int64_t>(i), 1));
+    QG_ASSIGN_OR_RETURN(*reduced[i], all.RowRange(first + static_cast<int64_t>(i), 1));
   }
   return absl::OkStatus();
 }

@@ -46,6 +46,17 @@ struct GatherContext {
 absl::Status ReduceAmaxes(const GatherContext& context, const Tensor& shard,
                           const Quantizer& quantizer, Usages usages, QuantizeArguments& arguments);
 
+/// Which of `all` tensors a member has: those from `first` on.
+struct AmaxPlaces {
+  int64_t first = 0, all = 1;
+};
+/// Likewise of several tensors, each by itself, by one MAX over the vector of all tensors' amaxes.
+/// A tensor that a member does not have has the amax 0 there. One entry of `arguments` for each of
+/// `tensors`, one of which there is at least.
+absl::Status ReduceAmaxesOfAll(const GatherContext& context, std::span<const Tensor> tensors,
+                               const AmaxPlaces& places, const Quantizer& quantizer, Usages usages,
+                               std::span<QuantizeArguments> arguments);
+
 /// FAILED_PRECONDITION on every member, naming `name` and the direction, unless what of a shard's
 /// copy stands for all shards is the same everywhere: a per-tensor scale, an amax.
 absl::Status CheckCommonScale(const GatherContext& context, const std::string& name,

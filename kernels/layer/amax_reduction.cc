@@ -1,6 +1,7 @@
 #include "kernels/layer/amax_reduction.h"
 
 #include <algorithm>
+#include <set>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -29,11 +30,23 @@ bool HaveEveryRankOnce(const std::vector<std::vector<int>>& lists, int ranks) {
   return static_cast<int>(all.size()) == ranks;
 }
 
+/// Whether some list has two ranks with the same experts: those of one place in two copies.
+bool HaveExpertsTwice(const AmaxGroup& group, const ParallelSpec& parallel) {
+  if (group.kind != Kind::kRanks) return parallel.data_parallel > 1;
+  return std::any_of(group.ranks.begin(), group.ranks.end(), [&](const std::vector<int>& list) {
+    std::set<int> places;
+    for (const int rank : list) places.insert(rank % parallel.expert_parallel);
+    return places.size() < list.size();
+  });
+}
+
+bool HaveOneRankEach(const AmaxGroup& group) {
+  return std::all_of(group.ranks.begin(), group.ranks.end(),
+                     [](const std::vector<int>& list) { return list.size() == 1; });
+}
+
 /// Empty where those ranks have the group.
-std::string WhyNotOf(const AmaxGroup& group, const ParallelSpec& parallel) {
-  if (parallel.expert_parallel != 1) {
-    return "with expert_parallel the amaxes of an expert are whole on its rank";
-  }
+std::string WhyNotOf(const AmaxGroup& group, const ParallelSpec& parallel, QuantizedLayers layers) {
   if (group.kind == Kind::kTensor && parallel.tensor_parallel == 1) {
     return "it is of tensor_parallel ranks, of which there is 1";
   }
@@ -42,6 +55,13 @@ std::string WhyNotOf(const AmaxGroup& group, const ParallelSpec& parallel) {
   }
   if (group.kind == Kind::kRanks && !HaveEveryRankOnce(group.ranks, parallel.size())) {
     return absl::StrCat("the lists have every rank from 0 to ", parallel.size() - 1, " once");
+  }
+  const bool reduces =
+      group.kind == Kind::kRanks ? !HaveOneRankEach(group) : group.kind != Kind::kNone;
+  const bool is_of_experts =
+      layers == QuantizedLayers::kExpertsAlone && parallel.expert_parallel > 1;
+  if (is_of_experts && reduces && !HaveExpertsTwice(group, parallel)) {
+    return "each expert is whole on its rank, and no two ranks of a list have the same experts";
   }
   return "";
 }
@@ -66,26 +86,28 @@ const char* WordOf(TensorRole role) {
 }  // namespace
 
 absl::Status CheckAmaxGroups(const std::string& prefix, const AmaxGroups& groups,
-                             const ParallelSpec& parallel, const Recipe& recipe) {
+                             const ParallelSpec& parallel, const Recipe& recipe,
+                             QuantizedLayers layers) {
   for (const auto& [role, group] : groups) {
     if (!group.is_named()) continue;
-    std::string rule = WhyNotOf(group, parallel);
+    std::string rule = WhyNotOf(group, parallel, layers);
     if (rule.empty()) rule = WhyNotUnder(recipe, role);
     if (!rule.empty()) return InvalidField(prefix + AmaxGroupField(role), group.Text(), rule);
   }
   return absl::OkStatus();
 }
 
+absl::StatusOr<ProcessGroup*> FindAmaxGroup(Rank& rank, const AmaxGroup& group) {
+  if (!group.is_named() || group.kind == Kind::kNone) return nullptr;
+  return rank.FindGroup(group.kind == Kind::kTensor  ? kTensorParallelGroup
+                        : group.kind == Kind::kData  ? kDataParallelGroup
+                        : group.kind == Kind::kWorld ? kWorldGroup
+                                                     : group.Text());
+}
+
 absl::Status AttachAmaxGroups(Rank& rank, ParallelStep& step) {
   for (const auto& [role, group] : step.amax_groups) {
-    ProcessGroup*& end = step.amax_ends[static_cast<size_t>(role)];
-    end = nullptr;
-    if (!group.is_named() || group.kind == Kind::kNone) continue;
-    const std::string name = group.kind == Kind::kTensor  ? kTensorParallelGroup
-                             : group.kind == Kind::kData  ? kDataParallelGroup
-                             : group.kind == Kind::kWorld ? kWorldGroup
-                                                          : group.Text();
-    QG_ASSIGN_OR_RETURN(end, rank.FindGroup(name));
+    QG_ASSIGN_OR_RETURN(step.amax_ends[static_cast<size_t>(role)], FindAmaxGroup(rank, group));
   }
   return absl::OkStatus();
 }
@@ -106,9 +128,10 @@ std::string AmaxOfRole::Stage() const {
 absl::Status AmaxOfRole::Reduce(StepRecorder& recorder, const LinearNames& names,
                                 const Tensor& source, const Quantizer& quantizer, Usages usages,
                                 QuantizeArguments& arguments) const {
-  if (!IsReduced(quantizer, usages)) return absl::OkStatus();
-  const GatherContext context{recorder.engine(), *step_->amax_end(role_), recorder.faults(),
-                              recorder.cancellation()};
+  const bool is_known =
+      arguments.group_amax_rowwise.has_value() || arguments.group_amax_columnwise.has_value();
+  if (!IsReduced(quantizer, usages) || is_known) return absl::OkStatus();
+  const GatherContext context{recorder.engine(), end(), recorder.faults(), recorder.cancellation()};
   return recorder.Timed(names.Stage(Stage()), [&] {
     return ReduceAmaxes(context, source, quantizer, usages, arguments);
   });
@@ -119,7 +142,7 @@ std::string AmaxOfRole::Text(const Quantizer& quantizer, Usages usages,
   if (is_named()) {
     if (!is_delayed_ && !ReducesAmax(quantizer, usages)) return "";
     if (group_->kind == Kind::kNone) return group_->Text();
-    return TextOf(group_->Text(), *step_->amax_end(role_));
+    return TextOf(group_->Text(), end());
   }
   const bool is_of_group =
       arguments.group_amax_rowwise.has_value() || arguments.group_amax_columnwise.has_value();

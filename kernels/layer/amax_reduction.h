@@ -9,12 +9,21 @@
 
 namespace quantgate {
 
-/// INVALID_ARGUMENT "PREFIXamax_groups[ROLE]: GROUP; rule" unless the ranks of `parallel` have each
-/// named group, lists have every rank once, and the recipe has an amax of the role's whole tensor.
-absl::Status CheckAmaxGroups(const std::string& prefix, const AmaxGroups& groups,
-                             const ParallelSpec& parallel, const Recipe& recipe);
+/// Whether a step quantizes anything beside what experts do. Those that expert_parallel divides are
+/// whole on their ranks, so that ranks with other experts have no amaxes in common.
+enum class QuantizedLayers { kAny, kExpertsAlone };
 
-/// This rank's ends of the groups that the step names. NOT_FOUND where the world has none of them.
+/// INVALID_ARGUMENT "PREFIXamax_groups[ROLE]: GROUP; rule" unless the ranks of `parallel` have each
+/// named group, lists have every rank once, some ranks of a group have amaxes of the same tensors,
+/// and the recipe has an amax of the role's whole tensor.
+absl::Status CheckAmaxGroups(const std::string& prefix, const AmaxGroups& groups,
+                             const ParallelSpec& parallel, const Recipe& recipe,
+                             QuantizedLayers layers = QuantizedLayers::kAny);
+
+/// This rank's end of a group; null of `none`, and where none is named. NOT_FOUND where the world
+/// has not made it.
+absl::StatusOr<ProcessGroup*> FindAmaxGroup(Rank& rank, const AmaxGroup& group);
+/// Of those that the step names.
 absl::Status AttachAmaxGroups(Rank& rank, ParallelStep& step);
 
 /// What of a step's amax groups one quantization takes.
@@ -26,9 +35,12 @@ class AmaxOfRole {
   bool is_named() const { return group_ != nullptr && group_->is_named(); }
   /// Whether quantizing so calls the named group.
   bool IsReduced(const Quantizer& quantizer, Usages usages) const;
+  /// This rank's end of that group.
+  ProcessGroup& end() const { return *step_->amax_end(role_); }
   /// "reduce amax of x over data".
   std::string Stage() const;
-  /// The maxima over the named group; nothing where IsReduced says no.
+  /// The maxima over the named group; nothing where IsReduced says no, and where `arguments` have
+  /// them, as those of experts.
   absl::Status Reduce(StepRecorder& recorder, const LinearNames& names, const Tensor& source,
                       const Quantizer& quantizer, Usages usages,
                       QuantizeArguments& arguments) const;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/comm/world.h"
+#include "kernels/layer/expert_run.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_values.h"
 
@@ -39,7 +40,8 @@ std::vector<std::pair<std::string, TensorRole>> GroupsAt(const AmaxGroups& group
   return found;
 }
 
-/// Those of the roles for which `groups` has a group of this name, "" being the default one.
+/// Those of the roles for which `groups` has a group of this name, "" being the default one; null
+/// of states that this rank has not.
 std::vector<DelayedScalingState*> StatesOf(std::span<const ReducedLayer> layers, UpdatePoint point,
                                            const AmaxGroups& groups, const std::string& group) {
   std::vector<DelayedScalingState*> states;
@@ -47,11 +49,19 @@ std::vector<DelayedScalingState*> StatesOf(std::span<const ReducedLayer> layers,
     for (const LayerDelayedState& delayed : DelayedStatesOf(*layer.spec)) {
       if (!IsUpdatedAt(point, delayed.role)) continue;
       if (NameOf(AmaxGroupOf(groups, delayed.role)) != group) continue;
-      const auto found = layer.state->delayed.find(delayed.name);
-      if (found != layer.state->delayed.end()) states.push_back(&found->second);
+      const auto found =
+          layer.state->delayed.find(WithExpertOfWhole(delayed.name, -layer.first_expert));
+      states.push_back(found == layer.state->delayed.end() ? nullptr : &found->second);
     }
   }
   return states;
+}
+
+absl::StatusOr<Tensor> NoAmax(StepRecorder& recorder) {
+  QG_ASSIGN_OR_RETURN(const Tensor zero, Tensor::FromScalar(0.0f));
+  QG_ASSIGN_OR_RETURN(const Tensor there,
+                      recorder.engine().ToDevice(zero, recorder.cancellation()));
+  return there.Reinterpret(there.dtype(), {1, 1});
 }
 
 absl::Status Reduce(StepRecorder& recorder, ProcessGroup& group,
@@ -59,13 +69,17 @@ absl::Status Reduce(StepRecorder& recorder, ProcessGroup& group,
   Engine& engine = recorder.engine();
   std::vector<Tensor> amaxes;
   for (const DelayedScalingState* state : states) {
+    if (state == nullptr) {
+      QG_ASSIGN_OR_RETURN(amaxes.emplace_back(), NoAmax(recorder));
+      continue;
+    }
     QG_ASSIGN_OR_RETURN(const Tensor history, Column(*state));
-    QG_ASSIGN_OR_RETURN(Tensor amax, RowSlice(history, 0, 1));
-    amaxes.push_back(std::move(amax));
+    QG_ASSIGN_OR_RETURN(amaxes.emplace_back(), RowSlice(history, 0, 1));
   }
   QG_ASSIGN_OR_RETURN(const Tensor own, engine.ConcatenateRows(amaxes, recorder.cancellation()));
   QG_ASSIGN_OR_RETURN(const Tensor reduced, group.AllReduceMax(own));
   for (size_t i = 0; i < states.size(); ++i) {
+    if (states[i] == nullptr) continue;
     QG_ASSIGN_OR_RETURN(const Tensor history, Column(*states[i]));
     QG_ASSIGN_OR_RETURN(const Tensor amax, RowSlice(reduced, static_cast<int64_t>(i), 1));
     QG_ASSIGN_OR_RETURN(const Tensor past, RowSlice(history, 1, history.rows() - 1));
@@ -101,19 +115,19 @@ std::string DelayedReductionStage(UpdatePoint point, const std::string& group) {
                       group.empty() ? "" : " over ", group);
 }
 
-absl::Status ReduceDelayedAmaxes(StepRecorder& recorder, ProcessGroup& group,
+absl::Status ReduceDelayedAmaxes(StepRecorder& recorder, ProcessGroup* group,
                                  std::span<const ReducedLayer> layers, const Recipe& recipe,
                                  UpdatePoint point, const ParallelStep* step) {
   static const AmaxGroups& by_default = *new AmaxGroups();
   const AmaxGroups& groups = step == nullptr ? by_default : step->amax_groups;
   for (const auto& [name, role] : GroupsAt(groups, point)) {
-    ProcessGroup& end = name.empty() ? group : *step->amax_end(role);
+    ProcessGroup* const end = name.empty() ? group : step->amax_end(role);
     // A named group of one rank is asked too: which stages there are does not depend on the rank.
-    const bool is_reduced = ReducesDelayedAmaxes(recipe, name.empty() ? end.size() : kWorldSizeMax);
+    const int ranks = !name.empty() ? kWorldSizeMax : end == nullptr ? 1 : end->size();
     const std::vector<DelayedScalingState*> states = StatesOf(layers, point, groups, name);
-    if (!is_reduced || states.empty()) continue;
+    if (!ReducesDelayedAmaxes(recipe, ranks) || states.empty()) continue;
     QG_RETURN_IF_ERROR(recorder.Timed(DelayedReductionStage(point, name),
-                                      [&] { return Reduce(recorder, end, states); }));
+                                      [&] { return Reduce(recorder, *end, states); }));
   }
   return absl::OkStatus();
 }

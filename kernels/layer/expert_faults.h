@@ -15,6 +15,9 @@ inline constexpr char kFaultScalesOfOtherRows[] = "scales-not-moved-with-codes";
 /// Experts of every rank draw the random numbers of the first ones.
 inline constexpr char kFaultExpertCallsAlone[] = "expert-calls-forgotten";
 
+/// Among the amaxes of all experts a rank's stand first, whichever experts it has.
+inline constexpr char kFaultExpertAmaxPlace[] = "expert-amaxes-misplaced";
+
 // Of sessions whose experts are divided over ranks.
 
 /// Rows that come out of a session stay in the order of its ranks.

@@ -91,6 +91,8 @@ absl::StatusOr<ExpertForward> ForwardExperts(StepRecorder& recorder, ProcessGrou
   step.recipe = RecipeOfLayer(layer, step.recipe);
   const auto first = static_cast<uint32_t>(options.first_expert[group.rank()]);
   if (!group.faults().Has(kFaultExpertCallsAlone)) step.first_call_id += first * kCallIdsPerUnit;
+  const bool has_wrong_place = group.faults().Has(kFaultExpertAmaxPlace);
+  step.experts = {has_wrong_place ? 0 : int64_t{first}, options.first_expert.back()};
   QG_ASSIGN_OR_RETURN(const Tensor rows,
                       DispatchedInput(recorder, group, plan, options, step.recipe, x));
   QG_RETURN_IF_ERROR(CheckExperts(layer, state, rows, step));

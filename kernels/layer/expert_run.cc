@@ -124,16 +124,15 @@ absl::StatusOr<Tensor> ExpertRun::RowsOf(const Tensor& whole,
   return engine_.GatherRows(flat, rows, cancellation_);
 }
 
-/// An expert has its states on one rank of a copy: there its amaxes are whole.
+/// An expert has its states on one rank of a copy: there the amaxes of that copy's rows are whole.
 absl::Status ExpertRun::Update(const LayerSpec& spec, const LayerPlan& plan, LayerState& state,
                                UpdatePoint point) {
   if (!plan.is_delayed) return absl::OkStatus();
   if (point == UpdatePoint::kBackward && !QuantizesGradients(plan)) return absl::OkStatus();
-  if (groups_.copies != nullptr) {
-    const ReducedLayer reduced{&spec, &state};
-    QG_RETURN_IF_ERROR(
-        ReduceDelayedAmaxes(recorder_, *groups_.copies, {&reduced, 1}, recipe_, point));
-  }
+  const ReducedLayer reduced{&whole_.layer, &state,
+                             division_.first_expert[static_cast<size_t>(place())]};
+  QG_RETURN_IF_ERROR(ReduceDelayedAmaxes(recorder_, groups_.copies, {&reduced, 1}, recipe_, point,
+                                         groups_.step.get()));
   return UpdateScales(recorder_, spec, state, recipe_, point);
 }
 
@@ -159,9 +158,11 @@ absl::StatusOr<ExpertStep> ExpertRun::Run() {
   LayerState state = StateOf(step.request);
   ExpertOptions options;
   options.first_expert = division_.first_expert;
+  StepOptions of_step = OptionsOf(step.request, recipe_);
+  of_step.parallel = groups_.step;
   QG_ASSIGN_OR_RETURN(ExpertForward experts,
                       ForwardExperts(recorder_, *groups_.experts, options, spec, state, x, routing,
-                                     OptionsOf(step.request, recipe_)));
+                                     std::move(of_step)));
   ForwardResult forward;
   forward.y = std::move(experts.y);
   BackwardResult backward;

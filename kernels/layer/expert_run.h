@@ -55,6 +55,7 @@ struct ExpertGroups {
   ProcessGroup* experts;           ///< The ranks of its copy, one of them by itself at least.
   ProcessGroup* copies = nullptr;  ///< Those with the same experts; null: there is one copy.
   ReductionProfile profile = {};   ///< Of sums over them.
+  std::shared_ptr<const ParallelStep> step = nullptr;  ///< For its amax groups; null: none.
 };
 
 struct ExpertStep {

@@ -203,7 +203,7 @@ absl::Status UpdateScalesOfStep(StepRecorder& recorder, const LayerRequest& requ
                                 LayerState& state, const Recipe& recipe, UpdatePoint point) {
   if (request.parallel != nullptr) {
     const ReducedLayer layer{&request.layer, &state};
-    QG_RETURN_IF_ERROR(ReduceDelayedAmaxes(recorder, *request.parallel->tp, {&layer, 1}, recipe,
+    QG_RETURN_IF_ERROR(ReduceDelayedAmaxes(recorder, request.parallel->tp, {&layer, 1}, recipe,
                                            point, request.parallel.get()));
   }
   return UpdateScales(recorder, request.layer, state, recipe, point);

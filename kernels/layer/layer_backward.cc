@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/expert_amaxes.h"
 #include "kernels/layer/layer_saved.h"
 
 namespace quantgate {
@@ -32,8 +33,10 @@ class ProgramBackward {
 absl::StatusOr<ValueGradient> ProgramBackward::BackwardLinearOperation(size_t index,
                                                                        const ValueGradient& dy) {
   const PlannedOperation& operation = run_.program.operations[index];
+  LinearGradient gradient = dy;
+  gradient.expert_amaxes = run_.expert_amaxes;
   QG_ASSIGN_OR_RETURN(LinearBackward backward,
-                      BackwardLinear(run_.recorder, *saved_[index].linear, run_.state, dy));
+                      BackwardLinear(run_.recorder, *saved_[index].linear, run_.state, gradient));
   if (backward.dw.has_value()) parameters[operation.weight] = std::move(backward.dw);
   if (backward.db.has_value()) parameters[operation.bias] = std::move(backward.db);
   if (backward.deferred.has_value()) deferred.push_back(*std::move(backward.deferred));
@@ -148,6 +151,14 @@ absl::StatusOr<Tensor> JoinRows(StepRecorder& recorder, const char* stage, const
   return joined.Reinterpret(joined.dtype(), plan.ShapeOfRows(joined.columns()));
 }
 
+absl::StatusOr<std::vector<Tensor>> PartsOfExperts(const LayerPlan& plan, const Tensor& tensor) {
+  std::vector<Tensor> parts;
+  for (const ProgramPlan& program : plan.programs) {
+    QG_ASSIGN_OR_RETURN(parts.emplace_back(), RowSlice(tensor, program.first_row, program.rows));
+  }
+  return parts;
+}
+
 absl::StatusOr<BackwardResult> BackwardLayer(StepRecorder& recorder, const LayerSpec& spec,
                                              LayerState& state, std::unique_ptr<LayerSaved> given,
                                              const Tensor& grad_output) {
@@ -159,24 +170,27 @@ absl::StatusOr<BackwardResult> BackwardLayer(StepRecorder& recorder, const Layer
   QG_ASSIGN_OR_RETURN(const Tensor cast,
                       recorder.Cast("cast grad_output", grad_output, plan.activation_dtype));
   auto deferred = std::make_unique<DeferredSaved>(saved->shared_options());
-  std::vector<Tensor> parts;
+  std::vector<Tensor> parts = {cast};
+  const bool is_grouped = plan.kind == LayerKind::kGroupedLinear;
+  if (is_grouped) {
+    QG_ASSIGN_OR_RETURN(parts, PartsOfExperts(plan, cast));
+  }
+  ExpertAmaxes expert_amaxes(saved->options(), [&](TensorRole) { return parts; });
+  std::vector<Tensor> dx;
   ParameterGradients gradients;
   for (size_t i = 0; i < plan.programs.size(); ++i) {
     const ProgramPlan& program = plan.programs[i];
-    Tensor part = cast;
-    if (plan.kind == LayerKind::kGroupedLinear) {
-      QG_ASSIGN_OR_RETURN(part, RowSlice(cast, program.first_row, program.rows));
-    }
     ProgramRun run{recorder, plan, program, state, saved->shared_options()};
+    if (is_grouped) run.expert_amaxes = &expert_amaxes;
     ProgramBackward backward(run, saved->operations[i]);
-    QG_RETURN_IF_ERROR(backward.Run(part));
+    QG_RETURN_IF_ERROR(backward.Run(parts[i]));
     AddGradients(plan, program, backward.gradients(), result);
     gradients.merge(backward.parameters);
     for (LinearWgrad& wgrad : backward.deferred) deferred->wgrads.push_back(std::move(wgrad));
-    parts.push_back(backward.gradients()[0].plain());
+    dx.push_back(backward.gradients()[0].plain());
   }
   if (plan.programs[0].values[0].needs_gradient) {
-    QG_ASSIGN_OR_RETURN(result.dx, JoinRows(recorder, "concatenate dx", plan, parts));
+    QG_ASSIGN_OR_RETURN(result.dx, JoinRows(recorder, "concatenate dx", plan, dx));
   }
   result.gradients = Named(spec, gradients);
   if (!deferred->wgrads.empty()) result.deferred = std::move(deferred);

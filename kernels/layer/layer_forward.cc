@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/comm/overlap.h"
+#include "kernels/layer/expert_amaxes.h"
 #include "kernels/layer/invalid_field.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/layer_saved.h"
@@ -50,6 +51,7 @@ absl::StatusOr<LayerValue> ForwardLinearOperation(ProgramRun& run, size_t index,
   LinearInput input;
   input.x = x.tensor;
   input.codes = x.codes;
+  input.expert_amaxes = run.expert_amaxes;
   if (!operation.bias.empty()) input.bias = run.state.parameters.at(operation.bias).value;
   QG_ASSIGN_OR_RETURN(LinearForward forward,
                       ForwardLinear(run.recorder, operation.linear, run.state, input, run.options));
@@ -89,7 +91,7 @@ absl::StatusOr<LayerValue> ForwardOperation(ProgramRun& run, size_t index,
 
 /// What a step needs to run, and its check did not.
 absl::Status CheckEnds(const ParallelStep& parallel) {
-  if (parallel.tp == nullptr) {
+  if (parallel.tp == nullptr && parallel.size() > 1) {
     return InvalidField("parallel.tp", "null",
                         "a step of several ranks needs this rank's end of their group");
   }
@@ -129,6 +131,26 @@ absl::StatusOr<std::vector<LayerValue>> ForwardProgram(ProgramRun& run, const Te
   return values;
 }
 
+/// What a forward quantizes of the role, by expert: rows of x as its unit casts them, or weights.
+absl::StatusOr<std::vector<Tensor>> ForwardSources(StepRecorder& recorder, const LayerPlan& plan,
+                                                   const LayerState& state,
+                                                   const std::vector<Tensor>& inputs,
+                                                   TensorRole role) {
+  std::vector<Tensor> sources;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (role == TensorRole::kWeight) {
+      sources.push_back(state.parameters.at(plan.programs[i].operations[0].weight).value);
+    } else if (inputs[i].dtype() == plan.activation_dtype) {
+      sources.push_back(inputs[i]);
+    } else {
+      QG_ASSIGN_OR_RETURN(
+          sources.emplace_back(),
+          recorder.engine().Cast(inputs[i], plan.activation_dtype, recorder.cancellation()));
+    }
+  }
+  return sources;
+}
+
 /// What lies between the operations, and a program's own x and y where they are slices.
 void AddIntermediates(const LayerPlan& layer, const ProgramPlan& program,
                       const std::vector<LayerValue>& values, ForwardResult& result) {
@@ -162,16 +184,20 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
   auto saved = std::make_unique<ForwardSaved>(plan, shared_options);
   saved->operations.resize(plan->programs.size());
   ForwardResult result;
-  std::vector<Tensor> parts;
+  std::vector<Tensor> inputs = {x}, parts;
+  ExpertAmaxes expert_amaxes(*shared_options, [&](TensorRole role) {
+    return ForwardSources(recorder, *plan, state, inputs, role);
+  });
+  const bool is_grouped = plan->kind == LayerKind::kGroupedLinear;
+  if (is_grouped) {
+    QG_ASSIGN_OR_RETURN(inputs, PartsOfExperts(*plan, x));
+  }
   for (size_t i = 0; i < plan->programs.size(); ++i) {
     const ProgramPlan& program = plan->programs[i];
-    Tensor part = x;
-    if (plan->kind == LayerKind::kGroupedLinear) {
-      QG_ASSIGN_OR_RETURN(part, RowSlice(x, program.first_row, program.rows));
-    }
     ProgramRun run{recorder, *plan, program, state, shared_options};
+    if (is_grouped) run.expert_amaxes = &expert_amaxes;
     QG_ASSIGN_OR_RETURN(std::vector<LayerValue> values,
-                        ForwardProgram(run, part, saved->operations[i]));
+                        ForwardProgram(run, inputs[i], saved->operations[i]));
     AddIntermediates(*plan, program, values, result);
     if (run.whole_norm_out.has_value()) result.norm_out = run.whole_norm_out;
     parts.push_back(values.back().plain());

@@ -144,6 +144,7 @@ void Planner::PlanUnrounded(size_t i) {
 
 void Planner::SetFirstCallId(PlannedOperation& operation) {
   operation.linear.names = operation.names;
+  operation.linear.index = operation.unit;
   operation.linear.first_call_id =
       options_.first_call_id + kCallIdsPerUnit * static_cast<uint32_t>(operation.unit);
 }

@@ -56,7 +56,10 @@ void StageList::AddQuantization(const PlannedOperation& operation, TensorRole ro
                                 const std::string& stage) {
   const AmaxOfRole amax(options_, role);
   if (amax.IsReduced(recipe_.QuantizerFor(role), usages)) {
-    stages_.push_back(operation.names.Stage(amax.Stage()));
+    // Those of all experts together, before the first is quantized.
+    const bool is_grouped = plan_.kind == LayerKind::kGroupedLinear;
+    AddIf(!is_grouped || operation.unit == 0,
+          is_grouped ? amax.Stage() : operation.names.Stage(amax.Stage()));
   }
   stages_.push_back(operation.names.Stage(stage));
 }

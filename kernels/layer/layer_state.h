@@ -82,6 +82,8 @@ struct StepOptions {
   /// The ranks among which the layer is divided; null: one. Every rank of the group takes the same
   /// steps in the same order.
   std::shared_ptr<const ParallelStep> parallel = nullptr;
+  /// Where the experts of this rank are among those of the whole grouped_linear; of 0: it has all.
+  AmaxPlaces experts = {0, 0};
 };
 
 }  // namespace quantgate

@@ -42,7 +42,8 @@ struct ProgramRun {
   const ProgramPlan& program;
   LayerState& state;
   std::shared_ptr<const StepOptions> options;
-  Tensor whole_norm_out = {};  ///< Where the value that is returned is gathered.
+  ExpertAmaxes* expert_amaxes = nullptr;  ///< Of a grouped_linear.
+  Tensor whole_norm_out = {};             ///< Where the value that is returned is gathered.
 };
 
 absl::StatusOr<LayerValue> ForwardNorm(ProgramRun& run, size_t operation, const LayerValue& x,
@@ -84,6 +85,9 @@ absl::StatusOr<Tensor> AddToEveryRow(StepRecorder& recorder, const Tensor& x, co
 /// their one part.
 absl::StatusOr<Tensor> JoinRows(StepRecorder& recorder, const char* stage, const LayerPlan& plan,
                                 const std::vector<Tensor>& parts);
+
+/// The other way round: each expert's rows.
+absl::StatusOr<std::vector<Tensor>> PartsOfExperts(const LayerPlan& plan, const Tensor& tensor);
 
 /// Rows [begin, begin + count) of [..., columns], in the same memory: [count][columns].
 absl::StatusOr<Tensor> RowSlice(const Tensor& tensor, int64_t begin, int64_t count);

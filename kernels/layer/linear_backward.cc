@@ -199,11 +199,15 @@ absl::Status BackwardPass::QuantizeGradOutput() {
     return absl::OkStatus();
   }
   if (!flow_.reads_grad_output_codes()) return absl::OkStatus();
+  const Usages usages = flow_.grad_output_usages;
+  QG_ASSIGN_OR_RETURN(
+      QuantizeArguments arguments,
+      GroupAmaxesOf(recorder_, unit_, TensorRole::kGradOutput, usages, gradient_.expert_amaxes));
   QG_ASSIGN_OR_RETURN(
       grad_output_.codes,
       QuantizeOperand(recorder_, unit_, TensorRole::kGradOutput, kStageQuantizeGradOutput,
-                      names_.grad_output, grad_output_.original, flow_.grad_output_usages, options_,
-                      state_.delayed));
+                      names_.grad_output, grad_output_.original, usages, options_, state_.delayed,
+                      std::move(arguments)));
   return absl::OkStatus();
 }
 

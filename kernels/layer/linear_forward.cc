@@ -84,7 +84,9 @@ absl::Status ForwardPass::QuantizeX() {
     return absl::OkStatus();
   }
   if (!flow_.reads_x_codes()) return absl::OkStatus();
-  QuantizeArguments arguments;
+  QG_ASSIGN_OR_RETURN(
+      QuantizeArguments arguments,
+      GroupAmaxesOf(recorder_, unit_, TensorRole::kInput, flow_.x_usages, input_.expert_amaxes));
   if (recorder_.faults().Has(kFaultGroupKept) && state_.seeded_memory != nullptr) {
     QG_RETURN_IF_ERROR(ReduceAmaxes(
         {recorder_.engine(), *state_.seeded_memory->parallel->tp, recorder_.faults()}, x_.original,
@@ -199,7 +201,7 @@ absl::StatusOr<LinearForward> ForwardPass::Run() {
   }
   QG_RETURN_IF_ERROR(PrepareStates());
   QG_RETURN_IF_ERROR(PrepareX());
-  LinearWeight weight(recorder_, unit_, state_, *options_);
+  LinearWeight weight(recorder_, unit_, state_, *options_, input_.expert_amaxes);
   if (flow_.is_calibration) {
     QG_RETURN_IF_ERROR(Calibrate(recorder_, names_.Stage("calibrate x"), x_.original,
                                  options_->recipe.QuantizerFor(TensorRole::kInput).rowwise,

@@ -52,6 +52,12 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
                                                 DelayedStates& states,
                                                 QuantizeArguments arguments = {});
 
+/// What quantizing the role's tensor of a unit takes of the amaxes of a layer's experts; nothing of
+/// a unit that is none (null).
+absl::StatusOr<QuantizeArguments> GroupAmaxesOf(StepRecorder& recorder, const LinearUnit& unit,
+                                                TensorRole role, Usages usages,
+                                                ExpertAmaxes* expert_amaxes);
+
 // What is saved, in words: "bf16 as given", "f8_e4m3 rowwise and columnwise codes".
 std::string PlainContent(DType given, DType kept);
 std::string CodesContent(const QuantizedTensor& codes);

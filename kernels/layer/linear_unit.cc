@@ -5,6 +5,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/comm/quantized_gather.h"
 #include "kernels/layer/amax_reduction.h"
+#include "kernels/layer/expert_amaxes.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/linear_operands.h"
 
@@ -163,6 +164,13 @@ absl::StatusOr<QuantizedTensor> QuantizeOperand(StepRecorder& recorder, const Li
                         amax.Text(quantizer, usages, arguments)));
   if (state != nullptr) QG_RETURN_IF_ERROR(NoteCast(recorder, quantized, *state));
   return quantized;
+}
+
+absl::StatusOr<QuantizeArguments> GroupAmaxesOf(StepRecorder& recorder, const LinearUnit& unit,
+                                                TensorRole role, Usages usages,
+                                                ExpertAmaxes* expert_amaxes) {
+  if (expert_amaxes == nullptr) return QuantizeArguments();
+  return expert_amaxes->Of(recorder, role, unit.index, usages);
 }
 
 std::string PlainContent(DType given, DType kept) {

@@ -16,6 +16,8 @@
 
 namespace quantgate {
 
+class ExpertAmaxes;
+
 /// What a unit's tensors are called in records, and its parameters in states and errors.
 struct LinearNames {
   LinearNames() = default;
@@ -37,6 +39,7 @@ struct LinearNames {
 /// A unit in one step.
 struct LinearUnit {
   LinearNames names;
+  int index = 0;  ///< Among the units of its layer.
   uint32_t first_call_id = 0;
   int64_t m = 0, n = 0, k = 0;  ///< Of the GEMMs; m of all ranks.
   LinearFacts facts;
@@ -58,6 +61,8 @@ struct LinearInput {
   Tensor x;  ///< [..., K]: f32, bf16 or f16; f32, and quantized from it, where it is unrounded.
   QuantizedTensor codes;  ///< Where flow.facts.x_is_codes: of x, in the usages that the flow asks.
   Tensor bias;            ///< Absent: none.
+  /// Of a grouped_linear, whose experts' amaxes are reduced together; null: the unit's by itself.
+  ExpertAmaxes* expert_amaxes = nullptr;
 };
 
 /// Something kept for backward: what was given, codes, or both where directions differ.
@@ -102,7 +107,8 @@ struct LinearGradient {
   bool is_unrounded = false;
   /// What the bias gradient sums in place of `value`: a gradient before its rounding.
   Tensor bias_source;
-  QuantizedTensor codes;  ///< Of `value`, where it was quantized before.
+  QuantizedTensor codes;                  ///< Of `value`, where it was quantized before.
+  ExpertAmaxes* expert_amaxes = nullptr;  ///< LinearInput's, of this backward.
 };
 
 /// What the weight's gradient is made of, now or later.

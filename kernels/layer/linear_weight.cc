@@ -17,12 +17,13 @@ Usages Union(Usages a, Usages b) { return {a.rowwise || b.rowwise, a.columnwise 
 }  // namespace
 
 LinearWeight::LinearWeight(StepRecorder& recorder, const LinearUnit& unit, LayerState& state,
-                           const StepOptions& options)
+                           const StepOptions& options, ExpertAmaxes* expert_amaxes)
     : recorder_(recorder),
       unit_(unit),
       state_(state),
       options_(options),
-      parameter_(state.parameters.at(unit.names.weight)) {}
+      parameter_(state.parameters.at(unit.names.weight)),
+      expert_amaxes_(expert_amaxes) {}
 
 /// In the parameter's dtype, or in the activation dtype where it is dequantized.
 absl::StatusOr<Tensor> LinearWeight::HighPrecision() {
@@ -41,8 +42,11 @@ absl::Status LinearWeight::Calibrate() {
 }
 
 absl::StatusOr<QuantizedTensor> LinearWeight::Quantize(Usages usages) {
+  QG_ASSIGN_OR_RETURN(QuantizeArguments arguments,
+                      GroupAmaxesOf(recorder_, unit_, TensorRole::kWeight, usages, expert_amaxes_));
   return QuantizeOperand(recorder_, unit_, TensorRole::kWeight, kStageQuantizeWeight,
-                         unit_.names.weight, parameter_.value, usages, options_, state_.delayed);
+                         unit_.names.weight, parameter_.value, usages, options_, state_.delayed,
+                         std::move(arguments));
 }
 
 absl::StatusOr<QuantizedTensor> LinearWeight::CodesOfParameter() {

@@ -8,8 +8,9 @@ namespace quantgate {
 
 class LinearWeight {
  public:
+  /// `expert_amaxes` as LinearInput's.
   LinearWeight(StepRecorder& recorder, const LinearUnit& unit, LayerState& state,
-               const StepOptions& options);
+               const StepOptions& options, ExpertAmaxes* expert_amaxes);
 
   /// Notes the amax and quantizes nothing.
   absl::Status Calibrate();
@@ -28,6 +29,7 @@ class LinearWeight {
   LayerState& state_;
   const StepOptions& options_;
   Parameter& parameter_;
+  ExpertAmaxes* const expert_amaxes_;
   Tensor dequantized_;  ///< Of a quantized parameter, once.
 };
 

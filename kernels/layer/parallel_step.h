@@ -30,7 +30,7 @@ absl::StatusOr<ParallelMode> ParseParallelMode(std::string_view name);
 /// The ranks of one step, an argument of it: backward uses the group of its own forward.
 struct ParallelStep {
   /// This rank's end of the tensor-parallel group, which must live until the step's last backward.
-  /// Null: nothing is computed, as in checks before there are ranks.
+  /// Null: nothing is divided so, or nothing is computed, as in checks before there are ranks.
   ProcessGroup* tp = nullptr;
   /// What lies between parallel regions is divided along dim 0: x of a column-parallel layer, y of
   /// a row-parallel one.

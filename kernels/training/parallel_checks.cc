@@ -1,6 +1,7 @@
 #include "kernels/training/parallel_checks.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "absl/strings/match.h"
@@ -221,6 +222,58 @@ absl::Status CheckExperts(const SessionSpec& spec) {
                       "no layer is a grouped_linear, so that there are no experts to divide");
 }
 
+bool QuantizesNothing(const LayerSpec& layer) {
+  return layer.kind == LayerKind::kChain &&
+         std::none_of(layer.operations.begin(), layer.operations.end(), [](const auto& operation) {
+           return operation.kind == OperationKind::kBasicLinear ||
+                  operation.kind == OperationKind::kQuantize;
+         });
+}
+
+/// What a session's forwards quantize.
+QuantizedLayers QuantizedLayersOf(const SessionSpec& spec) {
+  const bool has_experts_alone =
+      std::all_of(spec.layers.begin(), spec.layers.end(), [](const SessionLayer& layer) {
+        return layer.spec.kind == LayerKind::kGroupedLinear || QuantizesNothing(layer.spec);
+      });
+  return has_experts_alone ? QuantizedLayers::kExpertsAlone : QuantizedLayers::kAny;
+}
+
+/// Whether every list has all copies of the parts that its ranks have.
+bool HaveAllCopies(const AmaxGroup& group, const ParallelSpec& parallel) {
+  if (group.kind != AmaxGroup::Kind::kRanks) {
+    return group.kind == AmaxGroup::Kind::kData || group.kind == AmaxGroup::Kind::kWorld;
+  }
+  const int width = parallel.copy_size();
+  return std::all_of(group.ranks.begin(), group.ranks.end(), [&](const std::vector<int>& list) {
+    std::map<int, int> copies;
+    for (const int rank : list) ++copies[rank % width];
+    return std::all_of(copies.begin(), copies.end(),
+                       [&](const auto& place) { return place.second == parallel.data_parallel; });
+  });
+}
+
+/// Of weights that are held quantized: copies that divide one make its codes under one scale.
+absl::Status CheckGroupOfHeldWeights(const SessionSpec& spec, const Recipe& recipe) {
+  const ParallelSpec& parallel = *spec.parallel;
+  const AmaxGroup& group = AmaxGroupOf(parallel.amax_groups, TensorRole::kWeight);
+  const bool is_of_codes = spec.weights == WeightStorage::kQuantized && !recipe.is_delayed();
+  if (!group.is_named() || !is_of_codes) return absl::OkStatus();
+  const auto refuse = [&](const char* rule) {
+    return InvalidField("parallel." + AmaxGroupField(TensorRole::kWeight), group.Text(), rule);
+  };
+  if (parallel.fully_sharded && !HaveAllCopies(group, parallel)) {
+    return refuse(
+        "the copies (fully_sharded) quantize rows of one weight, whose codes are joined under one "
+        "scale: a list has all of them");
+  }
+  const bool is_of_copies = group.kind == AmaxGroup::Kind::kData;
+  if (!parallel.distributed_optimizer || is_of_copies) return absl::OkStatus();
+  return refuse(
+      "the copies (distributed_optimizer) quantize elements of one weight under the amax of them "
+      "all: data");
+}
+
 /// "rank0", as a rank's own tensors begin.
 bool IsRankName(const std::string& name) {
   return absl::StartsWith(name, "rank") && name.size() == 5 && name[4] >= '0' && name[4] <= '9';
@@ -233,8 +286,7 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
     QG_RETURN_IF_ERROR(CheckCounts(*spec.parallel));
     QG_RETURN_IF_ERROR(CheckOptions(*spec.parallel));
     QG_RETURN_IF_ERROR(CheckDistributedOptimizer(spec));
-    QG_RETURN_IF_ERROR(
-        CheckSessionAmaxGroups("parallel.", spec.parallel->amax_groups, spec, spec.recipe));
+    QG_RETURN_IF_ERROR(CheckSessionAmaxGroups(spec, spec.recipe));
   }
   const bool is_divided = spec.parallel.has_value() && spec.parallel->tensor_parallel > 1;
   bool has_mode = false;
@@ -258,26 +310,25 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
   return CheckLayouts(spec);
 }
 
-absl::Status CheckSessionAmaxGroups(const std::string& prefix, const AmaxGroups& groups,
-                                    const SessionSpec& spec, const Recipe& recipe) {
-  for (const auto& [role, group] : groups) {
-    if (!group.is_named()) continue;
-    const auto refuse = [&, &role = role, &group = group](const std::string& rule) {
-      return InvalidField(prefix + AmaxGroupField(role), group.Text(), rule);
-    };
-    if (role == TensorRole::kWeight && spec.weights == WeightStorage::kQuantized) {
-      return refuse(
-          "weights are held quantized (weights), so that no forward quantizes one: they keep their "
-          "own amaxes");
-    }
-    for (const SessionLayer& layer : spec.layers) {
-      if (layer.spec.kind != LayerKind::kGroupedLinear) continue;
-      return refuse(absl::StrCat("layer ", layer.name,
-                                 " is a grouped_linear, whose experts' amaxes are whole on their "
-                                 "ranks"));
-    }
+absl::Status CheckSessionAmaxGroups(const SessionSpec& spec, const Recipe& recipe) {
+  const AmaxGroups& groups = spec.parallel->amax_groups;
+  QG_RETURN_IF_ERROR(
+      CheckAmaxGroups("parallel.", groups, *spec.parallel, recipe, QuantizedLayersOf(spec)));
+  return CheckGroupOfHeldWeights(spec, recipe);
+}
+
+absl::Status CheckForwardAmaxGroups(const AmaxGroups& groups, const SessionSpec& spec,
+                                    const Recipe& recipe) {
+  const auto weight = groups.find(TensorRole::kWeight);
+  const bool holds_codes = spec.weights == WeightStorage::kQuantized;
+  if (holds_codes && weight != groups.end() &&
+      (weight->second.is_named() ||
+       AmaxGroupOf(spec.parallel->amax_groups, TensorRole::kWeight).is_named())) {
+    return InvalidField("forward." + AmaxGroupField(TensorRole::kWeight), weight->second.Text(),
+                        "weights are held quantized (weights), so that no forward quantizes one: "
+                        "their group is the session's (parallel.amax_groups)");
   }
-  return CheckAmaxGroups(prefix, groups, *spec.parallel, recipe);
+  return CheckAmaxGroups("forward.", groups, *spec.parallel, recipe, QuantizedLayersOf(spec));
 }
 
 absl::Status CheckNoAmaxGroups(const ForwardStep& step) {

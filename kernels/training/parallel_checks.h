@@ -13,10 +13,13 @@ inline constexpr int64_t kRoutedRowsMax = int64_t{1} << 22;
 /// are experts where ranks divide some; and that no layer of a session on one rank is divided.
 absl::Status CheckSessionRanks(const SessionSpec& spec);
 
-/// INVALID_ARGUMENT naming "PREFIXamax_groups[ROLE]" unless the session's ranks and its layers have
-/// these groups under `recipe`.
-absl::Status CheckSessionAmaxGroups(const std::string& prefix, const AmaxGroups& groups,
-                                    const SessionSpec& spec, const Recipe& recipe);
+/// INVALID_ARGUMENT naming "parallel.amax_groups[ROLE]" unless the session's ranks and its layers
+/// have its groups under `recipe`.
+absl::Status CheckSessionAmaxGroups(const SessionSpec& spec, const Recipe& recipe);
+/// Likewise "forward.amax_groups[ROLE]" of those that one forward names; of weights that are held
+/// quantized none is a forward's.
+absl::Status CheckForwardAmaxGroups(const AmaxGroups& groups, const SessionSpec& spec,
+                                    const Recipe& recipe);
 /// That a forward of a session on one rank names none.
 absl::Status CheckNoAmaxGroups(const ForwardStep& step);
 

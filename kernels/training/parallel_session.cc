@@ -133,6 +133,11 @@ absl::Status ParallelSession::Attach(Rank& rank) {
     mine.rank->experts = &rank.group(ep() > 1 ? kExpertParallelGroup : kTensorParallelGroup);
     mine.rank->expert_copies = same_place;
   }
+  if (spec_.weights == WeightStorage::kQuantized) {
+    QG_ASSIGN_OR_RETURN(
+        mine.rank->held_weights,
+        FindAmaxGroup(rank, AmaxGroupOf(spec_.parallel->amax_groups, TensorRole::kWeight)));
+  }
   if (spec_.parallel->overlap.has_value()) {
     QG_ASSIGN_OR_RETURN(mine.overlap, RankOverlap::Create(rank));
   }
@@ -141,7 +146,7 @@ absl::Status ParallelSession::Attach(Rank& rank) {
 }
 
 absl::Status ParallelSession::AttachStep(Rank& rank, Member& mine, ParallelStep& step) {
-  step.tp = &rank.group(kTensorParallelGroup);
+  if (ep() == 1) step.tp = &rank.group(kTensorParallelGroup);
   step.overlap = mine.overlap == nullptr ? nullptr : &mine.overlap->overlap();
   return AttachAmaxGroups(rank, step);
 }
@@ -287,7 +292,7 @@ absl::StatusOr<SessionStepResult> ParallelSession::Forward(const ForwardStep& st
                                                            const Cancellation* cancellation) {
   const Layout layout = InputLayout();
   QG_RETURN_IF_ERROR(CheckBatch("x", step.x, layout));
-  QG_RETURN_IF_ERROR(CheckSessionAmaxGroups("forward.", step.amax_groups, spec_, recipe()));
+  QG_RETURN_IF_ERROR(CheckForwardAmaxGroups(step.amax_groups, spec_, recipe()));
   QG_RETURN_IF_ERROR(MakeRanks());
   QG_RETURN_IF_ERROR(
       UseAmaxGroups(WithGroupsOfCall(spec_.parallel->amax_groups, step.amax_groups)));
@@ -339,8 +344,7 @@ absl::StatusOr<SessionStepResult> NothingOf(const absl::Status& status) {
 }  // namespace
 
 absl::Status ParallelSession::ChangeRecipe(const Recipe& recipe, const Cancellation* cancellation) {
-  QG_RETURN_IF_ERROR(
-      CheckSessionAmaxGroups("parallel.", spec_.parallel->amax_groups, spec_, recipe));
+  QG_RETURN_IF_ERROR(CheckSessionAmaxGroups(spec_, recipe));
   const auto change = [&](Rank& rank, Member& mine) {
     return NothingOf(mine.session->ChangeRecipe(recipe, rank.cancellation()));
   };

@@ -5,6 +5,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/expert_faults.h"
+#include "kernels/layer/linear_parallel.h"
 #include "kernels/training/session_faults.h"
 
 namespace quantgate {
@@ -145,6 +146,25 @@ absl::Status ParameterUpdate::Store(const std::string& name, const Tensor& maste
   return Quantize(name, source, parameter.quantized.usages(), layer);
 }
 
+ProcessGroup* ParameterUpdate::AmaxGroupOfHeld(const SessionSpec& spec, const SessionLayer& layer,
+                                               const SessionRank* rank) {
+  if (rank == nullptr) return nullptr;
+  // Ranks have other experts each, in other numbers, and every expert as a whole: a maximum over
+  // any of them is its own.
+  const bool is_whole_elsewhere =
+      layer.spec.kind == LayerKind::kGroupedLinear && spec.parallel->expert_parallel > 1;
+  return is_whole_elsewhere ? nullptr : rank->held_weights;
+}
+
+absl::Status ParameterUpdate::ReduceAmax(const Parameter& parameter, const Tensor& source,
+                                         const Quantizer& quantizer, Usages usages,
+                                         QuantizeArguments& arguments) {
+  if (amax_group_ == nullptr || !ReducesAmax(quantizer, usages)) return absl::OkStatus();
+  if (faults_.Has(kFaultUpdateForgetsGroup) && parameter.is_quantized()) return absl::OkStatus();
+  const GatherContext context{engine_, *amax_group_, faults_, cancellation_};
+  return ReduceAmaxes(context, source, quantizer, usages, arguments);
+}
+
 absl::Status ParameterUpdate::QuantizeOf(const std::string& name, const Tensor& source,
                                          const Quantizer& quantizer, Usages usages,
                                          DelayedScalingState* delayed, SessionLayerState& layer) {
@@ -163,6 +183,7 @@ absl::Status ParameterUpdate::QuantizeOf(const std::string& name, const Tensor& 
   } else if (sharded != layer.sharded.end()) {
     QG_RETURN_IF_ERROR(shards_.Quantize(source, quantizer, arguments, sharded->second, parameter));
   } else {
+    QG_RETURN_IF_ERROR(ReduceAmax(parameter, source, quantizer, usages, arguments));
     QG_ASSIGN_OR_RETURN(parameter.quantized,
                         engine_.Quantize(source, quantizer, usages, arguments, cancellation_));
   }

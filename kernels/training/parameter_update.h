@@ -23,6 +23,7 @@ class ParameterUpdate {
         recipe_(RecipeOfLayer(layer.spec, recipe)),
         faults_(faults),
         cancellation_(cancellation),
+        amax_group_(AmaxGroupOfHeld(spec, layer, rank)),
         shards_(engine, spec, rank, faults, cancellation),
         fragments_(engine, spec, rank, faults, cancellation) {}
 
@@ -46,13 +47,20 @@ class ParameterUpdate {
   /// The codes, and under delayed scaling (`delayed` is not null) their amax noted.
   absl::Status QuantizeOf(const std::string& name, const Tensor& source, const Quantizer& quantizer,
                           Usages usages, DelayedScalingState* delayed, SessionLayerState& layer);
+  /// Puts the amaxes of the session's group into `arguments`, where it names one.
+  absl::Status ReduceAmax(const Parameter& parameter, const Tensor& source,
+                          const Quantizer& quantizer, Usages usages, QuantizeArguments& arguments);
   absl::StatusOr<Tensor> Cast(const Tensor& source, DType dtype);
+  /// Null: a weight's amax is its own.
+  static ProcessGroup* AmaxGroupOfHeld(const SessionSpec& spec, const SessionLayer& layer,
+                                       const SessionRank* rank);
 
   Engine& engine_;
   const SessionSpec& spec_;
   const Recipe recipe_;
   const SeededFaults& faults_;
   const Cancellation* const cancellation_;
+  ProcessGroup* const amax_group_;
   const ShardedParameters shards_;
   const OptimizerFragments fragments_;
 };

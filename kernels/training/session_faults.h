@@ -18,6 +18,8 @@ inline constexpr char kFaultWorkspaceKeptAfterUpdate[] = "workspace-kept-after-u
 inline constexpr char kFaultWeightsRoundedStochastically[] = "weights-rounded-stochastically";
 /// Weights are requantized through bf16 where f32 is asked for, and the other way round.
 inline constexpr char kFaultRequantizationTheOtherWay[] = "requantization-the-other-way";
+/// An update of a quantized weight takes the rank's own amax in place of its group's.
+inline constexpr char kFaultUpdateForgetsGroup[] = "amax-group-forgotten-by-update";
 /// The optimizer updates the parameter's rounded values and not its master.
 inline constexpr char kFaultMasterIgnored[] = "master-ignored";
 

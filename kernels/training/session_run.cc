@@ -146,10 +146,9 @@ absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& se
           .push_back({&session.spec.layers[i].spec, &layers[i]});
     }
     QG_RETURN_IF_ERROR(
-        ReduceDelayedAmaxes(run.recorder(), *session.rank->all, reduced, rule, point, step));
-    if (ProcessGroup* const copies = session.rank->expert_copies; copies != nullptr) {
-      QG_RETURN_IF_ERROR(ReduceDelayedAmaxes(run.recorder(), *copies, experts, rule, point));
-    }
+        ReduceDelayedAmaxes(run.recorder(), session.rank->all, reduced, rule, point, step));
+    QG_RETURN_IF_ERROR(ReduceDelayedAmaxes(run.recorder(), session.rank->expert_copies, experts,
+                                           rule, point, step));
   }
   for (size_t i = 0; i < layers.size(); ++i) {
     QG_RETURN_IF_ERROR(

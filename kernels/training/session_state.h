@@ -137,6 +137,9 @@ struct SessionRank {
   /// Those that have one copy of the experts, this rank alone among them; null where nobody can.
   ProcessGroup* experts = nullptr;
   ProcessGroup* expert_copies = nullptr;  ///< Those with the same experts; null: no others.
+  /// The session's amax group of weights that are held quantized, whatever forwards name; null:
+  /// none.
+  ProcessGroup* held_weights = nullptr;
 };
 
 class TrainingSession::State {

@@ -309,7 +309,7 @@ absl::Status ShardedParameters::Quantize(const Tensor& source, const Quantizer& 
   QG_ASSIGN_OR_RETURN(ShardedWeight weight, ShardedWeight::Create(spec, rank_->copies->size()));
   // The weight's dtype stays what it was, whatever an update comes through.
   QG_RETURN_IF_ERROR(weight.Replace(parameter.quantized));
-  QG_RETURN_IF_ERROR(weight.Update(context(), source, arguments));
+  QG_RETURN_IF_ERROR(weight.Update(context(), source, arguments, rank_->held_weights));
   const QuantizedTensor before = std::exchange(parameter.quantized, weight.shard());
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     std::optional<QuantizedCopy>& copy = parameter.quantized.copy(usage);

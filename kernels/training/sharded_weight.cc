@@ -105,7 +105,7 @@ absl::StatusOr<ShardedWeight> ShardedWeight::Create(ShardedWeightSpec spec, int 
 bool ShardedWeight::is_hybrid() const { return HasTwoRules(spec_.quantizer); }
 
 absl::Status ShardedWeight::Update(const GatherContext& context, const Tensor& rows,
-                                   QuantizeArguments arguments) {
+                                   QuantizeArguments arguments, ProcessGroup* amax_group) {
   const int rank = context.group.rank();
   const Shape expected = {spec_.bounds[rank + 1] - spec_.bounds[rank], spec_.shape[1]};
   if (!rows.has_value() || rows.shape() != expected) {
@@ -125,7 +125,9 @@ absl::Status ShardedWeight::Update(const GatherContext& context, const Tensor& r
   }
   const Usages usages = {true, spec_.usages.columnwise && !IsTurnedAfter(spec_.quantizer)};
   if (!context.faults.Has(kFaultShardAmaxAlone)) {
-    QG_RETURN_IF_ERROR(ReduceAmaxes(context, rows, spec_.quantizer, usages, arguments));
+    const GatherContext of_amax{context.engine, amax_group == nullptr ? context.group : *amax_group,
+                                context.faults, context.cancellation};
+    QG_RETURN_IF_ERROR(ReduceAmaxes(of_amax, rows, spec_.quantizer, usages, arguments));
   }
   QG_ASSIGN_OR_RETURN(shard_, context.engine.Quantize(rows, spec_.quantizer, usages, arguments,
                                                       context.cancellation));

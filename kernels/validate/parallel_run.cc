@@ -30,6 +30,11 @@ absl::Status RunExpertsOfRank(Rank& rank, const LayerRequest& whole, const Varia
   ExpertGroups groups{&rank.group(kExpertParallelGroup)};
   if (variant.parallel->data_parallel > 1) groups.copies = &rank.group(kDataParallelGroup);
   groups.profile = variant.parallel->profile;
+  if (!variant.parallel->amax_groups.empty()) {
+    auto amaxes = std::make_shared<ParallelStep>(StepOf(*variant.parallel, variant.recipe));
+    QG_RETURN_IF_ERROR(AttachAmaxGroups(rank, *amaxes));
+    groups.step = std::move(amaxes);
+  }
   QG_ASSIGN_OR_RETURN(ExpertStep step, RunExperts(rank.engine(), groups, whole, variant.recipe,
                                                   variant.arithmetic, rank.cancellation()));
   mine.request = std::move(step.request);

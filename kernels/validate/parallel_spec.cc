@@ -210,7 +210,6 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
                   absl::StrCat("a group has 2 to ", kWorldSizeMax, " ranks"));
   }
   const int copies = parallel.data_parallel;
-  QG_RETURN_IF_ERROR(CheckAmaxGroups(field + ".parallel.", parallel.amax_groups, parallel, recipe));
   if (parallel.tensor_parallel != 1) {
     return refuse("tensor_parallel", absl::StrCat(parallel.tensor_parallel),
                   "with expert_parallel the ranks of a copy divide experts alone");
@@ -220,6 +219,8 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
                   absl::StrCat("copies of ", ranks, " ranks each are from 1 on, and ",
                                kWorldSizeMax, " ranks together at most"));
   }
+  QG_RETURN_IF_ERROR(CheckAmaxGroups(field + ".parallel.", parallel.amax_groups, parallel, recipe,
+                                     QuantizedLayers::kExpertsAlone));
   QG_RETURN_IF_ERROR(CheckNoDivision(field, parallel, "experts' weights are whole on their ranks"));
   if (parallel.sequence_parallel || parallel.overlap.has_value()) {
     return refuse(parallel.sequence_parallel ? "sequence_parallel" : "overlap", "given",

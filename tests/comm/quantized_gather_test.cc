@@ -153,6 +153,55 @@ TEST(QuantizedGather, OfNothingIsNothing) {
   }
 }
 
+// Four tensors on three ranks, which have some of them each: of the first both have rows, of the
+// second one has none, of the last nobody.
+TEST(ReduceAmaxesOfAll, GivesEveryTensorItsOwnMaximumWhoeverHasIt) {
+  struct Part {
+    int64_t begin, rows;
+  };
+  const int64_t first[] = {0, 0, 2};
+  const std::vector<std::vector<Part>> parts = {
+      {{0, 32}, {32, 0}}, {{32, 16}, {48, 32}, {80, 16}}, {{96, 48}, {144, 0}}};
+  const Part wholes[] = {{0, 48}, {48, 32}, {80, 64}, {144, 0}};
+  const Tensor all = Rising({32, 16, 32, 16, 48}, true);
+  for (const char* text : {"fp8_current", "nvfp4", "nvfp4:disable_rht=true"}) {
+    SCOPED_TRACE(text);
+    const Quantizer quantizer = Recipe::Parse(text)->QuantizerFor(TensorRole::kInput);
+    const Usages both = {true, true};
+    Ranks ranks(3);
+    std::vector<std::vector<QuantizeArguments>> reduced(parts.size());
+    const absl::Status status = ranks.world().Run(
+        [&](Rank& rank) -> absl::Status {
+          const auto index = static_cast<size_t>(rank.index());
+          std::vector<Tensor> tensors;
+          for (const Part& part : parts[index]) {
+            tensors.push_back(RowsOf(all, part.begin, part.rows));
+          }
+          reduced[index].resize(tensors.size());
+          const GatherContext context{rank.engine(), rank.group(kWorldGroup), rank.faults()};
+          return ReduceAmaxesOfAll(context, tensors, {first[index], 4}, quantizer, both,
+                                   reduced[index]);
+        },
+        nullptr);
+    ASSERT_TRUE(status.ok()) << status;
+    for (size_t rank = 0; rank < parts.size(); ++rank) {
+      for (size_t i = 0; i < parts[rank].size(); ++i) {
+        const Part& whole = wholes[static_cast<size_t>(first[rank]) + i];
+        const QuantizedTensor alone = *QuantizeCpu(RowsOf(all, whole.begin, whole.rows), quantizer,
+                                                   both, {}, ExecutionContext());
+        SCOPED_TRACE(absl::StrCat("rank ", rank, " tensor ", i));
+        EXPECT_EQ(*reduced[rank][i].group_amax_rowwise.as<float>(),
+                  *alone.rowwise->amax.as<float>());
+        const Tensor& columnwise = reduced[rank][i].group_amax_columnwise;
+        if (columnwise.has_value()) {
+          EXPECT_EQ(*columnwise.as<float>(), *alone.columnwise->amax.as<float>());
+        }
+        EXPECT_EQ(columnwise.has_value(), std::string(text) != "fp8_current");
+      }
+    }
+  }
+}
+
 TEST(GatherMethod, FollowsRecipeAndAlignment) {
   const auto method_of = [](const char* recipe, std::vector<int64_t> rows, int64_t columns) {
     return std::string(GatherMethodName(

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/training/amax_records.h"
 #include "tests/training/parallel_fixture.h"
 
 namespace quantgate {
@@ -17,12 +18,6 @@ using ::testing::HasSubstr;
 constexpr int64_t kBatch = 64, kWide = 64;
 
 std::unique_ptr<Engine> NewEngine() { return MakeCpuEngine({.threads = 1}); }
-
-AmaxGroups Groups(const std::vector<std::pair<TensorRole, std::string>>& named) {
-  AmaxGroups groups;
-  for (const auto& [role, text] : named) groups[role] = *ParseAmaxGroup(text);
-  return groups;
-}
 
 /// The rows of each quarter have an amax of their own: 6, 10, 14, 18.
 Tensor Uneven(uint64_t seed) {
@@ -50,24 +45,6 @@ ForwardStep ForwardOn(uint64_t seed, const std::string& microbatch, AmaxGroups g
   return step;
 }
 
-std::string HexOf(Engine& engine, const absl::StatusOr<SessionStepResult>& result,
-                  const std::string& name) {
-  const auto fingerprint = engine.FingerprintOf(OutputOf(result, name), nullptr);
-  return fingerprint.ok() ? fingerprint->Hex() : "";
-}
-
-/// By tensor, as rank `rank` quantized it.
-QuantizationRecord RecordOf(const absl::StatusOr<SessionStepResult>& result, size_t rank,
-                            const std::string& tensor) {
-  EXPECT_TRUE(result.ok()) << result.status();
-  if (!result.ok()) return {};
-  for (const QuantizationRecord& record : result->ranks[rank].records.quantizations) {
-    if (record.tensor == tensor) return record;
-  }
-  ADD_FAILURE() << "no " << tensor;
-  return {};
-}
-
 // Each copy's rows have amaxes of their own, so that under the default the scales, and the bits,
 // are others than one rank's.
 TEST(AmaxGroupsOfSessions, TheCopiesTogetherHaveTheBitsOfOneRank) {
@@ -83,7 +60,7 @@ TEST(AmaxGroupsOfSessions, TheCopiesTogetherHaveTheBitsOfOneRank) {
       spec.parallel = Ranks(1, 4);
       if (is_named) {
         spec.parallel->amax_groups =
-            Groups({{TensorRole::kInput, "data"}, {TensorRole::kGradOutput, "data"}});
+            AmaxGroupsOf({{TensorRole::kInput, "data"}, {TensorRole::kGradOutput, "data"}});
       }
       const auto session = OpenRanks(*engine, spec, Weights(spec));
       const auto forward = session->Forward(ForwardOn(1, "0"), nullptr);
@@ -128,11 +105,11 @@ Bits Alone(Engine& engine, const std::string& recipe, const AmaxGroups& groups, 
 TEST(AmaxGroupsOfSessions, InterleavedMicrobatchesKeepTheirOwn) {
   const std::unique_ptr<Engine> engine = NewEngine();
   const std::vector<AmaxGroups> calls = {
-      Groups({{TensorRole::kInput, "0,1/2,3"}, {TensorRole::kGradOutput, "0,1/2,3"}}),
-      Groups({{TensorRole::kInput, "0,2/1,3"}, {TensorRole::kGradOutput, "world"}}),
+      AmaxGroupsOf({{TensorRole::kInput, "0,1/2,3"}, {TensorRole::kGradOutput, "0,1/2,3"}}),
+      AmaxGroupsOf({{TensorRole::kInput, "0,2/1,3"}, {TensorRole::kGradOutput, "world"}}),
       {},
-      Groups({{TensorRole::kInput, "world"}}),
-      Groups({{TensorRole::kInput, "none"}})};
+      AmaxGroupsOf({{TensorRole::kInput, "world"}}),
+      AmaxGroupsOf({{TensorRole::kInput, "none"}})};
   for (const char* recipe : {"fp8_current", "nvfp4:disable_stochastic_rounding=true"}) {
     SCOPED_TRACE(recipe);
     std::vector<Bits> expected;
@@ -162,7 +139,7 @@ TEST(AmaxGroupsOfSessions, InterleavedMicrobatchesKeepTheirOwn) {
 TEST(AmaxGroupsOfSessions, ACallNamesAnotherThanTheSpec) {
   const std::unique_ptr<Engine> engine = NewEngine();
   SessionSpec spec = FourRanks("fp8_current");
-  spec.parallel->amax_groups = Groups({{TensorRole::kInput, "world"}});
+  spec.parallel->amax_groups = AmaxGroupsOf({{TensorRole::kInput, "world"}});
   const auto session = OpenRanks(*engine, spec, Weights(spec));
   const auto group = [&](const AmaxGroups& groups) {
     ForwardStep step = ForwardOn(1, "x", groups);
@@ -170,8 +147,8 @@ TEST(AmaxGroupsOfSessions, ACallNamesAnotherThanTheSpec) {
     return RecordOf(session->Forward(step, nullptr), 0, "fc1.x").amax_group;
   };
   EXPECT_EQ(group({}), "world (ranks 0, 1, 2, 3)");
-  EXPECT_EQ(group(Groups({{TensorRole::kInput, "0,3/1,2"}})), "0,3/1,2 (ranks 0, 3)");
-  EXPECT_EQ(group(Groups({{TensorRole::kInput, "default"}})), "");
+  EXPECT_EQ(group(AmaxGroupsOf({{TensorRole::kInput, "0,3/1,2"}})), "0,3/1,2 (ranks 0, 3)");
+  EXPECT_EQ(group(AmaxGroupsOf({{TensorRole::kInput, "default"}})), "");
   EXPECT_EQ(group({}), "world (ranks 0, 1, 2, 3)");
 }
 
@@ -179,23 +156,13 @@ TEST(AmaxGroupsOfSessions, ACallNamesAnotherThanTheSpec) {
 TEST(AmaxGroupsOfSessions, GroupsOfForwardsInFlightOutliveAFailure) {
   const std::unique_ptr<Engine> engine = NewEngine();
   const AmaxGroups lists =
-      Groups({{TensorRole::kInput, "0,2/1,3"}, {TensorRole::kGradOutput, "0,1/2,3"}});
+      AmaxGroupsOf({{TensorRole::kInput, "0,2/1,3"}, {TensorRole::kGradOutput, "0,1/2,3"}});
   const SessionSpec spec = FourRanks("fp8_current");
   const auto session = OpenRanks(*engine, spec, Weights(spec));
   const auto forward = session->Forward(ForwardOn(1, "0", lists), nullptr);
   EXPECT_FALSE(session->Backward({"none", Uneven(2)}, nullptr).ok());
   EXPECT_EQ(BitsOf(*engine, forward, session->Backward({"0", Uneven(11)}, nullptr)),
             Alone(*engine, "fp8_current", lists, 1));
-}
-
-float AmaxOf(Session& session, const std::string& history) {
-  const auto tensor = session.Find(history, nullptr);
-  EXPECT_TRUE(tensor.ok()) << tensor.status();
-  float largest = 0;
-  for (int64_t i = 0; tensor.ok() && i < tensor->element_count(); ++i) {
-    largest = std::max(largest, tensor->as<float>()[i]);
-  }
-  return largest;
 }
 
 // Whose rows are in the history, by what was put into them.
@@ -219,16 +186,16 @@ TEST(AmaxGroupsOfSessions, DelayedScalingReducesOverTheGroupOfItsForward) {
     SCOPED_TRACE(one.x);
     const auto session = OpenRanks(*engine, spec, Weights(spec));
     const AmaxGroups groups =
-        Groups({{TensorRole::kInput, one.x}, {TensorRole::kGradOutput, one.dy}});
+        AmaxGroupsOf({{TensorRole::kInput, one.x}, {TensorRole::kGradOutput, one.dy}});
     const auto forward = session->Forward(ForwardOn(1, "0", groups), nullptr);
     ASSERT_TRUE(forward.ok()) << forward.status();
     const auto backward = session->Backward({"0", Uneven(2)}, nullptr);
     ASSERT_TRUE(backward.ok()) << backward.status();
     for (size_t rank = 0; rank < 4; ++rank) {
       const std::string prefix = "rank" + std::to_string(rank) + ".fc1.";
-      EXPECT_EQ(AmaxOf(*session, prefix + "input.amax_history"), one.input[rank]) << rank;
+      EXPECT_EQ(LargestOf(*session, prefix + "input.amax_history"), one.input[rank]) << rank;
       // Of a rank without large elements, what the generator gave: less than 6.
-      const float dy = AmaxOf(*session, prefix + "grad_output.amax_history");
+      const float dy = LargestOf(*session, prefix + "grad_output.amax_history");
       EXPECT_EQ(dy < 6 ? 0 : dy, one.grad_output[rank]) << rank;
     }
   }
@@ -241,7 +208,7 @@ TEST(AmaxGroupsOfSessions, ScalesOfHistoriesThatDifferAreFound) {
   SessionSpec spec = LinearLayers("fp8_delayed", {ParallelMode::kColumn});
   spec.optimizer.kind = OptimizerSpec::Kind::kNone;
   spec.parallel = Ranks(2, 1, true);
-  spec.parallel->amax_groups = Groups({{TensorRole::kInput, "none"}});
+  spec.parallel->amax_groups = AmaxGroupsOf({{TensorRole::kInput, "none"}});
   const auto session = OpenRanks(*engine, spec, Weights(spec));
   ASSERT_TRUE(session->Forward(ForwardOn(1, "0"), nullptr).ok());
   ASSERT_TRUE(session->Backward({"0", Uneven(2)}, nullptr).ok());
@@ -261,7 +228,7 @@ TEST(AmaxGroupsOfSessions, HistoriesOfOtherGroupsAreEachRanksOwnInACheckpoint) {
   SessionSpec spec = LinearLayers("fp8_delayed", {ParallelMode::kNone});
   spec.parallel = Ranks(1, 2);
   const auto session = OpenRanks(*engine, spec, Weights(spec));
-  const AmaxGroups none = Groups({{TensorRole::kInput, "none"}});
+  const AmaxGroups none = AmaxGroupsOf({{TensorRole::kInput, "none"}});
   ASSERT_TRUE(session->Forward(ForwardOn(1, "0", none), nullptr).ok());
   ASSERT_TRUE(session->Backward({"0", Uneven(2)}, nullptr).ok());
   ASSERT_TRUE(session->Optimize({}, nullptr).ok());
@@ -291,33 +258,31 @@ void ExpectRefusal(const absl::Status& status, const std::string& begin, const s
 TEST(AmaxGroupsOfSessions, RefusalsNameFieldValueAndRule) {
   const std::unique_ptr<Engine> engine = NewEngine();
   const auto open = [&](SessionSpec spec, TensorRole role, const char* group) {
-    spec.parallel->amax_groups = Groups({{role, group}});
+    spec.parallel->amax_groups = AmaxGroupsOf({{role, group}});
     return OpenSession(*engine, spec, Weights(spec), nullptr, nullptr).status();
   };
   SessionSpec spec = FourRanks("fp8_current");
   ExpectRefusal(open(spec, TensorRole::kInput, "0,1/2"), "parallel.amax_groups[input]: 0,1/2; ",
                 "every rank from 0 to 3 once");
-  SessionSpec quantized = spec;
-  quantized.weights = WeightStorage::kQuantized;
-  ExpectRefusal(open(quantized, TensorRole::kWeight, "world"),
-                "parallel.amax_groups[weight]: world; ", "weights are held quantized");
   ExpectRefusal(open(FourRanks("mxfp8"), TensorRole::kInput, "none"),
                 "parallel.amax_groups[input]: none; ", "has no amax of a whole input tensor");
 
   const auto session = OpenRanks(*engine, spec, Weights(spec));
   ExpectRefusal(
-      session->Forward(ForwardOn(1, "0", Groups({{TensorRole::kInput, "4/0,1,2,3"}})), nullptr)
+      session
+          ->Forward(ForwardOn(1, "0", AmaxGroupsOf({{TensorRole::kInput, "4/0,1,2,3"}})), nullptr)
           .status(),
       "forward.amax_groups[input]: 4/0,1,2,3; ", "every rank from 0 to 3 once");
   EXPECT_EQ(session->step_count(), 0);
 
   const auto one = OpenRanks(*engine, OnOneRank(spec), Weights(spec));
   ExpectRefusal(
-      one->Forward(ForwardOn(1, "0", Groups({{TensorRole::kInput, "world"}})), nullptr).status(),
+      one->Forward(ForwardOn(1, "0", AmaxGroupsOf({{TensorRole::kInput, "world"}})), nullptr)
+          .status(),
       "forward.amax_groups[input]: world; ", "a session of one rank has no groups");
 
   // A recipe that has none of these amaxes.
-  spec.parallel->amax_groups = Groups({{TensorRole::kGradOutput, "world"}});
+  spec.parallel->amax_groups = AmaxGroupsOf({{TensorRole::kGradOutput, "world"}});
   const auto named = OpenRanks(*engine, spec, Weights(spec));
   ExpectRefusal(named->ChangeRecipe(*Recipe::Parse("mxfp8")),
                 "parallel.amax_groups[grad_output]: world; ", "has no amax of a whole");
@@ -333,7 +298,7 @@ TEST(AmaxGroupsOfSessions, ListsOfRanksAreBounded) {
   do {
     std::string text;
     for (const int rank : order) text += (text.empty() ? "" : "/") + std::to_string(rank);
-    ForwardStep step = ForwardOn(1, "0", Groups({{TensorRole::kInput, text}}));
+    ForwardStep step = ForwardOn(1, "0", AmaxGroupsOf({{TensorRole::kInput, text}}));
     step.train = false;
     last = session->Forward(step, nullptr).status();
     if (last.ok()) ++taken;

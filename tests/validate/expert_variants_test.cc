@@ -301,6 +301,64 @@ TEST(ExpertVariants, RefusalsNameTheExpert) {
             "variants[1].parallel)");
 }
 
+AmaxGroups Named(const char* group) {
+  AmaxGroups groups;
+  for (const TensorRole role : {TensorRole::kInput, TensorRole::kGradOutput}) {
+    groups[role] = *ParseAmaxGroup(group);
+  }
+  return groups;
+}
+
+// Copies divide the rows of every expert: under the amaxes of all of them each row has the bits of
+// one rank with all rows.
+TEST(ExpertVariants, CopiesUnderTheAmaxesOfAllRowsHaveTheBitsOfOneRank) {
+  LayerRequest step = Experts({64, 0, 128, 96, 32});
+  // Of each expert's rows the first copy's alone have the largest.
+  for (const int64_t row : {0, 64, 192, 288}) {
+    for (Tensor* const tensor : {&step.x, &step.grad_output}) {
+      tensor->as<uint16_t>()[row * tensor->columns()] = 0x4120;  // 10.
+    }
+  }
+  for (const char* recipe : {"fp8_current", "nvfp4:disable_stochastic_rounding=true"}) {
+    for (const int ranks : {2, 3}) {
+      SCOPED_TRACE(absl::StrCat(recipe, " on ", ranks));
+      ParallelSpec parallel = Ranks(ranks, 2);
+      const RunReport own = RunOk(Twins(step, recipe, parallel));
+      for (const char* group : {"data", "world"}) {
+        parallel.amax_groups = Named(group);
+        const RunReport named = RunOk(Twins(step, recipe, parallel));
+        for (const char* output : {"y", "dx"}) {
+          EXPECT_TRUE(HasBitsOfOneRank(named, output)) << output << " " << group;
+          EXPECT_FALSE(HasBitsOfOneRank(own, output)) << output;
+        }
+      }
+    }
+  }
+}
+
+// Under delayed scaling both copies' states are of all rows, or of each copy's and no common ones.
+TEST(ExpertVariants, DelayedStatesAreOfTheNamedRows) {
+  const LayerRequest step = Experts({64, 0, 128, 96, 32});
+  ParallelSpec parallel = Ranks(2, 2);
+  for (const char* group : {"data", "world", "0,2/1,3"}) {
+    parallel.amax_groups = Named(group);
+    const RunReport report = RunOk(Twins(step, "fp8_delayed", parallel));
+    EXPECT_EQ(report.variants[1].state.size(), report.variants[0].state.size()) << group;
+    for (const NamedTensor& state : report.variants[0].state) {
+      const auto& states = report.variants[1].state;
+      const auto found = std::find_if(states.begin(), states.end(), [&](const NamedTensor& mine) {
+        return mine.name == state.name;
+      });
+      ASSERT_NE(found, states.end()) << state.name;
+      EXPECT_TRUE(SameBits(found->tensor, state.tensor)) << state.name;
+    }
+  }
+  parallel.amax_groups = Named("none");
+  const RunReport report = RunOk(Twins(step, "fp8_delayed", parallel));
+  EXPECT_THAT(report.variants[1].notes,
+              ::testing::Contains(HasSubstr("left out of the state, since ranks differ: input.0")));
+}
+
 TEST(ExpertVariants, Refusals) {
   const auto refusal = [](LayerRequest step, ParallelSpec parallel) {
     const absl::Status status = TryRun(BitwiseTwins(std::move(step), "bf16", parallel)).status();
@@ -341,6 +399,20 @@ TEST(ExpertVariants, Refusals) {
   LayerRequest divided = Experts(kUneven);
   divided.layer.parallel_mode = ParallelMode::kColumn;
   EXPECT_THAT(refusal(divided, Ranks(2)), HasSubstr("every expert is whole on its rank"));
+  // Ranks with other experts have no amaxes in common.
+  const auto of_amaxes = [](const ParallelSpec& parallel, const char* group) {
+    ParallelSpec named = parallel;
+    named.amax_groups = Named(group);
+    return std::string(TryRun(Twins(Experts(kBlocks), "fp8_current", named)).status().message());
+  };
+  for (const char* group : {"world", "0,1"}) {
+    EXPECT_THAT(of_amaxes(Ranks(2), group),
+                HasSubstr(absl::StrCat("variants[1].parallel.amax_groups[input]: ", group,
+                                       "; each expert is whole on its rank, and no two ranks")));
+  }
+  EXPECT_THAT(of_amaxes(Ranks(2, 2), "0,1/2,3"), HasSubstr("no two ranks of a list have the same"));
+  EXPECT_THAT(of_amaxes(Ranks(2, 2), "tensor"), HasSubstr("of which there is 1"));
+  EXPECT_THAT(of_amaxes(Ranks(2), "data"), HasSubstr("of which there is 1"));
   LayerRequest linear;
   linear.x = Normal(1, {32, kIn});
   linear.parameters["weight"] = Normal(2, {kOut, kIn});

@@ -8,8 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/validate/output_report.h"
+#include "kernels/validate/parallel_spec.h"
 #include "kernels/validate/run.h"
 #include "tests/engine/tensor_values.h"
 #include "tests/validate/rank_variants.h"
@@ -73,6 +75,57 @@ TEST(GroupedVariants, RowParallelGradientsHaveTheBitsOfOneRank) {
         EXPECT_TRUE(HasBitsOfOneRank(report, output)) << output;
       }
       EXPECT_THAT(report.variants[1].notes, Contains(HasSubstr("y: a sum over the ranks")));
+    }
+  }
+}
+
+std::vector<std::string> AmaxStages(const std::vector<std::string>& stages) {
+  std::vector<std::string> of_amaxes;
+  for (const std::string& stage : stages) {
+    if (absl::StartsWith(stage, "reduce amax")) of_amaxes.push_back(stage);
+  }
+  return of_amaxes;
+}
+
+// docs/distributed.md section 5: "topology" becomes "yes" where what is divided of every expert has
+// the amax of the whole, by one call for all experts.
+TEST(GroupedVariants, NamedGroupsGiveTheBitsOfOneRank) {
+  struct Case {
+    ParallelMode mode;
+    TensorRole divided;
+    std::vector<std::string> outputs, stages;
+  };
+  const Case cases[] = {
+      {ParallelMode::kColumn,
+       TensorRole::kGradOutput,
+       {"y", "dw.0", "dw.1", "dw.3"},
+       {"reduce amax of weight over tensor", "reduce amax of grad_output over tensor"}},
+      {ParallelMode::kRow,
+       TensorRole::kInput,
+       {"dx", "dw.0", "dw.1", "dw.3"},
+       {"reduce amax of x over tensor", "reduce amax of weight over tensor"}}};
+  for (const char* recipe : {"fp8_current", "nvfp4:disable_stochastic_rounding=true"}) {
+    for (const Case& one : cases) {
+      SCOPED_TRACE(absl::StrCat(recipe, " ", std::string(ParallelModeName(one.mode))));
+      ParallelSpec parallel{.tensor_parallel = 4, .sequence_parallel = true};
+      const RunReport own = RunOk(Twins(Grouped(one.mode), recipe, parallel));
+      parallel.amax_groups = {{TensorRole::kWeight, {AmaxGroup::Kind::kTensor}},
+                              {one.divided, {AmaxGroup::Kind::kTensor}}};
+      const RunReport named = RunOk(Twins(Grouped(one.mode), recipe, parallel));
+      ExpectWholeAndWithinBounds(named);
+      for (const std::string& output : one.outputs) {
+        EXPECT_TRUE(HasBitsOfOneRank(named, output)) << output;
+        EXPECT_FALSE(HasBitsOfOneRank(own, output)) << output;
+      }
+      std::vector<std::string> stages;
+      for (const StageTime& stage : named.variants[1].ranks[3].stages) {
+        stages.push_back(stage.stage);
+      }
+      EXPECT_EQ(AmaxStages(stages), one.stages);
+      const Recipe rule = *Recipe::Parse(recipe);
+      const auto part = OutlineShard(Grouped(one.mode), parallel, rule, 3);
+      ASSERT_TRUE(part.ok()) << part.status();
+      EXPECT_EQ(AmaxStages(LayerStages(*part, rule)), one.stages);
     }
   }
 }
