@@ -149,6 +149,25 @@ TEST(StructureTest, UnnamedNamespacesOfALibraryShareNoNames) {
   EXPECT_GT(owners.size(), 500u);
 }
 
+// Two classes of one name: a program that has both takes one's destructor for the other's.
+TEST(StructureTest, TypesOfHeadersHaveNamesOfTheirOwn) {
+  static const std::regex kDefinition(R"(^(?:class|struct) (\w+)(?: final)?(?: :.*)? \{.*$)");
+  std::map<std::string, std::string> owners;
+  for (const SourceFile& file : ReadSources({".h"})) {
+    // Device code is a library of its own, which shows nothing of them.
+    if (HeightOf(file.path) < 0 || file.path.find("cuda") != std::string::npos) continue;
+    bool is_unnamed = false;
+    for (const std::string& line : file.lines) {
+      if (line == "namespace {") is_unnamed = true;
+      std::smatch match;
+      if (is_unnamed || !std::regex_match(line, match, kDefinition)) continue;
+      const auto [owner, is_first] = owners.try_emplace(match[1], file.path);
+      EXPECT_TRUE(is_first) << file.path << ": " << owner->second << " has " << match[1] << " too";
+    }
+  }
+  EXPECT_GT(owners.size(), 300u);
+}
+
 TEST(StructureTest, FilesStaySmall) {
   for (const SourceFile& file : ReadSources(kCode)) {
     EXPECT_LE(file.lines.size(), 650u) << file.path;
