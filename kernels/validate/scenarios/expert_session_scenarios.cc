@@ -1,4 +1,5 @@
-// Training sessions whose experts are divided over ranks (docs/distributed.md section 9.2).
+// Training sessions whose experts are divided over ranks (docs/distributed.md section 9.2), or
+// their weights (section 2.1).
 #include <map>
 #include <span>
 #include <string>
@@ -6,9 +7,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/comm/comm_faults.h"
 #include "kernels/layer/expert_faults.h"
+#include "kernels/layer/layer_faults.h"
 #include "kernels/training/session_faults.h"
+#include "kernels/training/shard_faults.h"
 #include "kernels/validate/scenarios/expected_copy.h"
+#include "kernels/validate/scenarios/parallel_subject.h"
 #include "kernels/validate/scenarios/rank_session_subject.h"
 #include "kernels/validate/scenarios/scenario_groups.h"
 
@@ -27,6 +32,11 @@ const RowsOfExperts& FewRows() {
 /// Whole blocks of 32 on each of four copies.
 const RowsOfExperts& RowsOfCopies() {
   static const auto& rows = *new RowsOfExperts{128, 0, 256, 128};
+  return rows;
+}
+/// On each of two.
+const RowsOfExperts& RowsOfTwoCopies() {
+  static const auto& rows = *new RowsOfExperts{64, 0, 128, 64};
   return rows;
 }
 
@@ -56,18 +66,30 @@ SessionSpec OnRanks(SessionSpec spec, int ranks, int copies = 1) {
   return spec;
 }
 
-absl::StatusOr<std::map<std::string, Tensor>> MakeExperts(ScenarioContext& context) {
+absl::StatusOr<std::map<std::string, Tensor>> MakeExperts(ScenarioContext& context,
+                                                          int64_t outputs = kExpertOut) {
   std::map<std::string, Tensor> weights;
   for (size_t expert = 0; expert < kExpertCount; ++expert) {
     QG_ASSIGN_OR_RETURN(weights[WeightName(expert)],
                         context.Generate(Distribution::kNormal, 300 + expert, DType::kBF16,
-                                         {kExpertOut, kExpertIn}, 0.125f));
+                                         {outputs, kExpertIn}, 0.125f));
   }
   return weights;
 }
 
-/// Every expert as copies of a network of one linear layer, on its own rows. An expert without rows
-/// is left as it is and has gradients of zero.
+CopiesByHand MakeByHand(Engine& reference, const SessionSpec& spec, const Tensor& weight,
+                        int copies, const CopiesByHand*) {
+  return CopiesByHand(reference, spec, {{"fc.weight", weight}}, copies);
+}
+PlacesByHand MakeByHand(Engine& reference, const SessionSpec& spec, const Tensor& weight,
+                        int copies, const PlacesByHand*) {
+  return PlacesByHand(reference, spec, weight, copies);
+}
+
+/// Every expert as copies of one linear layer, CopiesByHand, or as copies of its parts,
+/// PlacesByHand, on its own rows. An expert without rows is left as it is and has gradients of
+/// zero.
+template <typename LinearByHand = CopiesByHand>
 class ExpertsByHand {
  public:
   ExpertsByHand(Engine& reference, const SessionSpec& spec,
@@ -77,15 +99,17 @@ class ExpertsByHand {
     for (size_t expert = 0; expert < kExpertCount; ++expert) {
       SessionSpec alone = spec;
       alone.layers[0].spec = LayerSpec();
-      CopiesByHand& network = experts_.emplace_back(
-          reference, alone,
-          std::map<std::string, Tensor>{{"fc.weight", weights.at(WeightName(expert))}}, copies);
-      network.DrawAsOneOf(static_cast<uint32_t>(expert), kExpertCount);
+      alone.layers[0].spec.parallel_mode = spec.layers[0].spec.parallel_mode;
+      const Tensor& weight = weights.at(WeightName(expert));
+      weight_shape_ = weight.shape();
+      experts_.push_back(
+          MakeByHand(reference, alone, weight, copies, static_cast<const LinearByHand*>(nullptr)));
+      experts_.back().DrawAsOneOf(static_cast<uint32_t>(expert), kExpertCount);
     }
   }
 
   void GoOnAs(int copies) {
-    for (CopiesByHand& expert : experts_) expert.GoOnAs(copies);
+    for (LinearByHand& expert : experts_) expert.GoOnAs(copies);
   }
 
   absl::StatusOr<NamedOutputs> Forward(const ForwardStep& step) {
@@ -108,7 +132,7 @@ class ExpertsByHand {
       QG_ASSIGN_OR_RETURN(const Tensor dy, RowsOf(step.grad_output, expert, begin));
       Tensor& dw = gradients[absl::StrCat("fc.dw.", expert)];
       if (dy.rows() == 0) {
-        QG_ASSIGN_OR_RETURN(dw, Tensor::Allocate(DType::kBF16, {kExpertOut, kExpertIn}));
+        QG_ASSIGN_OR_RETURN(dw, Tensor::Allocate(DType::kBF16, weight_shape_));
         for (int64_t i = 0; i < dw.element_count(); ++i) SetValue(dw, i, 0.0f);
         continue;
       }
@@ -123,7 +147,7 @@ class ExpertsByHand {
   }
 
   absl::Status Optimize() {
-    for (CopiesByHand& expert : experts_) QG_RETURN_IF_ERROR(expert.Optimize());
+    for (LinearByHand& expert : experts_) QG_RETURN_IF_ERROR(expert.Optimize());
     return absl::OkStatus();
   }
 
@@ -141,7 +165,8 @@ class ExpertsByHand {
 
   Engine& reference_;
   const RowsOfExperts rows_;
-  std::vector<CopiesByHand> experts_;
+  Shape weight_shape_;
+  std::vector<LinearByHand> experts_;
 };
 
 // Gradients that no update has taken yet move with their experts.
@@ -149,8 +174,8 @@ absl::Status CheckExpertTraining(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const auto weights, MakeExperts(context));
   for (const WeightStorage storage : StoragesByHand(context.recipe())) {
     const SessionSpec spec = ExpertSpec(context.recipe(), storage, FewRows());
-    ComparedRanks<ExpertsByHand> training(context, {192, kExpertIn, kExpertOut},
-                                          ExpertsByHand(context.reference(), spec, weights));
+    ComparedRanks<ExpertsByHand<>> training(context, {192, kExpertIn, kExpertOut},
+                                            ExpertsByHand<>(context.reference(), spec, weights));
     QG_RETURN_IF_ERROR(training.session().Open(OnRanks(spec, 4), weights));
     uint64_t seed = 1;
     QG_RETURN_IF_ERROR(training.TrainStep(seed++));
@@ -171,8 +196,8 @@ absl::Status CheckExpertCopies(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const auto weights, MakeExperts(context));
   for (const WeightStorage storage : StoragesByHand(context.recipe())) {
     const SessionSpec spec = ExpertSpec(context.recipe(), storage, RowsOfCopies());
-    ComparedRanks<ExpertsByHand> training(context, {512, kExpertIn, kExpertOut},
-                                          ExpertsByHand(context.reference(), spec, weights, 2));
+    ComparedRanks<ExpertsByHand<>> training(context, {512, kExpertIn, kExpertOut},
+                                            ExpertsByHand<>(context.reference(), spec, weights, 2));
     QG_RETURN_IF_ERROR(training.session().Open(OnRanks(spec, 2, 2), weights));
     uint64_t seed = 1;
     const auto train = [&]() -> absl::Status {
@@ -190,6 +215,44 @@ absl::Status CheckExpertCopies(ScenarioContext& context) {
       QG_RETURN_IF_ERROR(train());
     }
     QG_RETURN_IF_ERROR(training.Forward("last", seed));
+  }
+  return absl::OkStatus();
+}
+
+constexpr int64_t kDividedColumns = 64;  ///< Whole blocks of 32 on each of two ranks.
+
+/// Two updates of two microbatches each by two copies, each of which two ranks divide.
+absl::Status TrainDividedExperts(ScenarioContext& context, ParallelMode mode, bool has_rows,
+                                 WeightStorage storage) {
+  QG_ASSIGN_OR_RETURN(const auto weights, MakeExperts(context, kDividedColumns));
+  SessionSpec spec = ExpertSpec(context.recipe(), storage, RowsOfTwoCopies());
+  spec.layers[0].spec.parallel_mode = mode;
+  spec.parallel.emplace();
+  spec.parallel->tensor_parallel = spec.parallel->data_parallel = 2;
+  spec.parallel->sequence_parallel = has_rows;
+  ComparedRanks<ExpertsByHand<PlacesByHand>> training(
+      context, {256, kExpertIn, kDividedColumns},
+      ExpertsByHand<PlacesByHand>(context.reference(), spec, weights, 2));
+  QG_RETURN_IF_ERROR(training.session().Open(spec, weights));
+  for (const uint64_t seed : {1, 3}) {
+    QG_RETURN_IF_ERROR(training.TrainStep(seed));
+    QG_RETURN_IF_ERROR(training.TrainStep(seed + 1));
+    QG_RETURN_IF_ERROR(training.Optimize());
+  }
+  return training.Forward("last", 5);
+}
+
+absl::Status CheckDividedExperts(ScenarioContext& context) {
+  const std::vector<WeightStorage> storages = StoragesByHand(context.recipe());
+  int64_t run = 0;
+  for (const ParallelMode mode : kParallelModes) {
+    for (const bool has_rows : {false, true}) {
+      context.SetStep(run++);
+      // Either storage with either mode and either division of rows.
+      const bool is_first = (mode == ParallelMode::kColumn) == has_rows;
+      QG_RETURN_IF_ERROR(TrainDividedExperts(context, mode, has_rows,
+                                             is_first ? storages.front() : storages.back()));
+    }
   }
   return absl::OkStatus();
 }
@@ -224,6 +287,22 @@ ScenarioGroup ExpertSessionScenarios() {
                   kFaultCopiesNotDivided},
        .recipes = {"bf16", "fp8_current", "fp8_delayed:amax_history_len=3", "fp8_block", "mxfp8"},
        .run = &CheckExpertCopies});
+  group.scenarios.push_back(
+      {.name = "divided-experts-train-as-their-parts",
+       .invariant =
+           "Copies of experts whose weights are divided over ranks train as copies of each "
+           "expert's parts by themselves, whose partial products are summed in the order "
+           "of the ranks.",
+       .criterion = "y, dx and dw of every expert bit-equal to parts of a linear layer by hand for "
+                    "each on two copies; column- and row-parallel, sequence-parallel and not, an "
+                    "expert without rows; weights quantized and not.",
+       .bug_classes = {},
+       .faults = {kFaultExpertPartialLeft, kFaultGradientOfOtherGroup, kFaultCopiesNotDivided,
+                  kFaultExpertRowsOneOff, kFaultRankOrderLeft, kFaultReduceScatterOwner,
+                  kFaultChunkOrder},
+       .recipes = {"bf16", "fp8_current", "fp8_block", "mxfp8",
+                   "nvfp4:disable_stochastic_rounding=true"},
+       .run = &CheckDividedExperts});
   group.faults = {
       InCode(kFaultExpertGradientsOfCopy,
              "Sums the gradients of experts over the ranks of a copy, which hold others."),

@@ -92,55 +92,8 @@ absl::Status CheckGoingOnElsewhere(ScenarioContext& context) {
 
 // ---- One column-parallel layer on 2 x 2 ranks
 
-constexpr int64_t kDividedIn = 64, kDividedOut = 128, kPlaces = 2;
-
-/// Every place's part of the weight on two copies.
-class PlacesByHand {
- public:
-  PlacesByHand(Engine& reference, const SessionSpec& spec, const Tensor& weight)
-      : reference_(reference) {
-    for (int64_t place = 0; place < kPlaces; ++place) {
-      const auto part = TakeRows(weight, place * kDividedOut / kPlaces, kDividedOut / kPlaces);
-      places_.emplace_back(reference, spec,
-                           std::map<std::string, Tensor>{{"fc.weight", part.value()}}, 2);
-    }
-  }
-
-  absl::StatusOr<NamedOutputs> Forward(const ForwardStep& step) {
-    std::vector<Tensor> columns;
-    for (CopiesByHand& place : places_) {
-      QG_ASSIGN_OR_RETURN(const NamedOutputs outputs, place.Forward(step));
-      columns.push_back(outputs.at("y"));
-    }
-    QG_ASSIGN_OR_RETURN(const Tensor y, reference_.ConcatenateColumns(columns, nullptr));
-    return NamedOutputs{{"y", y}};
-  }
-  absl::StatusOr<NamedOutputs> Backward(const BackwardStep& step) {
-    std::vector<NamedOutputs> partials;
-    std::vector<Tensor> rows;
-    for (size_t place = 0; place < places_.size(); ++place) {
-      BackwardStep part = step;
-      QG_ASSIGN_OR_RETURN(
-          part.grad_output,
-          reference_.Slice(step.grad_output, 1, static_cast<int64_t>(place) * kDividedOut / kPlaces,
-                           kDividedOut / kPlaces, nullptr));
-      QG_ASSIGN_OR_RETURN(const NamedOutputs outputs, places_[place].Backward(part));
-      partials.push_back({{"dx", outputs.at("dx")}});
-      rows.push_back(outputs.at("fc.dw"));
-    }
-    QG_ASSIGN_OR_RETURN(NamedOutputs outputs, SumsOf(partials));
-    QG_ASSIGN_OR_RETURN(outputs["fc.dw"], reference_.ConcatenateRows(rows, nullptr));
-    return outputs;
-  }
-  absl::Status Optimize() {
-    for (CopiesByHand& place : places_) QG_RETURN_IF_ERROR(place.Optimize());
-    return absl::OkStatus();
-  }
-
- private:
-  Engine& reference_;
-  std::vector<CopiesByHand> places_;
-};
+constexpr int64_t kDividedIn = 64, kDividedOut = 128;
+constexpr int kPlaces = 2;
 
 absl::Status CheckGradientGroups(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Tensor weight, context.Generate(Distribution::kNormal, 90, DType::kBF16,
@@ -156,7 +109,7 @@ absl::Status CheckGradientGroups(ScenarioContext& context) {
     spec.parallel->data_parallel = 2;
     spec.parallel->fully_sharded = is_sharded;
     ComparedRanks<PlacesByHand> training(context, {128, kDividedIn, kDividedOut},
-                                         PlacesByHand(context.reference(), spec, weight));
+                                         PlacesByHand(context.reference(), spec, weight, 2));
     QG_RETURN_IF_ERROR(training.session().Open(spec, {{"fc.weight", weight}}));
     // The second update is of what two backwards have added up.
     for (const uint64_t seed : {1, 2}) {

@@ -160,6 +160,77 @@ absl::StatusOr<NamedOutputs> CopiesByHand::Backward(const BackwardStep& step) {
   return outputs;
 }
 
+PlacesByHand::PlacesByHand(Engine& reference, const SessionSpec& spec, const Tensor& weight,
+                           int copies)
+    : reference_(reference), mode_(spec.layers[0].spec.parallel_mode) {
+  const int count = spec.parallel->tensor_parallel;
+  for (int place = 0; place < count; ++place) {
+    const int dim = is_column() ? 0 : 1;
+    const int64_t width = weight.shape()[static_cast<size_t>(dim)] / count;
+    const auto part = reference.Slice(weight, dim, place * width, width, nullptr);
+    places_.emplace_back(reference, spec,
+                         std::map<std::string, Tensor>{{"fc.weight", part.value()}}, copies);
+  }
+}
+
+absl::StatusOr<Tensor> PlacesByHand::ColumnsOf(const Tensor& whole, size_t place) const {
+  const int64_t width = whole.columns() / static_cast<int64_t>(places_.size());
+  return reference_.Slice(whole, 1, static_cast<int64_t>(place) * width, width, nullptr);
+}
+
+absl::StatusOr<Tensor> PlacesByHand::JoinColumns(const std::vector<NamedOutputs>& parts,
+                                                 const std::string& name) const {
+  std::vector<Tensor> columns;
+  for (const NamedOutputs& part : parts) columns.push_back(part.at(name));
+  return reference_.ConcatenateColumns(columns, nullptr);
+}
+
+absl::StatusOr<NamedOutputs> PlacesByHand::Forward(const ForwardStep& step) {
+  std::vector<NamedOutputs> parts;
+  for (size_t place = 0; place < places_.size(); ++place) {
+    ForwardStep own = step;
+    if (!is_column()) {
+      QG_ASSIGN_OR_RETURN(own.x, ColumnsOf(step.x, place));
+    }
+    QG_ASSIGN_OR_RETURN(parts.emplace_back(), places_[place].Forward(own));
+  }
+  if (!is_column()) return SumsOf(parts);
+  QG_ASSIGN_OR_RETURN(const Tensor y, JoinColumns(parts, "y"));
+  return NamedOutputs{{"y", y}};
+}
+
+absl::StatusOr<NamedOutputs> PlacesByHand::Backward(const BackwardStep& step) {
+  std::vector<NamedOutputs> parts, partials;
+  std::vector<Tensor> rows;
+  for (size_t place = 0; place < places_.size(); ++place) {
+    BackwardStep own = step;
+    if (is_column()) {
+      QG_ASSIGN_OR_RETURN(own.grad_output, ColumnsOf(step.grad_output, place));
+    }
+    QG_ASSIGN_OR_RETURN(parts.emplace_back(), places_[place].Backward(own));
+    partials.push_back({{"dx", parts.back().at("dx")}});
+    rows.push_back(parts.back().at("fc.dw"));
+  }
+  NamedOutputs outputs;
+  if (is_column()) {
+    QG_ASSIGN_OR_RETURN(outputs, SumsOf(partials));
+    QG_ASSIGN_OR_RETURN(outputs["fc.dw"], reference_.ConcatenateRows(rows, nullptr));
+    return outputs;
+  }
+  QG_ASSIGN_OR_RETURN(outputs["dx"], JoinColumns(parts, "dx"));
+  QG_ASSIGN_OR_RETURN(outputs["fc.dw"], JoinColumns(parts, "fc.dw"));
+  return outputs;
+}
+
+absl::Status PlacesByHand::Optimize() {
+  for (CopiesByHand& place : places_) QG_RETURN_IF_ERROR(place.Optimize());
+  return absl::OkStatus();
+}
+
+void PlacesByHand::DrawAsOneOf(uint32_t place, uint32_t count) {
+  for (CopiesByHand& part : places_) part.DrawAsOneOf(place, count);
+}
+
 absl::Status CopiesByHand::Optimize() {
   std::vector<NamedOutputs> gradients;
   for (const NetworkByHand& copy : copies_) gradients.push_back(copy.gradients());

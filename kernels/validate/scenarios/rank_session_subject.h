@@ -1,5 +1,5 @@
 // A training session on several ranks, on engines like the one that is looked at, and by hand what
-// it must give: copies of a network that divide the rows of a batch, and experts.
+// it must give: copies of a network that divide the rows of a batch, and parts of a weight.
 #pragma once
 
 #include <functional>
@@ -119,6 +119,32 @@ class CopiesByHand {
 
   Engine& reference_;
   std::vector<NetworkByHand> copies_;
+};
+
+/// docs/distributed.md section 2: one linear layer fc without bias, which the spec's
+/// tensor-parallel ranks divide, by hand: every place's part of the weight on so many copies, and
+/// sums of partial products in the order of the places. Delayed scaling's amaxes are not those of
+/// all places.
+class PlacesByHand {
+ public:
+  PlacesByHand(Engine& reference, const SessionSpec& spec, const Tensor& weight, int copies);
+
+  absl::StatusOr<NamedOutputs> Forward(const ForwardStep& step);
+  absl::StatusOr<NamedOutputs> Backward(const BackwardStep& step);
+  absl::Status Optimize();
+  /// As CopiesByHand's.
+  void DrawAsOneOf(uint32_t place, uint32_t count);
+
+ private:
+  bool is_column() const { return mode_ == ParallelMode::kColumn; }
+  /// A place's columns, as many as every other's.
+  absl::StatusOr<Tensor> ColumnsOf(const Tensor& whole, size_t place) const;
+  absl::StatusOr<Tensor> JoinColumns(const std::vector<NamedOutputs>& parts,
+                                     const std::string& name) const;
+
+  Engine& reference_;
+  const ParallelMode mode_;
+  std::vector<CopiesByHand> places_;
 };
 
 /// How weights can be held that NetworkByHand follows. Under delayed scaling an update of quantized
