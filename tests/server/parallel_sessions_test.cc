@@ -73,6 +73,19 @@ v1::OpenSessionRequest ExpertsRequest(int ranks, int copies = 1) {
   return request;
 }
 
+/// The same experts, whose weights tensor-parallel ranks divide; of each copy all on one rank where
+/// there is 1.
+v1::OpenSessionRequest ExpertWeightsRequest(int ranks, int copies = 1,
+                                            const std::string& mode = "column") {
+  v1::OpenSessionRequest request = ExpertsRequest(1, copies);
+  v1::SessionSpec& spec = *request.mutable_spec();
+  if (ranks == 1) return request;
+  spec.mutable_parallel()->set_tensor_parallel(ranks);
+  spec.mutable_parallel()->set_sequence_parallel(true);
+  spec.mutable_layers(0)->mutable_layer()->set_parallel_mode(mode);
+  return request;
+}
+
 class ParallelSessionsTest : public testing::Test {
  protected:
   explicit ParallelSessionsTest()
@@ -399,9 +412,55 @@ TEST_F(ParallelSessionsTest, DividedExpertsHaveTheBitsOfOneRank) {
   request = OpenRequest(1, 1, "");
   request.mutable_spec()->mutable_parallel()->set_expert_parallel(2);
   ExpectRefused(request, invalid, "spec.parallel.expert_parallel: 2; no layer is a grouped_linear");
+}
+
+// What is no sum over the ranks has the bits of all weights on one rank; of copies, those of whole
+// copies. From a checkpoint on, also where ranks divide the experts themselves.
+TEST_F(ParallelSessionsTest, DividedExpertWeightsHaveTheBitsOfWholeOnes) {
+  for (const int copies : {1, 2}) {
+    const std::string whole = Open(ExpertWeightsRequest(1, copies));
+    const std::string divided = Open(ExpertWeightsRequest(2, copies));
+    const v1::SessionStepResponse forward = Forward(divided);
+    EXPECT_EQ(OutputOf(forward, "y"), OutputOf(Forward(whole), "y"));
+    const v1::SessionStepResponse expected = Backward(whole), backward = Backward(divided);
+    for (const char* name : {"fc.dw.0", "fc.dw.1", "fc.dw.2"}) {
+      EXPECT_EQ(OutputOf(backward, name), OutputOf(expected, name)) << name;
+    }
+    EXPECT_EQ(backward.rank_differences_size(), 0);
+    ASSERT_EQ(backward.ranks_size(), 2 * copies);
+    const v1::RankReport& last = backward.ranks(2 * copies - 1);
+    ASSERT_EQ(last.outputs_size(), 4);
+    EXPECT_EQ(last.outputs(0).name(), "dx");
+    EXPECT_EQ(last.outputs(0).type().shape(0), kRows / (2 * copies));
+    EXPECT_EQ(last.outputs(3).name(), "fc.dw.2");
+    EXPECT_EQ(last.outputs(3).type().shape(0), kWide / 2);
+    std::vector<std::string> stages;
+    for (const v1::StageTime& stage : last.stages()) stages.push_back(stage.stage());
+    EXPECT_THAT(stages, Contains("fc.reduce-scatter dx"));
+    Optimize(divided);
+    Optimize(whole);
+    const std::string digest = Checkpoint(whole).digest().SerializeAsString();
+    EXPECT_EQ(Checkpoint(divided).digest().SerializeAsString(), digest);
+    for (const v1::OpenSessionRequest& elsewhere :
+         {ExpertWeightsRequest(4), ExpertWeightsRequest(2, 2, "row"), ExpertsRequest(3),
+          ExpertsRequest(1), ExpertWeightsRequest(2, copies)}) {
+      v1::Session session;
+      const grpc::Status status = Restore(Checkpoint(divided).digest(), elsewhere.spec(), session);
+      ASSERT_TRUE(status.ok()) << status.error_message();
+      EXPECT_EQ(Checkpoint(session.session_id()).digest().SerializeAsString(), digest);
+    }
+  }
+
+  const auto invalid = grpc::StatusCode::INVALID_ARGUMENT;
+  v1::OpenSessionRequest request = ExpertWeightsRequest(2);
+  request.mutable_spec()->mutable_parallel()->set_expert_parallel(2);
+  ExpectRefused(request, invalid, "spec.parallel.tensor_parallel: 2; with expert_parallel");
+  request = ExpertWeightsRequest(2);
+  request.mutable_spec()->mutable_parallel()->mutable_overlap();
+  ExpectRefused(request, invalid, "every divided layer is a grouped_linear, which communicates");
   request = ExpertsRequest(1);
   request.mutable_spec()->mutable_parallel()->set_tensor_parallel(2);
-  ExpectRefused(request, grpc::StatusCode::UNIMPLEMENTED, "spec.layers[0].layer.kind");
+  ExpectRefused(request, invalid, "no layer has a parallel_mode");
 }
 
 // 2 ranks in each of 2 copies, of which the other places of the experts change no bit; from a
