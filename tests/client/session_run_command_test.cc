@@ -375,6 +375,51 @@ TEST_F(SessionRunTest, DividedExpertsAreHeldAgainstOneRank) {
   EXPECT_THAT(refused.err, HasSubstr("each of the 5 ranks has an expert at least"));
 }
 
+// Parts of all experts' weights on 4 ranks, on 2, on 1 and on 4 again against whole ones: every bit
+// of what is no sum over the ranks.
+TEST_F(SessionRunTest, DividedExpertWeightsAreHeldAgainstOneRank) {
+  const std::string path = Path("expert_weights.json");
+  const auto write = [&](const std::string& restarts) {
+    WriteFile(path, R"({"spec": {"layers": [{"name": "moe", "layer": {"kind": "grouped_linear",
+        "m_splits": [64, 0, 128], "parallel_mode": "column"}}], "weights": "quantized",
+        "masters": "f32", "adam": {"learning_rate": 0.1}}, "rounds": 2,
+        "parameters": {"moe.weight.0": "gen:normal,seed=1,shape=128x32,dtype=bf16",
+                       "moe.weight.1": "gen:normal,seed=2,shape=128x32,dtype=bf16",
+                       "moe.weight.2": "gen:normal,seed=3,shape=128x32,dtype=bf16"},
+        "steps": [)" + Forward("gen:normal,seed=5,shape=192x32,dtype=bf16") +
+                        "," + Backward("gen:normal,seed=6,shape=192x128,dtype=bf16") +
+                        R"(, {"optimize": {}})" + restarts + "]}");
+  };
+  write(R"(, {"restart": {"variants": [1], "parallel": {"tensor_parallel": 2}}},
+           {"restart": {"variants": [1], "parallel": {}}},
+           {"restart": {"variants": [1], "parallel": {"tensor_parallel": 4}}})");
+  const json report = QuantgateJson(
+      {"session", "run", path, "--tp", "4", "--sequence-parallel", "--recipe", "mxfp8"},
+      Where::kServer);
+  EXPECT_EQ(report["variants"][1], "mxfp8 / none / auto / tp4 sp");
+  int compared = 0;
+  for (const json& row : report["tensors"]) {
+    if (row["tensor"] == "dx") continue;  // A sum over ranks.
+    EXPECT_EQ(row["parity"]["equal"], true) << row;
+    ++compared;
+  }
+  // y; three dw; three weights after the update and after each restart: twice.
+  EXPECT_EQ(compared, 2 * (1 + 3 + 3 * 4));
+
+  // Two copies, each of half of every expert's rows.
+  write("");
+  const json copies = QuantgateJson({"session", "run", path, "--tp", "2", "--dp", "2",
+                                     "--sequence-parallel", "--recipe", "mxfp8"},
+                                    Where::kServer);
+  EXPECT_EQ(copies["variants"][1], "mxfp8 / none / auto / tp2 dp2 sp");
+  EXPECT_EQ(Find(copies["tensors"], 1, "y", 1)["parity"]["equal"], true);
+  const ProcessResult refused =
+      Quantgate({"session", "run", path, "--recipe", "mxfp8", "--tp", "3"});
+  EXPECT_EQ(refused.exit_code, 2) << refused.out;
+  EXPECT_THAT(refused.err, HasSubstr("moe.weight.0: dim 0 = 128 of bf16[128x32]; it must be a "
+                                     "multiple of 3"));
+}
+
 // tp 4, 2, 1 and 4 again beside a session on one rank that never stops: the parameters of every
 // update are the same, and so is every checkpoint.
 TEST_F(SessionRunTest, GoesOnFromCheckpointsOnOtherRanks) {
