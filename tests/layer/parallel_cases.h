@@ -13,6 +13,28 @@
 
 namespace quantgate {
 
+/// Under which a rank's part is what that part alone gives on one rank.
+inline constexpr const char* kDividedRecipes[] = {
+    "bf16",
+    "bf16:activation_dtype=f16",
+    "fp8_delayed",
+    "fp8_current",
+    "fp8_current:backward_override=high_precision",
+    "fp8_current:backward_override=dequantized",
+    "fp8_block",
+    "fp8_block:x_block_dim=2,w_block_dim=1,grad_block_dim=1",
+    "fp8_block:backward_override=high_precision",
+    "fp8_block:backward_override=dequantized",
+    "mxfp8",
+    "mxfp8:backward_override=high_precision",
+    "mxfp8:backward_override=dequantized",
+    "nvfp4:disable_stochastic_rounding=true",
+    "nvfp4:disable_stochastic_rounding=true,disable_rht=true",
+    "nvfp4:backward_override=high_precision",
+    "nvfp4:backward_override=dequantized",
+    "nvfp4:disable_rht=true,row_scaled_activation=true,backward_override=dequantized",
+};
+
 struct ParallelSetup {
   int size = 2;
   bool sequence_parallel = false;

@@ -15,27 +15,6 @@
 namespace quantgate {
 namespace {
 
-const char* const kRecipes[] = {
-    "bf16",
-    "bf16:activation_dtype=f16",
-    "fp8_delayed",
-    "fp8_current",
-    "fp8_current:backward_override=high_precision",
-    "fp8_current:backward_override=dequantized",
-    "fp8_block",
-    "fp8_block:x_block_dim=2,w_block_dim=1,grad_block_dim=1",
-    "fp8_block:backward_override=high_precision",
-    "fp8_block:backward_override=dequantized",
-    "mxfp8",
-    "mxfp8:backward_override=high_precision",
-    "mxfp8:backward_override=dequantized",
-    "nvfp4:disable_stochastic_rounding=true",
-    "nvfp4:disable_stochastic_rounding=true,disable_rht=true",
-    "nvfp4:backward_override=high_precision",
-    "nvfp4:backward_override=dequantized",
-    "nvfp4:disable_rht=true,row_scaled_activation=true,backward_override=dequantized",
-};
-
 struct Shape2 {
   int ranks;
   int64_t columns;
@@ -145,7 +124,7 @@ void ExpectRowIsItsShards(const std::string& text, const Shape2& shape, bool seq
 }
 
 TEST(ColumnParallelLinear, IsItsShardsAndTheSumOfTheirDx) {
-  for (const char* recipe : kRecipes) {
+  for (const char* recipe : kDividedRecipes) {
     for (const Shape2& shape : kShapes) {
       for (const bool sequence : {false, true}) ExpectColumnIsItsShards(recipe, shape, sequence);
     }
@@ -153,7 +132,7 @@ TEST(ColumnParallelLinear, IsItsShardsAndTheSumOfTheirDx) {
 }
 
 TEST(RowParallelLinear, IsItsShardsAndTheSumOfTheirYWithOneBias) {
-  for (const char* recipe : kRecipes) {
+  for (const char* recipe : kDividedRecipes) {
     for (const Shape2& shape : kShapes) {
       for (const bool sequence : {false, true}) ExpectRowIsItsShards(recipe, shape, sequence);
     }
