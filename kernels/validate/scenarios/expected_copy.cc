@@ -365,6 +365,21 @@ float ExpectedAmax(const Tensor& source) {
   return amax;
 }
 
+absl::Status ExpectedGroupAmaxes(std::span<const Tensor> tensors, const Quantizer& quantizer,
+                                 QuantizeArguments& arguments) {
+  float rowwise = 0, columnwise = 0;
+  for (const Tensor& tensor : tensors) {
+    rowwise = Larger(rowwise, ExpectedAmax(tensor));
+    if (!quantizer.columnwise.hadamard) continue;
+    QG_ASSIGN_OR_RETURN(const Tensor transformed, ExpectedHadamard(tensor));
+    columnwise = Larger(columnwise, ExpectedAmax(transformed));
+  }
+  if (!quantizer.columnwise.hadamard) columnwise = rowwise;
+  QG_ASSIGN_OR_RETURN(arguments.group_amax_rowwise, Tensor::FromScalar(rowwise));
+  QG_ASSIGN_OR_RETURN(arguments.group_amax_columnwise, Tensor::FromScalar(columnwise));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Tensor> Transposed(const Tensor& tensor) {
   const int64_t rows = tensor.rows(), columns = tensor.columns();
   const int bytes = DTypeBytes(tensor.dtype());

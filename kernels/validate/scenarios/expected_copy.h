@@ -3,6 +3,8 @@
 // (docs/quantizers.md sections 3 to 6).
 #pragma once
 
+#include <span>
+
 #include "absl/status/statusor.h"
 #include "kernels/quantize/quantizer.h"
 
@@ -28,6 +30,10 @@ absl::StatusOr<Tensor> ExpectedHadamard(const Tensor& source);
 
 /// max |x|, NaN ignored; 0 of nothing.
 float ExpectedAmax(const Tensor& source);
+/// Puts the maxima over these tensors into `arguments`, as a group's: of all elements, and where
+/// the quantizer transforms columns of those too.
+absl::Status ExpectedGroupAmaxes(std::span<const Tensor> tensors, const Quantizer& quantizer,
+                                 QuantizeArguments& arguments);
 
 /// One element of a floating-point host tensor, exact; and one rounded to nearest even into it.
 float ValueAt(const Tensor& tensor, int64_t index);

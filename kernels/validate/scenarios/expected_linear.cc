@@ -85,6 +85,9 @@ class LinearByHand {
     if (!operand.quantizer.rowwise.is_quantized() && !operand.quantizer.columnwise.is_quantized()) {
       return operand;
     }
+    if (const auto whole = operands_.wholes.find(role); whole != operands_.wholes.end()) {
+      QG_RETURN_IF_ERROR(ExpectedGroupAmaxes({&whole->second, 1}, operand.quantizer, arguments));
+    }
     QG_ASSIGN_OR_RETURN(operand.codes,
                         ExpectedQuantization(source, operand.quantizer, {true, true}, arguments));
     return operand;

@@ -22,6 +22,8 @@ struct LinearOperands {
   uint64_t seed = 0;
   uint32_t first_call_id = 0;
   std::map<TensorRole, Tensor> scales;  ///< f32 [1], under delayed scaling; 1 where absent.
+  /// Tensors with whose amaxes those of a role are quantized; their own where absent.
+  std::map<TensorRole, Tensor> wholes = {};
 };
 
 /// "y"; "dx", "dw" or "main_grad", and "db" as asked for.

@@ -111,6 +111,9 @@ class ExpertsByHand {
   void GoOnAs(int copies) {
     for (LinearByHand& expert : experts_) expert.GoOnAs(copies);
   }
+  void ShareAmaxes() {
+    for (LinearByHand& expert : experts_) expert.ShareAmaxes();
+  }
 
   absl::StatusOr<NamedOutputs> Forward(const ForwardStep& step) {
     std::vector<Tensor> rows;
@@ -257,6 +260,52 @@ absl::Status CheckDividedExperts(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
+/// Two updates by copies that share the amaxes of their rows.
+template <typename LinearByHand>
+absl::Status TrainUnderSharedAmaxes(ScenarioContext& context, const SessionSpec& spec,
+                                    const std::map<std::string, Tensor>& weights) {
+  ComparedRanks<ExpertsByHand<LinearByHand>> training(
+      context, {256, kExpertIn, kDividedColumns},
+      ExpertsByHand<LinearByHand>(context.reference(), spec, weights, 2));
+  training.by_hand().ShareAmaxes();
+  QG_RETURN_IF_ERROR(training.session().Open(spec, weights));
+  for (const uint64_t seed : {1, 2}) {
+    QG_RETURN_IF_ERROR(training.TrainStep(seed));
+    QG_RETURN_IF_ERROR(training.Optimize());
+  }
+  return training.Forward("last", 3);
+}
+
+/// Ranks that divide experts, over those with the same ones and over all, where an expert that a
+/// rank has not is 0; and ranks that divide their weights.
+absl::Status CheckExpertAmaxes(ScenarioContext& context) {
+  using Kind = AmaxGroup::Kind;
+  QG_ASSIGN_OR_RETURN(const auto weights, MakeExperts(context, kDividedColumns));
+  for (const WeightStorage storage : StoragesByHand(context.recipe())) {
+    const SessionSpec whole = ExpertSpec(context.recipe(), storage, RowsOfTwoCopies());
+    for (const Kind kind : {Kind::kData, Kind::kWorld}) {
+      context.SetStep(static_cast<int64_t>(kind));
+      SessionSpec spec = OnRanks(whole, 2, 2);
+      spec.parallel->amax_groups = {{TensorRole::kInput, {kind}},
+                                    {TensorRole::kWeight, {kind}},
+                                    {TensorRole::kGradOutput, {kind}}};
+      QG_RETURN_IF_ERROR(TrainUnderSharedAmaxes<CopiesByHand>(context, spec, weights));
+    }
+    for (const ParallelMode mode : kParallelModes) {
+      context.SetStep(10 + static_cast<int64_t>(mode));
+      SessionSpec spec = whole;
+      spec.layers[0].spec.parallel_mode = mode;
+      spec.parallel.emplace();
+      spec.parallel->tensor_parallel = spec.parallel->data_parallel = 2;
+      spec.parallel->amax_groups = {{TensorRole::kInput, {Kind::kData}},
+                                    {TensorRole::kWeight, {Kind::kTensor}},
+                                    {TensorRole::kGradOutput, {Kind::kData}}};
+      QG_RETURN_IF_ERROR(TrainUnderSharedAmaxes<PlacesByHand>(context, spec, weights));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 ScenarioGroup ExpertSessionScenarios() {
@@ -303,7 +352,21 @@ ScenarioGroup ExpertSessionScenarios() {
        .recipes = {"bf16", "fp8_current", "fp8_block", "mxfp8",
                    "nvfp4:disable_stochastic_rounding=true"},
        .run = &CheckDividedExperts});
+  group.scenarios.push_back(
+      {.name = "experts-share-the-amax-of-their-rows",
+       .invariant = "Under a named group each expert's rows are quantized under the amax of all of "
+                    "them, whichever rank and copy has them, and no other expert's.",
+       .criterion =
+           "y, dx and dw of every expert bit-equal to copies of a linear layer by hand that "
+           "quantize their rows under the maximum over both copies' by plain loops; over ranks "
+           "with the same experts, over all, and where ranks divide every expert's weight; an "
+           "expert without rows; weights quantized and not.",
+       .faults = {kFaultExpertAmaxPlace, kFaultAmaxNotReduced, kFaultRankZeroAmax},
+       .recipes = {"fp8_current", "nvfp4:disable_stochastic_rounding=true"},
+       .run = &CheckExpertAmaxes});
   group.faults = {
+      InCode(kFaultExpertAmaxPlace,
+             "Puts the amaxes of a rank's experts first among those of all experts."),
       InCode(kFaultExpertGradientsOfCopy,
              "Sums the gradients of experts over the ranks of a copy, which hold others."),
       InCode(kFaultExpertRowsOneOff, "Gives every rank the rows one after its own."),

@@ -41,17 +41,9 @@ absl::StatusOr<QuantizedTensor> QuantizeInGroup(ScenarioContext& context, Rank& 
 /// What the tensor must become: maxima over the tensors of all members by plain loops.
 absl::StatusOr<QuantizedTensor> ExpectedInGroup(ScenarioContext& context, const Tensor& source,
                                                 const std::vector<Tensor>& of_group) {
-  float rowwise = 0, columnwise = 0;
-  for (const Tensor& tensor : of_group) {
-    rowwise = std::max(rowwise, ExpectedAmax(tensor));
-    QG_ASSIGN_OR_RETURN(const Tensor transformed, ExpectedHadamard(tensor));
-    columnwise = std::max(columnwise, ExpectedAmax(transformed));
-  }
   const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kInput);
   QuantizeArguments arguments;
-  QG_ASSIGN_OR_RETURN(arguments.group_amax_rowwise, Tensor::FromScalar(rowwise));
-  QG_ASSIGN_OR_RETURN(arguments.group_amax_columnwise,
-                      Tensor::FromScalar(quantizer.columnwise.hadamard ? columnwise : rowwise));
+  QG_RETURN_IF_ERROR(ExpectedGroupAmaxes(of_group, quantizer, arguments));
   return ExpectedQuantization(source, quantizer, {true, true}, arguments);
 }
 

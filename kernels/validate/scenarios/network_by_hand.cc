@@ -83,6 +83,7 @@ absl::StatusOr<LinearOperands> NetworkByHand::OperandsOf(const SessionLayer& lay
   operands.x = x;
   operands.seed = spec_.seed;
   operands.first_call_id = first_call_id;
+  operands.wholes = wholes_;
   QG_ASSIGN_OR_RETURN(operands.weight, WeightSource(layer.name + ".weight"));
   if (trained_.count(layer.name + ".bias") != 0) {
     QG_ASSIGN_OR_RETURN(operands.bias, ParameterOf(layer.name + ".bias"));
@@ -143,6 +144,9 @@ absl::StatusOr<NamedOutputs> NetworkByHand::Backward(const std::string& microbat
       continue;
     }
     operands.grad_output = gradient;
+    if (const auto whole = wholes_.find(TensorRole::kGradOutput); whole != wholes_.end()) {
+      operands.wholes[TensorRole::kGradOutput] = whole->second;
+    }
     if (flight.recipe.is_delayed()) {
       HistoryModel& history = HistoryOf(layer, TensorRole::kGradOutput);
       QG_ASSIGN_OR_RETURN(operands.scales[TensorRole::kGradOutput],

@@ -43,6 +43,11 @@ class NetworkByHand {
   }
   /// From now on passes note their amaxes, and somebody else updates the histories.
   void LeaveUpdates() { leaves_updates_ = true; }
+  /// From now on what the one layer quantizes of the role is under the amaxes of this tensor, of
+  /// which it is a part.
+  void TakeAmaxesOf(TensorRole role, const Tensor& whole) { wholes_[role] = whole; }
+  /// What a weight is quantized from.
+  absl::StatusOr<Tensor> WeightSource(const std::string& name) const;
   /// What backwards have added up since the last update, by parameter, and what the next update
   /// takes in its place.
   NamedOutputs gradients() const;
@@ -69,12 +74,12 @@ class NetworkByHand {
                                             uint32_t first_call_id) const;
   HistoryModel& HistoryOf(const SessionLayer& layer, TensorRole role);
   absl::Status AddGradient(const std::string& parameter, const Tensor& gradient);
-  absl::StatusOr<Tensor> WeightSource(const std::string& name) const;
   void Update(Trained& trained);
 
   Engine& reference_;
   const SessionSpec spec_;
   Recipe recipe_;
+  std::map<TensorRole, Tensor> wholes_;  ///< TakeAmaxesOf.
   uint32_t next_call_id_ = 0;
   uint32_t call_ids_between_ = 0;
   int64_t optimizer_steps_ = 0;

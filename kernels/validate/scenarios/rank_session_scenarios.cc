@@ -95,19 +95,30 @@ absl::Status CheckGoingOnElsewhere(ScenarioContext& context) {
 constexpr int64_t kDividedIn = 64, kDividedOut = 128;
 constexpr int kPlaces = 2;
 
+/// One column-parallel layer on 2 x 2 ranks.
+SessionSpec DividedSpec(const Recipe& recipe, WeightStorage weights, bool is_sharded) {
+  SessionSpec spec = ShardedSpec(recipe, weights);
+  spec.layers.resize(1);
+  spec.layers[0].name = "fc";
+  spec.layers[0].spec.parallel_mode = ParallelMode::kColumn;
+  spec.parallel.emplace();
+  spec.parallel->tensor_parallel = kPlaces;
+  spec.parallel->data_parallel = 2;
+  spec.parallel->fully_sharded = is_sharded;
+  return spec;
+}
+
+absl::StatusOr<Tensor> MakeDividedWeight(ScenarioContext& context) {
+  return context.Generate(Distribution::kNormal, 90, DType::kBF16, {kDividedOut, kDividedIn},
+                          0.125f);
+}
+
 absl::Status CheckGradientGroups(ScenarioContext& context) {
-  QG_ASSIGN_OR_RETURN(const Tensor weight, context.Generate(Distribution::kNormal, 90, DType::kBF16,
-                                                            {kDividedOut, kDividedIn}, 0.125f));
+  QG_ASSIGN_OR_RETURN(const Tensor weight, MakeDividedWeight(context));
   for (const bool is_sharded : {false, true}) {
     context.SetStep(is_sharded ? 1 : 0);
-    SessionSpec spec = ShardedSpec(context.recipe(), WeightStorage::kHighPrecision);
-    spec.layers.resize(1);
-    spec.layers[0].name = "fc";
-    spec.layers[0].spec.parallel_mode = ParallelMode::kColumn;
-    spec.parallel.emplace();
-    spec.parallel->tensor_parallel = kPlaces;
-    spec.parallel->data_parallel = 2;
-    spec.parallel->fully_sharded = is_sharded;
+    const SessionSpec spec =
+        DividedSpec(context.recipe(), WeightStorage::kHighPrecision, is_sharded);
     ComparedRanks<PlacesByHand> training(context, {128, kDividedIn, kDividedOut},
                                          PlacesByHand(context.reference(), spec, weight, 2));
     QG_RETURN_IF_ERROR(training.session().Open(spec, {{"fc.weight", weight}}));
@@ -118,6 +129,30 @@ absl::Status CheckGradientGroups(ScenarioContext& context) {
       QG_RETURN_IF_ERROR(training.Optimize());
     }
     QG_RETURN_IF_ERROR(training.TrainStep(4));
+  }
+  return absl::OkStatus();
+}
+
+// Rows of the part of a weight have to be of a group with all of them.
+absl::Status CheckHeldWeightAmaxes(ScenarioContext& context) {
+  QG_ASSIGN_OR_RETURN(const Tensor weight, MakeDividedWeight(context));
+  for (const bool is_sharded : {false, true}) {
+    context.SetStep(is_sharded ? 1 : 0);
+    SessionSpec spec = DividedSpec(context.recipe(), WeightStorage::kQuantized, is_sharded);
+    using Kind = AmaxGroup::Kind;
+    spec.parallel->amax_groups = {
+        {TensorRole::kInput, {Kind::kData}},
+        {TensorRole::kWeight, {is_sharded ? Kind::kWorld : Kind::kTensor}},
+        {TensorRole::kGradOutput, {Kind::kData}}};
+    ComparedRanks<PlacesByHand> training(context, {128, kDividedIn, kDividedOut},
+                                         PlacesByHand(context.reference(), spec, weight, 2));
+    training.by_hand().ShareAmaxes();
+    QG_RETURN_IF_ERROR(training.session().Open(spec, {{"fc.weight", weight}}));
+    for (const uint64_t seed : {1, 2}) {
+      QG_RETURN_IF_ERROR(training.TrainStep(seed));
+      QG_RETURN_IF_ERROR(training.Optimize());
+    }
+    QG_RETURN_IF_ERROR(training.TrainStep(3));
   }
   return absl::OkStatus();
 }
@@ -163,7 +198,20 @@ ScenarioGroup RankSessionScenarios() {
        .faults = {kFaultGradientOfOtherGroup, kFaultGradientSummedTwice},
        .recipes = {"bf16", "fp8_current", "mxfp8"},
        .run = &CheckGradientGroups});
+  group.scenarios.push_back(
+      {.name = "held-weights-follow-their-group",
+       .invariant =
+           "Weights that are held quantized are quantized under the amax of the group that "
+           "the session names, when it opens and after every update.",
+       .criterion = "y, dx and dw of a column-parallel layer on 2 x 2 ranks bit-equal to its parts "
+                    "by hand on two copies, each under the amaxes of the whole weight and of both "
+                    "copies' rows by plain loops; rows of each weight and all of it.",
+       .faults = {kFaultUpdateForgetsGroup, kFaultAmaxNotReduced, kFaultShardAmaxAlone},
+       .recipes = {"fp8_current", "nvfp4:disable_stochastic_rounding=true"},
+       .run = &CheckHeldWeightAmaxes});
   group.faults = {
+      InCode(kFaultUpdateForgetsGroup,
+             "Quantizes weights after an update under each rank's own amax."),
       InCode(kFaultGatheredOnce, "Takes in every forward the weight that the first one gathered."),
       InCode(kFaultBackwardGathersLive,
              "Gathers for backward the rows as an update has left them since their forward."),

@@ -111,6 +111,10 @@ void CopiesByHand::DrawAsOneOf(uint32_t place, uint32_t count) {
   for (NetworkByHand& copy : copies_) copy.DrawAsOneOf(place, count);
 }
 
+void CopiesByHand::TakeAmaxesOf(TensorRole role, const Tensor& whole) {
+  for (NetworkByHand& copy : copies_) copy.TakeAmaxesOf(role, whole);
+}
+
 void CopiesByHand::GoOnAs(int copies) {
   std::vector<NetworkByHand> next(static_cast<size_t>(copies), copies_[0]);
   copies_.swap(next);
@@ -131,6 +135,7 @@ void CopiesByHand::UpdateHistories(bool of_gradients) {
 }
 
 absl::StatusOr<NamedOutputs> CopiesByHand::Forward(const ForwardStep& step) {
+  if (shares_amaxes_) TakeAmaxesOf(TensorRole::kInput, step.x);
   std::vector<Tensor> rows;
   for (int copy = 0; copy < count(); ++copy) {
     QG_ASSIGN_OR_RETURN(const Tensor x, RowPart(step.x, copy, count()));
@@ -144,6 +149,7 @@ absl::StatusOr<NamedOutputs> CopiesByHand::Forward(const ForwardStep& step) {
 }
 
 absl::StatusOr<NamedOutputs> CopiesByHand::Backward(const BackwardStep& step) {
+  if (shares_amaxes_) TakeAmaxesOf(TensorRole::kGradOutput, step.grad_output);
   std::vector<Tensor> rows;
   std::vector<NamedOutputs> gradients;
   for (int copy = 0; copy < count(); ++copy) {
@@ -185,7 +191,25 @@ absl::StatusOr<Tensor> PlacesByHand::JoinColumns(const std::vector<NamedOutputs>
   return reference_.ConcatenateColumns(columns, nullptr);
 }
 
+void PlacesByHand::ShareAmaxes() {
+  shares_amaxes_ = true;
+  for (CopiesByHand& place : places_) place.ShareAmaxes();
+}
+
+absl::Status PlacesByHand::ShareAmaxOfWeight() {
+  std::vector<Tensor> parts;
+  for (const CopiesByHand& place : places_) {
+    QG_ASSIGN_OR_RETURN(parts.emplace_back(), place.WeightSource("fc.weight"));
+  }
+  QG_ASSIGN_OR_RETURN(const Tensor whole, is_column()
+                                              ? reference_.ConcatenateRows(parts, nullptr)
+                                              : reference_.ConcatenateColumns(parts, nullptr));
+  for (CopiesByHand& place : places_) place.TakeAmaxesOf(TensorRole::kWeight, whole);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<NamedOutputs> PlacesByHand::Forward(const ForwardStep& step) {
+  if (shares_amaxes_) QG_RETURN_IF_ERROR(ShareAmaxOfWeight());
   std::vector<NamedOutputs> parts;
   for (size_t place = 0; place < places_.size(); ++place) {
     ForwardStep own = step;

@@ -112,6 +112,14 @@ class CopiesByHand {
   void GoOnAs(int copies);
   /// As NetworkByHand's; every copy draws the same random numbers.
   void DrawAsOneOf(uint32_t place, uint32_t count);
+  /// From now on every copy quantizes its rows of x and of grad_output under the amaxes of all
+  /// copies'. Of one layer.
+  void ShareAmaxes() { shares_amaxes_ = true; }
+  /// As NetworkByHand's, which every copy is.
+  void TakeAmaxesOf(TensorRole role, const Tensor& whole);
+  absl::StatusOr<Tensor> WeightSource(const std::string& name) const {
+    return copies_[0].WeightSource(name);
+  }
 
  private:
   void UpdateHistories(bool of_gradients);
@@ -119,6 +127,7 @@ class CopiesByHand {
 
   Engine& reference_;
   std::vector<NetworkByHand> copies_;
+  bool shares_amaxes_ = false;
 };
 
 /// docs/distributed.md section 2: one linear layer fc without bias, which the spec's
@@ -134,8 +143,11 @@ class PlacesByHand {
   absl::Status Optimize();
   /// As CopiesByHand's.
   void DrawAsOneOf(uint32_t place, uint32_t count);
+  /// Likewise; and places share those of their parts of the weight.
+  void ShareAmaxes();
 
  private:
+  absl::Status ShareAmaxOfWeight();
   bool is_column() const { return mode_ == ParallelMode::kColumn; }
   /// A place's columns, as many as every other's.
   absl::StatusOr<Tensor> ColumnsOf(const Tensor& whole, size_t place) const;
@@ -145,6 +157,7 @@ class PlacesByHand {
   Engine& reference_;
   const ParallelMode mode_;
   std::vector<CopiesByHand> places_;
+  bool shares_amaxes_ = false;
 };
 
 /// How weights can be held that NetworkByHand follows. Under delayed scaling an update of quantized

@@ -90,7 +90,10 @@ const std::vector<RankSubject>& RankSubjects() {
       {"D39",
        "ten steps of two layers, overlapped, under every recipe",
        {"overlapped-training-follows-its-topology"}},
-      {"D40", "an amax of yet another group", {"group-amax-over-named-group"}},
+      {"D40",
+       "an amax of yet another group",
+       {"group-amax-over-named-group", "experts-share-the-amax-of-their-rows",
+        "held-weights-follow-their-group"}},
   };
   return subjects;
 }
@@ -100,7 +103,8 @@ const std::vector<RankMutation>& RankMutations() {
       {"the group of another call",
        {"group-swapped", "backward-uses-last-group", "gradient-summed-over-other-group",
         "expert-gradients-summed-in-copy"}},
-      {"an amax that is not reduced", {"amax-not-reduced", "shard-amax-not-reduced"}},
+      {"an amax that is not reduced",
+       {"amax-not-reduced", "shard-amax-not-reduced", "amax-group-forgotten-by-update"}},
       {"an amax reduced over the world", {"amax-reduced-over-world"}},
       {"the first rank's scale for all", {"rank0-scale-broadcast"}},
       {"interleaved lines left as they came", {"gather-interleave-left"}},
