@@ -47,6 +47,11 @@ function(quantgate_cuda_library name)
     "$<$<COMPILE_LANGUAGE:CXX>:${QUANTGATE_COMPILE_OPTIONS}>"
     "$<$<COMPILE_LANGUAGE:CUDA>:${QUANTGATE_CUDA_OPTIONS}>")
   target_link_libraries(${name} PUBLIC ${ARG_DEPS} CUDA::cudart_static)
+  # Several host sources at once, and each kernel source alone: names in those are their own.
+  set(device_sources ${ARG_SOURCES})
+  list(FILTER device_sources INCLUDE REGEX "\\.cu$")
+  set_source_files_properties(${device_sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  quantgate_one_shot(${name})
 endfunction()
 
 # quantgate_cuda_test(NAME SOURCES ... DEPS ...): a test that needs a device. It is built everywhere and labelled cuda;

@@ -36,6 +36,16 @@ function(quantgate_test name)
   endif()
 endfunction()
 
+# quantgate_test_library(NAME SOURCES ... DEPS ...): what several tests share, compiled once.
+function(quantgate_test_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_compile_options(${name} PRIVATE ${QUANTGATE_COMPILE_OPTIONS})
+  target_compile_definitions(${name} PRIVATE QUANTGATE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  target_link_libraries(${name} PUBLIC ${ARG_DEPS} GTest::gmock)
+  quantgate_one_shot_test(${name})
+endfunction()
+
 # quantgate_benchmark(NAME SOURCES ... DEPS ...): Google Benchmark program under build/*/bench.
 function(quantgate_benchmark name)
   if(NOT QUANTGATE_BENCHMARKS)
