@@ -250,6 +250,45 @@ TEST_F(ParallelCommandTest, CopiesOfExpertsSumTheirGradients) {
                     HasSubstr("a sum over the ranks that hold the expert, rank_asc_fp32")));
 }
 
+// docs/distributed.md section 4.1: rows of every expert on two copies under the amax of all.
+TEST_F(ParallelCommandTest, CopiesOfExpertsShareTheAmaxOfTheirRows) {
+  const Arguments experts = {"--ep",
+                             "2",
+                             "--dp",
+                             "2",
+                             "--layer",
+                             "grouped_linear",
+                             "--m-splits",
+                             "64,128",
+                             "--input",
+                             "gen:normal,shape=192x64",
+                             "--grad-output",
+                             "gen:normal,seed=2,shape=192x96",
+                             "--weight",
+                             "gen:normal,seed=3,shape=96x64",
+                             "--weight",
+                             "gen:normal,seed=4,shape=96x64",
+                             "--recipe",
+                             "fp8_current",
+                             "--requires-grad",
+                             "x"};
+  const Arguments named = {"--amax-group", "input=data", "--amax-group", "grad_output=data"};
+  EXPECT_EQ(Quantgate(Arguments{"verify"} + experts).exit_code, 1);
+  const ProcessResult result = Quantgate(Arguments{"verify"} + experts + named);
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("PASS"), HasSubstr("ep2 dp2 amax:input=data,grad_output=data"),
+                    HasSubstr("data (ranks 1, 3)"), HasSubstr("reduce amax of x over data")));
+  const Json run = QuantgateJson(Arguments{"run"} + experts + named)["run"];
+  EXPECT_THAT(run["reproduce"].get<std::string>(),
+              HasSubstr(" --ep 2 --dp 2 --amax-group input=data --amax-group grad_output=data "));
+  const ProcessResult apart =
+      Quantgate(Arguments{"run"} + experts + Arguments{"--amax-group", "input=0,1/2,3"});
+  EXPECT_EQ(apart.exit_code, 2);
+  EXPECT_THAT(apart.err,
+              HasSubstr("amax_groups[input]: 0,1/2,3; each expert is whole on its rank"));
+}
+
 /// The words of a command that a report prints, without the program's name; none needs quotes.
 Arguments WordsOf(const Json& run) {
   std::istringstream words(run["reproduce"].get<std::string>());

@@ -406,8 +406,24 @@ TEST_F(SessionRunTest, DividedExpertWeightsAreHeldAgainstOneRank) {
   // y; three dw; three weights after the update and after each restart: twice.
   EXPECT_EQ(compared, 2 * (1 + 3 + 3 * 4));
 
-  // Two copies, each of half of every expert's rows.
+  // Per-tensor scales too, where each expert's parts have the amaxes of the whole: the weights',
+  // which are held quantized, after every update.
   write("");
+  const std::vector<std::string> by_tensor = {
+      "session",           "run", path, "--tp", "4", "--recipe", "fp8_current", "--amax-group",
+      "grad_output=tensor"};
+  const auto count_equal = [&](const std::vector<std::string>& more) {
+    int equal = 0;
+    const json of_groups = QuantgateJson(by_tensor + more, Where::kServer);
+    for (const json& row : of_groups["tensors"]) {
+      equal += row["tensor"] != "dx" && row["parity"]["equal"] == true ? 1 : 0;
+    }
+    return equal;
+  };
+  EXPECT_EQ(count_equal({"--amax-group", "weight=tensor"}), 2 * (1 + 3 + 3));
+  EXPECT_LT(count_equal({}), 2 * (1 + 3 + 3));
+
+  // Two copies, each of half of every expert's rows.
   const json copies = QuantgateJson({"session", "run", path, "--tp", "2", "--dp", "2",
                                      "--sequence-parallel", "--recipe", "mxfp8"},
                                     Where::kServer);

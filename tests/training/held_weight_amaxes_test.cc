@@ -159,6 +159,31 @@ TEST(HeldWeightAmaxes, TheGroupIsTheSessionsWhateverForwardsName) {
   }
 }
 
+// An update notes the amax of the codes that it makes, and the next forward reduces it: over all
+// ranks, or over the session's group. Row 0 of a history is rolled away.
+TEST(HeldWeightAmaxes, DelayedScalingReducesThemInForward) {
+  const auto engine = MakeCpuEngine({.threads = 1});
+  const SessionSpec spec = Held("fp8_delayed", ParallelMode::kColumn);
+  struct Case {
+    const char* group;
+    std::vector<float> of_rank;  ///< A quarter of the rows on each.
+  };
+  const Case cases[] = {{"default", {18, 18, 18, 18}},
+                        {"tensor", {18, 18, 18, 18}},
+                        {"none", {6, 10, 14, 18}},
+                        {"0,1/2,3", {10, 10, 18, 18}}};
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.group);
+    const AmaxGroups groups = AmaxGroupsOf({{TensorRole::kWeight, one.group}});
+    const auto session = OpenRanks(*engine, OnRanks(spec, Ranks(4), groups), Weight());
+    ASSERT_TRUE(session->Forward(Batch(10), nullptr).ok());
+    for (size_t rank = 0; rank < 4; ++rank) {
+      EXPECT_EQ(LargestOf(*session, absl::StrCat("rank", rank, ".fc1.weight.amax_history")),
+                one.of_rank[rank]);
+    }
+  }
+}
+
 // Rows of a divided weight on copies of the ranks: under the amax of all of it, as whole copies.
 TEST(HeldWeightAmaxes, ShardedCopiesTakeALargerGroup) {
   const auto engine = MakeCpuEngine({.threads = 1});
