@@ -1,7 +1,5 @@
 #include "kernels/layer/expert_amaxes.h"
 
-#include <utility>
-
 #include "kernels/layer/amax_reduction.h"
 
 namespace quantgate {
