@@ -30,25 +30,25 @@ std::string TestName(const std::string& scenario) {
 
 class ScenariosTest : public testing::TestWithParam<const Scenario*> {};
 
-TEST_P(ScenariosTest, Holds) {
-  const ScenarioResult result = RunScenario(TheEngine(), *GetParam(), nullptr, nullptr);
-  EXPECT_TRUE(IsGood(result)) << ScenarioOutcomeName(result.outcome) << ": " << FirstOf(result);
-}
-
-TEST_P(ScenariosTest, CatchesItsFaults) {
+TEST_P(ScenariosTest, HoldsAndCatchesItsFaults) {
   const ScenarioLibrary library = BuiltInScenarios();
-  int faults = 0;
-  const auto status = RunScenarios(TheEngine(), library, {GetParam()}, true, nullptr,
-                                   {[](const ScenarioResult&) {},
-                                    [&](const FaultResult& result) {
-                                      ++faults;
-                                      EXPECT_TRUE(IsGood(result))
-                                          << result.fault << ": " << result.message;
-                                      if (result.outcome == FaultOutcome::kCaught) {
-                                        EXPECT_FALSE(result.first.tensor.empty()) << result.fault;
-                                      }
-                                    }});
+  int scenarios = 0, faults = 0;
+  const auto status =
+      RunScenarios(TheEngine(), library, {GetParam()}, true, nullptr,
+                   {[&](const ScenarioResult& result) {
+                      ++scenarios;
+                      EXPECT_TRUE(IsGood(result))
+                          << ScenarioOutcomeName(result.outcome) << ": " << FirstOf(result);
+                    },
+                    [&](const FaultResult& result) {
+                      ++faults;
+                      EXPECT_TRUE(IsGood(result)) << result.fault << ": " << result.message;
+                      if (result.outcome == FaultOutcome::kCaught) {
+                        EXPECT_FALSE(result.first.tensor.empty()) << result.fault;
+                      }
+                    }});
   EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(scenarios, 1);
   EXPECT_EQ(faults, static_cast<int>(GetParam()->faults.size()));
 }
 
