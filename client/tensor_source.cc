@@ -65,7 +65,7 @@ absl::StatusOr<v1::TensorSource> TensorSources::Place(const std::string& what,
                                                       const Tensor& tensor) {
   v1::TensorSource source;
   if (placement_ == Placement::kInlineWhenSmall &&
-      tensor.byte_size() <= static_cast<size_t>(kInlineBytesMax)) {
+      tensor.byte_size() <= static_cast<size_t>(kInlineTensorBytesMax)) {
     v1::InlineTensor& inline_tensor = *source.mutable_inline_();
     *inline_tensor.mutable_type() = DescriptorOf(tensor);
     inline_tensor.set_data(tensor.data(), tensor.byte_size());

@@ -19,7 +19,7 @@ enum class Placement { kStored, kInlineWhenSmall };
 
 /// Tensors up to this size travel inside a request. A request may carry a handful within the
 /// message cap of 4 MiB.
-inline constexpr int64_t kInlineBytesMax = 256 << 10;
+inline constexpr int64_t kInlineTensorBytesMax = 256 << 10;
 
 class TensorSources {
  public:
