@@ -52,18 +52,11 @@ struct FailingServer {
     };
   }};
 
-  /// The last event of a run; its status where it was refused.
   grpc::Status Execute(v1::RunFinished& finished) {
     v1::ExecuteRequest request;
     *request.mutable_spec() = LinearSpec(32, 48, 64);
     *request.mutable_spec()->add_variants() = MakeVariant("fp8_current", "none", "cublaslt");
-    grpc::ClientContext context;
-    const auto reader = server.engine().Execute(&context, request);
-    v1::RunEvent event;
-    while (reader->Read(&event)) {
-    }
-    finished = event.finished();
-    return reader->Finish();
+    return ExecuteToEnd(server, request, finished);
   }
 
   grpc::Status Gemm() {

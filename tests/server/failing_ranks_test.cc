@@ -62,14 +62,10 @@ class FailingRanksTest : public testing::TestWithParam<TroubleCase> {
   v1::RunFinished Execute() {
     v1::ExecuteRequest request;
     *request.mutable_spec() = Spec();
-    grpc::ClientContext context;
-    const auto reader = server_.engine().Execute(&context, request);
-    v1::RunEvent event;
-    while (reader->Read(&event)) {
-    }
-    const grpc::Status status = reader->Finish();
+    v1::RunFinished finished;
+    const grpc::Status status = ExecuteToEnd(server_, request, finished);
     EXPECT_TRUE(status.ok()) << status.error_message();
-    return event.finished();
+    return finished;
   }
 
   grpc::Status Step(v1::SessionStepRequest request, int step, v1::SessionStepResponse& response) {

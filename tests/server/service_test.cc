@@ -221,12 +221,8 @@ TEST(HttpTest, MetricsExistFromTheStartAndCount) {
   *request.mutable_spec() = LinearSpec(32, 48, 64);
   *request.mutable_spec()->add_variants() = MakeVariant("fp8_current", "dequantized", "sm90");
   {
-    grpc::ClientContext context;
-    const auto reader = server.engine().Execute(&context, request);
-    v1::RunEvent event;
-    while (reader->Read(&event)) {
-    }
-    ASSERT_TRUE(reader->Finish().ok());
+    v1::RunFinished finished;
+    ASSERT_TRUE(ExecuteToEnd(server, request, finished).ok());
   }
   {
     v1::QuantizeResponse response;

@@ -44,13 +44,7 @@ struct StuckServer {
     spec.mutable_step()->mutable_layer()->set_parallel_mode("row");
     *spec.add_variants() = MakeVariant("bf16", "none", "");
     spec.mutable_variants(0)->mutable_parallel()->set_tensor_parallel(2);
-    grpc::ClientContext context;
-    const auto reader = server.engine().Execute(&context, request);
-    v1::RunEvent event;
-    while (reader->Read(&event)) {
-    }
-    finished = event.finished();
-    return reader->Finish();
+    return ExecuteToEnd(server, request, finished);
   }
 };
 

@@ -169,6 +169,17 @@ double MetricValue(const std::string& text, const std::string& series) {
   return at == std::string::npos ? -1 : std::stod(text.substr(at + series.size() + 2));
 }
 
+grpc::Status ExecuteToEnd(TestServer& server, const v1::ExecuteRequest& request,
+                          v1::RunFinished& finished) {
+  grpc::ClientContext context;
+  const auto reader = server.engine().Execute(&context, request);
+  v1::RunEvent event;
+  while (reader->Read(&event)) {
+  }
+  finished = event.finished();
+  return reader->Finish();
+}
+
 v1::TensorSource Generated(const std::string& distribution, uint64_t seed, const std::string& dtype,
                            const std::vector<int64_t>& shape) {
   v1::TensorSource source;

@@ -89,6 +89,10 @@ WriteOutcome WriteMessages(v1::Blobs::Stub& blobs, const std::vector<v1::WriteRe
 grpc::Status ReadBlob(v1::Blobs::Stub& blobs, const v1::Digest& digest, int64_t offset,
                       int64_t limit, std::string* bytes);
 
+/// Executes a run to its end. `finished`: of its last event; empty where the status says why not.
+grpc::Status ExecuteToEnd(TestServer& server, const v1::ExecuteRequest& request,
+                          v1::RunFinished& finished);
+
 v1::TensorSource Generated(const std::string& distribution, uint64_t seed, const std::string& dtype,
                            const std::vector<int64_t>& shape);
 v1::TensorSource Inline(const std::string& dtype, const std::vector<int64_t>& shape,
