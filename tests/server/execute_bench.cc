@@ -1,6 +1,6 @@
 // What a run through the service takes beyond the work on its device: a linear layer under
-// fp8_current, forward and backward, from tensors that the device has, over loopback and the client
-// library's connection. Per size,
+// fp8_current, forward and backward, from tensors that the device has, over TCP loopback and over a
+// Unix socket, with the client library's connection, the client in a process of its own. Per size,
 // medians of
 //  - the client's time from the request to the end of the stream, in parts that follow each other;
 //  - the engine's calls within it, which on the CPU are the work;
@@ -24,11 +24,11 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
-#include "client/connection.h"
 #include "kernels/engine/deferred_reports.h"
 #include "kernels/engine/forwarding_engine.h"
 #include "server/allocator.h"
 #include "server/device.h"
+#include "tests/server/client_process.h"
 #include "tests/server/device_activity.h"
 #include "tests/server/test_server.h"
 
@@ -156,36 +156,6 @@ constexpr char kClient[] = "until the client has it";
 constexpr char kInCalls[] = "inside the engine's calls";
 constexpr char kBusy[] = "the device worked";
 
-/// When the client had what.
-struct Arrivals {
-  Clock::time_point begin, accepted, finished, end;
-  v1::VariantReport report;
-  double seconds_of_report = 0;
-};
-
-/// Nothing where the run failed.
-std::optional<Arrivals> Execute(v1::Engine::Stub& engine, v1::ExecuteRequest& request) {
-  Arrivals arrivals;
-  request.set_request_id(NewRequestId());  // As the client library does.
-  arrivals.begin = Clock::now();
-  grpc::ClientContext context;
-  const auto reader = engine.Execute(&context, request);
-  for (v1::RunEvent event; reader->Read(&event);) {
-    const auto now = Clock::now();
-    if (event.has_accepted()) arrivals.accepted = now;
-    if (event.has_finished()) {
-      arrivals.finished = now;
-      arrivals.report = std::move(*event.mutable_finished()->mutable_variant()->mutable_report());
-      arrivals.seconds_of_report = event.finished().report().seconds();
-    }
-  }
-  const grpc::Status status = reader->Finish();
-  arrivals.end = Clock::now();
-  if (status.ok() && !arrivals.report.stages().empty()) return arrivals;
-  std::fprintf(stderr, "the run failed: %s\n", status.error_message().c_str());
-  return std::nullopt;
-}
-
 void AddTimes(const Arrivals& arrivals, const EngineCalls& calls, Times& times) {
   const auto last_end = calls.LastEndBefore(arrivals.finished);
   times.Add(kClient, Seconds(arrivals.end - arrivals.begin));
@@ -205,12 +175,18 @@ void AddTimes(const Arrivals& arrivals, const EngineCalls& calls, Times& times) 
   }
 }
 
+struct ByTransport {
+  Times tcp, socket;  ///< Loopback, and a Unix socket.
+};
+
 /// A server with one engine and a request of one size.
 class Subject {
  public:
-  Subject(const std::string& device, int64_t size)
-      : server_([&](ServerOptions& options) {
+  Subject(ClientProcess& client, const std::string& device, int64_t size)
+      : client_(client), server_([&](ServerOptions& options) {
           options.devices = {device};
+          socket_ = "unix:" + options.data_dir + ".socket";
+          options.listen.push_back(socket_);
           options.make_engines =
               [this, made = options]() -> absl::StatusOr<std::vector<std::unique_ptr<Engine>>> {
             auto engines = MakeEngines(made);
@@ -222,22 +198,15 @@ class Subject {
             return all;
           };
         }) {
-    connection_ = *Connection::Dial(server_.address(), {});
-    stub_ = v1::Engine::NewStub(connection_->channel());
     *request_.mutable_spec() = LinearSpec(size, size, size);
     request_.set_stream_outputs(true);  // As the client library does.
     *request_.mutable_spec()->add_variants() = MakeVariant("fp8_current", "none", "auto");
   }
 
-  /// False where one failed.
-  bool Run(int runs, Times& times) {
+  /// False where one failed. Over both transports in turn.
+  bool Run(int runs, ByTransport& times) {
     for (int i = 0; i < runs; ++i) {
-      engine_->Take();
-      const std::optional<Arrivals> arrivals = Execute(*stub_, request_);
-      if (!arrivals.has_value()) return false;
-      const EngineCalls calls = engine_->Take();
-      calls_ = calls.count;
-      AddTimes(*arrivals, calls, times);
+      if (!RunOnce(server_.address(), times.tcp) || !RunOnce(socket_, times.socket)) return false;
     }
     return true;
   }
@@ -245,7 +214,7 @@ class Subject {
   /// The same with the device's records.
   bool RunRecorded(int runs, Times& times) {
     for (int i = 0; i < runs; ++i) {
-      if (!Execute(*stub_, request_).has_value()) return false;
+      if (!client_.Execute(server_.address(), request_).has_value()) return false;
       const absl::StatusOr<DeviceActivity> activity = TakeDeviceActivity();
       if (!activity.ok()) {
         std::fprintf(stderr, "no record of the device: %s\n", activity.status().ToString().c_str());
@@ -262,48 +231,72 @@ class Subject {
   int launches() const { return launches_; }
 
  private:
+  bool RunOnce(const std::string& address, Times& times) {
+    engine_->Take();
+    const std::optional<Arrivals> arrivals = client_.Execute(address, request_);
+    if (!arrivals.has_value()) return false;
+    const EngineCalls calls = engine_->Take();
+    calls_ = calls.count;
+    AddTimes(*arrivals, calls, times);
+    return true;
+  }
+
+  ClientProcess& client_;
+  std::string socket_;
   WatchedEngine* engine_ = nullptr;
   TestServer server_;
-  std::unique_ptr<Connection> connection_;
-  std::unique_ptr<v1::Engine::Stub> stub_;
   v1::ExecuteRequest request_;
   int calls_ = 0, launches_ = 0;
 };
 
-/// The client's median, or nothing where a run failed.
-std::optional<double> MeasureRuns(const std::string& device, int64_t size, int runs) {
-  Subject subject(device, size);
-  Times warm_up, times;
+/// The client's medians.
+struct ClientMedians {
+  double tcp, socket;
+};
+
+/// Nothing where a run failed.
+std::optional<ClientMedians> MeasureRuns(ClientProcess& client, const std::string& device,
+                                         int64_t size, int runs) {
+  Subject subject(client, device, size);
+  ByTransport warm_up, times;
   if (!subject.Run(3, warm_up) || !subject.Run(runs, times)) return std::nullopt;
   std::printf("%lld^3 on %s, medians of %d runs, %d calls of the engine each\n",
               static_cast<long long>(size), device.c_str(), runs, subject.calls());
-  times.Print();
+  times.tcp.Print();
+  std::printf(" over a Unix socket\n");
+  times.socket.Print();
   if (device == "cpu") {
-    std::printf("  the service adds %.3f ms to the engine's calls\n",
-                (times.MedianOf(kClient) - times.MedianOf(kInCalls)) * 1e3);
+    std::printf("  the service adds %.3f ms to the engine's calls, over a Unix socket %.3f ms\n",
+                (times.tcp.MedianOf(kClient) - times.tcp.MedianOf(kInCalls)) * 1e3,
+                (times.socket.MedianOf(kClient) - times.socket.MedianOf(kInCalls)) * 1e3);
   }
-  return times.MedianOf(kClient);
+  return ClientMedians{times.tcp.MedianOf(kClient), times.socket.MedianOf(kClient)};
 }
 
-/// Beside the client's median of runs that were not recorded.
-bool MeasureDevice(const std::string& device, int64_t size, int runs, double client) {
-  Subject subject(device, size);
+/// Beside the client's medians of runs that were not recorded.
+bool MeasureDevice(ClientProcess& client, const std::string& device, int64_t size, int runs,
+                   const ClientMedians& medians) {
+  Subject subject(client, device, size);
   Times warm_up, recorded;
   if (!subject.RunRecorded(3, warm_up) || !subject.RunRecorded(runs, recorded)) return false;
   std::printf("%lld^3, %d kernels, copies and fills each\n", static_cast<long long>(size),
               subject.launches());
   recorded.Print();
+  const double busy = recorded.MedianOf(kBusy);
   std::printf("  the service adds %.3f ms to that: the client had it after %.3f ms\n",
-              (client - recorded.MedianOf(kBusy)) * 1e3, client * 1e3);
+              (medians.tcp - busy) * 1e3, medians.tcp * 1e3);
+  std::printf("  over a Unix socket %.3f ms: after %.3f ms\n", (medians.socket - busy) * 1e3,
+              medians.socket * 1e3);
   return true;
 }
 
-bool Measure(const std::string& device, const std::vector<int64_t>& sizes, int runs) {
-  std::vector<double> clients;
+bool Measure(ClientProcess& client, const std::string& device, const std::vector<int64_t>& sizes,
+             int runs) {
+  std::vector<ClientMedians> medians;
   for (const int64_t size : sizes) {
-    const std::optional<double> client = MeasureRuns(device, size, runs);
-    if (!client.has_value()) return false;
-    clients.push_back(*client);
+    const std::optional<ClientMedians> median = MeasureRuns(client, device, size, runs);
+    if (!median.has_value()) return false;
+    medians.push_back(*median);
   }
   if (device == "cpu") return true;
   if (const absl::Status recording = RecordDeviceActivity(); !recording.ok()) {
@@ -311,7 +304,7 @@ bool Measure(const std::string& device, const std::vector<int64_t>& sizes, int r
     return true;
   }
   for (size_t i = 0; i < sizes.size(); ++i) {
-    if (!MeasureDevice(device, sizes[i], runs, clients[i])) return false;
+    if (!MeasureDevice(client, device, sizes[i], runs, medians[i])) return false;
   }
   return true;
 }
@@ -320,6 +313,8 @@ bool Measure(const std::string& device, const std::vector<int64_t>& sizes, int r
 }  // namespace quantgate
 
 int main(int argc, char** argv) {
+  if (quantgate::ClientProcess::Serve(argc, argv)) return 0;
+  quantgate::ClientProcess client;
   quantgate::KeepLargeBuffers();  // As quantgated.
   std::string device = "cpu";
   int runs = 21;
@@ -337,5 +332,5 @@ int main(int argc, char** argv) {
     }
   }
   if (sizes.empty()) sizes = {512, 4096};
-  return quantgate::Measure(device, sizes, runs) ? 0 : 1;
+  return quantgate::Measure(client, device, sizes, runs) ? 0 : 1;
 }
