@@ -1,10 +1,11 @@
+#include <atomic>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "quantgate/v1/engine_service.grpc.pb.h"
 #include "server/errors.h"
 #include "server/rpc/engine_calls.h"
 #include "server/rpc/parse_message.h"
-#include "server/rpc/prepared_run.h"
 #include "server/rpc/run_stream.h"
 #include "server/rpc/services.h"
 #include "server/rpc/unary_call.h"
@@ -23,8 +24,8 @@ using UnaryCalls = v1::Engine::WithCallbackMethod_Quantize<
             v1::Engine::WithCallbackMethod_GetRun<v1::Engine::WithCallbackMethod_ListRuns<
                 v1::Engine::WithCallbackMethod_CancelRun<Base>>>>>>>>;
 
-/// Requests up to this are read on gRPC's thread, which others wait for.
-constexpr size_t kQuicklyReadBytesMax = 64 << 10;
+/// Runs of requests up to this are started on gRPC's thread, which others wait for.
+constexpr size_t kQuicklyStartedBytesMax = 64 << 10;
 
 class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
  public:
@@ -67,20 +68,22 @@ class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Execute(grpc::CallbackServerContext* server_context,
                                                       const grpc::ByteBuffer* bytes) override {
-    auto prepared = std::make_shared<PreparedRun>(*bytes, context_.options.tensor_bytes_max);
+    // A thread takes longer to wake than a run to start: the device's begins to look out for it.
+    LeastLoaded(context_.devices).run_queue.Expect();
+    const bool is_here =
+        bytes->Length() <= kQuicklyStartedBytesMax && !is_starting_here_.exchange(true);
     auto* const stream =
         new RunStream(context_, runs_, Rpc::kExecute, Admission::kUnlessDraining, server_context,
-                      [this, prepared](const Call& call) { return Begin(*prepared, call); });
-    // A thread takes as long to wake as the request takes to be read: meanwhile this one reads it,
-    // and the device's begins to look out for it.
-    LeastLoaded(context_.devices).run_queue.Expect();
-    if (bytes->Length() <= kQuicklyReadBytesMax) prepared->Prepare();
+                      is_here ? RunStream::Place::kHere : RunStream::Place::kExecutor,
+                      [this, bytes](const Call& call) { return Begin(*bytes, call); });
+    if (is_here) is_starting_here_ = false;
     return stream;
   }
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* WaitRun(grpc::CallbackServerContext* server_context,
                                                       const grpc::ByteBuffer* bytes) override {
     return new RunStream(context_, runs_, Rpc::kWaitRun, Admission::kAlways, server_context,
+                         RunStream::Place::kExecutor,
                          [this, bytes](const Call&) -> absl::StatusOr<RunStream::Start> {
                            QG_ASSIGN_OR_RETURN(const v1::WaitRunRequest request,
                                                Parsed<v1::WaitRunRequest>(*bytes));
@@ -119,12 +122,12 @@ class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
   }
 
  private:
-  absl::StatusOr<RunStream::Start> Begin(PreparedRun& prepared, const Call& call) {
-    QG_RETURN_IF_ERROR(prepared.Request().status());
-    const bool cancel = prepared.Request()->cancel_on_disconnect();
+  absl::StatusOr<RunStream::Start> Begin(const grpc::ByteBuffer& bytes, const Call& call) {
+    QG_ASSIGN_OR_RETURN(const v1::ExecuteRequest request, Parsed<v1::ExecuteRequest>(bytes));
+    const bool cancel = request.cancel_on_disconnect();
     // A run that outlives its stream is not bound by the stream's deadline.
     const absl::Time deadline = cancel ? call.cancellation()->deadline() : absl::InfiniteFuture();
-    QG_ASSIGN_OR_RETURN(std::string run_id, runs_.Start(prepared, deadline));
+    QG_ASSIGN_OR_RETURN(std::string run_id, runs_.Start(request, deadline));
     return RunStream::Start{std::move(run_id), 1, cancel};
   }
 
@@ -142,6 +145,8 @@ class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
 
   ServiceContext& context_;
   Runs& runs_;
+  /// One of gRPC's threads starts a run. Only one at a time: it may wait for the database.
+  std::atomic<bool> is_starting_here_ = false;
 };
 
 }  // namespace

@@ -84,7 +84,7 @@ std::string AcceptedEvent(const std::string& run_id, int queue_position) {
 }
 
 std::string FinishedEvent(const std::string& run_id, int64_t sequence, RunState state,
-                          const absl::Status& status, const v1::RunReport& report,
+                          const absl::Status& status, v1::RunReport report,
                           std::optional<v1::VariantFinished> last_variant) {
   v1::RunEvent event;
   event.set_run_id(run_id);
@@ -94,7 +94,7 @@ std::string FinishedEvent(const std::string& run_id, int64_t sequence, RunState 
   finished.set_status_code(static_cast<int>(status.code()));
   finished.set_status_message(std::string(status.message()).substr(0, kStatusMessageBytesMax));
   if (state == RunState::kSucceeded) {
-    *finished.mutable_report() = report;
+    *finished.mutable_report() = std::move(report);
     if (last_variant.has_value()) *finished.mutable_variant() = *std::move(last_variant);
   }
   return event.SerializeAsString();
@@ -125,7 +125,7 @@ void RunJob::Run(absl::Status admission) {
   if (!stopped_.ok()) status = stopped_;
   status = context_.watch.Checked(device_, std::move(status));
   report.set_seconds(absl::ToDoubleSeconds(absl::Now() - start));
-  Conclude(status, report, start);
+  Conclude(status, std::move(report), start);
 }
 
 void RunJob::GiveUp(const absl::Status& status, absl::Time start) {
@@ -134,7 +134,7 @@ void RunJob::GiveUp(const absl::Status& status, absl::Time start) {
   context_.ranks.on_stuck(status);
 }
 
-void RunJob::Conclude(const absl::Status& status, const v1::RunReport& report, absl::Time start) {
+void RunJob::Conclude(const absl::Status& status, v1::RunReport report, absl::Time start) {
   const Operation operation = OperationOf(run_.layer.kind);
   for (const Variant& variant : run_.variants) {
     context_.metrics.RunEnded(operation, variant.recipe.name(),
@@ -143,7 +143,7 @@ void RunJob::Conclude(const absl::Status& status, const v1::RunReport& report, a
   const bool is_one = run_.variants.size() == 1;
   context_.metrics.RunTook(operation, is_one ? run_.variants[0].recipe.name() : "several",
                            absl::Now() - start);
-  Finish(status, report);
+  Finish(status, std::move(report));
 }
 
 absl::StatusOr<v1::RunReport> RunJob::Execute() {
@@ -328,11 +328,11 @@ void RunJob::Stop(const absl::Status& status) {
   cancellation_->Cancel();
 }
 
-void RunJob::Finish(const absl::Status& status, const v1::RunReport& report) {
+void RunJob::Finish(const absl::Status& status, v1::RunReport report) {
   const int64_t sequence = last_sequence_ + 1;
   const RunState state = StateOf(status, *cancellation_);
-  const auto event = std::make_shared<const std::string>(
-      FinishedEvent(run_id_, sequence, state, status, report, std::exchange(last_variant_, {})));
+  const auto event = std::make_shared<const std::string>(FinishedEvent(
+      run_id_, sequence, state, status, std::move(report), std::exchange(last_variant_, {})));
   // Nobody is told of an end that a crash of this process could take back. When it cannot be
   // stored, streams see the run end without its last event and say so.
   absl::Status stored = AwaitStored();

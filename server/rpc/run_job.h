@@ -56,11 +56,11 @@ class RunJob {
   absl::Status AwaitStored();
   /// Stops the run: there is no use in going on when its events cannot be kept.
   void Stop(const absl::Status& status);
-  void Conclude(const absl::Status& status, const v1::RunReport& report, absl::Time start);
+  void Conclude(const absl::Status& status, v1::RunReport report, absl::Time start);
   /// A rank does not return from its engine, so that RunPlan does not either: those who follow the
   /// run are answered from within it, and the worker goes on waiting.
   void GiveUp(const absl::Status& status, absl::Time start);
-  void Finish(const absl::Status& status, const v1::RunReport& report);
+  void Finish(const absl::Status& status, v1::RunReport report);
 
   ServiceContext& context_;
   Device& device_;
@@ -95,7 +95,7 @@ class RunJob {
 std::string AcceptedEvent(const std::string& run_id, int queue_position);
 /// A serialized RunFinished event.
 std::string FinishedEvent(const std::string& run_id, int64_t sequence, RunState state,
-                          const absl::Status& status, const v1::RunReport& report,
+                          const absl::Status& status, v1::RunReport report,
                           std::optional<v1::VariantFinished> last_variant = {});
 
 }  // namespace quantgate

@@ -38,13 +38,17 @@ grpc::ByteBuffer BufferOf(std::shared_ptr<const std::string> event) {
 }  // namespace
 
 RunStream::RunStream(ServiceContext& context, Runs& runs, Rpc rpc, Admission admission,
-                     grpc::CallbackServerContext* server_context,
+                     grpc::CallbackServerContext* server_context, Place place,
                      absl::AnyInvocable<absl::StatusOr<Start>(const Call&) &&> start)
     : call_(context, rpc, server_context), runs_(runs) {
   call_.MessageReceived();
-  context.executor.Run([this, admission, start = std::move(start)]() mutable {
+  if (place == Place::kHere) {
     Begin(admission, std::move(start));
-  });
+  } else {
+    context.executor.Run([this, admission, start = std::move(start)]() mutable {
+      Begin(admission, std::move(start));
+    });
+  }
 }
 
 void RunStream::Begin(Admission admission,

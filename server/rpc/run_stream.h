@@ -28,9 +28,11 @@ class RunStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     bool cancel_on_disconnect = false;  ///< The run is cancelled when the client goes.
   };
 
-  /// `start` runs on the executor.
+  /// Where `start` runs: on the executor, or within the constructor when it waits for next to
+  /// nothing.
+  enum class Place { kExecutor, kHere };
   RunStream(ServiceContext& context, Runs& runs, Rpc rpc, Admission admission,
-            grpc::CallbackServerContext* server_context,
+            grpc::CallbackServerContext* server_context, Place place,
             absl::AnyInvocable<absl::StatusOr<Start>(const Call&) &&> start);
 
  private:

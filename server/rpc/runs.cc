@@ -15,6 +15,7 @@
 #include "server/errors.h"
 #include "server/limits.h"
 #include "server/rpc/content_digest.h"
+#include "server/rpc/convert_layer.h"
 #include "server/rpc/convert_tensor.h"
 #include "server/rpc/page.h"
 #include "server/rpc/run_job.h"
@@ -35,6 +36,11 @@ absl::StatusOr<Device*> DeviceForRun(const LayerRun& run, const Devices& devices
   absl::StatusOr<Device*> device = LeastLoadedWith(devices, arithmetics);
   if (device.ok()) return device;
   return error::AtField(device.status(), "spec.variants");
+}
+
+/// What tells two requests with one id apart.
+Sha256 SpecContentOf(const v1::ExecuteRequest& request) {
+  return request.request_id().empty() ? Sha256() : ContentDigest(request.spec());
 }
 
 /// Of a run that was running when its record was read.
@@ -70,29 +76,31 @@ absl::Status Runs::EndInterrupted() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> Runs::Start(PreparedRun& prepared, absl::Time deadline) {
-  const v1::ExecuteRequest& request = *prepared.Request();
+absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl::Time deadline) {
   if (!request.request_id().empty()) {
     QG_RETURN_IF_ERROR(CheckToken(request.request_id(), "request_id"));
   }
-  // What tells two requests with one id apart.
-  const Sha256 content = request.request_id().empty() ? Sha256() : ContentDigest(request.spec());
+  absl::StatusOr<LayerRun> run =
+      LayerRunFromProto(request.spec(), context_.options.tensor_bytes_max);
   const std::lock_guard lock(start_mutex_);
-  QG_ASSIGN_OR_RETURN(const auto earlier,
-                      context_.run_store.FindRequest(request.request_id(), content));
-  if (earlier.has_value()) return earlier->run_id;
+  QG_ASSIGN_OR_RETURN(const bool may_be_known,
+                      context_.run_store.MayHaveRequest(request.request_id()));
+  if (may_be_known) {
+    QG_ASSIGN_OR_RETURN(const auto earlier,
+                        context_.run_store.FindRequest(request.request_id(), SpecContentOf(request)));
+    if (earlier.has_value()) return earlier->run_id;
+  }
 
-  QG_ASSIGN_OR_RETURN(LayerRun run, prepared.TakeRun());
-  run.stream_outputs = request.stream_outputs();
-  QG_RETURN_IF_ERROR(context_.loader.Resolve(run.tensors()));
-  QG_ASSIGN_OR_RETURN(Plan outline, prepared.TakeOutline(run));
-  QG_ASSIGN_OR_RETURN(Device * device, DeviceForRun(run, context_.devices));
-  return Enqueue(request, std::move(run), std::move(outline), content, deadline, *device);
+  QG_RETURN_IF_ERROR(run.status());
+  run->stream_outputs = request.stream_outputs();
+  QG_RETURN_IF_ERROR(context_.loader.Resolve(run->tensors()));
+  QG_ASSIGN_OR_RETURN(Plan outline, OutlineLayerRun(*run));
+  QG_ASSIGN_OR_RETURN(Device * device, DeviceForRun(*run, context_.devices));
+  return Enqueue(request, *std::move(run), std::move(outline), deadline, *device);
 }
 
 absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, LayerRun run,
-                                          Plan outline, const Sha256& content, absl::Time deadline,
-                                          Device& device) {
+                                          Plan outline, absl::Time deadline, Device& device) {
   DeviceQueue& queue = device.run_queue;
   std::string run_id = RunStore::NewRunId();
   // The first event must be there before a worker can add the second, so the position is what it is
@@ -114,7 +122,8 @@ absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, Lay
   }
   // The device need not wait for the database. Nobody knows of the run before it is stored.
   const absl::Status stored =
-      context_.run_store.Create(run_id, request.request_id(), content, summary, *accepted_event)
+      context_.run_store
+          .Create(run_id, request.request_id(), SpecContentOf(request), summary, *accepted_event)
           .status();
   job->Stored(stored);
   if (stored.ok()) return run_id;

@@ -12,7 +12,6 @@
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/layer_run.h"
 #include "server/live_runs.h"
-#include "server/rpc/prepared_run.h"
 #include "server/service_context.h"
 
 namespace quantgate {
@@ -25,9 +24,8 @@ class Runs {
   absl::Status EndInterrupted();
 
   /// Checks everything that can be known, then queues and stores the run; its id. The id of a run
-  /// that the same request id started is given again. `prepared` is of a message that is a request;
-  /// `deadline` holds for queue and run.
-  absl::StatusOr<std::string> Start(PreparedRun& prepared, absl::Time deadline);
+  /// that the same request id started is given again. `deadline` holds for queue and run.
+  absl::StatusOr<std::string> Start(const v1::ExecuteRequest& request, absl::Time deadline);
   /// Takes effect between operations; on a finished run none. NOT_FOUND.
   absl::Status Cancel(const std::string& run_id);
   /// False, and nothing done, for a run that is not live. Does not touch the disk.
@@ -40,7 +38,7 @@ class Runs {
 
  private:
   absl::StatusOr<std::string> Enqueue(const v1::ExecuteRequest& request, LayerRun run, Plan outline,
-                                      const Sha256& content, absl::Time deadline, Device& device);
+                                      absl::Time deadline, Device& device);
   absl::Status AddReport(const RunRecord& record, v1::Run& run);
 
   ServiceContext& context_;

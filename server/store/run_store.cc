@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/hash/hash.h"
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -17,6 +18,9 @@ namespace {
 constexpr char kRunColumns[] =
     "id, run_id, request_id, state, created, finished, last_sequence, status_code, "
     "status_message, summary";
+
+/// So many ids are kept at least, whatever runs there are.
+constexpr int64_t kRequestIdsMin = 1024;
 
 RunRecord ReadRun(const Statement& row) {
   RunRecord record;
@@ -39,6 +43,27 @@ std::string RunStore::NewRunId() {
   thread_local absl::BitGen random;
   return absl::StrFormat("run-%016x%016x", absl::Uniform<uint64_t>(random),
                          absl::Uniform<uint64_t>(random));
+}
+
+absl::StatusOr<bool> RunStore::MayHaveRequest(const std::string& request_id) {
+  if (request_id.empty()) return false;
+  const std::lock_guard lock(database_.mutex());
+  if (!request_ids_.has_value()) QG_RETURN_IF_ERROR(ReadRequestIds());
+  return request_ids_->contains(absl::HashOf(request_id));
+}
+
+absl::Status RunStore::ReadRequestIds() {
+  QG_ASSIGN_OR_RETURN(
+      Statement rows,
+      database_.Prepare("SELECT request_id FROM runs WHERE request_id IS NOT NULL"));
+  absl::flat_hash_set<size_t> ids;
+  while (true) {
+    QG_ASSIGN_OR_RETURN(const bool found, rows.Step());
+    if (!found) break;
+    ids.insert(absl::HashOf(rows.Text(0)));
+  }
+  request_ids_ = std::move(ids);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::optional<RunRecord>> RunStore::FindRequest(const std::string& request_id,
@@ -93,11 +118,18 @@ absl::StatusOr<RunRecord> RunStore::Create(const std::string& run_id, const std:
   record.id = database_.last_row_id();
   if (totals_.has_value()) ++totals_->runs;
   record.last_sequence = 1;
-  QG_RETURN_IF_ERROR(InsertEvent(record.run_id, record.last_sequence, first_event));
+  QG_RETURN_IF_ERROR(InsertEvents(record.run_id, record.last_sequence, first_event, {}));
   absl::Status stored = DropOldest();
   if (stored.ok()) stored = transaction.Commit();
   if (!stored.ok()) totals_.reset();  // What was dropped is there again.
   QG_RETURN_IF_ERROR(stored);
+  if (request_ids_.has_value() && !request_id.empty()) {
+    request_ids_->insert(absl::HashOf(request_id));
+    // Those of runs that are gone are forgotten now and then.
+    if (static_cast<int64_t>(request_ids_->size()) > 2 * totals_->runs + kRequestIdsMin) {
+      request_ids_.reset();
+    }
+  }
   return record;
 }
 
@@ -135,22 +167,25 @@ absl::Status RunStore::InsertEvent(const std::string& run_id, int64_t sequence,
                       database_.Prepare("INSERT INTO events (run, sequence, event) SELECT id, ?, ? "
                                         "FROM runs WHERE run_id = ?"));
   QG_RETURN_IF_ERROR(insert.Bind(sequence).BindBlob(event).Bind(run_id).Run());
-  if (database_.rows_changed() == 0) return error::RunNotFound(run_id);
-  QG_ASSIGN_OR_RETURN(
-      Statement update,
-      database_.Prepare("UPDATE runs SET last_sequence = ?, event_bytes = event_bytes + ? "
-                        "WHERE run_id = ?"));
-  QG_RETURN_IF_ERROR(
-      update.Bind(sequence).Bind(static_cast<int64_t>(event.size())).Bind(run_id).Run());
-  if (totals_.has_value()) totals_->event_bytes += static_cast<int64_t>(event.size());
-  return absl::OkStatus();
+  return database_.rows_changed() == 0 ? error::RunNotFound(run_id) : absl::OkStatus();
 }
 
 absl::Status RunStore::InsertEvents(const std::string& run_id, int64_t sequence,
                                     const std::string& event, Events before) {
   int64_t next = sequence - static_cast<int64_t>(before.size());
-  for (const auto& earlier : before) QG_RETURN_IF_ERROR(InsertEvent(run_id, next++, *earlier));
-  return InsertEvent(run_id, sequence, event);
+  auto bytes = static_cast<int64_t>(event.size());
+  for (const auto& earlier : before) {
+    QG_RETURN_IF_ERROR(InsertEvent(run_id, next++, *earlier));
+    bytes += static_cast<int64_t>(earlier->size());
+  }
+  QG_RETURN_IF_ERROR(InsertEvent(run_id, sequence, event));
+  QG_ASSIGN_OR_RETURN(
+      Statement update,
+      database_.Prepare("UPDATE runs SET last_sequence = ?, event_bytes = event_bytes + ? "
+                        "WHERE run_id = ?"));
+  QG_RETURN_IF_ERROR(update.Bind(sequence).Bind(bytes).Bind(run_id).Run());
+  if (totals_.has_value()) totals_->event_bytes += bytes;
+  return absl::OkStatus();
 }
 
 absl::Status RunStore::AppendEvent(const std::string& run_id, int64_t sequence,

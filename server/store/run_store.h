@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -51,6 +52,8 @@ class RunStore {
                     int64_t event_bytes_kept = kRunEventBytesKept)
       : database_(database), runs_kept_(runs_kept), event_bytes_kept_(event_bytes_kept) {}
 
+  /// False: no run has this request id, which is known without asking the database.
+  absl::StatusOr<bool> MayHaveRequest(const std::string& request_id);
   /// The run that a request started. ALREADY_EXISTS when its content was another.
   absl::StatusOr<std::optional<RunRecord>> FindRequest(const std::string& request_id,
                                                        const Sha256& content);
@@ -82,6 +85,7 @@ class RunStore {
  private:
   absl::Status InsertEvent(const std::string& run_id, int64_t sequence, const std::string& event)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
+  absl::Status ReadRequestIds() ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
   /// Those before `sequence` first.
   absl::Status InsertEvents(const std::string& run_id, int64_t sequence, const std::string& event,
                             Events before) ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
@@ -100,6 +104,9 @@ class RunStore {
     int64_t event_bytes = 0;
   };
   std::optional<Totals> totals_ ABSL_GUARDED_BY(database_.mutex());
+  /// Hashes of all request ids of runs, and of some that runs had which are gone; read by the first
+  /// who needs them.
+  std::optional<absl::flat_hash_set<size_t>> request_ids_ ABSL_GUARDED_BY(database_.mutex());
 };
 
 }  // namespace quantgate
