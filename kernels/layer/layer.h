@@ -117,6 +117,9 @@ absl::Status CheckLayerTensors(const LayerRequest& request);
 /// INVALID_ARGUMENT naming field, value and rule.
 absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe);
 
+/// The rest of CheckLayer, of a request that CheckLayerTensors accepts.
+absl::Status CheckLayerRecipe(const LayerRequest& request, const Recipe& recipe);
+
 /// Whether the arithmetic takes every GEMM of a request that CheckLayer accepts: INVALID_ARGUMENT
 /// or UNIMPLEMENTED naming the GEMM.
 absl::Status CheckLayerGemms(const LayerRequest& request, const Recipe& recipe,

@@ -108,9 +108,13 @@ absl::Status CheckOverlap(const LayerRequest& request, const ProgramPlan& progra
 
 }  // namespace
 
-absl::Status CheckLayer(const LayerRequest& request, const Recipe& given) {
-  const Recipe recipe = RecipeOfLayer(request.layer, given);
+absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe) {
   QG_RETURN_IF_ERROR(CheckLayerTensors(request));
+  return CheckLayerRecipe(request, recipe);
+}
+
+absl::Status CheckLayerRecipe(const LayerRequest& request, const Recipe& given) {
+  const Recipe recipe = RecipeOfLayer(request.layer, given);
   QG_RETURN_IF_ERROR(CheckDelayed(request, recipe));
   const LayerPlan plan = PlanOf(request, recipe);
   for (size_t i = 0; i < plan.programs.size(); ++i) {

@@ -105,18 +105,31 @@ absl::Status CheckUsed(const LayerRunRequest& request) {
   return absl::OkStatus();
 }
 
+absl::Status CheckDiffer(const std::vector<Variant>& variants) {
+  if (variants.size() == 1) return absl::OkStatus();
+  std::map<std::string, size_t> index_of;
+  for (size_t i = 0; i < variants.size(); ++i) {
+    const auto [first, is_new] = index_of.emplace(variants[i].Label(), i);
+    if (is_new) continue;
+    return InvalidField(
+        absl::StrCat("variants[", i, "]"), absl::StrCat("\"", first->first, "\""),
+        absl::StrCat("variants must differ, and variants[", first->second, "] is the same"));
+  }
+  return absl::OkStatus();
+}
+
+/// Of a request that CheckLayerTensors accepts.
 absl::Status CheckVariants(const LayerRunRequest& request) {
   if (request.variants.empty() || request.variants.size() > kVariantsMax) {
     return InvalidField("variants", absl::StrCat(request.variants.size(), " given"),
                         absl::StrCat("a run takes 1 to ", kVariantsMax));
   }
-  std::map<std::string, size_t> index_of;
   for (size_t i = 0; i < request.variants.size(); ++i) {
     const Variant& variant = request.variants[i];
     const std::string field = absl::StrCat("variants[", i, "]");
     QG_RETURN_IF_ERROR(CheckArithmetic(field, variant.arithmetic));
     // The tensors alone are known to be good here: what is wrong now is wrong for this recipe.
-    if (absl::Status status = CheckLayer(request.step, variant.recipe); !status.ok()) {
+    if (absl::Status status = CheckLayerRecipe(request.step, variant.recipe); !status.ok()) {
       return absl::Status(status.code(),
                           absl::StrCat(field, ".recipe: ", variant.recipe.ShortText(),
                                        " does not take ", status.message()));
@@ -127,14 +140,8 @@ absl::Status CheckVariants(const LayerRunRequest& request) {
       QG_RETURN_IF_ERROR(CheckParallel(field, request.step, *variant.parallel, variant.recipe,
                                        variant.arithmetic));
     }
-    const auto [first, is_new] = index_of.emplace(variant.Label(), i);
-    if (!is_new) {
-      return InvalidField(
-          field, absl::StrCat("\"", first->first, "\""),
-          absl::StrCat("variants must differ, and variants[", first->second, "] is the same"));
-    }
   }
-  return absl::OkStatus();
+  return CheckDiffer(request.variants);
 }
 
 absl::Status CheckReference(const LayerRunRequest& request) {
