@@ -90,24 +90,9 @@ __device__ inline FloatChunk BytesChunk(uint2 codes, const float* table) {
   return chunk;
 }
 
-/// Reads a chunk, which lies at a multiple of its size or of 16 bytes; `table` is of kBytes.
-template <NumberEncoding kEncoding>
-__device__ inline typename ChunkOf<kEncoding>::Type ReadChunk(const char* from,
-                                                              const float* table) {
-  if constexpr (kEncoding == NumberEncoding::kF32) {
-    const float4* raw = reinterpret_cast<const float4*>(from);
-    const float4 a = raw[0], b = raw[1];
-    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
-  } else if constexpr (kEncoding == NumberEncoding::kBytes) {
-    return BytesChunk(*reinterpret_cast<const uint2*>(from), table);
-  } else {
-    const uint4 raw = *reinterpret_cast<const uint4*>(from);
-    return {{raw.x, raw.y, raw.z, raw.w}};
-  }
-}
-
-/// The same from an address in shared memory. Where its bit 4 is set, halves of a chunk of kF32
-/// change places, of which sums know nothing.
+/// Reads a chunk from an address in shared memory, a multiple of its size or of 16 bytes; `table`
+/// is of kBytes. Where the address's bit 4 is set, halves of a chunk of kF32 change places, of
+/// which sums know nothing.
 template <NumberEncoding kEncoding>
 __device__ inline typename ChunkOf<kEncoding>::Type ReadSharedChunk(uint32_t from,
                                                                     const float* table) {

@@ -14,7 +14,8 @@
 //   that are added needs no rounding of its own, and a fused step gives the same bits.
 // - The quotient uses that a divisor of at most 24 significant bits needs few steps.
 // - Errors are only asked whether they are larger than the largest so far, of the warp or the
-//   block of threads. Only then, which is rare, the warp looks for the largest of the segment.
+//   block of threads. Only then, which is rare, the warp looks for the largest, where they are: in
+//   the runs of the threads that have such errors.
 #include "kernels/compare/errors_tuned.h"
 
 #include <algorithm>
@@ -93,6 +94,12 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
   const uint32_t half = kTurnsHalves ? lane % 2 * 16 : 0;
   WarpLargest largest(largest_of_warp[warp], shared_largest);
   ElementCounts counts;
+  // Of a few runs while the first segment is on its way, so that few of its others exceed them.
+  constexpr unsigned kFirstRuns = 0xFF;
+  if (first_segment < segments) {
+    largest.Offer(
+        FindLargest<kSubject, kReference>(parameters, block, first_segment, kFirstRuns, tables));
+  }
   uint32_t number = 0;
   for (uint32_t segment = first_segment; segment < segments; segment += step, ++number) {
     const uint32_t left = static_cast<uint32_t>(block.count) - segment * kSegmentElements;
@@ -117,8 +124,9 @@ __global__ void __launch_bounds__(kSegmentThreads, 2)
     for (int i = 0; i < kRunChunks; i += 2) run = run + SumInOrder<2>(measure, i);
     const double total = SumOverWarp(run, lane, run_sums[warp]);
     if (lane % 4 == 0) sums[segment * kSegmentSeries + lane / 4] = total;
-    if (__any_sync(kWholeWarp, exceeds)) {
-      largest.Offer(FindLargest<kSubject, kReference>(parameters, block, segment, tables));
+    const unsigned runs = __ballot_sync(kWholeWarp, exceeds);
+    if (runs != 0) {
+      largest.Offer(FindLargest<kSubject, kReference>(parameters, block, segment, runs, tables));
     }
   }
   FoundErrors found;

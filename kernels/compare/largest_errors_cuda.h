@@ -1,5 +1,6 @@
-// The largest errors as errors_tuned_cuda.cu finds them: a segment is searched only where one of
-// its errors exceeds what the block of threads has found. Included by .cu files only.
+// The largest errors as errors_tuned_cuda.cu finds them: of a segment, only those threads' runs are
+// searched that have an error which exceeds what the block of threads has found. Included by .cu
+// files only.
 #pragma once
 
 #include "kernels/compare/error_chunks_cuda.h"
@@ -14,31 +15,28 @@ struct LargestPair {
   LargestFound absolute, relative;
 };
 
-/// The largest errors of a segment, and the lowest positions that have them, in every lane.
+/// The largest errors of those runs of a segment that have a bit in `runs`, and the lowest
+/// positions that have them, in every lane. The warp takes one run after the other, each lane an
+/// element.
 template <NumberEncoding kSubject, NumberEncoding kReference>
 __device__ __noinline__ LargestPair FindLargest(const ErrorParameters& parameters,
                                                 const BlockShape& block, uint32_t segment,
-                                                const float* tables) {
+                                                unsigned runs, const float* tables) {
+  static_assert(kRunElements == 32);
   LargestPair found;
-  const auto* subject = static_cast<const char*>(parameters.subject.data);
-  const auto* reference = static_cast<const char*>(parameters.reference.data);
   const auto count = static_cast<uint32_t>(block.count), width = static_cast<uint32_t>(block.width);
-  uint32_t position = segment * kSegmentElements + threadIdx.x % 32 * kRunElements;
-  const uint32_t end = min(count, position + kRunElements);
-#pragma unroll 1
-  for (; position < end; position += kChunkElements) {
+  const uint32_t first = segment * kSegmentElements + threadIdx.x % 32;
+#pragma unroll 2  // Runs whose elements are read together.
+  for (; runs != 0; runs &= runs - 1) {
+    const uint32_t position = first + (__ffs(static_cast<int>(runs)) - 1) * kRunElements;
+    if (position >= count) continue;
     const int64_t index = block.first + position / width * block.stride + position % width;
-    const auto s = ReadChunk<kSubject>(subject + index * kElementBytes<kSubject>, tables);
-    const auto r =
-        ReadChunk<kReference>(reference + index * kElementBytes<kReference>, tables + 256);
-#pragma unroll
-    for (int i = 0; i < kChunkElements; ++i) {
-      const double error = s.Double(i) - r.Double(i);
-      if (!(IsFinite(s.Float(i)) && IsFinite(r.Float(i)))) continue;
-      found.absolute.Offer(fabs(error), position + i);
-      if (r.Float(i) == 0) continue;
-      found.relative.Offer(fabs(Quotient(error, r.Double(i))), position + i);
-    }
+    const double s = DoubleAt(parameters.subject.data, kSubject, tables, index);
+    const double r = DoubleAt(parameters.reference.data, kReference, tables + 256, index);
+    if (!(fabs(s) < INFINITY && fabs(r) < INFINITY)) continue;
+    const double error = s - r;
+    found.absolute.Offer(fabs(error), position);
+    if (r != 0) found.relative.Offer(fabs(Quotient(error, r)), position);
   }
   found.absolute.MergeLanes();
   found.relative.MergeLanes();
