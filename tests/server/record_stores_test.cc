@@ -128,6 +128,41 @@ TEST_F(RecordStoresTest, EventsAreStoredSeveralAtATime) {
   EXPECT_EQ(runs_->Get(run.run_id).value().last_sequence, 6);
 }
 
+TEST_F(RecordStoresTest, EventsStoredWithOthersCountAmongTheBytesKept) {
+  RunStore runs(*database_, 100, 400);
+  const RunRecord run = Create(runs, "", 1);
+  const auto event = std::make_shared<const std::string>(150, 'e');
+  const std::vector<std::shared_ptr<const std::string>> before = {event, event, event};
+  ASSERT_TRUE(runs.Finish(run.run_id, 5, "5", RunState::kSucceeded, absl::OkStatus(), before).ok());
+  ASSERT_TRUE(runs.Get(run.run_id).ok());
+  Create(runs, "", 2);  // Finds 452 bytes, more than is kept and a sixteenth.
+  EXPECT_TRUE(absl::IsNotFound(runs.Get(run.run_id).status()));
+}
+
+TEST_F(RecordStoresTest, OnlyRequestIdsOfRunsMayBeKnown) {
+  EXPECT_FALSE(runs_->MayHaveRequest("r1").value());
+  Create(*runs_, "r1", 1);
+  Create(*runs_, "", 1);
+  EXPECT_TRUE(runs_->MayHaveRequest("r1").value());
+  EXPECT_FALSE(runs_->MayHaveRequest("r2").value());
+  EXPECT_FALSE(runs_->MayHaveRequest("").value());
+  Open();
+  Create(*runs_, "r2", 2);  // Before anybody has asked.
+  EXPECT_TRUE(runs_->MayHaveRequest("r1").value());
+  EXPECT_TRUE(runs_->MayHaveRequest("r2").value());
+}
+
+TEST_F(RecordStoresTest, RequestIdsOfRunsThatAreGoneAreForgotten) {
+  RunStore runs(*database_, 2);
+  EXPECT_FALSE(runs.MayHaveRequest("r0").value());
+  for (int i = 0; i < 1100; ++i) {
+    const RunRecord run = Create(runs, "r" + std::to_string(i), 1);
+    ASSERT_TRUE(runs.Finish(run.run_id, 2, "2", RunState::kSucceeded, absl::OkStatus()).ok());
+  }
+  EXPECT_FALSE(runs.MayHaveRequest("r0").value());
+  EXPECT_TRUE(runs.MayHaveRequest("r1099").value());
+}
+
 TEST_F(RecordStoresTest, AnUnknownRunHasNoEvents) {
   EXPECT_TRUE(absl::IsNotFound(runs_->AppendEvent("run-1", 2, "2")));
   EXPECT_TRUE(
