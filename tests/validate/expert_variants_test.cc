@@ -272,7 +272,7 @@ TEST(ExpertVariants, CopiesHaveOneStateOfDelayedScaling) {
   const std::vector<int64_t> splits = {64, 0, 192, 64};
   LayerRunRequest request = BitwiseTwins(Experts(splits), "fp8_delayed", Ranks(2, 2));
   request.requirement = Requirement::kNone;
-  auto report = TryRun(request);
+  const auto report = TryRun(request);
   ASSERT_TRUE(report.ok()) << report.status();
   const std::vector<NamedTensor>& one = report->variants[0].state;
   const std::vector<NamedTensor>& ranks = report->variants[1].state;
@@ -286,10 +286,10 @@ TEST(ExpertVariants, CopiesHaveOneStateOfDelayedScaling) {
   }
   request = BitwiseTwins(Experts(splits), "fp8_delayed:reduce_amax=false", Ranks(2, 2));
   request.requirement = Requirement::kNone;
-  report = TryRun(request);
-  ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_LT(report->variants[1].state.size(), one.size());
-  EXPECT_THAT(report->variants[1].notes,
+  const auto differing = TryRun(request);
+  ASSERT_TRUE(differing.ok()) << differing.status();
+  EXPECT_LT(differing->variants[1].state.size(), one.size());
+  EXPECT_THAT(differing->variants[1].notes,
               ::testing::Contains(HasSubstr("left out of the state, since ranks differ: input.0")));
 }
 
