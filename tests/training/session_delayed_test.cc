@@ -243,7 +243,9 @@ TEST_F(SessionDelayed, ForwardsInFlightShareTheirOwnRecipesUpdates) {
       Open("fp8_delayed");
       Forward(ForwardOf(1, "a"));
       Forward(ForwardOf(2, "b"));
-      if (is_changed) ASSERT_TRUE(session_->ChangeRecipe(*Recipe::Parse(changed)).ok());
+      if (is_changed) {
+        ASSERT_TRUE(session_->ChangeRecipe(*Recipe::Parse(changed)).ok());
+      }
       for (const char* microbatch : {"a", "b"}) {
         const auto backward = session_->Backward(BackwardOf(3, microbatch), nullptr);
         for (const char* name : {"dx", "fc1.dw", "fc2.dw"}) {
