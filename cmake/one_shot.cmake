@@ -7,12 +7,13 @@ set(QUANTGATE_ONE_SHOT_TESTS ${QUANTGATE_ONE_SHOT})
 if(QUANTGATE_ONE_SHOT AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # It looks for memory to use again once it has 128 MB, and with headers as large as these finds little: a tenth of the time.
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=524288>)
-  # Hundreds of small programs, each with dozens of shared libraries: a third of the default linker's time.
-  # Not wherever it is: some toolchains keep their libraries where only the default linker finds them.
+  # Hundreds of small programs, each with dozens of shared libraries: a third of the default linker's time. Not wherever it
+  # is: some toolchains keep their libraries where only the default linker finds them.
   include(CheckLinkerFlag)
   check_linker_flag(CXX -fuse-ld=gold QUANTGATE_LINKS_WITH_GOLD)
   if(QUANTGATE_LINKS_WITH_GOLD)
-    add_link_options($<$<LINK_LANGUAGE:CXX>:-fuse-ld=gold>)
+    # It would export names of its own from a module.
+    add_link_options($<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:-fuse-ld=gold>)
   endif()
 endif()
 
