@@ -222,28 +222,19 @@ TEST_F(ParallelCommandTest, ExpertsOnSeveralRanksHaveTheBitsOfOne) {
   EXPECT_THAT(both.err, HasSubstr("with expert_parallel the ranks of a copy divide experts alone"));
 }
 
+/// Two experts, each on two of four ranks.
+const Arguments kCopiesOfExperts = {"--ep",          "2",
+                                    "--dp",          "2",
+                                    "--layer",       "grouped_linear",
+                                    "--m-splits",    "64,128",
+                                    "--input",       "gen:normal,shape=192x64",
+                                    "--grad-output", "gen:normal,seed=2,shape=192x96",
+                                    "--weight",      "gen:normal,seed=3,shape=96x64",
+                                    "--weight",      "gen:normal,seed=4,shape=96x64"};
+
 TEST_F(ParallelCommandTest, CopiesOfExpertsSumTheirGradients) {
-  const ProcessResult result = Quantgate({"run",
-                                          "--ep",
-                                          "2",
-                                          "--dp",
-                                          "2",
-                                          "--layer",
-                                          "grouped_linear",
-                                          "--m-splits",
-                                          "64,128",
-                                          "--input",
-                                          "gen:normal,shape=192x64",
-                                          "--grad-output",
-                                          "gen:normal,seed=2,shape=192x96",
-                                          "--weight",
-                                          "gen:normal,seed=3,shape=96x64",
-                                          "--weight",
-                                          "gen:normal,seed=4,shape=96x64",
-                                          "--recipe",
-                                          "mxfp8",
-                                          "--require",
-                                          "bound"});
+  const ProcessResult result = Quantgate(Arguments{"run"} + kCopiesOfExperts +
+                                         Arguments{"--recipe", "mxfp8", "--require", "bound"});
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_THAT(result.out,
               AllOf(HasSubstr("mxfp8 / none / auto / ep2 dp2"), HasSubstr("dw.1"),
@@ -252,26 +243,8 @@ TEST_F(ParallelCommandTest, CopiesOfExpertsSumTheirGradients) {
 
 // docs/distributed.md section 4.1: rows of every expert on two copies under the amax of all.
 TEST_F(ParallelCommandTest, CopiesOfExpertsShareTheAmaxOfTheirRows) {
-  const Arguments experts = {"--ep",
-                             "2",
-                             "--dp",
-                             "2",
-                             "--layer",
-                             "grouped_linear",
-                             "--m-splits",
-                             "64,128",
-                             "--input",
-                             "gen:normal,shape=192x64",
-                             "--grad-output",
-                             "gen:normal,seed=2,shape=192x96",
-                             "--weight",
-                             "gen:normal,seed=3,shape=96x64",
-                             "--weight",
-                             "gen:normal,seed=4,shape=96x64",
-                             "--recipe",
-                             "fp8_current",
-                             "--requires-grad",
-                             "x"};
+  const Arguments experts =
+      kCopiesOfExperts + Arguments{"--recipe", "fp8_current", "--requires-grad", "x"};
   const Arguments named = {"--amax-group", "input=data", "--amax-group", "grad_output=data"};
   EXPECT_EQ(Quantgate(Arguments{"verify"} + experts).exit_code, 1);
   const ProcessResult result = Quantgate(Arguments{"verify"} + experts + named);
