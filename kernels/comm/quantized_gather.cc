@@ -75,13 +75,6 @@ absl::Status GatherCopy(const GatherContext& context, const std::string& name, U
   return absl::OkStatus();
 }
 
-absl::StatusOr<Tensor> NoAmaxes(const GatherContext& context, int64_t count) {
-  const std::vector<float> zeros(static_cast<size_t>(count));
-  QG_ASSIGN_OR_RETURN(const Tensor host,
-                      Tensor::FromBytes(DType::kF32, {count}, std::as_bytes(std::span(zeros))));
-  return context.engine.ToDevice(host, context.cancellation);
-}
-
 /// f32 [1] each, as one tensor of `all` from `first` on, with zeros around them.
 absl::StatusOr<Tensor> AtPlace(const GatherContext& context, const std::vector<Tensor>& amaxes,
                                int64_t first, int64_t all) {
@@ -89,11 +82,12 @@ absl::StatusOr<Tensor> AtPlace(const GatherContext& context, const std::vector<T
   const int64_t behind = all - first - static_cast<int64_t>(amaxes.size());
   std::vector<Tensor> parts = amaxes;
   if (first > 0) {
-    QG_ASSIGN_OR_RETURN(const Tensor zeros, NoAmaxes(context, first));
+    QG_ASSIGN_OR_RETURN(const Tensor zeros, NoAmaxes(context.engine, first, context.cancellation));
     parts.insert(parts.begin(), zeros);
   }
   if (behind > 0) {
-    QG_ASSIGN_OR_RETURN(parts.emplace_back(), NoAmaxes(context, behind));
+    QG_ASSIGN_OR_RETURN(parts.emplace_back(),
+                        NoAmaxes(context.engine, behind, context.cancellation));
   }
   return context.engine.ConcatenateRows(parts, context.cancellation);
 }
@@ -132,6 +126,13 @@ GatherMethod GatherMethodOf(const Recipe& recipe, TensorRole role, std::span<con
 
 Usages ShardUsages(const Quantizer& quantizer, Usages wanted) {
   return quantizer.rowwise.format == QuantizerFormat::kFp8Tensor ? Usages{true, false} : wanted;
+}
+
+absl::StatusOr<Tensor> NoAmaxes(Engine& engine, int64_t count, const Cancellation* cancellation) {
+  const std::vector<float> zeros(static_cast<size_t>(count));
+  QG_ASSIGN_OR_RETURN(const Tensor host,
+                      Tensor::FromBytes(DType::kF32, {count}, std::as_bytes(std::span(zeros))));
+  return engine.ToDevice(host, cancellation);
 }
 
 absl::Status ReduceAmaxes(const GatherContext& context, const Tensor& shard,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/comm/quantized_gather.h"
 #include "kernels/comm/world.h"
 #include "kernels/layer/expert_run.h"
 #include "kernels/layer/layer_program.h"
@@ -57,20 +58,14 @@ std::vector<DelayedScalingState*> StatesOf(std::span<const ReducedLayer> layers,
   return states;
 }
 
-absl::StatusOr<Tensor> NoAmax(StepRecorder& recorder) {
-  QG_ASSIGN_OR_RETURN(const Tensor zero, Tensor::FromScalar(0.0f));
-  QG_ASSIGN_OR_RETURN(const Tensor there,
-                      recorder.engine().ToDevice(zero, recorder.cancellation()));
-  return there.Reinterpret(there.dtype(), {1, 1});
-}
-
 absl::Status Reduce(StepRecorder& recorder, ProcessGroup& group,
                     const std::vector<DelayedScalingState*>& states) {
   Engine& engine = recorder.engine();
   std::vector<Tensor> amaxes;
   for (const DelayedScalingState* state : states) {
     if (state == nullptr) {
-      QG_ASSIGN_OR_RETURN(amaxes.emplace_back(), NoAmax(recorder));
+      QG_ASSIGN_OR_RETURN(const Tensor none, NoAmaxes(engine, 1, recorder.cancellation()));
+      QG_ASSIGN_OR_RETURN(amaxes.emplace_back(), none.Reinterpret(none.dtype(), {1, 1}));
       continue;
     }
     QG_ASSIGN_OR_RETURN(const Tensor history, Column(*state));
