@@ -38,11 +38,7 @@ std::map<std::string, Tensor> Weights(const SessionSpec& spec) {
 }
 
 ForwardStep ForwardOn(uint64_t seed, const std::string& microbatch, AmaxGroups groups = {}) {
-  ForwardStep step;
-  step.microbatch = microbatch;
-  step.x = Uneven(seed);
-  step.amax_groups = std::move(groups);
-  return step;
+  return ForwardOf(Uneven(seed), microbatch, std::move(groups));
 }
 
 // Each copy's rows have amaxes of their own, so that under the default the scales, and the bits,

@@ -19,6 +19,14 @@ inline AmaxGroups AmaxGroupsOf(const std::vector<std::pair<TensorRole, std::stri
   return groups;
 }
 
+inline ForwardStep ForwardOf(const Tensor& x, const std::string& microbatch, AmaxGroups groups) {
+  ForwardStep step;
+  step.microbatch = microbatch;
+  step.x = x;
+  step.amax_groups = std::move(groups);
+  return step;
+}
+
 inline std::string HexOf(Engine& engine, const absl::StatusOr<SessionStepResult>& result,
                          const std::string& name) {
   const auto fingerprint = engine.FingerprintOf(OutputOf(result, name), nullptr);

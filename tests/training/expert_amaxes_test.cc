@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/numerics/cast.h"
 #include "tests/training/amax_records.h"
@@ -37,11 +36,7 @@ Tensor UnevenBatch(uint64_t seed) {
 }
 
 ForwardStep ForwardOn(uint64_t seed, const std::string& microbatch, AmaxGroups groups = {}) {
-  ForwardStep step;
-  step.microbatch = microbatch;
-  step.x = UnevenBatch(seed);
-  step.amax_groups = std::move(groups);
-  return step;
+  return ForwardOf(UnevenBatch(seed), microbatch, std::move(groups));
 }
 
 /// Experts, a linear layer of which all ranks are copies, and experts again.
@@ -63,20 +58,6 @@ SessionSpec OnRanks(SessionSpec spec, const ParallelSpec& parallel, const AmaxGr
   spec.parallel = parallel;
   spec.parallel->amax_groups = groups;
   return spec;
-}
-
-/// One layer, and what it has.
-SessionSpec FirstLayer(const std::string& recipe, ParallelMode mode) {
-  SessionSpec spec = ExpertLayers(recipe);
-  spec.layers.resize(1);
-  spec.layers[0].spec.parallel_mode = mode;
-  return spec;
-}
-
-std::map<std::string, Tensor> FirstParameters() {
-  std::map<std::string, Tensor> parameters = ExpertParameters();
-  std::erase_if(parameters, [](const auto& one) { return !absl::StartsWith(one.first, "fc1."); });
-  return parameters;
 }
 
 AmaxGroups OfBatches(const std::string& group) {
@@ -169,7 +150,7 @@ TEST(ExpertAmaxes, AreThoseOfTheRowsThatTheGroupHas) {
 // What each rank's experts saw, by what was put into the rows: row 0 of a history is rolled away.
 TEST(ExpertAmaxes, DelayedScalingReducesOverTheGroupOfItsForward) {
   const auto engine = MakeCpuEngine({.threads = 1});
-  const SessionSpec spec = FirstLayer("fp8_delayed", ParallelMode::kNone);
+  const SessionSpec spec = FirstExperts("fp8_delayed", ParallelMode::kNone);
   struct Case {
     int ranks;
     const char* x;
@@ -184,7 +165,7 @@ TEST(ExpertAmaxes, DelayedScalingReducesOverTheGroupOfItsForward) {
     const AmaxGroups groups =
         AmaxGroupsOf({{TensorRole::kInput, one.x}, {TensorRole::kGradOutput, one.dy}});
     const auto session =
-        OpenRanks(*engine, OnRanks(spec, Experts(one.ranks, 2), {}), FirstParameters());
+        OpenRanks(*engine, OnRanks(spec, Experts(one.ranks, 2), {}), FirstExpertParameters());
     ASSERT_TRUE(session->Forward(ForwardOn(1, "0", groups), nullptr).ok());
     ASSERT_TRUE(session->Backward({"0", UnevenBatch(2)}, nullptr).ok());
     for (size_t rank = 0; rank < static_cast<size_t>(one.ranks) * 2; ++rank) {
@@ -251,13 +232,14 @@ TEST(ExpertAmaxes, OfDividedWeightsHaveTheBitsOfOneRank) {
                                           {TensorRole::kGradOutput, "world"}});
   for (const char* recipe : {"fp8_current", "nvfp4:disable_stochastic_rounding=true"}) {
     for (const WeightStorage storage : {WeightStorage::kHighPrecision, WeightStorage::kQuantized}) {
-      SessionSpec spec = FirstLayer(recipe, ParallelMode::kColumn);
+      SessionSpec spec = FirstExperts(recipe, ParallelMode::kColumn);
       spec.weights = storage;
       for (const ParallelSpec& parallel : {Ranks(2), Ranks(4, 1, true), Ranks(2, 2)}) {
         SCOPED_TRACE(absl::StrCat(recipe, " ", parallel.Label(), " ",
                                   std::string(WeightStorageName(storage))));
-        const auto one = OpenRanks(*engine, OnOneRank(spec), FirstParameters());
-        const auto ranks = OpenRanks(*engine, OnRanks(spec, parallel, groups), FirstParameters());
+        const auto one = OpenRanks(*engine, OnOneRank(spec), FirstExpertParameters());
+        const auto ranks =
+            OpenRanks(*engine, OnRanks(spec, parallel, groups), FirstExpertParameters());
         ASSERT_TRUE(one != nullptr && ranks != nullptr);
         // Copies sum gradients, so that the next update is another one.
         const uint64_t updates = parallel.data_parallel == 1 ? 2 : 1;

@@ -44,6 +44,19 @@ inline std::map<std::string, Tensor> ExpertParameters() {
   return parameters;
 }
 
+/// The first of these layers alone, and its parameters.
+inline SessionSpec FirstExperts(const std::string& recipe, ParallelMode mode) {
+  SessionSpec spec = ExpertLayers(recipe);
+  spec.layers.resize(1);
+  spec.layers[0].spec.parallel_mode = mode;
+  return spec;
+}
+inline std::map<std::string, Tensor> FirstExpertParameters() {
+  std::map<std::string, Tensor> parameters = ExpertParameters();
+  std::erase_if(parameters, [](const auto& one) { return !one.first.starts_with("fc1."); });
+  return parameters;
+}
+
 inline ParallelSpec Experts(int ranks, int copies = 1) {
   ParallelSpec parallel = Ranks(1, copies);
   parallel.expert_parallel = ranks;

@@ -30,19 +30,11 @@ SessionSpec Divided(SessionSpec spec, const ParallelSpec& parallel) {
   return spec;
 }
 
-/// One layer of experts.
-SessionSpec OneLayer(const std::string& recipe, ParallelMode mode) {
-  SessionSpec spec = ExpertLayers(recipe);
-  spec.layers.resize(1);
-  spec.layers[0].spec.parallel_mode = mode;
-  return spec;
-}
-
+/// Of one layer of experts: row-parallel ones have no biases.
 std::map<std::string, Tensor> ParametersOf(ParallelMode mode) {
-  std::map<std::string, Tensor> parameters = ExpertParameters();
+  std::map<std::string, Tensor> parameters = FirstExpertParameters();
   std::erase_if(parameters, [&](const auto& parameter) {
-    const bool is_of_layer = parameter.first.starts_with("fc1.");
-    return !is_of_layer || (mode == kRow && parameter.first.starts_with("fc1.bias"));
+    return mode == kRow && parameter.first.starts_with("fc1.bias");
   });
   return parameters;
 }
@@ -105,7 +97,7 @@ class GroupedBits : public ::testing::TestWithParam<BitsCase> {
 
 TEST_P(GroupedBits, WhatIsNoSumHasTheBitsOfOneRank) {
   const auto& [recipe, mode, ranks_max] = GetParam();
-  SessionSpec spec = OneLayer(recipe, mode);
+  SessionSpec spec = FirstExperts(recipe, mode);
   for (int ranks = 2; ranks <= ranks_max; ranks *= 2) {
     for (const bool sp : {false, true}) {
       SCOPED_TRACE(Ranks(ranks, 1, sp).Label());
@@ -122,7 +114,7 @@ TEST_P(GroupedBits, WhatIsNoSumHasTheBitsOfOneRank) {
 // Copies divide every expert's rows, however many.
 TEST_P(GroupedBits, WhatIsNoSumHasTheBitsOfWholeCopies) {
   const auto& [recipe, mode, ranks_max] = GetParam();
-  SessionSpec spec = OneLayer(recipe, mode);
+  SessionSpec spec = FirstExperts(recipe, mode);
   const bool is_exact = spec.recipe.name() == "bf16";
   if (is_exact) spec.layers[0].spec.m_splits = {37, 0, 21, 6};
   const int64_t rows = is_exact ? 64 : kBatch;
