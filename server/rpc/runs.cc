@@ -86,8 +86,8 @@ absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl:
   QG_ASSIGN_OR_RETURN(const bool may_be_known,
                       context_.run_store.MayHaveRequest(request.request_id()));
   if (may_be_known) {
-    QG_ASSIGN_OR_RETURN(const auto earlier,
-                        context_.run_store.FindRequest(request.request_id(), SpecContentOf(request)));
+    QG_ASSIGN_OR_RETURN(const auto earlier, context_.run_store.FindRequest(request.request_id(),
+                                                                           SpecContentOf(request)));
     if (earlier.has_value()) return earlier->run_id;
   }
 
