@@ -149,11 +149,14 @@ TEST(OverlapCheck, RefusesTheGatherOfANormThatIsReturned) {
               HasSubstr("grad is not enabled"));
 }
 
-// What a session hides is of its other layers: experts communicate nothing.
+// What a session hides is of its other layers: experts communicate nothing, so that a plan which a
+// linear layer refuses is none of theirs.
 TEST(OverlapCheck, LeavesExpertsAlone) {
-  LayerRequest request = GroupedLinearCase();
-  request.layer.parallel_mode = ParallelMode::kColumn;
-  EXPECT_EQ(ErrorOf(request, StepOf(kColumnDefaults, {}), "bf16"), "");
+  const OverlapPlan refused = {.dgrad = kPipeline, .wgrad = kBulk};
+  EXPECT_THAT(ColumnError(refused, "bf16"), HasSubstr("overlap.wgrad is bulk"));
+  LayerRequest experts = GroupedLinearCase();
+  experts.layer.parallel_mode = ParallelMode::kColumn;
+  EXPECT_EQ(ErrorOf(experts, StepOf(refused, {}), "bf16"), "");
 }
 
 TEST(OverlapCheck, RefusesAStepWithoutItsEnd) {
