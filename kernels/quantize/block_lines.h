@@ -119,7 +119,7 @@ class BlockElements {
   }
 
   FloatClass ClassOf(int64_t line, int64_t element) const {
-    return Unpack<Source>(At(line, element)).kind;
+    return FloatClassOf<Source>(At(line, element));
   }
 
   /// Two E2M1 codes share a byte: the low nibble must be written first.
@@ -155,10 +155,12 @@ class BlockElements {
               QuantizationCounts& counts) const {
     for (int64_t l = block.line; l < block.line + block.lines; ++l) {
       for (int64_t i = block.begin; i < block.begin + block.length; ++i) {
-        const float scaled = scale(Value(l, i));
+        const typename Source::Storage source = At(l, i);
+        const float scaled = scale(DecodeFloat<Source>(source));
         const uint8_t code = EncodeFloat<Element>(scaled, spec.element_rounding, spec.overflow);
         Write(l, i, code);
-        CountElement<Element>(ClassOf(l, i), scaled, code, spec.element_rounding, counts);
+        CountElement<Element>(FloatClassOf<Source>(source), scaled, code, spec.element_rounding,
+                              counts);
       }
     }
   }

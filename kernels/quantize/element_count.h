@@ -8,6 +8,17 @@
 
 namespace quantgate {
 
+/// Unpack<F>(code).kind, by the order of codes alone.
+template <class F>
+constexpr FloatClass FloatClassOf(typename F::Storage code) {
+  using C = FormatConstants<F>;
+  const uint32_t magnitude = code & (C::kSignMask - 1u);
+  if (magnitude == 0) return FloatClass::kZero;
+  if (magnitude <= C::kMaxFinite) return FloatClass::kFinite;
+  return F::kSpecials == Specials::kIeee && magnitude == C::kMaxFinite + 1u ? FloatClass::kInfinite
+                                                                            : FloatClass::kNan;
+}
+
 /// `scaled` is what was cast to `code`.
 template <class F>
 constexpr void CountElement(FloatClass source, float scaled, uint8_t code, ElementRounding rounding,

@@ -24,7 +24,8 @@ void Cast(const CastPiece& piece, ElementRounding rounding, Overflow overflow,
   for (int64_t i = 0; i < piece.count; ++i) {
     const float scaled = DecodeFloat<Source>(source[i]) * piece.scale;
     piece.codes[i] = EncodeFloat<Element>(scaled, rounding, overflow);
-    CountElement<Element>(Unpack<Source>(source[i]).kind, scaled, piece.codes[i], rounding, counts);
+    CountElement<Element>(FloatClassOf<Source>(source[i]), scaled, piece.codes[i], rounding,
+                          counts);
   }
 }
 

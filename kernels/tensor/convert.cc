@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/numerics/cast.h"
+#include "kernels/numerics/branch_free_cast.h"
 #include "kernels/numerics/format_list.h"
 #include "kernels/tensor/tensor_checks.h"
 
@@ -31,20 +31,12 @@ struct Element<Float32> {
   static Storage Round(double value) { return std::bit_cast<float>(EncodeDouble<Float32>(value)); }
 };
 
-/// EncodeFloat<BFloat16> without branches: adding just under half, or half when the kept part is
-/// odd, carries exactly when the dropped half rounds up. A NaN would carry out of its all-ones
-/// mantissa and is replaced.
-template <>
-struct Element<BFloat16> {
+template <class F>
+requires(sizeof(typename F::Storage) == 2) struct Element<F> {
   using Storage = uint16_t;
-  static float Load(Storage code) { return DecodeFloat<BFloat16>(code); }
-  static Storage Round(float value) {
-    const uint32_t bits = std::bit_cast<uint32_t>(value);
-    const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-    return static_cast<Storage>((bits & 0x7FFFFFFF) > 0x7F800000 ? BFloat16::kCanonicalNan
-                                                                 : rounded);
-  }
-  static Storage Round(double value) { return EncodeDouble<BFloat16>(value); }
+  static float Load(Storage code) { return DecodeFloat<F>(code); }
+  static Storage Round(float value) { return EncodeBranchFree<F>(value); }
+  static Storage Round(double value) { return EncodeDouble<F>(value); }
 };
 
 struct Float64Source {

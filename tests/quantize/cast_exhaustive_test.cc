@@ -7,6 +7,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "kernels/numerics/branch_free_cast.h"
 #include "kernels/numerics/e8m0.h"
 #include "kernels/quantize/quantize_kernels.h"
 #include "kernels/tensor/fingerprint.h"
@@ -261,6 +262,26 @@ std::string BoundariesDigest() {
     last = code;
   }
   return Sha256Of(std::as_bytes(std::span(lines))).Hex();
+}
+
+/// Where the bits differ from EncodeFloat's, which BoundariesDigest holds against ml_dtypes.
+template <class F>
+int64_t BranchFreeDifferences() {
+  std::atomic<int64_t> differences = 0;
+  ForEveryInput([&](uint32_t, const std::vector<uint32_t>& bits) {
+    int64_t here = 0;
+    for (const uint32_t input : bits) {
+      const auto value = std::bit_cast<float>(input);
+      here += EncodeBranchFree<F>(value) != EncodeFloat<F>(value);
+    }
+    differences += here;
+  });
+  return differences;
+}
+
+TEST(CastExhaustive, BranchFreeGivesTheSameCodes) {
+  EXPECT_EQ(BranchFreeDifferences<BFloat16>(), 0);
+  EXPECT_EQ(BranchFreeDifferences<Float16>(), 0);
 }
 
 TEST(CastExhaustive, SixteenBitFormats) {

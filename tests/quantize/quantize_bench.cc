@@ -143,17 +143,33 @@ BENCHMARK_CAPTURE(QuantizeBoth, nvfp4_tiles, Nvfp4(2, false))->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeBoth, nvfp4_hadamard_stochastic, Nvfp4(1, true))->Apply(EveryIsa);
 BENCHMARK_CAPTURE(QuantizeBoth, nvfp4_4over6_tiles, FourOverSixTiles())->Apply(EveryIsa);
 
-void BM_Dequantize(benchmark::State& state) {
+void Dequantize(benchmark::State& state, const Quantizer& quantizer, Usage usage, DType out) {
   const ExecutionContext context = Context(state);
-  const QuantizedTensor quantized = *QuantizeCpu(
-      Source(DType::kBF16), QuantizerSpec{.format = QuantizerFormat::kFp8Tensor}, {}, {}, context);
+  const QuantizedTensor quantized =
+      *QuantizeCpu(Source(DType::kBF16), quantizer, {true, true}, {}, context);
+  int64_t bytes = 0;
   for (auto _ : state) {
-    benchmark::DoNotOptimize(
-        DequantizeCpu(quantized, Usage::kRowwise, DType::kBF16, context)->data());
+    const Tensor values = *DequantizeCpu(quantized, usage, out, context);
+    bytes = static_cast<int64_t>(values.byte_size() + quantized.copy(usage)->data.byte_size());
   }
-  SetBytes(state, kBytes / 2 + kBytes);
+  SetBytes(state, bytes);
+  state.SetItemsProcessed(state.iterations() * kBytes / 2);
 }
-BENCHMARK(BM_Dequantize)->Apply(BestPath);
+BENCHMARK_CAPTURE(Dequantize, fp8_tensor, Fp8Tensor(), Usage::kRowwise, DType::kBF16)
+    ->Apply(BestPath);
+BENCHMARK_CAPTURE(Dequantize, fp8_block, Fp8Block(1), Usage::kRowwise, DType::kBF16)
+    ->Apply(BestPath);
+BENCHMARK_CAPTURE(Dequantize, fp8_block_columnwise, Fp8Block(2), Usage::kColumnwise, DType::kBF16)
+    ->Apply(BestPath);
+BENCHMARK_CAPTURE(Dequantize, mxfp8, Mxfp8(1), Usage::kRowwise, DType::kBF16)->Apply(BestPath);
+BENCHMARK_CAPTURE(Dequantize, mxfp8_to_f16, Mxfp8(1), Usage::kRowwise, DType::kF16)
+    ->Apply(BestPath);
+BENCHMARK_CAPTURE(Dequantize, mxfp8_to_f32, Mxfp8(1), Usage::kRowwise, DType::kF32)
+    ->Apply(BestPath);
+BENCHMARK_CAPTURE(Dequantize, mxfp8_columnwise, Mxfp8(1), Usage::kColumnwise, DType::kBF16)
+    ->Apply(BestPath);
+BENCHMARK_CAPTURE(Dequantize, nvfp4, Nvfp4(1, false), Usage::kRowwise, DType::kBF16)
+    ->Apply(BestPath);
 
 void BM_TransposeBytes(benchmark::State& state) {
   const ExecutionContext context = Context(state);
@@ -182,6 +198,16 @@ void BM_CastF32ToBf16(benchmark::State& state) {
   SetBytes(state, kBytes + kBytes / 2);
 }
 BENCHMARK(BM_CastF32ToBf16)->Apply(BestPath);
+
+void BM_CastF32ToF16(benchmark::State& state) {
+  const ExecutionContext context = Context(state);
+  const Tensor source = Source(DType::kF32);
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(CastTensor(source, DType::kF16, context)->data());
+  }
+  SetBytes(state, kBytes + kBytes / 2);
+}
+BENCHMARK(BM_CastF32ToF16)->Apply(BestPath);
 
 void BM_Fingerprint(benchmark::State& state) {
   const ExecutionContext context = Context(state);

@@ -74,7 +74,7 @@ TEST(CastTensor, F32ToSixteenBits) {
   const Tensor bf16 = *CastTensor(FloatTensor(values), DType::kBF16, {});
   const Tensor f16 = *CastTensor(FloatTensor(values), DType::kF16, {});
   for (size_t i = 0; i < values.size(); ++i) {
-    // EncodeFloat is exhaustively tested; the branch-free bf16 rounding must equal it.
+    // EncodeFloat is exhaustively tested; the branch-free rounding must equal it.
     EXPECT_EQ(bf16.as<uint16_t>()[i], EncodeFloat<BFloat16>(values[i])) << values[i];
     const auto half = static_cast<_Float16>(values[i]);
     const uint16_t expected = std::isnan(values[i]) ? 0x7FFF : std::bit_cast<uint16_t>(half);
