@@ -37,9 +37,11 @@ struct PanelDecode {
     if constexpr (C::kBits < 8) code &= (1u << C::kBits) - 1;
     const uint32_t magnitude = code & ~static_cast<uint32_t>(C::kSignMask);
     const int32_t field = static_cast<int32_t>(magnitude >> Format::kMantissaBits);
-    const int32_t exponent = (field == 0 ? 1 : field) - Format::kBias;
-    const int32_t significand = static_cast<int32_t>(
-        (magnitude & C::kMantissaMask) | (field == 0 ? 0u : 1u << Format::kMantissaBits));
+    // Arithmetic in place of choices: of E2M1's few fields compilers would make branches.
+    const int32_t is_normal = field != 0;
+    const int32_t exponent = field + 1 - is_normal - Format::kBias;
+    const int32_t significand =
+        static_cast<int32_t>(magnitude & C::kMantissaMask) | is_normal << Format::kMantissaBits;
     const bool keep = magnitude != 0 && magnitude <= C::kMaxFinite;
     const Value absolute =
         static_cast<Value>(significand) * PowerOfTwo(Value(), exponent - Format::kMantissaBits);
@@ -57,11 +59,18 @@ struct PanelDecode {
   template <class Panel, class Format>
   static void Row(const void* source, int64_t count, typename Panel::Value* __restrict values,
                   typename Panel::Exponent* __restrict exponents) {
+    constexpr int64_t kRun = 256;
     const auto* codes = static_cast<const typename Format::Storage*>(source);
-    for (int64_t i = 0; i < count; ++i) {
-      const Element<Panel> element = DecodeOne<Panel, Format>(Load<Format>(codes, i));
-      values[i] = element.value;
-      exponents[i] = element.exponent;
+    for (int64_t begin = 0; begin < count; begin += kRun) {
+      const int64_t length = count - begin < kRun ? count - begin : kRun;
+      // As in Columns; nor do they a loop in which tf32's NaN go a way of their own.
+      uint32_t run[kRun];
+      for (int64_t i = 0; i < length; ++i) run[i] = Load<Format>(codes, begin + i);
+      for (int64_t i = 0; i < length; ++i) {
+        const Element<Panel> element = DecodeOne<Panel, Format>(run[i]);
+        values[begin + i] = element.value;
+        exponents[begin + i] = element.exponent;
+      }
     }
   }
 
