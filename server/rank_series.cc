@@ -33,6 +33,14 @@ LabelAxis CommFailureAxis() {
   return axis;
 }
 
+LabelAxis CommunicatorAxis() {
+  LabelAxis axis{"event", {}};
+  for (int event = 0; event < kCommunicatorEvents; ++event) {
+    axis.values.emplace_back(CommunicatorEventName(static_cast<CommunicatorEvent>(event)));
+  }
+  return axis;
+}
+
 // Time of an overlapped stage by the larger of its GEMMs' and its communication's: 1 is the best.
 const Buckets kEfficiencyBuckets = {1, 1.01, 1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 2, 3, 5};
 
@@ -50,6 +58,10 @@ RankSeries::RankSeries(prometheus::Registry& registry)
                                  "Ranks that did not return from their engine after their run "
                                  "had failed: the server is not ready then."),
                    {BackendAxis()}),
+      communicators_(CounterFamily(registry, "quantgate_communicators_total",
+                                   "NCCL's communicators that were made, leased by a group from "
+                                   "one that had ended, closed, or aborted."),
+                     {CommunicatorAxis()}),
       collective_calls_(CounterFamily(registry, "quantgate_collective_calls_total",
                                       "Collective calls of groups."),
                         {BackendAxis(), CallAxis()}),
@@ -81,6 +93,11 @@ void RankSeries::Overlapped(const OverlapTimeline& timeline) {
 }
 
 void RankSeries::Refresh() {
+  const auto communicators = communication_.ReadCommunicators();
+  for (int i = 0; i < kCommunicatorEvents; ++i) {
+    RaiseTo(communicators_(CommunicatorEventName(static_cast<CommunicatorEvent>(i))),
+            communicators[i]);
+  }
   for (const CollectiveBackend backend : kBackends) {
     const CommStatistics::Totals totals = communication_.Read(backend);
     const std::string_view name = CollectiveBackendName(backend);

@@ -20,7 +20,7 @@ class RankSeries {
 
  private:
   CommStatistics communication_;
-  CounterGrid parallel_runs_, parallel_failures_, stuck_ranks_;
+  CounterGrid parallel_runs_, parallel_failures_, stuck_ranks_, communicators_;
   CounterGrid collective_calls_, collective_bytes_, collective_wait_;
   CounterGrid overlap_seconds_;
   HistogramGrid overlap_efficiency_;

@@ -16,6 +16,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/comm/communicator_cache.h"
 #include "server/build_description.h"
 #include "server/http_endpoint.h"
 #include "server/limits.h"
@@ -126,6 +127,7 @@ class RunningServer : public Server {
   DataDir data_dir_;
   DeviceWatch watch_;
   std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<CommunicatorCache> communicators_;  ///< Of every world, which ends before.
   RankSetting ranks_;
   std::unique_ptr<BlobStore> blobs_;
   std::unique_ptr<Database> database_;
@@ -160,6 +162,8 @@ absl::Status RunningServer::Open() {
       AllRpcMethods(), BuildLabels{build.version, build.revision, DescribeDevices(devices_)});
   ranks_ = {&metrics_->communication(), options_.rank_deadline, options_.make_transport,
             options_.wrap_engine};
+  communicators_ = std::make_unique<CommunicatorCache>(&metrics_->communication());
+  ranks_.communicators = communicators_.get();
   ranks_.on_stuck = [this](const absl::Status& why) { RanksStuck(why); };
   BlobStoreOptions blob_options;
   blob_options.blobs_path = data_dir_.blobs_path();

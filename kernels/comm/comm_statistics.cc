@@ -15,6 +15,12 @@ CommFailure CommFailureOf(const absl::Status& status, bool is_of_group) {
   return absl::IsFailedPrecondition(status) ? CommFailure::kMismatch : CommFailure::kTransport;
 }
 
+std::string_view CommunicatorEventName(CommunicatorEvent event) {
+  static constexpr std::string_view kNames[kCommunicatorEvents] = {"made", "leased", "closed",
+                                                                   "aborted"};
+  return kNames[static_cast<size_t>(event)];
+}
+
 void CommStatistics::Called(CollectiveBackend backend, CallKind kind, bool is_first, int64_t bytes,
                             absl::Duration waited) {
   const std::scoped_lock lock(mutex_);
@@ -35,6 +41,16 @@ void CommStatistics::RunEnded(CollectiveBackend backend, const absl::Status& sta
 void CommStatistics::RanksStuck(CollectiveBackend backend, int count) {
   const std::scoped_lock lock(mutex_);
   Of(backend).stuck_ranks += count;
+}
+
+void CommStatistics::Communicators(CommunicatorEvent event, int count) {
+  const std::scoped_lock lock(mutex_);
+  communicators_[static_cast<size_t>(event)] += count;
+}
+
+std::array<int64_t, kCommunicatorEvents> CommStatistics::ReadCommunicators() const {
+  const std::scoped_lock lock(mutex_);
+  return communicators_;
 }
 
 CommStatistics::Totals CommStatistics::Read(CollectiveBackend backend) const {

@@ -28,6 +28,16 @@ std::string_view CommFailureName(CommFailure failure);  ///< "mismatch", "deadli
 /// `is_of_group`: a group gave the error.
 CommFailure CommFailureOf(const absl::Status& status, bool is_of_group);
 
+/// What becomes of a communicator (kernels/comm/communicator_cache.h).
+enum class CommunicatorEvent {
+  kMade,
+  kLeased,  ///< By a group, from one that has ended.
+  kClosed,  ///< In order: too many are idle, or the process ends.
+  kAborted,
+};
+inline constexpr int kCommunicatorEvents = 4;
+std::string_view CommunicatorEventName(CommunicatorEvent event);  ///< "made", "leased", ...
+
 class CommStatistics {
  public:
   /// Of one backend.
@@ -49,8 +59,11 @@ class CommStatistics {
   /// `is_of_group`: what failed was a collective call.
   void RunEnded(CollectiveBackend backend, const absl::Status& status, bool is_of_group);
   void RanksStuck(CollectiveBackend backend, int count);
+  void Communicators(CommunicatorEvent event, int count);
 
   Totals Read(CollectiveBackend backend) const;
+  /// Communicators by event.
+  std::array<int64_t, kCommunicatorEvents> ReadCommunicators() const;
 
  private:
   Totals& Of(CollectiveBackend backend) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -59,6 +72,7 @@ class CommStatistics {
 
   mutable std::mutex mutex_;
   std::array<Totals, 2> totals_ ABSL_GUARDED_BY(mutex_);
+  std::array<int64_t, kCommunicatorEvents> communicators_ ABSL_GUARDED_BY(mutex_) = {};
 };
 
 }  // namespace quantgate

@@ -11,11 +11,11 @@
 namespace quantgate {
 
 struct CudaCollectives {
-  /// MakeNcclTransport and MakeNcclPool of kernels/comm/nccl_transport.h; UNIMPLEMENTED from a
-  /// module that was built without NCCL's header.
+  /// MakeNcclTransport and CheckNccl of kernels/comm/nccl_transport.h; UNIMPLEMENTED from a module
+  /// that was built without NCCL's header.
   absl::StatusOr<std::unique_ptr<Transport>> (*make_nccl_transport)(
-      std::span<Engine* const> engines, absl::Duration deadline, CommunicatorPool* pool);
-  absl::StatusOr<std::unique_ptr<CommunicatorPool>> (*make_nccl_pool)();
+      std::span<Engine* const> engines, absl::Duration deadline, CommunicatorCache* communicators);
+  absl::Status (*check_nccl)();
 };
 
 }  // namespace quantgate

@@ -5,7 +5,7 @@
 namespace quantgate {
 
 const CudaCollectives* Collectives() {
-  static constexpr CudaCollectives kCollectives = {&MakeNcclTransport, &MakeNcclPool};
+  static constexpr CudaCollectives kCollectives = {&MakeNcclTransport, &CheckNccl};
   return &kCollectives;
 }
 

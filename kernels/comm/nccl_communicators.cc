@@ -2,49 +2,62 @@
 
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
+namespace {
 
-absl::Status OpenCommunicators(const NcclLibrary& library, std::span<CudaEngine* const> engines,
-                               NcclCommunicators& communicators) {
-  const NcclFunctions& nccl = library.call();
+/// Of coming about and of ending.
+constexpr absl::Duration kCommunicatorDeadline = absl::Seconds(60);
+
+}  // namespace
+
+std::mutex& NcclTurn() {
+  static std::mutex& mutex = *new std::mutex;
+  return mutex;
+}
+
+absl::StatusOr<std::unique_ptr<CommunicatorSet>> NcclCommunicators::Open(
+    const NcclLibrary& library, std::span<CudaEngine* const> engines) {
+  std::unique_ptr<NcclCommunicators> opened(new NcclCommunicators(library));
+  const std::scoped_lock turn(NcclTurn());
+  QG_RETURN_IF_ERROR(opened->OpenAll(engines));
+  return opened;
+}
+
+absl::Status NcclCommunicators::OpenAll(std::span<CudaEngine* const> engines) {
+  const NcclFunctions& nccl = library_.call();
   ncclUniqueId id;
-  QG_RETURN_IF_ERROR(library.StatusOf(nccl.GetUniqueId(&id), "ncclGetUniqueId"));
-  communicators.resize(engines.size());
+  QG_RETURN_IF_ERROR(library_.StatusOf(nccl.GetUniqueId(&id), "ncclGetUniqueId"));
+  communicators_.resize(engines.size());
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;  // So that a deadline can end a wait.
-  const int size = static_cast<int>(engines.size());
-  absl::Status status = library.StatusOf(nccl.GroupStart(), "ncclGroupStart");
-  for (int place = 0; place < size && status.ok(); ++place) {
+  absl::Status status = library_.StatusOf(nccl.GroupStart(), "ncclGroupStart");
+  for (int place = 0; place < size() && status.ok(); ++place) {
     status = engines[place]->device().MakeCurrent();
     if (!status.ok()) break;
     const ncclResult_t result =
-        nccl.CommInitRankConfig(&communicators[place], size, id, place, &config);
-    if (result != ncclInProgress) status = library.StatusOf(result, "ncclCommInitRankConfig");
+        nccl.CommInitRankConfig(&communicators_[place], size(), id, place, &config);
+    if (result != ncclInProgress) status = library_.StatusOf(result, "ncclCommInitRankConfig");
   }
   const ncclResult_t end = nccl.GroupEnd();
   QG_RETURN_IF_ERROR(status);
   if (end != ncclInProgress) {
-    QG_RETURN_IF_ERROR(library.StatusOf(end, "ncclCommInitRankConfig"));
+    QG_RETURN_IF_ERROR(library_.StatusOf(end, "ncclCommInitRankConfig"));
   }
-  return AwaitCommunicators(library, communicators, kCommunicatorDeadline,
-                            "ncclCommInitRankConfig");
+  return Await(kCommunicatorDeadline, "ncclCommInitRankConfig");
 }
 
-absl::Status AwaitCommunicators(const NcclLibrary& library,
-                                std::span<const ncclComm_t> communicators, absl::Duration deadline,
-                                std::string_view call) {
+absl::Status NcclCommunicators::Await(absl::Duration deadline, std::string_view call) const {
   const absl::Time until = absl::Now() + deadline;
-  for (const ncclComm_t communicator : communicators) {
+  for (const ncclComm_t communicator : communicators_) {
     ncclResult_t state = ncclInProgress;
     while (true) {
-      QG_RETURN_IF_ERROR(library.StatusOf(library.call().CommGetAsyncError(communicator, &state),
-                                          "ncclCommGetAsyncError"));
+      QG_RETURN_IF_ERROR(library_.StatusOf(library_.call().CommGetAsyncError(communicator, &state),
+                                           "ncclCommGetAsyncError"));
       if (state != ncclInProgress) break;
       if (absl::Now() > until) {
         return absl::DeadlineExceededError(absl::StrCat(std::string(call), " was not done within ",
@@ -52,45 +65,39 @@ absl::Status AwaitCommunicators(const NcclLibrary& library,
       }
       std::this_thread::yield();
     }
-    QG_RETURN_IF_ERROR(library.StatusOf(state, call));
+    QG_RETURN_IF_ERROR(library_.StatusOf(state, call));
   }
   return absl::OkStatus();
 }
 
-void CloseCommunicators(const NcclLibrary& library, std::span<const ncclComm_t> communicators) {
-  for (const ncclComm_t communicator : communicators) {
-    (void)library.call().CommFinalize(communicator);
+absl::Status NcclCommunicators::Check() const {
+  if (communicators_.empty()) return absl::FailedPreconditionError("communicators have ended");
+  for (const ncclComm_t communicator : communicators_) {
+    ncclResult_t state = ncclSuccess;
+    QG_RETURN_IF_ERROR(library_.StatusOf(library_.call().CommGetAsyncError(communicator, &state),
+                                         "ncclCommGetAsyncError"));
+    QG_RETURN_IF_ERROR(library_.StatusOf(state, "a collective call"));
   }
-  if (!AwaitCommunicators(library, communicators, kCommunicatorDeadline, "ncclCommFinalize").ok()) {
-    return AbortCommunicators(library, communicators);
-  }
-  for (const ncclComm_t communicator : communicators) {
-    (void)library.call().CommDestroy(communicator);
-  }
+  return absl::OkStatus();
 }
 
-void AbortCommunicators(const NcclLibrary& library, std::span<const ncclComm_t> communicators) {
-  for (const ncclComm_t communicator : communicators) {
-    if (communicator != nullptr) (void)library.call().CommAbort(communicator);
+void NcclCommunicators::Close() {
+  const std::scoped_lock turn(NcclTurn());
+  for (const ncclComm_t communicator : communicators_) {
+    (void)library_.call().CommFinalize(communicator);
   }
+  if (!Await(kCommunicatorDeadline, "ncclCommFinalize").ok()) return Abort();
+  for (const ncclComm_t communicator : communicators_) {
+    (void)library_.call().CommDestroy(communicator);
+  }
+  communicators_.clear();
 }
 
-NcclCommunicatorPool::~NcclCommunicatorPool() {
-  for (const auto& [devices, communicators] : kept_) CloseCommunicators(library_, communicators);
-}
-
-NcclCommunicators NcclCommunicatorPool::Take(const std::vector<int>& devices) {
-  const std::scoped_lock lock(mutex_);
-  const auto found = kept_.find(devices);
-  if (found == kept_.end()) return {};
-  NcclCommunicators communicators = std::move(found->second);
-  kept_.erase(found);
-  return communicators;
-}
-
-void NcclCommunicatorPool::Keep(const std::vector<int>& devices, NcclCommunicators communicators) {
-  const std::scoped_lock lock(mutex_);
-  kept_.emplace(devices, std::move(communicators));
+void NcclCommunicators::Abort() {
+  for (const ncclComm_t communicator : communicators_) {
+    if (communicator != nullptr) (void)library_.call().CommAbort(communicator);
+  }
+  communicators_.clear();
 }
 
 }  // namespace quantgate

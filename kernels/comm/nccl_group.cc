@@ -12,12 +12,6 @@
 namespace quantgate {
 namespace {
 
-/// One call after the other, whichever group it is of: two groups may have devices in common.
-std::mutex& IssueMutex() {
-  static std::mutex& mutex = *new std::mutex;
-  return mutex;
-}
-
 /// Between two looks of whoever waits for a group to be done.
 constexpr absl::Duration kLookPeriod = absl::Microseconds(50);
 
@@ -36,54 +30,44 @@ std::vector<int> NotDone(const std::vector<PooledCudaEvent>& events) {
   return places;
 }
 
+CommunicatorKey KeyOf(const std::vector<CudaEngine*>& engines) {
+  CommunicatorKey key{{}, NcclEnvironment()};
+  for (CudaEngine* engine : engines) key.devices.push_back(engine->device().facts().ordinal);
+  return key;
+}
+
+absl::Status InGroup(const GroupDescription& group, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("group ", group.name, ": ", status.message()));
+}
+
 }  // namespace
 
 NcclGroup::NcclGroup(const NcclLibrary& library, const GroupDescription& description,
                      std::vector<CudaEngine*> engines, absl::Duration deadline,
-                     NcclCommunicatorPool* pool)
+                     CommunicatorLease lease)
     : library_(library),
       description_(description),
       engines_(std::move(engines)),
       deadline_(deadline),
-      pool_(pool),
       events_(engines_.size()),
+      lease_(std::move(lease)),
       parts_(engines_.size()) {}
 
 absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Create(const NcclLibrary& library,
                                                              const GroupDescription& description,
                                                              std::vector<CudaEngine*> engines,
                                                              absl::Duration deadline,
-                                                             NcclCommunicatorPool* pool) {
-  std::unique_ptr<NcclGroup> group(
-      new NcclGroup(library, description, std::move(engines), deadline, pool));
-  const std::scoped_lock lock(group->mutex_);
-  const absl::Status opened = group->Open();
-  if (!opened.ok()) {
-    group->failure_ = opened;
-    return opened;
-  }
-  return group;
+                                                             CommunicatorCache& cache) {
+  auto lease =
+      cache.Lease(KeyOf(engines), [&] { return NcclCommunicators::Open(library, engines); });
+  if (!lease.ok()) return InGroup(description, lease.status());
+  return std::unique_ptr<NcclGroup>(
+      new NcclGroup(library, description, std::move(engines), deadline, *std::move(lease)));
 }
 
-std::vector<int> NcclGroup::Devices() const {
-  std::vector<int> devices;
-  for (CudaEngine* engine : engines_) devices.push_back(engine->device().facts().ordinal);
-  return devices;
-}
-
-absl::Status NcclGroup::Open() {
-  if (pool_ != nullptr) communicators_ = pool_->Take(Devices());
-  if (!communicators_.empty()) return absl::OkStatus();
-  const std::scoped_lock order(IssueMutex());
-  const absl::Status status = OpenCommunicators(library_, engines_, communicators_);
-  must_abort_ = !status.ok();
-  return InGroup(status);
-}
-
-absl::Status NcclGroup::InGroup(const absl::Status& status) const {
-  if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat("group ", description_.name, ": ", status.message()));
+const NcclCommunicators& NcclGroup::communicators() const {
+  return static_cast<const NcclCommunicators&>(lease_.set());
 }
 
 absl::Status NcclGroup::Call(int place, Part part) {
@@ -134,17 +118,17 @@ absl::Status NcclGroup::PutPartsOnStreams() {
     const CudaDevice& device = engines_[place]->device();
     status = device.MakeCurrent();
     if (!status.ok()) break;
-    const ncclResult_t result = (*parts_[place])(communicators_[place], device.stream());
+    const ncclResult_t result = (*parts_[place])(communicators().at(place), device.stream());
     if (result != ncclInProgress) status = library_.StatusOf(result, "a collective call");
   }
   const ncclResult_t end = library_.call().GroupEnd();
   QG_RETURN_IF_ERROR(status);
   if (end != ncclInProgress) QG_RETURN_IF_ERROR(library_.StatusOf(end, "ncclGroupEnd"));
-  return InGroup(AwaitCommunicators(library_, communicators_, deadline_, "ncclGroupEnd"));
+  return InGroup(description_, communicators().Await(deadline_, "ncclGroupEnd"));
 }
 
 absl::Status NcclGroup::Issue() {
-  const std::scoped_lock order(IssueMutex());
+  const std::scoped_lock turn(NcclTurn());
   // Nobody holds one of these and waits for another.
   std::vector<std::unique_lock<std::mutex>> streams;
   for (CudaEngine* engine : engines_) streams.push_back(engine->HoldStream());
@@ -171,18 +155,8 @@ absl::Status NcclGroup::health() const {
   return failure_;
 }
 
-absl::Status NcclGroup::CheckReports() const {
-  for (const ncclComm_t communicator : communicators_) {
-    ncclResult_t state = ncclSuccess;
-    QG_RETURN_IF_ERROR(library_.StatusOf(library_.call().CommGetAsyncError(communicator, &state),
-                                         "ncclCommGetAsyncError"));
-    QG_RETURN_IF_ERROR(library_.StatusOf(state, "a collective call"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status NcclGroup::Check(UnderWay& call) const {
-  QG_RETURN_IF_ERROR(CheckReports());
+  QG_RETURN_IF_ERROR(lease_.set().Check());
   const std::vector<int> busy = NotDone(call.before);
   if (busy.size() == call.before.size()) return absl::OkStatus();  // All compute what comes before.
   const absl::Time now = absl::Now();
@@ -207,25 +181,16 @@ bool NcclGroup::Look() {
 }
 
 void NcclGroup::AbortWhatFailed() {
-  NcclCommunicators aborted;
-  {
-    const std::scoped_lock lock(mutex_);
-    if (must_abort_) aborted.swap(communicators_);
-  }
-  AbortCommunicators(library_, aborted);
+  std::unique_lock lock(mutex_);
+  if (!must_abort_) return;
+  CommunicatorLease failed(std::move(lease_));
+  lock.unlock();
+  failed.Abort();
 }
 
-// An error that only the host knows of has left the communicators as they were: a call is on the
-// streams of all members or of none.
 NcclGroup::~NcclGroup() {
   while (!Look()) absl::SleepFor(kLookPeriod);
-  if (must_abort_ || !CheckReports().ok()) {
-    AbortCommunicators(library_, communicators_);
-  } else if (pool_ != nullptr) {
-    pool_->Keep(Devices(), std::move(communicators_));
-  } else {
-    CloseCommunicators(library_, communicators_);
-  }
+  AbortWhatFailed();
 }
 
 std::string NcclGroup::RanksText(const std::vector<int>& places) const {

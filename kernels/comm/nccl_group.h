@@ -30,14 +30,15 @@ class NcclGroup {
   using Part = absl::FunctionRef<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
 
   /// `engines` in the group's order, each on a device of its own; they outlive the group, as does
-  /// `pool`, which has communicators for it or gets them when it has ended; null: nobody keeps
-  /// them. DEADLINE_EXCEEDED where communicators do not come about.
+  /// `cache`, of which it leases its communicators. DEADLINE_EXCEEDED where they do not come about.
   static absl::StatusOr<std::unique_ptr<NcclGroup>> Create(const NcclLibrary& library,
                                                            const GroupDescription& description,
                                                            std::vector<CudaEngine*> engines,
                                                            absl::Duration deadline,
-                                                           NcclCommunicatorPool* pool);
-  /// Waits for what is under way, unless a call is stuck.
+                                                           CommunicatorCache& cache);
+  /// Waits for what is under way, unless a call is stuck. The communicators go back where every
+  /// call was put on all members' streams and has been done there, and NCCL reports no error:
+  /// ranks that disagree, do not come or have gone are errors of the host, before any call.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
@@ -64,16 +65,13 @@ class NcclGroup {
   };
 
   NcclGroup(const NcclLibrary& library, const GroupDescription& description,
-            std::vector<CudaEngine*> engines, absl::Duration deadline, NcclCommunicatorPool* pool);
-  absl::Status Open();
-  std::vector<int> Devices() const;
-  absl::Status InGroup(const absl::Status& status) const;
+            std::vector<CudaEngine*> engines, absl::Duration deadline, CommunicatorLease lease);
+  const NcclCommunicators& communicators() const;
   absl::Status Issue();
   absl::Status PutPartsOnStreams();
   absl::StatusOr<std::vector<PooledCudaEvent>> RecordAll();
   void Fail(const absl::Status& error);
   absl::Status Check(UnderWay& call) const;
-  absl::Status CheckReports() const;
   std::string RanksText(const std::vector<int>& places) const;
   absl::Status DeadlineError(const std::string& what) const;
 
@@ -81,18 +79,17 @@ class NcclGroup {
   const GroupDescription description_;
   const std::vector<CudaEngine*> engines_;
   const absl::Duration deadline_;
-  NcclCommunicatorPool* const pool_;
   std::vector<CudaEventPool> events_;  // By place.
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  NcclCommunicators communicators_;  // By place; none once aborted.
-  std::vector<const Part*> parts_;   // Of the call that members come to.
+  CommunicatorLease lease_;         // None once aborted.
+  std::vector<const Part*> parts_;  // Of the call that members come to.
   int arrived_ = 0;
   int64_t issued_ = 0;  // Calls.
   std::deque<UnderWay> under_way_;
   absl::Status failure_;
-  /// The communicators: they have not all come about, or a call is stuck or half issued.
+  /// The communicators: a call is stuck or half issued.
   bool must_abort_ = false;
 };
 

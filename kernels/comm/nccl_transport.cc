@@ -64,12 +64,13 @@ absl::Status ReachEachOther(const std::vector<CudaEngine*>& engines) {
 class NcclTransport final : public Transport {
  public:
   NcclTransport(const NcclLibrary& library, std::vector<CudaEngine*> engines,
-                absl::Duration deadline, NcclCommunicatorPool* pool)
+                absl::Duration deadline, CommunicatorCache* communicators)
       : library_(library),
         nccl_(library.call()),
         engines_(std::move(engines)),
         deadline_(deadline),
-        pool_(pool),
+        own_communicators_(nullptr, 0),
+        communicators_(communicators == nullptr ? own_communicators_ : *communicators),
         watch_([this] { Watch(); }) {}
 
   ~NcclTransport() override {
@@ -91,7 +92,7 @@ class NcclTransport final : public Transport {
     for (const int rank : description.members) members.push_back(engines_[rank]);
     QG_ASSIGN_OR_RETURN(
         std::unique_ptr<NcclGroup> group,
-        NcclGroup::Create(library_, description, std::move(members), deadline_, pool_));
+        NcclGroup::Create(library_, description, std::move(members), deadline_, communicators_));
     const std::scoped_lock lock(mutex_);
     groups_[description.id] = std::move(group);
     return absl::OkStatus();
@@ -317,7 +318,8 @@ class NcclTransport final : public Transport {
   const NcclFunctions& nccl_;
   const std::vector<CudaEngine*> engines_;  // By rank.
   const absl::Duration deadline_;
-  NcclCommunicatorPool* const pool_;
+  CommunicatorCache own_communicators_;  // Keeps none.
+  CommunicatorCache& communicators_;
   std::mutex mutex_;
   std::condition_variable ending_;
   bool is_ending_ = false;
@@ -329,17 +331,13 @@ class NcclTransport final : public Transport {
 
 absl::StatusOr<std::unique_ptr<Transport>> MakeNcclTransport(std::span<Engine* const> engines,
                                                              absl::Duration deadline,
-                                                             CommunicatorPool* pool) {
+                                                             CommunicatorCache* communicators) {
   QG_ASSIGN_OR_RETURN(std::vector<CudaEngine*> cuda, CudaEnginesOf(engines));
   QG_ASSIGN_OR_RETURN(const NcclLibrary* library, NcclLibrary::Load());
   QG_RETURN_IF_ERROR(ReachEachOther(cuda));
-  return std::make_unique<NcclTransport>(*library, std::move(cuda), deadline,
-                                         static_cast<NcclCommunicatorPool*>(pool));
+  return std::make_unique<NcclTransport>(*library, std::move(cuda), deadline, communicators);
 }
 
-absl::StatusOr<std::unique_ptr<CommunicatorPool>> MakeNcclPool() {
-  QG_ASSIGN_OR_RETURN(const NcclLibrary* library, NcclLibrary::Load());
-  return std::make_unique<NcclCommunicatorPool>(*library);
-}
+absl::Status CheckNccl() { return NcclLibrary::Load().status(); }
 
 }  // namespace quantgate

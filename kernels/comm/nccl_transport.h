@@ -14,11 +14,11 @@ namespace quantgate {
 /// `engines` by rank: CUDA engines, each on a device of its own, that outlive the transport.
 /// `deadline` is that of every wait for other ranks, on the host and on the devices.
 /// FAILED_PRECONDITION for other engines or without NCCL, and where the environment demands NVLink
-/// multicast. `pool`: of MakeNcclPool; null: groups close their communicators.
-absl::StatusOr<std::unique_ptr<Transport>> MakeNcclTransport(std::span<Engine* const> engines,
-                                                             absl::Duration deadline,
-                                                             CommunicatorPool* pool = nullptr);
+/// multicast. `communicators` outlives it; null: those of its groups end with it.
+absl::StatusOr<std::unique_ptr<Transport>> MakeNcclTransport(
+    std::span<Engine* const> engines, absl::Duration deadline,
+    CommunicatorCache* communicators = nullptr);
 /// FAILED_PRECONDITION as MakeNcclTransport.
-absl::StatusOr<std::unique_ptr<CommunicatorPool>> MakeNcclPool();
+absl::Status CheckNccl();
 
 }  // namespace quantgate

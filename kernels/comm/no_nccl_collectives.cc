@@ -11,16 +11,14 @@ absl::Status BuiltWithout() {
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> RefuseTransport(std::span<Engine* const>, absl::Duration,
-                                                           CommunicatorPool*) {
+                                                           CommunicatorCache*) {
   return BuiltWithout();
 }
-
-absl::StatusOr<std::unique_ptr<CommunicatorPool>> RefusePool() { return BuiltWithout(); }
 
 }  // namespace
 
 const CudaCollectives* Collectives() {
-  static constexpr CudaCollectives kCollectives = {&RefuseTransport, &RefusePool};
+  static constexpr CudaCollectives kCollectives = {&RefuseTransport, &BuiltWithout};
   return &kCollectives;
 }
 

@@ -84,6 +84,7 @@ absl::StatusOr<std::unique_ptr<World>> MakeWorld(const ParallelSpec& parallel,
     options.wrap_engine = setting->wrap_engine;
     options.faults = setting->faults;
     options.on_stuck = setting->on_stuck;
+    options.communicators = setting->communicators;
   }
   QG_ASSIGN_OR_RETURN(std::unique_ptr<World> world, World::Create(std::move(options)));
   const bool divides_experts = parallel.expert_parallel > 1;

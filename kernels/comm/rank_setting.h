@@ -16,6 +16,7 @@ struct RankSetting {
   EngineWrapper wrap_engine = {};               ///< As WorldOptions::wrap_engine.
   SeededFaults faults = {};                     ///< In place on every rank, for scenarios.
   StuckObserver on_stuck = {};                  ///< As WorldOptions::on_stuck.
+  CommunicatorCache* communicators = nullptr;   ///< As WorldOptions::communicators.
 };
 
 }  // namespace quantgate

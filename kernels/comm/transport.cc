@@ -18,19 +18,19 @@ absl::StatusOr<Contribution> ContributionOf(Engine& engine, std::vector<Tensor> 
   return contribution;
 }
 
-absl::StatusOr<std::unique_ptr<CommunicatorPool>> MakeCommunicatorPool(CollectiveBackend backend) {
-  if (backend == CollectiveBackend::kLocal) return nullptr;
+absl::Status CheckCollectiveBackend(CollectiveBackend backend) {
+  if (backend == CollectiveBackend::kLocal) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(const CudaCollectives* collectives, FindCudaCollectives());
-  return collectives->make_nccl_pool();
+  return collectives->check_nccl();
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> MakeTransport(CollectiveBackend backend,
                                                          std::span<Engine* const> engines,
                                                          absl::Duration deadline,
-                                                         CommunicatorPool* pool) {
+                                                         CommunicatorCache* communicators) {
   if (backend == CollectiveBackend::kLocal) return MakeLocalTransport();
   QG_ASSIGN_OR_RETURN(const CudaCollectives* collectives, FindCudaCollectives());
-  return collectives->make_nccl_transport(engines, deadline, pool);
+  return collectives->make_nccl_transport(engines, deadline, communicators);
 }
 
 }  // namespace quantgate

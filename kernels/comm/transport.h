@@ -97,22 +97,18 @@ std::unique_ptr<Transport> MakeLocalTransport();
 
 enum class CollectiveBackend { kLocal, kNccl };
 
-/// What groups that have ended leave for later ones on the same devices: NCCL's communicators, some
-/// tenths of a second each to make. Thread-safe. It outlives the transports that use it.
-class CommunicatorPool {
- public:
-  virtual ~CommunicatorPool() = default;
-};
-/// Null for a backend that has nothing to keep. Errors as MakeTransport.
-absl::StatusOr<std::unique_ptr<CommunicatorPool>> MakeCommunicatorPool(CollectiveBackend backend);
+class CommunicatorCache;
+
+/// UNIMPLEMENTED where this build does not have the backend, FAILED_PRECONDITION where this host
+/// does not.
+absl::Status CheckCollectiveBackend(CollectiveBackend backend);
 
 /// For ranks with these engines, whose waits for one another end at `deadline`. UNIMPLEMENTED where
 /// this build does not have the backend, FAILED_PRECONDITION where this host or these engines do
-/// not. `pool`: of the same backend; null: groups end with what they have.
-absl::StatusOr<std::unique_ptr<Transport>> MakeTransport(CollectiveBackend backend,
-                                                         std::span<Engine* const> engines,
-                                                         absl::Duration deadline,
-                                                         CommunicatorPool* pool = nullptr);
+/// not. `communicators` outlives the transport; null: those of its groups end with it.
+absl::StatusOr<std::unique_ptr<Transport>> MakeTransport(
+    CollectiveBackend backend, std::span<Engine* const> engines, absl::Duration deadline,
+    CommunicatorCache* communicators = nullptr);
 
 /// An engine in place of a rank's, which watches or disturbs it. That one outlives it.
 using EngineWrapper = std::function<std::unique_ptr<Engine>(Engine& engine, int rank)>;

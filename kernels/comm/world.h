@@ -27,12 +27,11 @@ struct WorldOptions {
   CollectiveBackend backend = CollectiveBackend::kLocal;
   SeededFaults faults = {};
   ScheduleNoise noise = {};
-  CommStatistics* statistics = nullptr;  ///< Outlives the world. Null: nobody counts.
-  /// As MakeTransport's. Outlives the world.
-  CommunicatorPool* communicators = nullptr;
-  TransportFactory make_transport = {};  ///< In place of MakeTransport: for tests.
-  EngineWrapper wrap_engine = {};        ///< Of each of `engines`: for tests.
-  StuckObserver on_stuck = {};           ///< See World::Run. Null: nobody is told.
+  CommStatistics* statistics = nullptr;        ///< Outlives the world. Null: nobody counts.
+  CommunicatorCache* communicators = nullptr;  ///< As MakeTransport's. Outlives the world.
+  TransportFactory make_transport = {};        ///< In place of MakeTransport: for tests.
+  EngineWrapper wrap_engine = {};              ///< Of each of `engines`: for tests.
+  StuckObserver on_stuck = {};                 ///< See World::Run. Null: nobody is told.
 };
 
 /// One rank, as the code that it runs sees it.

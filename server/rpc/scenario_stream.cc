@@ -47,7 +47,8 @@ absl::Status ScenarioStream::Begin() {
                       ParsedName(ParseCollectiveBackend, request_->parallel_backend(),
                                  "parallel_backend", CollectiveBackend::kLocal));
   QG_ASSIGN_OR_RETURN(Device * device, DeviceOf(call_.context().devices, request_->device()));
-  absl::StatusOr<std::unique_ptr<RankPlaces>> places = RankPlaces::Create(backend, *device->engine);
+  absl::StatusOr<std::unique_ptr<RankPlaces>> places =
+      RankPlaces::Create(backend, *device->engine, call_.context().ranks.communicators);
   if (!places.ok()) return error::AtField(places.status(), "");
   places_ = *std::move(places);
   return device->run_queue

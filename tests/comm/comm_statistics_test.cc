@@ -66,5 +66,16 @@ TEST(CommStatistics, SaysWhyRunsFailed) {
   EXPECT_EQ(statistics.Read(kLocal).runs, 3);
 }
 
+TEST(CommStatistics, CountsCommunicatorsByEvent) {
+  CommStatistics statistics;
+  statistics.Communicators(CommunicatorEvent::kMade, 4);
+  statistics.Communicators(CommunicatorEvent::kLeased, 2);
+  statistics.Communicators(CommunicatorEvent::kLeased, 3);
+  statistics.Communicators(CommunicatorEvent::kAborted, 1);
+  EXPECT_EQ(statistics.ReadCommunicators(), (std::array<int64_t, 4>{4, 5, 0, 1}));
+  EXPECT_EQ(CommunicatorEventName(CommunicatorEvent::kMade), "made");
+  EXPECT_EQ(CommunicatorEventName(CommunicatorEvent::kAborted), "aborted");
+}
+
 }  // namespace
 }  // namespace quantgate

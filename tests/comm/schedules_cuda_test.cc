@@ -2,6 +2,7 @@
 // gives other bytes, whatever moves them.
 #include <gtest/gtest.h>
 
+#include "kernels/comm/communicator_cache.h"
 #include "tests/comm/cuda_worlds.h"
 #include "tests/comm/random_programs.h"
 
@@ -14,14 +15,13 @@ TEST(CudaSchedules, NoneOfAHundredStops) {
   for (const CudaWorldCase& world : CudaWorldCases()) {
     if (world.size == 1) continue;
     // Groups are other ones each time: their communicators are made once.
-    auto pool = MakeCommunicatorPool(world.backend);
-    ASSERT_TRUE(pool.ok()) << pool.status();
+    CommunicatorCache communicators;
     for (int seed = 1; seed <= kSchedules; ++seed) {
       SCOPED_TRACE(CaseText(world) + " " + std::to_string(seed));
       std::mt19937 random(static_cast<uint32_t>(seed));
       const RandomProgram program = RandomProgram::Draw(world.size, random);
       CudaRanks ranks(
-          world, {.noise = {.seed = static_cast<uint64_t>(seed)}, .communicators = pool->get()});
+          world, {.noise = {.seed = static_cast<uint64_t>(seed)}, .communicators = &communicators});
       const absl::Status status = RunProgram(ranks.world(), program);
       ASSERT_TRUE(status.ok()) << status;
     }

@@ -507,6 +507,8 @@ TEST_F(ParallelSessionsTest, RanksAreMeasuredFromTheStart) {
        {gathers, bytes, runs, failed,
         std::string(R"(quantgate_collective_wait_seconds_total{backend="nccl",call="all_reduce"})"),
         std::string(R"(quantgate_parallel_failures_total{backend="nccl",kind="mismatch"})"),
+        std::string(R"(quantgate_communicators_total{event="made"})"),
+        std::string(R"(quantgate_communicators_total{event="leased"})"),
         std::string(R"(quantgate_overlap_seconds_total{part="exposed"})"),
         std::string("quantgate_overlap_efficiency_count")}) {
     EXPECT_EQ(Metric(series), 0) << series;

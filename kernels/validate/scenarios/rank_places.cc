@@ -15,8 +15,9 @@ constexpr char kField[] = "parallel_backend";
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RankPlaces>> RankPlaces::Create(CollectiveBackend backend,
-                                                               Engine& engine) {
-  std::unique_ptr<RankPlaces> places(new RankPlaces(engine));
+                                                               Engine& engine,
+                                                               CommunicatorCache* communicators) {
+  std::unique_ptr<RankPlaces> places(new RankPlaces(engine, communicators));
   if (backend == CollectiveBackend::kLocal) return places;
   QG_RETURN_IF_ERROR(CheckGpuForEach(kField, 2, engine));
   QG_RETURN_IF_ERROR(places->Open(backend));
@@ -24,12 +25,10 @@ absl::StatusOr<std::unique_ptr<RankPlaces>> RankPlaces::Create(CollectiveBackend
 }
 
 absl::Status RankPlaces::Open(CollectiveBackend backend) {
-  absl::StatusOr<std::unique_ptr<CommunicatorPool>> pool = MakeCommunicatorPool(backend);
-  if (!pool.ok()) {
-    return absl::Status(pool.status().code(),
-                        absl::StrCat(kField, ": nccl; ", pool.status().message()));
+  const absl::Status status = CheckCollectiveBackend(backend);
+  if (!status.ok()) {
+    return absl::Status(status.code(), absl::StrCat(kField, ": nccl; ", status.message()));
   }
-  communicators_ = *std::move(pool);
   QG_ASSIGN_OR_RETURN(const int count, CountCudaDevices());
   QG_ASSIGN_OR_RETURN(
       gpus_, engines_.For({.tensor_parallel = std::min(count, kWorldSizeMax), .backend = backend}));

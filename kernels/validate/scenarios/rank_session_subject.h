@@ -27,6 +27,7 @@ class RankSession {
   /// With the faults of the scenario's run on every rank. `context` must outlive it.
   explicit RankSession(ScenarioContext& context) : context_(context) {
     setting_.faults = context.faults();
+    setting_.communicators = context.communicators();
   }
 
   /// Parameters on the host.

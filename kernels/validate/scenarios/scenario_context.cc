@@ -81,7 +81,7 @@ absl::StatusOr<std::vector<Engine*>> ScenarioContext::RankEngines(int ranks) {
   return engines;
 }
 
-CommunicatorPool* ScenarioContext::communicators() const {
+CommunicatorCache* ScenarioContext::communicators() const {
   return subjects_.places == nullptr ? nullptr : subjects_.places->communicators();
 }
 

@@ -67,7 +67,8 @@ class ScenarioContext {
   /// An engine for each of so many ranks, with the fault that is around engine(): lanes of it, or
   /// GPUs of their own. They live as long as the context.
   absl::StatusOr<std::vector<Engine*>> RankEngines(int ranks);
-  CommunicatorPool* communicators() const;
+  /// As WorldOptions::communicators, of every world.
+  CommunicatorCache* communicators() const;
   /// Notes a world that was made.
   void NoteWorld(int ranks, RankPlacement placement);
 

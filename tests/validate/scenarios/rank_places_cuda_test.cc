@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 
+#include "kernels/comm/communicator_cache.h"
 #include "kernels/comm/world.h"
 #include "kernels/engine/cuda_module.h"
 #include "kernels/validate/scenarios/run_scenarios.h"
@@ -30,7 +31,8 @@ const std::vector<std::string> kNames = {"group-amax-over-named-group",
                                          "row-parallel-bias-once"};
 
 std::map<std::string, std::string> DigestsOn(Engine& engine, CollectiveBackend backend) {
-  const auto places = RankPlaces::Create(backend, engine);
+  CommunicatorCache communicators;
+  const auto places = RankPlaces::Create(backend, engine, &communicators);
   EXPECT_TRUE(places.ok()) << places.status();
   const int gpus = *CountCudaDevices();
   std::map<std::string, std::string> digests;
@@ -87,7 +89,8 @@ TEST(RankPlacesCuda, WorldsLeaveTheirCommunicatorsToLaterOnes) {
     return;
   }
   const auto engine = MakeCudaEngine(0);
-  const auto places = RankPlaces::Create(CollectiveBackend::kNccl, **engine);
+  CommunicatorCache communicators;
+  const auto places = RankPlaces::Create(CollectiveBackend::kNccl, **engine, &communicators);
   ASSERT_TRUE(places.ok()) << places.status();
   std::vector<Engine*> engines;
   for (int rank = 0; rank < ranks; ++rank) engines.push_back(&(*places)->gpu(rank));
