@@ -130,7 +130,7 @@ using PromoteKernel = void (*)(const PromoteTask& task);
 
 /// Sequential fp32 FMA: accumulators[r][j] = fma(a[r][k], b[k][j], accumulators[r][j]) for k in
 /// increasing order.
-struct Fp32Task {
+struct Fp32PanelTask {
   const float* a;  ///< [rows][a_stride]
   int64_t a_stride;
   int64_t rows;
@@ -139,7 +139,7 @@ struct Fp32Task {
   float* accumulators;  ///< [rows][kFp32Columns]
 };
 inline constexpr int kFp32Columns = 64;
-using Fp32Kernel = void (*)(const Fp32Task& task);
+using Fp32Kernel = void (*)(const Fp32PanelTask& task);
 
 struct KernelTable {
   PanelKernels<NarrowPanel> narrow;

@@ -210,7 +210,7 @@ struct PanelBody {
   // ---- fp32.
 
   template <int kRows, int kVectors>
-  static inline void Fp32Block(const Fp32Task& task, int64_t row, int column) {
+  static inline void Fp32Block(const Fp32PanelTask& task, int64_t row, int column) {
     typename V::Floats sum[kRows][kVectors];
     float* const accumulators = task.accumulators + row * kFp32Columns + column;
     for (int r = 0; r < kRows; ++r) {
@@ -234,7 +234,7 @@ struct PanelBody {
     }
   }
 
-  static void Fp32Multiply(const Fp32Task& task) {
+  static void Fp32Multiply(const Fp32PanelTask& task) {
     constexpr int kVectors = 2;
     for (int column = 0; column < kFp32Columns; column += kVectors * V::kFloats) {
       int64_t row = 0;

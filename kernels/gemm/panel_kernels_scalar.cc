@@ -74,7 +74,7 @@ void Multiply(const PanelTask<Panel>& task) {
   }
 }
 
-void MultiplyFp32(const Fp32Task& task) {
+void MultiplyFp32(const Fp32PanelTask& task) {
   for (int64_t row = 0; row < task.rows; ++row) {
     float* accumulators = task.accumulators + row * kFp32Columns;
     for (int k = 0; k < task.depth; ++k) {

@@ -1,5 +1,5 @@
 // What quantize_avx2.cc and quantize_avx512.cc share once they have their lanes: the rest of a
-// cast, and which function is for which types. Included behind Amax32, Amax16, CastBody, CodeTally,
+// cast, and which function is for which types. Included behind Amax32, Amax16, CastBody, CastTally,
 // AddTally and a source for each type.
 #pragma once
 
@@ -10,7 +10,7 @@ namespace {
 
 template <class Source, class F, DType kElement>
 void Cast(const CastPiece& piece, QuantizationCounts& counts) {
-  CodeTally tally;
+  CastTally tally;
   const int64_t done = CastBody<Source, F>(piece, tally);
   AddTally(tally, done, counts);
   const CastPiece tail = {static_cast<const typename Source::Storage*>(piece.source) + done,

@@ -194,7 +194,7 @@ __m256i EncodeMagnitude(__m256 value) {
 /// bytes before FinishBytes.
 template <class Source, class F>
 __attribute__((noinline)) __m256i TallyTop(const typename Source::Storage* p, __m256 scale,
-                                           CodeTally& tally) {
+                                           CastTally& tally) {
   const Floats floats = Source::Load(p);
   const __m256i last_within = _mm256_set1_epi32(static_cast<int>(FirstBeyondBits<F>() - 1));
   const __m256i infinity = _mm256_set1_epi32(0x7F800000);
@@ -215,7 +215,7 @@ __attribute__((noinline)) __m256i TallyTop(const typename Source::Storage* p, __
 }
 
 template <class Source, class F>
-int64_t CastBody(const CastPiece& piece, CodeTally& tally) {
+int64_t CastBody(const CastPiece& piece, CastTally& tally) {
   using C = FormatConstants<F>;
   const auto* source = static_cast<const typename Source::Storage*>(piece.source);
   const __m256 scale = _mm256_set1_ps(piece.scale);

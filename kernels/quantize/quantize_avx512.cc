@@ -212,7 +212,7 @@ constexpr int kEncodeBias = (FormatConstants<F>::kExponentMin + 127 + 23 - F::kM
 /// Some of 64 magnitude codes are the largest finite: counts why, and returns which are NaN.
 template <class Source, class F>
 __attribute__((noinline)) uint64_t TallyTop(const typename Source::Storage* p, __m512 scale,
-                                            CodeTally& tally) {
+                                            CastTally& tally) {
   const Floats floats = Source::Load(p);
   const __m512i beyond = _mm512_set1_epi32(static_cast<int>(FirstBeyondBits<F>()));
   int64_t above = 0;  // Infinities and NaN included: their bits are the largest.
@@ -230,7 +230,7 @@ __attribute__((noinline)) uint64_t TallyTop(const typename Source::Storage* p, _
 }
 
 template <class Source, class F>
-int64_t CastBody(const CastPiece& piece, CodeTally& tally) {
+int64_t CastBody(const CastPiece& piece, CastTally& tally) {
   using C = FormatConstants<F>;
   const auto* source = static_cast<const typename Source::Storage*>(piece.source);
   const __m512 scale = _mm512_set1_ps(piece.scale);

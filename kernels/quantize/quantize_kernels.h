@@ -38,7 +38,7 @@ AmaxFunction Avx512Amax(DType source);
 CastFunction Avx512Cast(DType source, DType element);
 
 /// Counts of a run of codes that vector code finds from the codes and the sources' zeros alone.
-struct CodeTally {
+struct CastTally {
   int64_t source_zero = 0;
   int64_t code_zero = 0;
   int64_t code_below_normal = 0;  ///< Zero included.
@@ -46,6 +46,6 @@ struct CodeTally {
   int64_t infinite = 0;
   int64_t nan = 0;
 };
-void AddTally(const CodeTally& tally, int64_t count, QuantizationCounts& counts);
+void AddTally(const CastTally& tally, int64_t count, QuantizationCounts& counts);
 
 }  // namespace quantgate

@@ -47,7 +47,7 @@ CastAnyFunction ScalarCast(DType source, DType element) {
   return cast;
 }
 
-void AddTally(const CodeTally& tally, int64_t count, QuantizationCounts& counts) {
+void AddTally(const CastTally& tally, int64_t count, QuantizationCounts& counts) {
   counts.zero += tally.source_zero;
   counts.flushed_to_zero += tally.code_zero - tally.source_zero;
   counts.subnormal += tally.code_below_normal - tally.code_zero;
