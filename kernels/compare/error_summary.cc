@@ -81,7 +81,16 @@ HeatMap HeatMapOf(const BlockGrid& grid) {
   heat_map.rows = grid.rows;
   heat_map.columns = grid.columns;
   heat_map.cells.reserve(grid.count());
-  for (int i = 0; i < grid.count(); ++i) heat_map.cells.push_back(grid.Cell(i));
+  // Where a cell lies takes divisions: once a row and once a column.
+  for (int row = 0; row < grid.rows; ++row) {
+    const HeatMapCell first = grid.Cell(row * grid.columns);
+    for (int column = 0; column < grid.columns; ++column) {
+      HeatMapCell cell = row == 0 ? grid.Cell(column) : heat_map.cells[column];
+      cell.row_begin = first.row_begin;
+      cell.row_end = first.row_end;
+      heat_map.cells.push_back(cell);
+    }
+  }
   return heat_map;
 }
 
