@@ -312,6 +312,26 @@ TEST(MeasureErrorCuda, TiesGoToTheLowestIndex) {
   ExpectSameErrors(tensor(zeros), tensor(twos));
 }
 
+// A warp that has found the largest error must not keep another one, whose equal error lies lower,
+// from looking: here all warps but the lowest have it in what they search first. Which of them is
+// there first differs from time to time.
+TEST(MeasureErrorCuda, AnEqualErrorBelowThatIsFoundLater) {
+  constexpr size_t kSegment = 1024, kSegments = 32 * 64;
+  std::vector<float> subject(kSegments * kSegment, 1.0f), reference(subject.size(), 1.0f);
+  for (size_t segment = 0; segment < kSegments; ++segment) {
+    subject[segment * kSegment + (segment == 0 ? kSegment - 1 : 0)] = 3.0f;
+  }
+  const Shape shape = {1, static_cast<int64_t>(subject.size())};
+  const Tensor s = FloatTensor(shape, subject), r = FloatTensor(shape, reference);
+  const ErrorReport expected = ValueOrAbort(MeasureError(s, r, {}));
+  ASSERT_EQ(expected.max_abs_at.coordinate, (std::vector<int64_t>{0, int64_t{kSegment} - 1}));
+  const Tensor device_s = OnDeviceShifted(s, 0), device_r = OnDeviceShifted(r, 0);
+  for (int i = 0; i < 200; ++i) {
+    ExpectSameReport(expected, ValueOrAbort(MeasureErrorOnPath(TestDevice(), device_s, device_r,
+                                                               ComparePath::kTuned)));
+  }
+}
+
 TEST(MeasureErrorCuda, SeveralLevelsOfSegments) {
   // One row of 32 blocks of so many segments each: of two and three groups, which the last kernel
   // adds, and of five, of which a kernel before it makes sums.
