@@ -65,14 +65,10 @@ absl::StatusOr<int> OrdinalOf(const Tensor& tensor) {
 absl::StatusOr<Engine::HostRead> CudaEngine::StartToHost(const Tensor& tensor) {
   if (!tensor.has_value() || tensor.space() == MemorySpace::kHost)
     return [tensor] { return tensor; };
-  QG_TAKE_TURN(nullptr);
-  device_->MarkResults();
-  return [this, tensor]() -> absl::StatusOr<Tensor> {
+  QG_ASSIGN_OR_RETURN(PooledCudaEvent made, MarkStage());
+  return [this, tensor, made = std::move(made)]() -> absl::StatusOr<Tensor> {
     QG_TAKE_READING_TURN();
-    QG_ASSIGN_OR_RETURN(Tensor on_host, Tensor::Allocate(tensor.dtype(), tensor.shape()));
-    const CudaDevice::Result result = {tensor.data(), on_host.data(), on_host.byte_size()};
-    QG_RETURN_IF_ERROR(device_->ReadResults({&result, 1}));
-    return on_host;
+    return device_->ToHostAfter(made.get(), tensor);
   };
 }
 

@@ -104,9 +104,9 @@ class Engine {
                                           const Cancellation* cancellation) = 0;
   /// The tensor in host memory, itself where it is there; no value for none.
   virtual absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation* cancellation) = 0;
-  /// A few bytes on their way to the host, of a tensor as it is now: the call that is given back
-  /// waits for what has been asked of the engine so far, and not for what is asked afterwards. The
-  /// engine outlives it.
+  /// A tensor as it is now, to be read to the host: the call that is given back waits for what has
+  /// been asked of the engine so far, and not for what is asked afterwards. It holds the tensor;
+  /// the engine outlives it. For large tensors ToHost is faster.
   using HostRead = std::function<absl::StatusOr<Tensor>()>;
   virtual absl::StatusOr<HostRead> StartToHost(const Tensor& tensor) = 0;
   /// A tensor of the engine's memory, not initialised.

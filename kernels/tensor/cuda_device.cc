@@ -376,6 +376,20 @@ absl::StatusOr<Tensor> CudaDevice::ToHost(const Tensor& tensor, const Cancellati
   return copy;
 }
 
+absl::StatusOr<Tensor> CudaDevice::ToHostAfter(cudaEvent_t made, const Tensor& tensor) {
+  QG_ASSIGN_OR_RETURN(Tensor copy, Tensor::Allocate(tensor.dtype(), tensor.shape()));
+  QG_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(results_stream_, made, 0));
+  const size_t bytes = tensor.byte_size();
+  for (size_t begin = 0; begin < bytes; begin += kStagingBytes) {
+    const size_t count = std::min(kStagingBytes, bytes - begin);
+    QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(results_.data, tensor.data() + begin, count,
+                                            cudaMemcpyDeviceToHost, results_stream_));
+    QG_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(results_stream_));
+    std::memcpy(copy.data() + begin, results_.data, count);
+  }
+  return copy;
+}
+
 absl::Status CudaDevice::Read(const void* device, void* host, size_t bytes) {
   QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream()));
   return Synchronize();

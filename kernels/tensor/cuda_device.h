@@ -70,6 +70,9 @@ class CudaDevice {
   /// The tensor in host memory, after everything on the stream so far: itself where it is there
   /// already.
   absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation* cancellation = nullptr);
+  /// A copy of a tensor of this device, which was whole at `made`, an event of its stream: does not
+  /// wait for what the stream has behind that.
+  absl::StatusOr<Tensor> ToHostAfter(cudaEvent_t made, const Tensor& tensor);
   /// A few bytes from device to host, waiting for the stream: reports and scalars.
   absl::Status Read(const void* device, void* host, size_t bytes);
   /// `bytes` to byte `offset` of a tensor of this device, through the staging memory; they are read
@@ -152,7 +155,7 @@ class CudaDevice {
   CudaDeviceFacts facts_;
   std::shared_ptr<Pool> pool_;
   std::array<Staging, 2> staging_;
-  Staging results_;  ///< Of ReadResults; `done` is the device's own mark.
+  Staging results_;  ///< Of what results_stream_ reads; `done` is the device's own mark.
   bool must_mark_ = false;
   std::shared_ptr<CUevent_st> mark_;  ///< The last one; null: the device's own.
   std::shared_ptr<void> zeroed_block_;

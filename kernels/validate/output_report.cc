@@ -184,6 +184,7 @@ absl::StatusOr<OutputReporter::Started> OutputReporter::Start(const LayerResult&
     if (known != by_contents.end()) started.known = &known->second;
     return started.known != nullptr;
   };
+  QG_ASSIGN_OR_RETURN(Engine::HostRead read_value, engine_.StartToHost(output.tensor));
   Truth truth;
   if (!source.operations.empty()) {
     // Known by its inputs before anything is evaluated.
@@ -198,7 +199,9 @@ absl::StatusOr<OutputReporter::Started> OutputReporter::Start(const LayerResult&
   }
   QG_ASSIGN_OR_RETURN(started.measurement, StartMeasurement(output, truth.value));
   QG_ASSIGN_OR_RETURN(started.bound, StartBound(source, truth, output.tensor));
-  started.measurement.reported.report.arithmetic = arithmetic;
+  OutputReport& report = started.measurement.reported.report;
+  report.arithmetic = arithmetic;
+  report.read_value = std::move(read_value);
   return started;
 }
 

@@ -249,6 +249,7 @@ class PlanRun {
         QG_RETURN_IF_ERROR(CompareIfAsked(index, reported, report));
         report.outputs.push_back(reported.report);
         observer_.on_output(index, report.outputs.back());
+        report.outputs.back().read_value = nullptr;
         return absl::OkStatus();
       };
       QG_RETURN_IF_ERROR(Timed(absl::StrCat("report ", output), report, stages, report_one));

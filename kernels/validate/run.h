@@ -8,6 +8,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "kernels/comm/rank_setting.h"
+#include "kernels/engine/engine.h"
 #include "kernels/validate/error_budget.h"
 #include "kernels/validate/plan.h"
 
@@ -31,6 +32,9 @@ struct OutputReport {
   std::string arithmetic;        ///< What ran, fully resolved; "pairwise fp32 sum" for db, "fp32
                                  ///< operations" for what no GEMM made.
   Tensor value;
+  /// For RunObserver::on_output: reads `value`, and does not wait for what the engine was asked
+  /// after its report began. Empty where several ranks have it.
+  Engine::HostRead read_value;
   Fingerprint fingerprint;
   ErrorReport against_unquantized;  ///< Original operands, `exact`, rounded once to f32.
   TensorComparison against_exact;   ///< The subject's own quantized operands under `exact`.

@@ -13,12 +13,14 @@ void OutputWriter::Describe(const std::string& name, const Tensor& tensor,
 }
 
 absl::Status OutputWriter::Write(const std::string& name, const Tensor& tensor,
-                                 const Fingerprint& fingerprint, v1::NamedTensor* proto) {
+                                 const Fingerprint& fingerprint, v1::NamedTensor* proto,
+                                 const Engine::HostRead& read) {
   Describe(name, tensor, fingerprint, proto);
   const auto size = static_cast<int64_t>(tensor.byte_size());
   const bool is_inline = keep_ != KeepOutputs::kAll && size <= inline_bytes_left_;
   if (!is_inline && keep_ == KeepOutputs::kNone) return absl::OkStatus();
-  QG_ASSIGN_OR_RETURN(const Tensor host, engine_.ToHost(tensor, nullptr));
+  const bool reads = is_inline && read != nullptr;
+  QG_ASSIGN_OR_RETURN(const Tensor host, reads ? read() : engine_.ToHost(tensor, nullptr));
   const auto bytes = host.bytes();
   if (is_inline) {
     inline_bytes_left_ -= size;

@@ -28,9 +28,10 @@ class OutputWriter {
       : blobs_(blobs), engine_(engine), keep_(keep) {}
 
   /// The tensor is in the engine's memory or the host's. RESOURCE_EXHAUSTED for the disk or quota.
-  /// A tensor without value leaves `proto` as it is.
+  /// A tensor without value leaves `proto` as it is. `read` gives the tensor's bytes sooner than
+  /// the engine's ToHost; empty where that is all there is.
   absl::Status Write(const std::string& name, const Tensor& tensor, const Fingerprint& fingerprint,
-                     v1::NamedTensor* proto);
+                     v1::NamedTensor* proto, const Engine::HostRead& read = nullptr);
   /// All but its bytes.
   static void Describe(const std::string& name, const Tensor& tensor,
                        const Fingerprint& fingerprint, v1::NamedTensor* proto);
