@@ -25,18 +25,26 @@ void Executor::Run(Task task) {
   has_work_.notify_one();
 }
 
-void Executor::Work() {
-  while (true) {
-    Task task;
-    {
-      std::unique_lock lock(mutex_);
-      has_work_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
-      if (tasks_.empty()) return;
-      task = std::move(tasks_.front());
-      tasks_.pop_front();
-    }
-    std::move(task)();
+void Executor::RunWhenIdle(Task task) {
+  {
+    const std::lock_guard lock(mutex_);
+    idle_tasks_.push_back(std::move(task));
   }
+  has_work_.notify_one();
+}
+
+Executor::Task Executor::Next() {
+  std::unique_lock lock(mutex_);
+  has_work_.wait(lock, [this] { return stopping_ || !tasks_.empty() || !idle_tasks_.empty(); });
+  std::deque<Task>& tasks = tasks_.empty() ? idle_tasks_ : tasks_;
+  if (tasks.empty()) return nullptr;
+  Task task = std::move(tasks.front());
+  tasks.pop_front();
+  return task;
+}
+
+void Executor::Work() {
+  while (Task task = Next()) std::move(task)();
 }
 
 }  // namespace quantgate

@@ -143,6 +143,7 @@ class RunningServer : public Server {
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<Runs> runs_;
   std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Executor> storing_;  ///< Wakes those that executor_ runs.
   std::unique_ptr<Executor> transfers_;
   Devices devices_;
   std::unique_ptr<SessionStore> sessions_;  ///< Of tensors in the devices' memory.
@@ -183,14 +184,16 @@ absl::Status RunningServer::Open() {
   // disks that wait.
   const int cpus = AvailableCpus();
   executor_ = std::make_unique<Executor>(std::max(2, cpus / 2));
+  storing_ = std::make_unique<Executor>(1);
   transfers_ = std::make_unique<Executor>(std::max(4, cpus));
   context_.reset(new ServiceContext{options_, devices_, watch_, *blobs_, *tensors_, *run_store_,
-                                    *loader_, *sessions_, hardware_checks_, *executor_, *transfers_,
-                                    *metrics_, ranks_, calls_, is_draining_,
+                                    *loader_, *sessions_, hardware_checks_, *executor_, *storing_,
+                                    *transfers_, *metrics_, ranks_, calls_, is_draining_,
                                     upload_bytes_in_flight_});
   runs_ = std::make_unique<Runs>(*context_);
   metrics_->SetGaugeSource([this] { return ReadGauges(); });
   QG_RETURN_IF_ERROR(CheckDevices());
+  QG_RETURN_IF_ERROR(run_store_->RemoveStrayFiles());
   return runs_->EndInterrupted();
 }
 

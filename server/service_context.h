@@ -31,6 +31,7 @@ struct ServiceContext {
   SessionStore& sessions;
   HardwareChecks& hardware_checks;
   Executor& executor;   ///< Conversion, checks, the database.
+  Executor& storing;    ///< One thread: what runs tell and store, in order.
   Executor& transfers;  ///< Hashing and disk of uploads and downloads.
   Metrics& metrics;
   const RankSetting& ranks;

@@ -42,9 +42,6 @@ constexpr size_t kReportBytesMax = kMessageBytesMax - kInlineBytesMax - (256 << 
 /// Of the last variant, to be told with the run's end: two messages take longer to travel than one.
 constexpr size_t kLastVariantBytesMax = 64 << 10;
 
-/// Small events that wait for one that is stored: a second of progress.
-constexpr size_t kUnstoredEventsMax = 50;
-
 /// A layer of many experts has more outputs than heat maps fit into a message: those of the last
 /// outputs are left out, and a note says so.
 void LeaveOutHeatMaps(v1::VariantReport& report) {
@@ -109,7 +106,8 @@ RunJob::RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::str
       run_(std::move(run)),
       outline_(std::move(outline)),
       cancellation_(std::move(cancellation)),
-      enqueued_(absl::Now()) {}
+      enqueued_(absl::Now()),
+      events_(std::make_shared<RunEvents>(context.run_store, context.storing, live, run_id_, cancellation_)) {}
 
 void RunJob::Run(absl::Status admission) {
   const absl::Time start = absl::Now();
@@ -135,6 +133,33 @@ void RunJob::GiveUp(const absl::Status& status, absl::Time start) {
 }
 
 void RunJob::Conclude(const absl::Status& status, v1::RunReport report, absl::Time start) {
+  events_->WhenTold(
+      [&](const absl::Status& kept) { End(kept.ok() ? status : kept, std::move(report), start); });
+}
+
+void RunJob::End(absl::Status status, v1::RunReport report, absl::Time start) {
+  RunState state = StateOf(status, *cancellation_);
+  const auto event_of = [&](v1::RunReport of, std::optional<v1::VariantFinished> variant) {
+    return std::make_shared<const std::string>(FinishedEvent(
+        run_id_, events_->next_sequence(), state, status, std::move(of), std::move(variant)));
+  };
+  auto event = event_of(std::move(report), std::exchange(last_variant_, {}));
+  absl::Status stored = events_->StoreEnd(event, state, status);
+  if (!stored.ok() && status.ok()) {
+    // Events that came last may be too much for the disk, and why it failed is not.
+    status = stored;
+    state = RunState::kFailed;
+    event = event_of({}, {});
+    stored = events_->StoreEnd(event, state, status);
+  }
+  CountEnd(status, start);
+  events_->TellEnd(stored.ok() ? event : nullptr);
+}
+
+void RunJob::CountEnd(const absl::Status& status, absl::Time start) {
+  if (status.ok()) {
+    context_.metrics.StageTook(Stage::kStore, store_time_ + events_->storing_time());
+  }
   const Operation operation = OperationOf(run_.layer.kind);
   for (const Variant& variant : run_.variants) {
     context_.metrics.RunEnded(operation, variant.recipe.name(),
@@ -143,7 +168,6 @@ void RunJob::Conclude(const absl::Status& status, v1::RunReport report, absl::Ti
   const bool is_one = run_.variants.size() == 1;
   context_.metrics.RunTook(operation, is_one ? run_.variants[0].recipe.name() : "several",
                            absl::Now() - start);
-  Finish(status, std::move(report));
 }
 
 absl::StatusOr<v1::RunReport> RunJob::Execute() {
@@ -175,8 +199,7 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
   QG_ASSIGN_OR_RETURN(
       result_, RunPlan(plan, *device_.engine, cancellation_.get(),
                        RunObserver{on_progress, on_variant, on_output, on_measured}, &ranks_));
-  context_.metrics.StageTook(Stage::kStore, store_time_);
-  is_stored_.WaitForNotification();
+  events_->AwaitCreated();
   report.set_reproduce(std::move(reproduce_));
   if (run_.reference.has_value()) report.set_reference(*run_.reference);
   QG_RETURN_IF_ERROR(DescribeInputs(report));
@@ -218,7 +241,7 @@ void RunJob::OnProgress(const RunProgress& progress) {
   event.mutable_progress()->set_step(progress.step);
   event.mutable_progress()->set_step_count(progress.step_count);
   event.mutable_progress()->set_what(progress.what);
-  Stop(Publish(event, Storing::kSmallWithNext));
+  Stop(events_->Publish(std::move(event)));
 }
 
 template <typename Body>
@@ -239,7 +262,8 @@ absl::Status RunJob::PublishOutput(int index, const OutputReport& report) {
   if (report.is_intermediate) {
     writer_->Describe(report.tensor, report.value, report.fingerprint, tensor);
   } else {
-    QG_RETURN_IF_ERROR(writer_->Write(report.tensor, report.value, report.fingerprint, tensor));
+    QG_RETURN_IF_ERROR(
+        writer_->Write(report.tensor, report.value, report.fingerprint, tensor, report.read_value));
   }
   if (!run_.stream_outputs) {
     outputs_.push_back(std::move(proto));
@@ -249,7 +273,7 @@ absl::Status RunJob::PublishOutput(int index, const OutputReport& report) {
   v1::RunEvent event;
   event.mutable_output()->set_index(index);
   *event.mutable_output()->mutable_report() = std::move(proto);
-  return Publish(event, Storing::kNow);
+  return events_->Publish(std::move(event));
 }
 
 absl::Status RunJob::BeginVariant(const VariantReport& report) {
@@ -290,57 +314,21 @@ absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
   if (is_last && run_.stream_outputs && proto.ByteSizeLong() <= kLastVariantBytesMax) {
     last_variant_ = std::move(*event.mutable_variant());
   } else {
-    QG_RETURN_IF_ERROR(Publish(event, is_last ? Storing::kWithNext : Storing::kNow));
+    QG_RETURN_IF_ERROR(events_->Publish(std::move(event)));
   }
   context_.metrics.StagesTook(std::span(report.stages).subspan(stages_counted_));
   return absl::OkStatus();
 }
 
-absl::Status RunJob::Publish(v1::RunEvent& event, Storing storing) {
-  event.set_run_id(run_id_);
-  event.set_sequence(++last_sequence_);
-  auto bytes = std::make_shared<const std::string>(event.SerializeAsString());
-  live_.Published(run_id_, last_sequence_, bytes);
-  const bool is_small = storing == Storing::kSmallWithNext && unstored_.size() < kUnstoredEventsMax;
-  if (is_small || storing == Storing::kWithNext) {
-    unstored_.push_back(std::move(bytes));
-    return absl::OkStatus();
-  }
-  QG_RETURN_IF_ERROR(AwaitStored());
-  const auto before = std::exchange(unstored_, {});
-  return context_.run_store.AppendEvent(run_id_, last_sequence_, *bytes, before);
-}
-
 void RunJob::Stored(absl::Status status) {
-  stored_ = std::move(status);
   reproduce_ = ReproduceCommand(run_);  // Here nobody waits for it.
-  is_stored_.Notify();
-}
-
-absl::Status RunJob::AwaitStored() {
-  is_stored_.WaitForNotification();
-  return stored_;
+  events_->Created(std::move(status));
 }
 
 void RunJob::Stop(const absl::Status& status) {
   if (status.ok()) return;
   stopped_ = status;
   cancellation_->Cancel();
-}
-
-void RunJob::Finish(const absl::Status& status, v1::RunReport report) {
-  const int64_t sequence = last_sequence_ + 1;
-  const RunState state = StateOf(status, *cancellation_);
-  const auto event = std::make_shared<const std::string>(FinishedEvent(
-      run_id_, sequence, state, status, std::move(report), std::exchange(last_variant_, {})));
-  // Nobody is told of an end that a crash of this process could take back. When it cannot be
-  // stored, streams see the run end without its last event and say so.
-  absl::Status stored = AwaitStored();
-  if (stored.ok()) {
-    stored = context_.run_store.Finish(run_id_, sequence, *event, state, status, unstored_);
-  }
-  if (stored.ok()) live_.Published(run_id_, sequence, event, LiveRuns::Position::kLast);
-  live_.End(run_id_);
 }
 
 }  // namespace quantgate

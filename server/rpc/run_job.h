@@ -1,5 +1,5 @@
-// RunJob: one run on its way through the queue and the engine. Every step becomes an event in the
-// run store. Used by one thread at a time, but for Stored.
+// RunJob: one run on its way through the queue and the engine. Every step becomes an event. Used by
+// one thread at a time, but for Stored.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "kernels/base/throttle.h"
 #include "kernels/validate/run.h"
@@ -18,6 +17,7 @@
 #include "server/layer_run.h"
 #include "server/live_runs.h"
 #include "server/rpc/output_writer.h"
+#include "server/rpc/run_events.h"
 #include "server/service_context.h"
 
 namespace quantgate {
@@ -48,19 +48,16 @@ class RunJob {
   /// Makes begun_.
   absl::Status BeginVariant(const VariantReport& report);
   absl::Status PublishVariant(int index, const VariantReport& report);
-  /// Those who follow the run have the event at once. A small one, and one that another follows
-  /// soon, is stored with that: a crash of this process fails the run anyway.
-  enum class Storing { kNow, kSmallWithNext, kWithNext };
-  absl::Status Publish(v1::RunEvent& event, Storing storing);
-  /// Waits for Stored.
-  absl::Status AwaitStored();
   /// Stops the run: there is no use in going on when its events cannot be kept.
   void Stop(const absl::Status& status);
+  /// The run's end, of which `report` tells when `status` is OK.
   void Conclude(const absl::Status& status, v1::RunReport report, absl::Time start);
+  /// The same when all its events are told.
+  void End(absl::Status status, v1::RunReport report, absl::Time start);
+  void CountEnd(const absl::Status& status, absl::Time start);
   /// A rank does not return from its engine, so that RunPlan does not either: those who follow the
   /// run are answered from within it, and the worker goes on waiting.
   void GiveUp(const absl::Status& status, absl::Time start);
-  void Finish(const absl::Status& status, v1::RunReport report);
 
   ServiceContext& context_;
   Device& device_;
@@ -70,10 +67,9 @@ class RunJob {
   const Plan outline_;
   const std::shared_ptr<Cancellation> cancellation_;
   const absl::Time enqueued_;
-  int64_t last_sequence_ = 1;
-  std::vector<std::shared_ptr<const std::string>> unstored_;  // Up to last_sequence_.
-  absl::Status stopped_;                                      // Why Stop was called.
-  std::optional<OutputWriter> writer_;                        // Of the variant that is coming.
+  const std::shared_ptr<RunEvents> events_;
+  absl::Status stopped_;                             // Why Stop was called.
+  std::optional<OutputWriter> writer_;               // Of the variant that is coming.
   std::vector<v1::OutputReport> outputs_;            // Those of its report, or their names.
   std::optional<v1::VariantFinished> last_variant_;  // That the end has with it.
   std::optional<v1::VariantReport> begun_;           // Its report, as far as it is known.
@@ -85,10 +81,8 @@ class RunJob {
   /// Each event is sent and stored; nobody's eye can follow more.
   Throttle progress_throttle_{std::chrono::milliseconds(20)};
   absl::Duration store_time_;
-  RunReport result_;  // Its tensors are dropped with the job, when the end has been told.
-  absl::Notification is_stored_;
-  absl::Status stored_;    // Once is_stored_.
-  std::string reproduce_;  // Likewise.
+  RunReport result_;       // Its tensors are dropped with the job, when the end has been told.
+  std::string reproduce_;  // Of Stored.
 };
 
 /// A serialized RunAccepted event, a run's first.

@@ -69,7 +69,8 @@ absl::Status Runs::EndInterrupted() {
       absl::AbortedError("the server restarted during the run; start it again");
   for (const RunRecord& record : records) {
     const int64_t sequence = record.last_sequence + 1;
-    const std::string event = FinishedEvent(record.run_id, sequence, RunState::kFailed, status, {});
+    const auto event = std::make_shared<const std::string>(
+        FinishedEvent(record.run_id, sequence, RunState::kFailed, status, {}));
     QG_RETURN_IF_ERROR(
         context_.run_store.Finish(record.run_id, sequence, event, RunState::kFailed, status));
   }

@@ -1,6 +1,6 @@
 // The data directory: its layout, and the lock that keeps a second server out.
-//   LOCK  quantgate.db  cas/ab/cd/<sha256>  partial/<sha256>.<size>.<upload id> quarantine/<sha256>
-//   hardware_checks.json
+//   LOCK  quantgate.db  quantgate.db-files/<run id>  hardware_checks.json
+//   cas/ab/cd/<sha256>  partial/<sha256>.<size>.<upload id>  quarantine/<sha256>
 #pragma once
 
 #include <string>

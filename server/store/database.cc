@@ -13,7 +13,7 @@
 namespace quantgate {
 namespace {
 
-constexpr int kSchemaVersion = 1;
+constexpr int kSchemaVersion = 2;
 // A run's largest event is written as a few pages, in memory and in the log, rather than as
 // hundreds; and a transaction of the largest events stays in memory until it is committed.
 constexpr char kOptions[] =
@@ -63,6 +63,12 @@ CREATE TABLE events (
 );
 PRAGMA user_version = 1;
 )sql";
+// A large event is empty in its row, which names its place in the run's side file.
+constexpr char kSchemaFrom1[] = R"sql(
+ALTER TABLE events ADD COLUMN file_offset INTEGER;
+ALTER TABLE events ADD COLUMN file_size INTEGER;
+PRAGMA user_version = 2;
+)sql";
 
 absl::Status FromSqlite(sqlite3* connection, int code, const std::string& what) {
   const std::string text = absl::StrCat(what, ": ", sqlite3_errmsg(connection));
@@ -105,7 +111,7 @@ Statement& Statement::Bind(std::string_view text) {
 }
 
 Statement& Statement::BindBlob(std::string_view bytes) {
-  sqlite3_bind_blob64(statement_, ++bound_, bytes.data(), bytes.size(), SQLITE_TRANSIENT);
+  sqlite3_bind_blob64(statement_, ++bound_, bytes.data(), bytes.size(), SQLITE_STATIC);
   return *this;
 }
 
@@ -147,6 +153,7 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path
   const absl::Status migrated = database->Migrate();
   if (!migrated.ok())
     return absl::FailedPreconditionError(absl::StrCat(path, ": ", migrated.message()));
+  QG_ASSIGN_OR_RETURN(database->side_files_, SideFiles::Open(path + "-files"));
   QG_RETURN_IF_ERROR(database->OpenLog(path));
   return database;
 }
@@ -187,7 +194,9 @@ absl::Status Database::Flush() {
   QG_RETURN_IF_ERROR(flush_failure_);
   if (flushed_ >= wanted) return absl::OkStatus();
   const int64_t in_log = committed_;
-  flush_failure_ = log_.Sync();
+  // First what the log's rows name.
+  flush_failure_ = side_files_->Sync();
+  if (flush_failure_.ok()) flush_failure_ = log_.Sync();
   if (flush_failure_.ok()) flushed_ = in_log;
   return flush_failure_;
 }
@@ -238,14 +247,15 @@ absl::Status Database::Migrate() {
   QG_RETURN_IF_ERROR(version.Step().status());
   const int64_t found = version.Integer(0);
   if (found == kSchemaVersion) return absl::OkStatus();
-  if (found != 0) {
+  if (found < 0 || found > kSchemaVersion) {
     return absl::FailedPreconditionError(absl::StrCat("the database has schema version ", found,
                                                       " and this server knows ", kSchemaVersion,
                                                       "; use the server that wrote it"));
   }
   Transaction transaction(*this);
   QG_RETURN_IF_ERROR(transaction.Begin());
-  QG_RETURN_IF_ERROR(Execute(kSchema));
+  if (found == 0) QG_RETURN_IF_ERROR(Execute(kSchema));
+  QG_RETURN_IF_ERROR(Execute(kSchemaFrom1));
   return transaction.Commit();
 }
 

@@ -1,7 +1,7 @@
 // A SQLite database: one connection, used by one caller at a time under mutex(). Write-ahead log: a
 // transaction that is committed survives a crash of the process, and one that was committed before
 // Flush was called a crash of the machine too. No transaction waits for the disk: a thread of the
-// database's own moves the log into the database file.
+// database's own moves the log into the database file. Large values are in files beside it.
 #pragma once
 
 #include <atomic>
@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/store/disk.h"
+#include "server/store/side_files.h"
 
 struct sqlite3;
 struct sqlite3_stmt;
@@ -41,6 +42,7 @@ class Statement {
 
   Statement& Bind(int64_t value);
   Statement& Bind(std::string_view text);
+  /// The bytes stay where they are until the statement has run.
   Statement& BindBlob(std::string_view bytes);
   Statement& BindNull();
 
@@ -78,8 +80,12 @@ class Database {
   int64_t rows_changed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t last_row_id() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  /// Waits until the disk has every transaction that was committed before the call; one wait serves
-  /// all who wait. Without the mutex: others go on meanwhile.
+  /// Large values, whose places rows name. They are no part of a transaction: what one names is
+  /// added before it, and removed after the one that drops the row.
+  SideFiles& side_files() { return *side_files_; }
+
+  /// Waits until the disk has every transaction that was committed before the call, with what it
+  /// names in side files; one wait serves all who wait. Without the mutex: others go on meanwhile.
   absl::Status Flush() ABSL_LOCKS_EXCLUDED(mutex_);
   /// That in a moment, by the database's own thread; returns at once.
   void FlushSoon();
@@ -97,6 +103,7 @@ class Database {
   void KeepLog();
 
   std::mutex mutex_;
+  std::unique_ptr<SideFiles> side_files_;
   sqlite3* const connection_;
   std::atomic<int64_t> committed_{0};  ///< Transactions.
   std::atomic<int> log_pages_{0};

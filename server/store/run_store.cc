@@ -19,6 +19,11 @@ constexpr char kRunColumns[] =
     "id, run_id, request_id, state, created, finished, last_sequence, status_code, "
     "status_message, summary";
 
+/// Events from here on are in side files: to make a file takes as long as to write a few pages.
+constexpr size_t kSideFileBytesMin = 64 << 10;
+/// The same where the run's file is open already.
+constexpr size_t kOpenSideFileBytesMin = 4 << 10;
+
 /// So many ids are kept at least, whatever runs there are.
 constexpr int64_t kRequestIdsMin = 1024;
 
@@ -118,11 +123,13 @@ absl::StatusOr<RunRecord> RunStore::Create(const std::string& run_id, const std:
   record.id = database_.last_row_id();
   if (totals_.has_value()) ++totals_->runs;
   record.last_sequence = 1;
-  QG_RETURN_IF_ERROR(InsertEvents(record.run_id, record.last_sequence, first_event, {}));
-  absl::Status stored = DropOldest();
-  if (stored.ok()) stored = transaction.Commit();
+  const Event first = {std::make_shared<const std::string>(first_event), std::nullopt};
+  QG_RETURN_IF_ERROR(InsertEvents(record.run_id, record.last_sequence, {&first, 1}));
+  const absl::StatusOr<std::vector<std::string>> dropped = DropOldest();
+  const absl::Status stored = dropped.ok() ? transaction.Commit() : dropped.status();
   if (!stored.ok()) totals_.reset();  // What was dropped is there again.
   QG_RETURN_IF_ERROR(stored);
+  for (const std::string& gone : *dropped) database_.side_files().Remove(gone);
   if (request_ids_.has_value() && !request_id.empty()) {
     request_ids_->insert(absl::HashOf(request_id));
     // Those of runs that are gone are forgotten now and then.
@@ -141,68 +148,97 @@ absl::Status RunStore::CountAll() {
   return absl::OkStatus();
 }
 
-absl::Status RunStore::DropOldest() {
+absl::StatusOr<std::vector<std::string>> RunStore::DropOldest() {
+  std::vector<std::string> dropped;
   if (!totals_.has_value()) QG_RETURN_IF_ERROR(CountAll());
   const bool has_room = totals_->runs <= runs_kept_ + runs_kept_ / 16 &&
                         totals_->event_bytes <= event_bytes_kept_ + event_bytes_kept_ / 16;
-  if (has_room) return absl::OkStatus();
+  if (has_room) return dropped;
+  const auto drop = [&](Statement& statement) -> absl::Status {
+    while (true) {
+      QG_ASSIGN_OR_RETURN(const bool found, statement.Step());
+      if (!found) return absl::OkStatus();
+      dropped.push_back(statement.Text(0));
+    }
+  };
   // A finished run goes when it is beyond the newest runs_kept_, or when the runs newer than it
   // already hold all the bytes that are kept.
-  QG_ASSIGN_OR_RETURN(Statement drop,
-                      database_.Prepare("DELETE FROM runs WHERE state >= 3 AND id <= "
-                                        "(SELECT id FROM runs ORDER BY id DESC LIMIT 1 OFFSET ?)"));
-  QG_RETURN_IF_ERROR(drop.Bind(int64_t{runs_kept_}).Run());
   QG_ASSIGN_OR_RETURN(
-      Statement drop_bytes,
+      Statement beyond,
+      database_.Prepare(
+          "DELETE FROM runs WHERE state >= 3 AND id <= "
+          "(SELECT id FROM runs ORDER BY id DESC LIMIT 1 OFFSET ?) RETURNING run_id"));
+  QG_RETURN_IF_ERROR(drop(beyond.Bind(int64_t{runs_kept_})));
+  QG_ASSIGN_OR_RETURN(
+      Statement too_large,
       database_.Prepare("DELETE FROM runs WHERE state >= 3 AND id IN (SELECT id FROM (SELECT id, "
                         "sum(event_bytes) OVER (ORDER BY id DESC) AS bytes FROM runs) WHERE "
-                        "bytes > ?)"));
-  QG_RETURN_IF_ERROR(drop_bytes.Bind(event_bytes_kept_).Run());
-  return CountAll();
+                        "bytes > ?) RETURNING run_id"));
+  QG_RETURN_IF_ERROR(drop(too_large.Bind(event_bytes_kept_)));
+  QG_RETURN_IF_ERROR(CountAll());
+  return dropped;
+}
+
+absl::StatusOr<RunStore::Event> RunStore::Prepare(const std::string& run_id,
+                                                  std::shared_ptr<const std::string> bytes) {
+  const bool is_open = database_.side_files().IsOpen(run_id);
+  if (bytes->size() < (is_open ? kOpenSideFileBytesMin : kSideFileBytesMin)) {
+    return Event{std::move(bytes), std::nullopt};
+  }
+  QG_ASSIGN_OR_RETURN(const SideFiles::Place place, database_.side_files().Append(run_id, *bytes));
+  return Event{nullptr, place};
 }
 
 absl::Status RunStore::InsertEvent(const std::string& run_id, int64_t sequence,
-                                   const std::string& event) {
-  QG_ASSIGN_OR_RETURN(Statement insert,
-                      database_.Prepare("INSERT INTO events (run, sequence, event) SELECT id, ?, ? "
-                                        "FROM runs WHERE run_id = ?"));
-  QG_RETURN_IF_ERROR(insert.Bind(sequence).BindBlob(event).Bind(run_id).Run());
+                                   const Event& event) {
+  QG_ASSIGN_OR_RETURN(
+      Statement insert,
+      database_.Prepare("INSERT INTO events (run, sequence, event, file_offset, file_size) "
+                        "SELECT id, ?, ?, ?, ? FROM runs WHERE run_id = ?"));
+  insert.Bind(sequence);
+  if (event.place.has_value()) {
+    insert.BindBlob("").Bind(event.place->offset).Bind(event.place->size);
+  } else {
+    insert.BindBlob(*event.bytes).BindNull().BindNull();
+  }
+  QG_RETURN_IF_ERROR(insert.Bind(run_id).Run());
   return database_.rows_changed() == 0 ? error::RunNotFound(run_id) : absl::OkStatus();
 }
 
-absl::Status RunStore::InsertEvents(const std::string& run_id, int64_t sequence,
-                                    const std::string& event, Events before) {
-  int64_t next = sequence - static_cast<int64_t>(before.size());
-  auto bytes = static_cast<int64_t>(event.size());
-  for (const auto& earlier : before) {
-    QG_RETURN_IF_ERROR(InsertEvent(run_id, next++, *earlier));
-    bytes += static_cast<int64_t>(earlier->size());
+absl::Status RunStore::InsertEvents(const std::string& run_id, int64_t last_sequence,
+                                    std::span<const Event> events) {
+  int64_t sequence = last_sequence - static_cast<int64_t>(events.size());
+  int64_t bytes = 0;
+  for (const Event& event : events) {
+    QG_RETURN_IF_ERROR(InsertEvent(run_id, ++sequence, event));
+    bytes += event.size();
   }
-  QG_RETURN_IF_ERROR(InsertEvent(run_id, sequence, event));
   QG_ASSIGN_OR_RETURN(
       Statement update,
       database_.Prepare("UPDATE runs SET last_sequence = ?, event_bytes = event_bytes + ? "
                         "WHERE run_id = ?"));
-  QG_RETURN_IF_ERROR(update.Bind(sequence).Bind(bytes).Bind(run_id).Run());
+  QG_RETURN_IF_ERROR(update.Bind(last_sequence).Bind(bytes).Bind(run_id).Run());
   if (totals_.has_value()) totals_->event_bytes += bytes;
   return absl::OkStatus();
 }
 
-absl::Status RunStore::AppendEvent(const std::string& run_id, int64_t sequence,
-                                   const std::string& event, Events before) {
+absl::Status RunStore::AppendEvents(const std::string& run_id, int64_t last_sequence,
+                                    std::span<const Event> events) {
   const std::lock_guard lock(database_.mutex());
   Transaction transaction(database_);
   QG_RETURN_IF_ERROR(transaction.Begin());
-  QG_RETURN_IF_ERROR(InsertEvents(run_id, sequence, event, before));
+  QG_RETURN_IF_ERROR(InsertEvents(run_id, last_sequence, events));
   return transaction.Commit();
 }
 
-absl::Status RunStore::Finish(const std::string& run_id, int64_t sequence, const std::string& event,
-                              RunState state, const absl::Status& status, Events before) {
+absl::Status RunStore::Finish(const std::string& run_id, int64_t sequence,
+                              std::shared_ptr<const std::string> event, RunState state,
+                              const absl::Status& status, std::vector<Event> before) {
+  QG_ASSIGN_OR_RETURN(before.emplace_back(), Prepare(run_id, std::move(event)));
   const std::lock_guard lock(database_.mutex());
   Transaction transaction(database_);
   QG_RETURN_IF_ERROR(transaction.Begin());
-  QG_RETURN_IF_ERROR(InsertEvents(run_id, sequence, event, before));
+  QG_RETURN_IF_ERROR(InsertEvents(run_id, sequence, before));
   QG_ASSIGN_OR_RETURN(Statement update,
                       database_.Prepare("UPDATE runs SET state = ?, finished = ?, status_code = ?, "
                                         "status_message = ? WHERE run_id = ?"));
@@ -233,14 +269,37 @@ absl::StatusOr<RunRecord> RunStore::Get(const std::string& run_id) {
 
 absl::StatusOr<std::optional<std::string>> RunStore::ReadEvent(const std::string& run_id,
                                                                int64_t sequence) {
-  const std::lock_guard lock(database_.mutex());
-  QG_ASSIGN_OR_RETURN(Statement row,
-                      database_.Prepare("SELECT event FROM runs LEFT JOIN events ON run = id AND "
-                                        "sequence = ? WHERE run_id = ?"));
-  QG_ASSIGN_OR_RETURN(const bool found, row.Bind(sequence).Bind(run_id).Step());
-  if (!found) return error::RunNotFound(run_id);
-  if (row.IsNull(0)) return std::nullopt;
-  return row.Text(0);
+  SideFiles::Place place;
+  {
+    const std::lock_guard lock(database_.mutex());
+    QG_ASSIGN_OR_RETURN(
+        Statement row,
+        database_.Prepare("SELECT event, file_offset, file_size FROM runs LEFT JOIN events "
+                          "ON run = id AND sequence = ? WHERE run_id = ?"));
+    QG_ASSIGN_OR_RETURN(const bool found, row.Bind(sequence).Bind(run_id).Step());
+    if (!found) return error::RunNotFound(run_id);
+    if (row.IsNull(0)) return std::nullopt;
+    if (row.IsNull(1)) return row.Text(0);
+    place = {row.Integer(1), row.Integer(2)};
+  }
+  absl::StatusOr<std::string> event = database_.side_files().Read(run_id, place);
+  if (event.ok()) return *std::move(event);
+  // Others may have dropped the run meanwhile. One that is there has lost what it had.
+  QG_RETURN_IF_ERROR(Get(run_id).status());
+  return absl::DataLossError(
+      absl::StrCat("event ", sequence, " of ", run_id, ": ", event.status().message()));
+}
+
+absl::Status RunStore::RemoveStrayFiles() {
+  for (const std::string& name : database_.side_files().Names()) {
+    const absl::Status known = Get(name).status();
+    if (absl::IsNotFound(known)) {
+      database_.side_files().Remove(name);
+    } else {
+      QG_RETURN_IF_ERROR(known);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<RunPage> RunStore::List(int64_t before_id, int page_size) {

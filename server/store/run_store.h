@@ -1,7 +1,8 @@
-// RunStore: runs and their events, kept once; every stream reads them from here. Survives a crash
-// of the process. A crash of the machine fails the runs under way anyway, and takes what was
-// written in its last moments: whoever looks a run up is told that it has ended once the disk has
-// it. A run that such a crash took is started again by its request. Thread-safe.
+// RunStore: runs and their events, kept once; every stream reads them from here. Large events are
+// in side files, one a run. Survives a crash of the process. A crash of the machine fails the runs
+// under way anyway, and takes what was written in its last moments: whoever looks a run up is told
+// that it has ended once the disk has it. A run that such a crash took is started again by its
+// request. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -63,15 +64,24 @@ class RunStore {
   absl::StatusOr<RunRecord> Create(const std::string& run_id, const std::string& request_id,
                                    const Sha256& content, const std::string& summary,
                                    const std::string& first_event);
-  /// Events before another one that are not stored yet, in order.
-  using Events = std::span<const std::shared_ptr<const std::string>>;
-  /// Adds the event with the next sequence number, which must be `sequence`, behind those `before`
-  /// it. NOT_FOUND for an unknown run.
-  absl::Status AppendEvent(const std::string& run_id, int64_t sequence, const std::string& event,
-                           Events before = {});
-  /// Adds the last event and the final state together; does not wait for the disk.
-  absl::Status Finish(const std::string& run_id, int64_t sequence, const std::string& event,
-                      RunState state, const absl::Status& status, Events before = {});
+  /// An event that is to be added: its bytes, or where its run's side file has them.
+  struct Event {
+    std::shared_ptr<const std::string> bytes;
+    std::optional<SideFiles::Place> place;
+    int64_t size() const { return place ? place->size : static_cast<int64_t>(bytes->size()); }
+  };
+  /// Writes a large event into the side file. One caller at a time for a run.
+  absl::StatusOr<Event> Prepare(const std::string& run_id,
+                                std::shared_ptr<const std::string> bytes);
+  /// Adds prepared events behind what is there: the last one has number `last_sequence`. All or
+  /// none. NOT_FOUND for an unknown run.
+  absl::Status AppendEvents(const std::string& run_id, int64_t last_sequence,
+                            std::span<const Event> events);
+  /// Adds the last event, behind those `before` it, and the final state together; does not wait for
+  /// the disk.
+  absl::Status Finish(const std::string& run_id, int64_t sequence,
+                      std::shared_ptr<const std::string> event, RunState state,
+                      const absl::Status& status, std::vector<Event> before = {});
 
   /// NOT_FOUND.
   absl::StatusOr<RunRecord> Get(const std::string& run_id);
@@ -81,18 +91,22 @@ class RunStore {
   absl::StatusOr<RunPage> List(int64_t before_id, int page_size);
   /// Runs that an earlier process left queued or running.
   absl::StatusOr<std::vector<RunRecord>> ListUnfinished();
+  /// Removes the side files of runs that are gone, which a crash may have left.
+  absl::Status RemoveStrayFiles();
 
  private:
-  absl::Status InsertEvent(const std::string& run_id, int64_t sequence, const std::string& event)
+  absl::Status InsertEvent(const std::string& run_id, int64_t sequence, const Event& event)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
+  absl::Status InsertEvents(const std::string& run_id, int64_t last_sequence,
+                            std::span<const Event> events)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
   absl::Status ReadRequestIds() ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
-  /// Those before `sequence` first.
-  absl::Status InsertEvents(const std::string& run_id, int64_t sequence, const std::string& event,
-                            Events before) ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
   /// Waits for the disk where one of them has ended.
   absl::Status AwaitDisk(std::span<const RunRecord> records);
   absl::StatusOr<RunPage> ReadPage(int64_t before_id, int page_size);
-  absl::Status DropOldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
+  /// The run ids of those that go with this transaction.
+  absl::StatusOr<std::vector<std::string>> DropOldest()
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
   absl::Status CountAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(database_.mutex());
 
   Database& database_;

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "server/errors.h"
 #include "server/executor.h"
@@ -183,6 +184,24 @@ TEST(ExecutorTest, RunsEverythingBeforeItEnds) {
     for (int i = 0; i < 1000; ++i) executor.Run([&] { ++calls; });
   }
   EXPECT_EQ(calls, 1000);
+}
+
+TEST(ExecutorTest, RunsWhatWaitsForIdlenessBehindAllElse) {
+  std::vector<int> order;
+  {
+    Executor executor(1);
+    absl::Notification all_are_there;
+    executor.Run([&] { all_are_there.WaitForNotification(); });
+    executor.RunWhenIdle([&] {
+      order.push_back(3);
+      executor.Run([&] { order.push_back(4); });
+    });
+    executor.RunWhenIdle([&] { order.push_back(5); });
+    executor.Run([&] { order.push_back(1); });
+    executor.Run([&] { order.push_back(2); });
+    all_are_there.Notify();
+  }
+  EXPECT_EQ(order, (std::vector<int>{1, 2, 3, 4, 5}));
 }
 
 }  // namespace

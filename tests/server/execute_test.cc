@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <map>
 #include <thread>
 
@@ -393,6 +394,21 @@ TEST(RunTest, FullQueueIsResourceExhaustedAndSaysWhenToRetry) {
   waiting_context.TryCancel();
   (void)Drain(*running);
   (void)Drain(*waiting);
+}
+
+TEST(RunTest, ARunWhoseOutputsCannotBeStoredFails) {
+  TestServer server;
+  // Where large events go.
+  std::filesystem::remove_all(server.data_dir() + "/data/quantgate.db-files");
+  v1::ExecuteRequest request;
+  *request.mutable_spec() = LinearSpec(256, 256, 256);
+  *request.mutable_spec()->add_variants() = MakeVariant("fp8_current", "none", "auto");
+  request.set_stream_outputs(true);
+  const RunOutcome run = Execute(server, request);
+  ASSERT_TRUE(run.status.ok()) << run.status.error_message();
+  EXPECT_EQ(run.finished().state(), v1::RUN_STATE_FAILED);
+  EXPECT_THAT(run.finished().status_message(), HasSubstr("creating a file"));
+  EXPECT_EQ(GetRun(server, run.events[0].run_id()).state(), v1::RUN_STATE_FAILED);
 }
 
 TEST(RunTest, ARunThatCannotBeStoredIsRefusedAndForgotten) {

@@ -1,6 +1,7 @@
 // TensorStore, RunStore and the database below them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -17,6 +18,27 @@ Sha256 ContentNumber(uint8_t number) {
   Sha256 sha256;
   sha256.bytes[0] = number;
   return sha256;
+}
+
+std::vector<RunStore::Event> Prepared(RunStore& runs, const std::string& run_id,
+                                      const std::vector<std::string>& events) {
+  std::vector<RunStore::Event> prepared;
+  for (const std::string& event : events) {
+    prepared.push_back(runs.Prepare(run_id, std::make_shared<const std::string>(event)).value());
+  }
+  return prepared;
+}
+
+/// The last of them gets `sequence`.
+absl::Status Append(RunStore& runs, const std::string& run_id, int64_t sequence,
+                    const std::vector<std::string>& events) {
+  return runs.AppendEvents(run_id, sequence, Prepared(runs, run_id, events));
+}
+
+absl::Status Finish(RunStore& runs, const std::string& run_id, int64_t sequence,
+                    const std::string& event, const std::vector<std::string>& before = {}) {
+  return runs.Finish(run_id, sequence, std::make_shared<const std::string>(event),
+                     RunState::kSucceeded, absl::OkStatus(), Prepared(runs, run_id, before));
 }
 
 class RecordStoresTest : public testing::Test {
@@ -95,15 +117,17 @@ TEST_F(RecordStoresTest, RunsKeepTheirEventsAndState) {
   EXPECT_EQ(runs_->ReadEvent("run-1", 1).value(), "accepted");
   EXPECT_EQ(run.last_sequence, 1);
   EXPECT_EQ(runs_->Get("run-1").value().state, RunState::kQueued);
-  ASSERT_TRUE(runs_->AppendEvent(run.run_id, 2, std::string("\0binary", 7)).ok());
-  EXPECT_FALSE(runs_->AppendEvent(run.run_id, 2, "again").ok());
+  ASSERT_TRUE(Append(*runs_, run.run_id, 2, {std::string("\0binary", 7)}).ok());
+  EXPECT_FALSE(Append(*runs_, run.run_id, 2, {"again"}).ok());
   Open();
   EXPECT_EQ(runs_->ReadEvent(run.run_id, 2).value(), std::string("\0binary", 7));
   EXPECT_FALSE(runs_->ReadEvent(run.run_id, 3).value().has_value());
   EXPECT_TRUE(absl::IsNotFound(runs_->ReadEvent("nobody", 1).status()));
   ASSERT_EQ(runs_->ListUnfinished().value().size(), 1u);
-  ASSERT_TRUE(
-      runs_->Finish(run.run_id, 3, "finished", RunState::kFailed, absl::AbortedError("why")).ok());
+  ASSERT_TRUE(runs_
+                  ->Finish(run.run_id, 3, std::make_shared<const std::string>("finished"),
+                           RunState::kFailed, absl::AbortedError("why"))
+                  .ok());
   const RunRecord got = runs_->Get(run.run_id).value();
   EXPECT_EQ(got.state, RunState::kFailed);
   EXPECT_EQ(got.status, absl::AbortedError("why"));
@@ -117,11 +141,8 @@ TEST_F(RecordStoresTest, RunsKeepTheirEventsAndState) {
 
 TEST_F(RecordStoresTest, EventsAreStoredSeveralAtATime) {
   const RunRecord run = Create(*runs_, "", 1);
-  const auto event = [](const char* text) { return std::make_shared<const std::string>(text); };
-  const std::vector<std::shared_ptr<const std::string>> first = {event("2"), event("3")};
-  ASSERT_TRUE(runs_->AppendEvent(run.run_id, 4, "4", first).ok());
-  const std::vector<std::shared_ptr<const std::string>> last = {event("5")};
-  ASSERT_TRUE(runs_->Finish(run.run_id, 6, "6", RunState::kSucceeded, absl::OkStatus(), last).ok());
+  ASSERT_TRUE(Append(*runs_, run.run_id, 4, {"2", "3", "4"}).ok());
+  ASSERT_TRUE(Finish(*runs_, run.run_id, 6, "6", {"5"}).ok());
   for (int64_t sequence = 2; sequence <= 6; ++sequence) {
     EXPECT_EQ(runs_->ReadEvent(run.run_id, sequence).value(), std::to_string(sequence));
   }
@@ -131,9 +152,8 @@ TEST_F(RecordStoresTest, EventsAreStoredSeveralAtATime) {
 TEST_F(RecordStoresTest, EventsStoredWithOthersCountAmongTheBytesKept) {
   RunStore runs(*database_, 100, 400);
   const RunRecord run = Create(runs, "", 1);
-  const auto event = std::make_shared<const std::string>(150, 'e');
-  const std::vector<std::shared_ptr<const std::string>> before = {event, event, event};
-  ASSERT_TRUE(runs.Finish(run.run_id, 5, "5", RunState::kSucceeded, absl::OkStatus(), before).ok());
+  const std::string event(150, 'e');
+  ASSERT_TRUE(Finish(runs, run.run_id, 5, "5", {event, event, event}).ok());
   ASSERT_TRUE(runs.Get(run.run_id).ok());
   Create(runs, "", 2);  // Finds 452 bytes, more than is kept and a sixteenth.
   EXPECT_TRUE(absl::IsNotFound(runs.Get(run.run_id).status()));
@@ -157,16 +177,15 @@ TEST_F(RecordStoresTest, RequestIdsOfRunsThatAreGoneAreForgotten) {
   EXPECT_FALSE(runs.MayHaveRequest("r0").value());
   for (int i = 0; i < 1100; ++i) {
     const RunRecord run = Create(runs, "r" + std::to_string(i), 1);
-    ASSERT_TRUE(runs.Finish(run.run_id, 2, "2", RunState::kSucceeded, absl::OkStatus()).ok());
+    ASSERT_TRUE(Finish(runs, run.run_id, 2, "2").ok());
   }
   EXPECT_FALSE(runs.MayHaveRequest("r0").value());
   EXPECT_TRUE(runs.MayHaveRequest("r1099").value());
 }
 
 TEST_F(RecordStoresTest, AnUnknownRunHasNoEvents) {
-  EXPECT_TRUE(absl::IsNotFound(runs_->AppendEvent("run-1", 2, "2")));
-  EXPECT_TRUE(
-      absl::IsNotFound(runs_->Finish("run-1", 2, "2", RunState::kSucceeded, absl::OkStatus())));
+  EXPECT_TRUE(absl::IsNotFound(Append(*runs_, "run-1", 2, {"2"})));
+  EXPECT_TRUE(absl::IsNotFound(Finish(*runs_, "run-1", 2, "2")));
 }
 
 TEST_F(RecordStoresTest, OnlyTheNewestFinishedRunsAreKept) {
@@ -175,7 +194,7 @@ TEST_F(RecordStoresTest, OnlyTheNewestFinishedRunsAreKept) {
   std::vector<std::string> ids;
   for (int i = 0; i < 10; ++i) {
     ids.push_back(Create(runs, "", 1).run_id);
-    ASSERT_TRUE(runs.Finish(ids[i], 2, "f", RunState::kSucceeded, absl::OkStatus()).ok());
+    ASSERT_TRUE(Finish(runs, ids[i], 2, "f").ok());
   }
   for (int i = 0; i < 10; ++i) {
     EXPECT_EQ(runs.Get(ids[i]).ok(), i >= 5) << i;
@@ -189,7 +208,7 @@ TEST_F(RecordStoresTest, OldRunsGoSeveralAtATime) {
   std::vector<std::string> ids;
   const auto finish_one = [&] {
     ids.push_back(Create(runs, "", 1).run_id);
-    ASSERT_TRUE(runs.Finish(ids.back(), 2, "f", RunState::kSucceeded, absl::OkStatus()).ok());
+    ASSERT_TRUE(Finish(runs, ids.back(), 2, "f").ok());
   };
   for (int i = 0; i < 34; ++i) finish_one();
   EXPECT_TRUE(runs.Get(ids[0]).ok());
@@ -206,12 +225,12 @@ TEST_F(RecordStoresTest, OldRunsGoSeveralAtATime) {
 TEST_F(RecordStoresTest, OnlySoManyBytesOfEventsAreKept) {
   RunStore runs(*database_, /*runs_kept=*/100, /*event_bytes_kept=*/1000);
   const RunRecord live = Create(runs, "", 0);
-  ASSERT_TRUE(runs.AppendEvent(live.run_id, 2, std::string(400, 'e')).ok());
+  ASSERT_TRUE(Append(runs, live.run_id, 2, {std::string(400, 'e')}).ok());
   std::vector<std::string> ids;
   for (int i = 0; i < 4; ++i) {
     ids.push_back(Create(runs, "", 1).run_id);
     const std::string event(400, 'f');
-    ASSERT_TRUE(runs.Finish(ids[i], 2, event, RunState::kSucceeded, absl::OkStatus()).ok());
+    ASSERT_TRUE(Finish(runs, ids[i], 2, event).ok());
   }
   Create(runs, "", 1);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(runs.Get(ids[i]).ok(), i >= 2) << i;
@@ -224,7 +243,7 @@ TEST_F(RecordStoresTest, StoresAreUsedFromManyThreads) {
     threads.emplace_back([this, i] {
       const RunRecord run = Create(*runs_, "", i);
       for (int64_t sequence = 2; sequence <= 20; ++sequence) {
-        EXPECT_TRUE(runs_->AppendEvent(run.run_id, sequence, "e").ok());
+        EXPECT_TRUE(Append(*runs_, run.run_id, sequence, {"e"}).ok());
         EXPECT_TRUE(tensors_->Put(Record(i, std::to_string(sequence)), "", {}).ok());
       }
       EXPECT_EQ(runs_->Get(run.run_id).value().last_sequence, 20);
@@ -236,12 +255,12 @@ TEST_F(RecordStoresTest, StoresAreUsedFromManyThreads) {
 TEST_F(RecordStoresTest, WhatIsToldIsInTheFiles) {
   const RunRecord run = Create(*runs_, "", 1);
   const std::string event(300'000, 'e');
-  ASSERT_TRUE(runs_->Finish(run.run_id, 2, event, RunState::kSucceeded, absl::OkStatus()).ok());
+  ASSERT_TRUE(Finish(*runs_, run.run_id, 2, event).ok());
   ASSERT_EQ(runs_->Get(run.run_id).value().state, RunState::kSucceeded);
   // As after a crash: another process finds the files of one that has not closed them.
   const TemporaryDirectory copies;
-  for (const char* file : {"/test.db", "/test.db-wal"}) {
-    std::filesystem::copy_file(directory_.path() + file, copies.path() + file);
+  for (const char* file : {"/test.db", "/test.db-wal", "/test.db-files"}) {
+    std::filesystem::copy(directory_.path() + file, copies.path() + file);
   }
   const auto copy = Database::Open(copies.path() + "/test.db").value();
   RunStore copied(*copy);
@@ -249,23 +268,111 @@ TEST_F(RecordStoresTest, WhatIsToldIsInTheFiles) {
   EXPECT_EQ(copied.ReadEvent(run.run_id, 2).value(), event);
 }
 
+TEST_F(RecordStoresTest, LargeEventsComeBackWhole) {
+  const RunRecord run = Create(*runs_, "", 1);
+  const RunRecord other = Create(*runs_, "", 1);
+  const auto event = [](size_t size, char first) {
+    std::string bytes(size, '\0');
+    for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<char>(first + i % 251);
+    return bytes;
+  };
+  // Around the size from which they are in files; several at a time, and of two runs in turn.
+  const std::vector<std::string> events = {event(65535, 1), event(65536, 2), event(65537, 3),
+                                           event(10, 4), event(300'000, 5)};
+  ASSERT_TRUE(Append(*runs_, run.run_id, 2, {events[0]}).ok());
+  ASSERT_TRUE(Append(*runs_, other.run_id, 2, {events[2]}).ok());
+  ASSERT_TRUE(Append(*runs_, run.run_id, 4, {events[1], events[2]}).ok());
+  ASSERT_TRUE(Finish(*runs_, run.run_id, 6, events[4], {events[3]}).ok());
+  for (int i = 0; i < 2; ++i, Open()) {
+    for (int64_t sequence = 2; sequence <= 6; ++sequence) {
+      EXPECT_EQ(runs_->ReadEvent(run.run_id, sequence).value(), events[sequence - 2]) << sequence;
+    }
+    EXPECT_EQ(runs_->ReadEvent(other.run_id, 2).value(), events[2]);
+    EXPECT_FALSE(runs_->ReadEvent(other.run_id, 3).value().has_value());
+  }
+}
+
+TEST_F(RecordStoresTest, FilesOfLargeEventsGoWithTheirRuns) {
+  RunStore runs(*database_, /*runs_kept=*/2);
+  const std::string large(100'000, 'e');
+  std::vector<std::string> ids;
+  for (int i = 0; i < 5; ++i) {
+    ids.push_back(Create(runs, "", 1).run_id);
+    ASSERT_TRUE(Append(runs, ids.back(), 2, {large}).ok());
+    ASSERT_TRUE(Finish(runs, ids.back(), 3, "f").ok());
+  }
+  const auto names = [&] {
+    std::vector<std::string> found = database_->side_files().Names();
+    std::sort(found.begin(), found.end());
+    return found;
+  };
+  std::vector<std::string> kept(ids.begin() + 3, ids.end());
+  std::sort(kept.begin(), kept.end());
+  EXPECT_EQ(names(), kept);
+  // What a crash left between the end of a transaction and the removal of its files.
+  ASSERT_TRUE(database_->side_files().Append("run-gone", large).ok());
+  Open();
+  EXPECT_EQ(names().size(), 3u);
+  ASSERT_TRUE(runs_->RemoveStrayFiles().ok());
+  EXPECT_EQ(names(), kept);
+  EXPECT_EQ(runs_->ReadEvent(ids.back(), 2).value(), large);
+}
+
+TEST_F(RecordStoresTest, AnEventThatItsFileLacksIsLostData) {
+  const RunRecord run = Create(*runs_, "", 1);
+  ASSERT_TRUE(Append(*runs_, run.run_id, 2, {std::string(100'000, 'e')}).ok());
+  const std::string file = directory_.path() + "/test.db-files/" + run.run_id;
+  std::filesystem::resize_file(file, 99'999);
+  const absl::Status shorter = runs_->ReadEvent(run.run_id, 2).status();
+  EXPECT_TRUE(absl::IsDataLoss(shorter)) << shorter;
+  EXPECT_NE(shorter.message().find("event 2 of " + run.run_id), absl::string_view::npos) << shorter;
+  std::filesystem::remove(file);
+  EXPECT_TRUE(absl::IsDataLoss(runs_->ReadEvent(run.run_id, 2).status()));
+  EXPECT_EQ(runs_->ReadEvent(run.run_id, 1).value(), "a");
+}
+
 TEST_F(RecordStoresTest, TheLogIsMovedIntoTheDatabaseBesideTheWriters) {
   const auto size_of = [&](const char* file) {
     return std::filesystem::file_size(directory_.path() + file);
   };
   const RunRecord run = Create(*runs_, "", 1);
-  const std::string event(1 << 20, 'e');
+  const std::string event(60 << 10, 'e');  // Not so large that the log has nothing of it.
   constexpr uint64_t kMoved = uint64_t{12} << 20;
   int64_t sequence = 1;
   // The log holds 16 MiB before it is moved; a writer in a hurry fills more of it meanwhile.
   while (size_of("/test.db") < kMoved) {
     ASSERT_LT(sequence, 1000) << "the log was never moved";
-    ASSERT_TRUE(runs_->AppendEvent(run.run_id, ++sequence, event).ok());
+    ASSERT_TRUE(Append(*runs_, run.run_id, ++sequence, {event}).ok());
     ASSERT_TRUE(database_->Flush().ok());
   }
   EXPECT_GT(size_of("/test.db-wal"), 0u);
   for (int64_t i = 2; i <= sequence; ++i) {
     EXPECT_EQ(runs_->ReadEvent(run.run_id, i).value(), event) << i;
+  }
+}
+
+TEST(DatabaseTest, TakesADatabaseOfTheFirstSchema) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/test.db";
+  const auto open = [&] { return Database::Open(path).value(); };
+  {
+    const auto database = open();
+    RunStore runs(*database);
+    ASSERT_TRUE(runs.Create("run-1", "r1", ContentNumber(1), "s", "a").ok());
+    ASSERT_TRUE(Append(runs, "run-1", 2, {"small"}).ok());
+    const std::lock_guard lock(database->mutex());
+    ASSERT_TRUE(database
+                    ->Execute("ALTER TABLE events DROP COLUMN file_offset; "
+                              "ALTER TABLE events DROP COLUMN file_size; PRAGMA user_version = 1;")
+                    .ok());
+  }
+  for (int i = 0; i < 2; ++i) {
+    const auto database = open();
+    RunStore runs(*database);
+    EXPECT_EQ(runs.ReadEvent("run-1", 2).value(), "small");
+    const std::string large(100'000, 'e');
+    ASSERT_TRUE(Append(runs, "run-1", 3 + i, {large}).ok());
+    EXPECT_EQ(runs.ReadEvent("run-1", 3 + i).value(), large);
   }
 }
 

@@ -1,0 +1,149 @@
+#include "server/rpc/run_events.h"
+
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
+#include "server/limits.h"
+
+namespace quantgate {
+namespace {
+
+/// Events that wait to be stored are not more than so many, nor larger together.
+constexpr size_t kUnstoredEventsMax = 50;
+constexpr size_t kUnstoredBytesMax = kLiveEventBytesMax / 4;
+
+}  // namespace
+
+RunEvents::RunEvents(RunStore& store, Executor& storing, LiveRuns& live, std::string run_id,
+                     std::shared_ptr<Cancellation> cancellation)
+    : store_(store),
+      storing_(storing),
+      live_(live),
+      run_id_(std::move(run_id)),
+      cancellation_(std::move(cancellation)) {}
+
+void RunEvents::Created(absl::Status status) {
+  created_ = std::move(status);
+  is_created_.Notify();
+}
+
+absl::Status RunEvents::Failure() const {
+  const absl::MutexLock lock(&mutex_);
+  return failure_;
+}
+
+void RunEvents::KeepFailure(const absl::Status& status) {
+  if (status.ok()) return;
+  cancellation_->Cancel();
+  const absl::MutexLock lock(&mutex_);
+  failure_.Update(status);
+}
+
+absl::Duration RunEvents::storing_time() const {
+  const absl::MutexLock lock(&store_mutex_);
+  return storing_time_;
+}
+
+absl::Status RunEvents::Publish(v1::RunEvent event) {
+  event.set_run_id(run_id_);
+  event.set_sequence(next_sequence());
+  const size_t size = event.ByteSizeLong();
+  {
+    const absl::MutexLock lock(&mutex_);
+    const auto has_room = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return waiting_ == 0 || waiting_bytes_ + size <= kLiveEventBytesMax;
+    };
+    mutex_.Await(absl::Condition(&has_room));
+    if (!failure_.ok()) return failure_;
+    ++waiting_;
+    waiting_bytes_ += size;
+  }
+  storing_.Run([self = shared_from_this(), event = std::move(event),
+                        sequence = ++last_sequence_, size] { self->Take(event, sequence, size); });
+  return absl::OkStatus();
+}
+
+void RunEvents::Take(const v1::RunEvent& event, int64_t sequence, size_t size) {
+  const Bytes bytes = std::make_shared<const std::string>(event.SerializeAsString());
+  {
+    const absl::MutexLock lock(&store_mutex_);
+    // What is not stored is among the latest live ones.
+    if (unstored_bytes_ + size > kLiveEventBytesMax) StoreAll();
+    live_.Published(run_id_, sequence, bytes);
+    const absl::Time start = absl::Now();
+    absl::StatusOr<RunStore::Event> prepared = store_.Prepare(run_id_, bytes);
+    storing_time_ += absl::Now() - start;
+    KeepFailure(prepared.status());
+    if (Failure().ok()) {
+      unstored_.push_back(*std::move(prepared));
+      unstored_last_ = sequence;
+      unstored_bytes_ += size;
+      StoreLater();
+    }
+  }
+  const absl::MutexLock lock(&mutex_);
+  --waiting_;
+  waiting_bytes_ -= size;
+}
+
+void RunEvents::StoreLater() {
+  if (unstored_.size() >= kUnstoredEventsMax || unstored_bytes_ >= kUnstoredBytesMax) {
+    return StoreAll();
+  }
+  if (std::exchange(stores_later_, true)) return;
+  // A transaction takes longer than what is in it, and a short run's last events come close behind
+  // each other.
+  storing_.RunWhenIdle([self = shared_from_this()] {
+    const absl::MutexLock lock(&self->store_mutex_);
+    self->stores_later_ = false;
+    self->StoreAll();
+  });
+}
+
+void RunEvents::StoreAll() {
+  if (unstored_.empty()) return;
+  AwaitCreated();
+  const absl::Time start = absl::Now();
+  absl::Status stored = created_;
+  if (stored.ok()) {
+    stored = store_.AppendEvents(run_id_, unstored_last_, unstored_);
+  }
+  storing_time_ += absl::Now() - start;
+  unstored_.clear();
+  unstored_bytes_ = 0;
+  KeepFailure(stored);
+}
+
+void RunEvents::WhenTold(absl::FunctionRef<void(const absl::Status& kept)> body) {
+  bool are_told;
+  {
+    const absl::MutexLock lock(&mutex_);
+    are_told = waiting_ == 0;
+  }
+  // To wake another thread takes a while.
+  if (are_told) return body(Failure());
+  absl::Notification done;
+  storing_.Run([&] {
+    body(Failure());
+    done.Notify();
+  });
+  done.WaitForNotification();
+}
+
+absl::Status RunEvents::StoreEnd(Bytes event, RunState state, const absl::Status& status) {
+  const absl::MutexLock lock(&store_mutex_);
+  AwaitCreated();
+  QG_RETURN_IF_ERROR(created_);
+  return store_.Finish(run_id_, next_sequence(), std::move(event), state, status,
+                                   std::exchange(unstored_, {}));
+}
+
+void RunEvents::TellEnd(Bytes event) {
+  if (event != nullptr) {
+    live_.Published(run_id_, next_sequence(), std::move(event), LiveRuns::Position::kLast);
+  }
+  live_.End(run_id_);
+}
+
+}  // namespace quantgate

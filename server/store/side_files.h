@@ -1,0 +1,60 @@
+// SideFiles: bytes that a database would write as dozens of pages, in files beside it. A file grows
+// at its end alone. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/store/disk.h"
+
+namespace quantgate {
+
+class SideFiles {
+ public:
+  /// Where bytes are within their file.
+  struct Place {
+    int64_t offset = 0;
+    int64_t size = 0;
+  };
+
+  /// Makes the directory where there is none.
+  static absl::StatusOr<std::unique_ptr<SideFiles>> Open(const std::string& directory);
+
+  /// Adds bytes to file `name`, which has no '/' in it, and makes the file where there is none. A
+  /// crash of this process takes nothing of them; RESOURCE_EXHAUSTED for a full disk.
+  absl::StatusOr<Place> Append(const std::string& name, std::string_view bytes);
+  /// Whether Append finds the file open, as it is from one Append to the next Sync.
+  bool IsOpen(const std::string& name) const;
+  /// NOT_FOUND without the file; DATA_LOSS where it ends before the bytes do.
+  absl::StatusOr<std::string> Read(const std::string& name, Place place) const;
+  /// Removing what is not there is fine.
+  void Remove(const std::string& name);
+  /// Waits until the disk has what was added before the call.
+  absl::Status Sync();
+  std::vector<std::string> Names() const;
+
+ private:
+  explicit SideFiles(std::string directory) : directory_(std::move(directory)) {}
+  std::string PathOf(const std::string& name) const;
+
+  const std::string directory_;
+  std::mutex sync_mutex_;  ///< Before mutex_.
+  mutable std::mutex mutex_;
+  struct Growing {
+    File file;
+    int64_t size = 0;
+  };
+  /// Those with bytes that the disk may lack.
+  absl::flat_hash_map<std::string, Growing> unsynced_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace quantgate
