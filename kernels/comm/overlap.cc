@@ -293,11 +293,11 @@ absl::Status Overlap::AgreeOnScale(OverlapMember& member) {
   const std::string what = absl::StrCat(member.owner, " scale_inv");
   if (scale_inv.space() == MemorySpace::kHost) return group_.CheckAgreement(what, scale_inv);
   QG_ASSIGN_OR_RETURN(Engine::HostRead read, group_.engine().StartToHost(scale_inv));
-  member.before_copies = [this, what, read = std::move(read)](const absl::Status& so_far) {
-    if (!so_far.ok()) return group_.Fail(so_far);
-    const absl::StatusOr<Tensor> on_host = read();
-    if (!on_host.ok()) return group_.Fail(on_host.status());
-    return group_.CheckAgreement(what, *on_host);
+  QG_ASSIGN_OR_RETURN(Tensor on_host, Tensor::Allocate(scale_inv.dtype(), scale_inv.shape()));
+  member.before_copies = [this, what, read = std::move(read),
+                          on_host = std::move(on_host)](const absl::Status& so_far) mutable {
+    const absl::Status done = so_far.ok() ? read({on_host.data(), on_host.byte_size()}) : so_far;
+    return done.ok() ? group_.CheckAgreement(what, on_host) : group_.Fail(done);
   };
   return absl::OkStatus();
 }

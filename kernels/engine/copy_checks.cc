@@ -15,6 +15,12 @@ absl::Status CheckCopy(const Tensor& source, const Tensor& to, int64_t offset) {
                                                  room, " bytes of ", TensorText(to)));
 }
 
+absl::Status CheckRead(const Tensor& tensor, std::span<const std::byte> bytes) {
+  if (bytes.size() == tensor.byte_size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("host read: bytes: ", bytes.size(), ": ",
+                                                 TensorText(tensor), " has ", tensor.byte_size()));
+}
+
 absl::Status OtherKindOfMoment() {
   return absl::InvalidArgumentError("moment: of another kind of engine; must be of this one's");
 }

@@ -88,7 +88,7 @@ class CpuEngine final : public Engine {
     return tensor;
   }
   absl::StatusOr<HostRead> StartToHost(const Tensor& tensor) override {
-    return [tensor] { return tensor; };
+    return ReadOfHostTensor(tensor);
   }
   absl::StatusOr<Tensor> Allocate(DType dtype, Shape shape) override {
     return Tensor::Allocate(dtype, std::move(shape));

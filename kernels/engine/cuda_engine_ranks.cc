@@ -63,12 +63,12 @@ absl::StatusOr<int> OrdinalOf(const Tensor& tensor) {
 }  // namespace
 
 absl::StatusOr<Engine::HostRead> CudaEngine::StartToHost(const Tensor& tensor) {
-  if (!tensor.has_value() || tensor.space() == MemorySpace::kHost)
-    return [tensor] { return tensor; };
+  if (!tensor.has_value() || tensor.space() == MemorySpace::kHost) return ReadOfHostTensor(tensor);
   QG_ASSIGN_OR_RETURN(PooledCudaEvent made, MarkStage());
-  return [this, tensor, made = std::move(made)]() -> absl::StatusOr<Tensor> {
+  return [this, tensor, made = std::move(made)](std::span<std::byte> bytes) -> absl::Status {
+    QG_RETURN_IF_ERROR(CheckRead(tensor, bytes));
     QG_TAKE_READING_TURN();
-    return device_->ToHostAfter(made.get(), tensor);
+    return device_->ReadAfter(made.get(), tensor, bytes);
   };
 }
 

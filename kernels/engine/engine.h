@@ -104,10 +104,11 @@ class Engine {
                                           const Cancellation* cancellation) = 0;
   /// The tensor in host memory, itself where it is there; no value for none.
   virtual absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation* cancellation) = 0;
-  /// A tensor as it is now, to be read to the host: the call that is given back waits for what has
-  /// been asked of the engine so far, and not for what is asked afterwards. It holds the tensor;
-  /// the engine outlives it. For large tensors ToHost is faster.
-  using HostRead = std::function<absl::StatusOr<Tensor>()>;
+  /// A tensor that nothing writes any more, to be read to the host: the call that is given back
+  /// writes all its bytes (INVALID_ARGUMENT for other than as many), waits for what has been asked
+  /// of the engine so far, and not for what is asked afterwards. It holds the tensor; the engine
+  /// outlives it. For large tensors ToHost is faster.
+  using HostRead = std::function<absl::Status(std::span<std::byte> bytes)>;
   virtual absl::StatusOr<HostRead> StartToHost(const Tensor& tensor) = 0;
   /// A tensor of the engine's memory, not initialised.
   virtual absl::StatusOr<Tensor> Allocate(DType dtype, Shape shape) = 0;
@@ -263,6 +264,9 @@ class Engine {
                                                 const Tensor& exact,
                                                 const Cancellation* cancellation) = 0;
 };
+
+/// The read of a tensor that the host has.
+Engine::HostRead ReadOfHostTensor(const Tensor& tensor);
 
 struct CpuEngineOptions {
   Isa isa = BestIsa();

@@ -18,12 +18,20 @@ namespace {
 /// a thread that has none has device 0, and making that current would open it.
 thread_local int current_ordinal = -1;
 
+/// Whether MakeCurrent has made the device current, and it still is: to ask takes less than to make
+/// it so again.
+bool IsCurrent(int ordinal) {
+  int current = -1;
+  return current_ordinal == ordinal && cudaGetDevice(&current) == cudaSuccess && current == ordinal;
+}
+
 /// Another device for this scope: tensors are dropped by threads that serve other devices.
 class ScopedDevice {
  public:
-  explicit ScopedDevice(int ordinal) : status_(cudaSetDevice(ordinal)) {}
+  explicit ScopedDevice(int ordinal)
+      : status_(IsCurrent(ordinal) ? cudaSuccess : cudaSetDevice(ordinal)), ordinal_(ordinal) {}
   ~ScopedDevice() {
-    if (current_ordinal >= 0) (void)cudaSetDevice(current_ordinal);
+    if (current_ordinal >= 0 && current_ordinal != ordinal_) (void)cudaSetDevice(current_ordinal);
   }
   ScopedDevice(const ScopedDevice&) = delete;
   ScopedDevice& operator=(const ScopedDevice&) = delete;
@@ -31,6 +39,7 @@ class ScopedDevice {
 
  private:
   const cudaError_t status_;
+  const int ordinal_;
 };
 
 }  // namespace
@@ -242,6 +251,7 @@ cudaStream_t CudaDevice::stream() const { return pool_->stream; }
 
 absl::Status CudaDevice::MakeCurrent() const {
   QG_RETURN_IF_ERROR(CudaHealth());
+  if (IsCurrent(facts_.ordinal)) return absl::OkStatus();
   QG_CUDA_RETURN_IF_ERROR(cudaSetDevice(facts_.ordinal));
   current_ordinal = facts_.ordinal;
   return absl::OkStatus();
@@ -376,18 +386,17 @@ absl::StatusOr<Tensor> CudaDevice::ToHost(const Tensor& tensor, const Cancellati
   return copy;
 }
 
-absl::StatusOr<Tensor> CudaDevice::ToHostAfter(cudaEvent_t made, const Tensor& tensor) {
-  QG_ASSIGN_OR_RETURN(Tensor copy, Tensor::Allocate(tensor.dtype(), tensor.shape()));
+absl::Status CudaDevice::ReadAfter(cudaEvent_t made, const Tensor& tensor,
+                                   std::span<std::byte> bytes) {
   QG_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(results_stream_, made, 0));
-  const size_t bytes = tensor.byte_size();
-  for (size_t begin = 0; begin < bytes; begin += kStagingBytes) {
-    const size_t count = std::min(kStagingBytes, bytes - begin);
+  for (size_t begin = 0; begin < bytes.size(); begin += kStagingBytes) {
+    const size_t count = std::min(kStagingBytes, bytes.size() - begin);
     QG_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(results_.data, tensor.data() + begin, count,
                                             cudaMemcpyDeviceToHost, results_stream_));
     QG_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(results_stream_));
-    std::memcpy(copy.data() + begin, results_.data, count);
+    std::memcpy(bytes.data() + begin, results_.data, count);
   }
-  return copy;
+  return absl::OkStatus();
 }
 
 absl::Status CudaDevice::Read(const void* device, void* host, size_t bytes) {

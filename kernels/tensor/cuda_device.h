@@ -70,9 +70,9 @@ class CudaDevice {
   /// The tensor in host memory, after everything on the stream so far: itself where it is there
   /// already.
   absl::StatusOr<Tensor> ToHost(const Tensor& tensor, const Cancellation* cancellation = nullptr);
-  /// A copy of a tensor of this device, which was whole at `made`, an event of its stream: does not
-  /// wait for what the stream has behind that.
-  absl::StatusOr<Tensor> ToHostAfter(cudaEvent_t made, const Tensor& tensor);
+  /// All bytes of a tensor of this device, which was whole at `made`, an event of its stream: does
+  /// not wait for what the stream has behind that.
+  absl::Status ReadAfter(cudaEvent_t made, const Tensor& tensor, std::span<std::byte> bytes);
   /// A few bytes from device to host, waiting for the stream: reports and scalars.
   absl::Status Read(const void* device, void* host, size_t bytes);
   /// `bytes` to byte `offset` of a tensor of this device, through the staging memory; they are read

@@ -19,11 +19,15 @@ absl::Status OutputWriter::Write(const std::string& name, const Tensor& tensor,
   const auto size = static_cast<int64_t>(tensor.byte_size());
   const bool is_inline = keep_ != KeepOutputs::kAll && size <= inline_bytes_left_;
   if (!is_inline && keep_ == KeepOutputs::kNone) return absl::OkStatus();
-  const bool reads = is_inline && read != nullptr;
-  QG_ASSIGN_OR_RETURN(const Tensor host, reads ? read() : engine_.ToHost(tensor, nullptr));
+  if (is_inline) inline_bytes_left_ -= size;
+  if (is_inline && read != nullptr) {
+    std::string& data = *proto->mutable_data();
+    data.resize(tensor.byte_size());
+    return read(std::as_writable_bytes(std::span(data)));
+  }
+  QG_ASSIGN_OR_RETURN(const Tensor host, engine_.ToHost(tensor, nullptr));
   const auto bytes = host.bytes();
   if (is_inline) {
-    inline_bytes_left_ -= size;
     proto->set_data(bytes.data(), bytes.size());
     return absl::OkStatus();
   }

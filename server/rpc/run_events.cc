@@ -45,10 +45,11 @@ absl::Duration RunEvents::storing_time() const {
   return storing_time_;
 }
 
-absl::Status RunEvents::Publish(v1::RunEvent event) {
+absl::Status RunEvents::Publish(v1::RunEvent& event) {
   event.set_run_id(run_id_);
   event.set_sequence(next_sequence());
-  const size_t size = event.ByteSizeLong();
+  Bytes bytes = std::make_shared<const std::string>(event.SerializeAsString());
+  const size_t size = bytes->size();
   {
     const absl::MutexLock lock(&mutex_);
     const auto has_room = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -59,20 +60,21 @@ absl::Status RunEvents::Publish(v1::RunEvent event) {
     ++waiting_;
     waiting_bytes_ += size;
   }
-  storing_.Run([self = shared_from_this(), event = std::move(event),
-                        sequence = ++last_sequence_, size] { self->Take(event, sequence, size); });
+  storing_.Run([self = shared_from_this(), bytes = std::move(bytes), sequence = ++last_sequence_] {
+    self->Take(bytes, sequence);
+  });
   return absl::OkStatus();
 }
 
-void RunEvents::Take(const v1::RunEvent& event, int64_t sequence, size_t size) {
-  const Bytes bytes = std::make_shared<const std::string>(event.SerializeAsString());
+void RunEvents::Take(const Bytes& event, int64_t sequence) {
+  const size_t size = event->size();
   {
     const absl::MutexLock lock(&store_mutex_);
     // What is not stored is among the latest live ones.
     if (unstored_bytes_ + size > kLiveEventBytesMax) StoreAll();
-    live_.Published(run_id_, sequence, bytes);
+    live_.Published(run_id_, sequence, event);
     const absl::Time start = absl::Now();
-    absl::StatusOr<RunStore::Event> prepared = store_.Prepare(run_id_, bytes);
+    absl::StatusOr<RunStore::Event> prepared = store_.Prepare(run_id_, event);
     storing_time_ += absl::Now() - start;
     KeepFailure(prepared.status());
     if (Failure().ok()) {
@@ -136,7 +138,7 @@ absl::Status RunEvents::StoreEnd(Bytes event, RunState state, const absl::Status
   AwaitCreated();
   QG_RETURN_IF_ERROR(created_);
   return store_.Finish(run_id_, next_sequence(), std::move(event), state, status,
-                                   std::exchange(unstored_, {}));
+                       std::exchange(unstored_, {}));
 }
 
 void RunEvents::TellEnd(Bytes event) {

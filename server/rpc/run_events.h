@@ -39,7 +39,7 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
   /// Gives the event the next sequence number. A crash of this process may take the events of the
   /// last moment, and fails the run anyway. Waits while kLiveEventBytesMax are on their way. Why an
   /// earlier event could not be kept, where that is known.
-  absl::Status Publish(v1::RunEvent event);
+  absl::Status Publish(v1::RunEvent& event);
 
   /// Calls `body` when all events are told, with why one could not be kept; here or on the storing
   /// thread, for which this waits.
@@ -62,7 +62,7 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
  private:
   using Bytes = std::shared_ptr<const std::string>;
   /// On the storing thread.
-  void Take(const v1::RunEvent& event, int64_t sequence, size_t size);
+  void Take(const Bytes& event, int64_t sequence);
   void StoreLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store_mutex_);
   void StoreAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store_mutex_);
   void KeepFailure(const absl::Status& status);

@@ -107,7 +107,8 @@ RunJob::RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::str
       outline_(std::move(outline)),
       cancellation_(std::move(cancellation)),
       enqueued_(absl::Now()),
-      events_(std::make_shared<RunEvents>(context.run_store, context.storing, live, run_id_, cancellation_)) {}
+      events_(std::make_shared<RunEvents>(context.run_store, context.storing, live, run_id_,
+                                          cancellation_)) {}
 
 void RunJob::Run(absl::Status admission) {
   const absl::Time start = absl::Now();
@@ -241,7 +242,7 @@ void RunJob::OnProgress(const RunProgress& progress) {
   event.mutable_progress()->set_step(progress.step);
   event.mutable_progress()->set_step_count(progress.step_count);
   event.mutable_progress()->set_what(progress.what);
-  Stop(events_->Publish(std::move(event)));
+  Stop(events_->Publish(event));
 }
 
 template <typename Body>
@@ -273,7 +274,7 @@ absl::Status RunJob::PublishOutput(int index, const OutputReport& report) {
   v1::RunEvent event;
   event.mutable_output()->set_index(index);
   *event.mutable_output()->mutable_report() = std::move(proto);
-  return events_->Publish(std::move(event));
+  return events_->Publish(event);
 }
 
 absl::Status RunJob::BeginVariant(const VariantReport& report) {
@@ -314,7 +315,7 @@ absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
   if (is_last && run_.stream_outputs && proto.ByteSizeLong() <= kLastVariantBytesMax) {
     last_variant_ = std::move(*event.mutable_variant());
   } else {
-    QG_RETURN_IF_ERROR(events_->Publish(std::move(event)));
+    QG_RETURN_IF_ERROR(events_->Publish(event));
   }
   context_.metrics.StagesTook(std::span(report.stages).subspan(stages_counted_));
   return absl::OkStatus();

@@ -1,6 +1,8 @@
 // The CPU engine hands each operation on with its arguments, code path, threads and cancellation.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <thread>
 #include <vector>
 
@@ -165,6 +167,17 @@ TEST(CpuEngine, CallsFromSeveralThreadsDoNotDisturbEachOther) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(differing, std::vector<int>(4, 0));
+}
+
+TEST(CpuEngine, ReadsATensorIntoAllItsBytes) {
+  const Inputs in;
+  const auto engine = MakeCpuEngine({BestIsa(), 1});
+  const Engine::HostRead read = engine->StartToHost(in.a).value();
+  std::vector<std::byte> bytes(in.a.byte_size());
+  ASSERT_TRUE(read(bytes).ok());
+  EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), in.a.bytes().begin()));
+  bytes.pop_back();
+  EXPECT_TRUE(absl::IsInvalidArgument(read(bytes)));
 }
 
 }  // namespace

@@ -4,7 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdlib>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -110,6 +113,28 @@ TEST(CudaEngineTest, ActivationsHaveTheBitsOfTheCpu) {
                          Cpu().ActivationForward(h, swiglu, DType::kF32, nullptr).value()));
     EXPECT_TRUE(SameBits(Cuda().ToHost(dh, nullptr).value(),
                          Cpu().ActivationBackward(dy, h, swiglu, DType::kF16, nullptr).value()));
+  }
+}
+
+// Between work that takes the device a while: what made the tensor, and what comes after it. More
+// than goes through the staging memory at once.
+TEST(CudaEngineTest, ReadsATensorAmongOtherWork) {
+  const Tensor x = Generated(Distribution::kNormal, 5, DType::kBF16, {4096, 4096});
+  const Tensor expected = Cpu().Cast(x, DType::kF32, nullptr).value();
+  const Tensor on_device = Cuda().ToDevice(x, nullptr).value();
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    for (int i = 0; i < 30; ++i) ASSERT_TRUE(Cuda().Cast(on_device, DType::kF32, nullptr).ok());
+    Engine::HostRead read;
+    {
+      const Tensor wide = Cuda().Cast(on_device, DType::kF32, nullptr).value();
+      read = Cuda().StartToHost(wide).value();
+    }
+    // Would take the memory of the tensor if nothing held it.
+    for (int i = 0; i < 30; ++i) ASSERT_TRUE(Cuda().Cast(on_device, DType::kF32, nullptr).ok());
+    std::vector<std::byte> bytes(expected.byte_size());
+    ASSERT_TRUE(read(bytes).ok());
+    ASSERT_TRUE(std::equal(bytes.begin(), bytes.end(), expected.bytes().begin())) << repeat;
+    EXPECT_TRUE(absl::IsInvalidArgument(read(std::span(bytes).first(4))));
   }
 }
 

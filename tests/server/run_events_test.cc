@@ -24,10 +24,10 @@ class RunEventsTest : public testing::Test {
   void Create() {
     events_->Created(store_.Create(kRun, "", Sha256(), "summary", "accepted").status());
   }
-  static v1::RunEvent Progress(const std::string& what) {
+  absl::Status Publish(const std::string& what) {
     v1::RunEvent event;
     event.mutable_progress()->set_what(what);
-    return event;
+    return events_->Publish(event);
   }
   /// What the event says, which must be there.
   static std::string WhatOf(const std::string& bytes) {
@@ -59,7 +59,7 @@ TEST_F(RunEventsTest, ComeInOrderSmallAndLarge) {
   Create();
   const std::string large(200'000, 'l');
   const auto what_of = [&](int i) { return i % 7 == 3 ? large : std::to_string(i); };
-  for (int i = 2; i <= 200; ++i) ASSERT_TRUE(events_->Publish(Progress(what_of(i))).ok());
+  for (int i = 2; i <= 200; ++i) ASSERT_TRUE(Publish(what_of(i)).ok());
   events_->WhenTold([&](const absl::Status& kept) {
     EXPECT_TRUE(kept.ok()) << kept;
     EXPECT_EQ(events_->next_sequence(), 201);
@@ -76,7 +76,7 @@ TEST_F(RunEventsTest, ComeInOrderSmallAndLarge) {
 }
 
 TEST_F(RunEventsTest, AreToldBeforeTheRunIsStored) {
-  ASSERT_TRUE(events_->Publish(Progress("early")).ok());
+  ASSERT_TRUE(Publish("early").ok());
   const auto live = live_.Hold(kRun);
   // Whether it is told already or yet to be: only a store that waits for the run would hang here.
   absl::Notification told;
@@ -97,11 +97,11 @@ TEST_F(RunEventsTest, AreToldBeforeTheRunIsStored) {
 TEST_F(RunEventsTest, ThatCannotBeKeptCancelTheRun) {
   Create();
   std::filesystem::remove_all(database_path_ + "-files");
-  ASSERT_TRUE(events_->Publish(Progress(std::string(200'000, 'l'))).ok());
+  ASSERT_TRUE(Publish(std::string(200'000, 'l')).ok());
   events_->WhenTold([&](const absl::Status& kept) {
     EXPECT_FALSE(kept.ok());
     EXPECT_FALSE(cancellation_->Check().ok());
-    EXPECT_FALSE(events_->Publish(Progress("more")).ok());
+    EXPECT_FALSE(Publish("more").ok());
     const auto last = Bytes("why it failed");
     EXPECT_TRUE(events_->StoreEnd(last, RunState::kFailed, kept).ok());
     events_->TellEnd(last);
@@ -125,7 +125,7 @@ TEST_F(RunEventsTest, AnEndThatCannotBeStoredGivesWayToAnother) {
 }
 
 TEST_F(RunEventsTest, OfARunThatIsNotStoredEndWithoutALastOne) {
-  ASSERT_TRUE(events_->Publish(Progress("early")).ok());
+  ASSERT_TRUE(Publish("early").ok());
   const auto live = live_.Hold(kRun);
   const absl::Status why = absl::ResourceExhaustedError("the disk is full");
   events_->Created(why);
