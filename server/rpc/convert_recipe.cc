@@ -1,59 +1,30 @@
 #include "server/rpc/convert_recipe.h"
 
 #include <algorithm>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/build_description.h"
 #include "server/errors.h"
 #include "server/rpc/convert_tensor.h"
+#include "server/rpc/recipes_made.h"
 
 namespace quantgate {
 namespace {
 
-/// Recipes that were made of names and knobs, since most requests name the same few. Thread-safe.
-class RecipesMade {
- public:
-  static RecipesMade& Get() {
-    static RecipesMade* const made = new RecipesMade;
-    return *made;
-  }
-  std::optional<Recipe> Find(const v1::Recipe& proto) const {
-    const std::lock_guard lock(mutex_);
-    const auto it = recipes_.find(KeyOf(proto));
-    return it == recipes_.end() ? std::nullopt : std::optional(it->second);
-  }
-  void Add(const v1::Recipe& proto, const Recipe& recipe) {
-    if (proto.ByteSizeLong() > kRecipeBytesMax) return;
-    const std::lock_guard lock(mutex_);
-    if (recipes_.size() == kRecipesMax) recipes_.clear();
-    recipes_.emplace(KeyOf(proto), recipe);
-  }
-
- private:
-  using Key = std::pair<std::string, std::vector<std::pair<std::string, std::string>>>;
-  static Key KeyOf(const v1::Recipe& proto) {
-    Key key = {proto.name(), {proto.knobs().begin(), proto.knobs().end()}};
-    std::sort(key.second.begin(), key.second.end());
-    return key;
-  }
-
-  static constexpr size_t kRecipesMax = 256, kRecipeBytesMax = 4096;
-  mutable std::mutex mutex_;
-  absl::flat_hash_map<Key, Recipe> recipes_ ABSL_GUARDED_BY(mutex_);
-};
+RecipesMade& Made() {
+  static RecipesMade* const made = new RecipesMade;
+  return *made;
+}
 
 }  // namespace
 
 absl::StatusOr<Recipe> RecipeFromProto(const v1::Recipe& proto, const std::string& field) {
-  if (std::optional<Recipe> made = RecipesMade::Get().Find(proto)) return *std::move(made);
+  if (std::optional<Recipe> made = Made().Find(proto)) return *std::move(made);
   const auto& all = AllRecipes();
   const bool is_known = std::any_of(all.begin(), all.end(), [&](const RecipeDescription& recipe) {
     return recipe.name == proto.name();
@@ -79,7 +50,7 @@ absl::StatusOr<Recipe> RecipeFromProto(const v1::Recipe& proto, const std::strin
     return error::InvalidField(field, Printable(proto.name()),
                                std::string(recipe.status().message()));
   }
-  RecipesMade::Get().Add(proto, *recipe);
+  Made().Add(proto, *recipe);
   return recipe;
 }
 

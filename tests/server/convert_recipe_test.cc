@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "server/rpc/recipes_made.h"
+
 namespace quantgate {
 namespace {
 
@@ -44,6 +46,30 @@ TEST(ConvertRecipeTest, MoreThanAreKeptAreStillMade) {
   for (int i = 1; i <= 300; ++i) {
     const std::string text = "fp8_delayed:amax_history_len=" + std::to_string(i);
     EXPECT_EQ(TextOf(Named("fp8_delayed", "amax_history_len", std::to_string(i))), text);
+  }
+}
+
+v1::Recipe Delayed(size_t history) {
+  return Named("fp8_delayed", "amax_history_len", std::to_string(history));
+}
+
+TEST(RecipesMadeTest, OneTooManyDropsThoseBefore) {
+  RecipesMade made;
+  const Recipe recipe = *Recipe::Create("mxfp8", {});
+  for (size_t i = 0; i < 256; ++i) made.Add(Delayed(i), recipe);
+  for (size_t i = 0; i < 256; ++i) EXPECT_TRUE(made.Find(Delayed(i)).has_value()) << i;
+  made.Add(Delayed(256), recipe);
+  for (size_t i = 0; i < 256; ++i) EXPECT_FALSE(made.Find(Delayed(i)).has_value()) << i;
+  EXPECT_TRUE(made.Find(Delayed(256)).has_value());
+}
+
+TEST(RecipesMadeTest, OneOfManyBytesIsNotKept) {
+  RecipesMade made;
+  const Recipe recipe = *Recipe::Create("mxfp8", {});
+  for (const size_t bytes : {size_t{4000}, size_t{4096}}) {
+    const v1::Recipe proto = Named("mxfp8", "knob", std::string(bytes, '1'));
+    made.Add(proto, recipe);
+    EXPECT_EQ(made.Find(proto).has_value(), bytes == 4000);
   }
 }
 

@@ -170,6 +170,9 @@ TEST_F(RecordStoresTest, OnlyRequestIdsOfRunsMayBeKnown) {
   Create(*runs_, "r2", 2);  // Before anybody has asked.
   EXPECT_TRUE(runs_->MayHaveRequest("r1").value());
   EXPECT_TRUE(runs_->MayHaveRequest("r2").value());
+  EXPECT_FALSE(runs_->MayHaveRequest("r3").value());
+  Create(*runs_, "r3", 3);
+  EXPECT_TRUE(runs_->MayHaveRequest("r3").value());
 }
 
 TEST_F(RecordStoresTest, RequestIdsOfRunsThatAreGoneAreForgotten) {
