@@ -176,6 +176,19 @@ absl::Status ReduceAmaxesOfAll(const GatherContext& context, std::span<const Ten
   return absl::OkStatus();
 }
 
+absl::Status ReduceMaxima(const GatherContext& context, std::span<Tensor* const> amaxes) {
+  if (amaxes.empty()) return absl::OkStatus();
+  std::vector<Tensor> own;
+  for (const Tensor* amax : amaxes) own.push_back(*amax);
+  QG_ASSIGN_OR_RETURN(const Tensor together,
+                      context.engine.ConcatenateRows(own, context.cancellation));
+  QG_ASSIGN_OR_RETURN(const Tensor all, context.group.AllReduceMax(together));
+  for (size_t i = 0; i < amaxes.size(); ++i) {
+    QG_ASSIGN_OR_RETURN(*amaxes[i], all.RowRange(static_cast<int64_t>(i), 1));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckCommonScale(const GatherContext& context, const std::string& name,
                               const QuantizedCopy& copy, Usage usage) {
   const std::string direction = absl::StrCat(name, " ", std::string(UsageName(usage)));

@@ -60,6 +60,10 @@ absl::Status ReduceAmaxesOfAll(const GatherContext& context, std::span<const Ten
                                const AmaxPlaces& places, const Quantizer& quantizer, Usages usages,
                                std::span<QuantizeArguments> arguments);
 
+/// Each of these, f32 [1], becomes its maximum over the group, by one MAX; nobody calls the group
+/// where there are none.
+absl::Status ReduceMaxima(const GatherContext& context, std::span<Tensor* const> amaxes);
+
 /// FAILED_PRECONDITION on every member, naming `name` and the direction, unless what of a shard's
 /// copy stands for all shards is the same everywhere: a per-tensor scale, an amax.
 absl::Status CheckCommonScale(const GatherContext& context, const std::string& name,

@@ -122,8 +122,11 @@ struct Cast {
 class MasterCasts {
  public:
   MasterCasts(const GatherContext& context, std::span<const MasterFragment> weights,
-              Requantization requantization)
-      : context_(context), weights_(weights), requantization_(requantization) {}
+              Requantization requantization, ProcessGroup* amax_group)
+      : context_(context),
+        weights_(weights),
+        requantization_(requantization),
+        amax_group_(amax_group) {}
 
   absl::StatusOr<std::vector<QuantizedMaster>> Run();
 
@@ -132,6 +135,8 @@ class MasterCasts {
   absl::Status AddCasts(size_t index);
   absl::StatusOr<Tensor> ValuesOf(const MasterFragment& weight) const;
   absl::Status Measure(Bucket bucket);
+  /// `amaxes` by cast, each cast's last one being of the whole tensor.
+  absl::Status ReduceOverGroup(std::vector<Tensor>& amaxes) const;
   absl::Status Quantize(Bucket bucket);
   bool SkipsCollective() const;
   absl::StatusOr<QuantizedCopy> Gathered(const Cast& cast);
@@ -141,6 +146,7 @@ class MasterCasts {
   const GatherContext& context_;
   const std::span<const MasterFragment> weights_;
   const Requantization requantization_;
+  ProcessGroup* const amax_group_;
   std::array<std::vector<Cast>, kBucketCount> buckets_;
   std::vector<Tensor> values_;  ///< By weight: this rank's elements, as they are quantized.
 };
@@ -213,7 +219,37 @@ absl::Status MasterCasts::Measure(Bucket bucket) {
   if (!SkipsCollective()) {
     QG_ASSIGN_OR_RETURN(all, context_.group.AllReduceMax(all));
   }
+  const bool has_one_amax = bucket == kCurrent || bucket == kTwoLevel;
+  if (has_one_amax && amax_group_ != nullptr) {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      QG_ASSIGN_OR_RETURN(parts[i],
+                          all.RowRange(buckets_[bucket][i].amaxes.first, parts[i].element_count()));
+    }
+    QG_RETURN_IF_ERROR(ReduceOverGroup(parts));
+    QG_ASSIGN_OR_RETURN(all, context_.engine.ConcatenateRows(parts, context_.cancellation));
+  }
   for (Cast& cast : buckets_[bucket]) cast.amaxes.values = all;
+  return absl::OkStatus();
+}
+
+absl::Status MasterCasts::ReduceOverGroup(std::vector<Tensor>& amaxes) const {
+  std::vector<Tensor> of_tensors;
+  for (const Tensor& amax : amaxes) {
+    QG_ASSIGN_OR_RETURN(of_tensors.emplace_back(), amax.RowRange(amax.element_count() - 1, 1));
+  }
+  std::vector<Tensor*> reduced;
+  for (Tensor& amax : of_tensors) reduced.push_back(&amax);
+  QG_RETURN_IF_ERROR(ReduceMaxima(
+      {context_.engine, *amax_group_, context_.faults, context_.cancellation}, reduced));
+  for (size_t i = 0; i < amaxes.size(); ++i) {
+    const int64_t tiles = amaxes[i].element_count() - 1;
+    std::vector<Tensor> parts = {of_tensors[i]};
+    if (tiles > 0) {
+      QG_ASSIGN_OR_RETURN(const Tensor of_tiles, amaxes[i].RowRange(0, tiles));
+      parts.insert(parts.begin(), of_tiles);
+    }
+    QG_ASSIGN_OR_RETURN(amaxes[i], context_.engine.ConcatenateRows(parts, context_.cancellation));
+  }
   return absl::OkStatus();
 }
 
@@ -315,8 +351,8 @@ absl::Status CheckMasterFragment(const MasterFragment& fragment, int rank, int r
 
 absl::StatusOr<std::vector<QuantizedMaster>> QuantizeMasterWeights(
     const GatherContext& context, std::span<const MasterFragment> weights,
-    Requantization requantization) {
-  return MasterCasts(context, weights, requantization).Run();
+    Requantization requantization, ProcessGroup* amax_group) {
+  return MasterCasts(context, weights, requantization, amax_group).Run();
 }
 
 }  // namespace quantgate

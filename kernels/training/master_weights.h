@@ -2,8 +2,9 @@
 // the row-major elements, wherever it begins, perhaps none (docs/distributed.md section 7). The
 // bytes are those of quantizing the whole weight on one rank.
 //
-// One MAX over the group for each kind of format that the weights have, whatever their number, and
-// one all-gather of bytes for each direction that is cast. Every rank takes part in all of them.
+// One MAX over the group for each kind of format that the weights have, whatever their number, one
+// more where a group is named whose parts have one scale, and one all-gather of bytes for each
+// direction that is cast. Every rank takes part in all of them.
 #pragma once
 
 #include <span>
@@ -40,7 +41,8 @@ struct QuantizedMaster {
 absl::Status CheckMasterFragment(const MasterFragment& fragment, int rank, int ranks);
 
 /// Weights are the same on all ranks, in the same order: their shapes and bounds are compared
-/// first. All are checked before any is cast.
+/// first. All are checked before any is cast. `amax_group`: the scale of a weight that has one amax
+/// is of the largest of its members' weights, each whole; null: of its own.
 ///
 /// INVALID_ARGUMENT naming weight, field, value and rule: bounds; fragments of FP4 weights begin at
 /// even elements, two to a byte; 1-D blocks of fp8_block and nvfp4, stochastic rounding and 4over6
@@ -48,6 +50,6 @@ absl::Status CheckMasterFragment(const MasterFragment& fragment, int rank, int r
 /// identity, or of which one is made from the other's codes.
 absl::StatusOr<std::vector<QuantizedMaster>> QuantizeMasterWeights(
     const GatherContext& context, std::span<const MasterFragment> weights,
-    Requantization requantization);
+    Requantization requantization, ProcessGroup* amax_group = nullptr);
 
 }  // namespace quantgate

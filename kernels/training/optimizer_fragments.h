@@ -1,6 +1,6 @@
 // The distributed optimizer of a session (docs/distributed.md section 9.3): of every parameter's
-// fp32 master and moments each copy of the layers keeps a run of elements, which begins anywhere
-// and is perhaps none. Private to kernels/training.
+// fp32 master and moments each of the ranks that have the parameter keeps a run of elements, which
+// begins anywhere and is perhaps none. Private to kernels/training.
 #pragma once
 
 #include <string>
@@ -8,6 +8,7 @@
 
 #include "kernels/training/master_weights.h"
 #include "kernels/training/session_state.h"
+#include "kernels/training/state_sharding.h"
 
 namespace quantgate {
 
@@ -31,21 +32,26 @@ class OptimizerFragments {
   /// This rank's elements, flat, of the sum of the copies' gradients.
   absl::StatusOr<Tensor> ReduceGradient(size_t layer, const std::string& parameter,
                                         const ShardBounds& bounds, const Tensor& gradient) const;
-  /// The whole tensor of this shape, from the elements of every rank.
-  absl::StatusOr<Tensor> Whole(const Tensor& own, const Shape& shape) const;
+  /// The whole tensor of this shape, of this layer, from the elements of every rank.
+  absl::StatusOr<Tensor> Whole(size_t layer, const Tensor& own, const Shape& shape) const;
   /// A weight quantized as a whole, from every rank's elements. `weight`: quantized before, which
-  /// says shape and usages; `scale`: of delayed scaling.
-  absl::StatusOr<QuantizedMaster> Quantize(const std::string& name, const Tensor& own,
+  /// says shape and usages; `scale`: of delayed scaling; `amax_group`: as QuantizeMasterWeights'.
+  absl::StatusOr<QuantizedMaster> Quantize(size_t layer, const std::string& name, const Tensor& own,
                                            const ShardBounds& bounds, const QuantizedTensor& weight,
-                                           const Quantizer& quantizer, const Tensor& scale) const;
+                                           const Quantizer& quantizer, const Tensor& scale,
+                                           ProcessGroup* amax_group) const;
 
  private:
-  GatherContext context() const { return {engine_, *rank_->copies, faults_, cancellation_}; }
+  /// Over whom the elements of a layer's parameters are divided.
+  ProcessGroup& CopiesOf(size_t layer) const { return *CopiesOfLayer(spec_, layer, *rank_); }
+  /// The parameters of the layers whose copies are `copies`, in one flat buffer.
+  absl::Status DivideBuffer(const ProcessGroup& copies, const Recipe& recipe,
+                            std::vector<SessionLayerState>& layers) const;
   absl::StatusOr<MasterFragment> FragmentOf(const std::string& name, const Tensor& own,
                                             const ShardBounds& bounds,
                                             const QuantizedTensor& weight,
                                             const Quantizer& quantizer) const;
-  absl::Status DivideOne(const std::string& name, SessionLayerState& layer) const;
+  absl::Status DivideOne(size_t layer, const std::string& name, SessionLayerState& state) const;
 
   Engine& engine_;
   const SessionSpec& spec_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -74,12 +75,6 @@ absl::Status CheckDistributedOptimizer(const SessionSpec& spec) {
   }
   if (parallel.fully_sharded) {
     return refuse("copies that are fully_sharded have rows of masters and moments already");
-  }
-  for (const SessionLayer& layer : spec.layers) {
-    if (layer.spec.kind != LayerKind::kGroupedLinear) continue;
-    return refuse(absl::StrCat("layer ", layer.name,
-                               " is a grouped_linear, whose experts' masters are whole on their "
-                               "ranks"));
   }
   if (spec.optimizer.kind == OptimizerSpec::Kind::kNone) {
     return InvalidField("optimizer", "none", "parallel.distributed_optimizer needs one");
@@ -211,12 +206,6 @@ absl::Status CheckExperts(const SessionSpec& spec) {
     QG_RETURN_IF_ERROR(CheckRowsOfCopies(spec, i));
   }
   if (first == nullptr && ranks == 1) return absl::OkStatus();
-  if (first != nullptr && spec.parallel->fully_sharded) {
-    return InvalidField("parallel.fully_sharded", "true",
-                        absl::StrCat("layer ", first->name,
-                                     " is a grouped_linear, whose experts' weights are whole on "
-                                     "their ranks"));
-  }
   if (first != nullptr) return absl::OkStatus();
   return InvalidField("parallel.expert_parallel", absl::StrCat(ranks),
                       "no layer is a grouped_linear, so that there are no experts to divide");
@@ -239,39 +228,35 @@ QuantizedLayers QuantizedLayersOf(const SessionSpec& spec) {
   return has_experts_alone ? QuantizedLayers::kExpertsAlone : QuantizedLayers::kAny;
 }
 
-/// Whether every list has all copies of the parts that its ranks have.
-bool HaveAllCopies(const AmaxGroup& group, const ParallelSpec& parallel) {
-  if (group.kind != AmaxGroup::Kind::kRanks) {
-    return group.kind == AmaxGroup::Kind::kData || group.kind == AmaxGroup::Kind::kWorld;
+/// Whether lists with copies of one part of the layers have the same parts, so that the largest of
+/// the parts' amaxes is the same in all of them. So it is in groups of every other kind.
+bool HaveSameParts(const AmaxGroup& group, int tensor_parallel) {
+  std::map<int, std::set<int>> others;  // By part: those beside it, itself among them.
+  for (const std::vector<int>& list : group.ranks) {
+    std::set<int> parts;
+    for (const int rank : list) parts.insert(rank % tensor_parallel);
+    for (const int part : parts) {
+      if (others.try_emplace(part, parts).first->second != parts) return false;
+    }
   }
-  const int width = parallel.copy_size();
-  return std::all_of(group.ranks.begin(), group.ranks.end(), [&](const std::vector<int>& list) {
-    std::map<int, int> copies;
-    for (const int rank : list) ++copies[rank % width];
-    return std::all_of(copies.begin(), copies.end(),
-                       [&](const auto& place) { return place.second == parallel.data_parallel; });
-  });
+  return true;
 }
 
 /// Of weights that are held quantized: copies that divide one make its codes under one scale.
 absl::Status CheckGroupOfHeldWeights(const SessionSpec& spec, const Recipe& recipe) {
   const ParallelSpec& parallel = *spec.parallel;
   const AmaxGroup& group = AmaxGroupOf(parallel.amax_groups, TensorRole::kWeight);
+  const bool is_divided = parallel.fully_sharded || parallel.distributed_optimizer;
   const bool is_of_codes = spec.weights == WeightStorage::kQuantized && !recipe.is_delayed();
-  if (!group.is_named() || !is_of_codes) return absl::OkStatus();
-  const auto refuse = [&](const char* rule) {
-    return InvalidField("parallel." + AmaxGroupField(TensorRole::kWeight), group.Text(), rule);
-  };
-  if (parallel.fully_sharded && !HaveAllCopies(group, parallel)) {
-    return refuse(
-        "the copies (fully_sharded) quantize rows of one weight, whose codes are joined under one "
-        "scale: a list has all of them");
+  if (!is_divided || !is_of_codes || HaveSameParts(group, parallel.tensor_parallel)) {
+    return absl::OkStatus();
   }
-  const bool is_of_copies = group.kind == AmaxGroup::Kind::kData;
-  if (!parallel.distributed_optimizer || is_of_copies) return absl::OkStatus();
-  return refuse(
-      "the copies (distributed_optimizer) quantize elements of one weight under the amax of them "
-      "all: data");
+  return InvalidField(
+      "parallel." + AmaxGroupField(TensorRole::kWeight), group.Text(),
+      absl::StrCat("the copies (",
+                   parallel.fully_sharded ? "fully_sharded" : "distributed_optimizer",
+                   ") quantize pieces of one weight, whose codes are joined under one scale: lists "
+                   "with copies of a tensor-parallel part have the same parts"));
 }
 
 /// "rank0", as a rank's own tensors begin.

@@ -122,9 +122,10 @@ class ParallelSession final : public Session {
   /// Of what rows of the batch divide.
   absl::StatusOr<Tensor> JoinBatch(const std::vector<Tensor>& parts, const Layout& layout,
                                    const Cancellation* cancellation);
-  /// What the ranks of one place in the tensor-parallel group have of a parameter.
-  absl::StatusOr<Tensor> PartOfPlace(const std::string& name, const std::string& parameter,
-                                     int place, const Cancellation* cancellation);
+  /// What the ranks of one place in the tensor-parallel group have of a layer's parameter, of an
+  /// expert's those that have it.
+  absl::StatusOr<Tensor> PartOfPlace(size_t layer, const std::string& parameter, int place,
+                                     const Cancellation* cancellation);
   /// Of a parameter or its gradient, from the first copy's parts.
   absl::StatusOr<Tensor> JoinParameter(const ShardRule& rule, const std::vector<Tensor>& parts,
                                        const Cancellation* cancellation);

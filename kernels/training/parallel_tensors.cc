@@ -23,13 +23,16 @@ absl::StatusOr<std::vector<StateTensor>> ParallelSession::Describe(
   return all;
 }
 
-absl::StatusOr<Tensor> ParallelSession::PartOfPlace(const std::string& name,
-                                                    const std::string& parameter, int place,
-                                                    const Cancellation* cancellation) {
+absl::StatusOr<Tensor> ParallelSession::PartOfPlace(size_t layer, const std::string& parameter,
+                                                    int place, const Cancellation* cancellation) {
+  const std::string name = absl::StrCat(spec_.layers[layer].name, ".", parameter);
   const bool has_rows = spec_.parallel->fully_sharded && IsWeight(parameter);
+  const int owner = OwnerOf(layer, parameter);
+  const auto first = static_cast<size_t>(owner < 0 ? place : owner);
+  const auto next = static_cast<size_t>(owner < 0 ? tp() : ep());
   std::vector<Tensor> rows;
-  for (int copy = 0; copy < (has_rows ? dp() : 1); ++copy) {
-    const Member& member = *members_[static_cast<size_t>(copy * tp() + place)];
+  for (size_t rank = first; rank < (has_rows ? members_.size() : first + 1); rank += next) {
+    const Member& member = *members_[rank];
     QG_ASSIGN_OR_RETURN(const Tensor part, member.session->Find(name, cancellation));
     QG_ASSIGN_OR_RETURN(rows.emplace_back(), member.engine->ToHost(part, cancellation));
   }
@@ -56,12 +59,9 @@ absl::StatusOr<Tensor> ParallelSession::Find(const std::string& name,
         std::any_of(known.begin(), known.end(),
                     [&](const LayerParameter& each) { return each.name == parameter; });
     if (!is_parameter) continue;
-    if (const int owner = OwnerOf(i, parameter); owner >= 0) {
-      return Find(absl::StrCat(RankPrefix(owner), name), cancellation);
-    }
     std::vector<Tensor> parts;
     for (int place = 0; place < tp(); ++place) {
-      QG_ASSIGN_OR_RETURN(parts.emplace_back(), PartOfPlace(name, parameter, place, cancellation));
+      QG_ASSIGN_OR_RETURN(parts.emplace_back(), PartOfPlace(i, parameter, place, cancellation));
     }
     return JoinParameter(ParameterShardRule(layer.spec, parameter), parts, cancellation);
   }

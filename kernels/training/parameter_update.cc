@@ -130,7 +130,7 @@ absl::Status ParameterUpdate::Store(const std::string& name, const Tensor& maste
       parameter.value = value;
       return absl::OkStatus();
     }
-    QG_ASSIGN_OR_RETURN(parameter.value, fragments_.Whole(value, parameter.value.shape()));
+    QG_ASSIGN_OR_RETURN(parameter.value, fragments_.Whole(layer_, value, parameter.value.shape()));
     return absl::OkStatus();
   }
   const bool through_bf16 = (spec_.requantization == Requantization::kThroughBf16) !=
@@ -146,22 +146,27 @@ absl::Status ParameterUpdate::Store(const std::string& name, const Tensor& maste
   return Quantize(name, source, parameter.quantized.usages(), layer);
 }
 
-ProcessGroup* ParameterUpdate::AmaxGroupOfHeld(const SessionSpec& spec, const SessionLayer& layer,
+ProcessGroup* ParameterUpdate::AmaxGroupOfHeld(const SessionSpec& spec, size_t layer,
                                                const SessionRank* rank) {
   if (rank == nullptr) return nullptr;
-  // Ranks have other experts each, in other numbers, and every expert as a whole: a maximum over
-  // any of them is its own.
-  const bool is_whole_elsewhere =
-      layer.spec.kind == LayerKind::kGroupedLinear && spec.parallel->expert_parallel > 1;
+  // Ranks have other experts each, in other numbers, and every expert as a whole, or the elements
+  // of one: a maximum over any of them is its own.
+  const bool is_whole_elsewhere = spec.layers[layer].spec.kind == LayerKind::kGroupedLinear &&
+                                  spec.parallel->expert_parallel > 1;
   return is_whole_elsewhere ? nullptr : rank->held_weights;
+}
+
+ProcessGroup* ParameterUpdate::AmaxGroupFor(const Parameter& parameter) const {
+  const bool is_forgotten = faults_.Has(kFaultUpdateForgetsGroup) && parameter.is_quantized();
+  return is_forgotten ? nullptr : amax_group_;
 }
 
 absl::Status ParameterUpdate::ReduceAmax(const Parameter& parameter, const Tensor& source,
                                          const Quantizer& quantizer, Usages usages,
                                          QuantizeArguments& arguments) {
-  if (amax_group_ == nullptr || !ReducesAmax(quantizer, usages)) return absl::OkStatus();
-  if (faults_.Has(kFaultUpdateForgetsGroup) && parameter.is_quantized()) return absl::OkStatus();
-  const GatherContext context{engine_, *amax_group_, faults_, cancellation_};
+  ProcessGroup* const group = AmaxGroupFor(parameter);
+  if (group == nullptr || !ReducesAmax(quantizer, usages)) return absl::OkStatus();
+  const GatherContext context{engine_, *group, faults_, cancellation_};
   return ReduceAmaxes(context, source, quantizer, usages, arguments);
 }
 
@@ -175,13 +180,15 @@ absl::Status ParameterUpdate::QuantizeOf(const std::string& name, const Tensor& 
   Tensor amax;
   const auto sharded = layer.sharded.find(name);
   if (const auto bounds = layer.fragments.find(name); bounds != layer.fragments.end()) {
-    QG_ASSIGN_OR_RETURN(QuantizedMaster quantized,
-                        fragments_.Quantize(name, source, bounds->second, parameter.quantized,
-                                            quantizer, arguments.scale));
+    QG_ASSIGN_OR_RETURN(
+        QuantizedMaster quantized,
+        fragments_.Quantize(layer_, name, source, bounds->second, parameter.quantized, quantizer,
+                            arguments.scale, AmaxGroupFor(parameter)));
     parameter.quantized = std::move(quantized.weight);
     amax = quantized.delayed_amax;
   } else if (sharded != layer.sharded.end()) {
-    QG_RETURN_IF_ERROR(shards_.Quantize(source, quantizer, arguments, sharded->second, parameter));
+    QG_RETURN_IF_ERROR(shards_.Quantize(layer_, source, quantizer, arguments,
+                                        AmaxGroupFor(parameter), sharded->second, parameter));
   } else {
     QG_RETURN_IF_ERROR(ReduceAmax(parameter, source, quantizer, usages, arguments));
     QG_ASSIGN_OR_RETURN(parameter.quantized,

@@ -13,14 +13,15 @@ namespace quantgate {
 class ParameterUpdate {
  public:
   /// References must outlive it, but for the recipe's. Weights are quantized as `recipe` says to
-  /// `layer`. Of weights of which a rank has rows, and of parameters of whose masters it has
-  /// fragments, gradients are those rows' or elements' too, and all ranks call alike.
-  ParameterUpdate(Engine& engine, const SessionSpec& spec, const SessionLayer& layer,
-                  const Recipe& recipe, const SeededFaults& faults,
-                  const Cancellation* cancellation, const SessionRank* rank = nullptr)
+  /// layer number `layer`. Of weights of which a rank has rows, and of parameters of whose masters
+  /// it has fragments, gradients are those rows' or elements' too, and all ranks call alike.
+  ParameterUpdate(Engine& engine, const SessionSpec& spec, size_t layer, const Recipe& recipe,
+                  const SeededFaults& faults, const Cancellation* cancellation,
+                  const SessionRank* rank = nullptr)
       : engine_(engine),
         spec_(spec),
-        recipe_(RecipeOfLayer(layer.spec, recipe)),
+        layer_(layer),
+        recipe_(RecipeOfLayer(spec.layers[layer].spec, recipe)),
         faults_(faults),
         cancellation_(cancellation),
         amax_group_(AmaxGroupOfHeld(spec, layer, rank)),
@@ -51,12 +52,15 @@ class ParameterUpdate {
   absl::Status ReduceAmax(const Parameter& parameter, const Tensor& source,
                           const Quantizer& quantizer, Usages usages, QuantizeArguments& arguments);
   absl::StatusOr<Tensor> Cast(const Tensor& source, DType dtype);
-  /// Null: a weight's amax is its own.
-  static ProcessGroup* AmaxGroupOfHeld(const SessionSpec& spec, const SessionLayer& layer,
+  /// Null: a weight's amax is its own, or that of all its parts.
+  static ProcessGroup* AmaxGroupOfHeld(const SessionSpec& spec, size_t layer,
                                        const SessionRank* rank);
+  /// Of this quantization.
+  ProcessGroup* AmaxGroupFor(const Parameter& parameter) const;
 
   Engine& engine_;
   const SessionSpec& spec_;
+  const size_t layer_;
   const Recipe recipe_;
   const SeededFaults& faults_;
   const Cancellation* const cancellation_;

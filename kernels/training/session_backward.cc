@@ -60,13 +60,14 @@ void MarkMainGradients(SessionLayerState& layer) {
 }
 
 /// Adds a gradient to what its parameter has so far, in the gradient's own dtype.
-absl::Status AddGradient(const NamedTensor& gradient, StepRecorder& recorder,
-                         TrainedParameter& trained) {
+absl::Status AddGradient(const NamedTensor& gradient, const LayerOnRank& layer,
+                         StepRecorder& recorder, TrainedParameter& trained) {
   if (!trained.gradient.has_value()) {
     trained.gradient = gradient.tensor;
     return absl::OkStatus();
   }
-  QG_ASSIGN_OR_RETURN(trained.gradient, recorder.Timed(absl::StrCat("add ", gradient.name), [&] {
+  const std::string stage = layer.NameInRecords(absl::StrCat("add ", gradient.name));
+  QG_ASSIGN_OR_RETURN(trained.gradient, recorder.Timed(stage, [&] {
     return recorder.engine().Add(trained.gradient, gradient.tensor, trained.gradient.dtype(),
                                  recorder.cancellation());
   }));
@@ -75,9 +76,10 @@ absl::Status AddGradient(const NamedTensor& gradient, StepRecorder& recorder,
 
 /// One layer's gradients: each is kept as this rank's own, and given as their sum over the ranks.
 absl::Status TakeGradients(const TrainingSession::State& session, size_t layer,
-                           const std::vector<NamedTensor>& gradients, StepRecorder& recorder,
+                           const std::vector<NamedTensor>& gradients, SessionRun& run,
                            SessionLayerState& kept, SessionStepResult& result) {
   const SessionLayer& spec = session.spec.layers[layer];
+  const LayerOnRank on_rank = run.layer(layer);
   for (const NamedTensor& gradient : gradients) {
     const auto parameter =
         std::find_if(kept.trained.begin(), kept.trained.end(),
@@ -85,7 +87,8 @@ absl::Status TakeGradients(const TrainingSession::State& session, size_t layer,
     if (parameter == kept.trained.end()) {
       return absl::InternalError(absl::StrCat("gradient ", gradient.name, " of no parameter"));
     }
-    QG_RETURN_IF_ERROR(InLayer(spec, AddGradient(gradient, recorder, parameter->second)));
+    QG_RETURN_IF_ERROR(
+        InLayer(spec, AddGradient(gradient, on_rank, run.recorder(layer), parameter->second)));
     QG_ASSIGN_OR_RETURN(Tensor sum,
                         SumOverRanks(session, layer, parameter->first, gradient.tensor));
     result.outputs.push_back({absl::StrCat(spec.name, ".", gradient.name), std::move(sum)});
@@ -212,8 +215,7 @@ absl::StatusOr<Tensor> Backwarding::BackwardOne(size_t layer, const LayerSaved& 
   } else if (options.requires_grad.weight) {
     MarkMainGradients(kept);
   }
-  QG_RETURN_IF_ERROR(
-      TakeGradients(session_, layer, result->gradients, run_.recorder(layer), kept, result_));
+  QG_RETURN_IF_ERROR(TakeGradients(session_, layer, result->gradients, run_, kept, result_));
   return result->dx;
 }
 
@@ -285,8 +287,7 @@ absl::StatusOr<SessionStepResult> TrainingSession::Wgrad(const Cancellation* can
             .Wgrad(run.recorder(deferred.layer), kept.state, deferred.saved->Clone());
     if (!gradients.ok()) return InLayer(layer, gradients.status());
     MarkMainGradients(kept);
-    QG_RETURN_IF_ERROR(TakeGradients(session, deferred.layer, *gradients,
-                                     run.recorder(deferred.layer), kept, result));
+    QG_RETURN_IF_ERROR(TakeGradients(session, deferred.layer, *gradients, run, kept, result));
   }
   QG_ASSIGN_OR_RETURN(static_cast<StepRecords&>(result), run.Finish());
   QG_RETURN_IF_ERROR(Commit(std::move(next), *state_));

@@ -186,6 +186,10 @@ void LayerOnRank::NameExpertsOfWhole(StepRecords& records) const {
   VisitNames(records, [&](std::string& name) { name = WithExpertOfWhole(name, first()); });
 }
 
+std::string LayerOnRank::NameInRecords(const std::string& stage) const {
+  return rank_ == nullptr ? stage : WithExpertOfWhole(stage, -first());
+}
+
 std::vector<std::vector<int64_t>> TokensOfRanks(const SessionSpec& spec) {
   for (size_t i = 0; RoutesRows(spec) && i < spec.layers.size(); ++i) {
     if (spec.layers[i].spec.kind != LayerKind::kGroupedLinear) continue;

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "kernels/layer/expert_run.h"
@@ -30,6 +31,8 @@ class LayerOnRank {
                                                  std::unique_ptr<LayerSaved> deferred) const;
   /// Of these steps: experts by their numbers in the whole layer.
   void NameExpertsOfWhole(StepRecords& records) const;
+  /// A stage with an expert's number in the whole layer, as it is recorded until then.
+  std::string NameInRecords(const std::string& stage) const;
 
  private:
   int64_t first() const { return division_.first_expert[place_]; }

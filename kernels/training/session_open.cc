@@ -154,8 +154,7 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Begin(
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     SessionLayerState& layer = state.layers[i];
     QG_RETURN_IF_ERROR(MakeTrained(engine, spec, layer, cancellation));
-    ParameterUpdate update(engine, spec, spec.layers[i], spec.recipe, faults, cancellation,
-                           rank.get());
+    ParameterUpdate update(engine, spec, i, spec.recipe, faults, cancellation, rank.get());
     QG_RETURN_IF_ERROR(InLayer(spec.layers[i], update.Begin(layer)));
   }
   QG_RETURN_IF_ERROR(PutTrained(engine, spec, parameters, state, cancellation));

@@ -49,7 +49,7 @@ absl::Status ReduceGradients(SessionRun& run, const TrainingSession::State& sess
         }
         const auto sharded = layer.sharded.find(name);
         if (sharded != layer.sharded.end()) {
-          QG_ASSIGN_OR_RETURN(gradient, shards.ReduceGradient(sharded->second, gradient));
+          QG_ASSIGN_OR_RETURN(gradient, shards.ReduceGradient(i, sharded->second, gradient));
           continue;
         }
         if (fragments.is_divided()) {
@@ -85,11 +85,11 @@ absl::StatusOr<SessionStepResult> TrainingSession::Optimize(const OptimizerStep&
   SessionRun run(session.engine, session.spec, cancellation, session.rank.get());
   QG_RETURN_IF_ERROR(ReduceGradients(run, session, cancellation, next));
   for (size_t i = 0; i < next.layers.size(); ++i) {
-    const SessionLayer& layer = session.spec.layers[i];
-    ParameterUpdate update(session.engine, session.spec, layer, next.recipe, session.faults,
+    ParameterUpdate update(session.engine, session.spec, i, next.recipe, session.faults,
                            cancellation, session.rank.get());
     QG_RETURN_IF_ERROR(run.recorder(i).Timed("optimizer", [&] {
-      return InLayer(layer, update.Optimize(next.layers[i], optimizer, next.optimizer_steps));
+      return InLayer(session.spec.layers[i],
+                     update.Optimize(next.layers[i], optimizer, next.optimizer_steps));
     }));
     // What was cached is of the old weights.
     if (session.faults.Has(kFaultWorkspaceKeptAfterUpdate)) continue;

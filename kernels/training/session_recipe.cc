@@ -103,15 +103,14 @@ absl::Status RecipeChange::ChangeDelayed(SessionLayerState& layer) {
 absl::Status RecipeChange::RequantizeWeights() {
   for (size_t i = 0; i < next_.layers.size(); ++i) {
     const Quantizer quantizer = WeightQuantizer(i);
-    const SessionLayer& layer = session_.spec.layers[i];
-    ParameterUpdate update(session_.engine, session_.spec, layer, to_, session_.faults,
-                           cancellation_, session_.rank.get());
+    ParameterUpdate update(session_.engine, session_.spec, i, to_, session_.faults, cancellation_,
+                           session_.rank.get());
     bool is_of_another_rule = false;
     for (const auto& [name, parameter] : next_.layers[i].state.parameters) {
       is_of_another_rule |= parameter.is_quantized() && parameter.quantizer != quantizer;
     }
     if (!is_of_another_rule) continue;
-    QG_RETURN_IF_ERROR(InLayer(layer, update.Requantize(next_.layers[i])));
+    QG_RETURN_IF_ERROR(InLayer(session_.spec.layers[i], update.Requantize(next_.layers[i])));
   }
   return absl::OkStatus();
 }

@@ -160,9 +160,17 @@ absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& se
   return absl::OkStatus();
 }
 
-ProcessGroup& GradientGroup(const SessionRank& rank, const SeededFaults& faults) {
+ProcessGroup* GradientGroup(const SessionSpec& spec, size_t layer, const SessionRank& rank,
+                            const SeededFaults& faults) {
+  const bool is_of_expert = DividesExperts(spec, layer);
+  if (is_of_expert && faults.Has(kFaultExpertGradientsSummed)) return rank.copies;
+  ProcessGroup* const copies = CopiesOfLayer(spec, layer, rank);
+  if (is_of_expert) {
+    const bool is_of_copy = copies != nullptr && faults.Has(kFaultExpertGradientsOfCopy);
+    return is_of_copy ? rank.experts : copies;
+  }
   const bool is_other = faults.Has(kFaultGradientOfOtherGroup) && rank.step != nullptr;
-  return is_other ? *rank.step->tp : *rank.copies;
+  return copies != nullptr && is_other ? rank.step->tp : copies;
 }
 
 absl::StatusOr<Tensor> SumOverRanks(const TrainingSession::State& session, size_t layer,
@@ -171,18 +179,12 @@ absl::StatusOr<Tensor> SumOverRanks(const TrainingSession::State& session, size_
   const SessionRank& rank = *session.rank;
   const ReductionProfile& profile = session.spec.parallel->profile;
   Tensor sum = gradient;
-  const bool is_of_expert =
-      DividesExperts(session.spec, layer) && !session.faults.Has(kFaultExpertGradientsSummed);
-  if (is_of_expert) {
-    if (rank.expert_copies == nullptr) return sum;
-    const bool is_of_copy = session.faults.Has(kFaultExpertGradientsOfCopy);
-    return (is_of_copy ? rank.experts : rank.expert_copies)->AllReduce(sum, profile);
-  }
   if (IsOfOwnRows(session.spec, layer, parameter)) {
     QG_ASSIGN_OR_RETURN(sum, rank.step->tp->AllReduce(sum, profile));
   }
-  if (rank.copies != nullptr) {
-    QG_ASSIGN_OR_RETURN(sum, GradientGroup(rank, session.faults).AllReduce(sum, profile));
+  ProcessGroup* const copies = GradientGroup(session.spec, layer, rank, session.faults);
+  if (copies != nullptr) {
+    QG_ASSIGN_OR_RETURN(sum, copies->AllReduce(sum, profile));
   }
   return sum;
 }

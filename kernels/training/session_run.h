@@ -62,8 +62,9 @@ absl::Status UpdateLayerScales(SessionRun& run, const TrainingSession::State& se
 /// The names of tensors and stages in records.
 void VisitNames(StepRecords& records, absl::FunctionRef<void(std::string& name)> visit);
 
-/// Over which gradients are summed, on a rank that has copies.
-ProcessGroup& GradientGroup(const SessionRank& rank, const SeededFaults& faults);
+/// Over which gradients of a layer are summed; null: there are no others that have its parameters.
+ProcessGroup* GradientGroup(const SessionSpec& spec, size_t layer, const SessionRank& rank,
+                            const SeededFaults& faults);
 /// What a gradient of the parameter is over all ranks, from this rank's part of it; the gradient
 /// itself on one rank. Collective.
 absl::StatusOr<Tensor> SumOverRanks(const TrainingSession::State& session, size_t layer,

@@ -31,6 +31,11 @@ inline constexpr char kFaultBackwardGathersLive[] = "backward-gathers-updated-ro
 inline constexpr char kFaultShardScaleKept[] = "scale-kept-after-requantization";
 /// Rows of masters and moments begin one row before those of their weight.
 inline constexpr char kFaultMastersOneRowOff[] = "masters-one-row-off";
+/// Rows of an expert are gathered over the ranks of a copy, which have other experts, in place of
+/// those that have it.
+inline constexpr char kFaultExpertRowsOfCopy[] = "expert-rows-gathered-in-copy";
+/// Elements of masters and moments begin one element before those that a rank updates.
+inline constexpr char kFaultFragmentsOneOff[] = "fragments-one-element-off";
 /// Gradients are summed over the tensor-parallel group in place of the copies.
 inline constexpr char kFaultGradientOfOtherGroup[] = "gradient-summed-over-other-group";
 /// Gradients are summed over the copies, and the sums once more.

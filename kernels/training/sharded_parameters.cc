@@ -5,9 +5,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/training/flat_shards.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/shard_faults.h"
-#include "kernels/training/state_sharding.h"
 
 namespace quantgate {
 namespace {
@@ -86,17 +86,17 @@ Tensor* FindPart(const std::vector<SavedPart>& parts, const std::string& name) {
 
 }  // namespace
 
-absl::StatusOr<Tensor> ShardedParameters::Rows(const Tensor& whole, const ShardBounds& bounds,
-                                               int64_t earlier) const {
+absl::StatusOr<Tensor> ShardedParameters::Rows(size_t layer, const Tensor& whole,
+                                               const ShardBounds& bounds, int64_t earlier) const {
   if (!whole.has_value()) return whole;
-  const auto rank = static_cast<size_t>(rank_->copies->rank());
+  const auto rank = static_cast<size_t>(CopiesOf(layer).rank());
   const int64_t begin = std::max<int64_t>(bounds[rank] - earlier, 0);
   return engine_.Slice(whole, 0, begin, bounds[rank + 1] - bounds[rank], cancellation_);
 }
 
-absl::StatusOr<QuantizedTensor> ShardedParameters::Rows(const QuantizedTensor& whole,
+absl::StatusOr<QuantizedTensor> ShardedParameters::Rows(size_t layer, const QuantizedTensor& whole,
                                                         const ShardedWeightSpec& of) const {
-  const auto rank = static_cast<size_t>(rank_->copies->rank());
+  const auto rank = static_cast<size_t>(CopiesOf(layer).rank());
   const int64_t begin = of.bounds[rank], count = of.bounds[rank + 1] - begin;
   QuantizedTensor rows = whole;
   rows.shape[0] = count;
@@ -116,30 +116,31 @@ absl::StatusOr<QuantizedTensor> ShardedParameters::Rows(const QuantizedTensor& w
   return rows;
 }
 
-absl::Status ShardedParameters::ShardOne(const SessionLayer& layer, const std::string& name,
+absl::Status ShardedParameters::ShardOne(size_t layer, const std::string& name,
                                          const Recipe& recipe, SessionLayerState& state) const {
+  const SessionLayer& spec = spec_.layers[layer];
   Parameter& parameter = state.state.parameters.at(name);
   const bool is_quantized = parameter.is_quantized();
-  const int ranks = rank_->copies->size();
+  const int ranks = CopiesOf(layer).size();
   ShardedParameter& sharded = state.sharded[name];
   sharded.dtype = is_quantized ? parameter.quantized.source_dtype : parameter.value.dtype();
   ShardedWeightSpec& weight = sharded.weight;
-  weight.name = absl::StrCat(layer.name, ".", name);
+  weight.name = absl::StrCat(spec.name, ".", name);
   weight.shape = is_quantized ? parameter.quantized.shape : parameter.value.shape();
   weight.storage = is_quantized ? WeightStorage::kQuantized : WeightStorage::kHighPrecision;
-  weight.quantizer = RecipeOfLayer(layer.spec, recipe).QuantizerFor(TensorRole::kWeight);
+  weight.quantizer = RecipeOfLayer(spec.spec, recipe).QuantizerFor(TensorRole::kWeight);
   weight.bounds =
       EvenBounds(weight.shape[0], ranks, is_quantized ? BlockRows(weight.quantizer) : 1);
   if (is_quantized) {
     weight.usages = parameter.quantized.usages();
     QG_RETURN_IF_ERROR(ShardedWeight::Create(weight, ranks).status());
-    QG_ASSIGN_OR_RETURN(parameter.quantized, Rows(parameter.quantized, weight));
+    QG_ASSIGN_OR_RETURN(parameter.quantized, Rows(layer, parameter.quantized, weight));
   }
-  QG_ASSIGN_OR_RETURN(parameter.value, Rows(parameter.value, weight.bounds));
+  QG_ASSIGN_OR_RETURN(parameter.value, Rows(layer, parameter.value, weight.bounds));
   TrainedParameter& trained = state.trained[name];
   const int64_t earlier = faults_.Has(kFaultMastersOneRowOff) ? 1 : 0;
   for (Tensor* tensor : TrainedTensors(trained)) {
-    QG_ASSIGN_OR_RETURN(*tensor, Rows(*tensor, weight.bounds, earlier));
+    QG_ASSIGN_OR_RETURN(*tensor, Rows(layer, *tensor, weight.bounds, earlier));
   }
   const bool is_upper_half = spec_.masters == Masters::kBf16Remainder && !is_quantized;
   if (is_upper_half) trained.split.parameter = parameter.value;
@@ -152,42 +153,48 @@ absl::Status ShardedParameters::Shard(const Recipe& recipe,
   for (size_t i = 0; i < layers.size(); ++i) {
     for (auto& [name, parameter] : layers[i].state.parameters) {
       if (!IsWeight(name)) continue;
-      QG_RETURN_IF_ERROR(
-          InLayer(spec_.layers[i], ShardOne(spec_.layers[i], name, recipe, layers[i])));
+      QG_RETURN_IF_ERROR(InLayer(spec_.layers[i], ShardOne(i, name, recipe, layers[i])));
     }
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<Parameter> ShardedParameters::GatherParameter(const ShardedParameter& sharded,
+GatherContext ShardedParameters::gathers(size_t layer) const {
+  const bool is_of_copy = DividesExperts(spec_, layer) && faults_.Has(kFaultExpertRowsOfCopy);
+  return {engine_, is_of_copy ? *rank_->experts : CopiesOf(layer), faults_, cancellation_};
+}
+
+absl::StatusOr<Parameter> ShardedParameters::GatherParameter(size_t layer,
+                                                             const ShardedParameter& sharded,
                                                              const Parameter& rows,
                                                              Usages usages) const {
   Parameter whole = rows;
   const ShardedWeightSpec& spec = sharded.weight;
   if (!sharded.is_quantized()) {
-    QG_ASSIGN_OR_RETURN(whole.value, GatherRows(context(), spec.name, rows.value, spec.shape[0]));
+    QG_ASSIGN_OR_RETURN(whole.value,
+                        GatherRows(gathers(layer), spec.name, rows.value, spec.shape[0]));
     return whole;
   }
   ShardedWeightSpec of_pass = spec;
   of_pass.reshard_after_forward = !(usages.rowwise && usages.columnwise);
   const WeightPass pass = usages.rowwise ? WeightPass::kForward : WeightPass::kBackward;
   QG_ASSIGN_OR_RETURN(ShardedWeight weight,
-                      ShardedWeight::Create(std::move(of_pass), rank_->copies->size()));
+                      ShardedWeight::Create(std::move(of_pass), CopiesOf(layer).size()));
   QG_RETURN_IF_ERROR(weight.Replace(rows.quantized));
-  QG_ASSIGN_OR_RETURN(whole.quantized, weight.Gather(context(), pass));
+  QG_ASSIGN_OR_RETURN(whole.quantized, weight.Gather(gathers(layer), pass));
   return whole;
 }
 
-absl::Status ShardedParameters::UnshardOne(const std::string& name,
+absl::Status ShardedParameters::UnshardOne(size_t layer, const std::string& name,
                                            SessionLayerState& state) const {
   const ShardedParameter& sharded = state.sharded.at(name);
   Parameter& parameter = state.state.parameters.at(name);
-  QG_ASSIGN_OR_RETURN(parameter, GatherParameter(sharded, parameter, sharded.weight.usages));
+  QG_ASSIGN_OR_RETURN(parameter, GatherParameter(layer, sharded, parameter, sharded.weight.usages));
   TrainedParameter& trained = state.trained[name];
   for (Tensor* tensor : TrainedTensors(trained)) {
     if (!tensor->has_value()) continue;
     QG_ASSIGN_OR_RETURN(
-        *tensor, GatherRows(context(), sharded.weight.name, *tensor, sharded.weight.shape[0]));
+        *tensor, GatherRows(context(layer), sharded.weight.name, *tensor, sharded.weight.shape[0]));
   }
   return absl::OkStatus();
 }
@@ -196,7 +203,7 @@ absl::Status ShardedParameters::Unshard(std::vector<SessionLayerState>& layers) 
   if (!is_sharded()) return absl::OkStatus();
   for (size_t i = 0; i < layers.size(); ++i) {
     for (const auto& [name, sharded] : layers[i].sharded) {
-      QG_RETURN_IF_ERROR(InLayer(spec_.layers[i], UnshardOne(name, layers[i])));
+      QG_RETURN_IF_ERROR(InLayer(spec_.layers[i], UnshardOne(i, name, layers[i])));
     }
     layers[i].sharded.clear();
   }
@@ -217,8 +224,9 @@ absl::Status ShardedParameters::Gather(SessionRun& run, const std::vector<Sessio
       const bool reads_both = trains && sharded.is_quantized() &&
                               sharded.weight.usages.columnwise &&
                               !IsTurnedAfter(sharded.weight.quantizer);
-      QG_ASSIGN_OR_RETURN(parameter, run.recorder(i).Timed(absl::StrCat("all-gather ", name), [&] {
-        return GatherParameter(sharded, parameter, {true, reads_both});
+      const std::string stage = run.layer(i).NameInRecords(absl::StrCat("all-gather ", name));
+      QG_ASSIGN_OR_RETURN(parameter, run.recorder(i).Timed(stage, [&] {
+        return GatherParameter(i, sharded, parameter, {true, reads_both});
       }));
     }
   }
@@ -279,9 +287,10 @@ absl::Status ShardedParameters::RestoreSaved(SessionRun& run, const InFlight& fl
       (part.place >= kColumnwisePlace ? usages.columnwise : usages.rowwise) = true;
     }
     if (faults_.Has(kFaultBackwardGathersLive)) rows = now.state.parameters.at(resharded.parameter);
-    const std::string stage = absl::StrCat("all-gather ", resharded.parameter);
+    const std::string stage =
+        run.layer(layer).NameInRecords(absl::StrCat("all-gather ", resharded.parameter));
     QG_ASSIGN_OR_RETURN(Parameter whole, run.recorder(layer).Timed(stage, [&] {
-      return GatherParameter(resharded.sharded, rows, usages);
+      return GatherParameter(layer, resharded.sharded, rows, usages);
     }));
     const std::vector<Tensor*> wholes = TensorsOf(whole);
     for (const ReshardedWeight::Part& part : resharded.parts) {
@@ -291,25 +300,24 @@ absl::Status ShardedParameters::RestoreSaved(SessionRun& run, const InFlight& fl
   return absl::OkStatus();
 }
 
-absl::StatusOr<Tensor> ShardedParameters::ReduceGradient(const ShardedParameter& sharded,
+absl::StatusOr<Tensor> ShardedParameters::ReduceGradient(size_t layer,
+                                                         const ShardedParameter& sharded,
                                                          const Tensor& gradient) const {
-  const ShardBounds& bounds = sharded.weight.bounds;
-  std::vector<int64_t> rows;
-  for (size_t rank = 0; rank + 1 < bounds.size(); ++rank) {
-    rows.push_back(bounds[rank + 1] - bounds[rank]);
-  }
-  return GradientGroup(*rank_, faults_).ReduceScatter(gradient, rows, spec_.parallel->profile);
+  return GradientGroup(spec_, layer, *rank_, faults_)
+      ->ReduceScatter(gradient, LengthsOf(sharded.weight.bounds), spec_.parallel->profile);
 }
 
-absl::Status ShardedParameters::Quantize(const Tensor& source, const Quantizer& quantizer,
+absl::Status ShardedParameters::Quantize(size_t layer, const Tensor& source,
+                                         const Quantizer& quantizer,
                                          const QuantizeArguments& arguments,
-                                         ShardedParameter& sharded, Parameter& parameter) const {
+                                         ProcessGroup* amax_group, ShardedParameter& sharded,
+                                         Parameter& parameter) const {
   ShardedWeightSpec spec = sharded.weight;
   spec.quantizer = quantizer;
-  QG_ASSIGN_OR_RETURN(ShardedWeight weight, ShardedWeight::Create(spec, rank_->copies->size()));
+  QG_ASSIGN_OR_RETURN(ShardedWeight weight, ShardedWeight::Create(spec, CopiesOf(layer).size()));
   // The weight's dtype stays what it was, whatever an update comes through.
   QG_RETURN_IF_ERROR(weight.Replace(parameter.quantized));
-  QG_RETURN_IF_ERROR(weight.Update(context(), source, arguments, rank_->held_weights));
+  QG_RETURN_IF_ERROR(weight.Update(context(layer), source, arguments, amax_group));
   const QuantizedTensor before = std::exchange(parameter.quantized, weight.shard());
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     std::optional<QuantizedCopy>& copy = parameter.quantized.copy(usage);

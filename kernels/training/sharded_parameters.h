@@ -1,6 +1,6 @@
-// Weights of a session whose rows are divided over the copies of the layers (FSDP,
-// docs/distributed.md section 9.1): between steps a rank has its rows of each weight, of its master
-// and its moments; passes gather the weight. Private to kernels/training.
+// Weights of a session whose rows are divided over the copies of the layers, experts' over those of
+// the experts (FSDP, docs/distributed.md section 9.1): between steps a rank has its rows of each
+// weight, of its master and its moments; passes gather the weight. Private to kernels/training.
 #pragma once
 
 #include <map>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/training/session_run.h"
+#include "kernels/training/state_sharding.h"
 
 namespace quantgate {
 
@@ -40,26 +41,32 @@ class ShardedParameters {
   absl::Status RestoreSaved(SessionRun& run, const InFlight& flight, size_t layer,
                             const SessionLayerState& now, LayerSaved& saved) const;
 
-  /// This rank's rows of the sum of the copies' gradients.
-  absl::StatusOr<Tensor> ReduceGradient(const ShardedParameter& sharded,
+  /// This rank's rows of the sum of the copies' gradients of a weight of this layer.
+  absl::StatusOr<Tensor> ReduceGradient(size_t layer, const ShardedParameter& sharded,
                                         const Tensor& gradient) const;
   /// Quantizes the rows `source` as the whole weight would be: `parameter` and `sharded` follow.
-  /// The amax beside the codes is the whole weight's.
-  absl::Status Quantize(const Tensor& source, const Quantizer& quantizer,
-                        const QuantizeArguments& arguments, ShardedParameter& sharded,
-                        Parameter& parameter) const;
+  /// The amax beside the codes is the whole weight's. `amax_group`: as ShardedWeight::Update's.
+  absl::Status Quantize(size_t layer, const Tensor& source, const Quantizer& quantizer,
+                        const QuantizeArguments& arguments, ProcessGroup* amax_group,
+                        ShardedParameter& sharded, Parameter& parameter) const;
 
  private:
-  GatherContext context() const { return {engine_, *rank_->copies, faults_, cancellation_}; }
+  /// Over whom the rows of a layer's weights are divided.
+  ProcessGroup& CopiesOf(size_t layer) const { return *CopiesOfLayer(spec_, layer, *rank_); }
+  GatherContext context(size_t layer) const {
+    return {engine_, CopiesOf(layer), faults_, cancellation_};
+  }
+  /// Of gathers.
+  GatherContext gathers(size_t layer) const;
   /// The whole weight; of a quantized one in `usages` at least.
-  absl::StatusOr<Parameter> GatherParameter(const ShardedParameter& sharded, const Parameter& rows,
-                                            Usages usages) const;
-  absl::Status ShardOne(const SessionLayer& layer, const std::string& name, const Recipe& recipe,
+  absl::StatusOr<Parameter> GatherParameter(size_t layer, const ShardedParameter& sharded,
+                                            const Parameter& rows, Usages usages) const;
+  absl::Status ShardOne(size_t layer, const std::string& name, const Recipe& recipe,
                         SessionLayerState& state) const;
-  absl::Status UnshardOne(const std::string& name, SessionLayerState& state) const;
-  absl::StatusOr<Tensor> Rows(const Tensor& whole, const ShardBounds& bounds,
+  absl::Status UnshardOne(size_t layer, const std::string& name, SessionLayerState& state) const;
+  absl::StatusOr<Tensor> Rows(size_t layer, const Tensor& whole, const ShardBounds& bounds,
                               int64_t earlier = 0) const;
-  absl::StatusOr<QuantizedTensor> Rows(const QuantizedTensor& whole,
+  absl::StatusOr<QuantizedTensor> Rows(size_t layer, const QuantizedTensor& whole,
                                        const ShardedWeightSpec& of) const;
 
   Engine& engine_;

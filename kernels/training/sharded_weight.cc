@@ -1,6 +1,7 @@
 #include "kernels/training/sharded_weight.h"
 
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -66,6 +67,16 @@ QuantizedTensor DirectionOf(const QuantizedTensor& quantized, Usage usage) {
   return one;
 }
 
+/// The amaxes that the group's members have found.
+absl::Status ReduceOver(const GatherContext& context, ProcessGroup& group,
+                        QuantizeArguments& arguments) {
+  std::vector<Tensor*> amaxes;
+  for (Tensor* amax : {&arguments.group_amax_rowwise, &arguments.group_amax_columnwise}) {
+    if (amax->has_value()) amaxes.push_back(amax);
+  }
+  return ReduceMaxima({context.engine, group, context.faults, context.cancellation}, amaxes);
+}
+
 void KeepScales(const std::optional<QuantizedCopy>& from, std::optional<QuantizedCopy>& to) {
   if (!from.has_value() || !to.has_value()) return;
   to->scale_inv = from->scale_inv;
@@ -125,9 +136,10 @@ absl::Status ShardedWeight::Update(const GatherContext& context, const Tensor& r
   }
   const Usages usages = {true, spec_.usages.columnwise && !IsTurnedAfter(spec_.quantizer)};
   if (!context.faults.Has(kFaultShardAmaxAlone)) {
-    const GatherContext of_amax{context.engine, amax_group == nullptr ? context.group : *amax_group,
-                                context.faults, context.cancellation};
-    QG_RETURN_IF_ERROR(ReduceAmaxes(of_amax, rows, spec_.quantizer, usages, arguments));
+    QG_RETURN_IF_ERROR(ReduceAmaxes(context, rows, spec_.quantizer, usages, arguments));
+  }
+  if (amax_group != nullptr) {
+    QG_RETURN_IF_ERROR(ReduceOver(context, *amax_group, arguments));
   }
   QG_ASSIGN_OR_RETURN(shard_, context.engine.Quantize(rows, spec_.quantizer, usages, arguments,
                                                       context.cancellation));

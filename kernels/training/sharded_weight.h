@@ -54,8 +54,9 @@ class ShardedWeight {
 
   /// Quantizes this rank's rows (f32, bf16 or f16; the dtype of the weight is that of the first
   /// call) under the amax of all ranks' rows. What was gathered before is dropped. Arguments: seed,
-  /// call_id and, under delayed scaling, scale; where the rows begin is added. `amax_group`: whose
-  /// amax it is where that is larger than this group, all of which is in it.
+  /// call_id and, under delayed scaling, scale; where the rows begin is added. `amax_group`: the
+  /// scale is of the largest of its members' amaxes, each of all ranks' rows; a group that is the
+  /// same of all ranks, but for members that have rows of the same weight.
   absl::Status Update(const GatherContext& context, const Tensor& rows, QuantizeArguments arguments,
                       ProcessGroup* amax_group = nullptr);
   /// Rows that were quantized elsewhere, a checkpoint's: with the shapes and formats of Update's,

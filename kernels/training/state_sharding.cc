@@ -76,6 +76,10 @@ bool RoutesRows(const SessionSpec& spec) {
   });
 }
 
+ProcessGroup* CopiesOfLayer(const SessionSpec& spec, size_t layer, const SessionRank& rank) {
+  return DividesExperts(spec, layer) ? rank.expert_copies : rank.copies;
+}
+
 RankLayout InputLayout(const SessionSpec& spec, size_t layer) {
   const LayerSpec& of = spec.layers[layer].spec;
   if (!spec.parallel.has_value() || spec.parallel->tensor_parallel == 1) return {};

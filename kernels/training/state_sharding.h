@@ -24,6 +24,11 @@ bool DividesExpertWeights(const SessionSpec& spec, size_t layer);
 /// grouped_linear and more than one tensor-parallel group's ranks run it.
 bool RoutesRows(const SessionSpec& spec);
 
+/// This rank's end of the group of those that have the same part of a layer's parameters: of
+/// divided experts the ranks with the same ones, of other layers SessionRank::copies. Null: no
+/// others.
+ProcessGroup* CopiesOfLayer(const SessionSpec& spec, size_t layer, const SessionRank& rank);
+
 /// What a rank has of a tensor between two layers, of its copy's.
 struct RankLayout {
   ShardRule columns = {};

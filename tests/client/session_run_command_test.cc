@@ -369,10 +369,56 @@ TEST_F(SessionRunTest, DividedExpertsAreHeldAgainstOneRank) {
   EXPECT_EQ(copies["variants"][1], "bf16 / none / auto / ep2 dp2");
   EXPECT_EQ(Find(copies["tensors"], 1, "y", 1)["parity"]["equal"], true);
   EXPECT_EQ(Find(copies["tensors"], 2, "dx", 1)["parity"]["equal"], true);
+  const json sharded = QuantgateJson(
+      {"session", "run", path, "--ep", "2", "--dp", "2", "--fsdp", "--recipe", "bf16"},
+      Where::kServer);
+  EXPECT_EQ(sharded["variants"][1], "bf16 / none / auto / ep2 dp2 fsdp");
+  EXPECT_EQ(sharded["tensors"], copies["tensors"]);
   const ProcessResult refused =
       Quantgate({"session", "run", path, "--recipe", "bf16", "--ep", "5"});
   EXPECT_EQ(refused.exit_code, 2) << refused.out;
   EXPECT_THAT(refused.err, HasSubstr("each of the 5 ranks has an expert at least"));
+}
+
+// Copies of experts, on two ranks each, with all of them, with rows of the weights, and with
+// elements of masters and moments: every bit, over restarts on two copies, on one rank and on four
+// again.
+TEST_F(SessionRunTest, PiecesOfExpertsAreHeldAgainstWholeOnes) {
+  const std::string path = Path("pieces.json");
+  const std::string ranks = R"({"expert_parallel": 2, "data_parallel": 2)";
+  const std::string sharded = R"("fully_sharded": true)";
+  const std::string elements = R"("distributed_optimizer": true)";
+  const auto variant = [&](const std::string& division) {
+    return R"({"recipe": {"name": "mxfp8"}, "parallel": )" + ranks + division + "}}";
+  };
+  const auto restart = [&](int number, const std::string& parallel) {
+    return R"(, {"restart": {"variants": [)" + std::to_string(number) + R"(], "parallel": )" +
+           parallel + "}}";
+  };
+  WriteFile(path,
+            R"({"spec": {"layers": [{"name": "moe", "layer":
+      {"kind": "grouped_linear", "m_splits": [128, 0, 64]}}], "weights": "quantized",
+      "masters": "f32", "adam": {"learning_rate": 0.1}}, "rounds": 2, "variants": [)" +
+                variant("") + "," + variant("," + sharded) + "," + variant("," + elements) +
+                R"(], "parameters": {"moe.weight.0": "gen:normal,seed=1,shape=64x32,dtype=bf16",
+                     "moe.weight.1": "gen:normal,seed=2,shape=64x32,dtype=bf16",
+                     "moe.weight.2": "gen:normal,seed=3,shape=64x32,dtype=bf16"},
+      "steps": [)" +
+                Forward("gen:normal,seed=5,shape=192x32,dtype=bf16") + "," +
+                Backward("gen:normal,seed=6,shape=192x64,dtype=bf16") + R"(, {"optimize": {}})" +
+                restart(1, R"({"data_parallel": 2, )" + sharded + "}") +
+                restart(2, R"({"data_parallel": 2, )" + elements + "}") + restart(1, "{}") +
+                restart(2, "{}") + restart(1, ranks + "," + sharded + "}") +
+                restart(2, ranks + "," + elements + "}") + "]}");
+  const json report =
+      QuantgateJson({"session", "run", path, "--require", "bitwise"}, Where::kServer);
+  EXPECT_EQ(report["verdict"]["pass"], true);
+  EXPECT_EQ(report["variants"],
+            json({"mxfp8 / none / auto / ep2 dp2", "mxfp8 / none / auto / ep2 dp2 fsdp",
+                  "mxfp8 / none / auto / ep2 dp2 distopt"}));
+  // y; dx and three dw; three weights after the update, of two subjects, and after each of a
+  // subject's three restarts: twice.
+  EXPECT_EQ(report["tensors"].size(), 2u * 2 * (1 + 4 + 3 + 3 * 3));
 }
 
 // Parts of all experts' weights on 4 ranks, on 2, on 1 and on 4 again against whole ones: every bit

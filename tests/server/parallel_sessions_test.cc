@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -490,10 +491,36 @@ TEST_F(ParallelSessionsTest, CopiesOfExpertsSumTheirGradients) {
     ASSERT_TRUE(status.ok()) << status.error_message();
     EXPECT_EQ(Checkpoint(session.session_id()).digest().SerializeAsString(), digest) << ranks;
   }
-  v1::OpenSessionRequest sharded = ExpertsRequest(2, 2);
-  sharded.mutable_spec()->mutable_parallel()->set_fully_sharded(true);
-  ExpectRefused(sharded, grpc::StatusCode::INVALID_ARGUMENT,
-                "spec.parallel.fully_sharded: true; layer fc is a grouped_linear");
+}
+
+// Copies with rows of every expert's weight, or with elements of its master, are whole ones bit for
+// bit.
+TEST_F(ParallelSessionsTest, CopiesDivideWhatTheyHaveOfExperts) {
+  const v1::OpenSessionRequest request = ExpertsRequest(2, 2);
+  for (const bool has_rows : {true, false}) {
+    v1::OpenSessionRequest divided_request = request;
+    v1::Parallel& parallel = *divided_request.mutable_spec()->mutable_parallel();
+    parallel.set_fully_sharded(has_rows);
+    parallel.set_distributed_optimizer(!has_rows);
+    const std::string whole = Open(request), divided = Open(divided_request);
+    EXPECT_EQ(OutputOf(Forward(divided), "y"), OutputOf(Forward(whole), "y"));
+    const v1::SessionStepResponse expected = Backward(whole), backward = Backward(divided);
+    for (const char* name : {"dx", "fc.dw.0", "fc.dw.1", "fc.dw.2"}) {
+      EXPECT_EQ(OutputOf(backward, name), OutputOf(expected, name)) << name;
+    }
+    std::vector<std::string> stages;
+    for (const v1::StageTime& stage : backward.ranks(3).stages()) stages.push_back(stage.stage());
+    EXPECT_EQ(std::count(stages.begin(), stages.end(), "fc.all-gather weight.2"), has_rows ? 1 : 0);
+    Optimize(divided);
+    Optimize(whole);
+    const std::string digest = Checkpoint(whole).digest().SerializeAsString();
+    EXPECT_EQ(Checkpoint(divided).digest().SerializeAsString(), digest);
+    v1::Session session;
+    const grpc::Status status =
+        Restore(Checkpoint(whole).digest(), divided_request.spec(), session);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(Checkpoint(session.session_id()).digest().SerializeAsString(), digest);
+  }
 }
 
 TEST_F(ParallelSessionsTest, RanksAreMeasuredFromTheStart) {

@@ -336,13 +336,6 @@ TEST_F(ExpertCopyStates, Refusals) {
                         "data_parallel, is the number of ranks, 2 to 8"));
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel->tensor_parallel = 2; }),
               HasSubstr("parallel.tensor_parallel: 2; with expert_parallel the ranks of a copy"));
-  for (const int ranks : {1, 2}) {
-    EXPECT_THAT(refusal([&](SessionSpec& spec) {
-                  spec.parallel = Experts(ranks, 2);
-                  spec.parallel->fully_sharded = true;
-                }),
-                HasSubstr("parallel.fully_sharded: true; layer fc1 is a grouped_linear"));
-  }
   // 128 rows of an expert are 32 of each of 4 copies, and 65 are 33 of the first of two.
   SessionSpec spec = ExpertLayers("mxfp8");
   for (const size_t layer : {0, 2}) spec.layers[layer].spec.m_splits = {127, 0, 257, 128};

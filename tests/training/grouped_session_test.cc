@@ -335,8 +335,6 @@ TEST_F(GroupedStates, Refusals) {
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel->overlap.emplace(); }),
               HasSubstr("every divided layer is a grouped_linear, which communicates nothing "
                         "that could be hidden"));
-  EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel->fully_sharded = true; }),
-              HasSubstr("parallel.fully_sharded: true; layer fc1 is a grouped_linear"));
   SessionSpec spec = Divided(ExpertLayers("bf16"), Ranks(2));
   auto parameters = ExpertParameters();
   parameters["fc2.bias.1"] = Normal(1, {kExpertColumns});

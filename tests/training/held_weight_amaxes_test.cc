@@ -184,31 +184,61 @@ TEST(HeldWeightAmaxes, DelayedScalingReducesThemInForward) {
   }
 }
 
-// Rows of a divided weight on copies of the ranks: under the amax of all of it, as whole copies.
-TEST(HeldWeightAmaxes, ShardedCopiesTakeALargerGroup) {
+ParallelSpec FullySharded(ParallelSpec parallel) {
+  parallel.fully_sharded = true;
+  return parallel;
+}
+ParallelSpec WithFragments(ParallelSpec parallel) {
+  parallel.distributed_optimizer = true;
+  return parallel;
+}
+
+// Copies with rows of a divided weight, or with elements of its masters, quantize it under the
+// amaxes of any group as whole copies do: those of all pieces of a part, then those of the parts.
+TEST(HeldWeightAmaxes, CopiesWithPiecesOfAWeightTakeAnyGroup) {
   const auto engine = MakeCpuEngine({.threads = 1});
   for (const char* recipe : {"fp8_current", "nvfp4:disable_stochastic_rounding=true"}) {
     const SessionSpec spec = Held(recipe, ParallelMode::kColumn);
-    ParallelSpec copies = Ranks(2, 2);
-    copies.fully_sharded = true;
-    for (const char* group : {"default", "data", "world", "3,2,1,0"}) {
-      SCOPED_TRACE(absl::StrCat(recipe, " ", group));
-      const auto sharded = OpenRanks(
-          *engine, OnRanks(spec, copies, AmaxGroupsOf({{TensorRole::kWeight, group}})), Weight());
-      const auto whole = OpenRanks(
-          *engine, OnRanks(spec, Ranks(2, 2), AmaxGroupsOf({{TensorRole::kWeight, "tensor"}})),
-          Weight());
-      const bool is_of_all = group[0] == 'w' || group[0] == '3';
-      for (uint64_t step = 0; step < 2; ++step) {
-        const auto pass = [&](Session& session) {
-          EXPECT_TRUE(session.Backward({"0", Normal(20 + step, {64, kWide})}, nullptr).ok());
-          EXPECT_TRUE(session.Optimize({}, nullptr).ok());
-        };
-        const auto y = whole->Forward(Batch(10 + step), nullptr);
-        ExpectSameOutputs(sharded->Forward(Batch(10 + step), nullptr), y, {"y"}, is_of_all);
-        pass(*sharded);
-        pass(*whole);
+    for (const char* group :
+         {"default", "none", "tensor", "data", "world", "3,2,1,0", "0,3/1,2", "0,2/1,3"}) {
+      const AmaxGroups groups = AmaxGroupsOf({{TensorRole::kWeight, group}});
+      for (const ParallelSpec& pieces : {FullySharded(Ranks(2, 2)), WithFragments(Ranks(2, 2))}) {
+        SCOPED_TRACE(absl::StrCat(recipe, " ", group, " ", pieces.Label()));
+        const auto whole = OpenRanks(*engine, OnRanks(spec, Ranks(2, 2), groups), Weight());
+        const auto session = OpenRanks(*engine, OnRanks(spec, pieces, groups), Weight());
+        ASSERT_TRUE(whole != nullptr && session != nullptr);
+        ExpectSameFiles(*whole, *session);
+        for (uint64_t step = 0; step < 2; ++step) {
+          const BackwardStep backward{"0", Normal(20 + step, {64, kWide})};
+          ExpectSameStep(*whole, *session,
+                         [&](Session& each) { return each.Forward(Batch(10 + step), nullptr); });
+          ExpectSameStep(*whole, *session,
+                         [&](Session& each) { return each.Backward(backward, nullptr); });
+          ExpectSameStep(*whole, *session,
+                         [](Session& each) { return each.Optimize({}, nullptr); });
+        }
+        ExpectSameFiles(*whole, *session);
       }
+    }
+  }
+}
+
+// One scale of all parts, so that the checkpoint is of a whole weight: one rank's, to begin with.
+TEST(HeldWeightAmaxes, PiecesUnderTheAmaxOfAllRanksAreOfOneWeight) {
+  const auto engine = MakeCpuEngine({.threads = 1});
+  for (const char* recipe : {"fp8_current", "nvfp4:disable_stochastic_rounding=true"}) {
+    const SessionSpec spec = Held(recipe, ParallelMode::kRow);
+    const auto one = OpenRanks(*engine, OnOneRank(spec), Weight());
+    for (const ParallelSpec& pieces : {FullySharded(Ranks(2, 2)), WithFragments(Ranks(2, 2))}) {
+      SCOPED_TRACE(absl::StrCat(recipe, " ", pieces.Label()));
+      const auto session = OpenRanks(
+          *engine, OnRanks(spec, pieces, AmaxGroupsOf({{TensorRole::kWeight, "world"}})), Weight());
+      ASSERT_TRUE(one != nullptr && session != nullptr);
+      ExpectSameFiles(*one, *session);
+      ASSERT_TRUE(session->Forward(Batch(10), nullptr).ok());
+      ASSERT_TRUE(session->Backward({"0", Normal(20, {64, kWide})}, nullptr).ok());
+      ASSERT_TRUE(session->Optimize({}, nullptr).ok());
+      EXPECT_EQ(session->Checkpoint(nullptr)->metadata.count("ranks"), 0u);
     }
   }
 }
@@ -223,21 +253,15 @@ TEST(HeldWeightAmaxes, RefusalsNameFieldValueAndRule) {
             .status()
             .message());
   };
-  ParallelSpec sharded = Ranks(2, 2), optimizer = Ranks(2, 2);
-  sharded.fully_sharded = true;
-  optimizer.distributed_optimizer = true;
-  for (const char* group : {"none", "tensor", "0,1/2,3"}) {
-    EXPECT_THAT(refusal(sharded, group),
+  // Of part 0 rank 0 alone would have both parts' amax, and rank 2 its own.
+  for (const char* group : {"0,1/2/3", "0/1,2,3"}) {
+    EXPECT_THAT(refusal(FullySharded(Ranks(2, 2)), group),
                 AllOf(HasSubstr(absl::StrCat("parallel.amax_groups[weight]: ", group, "; ")),
-                      HasSubstr("(fully_sharded) quantize rows of one weight")));
+                      HasSubstr("(fully_sharded) quantize pieces of one weight")));
+    EXPECT_THAT(refusal(WithFragments(Ranks(2, 2)), group),
+                HasSubstr("(distributed_optimizer) quantize pieces of one weight"));
+    EXPECT_EQ(refusal(Ranks(2, 2), group), "");
   }
-  for (const char* group : {"none", "tensor", "world"}) {
-    EXPECT_THAT(refusal(optimizer, group),
-                AllOf(HasSubstr(absl::StrCat("parallel.amax_groups[weight]: ", group, "; ")),
-                      HasSubstr("(distributed_optimizer) quantize elements of one weight")));
-  }
-  EXPECT_EQ(refusal(optimizer, "data"), "");
-  EXPECT_EQ(refusal(sharded, "0,2/1,3"), "");
 }
 
 }  // namespace

@@ -210,10 +210,6 @@ TEST_F(FragmentsOfOneLayer, RefusalsNameFieldValueAndRule) {
   spec.parallel->tensor_parallel = 2;
   spec.layers[0].spec.parallel_mode = ParallelMode::kColumn;
   refused(spec, "parallel.distributed_optimizer: true; ", "of which there is 1");
-  spec = Spec("bf16", 2);
-  spec.layers[0].spec.kind = LayerKind::kGroupedLinear;
-  spec.layers[0].spec.m_splits = {64, 64};
-  refused(spec, "parallel.distributed_optimizer: true; ", "grouped_linear");
   // Blocks of 1 x 128 need their neighbours.
   spec = Spec("nvfp4:disable_2d_quantization=true", 2);
   spec.weights = kQuantized;

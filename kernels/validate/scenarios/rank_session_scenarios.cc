@@ -1,6 +1,7 @@
 // Training sessions whose copies have rows of each weight (docs/distributed.md section 9.1).
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/status_macros.h"
@@ -38,19 +39,6 @@ SessionSpec ShardedSpec(const Recipe& recipe, WeightStorage weights) {
 using ComparedCopies = ComparedRanks<CopiesByHand>;
 /// Of TwoLayerSpec, of which both sides have 32 columns.
 constexpr BatchShape kTwoLayerBatch = {128, 32, 32};
-
-// A microbatch waits for its backward while an update changes the weights that its forward read.
-absl::Status TrainOverAnUpdate(ComparedCopies& training) {
-  QG_RETURN_IF_ERROR(training.Forward("a", 1));
-  QG_RETURN_IF_ERROR(training.Forward("e", 2, /*train=*/false));
-  QG_RETURN_IF_ERROR(training.Forward("b", 3));
-  QG_RETURN_IF_ERROR(training.Backward("a", 4));
-  QG_RETURN_IF_ERROR(training.Optimize());
-  QG_RETURN_IF_ERROR(training.Backward("b", 5));
-  QG_RETURN_IF_ERROR(training.TrainStep(6));
-  QG_RETURN_IF_ERROR(training.Optimize());
-  return training.TrainStep(7);
-}
 
 absl::Status CheckShardedTraining(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const auto parameters, MakeParameters(context, 60));
@@ -96,7 +84,7 @@ constexpr int64_t kDividedIn = 64, kDividedOut = 128;
 constexpr int kPlaces = 2;
 
 /// One column-parallel layer on 2 x 2 ranks.
-SessionSpec DividedSpec(const Recipe& recipe, WeightStorage weights, bool is_sharded) {
+SessionSpec DividedSpec(const Recipe& recipe, WeightStorage weights, CopyDivision division) {
   SessionSpec spec = ShardedSpec(recipe, weights);
   spec.layers.resize(1);
   spec.layers[0].name = "fc";
@@ -104,8 +92,7 @@ SessionSpec DividedSpec(const Recipe& recipe, WeightStorage weights, bool is_sha
   spec.parallel.emplace();
   spec.parallel->tensor_parallel = kPlaces;
   spec.parallel->data_parallel = 2;
-  spec.parallel->fully_sharded = is_sharded;
-  return spec;
+  return DividedOverCopies(std::move(spec), division);
 }
 
 absl::StatusOr<Tensor> MakeDividedWeight(ScenarioContext& context) {
@@ -115,10 +102,9 @@ absl::StatusOr<Tensor> MakeDividedWeight(ScenarioContext& context) {
 
 absl::Status CheckGradientGroups(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Tensor weight, MakeDividedWeight(context));
-  for (const bool is_sharded : {false, true}) {
-    context.SetStep(is_sharded ? 1 : 0);
-    const SessionSpec spec =
-        DividedSpec(context.recipe(), WeightStorage::kHighPrecision, is_sharded);
+  for (const CopyDivision division : kCopyDivisions) {
+    context.SetStep(static_cast<int64_t>(division));
+    const SessionSpec spec = DividedSpec(context.recipe(), WeightStorage::kHighPrecision, division);
     ComparedRanks<PlacesByHand> training(context, {128, kDividedIn, kDividedOut},
                                          PlacesByHand(context.reference(), spec, weight, 2));
     QG_RETURN_IF_ERROR(training.session().Open(spec, {{"fc.weight", weight}}));
@@ -133,17 +119,16 @@ absl::Status CheckGradientGroups(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-// Rows of the part of a weight have to be of a group with all of them.
 absl::Status CheckHeldWeightAmaxes(ScenarioContext& context) {
   QG_ASSIGN_OR_RETURN(const Tensor weight, MakeDividedWeight(context));
-  for (const bool is_sharded : {false, true}) {
-    context.SetStep(is_sharded ? 1 : 0);
-    SessionSpec spec = DividedSpec(context.recipe(), WeightStorage::kQuantized, is_sharded);
+  for (const CopyDivision division : kCopyDivisions) {
+    context.SetStep(static_cast<int64_t>(division));
+    SessionSpec spec = DividedSpec(context.recipe(), WeightStorage::kQuantized, division);
     using Kind = AmaxGroup::Kind;
-    spec.parallel->amax_groups = {
-        {TensorRole::kInput, {Kind::kData}},
-        {TensorRole::kWeight, {is_sharded ? Kind::kWorld : Kind::kTensor}},
-        {TensorRole::kGradOutput, {Kind::kData}}};
+    const bool is_whole = division == CopyDivision::kNone;
+    spec.parallel->amax_groups = {{TensorRole::kInput, {Kind::kData}},
+                                  {TensorRole::kWeight, {is_whole ? Kind::kTensor : Kind::kWorld}},
+                                  {TensorRole::kGradOutput, {Kind::kData}}};
     ComparedRanks<PlacesByHand> training(context, {128, kDividedIn, kDividedOut},
                                          PlacesByHand(context.reference(), spec, weight, 2));
     training.by_hand().ShareAmaxes();
@@ -193,8 +178,9 @@ ScenarioGroup RankSessionScenarios() {
       {.name = "gradients-summed-once-over-copies",
        .invariant = "An update takes the sum of what the copies' backwards have added up, over the "
                     "copies alone and once, where the layer is divided too.",
-       .criterion = "y, dx and dw of a column-parallel layer on 2 x 2 ranks bit-equal to its parts "
-                    "by hand on two copies; rows of each weight and all of it.",
+       .criterion =
+           "y, dx and dw of a column-parallel layer on 2 x 2 ranks bit-equal to its parts "
+           "by hand on two copies; rows of each weight, elements of its masters and all of it.",
        .faults = {kFaultGradientOfOtherGroup, kFaultGradientSummedTwice},
        .recipes = {"bf16", "fp8_current", "mxfp8"},
        .run = &CheckGradientGroups});
@@ -203,9 +189,11 @@ ScenarioGroup RankSessionScenarios() {
        .invariant =
            "Weights that are held quantized are quantized under the amax of the group that "
            "the session names, when it opens and after every update.",
-       .criterion = "y, dx and dw of a column-parallel layer on 2 x 2 ranks bit-equal to its parts "
-                    "by hand on two copies, each under the amaxes of the whole weight and of both "
-                    "copies' rows by plain loops; rows of each weight and all of it.",
+       .criterion =
+           "y, dx and dw of a column-parallel layer on 2 x 2 ranks bit-equal to its parts "
+           "by hand on two copies, each under the amaxes of the whole weight and of both "
+           "copies' rows by plain loops; rows of each weight, elements of its masters and all "
+           "of it.",
        .faults = {kFaultUpdateForgetsGroup, kFaultAmaxNotReduced, kFaultShardAmaxAlone},
        .recipes = {"fp8_current", "nvfp4:disable_stochastic_rounding=true"},
        .run = &CheckHeldWeightAmaxes});

@@ -84,6 +84,13 @@ absl::Status RankSession::Optimize() {
   return absl::OkStatus();
 }
 
+SessionSpec DividedOverCopies(SessionSpec spec, CopyDivision division) {
+  if (!spec.parallel.has_value()) return spec;
+  spec.parallel->fully_sharded = division == CopyDivision::kRows;
+  spec.parallel->distributed_optimizer = division == CopyDivision::kElements;
+  return spec;
+}
+
 std::vector<WeightStorage> StoragesByHand(const Recipe& recipe) {
   const bool has_codes = recipe.QuantizerFor(TensorRole::kWeight).rowwise.is_quantized();
   if (recipe.is_delayed() || !has_codes) return {WeightStorage::kHighPrecision};

@@ -99,6 +99,31 @@ class ComparedRanks {
   ByHand by_hand_;
 };
 
+/// What copies have of weights, masters and moments (docs/distributed.md sections 9.1 and 9.3).
+enum class CopyDivision {
+  kNone,      ///< All of it.
+  kRows,      ///< Rows of all three.
+  kElements,  ///< Runs of elements of masters and moments.
+};
+inline constexpr CopyDivision kCopyDivisions[] = {CopyDivision::kNone, CopyDivision::kRows,
+                                                  CopyDivision::kElements};
+/// A session of several copies so; of one rank as it is.
+SessionSpec DividedOverCopies(SessionSpec spec, CopyDivision division);
+
+/// A microbatch waits for its backward while an update changes the weights that its forward read.
+template <typename ByHand>
+absl::Status TrainOverAnUpdate(ComparedRanks<ByHand>& training) {
+  QG_RETURN_IF_ERROR(training.Forward("a", 1));
+  QG_RETURN_IF_ERROR(training.Forward("e", 2, /*train=*/false));
+  QG_RETURN_IF_ERROR(training.Forward("b", 3));
+  QG_RETURN_IF_ERROR(training.Backward("a", 4));
+  QG_RETURN_IF_ERROR(training.Optimize());
+  QG_RETURN_IF_ERROR(training.Backward("b", 5));
+  QG_RETURN_IF_ERROR(training.TrainStep(6));
+  QG_RETURN_IF_ERROR(training.Optimize());
+  return training.TrainStep(7);
+}
+
 /// docs/distributed.md section 9: every copy by hand on its rows of the batch. Gradients, and under
 /// delayed scaling amaxes, are those of all copies, summed in their order in fp32.
 class CopiesByHand {

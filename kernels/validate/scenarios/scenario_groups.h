@@ -31,6 +31,7 @@ ScenarioGroup LayerScenarios();           ///< Gradients, experts, norms, engine
 ScenarioGroup SessionScenarios();         ///< What training keeps between steps.
 ScenarioGroup RankSessionScenarios();     ///< Training on ranks that have rows of each weight.
 ScenarioGroup ExpertSessionScenarios();   ///< Training on ranks that have experts of their own.
+ScenarioGroup ExpertShardScenarios();     ///< Training on ranks that have pieces of experts.
 ScenarioGroup GatherScenarios();          ///< Quantized tensors divided and put together.
 ScenarioGroup ParallelScenarios();        ///< Layers divided over ranks.
 ScenarioGroup ParallelStepScenarios();    ///< Their groups, scales and codes from step to step.
