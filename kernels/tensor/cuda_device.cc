@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/cuda_status.h"
+#include "kernels/tensor/staging_memory.h"
 #include "kernels/tensor/tensor_kernels_cuda.h"
 
 namespace quantgate {
@@ -227,9 +228,7 @@ absl::Status CudaDevice::Initialize(int ordinal, bool is_urgent) {
       cudaMemPoolSetAttribute(pool_->memory, cudaMemPoolAttrReleaseThreshold, &keep_all));
   QG_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&results_stream_, cudaStreamNonBlocking));
   for (Staging* staging : {&staging_[0], &staging_[1], &results_}) {
-    void* data = nullptr;
-    QG_CUDA_RETURN_IF_ERROR(cudaMallocHost(&data, kStagingBytes));
-    staging->data = static_cast<std::byte*>(data);
+    QG_ASSIGN_OR_RETURN(staging->data, TakeStagingMemory());
     QG_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&staging->done, cudaEventDisableTiming));
   }
   return absl::OkStatus();
@@ -240,10 +239,13 @@ CudaDevice::~CudaDevice() {
   const ScopedDevice current(facts_.ordinal);
   (void)QG_CUDA_STATUS(current.status());
   if (pool_->stream != nullptr) (void)QG_CUDA_STATUS(cudaStreamSynchronize(pool_->stream));
-  if (results_stream_ != nullptr) (void)QG_CUDA_STATUS(cudaStreamDestroy(results_stream_));
+  if (results_stream_ != nullptr) {
+    (void)QG_CUDA_STATUS(cudaStreamSynchronize(results_stream_));
+    (void)QG_CUDA_STATUS(cudaStreamDestroy(results_stream_));
+  }
   for (const Staging& staging : {staging_[0], staging_[1], results_}) {
     if (staging.done != nullptr) (void)QG_CUDA_STATUS(cudaEventDestroy(staging.done));
-    if (staging.data != nullptr) (void)QG_CUDA_STATUS(cudaFreeHost(staging.data));
+    ReturnStagingMemory(staging.data);
   }
 }
 

@@ -148,7 +148,6 @@ class CudaDevice {
   /// Of the pool, tried again after everything that was freed is back. RESOURCE_EXHAUSTED.
   absl::StatusOr<void*> TakeMemory(size_t size);
 
-  static constexpr size_t kStagingBytes = size_t{8} << 20;
   /// Of AllocateZeroedBytes: pieces up to this are parts of a block, which is filled once.
   static constexpr size_t kZeroedPieceBytesMax = 1024;
   static constexpr size_t kZeroedBlockBytes = size_t{32} << 10;

@@ -6,12 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <vector>
 
 #include "kernels/tensor/column_sums.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/tensor/fingerprint.h"
+#include "kernels/tensor/staging_memory.h"
 #include "kernels/tensor/tensor_kernels_cuda.h"
 #include "kernels/tensor/tensor_numbers.h"
 #include "tests/tensor/cuda_test_device.h"
@@ -279,6 +281,26 @@ TEST(TensorCuda, TensorsOfMoreThanFourGigabytes) {
                     ValueOrAbort(CastTensorCuda(TestDevice(), on_device, DType::kF8E5M2)));
   ExpectFingerprint(ValueOrAbort(Transpose2d(x, {})),
                     ValueOrAbort(Transpose2dCuda(TestDevice(), on_device)));
+}
+
+/// Devices in turn, and two at a time: what one leaves in the staging memory nobody else reads.
+TEST(CudaDevice, StagesItsOwnBytesInMemoryThatOthersHad) {
+  const int64_t count = static_cast<int64_t>(kStagingBytes) / 4 * 5 / 2;  // Two pieces and a half.
+  std::unique_ptr<CudaDevice> other;
+  for (int round = 0; round < 4; ++round) {
+    std::unique_ptr<CudaDevice> device = ValueOrAbort(CudaDevice::Open(0));
+    ASSERT_TRUE(device->MakeCurrent().ok());
+    Tensor tensor = ValueOrAbort(Tensor::Allocate(DType::kI32, {count}));
+    std::iota(tensor.as<int32_t>(), tensor.as<int32_t>() + count, 1000 * round);
+    const Tensor on_device = ValueOrAbort(device->ToDevice(tensor));
+    int32_t last = 0;
+    const CudaDevice::Result result = {on_device.data() + 4 * (count - 1), &last, sizeof(last)};
+    device->MarkResults();
+    ASSERT_TRUE(device->ReadResults({&result, 1}).ok());
+    EXPECT_EQ(last, tensor.as<int32_t>()[count - 1]);
+    EXPECT_TRUE(SameTensor(ValueOrAbort(device->ToHost(on_device)), tensor)) << round;
+    if (round % 2 == 0) other = std::move(device);
+  }
 }
 
 }  // namespace
