@@ -94,6 +94,16 @@ TEST_F(RunEventsTest, AreToldBeforeTheRunIsStored) {
   EXPECT_EQ(Stored(2), "early");
 }
 
+TEST_F(RunEventsTest, AreStoredWhileTheRunGoesOn) {
+  Create();
+  ASSERT_TRUE(Publish("early").ok());
+  absl::Notification is_idle;
+  // Behind the event, and then behind what waits for idleness since then.
+  storing_.Run([&] { storing_.RunWhenIdle([&] { is_idle.Notify(); }); });
+  is_idle.WaitForNotification();
+  EXPECT_EQ(Stored(2), "early");
+}
+
 TEST_F(RunEventsTest, ThatCannotBeKeptCancelTheRun) {
   Create();
   std::filesystem::remove_all(database_path_ + "-files");
