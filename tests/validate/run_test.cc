@@ -1,76 +1,16 @@
-// A plan from end to end: what is reported, in what order, and how it stops.
-#include "kernels/validate/run.h"
-
+// What is reported of a plan from end to end.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/engine/deferred_reports.h"
-#include "kernels/engine/forwarding_engine.h"
-#include "tests/engine/tensor_values.h"
+#include "tests/validate/run_watched.h"
 
 namespace quantgate {
 namespace {
-
-constexpr char kHighPrecision[] = "fp8_current:backward_override=high_precision";
-constexpr char kDequantized[] = "fp8_current:backward_override=dequantized";
-
-LayerRunRequest RequestOf(const std::vector<std::string>& recipes,
-                          const std::string& arithmetic = "sm90") {
-  LayerRunRequest request;
-  request.step.x = Generated(Distribution::kNormal, 1, DType::kBF16, {2, 16, 96});
-  request.step.parameters["weight"] = Generated(Distribution::kNormal, 2, DType::kBF16, {48, 96});
-  request.step.parameters["bias"] = Generated(Distribution::kNormal, 3, DType::kBF16, {48});
-  request.step.grad_output = Generated(Distribution::kNormal, 4, DType::kBF16, {2, 16, 48});
-  for (const std::string& recipe : recipes) {
-    request.variants.push_back({*Recipe::Parse(recipe), *Arithmetic::Parse(arithmetic)});
-  }
-  return request;
-}
-
-struct Watched {
-  std::vector<RunProgress> progress;
-  std::vector<int> variants;
-  std::vector<size_t> comparisons;  ///< Of each variant when it was handed out.
-};
-
-absl::StatusOr<RunReport> RunWatched(const LayerRunRequest& request, Engine& engine,
-                                     const Cancellation* cancellation, Watched& watched,
-                                     const std::function<void(int)>& on_step = nullptr) {
-  const absl::StatusOr<Plan> plan = Plan::Create(request);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  const auto on_progress = [&](const RunProgress& progress) {
-    watched.progress.push_back(progress);
-    if (on_step) on_step(progress.step);
-  };
-  const auto on_variant = [&](int index, const VariantReport& report) {
-    watched.variants.push_back(index);
-    watched.comparisons.push_back(report.against_reference.size());
-  };
-  return RunPlan(*plan, engine, cancellation, {on_progress, on_variant});
-}
-
-RunReport RunOk(const LayerRunRequest& request, const CpuEngineOptions& options = {}) {
-  const auto engine = MakeCpuEngine(options);
-  Watched watched;
-  auto report = RunWatched(request, *engine, nullptr, watched);
-  EXPECT_TRUE(report.ok()) << report.status();
-  return report.ok() ? *std::move(report) : RunReport{};
-}
-
-const OutputReport& OutputOf(const VariantReport& variant, const std::string& name) {
-  for (const OutputReport& output : variant.outputs) {
-    if (output.tensor == name) return output;
-  }
-  ADD_FAILURE() << "no " << name;
-  return variant.outputs.front();
-}
 
 TEST(RunPlan, DescribesEachVariant) {
   LayerRunRequest request = RequestOf({"fp8_current:power_2_scales=true"}, "sm90:split");
@@ -326,30 +266,6 @@ TEST(RunPlan, OutputsOfDifferentDTypesAreNotCompared) {
   }
 }
 
-TEST(RunPlan, SharesExactResultsBetweenVariants) {
-  class ExactCounter : public ForwardingEngine {
-   public:
-    using ForwardingEngine::ForwardingEngine;
-    absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancel) override {
-      ++(desc.arithmetic.family == ArithmeticFamily::kExact ? exact : model);
-      return ForwardingEngine::Gemm(desc, cancel);
-    }
-    int exact = 0;
-    int model = 0;
-  };
-  const auto cpu = MakeCpuEngine({});
-  ExactCounter engine(*cpu);
-  Watched watched;
-  const auto report = RunWatched(RequestOf({"bf16", "fp8_current", kHighPrecision, kDequantized}),
-                                 engine, nullptr, watched);
-  ASSERT_TRUE(report.ok());
-  EXPECT_EQ(engine.model, 4 * 3);
-  // The bf16 layer's three GEMMs and db, in f32 for the unquantized reference and again in bf16,
-  // which high_precision shares; to both at once the FP8 layer's three GEMMs, whose fprop all
-  // overrides share, and dgrad and wgrad of the dequantized operands.
-  EXPECT_EQ(engine.exact, 2 * 4 + 3 + 2);
-}
-
 TEST(RunPlan, EveryGemmLiesWithinItsBound) {
   LayerRunRequest request = RequestOf({"bf16", "fp8_current", kHighPrecision, kDequantized});
   request.requirement = Requirement::kBound;
@@ -371,185 +287,6 @@ TEST(RunPlan, AMismatchIsAResult) {
                              y.mismatch_count, " of 1536 elements, first at (")),
             0u)
       << report.verdict.finding;
-}
-
-TEST(RunPlan, ProgressCountsEveryStepOnce) {
-  for (int variants : {1, 3}) {
-    LayerRunRequest request = RequestOf({"bf16", "fp8_current", kDequantized});
-    while (static_cast<int>(request.variants.size()) > variants) request.variants.pop_back();
-    const auto engine = MakeCpuEngine({});
-    Watched watched;
-    ASSERT_TRUE(RunWatched(request, *engine, nullptr, watched).ok());
-    const int count = Plan::Create(request)->StepCount();
-    ASSERT_EQ(watched.progress.size(), static_cast<size_t>(count) + 1);
-    for (int i = 0; i <= count; ++i) {
-      EXPECT_EQ(watched.progress[i].step, i);
-      EXPECT_EQ(watched.progress[i].step_count, count);
-    }
-    EXPECT_EQ(watched.progress[0].what, "unquantized: y");
-    EXPECT_EQ(watched.progress[4].what, "bf16 / none / sm90: fingerprint saved operands");
-    EXPECT_EQ(watched.progress[5].what, "bf16 / none / sm90: fprop");
-    EXPECT_EQ(watched.progress[count].what, "done");
-  }
-}
-
-TEST(RunPlan, StopsAtTheNextOperationWhenCancelled) {
-  const LayerRunRequest request = RequestOf({"bf16", "fp8_current"});
-  const auto engine = MakeCpuEngine({});
-  const int count = Plan::Create(request)->StepCount();
-  for (int stop = 0; stop < count; ++stop) {
-    Cancellation cancellation;
-    Watched watched;
-    const auto report = RunWatched(request, *engine, &cancellation, watched, [&](int step) {
-      if (step == stop) cancellation.Cancel();
-    });
-    EXPECT_EQ(report.status().code(), absl::StatusCode::kCancelled) << stop;
-    EXPECT_EQ(watched.progress.size(), static_cast<size_t>(stop) + 1);
-  }
-}
-
-TEST(RunPlan, StopsAtItsDeadline) {
-  const auto engine = MakeCpuEngine({});
-  const Cancellation late(absl::InfinitePast());
-  Watched watched;
-  EXPECT_EQ(RunWatched(RequestOf({"bf16"}), *engine, &late, watched).status().code(),
-            absl::StatusCode::kDeadlineExceeded);
-  EXPECT_TRUE(watched.progress.empty());
-}
-
-TEST(RunPlan, AnEnginesRefusalIsNotTheCallersFault) {
-  class FailingEngine : public ForwardingEngine {
-   public:
-    FailingEngine(Engine& engine, absl::Status status)
-        : ForwardingEngine(engine), status_(std::move(status)) {}
-    absl::StatusOr<Tensor> ColumnSums(const Tensor&, DType, const Cancellation*) override {
-      return status_;
-    }
-
-   private:
-    const absl::Status status_;
-  };
-  const auto cpu = MakeCpuEngine({});
-  const auto status_for = [&](const absl::Status& status) {
-    FailingEngine engine(*cpu, status);
-    Watched watched;
-    return RunWatched(RequestOf({"bf16"}), engine, nullptr, watched).status();
-  };
-  EXPECT_EQ(status_for(absl::ResourceExhaustedError("no memory")),
-            absl::ResourceExhaustedError("no memory"));
-  const absl::Status internal = status_for(absl::InvalidArgumentError("bad dtype"));
-  EXPECT_EQ(internal.code(), absl::StatusCode::kInternal);
-  EXPECT_NE(std::string(internal.message()).find("bad dtype"), std::string::npos);
-}
-
-/// An engine that defers reports, and notes what is begun and what is asked for.
-class DeferringEngine : public ForwardingEngine, public DeferredReports {
- public:
-  using ForwardingEngine::ForwardingEngine;
-  std::vector<std::string> steps;
-
-  absl::StatusOr<Deferred<ParityReport>> StartCompareBits(
-      const Tensor& subject, const Tensor& reference, const Cancellation* cancellation) override {
-    return Noted(forwarded().CompareBits(subject, reference, cancellation));
-  }
-  absl::StatusOr<Deferred<ErrorReport>> StartMeasureError(
-      const Tensor& subject, const Tensor& reference, const Cancellation* cancellation) override {
-    return Noted(forwarded().MeasureError(subject, reference, cancellation));
-  }
-  absl::StatusOr<Deferred<BoundCheck>> StartCheckBound(const GemmDesc& desc, const Tensor& subject,
-                                                       const Tensor& exact,
-                                                       const Cancellation* cancellation) override {
-    return Noted(forwarded().CheckBound(desc, subject, exact, cancellation));
-  }
-  absl::StatusOr<StartedGemm> StartGemm(const GemmDesc& desc,
-                                        const Cancellation* cancellation) override {
-    absl::StatusOr<GemmResult> result = forwarded().Gemm(desc, cancellation);
-    if (!result.ok()) return result.status();
-    auto note = Noted(absl::StatusOr<std::string>(std::exchange(result->note, "")));
-    return StartedGemm{*std::move(result), *std::move(note)};
-  }
-
- private:
-  template <typename Report>
-  absl::StatusOr<Deferred<Report>> Noted(absl::StatusOr<Report> report) {
-    if (!report.ok()) return report.status();
-    steps.push_back("begin");
-    return Deferred<Report>([this, report = *std::move(report)]() mutable {
-      steps.push_back("read");
-      return absl::StatusOr<Report>(std::move(report));
-    });
-  }
-};
-
-TEST(RunPlan, BeginsEveryReportBeforeItAsksForOne) {
-  const LayerRunRequest request = RequestOf({"fp8_current"});
-  const auto cpu = MakeCpuEngine({});
-  DeferringEngine engine(*cpu);
-  Watched watched;
-  const auto run = RunWatched(request, engine, nullptr, watched);
-  ASSERT_TRUE(run.ok()) << run.status();
-  const auto first_read = std::find(engine.steps.begin(), engine.steps.end(), "read");
-  EXPECT_EQ(std::find(first_read, engine.steps.end(), "begin"), engine.steps.end());
-  // Of y, dx, dw and db: a parity, a note and two errors each, of db, whose operands are the
-  // originals, one; and bounds of those from GEMMs.
-  EXPECT_EQ(engine.steps.end() - first_read, 4 * 4 - 1 + 3);
-  // The reports are those of an engine that gives them at once.
-  const RunReport at_once = RunOk(request);
-  for (const char* name : {"y", "dx", "dw", "db"}) {
-    const OutputReport& deferred = OutputOf(run->variants[0], name);
-    const OutputReport& expected = OutputOf(at_once.variants[0], name);
-    EXPECT_EQ(deferred.fingerprint, expected.fingerprint);
-    EXPECT_EQ(deferred.exact_note, expected.exact_note);
-    EXPECT_EQ(deferred.against_exact.parity.mismatch_count,
-              expected.against_exact.parity.mismatch_count);
-    EXPECT_EQ(deferred.against_exact.error.relative_frobenius,
-              expected.against_exact.error.relative_frobenius);
-    EXPECT_EQ(deferred.against_unquantized.relative_frobenius,
-              expected.against_unquantized.relative_frobenius);
-    ASSERT_EQ(deferred.bound.has_value(), expected.bound.has_value());
-    if (expected.bound.has_value()) {
-      EXPECT_EQ(deferred.bound->worst_ratio, expected.bound->worst_ratio);
-    }
-  }
-}
-
-TEST(RunPlan, TellsWhatIsMeasuredBeforeItAsksForBounds) {
-  const auto cpu = MakeCpuEngine({});
-  DeferringEngine engine(*cpu);
-  const auto plan = Plan::Create(RequestOf({"fp8_current"}));
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  size_t stages_measured = 0, stages = 0;
-  const auto on_progress = [](const RunProgress&) {};
-  const auto on_output = [&](int, const OutputReport& output) {
-    EXPECT_FALSE(output.bound.has_value());
-    engine.steps.push_back(output.tensor);
-  };
-  const auto on_measured = [&](int, const VariantReport& variant) {
-    engine.steps.push_back("measured");
-    stages_measured = variant.stages.size();
-  };
-  const auto on_variant = [&](int, const VariantReport& variant) {
-    engine.steps.push_back("variant");
-    stages = variant.stages.size();
-    for (const char* name : {"y", "dx", "dw"}) {
-      EXPECT_TRUE(OutputOf(variant, name).bound.has_value()) << name;
-    }
-  };
-  ASSERT_TRUE(
-      RunPlan(*plan, engine, nullptr, {on_progress, on_variant, on_output, on_measured}).ok());
-  std::vector<std::string> expected;
-  // A parity, two errors and a note; db's operands are the originals.
-  for (const auto& [name, reads] :
-       {std::pair{"y", 4}, std::pair{"dx", 4}, std::pair{"dw", 4}, std::pair{"db", 3}}) {
-    expected.insert(expected.end(), reads, "read");
-    expected.push_back(name);
-  }
-  expected.push_back("measured");
-  expected.insert(expected.end(), 3, "read");  // Bounds of all but db.
-  expected.push_back("variant");
-  std::erase(engine.steps, "begin");
-  EXPECT_EQ(engine.steps, expected);
-  EXPECT_EQ(stages, stages_measured + 1);
 }
 
 TEST(RunPlan, NoRowsAreAValidRun) {
