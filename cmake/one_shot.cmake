@@ -17,28 +17,37 @@ if(QUANTGATE_ONE_SHOT AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   endif()
 endif()
 
-# The target whose precompiled headers this folder's libraries take; empty for none.
-set(QUANTGATE_SHARED_HEADERS "")
-if(QUANTGATE_ONE_SHOT)
-  set(QUANTGATE_SHARED_HEADERS quantgate_common_headers)
+# quantgate_engine_headers(NAME OPTIONS...): the engine's common headers, compiled with these options beside the usual.
+function(quantgate_engine_headers name)
   file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/no_source.cc CONTENT "")
-  add_library(quantgate_common_headers OBJECT ${CMAKE_BINARY_DIR}/no_source.cc)
-  target_compile_options(quantgate_common_headers PRIVATE ${QUANTGATE_COMPILE_OPTIONS})
-  target_link_libraries(quantgate_common_headers
+  add_library(${name} OBJECT ${CMAKE_BINARY_DIR}/no_source.cc)
+  target_compile_options(${name} PRIVATE ${QUANTGATE_COMPILE_OPTIONS} ${ARGN})
+  target_link_libraries(${name}
     PRIVATE absl::status absl::statusor absl::strings absl::time absl::function_ref)
-  target_precompile_headers(quantgate_common_headers PRIVATE
+  target_precompile_headers(${name} PRIVATE
     <algorithm> <array> <bit> <cmath> <cstdint> <cstring> <functional> <limits> <map> <memory> <mutex> <optional> <set>
     <span> <string> <string_view> <utility> <variant> <vector>
     <absl/functional/function_ref.h> <absl/status/status.h> <absl/status/statusor.h> <absl/strings/str_cat.h>
     <absl/strings/str_format.h> <absl/strings/str_join.h> <absl/time/time.h>
     [["kernels/base/execution.h"]] [["kernels/tensor/tensor.h"]])
+endfunction()
+
+# The target whose precompiled headers this folder's libraries take; empty for none. Those are good for one set of options:
+# GCC takes them under another level of optimisation too, but then compiles less well, so there are some of -O3.
+set(QUANTGATE_SHARED_HEADERS "")
+if(QUANTGATE_ONE_SHOT)
+  set(QUANTGATE_SHARED_HEADERS quantgate_common_headers)
+  quantgate_engine_headers(quantgate_common_headers)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # Others name and take the compiled file otherwise.
+    quantgate_engine_headers(quantgate_loop_headers ${QUANTGATE_LOOP_OPTIONS})
+  endif()
 endif()
 
 cmake_host_system_information(RESULT QUANTGATE_CORES QUERY NUMBER_OF_LOGICAL_CORES)
 
 # quantgate_one_shot(NAME): for a library. A unit for each core, since every unit reads the headers anew; at least 12
 # sources in one, and at most 32, which take 1.4 GB of memory to compile. CMake compiles sources with options of their
-# own alone; they take no precompiled headers either, which are good for one set of options only.
+# own alone; they take precompiled headers where there are some of these options.
 function(quantgate_one_shot name)
   if(NOT QUANTGATE_ONE_SHOT)
     return()
@@ -56,10 +65,15 @@ function(quantgate_one_shot name)
     return()
   endif()
   target_precompile_headers(${name} REUSE_FROM ${QUANTGATE_SHARED_HEADERS})
+  set(headers ${CMAKE_BINARY_DIR}/CMakeFiles/quantgate_loop_headers.dir/cmake_pch.hxx)
   foreach(source IN LISTS sources)
     get_source_file_property(options ${source} COMPILE_OPTIONS)
     if(options)
       set_source_files_properties(${source} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+    endif()
+    if(TARGET quantgate_loop_headers AND options STREQUAL QUANTGATE_LOOP_OPTIONS)
+      set_source_files_properties(${source} PROPERTIES
+        COMPILE_OPTIONS "${options};-Winvalid-pch;-include;${headers}" OBJECT_DEPENDS ${headers}.gch)
     endif()
   endforeach()
 endfunction()
