@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/comm_faults.h"
+#include "kernels/engine/zeros.h"
 
 namespace quantgate {
 namespace {
@@ -129,10 +130,7 @@ Usages ShardUsages(const Quantizer& quantizer, Usages wanted) {
 }
 
 absl::StatusOr<Tensor> NoAmaxes(Engine& engine, int64_t count, const Cancellation* cancellation) {
-  const std::vector<float> zeros(static_cast<size_t>(count));
-  QG_ASSIGN_OR_RETURN(const Tensor host,
-                      Tensor::FromBytes(DType::kF32, {count}, std::as_bytes(std::span(zeros))));
-  return engine.ToDevice(host, cancellation);
+  return Zeros(engine, {count}, cancellation);
 }
 
 absl::Status ReduceAmaxes(const GatherContext& context, const Tensor& shard,

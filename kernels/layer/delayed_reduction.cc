@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/comm/quantized_gather.h"
 #include "kernels/comm/world.h"
+#include "kernels/engine/zeros.h"
 #include "kernels/layer/expert_run.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/layer/layer_values.h"
@@ -62,10 +62,13 @@ absl::Status Reduce(StepRecorder& recorder, ProcessGroup& group,
                     const std::vector<DelayedScalingState*>& states) {
   Engine& engine = recorder.engine();
   std::vector<Tensor> amaxes;
+  Tensor none;  // Of states that this rank has not.
   for (const DelayedScalingState* state : states) {
     if (state == nullptr) {
-      QG_ASSIGN_OR_RETURN(const Tensor none, NoAmaxes(engine, 1, recorder.cancellation()));
-      QG_ASSIGN_OR_RETURN(amaxes.emplace_back(), none.Reinterpret(none.dtype(), {1, 1}));
+      if (!none.has_value()) {
+        QG_ASSIGN_OR_RETURN(none, Zeros(engine, {1, 1}, recorder.cancellation()));
+      }
+      amaxes.push_back(none);
       continue;
     }
     QG_ASSIGN_OR_RETURN(const Tensor history, Column(*state));

@@ -31,13 +31,19 @@ class ExpertAmaxes {
   /// names no group that it calls. The same usages of all experts.
   absl::StatusOr<QuantizeArguments> Of(StepRecorder& recorder, TensorRole role, int expert,
                                        Usages usages);
+  /// What this rank's expert of that number quantizes of the role then, which `sources` has made
+  /// once for all of them; absent where the step names no group that it calls.
+  absl::StatusOr<Tensor> SourceOf(StepRecorder& recorder, TensorRole role, int expert,
+                                  Usages usages);
 
  private:
+  absl::StatusOr<const std::vector<Tensor>*> Made(TensorRole role);
   absl::StatusOr<std::vector<QuantizeArguments>> Reduce(StepRecorder& recorder, TensorRole role,
-                                                        Usages usages) const;
+                                                        Usages usages);
 
   const StepOptions& options_;
   const Sources sources_;
+  std::map<TensorRole, std::vector<Tensor>> made_;
   std::map<TensorRole, std::vector<QuantizeArguments>> reduced_;
 };
 

@@ -140,13 +140,11 @@ absl::StatusOr<std::vector<Tensor>> ForwardSources(StepRecorder& recorder, const
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (role == TensorRole::kWeight) {
       sources.push_back(state.parameters.at(plan.programs[i].operations[0].weight).value);
-    } else if (inputs[i].dtype() == plan.activation_dtype) {
-      sources.push_back(inputs[i]);
-    } else {
-      QG_ASSIGN_OR_RETURN(
-          sources.emplace_back(),
-          recorder.engine().Cast(inputs[i], plan.activation_dtype, recorder.cancellation()));
+      continue;
     }
+    const std::string stage = absl::StrCat("cast ", plan.programs[i].values[0].name);
+    QG_ASSIGN_OR_RETURN(sources.emplace_back(),
+                        recorder.Cast(stage, inputs[i], plan.activation_dtype));
   }
   return sources;
 }

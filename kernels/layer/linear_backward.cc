@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/engine/zeros.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/linear_operands.h"
 #include "kernels/layer/linear_overlap.h"
@@ -36,13 +37,10 @@ absl::StatusOr<NamedOperand> OverrideOperand(StepRecorder& recorder, const Linea
 /// dw of no rows: zeros, or nothing added to the main gradient, whose bits stay.
 absl::StatusOr<Tensor> EmptyWgrad(StepRecorder& recorder, const LinearUnit& unit,
                                   const Tensor& accumulated, DType dtype) {
-  GeneratorSpec zeros;
-  zeros.distribution = Distribution::kAllZero;
-  zeros.dtype = dtype;
-  zeros.shape = {unit.n, unit.k};
   return recorder.Timed(unit.names.Stage(kStageWgrad), [&] {
-    return accumulated.has_value() ? absl::StatusOr<Tensor>(accumulated)
-                                   : recorder.engine().Generate(zeros, recorder.cancellation());
+    return accumulated.has_value()
+               ? absl::StatusOr<Tensor>(accumulated)
+               : Zeros(recorder.engine(), {unit.n, unit.k}, recorder.cancellation(), dtype);
   });
 }
 

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/layer/expert_amaxes.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/linear_operands.h"
 #include "kernels/layer/linear_overlap.h"
@@ -64,6 +65,15 @@ absl::Status ForwardPass::PrepareX() {
                       input_.x.Reinterpret(input_.x.dtype(), {unit_.x_rows(), unit_.k}));
   if (unit_.facts.x_is_unrounded) {
     x_.original = matrix;
+    return absl::OkStatus();
+  }
+  Tensor of_expert;
+  if (input_.expert_amaxes != nullptr) {
+    QG_ASSIGN_OR_RETURN(of_expert, input_.expert_amaxes->SourceOf(recorder_, TensorRole::kInput,
+                                                                  unit_.index, flow_.x_usages));
+  }
+  if (of_expert.has_value()) {
+    QG_ASSIGN_OR_RETURN(x_.original, of_expert.Reinterpret(of_expert.dtype(), matrix.shape()));
     return absl::OkStatus();
   }
   QG_ASSIGN_OR_RETURN(x_.original,

@@ -4,19 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/engine/zeros.h"
 #include "kernels/quantize/delayed_scaling.h"
 #include "kernels/training/flat_shards.h"
 
 namespace quantgate {
 namespace {
-
-absl::StatusOr<Tensor> FlatZeros(const GatherContext& context, int64_t count) {
-  GeneratorSpec zeros;
-  zeros.distribution = Distribution::kAllZero;
-  zeros.dtype = DType::kF32;
-  zeros.shape = {count};
-  return context.engine.Generate(zeros, context.cancellation);
-}
 
 /// This rank's elements of a whole tensor, flat.
 absl::StatusOr<Tensor> OwnOf(const GatherContext& context, const DistributedParameter& parameter,
@@ -73,8 +66,11 @@ absl::Status DistributedOptimizer::Begin(const GatherContext& context,
   QG_ASSIGN_OR_RETURN(const Tensor own, OwnOf(context, parameter, value));
   QG_ASSIGN_OR_RETURN(trained.master, context.engine.Cast(own, DType::kF32, context.cancellation));
   if (spec_.optimizer.kind == OptimizerSpec::Kind::kAdam) {
-    QG_ASSIGN_OR_RETURN(trained.exp_avg, FlatZeros(context, own.element_count()));
-    QG_ASSIGN_OR_RETURN(trained.exp_avg_sq, FlatZeros(context, own.element_count()));
+    const auto zeros = [&] {
+      return Zeros(context.engine, {own.element_count()}, context.cancellation);
+    };
+    QG_ASSIGN_OR_RETURN(trained.exp_avg, zeros());
+    QG_ASSIGN_OR_RETURN(trained.exp_avg_sq, zeros());
   }
   Parameter& whole = whole_[parameter.name];
   if (!parameter.is_quantized) {

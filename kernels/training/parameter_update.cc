@@ -4,6 +4,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/engine/zeros.h"
 #include "kernels/layer/expert_faults.h"
 #include "kernels/layer/linear_parallel.h"
 #include "kernels/training/session_faults.h"
@@ -98,15 +99,12 @@ absl::Status ParameterUpdate::Optimize(SessionLayerState& layer, const Optimizer
     trained.gradient = Tensor();
     if (!trained.has_main_gradient) continue;
     trained.has_main_gradient = false;
-    GeneratorSpec zeros;
-    zeros.distribution = Distribution::kAllZero;
-    zeros.dtype = DType::kF32;
     const auto sharded = layer.sharded.find(name);
-    zeros.shape = sharded == layer.sharded.end() ? gradient.shape() : sharded->second.weight.shape;
+    Shape whole = sharded == layer.sharded.end() ? gradient.shape() : sharded->second.weight.shape;
     if (layer.fragments.contains(name)) {
-      zeros.shape = parameter.is_quantized() ? parameter.quantized.shape : parameter.value.shape();
+      whole = parameter.is_quantized() ? parameter.quantized.shape : parameter.value.shape();
     }
-    QG_ASSIGN_OR_RETURN(layer.state.main_grads[name], engine_.Generate(zeros, cancellation_));
+    QG_ASSIGN_OR_RETURN(layer.state.main_grads[name], Zeros(engine_, whole, cancellation_));
   }
   return absl::OkStatus();
 }

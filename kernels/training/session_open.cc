@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/engine/zeros.h"
 #include "kernels/training/parallel_checks.h"
 #include "kernels/training/parallel_session.h"
 #include "kernels/training/parameter_update.h"
@@ -14,14 +15,6 @@
 
 namespace quantgate {
 namespace {
-
-absl::StatusOr<Tensor> Zeros(Engine& engine, const Shape& shape, const Cancellation* cancellation) {
-  GeneratorSpec zeros;
-  zeros.distribution = Distribution::kAllZero;
-  zeros.dtype = DType::kF32;
-  zeros.shape = shape;
-  return engine.Generate(zeros, cancellation);
-}
 
 /// "fc1.weight" of layer "fc1": "weight"; absent for another layer's.
 std::optional<std::string> NameWithin(const SessionLayer& layer, const std::string& name) {

@@ -39,13 +39,6 @@ ForwardStep ForwardOn(uint64_t seed, const std::string& microbatch, AmaxGroups g
   return ForwardOf(UnevenBatch(seed), microbatch, std::move(groups));
 }
 
-/// Experts, a linear layer of which all ranks are copies, and experts again.
-SessionSpec MixedLayers(const std::string& recipe) {
-  SessionSpec spec = ExpertLayers(recipe);
-  spec.layers[1] = {"fc", {}};
-  return spec;
-}
-
 std::map<std::string, Tensor> Parameters(const SessionSpec& spec) {
   std::map<std::string, Tensor> parameters = ExpertParameters();
   if (spec.layers[1].name == "fc") {
@@ -99,6 +92,31 @@ TEST(ExpertAmaxes, OfAllRowsHaveTheBitsOfOneRank) {
         SCOPED_TRACE(group);
         compare(division, OfBatches(group), true);
       }
+    }
+  }
+}
+
+// Where ranks divide the experts' weights, rows come to them as they were given: they are cast for
+// their amax and for their codes at once.
+TEST(ExpertAmaxes, RowsInAnotherDtypeAreCastOnce) {
+  const auto engine = MakeCpuEngine({.threads = 1});
+  const SessionSpec spec = FirstExperts("fp8_current:activation_dtype=bf16", ParallelMode::kColumn);
+  const Tensor x = Normal(1, {kBatch, kExpertColumns}, DType::kF32);
+  const Tensor rounded = *engine->Cast(x, DType::kBF16, nullptr);
+  for (const char* group : {"default", "data"}) {
+    SCOPED_TRACE(group);
+    const SessionSpec on_ranks = OnRanks(
+        spec, Ranks(2, 2), WithGroupsOfCall(AmaxGroupsOf({{TensorRole::kInput, group}}), {}));
+    const auto session = OpenRanks(*engine, on_ranks, FirstExpertParameters());
+    const auto expected = OpenRanks(*engine, on_ranks, FirstExpertParameters());
+    ASSERT_TRUE(session != nullptr && expected != nullptr);
+    const auto y = session->Forward(ForwardOf(x, "0", {}), nullptr);
+    EXPECT_TRUE(SameBits(OutputOf(y, "y"),
+                         OutputOf(expected->Forward(ForwardOf(rounded, "0", {}), nullptr), "y")));
+    std::vector<std::string> stages;
+    for (const TimedStage& stage : y->ranks[1].records.stages) stages.push_back(stage.stage);
+    for (const char* stage : {"fc1.cast x.0", "fc1.cast x.2", "fc1.cast x.3"}) {
+      EXPECT_EQ(std::count(stages.begin(), stages.end(), stage), 1) << stage;
     }
   }
 }

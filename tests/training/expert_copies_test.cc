@@ -36,14 +36,6 @@ TEST(ExpertCopies, HaveEvenPartsOfEveryExpertsRowsAndTheirRanksEvenPartsOfThose)
   EXPECT_THAT(PlacesOf(tokens), ElementsAre(0, 1, 3, 5, 7, 2, 4, 6));
 }
 
-/// Experts, a linear layer of which all ranks are copies, and experts again.
-SessionSpec MixedLayers(const std::string& recipe) {
-  SessionSpec spec = ExpertLayers(recipe);
-  spec.layers[1] = {"fc", {}};
-  spec.main_grads = true;  // In fp32, which no sum of these tests leaves.
-  return spec;
-}
-
 std::map<std::string, Tensor> ExactParameters() {
   constexpr uint16_t kHalf = 0x3f00;
   std::map<std::string, Tensor> parameters = ExactExperts();
@@ -64,7 +56,8 @@ class ExpertCopies : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(ExpertCopies, HaveTheBitsOfOneRankWhereSumsAreExact) {
-  const SessionSpec spec = MixedLayers(GetParam());
+  SessionSpec spec = MixedLayers(GetParam());
+  spec.main_grads = true;  // In fp32, which no sum of these tests leaves.
   for (const ParallelSpec& parallel :
        {Experts(1, 2), Experts(2, 2), Experts(4, 2), Experts(2, 4)}) {
     SCOPED_TRACE(parallel.Label());

@@ -32,6 +32,13 @@ inline SessionSpec ExpertLayers(const std::string& recipe) {
   return spec;
 }
 
+/// Experts, a linear layer fc of which all ranks are copies, and experts again.
+inline SessionSpec MixedLayers(const std::string& recipe) {
+  SessionSpec spec = ExpertLayers(recipe);
+  spec.layers[1] = {"fc", {}};
+  return spec;
+}
+
 inline std::map<std::string, Tensor> ExpertParameters() {
   std::map<std::string, Tensor> parameters;
   for (int expert = 0; expert < 4; ++expert) {

@@ -30,12 +30,6 @@ ParallelSpec WithFragments(ParallelSpec parallel) {
   return parallel;
 }
 
-/// Experts, a linear layer of which all ranks are copies, and experts again.
-SessionSpec MixedLayers(const std::string& recipe) {
-  SessionSpec spec = ExpertLayers(recipe);
-  spec.layers[1] = {"fc", {}};
-  return spec;
-}
 std::map<std::string, Tensor> MixedParameters() {
   std::map<std::string, Tensor> parameters = ExpertParameters();
   parameters["fc.weight"] = Normal(40, {kExpertColumns, kExpertColumns});
