@@ -3,6 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <vector>
+
 #include "tests/server/run_outcome.h"
 
 namespace quantgate {
