@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -102,6 +104,28 @@ TEST_F(RunEventsTest, AreStoredWhileTheRunGoesOn) {
   storing_.Run([&] { storing_.RunWhenIdle([&] { is_idle.Notify(); }); });
   is_idle.WaitForNotification();
   EXPECT_EQ(Stored(2), "early");
+}
+
+TEST_F(RunEventsTest, ThatAreNotStoredGoWithTheEnd) {
+  Create();
+  // A thread that always has something else to do stores nothing by itself.
+  std::atomic<bool> is_over{false};
+  absl::Notification has_ended;
+  const std::function<void()> again = [&] {
+    if (is_over) return has_ended.Notify();
+    storing_.Run(again);
+  };
+  storing_.Run(again);
+  EXPECT_TRUE(Publish("late").ok());
+  events_->WhenTold([&](const absl::Status&) {
+    EXPECT_EQ(Stored(2), "none");
+    const auto last = Bytes("last");
+    EXPECT_TRUE(events_->StoreEnd(last, RunState::kSucceeded, absl::OkStatus()).ok());
+    EXPECT_EQ(Stored(2), "late");
+    events_->TellEnd(last);
+  });
+  is_over = true;
+  has_ended.WaitForNotification();
 }
 
 TEST_F(RunEventsTest, ThatCannotBeKeptCancelTheRun) {
