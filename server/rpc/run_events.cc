@@ -24,24 +24,31 @@ RunEvents::RunEvents(RunStore& store, Executor& storing, LiveRuns& live, std::st
       cancellation_(std::move(cancellation)) {}
 
 void RunEvents::Created(absl::Status status) {
+  const std::lock_guard lock(mutex_);
   created_ = std::move(status);
-  is_created_.Notify();
+  changed_.notify_all();
+}
+
+absl::Status RunEvents::AwaitCreated() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return created_.has_value(); });
+  return *created_;
 }
 
 absl::Status RunEvents::Failure() const {
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   return failure_;
 }
 
 void RunEvents::KeepFailure(const absl::Status& status) {
   if (status.ok()) return;
   cancellation_->Cancel();
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   failure_.Update(status);
 }
 
 absl::Duration RunEvents::storing_time() const {
-  const absl::MutexLock lock(&store_mutex_);
+  const std::lock_guard lock(store_mutex_);
   return storing_time_;
 }
 
@@ -51,11 +58,9 @@ absl::Status RunEvents::Publish(v1::RunEvent& event) {
   Bytes bytes = std::make_shared<const std::string>(event.SerializeAsString());
   const size_t size = bytes->size();
   {
-    const absl::MutexLock lock(&mutex_);
-    const auto has_room = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return waiting_ == 0 || waiting_bytes_ + size <= kLiveEventBytesMax;
-    };
-    mutex_.Await(absl::Condition(&has_room));
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock,
+                  [&] { return waiting_ == 0 || waiting_bytes_ + size <= kLiveEventBytesMax; });
     if (!failure_.ok()) return failure_;
     ++waiting_;
     waiting_bytes_ += size;
@@ -69,7 +74,7 @@ absl::Status RunEvents::Publish(v1::RunEvent& event) {
 void RunEvents::Take(const Bytes& event, int64_t sequence) {
   const size_t size = event->size();
   {
-    const absl::MutexLock lock(&store_mutex_);
+    const std::lock_guard lock(store_mutex_);
     // What is not stored is among the latest live ones.
     if (unstored_bytes_ + size > kLiveEventBytesMax) StoreAll();
     live_.Published(run_id_, sequence, event);
@@ -84,9 +89,10 @@ void RunEvents::Take(const Bytes& event, int64_t sequence) {
       StoreLater();
     }
   }
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   --waiting_;
   waiting_bytes_ -= size;
+  changed_.notify_all();
 }
 
 void RunEvents::StoreLater() {
@@ -97,7 +103,7 @@ void RunEvents::StoreLater() {
   // A transaction takes longer than what is in it, and a short run's last events come close behind
   // each other.
   storing_.RunWhenIdle([self = shared_from_this()] {
-    const absl::MutexLock lock(&self->store_mutex_);
+    const std::lock_guard lock(self->store_mutex_);
     self->stores_later_ = false;
     self->StoreAll();
   });
@@ -105,9 +111,8 @@ void RunEvents::StoreLater() {
 
 void RunEvents::StoreAll() {
   if (unstored_.empty()) return;
-  AwaitCreated();
+  absl::Status stored = AwaitCreated();
   const absl::Time start = absl::Now();
-  absl::Status stored = created_;
   if (stored.ok()) {
     stored = store_.AppendEvents(run_id_, unstored_last_, unstored_);
   }
@@ -120,23 +125,25 @@ void RunEvents::StoreAll() {
 void RunEvents::WhenTold(absl::FunctionRef<void(const absl::Status& kept)> body) {
   bool are_told;
   {
-    const absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     are_told = waiting_ == 0;
   }
   // To wake another thread takes a while.
   if (are_told) return body(Failure());
-  absl::Notification done;
+  bool is_done = false;
   storing_.Run([&] {
     body(Failure());
-    done.Notify();
+    const std::lock_guard lock(mutex_);
+    is_done = true;
+    changed_.notify_all();
   });
-  done.WaitForNotification();
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return is_done; });
 }
 
 absl::Status RunEvents::StoreEnd(Bytes event, RunState state, const absl::Status& status) {
-  const absl::MutexLock lock(&store_mutex_);
-  AwaitCreated();
-  QG_RETURN_IF_ERROR(created_);
+  const std::lock_guard lock(store_mutex_);
+  QG_RETURN_IF_ERROR(AwaitCreated());
   return store_.Finish(run_id_, next_sequence(), std::move(event), state, status,
                        std::exchange(unstored_, {}));
 }

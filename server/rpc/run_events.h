@@ -3,18 +3,18 @@
 // time, so that no device waits for a disk. The caller is one thread at a time, but for Created.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "kernels/base/cancellation.h"
 #include "quantgate/v1/engine_service.pb.h"
@@ -34,7 +34,8 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
   /// That the run and its first event are stored, or why not: then nothing else of it is. By
   /// another thread, once.
   void Created(absl::Status status);
-  void AwaitCreated() { is_created_.WaitForNotification(); }
+  /// What Created was told, once it was.
+  absl::Status AwaitCreated();
 
   /// Gives the event the next sequence number. A crash of this process may take the events of the
   /// last moment, and fails the run anyway. Waits while kLiveEventBytesMax are on their way. Why an
@@ -74,10 +75,8 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
   const std::string run_id_;
   const std::shared_ptr<Cancellation> cancellation_;
   int64_t last_sequence_ = 1;
-  absl::Notification is_created_;
-  absl::Status created_;  ///< Once is_created_.
 
-  mutable absl::Mutex store_mutex_;  ///< Before mutex_.
+  mutable std::mutex store_mutex_;  ///< Before mutex_.
   /// Up to event number unstored_last_.
   std::vector<RunStore::Event> unstored_ ABSL_GUARDED_BY(store_mutex_);
   int64_t unstored_last_ ABSL_GUARDED_BY(store_mutex_) = 0;
@@ -85,7 +84,9 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
   bool stores_later_ ABSL_GUARDED_BY(store_mutex_) = false;  ///< A task of StoreLater is to come.
   absl::Duration storing_time_ ABSL_GUARDED_BY(store_mutex_);
 
-  mutable absl::Mutex mutex_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<absl::Status> created_ ABSL_GUARDED_BY(mutex_);
   size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;  ///< Events that are not taken yet.
   size_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);  ///< The first.

@@ -200,7 +200,7 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
   QG_ASSIGN_OR_RETURN(
       result_, RunPlan(plan, *device_.engine, cancellation_.get(),
                        RunObserver{on_progress, on_variant, on_output, on_measured}, &ranks_));
-  events_->AwaitCreated();
+  QG_RETURN_IF_ERROR(events_->AwaitCreated());
   report.set_reproduce(std::move(reproduce_));
   if (run_.reference.has_value()) report.set_reference(*run_.reference);
   QG_RETURN_IF_ERROR(DescribeInputs(report));

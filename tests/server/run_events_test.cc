@@ -6,6 +6,7 @@
 #include <atomic>
 #include <filesystem>
 #include <functional>
+#include <latch>
 #include <optional>
 #include <string>
 
@@ -52,6 +53,7 @@ class RunEventsTest : public testing::Test {
   RunStore store_{*database_};
   LiveRuns live_;
   const std::shared_ptr<Cancellation> cancellation_ = std::make_shared<Cancellation>();
+  std::latch reached_{1};  ///< Of what a test waits for.
   Executor storing_{1};
   const std::shared_ptr<RunEvents> events_ =
       std::make_shared<RunEvents>(store_, storing_, live_, kRun, cancellation_);
@@ -81,9 +83,8 @@ TEST_F(RunEventsTest, AreToldBeforeTheRunIsStored) {
   ASSERT_TRUE(Publish("early").ok());
   const auto live = live_.Hold(kRun);
   // Whether it is told already or yet to be: only a store that waits for the run would hang here.
-  absl::Notification told;
-  if (live_.Wait(kRun, 2, [&](LiveRuns::Position) { told.Notify(); }) != 0) {
-    told.WaitForNotification();
+  if (live_.Wait(kRun, 2, [&](LiveRuns::Position) { reached_.count_down(); }) != 0) {
+    reached_.wait();
   }
   EXPECT_EQ(WhatOf(*live_.EventOf(*live, 2)), "early");
   EXPECT_TRUE(absl::IsNotFound(store_.Get(kRun).status()));
@@ -99,10 +100,9 @@ TEST_F(RunEventsTest, AreToldBeforeTheRunIsStored) {
 TEST_F(RunEventsTest, AreStoredWhileTheRunGoesOn) {
   Create();
   ASSERT_TRUE(Publish("early").ok());
-  absl::Notification is_idle;
   // Behind the event, and then behind what waits for idleness since then.
-  storing_.Run([&] { storing_.RunWhenIdle([&] { is_idle.Notify(); }); });
-  is_idle.WaitForNotification();
+  storing_.Run([&] { storing_.RunWhenIdle([&] { reached_.count_down(); }); });
+  reached_.wait();
   EXPECT_EQ(Stored(2), "early");
 }
 
@@ -110,9 +110,8 @@ TEST_F(RunEventsTest, ThatAreNotStoredGoWithTheEnd) {
   Create();
   // A thread that always has something else to do stores nothing by itself.
   std::atomic<bool> is_over{false};
-  absl::Notification has_ended;
   const std::function<void()> again = [&] {
-    if (is_over) return has_ended.Notify();
+    if (is_over) return reached_.count_down();
     storing_.Run(again);
   };
   storing_.Run(again);
@@ -125,7 +124,7 @@ TEST_F(RunEventsTest, ThatAreNotStoredGoWithTheEnd) {
     events_->TellEnd(last);
   });
   is_over = true;
-  has_ended.WaitForNotification();
+  reached_.wait();
 }
 
 TEST_F(RunEventsTest, ThatCannotBeKeptCancelTheRun) {
