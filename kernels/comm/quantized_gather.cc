@@ -83,12 +83,12 @@ absl::StatusOr<Tensor> AtPlace(const GatherContext& context, const std::vector<T
   const int64_t behind = all - first - static_cast<int64_t>(amaxes.size());
   std::vector<Tensor> parts = amaxes;
   if (first > 0) {
-    QG_ASSIGN_OR_RETURN(const Tensor zeros, NoAmaxes(context.engine, first, context.cancellation));
+    QG_ASSIGN_OR_RETURN(const Tensor zeros, Zeros(context.engine, {first}, context.cancellation));
     parts.insert(parts.begin(), zeros);
   }
   if (behind > 0) {
     QG_ASSIGN_OR_RETURN(parts.emplace_back(),
-                        NoAmaxes(context.engine, behind, context.cancellation));
+                        Zeros(context.engine, {behind}, context.cancellation));
   }
   return context.engine.ConcatenateRows(parts, context.cancellation);
 }
@@ -127,10 +127,6 @@ GatherMethod GatherMethodOf(const Recipe& recipe, TensorRole role, std::span<con
 
 Usages ShardUsages(const Quantizer& quantizer, Usages wanted) {
   return quantizer.rowwise.format == QuantizerFormat::kFp8Tensor ? Usages{true, false} : wanted;
-}
-
-absl::StatusOr<Tensor> NoAmaxes(Engine& engine, int64_t count, const Cancellation* cancellation) {
-  return Zeros(engine, {count}, cancellation);
 }
 
 absl::Status ReduceAmaxes(const GatherContext& context, const Tensor& shard,

@@ -46,9 +46,6 @@ struct GatherContext {
 absl::Status ReduceAmaxes(const GatherContext& context, const Tensor& shard,
                           const Quantizer& quantizer, Usages usages, QuantizeArguments& arguments);
 
-/// f32 [count], zeros: of tensors that a member does not have.
-absl::StatusOr<Tensor> NoAmaxes(Engine& engine, int64_t count, const Cancellation* cancellation);
-
 /// Which of `all` tensors a member has: those from `first` on.
 struct AmaxPlaces {
   int64_t first = 0, all = 1;

@@ -3,21 +3,11 @@
 
 #include <cstdint>
 
+#include "kernels/numerics/float_class.h"
 #include "kernels/quantize/element_kind.h"
 #include "kernels/tensor/quantized_tensor.h"
 
 namespace quantgate {
-
-/// Unpack<F>(code).kind, by the order of codes alone.
-template <class F>
-constexpr FloatClass FloatClassOf(typename F::Storage code) {
-  using C = FormatConstants<F>;
-  const uint32_t magnitude = code & (C::kSignMask - 1u);
-  if (magnitude == 0) return FloatClass::kZero;
-  if (magnitude <= C::kMaxFinite) return FloatClass::kFinite;
-  return F::kSpecials == Specials::kIeee && magnitude == C::kMaxFinite + 1u ? FloatClass::kInfinite
-                                                                            : FloatClass::kNan;
-}
 
 /// `scaled` is what was cast to `code`.
 template <class F>

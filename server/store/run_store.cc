@@ -19,7 +19,7 @@ constexpr char kRunColumns[] =
     "id, run_id, request_id, state, created, finished, last_sequence, status_code, "
     "status_message, summary";
 
-/// Events from here on are in side files: to make a file takes as long as to write a few pages.
+/// Events from here on are in side files: to make a file takes longer than to write a few pages.
 constexpr size_t kSideFileBytesMin = 64 << 10;
 /// The same where the run's file is open already.
 constexpr size_t kOpenSideFileBytesMin = 4 << 10;

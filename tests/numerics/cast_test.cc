@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
+
+#include "kernels/numerics/float_class.h"
 
 namespace quantgate {
 namespace {
@@ -103,7 +106,9 @@ void ExpectRoundTrip() {
   for (uint32_t code = 0; code < (1u << C::kBits); ++code) {
     const auto stored = static_cast<typename F::Storage>(code);
     const float value = DecodeFloat<F>(stored);
-    const bool is_nan = Unpack<F>(stored).kind == FloatClass::kNan;
+    const FloatClass kind = Unpack<F>(stored).kind;
+    EXPECT_EQ(FloatClassOf<F>(stored), kind) << "code " << code;
+    const bool is_nan = kind == FloatClass::kNan;
     EXPECT_EQ(EncodeFloat<F>(value, kEven, kUsual), is_nan ? F::kCanonicalNan : stored)
         << "code " << code;
   }
@@ -117,6 +122,19 @@ TEST(DecodeFloat, EveryCodeComesBack) {
   ExpectRoundTrip<E2M1>();
   ExpectRoundTrip<BFloat16>();
   ExpectRoundTrip<Float16>();
+}
+
+TEST(FloatClassOf, Binary32) {
+  const auto class_of = [](float x) { return FloatClassOf<Float32>(std::bit_cast<uint32_t>(x)); };
+  for (const float zero : {0.0f, -0.0f}) EXPECT_EQ(class_of(zero), FloatClass::kZero);
+  for (const float finite : {0x1p-149f, -0x1p-149f, 1.0f, std::numeric_limits<float>::max(),
+                             std::numeric_limits<float>::lowest()}) {
+    EXPECT_EQ(class_of(finite), FloatClass::kFinite) << finite;
+  }
+  for (const float infinite : {kInf, -kInf}) EXPECT_EQ(class_of(infinite), FloatClass::kInfinite);
+  for (const uint32_t nan : {0x7F800001u, 0x7FFFFFFFu, 0xFF800001u, 0xFFFFFFFFu}) {
+    EXPECT_EQ(FloatClassOf<Float32>(nan), FloatClass::kNan) << nan;
+  }
 }
 
 TEST(DecodeFloat, KnownValues) {

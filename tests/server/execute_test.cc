@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -285,15 +287,16 @@ TEST(RunTest, RunsSurviveARestart) {
   {
     grpc::ClientContext context;
     const auto reader = server.engine().Execute(&context, EndlessRequest());
-    v1::RunEvent event;
-    do {
-      ASSERT_TRUE(reader->Read(&event));
-    } while (!event.has_progress());
-    interrupted = event.run_id();
+    interrupted = ReadUntilProgress(*reader).run_id();
     server.Stop();
     (void)Drain(*reader);
   }
+  // What a run leaves whose end no transaction kept.
+  const auto stray = std::filesystem::path(server.data_dir()) / "data/quantgate.db-files/run-gone";
+  std::ofstream(stray) << "events";
+  ASSERT_TRUE(std::filesystem::exists(stray));
   server.Restart();
+  EXPECT_FALSE(std::filesystem::exists(stray));
   EXPECT_EQ(GetRun(server, finished.events[0].run_id()).state(), v1::RUN_STATE_SUCCEEDED);
   const RunOutcome again = Wait(server, finished.events[0].run_id(), 0);
   EXPECT_EQ(again.events.size(), finished.events.size());

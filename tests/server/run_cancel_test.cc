@@ -19,10 +19,7 @@ TEST(RunTest, CancelTakesEffectAndIsNoErrorLater) {
   TestServer server;
   grpc::ClientContext context;
   const auto reader = server.engine().Execute(&context, EndlessRequest());
-  v1::RunEvent event;
-  do {
-    ASSERT_TRUE(reader->Read(&event));
-  } while (!event.has_progress());
+  v1::RunEvent event = ReadUntilProgress(*reader);
   v1::CancelRunRequest cancel;
   cancel.set_run_id(event.run_id());
   v1::Run run;
@@ -45,10 +42,7 @@ TEST(RunTest, CancelReachesARunThatWaits) {
   TestServer server;
   grpc::ClientContext first_context, second_context;
   const auto first = server.engine().Execute(&first_context, EndlessRequest());
-  v1::RunEvent event;
-  do {
-    ASSERT_TRUE(first->Read(&event));
-  } while (!event.has_progress());
+  v1::RunEvent event = ReadUntilProgress(*first);
   const std::string first_id = event.run_id();
   const auto second = server.engine().Execute(&second_context, SmallRequest());
   ASSERT_TRUE(second->Read(&event));
@@ -118,10 +112,7 @@ TEST(RunTest, FullQueueIsResourceExhaustedAndSaysWhenToRetry) {
   v1::ExecuteRequest endless = EndlessRequest();
   endless.set_cancel_on_disconnect(true);
   const auto running = server.engine().Execute(&running_context, endless);
-  v1::RunEvent event;
-  do {
-    ASSERT_TRUE(running->Read(&event));
-  } while (!event.has_progress());
+  v1::RunEvent event = ReadUntilProgress(*running);
   const auto waiting = server.engine().Execute(&waiting_context, endless);
   ASSERT_TRUE(waiting->Read(&event));
   const RunOutcome refused = Execute(server, SmallRequest());

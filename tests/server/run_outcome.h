@@ -24,6 +24,17 @@ struct RunOutcome {
   }
 };
 
+/// The first event that says how far a run is; asserts that there is one.
+template <typename Reader>
+v1::RunEvent ReadUntilProgress(Reader& reader) {
+  v1::RunEvent event;
+  while (reader.Read(&event)) {
+    if (event.has_progress()) return event;
+  }
+  ADD_FAILURE() << "the stream ended before any progress";
+  return {};
+}
+
 template <typename Reader>
 RunOutcome Drain(Reader& reader) {
   RunOutcome outcome;
