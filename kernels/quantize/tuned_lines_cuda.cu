@@ -1,9 +1,11 @@
 // fp8_block with a scale for 128 elements of a line, from bf16 at the speed of memory: one read of
 // the source, both copies. A block of threads has a tile of 128 x 128: a warp brings 16 rows of it
 // to shared memory and takes them, then 16 of its columns. A tile's scales lie in as many lines as
-// it has, 4 bytes in each, where a sector of memory is 32: tiles come eight below each other before
-// they go right, and the L2 keeps scales until the tiles around have filled their sectors. Tiles at
-// the edges, and those with an infinity or a NaN, are left to the definition (tile_parts_cuda.h).
+// it has, 4 bytes in each, where a sector of memory is 32: tiles come four below each other before
+// they go right, and the L2 keeps scales until the tiles around have filled their sectors. A part
+// of a sector that the L2 does not hold yet takes it longer than one that it holds, so it brings
+// lines of scales from memory well before their turn. Tiles at the edges, and those with an
+// infinity or a NaN, are left to the definition (tile_parts_cuda.h).
 #include "kernels/quantize/code_tally_cuda.h"
 #include "kernels/quantize/packed_casts_cuda.h"
 #include "kernels/quantize/tile_bands_cuda.h"
@@ -20,9 +22,9 @@ constexpr int kAcross = kSide / kPatch;  // Patches in a row of the tile.
 constexpr int kWarpRows = kSide / kWarps;
 constexpr uint32_t kDoubledInfinityBf16 = 0xFF00;
 constexpr int kBlocksPerMultiprocessor = 4;  // As many as registers allow without spills.
-/// Eight tiles below each other come together: their column scales fill sectors, and their row
-/// scales do with the tiles to the right, which come soon after.
-using TileOrder = TileBands<kSide, 8>;
+/// Four tiles below each other come together: their column scales fill sectors with those of the
+/// next four, and their row scales with the tiles to the right, which come soon after.
+using TileOrder = TileBands<kSide, 4>;
 using TilePlace = TileOrder::Place;
 
 struct Shared {
@@ -58,6 +60,30 @@ __device__ void StoreScaleInverse(float* to, float scale) {
       :
       : "l"(to), "f"(ScaleInverse(scale))
       : "memory");
+}
+
+/// Has the L2 bring a line of scales and keep it as StoreScaleInverse asks. What it brings does not
+/// matter: all of it is written.
+__device__ void BringLine(const float* scales) {
+  asm volatile("prefetch.global.L2::evict_last [%0];" ::"l"(scales));
+}
+
+/// Behind the tile at `place`: brings the lines of scales of tiles further down, those that begin
+/// with the tile kTilesBelow it. Where a row of tiles has a line or more of scales, that is at
+/// least as far ahead as the tiles that are taken at a time; narrower ones would be late, and gain
+/// nothing.
+__device__ void BringScales(const TileQuantization& job, const TileOrder& order, TilePlace place) {
+  constexpr uint32_t kTilesBelow = 16, kLineScales = 32;
+  const uint32_t down = place.down + kTilesBelow, line = threadIdx.x;
+  if (order.across < kLineScales || down >= order.whole_down || line >= kSide) return;
+  if (job.row_scales != nullptr && place.right % kLineScales == 0) {
+    BringLine(static_cast<const float*>(job.row_scales) +
+              (int64_t{down} * kSide + line) * order.across + place.right);
+  }
+  if (job.column_scales != nullptr && down % kLineScales == 0 && place.right < order.whole_across) {
+    BringLine(static_cast<const float*>(job.column_scales) + (place.column() + line) * order.down +
+              down);
+  }
 }
 
 /// A whole tile. With kHasRows there are codes by rows, and codes are counted there.
@@ -272,6 +298,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
         .Quantize(counts);
   }
   counts.AddTo(job.counts, shared.counts);
+  BringScales(job, order, place);
 }
 
 template <class Element>

@@ -74,6 +74,13 @@ TEST(QuantizeLinesCuda, OneCopy) {
   ExpectSame(28 * 128 + 48, kColumns, {false, true});
 }
 
+/// Scales of 32 tiles side by side or below each other are a line of the L2: one such line across
+/// and two down, whole and begun.
+TEST(QuantizeLinesCuda, LinesOfScales) {
+  ExpectSame(64 * 128, 32 * 128, {true, true});
+  ExpectSame(33 * 128 + 16, 33 * 128 + 8, {true, true});
+}
+
 /// Few tiles across, so that a band has few, and less than a band down or many.
 TEST(QuantizeLinesCuda, Narrow) {
   for (const int64_t columns : {128, 256, 264, 384, 512}) {
