@@ -30,7 +30,9 @@
 //    scales are rounded to fp32 first: u (|a s| + 2^-126) each, for which w has 2^-126 added to its
 //    factors (AbsoluteGemm).
 //
-// The epilogue then rounds r times by u (error_bound_element.h).
+// The epilogue then rounds r times by u (error_bound_element.h). All this holds while no number
+// leaves fp32: A, what scales make of it on the way, and the sums of the epilogue tell where one
+// may (MayOverflow there).
 #include "kernels/gemm/error_bound.h"
 
 #include <algorithm>

@@ -31,8 +31,9 @@ struct BoundCheck {
 
 /// Checks subject [m][n] (f32, bf16, f16 or FP8) element by element against `exact` (f32 [m][n],
 /// the exact value before d_scale rounded once, whose own half ulp is added to the bound). A NaN
-/// passes only where exact is NaN. An infinity passes where exact is the same one, or where finite
-/// operands come within the bound of overflow.
+/// passes where exact is NaN. An infinity passes where exact is the same one, or where finite
+/// operands come within the bound of overflow. Both, and what an FP8 output saturates to, pass
+/// where the magnitudes of finite operands let an intermediate overflow: no bound holds there.
 absl::StatusOr<BoundCheck> CheckBound(const GemmDesc& desc, const Tensor& subject,
                                       const Tensor& exact, const ExecutionContext& context);
 

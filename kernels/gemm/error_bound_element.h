@@ -99,37 +99,44 @@ struct ElementBound {
   bool has_bias = false;
   bool rounds_before_c = false;  ///< In place with beta = 1: rounded to the output type first.
 
-  /// |subject - exact| over the largest that it may be; infinite for a difference of class.
+  /// |subject - exact| over the largest that it may be; infinite for a difference of class, unless
+  /// an intermediate may overflow.
   QG_HOST_DEVICE double Ratio(const ElementTerms& terms, double subject, double exact) const;
 
  private:
   QG_HOST_DEVICE double ExactCoefficient(const ElementTerms& terms) const {
     return static_cast<double>(alpha) * terms.a_scale * terms.b_scale / divisor;
   }
+  QG_HOST_DEVICE double Coefficient(const ElementTerms& terms) const;
   QG_HOST_DEVICE double CoefficientError(const ElementTerms& terms) const;
+  QG_HOST_DEVICE double BeforeAddends(const ElementTerms& terms) const;
+  QG_HOST_DEVICE double LargestSum(const ElementTerms& terms, double error) const;
   QG_HOST_DEVICE double BeforeOutput(const ElementTerms& terms) const;
+  QG_HOST_DEVICE bool MayOverflow(const ElementTerms& terms) const;
 };
+
+// As the epilogue computes it in fp32: it may underflow or overflow where the exact one does not.
+QG_HOST_DEVICE inline double ElementBound::Coefficient(const ElementTerms& terms) const {
+  if (is_nv16) {
+    double coefficient = nv16_coefficient;
+    if (is_row_scaled) coefficient *= terms.a_scale * terms.b_scale;
+    return coefficient;
+  }
+  const float scaled_alpha = alpha * terms.b_scale;
+  return scaled_alpha * terms.a_scale;
+}
 
 // Relative error of the coefficient as the epilogue computes it: at most four roundings (nvfp4 has
 // the most), or what it really is where it underflows.
 QG_HOST_DEVICE inline double ElementBound::CoefficientError(const ElementTerms& terms) const {
   const double exact = ExactCoefficient(terms);
   if (exact == 0) return 0;
-  double coefficient;
-  if (is_nv16) {
-    coefficient = nv16_coefficient;
-    if (is_row_scaled) coefficient *= terms.a_scale * terms.b_scale;
-  } else {
-    const float scaled_alpha = alpha * terms.b_scale;
-    coefficient = scaled_alpha * terms.a_scale;
-  }
-  const double found = Magnitude(coefficient / exact - 1) * kInflation;
+  const double found = Magnitude(Coefficient(terms) / exact - 1) * kInflation;
   return Gamma(4) < found ? found : Gamma(4);
 }
 
-// Before the rounding to the output type: accumulation, scales, then beta * c or the bias.
-QG_HOST_DEVICE inline double ElementBound::BeforeOutput(const ElementTerms& terms) const {
-  if (is_exact) return IsFinite(terms.absolute) ? 0 : terms.absolute;
+// Of the scaled accumulator: accumulation and scales.
+QG_HOST_DEVICE inline double ElementBound::BeforeAddends(const ElementTerms& terms) const {
   const double scale = Magnitude(ExactCoefficient(terms));
   double error = factor * terms.absolute + absolute * scale;
   // Outer scales multiply the value one after the other (and alpha last), the amaxes of a
@@ -142,9 +149,22 @@ QG_HOST_DEVICE inline double ElementBound::BeforeOutput(const ElementTerms& term
     error +=
         kUnderflow * Magnitude(static_cast<double>(terms.a_scale) * terms.b_scale) * (1 + 0x1p-20);
   }
-  // Every intermediate sum is below `magnitude`, which has room for a few roundings.
+  return error;
+}
+
+// Every sum of the epilogue is below it; it has room for a few roundings.
+QG_HOST_DEVICE inline double ElementBound::LargestSum(const ElementTerms& terms,
+                                                      double error) const {
   const double c = beta != 0 ? Magnitude(static_cast<double>(beta) * terms.c) : 0;
-  const double magnitude = (terms.absolute + error + c + Magnitude(terms.bias)) * (1 + 0x1p-20);
+  return (terms.absolute + error + c + Magnitude(terms.bias)) * (1 + 0x1p-20);
+}
+
+// Before the rounding to the output type: accumulation, scales, then beta * c or the bias.
+QG_HOST_DEVICE inline double ElementBound::BeforeOutput(const ElementTerms& terms) const {
+  if (is_exact) return IsFinite(terms.absolute) ? 0 : terms.absolute;
+  double error = BeforeAddends(terms);
+  const double c = beta != 0 ? Magnitude(static_cast<double>(beta) * terms.c) : 0;
+  const double magnitude = LargestSum(terms, error);
   if (beta != 0) error += kU * (c + magnitude) + 2 * kUnderflow;
   if (has_bias) error += kU * magnitude;
   if (rounds_before_c) error += output.HalfUlp(magnitude) * (1 + kU);
@@ -155,13 +175,33 @@ QG_HOST_DEVICE inline double ElementBound::BeforeOutput(const ElementTerms& term
   return error * kInflation;
 }
 
+// Whether a number on the way may overflow although all that was given is finite. An infinity stays
+// in all that follows, or becomes a NaN, whatever the exact result is.
+QG_HOST_DEVICE inline bool ElementBound::MayOverflow(const ElementTerms& terms) const {
+  if (is_exact || !IsFinite(LargestSum(terms, 0))) return false;
+  constexpr double kOverflow = FactsOf<Float32>().Overflow();
+  if (!is_outer && !IsFinite(Coefficient(terms))) return true;
+  const double scale = Magnitude(ExactCoefficient(terms));
+  if (scale > 0) {
+    const double accumulator = (terms.absolute / scale * (1 + factor) + absolute) * (1 + 0x1p-20);
+    const double once_scaled = is_outer ? accumulator * Magnitude(terms.b_scale) : 0;
+    const double twice_scaled = once_scaled * Magnitude(terms.a_scale);
+    if (!(accumulator < kOverflow && once_scaled < kOverflow && twice_scaled < kOverflow)) {
+      return true;
+    }
+  }
+  const double largest = LargestSum(terms, BeforeAddends(terms));
+  return !(largest < (rounds_before_c ? output.Overflow() : kOverflow));
+}
+
 QG_HOST_DEVICE inline double ElementBound::Ratio(const ElementTerms& terms, double subject,
                                                  double exact) const {
   // 1. NaN and infinities of the same kind. FP8 outputs have no infinities of their own.
   double expected = exact * d_scale;
-  if (IsNan(subject) || IsNan(expected)) {
-    return IsNan(subject) && IsNan(expected) ? 0 : kInfinity;
-  }
+  if (IsNan(expected)) return IsNan(subject) ? 0 : kInfinity;
+  const bool may_be_infinity = output.saturates && Magnitude(subject) == output.largest_finite;
+  if ((!IsFinite(subject) || may_be_infinity) && MayOverflow(terms)) return 0;
+  if (IsNan(subject)) return kInfinity;
   if (output.saturates) {
     if (expected > output.largest_finite) expected = output.largest_finite;
     if (expected < -output.largest_finite) expected = -output.largest_finite;

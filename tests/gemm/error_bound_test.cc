@@ -8,6 +8,8 @@
 #include <string>
 
 #include "kernels/gemm/exact.h"
+#include "kernels/gemm/exact_operand.h"
+#include "kernels/tensor/convert.h"
 #include "tests/gemm/exact_vectors.h"
 #include "tests/gemm/operand_codes.h"
 
@@ -65,18 +67,10 @@ std::vector<Operands> EveryArithmetic() {
           {DType::kF32, DType::kF32, {"sm90", "fp32"}}};
 }
 
-// Patterns whose sums leave fp32 on the way may end in an infinity where the exact sum is finite;
-// no bound holds there.
-bool MayOverflow(DType dtype, CodePattern pattern) {
-  return (dtype == DType::kF32 || dtype == DType::kBF16) && pattern != CodePattern::kNear &&
-         pattern != CodePattern::kSmall;
-}
-
 TEST(CheckBoundTest, ModelsStayWithinTheirBounds) {
   for (const Operands& operands : EveryArithmetic()) {
     for (const std::string& arithmetic : operands.arithmetics) {
       for (const CodePattern pattern : kPatterns) {
-        if (MayOverflow(operands.a, pattern)) continue;
         for (const DType out : {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3}) {
           GemmDesc desc = MakeDesc(operands.a, operands.b, 40, 48, 500, pattern, arithmetic);
           desc.out_dtype = out;
@@ -256,6 +250,90 @@ TEST(CheckBoundTest, ClassesMustAgree) {
     const BoundCheck check = CheckBound(*each.desc, subject, exact, ExecutionContext()).value();
     EXPECT_EQ(check.pass, each.pass) << each.subject << " against " << each.exact;
   }
+}
+
+// One output of fp32 numbers, which the operands' format holds: a is [1][k], b all 1.
+GemmDesc MakeDot(DType dtype, int64_t k, const std::vector<std::pair<int64_t, float>>& a,
+                 const std::string& arithmetic) {
+  GemmDesc desc;
+  std::vector<float> values(k);
+  for (const auto& [i, value] : a) values[i] = value;
+  desc.a.data = CastTensor(TensorOfFloats({1, k}, values), dtype, ExecutionContext()).value();
+  desc.b.data =
+      CastTensor(TensorOfFloats({1, k}, std::vector<float>(k, 1)), dtype, ExecutionContext())
+          .value();
+  desc.arithmetic = Arithmetic::Parse(arithmetic).value();
+  return desc;
+}
+
+// What the arithmetics make of these by hand (docs/tensor-cores.md sections 1 and 3): an infinity
+// or a NaN, where the exact result is finite. Nothing finite may hide behind that.
+TEST(CheckBoundTest, OverflowOnTheWayHasNoBound) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr float kHuge = 0x1p127f;
+  struct Case {
+    std::string name;
+    GemmDesc desc;
+    float model, exact;  ///< Of NaN any; `exact` before d_scale.
+  };
+  std::vector<Case> cases;
+  const std::vector<std::pair<int64_t, float>> up_and_down = {
+      {0, kHuge}, {1, kHuge}, {64, -kHuge}, {65, -0x1p126f}};
+  cases.push_back({"the second step finds an infinity",
+                   MakeDot(DType::kBF16, 80, up_and_down, "sm90"), kInf, 0x1p126f});
+  cases.push_back({"so does the second addition", MakeDot(DType::kF32, 80, up_and_down, "fp32"),
+                   kInf, 0x1p126f});
+  cases.push_back({"both slices overflow",
+                   MakeDot(DType::kBF16, 128, {{0, kHuge}, {1, kHuge}, {64, -kHuge}, {65, -kHuge}},
+                           "sm90:splitk=2"),
+                   std::nanf(""), 0});
+  Case saturated = cases[0];
+  saturated.name = "FP8 output saturates";
+  saturated.desc.out_dtype = DType::kF8E4M3;
+  saturated.desc.d_scale = Tensor::FromScalar(0x1p-120f).value();
+  saturated.model = 448;
+  cases.push_back(saturated);
+  Case scaled = {"coefficient of a zero", MakeDot(DType::kF8E4M3, 32, {}, "sm90:fast"),
+                 std::nanf(""), 0};
+  scaled.desc.a.scaling = scaled.desc.b.scaling = ScaleMode::kTensor;
+  scaled.desc.a.scale_inv = scaled.desc.b.scale_inv = Tensor::FromScalar(0x1p64f).value();
+  cases.push_back(scaled);
+  Case outer = {"the first of two scales", MakeDot(DType::kF8E4M3, 32, {{3, 256}}, "sm90:fast"),
+                kInf, 0x1p28f};
+  outer.desc.a.scaling = outer.desc.b.scaling = ScaleMode::kOuter;
+  outer.desc.a.scale_inv = Tensor::FromScalar(0x1p-100f).value();
+  outer.desc.b.scale_inv = Tensor::FromScalar(0x1p120f).value();
+  cases.push_back(outer);
+  Case in_place = {"rounded to fp16 before c is added",
+                   MakeDot(DType::kF16, 16, {{0, 0x1p15f}, {1, 0x1p15f}}, "sm90"), kInf, 64512};
+  in_place.desc.out_dtype = DType::kF16;
+  in_place.desc.c = TensorOfCodes<uint64_t>(DType::kF16, {1, 1}, {0xE400});  // -1024
+  in_place.desc.beta = 1;
+  in_place.desc.in_place = true;
+  cases.push_back(in_place);
+
+  for (const Case& each : cases) {
+    SCOPED_TRACE(each.name);
+    const Tensor exact = TensorOfFloats({1, 1}, {each.exact});
+    const Tensor model = GemmCpu(each.desc, ExecutionContext()).value().d;
+    const float found = DecodeToFloats(model)[0];
+    EXPECT_TRUE(found == each.model || (std::isnan(found) && std::isnan(each.model))) << found;
+    EXPECT_TRUE(CheckBound(each.desc, model, exact, ExecutionContext())->pass);
+    // The exact result is within the bound too; twice and half of it, or 2^119 for 0, are not.
+    const bool is_fp8 = each.desc.out_dtype == DType::kF8E4M3;
+    for (const float factor : {1.0f, 2.0f, 0.5f}) {
+      const float value = each.exact == 0 ? (factor - 1) * 0x1p120f : each.exact * factor;
+      Tensor subject = TensorOfFloats({1, 1}, {is_fp8 ? value * 0x1p-120f : value});
+      if (is_fp8) subject = CastTensor(subject, DType::kF8E4M3, ExecutionContext()).value();
+      EXPECT_EQ(CheckBound(each.desc, subject, exact, ExecutionContext())->pass, factor == 1)
+          << value;
+    }
+  }
+
+  // As far below overflow as the bound is wide, an infinity has no excuse.
+  const GemmDesc near = MakeDot(DType::kBF16, 80, {{0, 0x1p126f}, {64, 0x1.fp126f}}, "sm90");
+  const Tensor infinity = TensorOfFloats({1, 1}, {kInf});
+  EXPECT_FALSE(CheckBound(near, infinity, ExactOf(near), ExecutionContext())->pass);
 }
 
 /// Rounded up, by a little: at least `real` and at most 2^-39 of it more.
