@@ -22,7 +22,7 @@ std::string ArithmeticText(const OutputSource& source) {
   if (!source.operations.empty()) return "fp32 operations";
   if (source.quantized.has_value()) return "none: quantized";
   std::set<std::string> arithmetics;
-  for (const GemmRecord* part : source.parts) arithmetics.insert(part->result.arithmetic);
+  for (const OutputSource& part : source.parts) arithmetics.insert(ArithmeticText(part));
   return arithmetics.empty() ? "none: a sum over no rows" : absl::StrJoin(arithmetics, " and ");
 }
 
@@ -127,15 +127,19 @@ absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOfOperations(
 }
 
 absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOfParts(
-    const std::vector<const GemmRecord*>& parts) {
+    const std::vector<OutputSource>& parts, const NamedTensor& output) {
   Truth truth;
   std::vector<Tensor> own, f32;
-  for (const GemmRecord* part : parts) {
-    QG_ASSIGN_OR_RETURN(const ExactValues::Value value, exact_.OfGemm(part->desc));
-    absl::StrAppend(&truth.identity, " ", AddressOf(value));
-    QG_ASSIGN_OR_RETURN(own.emplace_back(), engine_.ToHost(value.own, cancellation_));
-    QG_ASSIGN_OR_RETURN(f32.emplace_back(), engine_.ToHost(value.f32, cancellation_));
-    truth.value.note = value.note;
+  for (const OutputSource& source : parts) {
+    QG_ASSIGN_OR_RETURN(Truth part, TruthOf(source, output));
+    if (!source.operations.empty()) {
+      QG_ASSIGN_OR_RETURN(part.identity, IdentityOf(source.operations));
+    }
+    absl::StrAppend(&truth.identity, " ", part.identity);
+    QG_ASSIGN_OR_RETURN(own.emplace_back(), engine_.ToHost(part.value.own, cancellation_));
+    QG_ASSIGN_OR_RETURN(f32.emplace_back(), engine_.ToHost(part.value.f32, cancellation_));
+    truth.value.note = part.value.note;
+    truth.parts.push_back(std::move(part));
   }
   ExecutionContext context;
   context.cancellation = cancellation_;
@@ -148,7 +152,7 @@ absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOf(const OutputSource
                                                               const NamedTensor& output) {
   const DType dtype = output.tensor.dtype();
   if (!source.operations.empty()) return TruthOfOperations(source.operations, dtype);
-  if (!source.parts.empty()) return TruthOfParts(source.parts);
+  if (!source.parts.empty()) return TruthOfParts(source.parts, output);
   Truth truth;
   if (source.gemm != nullptr) {
     QG_ASSIGN_OR_RETURN(truth.value, exact_.OfGemm(source.gemm->desc));
@@ -238,19 +242,23 @@ absl::StatusOr<OutputReporter::StartedBound> OutputReporter::StartBound(const Ou
     started.parts.push_back(Ready(std::move(whole)));
     return started;
   }
-  std::vector<const GemmRecord*> gemms = source.parts;
-  if (source.gemm != nullptr) gemms = {source.gemm};
   int64_t row = 0;
-  for (const GemmRecord* gemm : gemms) {
-    const int64_t rows = gemm->result.d.rows();
-    if (gemm->desc.arithmetic.family != ArithmeticFamily::kExact) {
-      QG_ASSIGN_OR_RETURN(const Tensor subject, RowSlice(value, row, rows));
-      QG_ASSIGN_OR_RETURN(const Tensor exact, RowSlice(truth.value.f32, row, rows));
-      QG_ASSIGN_OR_RETURN(started.parts.emplace_back(),
-                          StartCheckBound(engine_, gemm->desc, subject, exact, cancellation_));
-    }
+  for (size_t i = 0; i < source.parts.size(); ++i) {
+    const int64_t rows = truth.parts[i].value.f32.rows();
+    QG_ASSIGN_OR_RETURN(const Tensor subject, RowSlice(value, row, rows));
+    QG_ASSIGN_OR_RETURN(StartedBound part, StartBound(source.parts[i], truth.parts[i], subject));
+    for (Deferred<BoundCheck>& check : part.parts) started.parts.push_back(std::move(check));
     row += rows;
   }
+  if (source.gemm == nullptr || source.gemm->desc.arithmetic.family == ArithmeticFamily::kExact) {
+    return started;
+  }
+  // As the GEMM has it: of rank 2.
+  const int64_t rows = source.gemm->result.d.rows();
+  QG_ASSIGN_OR_RETURN(const Tensor subject, RowSlice(value, 0, rows));
+  QG_ASSIGN_OR_RETURN(const Tensor exact, RowSlice(truth.value.f32, 0, rows));
+  QG_ASSIGN_OR_RETURN(started.parts.emplace_back(),
+                      StartCheckBound(engine_, source.gemm->desc, subject, exact, cancellation_));
   return started;
 }
 

@@ -97,11 +97,13 @@ class OutputReporter {
     ExactValues::Value value;
     std::string identity;  ///< Equal identities: equal truths.
     std::optional<OperationReference> operation;
+    std::vector<Truth> parts;  ///< Of OutputSource::parts.
   };
 
   absl::StatusOr<Truth> TruthOf(const OutputSource& source, const NamedTensor& output);
   absl::StatusOr<Truth> TruthOfOperations(const std::vector<OperationCall>& calls, DType dtype);
-  absl::StatusOr<Truth> TruthOfParts(const std::vector<const GemmRecord*>& parts);
+  absl::StatusOr<Truth> TruthOfParts(const std::vector<OutputSource>& parts,
+                                     const NamedTensor& output);
   /// The same for equal inputs of the operations that make one output.
   absl::StatusOr<std::string> IdentityOf(const std::vector<OperationCall>& calls);
   absl::StatusOr<Measurement> StartMeasurement(const NamedTensor& output,

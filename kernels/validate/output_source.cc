@@ -31,7 +31,7 @@ class SourceFinder {
   using Source = std::optional<OutputSource>;
 
   /// Parts of an output of all experts.
-  std::vector<const GemmRecord*> PartsOf(const std::string& output) const;
+  absl::StatusOr<std::vector<OutputSource>> PartsOf(const std::string& output) const;
   absl::StatusOr<Source> OfValue(const ProgramPlan& program, const std::string& output) const;
   absl::StatusOr<Source> OfGradient(const ProgramPlan& program, const std::string& output) const;
   absl::StatusOr<Source> OfParameter(const ProgramPlan& program, const std::string& output) const;
@@ -65,11 +65,17 @@ absl::StatusOr<Tensor> SourceFinder::TensorOf(const std::string& name) const {
   return absl::InternalError(absl::StrCat("the layer does not say what ", name, " is"));
 }
 
-std::vector<const GemmRecord*> SourceFinder::PartsOf(const std::string& output) const {
-  std::vector<const GemmRecord*> parts;
+absl::StatusOr<std::vector<OutputSource>> SourceFinder::PartsOf(const std::string& output) const {
+  std::vector<OutputSource> parts;
   for (size_t i = 0; i < request_.layer.m_splits.size(); ++i) {
-    const GemmRecord* part = FindGemm(result_, absl::StrCat(output, ".", i));
-    if (part != nullptr) parts.push_back(part);
+    const std::string part = absl::StrCat(output, ".", i);
+    if (const GemmRecord* gemm = FindGemm(result_, part); gemm != nullptr) {
+      parts.emplace_back().gemm = gemm;
+      continue;
+    }
+    // An expert whose bias is an operation of its own.
+    QG_ASSIGN_OR_RETURN(Source source, OfValue(plan_.programs[i], part));
+    if (source.has_value()) parts.push_back(*std::move(source));
   }
   return parts;
 }
@@ -238,7 +244,7 @@ absl::StatusOr<OutputSource> SourceFinder::Find(const std::string& output) const
   OutputSource source;
   source.gemm = FindGemm(result_, output);
   if (source.gemm != nullptr) return source;
-  source.parts = PartsOf(output);
+  QG_ASSIGN_OR_RETURN(source.parts, PartsOf(output));
   if (!source.parts.empty()) return source;
   for (const ProgramPlan& program : plan_.programs) {
     for (const auto find :

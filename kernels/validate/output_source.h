@@ -13,10 +13,10 @@ namespace quantgate {
 /// One of these; none: a sum over no rows. Pointers are into the LayerResult.
 struct OutputSource {
   const GemmRecord* gemm = nullptr;
-  std::vector<const GemmRecord*> parts;   ///< One after the other along the rows.
   Tensor summed;                          ///< A bias's gradient: the gradient whose rows it sums.
   Tensor quantized;                       ///< What a quantize operation was given.
   std::vector<OperationCall> operations;  ///< As EvaluateOperations takes them.
+  std::vector<OutputSource> parts;        ///< Of experts, one after the other along the rows.
 };
 
 /// Of `output`, an output or intermediate of `result`, which RunLayer made of `request` under
