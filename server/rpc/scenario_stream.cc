@@ -42,7 +42,8 @@ ScenarioStream::ScenarioStream(ServiceContext& context, grpc::CallbackServerCont
 
 absl::Status ScenarioStream::Begin() {
   QG_RETURN_IF_ERROR(call_.Admit(Admission::kUnlessDraining));
-  QG_RETURN_IF_ERROR(FindScenarios(BuiltInScenarios(), NamesOf(*request_)).status());
+  QG_RETURN_IF_ERROR(
+      error::AtField(FindScenarios(BuiltInScenarios(), NamesOf(*request_)).status(), ""));
   QG_ASSIGN_OR_RETURN(const CollectiveBackend backend,
                       ParsedName(ParseCollectiveBackend, request_->parallel_backend(),
                                  "parallel_backend", CollectiveBackend::kLocal));

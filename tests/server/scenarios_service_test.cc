@@ -153,6 +153,10 @@ TEST(ScenariosServiceTest, RefusesUnknownNamesAndDevices) {
   EXPECT_EQ(unknown.status.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_THAT(unknown.status.error_message(), HasSubstr("\"no-such\"; known: "));
   EXPECT_TRUE(unknown.events.empty());
+  const v1::ErrorDetail detail = DetailOf(unknown.status);
+  EXPECT_EQ(detail.field(), "names");
+  EXPECT_EQ(detail.value(), "\"no-such\"");
+  EXPECT_THAT(detail.rule(), HasSubstr(kRoundUp));
   v1::RunScenariosRequest elsewhere = Named({kRoundUp}, false);
   elsewhere.set_device("cuda:7");
   const Outcome refused = RunOn(server, elsewhere);

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
@@ -119,8 +120,10 @@ absl::StatusOr<std::vector<const Scenario*>> FindScenarios(const ScenarioLibrary
     if (names.empty() || wanted.erase(scenario.name) > 0) found.push_back(&scenario);
   }
   if (wanted.empty()) return found;
-  return absl::NotFoundError(
-      absl::StrCat("scenario: no such name \"", *wanted.begin(), "\"; known: ", known));
+  // A client's text, of any length.
+  constexpr size_t kNameShownMax = 64;
+  const std::string shown = absl::CEscape(wanted.begin()->substr(0, kNameShownMax));
+  return absl::NotFoundError(absl::StrCat("names: \"", shown, "\"; known: ", known));
 }
 
 ScenarioResult RunScenario(Engine& engine, const Scenario& scenario, const Fault* fault,
