@@ -42,6 +42,7 @@ LayerRunRequest RequestOf(const LayerRun& run) {
   step.requires_grad = run.requires_grad.value_or(RequiresGrad{});
   step.calibrate = run.calibrate;
   step.seed = run.seed;
+  step.value_bytes_max = run.tensor_bytes_max;
   step.x = TensorLoader::Outline(run.x);
   step.grad_output = TensorLoader::Outline(run.grad_output);
   const auto outline = [](const std::map<std::string, TensorReference>& references) {

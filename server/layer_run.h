@@ -1,6 +1,7 @@
 // LayerRun: a run as a request asks for it, in domain terms, before its tensors are loaded.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -31,6 +32,7 @@ struct LayerRun {
   std::map<std::string, TensorReference> delayed_state;  ///< "input.scale", ...
   bool calibrate = false;
   uint64_t seed = 0;
+  int64_t tensor_bytes_max = std::numeric_limits<int64_t>::max();  ///< Of what it computes.
 
   /// All of them, absent ones included.
   std::vector<TensorReference*> tensors();

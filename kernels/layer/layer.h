@@ -16,6 +16,7 @@
 // Delayed scaling's states: "input", "weight", "grad_output" likewise ("fc1.input", "weight.0").
 #pragma once
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -99,6 +100,9 @@ struct LayerRequest {
   bool calibrate = false;
   /// The ranks among which the layer is divided, of which this request is one's part; null: one.
   std::shared_ptr<const ParallelStep> parallel;
+  /// Of y and of every tensor between two operations, in x's dtype: small operands may make large
+  /// ones.
+  int64_t value_bytes_max = std::numeric_limits<int64_t>::max();
 };
 
 struct LayerResult : StepRecords {

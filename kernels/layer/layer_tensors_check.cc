@@ -61,6 +61,7 @@ class TensorsCheck {
   absl::StatusOr<Shape> CheckLinear(const ProgramOperation& operation, const Shape& x) const;
   absl::Status CheckNormOperation(const ProgramOperation& operation, const Shape& x) const;
   absl::Status CheckVector(const std::string& name, int64_t count, const std::string& of) const;
+  absl::Status CheckBytes(const std::string& value, const Shape& shape) const;
   absl::Status CheckGradOutput() const;
   absl::Status CheckMainGrads() const;
 
@@ -295,13 +296,20 @@ absl::Status TensorsCheck::CheckProgram(const LayerProgram& program, Shape x) {
   for (const ProgramOperation& operation : program.operations) {
     QG_ASSIGN_OR_RETURN(Shape shape, CheckOperation(operation, values, program));
     values.push_back(std::move(shape));
-    // The largest output type; a shape whose bytes overflow is refused here, not at allocation.
-    QG_RETURN_IF_ERROR(
-        CheckedElementCount(values.back(), DType::kF32, program.values[values.size() - 1].name)
-            .status());
+    QG_RETURN_IF_ERROR(CheckBytes(program.values[values.size() - 1].name, values.back()));
   }
   y_ = values.back();
   return absl::OkStatus();
+}
+
+absl::Status TensorsCheck::CheckBytes(const std::string& value, const Shape& shape) const {
+  // The largest output type; a shape whose bytes overflow is refused here, not at allocation.
+  QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape, DType::kF32, value));
+  const DType dtype = request_.x.dtype();
+  if (count <= request_.value_bytes_max / DTypeBytes(dtype)) return absl::OkStatus();
+  return InvalidField(value,
+                      absl::StrCat(std::string(DTypeName(dtype)), "[", ShapeText(shape), "]"),
+                      absl::StrCat("a tensor has at most ", request_.value_bytes_max, " bytes"));
 }
 
 absl::Status TensorsCheck::CheckGradOutput() const {
@@ -354,6 +362,8 @@ absl::Status TensorsCheck::Run() {
     }
     QG_RETURN_IF_ERROR(CheckProgram(programs[i], std::move(x)));
   }
+  // Of all experts together; any other y has been checked.
+  QG_RETURN_IF_ERROR(CheckBytes("y", {request_.x.rows(), y_.back()}));
   QG_RETURN_IF_ERROR(CheckGradOutput());
   return CheckMainGrads();
 }

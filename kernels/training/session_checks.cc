@@ -253,6 +253,7 @@ absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const Session
     const SessionLayer& layer = spec.layers[i];
     QG_ASSIGN_OR_RETURN(LayerRequest request, RequestOf(layer, state.layers[i], parallel));
     request.x = x;
+    request.value_bytes_max = step.value_bytes_max;
     request.calibrate = step.calibrate;
     request.requires_grad = requires_grad[i];
     const bool is_grouped = layer.spec.kind == LayerKind::kGroupedLinear;

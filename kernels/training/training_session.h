@@ -8,6 +8,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -86,6 +87,7 @@ struct ForwardStep {
   bool defer_wgrad = false;  ///< Its backward leaves the weights' gradients to the wgrad step.
   /// In place of the session's (ParallelSpec::amax_groups), of this forward and its backward.
   AmaxGroups amax_groups = {};
+  int64_t value_bytes_max = std::numeric_limits<int64_t>::max();  ///< As LayerRequest's.
 };
 struct BackwardStep {
   std::string microbatch = "0";

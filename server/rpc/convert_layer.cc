@@ -330,6 +330,7 @@ absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t ten
     run.variants.push_back(std::move(variant));
   }
   run.seed = proto.seed();
+  run.tensor_bytes_max = tensor_bytes_max;
   if (proto.has_reference()) run.reference = proto.reference();
   switch (proto.requirement()) {
     case v1::REQUIREMENT_UNSPECIFIED:

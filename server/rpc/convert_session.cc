@@ -66,6 +66,7 @@ absl::Status ForwardFromProto(const v1::SessionStepRequest::Forward& proto,
   ForwardStep& forward = step.forward;
   forward.microbatch = step.microbatch = MicrobatchName(proto.microbatch());
   forward.train = !proto.evaluate();
+  forward.value_bytes_max = tensor_bytes_max;
   QG_ASSIGN_OR_RETURN(forward.is_first, MicrobatchFromName(proto.is_first()));
   forward.recompute = proto.recompute();
   forward.calibrate = proto.calibrate();

@@ -159,6 +159,14 @@ absl::StatusOr<TensorType> TensorTypeFromProto(const v1::TensorDescriptor& proto
   return type;
 }
 
+absl::Status CheckResultBytes(const TensorType& type, const std::string& field,
+                              int64_t tensor_bytes_max) {
+  const auto bytes = CheckedByteCount(type, field);
+  if (bytes.ok() && *bytes <= tensor_bytes_max) return absl::OkStatus();
+  return error::InvalidField(field, TensorTypeText(type),
+                             absl::StrCat("a tensor has at most ", tensor_bytes_max, " bytes"));
+}
+
 v1::TensorDescriptor TensorTypeToProto(const TensorType& type) {
   v1::TensorDescriptor proto;
   proto.set_dtype(std::string(DTypeName(type.dtype)));

@@ -26,6 +26,9 @@ v1::Digest DigestToProto(const Digest& digest);
 /// Its size in bytes is at most `tensor_bytes_max`.
 absl::StatusOr<TensorType> TensorTypeFromProto(const v1::TensorDescriptor& proto,
                                                const std::string& field, int64_t tensor_bytes_max);
+/// The same of what a call would compute: `field` is the name of that.
+absl::Status CheckResultBytes(const TensorType& type, const std::string& field,
+                              int64_t tensor_bytes_max);
 v1::TensorDescriptor TensorTypeToProto(const TensorType& type);
 
 absl::StatusOr<GeneratorSpec> GeneratorFromProto(const v1::GeneratorSpec& proto,

@@ -86,6 +86,8 @@ absl::StatusOr<DequantizeWork> CheckDequantize(ServiceContext& context,
                                  "dequantized, as in Transformer Engine; read rowwise"),
         "");
   }
+  QG_RETURN_IF_ERROR(CheckResultBytes({work.out_dtype, work.described.shape}, "data",
+                                      context.options.tensor_bytes_max));
   return work;
 }
 

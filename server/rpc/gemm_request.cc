@@ -175,13 +175,8 @@ absl::StatusOr<GemmWork> CheckGemmRequest(ServiceContext& context, const v1::Gem
   const bool is_hardware = desc.arithmetic.family == ArithmeticFamily::kCublasLt;
   const auto shape = is_hardware ? CheckCublasLtGemm(outline) : CheckGemm(outline);
   if (!shape.ok()) return error::AtField(shape.status(), "");
-  const TensorType out{desc.out_dtype, {shape->m, shape->n}};
-  const auto count = CheckedElementCount(out.shape, out.dtype, "d");
-  if (!count.ok() || *count > context.options.tensor_bytes_max / DTypeBytes(out.dtype)) {
-    return error::InvalidField(
-        "d", TensorTypeText(out),
-        absl::StrCat("a tensor has at most ", context.options.tensor_bytes_max, " bytes"));
-  }
+  QG_RETURN_IF_ERROR(CheckResultBytes({desc.out_dtype, {shape->m, shape->n}}, "d",
+                                      context.options.tensor_bytes_max));
   return work;
 }
 
