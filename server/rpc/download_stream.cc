@@ -52,7 +52,8 @@ absl::Status DownloadStream::Begin() {
   QG_RETURN_IF_ERROR(call_.Admit(Admission::kAlways));
   QG_ASSIGN_OR_RETURN(const Digest digest, DigestFromProto(request_->digest(), "digest"));
   QG_ASSIGN_OR_RETURN(reader_,
-                      call_.context().blobs.Read(digest, request_->offset(), request_->limit()));
+                      call_.context().blobs.Read(digest, request_->offset(), request_->limit(),
+                                                 call_.cancellation().get()));
   return absl::OkStatus();
 }
 

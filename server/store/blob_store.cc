@@ -172,7 +172,8 @@ absl::StatusOr<std::shared_ptr<Buffer>> BlobStore::Load(const Digest& digest) {
   return buffer;
 }
 
-absl::StatusOr<BlobReader> BlobStore::Read(const Digest& digest, int64_t offset, int64_t limit) {
+absl::StatusOr<BlobReader> BlobStore::Read(const Digest& digest, int64_t offset, int64_t limit,
+                                           const Cancellation* cancellation) {
   if (!Contains(digest)) return error::BlobNotFound(digest);
   if (offset < 0 || offset > digest.size) {
     return error::RangeBeyondBlob("offset", offset, digest.size);
@@ -201,7 +202,10 @@ absl::StatusOr<BlobReader> BlobStore::Read(const Digest& digest, int64_t offset,
   // A part cannot be checked against the hash of the whole, so the whole is read first.
   QG_ASSIGN_OR_RETURN(BlobReader whole, Read(digest, 0, 0));
   std::vector<std::byte> piece(static_cast<size_t>(std::min(digest.size, kChunkBytes)));
-  while (whole.remaining() > 0) QG_RETURN_IF_ERROR(whole.Next(piece).status());
+  while (whole.remaining() > 0) {
+    if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
+    QG_RETURN_IF_ERROR(whole.Next(piece).status());
+  }
   return reader;
 }
 

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "kernels/base/cancellation.h"
 #include "kernels/tensor/tensor.h"
 #include "server/digest.h"
 #include "server/store/blob_reader.h"
@@ -61,8 +62,10 @@ class BlobStore {
   /// The whole blob, verified. NOT_FOUND, DATA_LOSS (the blob is then set aside),
   /// RESOURCE_EXHAUSTED (memory).
   absl::StatusOr<std::shared_ptr<Buffer>> Load(const Digest& digest);
-  /// `limit` 0: to the end. NOT_FOUND, OUT_OF_RANGE; a part of a blob is verified as a whole first.
-  absl::StatusOr<BlobReader> Read(const Digest& digest, int64_t offset, int64_t limit);
+  /// `limit` 0: to the end. NOT_FOUND, OUT_OF_RANGE; a part of a blob is verified as a whole first,
+  /// which `cancellation` ends.
+  absl::StatusOr<BlobReader> Read(const Digest& digest, int64_t offset, int64_t limit,
+                                  const Cancellation* cancellation = nullptr);
 
   /// Starts or resumes an upload. OUT_OF_RANGE for a wrong offset, ABORTED while another stream
   /// writes it, RESOURCE_EXHAUSTED for a size over the limits. The store must outlive it.

@@ -69,6 +69,16 @@ TEST_F(BlobStoreTest, PutAndLoad) {
   EXPECT_TRUE(fs::exists(fs::path(directory_.path()) / "cas/2c/f2" / digest.sha256.Hex()));
 }
 
+TEST_F(BlobStoreTest, WhoeverWantsAPartMayStopTheReadingOfTheWhole) {
+  const std::string text(3 << 20, 'x');
+  const Digest digest = store_->Put(Bytes(text)).value();
+  Cancellation cancellation;
+  EXPECT_TRUE(store_->Read(digest, 1, 1, &cancellation).ok());
+  cancellation.Cancel();
+  EXPECT_EQ(store_->Read(digest, 1, 1, &cancellation).status().code(),
+            absl::StatusCode::kCancelled);
+}
+
 TEST_F(BlobStoreTest, ADigestIsHashAndSize) {
   Digest digest = store_->Put(Bytes("hello")).value();
   digest.size = 6;
