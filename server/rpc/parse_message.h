@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "server/errors.h"
 
 namespace quantgate {
 
@@ -15,8 +16,8 @@ absl::StatusOr<Request> Parsed(const grpc::ByteBuffer& bytes) {
   Request request;
   grpc::ByteBuffer read = bytes;  // Which is used up.
   if (grpc::SerializationTraits<Request>::Deserialize(&read, &request).ok()) return request;
-  return absl::InvalidArgumentError(
-      absl::StrCat("the message is no ", Request::descriptor()->full_name()));
+  return error::InvalidField("message", "malformed",
+                             absl::StrCat("must be a ", Request::descriptor()->full_name()));
 }
 
 }  // namespace quantgate
