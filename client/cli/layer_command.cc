@@ -20,6 +20,8 @@ void ShowEvent(Invocation& invocation, const v1::RunEvent& event) {
   }
 }
 
+}  // namespace
+
 std::vector<v1::NamedTensor> OutputTensors(const v1::VariantReport& variant) {
   std::vector<v1::NamedTensor> tensors;
   for (const v1::OutputReport& output : variant.outputs()) {
@@ -28,8 +30,6 @@ std::vector<v1::NamedTensor> OutputTensors(const v1::VariantReport& variant) {
   tensors.insert(tensors.end(), variant.state().begin(), variant.state().end());
   return tensors;
 }
-
-}  // namespace
 
 TensorSources::Progress UploadProgressOf(Invocation& invocation) {
   return [&invocation](const std::string& what, int64_t done, int64_t size) {
@@ -48,6 +48,10 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
   std::set<std::string> inputs = sources.files();
   inputs.insert(run.more_inputs.begin(), run.more_inputs.end());
   QG_RETURN_IF_ERROR(CheckReports(run.report, inputs));
+  if (run.keep_outputs && spec.variants_size() != 1) {
+    return absl::InvalidArgumentError(absl::StrCat("--subject: ", spec.variants_size(),
+                                                   " variants; your outputs are those of one"));
+  }
   if (!run.output.empty()) {
     if (spec.variants_size() != 1) {
       return absl::InvalidArgumentError(

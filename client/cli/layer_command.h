@@ -18,8 +18,8 @@ namespace quantgate {
 struct LayerCommand {
   LayerOptions layer;
   ReportOptions report;
-  std::string output;  ///< -o FILE; empty: none. Of a run of one variant.
-  bool keep_outputs = false;
+  std::string output;         ///< -o FILE; empty: none. Of a run of one variant.
+  bool keep_outputs = false;  ///< To compare with a subject's; of one variant then, too.
   std::map<std::string, Tensor> subjects;  ///< RunSpec.subjects.
   std::set<std::string>
       more_inputs;  ///< Files that must not be overwritten besides the layer's own.
@@ -28,6 +28,9 @@ struct LayerCommand {
 /// The finished run as a document whose verdict is the run's; `output` has been written.
 absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerCommand& run,
                                             const std::string& kind);
+
+/// What `run -o` writes: the layer's outputs, then what delayed scaling's next step needs.
+std::vector<v1::NamedTensor> OutputTensors(const v1::VariantReport& variant);
 
 /// Draws uploads on the progress bar.
 TensorSources::Progress UploadProgressOf(Invocation& invocation);

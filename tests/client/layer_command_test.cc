@@ -133,7 +133,7 @@ TEST_F(LayerCommandTest, ANormAndALinear) {
   ASSERT_TRUE(WriteSafetensors(Path("theirs.safetensors"), theirs, {}).ok());
   const ProcessResult verified =
       Quantgate(Arguments{"verify", "--subject", Path("theirs.safetensors")} + layer +
-                Arguments{"--recipe", "fp8_current", "--require", "bound"});
+                Arguments{"--recipe", "fp8_current", "--require", "bound", "--only", "norm_out"});
   EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
   EXPECT_THAT(verified.out, HasSubstr("norm_out"));
 }
@@ -424,18 +424,77 @@ TEST_F(VerifyTest, AnotherShapeOrDtypeFails) {
   EXPECT_THAT(result.out, HasSubstr("f16[2048] against bf16[2048]"));
 }
 
-TEST_F(VerifyTest, NamesThatAreNoOutputsAreSaid) {
+TEST_F(VerifyTest, AnOutputThatTheSubjectLacksFails) {
   std::vector<NamedTensor> tensors = ReadSafetensors(path_)->tensors;
+  ASSERT_EQ(tensors[1].name, "dx");
   tensors[1].name = "dX";
-  ASSERT_TRUE(WriteSafetensors(Path("renamed.safetensors"), tensors, {}).ok());
-  ProcessResult result = Verify(Path("renamed.safetensors"));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("not in the subject, so not checked: dx"));
-  EXPECT_THAT(result.out, HasSubstr("no output of this layer: dX"));
+  const std::string renamed = Path("renamed.safetensors");
+  ASSERT_TRUE(WriteSafetensors(renamed, tensors, {}).ok());
+  for (const char* require : {"bitwise", "bound"}) {
+    const ProcessResult result = Verify(renamed, {"--require", require});
+    EXPECT_EQ(result.exit_code, 1) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("dx: not in " + renamed));
+    EXPECT_THAT(result.out, HasSubstr("no output of this layer: dX"));
+  }
+  const ProcessResult without = Verify(renamed, {"--only", "y,dw", "--only", "db"});
+  EXPECT_EQ(without.exit_code, 0) << without.err;
+  EXPECT_THAT(without.out, HasSubstr("3 tensors equal bit for bit"));
+  const ProcessResult unknown = Verify(renamed, {"--only", "dX"});
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("--only: \"dX\" is no output of this layer; it has y, dx"));
+
   ASSERT_TRUE(WriteSafetensors(Path("none.safetensors"), {tensors[1]}, {}).ok());
-  result = Verify(Path("none.safetensors"));
+  const ProcessResult none = Verify(Path("none.safetensors"));
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_THAT(none.err, HasSubstr("none of this layer's outputs; it has dX"));
+}
+
+TEST_F(VerifyTest, OnlyWhatIsAskedForFails) {
+  const Tensor y = *ReadSafetensors(path_)->Find("y");
+  Tensor changed = *Tensor::FromBytes(y.dtype(), y.shape(), y.bytes());
+  changed.as<uint16_t>()[0] ^= 1;
+  const std::string subject = With("y", changed);
+  EXPECT_EQ(Verify(subject).exit_code, 1);
+  EXPECT_EQ(Verify(subject, {"--only", "y"}).exit_code, 1);
+  const ProcessResult result = Verify(subject, {"--only", "dx"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("not in --only: y, dw, db"));
+}
+
+TEST_F(VerifyTest, TheStateOfDelayedScalingIsChecked) {
+  const Arguments layer = {"--input",       "gen:normal,shape=16x32",
+                           "--weight",      "gen:normal,seed=1,shape=16x32",
+                           "--grad-output", "gen:normal,seed=2,shape=16x16",
+                           "--recipe",      "fp8_delayed:amax_history_len=4"};
+  const std::string path = Path("delayed.safetensors");
+  ASSERT_EQ(Quantgate(Arguments{"run"} + layer + Arguments{"-o", path}).exit_code, 0);
+  const Arguments verify = Arguments{"verify"} + layer + Arguments{"--subject"};
+  const ProcessResult same = Quantgate(verify + Arguments{path});
+  EXPECT_EQ(same.exit_code, 0) << same.err;
+  EXPECT_THAT(same.out, HasSubstr("9 tensors equal bit for bit"));
+
+  const std::vector<NamedTensor> tensors = ReadSafetensors(path)->tensors;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].tensor.dtype() != DType::kF32) continue;
+    std::vector<NamedTensor> changed = tensors;
+    Tensor& state = changed[i].tensor;
+    state = *Tensor::FromBytes(state.dtype(), state.shape(), state.bytes());
+    state.as<uint32_t>()[state.element_count() - 1] ^= 1;
+    const std::string subject = Path("changed_state.safetensors");
+    ASSERT_TRUE(WriteSafetensors(subject, changed, {}).ok());
+    for (const char* require : {"bitwise", "bound"}) {
+      const ProcessResult result = Quantgate(verify + Arguments{subject, "--require", require});
+      EXPECT_EQ(result.exit_code, 1) << tensors[i].name;
+      EXPECT_THAT(result.out, HasSubstr(tensors[i].name + " differs in 1 of "));
+    }
+  }
+}
+
+TEST_F(VerifyTest, ASubjectIsOfOneVariant) {
+  const ProcessResult result = Quantgate(
+      Arguments{"verify", "--subject", path_, "--recipe", "fp8_current,bf16"} + LayerArguments());
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, HasSubstr("none of this layer's outputs"));
+  EXPECT_THAT(result.err, HasSubstr("--subject: 2 variants"));
 }
 
 }  // namespace
