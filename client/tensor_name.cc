@@ -26,6 +26,12 @@ absl::Status Refuse(std::string_view field, const std::string& value, const std:
   return absl::InvalidArgumentError(absl::StrCat(std::string(field), ": \"", value, "\": ", rule));
 }
 
+/// What lies deeper knows no field.
+absl::Status OfField(std::string_view field, const absl::Status& status) {
+  return absl::Status(status.code(),
+                      absl::StrCat(std::string(field), ": ", std::string(status.message())));
+}
+
 using Options = std::map<std::string, std::string>;
 
 /// "key=value,key=value" with known keys, each at most once.
@@ -51,8 +57,9 @@ absl::StatusOr<Options> ParseOptions(std::string_view field, const std::string& 
 absl::Status SetDescriptor(std::string_view field, const Options& options,
                            v1::TensorDescriptor& descriptor) {
   if (const auto dtype = options.find("dtype"); dtype != options.end()) {
-    QG_ASSIGN_OR_RETURN(const DType parsed, ParseDType(dtype->second));
-    descriptor.set_dtype(std::string(DTypeName(parsed)));
+    const absl::StatusOr<DType> parsed = ParseDType(dtype->second);
+    if (!parsed.ok()) return OfField(field, parsed.status());
+    descriptor.set_dtype(std::string(DTypeName(*parsed)));
   }
   if (const auto shape = options.find("shape"); shape != options.end()) {
     QG_ASSIGN_OR_RETURN(const Shape dims, ParseShape(field, shape->second));
@@ -120,21 +127,20 @@ std::optional<DType> TakeReinterpretation(std::string& text) {
   return *dtype;
 }
 
-absl::StatusOr<Tensor> FindEntry(const TensorName& name, const TensorFile& file) {
+absl::StatusOr<Tensor> LoadEntry(const TensorName& name) {
   if (!name.entry.empty()) {
-    absl::StatusOr<Tensor> found = file.Find(name.entry);
+    absl::StatusOr<Tensor> found = ReadSafetensorsTensor(name.path, name.entry);
     const size_t at = name.entry.rfind('@');
-    if (found.ok() || at == std::string::npos) return found;
+    if (!absl::IsNotFound(found.status()) || at == std::string::npos) return found;
     return absl::NotFoundError(absl::StrCat(std::string(found.status().message()), " (and \"",
                                             name.entry.substr(at + 1),
                                             "\" is no dtype to reinterpret as)"));
   }
+  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadSafetensors(name.path));
   if (file.tensors.size() == 1) return file.tensors[0].tensor;
-  std::vector<std::string> names;
-  for (const NamedTensor& tensor : file.tensors) names.push_back(tensor.name);
   return absl::InvalidArgumentError(
-      absl::StrCat(name.path, " holds ", names.size(),
-                   " tensors; name one after a colon: ", absl::StrJoin(names, ", ")));
+      absl::StrCat(name.path, " holds ", file.tensors.size(),
+                   " tensors; name one after a colon: ", file.NameList()));
 }
 
 }  // namespace
@@ -157,6 +163,7 @@ absl::StatusOr<Shape> ParseShape(std::string_view field, const std::string& text
 
 absl::StatusOr<TensorName> ParseTensorName(std::string_view field, const std::string& text) {
   TensorName name;
+  name.field = std::string(field);
   name.text = text;
   if (absl::StartsWith(text, "gen:")) {
     name.kind = TensorName::Kind::kGenerated;
@@ -199,18 +206,27 @@ absl::StatusOr<Shape> ReinterpretedShape(const Shape& shape, DType from, DType t
   return result;
 }
 
-absl::StatusOr<Tensor> LoadTensor(const TensorName& name) {
+namespace {
+
+absl::StatusOr<Tensor> LoadAsNamed(const TensorName& name) {
   Tensor tensor;
   if (name.kind == TensorName::Kind::kNpy) {
     QG_ASSIGN_OR_RETURN(tensor, ReadNpy(name.path));
   } else {
-    QG_ASSIGN_OR_RETURN(const TensorFile file, ReadSafetensors(name.path));
-    QG_ASSIGN_OR_RETURN(tensor, FindEntry(name, file));
+    QG_ASSIGN_OR_RETURN(tensor, LoadEntry(name));
   }
   if (!name.reinterpreted) return tensor;
   QG_ASSIGN_OR_RETURN(const Shape shape,
                       ReinterpretedShape(tensor.shape(), tensor.dtype(), *name.reinterpreted));
   return tensor.Reinterpret(*name.reinterpreted, shape);
+}
+
+}  // namespace
+
+absl::StatusOr<Tensor> LoadTensor(const TensorName& name) {
+  absl::StatusOr<Tensor> tensor = LoadAsNamed(name);
+  if (tensor.ok()) return tensor;
+  return OfField(name.field, tensor.status());
 }
 
 }  // namespace quantgate

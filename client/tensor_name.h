@@ -20,6 +20,7 @@ namespace quantgate {
 struct TensorName {
   enum class Kind { kSafetensors, kNpy, kGenerated, kDigest };
   Kind kind = Kind::kSafetensors;
+  std::string field;            ///< The option or argument that named it.
   std::string text;             ///< As given.
   std::string path;             ///< Files only.
   std::string entry;            ///< kSafetensors; empty: the only tensor of the file.

@@ -1,20 +1,24 @@
 #include "kernels/tensor/dtype.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace quantgate {
 namespace {
 
 absl::Status UnknownName(std::string_view name, std::string_view DTypeTraits::*field) {
-  std::string known;
+  // Several dtypes may have one name in safetensors.
+  std::vector<std::string> known;
   for (const DTypeTraits& traits : AllDTypes()) {
-    absl::StrAppend(&known, known.empty() ? "" : ", ", std::string(traits.*field));
+    const std::string other(traits.*field);
+    if (std::find(known.begin(), known.end(), other) == known.end()) known.push_back(other);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("dtype: unknown name \"", std::string(name), "\"; known: ", known));
+  return absl::InvalidArgumentError(absl::StrCat("dtype: unknown name \"", std::string(name),
+                                                 "\"; known: ", absl::StrJoin(known, ", ")));
 }
 
 absl::StatusOr<DType> ParseBy(std::string_view name, std::string_view DTypeTraits::*field) {

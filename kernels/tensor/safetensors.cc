@@ -176,7 +176,7 @@ absl::StatusOr<Header> ParseHeader(std::string_view text) {
 /// An entry whose dtype, shape and offsets agree.
 struct CheckedEntry {
   std::string name;
-  DType dtype;
+  std::optional<DType> dtype;  ///< Absent: none that a Tensor has; nothing but its range is known.
   Shape shape;
   uint64_t begin;
   uint64_t end;
@@ -200,13 +200,13 @@ absl::StatusOr<Shape> CheckShape(const HeaderEntry& entry, DType dtype) {
   return shape;
 }
 
-absl::StatusOr<CheckedEntry> CheckEntry(const HeaderEntry& entry, uint64_t data_bytes) {
+absl::StatusOr<CheckedEntry> CheckEntry(const HeaderEntry& entry, uint64_t data_bytes,
+                                        bool must_be_known) {
   if (!entry.dtype || !entry.shape || !entry.offsets) {
     return absl::InvalidArgumentError("lacks one of dtype, shape, data_offsets");
   }
-  QG_ASSIGN_OR_RETURN(const DType dtype, ParseSafetensorsDType(*entry.dtype));
-  QG_ASSIGN_OR_RETURN(Shape shape, CheckShape(entry, dtype));
-  QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape, dtype, "shape"));
+  const absl::StatusOr<DType> dtype = ParseSafetensorsDType(*entry.dtype);
+  if (!dtype.ok() && must_be_known) return dtype.status();
   if (entry.offsets->size() != 2) {
     return absl::InvalidArgumentError("data_offsets must be two numbers");
   }
@@ -216,13 +216,16 @@ absl::StatusOr<CheckedEntry> CheckEntry(const HeaderEntry& entry, uint64_t data_
                                                    "] are not a range within the ", data_bytes,
                                                    " bytes of data"));
   }
-  const uint64_t expected = static_cast<uint64_t>(count) * DTypeBytes(dtype);
+  if (!dtype.ok()) return CheckedEntry{entry.name, std::nullopt, {}, begin, end};
+  QG_ASSIGN_OR_RETURN(Shape shape, CheckShape(entry, *dtype));
+  QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape, *dtype, "shape"));
+  const uint64_t expected = static_cast<uint64_t>(count) * DTypeBytes(*dtype);
   if (end - begin != expected) {
     return absl::InvalidArgumentError(
         absl::StrCat("data_offsets [", begin, ", ", end, "] hold ", end - begin, " bytes; ",
                      *entry.dtype, " of shape ", ShapeText(shape), " takes ", expected));
   }
-  return CheckedEntry{entry.name, dtype, std::move(shape), begin, end};
+  return CheckedEntry{entry.name, *dtype, std::move(shape), begin, end};
 }
 
 /// Tensors must lie one behind another from the first byte of data to the last.
@@ -243,7 +246,9 @@ absl::Status CheckContiguous(const std::vector<CheckedEntry>& entries, uint64_t 
   return absl::OkStatus();
 }
 
-absl::StatusOr<TensorFile> ParseBuffer(const std::shared_ptr<Buffer>& buffer) {
+/// With `only`, tensors of other names whose dtype is unknown are left out; without, none may be.
+absl::StatusOr<TensorFile> ParseBuffer(const std::shared_ptr<Buffer>& buffer,
+                                       std::optional<std::string_view> only) {
   const uint64_t file_bytes = buffer->size();
   if (file_bytes < kLengthBytes) {
     return absl::InvalidArgumentError(
@@ -266,7 +271,7 @@ absl::StatusOr<TensorFile> ParseBuffer(const std::shared_ptr<Buffer>& buffer) {
 
   std::vector<CheckedEntry> entries;
   for (const HeaderEntry& entry : header.entries) {
-    auto checked = CheckEntry(entry, data_bytes);
+    auto checked = CheckEntry(entry, data_bytes, !only || entry.name == *only);
     if (!checked.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("tensor ", Quoted(entry.name), ": ", checked.status().message()));
@@ -281,11 +286,20 @@ absl::StatusOr<TensorFile> ParseBuffer(const std::shared_ptr<Buffer>& buffer) {
   TensorFile file;
   file.metadata = std::move(header.metadata);
   for (CheckedEntry& entry : entries) {
-    QG_ASSIGN_OR_RETURN(Tensor tensor, AlignedView(entry.dtype, std::move(entry.shape), buffer,
+    if (!entry.dtype) continue;
+    QG_ASSIGN_OR_RETURN(Tensor tensor, AlignedView(*entry.dtype, std::move(entry.shape), buffer,
                                                    data_begin + entry.begin));
     file.tensors.push_back({std::move(entry.name), std::move(tensor)});
   }
   return file;
+}
+
+/// An error says first which file it is about.
+template <class T>
+absl::StatusOr<T> WithSource(absl::StatusOr<T> result, const std::string& source) {
+  if (result.ok()) return result;
+  return absl::Status(result.status().code(),
+                      absl::StrCat(source, ": ", result.status().message()));
 }
 
 std::string JsonText(const std::string& text) {
@@ -364,26 +378,42 @@ absl::StatusOr<std::string> SafetensorsPrefix(const std::vector<NamedTensor>& te
 
 }  // namespace
 
+std::string TensorFile::NameList() const {
+  constexpr size_t kShown = 32;
+  std::vector<std::string> names;
+  for (size_t i = 0; i < std::min(tensors.size(), kShown); ++i) {
+    const std::string& name = tensors[i].name;
+    const bool is_plain = std::none_of(name.begin(), name.end(),
+                                       [](unsigned char c) { return c < 0x20 || c == 0x7F; });
+    names.push_back(is_plain && !name.empty() ? name : Quoted(name));
+  }
+  if (names.empty()) return "none";
+  if (tensors.size() > kShown) names.push_back(absl::StrCat(tensors.size() - kShown, " more"));
+  return absl::StrJoin(names, ", ");
+}
+
 absl::StatusOr<Tensor> TensorFile::Find(std::string_view name) const {
-  std::vector<std::string> known;
   for (const NamedTensor& named : tensors) {
     if (named.name == name) return named.tensor;
-    known.push_back(named.name);
   }
-  return absl::NotFoundError(absl::StrCat("no tensor ", Quoted(name), "; the file has ",
-                                          known.empty() ? "none" : absl::StrJoin(known, ", ")));
+  return absl::NotFoundError(
+      absl::StrCat("no tensor ", Quoted(name), "; the file has ", NameList()));
 }
 
 absl::StatusOr<TensorFile> ParseSafetensors(std::shared_ptr<Buffer> buffer,
                                             const std::string& source) {
-  auto file = ParseBuffer(buffer);
-  if (file.ok()) return file;
-  return absl::Status(file.status().code(), absl::StrCat(source, ": ", file.status().message()));
+  return WithSource(ParseBuffer(buffer, /*only=*/std::nullopt), source);
 }
 
 absl::StatusOr<TensorFile> ReadSafetensors(const std::string& path) {
   QG_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> buffer, MapFile(path));
   return ParseSafetensors(std::move(buffer), path);
+}
+
+absl::StatusOr<Tensor> ReadSafetensorsTensor(const std::string& path, std::string_view name) {
+  QG_ASSIGN_OR_RETURN(const std::shared_ptr<Buffer> buffer, MapFile(path));
+  QG_ASSIGN_OR_RETURN(const TensorFile file, WithSource(ParseBuffer(buffer, name), path));
+  return WithSource(file.Find(name), path);
 }
 
 absl::StatusOr<Tensor> SafetensorsBytes(const std::vector<NamedTensor>& tensors,

@@ -23,6 +23,8 @@ struct TensorFile {
   std::map<std::string, std::string> metadata;  ///< safetensors __metadata__.
   /// NOT_FOUND naming the tensor and listing what the file has.
   absl::StatusOr<Tensor> Find(std::string_view name) const;
+  /// "x, weight, 3 more" for messages: control characters escaped, the first names only.
+  std::string NameList() const;
 };
 
 /// Largest safetensors header that is read: 16 MiB of JSON.
@@ -33,7 +35,10 @@ inline constexpr uint64_t kSafetensorsHeaderBytesMax = 16u << 20;
 /// overlap, leave holes, run out of range or do not match dtype and shape, duplicate names.
 /// NOT_FOUND when there is no such file.
 absl::StatusOr<TensorFile> ReadSafetensors(const std::string& path);
-/// The same from bytes in memory; tensors share `buffer`.
+/// One tensor of such a file, NOT_FOUND when it has none of that name. The dtypes of the others
+/// need not be known: a checkpoint holds masks and indices too.
+absl::StatusOr<Tensor> ReadSafetensorsTensor(const std::string& path, std::string_view name);
+/// A whole file from bytes in memory; tensors share `buffer`.
 absl::StatusOr<TensorFile> ParseSafetensors(std::shared_ptr<Buffer> buffer,
                                             const std::string& source);
 

@@ -232,6 +232,47 @@ std::vector<Malformed> MalformedFiles() {
   };
 }
 
+TEST(ReadSafetensors, OneTensorBesideOthersOfUnknownDtype) {
+  const std::string header = R"({"mask":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]},)"
+                             R"("codes":{"dtype":"U8","shape":[2],"data_offsets":[3,5]}})";
+  const ScratchFile file("masked", WithLength(header.size(), header + "mmmAB"));
+  const auto codes = ReadSafetensorsTensor(file.path(), "codes");
+  ASSERT_TRUE(codes.ok()) << codes.status();
+  EXPECT_EQ(Values<uint8_t>(*codes), (std::vector<uint8_t>{'A', 'B'}));
+  const auto mask = ReadSafetensorsTensor(file.path(), "mask");
+  EXPECT_EQ(mask.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(
+      std::string(mask.status().message()),
+      HasSubstr("tensor \"mask\": dtype: unknown name \"BOOL\"; known: F64, F32, BF16, F16, "
+                "F8_E4M3, F8_E5M2, F8_E8M0, U8, I32, I64, F4, I16"));
+  const auto absent = ReadSafetensorsTensor(file.path(), "x");
+  EXPECT_EQ(absent.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(absent.status().message()), HasSubstr(file.path() + ": no tensor"));
+  // Of a file that is read whole nothing is left out.
+  EXPECT_EQ(ReadSafetensors(file.path()).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(ReadSafetensors, RangesOfUnknownDtypesAreCheckedToo) {
+  const std::string u8 = R"("a":{"dtype":"U8","shape":[2],"data_offsets":[3,5]})";
+  for (const char* offsets : {"[0,2]", "[1,3]", "[0,4]", "[0,9]", "[3,0]"}) {
+    const std::string header = std::string(R"({"mask":{"dtype":"BOOL","shape":[3],)") +
+                               R"("data_offsets":)" + offsets + "}," + u8 + "}";
+    const ScratchFile file("range", File(header, 5));
+    EXPECT_EQ(ReadSafetensorsTensor(file.path(), "a").status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << offsets;
+  }
+}
+
+TEST(TensorFile, ListsNamesShortAndEscaped) {
+  TensorFile file;
+  EXPECT_EQ(file.NameList(), "none");
+  file.tensors = {{"x", {}}, {"a\x1b[31m", {}}, {"", {}}};
+  EXPECT_EQ(file.NameList(), "x, \"a\\u001b[31m\", \"\"");
+  file.tensors.assign(40, {"w", {}});
+  EXPECT_THAT(file.NameList(), testing::EndsWith("w, w, 8 more"));
+}
+
 TEST(ReadSafetensors, MalformedFilesAreRefusedByNameAndRule) {
   for (const Malformed& malformed : MalformedFiles()) {
     const ScratchFile file(malformed.name, malformed.bytes);
