@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_join.h"
+#include "kernels/base/standard_descriptors.h"
 #include "server/allocator.h"
 #include "server/build_description.h"
 #include "server/server.h"
@@ -177,6 +178,7 @@ int Serve(ServerOptions options, absl::Duration grace) {
 }  // namespace quantgate
 
 int main(int argc, char** argv) {
+  quantgate::OpenStandardDescriptors();
   CLI::App app("quantgated serves low-precision training arithmetic over gRPC.");
   app.footer(quantgate::kExamples);
   const quantgate::BuildDescription build = quantgate::DescribeBuild();

@@ -9,6 +9,7 @@
 #include "client/cli/exit_code.h"
 #include "client/cli/interrupt.h"
 #include "client/status.h"
+#include "kernels/base/standard_descriptors.h"
 
 namespace quantgate {
 namespace {
@@ -47,6 +48,7 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
 }
 
 int Main(int argc, char** argv) {
+  OpenStandardDescriptors();
   StartInterruptThread();
   ExitWhenMappedFilesShrink();
   CLI::App app(

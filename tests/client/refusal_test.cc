@@ -20,6 +20,7 @@ constexpr char kNoSuchDevice[] = "UNIMPLEMENTED";
 #endif
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Arguments = std::vector<std::string>;
 
 class RefusalTest : public CommandTest {
@@ -177,6 +178,21 @@ TEST_F(RefusalTest, MalformedFilesAreRefused) {
     EXPECT_EQ(result.exit_code, 2) << name;
     EXPECT_THAT(result.err, HasSubstr(name));
   }
+}
+
+TEST_F(RefusalTest, WhatIsPrintedGoesIntoNoFileWhereStdoutIsClosed) {
+  std::string command = "exec '" QUANTGATE_PROGRAM "' -q";
+  for (const std::string& argument : Run({"--recipe", "bf16"})) command += " " + argument;
+  const ProcessResult result =
+      RunProcess({"/bin/sh", "-c", command + " >&-"}, Environment(Where::kInProcess));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  int files = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(Path("quantgate"))) {
+    if (!entry.is_regular_file()) continue;
+    ++files;
+    EXPECT_THAT(ReadFile(entry.path()), Not(HasSubstr("SQNR"))) << entry.path();
+  }
+  EXPECT_GT(files, 0);
 }
 
 TEST_F(RefusalTest, InputsAreNotOverwritten) {
