@@ -1,34 +1,18 @@
 #include "client/cli/output.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
+#include <span>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/download.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/tensor/file_bytes.h"
 
 namespace quantgate {
 namespace {
 namespace fs = std::filesystem;
-
-absl::Status WriteAll(int descriptor, const std::string& text) {
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t count = ::write(descriptor, text.data() + done, text.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return absl::InternalError(std::strerror(errno));
-    done += static_cast<size_t>(count);
-  }
-  if (::fsync(descriptor) != 0) return absl::InternalError(std::strerror(errno));
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::Status CheckOutput(const std::string& option, const std::string& path,
@@ -52,18 +36,7 @@ absl::Status CheckOutput(const std::string& option, const std::string& path,
 }
 
 absl::Status WriteTextFile(const std::string& path, const std::string& text) {
-  const std::string temporary = absl::StrCat(path, ".", ::getpid(), ".tmp");
-  const auto fail = [&](const std::string& what) {
-    ::unlink(temporary.c_str());
-    return absl::FailedPreconditionError(absl::StrCat(path, ": ", what));
-  };
-  const int descriptor = ::open(temporary.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
-  if (descriptor < 0) return fail(std::strerror(errno));
-  const absl::Status written = WriteAll(descriptor, text);
-  ::close(descriptor);
-  if (!written.ok()) return fail(std::string(written.message()));
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) return fail(std::strerror(errno));
-  return absl::OkStatus();
+  return ReplaceFile(path, {std::as_bytes(std::span(text))});
 }
 
 absl::StatusOr<std::vector<NamedTensor>> FetchAndWrite(

@@ -1,5 +1,4 @@
-// Whole files as buffers: mapped for reading, replaced atomically for writing. Private to
-// kernels/tensor.
+// Whole files as buffers: mapped for reading, replaced atomically for writing.
 #pragma once
 
 #include <memory>
