@@ -77,20 +77,16 @@ absl::Status ReadSpec(const std::string& path, v1::SessionSpec& spec,
       absl::StrCat("SPEC: ", path, ": ", std::string(status.message())));
 }
 
-void PrintSessions(Invocation& invocation, const std::vector<v1::Session>& sessions) {
-  if (!invocation.is_table()) {
-    for (const v1::Session& session : sessions) {
-      std::string text;
-      google::protobuf::util::JsonPrintOptions options;
-      options.preserve_proto_field_names = true;
-      options.always_print_primitive_fields = true;
-      (void)google::protobuf::util::MessageToJsonString(session, &text, options);
-      nlohmann::ordered_json json = JsonHead("session");
-      json.update(nlohmann::ordered_json::parse(text));
-      invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
-    }
-    return;
-  }
+nlohmann::ordered_json JsonOfSession(const v1::Session& session) {
+  std::string text;
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;
+  (void)google::protobuf::util::MessageToJsonString(session, &text, options);
+  return nlohmann::ordered_json::parse(text);
+}
+
+void PrintSessionTable(Invocation& invocation, const std::vector<v1::Session>& sessions) {
   TextTable table({"session", "<state", "<device", "step", "held", "<in flight", "lease left"});
   for (const v1::Session& session : sessions) {
     table.AddRow({session.session_id(), session.state(), session.device(),
@@ -99,6 +95,26 @@ void PrintSessions(Invocation& invocation, const std::vector<v1::Session>& sessi
                   absl::StrCat(session.lease_left_seconds(), " s")});
   }
   table.Print(invocation.out(), invocation.uses_colour());
+}
+
+void PrintSession(Invocation& invocation, const v1::Session& session) {
+  if (invocation.is_table()) return PrintSessionTable(invocation, {session});
+  nlohmann::ordered_json json = JsonHead("session");
+  json.update(JsonOfSession(session));
+  invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+}
+
+/// As JSON one document, however many there are.
+void PrintSessions(Invocation& invocation, const std::vector<v1::Session>& sessions) {
+  if (invocation.is_table()) return PrintSessionTable(invocation, sessions);
+  if (!invocation.is_json()) {
+    for (const v1::Session& session : sessions) PrintSession(invocation, session);
+    return;
+  }
+  nlohmann::ordered_json json = JsonHead("sessions");
+  json["sessions"] = nlohmann::ordered_json::array();
+  for (const v1::Session& session : sessions) json["sessions"].push_back(JsonOfSession(session));
+  invocation.out() << JsonText(json, 2) << "\n";
 }
 
 absl::StatusOr<int> Open(Invocation& invocation, const SessionOptions& options) {
@@ -112,7 +128,7 @@ absl::StatusOr<int> Open(Invocation& invocation, const SessionOptions& options) 
     QG_ASSIGN_OR_RETURN((*request.mutable_parameters())[name], sources.Resolve(name, text));
   }
   QG_ASSIGN_OR_RETURN(const ClientSession session, ClientSession::Open(*connection, request));
-  PrintSessions(invocation, {session.session()});
+  PrintSession(invocation, session.session());
   return 0;
 }
 
@@ -133,7 +149,7 @@ absl::StatusOr<int> Restore(Invocation& invocation, const SessionOptions& option
                                 })
                          .status());
   QG_ASSIGN_OR_RETURN(const ClientSession session, ClientSession::Restore(*connection, request));
-  PrintSessions(invocation, {session.session()});
+  PrintSession(invocation, session.session());
   return 0;
 }
 
@@ -154,7 +170,7 @@ absl::StatusOr<int> GetSession(Invocation& invocation, const SessionOptions& opt
     QG_RETURN_IF_ERROR(FetchAndWrite(*connection, {session.tensor()}, options.output, {}).status());
     invocation.Say(absl::StrCat("wrote ", options.output));
   }
-  PrintSessions(invocation, {session});
+  PrintSession(invocation, session);
   if (!invocation.is_table() || session.tensors_size() == 0) return 0;
   TextTable table({"tensor", "<type", "<fingerprint"});
   for (const v1::StateTensor& tensor : session.tensors()) {
@@ -194,7 +210,7 @@ absl::StatusOr<int> Close(Invocation& invocation, const SessionOptions& options)
   v1::CloseSessionRequest request;
   request.set_session_id(options.id);
   QG_ASSIGN_OR_RETURN(const v1::Session session, connection->CloseSession(request));
-  PrintSessions(invocation, {session});
+  PrintSession(invocation, session);
   return 0;
 }
 

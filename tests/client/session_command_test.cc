@@ -52,6 +52,10 @@ TEST_F(SessionCommandTest, TrainsAndGoesOnFromACheckpoint) {
             BytesOf(Path(again + ".safetensors"), "fc.weight.master"));
   EXPECT_FALSE(BytesOf(Path(id + ".safetensors"), "fc.weight.master").empty());
   EXPECT_THAT(Run({"session", "ls"}), HasSubstr(again));
+  const nlohmann::json listed = QuantgateJson({"session", "ls"}, Where::kServer);
+  ASSERT_EQ(listed["sessions"].size(), 2u) << listed;
+  EXPECT_EQ(listed["sessions"][0]["session_id"], again);
+  EXPECT_EQ(listed["sessions"][1]["session_id"], id);
   EXPECT_THAT(Run({"session", "close", id}), HasSubstr("closed"));
   const ProcessResult late = Quantgate({"session", "step", id, "train", "--x", x}, Where::kServer);
   EXPECT_EQ(late.exit_code, 2);
