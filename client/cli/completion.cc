@@ -29,6 +29,8 @@ struct Node {
   std::string summary;
   std::vector<const CLI::App*> children;
   std::vector<Option> options;
+  bool has_positionals = false;
+  std::vector<std::string> positional_choices;  ///< Empty: files and other free text.
 };
 
 /// IsMember shows its set as "TEXT:{a,b}" in the option's type.
@@ -56,7 +58,12 @@ std::vector<Option> OptionsOf(const CLI::App& app) {
 }
 
 void Walk(const CLI::App& app, const std::string& path, std::vector<Node>& nodes) {
-  Node node{path, app.get_description(), {}, OptionsOf(app)};
+  Node node{path, app.get_description(), {}, OptionsOf(app), false, {}};
+  for (const CLI::Option* option : app.get_options()) {
+    if (!option->get_positional()) continue;
+    node.has_positionals = true;
+    if (node.positional_choices.empty()) node.positional_choices = ChoicesOf(*option);
+  }
   for (const CLI::App* child : app.get_subcommands({})) node.children.push_back(child);
   nodes.push_back(node);
   for (const CLI::App* child : node.children) {
@@ -100,17 +107,29 @@ _quantgate() {
   absl::StrAppend(&script, "    esac\n  done\n  case \"$place $previous\" in\n");
   for (const Node& node : nodes) {
     for (const Option& option : node.options) {
-      if (option.choices.empty()) continue;
+      if (!option.takes_value) continue;
       for (const std::string& name : option.names) {
-        // A global option completes alike after every subcommand.
-        absl::StrAppend(&script, "    ",
-                        node.path.empty() ? "*" : absl::StrCat("\"", node.path, "\""), "\" ", name,
-                        "\") COMPREPLY=($(compgen -W \"", absl::StrJoin(option.choices, " "),
-                        "\" -- \"$current\")); return ;;\n");
+        // A global option completes alike after every subcommand. No reply: bash offers files.
+        absl::StrAppend(
+            &script, "    ", node.path.empty() ? "*" : absl::StrCat("\"", node.path, "\""), "\" ",
+            name, "\") ",
+            option.choices.empty()
+                ? ""
+                : absl::StrCat("COMPREPLY=($(compgen -W \"", absl::StrJoin(option.choices, " "),
+                               "\" -- \"$current\")); "),
+            "return ;;\n");
       }
     }
   }
-  absl::StrAppend(&script, "  esac\n  local words=\n  case \"$place\" in\n");
+  absl::StrAppend(&script, "  esac\n  local words=\n  case \"$place $current\" in\n",
+                  "    *\" -\"*) ;;\n");
+  for (const Node& node : nodes) {
+    if (!node.has_positionals) continue;
+    absl::StrAppend(&script, "    \"", node.path, " \"*) COMPREPLY=($(compgen -W \"",
+                    absl::StrJoin(node.positional_choices, " "),
+                    "\" -- \"$current\")); return ;;\n");
+  }
+  absl::StrAppend(&script, "  esac\n  case \"$place\" in\n");
   for (const Node& node : nodes) {
     absl::StrAppend(&script, "    \"", node.path, "\") words=\"",
                     absl::StrJoin(WordsOf(node, nodes[0]), " "), "\" ;;\n");
@@ -147,6 +166,14 @@ std::string ZshArguments(const Node& node) {
   return lines;
 }
 
+std::string ZshPositionals(const Node& node) {
+  return absl::StrCat(" \\\n        '*:argument:",
+                      node.positional_choices.empty()
+                          ? "_files"
+                          : absl::StrCat("(", absl::StrJoin(node.positional_choices, " "), ")"),
+                      "'");
+}
+
 /// The variable is called place because zsh ties path to PATH.
 std::string Zsh(const std::vector<Node>& nodes) {
   std::string script =
@@ -173,7 +200,7 @@ std::string Zsh(const std::vector<Node>& nodes) {
     }
     absl::StrAppend(&script, "      _arguments", ZshArguments(node),
                     node.path.empty() ? "" : ZshArguments(nodes[0]),
-                    node.children.empty() ? " \\\n        '*:file:_files'" : "", "\n      ;;\n");
+                    node.children.empty() ? ZshPositionals(node) : "", "\n      ;;\n");
   }
   absl::StrAppend(&script, "  esac\n}\n_quantgate \"$@\"\n");
   return script;
@@ -181,11 +208,20 @@ std::string Zsh(const std::vector<Node>& nodes) {
 
 std::string Fish(const std::vector<Node>& nodes) {
   std::string script = "# fish completion of quantgate; made by `quantgate completion fish`.\n";
-  const auto condition = [](const Node& node) -> std::string {
+  std::vector<std::string> groups;
+  for (const CLI::App* child : nodes[0].children) {
+    if (!child->get_subcommands({}).empty()) groups.push_back(child->get_name());
+  }
+  const auto condition = [&](const Node& node) -> std::string {
     if (node.path.empty()) return "";
     std::string text;
-    for (const std::string& word : std::vector<std::string>(absl::StrSplit(node.path, ' '))) {
+    const std::vector<std::string> words = absl::StrSplit(node.path, ' ');
+    for (const std::string& word : words) {
       absl::StrAppend(&text, text.empty() ? "" : "; and ", "__fish_seen_subcommand_from ", word);
+    }
+    // "session run" has seen a run too.
+    if (words.size() == 1 && node.children.empty()) {
+      absl::StrAppend(&text, "; and not __fish_seen_subcommand_from ", absl::StrJoin(groups, " "));
     }
     return absl::StrCat(" -n '", text, "'");
   };
@@ -194,6 +230,10 @@ std::string Fish(const std::vector<Node>& nodes) {
       absl::StrAppend(&script, "complete -c quantgate",
                       node.path.empty() ? " -n __fish_use_subcommand" : condition(node), " -a ",
                       child->get_name(), " -d '", Plain(child->get_description()), "'\n");
+    }
+    if (!node.positional_choices.empty()) {
+      absl::StrAppend(&script, "complete -c quantgate", condition(node), " -f -a '",
+                      absl::StrJoin(node.positional_choices, " "), "'\n");
     }
     for (const Option& option : node.options) {
       absl::StrAppend(&script, "complete -c quantgate", condition(node));

@@ -8,6 +8,7 @@
 namespace quantgate {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -200,9 +201,18 @@ TEST_F(TensorCommandTest, CompletionScripts) {
   EXPECT_EQ(complete("quantgate run --grad", 2), "--grad-output\n");
   EXPECT_EQ(complete("quantgate quantize x --role ''", 4), "input weight grad_output\n");
   EXPECT_EQ(complete("quantgate run --format j", 3), "json jsonl\n");
+  EXPECT_EQ(complete("quantgate completion ''", 2), "bash zsh fish\n");
+  // Files, which bash itself completes.
+  EXPECT_EQ(complete("quantgate run --input ''", 3), "\n");
+  EXPECT_EQ(complete("quantgate diff ''", 2), "\n");
+  EXPECT_EQ(complete("quantgate diff --max", 2), "--max-ulp\n");
   EXPECT_THAT(Quantgate({"completion", "zsh"}).out, StartsWith("#compdef quantgate"));
   EXPECT_THAT(Quantgate({"completion", "fish"}).out,
-              HasSubstr("complete -c quantgate -n __fish_use_subcommand -a run"));
+              AllOf(HasSubstr("complete -c quantgate -n __fish_use_subcommand -a run"),
+                    HasSubstr("-n '__fish_seen_subcommand_from run; and not "
+                              "__fish_seen_subcommand_from tensor session scenario' -l layer"),
+                    HasSubstr("from completion; and not __fish_seen_subcommand_from tensor session "
+                              "scenario' -f -a 'bash zsh fish'")));
 }
 
 }  // namespace
