@@ -137,7 +137,7 @@ std::string BoundLine(const v1::BoundCheck& bound) {
       "<p>",
       Span(bound.pass() ? "chip good" : "chip bad",
            absl::StrCat(bound.pass() ? "within its bound: " : "beyond its bound: ",
-                        ShortReal(bound.worst_ratio()), " of it")),
+                        BoundShare(bound.worst_ratio()), " of it")),
       bound.pass() ? "" : absl::StrCat(" in ", Count(bound.violation_count()), " elements"), " ",
       Span("dim", absl::StrCat("|error| \u2264 ", allowed, " + half ulp; ", bound.derivation())),
       "</p>");

@@ -28,6 +28,14 @@ std::string ShortReal(double value) {
   return absl::StrFormat("%.2e", value);
 }
 
+std::string BoundShare(double ratio) {
+  const std::string text = ShortReal(ratio);
+  if (text != "1" || ratio == 1) return text;
+  const std::string longer = absl::StrFormat("%.5g", ratio);
+  if (longer != "1") return longer;
+  return ratio < 1 ? "<1" : ">1";
+}
+
 std::string ExactReal(double value) {
   if (!std::isfinite(value)) return SpecialText(value);
   std::array<char, 32> buffer;

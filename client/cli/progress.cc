@@ -1,5 +1,8 @@
 #include "client/cli/progress.h"
 
+#include <sys/ioctl.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
@@ -7,7 +10,14 @@
 namespace quantgate {
 namespace {
 constexpr int kBarColumns = 24;
-constexpr int kLineColumns = 79;
+constexpr int kLineColumnsMax = 79;
+
+/// A line that wraps is not wiped whole: one column less than the terminal has.
+int LineColumns() {
+  winsize size{};
+  if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col < 2) return kLineColumnsMax;
+  return std::min<int>(size.ws_col - 1, kLineColumnsMax);
+}
 }  // namespace
 
 std::string ProgressLine(const std::string& what, int64_t done, int64_t total, int columns) {
@@ -24,7 +34,7 @@ void ProgressBar::Update(const std::string& what, int64_t done, int64_t total) {
   if (!is_shown_) return;
   if (!throttle_.Passes() && done < total) return;
   is_drawn_ = true;
-  out_ << "\r\033[K" << ProgressLine(what, done, total, kLineColumns) << std::flush;
+  out_ << "\r\033[K" << ProgressLine(what, done, total, LineColumns()) << std::flush;
 }
 
 void ProgressBar::Clear() {

@@ -76,7 +76,7 @@ std::string MatrixCell(const v1::VariantReport& variant, const v1::OutputReport&
   }
   if (output.has_bound()) {
     absl::StrAppend(&html, "<small>", is_broken ? "<span class=\"bad\">" : "<span>",
-                    Escaped(ShortReal(output.bound().worst_ratio())),
+                    Escaped(BoundShare(output.bound().worst_ratio())),
                     " of its bound</span></small>");
   }
   return html + "</td>";

@@ -39,7 +39,7 @@ Cell ExactCell(const v1::VariantReport&, const v1::OutputReport& output) {
 
 Cell BoundCell(const v1::VariantReport&, const v1::OutputReport& output) {
   if (!output.has_bound()) return {"-", Tone::kDim};
-  return {ShortReal(output.bound().worst_ratio()),
+  return {BoundShare(output.bound().worst_ratio()),
           output.bound().pass() ? Tone::kGood : Tone::kBad};
 }
 
@@ -159,6 +159,13 @@ std::string WorstUlpText(const v1::ParityReport& parity) {
   return parity.worst_ulp() == INT64_MAX ? "nan" : Count(parity.worst_ulp());
 }
 
+/// What the errors of a tensor leave out: they would be nan, and hide what the others are.
+void PrintNonFinite(const std::string& tensor, const v1::ErrorReport& error, std::ostream& out) {
+  if (error.non_finite_count() == 0) return;
+  out << tensor << ": SQNR and errors leave out " << Count(error.non_finite_count()) << " of "
+      << Count(error.element_count()) << " elements, not finite on a side\n";
+}
+
 void PrintOutputs(const v1::VariantReport& variant, bool uses_colour, std::ostream& out) {
   TextTable table({"output", "<type", "SQNR dB", "rel. error", "max |error|", "differs", "max ulp",
                    "of bound"});
@@ -173,7 +180,7 @@ void PrintOutputs(const v1::VariantReport& variant, bool uses_colour, std::ostre
                   TypeText(output.tensor().type()), Decibels(error.sqnr_db()),
                   ShortReal(error.relative_frobenius()), ShortReal(error.max_abs()),
                   has_exact ? ParityCell(exact).text : "-", has_exact ? WorstUlpText(exact) : "-",
-                  output.has_bound() ? ShortReal(output.bound().worst_ratio()) : "-"});
+                  output.has_bound() ? BoundShare(output.bound().worst_ratio()) : "-"});
     if (output.has_bound()) table.SetTone(7, output.bound().pass() ? Tone::kGood : Tone::kBad);
     arithmetics.push_back(absl::StrCat(output.tensor().name(), " ", output.arithmetic()));
   }
@@ -181,8 +188,11 @@ void PrintOutputs(const v1::VariantReport& variant, bool uses_colour, std::ostre
   out << "SQNR and errors: against the unquantized operands. differs, max ulp, of bound: against "
          "the\n"
          "exact result of the same quantized operands and its derived error bound (1 is the "
-         "limit).\n"
-      << (has_intermediates ? "* no output: what one operation of the layer gave the next.\n" : "")
+         "limit).\n";
+  for (const v1::OutputReport& output : variant.outputs()) {
+    PrintNonFinite(output.tensor().name(), output.against_unquantized(), out);
+  }
+  out << (has_intermediates ? "* no output: what one operation of the layer gave the next.\n" : "")
       << Wrapped("arithmetic:", arithmetics) << "\n\n";
 }
 
@@ -282,13 +292,18 @@ void PrintComparisons(const ReportDocument& document, bool uses_colour, std::ost
                   result.has_parity() ? WorstUlpText(parity) : "-",
                   result.has_error() ? Decibels(result.error().sqnr_db()) : "-",
                   result.has_error() ? ShortReal(result.error().relative_frobenius()) : "-",
-                  comparison.bound ? ShortReal(comparison.bound->worst_ratio()) : "-"});
+                  comparison.bound ? BoundShare(comparison.bound->worst_ratio()) : "-"});
     if (comparison.bound) {
       table.SetTone(7, comparison.bound->pass() ? Tone::kGood : Tone::kBad);
     }
     table.SetTone(2, is_equal ? Tone::kGood : Tone::kBad);
   }
   table.Print(out, uses_colour);
+  for (const SubjectComparison& comparison : document.comparisons) {
+    if (comparison.result.has_error()) {
+      PrintNonFinite(comparison.tensor, comparison.result.error(), out);
+    }
+  }
   out << "\n";
   for (const SubjectComparison& comparison : document.comparisons) {
     if (!comparison.difference.empty()) {

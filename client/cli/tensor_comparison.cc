@@ -26,7 +26,7 @@ std::string ParityFinding(const SubjectComparison& comparison) {
     return absl::StrCat(comparison.tensor, " exceeds its bound in ",
                         Count(comparison.bound->violation_count()), " of ",
                         Count(parity.element_count()), " elements, by a factor of up to ",
-                        ShortReal(comparison.bound->worst_ratio()));
+                        BoundShare(comparison.bound->worst_ratio()));
   }
   return absl::StrCat(comparison.tensor, " differs in ", Count(parity.mismatch_count()), " of ",
                       Count(parity.element_count()), " elements, first at ",

@@ -80,6 +80,16 @@ TEST(NumberTextTest, ExitCodesAreThoseOfTheDesign) {
   }
 }
 
+TEST(NumberTextTest, ABoundShareIsOneOnlyAtTheLimit) {
+  EXPECT_EQ(BoundShare(1), "1");
+  EXPECT_EQ(BoundShare(0.179061), "0.179");
+  EXPECT_EQ(BoundShare(0.99987), "0.99987");
+  EXPECT_EQ(BoundShare(1.0004), "1.0004");
+  EXPECT_EQ(BoundShare(1 - 1e-9), "<1");
+  EXPECT_EQ(BoundShare(1 + 1e-9), ">1");
+  EXPECT_EQ(BoundShare(kInf), "inf");
+}
+
 TEST(NumberTextTest, ProgressLineFitsItsColumns) {
   EXPECT_EQ(ProgressLine("uploading x", 1, 2, 80), "[############            ]  50 %  uploading x");
   EXPECT_EQ(ProgressLine(std::string(200, 'x'), 5, 4, 40).size(), 40u);

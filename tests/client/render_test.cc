@@ -8,6 +8,7 @@
 
 #include "client/cli/html_charts.h"
 #include "client/cli/html_sections.h"
+#include "client/cli/output.h"
 #include "client/cli/render_html.h"
 #include "client/cli/render_json.h"
 #include "client/cli/render_table.h"
@@ -120,6 +121,18 @@ TEST(RenderTableTest, SaysWhatMatters) {
   EXPECT_THAT(table, HasSubstr("dx of variant 1"));
   EXPECT_THAT(table, HasSubstr("0.0151"));
   EXPECT_THAT(table, Not(HasSubstr("\033")));
+}
+
+TEST(RenderTableTest, SaysWhatTheErrorsLeaveOut) {
+  ReportDocument document = SampleDiff();
+  EXPECT_THAT(TableOf(document), HasSubstr("y: SQNR and errors leave out 1 of 1,000,000 elements"));
+  document.comparisons[0].result.mutable_error()->set_non_finite_count(0);
+  EXPECT_THAT(TableOf(document), Not(HasSubstr("leave out")));
+}
+
+TEST(ReportFileTest, ErrorsHaveTheCodeOfTheirCause) {
+  EXPECT_TRUE(absl::IsNotFound(WriteTextFile("/no/such/directory/report.json", "{}")));
+  EXPECT_TRUE(absl::IsInvalidArgument(WriteTextFile("/dev/null/report.json", "{}")));
 }
 
 TEST(RenderTableTest, DiffNamesTheFirstElementInHexAndDecimal) {
