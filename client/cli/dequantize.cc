@@ -51,6 +51,13 @@ absl::StatusOr<int> Dequantize(Invocation& invocation, const DequantizeOptions& 
   if (!options.output.empty()) {
     QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors"}, {options.file}));
   }
+  if (!options.usage.empty()) {
+    const absl::Status found = file.Find(absl::StrCat(options.usage, "_data")).status();
+    if (!found.ok()) {
+      return absl::Status(found.code(), absl::StrCat("--usage: \"", options.usage,
+                                                     "\": ", options.file, ": ", found.message()));
+    }
+  }
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   TensorSources sources(*connection, Placement::kInlineWhenSmall, UploadProgressOf(invocation));
   v1::DequantizeRequest request;

@@ -182,6 +182,14 @@ absl::Status CheckOptions(const ExplainOptions& options) {
         "give --d with --a and --b to explain a GEMM, or --codes with --source and --scale-inv to "
         "explain a quantization");
   }
+  const bool has_operands = !options.gemm.a.tensor.empty() || !options.gemm.b.tensor.empty();
+  if (is_codes && has_operands) {
+    return absl::InvalidArgumentError("--a and --b: given with --codes; they belong to --d");
+  }
+  if (is_gemm && !(options.source.empty() && options.scale_inv.empty() && options.amax.empty())) {
+    return absl::InvalidArgumentError(
+        "--source, --scale-inv and --amax: given with --d; they belong to --codes");
+  }
   if (is_gemm && (options.gemm.a.tensor.empty() || options.gemm.b.tensor.empty())) {
     return absl::InvalidArgumentError("--d needs the operands: --a and --b");
   }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <string_view>
 
@@ -59,7 +60,7 @@ absl::Status CheckDeviceName(const std::string& device) {
 absl::StatusOr<absl::Duration> ParseTimeout(const std::string& text) {
   absl::Duration duration;
   double seconds = 0;
-  if (absl::SimpleAtod(text, &seconds)) {
+  if (absl::SimpleAtod(text, &seconds) && !std::isnan(seconds)) {
     duration = absl::Seconds(seconds);
   } else if (!absl::ParseDuration(text, &duration)) {
     return absl::InvalidArgumentError(

@@ -149,9 +149,7 @@ void AddStepOptions(CLI::App& command, LayerOptions& options) {
       .add_flag("--error-budget", options.error_budget,
                 "Say how much of each output's error every stage makes")
       ->group(kStep);
-  command.add_option("--seed", options.seed, "For recipes that round stochastically")
-      ->type_name("N")
-      ->group(kStep);
+  AddSeedOption(command, options.seed, kStep);
 }
 
 }  // namespace
@@ -296,6 +294,18 @@ void AddVariantListOptions(CLI::App& command, LayerOptions& options) {
                   "RECIPE[/MODE[/ARITHMETIC]] as given")
       ->type_name("VARIANT")
       ->group(kVariants);
+}
+
+void AddSeedOption(CLI::App& command, uint64_t& seed, const char* group) {
+  const auto take = [&seed](const std::string& text) {
+    const bool is_decimal = text.find_first_not_of("0123456789") == std::string::npos;
+    if (is_decimal && absl::SimpleAtoi(text, &seed)) return;
+    throw CLI::ValidationError(
+        "--seed", absl::StrCat("\"", text, "\" is no integer from 0 to 2^64-1, in decimals"));
+  };
+  command.add_option_function<std::string>("--seed", take, "For recipes that round stochastically")
+      ->type_name("N")
+      ->group(group);
 }
 
 bool NamesAllRecipes(const LayerOptions& options) {

@@ -59,6 +59,8 @@ void AddSessionParallelOptions(CLI::App& command, LayerOptions& options);
 /// --amax-group; `what` begins its help.
 void AddAmaxGroupOption(CLI::App& command, std::vector<std::string>& groups,
                         const std::string& what);
+/// --seed N: decimal, from 0 to 2^64 - 1. CLI11 itself would wrap -1 around and read 010 as 8.
+void AddSeedOption(CLI::App& command, uint64_t& seed, const char* group = "Options");
 /// The layer and its tensors.
 void AddLayerOptions(CLI::App& command, LayerOptions& options);
 

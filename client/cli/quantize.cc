@@ -145,11 +145,10 @@ void AddQuantizeCommand(CLI::App& app, Command& chosen) {
   command->add_option("--role", options->role, "What the tensor is in its GEMMs")
       ->required()
       ->check(CLI::IsMember({"input", "weight", "grad_output"}));
-  command->add_option("--usage", options->usage, "rowwise, columnwise or both, by a comma")
+  command->add_option("--usage", options->usage, "rowwise, columnwise or rowwise,columnwise")
       ->capture_default_str()
       ->type_name("LIST");
-  command->add_option("--seed", options->seed, "For recipes that round stochastically")
-      ->type_name("N");
+  AddSeedOption(*command, options->seed);
   command
       ->add_option("--scale-layout", options->scale_layout,
                    "Of block scales: logical, padded as Transformer Engine keeps them, or swizzled "

@@ -75,9 +75,9 @@ void PrintExponents(Invocation& invocation, const v1::TensorStatistics& statisti
 }
 
 absl::StatusOr<int> Put(Invocation& invocation, const TensorOptions& options) {
-  if (!options.name.empty() && options.tensors.size() > 1) {
-    return absl::InvalidArgumentError("--name: names one tensor, but several are given");
-  }
+  const absl::Status several =
+      absl::InvalidArgumentError("--name: names one tensor, but several are given");
+  if (!options.name.empty() && options.tensors.size() > 1) return several;
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
   std::vector<v1::TensorRecord> records;
@@ -94,6 +94,7 @@ absl::StatusOr<int> Put(Invocation& invocation, const TensorOptions& options) {
     }
     if (name.kind == TensorName::Kind::kSafetensors && name.entry.empty()) {
       QG_ASSIGN_OR_RETURN(const TensorFile file, ReadSafetensors(name.path));
+      if (!options.name.empty() && file.tensors.size() > 1) return several;
       for (const NamedTensor& tensor : file.tensors) {
         QG_RETURN_IF_ERROR(store(tensor.name, tensor.tensor));
       }
@@ -142,6 +143,11 @@ absl::Status WriteRecord(Invocation& invocation, Connection& connection,
 
 absl::StatusOr<int> GetTensor(Invocation& invocation, const TensorOptions& options) {
   QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors", ".npy"}, {}));
+  QG_ASSIGN_OR_RETURN(const TensorName name, ParseTensorName("TENSOR", options.tensor));
+  if (name.kind == TensorName::Kind::kGenerated) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "TENSOR: \"", options.tensor, "\" is in no store; tensor gen -o makes and writes it"));
+  }
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
   QG_ASSIGN_OR_RETURN(const v1::TensorRecord record,
