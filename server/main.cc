@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/standard_descriptors.h"
 #include "server/allocator.h"
@@ -62,6 +64,27 @@ struct Seconds {
   int rank_deadline = 60;
 };
 
+/// A size with a unit, at least `least`. CLI11 itself would take -1 for 2^64 - 1.
+void AddSizeOption(CLI::App& app, const char* name, int64_t& bytes, int64_t least, const char* what,
+                   const char* shown) {
+  const auto is_number = [](const std::string& text) {
+    const bool has_sign = text.empty() || text[0] < '0' || text[0] > '9';
+    return has_sign ? absl::StrCat("\"", text, "\" is no size, such as 64Gi") : std::string();
+  };
+  const auto is_large_enough = [least](const std::string& text) {
+    int64_t size = 0;
+    if (absl::SimpleAtoi(text, &size) && size >= least) return std::string();
+    return absl::StrCat(text, " bytes; must be from ", least, " to 2^63-1");
+  };
+  // The last transform is done first, checks after all of them.
+  app.add_option(name, bytes, what)
+      ->transform(CLI::AsSizeValue(false))
+      ->transform(CLI::Validator(is_number, ""))
+      ->check(is_large_enough, "")
+      ->type_name("SIZE")
+      ->default_str(shown);
+}
+
 void AddOptions(CLI::App& app, ServerOptions& options, int& threads, Seconds& seconds) {
   app.add_option("--listen", options.listen, "host:port or unix:/path of the gRPC API; repeatable")
       ->type_name("ADDRESS")
@@ -77,11 +100,8 @@ void AddOptions(CLI::App& app, ServerOptions& options, int& threads, Seconds& se
       ->type_name("DEVICE")
       ->take_all()
       ->default_val(std::vector<std::string>{"cpu"});
-  app.add_option("--resident-bytes-max", options.resident_bytes_max,
-                 "Tensors kept in each GPU's memory between calls; 0: half of it")
-      ->transform(CLI::AsSizeValue(false))
-      ->type_name("SIZE")
-      ->default_str("0");
+  AddSizeOption(app, "--resident-bytes-max", options.resident_bytes_max, 0,
+                "Tensors kept in each GPU's memory between calls; 0: half of it", "0");
   app.add_option("--threads", threads, "Threads of the CPU engine")
       ->check(CLI::Range(1, 1024))
       ->default_val(options.engine.threads);
@@ -94,25 +114,16 @@ void AddOptions(CLI::App& app, ServerOptions& options, int& threads, Seconds& se
   app.add_option("--rank-deadline", seconds.rank_deadline, "Seconds that a rank waits for others")
       ->check(CLI::Range(1, 86'400))
       ->capture_default_str();
-  app.add_option("--blob-bytes-max", options.blob_bytes_max, "Largest blob")
-      ->transform(CLI::AsSizeValue(false))
-      ->type_name("SIZE")
-      ->default_str("64Gi");
-  app.add_option("--store-bytes-max", options.store_bytes_max, "All blobs together")
-      ->transform(CLI::AsSizeValue(false))
-      ->type_name("SIZE")
-      ->default_str("256Gi");
-  app.add_option("--tensor-bytes-max", options.tensor_bytes_max, "Largest tensor of a request")
-      ->transform(CLI::AsSizeValue(false))
-      ->type_name("SIZE")
-      ->default_str("8Gi");
+  AddSizeOption(app, "--blob-bytes-max", options.blob_bytes_max, 1, "Largest blob", "64Gi");
+  AddSizeOption(app, "--store-bytes-max", options.store_bytes_max, 1, "All blobs together",
+                "256Gi");
+  AddSizeOption(app, "--tensor-bytes-max", options.tensor_bytes_max, 1,
+                "Largest tensor of a request", "8Gi");
   app.add_option("--sessions-max", options.sessions.sessions_max, "Training sessions open at once")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
-  app.add_option("--session-bytes-max", options.sessions.bytes_max, "Tensors of all sessions")
-      ->transform(CLI::AsSizeValue(false))
-      ->type_name("SIZE")
-      ->default_str("16Gi");
+  AddSizeOption(app, "--session-bytes-max", options.sessions.bytes_max, 0,
+                "Tensors of all sessions", "16Gi");
   app.add_option("--grace", seconds.grace, "Seconds that runs have to finish after SIGTERM")
       ->check(CLI::Range(0, 86'400))
       ->capture_default_str();

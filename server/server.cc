@@ -20,6 +20,7 @@
 #include "server/build_description.h"
 #include "server/http_endpoint.h"
 #include "server/limits.h"
+#include "server/listen_address.h"
 #include "server/rpc/call.h"
 #include "server/rpc/rpc_methods.h"
 #include "server/rpc/runs.h"
@@ -241,6 +242,9 @@ void RunningServer::StopServing(const absl::Status& why) {
 }
 
 absl::Status RunningServer::Listen() {
+  for (const std::string& address : options_.listen) {
+    QG_RETURN_IF_ERROR(CheckListenAddress(address));
+  }
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   services_.push_back(MakeInfoService(*context_));

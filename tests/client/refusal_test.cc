@@ -174,6 +174,43 @@ TEST_F(RefusalTest, TheServerRefusesAlike) {
   StopServer();
 }
 
+TEST_F(RefusalTest, QuantgatedRefusesAddressesAndSizes) {
+  const std::vector<Case> cases = {
+      {{"--listen", "127.0.0.1:65536"}, 2, "listen: \"127.0.0.1:65536\" is no address"},
+      {{"--listen", "localhost"}, 2, "listen: \"localhost\" is no address"},
+      {{"--blob-bytes-max", "-1"}, 2, "--blob-bytes-max: \"-1\" is no size"},
+      {{"--tensor-bytes-max", "0"}, 2, "--tensor-bytes-max: 0 bytes; must be from 1"},
+      {{"--store-bytes-max", "9223372036854775808"}, 2, "--store-bytes-max: 9223372036854775808"},
+  };
+  const Arguments quantgated = {QUANTGATED_PROGRAM, "--metrics-listen", "", "--data-dir",
+                                Path("refused")};
+  for (const Case& one : cases) {
+    const ProcessResult result = RunProcess(quantgated + one.arguments);
+    EXPECT_EQ(result.exit_code, one.exit_code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(one.words));
+  }
+}
+
+TEST_F(RefusalTest, QuantgatedTakesNoSocketFromAnother) {
+  const std::string address = "unix:" + Path("q.sock");
+  BackgroundProcess first({QUANTGATED_PROGRAM, "--listen", address, "--metrics-listen", "",
+                           "--data-dir", Path("first")});
+  EXPECT_EQ(first.ReadLine(), "quantgated ready on " + address);
+  const ProcessResult second = RunProcess({QUANTGATED_PROGRAM, "--listen", address,
+                                           "--metrics-listen", "", "--data-dir", Path("second")});
+  EXPECT_EQ(second.exit_code, 4);
+  EXPECT_THAT(second.err, HasSubstr(address + ": another process does"));
+  EXPECT_EQ(Quantgate({"info", "--server", address}).exit_code, 0);
+  // What a server left behind that was killed is nobody's.
+  first.Signal(SIGKILL);
+  first.Wait();
+  BackgroundProcess third({QUANTGATED_PROGRAM, "--listen", address, "--metrics-listen", "",
+                           "--data-dir", Path("first")});
+  EXPECT_EQ(third.ReadLine(), "quantgated ready on " + address);
+  third.Signal(SIGTERM);
+  EXPECT_EQ(third.Wait().exit_code, 0);
+}
+
 TEST_F(RefusalTest, MalformedFilesAreRefused) {
   const std::pair<std::string, std::string> files[] = {
       {"empty.safetensors", ""},
