@@ -62,6 +62,9 @@ absl::Status ReadSpec(const std::string& path, v1::SessionSpec& spec,
                       std::map<std::string, std::string>& parameters) {
   QG_ASSIGN_OR_RETURN(nlohmann::json json, ReadJsonObject("SPEC", path));
   if (json.contains("parameters")) {
+    if (!json["parameters"].is_object()) {
+      return absl::InvalidArgumentError("SPEC: parameters must be an object of tensors by name");
+    }
     for (const auto& [name, tensor] : json["parameters"].items()) {
       if (!tensor.is_string()) {
         return absl::InvalidArgumentError(
@@ -171,8 +174,13 @@ absl::StatusOr<int> GetSession(Invocation& invocation, const SessionOptions& opt
     invocation.Say(absl::StrCat("wrote ", options.output));
   }
   PrintSession(invocation, session);
-  if (!invocation.is_table() || session.tensors_size() == 0) return 0;
+  const bool has_tensor = session.has_tensor() && options.output.empty();
+  if (!invocation.is_table() || (session.tensors_size() == 0 && !has_tensor)) return 0;
   TextTable table({"tensor", "<type", "<fingerprint"});
+  if (has_tensor) {
+    const v1::NamedTensor& tensor = session.tensor();
+    table.AddRow({tensor.name(), TypeText(tensor.type()), FingerprintText(tensor.fingerprint())});
+  }
   for (const v1::StateTensor& tensor : session.tensors()) {
     table.AddRow({tensor.name(), TypeText(tensor.type()), FingerprintText(tensor.fingerprint())});
   }
