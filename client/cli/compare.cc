@@ -51,7 +51,7 @@ void AddCompareCommand(CLI::App& app, Command& chosen) {
           "Criterion: bitwise (every output equals the reference's) or bound (every output "
           "within its derived error bound)")
       ->check(CLI::IsMember({"bitwise", "bound"}));
-  AddReportOptions(*command, options->report);
+  AddGateReportOptions(*command, options->report);
 }
 
 }  // namespace quantgate

@@ -25,6 +25,7 @@ constexpr char kDiffExamples[] = R"(Examples:
 
 Two whole safetensors files are compared by the names of their tensors; a tensor that one of
 them lacks is a difference.
+With --junit FILE.xml each tensor is a test case.
 Exits 0 when every bit is equal, 1 when not.)";
 
 struct DiffOptions {
@@ -132,7 +133,7 @@ void AddDiffCommand(CLI::App& app, Command& chosen) {
       ->add_option("--max-ulp", options->ulp_max,
                    "Pass when no element is further apart than this, instead of bitwise")
       ->check(CLI::Range(int64_t{0}, INT64_MAX - 1));
-  AddReportOptions(*command, options->report);
+  AddGateReportOptions(*command, options->report);
 }
 
 }  // namespace quantgate

@@ -37,6 +37,7 @@ class Invocation {
   ~Invocation();
 
   const GlobalOptions& options() const { return options_; }
+  absl::Time start() const { return start_; }
   /// The command line, quoted for a shell.
   std::string CommandLine() const;
   std::ostream& out() { return out_; }

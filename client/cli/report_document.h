@@ -22,6 +22,8 @@ struct SubjectComparison {
   std::optional<v1::BoundCheck> bound;  ///< Where a derived bound decides instead of the bits.
   std::string difference;  ///< Why there is nothing to compare: "bf16[2x3] against f32[2x3]".
                            ///< Empty: compared.
+  bool passes = false;     ///< The verdict's criterion, as far as this tensor goes.
+  std::string finding;     ///< Where it does not.
 };
 
 struct ReportDocument {

@@ -9,6 +9,7 @@
 #include "client/cli/render_html.h"
 #include "client/cli/render_json.h"
 #include "client/cli/render_table.h"
+#include "client/cli/report_junit.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -21,12 +22,28 @@ void AddReportOptions(CLI::App& command, ReportOptions& options) {
       ->type_name("FILE");
 }
 
+void AddGateReportOptions(CLI::App& command, ReportOptions& options) {
+  AddReportOptions(command, options);
+  command.add_option("--junit", options.junit, "Also write the verdict as JUnit XML: FILE.xml")
+      ->type_name("FILE");
+}
+
 absl::Status CheckReports(const ReportOptions& options, const std::set<std::string>& inputs) {
   for (const std::string& path : options.reports) {
     QG_RETURN_IF_ERROR(CheckOutput("--report", path, {".json", ".html"}, inputs));
   }
-  return absl::OkStatus();
+  if (options.junit.empty()) return absl::OkStatus();
+  return CheckOutput("--junit", options.junit, {".xml"}, inputs);
 }
+
+namespace {
+
+JunitRun JunitRunOf(const Invocation& invocation) {
+  const std::string& server = invocation.options().server;
+  return {server.empty() ? "localhost" : server, invocation.start()};
+}
+
+}  // namespace
 
 absl::StatusOr<int> EmitReport(Invocation& invocation, const ReportOptions& options,
                                const ReportDocument& document) {
@@ -36,6 +53,10 @@ absl::StatusOr<int> EmitReport(Invocation& invocation, const ReportOptions& opti
         absl::EndsWith(path, ".html") ? RenderHtml(document) : JsonDocument(document);
     QG_RETURN_IF_ERROR(WriteTextFile(path, text));
     invocation.Say(absl::StrCat("report: ", path));
+  }
+  if (!options.junit.empty()) {
+    QG_RETURN_IF_ERROR(WriteTextFile(options.junit, ReportJunit(document, JunitRunOf(invocation))));
+    invocation.Say(absl::StrCat("report: ", options.junit));
   }
   if (invocation.is_json()) {
     invocation.out() << JsonDocument(document);

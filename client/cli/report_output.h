@@ -13,9 +13,13 @@ namespace quantgate {
 
 struct ReportOptions {
   std::vector<std::string> reports;  ///< FILE.json or FILE.html.
+  std::string junit;                 ///< FILE.xml; empty: none.
 };
 
+/// --report alone.
 void AddReportOptions(CLI::App& command, ReportOptions& options);
+/// --report and --junit.
+void AddGateReportOptions(CLI::App& command, ReportOptions& options);
 
 /// Before the work: whether the report files can be written.
 absl::Status CheckReports(const ReportOptions& options, const std::set<std::string>& inputs);

@@ -59,7 +59,7 @@ void AddRunCommand(CLI::App& app, Command& chosen) {
       ->check(CLI::IsMember({"bitwise", "bound"}));
   command->add_option("-o,--output", options->output, "Write the outputs as safetensors")
       ->type_name("FILE");
-  AddReportOptions(*command, options->report);
+  AddGateReportOptions(*command, options->report);
 }
 
 }  // namespace quantgate

@@ -33,13 +33,15 @@ std::string ParityFinding(const SubjectComparison& comparison) {
                       ElementText(parity.first(), comparison.dtype, comparison.reference_dtype));
 }
 
-/// Sets pass and finding: the first comparison that fails, and how many more do.
-void Judge(const std::vector<SubjectComparison>& comparisons, const std::string& when_none,
+/// Sets pass and finding of each and of all: the first that fails, and how many more do.
+void Judge(std::vector<SubjectComparison>& comparisons, const std::string& when_none,
            absl::FunctionRef<bool(const SubjectComparison&)> passes, v1::Verdict& verdict) {
   int failed = 0;
-  for (const SubjectComparison& comparison : comparisons) {
-    if (passes(comparison)) continue;
-    if (failed++ == 0) verdict.set_finding(ParityFinding(comparison));
+  for (SubjectComparison& comparison : comparisons) {
+    comparison.passes = passes(comparison);
+    if (comparison.passes) continue;
+    comparison.finding = ParityFinding(comparison);
+    if (failed++ == 0) verdict.set_finding(comparison.finding);
   }
   verdict.set_pass(failed == 0);
   if (failed == 0) {
@@ -76,7 +78,7 @@ absl::StatusOr<SubjectComparison> CompareSides(Connection& connection, const std
   return comparison;
 }
 
-v1::Verdict JudgeComparisons(const std::vector<SubjectComparison>& comparisons, int64_t ulp_max) {
+v1::Verdict JudgeComparisons(std::vector<SubjectComparison>& comparisons, int64_t ulp_max) {
   v1::Verdict verdict;
   verdict.set_criterion(v1::REQUIREMENT_BITWISE);
   if (ulp_max > 0) {
@@ -96,7 +98,7 @@ v1::Verdict JudgeComparisons(const std::vector<SubjectComparison>& comparisons, 
   return verdict;
 }
 
-v1::Verdict JudgeBounds(const std::vector<SubjectComparison>& comparisons) {
+v1::Verdict JudgeBounds(std::vector<SubjectComparison>& comparisons) {
   v1::Verdict verdict;
   verdict.set_criterion(v1::REQUIREMENT_BOUND);
   verdict.set_threshold(

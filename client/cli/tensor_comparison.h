@@ -23,11 +23,12 @@ absl::StatusOr<SubjectComparison> CompareSides(Connection& connection, const std
                                                const ComparisonSide& subject,
                                                const ComparisonSide& reference);
 
-/// Every tensor that has a bound within it, and the bits of all others equal.
-v1::Verdict JudgeBounds(const std::vector<SubjectComparison>& comparisons);
+/// Every tensor that has a bound within it, and the bits of all others equal. Says of each too
+/// whether it passes.
+v1::Verdict JudgeBounds(std::vector<SubjectComparison>& comparisons);
 
 /// Bitwise equality of all, or every finite element within `ulp_max` units in the last place when
-/// it is above 0.
-v1::Verdict JudgeComparisons(const std::vector<SubjectComparison>& comparisons, int64_t ulp_max);
+/// it is above 0. Says of each too whether it passes.
+v1::Verdict JudgeComparisons(std::vector<SubjectComparison>& comparisons, int64_t ulp_max);
 
 }  // namespace quantgate

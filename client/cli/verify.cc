@@ -37,6 +37,7 @@ With --require bound all but the bias gradients and delayed scaling's state need
 the error bound derived for what made them.
 With --tp in place of --subject the engine's own outputs on N ranks are checked: bit for bit against
 one rank, or with --require bound against what sums over ranks may do.
+With --junit FILE.xml each tensor is a test case.
 Exits 0 when all pass, 1 when not, 2 when the file holds none of the outputs.)";
 
 struct VerifyOptions {
@@ -216,7 +217,7 @@ void AddVerifyCommand(CLI::App& app, Command& chosen) {
   command->add_option("--require", options->require, "What passes")
       ->check(CLI::IsMember({"bitwise", "bound"}))
       ->capture_default_str();
-  AddReportOptions(*command, options->run.report);
+  AddGateReportOptions(*command, options->run.report);
 }
 
 }  // namespace quantgate

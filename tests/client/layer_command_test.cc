@@ -490,6 +490,19 @@ TEST_F(VerifyTest, TheStateOfDelayedScalingIsChecked) {
   }
 }
 
+TEST_F(VerifyTest, JunitSaysWhatTheExitCodeSays) {
+  const std::string path = Path("v.xml");
+  EXPECT_EQ(Verify(path_, {"--junit", path}).exit_code, 0);
+  EXPECT_THAT(ReadFile(path), HasSubstr(R"(tests="4" failures="0")"));
+  const Tensor db = *ReadSafetensors(path_)->Find("db");
+  const std::string subject = With("db", *db.Reinterpret(DType::kF16, {2048}));
+  EXPECT_EQ(Verify(subject, {"--junit", path}).exit_code, 1);
+  EXPECT_THAT(ReadFile(path), HasSubstr(R"(tests="4" failures="1")"));
+  const ProcessResult refused = Verify(path_, {"--junit", path_});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("--junit: "));
+}
+
 TEST_F(VerifyTest, ASubjectIsOfOneVariant) {
   const ProcessResult result = Quantgate(
       Arguments{"verify", "--subject", path_, "--recipe", "fp8_current,bf16"} + LayerArguments());
