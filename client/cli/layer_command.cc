@@ -48,9 +48,9 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
   std::set<std::string> inputs = sources.files();
   inputs.insert(run.more_inputs.begin(), run.more_inputs.end());
   QG_RETURN_IF_ERROR(CheckReports(run.report, inputs));
-  if (run.keep_outputs && spec.variants_size() != 1) {
-    return absl::InvalidArgumentError(absl::StrCat("--subject: ", spec.variants_size(),
-                                                   " variants; your outputs are those of one"));
+  if (run.variants != 0 && spec.variants_size() != run.variants) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--recipe: ", spec.variants_size() / run.variants, " variants; ", kind, " takes one"));
   }
   if (!run.output.empty()) {
     if (spec.variants_size() != 1) {

@@ -19,7 +19,8 @@ struct LayerCommand {
   LayerOptions layer;
   ReportOptions report;
   std::string output;         ///< -o FILE; empty: none. Of a run of one variant.
-  bool keep_outputs = false;  ///< To compare with a subject's; of one variant then, too.
+  bool keep_outputs = false;  ///< To compare with a subject's.
+  int variants = 0;  ///< How many there must be, a twin on several ranks among them; 0: any.
   std::map<std::string, Tensor> subjects;  ///< RunSpec.subjects.
   std::set<std::string>
       more_inputs;  ///< Files that must not be overwritten besides the layer's own.

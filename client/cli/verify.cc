@@ -137,6 +137,8 @@ absl::StatusOr<SubjectComparison> CompareOutput(Connection& connection, TensorSo
 absl::StatusOr<int> VerifyRanks(Invocation& invocation, const VerifyOptions& options) {
   LayerCommand run = options.run;
   run.layer.require = options.require;
+  // Of more, each would be held against exact in place of its twin on one rank.
+  run.variants = 2;
   QG_ASSIGN_OR_RETURN(const ReportDocument document, ExecuteLayer(invocation, run, "verify"));
   return EmitReport(invocation, run.report, document);
 }
@@ -158,6 +160,7 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
   QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadSafetensors(options.subject));
   LayerCommand run = options.run;
   run.keep_outputs = true;
+  run.variants = 1;
   const bool by_bound = options.require == "bound";
   if (by_bound) {
     for (const NamedTensor& tensor : subject.tensors) {

@@ -507,7 +507,7 @@ TEST_F(VerifyTest, ASubjectIsOfOneVariant) {
   const ProcessResult result = Quantgate(
       Arguments{"verify", "--subject", path_, "--recipe", "fp8_current,bf16"} + LayerArguments());
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, HasSubstr("--subject: 2 variants"));
+  EXPECT_THAT(result.err, HasSubstr("--recipe: 2 variants; verify takes one"));
 }
 
 }  // namespace

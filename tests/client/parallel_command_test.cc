@@ -77,6 +77,13 @@ TEST_F(ParallelCommandTest, VerifyFailsWhereEachRankHasScalesOfItsOwn) {
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
 }
 
+TEST_F(ParallelCommandTest, VerifyHoldsOneRecipeAgainstItsTwin) {
+  const ProcessResult result = Quantgate(
+      Arguments{"verify", "--tp", "2", "--recipe", "fp8_current,mxfp8"} + Layer("column"));
+  EXPECT_EQ(result.exit_code, 2) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("--recipe: 2 variants; verify takes one"));
+}
+
 // docs/distributed.md section 4.1: what VerifyFailsWhereEachRankHasScalesOfItsOwn lacks.
 TEST_F(ParallelCommandTest, VerifyPassesUnderTheAmaxOfAllRanks) {
   const std::string html = Path("amax.html");
