@@ -11,6 +11,7 @@
 #include "client/cli/bench_engine.h"
 #include "client/cli/bench_wire.h"
 #include "client/cli/commands.h"
+#include "client/cli/interrupt.h"
 #include "client/cli/number_text.h"
 #include "client/cli/render_json.h"
 #include "client/cli/subcommand.h"
@@ -107,6 +108,7 @@ void PrintBench(Invocation& invocation, const std::vector<BenchLine>& lines) {
 absl::StatusOr<int> Bench(Invocation& invocation, const BenchOptions& options) {
   const BenchProgress progress = [&](const std::string& what) {
     invocation.progress().Update(absl::StrCat("measuring ", what), 0, 1);
+    return WasInterrupted() ? absl::CancelledError("interrupted") : absl::OkStatus();
   };
   std::vector<BenchLine> lines;
   if (options.only != "wire") {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "client/cli/interrupt.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/engine.h"
 
@@ -161,6 +162,7 @@ double BestRate(double units, double seconds, const std::function<void()>& work)
   using Clock = std::chrono::steady_clock;
   double best = 0, spent = 0;
   for (int repetition = 0; repetition < 3 || spent < seconds; ++repetition) {
+    if (WasInterrupted()) break;  // The next progress says so.
     const Clock::time_point start = Clock::now();
     work();
     const double took = std::chrono::duration<double>(Clock::now() - start).count();
@@ -176,17 +178,17 @@ absl::StatusOr<std::vector<BenchLine>> BenchEngine(double seconds, const BenchPr
   if (AvailableCpus() > 1) thread_counts.push_back(AvailableCpus());
   for (const int threads : thread_counts) {
     const std::unique_ptr<Engine> engine = MakeCpuEngine({.threads = threads});
-    progress("memcpy");
+    QG_RETURN_IF_ERROR(progress("memcpy"));
     QG_ASSIGN_OR_RETURN(const double copy, CopyCeiling(threads, seconds));
     lines.push_back({absl::StrCat("memcpy, ", OnText(threads)), copy / 1e9, "GB/s", "", {}});
-    progress("quantize");
+    QG_RETURN_IF_ERROR(progress("quantize"));
     QG_ASSIGN_OR_RETURN(lines.emplace_back(), BenchQuantize(*engine, threads, seconds, copy));
-    progress("fused multiply-adds");
+    QG_RETURN_IF_ERROR(progress("fused multiply-adds"));
     const double fma = FmaCeiling(threads, seconds);
     lines.push_back(
         {absl::StrCat("fp32 FMA, ", OnText(threads)), fma / 1e9, "G multiply-adds/s", "", {}});
     for (const GemmCase& gemm : kGemms) {
-      progress(gemm.name);
+      QG_RETURN_IF_ERROR(progress(gemm.name));
       QG_ASSIGN_OR_RETURN(lines.emplace_back(), BenchGemm(*engine, gemm, threads, seconds, fma));
     }
   }

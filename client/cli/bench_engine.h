@@ -19,10 +19,11 @@ struct BenchLine {
   std::optional<double> ratio;  ///< rate / ceiling, or latency / latency.
 };
 
-using BenchProgress = std::function<void(const std::string& what)>;
+/// Told what is measured next; an error ends the benchmark.
+using BenchProgress = std::function<absl::Status(const std::string& what)>;
 
 /// Best rate per second of `units` over repetitions of `work` that take `seconds` together (at
-/// least three).
+/// least three); an interrupt ends them early.
 double BestRate(double units, double seconds, const std::function<void()>& work);
 
 /// Quantization of a 64 MiB bf16 tensor against memcpy, GEMMs of 1024^3 against fp32 fused

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/bare_server.h"
+#include "client/cli/interrupt.h"
 #include "client/status.h"
 #include "client/upload.h"
 #include "kernels/base/status_macros.h"
@@ -40,6 +41,7 @@ absl::StatusOr<Latencies> UnaryLatencies(Connection& connection, double seconds)
   std::vector<double> times;
   double spent = 0;
   while (times.size() < 200 || spent < seconds) {
+    if (WasInterrupted()) return absl::CancelledError("interrupted");
     const Clock::time_point start = Clock::now();
     QG_RETURN_IF_ERROR(connection.FindMissing(v1::FindMissingRequest()).status());
     times.push_back(SecondsSince(start));
@@ -124,15 +126,15 @@ absl::StatusOr<std::vector<BenchLine>> BenchWire(Connection& connection,
   QG_ASSIGN_OR_RETURN(const std::unique_ptr<BareServer> bare_server,
                       BareServer::Start(options.is_in_process));
   const std::unique_ptr<Connection> bare = bare_server->Connect();
-  progress("unary calls");
+  QG_RETURN_IF_ERROR(progress("unary calls"));
   QG_RETURN_IF_ERROR(BenchUnary(connection, *bare, options.seconds, lines));
 
   QG_ASSIGN_OR_RETURN(const std::shared_ptr<Buffer> buffer, FreshBytes(options.upload_bytes));
   const std::span<const std::byte> bytes(buffer->data(), buffer->size());
-  progress("bare gRPC stream");
+  QG_RETURN_IF_ERROR(progress("bare gRPC stream"));
   QG_ASSIGN_OR_RETURN(const double stream, BareStreamRate(*bare, options.upload_bytes));
   lines.push_back({"bare gRPC stream", stream / 1e9, "GB/s", "", {}});
-  progress("SHA-256");
+  QG_RETURN_IF_ERROR(progress("SHA-256"));
   Clock::time_point start = Clock::now();
   const v1::Digest digest = DigestOf(bytes);
   const double sha256 = static_cast<double>(bytes.size()) / SecondsSince(start);
@@ -140,13 +142,13 @@ absl::StatusOr<std::vector<BenchLine>> BenchWire(Connection& connection,
   double ceiling = std::min(stream, sha256);
   std::string ceiling_name = stream < sha256 ? "bare gRPC stream" : "SHA-256, one core";
   if (!options.disk.empty()) {
-    progress("disk");
+    QG_RETURN_IF_ERROR(progress("disk"));
     QG_ASSIGN_OR_RETURN(const double disk, DiskRate(options.disk, bytes));
     lines.push_back({"fsynced writes", disk / 1e9, "GB/s", "", {}});
     if (disk < ceiling) ceiling_name = "fsynced writes";
     ceiling = std::min(ceiling, disk);
   }
-  progress("upload");
+  QG_RETURN_IF_ERROR(progress("upload"));
   start = Clock::now();
   QG_RETURN_IF_ERROR(WriteBlob(connection, {bytes, buffer}, digest).status());
   const double upload = static_cast<double>(bytes.size()) / SecondsSince(start);

@@ -1,12 +1,15 @@
 #include "client/cli/interrupt.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
+#include "client/cli/bench_engine.h"
 #include "client/cli/exit_code.h"
 #include "client/tensor_name.h"
 #include "client/upload.h"
@@ -40,6 +43,26 @@ TEST(ExitWhenMappedFilesShrinkTest, ACutFileEndsTheProgramWithASentence) {
       },
       ::testing::ExitedWithCode(kExitService), "a tensor file became shorter");
   std::filesystem::remove(path);
+}
+
+// An hour of repetitions, unless the interrupt ends them.
+[[noreturn]] void MeasureInterrupted() {
+  StartInterruptThread();
+  ::kill(::getpid(), SIGINT);
+  while (!WasInterrupted()) std::this_thread::yield();
+  int repetitions = 0;
+  BestRate(/*units=*/1, /*seconds=*/3600, [&] { ++repetitions; });
+  std::_Exit(repetitions == 0 ? kExitCancelled : 1);
+}
+
+TEST(BenchTest, AnInterruptEndsAMeasurement) {
+  EXPECT_EXIT(MeasureInterrupted(), ::testing::ExitedWithCode(kExitCancelled), "");
+}
+
+TEST(BenchTest, AnErrorOfTheProgressEndsIt) {
+  const auto lines = BenchEngine(
+      /*seconds=*/3600, [](const std::string&) { return absl::CancelledError("interrupted"); });
+  EXPECT_TRUE(absl::IsCancelled(lines.status()));
 }
 
 }  // namespace
