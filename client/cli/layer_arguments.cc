@@ -338,6 +338,7 @@ absl::Status ReadSpecMessage(const char* option, const std::string& text,
   }
   std::string content(kSpecBytesMax + 1, '\0');
   file.read(content.data(), static_cast<std::streamsize>(content.size()));
+  if (file.bad()) return RefuseOption(option, text, "cannot be read; is it a file?");
   content.resize(static_cast<size_t>(file.gcount()));
   if (content.size() > kSpecBytesMax) return RefuseOption(option, text, "longer than 4 MiB");
   return ParseSpec(option, text, content, absl::EndsWith(text, ".json"), spec);

@@ -128,6 +128,7 @@ TEST_F(RefusalTest, BadInputNamesFieldValueAndRule) {
        2,
        "--seed: \"-1\" is no integer from 0 to 2^64-1"},
       {Run({"--recipe", "nvfp4", "--seed", "18446744073709551616"}), 2, "--seed"},
+      {{"run", "--spec", "/"}, 2, "--spec: \"/\": cannot be read"},
       {Run({"--recipe", "bf16", "--timeout", "nan"}), 2, "--timeout: \"nan\""},
       {{"run", "--input", fc1, "--weight", Sample("fc9.w"), "--recipe", "bf16"}, 2, "--weight: "},
       {{"explain", "--source", fc1, "--codes", fc1, "--scale-inv", fc1, "--a", fc1}, 2, "--a"},
