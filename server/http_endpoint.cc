@@ -48,8 +48,9 @@ class CivetEndpoint : public HttpEndpoint {
         ready_([is_ready = sources.is_ready] {
           return is_ready() ? Answer{200, "ready\n"} : Answer{503, "not ready\n"};
         }),
-        // A scrape and a probe at a time; more wait.
-        server_(std::vector<std::string>{"listening_ports", listen, "num_threads", "2"}) {
+        // A connection that asks nothing has a thread until its time is up.
+        server_(std::vector<std::string>{"listening_ports", listen, "num_threads", "16",
+                                         "request_timeout_ms", "1000"}) {
     server_.addHandler("/metrics$", metrics_);
     server_.addHandler("/healthz$", health_);
     server_.addHandler("/readyz$", ready_);

@@ -138,9 +138,10 @@ class InfoService : public v1::Info::CallbackService {
     }
     if (!id.empty())
       return error::InvalidField("device", Printable(id), "the server has no such device");
-    return CountCudaDevices().ok()
-               ? absl::FailedPreconditionError("this server does not compute on a CUDA device")
-               : CountCudaDevices().status();
+    const absl::Status counted = CountCudaDevices().status();
+    if (!counted.ok()) return error::AtField(counted, "device");
+    return error::AtField(
+        absl::FailedPreconditionError("this server does not compute on a CUDA device"), "device");
   }
 
   absl::StatusOr<DeviceWork> PrepareCheck(const v1::CheckHardwareRequest& request,

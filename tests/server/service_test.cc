@@ -1,6 +1,7 @@
 // Info, Tensors, the unary Engine calls, health, metrics and shutting down, over a real channel.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <regex>
 #include <thread>
@@ -265,6 +266,14 @@ TEST(HttpTest, ProbesAndOtherPages) {
   EXPECT_THAT(server.HttpGet("/healthz"), HasSubstr("200 OK"));
   EXPECT_THAT(server.HttpGet("/readyz"), HasSubstr("200 OK"));
   EXPECT_THAT(server.HttpGet("/etc/passwd"), HasSubstr("404"));
+}
+
+TEST(HttpTest, ConnectionsThatAskNothingHoldUpNoProbe) {
+  TestServer server(EnableHttp);
+  std::vector<int> silent(8);
+  for (int& socket : silent) socket = server.ConnectHttp();
+  EXPECT_THAT(server.HttpGet("/healthz"), HasSubstr("200 OK"));
+  for (const int socket : silent) ::close(socket);
 }
 
 TEST(ShutdownTest, RefusesNewWorkAndFinishesOld) {

@@ -6,6 +6,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -55,21 +56,28 @@ std::shared_ptr<grpc::Channel> TestServer::NewChannel() {
   return grpc::CreateCustomChannel(address(), grpc::InsecureChannelCredentials(), arguments);
 }
 
-std::string TestServer::HttpGet(const std::string& path) {
+int TestServer::ConnectHttp() {
   const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in to{};
   to.sin_family = AF_INET;
   to.sin_port = htons(static_cast<uint16_t>(server_->metrics_port()));
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  // As long as probes wait at most.
+  const timeval patience = {10, 0};
+  ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  EXPECT_EQ(::connect(socket, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+  return socket;
+}
+
+std::string TestServer::HttpGet(const std::string& path) {
+  const int socket = ConnectHttp();
   std::string response;
-  if (::connect(socket, reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0) {
-    const std::string request =
-        "GET " + path + " HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
-    (void)!::write(socket, request.data(), request.size());
-    char buffer[65536];
-    for (ssize_t count; (count = ::read(socket, buffer, sizeof(buffer))) > 0;) {
-      response.append(buffer, static_cast<size_t>(count));
-    }
+  const std::string request =
+      "GET " + path + " HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
+  (void)!::write(socket, request.data(), request.size());
+  char buffer[65536];
+  for (ssize_t count; (count = ::read(socket, buffer, sizeof(buffer))) > 0;) {
+    response.append(buffer, static_cast<size_t>(count));
   }
   ::close(socket);
   return response;

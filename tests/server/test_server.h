@@ -43,6 +43,8 @@ class TestServer {
   std::shared_ptr<grpc::Channel> NewChannel();
   /// GET on the HTTP port, which `change` must have asked for: the whole response.
   std::string HttpGet(const std::string& path);
+  /// A connection to the same port that has asked nothing; the caller closes it.
+  int ConnectHttp();
 
  private:
   void Start();
