@@ -122,6 +122,77 @@ TEST(MeasureErrorTest, BlocksTileTheTensor) {
   EXPECT_TRUE(report.worst_blocks.empty());
 }
 
+// A block of several stretches: what lies in a later one is found where it is, an equal maximum
+// later does not move it, and the maximum of one kind does not stand for the other.
+TEST(MeasureErrorTest, MaximaOfALongBlockAreAtTheirLowestIndices) {
+  constexpr int64_t kBlock = 1000;  // Columns of each of the 32 cells.
+  constexpr int64_t kColumns = 32 * kBlock;
+  std::vector<float> subject(kColumns, 1), reference(kColumns, 1);
+  const auto set = [&](int64_t at, float s, float r) { subject[at] = s, reference[at] = r; };
+  set(255, 12, 8);   // Absolute 4, relative 0.5.
+  set(300, 2, 1);    // Absolute 1, relative 1.
+  set(511, 12, 8);   // The same as at 255.
+  set(600, 2, 1);    // The same as at 300.
+  set(700, 11, 8);   // Absolute 3, relative 0.375.
+  set(701, 66, 64);  // Absolute 2, relative 1/32.
+  const ErrorReport report = Measure(subject, reference);
+  EXPECT_EQ(report.max_abs, 4);
+  EXPECT_THAT(report.max_abs_at.coordinate, ElementsAre(0, 255));
+  EXPECT_EQ(report.max_rel, 1);
+  EXPECT_THAT(report.max_rel_at.coordinate, ElementsAre(0, 300));
+  ASSERT_EQ(report.heat_map.cells.size(), 32u);
+  EXPECT_EQ(report.heat_map.cells[0].column_end, kBlock);
+  EXPECT_EQ(report.heat_map.cells[0].max_abs_error, 4);
+  EXPECT_EQ(report.heat_map.cells[1].max_abs_error, 0);
+}
+
+TEST(MeasureErrorTest, MaximaAtTheFirstElementAreFound) {
+  const ErrorReport report = Measure({3, 1, 5}, {1, 1, 4});
+  EXPECT_EQ(report.max_abs, 2);
+  EXPECT_THAT(report.max_abs_at.coordinate, ElementsAre(0, 0));
+  EXPECT_EQ(report.max_rel, 2);
+  EXPECT_THAT(report.max_rel_at.coordinate, ElementsAre(0, 0));
+}
+
+TEST(MeasureErrorTest, WorstBlocksAreTheFiveLargest) {
+  const ErrorReport report = Measure({1, 7, 3, 0, 5, 2, 6, 4}, std::vector<float>(8));
+  std::vector<double> errors;
+  for (const HeatMapCell& block : report.worst_blocks) errors.push_back(block.rms_error);
+  EXPECT_THAT(errors, ElementsAre(7, 6, 5, 4, 3));
+}
+
+TEST(MeasureErrorTest, APairHasTheValuesAndBitsOfBothTypes) {
+  const ErrorReport report = MeasureError(TensorOfCodes(DType::kBF16, {1}, {0xC040}),
+                                          TensorOfFloats({1}, {-2}), ExecutionContext())
+                                 .value();
+  EXPECT_EQ(report.max_abs_at.subject, -3);
+  EXPECT_EQ(report.max_abs_at.reference, -2);
+  EXPECT_EQ(report.max_abs_at.subject_bits, 0xC040u);
+  EXPECT_EQ(report.max_abs_at.reference_bits, 0xC0000000u);
+}
+
+TEST(MeasureErrorTest, ScalesHaveALargestValueAndNoSubnormals) {
+  // 2^-127, 2^127; the reference of the second is 2^128.
+  const ErrorReport report =
+      MeasureError(TensorOfCodes(DType::kF8E8M0, {2}, {0x00, 0xFE}),
+                   TensorOfCodes(DType::kF64, {2}, {0x3800000000000000, 0x47F0000000000000}),
+                   ExecutionContext())
+          .value();
+  EXPECT_EQ(report.subnormal_count, 0);
+  EXPECT_EQ(report.saturated_count, 1);
+}
+
+TEST(MeasureErrorTest, StopsWhenCancelled) {
+  Cancellation cancellation;
+  cancellation.Cancel();
+  ExecutionContext context;
+  context.cancellation = &cancellation;
+  const Tensor tensor = TensorOfFloats({2}, {1, 2});
+  EXPECT_EQ(MeasureError(tensor, tensor, context).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(MeasureNearer(tensor, tensor, tensor, context).status().code(),
+            absl::StatusCode::kCancelled);
+}
+
 TEST(MeasureErrorTest, EmptyTensor) {
   const ErrorReport report =
       MeasureError(TensorOfFloats({0, 4}, {}), TensorOfFloats({0, 4}, {}), ExecutionContext())
@@ -234,6 +305,32 @@ TEST(MeasureNearerTest, ClassDecidesWhereNotFinite) {
   EXPECT_EQ(report.reference_nearer, 2);
   EXPECT_EQ(report.tied, 1);
   EXPECT_EQ(report.subject_rms, 0);
+}
+
+TEST(MeasureNearerTest, OneFiniteElementHasAnRms) {
+  const NearerReport report = MeasureNearer(TensorOfFloats({1}, {3}), TensorOfFloats({1}, {5}),
+                                            TensorOfFloats({1}, {1}), ExecutionContext())
+                                  .value();
+  EXPECT_EQ(report.subject_rms, 2);
+  EXPECT_EQ(report.reference_rms, 4);
+}
+
+TEST(MeasureNearerTest, RefusesIntegersShapesAndATruthOfAnotherType) {
+  const ExecutionContext context;
+  const Tensor floats = TensorOfFloats({2}, {1, 2}), longer = TensorOfFloats({3}, {1, 2, 3});
+  const Tensor integers = TensorOfCodes(DType::kU8, {2}, {1, 2});
+  const Tensor wide = TensorOfCodes(DType::kF64, {2}, {1, 2});
+  const auto code = [&](const Tensor& subject, const Tensor& reference, const Tensor& truth) {
+    return MeasureNearer(subject, reference, truth, context).status().code();
+  };
+  constexpr auto kRefused = absl::StatusCode::kInvalidArgument;
+  EXPECT_EQ(code(integers, floats, floats), kRefused);
+  EXPECT_EQ(code(floats, integers, floats), kRefused);
+  EXPECT_EQ(code(floats, floats, integers), kRefused);
+  EXPECT_EQ(code(floats, longer, floats), kRefused);
+  EXPECT_EQ(code(floats, floats, longer), kRefused);
+  EXPECT_EQ(code(floats, floats, wide), kRefused);
+  EXPECT_EQ(code(floats, floats, Tensor()), kRefused);
 }
 
 }  // namespace

@@ -118,6 +118,56 @@ TEST(CompareBitsTest, DistancesOfWideTypesStayBelowTheNanMark) {
   EXPECT_EQ(Compare(DType::kF64, {0x3FF0000000000000}, {0x3FF0000000000003}).worst_ulp, 3);
 }
 
+TEST(CompareBitsTest, TheWidestDistancesHaveTheOutermostBuckets) {
+  const uint64_t largest = 0x7FEFFFFFFFFFFFFF, lowest = 0xFFEFFFFFFFFFFFFF;
+  // In two pieces of 2^16 elements, so that their buckets are added too.
+  constexpr int64_t kCount = (int64_t{1} << 16) + 1;
+  std::vector<uint64_t> subject(kCount), reference(kCount);
+  subject.front() = reference.back() = lowest;
+  subject.back() = reference.front() = largest;
+  const ParityReport report = Compare(DType::kF64, subject, reference);
+  ASSERT_EQ(report.ulp_histogram.size(), 3u);
+  constexpr int64_t kFrom = (int64_t{1} << 62) + 1;
+  EXPECT_EQ(report.ulp_histogram.front().lower, -kNan);
+  EXPECT_EQ(report.ulp_histogram.front().upper, -kFrom);
+  EXPECT_EQ(report.ulp_histogram.front().count, 1);
+  EXPECT_EQ(report.ulp_histogram[1].count, kCount - 2);
+  EXPECT_EQ(report.ulp_histogram.back().lower, kFrom);
+  EXPECT_EQ(report.ulp_histogram.back().upper, kNan);
+  EXPECT_EQ(report.ulp_histogram.back().count, 1);
+}
+
+// Element 0 differs, and elements of its piece and of the next one do so more and less.
+TEST(CompareBitsTest, FirstAndWorstOfSeveralPieces) {
+  constexpr int64_t kPiece = int64_t{1} << 16;
+  const std::vector<uint64_t> zeros(2 * kPiece);
+  std::vector<uint64_t> codes = zeros;
+  codes[0] = 5;
+  codes[1] = 3;
+  codes[kPiece] = 4;
+  ParityReport report = Compare(DType::kU8, codes, zeros);
+  EXPECT_THAT(report.first.coordinate, ElementsAre(0));
+  EXPECT_THAT(report.worst.coordinate, ElementsAre(0));
+  codes[kPiece + 1] = 6;
+  report = Compare(DType::kU8, codes, zeros);
+  EXPECT_THAT(report.first.coordinate, ElementsAre(0));
+  EXPECT_THAT(report.worst.coordinate, ElementsAre(kPiece + 1));
+  EXPECT_EQ(report.worst_ulp, 6);
+  EXPECT_EQ(report.worst.reference_bits, 0u);
+  report = Compare(DType::kU8, zeros, codes);
+  EXPECT_EQ(report.worst.subject_bits, 0u);
+  EXPECT_EQ(report.worst.reference_bits, 6u);
+}
+
+TEST(CompareBitsTest, StopsWhenCancelled) {
+  Cancellation cancellation;
+  cancellation.Cancel();
+  ExecutionContext context;
+  context.cancellation = &cancellation;
+  const Tensor tensor = TensorOfCodes(DType::kU8, {2}, {1, 2});
+  EXPECT_EQ(CompareBits(tensor, tensor, context).status().code(), absl::StatusCode::kCancelled);
+}
+
 TEST(CompareBitsTest, CodesWithoutASignCompareAsUnsigned) {
   const ParityReport packed = Compare(DType::kF4E2M1x2, {0x80, 0x10}, {0x00, 0x10});
   EXPECT_EQ(packed.mismatch_count, 1);
@@ -153,7 +203,11 @@ TEST(CompareBitsTest, RefusesDifferentShapesAndTypes) {
   EXPECT_THAT(std::string(shapes.message()), HasSubstr("2x2"));
   EXPECT_EQ(CompareBits(a, c, ExecutionContext()).status().code(),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_FALSE(CompareBits(a, Tensor(), ExecutionContext()).ok());
+  const auto message = [](const Tensor& subject, const Tensor& reference) {
+    return std::string(CompareBits(subject, reference, ExecutionContext()).status().message());
+  };
+  EXPECT_THAT(message(a, Tensor()), HasSubstr("reference is absent"));
+  EXPECT_THAT(message(Tensor(), a), HasSubstr("subject is absent"));
 }
 
 // Over many threads, with stretches that are equal and stretches that are not, against a plain
