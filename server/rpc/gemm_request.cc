@@ -105,7 +105,12 @@ void Retype(ScaleMode mode, Side& side) {
 absl::Status SetScaling(const v1::GemmOperandSpec& spec, Side side, GemmOperand& operand) {
   QG_ASSIGN_OR_RETURN(operand.scaling, ScalingOf(spec.scaling(), side));
   Retype(operand.scaling, side);
-  if (spec.e4m3_max() != 0) operand.e4m3_max = spec.e4m3_max();
+  if (spec.e4m3_max() == 0) return absl::OkStatus();
+  if (operand.scaling != ScaleMode::kNv16) {
+    return error::InvalidField(absl::StrCat(side.name, ".e4m3_max"), absl::StrCat(spec.e4m3_max()),
+                               "only nv16 operands have one");
+  }
+  operand.e4m3_max = spec.e4m3_max();
   return absl::OkStatus();
 }
 

@@ -95,6 +95,8 @@ TEST_F(BadInputTest, Gemm) {
       {kInvalid, "a.scale_inv", "f32[16]", "f8_e8m0[16x1]"});
   refuse([](auto& r) { *r.mutable_a()->mutable_amax() = Generated("uniform", 3, "f32", {1}); },
          {kInvalid, "a.amax", "f32[1]", "only nv16 operands have one"});
+  refuse([](auto& r) { r.mutable_b()->set_e4m3_max(256); },
+         {kInvalid, "b.e4m3_max", "256", "only nv16 operands have one"});
   refuse([](auto& r) { *r.mutable_a()->mutable_scale_inv() = Generated("uniform", 3, "f32", {5}); },
          {kInvalid, "a.scaling", "", "fits no scaling; say which of tensor, outer, 1x128"});
   refuse(
