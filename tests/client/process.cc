@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 
 extern char** environ;
@@ -100,6 +101,14 @@ std::string BackgroundProcess::ReadLine() {
 
 void BackgroundProcess::Signal(int signal) {
   if (pid_ > 0) kill(pid_, signal);
+}
+
+int BackgroundProcess::ThreadCount() const {
+  siginfo_t ended{};
+  waitid(P_PID, static_cast<id_t>(pid_), &ended, WEXITED | WNOHANG | WNOWAIT);
+  if (ended.si_pid == pid_) return 0;
+  const std::filesystem::directory_iterator threads("/proc/" + std::to_string(pid_) + "/task");
+  return static_cast<int>(std::distance(begin(threads), end(threads)));
 }
 
 ProcessResult BackgroundProcess::Wait() {

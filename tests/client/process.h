@@ -35,6 +35,8 @@ class BackgroundProcess {
   /// The next line of stdout, without its end; empty at the end of the stream.
   std::string ReadLine();
   void Signal(int signal);
+  /// How many threads it has; 0 once it has ended.
+  int ThreadCount() const;
   /// The rest of its output and its exit code.
   ProcessResult Wait();
 

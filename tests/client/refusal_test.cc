@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <thread>
 
 #include <nlohmann/json.hpp>
 
@@ -20,6 +21,7 @@ constexpr char kNoSuchDevice[] = "UNIMPLEMENTED";
 #endif
 
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 using Arguments = std::vector<std::string>;
 
@@ -292,6 +294,17 @@ TEST_F(RefusalTest, AnInterruptCancelsTheRunAndExits130) {
   EXPECT_THAT(result.err, HasSubstr("interrupted"));
   while (state == v1::RUN_STATE_RUNNING) state = connection->GetRun(request)->state();
   EXPECT_EQ(state, v1::RUN_STATE_CANCELLED);
+}
+
+TEST_F(RefusalTest, AnInterruptEndsABenchmarkAndExits130) {
+  BackgroundProcess command(
+      Arguments{QUANTGATE_PROGRAM, "bench", "--only", "engine", "--seconds", "60"});
+  // Its first thread is the one that takes interrupts.
+  while (command.ThreadCount() == 1) std::this_thread::yield();
+  command.Signal(SIGINT);
+  const ProcessResult result = command.Wait();
+  EXPECT_EQ(result.exit_code, 130) << result.err;
+  EXPECT_THAT(result.out, IsEmpty());
 }
 
 TEST_F(RefusalTest, ATimeoutCancelsTheRunAndExits124) {
