@@ -69,9 +69,9 @@ __device__ void BringLine(const float* scales) {
 }
 
 /// Behind the tile at `place`: brings the lines of scales of tiles further down, those that begin
-/// with the tile kTilesBelow it. Where a row of tiles has a line or more of scales, that is at
-/// least as far ahead as the tiles that are taken at a time; narrower ones would be late, and gain
-/// nothing.
+/// with the tile kTilesBelow it. Where a row of tiles has a line or more of scales, that is about
+/// as far ahead as the tiles that are taken at a time, or further; narrower ones would be late, and
+/// gain nothing.
 __device__ void BringScales(const TileQuantization& job, const TileOrder& order, TilePlace place) {
   constexpr uint32_t kTilesBelow = 16, kLineScales = 32;
   const uint32_t down = place.down + kTilesBelow, line = threadIdx.x;
