@@ -357,7 +357,12 @@ absl::StatusOr<SessionState> CheckpointReader::Read() {
   QG_RETURN_IF_ERROR(CheckSameSpec(spec, SessionSpecJson(spec_)));
   const auto recipe = file_.metadata.find(kCheckpointRecipeKey);
   if (recipe == file_.metadata.end()) return Malformed("metadata \"recipe\" is absent");
-  QG_ASSIGN_OR_RETURN(recipe_, Recipe::Parse(recipe->second));
+  absl::StatusOr<Recipe> written = Recipe::Parse(recipe->second);
+  if (!written.ok()) {
+    return Malformed(absl::StrCat("metadata \"recipe\": ", written.status().message(),
+                                  "; a session of that recipe makes no step, and none goes on"));
+  }
+  recipe_ = *std::move(written);
   if (recipe_->name() != spec_.recipe.name()) {
     return absl::FailedPreconditionError(
         absl::StrCat("checkpoint: of recipe ", recipe_->ShortText(), ", this session's is ",

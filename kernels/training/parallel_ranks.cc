@@ -78,10 +78,14 @@ absl::Status ParallelSession::UseAmaxGroups(const AmaxGroups& groups) {
     step->amax_groups = groups;
     member->UseStep(std::move(step));
   }
+  DropSteps();
+  return absl::OkStatus();
+}
+
+void ParallelSession::DropSteps() {
   for (const auto& member : members_) {
     std::erase_if(member->steps, [](const auto& step) { return step.use_count() == 1; });
   }
-  return absl::OkStatus();
 }
 
 }  // namespace quantgate

@@ -1,5 +1,6 @@
 #include "kernels/training/parallel_session.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -55,6 +56,7 @@ absl::StatusOr<SessionStepResult> ParallelSession::Forward(const ForwardStep& st
   QG_RETURN_IF_ERROR(CheckBatch("x", step.x, layout));
   QG_RETURN_IF_ERROR(CheckForwardAmaxGroups(step.amax_groups, spec_, recipe()));
   QG_RETURN_IF_ERROR(MakeRanks());
+  const std::set<std::string> lists_before = rank_lists_;
   QG_RETURN_IF_ERROR(
       UseAmaxGroups(WithGroupsOfCall(spec_.parallel->amax_groups, step.amax_groups)));
   const auto forward = [&](Rank& rank, Member& mine) -> absl::StatusOr<SessionStepResult> {
@@ -64,7 +66,10 @@ absl::StatusOr<SessionStepResult> ParallelSession::Forward(const ForwardStep& st
     QG_ASSIGN_OR_RETURN(part.x, PartOf(*mine.engine, "x", step.x, layout, rank.index()));
     return mine.session->Forward(part, rank.cancellation());
   };
-  return Run(forward, cancellation);
+  absl::StatusOr<SessionStepResult> result = Run(forward, cancellation);
+  // The world is made anew then, without the groups that only this call named.
+  if (!result.ok()) rank_lists_ = lists_before;
+  return result;
 }
 
 absl::StatusOr<SessionStepResult> ParallelSession::Backward(const BackwardStep& step,
@@ -109,15 +114,17 @@ absl::Status ParallelSession::ChangeRecipe(const Recipe& recipe, const Cancellat
   const auto change = [&](Rank& rank, Member& mine) {
     return NothingOf(mine.session->ChangeRecipe(recipe, rank.cancellation()));
   };
-  QG_RETURN_IF_ERROR(Run(change, cancellation).status());
+  const std::function<void()> go_back = WayBack();
+  // What overlaps follows the recipe; forwards in flight go on as they began.
   for (const auto& member : members_) {
-    // What overlaps follows the recipe; forwards in flight go on as they began.
-    std::erase_if(member->steps, [&](const auto& step) { return step.use_count() == 1; });
     if (tp() > 1) {
       member->UseStep(std::make_shared<ParallelStep>(StepOf(*spec_.parallel, recipe)));
     }
   }
-  return absl::OkStatus();
+  const absl::Status status = Run(change, cancellation).status();
+  if (!status.ok()) go_back();
+  DropSteps();
+  return status;
 }
 
 absl::Status ParallelSession::Offload(const std::string& microbatch,
@@ -159,8 +166,11 @@ std::function<void()> ParallelSession::WayBack() {
   std::vector<std::function<void()>> ways;
   for (const auto& member : members_) {
     ways.push_back(
-        [rank = member->rank, step = member->rank->step, go_back = member->session->WayBack()] {
-          rank->step = step;
+        [&member = *member, step = member->rank->step, go_back = member->session->WayBack()] {
+          member.rank->step = step;
+          // Those since then were of forwards that have not been done.
+          const auto last = std::find(member.steps.begin(), member.steps.end(), step);
+          if (last != member.steps.end()) member.steps.erase(member.steps.begin(), last);
           go_back();
         });
   }

@@ -92,6 +92,8 @@ class ParallelSession final : public Session {
   absl::Status AttachStep(Rank& rank, Member& mine, ParallelStep& step);
   /// Forwards from now on reduce amaxes over these groups, which the ranks have.
   absl::Status UseAmaxGroups(const AmaxGroups& groups);
+  /// Forgets steps that no forward follows any more.
+  void DropSteps();
   absl::Status OpenMembers(const std::map<std::string, Tensor>& parameters,
                            const Cancellation* cancellation);
   /// One step of every rank. What failed has not been done by any.

@@ -98,6 +98,7 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Resume(
   QG_ASSIGN_OR_RETURN(SessionState state,
                       ReadCheckpoint(engine, spec, checkpoint, rank.get(), cancellation));
   QG_RETURN_IF_ERROR(CheckDelayed(engine, spec, state, cancellation));
+  QG_RETURN_IF_ERROR(CheckSessionRecipe(spec, state, spec.recipe, rank.get(), kAnyDType));
   if (faults.Has(kFaultCheckpointRestartsRandomNumbers)) state.next_call_id = 0;
   for (SessionLayerState& layer : state.layers) {
     if (faults.Has(kFaultCheckpointDropsHistories)) layer.state.delayed.clear();

@@ -10,6 +10,7 @@
 #include "kernels/layer/layer_program.h"
 #include "kernels/quantize/quantized_outline.h"
 #include "kernels/training/parallel_checks.h"
+#include "kernels/training/session_experts.h"
 #include "kernels/training/state_sharding.h"
 
 namespace quantgate {
@@ -41,24 +42,49 @@ absl::StatusOr<LayerRequest> RequestOf(const SessionLayer& layer, const SessionL
   return request;
 }
 
+/// More gated activations than that before the first parameter leave nothing of any x.
+constexpr int64_t kGatesMax = int64_t{1} << 16;
+
 /// The last dim of what the layer takes, by its first parameter; absent where it has none that
-/// says.
+/// says. `gates` is multiplied by what gated activations before that divide the dim by.
 std::optional<int64_t> ColumnsOf(const LayerSpec& spec,
-                                 const std::map<std::string, Tensor>& parameters) {
+                                 const std::map<std::string, Tensor>& parameters, int64_t& gates) {
   std::vector<std::string> names = {"gamma", "weight", "fc1.weight", "weight.0"};
   for (const OperationSpec& operation : spec.operations) {
     if (operation.kind == OperationKind::kNorm) names = {operation.name + ".gamma"};
     if (operation.kind == OperationKind::kBasicLinear) names = {operation.name + ".weight"};
     if (operation.kind == OperationKind::kBias) names = {operation.name + ".bias"};
-    // What an activation takes is not what the operations after it take.
-    if (operation.kind == OperationKind::kActivation) return std::nullopt;
     if (names.size() == 1) break;
+    if (operation.kind == OperationKind::kActivation && IsGated(operation.activation.kind)) {
+      gates *= 2;
+    }
   }
   for (const std::string& name : names) {
     const auto found = parameters.find(name);
-    if (found != parameters.end() && found->second.rank() >= 1) return found->second.columns();
+    if (found == parameters.end() || found->second.rank() < 1 || gates > kGatesMax) continue;
+    return found->second.columns() * gates;
   }
   return std::nullopt;
+}
+
+/// What the first layer takes, by the first parameter of all.
+absl::StatusOr<std::optional<int64_t>> ColumnsOfSession(const SessionSpec& spec,
+                                                        const SessionState& state) {
+  int64_t gates = 1;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    QG_ASSIGN_OR_RETURN(const LayerRequest request,
+                        RequestOf(spec.layers[i], state.layers[i], nullptr));
+    const std::optional<int64_t> columns =
+        ColumnsOf(spec.layers[i].spec, request.parameters, gates);
+    if (columns.has_value()) return columns;
+  }
+  return std::optional<int64_t>();
+}
+
+bool HasExperts(const SessionSpec& spec) {
+  return std::any_of(spec.layers.begin(), spec.layers.end(), [](const SessionLayer& layer) {
+    return layer.spec.kind == LayerKind::kGroupedLinear;
+  });
 }
 
 int64_t RowsOf(const SessionSpec& spec) {
@@ -178,12 +204,10 @@ absl::Status CheckSessionSpec(const SessionSpec& spec) {
 
 absl::Status CheckSessionShapes(const SessionSpec& spec, const SessionState& state,
                                 std::shared_ptr<const ParallelStep> parallel) {
-  std::optional<int64_t> columns;
-  for (size_t i = 0; i < spec.layers.size(); ++i) {
+  // Nothing says what the layers take: their forward will.
+  QG_ASSIGN_OR_RETURN(std::optional<int64_t> columns, ColumnsOfSession(spec, state));
+  for (size_t i = 0; columns.has_value() && i < spec.layers.size(); ++i) {
     QG_ASSIGN_OR_RETURN(LayerRequest request, RequestOf(spec.layers[i], state.layers[i], parallel));
-    if (!columns.has_value()) columns = ColumnsOf(spec.layers[i].spec, request.parameters);
-    // Nothing says what the layer takes: its forward will.
-    if (!columns.has_value()) continue;
     QG_ASSIGN_OR_RETURN(request.x, OutlineTensor(DType::kBF16, {RowsOf(spec), *columns}));
     QG_RETURN_IF_ERROR(InLayer(spec.layers[i], CheckLayerTensors(request)));
     columns = LayerOutputShape(request, "y").back();
@@ -272,6 +296,67 @@ absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const Session
     QG_ASSIGN_OR_RETURN(x, OutlineTensor(dtype, y));
   }
   return x.shape();
+}
+
+namespace {
+
+/// Fits every rule for a rank's rows: blocks of 128 in as many pieces as an overlap makes.
+constexpr int64_t kFittingRows = 128 * kOverlapCutsMax;
+
+/// Of x on this rank: what the layers say, or what fits.
+int64_t RowsOfRank(const SessionSpec& spec, const SessionRank* rank) {
+  const int64_t rows = HasExperts(spec) ? RowsOf(spec) : kFittingRows;
+  if (rank == nullptr) return rows;
+  const auto tp = static_cast<size_t>(spec.parallel->tensor_parallel);
+  const bool divides_rows = InputLayout(spec, 0).divides_rows;
+  if (!HasExperts(spec)) return divides_rows ? rows : rows * static_cast<int64_t>(tp);
+  int64_t of_copy = rows;
+  if (RoutesRows(spec)) {
+    of_copy =
+        static_cast<int64_t>(TokensOfRanks(spec)[static_cast<size_t>(rank->index) / tp].size());
+  }
+  return divides_rows ? of_copy / static_cast<int64_t>(tp) : of_copy;
+}
+
+}  // namespace
+
+std::optional<DType> DTypeOfParameters(const SessionState& state) {
+  std::optional<DType> common;
+  for (const SessionLayerState& layer : state.layers) {
+    for (const auto& [name, parameter] : layer.state.parameters) {
+      const auto sharded = layer.sharded.find(name);
+      const DType dtype = sharded != layer.sharded.end() ? sharded->second.dtype
+                          : parameter.is_quantized()     ? parameter.quantized.source_dtype
+                                                         : parameter.value.dtype();
+      if (common.value_or(dtype) != dtype) return std::nullopt;
+      common = dtype;
+    }
+  }
+  return common;
+}
+
+absl::Status CheckSessionRecipe(const SessionSpec& spec, const SessionState& state,
+                                const Recipe& recipe, const SessionRank* rank,
+                                std::optional<DType> x_dtype) {
+  QG_ASSIGN_OR_RETURN(const std::optional<int64_t> columns, ColumnsOfSession(spec, state));
+  // Nothing says what the layers take, so that everything is up to x.
+  if (!columns.has_value()) return absl::OkStatus();
+  std::vector<DType> dtypes = {DType::kBF16, DType::kF16, DType::kF32};
+  if (x_dtype.has_value()) dtypes = {*x_dtype};
+  ForwardStep step;
+  absl::Status first;
+  for (const DType dtype : dtypes) {
+    QG_ASSIGN_OR_RETURN(step.x, OutlineTensor(dtype, {RowsOfRank(spec, rank), *columns}));
+    const absl::Status status =
+        CheckSessionForward(spec, state, recipe, step, rank == nullptr ? nullptr : rank->step)
+            .status();
+    if (status.ok()) return status;
+    if (first.ok()) first = status;
+  }
+  return absl::Status(
+      first.code(),
+      absl::StrCat("recipe: ", recipe.ShortText(), "; no forward and backward could follow, such ",
+                   "as that of x ", TensorText(step.x), ": ", std::string(first.message())));
 }
 
 std::vector<RequiresGrad> RequiresGradOfLayers(const SessionState& state,

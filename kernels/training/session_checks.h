@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 
 #include "kernels/training/session_state.h"
@@ -27,6 +28,18 @@ absl::Status CheckSessionShapes(const SessionSpec& spec, const SessionState& sta
 absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const SessionState& state,
                                           const Recipe& recipe, const ForwardStep& step,
                                           std::shared_ptr<const ParallelStep> parallel);
+
+/// Of x that nothing is known of yet: any dtype that a layer takes.
+inline constexpr std::optional<DType> kAnyDType = std::nullopt;
+
+/// What Open, Restore and a change of recipe refuse: layers under a recipe of which no forward and
+/// backward with all gradients is possible, whatever x of `x_dtype` has for rows: what
+/// CheckSessionForward says of one whose rows fit every rule.
+absl::Status CheckSessionRecipe(const SessionSpec& spec, const SessionState& state,
+                                const Recipe& recipe, const SessionRank* rank,
+                                std::optional<DType> x_dtype);
+/// The one of all parameters; absent where they differ or there are none.
+std::optional<DType> DTypeOfParameters(const SessionState& state);
 
 /// What each layer's tensors require in a forward whose gradients are `wanted`: an x only where
 /// something before it does.

@@ -151,6 +151,7 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Begin(
     QG_RETURN_IF_ERROR(InLayer(spec.layers[i], update.Begin(layer)));
   }
   QG_RETURN_IF_ERROR(PutTrained(engine, spec, parameters, state, cancellation));
+  QG_RETURN_IF_ERROR(CheckSessionRecipe(spec, state, spec.recipe, rank.get(), kAnyDType));
   KeepOwnExperts(spec, rank.get(), state.layers);
   QG_RETURN_IF_ERROR(ShardedParameters(engine, spec, rank.get(), faults, cancellation)
                          .Shard(spec.recipe, state.layers));

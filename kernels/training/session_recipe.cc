@@ -1,6 +1,7 @@
 // A change of recipe between steps (docs/quantizers.md sections 8.3, 8.5 and 8.6).
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -160,6 +161,11 @@ absl::Status TrainingSession::ChangeRecipe(const Recipe& recipe, const Cancellat
       (session.faults.Has(kFaultAlgorithmChangeIgnored) &&
        OnlyAlgorithmDiffers(recipe, next.recipe));
   if (!is_ignored) {
+    // A session goes on in the dtype that it computes in.
+    const std::optional<DType> x_dtype = session.checked_forward.has_value()
+                                             ? session.checked_forward->x_dtype
+                                             : DTypeOfParameters(session.now);
+    QG_RETURN_IF_ERROR(CheckSessionRecipe(session.spec, next, recipe, session.rank.get(), x_dtype));
     QG_RETURN_IF_ERROR(ApplyRecipe(session, recipe, cancellation, next));
   }
   return Commit(std::move(next), *state_);
