@@ -262,7 +262,11 @@ struct Metrics::Families {
                          {{"state", {"committed", "partial"}}}};
   CounterGrid blob_corruption{
       CounterFamily(registry, "quantgate_blob_corruption_total", "Blobs found damaged."),
-      {{"where", {"read", "scrub", "startup"}}}};
+      {{"where", {"read", "lookup", "startup"}}}};
+  CounterGrid store_corruption{
+      CounterFamily(registry, "quantgate_store_corruption_total",
+                    "Reads of runs and tensors refused because what is stored is damaged."),
+      {{"what", {"database", "event"}}}};
   CounterGrid parity_checks{CounterFamily(registry, "quantgate_parity_checks_total",
                                           "Output tensors compared bit by bit."),
                             {RecipeAxis("recipe_a", {"other"}),
@@ -517,6 +521,10 @@ void Metrics::UploadDeduplicated(int64_t bytes) {
 
 void Metrics::BlobCorrupted(std::string_view where) {
   families_->blob_corruption(where).Increment();
+}
+
+void Metrics::StoreCorrupted(std::string_view what) {
+  families_->store_corruption(what).Increment();
 }
 
 void Metrics::CudaFailed(std::string_view device, CudaError error) {

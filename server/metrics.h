@@ -136,6 +136,8 @@ class Metrics {
   void UploadResumed();
   void UploadDeduplicated(int64_t bytes);
   void BlobCorrupted(std::string_view where);
+  /// `what`: "database" or "event".
+  void StoreCorrupted(std::string_view what);
 
   void CudaFailed(std::string_view device, CudaError error);
   /// Of the last self-check: algorithms whose bits differed from their model, and those compared.

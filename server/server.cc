@@ -176,7 +176,9 @@ absl::Status RunningServer::Open() {
   blob_options.fsync = options_.fsync;
   blob_options.on_corruption = [this](std::string_view where) { metrics_->BlobCorrupted(where); };
   QG_ASSIGN_OR_RETURN(blobs_, BlobStore::Open(std::move(blob_options)));
-  QG_ASSIGN_OR_RETURN(database_, Database::Open(data_dir_.database_path()));
+  QG_ASSIGN_OR_RETURN(database_, Database::Open(data_dir_.database_path(), [this](auto what) {
+                        metrics_->StoreCorrupted(what);
+                      }));
   tensors_ = std::make_unique<TensorStore>(*database_);
   run_store_ = std::make_unique<RunStore>(*database_);
   loader_ = std::make_unique<TensorLoader>(*blobs_, *tensors_);

@@ -25,6 +25,16 @@ absl::StatusOr<bool> EndsRun(const std::string& event) {
   return absl::DataLossError("the database holds a damaged run event");
 }
 
+/// With the mark of an unverified one: serialized messages behind each other are one message.
+std::shared_ptr<const std::string> EventToSend(RunStore::StoredEvent event) {
+  if (event.is_unverified) {
+    v1::RunEvent mark;
+    mark.set_unverified(true);
+    mark.AppendToString(&event.bytes);
+  }
+  return std::make_shared<const std::string>(std::move(event.bytes));
+}
+
 /// The bytes where they are.
 grpc::ByteBuffer BufferOf(std::shared_ptr<const std::string> event) {
   using Owner = std::shared_ptr<const std::string>;
@@ -87,9 +97,9 @@ void RunStream::Continue() {
   if (auto latest = Latest()) return Send(std::move(latest));
   // Whoever adds the next event writes to the database, which others need not wait for.
   if (runs_.live().IsToCome(run_id_, next_sequence_)) return WaitForEvent();
-  auto bytes = call_.context().run_store.ReadEvent(run_id_, next_sequence_);
-  if (!bytes.ok()) return End(bytes.status());
-  if (bytes->has_value()) return Send(std::make_shared<const std::string>(**std::move(bytes)));
+  auto event = call_.context().run_store.ReadEvent(run_id_, next_sequence_);
+  if (!event.ok()) return End(event.status());
+  if (event->has_value()) return Send(EventToSend(**std::move(event)));
   if (!was_live) return End(error::Internal("the run ended without its last event"));
   WaitForEvent();
 }

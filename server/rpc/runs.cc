@@ -60,6 +60,7 @@ v1::Run RunRecordToProto(const RunRecord& record) {
   run.set_status_code(static_cast<int>(record.status.code()));
   run.set_status_message(std::string(record.status.message()));
   run.set_summary(record.summary);
+  run.set_unverified(record.is_unverified);
   return run;
 }
 
@@ -157,9 +158,9 @@ absl::StatusOr<v1::Run> Runs::Get(const std::string& run_id) {
 absl::Status Runs::AddReport(const RunRecord& record, v1::Run& run) {
   VariantJoin join;
   for (int64_t sequence = 1; sequence <= record.last_sequence; ++sequence) {
-    QG_ASSIGN_OR_RETURN(const auto bytes, context_.run_store.ReadEvent(record.run_id, sequence));
+    QG_ASSIGN_OR_RETURN(const auto stored, context_.run_store.ReadEvent(record.run_id, sequence));
     v1::RunEvent event;
-    if (!bytes.has_value() || !event.ParseFromString(*bytes)) {
+    if (!stored.has_value() || !event.ParseFromString(stored->bytes)) {
       return absl::DataLossError("the database holds a damaged run event");
     }
     if (event.has_finished()) *run.mutable_report() = event.finished().report();

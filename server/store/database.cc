@@ -8,85 +8,23 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "server/errors.h"
+#include "server/store/checked_files.h"
+#include "server/store/schema.h"
+#include "server/store/upgrade.h"
 
 namespace quantgate {
 namespace {
 
-constexpr int kSchemaVersion = 2;
 // A run's largest event is written as a few pages, in memory and in the log, rather than as
-// hundreds; and a transaction of the largest events stays in memory until it is committed.
+// hundreds; and a transaction stays in memory until it is committed, so that what is read of the
+// log is whole.
 constexpr char kOptions[] =
-    "PRAGMA page_size = 16384; PRAGMA cache_size = -16384; PRAGMA journal_mode = WAL; "
-    "PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON;";
+    "PRAGMA page_size = 16384; PRAGMA cache_size = -16384; PRAGMA cache_spill = OFF; "
+    "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON;";
 /// The log is moved into the database file when it is this long: 16 MiB of these pages.
 constexpr int kLogPagesMax = 1024;
 /// How long what was committed may wait for the disk when nobody asks for it.
 constexpr std::chrono::milliseconds kFlushDelay{100};
-// A run's events are rows, so that a stream can read one at a time from wherever it is. Not by
-// their key: large ones would be copied once more.
-constexpr char kSchema[] = R"sql(
-CREATE TABLE tensors (
-  id INTEGER PRIMARY KEY AUTOINCREMENT,
-  sha256 BLOB NOT NULL,
-  size INTEGER NOT NULL,
-  dtype TEXT NOT NULL,
-  shape TEXT NOT NULL,
-  name TEXT NOT NULL,
-  fingerprint TEXT NOT NULL,
-  UNIQUE (sha256, size, dtype, shape, name)
-);
-CREATE TABLE requests (
-  request_id TEXT PRIMARY KEY,
-  content BLOB NOT NULL,
-  tensor_id INTEGER NOT NULL
-);
-CREATE TABLE runs (
-  id INTEGER PRIMARY KEY AUTOINCREMENT,
-  run_id TEXT NOT NULL UNIQUE,
-  request_id TEXT UNIQUE,
-  content BLOB NOT NULL,
-  state INTEGER NOT NULL,
-  created INTEGER NOT NULL,
-  finished INTEGER,
-  last_sequence INTEGER NOT NULL DEFAULT 0,
-  event_bytes INTEGER NOT NULL DEFAULT 0,
-  status_code INTEGER NOT NULL DEFAULT 0,
-  status_message TEXT NOT NULL DEFAULT '',
-  summary TEXT NOT NULL
-);
-CREATE TABLE events (
-  run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
-  sequence INTEGER NOT NULL,
-  event BLOB NOT NULL,
-  PRIMARY KEY (run, sequence)
-);
-PRAGMA user_version = 1;
-)sql";
-// A large event is empty in its row, which names its place in the run's side file.
-constexpr char kSchemaFrom1[] = R"sql(
-ALTER TABLE events ADD COLUMN file_offset INTEGER;
-ALTER TABLE events ADD COLUMN file_size INTEGER;
-PRAGMA user_version = 2;
-)sql";
-
-absl::Status FromSqlite(sqlite3* connection, int code, const std::string& what) {
-  const std::string text = absl::StrCat(what, ": ", sqlite3_errmsg(connection));
-  switch (code & 0xFF) {
-    case SQLITE_FULL:
-      return error::DiskFull(what);
-    case SQLITE_CORRUPT:
-    case SQLITE_NOTADB:
-      return absl::DataLossError(text);
-    case SQLITE_CONSTRAINT:
-      return absl::AlreadyExistsError(text);
-    case SQLITE_READONLY:
-    case SQLITE_CANTOPEN:
-      return absl::FailedPreconditionError(text);
-    default:
-      return absl::InternalError(text);
-  }
-}
 
 }  // namespace
 
@@ -124,7 +62,7 @@ absl::StatusOr<bool> Statement::Step() {
   const int code = sqlite3_step(statement_);
   if (code == SQLITE_ROW) return true;
   if (code == SQLITE_DONE) return false;
-  return FromSqlite(sqlite3_db_handle(statement_), code, "the database");
+  return database_.Failed(code, "the database");
 }
 
 absl::Status Statement::Run() { return Step().status(); }
@@ -141,39 +79,49 @@ bool Statement::IsNull(int column) const {
   return sqlite3_column_type(statement_, column) == SQLITE_NULL;
 }
 
-absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path) {
+absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path,
+                                                         OnCorruption on_corruption) {
+  const auto named = [&path](absl::Status status) {
+    return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
+  };
+  const absl::Status upgraded = UpgradeDatabase(path);
+  if (!upgraded.ok()) return named(upgraded);
+  auto mark = LogMark::Open(path + "-mark");
+  const absl::Status is_whole = mark.ok() ? mark->Check(path + "-wal") : mark.status();
+  if (!is_whole.ok()) return named(is_whole);
   sqlite3* connection = nullptr;
-  const int code =
-      sqlite3_open_v2(path.c_str(), &connection,
-                      SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, nullptr);
-  auto database = std::unique_ptr<Database>(new Database(connection));
-  if (code != SQLITE_OK) return FromSqlite(connection, code, absl::StrCat("opening ", path));
+  const int code = OpenChecked(path, &connection);
+  auto database = std::unique_ptr<Database>(new Database(connection, std::move(on_corruption)));
+  if (code != SQLITE_OK) return database->Failed(code, absl::StrCat("opening ", path));
   const std::lock_guard lock(database->mutex_);
-  QG_RETURN_IF_ERROR(database->Execute(kOptions));
-  const absl::Status migrated = database->Migrate();
-  if (!migrated.ok())
-    return absl::FailedPreconditionError(absl::StrCat(path, ": ", migrated.message()));
+  const absl::Status opened = database->Execute(kOptions);
+  if (!opened.ok()) return named(opened);
+  const absl::Status is_known = database->CheckSchema();
+  if (!is_known.ok()) return named(is_known);
   QG_ASSIGN_OR_RETURN(database->side_files_, SideFiles::Open(path + "-files"));
-  QG_RETURN_IF_ERROR(database->OpenLog(path));
+  QG_RETURN_IF_ERROR(database->OpenLog(path, *std::move(mark)));
   return database;
 }
 
-absl::Status Database::OpenLog(const std::string& path) {
+absl::Status Database::OpenLog(const std::string& path, LogMark mark) {
   {
     const std::lock_guard lock(flush_mutex_);
     QG_ASSIGN_OR_RETURN(log_, File::OpenForReading(path + "-wal"));
     // The log stays the same file while a connection is open; what is synced must be found again.
     QG_RETURN_IF_ERROR(log_.Sync());
     QG_RETURN_IF_ERROR(SyncDirectory(std::filesystem::absolute(path).parent_path().string()));
+    log_descriptor_ = log_.descriptor();
+    log_mark_ = std::move(mark);
+    QG_RETURN_IF_ERROR(log_mark_.Lift());
   }
-  const int code = sqlite3_open_v2(path.c_str(), &log_keeper_connection_,
-                                   SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, nullptr);
-  if (code != SQLITE_OK) return FromSqlite(log_keeper_connection_, code, "opening the database");
-  // A connection knows of the log once it has read.
+  const int code = OpenChecked(path, &log_keeper_connection_);
+  if (code != SQLITE_OK) return Failed(code, "opening the database");
+  // A connection knows of the log once it has read. What a crash left there is moved at once.
   const int read = sqlite3_exec(log_keeper_connection_,
-                                "PRAGMA synchronous = NORMAL; SELECT count(*) FROM sqlite_schema;",
+                                "PRAGMA synchronous = NORMAL; SELECT count(*) FROM sqlite_schema; "
+                                "PRAGMA wal_checkpoint(TRUNCATE)",
                                 nullptr, nullptr, nullptr);
-  if (read != SQLITE_OK) return FromSqlite(log_keeper_connection_, read, "reading the database");
+  if (read != SQLITE_OK) return Failed(read, "reading the database");
   // In place of SQLite's own hook, which moves the log within a commit.
   sqlite3_wal_hook(connection_, &Database::OnCommit, this);
   keeper_ = std::thread([this] { KeepLog(); });
@@ -182,6 +130,10 @@ absl::Status Database::OpenLog(const std::string& path) {
 
 int Database::OnCommit(void* database, sqlite3*, const char*, int log_pages) {
   auto& self = *static_cast<Database*>(database);
+  {
+    const std::lock_guard lock(self.log_end_mutex_);
+    self.log_end_ = {LogGeneration(self.log_descriptor_), log_pages};
+  }
   ++self.committed_;
   self.log_pages_ = log_pages;
   if (log_pages >= kLogPagesMax) self.FlushSoon();
@@ -194,11 +146,34 @@ absl::Status Database::Flush() {
   QG_RETURN_IF_ERROR(flush_failure_);
   if (flushed_ >= wanted) return absl::OkStatus();
   const int64_t in_log = committed_;
+  LogEnd end;
+  {
+    const std::lock_guard end_lock(log_end_mutex_);
+    end = log_end_;
+  }
   // First what the log's rows name.
   flush_failure_ = side_files_->Sync();
   if (flush_failure_.ok()) flush_failure_ = log_.Sync();
+  if (flush_failure_.ok() && end.generation != moved_generation_)
+    flush_failure_ = log_mark_.Set(end);
   if (flush_failure_.ok()) flushed_ = in_log;
   return flush_failure_;
+}
+
+void Database::MoveLog() {
+  {
+    const std::lock_guard lock(flush_mutex_);
+    moved_generation_ = LogGeneration(log_descriptor_);
+    flush_failure_.Update(log_mark_.Lift());
+    if (!flush_failure_.ok()) return;
+  }
+  int pages = 0, moved = 0;
+  // Beside writers and readers. What it leaves in the log, the next one moves.
+  const int code = sqlite3_wal_checkpoint_v2(log_keeper_connection_, nullptr,
+                                             SQLITE_CHECKPOINT_PASSIVE, &pages, &moved);
+  if (code == SQLITE_OK && pages == moved) return;
+  const std::lock_guard lock(flush_mutex_);
+  moved_generation_ = 0;
 }
 
 void Database::FlushSoon() {
@@ -219,11 +194,7 @@ void Database::KeepLog() {
     lock.unlock();
     // Whoever needs the disk calls Flush and hears of its failure there.
     (void)Flush();
-    // Beside writers and readers. What it leaves in the log, the next one moves.
-    if (log_pages_ >= kLogPagesMax) {
-      (void)sqlite3_wal_checkpoint_v2(log_keeper_connection_, nullptr, SQLITE_CHECKPOINT_PASSIVE,
-                                      nullptr, nullptr);
-    }
+    if (log_pages_ >= kLogPagesMax) MoveLog();
     lock.lock();
   }
 }
@@ -235,6 +206,11 @@ Database::~Database() {
     keeper_has_work_.notify_one();
   }
   if (keeper_.joinable()) keeper_.join();
+  {
+    // The last connection to close moves the log and removes it.
+    const std::lock_guard lock(flush_mutex_);
+    (void)log_mark_.Lift();
+  }
   sqlite3_close(log_keeper_connection_);
   for (const auto& [sql, statements] : idle_) {
     for (sqlite3_stmt* statement : statements) sqlite3_finalize(statement);
@@ -242,21 +218,27 @@ Database::~Database() {
   sqlite3_close(connection_);
 }
 
-absl::Status Database::Migrate() {
+absl::Status Database::CheckSchema() {
   QG_ASSIGN_OR_RETURN(Statement version, Prepare("PRAGMA user_version"));
   QG_RETURN_IF_ERROR(version.Step().status());
   const int64_t found = version.Integer(0);
   if (found == kSchemaVersion) return absl::OkStatus();
-  if (found < 0 || found > kSchemaVersion) {
-    return absl::FailedPreconditionError(absl::StrCat("the database has schema version ", found,
-                                                      " and this server knows ", kSchemaVersion,
-                                                      "; use the server that wrote it"));
-  }
+  if (found != 0) return UnknownSchema(found);
   Transaction transaction(*this);
   QG_RETURN_IF_ERROR(transaction.Begin());
-  if (found == 0) QG_RETURN_IF_ERROR(Execute(kSchema));
-  QG_RETURN_IF_ERROR(Execute(kSchemaFrom1));
+  QG_RETURN_IF_ERROR(Execute(kSchema));
   return transaction.Commit();
+}
+
+absl::Status Database::Corrupted(std::string_view what, const std::string& text) const {
+  on_corruption_(what);
+  return absl::DataLossError(text);
+}
+
+absl::Status Database::Failed(int code, const std::string& what) const {
+  const absl::Status status = FromSqlite(connection_, code, what);
+  if (absl::IsDataLoss(status)) on_corruption_("database");
+  return status;
 }
 
 absl::StatusOr<Statement> Database::Prepare(std::string_view sql) {
@@ -269,7 +251,7 @@ absl::StatusOr<Statement> Database::Prepare(std::string_view sql) {
   sqlite3_stmt* statement = nullptr;
   const int code = sqlite3_prepare_v3(connection_, sql.data(), static_cast<int>(sql.size()),
                                       SQLITE_PREPARE_PERSISTENT, &statement, nullptr);
-  if (code != SQLITE_OK) return FromSqlite(connection_, code, "the database");
+  if (code != SQLITE_OK) return Failed(code, "the database");
   return Statement(*this, statement);
 }
 
@@ -287,7 +269,7 @@ absl::Status Database::Run(std::string_view sql) {
 
 absl::Status Database::Execute(const std::string& sql) {
   const int code = sqlite3_exec(connection_, sql.c_str(), nullptr, nullptr, nullptr);
-  return code == SQLITE_OK ? absl::OkStatus() : FromSqlite(connection_, code, "the database");
+  return code == SQLITE_OK ? absl::OkStatus() : Failed(code, "the database");
 }
 
 int64_t Database::rows_changed() const { return sqlite3_changes64(connection_); }

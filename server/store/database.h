@@ -1,7 +1,8 @@
 // A SQLite database: one connection, used by one caller at a time under mutex(). Write-ahead log: a
 // transaction that is committed survives a crash of the process, and one that was committed before
-// Flush was called a crash of the machine too. No transaction waits for the disk: a thread of the
-// database's own moves the log into the database file. Large values are in files beside it.
+// Flush was called a crash of the machine too. What is read was verified (checked_files.h). No
+// transaction waits for the disk: a thread of the database's own moves the log into the database
+// file. Large values are in files beside it.
 #pragma once
 
 #include <atomic>
@@ -14,12 +15,14 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/store/disk.h"
+#include "server/store/log_mark.h"
 #include "server/store/side_files.h"
 
 struct sqlite3;
@@ -63,9 +66,13 @@ class Statement {
 
 class Database {
  public:
-  /// Opens or creates. FAILED_PRECONDITION for a file of a newer schema or one that is not a
-  /// database.
-  static absl::StatusOr<std::unique_ptr<Database>> Open(const std::string& path);
+  /// Called for what is found damaged: "database" or "event".
+  using OnCorruption = std::function<void(std::string_view what)>;
+
+  /// Opens or creates; one of version 0.1.0 is written anew with checksums. FAILED_PRECONDITION for
+  /// a file of a newer schema or one that is not a database, DATA_LOSS for a damaged one.
+  static absl::StatusOr<std::unique_ptr<Database>> Open(
+      const std::string& path, OnCorruption on_corruption = [](std::string_view) {});
   ~Database();
 
   std::mutex& mutex() ABSL_LOCK_RETURNED(mutex_) { return mutex_; }
@@ -80,6 +87,9 @@ class Database {
   int64_t rows_changed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t last_row_id() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  /// DATA_LOSS for `what`, which is counted.
+  absl::Status Corrupted(std::string_view what, const std::string& text) const;
+
   /// Large values, whose places rows name. They are no part of a transaction: what one names is
   /// added before it, and removed after the one that drops the row.
   SideFiles& side_files() { return *side_files_; }
@@ -93,24 +103,36 @@ class Database {
  private:
   friend class Statement;
 
-  explicit Database(sqlite3* connection) : connection_(connection) {}
-  absl::Status Migrate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Database(sqlite3* connection, OnCorruption on_corruption)
+      : connection_(connection), on_corruption_(std::move(on_corruption)) {}
+  absl::Status CheckSchema() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// What Flush and the keeper work with.
-  absl::Status OpenLog(const std::string& path) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status OpenLog(const std::string& path, LogMark mark) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// A failure as status; damage is counted.
+  absl::Status Failed(int code, const std::string& what) const;
   void Keep(sqlite3_stmt* statement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// SQLite's word that a transaction is in the log, which has so many pages now.
   static int OnCommit(void* database, sqlite3*, const char*, int log_pages);
   void KeepLog();
+  /// Moves the log into the database file, so that the next transaction begins it anew.
+  void MoveLog() ABSL_LOCKS_EXCLUDED(flush_mutex_);
 
   std::mutex mutex_;
   std::unique_ptr<SideFiles> side_files_;
   sqlite3* const connection_;
+  const OnCorruption on_corruption_;
   std::atomic<int64_t> committed_{0};  ///< Transactions.
   std::atomic<int> log_pages_{0};
+  int log_descriptor_ = -1;  ///< Of log_.
+  std::mutex log_end_mutex_;
+  LogEnd log_end_ ABSL_GUARDED_BY(log_end_mutex_);  ///< After the last of them.
 
   std::mutex flush_mutex_;
   File log_ ABSL_GUARDED_BY(flush_mutex_);
   int64_t flushed_ ABSL_GUARDED_BY(flush_mutex_) = 0;  ///< Of committed_.
+  LogMark log_mark_ ABSL_GUARDED_BY(flush_mutex_);
+  /// The log that is being moved or was: it may be begun anew at any moment.
+  uint64_t moved_generation_ ABSL_GUARDED_BY(flush_mutex_) = 0;
   /// The kernel tells of a page that it could not write once only.
   absl::Status flush_failure_ ABSL_GUARDED_BY(flush_mutex_);
 

@@ -11,13 +11,14 @@
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
 #include "server/limits.h"
+#include "server/store/schema.h"
 
 namespace quantgate {
 namespace {
 
 constexpr char kRunColumns[] =
     "id, run_id, request_id, state, created, finished, last_sequence, status_code, "
-    "status_message, summary";
+    "status_message, summary, unverified";
 
 /// Events from here on are in side files: to make a file takes longer than to write a few pages.
 constexpr size_t kSideFileBytesMin = 64 << 10;
@@ -38,6 +39,7 @@ RunRecord ReadRun(const Statement& row) {
   record.last_sequence = row.Integer(6);
   record.status = absl::Status(static_cast<absl::StatusCode>(row.Integer(7)), row.Text(8));
   record.summary = row.Text(9);
+  record.is_unverified = row.Integer(10) != 0;
   return record;
 }
 
@@ -82,7 +84,7 @@ absl::StatusOr<std::optional<RunRecord>> RunStore::FindRequest(const std::string
                                                       ", content FROM runs WHERE request_id = ?")));
     QG_ASSIGN_OR_RETURN(const bool found, row.Bind(request_id).Step());
     if (!found) return std::nullopt;
-    if (row.Text(10) != content.view()) return error::RequestIdReused(request_id);
+    if (row.Text(11) != content.view()) return error::RequestIdReused(request_id);
     record = ReadRun(row);
   }
   QG_RETURN_IF_ERROR(AwaitDisk({&record, 1}));
@@ -123,7 +125,8 @@ absl::StatusOr<RunRecord> RunStore::Create(const std::string& run_id, const std:
   record.id = database_.last_row_id();
   if (totals_.has_value()) ++totals_->runs;
   record.last_sequence = 1;
-  const Event first = {std::make_shared<const std::string>(first_event), std::nullopt};
+  const Event first = {std::make_shared<const std::string>(first_event), std::nullopt,
+                       ContentCrc(first_event)};
   QG_RETURN_IF_ERROR(InsertEvents(record.run_id, record.last_sequence, {&first, 1}));
   const absl::StatusOr<std::vector<std::string>> dropped = DropOldest();
   const absl::Status stored = dropped.ok() ? transaction.Commit() : dropped.status();
@@ -182,26 +185,28 @@ absl::StatusOr<std::vector<std::string>> RunStore::DropOldest() {
 absl::StatusOr<RunStore::Event> RunStore::Prepare(const std::string& run_id,
                                                   std::shared_ptr<const std::string> bytes) {
   const bool is_open = database_.side_files().IsOpen(run_id);
+  const uint32_t crc = ContentCrc(*bytes);
   if (bytes->size() < (is_open ? kOpenSideFileBytesMin : kSideFileBytesMin)) {
-    return Event{std::move(bytes), std::nullopt};
+    return Event{std::move(bytes), std::nullopt, crc};
   }
   QG_ASSIGN_OR_RETURN(const SideFiles::Place place, database_.side_files().Append(run_id, *bytes));
-  return Event{nullptr, place};
+  return Event{nullptr, place, crc};
 }
 
 absl::Status RunStore::InsertEvent(const std::string& run_id, int64_t sequence,
                                    const Event& event) {
   QG_ASSIGN_OR_RETURN(
       Statement insert,
-      database_.Prepare("INSERT INTO events (run, sequence, event, file_offset, file_size) "
-                        "SELECT id, ?, ?, ?, ? FROM runs WHERE run_id = ?"));
+      database_.Prepare("INSERT INTO events (run, sequence, event, file_offset, file_size, crc) "
+                        "SELECT id, ?, ?, ?, ?, ? FROM runs WHERE run_id = ?"));
   insert.Bind(sequence);
   if (event.place.has_value()) {
     insert.BindBlob("").Bind(event.place->offset).Bind(event.place->size);
   } else {
     insert.BindBlob(*event.bytes).BindNull().BindNull();
   }
-  QG_RETURN_IF_ERROR(insert.Bind(run_id).Run());
+  const int64_t crc = EventCrc(event.content_crc, run_id, sequence);
+  QG_RETURN_IF_ERROR(insert.Bind(crc).Bind(run_id).Run());
   return database_.rows_changed() == 0 ? error::RunNotFound(run_id) : absl::OkStatus();
 }
 
@@ -267,27 +272,42 @@ absl::StatusOr<RunRecord> RunStore::Get(const std::string& run_id) {
   return record;
 }
 
-absl::StatusOr<std::optional<std::string>> RunStore::ReadEvent(const std::string& run_id,
-                                                               int64_t sequence) {
-  SideFiles::Place place;
+absl::StatusOr<std::optional<RunStore::StoredEvent>> RunStore::ReadEvent(const std::string& run_id,
+                                                                         int64_t sequence) {
+  const auto damaged = [&](const std::string& how) {
+    return database_.Corrupted("event",
+                               absl::StrCat("event ", sequence, " of ", run_id, ": ", how));
+  };
+  StoredEvent event;
+  std::optional<SideFiles::Place> place;
+  int64_t crc;
   {
     const std::lock_guard lock(database_.mutex());
-    QG_ASSIGN_OR_RETURN(
-        Statement row,
-        database_.Prepare("SELECT event, file_offset, file_size FROM runs LEFT JOIN events "
-                          "ON run = id AND sequence = ? WHERE run_id = ?"));
+    QG_ASSIGN_OR_RETURN(Statement row,
+                        database_.Prepare("SELECT event, file_offset, file_size, crc, unverified, "
+                                          "last_sequence FROM runs LEFT JOIN events "
+                                          "ON run = id AND sequence = ? WHERE run_id = ?"));
     QG_ASSIGN_OR_RETURN(const bool found, row.Bind(sequence).Bind(run_id).Step());
     if (!found) return error::RunNotFound(run_id);
-    if (row.IsNull(0)) return std::nullopt;
-    if (row.IsNull(1)) return row.Text(0);
-    place = {row.Integer(1), row.Integer(2)};
+    if (row.IsNull(0)) {
+      if (sequence < 1 || sequence > row.Integer(5)) return std::nullopt;
+      return damaged("the database has lost it");
+    }
+    if (!row.IsNull(1)) place = {row.Integer(1), row.Integer(2)};
+    event = {row.Text(0), row.Integer(4) != 0};
+    crc = row.Integer(3);
   }
-  absl::StatusOr<std::string> event = database_.side_files().Read(run_id, place);
-  if (event.ok()) return *std::move(event);
-  // Others may have dropped the run meanwhile. One that is there has lost what it had.
-  QG_RETURN_IF_ERROR(Get(run_id).status());
-  return absl::DataLossError(
-      absl::StrCat("event ", sequence, " of ", run_id, ": ", event.status().message()));
+  if (place.has_value()) {
+    absl::StatusOr<std::string> bytes = database_.side_files().Read(run_id, *place);
+    if (!bytes.ok()) {
+      // Others may have dropped the run meanwhile. One that is there has lost what it had.
+      QG_RETURN_IF_ERROR(Get(run_id).status());
+      return damaged(std::string(bytes.status().message()));
+    }
+    event.bytes = *std::move(bytes);
+  }
+  if (crc == EventCrc(ContentCrc(event.bytes), run_id, sequence)) return event;
+  return damaged("its bytes do not have its checksum");
 }
 
 absl::Status RunStore::RemoveStrayFiles() {

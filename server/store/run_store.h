@@ -37,6 +37,9 @@ struct RunRecord {
   int64_t last_sequence = 0;
   absl::Status status;  ///< Of a failed or cancelled run.
   std::string summary;
+  /// It and its events were stored without checksums, by version 0.1.0: what they are held to is
+  /// what they were when a later version first read them.
+  bool is_unverified = false;
 };
 
 struct RunPage {
@@ -68,6 +71,7 @@ class RunStore {
   struct Event {
     std::shared_ptr<const std::string> bytes;
     std::optional<SideFiles::Place> place;
+    uint32_t content_crc = 0;
     int64_t size() const { return place ? place->size : static_cast<int64_t>(bytes->size()); }
   };
   /// Writes a large event into the side file. One caller at a time for a run.
@@ -85,8 +89,13 @@ class RunStore {
 
   /// NOT_FOUND.
   absl::StatusOr<RunRecord> Get(const std::string& run_id);
-  /// Absent when the run has no such event yet. NOT_FOUND for an unknown run.
-  absl::StatusOr<std::optional<std::string>> ReadEvent(const std::string& run_id, int64_t sequence);
+  struct StoredEvent {
+    std::string bytes;
+    bool is_unverified = false;  ///< As RunRecord's.
+  };
+  /// As it was stored, which its checksum says. Absent when the run has no such event yet.
+  /// NOT_FOUND for an unknown run, DATA_LOSS for an event that is gone or other than it was.
+  absl::StatusOr<std::optional<StoredEvent>> ReadEvent(const std::string& run_id, int64_t sequence);
   /// Newest first, ids below `before_id` (0: from the newest).
   absl::StatusOr<RunPage> List(int64_t before_id, int page_size);
   /// Runs that an earlier process left queued or running.

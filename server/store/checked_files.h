@@ -1,0 +1,52 @@
+// CheckedFiles: how SQLite reaches its files here. Each page of a database carries a CRC32C of its
+// bytes and its number, set when it is written to the file and verified whenever it is read from
+// there: rows, keys, indexes and what links them alike, so that no damage makes a row vanish or
+// another one appear. Pages of the log are held to the checksums that SQLite puts there and reads
+// only after a crash. What does not fit is SQLITE_CORRUPT.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+struct sqlite3;
+
+namespace quantgate {
+
+inline constexpr int kPageBytes = 16384;
+/// At the end of each page: the checksum and zeros. Not a power of two, nor zero as in databases of
+/// version 0.1.0: no flipped bit makes one of the other.
+inline constexpr int kReservedPageBytes = 12;
+
+/// Opens a database through CheckedFiles, and makes one with mode 0600 where there is none.
+/// SQLite's code; the connection is to be closed whatever it is.
+int OpenChecked(const std::string& path, sqlite3** connection);
+
+/// What this thread has last found damaged; "" before that. Taken: it is told once.
+std::string TakeDamage();
+
+enum class DatabaseKind { kAbsent, kEmpty, kUnchecked, kChecked, kDamaged };
+/// By the head of its file: kUnchecked is one of version 0.1.0.
+absl::StatusOr<DatabaseKind> KindOfDatabase(const std::string& path);
+
+/// Pages of a file at rest whose checksums do not fit, by their numbers from 1 on.
+absl::StatusOr<std::vector<int64_t>> DamagedPages(const std::string& path);
+
+/// How far the log of a database goes: of one generation, as its head says, the pages written.
+struct LogEnd {
+  uint64_t generation = 0;
+  int64_t pages = 0;
+  friend bool operator==(const LogEnd&, const LogEnd&) = default;
+};
+/// The pages of a log that SQLite would take after a crash: up to the last commit before the first
+/// page that does not fit. DATA_LOSS for a head that does not fit; none for an empty file.
+absl::StatusOr<LogEnd> ReadLogEnd(const std::string& path);
+/// The generation in an open log's head.
+uint64_t LogGeneration(int descriptor);
+
+}  // namespace quantgate

@@ -1,0 +1,71 @@
+#include "server/store/log_mark.h"
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/crc32c.h"
+#include "kernels/base/status_macros.h"
+
+namespace quantgate {
+namespace {
+
+constexpr size_t kMarkBytes = 20;
+
+struct MarkBytes {
+  std::byte bytes[kMarkBytes];
+  uint32_t Crc() const { return ExtendCrc32c(0, std::span(bytes).first(kMarkBytes - 4)); }
+};
+
+}  // namespace
+
+absl::StatusOr<LogMark> LogMark::Open(const std::string& path) {
+  QG_ASSIGN_OR_RETURN(File file, File::OpenForWriting(path));
+  QG_ASSIGN_OR_RETURN(const int64_t size, file.Size());
+  LogEnd end;
+  if (size != 0) {
+    MarkBytes mark;
+    uint32_t crc;
+    const absl::Status read = file.Read(0, mark.bytes);
+    std::memcpy(&crc, mark.bytes + kMarkBytes - 4, 4);
+    if (!read.ok() || size != kMarkBytes || crc != mark.Crc()) {
+      return absl::DataLossError("the mark of the database's log is damaged");
+    }
+    std::memcpy(&end.generation, mark.bytes, 8);
+    std::memcpy(&end.pages, mark.bytes + 8, 8);
+  }
+  return LogMark(std::move(file), end);
+}
+
+absl::Status LogMark::Check(const std::string& log_path) const {
+  if (end_.pages == 0) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(const LogEnd found, ReadLogEnd(log_path));
+  if (found.generation == 0) {
+    return absl::DataLossError(
+        absl::StrCat("the database's log is gone, which had ", end_.pages, " pages"));
+  }
+  if (found.generation != end_.generation || found.pages >= end_.pages) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("the database's log is damaged: ", found.pages, " of ",
+                                          end_.pages, " pages are as they were written"));
+}
+
+absl::Status LogMark::Set(LogEnd end) {
+  if (end == end_) return absl::OkStatus();
+  MarkBytes mark;
+  std::memcpy(mark.bytes, &end.generation, 8);
+  std::memcpy(mark.bytes + 8, &end.pages, 8);
+  const uint32_t crc = mark.Crc();
+  std::memcpy(mark.bytes + kMarkBytes - 4, &crc, 4);
+  QG_RETURN_IF_ERROR(file_.Write(0, mark.bytes));
+  end_ = end;
+  return absl::OkStatus();
+}
+
+absl::Status LogMark::Lift() {
+  if (end_ == LogEnd()) return absl::OkStatus();
+  QG_RETURN_IF_ERROR(Set({}));
+  return file_.Sync();
+}
+
+}  // namespace quantgate

@@ -1,0 +1,16 @@
+// Writing a database anew: one of version 0.1.0 with checksums.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace quantgate {
+
+/// Writes a database of version 0.1.0 anew, with checksums of what is there now; its runs are
+/// marked as unverified for ever. Does nothing where there is none or it has them.
+/// FAILED_PRECONDITION for what is no database or of a schema that is not known, DATA_LOSS where
+/// damage shows: the file stays as it is.
+absl::Status UpgradeDatabase(const std::string& path);
+
+}  // namespace quantgate
