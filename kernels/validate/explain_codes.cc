@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/numerics/nvfp4.h"
+#include "kernels/quantize/scale_layout.h"
 #include "kernels/tensor/convert.h"
+#include "kernels/validate/explain_candidates.h"
+#include "kernels/validate/explain_evidence.h"
 #include "kernels/validate/explain_nvfp4.h"
 #include "kernels/validate/explain_scale_rules.h"
 
@@ -18,83 +20,8 @@ namespace quantgate {
 namespace {
 
 constexpr int64_t kSampleElements = 8192;
-
-/// How a candidate turns scaled values into codes.
-enum class Rounding { kNearestEven, kNearestAway, kTowardZero, kEitherNeighbour };
-constexpr std::pair<Rounding, const char*> kRoundings[] = {
-    {Rounding::kNearestEven, "nearest_even"},
-    {Rounding::kNearestAway, "nearest_away"},
-    {Rounding::kTowardZero, "toward_zero"},
-    {Rounding::kEitherNeighbour, "stochastic (either neighbour)"},
-};
-
-/// One element format by functions.
-struct ElementFormat {
-  DType dtype;  ///< As stored: kF4E2M1x2 for packed FP4.
-  const char* name;
-  uint8_t (*encode)(float value, ElementRounding rounding, Overflow overflow);
-  float (*decode)(uint8_t code);
-  uint8_t nan;  ///< Canonical NaN; 0 where the format has none.
-};
-
-template <class F>
-constexpr ElementFormat MakeFormat(DType dtype, const char* name) {
-  return {dtype, name,
-          [](float value, ElementRounding rounding, Overflow overflow) -> uint8_t {
-            return EncodeFloat<F>(value, rounding, overflow);
-          },
-          [](uint8_t code) { return DecodeFloat<F>(code); },
-          F::kSpecials == Specials::kNone ? uint8_t(0) : F::kCanonicalNan};
-}
-
-constexpr ElementFormat kElementFormats[] = {
-    MakeFormat<E4M3>(DType::kF8E4M3, "f8_e4m3"),   MakeFormat<E5M2>(DType::kF8E5M2, "f8_e5m2"),
-    MakeFormat<E2M3>(DType::kF6E2M3, "f6_e2m3"),   MakeFormat<E3M2>(DType::kF6E3M2, "f6_e3m2"),
-    MakeFormat<E2M1>(DType::kF4E2M1x2, "f4_e2m1"),
-};
-
-/// The source, codes and scales as matrices in the orientation in which the codes are stored.
-struct Stored {
-  int64_t rows = 0, columns = 0;
-  bool transposed = false;
-  bool hadamard = false;      ///< Every 16 values of a row are transformed.
-  std::vector<float> values;  ///< The source.
-  float global_amax = 0;      ///< As given, or of the values.
-  std::vector<uint8_t> codes;
-  int64_t scale_rows = 0, scale_columns = 0;
-};
-
-/// Blocks that share a scale, and the tile whose amax it comes from (larger where one scale is
-/// stored for each row of a tile).
-struct Blocks {
-  int64_t rows, columns;
-  int64_t amax_rows, amax_columns;
-};
-
-/// A scale rule on one geometry: what it would store, and what elements are multiplied by.
-struct ScaledBlocks {
-  std::string rule, origin;  ///< As candidates have them.
-  Blocks blocks;
-  std::vector<ScaleRuleResult> results;  ///< Per stored scale.
-  int64_t matches = 0;
-};
-
-std::string BlockText(const Stored& stored, const Blocks& blocks) {
-  std::string text;
-  if (blocks.rows >= stored.rows && blocks.columns >= stored.columns) {
-    text = "tensor";
-  } else if (blocks.rows == 1 && blocks.columns >= stored.columns) {
-    text = "one per row";
-  } else if (blocks.columns == 1 && blocks.rows >= stored.rows) {
-    text = "one per column";
-  } else {
-    text = absl::StrCat(blocks.amax_rows, "x", blocks.amax_columns);
-    if (blocks.amax_rows != blocks.rows) absl::StrAppend(&text, " replicated");
-  }
-  if (stored.transposed) absl::StrAppend(&text, " of the transpose");
-  if (stored.hadamard) absl::StrAppend(&text, ", Hadamard-transformed (disable_rht=false)");
-  return text;
-}
+/// Ways to scale that are counted on all elements, after the sample.
+constexpr size_t kGroupsKept = 16;
 
 bool IsScaleDType(DType given, DType rule) {
   return given == rule || (given == DType::kU8 && rule != DType::kF32);
@@ -133,76 +60,34 @@ std::vector<Blocks> BlocksThatFit(const Stored& stored) {
   return fitting;
 }
 
-/// The codes a candidate expects, one at a time.
-struct ElementRule {
-  enum class Scaling { kMultiply, kReciprocal, kDivide };
-  Scaling scaling;
-  Rounding rounding;
-  Overflow overflow;
-
-  float Scaled(float x, const ScaleRuleResult& result) const {
-    switch (scaling) {
-      case Scaling::kMultiply:
-        return x * result.multiplier;
-      case Scaling::kReciprocal:
-        return x * (1.0f / result.divisor);
-      case Scaling::kDivide:
-        break;
-    }
-    return x / result.divisor;
-  }
-};
-
-std::string ElementRuleText(const ElementRule& rule) {
-  const char* scaled = rule.scaling == ElementRule::Scaling::kMultiply     ? "x * scale"
-                       : rule.scaling == ElementRule::Scaling::kReciprocal ? "x * (1 / scale_inv)"
-                                                                           : "x / scale_inv";
-  for (const auto& [rounding, name] : kRoundings) {
-    if (rounding == rule.rounding) {
-      return absl::StrCat(scaled, ", ", name, ", ",
-                          rule.overflow == Overflow::kSaturate ? "saturate" : "overflow to NaN");
-    }
-  }
-  return scaled;
-}
-
-/// The code next below `value` in magnitude, or the code of `value` itself.
-uint8_t TruncatedCode(const ElementFormat& format, float value, Overflow overflow) {
-  const uint8_t nearest = format.encode(value, ElementRounding::kNearestEven, overflow);
-  const float decoded = format.decode(nearest);
-  const bool is_above = std::fabs(decoded) > std::fabs(value);
-  return is_above ? static_cast<uint8_t>(nearest - 1) : nearest;
-}
-
-/// Whether `given` is what the rule makes of the scaled value; `expected` is what it would be.
-bool Matches(const ElementFormat& format, const ElementRule& rule, float scaled, uint8_t given,
-             uint8_t* expected) {
-  const auto same = [&](uint8_t code) {
-    if (code == given) return true;
-    if (format.nan == 0) return false;
-    return std::isnan(format.decode(code)) && std::isnan(format.decode(given));
+/// Whether two ways to scale are one: dividing by a power of two is multiplying by its inverse.
+bool ScaleAlike(const ScaledBlocks& scaled, ElementScaling one, ElementScaling other) {
+  const auto multiplier = [](float factor, bool divides) {
+    int exponent = 0;
+    if (!divides || std::frexp(factor, &exponent) != 0.5f) return divides ? NAN : factor;
+    return 1.0f / factor;
   };
-  switch (rule.rounding) {
-    case Rounding::kNearestEven:
-      *expected = format.encode(scaled, ElementRounding::kNearestEven, rule.overflow);
-      return same(*expected);
-    case Rounding::kNearestAway:
-      *expected = format.encode(scaled, ElementRounding::kNearestAway, rule.overflow);
-      return same(*expected);
-    case Rounding::kTowardZero:
-      *expected = TruncatedCode(format, scaled, rule.overflow);
-      return same(*expected);
-    case Rounding::kEitherNeighbour:
-      break;
+  return std::all_of(scaled.results.begin(), scaled.results.end(),
+                     [&](const ScaleRuleResult& result) {
+                       return multiplier(result.factor(one), Divides(one)) ==
+                              multiplier(result.factor(other), Divides(other));
+                     });
+}
+
+/// Those that go with a rule and differ on this data.
+std::vector<ElementScaling> ScalingsOf(const ScaledBlocks& scaled) {
+  std::vector<ElementScaling> scalings;
+  for (int i = 0; i < kScalingCount; ++i) {
+    const auto scaling = static_cast<ElementScaling>(i);
+    const bool has_it =
+        std::any_of(scaled.results.begin(), scaled.results.end(),
+                    [&](const ScaleRuleResult& result) { return result.factor(scaling) != 0; });
+    const bool is_new = std::none_of(scalings.begin(), scalings.end(), [&](ElementScaling known) {
+      return ScaleAlike(scaled, known, scaling);
+    });
+    if (has_it && is_new) scalings.push_back(scaling);
   }
-  *expected = TruncatedCode(format, scaled, rule.overflow);
-  if (same(*expected)) return true;
-  // A value between two codes may also become the upper one. Beyond the largest there is none: the
-  // next byte is a zero, a NaN, or an infinity, which only an overflow gives.
-  if (given != static_cast<uint8_t>(*expected + 1)) return false;
-  const float lower = std::fabs(format.decode(*expected)), upper = std::fabs(format.decode(given));
-  if (rule.overflow == Overflow::kSaturate && std::isinf(upper)) return false;
-  return lower < std::fabs(scaled) && lower < upper;
+  return scalings;
 }
 
 class CodesExplainer {
@@ -214,8 +99,11 @@ class CodesExplainer {
 
  private:
   absl::Status Check() const;
-  /// The codes of one format as one byte each in an orientation, when the shapes fit.
-  std::optional<Stored> Orient(const ElementFormat& format, bool transposed) const;
+  /// The codes of one format as one byte each in an orientation, when the shapes fit; the scales as
+  /// each array that they may be.
+  absl::StatusOr<std::vector<Stored>> Orient(const ElementFormat& format, bool transposed) const;
+  /// The given scales in the logical layout, as each array that has their type and shape.
+  absl::StatusOr<std::vector<Tensor>> LogicalScales(bool transposed) const;
   float GlobalAmax(const std::vector<float>& values) const;
   ScaledBlocks Scale(const Stored& stored, const Blocks& blocks, const NamedScaleRule& rule,
                      DType element) const;
@@ -227,24 +115,16 @@ class CodesExplainer {
                               const std::shared_ptr<const Stored>& stored);
   /// The same codes as of the transformed values, under NVFP4's scale rules.
   absl::Status AddHadamard(const ElementFormat& format, const Stored& stored);
-  void AddRoundings(const ElementFormat& format, const std::shared_ptr<const Stored>& stored,
-                    ScaledBlocks scaled);
-
-  struct Trial {
-    std::shared_ptr<const Stored> stored;
-    const ElementFormat* format;
-    std::shared_ptr<const ScaledBlocks> scaled;
-    ElementRule rule;
-    int64_t sample_matches = 0;
-  };
-  /// Counts every step-th element; step 1 also finds the first difference.
-  CodesCandidate Count(const Trial& trial, int64_t step) const;
+  void AddGroups(const ElementFormat& format, const std::shared_ptr<const Stored>& stored,
+                 ScaledBlocks scaled);
+  /// Of every step-th element.
+  RoundingCounts Count(const Group& group, int64_t step) const;
 
   const ExplainCodesRequest& request_;
   const ExecutionContext& context_;
   std::vector<float> source_;  // [M][K]
   Tensor padded_source_;       // The same for 4over6: PaddedToBlocks.
-  std::vector<Trial> trials_;
+  std::vector<Group> groups_;
 };
 
 absl::Status InvalidTensor(const char* field, const Tensor& tensor, const std::string& rule) {
@@ -280,7 +160,37 @@ absl::Status CodesExplainer::Check() const {
   return absl::OkStatus();
 }
 
-std::optional<Stored> CodesExplainer::Orient(const ElementFormat& format, bool transposed) const {
+absl::StatusOr<std::vector<Tensor>> CodesExplainer::LogicalScales(bool transposed) const {
+  const Tensor& given = request_.scale_inv;
+  if (request_.scale_layout == ScaleLayout::kLogical) return std::vector<Tensor>{given};
+  std::vector<Tensor> logical;
+  for (const QuantizerFormat format :
+       {QuantizerFormat::kMxfp8, QuantizerFormat::kNvfp4, QuantizerFormat::kFp8Block}) {
+    const DType dtype = BlockScaleDType(format);
+    if (!IsScaleDType(given.dtype(), dtype)) continue;
+    QG_ASSIGN_OR_RETURN(const Tensor scales,
+                        Tensor::FromBytes(dtype, given.shape(), given.bytes()));
+    for (const int block_dim : {1, 2}) {
+      // The columnwise codes of mxfp8 alone are not transposed; tiles' scales are replicated in all
+      // but fp8_block.
+      if (block_dim == 2 && format != QuantizerFormat::kFp8Block) continue;
+      for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
+        const bool is_transposed = usage == Usage::kColumnwise && format != QuantizerFormat::kMxfp8;
+        if (is_transposed != transposed) continue;
+        const ScaleArray array = {format, block_dim, usage, request_.source.rows(),
+                                  request_.source.columns()};
+        if (!CheckScales(scales, array, request_.scale_layout).ok()) continue;
+        QG_ASSIGN_OR_RETURN(
+            logical.emplace_back(),
+            ConvertScales(scales, array, request_.scale_layout, ScaleLayout::kLogical));
+      }
+    }
+  }
+  return logical;
+}
+
+absl::StatusOr<std::vector<Stored>> CodesExplainer::Orient(const ElementFormat& format,
+                                                           bool transposed) const {
   Stored stored;
   stored.transposed = transposed;
   const int64_t m = request_.source.rows(), k = request_.source.columns();
@@ -289,12 +199,8 @@ std::optional<Stored> CodesExplainer::Orient(const ElementFormat& format, bool t
   const bool is_packed = format.dtype == DType::kF4E2M1x2;
   const int64_t bytes_per_row = is_packed ? (stored.columns + 1) / 2 : stored.columns;
   if (request_.codes.rows() != stored.rows || request_.codes.columns() != bytes_per_row) {
-    return std::nullopt;
+    return std::vector<Stored>();
   }
-  const Tensor& scale = request_.scale_inv;
-  stored.scale_rows = scale.rank() == 2 ? scale.shape()[0] : scale.element_count();
-  stored.scale_columns = scale.rank() == 2 ? scale.shape()[1] : 1;
-
   stored.values.resize(source_.size());
   stored.codes.resize(source_.size());
   const uint8_t* bytes = request_.codes.as<uint8_t>();
@@ -311,7 +217,17 @@ std::optional<Stored> CodesExplainer::Orient(const ElementFormat& format, bool t
     }
   }
   stored.global_amax = GlobalAmax(stored.values);
-  return stored;
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> scales, LogicalScales(transposed));
+  std::vector<Stored> oriented(scales.size(), stored);
+  for (size_t i = 0; i < scales.size(); ++i) {
+    oriented[i].scale_rows =
+        scales[i].rank() == 2 ? scales[i].shape()[0] : scales[i].element_count();
+    oriented[i].scale_columns = scales[i].rank() == 2 ? scales[i].shape()[1] : 1;
+    for (int64_t at = 0; at < scales[i].element_count(); ++at) {
+      oriented[i].scales.push_back(ScaleBits(scales[i], at));
+    }
+  }
+  return oriented;
 }
 
 float CodesExplainer::GlobalAmax(const std::vector<float>& values) const {
@@ -325,28 +241,19 @@ float CodesExplainer::GlobalAmax(const std::vector<float>& values) const {
 
 ScaledBlocks CodesExplainer::Scale(const Stored& stored, const Blocks& blocks,
                                    const NamedScaleRule& rule, DType element) const {
-  ScaledBlocks scaled{std::string(rule.name), std::string(rule.origin), blocks, {}, 0};
+  ScaledBlocks scaled{std::string(rule.name), "", blocks, {}, 0};
   // The amax of each tile, then one scale for each block of it.
+  const std::vector<float> amaxes = TileAmaxes(stored, blocks);
   const int64_t tile_columns = (stored.columns + blocks.amax_columns - 1) / blocks.amax_columns;
-  const int64_t tile_rows = (stored.rows + blocks.amax_rows - 1) / blocks.amax_rows;
-  std::vector<float> amax(tile_rows * tile_columns, 0.0f);
-  for (int64_t row = 0; row < stored.rows; ++row) {
-    float* tiles = amax.data() + row / blocks.amax_rows * tile_columns;
-    for (int64_t column = 0; column < stored.columns; ++column) {
-      float& tile = tiles[column / blocks.amax_columns];
-      const float magnitude = std::fabs(stored.values[row * stored.columns + column]);
-      if (magnitude > tile) tile = magnitude;  // False for NaN.
-    }
-  }
-  scaled.results.resize(stored.scale_rows * stored.scale_columns);
+  scaled.results.resize(stored.scales.size());
   for (int64_t row = 0; row < stored.scale_rows; ++row) {
     for (int64_t column = 0; column < stored.scale_columns; ++column) {
       const int64_t tile = row * blocks.rows / blocks.amax_rows * tile_columns +
                            column * blocks.columns / blocks.amax_columns;
       const int64_t at = row * stored.scale_columns + column;
       scaled.results[at] =
-          rule.apply({amax[tile], stored.global_amax, element, request_.source.dtype()});
-      scaled.matches += scaled.results[at].scale_inv_bits == ScaleBits(request_.scale_inv, at);
+          rule.apply({amaxes[tile], stored.global_amax, element, request_.source.dtype()});
+      scaled.matches += scaled.results[at].scale_inv_bits == stored.scales[at];
     }
   }
   return scaled;
@@ -366,60 +273,43 @@ absl::StatusOr<ScaledBlocks> CodesExplainer::ScaleByFourOverSix(
                             stored.global_amax, context_));
   const Nvfp4TensorScale tensor =
       MakeNvfp4TensorScale(stored.global_amax, knobs.e4m3_max, ScaleRule::kTwoLevel);
-  scaled.results.resize(stored.scale_rows * stored.scale_columns);
+  scaled.results.resize(stored.scales.size());
   for (int64_t row = 0; row < stored.scale_rows; ++row) {
     for (int64_t column = 0; column < stored.scale_columns; ++column) {
       const int64_t at = row * stored.scale_columns + column;
       const uint8_t code = codes.as<uint8_t>()[row * codes.columns() + column];
       const float factor = BoundedReciprocal(DecodeFloat<E4M3>(code) * tensor.decode);
-      scaled.results[at] = {code, factor, 1.0f / factor};
-      scaled.matches += code == ScaleBits(request_.scale_inv, at);
+      scaled.results[at] = {code, {factor}};
+      scaled.matches += code == stored.scales[at];
     }
   }
   return scaled;
 }
 
-CodesCandidate CodesExplainer::Count(const Trial& trial, int64_t step) const {
-  const Stored& stored = *trial.stored;
-  const ScaledBlocks& scaled = *trial.scaled;
-  CodesCandidate candidate;
-  candidate.element = trial.format->name;
-  candidate.block = BlockText(stored, scaled.blocks);
-  candidate.scale_rule = scaled.rule;
-  candidate.scale_origin = scaled.origin;
-  candidate.element_rule = ElementRuleText(trial.rule);
-  candidate.is_deterministic = trial.rule.rounding != Rounding::kEitherNeighbour;
-  candidate.scale_matches = scaled.matches;
-  candidate.scale_count = static_cast<int64_t>(scaled.results.size());
+RoundingCounts CodesExplainer::Count(const Group& group, int64_t step) const {
+  const Stored& stored = *group.stored;
+  const ScaledBlocks& scaled = *group.scaled;
+  const bool divides = Divides(group.scaling);
+  RoundingCounts counts;
   for (int64_t at = 0; at < stored.rows * stored.columns; at += step) {
     const int64_t row = at / stored.columns, column = at % stored.columns;
-    const ScaleRuleResult& result = scaled.results[row / scaled.blocks.rows * stored.scale_columns +
-                                                   column / scaled.blocks.columns];
-    uint8_t expected = 0;
-    const float value = trial.rule.Scaled(stored.values[at], result);
-    ++candidate.code_count;
-    if (Matches(*trial.format, trial.rule, value, stored.codes[at], &expected)) {
-      ++candidate.code_matches;
-    } else if (!candidate.first_difference.has_value()) {
-      candidate.first_difference =
-          ElementAt{stored.transposed ? column : row, stored.transposed ? row : column,
-                    stored.codes[at], expected};
-    }
+    const float factor = scaled
+                             .results[row / scaled.blocks.rows * stored.scale_columns +
+                                      column / scaled.blocks.columns]
+                             .factor(group.scaling);
+    const float value = stored.values[at];
+    counts.Add(*group.format, group.overflow, divides ? value / factor : value * factor,
+               stored.codes[at], at);
   }
-  return candidate;
+  return counts;
 }
 
-void CodesExplainer::AddRoundings(const ElementFormat& format,
-                                  const std::shared_ptr<const Stored>& stored,
-                                  ScaledBlocks scaled) {
-  using Scaling = ElementRule::Scaling;
+void CodesExplainer::AddGroups(const ElementFormat& format,
+                               const std::shared_ptr<const Stored>& stored, ScaledBlocks scaled) {
   const auto shared = std::make_shared<const ScaledBlocks>(std::move(scaled));
-  for (const Scaling scaling : {Scaling::kMultiply, Scaling::kReciprocal, Scaling::kDivide}) {
-    for (const auto& [rounding, name] : kRoundings) {
-      trials_.push_back({stored, &format, shared, {scaling, rounding, Overflow::kSaturate}});
-      if (format.nan == 0) continue;
-      trials_.push_back({stored, &format, shared, {scaling, rounding, Overflow::kNan}});
-    }
+  for (const ElementScaling scaling : ScalingsOf(*shared)) {
+    groups_.push_back({stored, &format, shared, scaling, Overflow::kSaturate});
+    if (format.has_nan) groups_.push_back({stored, &format, shared, scaling, Overflow::kNan});
   }
 }
 
@@ -431,7 +321,7 @@ absl::Status CodesExplainer::AddTrials(const ElementFormat& format,
           IsScaleDType(request_.scale_inv.dtype(), rule.scale) && rule.fits(format.dtype);
       if (!fits) continue;
       QG_RETURN_IF_ERROR(context_.CheckCancelled());
-      AddRoundings(format, stored, Scale(*stored, blocks, rule, format.dtype));
+      AddGroups(format, stored, Scale(*stored, blocks, rule, format.dtype));
     }
   }
   return absl::OkStatus();
@@ -450,11 +340,8 @@ absl::Status CodesExplainer::AddFourOverSix(const ElementFormat& format,
     for (const FourOverSixKnobs& knobs : kAllFourOverSixKnobs) {
       QG_ASSIGN_OR_RETURN(ScaledBlocks scaled, ScaleByFourOverSix(*stored, blocks, knobs));
       // The choice compares codes of this one rule, so that no other goes with it.
-      trials_.push_back(
-          {stored,
-           &format,
-           std::make_shared<const ScaledBlocks>(std::move(scaled)),
-           {ElementRule::Scaling::kMultiply, Rounding::kNearestEven, Overflow::kSaturate}});
+      groups_.push_back({stored, &format, std::make_shared<const ScaledBlocks>(std::move(scaled)),
+                         ElementScaling::kMultiply, Overflow::kSaturate, /*is_nearest_even=*/true});
     }
   }
   return absl::OkStatus();
@@ -473,7 +360,7 @@ absl::Status CodesExplainer::AddHadamard(const ElementFormat& format, const Stor
     for (const NamedScaleRule& rule : AllScaleRules()) {
       if (rule.scale != DType::kF8E4M3 || !rule.fits(format.dtype)) continue;
       QG_RETURN_IF_ERROR(context_.CheckCancelled());
-      AddRoundings(format, shared, Scale(*shared, blocks, rule, format.dtype));
+      AddGroups(format, shared, Scale(*shared, blocks, rule, format.dtype));
     }
   }
   return absl::OkStatus();
@@ -485,69 +372,86 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
   QG_ASSIGN_OR_RETURN(const Tensor f32, CastTensor(request_.source, DType::kF32, context_));
   source_.assign(f32.as<float>(), f32.as<float>() + f32.element_count());
   QG_ASSIGN_OR_RETURN(padded_source_, PaddedToBlocks(f32));
-  for (const ElementFormat& format : kElementFormats) {
+  for (const ElementFormat& format : AllElementFormats()) {
     if (!IsElementDType(request_.codes.dtype(), format.dtype)) continue;
     for (const bool transposed : {false, true}) {
       if (transposed && request_.source.rows() == 1) continue;  // The same orientation.
-      std::optional<Stored> oriented = Orient(format, transposed);
-      if (!oriented.has_value()) continue;
-      const auto stored = std::make_shared<const Stored>(*std::move(oriented));
-      QG_RETURN_IF_ERROR(AddTrials(format, stored));
-      const bool may_be_nvfp4 = format.dtype == DType::kF4E2M1x2 &&
-                                IsScaleDType(request_.scale_inv.dtype(), DType::kF8E4M3);
-      if (!may_be_nvfp4) continue;
-      QG_RETURN_IF_ERROR(AddFourOverSix(format, stored));
-      QG_RETURN_IF_ERROR(AddHadamard(format, *stored));
+      QG_ASSIGN_OR_RETURN(std::vector<Stored> oriented, Orient(format, transposed));
+      for (Stored& one : oriented) {
+        const auto stored = std::make_shared<const Stored>(std::move(one));
+        QG_RETURN_IF_ERROR(AddTrials(format, stored));
+        const bool may_be_nvfp4 = format.dtype == DType::kF4E2M1x2 &&
+                                  IsScaleDType(request_.scale_inv.dtype(), DType::kF8E4M3);
+        if (!may_be_nvfp4) continue;
+        QG_RETURN_IF_ERROR(AddFourOverSix(format, stored));
+        QG_RETURN_IF_ERROR(AddHadamard(format, *stored));
+      }
     }
   }
-  if (trials_.empty()) {
-    return InvalidTensor("scale_inv", request_.scale_inv,
-                         absl::StrCat("fits no block shape of codes ", TensorText(request_.codes),
-                                      " of a source ", TensorText(request_.source)));
+  if (groups_.empty()) {
+    return InvalidTensor(
+        "scale_inv", request_.scale_inv,
+        absl::StrCat("in the ", std::string(ScaleLayoutName(request_.scale_layout)),
+                     " layout, fits no block shape of codes ", TensorText(request_.codes),
+                     " of a source ", TensorText(request_.source)));
   }
 
-  // A sample sorts out most candidates; what is left is counted whole.
+  // A sample sorts out most ways to scale; what is left is counted whole.
   const int64_t step = std::max<int64_t>(1, request_.source.element_count() / kSampleElements);
-  ParallelFor(context_, static_cast<int64_t>(trials_.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      trials_[i].sample_matches = Count(trials_[i], step).code_matches;
+  ParallelFor(context_, static_cast<int64_t>(groups_.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const RoundingCounts counts = Count(groups_[i], step);
+      int64_t best = 0;
+      for (const RuleCount& rule : counts.rules) best = std::max(best, rule.matches);
+      // Neighbours too: stochastic rounding gives most codes of no one rule.
+      groups_[i].sample_score = best + counts.neighbours + counts.of(counts.BestZeroSign()).matches;
+    }
   });
   QG_RETURN_IF_ERROR(context_.CheckCancelled());
-  std::stable_sort(trials_.begin(), trials_.end(), [](const Trial& left, const Trial& right) {
-    if (left.sample_matches != right.sample_matches) {
-      return left.sample_matches > right.sample_matches;
-    }
-    return left.scaled->matches > right.scaled->matches;
+  std::stable_sort(groups_.begin(), groups_.end(), [](const Group& left, const Group& right) {
+    return std::pair(left.sample_score, left.scaled->matches) >
+           std::pair(right.sample_score, right.scaled->matches);
   });
   CodesExplanation explanation;
-  explanation.tried = static_cast<int64_t>(trials_.size());
-  trials_.resize(std::min<size_t>(trials_.size(), 2 * kCandidatesKept));
-  explanation.candidates.resize(trials_.size());
-  ParallelFor(context_, static_cast<int64_t>(trials_.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) explanation.candidates[i] = Count(trials_[i], 1);
+  constexpr int kStochasticCount = 2;
+  explanation.tried =
+      static_cast<int64_t>(groups_.size()) * (kCodeRoundingCount + kStochasticCount);
+  groups_.resize(std::min(groups_.size(), kGroupsKept));
+  std::vector<RoundingCounts> counts(groups_.size());
+  ParallelFor(context_, static_cast<int64_t>(groups_.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) counts[i] = Count(groups_[i], 1);
   });
   QG_RETURN_IF_ERROR(context_.CheckCancelled());
-  // Stochastic rounding allows two codes where another rule allows one: it comes last among equals.
-  std::stable_sort(explanation.candidates.begin(), explanation.candidates.end(),
-                   [](const CodesCandidate& left, const CodesCandidate& right) {
-                     const auto key = [](const CodesCandidate& c) {
-                       const double matched = double(c.code_matches) / double(c.code_count) +
-                                              double(c.scale_matches) / double(c.scale_count);
-                       return std::tuple(c.is_entire(), matched, c.is_deterministic);
-                     };
-                     return key(left) > key(right);
-                   });
-  // Where nearest rounding already gives every code, either neighbour says nothing more.
-  const bool is_deterministic =
-      explanation.candidates.front().is_entire() && explanation.candidates.front().is_deterministic;
-  if (is_deterministic) {
-    std::erase_if(explanation.candidates, [](const CodesCandidate& candidate) {
-      return candidate.is_entire() && !candidate.is_deterministic;
-    });
+
+  std::vector<CodesCandidate>& candidates = explanation.candidates;
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    // The other overflow is the same where nothing overflows.
+    if (groups_[i].overflow == Overflow::kNan && counts[i].overflowing == 0) continue;
+    for (CodesCandidate& candidate : DeterministicOf(groups_[i], counts[i])) {
+      candidates.push_back(std::move(candidate));
+    }
   }
-  if (explanation.candidates.size() > kCandidatesKept) {
-    explanation.candidates.resize(kCandidatesKept);
+  SortBestFirst(candidates);
+  // Either neighbour fits whatever is one step off: it is offered only where no rule gives
+  // everything, and where the codes are spread as its chances say.
+  std::optional<SpreadResult> rejected;
+  if (!candidates.front().is_entire()) {
+    for (size_t i = 0; i < groups_.size(); ++i) {
+      for (CodesCandidate& candidate : StochasticOf(groups_[i], counts[i])) {
+        const SpreadResult& spread = *candidate.evidence.spread;
+        if (!spread.passes && candidate.is_entire() && !rejected.has_value()) rejected = spread;
+        if (spread.passes) candidates.push_back(std::move(candidate));
+      }
+    }
+    SortBestFirst(candidates);
   }
+  for (CodesCandidate& candidate : candidates) {
+    candidate.is_established = DoubtOf(candidate).empty();
+    explanation.is_established |= candidate.is_established;
+  }
+  KeepSeparatedOrigins(candidates);
+  if (candidates.size() > kCandidatesKept) candidates.resize(kCandidatesKept);
+  explanation.conclusion = ConclusionOf(candidates, rejected);
   return explanation;
 }
 

@@ -1,6 +1,7 @@
 // Which format, block shape, scale rule and rounding made these codes? Every candidate rule is
 // applied to the source, and its scales and codes are counted against the given ones. A candidate
-// that matches everything is consistent with the bytes, never proven: several may be.
+// that matches everything is consistent with the bytes, never proven: several may be. It is
+// established where enough cases stand behind each of its rules (docs/quantizers.md section 1.6).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,9 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/base/execution.h"
+#include "kernels/quantize/scale_grid.h"
 #include "kernels/tensor/tensor.h"
+#include "kernels/validate/stochastic_spread.h"
 
 namespace quantgate {
 
@@ -22,6 +25,9 @@ struct ExplainCodesRequest {
   /// f32, f8_e8m0 or f8_e4m3 (u8 is tried as both of them): one, or one per block of the codes as
   /// they are stored, [ceil(rows / block rows)][ceil(columns / block columns)].
   Tensor scale_inv;
+  /// Of scale_inv: padded and swizzled arrays are those of ScaleArrayTypeOf for mxfp8, nvfp4 and
+  /// (padded) fp8_block, of whose type and shape it must be.
+  ScaleLayout scale_layout = ScaleLayout::kLogical;
   /// f32 [1]: the global amax of a two-level format, after the Hadamard transform where there was
   /// one; absent: of the source, transformed or not.
   Tensor amax;
@@ -30,6 +36,22 @@ struct ExplainCodesRequest {
 struct ElementAt {
   int64_t row = 0, column = 0;  ///< Of the source as [M][K].
   uint32_t given = 0, expected = 0;
+};
+
+/// What stands behind a candidate: how many cases its rules were held to, and what they leave.
+struct CodesEvidence {
+  int64_t scale_distinct = 0;      ///< Distinct stored scales.
+  int64_t amax_distinct = 0;       ///< Distinct amaxes of blocks: the cases of the scale rule.
+  int64_t between_count = 0;       ///< Values between two codes: the cases of the rounding.
+  int64_t tie_count = 0;           ///< Of these, exactly halfway between two codes.
+  int64_t telling_count = 0;       ///< Values of which nearest_even makes another code.
+  int64_t overflow_count = 0;      ///< Values beyond the largest code.
+  int64_t zero_telling_count = 0;  ///< Zeros whose sign the candidate does not keep.
+  /// Codes that it does not give, but the value's other neighbour: of larger and of smaller
+  /// magnitude, and how far from a tie those values lie, as a part of the codes' distance.
+  int64_t step_up_count = 0, step_down_count = 0;
+  double off_tie_max = 0;
+  std::optional<SpreadResult> spread;  ///< Of a stochastic candidate.
 };
 
 /// One way in which the bytes may have been made, and how much of them it gives.
@@ -41,20 +63,30 @@ struct CodesCandidate {
   /// "divide: scale = f32(max / amax)"; "two_level, nvfp4_4over6_err_mode=mae,
   /// nvfp4_4over6_e4m3_max=256".
   std::string scale_rule;
-  std::string scale_origin;      ///< Who computes scales so: "Transformer Engine current scaling".
+  /// The library that computes so: only where the candidate is established and no other that fits
+  /// is another library's.
+  std::string scale_origin;
   std::string element_rule;      ///< "x * scale, nearest_even, saturate".
   bool is_deterministic = true;  ///< False: stochastic, where both neighbours of a value match.
   int64_t scale_matches = 0, scale_count = 0;
   int64_t code_matches = 0, code_count = 0;
   std::optional<ElementAt> first_difference;  ///< Of the codes.
+  CodesEvidence evidence;
+  /// It gives everything, and enough cases stand behind both its rules (docs/quantizers.md section
+  /// 1.6).
+  bool is_established = false;
 
   bool is_entire() const { return scale_matches == scale_count && code_matches == code_count; }
 };
 
 struct CodesExplanation {
-  /// Best first: by codes and scales matched; at most kCandidatesKept.
+  /// Best first: by codes and scales matched; at most kCandidatesKept. A stochastic one is there
+  /// only where no other gives everything and its codes pass StochasticSpread.
   std::vector<CodesCandidate> candidates;
   int64_t tried = 0;
+  /// What is certain, and what stands behind it, in sentences.
+  std::vector<std::string> conclusion;
+  bool is_established = false;  ///< Of any candidate.
 };
 
 inline constexpr int kCandidatesKept = 24;

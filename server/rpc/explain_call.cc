@@ -12,6 +12,7 @@
 #include "server/rpc/convert_tensor.h"
 #include "server/rpc/engine_calls.h"
 #include "server/rpc/gemm_request.h"
+#include "server/rpc/quantized_parts.h"
 
 namespace quantgate {
 namespace {
@@ -49,6 +50,19 @@ v1::ExplainResponse::GemmCandidate CandidateToProto(const GemmCandidate& candida
   return proto;
 }
 
+v1::ExplainResponse::StochasticSpread SpreadToProto(const SpreadResult& spread) {
+  v1::ExplainResponse::StochasticSpread proto;
+  proto.set_count(spread.count);
+  proto.set_variance(spread.variance);
+  proto.set_bias(spread.bias);
+  proto.set_slope(spread.slope);
+  proto.set_chi_square(spread.chi_square);
+  proto.set_bins(spread.bins);
+  proto.set_rarest(spread.rarest);
+  proto.set_level(kSpreadLevel);
+  return proto;
+}
+
 v1::ExplainResponse::CodesCandidate CandidateToProto(const CodesCandidate& candidate) {
   v1::ExplainResponse::CodesCandidate proto;
   proto.set_element(candidate.element);
@@ -64,11 +78,25 @@ v1::ExplainResponse::CodesCandidate CandidateToProto(const CodesCandidate& candi
   if (candidate.first_difference.has_value()) {
     *proto.mutable_first_difference() = LocationToProto(*candidate.first_difference);
   }
+  const CodesEvidence& evidence = candidate.evidence;
+  proto.set_scale_distinct_count(evidence.scale_distinct);
+  proto.set_amax_distinct_count(evidence.amax_distinct);
+  proto.set_between_count(evidence.between_count);
+  proto.set_tie_count(evidence.tie_count);
+  proto.set_telling_count(evidence.telling_count);
+  proto.set_overflow_count(evidence.overflow_count);
+  proto.set_zero_telling_count(evidence.zero_telling_count);
+  proto.set_step_up_count(evidence.step_up_count);
+  proto.set_step_down_count(evidence.step_down_count);
+  proto.set_off_tie_max(evidence.off_tie_max);
+  if (evidence.spread.has_value()) *proto.mutable_spread() = SpreadToProto(*evidence.spread);
+  proto.set_is_established(candidate.is_established);
   return proto;
 }
 
 struct CodesWork {
   TensorReference source, codes, scale_inv, amax;
+  ScaleLayout scale_layout = ScaleLayout::kLogical;
 
   std::array<TensorReference*, 4> references() { return {&source, &codes, &scale_inv, &amax}; }
 };
@@ -85,6 +113,8 @@ absl::StatusOr<CodesWork> CheckCodes(ServiceContext& context,
   for (const TensorReference* needed : {&work.source, &work.codes, &work.scale_inv}) {
     QG_RETURN_IF_ERROR(RequireTensor(*needed));
   }
+  QG_ASSIGN_OR_RETURN(work.scale_layout,
+                      ScaleLayoutFromName(request.scale_layout(), "scale_layout"));
   QG_RETURN_IF_ERROR(context.loader.Resolve(work.references()));
   return work;
 }
@@ -92,6 +122,7 @@ absl::StatusOr<CodesWork> CheckCodes(ServiceContext& context,
 absl::Status ExplainCodesOf(ServiceContext& context, Device& device, CodesWork& work,
                             const Cancellation& cancellation, v1::ExplainResponse& response) {
   ExplainCodesRequest request;
+  request.scale_layout = work.scale_layout;
   QG_ASSIGN_OR_RETURN(request.source,
                       context.loader.LoadToHost(work.source, device, &cancellation));
   QG_ASSIGN_OR_RETURN(request.codes, context.loader.LoadToHost(work.codes, device, &cancellation));
@@ -104,6 +135,8 @@ absl::Status ExplainCodesOf(ServiceContext& context, Device& device, CodesWork& 
     *response.add_codes() = CandidateToProto(candidate);
   }
   response.set_tried(explanation->tried);
+  for (const std::string& line : explanation->conclusion) response.add_conclusion(line);
+  response.set_is_established(explanation->is_established);
   return absl::OkStatus();
 }
 

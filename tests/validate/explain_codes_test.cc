@@ -91,52 +91,62 @@ TEST(ExplainCodes, OneWrongCodeIsFound) {
   EXPECT_EQ(best.first_difference->given ^ 0x44, best.first_difference->expected);
 }
 
-// Stochastic codes: 2.5 and 3.5 lie halfway in E2M1 under a scale of 1, and take either neighbour.
-TEST(ExplainCodes, StochasticRoundingIsToldFromNearest) {
-  std::vector<float> values(32, 2.5f);
-  values[0] = 6;
-  values[16] = 6;
+/// 2 x 16 values of 2.5, which lies halfway in E2M1 under a scale of 1, as 3 and 2 alternately.
+ExplainCodesRequest AlternatingHalves(std::vector<float> values) {
   ExplainCodesRequest request;
   request.source = FromValues(DType::kF32, {2, 16}, values);
-  std::vector<std::byte> codes(16, std::byte{0x45});  // 3 and 2, alternating.
+  std::vector<std::byte> codes(16, std::byte{0x45});
   codes[0] = codes[8] = std::byte{0x47};
   request.codes = *Tensor::FromBytes(DType::kF4E2M1x2, {2, 8}, codes);
   const std::byte one[2] = {std::byte{0x38}, std::byte{0x38}};
   request.scale_inv = *Tensor::FromBytes(DType::kF8E4M3, {2, 1}, one);
-  const auto explanation = ExplainCodes(request, {});
+  return request;
+}
+
+// Any codes one step off fit stochastic rounding: 30 of them are no evidence.
+TEST(ExplainCodes, AFewNeighboursAreNotStochasticRounding) {
+  std::vector<float> values(32, 2.5f);
+  values[0] = values[16] = 6;
+  const auto explanation = ExplainCodes(AlternatingHalves(values), {});
   ASSERT_TRUE(explanation.ok());
-  const CodesCandidate& best = explanation->candidates.front();
-  EXPECT_EQ(best.code_matches, 32);
-  EXPECT_FALSE(best.is_deterministic);
+  EXPECT_FALSE(explanation->is_established);
   for (const CodesCandidate& candidate : explanation->candidates) {
-    if (candidate.is_deterministic) {
-      EXPECT_LT(candidate.code_matches, 32);
-    }
+    EXPECT_TRUE(candidate.is_deterministic);
+    EXPECT_LT(candidate.code_matches, 32);
   }
+  EXPECT_THAT(explanation->conclusion.back(),
+              HasSubstr("30 values lie between two codes, of at least 512 that its test needs"));
 }
 
 // Values beyond the largest code have no upper neighbour: the byte after 6 is -0.
 TEST(ExplainCodes, StochasticRoundingSaturates) {
   std::vector<float> values(32, 2.5f);
   values[0] = values[16] = 6.25f;  // amax / 6 rounds to a scale of 1.
-  ExplainCodesRequest request;
-  request.source = FromValues(DType::kF32, {2, 16}, values);
-  std::vector<std::byte> codes(16, std::byte{0x45});
-  codes[0] = std::byte{0x47};
-  codes[8] = std::byte{0x48};
-  request.codes = *Tensor::FromBytes(DType::kF4E2M1x2, {2, 8}, codes);
-  const std::byte one[2] = {std::byte{0x38}, std::byte{0x38}};
-  request.scale_inv = *Tensor::FromBytes(DType::kF8E4M3, {2, 1}, one);
+  ExplainCodesRequest request = AlternatingHalves(values);
+  std::vector<float> source;
+  std::vector<std::byte> codes, scales;
+  // Often enough for its test; halves go up and down equally often.
+  for (int i = 0; i < 64; ++i) {
+    source.insert(source.end(), values.begin(), values.end());
+    codes.insert(codes.end(), request.codes.bytes().begin(), request.codes.bytes().end());
+    scales.insert(scales.end(), 2, std::byte{0x38});
+  }
+  codes[8 * 77] = std::byte{0x48};
+  request.source = FromValues(DType::kF32, {128, 16}, source);
+  request.codes = *Tensor::FromBytes(DType::kF4E2M1x2, {128, 8}, codes);
+  request.scale_inv = *Tensor::FromBytes(DType::kF8E4M3, {128, 1}, scales);
   const auto explanation = ExplainCodes(request, {});
   ASSERT_TRUE(explanation.ok());
   const CodesCandidate& best = explanation->candidates.front();
   EXPECT_FALSE(best.is_deterministic);
-  EXPECT_EQ(best.code_matches, 31);
+  EXPECT_EQ(best.code_matches, 128 * 16 - 1);
   ASSERT_TRUE(best.first_difference.has_value());
-  EXPECT_EQ(best.first_difference->row, 1);
+  EXPECT_EQ(best.first_difference->row, 77);
   EXPECT_EQ(best.first_difference->column, 0);
   EXPECT_EQ(best.first_difference->given, 0x8u);
   EXPECT_EQ(best.first_difference->expected, 0x7u);
+  // All scales are 1, so that nothing would be established without the wrong code either.
+  EXPECT_FALSE(explanation->is_established);
 }
 
 TEST(ExplainCodes, RefusesWhatDoesNotFit) {

@@ -1,0 +1,72 @@
+// What ExplainCodes tries: ways to scale the elements of a tensor, and the candidates that the
+// codes make of each.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/validate/explain_codes.h"
+#include "kernels/validate/explain_scale_rules.h"
+#include "kernels/validate/rounding_counts.h"
+
+namespace quantgate {
+
+/// The source, codes and scales as matrices in the orientation in which the codes are stored.
+struct Stored {
+  int64_t rows = 0, columns = 0;
+  bool transposed = false;
+  bool hadamard = false;      ///< Every 16 values of a row are transformed.
+  std::vector<float> values;  ///< The source.
+  float global_amax = 0;      ///< As given, or of the values.
+  std::vector<uint8_t> codes;
+  int64_t scale_rows = 0, scale_columns = 0;
+  std::vector<uint32_t> scales;  ///< Bits of the given ones.
+};
+
+/// Blocks that share a scale, and the tile whose amax it comes from (larger where one scale is
+/// stored for each row of a tile).
+struct Blocks {
+  int64_t rows, columns;
+  int64_t amax_rows, amax_columns;
+};
+
+/// A scale rule on one geometry: what it would store, and what elements are multiplied by.
+struct ScaledBlocks {
+  std::string rule;          ///< As candidates have it.
+  std::string_view library;  ///< Where the rule alone says it.
+  Blocks blocks;
+  std::vector<ScaleRuleResult> results;  ///< Per stored scale.
+  int64_t matches = 0;
+};
+
+/// One way to scale the elements: everything of a candidate but its rounding.
+struct Group {
+  std::shared_ptr<const Stored> stored;
+  const ElementFormat* format;
+  std::shared_ptr<const ScaledBlocks> scaled;
+  ElementScaling scaling;
+  Overflow overflow;
+  bool is_nearest_even = false;  ///< No other rounding goes with it.
+  int64_t sample_score = 0;
+};
+
+/// Amaxes of the tiles, row by row; NaN elements ignored.
+std::vector<float> TileAmaxes(const Stored& stored, const Blocks& blocks);
+
+/// One for each rounding that this data tells from nearest_even; in scale_origin the library that
+/// computes so, whatever the evidence.
+std::vector<CodesCandidate> DeterministicOf(const Group& group, const RoundingCounts& counts);
+
+/// The stochastic ones, whatever their test says.
+std::vector<CodesCandidate> StochasticOf(const Group& group, const RoundingCounts& counts);
+
+/// By codes and scales matched; stochastic ones last among equals.
+void SortBestFirst(std::vector<CodesCandidate>& candidates);
+
+/// Leaves a library's name where it is the only one among established candidates.
+void KeepSeparatedOrigins(std::vector<CodesCandidate>& candidates);
+
+}  // namespace quantgate
