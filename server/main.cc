@@ -17,6 +17,7 @@
 #include "server/allocator.h"
 #include "server/build_description.h"
 #include "server/server.h"
+#include "server/store/fsck.h"
 
 namespace quantgate {
 namespace {
@@ -30,6 +31,9 @@ constexpr char kExamples[] = R"(Examples:
 HTTP on --metrics-listen serves /metrics, /healthz and /readyz.
 SIGTERM or SIGINT finishes what runs (at most --grace), a second one cancels it.
 With --device cuda it computes on every GPU of this machine; --device cuda:1 takes one of them.
+
+--fsck checks the data directory of a server that does not run, --fsck --repair also sets aside what
+is damaged: exit code 0 nothing found, 1 problems found (mended or not), 4 could not check.
 
 Exit codes: 0 stopped as asked, 2 bad usage, data directory or device, 3 a device was lost while
 serving, 4 an address cannot be bound.)";
@@ -96,6 +100,8 @@ void AddOptions(CLI::App& app, ServerOptions& options, int& threads, Seconds& se
   app.add_option("--data-dir", options.data_dir, "Directory of blobs, tensors and runs")
       ->type_name("PATH")
       ->default_val(DefaultDataDir());
+  app.add_flag("--begin-anew", options.begins_anew,
+               "Start without the runs and tensors of a quantgate.db that is gone or empty");
   app.add_option("--device", options.devices, "cpu, cuda (every GPU) or cuda:N; repeatable")
       ->type_name("DEVICE")
       ->take_all()
@@ -185,6 +191,33 @@ int Serve(ServerOptions options, absl::Duration grace) {
   std::_Exit(3);
 }
 
+/// What to do instead of serving.
+struct Checking {
+  bool is_asked = false;
+  bool repairs = false;
+};
+
+void AddCheckOptions(CLI::App& app, Checking& checking) {
+  auto* fsck = app.add_flag("--fsck", checking.is_asked, "Check the data directory and end");
+  app.add_flag("--repair", checking.repairs, "With --fsck: set aside what is damaged")->needs(fsck);
+}
+
+int CheckDataDir(const std::string& data_dir, bool repairs) {
+  const auto result = CheckStore(data_dir, repairs, [](const std::string& line) {
+    std::printf("problem: %s\n", line.c_str());
+  });
+  if (!result.ok()) {
+    std::fprintf(stderr, "quantgated: %s\n", std::string(result.status().message()).c_str());
+    return 4;
+  }
+  std::printf("%s\n", absl::StrCat(result->runs, " runs, ", result->events, " events, ",
+                                   result->tensors, " tensors and ", result->blobs, " blobs (",
+                                   result->blob_bytes, " bytes) checked: ", result->problems,
+                                   " problems, ", result->mended, " mended")
+                          .c_str());
+  return result->problems == 0 ? 0 : 1;
+}
+
 }  // namespace
 }  // namespace quantgate
 
@@ -199,11 +232,14 @@ int main(int argc, char** argv) {
   int threads = options.engine.threads;
   quantgate::Seconds seconds;
   quantgate::AddOptions(app, options, threads, seconds);
+  quantgate::Checking checking;
+  quantgate::AddCheckOptions(app, checking);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
+  if (checking.is_asked) return quantgate::CheckDataDir(options.data_dir, checking.repairs);
   options.engine.threads = threads;
   options.rank_deadline = absl::Seconds(seconds.rank_deadline);
   return quantgate::Serve(options, absl::Seconds(seconds.grace));

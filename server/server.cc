@@ -373,6 +373,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
   // Protobuf would write a line for every malformed message that a client sends.
   google::protobuf::SetLogHandler(nullptr);
   QG_ASSIGN_OR_RETURN(DataDir data_dir, DataDir::Open(options.data_dir));
+  QG_RETURN_IF_ERROR(options.begins_anew ? data_dir.BeginAnew() : data_dir.CheckHistory());
   auto server = std::make_unique<RunningServer>(std::move(options), std::move(data_dir));
   QG_RETURN_IF_ERROR(server->Open());
   QG_RETURN_IF_ERROR(server->Listen());

@@ -27,6 +27,9 @@ struct ServerOptions {
   std::string metrics_listen;
   /// Blobs, tensors and runs live here; created when absent, locked while the server lives.
   std::string data_dir;
+  /// Starts without the runs and tensors of a database that is gone or empty, though blobs or
+  /// events of it are there. Refused where a database is.
+  bool begins_anew = false;
   /// What computes: "cpu", "cuda" (every CUDA device), "cuda:N".
   std::vector<std::string> devices = {"cpu"};
   CpuEngineOptions engine;  ///< Of device "cpu".

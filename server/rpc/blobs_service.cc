@@ -24,8 +24,9 @@ class BlobsService : public RawWriteService {
   grpc::ServerUnaryReactor* FindMissing(grpc::CallbackServerContext* server_context,
                                         const v1::FindMissingRequest* request,
                                         v1::FindMissingResponse* response) override {
-    return AnswerInline(context_, Rpc::kFindMissing, server_context,
-                        [&] { return FindMissing(*request, *response); });
+    return AnswerOnExecutor(
+        context_, Rpc::kFindMissing, Admission::kAlways, server_context,
+        [this, request, response] { return FindMissing(*request, *response); });
   }
 
   grpc::ServerReadReactor<grpc::ByteBuffer>* Write(grpc::CallbackServerContext* server_context,
@@ -36,8 +37,9 @@ class BlobsService : public RawWriteService {
   grpc::ServerUnaryReactor* QueryWrite(grpc::CallbackServerContext* server_context,
                                        const v1::QueryWriteRequest* request,
                                        v1::QueryWriteResponse* response) override {
-    return AnswerInline(context_, Rpc::kQueryWrite, server_context,
-                        [&] { return QueryWrite(*request, *response); });
+    return AnswerOnExecutor(
+        context_, Rpc::kQueryWrite, Admission::kAlways, server_context,
+        [this, request, response] { return QueryWrite(*request, *response); });
   }
 
   grpc::ServerWriteReactor<v1::ReadResponse>* Read(grpc::CallbackServerContext* server_context,
@@ -46,7 +48,7 @@ class BlobsService : public RawWriteService {
   }
 
  private:
-  // Both look into memory only.
+  // Both look at the sizes of files.
   absl::Status FindMissing(const v1::FindMissingRequest& request,
                            v1::FindMissingResponse& response) {
     if (request.digests_size() > kFindMissingMax) {

@@ -24,7 +24,10 @@ absl::StatusOr<size_t> BlobReader::Next(std::span<std::byte> out) {
   if (remaining() > 0) return count;
   const Sha256 actual = hash_->Finish();
   hash_ = nullptr;
-  if (actual == digest_.sha256) return count;
+  if (actual == digest_.sha256) {
+    store_->RecordSize(digest_.sha256);
+    return count;
+  }
   store_->Quarantine(digest_);
   return error::BlobCorrupted(digest_, absl::StrCat("its bytes have SHA-256 ", actual.Hex()));
 }

@@ -14,6 +14,7 @@
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
 #include "server/limits.h"
+#include "server/store/blob_name.h"
 
 namespace quantgate {
 namespace {
@@ -29,7 +30,7 @@ std::string PartialKey(const std::string& upload_id, const Digest& digest) {
   return absl::StrCat(digest.sha256.Hex(), ".", digest.size, ".", upload_id);
 }
 
-// The hash of the first `size` bytes of a partial file, for an upload that is resumed after a
+// The hash of the first `size` bytes of a file, such as those of an upload that is resumed after a
 // restart.
 absl::StatusOr<std::unique_ptr<Sha256Stream>> HashPrefix(const File& file, int64_t size) {
   auto hash = std::make_unique<Sha256Stream>();
@@ -44,7 +45,30 @@ absl::StatusOr<std::unique_ptr<Sha256Stream>> HashPrefix(const File& file, int64
   return hash;
 }
 
+absl::StatusOr<int64_t> SizeOfFile(const std::string& path) {
+  QG_ASSIGN_OR_RETURN(const File file, File::OpenForReading(path));
+  return file.Size();
+}
+
 }  // namespace
+
+absl::StatusOr<BlobName> ParseBlobName(const std::string& file_name) {
+  const size_t dot = file_name.find('.');
+  QG_ASSIGN_OR_RETURN(const Sha256 sha256, Sha256::FromHex(file_name.substr(0, dot)));
+  if (dot == std::string::npos) return BlobName{sha256, std::nullopt};
+  int64_t size;
+  if (!absl::SimpleAtoi(file_name.substr(dot + 1), &size)) {
+    return absl::InvalidArgumentError("no name of a blob");
+  }
+  return BlobName{sha256, size};
+}
+
+absl::StatusOr<Sha256> HashOfFile(const std::string& path) {
+  QG_ASSIGN_OR_RETURN(const File file, File::OpenForReading(path));
+  QG_ASSIGN_OR_RETURN(const int64_t size, file.Size());
+  QG_ASSIGN_OR_RETURN(const auto hash, HashPrefix(file, size));
+  return hash->Finish();
+}
 
 size_t BlobStore::Sha256Hash::operator()(const Sha256& sha256) const {
   size_t hash;
@@ -60,18 +84,27 @@ absl::StatusOr<std::unique_ptr<BlobStore>> BlobStore::Open(BlobStoreOptions opti
 }
 
 absl::Status BlobStore::ScanBlobs() {
-  const std::lock_guard lock(mutex_);
   std::error_code code;
   const std::filesystem::recursive_directory_iterator files(options_.blobs_path, code);
   if (code) return error::FromErrno(code.value(), "listing the blob store");
   for (const auto& entry : files) {
-    const auto sha256 = Sha256::FromHex(entry.path().filename().string());
-    if (!sha256.ok() || !entry.is_regular_file(code)) continue;
-    const int64_t size = static_cast<int64_t>(entry.file_size(code));
-    if (code) return error::FromErrno(code.value(), "listing the blob store");
-    sizes_[*sha256] = size;
-    committed_bytes_ += size;
+    if (entry.is_regular_file(code)) QG_RETURN_IF_ERROR(ScanBlob(entry.path().string()));
   }
+  return absl::OkStatus();
+}
+
+absl::Status BlobStore::ScanBlob(const std::string& path) {
+  const absl::StatusOr<BlobName> name = ParseBlobName(path.substr(path.rfind('/') + 1));
+  if (!name.ok()) return absl::OkStatus();  // No file of this store's.
+  QG_ASSIGN_OR_RETURN(const int64_t size, SizeOfFile(path));
+  if (name->size.has_value() && size != *name->size) {
+    (void)RenameFile(path, options_.quarantine_path + "/" + name->sha256.Hex());
+    options_.on_corruption("startup");
+    return absl::OkStatus();
+  }
+  const std::lock_guard lock(mutex_);
+  blobs_[name->sha256] = {size, name->size.has_value()};
+  committed_bytes_ += size;
   return absl::OkStatus();
 }
 
@@ -96,16 +129,53 @@ absl::Status BlobStore::ScanPartials() {
   return absl::OkStatus();
 }
 
-std::string BlobStore::BlobPath(const Sha256& sha256) const {
+std::string BlobStore::BlobPath(const Sha256& sha256, const Blob& blob) const {
   const std::string hex = sha256.Hex();
-  return absl::StrCat(options_.blobs_path, "/", hex.substr(0, 2), "/", hex.substr(2, 2), "/", hex);
+  const std::string size = blob.is_size_recorded ? absl::StrCat(".", blob.size) : "";
+  return absl::StrCat(options_.blobs_path, "/", hex.substr(0, 2), "/", hex.substr(2, 2), "/", hex,
+                      size);
 }
 
-bool BlobStore::Contains(const Digest& digest) const {
+absl::StatusOr<bool> BlobStore::Look(const Digest& digest, std::string_view where) {
   if (digest.size == 0) return digest == EmptyDigest();
+  Blob blob;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = blobs_.find(digest.sha256);
+    if (it == blobs_.end()) return false;
+    blob = it->second;
+  }
+  const std::string path = BlobPath(digest.sha256, blob);
+  const absl::StatusOr<int64_t> size = SizeOfFile(path);
+  if (!size.ok() && !absl::IsNotFound(size.status())) return size.status();
+  std::string damage = size.ok() ? "" : "its file is gone";
+  if (size.ok() && *size != blob.size) damage = absl::StrCat("its file has ", *size, " bytes");
+  if (damage.empty() && blob.size != digest.size && !blob.is_size_recorded) {
+    QG_ASSIGN_OR_RETURN(const Sha256 actual, HashOfFile(path));
+    if (actual == digest.sha256) {
+      RecordSize(digest.sha256);
+    } else {
+      damage = absl::StrCat("its bytes have SHA-256 ", actual.Hex());
+    }
+  }
+  if (damage.empty()) return blob.size == digest.size;
+  Quarantine(digest, where);
+  return error::BlobCorrupted(digest, damage);
+}
+
+void BlobStore::RecordSize(const Sha256& sha256) {
   const std::lock_guard lock(mutex_);
-  const auto it = sizes_.find(digest.sha256);
-  return it != sizes_.end() && it->second == digest.size;
+  const auto it = blobs_.find(sha256);
+  if (it == blobs_.end() || it->second.is_size_recorded) return;
+  const Blob recorded = {it->second.size, true};
+  if (RenameFile(BlobPath(sha256, it->second), BlobPath(sha256, recorded)).ok()) {
+    it->second = recorded;
+  }
+}
+
+bool BlobStore::Contains(const Digest& digest) {
+  const absl::StatusOr<bool> is_there = Look(digest, "lookup");
+  return is_there.ok() && *is_there;
 }
 
 int64_t BlobStore::UsedBytes() const { return committed_bytes_ + reserved_bytes_; }
@@ -144,7 +214,7 @@ absl::StatusOr<Digest> BlobStore::Put(std::span<const std::byte> bytes) {
 }
 
 absl::Status BlobStore::Publish(const std::string& path, const Digest& digest) {
-  const std::string target = BlobPath(digest.sha256);
+  const std::string target = BlobPath(digest.sha256, {digest.size, true});
   const std::string shard = target.substr(0, target.rfind('/'));
   const bool is_new_shard = !std::filesystem::exists(shard);
   if (is_new_shard) QG_RETURN_IF_ERROR(MakeDirectories(shard));
@@ -157,7 +227,9 @@ absl::Status BlobStore::Publish(const std::string& path, const Digest& digest) {
     }
   }
   const std::lock_guard lock(mutex_);
-  if (sizes_.emplace(digest.sha256, digest.size).second) committed_bytes_ += digest.size;
+  if (blobs_.emplace(digest.sha256, Blob{digest.size, true}).second) {
+    committed_bytes_ += digest.size;
+  }
   return absl::OkStatus();
 }
 
@@ -174,7 +246,8 @@ absl::StatusOr<std::shared_ptr<Buffer>> BlobStore::Load(const Digest& digest) {
 
 absl::StatusOr<BlobReader> BlobStore::Read(const Digest& digest, int64_t offset, int64_t limit,
                                            const Cancellation* cancellation) {
-  if (!Contains(digest)) return error::BlobNotFound(digest);
+  QG_ASSIGN_OR_RETURN(const bool is_there, Look(digest, "read"));
+  if (!is_there) return error::BlobNotFound(digest);
   if (offset < 0 || offset > digest.size) {
     return error::RangeBeyondBlob("offset", offset, digest.size);
   }
@@ -183,17 +256,18 @@ absl::StatusOr<BlobReader> BlobStore::Read(const Digest& digest, int64_t offset,
   const int64_t end = offset + (limit == 0 ? left : std::min(limit, left));
   if (digest.size == 0) return BlobReader(this, digest, File(), 0, 0);
 
-  auto file = File::OpenForReading(BlobPath(digest.sha256));
+  absl::StatusOr<File> file = absl::NotFoundError("set aside");
+  {
+    // Its name may change once.
+    const std::lock_guard lock(mutex_);
+    const auto it = blobs_.find(digest.sha256);
+    if (it != blobs_.end()) file = File::OpenForReading(BlobPath(digest.sha256, it->second));
+  }
   if (absl::IsNotFound(file.status())) {
     Quarantine(digest);
     return error::BlobCorrupted(digest, "its file is gone");
   }
   if (!file.ok()) return file.status();
-  QG_ASSIGN_OR_RETURN(const int64_t size, file->Size());
-  if (size != digest.size) {
-    Quarantine(digest);
-    return error::BlobCorrupted(digest, absl::StrCat("its file has ", size, " bytes"));
-  }
   BlobReader reader(this, digest, *std::move(file), offset, end);
   if (offset == 0 && end == digest.size) {
     reader.hash_ = std::make_unique<Sha256Stream>();
@@ -209,17 +283,18 @@ absl::StatusOr<BlobReader> BlobStore::Read(const Digest& digest, int64_t offset,
   return reader;
 }
 
-void BlobStore::Quarantine(const Digest& digest) {
+void BlobStore::Quarantine(const Digest& digest, std::string_view where) {
+  std::string path;
   {
     const std::lock_guard lock(mutex_);
-    const auto it = sizes_.find(digest.sha256);
-    if (it == sizes_.end()) return;
-    committed_bytes_ -= it->second;
-    sizes_.erase(it);
+    const auto it = blobs_.find(digest.sha256);
+    if (it == blobs_.end()) return;
+    path = BlobPath(digest.sha256, it->second);
+    committed_bytes_ -= it->second.size;
+    blobs_.erase(it);
   }
-  const std::string to = options_.quarantine_path + "/" + digest.sha256.Hex();
-  (void)RenameFile(BlobPath(digest.sha256), to);
-  options_.on_corruption("read");
+  (void)RenameFile(path, options_.quarantine_path + "/" + digest.sha256.Hex());
+  options_.on_corruption(where);
 }
 
 absl::Status BlobStore::MakeRoomForPartial() {
@@ -240,11 +315,11 @@ absl::Status BlobStore::MakeRoomForPartial() {
 
 absl::StatusOr<std::map<std::string, BlobStore::Partial>::iterator> BlobStore::ClaimPartial(
     const std::string& key, const std::string& upload_id, const Digest& digest, int64_t offset) {
-  const auto same = sizes_.find(digest.sha256);
-  if (same != sizes_.end() && same->second != digest.size) {
+  const auto same = blobs_.find(digest.sha256);
+  if (same != blobs_.end() && same->second.size != digest.size) {
     return error::InvalidField(
         "header.digest.size", absl::StrCat(digest.size),
-        absl::StrCat("the blob with this SHA-256 has ", same->second, " bytes"));
+        absl::StrCat("the blob with this SHA-256 has ", same->second.size, " bytes"));
   }
   auto it = partials_.find(key);
   const int64_t have = it == partials_.end() ? 0 : it->second.size;
@@ -269,6 +344,7 @@ absl::StatusOr<std::unique_ptr<BlobUpload>> BlobStore::BeginUpload(const std::st
   if (digest.size > options_.blob_bytes_max) {
     return error::LimitExceeded("header.digest.size", digest.size, options_.blob_bytes_max);
   }
+  (void)Contains(digest);  // Sets aside what is damaged, which the upload brings again.
   const std::string key = PartialKey(upload_id, digest);
   std::unique_ptr<Sha256Stream> hash;
   {
@@ -296,7 +372,7 @@ absl::StatusOr<std::unique_ptr<BlobUpload>> BlobStore::BeginUpload(const std::st
 }
 
 absl::StatusOr<UploadState> BlobStore::QueryUpload(const std::string& upload_id,
-                                                   const Digest& digest) const {
+                                                   const Digest& digest) {
   if (Contains(digest)) return UploadState{digest.size, true};
   const std::lock_guard lock(mutex_);
   const auto it = partials_.find(PartialKey(upload_id, digest));
@@ -330,7 +406,7 @@ BlobStoreUsage BlobStore::usage() const {
   const std::lock_guard lock(mutex_);
   BlobStoreUsage usage;
   usage.committed_bytes = committed_bytes_;
-  usage.committed_objects = static_cast<int64_t>(sizes_.size());
+  usage.committed_objects = static_cast<int64_t>(blobs_.size());
   for (const auto& [key, partial] : partials_) usage.partial_bytes += partial.size;
   usage.partial_objects = static_cast<int64_t>(partials_.size());
   return usage;

@@ -1,6 +1,7 @@
-// Content-addressed files: cas/ab/cd/<sha256>, written to a temporary file, synced, renamed, the
-// directory synced. What is acknowledged survives a crash; what lies under a name has that hash.
-// Thread-safe.
+// Content-addressed files: cas/ab/cd/<sha256>.<size>, written to a temporary file, synced, renamed,
+// the directory synced. What is acknowledged survives a crash; what lies under a name has that
+// hash. A file whose size is not that of its name is set aside wherever it is met, so that an
+// upload brings it again; other damage is met by reading. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +34,8 @@ struct BlobStoreOptions {
   int64_t blob_bytes_max = 0;
   int64_t store_bytes_max = 0;
   bool fsync = true;
-  /// Called for every blob found damaged, with where: "read".
+  /// Called for every blob found damaged, with where: "read", "lookup" (of one that may be there)
+  /// or "startup".
   std::function<void(std::string_view where)> on_corruption = [](std::string_view) {};
 };
 
@@ -51,11 +53,11 @@ struct UploadState {
 
 class BlobStore {
  public:
-  /// Lists what is stored; drops partial uploads that are too old.
+  /// Lists what is stored and sets aside what is cut short; drops partial uploads that are too old.
   static absl::StatusOr<std::unique_ptr<BlobStore>> Open(BlobStoreOptions options);
 
-  /// The empty blob always exists.
-  bool Contains(const Digest& digest) const;
+  /// The empty blob always exists. Looks at the file's size.
+  bool Contains(const Digest& digest);
   /// Stores bytes that are in memory, unless they are there already. RESOURCE_EXHAUSTED for quota
   /// or disk.
   absl::StatusOr<Digest> Put(std::span<const std::byte> bytes);
@@ -72,7 +74,7 @@ class BlobStore {
   absl::StatusOr<std::unique_ptr<BlobUpload>> BeginUpload(const std::string& upload_id,
                                                           const Digest& digest, int64_t offset);
   /// NOT_FOUND for an upload that never was; complete once the blob exists.
-  absl::StatusOr<UploadState> QueryUpload(const std::string& upload_id, const Digest& digest) const;
+  absl::StatusOr<UploadState> QueryUpload(const std::string& upload_id, const Digest& digest);
 
   BlobStoreUsage usage() const;
   int64_t bytes_max() const { return options_.store_bytes_max; }
@@ -83,6 +85,11 @@ class BlobStore {
 
   struct Sha256Hash {
     size_t operator()(const Sha256& sha256) const;
+  };
+  struct Blob {
+    int64_t size = 0;
+    /// Version 0.1.0 did not: then `size` is what the file had when it was listed.
+    bool is_size_recorded = true;
   };
   /// An upload that has begun and not been committed.
   struct Partial {
@@ -98,7 +105,14 @@ class BlobStore {
   absl::Status ScanBlobs();
   absl::Status ScanPartials();
 
-  std::string BlobPath(const Sha256& sha256) const;
+  absl::Status ScanBlob(const std::string& path);
+  /// Whether the blob is there. DATA_LOSS, the blob set aside, where its file has another size than
+  /// it should; of a blob without a recorded size its hash decides, which is then recorded.
+  absl::StatusOr<bool> Look(const Digest& digest, std::string_view where);
+  /// Notes the size of a blob that has its hash.
+  void RecordSize(const Sha256& sha256);
+
+  std::string BlobPath(const Sha256& sha256, const Blob& blob) const;
   std::string PartialPath(const std::string& key) const {
     return options_.partial_path + "/" + key;
   }
@@ -110,13 +124,13 @@ class BlobStore {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Moves a complete, synced file to its final name.
   absl::Status Publish(const std::string& path, const Digest& digest);
-  void Quarantine(const Digest& digest);
+  void Quarantine(const Digest& digest, std::string_view where = "read");
   void EndUpload(const std::string& key, int64_t size, std::unique_ptr<Sha256Stream> hash);
   void ForgetPartial(const std::string& key);
 
   const BlobStoreOptions options_;
   mutable std::mutex mutex_;
-  absl::flat_hash_map<Sha256, int64_t, Sha256Hash> sizes_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<Sha256, Blob, Sha256Hash> blobs_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Partial> partials_ ABSL_GUARDED_BY(mutex_);
   int64_t committed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t reserved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

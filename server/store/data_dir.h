@@ -1,6 +1,6 @@
 // The data directory: its layout, and the lock that keeps a second server out.
-//   LOCK  quantgate.db  quantgate.db-files/<run id>  hardware_checks.json
-//   cas/ab/cd/<sha256>  partial/<sha256>.<size>.<upload id>  quarantine/<sha256>
+//   LOCK  quantgate.db  quantgate.db-mark  quantgate.db-files/<run id>  hardware_checks.json
+//   cas/ab/cd/<sha256>.<size>  partial/<sha256>.<size>.<upload id>  quarantine/<sha256>
 #pragma once
 
 #include <string>
@@ -16,8 +16,15 @@ class DataDir {
   /// locked by another process, not a directory, or not writable.
   static absl::StatusOr<DataDir> Open(const std::string& path);
 
+  /// FAILED_PRECONDITION where the database is gone or empty, and blobs or events are not: what
+  /// they belong to would be forgotten without a word.
+  absl::Status CheckHistory() const;
+  /// Makes way for a database without history. FAILED_PRECONDITION where there is one.
+  absl::Status BeginAnew() const;
+
   const std::string& path() const { return path_; }
   std::string database_path() const { return path_ + "/quantgate.db"; }
+  std::string side_files_path() const { return database_path() + "-files"; }
   std::string blobs_path() const { return path_ + "/cas"; }
   std::string partial_path() const { return path_ + "/partial"; }
   std::string hardware_checks_path() const { return path_ + "/hardware_checks.json"; }

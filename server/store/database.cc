@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "server/store/checked_files.h"
+#include "server/store/rewrite.h"
 #include "server/store/schema.h"
-#include "server/store/upgrade.h"
 
 namespace quantgate {
 namespace {

@@ -310,6 +310,13 @@ absl::StatusOr<std::optional<RunStore::StoredEvent>> RunStore::ReadEvent(const s
   return damaged("its bytes do not have its checksum");
 }
 
+absl::Status RunStore::Remove(const std::string& run_id) {
+  const std::lock_guard lock(database_.mutex());
+  totals_.reset();
+  QG_ASSIGN_OR_RETURN(Statement remove, database_.Prepare("DELETE FROM runs WHERE run_id = ?"));
+  return remove.Bind(run_id).Run();
+}
+
 absl::Status RunStore::RemoveStrayFiles() {
   for (const std::string& name : database_.side_files().Names()) {
     const absl::Status known = Get(name).status();

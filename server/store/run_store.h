@@ -100,6 +100,8 @@ class RunStore {
   absl::StatusOr<RunPage> List(int64_t before_id, int page_size);
   /// Runs that an earlier process left queued or running.
   absl::StatusOr<std::vector<RunRecord>> ListUnfinished();
+  /// With its events, though not their side file.
+  absl::Status Remove(const std::string& run_id);
   /// Removes the side files of runs that are gone, which a crash may have left.
   absl::Status RemoveStrayFiles();
 

@@ -56,11 +56,13 @@ std::shared_ptr<grpc::Channel> TestServer::NewChannel() {
   return grpc::CreateCustomChannel(address(), grpc::InsecureChannelCredentials(), arguments);
 }
 
-int TestServer::ConnectHttp() {
+namespace {
+
+int ConnectTo(int port) {
   const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in to{};
   to.sin_family = AF_INET;
-  to.sin_port = htons(static_cast<uint16_t>(server_->metrics_port()));
+  to.sin_port = htons(static_cast<uint16_t>(port));
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   // As long as probes wait at most.
   const timeval patience = {10, 0};
@@ -69,8 +71,16 @@ int TestServer::ConnectHttp() {
   return socket;
 }
 
+}  // namespace
+
+int TestServer::ConnectHttp() { return ConnectTo(server_->metrics_port()); }
+
 std::string TestServer::HttpGet(const std::string& path) {
-  const int socket = ConnectHttp();
+  return HttpGetFrom(server_->metrics_port(), path);
+}
+
+std::string HttpGetFrom(int port, const std::string& path) {
+  const int socket = ConnectTo(port);
   std::string response;
   const std::string request =
       "GET " + path + " HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";

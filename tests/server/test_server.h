@@ -75,6 +75,9 @@ grpc::Status SendBytes(TestServer& server, const std::string& method, const std:
 /// response field 1 the status (1: SERVING, 2: NOT_SERVING).
 int HealthOf(TestServer& server, const std::string& service);
 
+/// GET of a port of this machine: the whole response.
+std::string HttpGetFrom(int port, const std::string& path);
+
 /// Of a page of metrics; -1 where the series is not there.
 double MetricValue(const std::string& text, const std::string& series);
 

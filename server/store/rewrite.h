@@ -1,4 +1,4 @@
-// Writing a database anew: one of version 0.1.0 with checksums.
+// Writing a database anew: one of version 0.1.0 with checksums, a damaged one without what is lost.
 #pragma once
 
 #include <string>
@@ -12,5 +12,9 @@ namespace quantgate {
 /// FAILED_PRECONDITION for what is no database or of a schema that is not known, DATA_LOSS where
 /// damage shows: the file stays as it is.
 absl::Status UpgradeDatabase(const std::string& path);
+
+/// Writes a damaged database anew with every row that its pages still have, whole or not with its
+/// neighbours; the damaged file goes to `aside`.
+absl::Status SalvageDatabase(const std::string& path, const std::string& aside);
 
 }  // namespace quantgate
