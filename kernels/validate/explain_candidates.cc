@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -155,16 +154,14 @@ void SortBestFirst(std::vector<CodesCandidate>& candidates) {
                    });
 }
 
-void KeepSeparatedOrigins(std::vector<CodesCandidate>& candidates) {
+std::set<std::string> LibrariesOf(const std::vector<CodesCandidate>& candidates) {
   std::set<std::string> names;
   for (const CodesCandidate& candidate : candidates) {
     if (candidate.is_established && !candidate.scale_origin.empty()) {
       names.insert(candidate.scale_origin);
     }
   }
-  for (CodesCandidate& candidate : candidates) {
-    if (names.size() != 1 || !candidate.is_established) candidate.scale_origin.clear();
-  }
+  return names;
 }
 
 }  // namespace quantgate

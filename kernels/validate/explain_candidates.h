@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -66,7 +67,7 @@ std::vector<CodesCandidate> StochasticOf(const Group& group, const RoundingCount
 /// By codes and scales matched; stochastic ones last among equals.
 void SortBestFirst(std::vector<CodesCandidate>& candidates);
 
-/// Leaves a library's name where it is the only one among established candidates.
-void KeepSeparatedOrigins(std::vector<CodesCandidate>& candidates);
+/// The libraries of the established candidates.
+std::set<std::string> LibrariesOf(const std::vector<CodesCandidate>& candidates);
 
 }  // namespace quantgate

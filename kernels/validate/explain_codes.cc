@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,7 +22,7 @@ namespace {
 
 constexpr int64_t kSampleElements = 8192;
 /// Ways to scale that are counted on all elements, after the sample.
-constexpr size_t kGroupsKept = 16;
+constexpr size_t kGroupsKept = 48;
 
 bool IsScaleDType(DType given, DType rule) {
   return given == rule || (given == DType::kU8 && rule != DType::kF32);
@@ -449,9 +450,14 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
     candidate.is_established = DoubtOf(candidate).empty();
     explanation.is_established |= candidate.is_established;
   }
-  KeepSeparatedOrigins(candidates);
+  std::stable_partition(candidates.begin(), candidates.end(),
+                        [](const CodesCandidate& candidate) { return candidate.is_established; });
+  const std::set<std::string> libraries = LibrariesOf(candidates);
+  for (CodesCandidate& candidate : candidates) {
+    if (libraries.size() != 1 || !candidate.is_established) candidate.scale_origin.clear();
+  }
   if (candidates.size() > kCandidatesKept) candidates.resize(kCandidatesKept);
-  explanation.conclusion = ConclusionOf(candidates, rejected);
+  explanation.conclusion = ConclusionOf(candidates, libraries, rejected);
   return explanation;
 }
 

@@ -12,7 +12,7 @@ namespace {
 /// "131,072".
 std::string Number(int64_t value) {
   std::string text = absl::StrCat(value);
-  for (int64_t at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3) text.insert(at, ",");
+  for (int64_t at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3) text.insert(at, 1, ',');
   return text;
 }
 
@@ -31,8 +31,10 @@ std::string PowerOfTwo(double value) {
 
 std::string SpreadText(const SpreadResult& spread) {
   if (!spread.is_enough) {
-    return absl::StrFormat("%s values lie between two codes, of at least %d that its test needs",
-                           Number(spread.count), kSpreadCountMin);
+    return absl::StrFormat(
+        "%s values lie between two codes, of at least %d at different fractions that its test "
+        "needs",
+        Number(spread.count), kSpreadCountMin);
   }
   return absl::StrFormat(
       "of %s values between two codes: bias %.2f and slope %.2f standard deviations, chi-square "
@@ -124,6 +126,7 @@ std::string DoubtOf(const CodesCandidate& candidate) {
 }
 
 std::vector<std::string> ConclusionOf(const std::vector<CodesCandidate>& candidates,
+                                      const std::set<std::string>& libraries,
                                       const std::optional<SpreadResult>& rejected) {
   const CodesCandidate& best = candidates.front();
   int64_t entire = 0;
@@ -153,9 +156,12 @@ std::vector<std::string> ConclusionOf(const std::vector<CodesCandidate>& candida
   }
   if (!best.is_established) {
     lines.push_back(absl::StrCat("No rule is established: ", DoubtOf(best), "."));
-  } else if (!best.scale_origin.empty()) {
-    lines.push_back(absl::StrCat("Of the libraries whose rules are tried, ", best.scale_origin,
+  } else if (libraries.size() == 1) {
+    lines.push_back(absl::StrCat("Of the libraries whose rules are tried, ", *libraries.begin(),
                                  " alone computes so."));
+  } else if (libraries.size() > 1) {
+    lines.push_back(absl::StrCat("Whose rule it is cannot be told: it fits ",
+                                 absl::StrJoin(libraries, "; "), "."));
   }
   return lines;
 }

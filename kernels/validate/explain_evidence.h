@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,9 +23,10 @@ inline constexpr int64_t kTellingMin = 10;
 /// Why a candidate that gives everything is not established; empty where it is.
 std::string DoubtOf(const CodesCandidate& candidate);
 
-/// `rejected`: what stochastic rounding's test said of codes that are all neighbours of their
-/// values, where it said no.
+/// `libraries`: those of the established candidates. `rejected`: what stochastic rounding's test
+/// said of codes that are all neighbours of their values, where it said no.
 std::vector<std::string> ConclusionOf(const std::vector<CodesCandidate>& candidates,
+                                      const std::set<std::string>& libraries,
                                       const std::optional<SpreadResult>& rejected);
 
 }  // namespace quantgate

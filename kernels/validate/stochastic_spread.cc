@@ -48,7 +48,8 @@ SpreadResult StochasticSpread::Result() const {
   }
   // What is left in the last bins stands in bias and slope alone.
   result.rarest = rarest_ * static_cast<double>(count_);
-  result.is_enough = count_ >= kSpreadCountMin && result.variance >= kSpreadVarianceMin;
+  result.is_enough = count_ >= kSpreadCountMin && result.variance >= kSpreadVarianceMin &&
+                     slope_variance_ >= kSlopeVarianceMin;
   if (!result.is_enough) return result;
   result.bias = excess / std::sqrt(result.variance);
   result.slope = slope_ / std::sqrt(slope_variance_);

@@ -22,7 +22,7 @@ struct SpreadResult {
   double chi_square = 0;  ///< Of `bins` sums over values of about one p.
   int bins = 0;
   double rarest = 1;       ///< The smallest chance of what happened to a value, times their number.
-  bool is_enough = false;  ///< At least kSpreadCountMin values and kSpreadVarianceMin of variance.
+  bool is_enough = false;  ///< At least kSpreadCountMin values and the variances below.
   bool passes = false;     ///< is_enough, and none of the four tests rejects.
 };
 
@@ -30,6 +30,8 @@ struct SpreadResult {
 inline constexpr double kSpreadLevel = 1e-3;
 inline constexpr int64_t kSpreadCountMin = 512;
 inline constexpr double kSpreadVarianceMin = 64;
+/// Of the slope: where all values are ties, any coin does what stochastic rounding does.
+inline constexpr double kSlopeVarianceMin = 4;
 
 /// Sums over the values of one tensor, each between two codes. Not thread-safe.
 class StochasticSpread {

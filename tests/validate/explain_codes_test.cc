@@ -115,31 +115,34 @@ TEST(ExplainCodes, AFewNeighboursAreNotStochasticRounding) {
     EXPECT_LT(candidate.code_matches, 32);
   }
   EXPECT_THAT(explanation->conclusion.back(),
-              HasSubstr("30 values lie between two codes, of at least 512 that its test needs"));
+              HasSubstr("30 values lie between two codes, of at least 512 at different fractions "
+                        "that its test needs"));
 }
 
-// Values beyond the largest code have no upper neighbour: the byte after 6 is -0.
+// Values beyond the largest code have no upper neighbour: the byte after 6 is -0. Of the others,
+// 2.25 goes up once in four times and 2.75 three times.
 TEST(ExplainCodes, StochasticRoundingSaturates) {
-  std::vector<float> values(32, 2.5f);
-  values[0] = values[16] = 6.25f;  // amax / 6 rounds to a scale of 1.
-  ExplainCodesRequest request = AlternatingHalves(values);
-  std::vector<float> source;
-  std::vector<std::byte> codes, scales;
-  // Often enough for its test; halves go up and down equally often.
-  for (int i = 0; i < 64; ++i) {
-    source.insert(source.end(), values.begin(), values.end());
-    codes.insert(codes.end(), request.codes.bytes().begin(), request.codes.bytes().end());
-    scales.insert(scales.end(), 2, std::byte{0x38});
+  constexpr int kRows = 128;
+  std::vector<float> values;
+  std::vector<std::byte> codes(kRows * 8), scales(kRows, std::byte{0x38});
+  int low = 0, high = 0;
+  for (int at = 0; at < kRows * 16; ++at) {
+    const bool is_first = at % 16 == 0, is_low = at % 2 == 1;
+    values.push_back(is_first ? 6.25f : is_low ? 2.25f : 2.75f);  // 6.25 / 6: a scale of 1.
+    const bool up = is_low ? ++low % 4 == 0 : !is_first && ++high % 4 != 0;
+    const int code = is_first ? 7 : up ? 5 : 4;
+    codes[at / 2] |= std::byte(static_cast<uint8_t>(code << (at % 2 * 4)));
   }
-  codes[8 * 77] = std::byte{0x48};
-  request.source = FromValues(DType::kF32, {128, 16}, source);
-  request.codes = *Tensor::FromBytes(DType::kF4E2M1x2, {128, 8}, codes);
-  request.scale_inv = *Tensor::FromBytes(DType::kF8E4M3, {128, 1}, scales);
+  codes[77 * 8] = (codes[77 * 8] & std::byte{0xF0}) | std::byte{0x08};
+  ExplainCodesRequest request;
+  request.source = FromValues(DType::kF32, {kRows, 16}, values);
+  request.codes = *Tensor::FromBytes(DType::kF4E2M1x2, {kRows, 8}, codes);
+  request.scale_inv = *Tensor::FromBytes(DType::kF8E4M3, {kRows, 1}, scales);
   const auto explanation = ExplainCodes(request, {});
   ASSERT_TRUE(explanation.ok());
   const CodesCandidate& best = explanation->candidates.front();
   EXPECT_FALSE(best.is_deterministic);
-  EXPECT_EQ(best.code_matches, 128 * 16 - 1);
+  EXPECT_EQ(best.code_matches, kRows * 16 - 1);
   ASSERT_TRUE(best.first_difference.has_value());
   EXPECT_EQ(best.first_difference->row, 77);
   EXPECT_EQ(best.first_difference->column, 0);

@@ -157,6 +157,10 @@ TEST(StochasticSpread, FewValuesAreNotEnough) {
       Stochastic);
   EXPECT_LT(near.variance, kSpreadVarianceMin);
   EXPECT_FALSE(near.passes);
+  // Nothing but ties, on which a coin does the same.
+  const SpreadResult ties = Spread(
+      StochasticChance::kFraction, 1, 10000, [](Random&) { return 0.5; }, Stochastic);
+  EXPECT_FALSE(ties.is_enough);
 }
 
 }  // namespace
