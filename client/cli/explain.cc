@@ -5,13 +5,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/commands.h"
+#include "client/cli/exit_code.h"
 #include "client/cli/gemm_options.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/number_text.h"
+#include "client/cli/quantized_metadata.h"
 #include "client/cli/render_json.h"
 #include "client/cli/subcommand.h"
 #include "client/cli/text_table.h"
+#include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/tensor/tensor_file.h"
 
 namespace quantgate {
 namespace {
@@ -24,16 +28,19 @@ constexpr char kExplainExamples[] = R"(Examples:
       --scale-inv q.safetensors:scale_inv --format json
 
 With --d: every named arithmetic that takes the operands, and families of rules (chunk length L,
-fraction bits F, promotion interval, split-K), counted against d. With --codes: every block
-shape, scale rule and rounding in use, counted against codes and scales; for NVFP4 also 4over6
-(each error under each largest block scale) and, of a bf16 source, codes of the
-Hadamard-transformed tensor, whose --amax is that after the transform. Stochastic rounding
-matches where every code is a neighbour of its value. What matches entirely is consistent with
-the bytes; several may be. Exits 0 when something matches entirely, 1 when nothing does.)";
+fraction bits F, promotion interval, split-K), counted against d. What matches entirely is
+consistent with the bytes; several may be. Exits 0 when something matches entirely, else 1.
+
+With --codes: every block shape, scale rule and rounding in use, counted against codes and scales;
+for NVFP4 also 4over6 (each error under each largest block scale) and, of a bf16 source, codes of
+the Hadamard-transformed tensor, whose --amax is that after the transform. Stochastic rounding is
+offered where no other rule gives every code and the codes are spread as its chances say. Exits 0
+when a rule is established: it gives everything, and enough distinct amaxes, values between two
+codes and, for an unusual rule, ties stand behind it (docs/quantizers.md section 1.6); else 1.)";
 
 struct ExplainOptions {
   GemmOptions gemm;
-  std::string d, source, codes, scale_inv, amax;
+  std::string d, source, codes, scale_inv, scale_layout, amax;
 };
 
 using Json = nlohmann::ordered_json;
@@ -60,6 +67,17 @@ Json JsonOfCandidate(const Response::GemmCandidate& candidate) {
           {"first_difference", DifferenceOf(candidate)}};
 }
 
+Json JsonOfSpread(const Response::StochasticSpread& spread) {
+  return {{"count", spread.count()},
+          {"variance", spread.variance()},
+          {"bias", spread.bias()},
+          {"slope", spread.slope()},
+          {"chi_square", spread.chi_square()},
+          {"bins", spread.bins()},
+          {"rarest", spread.rarest()},
+          {"level", spread.level()}};
+}
+
 Json JsonOfCandidate(const Response::CodesCandidate& candidate) {
   return {{"element", candidate.element()},
           {"block", candidate.block()},
@@ -71,17 +89,24 @@ Json JsonOfCandidate(const Response::CodesCandidate& candidate) {
           {"scale_count", candidate.scale_count()},
           {"code_match_count", candidate.code_match_count()},
           {"code_count", candidate.code_count()},
-          {"first_difference", DifferenceOf(candidate)}};
+          {"first_difference", DifferenceOf(candidate)},
+          {"is_established", candidate.is_established()},
+          {"scale_distinct_count", candidate.scale_distinct_count()},
+          {"amax_distinct_count", candidate.amax_distinct_count()},
+          {"between_count", candidate.between_count()},
+          {"tie_count", candidate.tie_count()},
+          {"telling_count", candidate.telling_count()},
+          {"overflow_count", candidate.overflow_count()},
+          {"zero_telling_count", candidate.zero_telling_count()},
+          {"step_up_count", candidate.step_up_count()},
+          {"step_down_count", candidate.step_down_count()},
+          {"off_tie_max", candidate.off_tie_max()},
+          {"spread", candidate.has_spread() ? JsonOfSpread(candidate.spread()) : Json(nullptr)}};
 }
 
 bool IsEntire(const Response::GemmCandidate& candidate) {
   return candidate.match_count() == candidate.output_count();
 }
-bool IsEntire(const Response::CodesCandidate& candidate) {
-  return candidate.code_match_count() == candidate.code_count() &&
-         candidate.scale_match_count() == candidate.scale_count();
-}
-
 template <typename Candidate>
 std::string FirstDifferenceText(const Candidate& candidate) {
   if (!candidate.has_first_difference()) return "";
@@ -94,18 +119,18 @@ std::string CountText(int64_t matches, int64_t count) {
   return absl::StrCat(matches, " of ", count);
 }
 
-template <typename Candidates>
-int CountEntire(const Candidates& candidates) {
+int CountEntire(const Response& response) {
   int entire = 0;
-  for (const auto& candidate : candidates) entire += IsEntire(candidate) ? 1 : 0;
+  for (const auto& candidate : response.gemm()) entire += IsEntire(candidate) ? 1 : 0;
   return entire;
 }
 
-std::string CandidatesVerdict(int entire, const std::string& what) {
-  if (entire == 0) return absl::StrCat("nothing tried gives all of ", what);
-  if (entire == 1) return absl::StrCat("one candidate gives all of ", what);
-  return absl::StrCat(entire, " candidates give all of ", what,
-                      "; this data does not tell them apart");
+std::string GemmConclusion(int entire) {
+  if (entire == 0) return "nothing tried gives all of what was compared";
+  if (entire == 1) return "one candidate gives all of what was compared";
+  return absl::StrCat(entire,
+                      " candidates give all of what was compared; this data does not tell "
+                      "them apart");
 }
 
 void PrintGemm(Invocation& invocation, const Response& response) {
@@ -119,23 +144,23 @@ void PrintGemm(Invocation& invocation, const Response& response) {
   table.Print(invocation.out(), invocation.uses_colour());
   invocation.out() << response.tried() << " rules on a sample of " << response.sample_count()
                    << " outputs; the best named ones on all.\n"
-                   << CandidatesVerdict(CountEntire(response.gemm()), "what was compared") << "\n";
+                   << GemmConclusion(CountEntire(response)) << "\n";
 }
 
 void PrintCodes(Invocation& invocation, const Response& response) {
-  TextTable table({"codes", "scales", "<element", "<block", "<scale rule", "<of", "<elements",
-                   "<first difference"});
+  TextTable table({"codes", "scales", "ties", "<element", "<block", "<scale rule", "<elements",
+                   "<library", "<first difference"});
   for (const Response::CodesCandidate& candidate : response.codes()) {
     table.AddRow({CountText(candidate.code_match_count(), candidate.code_count()),
                   CountText(candidate.scale_match_count(), candidate.scale_count()),
-                  candidate.element(), candidate.block(), candidate.scale_rule(),
-                  candidate.scale_origin(), candidate.element_rule(),
+                  absl::StrCat(candidate.tie_count()), candidate.element(), candidate.block(),
+                  candidate.scale_rule(), candidate.element_rule(), candidate.scale_origin(),
                   FirstDifferenceText(candidate)});
-    if (IsEntire(candidate)) table.SetTone(0, Tone::kGood);
+    if (candidate.is_established()) table.SetTone(0, Tone::kGood);
   }
   table.Print(invocation.out(), invocation.uses_colour());
-  invocation.out() << response.tried() << " candidates tried.\n"
-                   << CandidatesVerdict(CountEntire(response.codes()), "codes and scales") << "\n";
+  invocation.out() << response.tried() << " candidates tried.\n";
+  for (const std::string& line : response.conclusion()) invocation.out() << line << "\n";
 }
 
 void PrintExplanation(Invocation& invocation, const Response& response) {
@@ -149,10 +174,23 @@ void PrintExplanation(Invocation& invocation, const Response& response) {
   json["codes"] = Json::array();
   for (const auto& candidate : response.codes())
     json["codes"].push_back(JsonOfCandidate(candidate));
+  json["conclusion"] = Json::array();
+  for (const std::string& line : response.conclusion()) json["conclusion"].push_back(line);
+  json["is_established"] = response.is_established();
   json["tried"] = response.tried();
   json["sample_count"] = response.sample_count();
   json["seconds"] = response.seconds();
   invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+}
+
+/// As told, or else as the file of the scales says of them.
+absl::StatusOr<std::string> ScaleLayoutOf(const ExplainOptions& options) {
+  if (!options.scale_layout.empty()) return options.scale_layout;
+  QG_ASSIGN_OR_RETURN(const TensorName name, ParseTensorName("--scale-inv", options.scale_inv));
+  if (name.kind != TensorName::Kind::kSafetensors) return "";
+  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadSafetensors(name.path));
+  QG_ASSIGN_OR_RETURN(const v1::QuantizedDescription description, DescriptionOf(file.metadata));
+  return description.scale_layout();
 }
 
 absl::StatusOr<v1::ExplainRequest> MakeRequest(const ExplainOptions& options,
@@ -172,6 +210,7 @@ absl::StatusOr<v1::ExplainRequest> MakeRequest(const ExplainOptions& options,
   if (!options.amax.empty()) {
     QG_ASSIGN_OR_RETURN(*codes.mutable_amax(), sources.Resolve("--amax", options.amax));
   }
+  QG_ASSIGN_OR_RETURN(*codes.mutable_scale_layout(), ScaleLayoutOf(options));
   return request;
 }
 
@@ -186,9 +225,10 @@ absl::Status CheckOptions(const ExplainOptions& options) {
   if (is_codes && has_operands) {
     return absl::InvalidArgumentError("--a and --b: given with --codes; they belong to --d");
   }
-  if (is_gemm && !(options.source.empty() && options.scale_inv.empty() && options.amax.empty())) {
+  if (is_gemm && !(options.source.empty() && options.scale_inv.empty() && options.amax.empty() &&
+                   options.scale_layout.empty())) {
     return absl::InvalidArgumentError(
-        "--source, --scale-inv and --amax: given with --d; they belong to --codes");
+        "--source, --scale-inv, --scale-layout and --amax: given with --d; they belong to --codes");
   }
   if (is_gemm && (options.gemm.a.tensor.empty() || options.gemm.b.tensor.empty())) {
     return absl::InvalidArgumentError("--d needs the operands: --a and --b");
@@ -206,7 +246,7 @@ absl::StatusOr<int> Explain(Invocation& invocation, const ExplainOptions& option
   QG_ASSIGN_OR_RETURN(const v1::ExplainRequest request, MakeRequest(options, sources));
   QG_ASSIGN_OR_RETURN(const Response response, connection->Explain(request));
   PrintExplanation(invocation, response);
-  return CountEntire(response.gemm()) + CountEntire(response.codes()) > 0 ? 0 : 1;
+  return CountEntire(response) > 0 || response.is_established() ? kExitOk : kExitCriterionFailed;
 }
 
 }  // namespace
@@ -220,6 +260,13 @@ void AddExplainCommand(CLI::App& app, Command& chosen) {
   command->add_option("--source", options->source, "What was quantized")->type_name("TENSOR");
   command->add_option("--codes", options->codes, "Codes to explain")->type_name("TENSOR");
   command->add_option("--scale-inv", options->scale_inv, "Their scales")->type_name("TENSOR");
+  command
+      ->add_option(
+          "--scale-layout", options->scale_layout,
+          "Of the scales: logical, padded or swizzled; default: what their file says, else "
+          "logical")
+      ->check(CLI::IsMember({"logical", "padded", "swizzled"}))
+      ->type_name("LAYOUT");
   command
       ->add_option("--amax", options->amax,
                    "Amax of the whole tensor; default: of the source, transformed where the "
