@@ -34,7 +34,10 @@ class BlobStoreTest : public testing::Test {
     options.quarantine_path = data_dir_->quarantine_path();
     options.blob_bytes_max = 1 << 30;
     options.store_bytes_max = store_bytes_max;
-    options.on_corruption = [this](std::string_view) { ++corruptions_; };
+    options.on_corruption = [this](std::string_view where) {
+      ++corruptions_;
+      corrupted_where_.emplace_back(where);
+    };
     store_ = BlobStore::Open(std::move(options)).value();
   }
 
@@ -52,10 +55,34 @@ class BlobStoreTest : public testing::Test {
     return std::string(reinterpret_cast<const char*>((*buffer)->data()), (*buffer)->size());
   }
 
+  fs::path FileOf(const Digest& digest) const {
+    const std::string hex = digest.sha256.Hex();
+    return fs::path(directory_.path()) / "cas" / hex.substr(0, 2) / hex.substr(2, 2) /
+           absl::StrCat(hex, ".", digest.size);
+  }
+  /// As version 0.1.0 named it.
+  fs::path OldFileOf(const Digest& digest) const {
+    return FileOf(digest).parent_path() / digest.sha256.Hex();
+  }
+  /// A damaged blob is counted once, set aside, and an upload brings it again.
+  void ExpectHealing(const std::string& text, std::string_view where) {
+    const Digest digest = Digest::Of(Bytes(text));
+    EXPECT_EQ(corrupted_where_, std::vector<std::string>{std::string(where)});
+    EXPECT_FALSE(store_->Contains(digest));
+    EXPECT_EQ(store_->usage().committed_objects, 0);
+    EXPECT_TRUE(fs::exists(fs::path(directory_.path()) / "quarantine" / digest.sha256.Hex()));
+    auto upload = store_->BeginUpload("heals", digest, 0).value();
+    ASSERT_TRUE(Write(*upload, text).ok());
+    EXPECT_TRUE(upload->Commit().ok());
+    EXPECT_EQ(Load(digest), text);
+    EXPECT_EQ(corrupted_where_.size(), 1u);
+  }
+
   TemporaryDirectory directory_;
   std::optional<DataDir> data_dir_;
   std::unique_ptr<BlobStore> store_;
   int corruptions_ = 0;
+  std::vector<std::string> corrupted_where_;
 };
 
 TEST_F(BlobStoreTest, PutAndLoad) {
@@ -66,7 +93,7 @@ TEST_F(BlobStoreTest, PutAndLoad) {
   EXPECT_EQ(store_->usage().committed_bytes, 5);
   EXPECT_EQ(store_->Put(Bytes("hello")).value(), digest);
   EXPECT_EQ(store_->usage().committed_objects, 1);
-  EXPECT_TRUE(fs::exists(fs::path(directory_.path()) / "cas/2c/f2" / digest.sha256.Hex()));
+  EXPECT_TRUE(fs::exists(fs::path(directory_.path()) / "cas/2c/f2" / (digest.sha256.Hex() + ".5")));
 }
 
 TEST_F(BlobStoreTest, WhoeverWantsAPartMayStopTheReadingOfTheWhole) {
@@ -209,14 +236,70 @@ TEST_F(BlobStoreTest, OldPartialUploadsAreDropped) {
 TEST_F(BlobStoreTest, DamageIsFoundOnReading) {
   const std::string text(3'000'000, 'x');
   const Digest digest = store_->Put(Bytes(text)).value();
-  const fs::path file = fs::path(directory_.path()) / "cas" / digest.sha256.Hex().substr(0, 2) /
-                        digest.sha256.Hex().substr(2, 2) / digest.sha256.Hex();
-  fs::resize_file(file, 2'999'999);
+  fs::resize_file(FileOf(digest), 2'999'999);
   EXPECT_TRUE(absl::IsDataLoss(store_->Load(digest).status()));
   EXPECT_EQ(corruptions_, 1);
   EXPECT_FALSE(store_->Contains(digest));
   EXPECT_TRUE(fs::exists(fs::path(directory_.path()) / "quarantine" / digest.sha256.Hex()));
   EXPECT_EQ(store_->usage().committed_bytes, 0);
+}
+
+TEST_F(BlobStoreTest, ABlobThatIsCutShortIsSetAsideWhereItIsLookedFor) {
+  const Digest digest = store_->Put(Bytes("hello")).value();
+  fs::resize_file(FileOf(digest), 4);
+  EXPECT_FALSE(store_->Contains(digest));
+  ExpectHealing("hello", "lookup");
+}
+
+TEST_F(BlobStoreTest, ABlobThatIsCutShortIsSetAsideWhereItIsUploaded) {
+  const Digest digest = store_->Put(Bytes("hello")).value();
+  fs::resize_file(FileOf(digest), 0);
+  auto upload = store_->BeginUpload("u", digest, 0);
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  upload->reset();
+  ExpectHealing("hello", "lookup");
+}
+
+TEST_F(BlobStoreTest, ABlobThatIsCutShortIsSetAsideWhereItIsRead) {
+  const Digest digest = store_->Put(Bytes("hello")).value();
+  fs::resize_file(FileOf(digest), 4);
+  const absl::Status status = store_->Read(digest, 0, 0).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_NE(status.message().find("4 bytes"), absl::string_view::npos) << status;
+  ExpectHealing("hello", "read");
+}
+
+TEST_F(BlobStoreTest, ABlobThatIsCutShortIsSetAsideAtTheStart) {
+  const Digest digest = store_->Put(Bytes("hello")).value();
+  store_ = nullptr;
+  fs::resize_file(FileOf(digest), 4);
+  Open();
+  ExpectHealing("hello", "startup");
+}
+
+TEST_F(BlobStoreTest, ABlobWithoutARecordedSizeIsHeldToItsHash) {
+  const Digest digest = store_->Put(Bytes("hello")).value();
+  const Digest other = {digest.sha256, 6};
+  store_ = nullptr;
+  fs::rename(FileOf(digest), OldFileOf(digest));
+  Open();
+  EXPECT_TRUE(store_->Contains(digest));
+  EXPECT_TRUE(fs::exists(OldFileOf(digest)));
+  EXPECT_FALSE(store_->Contains(other));  // Wrong about a blob that is whole, which is known now.
+  EXPECT_TRUE(fs::exists(FileOf(digest)));
+  EXPECT_EQ(Load(digest), "hello");
+  EXPECT_EQ(corruptions_, 0);
+  store_ = nullptr;
+  fs::rename(FileOf(digest), OldFileOf(digest));
+  Open();
+  EXPECT_EQ(Load(digest), "hello");
+  EXPECT_TRUE(fs::exists(FileOf(digest)));
+  store_ = nullptr;
+  fs::rename(FileOf(digest), OldFileOf(digest));
+  fs::resize_file(OldFileOf(digest), 4);
+  Open();
+  EXPECT_FALSE(store_->Contains(digest));
+  ExpectHealing("hello", "lookup");
 }
 
 TEST_F(BlobStoreTest, ConcurrentUploadsOfOneDigest) {
@@ -248,6 +331,26 @@ TEST(DataDirTest, IsLockedWhileOpen) {
     EXPECT_NE(second.message().find(directory.path()), absl::string_view::npos);
   }
   EXPECT_TRUE(DataDir::Open(directory.path()).ok());
+}
+
+TEST(DataDirTest, RefusesALostDatabaseUnlessToldToBeginAnew) {
+  const TemporaryDirectory directory;
+  const DataDir data_dir = DataDir::Open(directory.path()).value();
+  EXPECT_TRUE(data_dir.CheckHistory().ok());
+  fs::create_directories(directory.path() + "/cas/2c/f2");
+  EXPECT_TRUE(data_dir.CheckHistory().ok());
+  std::ofstream(directory.path() + "/cas/2c/f2/blob") << "x";
+  const absl::Status gone = data_dir.CheckHistory();
+  EXPECT_TRUE(absl::IsFailedPrecondition(gone));
+  EXPECT_NE(gone.message().find("quantgate.db is gone"), absl::string_view::npos) << gone;
+  EXPECT_NE(gone.message().find("--begin-anew"), absl::string_view::npos) << gone;
+  std::ofstream(data_dir.database_path()).close();
+  const absl::Status empty = data_dir.CheckHistory();
+  EXPECT_NE(empty.message().find("quantgate.db is empty"), absl::string_view::npos) << empty;
+  EXPECT_TRUE(data_dir.BeginAnew().ok());
+  std::ofstream(data_dir.database_path()) << std::string(20'000, 'x');
+  EXPECT_TRUE(data_dir.CheckHistory().ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(data_dir.BeginAnew()));
 }
 
 TEST(DataDirTest, NamesAPathThatIsNoDirectory) {

@@ -1,0 +1,294 @@
+// What is stored and was damaged since: it is never answered as if it were whole, and fsck finds
+// it.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "server/store/checked_files.h"
+#include "server/store/fsck.h"
+#include "server/store/run_store.h"
+#include "server/store/tensor_store.h"
+#include "tests/server/temporary_directory.h"
+
+namespace quantgate {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kRuns = 40;
+constexpr size_t kLargeBytes = 100'000;
+
+void FlipBit(const std::string& path, int64_t byte) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(byte);
+  const auto value = static_cast<char>(file.get() ^ 8);
+  file.seekp(byte);
+  file.put(value);
+}
+
+class StoredDamageTest : public testing::Test {
+ protected:
+  StoredDamageTest() { Open().IgnoreError(); }
+
+  absl::Status Open() {
+    runs_.reset();
+    database_ = nullptr;
+    auto database =
+        Database::Open(path(), [this](std::string_view what) { ++counts_[std::string(what)]; });
+    if (!database.ok()) return database.status();
+    database_ = *std::move(database);
+    runs_.emplace(*database_);
+    return absl::OkStatus();
+  }
+  void Close() {
+    runs_.reset();
+    database_ = nullptr;
+  }
+  void Fill() {
+    for (int i = 0; i < kRuns; ++i) {
+      const std::string id = absl::StrCat("run-", i);
+      ASSERT_TRUE(runs_->Create(id, absl::StrCat("request-", i), {}, "summary", "accepted").ok());
+      const std::string large = i == 0 ? std::string(kLargeBytes, 'e') : std::string(3000, 's');
+      ASSERT_TRUE(runs_->AppendEvents(id, 2, {{runs_->Prepare(id, Shared(large)).value()}}).ok());
+      ASSERT_TRUE(
+          runs_->Finish(id, 3, Shared("finished"), RunState::kSucceeded, absl::OkStatus()).ok());
+    }
+    ASSERT_TRUE(database_->Flush().ok());
+  }
+  static std::shared_ptr<const std::string> Shared(const std::string& text) {
+    return std::make_shared<const std::string>(text);
+  }
+  void Execute(const std::string& sql) {
+    const std::lock_guard lock(database_->mutex());
+    ASSERT_TRUE(database_->Execute(sql).ok()) << sql;
+  }
+  /// All that is read, or "lost" in its place.
+  std::vector<std::string> Answers() {
+    std::vector<std::string> answers;
+    const auto page = runs_->List(0, 2 * kRuns);
+    if (page.ok()) answers.push_back(absl::StrCat("runs: ", page->records.size()));
+    if (!page.ok()) answers.push_back(absl::IsDataLoss(page.status()) ? "lost" : "failed");
+    for (int i = 0; i < kRuns; ++i) {
+      const std::string id = absl::StrCat("run-", i);
+      const auto run = runs_->Get(id);
+      answers.push_back(run.ok() ? absl::StrCat(run->summary, run->last_sequence)
+                                 : Failure(run.status()));
+      for (int64_t sequence = 1; sequence <= 4; ++sequence) {
+        const auto event = runs_->ReadEvent(id, sequence);
+        answers.push_back(!event.ok()           ? Failure(event.status())
+                          : !event->has_value() ? "none"
+                                                : (*event)->bytes);
+      }
+    }
+    return answers;
+  }
+  static std::string Failure(const absl::Status& status) {
+    return absl::IsDataLoss(status) ? "lost" : absl::StrCat("other: ", status.message());
+  }
+  static int CountLost(const std::vector<std::string>& answers) {
+    return static_cast<int>(std::count(answers.begin(), answers.end(), "lost"));
+  }
+  std::string path() const { return directory_.path() + "/quantgate.db"; }
+
+  absl::StatusOr<FsckResult> Fsck(bool repairs = false) {
+    found_.clear();
+    return CheckStore(directory_.path(), repairs,
+                      [this](const std::string& line) { found_.push_back(line); });
+  }
+
+  TemporaryDirectory directory_;
+  std::map<std::string, int> counts_;
+  std::unique_ptr<Database> database_;
+  std::optional<RunStore> runs_;
+  std::vector<std::string> found_;
+};
+
+TEST_F(StoredDamageTest, AFlippedBitOfALargeEventIsLostData) {
+  Fill();
+  FlipBit(path() + "-files/run-0", 77'777);
+  const absl::Status status = runs_->ReadEvent("run-0", 2).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_NE(status.message().find("event 2 of run-0"), absl::string_view::npos) << status;
+  EXPECT_EQ(counts_["event"], 1);
+  EXPECT_TRUE(runs_->ReadEvent("run-0", 1).ok());
+}
+
+TEST_F(StoredDamageTest, AnEventOfAnotherPlaceIsLostData) {
+  Fill();
+  Execute("UPDATE events SET sequence = sequence + 10 WHERE run = 2");
+  Execute("UPDATE events SET sequence = 14 - sequence WHERE run = 2");  // 3, 2, 1.
+  for (const int64_t sequence : {1, 3}) {
+    EXPECT_TRUE(absl::IsDataLoss(runs_->ReadEvent("run-1", sequence).status())) << sequence;
+  }
+  EXPECT_TRUE(runs_->ReadEvent("run-1", 2).ok());
+  Execute("UPDATE events SET run = 99 - run WHERE run IN (49, 50)");
+  Execute("DELETE FROM events WHERE run = 4; UPDATE events SET run = 4 WHERE run = 5");
+  EXPECT_TRUE(absl::IsDataLoss(runs_->ReadEvent("run-3", 2).status()));
+  EXPECT_EQ(counts_["event"], 3);
+}
+
+TEST_F(StoredDamageTest, AnEventThatIsNotThereIsLostData) {
+  Fill();
+  Execute("DELETE FROM events WHERE run = 1 AND sequence = 3");
+  EXPECT_TRUE(absl::IsDataLoss(runs_->ReadEvent("run-0", 3).status()));
+  EXPECT_FALSE(runs_->ReadEvent("run-0", 4).value().has_value());
+  EXPECT_EQ(counts_["event"], 1);
+}
+
+// Whatever the page is of: rows, indexes, what is between them, free pages.
+TEST_F(StoredDamageTest, NoFlippedBitOfAPageAltersAnAnswer) {
+  Fill();
+  const std::vector<std::string> whole = Answers();
+  ASSERT_EQ(CountLost(whole), 0);
+  Close();
+  const std::string kept = directory_.path() + "/kept";
+  fs::copy(path(), kept);
+  const auto pages = static_cast<int64_t>(fs::file_size(path())) / kPageBytes;
+  ASSERT_GT(pages, 10);
+  int refused = 0, lost = 0;
+  for (int64_t page = 0; page < pages; ++page) {
+    for (const int64_t byte : {page % 97, 5000 + 31 * page, kPageBytes - 1 - page % 12}) {
+      fs::copy(kept, path(), fs::copy_options::overwrite_existing);
+      FlipBit(path(), page * kPageBytes + byte);
+      const absl::Status opened = Open();
+      if (!opened.ok()) {
+        ++refused;
+        continue;
+      }
+      counts_.clear();
+      const std::vector<std::string> answers = Answers();
+      for (size_t i = 0; i < answers.size(); ++i) {
+        if (answers[i] == "lost") continue;
+        EXPECT_EQ(answers[i], whole[i]) << page << " " << byte;
+      }
+      lost += CountLost(answers) > 0 ? 1 : 0;
+      EXPECT_EQ(CountLost(answers) > 0, counts_["database"] > 0) << page << " " << byte;
+      Close();
+    }
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(lost, pages);
+}
+
+TEST_F(StoredDamageTest, ALogThatLostWhatItHadIsRefused) {
+  Fill();
+  // As after a crash.
+  const TemporaryDirectory copies;
+  const std::string copy = copies.path() + "/quantgate.db";
+  const auto size = static_cast<int64_t>(fs::file_size(path() + "-wal"));
+  const auto open_copy = [&](int64_t flipped) {
+    fs::remove_all(copies.path());
+    fs::copy(directory_.path(), copies.path(), fs::copy_options::recursive);
+    fs::remove(copy + "-shm");
+    if (flipped >= 0) FlipBit(copy + "-wal", flipped);
+    return Database::Open(copy).status();
+  };
+  EXPECT_TRUE(open_copy(-1).ok());
+  int refused = 0;
+  for (const int64_t byte :
+       {int64_t{3}, int64_t{17}, int64_t{30}, int64_t{40}, size / 2, size - 9}) {
+    const absl::Status status = open_copy(byte);
+    EXPECT_TRUE(absl::IsDataLoss(status)) << byte << " " << status;
+    refused += status.ok() ? 0 : 1;
+  }
+  EXPECT_EQ(refused, 6);
+}
+
+TEST_F(StoredDamageTest, ALogThatWasNeverWrittenWholeIsTaken) {
+  Fill();
+  const TemporaryDirectory copies;
+  const std::string copy = copies.path() + "/quantgate.db";
+  fs::remove_all(copies.path());
+  fs::copy(directory_.path(), copies.path(), fs::copy_options::recursive);
+  // Behind what was promised, as a machine's crash may leave it.
+  std::ofstream(copy + "-wal", std::ios::app | std::ios::binary) << std::string(10'000, 'x');
+  const auto database = Database::Open(copy);
+  ASSERT_TRUE(database.ok()) << database.status();
+  EXPECT_TRUE(RunStore(**database).Get("run-39").ok());
+}
+
+TEST_F(StoredDamageTest, FilesAreTheOwnersAlone) {
+  Fill();
+  int files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(directory_.path())) {
+    if (!entry.is_regular_file()) continue;
+    struct stat info;
+    ASSERT_EQ(::stat(entry.path().c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 0777u, 0600u) << entry.path();
+    ++files;
+  }
+  EXPECT_EQ(files, 5);  // The database, its log, its index and its mark; a side file.
+}
+
+TEST_F(StoredDamageTest, FsckFindsNothingInWhatIsWhole) {
+  Fill();
+  Close();
+  const auto result = Fsck();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->runs, kRuns);
+  EXPECT_EQ(result->events, 3 * kRuns);
+  EXPECT_EQ(result->problems, 0) << found_.at(0);
+}
+
+TEST_F(StoredDamageTest, FsckRemovesARunThatLostAnEvent) {
+  Fill();
+  Close();
+  FlipBit(path() + "-files/run-0", 1);
+  for (const bool repairs : {false, true}) {
+    EXPECT_EQ(Fsck(repairs)->problems, 1);
+    EXPECT_NE(found_.at(0).find("event 2 of run-0"), std::string::npos) << found_[0];
+  }
+  EXPECT_EQ(Fsck()->problems, 0);
+  EXPECT_TRUE(fs::exists(directory_.path() + "/quarantine/run-0"));
+  ASSERT_TRUE(Open().ok());
+  EXPECT_TRUE(absl::IsNotFound(runs_->Get("run-0").status()));
+  EXPECT_TRUE(runs_->Get("run-1").ok());
+}
+
+TEST_F(StoredDamageTest, FsckKeepsWhatADamagedDatabaseStillHas) {
+  Fill();
+  const std::vector<std::string> whole = Answers();
+  Close();
+  const int64_t pages = static_cast<int64_t>(fs::file_size(path())) / kPageBytes;
+  FlipBit(path(), (pages - 3) * kPageBytes + 100);
+  EXPECT_EQ(Fsck(false)->problems, 1);
+  EXPECT_NE(found_.at(0).find("page"), std::string::npos) << found_[0];
+  EXPECT_GE(Fsck(true)->problems, 1);
+  EXPECT_EQ(Fsck()->problems, 0);
+  ASSERT_TRUE(Open().ok());
+  int kept = 0;
+  const std::vector<std::string> answers = Answers();
+  for (size_t i = 1; i < answers.size(); ++i) {
+    if (answers[i].starts_with("other")) continue;  // The run is gone.
+    EXPECT_EQ(answers[i], whole[i]);
+    ++kept;
+  }
+  EXPECT_GT(kept, 4 * kRuns);
+  EXPECT_TRUE(fs::exists(directory_.path() + "/quarantine/quantgate.db"));
+}
+
+TEST_F(StoredDamageTest, FsckFindsDamagedBlobs) {
+  Close();
+  const std::string folder = directory_.path() + "/cas/2c/f2/";
+  // sha256sum of "hello".
+  const std::string hash = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+  fs::create_directories(folder);
+  std::ofstream(folder + hash + ".5") << "hello";
+  EXPECT_EQ(Fsck()->problems, 0);
+  std::ofstream(folder + hash + ".5") << "hellp";
+  EXPECT_EQ(Fsck()->problems, 1);
+  std::ofstream(folder + hash + ".5") << "hell";
+  EXPECT_EQ(Fsck(true)->mended, 1);
+  EXPECT_NE(found_.at(0).find("4 of 5 bytes"), std::string::npos) << found_[0];
+  EXPECT_EQ(Fsck()->blobs, 0);
+  EXPECT_TRUE(fs::exists(directory_.path() + "/quarantine/" + hash));
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      CheckStore(directory_.path() + "/none", false, [](const std::string&) {}).status()));
+}
+
+}  // namespace
+}  // namespace quantgate
