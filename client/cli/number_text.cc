@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/grouped_digits.h"
 #include "kernels/tensor/dtype.h"
 
 namespace quantgate {
@@ -29,6 +30,7 @@ std::string ShortReal(double value) {
 }
 
 std::string BoundShare(double ratio) {
+  if (ratio > 0x1p64 && std::isfinite(ratio)) return ">2^64";
   const std::string text = ShortReal(ratio);
   if (text != "1" || ratio == 1) return text;
   const std::string longer = absl::StrFormat("%.5g", ratio);
@@ -51,12 +53,7 @@ std::string Decibels(double value) {
   return absl::StrFormat("%.1f", value);
 }
 
-std::string Count(int64_t value) {
-  std::string digits = absl::StrCat(value);
-  const size_t first = value < 0 ? 1 : 0;
-  for (size_t i = digits.size(); i > first + 3; i -= 3) digits.insert(i - 3, 1, ',');
-  return digits;
-}
+std::string Count(int64_t value) { return GroupedDigits(value); }
 
 std::string Percent(int64_t part, int64_t whole) {
   if (part == 0 || whole == 0) return "0";

@@ -13,7 +13,8 @@ namespace quantgate {
 
 /// Three significant digits: "0.25", "2.61e-02", "nan", "inf".
 std::string ShortReal(double value);
-/// An error as a part of its bound, where 1 is the limit: "0.179", "0.99987", ">1". "1" is 1 alone.
+/// An error as a part of its bound, where 1 is the limit: "0.179", "0.99987", ">1", ">2^64" where
+/// the bound is next to 0. "1" is 1 alone.
 std::string BoundShare(double ratio);
 /// Shortest decimal that reads back as the same value in fp32 if it is one (every element up to 32
 /// bits is), else in fp64: "0.100097656", "nan".

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -12,6 +13,7 @@
 #include "client/cli/html_style.h"
 #include "client/cli/html_text.h"
 #include "client/cli/number_text.h"
+#include "client/cli/verdict_text.h"
 
 namespace quantgate {
 namespace {
@@ -31,21 +33,14 @@ std::string Subtitle(const ReportDocument& document) {
 }
 
 std::string Banner(const v1::Verdict& verdict) {
-  const bool is_inform = verdict.criterion() == v1::REQUIREMENT_UNSPECIFIED;
-  const char* kind = is_inform ? "inform" : verdict.pass() ? "pass" : "fail";
-  const char* word = is_inform ? "REPORT" : verdict.pass() ? "PASS" : "FAIL";
-  std::string html =
-      absl::StrCat("<div class=\"banner ", kind, "\"><strong>", word, "</strong><div>");
-  if (is_inform) {
-    absl::StrAppend(&html, "<p>No criterion was stated: this report informs.</p>");
-  } else {
-    absl::StrAppend(&html, "<p>", Escaped(verdict.threshold()),
-                    verdict.source().empty()
-                        ? ""
-                        : absl::StrCat(" ", Span("dim", absl::StrCat("(", verdict.source(), ")"))),
-                    "</p>");
+  const std::string word = VerdictWord(verdict), line = VerdictLine(verdict);
+  std::string html = absl::StrCat(
+      "<div class=\"banner ", line.empty() ? "inform" : absl::AsciiStrToLower(word), "\"><strong>",
+      word, "</strong><div><p>",
+      line.empty() ? "No criterion was stated: this report informs." : Escaped(line), "</p>");
+  for (const std::string& detail : VerdictDetails(verdict)) {
+    absl::StrAppend(&html, "<p>", Escaped(detail), "</p>");
   }
-  if (!verdict.finding().empty()) absl::StrAppend(&html, "<p>", Escaped(verdict.finding()), "</p>");
   return html + "</div></div>\n";
 }
 
@@ -82,12 +77,11 @@ std::string MatrixCell(const v1::VariantReport& variant, const v1::OutputReport&
   return html + "</td>";
 }
 
-std::string Matrix(const v1::RunReport& run) {
+std::string Matrix(const v1::RunReport& run, const std::string& title) {
   const std::vector<std::string> tensors = OutputNames(run);
-  std::string html =
-      "<h2>Recipe matrix</h2><div class=\"card\"><div class=\"scroll\"><table "
-      "class=\"matrix\"><tr><th>"
-      "variant</th>";
+  std::string html = absl::StrCat("<h2>", title,
+                                  "</h2><div class=\"card\"><div class=\"scroll\"><table "
+                                  "class=\"matrix\"><tr><th>variant</th>");
   for (const std::string& tensor : tensors)
     absl::StrAppend(&html, "<th>", Escaped(tensor), "</th>");
   absl::StrAppend(&html, "</tr>");
@@ -113,6 +107,42 @@ std::string Matrix(const v1::RunReport& run) {
   return absl::StrCat(html,
                       "<span>exact: the same quantized operands, summed exactly and rounded once"
                       "</span></div></div>\n");
+}
+
+std::string SubjectCell(const SubjectComparison& comparison) {
+  const v1::CompareResponse& result = comparison.result;
+  if (!result.has_parity()) {
+    return absl::StrCat("<td class=\"q0 broken\">", Escaped(comparison.difference), "</td>");
+  }
+  const v1::ErrorReport& error = result.error();
+  const v1::ParityReport& parity = result.parity();
+  std::string html =
+      absl::StrCat("<td class=\"q", parity.equal() ? 5 : SqnrLevel(error.sqnr_db()),
+                   comparison.passes ? "" : " broken", "\"><b>",
+                   parity.equal() ? std::string("equal")
+                                  : absl::StrCat(Count(parity.mismatch_count()), " differ"),
+                   "</b><small>", Escaped(Decibels(error.sqnr_db())), " dB, relative error ",
+                   Escaped(ShortReal(error.relative_frobenius())), "</small>");
+  if (comparison.bound) {
+    absl::StrAppend(&html, "<small>", Escaped(BoundShare(comparison.bound->worst_ratio())),
+                    " of its bound</small>");
+  }
+  return html + "</td>";
+}
+
+/// The subject against what it should be.
+std::string SubjectMatrix(const ReportDocument& document) {
+  std::string html =
+      "<h2>Subject against the reference</h2><div class=\"card\"><div class=\"scroll\"><table "
+      "class=\"matrix\"><tr><th></th>";
+  for (const SubjectComparison& comparison : document.comparisons) {
+    absl::StrAppend(&html, "<th>", Escaped(comparison.tensor), "</th>");
+  }
+  absl::StrAppend(&html, "</tr>\n<tr><td class=\"label\">", Escaped(document.title), "</td>");
+  for (const SubjectComparison& comparison : document.comparisons) {
+    absl::StrAppend(&html, SubjectCell(comparison));
+  }
+  return html + "</tr></table></div></div>\n";
 }
 
 /// The largest relative difference of any tensor between two variants; NaN: not comparable.
@@ -245,14 +275,18 @@ std::string RenderHtml(const ReportDocument& document) {
   }
   absl::StrAppend(&html, "</header>\n<main>");
   if (!document.comparisons.empty()) {
-    absl::StrAppend(&html, "<h2>Tensors</h2><div class=\"cards\">");
+    absl::StrAppend(&html, SubjectMatrix(document), "<h2>Tensors</h2><div class=\"cards\">");
     for (const SubjectComparison& comparison : document.comparisons) {
       absl::StrAppend(&html, SubjectCard(comparison), "\n");
     }
     absl::StrAppend(&html, "</div>");
   }
   if (document.has_run) {
-    absl::StrAppend(&html, Matrix(document.run), Pairs(document.run), "<h2>",
+    absl::StrAppend(&html,
+                    Matrix(document.run, document.comparisons.empty()
+                                             ? "Recipe matrix"
+                                             : "The reference itself, not the subject"),
+                    Pairs(document.run), "<h2>",
                     document.run.variants_size() == 1 ? "The run" : "Variants", "</h2>\n");
     for (int i = 0; i < document.run.variants_size(); ++i) {
       absl::StrAppend(

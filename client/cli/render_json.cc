@@ -8,6 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/number_text.h"
+#include "client/cli/verdict_text.h"
 
 namespace quantgate {
 namespace {
@@ -313,7 +314,11 @@ Json JsonOf(const v1::Verdict& verdict) {
               {"pass", verdict.pass()},
               {"threshold", verdict.threshold()},
               {"source", verdict.source()},
-              {"finding", verdict.finding()}};
+              {"found", verdict.found()},
+              {"finding", verdict.finding()},
+              {"non_finite", verdict.non_finite()},
+              {"non_finite_inputs", verdict.non_finite_inputs()},
+              {"text", VerdictLine(verdict)}};
 }
 
 Json JsonOf(const v1::SessionStepResponse& response) {

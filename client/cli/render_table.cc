@@ -10,6 +10,7 @@
 #include "client/cli/number_text.h"
 #include "client/cli/render_ranks.h"
 #include "client/cli/text_table.h"
+#include "client/cli/verdict_text.h"
 
 namespace quantgate {
 namespace {
@@ -331,16 +332,14 @@ void PrintNotes(const ReportDocument& document, std::ostream& out) {
 }  // namespace
 
 void PrintVerdict(const v1::Verdict& verdict, bool uses_colour, std::ostream& out) {
-  if (verdict.criterion() == v1::REQUIREMENT_UNSPECIFIED) {
-    if (!verdict.finding().empty()) out << verdict.finding() << "\n";
-    return;
+  const std::string line = VerdictLine(verdict);
+  if (!line.empty()) {
+    out << Toned(VerdictWord(verdict), verdict.pass() ? Tone::kGood : Tone::kBad, uses_colour)
+        << "  " << line << "\n";
   }
-  out << Toned(verdict.pass() ? "PASS" : "FAIL", verdict.pass() ? Tone::kGood : Tone::kBad,
-               uses_colour)
-      << "  " << verdict.threshold();
-  if (!verdict.source().empty()) out << " (" << verdict.source() << ")";
-  out << "\n";
-  if (!verdict.finding().empty()) out << "      " << verdict.finding() << "\n";
+  for (const std::string& detail : VerdictDetails(verdict)) {
+    out << (line.empty() ? "" : "      ") << detail << "\n";
+  }
 }
 
 void PrintReport(const ReportDocument& document, bool uses_colour, std::ostream& out) {

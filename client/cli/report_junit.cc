@@ -1,14 +1,10 @@
 #include "client/cli/report_junit.h"
 
 #include "absl/strings/str_cat.h"
+#include "client/cli/verdict_text.h"
 
 namespace quantgate {
 namespace {
-
-std::string ThresholdText(const v1::Verdict& verdict) {
-  return verdict.source().empty() ? verdict.threshold()
-                                  : absl::StrCat(verdict.threshold(), " (", verdict.source(), ")");
-}
 
 JunitCase VerdictCase(const std::string& class_name, const std::string& name, bool passes,
                       const std::string& finding, const v1::Verdict& verdict) {
@@ -17,7 +13,7 @@ JunitCase VerdictCase(const std::string& class_name, const std::string& name, bo
   test.element = "failure";
   test.type = "difference";
   test.message = finding;
-  test.body = absl::StrCat("criterion: ", ThresholdText(verdict), "\n");
+  test.body = absl::StrCat(VerdictLine(verdict), "\n");
   return test;
 }
 
@@ -27,7 +23,9 @@ std::string ReportJunit(const ReportDocument& document, const JunitRun& run) {
   const std::string class_name = absl::StrCat("quantgate.", document.kind);
   JunitSuite suite{absl::StrCat("quantgate ", document.kind), {}, {}, document.remarks};
   suite.properties = {{"title", document.title},
-                      {"criterion", ThresholdText(document.verdict)},
+                      {"criterion", RequiredText(document.verdict)},
+                      {"found", document.verdict.found()},
+                      {"non_finite", document.verdict.non_finite()},
                       {"command", document.command},
                       {"reproduce", document.run.reproduce()},
                       {"version", document.run.environment().version()}};

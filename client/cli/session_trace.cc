@@ -443,6 +443,9 @@ v1::Verdict JudgeTrace(const TraceReport& report) {
   v1::Verdict verdict = JudgeComparisons(comparisons, 0);
   if (report.rank_differences.empty()) return verdict;
   verdict.set_pass(false);
+  verdict.set_found(verdict.found() == "0"
+                        ? report.rank_differences.front()
+                        : absl::StrCat(verdict.found(), ", ", report.rank_differences.front()));
   verdict.set_finding(report.rank_differences.front());
   return verdict;
 }

@@ -4,6 +4,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/cli/number_text.h"
 #include "kernels/base/status_macros.h"
 
@@ -17,6 +18,44 @@ bool IsWithin(const v1::ParityReport& parity, int64_t ulp_max) {
   return parity.worst_ulp() <= ulp_max;
 }
 
+constexpr size_t kListedMax = 8;
+
+/// "63,363 in y, 31,623 in dx".
+std::string FoundText(const std::vector<std::string>& parts) {
+  if (parts.size() <= kListedMax) return absl::StrJoin(parts, ", ");
+  return absl::StrCat(absl::StrJoin(parts.begin(), parts.begin() + kListedMax, ", "), ", and ",
+                      parts.size() - kListedMax, " more");
+}
+
+int64_t CountOf(const v1::ParityReport& parity,
+                absl::FunctionRef<bool(const v1::ClassConfusion&)> counts) {
+  int64_t count = 0;
+  for (const v1::ClassConfusion& cell : parity.class_confusion()) {
+    if (counts(cell)) count += cell.count();
+  }
+  return count;
+}
+
+bool IsInfinity(const std::string& value_class) {
+  return value_class == "-inf" || value_class == "+inf";
+}
+
+/// "by a factor of up to 1.5".
+std::string ExcessText(const SubjectComparison& comparison) {
+  const double ratio = comparison.bound->worst_ratio();
+  const std::string text = absl::StrCat("by a factor of up to ", BoundShare(ratio));
+  if (ratio <= 0x1p64) return text;
+  const auto is_zero = [](const std::string& name) { return name == "-0" || name == "+0"; };
+  const int64_t count = CountOf(comparison.result.parity(), [&](const v1::ClassConfusion& cell) {
+    return is_zero(cell.reference_class()) && !is_zero(cell.subject_class());
+  });
+  if (count == 0) return text;
+  return absl::StrCat(
+      "by a factor of more than 2^64: the bound is next to 0 where all that is "
+      "added up is 0, and ",
+      Count(count), " are not 0 where the reference is");
+}
+
 std::string ParityFinding(const SubjectComparison& comparison) {
   if (!comparison.difference.empty()) {
     return absl::StrCat(comparison.tensor, ": ", comparison.difference);
@@ -25,25 +64,68 @@ std::string ParityFinding(const SubjectComparison& comparison) {
   if (comparison.bound && !comparison.bound->pass()) {
     return absl::StrCat(comparison.tensor, " exceeds its bound in ",
                         Count(comparison.bound->violation_count()), " of ",
-                        Count(parity.element_count()), " elements, by a factor of up to ",
-                        BoundShare(comparison.bound->worst_ratio()));
+                        Count(parity.element_count()), " elements, ", ExcessText(comparison));
   }
   return absl::StrCat(comparison.tensor, " differs in ", Count(parity.mismatch_count()), " of ",
                       Count(parity.element_count()), " elements, first at ",
                       ElementText(parity.first(), comparison.dtype, comparison.reference_dtype));
 }
 
+/// "y: 3 NaN of 4,096 elements, the reference has all of them too"; empty where all are finite.
+std::string NonFiniteText(const SubjectComparison& comparison) {
+  const v1::ParityReport& parity = comparison.result.parity();
+  const int64_t nan =
+      CountOf(parity, [](const v1::ClassConfusion& cell) { return cell.subject_class() == "nan"; });
+  const int64_t infinite = CountOf(
+      parity, [](const v1::ClassConfusion& cell) { return IsInfinity(cell.subject_class()); });
+  if (nan + infinite == 0) return "";
+  const int64_t shared = CountOf(parity, [](const v1::ClassConfusion& cell) {
+    return cell.subject_class() == cell.reference_class() &&
+           (cell.subject_class() == "nan" || IsInfinity(cell.subject_class()));
+  });
+  std::vector<std::string> counts;
+  if (nan > 0) counts.push_back(absl::StrCat(Count(nan), " NaN"));
+  if (infinite > 0) counts.push_back(absl::StrCat(Count(infinite), " infinite"));
+  return absl::StrCat(comparison.tensor, ": ", absl::StrJoin(counts, " and "), " of ",
+                      Count(parity.element_count()), " elements, the reference has ",
+                      shared == nan + infinite ? "all" : Count(shared), " of them too");
+}
+
+/// What of one tensor is not as required: "63,363 in y", "y up to 17 ulp", "dw not in mine".
+std::string FoundOf(const SubjectComparison& comparison, int64_t ulp_max) {
+  if (!comparison.difference.empty()) {
+    return absl::StrCat(comparison.tensor, " ", comparison.difference);
+  }
+  const v1::ParityReport& parity = comparison.result.parity();
+  if (comparison.bound) {
+    return absl::StrCat(Count(comparison.bound->violation_count()), " beyond it in ",
+                        comparison.tensor);
+  }
+  if (ulp_max == 0) return absl::StrCat(Count(parity.mismatch_count()), " in ", comparison.tensor);
+  return absl::StrCat(comparison.tensor,
+                      parity.worst_ulp() == INT64_MAX
+                          ? " a NaN against a number"
+                          : absl::StrCat(" up to ", Count(parity.worst_ulp()), " ulp"));
+}
+
 /// Sets pass and finding of each and of all: the first that fails, and how many more do.
 void Judge(std::vector<SubjectComparison>& comparisons, const std::string& when_none,
-           absl::FunctionRef<bool(const SubjectComparison&)> passes, v1::Verdict& verdict) {
+           int64_t ulp_max, absl::FunctionRef<bool(const SubjectComparison&)> passes,
+           v1::Verdict& verdict) {
   int failed = 0;
+  std::vector<std::string> found, non_finite;
   for (SubjectComparison& comparison : comparisons) {
     comparison.passes = passes(comparison);
+    const std::string not_finite = NonFiniteText(comparison);
+    if (!not_finite.empty()) non_finite.push_back(not_finite);
     if (comparison.passes) continue;
+    found.push_back(FoundOf(comparison, ulp_max));
     comparison.finding = ParityFinding(comparison);
     if (failed++ == 0) verdict.set_finding(comparison.finding);
   }
   verdict.set_pass(failed == 0);
+  verdict.set_found(failed == 0 ? "0" : FoundText(found));
+  verdict.set_non_finite(absl::StrJoin(non_finite, "; "));
   if (failed == 0) {
     verdict.set_finding(absl::StrCat(
         comparisons.size(), comparisons.size() == 1 ? " tensor " : " tensors ", when_none));
@@ -85,11 +167,11 @@ v1::Verdict JudgeComparisons(std::vector<SubjectComparison>& comparisons, int64_
     verdict.set_threshold(absl::StrCat("every element within ", ulp_max, " ulp"));
     verdict.set_source("given on the command line");
   } else {
-    verdict.set_threshold("0 differing bits");
+    verdict.set_threshold("0 differing elements");
     verdict.set_source("bitwise");
   }
   Judge(
-      comparisons, ulp_max > 0 ? "within it" : "equal bit for bit",
+      comparisons, ulp_max > 0 ? "within it" : "equal bit for bit", ulp_max,
       [&](const SubjectComparison& comparison) {
         return comparison.difference.empty() && comparison.result.has_parity() &&
                IsWithin(comparison.result.parity(), ulp_max);
@@ -103,14 +185,14 @@ v1::Verdict JudgeBounds(std::vector<SubjectComparison>& comparisons) {
   verdict.set_criterion(v1::REQUIREMENT_BOUND);
   verdict.set_threshold(
       "|error against exact| <= the bound derived for the arithmetic; without one, 0 differing "
-      "bits");
+      "elements");
   for (const SubjectComparison& comparison : comparisons) {
     if (comparison.bound && verdict.source().empty()) {
       verdict.set_source(comparison.bound->derivation());
     }
   }
   Judge(
-      comparisons, "within their bounds",
+      comparisons, "within their bounds", /*ulp_max=*/0,
       [](const SubjectComparison& comparison) {
         return comparison.bound
                    ? comparison.bound->pass()

@@ -5,21 +5,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/grouped_digits.h"
 
 namespace quantgate {
 namespace {
 
-/// "131,072".
-std::string Number(int64_t value) {
-  std::string text = absl::StrCat(value);
-  for (int64_t at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3) text.insert(at, 1, ',');
-  return text;
-}
-
 /// "all 8,192 match", "3,280 of 4,096 match".
 std::string MatchText(int64_t part, int64_t all) {
-  return part == all ? absl::StrCat("all ", Number(all), " match")
-                     : absl::StrCat(Number(part), " of ", Number(all), " match");
+  return part == all ? absl::StrCat("all ", GroupedDigits(all), " match")
+                     : absl::StrCat(GroupedDigits(part), " of ", GroupedDigits(all), " match");
 }
 
 /// The least power of two that is not below.
@@ -34,27 +28,28 @@ std::string SpreadText(const SpreadResult& spread) {
     return absl::StrFormat(
         "%s values lie between two codes, of at least %d at different fractions that its test "
         "needs",
-        Number(spread.count), kSpreadCountMin);
+        GroupedDigits(spread.count), kSpreadCountMin);
   }
   return absl::StrFormat(
       "of %s values between two codes: bias %.2f and slope %.2f standard deviations, chi-square "
       "%.1f of %d bins, rarest outcome %.2g; level %g",
-      Number(spread.count), spread.bias, spread.slope, spread.chi_square, spread.bins,
+      GroupedDigits(spread.count), spread.bias, spread.slope, spread.chi_square, spread.bins,
       spread.rarest, kSpreadLevel);
 }
 
 std::string EvidenceText(const CodesCandidate& candidate) {
   const CodesEvidence& evidence = candidate.evidence;
-  std::string text = absl::StrCat(
-      "Behind it: ", Number(evidence.scale_distinct), " distinct scales of ",
-      Number(evidence.amax_distinct), " distinct amaxes; ", Number(evidence.between_count),
-      " values between two codes, of which ", Number(evidence.tie_count), " exact ties");
+  std::string text =
+      absl::StrCat("Behind it: ", GroupedDigits(evidence.scale_distinct), " distinct scales of ",
+                   GroupedDigits(evidence.amax_distinct), " distinct amaxes; ",
+                   GroupedDigits(evidence.between_count), " values between two codes, of which ",
+                   GroupedDigits(evidence.tie_count), " exact ties");
   if (candidate.is_deterministic && evidence.telling_count > 0) {
-    absl::StrAppend(&text, "; ", Number(evidence.telling_count),
+    absl::StrAppend(&text, "; ", GroupedDigits(evidence.telling_count),
                     " values tell the rounding from nearest_even");
   }
   if (evidence.zero_telling_count > 0) {
-    absl::StrAppend(&text, "; ", Number(evidence.zero_telling_count), " zeros the sign");
+    absl::StrAppend(&text, "; ", GroupedDigits(evidence.zero_telling_count), " zeros the sign");
   }
   absl::StrAppend(&text, ".");
   if (candidate.is_deterministic && evidence.tie_count == 0) {
@@ -75,10 +70,10 @@ std::string NearestText(const CodesCandidate& candidate) {
       absl::StrCat("codes: ", MatchText(candidate.code_matches, candidate.code_count))};
   const int64_t steps = evidence.step_up_count + evidence.step_down_count;
   if (evidence.step_up_count > 0) {
-    parts.push_back(absl::StrCat(Number(evidence.step_up_count), " one step up"));
+    parts.push_back(absl::StrCat(GroupedDigits(evidence.step_up_count), " one step up"));
   }
   if (evidence.step_down_count > 0) {
-    parts.push_back(absl::StrCat(Number(evidence.step_down_count), " one step down"));
+    parts.push_back(absl::StrCat(GroupedDigits(evidence.step_down_count), " one step down"));
   }
   if (steps > 0) {
     absl::StrAppend(
@@ -88,7 +83,7 @@ std::string NearestText(const CodesCandidate& candidate) {
             : absl::StrCat(", each within ", PowerOfTwo(evidence.off_tie_max), " of a tie"));
   }
   const int64_t farther = candidate.code_count - candidate.code_matches - steps;
-  if (farther > 0) parts.push_back(absl::StrCat(Number(farther), " farther off"));
+  if (farther > 0) parts.push_back(absl::StrCat(GroupedDigits(farther), " farther off"));
   return absl::StrJoin(parts, "; ");
 }
 
@@ -102,7 +97,7 @@ std::string RulesText(const CodesCandidate& candidate) {
 std::string DoubtOf(const CodesCandidate& candidate) {
   const CodesEvidence& evidence = candidate.evidence;
   const auto few = [](int64_t count, const char* what, int64_t least) {
-    return absl::StrCat(Number(count), what, ", of at least ", least);
+    return absl::StrCat(GroupedDigits(count), what, ", of at least ", least);
   };
   if (!candidate.is_entire()) return "it does not give everything";
   if (candidate.scale_count == 1) return "a single scale is no evidence for a scale rule";
@@ -144,11 +139,11 @@ std::vector<std::string> ConclusionOf(const std::vector<CodesCandidate>& candida
     }
     return lines;
   }
-  lines.push_back(absl::StrCat(entire,
-                               entire == 1 ? " candidate gives all " : " candidates give all ",
-                               Number(best.code_count), " codes and ", Number(best.scale_count),
-                               best.scale_count == 1 ? " scale" : " scales",
-                               entire == 1 ? "." : "; this data does not tell them apart."));
+  lines.push_back(
+      absl::StrCat(entire, entire == 1 ? " candidate gives all " : " candidates give all ",
+                   GroupedDigits(best.code_count), " codes and ", GroupedDigits(best.scale_count),
+                   best.scale_count == 1 ? " scale" : " scales",
+                   entire == 1 ? "." : "; this data does not tell them apart."));
   lines.push_back(EvidenceText(best));
   if (best.evidence.spread.has_value()) {
     lines.push_back(absl::StrCat("The codes are spread as stochastic rounding spreads them: ",

@@ -170,7 +170,9 @@ class PlanRun {
       QG_RETURN_IF_ERROR(progress_.Begin("every pair of variants"));
       QG_ASSIGN_OR_RETURN(report_.pairs, ComparePairs(engine_, report_.variants, cancellation_));
     }
-    report_.verdict = JudgeRun(request_.requirement, request_.reference, report_.variants);
+    QG_ASSIGN_OR_RETURN(const std::vector<NonFinite> non_finite, NonFiniteInputs());
+    report_.verdict =
+        JudgeRun(request_.requirement, request_.reference, report_.variants, non_finite);
     for (const NamedTensor& input : InputsOf(request_.step)) {
       QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
                           exact_.contents().FingerprintOf(input.tensor));
@@ -183,6 +185,18 @@ class PlanRun {
  private:
   bool IsLinear() const { return request_.step.layer.kind == LayerKind::kLinear; }
   bool HasIntermediates() const { return ReportsIntermediates(request_.step); }
+
+  /// Counted only where an output has NaN or infinities.
+  absl::StatusOr<std::vector<NonFinite>> NonFiniteInputs() {
+    std::vector<NonFinite> counted;
+    if (!HasNonFinite(report_.variants)) return counted;
+    for (const NamedTensor& input : InputsOf(request_.step)) {
+      QG_ASSIGN_OR_RETURN(const ParityReport itself,
+                          engine_.CompareBits(input.tensor, input.tensor, cancellation_));
+      counted.push_back(NonFiniteOf(input.name, itself));
+    }
+    return counted;
+  }
 
   // The engine has its first large work before it is asked what the inputs contain.
   absl::Status ComputeUnquantized() {

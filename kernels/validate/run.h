@@ -50,10 +50,15 @@ struct OutputReport {
 struct Verdict {
   Requirement criterion = Requirement::kNone;
   bool pass = true;
-  std::string threshold;  ///< "0 differing bits"; "|error| <= 0.066 x sum|a||b| + half ulp".
-  std::string source;     ///< Where the threshold comes from.
-  std::string finding;    ///< "y of fp8_current / none / sm90 differs from ... in 12 of 524288
-                          ///< elements, first at (0, 7)".
+  /// What is required: "0 differing elements"; "|error| <= 0.066 x sum|a||b| + half ulp".
+  std::string threshold;
+  std::string source;  ///< Where the threshold comes from.
+  std::string found;   ///< What there is of it: "0"; "12 in y of fp8_current / none / sm90".
+  /// "y of fp8_current / none / sm90 differs from ... in 12 of 524288 elements, first at (0, 7)".
+  std::string finding;
+  /// NaN and infinities in outputs and how many exact has in the same places, and the inputs that
+  /// have any; empty where all outputs are finite.
+  std::string non_finite, non_finite_inputs;
 };
 
 struct VariantReport {

@@ -1,29 +1,47 @@
 #include "kernels/validate/verdict.h"
 
+#include <numeric>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/grouped_digits.h"
 #include "kernels/validate/output_report.h"
 
 namespace quantgate {
 namespace {
 
-/// Counts failures and keeps the first in words.
+constexpr size_t kListedMax = 8;
+
+/// "63,363 in y, 31,623 in dx".
+std::string Listed(const std::vector<std::string>& parts, const char* separator) {
+  if (parts.size() <= kListedMax) return absl::StrJoin(parts, separator);
+  return absl::StrCat(absl::StrJoin(parts.begin(), parts.begin() + kListedMax, separator),
+                      separator, "and ", parts.size() - kListedMax, " more");
+}
+
+/// Counts failures, keeps the first in words and each by its number.
 struct Findings {
   int checked = 0;
   int failed = 0;
   std::string first;
+  std::vector<std::string> found;
 
-  void Fail(std::string what) {
+  void Fail(std::string what, std::string number) {
     if (failed++ == 0) first = std::move(what);
+    found.push_back(std::move(number));
   }
+  std::string Found() const { return failed == 0 ? "0" : Listed(found, ", "); }
   std::string Text(const std::string& when_none) const {
     if (failed == 0) return when_none;
     if (failed == 1) return first;
     return absl::StrCat(first, "; and ", failed - 1, " more of ", checked, " outputs");
   }
 };
+
+/// A bound so small beside an error says nothing of its size: those of sums whose terms are all 0
+/// are half of fp32's smallest subnormal.
+constexpr double kRatioMax = 0x1p64;
 
 std::string OutputOf(const std::string& tensor, const VariantReport& variant) {
   return absl::StrCat(tensor, " of ", variant.label);
@@ -35,9 +53,11 @@ void JudgeParity(const TensorComparison& comparison, const VariantReport& varian
   const ParityReport& parity = comparison.parity;
   if (parity.equal) return;
   findings.Fail(absl::StrCat(OutputOf(comparison.tensor, variant), " differs from ",
-                             comparison.reference, " in ", parity.mismatch_count, " of ",
-                             parity.element_count, " elements, first at (",
-                             absl::StrJoin(parity.first.coordinate, ", "), ")"));
+                             comparison.reference, " in ", GroupedDigits(parity.mismatch_count),
+                             " of ", GroupedDigits(parity.element_count), " elements, first at (",
+                             absl::StrJoin(parity.first.coordinate, ", "), ")"),
+                absl::StrCat(GroupedDigits(parity.mismatch_count), " in ",
+                             OutputOf(comparison.tensor, variant)));
 }
 
 /// Ranks that disagree on what all of them have: whatever the reported one's bits are, another's
@@ -46,9 +66,21 @@ void JudgeRanks(const std::vector<VariantReport>& variants, Findings& findings) 
   for (const VariantReport& variant : variants) {
     for (const OutputReport& output : variant.outputs) {
       if (output.rank_difference.empty()) continue;
-      findings.Fail(absl::StrCat(OutputOf(output.tensor, variant), ": ", output.rank_difference));
+      const std::string text =
+          absl::StrCat(OutputOf(output.tensor, variant), ": ", output.rank_difference);
+      findings.Fail(text, text);
     }
   }
+}
+
+Verdict BitwiseVerdict(const Findings& findings, const std::string& source) {
+  Verdict verdict;
+  verdict.criterion = Requirement::kBitwise;
+  verdict.pass = findings.failed == 0;
+  verdict.threshold = "0 differing elements";
+  verdict.source = source;
+  verdict.found = findings.Found();
+  return verdict;
 }
 
 Verdict JudgeBitwiseAgainstExact(const std::vector<VariantReport>& variants) {
@@ -59,8 +91,8 @@ Verdict JudgeBitwiseAgainstExact(const std::vector<VariantReport>& variants) {
       JudgeParity(output.against_exact, variant, findings);
     }
   }
-  Verdict verdict{Requirement::kBitwise, findings.failed == 0, "0 differing bits",
-                  "the exact result on each variant's own operands, rounded once", ""};
+  Verdict verdict =
+      BitwiseVerdict(findings, "the exact result on each variant's own operands, rounded once");
   verdict.finding =
       findings.Text(absl::StrCat("all ", findings.checked, " outputs have the bits of exact"));
   return verdict;
@@ -82,13 +114,13 @@ Verdict JudgeBitwise(const VariantReport& reference, const std::vector<VariantRe
       const OutputReport* other = FindOutput(reference, output.tensor);
       if (other != nullptr && other->value.dtype() == output.value.dtype()) continue;
       ++findings.checked;
-      findings.Fail(absl::StrCat(OutputOf(output.tensor, variant), " is ", TensorText(output.value),
-                                 ", and ", reference.label, " has ",
-                                 other == nullptr ? "none" : TensorText(other->value)));
+      const std::string text = absl::StrCat(
+          OutputOf(output.tensor, variant), " is ", TensorText(output.value), ", and ",
+          reference.label, " has ", other == nullptr ? "none" : TensorText(other->value));
+      findings.Fail(text, text);
     }
   }
-  Verdict verdict{Requirement::kBitwise, findings.failed == 0, "0 differing bits",
-                  absl::StrCat("the outputs of ", reference.label), ""};
+  Verdict verdict = BitwiseVerdict(findings, absl::StrCat("the outputs of ", reference.label));
   verdict.finding = findings.Text(
       absl::StrCat("all ", findings.checked, " outputs have the bits of ", reference.label));
   return verdict;
@@ -100,6 +132,26 @@ std::string BoundText(const BoundCheck& check) {
     return "|error| <= its own fp32 roundings + half an ulp of the output";
   return absl::StrCat("|error| <= ", check.bound.factor,
                       " x sum|a||b| + the epilogue's roundings + half an ulp of the output");
+}
+
+/// "by up to 1.5 times". Beyond kRatioMax the bound is no scale to measure by.
+std::string ExcessText(const BoundCheck& check, const ParityReport& parity) {
+  if (check.worst_ratio <= kRatioMax) return absl::StrCat("by up to ", check.worst_ratio, " times");
+  int64_t count = 0;
+  for (int subject = 0; subject < kValueClassCount; ++subject) {
+    const auto is = [&](ValueClass value_class) {
+      return subject == static_cast<int>(value_class);
+    };
+    if (is(ValueClass::kNegativeZero) || is(ValueClass::kPositiveZero)) continue;
+    const auto& row = parity.class_confusion[subject];
+    count += row[static_cast<int>(ValueClass::kNegativeZero)] +
+             row[static_cast<int>(ValueClass::kPositiveZero)];
+  }
+  if (count == 0) return "by more than 2^64 times";
+  return absl::StrCat(
+      "by more than 2^64 times: the bound is next to 0 where all that is added up is "
+      "0, and ",
+      GroupedDigits(count), " are not 0 where exact is");
 }
 
 Verdict JudgeBound(const std::vector<VariantReport>& variants) {
@@ -118,11 +170,17 @@ Verdict JudgeBound(const std::vector<VariantReport>& variants) {
       }
       if (check.pass) continue;
       findings.Fail(absl::StrCat(OutputOf(output.tensor, variant), " leaves its bound in ",
-                                 check.violation_count, " of ", output.value.element_count(),
-                                 " elements, by up to ", check.worst_ratio, " times"));
+                                 GroupedDigits(check.violation_count), " of ",
+                                 GroupedDigits(output.value.element_count()), " elements, ",
+                                 ExcessText(check, output.against_exact.parity)),
+                    absl::StrCat(GroupedDigits(check.violation_count), " beyond it in ",
+                                 OutputOf(output.tensor, variant)));
     }
   }
-  Verdict verdict{Requirement::kBound, findings.failed == 0, "", "", ""};
+  Verdict verdict;
+  verdict.criterion = Requirement::kBound;
+  verdict.pass = findings.failed == 0;
+  verdict.found = findings.failed == 0 ? "0 beyond it" : findings.Found();
   if (worst == nullptr) {
     verdict.threshold = "none";
     verdict.source = "no output of this run has a bound to keep";
@@ -138,10 +196,55 @@ Verdict JudgeBound(const std::vector<VariantReport>& variants) {
   return verdict;
 }
 
-}  // namespace
+/// "3 NaN and 1 infinite".
+std::string CountsText(const NonFinite& counts) {
+  std::vector<std::string> parts;
+  if (counts.nan > 0) parts.push_back(absl::StrCat(GroupedDigits(counts.nan), " NaN"));
+  if (counts.infinite > 0) {
+    parts.push_back(absl::StrCat(GroupedDigits(counts.infinite), " infinite"));
+  }
+  return absl::StrJoin(parts, " and ");
+}
 
-Verdict JudgeRun(Requirement requirement, std::optional<int> reference,
-                 const std::vector<VariantReport>& variants) {
+/// Elements that are NaN on both sides, or the same infinity.
+int64_t SharedNonFinite(const ParityReport& parity) {
+  int64_t shared = 0;
+  for (const ValueClass value_class :
+       {ValueClass::kNan, ValueClass::kNegativeInfinity, ValueClass::kPositiveInfinity}) {
+    const int index = static_cast<int>(value_class);
+    shared += parity.class_confusion[index][index];
+  }
+  return shared;
+}
+
+/// "y of L1: 3 NaN of 4,096 elements, exact has all of them too".
+std::string OutputsText(const std::vector<VariantReport>& variants) {
+  std::vector<std::string> parts;
+  for (const VariantReport& variant : variants) {
+    for (const OutputReport& output : variant.outputs) {
+      const ParityReport& parity = output.against_exact.parity;
+      const NonFinite counts = NonFiniteOf(OutputOf(output.tensor, variant), parity);
+      if (!counts.any()) continue;
+      const int64_t shared = SharedNonFinite(parity);
+      parts.push_back(absl::StrCat(
+          counts.tensor, ": ", CountsText(counts), " of ", GroupedDigits(counts.element_count),
+          " elements, exact has ",
+          shared == counts.nan + counts.infinite ? "all" : GroupedDigits(shared), " of them too"));
+    }
+  }
+  return Listed(parts, "; ");
+}
+
+std::string InputsText(const std::vector<NonFinite>& inputs) {
+  std::vector<std::string> parts;
+  for (const NonFinite& input : inputs) {
+    if (input.any()) parts.push_back(absl::StrCat(input.tensor, " has ", CountsText(input)));
+  }
+  return parts.empty() ? "no input has any" : Listed(parts, "; ");
+}
+
+Verdict Judged(Requirement requirement, std::optional<int> reference,
+               const std::vector<VariantReport>& variants) {
   switch (requirement) {
     case Requirement::kNone:
       break;
@@ -151,7 +254,40 @@ Verdict JudgeRun(Requirement requirement, std::optional<int> reference,
     case Requirement::kBound:
       return JudgeBound(variants);
   }
-  return {Requirement::kNone, true, "none", "nothing was required of this run", ""};
+  Verdict verdict;
+  verdict.threshold = "none";
+  verdict.source = "nothing was required of this run";
+  return verdict;
+}
+
+}  // namespace
+
+NonFinite NonFiniteOf(const std::string& tensor, const ParityReport& parity) {
+  const auto count = [&](ValueClass value_class) {
+    const auto& row = parity.class_confusion[static_cast<int>(value_class)];
+    return std::accumulate(row.begin(), row.end(), int64_t{0});
+  };
+  return {tensor, count(ValueClass::kNan),
+          count(ValueClass::kNegativeInfinity) + count(ValueClass::kPositiveInfinity),
+          parity.element_count};
+}
+
+bool HasNonFinite(const std::vector<VariantReport>& variants) {
+  for (const VariantReport& variant : variants) {
+    for (const OutputReport& output : variant.outputs) {
+      if (NonFiniteOf(output.tensor, output.against_exact.parity).any()) return true;
+    }
+  }
+  return false;
+}
+
+Verdict JudgeRun(Requirement requirement, std::optional<int> reference,
+                 const std::vector<VariantReport>& variants, const std::vector<NonFinite>& inputs) {
+  Verdict verdict = Judged(requirement, reference, variants);
+  if (!HasNonFinite(variants)) return verdict;
+  verdict.non_finite = OutputsText(variants);
+  verdict.non_finite_inputs = InputsText(inputs);
+  return verdict;
 }
 
 }  // namespace quantgate

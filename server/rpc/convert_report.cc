@@ -345,7 +345,10 @@ v1::Verdict VerdictToProto(const Verdict& verdict) {
   proto.set_pass(verdict.pass);
   proto.set_threshold(verdict.threshold);
   proto.set_source(verdict.source);
+  proto.set_found(verdict.found);
   proto.set_finding(verdict.finding);
+  proto.set_non_finite(verdict.non_finite);
+  proto.set_non_finite_inputs(verdict.non_finite_inputs);
   return proto;
 }
 

@@ -65,6 +65,10 @@ TEST_F(ExplainCommandTest, NamesTheRuleOfCodesAndSaysWhenNothingFits) {
   EXPECT_THAT(best["scale_rule"].get<std::string>(), HasSubstr("floor"));
   EXPECT_EQ(best["code_match_count"], 256 * 512);
   EXPECT_EQ(best["scale_match_count"], 256 * 16);
+  EXPECT_TRUE(best["is_established"]);
+  EXPECT_GT(best["scale_distinct_count"], 1);
+  EXPECT_GT(best["amax_distinct_count"], 100);
+  EXPECT_GT(best["tie_count"], 1000);  // bf16 under powers of two.
   // Scales of another tensor: nothing gives all of them.
   const Json other = Explained({"--source", "gen:normal,seed=9,shape=256x512,dtype=bf16", "--codes",
                                 q + ":rowwise_data", "--scale-inv", q + ":rowwise_scale_inv"},
@@ -103,6 +107,67 @@ TEST_F(ExplainCommandTest, Names4Over6AndTheHadamardTransform) {
       EXPECT_EQ(best["code_match_count"], 256 * 512);
       EXPECT_EQ(best["scale_match_count"], 256 * 512 / 16);
     }
+  }
+}
+
+// The bytes of torchao's two-level NVFP4 under rules that it has not: none gives all of them, and
+// what is then certain is said.
+TEST_F(ExplainCommandTest, SaysWhatIsCertainWhereNothingFits) {
+  const std::string file =
+      std::string(QUANTGATE_SOURCE_DIR) + "/tests/data/explain_libraries.safetensors";
+  const auto arguments = [&](const std::string& name) -> Arguments {
+    return {"--source",    file + ":x.source",
+            "--codes",     file + ":" + name + ".codes@f4_e2m1x2",
+            "--scale-inv", file + ":" + name + ".scale_inv"};
+  };
+  const Json named =
+      Explained(arguments("torchao_nvfp4") + Arguments{"--amax", file + ":torchao_nvfp4.amax"}, 0);
+  EXPECT_TRUE(named["is_established"]);
+  EXPECT_EQ(named["codes"][0]["element_rule"],
+            "x * ((1 / tensor scale) / block scale), nearest_even, saturate");
+  EXPECT_EQ(named["conclusion"].back(),
+            "Of the libraries whose rules are tried, torchao, NVFP4 with a tensor scale alone "
+            "computes so.");
+  // One scale: whatever gives it, no rule is established.
+  const Json single =
+      Explained({"--source", file + ":x.source", "--codes", file + ":fp8_times_reciprocal_x.codes",
+                 "--scale-inv", file + ":fp8_times_reciprocal_x.scale_inv"},
+                1);
+  EXPECT_FALSE(single["is_established"]);
+  EXPECT_EQ(single["codes"][0]["scale_origin"], "");
+  EXPECT_EQ(single["conclusion"].back(),
+            "No rule is established: a single scale is no evidence for a scale rule.");
+}
+
+TEST_F(ExplainCommandTest, ReadsScalesInTheLayoutOfTheirFile) {
+  struct Row {
+    std::string recipe, usage, layout;
+  };
+  for (const auto& [recipe, usage, layout] : std::vector<Row>{{"mxfp8", "rowwise", "swizzled"},
+                                                              {"mxfp8", "columnwise", "swizzled"},
+                                                              {"mxfp8", "rowwise", "padded"},
+                                                              {"nvfp4", "rowwise", "swizzled"},
+                                                              {"nvfp4", "columnwise", "swizzled"},
+                                                              {"fp8_block", "rowwise", "padded"}}) {
+    SCOPED_TRACE(recipe + " " + usage + " " + layout);
+    const std::string q = Path(recipe + usage + layout + ".safetensors");
+    ASSERT_EQ(Quantgate({"quantize", kFile + ":fc1.x", "--recipe", recipe, "--role", "input",
+                         "--usage", usage, "--scale-layout", layout, "-o", q},
+                        Where::kInProcess)
+                  .exit_code,
+              0);
+    Arguments arguments = {"--source",    kFile + ":fc1.x",
+                           "--codes",     q + ":" + usage + "_data",
+                           "--scale-inv", q + ":" + usage + "_scale_inv"};
+    if (recipe == "nvfp4") arguments = arguments + Arguments{"--amax", q + ":amax_" + usage};
+    const Json json = Explained(arguments, 0, Where::kServer);
+    const Json& best = json["codes"][0];
+    EXPECT_EQ(best["scale_match_count"], best["scale_count"]);
+    EXPECT_EQ(best["code_match_count"], best["code_count"]);
+    // Told otherwise, the shape is not that of logical scales.
+    const ProcessResult logical =
+        Quantgate(Arguments{"explain", "--scale-layout", "logical"} + arguments, Where::kInProcess);
+    EXPECT_NE(logical.exit_code, 0) << logical.out;
   }
 }
 

@@ -46,8 +46,9 @@ TEST(ReportJunitTest, EveryTensorIsACaseAndFailsAsTheVerdictDoes) {
   EXPECT_THAT(xml, HasSubstr(R"(<testcase classname="quantgate.verify" name="y" time="0.000"/>)"));
   EXPECT_THAT(xml, HasSubstr("name=\"dx\" time=\"0.000\">\n    <failure type=\"difference\" "
                              "message=\"dx differs in 1 of 8 elements, first at (3): "));
-  EXPECT_THAT(xml, HasSubstr("message=\"dw&lt;1&gt;: not in &quot;mine&quot;\">criterion: 0 "
-                             "differing bits (bitwise)"));
+  EXPECT_THAT(xml, HasSubstr("message=\"dw&lt;1&gt;: not in &quot;mine&quot;\">required: 0 "
+                             "differing elements (bitwise); found: 1 in dx, dw&lt;1&gt; not in "
+                             "&quot;mine&quot;"));
   EXPECT_THAT(xml, HasSubstr("<system-out>in the subject, but no output of this layer: dW\n"));
 
   document.comparisons.pop_back();

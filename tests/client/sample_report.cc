@@ -128,7 +128,7 @@ ReportDocument SampleDiff() {
   document.title = "a against b";
   document.command = "quantgate diff a b";
   document.verdict.set_criterion(v1::REQUIREMENT_BITWISE);
-  document.verdict.set_threshold("0 differing bits");
+  document.verdict.set_threshold("0 differing elements");
   document.verdict.set_finding(kHostileText);
   SubjectComparison differs{"y", "bf16", "bf16", "a:y", "b:y", {}, {}, ""};
   *differs.result.mutable_parity() = SampleParity();

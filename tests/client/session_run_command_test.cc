@@ -208,7 +208,7 @@ TEST_F(SessionRunTest, SeveralRanksAreHeldAgainstOne) {
       std::vector<std::string>{"session", "run", Trace(weight, "", forward + "," + backward)} +
       ranks);
   EXPECT_EQ(differs.exit_code, 1) << differs.err;
-  EXPECT_THAT(differs.out, HasSubstr("FAIL  0 differing bits"));
+  EXPECT_THAT(differs.out, HasSubstr("FAIL  required: 0 differing elements (bitwise); found: "));
   EXPECT_THAT(differs.out, HasSubstr("step 2: fc.dw of mxfp8 / none / auto / tp1 dp2 differs in"));
 
   const auto refusal = [&](const std::vector<std::string>& more) {

@@ -70,7 +70,9 @@ TEST(Verdict, BitwisePassesOnEqualBits) {
   const Verdict verdict = JudgeRun(Requirement::kBitwise, 0, TwoVariants());
   EXPECT_TRUE(verdict.pass);
   EXPECT_EQ(verdict.criterion, Requirement::kBitwise);
-  EXPECT_EQ(verdict.threshold, "0 differing bits");
+  EXPECT_EQ(verdict.threshold, "0 differing elements");
+  EXPECT_EQ(verdict.found, "0");
+  EXPECT_EQ(verdict.non_finite, "");
   EXPECT_EQ(verdict.source, "the outputs of L0");
   EXPECT_EQ(verdict.finding, "all 2 outputs have the bits of L0");
 }
@@ -85,6 +87,7 @@ TEST(Verdict, BitwiseNamesTheFirstDifference) {
   verdict = JudgeRun(Requirement::kBitwise, 0, variants);
   EXPECT_EQ(verdict.finding,
             "y of L1 differs from L0 in 3 of 4 elements, first at (0, 1); and 1 more of 2 outputs");
+  EXPECT_EQ(verdict.found, "3 in y of L1, 3 in dx of L1");
 }
 
 TEST(Verdict, BitwiseFailsWhereDTypesDiffer) {
@@ -156,12 +159,59 @@ TEST(Verdict, BoundNamesTheFirstViolation) {
   const Verdict verdict = JudgeRun(Requirement::kBound, std::nullopt, variants);
   EXPECT_FALSE(verdict.pass);
   EXPECT_EQ(verdict.finding, "y of L1 leaves its bound in 2 of 4 elements, by up to 1.5 times");
+  EXPECT_EQ(verdict.found, "2 beyond it in y of L1");
 }
 
 TEST(Verdict, BoundHoldsWhereEveryGemmWasExact) {
   const Verdict verdict = JudgeRun(Requirement::kBound, std::nullopt, TwoVariants());
   EXPECT_TRUE(verdict.pass);
   EXPECT_EQ(verdict.finding, "every GEMM ran under exact");
+}
+
+/// Elements of the subject's class where exact has its own.
+int64_t& Confusion(OutputReport& output, ValueClass subject, ValueClass exact) {
+  return output.against_exact.parity
+      .class_confusion[static_cast<int>(subject)][static_cast<int>(exact)];
+}
+
+// 5.15e37 times 2^-150 is an error of 3.6e-8: the bound is no scale to measure that by.
+TEST(Verdict, ABoundNextToZeroIsSaid) {
+  std::vector<VariantReport> variants = TwoVariants();
+  variants[1].outputs[0].bound = Check(false, 5.15e37);
+  Confusion(variants[1].outputs[0], ValueClass::kPositive, ValueClass::kPositiveZero) = 1;
+  Confusion(variants[1].outputs[0], ValueClass::kNegative, ValueClass::kNegativeZero) = 1;
+  Confusion(variants[1].outputs[0], ValueClass::kPositive, ValueClass::kPositive) = 2;
+  const Verdict verdict = JudgeRun(Requirement::kBound, std::nullopt, variants);
+  EXPECT_EQ(verdict.finding,
+            "y of L1 leaves its bound in 2 of 4 elements, by more than 2^64 times: the bound is "
+            "next to 0 where all that is added up is 0, and 2 are not 0 where exact is");
+  EXPECT_EQ(verdict.found, "2 beyond it in y of L1");
+}
+
+// A NaN passes where exact has one; the verdict says how many did, and whether they came in.
+TEST(Verdict, CountsWhatIsNotFinite) {
+  std::vector<VariantReport> variants = TwoVariants();
+  for (VariantReport& variant : variants) {
+    for (OutputReport& output : variant.outputs) output.bound = Check(true, 0.5);
+  }
+  OutputReport& y = variants[1].outputs[0];
+  Confusion(y, ValueClass::kNan, ValueClass::kNan) = 2;
+  Confusion(y, ValueClass::kPositiveInfinity, ValueClass::kPositive) = 1;
+  Confusion(y, ValueClass::kPositive, ValueClass::kPositive) = 1;
+  OutputReport& dx = variants[1].outputs[1];
+  Confusion(dx, ValueClass::kNan, ValueClass::kNan) = 4;
+  for (const Requirement requirement :
+       {Requirement::kBound, Requirement::kBitwise, Requirement::kNone}) {
+    const Verdict verdict = JudgeRun(requirement, std::nullopt, variants,
+                                     {{"x", 2, 0, 8}, {"parameters[weight]", 0, 0, 8}});
+    EXPECT_TRUE(verdict.pass);
+    EXPECT_EQ(verdict.non_finite,
+              "y of L1: 2 NaN and 1 infinite of 4 elements, exact has 2 of them too; dx of L1: 4 "
+              "NaN of 4 elements, exact has all of them too");
+    EXPECT_EQ(verdict.non_finite_inputs, "x has 2 NaN");
+  }
+  EXPECT_EQ(JudgeRun(Requirement::kBound, 0, variants, {{"x", 0, 0, 8}}).non_finite_inputs,
+            "no input has any");
 }
 
 // The reported rank's bits may be right: what another rank has then is not.
