@@ -179,9 +179,10 @@ class StoreCheck {
 
 absl::StatusOr<FsckResult> CheckStore(const std::string& data_dir, bool repairs,
                                       absl::FunctionRef<void(const std::string& line)> tell) {
-  if (!std::filesystem::is_directory(data_dir)) {
+  // Opening one would make it.
+  if (!std::filesystem::exists(data_dir + "/LOCK")) {
     return absl::FailedPreconditionError(
-        absl::StrCat("data directory ", data_dir, ": there is none"));
+        absl::StrCat("data directory ", data_dir, ": no server has used it"));
   }
   QG_ASSIGN_OR_RETURN(const DataDir opened, DataDir::Open(data_dir));
   StoreCheck check(opened, repairs, tell);
