@@ -17,7 +17,7 @@ int64_t CountDistinct(std::vector<Value> values) {
   return std::unique(values.begin(), values.end()) - values.begin();
 }
 
-std::string BlockText(const Stored& stored, const Blocks& blocks) {
+std::string BlockText(const StoredCodes& stored, const CodeBlocks& blocks) {
   std::string text;
   if (blocks.rows >= stored.rows && blocks.columns >= stored.columns) {
     text = "tensor";
@@ -34,7 +34,7 @@ std::string BlockText(const Stored& stored, const Blocks& blocks) {
   return text;
 }
 
-std::string ElementRuleText(const Group& group, const RoundingCounts& counts,
+std::string ElementRuleText(const ScaledGroup& group, const RoundingCounts& counts,
                             std::string_view rounding) {
   std::string text =
       absl::StrCat(std::string(ScalingText(group.scaling)), ", ", std::string(rounding), ", ",
@@ -46,15 +46,15 @@ std::string ElementRuleText(const Group& group, const RoundingCounts& counts,
 }
 
 /// The matrix indices of an element of the codes.
-ElementAt Location(const Stored& stored, const FirstDifference& first) {
+ElementAt Location(const StoredCodes& stored, const FirstDifference& first) {
   const int64_t row = first.at / stored.columns, column = first.at % stored.columns;
   return {stored.transposed ? column : row, stored.transposed ? row : column, first.given,
           first.expected};
 }
 
 /// What all candidates of a group have in common.
-CodesCandidate CommonOf(const Group& group, const RoundingCounts& counts) {
-  const Stored& stored = *group.stored;
+CodesCandidate CommonOf(const ScaledGroup& group, const RoundingCounts& counts) {
+  const StoredCodes& stored = *group.stored;
   const ScaledBlocks& scaled = *group.scaled;
   CodesCandidate candidate;
   candidate.element = group.format->name;
@@ -73,7 +73,7 @@ CodesCandidate CommonOf(const Group& group, const RoundingCounts& counts) {
   return candidate;
 }
 
-void SetFirstDifference(const Group& group, const RoundingCounts& counts,
+void SetFirstDifference(const ScaledGroup& group, const RoundingCounts& counts,
                         const FirstDifference& of_rule, CodesCandidate& candidate) {
   const FirstDifference& of_zero = counts.of(counts.BestZeroSign()).first;
   const FirstDifference* first = &of_rule;
@@ -81,7 +81,7 @@ void SetFirstDifference(const Group& group, const RoundingCounts& counts,
   if (first->at >= 0) candidate.first_difference = Location(*group.stored, *first);
 }
 
-std::string LibraryOf(const Group& group, std::optional<CodeRounding> rounding) {
+std::string LibraryOf(const ScaledGroup& group, std::optional<CodeRounding> rounding) {
   return std::string(group.scaled->library.empty()
                          ? QuantizerName(group.scaled->rule, group.scaling, rounding)
                          : group.scaled->library);
@@ -89,7 +89,7 @@ std::string LibraryOf(const Group& group, std::optional<CodeRounding> rounding) 
 
 }  // namespace
 
-std::vector<float> TileAmaxes(const Stored& stored, const Blocks& blocks) {
+std::vector<float> TileAmaxes(const StoredCodes& stored, const CodeBlocks& blocks) {
   const int64_t tile_columns = (stored.columns + blocks.amax_columns - 1) / blocks.amax_columns;
   const int64_t tile_rows = (stored.rows + blocks.amax_rows - 1) / blocks.amax_rows;
   std::vector<float> amaxes(tile_rows * tile_columns, 0.0f);
@@ -104,7 +104,8 @@ std::vector<float> TileAmaxes(const Stored& stored, const Blocks& blocks) {
   return amaxes;
 }
 
-std::vector<CodesCandidate> DeterministicOf(const Group& group, const RoundingCounts& counts) {
+std::vector<CodesCandidate> DeterministicOf(const ScaledGroup& group,
+                                            const RoundingCounts& counts) {
   std::vector<CodesCandidate> candidates;
   const CodesCandidate common = CommonOf(group, counts);
   for (int i = 0; i < kCodeRoundingCount; ++i) {
@@ -125,7 +126,7 @@ std::vector<CodesCandidate> DeterministicOf(const Group& group, const RoundingCo
   return candidates;
 }
 
-std::vector<CodesCandidate> StochasticOf(const Group& group, const RoundingCounts& counts) {
+std::vector<CodesCandidate> StochasticOf(const ScaledGroup& group, const RoundingCounts& counts) {
   if (group.is_nearest_even || group.overflow != Overflow::kSaturate) return {};
   std::vector<CodesCandidate> candidates;
   for (const auto& [name, spread] :

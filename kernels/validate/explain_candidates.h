@@ -16,7 +16,7 @@
 namespace quantgate {
 
 /// The source, codes and scales as matrices in the orientation in which the codes are stored.
-struct Stored {
+struct StoredCodes {
   int64_t rows = 0, columns = 0;
   bool transposed = false;
   bool hadamard = false;      ///< Every 16 values of a row are transformed.
@@ -29,7 +29,7 @@ struct Stored {
 
 /// Blocks that share a scale, and the tile whose amax it comes from (larger where one scale is
 /// stored for each row of a tile).
-struct Blocks {
+struct CodeBlocks {
   int64_t rows, columns;
   int64_t amax_rows, amax_columns;
 };
@@ -38,15 +38,15 @@ struct Blocks {
 struct ScaledBlocks {
   std::string rule;          ///< As candidates have it.
   std::string_view library;  ///< Where the rule alone says it.
-  Blocks blocks;
+  CodeBlocks blocks;
   std::vector<ScaleRuleResult> results;  ///< Per stored scale.
   int64_t matches = 0;
 };
 
 /// One way to scale the elements: everything of a candidate but its rounding.
-struct Group {
-  std::shared_ptr<const Stored> stored;
-  const ElementFormat* format;
+struct ScaledGroup {
+  std::shared_ptr<const StoredCodes> stored;
+  const CodeFormat* format;
   std::shared_ptr<const ScaledBlocks> scaled;
   ElementScaling scaling;
   Overflow overflow;
@@ -55,14 +55,14 @@ struct Group {
 };
 
 /// Amaxes of the tiles, row by row; NaN elements ignored.
-std::vector<float> TileAmaxes(const Stored& stored, const Blocks& blocks);
+std::vector<float> TileAmaxes(const StoredCodes& stored, const CodeBlocks& blocks);
 
 /// One for each rounding that this data tells from nearest_even; in scale_origin the library that
 /// computes so, whatever the evidence.
-std::vector<CodesCandidate> DeterministicOf(const Group& group, const RoundingCounts& counts);
+std::vector<CodesCandidate> DeterministicOf(const ScaledGroup& group, const RoundingCounts& counts);
 
 /// The stochastic ones, whatever their test says.
-std::vector<CodesCandidate> StochasticOf(const Group& group, const RoundingCounts& counts);
+std::vector<CodesCandidate> StochasticOf(const ScaledGroup& group, const RoundingCounts& counts);
 
 /// By codes and scales matched; stochastic ones last among equals.
 void SortBestFirst(std::vector<CodesCandidate>& candidates);

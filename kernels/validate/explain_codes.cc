@@ -35,15 +35,15 @@ uint32_t ScaleBits(const Tensor& scale_inv, int64_t index) {
                                           : scale_inv.as<uint8_t>()[index];
 }
 
-std::vector<Blocks> BlocksThatFit(const Stored& stored) {
-  std::vector<Blocks> fitting;
+std::vector<CodeBlocks> BlocksThatFit(const StoredCodes& stored) {
+  std::vector<CodeBlocks> fitting;
   const auto ceil_of = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const auto add = [&](int64_t rows, int64_t columns, int64_t amax_rows, int64_t amax_columns) {
     if (ceil_of(stored.rows, rows) != stored.scale_rows ||
         ceil_of(stored.columns, columns) != stored.scale_columns) {
       return;
     }
-    for (const Blocks& known : fitting) {
+    for (const CodeBlocks& known : fitting) {
       if (known.rows == rows && known.columns == columns && known.amax_rows == amax_rows) return;
     }
     fitting.push_back({rows, columns, amax_rows, amax_columns});
@@ -102,30 +102,32 @@ class CodesExplainer {
   absl::Status Check() const;
   /// The codes of one format as one byte each in an orientation, when the shapes fit; the scales as
   /// each array that they may be.
-  absl::StatusOr<std::vector<Stored>> Orient(const ElementFormat& format, bool transposed) const;
+  absl::StatusOr<std::vector<StoredCodes>> Orient(const CodeFormat& format, bool transposed) const;
   /// The given scales in the logical layout, as each array that has their type and shape.
   absl::StatusOr<std::vector<Tensor>> LogicalScales(bool transposed) const;
   float GlobalAmax(const std::vector<float>& values) const;
-  ScaledBlocks Scale(const Stored& stored, const Blocks& blocks, const NamedScaleRule& rule,
-                     DType element) const;
+  ScaledBlocks Scale(const StoredCodes& stored, const CodeBlocks& blocks,
+                     const NamedScaleRule& rule, DType element) const;
   /// As 4over6 picks them; the blocks are rows or replicated tiles of 16.
-  absl::StatusOr<ScaledBlocks> ScaleByFourOverSix(const Stored& stored, const Blocks& blocks,
+  absl::StatusOr<ScaledBlocks> ScaleByFourOverSix(const StoredCodes& stored,
+                                                  const CodeBlocks& blocks,
                                                   const FourOverSixKnobs& knobs) const;
-  absl::Status AddTrials(const ElementFormat& format, const std::shared_ptr<const Stored>& stored);
-  absl::Status AddFourOverSix(const ElementFormat& format,
-                              const std::shared_ptr<const Stored>& stored);
+  absl::Status AddTrials(const CodeFormat& format,
+                         const std::shared_ptr<const StoredCodes>& stored);
+  absl::Status AddFourOverSix(const CodeFormat& format,
+                              const std::shared_ptr<const StoredCodes>& stored);
   /// The same codes as of the transformed values, under NVFP4's scale rules.
-  absl::Status AddHadamard(const ElementFormat& format, const Stored& stored);
-  void AddGroups(const ElementFormat& format, const std::shared_ptr<const Stored>& stored,
+  absl::Status AddHadamard(const CodeFormat& format, const StoredCodes& stored);
+  void AddGroups(const CodeFormat& format, const std::shared_ptr<const StoredCodes>& stored,
                  ScaledBlocks scaled);
   /// Of every step-th element.
-  RoundingCounts Count(const Group& group, int64_t step) const;
+  RoundingCounts Count(const ScaledGroup& group, int64_t step) const;
 
   const ExplainCodesRequest& request_;
   const ExecutionContext& context_;
   std::vector<float> source_;  // [M][K]
   Tensor padded_source_;       // The same for 4over6: PaddedToBlocks.
-  std::vector<Group> groups_;
+  std::vector<ScaledGroup> groups_;
 };
 
 absl::Status InvalidTensor(const char* field, const Tensor& tensor, const std::string& rule) {
@@ -190,9 +192,9 @@ absl::StatusOr<std::vector<Tensor>> CodesExplainer::LogicalScales(bool transpose
   return logical;
 }
 
-absl::StatusOr<std::vector<Stored>> CodesExplainer::Orient(const ElementFormat& format,
-                                                           bool transposed) const {
-  Stored stored;
+absl::StatusOr<std::vector<StoredCodes>> CodesExplainer::Orient(const CodeFormat& format,
+                                                                bool transposed) const {
+  StoredCodes stored;
   stored.transposed = transposed;
   const int64_t m = request_.source.rows(), k = request_.source.columns();
   stored.rows = transposed ? k : m;
@@ -200,7 +202,7 @@ absl::StatusOr<std::vector<Stored>> CodesExplainer::Orient(const ElementFormat& 
   const bool is_packed = format.dtype == DType::kF4E2M1x2;
   const int64_t bytes_per_row = is_packed ? (stored.columns + 1) / 2 : stored.columns;
   if (request_.codes.rows() != stored.rows || request_.codes.columns() != bytes_per_row) {
-    return std::vector<Stored>();
+    return std::vector<StoredCodes>();
   }
   stored.values.resize(source_.size());
   stored.codes.resize(source_.size());
@@ -219,7 +221,7 @@ absl::StatusOr<std::vector<Stored>> CodesExplainer::Orient(const ElementFormat& 
   }
   stored.global_amax = GlobalAmax(stored.values);
   QG_ASSIGN_OR_RETURN(const std::vector<Tensor> scales, LogicalScales(transposed));
-  std::vector<Stored> oriented(scales.size(), stored);
+  std::vector<StoredCodes> oriented(scales.size(), stored);
   for (size_t i = 0; i < scales.size(); ++i) {
     oriented[i].scale_rows =
         scales[i].rank() == 2 ? scales[i].shape()[0] : scales[i].element_count();
@@ -240,7 +242,7 @@ float CodesExplainer::GlobalAmax(const std::vector<float>& values) const {
   return amax;
 }
 
-ScaledBlocks CodesExplainer::Scale(const Stored& stored, const Blocks& blocks,
+ScaledBlocks CodesExplainer::Scale(const StoredCodes& stored, const CodeBlocks& blocks,
                                    const NamedScaleRule& rule, DType element) const {
   ScaledBlocks scaled{std::string(rule.name), "", blocks, {}, 0};
   // The amax of each tile, then one scale for each block of it.
@@ -261,7 +263,7 @@ ScaledBlocks CodesExplainer::Scale(const Stored& stored, const Blocks& blocks,
 }
 
 absl::StatusOr<ScaledBlocks> CodesExplainer::ScaleByFourOverSix(
-    const Stored& stored, const Blocks& blocks, const FourOverSixKnobs& knobs) const {
+    const StoredCodes& stored, const CodeBlocks& blocks, const FourOverSixKnobs& knobs) const {
   ScaledBlocks scaled{absl::StrCat("two_level, ", knobs.Text()),
                       "Transformer Engine, NVFP4 with 4over6",
                       blocks,
@@ -287,8 +289,8 @@ absl::StatusOr<ScaledBlocks> CodesExplainer::ScaleByFourOverSix(
   return scaled;
 }
 
-RoundingCounts CodesExplainer::Count(const Group& group, int64_t step) const {
-  const Stored& stored = *group.stored;
+RoundingCounts CodesExplainer::Count(const ScaledGroup& group, int64_t step) const {
+  const StoredCodes& stored = *group.stored;
   const ScaledBlocks& scaled = *group.scaled;
   const bool divides = Divides(group.scaling);
   RoundingCounts counts;
@@ -305,8 +307,9 @@ RoundingCounts CodesExplainer::Count(const Group& group, int64_t step) const {
   return counts;
 }
 
-void CodesExplainer::AddGroups(const ElementFormat& format,
-                               const std::shared_ptr<const Stored>& stored, ScaledBlocks scaled) {
+void CodesExplainer::AddGroups(const CodeFormat& format,
+                               const std::shared_ptr<const StoredCodes>& stored,
+                               ScaledBlocks scaled) {
   const auto shared = std::make_shared<const ScaledBlocks>(std::move(scaled));
   for (const ElementScaling scaling : ScalingsOf(*shared)) {
     groups_.push_back({stored, &format, shared, scaling, Overflow::kSaturate});
@@ -314,9 +317,9 @@ void CodesExplainer::AddGroups(const ElementFormat& format,
   }
 }
 
-absl::Status CodesExplainer::AddTrials(const ElementFormat& format,
-                                       const std::shared_ptr<const Stored>& stored) {
-  for (const Blocks& blocks : BlocksThatFit(*stored)) {
+absl::Status CodesExplainer::AddTrials(const CodeFormat& format,
+                                       const std::shared_ptr<const StoredCodes>& stored) {
+  for (const CodeBlocks& blocks : BlocksThatFit(*stored)) {
     for (const NamedScaleRule& rule : AllScaleRules()) {
       const bool fits =
           IsScaleDType(request_.scale_inv.dtype(), rule.scale) && rule.fits(format.dtype);
@@ -329,14 +332,14 @@ absl::Status CodesExplainer::AddTrials(const ElementFormat& format,
 }
 
 /// Rows of 16 and tiles whose scale every row of theirs stores: what NVFP4's quantizers write.
-bool AreNvfp4Blocks(const Blocks& blocks) {
+bool AreNvfp4Blocks(const CodeBlocks& blocks) {
   return blocks.rows == 1 && blocks.columns == 16 &&
          (blocks.amax_rows == 1 || blocks.amax_rows == 16);
 }
 
-absl::Status CodesExplainer::AddFourOverSix(const ElementFormat& format,
-                                            const std::shared_ptr<const Stored>& stored) {
-  for (const Blocks& blocks : BlocksThatFit(*stored)) {
+absl::Status CodesExplainer::AddFourOverSix(const CodeFormat& format,
+                                            const std::shared_ptr<const StoredCodes>& stored) {
+  for (const CodeBlocks& blocks : BlocksThatFit(*stored)) {
     if (!AreNvfp4Blocks(blocks)) continue;
     for (const FourOverSixKnobs& knobs : kAllFourOverSixKnobs) {
       QG_ASSIGN_OR_RETURN(ScaledBlocks scaled, ScaleByFourOverSix(*stored, blocks, knobs));
@@ -348,15 +351,15 @@ absl::Status CodesExplainer::AddFourOverSix(const ElementFormat& format,
   return absl::OkStatus();
 }
 
-absl::Status CodesExplainer::AddHadamard(const ElementFormat& format, const Stored& stored) {
+absl::Status CodesExplainer::AddHadamard(const CodeFormat& format, const StoredCodes& stored) {
   // Of bf16 alone, in whole groups (docs/quantizers.md section 6.4).
   if (request_.source.dtype() != DType::kBF16 || stored.columns % 16 != 0) return absl::OkStatus();
-  Stored transformed = stored;
+  StoredCodes transformed = stored;
   transformed.hadamard = true;
   transformed.values = HadamardTransformed(stored.values, context_);
   transformed.global_amax = GlobalAmax(transformed.values);
-  const auto shared = std::make_shared<const Stored>(std::move(transformed));
-  for (const Blocks& blocks : BlocksThatFit(*shared)) {
+  const auto shared = std::make_shared<const StoredCodes>(std::move(transformed));
+  for (const CodeBlocks& blocks : BlocksThatFit(*shared)) {
     if (!AreNvfp4Blocks(blocks) || blocks.amax_rows != 1) continue;
     for (const NamedScaleRule& rule : AllScaleRules()) {
       if (rule.scale != DType::kF8E4M3 || !rule.fits(format.dtype)) continue;
@@ -373,13 +376,13 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
   QG_ASSIGN_OR_RETURN(const Tensor f32, CastTensor(request_.source, DType::kF32, context_));
   source_.assign(f32.as<float>(), f32.as<float>() + f32.element_count());
   QG_ASSIGN_OR_RETURN(padded_source_, PaddedToBlocks(f32));
-  for (const ElementFormat& format : AllElementFormats()) {
+  for (const CodeFormat& format : AllCodeFormats()) {
     if (!IsElementDType(request_.codes.dtype(), format.dtype)) continue;
     for (const bool transposed : {false, true}) {
       if (transposed && request_.source.rows() == 1) continue;  // The same orientation.
-      QG_ASSIGN_OR_RETURN(std::vector<Stored> oriented, Orient(format, transposed));
-      for (Stored& one : oriented) {
-        const auto stored = std::make_shared<const Stored>(std::move(one));
+      QG_ASSIGN_OR_RETURN(std::vector<StoredCodes> oriented, Orient(format, transposed));
+      for (StoredCodes& one : oriented) {
+        const auto stored = std::make_shared<const StoredCodes>(std::move(one));
         QG_RETURN_IF_ERROR(AddTrials(format, stored));
         const bool may_be_nvfp4 = format.dtype == DType::kF4E2M1x2 &&
                                   IsScaleDType(request_.scale_inv.dtype(), DType::kF8E4M3);
@@ -409,10 +412,11 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
     }
   });
   QG_RETURN_IF_ERROR(context_.CheckCancelled());
-  std::stable_sort(groups_.begin(), groups_.end(), [](const Group& left, const Group& right) {
-    return std::pair(left.sample_score, left.scaled->matches) >
-           std::pair(right.sample_score, right.scaled->matches);
-  });
+  std::stable_sort(groups_.begin(), groups_.end(),
+                   [](const ScaledGroup& left, const ScaledGroup& right) {
+                     return std::pair(left.sample_score, left.scaled->matches) >
+                            std::pair(right.sample_score, right.scaled->matches);
+                   });
   CodesExplanation explanation;
   constexpr int kStochasticCount = 2;
   explanation.tried =

@@ -17,7 +17,7 @@ std::string MatchText(int64_t part, int64_t all) {
 }
 
 /// The least power of two that is not below.
-std::string PowerOfTwo(double value) {
+std::string PowerOfTwoText(double value) {
   int exponent = 0;
   const double mantissa = std::frexp(value, &exponent);
   return absl::StrCat("2^", mantissa == 0.5 ? exponent - 1 : exponent);
@@ -80,7 +80,7 @@ std::string NearestText(const CodesCandidate& candidate) {
         &parts.back(),
         evidence.off_tie_max == 0
             ? ", each an exact tie"
-            : absl::StrCat(", each within ", PowerOfTwo(evidence.off_tie_max), " of a tie"));
+            : absl::StrCat(", each within ", PowerOfTwoText(evidence.off_tie_max), " of a tie"));
   }
   const int64_t farther = candidate.code_count - candidate.code_matches - steps;
   if (farther > 0) parts.push_back(absl::StrCat(GroupedDigits(farther), " farther off"));

@@ -227,7 +227,7 @@ constexpr NamedScaleRule kRules[] = {
 };
 
 // Formulas and the public sources that have them: docs/quantizers.md section 1.6.
-constexpr NamedQuantizer kQuantizers[] = {
+constexpr LibraryQuantizer kLibraryQuantizers[] = {
     {"Transformer Engine, FP8 block scaling, fp32 scales", kRules[2].name,
      ElementScaling::kMultiply},
     {"Transformer Engine, FP8 block scaling", kRules[3].name, ElementScaling::kMultiply},
@@ -267,7 +267,7 @@ std::span<const NamedScaleRule> AllScaleRules() { return kRules; }
 
 std::string_view QuantizerName(std::string_view scale_rule, ElementScaling scaling,
                                std::optional<CodeRounding> rounding) {
-  for (const NamedQuantizer& quantizer : kQuantizers) {
+  for (const LibraryQuantizer& quantizer : kLibraryQuantizers) {
     if (quantizer.scale_rule == scale_rule &&
         (!quantizer.scaling.has_value() || *quantizer.scaling == scaling) &&
         (rounding.has_value() ? !quantizer.is_stochastic && quantizer.rounding == *rounding

@@ -58,7 +58,7 @@ struct NamedScaleRule {
 std::span<const NamedScaleRule> AllScaleRules();
 
 /// The quantizer of a library, by its source or its documents: which of the rules it is.
-struct NamedQuantizer {
+struct LibraryQuantizer {
   std::string_view name;  ///< "Transformer Engine, NVFP4".
   std::string_view scale_rule;
   /// Absent: any, as all of them give the same.

@@ -16,22 +16,22 @@ constexpr std::array<float, 256> MakeValues() {
   return values;
 }
 template <class F>
-constexpr std::array<float, 256> kValues = MakeValues<F>();
+constexpr std::array<float, 256> kCodeValues = MakeValues<F>();
 
 template <class F>
-constexpr ElementFormat MakeFormat(DType dtype, const char* name) {
+constexpr CodeFormat MakeFormat(DType dtype, const char* name) {
   return {dtype,
           name,
           [](float value, ElementRounding rounding, Overflow overflow) -> uint8_t {
             return EncodeFloat<F>(value, rounding, overflow);
           },
-          kValues<F>.data(),
+          kCodeValues<F>.data(),
           FormatConstants<F>::kSignMask,
           FormatConstants<F>::kMaxFinite,
           F::kSpecials != Specials::kNone};
 }
 
-constexpr ElementFormat kFormats[] = {
+constexpr CodeFormat kCodeFormats[] = {
     MakeFormat<E4M3>(DType::kF8E4M3, "f8_e4m3"),   MakeFormat<E5M2>(DType::kF8E5M2, "f8_e5m2"),
     MakeFormat<E2M3>(DType::kF6E2M3, "f6_e2m3"),   MakeFormat<E3M2>(DType::kF6E3M2, "f6_e3m2"),
     MakeFormat<E2M1>(DType::kF4E2M1x2, "f4_e2m1"),
@@ -65,7 +65,7 @@ Expected OfNeighbours(uint8_t lower, uint8_t nearest, bool is_tie, bool is_negat
 }
 
 /// Of a value beyond the largest finite code. A tie there is told for even and away alone.
-Expected OfOverflow(const ElementFormat& format, Overflow overflow, float scaled, uint8_t sign) {
+Expected OfOverflow(const CodeFormat& format, Overflow overflow, float scaled, uint8_t sign) {
   const auto largest = static_cast<uint8_t>(sign | format.max);
   if (overflow == Overflow::kSaturate) return All(largest);
   Expected expected = All(format.encode(scaled, ElementRounding::kNearestEven, overflow));
@@ -78,7 +78,7 @@ Expected OfOverflow(const ElementFormat& format, Overflow overflow, float scaled
 }
 
 /// Every NaN code of a format is the same.
-bool IsSame(const ElementFormat& format, uint8_t a, uint8_t b) {
+bool IsSame(const CodeFormat& format, uint8_t a, uint8_t b) {
   return a == b || (format.has_nan && std::isnan(format.values[a]) && std::isnan(format.values[b]));
 }
 
@@ -86,7 +86,7 @@ void Keep(FirstDifference& first, int64_t at, uint8_t given, uint8_t expected) {
   if (first.at < 0) first = {at, given, expected};
 }
 
-void CountRules(std::array<RuleCount, kCodeRoundingCount>& rules, const ElementFormat& format,
+void CountRules(std::array<RuleCount, kCodeRoundingCount>& rules, const CodeFormat& format,
                 const Expected& expected, uint8_t given, int64_t at) {
   for (int i = 0; i < kCodeRoundingCount; ++i) {
     rules[i].telling += !IsSame(format, expected[i], expected[0]);
@@ -100,7 +100,7 @@ void CountRules(std::array<RuleCount, kCodeRoundingCount>& rules, const ElementF
 
 }  // namespace
 
-std::span<const ElementFormat> AllElementFormats() { return kFormats; }
+std::span<const CodeFormat> AllCodeFormats() { return kCodeFormats; }
 
 std::string_view CodeRoundingName(CodeRounding rounding) {
   constexpr std::string_view kNames[kCodeRoundingCount] = {
@@ -109,8 +109,8 @@ std::string_view CodeRoundingName(CodeRounding rounding) {
   return kNames[static_cast<int>(rounding)];
 }
 
-void RoundingCounts::Add(const ElementFormat& format, Overflow overflow, float scaled,
-                         uint8_t given, int64_t at) {
+void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scaled, uint8_t given,
+                         int64_t at) {
   ++count;
   const uint8_t sign = std::signbit(scaled) ? format.sign : uint8_t(0);
   if (scaled == 0) {

@@ -14,7 +14,7 @@
 namespace quantgate {
 
 /// One element format by functions and values.
-struct ElementFormat {
+struct CodeFormat {
   DType dtype;  ///< As stored: kF4E2M1x2 for packed FP4.
   const char* name;
   uint8_t (*encode)(float value, ElementRounding rounding, Overflow overflow);
@@ -24,7 +24,7 @@ struct ElementFormat {
   bool has_nan;
 };
 
-std::span<const ElementFormat> AllElementFormats();
+std::span<const CodeFormat> AllCodeFormats();
 
 /// Rules that make one code of a value. The first six differ at exact ties alone.
 enum class CodeRounding {
@@ -85,7 +85,7 @@ struct RoundingCounts {
   StochasticSpread eight_bits{StochasticChance::kEightBits};
 
   /// `given` is the code of the scaled value, `at` where it stands.
-  void Add(const ElementFormat& format, Overflow overflow, float scaled, uint8_t given, int64_t at);
+  void Add(const CodeFormat& format, Overflow overflow, float scaled, uint8_t given, int64_t at);
   const RuleCount& of(CodeRounding rounding) const { return rules[static_cast<int>(rounding)]; }
   const ZeroCount& of(ZeroSign sign) const { return zero_signs[static_cast<int>(sign)]; }
   /// The one that gives most zeros; kKept among equals.
