@@ -73,6 +73,19 @@ absl::Status CheckForeignFields(const QuantizerSpec& spec) {
                    format == QuantizerFormat::kFp8Tensor && spec.scaling == Scaling::kDelayed
                        ? " with delayed scaling"
                        : "");
+  if (format == QuantizerFormat::kIdentity) {
+    const QuantizerSpec plain;
+    if (spec.element != plain.element) return Refuse("element", DTypeName(spec.element), rule);
+    if (spec.overflow != plain.overflow) {
+      return Refuse("overflow", OverflowName(spec.overflow), rule);
+    }
+    if (spec.scale_rule != plain.scale_rule) {
+      return Refuse("scale_rule", ScaleRuleName(spec.scale_rule), rule);
+    }
+    if (spec.element_rounding != plain.element_rounding) {
+      return Refuse("element_rounding", ElementRoundingName(spec.element_rounding), rule);
+    }
+  }
   if (!has_blocks && spec.block_dim != 1) return Refuse("block_dim", "2", rule);
   if (format != QuantizerFormat::kFp8Tensor && spec.scaling != Scaling::kCurrent) {
     return Refuse("scaling", "delayed", rule);

@@ -162,6 +162,16 @@ Json CanonicalSpec(const QuantizerSpec& spec, const QuantizerSpec& plain) {
   return json;
 }
 
+/// Identity has no codes that a rule could be of, whatever its value: its source keeps its dtype
+/// (docs/quantizers.md section 7.1).
+absl::Status CheckOfCodes(QuantizerFormat format, const std::string& key) {
+  const bool is_of_codes =
+      key == "element" || key == "overflow" || key == "scale_rule" || key == "element_rounding";
+  if (format != QuantizerFormat::kIdentity || !is_of_codes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", key, "\": not a field of identity, which keeps its source as it is"));
+}
+
 /// A quantizer by its fields. Delayed scaling is not among them.
 absl::StatusOr<Rule> SpecRule(const Json& json) {
   QG_RETURN_IF_ERROR(CheckKeys(
@@ -174,6 +184,7 @@ absl::StatusOr<Rule> SpecRule(const Json& json) {
   rule.spec = plain;
   for (const auto& [key, value] : json.items()) {
     QG_RETURN_IF_ERROR(SetField(key, value, rule.spec));
+    QG_RETURN_IF_ERROR(CheckOfCodes(plain.format, key));
   }
   // The usual rule and its own name are the same.
   if (rule.spec.scale_rule == ResolveScaleRule(ScaleRule::kUsual, rule.spec.format)) {

@@ -51,7 +51,15 @@ absl::Status ParameterUpdate::Begin(SessionLayerState& layer) {
     if (spec_.weights != WeightStorage::kQuantized || !IsWeight(name)) continue;
     parameter.quantized.source_dtype = parameter.value.dtype();
     parameter.value = Tensor();
-    QG_RETURN_IF_ERROR(Quantize(name, given, {true, !spec_.built_without_grad}, layer));
+    // What columnwise codes are made from depends on the dtype that the rowwise ones came from
+    // (docs/quantizers.md section 8.3): that of every later update.
+    const bool is_from_codes = recipe_.QuantizerFor(TensorRole::kWeight).columnwise_source ==
+                               ColumnwiseSource::kRowwiseDequantized;
+    Tensor source = given;
+    if (is_from_codes) {
+      QG_ASSIGN_OR_RETURN(source, SourceOf(master, trained));
+    }
+    QG_RETURN_IF_ERROR(Quantize(name, source, {true, !spec_.built_without_grad}, layer));
   }
   return absl::OkStatus();
 }
@@ -131,17 +139,18 @@ absl::Status ParameterUpdate::Store(const std::string& name, const Tensor& maste
     QG_ASSIGN_OR_RETURN(parameter.value, fragments_.Whole(layer_, value, parameter.value.shape()));
     return absl::OkStatus();
   }
+  QG_ASSIGN_OR_RETURN(const Tensor source, SourceOf(master, trained));
+  return Quantize(name, source, parameter.quantized.usages(), layer);
+}
+
+absl::StatusOr<Tensor> ParameterUpdate::SourceOf(const Tensor& master,
+                                                 const TrainedParameter& trained) {
   const bool through_bf16 = (spec_.requantization == Requantization::kThroughBf16) !=
                             faults_.Has(kFaultRequantizationTheOtherWay);
-  Tensor source = master;
-  if (through_bf16) {
-    // The bf16 parameter is what bf16_remainder holds, which rounds ties otherwise than a cast.
-    source = trained.split.parameter;
-    if (!has_bf16) {
-      QG_ASSIGN_OR_RETURN(source, Cast(master, DType::kBF16));
-    }
-  }
-  return Quantize(name, source, parameter.quantized.usages(), layer);
+  if (!through_bf16) return master;
+  // The bf16 parameter is what bf16_remainder holds, which rounds ties otherwise than a cast.
+  if (spec_.masters == Masters::kBf16Remainder) return trained.split.parameter;
+  return Cast(master, DType::kBF16);
 }
 
 ProcessGroup* ParameterUpdate::AmaxGroupOfHeld(const SessionSpec& spec, size_t layer,

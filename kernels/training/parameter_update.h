@@ -36,6 +36,8 @@ class ParameterUpdate {
   absl::Status Requantize(SessionLayerState& layer);
 
  private:
+  /// What the codes of a held weight are made from.
+  absl::StatusOr<Tensor> SourceOf(const Tensor& master, const TrainedParameter& trained);
   /// f32: the master, or the parameter's own values where there is none.
   absl::StatusOr<Tensor> MasterOf(const Parameter& parameter, const TrainedParameter& trained);
   absl::StatusOr<Tensor> Updated(const Tensor& master, const Tensor& gradient,

@@ -344,19 +344,20 @@ absl::Status CheckSessionRecipe(const SessionSpec& spec, const SessionState& sta
   std::vector<DType> dtypes = {DType::kBF16, DType::kF16, DType::kF32};
   if (x_dtype.has_value()) dtypes = {*x_dtype};
   ForwardStep step;
-  absl::Status first;
+  absl::Status refusal;
   for (const DType dtype : dtypes) {
     QG_ASSIGN_OR_RETURN(step.x, OutlineTensor(dtype, {RowsOfRank(spec, rank), *columns}));
     const absl::Status status =
         CheckSessionForward(spec, state, recipe, step, rank == nullptr ? nullptr : rank->step)
             .status();
     if (status.ok()) return status;
-    if (first.ok()) first = status;
+    if (!refusal.ok()) continue;
+    refusal = absl::Status(status.code(),
+                           absl::StrCat("recipe: ", recipe.ShortText(),
+                                        "; no forward and backward could follow, that of x ",
+                                        TensorText(step.x), " would be: ", status.message()));
   }
-  return absl::Status(
-      first.code(),
-      absl::StrCat("recipe: ", recipe.ShortText(), "; no forward and backward could follow, such ",
-                   "as that of x ", TensorText(step.x), ": ", std::string(first.message())));
+  return refusal;
 }
 
 std::vector<RequiresGrad> RequiresGradOfLayers(const SessionState& state,

@@ -323,6 +323,10 @@ TEST(CheckQuantizer, RefusesByName) {
   using Format = QuantizerFormat;
   const Refusal refusals[] = {
       {"rowwise hadamard true", Nvfp4With([](Quantizer& q) { q.rowwise.hadamard = true; })},
+      {"element f16: not a field of identity",
+       With(Format::kIdentity, [](QuantizerSpec& spec) { spec.element = DType::kF16; })},
+      {"overflow nan: not a field of identity",
+       With(Format::kIdentity, [](QuantizerSpec& spec) { spec.overflow = Overflow::kNan; })},
       {"hadamard true: only blocks of rows", Nvfp4With([](Quantizer& q) {
          q.columnwise.hadamard = true;
          q.columnwise.block_dim = 2;

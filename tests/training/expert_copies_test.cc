@@ -333,11 +333,8 @@ TEST_F(ExpertCopyStates, Refusals) {
   SessionSpec spec = ExpertLayers("mxfp8");
   for (const size_t layer : {0, 2}) spec.layers[layer].spec.m_splits = {127, 0, 257, 128};
   spec.parallel = Experts(2, 2);
-  const auto session = OpenRanks(*engine_, spec, ExpertParameters());
-  ASSERT_NE(session, nullptr);
-  ForwardStep forward;
-  forward.x = ExpertBatch(1);
-  const std::string message(session->Forward(forward, nullptr).status().message());
+  const auto session = OpenSession(*engine_, spec, ExpertParameters(), nullptr, nullptr);
+  const std::string message(session.status().message());
   EXPECT_THAT(message, HasSubstr("layer fc1: rows of copy 0 of 2 (data_parallel): "));
   EXPECT_THAT(message, HasSubstr("layer.m_splits[2]: M = 129"));
 }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -256,6 +257,35 @@ TEST_F(SessionWeights, ACachedWorkspaceIsDroppedByAChangeOfTheRecipe) {
     ++weights;
   }
   EXPECT_EQ(weights, 1);
+}
+
+// The masters do not move, so that the codes of a session that has just opened stay, whatever dtype
+// the columnwise ones are made through.
+TEST_F(SessionWeights, AnUpdateThatMovesNothingChangesNoCodeMadeFromCodes) {
+  for (const Masters masters : {Masters::kF32, Masters::kBf16Remainder}) {
+    for (const Requantization way : {Requantization::kFromF32, Requantization::kThroughBf16}) {
+      SCOPED_TRACE(std::string(MastersName(masters)) + ", " + std::string(RequantizationName(way)));
+      SessionSpec spec = TwoLayerSpec(
+          "hybrid:fprop=fp8_current,dgrad=nvfp4,wgrad=nvfp4,columnwise_source=rowwise_dequantized");
+      spec.masters = masters;
+      spec.requantization = way;
+      spec.optimizer.kind = OptimizerSpec::Kind::kSgd;
+      spec.optimizer.sgd.learning_rate = 0;
+      Open(spec);
+      const auto codes = [&] {
+        std::map<std::string, std::string> digests = DigestsOf(*session_);
+        std::erase_if(digests, [](const auto& one) {
+          return one.first.find(".quantized.") == std::string::npos;
+        });
+        return digests;
+      };
+      const auto before = codes();
+      EXPECT_FALSE(before.empty());
+      Train(50);
+      Update();
+      EXPECT_EQ(codes(), before);
+    }
+  }
 }
 
 }  // namespace
