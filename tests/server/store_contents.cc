@@ -1,5 +1,6 @@
 #include "tests/server/store_contents.h"
 
+#include <atomic>
 #include <thread>
 
 #include "quantgate/v1/blobs_service.pb.h"
@@ -142,9 +143,10 @@ v1::ExecuteRequest RunRequest(const std::string& id, int64_t side) {
 /// A run that is cancelled while it waits or computes.
 void FillCancelledRun(Caller& call, const std::shared_ptr<grpc::Channel>& channel) {
   v1::ExecuteRequest request = RunRequest("", 1024);
-  for (int i = 0; i < 8; ++i) {
-    *request.mutable_spec()->add_variants() = MakeVariant("bf16", "none", "exact");
+  for (const char* recipe : {"bf16", "fp8_current", "fp8_block", "mxfp8", "nvfp4"}) {
+    *request.mutable_spec()->add_variants() = MakeVariant(recipe, "none", "auto");
   }
+  std::atomic<bool> has_ended{false};
   std::thread running(
       [&] { (void)Ask(channel, "quantgate.v1.Engine/Execute", {request.SerializeAsString()}); });
   v1::Run run;
@@ -165,8 +167,8 @@ void FillRuns(Caller& call, const std::shared_ptr<grpc::Channel>& channel) {
   *small.mutable_spec()->add_variants() = MakeVariant("bf16", "none", "sm90");
   small.mutable_spec()->set_keep_outputs(true);
   call("Engine/Execute", small);
-  v1::ExecuteRequest large = RunRequest("run-large", 4 * kSide);
-  for (const char* recipe : {"fp8_current", "mxfp8", "nvfp4", "fp8_block"}) {
+  v1::ExecuteRequest large = RunRequest("run-large", 2 * kSide);
+  for (const char* recipe : {"fp8_current", "mxfp8"}) {
     *large.mutable_spec()->add_variants() = MakeVariant(recipe, "none", "auto");
   }
   large.mutable_spec()->set_error_budget(true);
