@@ -116,13 +116,14 @@ std::string SubjectCell(const SubjectComparison& comparison) {
   }
   const v1::ErrorReport& error = result.error();
   const v1::ParityReport& parity = result.parity();
-  std::string html =
-      absl::StrCat("<td class=\"q", parity.equal() ? 5 : SqnrLevel(error.sqnr_db()),
-                   comparison.passes ? "" : " broken", "\"><b>",
-                   parity.equal() ? std::string("equal")
-                                  : absl::StrCat(Count(parity.mismatch_count()), " differ"),
-                   "</b><small>", Escaped(Decibels(error.sqnr_db())), " dB, relative error ",
-                   Escaped(ShortReal(error.relative_frobenius())), "</small>");
+  const int level = parity.equal() ? 5 : result.has_error() ? SqnrLevel(error.sqnr_db()) : 0;
+  std::string html = absl::StrCat(
+      "<td class=\"q", level, comparison.passes ? "" : " broken", "\"><b>",
+      parity.equal() ? "equal" : absl::StrCat(Count(parity.mismatch_count()), " differ"), "</b>");
+  if (result.has_error()) {
+    absl::StrAppend(&html, "<small>", Escaped(Decibels(error.sqnr_db())), " dB, relative error ",
+                    Escaped(ShortReal(error.relative_frobenius())), "</small>");
+  }
   if (comparison.bound) {
     absl::StrAppend(&html, "<small>", Escaped(BoundShare(comparison.bound->worst_ratio())),
                     " of its bound</small>");

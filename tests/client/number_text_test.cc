@@ -87,6 +87,7 @@ TEST(NumberTextTest, ABoundShareIsOneOnlyAtTheLimit) {
   EXPECT_EQ(BoundShare(1.0004), "1.0004");
   EXPECT_EQ(BoundShare(1 - 1e-9), "<1");
   EXPECT_EQ(BoundShare(1 + 1e-9), ">1");
+  EXPECT_EQ(BoundShare(5.15e37), ">2^64");  // The bound is next to 0.
   EXPECT_EQ(BoundShare(kInf), "inf");
 }
 

@@ -117,7 +117,7 @@ TEST(RenderTableTest, SaysWhatMatters) {
   const std::string table = TableOf(SampleCompare());
   EXPECT_THAT(table, HasSubstr("55.5"));
   EXPECT_THAT(table, HasSubstr("inf"));
-  EXPECT_THAT(table, HasSubstr("FAIL  ratio <= 1 (derived)"));
+  EXPECT_THAT(table, HasSubstr("FAIL  required: ratio <= 1 (derived)"));
   EXPECT_THAT(table, HasSubstr("dx of variant 1"));
   EXPECT_THAT(table, HasSubstr("0.0151"));
   EXPECT_THAT(table, Not(HasSubstr("\033")));
