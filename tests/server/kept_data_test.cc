@@ -14,6 +14,7 @@
 #include <set>
 
 #include "quantgate/v1/scenarios_service.pb.h"
+#include "quantgate/v1/session_trace.pb.h"
 #include "quantgate/v1/sessions_service.pb.h"
 #include "tests/server/exchanges.h"
 #include "tests/server/test_server.h"
@@ -72,6 +73,32 @@ TEST(KeptDataTest, ItsDataDirectoryGivesTheAnswersThatItGave) {
       EXPECT_EQ(ComparableLines(now), ComparableLines(recorded))
           << number << " " << recorded.method;
     }
+  }
+}
+
+TEST(KeptDataTest, ItsRunsAreUnverifiedAndLaterOnesAreNot) {
+  KeptServer server;
+  v1::ExecuteRequest request;
+  *request.mutable_spec() = LinearSpec(32, 32, 32);
+  *request.mutable_spec()->add_variants() = MakeVariant("bf16", "none", "sm90");
+  v1::RunFinished finished;
+  ASSERT_TRUE(ExecuteToEnd(*server, request, finished).ok());
+  server->Restart();
+  grpc::ClientContext context;
+  v1::ListRunsResponse runs;
+  ASSERT_TRUE(server->engine().ListRuns(&context, {}, &runs).ok());
+  ASSERT_EQ(runs.runs_size(), 5);
+  for (int i = 0; i < runs.runs_size(); ++i) {
+    EXPECT_EQ(runs.runs(i).unverified(), i > 0) << i;
+    v1::WaitRunRequest wait;
+    wait.set_run_id(runs.runs(i).run_id());
+    grpc::ClientContext wait_context;
+    const auto reader = server->engine().WaitRun(&wait_context, wait);
+    int events = 0;
+    for (v1::RunEvent event; reader->Read(&event); ++events) {
+      EXPECT_EQ(event.unverified(), i > 0) << i;
+    }
+    EXPECT_GE(events, 2);
   }
 }
 
@@ -232,6 +259,7 @@ class Superset {
 };
 
 TEST(KeptDataTest, TodaysApiHasAllThatItsHad) {
+  ASSERT_NE(v1::SessionTrace::descriptor(), nullptr);  // So that the linker keeps its file.
   google::protobuf::FileDescriptorSet files;
   ASSERT_TRUE(files.ParseFromString(ReadKept("descriptors.pb")));
   DescriptorPool pool;
