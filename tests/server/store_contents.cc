@@ -276,6 +276,17 @@ void AskRuns(Caller& call) {
   call("Engine/GetRun", unknown);
 }
 
+/// The outputs that a run was told to keep.
+void AskOutputs(Caller& call, const Exchange& earlier) {
+  for (const std::string& response : earlier.responses) {
+    v1::RunEvent event;
+    if (!event.ParseFromString(response)) continue;
+    for (const v1::OutputReport& output : event.variant().report().outputs()) {
+      if (output.tensor().has_digest()) AskBlob(call, output.tensor().digest());
+    }
+  }
+}
+
 /// A request that was made before, again and with other content.
 template <typename Request>
 void AskAgain(Caller& call, const Exchange& earlier, const std::string& method,
@@ -315,6 +326,7 @@ std::vector<Exchange> AskStore(const std::shared_ptr<grpc::Channel>& channel,
     });
     AskAgain<v1::ExecuteRequest>(call, earlier, "Engine/Execute",
                                  [](auto& request) { request.mutable_spec()->set_seed(77); });
+    if (earlier.method == "quantgate.v1.Engine/Execute") AskOutputs(call, earlier);
     if (earlier.method == "quantgate.v1.Blobs/QueryWrite")
       call.Bytes("Blobs/QueryWrite", earlier.requests);
     v1::WriteRequest write;
