@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "kernels/base/steady_time.h"
 #include "kernels/engine/engine.h"
 
 namespace quantgate {
@@ -20,7 +20,7 @@ class DescriptionReader {
  public:
   /// `read`: Engine::Describe of an engine that outlives this object. `now`: for tests.
   explicit DescriptionReader(std::function<DeviceDescription()> read,
-                             std::function<absl::Time()> now = &absl::Now);
+                             std::function<absl::Time()> now = &SteadyNow);
   ~DescriptionReader();
   DescriptionReader(const DescriptionReader&) = delete;
   DescriptionReader& operator=(const DescriptionReader&) = delete;

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "kernels/base/steady_time.h"
 #include "server/errors.h"
 
 namespace quantgate {
@@ -13,6 +13,9 @@ namespace {
 /// How long a worker looks out for a job that is expected.
 constexpr std::chrono::microseconds kMoment{500};
 
+/// Longer ones would overflow what the library counts in.
+constexpr absl::Duration kWaitMax = absl::Hours(24);
+
 /// False when the deadline came first.
 bool WaitUntil(std::condition_variable& condition, std::unique_lock<std::mutex>& lock,
                absl::Time deadline) {
@@ -20,7 +23,9 @@ bool WaitUntil(std::condition_variable& condition, std::unique_lock<std::mutex>&
     condition.wait(lock);
     return true;
   }
-  return condition.wait_until(lock, absl::ToChronoTime(deadline)) == std::cv_status::no_timeout;
+  const absl::Duration left = std::min(deadline - SteadyNow(), kWaitMax);
+  return condition.wait_for(lock, absl::ToChronoNanoseconds(left)) == std::cv_status::no_timeout ||
+         SteadyNow() < deadline;
 }
 
 }  // namespace
@@ -57,7 +62,7 @@ absl::StatusOr<int> DeviceQueue::Submit(std::shared_ptr<Cancellation> cancellati
     // The reaper may be asleep until a later deadline than this one.
     if (cancellation->deadline() < EarliestDeadline()) reap_ = true;
     must_reap = reap_;
-    waiting_.push_back({std::move(cancellation), std::move(job), absl::Now()});
+    waiting_.push_back({std::move(cancellation), std::move(job), SteadyNow()});
     has_waiting_ = true;
   }
   // Whoever wakes finds the lock free.
@@ -125,7 +130,7 @@ int DeviceQueue::running() const {
 
 absl::Duration DeviceQueue::oldest_age() const {
   const std::lock_guard lock(mutex_);
-  return waiting_.empty() ? absl::ZeroDuration() : absl::Now() - waiting_.front().enqueued;
+  return waiting_.empty() ? absl::ZeroDuration() : SteadyNow() - waiting_.front().enqueued;
 }
 
 void DeviceQueue::Work() {

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_time.h"
 #include "server/build_description.h"
 
 namespace quantgate {
@@ -68,11 +68,11 @@ absl::StatusOr<HardwareCheckResult> HardwareChecks::Check(Device& device, Hardwa
       return *std::move(known);
     }
   }
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   QG_ASSIGN_OR_RETURN(const HardwareCheck check, device.engine->CheckHardware(size, cancellation));
   HardwareCheckResult result;
   result.key = key;
-  result.seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  result.seconds = absl::ToDoubleSeconds(SteadyNow() - start);
   result.has_drift = check.has_drift();
   result.runs = check.runs();
   result.outputs = check.outputs();

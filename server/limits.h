@@ -36,7 +36,8 @@ inline constexpr int64_t kUploadWriteBytes = 4 << 20;
 inline constexpr int64_t kUploadBytesInFlight = 256 << 20;
 /// An upload stream without a message for this long is ended; the upload can be resumed.
 inline constexpr absl::Duration kUploadIdleMax = absl::Minutes(2);
-/// Interrupted uploads that are remembered, and for how long their bytes are kept.
+/// Interrupted uploads that are remembered, and for how long their bytes are kept: by SteadyNow,
+/// and at a start by what the files' times say of the time before it, if that is more.
 inline constexpr int kPartialUploadsMax = 4096;
 inline constexpr absl::Duration kPartialUploadAgeMax = absl::Hours(24);
 /// Bytes after which the kernel is told to start writing an upload back, so that the last fsync has

@@ -8,14 +8,17 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_time.h"
 #include "kernels/comm/communicator_cache.h"
 #include "server/build_description.h"
 #include "server/http_endpoint.h"
@@ -152,7 +155,9 @@ class RunningServer : public Server {
   std::unique_ptr<grpc::Server> server_;
   std::vector<int> ports_;
   std::unique_ptr<HttpEndpoint> http_;
-  absl::Notification stop_maintenance_;
+  std::mutex maintenance_mutex_;
+  std::condition_variable maintenance_ends_;
+  bool is_maintenance_over_ ABSL_GUARDED_BY(maintenance_mutex_) = false;
   std::thread maintenance_;
   bool is_shut_down_ = false;
 };
@@ -312,9 +317,13 @@ GaugeReadings RunningServer::ReadGauges() {
 }
 
 void RunningServer::Maintain() {
-  while (!stop_maintenance_.WaitForNotificationWithTimeout(absl::Seconds(1))) {
-    calls_.CancelIdle(absl::Now(), kUploadIdleMax);
+  // Not by a deadline of the wall clock, which would be a day away once that is set back by one.
+  std::unique_lock lock(maintenance_mutex_);
+  while (!maintenance_ends_.wait_for(lock, std::chrono::seconds(1),
+                                     [this] { return is_maintenance_over_; })) {
+    calls_.CancelIdle(SteadyNow(), kUploadIdleMax);
     sessions_->ExpireLeases();
+    blobs_->ExpirePartials();
   }
 }
 
@@ -322,15 +331,20 @@ void RunningServer::Maintain() {
 // every call to be finished. The threads that finish calls end with the members.
 bool RunningServer::Shutdown(absl::Duration grace) {
   if (is_shut_down_) return true;
-  const absl::Time deadline = absl::Now() + grace;
+  const absl::Time deadline = SteadyNow() + grace;
   is_ready_ = false;
   is_draining_ = true;
   if (server_ != nullptr) server_->GetHealthCheckService()->SetServingStatus(false);
   if (!DrainDevices(deadline)) return false;
   is_shut_down_ = true;
-  if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(deadline));
+  if (server_ != nullptr)
+    server_->Shutdown(absl::ToChronoTime(absl::Now() + (deadline - SteadyNow())));
   if (maintenance_.joinable()) {
-    stop_maintenance_.Notify();
+    {
+      const std::lock_guard lock(maintenance_mutex_);
+      is_maintenance_over_ = true;
+    }
+    maintenance_ends_.notify_all();
     maintenance_.join();
   }
   http_ = nullptr;
@@ -353,8 +367,8 @@ bool RunningServer::DrainDevices(absl::Time deadline) {
 
 /// A rank may turn out to be stuck while this waits.
 bool RunningServer::AwaitIdle(DeviceQueue& queue, absl::Time deadline) const {
-  while (!queue.WaitIdle(absl::Now() + kStuckPeriod)) {
-    if (has_stuck_ranks_ && !is_ending_ && absl::Now() >= deadline) return false;
+  while (!queue.WaitIdle(SteadyNow() + kStuckPeriod)) {
+    if (has_stuck_ranks_ && !is_ending_ && SteadyNow() >= deadline) return false;
   }
   return true;
 }

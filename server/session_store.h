@@ -19,8 +19,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "kernels/base/steady_time.h"
 #include "kernels/training/training_session.h"
 #include "server/device.h"
 #include "server/session_limits.h"
@@ -41,7 +41,7 @@ struct SessionRecord {
   int64_t bytes = 0;
   std::vector<std::string> microbatches;
   absl::Duration lease;
-  absl::Time lease_end;
+  absl::Time lease_end;  ///< As SteadyNow.
 };
 
 /// A session while a call uses it. Steps hold `mutex`.
@@ -114,12 +114,14 @@ struct SessionUsage {
 
 class SessionStore {
  public:
-  explicit SessionStore(SessionLimits limits, std::function<absl::Time()> now = absl::Now)
+  explicit SessionStore(SessionLimits limits, std::function<absl::Time()> now = SteadyNow)
       : limits_(limits), now_(std::move(now)) {}
   SessionStore(const SessionStore&) = delete;
   SessionStore& operator=(const SessionStore&) = delete;
 
   const SessionLimits& limits() const { return limits_; }
+  /// By the clock of its leases.
+  absl::Time Now() const { return now_(); }
 
   /// The session that the same request id opened, with the same content; ALREADY_EXISTS with
   /// another one.

@@ -4,8 +4,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_time.h"
 
 namespace quantgate {
 namespace {
@@ -52,14 +52,14 @@ absl::Status NcclCommunicators::OpenAll(std::span<CudaEngine* const> engines) {
 }
 
 absl::Status NcclCommunicators::Await(absl::Duration deadline, std::string_view call) const {
-  const absl::Time until = absl::Now() + deadline;
+  const absl::Time until = SteadyNow() + deadline;
   for (const ncclComm_t communicator : communicators_) {
     ncclResult_t state = ncclInProgress;
     while (true) {
       QG_RETURN_IF_ERROR(library_.StatusOf(library_.call().CommGetAsyncError(communicator, &state),
                                            "ncclCommGetAsyncError"));
       if (state != ncclInProgress) break;
-      if (absl::Now() > until) {
+      if (SteadyNow() > until) {
         return absl::DeadlineExceededError(absl::StrCat(std::string(call), " was not done within ",
                                                         absl::FormatDuration(deadline)));
       }

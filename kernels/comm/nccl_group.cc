@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_time.h"
 
 namespace quantgate {
 namespace {
@@ -159,7 +160,7 @@ absl::Status NcclGroup::Check(UnderWay& call) const {
   QG_RETURN_IF_ERROR(lease_.set().Check());
   const std::vector<int> busy = NotDone(call.before);
   if (busy.size() == call.before.size()) return absl::OkStatus();  // All compute what comes before.
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (call.waits_since > now) call.waits_since = now;
   if (now - call.waits_since <= deadline_) return absl::OkStatus();
   return DeadlineError(

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_time.h"
 #include "kernels/comm/comm_faults.h"
 #include "kernels/comm/row_blocks.h"
 
@@ -78,11 +78,11 @@ absl::StatusOr<ProcessGroup::Postings> ProcessGroup::Meet(Posting posting) {
   Delay(environment_.noise, rank, call, NoisePoint::kBeforePosting);
   const CallKind kind = posting.signature.kind;
   const int64_t bytes = ContributedBytes(posting.contribution);
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   auto postings = environment_.rendezvous.Meet(description_.id, place_, std::move(posting));
   if (environment_.statistics != nullptr && postings.ok()) {
     environment_.statistics->Called(environment_.backend, kind, place_ == 0, bytes,
-                                    absl::Now() - begin);
+                                    SteadyNow() - begin);
   }
   Delay(environment_.noise, rank, call, NoisePoint::kBeforeReading);
   return postings;

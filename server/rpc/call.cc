@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "absl/time/clock.h"
+#include "kernels/base/steady_time.h"
 #include "server/errors.h"
 #include "server/limits.h"
 #include "server/rpc/convert_error.h"
@@ -13,7 +13,8 @@ namespace {
 absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
   const auto deadline = context.deadline();
   if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
-  return absl::FromChrono(deadline);
+  // gRPC keeps it as time left, and no jump of the wall clock is to shorten or lengthen that.
+  return SteadyFromWall(absl::FromChrono(deadline));
 }
 
 }  // namespace
@@ -22,7 +23,7 @@ Call::Call(ServiceContext& context, Rpc rpc, grpc::CallbackServerContext* server
     : context_(context),
       method_(static_cast<int>(rpc)),
       server_context_(server_context),
-      start_(absl::Now()),
+      start_(SteadyNow()),
       cancellation_(std::make_shared<Cancellation>(DeadlineOf(*server_context))) {
   context_.metrics.RpcStarted(method_);
   context_.calls.Add(this);
@@ -36,7 +37,7 @@ absl::Status Call::Admit(Admission admission) const {
 }
 
 grpc::Status Call::End(const absl::Status& status) {
-  context_.metrics.RpcHandled(method_, status.code(), absl::Now() - start_);
+  context_.metrics.RpcHandled(method_, status.code(), SteadyNow() - start_);
   if (absl::IsResourceExhausted(status)) {
     const std::string reason = error::DetailOf(status).reason;
     context_.metrics.Rejected(reason.empty() ? "memory" : reason);
@@ -60,7 +61,7 @@ PeerTransport Call::transport() const {
 }
 
 void Call::MessageAwaited() {
-  awaiting_since_nanos_.store(absl::GetCurrentTimeNanos(), std::memory_order_relaxed);
+  awaiting_since_nanos_.store(absl::ToUnixNanos(SteadyNow()), std::memory_order_relaxed);
 }
 
 bool Call::IsIdle(absl::Time now, absl::Duration idle_max) const {

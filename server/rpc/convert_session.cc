@@ -196,6 +196,8 @@ absl::Status ChangeFromProto(const v1::SessionStepRequest::ChangeRecipe& proto, 
       Variant variant,
       VariantFromProto(VariantOf(proto.recipe(), proto.backward_override(), ""), "change_recipe"));
   step.recipe = std::move(variant.recipe);
+  step.keeps_override =
+      proto.backward_override().empty() && !proto.recipe().knobs().contains("backward_override");
   return absl::OkStatus();
 }
 

@@ -44,6 +44,7 @@ struct SessionStep {
   std::string microbatch;
   OptimizerStep optimizer;
   std::optional<Recipe> recipe;
+  bool keeps_override = false;  ///< Of a change of recipe: the session's mode stays.
 };
 /// "train", "evaluate", ...: for metrics and listings.
 std::string_view SessionStepName(SessionStep::Kind kind);

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_time.h"
 #include "kernels/validate/explain_codes.h"
 #include "kernels/validate/explain_gemm.h"
 #include "server/errors.h"
@@ -190,9 +190,9 @@ DeviceWork Timed(ServiceContext& context, v1::ExplainResponse& response, Work wo
                                          v1::ExplainResponse&)) {
   return DeviceWork{"", [&context, &response, work = std::move(work), explain](
                             Device& device, const Cancellation& cancellation) mutable {
-                      const absl::Time start = absl::Now();
+                      const absl::Time start = SteadyNow();
                       QG_RETURN_IF_ERROR(explain(context, device, work, cancellation, response));
-                      response.set_seconds(absl::ToDoubleSeconds(absl::Now() - start));
+                      response.set_seconds(absl::ToDoubleSeconds(SteadyNow() - start));
                       return absl::OkStatus();
                     }};
 }

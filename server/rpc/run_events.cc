@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_time.h"
 #include "server/limits.h"
 
 namespace quantgate {
@@ -78,9 +78,9 @@ void RunEvents::Take(const Bytes& event, int64_t sequence) {
     // What is not stored is among the latest live ones.
     if (unstored_bytes_ + size > kLiveEventBytesMax) StoreAll();
     live_.Published(run_id_, sequence, event);
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     absl::StatusOr<RunStore::Event> prepared = store_.Prepare(run_id_, event);
-    storing_time_ += absl::Now() - start;
+    storing_time_ += SteadyNow() - start;
     KeepFailure(prepared.status());
     if (Failure().ok()) {
       unstored_.push_back(*std::move(prepared));
@@ -112,11 +112,11 @@ void RunEvents::StoreLater() {
 void RunEvents::StoreAll() {
   if (unstored_.empty()) return;
   absl::Status stored = AwaitCreated();
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   if (stored.ok()) {
     stored = store_.AppendEvents(run_id_, unstored_last_, unstored_);
   }
-  storing_time_ += absl::Now() - start;
+  storing_time_ += SteadyNow() - start;
   unstored_.clear();
   unstored_bytes_ = 0;
   KeepFailure(stored);

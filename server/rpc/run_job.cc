@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_time.h"
 #include "server/limits.h"
 #include "server/reproduce_command.h"
 #include "server/rpc/convert_recipe.h"
@@ -106,12 +106,12 @@ RunJob::RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::str
       run_(std::move(run)),
       outline_(std::move(outline)),
       cancellation_(std::move(cancellation)),
-      enqueued_(absl::Now()),
+      enqueued_(SteadyNow()),
       events_(std::make_shared<RunEvents>(context.run_store, context.storing, live, run_id_,
                                           cancellation_)) {}
 
 void RunJob::Run(absl::Status admission) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   context_.metrics.StageTook(Stage::kQueue, start - enqueued_);
   absl::Status status = std::move(admission);
   v1::RunReport report;
@@ -123,7 +123,7 @@ void RunJob::Run(absl::Status admission) {
   if (is_given_up_) return;
   if (!stopped_.ok()) status = stopped_;
   status = context_.watch.Checked(device_, std::move(status));
-  report.set_seconds(absl::ToDoubleSeconds(absl::Now() - start));
+  report.set_seconds(absl::ToDoubleSeconds(SteadyNow() - start));
   Conclude(status, std::move(report), start);
 }
 
@@ -168,15 +168,15 @@ void RunJob::CountEnd(const absl::Status& status, absl::Time start) {
   }
   const bool is_one = run_.variants.size() == 1;
   context_.metrics.RunTook(operation, is_one ? run_.variants[0].recipe.name() : "several",
-                           absl::Now() - start);
+                           SteadyNow() - start);
 }
 
 absl::StatusOr<v1::RunReport> RunJob::Execute() {
   live_.SetRunning(run_id_);
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   QG_ASSIGN_OR_RETURN(const Plan plan,
                       LoadLayerRun(run_, outline_, context_.loader, device_, cancellation_.get()));
-  context_.metrics.StageTook(Stage::kFetch, absl::Now() - start);
+  context_.metrics.StageTook(Stage::kFetch, SteadyNow() - start);
   return ExecutePlan(plan);
 }
 
@@ -196,7 +196,7 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
     Store([&] { return PublishVariant(index, variant); });
   };
   ranks_ = context_.ranks;
-  ranks_.on_stuck = [this, start = absl::Now()](const absl::Status& why) { GiveUp(why, start); };
+  ranks_.on_stuck = [this, start = SteadyNow()](const absl::Status& why) { GiveUp(why, start); };
   QG_ASSIGN_OR_RETURN(
       result_, RunPlan(plan, *device_.engine, cancellation_.get(),
                        RunObserver{on_progress, on_variant, on_output, on_measured}, &ranks_));
@@ -248,9 +248,9 @@ void RunJob::OnProgress(const RunProgress& progress) {
 template <typename Body>
 void RunJob::Store(Body body) {
   if (!stopped_.ok()) return;
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   Stop(body());
-  store_time_ += absl::Now() - start;
+  store_time_ += SteadyNow() - start;
 }
 
 absl::Status RunJob::PublishOutput(int index, const OutputReport& report) {

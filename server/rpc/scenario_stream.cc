@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_time.h"
 #include "kernels/comm/parallel_spec.h"
 #include "kernels/validate/scenarios/run_scenarios.h"
 #include "server/errors.h"
@@ -32,7 +32,7 @@ std::vector<std::string> NamesOf(const v1::RunScenariosRequest& request) {
 
 ScenarioStream::ScenarioStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
                                const v1::RunScenariosRequest* request)
-    : call_(context, Rpc::kRunScenarios, server_context), request_(request), start_(absl::Now()) {
+    : call_(context, Rpc::kRunScenarios, server_context), request_(request), start_(SteadyNow()) {
   call_.MessageReceived();
   call_.context().executor.Run([this] {
     const absl::Status status = Begin();
@@ -90,7 +90,7 @@ void ScenarioStream::Run(Device& device, absl::Status admission) {
     v1::ScenarioRunFinished& finished = *event.mutable_finished();
     finished.set_good(is_good);
     *finished.mutable_environment() = EnvironmentToProto(DevicesOf(device));
-    finished.set_seconds(absl::ToDoubleSeconds(absl::Now() - start_));
+    finished.set_seconds(absl::ToDoubleSeconds(SteadyNow() - start_));
     Queue(std::move(event));
   }
   places_.reset();  // By this thread: NCCL takes a moment.

@@ -32,7 +32,7 @@ struct OpeningWork {
 absl::Status DescribeSession(ServiceContext& context, const std::string& id,
                              const std::string& spec_text, v1::Session& response) {
   QG_ASSIGN_OR_RETURN(const SessionRecord record, context.sessions.Find(id));
-  response = SessionRecordToProto(record, absl::Now());
+  response = SessionRecordToProto(record, context.sessions.Now());
   v1::SessionSpec spec;
   if (!spec.ParseFromString(spec_text)) return error::Internal("a session's spec is damaged");
   QG_ASSIGN_OR_RETURN(const Recipe recipe, Recipe::Parse(record.recipe));

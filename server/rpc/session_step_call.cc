@@ -49,6 +49,7 @@ class StepCall {
   absl::StatusOr<bool> WasDone();
   absl::Status Do(const Cancellation& cancellation);
   absl::StatusOr<SessionStepResult> StepOnce(const Cancellation& cancellation);
+  absl::StatusOr<SessionStepResult> ChangeRecipe(const Cancellation& cancellation);
   absl::Status Write(const SessionStepResult& result, const Cancellation& cancellation);
   Session& training() { return *use_->training; }
 
@@ -88,13 +89,35 @@ absl::StatusOr<SessionStepResult> StepCall::StepOnce(const Cancellation& cancell
     case SessionStep::Kind::kOptimize:
       return training().Optimize(step_.optimizer, &cancellation);
     case SessionStep::Kind::kChangeRecipe:
-      return done(training().ChangeRecipe(*step_.recipe, &cancellation));
+      return ChangeRecipe(cancellation);
     case SessionStep::Kind::kOffload:
       return done(training().Offload(step_.microbatch, &cancellation));
     case SessionStep::Kind::kReload:
       return done(training().Reload(step_.microbatch, &cancellation));
   }
   return error::Internal("unknown kind of step");
+}
+
+absl::StatusOr<SessionStepResult> StepCall::ChangeRecipe(const Cancellation& cancellation) {
+  const BackwardOverride before = training().recipe().backward_override();
+  const std::string name(BackwardOverrideName(before));
+  Recipe recipe = *step_.recipe;
+  if (step_.keeps_override) {
+    if (recipe.is_delayed() && before != BackwardOverride::kNone) {
+      return error::InvalidField("change_recipe.backward_override",
+                                 absl::StrCat("absent, so that the session's, ", name, ", stays"),
+                                 "delayed scaling has no backward override: give none");
+    }
+    recipe = recipe.WithBackwardOverride(before);
+  }
+  QG_RETURN_IF_ERROR(training().ChangeRecipe(recipe, &cancellation));
+  SessionStepResult result;
+  if (recipe.backward_override() != before) {
+    result.notes.push_back(absl::StrCat(
+        "backward_override: ", std::string(BackwardOverrideName(recipe.backward_override())),
+        " from now on; it was ", name));
+  }
+  return result;
 }
 
 absl::Status StepCall::Do(const Cancellation& cancellation) {
@@ -134,6 +157,10 @@ absl::Status StepCall::Do(const Cancellation& cancellation) {
 
 absl::Status StepCall::Write(const SessionStepResult& result, const Cancellation& cancellation) {
   response_.set_step(training().step_count());
+  if (step_.kind == SessionStep::Kind::kChangeRecipe) {
+    response_.set_backward_override(
+        std::string(BackwardOverrideName(training().recipe().backward_override())));
+  }
   Engine& engine = *use_->device.engine;
   std::vector<Tensor> tensors;
   for (const NamedTensor& output : result.outputs) tensors.push_back(output.tensor);

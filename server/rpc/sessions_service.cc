@@ -57,7 +57,7 @@ class SessionsService : public v1::Sessions::CallbackService {
                             [=, this]() -> absl::Status {
                               QG_ASSIGN_OR_RETURN(const SessionRecord record,
                                                   context_.sessions.Close(request->session_id()));
-                              *response = SessionRecordToProto(record, absl::Now());
+                              *response = SessionRecordToProto(record, context_.sessions.Now());
                               return absl::OkStatus();
                             });
   }
@@ -78,7 +78,7 @@ class SessionsService : public v1::Sessions::CallbackService {
                             v1::ListSessionsResponse& response) {
     QG_ASSIGN_OR_RETURN(const Page page, PageFromProto(request.page_size(), request.page_token()));
     const auto records = context_.sessions.List(page.before_id, page.size);
-    response = SessionPageToProto(records, page.size, absl::Now());
+    response = SessionPageToProto(records, page.size, context_.sessions.Now());
     return absl::OkStatus();
   }
 

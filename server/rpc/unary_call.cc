@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "kernels/base/steady_time.h"
 
 namespace quantgate {
 namespace {
@@ -37,18 +37,18 @@ class UnaryCall : public grpc::ServerUnaryReactor {
 void RunOnDevice(UnaryCall* unary, Operation operation, DeviceWork work) {
   ServiceContext& context = unary->call().context();
   auto shared = std::make_shared<DeviceWork>(std::move(work));
-  const absl::Time enqueued = absl::Now();
+  const absl::Time enqueued = SteadyNow();
   Device& device = shared->device != nullptr ? *shared->device : LeastLoaded(context.devices);
   const auto submitted = device.call_queue.Submit(
       unary->call().cancellation(),
       [unary, operation, shared, &context, &device, enqueued](absl::Status admission) {
-        const absl::Time start = absl::Now();
+        const absl::Time start = SteadyNow();
         context.metrics.StageTook(Stage::kQueue, start - enqueued);
         absl::Status status = std::move(admission);
         if (status.ok()) status = std::move(shared->run)(device, *unary->call().cancellation());
         status = context.watch.Checked(device, std::move(status));
         context.metrics.RunEnded(operation, "", "", status);
-        context.metrics.RunTook(operation, shared->recipe, absl::Now() - start);
+        context.metrics.RunTook(operation, shared->recipe, SteadyNow() - start);
         unary->Answer(status);
       });
   if (submitted.ok()) return;

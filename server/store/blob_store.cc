@@ -116,14 +116,16 @@ absl::Status BlobStore::ScanPartials() {
   const auto now = std::filesystem::file_time_type::clock::now();
   for (const auto& entry : files) {
     const std::string key = entry.path().filename().string();
-    const absl::Duration age = absl::FromChrono(now - entry.last_write_time(code));
+    // By the wall clock alone, which may have been set back since then.
+    const absl::Duration age =
+        std::max(absl::FromChrono(now - entry.last_write_time(code)), absl::ZeroDuration());
     if (key.starts_with(kTemporaryPrefix) || age > kPartialUploadAgeMax) {
       RemoveFile(entry.path().string());
       continue;
     }
     Partial& partial = partials_[key];
     partial.size = partial.reserved = static_cast<int64_t>(entry.file_size(code));
-    partial.touched = absl::Now() - age;
+    partial.touched = options_.now() - age;
     reserved_bytes_ += partial.reserved;
   }
   return absl::OkStatus();
@@ -333,7 +335,7 @@ absl::StatusOr<std::map<std::string, BlobStore::Partial>::iterator> BlobStore::C
   }
   it->second.is_busy = true;
   it->second.reserved = digest.size;
-  it->second.touched = absl::Now();
+  it->second.touched = options_.now();
   reserved_bytes_ += digest.size - reserved;
   return it;
 }
@@ -389,8 +391,23 @@ void BlobStore::EndUpload(const std::string& key, int64_t size,
   reserved_bytes_ += size - partial.reserved;
   partial.is_busy = false;
   partial.size = partial.reserved = size;
-  partial.touched = absl::Now();
+  partial.touched = options_.now();
   partial.hash = std::move(hash);
+}
+
+void BlobStore::ExpirePartials() {
+  const std::lock_guard lock(mutex_);
+  const absl::Time now = options_.now();
+  for (auto it = partials_.begin(); it != partials_.end();) {
+    const bool is_old = !it->second.is_busy && now - it->second.touched > kPartialUploadAgeMax;
+    if (!is_old) {
+      ++it;
+      continue;
+    }
+    reserved_bytes_ -= it->second.reserved;
+    RemoveFile(PartialPath(it->first));
+    it = partials_.erase(it);
+  }
 }
 
 void BlobStore::ForgetPartial(const std::string& key) {

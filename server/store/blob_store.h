@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/base/cancellation.h"
+#include "kernels/base/steady_time.h"
 #include "kernels/tensor/tensor.h"
 #include "server/digest.h"
 #include "server/store/blob_reader.h"
@@ -37,6 +38,7 @@ struct BlobStoreOptions {
   /// Called for every blob found damaged, with where: "read", "lookup" (of one that may be there)
   /// or "startup".
   std::function<void(std::string_view where)> on_corruption = [](std::string_view) {};
+  std::function<absl::Time()> now = &SteadyNow;  ///< For tests: of the ages of partial uploads.
 };
 
 struct BlobStoreUsage {
@@ -76,6 +78,9 @@ class BlobStore {
   /// NOT_FOUND for an upload that never was; complete once the blob exists.
   absl::StatusOr<UploadState> QueryUpload(const std::string& upload_id, const Digest& digest);
 
+  /// Removes interrupted uploads that nobody went on with for kPartialUploadAgeMax: since then by a
+  /// clock that nobody sets, and before this process by the file's time.
+  void ExpirePartials();
   BlobStoreUsage usage() const;
   int64_t bytes_max() const { return options_.store_bytes_max; }
 
@@ -96,8 +101,8 @@ class BlobStore {
     bool is_busy = false;
     int64_t size = 0;  ///< Bytes in the file.
     int64_t reserved =
-        0;  ///< Counted against the quota: the declared size while busy, else `size`.
-    absl::Time touched;
+        0;               ///< Counted against the quota: the declared size while busy, else `size`.
+    absl::Time touched;  ///< As SteadyNow; of what a process before left, by the file's wall time.
     std::unique_ptr<Sha256Stream> hash;  ///< Of those bytes; absent after a restart.
   };
 

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/errors.h"
+#include "server/limits.h"
 #include "server/store/data_dir.h"
 #include "server/store/direct_file.h"
 #include "tests/server/temporary_directory.h"
@@ -38,6 +39,7 @@ class BlobStoreTest : public testing::Test {
       ++corruptions_;
       corrupted_where_.emplace_back(where);
     };
+    options.now = [this] { return now_; };
     store_ = BlobStore::Open(std::move(options)).value();
   }
 
@@ -83,6 +85,7 @@ class BlobStoreTest : public testing::Test {
   std::unique_ptr<BlobStore> store_;
   int corruptions_ = 0;
   std::vector<std::string> corrupted_where_;
+  absl::Time now_ = SteadyNow();  ///< Stands still until it is moved.
 };
 
 TEST_F(BlobStoreTest, PutAndLoad) {
@@ -231,6 +234,64 @@ TEST_F(BlobStoreTest, OldPartialUploadsAreDropped) {
   Open();
   EXPECT_TRUE(absl::IsNotFound(store_->QueryUpload("u", digest).status()));
   EXPECT_TRUE(fs::is_empty(partial));
+}
+
+// By a clock that nobody sets: what the files' times say is asked at the start alone.
+TEST_F(BlobStoreTest, PartialUploadsAgeWhileTheProcessLives) {
+  const Digest digest = Digest::Of(Bytes("hello"));
+  const auto write = [&](const std::string& id, int64_t offset, const std::string& text) {
+    auto upload = store_->BeginUpload(id, digest, offset).value();
+    ASSERT_TRUE(Write(*upload, text).ok());
+  };
+  write("left", 0, "he");
+  write("resumed", 0, "he");
+  auto busy = store_->BeginUpload("busy", digest, 0).value();
+  const fs::path partial = directory_.path() + "/partial";
+  for (const int hours : {-25, 25}) {
+    for (const auto& entry : fs::directory_iterator(partial)) {
+      fs::last_write_time(entry, fs::file_time_type::clock::now() + std::chrono::hours(hours));
+    }
+    store_->ExpirePartials();
+    EXPECT_EQ(store_->usage().partial_objects, 3);
+  }
+  now_ += kPartialUploadAgeMax - absl::Minutes(1);
+  write("resumed", 2, "l");
+  store_->ExpirePartials();
+  EXPECT_EQ(store_->usage().partial_objects, 3);
+  now_ += absl::Minutes(2);
+  store_->ExpirePartials();
+  EXPECT_EQ(store_->usage().partial_objects, 2);
+  EXPECT_TRUE(absl::IsNotFound(store_->QueryUpload("left", digest).status()));
+  EXPECT_EQ(store_->QueryUpload("resumed", digest).value().committed_size, 3);
+  busy = nullptr;
+  EXPECT_EQ(std::distance(fs::directory_iterator(partial), {}), 2);
+}
+
+// Their age then is that of the file, and more as time goes by; one from the future has none.
+TEST_F(BlobStoreTest, PartialUploadsOfAnEarlierProcessAgeOnFromTheirFiles) {
+  const Digest digest = Digest::Of(Bytes("hello"));
+  const auto leave = [&](const std::string& id, int hours) {
+    auto upload = store_->BeginUpload(id, digest, 0).value();
+    ASSERT_TRUE(Write(*upload, "he").ok());
+    upload = nullptr;
+    // The youngest file is this one's: all others were set back or ahead before.
+    for (const auto& entry : fs::directory_iterator(directory_.path() + "/partial")) {
+      const auto age = fs::file_time_type::clock::now() - entry.last_write_time();
+      if (age > std::chrono::minutes(30) || age < -std::chrono::minutes(30)) continue;
+      fs::last_write_time(entry, fs::file_time_type::clock::now() + std::chrono::hours(hours));
+    }
+  };
+  leave("old", -23);
+  leave("of the future", 24);
+  Open();
+  EXPECT_EQ(store_->usage().partial_objects, 2);
+  now_ += absl::Hours(2);
+  store_->ExpirePartials();
+  EXPECT_TRUE(absl::IsNotFound(store_->QueryUpload("old", digest).status()));
+  EXPECT_TRUE(store_->QueryUpload("of the future", digest).ok());
+  now_ += kPartialUploadAgeMax;
+  store_->ExpirePartials();
+  EXPECT_EQ(store_->usage().partial_objects, 0);
 }
 
 TEST_F(BlobStoreTest, DamageIsFoundOnReading) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
+#include "kernels/base/steady_time.h"
 #include "server/errors.h"
 #include "server/executor.h"
 
@@ -107,14 +107,14 @@ TEST(DeviceQueueTest, DeadlinesPassWhileWaiting) {
   DeviceQueue queue({"runs", 1, 10});
   ASSERT_TRUE(queue.Submit(Forever(), running.Job()).ok());
   running.started.wait();
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   ASSERT_TRUE(queue.Submit(std::make_shared<Cancellation>(now + absl::Hours(1)), later.Job()).ok());
   // An earlier deadline than the one the queue already waits for.
   ASSERT_TRUE(
       queue.Submit(std::make_shared<Cancellation>(now + absl::Milliseconds(20)), late.Job()).ok());
   late.done.wait();
   EXPECT_TRUE(absl::IsDeadlineExceeded(late.admission));
-  EXPECT_GE(absl::Now(), now + absl::Milliseconds(20));
+  EXPECT_GE(SteadyNow(), now + absl::Milliseconds(20));
   EXPECT_EQ(queue.depth(), 1);
   running.open.count_down();
   later.open.count_down();
@@ -128,7 +128,7 @@ TEST(DeviceQueueTest, DrainingRefusesAndFinishes) {
   running.started.wait();
   queue.Drain();
   EXPECT_TRUE(absl::IsUnavailable(queue.Submit(Forever(), [](absl::Status) {}).status()));
-  EXPECT_FALSE(queue.WaitIdle(absl::Now()));
+  EXPECT_FALSE(queue.WaitIdle(SteadyNow()));
   running.open.count_down();
   waiting.open.count_down();
   EXPECT_TRUE(queue.WaitIdle(absl::InfiniteFuture()));
@@ -165,7 +165,7 @@ TEST(DeviceQueueTest, EveryJobIsCalledOnceUnderContention) {
       clients.emplace_back([&, client] {
         for (int i = 0; i < 500; ++i) {
           const auto cancellation = std::make_shared<Cancellation>(
-              i % 7 == 0 ? absl::Now() + absl::Microseconds(50) : absl::InfiniteFuture());
+              i % 7 == 0 ? SteadyNow() + absl::Microseconds(50) : absl::InfiniteFuture());
           if (queue.Submit(cancellation, [&](absl::Status) { ++calls; }).ok()) ++accepted;
           if ((i + client) % 5 == 0) queue.Cancel(cancellation);
         }

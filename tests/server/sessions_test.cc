@@ -128,6 +128,72 @@ class SessionsTest : public testing::Test {
   std::unique_ptr<v1::Sessions::Stub> stub_;
 };
 
+v1::SessionStepRequest ChangeRequest(const std::string& id, int64_t step,
+                                     const std::string& recipe) {
+  v1::SessionStepRequest request;
+  request.set_session_id(id);
+  request.set_expected_step(step);
+  request.set_request_id("change");
+  request.mutable_change_recipe()->mutable_recipe()->set_name(recipe);
+  return request;
+}
+
+// The mode that a session was opened with is not lost with a recipe that does not name one.
+TEST_F(SessionsTest, AChangeOfRecipeKeepsTheModeOrSaysWhatItIs) {
+  Start();
+  v1::OpenSessionRequest open = OpenRequest("mxfp8");
+  open.mutable_spec()->set_backward_override("dequantized");
+  const v1::Session session = Open(open);
+  const auto mode = [&] {
+    return Get(session.session_id()).spec().recipe().knobs().at("backward_override");
+  };
+  v1::SessionStepRequest change = ChangeRequest(session.session_id(), 0, "mxfp8");
+  (*change.mutable_change_recipe()->mutable_recipe()->mutable_knobs())["fp8_format"] = "hybrid";
+  v1::SessionStepResponse response;
+  ASSERT_TRUE(Step(change, response).ok());
+  EXPECT_EQ(response.backward_override(), "dequantized");
+  EXPECT_EQ(response.notes_size(), 0);
+  EXPECT_EQ(mode(), "dequantized");
+
+  // Delayed scaling has none to keep.
+  change = ChangeRequest(session.session_id(), 1, "fp8_delayed");
+  change.set_request_id("another change");
+  grpc::Status status = Step(change, response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(DetailOf(status).field(), "change_recipe.backward_override");
+  EXPECT_THAT(status.error_message(), HasSubstr("the session's, dequantized, stays"));
+  change.mutable_change_recipe()->set_backward_override("dequantized");
+  status = Step(change, response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("no backward override"));
+  EXPECT_EQ(Get(session.session_id()).step(), 1);
+  EXPECT_EQ(mode(), "dequantized");
+
+  // Neither refusal has taken the request id.
+  change.mutable_change_recipe()->set_backward_override("none");
+  status = Step(change, response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.backward_override(), "none");
+  ASSERT_EQ(response.notes_size(), 1);
+  EXPECT_EQ(response.notes(0), "backward_override: none from now on; it was dequantized");
+  EXPECT_TRUE(Step(ForwardRequest(session.session_id(), 2)).ok());
+}
+
+// Both are refused with their own field before a session, a step or a request id is taken.
+TEST_F(SessionsTest, OpenRefusesWhatNoForwardTakes) {
+  Start();
+  v1::OpenSessionRequest open = OpenRequest("mxfp8");
+  open.mutable_spec()->set_arithmetic("sm90");
+  open.set_request_id("once");
+  v1::Session session;
+  const grpc::Status status = Call(&v1::Sessions::Stub::Open, open, session);
+  EXPECT_EQ(DetailOf(status).field(), "spec");
+  EXPECT_THAT(status.error_message(), HasSubstr("no forward and backward could follow"));
+  EXPECT_THAT(status.error_message(), HasSubstr("sm90"));
+  open.mutable_spec()->set_arithmetic("sm100");
+  EXPECT_TRUE(Call(&v1::Sessions::Stub::Open, open, session).ok());
+}
+
 TEST_F(SessionsTest, TrainsAndSaysWhatEachStepDid) {
   Start();
   const v1::Session opened = Open();

@@ -7,8 +7,8 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_time.h"
 #include "kernels/validate/scenarios/fault_seeder.h"
 
 namespace quantgate {
@@ -128,7 +128,7 @@ absl::StatusOr<std::vector<const Scenario*>> FindScenarios(const ScenarioLibrary
 
 ScenarioResult RunScenario(Engine& engine, const Scenario& scenario, const Fault* fault,
                            const Cancellation* cancellation, RankPlaces* places) {
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   ScenarioResult result{.scenario = scenario.name};
   SeededFaults faults;
   std::unique_ptr<Engine> altered;
@@ -154,7 +154,7 @@ ScenarioResult RunScenario(Engine& engine, const Scenario& scenario, const Fault
   } else if (result.outcome == ScenarioOutcome::kError) {
     result.message = "nothing was checked";
   }
-  result.seconds = absl::ToDoubleSeconds(absl::Now() - begin);
+  result.seconds = absl::ToDoubleSeconds(SteadyNow() - begin);
   return result;
 }
 
