@@ -61,7 +61,8 @@ std::vector<float> TileAmaxes(const StoredCodes& stored, const CodeBlocks& block
 /// computes so, whatever the evidence.
 std::vector<CodesCandidate> DeterministicOf(const ScaledGroup& group, const RoundingCounts& counts);
 
-/// The stochastic ones, whatever their test says.
+/// The stochastic ones, by each chance, whatever their test says.
+inline constexpr int kStochasticCount = 2;
 std::vector<CodesCandidate> StochasticOf(const ScaledGroup& group, const RoundingCounts& counts);
 
 /// By codes and scales matched; stochastic ones last among equals.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <memory>
 #include <set>
 #include <utility>
@@ -120,6 +121,10 @@ class CodesExplainer {
   absl::Status AddHadamard(const CodeFormat& format, const StoredCodes& stored);
   void AddGroups(const CodeFormat& format, const std::shared_ptr<const StoredCodes>& stored,
                  ScaledBlocks scaled);
+  /// Every way to scale that the shapes allow. INVALID_ARGUMENT where there is none.
+  absl::Status AddAll();
+  /// By a sample of the elements.
+  void KeepBestGroups();
   /// Of every step-th element.
   RoundingCounts Count(const ScaledGroup& group, int64_t step) const;
 
@@ -370,12 +375,7 @@ absl::Status CodesExplainer::AddHadamard(const CodeFormat& format, const StoredC
   return absl::OkStatus();
 }
 
-absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
-  QG_RETURN_IF_ERROR(Check());
-  const ScopedIeeeEnvironment ieee;
-  QG_ASSIGN_OR_RETURN(const Tensor f32, CastTensor(request_.source, DType::kF32, context_));
-  source_.assign(f32.as<float>(), f32.as<float>() + f32.element_count());
-  QG_ASSIGN_OR_RETURN(padded_source_, PaddedToBlocks(f32));
+absl::Status CodesExplainer::AddAll() {
   for (const CodeFormat& format : AllCodeFormats()) {
     if (!IsElementDType(request_.codes.dtype(), format.dtype)) continue;
     for (const bool transposed : {false, true}) {
@@ -392,15 +392,15 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
       }
     }
   }
-  if (groups_.empty()) {
-    return InvalidTensor(
-        "scale_inv", request_.scale_inv,
-        absl::StrCat("in the ", std::string(ScaleLayoutName(request_.scale_layout)),
-                     " layout, fits no block shape of codes ", TensorText(request_.codes),
-                     " of a source ", TensorText(request_.source)));
-  }
+  if (!groups_.empty()) return absl::OkStatus();
+  return InvalidTensor(
+      "scale_inv", request_.scale_inv,
+      absl::StrCat("in the ", std::string(ScaleLayoutName(request_.scale_layout)),
+                   " layout, fits no block shape of codes ", TensorText(request_.codes),
+                   " of a source ", TensorText(request_.source)));
+}
 
-  // A sample sorts out most ways to scale; what is left is counted whole.
+void CodesExplainer::KeepBestGroups() {
   const int64_t step = std::max<int64_t>(1, request_.source.element_count() / kSampleElements);
   ParallelFor(context_, static_cast<int64_t>(groups_.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -411,17 +411,44 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
       groups_[i].sample_score = best + counts.neighbours + counts.of(counts.BestZeroSign()).matches;
     }
   });
-  QG_RETURN_IF_ERROR(context_.CheckCancelled());
   std::stable_sort(groups_.begin(), groups_.end(),
                    [](const ScaledGroup& left, const ScaledGroup& right) {
                      return std::pair(left.sample_score, left.scaled->matches) >
                             std::pair(right.sample_score, right.scaled->matches);
                    });
+  groups_.resize(std::min(groups_.size(), kGroupsKept));
+}
+
+/// Adds the stochastic candidates whose codes are spread as their chances say; returns what the
+/// test said of the first that gives everything and is not.
+std::optional<SpreadResult> AddStochastic(const std::vector<ScaledGroup>& groups,
+                                          const std::vector<RoundingCounts>& counts,
+                                          std::vector<CodesCandidate>& candidates) {
+  std::optional<SpreadResult> rejected;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    for (CodesCandidate& candidate : StochasticOf(groups[i], counts[i])) {
+      const SpreadResult& spread = *candidate.evidence.spread;
+      if (!spread.passes && candidate.is_entire() && !rejected.has_value()) rejected = spread;
+      if (spread.passes) candidates.push_back(std::move(candidate));
+    }
+  }
+  SortBestFirst(candidates);
+  return rejected;
+}
+
+absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
+  QG_RETURN_IF_ERROR(Check());
+  const ScopedIeeeEnvironment ieee;
+  QG_ASSIGN_OR_RETURN(const Tensor f32, CastTensor(request_.source, DType::kF32, context_));
+  source_.assign(f32.as<float>(), f32.as<float>() + f32.element_count());
+  QG_ASSIGN_OR_RETURN(padded_source_, PaddedToBlocks(f32));
+  QG_RETURN_IF_ERROR(AddAll());
   CodesExplanation explanation;
-  constexpr int kStochasticCount = 2;
   explanation.tried =
       static_cast<int64_t>(groups_.size()) * (kCodeRoundingCount + kStochasticCount);
-  groups_.resize(std::min(groups_.size(), kGroupsKept));
+  // A sample sorts out most ways to scale; what is left is counted whole.
+  KeepBestGroups();
+  QG_RETURN_IF_ERROR(context_.CheckCancelled());
   std::vector<RoundingCounts> counts(groups_.size());
   ParallelFor(context_, static_cast<int64_t>(groups_.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) counts[i] = Count(groups_[i], 1);
@@ -432,24 +459,14 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
   for (size_t i = 0; i < groups_.size(); ++i) {
     // The other overflow is the same where nothing overflows.
     if (groups_[i].overflow == Overflow::kNan && counts[i].overflowing == 0) continue;
-    for (CodesCandidate& candidate : DeterministicOf(groups_[i], counts[i])) {
-      candidates.push_back(std::move(candidate));
-    }
+    std::vector<CodesCandidate> of_group = DeterministicOf(groups_[i], counts[i]);
+    std::move(of_group.begin(), of_group.end(), std::back_inserter(candidates));
   }
   SortBestFirst(candidates);
   // Either neighbour fits whatever is one step off: it is offered only where no rule gives
-  // everything, and where the codes are spread as its chances say.
+  // everything.
   std::optional<SpreadResult> rejected;
-  if (!candidates.front().is_entire()) {
-    for (size_t i = 0; i < groups_.size(); ++i) {
-      for (CodesCandidate& candidate : StochasticOf(groups_[i], counts[i])) {
-        const SpreadResult& spread = *candidate.evidence.spread;
-        if (!spread.passes && candidate.is_entire() && !rejected.has_value()) rejected = spread;
-        if (spread.passes) candidates.push_back(std::move(candidate));
-      }
-    }
-    SortBestFirst(candidates);
-  }
+  if (!candidates.front().is_entire()) rejected = AddStochastic(groups_, counts, candidates);
   for (CodesCandidate& candidate : candidates) {
     candidate.is_established = DoubtOf(candidate).empty();
     explanation.is_established |= candidate.is_established;
@@ -460,8 +477,8 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
   for (CodesCandidate& candidate : candidates) {
     if (libraries.size() != 1 || !candidate.is_established) candidate.scale_origin.clear();
   }
-  if (candidates.size() > kCandidatesKept) candidates.resize(kCandidatesKept);
   explanation.conclusion = ConclusionOf(candidates, libraries, rejected);
+  if (candidates.size() > kCandidatesKept) candidates.resize(kCandidatesKept);
   return explanation;
 }
 
