@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/store/checked_files.h"
+#include "server/store/data_dir.h"
 #include "server/store/fsck.h"
 #include "server/store/run_store.h"
 #include "server/store/tensor_store.h"
@@ -32,7 +33,10 @@ void FlipBit(const std::string& path, int64_t byte) {
 
 class StoredDamageTest : public testing::Test {
  protected:
-  StoredDamageTest() { Open().IgnoreError(); }
+  StoredDamageTest() {
+    EXPECT_TRUE(DataDir::Open(directory_.path()).ok());  // And leaves it to fsck.
+    EXPECT_TRUE(Open().ok());
+  }
 
   absl::Status Open() {
     runs_.reset();
@@ -221,7 +225,7 @@ TEST_F(StoredDamageTest, FilesAreTheOwnersAlone) {
     EXPECT_EQ(info.st_mode & 0777u, 0600u) << entry.path();
     ++files;
   }
-  EXPECT_EQ(files, 5);  // The database, its log, its index and its mark; a side file.
+  EXPECT_EQ(files, 6);  // The lock; the database, its log, its index and its mark; a side file.
 }
 
 TEST_F(StoredDamageTest, FsckFindsNothingInWhatIsWhole) {
