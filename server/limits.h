@@ -44,6 +44,13 @@ inline constexpr absl::Duration kPartialUploadAgeMax = absl::Hours(24);
 /// little left to do.
 inline constexpr int64_t kWritebackBytes = 8 << 20;
 
+/// Connections at most, where descriptors allow them (ConnectionsMax): each costs gRPC some 20 KiB
+/// before it asks for anything. And at least: a server for fewer does not start.
+inline constexpr int64_t kConnectionsMax = 4096;
+inline constexpr int64_t kConnectionsLeast = 4;
+/// How long a peer may leave what was sent to it unacknowledged.
+inline constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(20);
+
 /// Memory of messages that gRPC has received, beyond which it ends streams with RESOURCE_EXHAUSTED.
 /// A thousand uploads that send a chunk at the same moment stay below it.
 inline constexpr int64_t kGrpcBufferBytesMax = int64_t{3} << 29;

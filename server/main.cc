@@ -1,5 +1,6 @@
 // quantgated: the QuantGate server.
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -54,6 +55,15 @@ sigset_t BlockSignals() {
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   return signals;
+}
+
+/// Connections are bounded by what this allows; the soft limit is a default for programs that use
+/// select(2), which nothing here does.
+void RaiseDescriptorLimit() {
+  rlimit limit;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 int WaitForSignal(const sigset_t& signals) {
@@ -155,12 +165,16 @@ std::string ReadyLine(const ServerOptions& options, const Server& server) {
 
 int Serve(ServerOptions options, absl::Duration grace) {
   KeepLargeBuffers();
+  RaiseDescriptorLimit();
   const sigset_t signals = BlockSignals();
   std::atomic<bool> is_device_lost{false};
   options.checks_hardware = true;
   options.on_hardware_checked = [](const std::string& key, const std::vector<std::string>& lines) {
     std::fprintf(stderr, "quantgated: self-check of %s: %s\n", key.c_str(),
                  lines.empty() ? "nothing to check" : lines[0].c_str());
+  };
+  options.log = [](const std::string& line) {
+    std::fprintf(stderr, "quantgated: %s\n", line.c_str());
   };
   options.on_device_lost = [&](const absl::Status& why) {
     std::fprintf(stderr, "quantgated: %s\n", std::string(why.message()).c_str());

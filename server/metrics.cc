@@ -231,6 +231,22 @@ struct Metrics::Families {
       CounterFamily(registry, "quantgate_sessions_ended_total", "Sessions that ended, by reason."),
       {{"reason", {"closed", "evicted", "expired"}}}};
   RankSeries ranks{registry};
+  GaugeGrid connections{
+      GaugeFamily(registry, "quantgate_connections", "Connections of gRPC clients."), {}};
+  GaugeGrid connections_limit{GaugeFamily(registry, "quantgate_connections_limit",
+                                          "Connections that there may be at once."),
+                              {}};
+  CounterGrid connections_accepted{CounterFamily(registry, "quantgate_connections_accepted_total",
+                                                 "Connections that were accepted."),
+                                   {}};
+  CounterGrid connections_refused{
+      CounterFamily(registry, "quantgate_connections_refused_total",
+                    "Connections closed at once, being beyond the limit."),
+      {}};
+  CounterGrid accept_failures{
+      CounterFamily(registry, "quantgate_accept_failures_total",
+                    "Attempts to accept for which descriptors or memory were lacking."),
+      {}};
   CounterGrid rejected{
       CounterFamily(registry, "quantgate_rejected_total", "Requests refused, by reason."),
       {{"reason",
@@ -391,6 +407,11 @@ void Metrics::Families::Refresh() {
     queue_capacity(queue.name).Set(static_cast<double>(queue.capacity));
     queue_oldest_age(queue.name).Set(queue.oldest_age_seconds);
   }
+  connections().Set(static_cast<double>(readings.connections.open));
+  connections_limit().Set(static_cast<double>(readings.connections.open_max));
+  RaiseTo(connections_accepted(), readings.connections.accepted);
+  RaiseTo(connections_refused(), readings.connections.refused);
+  RaiseTo(accept_failures(), readings.connections.failures);
   inflight_bytes("upload").Set(static_cast<double>(readings.upload_bytes_in_flight));
   blob_bytes("committed").Set(static_cast<double>(readings.blob_committed_bytes));
   blob_bytes("partial").Set(static_cast<double>(readings.blob_partial_bytes));

@@ -58,6 +58,14 @@ struct GaugeReadings {
     double oldest_age_seconds = 0;
   };
   std::vector<Queue> queues;
+  struct Connections {
+    int64_t open = 0;
+    int64_t open_max = 0;
+    // Since the start.
+    int64_t accepted = 0;
+    int64_t refused = 0;
+    int64_t failures = 0;
+  } connections;
   int64_t upload_bytes_in_flight = 0;
   int64_t blob_committed_bytes = 0;
   int64_t blob_committed_objects = 0;

@@ -23,7 +23,8 @@
 #include "server/build_description.h"
 #include "server/http_endpoint.h"
 #include "server/limits.h"
-#include "server/listen_address.h"
+#include "server/listener.h"
+#include "server/process_statistics.h"
 #include "server/rpc/call.h"
 #include "server/rpc/rpc_methods.h"
 #include "server/rpc/runs.h"
@@ -54,9 +55,8 @@ void SetChannelArguments(grpc::ServerBuilder& builder, int64_t buffer_bytes_max)
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000);
   // A client that vanished without a word is found within 80 seconds, also between its calls.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
-  // Two servers never share a port by accident.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                             static_cast<int>(absl::ToInt64Milliseconds(kKeepaliveTimeout)));
   grpc::ResourceQuota quota("quantgate");
   quota.Resize(static_cast<size_t>(buffer_bytes_max));
   builder.SetResourceQuota(quota);
@@ -111,7 +111,9 @@ class RunningServer : public Server {
   std::shared_ptr<grpc::Channel> InProcessChannel() override {
     return server_->InProcessChannel(grpc::ChannelArguments());
   }
-  std::vector<int> ports() const override { return ports_; }
+  std::vector<int> ports() const override {
+    return listener_ == nullptr ? std::vector<int>() : listener_->ports();
+  }
   int metrics_port() const override { return http_ == nullptr ? 0 : http_->port(); }
   bool Shutdown(absl::Duration grace) override;
   void Hurry() override;
@@ -119,6 +121,8 @@ class RunningServer : public Server {
  private:
   absl::Status OpenDevices();
   absl::Status CheckDevices();
+  absl::Status StartListener();
+  bool IsReady() const { return is_ready_ && (listener_ == nullptr || listener_->is_accepting()); }
   void DeviceLost(const Device& device, const absl::Status& why);
   void RanksStuck(const absl::Status& why);
   void StopServing(const absl::Status& why);
@@ -153,7 +157,8 @@ class RunningServer : public Server {
   std::unique_ptr<SessionStore> sessions_;  ///< Of tensors in the devices' memory.
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::Server> server_;
-  std::vector<int> ports_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
+  std::unique_ptr<Listener> listener_;  ///< Its thread uses the two before it.
   std::unique_ptr<HttpEndpoint> http_;
   std::mutex maintenance_mutex_;
   std::condition_variable maintenance_ends_;
@@ -249,8 +254,8 @@ void RunningServer::StopServing(const absl::Status& why) {
 }
 
 absl::Status RunningServer::Listen() {
-  for (const std::string& address : options_.listen) {
-    QG_RETURN_IF_ERROR(CheckListenAddress(address));
+  if (!options_.listen.empty()) {
+    QG_ASSIGN_OR_RETURN(listener_, Listener::Open(options_.listen));
   }
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -263,45 +268,60 @@ absl::Status RunningServer::Listen() {
   grpc::ServerBuilder builder;
   SetChannelArguments(builder, options_.grpc_buffer_bytes_max);
   for (const auto& service : services_) builder.RegisterService(service.get());
-  ports_.assign(options_.listen.size(), 0);
-  for (size_t i = 0; i < options_.listen.size(); ++i) {
-    builder.AddListeningPort(options_.listen[i], grpc::InsecureServerCredentials(), &ports_[i]);
+  // gRPC never sees the addresses: the listener hands it what it has accepted.
+  if (listener_ != nullptr) {
+    using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+    acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
+        Type::FROM_FD, grpc::InsecureServerCredentials());
   }
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr) {
-    std::string addresses;
-    for (const std::string& address : options_.listen) absl::StrAppend(&addresses, " ", address);
-    return absl::UnavailableError(absl::StrCat("cannot listen on", addresses));
-  }
-  for (size_t i = 0; i < ports_.size(); ++i) {
-    if (absl::StartsWith(options_.listen[i], "unix:")) {
-      ports_[i] = 0;
-    } else if (ports_[i] == 0) {
-      return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.listen[i]));
-    }
-  }
+  if (server_ == nullptr) return absl::InternalError("gRPC did not start");
   if (!options_.metrics_listen.empty()) {
     QG_ASSIGN_OR_RETURN(
         http_, HttpEndpoint::Start(options_.metrics_listen, {[this] { return metrics_->Text(); },
-                                                             [this] { return is_ready_.load(); }}));
+                                                             [this] { return IsReady(); }}));
   }
   auto* health = server_->GetHealthCheckService();
   health->SetServingStatus(true);
   for (const char* service : kHealthServices) health->SetServingStatus(service, true);
+  if (listener_ != nullptr) QG_RETURN_IF_ERROR(StartListener());
   is_ready_ = true;
   maintenance_ = std::thread([this] { Maintain(); });
   return absl::OkStatus();
 }
 
+/// When everything else that keeps descriptors open is there.
+absl::Status RunningServer::StartListener() {
+  const ProcessStatistics process = ReadProcessStatistics();
+  QG_ASSIGN_OR_RETURN(const int64_t connections_max,
+                      ConnectionsMax(process.max_descriptors, process.open_descriptors));
+  listener_->Start(
+      connections_max,
+      [this](int descriptor) {
+        grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+        connection.fd = descriptor;
+        acceptor_->HandleNewConnection(&connection);
+      },
+      [this](const std::string& line) {
+        if (options_.log) options_.log(line);
+      });
+  return absl::OkStatus();
+}
+
 GaugeReadings RunningServer::ReadGauges() {
   GaugeReadings readings;
-  readings.ready = is_ready_;
+  readings.ready = IsReady();
   readings.draining = is_draining_;
   readings.queues = {{"runs"}, {"calls"}};
   for (const auto& device : devices_) {
     AddQueue(device->run_queue, readings.queues[0]);
     AddQueue(device->call_queue, readings.queues[1]);
     if (device->engine->Memory().bytes_total != 0) readings.devices.push_back(GaugesOf(*device));
+  }
+  if (listener_ != nullptr) {
+    const ListenerUsage usage = listener_->usage();
+    readings.connections = {usage.connections, usage.connections_max, usage.accepted, usage.refused,
+                            usage.failures};
   }
   readings.upload_bytes_in_flight = upload_bytes_in_flight_;
   const BlobStoreUsage usage = blobs_->usage();
@@ -337,8 +357,10 @@ bool RunningServer::Shutdown(absl::Duration grace) {
   if (server_ != nullptr) server_->GetHealthCheckService()->SetServingStatus(false);
   if (!DrainDevices(deadline)) return false;
   is_shut_down_ = true;
-  if (server_ != nullptr)
+  if (listener_ != nullptr) listener_->Stop();
+  if (server_ != nullptr) {
     server_->Shutdown(absl::ToChronoTime(absl::Now() + (deadline - SteadyNow())));
+  }
   if (maintenance_.joinable()) {
     {
       const std::lock_guard lock(maintenance_mutex_);

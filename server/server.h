@@ -50,6 +50,8 @@ struct ServerOptions {
   /// not return from its engine (docs/distributed.md section 1.2): the server is NOT_SERVING then
   /// and answers nothing, and the process should end with a failure, by _Exit behind Shutdown.
   std::function<void(const absl::Status& why)> on_device_lost;
+  /// Lines for the operator's log, from any thread.
+  std::function<void(const std::string& line)> log;
   int queue_capacity = 64;  ///< Runs waiting; one more is RESOURCE_EXHAUSTED.
   int queue_workers = 1;    ///< Runs at a time.
   /// Of the latest events of a run under way, which its streams have without the database.

@@ -1,0 +1,135 @@
+// More connections than quantgated has descriptors for: it refuses those beyond its bound, says so,
+// and serves again once they have gone. In a process of its own, whose descriptors are few.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/client/process.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr int kDescriptors = 64;
+constexpr int kConnections = 200;
+constexpr auto kRecovery = std::chrono::seconds(5);
+/// An HTTP/2 client's first bytes, with empty settings (RFC 9113, section 3.4).
+constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0";
+constexpr size_t kFrameHeaderBytes = 9;
+
+class Connection {
+ public:
+  explicit Connection(int port) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(static_cast<uint16_t>(port));
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const timeval patience = {1, 0};
+    ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    ::setsockopt(socket_, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+    (void)::connect(socket_, reinterpret_cast<sockaddr*>(&to), sizeof(to));
+  }
+  Connection(Connection&& other) noexcept : socket_(other.socket_) { other.socket_ = -1; }
+  ~Connection() {
+    if (socket_ >= 0) ::close(socket_);
+  }
+
+  /// What comes back, up to `least` bytes or the connection's end.
+  std::string Ask(const std::string& question, size_t least) {
+    (void)!::send(socket_, question.data(), question.size(), MSG_NOSIGNAL);
+    std::string answer;
+    char buffer[4096];
+    while (answer.size() < least) {
+      const ssize_t count = ::read(socket_, buffer, sizeof(buffer));
+      if (count <= 0) break;
+      answer.append(buffer, static_cast<size_t>(count));
+    }
+    return answer;
+  }
+
+ private:
+  int socket_;
+};
+
+bool IsServed(int port) {
+  return Connection(port)
+             .Ask(std::string(kPreface, sizeof(kPreface) - 1), kFrameHeaderBytes)
+             .size() >= kFrameHeaderBytes;
+}
+
+std::string Get(int port, const std::string& path) {
+  return Connection(port).Ask(
+      "GET " + path + " HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n", std::string::npos);
+}
+
+bool Within(std::chrono::steady_clock::duration time, const std::function<bool()>& is_so) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (!is_so()) {
+    if (std::chrono::steady_clock::now() >= end) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+/// The number behind `mark`, which an address ends with.
+int PortBehind(const std::string& line, const std::string& mark) {
+  return std::stoi(line.substr(line.find(mark) + mark.size()));
+}
+
+TEST(DescriptorsTest, ServesAgainOnceConnectionsBeyondTheLimitHaveGone) {
+  const TestDirectory directory;
+  const std::string limit = std::to_string(kDescriptors);
+  BackgroundProcess server({"/usr/bin/prlimit", "--nofile=" + limit + ":" + limit,
+                            QUANTGATED_PROGRAM, "--listen", "127.0.0.1:0", "--metrics-listen",
+                            "127.0.0.1:0", "--data-dir", directory.Path("data")});
+  const std::string ready = server.ReadLine();
+  ASSERT_THAT(ready, StartsWith("quantgated ready on "));
+  const int port = PortBehind(ready, "on 127.0.0.1:");
+  const int http_port = PortBehind(ready, "http://127.0.0.1:");
+  ASSERT_TRUE(IsServed(port));
+  {
+    std::vector<Connection> connections;
+    for (int i = 0; i < kConnections; ++i) connections.emplace_back(port);
+    EXPECT_TRUE(Within(kRecovery, [&] {
+      return Get(http_port, "/readyz").starts_with("HTTP/1.1 503");
+    })) << "ready although no connection is taken";
+    const std::string metrics = Get(http_port, "/metrics");
+    EXPECT_THAT(metrics, HasSubstr("\nquantgate_connections_refused_total "));
+    EXPECT_THAT(metrics, Not(HasSubstr("\nquantgate_connections_refused_total 0\n")));
+    EXPECT_THAT(metrics, HasSubstr("\nquantgate_ready{component=\"engine\"} 0\n"));
+  }
+  EXPECT_TRUE(Within(kRecovery, [&] { return IsServed(port); })) << "no connection is served";
+  EXPECT_TRUE(Within(kRecovery, [&] {
+    return Get(http_port, "/readyz").starts_with("HTTP/1.1 200");
+  })) << "not ready";
+  EXPECT_THAT(Get(http_port, "/metrics"), HasSubstr("\nquantgate_accept_failures_total 0\n"));
+  server.Signal(SIGTERM);
+  const ProcessResult result = server.Wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr("further ones are refused"));
+}
+
+// What is left beside descriptors that are open already is too little to serve anybody with.
+TEST(DescriptorsTest, RefusesToStartWithTooFew) {
+  const TestDirectory directory;
+  const ProcessResult result =
+      RunProcess({"/usr/bin/prlimit", "--nofile=32:32", QUANTGATED_PROGRAM, "--listen",
+                  "127.0.0.1:0", "--metrics-listen", "", "--data-dir", directory.Path("data")});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("RLIMIT_NOFILE is 32"));
+}
+
+}  // namespace
+}  // namespace quantgate
