@@ -254,10 +254,22 @@ absl::Status Draining() {
               absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
 }
 
+absl::Status NoRoomToSend() {
+  return With(Exhausted("bytes_budget",
+                        "there is no room for the answer: too much waits to be read by clients"),
+              kRetryAfter, absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
+}
+
 absl::Status Internal(const std::string& what) { return absl::InternalError(what); }
 
 absl::Status FromErrno(int error_number, const std::string& operation) {
   if (error_number == ENOSPC || error_number == EDQUOT) return DiskFull(operation);
+  if (error_number == EMFILE || error_number == ENFILE) {
+    return Exhausted("limit", absl::StrCat(operation, ": ", std::strerror(error_number)));
+  }
+  if (error_number == ENOMEM) {
+    return Exhausted("memory", absl::StrCat(operation, ": ", std::strerror(error_number)));
+  }
   const std::string text = absl::StrCat(operation, ": ", std::strerror(error_number));
   return error_number == EIO ? absl::DataLossError(text) : absl::InternalError(text);
 }

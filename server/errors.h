@@ -86,6 +86,8 @@ absl::Status Draining();
 absl::Status Internal(const std::string& what);
 /// A failed system call: DiskFull for ENOSPC and EDQUOT, DATA_LOSS for EIO, else INTERNAL. Never
 /// names a path.
+/// RESOURCE_EXHAUSTED: clients have not taken what others sent them.
+absl::Status NoRoomToSend();
 absl::Status FromErrno(int error_number, const std::string& operation);
 
 }  // namespace quantgate::error

@@ -51,6 +51,24 @@ inline constexpr int64_t kConnectionsLeast = 4;
 /// How long a peer may leave what was sent to it unacknowledged.
 inline constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(20);
 
+/// Bytes made for clients that have not taken them (SendBudget), in all and for one connection, and
+/// the piece that a stream begins with: a client that reads nothing costs one, three thousand of
+/// them less than the bound.
+inline constexpr int64_t kSendBytesMax = 256 << 20;
+inline constexpr int64_t kSendConnectionBytesMax = 16 << 20;
+inline constexpr int64_t kSendPieceBytesLeast = 64 << 10;
+/// A call whose client has taken nothing of what is sent to it for this long is ended, and one that
+/// has waited so long for room to send is refused: twice this, the longest that a stream without a
+/// reader stands, is below two minutes.
+inline constexpr absl::Duration kSendIdleMax = absl::Seconds(45);
+/// The same while other connections wait for the room.
+inline constexpr absl::Duration kSendIdleWhenShort = absl::Seconds(10);
+/// A piece that takes longer is followed by a smaller one.
+inline constexpr absl::Duration kSendPieceTime = absl::Seconds(1);
+/// Events of runs that have ended, which those who followed them have still to be sent: others of
+/// them are read from the disk again.
+inline constexpr size_t kEndedEventBytesMax = size_t{64} << 20;
+
 /// Memory of messages that gRPC has received, beyond which it ends streams with RESOURCE_EXHAUSTED.
 /// A thousand uploads that send a chunk at the same moment stay below it.
 inline constexpr int64_t kGrpcBufferBytesMax = int64_t{3} << 29;

@@ -62,9 +62,24 @@ void LiveRuns::End(const std::string& run_id) {
     const auto it = runs_.find(run_id);
     if (it == runs_.end()) return;
     woken.swap(it->second->waiting);
+    ended_.push_back(it->second);
     runs_.erase(it);
+    DropEnded();
   }
   for (auto& [token, wake] : woken) wake(Position::kLast);
+}
+
+void LiveRuns::DropEnded() {
+  std::erase_if(ended_, [](const std::weak_ptr<Live>& live) { return live.expired(); });
+  size_t bytes = 0;
+  for (auto at = ended_.rbegin(); at != ended_.rend(); ++at) {
+    const std::shared_ptr<Live> live = at->lock();
+    if (live == nullptr) continue;
+    bytes += live->event_bytes;
+    if (bytes <= kEndedEventBytesMax) continue;
+    bytes -= std::exchange(live->event_bytes, 0);
+    live->events.clear();
+  }
 }
 
 bool LiveRuns::IsLive(const std::string& run_id) const {

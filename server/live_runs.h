@@ -31,8 +31,8 @@ class LiveRuns {
   void Published(const std::string& run_id, int64_t sequence,
                  std::shared_ptr<const std::string> event,
                  Position position = Position::kBeforeOthers);
-  /// The latest events of a run that is live, for who follows it: there behind its end too. Null
-  /// for another one.
+  /// The latest events of a run that is live, for who follows it: there behind its end too, the
+  /// latest kEndedEventBytesMax of all such runs. Null for another one.
   struct Live;
   std::shared_ptr<const Live> Hold(const std::string& run_id) const;
   std::shared_ptr<const std::string> EventOf(const Live& live, int64_t sequence) const;
@@ -60,9 +60,13 @@ class LiveRuns {
 
  private:
   const size_t event_bytes_max_;
+  void DropEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   mutable std::mutex mutex_;
   absl::flat_hash_map<std::string, std::shared_ptr<Live>> runs_ ABSL_GUARDED_BY(mutex_);
   int64_t last_token_ ABSL_GUARDED_BY(mutex_) = 0;
+  /// Those that have ended and are still held, the latest last.
+  std::deque<std::weak_ptr<Live>> ended_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace quantgate

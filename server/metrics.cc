@@ -252,12 +252,16 @@ struct Metrics::Families {
       {{"reason",
         {"queue_full", "bytes_budget", "quota", "disk", "memory", "draining", "limit", "sessions",
          "other"}}}};
+  CounterGrid calls_unread{
+      CounterFamily(registry, "quantgate_calls_unread_total",
+                    "Calls ended since their clients did not take what was sent."),
+      {}};
   GaugeGrid inflight_bytes{
       GaugeFamily(registry, "quantgate_inflight_bytes", "Bytes held in memory."),
-      {{"kind", {"upload"}}}};
+      {{"kind", {"upload", "send"}}}};
   GaugeGrid inflight_limit{
       GaugeFamily(registry, "quantgate_inflight_limit_bytes", "Bound on the bytes in memory."),
-      {{"kind", {"upload"}}}};
+      {{"kind", {"upload", "send"}}}};
   CounterGrid upload_bytes{
       CounterFamily(registry, "quantgate_upload_bytes_total", "Bytes received by Blobs.Write."),
       {Axis("transport", kTransportNames)}};
@@ -413,6 +417,8 @@ void Metrics::Families::Refresh() {
   RaiseTo(connections_refused(), readings.connections.refused);
   RaiseTo(accept_failures(), readings.connections.failures);
   inflight_bytes("upload").Set(static_cast<double>(readings.upload_bytes_in_flight));
+  inflight_bytes("send").Set(static_cast<double>(readings.send_bytes_in_flight));
+  inflight_limit("send").Set(static_cast<double>(readings.send_bytes_max));
   blob_bytes("committed").Set(static_cast<double>(readings.blob_committed_bytes));
   blob_bytes("partial").Set(static_cast<double>(readings.blob_partial_bytes));
   blob_objects("committed").Set(static_cast<double>(readings.blob_committed_objects));
@@ -443,6 +449,10 @@ void Metrics::RpcHandled(int method, absl::StatusCode code, absl::Duration durat
 void Metrics::MessageReceived(int method) { families_->rpcs[method].received->Increment(); }
 void Metrics::MessageSent(int method) { families_->rpcs[method].sent->Increment(); }
 void Metrics::Rejected(std::string_view reason) { families_->rejected(reason).Increment(); }
+
+void Metrics::CallsUnread(int64_t calls) {
+  families_->calls_unread().Increment(static_cast<double>(calls));
+}
 
 Operation OperationOf(LayerKind layer) { return static_cast<Operation>(layer); }
 

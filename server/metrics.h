@@ -67,6 +67,8 @@ struct GaugeReadings {
     int64_t failures = 0;
   } connections;
   int64_t upload_bytes_in_flight = 0;
+  int64_t send_bytes_in_flight = 0;
+  int64_t send_bytes_max = 0;
   int64_t blob_committed_bytes = 0;
   int64_t blob_committed_objects = 0;
   int64_t blob_partial_bytes = 0;
@@ -119,6 +121,8 @@ class Metrics {
   void MessageSent(int method);
   /// `reason` as in v1.ErrorDetail, or "draining".
   void Rejected(std::string_view reason);
+  /// Calls that were ended since their clients did not take what was sent.
+  void CallsUnread(int64_t calls);
 
   /// `recipe` is a base name and `mode` a backward override; both empty for operations without.
   void RunEnded(Operation operation, std::string_view recipe, std::string_view mode,

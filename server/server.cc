@@ -20,6 +20,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
 #include "kernels/comm/communicator_cache.h"
+#include "server/allocator.h"
 #include "server/build_description.h"
 #include "server/http_endpoint.h"
 #include "server/limits.h"
@@ -29,6 +30,7 @@
 #include "server/rpc/rpc_methods.h"
 #include "server/rpc/runs.h"
 #include "server/rpc/services.h"
+#include "server/send_budget.h"
 #include "server/service_context.h"
 #include "server/store/data_dir.h"
 #include "server/store/database.h"
@@ -130,6 +132,7 @@ class RunningServer : public Server {
   bool AwaitIdle(DeviceQueue& queue, absl::Time deadline) const;
   GaugeReadings ReadGauges();
   void Maintain();
+  void EndUnread();
 
   const ServerOptions options_;
   DataDir data_dir_;
@@ -148,6 +151,7 @@ class RunningServer : public Server {
   std::atomic<bool> is_ready_{false};
   std::atomic<bool> has_stuck_ranks_{false}, is_ending_{false};
   std::atomic<int64_t> upload_bytes_in_flight_{0};
+  std::shared_ptr<SendBudget> send_budget_;
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<Runs> runs_;
   std::unique_ptr<Executor> executor_;
@@ -199,10 +203,12 @@ absl::Status RunningServer::Open() {
   executor_ = std::make_unique<Executor>(std::max(2, cpus / 2));
   storing_ = std::make_unique<Executor>(1);
   transfers_ = std::make_unique<Executor>(std::max(4, cpus));
+  send_budget_ = std::make_shared<SendBudget>(
+      SendBudget::Limits{options_.send_bytes_max, options_.send_connection_bytes_max});
   context_.reset(new ServiceContext{options_, devices_, watch_, *blobs_, *tensors_, *run_store_,
                                     *loader_, *sessions_, hardware_checks_, *executor_, *storing_,
                                     *transfers_, *metrics_, ranks_, calls_, is_draining_,
-                                    upload_bytes_in_flight_});
+                                    upload_bytes_in_flight_, *send_budget_});
   runs_ = std::make_unique<Runs>(*context_);
   metrics_->SetGaugeSource([this] { return ReadGauges(); });
   QG_RETURN_IF_ERROR(CheckDevices());
@@ -324,6 +330,8 @@ GaugeReadings RunningServer::ReadGauges() {
                             usage.failures};
   }
   readings.upload_bytes_in_flight = upload_bytes_in_flight_;
+  readings.send_bytes_in_flight = send_budget_->bytes();
+  readings.send_bytes_max = send_budget_->bytes_max();
   const BlobStoreUsage usage = blobs_->usage();
   readings.blob_committed_bytes = usage.committed_bytes;
   readings.blob_committed_objects = usage.committed_objects;
@@ -337,13 +345,31 @@ GaugeReadings RunningServer::ReadGauges() {
 }
 
 void RunningServer::Maintain() {
+  HeapTrimmer trimmer;
   // Not by a deadline of the wall clock, which would be a day away once that is set back by one.
   std::unique_lock lock(maintenance_mutex_);
   while (!maintenance_ends_.wait_for(lock, std::chrono::seconds(1),
                                      [this] { return is_maintenance_over_; })) {
-    calls_.CancelIdle(SteadyNow(), kUploadIdleMax);
+    EndUnread();
     sessions_->ExpireLeases();
     blobs_->ExpirePartials();
+    // Each call under way needs some of it, in gRPC most of all.
+    constexpr int64_t kCallBytes = 32 << 10;
+    trimmer.Observe(upload_bytes_in_flight_ + send_budget_->bytes() + calls_.size() * kCallBytes);
+  }
+}
+
+void RunningServer::EndUnread() {
+  const auto now = SendBudget::Clock::now();
+  const absl::Duration patience =
+      send_budget_->is_short() ? options_.send_idle_when_short : options_.send_idle_max;
+  const int unread = calls_.CancelIdle(now, kUploadIdleMax, patience);
+  send_budget_->Expire(now - absl::ToChronoNanoseconds(options_.send_idle_max));
+  if (unread == 0) return;
+  metrics_->CallsUnread(unread);
+  if (options_.log) {
+    options_.log(absl::StrCat(unread, " calls ended: their clients took nothing for ",
+                              absl::FormatDuration(patience)));
   }
 }
 

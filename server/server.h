@@ -61,6 +61,12 @@ struct ServerOptions {
   int64_t tensor_bytes_max = int64_t{8} << 30;   ///< Of one tensor that a request makes or names.
   /// Of messages received and not yet taken, over all connections.
   int64_t grpc_buffer_bytes_max = kGrpcBufferBytesMax;
+  /// Bytes made for clients that have not taken them: of all connections, and of one.
+  int64_t send_bytes_max = kSendBytesMax;
+  int64_t send_connection_bytes_max = kSendConnectionBytesMax;
+  /// How long a client may leave what it is sent, also while other connections wait for the room.
+  absl::Duration send_idle_max = kSendIdleMax;
+  absl::Duration send_idle_when_short = kSendIdleWhenShort;
   SessionLimits sessions;
   bool fsync = true;  ///< False: an in-process throw-away store.
 };

@@ -9,6 +9,7 @@
 #include "server/executor.h"
 #include "server/hardware_checks.h"
 #include "server/metrics.h"
+#include "server/send_budget.h"
 #include "server/server.h"
 #include "server/session_store.h"
 #include "server/store/blob_store.h"
@@ -38,6 +39,7 @@ struct ServiceContext {
   CallRegistry& calls;
   std::atomic<bool>& is_draining;
   std::atomic<int64_t>& upload_bytes_in_flight;
+  SendBudget& send_budget;
 };
 
 }  // namespace quantgate

@@ -12,12 +12,12 @@
 namespace quantgate {
 namespace {
 
-/// Write takes raw messages, so that their data is hashed and written where it was received.
-using RawWriteService = v1::Blobs::WithCallbackMethod_FindMissing<
+/// Data is hashed and written where it was received, and sent where it was read: as bytes.
+using RawStreamsService = v1::Blobs::WithCallbackMethod_FindMissing<
     v1::Blobs::WithRawCallbackMethod_Write<v1::Blobs::WithCallbackMethod_QueryWrite<
-        v1::Blobs::WithCallbackMethod_Read<v1::Blobs::Service>>>>;
+        v1::Blobs::WithRawCallbackMethod_Read<v1::Blobs::Service>>>>;
 
-class BlobsService : public RawWriteService {
+class BlobsService : public RawStreamsService {
  public:
   explicit BlobsService(ServiceContext& context) : context_(context) {}
 
@@ -42,8 +42,8 @@ class BlobsService : public RawWriteService {
         [this, request, response] { return QueryWrite(*request, *response); });
   }
 
-  grpc::ServerWriteReactor<v1::ReadResponse>* Read(grpc::CallbackServerContext* server_context,
-                                                   const v1::ReadRequest* request) override {
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Read(grpc::CallbackServerContext* server_context,
+                                                   const grpc::ByteBuffer* request) override {
     return new DownloadStream(context_, server_context, request);
   }
 

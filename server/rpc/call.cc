@@ -10,6 +10,12 @@
 namespace quantgate {
 namespace {
 
+int64_t NanosOf(SendBudget::Clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
+int64_t NanosNow() { return NanosOf(SendBudget::Clock::now()); }
+
 absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
   const auto deadline = context.deadline();
   if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
@@ -37,6 +43,7 @@ absl::Status Call::Admit(Admission admission) const {
 }
 
 grpc::Status Call::End(const absl::Status& status) {
+  sending_since_nanos_.store(NanosNow(), std::memory_order_relaxed);
   context_.metrics.RpcHandled(method_, status.code(), SteadyNow() - start_);
   if (absl::IsResourceExhausted(status)) {
     const std::string reason = error::DetailOf(status).reason;
@@ -52,7 +59,17 @@ void Call::MessageReceived() {
   context_.metrics.MessageReceived(method_);
 }
 
-void Call::MessageSent() { context_.metrics.MessageSent(method_); }
+void Call::MessageBegun() { sending_since_nanos_.store(NanosNow(), std::memory_order_relaxed); }
+
+void Call::MessageSent() {
+  sending_since_nanos_.store(0, std::memory_order_relaxed);
+  context_.metrics.MessageSent(method_);
+}
+
+std::string Call::connection() const {
+  std::string peer = server_context_->peer();
+  return peer.starts_with("ipv") ? peer : std::string();
+}
 
 PeerTransport Call::transport() const {
   const std::string peer = server_context_->peer();
@@ -60,13 +77,16 @@ PeerTransport Call::transport() const {
   return peer.starts_with("ipv") ? PeerTransport::kTcp : PeerTransport::kInProcess;
 }
 
-void Call::MessageAwaited() {
-  awaiting_since_nanos_.store(absl::ToUnixNanos(SteadyNow()), std::memory_order_relaxed);
-}
+void Call::MessageAwaited() { awaiting_since_nanos_.store(NanosNow(), std::memory_order_relaxed); }
 
-bool Call::IsIdle(absl::Time now, absl::Duration idle_max) const {
-  const int64_t since = awaiting_since_nanos_.load(std::memory_order_relaxed);
-  return since != 0 && now - absl::FromUnixNanos(since) > idle_max;
+Call::Idleness Call::IdlenessAt(SendBudget::Clock::time_point now, absl::Duration send_max,
+                                absl::Duration take_max) const {
+  const auto is_over = [&](const std::atomic<int64_t>& since_nanos, absl::Duration max) {
+    const int64_t since = since_nanos.load(std::memory_order_relaxed);
+    return since != 0 && absl::Nanoseconds(NanosOf(now) - since) > max;
+  };
+  if (is_over(sending_since_nanos_, take_max)) return Idleness::kTakesNothing;
+  return is_over(awaiting_since_nanos_, send_max) ? Idleness::kSendsNothing : Idleness::kNone;
 }
 
 void CallRegistry::Add(Call* call) {
@@ -77,6 +97,7 @@ void CallRegistry::Add(Call* call) {
 void CallRegistry::Remove(Call* call) {
   const std::lock_guard lock(mutex_);
   calls_.erase(call);
+  unread_.erase(call);
 }
 
 int CallRegistry::size() const {
@@ -91,11 +112,17 @@ void CallRegistry::CancelAll() {
   for (const Call* call : calls_) call->TryCancel();
 }
 
-void CallRegistry::CancelIdle(absl::Time now, absl::Duration idle_max) {
+int CallRegistry::CancelIdle(SendBudget::Clock::time_point now, absl::Duration send_max,
+                             absl::Duration take_max) {
   const std::lock_guard lock(mutex_);
-  for (const Call* call : calls_) {
-    if (call->IsIdle(now, idle_max)) call->TryCancel();
+  int unread = 0;
+  for (Call* call : calls_) {
+    const Call::Idleness idleness = call->IdlenessAt(now, send_max, take_max);
+    if (idleness == Call::Idleness::kNone) continue;
+    if (idleness == Call::Idleness::kTakesNothing) unread += unread_.insert(call).second ? 1 : 0;
+    call->TryCancel();
   }
+  return unread;
 }
 
 }  // namespace quantgate

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
@@ -38,16 +39,23 @@ class Call {
   grpc::Status End(const absl::Status& status);
 
   void MessageReceived();
+  /// Of each message of a stream: given to gRPC, and taken by the client. CallRegistry::CancelIdle
+  /// may end a call for which that takes too long, or End.
+  void MessageBegun();
   void MessageSent();
 
   ServiceContext& context() const { return context_; }
   const std::shared_ptr<Cancellation>& cancellation() const { return cancellation_; }
   PeerTransport transport() const;
+  /// What tells connections apart, as far as gRPC says: empty for a Unix socket, and in process.
+  std::string connection() const;
 
   /// A streaming call now waits for its client; CallRegistry::CancelIdle may end it if that takes
   /// too long.
   void MessageAwaited();
-  bool IsIdle(absl::Time now, absl::Duration idle_max) const;
+  enum class Idleness { kNone, kSendsNothing, kTakesNothing };
+  Idleness IdlenessAt(SendBudget::Clock::time_point now, absl::Duration send_max,
+                      absl::Duration take_max) const;
   void TryCancel() const { server_context_->TryCancel(); }
 
  private:
@@ -56,7 +64,8 @@ class Call {
   grpc::CallbackServerContext* const server_context_;
   const absl::Time start_;
   const std::shared_ptr<Cancellation> cancellation_;
-  std::atomic<int64_t> awaiting_since_nanos_{0};  // 0: the client is not waited for.
+  /// 0: the client is not waited for. By a clock that nobody sets.
+  std::atomic<int64_t> awaiting_since_nanos_{0}, sending_since_nanos_{0};
 };
 
 class CallRegistry {
@@ -66,12 +75,15 @@ class CallRegistry {
   int size() const;
   /// Ends every call under way, as if its client had cancelled it.
   void CancelAll();
-  /// Ends the calls that have waited for their client for longer than `idle_max`.
-  void CancelIdle(absl::Time now, absl::Duration idle_max);
+  /// Ends the calls whose clients have sent nothing for `send_max` while they were waited for, or
+  /// taken nothing for `take_max`; how many of the latter.
+  int CancelIdle(SendBudget::Clock::time_point now, absl::Duration send_max,
+                 absl::Duration take_max);
 
  private:
   mutable std::mutex mutex_;
   absl::flat_hash_set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_set<Call*> unread_ ABSL_GUARDED_BY(mutex_);  ///< Of those, ended as such.
 };
 
 }  // namespace quantgate

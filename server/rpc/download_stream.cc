@@ -1,19 +1,53 @@
 #include "server/rpc/download_stream.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
+
 #include <algorithm>
+#include <cstddef>
+#include <new>
 #include <span>
-#include <string>
 #include <utility>
 
 #include "kernels/base/status_macros.h"
-#include "server/limits.h"
+#include "quantgate/v1/blobs_service.pb.h"
+#include "server/errors.h"
 #include "server/rpc/convert_tensor.h"
+#include "server/rpc/parse_message.h"
 
 namespace quantgate {
+namespace {
+
+/// Bytes of a blob and their room, until gRPC lets go of them.
+struct Piece {
+  std::unique_ptr<std::byte[]> data;
+  SendBudget::Room room;
+};
+
+/// A ReadResponse with the data where it is.
+grpc::ByteBuffer ReadResponseOf(std::unique_ptr<Piece> piece, size_t size) {
+  using google::protobuf::internal::WireFormatLite;
+  using google::protobuf::io::CodedOutputStream;
+  uint8_t head[16];
+  uint8_t* end = WireFormatLite::WriteTagToArray(v1::ReadResponse::kDataFieldNumber,
+                                                 WireFormatLite::WIRETYPE_LENGTH_DELIMITED, head);
+  end = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(size), end);
+  const grpc::Slice slices[] = {
+      grpc::Slice(head, static_cast<size_t>(end - head)),
+      grpc::Slice(
+          piece->data.get(), size, [](void* done) { delete static_cast<Piece*>(done); },
+          piece.get())};
+  piece.release();  // NOLINT: the slice's.
+  return grpc::ByteBuffer(slices, 2);
+}
+
+}  // namespace
 
 DownloadStream::DownloadStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
-                               const v1::ReadRequest* request)
-    : call_(context, Rpc::kRead, server_context), request_(request) {
+                               const grpc::ByteBuffer* request)
+    : call_(context, Rpc::kRead, server_context),
+      request_(request),
+      connection_(context.send_budget.ConnectionOf(call_.connection())) {
   call_.MessageReceived();
   Actions actions;
   {
@@ -30,8 +64,10 @@ DownloadStream::Actions DownloadStream::DecideActions() {
     sending_ = *std::move(ready_);
     ready_.reset();
     actions.write = is_writing_ = true;
+    write_begun_ = SendBudget::Clock::now();
   }
-  actions.read = !is_reading_ && !ready_.has_value() && !outcome_.has_value();
+  const bool may_read = has_written_ || !is_writing_;
+  actions.read = may_read && !is_reading_ && !ready_.has_value() && !outcome_.has_value();
   is_reading_ |= actions.read;
   if (!is_reading_ && !is_writing_ && outcome_.has_value()) {
     is_over_ = true;
@@ -43,37 +79,91 @@ DownloadStream::Actions DownloadStream::DecideActions() {
 // Without the lock: gRPC and the executor may come back at once. The last of the actions may be the
 // end of `this`, and with none `this` may be gone already.
 void DownloadStream::Start(const Actions& actions) {
-  if (actions.read) call_.context().transfers.Run([this] { ReadNext(); });
-  if (actions.write) StartWrite(&sending_);
+  if (actions.read) call_.context().transfers.Run([this] { AskForRoom(); });
+  if (actions.write) {
+    call_.MessageBegun();
+    StartWrite(&sending_.buffer);
+  }
   if (actions.end.has_value()) Finish(call_.End(*actions.end));
+}
+
+// A large piece where there is room for it, else a small one.
+void DownloadStream::AskForRoom() {
+  SendBudget& budget = call_.context().send_budget;
+  int64_t wanted;
+  {
+    const std::lock_guard lock(mutex_);
+    wanted = piece_bytes_;
+  }
+  if (reader_.has_value()) wanted = std::min(wanted, reader_->remaining());
+  SendBudget::Room room = budget.TryTake(connection_, wanted);
+  if (room.bytes() == 0 && wanted > kSendPieceBytesLeast) {
+    room = budget.TryTake(connection_, kSendPieceBytesLeast);
+  }
+  if (room.bytes() == 0) return WaitForRoom();
+  ReadNext(std::move(room));
+}
+
+void DownloadStream::WaitForRoom() {
+  {
+    // With the lock held the answer cannot overtake the token, nor a cancellation miss it.
+    const std::lock_guard lock(mutex_);
+    if (!is_cancelled_) {
+      room_token_ = call_.context().send_budget.Wait(
+          connection_, kSendPieceBytesLeast, [this](SendBudget::Room room) {
+            call_.context().transfers.Run(
+                [this, room = std::move(room)]() mutable { ReadNext(std::move(room)); });
+          });
+      return;
+    }
+  }
+  EndReading(absl::CancelledError("the client has gone"));
 }
 
 absl::Status DownloadStream::Begin() {
   QG_RETURN_IF_ERROR(call_.Admit(Admission::kAlways));
-  QG_ASSIGN_OR_RETURN(const Digest digest, DigestFromProto(request_->digest(), "digest"));
-  QG_ASSIGN_OR_RETURN(reader_,
-                      call_.context().blobs.Read(digest, request_->offset(), request_->limit(),
-                                                 call_.cancellation().get()));
+  QG_ASSIGN_OR_RETURN(const v1::ReadRequest request, Parsed<v1::ReadRequest>(*request_));
+  QG_ASSIGN_OR_RETURN(const Digest digest, DigestFromProto(request.digest(), "digest"));
+  QG_ASSIGN_OR_RETURN(reader_, call_.context().blobs.Read(digest, request.offset(), request.limit(),
+                                                          call_.cancellation().get()));
   return absl::OkStatus();
 }
 
-void DownloadStream::ReadNext() {
-  absl::Status status = reader_.has_value() ? call_.cancellation()->Check() : Begin();
-  v1::ReadResponse response;
-  if (status.ok() && reader_->remaining() > 0) {
-    std::string& data = *response.mutable_data();
-    data.resize(static_cast<size_t>(std::min(reader_->remaining(), kChunkBytes)));
-    status = reader_->Next(std::as_writable_bytes(std::span(data))).status();
+absl::StatusOr<DownloadStream::Message> DownloadStream::ReadMessage(SendBudget::Room room) {
+  QG_RETURN_IF_ERROR(reader_.has_value() ? call_.cancellation()->Check() : Begin());
+  Message message;
+  message.data_bytes = std::min(reader_->remaining(), room.bytes());
+  if (message.data_bytes == 0) return message;
+  room.ShrinkTo(message.data_bytes);
+  const auto size = static_cast<size_t>(message.data_bytes);
+  std::unique_ptr<std::byte[]> data(new (std::nothrow) std::byte[size]);
+  if (data == nullptr) return absl::ResourceExhaustedError("out of memory for a piece of a blob");
+  QG_RETURN_IF_ERROR(reader_->Next(std::span(data.get(), size)).status());
+  // Nobody knows how long it takes until the next one.
+  reader_->Rest();
+  message.buffer =
+      ReadResponseOf(std::make_unique<Piece>(Piece{std::move(data), std::move(room)}), size);
+  return message;
+}
+
+void DownloadStream::ReadNext(SendBudget::Room room) {
+  {
+    const std::lock_guard lock(mutex_);
+    room_token_ = 0;
   }
-  const bool has_piece = status.ok() && !response.data().empty();
+  if (room.bytes() == 0) return EndReading(error::NoRoomToSend());
+  EndReading(ReadMessage(std::move(room)));
+}
+
+void DownloadStream::EndReading(absl::StatusOr<Message> message) {
   Actions actions;
   {
     const std::lock_guard lock(mutex_);
     is_reading_ = false;
     if (!outcome_.has_value()) {
-      if (has_piece) ready_ = std::move(response);
       // A message that is ready goes out before the end.
-      if (!status.ok() || reader_->remaining() == 0) outcome_ = status;
+      if (!message.ok() || reader_->remaining() == 0) outcome_ = message.status();
+      if (message.ok() && message->data_bytes > 0) ready_ = *std::move(message);
     }
     actions = DecideActions();
   }
@@ -83,13 +173,16 @@ void DownloadStream::ReadNext() {
 void DownloadStream::OnWriteDone(bool ok) {
   if (ok) {
     call_.MessageSent();
-    call_.context().metrics.Downloaded(call_.transport(),
-                                       static_cast<int64_t>(sending_.data().size()));
+    call_.context().metrics.Downloaded(call_.transport(), sending_.data_bytes);
   }
   Actions actions;
   {
     const std::lock_guard lock(mutex_);
     is_writing_ = false;
+    has_written_ = true;
+    const auto time = absl::FromChrono(SendBudget::Clock::now() - write_begun_);
+    piece_bytes_ = time < kSendPieceTime ? std::min(2 * piece_bytes_, kChunkBytes)
+                                         : std::max(piece_bytes_ / 2, kSendPieceBytesLeast);
     if (!ok) {
       outcome_ = absl::CancelledError("the client has gone");
       ready_.reset();
@@ -97,6 +190,21 @@ void DownloadStream::OnWriteDone(bool ok) {
     actions = DecideActions();
   }
   Start(actions);
+}
+
+void DownloadStream::OnCancel() {
+  call_.cancellation()->Cancel();
+  bool has_turn;
+  {
+    const std::lock_guard lock(mutex_);
+    is_cancelled_ = true;
+    has_turn =
+        room_token_ != 0 && call_.context().send_budget.StopWaiting(connection_, room_token_);
+  }
+  if (!has_turn) return;
+  // OnDone comes after this reaction at the earliest, so `this` is still there.
+  call_.context().transfers.Run(
+      [this] { EndReading(absl::CancelledError("the client has gone")); });
 }
 
 }  // namespace quantgate

@@ -1,26 +1,36 @@
-// DownloadStream: one Blobs.Read. The next piece is read and hashed while the last one is sent.
+// DownloadStream: one Blobs.Read. It reads and hashes a piece when there is room to send it: the
+// next one while the last one is sent, once the client has taken any. Pieces grow as long as they
+// are taken quickly, so that a client that reads nothing costs a small one and no open file.
 #pragma once
 
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <memory>
 #include <mutex>
 #include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "quantgate/v1/blobs_service.pb.h"
+#include "server/limits.h"
 #include "server/rpc/call.h"
 #include "server/store/blob_reader.h"
 
 namespace quantgate {
 
-/// Deletes itself. Finishes only while no write and no task is under way.
-class DownloadStream : public grpc::ServerWriteReactor<v1::ReadResponse> {
+/// Deletes itself. Finishes only while no write, no task and no wait is under way.
+class DownloadStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   DownloadStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
-                 const v1::ReadRequest* request);
+                 const grpc::ByteBuffer* request);
 
  private:
+  /// A message and the bytes of the blob in it.
+  struct Message {
+    grpc::ByteBuffer buffer;
+    int64_t data_bytes = 0;
+  };
+
   /// What may be started at one moment; filled under the lock and done outside of it.
   struct Actions {
     bool read = false, write = false;
@@ -31,22 +41,35 @@ class DownloadStream : public grpc::ServerWriteReactor<v1::ReadResponse> {
   /// Start() alone after it: whoever sees the last part through ends the stream.
   Actions DecideActions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Start(const Actions& actions);
-  void ReadNext();
+
+  // One task: asks for room and reads, or waits for room and reads in another one.
+  void AskForRoom();
+  void WaitForRoom();
+  /// `room`: none when there was none for too long.
+  void ReadNext(SendBudget::Room room);
   absl::Status Begin();
+  absl::StatusOr<Message> ReadMessage(SendBudget::Room room);
+  void EndReading(absl::StatusOr<Message> message);
 
   void OnWriteDone(bool ok) override;
-  void OnCancel() override { call_.cancellation()->Cancel(); }
+  void OnCancel() override;
   void OnDone() override { delete this; }
 
   Call call_;
-  const v1::ReadRequest* const request_;  // gRPC's, for the length of the call.
-  std::optional<BlobReader> reader_;      // Of the task that reads.
-  v1::ReadResponse sending_;              // gRPC's while a write is under way.
+  const grpc::ByteBuffer* const request_;  // gRPC's, for the length of the call.
+  const std::shared_ptr<SendBudget::Connection> connection_;
+  std::optional<BlobReader> reader_;  // Of the task that reads.
+  Message sending_;                   // gRPC's while a write is under way.
 
   std::mutex mutex_;
-  std::optional<v1::ReadResponse> ready_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Message> ready_ ABSL_GUARDED_BY(mutex_);
+  int64_t piece_bytes_ ABSL_GUARDED_BY(mutex_) = kSendPieceBytesLeast;
+  SendBudget::Clock::time_point write_begun_ ABSL_GUARDED_BY(mutex_);
+  int64_t room_token_ ABSL_GUARDED_BY(mutex_) = 0;  // Not 0: the task that reads waits for room.
   bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_written_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> outcome_ ABSL_GUARDED_BY(mutex_);
 };

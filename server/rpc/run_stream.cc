@@ -7,6 +7,7 @@
 
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/errors.h"
+#include "server/limits.h"
 
 namespace quantgate {
 namespace {
@@ -35,12 +36,15 @@ std::shared_ptr<const std::string> EventToSend(RunStore::StoredEvent event) {
   return std::make_shared<const std::string>(std::move(event.bytes));
 }
 
-/// The bytes where they are.
-grpc::ByteBuffer BufferOf(std::shared_ptr<const std::string> event) {
-  using Owner = std::shared_ptr<const std::string>;
-  auto* const owner = new Owner(std::move(event));
+/// The bytes where they are, and their room until gRPC lets go of them.
+grpc::ByteBuffer BufferOf(std::shared_ptr<const std::string> event, SendBudget::Room room) {
+  struct Owner {
+    std::shared_ptr<const std::string> event;
+    SendBudget::Room room;
+  };
+  auto* const owner = new Owner{std::move(event), std::move(room)};
   const grpc::Slice slice(
-      const_cast<char*>((*owner)->data()), (*owner)->size(),
+      const_cast<char*>(owner->event->data()), owner->event->size(),
       [](void* done) { delete static_cast<Owner*>(done); }, owner);
   return grpc::ByteBuffer(&slice, 1);
 }
@@ -50,7 +54,9 @@ grpc::ByteBuffer BufferOf(std::shared_ptr<const std::string> event) {
 RunStream::RunStream(ServiceContext& context, Runs& runs, Rpc rpc, Admission admission,
                      grpc::CallbackServerContext* server_context, Place place,
                      absl::AnyInvocable<absl::StatusOr<Start>(const Call&) &&> start)
-    : call_(context, rpc, server_context), runs_(runs) {
+    : call_(context, rpc, server_context),
+      runs_(runs),
+      connection_(context.send_budget.ConnectionOf(call_.connection())) {
   call_.MessageReceived();
   if (place == Place::kHere) {
     Begin(admission, std::move(start));
@@ -86,33 +92,65 @@ std::shared_ptr<const std::string> RunStream::Latest() const {
 }
 
 // Has the turn.
-void RunStream::Continue() {
+void RunStream::Continue(SendBudget::Room room) {
   {
     const std::lock_guard lock(mutex_);
-    wait_token_ = 0;
+    wait_token_ = room_token_ = 0;
   }
   const absl::Status wanted = call_.cancellation()->Check();
   if (!wanted.ok()) return End(wanted);
   const bool was_live = runs_.live().IsLive(run_id_);
-  if (auto latest = Latest()) return Send(std::move(latest));
+  if (auto latest = Latest()) return Send(std::move(latest), std::move(room));
   // Whoever adds the next event writes to the database, which others need not wait for.
   if (runs_.live().IsToCome(run_id_, next_sequence_)) return WaitForEvent();
+  // How large it is shows when it is there: Send() asks for the rest.
+  if (room.bytes() == 0) {
+    room = call_.context().send_budget.TryTake(connection_, kSendPieceBytesLeast);
+    if (room.bytes() == 0) return WaitForRoom(kSendPieceBytesLeast);
+  }
   auto event = call_.context().run_store.ReadEvent(run_id_, next_sequence_);
   if (!event.ok()) return End(event.status());
-  if (event->has_value()) return Send(EventToSend(**std::move(event)));
+  if (event->has_value()) return Send(EventToSend(**std::move(event)), std::move(room));
   if (!was_live) return End(error::Internal("the run ended without its last event"));
   WaitForEvent();
 }
 
-void RunStream::Send(std::shared_ptr<const std::string> event) {
+void RunStream::Send(std::shared_ptr<const std::string> event, SendBudget::Room room) {
   const absl::StatusOr<bool> is_last = EndsRun(*event);
   if (!is_last.ok()) return End(is_last.status());
-  event_ = BufferOf(std::move(event));
+  const auto bytes = static_cast<int64_t>(event->size());
+  if (room.bytes() < bytes) {
+    room = {};
+    room = call_.context().send_budget.TryTake(connection_, bytes);
+  }
+  // Without the event, which is not to stay in memory for it.
+  if (room.bytes() == 0) return WaitForRoom(bytes);
+  room.ShrinkTo(bytes);
+  event_ = BufferOf(std::move(event), std::move(room));
   ++next_sequence_;
+  call_.MessageBegun();
   if (!*is_last) return StartWrite(&event_);
   // The status goes with it.
   call_.MessageSent();
   StartWriteAndFinish(&event_, grpc::WriteOptions(), call_.End(absl::OkStatus()));
+}
+
+void RunStream::WaitForRoom(int64_t bytes) {
+  const auto go_on = [this](SendBudget::Room room) {
+    call_.context().executor.Run([this, room = std::move(room)]() mutable {
+      if (room.bytes() == 0) return End(error::NoRoomToSend());
+      Continue(std::move(room));
+    });
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    // As in WaitForEvent.
+    if (!is_cancelled_) {
+      room_token_ = call_.context().send_budget.Wait(connection_, bytes, go_on);
+      return;
+    }
+  }
+  call_.context().executor.Run([this] { Continue(); });
 }
 
 void RunStream::WaitForEvent() {
@@ -136,7 +174,7 @@ void RunStream::OnWriteDone(bool ok) {
   call_.MessageSent();
   // Neither what is there already nor what is still to come needs another thread.
   if (call_.cancellation()->Check().ok()) {
-    if (auto latest = Latest()) return Send(std::move(latest));
+    if (auto latest = Latest()) return Send(std::move(latest), {});
     if (runs_.live().IsToCome(run_id_, next_sequence_)) return WaitForEvent();
   }
   call_.context().executor.Run([this] { Continue(); });
@@ -151,7 +189,9 @@ void RunStream::OnCancel() {
     is_cancelled_ = true;
     run_id = run_id_;
     cancels = cancel_on_disconnect_;
-    has_turn = wait_token_ != 0 && runs_.live().StopWaiting(run_id_, wait_token_);
+    has_turn =
+        (wait_token_ != 0 && runs_.live().StopWaiting(run_id_, wait_token_)) ||
+        (room_token_ != 0 && call_.context().send_budget.StopWaiting(connection_, room_token_));
   }
   if (!run_id.empty() && cancels) runs_.CancelLive(run_id);
   // OnDone comes after this reaction at the earliest, so `this` is still there.

@@ -18,7 +18,7 @@
 namespace quantgate {
 
 /// At any time exactly one of these may go on, and so may finish: a task on the executor, a write
-/// under way, or the wait for the next event. Deletes itself.
+/// under way, or the wait for the next event or for room to send it. Deletes itself.
 class RunStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   /// Where the stream begins.
@@ -37,9 +37,11 @@ class RunStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 
  private:
   void Begin(Admission admission, absl::AnyInvocable<absl::StatusOr<Start>(const Call&) &&> start);
-  void Continue();
-  /// The event with next_sequence_.
-  void Send(std::shared_ptr<const std::string> event);
+  /// `room`: for the next event, or none.
+  void Continue(SendBudget::Room room = {});
+  /// The event with next_sequence_, once there is room for it.
+  void Send(std::shared_ptr<const std::string> event, SendBudget::Room room);
+  void WaitForRoom(int64_t bytes);
   void WaitForEvent();
   /// The next event, where it is in memory.
   std::shared_ptr<const std::string> Latest() const;
@@ -56,10 +58,13 @@ class RunStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   std::shared_ptr<const LiveRuns::Live> live_;  // Null: the run had ended before.
   int64_t next_sequence_ = 1;
   grpc::ByteBuffer event_;
+  const std::shared_ptr<SendBudget::Connection> connection_;
 
   std::mutex mutex_;
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  int64_t wait_token_ ABSL_GUARDED_BY(mutex_) = 0;  // Not 0: the wait has the turn.
+  // Not 0: the wait for an event, or for room, has the turn.
+  int64_t wait_token_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t room_token_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace quantgate

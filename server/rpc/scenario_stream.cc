@@ -32,7 +32,10 @@ std::vector<std::string> NamesOf(const v1::RunScenariosRequest& request) {
 
 ScenarioStream::ScenarioStream(ServiceContext& context, grpc::CallbackServerContext* server_context,
                                const v1::RunScenariosRequest* request)
-    : call_(context, Rpc::kRunScenarios, server_context), request_(request), start_(SteadyNow()) {
+    : call_(context, Rpc::kRunScenarios, server_context),
+      request_(request),
+      start_(SteadyNow()),
+      connection_(context.send_budget.ConnectionOf(call_.connection())) {
   call_.MessageReceived();
   call_.context().executor.Run([this] {
     const absl::Status status = Begin();
@@ -106,9 +109,10 @@ std::vector<DeviceDescription> ScenarioStream::DevicesOf(const Device& device) c
 }
 
 void ScenarioStream::Queue(v1::ScenarioEvent event) {
+  const auto bytes = static_cast<int64_t>(event.ByteSizeLong());
   {
     const std::lock_guard lock(mutex_);
-    ready_.push_back(std::move(event));
+    ready_.push_back({std::move(event), call_.context().send_budget.Take(connection_, bytes)});
   }
   GoOn();
 }
@@ -141,7 +145,8 @@ void ScenarioStream::GoOn() {
   if (end.has_value()) {
     Finish(call_.End(*end));
   } else {
-    StartWrite(&sending_);
+    call_.MessageBegun();
+    StartWrite(&sending_.event);
   }
 }
 
@@ -150,6 +155,7 @@ void ScenarioStream::OnWriteDone(bool ok) {
   {
     const std::lock_guard lock(mutex_);
     is_writing_ = false;
+    sending_.room = {};
     if (!ok) ready_.clear();
   }
   // Nobody reads any more: the work is told to stop, and its outcome ends the stream.

@@ -45,10 +45,16 @@ class ScenarioStream : public grpc::ServerWriteReactor<v1::ScenarioEvent> {
   const v1::RunScenariosRequest* const request_;  // gRPC's, for the length of the call.
   const absl::Time start_;
   std::unique_ptr<RankPlaces> places_;
-  v1::ScenarioEvent sending_;  // gRPC's while a write is under way.
+  /// Results that are there take room, whether there is any or not: a device does not wait.
+  struct Ready {
+    v1::ScenarioEvent event;
+    SendBudget::Room room;
+  };
+  const std::shared_ptr<SendBudget::Connection> connection_;
+  Ready sending_;  // gRPC's while a write is under way.
 
   std::mutex mutex_;
-  std::deque<v1::ScenarioEvent> ready_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Ready> ready_ ABSL_GUARDED_BY(mutex_);
   bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> outcome_ ABSL_GUARDED_BY(mutex_);

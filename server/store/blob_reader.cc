@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "server/errors.h"
 #include "server/store/blob_store.h"
 
@@ -11,6 +12,9 @@ namespace quantgate {
 absl::StatusOr<size_t> BlobReader::Next(std::span<std::byte> out) {
   const size_t count = static_cast<size_t>(std::min<int64_t>(remaining(), out.size()));
   if (count == 0) return count;
+  if (!file_.is_open()) {
+    QG_ASSIGN_OR_RETURN(file_, store_->OpenBlob(digest_));
+  }
   const auto piece = out.first(count);
   absl::Status read = file_.Read(offset_, piece);
   if (!read.ok()) {

@@ -20,6 +20,8 @@ class BlobReader {
   /// blob, at the latest in place of the last piece, so that a damaged blob is never delivered
   /// whole.
   absl::StatusOr<size_t> Next(std::span<std::byte> out);
+  /// Closes the file until Next() is called again: a descriptor less while nobody reads.
+  void Rest() { file_ = File(); }
   /// Bytes that Next() has yet to give.
   int64_t remaining() const { return end_ - offset_; }
 

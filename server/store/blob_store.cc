@@ -246,6 +246,23 @@ absl::StatusOr<std::shared_ptr<Buffer>> BlobStore::Load(const Digest& digest) {
   return buffer;
 }
 
+absl::StatusOr<File> BlobStore::OpenBlob(const Digest& digest) {
+  QG_ASSIGN_OR_RETURN(const bool is_there, Look(digest, "read"));
+  if (!is_there) return error::BlobNotFound(digest);
+  absl::StatusOr<File> file = absl::NotFoundError("set aside");
+  {
+    // Its name may change once.
+    const std::lock_guard lock(mutex_);
+    const auto it = blobs_.find(digest.sha256);
+    if (it != blobs_.end()) file = File::OpenForReading(BlobPath(digest.sha256, it->second));
+  }
+  if (absl::IsNotFound(file.status())) {
+    Quarantine(digest, "read");
+    return error::BlobCorrupted(digest, "its file is gone");
+  }
+  return file;
+}
+
 absl::StatusOr<BlobReader> BlobStore::Read(const Digest& digest, int64_t offset, int64_t limit,
                                            const Cancellation* cancellation) {
   QG_ASSIGN_OR_RETURN(const bool is_there, Look(digest, "read"));
@@ -258,19 +275,8 @@ absl::StatusOr<BlobReader> BlobStore::Read(const Digest& digest, int64_t offset,
   const int64_t end = offset + (limit == 0 ? left : std::min(limit, left));
   if (digest.size == 0) return BlobReader(this, digest, File(), 0, 0);
 
-  absl::StatusOr<File> file = absl::NotFoundError("set aside");
-  {
-    // Its name may change once.
-    const std::lock_guard lock(mutex_);
-    const auto it = blobs_.find(digest.sha256);
-    if (it != blobs_.end()) file = File::OpenForReading(BlobPath(digest.sha256, it->second));
-  }
-  if (absl::IsNotFound(file.status())) {
-    Quarantine(digest);
-    return error::BlobCorrupted(digest, "its file is gone");
-  }
-  if (!file.ok()) return file.status();
-  BlobReader reader(this, digest, *std::move(file), offset, end);
+  QG_ASSIGN_OR_RETURN(File file, OpenBlob(digest));
+  BlobReader reader(this, digest, std::move(file), offset, end);
   if (offset == 0 && end == digest.size) {
     reader.hash_ = std::make_unique<Sha256Stream>();
     return reader;

@@ -116,6 +116,8 @@ class BlobStore {
   absl::StatusOr<bool> Look(const Digest& digest, std::string_view where);
   /// Notes the size of a blob that has its hash.
   void RecordSize(const Sha256& sha256);
+  /// DATA_LOSS, and the blob is set aside, when its file is not what it was; NOT_FOUND.
+  absl::StatusOr<File> OpenBlob(const Digest& digest);
 
   std::string BlobPath(const Sha256& sha256, const Blob& blob) const;
   std::string PartialPath(const std::string& key) const {

@@ -1,0 +1,126 @@
+// SendBudget: room for bytes on their way to clients: those that streams have made, or gRPC holds,
+// and no client has taken. A stream asks for room before it reads what it sends, and gives it back
+// when gRPC lets go of the bytes, so that clients that do not read cost a bounded memory. Whoever
+// waits is served in turn, connection by connection. Thread-safe.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "server/limits.h"
+
+namespace quantgate {
+
+class SendBudget : public std::enable_shared_from_this<SendBudget> {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Bounds, each with a part that is kept back so that those who take what they are sent get on
+  /// beside others who do not.
+  struct Limits {
+    /// Of all connections. The last quarter is for connections that hold nothing: each of them
+    /// gets on, a piece at a time, when others have filled the rest.
+    int64_t bytes = kSendBytesMax;
+    /// Of one connection. The second half is for pieces of at most `piece`, so that its streams get
+    /// on beside others of it that hold large ones.
+    int64_t connection_bytes = kSendConnectionBytesMax;
+    int64_t piece = kSendPieceBytesLeast;
+  };
+
+  explicit SendBudget(Limits limits) : limits_(limits) {}
+  SendBudget() : SendBudget(Limits{}) {}
+
+  /// What one connection holds and who waits there.
+  class Connection;
+
+  /// Bytes of the budget, given back when it goes. Outlives the budget's owner if need be.
+  class Room {
+   public:
+    Room() = default;
+    Room(Room&& other) noexcept { *this = std::move(other); }
+    Room& operator=(Room&& other) noexcept;
+    ~Room() { Release(); }
+    /// 0: none.
+    int64_t bytes() const { return bytes_; }
+    /// Gives back what is beyond `bytes`.
+    void ShrinkTo(int64_t bytes);
+
+   private:
+    friend class SendBudget;
+    Room(std::shared_ptr<SendBudget> budget, std::shared_ptr<Connection> connection, int64_t bytes)
+        : budget_(std::move(budget)), connection_(std::move(connection)), bytes_(bytes) {}
+    void Release();
+
+    std::shared_ptr<SendBudget> budget_;
+    std::shared_ptr<Connection> connection_;
+    int64_t bytes_ = 0;
+  };
+
+  /// The one of that name; every call of an empty name has its own.
+  std::shared_ptr<Connection> ConnectionOf(const std::string& name);
+
+  /// Nothing where there is no room, or others wait for it.
+  Room TryTake(const std::shared_ptr<Connection>& connection, int64_t bytes);
+  /// Whether there is room or not: for what is in memory already.
+  Room Take(const std::shared_ptr<Connection>& connection, int64_t bytes);
+
+  /// Is called once, unless StopWaiting was in time: with room, or with none when there was none
+  /// for too long. By whoever gives room back, so that it must not block, nor ask for room.
+  using Answer = absl::AnyInvocable<void(Room) &&>;
+  /// A token for StopWaiting.
+  int64_t Wait(const std::shared_ptr<Connection>& connection, int64_t bytes, Answer answer);
+  /// True when the answer will not come.
+  bool StopWaiting(const std::shared_ptr<Connection>& connection, int64_t token);
+  /// Answers those who have waited since before that moment with no room. To be called now and
+  /// then.
+  void Expire(Clock::time_point since);
+
+  int64_t bytes() const;
+  int64_t bytes_max() const { return limits_.bytes; }
+  /// Whether somebody waits for what other connections hold.
+  bool is_short() const;
+
+ private:
+  struct Waiter {
+    int64_t token;
+    int64_t bytes;
+    Clock::time_point since;
+    Answer answer;
+  };
+  struct Answered {
+    Answer answer;
+    Room room;
+  };
+
+  bool FitsConnection(const Connection& connection, int64_t bytes) const;
+  bool FitsServer(const Connection& connection, int64_t bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Room Taken(const std::shared_ptr<Connection>& connection, int64_t bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void GiveBack(const std::shared_ptr<Connection>& connection, int64_t bytes);
+  /// Serves those in the round for whom there is room.
+  [[nodiscard]] std::vector<Answered> Serve() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Limits limits_;
+  mutable std::mutex mutex_;
+  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t last_token_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<std::string, std::weak_ptr<Connection>> connections_ ABSL_GUARDED_BY(mutex_);
+  /// Those with waiters, the next to be served first.
+  std::list<std::shared_ptr<Connection>> round_ ABSL_GUARDED_BY(mutex_);
+  /// Whether the last round left somebody who waits for what others hold: of those who hold
+  /// nothing themselves, and of the rest. Nobody of the same kind goes before them.
+  bool is_short_for_empty_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_short_for_others_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace quantgate

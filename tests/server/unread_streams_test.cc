@@ -1,0 +1,145 @@
+// Streams that nobody reads: what is made for them keeps its bounds and is counted, others are
+// served beside them, and they are ended. tests/server/unread_streams_load.py measures memory.
+#include <gmock/gmock.h>
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tests/server/test_server.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::Each;
+
+constexpr int64_t kBytesMax = 16 << 20;
+constexpr int64_t kConnectionBytesMax = 8 << 20;
+constexpr int kChannels = 4;
+constexpr int kStreamsOfAChannel = 96;
+
+/// How streams have ended.
+class Ends {
+ public:
+  void Add(grpc::StatusCode code) {
+    const std::lock_guard lock(mutex_);
+    codes_.push_back(code);
+    changed_.notify_all();
+  }
+  std::vector<grpc::StatusCode> Await(size_t count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return codes_.size() == count; });
+    return codes_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<grpc::StatusCode> codes_;
+};
+
+/// A stream that is started, never read, and tells its end.
+template <typename Response>
+class Unread : public grpc::ClientReadReactor<Response> {
+ public:
+  explicit Unread(Ends& ends) : ends_(ends) {}
+  grpc::ClientContext& context() { return context_; }
+
+ private:
+  void OnDone(const grpc::Status& status) override { ends_.Add(status.error_code()); }
+
+  Ends& ends_;
+  grpc::ClientContext context_;
+};
+
+class UnreadStreamsTest : public testing::Test {
+ protected:
+  double Metric(const std::string& series) {
+    return MetricValue(server_.HttpGet("/metrics"), series);
+  }
+  double BytesInFlight() { return Metric("quantgate_inflight_bytes{kind=\"send\"}"); }
+
+  TestServer server_{[](ServerOptions& options) {
+    options.metrics_listen = "127.0.0.1:0";
+    options.send_bytes_max = kBytesMax;
+    options.send_connection_bytes_max = kConnectionBytesMax;
+    options.send_idle_max = absl::Seconds(3);
+    options.send_idle_when_short = absl::Seconds(2);
+  }};
+};
+
+TEST_F(UnreadStreamsTest, OfBlobsKeepTheBoundsAndEnd) {
+  const std::string bytes = TestBytes(6 << 20);
+  ASSERT_TRUE(WriteBlob(server_.blobs(), "unread", bytes).status.ok());
+  v1::ReadRequest request;
+  *request.mutable_digest() = DigestFor(bytes);
+  Ends ends;
+  std::vector<std::unique_ptr<v1::Blobs::Stub>> stubs;
+  std::vector<std::unique_ptr<Unread<v1::ReadResponse>>> streams;
+  for (int i = 0; i < kChannels; ++i) {
+    stubs.push_back(v1::Blobs::NewStub(server_.NewChannel()));
+    for (int j = 0; j < kStreamsOfAChannel; ++j) {
+      auto& stream = streams.emplace_back(std::make_unique<Unread<v1::ReadResponse>>(ends));
+      stubs.back()->async()->Read(&stream->context(), &request, stream.get());
+      stream->StartCall();
+    }
+  }
+  // 384 streams of 64 KiB would hold 24 MiB.
+  while (BytesInFlight() < kBytesMax / 2) {
+  }
+  std::string read;
+  const auto other = v1::Blobs::NewStub(server_.NewChannel());
+  EXPECT_TRUE(ReadBlob(*other, request.digest(), 0, 0, &read).ok());
+  EXPECT_EQ(read, bytes);
+  EXPECT_LE(BytesInFlight(), kBytesMax);
+  EXPECT_THAT(ends.Await(streams.size()),
+              Each(AnyOf(grpc::StatusCode::CANCELLED, grpc::StatusCode::RESOURCE_EXHAUSTED)));
+  while (BytesInFlight() > 0) {
+  }
+  EXPECT_GT(Metric("quantgate_calls_unread_total"), 0);
+  // It serves as before.
+  EXPECT_TRUE(ReadBlob(*other, request.digest(), 0, 0, &read).ok());
+}
+
+TEST_F(UnreadStreamsTest, OfRunsKeepTheBoundsAndEnd) {
+  v1::ExecuteRequest execute;
+  *execute.mutable_spec() = LinearSpec(512, 512, 128);
+  for (int i = 0; i < 8; ++i)
+    *execute.mutable_spec()->add_variants() = MakeVariant("mxfp8", "", "sm90");
+  v1::RunFinished finished;
+  ASSERT_TRUE(ExecuteToEnd(server_, execute, finished).ok());
+  v1::ListRunsResponse runs;
+  grpc::ClientContext list;
+  ASSERT_TRUE(server_.engine().ListRuns(&list, {}, &runs).ok());
+  ASSERT_EQ(runs.runs_size(), 1);
+  v1::WaitRunRequest request;
+  request.set_run_id(runs.runs(0).run_id());
+  Ends ends;
+  const auto stub = v1::Engine::NewStub(server_.NewChannel());
+  std::vector<std::unique_ptr<Unread<v1::RunEvent>>> streams;
+  for (int i = 0; i < kStreamsOfAChannel; ++i) {
+    auto& stream = streams.emplace_back(std::make_unique<Unread<v1::RunEvent>>(ends));
+    stub->async()->WaitRun(&stream->context(), &request, stream.get());
+    stream->StartCall();
+  }
+  while (BytesInFlight() == 0) {
+  }
+  EXPECT_LE(BytesInFlight(), kBytesMax);
+  grpc::ClientContext wait;
+  const auto reader = v1::Engine::NewStub(server_.NewChannel())->WaitRun(&wait, request);
+  v1::RunEvent event;
+  while (reader->Read(&event)) {
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_TRUE(event.has_finished());
+  EXPECT_THAT(ends.Await(streams.size()),
+              Each(AnyOf(grpc::StatusCode::CANCELLED, grpc::StatusCode::RESOURCE_EXHAUSTED)));
+  while (BytesInFlight() > 0) {
+  }
+}
+
+}  // namespace
+}  // namespace quantgate
