@@ -17,6 +17,7 @@
 #include "kernels/base/standard_descriptors.h"
 #include "server/allocator.h"
 #include "server/build_description.h"
+#include "server/last_words.h"
 #include "server/server.h"
 #include "server/store/fsck.h"
 
@@ -37,7 +38,7 @@ With --device cuda it computes on every GPU of this machine; --device cuda:1 tak
 is damaged: exit code 0 nothing found, 1 problems found (mended or not), 4 could not check.
 
 Exit codes: 0 stopped as asked, 2 bad usage, data directory or device, 3 a device was lost while
-serving, 4 an address cannot be bound.)";
+serving, 4 an address cannot be bound, 5 memory or a thread could not be had.)";
 
 std::string DefaultDataDir() {
   if (const char* state = std::getenv("XDG_STATE_HOME"); state != nullptr && *state != '\0') {
@@ -165,6 +166,7 @@ std::string ReadyLine(const ServerOptions& options, const Server& server) {
 
 int Serve(ServerOptions options, absl::Duration grace) {
   KeepLargeBuffers();
+  if (!PrepareForLittleMemory()) return 2;
   RaiseDescriptorLimit();
   const sigset_t signals = BlockSignals();
   std::atomic<bool> is_device_lost{false};

@@ -180,6 +180,7 @@ void DownloadStream::OnWriteDone(bool ok) {
     const std::lock_guard lock(mutex_);
     is_writing_ = false;
     has_written_ = true;
+    sending_.buffer.Clear();  // Its room comes back.
     const auto time = absl::FromChrono(SendBudget::Clock::now() - write_begun_);
     piece_bytes_ = time < kSendPieceTime ? std::min(2 * piece_bytes_, kChunkBytes)
                                          : std::max(piece_bytes_ / 2, kSendPieceBytesLeast);

@@ -12,6 +12,7 @@
 #include "server/rpc/convert_recipe.h"
 #include "server/rpc/convert_report.h"
 #include "server/rpc/convert_tensor.h"
+#include "server/rpc/memory_guard.h"
 #include "server/rpc/output_writer.h"
 
 namespace quantgate {
@@ -116,7 +117,7 @@ void RunJob::Run(absl::Status admission) {
   absl::Status status = std::move(admission);
   v1::RunReport report;
   if (status.ok()) {
-    auto executed = Execute();
+    auto executed = GuardMemory([this] { return Execute(); });
     status = executed.status();
     if (executed.ok()) report = *std::move(executed);
   }

@@ -8,6 +8,7 @@
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/errors.h"
 #include "server/limits.h"
+#include "server/rpc/memory_guard.h"
 
 namespace quantgate {
 namespace {
@@ -71,7 +72,7 @@ void RunStream::Begin(Admission admission,
                       absl::AnyInvocable<absl::StatusOr<Start>(const Call&) &&> start) {
   const absl::Status admitted = call_.Admit(admission);
   if (!admitted.ok()) return End(admitted);
-  absl::StatusOr<Start> started = std::move(start)(call_);
+  absl::StatusOr<Start> started = GuardMemory([&] { return std::move(start)(call_); });
   if (!started.ok()) return End(started.status());
   next_sequence_ = started->sequence;
   live_ = runs_.live().Hold(started->run_id);
@@ -171,6 +172,7 @@ void RunStream::WaitForEvent() {
 
 void RunStream::OnWriteDone(bool ok) {
   if (!ok) return End(absl::CancelledError("the client has gone"));
+  event_.Clear();  // Its room comes back.
   call_.MessageSent();
   // Neither what is there already nor what is still to come needs another thread.
   if (call_.cancellation()->Check().ok()) {

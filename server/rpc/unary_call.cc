@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/base/steady_time.h"
+#include "server/rpc/memory_guard.h"
 
 namespace quantgate {
 namespace {
@@ -45,7 +46,10 @@ void RunOnDevice(UnaryCall* unary, Operation operation, DeviceWork work) {
         const absl::Time start = SteadyNow();
         context.metrics.StageTook(Stage::kQueue, start - enqueued);
         absl::Status status = std::move(admission);
-        if (status.ok()) status = std::move(shared->run)(device, *unary->call().cancellation());
+        if (status.ok()) {
+          status = GuardMemory(
+              [&] { return std::move(shared->run)(device, *unary->call().cancellation()); });
+        }
         status = context.watch.Checked(device, std::move(status));
         context.metrics.RunEnded(operation, "", "", status);
         context.metrics.RunTook(operation, shared->recipe, SteadyNow() - start);
@@ -63,7 +67,7 @@ grpc::ServerUnaryReactor* AnswerInline(ServiceContext& context, Rpc rpc,
                                        absl::FunctionRef<absl::Status()> body) {
   auto* unary = new UnaryCall(context, rpc, server_context);
   absl::Status status = unary->call().Admit(Admission::kAlways);
-  if (status.ok()) status = body();
+  if (status.ok()) status = GuardMemory(body);
   unary->Answer(status);
   return unary;
 }
@@ -74,7 +78,7 @@ grpc::ServerUnaryReactor* AnswerOnExecutor(ServiceContext& context, Rpc rpc, Adm
   auto* unary = new UnaryCall(context, rpc, server_context);
   context.executor.Run([unary, admission, body = std::move(body)]() mutable {
     absl::Status status = unary->call().Admit(admission);
-    if (status.ok()) status = std::move(body)();
+    if (status.ok()) status = GuardMemory([&] { return std::move(body)(); });
     unary->Answer(status);
   });
   return unary;
@@ -88,7 +92,7 @@ grpc::ServerUnaryReactor* AnswerOnDevice(
   context.executor.Run([unary, operation, prepare = std::move(prepare)]() mutable {
     const absl::Status admitted = unary->call().Admit(Admission::kUnlessDraining);
     if (!admitted.ok()) return unary->Answer(admitted);
-    absl::StatusOr<DeviceWork> work = std::move(prepare)();
+    absl::StatusOr<DeviceWork> work = GuardMemory([&] { return std::move(prepare)(); });
     if (!work.ok()) {
       unary->call().context().metrics.RunEnded(operation, "", "", work.status());
       return unary->Answer(work.status());

@@ -1,0 +1,130 @@
+#include "server/last_words.h"
+
+#include <fcntl.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <system_error>
+
+namespace quantgate {
+namespace {
+
+/// With less it may be that gRPC cannot start a thread and waits for it for ever.
+constexpr uint64_t kAddressSpaceLeast = uint64_t{320} << 20;
+/// Of a thread under a bound; the default is 8 MiB. The deepest stacks are those of parsers, whose
+/// depth is bounded.
+constexpr size_t kStackBytes = 2 << 20;
+/// Of the allocator under a bound: each takes 64 MiB of addresses.
+constexpr int kArenas = 2;
+/// A failure with this much left has another reason: an arena is the largest piece that anybody
+/// asks for without looking.
+constexpr uint64_t kPlenty = uint64_t{128} << 20;
+
+uint64_t address_space_limit = 0;  // 0: none. Not changed once threads run.
+
+/// A line put together where nothing may be allocated.
+class Line {
+ public:
+  Line& operator<<(const char* text) {
+    while (*text != '\0' && size_ < sizeof(bytes_) - 1) bytes_[size_++] = *text++;
+    return *this;
+  }
+  Line& operator<<(uint64_t number) {
+    char digits[21];
+    char* at = digits + sizeof(digits) - 1;
+    *at = '\0';
+    do {
+      *--at = static_cast<char>('0' + number % 10);
+    } while ((number /= 10) > 0);
+    return *this << at;
+  }
+  void Write() {
+    bytes_[size_++] = '\n';
+    (void)!::write(STDERR_FILENO, bytes_, size_);
+  }
+
+ private:
+  char bytes_[512];
+  size_t size_ = 0;
+};
+
+/// The first number of /proc/self/statm, in bytes; 0 where it cannot be read.
+uint64_t AddressSpace() {
+  const int file = ::open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return 0;
+  char text[32] = {};
+  (void)!::read(file, text, sizeof(text) - 1);
+  ::close(file);
+  uint64_t pages = 0;
+  for (const char* at = text; *at >= '0' && *at <= '9'; ++at) {
+    pages = pages * 10 + static_cast<uint64_t>(*at - '0');
+  }
+  return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+[[noreturn]] void EndWithout(const char* what) {
+  Line line;
+  line << "quantgated: ends, since it could not have " << what;
+  if (address_space_limit != 0) {
+    line << "; RLIMIT_AS is " << (address_space_limit >> 20) << " MiB, of which "
+         << (AddressSpace() >> 20) << " MiB are taken";
+  }
+  line.Write();
+  ::_exit(kExitWithoutMemory);
+}
+
+void OnTerminate() {
+  if (const std::exception_ptr thrown = std::current_exception(); thrown != nullptr) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const std::bad_alloc&) {
+      EndWithout("memory");
+    } catch (const std::system_error& error) {
+      if (error.code() == std::errc::resource_unavailable_try_again) EndWithout("a thread");
+    } catch (...) {
+    }
+  }
+  std::abort();
+}
+
+void OnSignal(int signal) {
+  if (address_space_limit != 0 && AddressSpace() + kPlenty > address_space_limit) {
+    EndWithout("memory or a thread");
+  }
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);
+}
+
+}  // namespace
+
+bool PrepareForLittleMemory() {
+  std::set_terminate(OnTerminate);
+  rlimit limit;
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return true;
+  address_space_limit = limit.rlim_cur;
+  if (address_space_limit < kAddressSpaceLeast) {
+    Line line;
+    line << "quantgated: RLIMIT_AS is " << (address_space_limit >> 20)
+         << " MiB; it must be at least " << (kAddressSpaceLeast >> 20) << " MiB";
+    line.Write();
+    return false;
+  }
+  ::mallopt(M_ARENA_MAX, kArenas);
+  pthread_attr_t attributes;
+  if (::pthread_attr_init(&attributes) == 0) {
+    ::pthread_attr_setstacksize(&attributes, kStackBytes);
+    ::pthread_setattr_default_np(&attributes);
+    ::pthread_attr_destroy(&attributes);
+  }
+  for (const int signal : {SIGABRT, SIGSEGV, SIGBUS}) ::signal(signal, OnSignal);
+  return true;
+}
+
+}  // namespace quantgate

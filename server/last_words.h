@@ -1,0 +1,16 @@
+// A line on stderr when the process ends since it could not have memory or a thread.
+#pragma once
+
+namespace quantgate {
+
+/// Exit code of a process that ended so.
+inline constexpr int kExitWithoutMemory = 5;
+
+/// Makes little of a bounded address space (RLIMIT_AS) go to the allocator's arenas and the stacks
+/// of threads, and lets a process that cannot go on within it say so and exit with
+/// kExitWithoutMemory: an exception that nobody catches, and the assertions of libraries that have
+/// asked in vain. What ends for another reason ends as ever. For programs, before threads start.
+/// False where the bound is below what a server needs to start; the line is written then.
+bool PrepareForLittleMemory();
+
+}  // namespace quantgate
