@@ -127,6 +127,15 @@ LabelAxis TensorAxis() {
   return {"tensor", {"y", "dx", "dw", "main_grad", "db", "dgamma", "dbeta", "norm_out", "other"}};
 }
 
+std::function<prometheus::Labels(size_t)> LabelsOf(std::span<const RpcMethod> methods) {
+  return [methods](size_t number) {
+    const RpcMethod& method = methods[number];
+    return prometheus::Labels{{"grpc_type", std::string(method.type)},
+                              {"grpc_service", std::string(method.service)},
+                              {"grpc_method", std::string(method.method)}};
+  };
+}
+
 std::vector<std::string> CudaDevicesOf(const std::vector<DeviceDescription>& devices) {
   std::vector<std::string> ids;
   for (const DeviceDescription& device : devices) {
@@ -153,14 +162,13 @@ struct Metrics::Families {
   void RefreshDevice(const DeviceGauges& device);
 
   prometheus::Registry registry;
-  struct Rpc {
-    prometheus::Counter* started;
-    std::vector<prometheus::Counter*> handled;
-    prometheus::Histogram* seconds;
-    prometheus::Counter* received;
-    prometheus::Counter* sent;
-  };
-  std::vector<Rpc> rpcs;
+  // By method; handled by method and code.
+  NumberedSeries<prometheus::Counter> rpc_started, rpc_handled;
+  NumberedSeries<prometheus::Histogram> rpc_seconds;
+  NumberedSeries<prometheus::Counter> messages_received, messages_sent;
+  CounterGrid unknown_methods{CounterFamily(registry, "quantgate_unknown_methods_total",
+                                            "RPCs of methods that this server does not have."),
+                              {}};
 
   GaugeGrid ready{GaugeFamily(registry, "quantgate_ready", "1 when requests are served."),
                   {{"component", {"engine"}}}};
@@ -168,16 +176,20 @@ struct Metrics::Families {
                      {{"component", {"engine"}}}};
   CounterGrid run_total{
       CounterFamily(registry, "quantgate_run_total", "Variants of runs by how they ended."),
+      SeriesStart::kFirstEvent,
       {LayerAxis(), RecipeAxis("recipe", {"other"}), ModeAxis(), OutcomeAxis()}};
   CounterGrid call_total{
       CounterFamily(registry, "quantgate_run_total", "Variants of runs by how they ended."),
+      SeriesStart::kFirstEvent,
       {Axis("op", kOperationNames), {"recipe", {"none"}}, {"mode", {"none"}}, OutcomeAxis()}};
   HistogramGrid run_stage_seconds{
       HistogramFamily(registry, "quantgate_run_stage_seconds", "Time of each stage of a run."),
+      SeriesStart::kFirstEvent,
       {Axis("stage", kStageNames)},
       kSecondsBuckets};
   HistogramGrid run_duration_seconds{
       HistogramFamily(registry, "quantgate_run_duration_seconds", "Time of a run, queue excluded."),
+      SeriesStart::kFirstEvent,
       {Axis("op", kOperationNames), RecipeAxis("recipe", {"several", "none"})},
       kSecondsBuckets};
   GaugeGrid queue_depth{GaugeFamily(registry, "quantgate_queue_depth", "Jobs waiting."),
@@ -223,6 +235,7 @@ struct Metrics::Families {
       {}};
   CounterGrid session_steps{
       CounterFamily(registry, "quantgate_session_steps_total", "Steps of sessions, by outcome."),
+      SeriesStart::kFirstEvent,
       {{"step",
         {"train", "evaluate", "recompute", "backward", "wgrad", "optimize", "change_recipe",
          "offload", "reload"}},
@@ -280,6 +293,10 @@ struct Metrics::Families {
       {}};
   GaugeGrid blob_objects{GaugeFamily(registry, "quantgate_blob_store_objects", "Blobs."),
                          {{"state", {"committed", "partial"}}}};
+  GaugeGrid data_dir_free_bytes{
+      GaugeFamily(registry, "quantgate_data_dir_free_bytes",
+                  "Bytes that the file system of the data directory still takes."),
+      {}};
   CounterGrid blob_corruption{
       CounterFamily(registry, "quantgate_blob_corruption_total", "Blobs found damaged."),
       {{"where", {"read", "lookup", "startup"}}}};
@@ -289,28 +306,34 @@ struct Metrics::Families {
       {{"what", {"database", "event"}}}};
   CounterGrid parity_checks{CounterFamily(registry, "quantgate_parity_checks_total",
                                           "Output tensors compared bit by bit."),
+                            SeriesStart::kFirstEvent,
                             {RecipeAxis("recipe_a", {"other"}),
                              RecipeAxis("recipe_b", {"exact"}),
                              ModeAxis(),
                              {"result", {"equal", "differs"}}}};
   CounterGrid mismatched{CounterFamily(registry, "quantgate_mismatched_elements_total",
                                        "Elements of outputs that differ from exact."),
+                         SeriesStart::kFirstEvent,
                          {RecipeAxis("recipe", {"other"}), ModeAxis(), TensorAxis()}};
   HistogramGrid rel_rmse{HistogramFamily(registry, "quantgate_error_rel_rmse",
                                          "Relative Frobenius error, unquantized."),
+                         SeriesStart::kFirstEvent,
                          {RecipeAxis("recipe", {"other"}), ModeAxis(), TensorAxis()},
                          kErrorBuckets};
   HistogramGrid max_ulp{
       HistogramFamily(registry, "quantgate_error_max_ulp", "Largest ULP distance from exact."),
+      SeriesStart::kFirstEvent,
       {RecipeAxis("recipe", {"other"}), ModeAxis(), TensorAxis()},
       kUlpBuckets};
   HistogramGrid cosine_distance{HistogramFamily(registry, "quantgate_error_cosine_distance",
                                                 "1 - cosine, against unquantized."),
+                                SeriesStart::kFirstEvent,
                                 {RecipeAxis("recipe", {"other"}), ModeAxis(), TensorAxis()},
                                 kErrorBuckets};
   CounterGrid quantizer_elements{
       CounterFamily(registry, "quantgate_quantizer_elements_total",
                     "Elements quantized, by class."),
+      SeriesStart::kFirstEvent,
       {RecipeAxis("recipe", {"other"}),
        {"class", {"normal", "zero", "subnormal", "flushed", "saturated", "inf", "nan"}}}};
 
@@ -333,28 +356,23 @@ struct Metrics::Families {
 };
 
 Metrics::Families::Families(std::span<const RpcMethod> methods, const BuildLabels& build)
-    : cuda_devices(CudaDevicesOf(build.devices)) {
-  auto& started = CounterFamily(registry, "grpc_server_started_total", "RPCs started.");
-  auto& handled = CounterFamily(registry, "grpc_server_handled_total", "RPCs ended, by code.");
-  auto& seconds = HistogramFamily(registry, "grpc_server_handling_seconds", "Time of an RPC.");
-  auto& received = CounterFamily(registry, "grpc_server_msg_received_total", "Messages received.");
-  auto& sent = CounterFamily(registry, "grpc_server_msg_sent_total", "Messages sent.");
-  for (const RpcMethod& method : methods) {
-    const prometheus::Labels labels = {{"grpc_type", std::string(method.type)},
-                                       {"grpc_service", std::string(method.service)},
-                                       {"grpc_method", std::string(method.method)}};
-    Rpc rpc{&started.Add(labels),
-            {},
-            &seconds.Add(labels, kSecondsBuckets),
-            &received.Add(labels),
-            &sent.Add(labels)};
-    for (const std::string& code : CodeNames()) {
-      prometheus::Labels with_code = labels;
-      with_code["grpc_code"] = code;
-      rpc.handled.push_back(&handled.Add(with_code));
-    }
-    rpcs.push_back(std::move(rpc));
-  }
+    : rpc_started(CounterFamily(registry, "grpc_server_started_total", "RPCs started."),
+                  SeriesStart::kWithServer, methods.size(), LabelsOf(methods)),
+      rpc_handled(CounterFamily(registry, "grpc_server_handled_total", "RPCs ended, by code."),
+                  SeriesStart::kFirstEvent, methods.size() * CodeNames().size(),
+                  [labels_of = LabelsOf(methods)](size_t number) {
+                    prometheus::Labels labels = labels_of(number / CodeNames().size());
+                    labels["grpc_code"] = CodeNames()[number % CodeNames().size()];
+                    return labels;
+                  }),
+      rpc_seconds(HistogramFamily(registry, "grpc_server_handling_seconds", "Time of an RPC."),
+                  SeriesStart::kFirstEvent, methods.size(), LabelsOf(methods), kSecondsBuckets),
+      messages_received(
+          CounterFamily(registry, "grpc_server_msg_received_total", "Messages received."),
+          SeriesStart::kWithServer, methods.size(), LabelsOf(methods)),
+      messages_sent(CounterFamily(registry, "grpc_server_msg_sent_total", "Messages sent."),
+                    SeriesStart::kWithServer, methods.size(), LabelsOf(methods)),
+      cuda_devices(CudaDevicesOf(build.devices)) {
   GaugeFamily(registry, "quantgate_build_info", "1; what was built.")
       .Add({{"version", build.version},
             {"git_sha", build.revision},
@@ -424,6 +442,7 @@ void Metrics::Families::Refresh() {
   blob_objects("committed").Set(static_cast<double>(readings.blob_committed_objects));
   blob_objects("partial").Set(static_cast<double>(readings.blob_partial_objects));
   blob_limit().Set(static_cast<double>(readings.blob_bytes_max));
+  data_dir_free_bytes().Set(static_cast<double>(readings.data_dir_free_bytes));
   const GaugeReadings::Sessions& sessions = readings.sessions;
   sessions_open().Set(static_cast<double>(sessions.open));
   session_bytes().Set(static_cast<double>(sessions.bytes));
@@ -438,16 +457,27 @@ Metrics::Metrics(std::span<const RpcMethod> methods, const BuildLabels& build)
 
 Metrics::~Metrics() = default;
 
-void Metrics::RpcStarted(int method) { families_->rpcs[method].started->Increment(); }
-
-void Metrics::RpcHandled(int method, absl::StatusCode code, absl::Duration duration) {
-  Families::Rpc& rpc = families_->rpcs[method];
-  rpc.handled[std::min<size_t>(static_cast<size_t>(code), CodeNames().size() - 1)]->Increment();
-  rpc.seconds->Observe(absl::ToDoubleSeconds(duration));
+void Metrics::RpcStarted(int method) {
+  families_->rpc_started[static_cast<size_t>(method)].Increment();
 }
 
-void Metrics::MessageReceived(int method) { families_->rpcs[method].received->Increment(); }
-void Metrics::MessageSent(int method) { families_->rpcs[method].sent->Increment(); }
+void Metrics::RpcHandled(int method, absl::StatusCode code, absl::Duration duration) {
+  const auto number = static_cast<size_t>(method);
+  const size_t codes = CodeNames().size();
+  families_->rpc_handled[number * codes + std::min(static_cast<size_t>(code), codes - 1)]
+      .Increment();
+  families_->rpc_seconds[number].Observe(absl::ToDoubleSeconds(duration));
+}
+
+void Metrics::MessageReceived(int method) {
+  families_->messages_received[static_cast<size_t>(method)].Increment();
+}
+
+void Metrics::MessageSent(int method) {
+  families_->messages_sent[static_cast<size_t>(method)].Increment();
+}
+
+void Metrics::UnknownMethodCalled() { families_->unknown_methods().Increment(); }
 void Metrics::Rejected(std::string_view reason) { families_->rejected(reason).Increment(); }
 
 void Metrics::CallsUnread(int64_t calls) {

@@ -1,5 +1,6 @@
-// Metrics: every number that operators scrape. The one place that knows Prometheus. All series
-// exist from the start, with bounded labels, so that rates work from zero; values of labels that
+// Metrics: every number that operators scrape. The one place that knows Prometheus. Gauges,
+// counters without labels and those of refusals, errors and corruption exist from the start; series
+// by recipe, mode, pair, stage or code come with their first event. Labels are bounded; values that
 // are not known count as "other". Thread-safe.
 #pragma once
 
@@ -74,6 +75,7 @@ struct GaugeReadings {
   int64_t blob_partial_bytes = 0;
   int64_t blob_partial_objects = 0;
   int64_t blob_bytes_max = 0;
+  int64_t data_dir_free_bytes = 0;
   struct Sessions {
     int64_t open = 0;
     int64_t bytes = 0;
@@ -111,7 +113,7 @@ enum class CudaError { kSticky, kOutOfMemory };
 
 class Metrics {
  public:
-  /// `methods` are named by their index below.
+  /// `methods` are named by their index below, and live as long as this does.
   Metrics(std::span<const RpcMethod> methods, const BuildLabels& build);
   ~Metrics();
 
@@ -119,6 +121,7 @@ class Metrics {
   void RpcHandled(int method, absl::StatusCode code, absl::Duration duration);
   void MessageReceived(int method);
   void MessageSent(int method);
+  void UnknownMethodCalled();
   /// `reason` as in v1.ErrorDetail, or "draining".
   void Rejected(std::string_view reason);
   /// Calls that were ended since their clients did not take what was sent.
