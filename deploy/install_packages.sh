@@ -5,7 +5,7 @@ set -euo pipefail
 packages=(
   build-essential cmake ninja-build pkg-config ccache
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
-  libabsl-dev prometheus-cpp-dev libtbb-dev libcli11-dev nlohmann-json3-dev
+  libabsl-dev prometheus-cpp-dev libmicrohttpd-dev libtbb-dev libcli11-dev nlohmann-json3-dev
   libssl-dev libsqlite3-dev zlib1g-dev libcurl4-openssl-dev
 )
 for argument in "$@"; do

@@ -1,81 +1,402 @@
 #include "server/http_endpoint.h"
 
-#include <CivetServer.h>
+#include <fcntl.h>
+#include <microhttpd.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <zlib.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <list>
+#include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "kernels/base/status_macros.h"
+#include "server/executor.h"
+#include "server/host_address.h"
 
 namespace quantgate {
 namespace {
 
-struct Answer {
-  int code = 200;
-  std::string body;
-};
+constexpr char kPlainText[] = "text/plain; charset=utf-8";
+constexpr char kExpositionText[] = "text/plain; version=0.0.4; charset=utf-8";
 
-/// GET of one path.
-class HttpPage : public CivetHandler {
+/// Empty where zlib has no memory.
+std::string Gzipped(const std::string& text) {
+  z_stream stream{};
+  constexpr int kGzipWindow = 15 + 16;  // The largest, with gzip's header.
+  if (deflateInit2(&stream, Z_DEFAULT_COMPRESSION, Z_DEFLATED, kGzipWindow, 8,
+                   Z_DEFAULT_STRATEGY) != Z_OK) {
+    return "";
+  }
+  std::string packed(deflateBound(&stream, text.size()), '\0');
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+  stream.avail_in = static_cast<uInt>(text.size());
+  stream.next_out = reinterpret_cast<Bytef*>(packed.data());
+  stream.avail_out = static_cast<uInt>(packed.size());
+  const bool is_whole = deflate(&stream, Z_FINISH) == Z_STREAM_END;
+  packed.resize(is_whole ? stream.total_out : 0);
+  deflateEnd(&stream);
+  return packed;
+}
+
+/// Whether an Accept-Encoding header has gzip, with a weight above 0.
+bool AcceptsGzip(const char* header) {
+  if (header == nullptr) return false;
+  for (const absl::string_view entry : absl::StrSplit(header, ',')) {
+    const std::vector<absl::string_view> parts = absl::StrSplit(entry, ';');
+    const absl::string_view coding = absl::StripAsciiWhitespace(parts[0]);
+    if (!absl::EqualsIgnoreCase(coding, "gzip") && coding != "*") continue;
+    // All of a weight but 0 has another character than these.
+    return parts.size() < 2 || parts[1].find_first_not_of("q=0. ") != absl::string_view::npos;
+  }
+  return false;
+}
+
+/// A response that may answer several requests.
+class HttpAnswer {
  public:
-  explicit HttpPage(std::function<Answer()> make) : make_(std::move(make)) {}
+  HttpAnswer(const std::string& body, const char* content_type)
+      : response_(MHD_create_response_from_buffer(body.size(), const_cast<char*>(body.data()),
+                                                  MHD_RESPMEM_MUST_COPY)) {
+    if (response_ == nullptr) return;
+    Add("Content-Type", content_type);
+    Add("Connection", "close");
+  }
+  ~HttpAnswer() {
+    if (response_ != nullptr) MHD_destroy_response(response_);
+  }
+  HttpAnswer(const HttpAnswer&) = delete;
+  HttpAnswer& operator=(const HttpAnswer&) = delete;
 
-  bool handleGet(CivetServer*, mg_connection* connection) override {
-    const Answer answer = make_();
-    const std::string header = absl::StrCat(
-        "HTTP/1.1 ", answer.code, answer.code == 200 ? " OK" : " Service Unavailable",
-        "\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: ",
-        answer.body.size(), "\r\n\r\n");
-    mg_write(connection, header.data(), header.size());
-    mg_write(connection, answer.body.data(), answer.body.size());
-    return true;
+  HttpAnswer& Add(const char* header, const char* value) {
+    if (response_ != nullptr) MHD_add_response_header(response_, header, value);
+    return *this;
+  }
+  /// MHD_NO ends the connection.
+  MHD_Result AnswerTo(MHD_Connection* connection, unsigned code) {
+    return response_ == nullptr ? MHD_NO : MHD_queue_response(connection, code, response_);
   }
 
  private:
-  const std::function<Answer()> make_;
+  MHD_Response* const response_;
 };
 
-class CivetEndpoint : public HttpEndpoint {
+/// The metrics as they were once.
+struct MetricsPage {
+  std::unique_ptr<HttpAnswer> plain, gzip;  ///< As far as somebody asked for it.
+};
+
+/// A request for metrics, suspended until they are written.
+struct Scrape {
+  MHD_Connection* connection;
+  bool takes_gzip;
+  std::shared_ptr<MetricsPage> page;
+};
+
+using Clock = std::chrono::steady_clock;
+
+/// How long connections that wait for a descriptor wait for each other.
+constexpr std::chrono::milliseconds kStarvedTurn{100};
+
+struct OpenConnection {
+  int socket;
+  Clock::time_point accepted;
+};
+
+/// Everything runs on `loop_` but for what says otherwise.
+class MicroHttpEndpoint : public HttpEndpoint {
  public:
-  CivetEndpoint(const std::string& listen, Sources sources)
-      : metrics_([metrics = sources.metrics] {
-          return Answer{200, metrics()};
-        }),
-        health_([] {
-          return Answer{200, "ok\n"};
-        }),
-        ready_([is_ready = sources.is_ready] {
-          return is_ready() ? Answer{200, "ready\n"} : Answer{503, "not ready\n"};
-        }),
-        // A connection that asks nothing has a thread until its time is up.
-        server_(std::vector<std::string>{"listening_ports", listen, "num_threads", "16",
-                                         "request_timeout_ms", "1000"}) {
-    server_.addHandler("/metrics$", metrics_);
-    server_.addHandler("/healthz$", health_);
-    server_.addHandler("/readyz$", ready_);
+  MicroHttpEndpoint(Sources sources, Bounds bounds)
+      : sources_(std::move(sources)),
+        connections_max_(static_cast<size_t>(bounds.connections_max)),
+        age_max_(absl::ToChronoNanoseconds(bounds.connection_age_max)),
+        wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        spare_(::fcntl(wake_, F_DUPFD_CLOEXEC, 0)) {}
+
+  ~MicroHttpEndpoint() override {
+    is_stopping_ = true;
+    if (loop_.joinable()) {
+      Wake();
+      loop_.join();
+    }
+    rendering_ = nullptr;  // No connection is suspended behind this.
+    if (daemon_ != nullptr) MHD_stop_daemon(daemon_);
+    for (const int descriptor : {listener_, spare_, wake_}) {
+      if (descriptor >= 0) ::close(descriptor);
+    }
   }
 
-  int port() const override {
-    const std::vector<int> ports = const_cast<CivetServer&>(server_).getListeningPorts();
-    return ports.empty() ? 0 : ports.front();
-  }
+  absl::Status Listen(const std::string& address);
+  int port() const override { return port_; }
 
  private:
-  HttpPage metrics_, health_, ready_;
-  CivetServer server_;  // Destroyed first, so that no handler runs any more.
+  void Serve();
+  void Wake();
+  int PollTimeout() const;
+  bool Accept();
+  void EndOld(size_t kept_max);
+  MHD_Result Answer(MHD_Connection* connection, const std::string& path, const std::string& method,
+                    Scrape*& scrape);
+  MHD_Result AnswerText(MHD_Connection* connection, unsigned code, const std::string& text);
+  void Suspend(Scrape& scrape);
+  void Render();
+
+  static MHD_Result OnRequest(void* self, MHD_Connection* connection, const char* path,
+                              const char* method, const char*, const char*, size_t* upload_size,
+                              void** request) {
+    *upload_size = 0;  // Nobody asks for what a request carries.
+    return static_cast<MicroHttpEndpoint*>(self)->Answer(connection, path, method,
+                                                         reinterpret_cast<Scrape*&>(*request));
+  }
+  static void OnCompleted(void*, MHD_Connection*, void** request, MHD_RequestTerminationCode) {
+    delete static_cast<Scrape*>(*request);
+    *request = nullptr;
+  }
+  static void OnConnection(void* self, MHD_Connection* connection, void** context,
+                           MHD_ConnectionNotificationCode what);
+
+  const Sources sources_;
+  const size_t connections_max_;
+  const std::chrono::nanoseconds age_max_;
+  const int wake_;
+  int spare_;  ///< A descriptor that nobody else can take; for a probe when there is no other.
+  int listener_ = -1;
+  int port_ = 0;
+  MHD_Daemon* daemon_ = nullptr;
+  std::atomic<bool> is_stopping_{false};
+  std::list<OpenConnection> connections_;  ///< The oldest first.
+  std::mutex mutex_;
+  std::vector<Scrape*> waiting_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Executor> rendering_ = std::make_unique<Executor>(1);
+  std::thread loop_;
 };
+
+absl::StatusOr<int> BoundSocket(const HostAddress& address, const std::string& text) {
+  const int socket =
+      ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int on = 1;
+  if (socket >= 0) ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (socket >= 0 && ::bind(socket, address.get(), address.size) == 0 &&
+      ::listen(socket, SOMAXCONN) == 0) {
+    return socket;
+  }
+  const std::string why = std::strerror(errno);
+  if (socket >= 0) ::close(socket);
+  return absl::UnavailableError(absl::StrCat("metrics: cannot listen on ", text, ": ", why));
+}
+
+absl::Status MicroHttpEndpoint::Listen(const std::string& text) {
+  QG_ASSIGN_OR_RETURN(const std::vector<HostAddress> addresses, ResolveHostPort(text));
+  QG_ASSIGN_OR_RETURN(listener_, BoundSocket(addresses.front(), text));
+  HostAddress bound;
+  bound.size = sizeof(bound.storage);
+  ::getsockname(listener_, reinterpret_cast<sockaddr*>(&bound.storage), &bound.size);
+  port_ = bound.port();
+  daemon_ = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_NO_LISTEN_SOCKET, 0,
+                             nullptr, nullptr, &OnRequest, this, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                             kHttpConnectionBytes, MHD_OPTION_NOTIFY_COMPLETED, &OnCompleted, this,
+                             MHD_OPTION_NOTIFY_CONNECTION, &OnConnection, this, MHD_OPTION_END);
+  if (daemon_ == nullptr) {
+    return absl::UnavailableError(absl::StrCat("metrics: cannot serve HTTP on ", text));
+  }
+  loop_ = std::thread([this] { Serve(); });
+  return absl::OkStatus();
+}
+
+void MicroHttpEndpoint::Serve() {
+  const int events = MHD_get_daemon_info(daemon_, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
+  constexpr int kStarvedMs = static_cast<int>(kStarvedTurn.count());
+  bool is_starved = false;
+  while (!is_stopping_) {
+    if (spare_ < 0) spare_ = ::fcntl(wake_, F_DUPFD_CLOEXEC, 0);
+    pollfd files[] = {{events, POLLIN, 0}, {wake_, POLLIN, 0}, {listener_, POLLIN, 0}};
+    const int timeout = PollTimeout();
+    if (is_starved) {
+      ::poll(files, 2, timeout < 0 ? kStarvedMs : std::min(timeout, kStarvedMs));
+    } else {
+      ::poll(files, 3, timeout);
+    }
+    uint64_t wakes = 0;
+    (void)!::read(wake_, &wakes, sizeof(wakes));
+    is_starved = !Accept();
+    EndOld(connections_.size());
+    MHD_run(daemon_);
+  }
+}
+
+/// False where a connection waits and no descriptor is left for it.
+bool MicroHttpEndpoint::Accept() {
+  constexpr int kAtOnceMax = 64;  // Then those that are open have their turn.
+  for (int i = 0; i < kAtOnceMax; ++i) {
+    HostAddress peer;
+    peer.size = sizeof(peer.storage);
+    const int socket = ::accept4(listener_, reinterpret_cast<sockaddr*>(&peer.storage), &peer.size,
+                                 SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (socket >= 0) {
+      MHD_add_connection(daemon_, socket, peer.get(), peer.size);  // Closes what it does not take.
+    } else if (errno == EAGAIN) {
+      return true;
+    } else if (errno == EMFILE || errno == ENFILE) {
+      if (spare_ < 0) {
+        // The oldest makes room, once it has had its turn.
+        if (!connections_.empty() && connections_.front().accepted + kStarvedTurn < Clock::now()) {
+          EndOld(connections_.size() - 1);
+        }
+        return false;
+      }
+      ::close(std::exchange(spare_, -1));
+    }
+  }
+  return true;
+}
+
+void MicroHttpEndpoint::Wake() {
+  const uint64_t one = 1;
+  (void)!::write(wake_, &one, sizeof(one));
+}
+
+/// Milliseconds until the library or the oldest connection wants something; -1: none does.
+int MicroHttpEndpoint::PollTimeout() const {
+  MHD_UNSIGNED_LONG_LONG library_ms = 0;
+  constexpr int64_t kLong = 3'600'000;  // Fits an int.
+  int64_t wait = -1;
+  if (MHD_get_timeout(daemon_, &library_ms) == MHD_YES) {
+    wait = std::min<int64_t>(kLong, static_cast<int64_t>(library_ms));
+  }
+  if (connections_.empty()) return static_cast<int>(wait);
+  const Clock::duration left = connections_.front().accepted + age_max_ - Clock::now();
+  const int64_t left_ms =
+      std::clamp<int64_t>(std::chrono::ceil<std::chrono::milliseconds>(left).count(), 0, kLong);
+  return static_cast<int>(wait < 0 ? left_ms : std::min(wait, left_ms));
+}
+
+/// Connections that are too old, and the oldest ones beyond `kept_max`. Shut down, they look to the
+/// library as if their peer had gone.
+void MicroHttpEndpoint::EndOld(size_t kept_max) {
+  const Clock::time_point latest = Clock::now() - age_max_;
+  size_t left = connections_.size();
+  for (const OpenConnection& connection : connections_) {
+    if (left <= kept_max && connection.accepted > latest) return;
+    ::shutdown(connection.socket, SHUT_RDWR);
+    --left;
+  }
+}
+
+void MicroHttpEndpoint::OnConnection(void* object, MHD_Connection* connection, void** context,
+                                     MHD_ConnectionNotificationCode what) {
+  auto* const self = static_cast<MicroHttpEndpoint*>(object);
+  auto& connections = self->connections_;
+  using Position = std::list<OpenConnection>::iterator;
+  if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+    const int socket =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    connections.push_back({socket, Clock::now()});
+    *context = new Position(std::prev(connections.end()));
+    self->EndOld(self->connections_max_);
+  } else {
+    auto* const position = static_cast<Position*>(*context);
+    connections.erase(*position);
+    delete position;
+  }
+}
+
+MHD_Result MicroHttpEndpoint::AnswerText(MHD_Connection* connection, unsigned code,
+                                         const std::string& text) {
+  HttpAnswer response(text, kPlainText);
+  if (code == MHD_HTTP_METHOD_NOT_ALLOWED) response.Add("Allow", "GET, HEAD");
+  return response.AnswerTo(connection, code);
+}
+
+/// Called again for metrics, once they are written. HEAD is answered as GET is; the library leaves
+/// the body out.
+MHD_Result MicroHttpEndpoint::Answer(MHD_Connection* connection, const std::string& path,
+                                     const std::string& method, Scrape*& scrape) {
+  if (scrape != nullptr) {
+    if (scrape->page == nullptr) return MHD_NO;
+    HttpAnswer* const gzip = scrape->takes_gzip ? scrape->page->gzip.get() : nullptr;
+    return (gzip != nullptr ? gzip : scrape->page->plain.get())->AnswerTo(connection, MHD_HTTP_OK);
+  }
+  if (path != "/metrics" && path != "/healthz" && path != "/readyz") {
+    return AnswerText(connection, MHD_HTTP_NOT_FOUND,
+                      "not found; there are /metrics, /healthz and /readyz\n");
+  }
+  if (method != MHD_HTTP_METHOD_GET && method != MHD_HTTP_METHOD_HEAD) {
+    return AnswerText(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD\n");
+  }
+  if (path == "/healthz") return AnswerText(connection, MHD_HTTP_OK, "ok\n");
+  if (path == "/readyz") {
+    const std::string why = sources_.why_not_ready();
+    if (why.empty()) return AnswerText(connection, MHD_HTTP_OK, "ready\n");
+    return AnswerText(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
+                      absl::StrCat("not ready: ", why, "\n"));
+  }
+  scrape = new Scrape{connection,
+                      AcceptsGzip(MHD_lookup_connection_value(connection, MHD_HEADER_KIND,
+                                                              MHD_HTTP_HEADER_ACCEPT_ENCODING)),
+                      nullptr};
+  Suspend(*scrape);
+  return MHD_YES;
+}
+
+/// Requests that come while metrics are written share the next page.
+void MicroHttpEndpoint::Suspend(Scrape& scrape) {
+  MHD_suspend_connection(scrape.connection);
+  const std::lock_guard lock(mutex_);
+  waiting_.push_back(&scrape);
+  if (waiting_.size() == 1) rendering_->Run([this] { Render(); });
+}
+
+/// By rendering_'s thread.
+void MicroHttpEndpoint::Render() {
+  std::vector<Scrape*> scrapes;
+  {
+    const std::lock_guard lock(mutex_);
+    scrapes.swap(waiting_);
+  }
+  const std::string text = sources_.metrics();
+  auto page = std::make_shared<MetricsPage>();
+  page->plain = std::make_unique<HttpAnswer>(text, kExpositionText);
+  page->plain->Add("Vary", "Accept-Encoding");
+  const bool wants_gzip = std::any_of(scrapes.begin(), scrapes.end(),
+                                      [](const Scrape* scrape) { return scrape->takes_gzip; });
+  const std::string packed = wants_gzip ? Gzipped(text) : "";
+  if (!packed.empty()) {
+    page->gzip = std::make_unique<HttpAnswer>(packed, kExpositionText);
+    page->gzip->Add("Content-Encoding", "gzip").Add("Vary", "Accept-Encoding");
+  }
+  for (Scrape* scrape : scrapes) {
+    // Nothing of it may be touched once it goes on.
+    MHD_Connection* const connection = scrape->connection;
+    scrape->page = page;
+    MHD_resume_connection(connection);
+  }
+  // The library's own wake-up is lost where it comes between its look for resumed connections and
+  // its reading of events.
+  Wake();
+}
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpEndpoint>> HttpEndpoint::Start(const std::string& listen,
-                                                                  Sources sources) {
-  // CivetServer reports a taken port by throwing; nothing else here does.
-  try {
-    return std::make_unique<CivetEndpoint>(listen, std::move(sources));
-  } catch (const CivetException&) {
-    return absl::UnavailableError(absl::StrCat("metrics: cannot listen on ", listen));
-  }
+                                                                  Sources sources, Bounds bounds) {
+  auto endpoint = std::make_unique<MicroHttpEndpoint>(std::move(sources), bounds);
+  QG_RETURN_IF_ERROR(endpoint->Listen(listen));
+  return endpoint;
 }
 
 }  // namespace quantgate

@@ -1,5 +1,7 @@
 // HTTP beside the API: /metrics, /healthz (the process lives) and /readyz (it takes work), with
-// CivetWeb.
+// libmicrohttpd. One thread serves all connections, so that no slow one holds up a probe, and
+// another one writes the metrics. A connection answers one request and lives for a bounded time;
+// where there are too many, the oldest goes.
 #pragma once
 
 #include <functional>
@@ -7,19 +9,28 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/limits.h"
 
 namespace quantgate {
 
 class HttpEndpoint {
  public:
   struct Sources {
+    /// The exposition text. May take its time; never called by two threads at once.
     std::function<std::string()> metrics;
-    std::function<bool()> is_ready;
+    /// Why no work is taken; empty: it is. Must answer at once.
+    std::function<std::string()> why_not_ready;
+  };
+  struct Bounds {
+    int connections_max = kHttpConnectionsMax;
+    absl::Duration connection_age_max = kHttpConnectionAgeMax;
   };
 
-  /// "host:port", port 0: any. UNAVAILABLE naming the address when it cannot be bound.
+  /// "host:port", port 0: any. INVALID_ARGUMENT for what is no address, UNAVAILABLE naming it when
+  /// it cannot be bound.
   static absl::StatusOr<std::unique_ptr<HttpEndpoint>> Start(const std::string& listen,
-                                                             Sources sources);
+                                                             Sources sources, Bounds bounds);
   virtual ~HttpEndpoint() = default;
   virtual int port() const = 0;
 };

@@ -2,6 +2,7 @@
 // ServerOptions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/time/time.h"
@@ -40,6 +41,9 @@ inline constexpr absl::Duration kUploadIdleMax = absl::Minutes(2);
 /// and at a start by what the files' times say of the time before it, if that is more.
 inline constexpr int kPartialUploadsMax = 4096;
 inline constexpr absl::Duration kPartialUploadAgeMax = absl::Hours(24);
+/// What the disk should have left for runs under way to be recorded: their events (8 MiB of each are
+/// in memory at a time), the database's log (a few MiB) and copies of it at a checkpoint.
+inline constexpr int64_t kDiskReserveBytes = 64 << 20;
 /// Bytes after which the kernel is told to start writing an upload back, so that the last fsync has
 /// little left to do.
 inline constexpr int64_t kWritebackBytes = 8 << 20;
@@ -74,6 +78,8 @@ inline constexpr size_t kEndedEventBytesMax = size_t{64} << 20;
 inline constexpr int64_t kGrpcBufferBytesMax = int64_t{3} << 29;
 /// Streams of one connection. 16 connections carry 1000 uploads with it.
 inline constexpr int kStreamsPerConnectionMax = 128;
+/// Of gRPC's threads that serve reflection, the one service that has a thread for each stream.
+inline constexpr int kReflectionThreadsMax = 4;
 /// Metadata of one call; QuantGate reads none beyond gRPC's own.
 inline constexpr int kMetadataBytesMax = 16 << 10;
 /// A status text longer than this is cut: it travels in HTTP/2 trailers, which peers limit to 8
@@ -81,6 +87,15 @@ inline constexpr int kMetadataBytesMax = 16 << 10;
 inline constexpr int kStatusMessageBytesMax = 2048;
 /// How long a client that was refused for a full queue should wait.
 inline constexpr absl::Duration kRetryAfter = absl::Seconds(1);
+
+/// HTTP connections open at once, of which one more ends the oldest: probes and scrapers are a
+/// handful, and one that comes among many others is answered long before as many follow it.
+inline constexpr int kHttpConnectionsMax = 256;
+/// A connection answers one request and is ended this long after it was accepted. Prometheus waits
+/// 10 s for a scrape by default, other probes less.
+inline constexpr absl::Duration kHttpConnectionAgeMax = absl::Seconds(10);
+/// Of a request's line and headers together, and of the answer's headers.
+inline constexpr size_t kHttpConnectionBytes = 8 << 10;
 
 /// How old what a report says of a device's clocks may be when the report is made.
 inline constexpr absl::Duration kDescriptionAgeMax = absl::Seconds(1);

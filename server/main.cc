@@ -31,7 +31,7 @@ constexpr char kExamples[] = R"(Examples:
   quantgated --listen 127.0.0.1:0                   any free port; the ready line says which
 
 HTTP on --metrics-listen serves /metrics, /healthz and /readyz.
-SIGTERM or SIGINT finishes what runs (at most --grace), a second one cancels it.
+SIGTERM or SIGINT finishes what runs (at most --grace), a second one cancels it. SIGHUP is ignored.
 With --device cuda it computes on every GPU of this machine; --device cuda:1 takes one of them.
 
 --fsck checks the data directory of a server that does not run, --fsck --repair also sets aside what
@@ -54,6 +54,7 @@ sigset_t BlockSignals() {
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   return signals;
 }
@@ -67,10 +68,16 @@ void RaiseDescriptorLimit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-int WaitForSignal(const sigset_t& signals) {
-  int signal = 0;
-  sigwait(&signals, &signal);
-  return signal;
+void Log(const std::string& line) { std::fprintf(stderr, "quantgated: %s\n", line.c_str()); }
+
+/// Until one that ends the server.
+void WaitForEnd(const sigset_t& signals) {
+  for (;;) {
+    int signal = 0;
+    sigwait(&signals, &signal);
+    if (signal != SIGHUP) return;
+    Log("SIGHUP is ignored: there is nothing to reload");
+  }
 }
 
 /// Durations as options give them.
@@ -136,6 +143,8 @@ void AddOptions(CLI::App& app, ServerOptions& options, int& threads, Seconds& se
                 "256Gi");
   AddSizeOption(app, "--tensor-bytes-max", options.tensor_bytes_max, 1,
                 "Largest tensor of a request", "8Gi");
+  AddSizeOption(app, "--disk-reserve", options.disk_reserve_bytes, 0,
+                "Room on the disk of the data directory below which it is not ready", "64Mi");
   app.add_option("--sessions-max", options.sessions.sessions_max, "Training sessions open at once")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
@@ -175,14 +184,12 @@ int Serve(ServerOptions options, absl::Duration grace) {
     std::fprintf(stderr, "quantgated: self-check of %s: %s\n", key.c_str(),
                  lines.empty() ? "nothing to check" : lines[0].c_str());
   };
-  options.log = [](const std::string& line) {
-    std::fprintf(stderr, "quantgated: %s\n", line.c_str());
-  };
   options.on_device_lost = [&](const absl::Status& why) {
     std::fprintf(stderr, "quantgated: %s\n", std::string(why.message()).c_str());
     is_device_lost = true;
     kill(getpid(), SIGTERM);
   };
+  options.log = &Log;
   auto server = Server::Start(options);
   if (!server.ok()) {
     std::fprintf(stderr, "quantgated: %s\n", std::string(server.status().message()).c_str());
@@ -190,10 +197,10 @@ int Serve(ServerOptions options, absl::Duration grace) {
   }
   std::printf("%s\n", ReadyLine(options, **server).c_str());
   std::fflush(stdout);
-  WaitForSignal(signals);
+  WaitForEnd(signals);
   std::fprintf(stderr, "quantgated: draining; a second signal cancels what runs\n");
   std::thread hurry([&] {
-    WaitForSignal(signals);
+    WaitForEnd(signals);
     (*server)->Hurry();
   });
   (*server)->Shutdown(grace);

@@ -22,6 +22,7 @@
 #include "kernels/comm/communicator_cache.h"
 #include "server/allocator.h"
 #include "server/build_description.h"
+#include "server/disk_watch.h"
 #include "server/http_endpoint.h"
 #include "server/limits.h"
 #include "server/listener.h"
@@ -124,19 +125,20 @@ class RunningServer : public Server {
   absl::Status OpenDevices();
   absl::Status CheckDevices();
   absl::Status StartListener();
-  bool IsReady() const { return is_ready_ && (listener_ == nullptr || listener_->is_accepting()); }
   void DeviceLost(const Device& device, const absl::Status& why);
   void RanksStuck(const absl::Status& why);
   void StopServing(const absl::Status& why);
   bool DrainDevices(absl::Time deadline);
   bool AwaitIdle(DeviceQueue& queue, absl::Time deadline) const;
   GaugeReadings ReadGauges();
+  std::string WhyNotReady() const;
   void Maintain();
   void EndUnread();
 
   const ServerOptions options_;
   DataDir data_dir_;
   DeviceWatch watch_;
+  std::unique_ptr<DiskWatch> disk_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<CommunicatorCache> communicators_;  ///< Of every world, which ends before.
   RankSetting ranks_;
@@ -172,6 +174,8 @@ class RunningServer : public Server {
 };
 
 absl::Status RunningServer::Open() {
+  disk_ = std::make_unique<DiskWatch>(data_dir_.path(), options_.disk_reserve_bytes,
+                                      options_.read_disk_room, options_.log);
   QG_RETURN_IF_ERROR(OpenDevices());
   const BuildDescription build = DescribeBuild();
   metrics_ = std::make_unique<Metrics>(
@@ -283,9 +287,10 @@ absl::Status RunningServer::Listen() {
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::InternalError("gRPC did not start");
   if (!options_.metrics_listen.empty()) {
-    QG_ASSIGN_OR_RETURN(
-        http_, HttpEndpoint::Start(options_.metrics_listen, {[this] { return metrics_->Text(); },
-                                                             [this] { return IsReady(); }}));
+    QG_ASSIGN_OR_RETURN(http_, HttpEndpoint::Start(options_.metrics_listen,
+                                                   {[this] { return metrics_->Text(); },
+                                                    [this] { return WhyNotReady(); }},
+                                                   HttpEndpoint::Bounds()));
   }
   auto* health = server_->GetHealthCheckService();
   health->SetServingStatus(true);
@@ -314,9 +319,16 @@ absl::Status RunningServer::StartListener() {
   return absl::OkStatus();
 }
 
+/// Empty: it is.
+std::string RunningServer::WhyNotReady() const {
+  if (!is_ready_) return is_draining_ ? "shutting down" : "starting";
+  if (listener_ != nullptr && !listener_->is_accepting()) return "no connection can be accepted";
+  return disk_->why_full();
+}
+
 GaugeReadings RunningServer::ReadGauges() {
   GaugeReadings readings;
-  readings.ready = IsReady();
+  readings.ready = WhyNotReady().empty();
   readings.draining = is_draining_;
   readings.queues = {{"runs"}, {"calls"}};
   for (const auto& device : devices_) {
@@ -338,6 +350,7 @@ GaugeReadings RunningServer::ReadGauges() {
   readings.blob_partial_bytes = usage.partial_bytes;
   readings.blob_partial_objects = usage.partial_objects;
   readings.blob_bytes_max = blobs_->bytes_max();
+  readings.data_dir_free_bytes = disk_->free_bytes();
   const SessionUsage sessions = sessions_->usage();
   readings.sessions = {sessions.open,   sessions.bytes,   sessions.bytes_max,
                        sessions.closed, sessions.evicted, sessions.expired};
@@ -353,6 +366,7 @@ void RunningServer::Maintain() {
     EndUnread();
     sessions_->ExpireLeases();
     blobs_->ExpirePartials();
+    disk_->Look();
     // Each call under way needs some of it, in gRPC most of all.
     constexpr int64_t kCallBytes = 32 << 10;
     trimmer.Observe(upload_bytes_in_flight_ + send_budget_->bytes() + calls_.size() * kCallBytes);

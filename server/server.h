@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "kernels/comm/transport.h"
 #include "kernels/engine/engine.h"
+#include "server/disk_watch.h"
 #include "server/limits.h"
 #include "server/session_limits.h"
 
@@ -25,6 +26,9 @@ struct ServerOptions {
   std::vector<std::string> listen;
   /// "host:port" of HTTP /metrics, /healthz, /readyz. Empty: none.
   std::string metrics_listen;
+  /// Whether listeners may be reached from other machines, though there is neither encryption nor
+  /// authentication.
+  bool insecure = false;
   /// Blobs, tensors and runs live here; created when absent, locked while the server lives.
   std::string data_dir;
   /// Starts without the runs and tensors of a database that is gone or empty, though blobs or
@@ -67,14 +71,18 @@ struct ServerOptions {
   /// How long a client may leave what it is sent, also while other connections wait for the room.
   absl::Duration send_idle_max = kSendIdleMax;
   absl::Duration send_idle_when_short = kSendIdleWhenShort;
+  /// While the file system of `data_dir` has less left, the server is not ready.
+  int64_t disk_reserve_bytes = kDiskReserveBytes;
+  DiskRoomReader read_disk_room = &ReadDiskRoom;  ///< Another: for tests.
   SessionLimits sessions;
   bool fsync = true;  ///< False: an in-process throw-away store.
 };
 
 class Server {
  public:
-  /// Starts listening. FAILED_PRECONDITION when the data directory is locked or not writable,
-  /// UNAVAILABLE when a port is taken; the message names the path or address.
+  /// Starts listening. FAILED_PRECONDITION when the data directory is locked or not writable or a
+  /// listener is open to other machines without `insecure`, UNAVAILABLE when a port is taken; the
+  /// message names the path or address.
   static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options);
   virtual ~Server() = default;
 
