@@ -28,9 +28,11 @@
 #include "server/listener.h"
 #include "server/process_statistics.h"
 #include "server/rpc/call.h"
+#include "server/rpc/malformed_calls.h"
 #include "server/rpc/rpc_methods.h"
 #include "server/rpc/runs.h"
 #include "server/rpc/services.h"
+#include "server/rpc/unknown_methods.h"
 #include "server/send_budget.h"
 #include "server/service_context.h"
 #include "server/store/data_dir.h"
@@ -62,6 +64,7 @@ void SetChannelArguments(grpc::ServerBuilder& builder, int64_t buffer_bytes_max)
                              static_cast<int>(absl::ToInt64Milliseconds(kKeepaliveTimeout)));
   grpc::ResourceQuota quota("quantgate");
   quota.Resize(static_cast<size_t>(buffer_bytes_max));
+  quota.SetMaxThreads(kReflectionThreadsMax);
   builder.SetResourceQuota(quota);
 }
 
@@ -162,6 +165,7 @@ class RunningServer : public Server {
   Devices devices_;
   std::unique_ptr<SessionStore> sessions_;  ///< Of tensors in the devices' memory.
   std::vector<std::unique_ptr<grpc::Service>> services_;
+  std::unique_ptr<grpc::CallbackGenericService> unknown_methods_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<Listener> listener_;  ///< Its thread uses the two before it.
@@ -278,6 +282,9 @@ absl::Status RunningServer::Listen() {
   grpc::ServerBuilder builder;
   SetChannelArguments(builder, options_.grpc_buffer_bytes_max);
   for (const auto& service : services_) builder.RegisterService(service.get());
+  unknown_methods_ = MakeUnknownMethods(*metrics_);
+  builder.RegisterCallbackGenericService(unknown_methods_.get());
+  builder.experimental().SetInterceptorCreators(MakeMalformedCallAnswers(*metrics_));
   // gRPC never sees the addresses: the listener hands it what it has accepted.
   if (listener_ != nullptr) {
     using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
