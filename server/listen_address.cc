@@ -4,11 +4,15 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "server/host_address.h"
 
 namespace quantgate {
 namespace {
@@ -49,6 +53,19 @@ absl::Status CheckListenAddress(const std::string& address) {
   return absl::InvalidArgumentError(
       absl::StrCat("listen: \"", address,
                    "\" is no address; write host:port, the port from 0 to 65535, or unix:/path"));
+}
+
+absl::Status CheckReach(const std::string& address, bool insecure) {
+  if (insecure || absl::StartsWith(address, kUnix)) return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(const std::vector<HostAddress> hosts, ResolveHostPort(address));
+  if (std::all_of(hosts.begin(), hosts.end(),
+                  [](const HostAddress& host) { return host.is_loopback(); })) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("listen: ", address,
+                   " can be reached from other machines, and there is neither encryption nor "
+                   "authentication; listen on 127.0.0.1 or unix:/path, or pass --insecure"));
 }
 
 }  // namespace quantgate

@@ -12,4 +12,9 @@ namespace quantgate {
 /// it and leave that server without clients.
 absl::Status CheckListenAddress(const std::string& address);
 
+/// FAILED_PRECONDITION for an address that other machines may reach, unless `insecure`: one that is
+/// neither a Unix socket nor, with all that its host stands for, loopback. UNAVAILABLE for a host
+/// that has no address.
+absl::Status CheckReach(const std::string& address, bool insecure);
+
 }  // namespace quantgate

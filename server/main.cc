@@ -26,11 +26,12 @@ namespace {
 
 constexpr char kExamples[] = R"(Examples:
   quantgated                                        loopback only, data below $XDG_STATE_HOME
-  quantgated --listen 0.0.0.0:7470 --data-dir /var/lib/quantgate
+  quantgated --listen 0.0.0.0:7470 --insecure       open to whoever reaches this machine
   quantgated --listen unix:/run/quantgate.sock --metrics-listen ''
   quantgated --listen 127.0.0.1:0                   any free port; the ready line says which
 
 HTTP on --metrics-listen serves /metrics, /healthz and /readyz.
+Neither listener encrypts or asks who calls: an address that other machines reach needs --insecure.
 SIGTERM or SIGINT finishes what runs (at most --grace), a second one cancels it. SIGHUP is ignored.
 With --device cuda it computes on every GPU of this machine; --device cuda:1 takes one of them.
 
@@ -115,6 +116,8 @@ void AddOptions(CLI::App& app, ServerOptions& options, int& threads, Seconds& se
   app.add_option("--metrics-listen", options.metrics_listen, "host:port of HTTP; empty: none")
       ->type_name("ADDRESS")
       ->default_val("127.0.0.1:9470");
+  app.add_flag("--insecure", options.insecure,
+               "Listen where other machines reach it, without encryption or authentication");
   app.add_option("--data-dir", options.data_dir, "Directory of blobs, tensors and runs")
       ->type_name("PATH")
       ->default_val(DefaultDataDir());
@@ -151,6 +154,7 @@ void AddOptions(CLI::App& app, ServerOptions& options, int& threads, Seconds& se
   AddSizeOption(app, "--session-bytes-max", options.sessions.bytes_max, 0,
                 "Tensors of all sessions", "16Gi");
   app.add_option("--grace", seconds.grace, "Seconds that runs have to finish after SIGTERM")
+      ->take_last()
       ->check(CLI::Range(0, 86'400))
       ->capture_default_str();
 }
@@ -197,6 +201,7 @@ int Serve(ServerOptions options, absl::Duration grace) {
   }
   std::printf("%s\n", ReadyLine(options, **server).c_str());
   std::fflush(stdout);
+  if (options.insecure) Log("--insecure: whoever reaches a listener may use and read everything");
   WaitForEnd(signals);
   std::fprintf(stderr, "quantgated: draining; a second signal cancels what runs\n");
   std::thread hurry([&] {

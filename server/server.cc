@@ -25,6 +25,7 @@
 #include "server/disk_watch.h"
 #include "server/http_endpoint.h"
 #include "server/limits.h"
+#include "server/listen_address.h"
 #include "server/listener.h"
 #include "server/process_statistics.h"
 #include "server/rpc/call.h"
@@ -268,8 +269,15 @@ void RunningServer::StopServing(const absl::Status& why) {
 }
 
 absl::Status RunningServer::Listen() {
+  for (const std::string& address : options_.listen) {
+    QG_RETURN_IF_ERROR(CheckListenAddress(address));
+    QG_RETURN_IF_ERROR(CheckReach(address, options_.insecure));
+  }
   if (!options_.listen.empty()) {
     QG_ASSIGN_OR_RETURN(listener_, Listener::Open(options_.listen));
+  }
+  if (!options_.metrics_listen.empty()) {
+    QG_RETURN_IF_ERROR(CheckReach(options_.metrics_listen, options_.insecure));
   }
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();

@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <regex>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
+#include "server/limits.h"
 #include "server/store/run_store.h"
 #include "tests/server/test_server.h"
 
@@ -194,12 +198,25 @@ TEST(HealthTest, ServesUntilItDrains) {
   EXPECT_EQ(HealthOf(server, "quantgate.v1.Nothing"), -1);
 }
 
-TEST(HttpTest, MetricsExistFromTheStartAndCount) {
+/// Names and labels, sorted.
+std::vector<std::string> SeriesOf(const std::string& text) {
+  std::vector<std::string> series;
+  const std::regex line(R"(\n([a-z_]+(\{[^}]*\})?) )");
+  for (std::sregex_iterator it(text.begin(), text.end(), line), end; it != end; ++it)
+    series.push_back((*it)[1]);
+  std::sort(series.begin(), series.end());
+  return series;
+}
+
+TEST(HttpTest, MetricsStartWithTheServerOrWithTheirFirstEvent) {
   TestServer server(EnableHttp);
   const std::string before = server.HttpGet("/metrics");
   EXPECT_THAT(before, HasSubstr("HTTP/1.1 200"));
+  // What nobody uses is no load for who scrapes it.
+  EXPECT_LE(before.size(), 150'000u);
+  EXPECT_LE(SeriesOf(before).size(), 1500u);
   const std::string quantize =
-      R"(quantgate_run_total{mode="none",op="quantize",outcome="ok",recipe="none"})";
+      R"(quantgate_run_total{mode="none",op="quantize",outcome="rejected",recipe="none"})";
   const std::string linear =
       R"(quantgate_run_total{mode="dequantized",op="linear",outcome="ok",recipe="fp8_current"})";
   const std::string handled = R"(grpc_server_handled_total{grpc_code="OK",grpc_method="Execute",)"
@@ -207,14 +224,24 @@ TEST(HttpTest, MetricsExistFromTheStartAndCount) {
   const std::string refused =
       R"(grpc_server_handled_total{grpc_code="InvalidArgument",grpc_method="Quantize",)"
       R"(grpc_service="quantgate.v1.Engine",grpc_type="unary"})";
-  const std::string uploaded = R"(quantgate_upload_bytes_total{transport="tcp"})";
   const std::string checks =
       R"(quantgate_parity_checks_total{mode="dequantized",recipe_a="fp8_current",recipe_b="exact",result="differs"})";
-  for (const std::string& series : {quantize, linear, handled, refused, uploaded, checks}) {
+  for (const std::string& series : {quantize, linear, handled, refused, checks}) {
+    EXPECT_EQ(MetricValue(before, series), -1) << series;
+  }
+  const std::string uploaded = R"(quantgate_upload_bytes_total{transport="tcp"})";
+  for (const std::string& series :
+       {uploaded, std::string(R"(quantgate_rejected_total{reason="disk"})"),
+        std::string(R"(quantgate_blob_corruption_total{where="read"})"),
+        std::string(R"(quantgate_parallel_failures_total{backend="local",kind="deadline"})"),
+        std::string(R"(quantgate_scenarios_total{outcome="failed"})"),
+        std::string("quantgate_unknown_methods_total"),
+        std::string("quantgate_upload_resumed_total")}) {
     EXPECT_EQ(MetricValue(before, series), 0) << series;
   }
   EXPECT_EQ(MetricValue(before, "quantgate_queue_capacity{queue=\"runs\"}"), 64);
   EXPECT_EQ(MetricValue(before, "quantgate_ready{component=\"engine\"}"), 1);
+  EXPECT_GT(MetricValue(before, "quantgate_data_dir_free_bytes"), 1e6);
   EXPECT_GT(MetricValue(before, "process_resident_memory_bytes"), 1e6);
   EXPECT_GT(MetricValue(before, "process_start_time_seconds"), 1.6e9);
 
@@ -233,9 +260,10 @@ TEST(HttpTest, MetricsExistFromTheStartAndCount) {
   ASSERT_TRUE(WriteBlob(server.blobs(), "u", TestBytes(1000)).status.ok());
 
   const std::string after = server.HttpGet("/metrics");
-  EXPECT_EQ(MetricValue(after, linear), 1);
-  EXPECT_EQ(MetricValue(after, handled), 1);
-  EXPECT_EQ(MetricValue(after, refused), 1);
+  for (const std::string& series : {quantize, linear, handled, refused}) {
+    EXPECT_EQ(MetricValue(after, series), 1) << series;
+  }
+  EXPECT_GE(MetricValue(after, checks), 0);
   EXPECT_EQ(MetricValue(after, uploaded), 1000);
   EXPECT_EQ(MetricValue(after, "quantgate_blob_store_bytes{state=\"committed\"}"), 1000);
   EXPECT_EQ(MetricValue(after, "quantgate_run_stage_seconds_count{stage=\"queue\"}"), 1);
@@ -249,16 +277,9 @@ TEST(HttpTest, MetricsExistFromTheStartAndCount) {
           "grpc_server_handling_seconds_count{grpc_method=\"Execute\",grpc_service=\"quantgate.v1."
           "Engine\",grpc_type=\"server_stream\"}"),
       1);
-  // No series appears while running.
-  const auto names = [](const std::string& text) {
-    std::vector<std::string> series;
-    const std::regex line(R"(\n([a-z_]+(\{[^}]*\})?) )");
-    for (std::sregex_iterator it(text.begin(), text.end(), line), end; it != end; ++it)
-      series.push_back((*it)[1]);
-    std::sort(series.begin(), series.end());
-    return series;
-  };
-  EXPECT_EQ(names(before), names(after));
+  // A series that is there stays.
+  const std::vector<std::string> first = SeriesOf(before), second = SeriesOf(after);
+  EXPECT_TRUE(std::includes(second.begin(), second.end(), first.begin(), first.end()));
 }
 
 TEST(HttpTest, ProbesAndOtherPages) {
@@ -268,12 +289,90 @@ TEST(HttpTest, ProbesAndOtherPages) {
   EXPECT_THAT(server.HttpGet("/etc/passwd"), HasSubstr("404"));
 }
 
-TEST(HttpTest, ConnectionsThatAskNothingHoldUpNoProbe) {
-  TestServer server(EnableHttp);
-  std::vector<int> silent(8);
-  for (int& socket : silent) socket = server.ConnectHttp();
+TEST(HttpTest, AFullDiskIsNotReadyUntilThereIsRoom) {
+  std::atomic<int64_t> free_bytes{kDiskReserveBytes - 1};
+  TestServer server([&](ServerOptions& options) {
+    EnableHttp(options);
+    options.read_disk_room = [&](const std::string&) { return DiskRoom{free_bytes, 1}; };
+  });
+  const std::string full = server.HttpGet("/readyz");
+  EXPECT_THAT(full, HasSubstr("503"));
+  EXPECT_THAT(full, HasSubstr("not ready: the disk of the data directory is full"));
   EXPECT_THAT(server.HttpGet("/healthz"), HasSubstr("200 OK"));
-  for (const int socket : silent) ::close(socket);
+  const std::string metrics = server.HttpGet("/metrics");
+  EXPECT_EQ(MetricValue(metrics, "quantgate_ready{component=\"engine\"}"), 0);
+  EXPECT_EQ(MetricValue(metrics, "quantgate_data_dir_free_bytes"),
+            static_cast<double>(kDiskReserveBytes - 1));
+  // What needs no room is served, also to those who ask gRPC.
+  EXPECT_EQ(HealthOf(server, ""), 1);
+  free_bytes = kDiskReserveBytes;
+  while (server.HttpGet("/readyz").find("200 OK") == std::string::npos) std::this_thread::yield();
+}
+
+TEST(MalformedCallTest, NamesTheMessageAndCounts) {
+  TestServer server(EnableHttp);
+  // A field of length 127 in a message of two bytes.
+  const std::string malformed = "\x0A\x7F";
+  const std::pair<const char*, const char*> methods[] = {
+      {"Info/ListRecipes", "ListRecipesRequest"}, {"Blobs/FindMissing", "FindMissingRequest"},
+      {"Tensors/Put", "PutTensorRequest"},        {"Engine/Quantize", "QuantizeRequest"},
+      {"Sessions/Step", "SessionStepRequest"},           {"Blobs/Read", "ReadRequest"},
+      {"Scenarios/Run", "RunScenariosRequest"},   {"Engine/Execute", "ExecuteRequest"},
+      {"Engine/WaitRun", "WaitRunRequest"},
+  };
+  for (const auto& [method, message] : methods) {
+    std::string response;
+    const grpc::Status status =
+        SendBytes(server, absl::StrCat("/quantgate.v1.", method), malformed, &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+    EXPECT_EQ(status.error_message(),
+              absl::StrCat("message is malformed: must be a quantgate.v1.", message));
+    EXPECT_EQ(DetailOf(status).field(), "message") << method;
+  }
+  const std::string metrics = server.HttpGet("/metrics");
+  const std::string quantize =
+      R"(grpc_method="Quantize",grpc_service="quantgate.v1.Engine",grpc_type="unary"})";
+  EXPECT_EQ(MetricValue(metrics, "grpc_server_started_total{" + quantize), 1);
+  EXPECT_EQ(
+      MetricValue(metrics, "grpc_server_handled_total{grpc_code=\"InvalidArgument\"," + quantize),
+      1);
+  // Well-formed calls are counted once.
+  grpc::ClientContext context;
+  v1::ListRecipesResponse response;
+  EXPECT_TRUE(server.info().ListRecipes(&context, {}, &response).ok());
+  EXPECT_EQ(MetricValue(server.HttpGet("/metrics"),
+                        "grpc_server_started_total{grpc_method=\"ListRecipes\","
+                        "grpc_service=\"quantgate.v1.Info\",grpc_type=\"unary\"}"),
+            2);
+}
+
+TEST(UnknownMethodTest, IsNamedAndCounted) {
+  TestServer server(EnableHttp);
+  const std::string unknown = "quantgate_unknown_methods_total";
+  EXPECT_EQ(MetricValue(server.HttpGet("/metrics"), unknown), 0);
+  for (const char* method : {"/quantgate.v1.Engine/Divine", "/quantgate.v9.Engine/Quantize"}) {
+    std::string response;
+    const grpc::Status status = SendBytes(server, method, "", &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+    EXPECT_THAT(status.error_message(), HasSubstr(method));
+  }
+  const std::string metrics = server.HttpGet("/metrics");
+  EXPECT_EQ(MetricValue(metrics, unknown), 2);
+  EXPECT_THAT(metrics, Not(HasSubstr("Divine")));
+}
+
+TEST(ReachTest, AListenerForOtherMachinesIsRefused) {
+  TemporaryDirectory directory;
+  ServerOptions options;
+  options.data_dir = directory.path() + "/data";
+  options.listen = {"127.0.0.1:0"};
+  options.metrics_listen = "0.0.0.0:0";
+  EXPECT_EQ(Server::Start(options).status().code(), absl::StatusCode::kFailedPrecondition);
+  options.listen = {"127.0.0.1:0", "[::]:0"};
+  options.metrics_listen = "";
+  const absl::Status refused = Server::Start(options).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("[::]:0"));
 }
 
 TEST(ShutdownTest, RefusesNewWorkAndFinishesOld) {
