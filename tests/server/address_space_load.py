@@ -10,6 +10,7 @@ import os
 import resource
 import select
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,18 +23,24 @@ def first_line(process, seconds):
     return process.stdout.readline() if ready else ""
 
 
+def write_npy(path):
+    """Zeros, f32[1024x1024]."""
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1024, 1024)}"
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    with open(path, "wb") as file:
+        file.write(b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header + bytes(4 * MIB))
+
+
 def ask(client, address, directory):
     """The exit codes of a modest load of every service."""
-    codes = []
-    for command in (["info"], ["tensor", "put", os.path.join(directory, "x.npy"), "--name", "x"], ["tensor", "list"],
-                    ["quantize", "gen:normal:1:bf16:256x256", "--recipe", "mxfp8"],
-                    ["gemm", "gen:normal:1:bf16:256x256", "gen:normal:2:bf16:256x256"],
-                    ["verify", "--input", "gen:normal:1:bf16:512x512", "--weight", "gen:normal:2:bf16:512x512", "--recipe", "mxfp8"],
-                    ["scenario", "run", "--server", address], ["session", "list"]):
-        done = subprocess.run([client, *command, "--server", address] if "--server" not in command else [client, *command],
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120, check=False)
-        codes.append(done.returncode)
-    return codes
+    tensors = ["gen:normal,seed=1,shape=512x512,dtype=bf16", "gen:normal,seed=2,shape=512x512,dtype=bf16"]
+    commands = (["info"], ["tensor", "put", os.path.join(directory, "x.npy")], ["tensor", "ls"],
+                ["quantize", tensors[0], "--recipe", "mxfp8", "--role", "input"],
+                ["gemm", "--a", tensors[0], "--b", tensors[1]],
+                ["run", "--input", tensors[0], "--weight", tensors[1], "--grad-output", tensors[0], "--recipe", "fp8_current"],
+                ["scenario", "run", "a-step-keeps-its-group"], ["session", "ls"])
+    return [subprocess.run([client, "--server", address, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                           timeout=120, check=False).returncode for command in commands]
 
 
 def start(program, client, bound, directory):
@@ -50,6 +57,7 @@ def start(program, client, bound, directory):
     if ready.startswith("quantgated ready"):
         address = ready.split()[3].rstrip(",")
         if client:
+            write_npy(os.path.join(directory, "x.npy"))
             codes = ask(client, address, directory)
         if server.poll() is None:
             server.send_signal(signal.SIGTERM)

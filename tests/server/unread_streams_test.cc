@@ -1,5 +1,6 @@
 // Streams that nobody reads: what is made for them keeps its bounds and is counted, others are
 // served beside them, and they are ended. tests/server/unread_streams_load.py measures memory.
+#include <grpcpp/create_channel.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +18,7 @@ namespace {
 constexpr int64_t kBytesMax = 16 << 20;
 constexpr int64_t kConnectionBytesMax = 8 << 20;
 constexpr int kChannels = 4;
-constexpr int kStreamsOfAChannel = 96;
+constexpr int kStreamsOfAChannel = 64;
 
 /// Streams of which the client has heard the end.
 class Ends {
@@ -79,6 +80,17 @@ class UnreadStreamsTest : public testing::Test {
     }
   }
 
+  /// A connection whose streams keep HTTP/2's first window of 64 KiB, however fast it is.
+  std::shared_ptr<grpc::Channel> NarrowChannel() {
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(-1);
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 65535);
+    return grpc::CreateCustomChannel(server_.address(), grpc::InsecureChannelCredentials(),
+                                     arguments);
+  }
+
   TestServer server_{[](ServerOptions& options) {
     options.metrics_listen = "127.0.0.1:0";
     options.send_bytes_max = kBytesMax;
@@ -97,14 +109,14 @@ TEST_F(UnreadStreamsTest, OfBlobsKeepTheBoundsAndEnd) {
   std::vector<std::unique_ptr<v1::Blobs::Stub>> stubs;
   std::vector<std::unique_ptr<Unread<v1::ReadResponse>>> streams;
   for (int i = 0; i < kChannels; ++i) {
-    stubs.push_back(v1::Blobs::NewStub(server_.NewChannel()));
+    stubs.push_back(v1::Blobs::NewStub(NarrowChannel()));
     for (int j = 0; j < kStreamsOfAChannel; ++j) {
       auto& stream = streams.emplace_back(std::make_unique<Unread<v1::ReadResponse>>(ends));
       stubs.back()->async()->Read(&stream->context(), &request, stream.get());
       stream->StartCall();
     }
   }
-  // 384 streams of 64 KiB would hold 24 MiB.
+  // 256 streams of 64 KiB would hold 16 MiB, of which 4 are for connections that hold nothing.
   while (BytesInFlight() < kBytesMax / 2) {
   }
   std::string read;
@@ -124,11 +136,15 @@ TEST_F(UnreadStreamsTest, OfBlobsKeepTheBoundsAndEnd) {
 
 TEST_F(UnreadStreamsTest, OfRunsKeepTheBoundsAndEnd) {
   v1::ExecuteRequest execute;
-  *execute.mutable_spec() = LinearSpec(512, 512, 128);
-  for (int i = 0; i < 8; ++i)
-    *execute.mutable_spec()->add_variants() = MakeVariant("mxfp8", "", "sm90");
+  *execute.mutable_spec() = LinearSpec(256, 256, 128);
+  for (const char* mode : {"", "high_precision", "dequantized"}) {
+    for (const char* arithmetic : {"sm90", "fp32", "exact"}) {
+      *execute.mutable_spec()->add_variants() = MakeVariant("fp8_current", mode, arithmetic);
+    }
+  }
   v1::RunFinished finished;
-  ASSERT_TRUE(ExecuteToEnd(server_, execute, finished).ok());
+  const grpc::Status executed = ExecuteToEnd(server_, execute, finished);
+  ASSERT_TRUE(executed.ok()) << executed.error_message();
   v1::ListRunsResponse runs;
   grpc::ClientContext list;
   ASSERT_TRUE(server_.engine().ListRuns(&list, {}, &runs).ok());
@@ -136,7 +152,7 @@ TEST_F(UnreadStreamsTest, OfRunsKeepTheBoundsAndEnd) {
   v1::WaitRunRequest request;
   request.set_run_id(runs.runs(0).run_id());
   Ends ends;
-  const auto stub = v1::Engine::NewStub(server_.NewChannel());
+  const auto stub = v1::Engine::NewStub(NarrowChannel());
   std::vector<std::unique_ptr<Unread<v1::RunEvent>>> streams;
   for (int i = 0; i < kStreamsOfAChannel; ++i) {
     auto& stream = streams.emplace_back(std::make_unique<Unread<v1::RunEvent>>(ends));
