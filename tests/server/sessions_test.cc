@@ -158,7 +158,7 @@ TEST_F(SessionsTest, AChangeOfRecipeKeepsTheModeOrSaysWhatItIs) {
 
   // Delayed scaling has none to keep.
   change = ChangeRequest(session.session_id(), 1, "fp8_delayed");
-  change.set_request_id("another change");
+  change.set_request_id("another-change");
   grpc::Status status = Step(change, response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(DetailOf(status).field(), "change_recipe.backward_override");
@@ -188,7 +188,7 @@ TEST_F(SessionsTest, OpenRefusesWhatNoForwardTakes) {
   open.set_request_id("once");
   v1::Session session;
   const grpc::Status status = Call(&v1::Sessions::Stub::Open, open, session);
-  EXPECT_EQ(DetailOf(status).field(), "spec");
+  EXPECT_EQ(DetailOf(status).field(), "spec.recipe");
   EXPECT_THAT(status.error_message(), HasSubstr("no forward and backward could follow"));
   EXPECT_THAT(status.error_message(), HasSubstr("sm90"));
   open.mutable_spec()->set_arithmetic("sm100");
