@@ -23,7 +23,8 @@ std::string Hex(const v1::Digest& digest) {
 
 fs::path BlobFile(const TestServer& server, const v1::Digest& digest) {
   const std::string hex = Hex(digest);
-  return fs::path(server.data_dir()) / "data" / "cas" / hex.substr(0, 2) / hex.substr(2, 2) / hex;
+  return fs::path(server.data_dir()) / "data" / "cas" / hex.substr(0, 2) / hex.substr(2, 2) /
+         (hex + "." + std::to_string(digest.size()));
 }
 
 v1::QueryWriteResponse Query(TestServer& server, const std::string& upload_id,
@@ -415,6 +416,27 @@ TEST(ReadTest, DamageIsFoundAndSetAside) {
     EXPECT_LT(read.size(), bytes.size());
     EXPECT_TRUE(IsMissing(server, bytes));
     EXPECT_TRUE(WriteBlob(server.blobs(), "again", bytes).status.ok());
+  }
+}
+
+TEST(ReadTest, ABlobThatIsCutShortIsUploadedAgain) {
+  TestServer server([](ServerOptions& options) { options.metrics_listen = "127.0.0.1:0"; });
+  const std::string bytes = TestBytes(2 << 20);
+  for (int round = 1; round <= 2; ++round) {
+    ASSERT_TRUE(WriteBlob(server.blobs(), "u", bytes).status.ok());
+    fs::resize_file(BlobFile(server, DigestFor(bytes)), 1 << 20);
+    if (round == 1) {
+      EXPECT_TRUE(IsMissing(server, bytes));
+    }
+    const WriteOutcome again = WriteBlob(server.blobs(), "u", bytes);
+    ASSERT_TRUE(again.status.ok()) << again.status.error_message();
+    EXPECT_FALSE(again.response.already_present());
+    std::string read;
+    EXPECT_TRUE(ReadBlob(server.blobs(), DigestFor(bytes), 0, 0, &read).ok());
+    EXPECT_EQ(read, bytes);
+    EXPECT_EQ(MetricValue(server.HttpGet("/metrics"),
+                          "quantgate_blob_corruption_total{where=\"lookup\"}"),
+              round);
   }
 }
 
