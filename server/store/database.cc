@@ -172,6 +172,7 @@ void Database::MoveLog() {
   const int code = sqlite3_wal_checkpoint_v2(log_keeper_connection_, nullptr,
                                              SQLITE_CHECKPOINT_PASSIVE, &pages, &moved);
   if (code == SQLITE_OK && pages == moved) return;
+  if ((code & 0xFF) == SQLITE_CORRUPT) on_corruption_("database");
   const std::lock_guard lock(flush_mutex_);
   moved_generation_ = 0;
 }

@@ -69,7 +69,7 @@ TEST(KeptDataTest, ItsDataDirectoryGivesTheAnswersThatItGave) {
     int number = 0;
     for (const Exchange& recorded : answers) {
       const Exchange now = Ask(server->channel(), recorded.method, recorded.requests);
-      EXPECT_EQ(now.status, recorded.status) << ++number << " " << recorded.method;
+      EXPECT_EQ(now.status, recorded.status) << number << " " << recorded.method;
       EXPECT_EQ(ComparableLines(now), ComparableLines(recorded))
           << number << " " << recorded.method;
     }

@@ -1,7 +1,10 @@
 // What is stored and was damaged since: it is never answered as if it were whole, and fsck finds
 // it.
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -213,6 +216,49 @@ TEST_F(StoredDamageTest, ALogThatWasNeverWrittenWholeIsTaken) {
   const auto database = Database::Open(copy);
   ASSERT_TRUE(database.ok()) << database.status();
   EXPECT_TRUE(RunStore(**database).Get("run-39").ok());
+}
+
+/// Writes events of one run for as long as it lives, and tells of each tenth once the disk has it.
+[[noreturn]] void WriteUntilKilled(const std::string& path, int told) {
+  auto database = Database::Open(path).value();
+  RunStore runs(*database);
+  (void)runs.Create("run-1", "", {}, "summary", "accepted");
+  for (int64_t sequence = 2;; ++sequence) {
+    const auto event = std::make_shared<const std::string>(60'000, static_cast<char>(sequence));
+    const auto prepared = runs.Prepare("run-1", event);
+    if (!runs.AppendEvents("run-1", sequence, {{*prepared}}).ok()) ::_exit(1);
+    if (sequence % 10 != 0) continue;
+    if (!database->Flush().ok() || ::write(told, &sequence, sizeof(sequence)) < 0) ::_exit(1);
+  }
+}
+
+// Whatever the log is at: short, about to be moved, moved, begun anew, with its mark behind it.
+TEST_F(StoredDamageTest, WhatWasFlushedIsThereAfterAKill) {
+  Close();
+  for (const int64_t last : {30, 250, 280, 310, 600}) {
+    const TemporaryDirectory directory;
+    const std::string written = directory.path() + "/quantgate.db";
+    int told[2];
+    ASSERT_EQ(::pipe(told), 0);
+    const pid_t writer = ::fork();
+    if (writer == 0) WriteUntilKilled(written, told[1]);
+    ::close(told[1]);
+    int64_t sequence = 0;
+    while (sequence < last) {
+      if (::read(told[0], &sequence, sizeof(sequence)) != sizeof(sequence)) break;
+    }
+    ::kill(writer, SIGKILL);
+    ::waitpid(writer, nullptr, 0);
+    ::close(told[0]);
+    ASSERT_EQ(sequence, last);
+    const auto database = Database::Open(written);
+    ASSERT_TRUE(database.ok()) << last << " " << database.status();
+    RunStore runs(**database);
+    EXPECT_GE(runs.Get("run-1")->last_sequence, last);
+    for (int64_t i = 2; i <= last; ++i) {
+      EXPECT_EQ((*runs.ReadEvent("run-1", i))->bytes, std::string(60'000, static_cast<char>(i)));
+    }
+  }
 }
 
 TEST_F(StoredDamageTest, FilesAreTheOwnersAlone) {
