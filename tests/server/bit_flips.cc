@@ -1,9 +1,13 @@
 #include "tests/server/bit_flips.h"
 
+#include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "quantgate/v1/blobs_service.pb.h"
@@ -14,6 +18,8 @@ namespace quantgate {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr int kServersAtATime = 8;
 
 struct Kind {
   const char* name;
@@ -99,7 +105,7 @@ BitFlips::BitFlips() {
   channel = nullptr;
 }
 
-BitFlips::Outcome BitFlips::Flip(uint64_t seed) {
+BitFlips::Outcome BitFlips::Flip(uint64_t seed) const {
   std::mt19937_64 random(seed);
   const size_t kind = random() % std::size(kKinds);
   const bool was_killed = kind == 3 || random() % 2 == 0;
@@ -151,20 +157,29 @@ std::string FlipCounts::Text() const {
   return text;
 }
 
-FlipCounts RunFlips(BitFlips& flips, uint64_t first, int count) {
+FlipCounts RunFlips(const BitFlips& flips, uint64_t first, int count) {
   FlipCounts counts;
-  for (int i = 0; i < count; ++i) {
-    const BitFlips::Outcome outcome = flips.Flip(first + static_cast<uint64_t>(i));
-    const std::string kind = outcome.where.substr(0, outcome.where.find(':'));
-    ++counts.by_outcome[absl::StrCat(kind, outcome.refused    ? ", refused at start"
-                                           : outcome.lost > 0 ? ", data loss"
-                                                              : ", nothing read it")];
-    if (outcome.IsSound()) continue;
-    std::string line =
-        absl::StrCat(outcome.where, ": lost ", outcome.lost, ", counted ", outcome.counted);
-    for (const std::string& altered : outcome.altered) absl::StrAppend(&line, "; ", altered);
-    counts.unsound.push_back(line);
-  }
+  std::mutex mutex;
+  std::atomic<int> next{0};
+  const auto flip_some = [&] {
+    for (int i; (i = next++) < count;) {
+      const BitFlips::Outcome outcome = flips.Flip(first + static_cast<uint64_t>(i));
+      const std::string kind = outcome.where.substr(0, outcome.where.find(':'));
+      const std::lock_guard lock(mutex);
+      ++counts.by_outcome[absl::StrCat(kind, outcome.refused    ? ", refused at start"
+                                             : outcome.lost > 0 ? ", data loss"
+                                                                : ", nothing read it")];
+      if (outcome.IsSound()) continue;
+      std::string line =
+          absl::StrCat(outcome.where, ": lost ", outcome.lost, ", counted ", outcome.counted);
+      for (const std::string& altered : outcome.altered) absl::StrAppend(&line, "; ", altered);
+      counts.unsound.push_back(line);
+    }
+  };
+  // A server takes a second to end, for most of which it waits.
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kServersAtATime; ++i) threads.emplace_back(flip_some);
+  for (std::thread& thread : threads) thread.join();
   return counts;
 }
 

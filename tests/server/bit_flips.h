@@ -27,7 +27,7 @@ class BitFlips {
     bool IsSound() const { return altered.empty() && (lost == 0 || counted > 0); }
   };
   /// One bit of one file, as the seed says.
-  Outcome Flip(uint64_t seed);
+  Outcome Flip(uint64_t seed) const;
 
   const std::vector<Exchange>& answers() const { return answers_; }
 
@@ -43,6 +43,6 @@ struct FlipCounts {
   std::vector<std::string> unsound;
   std::string Text() const;
 };
-FlipCounts RunFlips(BitFlips& flips, uint64_t first, int count);
+FlipCounts RunFlips(const BitFlips& flips, uint64_t first, int count);
 
 }  // namespace quantgate
