@@ -1,10 +1,12 @@
 #include "server/store/checked_files.h"
 
+#include <fcntl.h>
 #include <sqlite3.h>
 #include <unistd.h>
 
 #include <array>
 #include <bit>
+#include <cerrno>
 #include <cstring>
 #include <mutex>
 #include <utility>
@@ -184,8 +186,11 @@ bool Register() {
 
 int OpenChecked(const std::string& path, sqlite3** connection) {
   if (!Register()) return SQLITE_ERROR;
-  // SQLite gives what it makes beside it the same mode.
-  if (!File::OpenForWriting(path).ok()) return SQLITE_CANTOPEN;
+  // SQLite gives what it makes beside it the same mode. A file that is there is not opened: to
+  // close it would drop the locks that another connection of this process holds.
+  const int made = ::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+  if (made < 0 && errno != EEXIST) return SQLITE_CANTOPEN;
+  if (made >= 0) ::close(made);
   const int code =
       sqlite3_open_v2(path.c_str(), connection,
                       SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, kName);

@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "server/store/side_files.h"
 
 struct sqlite3;
 

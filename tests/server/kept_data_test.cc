@@ -141,6 +141,24 @@ TEST(KeptDataTest, ItsCheckpointHasTheTensorsThatTheSessionHad) {
   }
 }
 
+TEST(KeptDataTest, ItsBlobsAreNotTakenWithoutItsDatabase) {
+  const TemporaryDirectory directory;
+  ServerOptions options;
+  options.data_dir = directory.path() + "/data";
+  std::filesystem::copy(std::string(kKept) + "data", options.data_dir,
+                        std::filesystem::copy_options::recursive);
+  std::filesystem::resize_file(options.data_dir + "/quantgate.db", 0);
+  const absl::Status refused = Server::Start(options).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("quantgate.db is empty"));
+  options.begins_anew = true;
+  EXPECT_TRUE(Server::Start(options).ok());
+  // Once: now there is a database.
+  EXPECT_TRUE(absl::IsFailedPrecondition(Server::Start(options).status()));
+  options.begins_anew = false;
+  EXPECT_TRUE(Server::Start(options).ok());
+}
+
 bool HasUnknownFields(const Message& message) {
   const auto& reflection = *message.GetReflection();
   if (!reflection.GetUnknownFields(message).empty()) return true;

@@ -40,8 +40,8 @@ class RunEventsTest : public testing::Test {
     return event.progress().what();
   }
   std::string Stored(int64_t sequence) {
-    const std::optional<std::string> event = store_.ReadEvent(kRun, sequence).value();
-    return event.has_value() ? WhatOf(*event) : "none";
+    const auto event = store_.ReadEvent(kRun, sequence).value();
+    return event.has_value() ? WhatOf(event->bytes) : "none";
   }
   static std::shared_ptr<const std::string> Bytes(std::string text) {
     return std::make_shared<const std::string>(std::move(text));
@@ -74,7 +74,7 @@ TEST_F(RunEventsTest, ComeInOrderSmallAndLarge) {
   });
   EXPECT_FALSE(live_.IsLive(kRun));
   for (int i = 2; i <= 200; ++i) EXPECT_EQ(Stored(i), what_of(i)) << i;
-  EXPECT_EQ(store_.ReadEvent(kRun, 201).value(), "last");
+  EXPECT_EQ(store_.ReadEvent(kRun, 201).value()->bytes, "last");
   EXPECT_EQ(store_.Get(kRun).value().state, RunState::kSucceeded);
   EXPECT_TRUE(cancellation_->Check().ok());
 }
