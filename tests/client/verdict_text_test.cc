@@ -24,7 +24,8 @@ using ::testing::Not;
 using Json = nlohmann::json;
 
 SubjectComparison Compared(const std::string& tensor, int64_t mismatches, int64_t elements) {
-  SubjectComparison comparison{tensor, "bf16", "bf16", "a:" + tensor, "b:" + tensor, {}, {}, ""};
+  SubjectComparison comparison{tensor, "bf16", "bf16", "a:" + tensor, "b:" + tensor,
+                               {},     {},     "",     false,         ""};
   v1::ParityReport& parity = *comparison.result.mutable_parity();
   parity.set_element_count(elements);
   parity.set_mismatch_count(mismatches);
@@ -75,7 +76,7 @@ TEST(VerdictTextTest, APassSaysSoToo) {
   EXPECT_EQ(VerdictLine(Document({Compared("y", 2, 4)}, 1).verdict),
             "required: every element within 1 ulp (given on the command line); found: y up to 17 "
             "ulp");
-  SubjectComparison absent{"dw", "bf16", "", "", "", {}, {}, "not in mine"};
+  SubjectComparison absent{"dw", "bf16", "", "", "", {}, {}, "not in mine", false, ""};
   EXPECT_THAT(VerdictLine(Document({absent}).verdict), HasSubstr("found: dw not in mine"));
 }
 
