@@ -53,6 +53,10 @@ constexpr const char* kHealthServices[] = {"live",
 /// How often a server that waits for its queues looks whether a rank is stuck.
 constexpr absl::Duration kStuckPeriod = absl::Milliseconds(100);
 
+/// How long a stream waits for room to send: as long as its own connection, or many others, leave
+/// what they have been sent. It may wait for several messages, one after another.
+constexpr absl::Duration kRoomWaitMax = absl::Seconds(15);
+
 void SetChannelArguments(grpc::ServerBuilder& builder, int64_t buffer_bytes_max) {
   builder.SetMaxReceiveMessageSize(kMessageBytesMax);
   builder.SetMaxSendMessageSize(kMessageBytesMax);
@@ -393,7 +397,8 @@ void RunningServer::EndUnread() {
   const absl::Duration patience =
       send_budget_->is_short() ? options_.send_idle_when_short : options_.send_idle_max;
   const int unread = calls_.CancelIdle(now, kUploadIdleMax, patience);
-  send_budget_->Expire(now - absl::ToChronoNanoseconds(options_.send_idle_max));
+  send_budget_->Expire(
+      now - absl::ToChronoNanoseconds(std::min(options_.send_idle_max, kRoomWaitMax)));
   if (unread == 0) return;
   metrics_->CallsUnread(unread);
   if (options_.log) {
