@@ -31,6 +31,7 @@ REAPED_WITHIN = 120.0
 SLOWER_MAX = 2.0
 SETTLE = 10.0
 WINDOW_MAX = (1 << 31) - 1
+WIDE_WINDOW = 1 << 30
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 
 
@@ -169,12 +170,13 @@ class Connection:
                 self.window += more
             elif stream in self.stream_windows:
                 self.stream_windows[stream] += more
-        elif kind == HEADERS and flags & 1 and b"grpc-message" in payload:
+        elif kind == HEADERS and stream in self.messages and b"grpc-message" in payload:
             print("a call failed:", payload[payload.index(b"grpc-message"):].decode(errors="replace"), flush=True)
         elif kind == DATA and stream in self.messages:
             self.messages[stream] += payload
             if payload:
-                self.socket.sendall(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", len(payload))))
+                more = struct.pack(">I", len(payload))
+                self.socket.sendall(frame(WINDOW_UPDATE, 0, 0, more) + frame(WINDOW_UPDATE, 0, stream, more))
         if kind == RST_STREAM or kind in (DATA, HEADERS) and flags & 1:
             self.ended.setdefault(stream, time.monotonic())
 
@@ -192,7 +194,7 @@ class Connection:
 
 def read_blob(address, digest, size):
     """Seconds to read the blob on a connection of its own."""
-    connection = Connection(address, WINDOW_MAX)
+    connection = Connection(address, WIDE_WINDOW)
     begin = time.monotonic()
     stream = connection.call("/quantgate.v1.Blobs/Read", field(1, digest), keep=True)
     parts = connection.await_end(stream)
