@@ -15,6 +15,7 @@
 #include <cstring>
 #include <list>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -26,7 +27,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status_macros.h"
-#include "server/executor.h"
 #include "server/host_address.h"
 
 namespace quantgate {
@@ -134,7 +134,7 @@ class MicroHttpEndpoint : public HttpEndpoint {
       Wake();
       loop_.join();
     }
-    rendering_ = nullptr;  // No connection is suspended behind this.
+    if (rendering_.joinable()) rendering_.join();  // No connection is suspended behind this.
     if (daemon_ != nullptr) MHD_stop_daemon(daemon_);
     for (const int descriptor : {listener_, spare_, wake_}) {
       if (descriptor >= 0) ::close(descriptor);
@@ -155,6 +155,7 @@ class MicroHttpEndpoint : public HttpEndpoint {
   MHD_Result AnswerText(MHD_Connection* connection, unsigned code, const std::string& text);
   void Suspend(Scrape& scrape);
   void Render();
+  void RenderFor(const std::vector<Scrape*>& scrapes);
 
   static MHD_Result OnRequest(void* self, MHD_Connection* connection, const char* path,
                               const char* method, const char*, const char*, size_t* upload_size,
@@ -182,7 +183,8 @@ class MicroHttpEndpoint : public HttpEndpoint {
   std::list<OpenConnection> connections_;  ///< The oldest first.
   std::mutex mutex_;
   std::vector<Scrape*> waiting_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<Executor> rendering_ = std::make_unique<Executor>(1);
+  bool is_rendering_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread rendering_;  ///< While somebody scrapes.
   std::thread loop_;
 };
 
@@ -327,7 +329,9 @@ MHD_Result MicroHttpEndpoint::AnswerText(MHD_Connection* connection, unsigned co
 MHD_Result MicroHttpEndpoint::Answer(MHD_Connection* connection, const std::string& path,
                                      const std::string& method, Scrape*& scrape) {
   if (scrape != nullptr) {
-    if (scrape->page == nullptr) return MHD_NO;
+    if (scrape->page == nullptr) {
+      return AnswerText(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "no thread writes metrics\n");
+    }
     HttpAnswer* const gzip = scrape->takes_gzip ? scrape->page->gzip.get() : nullptr;
     return (gzip != nullptr ? gzip : scrape->page->plain.get())->AnswerTo(connection, MHD_HTTP_OK);
   }
@@ -358,16 +362,35 @@ void MicroHttpEndpoint::Suspend(Scrape& scrape) {
   MHD_suspend_connection(scrape.connection);
   const std::lock_guard lock(mutex_);
   waiting_.push_back(&scrape);
-  if (waiting_.size() == 1) rendering_->Run([this] { Render(); });
+  if (is_rendering_) return;
+  if (rendering_.joinable()) rendering_.join();  // It has nothing left to do.
+  try {
+    rendering_ = std::thread([this] { Render(); });
+    is_rendering_ = true;
+  } catch (const std::system_error&) {  // It goes on without a page.
+    waiting_.clear();
+    MHD_resume_connection(scrape.connection);
+    Wake();
+  }
 }
 
-/// By rendering_'s thread.
+/// By rendering_, until nobody waits.
 void MicroHttpEndpoint::Render() {
-  std::vector<Scrape*> scrapes;
-  {
-    const std::lock_guard lock(mutex_);
-    scrapes.swap(waiting_);
+  for (;;) {
+    std::vector<Scrape*> scrapes;
+    {
+      const std::lock_guard lock(mutex_);
+      scrapes.swap(waiting_);
+      if (scrapes.empty()) {
+        is_rendering_ = false;
+        return;
+      }
+    }
+    RenderFor(scrapes);
   }
+}
+
+void MicroHttpEndpoint::RenderFor(const std::vector<Scrape*>& scrapes) {
   const std::string text = sources_.metrics();
   auto page = std::make_shared<MetricsPage>();
   page->plain = std::make_unique<HttpAnswer>(text, kExpositionText);
