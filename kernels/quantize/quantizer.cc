@@ -19,6 +19,7 @@ constexpr Named<ScaleRule> kScaleRules[] = {
     {ScaleRule::kDivide, "divide"},
     {ScaleRule::kReciprocal, "reciprocal"},
     {ScaleRule::kRoundUp, "round_up"},
+    {ScaleRule::kRoundUp, "rceil"},  // torchao's name; docs/quantizers.md section 5 says how far.
     {ScaleRule::kFloor, "floor"},
     {ScaleRule::kCeil, "ceil"},
     {ScaleRule::kEven, "even"},

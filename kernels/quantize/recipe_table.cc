@@ -29,9 +29,14 @@ Knob BackwardOverrideKnob() {
 }
 
 Knob ActivationKnob() {
-  return Choice("activation_dtype", {"input", "f32", "bf16", "f16"},
-                "dtype of activations and high-precision GEMMs; input: the dtype of x");
+  Knob knob = Choice("activation_dtype", {"input", "f32", "bf16", "f16"},
+                     "dtype of activations and high-precision GEMMs; input: the dtype of x");
+  knob.synonyms = {{"float32", "f32"}, {"bfloat16", "bf16"}, {"float16", "f16"}};
+  return knob;
 }
+
+/// Where CommonKnobs puts scale_rule.
+constexpr size_t kScaleRuleKnob = 2;
 
 /// The knobs that every recipe of one format has.
 std::vector<Knob> CommonKnobs(Choices scale_rules, std::string_view scale_summary,
@@ -132,8 +137,11 @@ RecipeTable Fp8Block() {
 }
 
 RecipeTable Mxfp8() {
-  std::vector<Knob> knobs =
-      CommonKnobs({"round_up", "floor", "ceil", "even", "nearest"}, "E8M0 scale from amax / max");
+  std::vector<Knob> knobs = CommonKnobs(
+      {"round_up", "floor", "ceil", "even", "nearest"},
+      "E8M0 scale from amax / max; rceil is round_up, whose scales are torchao's of every "
+      "block without NaN and Inf");
+  knobs[kScaleRuleKnob].synonyms = {{"rceil", "round_up"}};
   knobs.push_back(Fp8FormatKnob({"e4m3", "hybrid"}));
   knobs.push_back(
       Choice("enable_2d_quantization", kFalseTrue, "32x32 blocks for weights in place of 1x32"));

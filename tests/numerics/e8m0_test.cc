@@ -51,6 +51,32 @@ void ExpectRoundUpCoversTheMaximum(double max) {
   }
 }
 
+/// torchao's RCEIL as its source has it: the power of two at or above f32(amax * f32(1 / max)), in
+/// [2^-127, 2^127].
+template <class F>
+void ExpectRoundUpIsRceil(double max) {
+  const float reciprocal = static_cast<float>(1.0 / max);
+  for (uint32_t bits = 0; bits < 0x7F800000; bits += 4099) {
+    const float amax = std::bit_cast<float>(bits);
+    const double value = amax * reciprocal;
+    int exponent = 0;
+    const double mantissa = std::frexp(value, &exponent);
+    if (mantissa == 0.5) --exponent;
+    if (value == 0 || exponent < -127) exponent = -127;
+    ASSERT_EQ(E8m0Scale<F>(amax, ScaleRule::kRoundUp), exponent + 127) << max << " " << bits;
+  }
+}
+
+TEST(E8m0, RoundUpIsRceilOfFiniteBlocks) {
+  ExpectRoundUpIsRceil<E4M3>(448);
+  ExpectRoundUpIsRceil<E5M2>(57344);
+  ExpectRoundUpIsRceil<E2M3>(7.5);
+  ExpectRoundUpIsRceil<E3M2>(28);
+  ExpectRoundUpIsRceil<E2M1>(6);
+  // Where they part: torchao has 0xFF of both.
+  EXPECT_EQ(E8m0Scale<E4M3>(kInf, ScaleRule::kRoundUp), 0xFE);
+}
+
 TEST(E8m0, RoundUpIsTheSmallestScaleThatHoldsTheMaximum) {
   ExpectRoundUpCoversTheMaximum<E4M3>(448);
   ExpectRoundUpCoversTheMaximum<E5M2>(57344);

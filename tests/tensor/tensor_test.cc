@@ -28,6 +28,62 @@ TEST(DTypes, NamesRoundTrip) {
   EXPECT_THAT(std::string(unknown.status().message()), HasSubstr("f8_e4m3"));
 }
 
+// The names of torch.dtype, ml_dtypes, the OCP specifications and safetensors, as those write them.
+TEST(DTypes, OtherLibrariesNamesOfTheSameTypes) {
+  const std::vector<std::pair<const char*, DType>> names = {{"float64", DType::kF64},
+                                                            {"double", DType::kF64},
+                                                            {"float32", DType::kF32},
+                                                            {"float", DType::kF32},
+                                                            {"bfloat16", DType::kBF16},
+                                                            {"float16", DType::kF16},
+                                                            {"half", DType::kF16},
+                                                            {"float8_e4m3fn", DType::kF8E4M3},
+                                                            {"float8_e5m2", DType::kF8E5M2},
+                                                            {"float8_e8m0fnu", DType::kF8E8M0},
+                                                            {"e4m3", DType::kF8E4M3},
+                                                            {"e5m2", DType::kF8E5M2},
+                                                            {"float4_e2m1fn_x2", DType::kF4E2M1x2},
+                                                            {"f4_e2m1", DType::kF4E2M1x2},
+                                                            {"float6_e2m3fn", DType::kF6E2M3},
+                                                            {"float6_e3m2fn", DType::kF6E3M2},
+                                                            {"uint8", DType::kU8},
+                                                            {"int32", DType::kI32},
+                                                            {"BF16", DType::kBF16},
+                                                            {"F8_E4M3", DType::kF8E4M3}};
+  for (const auto& [name, dtype] : names) {
+    const auto parsed = ParseDType(name);
+    ASSERT_TRUE(parsed.ok()) << name;
+    EXPECT_EQ(*parsed, dtype) << name;
+  }
+}
+
+// Each is another format, another layout, or several: an alias would read other values.
+TEST(DTypes, NamesOfOtherTypesAreRefused) {
+  for (const char* name : {"float8_e4m3",
+                           "float8_e4m3fnuz",
+                           "float8_e5m2fnuz",
+                           "float8_e4m3b11fnuz",
+                           "float8_e3m4",
+                           "float4_e2m1fn",
+                           "F6_E2M3",
+                           "F6_E3M2",
+                           "F4",
+                           "f4",
+                           "f8",
+                           "f2",
+                           "fp8",
+                           "fp4",
+                           "int8",
+                           "I8",
+                           "int4",
+                           "bool",
+                           "complex64",
+                           "Float32",
+                           ""}) {
+    EXPECT_FALSE(ParseDType(name).ok()) << name;
+  }
+}
+
 TEST(ElementCount, RefusesWhatDoesNotFit) {
   struct Case {
     Shape shape;
