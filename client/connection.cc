@@ -6,11 +6,15 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
+#include <optional>
 #include <random>
+#include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "client/live_calls.h"
 #include "client/status.h"
 #include "quantgate/v1/blobs_service.grpc.pb.h"
@@ -59,6 +63,9 @@ struct Connection::Stubs {
       const absl::Status status =
           FromGrpcStatus((stub.*method)(call.context(), request, &response));
       if (status.ok()) return response;
+      const absl::StatusOr<bool> supplied = connection.SupplyMissing(status);
+      if (!supplied.ok()) return supplied.status();
+      if (*supplied) continue;
       if (!IsWorthRetrying(status) || !connection.PauseBeforeRetry(attempt, status)) return status;
     }
   }
@@ -187,6 +194,39 @@ absl::StatusOr<v1::Run> Connection::CancelRun(const v1::CancelRunRequest& reques
   const absl::Status status = FromGrpcStatus(stubs_->engine.CancelRun(&context, request, &run));
   if (!status.ok()) return status;
   return run;
+}
+
+namespace {
+
+/// The blobs that a call was refused for.
+std::vector<v1::Digest> MissingIn(const absl::Status& status) {
+  const std::optional<v1::ErrorDetail> detail = ErrorDetailOf(status);
+  if (!detail) return {};
+  std::vector<v1::Digest> missing(detail->missing().begin(), detail->missing().end());
+  // Where one alone is looked up, it is the field at fault.
+  const std::vector<std::string> parts = absl::StrSplit(detail->value(), '/');
+  int64_t size = 0;
+  if (absl::IsNotFound(status) && detail->field() == "digest" && parts.size() == 2 &&
+      absl::SimpleAtoi(parts[1], &size)) {
+    v1::Digest& digest = missing.emplace_back();
+    digest.set_sha256(absl::HexStringToBytes(parts[0]));
+    digest.set_size(size);
+  }
+  return missing;
+}
+
+}  // namespace
+
+absl::StatusOr<bool> Connection::SupplyMissing(const absl::Status& status) {
+  if (!supplier_) return false;
+  const std::vector<v1::Digest> missing = MissingIn(status);
+  for (const v1::Digest& digest : missing) {
+    if (!supplied_.insert(digest.sha256()).second) return false;
+    const absl::Status supplied = supplier_(digest);
+    if (absl::IsNotFound(supplied)) return false;
+    if (!supplied.ok()) return supplied;
+  }
+  return !missing.empty();
 }
 
 void Connection::Cancel() { live_calls_->CancelAll(); }

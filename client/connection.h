@@ -7,7 +7,9 @@
 // Thread-safe.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -80,6 +82,13 @@ class Connection {
   absl::StatusOr<v1::Session> RestoreSession(const v1::RestoreSessionRequest& request);
   absl::StatusOr<v1::Session> CloseSession(const v1::CloseSessionRequest& request);
 
+  /// Where blobs come from that a call needs and the server lacks, so that the call is made again.
+  /// NOT_FOUND: not from there.
+  using BlobSupplier = std::function<absl::Status(const v1::Digest& digest)>;
+  void SetSupplier(BlobSupplier supplier) { supplier_ = std::move(supplier); }
+  /// Whether what `status` misses has been supplied. Each blob is supplied once.
+  absl::StatusOr<bool> SupplyMissing(const absl::Status& status);
+
   /// Ends every call under way with CANCELLED, and later ones at once.
   void Cancel();
 
@@ -98,6 +107,8 @@ class Connection {
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<LiveCalls> live_calls_;
   std::unique_ptr<Stubs> stubs_;
+  BlobSupplier supplier_;
+  std::set<std::string> supplied_;  ///< SHA-256.
 };
 
 /// How long a client that gives up takes to tell the server.

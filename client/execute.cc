@@ -119,6 +119,9 @@ absl::StatusOr<v1::RunReport> ExecuteRun(Connection& connection, const v1::RunSp
     absl::Status status = Follow(connection, spec, attachment, observer);
     if (attachment.has_finished) return ReportOf(attachment);
     if (status.ok()) status = absl::UnavailableError("the stream ended before the run did");
+    const absl::StatusOr<bool> supplied = connection.SupplyMissing(status);
+    if (!supplied.ok()) return supplied.status();
+    if (*supplied) continue;
     if (attachment.last_sequence > before) attempt = 1;
     if (!IsWorthRetrying(status) || !connection.PauseBeforeRetry(attempt, status)) {
       CancelIfAbandoned(connection, spec, attachment, status);

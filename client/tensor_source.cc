@@ -49,6 +49,7 @@ absl::StatusOr<v1::TensorSource> TensorSources::Resolve(std::string_view field,
   switch (name.kind) {
     case TensorName::Kind::kGenerated:
       *source.mutable_generate() = name.generator;
+      if (progress_) progress_(text, 0, 0);
       return source;
     case TensorName::Kind::kDigest:
       return ResolveStored(name);
@@ -74,6 +75,10 @@ absl::StatusOr<v1::TensorSource> TensorSources::Place(const std::string& what,
   QG_ASSIGN_OR_RETURN(const v1::TensorRecord record, Store(what, tensor));
   *source.mutable_stored()->mutable_digest() = record.digest();
   *source.mutable_stored()->mutable_type() = DescriptorOf(tensor);
+  names_.emplace(absl::StrCat("digest:", DigestText(record.digest()),
+                              ",dtype=", std::string(DTypeName(tensor.dtype())),
+                              ",shape=", ShapeText(tensor.shape())),
+                 what);
   return source;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 
@@ -23,7 +24,8 @@ inline constexpr int64_t kInlineTensorBytesMax = 256 << 10;
 
 class TensorSources {
  public:
-  /// `progress` is told of uploads: what, bytes done, bytes in all.
+  /// `progress` is told of uploads: what, bytes done, bytes in all; and of each tensor that the
+  /// server makes, of 0 bytes.
   using Progress = std::function<void(const std::string& what, int64_t done, int64_t size)>;
 
   TensorSources(Connection& connection, Placement placement, Progress progress)
@@ -39,6 +41,9 @@ class TensorSources {
   /// Files that were read, so that no output overwrites them.
   const std::set<std::string>& files() const { return files_; }
   int64_t bytes_sent() const { return bytes_sent_; }
+  /// Stored tensors by what the server calls them, "digest:SHA256/SIZE,dtype=bf16,shape=256x512",
+  /// and what they were called here.
+  const std::map<std::string, std::string>& names() const { return names_; }
 
  private:
   absl::StatusOr<v1::TensorSource> ResolveStored(const TensorName& name);
@@ -47,6 +52,7 @@ class TensorSources {
   const Placement placement_;
   const Progress progress_;
   std::set<std::string> files_;
+  std::map<std::string, std::string> names_;
   int64_t bytes_sent_ = 0;
 };
 

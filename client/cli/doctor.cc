@@ -1,6 +1,9 @@
 // quantgate doctor: whether this machine and this server can be trusted with bits, and what is
 // missing.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +20,7 @@
 #include "client/cli/render_json.h"
 #include "client/cli/subcommand.h"
 #include "client/cli/text_table.h"
+#include "client/in_process.h"
 #include "client/status.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/engine.h"
@@ -168,9 +172,26 @@ Finding CheckGpu(const v1::Environment* environment) {
   return {"GPU", Health::kNote, absl::StrCat(text, "; the CPU engine gives the bits of an H200")};
 }
 
-void CheckServer(Invocation& invocation, std::vector<Finding>& findings, absl::Status& failure) {
+/// The local store, without its lock.
+Finding CheckStore(absl::Status& failure) {
+  const absl::StatusOr<std::string> directory = DefaultStoreDirectory();
+  if (!directory.ok()) return {"store", Health::kNote, ErrorText(directory.status())};
+  std::error_code error;
+  std::filesystem::create_directories(*directory, error);
+  if (::access(directory->c_str(), R_OK | W_OK | X_OK) == 0) {
+    return {"store", Health::kGood, absl::StrCat(*directory, " can be written")};
+  }
+  failure = absl::FailedPreconditionError(absl::StrCat(
+      "store: cannot write ", *directory, ": ", std::strerror(error ? error.value() : errno)));
+  return {"store", Health::kBad, ErrorText(failure)};
+}
+
+/// `keeps`: what the server finds out is to be remembered.
+void CheckServer(Invocation& invocation, bool keeps, std::vector<Finding>& findings,
+                 absl::Status& failure) {
   const std::string check = invocation.options().server.empty() ? "store" : "server";
-  const absl::StatusOr<Connection*> connection = invocation.Connect();
+  const absl::StatusOr<Connection*> connection =
+      keeps ? invocation.ConnectToKeep() : invocation.Connect();
   if (!connection.ok()) {
     failure = connection.status();
     findings.push_back({check, Health::kBad, ErrorText(failure)});
@@ -184,10 +205,7 @@ void CheckServer(Invocation& invocation, std::vector<Finding>& findings, absl::S
     findings.push_back(CheckGpu(nullptr));
     return;
   }
-  if (!invocation.StoreDirectory().empty()) {
-    findings.push_back(
-        {"store", Health::kGood, absl::StrCat(invocation.StoreDirectory(), " can be written")});
-  }
+  if (invocation.options().server.empty()) findings.push_back(CheckStore(failure));
   const v1::Environment& environment = capabilities->environment();
   findings.push_back(
       {"server", Health::kGood,
@@ -242,7 +260,7 @@ void CheckHardware(Invocation& invocation, const DoctorOptions& options,
     failure.Update(status);
     findings.push_back({"hardware", Health::kBad, ErrorText(status)});
   };
-  const absl::StatusOr<Connection*> connection = invocation.Connect();
+  const absl::StatusOr<Connection*> connection = invocation.ConnectToKeep();
   if (!connection.ok()) return fail(connection.status());
   const absl::StatusOr<v1::Capabilities> capabilities = (*connection)->GetCapabilities();
   if (!capabilities.ok()) return fail(capabilities.status());
@@ -274,7 +292,7 @@ absl::StatusOr<int> Doctor(Invocation& invocation, const DoctorOptions& options)
   bool bits_are_right = true;
   for (const Finding& finding : findings) bits_are_right &= finding.health != Health::kBad;
   absl::Status failure;
-  CheckServer(invocation, findings, failure);
+  CheckServer(invocation, options.gpu, findings, failure);
   std::vector<std::string> lines;
   if (options.gpu && failure.ok()) CheckHardware(invocation, options, findings, lines, failure);
   for (const Finding& finding : findings) {

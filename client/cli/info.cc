@@ -10,6 +10,7 @@
 #include "client/cli/number_text.h"
 #include "client/cli/render_json.h"
 #include "client/cli/text_table.h"
+#include "client/in_process.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -25,6 +26,8 @@ struct Facts {
   v1::Capabilities capabilities;
   v1::ListRecipesResponse recipes;
   v1::ListArithmeticsResponse arithmetics;
+  std::string store;  ///< The local store; empty with a server.
+  DirectoryUsage store_usage;
 };
 
 v1::AlgorithmClass Sum(const v1::AlgorithmInventory& inventory) {
@@ -73,6 +76,11 @@ Json JsonOfFacts(const Facts& facts) {
     return Json(std::vector<std::string>(names.begin(), names.end()));
   };
   Json json = JsonHead("info");
+  if (!facts.store.empty()) {
+    json["local_store"] = {{"path", facts.store},
+                           {"bytes", facts.store_usage.bytes},
+                           {"files", facts.store_usage.files}};
+  }
   json["environment"] = JsonOf(capabilities.environment());
   json["limits"] = Json{{"message_bytes_max", limits.message_bytes_max()},
                         {"chunk_bytes", limits.chunk_bytes()},
@@ -151,6 +159,10 @@ void PrintFacts(const Facts& facts, Invocation& invocation) {
     out << "\n";
   }
   if (environment.cuda().empty()) out << "CUDA: not in this build\n";
+  if (!facts.store.empty()) {
+    out << "local store: " << facts.store << ", " << Bytes(facts.store_usage.bytes) << " in "
+        << facts.store_usage.files << " files (quantgate tensor ls, rm, gc)\n";
+  }
   out << "\nlayers: " << absl::StrJoin(facts.capabilities.layers(), ", ")
       << "\nactivations: " << absl::StrJoin(facts.capabilities.activations(), ", ")
       << "\nnorms: " << absl::StrJoin(facts.capabilities.norms(), ", ")
@@ -187,6 +199,11 @@ absl::StatusOr<int> Info(Invocation& invocation) {
   QG_ASSIGN_OR_RETURN(facts.capabilities, connection->GetCapabilities());
   QG_ASSIGN_OR_RETURN(facts.recipes, connection->ListRecipes());
   QG_ASSIGN_OR_RETURN(facts.arithmetics, connection->ListArithmetics());
+  if (const auto store = DefaultStoreDirectory();
+      store.ok() && invocation.options().server.empty()) {
+    facts.store = *store;
+    facts.store_usage = UsageOf(facts.store);
+  }
   if (invocation.is_table()) {
     PrintFacts(facts, invocation);
   } else {

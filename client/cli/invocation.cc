@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/cli/interrupt.h"
-#include "client/in_process.h"
+#include "client/cli/shell_text.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -24,23 +24,6 @@ bool ColourIsWanted() {
   const char* terminal = std::getenv("TERM");
   if (terminal == nullptr || std::string_view(terminal) == "dumb") return false;
   return ::isatty(STDOUT_FILENO) != 0;
-}
-
-std::string Quoted(const std::string& argument) {
-  constexpr char kPlain[] =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,@+%";
-  if (!argument.empty() && argument.find_first_not_of(kPlain) == std::string::npos) {
-    return argument;
-  }
-  std::string quoted = "'";
-  for (const char c : argument) {
-    if (c == '\'') {
-      quoted += "'\\''";
-    } else {
-      quoted += c;
-    }
-  }
-  return quoted + "'";
 }
 
 /// The server refuses other names too, but does not know the option.
@@ -86,7 +69,7 @@ Invocation::~Invocation() { SetInterruptAction({}); }
 
 std::string Invocation::CommandLine() const {
   std::string line = "quantgate";
-  for (const std::string& argument : arguments_) absl::StrAppend(&line, " ", Quoted(argument));
+  for (const std::string& argument : arguments_) absl::StrAppend(&line, " ", ShellQuoted(argument));
   return line;
 }
 
@@ -123,7 +106,22 @@ absl::Status Invocation::CheckDevice(Connection& connection) const {
                                                     " does not compute on a CUDA device"));
 }
 
-absl::StatusOr<Connection*> Invocation::Connect() {
+InProcessOptions Invocation::StoreOptions() {
+  InProcessOptions options;
+  options.threads = options_.threads;
+  options.device = options_.device;
+  options.on_wait = [this](const std::string& path) {
+    Say(absl::StrCat("waiting for another quantgate that uses ", path));
+  };
+  return options;
+}
+
+absl::StatusOr<StoreLock> Invocation::LockStore() {
+  QG_ASSIGN_OR_RETURN(const ConnectionOptions options, MakeConnectionOptions());
+  return StoreLock::Take(StoreOptions(), options.deadline);
+}
+
+absl::StatusOr<Connection*> Invocation::Connect(bool keeps) {
   if (connection_ != nullptr) return connection_;
   QG_RETURN_IF_ERROR(CheckDeviceName(options_.device));
   QG_ASSIGN_OR_RETURN(const ConnectionOptions connection_options, MakeConnectionOptions());
@@ -131,22 +129,14 @@ absl::StatusOr<Connection*> Invocation::Connect() {
     QG_ASSIGN_OR_RETURN(dialled_, Connection::Dial(options_.server, connection_options));
     connection_ = dialled_.get();
   } else {
-    InProcessOptions in_process;
-    in_process.threads = options_.threads;
-    in_process.device = options_.device;
-    in_process.on_wait = [this](const std::string& path) {
-      Say(absl::StrCat("waiting for another quantgate that uses ", path));
-    };
+    InProcessOptions in_process = StoreOptions();
+    in_process.keeps = keeps;
     QG_ASSIGN_OR_RETURN(in_process_, InProcessServer::Start(in_process, connection_options));
     connection_ = &in_process_->connection();
   }
   SetInterruptAction([connection = connection_] { connection->Cancel(); });
   QG_RETURN_IF_ERROR(CheckDevice(*connection_));
   return connection_;
-}
-
-std::string Invocation::StoreDirectory() const {
-  return in_process_ == nullptr ? "" : in_process_->store_directory();
 }
 
 }  // namespace quantgate

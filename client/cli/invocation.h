@@ -12,14 +12,13 @@
 #include "absl/time/time.h"
 #include "client/cli/progress.h"
 #include "client/connection.h"
+#include "client/in_process.h"
 
 namespace CLI {
 class App;
 }
 
 namespace quantgate {
-
-class InProcessServer;
 
 struct GlobalOptions {
   std::string server;            ///< --server or $QUANTGATE_SERVER; empty: in process.
@@ -40,7 +39,11 @@ class Invocation {
   absl::Time start() const { return start_; }
   /// The command line, quoted for a shell.
   std::string CommandLine() const;
-  std::ostream& out() { return out_; }
+  /// For what the command is asked for; no progress is drawn over it.
+  std::ostream& out() {
+    progress_.Clear();
+    return out_;
+  }
   /// A line of talk on stderr.
   void Say(const std::string& text);
   ProgressBar& progress() { return progress_; }
@@ -49,16 +52,20 @@ class Invocation {
   bool is_jsonl() const { return options_.format == "jsonl"; }
   bool is_table() const { return options_.format == "table"; }
 
-  /// The server of this invocation, connected (or started in process) on first use.
-  absl::StatusOr<Connection*> Connect();
+  /// The server of this invocation, connected (or started in process) on first use. One in process
+  /// keeps nothing and waits for nobody, or has the local store where tensors are to be kept.
+  absl::StatusOr<Connection*> Connect() { return Connect(/*keeps=*/false); }
+  absl::StatusOr<Connection*> ConnectToKeep() { return Connect(/*keeps=*/true); }
+  /// The lock of the local store, for what is done there without a server.
+  absl::StatusOr<StoreLock> LockStore();
   /// For a server in this process, unless another device than the CPU was asked for.
   void PreferDevice(const std::string& device) {
     if (options_.device == "cpu") options_.device = device;
   }
-  /// What the in-process store is called in messages; empty with a server.
-  std::string StoreDirectory() const;
 
  private:
+  absl::StatusOr<Connection*> Connect(bool keeps);
+  InProcessOptions StoreOptions();
   absl::StatusOr<ConnectionOptions> MakeConnectionOptions() const;
   absl::Status CheckDevice(Connection& connection) const;
 

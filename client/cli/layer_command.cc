@@ -1,8 +1,10 @@
 #include "client/cli/layer_command.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "client/cli/output.h"
 #include "client/cli/run_spec.h"
+#include "client/cli/shell_text.h"
 #include "client/execute.h"
 #include "kernels/base/status_macros.h"
 
@@ -20,6 +22,14 @@ void ShowEvent(Invocation& invocation, const v1::RunEvent& event) {
   }
 }
 
+/// A command with the names of tensors in place of their digests.
+std::string WithNames(std::string command, const std::map<std::string, std::string>& names) {
+  for (const auto& [digest, name] : names) {
+    absl::StrReplaceAll({{digest, ShellQuoted(name)}}, &command);
+  }
+  return command;
+}
+
 }  // namespace
 
 std::vector<v1::NamedTensor> OutputTensors(const v1::VariantReport& variant) {
@@ -33,7 +43,8 @@ std::vector<v1::NamedTensor> OutputTensors(const v1::VariantReport& variant) {
 
 TensorSources::Progress UploadProgressOf(Invocation& invocation) {
   return [&invocation](const std::string& what, int64_t done, int64_t size) {
-    invocation.progress().Update(absl::StrCat("uploading ", what), done, size);
+    invocation.progress().Update(absl::StrCat(size > 0 ? "uploading " : "making ", what), done,
+                                 size);
   };
 }
 
@@ -69,6 +80,10 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
                         ShowEvent(invocation, event);
                       }));
   invocation.progress().Clear();
+  // What this process alone had stored is gone with it.
+  if (invocation.options().server.empty()) {
+    document.run.set_reproduce(WithNames(document.run.reproduce(), sources.names()));
+  }
   document.kind = kind;
   document.command = invocation.CommandLine();
   document.has_run = true;

@@ -33,7 +33,7 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
 /// What `run -o` writes: the layer's outputs, then what delayed scaling's next step needs.
 std::vector<v1::NamedTensor> OutputTensors(const v1::VariantReport& variant);
 
-/// Draws uploads on the progress bar.
+/// Draws uploads, and what is generated, on the progress bar.
 TensorSources::Progress UploadProgressOf(Invocation& invocation);
 
 }  // namespace quantgate

@@ -1,4 +1,4 @@
-// quantgate tensor: put, get, ls, stat, gen.
+// quantgate tensor: put, get, ls, stat, gen, rm, gc.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
@@ -15,6 +15,7 @@
 #include "client/cli/subcommand.h"
 #include "client/cli/text_table.h"
 #include "client/download.h"
+#include "client/in_process.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor_file.h"
 
@@ -28,12 +29,18 @@ constexpr char kTensorExamples[] = R"(Examples:
   quantgate tensor stat digest:SHA256/SIZE
   quantgate tensor get digest:SHA256/SIZE -o x.safetensors
   quantgate tensor gen gen:one_huge,seed=7,shape=256x512,dtype=bf16 -o x.safetensors
+  quantgate tensor rm digest:SHA256/SIZE
+  quantgate tensor gc
 
-Without --server the store is the directory $XDG_DATA_HOME/quantgate.)";
+Without --server the store is the directory $XDG_DATA_HOME/quantgate (~/.local/share/quantgate); put
+and gen keep tensors there, and other commands take them from there by their digests. rm removes
+tensors from it, gc what no tensor of `tensor ls` refers to: partial uploads, results and runs of
+earlier versions. Both are of the local store alone.)";
 
 struct TensorOptions {
   std::vector<std::string> tensors;
   std::string tensor, name, output;
+  bool all = false;
 };
 
 void PrintRecords(Invocation& invocation, const std::vector<v1::TensorRecord>& records) {
@@ -78,7 +85,7 @@ absl::StatusOr<int> Put(Invocation& invocation, const TensorOptions& options) {
   const absl::Status several =
       absl::InvalidArgumentError("--name: names one tensor, but several are given");
   if (!options.name.empty() && options.tensors.size() > 1) return several;
-  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.ConnectToKeep());
   TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
   std::vector<v1::TensorRecord> records;
   const auto store = [&](const std::string& name, const Tensor& tensor) -> absl::Status {
@@ -159,7 +166,7 @@ absl::StatusOr<int> GetTensor(Invocation& invocation, const TensorOptions& optio
 }
 
 absl::StatusOr<int> ListStoredTensors(Invocation& invocation, const TensorOptions&) {
-  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.ConnectToKeep());
   std::vector<v1::TensorRecord> records;
   v1::ListTensorsRequest request;
   request.set_page_size(1000);
@@ -200,11 +207,12 @@ absl::StatusOr<int> GenerateTensor(Invocation& invocation, const TensorOptions& 
   if (!options.output.empty()) {
     QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors", ".npy"}, {}));
   }
-  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.ConnectToKeep());
   v1::GenerateTensorRequest request;
   *request.mutable_spec() = name.generator;
   request.set_name(options.name.empty() ? text : options.name);
   request.set_request_id(NewRequestId());
+  invocation.progress().Update(absl::StrCat("making ", text), 0, 0);
   QG_ASSIGN_OR_RETURN(const v1::TensorRecord record, connection->GenerateTensor(request));
   if (!options.output.empty()) {
     TensorOptions named = options;
@@ -215,10 +223,69 @@ absl::StatusOr<int> GenerateTensor(Invocation& invocation, const TensorOptions& 
   return 0;
 }
 
+/// The data directory of the local store, which rm and gc work on, once its lock is taken.
+absl::StatusOr<StoreLock> LockLocalStore(Invocation& invocation, const char* command) {
+  if (!invocation.options().server.empty()) {
+    return absl::UnimplementedError(
+        absl::StrCat("tensor ", command, ": --server ", invocation.options().server,
+                     ": a server removes nothing yet; without --server (and QUANTGATE_SERVER) this "
+                     "is of the local store"));
+  }
+  return invocation.LockStore();
+}
+
+int PrintCleared(Invocation& invocation, const char* kind, const Cleared& cleared,
+                 const std::string& directory) {
+  if (!invocation.is_table()) {
+    nlohmann::ordered_json json = JsonHead(kind);
+    json["store"] = directory;
+    json["tensors"] = cleared.tensors;
+    json["bytes"] = cleared.bytes;
+    invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+    return 0;
+  }
+  if (cleared.tensors > 0) {
+    invocation.out() << cleared.tensors << (cleared.tensors == 1 ? " tensor, " : " tensors, ");
+  }
+  invocation.out() << Bytes(cleared.bytes) << " freed in " << directory << ", "
+                   << Bytes(UsageOf(directory).bytes) << " left\n";
+  return 0;
+}
+
+absl::StatusOr<int> RemoveStored(Invocation& invocation, const TensorOptions& options) {
+  if (options.all != options.tensors.empty()) {
+    return absl::InvalidArgumentError("TENSOR: give digests, or --all for every tensor");
+  }
+  std::vector<Digest> digests;
+  for (const std::string& text : options.tensors) {
+    QG_ASSIGN_OR_RETURN(const TensorName name, ParseTensorName("TENSOR", text));
+    if (name.kind != TensorName::Kind::kDigest) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "TENSOR: \"", text, "\": a stored tensor is digest:SHA256/SIZE; tensor ls shows them"));
+    }
+    const v1::Digest& proto = name.stored.digest();
+    QG_ASSIGN_OR_RETURN(const Sha256 sha256,
+                        Sha256::FromHex(absl::BytesToHexString(proto.sha256())));
+    digests.push_back({sha256, proto.size()});
+  }
+  QG_ASSIGN_OR_RETURN(const StoreLock lock, LockLocalStore(invocation, "rm"));
+  const std::string data_dir = DataDirOf(lock.directory());
+  QG_ASSIGN_OR_RETURN(const Cleared cleared,
+                      options.all ? RemoveAllTensors(data_dir) : RemoveTensors(data_dir, digests));
+  return PrintCleared(invocation, "tensor_rm", cleared, lock.directory());
+}
+
+absl::StatusOr<int> CollectStored(Invocation& invocation, const TensorOptions&) {
+  QG_ASSIGN_OR_RETURN(const StoreLock lock, LockLocalStore(invocation, "gc"));
+  QG_ASSIGN_OR_RETURN(const Cleared cleared, CollectGarbage(DataDirOf(lock.directory())));
+  return PrintCleared(invocation, "tensor_gc", cleared, lock.directory());
+}
+
 }  // namespace
 
 void AddTensorCommand(CLI::App& app, Command& chosen) {
-  CLI::App* group = app.add_subcommand("tensor", "Tensors in the store: put, get, ls, stat, gen");
+  CLI::App* group =
+      app.add_subcommand("tensor", "Tensors in the store: put, get, ls, stat, gen, rm, gc");
   group->require_subcommand(1);
   group->footer(kTensorExamples);
   const auto add = [&](const char* name, const char* summary, auto function) {
@@ -245,6 +312,10 @@ void AddTensorCommand(CLI::App& app, Command& chosen) {
   gen->add_option("-o,--output", gen_options->output, "Also write it: FILE.safetensors or FILE.npy")
       ->type_name("FILE");
   gen->add_option("--name", gen_options->name, "What to call it");
+  auto [rm, rm_options] = add("rm", "Remove tensors from the local store", RemoveStored);
+  rm->add_option("TENSOR", rm_options->tensors, "digest:SHA256/SIZE");
+  rm->add_flag("--all", rm_options->all, "Every tensor");
+  add("gc", "Remove from the local store what no tensor refers to", CollectStored);
 }
 
 }  // namespace quantgate

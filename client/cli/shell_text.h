@@ -1,0 +1,10 @@
+#pragma once
+
+#include <string>
+
+namespace quantgate {
+
+/// An argument as a shell takes it.
+std::string ShellQuoted(const std::string& argument);
+
+}  // namespace quantgate
