@@ -32,9 +32,12 @@ std::string ReasonText(const v1::ErrorDetail& detail) {
   return absl::StrCat("exhausted: ", detail.reason());
 }
 
+/// A long message is cut: what it begins to say is not said again.
+constexpr size_t kSaidBytes = 64;
+
 void AddLine(std::string& text, const std::string& message, const std::string& label,
              const std::string& value) {
-  if (value.empty() || message.find(value) != std::string::npos) return;
+  if (value.empty() || message.find(value.substr(0, kSaidBytes)) != std::string::npos) return;
   absl::StrAppend(&text, "\n  ", label, value);
 }
 
@@ -54,6 +57,10 @@ std::optional<v1::ErrorDetail> ErrorDetailOf(const absl::Status& status) {
   v1::ErrorDetail detail;
   if (!payload.has_value() || !detail.ParseFromString(std::string(*payload))) return std::nullopt;
   return detail;
+}
+
+void SetErrorDetail(const v1::ErrorDetail& detail, absl::Status& status) {
+  status.SetPayload(kDetailUrl, absl::Cord(detail.SerializeAsString()));
 }
 
 std::optional<absl::Duration> RetryAfterOf(const absl::Status& status) {

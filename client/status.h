@@ -21,6 +21,8 @@ absl::Status FromGrpcStatus(const grpc::Status& status);
 
 /// The detail that FromGrpcStatus attached.
 std::optional<v1::ErrorDetail> ErrorDetailOf(const absl::Status& status);
+/// In place of one that it has.
+void SetErrorDetail(const v1::ErrorDetail& detail, absl::Status& status);
 
 /// When the server asked to be called again; absent: it did not.
 std::optional<absl::Duration> RetryAfterOf(const absl::Status& status);

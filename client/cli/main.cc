@@ -8,6 +8,8 @@
 #include "client/cli/commands.h"
 #include "client/cli/exit_code.h"
 #include "client/cli/interrupt.h"
+#include "client/cli/option_names.h"
+#include "client/cli/suggestion.h"
 #include "client/status.h"
 #include "kernels/base/standard_descriptors.h"
 
@@ -47,6 +49,22 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
   app.add_flag("-q,--quiet", options.quiet, "No talk and no progress on stderr");
 }
 
+/// Says what is wrong with the command line, and what it may have meant.
+int Refuse(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() == 0) {  // Help.
+    app.exit(error);
+    return kExitOk;
+  }
+  // What is misspelt says more than what is then missing.
+  const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
+  const bool has_unknown = !unknown.empty() && error.get_name() == "RequiredError";
+  app.exit(has_unknown ? CLI::ExtrasError("quantgate", unknown) : error);
+  std::string suggestion = SuggestWords(app, unknown);
+  if (suggestion.empty()) suggestion = SuggestValue(error.what());
+  if (!suggestion.empty()) std::cerr << suggestion << (suggestion.back() == '\n' ? "" : "\n");
+  return kExitUsage;
+}
+
 int Main(int argc, char** argv) {
   OpenStandardDescriptors();
   StartInterruptThread();
@@ -79,14 +97,8 @@ int Main(int argc, char** argv) {
   AddCompletionCommand(app, chosen);
   try {
     app.parse(argc, argv);
-  } catch (const CLI::RequiredError& error) {
-    // What is misspelt says more than what is then missing.
-    const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
-    app.exit(unknown.empty() ? static_cast<const CLI::ParseError&>(error)
-                             : CLI::ExtrasError("quantgate", unknown));
-    return kExitUsage;
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+    return Refuse(app, error);
   }
 
   Invocation invocation(options, std::vector<std::string>(argv + 1, argv + argc), std::cout,
@@ -99,7 +111,12 @@ int Main(int argc, char** argv) {
     return kExitCancelled;
   }
   if (!result.ok()) {
-    std::cerr << "quantgate: " << ErrorText(result.status()) << "\n";
+    const absl::Status named = NameOptions(result.status(), ChosenCommand(app));
+    std::cerr << "quantgate: " << ErrorText(named) << "\n";
+    const bool may_be_misspelt = absl::IsInvalidArgument(named) || absl::IsNotFound(named);
+    const std::string suggestion =
+        may_be_misspelt ? SuggestValue(std::string(named.message())) : "";
+    if (!suggestion.empty()) std::cerr << "  " << suggestion << "\n";
     return ExitCodeOf(result.status());
   }
   if (!std::cout) {

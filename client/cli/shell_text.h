@@ -1,3 +1,4 @@
+// Text that is pasted into a shell.
 #pragma once
 
 #include <string>

@@ -15,6 +15,15 @@ struct CompareWork {
   TensorReference subject, reference;
 };
 
+/// Files and tools without an FP8 type have its codes as bytes.
+std::string HintOf(const CompareWork& work) {
+  const DType subject = work.subject.type->dtype, reference = work.reference.type->dtype;
+  if (subject != DType::kU8 && reference != DType::kU8) return "";
+  const DType other = subject == DType::kU8 ? reference : subject;
+  return absl::StrCat("; if the u8 are codes, say of what type (append @",
+                      std::string(DTypeName(DTypeBytes(other) == 1 ? other : DType::kF8E4M3)), ")");
+}
+
 absl::StatusOr<CompareWork> CheckCompare(ServiceContext& context,
                                          const v1::CompareRequest& request) {
   const int64_t bytes_max = context.options.tensor_bytes_max;
@@ -35,10 +44,11 @@ absl::StatusOr<CompareWork> CheckCompare(ServiceContext& context,
   const bool has_values = TraitsOf(work.subject.type->dtype).is_floating &&
                           TraitsOf(work.reference.type->dtype).is_floating;
   if (work.subject.type->dtype != work.reference.type->dtype && !has_values) {
-    return error::InvalidField("subject", TensorTypeText(*work.subject.type),
-                               absl::StrCat("there is nothing to compare with reference ",
-                                            TensorTypeText(*work.reference.type),
-                                            ": neither equal dtypes nor real values"));
+    return error::InvalidField(
+        "subject", TensorTypeText(*work.subject.type),
+        absl::StrCat("there is nothing to compare with reference ",
+                     TensorTypeText(*work.reference.type), ": neither equal dtypes nor real values",
+                     HintOf(work)));
   }
   return work;
 }

@@ -128,6 +128,10 @@ absl::Status ExplainCodesOf(ServiceContext& context, Device& device, CodesWork& 
   QG_ASSIGN_OR_RETURN(request.codes, context.loader.LoadToHost(work.codes, device, &cancellation));
   QG_ASSIGN_OR_RETURN(request.scale_inv,
                       context.loader.LoadToHost(work.scale_inv, device, &cancellation));
+  QG_ASSIGN_OR_RETURN(request.scale_inv,
+                      request.scale_inv.Reinterpret(
+                          request.scale_inv.dtype(),
+                          FlattenScales(request.scale_inv.shape(), request.codes.shape())));
   QG_ASSIGN_OR_RETURN(request.amax, context.loader.LoadToHost(work.amax, device, &cancellation));
   const auto explanation = ExplainCodes(request, ContextOf(context, cancellation));
   if (!explanation.ok()) return AtAnyField(explanation.status());

@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/cublaslt_algorithm.h"
 #include "server/errors.h"
+#include "server/rpc/quantized_parts.h"
 
 namespace quantgate {
 namespace {
@@ -35,7 +36,7 @@ struct Side {
   std::string name;  ///< "a" or "b".
   TensorReference& data;
   TensorReference& scale_inv;
-  bool k_contiguous;
+  bool k_contiguous;  ///< Its last dim.
 
   int64_t DimOf(bool of_k) const {
     const Shape& shape = data.type->shape;
@@ -52,11 +53,19 @@ struct Side {
   }
 };
 
+/// Of u8 that nothing says to be FP4 codes: files and tools without an FP8 type have its codes so.
+absl::Status BytesNeedType(const Side& side) {
+  return error::InvalidField(
+      side.name + ".tensor", TensorTypeText(*side.data.type),
+      "bytes are no operand; if they are codes, say of what type (append @f8_e4m3)");
+}
+
 /// What the dtype and shape of scale_inv say, where they leave no doubt.
 absl::StatusOr<ScaleMode> InferScaling(const Side& side) {
   const TensorType& scale = *side.scale_inv.type;
   if (scale.dtype == DType::kF8E8M0) return ScaleMode::kMx32;
   if (scale.dtype == DType::kF8E4M3) return ScaleMode::kNv16;
+  if (side.data.type->dtype == DType::kU8) return BytesNeedType(side);
   const std::pair<ScaleMode, bool> candidates[] = {
       {ScaleMode::kTensor, scale.shape == Shape{1}},
       {ScaleMode::kOuter, scale.shape == Shape{side.DimOf(false)}},
@@ -102,9 +111,26 @@ void Retype(ScaleMode mode, Side& side) {
   if (mode == ScaleMode::kMx32) retype(side.scale_inv, DType::kF8E8M0);
 }
 
+/// An operand [..., K] as [M][K], as layers take x.
+void Flatten(Side& side) {
+  TensorType& type = *side.data.type;
+  if (!side.k_contiguous || type.shape.size() < 3) return;
+  if (side.scale_inv.has_value()) {
+    Shape& scales = side.scale_inv.type->shape;
+    scales = FlattenScales(scales, type.shape);
+    side.scale_inv.generator.shape = scales;
+  }
+  int64_t rows = 1;
+  for (size_t i = 0; i + 1 < type.shape.size(); ++i) rows *= type.shape[i];
+  type.shape = {rows, type.shape.back()};
+  side.data.generator.shape = type.shape;
+}
+
 absl::Status SetScaling(const v1::GemmOperandSpec& spec, Side side, GemmOperand& operand) {
+  Flatten(side);
   QG_ASSIGN_OR_RETURN(operand.scaling, ScalingOf(spec.scaling(), side));
   Retype(operand.scaling, side);
+  if (side.data.type->dtype == DType::kU8) return BytesNeedType(side);
   if (spec.e4m3_max() == 0) return absl::OkStatus();
   if (operand.scaling != ScaleMode::kNv16) {
     return error::InvalidField(absl::StrCat(side.name, ".e4m3_max"), absl::StrCat(spec.e4m3_max()),

@@ -1,5 +1,7 @@
 #include "server/rpc/quantized_parts.h"
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -12,6 +14,9 @@
 
 namespace quantgate {
 namespace {
+
+/// How many rows of codes one scale may stand for.
+constexpr int64_t kBlockRows[] = {1, 16, 32, 128};
 
 v1::QuantizedDirection DirectionToProto(const QuantizedCopy& copy) {
   v1::QuantizedDirection proto;
@@ -195,8 +200,27 @@ v1::QuantizedDescription QuantizedDescriptionToProto(const QuantizedTensor& quan
   return proto;
 }
 
+Shape FlattenScales(const Shape& scales, const Shape& codes) {
+  if (scales.size() < 3 || scales.size() != codes.size()) return scales;
+  const size_t row_dim = scales.size() - 2;
+  if (!std::equal(scales.begin(), scales.begin() + row_dim, codes.begin())) return scales;
+  // Rows of one, or of the blocks of some format.
+  const bool is_whole = std::any_of(
+      std::begin(kBlockRows), std::end(kBlockRows),
+      [&](int64_t block_rows) { return scales[row_dim] * block_rows == codes[row_dim]; });
+  if (!is_whole) return scales;
+  int64_t rows = 1;
+  for (size_t i = 0; i <= row_dim; ++i) rows *= scales[i];
+  return {rows, scales.back()};
+}
+
 absl::StatusOr<DescribedCopy> DescribeCopy(const v1::QuantizedDescription& description, Usage usage,
                                            QuantizedCopy outlines) {
+  if (Tensor& scales = outlines.scale_inv; scales.has_value()) {
+    QG_ASSIGN_OR_RETURN(
+        scales,
+        scales.Reinterpret(scales.dtype(), FlattenScales(scales.shape(), outlines.data.shape())));
+  }
   const bool is_rowwise = usage == Usage::kRowwise;
   const bool is_described = is_rowwise ? description.has_rowwise() : description.has_columnwise();
   QuantizerSpec spec;

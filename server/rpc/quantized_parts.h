@@ -38,6 +38,12 @@ absl::StatusOr<ScaleLayout> ScaleLayoutFromName(const std::string& name, const s
 /// What the block scales of one direction of a tensor of this shape are.
 ScaleArray ScaleArrayOf(QuantizerFormat format, int block_dim, Usage usage, const Shape& shape);
 
+/// Scales of codes of more than two dims as scales of their rows: [B][M][K / 32] of codes [B][M][K]
+/// become [B M][K / 32], the leading dims flattened as Quantize flattens those of a source. What
+/// does not fit so stays as it is: leading dims that differ, and blocks that would reach from one
+/// matrix into the next.
+Shape FlattenScales(const Shape& scales, const Shape& codes);
+
 /// A copy whose tensors are outlines, and what they say they are. Completes the copy (format,
 /// element, block, bound) and the shape of the source from the description, or where there is none
 /// for `usage` from dtypes and shapes. U8 codes and scales become what they are. INVALID_ARGUMENT

@@ -1,9 +1,12 @@
 #include "client/cli/number_text.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <sstream>
 
+#include "absl/time/clock.h"
 #include "client/cli/exit_code.h"
 #include "client/cli/progress.h"
 
@@ -94,7 +97,26 @@ TEST(NumberTextTest, ABoundShareIsOneOnlyAtTheLimit) {
 TEST(NumberTextTest, ProgressLineFitsItsColumns) {
   EXPECT_EQ(ProgressLine("uploading x", 1, 2, 80), "[############            ]  50 %  uploading x");
   EXPECT_EQ(ProgressLine(std::string(200, 'x'), 5, 4, 40).size(), 40u);
-  EXPECT_EQ(ProgressLine("x", 1, 0, 80).substr(26, 6), "   0 %");
+  EXPECT_EQ(ProgressLine("x", 1, 0, 80), "x");
+}
+
+TEST(NumberTextTest, ProgressCountsTheSecondsOfWhatIsSilent) {
+  std::ostringstream out;
+  const absl::Time start = absl::Now();
+  ProgressBar bar(out, /*is_shown=*/true);
+  bar.Tick(start + absl::Seconds(1));
+  EXPECT_EQ(out.str(), "");
+  bar.Update("making gen:normal,shape=65536x65536", 0, 0);
+  bar.Tick(start + absl::Seconds(67));
+  EXPECT_THAT(out.str(), ::testing::ContainsRegex("making gen:normal,shape=65536x65536, 6[67] s"));
+  bar.Update("uploading x", 4, 4);
+  bar.Tick(start + absl::Seconds(100));
+  EXPECT_THAT(out.str(), ::testing::ContainsRegex("computing, (99|100) s$"));
+  // Nothing is drawn over what a command prints.
+  bar.Clear();
+  out.str("");
+  bar.Tick(start + absl::Seconds(200));
+  EXPECT_EQ(out.str(), "");
 }
 
 }  // namespace

@@ -282,7 +282,7 @@ TEST_F(SessionRunTest, ADistributedOptimizerIsHeldAgainstWholeMasters) {
   EXPECT_THAT(refusal({"--distributed-optimizer"}),
               HasSubstr("--distributed-optimizer: given without --dp"));
   EXPECT_THAT(refusal({"--dp", "2", "--fsdp", "--distributed-optimizer"}),
-              HasSubstr("parallel.distributed_optimizer: true; copies that are fully_sharded"));
+              HasSubstr("--distributed-optimizer: true; copies that are fully_sharded"));
 }
 
 TEST_F(SessionRunTest, DrawsWhatOverlaps) {

@@ -1,0 +1,205 @@
+// What somebody meets who uses `quantgate` for the first time: refusals in the words of the command
+// line, names of other libraries, slips of the fingers.
+#include <gmock/gmock.h>
+
+#include "tests/client/command_fixture.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+using Arguments = std::vector<std::string>;
+
+class FirstUseTest : public CommandTest {
+ protected:
+  struct Case {
+    Arguments arguments;
+    std::string words;
+  };
+
+  /// Each is refused with exit code 2 and these words on stderr.
+  void ExpectRefused(const std::vector<Case>& cases) {
+    for (const Case& one : cases) {
+      std::string line = "quantgate";
+      for (const std::string& argument : one.arguments) line += " " + argument;
+      SCOPED_TRACE(line);
+      const ProcessResult result = Quantgate(one.arguments);
+      EXPECT_EQ(result.exit_code, 2) << result.err;
+      EXPECT_THAT(result.err, HasSubstr(one.words));
+      EXPECT_THAT(result.err, AllOf(Not(HasSubstr("spec.")), Not(HasSubstr("field: "))));
+    }
+  }
+
+  static Arguments Run(const Arguments& more) {
+    return Arguments{"run", "--input", "gen:normal,shape=16x32", "--weight",
+                     "gen:normal,seed=1,shape=16x32"} +
+           more;
+  }
+};
+
+TEST_F(FirstUseTest, RefusalsNameTheOptionThatWasTyped) {
+  const std::string fc1 = Sample("fc1.x");
+  ExpectRefused({
+      {{"run", "--input", "gen:gauss,shape=16x32", "--weight", "gen:normal,shape=16x32", "--recipe",
+        "bf16"},
+       "--input: distribution is \"gauss\": known"},
+      {{"run", "--input", "gen:normal,shape=16x31", "--weight", "gen:normal,shape=16x31",
+        "--recipe", "fp8_current"},
+       "--recipe: fp8_current does not take x: K = 31"},
+      {{"run", "--input", "gen:normal,shape=16x32", "--weight", "gen:normal,shape=16x48",
+        "--recipe", "bf16"},
+       "--input: bf16[16x32]; its last dim must be K = 48"},
+      {Run({"--recipe", "bf16", "--gamma", "gen:normal,shape=32"}), "--gamma: "},
+      {Run({"--recipe", "bf16", "--layer", "layernorm_linear"}), "--gamma: "},
+      {Run({"--recipe", "bf16", "--param", "gamma=gen:normal,shape=32"}),
+       "--param gamma: bf16[32]"},
+      {Run({"--recipe", "bf16", "--grad-output", "gen:normal,shape=16x9"}),
+       "--grad-output: bf16[16x9]"},
+      {Run({"--recipe", "fp9"}), "--recipe is \"fp9\""},
+      {Run({"--recipe", "fp8_current:margin=1"}), "--recipe: knobs[\"margin\"] is \"1\""},
+      {Run({"--recipe", "bf16", "--arithmetic", "sm91"}), "--arithmetic"},
+      {Run({"--recipe", "bf16", "--backward-override", "maybe"}),
+       "--backward-override is \"maybe\""},
+      {Run({"--recipe", "bf16", "--layer", "layernorm_linear", "--norm", "batchnorm"}),
+       "--norm: kind is \"batchnorm\""},
+      {Run({"--recipe", "bf16", "--layer", "layernorm_mlp", "--activation", "mish"}),
+       "--activation: kind is \"mish\""},
+      {Run({"--recipe", "bf16", "--layer", "grouped_linear", "--m-splits", "17"}), "--m-splits"},
+      {{"gemm", "--a", fc1, "--b", fc1, "--out-dtype", "f7"}, "--out-dtype is \"f7\""},
+      {{"gemm", "--a", fc1, "--b", fc1, "--a-scaling", "mx99"}, "--a-scaling is \"mx99\""},
+      {{"gemm", "--a", "gen:gauss,shape=16x32", "--b", fc1}, "--a: distribution"},
+      {{"quantize", "gen:gauss,shape=16x32", "--recipe", "mxfp8", "--role", "input"},
+       "TENSOR: distribution"},
+      {{"quantize", fc1, "--recipe", "fp8_current", "--role", "input", "--seed", "1"}, "--seed is"},
+      {{"diff", "gen:gauss,shape=4", "gen:normal,shape=4"}, "A: distribution"},
+      {{"tensor", "gen", "gauss,shape=4"}, "TENSOR: distribution"},
+  });
+}
+
+TEST_F(FirstUseTest, AFieldOfASpecFileKeepsItsPath) {
+  WriteFile(Path("spec.json"), R"({"step": {"x": {"generate": {"distribution": "gauss",
+      "type": {"dtype": "bf16", "shape": [16, 32]}}}}})");
+  const Arguments run = {
+      "run", "--spec", Path("spec.json"), "--weight", "gen:normal,shape=16x32", "--recipe", "bf16"};
+  EXPECT_THAT(Quantgate(run).err, HasSubstr("spec.step.x.generate.distribution is \"gauss\""));
+  EXPECT_THAT(Quantgate(run + Arguments{"--input", "gen:gauss,shape=16x32"}).err,
+              HasSubstr("--input: distribution is \"gauss\""));
+}
+
+TEST_F(FirstUseTest, SlipsOfTheFingersAreTold) {
+  const std::string fc1 = Sample("fc1.x");
+  ExpectRefused({
+      {{"compair"}, "did you mean compare?"},
+      {{"tensor", "gte"}, "did you mean get?"},
+      {{"run", "--imput", fc1}, "did you mean --input?"},
+      {Run({"--recipe", "bf16", "--backwards-override", "none"}),
+       "did you mean --backward-override?"},
+      {Run({"--recipe", "bf16", "--timeot", "3"}), "did you mean --timeout?"},
+      {Run({"--recipe", "bf16", "--format", "jsno"}), "did you mean json?"},
+      {Run({"--recipe", "fp8_curent"}), "did you mean fp8_current?"},
+      {Run({"--recipe", "bf16", "--layer", "layrnorm_linear"}), "did you mean layernorm_linear?"},
+      {{"gemm", "--a", fc1, "--b", fc1, "--out-dtype", "bf61"}, "did you mean bf16?"},
+      {{"scenario", "run", "hadamard-cancels-in-wgard"}, "did you mean hadamard-cancels-in-wgrad?"},
+  });
+  for (const Arguments& far : {Arguments{"frobnicate"}, Arguments{"run", "--colour", "red"}}) {
+    EXPECT_THAT(Quantgate(far).err, Not(HasSubstr("did you mean")));
+  }
+}
+
+TEST_F(FirstUseTest, NamesOfOtherLibrariesAreAccepted) {
+  const std::string as_torch = Path("torch.npy"), as_here = Path("here.npy");
+  ASSERT_EQ(
+      Quantgate({"tensor", "gen", "normal,shape=8x32,dtype=float16", "-o", as_torch}).exit_code, 0);
+  ASSERT_EQ(Quantgate({"tensor", "gen", "normal,shape=8x32,dtype=f16", "-o", as_here}).exit_code,
+            0);
+  EXPECT_EQ(ReadFile(as_torch), ReadFile(as_here));
+  const std::string bytes = "gen:normal,shape=8x32,dtype=float8_e4m3fn";
+  const ProcessResult gemm =
+      Quantgate({"gemm", "--a", bytes, "--b", bytes, "--out-dtype", "bfloat16"});
+  EXPECT_EQ(gemm.exit_code, 0) << gemm.err;
+  EXPECT_THAT(gemm.out, HasSubstr("d  bf16[8x8]"));
+  const auto quantize = [&](const std::string& rule) {
+    return Quantgate({"quantize", "gen:normal,shape=32x32", "--recipe", "mxfp8:scale_rule=" + rule,
+                      "--role", "input", "--format", "json"});
+  };
+  EXPECT_EQ(quantize("rceil").exit_code, 0);
+  EXPECT_EQ(quantize("rceil").out, quantize("round_up").out);
+}
+
+// FP8 codes as the bytes that files of other libraries have.
+TEST_F(FirstUseTest, BytesThatMayBeCodesAreAskedForTheirType) {
+  const std::string file = Path("t.safetensors");
+  const std::vector<uint8_t> bytes(16 * 32, 0x38);
+  const auto of = [&](DType dtype) {
+    return *Tensor::FromBytes(dtype, {16, 32}, std::as_bytes(std::span(bytes)));
+  };
+  const float one = 1;
+  const Tensor scale = *Tensor::FromBytes(DType::kF32, {1}, std::as_bytes(std::span(&one, 1)));
+  ASSERT_TRUE(
+      WriteSafetensors(
+          file, {{"bytes", of(DType::kU8)}, {"codes", of(DType::kF8E4M3)}, {"scale", scale}}, {})
+          .ok());
+  ExpectRefused({
+      {{"diff", file + ":bytes", file + ":codes"}, "append @f8_e4m3"},
+      {{"gemm", "--a", file + ":bytes", "--a-scale-inv", file + ":scale", "--b", file + ":codes",
+        "--b-scale-inv", file + ":scale"},
+       "--a is u8[16x32]: bytes are no operand; if they are codes, say of what type (append "
+       "@f8_e4m3"},
+      {{"gemm", "--a", file + ":codes", "--b", file + ":bytes"}, "--b is u8[16x32]"},
+  });
+  EXPECT_EQ(Quantgate({"diff", file + ":bytes@f8_e4m3", file + ":codes"}).exit_code, 0);
+}
+
+/// A file with `scale_inv` of [2][3][K / 32] in place of [6][K / 32], as other libraries have it.
+TEST_F(FirstUseTest, ScalesOfThreeDimsAreRead) {
+  const std::string ours = Path("ours.safetensors"), theirs = Path("theirs.safetensors");
+  const std::string source = "gen:normal,seed=3,shape=2x16x64";
+  ASSERT_EQ(
+      Quantgate({"quantize", source, "--recipe", "mxfp8", "--role", "input", "-o", ours}).exit_code,
+      0);
+  TensorFile file = *ReadSafetensors(ours);
+  for (NamedTensor& tensor : file.tensors) {
+    if (tensor.name != "rowwise_scale_inv") continue;
+    ASSERT_EQ(tensor.tensor.shape(), (Shape{32, 2}));
+    tensor.tensor = *tensor.tensor.Reinterpret(DType::kF8E8M0, {2, 16, 2});
+  }
+  ASSERT_TRUE(WriteSafetensors(theirs, file.tensors, {}).ok());
+  for (const std::string& path : {ours, theirs}) {
+    const ProcessResult result = Quantgate({"dequantize", path, "-o", path + ".safetensors"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+  EXPECT_EQ(BytesOf(ours + ".safetensors", "data"), BytesOf(theirs + ".safetensors", "data"));
+  EXPECT_THAT(ContentsOf(theirs + ".safetensors"), ::testing::ElementsAre("data f32[2x16x64]"));
+  const auto explain = [&](const std::string& path) {
+    return Quantgate({"explain", "--source", source, "--codes", path + ":rowwise_data",
+                      "--scale-inv", path + ":rowwise_scale_inv", "--format", "json"});
+  };
+  const ProcessResult explained = explain(theirs);
+  EXPECT_EQ(explained.exit_code, 0) << explained.err;
+  EXPECT_THAT(explained.out, HasSubstr("\"scale_rule\": "));
+  // A GEMM takes operands as layers take x: [..., K].
+  for (const std::string& path : {ours, theirs}) {
+    const ProcessResult gemm =
+        Quantgate({"gemm", "--a", path + ":rowwise_data", "--a-scale-inv",
+                   path + ":rowwise_scale_inv", "--b", ours + ":rowwise_data", "--b-scale-inv",
+                   ours + ":rowwise_scale_inv", "-o", path + ".d.safetensors"});
+    ASSERT_EQ(gemm.exit_code, 0) << gemm.err;
+  }
+  EXPECT_THAT(ContentsOf(theirs + ".d.safetensors"), ::testing::ElementsAre("d f32[32x32]"));
+  EXPECT_EQ(BytesOf(ours + ".d.safetensors", "d"), BytesOf(theirs + ".d.safetensors", "d"));
+  // Leading dims that are not those of the codes say something else.
+  for (NamedTensor& tensor : file.tensors) {
+    if (tensor.name != "rowwise_scale_inv") continue;
+    tensor.tensor = *tensor.tensor.Reinterpret(DType::kF8E8M0, {4, 8, 2});
+  }
+  ASSERT_TRUE(WriteSafetensors(theirs, file.tensors, {}).ok());
+  const ProcessResult refused = Quantgate({"dequantize", theirs});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("FILE:rowwise_scale_inv is f8_e8m0[4x8x2]"));
+}
+
+}  // namespace
+}  // namespace quantgate

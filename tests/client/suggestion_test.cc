@@ -1,0 +1,40 @@
+#include "client/cli/suggestion.h"
+
+#include <gtest/gtest.h>
+
+namespace quantgate {
+namespace {
+
+TEST(SuggestionTest, DistancesOfTheTextbooks) {
+  EXPECT_EQ(EditDistance("", ""), 0);
+  EXPECT_EQ(EditDistance("", "abc"), 3);
+  EXPECT_EQ(EditDistance("kitten", "sitting"), 3);
+  EXPECT_EQ(EditDistance("saturday", "sunday"), 3);
+  EXPECT_EQ(EditDistance("jsno", "json"), 1);
+  // Optimal string alignment: what has been exchanged is not edited again.
+  EXPECT_EQ(EditDistance("ca", "abc"), 3);
+}
+
+TEST(SuggestionTest, NearIsWhatASlipMakes) {
+  const std::vector<std::string> known = {"compare", "completion", "run", "--input", "--tp"};
+  EXPECT_EQ(Nearest("compair", known), "compare");
+  EXPECT_EQ(Nearest("COMPARE", known), "compare");
+  EXPECT_EQ(Nearest("rnu", known), "run");
+  EXPECT_EQ(Nearest("--imput", known), "--input");
+  EXPECT_EQ(Nearest("frobnicate", known), "");
+  EXPECT_EQ(Nearest("--dp", known), "");  // Of two letters one is too much.
+  EXPECT_EQ(Nearest("", known), "");
+  EXPECT_EQ(Nearest("run", known), "");
+}
+
+TEST(SuggestionTest, ValuesOfMessages) {
+  EXPECT_EQ(SuggestValue("--layer: \"liner\" is none of linear, chain"), "did you mean linear?");
+  EXPECT_EQ(SuggestValue("--format: jsno not in {table,json,jsonl}"), "did you mean json?");
+  EXPECT_EQ(SuggestValue("no tensor \"fc1.X\"; the file has fc1.bias, fc1.x."), "did you mean fc1.x?");
+  EXPECT_EQ(SuggestValue("--seed: \"-1\" is no integer from 0 to 2^64-1"), "");
+  EXPECT_EQ(SuggestValue("\"unfinished"), "");
+  EXPECT_EQ(SuggestValue(""), "");
+}
+
+}  // namespace
+}  // namespace quantgate
