@@ -152,8 +152,8 @@ std::vector<std::string> ConclusionOf(const std::vector<CodesCandidate>& candida
   if (!best.is_established) {
     lines.push_back(absl::StrCat("No rule is established: ", DoubtOf(best), "."));
   } else if (libraries.size() == 1) {
-    lines.push_back(absl::StrCat("Of the libraries whose rules are tried, ", *libraries.begin(),
-                                 " alone computes so."));
+    lines.push_back(absl::StrCat(
+        "Of the libraries whose rules are tried, only this one's fits: ", *libraries.begin(), "."));
   } else if (libraries.size() > 1) {
     lines.push_back(absl::StrCat("Whose rule it is cannot be told: it fits ",
                                  absl::StrJoin(libraries, "; "), "."));

@@ -285,6 +285,16 @@ Verdict JudgeRun(Requirement requirement, std::optional<int> reference,
                  const std::vector<VariantReport>& variants, const std::vector<NonFinite>& inputs) {
   Verdict verdict = Judged(requirement, reference, variants);
   if (!HasNonFinite(variants)) return verdict;
+  int64_t count = 0;
+  for (const VariantReport& variant : variants) {
+    for (const OutputReport& output : variant.outputs) {
+      const NonFinite counts = NonFiniteOf(output.tensor, output.against_exact.parity);
+      count += counts.nan + counts.infinite;
+    }
+  }
+  if (!verdict.found.empty()) {
+    absl::StrAppend(&verdict.found, ", ", GroupedDigits(count), " not finite");
+  }
   verdict.non_finite = OutputsText(variants);
   verdict.non_finite_inputs = InputsText(inputs);
   return verdict;

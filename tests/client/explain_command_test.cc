@@ -126,8 +126,8 @@ TEST_F(ExplainCommandTest, SaysWhatIsCertainWhereNothingFits) {
   EXPECT_EQ(named["codes"][0]["element_rule"],
             "x * ((1 / tensor scale) / block scale), nearest_even, saturate");
   EXPECT_EQ(named["conclusion"].back(),
-            "Of the libraries whose rules are tried, torchao, NVFP4 with a tensor scale alone "
-            "computes so.");
+            "Of the libraries whose rules are tried, only this one's fits: torchao, NVFP4 with a "
+            "tensor scale.");
   // One scale: whatever gives it, no rule is established.
   const Json single =
       Explained({"--source", file + ":x.source", "--codes", file + ":fp8_times_reciprocal_x.codes",
@@ -164,7 +164,8 @@ TEST_F(ExplainCommandTest, ReadsScalesInTheLayoutOfTheirFile) {
     const Json& best = json["codes"][0];
     EXPECT_EQ(best["scale_match_count"], best["scale_count"]);
     EXPECT_EQ(best["code_match_count"], best["code_count"]);
-    // Told otherwise, the shape is not that of logical scales.
+    // Padding may be none; the order of swizzled scales is another.
+    if (layout == "padded") continue;
     const ProcessResult logical =
         Quantgate(Arguments{"explain", "--scale-layout", "logical"} + arguments, Where::kInProcess);
     EXPECT_NE(logical.exit_code, 0) << logical.out;

@@ -101,8 +101,8 @@ TEST(ExplainLibraries, NamesTheRuleAndTheLibrary) {
     EXPECT_TRUE(is_named) << Listed(*explanation);
     EXPECT_EQ(explanation->conclusion.back(),
               is_told
-                  ? absl::StrCat("Of the libraries whose rules are tried, ", library,
-                                 " alone computes so.")
+                  ? absl::StrCat("Of the libraries whose rules are tried, only this one's fits: ",
+                                 library, ".")
                   : absl::StrCat("Whose rule it is cannot be told: it fits ", rivals->second, "."));
   }
 }

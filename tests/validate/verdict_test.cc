@@ -210,6 +210,7 @@ TEST(Verdict, CountsWhatIsNotFinite) {
               "NaN of 4 elements, exact has all of them too");
     EXPECT_EQ(verdict.non_finite_inputs, "x has 2 NaN");
   }
+  EXPECT_EQ(JudgeRun(Requirement::kBound, 0, variants).found, "0 beyond it, 7 not finite");
   EXPECT_EQ(JudgeRun(Requirement::kBound, 0, variants, {{"x", 0, 0, 8}}).non_finite_inputs,
             "no input has any");
 }
