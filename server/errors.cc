@@ -142,9 +142,9 @@ absl::Status SessionEnded(const std::string& session_id, std::string_view how) {
   if (how == "evicted") rule += ": it was idle, and another one needed its place";
   if (how == "expired") rule += ": no call named it for as long as its lease";
   rule += "; restore it from a checkpoint";
-  return About(
-      absl::FailedPreconditionError(absl::StrCat("session_id is ", session_id, ": ", rule)),
-      "session_id", session_id, rule);
+  return About(absl::FailedPreconditionError(
+                   absl::StrCat("session_id is ", session_id, ": ", rule)),
+               "session_id", session_id, rule);
 }
 
 absl::Status SessionElsewhere(int64_t expected_step, int64_t step) {
