@@ -32,9 +32,10 @@ absl::Status PathError(const std::string& what, const std::string& path, int err
       absl::StrCat("store: ", what, " ", path, ": ", std::strerror(error)));
 }
 
-/// Names of TemporaryDirectory, and of the lock within, which is there once it is held.
-constexpr char kTemporaryPrefix[] = "quantgate-";
-constexpr char kTemporaryLock[] = "/lock";
+/// Names of TemporaryDirectory, and of the lock within, which is there once it is held. Nobody else
+/// has both.
+constexpr char kTemporaryPrefix[] = "quantgate-command-";
+constexpr char kTemporaryLock[] = "/quantgate-command.lock";
 
 /// Removes what processes left behind that were killed: directories whose lock nobody holds.
 void RemoveAbandoned(const std::string& parent) {
