@@ -61,9 +61,8 @@ inline constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(20);
 inline constexpr int64_t kSendBytesMax = 256 << 20;
 inline constexpr int64_t kSendConnectionBytesMax = 16 << 20;
 inline constexpr int64_t kSendPieceBytesLeast = 64 << 10;
-/// A call whose client has taken nothing of what is sent to it for this long is ended, and one that
-/// has waited so long for room to send is refused: twice this, the longest that a stream without a
-/// reader stands, is below two minutes.
+/// A call whose client has taken nothing of what is sent to it for this long is ended, so that a
+/// stream without a reader, which may have waited for room first, ends within two minutes.
 inline constexpr absl::Duration kSendIdleMax = absl::Seconds(45);
 /// The same while other connections wait for the room.
 inline constexpr absl::Duration kSendIdleWhenShort = absl::Seconds(10);

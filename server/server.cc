@@ -397,8 +397,8 @@ void RunningServer::EndUnread() {
   const absl::Duration patience =
       send_budget_->is_short() ? options_.send_idle_when_short : options_.send_idle_max;
   const int unread = calls_.CancelIdle(now, kUploadIdleMax, patience);
-  send_budget_->Expire(
-      now - absl::ToChronoNanoseconds(std::min(options_.send_idle_max, kRoomWaitMax)));
+  send_budget_->Expire(now -
+                       absl::ToChronoNanoseconds(std::min(options_.send_idle_max, kRoomWaitMax)));
   if (unread == 0) return;
   metrics_->CallsUnread(unread);
   if (options_.log) {
