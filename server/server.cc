@@ -306,10 +306,14 @@ absl::Status RunningServer::Listen() {
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::InternalError("gRPC did not start");
   if (!options_.metrics_listen.empty()) {
+    // Of the descriptors that ConnectionsMax leaves for everything else, at most half.
+    HttpEndpoint::Bounds bounds;
+    bounds.connections_max = static_cast<int>(
+        std::min<int64_t>(bounds.connections_max, ReadProcessStatistics().max_descriptors / 8));
     QG_ASSIGN_OR_RETURN(http_, HttpEndpoint::Start(options_.metrics_listen,
                                                    {[this] { return metrics_->Text(); },
                                                     [this] { return WhyNotReady(); }},
-                                                   HttpEndpoint::Bounds()));
+                                                   bounds));
   }
   auto* health = server_->GetHealthCheckService();
   health->SetServingStatus(true);

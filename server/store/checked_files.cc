@@ -199,6 +199,12 @@ int OpenChecked(const std::string& path, sqlite3** connection) {
   return sqlite3_file_control(*connection, "main", SQLITE_FCNTL_RESERVE_BYTES, &reserved);
 }
 
+int OpenCheckedToRead(const std::string& path, sqlite3** connection) {
+  if (!Register()) return SQLITE_ERROR;
+  return sqlite3_open_v2(path.c_str(), connection, SQLITE_OPEN_READONLY | SQLITE_OPEN_NOMUTEX,
+                         kName);
+}
+
 std::string TakeDamage() { return std::exchange(damage, {}); }
 
 absl::StatusOr<DatabaseKind> KindOfDatabase(const std::string& path) {

@@ -26,6 +26,8 @@ inline constexpr int kReservedPageBytes = 12;
 /// Opens a database through CheckedFiles, and makes one with mode 0600 where there is none.
 /// SQLite's code; the connection is to be closed whatever it is.
 int OpenChecked(const std::string& path, sqlite3** connection);
+/// The same for a database that is there, without writing to it.
+int OpenCheckedToRead(const std::string& path, sqlite3** connection);
 
 /// What this thread has last found damaged; "" before that. Taken: it is told once.
 std::string TakeDamage();

@@ -15,6 +15,8 @@
 #include "absl/strings/str_split.h"
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
+#include "server/store/blob_name.h"
+#include "server/store/checked_files.h"
 #include "server/store/data_dir.h"
 #include "server/store/database.h"
 #include "server/store/disk.h"
@@ -40,10 +42,6 @@ std::string FindBlob(const std::string& data_dir, const Digest& digest) {
   return "";
 }
 
-absl::StatusOr<Sha256> HashOfName(const std::string& file_name) {
-  return Sha256::FromHex(file_name.substr(0, file_name.find('.')));
-}
-
 using Connection = std::unique_ptr<sqlite3, decltype(&sqlite3_close)>;
 using Rows = std::unique_ptr<sqlite3_stmt, decltype(&sqlite3_finalize)>;
 
@@ -55,10 +53,15 @@ std::string Text(sqlite3_stmt* rows, int column) {
 /// Not with Database, which writes: its first connection may bring a database to this version.
 absl::StatusOr<std::vector<StoredAtRest::Registration>> RegistrationsOf(const std::string& path,
                                                                         const Digest& digest) {
+  QG_ASSIGN_OR_RETURN(const DatabaseKind kind, KindOfDatabase(path));
   sqlite3* opened = nullptr;
-  int code = sqlite3_open_v2(path.c_str(), &opened, SQLITE_OPEN_READONLY, nullptr);
+  int code = kind == DatabaseKind::kUnchecked
+                 ? sqlite3_open_v2(path.c_str(), &opened, SQLITE_OPEN_READONLY, nullptr)
+                 : OpenCheckedToRead(path, &opened);
   const Connection connection(opened, &sqlite3_close);
   const auto failed = [&] {
+    const std::string damage = TakeDamage();
+    if (!damage.empty()) return absl::DataLossError(absl::StrCat("reading ", path, ": ", damage));
     return absl::FailedPreconditionError(
         absl::StrCat("reading ", path, ": ", sqlite3_errmsg(connection.get())));
   };
@@ -113,8 +116,8 @@ void RemoveBlobs(const std::string& blobs_path,
   std::vector<std::string> removed;
   std::error_code error;
   for (const auto& entry : fs::recursive_directory_iterator(blobs_path, error)) {
-    const auto sha256 = HashOfName(entry.path().filename().string());
-    if (sha256.ok() && is_removed(std::string(sha256->view()))) {
+    const auto name = ParseBlobName(entry.path().filename().string());
+    if (name.ok() && is_removed(std::string(name->sha256.view()))) {
       removed.push_back(entry.path().string());
     }
   }
