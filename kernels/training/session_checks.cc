@@ -344,6 +344,8 @@ absl::Status CheckSessionRecipe(const SessionSpec& spec, const SessionState& sta
   std::vector<DType> dtypes = {DType::kBF16, DType::kF16, DType::kF32};
   if (x_dtype.has_value()) dtypes = {*x_dtype};
   ForwardStep step;
+  // Weights that are made as where gradients are disabled are there to be evaluated.
+  step.train = !spec.built_without_grad;
   absl::Status refusal;
   for (const DType dtype : dtypes) {
     QG_ASSIGN_OR_RETURN(step.x, OutlineTensor(dtype, {RowsOfRank(spec, rank), *columns}));
@@ -352,10 +354,12 @@ absl::Status CheckSessionRecipe(const SessionSpec& spec, const SessionState& sta
             .status();
     if (status.ok()) return status;
     if (!refusal.ok()) continue;
-    refusal = absl::Status(status.code(),
-                           absl::StrCat("recipe: ", recipe.ShortText(),
-                                        "; no forward and backward could follow, that of x ",
-                                        TensorText(step.x), " would be: ", status.message()));
+    refusal =
+        absl::Status(status.code(),
+                     absl::StrCat("recipe: ", recipe.ShortText(),
+                                  step.train ? "; no forward and backward could follow, that of x "
+                                             : "; no forward could follow, that of x ",
+                                  TensorText(step.x), " would be: ", status.message()));
   }
   return refusal;
 }

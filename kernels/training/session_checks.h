@@ -33,8 +33,9 @@ absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const Session
 inline constexpr std::optional<DType> kAnyDType = std::nullopt;
 
 /// What Open, Restore and a change of recipe refuse: layers under a recipe of which no forward and
-/// backward with all gradients is possible, whatever x of `x_dtype` has for rows: what
-/// CheckSessionForward says of one whose rows fit every rule.
+/// backward with all gradients is possible, or with weights built without them no evaluation,
+/// whatever x of `x_dtype` has for rows: what CheckSessionForward says of one whose rows fit every
+/// rule.
 absl::Status CheckSessionRecipe(const SessionSpec& spec, const SessionState& state,
                                 const Recipe& recipe, const SessionRank* rank,
                                 std::optional<DType> x_dtype);

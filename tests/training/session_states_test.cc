@@ -72,6 +72,21 @@ TEST_F(SessionStates, OpenRefusesWhatNoForwardTakes) {
   EXPECT_THAT(Open(spec, 64, 64).status().ToString(), HasSubstr("no backward override"));
 }
 
+// dgrad and wgrad of FP8 need outputs of 16; a forward needs 8.
+TEST_F(SessionStates, WeightsBuiltWithoutGradientsNeedAnEvaluationOnly) {
+  SessionSpec spec = LinearLayers("fp8_current", {ParallelMode::kNone});
+  spec.weights = WeightStorage::kQuantized;
+  EXPECT_THAT(Open(spec, 64, 24).status().ToString(), HasSubstr("no forward and backward"));
+  spec.built_without_grad = true;
+  auto session = Open(spec, 64, 24);
+  ASSERT_TRUE(session.ok()) << session.status();
+  ForwardStep forward;
+  forward.x = Normal(5, {32, 64}, DType::kBF16);
+  forward.train = false;
+  EXPECT_TRUE((*session)->Forward(forward, nullptr).ok());
+  EXPECT_THAT(Open(spec, 24, 64).status().ToString(), HasSubstr("no forward could follow"));
+}
+
 TEST_F(SessionStates, OpenRefusesAnOverlapWhoseNormOutputIsReturned) {
   SessionSpec spec = Overlapped("fp8_current");
   spec.layers[0].spec.kind = LayerKind::kLayerNormLinear;
