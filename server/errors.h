@@ -84,10 +84,10 @@ absl::Status LimitExceeded(const std::string& field, int64_t value, int64_t limi
 absl::Status Draining();
 /// INTERNAL: our fault.
 absl::Status Internal(const std::string& what);
-/// A failed system call: DiskFull for ENOSPC and EDQUOT, DATA_LOSS for EIO, else INTERNAL. Never
-/// names a path.
-/// RESOURCE_EXHAUSTED: clients have not taken what others sent them.
+/// RESOURCE_EXHAUSTED: clients have not taken what they were sent.
 absl::Status NoRoomToSend();
+/// A failed system call: DiskFull for ENOSPC and EDQUOT, RESOURCE_EXHAUSTED where descriptors or
+/// memory are lacking, DATA_LOSS for EIO, else INTERNAL. Never names a path.
 absl::Status FromErrno(int error_number, const std::string& operation);
 
 }  // namespace quantgate::error
