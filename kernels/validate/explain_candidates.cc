@@ -46,7 +46,7 @@ std::string ElementRuleText(const ScaledGroup& group, const RoundingCounts& coun
 }
 
 /// The matrix indices of an element of the codes.
-ElementAt Location(const StoredCodes& stored, const FirstDifference& first) {
+ElementAt Location(const StoredCodes& stored, const FirstMiss& first) {
   const int64_t row = first.at / stored.columns, column = first.at % stored.columns;
   return {stored.transposed ? column : row, stored.transposed ? row : column, first.given,
           first.expected};
@@ -74,9 +74,9 @@ CodesCandidate CommonOf(const ScaledGroup& group, const RoundingCounts& counts) 
 }
 
 void SetFirstDifference(const ScaledGroup& group, const RoundingCounts& counts,
-                        const FirstDifference& of_rule, CodesCandidate& candidate) {
-  const FirstDifference& of_zero = counts.of(counts.BestZeroSign()).first;
-  const FirstDifference* first = &of_rule;
+                        const FirstMiss& of_rule, CodesCandidate& candidate) {
+  const FirstMiss& of_zero = counts.of(counts.BestZeroSign()).first;
+  const FirstMiss* first = &of_rule;
   if (first->at < 0 || (of_zero.at >= 0 && of_zero.at < first->at)) first = &of_zero;
   if (first->at >= 0) candidate.first_difference = Location(*group.stored, *first);
 }

@@ -82,7 +82,7 @@ bool IsSame(const CodeFormat& format, uint8_t a, uint8_t b) {
   return a == b || (format.has_nan && std::isnan(format.values[a]) && std::isnan(format.values[b]));
 }
 
-void Keep(FirstDifference& first, int64_t at, uint8_t given, uint8_t expected) {
+void Keep(FirstMiss& first, int64_t at, uint8_t given, uint8_t expected) {
   if (first.at < 0) first = {at, given, expected};
 }
 

@@ -48,7 +48,7 @@ enum class ZeroSign { kKept, kPositive, kNegative };
 inline constexpr int kZeroSignCount = 3;
 
 /// The first code that a rule does not give.
-struct FirstDifference {
+struct FirstMiss {
   int64_t at = -1;  ///< None.
   uint8_t given = 0, expected = 0;
 };
@@ -60,14 +60,14 @@ struct RuleCount {
   /// Codes that it does not give, the value's other neighbour: the larger, the smaller magnitude.
   int64_t step_up = 0, step_down = 0;
   double off_tie_max = 0;  ///< Of these: how far from a tie, as a part of the codes' distance.
-  FirstDifference first;
+  FirstMiss first;
 };
 
 /// Codes of zeros by what becomes of the sign.
 struct ZeroCount {
   int64_t matches = 0;
   int64_t telling = 0;  ///< Zeros of which kKept makes another code.
-  FirstDifference first;
+  FirstMiss first;
 };
 
 /// Of all values of a tensor under one way to scale them. Not thread-safe.
@@ -80,7 +80,7 @@ struct RoundingCounts {
   int64_t neighbours = 0;   ///< Codes that are exact, or one of the two beside their value.
   std::array<RuleCount, kCodeRoundingCount> rules;
   std::array<ZeroCount, kZeroSignCount> zero_signs;
-  FirstDifference first_stranger;  ///< The first code that is no neighbour.
+  FirstMiss first_stranger;  ///< The first code that is no neighbour.
   StochasticSpread fraction_chance{StochasticChance::kFraction};
   StochasticSpread eight_bits{StochasticChance::kEightBits};
 
