@@ -26,9 +26,9 @@ constexpr int64_t kCrcBytes = 4;
 constexpr int kHeadBytes = 100;
 constexpr int64_t kLogHeadBytes = 32;
 constexpr int64_t kFrameHeadBytes = 24;
-constexpr int64_t kFrameBytes = kFrameHeadBytes + kPageBytes;
+constexpr int64_t kFrameBytes = kFrameHeadBytes + kDatabasePageBytes;
 
-using Page = std::array<std::byte, kPageBytes>;
+using Page = std::array<std::byte, kDatabasePageBytes>;
 
 thread_local std::string damage;
 
@@ -39,24 +39,26 @@ int Damaged(std::string what) {
 
 /// `number` from 1 on.
 uint32_t PageCrc(std::span<const std::byte> page, uint32_t number) {
-  const uint32_t crc = ExtendCrc32c(0, page.first(kPageBytes - kCrcBytes));
+  const uint32_t crc = ExtendCrc32c(0, page.first(kDatabasePageBytes - kCrcBytes));
   return ExtendCrc32c(crc, std::as_bytes(std::span(&number, 1)));
 }
 
 bool PageFits(std::span<const std::byte> page, uint32_t number) {
   uint32_t crc;
-  std::memcpy(&crc, page.data() + kPageBytes - kCrcBytes, kCrcBytes);
+  std::memcpy(&crc, page.data() + kDatabasePageBytes - kCrcBytes, kCrcBytes);
   return crc == PageCrc(page, number);
 }
 
-bool IsPage(int size, int64_t offset) { return size == kPageBytes && offset % kPageBytes == 0; }
+bool IsPage(int size, int64_t offset) {
+  return size == kDatabasePageBytes && offset % kDatabasePageBytes == 0;
+}
 
 /// What a head says of the pages behind it.
 DatabaseKind KindOfHead(const std::byte* head) {
   if (std::memcmp(head, "SQLite format 3", 16) != 0) return DatabaseKind::kDamaged;
   const int page_bytes = static_cast<int>(head[16]) << 8 | static_cast<int>(head[17]);
   const int reserved = static_cast<int>(head[20]);
-  if (page_bytes != kPageBytes) return DatabaseKind::kDamaged;
+  if (page_bytes != kDatabasePageBytes) return DatabaseKind::kDamaged;
   if (reserved == kReservedPageBytes) return DatabaseKind::kChecked;
   return reserved == 0 ? DatabaseKind::kUnchecked : DatabaseKind::kDamaged;
 }
@@ -74,9 +76,9 @@ int ReadDatabase(sqlite3_file* file, void* bytes, int size, sqlite3_int64 offset
   const int code = database_methods.system->xRead(file, bytes, size, offset);
   const auto* read = static_cast<const std::byte*>(bytes);
   if (IsPage(size, offset)) {
-    const auto number = static_cast<uint32_t>(offset / kPageBytes + 1);
+    const auto number = static_cast<uint32_t>(offset / kDatabasePageBytes + 1);
     // No page is read before it was written.
-    const bool is_there = code == SQLITE_OK && PageFits({read, kPageBytes}, number);
+    const bool is_there = code == SQLITE_OK && PageFits({read, kDatabasePageBytes}, number);
     if (is_there || (code != SQLITE_OK && code != SQLITE_IOERR_SHORT_READ)) return code;
     return Damaged(absl::StrCat("page ", number));
   }
@@ -92,9 +94,9 @@ int WriteDatabase(sqlite3_file* file, const void* bytes, int size, sqlite3_int64
   if (!IsPage(size, offset)) return SQLITE_IOERR_WRITE;
   // The bytes may be in the log already with what they have there, and are not ours to change.
   static thread_local Page page;
-  std::memcpy(page.data(), bytes, kPageBytes);
-  const uint32_t crc = PageCrc(page, static_cast<uint32_t>(offset / kPageBytes + 1));
-  std::memcpy(page.data() + kPageBytes - kCrcBytes, &crc, kCrcBytes);
+  std::memcpy(page.data(), bytes, kDatabasePageBytes);
+  const uint32_t crc = PageCrc(page, static_cast<uint32_t>(offset / kDatabasePageBytes + 1));
+  std::memcpy(page.data() + kDatabasePageBytes - kCrcBytes, &crc, kCrcBytes);
   return database_methods.system->xWrite(file, page.data(), size, offset);
 }
 
@@ -125,7 +127,7 @@ LogSum SumAt(const std::byte* bytes) { return {BigEndian(bytes), BigEndian(bytes
 int ReadLog(sqlite3_file* file, void* bytes, int size, sqlite3_int64 offset) {
   const int code = log_methods.system->xRead(file, bytes, size, offset);
   const int64_t frame_begin = offset - kFrameHeadBytes;
-  if (code != SQLITE_OK || size != kPageBytes || frame_begin < kLogHeadBytes ||
+  if (code != SQLITE_OK || size != kDatabasePageBytes || frame_begin < kLogHeadBytes ||
       (frame_begin - kLogHeadBytes) % kFrameBytes != 0) {
     return code;
   }
@@ -141,7 +143,7 @@ int ReadLog(sqlite3_file* file, void* bytes, int size, sqlite3_int64 offset) {
   if (read != SQLITE_OK) return read;
   LogSum sum = SumAt(before);
   sum.Add({head, 8});
-  sum.Add({static_cast<const std::byte*>(bytes), kPageBytes});
+  sum.Add({static_cast<const std::byte*>(bytes), kDatabasePageBytes});
   if (sum == SumAt(head + 16)) return code;
   return Damaged(absl::StrCat("page ", BigEndian(head), " in its log"));
 }
@@ -213,7 +215,7 @@ absl::StatusOr<DatabaseKind> KindOfDatabase(const std::string& path) {
   QG_RETURN_IF_ERROR(file.status());
   QG_ASSIGN_OR_RETURN(const int64_t size, file->Size());
   if (size == 0) return DatabaseKind::kEmpty;
-  if (size < kPageBytes) return DatabaseKind::kDamaged;
+  if (size < kDatabasePageBytes) return DatabaseKind::kDamaged;
   std::byte head[kHeadBytes];
   QG_RETURN_IF_ERROR(file->Read(0, head));
   return KindOfHead(head);
@@ -224,8 +226,8 @@ absl::StatusOr<std::vector<int64_t>> DamagedPages(const std::string& path) {
   QG_ASSIGN_OR_RETURN(const int64_t size, file.Size());
   std::vector<int64_t> damaged;
   Page page;
-  for (int64_t number = 1; (number - 1) * kPageBytes < size; ++number) {
-    const absl::Status read = file.Read((number - 1) * kPageBytes, page);
+  for (int64_t number = 1; (number - 1) * kDatabasePageBytes < size; ++number) {
+    const absl::Status read = file.Read((number - 1) * kDatabasePageBytes, page);
     if (!read.ok() && !absl::IsDataLoss(read)) return read;
     if (!read.ok() || !PageFits(page, static_cast<uint32_t>(number))) damaged.push_back(number);
   }

@@ -18,7 +18,7 @@ struct sqlite3;
 
 namespace quantgate {
 
-inline constexpr int kPageBytes = 16384;
+inline constexpr int kDatabasePageBytes = 16384;
 /// At the end of each page: the checksum and zeros. Not a power of two, nor zero as in databases of
 /// version 0.1.0: no flipped bit makes one of the other.
 inline constexpr int kReservedPageBytes = 12;

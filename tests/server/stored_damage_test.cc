@@ -154,13 +154,13 @@ TEST_F(StoredDamageTest, NoFlippedBitOfAPageAltersAnAnswer) {
   Close();
   const std::string kept = directory_.path() + "/kept";
   fs::copy(path(), kept);
-  const auto pages = static_cast<int64_t>(fs::file_size(path())) / kPageBytes;
+  const auto pages = static_cast<int64_t>(fs::file_size(path())) / kDatabasePageBytes;
   ASSERT_GT(pages, 10);
   int refused = 0, lost = 0;
   for (int64_t page = 0; page < pages; ++page) {
-    for (const int64_t byte : {page % 97, 5000 + 31 * page, kPageBytes - 1 - page % 12}) {
+    for (const int64_t byte : {page % 97, 5000 + 31 * page, kDatabasePageBytes - 1 - page % 12}) {
       fs::copy(kept, path(), fs::copy_options::overwrite_existing);
-      FlipBit(path(), page * kPageBytes + byte);
+      FlipBit(path(), page * kDatabasePageBytes + byte);
       const absl::Status opened = Open();
       if (!opened.ok()) {
         ++refused;
@@ -303,8 +303,8 @@ TEST_F(StoredDamageTest, FsckKeepsWhatADamagedDatabaseStillHas) {
   Fill();
   const std::vector<std::string> whole = Answers();
   Close();
-  const int64_t pages = static_cast<int64_t>(fs::file_size(path())) / kPageBytes;
-  FlipBit(path(), (pages - 3) * kPageBytes + 100);
+  const int64_t pages = static_cast<int64_t>(fs::file_size(path())) / kDatabasePageBytes;
+  FlipBit(path(), (pages - 3) * kDatabasePageBytes + 100);
   EXPECT_EQ(Fsck(false)->problems, 1);
   EXPECT_NE(found_.at(0).find("page"), std::string::npos) << found_[0];
   EXPECT_GE(Fsck(true)->problems, 1);
