@@ -32,7 +32,7 @@ absl::Status PathError(const std::string& what, const std::string& path, int err
       absl::StrCat("store: ", what, " ", path, ": ", std::strerror(error)));
 }
 
-/// Names of TemporaryDirectory, and of the lock within, which is there once it is held. Nobody else
+/// Names of ThrowAwayDirectory, and of the lock within, which is there once it is held. Nobody else
 /// has both.
 constexpr char kTemporaryPrefix[] = "quantgate-command-";
 constexpr char kTemporaryLock[] = "/quantgate-command.lock";
@@ -103,7 +103,7 @@ std::string DataDirOf(const std::string& store_directory) {
   return absl::StrCat(store_directory, "/store");
 }
 
-absl::StatusOr<std::unique_ptr<TemporaryDirectory>> TemporaryDirectory::Create() {
+absl::StatusOr<std::unique_ptr<ThrowAwayDirectory>> ThrowAwayDirectory::Create() {
   std::error_code error;
   const std::string parent = std::filesystem::temp_directory_path(error).string();
   if (error) return PathError("no directory for temporary files:", parent, error.value());
@@ -120,10 +120,10 @@ absl::StatusOr<std::unique_ptr<TemporaryDirectory>> TemporaryDirectory::Create()
     std::filesystem::remove_all(path, error);
     return failed;
   }
-  return std::unique_ptr<TemporaryDirectory>(new TemporaryDirectory(path, descriptor));
+  return std::unique_ptr<ThrowAwayDirectory>(new ThrowAwayDirectory(path, descriptor));
 }
 
-TemporaryDirectory::~TemporaryDirectory() {
+ThrowAwayDirectory::~ThrowAwayDirectory() {
   std::error_code error;
   std::filesystem::remove_all(path_, error);
   ::close(lock_descriptor_);
@@ -138,7 +138,7 @@ absl::StatusOr<std::unique_ptr<InProcessServer>> InProcessServer::Start(
     server_options.data_dir = DataDirOf(lock.directory());
     result->lock_.emplace(std::move(lock));
   } else {
-    QG_ASSIGN_OR_RETURN(result->temporary_, TemporaryDirectory::Create());
+    QG_ASSIGN_OR_RETURN(result->temporary_, ThrowAwayDirectory::Create());
     server_options.data_dir = DataDirOf(result->temporary_->path());
     server_options.fsync = false;
   }

@@ -61,15 +61,15 @@ std::string DataDirOf(const std::string& store_directory);
 
 /// A directory for temporary files that goes with this object. One that a process left which was
 /// killed goes when the next one begins.
-class TemporaryDirectory {
+class ThrowAwayDirectory {
  public:
   /// In $TMPDIR, or /tmp.
-  static absl::StatusOr<std::unique_ptr<TemporaryDirectory>> Create();
-  ~TemporaryDirectory();
+  static absl::StatusOr<std::unique_ptr<ThrowAwayDirectory>> Create();
+  ~ThrowAwayDirectory();
   const std::string& path() const { return path_; }
 
  private:
-  TemporaryDirectory(std::string path, int lock_descriptor)
+  ThrowAwayDirectory(std::string path, int lock_descriptor)
       : path_(std::move(path)), lock_descriptor_(lock_descriptor) {}
   const std::string path_;
   const int lock_descriptor_;
@@ -90,7 +90,7 @@ class InProcessServer {
   absl::Status SupplyBlob(const std::string& data_dir, const v1::Digest& digest);
 
   std::optional<StoreLock> lock_;
-  std::unique_ptr<TemporaryDirectory> temporary_;
+  std::unique_ptr<ThrowAwayDirectory> temporary_;
   std::unique_ptr<Server> server_;
   std::unique_ptr<Connection> connection_;
 };
