@@ -70,7 +70,9 @@ int ListenOn(const sockaddr* address, socklen_t size, bool takes_ipv4_too) {
               static_cast<int>(absl::ToInt64Milliseconds(kKeepaliveTimeout)));
   }
   if (address->sa_family == AF_INET6) {
-    SetOption(socket, IPPROTO_IPV6, IPV6_V6ONLY, takes_ipv4_too ? 0 : 1);
+    const bool is_ipv4 =
+        IN6_IS_ADDR_V4MAPPED(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr) != 0;
+    SetOption(socket, IPPROTO_IPV6, IPV6_V6ONLY, takes_ipv4_too || is_ipv4 ? 0 : 1);
   }
   if (::bind(socket, address, size) == 0 && ::listen(socket, SOMAXCONN) == 0) return socket;
   const int error = errno;

@@ -26,6 +26,7 @@ std::string ReportJunit(const ReportDocument& document, const JunitRun& run) {
                       {"criterion", RequiredText(document.verdict)},
                       {"found", document.verdict.found()},
                       {"non_finite", document.verdict.non_finite()},
+                      {"non_finite_inputs", document.verdict.non_finite_inputs()},
                       {"command", document.command},
                       {"reproduce", document.run.reproduce()},
                       {"version", document.run.environment().version()}};

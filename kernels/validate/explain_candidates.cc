@@ -81,10 +81,23 @@ void SetFirstDifference(const ScaledGroup& group, const RoundingCounts& counts,
   if (first->at >= 0) candidate.first_difference = Location(*group.stored, *first);
 }
 
-std::string LibraryOf(const ScaledGroup& group, std::optional<CodeRounding> rounding) {
+/// Those whose rules are known saturate.
+std::string LibraryOf(const ScaledGroup& group, const RoundingCounts& counts,
+                      std::optional<CodeRounding> rounding) {
+  if (group.overflow != Overflow::kSaturate && counts.overflowing > 0) return "";
   return std::string(group.scaled->library.empty()
                          ? QuantizerName(group.scaled->rule, group.scaling, rounding)
                          : group.scaled->library);
+}
+
+std::vector<std::string> UntoldRoundings(const RoundingCounts& counts) {
+  std::vector<std::string> untold;
+  for (int i = 0; i < kCodeRoundingCount; ++i) {
+    const auto rounding = static_cast<CodeRounding>(i);
+    if (rounding == CodeRounding::kNearestEven || !IsNearest(rounding)) continue;
+    if (counts.of(rounding).telling == 0) untold.emplace_back(CodeRoundingName(rounding));
+  }
+  return untold;
 }
 
 }  // namespace
@@ -115,9 +128,12 @@ std::vector<CodesCandidate> DeterministicOf(const ScaledGroup& group,
     if (!is_usual && (group.is_nearest_even || rule.telling == 0)) continue;
     CodesCandidate& candidate = candidates.emplace_back(common);
     candidate.element_rule = ElementRuleText(group, counts, CodeRoundingName(rounding));
-    candidate.scale_origin = LibraryOf(group, rounding);
+    candidate.scale_origin = LibraryOf(group, counts, rounding);
     candidate.code_matches = rule.matches + counts.of(counts.BestZeroSign()).matches;
     candidate.evidence.telling_count = rule.telling;
+    if (is_usual && !group.is_nearest_even) {
+      candidate.evidence.untold_roundings = UntoldRoundings(counts);
+    }
     candidate.evidence.step_up_count = rule.step_up;
     candidate.evidence.step_down_count = rule.step_down;
     candidate.evidence.off_tie_max = rule.off_tie_max;
@@ -135,7 +151,7 @@ std::vector<CodesCandidate> StochasticOf(const ScaledGroup& group, const Roundin
     CodesCandidate& candidate = candidates.emplace_back(CommonOf(group, counts));
     candidate.is_deterministic = false;
     candidate.element_rule = ElementRuleText(group, counts, name);
-    candidate.scale_origin = LibraryOf(group, std::nullopt);
+    candidate.scale_origin = LibraryOf(group, counts, std::nullopt);
     candidate.code_matches = counts.neighbours + counts.of(counts.BestZeroSign()).matches;
     candidate.evidence.spread = spread->Result();
     SetFirstDifference(group, counts, counts.first_stranger, candidate);

@@ -45,6 +45,8 @@ struct CodesEvidence {
   int64_t between_count = 0;       ///< Values between two codes: the cases of the rounding.
   int64_t tie_count = 0;           ///< Of these, exactly halfway between two codes.
   int64_t telling_count = 0;       ///< Values of which nearest_even makes another code.
+  /// Of nearest_even: the other roundings to nearest that make the same codes of all these values.
+  std::vector<std::string> untold_roundings;
   int64_t overflow_count = 0;      ///< Values beyond the largest code.
   int64_t zero_telling_count = 0;  ///< Zeros whose sign the candidate does not keep.
   /// Codes that it does not give, but the value's other neighbour: of larger and of smaller

@@ -54,6 +54,9 @@ std::string EvidenceText(const CodesCandidate& candidate) {
   absl::StrAppend(&text, ".");
   if (candidate.is_deterministic && evidence.tie_count == 0) {
     absl::StrAppend(&text, " Without ties their rule cannot be told.");
+  } else if (!evidence.untold_roundings.empty()) {
+    absl::StrAppend(&text, " No tie tells nearest_even from ",
+                    absl::StrJoin(evidence.untold_roundings, ", "), ".");
   }
   if (evidence.overflow_count == 0) {
     absl::StrAppend(&text, " Nothing overflows, so what becomes of that cannot be told.");

@@ -127,6 +127,9 @@ TEST_F(LocalStoreTest, RemoveAndCollect) {
     });
   };
   EXPECT_TRUE(is_stored(x));
+  // One type of several is not what goes.
+  EXPECT_EQ(Local({"tensor", "rm", x + ",dtype=bf16,shape=256x512"}).exit_code, 2);
+  EXPECT_TRUE(is_stored(x));
   EXPECT_GT(LocalJson({"info"})["local_store"]["bytes"].get<int64_t>(), 256 * 512 * 2);
   ProcessResult result = Local({"tensor", "rm", x});
   EXPECT_EQ(result.exit_code, 0) << result.err;

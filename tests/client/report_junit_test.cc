@@ -66,6 +66,9 @@ TEST(ReportJunitTest, ARunIsOneCase) {
   document.run.set_seconds(1.5);
   document.verdict.set_pass(false);
   document.verdict.set_finding("y exceeds its bound");
+  document.verdict.set_non_finite("y has 1 NaN");
+  document.verdict.set_non_finite_inputs("x has 1 NaN");
+  EXPECT_THAT(ReportJunit(document, kRun), HasSubstr("x has 1 NaN"));
   EXPECT_THAT(ReportJunit(document, kRun),
               HasSubstr(R"(tests="1" failures="1" errors="0" skipped="0" time="1.500">)"));
   document.verdict.set_pass(true);

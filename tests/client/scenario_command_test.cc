@@ -105,7 +105,7 @@ TEST_F(ScenarioCommandTest, RefusesGpusWithoutGpus) {
   const ProcessResult refused =
       Quantgate({"scenario", "run", kExtreme, "--parallel-backend", "nccl"});
   EXPECT_EQ(refused.exit_code, kExitUsage);
-  EXPECT_THAT(refused.err, HasSubstr("parallel_backend"));
+  EXPECT_THAT(refused.err, HasSubstr("--parallel-backend"));
   EXPECT_THAT(refused.err, HasSubstr("it needs a GPU for each of the 2 ranks, and the run is on "
                                      "the CPU"));
   EXPECT_THAT(Quantgate({"scenario", "run", kExtreme, "--parallel-backend", "mpi"}).err,

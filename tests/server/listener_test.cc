@@ -160,6 +160,10 @@ TEST(ListenerTest, TakesNoAddressThatIsTaken) {
   EXPECT_TRUE(Listener::Open({address}).ok());
 }
 
+TEST(ListenerTest, TakesIPv4WrittenAsIPv6) {
+  EXPECT_GT(Opened({"[::ffff:127.0.0.1]:0"})->ports()[0], 0);
+}
+
 TEST(ListenerTest, HasThePortsOfAllAddressesInTheirOrder) {
   const TemporaryDirectory directory;
   const std::string path = directory.path() + "/socket";

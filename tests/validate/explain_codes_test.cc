@@ -66,6 +66,11 @@ TEST(ExplainCodes, NamesTheRulesOfOtherImplementations) {
       if (!candidate.is_entire()) continue;
       EXPECT_EQ(candidate.element, made_by.at("element").get<std::string>()) << name;
       EXPECT_EQ(candidate.block, made_by.at("block").get<std::string>()) << name;
+      // The libraries that are known saturate.
+      if (candidate.evidence.overflow_count > 0 &&
+          absl::StrContains(candidate.element_rule, "overflow to NaN")) {
+        EXPECT_EQ(candidate.scale_origin, "") << name;
+      }
     }
   }
 }

@@ -265,6 +265,23 @@ TEST(ExplainLibraries, AnUnusualTieRuleNeedsTies) {
   EXPECT_THAT(enough->conclusion.front(), HasSubstr("does not tell them apart"));
 }
 
+// 3.5 is 4 under nearest_even, away and up alike.
+TEST(ExplainLibraries, TiesThatTellNothingAreSaid) {
+  ExplainCodesRequest request = WithTies(100, false);
+  float* values = request.source.as<float>();
+  uint8_t* codes = request.codes.as<uint8_t>();
+  for (int i = 0; i < 100; ++i) {
+    const int64_t at = i * 32 + 1;
+    values[at] = 3.5f * DecodeFloat<E4M3>(request.scale_inv.as<uint8_t>()[at / 16]);
+    codes[at / 2] = static_cast<uint8_t>((codes[at / 2] & 0x0F) | 6 << 4);
+  }
+  const auto explanation = ExplainCodes(request, {});
+  ASSERT_TRUE(explanation.ok());
+  EXPECT_EQ(explanation->candidates.front().evidence.tie_count, 100);
+  EXPECT_THAT(absl::StrJoin(explanation->conclusion, "\n"),
+              HasSubstr("No tie tells nearest_even from nearest_away, nearest_up."));
+}
+
 // Without ties their rule cannot be told, which the conclusion says.
 TEST(ExplainLibraries, NoTiesTellNothing) {
   const auto explanation =

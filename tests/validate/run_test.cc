@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/grouped_digits.h"
 #include "tests/validate/run_watched.h"
 
 namespace quantgate {
@@ -284,7 +285,7 @@ TEST(RunPlan, AMismatchIsAResult) {
   const ParityReport& y = report.variants[1].against_reference[0].parity;
   EXPECT_EQ(report.verdict.finding.find(
                 absl::StrCat("y of fp8_current / none / sm90 differs from bf16 / none / sm90 in ",
-                             y.mismatch_count, " of 1536 elements, first at (")),
+                             GroupedDigits(y.mismatch_count), " of 1,536 elements, first at (")),
             0u)
       << report.verdict.finding;
 }
