@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/digest.h"
+#include "server/store/disk.h"
 
 namespace quantgate {
 
@@ -17,5 +18,6 @@ struct BlobName {
 /// Without its folders. INVALID_ARGUMENT for any other name.
 absl::StatusOr<BlobName> ParseBlobName(const std::string& file_name);
 absl::StatusOr<Sha256> HashOfFile(const std::string& path);
+absl::StatusOr<Sha256> HashOfFile(const File& file);
 
 }  // namespace quantgate

@@ -9,31 +9,33 @@
 
 namespace quantgate {
 
+absl::Status BlobReader::Reopen() {
+  QG_ASSIGN_OR_RETURN(file_, store_->OpenBlob(digest_));
+  QG_ASSIGN_OR_RETURN(const FileIdentity now, file_.Identity());
+  if (now == identity_) return absl::OkStatus();
+  // It was set aside and uploaded again: what was given of the one before may be damaged.
+  return error::BlobCorrupted(digest_, "it was replaced while it was read");
+}
+
+absl::Status BlobReader::Damaged(const std::string& how) {
+  store_->Quarantine(digest_, "read", identity_);
+  return error::BlobCorrupted(digest_, how);
+}
+
 absl::StatusOr<size_t> BlobReader::Next(std::span<std::byte> out) {
   const size_t count = static_cast<size_t>(std::min<int64_t>(remaining(), out.size()));
   if (count == 0) return count;
-  if (!file_.is_open()) {
-    QG_ASSIGN_OR_RETURN(file_, store_->OpenBlob(digest_));
-  }
+  if (!file_.is_open()) QG_RETURN_IF_ERROR(Reopen());
   const auto piece = out.first(count);
   absl::Status read = file_.Read(offset_, piece);
-  if (!read.ok()) {
-    if (!absl::IsDataLoss(read)) return read;
-    store_->Quarantine(digest_);
-    return error::BlobCorrupted(digest_, std::string(read.message()));
-  }
+  if (!read.ok()) return absl::IsDataLoss(read) ? Damaged(std::string(read.message())) : read;
   offset_ += static_cast<int64_t>(count);
-  if (hash_ == nullptr) return count;
   hash_->Update(piece);
   if (remaining() > 0) return count;
   const Sha256 actual = hash_->Finish();
-  hash_ = nullptr;
-  if (actual == digest_.sha256) {
-    store_->RecordSize(digest_.sha256);
-    return count;
-  }
-  store_->Quarantine(digest_);
-  return error::BlobCorrupted(digest_, absl::StrCat("its bytes have SHA-256 ", actual.Hex()));
+  if (actual != expected_) return Damaged(absl::StrCat("what was read has SHA-256 ", actual.Hex()));
+  if (expected_ == digest_.sha256) store_->RecordSize(digest_.sha256);
+  return count;
 }
 
 }  // namespace quantgate

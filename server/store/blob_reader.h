@@ -17,8 +17,8 @@ class BlobStore;
 class BlobReader {
  public:
   /// Fills `out` as far as the range goes and says how much; 0 at its end. DATA_LOSS for a damaged
-  /// blob, at the latest in place of the last piece, so that a damaged blob is never delivered
-  /// whole.
+  /// blob, at the latest in place of the last piece, so that a damaged range is never delivered
+  /// whole; also where another file has taken the blob's place meanwhile.
   absl::StatusOr<size_t> Next(std::span<std::byte> out);
   /// Closes the file until Next() is called again: a descriptor less while nobody reads.
   void Rest() { file_ = File(); }
@@ -30,12 +30,18 @@ class BlobReader {
   BlobReader(BlobStore* store, const Digest& digest, File file, int64_t begin, int64_t end)
       : store_(store), digest_(digest), file_(std::move(file)), offset_(begin), end_(end) {}
 
+  absl::Status Reopen();
+  /// Sets the file that was read aside.
+  absl::Status Damaged(const std::string& how);
+
   BlobStore* store_;
   Digest digest_;
   File file_;
   int64_t offset_;
   int64_t end_;
-  std::unique_ptr<Sha256Stream> hash_;  // Present when the range is the whole blob.
+  FileIdentity identity_;  ///< Of the file that is read.
+  Sha256 expected_;        ///< Of the range: the blob's own, or as the whole was verified.
+  std::unique_ptr<Sha256Stream> hash_;
 };
 
 }  // namespace quantgate

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -65,6 +66,10 @@ absl::StatusOr<BlobName> ParseBlobName(const std::string& file_name) {
 
 absl::StatusOr<Sha256> HashOfFile(const std::string& path) {
   QG_ASSIGN_OR_RETURN(const File file, File::OpenForReading(path));
+  return HashOfFile(file);
+}
+
+absl::StatusOr<Sha256> HashOfFile(const File& file) {
   QG_ASSIGN_OR_RETURN(const int64_t size, file.Size());
   QG_ASSIGN_OR_RETURN(const auto hash, HashPrefix(file, size));
   return hash->Finish();
@@ -138,22 +143,33 @@ std::string BlobStore::BlobPath(const Sha256& sha256, const Blob& blob) const {
                       size);
 }
 
+absl::StatusOr<File> BlobStore::OpenFile(const Sha256& sha256, Blob& blob) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = blobs_.find(sha256);
+  if (it == blobs_.end()) return absl::UnavailableError("there is no such blob");
+  blob = it->second;
+  return File::OpenForReading(BlobPath(sha256, blob));
+}
+
 absl::StatusOr<bool> BlobStore::Look(const Digest& digest, std::string_view where) {
   if (digest.size == 0) return digest == EmptyDigest();
   Blob blob;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto it = blobs_.find(digest.sha256);
-    if (it == blobs_.end()) return false;
-    blob = it->second;
+  const absl::StatusOr<File> file = OpenFile(digest.sha256, blob);
+  if (absl::IsUnavailable(file.status())) return false;
+  std::string damage;
+  std::optional<FileIdentity> identity;
+  if (file.ok()) {
+    QG_ASSIGN_OR_RETURN(identity, file->Identity());
+    QG_ASSIGN_OR_RETURN(const int64_t size, file->Size());
+    if (size != blob.size) damage = absl::StrCat("its file has ", size, " bytes");
+  } else if (absl::IsNotFound(file.status()) || absl::IsDataLoss(file.status())) {
+    damage =
+        absl::IsNotFound(file.status()) ? "its file is gone" : std::string(file.status().message());
+  } else {
+    return file.status();
   }
-  const std::string path = BlobPath(digest.sha256, blob);
-  const absl::StatusOr<int64_t> size = SizeOfFile(path);
-  if (!size.ok() && !absl::IsNotFound(size.status())) return size.status();
-  std::string damage = size.ok() ? "" : "its file is gone";
-  if (size.ok() && *size != blob.size) damage = absl::StrCat("its file has ", *size, " bytes");
   if (damage.empty() && blob.size != digest.size && !blob.is_size_recorded) {
-    QG_ASSIGN_OR_RETURN(const Sha256 actual, HashOfFile(path));
+    QG_ASSIGN_OR_RETURN(const Sha256 actual, HashOfFile(*file));
     if (actual == digest.sha256) {
       RecordSize(digest.sha256);
     } else {
@@ -161,7 +177,7 @@ absl::StatusOr<bool> BlobStore::Look(const Digest& digest, std::string_view wher
     }
   }
   if (damage.empty()) return blob.size == digest.size;
-  Quarantine(digest, where);
+  Quarantine(digest, where, identity);
   return error::BlobCorrupted(digest, damage);
 }
 
@@ -248,16 +264,13 @@ absl::StatusOr<std::shared_ptr<Buffer>> BlobStore::Load(const Digest& digest) {
 
 absl::StatusOr<File> BlobStore::OpenBlob(const Digest& digest) {
   QG_ASSIGN_OR_RETURN(const bool is_there, Look(digest, "read"));
-  if (!is_there) return error::BlobNotFound(digest);
-  absl::StatusOr<File> file = absl::NotFoundError("set aside");
-  {
-    // Its name may change once.
-    const std::lock_guard lock(mutex_);
-    const auto it = blobs_.find(digest.sha256);
-    if (it != blobs_.end()) file = File::OpenForReading(BlobPath(digest.sha256, it->second));
-  }
-  if (absl::IsNotFound(file.status())) {
-    Quarantine(digest, "read");
+  Blob blob;
+  absl::StatusOr<File> file =
+      is_there ? OpenFile(digest.sha256, blob) : error::BlobNotFound(digest);
+  // It went since it was looked at.
+  if (is_there && absl::IsUnavailable(file.status())) return error::BlobNotFound(digest);
+  if (is_there && absl::IsNotFound(file.status())) {
+    Quarantine(digest, "read", std::nullopt);
     return error::BlobCorrupted(digest, "its file is gone");
   }
   return file;
@@ -276,32 +289,48 @@ absl::StatusOr<BlobReader> BlobStore::Read(const Digest& digest, int64_t offset,
   if (digest.size == 0) return BlobReader(this, digest, File(), 0, 0);
 
   QG_ASSIGN_OR_RETURN(File file, OpenBlob(digest));
+  QG_ASSIGN_OR_RETURN(const FileIdentity identity, file.Identity());
   BlobReader reader(this, digest, std::move(file), offset, end);
-  if (offset == 0 && end == digest.size) {
-    reader.hash_ = std::make_unique<Sha256Stream>();
-    return reader;
-  }
-  // A part cannot be checked against the hash of the whole, so the whole is read first.
+  reader.identity_ = identity;
+  reader.expected_ = digest.sha256;
+  reader.hash_ = std::make_unique<Sha256Stream>();
+  if (offset == 0 && end == digest.size) return reader;
+  // A part cannot be checked against the hash of the whole, so the whole is read first, and the
+  // part's own hash is taken from what was verified: the disk may not say the same again.
   QG_ASSIGN_OR_RETURN(BlobReader whole, Read(digest, 0, 0));
+  Sha256Stream part;
   std::vector<std::byte> piece(static_cast<size_t>(std::min(digest.size, kChunkBytes)));
-  while (whole.remaining() > 0) {
+  for (int64_t at = 0; whole.remaining() > 0;) {
     if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
-    QG_RETURN_IF_ERROR(whole.Next(piece).status());
+    QG_ASSIGN_OR_RETURN(const size_t count, whole.Next(piece));
+    const int64_t from = std::clamp<int64_t>(offset - at, 0, static_cast<int64_t>(count));
+    const int64_t to = std::clamp<int64_t>(end - at, from, static_cast<int64_t>(count));
+    part.Update(
+        std::span(piece).subspan(static_cast<size_t>(from), static_cast<size_t>(to - from)));
+    at += static_cast<int64_t>(count);
   }
+  reader.expected_ = part.Finish();
   return reader;
 }
 
-void BlobStore::Quarantine(const Digest& digest, std::string_view where) {
-  std::string path;
+void BlobStore::Quarantine(const Digest& digest, std::string_view where,
+                           std::optional<FileIdentity> damaged) {
   {
     const std::lock_guard lock(mutex_);
     const auto it = blobs_.find(digest.sha256);
     if (it == blobs_.end()) return;
-    path = BlobPath(digest.sha256, it->second);
+    const std::string path = BlobPath(digest.sha256, it->second);
+    // An upload may have brought a whole one since.
+    std::optional<FileIdentity> now;
+    if (const auto file = File::OpenForReading(path); file.ok()) {
+      const auto identity = file->Identity();
+      if (identity.ok()) now = *identity;
+    }
+    if (now != damaged) return;
     committed_bytes_ -= it->second.size;
     blobs_.erase(it);
+    (void)RenameFile(path, options_.quarantine_path + "/" + digest.sha256.Hex());
   }
-  (void)RenameFile(path, options_.quarantine_path + "/" + digest.sha256.Hex());
   options_.on_corruption(where);
 }
 

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -118,6 +119,8 @@ class BlobStore {
   void RecordSize(const Sha256& sha256);
   /// DATA_LOSS, and the blob is set aside, when its file is not what it was; NOT_FOUND.
   absl::StatusOr<File> OpenBlob(const Digest& digest);
+  /// UNAVAILABLE: there is no such blob; NOT_FOUND: its file is gone.
+  absl::StatusOr<File> OpenFile(const Sha256& sha256, Blob& blob) const;
 
   std::string BlobPath(const Sha256& sha256, const Blob& blob) const;
   std::string PartialPath(const std::string& key) const {
@@ -131,7 +134,9 @@ class BlobStore {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Moves a complete, synced file to its final name.
   absl::Status Publish(const std::string& path, const Digest& digest);
-  void Quarantine(const Digest& digest, std::string_view where = "read");
+  /// Sets the blob's file aside if it is still the damaged one; absent: it was no file at all.
+  void Quarantine(const Digest& digest, std::string_view where,
+                  std::optional<FileIdentity> damaged);
   void EndUpload(const std::string& key, int64_t size, std::unique_ptr<Sha256Stream> hash);
   void ForgetPartial(const std::string& key);
 

@@ -42,10 +42,22 @@ absl::StatusOr<File> File::OpenForWriting(const std::string& path) {
 }
 
 absl::StatusOr<File> File::OpenForReading(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor >= 0) return File(descriptor);
-  if (errno == ENOENT) return absl::NotFoundError("no such file");
-  return error::FromErrno(errno, "opening a file");
+  // A pipe in a file's place would keep whoever opens it waiting.
+  File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file.is_open()) {
+    if (errno == ENOENT) return absl::NotFoundError("no such file");
+    return error::FromErrno(errno, "opening a file");
+  }
+  struct stat info;
+  if (::fstat(file.descriptor(), &info) != 0) return error::FromErrno(errno, "opening a file");
+  if (!S_ISREG(info.st_mode)) return absl::DataLossError("it is no regular file");
+  return file;
+}
+
+absl::StatusOr<FileIdentity> File::Identity() const {
+  struct stat info;
+  if (::fstat(descriptor_, &info) != 0) return error::FromErrno(errno, "reading of a file");
+  return FileIdentity{info.st_dev, info.st_ino};
 }
 
 absl::StatusOr<int64_t> File::Size() const {

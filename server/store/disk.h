@@ -12,6 +12,12 @@
 
 namespace quantgate {
 
+/// Which file it is, whatever its name.
+struct FileIdentity {
+  uint64_t device = 0, inode = 0;
+  friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
+};
+
 /// An open file, closed on destruction. Not thread-safe.
 class File {
  public:
@@ -23,7 +29,7 @@ class File {
 
   /// O_CREAT | O_RDWR, mode 0600.
   static absl::StatusOr<File> OpenForWriting(const std::string& path);
-  /// NOT_FOUND when there is none.
+  /// NOT_FOUND when there is none, DATA_LOSS for what is no regular file.
   static absl::StatusOr<File> OpenForReading(const std::string& path);
 
   bool is_open() const { return descriptor_ >= 0; }
@@ -31,6 +37,7 @@ class File {
   int Release();
 
   absl::StatusOr<int64_t> Size() const;
+  absl::StatusOr<FileIdentity> Identity() const;
   /// Writes every piece in order at `offset`.
   absl::Status Write(int64_t offset, std::span<const std::span<const std::byte>> pieces);
   absl::Status Write(int64_t offset, std::span<const std::byte> bytes);

@@ -1,8 +1,10 @@
 #include "server/store/blob_store.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -65,6 +67,13 @@ class BlobStoreTest : public testing::Test {
   /// As version 0.1.0 named it.
   fs::path OldFileOf(const Digest& digest) const {
     return FileOf(digest).parent_path() / digest.sha256.Hex();
+  }
+  static void FlipByte(const fs::path& path, std::streamoff offset) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(offset);
+    const int byte = file.get();
+    file.seekp(offset);
+    file.put(static_cast<char>(byte ^ 1));
   }
   /// A damaged blob is counted once, set aside, and an upload brings it again.
   void ExpectHealing(const std::string& text, std::string_view where) {
@@ -292,6 +301,77 @@ TEST_F(BlobStoreTest, PartialUploadsOfAnEarlierProcessAgeOnFromTheirFiles) {
   now_ += kPartialUploadAgeMax;
   store_->ExpirePartials();
   EXPECT_EQ(store_->usage().partial_objects, 0);
+}
+
+// The whole is verified first; the disk may say something else the second time.
+TEST_F(BlobStoreTest, APartIsVerifiedAsItIsGiven) {
+  const std::string text(3 << 20, 'x');
+  const Digest digest = store_->Put(Bytes(text)).value();
+  std::vector<std::byte> piece(1 << 20);
+  auto whole = store_->Read(digest, 1, 2 << 20).value();
+  while (whole.remaining() > 0) EXPECT_TRUE(whole.Next(piece).ok());
+  EXPECT_EQ(corruptions_, 0);
+
+  auto reader = store_->Read(digest, 1, 2 << 20).value();
+  ASSERT_TRUE(reader.Next(std::span(piece).first(1000)).ok());
+  FlipByte(FileOf(digest), 1 << 20);
+  absl::Status status;
+  while (status.ok() && reader.remaining() > 0) status = reader.Next(piece).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  ExpectHealing(text, "read");
+}
+
+TEST_F(BlobStoreTest, AReaderOfADamagedFileLeavesTheHealedOne) {
+  const std::string text(3 << 20, 'x');
+  for (const bool rests : {false, true}) {
+    const Digest digest = store_->Put(Bytes(text)).value();
+    FlipByte(FileOf(digest), 10);
+    std::vector<std::byte> piece(1 << 20);
+    auto slow = store_->Read(digest, 0, 0).value();
+    ASSERT_TRUE(slow.Next(piece).ok());
+    if (rests) slow.Rest();
+    EXPECT_FALSE(Load(digest) == text);
+    ExpectHealing(text, "read");
+    absl::Status status;
+    while (status.ok() && slow.remaining() > 0) status = slow.Next(piece).status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_TRUE(Load(digest) == text);
+    EXPECT_EQ(corruptions_, 1);
+    fs::remove(FileOf(digest));
+    EXPECT_FALSE(store_->Contains(digest));
+    corruptions_ = 0;
+    corrupted_where_.clear();
+  }
+}
+
+// Reading a blob of version 0.1.0 whole gives its file another name.
+TEST_F(BlobStoreTest, ABlobIsFoundWhileItsFileIsRenamed) {
+  std::vector<Digest> digests;
+  for (int i = 0; i < 300; ++i) {
+    digests.push_back(store_->Put(Bytes(absl::StrCat("blob ", i))).value());
+    fs::rename(FileOf(digests.back()), OldFileOf(digests.back()));
+  }
+  Open();
+  std::atomic<int> missing = 0;
+  const auto look = [&] {
+    for (const Digest& digest : digests) {
+      for (int i = 0; i < 20; ++i) missing += store_->Contains(digest) ? 0 : 1;
+    }
+  };
+  std::thread first(look), second(look);
+  for (const Digest& digest : digests) missing += store_->Load(digest).ok() ? 0 : 1;
+  first.join();
+  second.join();
+  EXPECT_EQ(missing, 0);
+  EXPECT_EQ(corruptions_, 0);
+}
+
+TEST_F(BlobStoreTest, APipeInABlobsPlaceIsDamage) {
+  const Digest digest = store_->Put(Bytes("hello")).value();
+  fs::remove(FileOf(digest));
+  ASSERT_EQ(::mkfifo(FileOf(digest).c_str(), 0600), 0);
+  EXPECT_FALSE(store_->Contains(digest));
+  EXPECT_EQ(corruptions_, 1);
 }
 
 TEST_F(BlobStoreTest, DamageIsFoundOnReading) {
