@@ -63,6 +63,10 @@ void SetChannelArguments(grpc::ServerBuilder& builder, int64_t buffer_bytes_max)
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMetadataBytesMax);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000);
+  // A mebibyte of zeros that are compressed would be a gibibyte before gRPC looks at its size.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   // A client that vanished without a word is found within 80 seconds, also between its calls.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
@@ -225,7 +229,12 @@ absl::Status RunningServer::Open() {
   runs_ = std::make_unique<Runs>(*context_);
   metrics_->SetGaugeSource([this] { return ReadGauges(); });
   QG_RETURN_IF_ERROR(CheckDevices());
-  QG_RETURN_IF_ERROR(run_store_->RemoveStrayFiles());
+  QG_ASSIGN_OR_RETURN(const int strays,
+                      run_store_->SetStrayFilesAside(data_dir_.quarantine_path()));
+  if (strays > 0 && options_.log) {
+    options_.log(absl::StrCat("events of ", strays,
+                              " runs that the database does not know were set aside: quarantine/"));
+  }
   return runs_->EndInterrupted();
 }
 

@@ -84,9 +84,12 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path
   const auto named = [&path](absl::Status status) {
     return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
   };
+  // A database with checksums has had a mark from its first moment on.
+  QG_ASSIGN_OR_RETURN(const DatabaseKind kind, KindOfDatabase(path));
+  const bool has_mark = kind == DatabaseKind::kChecked || kind == DatabaseKind::kDamaged;
+  auto mark = has_mark ? LogMark::Open(path + "-mark") : LogMark::Begin(path + "-mark");
   const absl::Status upgraded = UpgradeDatabase(path);
   if (!upgraded.ok()) return named(upgraded);
-  auto mark = LogMark::Open(path + "-mark");
   const absl::Status is_whole = mark.ok() ? mark->Check(path + "-wal") : mark.status();
   if (!is_whole.ok()) return named(is_whole);
   sqlite3* connection = nullptr;

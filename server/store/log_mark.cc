@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <filesystem>
 #include <span>
 
 #include "absl/strings/str_cat.h"
@@ -23,19 +24,31 @@ struct MarkBytes {
 absl::StatusOr<LogMark> LogMark::Open(const std::string& path) {
   QG_ASSIGN_OR_RETURN(File file, File::OpenForWriting(path));
   QG_ASSIGN_OR_RETURN(const int64_t size, file.Size());
-  LogEnd end;
-  if (size != 0) {
-    MarkBytes mark;
-    uint32_t crc;
-    const absl::Status read = file.Read(0, mark.bytes);
-    std::memcpy(&crc, mark.bytes + kMarkBytes - 4, 4);
-    if (!read.ok() || size != kMarkBytes || crc != mark.Crc()) {
-      return absl::DataLossError("the mark of the database's log is damaged");
-    }
-    std::memcpy(&end.generation, mark.bytes, 8);
-    std::memcpy(&end.pages, mark.bytes + 8, 8);
+  if (size == 0) {
+    return absl::DataLossError(
+        "the mark of the database's log is gone or empty, so that nobody knows what the log had; "
+        "restore both, or keep what the database has with --fsck --repair");
   }
+  MarkBytes mark;
+  uint32_t crc;
+  const absl::Status read = file.Read(0, mark.bytes);
+  std::memcpy(&crc, mark.bytes + kMarkBytes - 4, 4);
+  if (!read.ok() || size != kMarkBytes || crc != mark.Crc()) {
+    return absl::DataLossError("the mark of the database's log is damaged");
+  }
+  LogEnd end;
+  std::memcpy(&end.generation, mark.bytes, 8);
+  std::memcpy(&end.pages, mark.bytes + 8, 8);
   return LogMark(std::move(file), end);
+}
+
+absl::StatusOr<LogMark> LogMark::Begin(const std::string& path) {
+  QG_ASSIGN_OR_RETURN(File file, File::OpenForWriting(path));
+  LogMark mark(std::move(file), {});
+  QG_RETURN_IF_ERROR(mark.Write({}));
+  QG_RETURN_IF_ERROR(mark.file_.Sync());
+  QG_RETURN_IF_ERROR(SyncDirectory(std::filesystem::absolute(path).parent_path().string()));
+  return mark;
 }
 
 absl::Status LogMark::Check(const std::string& log_path) const {
@@ -50,8 +63,9 @@ absl::Status LogMark::Check(const std::string& log_path) const {
                                           end_.pages, " pages are as they were written"));
 }
 
-absl::Status LogMark::Set(LogEnd end) {
-  if (end == end_) return absl::OkStatus();
+absl::Status LogMark::Set(LogEnd end) { return end == end_ ? absl::OkStatus() : Write(end); }
+
+absl::Status LogMark::Write(LogEnd end) {
   MarkBytes mark;
   std::memcpy(mark.bytes, &end.generation, 8);
   std::memcpy(mark.bytes + 8, &end.pages, 8);

@@ -17,8 +17,10 @@ namespace quantgate {
 class LogMark {
  public:
   LogMark() = default;
-  /// DATA_LOSS for a mark that is damaged itself.
+  /// DATA_LOSS for a mark that is gone or damaged: what the log had cannot be told.
   static absl::StatusOr<LogMark> Open(const std::string& path);
+  /// One that asks for nothing, on the disk before the database that it belongs to.
+  static absl::StatusOr<LogMark> Begin(const std::string& path);
 
   /// DATA_LOSS where the log lacks pages that it had.
   absl::Status Check(const std::string& log_path) const;
@@ -31,6 +33,8 @@ class LogMark {
 
  private:
   LogMark(File file, LogEnd end) : file_(std::move(file)), end_(end) {}
+
+  absl::Status Write(LogEnd end);
 
   File file_;
   LogEnd end_;

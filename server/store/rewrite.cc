@@ -12,6 +12,7 @@
 #include "server/errors.h"
 #include "server/store/checked_files.h"
 #include "server/store/disk.h"
+#include "server/store/log_mark.h"
 #include "server/store/schema.h"
 #include "server/store/side_files.h"
 
@@ -242,6 +243,7 @@ absl::Status SalvageDatabase(const std::string& path, const std::string& aside) 
   if (failed) return error::FromErrno(failed.value(), "setting a database aside");
   // No log of the damaged one meets the new one.
   for (const char* rest : {"-wal", "-shm", "-mark"}) RemoveFile(path + rest);
+  QG_RETURN_IF_ERROR(LogMark::Begin(path + "-mark").status());
   QG_RETURN_IF_ERROR(RenameFile(new_path, path));
   return SyncDirectory(FolderOf(path));
 }

@@ -317,16 +317,18 @@ absl::Status RunStore::Remove(const std::string& run_id) {
   return remove.Bind(run_id).Run();
 }
 
-absl::Status RunStore::RemoveStrayFiles() {
+absl::StatusOr<int> RunStore::SetStrayFilesAside(const std::string& directory) {
+  int count = 0;
   for (const std::string& name : database_.side_files().Names()) {
     const absl::Status known = Get(name).status();
     if (absl::IsNotFound(known)) {
-      database_.side_files().Remove(name);
+      QG_RETURN_IF_ERROR(database_.side_files().SetAside(name, directory));
+      ++count;
     } else {
       QG_RETURN_IF_ERROR(known);
     }
   }
-  return absl::OkStatus();
+  return count;
 }
 
 absl::StatusOr<RunPage> RunStore::List(int64_t before_id, int page_size) {

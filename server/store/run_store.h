@@ -102,8 +102,9 @@ class RunStore {
   absl::StatusOr<std::vector<RunRecord>> ListUnfinished();
   /// With its events, though not their side file.
   absl::Status Remove(const std::string& run_id);
-  /// Removes the side files of runs that are gone, which a crash may have left.
-  absl::Status RemoveStrayFiles();
+  /// Moves the side files of runs that the database does not have, and says how many: a crash may
+  /// have left them, or somebody put an older database back.
+  absl::StatusOr<int> SetStrayFilesAside(const std::string& directory);
 
  private:
   absl::Status InsertEvent(const std::string& run_id, int64_t sequence, const Event& event)

@@ -47,6 +47,10 @@ absl::StatusOr<std::string> SideFiles::Read(const std::string& name, Place place
   return bytes;
 }
 
+absl::Status SideFiles::SetAside(const std::string& name, const std::string& directory) const {
+  return RenameFile(PathOf(name), directory + "/" + name);
+}
+
 void SideFiles::Remove(const std::string& name) {
   const std::lock_guard lock(mutex_);
   unsynced_.erase(name);

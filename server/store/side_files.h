@@ -38,6 +38,8 @@ class SideFiles {
   absl::StatusOr<std::string> Read(const std::string& name, Place place) const;
   /// Removing what is not there is fine.
   void Remove(const std::string& name);
+  /// Moves a file that nobody adds to into another directory of the same file system.
+  absl::Status SetAside(const std::string& name, const std::string& directory) const;
   /// Waits until the disk has what was added before the call.
   absl::Status Sync();
   std::vector<std::string> Names() const;

@@ -205,6 +205,25 @@ TEST_F(StoredDamageTest, ALogThatLostWhatItHadIsRefused) {
   EXPECT_EQ(refused, 6);
 }
 
+// Without its mark a log that is gone or cut short would take runs back without a word.
+TEST_F(StoredDamageTest, ADatabaseWithoutItsMarkIsRefusedUntilRepaired) {
+  Fill();
+  const TemporaryDirectory copies;
+  for (const bool is_emptied : {false, true}) {
+    fs::remove_all(copies.path());
+    fs::copy(directory_.path(), copies.path(), fs::copy_options::recursive);
+    const std::string copy = copies.path() + "/quantgate.db";
+    for (const char* rest : {"-wal", "-shm", "-mark"}) fs::remove(copy + rest);
+    if (is_emptied) std::ofstream(copy + "-mark").close();
+    const absl::Status status = Database::Open(copy).status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_NE(status.message().find("the mark of the database's log is gone"), std::string::npos);
+    const auto tell = [](const std::string&) {};
+    EXPECT_EQ(CheckStore(copies.path(), /*repairs=*/true, tell)->mended, 1);
+    EXPECT_TRUE(Database::Open(copy).ok());
+  }
+}
+
 TEST_F(StoredDamageTest, ALogThatWasNeverWrittenWholeIsTaken) {
   Fill();
   const TemporaryDirectory copies;
