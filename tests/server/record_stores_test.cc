@@ -264,7 +264,7 @@ TEST_F(RecordStoresTest, WhatIsToldIsInTheFiles) {
   ASSERT_EQ(runs_->Get(run.run_id).value().state, RunState::kSucceeded);
   // As after a crash: another process finds the files of one that has not closed them.
   const TemporaryDirectory copies;
-  for (const char* file : {"/test.db", "/test.db-wal", "/test.db-files"}) {
+  for (const char* file : {"/test.db", "/test.db-wal", "/test.db-mark", "/test.db-files"}) {
     std::filesystem::copy(directory_.path() + file, copies.path() + file);
   }
   const auto copy = Database::Open(copies.path() + "/test.db").value();
