@@ -27,9 +27,11 @@ absl::StatusOr<v1::RunSpec> BaseSpec(const LayerOptions& options) {
   return ReadRunSpec(options.spec);
 }
 
-bool HasRecipes(const LayerOptions& options) {
-  return !options.recipes.empty() && !options.recipes[0].empty();
+bool HasAny(const std::vector<std::string>& values) {
+  return !values.empty() && !values[0].empty();
 }
+
+bool HasRecipes(const LayerOptions& options) { return HasAny(options.recipes); }
 
 /// The values of --weight, --bias or an unnamed --main-grad: of one tensor, or of the experts.
 absl::Status AddByPosition(const char* option, const std::string& name,
@@ -233,6 +235,10 @@ absl::Status CheckLayerOptions(const LayerOptions& options) {
   QG_RETURN_IF_ERROR(
       WithParallelTwins(options, {spec.variants().begin(), spec.variants().end()}).status());
   if (!HasRecipes(options)) {
+    if (HasAny(options.backward_overrides) || HasAny(options.arithmetics)) {
+      return absl::InvalidArgumentError(
+          "--recipe: absent; --backward-override and --arithmetic go with it");
+    }
     if (spec.variants_size() > 0) return absl::OkStatus();
     return absl::InvalidArgumentError("--recipe: absent; one is required");
   }

@@ -214,6 +214,12 @@ TEST_F(LayerCommandTest, AChainByOptionsAndByASpec) {
   for (const char* name : {"y", "dx", "fc.dw"}) {
     EXPECT_EQ(BytesOf(by_options, name), BytesOf(by_spec, name)) << name;
   }
+  // They make variants of recipes; the spec's would stay as they are.
+  for (const char* option : {"--backward-override", "--arithmetic"}) {
+    result = Quantgate(Arguments{"run", "--spec", Path("spec.json"), option, "exact"} + tensors);
+    EXPECT_EQ(result.exit_code, 2) << option;
+    EXPECT_THAT(result.err, HasSubstr("--recipe: absent")) << option;
+  }
 }
 
 TEST_F(LayerCommandTest, ManyOutputsFitAHundredColumns) {
