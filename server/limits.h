@@ -41,8 +41,8 @@ inline constexpr absl::Duration kUploadIdleMax = absl::Minutes(2);
 /// and at a start by what the files' times say of the time before it, if that is more.
 inline constexpr int kPartialUploadsMax = 4096;
 inline constexpr absl::Duration kPartialUploadAgeMax = absl::Hours(24);
-/// What the disk should have left for runs under way to be recorded: their events (8 MiB of each are
-/// in memory at a time), the database's log (a few MiB) and copies of it at a checkpoint.
+/// What the disk should have left for runs under way to be recorded: their events (8 MiB of each
+/// are in memory at a time), the database's log (a few MiB) and copies of it at a checkpoint.
 inline constexpr int64_t kDiskReserveBytes = 64 << 20;
 /// Bytes after which the kernel is told to start writing an upload back, so that the last fsync has
 /// little left to do.

@@ -264,9 +264,9 @@ absl::StatusOr<int> RemoveStored(Invocation& invocation, const TensorOptions& op
           "TENSOR: \"", text, "\": a stored tensor is digest:SHA256/SIZE; tensor ls shows them"));
     }
     if (name.stored.has_type()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("TENSOR: \"", text, "\": a digest goes with all its types; give ",
-                       text.substr(0, text.find(',')), " alone"));
+      return absl::InvalidArgumentError(absl::StrCat("TENSOR: \"", text,
+                                                     "\": a digest goes with all its types; give ",
+                                                     text.substr(0, text.find(',')), " alone"));
     }
     const v1::Digest& proto = name.stored.digest();
     QG_ASSIGN_OR_RETURN(const Sha256 sha256,

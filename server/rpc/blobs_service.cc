@@ -24,9 +24,8 @@ class BlobsService : public RawStreamsService {
   grpc::ServerUnaryReactor* FindMissing(grpc::CallbackServerContext* server_context,
                                         const v1::FindMissingRequest* request,
                                         v1::FindMissingResponse* response) override {
-    return AnswerOnExecutor(
-        context_, Rpc::kFindMissing, Admission::kAlways, server_context,
-        [this, request, response] { return FindMissing(*request, *response); });
+    return AnswerOnExecutor(context_, Rpc::kFindMissing, Admission::kAlways, server_context,
+                            [this, request, response] { return FindMissing(*request, *response); });
   }
 
   grpc::ServerReadReactor<grpc::ByteBuffer>* Write(grpc::CallbackServerContext* server_context,
@@ -37,9 +36,8 @@ class BlobsService : public RawStreamsService {
   grpc::ServerUnaryReactor* QueryWrite(grpc::CallbackServerContext* server_context,
                                        const v1::QueryWriteRequest* request,
                                        v1::QueryWriteResponse* response) override {
-    return AnswerOnExecutor(
-        context_, Rpc::kQueryWrite, Admission::kAlways, server_context,
-        [this, request, response] { return QueryWrite(*request, *response); });
+    return AnswerOnExecutor(context_, Rpc::kQueryWrite, Admission::kAlways, server_context,
+                            [this, request, response] { return QueryWrite(*request, *response); });
   }
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Read(grpc::CallbackServerContext* server_context,

@@ -330,8 +330,7 @@ TEST_F(ParallelCommandTest, BadInput) {
   EXPECT_THAT(refusal({"--sequence-parallel"}),
               HasSubstr("--sequence-parallel: given without --tp"));
   EXPECT_THAT(refusal({"--tp", "3"}), HasSubstr("multiple of 3"));
-  EXPECT_THAT(refusal({"--dp", "2"}),
-              HasSubstr("--dp: 2; copies of a layer are of sessions"));
+  EXPECT_THAT(refusal({"--dp", "2"}), HasSubstr("--dp: 2; copies of a layer are of sessions"));
   EXPECT_THAT(refusal({"--overlap", "default"}), HasSubstr("--overlap: given without --tp"));
   EXPECT_THAT(refusal({"--tp", "2", "--overlap", "fprop=none"}),
               HasSubstr("\"fprop=none\" is none of column_fprop"));

@@ -30,7 +30,8 @@ TEST(SuggestionTest, NearIsWhatASlipMakes) {
 TEST(SuggestionTest, ValuesOfMessages) {
   EXPECT_EQ(SuggestValue("--layer: \"liner\" is none of linear, chain"), "did you mean linear?");
   EXPECT_EQ(SuggestValue("--format: jsno not in {table,json,jsonl}"), "did you mean json?");
-  EXPECT_EQ(SuggestValue("no tensor \"fc1.X\"; the file has fc1.bias, fc1.x."), "did you mean fc1.x?");
+  EXPECT_EQ(SuggestValue("no tensor \"fc1.X\"; the file has fc1.bias, fc1.x."),
+            "did you mean fc1.x?");
   EXPECT_EQ(SuggestValue("--seed: \"-1\" is no integer from 0 to 2^64-1"), "");
   EXPECT_EQ(SuggestValue("\"unfinished"), "");
   EXPECT_EQ(SuggestValue(""), "");

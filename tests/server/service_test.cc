@@ -316,7 +316,7 @@ TEST(MalformedCallTest, NamesTheMessageAndCounts) {
   const std::pair<const char*, const char*> methods[] = {
       {"Info/ListRecipes", "ListRecipesRequest"}, {"Blobs/FindMissing", "FindMissingRequest"},
       {"Tensors/Put", "PutTensorRequest"},        {"Engine/Quantize", "QuantizeRequest"},
-      {"Sessions/Step", "SessionStepRequest"},           {"Blobs/Read", "ReadRequest"},
+      {"Sessions/Step", "SessionStepRequest"},    {"Blobs/Read", "ReadRequest"},
       {"Scenarios/Run", "RunScenariosRequest"},   {"Engine/Execute", "ExecuteRequest"},
       {"Engine/WaitRun", "WaitRunRequest"},
   };
