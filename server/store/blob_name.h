@@ -17,6 +17,7 @@ struct BlobName {
 };
 /// Without its folders. INVALID_ARGUMENT for any other name.
 absl::StatusOr<BlobName> ParseBlobName(const std::string& file_name);
+/// Of all its bytes.
 absl::StatusOr<Sha256> HashOfFile(const std::string& path);
 absl::StatusOr<Sha256> HashOfFile(const File& file);
 
