@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 
 namespace quantgate {
 
@@ -20,8 +21,8 @@ absl::StatusOr<Enum> ParseName(const std::string_view (&names)[kCount], std::str
     if (names[i] == name) return static_cast<Enum>(i);
     absl::StrAppend(&known, i == 0 ? "" : ", ", std::string(names[i]));
   }
-  return absl::InvalidArgumentError(absl::StrCat(std::string(field), ": unknown name \"",
-                                                 std::string(name), "\"; known: ", known));
+  return Refuse(field, absl::StrCat("\"", std::string(name), "\""),
+                absl::StrCat("unknown name; known: ", known));
 }
 
 }  // namespace quantgate

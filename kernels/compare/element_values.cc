@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/numerics/cast.h"
 
 namespace quantgate {
@@ -122,21 +123,17 @@ ElementPair PairAt(const Tensor& subject, const Tensor& reference, int64_t index
 
 absl::Status CheckSameShape(const Tensor& subject, const Tensor& reference) {
   if (!subject.has_value() || !reference.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat(subject.has_value() ? "reference" : "subject",
-                                                   " is absent: both sides are needed"));
+    return RefuseAbsent(subject.has_value() ? "reference" : "subject", "both sides are needed");
   }
   if (subject.shape() == reference.shape()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("subject is ", TensorText(subject),
-                                                 " and reference ", TensorText(reference),
-                                                 ": shapes must be equal"));
+  return Refuse("subject", TensorText(subject),
+                absl::StrCat("its shape must be that of the reference, ", TensorText(reference)));
 }
 
 absl::Status CheckFloating(const Tensor& tensor, std::string_view field) {
-  if (!tensor.has_value())
-    return absl::InvalidArgumentError(absl::StrCat(std::string(field), " is absent"));
+  if (!tensor.has_value()) return RefuseAbsent(field, "it must be given");
   if (TraitsOf(tensor.dtype()).is_floating) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(std::string(field), " is ", TensorText(tensor),
-                                                 ": errors need a floating-point type"));
+  return Refuse(field, TensorText(tensor), "errors need a floating-point type");
 }
 
 }  // namespace quantgate

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/element_codes.h"
 #include "kernels/compare/element_values.h"
@@ -72,8 +73,8 @@ absl::Status CheckNearerSides(const Tensor& subject, const Tensor& reference, co
   QG_RETURN_IF_ERROR(CheckFloating(truth, "truth"));
   QG_RETURN_IF_ERROR(CheckSameShape(subject, reference));
   if (truth.shape() == subject.shape() && truth.dtype() == DType::kF32) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("truth is ", TensorText(truth), ": expected f32[",
-                                                 ShapeText(subject.shape()), "]"));
+  return Refuse("truth", TensorText(truth),
+                absl::StrCat("must be f32[", ShapeText(subject.shape()), "]"));
 }
 
 HeatMap HeatMapOf(const BlockGrid& grid) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/element_codes.h"
 #include "kernels/compare/element_values.h"
@@ -208,9 +209,8 @@ ParityReport ReportOf(const ParityFindings& findings, int64_t element_count, Ele
 absl::Status CheckSameTypes(const Tensor& subject, const Tensor& reference) {
   QG_RETURN_IF_ERROR(CheckSameShape(subject, reference));
   if (subject.dtype() == reference.dtype()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("subject is ", TensorText(subject),
-                                                 " and reference ", TensorText(reference),
-                                                 ": dtypes must be equal"));
+  return Refuse("subject", TensorText(subject),
+                absl::StrCat("its dtype must be that of the reference, ", TensorText(reference)));
 }
 
 absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/cuda_status.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/copy_checks.h"
 #include "kernels/engine/cuda_turn.h"
@@ -56,8 +57,7 @@ absl::StatusOr<int> OrdinalOf(const Tensor& tensor) {
   cudaPointerAttributes attributes = {};
   QG_CUDA_RETURN_IF_ERROR(cudaPointerGetAttributes(&attributes, tensor.data()));
   if (attributes.type == cudaMemoryTypeDevice) return attributes.device;
-  return absl::InvalidArgumentError(
-      absl::StrCat("copy: source: ", TensorText(tensor), " is not in memory of a device"));
+  return Refuse("copy.source", TensorText(tensor), "must lie in memory of a device");
 }
 
 }  // namespace

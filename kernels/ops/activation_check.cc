@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/parse_name.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/ops/activation.h"
 #include "kernels/ops/operand_checks.h"
@@ -18,26 +19,22 @@ absl::Status CheckVariant(const ActivationOptions& options) {
       (options.variant == ActivationVariant::kFp32Sigmoid ? UsesSigmoid(function)
                                                           : function == ActivationFunction::kGelu);
   if (fits) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("activation variant: ", std::string(ActivationVariantName(options.variant)),
-                   "; ", std::string(ActivationKindName(options.kind)),
-                   " does not have it: fp32_sigmoid is for glu, qgelu, qgeglu, silu, swiglu and "
-                   "clamped_swiglu, jit_gelu for gelu and geglu"));
+  return Refuse("activation.variant", ActivationVariantName(options.variant),
+                absl::StrCat(std::string(ActivationKindName(options.kind)),
+                             " does not have it; fp32_sigmoid is for glu, qgelu, qgeglu, silu, "
+                             "swiglu and clamped_swiglu, jit_gelu for gelu and geglu"));
 }
 
 absl::Status CheckActivationOptions(const ActivationOptions& options) {
   QG_RETURN_IF_ERROR(CheckVariant(options));
   if (!(options.limit > 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("activation limit: ", options.limit, "; must be above 0"));
+    return Refuse("activation.limit", absl::StrCat(options.limit), "must be above 0");
   }
   if (!std::isfinite(options.alpha)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("activation alpha: ", options.alpha, "; must be finite"));
+    return Refuse("activation.alpha", absl::StrCat(options.alpha), "must be finite");
   }
   if (!std::isfinite(options.offset)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("activation offset: ", options.offset, "; must be finite"));
+    return Refuse("activation.offset", absl::StrCat(options.offset), "must be finite");
   }
   return absl::OkStatus();
 }
@@ -46,9 +43,10 @@ absl::Status CheckInput(const Tensor& h, const ActivationOptions& options) {
   QG_RETURN_IF_ERROR(CheckHighPrecision(h, "h"));
   QG_RETURN_IF_ERROR(CheckActivationOptions(options));
   if (!IsGated(options.kind) || (h.rank() >= 1 && h.columns() % 2 == 0)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "h: shape ", ShapeText(h.shape()), "; the last dim must be even for ",
-      std::string(ActivationKindName(options.kind)), ", an activated and a gate half"));
+  return Refuse(
+      "h", TensorText(h),
+      absl::StrCat("its last dim must be even for ", std::string(ActivationKindName(options.kind)),
+                   ", an activated and a gate half"));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/operand_checks.h"
@@ -18,20 +19,19 @@ bool AreAlikeBut(const Tensor& a, const Tensor& b, int dim) {
 
 /// The shape of the parts joined along the first dim, or the last one.
 absl::StatusOr<Shape> JoinedShape(std::span<const Tensor> parts, bool is_along_last) {
-  if (parts.empty()) return absl::InvalidArgumentError("parts: none; must be at least one");
+  if (parts.empty()) return Refuse("parts", "empty", "must be at least one");
   Shape shape;
   for (size_t i = 0; i < parts.size(); ++i) {
     const Tensor& part = parts[i];
     if (!part.has_value() || part.rank() < 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parts[", i, "]: ", part.has_value() ? "a scalar" : "missing",
-                       "; must have ", is_along_last ? "columns" : "rows"));
+      return Refuse(absl::StrCat("parts[", i, "]"), part.has_value() ? "a scalar" : "missing",
+                    is_along_last ? "must have columns" : "must have rows");
     }
     const int dim = is_along_last ? part.rank() - 1 : 0;
     if (!AreAlikeBut(part, parts[0], dim)) {
-      return absl::InvalidArgumentError(absl::StrCat("parts[", i, "]: ", TensorText(part),
-                                                     "; must have the dtype and the other dims of ",
-                                                     TensorText(parts[0])));
+      return Refuse(
+          absl::StrCat("parts[", i, "]"), TensorText(part),
+          absl::StrCat("must have the dtype and the other dims of ", TensorText(parts[0])));
     }
     if (i == 0) {
       shape = part.shape();
@@ -65,17 +65,18 @@ absl::StatusOr<Shape> ConcatenatedColumnsShape(std::span<const Tensor> parts) {
 }
 
 absl::StatusOr<SlicePlan> PlanSlice(const Tensor& source, int dim, int64_t begin, int64_t count) {
-  if (!source.has_value()) return absl::InvalidArgumentError("source: missing");
+  if (!source.has_value()) return RefuseAbsent("source", "it must be given");
   if (dim < 0 || dim >= source.rank()) {
-    return absl::InvalidArgumentError(absl::StrCat("dim: ", dim, "; must be one of the ",
-                                                   source.rank(), " dims of ", TensorText(source)));
+    return Refuse(
+        "dim", absl::StrCat(dim),
+        absl::StrCat("must be one of the ", source.rank(), " dims of ", TensorText(source)));
   }
   SlicePlan plan = {.shape = source.shape(), .rows = 1};
   const int64_t size = plan.shape[dim];
   if (begin < 0 || count < 0 || begin > size || count > size - begin) {
-    return absl::InvalidArgumentError(absl::StrCat("slice: ", count, " from ", begin,
-                                                   "; must lie within the ", size, " of dim ", dim,
-                                                   " of ", TensorText(source)));
+    return Refuse(
+        "slice", absl::StrCat(count, " from ", begin),
+        absl::StrCat("must lie within the ", size, " of dim ", dim, " of ", TensorText(source)));
   }
   int64_t inner = DTypeBytes(source.dtype());
   for (int i = dim + 1; i < source.rank(); ++i) inner *= plan.shape[i];

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/parse_name.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/ops/norm.h"
 #include "kernels/ops/operand_checks.h"
@@ -14,15 +15,13 @@ constexpr std::string_view kNormKindNames[] = {"layernorm", "rmsnorm"};
 
 absl::Status CheckNormOptions(const NormOptions& options) {
   if (options.epsilon >= 0 && std::isfinite(options.epsilon)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("epsilon: ", options.epsilon, "; must be finite and at least 0"));
+  return Refuse("epsilon", absl::StrCat(options.epsilon), "must be finite and at least 0");
 }
 
 absl::Status CheckOperands(const Tensor& x, const Tensor& gamma) {
   QG_RETURN_IF_ERROR(CheckHighPrecision(x, "x"));
   if (x.rank() < 1 || x.columns() < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("x: shape ", ShapeText(x.shape()), "; the last dim must be at least 1"));
+    return Refuse("x", TensorText(x), "its last dim must be at least 1");
   }
   QG_RETURN_IF_ERROR(CheckHighPrecision(gamma, "gamma"));
   return CheckShape(gamma, {x.columns()}, "gamma", "the last dim of x");
@@ -34,8 +33,7 @@ absl::Status CheckStatistic(const Tensor& statistic, int64_t rows, std::string_v
 }
 
 absl::Status NotOfRmsNorm(std::string_view field) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(std::string(field), ": given for rmsnorm; layernorm alone has it"));
+  return Refuse(field, "given", "the norm is rmsnorm, and layernorm alone has it");
 }
 
 }  // namespace
@@ -70,7 +68,7 @@ absl::Status CheckNorm(const NormBackwardDesc& desc) {
   }
   if (!desc.residual.has_value()) return absl::OkStatus();
   if (!desc.wanted.dx) {
-    return absl::InvalidArgumentError("residual: given without wanted.dx, to which it is added");
+    return Refuse("residual", "given", "it is added to dx, which is not wanted");
   }
   QG_RETURN_IF_ERROR(CheckHighPrecision(desc.residual, "residual"));
   return CheckShape(desc.residual, desc.x.shape(), "residual", "that of x");

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/ops/operand_checks.h"
 #include "kernels/ops/optimizer.h"
@@ -11,14 +12,12 @@ namespace {
 
 absl::Status CheckFinite(float value, std::string_view field) {
   if (std::isfinite(value)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(std::string(field), ": ", value, "; must be finite"));
+  return Refuse(field, absl::StrCat(value), "must be finite");
 }
 
 absl::Status CheckBelowOne(float value, std::string_view field) {
   if (value >= 0 && value < 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(std::string(field), ": ", value, "; must be at least 0 and below 1"));
+  return Refuse(field, absl::StrCat(value), "must be at least 0 and below 1");
 }
 
 absl::Status CheckState(const Tensor& state, const Tensor& master, std::string_view field) {
@@ -41,12 +40,11 @@ absl::Status CheckAdam(const AdamDesc& desc) {
   QG_RETURN_IF_ERROR(CheckBelowOne(options.beta2, "beta2"));
   QG_RETURN_IF_ERROR(CheckFinite(options.epsilon, "epsilon"));
   if (options.epsilon < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("epsilon: ", options.epsilon, "; must be at least 0"));
+    return Refuse("epsilon", absl::StrCat(options.epsilon), "must be at least 0");
   }
   QG_RETURN_IF_ERROR(CheckFinite(options.weight_decay, "weight_decay"));
   if (desc.step < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("step: ", desc.step, "; must be at least 1"));
+    return Refuse("step", absl::StrCat(desc.step), "must be at least 1");
   }
   QG_RETURN_IF_ERROR(CheckMasterAndGradient(desc.master, desc.gradient));
   QG_RETURN_IF_ERROR(CheckState(desc.m, desc.master, "m"));
@@ -59,12 +57,12 @@ absl::Status CheckSgd(const SgdDesc& desc) {
   QG_RETURN_IF_ERROR(CheckFinite(options.momentum, "momentum"));
   QG_RETURN_IF_ERROR(CheckFinite(options.weight_decay, "weight_decay"));
   if (options.nesterov && options.momentum == 0) {
-    return absl::InvalidArgumentError("nesterov: set with momentum 0; needs momentum");
+    return Refuse("nesterov", "true", "needs a momentum above 0");
   }
   QG_RETURN_IF_ERROR(CheckMasterAndGradient(desc.master, desc.gradient));
   if (!desc.momentum.has_value()) return absl::OkStatus();
   if (options.momentum == 0) {
-    return absl::InvalidArgumentError("momentum: a buffer given with momentum 0, which has none");
+    return Refuse("momentum", "given", "with a momentum of 0 there is no buffer");
   }
   return CheckState(desc.momentum, desc.master, "momentum");
 }

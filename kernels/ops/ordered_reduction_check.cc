@@ -1,6 +1,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/ops/operand_checks.h"
 #include "kernels/ops/ordered_reduction.h"
@@ -10,7 +11,7 @@ namespace {
 
 /// That there are parts and that all are like the first one.
 absl::Status CheckAlike(std::span<const Tensor> parts) {
-  if (parts.empty()) return absl::InvalidArgumentError("parts: none; must be at least one");
+  if (parts.empty()) return Refuse("parts", "empty", "must be at least one");
   for (size_t i = 0; i < parts.size(); ++i) {
     const std::string field = absl::StrCat("parts[", i, "]");
     QG_RETURN_IF_ERROR(CheckHighPrecision(parts[i], field));

@@ -1,6 +1,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/ops/operand_checks.h"
 #include "kernels/ops/row_moves.h"
@@ -11,9 +12,8 @@ namespace {
 absl::Status CheckRowNumbers(std::span<const int64_t> rows, int64_t count, std::string_view field) {
   for (size_t i = 0; i < rows.size(); ++i) {
     if (rows[i] >= kNoRow && rows[i] < count) continue;
-    return absl::InvalidArgumentError(absl::StrCat(std::string(field), "[", i, "]: ", rows[i],
-                                                   "; must be a row of ", count, ", or ", kNoRow,
-                                                   " for none"));
+    return Refuse(absl::StrCat(std::string(field), "[", i, "]"), absl::StrCat(rows[i]),
+                  absl::StrCat("must be a row of ", count, ", or ", kNoRow, " for none"));
   }
   return absl::OkStatus();
 }
@@ -21,16 +21,14 @@ absl::Status CheckRowNumbers(std::span<const int64_t> rows, int64_t count, std::
 absl::Status CheckMatrix(const Tensor& tensor, std::string_view field) {
   QG_RETURN_IF_ERROR(CheckHighPrecision(tensor, field));
   if (tensor.rank() == 2) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(std::string(field), ": ", TensorText(tensor), "; must be of rank 2"));
+  return Refuse(field, TensorText(tensor), "must be of rank 2");
 }
 
 }  // namespace
 
 absl::Status CheckGatherRows(const Tensor& source, std::span<const int64_t> rows) {
   if (!source.has_value() || source.rank() < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("source: ", source.has_value() ? "a scalar" : "missing", "; must have rows"));
+    return Refuse("source", source.has_value() ? "a scalar" : "missing", "must have rows");
   }
   return CheckRowNumbers(rows, source.shape()[0], "rows");
 }
@@ -45,16 +43,15 @@ absl::Status CheckSumRows(const RowSums& sums) {
   QG_RETURN_IF_ERROR(CheckMatrix(sums.rows, "rows"));
   const auto count = static_cast<int64_t>(sums.positions.size());
   if (sums.choices < 1 || count % sums.choices != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "choices: ", sums.choices, "; must be at least 1 and divide the ", count, " positions"));
+    return Refuse("choices", absl::StrCat(sums.choices),
+                  absl::StrCat("must be at least 1 and divide the ", count, " positions"));
   }
   QG_RETURN_IF_ERROR(CheckRowNumbers(sums.positions, sums.rows.shape()[0], "positions"));
   if (sums.weights.has_value()) {
     QG_RETURN_IF_ERROR(CheckDType(sums.weights, DType::kF32, "weights"));
     if (sums.weights.element_count() != count) {
-      return absl::InvalidArgumentError(absl::StrCat("weights: ", TensorText(sums.weights),
-                                                     "; must have one for each of ", count,
-                                                     " positions"));
+      return Refuse("weights", TensorText(sums.weights),
+                    absl::StrCat("must have one for each of ", count, " positions"));
     }
   }
   return CheckHighPrecision(sums.out, "out dtype");
