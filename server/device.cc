@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/cuda_module.h"
 #include "server/limits.h"
@@ -24,7 +25,7 @@ int64_t ResidentBytesMax(const Engine& engine, const ServerOptions& options) {
 }
 
 absl::Status BadName(const std::string& name, const std::string& rule) {
-  return absl::InvalidArgumentError(absl::StrCat("device is \"", name, "\": ", rule));
+  return Refuse("device", absl::StrCat("\"", name, "\""), rule);
 }
 
 /// The ordinals of "cuda" or "cuda:N".

@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -10,14 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "kernels/base/refusal.h"
 #include "server/limits.h"
 
 namespace quantgate::error {
 namespace {
 
-constexpr char kField[] = "quantgate/field";
-constexpr char kValue[] = "quantgate/value";
-constexpr char kRule[] = "quantgate/rule";
 constexpr char kMissing[] = "quantgate/missing";
 constexpr char kRetryAfter[] = "quantgate/retry_after_ms";
 constexpr char kReason[] = "quantgate/reason";
@@ -33,9 +32,9 @@ std::string Payload(const absl::Status& status, const char* key) {
   return payload.has_value() ? std::string(*payload) : std::string();
 }
 
-absl::Status About(absl::Status status, const std::string& field, const std::string& value,
-                   const std::string& rule) {
-  return With(With(With(std::move(status), kField, field), kValue, value), kRule, rule);
+absl::Status Refused(absl::StatusCode code, const std::string& field, const std::string& value,
+                     const std::string& rule) {
+  return StatusOf({.code = code, .field = field, .value = value, .rule = rule});
 }
 
 absl::Status Exhausted(const std::string& reason, const std::string& text) {
@@ -46,9 +45,11 @@ absl::Status Exhausted(const std::string& reason, const std::string& text) {
 
 Detail DetailOf(const absl::Status& status) {
   Detail detail;
-  detail.field = Payload(status, kField);
-  detail.value = Payload(status, kValue);
-  detail.rule = Payload(status, kRule);
+  if (std::optional<Refusal> refusal = RefusalOf(status)) {
+    detail.field = std::move(refusal->field);
+    detail.value = std::move(refusal->value);
+    detail.rule = std::move(refusal->rule);
+  }
   detail.reason = Payload(status, kReason);
   int64_t number;
   if (absl::SimpleAtoi(Payload(status, kRetryAfter), &number)) {
@@ -66,75 +67,37 @@ Detail DetailOf(const absl::Status& status) {
   return detail;
 }
 
-absl::Status InvalidField(const std::string& field, const std::string& value,
-                          const std::string& rule) {
-  return About(absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ": ", rule)), field,
-               value, rule);
-}
-
-absl::Status MissingField(const std::string& field, const std::string& rule) {
-  return About(absl::InvalidArgumentError(absl::StrCat(field, " is absent: ", rule)), field, "",
-               rule);
-}
-
-BrokenRule BrokenRuleOf(const absl::Status& status) {
-  const std::string text(status.message());
-  const size_t end = text.find_first_of(" :");
-  if (end == std::string::npos) return {};
-  const bool says_is = text.compare(end, 4, " is ") == 0;
-  if (!says_is && text.compare(end, 2, ": ") != 0) return {};
-  const size_t value = end + (says_is ? 4 : 2);
-  const size_t rule = text.find(says_is ? ": " : "; ", value);
-  if (rule == std::string::npos) return {};
-  return {text.substr(0, end), text.substr(value, rule - value), text.substr(rule + 2)};
-}
-
-absl::Status AtField(absl::Status status, const std::string& field) {
-  if (status.ok() || status.GetPayload(kField).has_value()) return status;
-  const BrokenRule broken = BrokenRuleOf(status);
-  const std::string text(status.message());
-  if (broken.field.empty()) {
-    return About(absl::Status(status.code(), absl::StrCat(field, ": ", text)), field, "", text);
-  }
-  const std::string prefix = field.empty() ? "" : field + ".";
-  return About(absl::Status(status.code(), prefix + text), prefix + broken.field, broken.value,
-               broken.rule);
-}
-
 absl::Status BlobsMissing(const std::string& field, std::vector<Digest> missing) {
   const std::string list = absl::StrJoin(missing, ",", [](std::string* out, const Digest& digest) {
     absl::StrAppend(out, digest.Text());
   });
-  return With(About(absl::FailedPreconditionError(absl::StrCat(
-                        field, " names blobs that are not stored: ", list, "; upload them first")),
-                    field, list, "must be stored"),
+  return With(Refused(absl::StatusCode::kFailedPrecondition, field, list,
+                      "these blobs are not stored; upload them first"),
               kMissing, list);
 }
 
 absl::Status BlobNotFound(const Digest& digest) {
-  return About(absl::NotFoundError(absl::StrCat("no blob ", digest.Text())), "digest",
-               digest.Text(), "must be stored");
+  return Refused(absl::StatusCode::kNotFound, "digest", digest.Text(), "no such blob is stored");
 }
 
 absl::Status UploadNotFound(const std::string& upload_id) {
-  return About(absl::NotFoundError(absl::StrCat("no upload '", upload_id, "' of this digest")),
-               "upload_id", upload_id, "must be an upload of this digest");
+  return Refused(absl::StatusCode::kNotFound, "upload_id", absl::StrCat("'", upload_id, "'"),
+                 "no such upload of this digest is under way");
 }
 
 absl::Status RunNotFound(const std::string& run_id) {
-  return About(absl::NotFoundError(absl::StrCat("no run '", run_id, "'")), "run_id", run_id,
-               "must be a run of this server");
+  return Refused(absl::StatusCode::kNotFound, "run_id", absl::StrCat("'", run_id, "'"),
+                 "this server has no such run");
 }
 
 absl::Status TensorNotFound(const Digest& digest) {
-  return About(absl::NotFoundError(absl::StrCat("no tensor is registered for blob ", digest.Text(),
-                                                "; give its dtype and shape")),
-               "digest", digest.Text(), "must be registered, or come with a type");
+  return Refused(absl::StatusCode::kNotFound, "digest", digest.Text(),
+                 "no tensor is registered for this blob; give its dtype and shape");
 }
 
 absl::Status SessionNotFound(const std::string& session_id) {
-  return About(absl::NotFoundError(absl::StrCat("no session '", session_id, "'")), "session_id",
-               session_id, "must be a session of this server");
+  return Refused(absl::StatusCode::kNotFound, "session_id", absl::StrCat("'", session_id, "'"),
+                 "this server has no such session");
 }
 
 absl::Status SessionEnded(const std::string& session_id, std::string_view how) {
@@ -142,84 +105,73 @@ absl::Status SessionEnded(const std::string& session_id, std::string_view how) {
   if (how == "evicted") rule += ": it was idle, and another one needed its place";
   if (how == "expired") rule += ": no call named it for as long as its lease";
   rule += "; restore it from a checkpoint";
-  return About(absl::FailedPreconditionError(
-                   absl::StrCat("session_id is ", session_id, ": ", rule)),
-               "session_id", session_id, rule);
+  return RefusePrecondition("session_id", session_id, rule);
 }
 
 absl::Status SessionElsewhere(int64_t expected_step, int64_t step) {
-  const std::string rule =
-      absl::StrCat("the session is at step ", step, ": another client's step came first");
-  return About(absl::AbortedError(absl::StrCat("expected_step is ", expected_step, ": ", rule)),
-               "expected_step", absl::StrCat(expected_step), rule);
+  return Refused(
+      absl::StatusCode::kAborted, "expected_step", absl::StrCat(expected_step),
+      absl::StrCat("the session is at step ", step, ": another client's step came first"));
 }
 
 absl::Status SessionBusy(const std::string& request_id) {
-  return With(
-      absl::AbortedError(absl::StrCat("request '", request_id, "' is opening its session now")),
-      kRetryAfter, absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
+  return With(Refused(absl::StatusCode::kAborted, "request_id", absl::StrCat("'", request_id, "'"),
+                      "its session is being opened now"),
+              kRetryAfter, absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
 }
 
 absl::Status OffsetMismatch(int64_t offset, int64_t committed_size) {
-  return With(About(absl::OutOfRangeError(absl::StrCat("header.offset is ", offset,
-                                                       ": the server has ", committed_size,
-                                                       " bytes of this upload, go on from there")),
-                    "header.offset", absl::StrCat(offset), "must equal the committed size"),
+  return With(Refused(absl::StatusCode::kOutOfRange, "header.offset", absl::StrCat(offset),
+                      absl::StrCat("the server has ", committed_size,
+                                   " bytes of this upload, go on from there")),
               kCommitted, absl::StrCat(committed_size));
 }
 
 absl::Status RangeBeyondBlob(const std::string& field, int64_t value, int64_t size) {
-  const std::string rule = absl::StrCat("must lie within the blob's ", size, " bytes");
-  return About(absl::OutOfRangeError(absl::StrCat(field, " is ", value, ": ", rule)), field,
-               absl::StrCat(value), rule);
+  return Refused(absl::StatusCode::kOutOfRange, field, absl::StrCat(value),
+                 absl::StrCat("must lie within the blob's ", size, " bytes"));
 }
 
 absl::Status SequenceBeyondEnd(int64_t sequence, int64_t last_sequence) {
-  const std::string rule = absl::StrCat("the run's last event is ", last_sequence);
-  return About(absl::OutOfRangeError(absl::StrCat("from_sequence is ", sequence, ": ", rule)),
-               "from_sequence", absl::StrCat(sequence), rule);
+  return Refused(absl::StatusCode::kOutOfRange, "from_sequence", absl::StrCat(sequence),
+                 absl::StrCat("the run's last event is ", last_sequence));
 }
 
 absl::Status DigestMismatch(const Digest& declared, const Digest& actual) {
-  return About(absl::InvalidArgumentError(absl::StrCat("header.digest is ", declared.Text(),
-                                                       ": the bytes received have ", actual.Text(),
-                                                       "; the upload is discarded")),
-               "header.digest", declared.Text(), "must be the digest of the bytes");
+  return Refuse(
+      "header.digest", declared.Text(),
+      absl::StrCat("the bytes received have ", actual.Text(), "; the upload is discarded"));
 }
 
 absl::Status UploadTruncated(int64_t committed_size, int64_t declared_size) {
-  return With(
-      About(
-          absl::InvalidArgumentError(absl::StrCat("the upload ended after ", committed_size, " of ",
-                                                  declared_size, " bytes; resume it from there")),
-          "header.digest.size", absl::StrCat(declared_size), "must equal the number of bytes sent"),
-      kCommitted, absl::StrCat(committed_size));
+  return With(Refuse("header.digest.size", absl::StrCat(declared_size),
+                     absl::StrCat("the upload ended after ", committed_size,
+                                  " bytes; resume it from there")),
+              kCommitted, absl::StrCat(committed_size));
 }
 
 absl::Status UploadBusy(const std::string& upload_id) {
-  return With(
-      absl::AbortedError(absl::StrCat("another stream is writing upload '", upload_id, "'")),
-      kRetryAfter, absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
+  return With(Refused(absl::StatusCode::kAborted, "upload_id", absl::StrCat("'", upload_id, "'"),
+                      "another stream is writing this upload"),
+              kRetryAfter, absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
 }
 
 absl::Status ChunkCorrupted(int64_t offset, uint32_t declared, uint32_t actual) {
-  return With(About(absl::DataLossError(absl::StrCat("crc32c is ", absl::Hex(declared),
-                                                     ": the chunk at offset ", offset, " has ",
-                                                     absl::Hex(actual), "; send it again")),
-                    "crc32c", absl::StrCat(absl::Hex(declared)), "must be the CRC32C of data"),
+  return With(Refused(absl::StatusCode::kDataLoss, "crc32c", absl::StrCat(absl::Hex(declared)),
+                      absl::StrCat("the chunk at offset ", offset, " has ", absl::Hex(actual),
+                                   "; send it again")),
               kCommitted, absl::StrCat(offset));
 }
 
 absl::Status BlobCorrupted(const Digest& digest, const std::string& finding) {
-  return About(absl::DataLossError(absl::StrCat("stored blob ", digest.Text(), " is damaged: ",
-                                                finding, "; it is set aside, upload it again")),
-               "digest", digest.Text(), "must match the stored bytes");
+  return Refused(
+      absl::StatusCode::kDataLoss, "digest", digest.Text(),
+      absl::StrCat("the stored blob is damaged: ", finding, "; it is set aside, upload it again"));
 }
 
 absl::Status RequestIdReused(const std::string& request_id) {
-  const std::string rule = "was used for a request with other content";
-  return About(absl::AlreadyExistsError(absl::StrCat("request_id is ", request_id, ": ", rule)),
-               "request_id", request_id, rule);
+  return Refused(absl::StatusCode::kAlreadyExists, "request_id", request_id,
+                 "was used for a request with other content");
 }
 
 absl::Status QueueFull(const std::string& queue, int capacity) {
@@ -244,9 +196,9 @@ absl::Status SessionsFull(const std::string& what, int64_t wanted, int64_t limit
 }
 
 absl::Status LimitExceeded(const std::string& field, int64_t value, int64_t limit) {
-  const std::string rule = absl::StrCat("the limit is ", limit);
-  return About(Exhausted("limit", absl::StrCat(field, " is ", value, ": ", rule)), field,
-               absl::StrCat(value), rule);
+  return With(Refused(absl::StatusCode::kResourceExhausted, field, absl::StrCat(value),
+                      absl::StrCat("the limit is ", limit)),
+              kReason, "limit");
 }
 
 absl::Status Draining() {

@@ -15,7 +15,8 @@
 
 namespace quantgate::error {
 
-/// What an error says besides its code and text; the domain side of v1.ErrorDetail.
+/// What an error says besides its code and text, a Refusal's parts among it; the domain side of
+/// v1.ErrorDetail.
 struct Detail {
   std::string field;
   std::string value;
@@ -26,24 +27,6 @@ struct Detail {
   std::optional<int64_t> committed_size;
 };
 Detail DetailOf(const absl::Status& status);
-
-/// INVALID_ARGUMENT "FIELD is VALUE: RULE".
-absl::Status InvalidField(const std::string& field, const std::string& value,
-                          const std::string& rule);
-/// INVALID_ARGUMENT for a field that must be given.
-absl::Status MissingField(const std::string& field, const std::string& rule);
-/// The parts of an engine text of the form "FIELD is VALUE: RULE" or "FIELD: VALUE; RULE". Empty in
-/// any other.
-struct BrokenRule {
-  std::string field;
-  std::string value;
-  std::string rule;
-};
-BrokenRule BrokenRuleOf(const absl::Status& status);
-/// An error of the engine about (a part of) `field`: the code and text stay, the detail names
-/// "field.PART" with its value and rule where the text does, else `field` with the text as the
-/// rule.
-absl::Status AtField(absl::Status status, const std::string& field);
 
 /// FAILED_PRECONDITION with the blobs to upload first.
 absl::Status BlobsMissing(const std::string& field, std::vector<Digest> missing);

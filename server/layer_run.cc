@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "server/errors.h"
 
 namespace quantgate {
 namespace {
@@ -67,11 +68,12 @@ LayerRunRequest RequestOf(const LayerRun& run) {
 absl::Status AtSpecField(const absl::Status& status) {
   static constexpr const char* kSpecFields[] = {"variants", "reference", "requirement",
                                                 "subjects", "seed",      "error_budget"};
-  const std::string part = error::BrokenRuleOf(status).field;
-  const bool is_of_spec =
-      part.empty() || std::any_of(std::begin(kSpecFields), std::end(kSpecFields),
-                                  [&](const char* field) { return absl::StartsWith(part, field); });
-  return error::AtField(status, is_of_spec ? "spec" : "spec.step");
+  const std::optional<Refusal> refusal = RefusalOf(status);
+  const bool is_of_spec = !refusal || std::any_of(std::begin(kSpecFields), std::end(kSpecFields),
+                                                  [&](const char* field) {
+                                                    return absl::StartsWith(refusal->field, field);
+                                                  });
+  return WithinField(is_of_spec ? "spec" : "spec.step", status);
 }
 
 }  // namespace

@@ -103,16 +103,19 @@ std::string_view OutcomeOf(const absl::Status& status) {
   }
 }
 
-/// Of a stage's name: "fc1.fprop", "quantize x", "report y", ...
-Stage StageOf(std::string_view name) {
-  const auto has = [&](std::string_view word) { return name.find(word) != std::string_view::npos; };
-  if (name.starts_with("report") || name == "error budget" || has("saved operands") ||
-      has("update scales")) {
-    return Stage::kCompare;
+Stage StageOf(StageKind kind) {
+  switch (kind) {
+    case StageKind::kGemm:
+      return Stage::kGemm;
+    case StageKind::kQuantize:
+      return Stage::kQuantize;
+    case StageKind::kOperation:
+      return Stage::kOperation;
+    case StageKind::kCommunicate:
+      return Stage::kCommunicate;
+    case StageKind::kCompare:
+      return Stage::kCompare;
   }
-  if (has("all-gather") || has("reduce")) return Stage::kCommunicate;
-  if (has("quantize") || has("cast") || has("calibrate")) return Stage::kQuantize;
-  if (has("fprop") || has("dgrad") || has("wgrad") || has("bias gradient")) return Stage::kGemm;
   return Stage::kOperation;
 }
 
@@ -521,7 +524,7 @@ void Metrics::Quantized(std::string_view recipe, const QuantizationCounts& count
 
 void Metrics::StagesTook(std::span<const StageTime> stages) {
   for (const StageTime& stage : stages) {
-    StageTook(StageOf(stage.stage), absl::Seconds(stage.seconds));
+    StageTook(StageOf(stage.kind), absl::Seconds(stage.seconds));
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
 
@@ -43,16 +44,15 @@ absl::Status TensorLoader::ResolveType(TensorReference& reference) {
   }
   const std::string field = absl::StrCat(reference.field, ".stored.type");
   if (types.empty()) {
-    return error::MissingField(field,
-                               "the digest is registered under no type; give dtype and shape");
+    return RefuseAbsent(field, "the digest is registered under no type; give dtype and shape");
   }
-  return error::MissingField(
-      field, absl::StrCat("the digest is registered as ",
-                          absl::StrJoin(types, " and ",
-                                        [](std::string* out, const TensorType& type) {
-                                          absl::StrAppend(out, TensorTypeText(type));
-                                        }),
-                          "; give one of them"));
+  return RefuseAbsent(field,
+                      absl::StrCat("the digest is registered as ",
+                                   absl::StrJoin(types, " and ",
+                                                 [](std::string* out, const TensorType& type) {
+                                                   absl::StrAppend(out, TensorTypeText(type));
+                                                 }),
+                                   "; give one of them"));
 }
 
 Tensor TensorLoader::Outline(const TensorReference& reference) {

@@ -1,5 +1,7 @@
 #include "kernels/base/refusal.h"
 
+#include <utility>
+
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 
@@ -15,11 +17,16 @@ std::string Payload(const absl::Status& status, const char* key) {
   return payload.has_value() ? std::string(*payload) : std::string();
 }
 
-/// `status` itself with other payloads stays what it is: a list of what is missing, say.
-absl::Status Refused(const absl::Status& like, const Refusal& refusal, const std::string& text) {
-  absl::Status status(refusal.code, text);
+/// With what `like` carries besides: a list of what is missing, say.
+absl::Status WithText(absl::StatusCode code, const std::string& text, const absl::Status& like) {
+  absl::Status status(code, text);
   like.ForEachPayload(
       [&](absl::string_view key, const absl::Cord& payload) { status.SetPayload(key, payload); });
+  return status;
+}
+
+absl::Status Refused(const absl::Status& like, const Refusal& refusal, const std::string& text) {
+  absl::Status status = WithText(refusal.code, text, like);
   status.SetPayload(kField, absl::Cord(refusal.field));
   status.SetPayload(kValue, absl::Cord(refusal.value));
   status.SetPayload(kRule, absl::Cord(refusal.rule));
@@ -48,6 +55,14 @@ absl::Status Refuse(std::string_view field, std::string_view value, std::string_
       {.field = std::string(field), .value = std::string(value), .rule = std::string(rule)});
 }
 
+absl::Status RefusePrecondition(std::string_view field, std::string_view value,
+                                std::string_view rule) {
+  return StatusOf({.code = absl::StatusCode::kFailedPrecondition,
+                   .field = std::string(field),
+                   .value = std::string(value),
+                   .rule = std::string(rule)});
+}
+
 absl::Status RefuseAbsent(std::string_view field, std::string_view rule) {
   const Refusal refusal = {.field = std::string(field), .rule = std::string(rule)};
   return Refused(absl::OkStatus(), refusal,
@@ -63,26 +78,28 @@ std::optional<Refusal> RefusalOf(const absl::Status& status) {
 }
 
 absl::Status WithinField(std::string_view path, const absl::Status& status) {
-  if (status.ok()) return status;
-  const std::string text(status.message());
-  std::optional<Refusal> refusal = RefusalOf(status);
-  if (!refusal.has_value()) {
-    return StatusOf({.code = status.code(), .field = std::string(path), .rule = text});
-  }
-  const std::string field = refusal->field;
-  refusal->field = Join(path, field);
-  // The text begins with the field; the rest may say more than the parts do.
-  return Refused(status, *refusal, absl::StrCat(refusal->field, text.substr(field.size())));
+  const std::optional<Refusal> refusal = RefusalOf(status);
+  return AsField(refusal.has_value() ? Join(path, refusal->field) : std::string(path), status);
 }
 
 absl::Status AsField(std::string_view field, const absl::Status& status) {
   if (status.ok()) return status;
-  std::optional<Refusal> refusal = RefusalOf(status);
-  if (!refusal.has_value()) return WithinField(field, status);
   const std::string text(status.message());
-  const size_t old_size = refusal->field.size();
-  refusal->field = std::string(field);
-  return Refused(status, *refusal, absl::StrCat(refusal->field, text.substr(old_size)));
+  std::optional<Refusal> refusal = RefusalOf(status);
+  if (!refusal.has_value()) {
+    refusal = {.code = status.code(), .field = std::string(field), .rule = text};
+    return Refused(status, *refusal, TextOf(*refusal));
+  }
+  const std::string old = std::exchange(refusal->field, std::string(field));
+  // Behind the field the text may say more than the parts do.
+  return Refused(status, *refusal,
+                 text.starts_with(old) ? absl::StrCat(refusal->field, text.substr(old.size()))
+                                       : TextOf(*refusal));
+}
+
+absl::Status Prefixed(std::string_view prefix, const absl::Status& status) {
+  if (status.ok()) return status;
+  return WithText(status.code(), absl::StrCat(std::string(prefix), status.message()), status);
 }
 
 }  // namespace quantgate

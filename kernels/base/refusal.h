@@ -25,6 +25,10 @@ absl::Status StatusOf(const Refusal& refusal);
 /// INVALID_ARGUMENT "FIELD is VALUE: RULE".
 absl::Status Refuse(std::string_view field, std::string_view value, std::string_view rule);
 
+/// FAILED_PRECONDITION "FIELD is VALUE: RULE", of what another state would allow.
+absl::Status RefusePrecondition(std::string_view field, std::string_view value,
+                                std::string_view rule);
+
 /// INVALID_ARGUMENT "FIELD is absent: RULE", its value empty.
 absl::Status RefuseAbsent(std::string_view field, std::string_view rule);
 
@@ -38,5 +42,8 @@ absl::Status WithinField(std::string_view path, const absl::Status& status);
 
 /// The same value and rule of another field: of what a parser refused, which knows no path.
 absl::Status AsField(std::string_view field, const absl::Status& status);
+
+/// The same error, with all that it carries, whose text begins with `prefix`. OK stays OK.
+absl::Status Prefixed(std::string_view prefix, const absl::Status& status);
 
 }  // namespace quantgate

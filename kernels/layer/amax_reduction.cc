@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
 #include "kernels/comm/rank_engines.h"
-#include "kernels/layer/invalid_field.h"
 #include "kernels/layer/linear_parallel.h"
 
 namespace quantgate {
@@ -92,7 +92,7 @@ absl::Status CheckAmaxGroups(const std::string& prefix, const AmaxGroups& groups
     if (!group.is_named()) continue;
     std::string rule = WhyNotOf(group, parallel, layers);
     if (rule.empty()) rule = WhyNotUnder(recipe, role);
-    if (!rule.empty()) return InvalidField(prefix + AmaxGroupField(role), group.Text(), rule);
+    if (!rule.empty()) return Refuse(prefix + AmaxGroupField(role), group.Text(), rule);
   }
   return absl::OkStatus();
 }
@@ -132,7 +132,7 @@ absl::Status AmaxOfRole::Reduce(StepRecorder& recorder, const LinearNames& names
       arguments.group_amax_rowwise.has_value() || arguments.group_amax_columnwise.has_value();
   if (!IsReduced(quantizer, usages) || is_known) return absl::OkStatus();
   const GatherContext context{recorder.engine(), end(), recorder.faults(), recorder.cancellation()};
-  return recorder.Timed(names.Stage(Stage()), [&] {
+  return recorder.Timed({StageKind::kCommunicate, names.Stage(Stage())}, [&] {
     return ReduceAmaxes(context, source, quantizer, usages, arguments);
   });
 }

@@ -89,28 +89,16 @@ absl::Status Reduce(StepRecorder& recorder, ProcessGroup& group,
   return absl::OkStatus();
 }
 
+/// "reduce amaxes of forward", "reduce amaxes of backward over data".
+std::string StageOf(UpdatePoint point, const std::string& group) {
+  return absl::StrCat("reduce amaxes of ", point == UpdatePoint::kBackward ? "backward" : "forward",
+                      group.empty() ? "" : " over ", group);
+}
+
 }  // namespace
 
 bool ReducesDelayedAmaxes(const Recipe& recipe, int ranks) {
   return recipe.is_delayed() && recipe.delayed_scaling().reduce_amax && ranks > 1;
-}
-
-std::vector<std::string> DelayedGroups(const LayerSpec& layer, const AmaxGroups& groups,
-                                       UpdatePoint point) {
-  const std::vector<LayerDelayedState> states = DelayedStatesOf(layer);
-  std::vector<std::string> names;
-  for (const auto& [name, first] : GroupsAt(groups, point)) {
-    const bool has_state = std::any_of(states.begin(), states.end(), [&, &name = name](auto& one) {
-      return IsUpdatedAt(point, one.role) && NameOf(AmaxGroupOf(groups, one.role)) == name;
-    });
-    if (has_state) names.push_back(name);
-  }
-  return names;
-}
-
-std::string DelayedReductionStage(UpdatePoint point, const std::string& group) {
-  return absl::StrCat("reduce amaxes of ", point == UpdatePoint::kBackward ? "backward" : "forward",
-                      group.empty() ? "" : " over ", group);
 }
 
 absl::Status ReduceDelayedAmaxes(StepRecorder& recorder, ProcessGroup* group,
@@ -124,7 +112,7 @@ absl::Status ReduceDelayedAmaxes(StepRecorder& recorder, ProcessGroup* group,
     const int ranks = !name.empty() ? kWorldSizeMax : end == nullptr ? 1 : end->size();
     const std::vector<DelayedScalingState*> states = StatesOf(layers, point, groups, name);
     if (!ReducesDelayedAmaxes(recipe, ranks) || states.empty()) continue;
-    QG_RETURN_IF_ERROR(recorder.Timed(DelayedReductionStage(point, name),
+    QG_RETURN_IF_ERROR(recorder.Timed({StageKind::kCommunicate, StageOf(point, name)},
                                       [&] { return Reduce(recorder, *end, states); }));
   }
   return absl::OkStatus();

@@ -28,10 +28,5 @@ absl::Status ReduceDelayedAmaxes(StepRecorder& recorder, ProcessGroup* group,
 
 /// Whether that is a stage, of so many ranks.
 bool ReducesDelayedAmaxes(const Recipe& recipe, int ranks);
-/// The groups over which it reduces the states of one layer, in order: "" for the default one.
-std::vector<std::string> DelayedGroups(const LayerSpec& layer, const AmaxGroups& groups,
-                                       UpdatePoint point);
-/// "reduce amaxes of forward", "reduce amaxes of backward over data".
-std::string DelayedReductionStage(UpdatePoint point, const std::string& group);
 
 }  // namespace quantgate

@@ -44,9 +44,10 @@ absl::Status Calibrate(StepRecorder& recorder, const std::string& stage, const T
                        QuantizerSpec rule, DelayedScalingState& state) {
   // A quantization of which only the amax is read.
   rule.scaling = Scaling::kCurrent;
-  QG_ASSIGN_OR_RETURN(const QuantizedTensor quantized, recorder.Timed(stage, [&] {
-    return recorder.engine().Quantize(source, rule, {true, false}, {}, recorder.cancellation());
-  }));
+  QG_ASSIGN_OR_RETURN(
+      const QuantizedTensor quantized, recorder.Timed({StageKind::kQuantize, stage}, [&] {
+        return recorder.engine().Quantize(source, rule, {true, false}, {}, recorder.cancellation());
+      }));
   QG_ASSIGN_OR_RETURN(state, recorder.engine().NoteCalibration(state, AmaxOf(quantized)));
   return absl::OkStatus();
 }

@@ -41,7 +41,7 @@ absl::StatusOr<std::vector<QuantizeArguments>> ExpertAmaxes::Reduce(StepRecorder
   std::vector<QuantizeArguments> arguments(sources->size());
   AmaxPlaces places = options_.experts;
   if (places.all == 0) places = {0, static_cast<int64_t>(sources->size())};
-  QG_RETURN_IF_ERROR(recorder.Timed(amax.Stage(), [&] {
+  QG_RETURN_IF_ERROR(recorder.Timed({StageKind::kCommunicate, amax.Stage()}, [&] {
     const GatherContext context{recorder.engine(), amax.end(), amax.end().faults(),
                                 recorder.cancellation()};
     return ReduceAmaxesOfAll(context, *sources, places, options_.recipe.QuantizerFor(role), usages,

@@ -17,7 +17,8 @@ absl::StatusOr<Tensor> DispatchedInput(StepRecorder& recorder, ProcessGroup& gro
   const DType dtype = recipe.activation_dtype().value_or(x.dtype());
   QG_ASSIGN_OR_RETURN(const Tensor rows, recorder.Cast("cast x", x, dtype));
   if (options.payload == ExpertPayload::kSource) {
-    return recorder.Timed("dispatch x", [&] { return plan.Dispatch(group, rows); });
+    return recorder.Timed({StageKind::kCommunicate, "dispatch x"},
+                          [&] { return plan.Dispatch(group, rows); });
   }
   const QuantizerSpec rule = recipe.QuantizerFor(TensorRole::kInput).rowwise;
   if (rule.format != QuantizerFormat::kMxfp8) {
@@ -40,9 +41,9 @@ absl::StatusOr<Tensor> DispatchedInput(StepRecorder& recorder, ProcessGroup& gro
   QG_ASSIGN_OR_RETURN(const QuantizedTensor quantized,
                       recorder.Quantize("quantize x", "x", TensorRole::kInput, whole_blocks, rule,
                                         {true, false}, {}));
-  QG_ASSIGN_OR_RETURN(const QuantizedTensor moved, recorder.Timed("dispatch x", [&] {
-    return plan.Dispatch(group, quantized);
-  }));
+  QG_ASSIGN_OR_RETURN(const QuantizedTensor moved,
+                      recorder.Timed({StageKind::kCommunicate, "dispatch x"},
+                                     [&] { return plan.Dispatch(group, quantized); }));
   return recorder.engine().Dequantize(moved, Usage::kRowwise, dtype, recorder.cancellation());
 }
 
@@ -97,8 +98,9 @@ absl::StatusOr<ExpertForward> ForwardExperts(StepRecorder& recorder, ProcessGrou
                       DispatchedInput(recorder, group, plan, options, step.recipe, x));
   QG_RETURN_IF_ERROR(CheckExperts(layer, state, rows, step));
   QG_ASSIGN_OR_RETURN(ForwardResult result, ForwardLayer(recorder, layer, state, rows, step));
-  QG_ASSIGN_OR_RETURN(
-      forward.y, recorder.Timed("combine y", [&] { return plan.Combine(group, result.y, true); }));
+  QG_ASSIGN_OR_RETURN(forward.y, recorder.Timed({StageKind::kCommunicate, "combine y"}, [&] {
+    return plan.Combine(group, result.y, true);
+  }));
   forward.saved.saved = std::move(result.saved);
   forward.saved.layer = std::move(layer);
   return forward;
@@ -112,13 +114,13 @@ absl::StatusOr<BackwardResult> BackwardExperts(StepRecorder& recorder, ProcessGr
   }
   saved.plan.FollowCancellation(recorder.cancellation());
   const ExpertPlan& plan = saved.plan;
-  QG_ASSIGN_OR_RETURN(const Tensor rows, recorder.Timed("dispatch grad_output", [&] {
-    return plan.DispatchWeighted(group, grad_output);
-  }));
+  QG_ASSIGN_OR_RETURN(const Tensor rows,
+                      recorder.Timed({StageKind::kCommunicate, "dispatch grad_output"},
+                                     [&] { return plan.DispatchWeighted(group, grad_output); }));
   QG_ASSIGN_OR_RETURN(BackwardResult result,
                       BackwardLayer(recorder, saved.layer, state, std::move(saved.saved), rows));
   if (!result.dx.has_value()) return result;
-  QG_ASSIGN_OR_RETURN(result.dx, recorder.Timed("combine dx", [&] {
+  QG_ASSIGN_OR_RETURN(result.dx, recorder.Timed({StageKind::kCommunicate, "combine dx"}, [&] {
     return plan.Combine(group, result.dx, false);
   }));
   return result;

@@ -140,9 +140,11 @@ absl::Status ExpertRun::SumGradients(ExpertStep& step, std::vector<NamedTensor>&
   if (groups_.copies == nullptr) return absl::OkStatus();
   for (NamedTensor& gradient : gradients) {
     step.own_gradients.push_back(gradient);
-    QG_ASSIGN_OR_RETURN(gradient.tensor, recorder_.Timed(absl::StrCat("sum ", gradient.name), [&] {
-      return groups_.copies->AllReduce(gradient.tensor, groups_.profile);
-    }));
+    QG_ASSIGN_OR_RETURN(
+        gradient.tensor,
+        recorder_.Timed({StageKind::kCommunicate, absl::StrCat("sum ", gradient.name)}, [&] {
+          return groups_.copies->AllReduce(gradient.tensor, groups_.profile);
+        }));
   }
   return absl::OkStatus();
 }

@@ -35,7 +35,7 @@ absl::Status Sum(StepRecorder& recorder, const ParallelStep& parallel, const cha
 absl::StatusOr<Tensor> GatherForExperts(StepRecorder& recorder, const ParallelStep& parallel,
                                         const char* what, const Tensor& own) {
   if (!parallel.divides_rows()) return own;
-  return recorder.Timed(absl::StrCat("all-gather ", what),
+  return recorder.Timed({StageKind::kCommunicate, absl::StrCat("all-gather ", what)},
                         [&] { return parallel.tp->AllGather(own); });
 }
 
@@ -45,7 +45,7 @@ absl::StatusOr<Tensor> SumOfExperts(StepRecorder& recorder, const ParallelStep& 
   if (group.faults().Has(kFaultExpertPartialLeft)) return partial;
   const bool divides = parallel.divides_rows();
   const char* const call = divides ? "reduce-scatter " : "all-reduce ";
-  return recorder.Timed(absl::StrCat(call, what), [&] {
+  return recorder.Timed({StageKind::kCommunicate, absl::StrCat(call, what)}, [&] {
     return divides ? group.ReduceScatter(partial, EvenRows(partial.shape()[0], group.size()),
                                          parallel.profile)
                    : group.AllReduce(partial, parallel.profile);

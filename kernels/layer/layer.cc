@@ -157,7 +157,7 @@ absl::Status UpdateScales(StepRecorder& recorder, const LayerSpec& spec, LayerSt
   if (!recipe.is_delayed()) return absl::OkStatus();
   const bool is_backward = point == UpdatePoint::kBackward;
   const char* const stage = is_backward ? "update scales of backward" : "update scales of forward";
-  return recorder.Timed(stage, [&]() -> absl::Status {
+  return recorder.Timed({StageKind::kCompare, stage}, [&]() -> absl::Status {
     for (const LayerDelayedState& delayed : DelayedStatesOf(spec)) {
       if ((delayed.role == TensorRole::kGradOutput) != is_backward) continue;
       const auto found = state.delayed.find(delayed.name);

@@ -135,10 +135,6 @@ std::vector<std::string> LayerOutputs(const LayerRequest& request);
 /// Shape of an output of a request that CheckLayerTensors accepts.
 Shape LayerOutputShape(const LayerRequest& request, std::string_view output);
 
-/// The stages of a run in order, known before it starts: LayerResult::stages has these names. For
-/// a request that CheckLayer accepts.
-std::vector<std::string> LayerStages(const LayerRequest& request, const Recipe& recipe);
-
 /// A run of which the fingerprints of saved operands and what quantizations left are still to be
 /// read.
 struct StartedLayer {

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/layer/expert_amaxes.h"
 #include "kernels/layer/layer_saved.h"
 
@@ -90,11 +91,13 @@ absl::Status ProgramBackward::Contribute(int value, ValueGradient gradient) {
   ValueGradient total;
   QG_ASSIGN_OR_RETURN(
       total.value,
-      run_.recorder.Timed(absl::StrCat("add to ", run_.program.values[value].gradient), [&] {
-        return run_.recorder.engine().Add(sum.plain(), gradient.plain(),
-                                          run_.layer.activation_dtype,
-                                          run_.recorder.cancellation());
-      }));
+      run_.recorder.Timed(
+          {StageKind::kOperation, absl::StrCat("add to ", run_.program.values[value].gradient)},
+          [&] {
+            return run_.recorder.engine().Add(sum.plain(), gradient.plain(),
+                                              run_.layer.activation_dtype,
+                                              run_.recorder.cancellation());
+          }));
   sum = std::move(total);
   return absl::OkStatus();
 }
@@ -137,7 +140,8 @@ std::vector<NamedTensor> Named(const LayerSpec& spec, const ParameterGradients& 
 }
 
 absl::Status NotOfThisStep(const char* what) {
-  return absl::FailedPreconditionError(absl::StrCat("saved: not what a ", what, " left"));
+  return RefusePrecondition("saved", "of another step",
+                            absl::StrCat("must be what a ", what, " left"));
 }
 
 }  // namespace
@@ -145,7 +149,7 @@ absl::Status NotOfThisStep(const char* what) {
 absl::StatusOr<Tensor> JoinRows(StepRecorder& recorder, const char* stage, const LayerPlan& plan,
                                 const std::vector<Tensor>& parts) {
   if (plan.kind != LayerKind::kGroupedLinear) return parts[0];
-  QG_ASSIGN_OR_RETURN(const Tensor joined, recorder.Timed(stage, [&] {
+  QG_ASSIGN_OR_RETURN(const Tensor joined, recorder.Timed({StageKind::kOperation, stage}, [&] {
     return recorder.engine().ConcatenateRows(parts, recorder.cancellation());
   }));
   return joined.Reinterpret(joined.dtype(), plan.ShapeOfRows(joined.columns()));

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/layer/invalid_field.h"
+#include "kernels/base/refusal.h"
 #include "kernels/layer/layer_request.h"
 #include "kernels/layer/linear_check.h"
 #include "kernels/quantize/quantized_outline.h"
@@ -13,9 +13,9 @@ namespace {
 absl::Status CheckDelayed(const LayerRequest& request, const Recipe& recipe) {
   if (!recipe.is_delayed()) return absl::OkStatus();
   if (recipe.backward_override() != BackwardOverride::kNone) {
-    return InvalidField("backward_override",
-                        std::string(BackwardOverrideName(recipe.backward_override())),
-                        "delayed scaling has no backward override");
+    return Refuse("backward_override",
+                  std::string(BackwardOverrideName(recipe.backward_override())),
+                  "delayed scaling has no backward override");
   }
   const std::vector<LayerDelayedState> known = DelayedStatesOf(request.layer);
   for (const auto& [given, state] : request.delayed) {
@@ -24,12 +24,11 @@ absl::Status CheckDelayed(const LayerRequest& request, const Recipe& recipe) {
     const bool is_known = std::any_of(
         known.begin(), known.end(), [&](const LayerDelayedState& one) { return one.name == name; });
     if (!is_known) {
-      return InvalidField(
-          field, "no such state",
-          absl::StrCat("the layer's are ",
-                       absl::StrJoin(known, ", ", [](std::string* text, const auto& one) {
-                         absl::StrAppend(text, one.name);
-                       })));
+      return Refuse(field, "no such state",
+                    absl::StrCat("the layer's are ",
+                                 absl::StrJoin(known, ", ", [](std::string* text, const auto& one) {
+                                   absl::StrAppend(text, one.name);
+                                 })));
     }
     QG_RETURN_IF_ERROR(CheckDelayedScaling(state, field));
   }
@@ -64,7 +63,7 @@ absl::Status CheckQuantize(const LayerPlan& plan, const ProgramPlan& program,
     const absl::Status status =
         CheckQuantization(plan.activation_dtype, shape, recipe.QuantizerFor(role), usages);
     if (!status.ok()) {
-      return InvalidField(operation.field, ShapeText(shape), std::string(status.message()));
+      return Refuse(operation.field, ShapeText(shape), std::string(status.message()));
     }
   }
   return absl::OkStatus();
@@ -77,9 +76,9 @@ absl::Status CheckGathered(const PlannedOperation& operation) {
   const bool x = unit.facts.x_is_codes && unit.parallel.gathers_x();
   const bool grad_output = unit.facts.grad_output_is_codes && unit.parallel.gathers_grad_output();
   if (!x && !grad_output) return absl::OkStatus();
-  return InvalidField(operation.field, std::string(ParallelModeName(unit.parallel.mode)),
-                      absl::StrCat("under sequence parallelism it takes no ",
-                                   x ? "x" : "grad_output", " that a quantize operation made"));
+  return Refuse(operation.field, std::string(ParallelModeName(unit.parallel.mode)),
+                absl::StrCat("under sequence parallelism it takes no ", x ? "x" : "grad_output",
+                             " that a quantize operation made"));
 }
 
 /// What of the step's plan a unit cannot carry out.
@@ -103,7 +102,7 @@ absl::Status CheckOverlap(const LayerRequest& request, const ProgramPlan& progra
   absl::Status status = CheckOverlapPlan(plan, facts, recipe);
   if (status.ok()) status = CheckLinearUnitOverlap(operation.linear, recipe, step->profile);
   if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(field, ": ", status.message()));
+  return WithinField(field, status);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/comm/overlap.h"
 #include "kernels/layer/expert_amaxes.h"
-#include "kernels/layer/invalid_field.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/layer_saved.h"
 
@@ -92,21 +92,20 @@ absl::StatusOr<LayerValue> ForwardOperation(ProgramRun& run, size_t index,
 /// What a step needs to run, and its check did not.
 absl::Status CheckEnds(const ParallelStep& parallel) {
   if (parallel.tp == nullptr && parallel.size() > 1) {
-    return InvalidField("parallel.tp", "null",
-                        "a step of several ranks needs this rank's end of their group");
+    return Refuse("parallel.tp", "null",
+                  "a step of several ranks needs this rank's end of their group");
   }
   const Overlap* const overlap = parallel.overlap;
   if (overlap == nullptr) {
     if (!parallel.column_overlap.has_any() && !parallel.row_overlap.has_any()) {
       return absl::OkStatus();
     }
-    return InvalidField("parallel.overlap", "null",
-                        "a step whose units overlap needs this rank's end of overlapped calls");
+    return Refuse("parallel.overlap", "null",
+                  "a step whose units overlap needs this rank's end of overlapped calls");
   }
   if (&overlap->group() == parallel.tp) return absl::OkStatus();
-  return InvalidField(
-      "parallel.overlap", absl::StrCat("of group \"", overlap->group().name(), "\""),
-      absl::StrCat("it must be of parallel.tp, group \"", parallel.tp->name(), "\""));
+  return Refuse("parallel.overlap", absl::StrCat("of group \"", overlap->group().name(), "\""),
+                absl::StrCat("it must be of parallel.tp, group \"", parallel.tp->name(), "\""));
 }
 
 /// For the seeded bugs of modules that remember more than they should.

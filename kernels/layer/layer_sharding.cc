@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/row_blocks.h"
 #include "kernels/layer/layer_program.h"
@@ -57,9 +58,9 @@ absl::Status CheckDivides(const std::string& field, const Tensor& whole, const S
   const int64_t count = whole.shape()[static_cast<size_t>(rule.dim)];
   const int64_t multiple = static_cast<int64_t>(rule.parts) * size;
   if (count % multiple == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, ": dim ", rule.dim, " = ", count, " of ", TensorText(whole),
-                   "; it must be a multiple of ", multiple,
+  return Refuse(
+      field, TensorText(whole),
+      absl::StrCat("its dim ", rule.dim, " must be a multiple of ", multiple,
                    rule.parts == 1 ? "" : absl::StrCat(", ", rule.parts, " parts for each"),
                    " of the ", size, " ranks of the tensor-parallel group"));
 }
@@ -71,9 +72,9 @@ absl::StatusOr<Tensor> RowsOf(Engine& engine, const std::string& field, const Te
   const bool has_dims = whole.rank() >= 2 && sum == whole.shape()[0] &&
                         parallel.rows.size() == static_cast<size_t>(parallel.size());
   if (!has_dims) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        field, ": ", TensorText(whole), "; parallel.rows divide dim 0 of 2 dims or more into ",
-        parallel.size(), " parts, of ", sum, " rows together"));
+    return Refuse(field, TensorText(whole),
+                  absl::StrCat("parallel.rows divide dim 0 of 2 dims or more into ",
+                               parallel.size(), " parts, of ", sum, " rows together"));
   }
   int64_t begin = 0;
   for (int i = 0; i < parallel.rank(); ++i) begin += parallel.rows[static_cast<size_t>(i)];
@@ -157,8 +158,7 @@ absl::StatusOr<Tensor> ShardOf(Engine& engine, const std::string& field, const T
   ShardRule rule = given;
   if (rule.dim == kLastDim) rule.dim = whole.rank() - 1;
   if (rule.dim >= whole.rank()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(field, ": ", TensorText(whole), "; it is divided along dim ", rule.dim));
+    return Refuse(field, TensorText(whole), absl::StrCat("it is divided along dim ", rule.dim));
   }
   QG_RETURN_IF_ERROR(CheckDivides(field, whole, rule, size));
   const int64_t part = whole.shape()[static_cast<size_t>(rule.dim)] / rule.parts;

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/parse_name.h"
-#include "kernels/layer/invalid_field.h"
+#include "kernels/base/refusal.h"
 #include "kernels/layer/layer_program.h"
 
 namespace quantgate {
@@ -30,29 +30,28 @@ bool IsName(const std::string& name) {
 absl::Status CheckOperation(const OperationSpec& operation, const std::string& field,
                             const std::set<std::string>& earlier) {
   if (!IsName(operation.name)) {
-    return InvalidField(field + ".name",
-                        absl::StrCat("\"", operation.name.substr(0, kNameLengthMax), "\""),
-                        "it is letters, digits and _, at most 64");
+    return Refuse(field + ".name",
+                  absl::StrCat("\"", operation.name.substr(0, kNameLengthMax), "\""),
+                  "it is letters, digits and _, at most 64");
   }
   if (earlier.count(operation.name) != 0) {
-    return InvalidField(
+    return Refuse(
         field + ".name", operation.name,
         operation.name == "x" ? "x is what the layer takes" : "another operation has this name");
   }
   if (operation.kind == OperationKind::kScale && !std::isfinite(operation.factor)) {
-    return InvalidField(field + ".factor", absl::StrCat(operation.factor), "it is finite");
+    return Refuse(field + ".factor", absl::StrCat(operation.factor), "it is finite");
   }
   if (operation.kind == OperationKind::kAdd && earlier.count(operation.addend) == 0) {
-    return InvalidField(field + ".addend",
-                        absl::StrCat("\"", operation.addend.substr(0, kNameLengthMax), "\""),
-                        "it is x or the name of an earlier operation");
+    return Refuse(field + ".addend",
+                  absl::StrCat("\"", operation.addend.substr(0, kNameLengthMax), "\""),
+                  "it is x or the name of an earlier operation");
   }
   if (operation.parallel_mode != ParallelMode::kNone &&
       operation.kind != OperationKind::kBasicLinear) {
-    return InvalidField(field + ".parallel_mode",
-                        std::string(ParallelModeName(operation.parallel_mode)),
-                        absl::StrCat("it is a basic_linear's, not of a ",
-                                     std::string(OperationKindName(operation.kind))));
+    return Refuse(field + ".parallel_mode", std::string(ParallelModeName(operation.parallel_mode)),
+                  absl::StrCat("it is a basic_linear's, not of a ",
+                               std::string(OperationKindName(operation.kind))));
   }
   return absl::OkStatus();
 }
@@ -71,19 +70,18 @@ absl::Status CheckParallelMode(const LayerSpec& spec) {
     case LayerKind::kGroupedLinear:
       return absl::OkStatus();
     case LayerKind::kChain:
-      return InvalidField("layer.parallel_mode", std::string(ParallelModeName(spec.parallel_mode)),
-                          "of a chain, its basic_linear operations have one each");
+      return Refuse("layer.parallel_mode", std::string(ParallelModeName(spec.parallel_mode)),
+                    "of a chain, its basic_linear operations have one each");
   }
   if (spec.parallel_mode == ParallelMode::kColumn) return absl::OkStatus();
-  return InvalidField("layer.parallel_mode", std::string(ParallelModeName(spec.parallel_mode)),
-                      rule);
+  return Refuse("layer.parallel_mode", std::string(ParallelModeName(spec.parallel_mode)), rule);
 }
 
 absl::Status CheckChain(const LayerSpec& spec) {
   const size_t count = spec.operations.size();
   if (count < 1 || count > kOperationsMax) {
-    return InvalidField("layer.operations", absl::StrCat(count, " operations"),
-                        absl::StrCat("a chain has from 1 to ", kOperationsMax));
+    return Refuse("layer.operations", absl::StrCat(count, " operations"),
+                  absl::StrCat("a chain has from 1 to ", kOperationsMax));
   }
   std::set<std::string> names = {"x"};
   for (size_t i = 0; i < count; ++i) {
@@ -97,13 +95,13 @@ absl::Status CheckChain(const LayerSpec& spec) {
 absl::Status CheckSplits(const LayerSpec& spec) {
   const size_t count = spec.m_splits.size();
   if (count < 1 || count > kExpertsMax) {
-    return InvalidField("layer.m_splits", absl::StrCat(count, " experts"),
-                        absl::StrCat("a grouped_linear has from 1 to ", kExpertsMax));
+    return Refuse("layer.m_splits", absl::StrCat(count, " experts"),
+                  absl::StrCat("a grouped_linear has from 1 to ", kExpertsMax));
   }
   for (size_t i = 0; i < count; ++i) {
     if (spec.m_splits[i] >= 0) continue;
-    return InvalidField(absl::StrCat("layer.m_splits[", i, "]"), absl::StrCat(spec.m_splits[i]),
-                        "an expert has 0 rows or more");
+    return Refuse(absl::StrCat("layer.m_splits[", i, "]"), absl::StrCat(spec.m_splits[i]),
+                  "an expert has 0 rows or more");
   }
   return absl::OkStatus();
 }
@@ -159,20 +157,19 @@ absl::Status CheckLayerSpec(const LayerSpec& spec) {
   const bool has_norm =
       spec.kind == LayerKind::kLayerNormLinear || spec.kind == LayerKind::kLayerNormMlp;
   if (spec.return_norm_output && !has_norm) {
-    return InvalidField("layer.return_norm_output", "true",
-                        absl::StrCat("a ", kind, " has no norm"));
+    return Refuse("layer.return_norm_output", "true", absl::StrCat("a ", kind, " has no norm"));
   }
   QG_RETURN_IF_ERROR(CheckParallelMode(spec));
   if (spec.kind == LayerKind::kChain) {
     QG_RETURN_IF_ERROR(CheckChain(spec));
   } else if (!spec.operations.empty()) {
-    return InvalidField("layer.operations", absl::StrCat(spec.operations.size(), " operations"),
-                        absl::StrCat("they are a chain's, not a ", kind, "'s"));
+    return Refuse("layer.operations", absl::StrCat(spec.operations.size(), " operations"),
+                  absl::StrCat("they are a chain's, not a ", kind, "'s"));
   }
   if (spec.kind == LayerKind::kGroupedLinear) return CheckSplits(spec);
   if (spec.m_splits.empty()) return absl::OkStatus();
-  return InvalidField("layer.m_splits", absl::StrCat(spec.m_splits.size(), " experts"),
-                      absl::StrCat("they are a grouped_linear's, not a ", kind, "'s"));
+  return Refuse("layer.m_splits", absl::StrCat(spec.m_splits.size(), " experts"),
+                absl::StrCat("they are a grouped_linear's, not a ", kind, "'s"));
 }
 
 }  // namespace quantgate

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/layer/invalid_field.h"
+#include "kernels/base/refusal.h"
 #include "kernels/layer/layer_request.h"
 #include "kernels/quantize/quantized_outline.h"
 
@@ -19,20 +19,14 @@ std::string ParameterField(const std::string& name) {
 
 absl::Status CheckDType(const std::string& field, const Tensor& tensor) {
   if (IsHighPrecision(tensor.dtype())) return absl::OkStatus();
-  return InvalidField(field, TensorText(tensor), "its dtype must be f32, bf16 or f16");
+  return Refuse(field, TensorText(tensor), "its dtype must be f32, bf16 or f16");
 }
 
 absl::Status CheckShape(const std::string& field, const Tensor& tensor, const Shape& expected,
                         const std::string& reason) {
   if (tensor.shape() == expected) return absl::OkStatus();
-  return InvalidField(field, TensorText(tensor),
-                      absl::StrCat("its shape must be ", ShapeText(expected), ", ", reason));
-}
-
-/// The error of an operation's own check, under the operation's field.
-absl::Status AtField(const std::string& field, const absl::Status& status) {
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(field, ": ", std::string(status.message())));
+  return Refuse(field, TensorText(tensor),
+                absl::StrCat("its shape must be ", ShapeText(expected), ", ", reason));
 }
 
 class TensorsCheck {
@@ -73,13 +67,13 @@ class TensorsCheck {
 
 absl::Status TensorsCheck::CheckPresence() const {
   if (!request_.x.has_value()) {
-    return InvalidField("x", "absent", absl::StrCat("a ", kind_, " layer needs it"));
+    return Refuse("x", "absent", absl::StrCat("a ", kind_, " layer needs it"));
   }
   const std::vector<LayerParameter> known = ParametersOf(request_.layer);
   for (const LayerParameter& parameter : known) {
     if (!parameter.is_optional && Find(parameter.name) == nullptr) {
-      return InvalidField(ParameterField(parameter.name), "absent",
-                          absl::StrCat("a ", kind_, " layer needs it"));
+      return Refuse(ParameterField(parameter.name), "absent",
+                    absl::StrCat("a ", kind_, " layer needs it"));
     }
   }
   for (const auto& [given, tensor] : request_.parameters) {
@@ -88,7 +82,7 @@ absl::Status TensorsCheck::CheckPresence() const {
     const bool is_known = std::any_of(known.begin(), known.end(),
                                       [&](const LayerParameter& one) { return one.name == name; });
     if (!is_known) {
-      return InvalidField(
+      return Refuse(
           ParameterField(name), TensorText(tensor),
           absl::StrCat("the layer's parameters are ",
                        absl::StrJoin(known, ", ", [](std::string* text, const LayerParameter& one) {
@@ -103,7 +97,7 @@ absl::Status TensorsCheck::CheckPresence() const {
 absl::Status TensorsCheck::CheckX() const {
   QG_RETURN_IF_ERROR(CheckDType("x", request_.x));
   if (request_.x.rank() < 1) {
-    return InvalidField("x", TensorText(request_.x), "its rank must be at least 1, [..., K]");
+    return Refuse("x", TensorText(request_.x), "its rank must be at least 1, [..., K]");
   }
   return absl::OkStatus();
 }
@@ -114,23 +108,22 @@ absl::Status TensorsCheck::CheckSplits() const {
   for (size_t i = 0; i < layer.m_splits.size(); ++i) {
     const std::string bias = absl::StrCat("bias.", i);
     if (layer.parallel_mode != ParallelMode::kRow || Find(bias) == nullptr) continue;
-    return InvalidField(ParameterField(bias), TensorText(*Find(bias)),
-                        "a row-parallel grouped_linear has no bias: y is one rank's part of a sum");
+    return Refuse(ParameterField(bias), TensorText(*Find(bias)),
+                  "a row-parallel grouped_linear has no bias: y is one rank's part of a sum");
   }
   const int64_t rows = request_.x.rows();
   int64_t sum = 0;
   // Each is at most M before it is added, so the sum cannot overflow.
   for (size_t i = 0; i < layer.m_splits.size() && sum <= rows; ++i) {
     if (layer.m_splits[i] > rows) {
-      return InvalidField(absl::StrCat("layer.m_splits[", i, "]"), absl::StrCat(layer.m_splits[i]),
-                          absl::StrCat("x ", TensorText(request_.x), " has ", rows, " rows"));
+      return Refuse(absl::StrCat("layer.m_splits[", i, "]"), absl::StrCat(layer.m_splits[i]),
+                    absl::StrCat("x ", TensorText(request_.x), " has ", rows, " rows"));
     }
     sum += layer.m_splits[i];
   }
   if (sum != rows) {
-    return InvalidField(
-        "layer.m_splits", absl::StrCat("sum ", sum, sum > rows ? " or more" : ""),
-        absl::StrCat("it must be ", rows, ", the rows of x ", TensorText(request_.x)));
+    return Refuse("layer.m_splits", absl::StrCat("sum ", sum, sum > rows ? " or more" : ""),
+                  absl::StrCat("it must be ", rows, ", the rows of x ", TensorText(request_.x)));
   }
   const Tensor& first = *Find("weight.0");
   for (size_t i = 1; i < layer.m_splits.size(); ++i) {
@@ -152,23 +145,23 @@ absl::StatusOr<Shape> TensorsCheck::CheckLinear(const ProgramOperation& operatio
   const Tensor& weight = *Find(operation.weight);
   const std::string field = ParameterField(operation.weight);
   if (weight.rank() != 2) {
-    return InvalidField(field, TensorText(weight), "its rank must be 2, [N][K]");
+    return Refuse(field, TensorText(weight), "its rank must be 2, [N][K]");
   }
   if (weight.shape()[0] < 1) {
-    return InvalidField(field, TensorText(weight), "N, its first dim, must be at least 1");
+    return Refuse(field, TensorText(weight), "N, its first dim, must be at least 1");
   }
   if (weight.shape()[1] < 1) {
-    return InvalidField(field, TensorText(weight), "K, its last dim, must be at least 1");
+    return Refuse(field, TensorText(weight), "K, its last dim, must be at least 1");
   }
   if (x.back() != weight.columns()) {
     if (operation.input == 0) {
-      return InvalidField("x", TensorText(request_.x),
-                          absl::StrCat("its last dim must be K = ", weight.columns(), " of ",
-                                       operation.weight, " ", TensorText(weight)));
+      return Refuse("x", TensorText(request_.x),
+                    absl::StrCat("its last dim must be K = ", weight.columns(), " of ",
+                                 operation.weight, " ", TensorText(weight)));
     }
-    return InvalidField(field, TensorText(weight),
-                        absl::StrCat("K, its last dim, must be ", x.back(), ", the columns of ",
-                                     operation.names.x));
+    return Refuse(field, TensorText(weight),
+                  absl::StrCat("K, its last dim, must be ", x.back(), ", the columns of ",
+                               operation.names.x));
   }
   const int64_t n = weight.shape()[0];
   QG_RETURN_IF_ERROR(CheckVector(operation.bias, n, absl::StrCat("N of ", operation.weight)));
@@ -183,18 +176,17 @@ absl::Status TensorsCheck::CheckParallel(const LayerProgram& program) {
   rows_ = SequenceRows(program, request_.x.shape(), request_.parallel.get());
   if (rows_.empty()) return absl::OkStatus();
   if (request_.x.rank() < 2) {
-    return InvalidField("x", TensorText(request_.x),
-                        "under sequence parallelism its rank must be at least 2: dim 0 is divided");
+    return Refuse("x", TensorText(request_.x),
+                  "under sequence parallelism its rank must be at least 2: dim 0 is divided");
   }
   const ParallelStep& parallel = *request_.parallel;
   const std::string text = absl::StrCat("[", absl::StrJoin(rows_, ", "), "]");
   if (rows_.size() != static_cast<size_t>(parallel.size())) {
-    return InvalidField(
-        "parallel.rows", text,
-        absl::StrCat("it has one entry for each of the ", parallel.size(), " ranks"));
+    return Refuse("parallel.rows", text,
+                  absl::StrCat("it has one entry for each of the ", parallel.size(), " ranks"));
   }
   if (std::any_of(rows_.begin(), rows_.end(), [](int64_t count) { return count < 0; })) {
-    return InvalidField("parallel.rows", text, "a rank has 0 rows or more");
+    return Refuse("parallel.rows", text, "a rank has 0 rows or more");
   }
   const auto first =
       std::find_if(program.operations.begin(), program.operations.end(),
@@ -203,9 +195,9 @@ absl::Status TensorsCheck::CheckParallel(const LayerProgram& program) {
   const int64_t expected = is_column ? rows_[static_cast<size_t>(parallel.rank())]
                                      : std::accumulate(rows_.begin(), rows_.end(), int64_t{0});
   if (request_.x.shape()[0] == expected) return absl::OkStatus();
-  return InvalidField("parallel.rows", text,
-                      absl::StrCat("dim 0 of x ", TensorText(request_.x), " must be ",
-                                   is_column ? "this rank's entry" : "their sum", ", ", expected));
+  return Refuse("parallel.rows", text,
+                absl::StrCat("dim 0 of x ", TensorText(request_.x), " must be ",
+                             is_column ? "this rank's entry" : "their sum", ", ", expected));
 }
 
 /// Columns are divided between a column-parallel operation and the next row-parallel one, and
@@ -224,20 +216,20 @@ absl::Status TensorsCheck::CheckDivision(const LayerProgram& program) const {
     const bool needs_all =
         operation.kind == OperationKind::kNorm || (is_linear && mode != ParallelMode::kRow);
     if (needs_all && reads_divided) {
-      return InvalidField(operation.field + (is_linear ? ".parallel_mode" : ""),
-                          is_linear ? std::string(ParallelModeName(mode)) : operation.name,
-                          "it reads columns that are divided over the ranks: only a row-parallel "
-                          "operation contracts over them");
+      return Refuse(operation.field + (is_linear ? ".parallel_mode" : ""),
+                    is_linear ? std::string(ParallelModeName(mode)) : operation.name,
+                    "it reads columns that are divided over the ranks: only a row-parallel "
+                    "operation contracts over them");
     }
     if (mode == ParallelMode::kRow && !reads_divided) {
-      return InvalidField(operation.field + ".parallel_mode", "row",
-                          "it reads columns that are not divided over the ranks: those of a "
-                          "column-parallel operation are");
+      return Refuse(operation.field + ".parallel_mode", "row",
+                    "it reads columns that are not divided over the ranks: those of a "
+                    "column-parallel operation are");
     }
     if (operation.addend >= 0 &&
         is_divided[static_cast<size_t>(operation.addend)] != reads_divided) {
-      return InvalidField(operation.field + ".addend", program.values[operation.addend].name,
-                          "of the two that are added one is divided over the ranks");
+      return Refuse(operation.field + ".addend", program.values[operation.addend].name,
+                    "of the two that are added one is divided over the ranks");
     }
     is_divided.push_back(is_linear ? mode == ParallelMode::kColumn : reads_divided);
   }
@@ -253,7 +245,7 @@ absl::Status TensorsCheck::CheckNormOperation(const ProgramOperation& operation,
   desc.options = operation.norm;
   QG_ASSIGN_OR_RETURN(desc.x, OutlineTensor(DType::kBF16, x));
   desc.gamma = *Find(operation.gamma);
-  return AtField(operation.field, CheckNorm(desc));
+  return WithinField(operation.field, CheckNorm(desc));
 }
 
 absl::StatusOr<Shape> TensorsCheck::CheckOperation(const ProgramOperation& operation,
@@ -271,17 +263,17 @@ absl::StatusOr<Shape> TensorsCheck::CheckOperation(const ProgramOperation& opera
       return x;
     case OperationKind::kActivation: {
       QG_ASSIGN_OR_RETURN(const Tensor h, OutlineTensor(DType::kBF16, x));
-      QG_RETURN_IF_ERROR(
-          AtField(operation.field, CheckActivationForward(h, operation.activation, DType::kBF16)));
+      QG_RETURN_IF_ERROR(WithinField(
+          operation.field, CheckActivationForward(h, operation.activation, DType::kBF16)));
       return ActivationOutputShape(x, operation.activation.kind);
     }
     case OperationKind::kAdd:
       if (values[operation.addend] != x) {
-        return InvalidField(operation.field + ".addend",
-                            absl::StrCat(program.values[operation.addend].name, " of ",
-                                         ShapeText(values[operation.addend])),
-                            absl::StrCat("its shape must be ", ShapeText(x), ", that of ",
-                                         program.values[operation.input].name));
+        return Refuse(operation.field + ".addend",
+                      absl::StrCat(program.values[operation.addend].name, " of ",
+                                   ShapeText(values[operation.addend])),
+                      absl::StrCat("its shape must be ", ShapeText(x), ", that of ",
+                                   program.values[operation.input].name));
       }
       return x;
     case OperationKind::kQuantize:
@@ -307,9 +299,8 @@ absl::Status TensorsCheck::CheckBytes(const std::string& value, const Shape& sha
   QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape, DType::kF32, value));
   const DType dtype = request_.x.dtype();
   if (count <= request_.value_bytes_max / DTypeBytes(dtype)) return absl::OkStatus();
-  return InvalidField(value,
-                      absl::StrCat(std::string(DTypeName(dtype)), "[", ShapeText(shape), "]"),
-                      absl::StrCat("a tensor has at most ", request_.value_bytes_max, " bytes"));
+  return Refuse(value, absl::StrCat(std::string(DTypeName(dtype)), "[", ShapeText(shape), "]"),
+                absl::StrCat("a tensor has at most ", request_.value_bytes_max, " bytes"));
 }
 
 absl::Status TensorsCheck::CheckGradOutput() const {
@@ -331,15 +322,14 @@ absl::Status TensorsCheck::CheckMainGrads() const {
     const bool is_weight = std::any_of(known.begin(), known.end(), [&](const LayerParameter& one) {
       return one.kind == ParameterKind::kWeight && one.name == weight;
     });
-    if (!is_weight) return InvalidField(field, text, "the layer has no such weight");
+    if (!is_weight) return Refuse(field, text, "the layer has no such weight");
     if (!request_.grad_output.has_value()) {
-      return InvalidField(field, text, "nothing accumulates into it without grad_output");
+      return Refuse(field, text, "nothing accumulates into it without grad_output");
     }
     if (!request_.requires_grad.weight) {
-      return InvalidField(field, text,
-                          "nothing accumulates into it where weight requires no gradient");
+      return Refuse(field, text, "nothing accumulates into it where weight requires no gradient");
     }
-    if (main_grad.dtype() != DType::kF32) return InvalidField(field, text, "its dtype must be f32");
+    if (main_grad.dtype() != DType::kF32) return Refuse(field, text, "its dtype must be f32");
     QG_RETURN_IF_ERROR(CheckShape(field, main_grad, Find(weight)->shape(), "as weight's"));
   }
   return absl::OkStatus();

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/engine/zeros.h"
 #include "kernels/layer/layer_faults.h"
 #include "kernels/layer/linear_operands.h"
@@ -37,7 +38,7 @@ absl::StatusOr<NamedOperand> OverrideOperand(StepRecorder& recorder, const Linea
 /// dw of no rows: zeros, or nothing added to the main gradient, whose bits stay.
 absl::StatusOr<Tensor> EmptyWgrad(StepRecorder& recorder, const LinearUnit& unit,
                                   const Tensor& accumulated, DType dtype) {
-  return recorder.Timed(unit.names.Stage(kStageWgrad), [&] {
+  return recorder.Timed({StageKind::kGemm, unit.names.Stage(kStageWgrad)}, [&] {
     return accumulated.has_value()
                ? absl::StatusOr<Tensor>(accumulated)
                : Zeros(recorder.engine(), {unit.n, unit.k}, recorder.cancellation(), dtype);
@@ -90,8 +91,8 @@ absl::StatusOr<Tensor> Wgrad(StepRecorder& recorder, const LinearWgrad& wgrad, L
   if (has_main_grad && wgrad.options->microbatch != Microbatch::kFirst) {
     const auto found = state.main_grads.find(unit.names.weight);
     if (found == state.main_grads.end()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("main_grads[", unit.names.weight, "]: absent; forward began with one"));
+      return RefusePrecondition(absl::StrCat("main_grads[", unit.names.weight, "]"), "absent",
+                                "forward began with one");
     }
     accumulated = found->second;
   }
@@ -173,7 +174,7 @@ absl::StatusOr<Tensor> BackwardPass::BiasGradient() {
   }
   QG_ASSIGN_OR_RETURN(const Tensor matrix,
                       source.Reinterpret(source.dtype(), {unit_.y_rows(), unit_.n}));
-  return recorder_.Timed(names_.Stage("bias gradient"), [&] {
+  return recorder_.Timed({StageKind::kGemm, names_.Stage("bias gradient")}, [&] {
     return recorder_.engine().ColumnSums(matrix, flow_.activation_dtype, recorder_.cancellation());
   });
 }
@@ -210,7 +211,7 @@ absl::Status BackwardPass::QuantizeGradOutput() {
 }
 
 absl::Status BackwardPass::CheckSaved() {
-  return recorder_.Timed(names_.Stage("check saved operands"), [&] {
+  return recorder_.Timed({StageKind::kCompare, names_.Stage("check saved operands")}, [&] {
     std::vector<UsedOperand> operands;
     if (flow_.needs_dw) {
       // wgrad of an empty batch is zero without reading anything.
@@ -325,16 +326,17 @@ absl::StatusOr<LinearWgrad> BackwardPass::Defer(LinearWgrad wgrad) {
   } else {
     kept.codes = QuantizedTensor();
   }
-  QG_RETURN_IF_ERROR(recorder_.Timed(names_.Stage("fingerprint deferred operands"), [&] {
-    std::vector<OperandToKeep> operands;
-    // What was gathered for it; a saved operand has its mark.
-    if (wgrad.x.mark == nullptr) {
-      operands.push_back({absl::StrCat(names_.x, " gathered"),
-                          ContentOf(wgrad.x, flow_.activation_dtype), &wgrad.x});
-    }
-    operands.push_back({names_.grad_output, ContentOf(kept, gradient_.value.dtype()), &kept});
-    return Keep(recorder_, operands);
-  }));
+  QG_RETURN_IF_ERROR(
+      recorder_.Timed({StageKind::kCompare, names_.Stage("fingerprint deferred operands")}, [&] {
+        std::vector<OperandToKeep> operands;
+        // What was gathered for it; a saved operand has its mark.
+        if (wgrad.x.mark == nullptr) {
+          operands.push_back({absl::StrCat(names_.x, " gathered"),
+                              ContentOf(wgrad.x, flow_.activation_dtype), &wgrad.x});
+        }
+        operands.push_back({names_.grad_output, ContentOf(kept, gradient_.value.dtype()), &kept});
+        return Keep(recorder_, operands);
+      }));
   return wgrad;
 }
 
@@ -378,13 +380,14 @@ absl::StatusOr<LinearBackward> BackwardLinear(StepRecorder& recorder, LinearSave
 absl::StatusOr<Tensor> RunDeferredWgrad(StepRecorder& recorder, LinearWgrad& deferred,
                                         LayerState& state) {
   const LinearUnit& unit = deferred.unit;
-  QG_RETURN_IF_ERROR(recorder.Timed(unit.names.Stage("check deferred operands"), [&] {
-    const bool is_read = !unit.flow.is_empty;
-    const UsedOperand operands[] = {
-        {deferred.x.mark, deferred.x.Parts(), is_read},
-        {deferred.grad_output.mark, deferred.grad_output.Parts(), is_read}};
-    return recorder.Use(operands);
-  }));
+  QG_RETURN_IF_ERROR(
+      recorder.Timed({StageKind::kCompare, unit.names.Stage("check deferred operands")}, [&] {
+        const bool is_read = !unit.flow.is_empty;
+        const UsedOperand operands[] = {
+            {deferred.x.mark, deferred.x.Parts(), is_read},
+            {deferred.grad_output.mark, deferred.grad_output.Parts(), is_read}};
+        return recorder.Use(operands);
+      }));
   return Wgrad(recorder, deferred, state, nullptr);
 }
 

@@ -3,6 +3,7 @@
 #include <initializer_list>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 
 namespace quantgate {
 namespace {
@@ -17,9 +18,9 @@ struct DimRule {
 absl::Status CheckMultiple(const DimRule& rule, int64_t multiple, const std::string& recipe,
                            const char* reason) {
   if (rule.value % multiple == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      rule.field.name, ": ", rule.dim, " = ", rule.value, " of ", TensorText(rule.field.tensor),
-      "; ", rule.dim, " must be a multiple of ", multiple, " under ", recipe, ": ", reason));
+  return Refuse(rule.field.name, TensorText(rule.field.tensor),
+                absl::StrCat(rule.dim, " is ", rule.value, " and must be a multiple of ", multiple,
+                             " under ", recipe, ": ", reason));
 }
 
 /// The dims of a unit and who is asked for them in messages.
@@ -78,8 +79,11 @@ absl::Status CheckQuantized(const std::string& field, TensorRole role, DType sou
   if (!usages.rowwise && !usages.columnwise) return absl::OkStatus();
   const absl::Status status = CheckQuantization(source, shape, recipe.QuantizerFor(role), usages);
   if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(field, ": ", std::string(DTypeName(source)), "[",
-                                                  ShapeText(shape), "]; ", status.message()));
+  return StatusOf(
+      {.code = status.code(),
+       .field = field,
+       .value = absl::StrCat(std::string(DTypeName(source)), "[", ShapeText(shape), "]"),
+       .rule = std::string(status.message())});
 }
 
 absl::Status CheckQuantizations(const LinearUnit& unit, const LinearFields& fields,

@@ -1,6 +1,7 @@
 // CheckLinearUnitGemms: every GEMM of a unit, outlined before anything is computed and put before
 // CheckGemm.
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/comm/overlap.h"
 #include "kernels/gemm/cublaslt_algorithm.h"
 #include "kernels/gemm/scaling_check.h"
@@ -93,9 +94,9 @@ absl::Status CheckBlockScales(const GemmDesc& desc, const Recipe& recipe, GemmRo
       recipe.QuantizerFor(b_role).spec(b_usage).power_2_scale) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("fp32 block scales: Blackwell takes powers of two only; power_2_scales=true, or "
-                   "an sm90 arithmetic"));
+  return Refuse("arithmetic", desc.arithmetic.ToString(),
+                "Blackwell takes block scales that are powers of two; give the recipe "
+                "power_2_scales=true, or an sm90 arithmetic");
 }
 
 absl::Status CheckOne(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, GemmRole role,
@@ -107,8 +108,7 @@ absl::Status CheckOne(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, Gem
   const bool is_hardware = desc->arithmetic.family == ArithmeticFamily::kCublasLt;
   if (status.ok()) status = (is_hardware ? CheckCublasLtGemm(*desc) : CheckGemm(*desc)).status();
   if (status.ok()) return status;
-  const std::string gemm = unit.names.Stage(std::string(GemmRoleName(role)));
-  return absl::Status(status.code(), absl::StrCat(gemm, ": ", status.message()));
+  return WithinField(unit.names.Stage(std::string(GemmRoleName(role))), status);
 }
 
 /// A GEMM inside which its operand a, or its sum, travels.
@@ -131,8 +131,7 @@ absl::Status CheckCut(absl::StatusOr<GemmDesc> desc, const LinearUnit& unit, Gem
                                     parallel.size);
   }
   if (status.ok()) return status;
-  const std::string gemm = unit.names.Stage(std::string(GemmRoleName(role)));
-  return absl::Status(status.code(), absl::StrCat(gemm, ": ", status.message()));
+  return WithinField(unit.names.Stage(std::string(GemmRoleName(role))), status);
 }
 
 }  // namespace

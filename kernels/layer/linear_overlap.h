@@ -60,7 +60,8 @@ class LinearOverlap {
   template <typename Call, typename Result>
   absl::StatusOr<Result> Run(absl::StatusOr<Result> (Overlap::*run)(const Call&),
                              const Call& call) {
-    return recorder_.Timed(call.name.owner, [&] { return (step_.overlap->*run)(call); });
+    return recorder_.Timed({StageKind::kGemm, call.name.owner},
+                           [&] { return (step_.overlap->*run)(call); });
   }
   absl::Status Record(GemmRecord record, const OverlapName& name, GemmResult result,
                       OverlapTimeline timeline);

@@ -21,8 +21,7 @@ bool StartsFromRowwise(const Quantizer& quantizer) {
          quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized;
 }
 
-}  // namespace
-
+/// The directions of x's shard that backward keeps; none: its source.
 Usages KeptShardUsages(const LinearUnit& unit, const Recipe& recipe) {
   const LinearDataflow& flow = unit.flow;
   const GatherMethod method = unit.parallel.x_gather;
@@ -35,11 +34,13 @@ Usages KeptShardUsages(const LinearUnit& unit, const Recipe& recipe) {
   return {quantizer.rowwise.is_quantized(), false};
 }
 
+/// fprop's x is gathered in high precision as it is.
 bool GathersXSource(const LinearUnit& unit) {
   return !unit.flow.quantizes_fprop || unit.parallel.returns_x ||
          unit.parallel.x_gather == GatherMethod::kSource;
 }
 
+/// The directions in which forward quantizes x's shard, and backward grad_output's.
 Usages XShardUsages(const LinearUnit& unit, const Recipe& recipe) {
   const Usages kept = KeptShardUsages(unit, recipe);
   return {kept.rowwise || !GathersXSource(unit), kept.columnwise};
@@ -58,6 +59,14 @@ Usages GradOutputShardUsages(const LinearUnit& unit, const Recipe& recipe) {
   }
   return {false, false};
 }
+
+/// Some GEMM of backward reads grad_output itself.
+bool ReadsGradOutputSource(const LinearDataflow& flow) {
+  return (flow.needs_dx && !flow.quantizes_dgrad) ||
+         (flow.needs_dw && !flow.grad_output_usages.columnwise);
+}
+
+}  // namespace
 
 bool ReducesAmax(const Quantizer& quantizer, Usages usages) {
   const auto has = [](const QuantizerSpec& spec) {
@@ -89,7 +98,8 @@ GatherContext LinearCollectives::context() const {
 
 absl::StatusOr<Tensor> LinearCollectives::Gather(const char* what, const Tensor& shard) {
   const std::string stage = unit_.names.Stage(absl::StrCat("all-gather ", what));
-  return recorder_.Timed(stage, [&] { return GatherRows(context(), stage, shard, unit_.m); });
+  return recorder_.Timed({StageKind::kCommunicate, stage},
+                         [&] { return GatherRows(context(), stage, shard, unit_.m); });
 }
 
 absl::StatusOr<QuantizedTensor> LinearCollectives::QuantizeShard(const Role& role,
@@ -102,8 +112,9 @@ absl::StatusOr<QuantizedTensor> LinearCollectives::QuantizeShard(const Role& rol
   const AmaxOfRole amax(options_, role.role);
   if (!amax.is_named() && ReducesAmax(quantizer, usages) && !is_unset) {
     const std::string stage = unit_.names.Stage(absl::StrCat("reduce amax of ", role.what));
-    QG_RETURN_IF_ERROR(recorder_.Timed(
-        stage, [&] { return ReduceAmaxes(context(), shard, quantizer, usages, arguments); }));
+    QG_RETURN_IF_ERROR(recorder_.Timed({StageKind::kCommunicate, stage}, [&] {
+      return ReduceAmaxes(context(), shard, quantizer, usages, arguments);
+    }));
   }
   arguments.row_offset = parallel().first_row();
   QG_ASSIGN_OR_RETURN(QuantizedTensor codes,
@@ -131,7 +142,8 @@ absl::StatusOr<QuantizedTensor> LinearCollectives::GatherShardCodes(const Role& 
                                                                     const QuantizedTensor& shard,
                                                                     Usages usages) {
   const std::string stage = unit_.names.Stage(absl::StrCat("all-gather ", role.what));
-  return recorder_.Timed(stage, [&] { return GatherCodes(context(), role.name, shard, usages); });
+  return recorder_.Timed({StageKind::kCommunicate, stage},
+                         [&] { return GatherCodes(context(), role.name, shard, usages); });
 }
 
 absl::StatusOr<Tensor> LinearCollectives::GatherValues(const Role& role, const KeptOperand& shard) {
@@ -275,17 +287,18 @@ absl::StatusOr<Tensor> LinearCollectives::Reduce(const char* what, const Tensor&
   const ReductionProfile& profile = options_.parallel->profile;
   const std::vector<int64_t>& rows = parallel().rows;
   const char* const call = rows.empty() ? "all-reduce " : "reduce-scatter ";
-  return recorder_.Timed(unit_.names.Stage(absl::StrCat(call, what)), [&] {
-    return rows.empty() ? group().AllReduce(partial, profile)
-                        : group().ReduceScatter(partial, rows, profile);
-  });
+  return recorder_.Timed({StageKind::kCommunicate, unit_.names.Stage(absl::StrCat(call, what))},
+                         [&] {
+                           return rows.empty() ? group().AllReduce(partial, profile)
+                                               : group().ReduceScatter(partial, rows, profile);
+                         });
 }
 
 absl::StatusOr<Tensor> LinearCollectives::AddBias(const Tensor& y, const Tensor& bias) {
   if (!bias.has_value() || recorder_.faults().Has(kFaultBiasOnAllRanks)) return y;
   QG_ASSIGN_OR_RETURN(const Tensor row, recorder_.Cast(unit_.names.Stage("cast bias"), bias,
                                                        unit_.flow.activation_dtype));
-  return recorder_.Timed(unit_.names.Stage("add bias"), [&] {
+  return recorder_.Timed({StageKind::kOperation, unit_.names.Stage("add bias")}, [&] {
     return AddToEveryRow(recorder_, y, row, unit_.flow.activation_dtype);
   });
 }

@@ -9,22 +9,8 @@
 
 namespace quantgate {
 
-// What a step does, known before it starts.
-
-/// The directions of x's shard that backward keeps; none: its source.
-Usages KeptShardUsages(const LinearUnit& unit, const Recipe& recipe);
-/// Those in which forward quantizes it, and backward grad_output's shard.
-Usages XShardUsages(const LinearUnit& unit, const Recipe& recipe);
-Usages GradOutputShardUsages(const LinearUnit& unit, const Recipe& recipe);
-/// fprop's x is gathered in high precision as it is.
-bool GathersXSource(const LinearUnit& unit);
 /// Whether quantizing a shard so takes an amax of the whole tensor.
 bool ReducesAmax(const Quantizer& quantizer, Usages usages);
-/// Some GEMM of backward reads grad_output itself.
-inline bool ReadsGradOutputSource(const LinearDataflow& flow) {
-  return (flow.needs_dx && !flow.quantizes_dgrad) ||
-         (flow.needs_dw && !flow.grad_output_usages.columnwise);
-}
 
 /// An operand that is divided along M.
 struct GatheredOperand {

@@ -96,7 +96,7 @@ QuantizedTensor OnlyUsages(QuantizedTensor codes, Usages usages) {
 absl::StatusOr<Tensor> DequantizeAny(StepRecorder& recorder, const std::string& stage,
                                      const QuantizedTensor& codes, DType dtype) {
   const Usage usage = codes.rowwise.has_value() ? Usage::kRowwise : Usage::kColumnwise;
-  return recorder.Timed(stage, [&] {
+  return recorder.Timed({StageKind::kQuantize, stage}, [&] {
     return recorder.engine().Dequantize(codes, usage, dtype, recorder.cancellation());
   });
 }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/layer/linear_operands.h"
 
 namespace quantgate {
@@ -53,10 +54,10 @@ absl::StatusOr<QuantizedTensor> LinearWeight::CodesOfParameter() {
   const Usages needed = unit_.flow.weight_usages;
   const std::string field = absl::StrCat("parameters[", unit_.names.weight, "]");
   if (parameter_.quantizer != quantizer()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(field, ": quantized as ", QuantizerText(parameter_.quantizer), "; recipe ",
-                     options_.recipe.ShortText(), " reads weights as ", QuantizerText(quantizer()),
-                     ", so it must be quantized anew"));
+    return RefusePrecondition(
+        field, "quantized as " + QuantizerText(parameter_.quantizer),
+        absl::StrCat("recipe ", options_.recipe.ShortText(), " reads weights as ",
+                     QuantizerText(quantizer()), ", so it must be quantized anew"));
   }
   const Usages held = parameter_.quantized.usages();
   if (!Covers(held, needed)) {

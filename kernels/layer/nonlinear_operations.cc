@@ -17,28 +17,31 @@ struct NamedOperands {
 /// Keeps what is there of `operands`, under "norm x", "norm gamma", ...
 absl::Status KeepAll(ProgramRun& run, const PlannedOperation& operation,
                      const NamedOperands& operands, OperationSaved& saved) {
-  return run.recorder.Timed(operation.name + ".fingerprint saved operands", [&]() -> absl::Status {
-    for (const Tensor& tensor : operands.tensors) saved.operands.push_back({tensor, {}, {}});
-    std::vector<OperandToKeep> kept;
-    for (size_t i = 0; i < operands.tensors.size(); ++i) {
-      const Tensor& tensor = operands.tensors[i];
-      if (!tensor.has_value()) continue;
-      kept.push_back({absl::StrCat(operation.name, " ", operands.names[i]),
-                      std::string(DTypeName(tensor.dtype())), &saved.operands[i]});
-    }
-    return Keep(run.recorder, kept);
-  });
+  return run.recorder.Timed(
+      {StageKind::kCompare, operation.name + ".fingerprint saved operands"}, [&]() -> absl::Status {
+        for (const Tensor& tensor : operands.tensors) saved.operands.push_back({tensor, {}, {}});
+        std::vector<OperandToKeep> kept;
+        for (size_t i = 0; i < operands.tensors.size(); ++i) {
+          const Tensor& tensor = operands.tensors[i];
+          if (!tensor.has_value()) continue;
+          kept.push_back({absl::StrCat(operation.name, " ", operands.names[i]),
+                          std::string(DTypeName(tensor.dtype())), &saved.operands[i]});
+        }
+        return Keep(run.recorder, kept);
+      });
 }
 
 absl::Status UseAll(ProgramRun& run, const PlannedOperation& operation,
                     const OperationSaved& saved) {
-  return run.recorder.Timed(operation.name + ".check saved operands", [&]() -> absl::Status {
-    std::vector<UsedOperand> used;
-    for (const KeptOperand& kept : saved.operands) {
-      if (kept.mark != nullptr) used.push_back({kept.mark, kept.Parts(), true});
-    }
-    return run.recorder.Use(used);
-  });
+  return run.recorder.Timed({StageKind::kCompare, operation.name + ".check saved operands"},
+                            [&]() -> absl::Status {
+                              std::vector<UsedOperand> used;
+                              for (const KeptOperand& kept : saved.operands) {
+                                if (kept.mark != nullptr)
+                                  used.push_back({kept.mark, kept.Parts(), true});
+                              }
+                              return run.recorder.Use(used);
+                            });
 }
 
 absl::StatusOr<Tensor> ParameterOf(ProgramRun& run, const PlannedOperation& operation,
@@ -58,9 +61,10 @@ absl::StatusOr<LayerValue> ForwardNorm(ProgramRun& run, size_t index, const Laye
   QG_ASSIGN_OR_RETURN(desc.x, InActivationDType(run, operation, "x", x.plain()));
   QG_ASSIGN_OR_RETURN(desc.gamma, ParameterOf(run, operation, "gamma", operation.gamma));
   QG_ASSIGN_OR_RETURN(desc.beta, ParameterOf(run, operation, "beta", operation.beta));
-  QG_ASSIGN_OR_RETURN(NormForwardResult norm, run.recorder.Timed(operation.name, [&] {
-    return run.recorder.engine().NormForward(desc, run.recorder.cancellation());
-  }));
+  QG_ASSIGN_OR_RETURN(NormForwardResult norm,
+                      run.recorder.Timed({StageKind::kOperation, operation.name}, [&] {
+                        return run.recorder.engine().NormForward(desc, run.recorder.cancellation());
+                      }));
   if (operation.needs_backward) {
     QG_RETURN_IF_ERROR(KeepAll(
         run, operation,
@@ -85,9 +89,11 @@ absl::StatusOr<ValueGradient> BackwardNorm(ProgramRun& run, size_t index,
   desc.wanted.dx = run.program.values[operation.input].needs_gradient;
   desc.wanted.dgamma = operation.needs_parameters;
   desc.wanted.dbeta = operation.needs_parameters && !operation.beta.empty();
-  QG_ASSIGN_OR_RETURN(NormGradients norm, run.recorder.Timed(operation.name + ".backward", [&] {
-    return run.recorder.engine().NormBackward(desc, run.recorder.cancellation());
-  }));
+  QG_ASSIGN_OR_RETURN(
+      NormGradients norm,
+      run.recorder.Timed({StageKind::kOperation, operation.name + ".backward"}, [&] {
+        return run.recorder.engine().NormBackward(desc, run.recorder.cancellation());
+      }));
   if (desc.wanted.dgamma) gradients[operation.gamma] = std::move(norm.dgamma);
   if (desc.wanted.dbeta) gradients[operation.beta] = std::move(norm.dbeta);
   ValueGradient dx;
@@ -100,7 +106,7 @@ absl::StatusOr<LayerValue> ForwardActivation(ProgramRun& run, size_t index, cons
   const PlannedOperation& operation = run.program.operations[index];
   QG_ASSIGN_OR_RETURN(const Tensor h, InActivationDType(run, operation, "x", x.plain()));
   LayerValue y;
-  QG_ASSIGN_OR_RETURN(y.tensor, run.recorder.Timed(operation.name, [&] {
+  QG_ASSIGN_OR_RETURN(y.tensor, run.recorder.Timed({StageKind::kOperation, operation.name}, [&] {
     return run.recorder.engine().ActivationForward(
         h, operation.activation, run.program.values[index + 1].dtype, run.recorder.cancellation());
   }));
@@ -117,11 +123,12 @@ absl::StatusOr<ValueGradient> BackwardActivation(ProgramRun& run, size_t index,
   QG_RETURN_IF_ERROR(UseAll(run, operation, saved));
   const bool is_rounded = operation.gradient == ActivationGradient::kRounded;
   const DType out = is_rounded ? run.layer.activation_dtype : DType::kF32;
-  QG_ASSIGN_OR_RETURN(Tensor dh, run.recorder.Timed(operation.name + ".backward", [&] {
-    return run.recorder.engine().ActivationBackward(dy.plain(), saved.operands[0].original,
-                                                    operation.activation, out,
-                                                    run.recorder.cancellation());
-  }));
+  QG_ASSIGN_OR_RETURN(
+      Tensor dh, run.recorder.Timed({StageKind::kOperation, operation.name + ".backward"}, [&] {
+        return run.recorder.engine().ActivationBackward(dy.plain(), saved.operands[0].original,
+                                                        operation.activation, out,
+                                                        run.recorder.cancellation());
+      }));
   ValueGradient dx;
   if (operation.gradient == ActivationGradient::kForBiasOnly) {
     QG_ASSIGN_OR_RETURN(dx.value, run.recorder.Cast(operation.name + ".round gradient", dh,

@@ -28,12 +28,13 @@ absl::StatusOr<Tensor> InEveryRow(StepRecorder& recorder, const Tensor& row, con
 absl::StatusOr<Tensor> Dequantized(ProgramRun& run, const PlannedOperation& operation,
                                    const char* what, const QuantizedTensor& codes,
                                    const Shape& shape) {
-  QG_ASSIGN_OR_RETURN(const Tensor matrix,
-                      run.recorder.Timed(absl::StrCat(operation.name, ".dequantize ", what), [&] {
-                        return run.recorder.engine().Dequantize(codes, Usage::kRowwise,
-                                                                run.layer.activation_dtype,
-                                                                run.recorder.cancellation());
-                      }));
+  QG_ASSIGN_OR_RETURN(
+      const Tensor matrix,
+      run.recorder.Timed(
+          {StageKind::kQuantize, absl::StrCat(operation.name, ".dequantize ", what)}, [&] {
+            return run.recorder.engine().Dequantize(
+                codes, Usage::kRowwise, run.layer.activation_dtype, run.recorder.cancellation());
+          }));
   return matrix.Reinterpret(matrix.dtype(), shape);
 }
 
@@ -81,9 +82,11 @@ absl::StatusOr<LayerValue> ForwardBias(ProgramRun& run, size_t index, const Laye
       const Tensor bias,
       InActivationDType(run, operation, "bias", run.state.parameters.at(operation.bias).value));
   LayerValue y;
-  QG_ASSIGN_OR_RETURN(y.tensor, run.recorder.Timed(operation.name, [&]() -> absl::StatusOr<Tensor> {
-    return AddToEveryRow(run.recorder, input, bias, run.layer.activation_dtype);
-  }));
+  QG_ASSIGN_OR_RETURN(
+      y.tensor,
+      run.recorder.Timed({StageKind::kOperation, operation.name}, [&]() -> absl::StatusOr<Tensor> {
+        return AddToEveryRow(run.recorder, input, bias, run.layer.activation_dtype);
+      }));
   return y;
 }
 
@@ -92,11 +95,12 @@ absl::StatusOr<ValueGradient> BackwardBias(ProgramRun& run, size_t index, const 
   const PlannedOperation& operation = run.program.operations[index];
   if (operation.needs_parameters) {
     QG_ASSIGN_OR_RETURN(const Tensor matrix, AsMatrix(dy.plain()));
-    QG_ASSIGN_OR_RETURN(gradients[operation.bias],
-                        run.recorder.Timed(operation.name + ".gradient", [&] {
-                          return run.recorder.engine().ColumnSums(
-                              matrix, run.layer.activation_dtype, run.recorder.cancellation());
-                        }));
+    QG_ASSIGN_OR_RETURN(
+        gradients[operation.bias],
+        run.recorder.Timed({StageKind::kOperation, operation.name + ".gradient"}, [&] {
+          return run.recorder.engine().ColumnSums(matrix, run.layer.activation_dtype,
+                                                  run.recorder.cancellation());
+        }));
   }
   return dy;
 }
@@ -151,7 +155,7 @@ absl::StatusOr<LayerValue> ForwardAdd(ProgramRun& run, size_t index, const Layer
   QG_ASSIGN_OR_RETURN(const Tensor a, InActivationDType(run, operation, "x", x.plain()));
   QG_ASSIGN_OR_RETURN(const Tensor b, InActivationDType(run, operation, "addend", addend.plain()));
   LayerValue y;
-  QG_ASSIGN_OR_RETURN(y.tensor, run.recorder.Timed(operation.name, [&] {
+  QG_ASSIGN_OR_RETURN(y.tensor, run.recorder.Timed({StageKind::kOperation, operation.name}, [&] {
     return run.recorder.engine().Add(a, b, run.layer.activation_dtype, run.recorder.cancellation());
   }));
   return y;
@@ -161,7 +165,7 @@ absl::StatusOr<LayerValue> ForwardScale(ProgramRun& run, size_t index, const Lay
   const PlannedOperation& operation = run.program.operations[index];
   QG_ASSIGN_OR_RETURN(const Tensor input, InActivationDType(run, operation, "x", x.plain()));
   LayerValue y;
-  QG_ASSIGN_OR_RETURN(y.tensor, run.recorder.Timed(operation.name, [&] {
+  QG_ASSIGN_OR_RETURN(y.tensor, run.recorder.Timed({StageKind::kOperation, operation.name}, [&] {
     return run.recorder.engine().Scale(input, operation.factor, run.layer.activation_dtype,
                                        run.recorder.cancellation());
   }));
@@ -172,10 +176,11 @@ absl::StatusOr<ValueGradient> BackwardScale(ProgramRun& run, size_t index,
                                             const ValueGradient& dy) {
   const PlannedOperation& operation = run.program.operations[index];
   ValueGradient dx;
-  QG_ASSIGN_OR_RETURN(dx.value, run.recorder.Timed(operation.name + ".backward", [&] {
-    return run.recorder.engine().Scale(dy.plain(), operation.factor, run.layer.activation_dtype,
-                                       run.recorder.cancellation());
-  }));
+  QG_ASSIGN_OR_RETURN(
+      dx.value, run.recorder.Timed({StageKind::kOperation, operation.name + ".backward"}, [&] {
+        return run.recorder.engine().Scale(dy.plain(), operation.factor, run.layer.activation_dtype,
+                                           run.recorder.cancellation());
+      }));
   return dx;
 }
 

@@ -36,7 +36,7 @@ absl::StatusOr<std::vector<StageTime>> TimesOf(std::span<const TimedStage> stage
   std::vector<StageTime> times;
   for (const TimedStage& stage : stages) {
     QG_ASSIGN_OR_RETURN(const double seconds, stage.stopwatch->Seconds());
-    times.push_back({stage.stage, seconds});
+    times.push_back({stage, seconds});
   }
   return times;
 }
@@ -48,7 +48,8 @@ StepRecorder::StepRecorder(Engine& engine, const Arithmetic& arithmetic,
 absl::StatusOr<Tensor> StepRecorder::Cast(const std::string& stage, const Tensor& source,
                                           DType dtype) {
   if (source.dtype() == dtype) return source;
-  return Timed(stage, [&] { return engine_.Cast(source, dtype, cancellation_); });
+  return Timed({StageKind::kQuantize, stage},
+               [&] { return engine_.Cast(source, dtype, cancellation_); });
 }
 
 absl::StatusOr<QuantizedTensor> StepRecorder::Quantize(const std::string& stage,
@@ -57,7 +58,7 @@ absl::StatusOr<QuantizedTensor> StepRecorder::Quantize(const std::string& stage,
                                                        const Quantizer& quantizer, Usages usages,
                                                        const QuantizeArguments& arguments,
                                                        std::string amax_group) {
-  QG_ASSIGN_OR_RETURN(QuantizedTensor quantized, Timed(stage, [&] {
+  QG_ASSIGN_OR_RETURN(QuantizedTensor quantized, Timed({StageKind::kQuantize, stage}, [&] {
                         return engine_.Quantize(source, quantizer, usages, arguments,
                                                 cancellation_);
                       }));
@@ -74,8 +75,9 @@ absl::StatusOr<QuantizedTensor> StepRecorder::Quantize(const std::string& stage,
 }
 
 absl::StatusOr<Tensor> StepRecorder::Gemm(const std::string& stage, GemmRecord record) {
-  QG_ASSIGN_OR_RETURN(record.result,
-                      Timed(stage, [&] { return engine_.Gemm(record.desc, cancellation_); }));
+  QG_ASSIGN_OR_RETURN(record.result, Timed({StageKind::kGemm, stage}, [&] {
+                        return engine_.Gemm(record.desc, cancellation_);
+                      }));
   Tensor d = record.result.d;
   QG_RETURN_IF_ERROR(RecordGemm(std::move(record), {}));
   return d;

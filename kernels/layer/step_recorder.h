@@ -56,15 +56,27 @@ struct QuantizationRecord : QuantizationSummary {
   std::string amax_group = {};
 };
 
-struct StageTime {
+/// What a stage spends its time on, for whoever adds times up.
+enum class StageKind {
+  kGemm,         ///< Also what overlaps it, and the sum of a bias gradient.
+  kQuantize,     ///< To codes and back, casts, amaxes of a calibration.
+  kOperation,    ///< Every other operation: norms, activations, sums.
+  kCommunicate,  ///< Among ranks alone.
+  kCompare,      ///< For the report or the next step: fingerprints, reports, updates of scales.
+};
+
+struct StageId {
+  StageKind kind = StageKind::kOperation;
   std::string stage;  ///< "quantize x", "fprop", "bias gradient", "fc1.fprop", ...
+};
+
+struct StageTime : StageId {
   double seconds = 0;
 };
 
 /// A stage of a step that may still be under way. Whoever wants its time waits for it; a step that
 /// is followed by another one need not.
-struct TimedStage {
-  std::string stage;
+struct TimedStage : StageId {
   std::shared_ptr<Stopwatch> stopwatch;  ///< Stopped.
 };
 /// Waits for all of them.
@@ -88,8 +100,8 @@ struct StepRecords {
 };
 
 /// Called from the running thread before each stage.
-using StageObserver = absl::FunctionRef<void(const std::string& stage)>;
-inline void IgnoreStage(const std::string&) {}
+using StageObserver = absl::FunctionRef<void(const StageId& stage)>;
+inline void IgnoreStage(const StageId&) {}
 
 /// A saved operand in its report, and its fingerprint at save, perhaps still being computed. Kept
 /// beside the operand, so that the step that uses it can be another one than the step that saved.
@@ -129,7 +141,7 @@ class StepRecorder {
 
   /// Runs one stage: cancellation, the observer, and its time.
   template <typename Body>
-  auto Timed(const std::string& stage, Body body) -> decltype(body()) {
+  auto Timed(const StageId& stage, Body body) -> decltype(body()) {
     if (cancellation_ != nullptr) {
       if (absl::Status status = cancellation_->Check(); !status.ok()) return status;
     }

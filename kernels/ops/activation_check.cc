@@ -19,7 +19,7 @@ absl::Status CheckVariant(const ActivationOptions& options) {
       (options.variant == ActivationVariant::kFp32Sigmoid ? UsesSigmoid(function)
                                                           : function == ActivationFunction::kGelu);
   if (fits) return absl::OkStatus();
-  return Refuse("activation.variant", ActivationVariantName(options.variant),
+  return Refuse("variant", ActivationVariantName(options.variant),
                 absl::StrCat(std::string(ActivationKindName(options.kind)),
                              " does not have it; fp32_sigmoid is for glu, qgelu, qgeglu, silu, "
                              "swiglu and clamped_swiglu, jit_gelu for gelu and geglu"));
@@ -28,13 +28,13 @@ absl::Status CheckVariant(const ActivationOptions& options) {
 absl::Status CheckActivationOptions(const ActivationOptions& options) {
   QG_RETURN_IF_ERROR(CheckVariant(options));
   if (!(options.limit > 0)) {
-    return Refuse("activation.limit", absl::StrCat(options.limit), "must be above 0");
+    return Refuse("limit", absl::StrCat(options.limit), "must be above 0");
   }
   if (!std::isfinite(options.alpha)) {
-    return Refuse("activation.alpha", absl::StrCat(options.alpha), "must be finite");
+    return Refuse("alpha", absl::StrCat(options.alpha), "must be finite");
   }
   if (!std::isfinite(options.offset)) {
-    return Refuse("activation.offset", absl::StrCat(options.offset), "must be finite");
+    return Refuse("offset", absl::StrCat(options.offset), "must be finite");
   }
   return absl::OkStatus();
 }

@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/quantize/quantized_outline.h"
 #include "kernels/training/checkpoint_format.h"
 #include "kernels/training/session_checks.h"
@@ -21,9 +22,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-absl::Status Malformed(const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat("checkpoint: ", what));
-}
+absl::Status Malformed(const std::string& what) { return Refuse("checkpoint", "", what); }
 
 class CheckpointReader {
  public:
@@ -266,7 +265,7 @@ absl::Status CheckpointReader::ReadProgress(const Json& json, SessionState& stat
 absl::StatusOr<Tensor> CheckpointReader::PartOf(const TensorPlace& place, const std::string& name,
                                                 const Tensor& whole) const {
   const auto refuse = [&](const char* rule) {
-    return absl::FailedPreconditionError(absl::StrCat("checkpoint: ", name, ": ", rule));
+    return RefusePrecondition(absl::StrCat("checkpoint[", name, "]"), "", rule);
   };
   const bool is_gradient = place.kind == TensorPlace::Kind::kGradient;
   if (is_gradient && IsSummedByOptimizer(spec_, place.layer, place.parameter)) {
@@ -279,7 +278,7 @@ absl::StatusOr<Tensor> CheckpointReader::PartOf(const TensorPlace& place, const 
     return refuse("scales of blocks, and no rank's part begins and ends at one");
   }
   if (tp() == 1) return whole;
-  return ShardOf(*host_, absl::StrCat("checkpoint: ", name), whole, *rule, rank_->index % tp(),
+  return ShardOf(*host_, absl::StrCat("checkpoint[", name, "]"), whole, *rule, rank_->index % tp(),
                  tp());
 }
 
@@ -340,10 +339,12 @@ absl::Status CheckpointReader::CheckRanks() const {
   const auto first = std::find_if(
       file_.tensors.begin(), file_.tensors.end(),
       [](const NamedTensor& tensor) { return absl::StartsWith(tensor.name, RankPrefix(0)); });
-  return absl::FailedPreconditionError(absl::StrCat(
-      "checkpoint: of ranks ", ranks->second, ", each of which has its own ",
-      first == file_.tensors.end() ? "tensors" : first->name.substr(RankPrefix(0).size()),
-      "; this session's are ", own, ", and such a file goes on on the same ranks alone"));
+  return RefusePrecondition(
+      "checkpoint", absl::StrCat("of ranks ", ranks->second),
+      absl::StrCat(
+          "each of them has its own ",
+          first == file_.tensors.end() ? "tensors" : first->name.substr(RankPrefix(0).size()),
+          "; this session's are ", own, ", and such a file goes on on the same ranks alone"));
 }
 
 absl::StatusOr<SessionState> CheckpointReader::Read() {
@@ -364,9 +365,9 @@ absl::StatusOr<SessionState> CheckpointReader::Read() {
   }
   recipe_ = *std::move(written);
   if (recipe_->name() != spec_.recipe.name()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("checkpoint: of recipe ", recipe_->ShortText(), ", this session's is ",
-                     spec_.recipe.ShortText(), "; a session goes on under its own recipe"));
+    return RefusePrecondition("checkpoint", "of recipe " + recipe_->ShortText(),
+                              absl::StrCat("this session's is ", spec_.recipe.ShortText(),
+                                           "; a session goes on under its own recipe"));
   }
   QG_RETURN_IF_ERROR(CheckRanks());
   SessionState state{.recipe = *recipe_};

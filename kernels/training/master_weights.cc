@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/comm_faults.h"
 #include "kernels/training/shard_faults.h"
@@ -13,51 +14,43 @@
 namespace quantgate {
 namespace {
 
-absl::Status InWeight(const MasterFragment& fragment, const absl::Status& status) {
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(fragment.name, ": ", status.message()));
-}
-
-absl::Status RefuseMaster(const MasterFragment& fragment, const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat(fragment.name, ": ", what));
+absl::Status RefuseMaster(const MasterFragment& fragment, const char* part,
+                          const std::string& value, const std::string& rule) {
+  return Refuse(absl::StrCat(fragment.name, ".", part), value, rule);
 }
 
 absl::Status CheckTwoRules(const MasterFragment& fragment) {
   const Quantizer& quantizer = fragment.quantizer;
   if (quantizer.columnwise_source != ColumnwiseSource::kOriginal) {
-    return RefuseMaster(fragment,
-                        "columnwise_source rowwise_dequantized: no rank has the rowwise codes "
-                        "that columnwise ones would be made from");
+    return RefuseMaster(fragment, "columnwise_source", "rowwise_dequantized",
+                        "no rank has the rowwise codes that columnwise ones would be made from");
   }
   if (!HasTwoRules(quantizer)) return absl::OkStatus();
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     const QuantizerFormat format = quantizer.spec(usage).format;
     if (format == QuantizerFormat::kFp8Tensor || format == QuantizerFormat::kIdentity) continue;
-    return RefuseMaster(
-        fragment, absl::StrCat(std::string(UsageName(usage)), " format ",
-                               std::string(QuantizerFormatName(format)),
-                               ": of two rules, masters are cast to per-tensor FP8 and identity"));
+    return RefuseMaster(fragment, usage == Usage::kRowwise ? "rowwise.format" : "columnwise.format",
+                        std::string(QuantizerFormatName(format)),
+                        "of two rules, masters are cast to per-tensor FP8 and identity");
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckWeight(const MasterFragment& fragment, int rank, int ranks) {
   if (fragment.shape.size() != 2) {
-    return RefuseMaster(fragment,
-                        absl::StrCat("shape ", ShapeText(fragment.shape), ": must be of rank 2"));
+    return RefuseMaster(fragment, "shape", ShapeText(fragment.shape), "must be of rank 2");
   }
-  if (!fragment.usages.rowwise)
-    return RefuseMaster(fragment, "usages: forward reads rowwise codes");
-  QG_RETURN_IF_ERROR(CheckBounds(absl::StrCat(fragment.name, ": bounds"), fragment.bounds, ranks,
+  if (!fragment.usages.rowwise) {
+    return RefuseMaster(fragment, "usages", "columnwise", "forward reads rowwise codes");
+  }
+  QG_RETURN_IF_ERROR(CheckBounds(absl::StrCat(fragment.name, ".bounds"), fragment.bounds, ranks,
                                  ElementsOf(fragment.shape)));
   const int64_t begin = fragment.bounds[rank];
   const int64_t count = fragment.bounds[rank + 1] - begin;
   const Tensor& master = fragment.master;
   if (!master.has_value() || master.dtype() != DType::kF32 || master.element_count() != count) {
-    return RefuseMaster(
-        fragment,
-        absl::StrCat("master: ", master.has_value() ? TensorText(master) : std::string("absent"),
-                     "; rank ", rank, " has ", count, " elements of f32"));
+    return RefuseMaster(fragment, "master", master.has_value() ? TensorText(master) : "absent",
+                        absl::StrCat("rank ", rank, " has ", count, " elements of f32"));
   }
   QG_RETURN_IF_ERROR(CheckTwoRules(fragment));
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
@@ -67,7 +60,7 @@ absl::Status CheckWeight(const MasterFragment& fragment, int rank, int ranks) {
     }
     const Usage layout = rule.format == QuantizerFormat::kMxfp8 ? usage : Usage::kRowwise;
     QG_RETURN_IF_ERROR(
-        InWeight(fragment, CheckFragment({master, begin, fragment.shape}, rule, layout)));
+        WithinField(fragment.name, CheckFragment({master, begin, fragment.shape}, rule, layout)));
   }
   return absl::OkStatus();
 }
@@ -82,9 +75,8 @@ absl::Status CheckEvenBounds(const MasterFragment& fragment) {
   }
   for (const int64_t bound : fragment.bounds) {
     if (bound % 2 == 0) continue;
-    return RefuseMaster(fragment, absl::StrCat("bounds: ", bound,
-                                               " is odd; fragments of FP4 codes, two "
-                                               "to a byte, begin at even elements"));
+    return RefuseMaster(fragment, "bounds", absl::StrCat(bound),
+                        "fragments of FP4 codes, two to a byte, begin at even elements");
   }
   return absl::OkStatus();
 }

@@ -7,11 +7,11 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/world.h"
 #include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/expert_run.h"
-#include "kernels/layer/invalid_field.h"
 #include "kernels/layer/layer_sharding.h"
 #include "kernels/training/state_sharding.h"
 
@@ -21,45 +21,44 @@ namespace {
 absl::Status CheckCounts(const ParallelSpec& parallel) {
   const auto check = [](const char* field, int count) {
     if (count >= 1 && count <= kWorldSizeMax) return absl::OkStatus();
-    return InvalidField(absl::StrCat("parallel.", field), absl::StrCat(count),
-                        absl::StrCat("from 1 to ", kWorldSizeMax));
+    return Refuse(absl::StrCat("parallel.", field), absl::StrCat(count),
+                  absl::StrCat("from 1 to ", kWorldSizeMax));
   };
   QG_RETURN_IF_ERROR(check("tensor_parallel", parallel.tensor_parallel));
   QG_RETURN_IF_ERROR(check("data_parallel", parallel.data_parallel));
   QG_RETURN_IF_ERROR(check("expert_parallel", parallel.expert_parallel));
   if (parallel.expert_parallel > 1 && parallel.tensor_parallel > 1) {
-    return InvalidField("parallel.tensor_parallel", absl::StrCat(parallel.tensor_parallel),
-                        "with expert_parallel the ranks of a copy divide experts alone, and are "
-                        "copies of all other layers");
+    return Refuse("parallel.tensor_parallel", absl::StrCat(parallel.tensor_parallel),
+                  "with expert_parallel the ranks of a copy divide experts alone, and are "
+                  "copies of all other layers");
   }
   if (parallel.size() >= 2 && parallel.size() <= kWorldSizeMax) return absl::OkStatus();
-  return InvalidField("parallel", parallel.Label(),
-                      absl::StrCat("tensor_parallel or expert_parallel, times data_parallel, is "
-                                   "the number of ranks, 2 to ",
-                                   kWorldSizeMax));
+  return Refuse("parallel", parallel.Label(),
+                absl::StrCat("tensor_parallel or expert_parallel, times data_parallel, is "
+                             "the number of ranks, 2 to ",
+                             kWorldSizeMax));
 }
 
 absl::Status CheckOptions(const ParallelSpec& parallel) {
   if (parallel.profile.kind == ReductionKind::kNccl &&
       parallel.backend != CollectiveBackend::kNccl) {
-    return InvalidField("parallel.reduction_profile", "nccl",
-                        "the library's own sum needs backend nccl");
+    return Refuse("parallel.reduction_profile", "nccl", "the library's own sum needs backend nccl");
   }
   if (parallel.fully_sharded && parallel.data_parallel == 1) {
-    return InvalidField("parallel.fully_sharded", "true",
-                        "it divides weights over data_parallel copies, of which there is 1");
+    return Refuse("parallel.fully_sharded", "true",
+                  "it divides weights over data_parallel copies, of which there is 1");
   }
   if (!parallel.fully_sharded && !parallel.reshard_after_forward) {
-    return InvalidField("parallel.reshard_after_forward", "false", "it is of fully_sharded");
+    return Refuse("parallel.reshard_after_forward", "false", "it is of fully_sharded");
   }
   if (parallel.tensor_parallel > 1) return absl::OkStatus();
   if (parallel.sequence_parallel) {
-    return InvalidField("parallel.sequence_parallel", "true",
-                        "it divides rows over tensor_parallel ranks, of which there is 1");
+    return Refuse("parallel.sequence_parallel", "true",
+                  "it divides rows over tensor_parallel ranks, of which there is 1");
   }
   if (parallel.overlap.has_value()) {
-    return InvalidField("parallel.overlap", parallel.overlap->Text(),
-                        "what overlaps is among tensor_parallel ranks, of which there is 1");
+    return Refuse("parallel.overlap", parallel.overlap->Text(),
+                  "what overlaps is among tensor_parallel ranks, of which there is 1");
   }
   return absl::OkStatus();
 }
@@ -68,7 +67,7 @@ absl::Status CheckDistributedOptimizer(const SessionSpec& spec) {
   const ParallelSpec& parallel = *spec.parallel;
   if (!parallel.distributed_optimizer) return absl::OkStatus();
   const auto refuse = [](const std::string& rule) {
-    return InvalidField("parallel.distributed_optimizer", "true", rule);
+    return Refuse("parallel.distributed_optimizer", "true", rule);
   };
   if (parallel.data_parallel == 1) {
     return refuse("it divides masters over data_parallel copies, of which there is 1");
@@ -77,11 +76,11 @@ absl::Status CheckDistributedOptimizer(const SessionSpec& spec) {
     return refuse("copies that are fully_sharded have rows of masters and moments already");
   }
   if (spec.optimizer.kind == OptimizerSpec::Kind::kNone) {
-    return InvalidField("optimizer", "none", "parallel.distributed_optimizer needs one");
+    return Refuse("optimizer", "none", "parallel.distributed_optimizer needs one");
   }
   if (spec.masters == Masters::kF32) return absl::OkStatus();
-  return InvalidField("masters", std::string(MastersName(spec.masters)),
-                      "parallel.distributed_optimizer divides fp32 masters: f32");
+  return Refuse("masters", std::string(MastersName(spec.masters)),
+                "parallel.distributed_optimizer divides fp32 masters: f32");
 }
 
 std::string FieldOf(size_t layer) { return absl::StrCat("layers[", layer, "].layer"); }
@@ -89,9 +88,8 @@ std::string FieldOf(size_t layer) { return absl::StrCat("layers[", layer, "].lay
 absl::Status CheckLayerModes(const LayerSpec& layer, const std::string& field, bool is_divided) {
   if (!is_divided) {
     if (!HasParallelMode(layer)) return absl::OkStatus();
-    return InvalidField(
-        field + ".parallel_mode", "given",
-        "it divides weights over parallel.tensor_parallel ranks, of which there is 1");
+    return Refuse(field + ".parallel_mode", "given",
+                  "it divides weights over parallel.tensor_parallel ranks, of which there is 1");
   }
   if (layer.kind != LayerKind::kChain || !HasParallelMode(layer)) return absl::OkStatus();
   for (size_t i = 0; i < layer.operations.size(); ++i) {
@@ -99,8 +97,8 @@ absl::Status CheckLayerModes(const LayerSpec& layer, const std::string& field, b
     const bool is_left_out = operation.kind == OperationKind::kBasicLinear &&
                              operation.parallel_mode == ParallelMode::kNone;
     if (!is_left_out) continue;
-    return InvalidField(absl::StrCat(field, ".operations[", i, "].parallel_mode"), "none",
-                        "of a chain with a divided weight every basic_linear is divided");
+    return Refuse(absl::StrCat(field, ".operations[", i, "].parallel_mode"), "none",
+                  "of a chain with a divided weight every basic_linear is divided");
   }
   return absl::OkStatus();
 }
@@ -114,10 +112,10 @@ absl::Status CheckLayouts(const SessionSpec& spec) {
   for (size_t i = 1; i < spec.layers.size(); ++i) {
     const RankLayout given = OutputLayout(spec, i - 1), taken = InputLayout(spec, i);
     if (given == taken) continue;
-    return InvalidField(FieldOf(i) + ".parallel_mode",
-                        std::string(ParallelModeName(spec.layers[i].spec.parallel_mode)),
-                        absl::StrCat("on each rank its x is ", TextOf(taken), ", and what layer ",
-                                     spec.layers[i - 1].name, " gives is ", TextOf(given)));
+    return Refuse(FieldOf(i) + ".parallel_mode",
+                  std::string(ParallelModeName(spec.layers[i].spec.parallel_mode)),
+                  absl::StrCat("on each rank its x is ", TextOf(taken), ", and what layer ",
+                               spec.layers[i - 1].name, " gives is ", TextOf(given)));
   }
   return absl::OkStatus();
 }
@@ -131,10 +129,10 @@ absl::Status CheckRoutedRows(const std::string& field, const std::vector<int64_t
       rows += split;
       continue;
     }
-    return InvalidField(absl::StrCat(field, "[", i, "]"), absl::StrCat(split),
-                        absl::StrCat("on several ranks they are at least 0 and add up to "
-                                     "at most ",
-                                     kRoutedRowsMax));
+    return Refuse(absl::StrCat(field, "[", i, "]"), absl::StrCat(split),
+                  absl::StrCat("on several ranks they are at least 0 and add up to "
+                               "at most ",
+                               kRoutedRowsMax));
   }
   return absl::OkStatus();
 }
@@ -149,10 +147,10 @@ absl::Status CheckSameSplits(const std::string& field, const std::vector<int64_t
   };
   for (size_t i = 0; i < count; ++i) {
     if (text(m_splits, i) == text(expected, i)) continue;
-    return InvalidField(absl::StrCat(field, "[", i, "]"), text(m_splits, i),
-                        absl::StrCat("on several ranks all grouped_linear layers have the same, "
-                                     "and in layer ",
-                                     first.name, " it is ", text(expected, i)));
+    return Refuse(absl::StrCat(field, "[", i, "]"), text(m_splits, i),
+                  absl::StrCat("on several ranks all grouped_linear layers have the same, "
+                               "and in layer ",
+                               first.name, " it is ", text(expected, i)));
   }
   return absl::OkStatus();
 }
@@ -165,9 +163,9 @@ absl::Status CheckOverlapHasLayers(const SessionSpec& spec) {
       return absl::OkStatus();
     }
   }
-  return InvalidField("parallel.overlap", spec.parallel->overlap->Text(),
-                      "every divided layer is a grouped_linear, which communicates nothing that "
-                      "could be hidden");
+  return Refuse("parallel.overlap", spec.parallel->overlap->Text(),
+                "every divided layer is a grouped_linear, which communicates nothing that "
+                "could be hidden");
 }
 
 /// Under sequence parallelism the ranks of every copy divide its rows of the batch.
@@ -178,10 +176,10 @@ absl::Status CheckRowsOfCopies(const SessionSpec& spec, size_t layer) {
     const int64_t rows =
         std::accumulate(of_copy.m_splits.begin(), of_copy.m_splits.end(), int64_t{0});
     if (rows % parallel.tensor_parallel == 0) continue;
-    return InvalidField(FieldOf(layer) + ".m_splits",
-                        absl::StrCat(rows, " rows of copy ", copy, " of ", parallel.data_parallel),
-                        absl::StrCat("under sequence_parallel the ", parallel.tensor_parallel,
-                                     " ranks of a copy divide its rows evenly"));
+    return Refuse(FieldOf(layer) + ".m_splits",
+                  absl::StrCat(rows, " rows of copy ", copy, " of ", parallel.data_parallel),
+                  absl::StrCat("under sequence_parallel the ", parallel.tensor_parallel,
+                               " ranks of a copy divide its rows evenly"));
   }
   return absl::OkStatus();
 }
@@ -196,8 +194,8 @@ absl::Status CheckExperts(const SessionSpec& spec) {
     if (layer.kind != LayerKind::kGroupedLinear) continue;
     const std::string field = FieldOf(i) + ".m_splits";
     if (layer.m_splits.size() < static_cast<size_t>(ranks)) {
-      return InvalidField(field, absl::StrCat(layer.m_splits.size(), " experts"),
-                          absl::StrCat("each of the ", ranks, " ranks has an expert at least"));
+      return Refuse(field, absl::StrCat(layer.m_splits.size(), " experts"),
+                    absl::StrCat("each of the ", ranks, " ranks has an expert at least"));
     }
     if (first == nullptr) first = &spec.layers[i];
     QG_RETURN_IF_ERROR(CheckRoutedRows(field, layer.m_splits));
@@ -207,8 +205,8 @@ absl::Status CheckExperts(const SessionSpec& spec) {
   }
   if (first == nullptr && ranks == 1) return absl::OkStatus();
   if (first != nullptr) return absl::OkStatus();
-  return InvalidField("parallel.expert_parallel", absl::StrCat(ranks),
-                      "no layer is a grouped_linear, so that there are no experts to divide");
+  return Refuse("parallel.expert_parallel", absl::StrCat(ranks),
+                "no layer is a grouped_linear, so that there are no experts to divide");
 }
 
 bool QuantizesNothing(const LayerSpec& layer) {
@@ -251,7 +249,7 @@ absl::Status CheckGroupOfHeldWeights(const SessionSpec& spec, const Recipe& reci
   if (!is_divided || !is_of_codes || HaveSameParts(group, parallel.tensor_parallel)) {
     return absl::OkStatus();
   }
-  return InvalidField(
+  return Refuse(
       "parallel." + AmaxGroupField(TensorRole::kWeight), group.Text(),
       absl::StrCat("the copies (",
                    parallel.fully_sharded ? "fully_sharded" : "distributed_optimizer",
@@ -281,15 +279,15 @@ absl::Status CheckSessionRanks(const SessionSpec& spec) {
     has_mode |= HasParallelMode(layer);
     if (!spec.parallel.has_value()) continue;
     if (IsRankName(spec.layers[i].name)) {
-      return InvalidField(absl::StrCat("layers[", i, "].name"), spec.layers[i].name,
-                          "the ranks' own tensors begin with it");
+      return Refuse(absl::StrCat("layers[", i, "].name"), spec.layers[i].name,
+                    "the ranks' own tensors begin with it");
     }
   }
   if (spec.parallel.has_value()) QG_RETURN_IF_ERROR(CheckExperts(spec));
   if (!is_divided) return absl::OkStatus();
   if (!has_mode) {
-    return InvalidField("parallel.tensor_parallel", absl::StrCat(spec.parallel->tensor_parallel),
-                        "no layer has a parallel_mode, so that there is nothing to divide");
+    return Refuse("parallel.tensor_parallel", absl::StrCat(spec.parallel->tensor_parallel),
+                  "no layer has a parallel_mode, so that there is nothing to divide");
   }
   QG_RETURN_IF_ERROR(CheckOverlapHasLayers(spec));
   return CheckLayouts(spec);
@@ -309,24 +307,22 @@ absl::Status CheckForwardAmaxGroups(const AmaxGroups& groups, const SessionSpec&
   if (holds_codes && weight != groups.end() &&
       (weight->second.is_named() ||
        AmaxGroupOf(spec.parallel->amax_groups, TensorRole::kWeight).is_named())) {
-    return InvalidField("forward." + AmaxGroupField(TensorRole::kWeight), weight->second.Text(),
-                        "weights are held quantized (weights), so that no forward quantizes one: "
-                        "their group is the session's (parallel.amax_groups)");
+    return Refuse(AmaxGroupField(TensorRole::kWeight), weight->second.Text(),
+                  "weights are held quantized (weights), so that no forward quantizes one: "
+                  "their group is the session's (parallel.amax_groups)");
   }
-  return CheckAmaxGroups("forward.", groups, *spec.parallel, recipe, QuantizedLayersOf(spec));
+  return CheckAmaxGroups("", groups, *spec.parallel, recipe, QuantizedLayersOf(spec));
 }
 
 absl::Status CheckNoAmaxGroups(const ForwardStep& step) {
   if (step.amax_groups.empty()) return absl::OkStatus();
   const auto& [role, group] = *step.amax_groups.begin();
-  return InvalidField("forward." + AmaxGroupField(role), group.Text(),
-                      "a session of one rank has no groups");
+  return Refuse(AmaxGroupField(role), group.Text(), "a session of one rank has no groups");
 }
 
 absl::Status CheckOneRank(const SessionSpec& spec) {
   if (!spec.parallel.has_value()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("parallel: ", spec.parallel->Label(), "; a session of one rank has none"));
+  return Refuse("parallel", spec.parallel->Label(), "a session of one rank has none");
 }
 
 absl::Status CheckDividesRows(const std::string& field, const Tensor& tensor,
@@ -336,18 +332,18 @@ absl::Status CheckDividesRows(const std::string& field, const Tensor& tensor,
   if (tensor.has_value() && tensor.rank() >= 2 && tensor.shape()[0] % parts == 0) {
     return absl::OkStatus();
   }
-  return InvalidField(field, tensor.has_value() ? TensorText(tensor) : "absent",
-                      absl::StrCat("it must have a rank of at least 2 and a dim 0 that the ", parts,
-                                   " parts of the batch divide"));
+  return Refuse(field, tensor.has_value() ? TensorText(tensor) : "absent",
+                absl::StrCat("it must have a rank of at least 2 and a dim 0 that the ", parts,
+                             " parts of the batch divide"));
 }
 
 absl::Status CheckIsRoutedRows(const std::string& field, const Tensor& tensor, int64_t rows) {
   if (tensor.has_value() && tensor.rank() == 2 && tensor.shape()[0] == rows) {
     return absl::OkStatus();
   }
-  return InvalidField(field, tensor.has_value() ? TensorText(tensor) : "absent",
-                      absl::StrCat("on several ranks it must have a rank of 2 and the ", rows,
-                                   " rows that the m_splits of grouped_linear add up to"));
+  return Refuse(field, tensor.has_value() ? TensorText(tensor) : "absent",
+                absl::StrCat("on several ranks it must have a rank of 2 and the ", rows,
+                             " rows that the m_splits of grouped_linear add up to"));
 }
 
 }  // namespace quantgate

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/layer/amax_reduction.h"
 #include "kernels/training/parallel_member.h"
 
@@ -60,9 +61,10 @@ absl::Status ParallelSession::UseAmaxGroups(const AmaxGroups& groups) {
   for (const auto& [role, group] : groups) {
     if (group.kind != AmaxGroup::Kind::kRanks || rank_lists_.contains(group.Text())) continue;
     if (rank_lists_.size() == kRankListsMax) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("forward.", AmaxGroupField(role), ": ", group.Text(), "; this session has ",
-                       kRankListsMax, " lists of ranks already, the most that it makes groups of"));
+      return RefusePrecondition(AmaxGroupField(role), group.Text(),
+                                absl::StrCat("this session has ", kRankListsMax,
+                                             " lists of ranks already, the most that it makes "
+                                             "groups of"));
     }
     rank_lists_.insert(group.Text());
   }

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "kernels/base/refusal.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/training/parallel_member.h"
 
@@ -65,10 +66,11 @@ absl::StatusOr<Tensor> ParallelSession::Find(const std::string& name,
     }
     return JoinParameter(ParameterShardRule(layer.spec, parameter), parts, cancellation);
   }
-  return absl::NotFoundError(
-      absl::StrCat("tensor: ", name,
-                   "; the session has no parameter of that name, and its ranks' own tensors "
-                   "begin with rank0., rank1., ..."));
+  return StatusOf({.code = absl::StatusCode::kNotFound,
+                   .field = "tensor",
+                   .value = name,
+                   .rule = "the session has no parameter of that name, and its ranks' own tensors "
+                           "begin with rank0., rank1., ..."});
 }
 
 absl::StatusOr<Tensor> ParallelSession::JoinParameter(const ShardRule& rule,

@@ -4,6 +4,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/engine/zeros.h"
 #include "kernels/layer/expert_faults.h"
 #include "kernels/layer/linear_parallel.h"
@@ -41,9 +42,8 @@ absl::Status ParameterUpdate::Begin(SessionLayerState& layer) {
     if (spec_.masters == Masters::kF32) trained.master = master;
     if (spec_.masters == Masters::kBf16Remainder) {
       if (given.dtype() == DType::kF16) {
-        return absl::InvalidArgumentError(absl::StrCat("masters: bf16_remainder; ", name, " is ",
-                                                       TensorText(given),
-                                                       ", and must be bf16 or f32"));
+        return Refuse("masters", "bf16_remainder",
+                      absl::StrCat(name, " is ", TensorText(given), ", and must be bf16 or f32"));
       }
       QG_ASSIGN_OR_RETURN(trained.split, engine_.SplitMaster(master, cancellation_));
       parameter.value = trained.split.parameter;

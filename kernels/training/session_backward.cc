@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
@@ -67,7 +68,7 @@ absl::Status AddGradient(const NamedTensor& gradient, const LayerOnRank& layer,
     return absl::OkStatus();
   }
   const std::string stage = layer.NameInRecords(absl::StrCat("add ", gradient.name));
-  QG_ASSIGN_OR_RETURN(trained.gradient, recorder.Timed(stage, [&] {
+  QG_ASSIGN_OR_RETURN(trained.gradient, recorder.Timed({StageKind::kOperation, stage}, [&] {
     return recorder.engine().Add(trained.gradient, gradient.tensor, trained.gradient.dtype(),
                                  recorder.cancellation());
   }));
@@ -129,22 +130,21 @@ class Backwarding {
 };
 
 absl::Status Backwarding::Check() const {
-  const std::string name = absl::StrCat("microbatch ", step_.microbatch);
   const auto found = next_.in_flight.find(step_.microbatch);
   if (found == next_.in_flight.end()) {
-    return WrongOrder(absl::StrCat(name,
-                                   ": no forward of it is in flight; a backward follows one "
-                                   "training forward, once"));
+    return RefusePrecondition("microbatch", step_.microbatch,
+                              "no forward of it is in flight; a backward follows one training "
+                              "forward, once");
   }
   if (found->second->is_offloaded) {
-    return WrongOrder(absl::StrCat(name, ": what it saved is offloaded; a reload comes first"));
+    return RefusePrecondition("microbatch", step_.microbatch,
+                              "what it saved is offloaded; a reload comes first");
   }
   const Tensor& gradient = step_.grad_output;
   const Shape& shape = found->second->y_shape;
   if (!gradient.has_value() || !IsHighPrecision(gradient.dtype()) || gradient.shape() != shape) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("grad_output: ", gradient.has_value() ? TensorText(gradient) : "absent",
-                     "; it must be f32, bf16 or f16 of y's shape ", ShapeText(shape)));
+    return Refuse("grad_output", gradient.has_value() ? TensorText(gradient) : "absent",
+                  absl::StrCat("it must be f32, bf16 or f16 of y's shape ", ShapeText(shape)));
   }
   return absl::OkStatus();
 }
@@ -273,9 +273,9 @@ absl::StatusOr<SessionStepResult> TrainingSession::Wgrad(const Cancellation* can
   const State& session = *state_;
   SessionState next = session.now;
   if (next.deferred.empty()) {
-    return WrongOrder(
-        "wgrad: no gradient is deferred; a backward of a forward with defer_wgrad "
-        "comes first");
+    return RefusePrecondition("wgrad", "asked for",
+                              "no gradient is deferred; a backward of a forward with defer_wgrad "
+                              "comes first");
   }
   SessionRun run(session.engine, session.spec, cancellation, session.rank.get());
   SessionStepResult result;

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/layer/expert_faults.h"
 #include "kernels/training/checkpoint_format.h"
 #include "kernels/training/optimizer_fragments.h"
@@ -22,8 +23,8 @@ absl::Status CheckDelayed(Engine& engine, const SessionSpec& spec, const Session
       DelayedScalingState host;
       QG_ASSIGN_OR_RETURN(host.scale, engine.ToHost(delayed.scale, cancellation));
       QG_ASSIGN_OR_RETURN(host.amax_history, engine.ToHost(delayed.amax_history, cancellation));
-      QG_RETURN_IF_ERROR(
-          CheckDelayedScaling(host, absl::StrCat("checkpoint: ", spec.layers[i].name, ".", name)));
+      QG_RETURN_IF_ERROR(CheckDelayedScaling(
+          host, absl::StrCat("checkpoint[", spec.layers[i].name, ".", name, "]")));
     }
   }
   return absl::OkStatus();
@@ -36,11 +37,11 @@ absl::StatusOr<std::shared_ptr<const SessionState>> TrainingSession::StateOnHost
   const State& session = *state_;
   auto state = std::make_shared<SessionState>(session.now);
   if (!state->in_flight.empty()) {
-    return WrongOrder(absl::StrCat("checkpoint: microbatch ", state->in_flight.begin()->first,
-                                   " is in flight; its backward comes first"));
+    return RefusePrecondition("microbatch", state->in_flight.begin()->first,
+                              "it is in flight; its backward comes before a checkpoint");
   }
   if (!state->deferred.empty()) {
-    return WrongOrder("checkpoint: weight gradients are deferred; the wgrad step comes first");
+    return RefusePrecondition("gradients", "deferred", "the wgrad step comes before a checkpoint");
   }
   const ShardedParameters sharded(session.engine, session.spec, session.rank.get(), session.faults,
                                   cancellation);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/layer/expert_run.h"
 #include "kernels/layer/layer_program.h"
 #include "kernels/quantize/quantized_outline.h"
@@ -17,8 +18,6 @@ namespace quantgate {
 namespace {
 
 constexpr size_t kNameLengthMax = 64;
-
-absl::Status Invalid(const std::string& what) { return absl::InvalidArgumentError(what); }
 
 /// A parameter as the checks of layers take it: of a quantized or sharded one its type.
 absl::StatusOr<Tensor> OutlineOf(const SessionLayerState& layer, const std::string& name,
@@ -137,8 +136,7 @@ absl::Status CheckLayerForward(const SessionLayer& layer, const SessionLayerStat
 
 absl::Status InLayer(const SessionLayer& layer, const absl::Status& status) {
   if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat("layer ", layer.name, ": ", std::string(status.message())));
+  return WithinField(absl::StrCat("layers[", layer.name, "]"), status);
 }
 
 absl::Status CheckSessionName(const std::string& field, const std::string& name) {
@@ -148,8 +146,8 @@ absl::Status CheckSessionName(const std::string& field, const std::string& name)
         return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-';
       });
   if (is_name) return absl::OkStatus();
-  return Invalid(absl::StrCat(field, ": \"", name.substr(0, kNameLengthMax), "\"; 1 to ",
-                              kNameLengthMax, " letters, digits, _ and -"));
+  return Refuse(field, absl::StrCat("\"", name.substr(0, kNameLengthMax), "\""),
+                absl::StrCat("1 to ", kNameLengthMax, " letters, digits, _ and -"));
 }
 
 namespace {
@@ -157,13 +155,15 @@ namespace {
 absl::Status CheckWeightQuantizer(const Recipe& recipe) {
   const Quantizer& quantizer = recipe.QuantizerFor(TensorRole::kWeight);
   if (!quantizer.rowwise.is_quantized()) {
-    return Invalid(absl::StrCat("weights: quantized; recipe ", recipe.ShortText(),
-                                " does not quantize weights rowwise"));
+    return Refuse(
+        "weights", "quantized",
+        absl::StrCat("recipe ", recipe.ShortText(), " does not quantize weights rowwise"));
   }
   if (RoundsStochastically(quantizer)) {
-    return Invalid(absl::StrCat("weights: quantized; recipe ", recipe.ShortText(),
-                                " rounds weights stochastically, which would draw anew at every "
-                                "update: weights are rounded to nearest"));
+    return Refuse("weights", "quantized",
+                  absl::StrCat("recipe ", recipe.ShortText(),
+                               " rounds weights stochastically, which would draw anew at every "
+                               "update: weights are rounded to nearest"));
   }
   return absl::OkStatus();
 }
@@ -180,23 +180,23 @@ absl::Status CheckQuantizedWeightsOf(const std::vector<SessionLayer>& layers,
 
 absl::Status CheckSessionSpec(const SessionSpec& spec) {
   if (spec.layers.empty() || spec.layers.size() > kSessionLayersMax) {
-    return Invalid(absl::StrCat("layers: ", spec.layers.size(), "; from 1 to ", kSessionLayersMax));
+    return Refuse("layers", absl::StrCat(spec.layers.size(), " given"),
+                  absl::StrCat("from 1 to ", kSessionLayersMax));
   }
   std::set<std::string> names;
   for (const SessionLayer& layer : spec.layers) {
     QG_RETURN_IF_ERROR(CheckSessionName("layers.name", layer.name));
     if (layer.name == "in_flight" || layer.name == "deferred" || layer.name == "recipe") {
-      return Invalid(absl::StrCat("layers.name: ", layer.name,
-                                  "; a name that the session's own tensors begin with"));
+      return Refuse("layers.name", layer.name, "the session's own tensors begin with that name");
     }
     if (!names.insert(layer.name).second) {
-      return Invalid(absl::StrCat("layers.name: ", layer.name, " twice; names are unique"));
+      return Refuse("layers.name", layer.name, "it is given twice; names are unique");
     }
   }
   if (spec.weights == WeightStorage::kQuantized) {
     QG_RETURN_IF_ERROR(CheckQuantizedWeightsOf(spec.layers, spec.recipe));
   } else if (spec.built_without_grad) {
-    return Invalid("built_without_grad: true; it is of quantized weights");
+    return Refuse("built_without_grad", "true", "it is of quantized weights");
   }
   QG_RETURN_IF_ERROR(CheckSessionRanks(spec));
   return CheckOptimizer(spec.optimizer);
@@ -246,9 +246,10 @@ absl::Status CheckExpertsForward(const SessionSpec& spec, const SessionLayer& la
         CheckLayerForward(layer, state, recipe, spec.arithmetic, train, request);
     if (status.ok()) continue;
     if (copies == 1) return status;
-    return absl::Status(status.code(),
-                        absl::StrCat("rows of copy ", copy, " of ", copies,
-                                     " (data_parallel): ", std::string(status.message())));
+    std::optional<Refusal> refusal = RefusalOf(status);
+    if (!refusal.has_value()) return status;
+    absl::StrAppend(&refusal->rule, " (of copy ", copy, " of ", copies, ", data_parallel)");
+    return StatusOf(*refusal);
   }
   return absl::OkStatus();
 }
@@ -270,7 +271,7 @@ int64_t RowsOfOutput(const SessionSpec& spec, size_t layer, const Shape& x) {
 absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const SessionState& state,
                                           const Recipe& recipe, const ForwardStep& step,
                                           std::shared_ptr<const ParallelStep> parallel) {
-  if (!step.x.has_value()) return Invalid("x: absent; a forward needs it");
+  if (!step.x.has_value()) return RefuseAbsent("x", "a forward needs it");
   const std::vector<RequiresGrad> requires_grad = RequiresGradOfLayers(state, step.requires_grad);
   Tensor x = step.x;
   for (size_t i = 0; i < spec.layers.size(); ++i) {
@@ -354,12 +355,13 @@ absl::Status CheckSessionRecipe(const SessionSpec& spec, const SessionState& sta
             .status();
     if (status.ok()) return status;
     if (!refusal.ok()) continue;
-    refusal =
-        absl::Status(status.code(),
-                     absl::StrCat("recipe: ", recipe.ShortText(),
-                                  step.train ? "; no forward and backward could follow, that of x "
-                                             : "; no forward could follow, that of x ",
-                                  TensorText(step.x), " would be: ", status.message()));
+    refusal = StatusOf(
+        {.code = status.code(),
+         .field = "recipe",
+         .value = recipe.ShortText(),
+         .rule = absl::StrCat(step.train ? "no forward and backward could follow, that of x "
+                                         : "no forward could follow, that of x ",
+                              TensorText(step.x), " would be: ", status.message())});
   }
   return refusal;
 }

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/training/session_state.h"
 
 namespace quantgate {
@@ -72,7 +73,10 @@ absl::StatusOr<Tensor> TrainingSession::Find(const std::string& name,
     if (candidate == name) found = tensor;
   });
   if (found.has_value()) return found;
-  return absl::NotFoundError(absl::StrCat("tensor: ", name, "; the session has none of that name"));
+  return StatusOf({.code = absl::StatusCode::kNotFound,
+                   .field = "tensor",
+                   .value = name,
+                   .rule = "the session has none of that name"});
 }
 
 }  // namespace quantgate

@@ -3,6 +3,7 @@
 #include <span>
 #include <utility>
 
+#include "kernels/base/refusal.h"
 #include "kernels/layer/grouped_run.h"
 #include "kernels/training/session_run.h"
 #include "kernels/training/state_sharding.h"
@@ -56,7 +57,9 @@ class ExpertsSaved : public LayerSaved {
 
 absl::StatusOr<ExpertSaved> TakeExperts(LayerSaved* given) {
   auto* const saved = dynamic_cast<ExpertsSaved*>(given);
-  if (saved == nullptr) return absl::FailedPreconditionError("saved: not what experts left");
+  if (saved == nullptr) {
+    return RefusePrecondition("saved", "of another step", "must be what experts left");
+  }
   return saved->Take();
 }
 

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/training/parallel_checks.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
@@ -14,17 +15,18 @@ namespace {
 absl::Status CheckMicrobatch(const SessionState& state, const ForwardStep& step) {
   QG_RETURN_IF_ERROR(CheckSessionName("microbatch", step.microbatch));
   if (state.in_flight.count(step.microbatch) != 0) {
-    return WrongOrder(absl::StrCat("microbatch ", step.microbatch,
-                                   ": its forward is in flight; a second one comes after its "
-                                   "backward, or has another name"));
+    return RefusePrecondition("microbatch", step.microbatch,
+                              "its forward is in flight; a second one comes after its backward, "
+                              "or has another name");
   }
   if (step.train && state.in_flight.size() >= kMicrobatchesInFlightMax) {
-    return WrongOrder(absl::StrCat("microbatch ", step.microbatch, ": ", kMicrobatchesInFlightMax,
-                                   " are in flight, the most a session keeps; a backward comes "
-                                   "first"));
+    return RefusePrecondition("microbatch", step.microbatch,
+                              absl::StrCat(kMicrobatchesInFlightMax,
+                                           " are in flight, the most a session keeps; a backward "
+                                           "comes first"));
   }
   if (!step.train && step.recompute) {
-    return absl::InvalidArgumentError("recompute: true; it is of training, and train is false");
+    return Refuse("recompute", "true", "it is of training, and train is false");
   }
   return absl::OkStatus();
 }
@@ -123,8 +125,10 @@ absl::StatusOr<uint32_t> Forwarding::TakeCallIds() {
   const uint32_t first = next_.next_call_id;
   const uint64_t end = first + CallIdsOfSession(session_.spec);
   if (end > std::numeric_limits<uint32_t>::max()) {
-    return WrongOrder(absl::StrCat("random numbers: ", first, " of 2^32 call ids of this seed are ",
-                                   "used; a session with another seed goes on"));
+    return RefusePrecondition("seed", absl::StrCat(session_.spec.seed),
+                              absl::StrCat(first,
+                                           " of its 2^32 call ids of random numbers are "
+                                           "used; a session with another seed goes on"));
   }
   if (!session_.faults.Has(kFaultRandomNumbersReused)) {
     next_.next_call_id = static_cast<uint32_t>(end);

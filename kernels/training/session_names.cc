@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
 #include "kernels/training/training_session.h"
 
 namespace quantgate {
@@ -18,8 +19,8 @@ absl::StatusOr<Value> Parse(const char* field, std::string_view name,
     if (name_of(value) == name) return value;
     names.emplace_back(name_of(value));
   }
-  return absl::InvalidArgumentError(absl::StrCat(field, ": \"", std::string(name.substr(0, 64)),
-                                                 "\"; ", absl::StrJoin(names, " | ")));
+  return Refuse(field, absl::StrCat("\"", std::string(name.substr(0, 64)), "\""),
+                absl::StrCat("unknown name; known: ", absl::StrJoin(names, ", ")));
 }
 
 }  // namespace

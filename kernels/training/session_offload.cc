@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
 
@@ -49,12 +50,12 @@ absl::StatusOr<std::shared_ptr<const InFlight>> FindInFlight(const SessionState&
                                                              bool is_offloaded) {
   const auto found = state.in_flight.find(microbatch);
   if (found == state.in_flight.end()) {
-    return WrongOrder(absl::StrCat("microbatch ", microbatch, ": no forward of it is in flight"));
+    return RefusePrecondition("microbatch", microbatch, "no forward of it is in flight");
   }
   if (found->second->is_offloaded == is_offloaded) return found->second;
-  return WrongOrder(absl::StrCat(
-      "microbatch ", microbatch, ": ",
-      is_offloaded ? "not offloaded; an offload comes before a reload" : "offloaded already"));
+  return RefusePrecondition("microbatch", microbatch,
+                            is_offloaded ? "it is not offloaded; an offload comes before a reload"
+                                         : "it is offloaded already");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
 #include "kernels/engine/zeros.h"
 #include "kernels/training/parallel_checks.h"
 #include "kernels/training/parallel_session.h"
@@ -43,8 +44,8 @@ absl::Status SortParameters(const SessionSpec& spec,
       is_taken = true;
     }
     if (!is_taken) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameters: ", name, "; no layer of that name: LAYER.PARAMETER"));
+      return Refuse(absl::StrCat("parameters[", name, "]"), "given",
+                    "no layer has a parameter of that name; names are LAYER.PARAMETER");
     }
   }
   return absl::OkStatus();
@@ -79,13 +80,13 @@ absl::Status PutTrained(Engine& engine, const SessionSpec& spec,
     if (!IsTrained(name)) continue;
     const auto slot = slots.find(name);
     if (slot == slots.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameters: ", name, "; this session keeps no such tensor"));
+      return Refuse(absl::StrCat("parameters[", name, "]"), "given",
+                    "this session keeps no such tensor");
     }
     Tensor& tensor = *slot->second;
     if (given.dtype() != tensor.dtype() || given.shape() != tensor.shape()) {
-      return absl::InvalidArgumentError(absl::StrCat("parameters: ", name, ": ", TensorText(given),
-                                                     "; it must be ", TensorText(tensor)));
+      return Refuse(absl::StrCat("parameters[", name, "]"), TensorText(given),
+                    absl::StrCat("it must be ", TensorText(tensor)));
     }
     QG_ASSIGN_OR_RETURN(tensor, engine.ToDevice(given, cancellation));
   }

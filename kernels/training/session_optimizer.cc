@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/training/optimizer_fragments.h"
 #include "kernels/training/parameter_update.h"
 #include "kernels/training/session_checks.h"
@@ -14,19 +15,19 @@ namespace {
 
 absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state) {
   if (spec.optimizer.kind == OptimizerSpec::Kind::kNone) {
-    return WrongOrder("optimizer: none; this session was opened without one");
+    return RefusePrecondition("optimizer", "none", "this session was opened without one");
   }
   if (!state.deferred.empty()) {
-    return WrongOrder(absl::StrCat("gradients: ", state.deferred.size(),
-                                   " layers' weight gradients "
-                                   "are deferred; the wgrad step comes before the optimizer's"));
+    return RefusePrecondition("gradients",
+                              absl::StrCat("deferred in ", state.deferred.size(), " layers"),
+                              "the wgrad step comes before the optimizer's");
   }
   for (const SessionLayerState& layer : state.layers) {
     for (const auto& [name, trained] : layer.trained) {
       if (trained.gradient.has_value() || trained.has_main_gradient) return absl::OkStatus();
     }
   }
-  return WrongOrder("gradients: none since the last update; a backward comes first");
+  return RefusePrecondition("gradients", "none since the last update", "a backward comes first");
 }
 
 /// Every gradient becomes its sum over the ranks, or this rank's rows or elements of it.
@@ -61,7 +62,8 @@ absl::Status ReduceGradients(SessionRun& run, const TrainingSession::State& sess
       }
       return absl::OkStatus();
     };
-    QG_RETURN_IF_ERROR(run.recorder(i).Timed("reduce gradients", reduce));
+    QG_RETURN_IF_ERROR(
+        run.recorder(i).Timed({StageKind::kCommunicate, "reduce gradients"}, reduce));
   }
   return absl::OkStatus();
 }
@@ -87,7 +89,7 @@ absl::StatusOr<SessionStepResult> TrainingSession::Optimize(const OptimizerStep&
   for (size_t i = 0; i < next.layers.size(); ++i) {
     ParameterUpdate update(session.engine, session.spec, i, next.recipe, session.faults,
                            cancellation, session.rank.get());
-    QG_RETURN_IF_ERROR(run.recorder(i).Timed("optimizer", [&] {
+    QG_RETURN_IF_ERROR(run.recorder(i).Timed({StageKind::kOperation, "optimizer"}, [&] {
       return InLayer(session.spec.layers[i],
                      update.Optimize(next.layers[i], optimizer, next.optimizer_steps));
     }));

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/training/parameter_update.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
@@ -63,15 +64,17 @@ absl::Status RecipeChange::CheckQuantizedWeights() const {
       if (!parameter.is_quantized()) continue;
       const std::string path = absl::StrCat(session_.spec.layers[i].name, ".", name);
       if (to_.name() != from.name()) {
-        return WrongOrder(absl::StrCat("recipe: ", to_.ShortText(), "; ", path,
-                                       " is held quantized by recipe ", from.ShortText(),
-                                       ", and another recipe does not take it over"));
+        return RefusePrecondition(
+            "recipe", to_.ShortText(),
+            absl::StrCat(path, " is held quantized by recipe ", from.ShortText(),
+                         ", and another recipe does not take it over"));
       }
       if (parameter.quantizer == quantizer || session_.spec.masters != Masters::kNone) continue;
-      return WrongOrder(absl::StrCat("recipe: ", to_.ShortText(), "; ", path, " is held as ",
-                                     QuantizerText(parameter.quantizer), ", would be ",
-                                     QuantizerText(quantizer),
-                                     ", and the session has no masters to quantize it from anew"));
+      return RefusePrecondition(
+          "recipe", to_.ShortText(),
+          absl::StrCat(path, " is held as ", QuantizerText(parameter.quantizer), ", would be ",
+                       QuantizerText(quantizer),
+                       ", and the session has no masters to quantize it from anew"));
     }
   }
   return absl::OkStatus();

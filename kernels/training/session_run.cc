@@ -231,6 +231,4 @@ absl::Status Commit(SessionState next, TrainingSession::State& session) {
   return absl::OkStatus();
 }
 
-absl::Status WrongOrder(const std::string& what) { return absl::FailedPreconditionError(what); }
-
 }  // namespace quantgate

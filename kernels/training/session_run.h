@@ -88,7 +88,4 @@ uint64_t CallIdsOfSession(const SessionSpec& spec);
 /// more than before, and more than the session may.
 absl::Status Commit(SessionState next, TrainingSession::State& session);
 
-/// FAILED_PRECONDITION saying what the session's order does not allow.
-absl::Status WrongOrder(const std::string& what);
-
 }  // namespace quantgate

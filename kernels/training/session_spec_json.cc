@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 
 namespace quantgate {
 namespace {
@@ -98,9 +99,11 @@ absl::Status CheckSameSpec(const Json& checkpoint, const Json& session) {
     const Json::json_pointer pointer(path);
     return side.contains(pointer) ? JsonText(side[pointer]) : std::string("absent");
   };
-  return absl::FailedPreconditionError(
-      absl::StrCat("checkpoint: ", path, " is ", text(checkpoint), ", this session's is ",
-                   text(session), "; a session goes on from a checkpoint of its own layers"));
+  return StatusOf(
+      {.code = absl::StatusCode::kFailedPrecondition,
+       .field = "checkpoint",
+       .rule = absl::StrCat(path, " is ", text(checkpoint), ", this session's is ", text(session),
+                            "; a session goes on from a checkpoint of its own layers")});
 }
 
 }  // namespace quantgate

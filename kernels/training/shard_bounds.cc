@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
 
 namespace quantgate {
 
@@ -41,11 +42,9 @@ absl::Status CheckBounds(std::string_view field, const ShardBounds& bounds, int 
   const bool is_right = bounds.size() == static_cast<size_t>(ranks) + 1 && bounds.front() == 0 &&
                         bounds.back() == count && std::is_sorted(bounds.begin(), bounds.end());
   if (is_right) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(std::string(field), ": ", absl::StrJoin(bounds, ", "),
-                   "; must ascend from 0 "
-                   "to ",
-                   count, ", with a part for each of ", ranks, " ranks"));
+  return Refuse(
+      field, absl::StrJoin(bounds, ", "),
+      absl::StrCat("must ascend from 0 to ", count, ", with a part for each of ", ranks, " ranks"));
 }
 
 }  // namespace quantgate

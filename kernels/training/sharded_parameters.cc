@@ -225,7 +225,7 @@ absl::Status ShardedParameters::Gather(SessionRun& run, const std::vector<Sessio
                               sharded.weight.usages.columnwise &&
                               !IsTurnedAfter(sharded.weight.quantizer);
       const std::string stage = run.layer(i).NameInRecords(absl::StrCat("all-gather ", name));
-      QG_ASSIGN_OR_RETURN(parameter, run.recorder(i).Timed(stage, [&] {
+      QG_ASSIGN_OR_RETURN(parameter, run.recorder(i).Timed({StageKind::kCommunicate, stage}, [&] {
         return GatherParameter(i, sharded, parameter, {true, reads_both});
       }));
     }
@@ -289,9 +289,10 @@ absl::Status ShardedParameters::RestoreSaved(SessionRun& run, const InFlight& fl
     if (faults_.Has(kFaultBackwardGathersLive)) rows = now.state.parameters.at(resharded.parameter);
     const std::string stage =
         run.layer(layer).NameInRecords(absl::StrCat("all-gather ", resharded.parameter));
-    QG_ASSIGN_OR_RETURN(Parameter whole, run.recorder(layer).Timed(stage, [&] {
-      return GatherParameter(layer, resharded.sharded, rows, usages);
-    }));
+    QG_ASSIGN_OR_RETURN(Parameter whole,
+                        run.recorder(layer).Timed({StageKind::kCommunicate, stage}, [&] {
+                          return GatherParameter(layer, resharded.sharded, rows, usages);
+                        }));
     const std::vector<Tensor*> wholes = TensorsOf(whole);
     for (const ReshardedWeight::Part& part : resharded.parts) {
       *FindPart(parts, part.name) = *wholes[part.place];

@@ -4,32 +4,34 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/training/shard_faults.h"
 
 namespace quantgate {
 namespace {
 
-absl::Status RefuseWeight(const ShardedWeightSpec& spec, const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat(spec.name, ": ", what));
+absl::Status RefuseWeight(const ShardedWeightSpec& spec, const char* part, const std::string& value,
+                          const std::string& rule) {
+  return Refuse(absl::StrCat(spec.name, ".", part), value, rule);
 }
 
 absl::Status CheckNvfp4Rule(const ShardedWeightSpec& spec, const QuantizerSpec& rule) {
   if (HasTwoRules(spec.quantizer)) {
-    return RefuseWeight(spec, "format nvfp4: is not sharded where the directions have two rules");
+    return RefuseWeight(spec, "format", "nvfp4",
+                        "is not sharded where the directions have two rules");
   }
-  if (rule.row_scaled) return RefuseWeight(spec, "row_scaled: weights have one amax");
+  if (rule.row_scaled) return RefuseWeight(spec, "row_scaled", "true", "weights have one amax");
   if (!spec.usages.columnwise) return absl::OkStatus();
   if (rule.element_rounding == ElementRounding::kStochastic) {
-    return RefuseWeight(spec,
-                        "element_rounding stochastic: columnwise codes draw their own numbers, and "
-                        "backward turns the rowwise ones");
+    return RefuseWeight(spec, "element_rounding", "stochastic",
+                        "columnwise codes draw their own numbers, and backward turns the rowwise "
+                        "ones");
   }
   if (rule.four_over_six != FourOverSix::kNone) {
-    return RefuseWeight(spec,
-                        absl::StrCat("4over6 ", std::string(FourOverSixName(rule.four_over_six)),
-                                     ": columnwise codes choose for themselves, and backward turns "
-                                     "the rowwise ones"));
+    return RefuseWeight(
+        spec, "4over6", std::string(FourOverSixName(rule.four_over_six)),
+        "columnwise codes choose for themselves, and backward turns the rowwise ones");
   }
   return absl::OkStatus();
 }
@@ -40,16 +42,16 @@ absl::Status CheckRule(const ShardedWeightSpec& spec, const QuantizerSpec& rule)
   const bool needs_tiles = rule.format == QuantizerFormat::kFp8Block ||
                            (rule.format == QuantizerFormat::kNvfp4 && spec.usages.columnwise);
   if (needs_tiles && rule.block_dim != 2) {
-    return RefuseWeight(spec, absl::StrCat("block_dim ", rule.block_dim, ": sharded weights of ",
-                                           format, " have tiles (block_dim 2)"));
+    return RefuseWeight(spec, "block_dim", absl::StrCat(rule.block_dim),
+                        absl::StrCat("sharded weights of ", format, " have tiles (block_dim 2)"));
   }
   const int64_t length = BlockLength(rule.format);
   for (size_t rank = 0; rank + 1 < spec.bounds.size(); ++rank) {
     const int64_t begin = spec.bounds[rank];
     if (begin == spec.bounds[rank + 1] || begin % length == 0) continue;
-    return RefuseWeight(
-        spec, absl::StrCat("the shard of rank ", rank, " begins at row ", begin, "; shards of ",
-                           format, " begin at multiples of ", length));
+    return RefuseWeight(spec, "bounds",
+                        absl::StrCat(begin, ", where the shard of rank ", rank, " begins"),
+                        absl::StrCat("shards of ", format, " begin at multiples of ", length));
   }
   return absl::OkStatus();
 }
@@ -98,11 +100,12 @@ bool IsTurnedAfter(const Quantizer& quantizer) {
 
 absl::StatusOr<ShardedWeight> ShardedWeight::Create(ShardedWeightSpec spec, int ranks) {
   if (spec.shape.size() != 2) {
-    return RefuseWeight(spec, absl::StrCat("shape ", ShapeText(spec.shape), ": must be of rank 2"));
+    return RefuseWeight(spec, "shape", ShapeText(spec.shape), "must be of rank 2");
   }
-  if (!spec.usages.rowwise) return RefuseWeight(spec, "usages: forward reads rowwise codes");
+  if (!spec.usages.rowwise)
+    return RefuseWeight(spec, "usages", "columnwise", "forward reads rowwise codes");
   QG_RETURN_IF_ERROR(
-      CheckBounds(absl::StrCat(spec.name, ": bounds"), spec.bounds, ranks, spec.shape[0]));
+      CheckBounds(absl::StrCat(spec.name, ".bounds"), spec.bounds, ranks, spec.shape[0]));
   QG_RETURN_IF_ERROR(CheckQuantizer(spec.quantizer));
   if (spec.storage == WeightStorage::kQuantized) {
     for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
@@ -120,9 +123,8 @@ absl::Status ShardedWeight::Update(const GatherContext& context, const Tensor& r
   const int rank = context.group.rank();
   const Shape expected = {spec_.bounds[rank + 1] - spec_.bounds[rank], spec_.shape[1]};
   if (!rows.has_value() || rows.shape() != expected) {
-    return RefuseWeight(
-        spec_, absl::StrCat("rows: ", rows.has_value() ? TensorText(rows) : "absent", "; rank ",
-                            rank, " has ", ShapeText(expected)));
+    return RefuseWeight(spec_, "rows", rows.has_value() ? TensorText(rows) : "absent",
+                        absl::StrCat("rank ", rank, " has ", ShapeText(expected)));
   }
   arguments_ = arguments;
   if (!context.faults.Has(kFaultGatheredKeptAfterUpdate)) Reshard();
@@ -151,12 +153,12 @@ absl::Status ShardedWeight::Update(const GatherContext& context, const Tensor& r
 
 absl::Status ShardedWeight::Replace(QuantizedTensor shard) {
   if (spec_.storage == WeightStorage::kHighPrecision) {
-    return RefuseWeight(spec_, "shard: quantized, of a weight held in high precision");
+    return RefuseWeight(spec_, "shard", "quantized", "the weight is held in high precision");
   }
   const bool has_codes = shard.rowwise.has_value() || shard.columnwise.has_value();
   if (!has_codes || shard.shape.size() != 2 || shard.shape[1] != spec_.shape[1]) {
-    return RefuseWeight(spec_, absl::StrCat("shard: ", ShapeText(shard.shape),
-                                            "; must have codes of ", spec_.shape[1], " columns"));
+    return RefuseWeight(spec_, "shard", ShapeText(shard.shape),
+                        absl::StrCat("must have codes of ", spec_.shape[1], " columns"));
   }
   Reshard();
   dtype_ = shard.source_dtype;
@@ -222,13 +224,11 @@ void ShardedWeight::SeedGatherFaults(const GatherContext& context, QuantizedTens
 absl::StatusOr<QuantizedTensor> ShardedWeight::Gather(const GatherContext& context,
                                                       WeightPass pass) {
   if (!dtype_.has_value()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(spec_.name, ": gathered before it was given its rows"));
+    return RefusePrecondition(spec_.name, "", "it was gathered before it was given its rows");
   }
   const Usages usages = UsagesOf(pass);
   if (usages.columnwise && !spec_.usages.columnwise) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(spec_.name, ": backward of a weight that is held for forward only"));
+    return RefusePrecondition(spec_.name, "", "it is held for forward only, and backward reads it");
   }
   if (gathered_.has_value()) return *gathered_;
   absl::StatusOr<QuantizedTensor> whole = spec_.storage == WeightStorage::kHighPrecision

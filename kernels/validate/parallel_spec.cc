@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -10,12 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/row_blocks.h"
 #include "kernels/comm/world.h"
 #include "kernels/layer/amax_reduction.h"
 #include "kernels/layer/expert_run.h"
-#include "kernels/layer/invalid_field.h"
 #include "kernels/layer/layer_sharding.h"
 #include "kernels/quantize/quantized_outline.h"
 
@@ -33,9 +34,8 @@ class ShardOutline {
     Shape shape = whole.shape();
     if (divides_rows && step_.divides_rows()) {
       if (shape.size() < 2) {
-        return InvalidField(
-            field, TensorText(whole),
-            "under sequence parallelism its rank must be at least 2: dim 0 is divided");
+        return Refuse(field, TensorText(whole),
+                      "under sequence parallelism its rank must be at least 2: dim 0 is divided");
       }
       shape[0] = step_.rows[static_cast<size_t>(step_.rank())];
     }
@@ -43,7 +43,7 @@ class ShardOutline {
       const size_t dim = rule.dim < 0 ? shape.size() - 1 : static_cast<size_t>(rule.dim);
       const int64_t multiple = static_cast<int64_t>(rule.parts) * step_.size();
       if (dim >= shape.size() || shape[dim] % multiple != 0) {
-        return InvalidField(
+        return Refuse(
             field, TensorText(whole),
             absl::StrCat("dim ", dim, " is divided over the ", step_.size(),
                          " ranks of the tensor-parallel group, so that it must be a multiple of ",
@@ -65,16 +65,17 @@ absl::Status CheckChain(const LayerSpec& layer, const ParallelSpec& parallel) {
     const OperationSpec& operation = layer.operations[i];
     const std::string field = absl::StrCat("layer.operations[", i, "]");
     if (operation.kind == OperationKind::kAdd) {
-      return absl::UnimplementedError(absl::StrCat(
-          field,
-          ".kind: add; a parallel variant takes no chain with one: what the gradient of its "
-          "operands should be is not derived over ranks"));
+      return StatusOf({.code = absl::StatusCode::kUnimplemented,
+                       .field = field + ".kind",
+                       .value = "add",
+                       .rule = "a parallel variant takes no chain with one: what the gradient of "
+                               "its operands should be is not derived over ranks"});
     }
     if (operation.kind == OperationKind::kBasicLinear && parallel.sequence_parallel &&
         operation.parallel_mode == ParallelMode::kNone) {
-      return InvalidField(field + ".parallel_mode", "none",
-                          "under sequence parallelism every basic_linear of a chain is column- or "
-                          "row-parallel: the gradient of another weight would be one rank's part");
+      return Refuse(field + ".parallel_mode", "none",
+                    "under sequence parallelism every basic_linear of a chain is column- or "
+                    "row-parallel: the gradient of another weight would be one rank's part");
     }
   }
   return absl::OkStatus();
@@ -83,12 +84,12 @@ absl::Status CheckChain(const LayerSpec& layer, const ParallelSpec& parallel) {
 /// What the layers around a grouped_linear do for it.
 absl::Status CheckGrouped(const std::string& field, const Tensor& x, const ParallelSpec& parallel) {
   if (parallel.overlap.has_value()) {
-    return InvalidField(field + ".parallel.overlap", "given",
-                        "a grouped_linear communicates nothing that could be hidden");
+    return Refuse(field + ".parallel.overlap", "given",
+                  "a grouped_linear communicates nothing that could be hidden");
   }
   if (!parallel.sequence_parallel || x.rank() >= 2) return absl::OkStatus();
-  return InvalidField("x", TensorText(x),
-                      "under sequence parallelism its rank must be at least 2: dim 0 is divided");
+  return Refuse("x", TensorText(x),
+                "under sequence parallelism its rank must be at least 2: dim 0 is divided");
 }
 
 absl::Status CheckKind(const std::string& field, const LayerRequest& step,
@@ -96,50 +97,52 @@ absl::Status CheckKind(const std::string& field, const LayerRequest& step,
   const LayerSpec& layer = step.layer;
   if (!HasParallelMode(layer)) {
     const bool is_chain = layer.kind == LayerKind::kChain;
-    return InvalidField(
-        is_chain ? "layer.operations" : "layer.parallel_mode", "none",
-        is_chain ? "a parallel variant needs a basic_linear with a parallel_mode, column "
-                   "or row"
-                 : "a parallel variant needs column or row");
+    return Refuse(is_chain ? "layer.operations" : "layer.parallel_mode", "none",
+                  is_chain ? "a parallel variant needs a basic_linear with a parallel_mode, column "
+                             "or row"
+                           : "a parallel variant needs column or row");
   }
   if (layer.kind == LayerKind::kGroupedLinear) return CheckGrouped(field, step.x, parallel);
   return layer.kind == LayerKind::kChain ? CheckChain(layer, parallel) : absl::OkStatus();
 }
 
-/// What a rank cannot carry out of one side of the overlap that a request asks for.
+/// What a rank cannot carry out of one side of the overlap that a request asks for: of `refusal`, a
+/// field of that side's plan.
 absl::Status OfOverlap(const std::string& field, const ParallelSpec& parallel, const char* side,
-                       const absl::Status& status, absl::string_view text) {
+                       const absl::Status& status, absl::string_view part) {
   const std::string overlap = field + ".parallel.overlap";
-  absl::string_view part = text;
-  if (!absl::ConsumePrefix(&part, "overlap.")) {
-    return InvalidField(overlap, parallel.overlap->Text(), std::string(text));
+  if (!absl::ConsumePrefix(&part, ".overlap.")) {
+    return StatusOf({.code = status.code(),
+                     .field = overlap,
+                     .value = parallel.overlap->Text(),
+                     .rule = std::string(status.message())});
   }
-  const bool is_of_side = absl::StartsWith(part, "fprop ") || absl::StartsWith(part, "dgrad ") ||
-                          absl::StartsWith(part, "wgrad ");
-  return absl::Status(status.code(), absl::StrCat(overlap, ".", is_of_side ? side : "",
-                                                  is_of_side ? "_" : "", part));
+  const bool is_of_side = part == "fprop" || part == "dgrad" || part == "wgrad";
+  return AsField(absl::StrCat(overlap, ".", is_of_side ? side : "", is_of_side ? "_" : "", part),
+                 status);
 }
 
 /// What is wrong with a rank's part, said of the request, whose fault it is. `first_expert`: the
 /// part's first one.
 absl::Status OfPart(const std::string& field, const ParallelSpec& parallel,
                     const absl::Status& status, int64_t first_expert = 0) {
-  absl::string_view text = status.message();
+  std::optional<Refusal> refusal = RefusalOf(status);
+  if (!refusal.has_value()) return status;
   for (const char* side : {"column", "row"}) {
-    if (absl::ConsumePrefix(&text, absl::StrCat("parallel.", side, "_overlap: "))) {
-      return OfOverlap(field, parallel, side, status, text);
+    absl::string_view part = refusal->field;
+    if (absl::ConsumePrefix(&part, absl::StrCat("parallel.", side, "_overlap"))) {
+      return OfOverlap(field, parallel, side, status, part);
     }
   }
-  std::string expert;
-  if (absl::string_view rest = text; absl::ConsumePrefix(&rest, "layer.m_splits[")) {
+  if (absl::string_view rest = refusal->field; absl::ConsumePrefix(&rest, "layer.m_splits[")) {
     int64_t number = 0;
     if (absl::SimpleAtoi(rest.substr(0, rest.find(']')), &number)) {
-      expert = absl::StrCat("layer.m_splits[", first_expert + number);
-      text = rest.substr(rest.find(']'));
+      refusal->field =
+          absl::StrCat("layer.m_splits[", first_expert + number, rest.substr(rest.find(']')));
     }
   }
-  return absl::Status(status.code(),
-                      absl::StrCat(expert, text, " (of a rank's part under ", field, ".parallel)"));
+  absl::StrAppend(&refusal->rule, " (of a rank's part under ", field, ".parallel)");
+  return StatusOf(*refusal);
 }
 
 /// Whether `arithmetic` takes what a rank's part multiplies.
@@ -147,9 +150,11 @@ absl::Status CheckGemmsOfPart(const std::string& field, const LayerRequest& part
                               const Recipe& recipe, const Arithmetic& arithmetic) {
   const absl::Status status = CheckLayerGemms(part, recipe, arithmetic);
   if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(field, ".arithmetic: ", arithmetic.ToString(),
-                                                  "; it does not take ", recipe.ShortText(),
-                                                  " in a rank's part: ", status.message()));
+  return StatusOf({.code = status.code(),
+                   .field = field + ".arithmetic",
+                   .value = arithmetic.ToString(),
+                   .rule = absl::StrCat("it does not take ", recipe.ShortText(),
+                                        " in a rank's part: ", status.message())});
 }
 
 /// What sessions alone have.
@@ -165,7 +170,7 @@ absl::Status CheckNoDivision(const std::string& field, const ParallelSpec& paral
                            {"distributed_optimizer", parallel.distributed_optimizer, "true"}};
   for (const Given& option : options) {
     if (!option.is_given) continue;
-    return InvalidField(absl::StrCat(field, ".parallel.", option.name), option.value, rule);
+    return Refuse(absl::StrCat(field, ".parallel.", option.name), option.value, rule);
   }
   return absl::OkStatus();
 }
@@ -175,8 +180,8 @@ absl::Status CheckProfileOf(const std::string& field, const ParallelSpec& parall
       parallel.backend == CollectiveBackend::kNccl) {
     return absl::OkStatus();
   }
-  return InvalidField(field + ".parallel.reduction_profile", "nccl",
-                      "the library's own sum needs backend nccl");
+  return Refuse(field + ".parallel.reduction_profile", "nccl",
+                "the library's own sum needs backend nccl");
 }
 
 /// The request of one rank's experts without its tensors' data.
@@ -203,7 +208,7 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
                                  const Arithmetic& arithmetic) {
   const int ranks = parallel.expert_parallel;
   const auto refuse = [&](const char* name, const std::string& value, const std::string& rule) {
-    return InvalidField(absl::StrCat(field, ".parallel.", name), value, rule);
+    return Refuse(absl::StrCat(field, ".parallel.", name), value, rule);
   };
   if (ranks < 2 || ranks > kWorldSizeMax) {
     return refuse("expert_parallel", absl::StrCat(ranks),
@@ -232,18 +237,18 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
   }
   QG_RETURN_IF_ERROR(CheckProfileOf(field, parallel));
   if (copies > 1 && !step.main_grads.empty()) {
-    return InvalidField("main_grads", step.main_grads.begin()->first,
-                        "what it held before would be summed over the copies (data_parallel) as "
-                        "often as there are copies");
+    return Refuse("main_grads", step.main_grads.begin()->first,
+                  "what it held before would be summed over the copies (data_parallel) as "
+                  "often as there are copies");
   }
   const LayerSpec& layer = step.layer;
   if (layer.kind != LayerKind::kGroupedLinear) {
-    return InvalidField("layer.kind", std::string(LayerKindName(layer.kind)),
-                        "expert_parallel divides the experts of a grouped_linear");
+    return Refuse("layer.kind", std::string(LayerKindName(layer.kind)),
+                  "expert_parallel divides the experts of a grouped_linear");
   }
   if (HasParallelMode(layer)) {
-    return InvalidField("layer.parallel_mode", std::string(ParallelModeName(layer.parallel_mode)),
-                        "with expert_parallel every expert is whole on its rank");
+    return Refuse("layer.parallel_mode", std::string(ParallelModeName(layer.parallel_mode)),
+                  "with expert_parallel every expert is whole on its rank");
   }
   if (layer.m_splits.size() < static_cast<size_t>(ranks)) {
     return refuse("expert_parallel", absl::StrCat(ranks),
@@ -297,13 +302,13 @@ absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
     return CheckExpertParallel(field, step, parallel, recipe, arithmetic);
   }
   if (parallel.data_parallel != 1) {
-    return InvalidField(field + ".parallel.data_parallel", absl::StrCat(parallel.data_parallel),
-                        "copies of a layer are of sessions, whose optimizer sums their gradients, "
-                        "and of experts that expert_parallel divides");
+    return Refuse(field + ".parallel.data_parallel", absl::StrCat(parallel.data_parallel),
+                  "copies of a layer are of sessions, whose optimizer sums their gradients, "
+                  "and of experts that expert_parallel divides");
   }
   if (parallel.tensor_parallel < 2 || parallel.tensor_parallel > kWorldSizeMax) {
-    return InvalidField(field + ".parallel.tensor_parallel", absl::StrCat(parallel.tensor_parallel),
-                        absl::StrCat("a group has 2 to ", kWorldSizeMax, " ranks"));
+    return Refuse(field + ".parallel.tensor_parallel", absl::StrCat(parallel.tensor_parallel),
+                  absl::StrCat("a group has 2 to ", kWorldSizeMax, " ranks"));
   }
   QG_RETURN_IF_ERROR(CheckNoDivision(
       field, parallel, "weights and masters are divided in sessions, over copies of the layers"));

@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/layer/invalid_field.h"
 #include "kernels/layer/layer_sharding.h"
 
 namespace quantgate {
@@ -18,12 +18,9 @@ namespace {
 absl::Status CheckArithmetic(const std::string& field, const Arithmetic& arithmetic) {
   const std::string text = arithmetic.ToString();
   const absl::StatusOr<Arithmetic> parsed = Arithmetic::Parse(text);
-  if (!parsed.ok()) {
-    return absl::Status(parsed.status().code(),
-                        absl::StrCat(field, ".arithmetic: ", parsed.status().message()));
-  }
+  if (!parsed.ok()) return AsField(field + ".arithmetic", parsed.status());
   if (*parsed == arithmetic) return absl::OkStatus();
-  return InvalidField(
+  return Refuse(
       absl::StrCat(field, ".arithmetic"),
       absl::StrCat(
           text, " with split_k = ", arithmetic.split_k,
@@ -46,10 +43,12 @@ absl::Status CheckSplitK(const std::string& field, const LayerRequest& step,
       !recipe.is_quantized() ||
       (recipe.backward_override() != BackwardOverride::kNone && has_backward_gemm);
   if (!runs_tf32) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat(field, ".arithmetic: ", variant.arithmetic.ToString(),
-                   "; split-K of f32 (tf32) GEMMs has not been measured on Hopper, and ",
-                   variant.Label(), " runs them in f32"));
+  return StatusOf(
+      {.code = absl::StatusCode::kUnimplemented,
+       .field = field + ".arithmetic",
+       .value = variant.arithmetic.ToString(),
+       .rule = absl::StrCat("split-K of f32 (tf32) GEMMs has not been measured on Hopper, and ",
+                            variant.Label(), " runs them in f32")});
 }
 
 // Every GEMM of the layer, outlined: what an arithmetic does not take is refused before it runs.
@@ -57,10 +56,11 @@ absl::Status CheckGemms(const std::string& field, const LayerRequest& step,
                         const Variant& variant) {
   const absl::Status status = CheckLayerGemms(step, variant.recipe, variant.arithmetic);
   if (status.ok()) return status;
-  return absl::Status(
-      status.code(),
-      absl::StrCat(field, ".arithmetic: ", variant.arithmetic.ToString(), "; it does not take ",
-                   variant.recipe.ShortText(), ": ", status.message()));
+  return StatusOf({.code = status.code(),
+                   .field = field + ".arithmetic",
+                   .value = variant.arithmetic.ToString(),
+                   .rule = absl::StrCat("it does not take ", variant.recipe.ShortText(), ": ",
+                                        status.message())});
 }
 
 /// Likewise what only variants on several ranks look at.
@@ -70,7 +70,7 @@ absl::Status CheckParallelModeUsed(const LayerRunRequest& request) {
                   [](const Variant& variant) { return variant.parallel.has_value(); });
   if (any_parallel || !HasParallelMode(request.step.layer)) return absl::OkStatus();
   const ParallelMode mode = request.step.layer.parallel_mode;
-  return InvalidField(
+  return Refuse(
       mode == ParallelMode::kNone ? "layer.operations" : "layer.parallel_mode",
       mode == ParallelMode::kNone ? "a parallel_mode" : std::string(ParallelModeName(mode)),
       "no variant is parallel, which alone divides weights over ranks");
@@ -91,16 +91,15 @@ absl::Status CheckUsed(const LayerRunRequest& request) {
            recipe.RoundsStochastically(TensorRole::kGradOutput);
   });
   if (step.seed != 0 && !has_random) {
-    return InvalidField("seed", absl::StrCat(step.seed), "no variant rounds stochastically");
+    return Refuse("seed", absl::StrCat(step.seed), "no variant rounds stochastically");
   }
   if (any([](const Recipe& recipe) { return recipe.is_delayed(); })) return absl::OkStatus();
   if (step.calibrate) {
-    return InvalidField("calibrate", "true",
-                        "no variant is fp8_delayed: there is no scale to learn");
+    return Refuse("calibrate", "true", "no variant is fp8_delayed: there is no scale to learn");
   }
   if (!step.delayed.empty()) {
-    return InvalidField("delayed_state", absl::StrCat(step.delayed.size(), " states"),
-                        "no variant is fp8_delayed, which alone has them");
+    return Refuse("delayed_state", absl::StrCat(step.delayed.size(), " states"),
+                  "no variant is fp8_delayed, which alone has them");
   }
   return absl::OkStatus();
 }
@@ -111,7 +110,7 @@ absl::Status CheckDiffer(const std::vector<Variant>& variants) {
   for (size_t i = 0; i < variants.size(); ++i) {
     const auto [first, is_new] = index_of.emplace(variants[i].Label(), i);
     if (is_new) continue;
-    return InvalidField(
+    return Refuse(
         absl::StrCat("variants[", i, "]"), absl::StrCat("\"", first->first, "\""),
         absl::StrCat("variants must differ, and variants[", first->second, "] is the same"));
   }
@@ -121,8 +120,8 @@ absl::Status CheckDiffer(const std::vector<Variant>& variants) {
 /// Of a request that CheckLayerTensors accepts.
 absl::Status CheckVariants(const LayerRunRequest& request) {
   if (request.variants.empty() || request.variants.size() > kVariantsMax) {
-    return InvalidField("variants", absl::StrCat(request.variants.size(), " given"),
-                        absl::StrCat("a run takes 1 to ", kVariantsMax));
+    return Refuse("variants", absl::StrCat(request.variants.size(), " given"),
+                  absl::StrCat("a run takes 1 to ", kVariantsMax));
   }
   for (size_t i = 0; i < request.variants.size(); ++i) {
     const Variant& variant = request.variants[i];
@@ -130,9 +129,10 @@ absl::Status CheckVariants(const LayerRunRequest& request) {
     QG_RETURN_IF_ERROR(CheckArithmetic(field, variant.arithmetic));
     // The tensors alone are known to be good here: what is wrong now is wrong for this recipe.
     if (absl::Status status = CheckLayerRecipe(request.step, variant.recipe); !status.ok()) {
-      return absl::Status(status.code(),
-                          absl::StrCat(field, ".recipe: ", variant.recipe.ShortText(),
-                                       " does not take ", status.message()));
+      return StatusOf({.code = status.code(),
+                       .field = field + ".recipe",
+                       .value = variant.recipe.ShortText(),
+                       .rule = absl::StrCat("it does not take ", status.message())});
     }
     QG_RETURN_IF_ERROR(CheckSplitK(field, request.step, variant));
     QG_RETURN_IF_ERROR(CheckGemms(field, request.step, variant));
@@ -149,14 +149,13 @@ absl::Status CheckReference(const LayerRunRequest& request) {
   const int count = static_cast<int>(request.variants.size());
   const std::string value = absl::StrCat(*request.reference);
   if (*request.reference < 0 || *request.reference >= count) {
-    return InvalidField("reference", value,
-                        absl::StrCat("it must be the index of a variant, 0 to ", count - 1));
+    return Refuse("reference", value,
+                  absl::StrCat("it must be the index of a variant, 0 to ", count - 1));
   }
   if (count == 1 && request.requirement == Requirement::kBitwise) {
-    return InvalidField(
-        "reference", value,
-        "requirement bitwise needs a variant beside the reference; leave the reference "
-        "out to compare with exact");
+    return Refuse("reference", value,
+                  "requirement bitwise needs a variant beside the reference; leave the reference "
+                  "out to compare with exact");
   }
   return absl::OkStatus();
 }
@@ -167,23 +166,21 @@ absl::Status CheckSubjects(const LayerRunRequest& request) {
     const std::string field = absl::StrCat("subjects[", name, "]");
     const std::string value = absl::StrCat("\"", name, "\"");
     if (std::find(outputs.begin(), outputs.end(), name) == outputs.end()) {
-      return InvalidField(field, value,
-                          absl::StrCat("this layer's outputs are ", absl::StrJoin(outputs, ", ")));
+      return Refuse(field, value,
+                    absl::StrCat("this layer's outputs are ", absl::StrJoin(outputs, ", ")));
     }
-    if (IsBiasGradient(name)) return InvalidField(field, value, "no bound is derived for it");
+    if (IsBiasGradient(name)) return Refuse(field, value, "no bound is derived for it");
     if (request.variants[0].parallel.has_value()) {
-      return InvalidField(
-          field, request.variants[0].Label(),
-          "a subject is held to the bound of a variant on one rank: put that first");
+      return Refuse(field, request.variants[0].Label(),
+                    "a subject is held to the bound of a variant on one rank: put that first");
     }
     if (request.variants[0].arithmetic.family == ArithmeticFamily::kExact) {
-      return InvalidField(field, request.variants[0].Label(),
-                          "the exact arithmetic has no error bound");
+      return Refuse(field, request.variants[0].Label(), "the exact arithmetic has no error bound");
     }
     const Shape shape = LayerOutputShape(request.step, name);
     if (!IsHighPrecision(subject.dtype()) || subject.shape() != shape) {
-      return InvalidField(field, TensorText(subject),
-                          absl::StrCat("it must be f32, bf16 or f16 of shape ", ShapeText(shape)));
+      return Refuse(field, TensorText(subject),
+                    absl::StrCat("it must be f32, bf16 or f16 of shape ", ShapeText(shape)));
     }
   }
   return absl::OkStatus();
@@ -215,8 +212,8 @@ absl::StatusOr<Requirement> ParseRequirement(std::string_view name) {
   for (Requirement requirement : {Requirement::kNone, Requirement::kBitwise, Requirement::kBound}) {
     if (name == RequirementName(requirement)) return requirement;
   }
-  return InvalidField("requirement", absl::StrCat("unknown name \"", std::string(name), "\""),
-                      "known: none, bitwise, bound");
+  return Refuse("requirement", absl::StrCat("\"", std::string(name), "\""),
+                "unknown name; known: none, bitwise, bound");
 }
 
 absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
@@ -282,15 +279,10 @@ int Plan::StepCount() const {
   // The unquantized references: of a linear layer one each, otherwise from one run.
   int steps = is_linear ? outputs : 1;
   for (const Variant& variant : request_.variants) {
-    if (variant.parallel.has_value()) {
-      // Ranks go through their stages together; one report of each output.
-      steps += 1 + outputs;
-      continue;
-    }
-    steps += static_cast<int>(LayerStages(step, variant.recipe).size());
-    // One report each, and one of what lies between operations.
-    steps += outputs + (ReportsIntermediates(step) ? 1 : 0);
-    steps += request_.error_budget ? 1 : 0;
+    // Forward and backward, and a report of each output.
+    steps += 1 + outputs;
+    if (variant.parallel.has_value()) continue;
+    steps += (ReportsIntermediates(step) ? 1 : 0) + (request_.error_budget ? 1 : 0);
   }
   // The matrix of all pairs.
   return steps + (request_.variants.size() > 1 ? 1 : 0);

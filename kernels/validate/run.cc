@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/validate/exact_values.h"
 #include "kernels/validate/output_report.h"
@@ -18,8 +19,8 @@
 namespace quantgate {
 namespace {
 
-/// Names each operation before it starts, or one that is begun and goes on by itself as soon as it
-/// is; `step` counts the others before it.
+/// Names each step before it starts, or one that is begun and goes on by itself as soon as it is;
+/// counts the others before it.
 class Progress {
  public:
   Progress(const RunObserver& observer, const Plan& plan, const Cancellation* cancellation)
@@ -34,6 +35,8 @@ class Progress {
     return absl::OkStatus();
   }
   void Announce(const std::string& what) { Tell(step_++, what); }
+  /// A part of the step that was announced last.
+  void AnnouncePart(const std::string& what) { Tell(step_ - 1, what); }
   void Finish() { Tell(step_, "done"); }
 
  private:
@@ -151,7 +154,7 @@ class PlanRun {
       absl::Status status = engines.status();
       if (status.ok()) status = MakeWorld(*variant.parallel, *engines, setting_).status();
       if (!status.ok()) {
-        return absl::Status(status.code(), absl::StrCat("variants[", i, "].", status.message()));
+        return WithinField(absl::StrCat("variants[", i, "]"), status);
       }
     }
     return absl::OkStatus();
@@ -232,7 +235,7 @@ class PlanRun {
     std::shared_ptr<Stopwatch> stopwatch = engine_.StartStopwatch();
     QG_RETURN_IF_ERROR(body());
     QG_RETURN_IF_ERROR(stopwatch->Stop());
-    stages.push_back({stage, std::move(stopwatch)});
+    stages.push_back({{StageKind::kCompare, stage}, std::move(stopwatch)});
     return absl::OkStatus();
   }
 
@@ -285,8 +288,9 @@ class PlanRun {
   absl::Status RunOnOneRank(int index) {
     const Variant& variant = request_.variants[index];
     const std::string label = variant.Label();
-    const auto announce = [&](const std::string& stage) {
-      progress_.Announce(absl::StrCat(label, ": ", stage));
+    QG_RETURN_IF_ERROR(progress_.Begin(label));
+    const auto announce = [&](const StageId& stage) {
+      progress_.AnnouncePart(absl::StrCat(label, ": ", stage.stage));
     };
     QG_ASSIGN_OR_RETURN(layer_, StartLayer(engine_, request_.step, variant.recipe,
                                            variant.arithmetic, cancellation_, announce));

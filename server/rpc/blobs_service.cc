@@ -1,7 +1,7 @@
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "quantgate/v1/blobs_service.grpc.pb.h"
-#include "server/errors.h"
 #include "server/limits.h"
 #include "server/rpc/convert_tensor.h"
 #include "server/rpc/download_stream.h"
@@ -50,8 +50,8 @@ class BlobsService : public RawStreamsService {
   absl::Status FindMissing(const v1::FindMissingRequest& request,
                            v1::FindMissingResponse& response) {
     if (request.digests_size() > kFindMissingMax) {
-      return error::InvalidField("digests", absl::StrCat(request.digests_size(), " digests"),
-                                 absl::StrCat("a request has at most ", kFindMissingMax));
+      return Refuse("digests", absl::StrCat(request.digests_size(), " digests"),
+                    absl::StrCat("a request has at most ", kFindMissingMax));
     }
     for (int i = 0; i < request.digests_size(); ++i) {
       QG_ASSIGN_OR_RETURN(const Digest digest,

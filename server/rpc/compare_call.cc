@@ -2,8 +2,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "server/errors.h"
 #include "server/rpc/convert_report.h"
 #include "server/rpc/convert_tensor.h"
 #include "server/rpc/engine_calls.h"
@@ -37,18 +37,17 @@ absl::StatusOr<CompareWork> CheckCompare(ServiceContext& context,
   TensorReference* const references[] = {&work.subject, &work.reference};
   QG_RETURN_IF_ERROR(context.loader.Resolve(references));
   if (work.subject.type->shape != work.reference.type->shape) {
-    return error::InvalidField(
+    return Refuse(
         "subject", TensorTypeText(*work.subject.type),
         absl::StrCat("its shape must be that of reference ", TensorTypeText(*work.reference.type)));
   }
   const bool has_values = TraitsOf(work.subject.type->dtype).is_floating &&
                           TraitsOf(work.reference.type->dtype).is_floating;
   if (work.subject.type->dtype != work.reference.type->dtype && !has_values) {
-    return error::InvalidField(
-        "subject", TensorTypeText(*work.subject.type),
-        absl::StrCat("there is nothing to compare with reference ",
-                     TensorTypeText(*work.reference.type), ": neither equal dtypes nor real values",
-                     HintOf(work)));
+    return Refuse("subject", TensorTypeText(*work.subject.type),
+                  absl::StrCat("there is nothing to compare with reference ",
+                               TensorTypeText(*work.reference.type),
+                               ": neither equal dtypes nor real values", HintOf(work)));
   }
   return work;
 }

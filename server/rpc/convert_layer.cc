@@ -9,8 +9,8 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "server/errors.h"
 #include "server/rpc/convert_recipe.h"
 #include "server/rpc/convert_tensor.h"
 #include "server/rpc/parsed_name.h"
@@ -49,8 +49,8 @@ absl::StatusOr<AmaxGroups> AmaxGroupsFromProto(
   for (const auto& [name, text] : std::map<std::string, std::string>(proto.begin(), proto.end())) {
     const absl::StatusOr<TensorRole> role = ParseTensorRole(name);
     if (!role.ok()) {
-      return error::InvalidField(field, Printable(name),
-                                 "amaxes are reduced by role: input, weight or grad_output");
+      return Refuse(field, Printable(name),
+                    "amaxes are reduced by role: input, weight or grad_output");
     }
     QG_ASSIGN_OR_RETURN(
         groups[*role],
@@ -91,20 +91,16 @@ absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::st
   if (!proto.backward_override().empty()) {
     const auto mode = ParseBackwardOverride(proto.backward_override());
     if (!mode.ok()) {
-      return error::InvalidField(field + ".backward_override", Printable(proto.backward_override()),
-                                 "known overrides are none, high_precision, dequantized (also "
-                                 "default, unquant, dequant)");
+      return Refuse(field + ".backward_override", Printable(proto.backward_override()),
+                    "known overrides are none, high_precision, dequantized (also "
+                    "default, unquant, dequant)");
     }
     recipe = recipe.WithBackwardOverride(*mode);
   }
   Arithmetic arithmetic;
   if (!proto.arithmetic().empty()) {
     auto parsed = Arithmetic::Parse(proto.arithmetic());
-    if (absl::IsInvalidArgument(parsed.status())) {
-      return error::InvalidField(field + ".arithmetic", Printable(proto.arithmetic()),
-                                 std::string(parsed.status().message()));
-    }
-    if (!parsed.ok()) return error::AtField(parsed.status(), field + ".arithmetic");
+    if (!parsed.ok()) return AsField(field + ".arithmetic", parsed.status());
     arithmetic = *parsed;
   }
   Variant variant{std::move(recipe), arithmetic};
@@ -125,17 +121,17 @@ absl::Status CheckParameterName(const std::string& name, const std::string& fiel
                          return absl::ascii_isalnum(c) || c == '_' || c == '-' || c == '.';
                        });
   if (is_good) return absl::OkStatus();
-  return error::InvalidField(field, "given",
-                             absl::StrCat("a name is 1 to ", kParameterNameLengthMax,
-                                          " of letters, digits, '.', '-' and '_'"));
+  return Refuse(field, "given",
+                absl::StrCat("a name is 1 to ", kParameterNameLengthMax,
+                             " of letters, digits, '.', '-' and '_'"));
 }
 
 /// A field that `kind` does not have would be read by nobody.
 absl::Status CheckTaken(bool is_given, bool is_taken, const std::string& field,
                         const std::string& kind, std::string_view owners) {
   if (!is_given || is_taken) return absl::OkStatus();
-  return error::InvalidField(
-      field, "given", absl::StrCat(Printable(kind), " has none; it is of ", std::string(owners)));
+  return Refuse(field, "given",
+                absl::StrCat(Printable(kind), " has none; it is of ", std::string(owners)));
 }
 
 absl::StatusOr<NormOptions> NormFromProto(const v1::Norm& proto, const std::string& field) {
@@ -190,7 +186,7 @@ absl::StatusOr<OperationSpec> OperationFromProto(const v1::Operation& proto,
   QG_ASSIGN_OR_RETURN(operation.kind, ParsedName(ParseOperationKind, proto.kind(), field + ".kind",
                                                  operation.kind));
   if (proto.kind().empty()) {
-    return error::MissingField(field + ".kind", "an operation has a kind, such as basic_linear");
+    return RefuseAbsent(field + ".kind", "an operation has a kind, such as basic_linear");
   }
   QG_RETURN_IF_ERROR(CheckOperationFields(proto, operation.kind, field));
   QG_RETURN_IF_ERROR(CheckToken(proto.name(), field + ".name"));
@@ -213,7 +209,7 @@ absl::StatusOr<OperationSpec> OperationFromProto(const v1::Operation& proto,
 absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::string& field) {
   LayerSpec layer;
   if (proto.kind().empty()) {
-    return error::MissingField(field + ".kind", "a layer has a kind, such as linear");
+    return RefuseAbsent(field + ".kind", "a layer has a kind, such as linear");
   }
   QG_ASSIGN_OR_RETURN(layer.kind,
                       ParsedName(ParseLayerKind, proto.kind(), field + ".kind", layer.kind));
@@ -229,14 +225,13 @@ absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::stri
   layer.return_norm_output = proto.return_norm_output();
   // Bounded before anything is made of them; the layer has the rules.
   if (proto.m_splits_size() > kExpertsMax) {
-    return error::InvalidField(field + ".m_splits", absl::StrCat(proto.m_splits_size(), " given"),
-                               absl::StrCat("a layer has at most ", kExpertsMax, " experts"));
+    return Refuse(field + ".m_splits", absl::StrCat(proto.m_splits_size(), " given"),
+                  absl::StrCat("a layer has at most ", kExpertsMax, " experts"));
   }
   layer.m_splits.assign(proto.m_splits().begin(), proto.m_splits().end());
   if (proto.operations_size() > kOperationsMax) {
-    return error::InvalidField(field + ".operations",
-                               absl::StrCat(proto.operations_size(), " given"),
-                               absl::StrCat("a chain has at most ", kOperationsMax));
+    return Refuse(field + ".operations", absl::StrCat(proto.operations_size(), " given"),
+                  absl::StrCat("a chain has at most ", kOperationsMax));
   }
   for (int i = 0; i < proto.operations_size(); ++i) {
     QG_ASSIGN_OR_RETURN(
@@ -263,8 +258,8 @@ using ProtoTensors = google::protobuf::Map<std::string, v1::TensorSource>;
 absl::StatusOr<std::map<std::string, TensorReference>> NamedTensorsFromProto(
     const ProtoTensors& proto, const std::string& field, int64_t tensor_bytes_max) {
   if (proto.size() > kNamedTensorsMax) {
-    return error::InvalidField(field, absl::StrCat(proto.size(), " tensors"),
-                               absl::StrCat("a step takes at most ", kNamedTensorsMax));
+    return Refuse(field, absl::StrCat(proto.size(), " tensors"),
+                  absl::StrCat("a step takes at most ", kNamedTensorsMax));
   }
   std::map<std::string, TensorReference> references;
   // In the order of their names, so that of several mistakes always the same is named.
@@ -299,9 +294,9 @@ absl::Status StepFromProto(const v1::LayerStep& proto, int64_t tensor_bytes_max,
   QG_RETURN_IF_ERROR(set(run.delayed_state, proto.delayed_state(), "spec.step.delayed_state"));
   for (const auto& [name, reference] : run.delayed_state) {
     if (IsDelayedStateName(name)) continue;
-    return error::InvalidField(reference.field, "given",
-                               "names are input, weight or grad_output, with the prefix or index "
-                               "of their weight, and .scale or .amax_history");
+    return Refuse(reference.field, "given",
+                  "names are input, weight or grad_output, with the prefix or index "
+                  "of their weight, and .scale or .amax_history");
   }
   run.calibrate = proto.calibrate();
   if (proto.has_requires_grad()) {
@@ -316,12 +311,12 @@ absl::Status StepFromProto(const v1::LayerStep& proto, int64_t tensor_bytes_max,
 absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t tensor_bytes_max) {
   LayerRun run;
   if (!proto.has_step()) {
-    return error::MissingField("spec.step", "a run has a step: its layer and tensors");
+    return RefuseAbsent("spec.step", "a run has a step: its layer and tensors");
   }
   // Bounded before anything is made of them; Plan::Create has the rule for none.
   if (proto.variants_size() > kVariantsMax) {
-    return error::InvalidField("spec.variants", absl::StrCat(proto.variants_size(), " variants"),
-                               absl::StrCat("a run has at most ", kVariantsMax));
+    return Refuse("spec.variants", absl::StrCat(proto.variants_size(), " variants"),
+                  absl::StrCat("a run has at most ", kVariantsMax));
   }
   QG_RETURN_IF_ERROR(StepFromProto(proto.step(), tensor_bytes_max, run));
   for (int i = 0; i < proto.variants_size(); ++i) {
@@ -343,16 +338,16 @@ absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t ten
       run.requirement = Requirement::kBound;
       break;
     default:
-      return error::InvalidField("spec.requirement", absl::StrCat(proto.requirement()),
-                                 "known requirements are REQUIREMENT_UNSPECIFIED, "
-                                 "REQUIREMENT_BITWISE and REQUIREMENT_BOUND");
+      return Refuse("spec.requirement", absl::StrCat(proto.requirement()),
+                    "known requirements are REQUIREMENT_UNSPECIFIED, "
+                    "REQUIREMENT_BITWISE and REQUIREMENT_BOUND");
   }
   run.keep_outputs = proto.keep_outputs();
   run.error_budget = proto.error_budget();
   // Bounded before anything is looked up; Plan::Create has the rule for the names.
   if (proto.subjects_size() > kSubjectsMax) {
-    return error::InvalidField("spec.subjects", absl::StrCat(proto.subjects_size(), " tensors"),
-                               absl::StrCat("a run takes at most ", kSubjectsMax));
+    return Refuse("spec.subjects", absl::StrCat(proto.subjects_size(), " tensors"),
+                  absl::StrCat("a run takes at most ", kSubjectsMax));
   }
   QG_ASSIGN_OR_RETURN(run.subjects,
                       NamedTensorsFromProto(proto.subjects(), "spec.subjects", tensor_bytes_max));

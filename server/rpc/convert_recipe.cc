@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
 #include "server/build_description.h"
-#include "server/errors.h"
 #include "server/rpc/convert_tensor.h"
 #include "server/rpc/recipes_made.h"
 
@@ -33,22 +33,21 @@ absl::StatusOr<Recipe> RecipeFromProto(const v1::Recipe& proto, const std::strin
     const auto names = absl::StrJoin(
         all, ", ",
         [](std::string* out, const RecipeDescription& recipe) { out->append(recipe.name); });
-    return error::InvalidField(field + ".name", Printable(proto.name()),
-                               absl::StrCat("known recipes are ", names));
+    return Refuse(field + ".name", Printable(proto.name()),
+                  absl::StrCat("known recipes are ", names));
   }
   const Recipe::Knobs knobs(proto.knobs().begin(), proto.knobs().end());
   for (const auto& [name, value] : knobs) {
     // One knob at a time, so that the error names the one at fault.
     if (absl::Status status = Recipe::CheckKnob(proto.name(), name, value); !status.ok()) {
-      return error::InvalidField(absl::StrCat(field, ".knobs[", Printable(name), "]"),
-                                 Printable(value), std::string(status.message()));
+      return Refuse(absl::StrCat(field, ".knobs[", Printable(name), "]"), Printable(value),
+                    std::string(status.message()));
     }
   }
   auto recipe = Recipe::Create(proto.name(), knobs);
   // What is wrong now is wrong of the whole: knobs that do not go together.
   if (!recipe.ok()) {
-    return error::InvalidField(field, Printable(proto.name()),
-                               std::string(recipe.status().message()));
+    return Refuse(field, Printable(proto.name()), std::string(recipe.status().message()));
   }
   Made().Add(proto, *recipe);
   return recipe;

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "server/errors.h"
 #include "server/limits.h"
 #include "server/rpc/convert_layer.h"
 #include "server/rpc/convert_recipe.h"
@@ -49,8 +49,7 @@ absl::StatusOr<Microbatch> MicrobatchFromName(const std::string& name) {
   if (name.empty() || name == "unset") return Microbatch::kUnset;
   if (name == "first") return Microbatch::kFirst;
   if (name == "later") return Microbatch::kLater;
-  return error::InvalidField("forward.is_first", Printable(name),
-                             "unset (also empty), first or later");
+  return Refuse("forward.is_first", Printable(name), "unset (also empty), first or later");
 }
 
 std::string MicrobatchName(const std::string& given) { return given.empty() ? "0" : given; }
@@ -92,8 +91,8 @@ absl::StatusOr<SessionSpec> SessionSpecFromProto(const v1::SessionSpec& proto,
   spec.arithmetic = variant.arithmetic;
   // Bounded before anything is made of them; the session has the rule for none.
   if (proto.layers_size() > kSessionLayersMax) {
-    return error::InvalidField(field + ".layers", absl::StrCat(proto.layers_size(), " given"),
-                               absl::StrCat("a session has at most ", kSessionLayersMax));
+    return Refuse(field + ".layers", absl::StrCat(proto.layers_size(), " given"),
+                  absl::StrCat("a session has at most ", kSessionLayersMax));
   }
   for (int i = 0; i < proto.layers_size(); ++i) {
     const std::string layer_field = absl::StrCat(field, ".layers[", i, "]");
@@ -123,7 +122,7 @@ absl::StatusOr<absl::Duration> LeaseFromProto(int32_t seconds, const SessionLimi
   if (seconds == 0) return limits.lease_default;
   const absl::Duration lease = absl::Seconds(seconds);
   if (seconds > 0 && lease <= limits.lease_max) return lease;
-  return error::InvalidField(
+  return Refuse(
       "lease_seconds", absl::StrCat(seconds),
       absl::StrCat("from 1 to ", absl::ToInt64Seconds(limits.lease_max), "; 0: the default"));
 }
@@ -176,6 +175,12 @@ std::string_view SessionStepName(SessionStep::Kind kind) {
                                                 "backward",      "wgrad",    "optimize",
                                                 "change_recipe", "offload",  "reload"};
   return kNames[static_cast<size_t>(kind)];
+}
+
+std::string_view SessionStepField(SessionStep::Kind kind) {
+  using enum SessionStep::Kind;
+  return kind == kTrain || kind == kEvaluate || kind == kRecompute ? "forward"
+                                                                   : SessionStepName(kind);
 }
 
 namespace {
@@ -237,9 +242,9 @@ absl::StatusOr<SessionStep> SessionStepFromProto(const v1::SessionStepRequest& p
       step.microbatch = MicrobatchName(proto.reload().microbatch());
       break;
     case Request::STEP_NOT_SET:
-      return error::MissingField("step",
-                                 "forward, backward, wgrad, optimize, change_recipe, "
-                                 "offload or reload");
+      return RefuseAbsent("step",
+                          "forward, backward, wgrad, optimize, change_recipe, "
+                          "offload or reload");
   }
   return step;
 }

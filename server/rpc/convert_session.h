@@ -48,6 +48,8 @@ struct SessionStep {
 };
 /// "train", "evaluate", ...: for metrics and listings.
 std::string_view SessionStepName(SessionStep::Kind kind);
+/// The field of v1.SessionStepRequest that a step of the kind is: "forward", "backward", ...
+std::string_view SessionStepField(SessionStep::Kind kind);
 
 absl::StatusOr<SessionStep> SessionStepFromProto(const v1::SessionStepRequest& proto,
                                                  int64_t tensor_bytes_max);

@@ -9,8 +9,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "server/errors.h"
 #include "server/limits.h"
 
 namespace quantgate {
@@ -28,7 +28,7 @@ absl::StatusOr<TensorReference> InlineFromProto(const v1::InlineTensor& proto,
                                                 int64_t tensor_bytes_max) {
   const int64_t size = static_cast<int64_t>(proto.data().size());
   if (size > kInlineBytesMax) {
-    return error::InvalidField(
+    return Refuse(
         field + ".data", absl::StrCat(size, " bytes"),
         absl::StrCat("an inline tensor has at most ", kInlineBytesMax, "; upload larger ones"));
   }
@@ -38,9 +38,8 @@ absl::StatusOr<TensorReference> InlineFromProto(const v1::InlineTensor& proto,
                       TensorTypeFromProto(proto.type(), field + ".type", tensor_bytes_max));
   QG_ASSIGN_OR_RETURN(const int64_t expected, CheckedByteCount(*reference.type, field));
   if (size != expected) {
-    return error::InvalidField(
-        field + ".data", absl::StrCat(size, " bytes"),
-        absl::StrCat(TensorTypeText(*reference.type), " has ", expected, " bytes"));
+    return Refuse(field + ".data", absl::StrCat(size, " bytes"),
+                  absl::StrCat(TensorTypeText(*reference.type), " has ", expected, " bytes"));
   }
   reference.bytes = proto.data();
   reference.digest = Digest::Of(std::as_bytes(std::span(reference.bytes)));
@@ -54,17 +53,16 @@ absl::StatusOr<TensorReference> StoredFromProto(const v1::StoredTensor& proto,
   reference.kind = TensorReference::Kind::kStored;
   QG_ASSIGN_OR_RETURN(reference.digest, DigestFromProto(proto.digest(), field + ".digest"));
   if (reference.digest.size > tensor_bytes_max) {
-    return error::InvalidField(field + ".digest.size", absl::StrCat(reference.digest.size),
-                               absl::StrCat("a tensor has at most ", tensor_bytes_max, " bytes"));
+    return Refuse(field + ".digest.size", absl::StrCat(reference.digest.size),
+                  absl::StrCat("a tensor has at most ", tensor_bytes_max, " bytes"));
   }
   if (!proto.has_type()) return reference;
   QG_ASSIGN_OR_RETURN(reference.type,
                       TensorTypeFromProto(proto.type(), field + ".type", tensor_bytes_max));
   QG_ASSIGN_OR_RETURN(const int64_t expected, CheckedByteCount(*reference.type, field));
   if (reference.digest.size != expected) {
-    return error::InvalidField(
-        field + ".digest.size", absl::StrCat(reference.digest.size),
-        absl::StrCat(TensorTypeText(*reference.type), " has ", expected, " bytes"));
+    return Refuse(field + ".digest.size", absl::StrCat(reference.digest.size),
+                  absl::StrCat(TensorTypeText(*reference.type), " has ", expected, " bytes"));
   }
   return reference;
 }
@@ -82,7 +80,7 @@ absl::Status CheckToken(const std::string& token, const std::string& field) {
                          return (std::isalnum(c) != 0 && c < 128) || c == '_' || c == '-';
                        });
   if (is_good) return absl::OkStatus();
-  return error::InvalidField(
+  return Refuse(
       field, Printable(token),
       absl::StrCat("an id is 1 to ", kTokenLengthMax, " of letters, digits, '-' and '_'"));
 }
@@ -92,7 +90,7 @@ absl::Status CheckName(const std::string& name, const std::string& field) {
       name.size() <= kNameLengthMax &&
       std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; });
   if (is_good) return absl::OkStatus();
-  return error::InvalidField(
+  return Refuse(
       field, Printable(name),
       absl::StrCat("a name has at most ", kNameLengthMax, " bytes and no control characters"));
 }
@@ -100,18 +98,17 @@ absl::Status CheckName(const std::string& name, const std::string& field) {
 absl::StatusOr<Digest> DigestFromProto(const v1::Digest& proto, const std::string& field) {
   Digest digest;
   if (proto.sha256().size() != digest.sha256.bytes.size()) {
-    return error::InvalidField(field + ".sha256", absl::StrCat(proto.sha256().size(), " bytes"),
-                               "a SHA-256 has 32 bytes");
+    return Refuse(field + ".sha256", absl::StrCat(proto.sha256().size(), " bytes"),
+                  "a SHA-256 has 32 bytes");
   }
   std::memcpy(digest.sha256.bytes.data(), proto.sha256().data(), proto.sha256().size());
   digest.size = proto.size();
   if (digest.size < 0) {
-    return error::InvalidField(field + ".size", absl::StrCat(digest.size),
-                               "a size is not negative");
+    return Refuse(field + ".size", absl::StrCat(digest.size), "a size is not negative");
   }
   if (digest.size == 0 && digest != Digest::Of({})) {
-    return error::InvalidField(field + ".sha256", digest.sha256.Hex(),
-                               "a blob of 0 bytes has the SHA-256 of nothing");
+    return Refuse(field + ".sha256", digest.sha256.Hex(),
+                  "a blob of 0 bytes has the SHA-256 of nothing");
   }
   return digest;
 }
@@ -130,31 +127,30 @@ absl::StatusOr<TensorType> TensorTypeFromProto(const v1::TensorDescriptor& proto
   if (!dtype.ok()) {
     const auto known = absl::StrJoin(
         AllDTypes(), ", ", [](std::string* out, const DTypeTraits& t) { out->append(t.name); });
-    return error::InvalidField(field + ".dtype", Printable(proto.dtype()),
-                               absl::StrCat("known dtypes are ", known));
+    return Refuse(field + ".dtype", Printable(proto.dtype()),
+                  absl::StrCat("known dtypes are ", known));
   }
   type.dtype = *dtype;
   const std::string shape_field = field + ".shape";
   if (proto.shape_size() > kRankMax) {
-    return error::InvalidField(shape_field, absl::StrCat("of rank ", proto.shape_size()),
-                               absl::StrCat("the rank is at most ", kRankMax));
+    return Refuse(shape_field, absl::StrCat("of rank ", proto.shape_size()),
+                  absl::StrCat("the rank is at most ", kRankMax));
   }
   for (int i = 0; i < proto.shape_size(); ++i) {
     if (proto.shape(i) < 0) {
-      return error::InvalidField(absl::StrCat(shape_field, "[", i, "]"),
-                                 absl::StrCat(proto.shape(i)), "a dim is not negative");
+      return Refuse(absl::StrCat(shape_field, "[", i, "]"), absl::StrCat(proto.shape(i)),
+                    "a dim is not negative");
     }
     type.shape.push_back(proto.shape(i));
   }
   const auto bytes = CheckedByteCount(type, shape_field);
   if (!bytes.ok()) {
-    return error::InvalidField(shape_field, ShapeText(type.shape),
-                               "the element count and size in bytes must fit 63 bits");
+    return Refuse(shape_field, ShapeText(type.shape),
+                  "the element count and size in bytes must fit 63 bits");
   }
   if (*bytes > tensor_bytes_max) {
-    return error::InvalidField(shape_field,
-                               absl::StrCat(ShapeText(type.shape), " (", *bytes, " bytes)"),
-                               absl::StrCat("a tensor has at most ", tensor_bytes_max, " bytes"));
+    return Refuse(shape_field, absl::StrCat(ShapeText(type.shape), " (", *bytes, " bytes)"),
+                  absl::StrCat("a tensor has at most ", tensor_bytes_max, " bytes"));
   }
   return type;
 }
@@ -163,8 +159,8 @@ absl::Status CheckResultBytes(const TensorType& type, const std::string& field,
                               int64_t tensor_bytes_max) {
   const auto bytes = CheckedByteCount(type, field);
   if (bytes.ok() && *bytes <= tensor_bytes_max) return absl::OkStatus();
-  return error::InvalidField(field, TensorTypeText(type),
-                             absl::StrCat("a tensor has at most ", tensor_bytes_max, " bytes"));
+  return Refuse(field, TensorTypeText(type),
+                absl::StrCat("a tensor has at most ", tensor_bytes_max, " bytes"));
 }
 
 v1::TensorDescriptor TensorTypeToProto(const TensorType& type) {
@@ -183,8 +179,8 @@ absl::StatusOr<GeneratorSpec> GeneratorFromProto(const v1::GeneratorSpec& proto,
     const auto known =
         absl::StrJoin(AllDistributions(), ", ",
                       [](std::string* out, Distribution d) { out->append(DistributionName(d)); });
-    return error::InvalidField(field + ".distribution", Printable(proto.distribution()),
-                               absl::StrCat("known distributions are ", known));
+    return Refuse(field + ".distribution", Printable(proto.distribution()),
+                  absl::StrCat("known distributions are ", known));
   }
   QG_ASSIGN_OR_RETURN(const TensorType type,
                       TensorTypeFromProto(proto.type(), field + ".type", tensor_bytes_max));
@@ -193,12 +189,12 @@ absl::StatusOr<GeneratorSpec> GeneratorFromProto(const v1::GeneratorSpec& proto,
   spec.dtype = type.dtype;
   spec.shape = type.shape;
   if (!IsHighPrecision(spec.dtype) && !IsFp8(spec.dtype)) {
-    return error::InvalidField(field + ".type.dtype", std::string(DTypeName(spec.dtype)),
-                               "tensors of f32, bf16, f16, f8_e4m3 and f8_e5m2 can be generated");
+    return Refuse(field + ".type.dtype", std::string(DTypeName(spec.dtype)),
+                  "tensors of f32, bf16, f16, f8_e4m3 and f8_e5m2 can be generated");
   }
   if (proto.has_scale()) spec.scale = proto.scale();
   if (!std::isfinite(spec.scale)) {
-    return error::InvalidField(field + ".scale", absl::StrCat(spec.scale), "a scale is finite");
+    return Refuse(field + ".scale", absl::StrCat(spec.scale), "a scale is finite");
   }
   return spec;
 }
@@ -235,7 +231,7 @@ absl::StatusOr<TensorReference> TensorReferenceFromProto(const v1::TensorSource&
 
 absl::Status RequireTensor(const TensorReference& reference) {
   if (reference.has_value()) return absl::OkStatus();
-  return error::MissingField(reference.field, "give inline, stored or generate");
+  return RefuseAbsent(reference.field, "give inline, stored or generate");
 }
 
 v1::Fingerprint FingerprintToProto(const Fingerprint& fingerprint) {

@@ -2,8 +2,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "server/errors.h"
 #include "server/rpc/convert_tensor.h"
 #include "server/rpc/engine_calls.h"
 #include "server/rpc/output_writer.h"
@@ -16,7 +16,7 @@ absl::StatusOr<DType> HighPrecisionFromName(const std::string& name, const std::
   if (name.empty()) return DType::kF32;
   const auto dtype = ParseDType(name);
   if (dtype.ok() && IsHighPrecision(*dtype)) return *dtype;
-  return error::InvalidField(field, Printable(name), "must be f32, bf16 or f16");
+  return Refuse(field, Printable(name), "must be f32, bf16 or f16");
 }
 
 struct DequantizeWork {
@@ -35,7 +35,7 @@ absl::Status SetParts(const v1::DequantizeRequest& request, int64_t bytes_max,
     while (index < kQuantizedParts.size() && name != kQuantizedParts[index].name) ++index;
     const std::string field = absl::StrCat("tensors[", Printable(name), "]");
     if (index == kQuantizedParts.size()) {
-      return error::InvalidField(field, "given", "not a name that Quantize gives");
+      return Refuse(field, "given", "not a name that Quantize gives");
     }
     QG_ASSIGN_OR_RETURN(work.parts[index], TensorReferenceFromProto(source, field, bytes_max));
   }
@@ -65,8 +65,7 @@ absl::StatusOr<DequantizeWork> CheckDequantize(ServiceContext& context,
   if (request.usage() == "columnwise" || (request.usage().empty() && !has_rowwise)) {
     work.usage = Usage::kColumnwise;
   } else if (!request.usage().empty() && request.usage() != "rowwise") {
-    return error::InvalidField("usage", Printable(request.usage()),
-                               "must be rowwise or columnwise");
+    return Refuse("usage", Printable(request.usage()), "must be rowwise or columnwise");
   }
   QG_ASSIGN_OR_RETURN(work.out_dtype, HighPrecisionFromName(request.out_dtype(), "out_dtype"));
   std::vector<TensorReference*> references;
@@ -81,10 +80,11 @@ absl::StatusOr<DequantizeWork> CheckDequantize(ServiceContext& context,
                       DescribeCopy(request.description(), work.usage, std::move(outlines)));
   const QuantizedCopy& copy = work.described.copy;
   if (copy.format == QuantizerFormat::kNvfp4 && work.usage == Usage::kColumnwise) {
-    return error::AtField(
-        absl::UnimplementedError("usage is columnwise: columnwise nvfp4 codes are not "
-                                 "dequantized, as in Transformer Engine; read rowwise"),
-        "");
+    return StatusOf({.code = absl::StatusCode::kUnimplemented,
+                     .field = "usage",
+                     .value = "columnwise",
+                     .rule = "columnwise nvfp4 codes are not dequantized, as in Transformer "
+                             "Engine; read rowwise"});
   }
   QG_RETURN_IF_ERROR(CheckResultBytes({work.out_dtype, work.described.shape}, "data",
                                       context.options.tensor_bytes_max));

@@ -1,6 +1,7 @@
 #include <atomic>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "quantgate/v1/engine_service.grpc.pb.h"
 #include "server/errors.h"
@@ -135,7 +136,7 @@ class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
     QG_ASSIGN_OR_RETURN(const RunRecord record, context_.run_store.Get(request.run_id()));
     const int64_t from = request.from_sequence() == 0 ? 1 : request.from_sequence();
     if (from < 1) {
-      return error::InvalidField("from_sequence", absl::StrCat(from), "must not be negative");
+      return Refuse("from_sequence", absl::StrCat(from), "must not be negative");
     }
     // A run that goes on will have one more event at least.
     const int64_t last = record.last_sequence + (IsFinal(record.state) ? 0 : 1);

@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
 #include "kernels/validate/explain_codes.h"
 #include "kernels/validate/explain_gemm.h"
-#include "server/errors.h"
 #include "server/rpc/convert_tensor.h"
 #include "server/rpc/engine_calls.h"
 #include "server/rpc/gemm_request.h"
@@ -25,7 +25,7 @@ ExecutionContext ContextOf(const ServiceContext& context, const Cancellation& ca
 
 /// The detail of a refusal that only the tensors' contents or shapes together could give.
 absl::Status AtAnyField(const absl::Status& status) {
-  return absl::IsInvalidArgument(status) ? error::AtField(status, "") : status;
+  return absl::IsInvalidArgument(status) ? WithinField("", status) : status;
 }
 
 template <typename Location>
@@ -154,7 +154,7 @@ absl::StatusOr<GemmExplainWork> CheckGemmSubject(ServiceContext& context,
   for (const auto& [field, value] : {std::pair("gemm.arithmetic", &request.gemm().arithmetic()),
                                      {"gemm.out_dtype", &request.gemm().out_dtype()}}) {
     if (!value->empty()) {
-      return error::InvalidField(field, Printable(*value), "must be empty: it is looked for");
+      return Refuse(field, Printable(*value), "must be empty: it is looked for");
     }
   }
   GemmExplainWork work;
@@ -214,7 +214,7 @@ absl::StatusOr<DeviceWork> PrepareExplain(ServiceContext& context,
     QG_ASSIGN_OR_RETURN(CodesWork work, CheckCodes(context, request.codes()));
     return Timed<CodesWork>(context, response, std::move(work), ExplainCodesOf);
   }
-  return error::MissingField("subject", "give gemm or codes");
+  return RefuseAbsent("subject", "give gemm or codes");
 }
 
 }  // namespace quantgate

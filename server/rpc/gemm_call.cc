@@ -2,8 +2,8 @@
 #include <span>
 #include <utility>
 
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "server/errors.h"
 #include "server/rpc/convert_recipe.h"
 #include "server/rpc/engine_calls.h"
 #include "server/rpc/gemm_algorithms.h"
@@ -43,7 +43,7 @@ absl::StatusOr<DeviceWork> PrepareGemm(ServiceContext& context, const v1::GemmRe
   QG_ASSIGN_OR_RETURN(GemmWork work, CheckGemmRequest(context, request));
   const absl::StatusOr<Device*> device =
       LeastLoadedWith(context.devices, std::span(&work.desc.arithmetic, 1));
-  if (!device.ok()) return error::AtField(device.status(), "arithmetic");
+  if (!device.ok()) return WithinField("arithmetic", device.status());
   return DeviceWork{"",
                     [&context, &response, work = std::move(work)](
                         Device& device, const Cancellation& cancellation) mutable {

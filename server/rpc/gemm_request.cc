@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/cublaslt_algorithm.h"
-#include "server/errors.h"
 #include "server/rpc/quantized_parts.h"
 
 namespace quantgate {
@@ -18,15 +18,14 @@ absl::StatusOr<GemmLayout> LayoutFromName(const std::string& name) {
   if (name.empty() || name == "tn") return GemmLayout::kTN;
   if (name == "nn") return GemmLayout::kNN;
   if (name == "nt") return GemmLayout::kNT;
-  return error::InvalidField("layout", Printable(name), "must be tn, nn or nt");
+  return Refuse("layout", Printable(name), "must be tn, nn or nt");
 }
 
 absl::StatusOr<DType> OutDTypeFromName(const std::string& name) {
   if (name.empty()) return DType::kF32;
   const auto dtype = ParseDType(name);
   if (dtype.ok() && (IsHighPrecision(*dtype) || IsFp8(*dtype))) return *dtype;
-  return error::InvalidField("out_dtype", Printable(name),
-                             "must be f32, bf16, f16, f8_e4m3 or f8_e5m2");
+  return Refuse("out_dtype", Printable(name), "must be f32, bf16, f16, f8_e4m3 or f8_e5m2");
 }
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -55,9 +54,8 @@ struct Side {
 
 /// Of u8 that nothing says to be FP4 codes: files and tools without an FP8 type have its codes so.
 absl::Status BytesNeedType(const Side& side) {
-  return error::InvalidField(
-      side.name + ".tensor", TensorTypeText(*side.data.type),
-      "bytes are no operand; if they are codes, say of what type (append @f8_e4m3)");
+  return Refuse(side.name + ".tensor", TensorTypeText(*side.data.type),
+                "bytes are no operand; if they are codes, say of what type (append @f8_e4m3)");
 }
 
 /// What the dtype and shape of scale_inv say, where they leave no doubt.
@@ -80,7 +78,7 @@ absl::StatusOr<ScaleMode> InferScaling(const Side& side) {
     fitting.emplace_back(ScaleModeName(candidate));
   }
   if (fitting.size() == 1) return mode;
-  return error::MissingField(
+  return RefuseAbsent(
       side.name + ".scaling",
       absl::StrCat("scale_inv ", TensorTypeText(scale), " with ", side.DimOf(false), " rows fits ",
                    fitting.empty() ? "no scaling" : absl::StrJoin(fitting, " and "),
@@ -94,8 +92,8 @@ absl::StatusOr<ScaleMode> ScalingOf(const std::string& name, const Side& side) {
   }
   const auto mode = ParseScaleMode(name);
   if (mode.ok()) return *mode;
-  return error::InvalidField(side.name + ".scaling", Printable(name),
-                             "must be none, tensor, outer, 1x128, 128x128, mx32 or nv16");
+  return Refuse(side.name + ".scaling", Printable(name),
+                "must be none, tensor, outer, 1x128, 128x128, mx32 or nv16");
 }
 
 /// U8, which files have for FP4 codes and which tools have for scales, as what the scaling says.
@@ -133,8 +131,8 @@ absl::Status SetScaling(const v1::GemmOperandSpec& spec, Side side, GemmOperand&
   if (side.data.type->dtype == DType::kU8) return BytesNeedType(side);
   if (spec.e4m3_max() == 0) return absl::OkStatus();
   if (operand.scaling != ScaleMode::kNv16) {
-    return error::InvalidField(absl::StrCat(side.name, ".e4m3_max"), absl::StrCat(spec.e4m3_max()),
-                               "only nv16 operands have one");
+    return Refuse(absl::StrCat(side.name, ".e4m3_max"), absl::StrCat(spec.e4m3_max()),
+                  "only nv16 operands have one");
   }
   operand.e4m3_max = spec.e4m3_max();
   return absl::OkStatus();
@@ -143,14 +141,13 @@ absl::Status SetScaling(const v1::GemmOperandSpec& spec, Side side, GemmOperand&
 absl::Status CheckEveryAlgorithm(const v1::GemmRequest& request, const Arithmetic& arithmetic) {
   if (!request.every_algorithm()) return absl::OkStatus();
   if (arithmetic.family != ArithmeticFamily::kCublasLt) {
-    return error::InvalidField("every_algorithm", "true",
-                               absl::StrCat("arithmetic is ", arithmetic.ToString(),
-                                            ", and cublaslt alone has algorithms to choose from"));
+    return Refuse("every_algorithm", "true",
+                  absl::StrCat("arithmetic is ", arithmetic.ToString(),
+                               ", and cublaslt alone has algorithms to choose from"));
   }
   if (arithmetic.algorithm == 0) return absl::OkStatus();
-  return error::InvalidField(
-      "every_algorithm", "true",
-      absl::StrCat("arithmetic is ", arithmetic.ToString(), ", which names one of them"));
+  return Refuse("every_algorithm", "true",
+                absl::StrCat("arithmetic is ", arithmetic.ToString(), ", which names one of them"));
 }
 
 absl::Status SetTensors(ServiceContext& context, const v1::GemmRequest& request, GemmWork& work) {
@@ -184,7 +181,7 @@ absl::StatusOr<GemmWork> CheckGemmRequest(ServiceContext& context, const v1::Gem
   QG_ASSIGN_OR_RETURN(desc.layout, LayoutFromName(request.layout()));
   if (!request.arithmetic().empty()) {
     auto arithmetic = Arithmetic::Parse(request.arithmetic());
-    if (!arithmetic.ok()) return error::AtField(arithmetic.status(), "arithmetic");
+    if (!arithmetic.ok()) return AsField("arithmetic", arithmetic.status());
     desc.arithmetic = *arithmetic;
   }
   QG_RETURN_IF_ERROR(CheckEveryAlgorithm(request, desc.arithmetic));
@@ -205,7 +202,7 @@ absl::StatusOr<GemmWork> CheckGemmRequest(ServiceContext& context, const v1::Gem
   for (size_t i = 0; i < tensors.size(); ++i) *tensors[i] = TensorLoader::Outline(*references[i]);
   const bool is_hardware = desc.arithmetic.family == ArithmeticFamily::kCublasLt;
   const auto shape = is_hardware ? CheckCublasLtGemm(outline) : CheckGemm(outline);
-  if (!shape.ok()) return error::AtField(shape.status(), "");
+  if (!shape.ok()) return WithinField("", shape.status());
   QG_RETURN_IF_ERROR(CheckResultBytes({desc.out_dtype, {shape->m, shape->n}}, "d",
                                       context.options.tensor_bytes_max));
   return work;

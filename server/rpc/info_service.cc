@@ -1,9 +1,9 @@
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/cuda_module.h"
 #include "kernels/gemm/algorithm_inventory.h"
 #include "kernels/validate/parallel_spec.h"
 #include "quantgate/v1/info_service.grpc.pb.h"
-#include "server/errors.h"
 #include "server/limits.h"
 #include "server/rpc/convert_recipe.h"
 #include "server/rpc/convert_tensor.h"
@@ -136,12 +136,10 @@ class InfoService : public v1::Info::CallbackService {
       const bool is_cuda = device->engine->Memory().bytes_total != 0;
       if (id.empty() ? is_cuda : device->id == id) return device.get();
     }
-    if (!id.empty())
-      return error::InvalidField("device", Printable(id), "the server has no such device");
+    if (!id.empty()) return Refuse("device", Printable(id), "the server has no such device");
     const absl::Status counted = CountCudaDevices().status();
-    if (!counted.ok()) return error::AtField(counted, "device");
-    return error::AtField(
-        absl::FailedPreconditionError("this server does not compute on a CUDA device"), "device");
+    if (!counted.ok()) return WithinField("device", counted);
+    return RefusePrecondition("device", "", "this server does not compute on a CUDA device");
   }
 
   absl::StatusOr<DeviceWork> PrepareCheck(const v1::CheckHardwareRequest& request,

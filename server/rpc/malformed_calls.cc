@@ -8,7 +8,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/errors.h"
+#include "kernels/base/refusal.h"
 #include "server/rpc/convert_error.h"
 #include "server/rpc/rpc_methods.h"
 
@@ -42,7 +42,7 @@ class MalformedCallAnswer : public grpc::experimental::Interceptor {
  private:
   void Answer(grpc::experimental::InterceptorBatchMethods& batch) {
     const absl::Status status =
-        error::InvalidField("message", "malformed", absl::StrCat("must be a ", method_.request));
+        Refuse("message", "malformed", absl::StrCat("must be a ", method_.request));
     metrics_.RpcStarted(method_.number);
     metrics_.MessageReceived(method_.number);
     metrics_.RpcHandled(method_.number, status.code(), absl::Now() - start_);

@@ -2,7 +2,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "server/errors.h"
+#include "kernels/base/refusal.h"
 #include "server/limits.h"
 #include "server/rpc/convert_tensor.h"
 
@@ -12,13 +12,13 @@ absl::StatusOr<Page> PageFromProto(int page_size, const std::string& page_token)
   Page page;
   page.size = page_size == 0 ? kPageSizeDefault : page_size;
   if (page.size < 0 || page.size > kPageSizeMax) {
-    return error::InvalidField("page_size", absl::StrCat(page_size),
-                               absl::StrCat("a page has 1 to ", kPageSizeMax, " entries"));
+    return Refuse("page_size", absl::StrCat(page_size),
+                  absl::StrCat("a page has 1 to ", kPageSizeMax, " entries"));
   }
   if (page_token.empty()) return page;
   if (!absl::SimpleAtoi(page_token, &page.before_id) || page.before_id <= 0) {
-    return error::InvalidField("page_token", Printable(page_token),
-                               "must be the next_page_token of the page before");
+    return Refuse("page_token", Printable(page_token),
+                  "must be the next_page_token of the page before");
   }
   return page;
 }

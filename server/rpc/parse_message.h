@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "server/errors.h"
+#include "kernels/base/refusal.h"
 
 namespace quantgate {
 
@@ -16,8 +16,8 @@ absl::StatusOr<Request> Parsed(const grpc::ByteBuffer& bytes) {
   Request request;
   grpc::ByteBuffer read = bytes;  // Which is used up.
   if (grpc::SerializationTraits<Request>::Deserialize(&read, &request).ok()) return request;
-  return error::InvalidField("message", "malformed",
-                             absl::StrCat("must be a ", Request::descriptor()->full_name()));
+  return Refuse("message", "malformed",
+                absl::StrCat("must be a ", Request::descriptor()->full_name()));
 }
 
 }  // namespace quantgate

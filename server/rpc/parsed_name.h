@@ -1,11 +1,12 @@
 // Names in requests that the domain has a parser for.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "server/errors.h"
+#include "kernels/base/refusal.h"
 #include "server/rpc/convert_tensor.h"
 
 namespace quantgate {
@@ -19,9 +20,9 @@ absl::StatusOr<Value> ParsedName(absl::StatusOr<Value> (*parse)(std::string_view
   if (text.empty()) return fallback;
   absl::StatusOr<Value> value = parse(text);
   if (value.ok()) return value;
-  const std::string rule = error::BrokenRuleOf(value.status()).rule;
-  return error::InvalidField(field, Printable(text),
-                             rule.empty() ? std::string(value.status().message()) : rule);
+  const std::optional<Refusal> refusal = RefusalOf(value.status());
+  return Refuse(field, Printable(text),
+                refusal ? refusal->rule : std::string(value.status().message()));
 }
 
 }  // namespace quantgate

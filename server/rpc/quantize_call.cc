@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/layer/linear_unit.h"
-#include "server/errors.h"
 #include "server/rpc/convert_recipe.h"
 #include "server/rpc/convert_report.h"
 #include "server/rpc/convert_tensor.h"
@@ -27,39 +27,37 @@ struct QuantizeWork {
 
 absl::Status CheckSeed(const QuantizeWork& work) {
   if (work.seed == 0 || work.recipe.RoundsStochastically(work.role)) return absl::OkStatus();
-  return error::InvalidField(
-      "seed", absl::StrCat(work.seed),
-      absl::StrCat("recipe ", work.recipe.name(), " does not round ",
-                   std::string(TensorRoleName(work.role)), " stochastically"));
+  return Refuse("seed", absl::StrCat(work.seed),
+                absl::StrCat("recipe ", work.recipe.name(), " does not round ",
+                             std::string(TensorRoleName(work.role)), " stochastically"));
 }
 
 absl::Status CheckState(const QuantizeWork& work) {
   if (!work.scale.has_value() && !work.amax_history.has_value()) return absl::OkStatus();
   if (!work.recipe.is_delayed()) {
-    return error::InvalidField(
+    return Refuse(
         work.scale.has_value() ? "scale" : "amax_history", "given",
         absl::StrCat("fp8_delayed alone takes it, and the recipe is ", work.recipe.name()));
   }
   const DelayedScalingState outline{TensorLoader::Outline(work.scale),
                                     TensorLoader::Outline(work.amax_history)};
   const absl::Status status = CheckDelayedScaling(outline, "delayed");
-  return status.ok() ? status : error::AtField(status, "");
+  return status.ok() ? status : WithinField("", status);
 }
 
 /// What the quantizer itself does not take, before anything is loaded.
 absl::Status CheckSource(const QuantizeWork& work) {
   const TensorType& type = *work.tensor.type;
   if (!IsHighPrecision(type.dtype)) {
-    return error::InvalidField("tensor", TensorTypeText(type),
-                               "tensors of f32, bf16 and f16 are quantized");
+    return Refuse("tensor", TensorTypeText(type), "tensors of f32, bf16 and f16 are quantized");
   }
   if (type.shape.empty()) {
-    return error::InvalidField("tensor", TensorTypeText(type), "the rank is at least 1");
+    return Refuse("tensor", TensorTypeText(type), "the rank is at least 1");
   }
   const absl::Status status =
       CheckQuantization(type.dtype, type.shape, work.recipe.QuantizerFor(work.role), work.usages);
   if (status.ok()) return status;
-  return error::InvalidField("tensor", TensorTypeText(type), std::string(status.message()));
+  return Refuse("tensor", TensorTypeText(type), std::string(status.message()));
 }
 
 /// Whether the scales of every direction that is asked for have the layout.
@@ -72,8 +70,8 @@ absl::Status CheckScaleLayout(const QuantizeWork& work) {
         ScaleArrayTypeOf(ScaleArrayOf(spec.format, spec.block_dim, usage, work.tensor.type->shape),
                          work.scale_layout);
     if (type.ok()) continue;
-    return error::InvalidField("scale_layout", std::string(ScaleLayoutName(work.scale_layout)),
-                               std::string(type.status().message()));
+    return Refuse("scale_layout", std::string(ScaleLayoutName(work.scale_layout)),
+                  std::string(type.status().message()));
   }
   return absl::OkStatus();
 }
@@ -106,11 +104,10 @@ absl::StatusOr<QuantizeWork> CheckQuantize(ServiceContext& context,
   QG_ASSIGN_OR_RETURN(Recipe recipe, RecipeFromProto(request.recipe(), "recipe"));
   const auto role = ParseTensorRole(request.role());
   if (!role.ok()) {
-    return error::InvalidField("role", Printable(request.role()),
-                               "must be input, weight or grad_output");
+    return Refuse("role", Printable(request.role()), "must be input, weight or grad_output");
   }
   if (!request.rowwise() && !request.columnwise()) {
-    return error::MissingField("rowwise", "ask for rowwise, columnwise or both");
+    return RefuseAbsent("rowwise", "ask for rowwise, columnwise or both");
   }
   QuantizeWork work{std::move(tensor),
                     std::move(scale),
@@ -142,7 +139,7 @@ absl::StatusOr<DelayedScalingState> LoadState(ServiceContext& context, Device& d
   QG_ASSIGN_OR_RETURN(state.amax_history,
                       context.loader.LoadToHost(work.amax_history, device, &cancellation));
   if (absl::Status status = CheckDelayedScaling(state, "delayed"); !status.ok()) {
-    return error::AtField(status, "");
+    return WithinField("", status);
   }
   return WithHistoryLength(state, length);
 }

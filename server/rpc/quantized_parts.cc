@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/quantized_outline.h"
-#include "server/errors.h"
 #include "server/rpc/convert_tensor.h"
 
 namespace quantgate {
@@ -45,8 +45,7 @@ absl::StatusOr<QuantizerFormat> FormatFromName(const std::string& name, const st
         QuantizerFormat::kMxfp8, QuantizerFormat::kNvfp4}) {
     if (QuantizerFormatName(format) == name) return format;
   }
-  return error::InvalidField(field, Printable(name),
-                             "must be identity, fp8_tensor, fp8_block, mxfp8 or nvfp4");
+  return Refuse(field, Printable(name), "must be identity, fp8_tensor, fp8_block, mxfp8 or nvfp4");
 }
 
 /// What was asked or described of one direction: as a quantizer of it has it.
@@ -58,8 +57,8 @@ absl::StatusOr<QuantizerSpec> SpecFromProto(const v1::QuantizedDirection& proto,
   if (!proto.element().empty() && spec.is_quantized()) {
     const auto element = ParseDType(proto.element());
     if (!element.ok()) {
-      return error::InvalidField(field + ".element", Printable(proto.element()),
-                                 "must be the name of an element dtype");
+      return Refuse(field + ".element", Printable(proto.element()),
+                    "must be the name of an element dtype");
     }
     spec.element = *element;
   }
@@ -68,13 +67,13 @@ absl::StatusOr<QuantizerSpec> SpecFromProto(const v1::QuantizedDirection& proto,
   // The bound of 4over6 is told, not the rule itself, which dequantization does not need.
   if (spec.e4m3_max == 256) spec.four_over_six = FourOverSix::kMae;
   if (absl::Status status = CheckQuantizer(spec); !status.ok()) {
-    return error::InvalidField(field, proto.format(), std::string(status.message()));
+    return Refuse(field, proto.format(), std::string(status.message()));
   }
   return spec;
 }
 
 absl::Status Doubt(Usage usage, const std::string& what) {
-  return error::MissingField(
+  return RefuseAbsent(
       DirectionField(usage),
       absl::StrCat(what, "; say format, element, block_dim and e4m3_max (--format-hint)"));
 }
@@ -92,7 +91,7 @@ absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlin
   spec.element = data.dtype();
   if (!scale.has_value()) {
     if (IsHighPrecision(data.dtype())) return spec;  // Identity.
-    return error::MissingField(PartField(usage, "scale_inv"), "codes need their scales");
+    return RefuseAbsent(PartField(usage, "scale_inv"), "codes need their scales");
   }
   if (IsFp8(data.dtype()) && scale.dtype() == DType::kF32) {
     const bool is_one = scale.shape() == Shape{1};
@@ -127,24 +126,23 @@ absl::Status RetypeTensor(DType dtype, const std::string& field, Tensor& tensor)
     QG_ASSIGN_OR_RETURN(tensor, tensor.Reinterpret(dtype, tensor.shape()));
     return absl::OkStatus();
   }
-  return error::InvalidField(field, TensorText(tensor),
-                             absl::StrCat("expected ", std::string(DTypeName(dtype))));
+  return Refuse(field, TensorText(tensor),
+                absl::StrCat("expected ", std::string(DTypeName(dtype))));
 }
 
 /// The shape of the source, from the codes alone.
 absl::StatusOr<Shape> SourceShape(const QuantizerSpec& spec, Usage usage, const Tensor& data) {
   Shape shape = data.shape();
   if (shape.empty()) {
-    return error::InvalidField(PartField(usage, "data"), TensorText(data),
-                               "the rank is at least 1");
+    return Refuse(PartField(usage, "data"), TensorText(data), "the rank is at least 1");
   }
   if (spec.element == DType::kF4E2M1x2) shape.back() *= 2;
   const bool is_turned =
       usage == Usage::kColumnwise && spec.is_quantized() && spec.format != QuantizerFormat::kMxfp8;
   if (!is_turned) return shape;
   if (shape.size() != 2) {
-    return error::InvalidField(PartField(usage, "data"), TensorText(data),
-                               "columnwise codes are the transpose [K][M]");
+    return Refuse(PartField(usage, "data"), TensorText(data),
+                  "columnwise codes are the transpose [K][M]");
   }
   return Shape{shape[1], shape[0]};
 }
@@ -157,10 +155,9 @@ absl::Status CheckPart(const char* part, Usage usage, const Tensor& given, const
   }
   const std::string field = PartField(usage, part);
   if (!given.has_value()) {
-    return error::MissingField(field, absl::StrCat("expected ", TensorText(expected)));
+    return RefuseAbsent(field, absl::StrCat("expected ", TensorText(expected)));
   }
-  return error::InvalidField(field, TensorText(given),
-                             absl::StrCat("expected ", TensorText(expected)));
+  return Refuse(field, TensorText(given), absl::StrCat("expected ", TensorText(expected)));
 }
 
 int64_t ElementCountOf(const Shape& shape) {
@@ -175,7 +172,7 @@ absl::StatusOr<ScaleLayout> ScaleLayoutFromName(const std::string& name, const s
   if (name.empty()) return ScaleLayout::kLogical;
   const auto layout = ParseScaleLayout(name);
   if (layout.ok()) return *layout;
-  return error::InvalidField(field, Printable(name), "must be logical, padded or swizzled");
+  return Refuse(field, Printable(name), "must be logical, padded or swizzled");
 }
 
 ScaleArray ScaleArrayOf(QuantizerFormat format, int block_dim, Usage usage, const Shape& shape) {
@@ -244,8 +241,8 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const v1::QuantizedDescription& descr
                       told.back() == described.shape.back() &&
                       ElementCountOf(told) == ElementCountOf(described.shape);
     if (!fits) {
-      return error::InvalidField("description.shape", ShapeText(told),
-                                 absl::StrCat("the codes are of ", ShapeText(described.shape)));
+      return Refuse("description.shape", ShapeText(told),
+                    absl::StrCat("the codes are of ", ShapeText(described.shape)));
     }
     described.shape = told;
   }
@@ -262,8 +259,8 @@ absl::StatusOr<DescribedCopy> DescribeCopy(const v1::QuantizedDescription& descr
     const auto type = ScaleArrayTypeOf(
         ScaleArrayOf(spec.format, spec.block_dim, usage, described.shape), described.scale_layout);
     if (!type.ok()) {
-      return error::InvalidField("description.scale_layout", description.scale_layout(),
-                                 std::string(type.status().message()));
+      return Refuse("description.scale_layout", description.scale_layout(),
+                    std::string(type.status().message()));
     }
     QG_ASSIGN_OR_RETURN(expected.scale_inv, OutlineTensor(type->dtype, type->shape));
   }

@@ -10,9 +10,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "proto/variant_join.h"
-#include "server/errors.h"
 #include "server/limits.h"
 #include "server/rpc/content_digest.h"
 #include "server/rpc/convert_layer.h"
@@ -35,7 +35,7 @@ absl::StatusOr<Device*> DeviceForRun(const LayerRun& run, const Devices& devices
   for (const Variant& variant : run.variants) arithmetics.push_back(variant.arithmetic);
   absl::StatusOr<Device*> device = LeastLoadedWith(devices, arithmetics);
   if (device.ok()) return device;
-  return error::AtField(device.status(), "spec.variants");
+  return WithinField("spec.variants", device.status());
 }
 
 /// What tells two requests with one id apart.

@@ -3,11 +3,11 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
 #include "kernels/comm/parallel_spec.h"
 #include "kernels/validate/scenarios/run_scenarios.h"
-#include "server/errors.h"
 #include "server/rpc/convert_recipe.h"
 #include "server/rpc/convert_scenario.h"
 #include "server/rpc/convert_tensor.h"
@@ -21,7 +21,7 @@ absl::StatusOr<Device*> DeviceOf(const Devices& devices, const std::string& id) 
   for (const auto& device : devices) {
     if (device->id == id) return device.get();
   }
-  return error::InvalidField("device", Printable(id), "the server has no such device");
+  return Refuse("device", Printable(id), "the server has no such device");
 }
 
 std::vector<std::string> NamesOf(const v1::RunScenariosRequest& request) {
@@ -46,14 +46,14 @@ ScenarioStream::ScenarioStream(ServiceContext& context, grpc::CallbackServerCont
 absl::Status ScenarioStream::Begin() {
   QG_RETURN_IF_ERROR(call_.Admit(Admission::kUnlessDraining));
   QG_RETURN_IF_ERROR(
-      error::AtField(FindScenarios(BuiltInScenarios(), NamesOf(*request_)).status(), ""));
+      WithinField("", FindScenarios(BuiltInScenarios(), NamesOf(*request_)).status()));
   QG_ASSIGN_OR_RETURN(const CollectiveBackend backend,
                       ParsedName(ParseCollectiveBackend, request_->parallel_backend(),
                                  "parallel_backend", CollectiveBackend::kLocal));
   QG_ASSIGN_OR_RETURN(Device * device, DeviceOf(call_.context().devices, request_->device()));
   absl::StatusOr<std::unique_ptr<RankPlaces>> places =
       RankPlaces::Create(backend, *device->engine, call_.context().ranks.communicators);
-  if (!places.ok()) return error::AtField(places.status(), "");
+  if (!places.ok()) return WithinField("", places.status());
   places_ = *std::move(places);
   return device->run_queue
       .Submit(call_.cancellation(),

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/safetensors_bytes.h"
 #include "server/errors.h"
@@ -66,7 +67,7 @@ absl::StatusOr<OpeningWork> BeginOpening(ServiceContext& context, const Request&
 absl::StatusOr<Device*> DeviceForSession(ServiceContext& context, const SessionSpec& spec) {
   absl::StatusOr<Device*> device = LeastLoadedWith(context.devices, {&spec.arithmetic, 1});
   if (device.ok()) return device;
-  return error::AtField(device.status(), "spec.arithmetic");
+  return WithinField("spec.arithmetic", device.status());
 }
 
 absl::Status Finish(ServiceContext& context, Device& device, OpeningWork& work,
@@ -91,7 +92,7 @@ absl::Status OpenOnDevice(ServiceContext& context, Device& device, const Cancell
   }
   absl::StatusOr<std::unique_ptr<Session>> training =
       OpenSession(*device.engine, work.spec, parameters, &context.ranks, &cancellation);
-  if (!training.ok()) return error::AtField(training.status(), "spec");
+  if (!training.ok()) return WithinField("spec", training.status());
   return Finish(context, device, work, *std::move(training), response);
 }
 
@@ -103,10 +104,15 @@ absl::Status RestoreOnDevice(ServiceContext& context, Device& device,
   }
   QG_ASSIGN_OR_RETURN(auto buffer, context.blobs.Load(checkpoint));
   const absl::StatusOr<TensorFile> file = ParseSafetensors(std::move(buffer), "checkpoint");
-  if (!file.ok()) return error::AtField(file.status(), "checkpoint");
+  if (!file.ok()) return WithinField("checkpoint", file.status());
   absl::StatusOr<std::unique_ptr<Session>> training =
       RestoreSession(*device.engine, work.spec, *file, &context.ranks, &cancellation);
-  if (!training.ok()) return error::AtField(training.status(), "spec");
+  if (!training.ok()) {
+    const std::optional<Refusal> refusal = RefusalOf(training.status());
+    return refusal && absl::StartsWith(refusal->field, "checkpoint")
+               ? training.status()
+               : WithinField("spec", training.status());
+  }
   return Finish(context, device, work, *std::move(training), response);
 }
 
@@ -126,7 +132,7 @@ absl::Status AddTensors(ServiceContext& context, const SessionUse& use,
 absl::Status AddTensor(ServiceContext& context, const SessionUse& use, const std::string& name,
                        const Cancellation& cancellation, v1::Session& response) {
   const absl::StatusOr<Tensor> tensor = use->training->Find(name, &cancellation);
-  if (!tensor.ok()) return error::AtField(tensor.status(), "tensor");
+  if (!tensor.ok()) return AsField("tensor", tensor.status());
   Engine& engine = *use->device.engine;
   QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint, engine.FingerprintOf(*tensor, &cancellation));
   return OutputWriter(context.blobs, engine, KeepOutputs::kLarge)

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
 #include "server/rpc/content_digest.h"
@@ -104,9 +105,9 @@ absl::StatusOr<SessionStepResult> StepCall::ChangeRecipe(const Cancellation& can
   Recipe recipe = *step_.recipe;
   if (step_.keeps_override) {
     if (recipe.is_delayed() && before != BackwardOverride::kNone) {
-      return error::InvalidField("change_recipe.backward_override",
-                                 absl::StrCat("absent, so that the session's, ", name, ", stays"),
-                                 "delayed scaling has no backward override: give none");
+      return Refuse("backward_override",
+                    absl::StrCat("absent, so that the session's, ", name, ", stays"),
+                    "delayed scaling has no backward override: give none");
     }
     recipe = recipe.WithBackwardOverride(before);
   }
@@ -133,7 +134,7 @@ absl::Status StepCall::Do(const Cancellation& cancellation) {
     result = StepOnce(cancellation);
     // Without memory or place nothing was done: idle sessions give way one by one.
   } while (absl::IsResourceExhausted(result.status()) && context_.sessions.Evict());
-  if (!result.ok()) return error::AtField(result.status(), "step");
+  if (!result.ok()) return WithinField(SessionStepField(step_.kind), result.status());
   absl::Status status = Write(*result, cancellation);
   std::string kept;
   if (status.ok() && !request_.request_id().empty()) kept = response_.SerializeAsString();

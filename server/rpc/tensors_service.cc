@@ -1,6 +1,7 @@
 #include <memory>
 #include <utility>
 
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "quantgate/v1/tensors_service.grpc.pb.h"
 #include "server/errors.h"
@@ -78,7 +79,7 @@ class TensorsService : public v1::Tensors::CallbackService {
         TensorReferenceFromProto(request.tensor(), "tensor", context_.options.tensor_bytes_max));
     QG_RETURN_IF_ERROR(RequireTensor(reference));
     if (reference.kind == TensorReference::Kind::kGenerated) {
-      return error::InvalidField("tensor.generate", "given", "Tensors.Generate makes tensors");
+      return Refuse("tensor.generate", "given", "Tensors.Generate makes tensors");
     }
     TensorReference* const references[] = {&reference};
     QG_RETURN_IF_ERROR(context_.loader.Resolve(references));
@@ -158,7 +159,7 @@ class TensorsService : public v1::Tensors::CallbackService {
     QG_ASSIGN_OR_RETURN(const Tensor host,
                         context_.loader.LoadToHost(reference, device, &cancellation));
     auto statistics = MeasureStatistics(host, &cancellation);
-    if (!statistics.ok()) return error::AtField(statistics.status(), "tensor.type");
+    if (!statistics.ok()) return WithinField("tensor.type", statistics.status());
     AddStatistics(*statistics, *response.mutable_statistics());
     return absl::OkStatus();
   }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/crc32c.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
 #include "server/limits.h"
@@ -156,7 +157,7 @@ absl::Status UploadStream::Take(const WriteRequestView& request) {
   if (upload_ == nullptr) {
     QG_RETURN_IF_ERROR(Begin(request));
   } else if (request.header().has_value()) {
-    return error::InvalidField("header", "given again", "only the first message has a header");
+    return Refuse("header", "given again", "only the first message has a header");
   }
   // Somebody else may have finished this blob by now.
   if (is_present_ || upload_->IsPresent()) {
@@ -172,7 +173,7 @@ absl::Status UploadStream::Take(const WriteRequestView& request) {
 
 absl::Status UploadStream::Begin(const WriteRequestView& request) {
   if (!request.header().has_value()) {
-    return error::MissingField("header", "the first message says what is uploaded");
+    return RefuseAbsent("header", "the first message says what is uploaded");
   }
   const v1::WriteHeader& header = *request.header();
   QG_RETURN_IF_ERROR(CheckToken(header.upload_id(), "header.upload_id"));
@@ -197,8 +198,8 @@ absl::Status UploadStream::Begin(const WriteRequestView& request) {
 absl::Status UploadStream::CheckChunk(const WriteRequestView& request) const {
   const int64_t declared = upload_->digest().size;
   if (request.size() > declared - received_) {
-    return error::InvalidField("data", absl::StrCat(request.size(), " bytes at offset ", received_),
-                               absl::StrCat("the upload ends at header.digest.size = ", declared));
+    return Refuse("data", absl::StrCat(request.size(), " bytes at offset ", received_),
+                  absl::StrCat("the upload ends at header.digest.size = ", declared));
   }
   if (!request.crc32c().has_value()) return absl::OkStatus();
   uint32_t crc = 0;
@@ -245,7 +246,7 @@ void UploadStream::Commit() {
   absl::Status status;
   if (upload_ == nullptr) {
     status = call_.cancellation()->Check();
-    if (status.ok()) status = error::MissingField("header", "the stream had no message");
+    if (status.ok()) status = RefuseAbsent("header", "the stream had no message");
   } else {
     status = upload_->Commit();
     if (status.ok() && device_copy_ != nullptr) device_copy_->Keep();

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
 
@@ -18,7 +19,7 @@ constexpr uint64_t Tag(int field, WireType type) {
 }
 
 absl::Status Malformed() {
-  return error::InvalidField("message", "malformed", "must be a quantgate.v1.WriteRequest");
+  return Refuse("message", "malformed", "must be a quantgate.v1.WriteRequest");
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
 #include "server/limits.h"
@@ -354,9 +355,8 @@ absl::StatusOr<std::map<std::string, BlobStore::Partial>::iterator> BlobStore::C
     const std::string& key, const std::string& upload_id, const Digest& digest, int64_t offset) {
   const auto same = blobs_.find(digest.sha256);
   if (same != blobs_.end() && same->second.size != digest.size) {
-    return error::InvalidField(
-        "header.digest.size", absl::StrCat(digest.size),
-        absl::StrCat("the blob with this SHA-256 has ", same->second.size, " bytes"));
+    return Refuse("header.digest.size", absl::StrCat(digest.size),
+                  absl::StrCat("the blob with this SHA-256 has ", same->second.size, " bytes"));
   }
   auto it = partials_.find(key);
   const int64_t have = it == partials_.end() ? 0 : it->second.size;

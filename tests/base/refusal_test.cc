@@ -75,6 +75,17 @@ TEST(Refusal, KeepsOtherPayloads) {
   absl::Status status = Refuse("digest", "ab", "must be stored");
   status.SetPayload("quantgate/missing", absl::Cord("ab/4"));
   EXPECT_EQ(WithinField("x", status).GetPayload("quantgate/missing"), absl::Cord("ab/4"));
+  absl::Status other = absl::AbortedError("gone");
+  other.SetPayload("quantgate/missing", absl::Cord("ab/4"));
+  EXPECT_EQ(WithinField("x", other).GetPayload("quantgate/missing"), absl::Cord("ab/4"));
+}
+
+TEST(Refusal, KeepsItsPartsBehindAPrefix) {
+  const absl::Status prefixed = Prefixed("rank 1: ", Refuse("rows", "3", "must be even"));
+  ExpectRefusal(prefixed, "rows", "3", "must be even", "rank 1: rows is 3: must be even");
+  ExpectRefusal(WithinField("step", prefixed), "step.rows", "3", "must be even",
+                "step.rows is 3: must be even");
+  EXPECT_TRUE(Prefixed("rank 1: ", absl::OkStatus()).ok());
 }
 
 }  // namespace

@@ -161,14 +161,14 @@ TEST(GroupedLinear, FollowsTheCustomRulesOfItsModuleType) {
       SCOPED_TRACE(plain);
       const LayerResult subject = RunCase(request, with(custom, ","));
       const LayerResult reference = RunCase(request, with(plain, ":"));
-      const Recipe recipe = *Recipe::Parse(with(custom, ","));
       ASSERT_EQ(subject.outputs.size(), reference.outputs.size());
       for (const NamedTensor& output : reference.outputs) {
         EXPECT_TRUE(SameBits(OutputOf(subject, output.name), output.tensor)) << output.name;
       }
-      const std::vector<std::string> stages = LayerStages(request, recipe);
-      ASSERT_EQ(subject.stages.size(), stages.size());
-      for (size_t i = 0; i < stages.size(); ++i) EXPECT_EQ(subject.stages[i].stage, stages[i]);
+      ASSERT_EQ(subject.stages.size(), reference.stages.size());
+      for (size_t i = 0; i < reference.stages.size(); ++i) {
+        EXPECT_EQ(subject.stages[i].stage, reference.stages[i].stage);
+      }
     }
   }
 }

@@ -246,7 +246,7 @@ TEST(LinearRecipes, EachGemmReadsItsOwnDirections) {
   }
 }
 
-TEST(LinearRecipes, StagesAreKnownBefore) {
+TEST(LinearRecipes, NothingWritesToSavedOperands) {
   for (const DType weight : {DType::kBF16, DType::kF32}) {
     for (const bool calibrate : {false, true}) {
       for (const std::string& text : kRecipes) {
@@ -257,10 +257,9 @@ TEST(LinearRecipes, StagesAreKnownBefore) {
             request.requires_grad = {(mask & 1) != 0, (mask & 2) != 0, (mask & 4) != 0};
             const Recipe recipe = RecipeOf(text, mode);
             const LayerResult result = RunStep(request, recipe);
-            std::vector<std::string> names;
-            for (const TimedStage& stage : result.stages) names.push_back(stage.stage);
-            EXPECT_EQ(names, LayerStages(request, recipe)) << text << " / " << mode << " " << mask;
-            for (const SavedOperand& saved : result.saved) EXPECT_EQ(saved.at_save, saved.at_use);
+            for (const SavedOperand& saved : result.saved) {
+              EXPECT_EQ(saved.at_save, saved.at_use) << text << " / " << mode << " " << mask;
+            }
           }
         }
       }

@@ -35,22 +35,6 @@ void ExpectSameRecords(const LayerResult& subject, const LayerResult& reference)
   }
 }
 
-void ExpectStages(const LayerRequest& whole, const Recipe& recipe, const ParallelSetup& setup,
-                  const LayerResult& result, int rank) {
-  const auto engine = MakeCpuEngine({.threads = 1});
-  ParallelStep step{.sequence_parallel = true,
-                    .profile = setup.profile,
-                    .rows = setup.rows,
-                    .size_without_group = setup.size,
-                    .rank_without_group = rank,
-                    .column_overlap = setup.column_overlap,
-                    .row_overlap = setup.row_overlap};
-  const LayerRequest request = *ShardLayer(*engine, whole, std::move(step));
-  std::vector<std::string> stages;
-  for (const auto& stage : result.stages) stages.push_back(stage.stage);
-  EXPECT_EQ(stages, LayerStages(request, recipe));
-}
-
 void ExpectSameWithAndWithout(const LayerRequest& whole, const std::string& text,
                               const ParallelSetup& setup) {
   const Recipe recipe = *Recipe::Parse(text);
@@ -62,7 +46,6 @@ void ExpectSameWithAndWithout(const LayerRequest& whole, const std::string& text
     const LayerResult& reference = references[rank];
     ExpectSameResult(subject, reference);
     ExpectSameRecords(subject, reference);
-    ExpectStages(whole, recipe, setup, subject, static_cast<int>(rank));
     EXPECT_TRUE(subject.timelines.empty());
   }
 }

@@ -122,10 +122,6 @@ TEST(GroupedVariants, NamedGroupsGiveTheBitsOfOneRank) {
         stages.push_back(stage.stage);
       }
       EXPECT_EQ(AmaxStages(stages), one.stages);
-      const Recipe rule = *Recipe::Parse(recipe);
-      const auto part = OutlineShard(Grouped(one.mode), parallel, rule, 3);
-      ASSERT_TRUE(part.ok()) << part.status();
-      EXPECT_EQ(AmaxStages(LayerStages(*part, rule)), one.stages);
     }
   }
 }

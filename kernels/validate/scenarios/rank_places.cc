@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/world.h"
 #include "kernels/engine/cuda_module.h"
@@ -27,7 +28,10 @@ absl::StatusOr<std::unique_ptr<RankPlaces>> RankPlaces::Create(CollectiveBackend
 absl::Status RankPlaces::Open(CollectiveBackend backend) {
   const absl::Status status = CheckCollectiveBackend(backend);
   if (!status.ok()) {
-    return absl::Status(status.code(), absl::StrCat(kField, ": nccl; ", status.message()));
+    return StatusOf({.code = status.code(),
+                     .field = kField,
+                     .value = "nccl",
+                     .rule = std::string(status.message())});
   }
   QG_ASSIGN_OR_RETURN(const int count, CountCudaDevices());
   QG_ASSIGN_OR_RETURN(
