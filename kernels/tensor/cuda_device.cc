@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/cuda_status.h"
+#include "kernels/base/refusal.h"
 #include "kernels/tensor/staging_memory.h"
 #include "kernels/tensor/tensor_kernels_cuda.h"
 
@@ -168,8 +169,8 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Open(int ordinal, bool i
   int count = 0;
   QG_CUDA_RETURN_IF_ERROR(cudaGetDeviceCount(&count));
   if (ordinal < 0 || ordinal >= count) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("device cuda:", ordinal, ": the driver shows ", count, " devices"));
+    return RefusePrecondition("device", absl::StrCat("cuda:", ordinal),
+                              absl::StrCat("the driver shows ", count, " devices"));
   }
   std::unique_ptr<CudaDevice> device(new CudaDevice);
   QG_RETURN_IF_ERROR(device->Initialize(ordinal, is_urgent));
@@ -197,9 +198,10 @@ absl::Status CudaDevice::Initialize(int ordinal, bool is_urgent) {
   QG_RETURN_IF_ERROR(ReadFacts(ordinal));
   // Code for compute_90a runs on no other architecture, newer ones included.
   if (facts_.major != 9 || facts_.minor != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("device cuda:", ordinal, " is a ", facts_.name, " of architecture sm_",
-                     facts_.major, facts_.minor, "; this build has kernels for sm_90a only"));
+    return RefusePrecondition("device",
+                              absl::StrCat("cuda:", ordinal, ", a ", facts_.name,
+                                           " of architecture sm_", facts_.major, facts_.minor),
+                              "this build has kernels for sm_90a only");
   }
   read_memory_ = std::make_shared<ReadMemory>();
   pool_ = std::make_shared<Pool>();

@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
 
 namespace quantgate {
 namespace {
@@ -66,8 +67,8 @@ absl::Status UnknownName(std::string_view name, std::string_view DTypeTraits::*f
     const std::string other(traits.*field);
     if (std::find(known.begin(), known.end(), other) == known.end()) known.push_back(other);
   }
-  return absl::InvalidArgumentError(absl::StrCat("dtype: unknown name \"", std::string(name),
-                                                 "\"; known: ", absl::StrJoin(known, ", ")));
+  return Refuse("dtype", absl::StrCat("\"", std::string(name), "\""),
+                "unknown name; known: " + absl::StrJoin(known, ", "));
 }
 
 absl::StatusOr<DType> ParseBy(std::string_view name, std::string_view DTypeTraits::*field) {

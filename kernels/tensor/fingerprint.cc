@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/numerics/mix.h"
 #include "kernels/tensor/fingerprint_facts.h"
 
@@ -55,8 +56,8 @@ std::string Sha256::Hex() const {
 
 absl::StatusOr<Sha256> Sha256::FromHex(std::string_view hex) {
   const auto malformed = [&] {
-    return absl::InvalidArgumentError(absl::StrCat("digest \"", std::string(hex.substr(0, 80)),
-                                                   "\" is not 64 hexadecimal digits"));
+    return Refuse("digest", absl::StrCat("\"", std::string(hex.substr(0, 80)), "\""),
+                  "must be 64 hexadecimal digits");
   };
   Sha256 digest;
   if (hex.size() != 2 * digest.bytes.size()) return malformed();

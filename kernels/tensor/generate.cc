@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/format_list.h"
 #include "kernels/tensor/generation_rule.h"
@@ -87,8 +88,7 @@ absl::StatusOr<TargetRange> RangeFor(DType dtype) {
     if (!VisitFormat(traits.name, []<class F>() {})) continue;
     absl::StrAppend(&known, known.empty() ? "" : ", ", std::string(traits.name));
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("dtype: cannot generate ", std::string(DTypeName(dtype)), "; known: ", known));
+  return Refuse("dtype", DTypeName(dtype), "cannot be generated; known: " + known);
 }
 
 }  // namespace
@@ -103,8 +103,8 @@ absl::StatusOr<Distribution> ParseDistribution(std::string_view name) {
     if (entry.name == name) return entry.distribution;
     absl::StrAppend(&known, known.empty() ? "" : ", ", std::string(entry.name));
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("distribution: unknown name \"", std::string(name), "\"; known: ", known));
+  return Refuse("distribution", absl::StrCat("\"", std::string(name), "\""),
+                "unknown name; known: " + known);
 }
 
 const std::vector<Distribution>& AllDistributions() {
@@ -118,7 +118,7 @@ const std::vector<Distribution>& AllDistributions() {
 
 absl::StatusOr<GenerationRule> GenerationRuleOf(const GeneratorSpec& spec) {
   if (!std::isfinite(spec.scale)) {
-    return absl::InvalidArgumentError(absl::StrCat("scale: ", spec.scale, " is not finite"));
+    return Refuse("scale", absl::StrCat(spec.scale), "must be finite");
   }
   QG_ASSIGN_OR_RETURN(const TargetRange range, RangeFor(spec.dtype));
   QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(spec.shape, spec.dtype, "shape"));

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/memory_pool.h"
 
@@ -12,6 +13,10 @@ namespace quantgate {
 namespace {
 
 constexpr size_t kAddressSpaceBytes = size_t{1} << 47;  // What x86-64 gives a process.
+
+std::string TypeText(DType dtype, const Shape& shape) {
+  return absl::StrCat(std::string(DTypeName(dtype)), "[", ShapeText(shape), "]");
+}
 
 }  // namespace
 
@@ -45,31 +50,29 @@ std::string ShapeText(const Shape& shape) {
 
 absl::StatusOr<int64_t> CheckedElementCount(const Shape& shape, DType dtype,
                                             std::string_view field) {
-  const std::string name(field);
   if (shape.size() > kRankMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": rank ", shape.size(), " is over the limit of ", kRankMax));
+    return Refuse(field, absl::StrCat("of rank ", shape.size()),
+                  absl::StrCat("its rank must be at most ", kRankMax));
   }
   // Zero dims are looked at last, so that {0, 2^62, 2^62} overflows as {2^62, 2^62} does.
   int64_t count = 1;
   bool is_empty = false;
   for (size_t i = 0; i < shape.size(); ++i) {
     if (shape[i] < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, ": dim ", i, " is ", shape[i], "; dims must not be negative"));
+      return Refuse(absl::StrCat(std::string(field), "[", i, "]"), absl::StrCat(shape[i]),
+                    "dims must not be negative");
     }
     if (shape[i] == 0) is_empty = true;
     if (shape[i] > 1 && __builtin_mul_overflow(count, shape[i], &count)) {
-      return absl::InvalidArgumentError(absl::StrCat(name, ": dims ", ShapeText(shape),
-                                                     " overflow at dim ", i,
-                                                     "; their product must fit int64"));
+      return Refuse(
+          field, ShapeText(shape),
+          absl::StrCat("the product of its dims must fit int64; it overflows at dim ", i));
     }
   }
   int64_t bytes;
   if (__builtin_mul_overflow(count, int64_t{DTypeBytes(dtype)}, &bytes)) {
-    return absl::InvalidArgumentError(absl::StrCat(name, ": dims ", ShapeText(shape), " of ",
-                                                   std::string(DTypeName(dtype)),
-                                                   " overflow; the size in bytes must fit int64"));
+    return Refuse(field, absl::StrCat(ShapeText(shape), " of ", std::string(DTypeName(dtype))),
+                  "the size in bytes must fit int64");
   }
   return is_empty ? 0 : count;
 }
@@ -90,9 +93,9 @@ absl::StatusOr<Tensor> Tensor::View(DType dtype, Shape shape, std::shared_ptr<Bu
   QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape, dtype, "shape"));
   const size_t bytes = static_cast<size_t>(count) * DTypeBytes(dtype);
   if (offset > buffer->size() || bytes > buffer->size() - offset) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tensor ", std::string(DTypeName(dtype)), "[", ShapeText(shape), "] takes ", bytes,
-        " bytes at offset ", offset, ", past the end of a buffer of ", buffer->size()));
+    return Refuse("offset", absl::StrCat(offset),
+                  absl::StrCat(TypeText(dtype, shape), " takes ", bytes,
+                               " bytes from there, past the end of a buffer of ", buffer->size()));
   }
   Tensor tensor;
   tensor.dtype_ = dtype;
@@ -108,9 +111,8 @@ absl::StatusOr<Tensor> Tensor::FromBytes(DType dtype, Shape shape,
   QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape, dtype, "shape"));
   const size_t expected = static_cast<size_t>(count) * DTypeBytes(dtype);
   if (bytes.size() != expected) {
-    return absl::InvalidArgumentError(absl::StrCat("tensor ", std::string(DTypeName(dtype)), "[",
-                                                   ShapeText(shape), "] takes ", expected,
-                                                   " bytes, got ", bytes.size()));
+    return Refuse("bytes", absl::StrCat(bytes.size()),
+                  absl::StrCat(TypeText(dtype, shape), " takes ", expected));
   }
   QG_ASSIGN_OR_RETURN(Tensor tensor, Allocate(dtype, std::move(shape)));
   if (!bytes.empty()) std::memcpy(tensor.data(), bytes.data(), bytes.size());
@@ -135,17 +137,17 @@ absl::StatusOr<Tensor> Tensor::Reinterpret(DType dtype, Shape shape) const {
   QG_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape, dtype, "shape"));
   const size_t bytes = static_cast<size_t>(count) * DTypeBytes(dtype);
   if (bytes != byte_size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "cannot read ", TensorText(*this), " (", byte_size(), " bytes) as ",
-        std::string(DTypeName(dtype)), "[", ShapeText(shape), "] (", bytes, " bytes)"));
+    return Refuse(
+        "tensor", absl::StrCat(TensorText(*this), " (", byte_size(), " bytes)"),
+        absl::StrCat("cannot be read as ", TypeText(dtype, shape), " (", bytes, " bytes)"));
   }
   return View(dtype, std::move(shape), buffer_, offset_);
 }
 
 absl::StatusOr<Tensor> Tensor::RowRange(int64_t begin, int64_t count) const {
   if (shape_.empty() || begin < 0 || count < 0 || begin > shape_[0] - count) {
-    return absl::InvalidArgumentError(absl::StrCat(count, " rows from ", begin, " of ",
-                                                   TensorText(*this), ": they are not all there"));
+    return Refuse("rows", absl::StrCat(count, " from ", begin),
+                  absl::StrCat("must lie within the first dim of ", TensorText(*this)));
   }
   Shape shape = shape_;
   shape[0] = count;
@@ -155,7 +157,7 @@ absl::StatusOr<Tensor> Tensor::RowRange(int64_t begin, int64_t count) const {
 
 std::string TensorText(const Tensor& tensor) {
   if (!tensor.has_value()) return "absent";
-  return absl::StrCat(std::string(DTypeName(tensor.dtype())), "[", ShapeText(tensor.shape()), "]");
+  return TypeText(tensor.dtype(), tensor.shape());
 }
 
 }  // namespace quantgate

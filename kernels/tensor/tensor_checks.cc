@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/numerics/format_list.h"
 
 namespace quantgate {
@@ -16,25 +17,22 @@ bool IsFormat(DType dtype) {
 
 absl::Status CheckCast(DType in, DType out) {
   if ((in == DType::kF64 || IsFormat(in)) && IsFormat(out)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("cannot cast ", std::string(DTypeName(in)), " to ",
-                                                 std::string(DTypeName(out))));
+  return Refuse("out_dtype", DTypeName(out),
+                absl::StrCat(std::string(DTypeName(in)), " cannot be cast to it"));
 }
 
 absl::Status CheckTranspose(DType dtype) {
   const int bytes = DTypeBytes(dtype);
   if (bytes == 1 || bytes == 2 || bytes == 4) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("transpose: elements of 1, 2 or 4 bytes, not ", std::string(DTypeName(dtype))));
+  return Refuse("tensor", DTypeName(dtype), "what is transposed has elements of 1, 2 or 4 bytes");
 }
 
 absl::Status CheckColumnSums(DType in, DType out) {
   if (!IsHighPrecision(out)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("column sums to ", std::string(DTypeName(out)), "; known: f32, bf16, f16"));
+    return Refuse("out_dtype", DTypeName(out), "column sums must be f32, bf16 or f16");
   }
   if (!IsHighPrecision(in)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("column sums of ", std::string(DTypeName(in)), "; known: f32, bf16, f16"));
+    return Refuse("tensor", DTypeName(in), "column sums are of f32, bf16 or f16");
   }
   return absl::OkStatus();
 }

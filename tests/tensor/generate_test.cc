@@ -127,10 +127,11 @@ TEST(Generate, RefusesBadSpecs) {
     EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
     return std::string(result.status().message());
   };
-  EXPECT_THAT(message({.dtype = DType::kI32, .shape = {4}}), HasSubstr("cannot generate i32"));
-  EXPECT_THAT(message({.shape = {-4}}), HasSubstr("dim 0 is -4"));
+  EXPECT_THAT(message({.dtype = DType::kI32, .shape = {4}}),
+              HasSubstr("dtype is i32: cannot be generated"));
+  EXPECT_THAT(message({.shape = {-4}}), HasSubstr("shape[0] is -4"));
   EXPECT_THAT(message({.shape = {4}, .scale = std::numeric_limits<float>::infinity()}),
-              HasSubstr("scale: inf is not finite"));
+              HasSubstr("scale is inf: must be finite"));
   EXPECT_TRUE(Generate({.shape = {0, 5}}, {}).ok());
 }
 
@@ -140,7 +141,7 @@ TEST(Distributions, NamesRoundTrip) {
     EXPECT_EQ(*ParseDistribution(DistributionName(distribution)), distribution);
   }
   EXPECT_THAT(std::string(ParseDistribution("gauss").status().message()),
-              HasSubstr("unknown name \"gauss\"; known: normal, uniform"));
+              HasSubstr("distribution is \"gauss\": unknown name; known: normal, uniform"));
 }
 
 }  // namespace

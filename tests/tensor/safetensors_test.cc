@@ -184,11 +184,11 @@ std::vector<Malformed> MalformedFiles() {
       {"dim_over_int64", File("{" + tensor("a", "U8", "[9223372036854775808]", "[0,4]") + "}", 4),
        "dims must fit int64"},
       {"dims_overflow", File("{" + tensor("a", "U8", "[4294967296,4294967296]", "[0,4]") + "}", 4),
-       "overflow at dim 1"},
+       "overflows at dim 1"},
       {"bytes_overflow", File("{" + tensor("a", "F32", "[4611686018427387904]", "[0,4]") + "}", 4),
        "size in bytes must fit int64"},
       {"rank", File("{" + tensor("a", "U8", "[1,1,1,1,1,1,1,1,1]", "[0,1]") + "}", 1),
-       "rank 9 is over the limit of 8"},
+       "shape is of rank 9: its rank must be at most 8"},
       {"rank_huge", File("{" + tensor("a", "U8", wide_shape + "]", "[0,1]") + "}", 1),
        "array of more than 8 numbers"},
       {"string_offsets", File("{\"a\":{\"data_offsets\":[\"0\"]}}", 0),
@@ -205,7 +205,7 @@ std::vector<Malformed> MalformedFiles() {
       {"wrong_size", File("{" + tensor("a", "F32", "[4]", "[0,4]") + "}", 4),
        "hold 4 bytes; F32 of shape 4 takes 16"},
       {"unknown_dtype", File("{" + tensor("a", "F6_E2M3", "[4]", "[0,4]") + "}", 4),
-       "unknown name \"F6_E2M3\""},
+       "dtype is \"F6_E2M3\": unknown name"},
       {"odd_fp4", File("{" + tensor("a", "F4", "[3]", "[0,2]") + "}", 2),
        "4-bit elements and an odd last dim"},
       {"lacks_shape", File("{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,4]}}", 4),
@@ -243,7 +243,7 @@ TEST(ReadSafetensors, OneTensorBesideOthersOfUnknownDtype) {
   EXPECT_EQ(mask.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(
       std::string(mask.status().message()),
-      HasSubstr("tensor \"mask\": dtype: unknown name \"BOOL\"; known: F64, F32, BF16, F16, "
+      HasSubstr("tensor \"mask\": dtype is \"BOOL\": unknown name; known: F64, F32, BF16, F16, "
                 "F8_E4M3, F8_E5M2, F8_E8M0, U8, I32, I64, F4, I16"));
   const auto absent = ReadSafetensorsTensor(file.path(), "x");
   EXPECT_EQ(absent.status().code(), absl::StatusCode::kNotFound);

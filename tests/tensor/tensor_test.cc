@@ -90,12 +90,12 @@ TEST(ElementCount, RefusesWhatDoesNotFit) {
     std::string message;
   };
   const std::vector<Case> cases = {
-      {{-1, 4}, "x: dim 0 is -1; dims must not be negative"},
+      {{-1, 4}, "x[0] is -1: dims must not be negative"},
       {{4, std::numeric_limits<int64_t>::min()}, "dims must not be negative"},
-      {{int64_t{1} << 32, int64_t{1} << 31}, "overflow at dim 1"},
-      {{0, int64_t{1} << 62, 4}, "overflow at dim 2"},
+      {{int64_t{1} << 32, int64_t{1} << 31}, "overflows at dim 1"},
+      {{0, int64_t{1} << 62, 4}, "overflows at dim 2"},
       {{kMax}, "size in bytes must fit int64"},
-      {{1, 1, 1, 1, 1, 1, 1, 1, 1}, "rank 9 is over the limit of 8"},
+      {{1, 1, 1, 1, 1, 1, 1, 1, 1}, "x is of rank 9: its rank must be at most 8"},
   };
   for (const Case& c : cases) {
     const auto count = CheckedElementCount(c.shape, DType::kF32, "x");
@@ -181,7 +181,7 @@ TEST(TensorBytes, CountMustMatch) {
   const std::vector<std::byte> bytes(6);
   EXPECT_TRUE(Tensor::FromBytes(DType::kBF16, {3}, bytes).ok());
   const auto wrong = Tensor::FromBytes(DType::kF32, {2}, bytes);
-  EXPECT_THAT(std::string(wrong.status().message()), HasSubstr("takes 8 bytes, got 6"));
+  EXPECT_THAT(std::string(wrong.status().message()), HasSubstr("bytes is 6: f32[2] takes 8"));
 }
 
 }  // namespace
