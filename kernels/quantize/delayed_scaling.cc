@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -19,10 +20,33 @@ absl::StatusOr<DelayedScalingState> CopyOf(const DelayedScalingState& state) {
   return copy;
 }
 
-absl::Status InvalidState(std::string_view field, const char* part, const std::string& value,
-                          const char* rule) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(std::string(field), ".", part, ": ", value, "; ", rule));
+absl::Status CheckState(const DelayedScalingState& state) {
+  const Tensor& scale = state.scale;
+  const Tensor& history = state.amax_history;
+  if (!scale.has_value() || scale.dtype() != DType::kF32 || scale.shape() != Shape{1}) {
+    return Refuse("scale", TensorText(scale), "must be f32[1]");
+  }
+  if (!history.has_value() || history.dtype() != DType::kF32 || history.rank() != 1 ||
+      history.shape()[0] < 1 || history.shape()[0] > kAmaxHistoryLengthMax) {
+    return Refuse("amax_history", TensorText(history), "must be f32[L], L from 1 to 1048576");
+  }
+  // Outlines of tensors have no values to check, and those of an engine's device are not ours to
+  // read.
+  for (const Tensor* tensor : {&scale, &history}) {
+    if (tensor->data() == nullptr || tensor->space() != MemorySpace::kHost) return absl::OkStatus();
+  }
+  const float value = *scale.as<float>();
+  if (!(value > 0) || !std::isfinite(value)) {
+    return Refuse("scale", absl::StrCat(value), "must be positive and finite");
+  }
+  for (int64_t i = 0; i < history.shape()[0]; ++i) {
+    const float amax = history.as<float>()[i];
+    if (amax < 0) {
+      return Refuse(absl::StrCat("amax_history[", i, "]"), absl::StrCat(amax),
+                    "an amax is not negative");
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -44,33 +68,7 @@ absl::StatusOr<DelayedScalingState> FreshDelayedScaling(int amax_history_len) {
 }
 
 absl::Status CheckDelayedScaling(const DelayedScalingState& state, std::string_view field) {
-  const Tensor& scale = state.scale;
-  const Tensor& history = state.amax_history;
-  if (!scale.has_value() || scale.dtype() != DType::kF32 || scale.shape() != Shape{1}) {
-    return InvalidState(field, "scale", TensorText(scale), "it must be f32[1]");
-  }
-  if (!history.has_value() || history.dtype() != DType::kF32 || history.rank() != 1 ||
-      history.shape()[0] < 1 || history.shape()[0] > kAmaxHistoryLengthMax) {
-    return InvalidState(field, "amax_history", TensorText(history),
-                        "it must be f32[L], L from 1 to 1048576");
-  }
-  // Outlines of tensors have no values to check, and those of an engine's device are not ours to
-  // read.
-  for (const Tensor* tensor : {&scale, &history}) {
-    if (tensor->data() == nullptr || tensor->space() != MemorySpace::kHost) return absl::OkStatus();
-  }
-  const float value = *scale.as<float>();
-  if (!(value > 0) || !std::isfinite(value)) {
-    return InvalidState(field, "scale", absl::StrCat(value), "a scale is positive and finite");
-  }
-  for (int64_t i = 0; i < history.shape()[0]; ++i) {
-    const float amax = history.as<float>()[i];
-    if (amax < 0) {
-      return InvalidState(field, "amax_history", absl::StrCat(amax, " in row ", i),
-                          "an amax is not negative");
-    }
-  }
-  return absl::OkStatus();
+  return WithinField(field, CheckState(state));
 }
 
 absl::StatusOr<DelayedScalingState> WithHistoryLength(const DelayedScalingState& state,

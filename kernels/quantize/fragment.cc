@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/format_quantizers.h"
 #include "kernels/quantize/fragment_steps.h"
@@ -11,32 +12,25 @@
 namespace quantgate {
 namespace {
 
-absl::Status RefuseFragment(std::string_view field, std::string_view value, std::string_view rule) {
-  return absl::InvalidArgumentError(absl::StrCat("fragment: ", std::string(field), " ",
-                                                 std::string(value), ": ", std::string(rule)));
-}
-
 absl::Status CheckFormat(const QuantizerSpec& spec, Usage usage) {
   const std::string format(QuantizerFormatName(spec.format));
-  if (!spec.is_quantized()) return RefuseFragment("format", format, "is not quantized");
+  if (!spec.is_quantized()) return Refuse("quantizer.format", format, "it must quantize");
   const bool needs_tiles =
       spec.format == QuantizerFormat::kFp8Block || spec.format == QuantizerFormat::kNvfp4;
   if (needs_tiles && spec.block_dim != 2) {
-    return RefuseFragment(
-        "block_dim", absl::StrCat(spec.block_dim),
-        absl::StrCat(format, " is cut into fragments with tiles (block_dim 2) only"));
+    return Refuse("quantizer.block_dim", absl::StrCat(spec.block_dim),
+                  absl::StrCat(format, " is cut into fragments with tiles (block_dim 2) only"));
   }
   if (usage == Usage::kColumnwise && spec.format != QuantizerFormat::kMxfp8) {
-    return RefuseFragment(
-        "usage", "columnwise",
-        absl::StrCat("columnwise codes of ", format, " are the rowwise ones turned"));
+    return Refuse("usage", "columnwise",
+                  absl::StrCat("columnwise codes of ", format, " are the rowwise ones turned"));
   }
   if (spec.element_rounding == ElementRounding::kStochastic) {
-    return RefuseFragment("element_rounding", "stochastic", "fragments are rounded to nearest");
+    return Refuse("quantizer.element_rounding", "stochastic", "fragments are rounded to nearest");
   }
   if (spec.four_over_six != FourOverSix::kNone) {
-    return RefuseFragment("4over6", FourOverSixName(spec.four_over_six),
-                          "its choice weighs all elements of a tile, which no fragment need have");
+    return Refuse("quantizer.4over6", FourOverSixName(spec.four_over_six),
+                  "its choice weighs all elements of a tile, which no fragment need have");
   }
   return absl::OkStatus();
 }
@@ -46,21 +40,22 @@ int64_t ElementsOf(const Shape& whole) { return whole[0] * whole[1]; }
 }  // namespace
 
 absl::Status CheckFragment(const TensorFragment& fragment, const QuantizerSpec& spec, Usage usage) {
-  if (!fragment.values.has_value())
-    return RefuseFragment("values", "absent", "a fragment has a tensor");
+  if (!fragment.values.has_value()) {
+    return RefuseAbsent("fragment.values", "a fragment has a tensor");
+  }
   if (fragment.whole.size() != 2) {
-    return RefuseFragment("whole", ShapeText(fragment.whole), "must be of rank 2");
+    return Refuse("fragment.whole", ShapeText(fragment.whole), "must be of rank 2");
   }
   QG_RETURN_IF_ERROR(CheckFormat(spec, usage));
   QG_RETURN_IF_ERROR(
-      CheckedElementCount(fragment.whole, fragment.values.dtype(), "fragment: whole").status());
+      CheckedElementCount(fragment.whole, fragment.values.dtype(), "fragment.whole").status());
   const Usages usages = {usage == Usage::kRowwise, usage == Usage::kColumnwise};
   QG_RETURN_IF_ERROR(CheckQuantization(fragment.values.dtype(), fragment.whole, spec, usages));
   const int64_t elements = ElementsOf(fragment.whole);
   if (fragment.begin < 0 || fragment.begin > elements - fragment.count()) {
-    return RefuseFragment("begin",
-                          absl::StrCat(fragment.begin, " with ", fragment.count(), " elements"),
-                          absl::StrCat("must lie within the ", elements, " of the whole tensor"));
+    return Refuse("fragment.begin",
+                  absl::StrCat(fragment.begin, " with ", fragment.count(), " elements"),
+                  absl::StrCat("must lie within the ", elements, " of the whole tensor"));
   }
   return absl::OkStatus();
 }
@@ -139,17 +134,16 @@ absl::Status CheckFragmentArguments(const TensorFragment& fragment, const Quanti
   const int64_t count = FragmentAmaxCount(spec, usage, fragment.whole);
   if (!amaxes.values.has_value() || amaxes.values.dtype() != DType::kF32 || amaxes.first < 0 ||
       amaxes.first > amaxes.values.element_count() - count) {
-    return RefuseFragment(
-        "amaxes", amaxes.values.has_value() ? TensorText(amaxes.values) : std::string("absent"),
-        absl::StrCat("must be f32 and have ", count, " from ", amaxes.first, " on"));
+    return Refuse("amaxes", TensorText(amaxes.values),
+                  absl::StrCat("must be f32 and have ", count, " from ", amaxes.first, " on"));
   }
   const bool is_delayed = spec.scaling == Scaling::kDelayed;
   if (is_delayed != scale.has_value()) {
-    return RefuseFragment("scale", scale.has_value() ? "given" : "absent",
-                          "delayed scaling, and it alone, is given one");
+    return Refuse("scale", scale.has_value() ? "given" : "absent",
+                  "delayed scaling, and it alone, is given one");
   }
   if (is_delayed && (scale.dtype() != DType::kF32 || scale.element_count() != 1)) {
-    return RefuseFragment("scale", TensorText(scale), "must be f32 of one element");
+    return Refuse("scale", TensorText(scale), "must be f32 of one element");
   }
   return absl::OkStatus();
 }

@@ -2,15 +2,17 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/format_quantizers.h"
 
 namespace quantgate {
 namespace {
 
-absl::Status Refuse(std::string_view field, std::string_view value, std::string_view rule) {
-  return absl::InvalidArgumentError(absl::StrCat("quantizer: ", std::string(field), " ",
-                                                 std::string(value), ": ", std::string(rule)));
+/// Where the rule of one direction stands.
+std::string PathOf(const Quantizer& quantizer, Usage usage) {
+  if (quantizer.rowwise == quantizer.columnwise) return "quantizer";
+  return absl::StrCat("quantizer.", std::string(UsageName(usage)));
 }
 
 absl::Status CheckElement(const QuantizerSpec& spec) {
@@ -109,27 +111,28 @@ absl::Status CheckNvfp4(const QuantizerSpec& spec, Usage usage) {
   const bool stochastic = spec.element_rounding == ElementRounding::kStochastic;
   const bool picks = spec.four_over_six != FourOverSix::kNone;
   const bool tiles = spec.block_dim == 2;
+  const std::string_view picked = FourOverSixName(spec.four_over_six);
   if (spec.hadamard && tiles) {
     return Refuse("hadamard", "true", "only blocks of rows (block_dim 1) are transformed");
   }
-  if (picks && spec.hadamard) return Refuse("4over6", "with hadamard", "they exclude each other");
+  if (picks && spec.hadamard) return Refuse("4over6", picked, "it and hadamard exclude each other");
   if (picks && spec.element_rounding != ElementRounding::kNearestEven) {
-    return Refuse("4over6",
-                  absl::StrCat("with element_rounding ",
-                               std::string(ElementRoundingName(spec.element_rounding))),
-                  "it compares codes rounded to nearest even");
+    return Refuse(
+        "4over6", picked,
+        absl::StrCat("it compares codes rounded to nearest even, and element_rounding is ",
+                     std::string(ElementRoundingName(spec.element_rounding))));
   }
   if (spec.row_scaled && (spec.hadamard || tiles || stochastic)) {
     return Refuse("row_scaled", "true",
-                  spec.hadamard ? "not with hadamard"
-                  : tiles       ? "not with tiles (block_dim 2)"
-                                : "not with stochastic rounding");
+                  spec.hadamard ? "it does not go with hadamard"
+                  : tiles       ? "it does not go with tiles (block_dim 2)"
+                                : "it does not go with stochastic rounding");
   }
   if (picks && spec.row_scaled && usage == Usage::kColumnwise) {
-    return Refuse("4over6", "with row_scaled", "not for a columnwise copy");
+    return Refuse("4over6", picked, "with row_scaled it is not for a columnwise copy");
   }
   if (spec.e4m3_max != 448 && !(spec.e4m3_max == 256 && picks)) {
-    return Refuse("e4m3_max", absl::StrCat(spec.e4m3_max), "448, or 256 under 4over6");
+    return Refuse("e4m3_max", absl::StrCat(spec.e4m3_max), "must be 448, or 256 under 4over6");
   }
   if ((picks || spec.row_scaled) &&
       ResolveScaleRule(spec.scale_rule, spec.format) != ScaleRule::kTwoLevel) {
@@ -141,7 +144,7 @@ absl::Status CheckNvfp4(const QuantizerSpec& spec, Usage usage) {
 
 absl::Status CheckSpec(const QuantizerSpec& spec, Usage usage) {
   if (spec.block_dim != 1 && spec.block_dim != 2) {
-    return Refuse("block_dim", absl::StrCat(spec.block_dim), "is 1 or 2");
+    return Refuse("block_dim", absl::StrCat(spec.block_dim), "must be 1 or 2");
   }
   if (!(spec.amax_epsilon >= 0.0f)) {
     return Refuse("amax_epsilon", absl::StrCat(spec.amax_epsilon), "must be at least 0");
@@ -155,26 +158,26 @@ absl::Status CheckSpec(const QuantizerSpec& spec, Usage usage) {
 
 absl::Status CheckDims(int64_t rows, int64_t columns, int64_t multiple, std::string_view why) {
   if (rows % multiple == 0 && columns % multiple == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("quantize: ", rows, "x", columns, ": ",
-                                                 std::string(why),
-                                                 " needs both dims in multiples of ", multiple));
+  return Refuse("source", absl::StrCat(rows, "x", columns),
+                absl::StrCat(std::string(why), " needs both dims in multiples of ", multiple));
 }
 
-absl::Status CheckSource(DType source, int64_t rows, int64_t columns, const QuantizerSpec& spec,
+absl::Status CheckSource(DType source, int64_t rows, int64_t columns, const Quantizer& quantizer,
                          Usage usage) {
+  const QuantizerSpec& spec = quantizer.spec(usage);
+  const std::string of(DTypeName(source));
   if (spec.format == QuantizerFormat::kMxfp8 || spec.format == QuantizerFormat::kNvfp4) {
     QG_RETURN_IF_ERROR(
         CheckDims(rows, columns, BlockLength(spec.format), QuantizerFormatName(spec.format)));
   }
   if (spec.hadamard && usage == Usage::kColumnwise && source != DType::kBF16) {
-    return Refuse("hadamard", "true",
-                  absl::StrCat("needs a bf16 source, not ", std::string(DTypeName(source))));
+    return Refuse(PathOf(quantizer, usage) + ".hadamard", "true",
+                  absl::StrCat("needs a bf16 source, not ", of));
   }
   if (spec.row_scaled && usage == Usage::kColumnwise) {
     if (source != DType::kBF16) {
-      return Refuse("row_scaled", "true",
-                    absl::StrCat("a columnwise copy needs a bf16 source, not ",
-                                 std::string(DTypeName(source))));
+      return Refuse(PathOf(quantizer, usage) + ".row_scaled", "true",
+                    absl::StrCat("a columnwise copy needs a bf16 source, not ", of));
     }
     return CheckDims(rows, columns, 32, "a row-scaled columnwise copy");
   }
@@ -185,17 +188,19 @@ absl::Status CheckSource(DType source, int64_t rows, int64_t columns, const Quan
 
 absl::Status CheckQuantizer(const Quantizer& quantizer) {
   if (quantizer.rowwise.hadamard) {
-    return Refuse("rowwise hadamard", "true", "only columnwise copies are transformed");
+    return Refuse("quantizer.rowwise.hadamard", "true", "only columnwise copies are transformed");
   }
   // One rule for both directions need not make sense columnwise until a columnwise copy is asked
   // for.
   const bool is_uniform = quantizer.rowwise == quantizer.columnwise;
-  QG_RETURN_IF_ERROR(CheckSpec(quantizer.rowwise, Usage::kRowwise));
-  QG_RETURN_IF_ERROR(
-      CheckSpec(quantizer.columnwise, is_uniform ? Usage::kRowwise : Usage::kColumnwise));
+  QG_RETURN_IF_ERROR(WithinField(PathOf(quantizer, Usage::kRowwise),
+                                 CheckSpec(quantizer.rowwise, Usage::kRowwise)));
+  QG_RETURN_IF_ERROR(WithinField(
+      PathOf(quantizer, Usage::kColumnwise),
+      CheckSpec(quantizer.columnwise, is_uniform ? Usage::kRowwise : Usage::kColumnwise)));
   if (!is_uniform && (quantizer.rowwise.scaling == Scaling::kDelayed ||
                       quantizer.columnwise.scaling == Scaling::kDelayed)) {
-    return Refuse("scaling", "delayed", "both directions must have the same rule");
+    return Refuse("quantizer.scaling", "delayed", "both directions must have the same rule");
   }
   return absl::OkStatus();
 }
@@ -204,28 +209,23 @@ absl::Status CheckQuantization(DType source, const Shape& shape, const Quantizer
                                Usages usages) {
   QG_RETURN_IF_ERROR(CheckQuantizer(quantizer));
   if (!IsHighPrecision(source)) {
-    return absl::InvalidArgumentError(absl::StrCat("quantize: source dtype ",
-                                                   std::string(DTypeName(source)),
-                                                   " is not one of f32, bf16, f16"));
+    return Refuse("source", DTypeName(source), "must be f32, bf16 or f16");
   }
-  if (shape.empty()) {
-    return absl::InvalidArgumentError("quantize: the source is a scalar; rank must be at least 1");
-  }
+  if (shape.empty()) return Refuse("source", "a scalar", "its rank must be at least 1");
   if (!usages.rowwise && !usages.columnwise) {
-    return absl::InvalidArgumentError(
-        "quantize: no usage asked; ask for rowwise, columnwise or both");
+    return Refuse("usages", "none", "ask for rowwise, columnwise or both");
   }
   int64_t rows = 1;
   for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
   const bool reads_rowwise =
       usages.rowwise || quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized;
   if (reads_rowwise) {
-    QG_RETURN_IF_ERROR(CheckSource(source, rows, shape.back(), quantizer.rowwise, Usage::kRowwise));
+    QG_RETURN_IF_ERROR(CheckSource(source, rows, shape.back(), quantizer, Usage::kRowwise));
   }
   if (usages.columnwise) {
-    QG_RETURN_IF_ERROR(CheckSpec(quantizer.columnwise, Usage::kColumnwise));
-    QG_RETURN_IF_ERROR(
-        CheckSource(source, rows, shape.back(), quantizer.columnwise, Usage::kColumnwise));
+    QG_RETURN_IF_ERROR(WithinField(PathOf(quantizer, Usage::kColumnwise),
+                                   CheckSpec(quantizer.columnwise, Usage::kColumnwise)));
+    QG_RETURN_IF_ERROR(CheckSource(source, rows, shape.back(), quantizer, Usage::kColumnwise));
   }
   return absl::OkStatus();
 }
@@ -233,17 +233,17 @@ absl::Status CheckQuantization(DType source, const Shape& shape, const Quantizer
 absl::Status CheckDequantization(const QuantizedTensor& quantized, Usage usage, DType out_dtype) {
   const std::optional<QuantizedCopy>& copy = quantized.copy(usage);
   if (!copy.has_value()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("dequantize: the tensor has no ", std::string(UsageName(usage)), " copy"));
+    return RefusePrecondition("usage", UsageName(usage), "the tensor has no such copy");
   }
   if (!IsHighPrecision(out_dtype)) {
-    return absl::InvalidArgumentError(absl::StrCat("dequantize: output dtype ",
-                                                   std::string(DTypeName(out_dtype)),
-                                                   " is not one of f32, bf16, f16"));
+    return Refuse("out_dtype", DTypeName(out_dtype), "must be f32, bf16 or f16");
   }
   if (copy->format == QuantizerFormat::kNvfp4 && usage == Usage::kColumnwise) {
-    return absl::UnimplementedError(
-        "dequantize: a columnwise nvfp4 copy has no values of its own; dequantize the rowwise one");
+    return StatusOf({.code = absl::StatusCode::kUnimplemented,
+                     .field = "usage",
+                     .value = "columnwise",
+                     .rule = "a columnwise nvfp4 copy has no values of its own; dequantize the "
+                             "rowwise one"});
   }
   return absl::OkStatus();
 }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/scale_rule.h"
 #include "kernels/quantize/format_quantizers.h"
@@ -10,16 +11,16 @@
 namespace quantgate {
 namespace {
 
-absl::Status RefuseArgument(std::string_view argument, std::string_view rule) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("quantize: ", std::string(argument), ": ", std::string(rule)));
-}
-
-absl::Status CheckGroupAmax(const Tensor& amax, std::string_view argument) {
+absl::Status CheckGroupAmax(const Tensor& amax, std::string_view field) {
   if (!amax.has_value() || (amax.dtype() == DType::kF32 && amax.element_count() == 1)) {
     return absl::OkStatus();
   }
-  return RefuseArgument(argument, absl::StrCat("is ", TensorText(amax), "; must be f32[1]"));
+  return Refuse(field, TensorText(amax), "must be f32[1]");
+}
+
+absl::Status CheckOffset(int64_t offset, std::string_view field) {
+  if (offset % 16 == 0) return absl::OkStatus();
+  return Refuse(field, absl::StrCat(offset), "must be a multiple of 16");
 }
 
 /// INVALID_ARGUMENT for a missing, unwanted or impossible argument. The value of a scale in device
@@ -29,22 +30,18 @@ absl::Status CheckArguments(const Quantizer& quantizer, const QuantizeArguments&
   QG_RETURN_IF_ERROR(CheckGroupAmax(arguments.group_amax_columnwise, "group_amax_columnwise"));
   const Tensor& scale = arguments.scale;
   if (quantizer.rowwise.scaling != Scaling::kDelayed) {
-    if (scale.has_value()) return RefuseArgument("scale", "given without delayed scaling");
+    if (scale.has_value()) return Refuse("scale", "given", "delayed scaling alone takes one");
   } else {
     if (!scale.has_value() || scale.dtype() != DType::kF32 || scale.element_count() != 1) {
-      return RefuseArgument("scale", "delayed scaling needs an f32 of one element");
+      return Refuse("scale", TensorText(scale), "delayed scaling needs an f32 of one element");
     }
     const float value = scale.space() == MemorySpace::kHost ? *scale.as<float>() : 1.0f;
     if (!(value > 0.0f && value <= MaxFinite<Float32>())) {
-      return RefuseArgument("scale", absl::StrCat(value, " is not positive and finite"));
+      return Refuse("scale", absl::StrCat(value), "must be positive and finite");
     }
   }
-  if (arguments.row_offset % 16 != 0 || arguments.column_offset % 16 != 0) {
-    return RefuseArgument("offset",
-                          absl::StrCat(arguments.row_offset, ", ", arguments.column_offset,
-                                       " are not multiples of 16"));
-  }
-  return absl::OkStatus();
+  QG_RETURN_IF_ERROR(CheckOffset(arguments.row_offset, "row_offset"));
+  return CheckOffset(arguments.column_offset, "column_offset");
 }
 
 /// True where one pass makes both copies: the rules are the same but for the transform, which only
@@ -111,7 +108,7 @@ bool ReadsGroupAmax(const QuantizerSpec& spec) {
 
 absl::StatusOr<AmaxPlan> PlanAmaxes(const Tensor& source, const Quantizer& quantizer,
                                     Usages usages) {
-  if (!source.has_value()) return absl::InvalidArgumentError("quantize: the source is absent");
+  if (!source.has_value()) return RefuseAbsent("source", "it must be given");
   QG_RETURN_IF_ERROR(CheckQuantization(source.dtype(), source.shape(), quantizer, usages));
   AmaxPlan plan;
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
@@ -119,9 +116,9 @@ absl::StatusOr<AmaxPlan> PlanAmaxes(const Tensor& source, const Quantizer& quant
     if (!Asks(usages, usage) || !ReadsGroupAmax(spec)) continue;
     if (usage == Usage::kColumnwise &&
         quantizer.columnwise_source == ColumnwiseSource::kRowwiseDequantized) {
-      return absl::InvalidArgumentError(
-          "measure amax: columnwise_source rowwise_dequantized: the columnwise amax is that of the "
-          "rowwise codes, which no group amax can come before");
+      return Refuse("quantizer.columnwise_source", "rowwise_dequantized",
+                    "the columnwise amax is that of the rowwise codes, which no group amax can "
+                    "come before");
     }
     // Per-tensor FP8 has one amax for both copies.
     const bool is_shared = spec.format == QuantizerFormat::kFp8Tensor;
@@ -140,7 +137,7 @@ absl::StatusOr<QuantizedTensor> QuantizeByRules(const Tensor& source, const Quan
                                                 Usages usages, const QuantizeArguments& arguments,
                                                 RuleQuantizer quantize,
                                                 RowwiseDequantizer dequantize) {
-  if (!source.has_value()) return absl::InvalidArgumentError("quantize: the source is absent");
+  if (!source.has_value()) return RefuseAbsent("source", "it must be given");
   QG_RETURN_IF_ERROR(CheckQuantization(source.dtype(), source.shape(), quantizer, usages));
   QG_RETURN_IF_ERROR(CheckArguments(quantizer, arguments));
   if (IsOneRule(quantizer)) {

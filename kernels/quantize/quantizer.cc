@@ -4,6 +4,7 @@
 #include <span>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 
 namespace quantgate {
 namespace {
@@ -58,8 +59,8 @@ absl::StatusOr<Value> ParseName(std::span<const Named<Value>> names, std::string
     if (entry.name == name) return entry.value;
     absl::StrAppend(&known, known.empty() ? "" : ", ", std::string(entry.name));
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(std::string(field), ": \"", std::string(name), "\" is not one of ", known));
+  return Refuse(field, absl::StrCat("\"", std::string(name), "\""),
+                "unknown name; known: " + known);
 }
 
 std::string BlockText(const QuantizerSpec& spec) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/round_up.h"
 #include "kernels/base/status_macros.h"
 
@@ -49,23 +50,22 @@ ScaleGrid MicroGrid(const ScaleArray& array) {
 }
 
 absl::Status CheckArray(const ScaleArray& array) {
+  const std::string of_dims = absl::StrCat("of ", array.rows, "x", array.columns);
   if (array.rows < 0 || array.columns < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("scales: dims ", array.rows, "x", array.columns,
-                                                   "; dims must not be negative"));
+    return Refuse("scales", of_dims, "dims must not be negative");
   }
   const bool is_micro =
       array.format == QuantizerFormat::kMxfp8 || array.format == QuantizerFormat::kNvfp4;
   if (!is_micro && array.format != QuantizerFormat::kFp8Block) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("scales: format ", Name(array.format),
-                     " has no block scales; fp8_block, mxfp8 and nvfp4 have"));
+    return Refuse("scales", "of " + Name(array.format),
+                  "it has no block scales; fp8_block, mxfp8 and nvfp4 have");
   }
   if (!is_micro) return absl::OkStatus();
   const int64_t length = BlockLength(array.format);
   if (array.rows % length == 0 && array.columns % length == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("scales: dims ", array.rows, "x", array.columns,
-                                                 "; both must be multiples of ", length, " under ",
-                                                 Name(array.format)));
+  return Refuse(
+      "scales", of_dims,
+      absl::StrCat("both dims must be multiples of ", length, " under ", Name(array.format)));
 }
 
 template <typename Scale>
@@ -104,9 +104,8 @@ absl::StatusOr<ScaleLayout> ParseScaleLayout(std::string_view name) {
        {ScaleLayout::kLogical, ScaleLayout::kPadded, ScaleLayout::kSwizzled}) {
     if (ScaleLayoutName(layout) == name) return layout;
   }
-  return absl::InvalidArgumentError(absl::StrCat("scale layout: unknown name \"",
-                                                 std::string(name.substr(0, 80)),
-                                                 "\"; known: logical, padded, swizzled"));
+  return Refuse("scale_layout", absl::StrCat("\"", std::string(name.substr(0, 80)), "\""),
+                "unknown name; known: logical, padded, swizzled");
 }
 
 absl::StatusOr<ScaleGrid> ScaleGridOf(const ScaleArray& array) {
@@ -117,8 +116,8 @@ absl::StatusOr<ScaleGrid> ScaleGridOf(const ScaleArray& array) {
 absl::StatusOr<ScaleArrayType> ScaleArrayTypeOf(const ScaleArray& array, ScaleLayout layout) {
   QG_ASSIGN_OR_RETURN(const ScaleGrid grid, ScaleGridOf(array));
   if (layout == ScaleLayout::kSwizzled && array.format == QuantizerFormat::kFp8Block) {
-    return absl::InvalidArgumentError(
-        "scales: fp8_block has no swizzled layout; its GEMM reads the padded one");
+    return Refuse("scale_layout", "swizzled",
+                  "fp8_block has no such layout; its GEMM reads the padded one");
   }
   Shape shape = {grid.padded_rows, grid.padded_columns};
   if (layout == ScaleLayout::kLogical) {
@@ -133,9 +132,10 @@ absl::Status CheckScales(const Tensor& scales, const ScaleArray& array, ScaleLay
   if (scales.dtype() == expected.dtype && scales.shape() == expected.shape) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("scales: ", TensorText(scales), "; the ", std::string(ScaleLayoutName(layout)),
-                   " ", std::string(UsageName(array.usage)), " scales of ", Name(array.format), " ",
+  return Refuse(
+      "scales", TensorText(scales),
+      absl::StrCat("the ", std::string(ScaleLayoutName(layout)), " ",
+                   std::string(UsageName(array.usage)), " scales of ", Name(array.format), " ",
                    array.rows, "x", array.columns, " are ", std::string(DTypeName(expected.dtype)),
                    "[", ShapeText(expected.shape), "]"));
 }

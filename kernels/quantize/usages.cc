@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/format_quantizers.h"
 #include "kernels/tensor/convert.h"
@@ -12,10 +13,6 @@ namespace quantgate {
 namespace {
 
 constexpr int64_t kGrainRows = 16;
-
-absl::Status Refused(const std::string& why) {
-  return absl::FailedPreconditionError(absl::StrCat("usages: ", why));
-}
 
 bool IsIdentity(const QuantizedTensor& quantized) {
   const auto is_identity = [](const std::optional<QuantizedCopy>& copy) {
@@ -74,8 +71,10 @@ absl::Status CheckDerivable(const QuantizedTensor& quantized) {
   const QuantizedCopy& rowwise = *quantized.rowwise;
   const std::string format(QuantizerFormatName(rowwise.format));
   if (quantized.is_hybrid) {
-    return Refused(absl::StrCat("a hybrid tensor has no columnwise codes, and its rowwise ones (",
-                                format, ") are of another quantizer"));
+    return RefusePrecondition(
+        "usages", "columnwise",
+        absl::StrCat("a hybrid tensor has no columnwise codes, and its rowwise ones (", format,
+                     ") are of another quantizer"));
   }
   const bool has_2d_exception =
       rowwise.format == QuantizerFormat::kFp8Block || rowwise.format == QuantizerFormat::kNvfp4;
@@ -83,8 +82,10 @@ absl::Status CheckDerivable(const QuantizedTensor& quantized) {
       (has_2d_exception && rowwise.block_dim == 2)) {
     return absl::OkStatus();
   }
-  return Refused(absl::StrCat("columnwise codes of ", format, has_2d_exception ? " 1-D" : "",
-                              " cannot be made from rowwise ones, only from the source"));
+  return RefusePrecondition(
+      "usages", "columnwise",
+      absl::StrCat("columnwise codes of ", format, has_2d_exception ? " 1-D" : "",
+                   " cannot be made from rowwise ones, only from the source"));
 }
 
 absl::StatusOr<QuantizedCopy> MakeColumnwise(const QuantizedCopy& rowwise,
@@ -113,10 +114,12 @@ absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
     return absl::OkStatus();
   }
   if (!usages.rowwise && !usages.columnwise) {
-    return Refused("neither rowwise nor columnwise; a quantized tensor keeps at least one");
+    return RefusePrecondition("usages", "none",
+                              "a quantized tensor keeps rowwise or columnwise at least");
   }
   if (usages.rowwise && !quantized.rowwise.has_value()) {
-    return Refused("rowwise codes cannot be made from columnwise ones");
+    return RefusePrecondition("usages", "rowwise",
+                              "rowwise codes cannot be made from columnwise ones");
   }
   if (usages.columnwise && !quantized.columnwise.has_value()) {
     QG_RETURN_IF_ERROR(CheckDerivable(quantized));

@@ -175,14 +175,12 @@ TEST(DelayedScaling, StatesFromOutsideAreChecked) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };
-  EXPECT_EQ(message({}), "input.scale: absent; it must be f32[1]");
-  EXPECT_EQ(message(StateOf(0, {1})), "input.scale: 0; a scale is positive and finite");
-  EXPECT_EQ(message(StateOf(kInf, {1})), "input.scale: inf; a scale is positive and finite");
-  EXPECT_EQ(message(StateOf(1, {1, -2})),
-            "input.amax_history: -2 in row 1; an amax is not "
-            "negative");
+  EXPECT_EQ(message({}), "input.scale is absent: must be f32[1]");
+  EXPECT_EQ(message(StateOf(0, {1})), "input.scale is 0: must be positive and finite");
+  EXPECT_EQ(message(StateOf(kInf, {1})), "input.scale is inf: must be positive and finite");
+  EXPECT_EQ(message(StateOf(1, {1, -2})), "input.amax_history[1] is -2: an amax is not negative");
   EXPECT_EQ(message(StateOf(1, {})),
-            "input.amax_history: f32[0]; it must be f32[L], L from 1 to 1048576");
+            "input.amax_history is f32[0]: must be f32[L], L from 1 to 1048576");
 }
 
 }  // namespace

@@ -166,26 +166,27 @@ TEST(Fragment, RefusesWhatCannotBeCut) {
     return std::string(CheckFragment(fragment, spec, usage).message());
   };
   QuantizerSpec spec;
-  EXPECT_EQ(refusal(spec, Usage::kRowwise), "fragment: format identity: is not quantized");
+  EXPECT_EQ(refusal(spec, Usage::kRowwise), "quantizer.format is identity: it must quantize");
   spec = {.format = QuantizerFormat::kFp8Block};
   EXPECT_EQ(refusal(spec, Usage::kRowwise),
-            "fragment: block_dim 1: fp8_block is cut into fragments with tiles (block_dim 2) only");
+            "quantizer.block_dim is 1: fp8_block is cut into fragments with tiles (block_dim 2) "
+            "only");
   spec.block_dim = 2;
-  EXPECT_EQ(
-      refusal(spec, Usage::kColumnwise),
-      "fragment: usage columnwise: columnwise codes of fp8_block are the rowwise ones turned");
+  EXPECT_EQ(refusal(spec, Usage::kColumnwise),
+            "usage is columnwise: columnwise codes of fp8_block are the rowwise ones turned");
   spec = {.format = QuantizerFormat::kNvfp4, .element = DType::kF4E2M1x2, .block_dim = 2};
   spec.element_rounding = ElementRounding::kStochastic;
   EXPECT_EQ(refusal(spec, Usage::kRowwise),
-            "fragment: element_rounding stochastic: fragments are rounded to nearest");
+            "quantizer.element_rounding is stochastic: fragments are rounded to nearest");
   spec.element_rounding = ElementRounding::kNearestEven;
   spec.four_over_six = FourOverSix::kMae;
   EXPECT_EQ(refusal(spec, Usage::kRowwise),
-            "fragment: 4over6 mae: its choice weighs all elements of a tile, which no fragment "
+            "quantizer.4over6 is mae: its choice weighs all elements of a tile, which no fragment "
             "need have");
   const TensorFragment beyond = {source, 1, source.shape()};
-  EXPECT_EQ(CheckFragment(beyond, {.format = QuantizerFormat::kMxfp8}, Usage::kRowwise).message(),
-            "fragment: begin 1 with 15360 elements: must lie within the 15360 of the whole tensor");
+  EXPECT_EQ(
+      CheckFragment(beyond, {.format = QuantizerFormat::kMxfp8}, Usage::kRowwise).message(),
+      "fragment.begin is 1 with 15360 elements: must lie within the 15360 of the whole tensor");
 }
 
 }  // namespace

@@ -363,11 +363,12 @@ TEST(QuantizeCuda, RefusesAsTheCpuDoes) {
   QuantizerSpec spec = {.format = QuantizerFormat::kMxfp8};
   EXPECT_THAT(message(spec, {}), ::testing::HasSubstr("mxfp8 needs both dims in multiples of 32"));
   spec = {.format = QuantizerFormat::kFp8Tensor, .scaling = Scaling::kDelayed};
-  EXPECT_THAT(message(spec, {}), ::testing::HasSubstr("scale: delayed scaling needs an f32"));
+  EXPECT_THAT(message(spec, {}),
+              ::testing::HasSubstr("scale is absent: delayed scaling needs an f32"));
   EXPECT_THAT(message(spec, {.scale = ValueOrAbort(Tensor::FromScalar(-1.0f))}),
-              ::testing::HasSubstr("-1 is not positive and finite"));
+              ::testing::HasSubstr("scale is -1: must be positive and finite"));
   EXPECT_THAT(message(spec, {.scale = ValueOrAbort(Tensor::FromScalar(2.0f)), .row_offset = 3}),
-              ::testing::HasSubstr("offset: 3, 0 are not multiples of 16"));
+              ::testing::HasSubstr("row_offset is 3: must be a multiple of 16"));
 }
 
 /// What cannot be allocated leaves nothing behind.

@@ -322,81 +322,88 @@ Quantizer With(QuantizerFormat format, void (*change)(QuantizerSpec& spec)) {
 TEST(CheckQuantizer, RefusesByName) {
   using Format = QuantizerFormat;
   const Refusal refusals[] = {
-      {"rowwise hadamard true", Nvfp4With([](Quantizer& q) { q.rowwise.hadamard = true; })},
-      {"element f16: not a field of identity",
+      {"quantizer.rowwise.hadamard is true",
+       Nvfp4With([](Quantizer& q) { q.rowwise.hadamard = true; })},
+      {"quantizer.element is f16: not a field of identity",
        With(Format::kIdentity, [](QuantizerSpec& spec) { spec.element = DType::kF16; })},
-      {"overflow nan: not a field of identity",
+      {"quantizer.overflow is nan: not a field of identity",
        With(Format::kIdentity, [](QuantizerSpec& spec) { spec.overflow = Overflow::kNan; })},
-      {"hadamard true: only blocks of rows", Nvfp4With([](Quantizer& q) {
+      {"quantizer.columnwise.hadamard is true: only blocks of rows", Nvfp4With([](Quantizer& q) {
          q.columnwise.hadamard = true;
          q.columnwise.block_dim = 2;
        })},
-      {"4over6 with hadamard", Nvfp4With([](Quantizer& q) {
+      {"quantizer.columnwise.4over6 is mae: it and hadamard exclude each other",
+       Nvfp4With([](Quantizer& q) {
          q.columnwise.hadamard = true;
          q.columnwise.four_over_six = FourOverSix::kMae;
        })},
-      {"4over6 with element_rounding stochastic", Nvfp4With([](Quantizer& q) {
+      {"quantizer.rowwise.4over6 is mse: it compares codes rounded to nearest even, and "
+       "element_rounding is stochastic",
+       Nvfp4With([](Quantizer& q) {
          q.rowwise.four_over_six = FourOverSix::kMse;
          q.rowwise.element_rounding = ElementRounding::kStochastic;
        })},
-      {"4over6 with row_scaled: not for a columnwise copy", Nvfp4With([](Quantizer& q) {
+      {"quantizer.columnwise.4over6 is mae: with row_scaled it is not for a columnwise copy",
+       Nvfp4With([](Quantizer& q) {
          q.columnwise.four_over_six = FourOverSix::kMae;
          q.columnwise.row_scaled = true;
        })},
-      {"row_scaled true: not with hadamard", Nvfp4With([](Quantizer& q) {
+      {"row_scaled is true: it does not go with hadamard", Nvfp4With([](Quantizer& q) {
          q.columnwise.row_scaled = true;
          q.columnwise.hadamard = true;
        })},
-      {"row_scaled true: not with tiles", Nvfp4With([](Quantizer& q) {
+      {"row_scaled is true: it does not go with tiles", Nvfp4With([](Quantizer& q) {
          q.rowwise.row_scaled = true;
          q.rowwise.block_dim = 2;
        })},
-      {"row_scaled true: not with stochastic rounding", Nvfp4With([](Quantizer& q) {
+      {"row_scaled is true: it does not go with stochastic rounding", Nvfp4With([](Quantizer& q) {
          q.rowwise.row_scaled = true;
          q.rowwise.element_rounding = ElementRounding::kStochastic;
        })},
-      {"e4m3_max 256", Nvfp4With([](Quantizer& q) { q.rowwise.e4m3_max = 256; })},
-      {"scale_rule single_level: 4over6", Nvfp4With([](Quantizer& q) {
+      {"e4m3_max is 256: must be 448", Nvfp4With([](Quantizer& q) { q.rowwise.e4m3_max = 256; })},
+      {"scale_rule is single_level: 4over6", Nvfp4With([](Quantizer& q) {
          q.rowwise.four_over_six = FourOverSix::kMae;
          q.rowwise.scale_rule = ScaleRule::kSingleLevel;
        })},
-      {"element f8_e4m3: nvfp4 has elements f4_e2m1x2",
+      {"element is f8_e4m3: nvfp4 has elements f4_e2m1x2",
        With(Format::kNvfp4, [](QuantizerSpec&) {})},
-      {"element f4_e2m1x2: fp8_tensor has",
+      {"element is f4_e2m1x2: fp8_tensor has",
        With(Format::kFp8Tensor, [](QuantizerSpec& s) { s.element = DType::kF4E2M1x2; })},
-      {"element f6_e2m3: fp8_block has",
+      {"element is f6_e2m3: fp8_block has",
        With(Format::kFp8Block, [](QuantizerSpec& s) { s.element = DType::kF6E2M3; })},
-      {"scale_rule round_up: fp8_block has divide, reciprocal",
+      {"scale_rule is round_up: fp8_block has divide, reciprocal",
        With(Format::kFp8Block, [](QuantizerSpec& s) { s.scale_rule = ScaleRule::kRoundUp; })},
-      {"scale_rule divide: mxfp8 has round_up, floor, ceil, even, nearest",
+      {"scale_rule is divide: mxfp8 has round_up, floor, ceil, even, nearest",
        With(Format::kMxfp8, [](QuantizerSpec& s) { s.scale_rule = ScaleRule::kDivide; })},
-      {"element_rounding stochastic",
+      {"element_rounding is stochastic",
        With(Format::kMxfp8,
             [](QuantizerSpec& s) { s.element_rounding = ElementRounding::kStochastic; })},
-      {"overflow nan: f6_e3m2 has no NaN", With(Format::kMxfp8,
-                                                [](QuantizerSpec& s) {
-                                                  s.element = DType::kF6E3M2;
-                                                  s.overflow = Overflow::kNan;
-                                                })},
-      {"power_2_scale true: not a field of mxfp8",
+      {"overflow is nan: f6_e3m2 has no NaN", With(Format::kMxfp8,
+                                                   [](QuantizerSpec& s) {
+                                                     s.element = DType::kF6E3M2;
+                                                     s.overflow = Overflow::kNan;
+                                                   })},
+      {"power_2_scale is true: not a field of mxfp8",
        With(Format::kMxfp8, [](QuantizerSpec& s) { s.power_2_scale = true; })},
-      {"hadamard true: not a field of mxfp8",
+      {"quantizer.columnwise.hadamard is true: not a field of mxfp8",
        [] {
          Quantizer q(QuantizerSpec{.format = Format::kMxfp8});
          q.columnwise.hadamard = true;
          return q;
        }()},
-      {"block_dim 2: not a field of fp8_tensor",
+      {"block_dim is 2: not a field of fp8_tensor",
        With(Format::kFp8Tensor, [](QuantizerSpec& s) { s.block_dim = 2; })},
-      {"block_dim 3", With(Format::kFp8Block, [](QuantizerSpec& s) { s.block_dim = 3; })},
-      {"amax_epsilon -1", With(Format::kFp8Block, [](QuantizerSpec& s) { s.amax_epsilon = -1; })},
-      {"scaling delayed: both directions",
+      {"block_dim is 3: must be 1 or 2",
+       With(Format::kFp8Block, [](QuantizerSpec& s) { s.block_dim = 3; })},
+      {"amax_epsilon is -1",
+       With(Format::kFp8Block, [](QuantizerSpec& s) { s.amax_epsilon = -1; })},
+      {"quantizer.scaling is delayed: both directions",
        [] {
          Quantizer q(QuantizerSpec{.format = Format::kFp8Tensor});
          q.rowwise.scaling = Scaling::kDelayed;
          return q;
        }()},
-      {"amax_epsilon 1: not a field of fp8_tensor with delayed scaling",
+      {"amax_epsilon is 1: not a field of fp8_tensor with delayed scaling",
        With(Format::kFp8Tensor,
             [](QuantizerSpec& s) {
               s.scaling = Scaling::kDelayed;
@@ -445,9 +452,11 @@ TEST(QuantizeCpu, RefusesArguments) {
   const auto message = [&](const QuantizerSpec& spec, const QuantizeArguments& arguments) {
     return std::string(QuantizeCpu(x, spec, {}, arguments, {}).status().message());
   };
-  EXPECT_THAT(message(delayed, {}), HasSubstr("delayed scaling needs an f32"));
-  EXPECT_THAT(message(delayed, {.scale = *Tensor::FromScalar(0)}), HasSubstr("not positive"));
-  EXPECT_THAT(message(StochasticSpec(), {.row_offset = 8}), HasSubstr("multiples of 16"));
+  EXPECT_THAT(message(delayed, {}), HasSubstr("scale is absent: delayed scaling needs an f32"));
+  EXPECT_THAT(message(delayed, {.scale = *Tensor::FromScalar(0)}),
+              HasSubstr("scale is 0: must be positive"));
+  EXPECT_THAT(message(StochasticSpec(), {.row_offset = 8}),
+              HasSubstr("row_offset is 8: must be a multiple of 16"));
 }
 
 TEST(QuantizeCpu, ColumnwiseNvfp4HasNoValues) {
@@ -467,7 +476,8 @@ TEST(Names, ComeBackFromText) {
   EXPECT_TRUE(ScaleRulesOf(QuantizerFormat::kIdentity).empty());
   EXPECT_EQ(*ParseElementRounding("stochastic"), ElementRounding::kStochastic);
   EXPECT_EQ(*ParseOverflow("nan"), Overflow::kNan);
-  EXPECT_THAT(std::string(ParseScaleRule("up").status().message()), HasSubstr("\"up\" is not one"));
+  EXPECT_THAT(std::string(ParseScaleRule("up").status().message()),
+              HasSubstr("scale_rule is \"up\": unknown name; known: usual"));
 }
 
 }  // namespace

@@ -164,16 +164,17 @@ TEST(QuantizeCpu, RefusesWithFieldAndRule) {
   const auto message = [](const auto& result) { return std::string(result.status().message()); };
   const Tensor x = *Tensor::Allocate(DType::kBF16, {2, 2});
   EXPECT_THAT(message(QuantizeCpu(*Tensor::Allocate(DType::kI32, {2}), spec, {}, {}, {})),
-              HasSubstr("source dtype i32 is not one of f32, bf16, f16"));
+              HasSubstr("source is i32: must be f32, bf16 or f16"));
   EXPECT_THAT(message(QuantizeCpu(*Tensor::Allocate(DType::kF32, {}), spec, {}, {}, {})),
               HasSubstr("rank must be at least 1"));
-  EXPECT_THAT(message(QuantizeCpu(x, spec, {false, false}, {}, {})), HasSubstr("no usage"));
+  EXPECT_THAT(message(QuantizeCpu(x, spec, {false, false}, {}, {})), HasSubstr("usages is none"));
   EXPECT_THAT(message(QuantizeCpu(x, spec, {}, {.scale = *Tensor::FromScalar(1)}, {})),
-              HasSubstr("scale: given without delayed scaling"));
+              HasSubstr("scale is given: delayed scaling alone takes one"));
   const QuantizedTensor row = *QuantizeCpu(x, spec, {}, {}, {});
   EXPECT_EQ(DequantizeCpu(row, Usage::kColumnwise, DType::kF32, {}).status().code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(message(DequantizeCpu(row, Usage::kRowwise, DType::kU8, {})), HasSubstr("u8"));
+  EXPECT_THAT(message(DequantizeCpu(row, Usage::kRowwise, DType::kU8, {})),
+              HasSubstr("out_dtype is u8"));
 }
 
 TEST(QuantizeCpu, StopsWhenCancelled) {

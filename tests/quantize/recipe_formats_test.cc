@@ -309,11 +309,14 @@ TEST(Refused, ByName) {
        "with the Hadamard transform"},
       {"nvfp4:nvfp4_4over6=activations", "needs disable_rht=true"},
       {"nvfp4:nvfp4_4over6=weights,element_rounding=stochastic",
-       "recipe nvfp4: weight: quantizer: 4over6 with element_rounding stochastic"},
+       "recipe nvfp4: weight: quantizer.4over6 is mae: it compares codes rounded to nearest even, "
+       "and "
+       "element_rounding is stochastic"},
       {"nvfp4:row_scaled_activation=true",
        "recipe nvfp4: knob row_scaled_activation: value \"true\" needs disable_rht=true"},
       {"nvfp4:row_scaled_activation=true,disable_rht=true,element_rounding=stochastic",
-       "recipe nvfp4: input: quantizer: row_scaled true: not with stochastic rounding"},
+       "recipe nvfp4: input: quantizer.row_scaled is true: it does not go with stochastic "
+       "rounding"},
       {"nvfp4:nvfp4_4over6_e4m3_max=300", "is not one of 256|448"},
       {"hybrid:fprop=fp8_delayed",
        "recipe hybrid: knob fprop: value \"fp8_delayed\": nested delayed scaling is refused"},
@@ -362,9 +365,9 @@ TEST(Refused, ByName) {
       {"custom:rules=[{\"quantizer\":{\"format\":\"fp7\"}}]",
        "format: \"fp7\" is not one of identity, fp8_tensor, fp8_block, mxfp8, nvfp4"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"mxfp8\",\"power_2_scale\":true}}]",
-       "recipe custom: input: quantizer: power_2_scale true: not a field of mxfp8"},
+       "recipe custom: input: quantizer.power_2_scale is true: not a field of mxfp8"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"nvfp4\",\"hadamard\":true}}]",
-       "recipe custom: input: quantizer: rowwise hadamard true"},
+       "recipe custom: input: quantizer.rowwise.hadamard is true"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"f16\"}}]",
        "knob rules: value"},
       {"custom:rules=[{\"quantizer\":{\"format\":\"identity\",\"element\":\"f16\"}}]",

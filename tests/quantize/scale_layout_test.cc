@@ -155,18 +155,19 @@ TEST(ScaleLayout, RefusalsNameWhatIsWrong) {
     return message(ScaleArrayTypeOf(array, layout).status());
   };
   EXPECT_EQ(type({QuantizerFormat::kFp8Tensor}, ScaleLayout::kLogical),
-            "scales: format fp8_tensor has no block scales; fp8_block, mxfp8 and nvfp4 have");
-  EXPECT_EQ(type({kBlock, 1, kRow, 4, 4}, ScaleLayout::kSwizzled),
-            "scales: fp8_block has no swizzled layout; its GEMM reads the padded one");
+            "scales is of fp8_tensor: it has no block scales; fp8_block, mxfp8 and nvfp4 have");
+  EXPECT_EQ(
+      type({kBlock, 1, kRow, 4, 4}, ScaleLayout::kSwizzled),
+      "scale_layout is swizzled: fp8_block has no such layout; its GEMM reads the padded one");
   EXPECT_EQ(type({kMx, 1, kRow, 32, 48}, ScaleLayout::kPadded),
-            "scales: dims 32x48; both must be multiples of 32 under mxfp8");
+            "scales is of 32x48: both dims must be multiples of 32 under mxfp8");
   EXPECT_EQ(
       message(ConvertScales(*Tensor::Allocate(DType::kF8E8M0, {32, 2}), {kMx, 1, kRow, 32, 32},
                             ScaleLayout::kLogical, ScaleLayout::kPadded)
                   .status()),
-      "scales: f8_e8m0[32x2]; the logical rowwise scales of mxfp8 32x32 are f8_e8m0[32x1]");
+      "scales is f8_e8m0[32x2]: the logical rowwise scales of mxfp8 32x32 are f8_e8m0[32x1]");
   EXPECT_EQ(message(ParseScaleLayout("cyclic").status()),
-            "scale layout: unknown name \"cyclic\"; known: logical, padded, swizzled");
+            "scale_layout is \"cyclic\": unknown name; known: logical, padded, swizzled");
   for (const char* name : {"logical", "padded", "swizzled"}) {
     EXPECT_EQ(ScaleLayoutName(*ParseScaleLayout(name)), name);
   }

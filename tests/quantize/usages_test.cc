@@ -186,19 +186,22 @@ TEST(Usages, RefusalsSayWhy) {
     return std::string(Update(quantized, wanted).message());
   };
   EXPECT_EQ(message(Made(QuantizerFormat::kMxfp8, 1, kRow), kBoth),
-            "usages: columnwise codes of mxfp8 cannot be made from rowwise ones, only from the "
+            "usages is columnwise: columnwise codes of mxfp8 cannot be made from rowwise ones, "
+            "only from the "
             "source");
   EXPECT_EQ(message(Made(QuantizerFormat::kNvfp4, 1, kRow), kColumn),
-            "usages: columnwise codes of nvfp4 1-D cannot be made from rowwise ones, only from "
+            "usages is columnwise: columnwise codes of nvfp4 1-D cannot be made from rowwise ones, "
+            "only from "
             "the source");
   EXPECT_EQ(message(Made(QuantizerFormat::kFp8Tensor, 1, kColumn), kBoth),
-            "usages: rowwise codes cannot be made from columnwise ones");
+            "usages is rowwise: rowwise codes cannot be made from columnwise ones");
   EXPECT_EQ(message(Made(QuantizerFormat::kFp8Tensor, 1, kBoth), kNone),
-            "usages: neither rowwise nor columnwise; a quantized tensor keeps at least one");
+            "usages is none: a quantized tensor keeps rowwise or columnwise at least");
   QuantizedTensor hybrid = Made(QuantizerFormat::kFp8Tensor, 1, kRow);
   hybrid.is_hybrid = true;
   EXPECT_EQ(message(hybrid, kBoth),
-            "usages: a hybrid tensor has no columnwise codes, and its rowwise ones (fp8_tensor) "
+            "usages is columnwise: a hybrid tensor has no columnwise codes, and its rowwise ones "
+            "(fp8_tensor) "
             "are of another quantizer");
 }
 
