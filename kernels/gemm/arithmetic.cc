@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -30,8 +31,8 @@ std::vector<std::string> Split(const std::string& parameters) {
   return absl::StrSplit(parameters, ',');
 }
 
-absl::Status InvalidArithmetic(std::string_view text, const std::string& rule) {
-  return absl::InvalidArgumentError(absl::StrCat("arithmetic \"", std::string(text), "\": ", rule));
+absl::Status RefuseText(std::string_view text, const std::string& rule) {
+  return Refuse("arithmetic", absl::StrCat("\"", std::string(text), "\""), rule);
 }
 
 std::string ParametersOf(ArithmeticFamily family) {
@@ -56,8 +57,8 @@ absl::StatusOr<bool> ApplyCublasLtParameter(std::string_view text, const std::st
   if (key_value.size() != 2 || key_value[0] != "algorithm") return false;
   if (!absl::SimpleAtoi(key_value[1], &arithmetic.algorithm) || arithmetic.algorithm < 0 ||
       arithmetic.algorithm > kAlgorithmMax) {
-    return InvalidArithmetic(
-        text, absl::StrCat("algorithm must be a whole number from 0 to ", kAlgorithmMax));
+    return RefuseText(text,
+                      absl::StrCat("algorithm must be a whole number from 0 to ", kAlgorithmMax));
   }
   return true;
 }
@@ -73,7 +74,7 @@ absl::Status ApplyParameter(std::string_view text, const std::string& parameter,
   }
   if ((is_sm90 || is_cublaslt) && (parameter == "fast" || parameter == "split")) {
     if (arithmetic.accumulation != Accumulation::kRecipe) {
-      return InvalidArithmetic(text, "names the accumulation twice");
+      return RefuseText(text, "names the accumulation twice");
     }
     arithmetic.accumulation = parameter == "fast" ? Accumulation::kFast : Accumulation::kSplit;
     return absl::OkStatus();
@@ -82,8 +83,7 @@ absl::Status ApplyParameter(std::string_view text, const std::string& parameter,
   if ((is_sm90 || is_cublaslt) && key_value.size() == 2 && key_value[0] == "splitk") {
     if (!absl::SimpleAtoi(key_value[1], &arithmetic.split_k) || arithmetic.split_k < 1 ||
         arithmetic.split_k > kSplitKMax) {
-      return InvalidArithmetic(
-          text, absl::StrCat("splitk must be a whole number from 1 to ", kSplitKMax));
+      return RefuseText(text, absl::StrCat("splitk must be a whole number from 1 to ", kSplitKMax));
     }
     return absl::OkStatus();
   }
@@ -91,9 +91,9 @@ absl::Status ApplyParameter(std::string_view text, const std::string& parameter,
     arithmetic.f16_accumulate = parameter == "acc=f16";
     return absl::OkStatus();
   }
-  return InvalidArithmetic(text, absl::StrCat("unknown parameter \"", parameter, "\"; ",
-                                              std::string(ArithmeticFamilyName(arithmetic.family)),
-                                              " takes ", ParametersOf(arithmetic.family)));
+  return RefuseText(text, absl::StrCat("unknown parameter \"", parameter, "\"; ",
+                                       std::string(ArithmeticFamilyName(arithmetic.family)),
+                                       " takes ", ParametersOf(arithmetic.family)));
 }
 
 constexpr struct {
@@ -141,14 +141,14 @@ absl::StatusOr<Arithmetic> Arithmetic::Parse(std::string_view text) {
     arithmetic.family = entry.family;
     if (parts.size() == 1) return arithmetic;
     if (!HasParameters(entry.family)) {
-      return InvalidArithmetic(text, absl::StrCat(name, " takes no parameters"));
+      return RefuseText(text, absl::StrCat(name, " takes no parameters"));
     }
     for (const std::string& parameter : Split(parts[1])) {
       QG_RETURN_IF_ERROR(ApplyParameter(text, parameter, arithmetic));
     }
     return arithmetic;
   }
-  return InvalidArithmetic(text, absl::StrCat("unknown name; known: ", KnownNames()));
+  return RefuseText(text, absl::StrCat("unknown name; known: ", KnownNames()));
 }
 
 std::string Arithmetic::ToString() const {

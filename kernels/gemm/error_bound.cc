@@ -42,6 +42,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/round_up.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/accumulate.h"
@@ -202,9 +203,9 @@ absl::Status CheckComparands(const GemmShape& shape, const Tensor& subject, cons
                   : IsFp8(tensor->dtype()) || IsHighPrecision(tensor->dtype()))) {
       continue;
     }
-    return absl::InvalidArgumentError(absl::StrCat(
-        field, " is ", tensor->has_value() ? TensorText(*tensor) : "absent", ": expected ",
-        is_exact ? "f32[" : "a floating type [", shape.m, "x", shape.n, "]"));
+    return Refuse(field, TensorText(*tensor),
+                  absl::StrCat("must be ", is_exact ? "f32[" : "a floating type [", shape.m, "x",
+                               shape.n, "]"));
   }
   return absl::OkStatus();
 }
@@ -223,15 +224,13 @@ absl::StatusOr<ErrorBound> BoundFor(const GemmDesc& desc) {
       GemmDesc modelled = desc;
       modelled.arithmetic = ResolvedFor(desc).Model();
       if (desc.arithmetic.any_split_k) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("arithmetic is ", desc.arithmetic.ToString(),
-                         ": a bound needs the number of slices that ran"));
+        return Refuse("arithmetic", desc.arithmetic.ToString(),
+                      "a bound needs the number of slices that ran");
       }
       QG_ASSIGN_OR_RETURN(const FusedRule rule, RuleFor(modelled));
       if (rule.f16_accumulator) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("arithmetic is ", desc.arithmetic.ToString(),
-                         ": no bound is derived for fp16 accumulators, which may overflow"));
+        return Refuse("arithmetic", desc.arithmetic.ToString(),
+                      "no bound is derived for fp16 accumulators, which may overflow");
       }
       bound = FusedBound(desc, rule, shape.k);
     }

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/rules.h"
@@ -11,10 +12,6 @@
 
 namespace quantgate {
 namespace {
-
-absl::Status Invalid(std::string_view field, const std::string& value, const std::string& rule) {
-  return absl::InvalidArgumentError(absl::StrCat(std::string(field), " is ", value, ": ", rule));
-}
 
 std::string Name(DType dtype) { return std::string(DTypeName(dtype)); }
 
@@ -33,74 +30,72 @@ std::string_view LayoutName(GemmLayout layout) {
 bool IsCode(DType dtype) { return IsFp8(dtype) || IsFp6OrFp4(dtype); }
 
 absl::Status CheckData(std::string_view field, const Tensor& data, bool k_contiguous) {
-  if (!data.has_value()) return Invalid(field, "absent", "a GEMM needs both operands");
-  if (data.rank() != 2) return Invalid(field, TensorText(data), "operands are 2-D");
+  if (!data.has_value()) return RefuseAbsent(field, "a GEMM needs both operands");
+  if (data.rank() != 2) return Refuse(field, TensorText(data), "operands are 2-D");
   if (!IsCode(data.dtype()) && !IsHighPrecision(data.dtype())) {
-    return Invalid(field, TensorText(data),
-                   "operands are f32, bf16, f16, f8_e4m3, f8_e5m2, f6_e2m3, f6_e3m2 or f4_e2m1x2; "
-                   "dequantize others first");
+    return Refuse(field, TensorText(data),
+                  "operands are f32, bf16, f16, f8_e4m3, f8_e5m2, f6_e2m3, f6_e3m2 or f4_e2m1x2; "
+                  "dequantize others first");
   }
   if (data.dtype() == DType::kF4E2M1x2 && !k_contiguous) {
-    return Invalid(field, TensorText(data), "FP4 codes are packed along k: layout tn");
+    return Refuse(field, TensorText(data), "FP4 codes are packed along k: layout tn");
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckEpilogue(const GemmDesc& desc, const GemmShape& shape) {
   if (!IsFp8(desc.out_dtype) && !IsHighPrecision(desc.out_dtype)) {
-    return Invalid("out_dtype", Name(desc.out_dtype),
-                   "outputs are f32, bf16, f16, f8_e4m3 or f8_e5m2");
+    return Refuse("out_dtype", Name(desc.out_dtype),
+                  "outputs are f32, bf16, f16, f8_e4m3 or f8_e5m2");
   }
   if (!std::isfinite(desc.alpha))
-    return Invalid("alpha", absl::StrCat(desc.alpha), "must be finite");
-  if (!std::isfinite(desc.beta)) return Invalid("beta", absl::StrCat(desc.beta), "must be finite");
+    return Refuse("alpha", absl::StrCat(desc.alpha), "must be finite");
+  if (!std::isfinite(desc.beta)) return Refuse("beta", absl::StrCat(desc.beta), "must be finite");
   if (desc.c.has_value() != (desc.beta != 0)) {
-    return Invalid("c", desc.c.has_value() ? TensorText(desc.c) : "absent",
-                   absl::StrCat("c is given exactly when beta is not 0, and beta is ", desc.beta));
+    return Refuse("c", TensorText(desc.c),
+                  absl::StrCat("c is given exactly when beta is not 0, and beta is ", desc.beta));
   }
   // cuBLASLt adds only a bf16 c to an FP8 output.
   const bool c_may_be_bf16 = IsFp8(desc.out_dtype);
   if (desc.c.has_value() && desc.c.dtype() != desc.out_dtype &&
       !(c_may_be_bf16 && desc.c.dtype() == DType::kBF16)) {
-    return Invalid(
-        "c", TensorText(desc.c),
-        absl::StrCat("expected ", Name(desc.out_dtype), c_may_be_bf16 ? " or bf16" : ""));
+    return Refuse("c", TensorText(desc.c),
+                  absl::StrCat("must be ", Name(desc.out_dtype), c_may_be_bf16 ? " or bf16" : ""));
   }
   if (desc.c.has_value() && desc.c.shape() != Shape{shape.m, shape.n}) {
-    return Invalid("c", TensorText(desc.c),
-                   absl::StrCat("expected the output's shape ", shape.m, "x", shape.n));
+    return Refuse("c", TensorText(desc.c),
+                  absl::StrCat("must have the output's shape, ", shape.m, "x", shape.n));
   }
   if (desc.d.has_value() &&
       (desc.d.dtype() != desc.out_dtype || desc.d.shape() != Shape{shape.m, shape.n})) {
-    return Invalid(
-        "d", TensorText(desc.d),
-        absl::StrCat("expected ", Name(desc.out_dtype), "[", shape.m, "x", shape.n, "]"));
+    return Refuse("d", TensorText(desc.d),
+                  absl::StrCat("must be ", Name(desc.out_dtype), "[", shape.m, "x", shape.n, "]"));
   }
   const bool is_16_bits = desc.out_dtype == DType::kBF16 || desc.out_dtype == DType::kF16;
   if (desc.also_f32 && (desc.arithmetic.family != ArithmeticFamily::kExact || !is_16_bits)) {
-    return Invalid("also_f32", "true",
-                   absl::StrCat("only exact rounds to f32 beside bf16 or f16, and this is ",
-                                desc.arithmetic.ToString(), " to ", Name(desc.out_dtype)));
+    return Refuse("also_f32", "true",
+                  absl::StrCat("only exact rounds to f32 beside bf16 or f16, and this is ",
+                               desc.arithmetic.ToString(), " to ", Name(desc.out_dtype)));
   }
   if (desc.in_place && desc.beta == 0) {
-    return Invalid("in_place", "true", "accumulating in place needs c and a beta other than 0");
+    return Refuse("in_place", "true", "accumulating in place needs c and a beta other than 0");
   }
   if (desc.in_place && IsFp8(desc.out_dtype)) {
-    return Invalid("in_place", "true", "FP8 outputs are not accumulated in place");
+    return Refuse("in_place", "true", "FP8 outputs are not accumulated in place");
   }
   if (desc.bias.has_value() &&
       (!IsHighPrecision(desc.bias.dtype()) || desc.bias.shape() != Shape{shape.n})) {
-    return Invalid("bias", TensorText(desc.bias),
-                   absl::StrCat("expected f32, bf16 or f16 [", shape.n, "]"));
+    return Refuse("bias", TensorText(desc.bias),
+                  absl::StrCat("must be f32, bf16 or f16 [", shape.n, "]"));
   }
   if (desc.d_scale.has_value()) {
     if (!IsFp8(desc.out_dtype)) {
-      return Invalid(
+      return Refuse(
           "d_scale", TensorText(desc.d_scale),
           absl::StrCat("only FP8 outputs have one, and out_dtype is ", Name(desc.out_dtype)));
     }
     if (desc.d_scale.dtype() != DType::kF32 || desc.d_scale.shape() != Shape{1}) {
-      return Invalid("d_scale", TensorText(desc.d_scale), "expected f32[1]");
+      return Refuse("d_scale", TensorText(desc.d_scale), "must be f32[1]");
     }
   }
   return absl::OkStatus();
@@ -135,25 +130,25 @@ absl::StatusOr<GemmShape> CheckGemm(const GemmDesc& desc) {
   const DType a = desc.a.data.dtype();
   const DType b = desc.b.data.dtype();
   if (IsCode(a) != IsCode(b) || (!IsCode(a) && a != b)) {
-    return Invalid("b", Name(b),
-                   absl::StrCat("operands are both codes (FP8, FP6, FP4) or of one high-precision "
-                                "type, and a is ",
-                                Name(a)));
+    return Refuse("b", Name(b),
+                  absl::StrCat("operands are both codes (FP8, FP6, FP4) or of one high-precision "
+                               "type, and a is ",
+                               Name(a)));
   }
   const GemmShape shape = ShapeOf(desc);
   const int64_t b_k = DimOf(desc.b.data, desc.layout == GemmLayout::kTN ? 1 : 0);
   const std::string layout(LayoutName(desc.layout));
   if (b_k != shape.k) {
-    return Invalid(
+    return Refuse(
         "b", TensorText(desc.b.data),
         absl::StrCat("its k of ", b_k, " differs from a's k of ", shape.k, " in layout ", layout));
   }
   if (desc.arithmetic.split_k < 1) {
-    return Invalid("arithmetic.split_k", absl::StrCat(desc.arithmetic.split_k),
-                   "must be at least 1");
+    return Refuse("arithmetic.split_k", absl::StrCat(desc.arithmetic.split_k),
+                  "must be at least 1");
   }
-  if (shape.k < 1) return Invalid("k", absl::StrCat(shape.k), "must be at least 1");
-  if (shape.n < 1) return Invalid("n", absl::StrCat(shape.n), "must be at least 1");
+  if (shape.k < 1) return Refuse("k", absl::StrCat(shape.k), "must be at least 1");
+  if (shape.n < 1) return Refuse("n", absl::StrCat(shape.n), "must be at least 1");
   QG_RETURN_IF_ERROR(CheckScaling(desc, shape));
   if (IsTensorCore(ResolvedFor(desc).family)) {
     QG_RETURN_IF_ERROR(RuleFor(desc).status());

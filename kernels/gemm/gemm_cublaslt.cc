@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/cuda_status.h"
+#include "kernels/base/refusal.h"
 #include "kernels/gemm/cuda_data_type.h"
 #include "kernels/gemm/rearrange_scales.h"
 #include "kernels/gemm/recent_cache.h"
@@ -333,8 +334,7 @@ absl::Status CheckSpace(const GemmDesc& desc) {
                                                            {"d_scale", desc.d_scale}};
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.has_value() || tensor.space() == MemorySpace::kDevice) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, " is ", TensorText(tensor), " in host memory: cuBLASLt reads device memory"));
+    return Refuse(name, TensorText(tensor) + " in host memory", "cuBLASLt reads device memory");
   }
   return absl::OkStatus();
 }
@@ -468,8 +468,11 @@ absl::StatusOr<const std::vector<Choice>*> CublasLt::State::Choices(const GemmDe
     known = &cache.Insert(std::move(key), Numbered(results));
   }
   if (!known->empty()) return known;
-  return absl::UnimplementedError(
-      absl::StrCat("cuBLASLt has no algorithm on this device for ", GemmText(desc)));
+  return StatusOf(
+      {.code = absl::StatusCode::kUnimplemented,
+       .field = "arithmetic",
+       .value = desc.arithmetic.ToString(),
+       .rule = absl::StrCat("cuBLASLt has no algorithm on this device for ", GemmText(desc))});
 }
 
 Addresses CublasLt::State::StandIns(const GemmDesc& desc) const {
@@ -548,9 +551,9 @@ absl::StatusOr<GemmResult> CublasLt::Gemm(const GemmDesc& desc, const Cancellati
                       state_->Choices(desc, shape, operands.addresses(), call));
   const auto index = static_cast<size_t>(desc.arithmetic.algorithm);
   if (index >= choices->size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("arithmetic.algorithm is ", index, ": cuBLASLt's heuristic returns ",
-                     choices->size(), " algorithms for ", GemmText(desc)));
+    return Refuse("arithmetic.algorithm", absl::StrCat(index),
+                  absl::StrCat("cuBLASLt's heuristic returns ", choices->size(), " algorithms for ",
+                               GemmText(desc)));
   }
   const Choice& choice = (*choices)[index];
   const absl::Status status =

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/cuda_status.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/accumulate_cuda.h"
 #include "kernels/gemm/epilogue.h"
@@ -96,8 +97,7 @@ absl::StatusOr<GemmResult> GemmCudaBy(CudaPath path, CudaDevice& device, const G
     return ExactGemmCuda(device, desc, cancellation);
   }
   if (arithmetic.family == ArithmeticFamily::kCublasLt) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("arithmetic is ", arithmetic.ToString(), ": it is hardware, not a model"));
+    return Refuse("arithmetic", arithmetic.ToString(), "it is hardware, not a model");
   }
   QG_RETURN_IF_ERROR(CheckScaleValues(device, desc));
 

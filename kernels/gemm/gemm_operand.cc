@@ -1,4 +1,5 @@
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/gemm/gemm.h"
 
 namespace quantgate {
@@ -52,8 +53,8 @@ absl::StatusOr<ScaleMode> ParseScaleMode(std::string_view name) {
     if (ScaleModeName(mode) == name) return mode;
     absl::StrAppend(&known, known.empty() ? "" : ", ", std::string(ScaleModeName(mode)));
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("scaling: unknown name \"", std::string(name), "\"; known: ", known));
+  return Refuse("scaling", absl::StrCat("\"", std::string(name), "\""),
+                "unknown name; known: " + known);
 }
 
 GemmOperand OperandOf(const QuantizedCopy& copy) {

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/gemm/scaling_check.h"
 
 namespace quantgate {
@@ -75,6 +76,13 @@ const ArchitectureRule* Find(ArithmeticFamily family, OperandClass operands) {
   return nullptr;
 }
 
+absl::Status NotModelled(const Arithmetic& arithmetic, const std::string& rule) {
+  return StatusOf({.code = absl::StatusCode::kUnimplemented,
+                   .field = "arithmetic",
+                   .value = arithmetic.ToString(),
+                   .rule = rule});
+}
+
 absl::Status LackingInstruction(const Arithmetic& arithmetic, OperandClass operands) {
   std::string who;
   for (const ArchitectureRule& row : AllArchitectureRules()) {
@@ -82,9 +90,9 @@ absl::Status LackingInstruction(const Arithmetic& arithmetic, OperandClass opera
       absl::StrAppend(&who, std::string(ArithmeticFamilyName(row.family)), ", ");
     }
   }
-  return absl::UnimplementedError(absl::StrCat(
-      "arithmetic is ", arithmetic.ToString(), ": it has no instruction for ",
-      std::string(OperandClassName(operands)), " operands; ", who, "exact and fp32 take them"));
+  return NotModelled(arithmetic, absl::StrCat("it has no instruction for ",
+                                              std::string(OperandClassName(operands)),
+                                              " operands; ", who, "exact and fp32 take them"));
 }
 
 /// Hopper through cuBLASLt: the accumulation mode, the scales of blocks, and slices of K.
@@ -96,15 +104,12 @@ absl::StatusOr<FusedRule> Sm90Rule(const Arithmetic& arithmetic, OperandClass op
   rule.tile_k = 128 / DTypeBytes(desc.a.data.dtype());
   if (operands == OperandClass::kTf32 && arithmetic.split_k > 1) {
     // Each of cuBLASLt's tf32 kernels cuts K its own way (docs/tensor-cores.md section 3.2).
-    return absl::UnimplementedError(
-        absl::StrCat("arithmetic is ", arithmetic.ToString(),
-                     ": split-K of f32 (tf32) operands is not modelled"));
+    return NotModelled(arithmetic, "split-K of f32 (tf32) operands is not modelled");
   }
   if (operands == OperandClass::kFp8Block) {
     if (arithmetic.accumulation == Accumulation::kFast) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("arithmetic is ", arithmetic.ToString(),
-                       ": block-scaled operands have no fast accumulation"));
+      return Refuse("arithmetic", arithmetic.ToString(),
+                    "block-scaled operands have no fast accumulation");
     }
     const bool has_tiles = desc.a.scaling != desc.b.scaling;
     rule.promotion = has_tiles ? Promotion::kScaled : Promotion::kScaledTwice;
@@ -190,16 +195,15 @@ absl::StatusOr<FusedRule> RuleFor(const GemmDesc& desc) {
   const Arithmetic arithmetic = ResolvedFor(desc);
   const OperandClass operands = OperandClassOf(desc.a, desc.b);
   if (!IsTensorCore(arithmetic.family)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("arithmetic is ", arithmetic.ToString(), ": it has no rule of fused steps"));
+    return Refuse("arithmetic", arithmetic.ToString(), "it has no rule of fused steps");
   }
   const ArchitectureRule* row = Find(arithmetic.family, operands);
   if (row == nullptr) return LackingInstruction(arithmetic, operands);
   if (arithmetic.family == kSm90) return Sm90Rule(arithmetic, operands, desc);
   if (arithmetic.f16_accumulate && !row->f16_accumulator) {
-    return absl::UnimplementedError(
-        absl::StrCat("arithmetic is ", arithmetic.ToString(), ": no instruction for ",
-                     std::string(OperandClassName(operands)), " operands accumulates in fp16"));
+    return NotModelled(arithmetic,
+                       absl::StrCat("no instruction for ", std::string(OperandClassName(operands)),
+                                    " operands accumulates in fp16"));
   }
   FusedRule rule = row->rule;
   rule.f16_accumulator = arithmetic.f16_accumulate;

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/block_scale.h"
 #include "kernels/gemm/visit_format.h"
@@ -10,15 +11,7 @@
 namespace quantgate {
 namespace {
 
-absl::Status InvalidScaling(std::string_view field, const std::string& value,
-                            const std::string& rule) {
-  return absl::InvalidArgumentError(absl::StrCat(std::string(field), " is ", value, ": ", rule));
-}
-
 std::string NameOfMode(ScaleMode mode) { return std::string(ScaleModeName(mode)); }
-std::string Text(const Tensor& tensor) {
-  return tensor.has_value() ? TensorText(tensor) : "absent";
-}
 
 /// One operand of a GEMM, as the messages name it.
 struct Side {
@@ -37,9 +30,9 @@ absl::Status CheckElements(const Side& side) {
   const DType dtype = side.operand.data.dtype();
   const ScaleMode mode = side.operand.scaling;
   const auto refuse = [&](std::string_view rule) {
-    return InvalidScaling(side.Field("scale_inv"), "given",
-                          absl::StrCat(std::string(rule), ", and ", side.name, " is ",
-                                       std::string(DTypeName(dtype))));
+    return Refuse(side.Field("scale_inv"), "given",
+                  absl::StrCat(std::string(rule), ", and ", side.name, " is ",
+                               std::string(DTypeName(dtype))));
   };
   if (mode == ScaleMode::kMx32) {
     return IsFp8(dtype) || IsFp6OrFp4(dtype)
@@ -85,17 +78,17 @@ absl::Status CheckAmax(const Side& side) {
   const GemmOperand& operand = side.operand;
   if (operand.scaling != ScaleMode::kNv16) {
     if (!operand.amax.has_value()) return absl::OkStatus();
-    return InvalidScaling(side.Field("amax"), Text(operand.amax), "only nv16 operands have one");
+    return Refuse(side.Field("amax"), TensorText(operand.amax), "only nv16 operands have one");
   }
   if (operand.e4m3_max != 448 && operand.e4m3_max != 256) {
-    return InvalidScaling(side.Field("e4m3_max"), absl::StrCat(operand.e4m3_max), "448 or 256");
+    return Refuse(side.Field("e4m3_max"), absl::StrCat(operand.e4m3_max), "must be 448 or 256");
   }
   if (!operand.amax.has_value()) return absl::OkStatus();
   const Tensor& amax = operand.amax;
   if (amax.dtype() == DType::kF32 && (amax.shape() == Shape{1} || amax.shape() == Shape{side.rows}))
     return absl::OkStatus();
-  return InvalidScaling(side.Field("amax"), Text(amax),
-                        absl::StrCat("expected f32[1], or f32[", side.rows, "] where row-scaled"));
+  return Refuse(side.Field("amax"), TensorText(amax),
+                absl::StrCat("must be f32[1], or f32[", side.rows, "] where row-scaled"));
 }
 
 absl::Status CheckSide(const Side& side) {
@@ -103,49 +96,47 @@ absl::Status CheckSide(const Side& side) {
   QG_RETURN_IF_ERROR(CheckAmax(side));
   if (operand.scaling == ScaleMode::kNone) {
     if (!operand.scale_inv.has_value()) return absl::OkStatus();
-    return InvalidScaling(side.Field("scale_inv"), Text(operand.scale_inv),
-                          "it must be absent where scaling is none");
+    return Refuse(side.Field("scale_inv"), TensorText(operand.scale_inv),
+                  "must be absent where scaling is none");
   }
   QG_RETURN_IF_ERROR(CheckElements(side));
   if (!operand.scale_inv.has_value()) {
-    return InvalidScaling(side.Field("scale_inv"), "absent", "scaling other than none needs it");
+    return RefuseAbsent(side.Field("scale_inv"), "scaling other than none needs it");
   }
   const ScaleLayout layout = ScaleLayoutOf(operand.scaling);
   const bool has_whole_blocks =
       operand.scaling != ScaleMode::kMx32 && operand.scaling != ScaleMode::kNv16;
   if (!has_whole_blocks && side.k % layout.k_block != 0) {
-    return InvalidScaling("k", absl::StrCat(side.k),
-                          absl::StrCat("blocks of ", NameOfMode(operand.scaling),
-                                       " scales are whole: a multiple of ", layout.k_block));
+    return Refuse("k", absl::StrCat(side.k),
+                  absl::StrCat("blocks of ", NameOfMode(operand.scaling),
+                               " scales are whole: a multiple of ", layout.k_block));
   }
   const Shape expected = ExpectedScaleShape(side);
   const Tensor& scale = operand.scale_inv;
   if (scale.dtype() == layout.dtype && scale.shape() == expected) return absl::OkStatus();
   std::string dims = absl::StrCat(expected[0]);
   if (expected.size() > 1) absl::StrAppend(&dims, "x", expected[1]);
-  return InvalidScaling(
-      side.Field("scale_inv"), Text(scale),
-      absl::StrCat("expected ", std::string(DTypeName(layout.dtype)), "[", dims, "]"));
+  return Refuse(side.Field("scale_inv"), TensorText(scale),
+                absl::StrCat("must be ", std::string(DTypeName(layout.dtype)), "[", dims, "]"));
 }
 
 absl::Status CheckPair(ScaleMode a, ScaleMode b) {
   if ((a == ScaleMode::kOuter) != (b == ScaleMode::kOuter)) {
-    return InvalidScaling("b.scaling", b == ScaleMode::kOuter ? "outer" : "not outer",
-                          "outer-vector scales are given for both operands or for none");
+    return Refuse("b.scaling", b == ScaleMode::kOuter ? "outer" : "not outer",
+                  "outer-vector scales are given for both operands or for none");
   }
   if (a == ScaleMode::k128x128 && b == ScaleMode::k128x128) {
-    return InvalidScaling("b.scaling", "128x128",
-                          "2-D by 2-D blocks: one operand at most has tiles, the other 1x128");
+    return Refuse("b.scaling", "128x128",
+                  "2-D by 2-D blocks: one operand at most has tiles, the other 1x128");
   }
   const auto family = [](ScaleMode mode) {
     if (IsFp8Block(mode)) return 1;
     return mode == ScaleMode::kMx32 ? 2 : mode == ScaleMode::kNv16 ? 3 : 0;
   };
   if (family(a) == family(b)) return absl::OkStatus();
-  return InvalidScaling(
-      "b.scaling", NameOfMode(b),
-      absl::StrCat("block scales go with block scales of their kind, and a.scaling is ",
-                   NameOfMode(a)));
+  return Refuse("b.scaling", NameOfMode(b),
+                absl::StrCat("block scales go with block scales of their kind, and a.scaling is ",
+                             NameOfMode(a)));
 }
 
 /// Index of the first scale that E8M0 does not have; -1 if there is none.
@@ -169,17 +160,22 @@ absl::Status CheckPowersOfTwo(const Side& side) {
 /// The GEMM of a row-scaled operand is a unit GEMM to fp32 whose rows are multiplied afterwards
 /// (docs/tensor-cores.md section 3.5): the wrapper takes nothing else.
 absl::Status CheckRowScaled(const GemmDesc& desc, ArithmeticFamily family) {
+  const auto refuse = [](const char* field, const Tensor& amax, const char* rule) {
+    return StatusOf({.code = absl::StatusCode::kUnimplemented,
+                     .field = field,
+                     .value = TensorText(amax),
+                     .rule = rule});
+  };
   if (family == ArithmeticFamily::kExact) return absl::OkStatus();
   if (IsRowScaled(desc.b)) {
-    return absl::UnimplementedError(absl::StrCat(
-        "b.amax is ", Text(desc.b.amax), ": only a may be row-scaled, as in Transformer Engine"));
+    return refuse("b.amax", desc.b.amax, "only a may be row-scaled, as in Transformer Engine");
   }
   if (!IsRowScaled(desc.a)) return absl::OkStatus();
   if (desc.beta != 0) {
-    return absl::UnimplementedError("a is row-scaled: its GEMM does not accumulate into c");
+    return refuse("a.amax", desc.a.amax, "the GEMM of a row-scaled a does not accumulate into c");
   }
   if (IsFp8(desc.out_dtype)) {
-    return absl::UnimplementedError("a is row-scaled: its GEMM has no FP8 output");
+    return refuse("a.amax", desc.a.amax, "the GEMM of a row-scaled a has no FP8 output");
   }
   return absl::OkStatus();
 }
@@ -187,9 +183,8 @@ absl::Status CheckRowScaled(const GemmDesc& desc, ArithmeticFamily family) {
 }  // namespace
 
 absl::Status ScaleOffE8M0(std::string_view operand, float scale, int64_t index) {
-  return InvalidScaling(
-      absl::StrCat(std::string(operand), ".scale_inv"), absl::StrCat(scale, " at index ", index),
-      "Blackwell takes scales of 128 that are powers of two from 2^-127 to 2^127");
+  return Refuse(absl::StrCat(std::string(operand), ".scale_inv[", index, "]"), absl::StrCat(scale),
+                "Blackwell takes scales of 128 that are powers of two from 2^-127 to 2^127");
 }
 
 bool NeedsPowersOfTwo(const GemmDesc& desc) {

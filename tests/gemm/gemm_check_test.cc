@@ -79,7 +79,7 @@ TEST(GemmTest, WritesWhereItIsToldTo) {
 TEST(CheckGemmTest, RefusesAnOutputOfAnotherTypeOrShape) {
   GemmDesc desc = GoodDesc();
   desc.d = Zeros(DType::kF32, {4, 6});
-  EXPECT_THAT(Refusal(desc), AllOf(HasSubstr("d is f32[4x6]"), HasSubstr("expected bf16[4x6]")));
+  EXPECT_THAT(Refusal(desc), AllOf(HasSubstr("d is f32[4x6]"), HasSubstr("must be bf16[4x6]")));
   desc.d = Zeros(DType::kBF16, {6, 4});
   EXPECT_THAT(Refusal(desc), HasSubstr("d is bf16[6x4]"));
 }
@@ -138,14 +138,14 @@ TEST(CheckGemmTest, RefusesBadScales) {
   EXPECT_THAT(Refusal(desc), HasSubstr("b.scale_inv is f32"));
   desc = GoodDesc();
   desc.a.scale_inv = Zeros(DType::kF32, {4});
-  EXPECT_THAT(Refusal(desc), AllOf(HasSubstr("a.scale_inv"), HasSubstr("expected f32[1]")));
+  EXPECT_THAT(Refusal(desc), AllOf(HasSubstr("a.scale_inv"), HasSubstr("must be f32[1]")));
   desc = GoodDesc();
   desc.a.scaling = ScaleMode::kOuter;
   desc.a.scale_inv = Zeros(DType::kF32, {4});
   EXPECT_THAT(Refusal(desc), HasSubstr("b.scaling is not outer"));
   desc.b.scaling = ScaleMode::kOuter;
   desc.b.scale_inv = Zeros(DType::kF32, {4});
-  EXPECT_THAT(Refusal(desc), HasSubstr("expected f32[6]"));
+  EXPECT_THAT(Refusal(desc), HasSubstr("must be f32[6]"));
   desc = HighPrecisionDesc(DType::kBF16);
   desc.a.scaling = ScaleMode::kTensor;
   desc.a.scale_inv = Zeros(DType::kF32, {1});
@@ -171,7 +171,7 @@ TEST(CheckGemmTest, RefusesBadEpilogues) {
   desc = GoodDesc();
   desc.beta = 1;
   desc.c = Zeros(DType::kF32, {4, 6});
-  EXPECT_THAT(Refusal(desc), HasSubstr("expected bf16"));
+  EXPECT_THAT(Refusal(desc), HasSubstr("must be bf16"));
   desc = GoodDesc();
   desc.also_f32 = true;
   EXPECT_THAT(Refusal(desc), AllOf(HasSubstr("also_f32"), HasSubstr("sm90")));
@@ -188,7 +188,7 @@ TEST(CheckGemmTest, RefusesBadEpilogues) {
   desc.out_dtype = DType::kF8E4M3;
   desc.beta = 1;
   desc.c = Zeros(DType::kF32, {4, 6});
-  EXPECT_THAT(Refusal(desc), HasSubstr("expected f8_e4m3 or bf16"));
+  EXPECT_THAT(Refusal(desc), HasSubstr("must be f8_e4m3 or bf16"));
   desc.c = Zeros(DType::kBF16, {4, 6});
   EXPECT_TRUE(CheckGemm(desc).ok());
   desc.in_place = true;
