@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "kernels/base/refusal.h"
 
 namespace quantgate {
 namespace {
@@ -49,10 +50,9 @@ absl::StatusOr<AmaxGroup> ParseAmaxGroup(std::string_view text) {
   AmaxGroup group{AmaxGroup::Kind::kRanks};
   if (text.size() <= kTextMax) group.ranks = ParseRanks(text);
   if (!group.ranks.empty()) return group;
-  return absl::InvalidArgumentError(
-      absl::StrCat("amax_group: unknown name \"", std::string(text.substr(0, kTextMax)),
-                   "\"; known: default, none, tensor, data, world, or lists of ranks such as "
-                   "0,2/1,3"));
+  return Refuse("amax_group", absl::StrCat("\"", std::string(text.substr(0, kTextMax)), "\""),
+                "unknown name; known: default, none, tensor, data, world, or lists of ranks such "
+                "as 0,2/1,3");
 }
 
 const AmaxGroup& AmaxGroupOf(const AmaxGroups& groups, TensorRole role) {

@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/transport.h"
 
@@ -7,9 +8,11 @@ namespace quantgate {
 namespace {
 
 absl::Status NoLibrary() {
-  return absl::UnimplementedError(
-      "reduction profile nccl: ranks that copy within the process have no library that sums; take "
-      "the collective backend nccl");
+  return StatusOf({.code = absl::StatusCode::kUnimplemented,
+                   .field = "reduction_profile",
+                   .value = "nccl",
+                   .rule = "ranks that copy within the process have no library that sums; take the "
+                           "collective backend nccl"});
 }
 
 class LocalTransport final : public Transport {

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/device_readings.h"
 
@@ -70,14 +71,13 @@ absl::Status KeepMulticastOff() {
   if (multicast.empty()) {
     setenv(kMulticast, "0", 1);
   } else if (multicast != "0") {
-    return absl::FailedPreconditionError(absl::StrCat(
-        kMulticast, " is ", multicast, "; it must be 0: collectives run without NVLink multicast"));
+    return RefusePrecondition(kMulticast, multicast,
+                              "must be 0: collectives run without NVLink multicast");
   }
   const std::string algorithms = ValueOf(kAlgorithms);
   if (!AsksForNvls(algorithms)) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(kAlgorithms, " is ", algorithms,
-                   "; it must not name NVLS: collectives run without NVLink multicast"));
+  return RefusePrecondition(kAlgorithms, algorithms,
+                            "must not name NVLS: collectives run without NVLink multicast");
 }
 
 std::string NcclEnvironment() {
@@ -93,9 +93,11 @@ absl::StatusOr<const NcclLibrary*> NcclLibrary::LoadOnce() {
   void* library = dlopen(kNcclLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* error = dlerror();
-    return absl::FailedPreconditionError(absl::StrCat(
-        "collective backend nccl: ", error == nullptr ? kNcclLibrary : error,
-        "; NCCL must be installed where the CUDA engine's module looks for libraries"));
+    return RefusePrecondition(
+        "backend", "nccl",
+        absl::StrCat(
+            error == nullptr ? kNcclLibrary : error,
+            "; NCCL must be installed where the CUDA engine's module looks for libraries"));
   }
   auto loaded = std::make_unique<NcclLibrary>();
   QG_RETURN_IF_ERROR(FindAll(library, loaded->functions_));

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/nccl_group.h"
 #include "kernels/engine/forwarding_engine.h"
@@ -28,21 +29,22 @@ CudaEngine* CudaEngineOf(Engine* engine) {
 }
 
 absl::StatusOr<std::vector<CudaEngine*>> CudaEnginesOf(std::span<Engine* const> engines) {
+  const auto refuse = [](const std::string& rule) {
+    return RefusePrecondition("backend", "nccl", rule);
+  };
   std::vector<CudaEngine*> cuda;
   std::map<int, size_t> rank_of_device;
   for (size_t rank = 0; rank < engines.size(); ++rank) {
     CudaEngine* engine = CudaEngineOf(engines[rank]);
     if (engine == nullptr) {
-      return absl::FailedPreconditionError(absl::StrCat("collective backend nccl: rank ", rank,
-                                                        " is on ", engines[rank]->Describe().id,
-                                                        "; it needs a CUDA device for each rank"));
+      return refuse(absl::StrCat("rank ", rank, " is on ", engines[rank]->Describe().id,
+                                 "; it needs a CUDA device for each rank"));
     }
     const int ordinal = engine->device().facts().ordinal;
     const auto [other, is_new] = rank_of_device.emplace(ordinal, rank);
     if (!is_new) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("collective backend nccl: ranks ", other->second, " and ", rank,
-                       " are both on cuda:", ordinal, "; it needs a device for each rank"));
+      return refuse(absl::StrCat("ranks ", other->second, " and ", rank, " are both on cuda:",
+                                 ordinal, "; it needs a device for each rank"));
     }
     cuda.push_back(engine);
   }

@@ -1,4 +1,5 @@
 // In place of nccl_collectives.cc where NCCL's header was not found.
+#include "kernels/base/refusal.h"
 #include "kernels/comm/cuda_collectives.h"
 #include "kernels/engine/cuda_entry.h"
 
@@ -6,8 +7,10 @@ namespace quantgate {
 namespace {
 
 absl::Status BuiltWithout() {
-  return absl::UnimplementedError(
-      "collective backend nccl: this build's CUDA module was built without nccl.h");
+  return StatusOf({.code = absl::StatusCode::kUnimplemented,
+                   .field = "backend",
+                   .value = "nccl",
+                   .rule = "this build's CUDA module was built without nccl.h"});
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> RefuseTransport(std::span<Engine* const>, absl::Duration,

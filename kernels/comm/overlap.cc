@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/comm_faults.h"
 #include "kernels/comm/overlap_member.h"
@@ -13,11 +14,6 @@
 
 namespace quantgate {
 namespace {
-
-absl::Status Refused(std::string_view field, const std::string& value, std::string_view rule) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(std::string(field), " is ", value, ": ", std::string(rule)));
-}
 
 std::string ShapeTextOf(const std::vector<Tensor>& tensors) {
   return absl::StrJoin(tensors, " ", [](std::string* out, const Tensor& tensor) {
@@ -31,17 +27,17 @@ std::string ShapeTextOf(const std::vector<Tensor>& tensors) {
 /// What a GEMM that is cut may not have.
 absl::Status CheckCutGemm(const GemmDesc& gemm) {
   if (gemm.c.has_value()) {
-    return Refused("gemm.c", TensorText(gemm.c), "a GEMM that overlaps adds to nothing");
+    return Refuse("gemm.c", TensorText(gemm.c), "a GEMM that overlaps adds to nothing");
   }
   if (gemm.d.has_value()) {
-    return Refused("gemm.d", TensorText(gemm.d), "a GEMM that overlaps makes its own output");
+    return Refuse("gemm.d", TensorText(gemm.d), "a GEMM that overlaps makes its own output");
   }
   if (!IsHighPrecision(gemm.out_dtype)) {
-    return Refused("gemm.out_dtype", std::string(DTypeName(gemm.out_dtype)),
-                   "the output of a GEMM that overlaps is f32, bf16 or f16");
+    return Refuse("gemm.out_dtype", std::string(DTypeName(gemm.out_dtype)),
+                  "the output of a GEMM that overlaps is f32, bf16 or f16");
   }
   if (gemm.layout == GemmLayout::kNT) {
-    return Refused("gemm.layout", "nt", "rows of the M side must be rows of a");
+    return Refuse("gemm.layout", "nt", "rows of the M side must be rows of a");
   }
   return absl::OkStatus();
 }
@@ -49,7 +45,7 @@ absl::Status CheckCutGemm(const GemmDesc& gemm) {
 absl::Status CheckGathered(std::string_view field, const std::vector<Tensor>& tensors) {
   for (const Tensor& tensor : tensors) {
     if (!tensor.has_value() || tensor.rank() < 1) {
-      return Refused(field, TensorText(tensor), "what is gathered has a first dim");
+      return Refuse(field, TensorText(tensor), "what is gathered has a first dim");
     }
   }
   return absl::OkStatus();
@@ -59,8 +55,9 @@ absl::Status CheckOverlapRows(const std::vector<int64_t>& rows, int ranks, int64
   int64_t sum = 0;
   for (const int64_t count : rows) sum += count;
   if (static_cast<int>(rows.size()) == ranks && sum == all) return absl::OkStatus();
-  return Refused("rows", absl::StrJoin(rows, ", "),
-                 absl::StrCat("one count for each of ", ranks, " ranks, ", all, " together"));
+  return Refuse(
+      "rows", absl::StrJoin(rows, ", "),
+      absl::StrCat("must be one count for each of ", ranks, " ranks, ", all, " together"));
 }
 
 /// `drops_tail`: the fault that takes splits that do not divide the columns.
@@ -68,8 +65,8 @@ absl::Status CheckReduceScatter(const ReduceScatterGemmCall& call, int ranks, bo
   QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(call.gemm));
   QG_RETURN_IF_ERROR(CheckCutGemm(call.gemm));
   if (call.gemm.bias.has_value()) {
-    return Refused("gemm.bias", TensorText(call.gemm.bias),
-                   "every rank would add it to its partial; add it after the reduce-scatter");
+    return Refuse("gemm.bias", TensorText(call.gemm.bias),
+                  "every rank would add it to its partial; add it after the reduce-scatter");
   }
   QG_RETURN_IF_ERROR(CheckOverlapRows(call.rows, ranks, shape.m));
   switch (call.method) {
@@ -77,25 +74,25 @@ absl::Status CheckReduceScatter(const ReduceScatterGemmCall& call, int ranks, bo
       return absl::OkStatus();
     case OverlapMethod::kRingExchange:
       if (call.profile != ReductionProfile{ReductionKind::kUbP2p}) {
-        return Refused("profile", ReductionProfileName(call.profile),
-                       "a ring_exchange reduce-scatter sums in the order of ub_p2p");
+        return Refuse("profile", ReductionProfileName(call.profile),
+                      "a ring_exchange reduce-scatter sums in the order of ub_p2p");
       }
-      if (call.pieces < 1) return Refused("pieces", absl::StrCat(call.pieces), "at least 1");
+      if (call.pieces < 1) return Refuse("pieces", absl::StrCat(call.pieces), "must be at least 1");
       return CheckOverlapShards("gemm.a", call.gemm.a, call.rows);
     case OverlapMethod::kPipeline: {
-      if (call.splits < 1) return Refused("splits", absl::StrCat(call.splits), "at least 1");
+      if (call.splits < 1) return Refuse("splits", absl::StrCat(call.splits), "must be at least 1");
       const int64_t multiple = OverlapMultipleOf(call.gemm.b) * call.splits;
       if (shape.n % multiple != 0 && !drops_tail) {
-        return Refused("splits", absl::StrCat(call.splits),
-                       absl::StrCat("it must divide the ", shape.n, " columns of the output",
-                                    multiple == call.splits ? "" : " in multiples of 128"));
+        return Refuse("splits", absl::StrCat(call.splits),
+                      absl::StrCat("it must divide the ", shape.n, " columns of the output",
+                                   multiple == call.splits ? "" : " in multiples of 128"));
       }
       QG_RETURN_IF_ERROR(CheckOverlapProfile(call.profile));
       return CheckOverlapOperand("gemm.b", call.gemm.b);
     }
     default:
-      return Refused("method", std::string(OverlapMethodName(call.method)),
-                     "a GEMM and its reduce-scatter take ring_exchange, pipeline or none");
+      return Refuse("method", std::string(OverlapMethodName(call.method)),
+                    "a GEMM and its reduce-scatter take ring_exchange, pipeline or none");
   }
 }
 
@@ -170,8 +167,8 @@ class Section {
 
 absl::Status CheckOverlapProfile(const ReductionProfile& profile) {
   if (profile.kind != ReductionKind::kNccl) return absl::OkStatus();
-  return Refused("profile", ReductionProfileName(profile),
-                 "parts that arrive beside a GEMM are summed in an order of their own");
+  return Refuse("profile", ReductionProfileName(profile),
+                "parts that arrive beside a GEMM are summed in an order of their own");
 }
 
 absl::Status CheckReduceScatterGemm(const ReduceScatterGemmCall& call, int ranks) {
@@ -253,10 +250,10 @@ absl::StatusOr<GatheredGemm> Overlap::TryAllGatherGemm(const AllGatherGemmCall& 
   QG_RETURN_IF_ERROR(CheckOverlapOperand("gemm.a", call.gemm.a));
   if (call.method == OverlapMethod::kNone) return GatherThenMultiply(call);
   if (call.method != OverlapMethod::kRingExchange) {
-    return Refused("method", std::string(OverlapMethodName(call.method)),
-                   "an all-gather and its GEMM take ring_exchange or none");
+    return Refuse("method", std::string(OverlapMethodName(call.method)),
+                  "an all-gather and its GEMM take ring_exchange or none");
   }
-  if (call.pieces < 1) return Refused("pieces", absl::StrCat(call.pieces), "at least 1");
+  if (call.pieces < 1) return Refuse("pieces", absl::StrCat(call.pieces), "must be at least 1");
   QG_RETURN_IF_ERROR(CheckAggregate(call.aggregate, call.pieces, group_.size()));
 
   QG_ASSIGN_OR_RETURN(std::shared_ptr<OverlapMember> member, NewMember(call.name, call.gemm));
@@ -410,8 +407,7 @@ absl::StatusOr<ScatteredGemm> Overlap::TryBulkReduceScatter(const BulkReduceScat
   QG_RETURN_IF_ERROR(CheckGemm(call.gemm).status());
   if (!call.partial.has_value() || call.partial.rank() != 2 ||
       !IsHighPrecision(call.partial.dtype())) {
-    return Refused("partial", TensorText(call.partial),
-                   "expected f32, bf16 or f16 [rows][columns]");
+    return Refuse("partial", TensorText(call.partial), "must be f32, bf16 or f16 [rows][columns]");
   }
   QG_RETURN_IF_ERROR(CheckOverlapRows(call.rows, group_.size(), call.partial.shape()[0]));
   QG_RETURN_IF_ERROR(CheckOverlapProfile(call.profile));

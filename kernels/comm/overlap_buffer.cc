@@ -15,7 +15,7 @@ constexpr int64_t kPartAlignment = 256;
 
 absl::StatusOr<int64_t> BytesOf(const BufferPart& part) {
   QG_ASSIGN_OR_RETURN(const int64_t count,
-                      CheckedElementCount(part.shape, part.dtype, "overlap buffer"));
+                      CheckedElementCount(part.shape, part.dtype, "buffer.shape"));
   return count * static_cast<int64_t>(DTypeBytes(part.dtype));
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/parse_name.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -30,16 +31,9 @@ constexpr std::array<OverlapAssignment, 6> kAssignments = {{
      OverlapMethod::kExternal, GemmRole::kDgrad, true},
 }};
 
-absl::Status RefusedMethod(std::string_view field, OverlapMethod method, std::string_view rule) {
-  return absl::InvalidArgumentError(absl::StrCat("overlap.", std::string(field), " is ",
-                                                 std::string(OverlapMethodName(method)), ": ",
-                                                 std::string(rule)));
-}
-
 absl::Status CheckCount(std::string_view field, int count) {
   if (count >= 1 && count <= kOverlapCutsMax) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("overlap.", std::string(field), " is ", count,
-                                                 ": it must be in [1, ", kOverlapCutsMax, "]"));
+  return Refuse(field, absl::StrCat(count), absl::StrCat("must be in [1, ", kOverlapCutsMax, "]"));
 }
 
 bool IsOneOf(OverlapMethod method, std::initializer_list<OverlapMethod> methods) {
@@ -49,23 +43,21 @@ bool IsOneOf(OverlapMethod method, std::initializer_list<OverlapMethod> methods)
 absl::Status CheckColumnMethods(const OverlapPlan& plan) {
   using enum OverlapMethod;
   if (!IsOneOf(plan.fprop, {kNone, kRingExchange})) {
-    return RefusedMethod("fprop", plan.fprop,
-                         "it gathers x for its own GEMM, which takes ring_exchange or none");
+    return Refuse("overlap.fprop", OverlapMethodName(plan.fprop),
+                  "it gathers x for its own GEMM, which takes ring_exchange or none");
   }
   if (!IsOneOf(plan.dgrad, {kNone, kBulk, kRingExchange, kPipeline})) {
-    return RefusedMethod(
-        "dgrad", plan.dgrad,
-        "bulk gathers x beside it, ring_exchange and pipeline scatter dx inside it");
+    return Refuse("overlap.dgrad", OverlapMethodName(plan.dgrad),
+                  "bulk gathers x beside it, ring_exchange and pipeline scatter dx inside it");
   }
   if (!IsOneOf(plan.wgrad, {kNone, kBulk})) {
-    return RefusedMethod("wgrad", plan.wgrad,
-                         "dx is scattered beside it, which takes bulk or none");
+    return Refuse("overlap.wgrad", OverlapMethodName(plan.wgrad),
+                  "dx is scattered beside it, which takes bulk or none");
   }
   if (plan.wgrad == kBulk && IsOneOf(plan.dgrad, {kRingExchange, kPipeline})) {
-    return RefusedMethod(
-        "wgrad", plan.wgrad,
-        absl::StrCat("overlap.dgrad is ", std::string(OverlapMethodName(plan.dgrad)),
-                     ", which scatters dx already"));
+    return Refuse("overlap.wgrad", OverlapMethodName(plan.wgrad),
+                  absl::StrCat("overlap.dgrad is ", std::string(OverlapMethodName(plan.dgrad)),
+                               ", which scatters dx already"));
   }
   return absl::OkStatus();
 }
@@ -73,73 +65,69 @@ absl::Status CheckColumnMethods(const OverlapPlan& plan) {
 absl::Status CheckRowMethods(const OverlapPlan& plan, bool is_mxfp8) {
   using enum OverlapMethod;
   if (!IsOneOf(plan.fprop, {kNone, kPipeline, kRingExchange})) {
-    return RefusedMethod(
-        "fprop", plan.fprop,
-        "it scatters y inside its own GEMM, which takes pipeline, ring_exchange or none");
+    return Refuse("overlap.fprop", OverlapMethodName(plan.fprop),
+                  "it scatters y inside its own GEMM, which takes pipeline, ring_exchange or none");
   }
   if (!IsOneOf(plan.dgrad, {kNone, kRingExchange})) {
-    return RefusedMethod(
-        "dgrad", plan.dgrad,
-        "it gathers grad_output for its own GEMM, which takes ring_exchange or none");
+    return Refuse("overlap.dgrad", OverlapMethodName(plan.dgrad),
+                  "it gathers grad_output for its own GEMM, which takes ring_exchange or none");
   }
   if (!IsOneOf(plan.wgrad, {kNone, kExternal})) {
-    return RefusedMethod(
-        "wgrad", plan.wgrad,
-        "columnwise grad_output is gathered beside dgrad's ring: external or none");
+    return Refuse("overlap.wgrad", OverlapMethodName(plan.wgrad),
+                  "columnwise grad_output is gathered beside dgrad's ring: external or none");
   }
   if (plan.wgrad == kExternal && plan.dgrad != kRingExchange) {
-    return RefusedMethod("wgrad", plan.wgrad, "it needs the ring of overlap.dgrad ring_exchange");
+    return Refuse("overlap.wgrad", OverlapMethodName(plan.wgrad),
+                  "it needs the ring of overlap.dgrad ring_exchange");
   }
   if (plan.wgrad == kExternal && !is_mxfp8) {
-    return RefusedMethod("wgrad", plan.wgrad,
-                         "only mxfp8 gathers columnwise codes of grad_output by themselves");
+    return Refuse("overlap.wgrad", OverlapMethodName(plan.wgrad),
+                  "only mxfp8 gathers columnwise codes of grad_output by themselves");
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckRecipe(const Recipe& recipe) {
-  const auto refused = [&](std::string_view why) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("recipe is ", recipe.ShortText(), ": ", std::string(why),
-                     "; unquantized, per-tensor FP8 and mxfp8 recipes overlap"));
+  const auto refuse = [&](std::string_view why) {
+    return Refuse(
+        "recipe", recipe.ShortText(),
+        absl::StrCat(std::string(why), "; unquantized, per-tensor FP8 and mxfp8 recipes overlap"));
   };
   for (const RecipeDescription& known : AllRecipes()) {
     if (known.name == recipe.name() && known.is_composed) {
-      return refused("directions of a composed recipe are gathered in high precision");
+      return refuse("directions of a composed recipe are gathered in high precision");
     }
   }
   // Recipes that are not composed have one format for all roles and directions.
   const QuantizerFormat format = recipe.QuantizerFor(TensorRole::kInput).rowwise.format;
   if (format == QuantizerFormat::kFp8Block || format == QuantizerFormat::kNvfp4) {
-    return refused(absl::StrCat(std::string(QuantizerFormatName(format)),
-                                " codes and scales have no chunked gather"));
+    return refuse(absl::StrCat(std::string(QuantizerFormatName(format)),
+                               " codes and scales have no chunked gather"));
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckFacts(const OverlapPlan& plan, const OverlapFacts& facts, const Recipe& recipe) {
   if (!facts.sequence_parallel) {
-    return absl::InvalidArgumentError(
-        "overlap: sequence_parallel is false: overlap needs activations that are cut by rows");
+    return Refuse("sequence_parallel", "false", "overlap needs activations that are cut by rows");
   }
   const bool overlaps_backward =
       plan.dgrad != OverlapMethod::kNone || plan.wgrad != OverlapMethod::kNone;
   if (overlaps_backward && recipe.backward_override() != BackwardOverride::kNone) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "overlap of backward: backward_override is ",
-        std::string(BackwardOverrideName(recipe.backward_override())),
-        ": under an override dgrad and wgrad take none, as they gather in high precision"));
+    return Refuse("backward_override", BackwardOverrideName(recipe.backward_override()),
+                  "under an override the overlap of dgrad and wgrad is none, as they gather in "
+                  "high precision");
   }
   if (facts.is_after_norm && facts.side == OverlapSide::kColumn &&
       plan.fprop != OverlapMethod::kNone) {
     if (facts.returns_norm_output) {
-      return RefusedMethod(
-          "fprop", plan.fprop,
+      return Refuse(
+          "overlap.fprop", OverlapMethodName(plan.fprop),
           "return_norm_output is true, so the norm's output is gathered in high precision");
     }
     if (!facts.is_grad_enabled) {
-      return RefusedMethod("fprop", plan.fprop,
-                           "grad is not enabled: after a norm it takes none then");
+      return Refuse("overlap.fprop", OverlapMethodName(plan.fprop),
+                    "grad is not enabled: after a norm it takes none then");
     }
   }
   return absl::OkStatus();
@@ -152,7 +140,7 @@ std::string_view OverlapMethodName(OverlapMethod method) {
 }
 
 absl::StatusOr<OverlapMethod> ParseOverlapMethod(std::string_view name) {
-  return ParseName<OverlapMethod>(kOverlapMethodNames, "overlap method", name);
+  return ParseName<OverlapMethod>(kOverlapMethodNames, "method", name);
 }
 
 std::string_view OverlapCollectiveName(OverlapCollective collective) {
@@ -182,8 +170,8 @@ OverlapPlan DefaultOverlapPlan(OverlapSide side, bool is_mxfp8) {
 
 absl::Status CheckOverlapPlan(const OverlapPlan& plan, const OverlapFacts& facts,
                               const Recipe& recipe) {
-  QG_RETURN_IF_ERROR(CheckCount("pieces", plan.pieces));
-  QG_RETURN_IF_ERROR(CheckCount("splits", plan.splits));
+  QG_RETURN_IF_ERROR(CheckCount("overlap.pieces", plan.pieces));
+  QG_RETURN_IF_ERROR(CheckCount("overlap.splits", plan.splits));
   if (!plan.has_any()) return absl::OkStatus();
   QG_RETURN_IF_ERROR(CheckRecipe(recipe));
   const bool is_mxfp8 =
@@ -197,12 +185,12 @@ absl::Status CheckOverlapPlan(const OverlapPlan& plan, const OverlapFacts& facts
 absl::Status CheckAggregate(bool aggregate, int pieces, int ranks) {
   if (!aggregate) return absl::OkStatus();
   if (ranks % 2 != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "overlap.aggregate is true: pairs of shards need an even number of ranks, not ", ranks));
+    return Refuse("overlap.aggregate", "true",
+                  absl::StrCat("pairs of shards need an even number of ranks, not ", ranks));
   }
   if (pieces != 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "overlap.pieces is ", pieces, ": with overlap.aggregate shards stay whole, in 1 piece"));
+    return Refuse("overlap.pieces", absl::StrCat(pieces),
+                  "with overlap.aggregate shards stay whole, in 1 piece");
   }
   return absl::OkStatus();
 }
@@ -212,10 +200,11 @@ int64_t OverlapMultipleOf(const GemmOperand& operand) {
 }
 
 absl::Status CheckOverlapOperand(std::string_view field, const GemmOperand& operand) {
-  const auto refused = [&](const std::string& rule) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(std::string(field), " is ", TensorText(operand.data), " with ",
-                     std::string(ScaleModeName(operand.scaling)), " scales: ", rule));
+  const auto refuse = [&](const std::string& rule) {
+    return Refuse(field,
+                  absl::StrCat(TensorText(operand.data), " with ",
+                               std::string(ScaleModeName(operand.scaling)), " scales"),
+                  rule);
   };
   switch (operand.scaling) {
     case ScaleMode::kNone:
@@ -224,7 +213,7 @@ absl::Status CheckOverlapOperand(std::string_view field, const GemmOperand& oper
     case ScaleMode::kMx32:
       for (const int64_t dim : operand.data.shape()) {
         if (dim % kMxfp8OverlapMultiple != 0) {
-          return refused(
+          return refuse(
               absl::StrCat("an mxfp8 operand that is cut among ranks has dims that are "
                            "multiples of ",
                            kMxfp8OverlapMultiple));
@@ -232,7 +221,7 @@ absl::Status CheckOverlapOperand(std::string_view field, const GemmOperand& oper
       }
       return absl::OkStatus();
     default:
-      return refused("unquantized, per-tensor FP8 and mxfp8 operands overlap");
+      return refuse("unquantized, per-tensor FP8 and mxfp8 operands overlap");
   }
 }
 
@@ -243,9 +232,9 @@ absl::Status CheckOverlapShards(std::string_view field, const GemmOperand& opera
   if (std::all_of(rows.begin(), rows.end(), [&](int64_t count) { return count % multiple == 0; })) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("rows is ", absl::StrJoin(rows, ", "), ": shards of the mxfp8 operand ",
-                   std::string(field), " are multiples of ", multiple));
+  return Refuse("rows", absl::StrJoin(rows, ", "),
+                absl::StrCat("shards of the mxfp8 operand ", std::string(field),
+                             " are multiples of ", multiple));
 }
 
 }  // namespace quantgate

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 
 namespace quantgate {
 namespace {
@@ -13,19 +14,19 @@ int Modulo(int value, int size) { return ((value % size) + size) % size; }
 
 absl::StatusOr<RowMap> RowMap::Create(std::span<const int64_t> rows, int pieces, int64_t multiple) {
   if (pieces < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("pieces is ", pieces, ": it must be >= 1"));
+    return Refuse("pieces", absl::StrCat(pieces), "must be at least 1");
   }
   if (multiple < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("multiple is ", multiple, ": it must be >= 1"));
+    return Refuse("multiple", absl::StrCat(multiple), "must be at least 1");
   }
-  if (rows.empty()) return absl::InvalidArgumentError("rows is empty: one count for each rank");
+  if (rows.empty()) return Refuse("rows", "empty", "there must be one count for each rank");
   RowMap map;
   map.pieces_ = pieces;
   int64_t begin = 0;
   for (size_t rank = 0; rank < rows.size(); ++rank) {
     if (rows[rank] < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("rows[", rank, "] is ", rows[rank], ": it must be >= 0"));
+      return Refuse(absl::StrCat("rows[", rank, "]"), absl::StrCat(rows[rank]),
+                    "must be at least 0");
     }
     map.shards_.push_back({begin, rows[rank]});
     const int64_t end = begin + rows[rank];

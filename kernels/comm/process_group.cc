@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
 #include "kernels/comm/comm_faults.h"
@@ -25,17 +26,15 @@ CallSignature SignatureOf(CallKind kind, const Tensor& tensor) {
   return signature;
 }
 
-absl::Status CheckHasRows(std::string_view call, const Tensor& tensor) {
+absl::Status CheckHasRows(std::string_view field, const Tensor& tensor) {
   if (tensor.has_value() && tensor.rank() > 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(std::string(call), ": the tensor is ",
-                                                 TensorText(tensor), "; it must have a first dim"));
+  return Refuse(field, TensorText(tensor), "must have a first dim");
 }
 
-absl::Status CheckSummable(std::string_view call, const Tensor& tensor) {
-  QG_RETURN_IF_ERROR(CheckHasRows(call, tensor));
+absl::Status CheckSummable(std::string_view field, const Tensor& tensor) {
+  QG_RETURN_IF_ERROR(CheckHasRows(field, tensor));
   if (IsHighPrecision(tensor.dtype())) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      std::string(call), ": the tensor is ", TensorText(tensor), "; sums are of f32, bf16 or f16"));
+  return Refuse(field, TensorText(tensor), "sums are of f32, bf16 or f16");
 }
 
 int64_t ContributedBytes(const Contribution& contribution) {
@@ -113,9 +112,8 @@ absl::StatusOr<std::vector<Tensor>> ProcessGroup::PoisoningParts(
 
 absl::Status ProcessGroup::CheckPlace(std::string_view field, int place) const {
   if (place >= 0 && place < size()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(std::string(field), " is ", place,
-                                                 "; it must be a place in the group, in [0, ",
-                                                 size(), ")"));
+  return Refuse(field, absl::StrCat(place),
+                absl::StrCat("must be a place in the group, in [0, ", size(), ")"));
 }
 
 bool ProcessGroup::Skips(const Tensor& tensor) const {
@@ -136,7 +134,7 @@ absl::StatusOr<Tensor> ProcessGroup::Joined(const AgreedCall& call) {
 
 absl::StatusOr<Tensor> ProcessGroup::AllGather(const Tensor& local) {
   return Poisoning([&]() -> absl::StatusOr<Tensor> {
-    QG_RETURN_IF_ERROR(CheckHasRows("all_gather", local));
+    QG_RETURN_IF_ERROR(CheckHasRows("all_gather.tensor", local));
     if (Skips(local)) return local;
     CallSignature signature = SignatureOf(CallKind::kAllGather, local);
     signature.rows_are_free = true;
@@ -151,7 +149,7 @@ absl::StatusOr<Tensor> ProcessGroup::AllGather(const Tensor& local) {
 
 absl::StatusOr<std::vector<Tensor>> ProcessGroup::AllGatherParts(const Tensor& local) {
   return PoisoningParts([&]() -> absl::StatusOr<std::vector<Tensor>> {
-    QG_RETURN_IF_ERROR(CheckHasRows("all_gather_parts", local));
+    QG_RETURN_IF_ERROR(CheckHasRows("all_gather_parts.tensor", local));
     if (Skips(local)) return std::vector<Tensor>(size(), local);
     CallSignature signature = SignatureOf(CallKind::kAllGatherParts, local);
     signature.rows_are_free = true;
@@ -163,20 +161,21 @@ absl::StatusOr<std::vector<Tensor>> ProcessGroup::AllGatherParts(const Tensor& l
 absl::StatusOr<std::vector<Tensor>> ProcessGroup::AllToAll(std::span<const Tensor> parts) {
   return PoisoningParts([&]() -> absl::StatusOr<std::vector<Tensor>> {
     if (static_cast<int>(parts.size()) != size()) {
-      return absl::InvalidArgumentError(absl::StrCat("all_to_all: ", parts.size(),
-                                                     " parts; there must be one for each of ",
-                                                     size(), " members"));
+      return Refuse("all_to_all.parts", absl::StrCat("of ", parts.size()),
+                    absl::StrCat("there must be one for each of ", size(), " members"));
     }
     CallSignature signature = SignatureOf(CallKind::kAllToAll, parts[0]);
     signature.rows_are_free = true;
-    for (const Tensor& part : parts) {
-      QG_RETURN_IF_ERROR(CheckHasRows("all_to_all", part));
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Tensor& part = parts[i];
+      const std::string field = absl::StrCat("all_to_all.parts[", i, "]");
+      QG_RETURN_IF_ERROR(CheckHasRows(field, part));
       CallSignature same = SignatureOf(CallKind::kAllToAll, part);
       same.rows_are_free = true;
       if (!IsSameCall(signature, same)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("all_to_all: parts ", TensorText(parts[0]), " and ", TensorText(part),
-                         "; dtype and all dims but the first must be equal"));
+        return Refuse(field, TensorText(part),
+                      absl::StrCat("dtype and all dims but the first must be those of parts[0], ",
+                                   TensorText(parts[0])));
       }
     }
     signature.shape[0] = 0;  // Of all parts there is no one number of rows.
@@ -223,11 +222,10 @@ absl::StatusOr<Tensor> ProcessGroup::ReduceScatter(const Tensor& partial,
                                                    std::span<const int64_t> rows,
                                                    const ReductionProfile& profile) {
   return Poisoning([&]() -> absl::StatusOr<Tensor> {
-    QG_RETURN_IF_ERROR(CheckSummable("reduce_scatter", partial));
+    QG_RETURN_IF_ERROR(CheckSummable("reduce_scatter.tensor", partial));
     if (static_cast<int>(rows.size()) != size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("reduce_scatter: rows of ", rows.size(),
-                       " owners; there must be one count for each of ", size(), " members"));
+      return Refuse("reduce_scatter.rows", absl::StrCat("of ", rows.size(), " owners"),
+                    absl::StrCat("there must be one count for each of ", size(), " members"));
     }
     CallSignature signature = SignatureOf(CallKind::kReduceScatter, partial);
     signature.rows.assign(rows.begin(), rows.end());
@@ -252,7 +250,7 @@ absl::StatusOr<Tensor> ProcessGroup::AllReduceByBlocks(const CallSignature& sign
 absl::StatusOr<Tensor> ProcessGroup::AllReduce(const Tensor& partial,
                                                const ReductionProfile& profile) {
   return Poisoning([&]() -> absl::StatusOr<Tensor> {
-    QG_RETURN_IF_ERROR(CheckSummable("all_reduce", partial));
+    QG_RETURN_IF_ERROR(CheckSummable("all_reduce.tensor", partial));
     CallSignature signature = SignatureOf(CallKind::kAllReduce, partial);
     signature.detail = ReductionProfileName(profile);
     const bool is_librarys = profile.kind == ReductionKind::kNccl;
@@ -271,8 +269,7 @@ absl::StatusOr<Tensor> ProcessGroup::AllReduceMax(const Tensor& values) {
   if (faults().Has(kFaultAmaxOverWorld) && world_ != this) return world_->AllReduceMax(values);
   return Poisoning([&]() -> absl::StatusOr<Tensor> {
     if (!values.has_value() || values.dtype() != DType::kF32) {
-      return absl::InvalidArgumentError(absl::StrCat("all_reduce_max: the tensor is ",
-                                                     TensorText(values), "; maxima are of f32"));
+      return Refuse("all_reduce_max.tensor", TensorText(values), "maxima are of f32");
     }
     QG_ASSIGN_OR_RETURN(const Postings postings,
                         Meet(SignatureOf(CallKind::kAllReduceMax, values), {values}));
@@ -285,9 +282,9 @@ absl::StatusOr<Tensor> ProcessGroup::AllReduceMax(const Tensor& values) {
 
 absl::StatusOr<Tensor> ProcessGroup::Broadcast(const Tensor& tensor, int root) {
   return Poisoning([&]() -> absl::StatusOr<Tensor> {
-    QG_RETURN_IF_ERROR(CheckPlace("broadcast: root", root));
+    QG_RETURN_IF_ERROR(CheckPlace("broadcast.root", root));
     if (root == place_ && !tensor.has_value()) {
-      return absl::InvalidArgumentError("broadcast: the root's tensor is absent");
+      return RefuseAbsent("broadcast.tensor", "the root has one");
     }
     CallSignature signature = SignatureOf(CallKind::kBroadcast, tensor);
     signature.root = root;
@@ -300,8 +297,8 @@ absl::StatusOr<Tensor> ProcessGroup::Broadcast(const Tensor& tensor, int root) {
 
 absl::Status ProcessGroup::Send(const Tensor& tensor, int to, int tag) {
   const auto send = [&]() -> absl::Status {
-    QG_RETURN_IF_ERROR(CheckPlace("send: to", to));
-    if (!tensor.has_value()) return absl::InvalidArgumentError("send: the tensor is absent");
+    QG_RETURN_IF_ERROR(CheckPlace("send.to", to));
+    if (!tensor.has_value()) return RefuseAbsent("send.tensor", "it must be given");
     QG_ASSIGN_OR_RETURN(Contribution message, environment_.transport.Contribute(engine_, {tensor}));
     Delay(environment_.noise, members()[place_], calls_++, NoisePoint::kBeforePosting);
     return environment_.rendezvous.Send(description_.id, place_, to, tag, std::move(message));
@@ -312,7 +309,7 @@ absl::Status ProcessGroup::Send(const Tensor& tensor, int to, int tag) {
 
 absl::StatusOr<Tensor> ProcessGroup::Receive(int from, int tag) {
   return Poisoning([&]() -> absl::StatusOr<Tensor> {
-    QG_RETURN_IF_ERROR(CheckPlace("receive: from", from));
+    QG_RETURN_IF_ERROR(CheckPlace("receive.from", from));
     QG_ASSIGN_OR_RETURN(const Contribution message,
                         environment_.rendezvous.Receive(description_.id, place_, from, tag));
     Delay(environment_.noise, members()[place_], calls_++, NoisePoint::kBeforeReading);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/execution.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/cuda_module.h"
 
@@ -32,14 +33,15 @@ std::vector<int> Every(int step, int begin, int count) {
 }  // namespace
 
 absl::Status CheckGpuForEach(const std::string& field, int ranks, const Engine& engine) {
-  const std::string what =
-      absl::StrCat(field, ": nccl; it needs a GPU for each of the ", ranks, " ranks, and ");
-  if (CudaOrdinalOf(engine) < 0) {
-    return absl::FailedPreconditionError(absl::StrCat(what, "the run is on the CPU"));
-  }
+  const auto refuse = [&](const std::string& found) {
+    return RefusePrecondition(
+        field, "nccl",
+        absl::StrCat("it needs a GPU for each of the ", ranks, " ranks, and ", found));
+  };
+  if (CudaOrdinalOf(engine) < 0) return refuse("the run is on the CPU");
   QG_ASSIGN_OR_RETURN(const int count, CountCudaDevices());
   if (count >= ranks) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(what, "this host has ", count));
+  return refuse(absl::StrCat("this host has ", count));
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> RankEngines::Make(const ParallelSpec& parallel,

@@ -44,7 +44,7 @@ class RankEngines {
 absl::StatusOr<Tensor> ImportedFor(Engine& engine, const Tensor& tensor);
 
 /// Unless a run on this engine can give each of so many ranks a GPU of its own: FAILED_PRECONDITION
-/// "FIELD: nccl; ...", or UNIMPLEMENTED from a build without CUDA.
+/// refusing `field`, or UNIMPLEMENTED from a build without CUDA.
 absl::Status CheckGpuForEach(const std::string& field, int ranks, const Engine& engine);
 
 /// The groups of ranks that `groups` lists, where the world does not have them yet.

@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 
 namespace quantgate {
 namespace {
@@ -25,11 +26,10 @@ constexpr std::array<ProfileName, 6> kNames = {{
 }};
 
 absl::Status UnknownProfile(std::string_view text) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "reduction profile \"", std::string(text),
-      "\" is not known; known are rank_asc_fp32, ub_p2p, ub_atomic, nccl_ring, bf16_rotated:W with "
-      "W in [0, ",
-      kRotationMax, "], nccl"));
+  return Refuse("reduction_profile", absl::StrCat("\"", std::string(text), "\""),
+                absl::StrCat("unknown name; known: rank_asc_fp32, ub_p2p, ub_atomic, nccl_ring, "
+                             "bf16_rotated:W with W in [0, ",
+                             kRotationMax, "], nccl"));
 }
 
 /// `size` ranks from `first` on, one up (step 1) or down (step -1) at a time.
@@ -94,8 +94,10 @@ absl::StatusOr<ReductionOrder> OrderOf(const ReductionProfile& profile, int owne
     case ReductionKind::kNccl:
       break;
   }
-  return absl::UnimplementedError(
-      "reduction profile nccl: the order is the library's and has no model here");
+  return StatusOf({.code = absl::StatusCode::kUnimplemented,
+                   .field = "reduction_profile",
+                   .value = "nccl",
+                   .rule = "the order is the library's and has no model here"});
 }
 
 }  // namespace quantgate

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/comm_faults.h"
 
@@ -18,9 +19,8 @@ absl::Status CheckRows(const Tensor& tensor, std::span<const int64_t> rows) {
     if (left >= 0) left -= count;
   }
   if (tensor.rank() > 0 && left == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("rows ", absl::StrJoin(rows, ", "), " of ",
-                                                 TensorText(tensor),
-                                                 ": they must add up to its first dim"));
+  return Refuse("rows", absl::StrJoin(rows, ", "),
+                absl::StrCat("must add up to the first dim of ", TensorText(tensor)));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/execution.h"
 #include "kernels/base/loop_sharing.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/comm_faults.h"
 
@@ -24,12 +25,11 @@ constexpr std::chrono::milliseconds kPeriod(10);
 absl::Status CheckOptions(const WorldOptions& options) {
   const size_t size = options.engines.size();
   if (size < 1 || size > kWorldSizeMax) {
-    return absl::InvalidArgumentError(absl::StrCat("engines: ", size, "; a world has 1 to ",
-                                                   kWorldSizeMax, " ranks, an engine for each"));
+    return Refuse("engines", absl::StrCat(size),
+                  absl::StrCat("a world has 1 to ", kWorldSizeMax, " ranks, an engine for each"));
   }
   if (options.deadline <= absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "deadline: ", absl::FormatDuration(options.deadline), "; it must be positive"));
+    return Refuse("deadline", absl::FormatDuration(options.deadline), "must be positive");
   }
   return absl::OkStatus();
 }
@@ -197,23 +197,22 @@ absl::StatusOr<std::unique_ptr<World>> World::Create(WorldOptions options) {
 
 absl::Status World::AddGroups(const std::string& name,
                               const std::vector<std::vector<int>>& members) {
-  const auto refuse = [&](const std::string& why) {
-    return absl::InvalidArgumentError(absl::StrCat("groups ", name, ": ", why));
-  };
+  const std::string field = absl::StrCat("groups[", name, "].members");
   std::vector<bool> is_member(size());
   for (const std::vector<int>& group : members) {
-    if (group.empty()) return refuse("members: a group has at least one rank");
+    if (group.empty()) return Refuse(field, "empty", "a group has at least one rank");
     for (const int rank : group) {
       if (rank < 0 || rank >= size()) {
-        return refuse(absl::StrCat("members: rank ", rank, " is not in [0, ", size(), ")"));
+        return Refuse(field, absl::StrCat("rank ", rank),
+                      absl::StrCat("must be in [0, ", size(), ")"));
       }
       if (is_member[rank]) {
-        return refuse(absl::StrCat("members: rank ", rank, " is there twice"));
+        return Refuse(field, absl::StrCat("rank ", rank), "the rank is there twice");
       }
       is_member[rank] = true;
     }
   }
-  if (HasGroups(name)) return refuse("name: there are groups of this name");
+  if (HasGroups(name)) return Refuse("groups", name, "there are groups of this name");
   for (const std::vector<int>& group : members) QG_RETURN_IF_ERROR(AddOneGroup(name, group));
   return absl::OkStatus();
 }

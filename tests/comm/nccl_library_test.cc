@@ -41,7 +41,7 @@ TEST(NcclEnvironment, RefusesWhatDemandsMulticast) {
   for (const char* value : {"1", "2", "on", "00"}) {
     const ScopedVariable multicast("NCCL_NVLS_ENABLE", value);
     EXPECT_EQ(Refusal(), absl::StrCat("NCCL_NVLS_ENABLE is ", value,
-                                      "; it must be 0: collectives run without NVLink multicast"));
+                                      ": must be 0: collectives run without NVLink multicast"));
     EXPECT_FALSE(NcclLibrary::Load().ok());
     EXPECT_STREQ(std::getenv("NCCL_NVLS_ENABLE"), value);  // Left to who set it.
   }

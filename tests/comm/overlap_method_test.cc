@@ -66,7 +66,7 @@ TEST(OverlapMethodTest, NamesParse) {
     EXPECT_EQ(OverlapMethodName(*method), name);
   }
   EXPECT_THAT(ParseOverlapMethod("ring").status().message(),
-              HasSubstr("overlap method: unknown name \"ring\""));
+              HasSubstr("method is \"ring\": unknown name"));
 }
 
 TEST(OverlapPlanTest, DefaultsAreAccepted) {
@@ -158,7 +158,7 @@ TEST(OverlapPlanTest, CutsThatCannotAreNamed) {
   EXPECT_THAT(Check(OverlapSide::kColumn, plan, "bf16").message(), HasSubstr("pieces is 0"));
   plan.pieces = 65;
   EXPECT_THAT(Check(OverlapSide::kColumn, plan, "bf16").message(),
-              HasSubstr("pieces is 65: it must be in [1, 64]"));
+              HasSubstr("overlap.pieces is 65: must be in [1, 64]"));
   plan.pieces = 1;
   OverlapFacts facts = Facts(OverlapSide::kColumn);
   facts.ranks = 3;
