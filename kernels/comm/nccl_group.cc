@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "kernels/base/cuda_status.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
 
@@ -38,8 +39,7 @@ CommunicatorKey KeyOf(const std::vector<CudaEngine*>& engines) {
 }
 
 absl::Status InGroup(const GroupDescription& group, const absl::Status& status) {
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat("group ", group.name, ": ", status.message()));
+  return Prefixed(absl::StrCat("group ", group.name, ": "), status);
 }
 
 }  // namespace

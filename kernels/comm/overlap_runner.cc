@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -136,8 +137,7 @@ absl::Status OverlapRun::RunInOrder(const std::vector<int>& tasks,
     Delay(options_.noise, task.rank, static_cast<uint64_t>(index), NoisePoint::kBeforeTask);
     const absl::Status status = RunTask(index);
     if (!status.ok()) {
-      return absl::Status(status.code(),
-                          absl::StrCat(Where(task.rank, &task), std::string(status.message())));
+      return Prefixed(Where(task.rank, &task), status);
     }
   }
   return absl::OkStatus();

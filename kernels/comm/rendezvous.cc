@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/loop_sharing.h"
@@ -12,6 +13,8 @@
 
 namespace quantgate {
 namespace {
+
+constexpr char kOfGroup[] = "quantgate/of_group";
 
 /// Longer deadlines are taken as this one, which no process lives to see.
 constexpr absl::Duration kLongestDeadline = absl::Hours(24 * 365);
@@ -22,6 +25,8 @@ std::string RanksText(const std::vector<int>& ranks) {
 }
 
 }  // namespace
+
+bool IsOfGroup(const absl::Status& status) { return status.GetPayload(kOfGroup).has_value(); }
 
 Rendezvous::Rendezvous(int world_size, absl::Duration deadline)
     : deadline_(std::min(deadline, kLongestDeadline)), threads_(world_size, 0) {}
@@ -177,6 +182,7 @@ absl::Status Rendezvous::first_error() const {
 
 absl::Status Rendezvous::Poison(Group& group, absl::Status error) {
   if (!group.error.ok()) return group.error;
+  error.SetPayload(kOfGroup, absl::Cord());
   if (first_error_.ok()) first_error_ = error;
   group.error = std::move(error);
   group.meeting = {};

@@ -22,6 +22,9 @@
 
 namespace quantgate {
 
+/// Whether an error is what poisoned a group, or Prefixed from it.
+bool IsOfGroup(const absl::Status& status);
+
 class Rendezvous {
  public:
   /// Waits longer than `deadline` fail. Ranks are 0 .. world_size - 1.

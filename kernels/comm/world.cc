@@ -7,7 +7,6 @@
 #include <set>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/execution.h"
@@ -118,8 +117,8 @@ class World::Watch {
     const std::scoped_lock lock(mutex_);
     if (!failure_.ok()) return;
     const absl::Status found = rendezvous_.first_error();
-    is_of_group_ = !found.ok() && absl::StrContains(status.message(), found.message());
-    const absl::Status own(status.code(), absl::StrCat("rank ", rank, ": ", status.message()));
+    is_of_group_ = IsOfGroup(status);
+    const absl::Status own = Prefixed(absl::StrCat("rank ", rank, ": "), status);
     rendezvous_.Abort(absl::AbortedError(
         absl::StrCat("the run was aborted: ", (is_of_group_ ? found : own).message())));
     SetFailure(is_of_group_ ? found : own);
