@@ -16,13 +16,12 @@
 namespace quantgate {
 namespace {
 
-constexpr char kScaleRule[] = ": scale rule";
-
 /// One operand as it was on its way from what was given to what the GEMM read: each version in
 /// f32, in the layout of the GEMM, with the stage that made it of the one before.
 struct Version {
   std::string stage;
   Tensor matrix;
+  bool is_of_scale_rule = false;
 };
 
 /// One side of a GEMM.
@@ -192,7 +191,7 @@ absl::Status Budgets::AddVersions(Side& side) const {
                       WithIdealScales(side.versions.back().matrix, spec, along_rows, context_));
   side.versions.push_back({absl::StrCat(side.name, ": elements"), std::move(ideal)});
   QG_ASSIGN_OR_RETURN(Tensor used, OnHost(OperandValues(engine_, side, cancellation_)));
-  side.versions.push_back({absl::StrCat(side.name, kScaleRule), std::move(used)});
+  side.versions.push_back({absl::StrCat(side.name, ": scale rule"), std::move(used), true});
   return absl::OkStatus();
 }
 
@@ -345,7 +344,7 @@ absl::StatusOr<ErrorBudget> Budgets::Measure(const GemmRecord& gemm) {
       const float* now = values(swapped);
       terms.push_back({side.versions[v].stage,
                        {{1, now}, {-1, last_of[s]}},
-                       absl::EndsWith(side.versions[v].stage, kScaleRule)});
+                       side.versions[v].is_of_scale_rule});
       last_of[s] = now;
     }
   }

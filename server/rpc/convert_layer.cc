@@ -99,9 +99,8 @@ absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::st
   }
   Arithmetic arithmetic;
   if (!proto.arithmetic().empty()) {
-    auto parsed = Arithmetic::Parse(proto.arithmetic());
-    if (!parsed.ok()) return AsField(field + ".arithmetic", parsed.status());
-    arithmetic = *parsed;
+    QG_ASSIGN_OR_RETURN(arithmetic, ParsedName(Arithmetic::Parse, proto.arithmetic(),
+                                               field + ".arithmetic", Arithmetic()));
   }
   Variant variant{std::move(recipe), arithmetic};
   if (proto.has_parallel()) {

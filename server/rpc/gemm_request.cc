@@ -9,6 +9,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/cublaslt_algorithm.h"
+#include "server/rpc/parsed_name.h"
 #include "server/rpc/quantized_parts.h"
 
 namespace quantgate {
@@ -180,9 +181,8 @@ absl::StatusOr<GemmWork> CheckGemmRequest(ServiceContext& context, const v1::Gem
   GemmDesc& desc = work.desc;
   QG_ASSIGN_OR_RETURN(desc.layout, LayoutFromName(request.layout()));
   if (!request.arithmetic().empty()) {
-    auto arithmetic = Arithmetic::Parse(request.arithmetic());
-    if (!arithmetic.ok()) return AsField("arithmetic", arithmetic.status());
-    desc.arithmetic = *arithmetic;
+    QG_ASSIGN_OR_RETURN(desc.arithmetic, ParsedName(Arithmetic::Parse, request.arithmetic(),
+                                                    "arithmetic", Arithmetic()));
   }
   QG_RETURN_IF_ERROR(CheckEveryAlgorithm(request, desc.arithmetic));
   work.every_algorithm = request.every_algorithm();

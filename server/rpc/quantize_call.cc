@@ -41,8 +41,7 @@ absl::Status CheckState(const QuantizeWork& work) {
   }
   const DelayedScalingState outline{TensorLoader::Outline(work.scale),
                                     TensorLoader::Outline(work.amax_history)};
-  const absl::Status status = CheckDelayedScaling(outline, "delayed");
-  return status.ok() ? status : WithinField("", status);
+  return CheckDelayedScaling(outline, "");
 }
 
 /// What the quantizer itself does not take, before anything is loaded.
@@ -138,9 +137,7 @@ absl::StatusOr<DelayedScalingState> LoadState(ServiceContext& context, Device& d
   QG_ASSIGN_OR_RETURN(state.scale, context.loader.LoadToHost(work.scale, device, &cancellation));
   QG_ASSIGN_OR_RETURN(state.amax_history,
                       context.loader.LoadToHost(work.amax_history, device, &cancellation));
-  if (absl::Status status = CheckDelayedScaling(state, "delayed"); !status.ok()) {
-    return WithinField("", status);
-  }
+  QG_RETURN_IF_ERROR(CheckDelayedScaling(state, ""));
   return WithHistoryLength(state, length);
 }
 
