@@ -126,12 +126,6 @@ absl::Status RunNotFound(const std::string& run_id) {
                "must be a run of this server");
 }
 
-absl::Status TensorNotFound(const Digest& digest) {
-  return About(absl::NotFoundError(absl::StrCat("no tensor is registered for blob ", digest.Text(),
-                                                "; give its dtype and shape")),
-               "digest", digest.Text(), "must be registered, or come with a type");
-}
-
 absl::Status SessionNotFound(const std::string& session_id) {
   return About(absl::NotFoundError(absl::StrCat("no session '", session_id, "'")), "session_id",
                session_id, "must be a session of this server");

@@ -27,14 +27,6 @@ absl::Status InvalidState(std::string_view field, const char* part, const std::s
 
 }  // namespace
 
-std::string_view AmaxAlgorithmName(AmaxAlgorithm algorithm) {
-  return algorithm == AmaxAlgorithm::kMax ? "max" : "most_recent";
-}
-
-std::string_view ScaleUpdateName(ScaleUpdate update) {
-  return update == ScaleUpdate::kFused ? "fused" : "unfused";
-}
-
 absl::StatusOr<DelayedScalingState> FreshDelayedScaling(int amax_history_len) {
   DelayedScalingState state;
   QG_ASSIGN_OR_RETURN(state.scale, Tensor::FromScalar(1.0f));
