@@ -57,8 +57,13 @@ endfunction()
 
 # quantgate_cuda_test(NAME SOURCES ... DEPS ...): a test that needs a device. It is built everywhere and labelled cuda;
 # where there is no device it is left out and counted, never passed (deploy/test.sh). A bundle has it
-# (cmake/bundle.cmake).
+# (cmake/bundle.cmake). One that needs two devices is labelled cuda2, by its name NAME_cuda2_test, which says so in a bundle
+# too (tests/hardware/run_cuda_tests.sh).
 function(quantgate_cuda_test name)
-  quantgate_test(${name} ${ARGN} LABELS cuda)
+  if(name MATCHES "_cuda2_test$")
+    quantgate_test(${name} ${ARGN} LABELS cuda2)
+  else()
+    quantgate_test(${name} ${ARGN} LABELS cuda)
+  endif()
   set_property(GLOBAL APPEND PROPERTY QUANTGATE_DEVICE_PROGRAMS ${name})
 endfunction()

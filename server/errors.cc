@@ -90,11 +90,6 @@ absl::Status RunNotFound(const std::string& run_id) {
                  "this server has no such run");
 }
 
-absl::Status TensorNotFound(const Digest& digest) {
-  return Refused(absl::StatusCode::kNotFound, "digest", digest.Text(),
-                 "no tensor is registered for this blob; give its dtype and shape");
-}
-
 absl::Status SessionNotFound(const std::string& session_id) {
   return Refused(absl::StatusCode::kNotFound, "session_id", absl::StrCat("'", session_id, "'"),
                  "this server has no such session");

@@ -33,7 +33,6 @@ absl::Status BlobsMissing(const std::string& field, std::vector<Digest> missing)
 absl::Status BlobNotFound(const Digest& digest);
 absl::Status UploadNotFound(const std::string& upload_id);
 absl::Status RunNotFound(const std::string& run_id);
-absl::Status TensorNotFound(const Digest& digest);
 absl::Status SessionNotFound(const std::string& session_id);
 /// FAILED_PRECONDITION of a session that was `how`: closed, evicted or expired.
 absl::Status SessionEnded(const std::string& session_id, std::string_view how);

@@ -42,14 +42,4 @@ const v1::TensorComparison* FindAgainstReference(const v1::VariantReport& varian
   return nullptr;
 }
 
-const v1::PairSummary* FindPair(const v1::RunReport& run, int subject, int reference,
-                                std::string_view tensor) {
-  for (const v1::PairSummary& pair : run.pairs()) {
-    if (pair.subject() == subject && pair.reference() == reference && pair.tensor() == tensor) {
-      return &pair;
-    }
-  }
-  return nullptr;
-}
-
 }  // namespace quantgate

@@ -47,7 +47,5 @@ const v1::OutputReport* FindOutput(const v1::VariantReport& variant, std::string
 /// The comparison with the reference variant; null when there is none.
 const v1::TensorComparison* FindAgainstReference(const v1::VariantReport& variant,
                                                  std::string_view tensor);
-const v1::PairSummary* FindPair(const v1::RunReport& run, int subject, int reference,
-                                std::string_view tensor);
 
 }  // namespace quantgate

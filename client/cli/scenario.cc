@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "client/cli/commands.h"
 #include "client/cli/exit_code.h"
@@ -34,8 +35,9 @@ constexpr char kScenarioExamples[] = R"(Examples:
   quantgate --device cuda scenario run --parallel-backend nccl --format json > nccl.json
   quantgate scenario agree cpu.json cuda.json nccl.json
 
-Exit code 1: a scenario does not hold, or a fault is not caught by a scenario that must catch it; of
-agree: two digests differ, a run lacks a scenario or did not pass it, or there is nothing to compare.
+Exit code 1: a scenario does not hold, a fault is not caught by a scenario that must catch it, or all
+was left out; of agree: two digests differ, a run lacks a scenario or did not pass it, or there is
+nothing to compare. What was left out, for want of a device, counts as neither good nor bad.
 docs/scenarios.md says what each looks at.)";
 
 constexpr size_t kDifferenceColumns = 100;
@@ -140,6 +142,11 @@ Json JsonOfFault(const v1::FaultResult& result) {
   return json;
 }
 
+/// "left out" of "left_out".
+std::string OutcomeText(const std::string& outcome) {
+  return absl::StrReplaceAll(outcome, {{"_", " "}});
+}
+
 Tone ToneOf(const std::string& outcome) {
   if (outcome == "passed" || outcome == "caught") return Tone::kGood;
   return outcome == "left_out" ? Tone::kDim : Tone::kBad;
@@ -154,7 +161,7 @@ std::vector<std::string> RowOf(const v1::FaultResult& result) {
   const v1::ScenarioDifference& first = result.first();
   const bool is_caught = result.has_first();
   return {result.fault(),
-          result.outcome(),
+          OutcomeText(result.outcome()),
           result.scenario(),
           is_caught ? Count(first.step()) : "",
           is_caught ? PlaceText(first) : "",
@@ -185,9 +192,9 @@ void PrintTables(Invocation& invocation, const std::vector<v1::ScenarioEvent>& e
   for (const v1::ScenarioEvent& event : events) {
     if (event.has_scenario()) {
       const v1::ScenarioResult& result = event.scenario();
-      scenarios.AddRow({result.scenario(), result.outcome(), ShortDigest(result.digest()),
-                        Count(result.checks()), Seconds(result.seconds()),
-                        Cut(FindingOf(result), kDifferenceColumns)});
+      scenarios.AddRow({result.scenario(), OutcomeText(result.outcome()),
+                        ShortDigest(result.digest()), Count(result.checks()),
+                        Seconds(result.seconds()), Cut(FindingOf(result), kDifferenceColumns)});
       scenarios.SetTone(1, ToneOf(result.outcome()));
     } else if (event.has_fault()) {
       has_faults = true;
@@ -212,8 +219,8 @@ void PrintTables(Invocation& invocation, const std::vector<v1::ScenarioEvent>& e
 std::string SummaryOf(const std::vector<v1::ScenarioEvent>& events) {
   std::map<std::string, int> scenarios, faults;
   for (const v1::ScenarioEvent& event : events) {
-    if (event.has_scenario()) ++scenarios[event.scenario().outcome()];
-    if (event.has_fault()) ++faults[event.fault().outcome()];
+    if (event.has_scenario()) ++scenarios[OutcomeText(event.scenario().outcome())];
+    if (event.has_fault()) ++faults[OutcomeText(event.fault().outcome())];
   }
   return absl::StrCat("scenarios: ", CountsText(scenarios),
                       faults.empty() ? "" : absl::StrCat("; faults: ", CountsText(faults)));
@@ -233,14 +240,15 @@ absl::StatusOr<std::string> DeviceToAsk(Invocation& invocation, Connection& conn
 
 void PrintEnd(Invocation& invocation, const std::vector<v1::ScenarioEvent>& events,
               const v1::ScenarioRunFinished& finished) {
-  if (invocation.is_table()) {
-    PrintTables(invocation, events);
+  if (invocation.is_table()) PrintTables(invocation, events);
+  if (invocation.is_table() || finished.scenarios_left_out() > 0) {
     invocation.Say(SummaryOf(events));
-    return;
   }
-  if (invocation.is_jsonl()) return;
+  if (!invocation.is_json()) return;
   Json json = JsonHead("scenario_run");
   json["good"] = finished.good();
+  json["left_out"] = {{"scenarios", finished.scenarios_left_out()},
+                      {"faults", finished.faults_left_out()}};
   json["seconds"] = finished.seconds();
   json["environment"] = JsonOf(finished.environment());
   json["scenarios"] = Json::array();

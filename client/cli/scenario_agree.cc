@@ -31,6 +31,7 @@ Tone AgreementTone(AgreementKind kind) {
 /// The digest, cut, or why there is none.
 std::string AgreementCell(const RecordedScenario& run) {
   if (run.outcome == "passed" && !run.digest.empty()) return ShortDigest(run.digest);
+  if (run.outcome == kLeftOutOutcome) return AgreementName(AgreementKind::kLeftOut);
   return run.outcome.empty() || run.outcome == "passed" ? "absent" : run.outcome;
 }
 

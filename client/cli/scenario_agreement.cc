@@ -13,8 +13,6 @@
 namespace quantgate {
 namespace {
 
-constexpr char kLeftOutOutcome[] = "left_out";
-
 RecordedScenario RecordedIn(const RecordedRun& run, const std::string& name) {
   for (const RecordedScenario& scenario : run.scenarios) {
     if (scenario.name == name) return scenario;

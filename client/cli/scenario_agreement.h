@@ -9,6 +9,9 @@
 
 namespace quantgate {
 
+/// v1.ScenarioResult.outcome of what counts as neither good nor bad.
+inline constexpr char kLeftOutOutcome[] = "left_out";
+
 /// A scenario as one run has recorded it.
 struct RecordedScenario {
   std::string name;

@@ -30,8 +30,6 @@ std::string_view CallKindName(CallKind kind) {
       return "all_reduce";
     case CallKind::kAllReduceMax:
       return "all_reduce_max";
-    case CallKind::kBroadcast:
-      return "broadcast";
     case CallKind::kBarrier:
       return "barrier";
     case CallKind::kCheckAgreement:
@@ -43,11 +41,10 @@ std::string_view CallKindName(CallKind kind) {
 }
 
 bool IsSameCall(const CallSignature& a, const CallSignature& b) {
-  if (a.kind != b.kind || a.root != b.root || a.rows != b.rows || a.detail != b.detail ||
+  if (a.kind != b.kind || a.rows != b.rows || a.detail != b.detail ||
       a.rows_are_free != b.rows_are_free) {
     return false;
   }
-  if (a.kind == CallKind::kBroadcast && !(a.has_tensor && b.has_tensor)) return true;
   return a.has_tensor == b.has_tensor && a.dtype == b.dtype && IsSameShape(a, b);
 }
 
@@ -57,7 +54,6 @@ std::string CallText(const CallSignature& call) {
     absl::StrAppend(&text, " ", std::string(DTypeName(call.dtype)), "[", ShapeText(call.shape),
                     "]");
   }
-  if (call.root >= 0) absl::StrAppend(&text, " from place ", call.root);
   if (!call.rows.empty()) absl::StrAppend(&text, " rows ", absl::StrJoin(call.rows, ", "));
   if (!call.detail.empty()) absl::StrAppend(&text, " (", call.detail, ")");
   return text;

@@ -17,22 +17,20 @@ enum class CallKind {
   kReduceScatter,
   kAllReduce,
   kAllReduceMax,
-  kBroadcast,
   kBarrier,
   kCheckAgreement,
   kExchange,
 };
-inline constexpr int kCallKinds = 10;
+inline constexpr int kCallKinds = 9;
 std::string_view CallKindName(CallKind kind);  ///< "all_gather", "all_reduce_max", ...
 
 struct CallSignature {
   CallKind kind = CallKind::kBarrier;
-  bool has_tensor = false;  ///< A receiver of a broadcast may leave it to the root.
+  bool has_tensor = false;
   DType dtype = DType::kF32;
   Shape shape = {};
   /// Whether members may bring different numbers of rows (entries of the first dim).
   bool rows_are_free = false;
-  int root = -1;                   ///< Of a broadcast, by its place in the group.
   std::vector<int64_t> rows = {};  ///< Of each owner of a reduce-scatter.
   std::string detail = {};         ///< The name of a reduction profile, or what is agreed on.
 };

@@ -44,10 +44,6 @@ class LocalTransport final : public Transport {
     return ImportOfEach(call, call.place);
   }
 
-  absl::StatusOr<Tensor> Broadcast(const AgreedCall& call, int root) override {
-    return Import(call, root, 0);
-  }
-
   absl::StatusOr<Tensor> Maximum(const AgreedCall& call) override {
     QG_ASSIGN_OR_RETURN(const std::vector<Tensor> parts, AllGatherParts(call));
     return call.engine.Maximum(parts, call.cancellation);
@@ -55,11 +51,6 @@ class LocalTransport final : public Transport {
 
   absl::StatusOr<Tensor> LibrarySum(const AgreedCall&) override { return NoLibrary(); }
   absl::StatusOr<Tensor> LibraryReduceScatter(const AgreedCall&) override { return NoLibrary(); }
-
-  absl::StatusOr<Tensor> Receive(Engine& engine, const Contribution& sent) override {
-    QG_RETURN_IF_ERROR(engine.WaitFor(*sent.moment));
-    return engine.Import(sent.tensors.front());
-  }
 
  private:
   static absl::Status WaitUntilWritten(const AgreedCall& call, int member) {

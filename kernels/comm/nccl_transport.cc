@@ -147,19 +147,6 @@ class NcclTransport final : public Transport {
     return parts;
   }
 
-  absl::StatusOr<Tensor> Broadcast(const AgreedCall& call, int root) override {
-    Tensor tensor = call.tensor(root);
-    if (call.group.size() == 1) return tensor;
-    if (call.place != root) {
-      QG_ASSIGN_OR_RETURN(tensor, call.engine.Allocate(tensor.dtype(), tensor.shape()));
-    }
-    QG_RETURN_IF_ERROR(On(call, [&](ncclComm_t communicator, cudaStream_t stream) {
-      return nccl_.Broadcast(tensor.data(), tensor.data(), tensor.byte_size(), ncclUint8, root,
-                             communicator, stream);
-    }));
-    return tensor;
-  }
-
   absl::StatusOr<Tensor> Maximum(const AgreedCall& call) override {
     const Tensor& own = call.tensor(call.place);
     if (call.group.size() == 1) return call.engine.Maximum({&own, 1}, call.cancellation);
@@ -199,12 +186,6 @@ class NcclTransport final : public Transport {
       return ncclSuccess;
     }));
     return sum;
-  }
-
-  absl::StatusOr<Tensor> Receive(Engine& engine, const Contribution& sent) override {
-    // A message has one reader and no meeting: its reader copies it from the device it is on.
-    QG_RETURN_IF_ERROR(engine.WaitFor(*sent.moment));
-    return engine.Import(sent.tensors.front());
   }
 
   void Abort(const GroupDescription& group, const absl::Status& cause) override {

@@ -141,11 +141,6 @@ BufferState OverlapBuffer::state() const {
   return state_;
 }
 
-uint64_t OverlapBuffer::epoch() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return epoch_;
-}
-
 std::shared_ptr<OverlapBuffer> OverlapBuffers::Of(const std::string& name,
                                                   const std::string& mode) {
   const std::lock_guard<std::mutex> lock(mutex_);

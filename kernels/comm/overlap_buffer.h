@@ -39,7 +39,6 @@ class BufferView {
   /// Of tensors that are in no buffer and never stale.
   explicit BufferView(std::vector<Tensor> tensors) : tensors_(std::move(tensors)) {}
 
-  uint64_t epoch() const { return epoch_; }
   /// The parts in the order of Fill, for operations that are asked for before Release.
   /// FAILED_PRECONDITION naming the buffer, both owners and both epochs where the view is stale,
   /// and the state where the buffer is not READABLE.
@@ -79,7 +78,6 @@ class OverlapBuffer : public std::enable_shared_from_this<OverlapBuffer> {
 
   const std::string& name() const { return name_; }  ///< "fc1_fprop (fp8_tensor)".
   BufferState state() const;
-  uint64_t epoch() const;
 
  private:
   friend class BufferView;

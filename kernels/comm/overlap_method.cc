@@ -143,12 +143,6 @@ absl::StatusOr<OverlapMethod> ParseOverlapMethod(std::string_view name) {
   return ParseName<OverlapMethod>(kOverlapMethodNames, "method", name);
 }
 
-std::string_view OverlapCollectiveName(OverlapCollective collective) {
-  return collective == OverlapCollective::kAllGather ? "all-gather" : "reduce-scatter";
-}
-
-std::span<const OverlapAssignment> OverlapAssignments() { return kAssignments; }
-
 const OverlapAssignment& AssignmentOf(OverlapSide side, GemmRole role) {
   return *std::find_if(kAssignments.begin(), kAssignments.end(),
                        [&](const auto& each) { return each.side == side && each.role == role; });

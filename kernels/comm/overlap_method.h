@@ -24,8 +24,6 @@ std::string_view OverlapMethodName(OverlapMethod method);  ///< "none", "ring_ex
 absl::StatusOr<OverlapMethod> ParseOverlapMethod(std::string_view name);
 
 enum class OverlapCollective { kAllGather, kReduceScatter };
-/// "all-gather", "reduce-scatter".
-std::string_view OverlapCollectiveName(OverlapCollective collective);
 
 /// How a unit's weight is cut.
 enum class OverlapSide { kColumn, kRow };
@@ -40,8 +38,7 @@ struct OverlapAssignment {
   GemmRole beside;     ///< The GEMM that runs meanwhile.
   bool is_mxfp8_only;  ///< Others have what is gathered already.
 };
-/// Column fprop, dgrad, wgrad; row fprop, dgrad, wgrad.
-std::span<const OverlapAssignment> OverlapAssignments();
+/// Of column fprop, dgrad, wgrad; row fprop, dgrad, wgrad.
 const OverlapAssignment& AssignmentOf(OverlapSide side, GemmRole role);
 
 /// Every piece and split is a task, and a report has all tasks of all ranks.

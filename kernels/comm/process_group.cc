@@ -110,12 +110,6 @@ absl::StatusOr<std::vector<Tensor>> ProcessGroup::PoisoningParts(
   return result;
 }
 
-absl::Status ProcessGroup::CheckPlace(std::string_view field, int place) const {
-  if (place >= 0 && place < size()) return absl::OkStatus();
-  return Refuse(field, absl::StrCat(place),
-                absl::StrCat("must be a place in the group, in [0, ", size(), ")"));
-}
-
 bool ProcessGroup::Skips(const Tensor& tensor) const {
   return faults().Has(kFaultEmptyRankSkips) && tensor.element_count() == 0;
 }
@@ -275,45 +269,12 @@ absl::StatusOr<Tensor> ProcessGroup::AllReduceMax(const Tensor& values) {
                         Meet(SignatureOf(CallKind::kAllReduceMax, values), {values}));
     const AgreedCall call = Agreed(*postings);
     if (faults().Has(kFaultAmaxNotReduced)) return call.tensor(place_);
-    if (faults().Has(kFaultRankZeroAmax)) return environment_.transport.Broadcast(call, 0);
-    return environment_.transport.Maximum(call);
-  });
-}
-
-absl::StatusOr<Tensor> ProcessGroup::Broadcast(const Tensor& tensor, int root) {
-  return Poisoning([&]() -> absl::StatusOr<Tensor> {
-    QG_RETURN_IF_ERROR(CheckPlace("broadcast.root", root));
-    if (root == place_ && !tensor.has_value()) {
-      return RefuseAbsent("broadcast.tensor", "the root has one");
+    if (faults().Has(kFaultRankZeroAmax)) {
+      QG_ASSIGN_OR_RETURN(const std::vector<Tensor> all,
+                          environment_.transport.AllGatherParts(call));
+      return all[0];
     }
-    CallSignature signature = SignatureOf(CallKind::kBroadcast, tensor);
-    signature.root = root;
-    std::vector<Tensor> tensors;
-    if (root == place_) tensors.push_back(tensor);
-    QG_ASSIGN_OR_RETURN(const Postings postings, Meet(std::move(signature), std::move(tensors)));
-    return environment_.transport.Broadcast(Agreed(*postings), root);
-  });
-}
-
-absl::Status ProcessGroup::Send(const Tensor& tensor, int to, int tag) {
-  const auto send = [&]() -> absl::Status {
-    QG_RETURN_IF_ERROR(CheckPlace("send.to", to));
-    if (!tensor.has_value()) return RefuseAbsent("send.tensor", "it must be given");
-    QG_ASSIGN_OR_RETURN(Contribution message, environment_.transport.Contribute(engine_, {tensor}));
-    Delay(environment_.noise, members()[place_], calls_++, NoisePoint::kBeforePosting);
-    return environment_.rendezvous.Send(description_.id, place_, to, tag, std::move(message));
-  };
-  const absl::Status status = send();
-  return status.ok() ? status : Fail(status);
-}
-
-absl::StatusOr<Tensor> ProcessGroup::Receive(int from, int tag) {
-  return Poisoning([&]() -> absl::StatusOr<Tensor> {
-    QG_RETURN_IF_ERROR(CheckPlace("receive.from", from));
-    QG_ASSIGN_OR_RETURN(const Contribution message,
-                        environment_.rendezvous.Receive(description_.id, place_, from, tag));
-    Delay(environment_.noise, members()[place_], calls_++, NoisePoint::kBeforeReading);
-    return environment_.transport.Receive(engine_, message);
+    return environment_.transport.Maximum(call);
   });
 }
 

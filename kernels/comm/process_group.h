@@ -4,12 +4,10 @@
 // kernels/comm/rendezvous.h; after one the group gives it to every later call. A call that is wrong
 // by itself (INVALID_ARGUMENT) poisons the group as well, since its other members wait.
 //
-// Used by one thread of its rank; Send and Receive by any thread that is one of its rank's
-// (RankThread of kernels/comm/world.h). Tensors are on the host or in the memory of the rank's
-// engine; results are in the latter, and like those of the engine they may still be under way.
+// Used by its rank's thread. Tensors are on the host or in the memory of the rank's engine; results
+// are in the latter, and like those of the engine they may still be under way.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <span>
 #include <string>
@@ -72,13 +70,6 @@ class ProcessGroup {
   absl::StatusOr<Tensor> AllReduce(const Tensor& partial, const ReductionProfile& profile);
   /// Element by element the maximum, as Engine::Maximum: f32, of one shape.
   absl::StatusOr<Tensor> AllReduceMax(const Tensor& values);
-  /// The tensor of the member at place `root`. The others' may be absent; where there is one, its
-  /// dtype and dims agree.
-  absl::StatusOr<Tensor> Broadcast(const Tensor& tensor, int root);
-  /// To the member at place `to`; does not wait for it.
-  absl::Status Send(const Tensor& tensor, int to, int tag);
-  /// What the member at place `from` sent with this tag, in the order sent; waits for it.
-  absl::StatusOr<Tensor> Receive(int from, int tag);
   /// All members have come here on the host; says nothing of their engines' work.
   absl::Status Barrier();
   /// FAILED_PRECONDITION naming `what`, the first member that differs from the group's first and
@@ -101,7 +92,6 @@ class ProcessGroup {
   absl::StatusOr<Tensor> Poisoning(absl::FunctionRef<absl::StatusOr<Tensor>()> call);
   absl::StatusOr<std::vector<Tensor>> PoisoningParts(
       absl::FunctionRef<absl::StatusOr<std::vector<Tensor>>()> call);
-  absl::Status CheckPlace(std::string_view field, int place) const;
   bool Skips(const Tensor& tensor) const;
 
   absl::StatusOr<Tensor> Joined(const AgreedCall& call);
@@ -118,7 +108,7 @@ class ProcessGroup {
   const int place_;
   Engine& engine_;
   ProcessGroup* const world_;
-  std::atomic<uint64_t> calls_ = 0;  // Of this member, for the schedule noise.
+  uint64_t calls_ = 0;  // Of this member, for the schedule noise.
 };
 
 }  // namespace quantgate

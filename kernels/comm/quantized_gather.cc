@@ -12,8 +12,6 @@
 namespace quantgate {
 namespace {
 
-constexpr std::string_view kMethodNames[] = {"source", "codes", "values"};
-
 bool IsWhole(int64_t length, QuantizerFormat format) { return length % BlockLength(format) == 0; }
 
 bool AreWhole(std::span<const int64_t> rows, QuantizerFormat format) {
@@ -102,10 +100,6 @@ absl::StatusOr<Tensor> WithPad(const GatherContext& context, const Tensor& amax)
 }
 
 }  // namespace
-
-std::string_view GatherMethodName(GatherMethod method) {
-  return kMethodNames[static_cast<size_t>(method)];
-}
 
 GatherMethod GatherMethodOf(const Recipe& recipe, TensorRole role, std::span<const int64_t> rows,
                             int64_t columns) {

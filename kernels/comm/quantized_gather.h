@@ -19,7 +19,6 @@ enum class GatherMethod {
   kCodes,   ///< Codes and scales of the directions that are read.
   kValues,  ///< What the shards' codes stand for, in high precision; the whole is quantized again.
 };
-std::string_view GatherMethodName(GatherMethod method);  ///< "source", "codes", "values".
 
 /// How an operand of this role is gathered, from shards of rows[i] x columns: codes under recipes
 /// of one rule and whole blocks in every shard (32 rows and columns of mxfp8, 16 of nvfp4, 128 of

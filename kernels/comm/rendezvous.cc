@@ -29,7 +29,7 @@ std::string RanksText(const std::vector<int>& ranks) {
 bool IsOfGroup(const absl::Status& status) { return status.GetPayload(kOfGroup).has_value(); }
 
 Rendezvous::Rendezvous(int world_size, absl::Duration deadline)
-    : deadline_(std::min(deadline, kLongestDeadline)), threads_(world_size, 0) {}
+    : deadline_(std::min(deadline, kLongestDeadline)), runs_(world_size, false) {}
 
 void Rendezvous::AddGroup(GroupDescription description) {
   const std::scoped_lock lock(mutex_);
@@ -41,39 +41,13 @@ void Rendezvous::AddGroup(GroupDescription description) {
 absl::Status Rendezvous::BeginRun() {
   const std::scoped_lock lock(mutex_);
   QG_RETURN_IF_ERROR(first_error_);
-  std::fill(threads_.begin(), threads_.end(), 1);
+  std::fill(runs_.begin(), runs_.end(), true);
   return absl::OkStatus();
 }
 
 void Rendezvous::EndRank(int rank) {
   const std::scoped_lock lock(mutex_);
-  threads_[rank] = 0;
-  PoisonStuckGroups();
-}
-
-absl::Status Rendezvous::EndRun() {
-  const std::scoped_lock lock(mutex_);
-  for (const auto& group : groups_) {
-    for (const auto& [key, messages] : group->mail) {
-      if (messages.empty()) continue;
-      const std::vector<int>& members = group->description.members;
-      return Poison(*group, absl::FailedPreconditionError(absl::StrCat(
-                                "group ", group->description.name, ": rank ", members[key.to],
-                                " has ended without taking what rank ", members[key.from],
-                                " sent to it with tag ", key.tag)));
-    }
-  }
-  return absl::OkStatus();
-}
-
-void Rendezvous::AddThread(int rank) {
-  const std::scoped_lock lock(mutex_);
-  ++threads_[rank];
-}
-
-void Rendezvous::RemoveThread(int rank) {
-  const std::scoped_lock lock(mutex_);
-  --threads_[rank];
+  runs_[rank] = false;
   PoisonStuckGroups();
 }
 
@@ -99,7 +73,7 @@ absl::StatusOr<std::shared_ptr<const std::vector<Posting>>> Rendezvous::Meet(int
   if (++meeting.posted == group.description.size()) {
     meeting = {};
     std::erase_if(waits_, [&](Wait* wait) {
-      if (wait->group != &group || wait->is_for_message) return false;
+      if (wait->group != &group) return false;
       return wait->is_over = true;
     });
     lock.unlock();
@@ -109,41 +83,6 @@ absl::StatusOr<std::shared_ptr<const std::vector<Posting>>> Rendezvous::Meet(int
   Wait wait{&group, place};
   QG_RETURN_IF_ERROR(Await(lock, wait));
   return postings;
-}
-
-absl::Status Rendezvous::Send(int group_id, int from, int to, int tag, Contribution message) {
-  std::unique_lock lock(mutex_);
-  Group& group = *groups_[group_id];
-  QG_RETURN_IF_ERROR(group.error);
-  const MailKey key{from, to, tag};
-  const auto wait = std::find_if(waits_.begin(), waits_.end(), [&](const Wait* each) {
-    return each->group == &group && each->is_for_message && each->key == key;
-  });
-  if (wait == waits_.end()) {
-    group.mail[key].push_back(std::move(message));
-    return absl::OkStatus();
-  }
-  (*wait)->message = std::move(message);
-  (*wait)->is_over = true;
-  waits_.erase(wait);
-  lock.unlock();
-  changed_.notify_all();
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Contribution> Rendezvous::Receive(int group_id, int place, int from, int tag) {
-  std::unique_lock lock(mutex_);
-  Group& group = *groups_[group_id];
-  QG_RETURN_IF_ERROR(group.error);
-  const MailKey key{from, place, tag};
-  if (const auto mail = group.mail.find(key); mail != group.mail.end() && !mail->second.empty()) {
-    Contribution message = std::move(mail->second.front());
-    mail->second.pop_front();
-    return message;
-  }
-  Wait wait{&group, place, true, key};
-  QG_RETURN_IF_ERROR(Await(lock, wait));
-  return std::move(wait.message);
 }
 
 absl::Status Rendezvous::Await(std::unique_lock<std::mutex>& lock, Wait& wait) {
@@ -186,7 +125,6 @@ absl::Status Rendezvous::Poison(Group& group, absl::Status error) {
   if (first_error_.ok()) first_error_ = error;
   group.error = std::move(error);
   group.meeting = {};
-  group.mail.clear();
   std::erase_if(waits_, [&](const Wait* wait) { return wait->group == &group; });
   changed_.notify_all();
   return group.error;
@@ -219,7 +157,6 @@ absl::Status Rendezvous::CheckCall(const Group& group, int place, const CallSign
 
 std::vector<int> Rendezvous::MissingRanks(const Wait& wait) const {
   const std::vector<int>& members = wait.group->description.members;
-  if (wait.is_for_message) return {members[wait.key.from]};
   std::vector<int> missing;
   for (size_t place = 0; place < members.size(); ++place) {
     if (!wait.group->meeting.has_posted[place]) missing.push_back(members[place]);
@@ -233,13 +170,13 @@ void Rendezvous::PoisonStuckGroups() {
   for (const Wait* wait : waits) {
     rank_waits.push_back({wait->group->description.members[wait->place], MissingRanks(*wait)});
   }
-  const std::vector<bool> can_go_on = RanksThatCanGoOn(threads_, rank_waits);
+  const std::vector<bool> can_go_on = RanksThatCanGoOn(runs_, rank_waits);
   bool some_wait_for_ended = false;
   for (size_t i = 0; i < waits.size(); ++i) {
     if (can_go_on[rank_waits[i].rank]) continue;
     const std::vector<int>& ranks = rank_waits[i].for_ranks;
     const auto ended =
-        std::find_if(ranks.begin(), ranks.end(), [&](int rank) { return threads_[rank] == 0; });
+        std::find_if(ranks.begin(), ranks.end(), [&](int rank) { return !runs_[rank]; });
     if (ended == ranks.end()) continue;
     some_wait_for_ended = true;
     if (!waits[i]->group->error.ok()) continue;  // By another member's wait.
@@ -247,7 +184,7 @@ void Rendezvous::PoisonStuckGroups() {
   }
   if (some_wait_for_ended) return;  // Their error lets them go on.
   std::vector<const Wait*> cycle;
-  for (const int wait : CycleOfWaits(threads_, rank_waits)) cycle.push_back(waits[wait]);
+  for (const int wait : CycleOfWaits(runs_, rank_waits)) cycle.push_back(waits[wait]);
   if (cycle.empty()) return;
   const absl::Status error = CycleError(cycle);  // Before the calls are forgotten.
   for (const Wait* wait : cycle) Poison(*wait->group, error).IgnoreError();
@@ -255,10 +192,6 @@ void Rendezvous::PoisonStuckGroups() {
 
 std::string Rendezvous::WaitText(const Wait& wait) const {
   const GroupDescription& group = wait.group->description;
-  if (wait.is_for_message) {
-    return absl::StrCat("group ", group.name, " (receive from rank ", group.members[wait.key.from],
-                        " with tag ", wait.key.tag, ")");
-  }
   return absl::StrCat("group ", group.name, ", call ", wait.group->calls, " (",
                       CallText((*wait.group->meeting.postings)[wait.place].signature), ")");
 }

@@ -1,19 +1,15 @@
 // Rendezvous: where the threads of all ranks of a world meet on the host. A collective call begins
-// when every member of the group has posted it and all have posted the same; a message is taken
-// when it is there. Whoever waits for what cannot come is told at once: another call of a member, a
-// member that has ended, members that wait for each other; and after a deadline where a member does
-// not come at all. An error poisons the group: every member gets it, from this call and from each
-// later one. One lock for the whole world: there are few ranks, and they hold it for a few hundred
-// instructions.
+// when every member of the group has posted it and all have posted the same. Whoever waits for what
+// cannot come is told at once: another call of a member, a member that has ended, members that wait
+// for each other; and after a deadline where a member does not come at all. An error poisons the
+// group: every member gets it, from this call and from each later one. One lock for the whole
+// world: there are few ranks, and they hold it for a few hundred instructions.
 #pragma once
 
 #include <condition_variable>
-#include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -38,22 +34,12 @@ class Rendezvous {
   absl::Status BeginRun();
   /// The rank makes no more calls in this run.
   void EndRank(int rank);
-  /// After the last rank has ended. FAILED_PRECONDITION when a message was sent and not received.
-  absl::Status EndRun();
-  /// Another thread of `rank` makes calls from now on, or no more of them.
-  void AddThread(int rank);
-  void RemoveThread(int rank);
 
   /// Gives what all members posted, in the group's order, when the last of them has.
   /// FAILED_PRECONDITION naming ranks and calls where they are not the same or can never meet;
   /// DEADLINE_EXCEEDED naming the ranks that did not come.
   absl::StatusOr<std::shared_ptr<const std::vector<Posting>>> Meet(int group, int place,
                                                                    Posting posting);
-  /// To the member at place `to`, who takes messages of one sender and tag in the order sent. Does
-  /// not wait.
-  absl::Status Send(int group, int from, int to, int tag, Contribution message);
-  /// Errors as Meet.
-  absl::StatusOr<Contribution> Receive(int group, int place, int from, int tag);
 
   /// Poisons the group with what went wrong at `place`, unless it is poisoned; what it is poisoned
   /// with.
@@ -69,24 +55,16 @@ class Rendezvous {
     std::vector<bool> has_posted;
     int posted = 0;
   };
-  struct MailKey {
-    int from, to, tag;
-    auto operator<=>(const MailKey&) const = default;
-  };
   struct Group {
     GroupDescription description;
     int64_t calls = 0;  ///< Meetings begun: the number of the one under way.
     Meeting meeting;
-    std::map<MailKey, std::deque<Contribution>> mail;
     absl::Status error;
   };
-  /// A thread that waits, for a meeting of its group or for a message.
+  /// A rank that waits for a meeting of its group.
   struct Wait {
     Group* group = nullptr;
     int place = 0;
-    bool is_for_message = false;
-    MailKey key = {};
-    Contribution message = {};
     bool is_over = false;
   };
 
@@ -105,7 +83,7 @@ class Rendezvous {
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // A wait is over or a group is poisoned.
   std::vector<std::unique_ptr<Group>> groups_;
-  std::vector<int> threads_;  // Of each rank, those that make calls.
+  std::vector<bool> runs_;    // Each rank; one that does not has ended.
   std::vector<Wait*> waits_;  // Those not over.
   absl::Status first_error_;
 };

@@ -70,16 +70,12 @@ class Transport {
   virtual absl::StatusOr<std::vector<Tensor>> AllGatherParts(const AgreedCall& call) = 0;
   /// From each member the tensor that it brings for this one: contribution(i).tensors[place].
   virtual absl::StatusOr<std::vector<Tensor>> AllToAll(const AgreedCall& call) = 0;
-  /// tensor(root).
-  virtual absl::StatusOr<Tensor> Broadcast(const AgreedCall& call, int root) = 0;
   /// The maximum of all tensors, f32, as Engine::Maximum.
   virtual absl::StatusOr<Tensor> Maximum(const AgreedCall& call) = 0;
   /// The library's own sum of all tensors; UNIMPLEMENTED where there is none.
   virtual absl::StatusOr<Tensor> LibrarySum(const AgreedCall& call) = 0;
   /// Of that sum the rows of this member; each member brings one tensor for each owner.
   virtual absl::StatusOr<Tensor> LibraryReduceScatter(const AgreedCall& call) = 0;
-  /// What another member sent, in memory that `engine` reads.
-  virtual absl::StatusOr<Tensor> Receive(Engine& engine, const Contribution& sent) = 0;
 
   /// Ends every wait of the group's members for one another: one of them has failed with `cause`
   /// and will not come to what they have agreed on.

@@ -19,11 +19,9 @@ int FirstWaitOf(std::span<const RankWait> waits, int rank) {
 
 }  // namespace
 
-std::vector<bool> RanksThatCanGoOn(std::span<const int> threads, std::span<const RankWait> waits) {
-  std::vector<int> not_waiting(threads.begin(), threads.end());
-  for (const RankWait& wait : waits) --not_waiting[wait.rank];
-  std::vector<bool> can_go_on;
-  for (const int count : not_waiting) can_go_on.push_back(count > 0);
+std::vector<bool> RanksThatCanGoOn(const std::vector<bool>& runs, std::span<const RankWait> waits) {
+  std::vector<bool> can_go_on = runs;
+  for (const RankWait& wait : waits) can_go_on[wait.rank] = false;
   for (bool is_changed = true; is_changed;) {
     is_changed = false;
     for (const RankWait& wait : waits) {
@@ -37,15 +35,15 @@ std::vector<bool> RanksThatCanGoOn(std::span<const int> threads, std::span<const
   return can_go_on;
 }
 
-std::vector<int> CycleOfWaits(std::span<const int> threads, std::span<const RankWait> waits) {
-  const std::vector<bool> can_go_on = RanksThatCanGoOn(threads, waits);
+std::vector<int> CycleOfWaits(const std::vector<bool>& runs, std::span<const RankWait> waits) {
+  const std::vector<bool> can_go_on = RanksThatCanGoOn(runs, waits);
   const auto stuck = std::find_if(waits.begin(), waits.end(),
                                   [&](const RankWait& wait) { return !can_go_on[wait.rank]; });
   if (stuck == waits.end()) return {};
   // Each stuck rank waits for another; whoever follows that comes around.
   std::vector<int> path;
   int rank = stuck->rank;
-  std::vector<int> place_of_rank(threads.size(), -1);
+  std::vector<int> place_of_rank(runs.size(), -1);
   while (place_of_rank[rank] < 0) {
     place_of_rank[rank] = static_cast<int>(path.size());
     path.push_back(FirstWaitOf(waits, rank));

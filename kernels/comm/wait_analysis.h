@@ -6,21 +6,20 @@
 
 namespace quantgate {
 
-/// One thread of a rank that waits until all of some ranks have come.
+/// A rank that waits until all of some ranks have come.
 struct RankWait {
   int rank = 0;
   std::vector<int> for_ranks;
 };
 
-/// For each rank whether it can still make a call, now or after what it waits for. `threads` is the
-/// number of threads of each rank that make calls; a rank with none has ended. A rank whose threads
-/// all wait can go on when one of its waits can be over, which takes all the ranks of that wait.
-/// Whoever is not waiting is taken to make whatever call is needed, so no rank that could go on is
-/// ever said to be stuck.
-std::vector<bool> RanksThatCanGoOn(std::span<const int> threads, std::span<const RankWait> waits);
+/// For each rank whether it can still make a call, now or after what it waits for. `runs`: of each
+/// rank; one that does not has ended. A rank that waits, once, can go on when its wait can be over,
+/// which takes all the ranks of that wait. Whoever is not waiting is taken to make whatever call is
+/// needed, so no rank that could go on is ever said to be stuck.
+std::vector<bool> RanksThatCanGoOn(const std::vector<bool>& runs, std::span<const RankWait> waits);
 
 /// Of ranks that cannot go on and of which none waits for an ended one: waits (as indices) that
 /// form a cycle, each for a rank of the next one, beginning with the lowest rank of the cycle.
-std::vector<int> CycleOfWaits(std::span<const int> threads, std::span<const RankWait> waits);
+std::vector<int> CycleOfWaits(const std::vector<bool>& runs, std::span<const RankWait> waits);
 
 }  // namespace quantgate

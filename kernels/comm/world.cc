@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -57,18 +58,6 @@ absl::StatusOr<ProcessGroup*> Rank::FindGroup(const std::string& name) {
 }
 
 ProcessGroup& Rank::group(const std::string& name) { return **FindGroup(name); }
-
-RankThread::RankThread(Rank& rank, std::function<void()> body) {
-  Rendezvous& rendezvous = rank.environment_.rendezvous;
-  rendezvous.AddThread(rank.index_);
-  thread_ = std::thread([&rendezvous, index = rank.index_, body = std::move(body)] {
-    const ScopedIeeeEnvironment ieee;
-    body();
-    rendezvous.RemoveThread(index);
-  });
-}
-
-RankThread::~RankThread() { thread_.join(); }
 
 /// Over one run: who has ended, and with what.
 class World::Watch {
@@ -258,7 +247,6 @@ absl::Status World::Run(absl::FunctionRef<absl::Status(Rank& rank)> body,
   environment_.cancellation = nullptr;
   absl::Status status = transport_->Settle();
   if (!watch.failure().ok()) status = watch.failure();
-  if (status.ok()) status = rendezvous_.EndRun();
   if (options_.statistics != nullptr) {
     const bool is_of_group = watch.failure().ok() || watch.is_of_group();
     options_.statistics->RunEnded(options_.backend, status, is_of_group);

@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -52,25 +51,10 @@ class Rank {
 
  private:
   friend class World;
-  friend class RankThread;
   const int index_;
   Engine& engine_;
   const GroupEnvironment& environment_;
   std::map<std::string, std::unique_ptr<ProcessGroup>> groups_;
-};
-
-/// A thread of a rank beside its own, which may make calls for it: a rank counts as waiting only
-/// when all of its threads wait. With the floating-point environment of engines. The destructor
-/// joins it.
-class RankThread {
- public:
-  RankThread(Rank& rank, std::function<void()> body);
-  ~RankThread();
-  RankThread(const RankThread&) = delete;
-  RankThread& operator=(const RankThread&) = delete;
-
- private:
-  std::thread thread_;
 };
 
 class World {

@@ -278,16 +278,6 @@ absl::StatusOr<StartedReport<ErrorReport>> StartMeasureErrorCuda(CudaDevice& dev
   return StartErrors(device, subject, reference, ComparePath::kTuned);
 }
 
-absl::StatusOr<ParityReport> CompareBitsCuda(CudaDevice& device, const Tensor& subject,
-                                             const Tensor& reference) {
-  return CompareBitsOnPath(device, subject, reference, ComparePath::kTuned);
-}
-
-absl::StatusOr<ErrorReport> MeasureErrorCuda(CudaDevice& device, const Tensor& subject,
-                                             const Tensor& reference) {
-  return MeasureErrorOnPath(device, subject, reference, ComparePath::kTuned);
-}
-
 absl::StatusOr<NearerReport> MeasureNearerCuda(CudaDevice& device, const Tensor& subject,
                                                const Tensor& reference, const Tensor& truth) {
   QG_RETURN_IF_ERROR(device.MakeCurrent());

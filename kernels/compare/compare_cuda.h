@@ -1,6 +1,5 @@
 // The comparisons of parity_report.h and error_report.h on a GPU: the same reports, reduced there.
-// Tensors are in device memory. Each call waits for its report; errors as on the CPU, and those of
-// CudaDevice.
+// Tensors are in device memory. Errors as on the CPU, and those of CudaDevice.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -11,12 +10,7 @@
 
 namespace quantgate {
 
-absl::StatusOr<ParityReport> CompareBitsCuda(CudaDevice& device, const Tensor& subject,
-                                             const Tensor& reference);
-
-absl::StatusOr<ErrorReport> MeasureErrorCuda(CudaDevice& device, const Tensor& subject,
-                                             const Tensor& reference);
-
+/// Waits for its report.
 absl::StatusOr<NearerReport> MeasureNearerCuda(CudaDevice& device, const Tensor& subject,
                                                const Tensor& reference, const Tensor& truth);
 

@@ -1,5 +1,5 @@
-// CompareBitsCuda and MeasureErrorCuda by a given form of their kernels, for tests that compare the
-// forms.
+// The comparisons of compare_cuda.h by a given form of their kernels, for tests that compare the
+// forms. Each call waits for its report.
 #pragma once
 
 #include "kernels/compare/compare_cuda.h"

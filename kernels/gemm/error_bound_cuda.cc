@@ -1,4 +1,4 @@
-// CheckBoundCuda: AbsoluteGemm's sums by the kernels of the exact GEMM, and the ratios of each
+// StartCheckBoundCuda: AbsoluteGemm's sums by the kernels of the exact GEMM, and the ratios of each
 // strip of them.
 #include <bit>
 #include <utility>
@@ -85,12 +85,6 @@ absl::StatusOr<StartedReport<BoundCheck>> StartCheckBoundCuda(CudaDevice& device
                                                               const Tensor& exact,
                                                               const Cancellation* cancellation) {
   return StartCheck(ExactCudaPath::kTensorCores, device, desc, subject, exact, cancellation);
-}
-
-absl::StatusOr<BoundCheck> CheckBoundCuda(CudaDevice& device, const GemmDesc& desc,
-                                          const Tensor& subject, const Tensor& exact,
-                                          const Cancellation* cancellation) {
-  return CheckBoundCudaBy(ExactCudaPath::kTensorCores, device, desc, subject, exact, cancellation);
 }
 
 }  // namespace quantgate

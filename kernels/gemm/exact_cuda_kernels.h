@@ -1,4 +1,4 @@
-// The kernels of ExactGemmCuda and CheckBoundCuda and how they are launched: operands are packed as
+// The kernels of ExactGemmCuda and StartCheckBoundCuda and how they are launched: operands are packed as
 // fp64 numbers once, their rows bounded, their dot products put into an fp64 matrix, a strip of
 // rows at a time, and that certified, rounded or compared.
 //

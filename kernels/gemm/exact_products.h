@@ -50,7 +50,7 @@ class ExactProducts {
   std::shared_ptr<Buffer> a_memory_, b_memory_, sums_;
 };
 
-/// ExactGemmCuda and CheckBoundCuda by a given path.
+/// ExactGemmCuda and StartCheckBoundCuda by a given path, the latter waited for.
 absl::StatusOr<GemmResult> ExactGemmCudaBy(ExactCudaPath path, CudaDevice& device,
                                            const GemmDesc& desc, const Cancellation* cancellation);
 absl::StatusOr<BoundCheck> CheckBoundCudaBy(ExactCudaPath path, CudaDevice& device,

@@ -39,9 +39,5 @@ absl::StatusOr<StartedReport<BoundCheck>> StartCheckBoundCuda(CudaDevice& device
                                                               const Tensor& subject,
                                                               const Tensor& exact,
                                                               const Cancellation* cancellation);
-/// As CheckBound; waits for the result.
-absl::StatusOr<BoundCheck> CheckBoundCuda(CudaDevice& device, const GemmDesc& desc,
-                                          const Tensor& subject, const Tensor& exact,
-                                          const Cancellation* cancellation);
 
 }  // namespace quantgate

@@ -2,9 +2,6 @@
 
 #include <utility>
 
-#include "kernels/base/status_macros.h"
-#include "kernels/gemm/gemm_tensors.h"
-
 namespace quantgate {
 
 HardwareCheckSides CudaSides(CudaDevice& device, CublasLt& cublaslt,
@@ -23,16 +20,6 @@ HardwareCheckSides CudaSides(CudaDevice& device, CublasLt& cublaslt,
   };
   sides.model = std::move(model);
   return sides;
-}
-
-std::function<absl::StatusOr<GemmResult>(const GemmDesc&)> CpuModel(
-    CudaDevice& device, const ExecutionContext& context) {
-  return [&device, &context](const GemmDesc& desc) -> absl::StatusOr<GemmResult> {
-    QG_ASSIGN_OR_RETURN(const GemmDesc on_host, WithTensors(desc, [&](const Tensor& tensor) {
-                          return device.ToHost(tensor);
-                        }));
-    return GemmCpu(on_host, context);
-  };
 }
 
 }  // namespace quantgate

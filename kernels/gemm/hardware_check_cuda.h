@@ -2,7 +2,6 @@
 #pragma once
 
 #include "kernels/base/cancellation.h"
-#include "kernels/base/execution.h"
 #include "kernels/gemm/gemm_cublaslt.h"
 #include "kernels/gemm/hardware_check.h"
 #include "kernels/tensor/cuda_device.h"
@@ -14,9 +13,5 @@ namespace quantgate {
 HardwareCheckSides CudaSides(CudaDevice& device, CublasLt& cublaslt,
                              std::function<absl::StatusOr<GemmResult>(const GemmDesc&)> model,
                              const Cancellation* cancellation);
-
-/// A model for it that shares nothing with a GPU: GemmCpu on copies in host memory.
-std::function<absl::StatusOr<GemmResult>(const GemmDesc&)> CpuModel(
-    CudaDevice& device, const ExecutionContext& context);
 
 }  // namespace quantgate

@@ -194,10 +194,6 @@ bool NeedsPowersOfTwo(const GemmDesc& desc) {
   return is_blackwell && IsFp8Block(desc.a.scaling);
 }
 
-bool HasPowerOfTwoScales(const GemmOperand& operand) {
-  return FirstScaleOffE8M0(operand.scale_inv) < 0;
-}
-
 absl::Status CheckScaling(const GemmDesc& desc, const GemmShape& shape) {
   const Side a{"a", desc.a, shape.m, shape.k, desc.layout != GemmLayout::kNT};
   const Side b{"b", desc.b, shape.n, shape.k, desc.layout == GemmLayout::kTN};

@@ -30,7 +30,5 @@ absl::Status ScaleOffE8M0(std::string_view operand, float scale, int64_t index);
 /// Whether the fp32 block scales of a GEMM must be powers of two: under Blackwell's arithmetics,
 /// which read their exponent bits.
 bool NeedsPowersOfTwo(const GemmDesc& desc);
-/// Whether every fp32 block scale is a power of two from 2^-127 to 2^127, which E8M0 has too.
-bool HasPowerOfTwoScales(const GemmOperand& operand);
 
 }  // namespace quantgate

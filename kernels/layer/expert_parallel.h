@@ -6,7 +6,8 @@
 //   combine   y[t] = sum over the choices c, ascending, of weight[t][c] * row(t, c)
 //
 // Who is routed where is given: routing weights are constants of a step, their gradients are not
-// computed.
+// computed. Runs and sessions route each row to one expert with weight 1, and let it travel as it
+// is and without padding; only scenarios ask for more (docs/scenarios.md section 4, D34).
 #pragma once
 
 #include <memory>

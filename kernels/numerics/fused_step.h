@@ -1,7 +1,6 @@
-// The fused dot step of tensor cores, T(F, outman; a[0..L), b[0..L), c) of docs/tensor-cores.md
-// section 1: align every product and the accumulator to the largest exponent, truncate, sum
-// exactly, normalise once, round toward zero. This is the meaning of every sm90 GEMM; vector
-// kernels and device code are tested against it.
+// Parts of the fused dot step of tensor cores (docs/tensor-cores.md section 1): align every product
+// and the accumulator to the largest exponent, truncate, sum exactly, normalise once, round toward
+// zero. kernels/numerics/fused_rule.h has the step.
 #pragma once
 
 #include <bit>
@@ -13,12 +12,9 @@
 namespace quantgate {
 
 /// F and outman of the instruction: products keep F fraction bits below the largest exponent of the
-/// step, the fp32 result keeps `out_mantissa` fraction bits. L is the length passed to FusedStep.
+/// step, the fp32 result keeps `out_mantissa` fraction bits.
 struct Wgmma16Bit {  // bf16, fp16 and tf32 on Hopper.
   static constexpr int kAlignBits = 25, kOutMantissa = 23;
-};
-struct WgmmaFp8 {  // e4m3 and e5m2 on Hopper, in any mix.
-  static constexpr int kAlignBits = 13, kOutMantissa = 13;
 };
 
 /// The largest exponent of a step counts as at least this. An H200 shows it where bf16 products lie
@@ -26,9 +22,6 @@ struct WgmmaFp8 {  // e4m3 and e5m2 on Hopper, in any mix.
 /// from -126 down to none, and none under this (tests/data/golden_gemm_bf16, tiny operands). FP8
 /// and fp16 products never reach it.
 inline constexpr int kFusedExponentFloor = -133;
-
-/// The longest step for which the sum provably fits int64: 2^20 terms below 2^(F+2) <= 2^27.
-inline constexpr int kFusedStepLengthMax = 1 << 20;
 
 /// One term of a step: (-1)^negative * significand * 2^(exponent - fraction_bits). Significands are
 /// not renormalised.
@@ -38,23 +31,6 @@ struct FusedTerm {
   int exponent;
   uint64_t significand;
 };
-
-/// The exact product of two codes. NaN, and infinity times zero, are kNan.
-template <class FormatA, class FormatB>
-QG_HOST_DEVICE constexpr FusedTerm FusedProduct(typename FormatA::Storage a_code,
-                                                typename FormatB::Storage b_code) {
-  const Unpacked a = Unpack<FormatA>(a_code);
-  const Unpacked b = Unpack<FormatB>(b_code);
-  const bool negative = a.negative != b.negative;
-  const bool any_nan = a.kind == FloatClass::kNan || b.kind == FloatClass::kNan;
-  const bool any_infinite = a.kind == FloatClass::kInfinite || b.kind == FloatClass::kInfinite;
-  const bool any_zero = a.kind == FloatClass::kZero || b.kind == FloatClass::kZero;
-  if (any_nan || (any_infinite && any_zero)) return {FloatClass::kNan, negative, 0, 0};
-  if (any_infinite) return {FloatClass::kInfinite, negative, 0, 0};
-  if (any_zero) return {FloatClass::kZero, negative, 0, 0};
-  return {FloatClass::kFinite, negative, a.exponent + b.exponent,
-          static_cast<uint64_t>(a.significand) * b.significand};
-}
 
 /// floor(significand * 2^shift), for any shift; the caller's significand fits 63 bits, after a left
 /// shift too. Without branches: which way to shift is not predictable.
@@ -90,55 +66,6 @@ QG_HOST_DEVICE constexpr uint32_t TruncateToFloat32(int64_t sum, int quantum_exp
   const bool subnormal = significand < (1u << 23);
   const uint32_t field = subnormal ? 0u : static_cast<uint32_t>(exponent + 127) << 23;
   return sign | field | (significand & 0x7FFFFFu);
-}
-
-/// One fused step: the fp32 bits of c + sum over i < length of a[i] * b[i]. `length` is the
-/// instruction's L, at most kFusedStepLengthMax; zero padding of a shorter tail changes nothing.
-/// NaN is 0x7FFFFFFF.
-template <class Step, class FormatA, class FormatB>
-QG_HOST_DEVICE constexpr uint32_t FusedStep(const typename FormatA::Storage* a,
-                                            const typename FormatB::Storage* b, int length,
-                                            uint32_t c_bits) {
-  constexpr int kProductFraction = FormatA::kMantissaBits + FormatB::kMantissaBits;
-  const Unpacked c = Unpack<Float32>(c_bits);
-
-  // 1. Specials, and E: the largest exponent among finite non-zero terms, and the floor.
-  bool nan = c.kind == FloatClass::kNan;
-  bool positive_infinity = c.kind == FloatClass::kInfinite && !c.negative;
-  bool negative_infinity = c.kind == FloatClass::kInfinite && c.negative;
-  int exponent_max = c.kind == FloatClass::kFinite ? c.exponent : kFusedExponentFloor;
-  for (int i = 0; i < length; ++i) {
-    const FusedTerm term = FusedProduct<FormatA, FormatB>(a[i], b[i]);
-    nan |= term.kind == FloatClass::kNan;
-    positive_infinity |= term.kind == FloatClass::kInfinite && !term.negative;
-    negative_infinity |= term.kind == FloatClass::kInfinite && term.negative;
-    if (term.kind == FloatClass::kFinite && term.exponent > exponent_max) {
-      exponent_max = term.exponent;
-    }
-  }
-  if (nan || (positive_infinity && negative_infinity)) return Float32::kCanonicalNan;
-  if (positive_infinity) return 0x7F800000u;
-  if (negative_infinity) return 0xFF800000u;
-
-  // 2. Every term in units of 2^(E - F), magnitude truncated: below 2^(F+2), so the sum of 2^20
-  // fits int64.
-  const auto aligned = [&](bool negative, uint64_t significand, int exponent, int fraction_bits) {
-    const int shift = Step::kAlignBits - fraction_bits - (exponent_max - exponent);
-    const int64_t magnitude = ShiftTruncating(significand, shift);
-    return negative ? -magnitude : magnitude;
-  };
-  int64_t sum = 0;
-  if (c.kind == FloatClass::kFinite) {
-    sum = aligned(c.negative, c.significand, c.exponent, Float32::kMantissaBits);
-  }
-  for (int i = 0; i < length; ++i) {
-    const FusedTerm term = FusedProduct<FormatA, FormatB>(a[i], b[i]);
-    if (term.kind != FloatClass::kFinite) continue;
-    sum += aligned(term.negative, term.significand, term.exponent, kProductFraction);
-  }
-
-  // 3. One normalisation and one truncation.
-  return TruncateToFloat32(sum, exponent_max - Step::kAlignBits, Step::kOutMantissa);
 }
 
 /// fp32 to tf32 as cuBLASLt does it before the tf32 tensor cores: round to nearest even to 10

@@ -122,11 +122,4 @@ absl::Status QuantizeTiles(const FormatRequest& request, int64_t tile_rows, int6
   return request.context.CheckCancelled();
 }
 
-absl::Status QuantizeRanges(const FormatRequest& request, QuantizeRange quantize_range,
-                            QuantizedTensor& quantized) {
-  return QuantizeTiles(
-      request, kPieceRows, kPieceColumns, [](const Piece&, TileTally&) { return false; },
-      quantize_range, quantized);
-}
-
 }  // namespace quantgate

@@ -63,15 +63,12 @@ inline LineRange RangeOf(const Piece& piece, Usage usage) {
 using QuantizeRange =
     absl::FunctionRef<void(Usage usage, const LineRange& range, QuantizationCounts& counts)>;
 
-/// Calls quantize_range for every piece in every asked usage, and sets the counts of `quantized`.
-absl::Status QuantizeRanges(const FormatRequest& request, QuantizeRange quantize_range,
-                            QuantizedTensor& quantized);
-
 /// Quantizes a tile in all asked usages with vector code; false where it leaves that to scalar
 /// code.
 using QuantizeTile = absl::FunctionRef<bool(const Piece& tile, TileTally& tally)>;
 
-/// As QuantizeRanges, tile by tile: what quantize_tile does not take, quantize_range does.
+/// Quantizes every piece in every asked usage, tile by tile: what quantize_tile does not take,
+/// quantize_range does. Sets the counts of `quantized`.
 absl::Status QuantizeTiles(const FormatRequest& request, int64_t tile_rows, int64_t tile_columns,
                            QuantizeTile quantize_tile, QuantizeRange quantize_range,
                            QuantizedTensor& quantized);

@@ -51,14 +51,6 @@ absl::Status CheckState(const DelayedScalingState& state) {
 
 }  // namespace
 
-std::string_view AmaxAlgorithmName(AmaxAlgorithm algorithm) {
-  return algorithm == AmaxAlgorithm::kMax ? "max" : "most_recent";
-}
-
-std::string_view ScaleUpdateName(ScaleUpdate update) {
-  return update == ScaleUpdate::kFused ? "fused" : "unfused";
-}
-
 absl::StatusOr<DelayedScalingState> FreshDelayedScaling(int amax_history_len) {
   DelayedScalingState state;
   QG_ASSIGN_OR_RETURN(state.scale, Tensor::FromScalar(1.0f));

@@ -12,9 +12,6 @@
 
 namespace quantgate {
 
-std::string_view AmaxAlgorithmName(AmaxAlgorithm algorithm);  ///< "max", "most_recent".
-std::string_view ScaleUpdateName(ScaleUpdate update);         ///< "fused", "unfused".
-
 struct DelayedScalingOptions {
   int margin = 0;  ///< Scales stay this many powers of two below the maximum.
   int amax_history_len = 1024;

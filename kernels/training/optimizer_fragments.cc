@@ -103,6 +103,18 @@ absl::StatusOr<Tensor> OptimizerFragments::Whole(size_t layer, const Tensor& own
   return flat.Reinterpret(flat.dtype(), shape);
 }
 
+absl::StatusOr<Tensor> OptimizerFragments::FromLastToFirst(const Tensor& whole,
+                                                           const ShardBounds& bounds) const {
+  QG_ASSIGN_OR_RETURN(const Tensor flat, Flat(whole));
+  std::vector<Tensor> parts;
+  for (size_t rank = bounds.size() - 1; rank-- > 0;) {
+    QG_ASSIGN_OR_RETURN(parts.emplace_back(),
+                        flat.RowRange(bounds[rank], bounds[rank + 1] - bounds[rank]));
+  }
+  QG_ASSIGN_OR_RETURN(const Tensor joined, engine_.ConcatenateRows(parts, cancellation_));
+  return joined.Reinterpret(joined.dtype(), whole.shape());
+}
+
 absl::Status OptimizerFragments::Join(std::vector<SessionLayerState>& layers) const {
   if (!is_divided()) return absl::OkStatus();
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -112,6 +124,8 @@ absl::Status OptimizerFragments::Join(std::vector<SessionLayerState>& layers) co
       for (Tensor* tensor : DividedTensors(layer.trained[name])) {
         if (!tensor->has_value()) continue;
         QG_ASSIGN_OR_RETURN(*tensor, Whole(i, *tensor, shape));
+        if (!faults_.Has(kFaultFragmentPlaceIgnored)) continue;
+        QG_ASSIGN_OR_RETURN(*tensor, FromLastToFirst(*tensor, bounds));
       }
     }
     layer.fragments.clear();

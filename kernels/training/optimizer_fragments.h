@@ -52,6 +52,8 @@ class OptimizerFragments {
                                             const QuantizedTensor& weight,
                                             const Quantizer& quantizer) const;
   absl::Status DivideOne(size_t layer, const std::string& name, SessionLayerState& state) const;
+  /// A seeded fault.
+  absl::StatusOr<Tensor> FromLastToFirst(const Tensor& whole, const ShardBounds& bounds) const;
 
   Engine& engine_;
   const SessionSpec& spec_;

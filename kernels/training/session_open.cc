@@ -98,7 +98,6 @@ absl::Status PutTrained(Engine& engine, const SessionSpec& spec,
 TrainingSession::TrainingSession(std::unique_ptr<State> state) : state_(std::move(state)) {}
 TrainingSession::~TrainingSession() = default;
 
-const SessionSpec& TrainingSession::spec() const { return state_->spec; }
 const Recipe& TrainingSession::recipe() const { return state_->now.recipe; }
 int64_t TrainingSession::step_count() const { return state_->now.step_count; }
 

@@ -18,8 +18,6 @@ inline constexpr char kFaultShardCountsAlone[] = "shard-offset-forgotten";
 inline constexpr char kFaultOddFragments[] = "fragment-odd-offset-in-fp4";
 /// The amaxes of fragments are those of masters that were not rounded to bf16.
 inline constexpr char kFaultAmaxBeforeRounding[] = "amax-of-unrounded-master";
-/// A checkpoint's fragments are taken in the order of its ranks whatever they say of themselves.
-inline constexpr char kFaultFragmentPlaceIgnored[] = "fragment-place-ignored";
 
 // Of sessions whose copies have rows of each weight.
 
@@ -36,6 +34,8 @@ inline constexpr char kFaultMastersOneRowOff[] = "masters-one-row-off";
 inline constexpr char kFaultExpertRowsOfCopy[] = "expert-rows-gathered-in-copy";
 /// Elements of masters and moments begin one element before those that a rank updates.
 inline constexpr char kFaultFragmentsOneOff[] = "fragments-one-element-off";
+/// A checkpoint's fragments of masters and moments are joined in another order than their ranks'.
+inline constexpr char kFaultFragmentPlaceIgnored[] = "fragment-place-ignored";
 /// Gradients are summed over the tensor-parallel group in place of the copies.
 inline constexpr char kFaultGradientOfOtherGroup[] = "gradient-summed-over-other-group";
 /// Gradients are summed over the copies, and the sums once more.

@@ -50,8 +50,6 @@ class ShardedWeight {
   /// columnwise ones; row-scaled nvfp4.
   static absl::StatusOr<ShardedWeight> Create(ShardedWeightSpec spec, int ranks);
 
-  const ShardedWeightSpec& spec() const { return spec_; }
-
   /// Quantizes this rank's rows (f32, bf16 or f16; the dtype of the weight is that of the first
   /// call) under the amax of all ranks' rows. What was gathered before is dropped. Arguments: seed,
   /// call_id and, under delayed scaling, scale; where the rows begin is added. `amax_group`: the
@@ -68,11 +66,9 @@ class ShardedWeight {
   absl::StatusOr<QuantizedTensor> Gather(const GatherContext& context, WeightPass pass);
   /// Drops what is kept between forward and backward.
   void Reshard() { gathered_.reset(); }
-  bool holds_gathered() const { return gathered_.has_value(); }
 
-  /// This rank's rows: quantized, or in high precision.
+  /// This rank's quantized rows.
   const QuantizedTensor& shard() const { return shard_; }
-  const Tensor& high_precision_shard() const { return rows_; }
   /// f32 [1] of the last Update: max |x| over all ranks' rows under delayed scaling; else absent.
   const Tensor& delayed_amax() const { return delayed_amax_; }
 

@@ -241,7 +241,6 @@ class TrainingSession final : public Session {
       std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
       const SeededFaults& faults = {});
 
-  const SessionSpec& spec() const;  ///< As opened.
   const Recipe& recipe() const override;
   std::function<void()> WayBack() override;
   /// What the session holds now, tensors shared, and the way back to it.

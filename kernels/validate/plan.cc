@@ -208,14 +208,6 @@ std::string_view RequirementName(Requirement requirement) {
   return "unknown";
 }
 
-absl::StatusOr<Requirement> ParseRequirement(std::string_view name) {
-  for (Requirement requirement : {Requirement::kNone, Requirement::kBitwise, Requirement::kBound}) {
-    if (name == RequirementName(requirement)) return requirement;
-  }
-  return Refuse("requirement", absl::StrCat("\"", std::string(name), "\""),
-                "unknown name; known: none, bitwise, bound");
-}
-
 absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
   QG_RETURN_IF_ERROR(CheckLayerTensors(request.step));
   QG_RETURN_IF_ERROR(CheckVariants(request));

@@ -32,7 +32,6 @@ enum class Requirement {
   kBound,    ///< Every output with a derived bound lies within it of `exact` on its own operands.
 };
 std::string_view RequirementName(Requirement requirement);
-absl::StatusOr<Requirement> ParseRequirement(std::string_view name);
 
 /// Variants in one request, a bound on untrusted input.
 inline constexpr int kVariantsMax = 64;

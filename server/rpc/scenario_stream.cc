@@ -66,20 +66,20 @@ void ScenarioStream::Run(Device& device, absl::Status admission) {
   Metrics& metrics = call_.context().metrics;
   const ScenarioLibrary library = BuiltInScenarios();
   const auto scenarios = FindScenarios(library, NamesOf(*request_));
-  bool is_good = scenarios.ok();
+  ScenarioTally tally;
   absl::Status status = scenarios.status();
   if (status.ok()) {
     status = RunScenarios(*device.engine, library, *scenarios, request_->with_faults(),
                           call_.cancellation().get(),
                           {[&](const ScenarioResult& result) {
-                             is_good &= IsGood(result);
+                             tally.Add(result);
                              metrics.ScenarioRan(ScenarioOutcomeName(result.outcome));
                              v1::ScenarioEvent event;
                              *event.mutable_scenario() = ScenarioResultToProto(result);
                              Queue(std::move(event));
                            },
                            [&](const FaultResult& result) {
-                             is_good &= IsGood(result);
+                             tally.Add(result);
                              metrics.FaultRan(FaultOutcomeName(result.outcome));
                              v1::ScenarioEvent event;
                              *event.mutable_fault() = FaultResultToProto(result);
@@ -91,7 +91,9 @@ void ScenarioStream::Run(Device& device, absl::Status admission) {
   if (status.ok()) {
     v1::ScenarioEvent event;
     v1::ScenarioRunFinished& finished = *event.mutable_finished();
-    finished.set_good(is_good);
+    finished.set_good(tally.is_good());
+    finished.set_scenarios_left_out(tally.scenarios_left_out);
+    finished.set_faults_left_out(tally.faults_left_out);
     *finished.mutable_environment() = EnvironmentToProto(DevicesOf(device));
     finished.set_seconds(absl::ToDoubleSeconds(SteadyNow() - start_));
     Queue(std::move(event));

@@ -72,6 +72,37 @@ TEST_F(ScenarioCommandTest, WritesALineForEachResult) {
   EXPECT_EQ(outcomes, (std::vector<std::string>{"passed", "caught", "caught"}));
 }
 
+// Neither good nor bad: a run of nothing else has looked at nothing.
+TEST_F(ScenarioCommandTest, CountsWhatIsLeftOutApart) {
+  constexpr char kNeedsDevice[] = "cpu-equals-cuda";
+  const std::string path = Path("left_out.xml");
+  const ProcessResult beside =
+      Quantgate({"scenario", "run", kNeedsDevice, kExtreme, "--with-faults", "--junit", path});
+  EXPECT_EQ(beside.exit_code, kExitOk) << beside.err;
+  EXPECT_THAT(beside.out, ContainsRegex("cpu-equals-cuda +left out +0 "));
+  EXPECT_THAT(beside.err,
+              HasSubstr("scenarios: 1 left out, 1 passed; faults: 2 caught, 1 left out"));
+  EXPECT_THAT(TextOf(path), HasSubstr("tests=\"5\" failures=\"0\" errors=\"0\" skipped=\"2\""));
+  const ProcessResult json_run =
+      Quantgate({"--format", "json", "scenario", "run", kNeedsDevice, "--with-faults"});
+  EXPECT_EQ(json_run.exit_code, kExitCriterionFailed);
+  EXPECT_THAT(json_run.err, HasSubstr("scenarios: 1 left out; faults: 1 left out"));
+  const Json json = Json::parse(json_run.out);
+  EXPECT_FALSE(json["good"].get<bool>());
+  EXPECT_EQ(json["left_out"], Json::parse(R"({"scenarios": 1, "faults": 1})"));
+  const ProcessResult lines =
+      Quantgate({"--format", "jsonl", "scenario", "run", kNeedsDevice, kExtreme});
+  EXPECT_EQ(lines.exit_code, kExitOk);
+  EXPECT_THAT(lines.err, HasSubstr("scenarios: 1 left out, 1 passed"));
+  // Beside a run that has it, there is nothing to compare.
+  const std::string run = Path("left_out.json");
+  std::ofstream(run) << json_run.out;
+  const ProcessResult agree = Quantgate({"scenario", "agree", run, run});
+  EXPECT_EQ(agree.exit_code, kExitCriterionFailed);
+  EXPECT_THAT(agree.out, ContainsRegex("cpu-equals-cuda +left out +left out +left out\n"));
+  EXPECT_THAT(agree.err, HasSubstr("2 runs, scenarios: 1 left out"));
+}
+
 TEST_F(ScenarioCommandTest, WritesJunit) {
   const std::string path = Path("scenarios.xml");
   EXPECT_EQ(Quantgate({"scenario", "run", kExtreme, "--with-faults", "--junit", path}).exit_code,

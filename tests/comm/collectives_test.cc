@@ -96,47 +96,6 @@ TEST(AllToAll, HandsEachPartToItsOwner) {
   }
 }
 
-TEST(Broadcast, GivesTheRootsTensorToAll) {
-  for (const int size : kWorldSizes) {
-    Ranks ranks(size);
-    for (int root = 0; root < size; ++root) {
-      const std::vector<Tensor> tensors = ranks.TensorOfEach([&](Rank& rank) {
-        const bool has_tensor = rank.index() == root || rank.index() % 2 == 1;
-        return rank.group("world").Broadcast(
-            has_tensor ? MarkedTensor(rank.index(), DType::kI32, {3, 2}) : Tensor(), root);
-      });
-      for (const Tensor& tensor : tensors) {
-        EXPECT_EQ(tensor.shape(), (Shape{3, 2}));
-        EXPECT_EQ(BytesOf(tensor), BytesOf(MarkedTensor(root, DType::kI32, {3, 2})));
-      }
-    }
-  }
-}
-
-TEST(SendAndReceive, KeepTheOrderOfOneTagAndNoneOfOthers) {
-  for (const int size : kWorldSizes) {
-    Ranks ranks(size);
-    ranks.TensorOfEach([&](Rank& rank) -> absl::StatusOr<Tensor> {
-      ProcessGroup& group = rank.group("world");
-      const auto message = [](int from, int tag, int index) {
-        return MarkedTensor(from * 100 + tag * 10 + index, DType::kBF16, {index + 1, 2});
-      };
-      const int next = (rank.index() + 1) % size, previous = (rank.index() + size - 1) % size;
-      for (const int index : {0, 1, 2}) {
-        for (const int tag : {7, 5}) {
-          EXPECT_TRUE(group.Send(message(rank.index(), tag, index), next, tag).ok());
-        }
-      }
-      for (const int tag : {5, 7}) {
-        for (const int index : {0, 1, 2}) {
-          EXPECT_EQ(BytesOf(*group.Receive(previous, tag)), BytesOf(message(previous, tag, index)));
-        }
-      }
-      return message(0, 0, 0);
-    });
-  }
-}
-
 TEST(AllReduceMax, TakesNumbersBeforeNan) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   constexpr float kInf = std::numeric_limits<float>::infinity();

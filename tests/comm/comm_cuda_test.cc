@@ -76,34 +76,6 @@ TEST(CudaRanks, HandPartsToTheirOwners) {
   }
 }
 
-TEST(CudaRanks, BroadcastSendAndReceive) {
-  for (const CudaWorldCase& world : CudaWorldCases()) {
-    CudaRanks ranks(world);
-    for (int root = 0; root < world.size; ++root) {
-      const auto tensors = ranks.TensorOfEach([&](Rank& rank) {
-        return rank.group("world").Broadcast(
-            rank.index() == root ? MarkedTensor(root, DType::kI32, {33, 2}) : Tensor(), root);
-      });
-      for (const Tensor& tensor : tensors) {
-        EXPECT_EQ(BytesOf(tensor), BytesOf(MarkedTensor(root, DType::kI32, {33, 2})));
-      }
-    }
-    const auto passed = ranks.TensorOfEach([&](Rank& rank) -> absl::StatusOr<Tensor> {
-      ProcessGroup& group = rank.group("world");
-      const int next = (rank.index() + 1) % world.size;
-      const int previous = (rank.index() + world.size - 1) % world.size;
-      const Tensor message = MarkedTensor(rank.index(), DType::kBF16, {129, 65});
-      const absl::Status sent = group.Send(message, next, 3);
-      if (!sent.ok()) return sent;
-      return group.Receive(previous, 3);
-    });
-    for (int rank = 0; rank < world.size; ++rank) {
-      const int previous = (rank + world.size - 1) % world.size;
-      EXPECT_EQ(BytesOf(passed[rank]), BytesOf(MarkedTensor(previous, DType::kBF16, {129, 65})));
-    }
-  }
-}
-
 /// By column: the rank; NaN but for the last; NaN; an infinity; zeros of both signs; the least
 /// subnormal.
 TEST(CudaRanks, TakeMaximaAsFmaxf) {
@@ -172,19 +144,14 @@ TEST(CudaRanks, GroupsOverTheSameDevices) {
       return MarkedTensor(rank * 100 + round, DType::kU8, {rank + 1, 1021});
     };
     constexpr int kRounds = 40;
-    // Two threads of each rank, one in each kind of group: they come to calls in any order.
     std::vector<std::vector<std::string>> tp(4), dp(4);
     ranks.TensorOfEach([&](Rank& rank) -> absl::StatusOr<Tensor> {
-      const auto gather = [&](const char* group, std::vector<std::string>& all) {
-        for (int round = 0; round < kRounds; ++round) {
+      for (int round = 0; round < kRounds; ++round) {
+        for (auto& [group, all] : {std::pair("tp", &tp), std::pair("dp", &dp)}) {
           const auto whole = rank.group(group).AllGather(shard(rank.index(), round));
-          ASSERT_TRUE(whole.ok()) << whole.status();
-          all.push_back(BytesOf(*rank.engine().ToHost(*whole, nullptr)));
+          if (!whole.ok()) return whole.status();
+          (*all)[rank.index()].push_back(BytesOf(*rank.engine().ToHost(*whole, nullptr)));
         }
-      };
-      {
-        RankThread other(rank, [&] { gather("dp", dp[rank.index()]); });
-        gather("tp", tp[rank.index()]);
       }
       return shard(rank.index(), 0);
     });

@@ -43,10 +43,6 @@ Call ReduceScatter(std::vector<int64_t> rows) {
     return rank.group("world").ReduceScatter(Zeros(DType::kBF16, {6, 4}), rows, {}).status();
   };
 }
-Call Broadcast(int root, DType dtype = DType::kU8, Shape shape = {2}) {
-  return
-      [=](Rank& rank) { return rank.group("world").Broadcast(Zeros(dtype, shape), root).status(); };
-}
 Call Barrier() {
   return [](Rank& rank) { return rank.group("world").Barrier(); };
 }
@@ -91,10 +87,6 @@ std::vector<MismatchCase> MismatchCases() {
       {"rows", ReduceScatter({2, 2, 2}), ReduceScatter({1, 2, 3}),
        absl::StatusCode::kFailedPrecondition, "rows 1, 2, 3"},
       {"sum", ReduceScatter({2, 2, 2}), AllReduce({})},
-      {"root", Broadcast(0), Broadcast(1), absl::StatusCode::kFailedPrecondition, "from place 1"},
-      {"dtype of a broadcast", Broadcast(0), Broadcast(0, DType::kI16)},
-      {"dims of a broadcast", Broadcast(0), Broadcast(0, DType::kU8, {3}),
-       absl::StatusCode::kFailedPrecondition, "broadcast u8[3] from place 0"},
       {"what is agreed on", Agreement("a"), Agreement("b")},
       {"maximum's dims",
        [](Rank& rank) {
@@ -118,8 +110,6 @@ std::vector<MismatchCase> MismatchCases() {
              .status();
        },
        absl::StatusCode::kInvalidArgument, "sums are of f32, bf16 or f16"},
-      {"root that is no member", Broadcast(0), Broadcast(3), absl::StatusCode::kInvalidArgument,
-       "broadcast.root is 3"},
       {"too few parts", gather,
        [](Rank& rank) {
          return rank.group("world")
@@ -127,9 +117,6 @@ std::vector<MismatchCase> MismatchCases() {
              .status();
        },
        absl::StatusCode::kInvalidArgument, "all_to_all.parts is of 2"},
-      {"receiver that is no member", gather,
-       [](Rank& rank) { return rank.group("world").Send(Zeros(DType::kU8, {1}), 3, 0); },
-       absl::StatusCode::kInvalidArgument, "send.to is 3"},
   };
 }
 
@@ -232,35 +219,6 @@ TEST(WrongOrderOfGroups, IsFoundAroundAllRanks) {
                                      "rank 3 waits for rank 0 in group d")));
 }
 
-TEST(WrongOrderOfMessages, IsFoundAtOnce) {
-  Ranks ranks(2);
-  const auto statuses = ranks.StatusOfEach(
-      [](Rank& rank) { return rank.group("world").Receive(1 - rank.index(), 4).status(); });
-  EXPECT_THAT(statuses, Each(IsError(absl::StatusCode::kFailedPrecondition,
-                                     "receive from rank 1 with tag 4")));
-}
-
-TEST(WrongOrderOfMessages, IsNotSeenWhereAnotherThreadOfTheRankSends) {
-  Ranks ranks(2);
-  ranks.TensorOfEach([](Rank& rank) -> absl::StatusOr<Tensor> {
-    ProcessGroup& group = rank.group("world");
-    const Tensor tensor = MarkedTensor(rank.index(), DType::kU8, {4});
-    if (rank.index() == 1) {
-      // Rank 0 is in the barrier by now or will be; its other thread answers.
-      EXPECT_TRUE(group.Send(tensor, 0, 9).ok());
-      EXPECT_TRUE(group.Receive(0, 5).ok());
-      EXPECT_TRUE(group.Barrier().ok());
-      return tensor;
-    }
-    const RankThread answers(rank, [&] {
-      EXPECT_TRUE(group.Receive(1, 9).ok());
-      EXPECT_TRUE(group.Send(tensor, 1, 5).ok());
-    });
-    EXPECT_TRUE(group.Barrier().ok());
-    return tensor;
-  });
-}
-
 TEST(Deadline, NamesTheRankThatDidNotCome) {
   Ranks ranks(3, {.deadline = absl::Milliseconds(20)});
   std::latch others_are_done(2);
@@ -276,22 +234,6 @@ TEST(Deadline, NamesTheRankThatDidNotCome) {
   EXPECT_THAT(std::string(statuses[0].message()),
               ContainsRegex("ranks? [0-2, ]*1[0-2, ]* did not come within 20ms"));
   ExpectNewWorldWorks(std::move(ranks));
-}
-
-TEST(Deadline, IsOfMessagesToo) {
-  Ranks ranks(2, {.deadline = absl::Milliseconds(20)});
-  std::latch other_is_done(1);
-  const auto statuses = ranks.StatusOfEach([&](Rank& rank) {
-    if (rank.index() == 1) {
-      other_is_done.wait();
-      return rank.group("world").Send(Zeros(DType::kU8, {1}), 0, 3);
-    }
-    const absl::Status status = rank.group("world").Receive(1, 3).status();
-    other_is_done.count_down();
-    return status;
-  });
-  EXPECT_THAT(statuses,
-              Each(IsError(absl::StatusCode::kDeadlineExceeded, "receive from rank 1 with tag 3")));
 }
 
 }  // namespace

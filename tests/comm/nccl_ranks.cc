@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <iostream>
 #include <span>
 #include <thread>
 
@@ -12,12 +11,6 @@ namespace {
 constexpr int kValues = 8;
 
 }  // namespace
-
-bool HasTwoGpus() {
-  if (CudaDevice::Count() >= NcclRanks::kSize) return true;
-  std::cerr << "left out: " << CudaDevice::Count() << " device here, two needed\n";
-  return false;
-}
 
 const GroupDescription NcclRanks::kGroup = {.id = 3, .name = "tp", .members = {0, 1}};
 

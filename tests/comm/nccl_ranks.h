@@ -13,9 +13,6 @@
 
 namespace quantgate {
 
-/// Says on stderr that a test is left out where there are fewer.
-bool HasTwoGpus();
-
 class NcclRanks {
  public:
   static constexpr int kSize = 2;

@@ -204,26 +204,26 @@ TEST(ReduceAmaxesOfAll, GivesEveryTensorItsOwnMaximumWhoeverHasIt) {
 
 TEST(GatherMethod, FollowsRecipeAndAlignment) {
   const auto method_of = [](const char* recipe, std::vector<int64_t> rows, int64_t columns) {
-    return std::string(GatherMethodName(
-        GatherMethodOf(*Recipe::Parse(recipe), TensorRole::kInput, rows, columns)));
+    return GatherMethodOf(*Recipe::Parse(recipe), TensorRole::kInput, rows, columns);
   };
-  EXPECT_EQ(method_of("bf16", {128, 128}, 128), "source");
-  EXPECT_EQ(method_of("fp8_current", {3, 5}, 17), "codes");
-  EXPECT_EQ(method_of("fp8_delayed", {3, 5}, 17), "codes");
-  EXPECT_EQ(method_of("fp8_block", {128, 256}, 128), "codes");
-  EXPECT_EQ(method_of("fp8_block", {128, 64}, 128), "source");
-  EXPECT_EQ(method_of("fp8_block", {128, 128}, 192), "source");
-  EXPECT_EQ(method_of("fp8_block:x_block_dim=2,w_block_dim=1", {128, 128}, 128), "source");
-  EXPECT_EQ(method_of("mxfp8", {32, 64}, 32), "codes");
-  EXPECT_EQ(method_of("mxfp8", {48, 16}, 32), "source");
-  EXPECT_EQ(method_of("nvfp4", {16, 48}, 16), "codes");
-  EXPECT_EQ(method_of("nvfp4", {24, 8}, 16), "source");
+  EXPECT_EQ(method_of("bf16", {128, 128}, 128), GatherMethod::kSource);
+  EXPECT_EQ(method_of("fp8_current", {3, 5}, 17), GatherMethod::kCodes);
+  EXPECT_EQ(method_of("fp8_delayed", {3, 5}, 17), GatherMethod::kCodes);
+  EXPECT_EQ(method_of("fp8_block", {128, 256}, 128), GatherMethod::kCodes);
+  EXPECT_EQ(method_of("fp8_block", {128, 64}, 128), GatherMethod::kSource);
+  EXPECT_EQ(method_of("fp8_block", {128, 128}, 192), GatherMethod::kSource);
+  EXPECT_EQ(method_of("fp8_block:x_block_dim=2,w_block_dim=1", {128, 128}, 128),
+            GatherMethod::kSource);
+  EXPECT_EQ(method_of("mxfp8", {32, 64}, 32), GatherMethod::kCodes);
+  EXPECT_EQ(method_of("mxfp8", {48, 16}, 32), GatherMethod::kSource);
+  EXPECT_EQ(method_of("nvfp4", {16, 48}, 16), GatherMethod::kCodes);
+  EXPECT_EQ(method_of("nvfp4", {24, 8}, 16), GatherMethod::kSource);
   EXPECT_EQ(method_of("nvfp4:disable_rht=true,row_scaled_activation=true,"
                       "backward_override=dequantized",
                       {16, 16}, 16),
-            "source");
-  EXPECT_EQ(method_of("hybrid:fprop=mxfp8", {32, 32}, 32), "values");
-  EXPECT_EQ(method_of("hybrid:fprop=mxfp8", {16, 16}, 32), "source");
+            GatherMethod::kSource);
+  EXPECT_EQ(method_of("hybrid:fprop=mxfp8", {32, 32}, 32), GatherMethod::kValues);
+  EXPECT_EQ(method_of("hybrid:fprop=mxfp8", {16, 16}, 32), GatherMethod::kSource);
 }
 
 TEST(GatherCodes, RefusesScalesThatDiffer) {

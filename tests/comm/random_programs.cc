@@ -30,12 +30,20 @@ std::string ExpectedSum(const std::vector<Tensor>& sources) {
   return SumByHand(sources, "rank_asc_fp32", rows_of_owners);
 }
 
-/// Sends around the ring of the group and gives what came from the one before.
-absl::StatusOr<Tensor> AroundTheRing(ProcessGroup& group, const Tensor& own) {
+/// What the last of the group's members has.
+absl::StatusOr<Tensor> OfTheLast(ProcessGroup& group, const Tensor& own) {
+  const absl::StatusOr<std::vector<Tensor>> parts = group.AllGatherParts(own);
+  if (!parts.ok()) return parts.status();
+  return parts->back();
+}
+
+/// What the member before this one sends to all.
+absl::StatusOr<Tensor> OfTheOneBefore(ProcessGroup& group, const Tensor& own) {
   const int size = group.size();
-  const absl::Status sent = group.Send(own, (group.rank() + 1) % size, 1);
-  if (!sent.ok()) return sent;
-  return group.Receive((group.rank() + size - 1) % size, 1);
+  const absl::StatusOr<std::vector<Tensor>> received =
+      group.AllToAll(std::vector<Tensor>(static_cast<size_t>(size), own));
+  if (!received.ok()) return received.status();
+  return (*received)[static_cast<size_t>((group.rank() + size - 1) % size)];
 }
 
 struct CallResult {
@@ -55,9 +63,9 @@ CallResult MakeCall(ProcessGroup& group, const ProgramCall& call, size_t index) 
     case 2:  // Every sum is exact.
       return {group.AllReduce(own, {ReductionKind::kUbP2p}), ExpectedSum(sources)};
     case 3:
-      return {group.Broadcast(own, group.size() - 1), BytesOf(sources.back())};
+      return {OfTheLast(group, own), BytesOf(sources.back())};
     default:
-      return {AroundTheRing(group, own),
+      return {OfTheOneBefore(group, own),
               BytesOf(sources[(group.rank() + group.size() - 1) % group.size()])};
   }
 }

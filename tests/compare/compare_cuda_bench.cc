@@ -33,8 +33,9 @@ void BM_CompareBits(benchmark::State& state, DType dtype, uint64_t subject_seed,
                     Distribution distribution) {
   const Tensor subject = Source(dtype, subject_seed, distribution);
   const Tensor reference = Source(dtype, 1, distribution);
-  TimeOnDevice(state,
-               [&] { return CompareBitsCuda(BenchmarkDevice(), subject, reference).status(); });
+  TimeOnDevice(state, [&] {
+    return CompareBitsOnPath(BenchmarkDevice(), subject, reference, ComparePath::kTuned).status();
+  });
   state.SetBytesProcessed(state.iterations() * 2 * kBytes);
 }
 
@@ -42,8 +43,9 @@ void BM_CompareBits(benchmark::State& state, DType dtype, uint64_t subject_seed,
 void BM_CompareBitsRounded(benchmark::State& state, DType dtype, DType step) {
   const Tensor reference = Source(dtype, 1);
   const Tensor subject = Rounded(reference, step, dtype);
-  TimeOnDevice(state,
-               [&] { return CompareBitsCuda(BenchmarkDevice(), subject, reference).status(); });
+  TimeOnDevice(state, [&] {
+    return CompareBitsOnPath(BenchmarkDevice(), subject, reference, ComparePath::kTuned).status();
+  });
   state.SetBytesProcessed(state.iterations() * 2 * kBytes);
 }
 
@@ -95,15 +97,18 @@ void BM_MeasureErrorStarted(benchmark::State& state, DType dtype, DType step, Ca
 void BM_MeasureErrorSmall(benchmark::State& state) {
   const Tensor x =
       ValueOrDie(GenerateCuda(BenchmarkDevice(), {.dtype = DType::kF32, .shape = {512, 512}}));
-  TimeOnDevice(state, [&] { return MeasureErrorCuda(BenchmarkDevice(), x, x).status(); });
+  TimeOnDevice(state, [&] {
+    return MeasureErrorOnPath(BenchmarkDevice(), x, x, ComparePath::kTuned).status();
+  });
 }
 
 /// A bf16 subject of half the reference's bytes.
 void BM_MeasureErrorMixed(benchmark::State& state, DType dtype) {
   const Tensor reference = Source(DType::kF32, 1);
   const Tensor subject = ValueOrDie(CastTensorCuda(BenchmarkDevice(), reference, dtype));
-  TimeOnDevice(state,
-               [&] { return MeasureErrorCuda(BenchmarkDevice(), subject, reference).status(); });
+  TimeOnDevice(state, [&] {
+    return MeasureErrorOnPath(BenchmarkDevice(), subject, reference, ComparePath::kTuned).status();
+  });
   state.SetBytesProcessed(state.iterations() *
                           static_cast<int64_t>(subject.byte_size() + reference.byte_size()));
 }

@@ -186,10 +186,11 @@ TEST(CompareBitsCuda, RefusesWhatCompareBitsRefuses) {
   const Tensor b = Generated(Distribution::kNormal, 1, DType::kF16, {4, 4});
   const Tensor c = Generated(Distribution::kNormal, 1, DType::kBF16, {2, 8});
   for (const Tensor& other : {b, c}) {
-    EXPECT_EQ(CompareBitsCuda(TestDevice(), OnDevice(a), OnDevice(other)).status(),
-              CompareBits(a, other, {}).status());
+    EXPECT_EQ(
+        CompareBitsOnPath(TestDevice(), OnDevice(a), OnDevice(other), ComparePath::kTuned).status(),
+        CompareBits(a, other, {}).status());
   }
-  EXPECT_EQ(CompareBitsCuda(TestDevice(), a, Tensor()).status(),
+  EXPECT_EQ(CompareBitsOnPath(TestDevice(), a, Tensor(), ComparePath::kTuned).status(),
             CompareBits(a, Tensor(), {}).status());
 }
 
@@ -369,7 +370,8 @@ TEST(MeasureErrorCuda, RefusesWhatMeasureErrorRefuses) {
   const Tensor a = Generated(Distribution::kNormal, 1, DType::kBF16, {4, 4});
   for (const Tensor& other : {Generated(Distribution::kNormal, 1, DType::kBF16, {2, 8}),
                               RandomBytes(1, DType::kI32, {4, 4}), Tensor()}) {
-    EXPECT_EQ(MeasureErrorCuda(TestDevice(), OnDevice(a), OnDevice(other)).status(),
+    EXPECT_EQ(MeasureErrorOnPath(TestDevice(), OnDevice(a), OnDevice(other), ComparePath::kTuned)
+                  .status(),
               MeasureError(a, other, {}).status());
   }
 }

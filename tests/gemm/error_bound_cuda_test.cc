@@ -222,13 +222,15 @@ TEST(CheckBoundCudaTest, EmptyAndRefusedAsOnTheCpu) {
   GemmDesc desc;
   desc.a.data = Tensor::Allocate(DType::kBF16, {0, 16}).value();
   desc.b.data = MakeCodes(DType::kBF16, 3, 16, CodePattern::kNear, 1);
-  const auto check = CheckBoundCuda(TestDevice(), OnDevice(desc), empty(DType::kBF16),
-                                    empty(DType::kF32), nullptr);
+  const auto check = CheckBoundCudaBy(ExactCudaPath::kTensorCores, TestDevice(), OnDevice(desc),
+                                      empty(DType::kBF16), empty(DType::kF32), nullptr);
   ASSERT_TRUE(check.ok()) << check.status();
   EXPECT_TRUE(check->pass);
   EXPECT_EQ(check->worst_ratio, 0);
   const Tensor wrong = OnDevice(TensorOfCodes(DType::kF32, {3, 1}, {0, 0, 0}));
-  EXPECT_EQ(CheckBoundCuda(TestDevice(), OnDevice(desc), wrong, wrong, nullptr).status(),
+  EXPECT_EQ(CheckBoundCudaBy(ExactCudaPath::kTensorCores, TestDevice(), OnDevice(desc), wrong,
+                             wrong, nullptr)
+                .status(),
             CheckBound(desc, wrong, wrong, {}).status());
 }
 

@@ -96,7 +96,8 @@ void BM_CheckBound(benchmark::State& state, DType dtype, const char* arithmetic)
   desc.arithmetic = Arithmetic::Parse(arithmetic).value();
   double worst = 0;
   TimeOnDevice(state, [&] {
-    const auto check = CheckBoundCuda(device, desc, exact, exact, nullptr);
+    const auto check =
+        CheckBoundCudaBy(ExactCudaPath::kTensorCores, device, desc, exact, exact, nullptr);
     if (check.ok()) worst = check->worst_ratio;
     return check.status();
   });

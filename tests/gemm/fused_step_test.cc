@@ -1,6 +1,6 @@
 // The fused step against exact fractions (fused_step_vectors.txt) and against what an H200 was seen
 // to do in the corners (docs/tensor-cores.md section 1).
-#include "kernels/numerics/fused_step.h"
+#include "tests/gemm/fused_step.h"
 
 #include <gtest/gtest.h>
 

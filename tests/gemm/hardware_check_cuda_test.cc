@@ -10,12 +10,25 @@
 #include <memory>
 #include <string>
 
+#include "kernels/base/status_macros.h"
 #include "kernels/gemm/gemm_cuda.h"
+#include "kernels/gemm/gemm_tensors.h"
 
 namespace quantgate {
 namespace {
 
 using ::testing::HasSubstr;
+
+/// A model that shares nothing with a GPU: GemmCpu on copies in host memory.
+std::function<absl::StatusOr<GemmResult>(const GemmDesc&)> CpuModel(
+    CudaDevice& device, const ExecutionContext& context) {
+  return [&device, &context](const GemmDesc& desc) -> absl::StatusOr<GemmResult> {
+    QG_ASSIGN_OR_RETURN(const GemmDesc on_host, WithTensors(desc, [&](const Tensor& tensor) {
+                          return device.ToHost(tensor);
+                        }));
+    return GemmCpu(on_host, context);
+  };
+}
 
 class HardwareCheckCudaTest : public ::testing::Test {
  protected:

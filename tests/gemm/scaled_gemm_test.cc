@@ -8,9 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm/rule_outputs.h"
-#include "kernels/gemm/rules.h"
 #include "kernels/numerics/cast.h"
+#include "tests/gemm/scalar_outputs.h"
 #include "tests/gemm/scaled_operand.h"
 
 namespace quantgate {
@@ -207,26 +206,7 @@ TEST(Fp32Test, MultipliesElementsByTheirScalesFirst) {
   }
 }
 
-TEST(RuleOutputsTest, SaysWhichRulesGoWithTheOperands) {
-  const auto outputs = RuleOutputs::Make(MakeDesc(kF8E4M3, k1x128, k1x128), {{0, 0}, {19, 23}});
-  ASSERT_TRUE(outputs.ok()) << outputs.status();
-  const auto refusal = [&](auto change) {
-    FusedRule rule = RuleFor(MakeDesc(kF8E4M3, k1x128, k1x128)).value();
-    change(rule);
-    const absl::Status status = outputs->Accumulators(rule, {}).status();
-    return std::string(status.message());
-  };
-  EXPECT_EQ(refusal([](FusedRule&) {}), "");
-  EXPECT_THAT(refusal([](FusedRule& rule) { rule.step = 0; }), HasSubstr("rule.step is 0"));
-  EXPECT_THAT(refusal([](FusedRule& rule) { rule.align_bits = 50; }), HasSubstr("1 to 40"));
-  EXPECT_THAT(refusal([](FusedRule& rule) { rule.promote_k = 64; }), HasSubstr("every 128"));
-  EXPECT_THAT(refusal([](FusedRule& rule) { rule.promotion = Promotion::kNone; }),
-              HasSubstr("no powers of two"));
-  EXPECT_THAT(refusal([](FusedRule& rule) { rule.group = 2; }), HasSubstr("rule.group is 2"));
-  EXPECT_FALSE(RuleOutputs::Make(MakeDesc(kBF16, kNone, kNone), {{20, 0}}).ok());
-}
-
-TEST(RuleOutputsTest, EpilogueIsThatOfTheGemm) {
+TEST(ScaledGemmTest, HasTheScalarOutputsAfterItsEpilogue) {
   for (const char* arithmetic : {"sm90:split", "sm90:split,splitk=2"}) {
     GemmDesc desc = MakeDesc(kF8E4M3, kNone, kNone, arithmetic, 512);
     desc.a.scaling = desc.b.scaling = kOuter;
@@ -240,8 +220,7 @@ TEST(RuleOutputsTest, EpilogueIsThatOfTheGemm) {
     desc.c = MakeCodes(kBF16, 20, 24, CodePattern::kNear, 5);
     desc.bias = MakeCodes(kF32, 1, 24, CodePattern::kNear, 3).Reinterpret(kF32, {24}).value();
     std::vector<OutputCoordinate> coordinates = {{0, 0}, {19, 23}, {7, 11}, {7, 12}};
-    const auto codes =
-        RuleOutputs::Make(desc, coordinates)->Codes(RuleFor(desc).value(), {}).value();
+    const std::vector<uint32_t> codes = ScalarOutputs(desc, coordinates).value();
     const Tensor d = GemmCpu(desc, {})->d;
     for (size_t i = 0; i < coordinates.size(); ++i) {
       EXPECT_EQ(codes[i], d.as<uint16_t>()[coordinates[i].m * 24 + coordinates[i].n]);

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm/rule_outputs.h"
 #include "kernels/gemm/rules.h"
 #include "kernels/numerics/cast.h"
+#include "tests/gemm/scalar_outputs.h"
 #include "tests/gemm/scaled_operand.h"
 
 namespace quantgate {
@@ -78,16 +78,16 @@ GemmDesc MakeDesc(const Mode& mode, GemmShape shape, GemmLayout layout, CodePatt
   return desc;
 }
 
-std::vector<uint32_t> ScalarOutputs(const GemmDesc& desc, GemmShape shape) {
+std::vector<uint32_t> EveryScalarOutput(const GemmDesc& desc, GemmShape shape) {
   std::vector<OutputCoordinate> outputs;
   for (int64_t i = 0; i < shape.m * shape.n; ++i) outputs.push_back({i / shape.n, i % shape.n});
-  const auto made = RuleOutputs::Make(desc, outputs);
-  EXPECT_TRUE(made.ok()) << made.status();
-  return made->Codes(RuleFor(desc).value(), {}).value();
+  const auto codes = ScalarOutputs(desc, outputs);
+  EXPECT_TRUE(codes.ok()) << codes.status();
+  return codes.value();
 }
 
 void ExpectEveryPathIsScalar(const GemmDesc& desc, GemmShape shape, const std::string& what) {
-  const std::vector<uint32_t> expected = ScalarOutputs(desc, shape);
+  const std::vector<uint32_t> expected = EveryScalarOutput(desc, shape);
   for (const Isa isa : RunnableIsas()) {
     for (const int threads : {1, 3}) {
       ExecutionContext context;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs every test program of a bundle that needs a GPU, one after the other, and counts. The two parity programs draw
-# cases for --seconds each. usage: ./run_cuda_tests.sh [--only REGEX] [--skip REGEX] [--seconds N] [--logs FOLDER]
+# Runs every test program of a bundle that needs a GPU, one after the other, and counts. Those that need two, by their
+# names NAME_cuda2_test, are left out where there is one. The two parity programs draw cases for --seconds each.
+# usage: ./run_cuda_tests.sh [--only REGEX] [--skip REGEX] [--seconds N] [--logs FOLDER]
 # Exits 1 where a program failed, 4 where there is nothing to run or no device to run it on.
 set -euo pipefail
 usage() { echo "usage: $0 [--only REGEX] [--skip REGEX] [--seconds N] [--logs FOLDER]" >&2; exit 2; }
@@ -32,14 +33,26 @@ for program in "$root"/tests/*; do
   if [[ $name =~ $only ]] && ! [[ $name =~ $skip ]]; then programs+=("$name"); else left_out=$((left_out + 1)); fi
 done
 if [ ${#programs[@]} -eq 0 ]; then echo "no test program of $root/tests is named so" >&2; exit 4; fi
-if [ ! -e /dev/nvidiactl ] && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
+devices=$({ nvidia-smi -L 2>/dev/null || ls -d /dev/nvidia[0-9]* 2>/dev/null || true; } |
+  grep -cE '^(GPU|/dev/nvidia)' || true)
+if [ "$devices" -eq 0 ]; then
   echo "${#programs[@]} cuda test programs left out: no device" >&2
+  exit 4
+fi
+runnable=()
+for name in "${programs[@]}"; do
+  if [[ $name == *_cuda2_test ]] && [ "$devices" -lt 2 ]; then continue; fi
+  runnable+=("$name")
+done
+need_two=$((${#programs[@]} - ${#runnable[@]}))
+if [ ${#runnable[@]} -eq 0 ]; then
+  echo "$need_two cuda2 test programs left out: 2 devices needed, 1 here" >&2
   exit 4
 fi
 
 passed=0
 failed=()
-for name in "${programs[@]}"; do
+for name in "${runnable[@]}"; do
   arguments=()
   case "$name" in *_parity) arguments=("$seconds") ;; esac
   start=$(date +%s)
@@ -53,7 +66,8 @@ for name in "${programs[@]}"; do
   summary=$(grep -E '^\[  PASSED|^\[  FAILED.* tests?, listed|differ$' "$logs/$name.log" | tail -1 || true)
   printf '%-32s %s in %d s  %s\n' "$name" "$verdict" "$(($(date +%s) - start))" "$summary"
 done
-echo "$passed of ${#programs[@]} cuda test programs passed, ${#failed[@]} failed, $left_out not asked for; logs in $logs"
+if [ "$need_two" -gt 0 ]; then echo "$need_two cuda2 test programs left out: 2 devices needed, 1 here"; fi
+echo "$passed of ${#runnable[@]} cuda test programs passed, ${#failed[@]} failed, $left_out not asked for; logs in $logs"
 if [ ${#failed[@]} -gt 0 ]; then
   for name in "${failed[@]}"; do printf -- '--- %s\n' "$name"; tail -15 "$logs/$name.log"; done
   exit 1

@@ -6,6 +6,8 @@
 
 #include <random>
 
+#include "tests/gemm/fused_step.h"
+
 namespace quantgate {
 namespace {
 

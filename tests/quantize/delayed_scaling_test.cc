@@ -85,7 +85,7 @@ struct Update {
 };
 
 void ExpectUpdate(const Update& row) {
-  SCOPED_TRACE(std::string(ScaleUpdateName(row.options.update)));
+  SCOPED_TRACE(row.options.update == ScaleUpdate::kFused ? "fused" : "unfused");
   const auto after = *WithUpdate(StateOf(row.scale, row.history), row.options, 448.0f);
   EXPECT_EQ(BitsOf({ScaleOf(after)}), BitsOf({row.new_scale}));
   EXPECT_EQ(BitsOf(HistoryOf(after)), BitsOf(row.new_history));

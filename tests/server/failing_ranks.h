@@ -87,18 +87,12 @@ class FailingTransport final : public Transport {
     if (!status.ok()) return status;
     return local_->AllToAll(call);
   }
-  absl::StatusOr<Tensor> Broadcast(const AgreedCall& call, int root) override {
-    return local_->Broadcast(call, root);
-  }
   absl::StatusOr<Tensor> Maximum(const AgreedCall& call) override { return local_->Maximum(call); }
   absl::StatusOr<Tensor> LibrarySum(const AgreedCall& call) override {
     return local_->LibrarySum(call);
   }
   absl::StatusOr<Tensor> LibraryReduceScatter(const AgreedCall& call) override {
     return local_->LibraryReduceScatter(call);
-  }
-  absl::StatusOr<Tensor> Receive(Engine& engine, const Contribution& sent) override {
-    return local_->Receive(engine, sent);
   }
   void Abort(const GroupDescription&, const absl::Status& cause) override {
     troubles_.Abort(cause);

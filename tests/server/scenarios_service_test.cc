@@ -85,6 +85,24 @@ TEST(ScenariosServiceTest, RunsNamedScenariosAndTheirFaults) {
   EXPECT_EQ(MetricValue(metrics, "quantgate_scenario_faults_total{outcome=\"caught\"}"), 2);
 }
 
+TEST(ScenariosServiceTest, CountsWhatIsLeftOutApart) {
+  TestServer server([](ServerOptions& options) { options.metrics_listen = "127.0.0.1:0"; });
+  constexpr char kNeedsDevice[] = "cpu-equals-cuda";
+  const v1::ScenarioRunFinished alone =
+      RunOn(server, Named({kNeedsDevice}, true)).events.back().finished();
+  EXPECT_FALSE(alone.good());
+  EXPECT_EQ(alone.scenarios_left_out(), 1);
+  EXPECT_EQ(alone.faults_left_out(), 1);
+  const v1::ScenarioRunFinished beside =
+      RunOn(server, Named({kNeedsDevice, kRoundUp}, false)).events.back().finished();
+  EXPECT_TRUE(beside.good());
+  EXPECT_EQ(beside.scenarios_left_out(), 1);
+  EXPECT_EQ(beside.faults_left_out(), 0);
+  EXPECT_EQ(
+      MetricValue(server.HttpGet("/metrics"), "quantgate_scenarios_total{outcome=\"left_out\"}"),
+      2);
+}
+
 TEST(ScenariosServiceTest, SaysWhatWasMeasured) {
   TestServer server;
   const Outcome outcome = RunOn(server, Named({"hybrid-gathers-quantize-twice"}, false));

@@ -1,4 +1,5 @@
-// Weights cast from fragments of fp32 masters, against the whole weight quantized on one rank.
+// Weights cast from fragments of fp32 masters, against the whole weight quantized on one rank; and
+// where fragments begin.
 #include "kernels/training/master_weights.h"
 
 #include <gtest/gtest.h>
@@ -212,6 +213,16 @@ TEST(MasterWeights, BoundsThatDifferAreFoundBeforeBytesMove) {
   MasterFragment other = Half(1, Fp8Tensor(), 4);
   const std::string refusal = Refusal(Half(0, Fp8Tensor(), 2), other);
   EXPECT_NE(refusal.find("shapes and bounds of master weights"), std::string::npos) << refusal;
+}
+
+TEST(ShardBounds, AreEvenAndInOrder) {
+  EXPECT_EQ(EvenBounds(512, 3, 128), (ShardBounds{0, 256, 384, 512}));
+  EXPECT_EQ(EvenBounds(200, 4, 128), (ShardBounds{0, 128, 200, 200, 200}));
+  const Shape shapes[] = {{3, 3}, {1}, {4}};
+  const std::vector<ShardBounds> flat = FlatBounds(shapes, 4, 2);
+  EXPECT_EQ(flat[0], (ShardBounds{0, 4, 8, 9, 9}));
+  EXPECT_EQ(flat[1], (ShardBounds{0, 0, 0, 1, 1}));
+  EXPECT_EQ(flat[2], (ShardBounds{0, 0, 0, 2, 4}));
 }
 
 }  // namespace

@@ -230,9 +230,11 @@ OverlapSpec RandomSession::AnyOverlap() {
   OverlapSpec overlap;
   constexpr OverlapMethod kMethods[] = {OverlapMethod::kNone, OverlapMethod::kRingExchange,
                                         OverlapMethod::kPipeline, OverlapMethod::kBulk};
-  for (const OverlapAssignment& assignment : OverlapAssignments()) {
-    if (!Chance(20)) continue;
-    overlap.methods[{assignment.side, assignment.role}] = kMethods[random_() % std::size(kMethods)];
+  for (const OverlapSide side : {OverlapSide::kColumn, OverlapSide::kRow}) {
+    for (const GemmRole role : {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad}) {
+      if (!Chance(20)) continue;
+      overlap.methods[{side, role}] = kMethods[random_() % std::size(kMethods)];
+    }
   }
   overlap.aggregate = Chance(10);
   if (Chance(20)) overlap.pieces = 2;

@@ -61,7 +61,6 @@ void ExpectGathered(const WeightRule& rule, int ranks, bool reshard, WeightStora
     QG_RETURN_IF_ERROR(sharded.Update(context, OwnRows(context, spec, weight), {}));
     QG_ASSIGN_OR_RETURN(forward[context.group.rank()],
                         sharded.Gather(context, WeightPass::kForward));
-    EXPECT_EQ(sharded.holds_gathered(), !reshard);
     QG_ASSIGN_OR_RETURN(backward[context.group.rank()],
                         sharded.Gather(context, WeightPass::kBackward));
     return absl::OkStatus();

@@ -34,14 +34,6 @@ TEST(Variant, LabelSaysRecipeKnobsOverrideAndArithmetic) {
             "fp8_current:power_2_scales=true / high_precision / exact");
 }
 
-TEST(Names, RoundTripAndRefuseOthers) {
-  for (Requirement requirement : {Requirement::kNone, Requirement::kBitwise, Requirement::kBound}) {
-    EXPECT_EQ(*ParseRequirement(RequirementName(requirement)), requirement);
-  }
-  EXPECT_EQ(std::string(ParseRequirement("close").status().message()),
-            "requirement: unknown name \"close\"; known: none, bitwise, bound");
-}
-
 struct Case {
   std::string message;
   std::function<void(LayerRunRequest&)> spoil;

@@ -1,4 +1,5 @@
-// Training sessions whose copies have rows of each weight (docs/distributed.md section 9.1).
+// Training sessions whose copies have rows of each weight, or elements of its master and moments
+// (docs/distributed.md sections 9.1 and 9.3).
 #include <map>
 #include <string>
 #include <utility>
@@ -16,16 +17,15 @@
 namespace quantgate {
 namespace {
 
-/// Rows of each weight, its master and its moments on every one of these copies; on one rank where
-/// there is 1.
-SessionSpec OnCopies(SessionSpec spec, int copies) {
+/// So many copies, which divide each weight, its master and its moments, or the latter alone; one
+/// rank where there is 1.
+SessionSpec OnCopies(SessionSpec spec, int copies, CopyDivision division) {
   spec.parallel.reset();
   if (copies == 1) return spec;
   spec.parallel.emplace();
   spec.parallel->tensor_parallel = 1;
   spec.parallel->data_parallel = copies;
-  spec.parallel->fully_sharded = true;
-  return spec;
+  return DividedOverCopies(std::move(spec), division);
 }
 
 SessionSpec ShardedSpec(const Recipe& recipe, WeightStorage weights) {
@@ -46,7 +46,7 @@ absl::Status CheckShardedTraining(ScenarioContext& context) {
   for (const WeightStorage weights : StoragesByHand(context.recipe())) {
     for (const bool reshards : {true, false}) {
       context.SetStep(run++);
-      SessionSpec spec = OnCopies(ShardedSpec(context.recipe(), weights), 2);
+      SessionSpec spec = OnCopies(ShardedSpec(context.recipe(), weights), 2, CopyDivision::kRows);
       spec.parallel->reshard_after_forward = reshards;
       ComparedCopies training(context, kTwoLayerBatch,
                               CopiesByHand(context.reference(), spec, parameters, 2));
@@ -57,23 +57,31 @@ absl::Status CheckShardedTraining(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-absl::Status CheckGoingOnElsewhere(ScenarioContext& context) {
+absl::Status GoOnElsewhere(ScenarioContext& context, WeightStorage weights, CopyDivision division) {
   QG_ASSIGN_OR_RETURN(const auto parameters, MakeParameters(context, 80));
-  for (const WeightStorage weights : StoragesByHand(context.recipe())) {
-    const SessionSpec spec = ShardedSpec(context.recipe(), weights);
-    ComparedCopies training(context, kTwoLayerBatch,
-                            CopiesByHand(context.reference(), spec, parameters, 4));
-    QG_RETURN_IF_ERROR(training.session().Open(OnCopies(spec, 4), parameters));
-    QG_RETURN_IF_ERROR(training.TrainStep(1));
+  const SessionSpec spec = ShardedSpec(context.recipe(), weights);
+  ComparedCopies training(context, kTwoLayerBatch,
+                          CopiesByHand(context.reference(), spec, parameters, 4));
+  QG_RETURN_IF_ERROR(training.session().Open(OnCopies(spec, 4, division), parameters));
+  QG_RETURN_IF_ERROR(training.TrainStep(1));
+  QG_RETURN_IF_ERROR(training.Optimize());
+  for (const int copies : {2, 1, 4}) {
+    context.SetStep(copies);
+    QG_RETURN_IF_ERROR(training.session().GoOnAs(OnCopies(spec, copies, division)));
+    training.by_hand().GoOnAs(copies);
+    QG_RETURN_IF_ERROR(training.TrainStep(2 + copies));
     QG_RETURN_IF_ERROR(training.Optimize());
-    for (const int copies : {2, 1, 4}) {
-      context.SetStep(copies);
-      QG_RETURN_IF_ERROR(training.session().GoOnAs(OnCopies(spec, copies)));
-      training.by_hand().GoOnAs(copies);
-      QG_RETURN_IF_ERROR(training.TrainStep(2 + copies));
-      QG_RETURN_IF_ERROR(training.Optimize());
-    }
-    QG_RETURN_IF_ERROR(training.TrainStep(9));
+  }
+  return training.TrainStep(9);
+}
+
+absl::Status CheckGoingOnElsewhere(ScenarioContext& context) {
+  for (const WeightStorage weights : StoragesByHand(context.recipe())) {
+    QG_RETURN_IF_ERROR(GoOnElsewhere(context, weights, CopyDivision::kRows));
+    // Elements are not cast by two rules of blocks.
+    const bool is_cast = weights == WeightStorage::kQuantized;
+    if (is_cast && context.recipe().name() == "hybrid") continue;
+    QG_RETURN_IF_ERROR(GoOnElsewhere(context, weights, CopyDivision::kElements));
   }
   return absl::OkStatus();
 }
@@ -167,11 +175,12 @@ ScenarioGroup RankSessionScenarios() {
        .run = &CheckShardedTraining});
   group.scenarios.push_back(
       {.name = "sharded-training-goes-on-elsewhere",
-       .invariant = "A session of 4 ranks with rows of each weight goes on from its checkpoint on "
-                    "2, on 1 and on 4 again.",
-       .criterion = "y, dx and every gradient after each move bit-equal to as many copies by hand.",
-       .faults = {kFaultMastersOneRowOff, kFaultCheckpointDropsHistories,
-                  kFaultCheckpointRestartsRandomNumbers},
+       .invariant = "A session of 4 ranks with rows of each weight, or with elements of its master "
+                    "and moments, goes on from its checkpoint on 2, on 1 and on 4 again.",
+       .criterion = "y, dx and every gradient after each move bit-equal to as many copies by hand; "
+                    "weights quantized and not.",
+       .faults = {kFaultMastersOneRowOff, kFaultFragmentsOneOff, kFaultFragmentPlaceIgnored,
+                  kFaultCheckpointDropsHistories, kFaultCheckpointRestartsRandomNumbers},
        .recipes = recipes,
        .run = &CheckGoingOnElsewhere});
   group.scenarios.push_back(
@@ -207,6 +216,9 @@ ScenarioGroup RankSessionScenarios() {
              "Puts new codes in place after an update and leaves the scales of the old ones."),
       InCode(kFaultMastersOneRowOff,
              "Begins each rank's rows of masters and moments one row before its weight's."),
+      InCode(kFaultFragmentPlaceIgnored,
+             "Joins a checkpoint's elements of masters and moments from the last rank to the "
+             "first."),
       InCode(kFaultGradientOfOtherGroup,
              "Sums gradients over the tensor-parallel group in place of the copies."),
       InCode(kFaultGradientSummedTwice, "Sums the sums of gradients over the copies once more."),

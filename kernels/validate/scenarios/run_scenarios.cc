@@ -179,32 +179,20 @@ absl::Status RunScenarios(Engine& engine, const ScenarioLibrary& library,
   return absl::OkStatus();
 }
 
-bool IsGood(const ScenarioResult& result) {
-  return result.outcome == ScenarioOutcome::kPassed || result.outcome == ScenarioOutcome::kLeftOut;
+void ScenarioTally::Add(const ScenarioResult& result) {
+  if (result.outcome == ScenarioOutcome::kLeftOut) {
+    ++scenarios_left_out;
+  } else {
+    ++(result.outcome == ScenarioOutcome::kPassed ? good : bad);
+  }
 }
 
-bool IsGood(const FaultResult& result) { return result.outcome != FaultOutcome::kMissed; }
-
-std::vector<std::string> UnclaimedFaults(const ScenarioLibrary& library) {
-  std::set<std::string> claimed;
-  for (const Scenario& scenario : *library.scenarios) {
-    claimed.insert(scenario.faults.begin(), scenario.faults.end());
+void ScenarioTally::Add(const FaultResult& result) {
+  if (result.outcome == FaultOutcome::kLeftOut) {
+    ++faults_left_out;
+  } else {
+    ++(result.outcome == FaultOutcome::kCaught ? good : bad);
   }
-  std::vector<std::string> unclaimed;
-  for (const Fault& fault : *library.faults) {
-    if (claimed.count(fault.name) == 0) unclaimed.push_back(fault.name);
-  }
-  return unclaimed;
-}
-
-std::vector<std::string> UnknownFaults(const ScenarioLibrary& library) {
-  std::vector<std::string> unknown;
-  for (const Scenario& scenario : *library.scenarios) {
-    for (const std::string& name : scenario.faults) {
-      if (FindFault(library, name) == nullptr) unknown.push_back(name);
-    }
-  }
-  return unknown;
 }
 
 }  // namespace quantgate

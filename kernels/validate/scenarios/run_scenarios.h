@@ -71,20 +71,23 @@ absl::StatusOr<std::vector<const Scenario*>> FindScenarios(const ScenarioLibrary
 ScenarioResult RunScenario(Engine& engine, const Scenario& scenario, const Fault* fault,
                            const Cancellation* cancellation, RankPlaces* places = nullptr);
 
-/// Runs scenarios on an engine. CANCELLED or DEADLINE_EXCEEDED, else OK whatever was found: IsGood
-/// says whether a result lets the run pass. `places` as above.
+/// Runs scenarios on an engine. CANCELLED or DEADLINE_EXCEEDED, else OK whatever was found: a
+/// ScenarioTally says whether the run passes. `places` as above.
 absl::Status RunScenarios(Engine& engine, const ScenarioLibrary& library,
                           const std::vector<const Scenario*>& scenarios, bool with_faults,
                           const Cancellation* cancellation, ScenarioObserver observer,
                           RankPlaces* places = nullptr);
 
-/// Whether a result lets a run pass.
-bool IsGood(const ScenarioResult& result);
-bool IsGood(const FaultResult& result);
+/// What a run's results come to.
+struct ScenarioTally {
+  int64_t good = 0;                                     ///< Passed, or caught.
+  int64_t bad = 0;                                      ///< Failed, erred or missed.
+  int64_t scenarios_left_out = 0, faults_left_out = 0;  ///< Neither.
 
-/// Faults that no scenario of the library must catch, and names of faults that it does not have: a
-/// library is whole where there are none.
-std::vector<std::string> UnclaimedFaults(const ScenarioLibrary& library);
-std::vector<std::string> UnknownFaults(const ScenarioLibrary& library);
+  void Add(const ScenarioResult& result);
+  void Add(const FaultResult& result);
+  /// Whether the run passes: nothing is bad, and something was looked at.
+  bool is_good() const { return bad == 0 && good > 0; }
+};
 
 }  // namespace quantgate

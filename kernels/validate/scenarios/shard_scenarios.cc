@@ -1,7 +1,6 @@
-// Weights, masters and optimizers divided over ranks: every rank ends with the bytes of one rank
-// that has the whole.
+// Weights and masters divided over ranks: every rank ends with the bytes of one rank that has the
+// whole.
 #include <cmath>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,7 +9,6 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/comm_faults.h"
 #include "kernels/tensor/convert.h"
-#include "kernels/training/distributed_optimizer.h"
 #include "kernels/training/master_weights.h"
 #include "kernels/training/shard_faults.h"
 #include "kernels/training/sharded_weight.h"
@@ -279,93 +277,6 @@ absl::Status CheckOddFragments(ScenarioContext& context) {
   return absl::OkStatus();
 }
 
-// ---- Checkpoints
-
-using Delayed = std::map<std::string, DelayedScalingState>;
-
-std::vector<DistributedParameter> ParametersFor(const Quantizer& quantizer, int ranks) {
-  const std::vector<Shape> shapes = {{kShardedOut, kShardedIn}, {kShardedOut}};
-  const std::vector<ShardBounds> bounds = FlatBounds(shapes, ranks, 2);
-  std::vector<DistributedParameter> parameters(2);
-  parameters[0].name = "weight";
-  parameters[0].is_quantized = true;
-  parameters[0].quantizer = quantizer;
-  parameters[1].name = "bias";
-  for (size_t i = 0; i < 2; ++i) {
-    parameters[i].shape = shapes[i];
-    parameters[i].bounds = bounds[i];
-  }
-  return parameters;
-}
-
-DistributedOptimizerSpec AdamSpec() {
-  DistributedOptimizerSpec spec;
-  spec.optimizer.kind = OptimizerSpec::Kind::kAdam;
-  return spec;
-}
-
-/// What `ranks` ranks write that go on from `files`; absent where they could not.
-std::vector<TensorFile> WrittenAgain(ScenarioContext& context, const std::vector<TensorFile>& files,
-                                     int ranks) {
-  const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
-  const auto checkpoint = ShardCheckpoint::Open(files, context.faults());
-  context.ExpectCode("opening the files", checkpoint.status(), absl::StatusCode::kOk);
-  if (!checkpoint.ok()) return {};
-  std::vector<TensorFile> written(static_cast<size_t>(ranks));
-  const bool is_done =
-      RunOnRanks(context, ranks, "going on", [&](const GatherContext& rank) -> absl::Status {
-        Delayed delayed;
-        QG_ASSIGN_OR_RETURN(
-            const DistributedOptimizer optimizer,
-            DistributedOptimizer::Restore(rank, AdamSpec(), ParametersFor(quantizer, ranks),
-                                          *checkpoint, delayed));
-        QG_ASSIGN_OR_RETURN(written[rank.group.rank()], optimizer.Checkpoint(rank, delayed));
-        return absl::OkStatus();
-      });
-  return is_done ? written : std::vector<TensorFile>{};
-}
-
-absl::Status CheckCheckpoints(ScenarioContext& context) {
-  const Quantizer& quantizer = context.recipe().QuantizerFor(TensorRole::kWeight);
-  std::map<std::string, Tensor> values, gradients;
-  QG_ASSIGN_OR_RETURN(const Tensor weight, RisingWeight(context, 440, 1.0f));
-  QG_ASSIGN_OR_RETURN(values["weight"], InBf16(weight));
-  const auto normal = [&](uint64_t seed, Shape shape) {
-    return context.Generate(Distribution::kNormal, seed, DType::kBF16, std::move(shape));
-  };
-  QG_ASSIGN_OR_RETURN(values["bias"], normal(441, {kShardedOut}));
-  QG_ASSIGN_OR_RETURN(gradients["weight"], normal(442, {kShardedOut, kShardedIn}));
-  QG_ASSIGN_OR_RETURN(gradients["bias"], normal(443, {kShardedOut}));
-  std::vector<TensorFile> first(4);
-  const bool is_done =
-      RunOnRanks(context, 4, "training", [&](const GatherContext& rank) -> absl::Status {
-        Delayed delayed;
-        QG_ASSIGN_OR_RETURN(DistributedOptimizer optimizer,
-                            DistributedOptimizer::Create(
-                                rank, AdamSpec(), ParametersFor(quantizer, 4), values, delayed));
-        QG_RETURN_IF_ERROR(optimizer.Step(rank, gradients, delayed));
-        QG_ASSIGN_OR_RETURN(first[rank.group.rank()], optimizer.Checkpoint(rank, delayed));
-        return absl::OkStatus();
-      });
-  if (!is_done) return absl::OkStatus();
-  // In whichever order a folder lists them.
-  std::vector<TensorFile> files(first.rbegin(), first.rend());
-  for (const int ranks : {2, 1, 4}) {
-    files = WrittenAgain(context, files, ranks);
-    if (files.empty()) return absl::OkStatus();
-  }
-  for (size_t rank = 0; rank < first.size(); ++rank) {
-    context.ExpectEqual("tensors", static_cast<int64_t>(files[rank].tensors.size()),
-                        static_cast<int64_t>(first[rank].tensors.size()));
-    for (const NamedTensor& tensor : first[rank].tensors) {
-      QG_ASSIGN_OR_RETURN(const Tensor again, files[rank].Find(tensor.name));
-      QG_RETURN_IF_ERROR(context.ExpectSameBits(absl::StrCat(tensor.name, " of rank ", rank), again,
-                                                tensor.tensor));
-    }
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 ScenarioGroup ShardScenarios() {
@@ -414,14 +325,7 @@ ScenarioGroup ShardScenarios() {
         {},
         {kFaultOddFragments},
         {"nvfp4"},
-        CheckOddFragments},
-       {"checkpoint-of-shards-goes-on",
-        "A distributed optimizer's checkpoint goes from 4 ranks to 2, to 1 and back to 4.",
-        "Every tensor of every rank bit-equal to what 4 ranks wrote first.",
-        {},
-        {kFaultFragmentPlaceIgnored},
-        every_format,
-        CheckCheckpoints}},
+        CheckOddFragments}},
       {InCode(kFaultScaleOfFirstGather,
               "Refreshes the codes of a weight that is gathered again and keeps its first scale."),
        InCode(kFaultDerivedColumnsKept,
@@ -433,9 +337,7 @@ ScenarioGroup ShardScenarios() {
               "Draws random numbers as if each rank's rows were the first ones."),
        InCode(kFaultAmaxBeforeRounding,
               "Takes scales from masters that were not rounded to the weight's dtype."),
-       InCode(kFaultOddFragments, "Gives two ranks half of a byte each, and loses one half."),
-       InCode(kFaultFragmentPlaceIgnored,
-              "Joins a checkpoint's fragments in the order of its files.")}};
+       InCode(kFaultOddFragments, "Gives two ranks half of a byte each, and loses one half.")}};
 }
 
 }  // namespace quantgate

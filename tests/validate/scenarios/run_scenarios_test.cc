@@ -83,20 +83,27 @@ Results RunAll(const std::vector<Scenario>& scenarios, const std::vector<Fault>&
   return results;
 }
 
+ScenarioTally TallyOf(const Results& results) {
+  ScenarioTally tally;
+  for (const ScenarioResult& result : results.scenarios) tally.Add(result);
+  for (const FaultResult& result : results.faults) tally.Add(result);
+  return tally;
+}
+
 TEST(RunScenariosTest, CatchesAFault) {
   const Results results = RunAll({Good({"halved-range"})}, {AlteredFault()});
   EXPECT_EQ(results.scenarios[0].outcome, ScenarioOutcome::kPassed);
   EXPECT_EQ(results.faults[0].outcome, FaultOutcome::kCaught);
   EXPECT_EQ(results.faults[0].first.tensor, "scale_inv");
   EXPECT_EQ(results.faults[0].first.recipe, "fp8_current");
-  EXPECT_TRUE(IsGood(results.faults[0]));
+  EXPECT_TRUE(TallyOf(results).is_good());
 }
 
 TEST(RunScenariosTest, AScenarioThatCannotFailMissesItsFault) {
   const Results results = RunAll({Blind({"halved-range"})}, {AlteredFault()});
   EXPECT_EQ(results.scenarios[0].outcome, ScenarioOutcome::kPassed);
   EXPECT_EQ(results.faults[0].outcome, FaultOutcome::kMissed);
-  EXPECT_FALSE(IsGood(results.faults[0]));
+  EXPECT_FALSE(TallyOf(results).is_good());
   EXPECT_NE(results.faults[0].message.find("passed with the fault"), std::string::npos);
 }
 
@@ -144,19 +151,38 @@ TEST(RunScenariosTest, NothingCheckedIsNoPass) {
   const Results results =
       RunAll({ScenarioOf("idle", {}, [](ScenarioContext&) { return absl::OkStatus(); })}, {});
   EXPECT_EQ(results.scenarios[0].outcome, ScenarioOutcome::kError);
-  EXPECT_FALSE(IsGood(results.scenarios[0]));
+  EXPECT_FALSE(TallyOf(results).is_good());
+}
+
+Scenario LeftOut() {
+  return ScenarioOf("elsewhere", {"seeded"}, [](ScenarioContext& context) {
+    context.LeaveOut("needs a device");
+    return absl::OkStatus();
+  });
 }
 
 TEST(RunScenariosTest, LeftOutIsSaid) {
-  const Results results = RunAll({ScenarioOf("elsewhere", {"seeded"},
-                                             [](ScenarioContext& context) {
-                                               context.LeaveOut("needs a device");
-                                               return absl::OkStatus();
-                                             })},
-                                 {SeededFault()});
+  const Results results = RunAll({LeftOut()}, {SeededFault()});
   EXPECT_EQ(results.scenarios[0].outcome, ScenarioOutcome::kLeftOut);
   EXPECT_EQ(results.scenarios[0].message, "needs a device");
   EXPECT_EQ(results.faults[0].outcome, FaultOutcome::kLeftOut);
+}
+
+TEST(RunScenariosTest, LeftOutIsNeitherGoodNorBad) {
+  const ScenarioTally alone = TallyOf(RunAll({LeftOut()}, {SeededFault()}));
+  EXPECT_EQ(alone.good, 0);
+  EXPECT_EQ(alone.bad, 0);
+  EXPECT_EQ(alone.scenarios_left_out, 1);
+  EXPECT_EQ(alone.faults_left_out, 1);
+  EXPECT_FALSE(alone.is_good()) << "nothing was looked at";
+  const ScenarioTally beside = TallyOf(RunAll({LeftOut(), Good({})}, {SeededFault()}));
+  EXPECT_EQ(beside.good, 1);
+  EXPECT_EQ(beside.scenarios_left_out, 1);
+  EXPECT_TRUE(beside.is_good());
+  // A fault that is missed is bad whatever is left out beside it.
+  const ScenarioTally missed = TallyOf(RunAll({LeftOut(), Good({"seeded"})}, {SeededFault()}));
+  EXPECT_EQ(missed.bad, 1);
+  EXPECT_FALSE(missed.is_good());
 }
 
 TEST(RunScenariosTest, SaysWhatWasMeasured) {
@@ -171,13 +197,8 @@ TEST(RunScenariosTest, SaysWhatWasMeasured) {
   EXPECT_EQ(results.scenarios[0].outcome, ScenarioOutcome::kPassed);
 }
 
-TEST(RunScenariosTest, NamesWhatALibraryLacks) {
-  const std::vector<Scenario> scenarios = {Good({"halved-range", "forgotten"})};
-  const std::vector<Fault> faults = {AlteredFault(), SeededFault()};
-  const ScenarioLibrary library{&scenarios, &faults};
-  EXPECT_EQ(UnclaimedFaults(library), std::vector<std::string>{"seeded"});
-  EXPECT_EQ(UnknownFaults(library), std::vector<std::string>{"forgotten"});
-  const Results results = RunAll(scenarios, faults);
+TEST(RunScenariosTest, AFaultThatTheLibraryLacksIsMissed) {
+  const Results results = RunAll({Good({"halved-range", "forgotten"})}, {AlteredFault()});
   EXPECT_EQ(results.faults[1].outcome, FaultOutcome::kMissed);
   EXPECT_EQ(results.faults[1].message, "no such fault");
 }

@@ -18,7 +18,8 @@ constexpr char kIntroduction[] =
 A scenario is a named invariant over runs or training. It carries the faults that it must catch: known bugs of
 training frameworks, put in place on purpose. `quantgate scenario list` prints them, `quantgate scenario run [NAME...]
 --with-faults` runs them and shows what caught each fault; a fault that its scenario does not catch fails the run, as
-a scenario that does not hold does. What needs a device that is not there is left out, and said to be.
+a scenario that does not hold does. What needs a device that is not there is left out: counted, and neither good nor
+bad, so that a run of nothing else fails too.
 
 Expected values never come from the engine that is looked at: they are recomputed element by element with the scalar
 functions of `kernels/numerics`, by exact arithmetic, by a model of the specification's words, or by another engine

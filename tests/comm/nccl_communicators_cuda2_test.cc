@@ -1,6 +1,5 @@
 // Communicators that a world leaves to later ones of the process: they give right bytes to engines
-// that did not make them, and none that a call is stuck on comes back. Needs two devices: says that
-// it is left out where there are fewer.
+// that did not make them, and none that a call is stuck on comes back.
 #include "kernels/comm/nccl_communicators.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +39,6 @@ class NcclCommunicatorsTest : public testing::Test {
 };
 
 TEST_F(NcclCommunicatorsTest, ServeFiftyWorldsInTurn) {
-  if (!HasTwoGpus()) return;
   for (int world = 0; world < 50; ++world) {
     const absl::Time begin = absl::Now();
     UseWorld(static_cast<float>(1 + 2 * world));
@@ -56,7 +54,6 @@ TEST_F(NcclCommunicatorsTest, ServeFiftyWorldsInTurn) {
 }
 
 TEST_F(NcclCommunicatorsTest, AreOfOneWorldAtATime) {
-  if (!HasTwoGpus()) return;
   UseWorld(1);
   {
     NcclRanks first(absl::Seconds(60), &*cache_), second(absl::Seconds(60), &*cache_);
@@ -73,7 +70,6 @@ TEST_F(NcclCommunicatorsTest, AreOfOneWorldAtATime) {
 }
 
 TEST_F(NcclCommunicatorsTest, AreOfAnOrderOfDevices) {
-  if (!HasTwoGpus()) return;
   UseWorld(1, {0, 1});
   UseWorld(3, {1, 0});
   EXPECT_EQ(Counted(), (Counts{4, 0, 0, 0}));
@@ -84,7 +80,6 @@ TEST_F(NcclCommunicatorsTest, AreOfAnOrderOfDevices) {
 
 /// The host finds that a rank does not come, before anything is on a stream.
 TEST_F(NcclCommunicatorsTest, SurviveARankThatDoesNotCome) {
-  if (!HasTwoGpus()) return;
   for (int round = 0; round < 3; ++round) {
     {
       NcclRanks ranks(absl::Milliseconds(200), &*cache_);
@@ -99,7 +94,6 @@ TEST_F(NcclCommunicatorsTest, SurviveARankThatDoesNotCome) {
 
 /// A call that one device does not get to holds the other's kernel: both are aborted.
 TEST_F(NcclCommunicatorsTest, AreNotLeasedAgainAfterAStuckCall) {
-  if (!HasTwoGpus()) return;
   UseWorld(1);
   {
     NcclRanks ranks(absl::Seconds(1), &*cache_);
@@ -119,7 +113,6 @@ TEST_F(NcclCommunicatorsTest, AreNotLeasedAgainAfterAStuckCall) {
 
 /// Those that nobody leases are not disturbed by a call that is stuck on others.
 TEST_F(NcclCommunicatorsTest, OutliveOthersThatAreAborted) {
-  if (!HasTwoGpus()) return;
   {
     NcclRanks ranks(absl::Seconds(1), &*cache_);
     UseWorld(1);
