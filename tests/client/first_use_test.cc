@@ -48,7 +48,7 @@ TEST_F(FirstUseTest, RefusalsNameTheOptionThatWasTyped) {
        "--input: distribution is \"gauss\": known"},
       {{"run", "--input", "gen:normal,shape=16x31", "--weight", "gen:normal,shape=16x31",
         "--recipe", "fp8_current"},
-       "--recipe: fp8_current does not take x: K = 31"},
+       "--recipe: fp8_current does not take --input: K = 31"},
       {{"run", "--input", "gen:normal,shape=16x32", "--weight", "gen:normal,shape=16x48",
         "--recipe", "bf16"},
        "--input: bf16[16x32]; its last dim must be K = 48"},
