@@ -12,7 +12,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/tensor/tensor_file.h"
 
 namespace quantgate {
 namespace {
@@ -24,12 +23,6 @@ constexpr char kSafetensorsSuffix[] = ".safetensors";
 
 absl::Status Refuse(std::string_view field, const std::string& value, const std::string& rule) {
   return absl::InvalidArgumentError(absl::StrCat(std::string(field), ": \"", value, "\": ", rule));
-}
-
-/// What lies deeper knows no field.
-absl::Status OfField(std::string_view field, const absl::Status& status) {
-  return absl::Status(status.code(),
-                      absl::StrCat(std::string(field), ": ", std::string(status.message())));
 }
 
 using Options = std::map<std::string, std::string>;
@@ -227,6 +220,18 @@ absl::StatusOr<Tensor> LoadTensor(const TensorName& name) {
   absl::StatusOr<Tensor> tensor = LoadAsNamed(name);
   if (tensor.ok()) return tensor;
   return OfField(name.field, tensor.status());
+}
+
+absl::Status OfField(std::string_view field, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(std::string(field), ": ", std::string(status.message())));
+}
+
+absl::StatusOr<TensorFile> ReadTensorFile(std::string_view field, const std::string& path) {
+  absl::StatusOr<TensorFile> file = ReadSafetensors(path);
+  if (file.ok()) return file;
+  return OfField(field, file.status());
 }
 
 }  // namespace quantgate

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/tensor/tensor.h"
+#include "kernels/tensor/tensor_file.h"
 #include "quantgate/v1/tensor.pb.h"
 
 namespace quantgate {
@@ -42,5 +43,11 @@ absl::StatusOr<Shape> ReinterpretedShape(const Shape& shape, DType from, DType t
 
 /// Reads the tensor of a file (kinds kSafetensors and kNpy) and reinterprets it if asked.
 absl::StatusOr<Tensor> LoadTensor(const TensorName& name);
+
+/// `status` with `field` before its message: what lies deeper knows no option.
+absl::Status OfField(std::string_view field, const absl::Status& status);
+
+/// ReadSafetensors, whose errors name `field` too.
+absl::StatusOr<TensorFile> ReadTensorFile(std::string_view field, const std::string& path);
 
 }  // namespace quantgate

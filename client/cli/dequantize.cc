@@ -10,6 +10,7 @@
 #include "client/cli/quantized_metadata.h"
 #include "client/cli/render_json.h"
 #include "client/cli/subcommand.h"
+#include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor_file.h"
 
@@ -47,7 +48,7 @@ absl::StatusOr<v1::QuantizedDescription> DescribeQuantized(const TensorFile& fil
 }
 
 absl::StatusOr<int> Dequantize(Invocation& invocation, const DequantizeOptions& options) {
-  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadSafetensors(options.file));
+  QG_ASSIGN_OR_RETURN(const TensorFile file, ReadTensorFile("FILE", options.file));
   if (!options.output.empty()) {
     QG_RETURN_IF_ERROR(CheckOutput("-o", options.output, {".safetensors"}, {options.file}));
   }
@@ -68,7 +69,11 @@ absl::StatusOr<int> Dequantize(Invocation& invocation, const DequantizeOptions& 
     QG_ASSIGN_OR_RETURN((*request.mutable_tensors())[tensor.name],
                         sources.Place(absl::StrCat(options.file, ":", tensor.name), tensor.tensor));
   }
-  QG_ASSIGN_OR_RETURN(const v1::DequantizeResponse response, connection->Dequantize(request));
+  absl::StatusOr<v1::DequantizeResponse> answer = connection->Dequantize(request);
+  if (absl::IsInvalidArgument(answer.status()) && !options.format_hint.empty()) {
+    return OfField(absl::StrCat("--format-hint: \"", options.format_hint, "\""), answer.status());
+  }
+  QG_ASSIGN_OR_RETURN(const v1::DequantizeResponse response, std::move(answer));
   if (!options.output.empty()) {
     QG_RETURN_IF_ERROR(FetchAndWrite(*connection, {response.data()}, options.output, {}).status());
     invocation.Say(absl::StrCat("wrote ", options.output));

@@ -10,6 +10,7 @@
 #include "client/cli/report_output.h"
 #include "client/cli/subcommand.h"
 #include "client/cli/tensor_comparison.h"
+#include "client/tensor_name.h"
 #include "client/tensor_source.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor_file.h"
@@ -62,8 +63,8 @@ absl::StatusOr<ComparisonSide> SideOf(Connection& connection, TensorSources& sou
 absl::StatusOr<std::vector<SubjectComparison>> CompareFiles(Connection& connection,
                                                             TensorSources& sources,
                                                             const DiffOptions& options) {
-  QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadSafetensors(options.subject));
-  QG_ASSIGN_OR_RETURN(const TensorFile reference, ReadSafetensors(options.reference));
+  QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadTensorFile("A", options.subject));
+  QG_ASSIGN_OR_RETURN(const TensorFile reference, ReadTensorFile("B", options.reference));
   std::vector<SubjectComparison> comparisons;
   const auto missing = [&](const NamedTensor& tensor, const std::string& difference) {
     SubjectComparison comparison;

@@ -314,7 +314,8 @@ absl::StatusOr<v1::RequiresGrad> ParseRequiresGradArgument(const std::string& te
       requires_grad.set_norm(true);
     } else {
       return absl::InvalidArgumentError(
-          absl::StrCat("--requires-grad: \"", name, "\" is none of x, w, b, n (or none alone)"));
+          absl::StrCat("--requires-grad: \"", name,
+                       "\" is none of x, w or weight, b or bias, n or norm (or none alone)"));
     }
   }
   return requires_grad;

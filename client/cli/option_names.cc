@@ -4,6 +4,7 @@
 #include <optional>
 #include <string_view>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "client/status.h"
@@ -14,8 +15,10 @@ namespace {
 /// Of several that set one field the first that was typed is meant, or the first of all.
 struct FieldOption {
   std::string_view commands;  ///< Between spaces.
-  std::string_view field;     ///< '*' stands for what is between brackets, or the rest of it.
-  std::string_view option;    ///< '*': that again.
+  /// '*' stands for a key: what comes before the byte behind it. A field of one word is looked for
+  /// where a message begins, one with a '_' anywhere: sentences have no such words.
+  std::string_view field;
+  std::string_view option;  ///< '*': that again.
 };
 
 constexpr char kLayerCommands[] = "run compare verify";
@@ -37,8 +40,11 @@ constexpr FieldOption kFieldOptions[] = {
     {kLayerCommands, "spec.step.parameters[fc2.weight]", "--fc2-weight"},
     {kLayerCommands, "spec.step.parameters[fc2.bias]", "--fc2-bias"},
     {kLayerCommands, "spec.step.parameters[*]", "--param *"},
+    {kLayerCommands, "spec.step.parameters", "--param"},
     {kLayerCommands, "spec.step.main_grads[*]", "--main-grad *"},
+    {kLayerCommands, "spec.step.main_grads", "--main-grad"},
     {kLayerCommands, "spec.step.delayed_state[*]", "--delayed-state *"},
+    {kLayerCommands, "spec.step.delayed_state", "--delayed-state"},
     {kLayerCommands, "spec.step.requires_grad", "--requires-grad"},
     {kLayerCommands, "spec.step.calibrate", "--calibrate"},
     {kLayerCommands, "spec.step.layer.kind", "--layer"},
@@ -66,7 +72,13 @@ constexpr FieldOption kFieldOptions[] = {
     {kLayerCommands, "spec.variants[*].parallel.amax_groups[*]", "--amax-group *"},
     {kLayerCommands, "spec.variants[*].parallel", "--tp"},
     {kLayerCommands, "spec.variants[*].parallel", "--ep"},
+    {kLayerCommands, "spec.variants.arithmetic", "--arithmetic"},
     {kLayerCommands, "spec.variants[*]", "--recipe"},
+    {kLayerCommands, "variants[*]", "variant *"},
+    {kLayerCommands, "tensor_parallel", "--tp"},
+    {kLayerCommands, "data_parallel", "--dp"},
+    {kLayerCommands, "expert_parallel", "--ep"},
+    {kLayerCommands, "sequence_parallel", "--sequence-parallel"},
     {kLayerCommands, "spec.reference", "--reference"},
     {kLayerCommands, "spec.requirement", "--require"},
     {kLayerCommands, "spec.seed", "--seed"},
@@ -76,16 +88,22 @@ constexpr FieldOption kFieldOptions[] = {
 
     {kGemmCommands, "a.tensor", "--a"},
     {kGemmCommands, "a.scale_inv", "--a-scale-inv"},
+    {kGemmCommands, "a.scaling is absent: scale_inv", "--a-scaling is absent: --a-scale-inv"},
     {kGemmCommands, "a.scaling", "--a-scaling"},
     {kGemmCommands, "a.amax", "--a-amax"},
     {kGemmCommands, "a.e4m3_max", "--a-e4m3-max"},
+    {kGemmCommands, "a's k", "--a's k"},
     {kGemmCommands, "a", "--a"},
     {kGemmCommands, "b.tensor", "--b"},
     {kGemmCommands, "b.scale_inv", "--b-scale-inv"},
+    {kGemmCommands, "b.scaling is absent: scale_inv", "--b-scaling is absent: --b-scale-inv"},
     {kGemmCommands, "b.scaling", "--b-scaling"},
     {kGemmCommands, "b.amax", "--b-amax"},
     {kGemmCommands, "b.e4m3_max", "--b-e4m3-max"},
+    {kGemmCommands, "b's k", "--b's k"},
     {kGemmCommands, "b", "--b"},
+    {kGemmCommands, "c is absent: c is given exactly when beta",
+     "--c is absent: it is given exactly when --beta"},
     {kGemmCommands, "c", "--c"},
     {kGemmCommands, "alpha", "--alpha"},
     {kGemmCommands, "beta", "--beta"},
@@ -110,6 +128,8 @@ constexpr FieldOption kFieldOptions[] = {
     {"quantize", "columnwise", "--usage"},
     {"quantize", "seed", "--seed"},
     {"quantize", "scale", "--scale"},
+    {"quantize", "delayed.scale", "--scale"},
+    {"quantize", "delayed.amax_history", "--amax-history"},
     {"quantize", "amax_history", "--amax-history"},
     {"quantize", "scale_layout", "--scale-layout"},
     {"dequantize", "tensors[*]", "FILE:*"},
@@ -128,9 +148,18 @@ constexpr FieldOption kFieldOptions[] = {
     {"session-open", "lease_seconds", "--lease"},
     {"session-restore", "lease_seconds", "--lease"},
     {"session-restore", "checkpoint", "CHECKPOINT"},
+    {"session-restore", "spec: checkpoint", "CHECKPOINT"},
     {"session-get", "tensor", "--tensor"},
     {"session-step session-get session-checkpoint session-close", "session_id", "ID"},
     {kStepCommand, "forward.x", "--x"},
+    {kStepCommand, "step: layer *: x", "--x: layer *"},
+    {kStepCommand, "step.x", "--x"},
+    {kStepCommand, "step: microbatch", "--microbatch"},
+    {kStepCommand, "step.microbatch", "--microbatch"},
+    {kStepCommand, "step.grad_output", "--grad-output"},
+    {kStepCommand, "step.learning_rate", "--learning-rate"},
+    {kStepCommand, "step.gradients", "KIND"},
+    {kStepCommand, "step.wgrad", "KIND"},
     {kStepCommand, "forward.microbatch", "--microbatch"},
     {kStepCommand, "forward.is_first", "--is-first"},
     {kStepCommand, "forward.calibrate", "--calibrate"},
@@ -195,7 +224,8 @@ std::optional<Match> MatchField(std::string_view field, std::string_view text) {
   size_t& at = match.length;
   for (size_t i = 0; i < field.size(); ++i) {
     if (field[i] == '*') {
-      const size_t end = text.find(']', at);
+      // "weight.*" ends where its bracket does, a key at the end of a field with the text.
+      const size_t end = i + 1 < field.size() ? text.find(field[i + 1], at) : text.size();
       if (end == std::string_view::npos) return std::nullopt;
       match.key = text.substr(at, end - at);
       if (!match.key.empty() && match.key.front() == '"') match.key.remove_prefix(1);
@@ -219,6 +249,14 @@ bool FollowsField(std::string_view text) {
     if (text.substr(0, next.size()) == next) return true;
   }
   return false;
+}
+
+/// What follows is said of a field of the layer, without its path.
+constexpr char kOfLayer[] = " does not take ";
+constexpr char kLayerPath[] = "spec.step.";
+
+bool EndsWith(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
 struct FoundOption {
@@ -253,7 +291,7 @@ FoundOption Renaming::Find(std::string_view text, bool is_at_start) const {
   FoundOption found;
   for (const FieldOption& one : kFieldOptions) {
     // A field of one word is a word like others, except where a message begins with it.
-    const bool is_word = one.field.find_first_of(".[") == std::string_view::npos;
+    const bool is_word = one.field.find_first_of(".[ _") == std::string_view::npos;
     if (is_word && !is_at_start) continue;
     const std::string commands = absl::StrCat(" ", std::string(one.commands), " ");
     if (commands.find(absl::StrCat(" ", path_, " ")) == std::string::npos) continue;
@@ -301,9 +339,14 @@ std::string Renaming::Apply(std::string_view text, bool begins_with_field) const
   for (size_t at = 0; at < text.size();) {
     const bool begins_word =
         at == 0 || (!IsWordByte(text[at - 1]) && text[at - 1] != '.' && text[at - 1] != '[' &&
-                    text[at - 1] != '"' && text[at - 1] != '-' && text[at - 1] != '/');
-    const FoundOption found =
-        begins_word ? Find(text.substr(at), begins_with_field && at == 0) : FoundOption();
+                    text[at - 1] != '"' && text[at - 1] != '-' && text[at - 1] != '/' &&
+                    text[at - 1] != ':' && text[at - 1] != '=');
+    FoundOption found;
+    if (begins_word) found = Find(text.substr(at), begins_with_field && at == 0);
+    if (begins_word && found.length == 0 && EndsWith(text.substr(0, at), kOfLayer)) {
+      found = Find(absl::StrCat(kLayerPath, std::string(text.substr(at))), /*is_at_start=*/false);
+      if (found.length > 0) found.length -= sizeof(kLayerPath) - 1;
+    }
     if (found.length == 0) {
       renamed += text[at++];
       continue;
@@ -327,13 +370,20 @@ const CLI::App& ChosenCommand(const CLI::App& root) {
 absl::Status NameOptions(const absl::Status& status, const CLI::App& command) {
   if (status.ok()) return status;
   const Renaming renaming(command);
-  absl::Status named(status.code(),
-                     renaming.Apply(std::string(status.message()), /*begins_with_field=*/true));
-  if (std::optional<v1::ErrorDetail> detail = ErrorDetailOf(status)) {
-    detail->set_field(renaming.Apply(detail->field(), /*begins_with_field=*/true));
-    detail->set_rule(renaming.Apply(detail->rule(), /*begins_with_field=*/false));
-    SetErrorDetail(*detail, named);
-  }
+  const std::string message(status.message());
+  absl::Status named(status.code(), renaming.Apply(message, /*begins_with_field=*/true));
+  std::optional<v1::ErrorDetail> detail = ErrorDetailOf(status);
+  if (!detail.has_value()) return named;
+  // What the message said in its own words it says in others now.
+  const auto rename = [&](std::string& text, bool begins_with_field) {
+    const bool is_said = absl::StrContains(message, text);
+    text = renaming.Apply(text, begins_with_field);
+    if (is_said && !absl::StrContains(named.message(), text)) text.clear();
+  };
+  rename(*detail->mutable_field(), /*begins_with_field=*/true);
+  rename(*detail->mutable_value(), /*begins_with_field=*/false);
+  rename(*detail->mutable_rule(), /*begins_with_field=*/false);
+  SetErrorDetail(*detail, named);
   return named;
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/layer_arguments.h"
+#include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor_file.h"
 
@@ -119,7 +120,7 @@ absl::Status SetDelayedState(const std::vector<std::string>& values, TensorSourc
                           sources.Resolve("--delayed-state", value.substr(equals + 1)));
       continue;
     }
-    QG_ASSIGN_OR_RETURN(const TensorFile file, ReadSafetensors(value));
+    QG_ASSIGN_OR_RETURN(const TensorFile file, ReadTensorFile("--delayed-state", value));
     for (const NamedTensor& tensor : file.tensors) {
       // What else `run -o` wrote into the file are outputs of that run.
       if (!absl::EndsWith(tensor.name, ".scale") && !absl::EndsWith(tensor.name, ".amax_history")) {

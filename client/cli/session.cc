@@ -21,6 +21,7 @@
 #include "client/cli/text_table.h"
 #include "client/download.h"
 #include "client/session.h"
+#include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/file_bytes.h"
 #include "kernels/tensor/tensor_file.h"
@@ -128,7 +129,8 @@ absl::StatusOr<int> Open(Invocation& invocation, const SessionOptions& options) 
   QG_ASSIGN_OR_RETURN(Connection * connection, ConnectToServer(invocation));
   TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
   for (const auto& [name, text] : parameters) {
-    QG_ASSIGN_OR_RETURN((*request.mutable_parameters())[name], sources.Resolve(name, text));
+    QG_ASSIGN_OR_RETURN((*request.mutable_parameters())[name],
+                        sources.Resolve(absl::StrCat("SPEC: parameters[", name, "]"), text));
   }
   QG_ASSIGN_OR_RETURN(const ClientSession session, ClientSession::Open(*connection, request));
   PrintSession(invocation, session.session());
@@ -141,7 +143,9 @@ absl::StatusOr<int> Restore(Invocation& invocation, const SessionOptions& option
   QG_RETURN_IF_ERROR(ReadSpec(options.spec, *request.mutable_spec(), unread));
   request.set_lease_seconds(options.lease_seconds);
   QG_ASSIGN_OR_RETURN(Connection * connection, ConnectToServer(invocation));
-  QG_ASSIGN_OR_RETURN(auto buffer, MapFile(options.checkpoint));
+  auto mapped = MapFile(options.checkpoint);
+  if (!mapped.ok()) return OfField("CHECKPOINT", mapped.status());
+  auto buffer = *std::move(mapped);
   const auto size = static_cast<int64_t>(buffer->size());
   QG_ASSIGN_OR_RETURN(const Tensor bytes, Tensor::View(DType::kU8, {size}, std::move(buffer)));
   *request.mutable_checkpoint() = DigestOf(bytes.bytes());

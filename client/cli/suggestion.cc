@@ -50,6 +50,26 @@ std::vector<std::string> NamesIn(std::string_view text) {
   return names;
 }
 
+/// A value that a message quotes, without its quotes.
+struct QuotedWord {
+  size_t begin = 0, size = 0;
+};
+
+/// Of names and KEY=VALUE; what is quoted within quotes, as in JSON, is found too.
+std::vector<QuotedWord> QuotedWords(std::string_view text) {
+  std::vector<QuotedWord> words;
+  for (size_t open = text.find('"'); open != text.npos; open = text.find('"', open + 1)) {
+    size_t end = open + 1;
+    bool has_letter = false;
+    for (; end < text.size() && (IsOfName(text[end]) || text[end] == '='); ++end) {
+      has_letter |= std::isalpha(static_cast<unsigned char>(text[end])) != 0;
+    }
+    if (has_letter && end < text.size() && text[end] == '"')
+      words.push_back({open + 1, end - open - 1});
+  }
+  return words;
+}
+
 }  // namespace
 
 int EditDistance(std::string_view a, std::string_view b) {
@@ -97,19 +117,24 @@ std::string SuggestWords(const CLI::App& root, const std::vector<std::string>& u
 }
 
 std::string SuggestValue(const std::string& message) {
-  std::string value;
-  size_t rest = message.find(" not in {");
-  if (rest != std::string::npos) {
+  if (const size_t rest = message.find(" not in {"); rest != std::string::npos) {
     const size_t begin = message.rfind(' ', rest - 1) + 1;
-    value = message.substr(begin, rest - begin);
-  } else {
-    const size_t open = message.find('"');
-    const size_t close = open == std::string::npos ? open : message.find('"', open + 1);
-    if (close == std::string::npos) return "";
-    value = message.substr(open + 1, close - open - 1);
-    rest = close + 1;
+    return Question(Nearest(message.substr(begin, rest - begin), NamesIn(message.substr(rest))));
   }
-  return Question(Nearest(value, NamesIn(std::string_view(message).substr(rest))));
+  const std::vector<QuotedWord> words = QuotedWords(message);
+  std::string unquoted = message;
+  for (const QuotedWord& word : words) unquoted.replace(word.begin, word.size, word.size, '"');
+  // The last is the nearest to what is wrong: "knob scale_rule: value "cel" is not one of ceil".
+  for (auto word = words.rbegin(); word != words.rend(); ++word) {
+    const std::vector<std::string> known = NamesIn(unquoted.substr(word->begin));
+    // The key of KEY=VALUE is misspelt.
+    const std::string name = message.substr(word->begin, word->size);
+    const std::string key = name.substr(0, name.find('='));
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const std::string nearest = Nearest(key, known);
+    if (!nearest.empty()) return Question(nearest);
+  }
+  return "";
 }
 
 }  // namespace quantgate

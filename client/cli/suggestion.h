@@ -21,7 +21,8 @@ std::string Nearest(std::string_view word, const std::vector<std::string>& known
 std::string SuggestWords(const CLI::App& root, const std::vector<std::string>& unexpected);
 
 /// Of a message that quotes a value and then says what would be right ("--layer: \"liner\" is none
-/// of linear, ..."; "--format: jsno not in {table,json}").
+/// of linear, ..."; "--format: jsno not in {table,json}"): of several the last that is near one of
+/// the words behind it and none of them.
 std::string SuggestValue(const std::string& message);
 
 }  // namespace quantgate

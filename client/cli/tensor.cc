@@ -16,6 +16,7 @@
 #include "client/cli/text_table.h"
 #include "client/download.h"
 #include "client/in_process.h"
+#include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor_file.h"
 
@@ -100,7 +101,7 @@ absl::StatusOr<int> Put(Invocation& invocation, const TensorOptions& options) {
           absl::StrCat("TENSOR: \"", text, "\" lies in no file; use tensor gen or tensor stat"));
     }
     if (name.kind == TensorName::Kind::kSafetensors && name.entry.empty()) {
-      QG_ASSIGN_OR_RETURN(const TensorFile file, ReadSafetensors(name.path));
+      QG_ASSIGN_OR_RETURN(const TensorFile file, ReadTensorFile("TENSOR", name.path));
       if (!options.name.empty() && file.tensors.size() > 1) return several;
       for (const NamedTensor& tensor : file.tensors) {
         QG_RETURN_IF_ERROR(store(tensor.name, tensor.tensor));

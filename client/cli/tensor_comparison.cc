@@ -1,11 +1,13 @@
 #include "client/cli/tensor_comparison.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/number_text.h"
+#include "kernels/base/non_finite.h"
 #include "kernels/base/status_macros.h"
 
 namespace quantgate {
@@ -36,8 +38,21 @@ int64_t CountOf(const v1::ParityReport& parity,
   return count;
 }
 
-bool IsInfinity(const std::string& value_class) {
-  return value_class == "-inf" || value_class == "+inf";
+constexpr char kReference[] = "the reference";
+
+NonFiniteSides SidesOf(const v1::ParityReport& parity) {
+  NonFiniteSides sides;
+  sides.element_count = parity.element_count();
+  for (const v1::ClassConfusion& cell : parity.class_confusion()) {
+    const auto add = [&](const std::string& value_class, NonFiniteCounts& counts) {
+      if (value_class == "nan") counts.nan += cell.count();
+      if (value_class == "-inf" || value_class == "+inf") counts.infinite += cell.count();
+    };
+    add(cell.subject_class(), sides.subject);
+    add(cell.reference_class(), sides.reference);
+    if (cell.subject_class() == cell.reference_class()) add(cell.subject_class(), sides.shared);
+  }
+  return sides;
 }
 
 /// "by a factor of up to 1.5".
@@ -45,6 +60,10 @@ std::string ExcessText(const SubjectComparison& comparison) {
   const double ratio = comparison.bound->worst_ratio();
   const std::string text = absl::StrCat("by a factor of up to ", BoundShare(ratio));
   if (ratio <= 0x1p64) return text;
+  if (const NonFiniteSides sides = SidesOf(comparison.result.parity());
+      std::isinf(ratio) && sides.any()) {
+    return absl::StrCat(SidesLine(sides, kReference), ", where both must have the same");
+  }
   const auto is_zero = [](const std::string& name) { return name == "-0" || name == "+0"; };
   const int64_t count = CountOf(comparison.result.parity(), [&](const v1::ClassConfusion& cell) {
     return is_zero(cell.reference_class()) && !is_zero(cell.subject_class());
@@ -71,26 +90,6 @@ std::string ParityFinding(const SubjectComparison& comparison) {
                       ElementText(parity.first(), comparison.dtype, comparison.reference_dtype));
 }
 
-/// "y: 3 NaN of 4,096 elements, the reference has all of them too"; empty where all are finite.
-std::string NonFiniteText(const SubjectComparison& comparison) {
-  const v1::ParityReport& parity = comparison.result.parity();
-  const int64_t nan =
-      CountOf(parity, [](const v1::ClassConfusion& cell) { return cell.subject_class() == "nan"; });
-  const int64_t infinite = CountOf(
-      parity, [](const v1::ClassConfusion& cell) { return IsInfinity(cell.subject_class()); });
-  if (nan + infinite == 0) return "";
-  const int64_t shared = CountOf(parity, [](const v1::ClassConfusion& cell) {
-    return cell.subject_class() == cell.reference_class() &&
-           (cell.subject_class() == "nan" || IsInfinity(cell.subject_class()));
-  });
-  std::vector<std::string> counts;
-  if (nan > 0) counts.push_back(absl::StrCat(Count(nan), " NaN"));
-  if (infinite > 0) counts.push_back(absl::StrCat(Count(infinite), " infinite"));
-  return absl::StrCat(comparison.tensor, ": ", absl::StrJoin(counts, " and "), " of ",
-                      Count(parity.element_count()), " elements, the reference has ",
-                      shared == nan + infinite ? "all" : Count(shared), " of them too");
-}
-
 /// What of one tensor is not as required: "63,363 in y", "y up to 17 ulp", "dw not in mine".
 std::string FoundOf(const SubjectComparison& comparison, int64_t ulp_max) {
   if (!comparison.difference.empty()) {
@@ -113,18 +112,23 @@ void Judge(std::vector<SubjectComparison>& comparisons, const std::string& when_
            int64_t ulp_max, absl::FunctionRef<bool(const SubjectComparison&)> passes,
            v1::Verdict& verdict) {
   int failed = 0;
+  NonFiniteSides all;
   std::vector<std::string> found, non_finite;
   for (SubjectComparison& comparison : comparisons) {
     comparison.passes = passes(comparison);
-    const std::string not_finite = NonFiniteText(comparison);
-    if (!not_finite.empty()) non_finite.push_back(not_finite);
+    const NonFiniteSides sides = SidesOf(comparison.result.parity());
+    all.Add(sides);
+    if (sides.any()) {
+      non_finite.push_back(absl::StrCat(comparison.tensor, ": ", SidesText(sides, kReference)));
+    }
     if (comparison.passes) continue;
     found.push_back(FoundOf(comparison, ulp_max));
     comparison.finding = ParityFinding(comparison);
     if (failed++ == 0) verdict.set_finding(comparison.finding);
   }
   verdict.set_pass(failed == 0);
-  verdict.set_found(failed == 0 ? "0" : FoundText(found));
+  verdict.set_found(absl::StrCat(failed == 0 ? "0" : FoundText(found), all.any() ? ", " : "",
+                                 all.any() ? SidesLine(all, kReference) : ""));
   verdict.set_non_finite(absl::StrJoin(non_finite, "; "));
   if (failed == 0) {
     verdict.set_finding(absl::StrCat(

@@ -10,6 +10,7 @@
 #include "client/cli/layer_command.h"
 #include "client/cli/subcommand.h"
 #include "client/cli/tensor_comparison.h"
+#include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor_file.h"
 
@@ -157,7 +158,7 @@ absl::StatusOr<int> Verify(Invocation& invocation, const VerifyOptions& options)
     return absl::InvalidArgumentError("--only: given without --subject, whose outputs it names");
   }
   // A bad subject is found before the engine works for it.
-  QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadSafetensors(options.subject));
+  QG_ASSIGN_OR_RETURN(const TensorFile subject, ReadTensorFile("--subject", options.subject));
   LayerCommand run = options.run;
   run.keep_outputs = true;
   run.variants = 1;

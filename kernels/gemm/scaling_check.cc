@@ -30,7 +30,9 @@ absl::Status CheckElements(const Side& side) {
   const DType dtype = side.operand.data.dtype();
   const ScaleMode mode = side.operand.scaling;
   const auto refuse = [&](std::string_view rule) {
-    return Refuse(side.Field("scale_inv"), "given",
+    const bool has_scale = side.operand.scale_inv.has_value();
+    return Refuse(side.Field(has_scale ? "scale_inv" : "scaling"),
+                  has_scale ? "given" : NameOfMode(mode),
                   absl::StrCat(std::string(rule), ", and ", side.name, " is ",
                                std::string(DTypeName(dtype))));
   };

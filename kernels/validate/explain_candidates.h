@@ -2,6 +2,7 @@
 // codes make of each.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -21,11 +22,16 @@ struct StoredCodes {
   bool transposed = false;
   bool hadamard = false;      ///< Every 16 values of a row are transformed.
   std::vector<float> values;  ///< The source.
-  float global_amax = 0;      ///< As given, or of the values.
+  /// As given, or of the values; where the given ones are of the rows, the largest.
+  float global_amax = 0;
+  std::vector<float> row_amaxes;  ///< Of each row, likewise; empty: one was given for all.
   std::vector<uint8_t> codes;
   int64_t scale_rows = 0, scale_columns = 0;
   std::vector<uint32_t> scales;  ///< Bits of the given ones.
 };
+
+/// The lengths of blocks that quantizers in use have.
+inline constexpr std::array<int64_t, 5> kBlockLengths = {16, 32, 64, 128, 256};
 
 /// Blocks that share a scale, and the tile whose amax it comes from (larger where one scale is
 /// stored for each row of a tile).
@@ -43,22 +49,32 @@ struct ScaledBlocks {
   int64_t matches = 0;
 };
 
+/// A description of a way to scale the elements.
+struct ScaledBy {
+  std::shared_ptr<const ScaledBlocks> scaled;
+  ElementScaling scaling;
+  bool is_nearest_even = false;  ///< No other rounding goes with it.
+};
+
 /// One way to scale the elements: everything of a candidate but its rounding.
 struct ScaledGroup {
   std::shared_ptr<const StoredCodes> stored;
   const CodeFormat* format;
-  std::shared_ptr<const ScaledBlocks> scaled;
-  ElementScaling scaling;
+  /// All that make the same stored scales and scale every element alike; the first speaks for them.
+  std::vector<ScaledBy> by;
   Overflow overflow;
-  bool is_nearest_even = false;  ///< No other rounding goes with it.
   int64_t sample_score = 0;
+
+  const ScaledBlocks& scaled() const { return *by.front().scaled; }
 };
+
+/// Adds `group` as a way of its own, or its description to the way that is the same.
+void AddOrJoin(ScaledGroup group, std::vector<ScaledGroup>& groups);
 
 /// Amaxes of the tiles, row by row; NaN elements ignored.
 std::vector<float> TileAmaxes(const StoredCodes& stored, const CodeBlocks& blocks);
 
-/// One for each rounding that this data tells from nearest_even; in scale_origin the library that
-/// computes so, whatever the evidence.
+/// One for each rounding that this data tells from nearest_even.
 std::vector<CodesCandidate> DeterministicOf(const ScaledGroup& group, const RoundingCounts& counts);
 
 /// The stochastic ones, by each chance, whatever their test says.
@@ -68,7 +84,7 @@ std::vector<CodesCandidate> StochasticOf(const ScaledGroup& group, const Roundin
 /// By codes and scales matched; stochastic ones last among equals.
 void SortBestFirst(std::vector<CodesCandidate>& candidates);
 
-/// The libraries of the established candidates.
+/// The libraries whose rules the established candidates are.
 std::set<std::string> LibrariesOf(const std::vector<CodesCandidate>& candidates);
 
 }  // namespace quantgate

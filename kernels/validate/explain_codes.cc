@@ -1,6 +1,8 @@
 #include "kernels/validate/explain_codes.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <iterator>
 #include <memory>
@@ -8,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/cast.h"
 #include "kernels/numerics/nvfp4.h"
@@ -24,6 +27,8 @@ namespace {
 constexpr int64_t kSampleElements = 8192;
 /// Ways to scale that are counted on all elements, after the sample.
 constexpr size_t kGroupsKept = 48;
+constexpr char kGivenScaleText[] = "given: the stored scale, as of delayed scaling";
+constexpr char kRowScaledText[] = ", row_scaled_activation=true";
 
 bool IsScaleDType(DType given, DType rule) {
   return given == rule || (given == DType::kU8 && rule != DType::kF32);
@@ -44,15 +49,21 @@ std::vector<CodeBlocks> BlocksThatFit(const StoredCodes& stored) {
         ceil_of(stored.columns, columns) != stored.scale_columns) {
       return;
     }
+    // Blocks longer than a dim are one.
+    const auto shape = [&](const CodeBlocks& blocks) {
+      return std::array{
+          std::min(blocks.rows, stored.rows), std::min(blocks.columns, stored.columns),
+          std::min(blocks.amax_rows, stored.rows), std::min(blocks.amax_columns, stored.columns)};
+    };
     for (const CodeBlocks& known : fitting) {
-      if (known.rows == rows && known.columns == columns && known.amax_rows == amax_rows) return;
+      if (shape(known) == shape({rows, columns, amax_rows, amax_columns})) return;
     }
     fitting.push_back({rows, columns, amax_rows, amax_columns});
   };
   add(stored.rows, stored.columns, stored.rows, stored.columns);
   add(1, stored.columns, 1, stored.columns);
   add(stored.rows, 1, stored.rows, 1);
-  for (const int64_t length : {16, 32, 64, 128, 256}) {
+  for (const int64_t length : kBlockLengths) {
     add(1, length, 1, length);
     add(1, length, length, length);
     add(length, 1, length, 1);
@@ -60,36 +71,6 @@ std::vector<CodeBlocks> BlocksThatFit(const StoredCodes& stored) {
     add(length, length, length, length);
   }
   return fitting;
-}
-
-/// Whether two ways to scale are one: dividing by a power of two is multiplying by its inverse.
-bool ScaleAlike(const ScaledBlocks& scaled, ElementScaling one, ElementScaling other) {
-  const auto multiplier = [](float factor, bool divides) {
-    int exponent = 0;
-    if (!divides || std::frexp(factor, &exponent) != 0.5f) return divides ? NAN : factor;
-    return 1.0f / factor;
-  };
-  return std::all_of(scaled.results.begin(), scaled.results.end(),
-                     [&](const ScaleRuleResult& result) {
-                       return multiplier(result.factor(one), Divides(one)) ==
-                              multiplier(result.factor(other), Divides(other));
-                     });
-}
-
-/// Those that go with a rule and differ on this data.
-std::vector<ElementScaling> ScalingsOf(const ScaledBlocks& scaled) {
-  std::vector<ElementScaling> scalings;
-  for (int i = 0; i < kScalingCount; ++i) {
-    const auto scaling = static_cast<ElementScaling>(i);
-    const bool has_it =
-        std::any_of(scaled.results.begin(), scaled.results.end(),
-                    [&](const ScaleRuleResult& result) { return result.factor(scaling) != 0; });
-    const bool is_new = std::none_of(scalings.begin(), scalings.end(), [&](ElementScaling known) {
-      return ScaleAlike(scaled, known, scaling);
-    });
-    if (has_it && is_new) scalings.push_back(scaling);
-  }
-  return scalings;
 }
 
 class CodesExplainer {
@@ -106,21 +87,29 @@ class CodesExplainer {
   absl::StatusOr<std::vector<StoredCodes>> Orient(const CodeFormat& format, bool transposed) const;
   /// The given scales in the logical layout, as each array that has their type and shape.
   absl::StatusOr<std::vector<Tensor>> LogicalScales(bool transposed) const;
-  float GlobalAmax(const std::vector<float>& values) const;
+  /// As given, or of the values.
+  void SetAmaxes(StoredCodes& stored) const;
+  /// `row_scaled`: under an amax of each row in place of the tensor's.
   ScaledBlocks Scale(const StoredCodes& stored, const CodeBlocks& blocks,
-                     const NamedScaleRule& rule, DType element) const;
+                     const NamedScaleRule& rule, DType element, bool row_scaled = false) const;
   /// As 4over6 picks them; the blocks are rows or replicated tiles of 16.
   absl::StatusOr<ScaledBlocks> ScaleByFourOverSix(const StoredCodes& stored,
                                                   const CodeBlocks& blocks,
-                                                  const FourOverSixKnobs& knobs) const;
+                                                  const FourOverSixKnobs& knobs,
+                                                  bool row_scaled) const;
   absl::Status AddTrials(const CodeFormat& format,
                          const std::shared_ptr<const StoredCodes>& stored);
-  absl::Status AddFourOverSix(const CodeFormat& format,
-                              const std::shared_ptr<const StoredCodes>& stored);
+  /// What NVFP4's quantizers have beside: 4over6, and a tensor scale of each row.
+  absl::Status AddNvfp4(const CodeFormat& format, const std::shared_ptr<const StoredCodes>& stored);
   /// The same codes as of the transformed values, under NVFP4's scale rules.
   absl::Status AddHadamard(const CodeFormat& format, const StoredCodes& stored);
+  /// Those that go with a rule.
   void AddGroups(const CodeFormat& format, const std::shared_ptr<const StoredCodes>& stored,
                  ScaledBlocks scaled);
+  void AddGroup(ScaledGroup group) {
+    ++described_;
+    AddOrJoin(std::move(group), groups_);
+  }
   /// Every way to scale that the shapes allow. INVALID_ARGUMENT where there is none.
   absl::Status AddAll();
   /// By a sample of the elements.
@@ -132,38 +121,41 @@ class CodesExplainer {
   const ExecutionContext& context_;
   std::vector<float> source_;  // [M][K]
   Tensor padded_source_;       // The same for 4over6: PaddedToBlocks.
+  int64_t described_ = 0;      // Ways to scale before any were found to be one.
   std::vector<ScaledGroup> groups_;
 };
 
-absl::Status InvalidTensor(const char* field, const Tensor& tensor, const std::string& rule) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, ": ", tensor.has_value() ? TensorText(tensor) : "absent", "; ", rule));
+absl::Status RefuseTensor(const char* field, const Tensor& tensor, const std::string& rule) {
+  return Refuse(field, tensor.has_value() ? TensorText(tensor) : "absent", rule);
 }
 
 absl::Status CodesExplainer::Check() const {
   const Tensor& source = request_.source;
   if (!source.has_value() || !IsHighPrecision(source.dtype())) {
-    return InvalidTensor("source", source, "must be given, of f32, bf16 or f16");
+    return RefuseTensor("source", source, "must be given, of f32, bf16 or f16");
   }
   if (source.rank() < 1 || source.element_count() == 0) {
-    return InvalidTensor("source", source,
-                         "must have at least one element and a rank of at least 1");
+    return RefuseTensor("source", source,
+                        "must have at least one element and a rank of at least 1");
   }
   if (!request_.codes.has_value() || request_.codes.rank() < 1 ||
       DTypeBytes(request_.codes.dtype()) != 1) {
-    return InvalidTensor("codes", request_.codes, "must be given, of FP8, FP6, packed FP4 or u8");
+    return RefuseTensor("codes", request_.codes, "must be given, of FP8, FP6, packed FP4 or u8");
   }
   if (!request_.scale_inv.has_value() || request_.scale_inv.rank() > 2) {
-    return InvalidTensor("scale_inv", request_.scale_inv,
-                         "must be given, with a rank of at most 2");
+    return RefuseTensor("scale_inv", request_.scale_inv, "must be given, with a rank of at most 2");
   }
   const DType scale = request_.scale_inv.dtype();
   if (scale != DType::kF32 && DTypeBytes(scale) != 1) {
-    return InvalidTensor("scale_inv", request_.scale_inv, "must be f32, f8_e8m0, f8_e4m3 or u8");
+    return RefuseTensor("scale_inv", request_.scale_inv, "must be f32, f8_e8m0, f8_e4m3 or u8");
   }
-  if (request_.amax.has_value() &&
-      (request_.amax.dtype() != DType::kF32 || request_.amax.element_count() != 1)) {
-    return InvalidTensor("amax", request_.amax, "must be f32[1]");
+  if (request_.amax.has_value()) {
+    const int64_t count = request_.amax.element_count();
+    if (request_.amax.dtype() != DType::kF32 || (count != 1 && count != request_.codes.rows())) {
+      return RefuseTensor("amax", request_.amax,
+                          absl::StrCat("must be f32[1], or of the rows of the codes, f32[",
+                                       request_.codes.rows(), "]"));
+    }
   }
   return absl::OkStatus();
 }
@@ -188,9 +180,13 @@ absl::StatusOr<std::vector<Tensor>> CodesExplainer::LogicalScales(bool transpose
         const ScaleArray array = {format, block_dim, usage, request_.source.rows(),
                                   request_.source.columns()};
         if (!CheckScales(scales, array, request_.scale_layout).ok()) continue;
-        QG_ASSIGN_OR_RETURN(
-            logical.emplace_back(),
-            ConvertScales(scales, array, request_.scale_layout, ScaleLayout::kLogical));
+        QG_ASSIGN_OR_RETURN(Tensor converted, ConvertScales(scales, array, request_.scale_layout,
+                                                            ScaleLayout::kLogical));
+        const bool is_new = std::none_of(logical.begin(), logical.end(), [&](const Tensor& known) {
+          return known.dtype() == converted.dtype() && known.shape() == converted.shape() &&
+                 std::ranges::equal(known.bytes(), converted.bytes());
+        });
+        if (is_new) logical.push_back(std::move(converted));
       }
     }
   }
@@ -224,7 +220,7 @@ absl::StatusOr<std::vector<StoredCodes>> CodesExplainer::Orient(const CodeFormat
       }
     }
   }
-  stored.global_amax = GlobalAmax(stored.values);
+  SetAmaxes(stored);
   QG_ASSIGN_OR_RETURN(const std::vector<Tensor> scales, LogicalScales(transposed));
   std::vector<StoredCodes> oriented(scales.size(), stored);
   for (size_t i = 0; i < scales.size(); ++i) {
@@ -238,18 +234,24 @@ absl::StatusOr<std::vector<StoredCodes>> CodesExplainer::Orient(const CodeFormat
   return oriented;
 }
 
-float CodesExplainer::GlobalAmax(const std::vector<float>& values) const {
-  if (request_.amax.has_value()) return *request_.amax.as<float>();
-  float amax = 0;
-  for (const float value : values) {
-    if (std::fabs(value) > amax) amax = std::fabs(value);  // False for NaN.
+void CodesExplainer::SetAmaxes(StoredCodes& stored) const {
+  if (!request_.amax.has_value()) {
+    stored.row_amaxes = TileAmaxes(stored, {1, stored.columns, 1, stored.columns});
+  } else if (request_.amax.element_count() == 1) {
+    stored.row_amaxes.clear();
+    stored.global_amax = *request_.amax.as<float>();
+    return;
+  } else {
+    stored.row_amaxes.assign(request_.amax.as<float>(), request_.amax.as<float>() + stored.rows);
   }
-  return amax;
+  stored.global_amax = *std::max_element(stored.row_amaxes.begin(), stored.row_amaxes.end());
 }
 
 ScaledBlocks CodesExplainer::Scale(const StoredCodes& stored, const CodeBlocks& blocks,
-                                   const NamedScaleRule& rule, DType element) const {
+                                   const NamedScaleRule& rule, DType element,
+                                   bool row_scaled) const {
   ScaledBlocks scaled{std::string(rule.name), "", blocks, {}, 0};
+  if (row_scaled) scaled.rule.insert(scaled.rule.find(':'), kRowScaledText);
   // The amax of each tile, then one scale for each block of it.
   const std::vector<float> amaxes = TileAmaxes(stored, blocks);
   const int64_t tile_columns = (stored.columns + blocks.amax_columns - 1) / blocks.amax_columns;
@@ -259,30 +261,35 @@ ScaledBlocks CodesExplainer::Scale(const StoredCodes& stored, const CodeBlocks& 
       const int64_t tile = row * blocks.rows / blocks.amax_rows * tile_columns +
                            column * blocks.columns / blocks.amax_columns;
       const int64_t at = row * stored.scale_columns + column;
+      const float global_amax =
+          row_scaled ? stored.row_amaxes[row * blocks.rows] : stored.global_amax;
       scaled.results[at] =
-          rule.apply({amaxes[tile], stored.global_amax, element, request_.source.dtype()});
+          rule.apply({amaxes[tile], global_amax, element, request_.source.dtype()});
       scaled.matches += scaled.results[at].scale_inv_bits == stored.scales[at];
     }
   }
   return scaled;
 }
 
-absl::StatusOr<ScaledBlocks> CodesExplainer::ScaleByFourOverSix(
-    const StoredCodes& stored, const CodeBlocks& blocks, const FourOverSixKnobs& knobs) const {
-  ScaledBlocks scaled{absl::StrCat("two_level, ", knobs.Text()),
+absl::StatusOr<ScaledBlocks> CodesExplainer::ScaleByFourOverSix(const StoredCodes& stored,
+                                                                const CodeBlocks& blocks,
+                                                                const FourOverSixKnobs& knobs,
+                                                                bool row_scaled) const {
+  ScaledBlocks scaled{absl::StrCat("two_level, ", knobs.Text(), row_scaled ? kRowScaledText : ""),
                       "Transformer Engine, NVFP4 with 4over6",
                       blocks,
                       {},
                       0};
-  QG_ASSIGN_OR_RETURN(
-      const Tensor codes,
-      FourOverSixScaleCodes(padded_source_, knobs, blocks.amax_rows == 1 ? 1 : 2,
-                            stored.transposed ? Usage::kColumnwise : Usage::kRowwise,
-                            stored.global_amax, context_));
-  const Nvfp4TensorScale tensor =
-      MakeNvfp4TensorScale(stored.global_amax, knobs.e4m3_max, ScaleRule::kTwoLevel);
+  QG_ASSIGN_OR_RETURN(const Tensor codes,
+                      FourOverSixScaleCodes(
+                          padded_source_, knobs, blocks.amax_rows == 1 ? 1 : 2,
+                          stored.transposed ? Usage::kColumnwise : Usage::kRowwise,
+                          row_scaled ? std::nullopt : std::optional(stored.global_amax), context_));
   scaled.results.resize(stored.scales.size());
   for (int64_t row = 0; row < stored.scale_rows; ++row) {
+    const float amax = row_scaled ? stored.row_amaxes[row] : stored.global_amax;
+    const Nvfp4TensorScale tensor =
+        MakeNvfp4TensorScale(amax, knobs.e4m3_max, ScaleRule::kTwoLevel);
     for (int64_t column = 0; column < stored.scale_columns; ++column) {
       const int64_t at = row * stored.scale_columns + column;
       const uint8_t code = codes.as<uint8_t>()[row * codes.columns() + column];
@@ -296,15 +303,16 @@ absl::StatusOr<ScaledBlocks> CodesExplainer::ScaleByFourOverSix(
 
 RoundingCounts CodesExplainer::Count(const ScaledGroup& group, int64_t step) const {
   const StoredCodes& stored = *group.stored;
-  const ScaledBlocks& scaled = *group.scaled;
-  const bool divides = Divides(group.scaling);
+  const ScaledBlocks& scaled = group.scaled();
+  const ElementScaling scaling = group.by.front().scaling;
+  const bool divides = Divides(scaling);
   RoundingCounts counts;
   for (int64_t at = 0; at < stored.rows * stored.columns; at += step) {
     const int64_t row = at / stored.columns, column = at % stored.columns;
     const float factor = scaled
                              .results[row / scaled.blocks.rows * stored.scale_columns +
                                       column / scaled.blocks.columns]
-                             .factor(group.scaling);
+                             .factor(scaling);
     const float value = stored.values[at];
     counts.Add(*group.format, group.overflow, divides ? value / factor : value * factor,
                stored.codes[at], at);
@@ -316,23 +324,44 @@ void CodesExplainer::AddGroups(const CodeFormat& format,
                                const std::shared_ptr<const StoredCodes>& stored,
                                ScaledBlocks scaled) {
   const auto shared = std::make_shared<const ScaledBlocks>(std::move(scaled));
-  for (const ElementScaling scaling : ScalingsOf(*shared)) {
-    groups_.push_back({stored, &format, shared, scaling, Overflow::kSaturate});
-    if (format.has_nan) groups_.push_back({stored, &format, shared, scaling, Overflow::kNan});
+  for (int i = 0; i < kScalingCount; ++i) {
+    const auto scaling = static_cast<ElementScaling>(i);
+    if (std::all_of(shared->results.begin(), shared->results.end(),
+                    [&](const ScaleRuleResult& result) { return result.factor(scaling) == 0; })) {
+      continue;
+    }
+    AddGroup({stored, &format, {{shared, scaling}}, Overflow::kSaturate});
+    if (format.has_nan) AddGroup({stored, &format, {{shared, scaling}}, Overflow::kNan});
   }
 }
 
 absl::Status CodesExplainer::AddTrials(const CodeFormat& format,
                                        const std::shared_ptr<const StoredCodes>& stored) {
+  bool gives_scales = false;
   for (const CodeBlocks& blocks : BlocksThatFit(*stored)) {
     for (const NamedScaleRule& rule : AllScaleRules()) {
       const bool fits =
           IsScaleDType(request_.scale_inv.dtype(), rule.scale) && rule.fits(format.dtype);
       if (!fits) continue;
       QG_RETURN_IF_ERROR(context_.CheckCancelled());
-      AddGroups(format, stored, Scale(*stored, blocks, rule, format.dtype));
+      ScaledBlocks scaled = Scale(*stored, blocks, rule, format.dtype);
+      gives_scales |= scaled.matches == static_cast<int64_t>(scaled.results.size());
+      AddGroups(format, stored, std::move(scaled));
     }
   }
+  // A single scale that no rule makes of this source may be one that was given.
+  const bool is_single = stored->scales.size() == 1 && request_.scale_inv.dtype() == DType::kF32;
+  if (!is_single || gives_scales || !IsFp8(format.dtype)) return absl::OkStatus();
+  const float scale_inv = std::bit_cast<float>(stored->scales.front());
+  if (!(scale_inv > 0) || !std::isnormal(scale_inv) || !std::isnormal(1.0f / scale_inv)) {
+    return absl::OkStatus();
+  }
+  AddGroups(format, stored,
+            {std::string(kGivenScaleText),
+             "",
+             {stored->rows, stored->columns, stored->rows, stored->columns},
+             {GivenScale(scale_inv)},
+             1});
   return absl::OkStatus();
 }
 
@@ -342,15 +371,28 @@ bool AreNvfp4Blocks(const CodeBlocks& blocks) {
          (blocks.amax_rows == 1 || blocks.amax_rows == 16);
 }
 
-absl::Status CodesExplainer::AddFourOverSix(const CodeFormat& format,
-                                            const std::shared_ptr<const StoredCodes>& stored) {
+absl::Status CodesExplainer::AddNvfp4(const CodeFormat& format,
+                                      const std::shared_ptr<const StoredCodes>& stored) {
   for (const CodeBlocks& blocks : BlocksThatFit(*stored)) {
     if (!AreNvfp4Blocks(blocks)) continue;
-    for (const FourOverSixKnobs& knobs : kAllFourOverSixKnobs) {
-      QG_ASSIGN_OR_RETURN(ScaledBlocks scaled, ScaleByFourOverSix(*stored, blocks, knobs));
-      // The choice compares codes of this one rule, so that no other goes with it.
-      groups_.push_back({stored, &format, std::make_shared<const ScaledBlocks>(std::move(scaled)),
-                         ElementScaling::kMultiply, Overflow::kSaturate, /*is_nearest_even=*/true});
+    for (const bool row_scaled : {false, true}) {
+      if (row_scaled && (blocks.amax_rows != 1 || stored->row_amaxes.empty())) continue;
+      QG_RETURN_IF_ERROR(context_.CheckCancelled());
+      // Row scales go with the usual rule alone.
+      if (row_scaled) {
+        AddGroups(format, stored, Scale(*stored, blocks, TwoLevelRule(), format.dtype, true));
+      }
+      if (row_scaled && stored->transposed) continue;  // No quantizer has both there.
+      for (const FourOverSixKnobs& knobs : kAllFourOverSixKnobs) {
+        QG_ASSIGN_OR_RETURN(ScaledBlocks scaled,
+                            ScaleByFourOverSix(*stored, blocks, knobs, row_scaled));
+        // The choice compares codes of this one rule, so that no other goes with it.
+        const auto shared = std::make_shared<const ScaledBlocks>(std::move(scaled));
+        AddGroup({stored,
+                  &format,
+                  {{shared, ElementScaling::kMultiply, /*is_nearest_even=*/true}},
+                  Overflow::kSaturate});
+      }
     }
   }
   return absl::OkStatus();
@@ -362,7 +404,7 @@ absl::Status CodesExplainer::AddHadamard(const CodeFormat& format, const StoredC
   StoredCodes transformed = stored;
   transformed.hadamard = true;
   transformed.values = HadamardTransformed(stored.values, context_);
-  transformed.global_amax = GlobalAmax(transformed.values);
+  SetAmaxes(transformed);
   const auto shared = std::make_shared<const StoredCodes>(std::move(transformed));
   for (const CodeBlocks& blocks : BlocksThatFit(*shared)) {
     if (!AreNvfp4Blocks(blocks) || blocks.amax_rows != 1) continue;
@@ -387,13 +429,13 @@ absl::Status CodesExplainer::AddAll() {
         const bool may_be_nvfp4 = format.dtype == DType::kF4E2M1x2 &&
                                   IsScaleDType(request_.scale_inv.dtype(), DType::kF8E4M3);
         if (!may_be_nvfp4) continue;
-        QG_RETURN_IF_ERROR(AddFourOverSix(format, stored));
+        QG_RETURN_IF_ERROR(AddNvfp4(format, stored));
         QG_RETURN_IF_ERROR(AddHadamard(format, *stored));
       }
     }
   }
   if (!groups_.empty()) return absl::OkStatus();
-  return InvalidTensor(
+  return RefuseTensor(
       "scale_inv", request_.scale_inv,
       absl::StrCat("in the ", std::string(ScaleLayoutName(request_.scale_layout)),
                    " layout, fits no block shape of codes ", TensorText(request_.codes),
@@ -413,8 +455,8 @@ void CodesExplainer::KeepBestGroups() {
   });
   std::stable_sort(groups_.begin(), groups_.end(),
                    [](const ScaledGroup& left, const ScaledGroup& right) {
-                     return std::pair(left.sample_score, left.scaled->matches) >
-                            std::pair(right.sample_score, right.scaled->matches);
+                     return std::pair(left.sample_score, left.scaled().matches) >
+                            std::pair(right.sample_score, right.scaled().matches);
                    });
   groups_.resize(std::min(groups_.size(), kGroupsKept));
 }
@@ -444,8 +486,7 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
   QG_ASSIGN_OR_RETURN(padded_source_, PaddedToBlocks(f32));
   QG_RETURN_IF_ERROR(AddAll());
   CodesExplanation explanation;
-  explanation.tried =
-      static_cast<int64_t>(groups_.size()) * (kCodeRoundingCount + kStochasticCount);
+  explanation.tried = described_ * (kCodeRoundingCount + kStochasticCount);
   // A sample sorts out most ways to scale; what is left is counted whole.
   KeepBestGroups();
   QG_RETURN_IF_ERROR(context_.CheckCancelled());
@@ -475,7 +516,8 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
                         [](const CodesCandidate& candidate) { return candidate.is_established; });
   const std::set<std::string> libraries = LibrariesOf(candidates);
   for (CodesCandidate& candidate : candidates) {
-    if (libraries.size() != 1 || !candidate.is_established) candidate.scale_origin.clear();
+    if (libraries.size() != 1 || !candidate.is_established) continue;
+    if (!candidate.libraries.empty()) candidate.scale_origin = *libraries.begin();
   }
   explanation.conclusion = ConclusionOf(candidates, libraries, rejected);
   if (candidates.size() > kCandidatesKept) candidates.resize(kCandidatesKept);

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,8 @@ struct ExplainCodesRequest {
   /// (padded) fp8_block, of whose type and shape it must be.
   ScaleLayout scale_layout = ScaleLayout::kLogical;
   /// f32 [1]: the global amax of a two-level format, after the Hadamard transform where there was
-  /// one; absent: of the source, transformed or not.
+  /// one; f32 [rows of the codes]: of each row, under row_scaled_activation. Absent: both of the
+  /// source, transformed or not.
   Tensor amax;
 };
 
@@ -56,7 +58,10 @@ struct CodesEvidence {
   std::optional<SpreadResult> spread;  ///< Of a stochastic candidate.
 };
 
-/// One way in which the bytes may have been made, and how much of them it gives.
+/// One way in which the bytes may have been made, and how much of them it gives. Where several
+/// descriptions make the same scales and scale every element of this source alike, it has the names
+/// of all: blocks and ways to scale joined by " or ", scale rules by "; also ", the first of them
+/// with its formula.
 struct CodesCandidate {
   std::string element;  ///< "f8_e4m3", "f4_e2m1".
   /// "1x128", "128x128", "tensor", "16x16 replicated", "1x16 of the transpose, Hadamard-transformed
@@ -68,8 +73,10 @@ struct CodesCandidate {
   /// The library that computes so: only where the candidate is established and no other that fits
   /// is another library's.
   std::string scale_origin;
-  std::string element_rule;      ///< "x * scale, nearest_even, saturate".
-  bool is_deterministic = true;  ///< False: stochastic, where both neighbours of a value match.
+  std::set<std::string> libraries;  ///< All that compute so, whatever the evidence.
+  bool has_other_names = false;     ///< Of several descriptions.
+  std::string element_rule;         ///< "x * scale, nearest_even, saturate".
+  bool is_deterministic = true;     ///< False: stochastic, where both neighbours of a value match.
   int64_t scale_matches = 0, scale_count = 0;
   int64_t code_matches = 0, code_count = 0;
   std::optional<ElementAt> first_difference;  ///< Of the codes.

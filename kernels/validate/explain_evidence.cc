@@ -147,6 +147,12 @@ std::vector<std::string> ConclusionOf(const std::vector<CodesCandidate>& candida
                    GroupedDigits(best.code_count), " codes and ", GroupedDigits(best.scale_count),
                    best.scale_count == 1 ? " scale" : " scales",
                    entire == 1 ? "." : "; this data does not tell them apart."));
+  if (best.has_other_names) {
+    lines.push_back(
+        "Names joined by \"or\" are one rule here: they make the same scales and scale every "
+        "element "
+        "of this source alike.");
+  }
   lines.push_back(EvidenceText(best));
   if (best.evidence.spread.has_value()) {
     lines.push_back(absl::StrCat("The codes are spread as stochastic rounding spreads them: ",

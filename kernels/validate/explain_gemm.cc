@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/compare/element_values.h"
 #include "kernels/gemm/epilogue.h"
@@ -141,19 +142,19 @@ class GemmExplainer {
 
 absl::Status GemmExplainer::Prepare() {
   if (!d_.has_value() || !(IsHighPrecision(d_.dtype()) || IsFp8(d_.dtype()))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("d: ", d_.has_value() ? TensorText(d_) : "absent",
-                     "; must be given, of f32, bf16, f16, f8_e4m3 or f8_e5m2"));
+    return Refuse("d", d_.has_value() ? TensorText(d_) : "absent",
+                  "must be given, of f32, bf16, f16, f8_e4m3 or f8_e5m2");
   }
   desc_.out_dtype = d_.dtype();
   // fp32 takes every operand that any arithmetic takes.
   desc_.arithmetic = Arithmetic{ArithmeticFamily::kFp32};
   QG_ASSIGN_OR_RETURN(shape_, CheckGemm(desc_));
   if (d_.shape() != Shape{shape_.m, shape_.n}) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("d: ", TensorText(d_), "; the GEMM's output is ", shape_.m, "x", shape_.n));
+    return Refuse("d", TensorText(d_),
+                  absl::StrCat("the GEMM's output is ", shape_.m, "x", shape_.n));
   }
-  if (d_.element_count() == 0) return absl::InvalidArgumentError("d: has no outputs to explain");
+  if (d_.element_count() == 0)
+    return Refuse("d", TensorText(d_), "there are no outputs to explain");
   rows_ = Spread(shape_.m, kSampleRows);
   columns_ = Spread(shape_.n, kSampleColumns);
   QG_ASSIGN_OR_RETURN(const OperandView a, ViewOfA(desc_, shape_));

@@ -36,7 +36,8 @@ absl::StatusOr<Tensor> PaddedToBlocks(const Tensor& f32) {
 }
 
 absl::StatusOr<Tensor> FourOverSixScaleCodes(const Tensor& padded, const FourOverSixKnobs& knobs,
-                                             int block_dim, Usage usage, float global_amax,
+                                             int block_dim, Usage usage,
+                                             std::optional<float> global_amax,
                                              const ExecutionContext& context) {
   QuantizerSpec spec;
   spec.format = QuantizerFormat::kNvfp4;
@@ -44,9 +45,12 @@ absl::StatusOr<Tensor> FourOverSixScaleCodes(const Tensor& padded, const FourOve
   spec.block_dim = block_dim;
   spec.four_over_six = knobs.error;
   spec.e4m3_max = knobs.e4m3_max;
+  spec.row_scaled = !global_amax.has_value();
   QuantizeArguments arguments;
-  QG_ASSIGN_OR_RETURN(arguments.group_amax_rowwise, Tensor::FromScalar(global_amax));
-  arguments.group_amax_columnwise = arguments.group_amax_rowwise;
+  if (global_amax.has_value()) {
+    QG_ASSIGN_OR_RETURN(arguments.group_amax_rowwise, Tensor::FromScalar(*global_amax));
+    arguments.group_amax_columnwise = arguments.group_amax_rowwise;
+  }
   const Usages usages = {usage == Usage::kRowwise, usage == Usage::kColumnwise};
   QG_ASSIGN_OR_RETURN(const QuantizedTensor quantized,
                       QuantizeCpu(padded, spec, usages, arguments, context));

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,9 +33,11 @@ inline constexpr std::array kAllFourOverSixKnobs = {
 absl::StatusOr<Tensor> PaddedToBlocks(const Tensor& f32);
 
 /// The scale codes of the quantizer itself, [lines][length / 16] of a padded source's rows or
-/// columns; block_dim 2 has tiles, whose scale each of their lines repeats.
+/// columns; block_dim 2 has tiles, whose scale each of their lines repeats. Without `global_amax`
+/// each line has a tensor scale of its own.
 absl::StatusOr<Tensor> FourOverSixScaleCodes(const Tensor& padded, const FourOverSixKnobs& knobs,
-                                             int block_dim, Usage usage, float global_amax,
+                                             int block_dim, Usage usage,
+                                             std::optional<float> global_amax,
                                              const ExecutionContext& context);
 
 /// Every 16 values in place of their transform, widened from its bf16. The values are bf16's, and

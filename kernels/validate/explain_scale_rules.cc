@@ -63,10 +63,14 @@ ScaleRuleResult ReciprocalOfAmax(const ScaleRuleInput& input) {
 ScaleRuleResult Reciprocal(const ScaleRuleInput& input) {
   return Current(input, {.rule = ScaleRule::kReciprocal});
 }
+ScaleRuleResult ReciprocalPower2(const ScaleRuleInput& input) {
+  return Current(input, {.rule = ScaleRule::kReciprocal, .power_2 = true});
+}
 
 /// Where 448 / amax overflows, block scaling takes the largest finite value of the input's type.
-ScaleRuleResult BlockDivide(const ScaleRuleInput& input, bool power_2) {
-  ScaleRuleResult result = Current(input, {});
+template <ScaleRule rule, bool power_2>
+ScaleRuleResult OrMaximum(const ScaleRuleInput& input) {
+  ScaleRuleResult result = Current(input, {.rule = rule});
   if (std::bit_cast<uint32_t>(result.factor(ElementScaling::kMultiply)) == 0x7F7FFFFF) {
     result = FromScale(SourceMax(input.source));
   }
@@ -74,8 +78,6 @@ ScaleRuleResult BlockDivide(const ScaleRuleInput& input, bool power_2) {
   return FromScale(std::bit_cast<float>(
       std::bit_cast<uint32_t>(result.factor(ElementScaling::kMultiply)) & 0xFF800000));
 }
-ScaleRuleResult BlockDivideFp32(const ScaleRuleInput& input) { return BlockDivide(input, false); }
-ScaleRuleResult BlockDividePower2(const ScaleRuleInput& input) { return BlockDivide(input, true); }
 
 ScaleRuleResult AmaxOverMax(const ScaleRuleInput& input) {
   return FromScaleInverse(input.amax / ElementMax(input.element));
@@ -189,10 +191,10 @@ constexpr NamedScaleRule kRules[] = {
     {"divide, power of two: scale = f32(max / amax) with its mantissa cut off", DType::kF32,
      IsFp8Element, DividePower2},
     {"divide or maximum: as divide, overflow to the input type's maximum", DType::kF32,
-     IsFp8Element, BlockDivideFp32},
+     IsFp8Element, OrMaximum<ScaleRule::kDivide, false>},
     {"divide or maximum, power of two: as divide, overflow to the input type's maximum, its "
      "mantissa cut off",
-     DType::kF32, IsFp8Element, BlockDividePower2},
+     DType::kF32, IsFp8Element, OrMaximum<ScaleRule::kDivide, true>},
     {"reciprocal: scale = f32(1 / f32(amax * f32(1 / max)))", DType::kF32, IsFp8Element,
      Reciprocal},
     {"reciprocal of amax: scale = f32(max * f32(1 / amax)), scale_inv = f32(1 / scale)",
@@ -224,6 +226,13 @@ constexpr NamedScaleRule kRules[] = {
      DType::kF8E4M3, IsFp4Element, TwoLevelGlobal},
     {"single_level: e4m3(amax / 6), at least the smallest normal E4M3", DType::kF8E4M3,
      IsFp4Element, SingleLevel},
+    {"reciprocal, power of two: as reciprocal, its mantissa cut off", DType::kF32, IsFp8Element,
+     ReciprocalPower2},
+    {"reciprocal or maximum: as reciprocal, overflow to the input type's maximum", DType::kF32,
+     IsFp8Element, OrMaximum<ScaleRule::kReciprocal, false>},
+    {"reciprocal or maximum, power of two: as reciprocal, overflow to the input type's maximum, "
+     "its mantissa cut off",
+     DType::kF32, IsFp8Element, OrMaximum<ScaleRule::kReciprocal, true>},
 };
 
 // Formulas and the public sources that have them: docs/quantizers.md section 1.6.
@@ -264,6 +273,15 @@ std::string_view ScalingText(ElementScaling scaling) {
 }
 
 std::span<const NamedScaleRule> AllScaleRules() { return kRules; }
+
+const NamedScaleRule& TwoLevelRule() { return kRules[16]; }
+
+ScaleRuleResult GivenScale(float scale_inv) {
+  ScaleRuleResult result = FromScaleInverse(scale_inv);
+  // The scale that was given may be another neighbour of the inverse of its inverse.
+  result.factors[static_cast<int>(ElementScaling::kMultiply)] = 1.0f / scale_inv;
+  return result;
+}
 
 std::string_view QuantizerName(std::string_view scale_rule, ElementScaling scaling,
                                std::optional<CodeRounding> rounding) {

@@ -56,6 +56,10 @@ struct NamedScaleRule {
 };
 
 std::span<const NamedScaleRule> AllScaleRules();
+/// NVFP4's usual one, which alone goes with a tensor scale of each row.
+const NamedScaleRule& TwoLevelRule();
+/// Of a stored fp32 scale whose amax is not the source's.
+ScaleRuleResult GivenScale(float scale_inv);
 
 /// The quantizer of a library, by its source or its documents: which of the rules it is.
 struct LibraryQuantizer {

@@ -316,6 +316,8 @@ void AddRounding(OperationReference& reference, DType dtype) {
   const error_bound::OutputFacts facts = FactsOfOutput(dtype);
   for (int64_t i = 0; i < reference.value.element_count(); ++i) {
     double& error = reference.error.as<double>()[i];
+    // A NaN or an infinity that fp32 has too is no value that is rounded.
+    if (!std::isfinite(reference.value.as<double>()[i]) && std::isfinite(error)) continue;
     const double magnitude = std::fabs(reference.value.as<double>()[i]) + error;
     error =
         magnitude < facts.Overflow() ? error + facts.HalfUlp(magnitude) : running_error::kInfinity;
@@ -331,6 +333,7 @@ double Ratio(double subject, const RunningError& reference,
   if (std::isnan(subject) || std::isnan(value)) {
     return std::isnan(subject) && std::isnan(value) ? 0 : running_error::kInfinity;
   }
+  if (std::isinf(value)) return running_error::kInfinity;
   const double error = reference.error + output.HalfUlp(std::fabs(value) + reference.error);
   if (std::isfinite(subject)) return std::fabs(subject - value) / error;
   const double missing = output.Overflow() - std::fabs(value);

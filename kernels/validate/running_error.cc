@@ -44,6 +44,12 @@ RunningError RunningSum::Sum() const {
   const double own = static_cast<double>(count_) * 0x1p-53;
   const double error = error_ + (error_bound::Gamma(depth) + own) * magnitude_ * (1 + own);
   const bool is_bounded = std::isfinite(value_) && magnitude_ + error < running_error::kOverflow;
+  // A NaN, or infinities of both signs, make a NaN whatever the others are; those of one sign stay
+  // where the others cannot overflow to the other.
+  if (is_certain_) {
+    const bool stays = std::isnan(special_) || is_bounded;
+    return {special_, stays ? 0 : running_error::kInfinity};
+  }
   return {value_, is_bounded ? error : running_error::kInfinity};
 }
 

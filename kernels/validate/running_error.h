@@ -55,6 +55,11 @@ inline RunningError NotANumber(const RunningError& a, const RunningError& b) {
   return {std::numeric_limits<double>::quiet_NaN(), is_certain ? 0 : kInfinity};
 }
 
+/// An infinity that fp32 has too, and not a value that may have overflowed.
+inline bool IsCertainlyInfinite(const RunningError& a) {
+  return std::isinf(a.value) && std::isfinite(a.error);
+}
+
 double Exp(double x);
 double Tanh(double x);
 double Sigmoid(double x);
@@ -66,14 +71,21 @@ inline RunningError Given(double value) { return {value, 0}; }
 
 inline RunningError operator-(const RunningError& a) { return {-a.value, a.error}; }
 inline RunningError operator+(const RunningError& a, const RunningError& b) {
+  using running_error::IsCertainlyInfinite;
   const double value = a.value + b.value;
   if (std::isnan(value)) return running_error::NotANumber(a, b);
+  const bool is_bounded = std::isfinite(a.error) && std::isfinite(b.error);
+  if (is_bounded && (IsCertainlyInfinite(a) || IsCertainlyInfinite(b))) return {value, 0};
   return running_error::Rounded(value, a.error + b.error);
 }
 inline RunningError operator-(const RunningError& a, const RunningError& b) { return a + -b; }
 inline RunningError operator*(const RunningError& a, const RunningError& b) {
+  using running_error::IsCertainlyInfinite;
   const double value = a.value * b.value;
   if (std::isnan(value)) return running_error::NotANumber(a, b);
+  // A factor that may be 0 makes NaN of an infinity.
+  const bool have_signs = std::fabs(a.value) > a.error && std::fabs(b.value) > b.error;
+  if (have_signs && (IsCertainlyInfinite(a) || IsCertainlyInfinite(b))) return {value, 0};
   const double propagated =
       std::fabs(a.value) * b.error + std::fabs(b.value) * a.error + a.error * b.error;
   return running_error::Rounded(value, propagated, running_error::kUnderflow);
@@ -83,6 +95,7 @@ inline RunningError operator/(const RunningError& a, const RunningError& b) {
   if (std::isnan(value)) return running_error::NotANumber(a, b);
   const double divisor = std::fabs(b.value) - b.error;
   if (!(divisor > 0)) return {value, running_error::kInfinity};
+  if (running_error::IsCertainlyInfinite(a)) return {value, 0};
   return running_error::Rounded(value, (a.error + std::fabs(value) * b.error) / divisor,
                                 running_error::kUnderflow);
 }
@@ -99,6 +112,7 @@ inline RunningError operator/(float a, const RunningError& b) { return Given(a) 
 inline RunningError Sqrt(const RunningError& a) {
   const double root = std::sqrt(a.value);
   if (std::isnan(root)) return running_error::NotANumber(a, a);
+  if (running_error::IsCertainlyInfinite(a)) return {root, 0};
   const double propagated =
       root > 0 ? std::min(a.error / root, std::sqrt(a.error)) : std::sqrt(a.error);
   return running_error::Rounded(root, propagated);
@@ -141,15 +155,22 @@ inline RunningError Sigmoid(const RunningError& a) {
 class RunningSum {
  public:
   void Add(const RunningError& term) {
+    ++count_;
+    if (!std::isfinite(term.value) && std::isfinite(term.error)) {
+      is_certain_ = true;
+      special_ += term.value;
+      return;
+    }
     value_ += term.value;
     magnitude_ += std::fabs(term.value) + term.error;
     error_ += term.error;
-    ++count_;
   }
   RunningError Sum() const;
 
  private:
-  double value_ = 0, magnitude_ = 0, error_ = 0;
+  double value_ = 0, magnitude_ = 0, error_ = 0;  // Of the terms that are not certainly special.
+  double special_ = 0;       // The sum of NaN and infinities that fp32 has too.
+  bool is_certain_ = false;  // There are such.
   int64_t count_ = 0;
 };
 

@@ -1,6 +1,6 @@
 #include "kernels/validate/verdict.h"
 
-#include <numeric>
+#include <cmath>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -134,9 +134,52 @@ std::string BoundText(const BoundCheck& check) {
                       " x sum|a||b| + the epilogue's roundings + half an ulp of the output");
 }
 
+constexpr char kExact[] = "exact";
+
+constexpr bool IsNanClass(int value_class) {
+  return value_class == static_cast<int>(ValueClass::kNan);
+}
+constexpr bool IsInfiniteClass(int value_class) {
+  return value_class == static_cast<int>(ValueClass::kNegativeInfinity) ||
+         value_class == static_cast<int>(ValueClass::kPositiveInfinity);
+}
+
+NonFiniteSides SidesOf(const ParityReport& parity) {
+  NonFiniteSides sides;
+  sides.element_count = parity.element_count;
+  for (int subject = 0; subject < kValueClassCount; ++subject) {
+    for (int reference = 0; reference < kValueClassCount; ++reference) {
+      const int64_t count = parity.class_confusion[subject][reference];
+      const auto add = [&](int value_class, NonFiniteCounts& counts) {
+        if (IsNanClass(value_class)) counts.nan += count;
+        if (IsInfiniteClass(value_class)) counts.infinite += count;
+      };
+      add(subject, sides.subject);
+      add(reference, sides.reference);
+      if (subject == reference) add(subject, sides.shared);
+    }
+  }
+  return sides;
+}
+
+NonFiniteSides SidesOfAll(const std::vector<VariantReport>& variants) {
+  NonFiniteSides sides;
+  for (const VariantReport& variant : variants) {
+    for (const OutputReport& output : variant.outputs) {
+      sides.Add(SidesOf(output.against_exact.parity));
+    }
+  }
+  return sides;
+}
+
 /// "by up to 1.5 times". Beyond kRatioMax the bound is no scale to measure by.
 std::string ExcessText(const BoundCheck& check, const ParityReport& parity) {
   if (check.worst_ratio <= kRatioMax) return absl::StrCat("by up to ", check.worst_ratio, " times");
+  if (std::isinf(check.worst_ratio)) {
+    const NonFiniteSides sides = SidesOf(parity);
+    if (sides.any())
+      return absl::StrCat(SidesLine(sides, kExact), ", where both must have the same");
+  }
   int64_t count = 0;
   for (int subject = 0; subject < kValueClassCount; ++subject) {
     const auto is = [&](ValueClass value_class) {
@@ -196,40 +239,15 @@ Verdict JudgeBound(const std::vector<VariantReport>& variants) {
   return verdict;
 }
 
-/// "3 NaN and 1 infinite".
-std::string CountsText(const NonFinite& counts) {
-  std::vector<std::string> parts;
-  if (counts.nan > 0) parts.push_back(absl::StrCat(GroupedDigits(counts.nan), " NaN"));
-  if (counts.infinite > 0) {
-    parts.push_back(absl::StrCat(GroupedDigits(counts.infinite), " infinite"));
-  }
-  return absl::StrJoin(parts, " and ");
-}
-
-/// Elements that are NaN on both sides, or the same infinity.
-int64_t SharedNonFinite(const ParityReport& parity) {
-  int64_t shared = 0;
-  for (const ValueClass value_class :
-       {ValueClass::kNan, ValueClass::kNegativeInfinity, ValueClass::kPositiveInfinity}) {
-    const int index = static_cast<int>(value_class);
-    shared += parity.class_confusion[index][index];
-  }
-  return shared;
-}
-
 /// "y of L1: 3 NaN of 4,096 elements, exact has all of them too".
 std::string OutputsText(const std::vector<VariantReport>& variants) {
   std::vector<std::string> parts;
   for (const VariantReport& variant : variants) {
     for (const OutputReport& output : variant.outputs) {
-      const ParityReport& parity = output.against_exact.parity;
-      const NonFinite counts = NonFiniteOf(OutputOf(output.tensor, variant), parity);
-      if (!counts.any()) continue;
-      const int64_t shared = SharedNonFinite(parity);
-      parts.push_back(absl::StrCat(
-          counts.tensor, ": ", CountsText(counts), " of ", GroupedDigits(counts.element_count),
-          " elements, exact has ",
-          shared == counts.nan + counts.infinite ? "all" : GroupedDigits(shared), " of them too"));
+      const NonFiniteSides sides = SidesOf(output.against_exact.parity);
+      if (!sides.any()) continue;
+      parts.push_back(
+          absl::StrCat(OutputOf(output.tensor, variant), ": ", SidesText(sides, kExact)));
     }
   }
   return Listed(parts, "; ");
@@ -238,7 +256,7 @@ std::string OutputsText(const std::vector<VariantReport>& variants) {
 std::string InputsText(const std::vector<NonFinite>& inputs) {
   std::vector<std::string> parts;
   for (const NonFinite& input : inputs) {
-    if (input.any()) parts.push_back(absl::StrCat(input.tensor, " has ", CountsText(input)));
+    if (input.any()) parts.push_back(absl::StrCat(input.tensor, " has ", CountsText(input.counts)));
   }
   return parts.empty() ? "no input has any" : Listed(parts, "; ");
 }
@@ -263,37 +281,18 @@ Verdict Judged(Requirement requirement, std::optional<int> reference,
 }  // namespace
 
 NonFinite NonFiniteOf(const std::string& tensor, const ParityReport& parity) {
-  const auto count = [&](ValueClass value_class) {
-    const auto& row = parity.class_confusion[static_cast<int>(value_class)];
-    return std::accumulate(row.begin(), row.end(), int64_t{0});
-  };
-  return {tensor, count(ValueClass::kNan),
-          count(ValueClass::kNegativeInfinity) + count(ValueClass::kPositiveInfinity),
-          parity.element_count};
+  return {tensor, SidesOf(parity).subject};
 }
 
-bool HasNonFinite(const std::vector<VariantReport>& variants) {
-  for (const VariantReport& variant : variants) {
-    for (const OutputReport& output : variant.outputs) {
-      if (NonFiniteOf(output.tensor, output.against_exact.parity).any()) return true;
-    }
-  }
-  return false;
-}
+bool HasNonFinite(const std::vector<VariantReport>& variants) { return SidesOfAll(variants).any(); }
 
 Verdict JudgeRun(Requirement requirement, std::optional<int> reference,
                  const std::vector<VariantReport>& variants, const std::vector<NonFinite>& inputs) {
   Verdict verdict = Judged(requirement, reference, variants);
-  if (!HasNonFinite(variants)) return verdict;
-  int64_t count = 0;
-  for (const VariantReport& variant : variants) {
-    for (const OutputReport& output : variant.outputs) {
-      const NonFinite counts = NonFiniteOf(output.tensor, output.against_exact.parity);
-      count += counts.nan + counts.infinite;
-    }
-  }
+  const NonFiniteSides sides = SidesOfAll(variants);
+  if (!sides.any()) return verdict;
   if (!verdict.found.empty()) {
-    absl::StrAppend(&verdict.found, ", ", GroupedDigits(count), " not finite");
+    absl::StrAppend(&verdict.found, ", ", SidesLine(sides, kExact));
   }
   verdict.non_finite = OutputsText(variants);
   verdict.non_finite_inputs = InputsText(inputs);

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/base/non_finite.h"
 #include "kernels/validate/run.h"
 
 namespace quantgate {
@@ -11,21 +12,20 @@ namespace quantgate {
 /// NaN and infinities of one tensor.
 struct NonFinite {
   std::string tensor;
-  int64_t nan = 0, infinite = 0;
-  int64_t element_count = 0;
+  NonFiniteCounts counts;
 
-  bool any() const { return nan + infinite > 0; }
+  bool any() const { return counts.count() > 0; }
 };
 
 /// Of the subject of a comparison.
 NonFinite NonFiniteOf(const std::string& tensor, const ParityReport& parity);
 
-/// Whether any output of a variant has NaN or infinities: the verdict then needs those of the
-/// inputs.
+/// Whether any output of a variant, or what is exact for it, has NaN or infinities: the verdict
+/// then needs those of the inputs.
 bool HasNonFinite(const std::vector<VariantReport>& variants);
 
-/// `inputs` are read where an output has NaN or infinities. Those pass a bound where exact has the
-/// same in the same place, and nowhere else (CheckBound): the verdict counts them.
+/// `inputs` are read where HasNonFinite. NaN and infinities pass a bound where exact has the same
+/// in the same place, and nowhere else (CheckBound): the verdict counts those of both sides.
 Verdict JudgeRun(Requirement requirement, std::optional<int> reference,
                  const std::vector<VariantReport>& variants,
                  const std::vector<NonFinite>& inputs = {});

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -109,6 +110,47 @@ TEST(VerdictTextTest, NanAndInfinitiesStandInTheVerdict) {
   PrintReport(document, /*uses_colour=*/false, table);
   EXPECT_THAT(table.str(), HasSubstr(kText));
   EXPECT_THAT(RenderHtml(document), HasSubstr(kText));
+}
+
+// What the reference alone has stands there too, in every form, and passes no bound.
+TEST(VerdictTextTest, NanOfTheReferenceAloneStandsInTheVerdict) {
+  SubjectComparison y = Compared("y", 3, 8), dx = Compared("dx", 0, 8);
+  AddClass(y, "positive", "nan", 2);
+  AddClass(y, "negative", "-inf", 1);
+  AddClass(dx, "nan", "nan", 1);
+  const ReportDocument document = Document({y, dx});
+  constexpr char kLine[] =
+      "found: 3 in y, not finite: 1 NaN, in the reference 3 NaN and 1 infinite";
+  constexpr char kText[] =
+      "not finite: y: none of 8 elements, the reference has 2 NaN and 1 infinite; dx: 1 NaN of 8 "
+      "elements, the reference has all of them too";
+  EXPECT_THAT(VerdictLine(document.verdict), HasSubstr(kLine));
+  std::ostringstream table;
+  PrintReport(document, /*uses_colour=*/false, table);
+  for (const std::string& form : {table.str(), RenderHtml(document), JsonDocument(document),
+                                  ReportJunit(document, JunitRun{})}) {
+    EXPECT_THAT(form,
+                AllOf(HasSubstr(kLine), HasSubstr("none of 8 elements, the reference has 2")));
+  }
+  EXPECT_THAT(table.str(), HasSubstr(kText));
+  // By a bound, or within some ulp.
+  y.bound.emplace();
+  y.bound->set_violation_count(3);
+  y.bound->set_worst_ratio(INFINITY);
+  std::vector<SubjectComparison> comparisons = {y};
+  EXPECT_THAT(JudgeBounds(comparisons).finding(),
+              HasSubstr("not finite: none, in the reference 2 NaN and 1 infinite, where both must "
+                        "have the same"));
+  y.bound->set_pass(true);  // Exact, which the bound is of, may have numbers there.
+  comparisons = {y};
+  EXPECT_THAT(VerdictLine(JudgeBounds(comparisons)),
+              HasSubstr("found: 0, not finite: none, in the reference 2 NaN and 1 infinite"));
+  comparisons = {Compared("y", 2, 8)};
+  comparisons[0].result.mutable_parity()->set_worst_ulp(INT64_MAX);
+  AddClass(comparisons[0], "positive", "nan", 2);
+  const v1::Verdict verdict = JudgeComparisons(comparisons, INT64_MAX - 1);
+  EXPECT_FALSE(verdict.pass());
+  EXPECT_THAT(verdict.found(), HasSubstr("a NaN against a number, not finite: none, in the"));
 }
 
 TEST(VerdictTextTest, ABoundNextToZeroIsSaid) {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "kernels/tensor/tensor_file.h"
 #include "kernels/validate/explain_codes.h"
 
@@ -65,9 +66,12 @@ const CodesCandidate* Find(const CodesExplanation& explanation, const Json& made
   const std::string rounding =
       IsStochastic(made_by) ? "stochastic (either neighbour)" : "nearest_even";
   for (const CodesCandidate& candidate : explanation.candidates) {
+    // Rules that are one here are one candidate.
+    const std::vector<std::string> rules = absl::StrSplit(candidate.scale_rule, "; also ");
     if (candidate.element == "f4_e2m1" && candidate.block == block &&
-        candidate.scale_rule == ScaleRuleOf(error, bound) &&
-        candidate.element_rule == absl::StrCat("x * scale, ", rounding, ", saturate")) {
+        std::find(rules.begin(), rules.end(), ScaleRuleOf(error, bound)) != rules.end() &&
+        absl::StartsWith(candidate.element_rule, "x * scale") &&
+        absl::EndsWith(candidate.element_rule, absl::StrCat(", ", rounding, ", saturate"))) {
       return &candidate;
     }
   }

@@ -233,6 +233,72 @@ TEST(OperationReference, NotANumberMustBeOne) {
   EXPECT_EQ(check(NAN, -1), 1);
 }
 
+/// What keeps to the bound of `call`, whose fp32 result is `model`, in place of the elements that
+/// are not finite there.
+int64_t ViolationsOf(const OperationCall& call, const Tensor& model, float in_place) {
+  std::vector<float> values = ToValues(model);
+  for (float& value : values) {
+    if (!std::isfinite(value)) value = in_place;
+  }
+  return CheckOperationBound(Evaluate({call}), FromValues(DType::kF32, model.shape(), values),
+                             nullptr)
+      ->violation_count;
+}
+
+// One NaN in x, another in the gradient: what they reach is NaN, and a number there is no result.
+TEST(OperationReference, ANumberIsNotNotANumber) {
+  OperationCall call;
+  call.x = Generated(Distribution::kNormal, 1, DType::kF32, {8, 16});
+  call.x.as<float>()[5] = NAN;
+  call.gamma = Generated(Distribution::kNormal, 2, DType::kF32, {16});
+  call.gradient = Generated(Distribution::kNormal, 3, DType::kF32, {8, 16});
+  call.gradient.as<float>()[3 * 16 + 7] = NAN;
+  const ExecutionContext context;
+  const auto forward =
+      *NormForwardCpu({call.x, call.gamma, Tensor(), call.norm, DType::kF32}, context);
+  const auto gradients = *NormBackwardCpu(BackwardOf(call, forward), context);
+  struct Case {
+    OperationCall::Kind kind;
+    const Tensor* model;
+    int64_t count;
+  };
+  for (const auto& [kind, model, count] :
+       {Case{Kind::kNorm, &forward.y, 16}, Case{Kind::kNormDx, &gradients.dx, 32},
+        Case{Kind::kNormDgamma, &gradients.dgamma, 16},
+        Case{Kind::kNormDbeta, &gradients.dbeta, 1}}) {
+    SCOPED_TRACE(static_cast<int>(kind));
+    call.kind = kind;
+    EXPECT_EQ(ViolationsOf(call, *model, NAN), 0);
+    EXPECT_EQ(ViolationsOf(call, *model, 0), count);
+  }
+}
+
+// So of an infinity: it stays one where nothing can make a NaN of it.
+TEST(OperationReference, ANumberIsNoInfinity) {
+  OperationCall copy, sum;
+  copy.kind = Kind::kCopy;
+  copy.x = FromValues(DType::kF32, {1, 4}, {1, INFINITY, -INFINITY, 2});
+  sum.kind = Kind::kAdd;
+  sum.x = copy.x;
+  sum.addend = FromValues(DType::kF32, {1, 4}, {1, 1, 1, -2});
+  struct Case {
+    std::vector<OperationCall> calls;
+    float first, last;
+  };
+  for (const auto& [calls, first, last] :
+       {Case{{copy}, 1, 2}, Case{{sum}, 2, 0}, Case{{copy, sum}, 3, 2}}) {
+    const OperationReference reference = Evaluate(calls, DType::kBF16);
+    const auto violations = [&](float second, float third) {
+      const Tensor subject = FromValues(DType::kBF16, {1, 4}, {first, second, third, last});
+      return CheckOperationBound(reference, subject, nullptr)->violation_count;
+    };
+    EXPECT_EQ(violations(INFINITY, -INFINITY), 0);
+    EXPECT_EQ(violations(INFINITY, INFINITY), 1);
+    EXPECT_EQ(violations(3e38f, -INFINITY), 1);
+    EXPECT_EQ(violations(NAN, 0), 2);
+  }
+}
+
 TEST(OperationReference, NoRows) {
   OperationCall call;
   call.x = *Tensor::Allocate(DType::kBF16, {0, 8});

@@ -124,6 +124,40 @@ TEST(RunningError, KnowsWhereFloatsGiveNoNumber) {
   EXPECT_EQ((anything - anything).error, running_error::kInfinity);
 }
 
+// A NaN that goes into a sum comes out of it, whatever else does.
+TEST(RunningError, SumsKeepWhatIsNoNumber) {
+  const RunningError anything = Given(1) / Given(0), infinity = Given(kFloatInfinity);
+  const auto sum_of = [](const std::vector<RunningError>& terms) {
+    RunningSum sum;
+    for (const RunningError& term : terms) sum.Add(term);
+    return sum.Sum();
+  };
+  for (const auto& terms : std::vector<std::vector<RunningError>>{
+           {Given(NAN)}, {Given(1), Given(NAN)}, {Given(NAN), anything}, {infinity, -infinity}}) {
+    EXPECT_TRUE(std::isnan(sum_of(terms).value));
+    EXPECT_EQ(sum_of(terms).error, 0);
+  }
+  EXPECT_EQ(sum_of({Given(1), anything}).error, running_error::kInfinity);
+  EXPECT_EQ(sum_of({Given(2), -infinity, Given(3)}).value, -kFloatInfinity);
+  EXPECT_EQ(sum_of({Given(2), -infinity, Given(3)}).error, 0);
+  // Others may have overflowed to the other sign.
+  EXPECT_EQ(sum_of({infinity, anything}).error, running_error::kInfinity);
+}
+
+TEST(RunningError, KnowsWhichInfinitiesFloatsHave) {
+  const RunningError infinity = Given(kFloatInfinity),
+                     small = (Given(1) + Given(0x1p-30)) - Given(1);
+  for (const RunningError& result : {infinity + Given(1), Given(-2) * -infinity,
+                                     infinity / Given(2), Sqrt(infinity), infinity * infinity}) {
+    EXPECT_EQ(result.value, kFloatInfinity);
+    EXPECT_EQ(result.error, 0);
+  }
+  // 0 in fp32, which makes NaN of an infinity.
+  EXPECT_EQ((infinity * small).error, running_error::kInfinity);
+  const RunningError large = Given(std::numeric_limits<float>::max());
+  EXPECT_EQ((infinity - large * large).error, running_error::kInfinity);
+}
+
 TEST(RunningError, ADivisorThatMayBeZeroHasNoBound) {
   // 1 + 2^-30 - 1 is 0 in fp32.
   const RunningError small = (Given(1) + Given(0x1p-30)) - Given(1);

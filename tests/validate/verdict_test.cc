@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "tests/engine/tensor_values.h"
 
 namespace quantgate {
@@ -202,17 +204,51 @@ TEST(Verdict, CountsWhatIsNotFinite) {
   Confusion(dx, ValueClass::kNan, ValueClass::kNan) = 4;
   for (const Requirement requirement :
        {Requirement::kBound, Requirement::kBitwise, Requirement::kNone}) {
-    const Verdict verdict = JudgeRun(requirement, std::nullopt, variants,
-                                     {{"x", 2, 0, 8}, {"parameters[weight]", 0, 0, 8}});
+    const Verdict verdict =
+        JudgeRun(requirement, std::nullopt, variants, {{"x", 2, 0}, {"parameters[weight]", 0, 0}});
     EXPECT_TRUE(verdict.pass);
     EXPECT_EQ(verdict.non_finite,
               "y of L1: 2 NaN and 1 infinite of 4 elements, exact has 2 of them too; dx of L1: 4 "
               "NaN of 4 elements, exact has all of them too");
     EXPECT_EQ(verdict.non_finite_inputs, "x has 2 NaN");
   }
-  EXPECT_EQ(JudgeRun(Requirement::kBound, 0, variants).found, "0 beyond it, 7 not finite");
-  EXPECT_EQ(JudgeRun(Requirement::kBound, 0, variants, {{"x", 0, 0, 8}}).non_finite_inputs,
+  EXPECT_EQ(JudgeRun(Requirement::kBound, 0, variants).found,
+            "0 beyond it, not finite: 6 NaN and 1 infinite, in exact 6 NaN");
+  EXPECT_EQ(JudgeRun(Requirement::kBound, 0, variants, {{"x", 0, 0}}).non_finite_inputs,
             "no input has any");
+}
+
+// A number where exact has a NaN is no less to be seen than a NaN where exact has a number.
+TEST(Verdict, CountsWhatIsNotFiniteInExactAlone) {
+  std::vector<VariantReport> variants = TwoVariants();
+  variants[0].outputs[1].bound = Check(true, 0.5);
+  OutputReport& y = variants[1].outputs[0];
+  y.bound = Check(false, std::numeric_limits<double>::infinity());
+  Confusion(y, ValueClass::kPositive, ValueClass::kNan) = 2;
+  Confusion(y, ValueClass::kNegative, ValueClass::kPositiveInfinity) = 1;
+  EXPECT_TRUE(HasNonFinite(variants));
+  Verdict verdict = JudgeRun(Requirement::kBound, std::nullopt, variants, {{"x", 1, 0}});
+  EXPECT_FALSE(verdict.pass);
+  EXPECT_EQ(verdict.found,
+            "2 beyond it in y of L1, not finite: none, in exact 2 NaN and 1 infinite");
+  EXPECT_EQ(verdict.finding,
+            "y of L1 leaves its bound in 2 of 4 elements, not finite: none, in exact 2 NaN and 1 "
+            "infinite, where both must have the same");
+  EXPECT_EQ(verdict.non_finite, "y of L1: none of 4 elements, exact has 2 NaN and 1 infinite");
+  EXPECT_EQ(verdict.non_finite_inputs, "x has 1 NaN");
+  // Of its own and of exact's; the same infinity is shared, another is not.
+  Confusion(y, ValueClass::kNan, ValueClass::kNan) = 1;
+  Confusion(y, ValueClass::kNegativeInfinity, ValueClass::kPositiveInfinity) = 1;
+  y.bound.reset();
+  y.against_exact.parity.equal = false;
+  verdict = JudgeRun(Requirement::kBitwise, std::nullopt, variants);
+  EXPECT_FALSE(verdict.pass);
+  EXPECT_EQ(verdict.non_finite,
+            "y of L1: 1 NaN and 1 infinite of 4 elements, exact has 1 of them too and 2 NaN and 2 "
+            "infinite more");
+  EXPECT_TRUE(absl::StrContains(
+      verdict.found, ", not finite: 1 NaN and 1 infinite, in exact 3 NaN and 2 infinite"))
+      << verdict.found;
 }
 
 // The reported rank's bits may be right: what another rank has then is not.
