@@ -1,6 +1,6 @@
-// The kernels of ExactGemmCuda and StartCheckBoundCuda and how they are launched: operands are packed as
-// fp64 numbers once, their rows bounded, their dot products put into an fp64 matrix, a strip of
-// rows at a time, and that certified, rounded or compared.
+// The kernels of ExactGemmCuda and StartCheckBoundCuda and how they are launched: operands are
+// packed as fp64 numbers once, their rows bounded, their dot products put into an fp64 matrix, a
+// strip of rows at a time, and that certified, rounded or compared.
 //
 // The dot products are those of exact_tile.h bit for bit: fused multiply-adds in the order of k
 // from +0 over each 256 of it, these sums added in their order, which is what FP64 tensor cores do
