@@ -128,8 +128,6 @@ constexpr FieldOption kFieldOptions[] = {
     {"quantize", "columnwise", "--usage"},
     {"quantize", "seed", "--seed"},
     {"quantize", "scale", "--scale"},
-    {"quantize", "delayed.scale", "--scale"},
-    {"quantize", "delayed.amax_history", "--amax-history"},
     {"quantize", "amax_history", "--amax-history"},
     {"quantize", "scale_layout", "--scale-layout"},
     {"dequantize", "tensors[*]", "FILE:*"},
@@ -148,18 +146,13 @@ constexpr FieldOption kFieldOptions[] = {
     {"session-open", "lease_seconds", "--lease"},
     {"session-restore", "lease_seconds", "--lease"},
     {"session-restore", "checkpoint", "CHECKPOINT"},
-    {"session-restore", "spec: checkpoint", "CHECKPOINT"},
     {"session-get", "tensor", "--tensor"},
     {"session-step session-get session-checkpoint session-close", "session_id", "ID"},
     {kStepCommand, "forward.x", "--x"},
-    {kStepCommand, "step: layer *: x", "--x: layer *"},
-    {kStepCommand, "step.x", "--x"},
-    {kStepCommand, "step: microbatch", "--microbatch"},
-    {kStepCommand, "step.microbatch", "--microbatch"},
-    {kStepCommand, "step.grad_output", "--grad-output"},
-    {kStepCommand, "step.learning_rate", "--learning-rate"},
-    {kStepCommand, "step.gradients", "KIND"},
-    {kStepCommand, "step.wgrad", "KIND"},
+    {kStepCommand, "forward.layers[*].x", "--x: layer *"},
+    {kStepCommand, "optimize.gradients", "KIND"},
+    {kStepCommand, "optimize.optimizer", "KIND"},
+    {kStepCommand, "wgrad.gradients", "KIND"},
     {kStepCommand, "forward.microbatch", "--microbatch"},
     {kStepCommand, "forward.is_first", "--is-first"},
     {kStepCommand, "forward.calibrate", "--calibrate"},
@@ -251,13 +244,9 @@ bool FollowsField(std::string_view text) {
   return false;
 }
 
-/// What follows is said of a field of the layer, without its path.
-constexpr char kOfLayer[] = " does not take ";
-constexpr char kLayerPath[] = "spec.step.";
-
-bool EndsWith(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
+/// Rules name fields of the layer as the spec does.
+constexpr std::string_view kStepPath = "step.";
+constexpr std::string_view kSpecPath = "spec.";
 
 struct FoundOption {
   std::string text;  ///< The option, with its key.
@@ -343,9 +332,10 @@ std::string Renaming::Apply(std::string_view text, bool begins_with_field) const
                     text[at - 1] != ':' && text[at - 1] != '=');
     FoundOption found;
     if (begins_word) found = Find(text.substr(at), begins_with_field && at == 0);
-    if (begins_word && found.length == 0 && EndsWith(text.substr(0, at), kOfLayer)) {
-      found = Find(absl::StrCat(kLayerPath, std::string(text.substr(at))), /*is_at_start=*/false);
-      if (found.length > 0) found.length -= sizeof(kLayerPath) - 1;
+    if (begins_word && found.length == 0 && text.substr(at).starts_with(kStepPath)) {
+      const std::string path = absl::StrCat(std::string(kSpecPath), std::string(text.substr(at)));
+      found = Find(path, /*is_at_start=*/false);
+      if (found.length > 0) found.length -= kSpecPath.size();
     }
     if (found.length == 0) {
       renamed += text[at++];

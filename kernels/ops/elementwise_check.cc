@@ -24,7 +24,7 @@ absl::StatusOr<Shape> JoinedShape(std::span<const Tensor> parts, bool is_along_l
   for (size_t i = 0; i < parts.size(); ++i) {
     const Tensor& part = parts[i];
     if (!part.has_value() || part.rank() < 1) {
-      return Refuse(absl::StrCat("parts[", i, "]"), part.has_value() ? "a scalar" : "missing",
+      return Refuse(absl::StrCat("parts[", i, "]"), part.has_value() ? "a scalar" : "absent",
                     is_along_last ? "must have columns" : "must have rows");
     }
     const int dim = is_along_last ? part.rank() - 1 : 0;

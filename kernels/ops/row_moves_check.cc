@@ -28,7 +28,7 @@ absl::Status CheckMatrix(const Tensor& tensor, std::string_view field) {
 
 absl::Status CheckGatherRows(const Tensor& source, std::span<const int64_t> rows) {
   if (!source.has_value() || source.rank() < 1) {
-    return Refuse("source", source.has_value() ? "a scalar" : "missing", "must have rows");
+    return Refuse("source", source.has_value() ? "a scalar" : "absent", "must have rows");
   }
   return CheckRowNumbers(rows, source.shape()[0], "rows");
 }

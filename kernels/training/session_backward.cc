@@ -273,9 +273,8 @@ absl::StatusOr<SessionStepResult> TrainingSession::Wgrad(const Cancellation* can
   const State& session = *state_;
   SessionState next = session.now;
   if (next.deferred.empty()) {
-    return RefusePrecondition("wgrad", "asked for",
-                              "no gradient is deferred; a backward of a forward with defer_wgrad "
-                              "comes first");
+    return RefusePrecondition("gradients", "not deferred",
+                              "a backward of a forward with defer_wgrad comes before wgrad");
   }
   SessionRun run(session.engine, session.spec, cancellation, session.rank.get());
   SessionStepResult result;

@@ -132,7 +132,7 @@ absl::Status CheckVariants(const LayerRunRequest& request) {
       return StatusOf({.code = status.code(),
                        .field = field + ".recipe",
                        .value = variant.recipe.ShortText(),
-                       .rule = absl::StrCat("it does not take ", status.message())});
+                       .rule = std::string(WithinField("step", status).message())});
     }
     QG_RETURN_IF_ERROR(CheckSplitK(field, request.step, variant));
     QG_RETURN_IF_ERROR(CheckGemms(field, request.step, variant));

@@ -180,9 +180,9 @@ TEST_F(SessionRunTest, RanksThatCannotBeAreRefused) {
     return result.err;
   };
   EXPECT_THAT(error_of(R"("tensor_parallel": -2)"),
-              HasSubstr("spec.parallel.tensor_parallel: -2; from 1 to 8"));
+              HasSubstr("spec.parallel.tensor_parallel is -2: from 1 to 8"));
   EXPECT_THAT(error_of(R"("data_parallel": -1)"),
-              HasSubstr("spec.parallel.data_parallel: -1; from 1 to 8"));
+              HasSubstr("spec.parallel.data_parallel is -1: from 1 to 8"));
   EXPECT_THAT(
       error_of(R"("tensor_parallel": 1, "sequence_parallel": true)"),
       HasSubstr("spec.parallel: tp1 sp; tensor_parallel or expert_parallel, times data_parallel"));
@@ -250,7 +250,7 @@ TEST_F(SessionRunTest, AmaxesOfCopiesAreReducedAsAsked) {
   Trace(weight, "", R"({"forward": {"amax_groups": {"input": "none"}}, "x": ")" + x + "\"}");
   const ProcessResult refused = Quantgate(command);
   EXPECT_NE(refused.exit_code, 0);
-  EXPECT_THAT(refused.err, HasSubstr("forward.amax_groups[input]: none; a session of one rank"));
+  EXPECT_THAT(refused.err, HasSubstr("forward.amax_groups[input] is none: a session of one rank"));
 }
 
 // Copies that divide masters by elements have the bits of whole ones, and so their checkpoint goes

@@ -355,14 +355,15 @@ TEST(ExpertParallel, RefusesWhatDoesNotFit) {
         nullptr);
     return message;
   };
-  EXPECT_EQ(refusal({.first_expert = {0, 0}}, routing),
-            "first_expert: 0, 0; must ascend from 0, with an expert at least for each of 1 ranks, "
-            "and end with their number");
-  EXPECT_EQ(refusal({.first_expert = {0, 1}}, routing), "experts[1]: 1; must be one of 1");
+  EXPECT_EQ(
+      refusal({.first_expert = {0, 0}}, routing),
+      "first_expert is 0, 0: must ascend from 0, with an expert at least for each of 1 ranks, "
+      "and end with their number");
+  EXPECT_EQ(refusal({.first_expert = {0, 1}}, routing), "experts[1] is 1: must be one of 1");
   EXPECT_EQ(refusal({.first_expert = {0, 2}, .row_multiple = 0}, routing),
-            "row_multiple: 0; must be at least 1");
+            "row_multiple is 0: must be at least 1");
   routing.choices = 2;
-  EXPECT_EQ(refusal({.first_expert = {0, 2}}, routing), "weights: f32[2x1]; must be f32[1x2]");
+  EXPECT_EQ(refusal({.first_expert = {0, 2}}, routing), "weights is f32[2x1]: must be f32[1x2]");
 }
 
 // How many rows an expert has is known only when they have come.

@@ -54,62 +54,62 @@ TEST(CheckLinear, TakesAGoodRequestUnderEveryRecipe) {
 
 TEST(CheckLinear, NamesFieldValueAndRuleOfBadTensors) {
   const std::vector<Case> cases = {
-      {"x: absent; a linear layer needs it", [](LayerRequest& r) { r.x = Tensor(); }},
-      {"parameters[weight]: absent; a linear layer needs it",
+      {"x is absent: a linear layer needs it", [](LayerRequest& r) { r.x = Tensor(); }},
+      {"parameters[weight] is absent: a linear layer needs it",
        [](LayerRequest& r) { r.parameters["weight"] = Tensor(); }},
-      {"x: f8_e4m3[2x16x32]; its dtype must be f32, bf16 or f16",
+      {"x is f8_e4m3[2x16x32]: its dtype must be f32, bf16 or f16",
        [](LayerRequest& r) {
          r.x = Blank(DType::kF8E4M3, {2, 16, 32});
        }},
-      {"parameters[weight]: f64[48x32]; its dtype must be f32, bf16 or f16",
+      {"parameters[weight] is f64[48x32]: its dtype must be f32, bf16 or f16",
        [](LayerRequest& r) {
          r.parameters["weight"] = Blank(DType::kF64, {48, 32});
        }},
-      {"x: bf16[scalar]; its rank must be at least 1, [..., K]",
+      {"x is bf16[scalar]: its rank must be at least 1, [..., K]",
        [](LayerRequest& r) { r.x = Blank(DType::kBF16, {}); }},
-      {"parameters[weight]: bf16[4x12x32]; its rank must be 2, [N][K]",
+      {"parameters[weight] is bf16[4x12x32]: its rank must be 2, [N][K]",
        [](LayerRequest& r) {
          r.parameters["weight"] = Blank(DType::kBF16, {4, 12, 32});
        }},
-      {"parameters[weight]: bf16[0x32]; N, its first dim, must be at least 1",
+      {"parameters[weight] is bf16[0x32]: N, its first dim, must be at least 1",
        [](LayerRequest& r) {
          r.parameters["weight"] = Blank(DType::kBF16, {0, 32});
        }},
-      {"parameters[weight]: bf16[48x0]; K, its last dim, must be at least 1",
+      {"parameters[weight] is bf16[48x0]: K, its last dim, must be at least 1",
        [](LayerRequest& r) {
          r.parameters["weight"] = Blank(DType::kBF16, {48, 0});
        }},
-      {"x: bf16[32x64]; its last dim must be K = 32 of weight f32[48x32]",
+      {"x is bf16[32x64]: its last dim must be K = 32 of weight f32[48x32]",
        [](LayerRequest& r) {
          r.x = Blank(DType::kBF16, {32, 64});
        }},
-      {"parameters[bias]: i32[48]; its dtype must be f32, bf16 or f16",
+      {"parameters[bias] is i32[48]: its dtype must be f32, bf16 or f16",
        [](LayerRequest& r) { r.parameters["bias"] = Blank(DType::kI32, {48}); }},
-      {"parameters[bias]: bf16[32]; its shape must be 48, N of weight",
+      {"parameters[bias] is bf16[32]: its shape must be 48, N of weight",
        [](LayerRequest& r) { r.parameters["bias"] = Blank(DType::kBF16, {32}); }},
-      {"parameters[bias]: bf16[1x48]; its shape must be 48, N of weight",
+      {"parameters[bias] is bf16[1x48]: its shape must be 48, N of weight",
        [](LayerRequest& r) {
          r.parameters["bias"] = Blank(DType::kBF16, {1, 48});
        }},
-      {"grad_output: u8[2x16x48]; its dtype must be f32, bf16 or f16",
+      {"grad_output is u8[2x16x48]: its dtype must be f32, bf16 or f16",
        [](LayerRequest& r) {
          r.grad_output = Blank(DType::kU8, {2, 16, 48});
        }},
-      {"grad_output: bf16[32x48]; its shape must be 2x16x48, as y's",
+      {"grad_output is bf16[32x48]: its shape must be 2x16x48, as y's",
        [](LayerRequest& r) {
          r.grad_output = Blank(DType::kBF16, {32, 48});
        }},
-      {"main_grads[weight]: bf16[48x32]; its dtype must be f32",
+      {"main_grads[weight] is bf16[48x32]: its dtype must be f32",
        [](LayerRequest& r) {
          r.main_grads["weight"] = Blank(DType::kBF16, {48, 32});
        }},
-      {"main_grads[weight]: f32[32x48]; its shape must be 48x32, as weight's",
+      {"main_grads[weight] is f32[32x48]: its shape must be 48x32, as weight's",
        [](LayerRequest& r) {
          r.main_grads["weight"] = Blank(DType::kF32, {32, 48});
        }},
-      {"main_grads[weight]: f32[48x32]; nothing accumulates into it without grad_output",
+      {"main_grads[weight] is f32[48x32]: nothing accumulates into it without grad_output",
        [](LayerRequest& r) { r.grad_output = Tensor(); }},
-      {"main_grads[weight]: f32[48x32]; nothing accumulates into it where weight requires no "
+      {"main_grads[weight] is f32[48x32]: nothing accumulates into it where weight requires no "
        "gradient",
        [](LayerRequest& r) { r.requires_grad.weight = false; }},
   };
@@ -131,21 +131,24 @@ TEST(CheckLinear, NamesTheDimThatFp8GemmsDoNotTake) {
   };
   ExpectRefusals(
       "fp8_current",
-      {{"x: K = 24 of bf16[32x24]; K must be a multiple of 16 under an FP8 recipe: fprop contracts "
+      {{"x is bf16[32x24]: K is 24 and must be a multiple of 16 under an FP8 recipe: fprop "
+        "contracts "
         "over K",
         shape(32, 48, 24)},
-       {"x: M = 12 of bf16[12x32]; M must be a multiple of 8 under an FP8 recipe: the product of "
+       {"x is bf16[12x32]: M is 12 and must be a multiple of 8 under an FP8 recipe: the product of "
         "its leading dims is a GEMM dim",
         shape(12, 48, 32)},
-       {"parameters[weight]: N = 20 of bf16[20x32]; N must be a multiple of 8 under an FP8 recipe: "
+       {"parameters[weight] is bf16[20x32]: N is 20 and must be a multiple of 8 under an FP8 "
+        "recipe: "
         "N is a GEMM "
         "dim",
         shape(32, 20, 32)},
-       {"parameters[weight]: N = 24 of bf16[24x32]; N must be a multiple of 16 under an FP8 "
+       {"parameters[weight] is bf16[24x32]: N is 24 and must be a multiple of 16 under an FP8 "
         "recipe: dgrad "
         "contracts over N",
         shape(32, 24, 32)},
-       {"x: M = 24 of bf16[24x32]; M must be a multiple of 16 under an FP8 recipe: wgrad contracts "
+       {"x is bf16[24x32]: M is 24 and must be a multiple of 16 under an FP8 recipe: wgrad "
+        "contracts "
         "over M",
         shape(24, 48, 32)}});
 }
@@ -175,25 +178,27 @@ TEST(CheckLinear, NamesTheDimThatIsOffTheBlocks) {
     return [=](LayerRequest& request) { request = Shaped(m, n, k); };
   };
   ExpectRefusals(
-      "mxfp8", {{"x: M = 16 of bf16[16x32]; M must be a multiple of 32 under mxfp8: both dims of a "
-                 "quantized tensor are in whole blocks",
-                 shape(16, 32, 32)},
-                {"parameters[weight]: N = 48 of bf16[48x32]; N must be a multiple of 32 under "
-                 "mxfp8: both dims of a "
-                 "quantized tensor are in whole blocks",
-                 shape(32, 48, 32)},
-                {"x: K = 48 of bf16[32x48]; K must be a multiple of 32 under mxfp8: both dims of a "
-                 "quantized tensor are in whole blocks",
-                 shape(32, 32, 48)}});
+      "mxfp8",
+      {{"x is bf16[16x32]: M is 16 and must be a multiple of 32 under mxfp8: both dims of a "
+        "quantized tensor are in whole blocks",
+        shape(16, 32, 32)},
+       {"parameters[weight] is bf16[48x32]: N is 48 and must be a multiple of 32 under "
+        "mxfp8: both dims of a "
+        "quantized tensor are in whole blocks",
+        shape(32, 48, 32)},
+       {"x is bf16[32x48]: K is 48 and must be a multiple of 32 under mxfp8: both dims of a "
+        "quantized tensor are in whole blocks",
+        shape(32, 32, 48)}});
   ExpectRefusals("nvfp4",
-                 {{"x: M = 24 of bf16[24x32]; M must be a multiple of 16 under nvfp4: both "
+                 {{"x is bf16[24x32]: M is 24 and must be a multiple of 16 under nvfp4: both "
                    "dims of a quantized tensor are in whole blocks",
                    shape(24, 32, 32)}});
   // Blocks of 128 may be partial; the FP8 GEMMs still have their rules.
   EXPECT_TRUE(CheckLayer(Shaped(16, 16, 48), *Recipe::Parse("fp8_block")).ok());
-  ExpectRefusals("fp8_block", {{"x: K = 24 of bf16[32x24]; K must be a multiple of 16 under an FP8 "
-                                "recipe: fprop contracts over K",
-                                shape(32, 48, 24)}});
+  ExpectRefusals("fp8_block",
+                 {{"x is bf16[32x24]: K is 24 and must be a multiple of 16 under an FP8 "
+                   "recipe: fprop contracts over K",
+                   shape(32, 48, 24)}});
   // Blocks count also for the forward pass alone, and where there are no rows.
   LayerRequest forward = Shaped(16, 32, 32);
   forward.grad_output = Tensor();
@@ -207,8 +212,10 @@ TEST(CheckLinear, NamesWhatAQuantizerDoesNotTake) {
     request = Shaped(32, 32, 32);
     request.x = Blank(DType::kF32, {32, 32});
   };
-  ExpectRefusals("nvfp4",
-                 {{"x: f32[32x32]; quantizer: hadamard true: needs a bf16 source, not f32", f32}});
+  ExpectRefusals(
+      "nvfp4",
+      {{"x is f32[32x32]: quantizer.columnwise.hadamard is true: needs a bf16 source, not f32",
+        f32}});
   LayerRequest request;
   f32(request);
   EXPECT_TRUE(CheckLayer(request, *Recipe::Parse("nvfp4:disable_rht=true")).ok());
@@ -227,7 +234,7 @@ TEST(CheckLinear, DelayedScalingHasNoOverrideAndCheckedStates) {
   bad.delayed["weight"] = *FreshDelayedScaling(4);
   *bad.delayed["weight"].scale.as<float>() = -1;
   EXPECT_EQ(std::string(CheckLayer(bad, recipe).message()),
-            "delayed_state[weight].scale: -1; a scale is positive and finite");
+            "delayed_state[weight].scale is -1: must be positive and finite");
   EXPECT_TRUE(CheckLayer(bad, *Recipe::Parse("fp8_current")).ok());
 }
 
@@ -246,12 +253,12 @@ TEST(CheckLinearGemms, NamesTheGemmThatAnArithmeticDoesNotTake) {
       EXPECT_TRUE(status.ok()) << recipe.name << " " << arithmetic << " " << status;
     }
   }
-  EXPECT_EQ(message("mxfp8", "sm90").substr(0, 7), "fprop: ");
-  EXPECT_EQ(message("hybrid:dgrad=nvfp4", "sm90").substr(0, 7), "dgrad: ");
-  EXPECT_EQ(message("hybrid:wgrad=mxfp8", "sm90").substr(0, 7), "wgrad: ");
+  EXPECT_EQ(message("mxfp8", "sm90").substr(0, 6), "fprop.");
+  EXPECT_EQ(message("hybrid:dgrad=nvfp4", "sm90").substr(0, 6), "dgrad.");
+  EXPECT_EQ(message("hybrid:wgrad=mxfp8", "sm90").substr(0, 6), "wgrad.");
   EXPECT_EQ(message("fp8_block:power_2_scales=false", "sm100"),
-            "fprop: fp32 block scales: Blackwell takes powers of two only; power_2_scales=true, or "
-            "an sm90 arithmetic");
+            "fprop.arithmetic is sm100: Blackwell takes block scales that are powers of two; give "
+            "the recipe power_2_scales=true, or an sm90 arithmetic");
   EXPECT_TRUE(
       CheckLayerGemms(request, *Recipe::Parse("fp8_block"), *Arithmetic::Parse("sm100")).ok());
 }
@@ -277,7 +284,7 @@ TEST(CheckLinear, RefusesAnOutputWhoseSizeOverflows) {
   request.parameters["weight"] = *Tensor::View(DType::kBF16, {rows, 1}, buffer);
   for (const char* recipe : {"bf16", "fp8_current"}) {
     EXPECT_EQ(std::string(CheckLayer(request, *Recipe::Parse(recipe)).message()),
-              "y: dims 2147483648x2147483648 of f32 overflow; the size in bytes must fit int64");
+              "y is dims 2147483648x2147483648 of f32 overflow: the size in bytes must fit int64");
   }
 }
 

@@ -53,24 +53,24 @@ TEST(ParallelMode, HasNames) {
     EXPECT_EQ(ParallelModeName(*ParseParallelMode(name)), name);
   }
   EXPECT_EQ(ParseParallelMode("columns").status().message(),
-            "parallel_mode: unknown name \"columns\"; known: none, column, row");
+            "parallel_mode is \"columns\": unknown name; known: none, column, row");
 }
 
 TEST(ShardLayer, RefusesWhatTheRanksDoNotDivide) {
   EXPECT_EQ(ShardError(Column(), StepOf(2, 0, true)), "");
   EXPECT_EQ(ShardError(Column(), StepOf(5, 0, false)),
-            "grad_output: dim 2 = 96 of bf16[2x32x96]; it must be a multiple of 5 of the 5 ranks "
+            "grad_output is bf16[2x32x96]: its dim 2 must be a multiple of 5 of the 5 ranks "
             "of the tensor-parallel group");
   EXPECT_EQ(ShardError(Row(), StepOf(6, 0, false)),
-            "x: dim 2 = 64 of bf16[2x32x64]; it must be a multiple of 6 of the 6 ranks of the "
+            "x is bf16[2x32x64]: its dim 2 must be a multiple of 6 of the 6 ranks of the "
             "tensor-parallel group");
   LayerRequest mlp = LayerNormMlpCase(ActivationKind::kSwiglu);
   mlp.layer.parallel_mode = ParallelMode::kColumn;
   EXPECT_EQ(ShardError(mlp, StepOf(5, 0, false)),
-            "parameters[fc1.bias]: dim 0 = 192 of f32[192]; it must be a multiple of 10, 2 parts "
+            "parameters[fc1.bias] is f32[192]: its dim 0 must be a multiple of 10, 2 parts "
             "for each of the 5 ranks of the tensor-parallel group");
   EXPECT_EQ(ShardError(Column(), StepOf(2, 0, true, {1, 2})),
-            "x: bf16[2x32x64]; parallel.rows divide dim 0 of 2 dims or more into 2 parts, of 3 "
+            "x is bf16[2x32x64]: parallel.rows divide dim 0 of 2 dims or more into 2 parts, of 3 "
             "rows together");
 }
 
@@ -78,28 +78,28 @@ TEST(CheckLayer, RefusesModesThatALayerDoesNotHave) {
   LayerRequest request = LayerNormLinearCase(NormKind::kRmsNorm);
   request.layer.parallel_mode = ParallelMode::kRow;
   EXPECT_EQ(CheckError(request),
-            "layer.parallel_mode: row; a norm needs all columns of x, so a layernorm_linear is "
+            "layer.parallel_mode is row: a norm needs all columns of x, so a layernorm_linear is "
             "column-parallel or none");
   request = LayerNormMlpCase(ActivationKind::kGelu);
   request.layer.parallel_mode = ParallelMode::kRow;
   EXPECT_EQ(CheckError(request),
-            "layer.parallel_mode: row; a layernorm_mlp is column-parallel, which makes fc2 "
+            "layer.parallel_mode is row: a layernorm_mlp is column-parallel, which makes fc2 "
             "row-parallel, or none");
   request = ResidualChainCase();
   request.layer.parallel_mode = ParallelMode::kColumn;
   EXPECT_EQ(CheckError(request),
-            "layer.parallel_mode: column; of a chain, its basic_linear operations have one each");
+            "layer.parallel_mode is column: of a chain, its basic_linear operations have one each");
   request = ResidualChainCase();
   request.layer.operations[0].parallel_mode = ParallelMode::kColumn;
   EXPECT_EQ(CheckError(request),
-            "layer.operations[0].parallel_mode: column; it is a basic_linear's, not of a norm");
+            "layer.operations[0].parallel_mode is column: it is a basic_linear's, not of a norm");
 }
 
 TEST(CheckLayer, RefusesABiasOfRowParallelExperts) {
   LayerRequest request = GroupedLinearCase();
   request.layer.parallel_mode = ParallelMode::kRow;
   EXPECT_EQ(CheckError(request),
-            "parameters[bias.0]: f32[96]; a row-parallel grouped_linear has no bias: y is one "
+            "parameters[bias.0] is f32[96]: a row-parallel grouped_linear has no bias: y is one "
             "rank's part of a sum");
 }
 
@@ -108,22 +108,23 @@ TEST(CheckLayer, RefusesOperationsOnDividedColumns) {
   std::vector<OperationSpec>& operations = request.layer.operations;
   operations[1].parallel_mode = ParallelMode::kColumn;
   EXPECT_EQ(CheckError(request),
-            "layer.operations[4].parallel_mode: none; it reads columns that are divided over the "
+            "layer.operations[4].parallel_mode is none: it reads columns that are divided over the "
             "ranks: only a row-parallel operation contracts over them");
   operations[4].parallel_mode = ParallelMode::kColumn;
-  EXPECT_EQ(CheckError(request),
-            "layer.operations[4].parallel_mode: column; it reads columns that are divided over the "
-            "ranks: only a row-parallel operation contracts over them");
+  EXPECT_EQ(
+      CheckError(request),
+      "layer.operations[4].parallel_mode is column: it reads columns that are divided over the "
+      "ranks: only a row-parallel operation contracts over them");
   operations[4].parallel_mode = ParallelMode::kRow;
   EXPECT_EQ(CheckError(request), "");
   operations[1].parallel_mode = ParallelMode::kRow;
   EXPECT_EQ(CheckError(request),
-            "layer.operations[0]: ln; it reads columns that are divided over the ranks: only a "
+            "layer.operations[0] is ln: it reads columns that are divided over the ranks: only a "
             "row-parallel operation contracts over them");
   operations[1].parallel_mode = ParallelMode::kColumn;
   operations[5].addend = "up";
   EXPECT_EQ(CheckError(request),
-            "layer.operations[5].addend: up.y; of the two that are added one is divided over the "
+            "layer.operations[5].addend is up.y: of the two that are added one is divided over the "
             "ranks");
 }
 
@@ -136,17 +137,17 @@ TEST(CheckLayer, RefusesRowsThatAreNotTheRanks) {
   };
   EXPECT_EQ(error_of(StepOf(2, 1, true, {7, 2})), "");
   EXPECT_EQ(error_of(StepOf(2, 1, true, {2, 7})),
-            "parallel.rows: [2, 7]; dim 0 of x bf16[2x32x64] must be this rank's entry, 7");
+            "parallel.rows is [2, 7]: dim 0 of x bf16[2x32x64] must be this rank's entry, 7");
   EXPECT_EQ(error_of(StepOf(2, 1, true, {2})),
-            "parallel.rows: [2]; it has one entry for each of the 2 ranks");
+            "parallel.rows is [2]: it has one entry for each of the 2 ranks");
   EXPECT_EQ(error_of(StepOf(2, 1, true, {-2, 2})),
-            "parallel.rows: [-2, 2]; a rank has 0 rows or more");
+            "parallel.rows is [-2, 2]: a rank has 0 rows or more");
   request.layer.parallel_mode = ParallelMode::kRow;
   EXPECT_EQ(error_of(StepOf(2, 1, true, {2, 1})),
-            "parallel.rows: [2, 1]; dim 0 of x bf16[2x32x64] must be their sum, 3");
+            "parallel.rows is [2, 1]: dim 0 of x bf16[2x32x64] must be their sum, 3");
   request.x = Generated(Distribution::kNormal, 1, DType::kBF16, {64});
   EXPECT_EQ(error_of(StepOf(2, 1, true)),
-            "x: bf16[64]; under sequence parallelism its rank must be at least 2: dim 0 is "
+            "x is bf16[64]: under sequence parallelism its rank must be at least 2: dim 0 is "
             "divided");
 }
 
@@ -156,7 +157,7 @@ TEST(CheckLayer, RefusesPartsThatTheRecipeDoesNotTake) {
   const LayerRequest shard = *ShardLayer(*engine, Column(), StepOf(8, 0, false));
   EXPECT_EQ(CheckError(shard), "");
   EXPECT_EQ(CheckError(shard, "mxfp8"),
-            "parameters[weight]: N = 12 of f32[12x64]; N must be a multiple of 32 under mxfp8: "
+            "parameters[weight] is f32[12x64]: N is 12 and must be a multiple of 32 under mxfp8: "
             "both dims of a quantized tensor are in whole blocks");
 }
 
@@ -172,15 +173,16 @@ TEST(CheckLayer, RefusesCodesOfAQuantizeOperationWhereItGathers) {
   request.parallel = std::make_shared<const ParallelStep>(StepOf(2, 0, false));
   EXPECT_EQ(CheckError(request, "fp8_current"), "");
   request.parallel = std::make_shared<const ParallelStep>(StepOf(2, 0, true));
-  EXPECT_EQ(CheckError(request, "fp8_current"),
-            "layer.operations[2]: column; under sequence parallelism it takes no x that a quantize "
-            "operation made");
+  EXPECT_EQ(
+      CheckError(request, "fp8_current"),
+      "layer.operations[2] is column: under sequence parallelism it takes no x that a quantize "
+      "operation made");
   operations.erase(operations.begin() + 1);
   quantize.quantize_forward = false;
   quantize.quantize_backward = true;
   operations.insert(operations.begin() + 5, quantize);
   EXPECT_EQ(CheckError(request, "fp8_current"),
-            "layer.operations[4]: row; under sequence parallelism it takes no grad_output that a "
+            "layer.operations[4] is row: under sequence parallelism it takes no grad_output that a "
             "quantize operation made");
 }
 

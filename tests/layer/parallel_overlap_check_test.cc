@@ -181,13 +181,14 @@ TEST(OverlapCheck, RefusesAStepWithoutItsEnd) {
         ParallelStep step = StepOf(kColumnDefaults, {});
         step.tp = &rank.group("tp");
         EXPECT_EQ(error_of(rank, step),
-                  "parallel.overlap: null; a step whose units overlap needs this rank's end of "
+                  "parallel.overlap is null: a step whose units overlap needs this rank's end of "
                   "overlapped calls");
         OverlapBuffers buffers(rank.engine(), {});
         const auto other = *Overlap::Create(rank.group(kWorldGroup), buffers);
         step.overlap = other.get();
-        EXPECT_EQ(error_of(rank, step),
-                  "parallel.overlap: of group \"world\"; it must be of parallel.tp, group \"tp\"");
+        EXPECT_EQ(
+            error_of(rank, step),
+            "parallel.overlap is of group \"world\": it must be of parallel.tp, group \"tp\"");
         return absl::OkStatus();
       },
       nullptr);

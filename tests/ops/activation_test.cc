@@ -141,7 +141,7 @@ TEST(ActivationTest, Names) {
     EXPECT_EQ(*ParseActivationKind(ActivationKindName(kind)), kind);
   }
   EXPECT_THAT(std::string(ParseActivationKind("swish").status().message()),
-              HasSubstr("activation: unknown name \"swish\"; known: gelu, geglu, glu"));
+              HasSubstr("activation is \"swish\": unknown name; known: gelu, geglu, glu"));
   for (const auto variant : {ActivationVariant::kCanonical, ActivationVariant::kFp32Sigmoid,
                              ActivationVariant::kJitGelu}) {
     EXPECT_EQ(*ParseActivationVariant(ActivationVariantName(variant)), variant);
@@ -162,22 +162,23 @@ TEST(ActivationTest, Refusals) {
   const ActivationOptions silu = {.kind = ActivationKind::kSilu};
   ActivationOptions clamped = {.kind = ActivationKind::kClampedSwiglu};
   const auto f32 = DType::kF32;
-  ExpectRefused(CheckActivationForward(Tensor(), silu, f32), "h: missing");
-  ExpectRefused(CheckActivationForward(codes, silu, f32), "h: f8_e4m3; must be f32, bf16 or f16");
+  ExpectRefused(CheckActivationForward(Tensor(), silu, f32), "h is absent");
+  ExpectRefused(CheckActivationForward(codes, silu, f32), "h is f8_e4m3: must be f32, bf16 or f16");
   ExpectRefused(CheckActivationForward(h, silu, DType::kF8E4M3), "out dtype: f8_e4m3");
   ExpectRefused(CheckActivationForward(odd, clamped, f32),
-                "h: shape 2x5; the last dim must be even for clamped_swiglu");
+                "h is f32[2x5]: its last dim must be even for clamped_swiglu");
   ExpectRefused(CheckActivationForward(scalar, clamped, f32), "h: shape scalar");
-  ExpectRefused(CheckActivationBackward(h, h, clamped, f32), "dy: shape 2x6; must be 2x3");
-  ExpectRefused(CheckActivationBackward(Tensor(), h, silu, f32), "dy: missing");
+  ExpectRefused(CheckActivationBackward(h, h, clamped, f32),
+                "dy is f32[2x6]: its shape must be 2x3");
+  ExpectRefused(CheckActivationBackward(Tensor(), h, silu, f32), "dy is absent");
   for (const float limit : {0.0f, -1.0f, NAN}) {
     clamped.limit = limit;
     ExpectRefused(CheckActivationForward(h, clamped, f32), "activation limit: ");
   }
   clamped = {.kind = ActivationKind::kClampedSwiglu, .alpha = INFINITY};
-  ExpectRefused(CheckActivationForward(h, clamped, f32), "activation alpha: inf; must be finite");
+  ExpectRefused(CheckActivationForward(h, clamped, f32), "alpha is inf: must be finite");
   clamped = {.kind = ActivationKind::kClampedSwiglu, .offset = NAN};
-  ExpectRefused(CheckActivationForward(h, clamped, f32), "activation offset: nan; must be finite");
+  ExpectRefused(CheckActivationForward(h, clamped, f32), "offset is nan: must be finite");
   ExpectRefused(
       CheckActivationForward(
           h, {.kind = ActivationKind::kRelu, .variant = ActivationVariant::kFp32Sigmoid}, f32),

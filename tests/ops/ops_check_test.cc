@@ -189,7 +189,7 @@ TEST(OpsCheck, AddAndScale) {
   const Tensor a = Blank(DType::kF32, {2, 4});
   EXPECT_THAT(message(AddCpu(a, Blank(DType::kF32, {4, 2}), DType::kF32, {})),
               AllOf(HasSubstr("b: shape 4x2"), HasSubstr("must be 2x4")));
-  EXPECT_THAT(message(AddCpu(Tensor(), a, DType::kF32, {})), HasSubstr("a: missing"));
+  EXPECT_THAT(message(AddCpu(Tensor(), a, DType::kF32, {})), HasSubstr("a is absent"));
   EXPECT_THAT(message(AddCpu(a, a, DType::kF8E4M3, {})), HasSubstr("out dtype: f8_e4m3"));
   EXPECT_THAT(message(ScaleCpu(Blank(DType::kU8, {2}), 2, DType::kF32, {})), HasSubstr("x: u8"));
 }
@@ -247,7 +247,7 @@ TEST(ConcatenateRows, Refuses) {
   EXPECT_THAT(message({part, Blank(DType::kF32, {2, 3})}),
               AllOf(HasSubstr("parts[1]: f32[2x3]"), HasSubstr("f32[2x4]")));
   EXPECT_THAT(message({part, Blank(DType::kBF16, {2, 4})}), HasSubstr("parts[1]: bf16"));
-  EXPECT_THAT(message({part, Tensor()}), HasSubstr("parts[1]: missing"));
+  EXPECT_THAT(message({part, Tensor()}), HasSubstr("parts[1] is absent"));
   EXPECT_THAT(message({Blank(DType::kF32, {})}), HasSubstr("parts[0]: a scalar"));
 }
 

@@ -62,7 +62,7 @@ TEST(ConcatenateColumns, Refuses) {
               AllOf(HasSubstr("parts[1]: f32[3x4]"), HasSubstr("f32[2x4]")));
   EXPECT_THAT(message({part, Counting<uint16_t>(DType::kBF16, {2, 4}, 0)}),
               HasSubstr("parts[1]: bf16"));
-  EXPECT_THAT(message({part, Tensor()}), HasSubstr("parts[1]: missing"));
+  EXPECT_THAT(message({part, Tensor()}), HasSubstr("parts[1] is absent"));
   EXPECT_THAT(message({Counting<float>(DType::kF32, {}, 0)}), HasSubstr("parts[0]: a scalar"));
 }
 
@@ -114,7 +114,7 @@ TEST(Slice, Refuses) {
   EXPECT_THAT(message(0, 1, -1), HasSubstr("-1 from 1"));
   EXPECT_THAT(message(0, 1, INT64_MAX), HasSubstr("must lie within"));
   EXPECT_THAT(std::string(SliceCpu(Tensor(), 0, 0, 0, {}).status().message()),
-              HasSubstr("source: missing"));
+              HasSubstr("source is absent"));
 }
 
 }  // namespace

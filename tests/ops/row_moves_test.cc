@@ -20,7 +20,7 @@ TEST(GatherRows, MovesBytesOfAnyType) {
   EXPECT_EQ(GatherRowsCpu(codes, {}, ExecutionContext())->shape(), (Shape{0, 2}));
   const std::vector<int64_t> beyond = {0, 3};
   EXPECT_EQ(GatherRowsCpu(codes, beyond, ExecutionContext()).status().message(),
-            "rows[1]: 3; must be a row of 3, or -1 for none");
+            "rows[1] is 3: must be a row of 3, or -1 for none");
 }
 
 TEST(ScaleRows, RoundsEachProductOnce) {
@@ -66,11 +66,11 @@ TEST(SumRows, RefusesWhatDoesNotFit) {
   const std::vector<int64_t> three = {0, 1, 0};
   RowSums sums = {.rows = rows, .positions = three, .choices = 2};
   EXPECT_EQ(SumRowsCpu(sums, ExecutionContext()).status().message(),
-            "choices: 2; must be at least 1 and divide the 3 positions");
+            "choices is 2: must be at least 1 and divide the 3 positions");
   sums.choices = 3;
   sums.weights = FromValues(DType::kF32, {2}, {1, 2});
   EXPECT_EQ(SumRowsCpu(sums, ExecutionContext()).status().message(),
-            "weights: f32[2]; must have one for each of 3 positions");
+            "weights is f32[2]: must have one for each of 3 positions");
 }
 
 }  // namespace

@@ -137,7 +137,7 @@ TEST_F(ParallelSessionsTest, ShardedWeightsAreRefusedWhereNothingDividesThem) {
   v1::OpenSessionRequest request = OpenRequest(2, 1, "column");
   request.mutable_spec()->mutable_parallel()->set_fully_sharded(true);
   ExpectRefused(request, invalid,
-                "spec.parallel.fully_sharded: true; it divides weights over data_parallel copies");
+                "spec.parallel.fully_sharded is true: it divides weights over data_parallel copies");
   request = OpenRequest(1, 2, "");
   request.mutable_spec()->mutable_parallel()->set_reshard_after_forward(false);
   ExpectRefused(request, invalid, "spec.parallel.reshard_after_forward: false");
@@ -178,13 +178,13 @@ TEST_F(ParallelSessionsTest, DividedExpertsHaveTheBitsOfOneRank) {
 
   const auto invalid = grpc::StatusCode::INVALID_ARGUMENT;
   ExpectRefused(ExpertsRequest(4), invalid,
-                "spec.layers[0].layer.m_splits: 3 experts; each of the 4 ranks has an expert");
+                "spec.layers[0].layer.m_splits is 3 experts: each of the 4 ranks has an expert");
   v1::OpenSessionRequest request = ExpertsRequest(2);
   request.mutable_spec()->mutable_parallel()->set_tensor_parallel(2);
-  ExpectRefused(request, invalid, "spec.parallel.tensor_parallel: 2; with expert_parallel");
+  ExpectRefused(request, invalid, "spec.parallel.tensor_parallel is 2: with expert_parallel");
   request = OpenRequest(1, 1, "");
   request.mutable_spec()->mutable_parallel()->set_expert_parallel(2);
-  ExpectRefused(request, invalid, "spec.parallel.expert_parallel: 2; no layer is a grouped_linear");
+  ExpectRefused(request, invalid, "spec.parallel.expert_parallel is 2: no layer is a grouped_linear");
 }
 
 // What is no sum over the ranks has the bits of all weights on one rank; of copies, those of whole
@@ -227,7 +227,7 @@ TEST_F(ParallelSessionsTest, DividedExpertWeightsHaveTheBitsOfWholeOnes) {
   const auto invalid = grpc::StatusCode::INVALID_ARGUMENT;
   v1::OpenSessionRequest request = ExpertWeightsRequest(2);
   request.mutable_spec()->mutable_parallel()->set_expert_parallel(2);
-  ExpectRefused(request, invalid, "spec.parallel.tensor_parallel: 2; with expert_parallel");
+  ExpectRefused(request, invalid, "spec.parallel.tensor_parallel is 2: with expert_parallel");
   request = ExpertWeightsRequest(2);
   request.mutable_spec()->mutable_parallel()->mutable_overlap();
   ExpectRefused(request, invalid, "every divided layer is a grouped_linear, which communicates");

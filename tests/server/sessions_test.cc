@@ -433,7 +433,7 @@ TEST_F(SessionsTest, RequestsThatMakeNoSenseNameTheField) {
   refused(request, "lease_seconds", "-1");
   request = OpenRequest();
   (*request.mutable_parameters())["fc1.weight"] = Generated("normal", 1, "bf16", {8, kSize});
-  refused(request, "spec", "layer fc2: x: bf16[0x8]; its last dim must be K = 32");
+  refused(request, "spec", "layers[fc2].x is bf16[0x8]: its last dim must be K = 32");
   v1::SessionStepRequest step;
   step.set_session_id(Open().session_id());
   EXPECT_EQ(Step(step).error_code(), grpc::StatusCode::INVALID_ARGUMENT);

@@ -212,7 +212,7 @@ TEST(AmaxGroupsOfSessions, ScalesOfHistoriesThatDifferAreFound) {
   const auto refused = session->Forward(ForwardOn(3, "1"), nullptr);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.status().message()),
-              AllOf(HasSubstr("amax_groups[input]: none; codes that tensor (ranks 0, 1) joins"),
+              AllOf(HasSubstr("amax_groups[input] is none: codes that tensor (ranks 0, 1) joins"),
                     HasSubstr("x rowwise scale_inv differs between ranks: rank 0 has"),
                     HasSubstr("rank 1 has")));
   EXPECT_EQ(DigestsOf(*session), before);
@@ -258,30 +258,30 @@ TEST(AmaxGroupsOfSessions, RefusalsNameFieldValueAndRule) {
     return OpenSession(*engine, spec, Weights(spec), nullptr, nullptr).status();
   };
   SessionSpec spec = FourRanks("fp8_current");
-  ExpectRefusal(open(spec, TensorRole::kInput, "0,1/2"), "parallel.amax_groups[input]: 0,1/2; ",
-                "every rank from 0 to 3 once");
+  ExpectRefusal(open(spec, TensorRole::kInput, "0,1/2"),
+                "parallel.amax_groups[input] is 0,1/2: ", "every rank from 0 to 3 once");
   ExpectRefusal(open(FourRanks("mxfp8"), TensorRole::kInput, "none"),
-                "parallel.amax_groups[input]: none; ", "has no amax of a whole input tensor");
+                "parallel.amax_groups[input] is none: ", "has no amax of a whole input tensor");
 
   const auto session = OpenRanks(*engine, spec, Weights(spec));
   ExpectRefusal(
       session
           ->Forward(ForwardOn(1, "0", AmaxGroupsOf({{TensorRole::kInput, "4/0,1,2,3"}})), nullptr)
           .status(),
-      "forward.amax_groups[input]: 4/0,1,2,3; ", "every rank from 0 to 3 once");
+      "amax_groups[input] is 4/0,1,2,3: ", "every rank from 0 to 3 once");
   EXPECT_EQ(session->step_count(), 0);
 
   const auto one = OpenRanks(*engine, OnOneRank(spec), Weights(spec));
   ExpectRefusal(
       one->Forward(ForwardOn(1, "0", AmaxGroupsOf({{TensorRole::kInput, "world"}})), nullptr)
           .status(),
-      "forward.amax_groups[input]: world; ", "a session of one rank has no groups");
+      "amax_groups[input] is world: ", "a session of one rank has no groups");
 
   // A recipe that has none of these amaxes.
   spec.parallel->amax_groups = AmaxGroupsOf({{TensorRole::kGradOutput, "world"}});
   const auto named = OpenRanks(*engine, spec, Weights(spec));
   ExpectRefusal(named->ChangeRecipe(*Recipe::Parse("mxfp8")),
-                "parallel.amax_groups[grad_output]: world; ", "has no amax of a whole");
+                "parallel.amax_groups[grad_output] is world: ", "has no amax of a whole");
 }
 
 TEST(AmaxGroupsOfSessions, ListsOfRanksAreBounded) {

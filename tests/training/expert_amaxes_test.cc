@@ -309,8 +309,8 @@ TEST(ExpertAmaxes, RefusalsNameFieldValueAndRule) {
   const SessionSpec experts = ExpertLayers("fp8_current"), mixed = MixedLayers("fp8_current");
   const std::string rule =
       "each expert is whole on its rank, and no two ranks of a list have the same experts";
-  EXPECT_EQ(refusal(experts, 2, 1, "world"), "parallel.amax_groups[input]: world; " + rule);
-  EXPECT_EQ(refusal(experts, 2, 2, "0,1/2,3"), "parallel.amax_groups[input]: 0,1/2,3; " + rule);
+  EXPECT_EQ(refusal(experts, 2, 1, "world"), "parallel.amax_groups[input] is world: " + rule);
+  EXPECT_EQ(refusal(experts, 2, 2, "0,1/2,3"), "parallel.amax_groups[input] is 0,1/2,3: " + rule);
   EXPECT_THAT(refusal(experts, 2, 1, "data"), HasSubstr("of which there is 1"));
   EXPECT_THAT(refusal(experts, 2, 2, "tensor"), HasSubstr("of which there is 1"));
   // Other layers have rows of their own on every rank; and lists of one rank are `none`.

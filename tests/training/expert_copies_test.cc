@@ -325,10 +325,10 @@ TEST_F(ExpertCopyStates, Refusals) {
     return std::string(session.status().message());
   };
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel = Experts(4, 4); }),
-              HasSubstr("parallel: ep4 dp4; tensor_parallel or expert_parallel, times "
+              HasSubstr("parallel is ep4 dp4: tensor_parallel or expert_parallel, times "
                         "data_parallel, is the number of ranks, 2 to 8"));
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel->tensor_parallel = 2; }),
-              HasSubstr("parallel.tensor_parallel: 2; with expert_parallel the ranks of a copy"));
+              HasSubstr("parallel.tensor_parallel is 2: with expert_parallel the ranks of a copy"));
   // 128 rows of an expert are 32 of each of 4 copies, and 65 are 33 of the first of two.
   SessionSpec spec = ExpertLayers("mxfp8");
   for (const size_t layer : {0, 2}) spec.layers[layer].spec.m_splits = {127, 0, 257, 128};

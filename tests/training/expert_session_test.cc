@@ -137,15 +137,15 @@ TEST_F(ExpertStates, Refusals) {
     return std::string(session.status().message());
   };
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel = Experts(5); }),
-              HasSubstr("layers[0].layer.m_splits: 4 experts; each of the 5 ranks has an"));
+              HasSubstr("layers[0].layer.m_splits is 4 experts: each of the 5 ranks has an"));
   EXPECT_THAT(refusal([](SessionSpec& spec) {
                 spec.layers[2].spec.m_splits = {0, 128, 256, 128};
               }),
-              HasSubstr("layers[2].layer.m_splits[0]: 0; on several ranks all grouped_linear "
+              HasSubstr("layers[2].layer.m_splits[0] is 0: on several ranks all grouped_linear "
                         "layers have the same, "
                         "and in layer fc1 it is 128"));
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.layers = {spec.layers[1]}; }),
-              HasSubstr("parallel.expert_parallel: 2; no layer is a grouped_linear"));
+              HasSubstr("parallel.expert_parallel is 2: no layer is a grouped_linear"));
   for (const int64_t split : {int64_t{-1}, int64_t{1} << 40}) {
     EXPECT_THAT(refusal([&](SessionSpec& spec) { spec.layers[0].spec.m_splits[1] = split; }),
                 HasSubstr("layers[0].layer.m_splits[1]: " + std::to_string(split)));
@@ -161,7 +161,7 @@ TEST_F(ExpertStates, Refusals) {
   forward.x = Normal(1, {kBatch / 2, kExpertColumns});
   ASSERT_NE(session, nullptr);
   EXPECT_THAT(std::string(session->Forward(forward, nullptr).status().message()),
-              HasSubstr("x: bf16[256x128]; on several ranks it must have a rank of 2 and "
+              HasSubstr("x is bf16[256x128]: on several ranks it must have a rank of 2 and "
                         "the 512 rows"));
   // What fails on a rank leaves all as they were, with groups for the next step.
   forward.x = Normal(1, {kBatch, kExpertColumns / 2});

@@ -311,27 +311,27 @@ TEST_F(GroupedStates, Refusals) {
     return std::string(status.message());
   };
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel->expert_parallel = 2; }),
-              HasSubstr("parallel.tensor_parallel: 2; with expert_parallel the ranks of a copy "
+              HasSubstr("parallel.tensor_parallel is 2: with expert_parallel the ranks of a copy "
                         "divide experts alone"));
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.layers[2].spec.parallel_mode = kColumn; }),
-              HasSubstr("layers[2].layer.parallel_mode: column; on each rank its x is divided "
+              HasSubstr("layers[2].layer.parallel_mode is column: on each rank its x is divided "
                         "along its rows, and what layer act gives is divided along its columns"));
   EXPECT_THAT(refusal([](SessionSpec& spec) {
                 spec.layers[1].spec.operations[0].activation.kind = *ParseActivationKind("swiglu");
               }),
-              HasSubstr("layers[1].layer.parallel_mode: none; on each rank its x is whole, and "
+              HasSubstr("layers[1].layer.parallel_mode is none: on each rank its x is whole, and "
                         "what layer fc1 gives is divided along its columns"));
   EXPECT_THAT(refusal([](SessionSpec& spec) {
                 for (const size_t layer : {0, 2}) {
                   spec.layers[layer].spec.m_splits = {37, 0, 21, 6};
                 }
               }),
-              HasSubstr("layers[0].layer.m_splits: 33 rows of copy 0 of 2; under "
+              HasSubstr("layers[0].layer.m_splits is 33 rows of copy 0 of 2: under "
                         "sequence_parallel the 2 ranks of a copy divide its rows evenly"));
   EXPECT_THAT(refusal([](SessionSpec& spec) {
                 spec.layers[2].spec.m_splits = {512, 0, 0, 0};
               }),
-              HasSubstr("layers[2].layer.m_splits[0]: 512; on several ranks all grouped_linear"));
+              HasSubstr("layers[2].layer.m_splits[0] is 512: on several ranks all grouped_linear"));
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel->overlap.emplace(); }),
               HasSubstr("every divided layer is a grouped_linear, which communicates nothing "
                         "that could be hidden"));
@@ -340,13 +340,13 @@ TEST_F(GroupedStates, Refusals) {
   parameters["fc2.bias.1"] = Normal(1, {kExpertColumns});
   EXPECT_THAT(
       std::string(OpenSession(*engine_, spec, parameters, nullptr, nullptr).status().message()),
-      HasSubstr("layer fc2: parameters[bias.1]: bf16[128]; a row-parallel grouped_linear has no "
+      HasSubstr("layers[fc2].parameters[bias.1] is bf16[128]: a row-parallel grouped_linear has no "
                 "bias"));
   spec.parallel = Ranks(3);
   EXPECT_THAT(
       std::string(
           OpenSession(*engine_, spec, ExpertParameters(), nullptr, nullptr).status().message()),
-      HasSubstr("parameters: fc1.bias.0: dim 0 = 128 of bf16[128]; it must be a multiple of 3"));
+      HasSubstr("parameters is fc1.bias.0: dim 0 = 128 of bf16[128]: it must be a multiple of 3"));
   // Where no rows are routed, layers may see other experts' rows.
   spec.parallel = Ranks(2);
   spec.layers[2].spec.m_splits = {0, 512, 0, 0};

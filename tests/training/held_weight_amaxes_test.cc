@@ -154,7 +154,7 @@ TEST(HeldWeightAmaxes, TheGroupIsTheSessionsWhateverForwardsName) {
     const absl::Status status = session->Forward(named, nullptr).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(absl::StrCat("forward.amax_groups[weight]: ", group, "; ")),
+                AllOf(HasSubstr(absl::StrCat("amax_groups[weight]: ", group, "; ")),
                       HasSubstr("weights are held quantized"), HasSubstr("the session's")));
   }
 }

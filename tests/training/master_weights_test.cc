@@ -188,10 +188,11 @@ TEST(MasterWeights, RefusesWhatCannotBeCut) {
     return Refusal(Half(0, quantizer, cut), Half(1, quantizer, cut));
   };
   EXPECT_EQ(refusal(Mxfp8(), 333), "");
-  EXPECT_NE(refusal(Nvfp4Tiles(), 333)
-                .find("w: bounds: 333 is odd; fragments of FP4 codes, two to a byte, begin at even "
-                      "elements"),
-            std::string::npos);
+  EXPECT_NE(
+      refusal(Nvfp4Tiles(), 333)
+          .find("w is bounds: 333 is odd: fragments of FP4 codes, two to a byte, begin at even "
+                "elements"),
+      std::string::npos);
   Quantizer derived = TwoRules(Fp8Tensor(), Fp8Tensor(DType::kF8E5M2));
   derived.columnwise_source = ColumnwiseSource::kRowwiseDequantized;
   EXPECT_NE(refusal(derived, 2)

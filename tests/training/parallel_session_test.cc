@@ -330,13 +330,13 @@ TEST(ParallelSession, RefusesWhatDoesNotGoTogether) {
   };
   using Spec = SessionSpec;
   EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(9); }),
-              HasSubstr("parallel.tensor_parallel: 9; from 1 to 8"));
+              HasSubstr("parallel.tensor_parallel is 9: from 1 to 8"));
   EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(4, 4); }),
-              HasSubstr("parallel: tp4 dp4; tensor_parallel or expert_parallel, times"));
+              HasSubstr("parallel is tp4 dp4: tensor_parallel or expert_parallel, times"));
   EXPECT_THAT(refusal([](Spec& spec) { spec.parallel = Ranks(1, 2); }),
-              HasSubstr("layers[0].layer.parallel_mode: given; it divides weights"));
+              HasSubstr("layers[0].layer.parallel_mode is given: it divides weights"));
   EXPECT_THAT(refusal([](Spec& spec) { spec.parallel.reset(); }),
-              HasSubstr("layers[0].layer.parallel_mode: given; it divides weights"));
+              HasSubstr("layers[0].layer.parallel_mode is given: it divides weights"));
   EXPECT_THAT(refusal([](Spec& spec) {
                 for (SessionLayer& layer : spec.layers) {
                   layer.spec.parallel_mode = ParallelMode::kNone;
@@ -345,7 +345,7 @@ TEST(ParallelSession, RefusesWhatDoesNotGoTogether) {
               HasSubstr("no layer has a parallel_mode"));
   EXPECT_THAT(
       refusal([](Spec& spec) { spec.layers[1].spec.parallel_mode = ParallelMode::kColumn; }),
-      HasSubstr("layers[1].layer.parallel_mode: column; on each rank its x is whole, and "
+      HasSubstr("layers[1].layer.parallel_mode is column: on each rank its x is whole, and "
                 "what layer fc1 gives is divided along its columns"));
   EXPECT_THAT(
       refusal([](Spec& spec) {
@@ -353,7 +353,7 @@ TEST(ParallelSession, RefusesWhatDoesNotGoTogether) {
         spec.layers[1].spec.parallel_mode = ParallelMode::kNone;
         spec.parallel->sequence_parallel = true;
       }),
-      HasSubstr("layers[1].layer.parallel_mode: none; on each rank its x is whole, and what "
+      HasSubstr("layers[1].layer.parallel_mode is none: on each rank its x is whole, and what "
                 "layer fc1 gives is divided along its rows"));
   EXPECT_THAT(refusal([](Spec& spec) { spec.layers[0].name = "rank0"; }),
               HasSubstr("layers[0].name: rank0"));
@@ -366,7 +366,7 @@ TEST(ParallelSession, RefusesWhatDoesNotGoTogether) {
   const auto session = OpenRanks(*engine, spec, Weights(spec));
   const absl::Status uneven =
       session->Forward(Forward(Normal(1, {kBatch - 1, kWide})), nullptr).status();
-  EXPECT_THAT(std::string(uneven.message()), HasSubstr("x: bf16[255x256]; it must have"));
+  EXPECT_THAT(std::string(uneven.message()), HasSubstr("x is bf16[255x256]: it must have"));
 }
 
 }  // namespace

@@ -196,20 +196,20 @@ TEST_F(FragmentsOfOneLayer, RefusalsNameFieldValueAndRule) {
   };
   SessionSpec spec = Spec("bf16", 2);
   spec.masters = Masters::kBf16Remainder;
-  refused(spec, "masters: bf16_remainder; ", "f32");
+  refused(spec, "masters is bf16_remainder: ", "f32");
   spec.masters = Masters::kNone;
-  refused(spec, "masters: none; ", "f32");
+  refused(spec, "masters is none: ", "f32");
   spec = Spec("bf16", 2);
   spec.optimizer.kind = OptimizerSpec::Kind::kNone;
-  refused(spec, "optimizer: none; ", "distributed_optimizer");
+  refused(spec, "optimizer is none: ", "distributed_optimizer");
   spec = Spec("bf16", 2);
   spec.parallel->fully_sharded = true;
-  refused(spec, "parallel.distributed_optimizer: true; ", "fully_sharded");
+  refused(spec, "parallel.distributed_optimizer is true: ", "fully_sharded");
   spec = Spec("bf16", 2);
   spec.parallel->data_parallel = 1;
   spec.parallel->tensor_parallel = 2;
   spec.layers[0].spec.parallel_mode = ParallelMode::kColumn;
-  refused(spec, "parallel.distributed_optimizer: true; ", "of which there is 1");
+  refused(spec, "parallel.distributed_optimizer is true: ", "of which there is 1");
   // Blocks of 1 x 128 need their neighbours.
   spec = Spec("nvfp4:disable_2d_quantization=true", 2);
   spec.weights = kQuantized;

@@ -137,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(
                   {"forward a"},
                   "misshapen a",
                   kTensors,
-                  "grad_output: bf16[64x32]; it must be f32, bf16 or f16 of y's shape 64x64"}),
+                  "grad_output is bf16[64x32]: it must be f32, bf16 or f16 of y's shape 64x64"}),
     [](const auto& info) { return info.param.name; });
 
 // Rows in multiples of 16 are what FP8's wgrad takes, of 8 its fprop, of 32 mxfp8's quantizer.

@@ -294,7 +294,7 @@ TEST_F(SessionOpen, RefusesWhatMakesNoSense) {
   const auto good = TwoLayerParameters();
   SessionSpec spec = TwoLayerSpec("bf16");
   spec.layers.clear();
-  expect_refused(spec, good, "layers: 0; from 1 to 64");
+  expect_refused(spec, good, "layers is 0: from 1 to 64");
   spec = TwoLayerSpec("bf16");
   spec.layers[1].name = "fc1";
   expect_refused(spec, good, "fc1 twice");
@@ -321,14 +321,14 @@ TEST_F(SessionOpen, RefusesWhatMakesNoSense) {
   expect_refused(spec, parameters, "fc1.main_grad; this session keeps no such tensor");
   spec.main_grads = true;
   parameters["fc1.main_grad"] = Normal(1, {kHidden, kIn});
-  expect_refused(spec, parameters, "fc1.main_grad: bf16[96x64]; it must be f32[96x64]");
+  expect_refused(spec, parameters, "fc1.main_grad is bf16[96x64]: it must be f32[96x64]");
   parameters["fc1.main_grad"] = Normal(1, {kIn, kHidden}, DType::kF32);
-  expect_refused(spec, parameters, "fc1.main_grad: f32[64x96]; it must be f32[96x64]");
+  expect_refused(spec, parameters, "fc1.main_grad is f32[64x96]: it must be f32[96x64]");
   spec.main_grads = false;
   spec.masters = Masters::kBf16Remainder;
   parameters = good;
   parameters["fc1.weight"] = Normal(1, {kHidden, kIn}, DType::kF16);
-  expect_refused(spec, parameters, "masters: bf16_remainder; weight is f16[96x64]");
+  expect_refused(spec, parameters, "masters is bf16_remainder: weight is f16[96x64]");
 }
 
 TEST_F(SessionOpen, TakesMainGradientsAndOptimizerState) {

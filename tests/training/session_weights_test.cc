@@ -205,7 +205,7 @@ TEST_F(SessionWeights, RefuseAnotherRecipeNamingBoth) {
   const absl::Status refused = session_->ChangeRecipe(*Recipe::Parse("fp8_current"));
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
   EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("recipe: fp8_current; fc1.weight is held quantized by recipe mxfp8"));
+              HasSubstr("recipe is fp8_current: fc1.weight is held quantized by recipe mxfp8"));
 }
 
 TEST_F(SessionWeights, ACachedWorkspaceIsCompletedAndDroppedByTheUpdate) {

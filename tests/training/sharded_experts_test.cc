@@ -322,18 +322,18 @@ TEST_F(ShardedExpertStates, RefusalsNameFieldValueAndRule) {
     return std::string(status.message());
   };
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel = Sharded(Experts(4)); }),
-              HasSubstr("parallel.fully_sharded: true; it divides weights over data_parallel "
+              HasSubstr("parallel.fully_sharded is true: it divides weights over data_parallel "
                         "copies, of which there is 1"));
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel = WithFragments(Experts(4)); }),
-              HasSubstr("parallel.distributed_optimizer: true; it divides masters over "
+              HasSubstr("parallel.distributed_optimizer is true: it divides masters over "
                         "data_parallel copies, of which there is 1"));
   EXPECT_THAT(refusal([](SessionSpec& spec) { spec.parallel->distributed_optimizer = true; }),
-              HasSubstr("parallel.distributed_optimizer: true; copies that are fully_sharded"));
+              HasSubstr("parallel.distributed_optimizer is true: copies that are fully_sharded"));
   EXPECT_THAT(refusal([](SessionSpec& spec) {
                 spec.parallel = WithFragments(Experts(2, 2));
                 spec.masters = Masters::kBf16Remainder;
               }),
-              HasSubstr("masters: bf16_remainder; parallel.distributed_optimizer divides fp32"));
+              HasSubstr("masters is bf16_remainder: parallel.distributed_optimizer divides fp32"));
   // The rule of the format, of an expert by name.
   EXPECT_THAT(refusal([](SessionSpec& spec) {
                 spec.recipe = *Recipe::Parse("nvfp4:disable_2d_quantization=true");

@@ -303,15 +303,15 @@ TEST(ShardedWeight, RefusesWhatCannotBeDivided) {
     return std::string(ShardedWeight::Create(spec, 2).status().message());
   };
   EXPECT_EQ(refusal(Mxfp8(), {0, 48, kOut}),
-            "w: the shard of rank 1 begins at row 48; shards of mxfp8 begin at multiples of 32");
+            "w is the shard of rank 1 begins at row 48: shards of mxfp8 begin at multiples of 32");
   EXPECT_EQ(
       refusal(Fp8Tiles(), {0, 64, kOut}),
-      "w: the shard of rank 1 begins at row 64; shards of fp8_block begin at multiples of 128");
+      "w is the shard of rank 1 begins at row 64: shards of fp8_block begin at multiples of 128");
   EXPECT_EQ(refusal(Nvfp4Tiles(), {0, 8, kOut}),
-            "w: the shard of rank 1 begins at row 8; shards of nvfp4 begin at multiples of 16");
+            "w is the shard of rank 1 begins at row 8: shards of nvfp4 begin at multiples of 16");
   EXPECT_EQ(refusal(Fp8Tensor(), {0, 7, kOut}), "");
   EXPECT_EQ(refusal(Fp8Tensor(), {0, kOut}),
-            "w: bounds: 0, 512; must ascend from 0 to 512, with a part for each of 2 ranks");
+            "w is bounds: 0, 512: must ascend from 0 to 512, with a part for each of 2 ranks");
   QuantizerSpec lines = Fp8Tiles();
   lines.block_dim = 1;
   EXPECT_EQ(refusal(lines, {0, 128, kOut}),

@@ -296,7 +296,7 @@ TEST(ExpertVariants, CopiesHaveOneStateOfDelayedScaling) {
 // By the number in the whole layer, on whichever rank the expert is.
 TEST(ExpertVariants, RefusalsNameTheExpert) {
   EXPECT_EQ(TryRun(BitwiseTwins(Experts({64, 64, 96}), "mxfp8", Ranks(3, 2))).status().message(),
-            "layer.m_splits[2]: M = 48 of bf16[48x64]; M must be a multiple of 32 under mxfp8: "
+            "layer.m_splits[2] is bf16[48x64]: M is 48 and must be a multiple of 32 under mxfp8: "
             "both dims of a quantized tensor are in whole blocks (of a rank's part under "
             "variants[1].parallel)");
 }
@@ -367,20 +367,21 @@ TEST(ExpertVariants, Refusals) {
   };
   EXPECT_THAT(
       refusal(Experts(kUneven), Ranks(6)),
-      HasSubstr("variants[1].parallel.expert_parallel: 6; each rank has an expert at least, "
+      HasSubstr("variants[1].parallel.expert_parallel is 6: each rank has an expert at least, "
                 "of 5"));
-  EXPECT_THAT(refusal(Experts(kUneven), Ranks(9)), HasSubstr("expert_parallel: 9; a group has 2"));
+  EXPECT_THAT(refusal(Experts(kUneven), Ranks(9)),
+              HasSubstr("expert_parallel is 9: a group has 2"));
   ParallelSpec both = Ranks(2);
   both.tensor_parallel = 2;
   EXPECT_THAT(refusal(Experts(kUneven), both),
-              HasSubstr("parallel.tensor_parallel: 2; with expert_parallel the ranks of a copy"));
+              HasSubstr("parallel.tensor_parallel is 2: with expert_parallel the ranks of a copy"));
   ParallelSpec summed = Ranks(2);
   summed.profile = {ReductionKind::kUbP2p};
   EXPECT_THAT(refusal(Experts(kUneven), summed), HasSubstr("nothing is summed over ranks"));
   ParallelSpec unknown = Ranks(2, 2);
   unknown.profile = {ReductionKind::kNccl};
   EXPECT_THAT(refusal(Experts(kUneven), unknown),
-              HasSubstr("parallel.reduction_profile: nccl; the library's own sum needs backend"));
+              HasSubstr("parallel.reduction_profile is nccl: the library's own sum needs backend"));
   for (const int copies : {0, 5, 1 << 30}) {
     EXPECT_THAT(refusal(Experts(kUneven), Ranks(2, copies)),
                 HasSubstr(absl::StrCat("parallel.data_parallel: ", copies, "; copies of 2 ranks")));
@@ -388,14 +389,14 @@ TEST(ExpertVariants, Refusals) {
   ParallelSpec sharded = Ranks(2, 2);
   sharded.fully_sharded = true;
   EXPECT_THAT(refusal(Experts(kUneven), sharded),
-              HasSubstr("parallel.fully_sharded: true; experts' weights are whole"));
+              HasSubstr("parallel.fully_sharded is true: experts' weights are whole"));
   LayerRequest accumulates = Experts(kUneven);
   accumulates.main_grads["weight.1"] = Normal(50, {kOut, kIn}, DType::kF32);
   EXPECT_THAT(refusal(accumulates, Ranks(2, 2)),
-              HasSubstr("main_grads: weight.1; what it held before would be summed"));
+              HasSubstr("main_grads is weight.1: what it held before would be summed"));
   ParallelSpec sp = Ranks(2);
   sp.sequence_parallel = true;
-  EXPECT_THAT(refusal(Experts(kUneven), sp), HasSubstr("sequence_parallel: given; it is of"));
+  EXPECT_THAT(refusal(Experts(kUneven), sp), HasSubstr("sequence_parallel is given: it is of"));
   LayerRequest divided = Experts(kUneven);
   divided.layer.parallel_mode = ParallelMode::kColumn;
   EXPECT_THAT(refusal(divided, Ranks(2)), HasSubstr("every expert is whole on its rank"));
@@ -417,7 +418,7 @@ TEST(ExpertVariants, Refusals) {
   linear.x = Normal(1, {32, kIn});
   linear.parameters["weight"] = Normal(2, {kOut, kIn});
   EXPECT_THAT(refusal(linear, Ranks(2)),
-              HasSubstr("layer.kind: linear; expert_parallel divides the experts"));
+              HasSubstr("layer.kind is linear: expert_parallel divides the experts"));
 }
 
 }  // namespace

@@ -179,7 +179,7 @@ TEST(ExplainCodes, RefusesWhatDoesNotFit) {
   request.scale_inv = *Tensor::Allocate(DType::kF32, {3, 5});
   EXPECT_THAT(message(), HasSubstr("scale_inv: f32[3x5]"));
   request.scale_inv = Tensor();
-  EXPECT_THAT(message(), HasSubstr("scale_inv: absent"));
+  EXPECT_THAT(message(), HasSubstr("scale_inv is absent"));
   request.scale_inv = *Tensor::FromScalar(1);
   request.source = *Tensor::Allocate(DType::kI32, {4, 64});
   EXPECT_THAT(message(), HasSubstr("source: i32[4x64]"));

@@ -168,9 +168,9 @@ TEST(ExplainGemm, RefusesWhatIsNoResult) {
   const auto message = [&](const Tensor& d) {
     return std::string(ExplainGemm({desc, d}, {}).status().message());
   };
-  EXPECT_THAT(message(Tensor()), HasSubstr("d: absent"));
+  EXPECT_THAT(message(Tensor()), HasSubstr("d is absent"));
   EXPECT_THAT(message(*Tensor::Allocate(DType::kF32, {40, 48})),
-              HasSubstr("d: f32[40x48]; the GEMM's output is 48x40"));
+              HasSubstr("d is f32[40x48]: the GEMM's output is 48x40"));
   EXPECT_THAT(message(*Tensor::Allocate(DType::kI32, {48, 40})), HasSubstr("d: i32[48x40]"));
 }
 

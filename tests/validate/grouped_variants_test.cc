@@ -197,27 +197,27 @@ std::string Refusal(const LayerRunRequest& request) {
 TEST(GroupedVariants, Refusals) {
   const LayerRequest column = Grouped(ParallelMode::kColumn);
   EXPECT_THAT(Refusal(Twins(Grouped(ParallelMode::kNone), "bf16", {})),
-              HasSubstr("layer.parallel_mode: none; a parallel variant needs column or row"));
+              HasSubstr("layer.parallel_mode is none: a parallel variant needs column or row"));
   EXPECT_THAT(Refusal(Twins(column, "bf16", {.tensor_parallel = 3})), HasSubstr("multiple of 3"));
   LayerRequest with_bias = Grouped(ParallelMode::kRow);
   with_bias.parameters["bias.1"] = Normal(3, {kOut});
   EXPECT_THAT(
       Refusal(Twins(with_bias, "bf16", {})),
-      HasSubstr("parameters[bias.1]: bf16[256]; a row-parallel grouped_linear has no bias"));
+      HasSubstr("parameters[bias.1] is bf16[256]: a row-parallel grouped_linear has no bias"));
   EXPECT_EQ(
       Refusal(Twins(column, "bf16",
                     {.tensor_parallel = 2, .sequence_parallel = true, .overlap = OverlapSpec{}})),
-      "variants[1].parallel.overlap: given; a grouped_linear communicates nothing that could "
+      "variants[1].parallel.overlap is given: a grouped_linear communicates nothing that could "
       "be hidden");
   EXPECT_THAT(
       Refusal(Twins(column, "bf16", {.tensor_parallel = 2, .expert_parallel = 2})),
-      HasSubstr("variants[1].parallel.tensor_parallel: 2; with expert_parallel the ranks of "
+      HasSubstr("variants[1].parallel.tensor_parallel is 2: with expert_parallel the ranks of "
                 "a copy divide experts alone"));
   LayerRequest row = Grouped(ParallelMode::kColumn, {1, 0});
   row.x = Normal(1, {kIn});
   row.grad_output = Normal(2, {kOut});
   EXPECT_EQ(Refusal(Twins(row, "bf16", {.tensor_parallel = 2, .sequence_parallel = true})),
-            "x: bf16[128]; under sequence parallelism its rank must be at least 2: dim 0 is "
+            "x is bf16[128]: under sequence parallelism its rank must be at least 2: dim 0 is "
             "divided");
   EXPECT_EQ(TryRun(Twins(row, "bf16", {.tensor_parallel = 2})).status(), absl::OkStatus());
 }

@@ -196,26 +196,26 @@ TEST(ParallelVariants, Refusals) {
                 AllOf(HasSubstr("variants[1].parallel.tensor_parallel: "), HasSubstr("2 to 8")));
   }
   EXPECT_THAT(Refusal(Twins(Linear(ParallelMode::kNone), "bf16", {})),
-              HasSubstr("layer.parallel_mode: none; a parallel variant needs column or row"));
+              HasSubstr("layer.parallel_mode is none: a parallel variant needs column or row"));
   EXPECT_THAT(Refusal(Twins(column, "bf16", {.tensor_parallel = 3})),
-              AllOf(StartsWith("grad_output: bf16[64x256]; "), HasSubstr("multiple of 3")));
+              AllOf(StartsWith("grad_output is bf16[64x256]: "), HasSubstr("multiple of 3")));
   // 256 rows of the weight over 8 ranks are 32 each, one mxfp8 block; K = 128 over 8 is 16.
   EXPECT_EQ(TryRun(Twins(column, "mxfp8", {.tensor_parallel = 8})).status(), absl::OkStatus());
   EXPECT_THAT(Refusal(Twins(Linear(ParallelMode::kRow), "mxfp8", {.tensor_parallel = 8})),
-              AllOf(StartsWith("x: K = 16 of bf16[64x16]; "), EndsWith(" (of a rank's part under "
-                                                                       "variants[1].parallel)")));
+              AllOf(StartsWith("x is K = 16 of bf16[64x16]: "), EndsWith(" (of a rank's part under "
+                                                                         "variants[1].parallel)")));
   EXPECT_THAT(
       Refusal(Twins(column, "fp8_block", {.sequence_parallel = true, .overlap = OverlapSpec{}})),
-      StartsWith("variants[1].parallel.overlap: default; recipe is fp8_block"));
+      StartsWith("variants[1].parallel.overlap is default: recipe is fp8_block"));
   OverlapSpec bulk;
   bulk.methods[{OverlapSide::kColumn, GemmRole::kFprop}] = OverlapMethod::kBulk;
   EXPECT_THAT(Refusal(Twins(column, "bf16", {.sequence_parallel = true, .overlap = bulk})),
               StartsWith("variants[1].parallel.overlap.column_fprop is bulk: "));
   EXPECT_THAT(Refusal(Twins(column, "bf16", {.profile = {.kind = ReductionKind::kNccl}})),
-              HasSubstr("variants[1].parallel.reduction_profile: nccl; "));
+              HasSubstr("variants[1].parallel.reduction_profile is nccl: "));
   LayerRunRequest alone = Twins(column, "bf16", {});
   alone.variants.pop_back();
-  EXPECT_THAT(Refusal(alone), HasSubstr("layer.parallel_mode: column; no variant is parallel"));
+  EXPECT_THAT(Refusal(alone), HasSubstr("layer.parallel_mode is column: no variant is parallel"));
   LayerRunRequest twice = Twins(column, "bf16", {});
   twice.variants.push_back(twice.variants[1]);
   EXPECT_THAT(Refusal(twice), HasSubstr("variants must differ"));

@@ -42,69 +42,66 @@ struct Case {
 
 TEST(Plan, NamesFieldValueAndRule) {
   const std::vector<Case> cases = {
-      {"x: absent; a linear layer needs it", [](LayerRunRequest& r) { r.step.x = Tensor(); }},
-      {"parameters[bias]: bf16[32]; its shape must be 48, N of weight",
+      {"x is absent: a linear layer needs it", [](LayerRunRequest& r) { r.step.x = Tensor(); }},
+      {"parameters[bias] is bf16[32]: its shape must be 48, N of weight",
        [](LayerRunRequest& r) { r.step.parameters["bias"] = Blank(DType::kBF16, {32}); }},
-      {"variants: 0 given; a run takes 1 to 64", [](LayerRunRequest& r) { r.variants.clear(); }},
-      {"variants: 65 given; a run takes 1 to 64",
+      {"variants is 0 given: a run takes 1 to 64", [](LayerRunRequest& r) { r.variants.clear(); }},
+      {"variants is 65 given: a run takes 1 to 64",
        [](LayerRunRequest& r) { r.variants.assign(65, VariantOf("bf16")); }},
-      {"variants[2]: \"fp8_current / none / sm90\"; variants must differ, and variants[1] is the "
+      {"variants[2] is \"fp8_current / none / sm90\": variants must differ, and variants[1] is the "
        "same",
        [](LayerRunRequest& r) {
          r.variants.push_back(VariantOf("fp8_current:fp8_format=hybrid"));
        }},
-      {"variants[1].recipe: fp8_current does not take x: K = 24 of bf16[32x24]; K must be a "
-       "multiple of 16 under an FP8 recipe: fprop contracts over K",
+      {"variants[1].recipe is fp8_current: step.x is bf16[32x24]: K is 24 and must be a multiple "
+       "of 16 "
+       "under an FP8 recipe: fprop contracts over K",
        [](LayerRunRequest& r) {
          r.step.x = Blank(DType::kBF16, {32, 24});
          r.step.parameters["weight"] = Blank(DType::kBF16, {48, 24});
        }},
-      {"variants[0].arithmetic: exact with split_k = 2; only sm90 takes parameters, and split_k "
+      {"variants[0].arithmetic is exact with split_k = 2: only sm90 takes parameters, and split_k "
        "must be at least 1",
        [](LayerRunRequest& r) {
          r.variants[0].arithmetic = {ArithmeticFamily::kExact, Accumulation::kRecipe, 2};
        }},
-      {"variants[0].arithmetic: fp32 with split_k = 1 and a named accumulation; only sm90 takes "
+      {"variants[0].arithmetic is fp32 with split_k = 1 and a named accumulation: only sm90 takes "
        "parameters, and split_k must be at least 1",
        [](LayerRunRequest& r) {
          r.variants[0].arithmetic = {ArithmeticFamily::kFp32, Accumulation::kFast, 1};
        }},
-      {"variants[1].recipe: mxfp8 does not take parameters[weight]: N = 48 of bf16[48x32]; N must "
-       "be a "
-       "multiple "
-       "of 32 under mxfp8: both dims of a quantized tensor are in whole blocks",
+      {"variants[1].recipe is mxfp8: step.parameters[weight] is bf16[48x32]: N is 48 and must be a "
+       "multiple of 32 under mxfp8: both dims of a quantized tensor are in whole blocks",
        [](LayerRunRequest& r) { r.variants[1] = VariantOf("mxfp8"); }},
-      {"variants[1].recipe: fp8_delayed:backward_override=high_precision does not take "
-       "backward_override: high_precision; delayed "
-       "scaling has no backward override",
+      {"variants[1].recipe is fp8_delayed:backward_override=high_precision: "
+       "step.backward_override is high_precision: delayed scaling has no backward override",
        [](LayerRunRequest& r) {
          r.variants[1].recipe =
              Recipe::Parse("fp8_delayed")->WithBackwardOverride(BackwardOverride::kHighPrecision);
        }},
-      {"variants[1].arithmetic: sm100; it does not take fp8_block:power_2_scales=false: fprop: "
-       "fp32 "
-       "block scales: Blackwell takes powers of two only; power_2_scales=true, or an sm90 "
-       "arithmetic",
+      {"variants[1].arithmetic is sm100: it does not take fp8_block:power_2_scales=false: "
+       "fprop.arithmetic is sm100: Blackwell takes block scales that are powers of two; give the "
+       "recipe power_2_scales=true, or an sm90 arithmetic",
        [](LayerRunRequest& r) {
          r.variants[1] = VariantOf("fp8_block:power_2_scales=false", "sm100");
        }},
-      {"seed: 5; no variant rounds stochastically", [](LayerRunRequest& r) { r.step.seed = 5; }},
-      {"calibrate: true; no variant is fp8_delayed: there is no scale to learn",
+      {"seed is 5: no variant rounds stochastically", [](LayerRunRequest& r) { r.step.seed = 5; }},
+      {"calibrate is true: no variant is fp8_delayed: there is no scale to learn",
        [](LayerRunRequest& r) { r.step.calibrate = true; }},
-      {"delayed_state: 1 states; no variant is fp8_delayed, which alone has them",
+      {"delayed_state is 1 states: no variant is fp8_delayed, which alone has them",
        [](LayerRunRequest& r) { r.step.delayed["input"] = *FreshDelayedScaling(2); }},
-      {"reference: 2; it must be the index of a variant, 0 to 1",
+      {"reference is 2: it must be the index of a variant, 0 to 1",
        [](LayerRunRequest& r) { r.reference = 2; }},
-      {"reference: -1; it must be the index of a variant, 0 to 1",
+      {"reference is -1: it must be the index of a variant, 0 to 1",
        [](LayerRunRequest& r) { r.reference = -1; }},
-      {"reference: 0; requirement bitwise needs a variant beside the reference; leave the "
+      {"reference is 0: requirement bitwise needs a variant beside the reference; leave the "
        "reference out to compare with exact",
        [](LayerRunRequest& r) {
          r.variants.pop_back();
          r.reference = 0;
          r.requirement = Requirement::kBitwise;
        }},
-      {"variants[0].arithmetic: sm90:splitk=2; split-K of f32 (tf32) GEMMs has not been measured "
+      {"variants[0].arithmetic is sm90:splitk=2: split-K of f32 (tf32) GEMMs has not been measured "
        "on Hopper, and bf16 / none / sm90:splitk=2 runs them in f32",
        [](LayerRunRequest& r) {
          r.step.x = Blank(DType::kF32, {32, 32});
@@ -137,7 +134,7 @@ TEST(Plan, RefusesAnArithmeticThatARecipeCannotUse) {
   const absl::Status status = Plan::Create(request).status();
   EXPECT_FALSE(status.ok());
   EXPECT_EQ(std::string(status.message())
-                .find("variants[2].arithmetic: sm90; it does not take nvfp4: fprop: "),
+                .find("variants[2].arithmetic is sm90: it does not take nvfp4: fprop."),
             0u)
       << status;
 }
@@ -148,7 +145,7 @@ TEST(Plan, RefusesSplitKSlicesBelowOne) {
     request.variants[1].arithmetic.split_k = slices;
     const absl::Status status = Plan::Create(std::move(request)).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_EQ(std::string(status.message()).find("variants[1].arithmetic: "), 0u) << status;
+    EXPECT_EQ(std::string(status.message()).find("variants[1].arithmetic is "), 0u) << status;
   }
 }
 

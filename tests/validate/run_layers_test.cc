@@ -336,11 +336,11 @@ TEST(RunLayers, SubjectsMustBeOutputsWithABound) {
   LayerRunRequest request = RequestOf(LayerNormLinear(), {"fp8_current"});
   request.subjects["norm_out"] = request.step.x;
   EXPECT_THAT(std::string(Plan::Create(request).status().message()),
-              HasSubstr("subjects[norm_out]: \"norm_out\"; this layer's outputs are y, dx, dw, "
+              HasSubstr("subjects[norm_out] is \"norm_out\": this layer's outputs are y, dx, dw, "
                         "db, dgamma, dbeta"));
   request.subjects = {{"db", request.step.parameters["bias"]}};
   EXPECT_THAT(std::string(Plan::Create(request).status().message()),
-              HasSubstr("subjects[db]: \"db\"; no bound is derived for it"));
+              HasSubstr("subjects[db] is \"db\": no bound is derived for it"));
 }
 
 TEST(RunLayers, ErrorBudgetsOfEveryGemm) {

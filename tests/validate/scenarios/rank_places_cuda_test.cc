@@ -20,7 +20,7 @@ TEST(RankPlacesCuda, NeedAGpuForEachOfTwoRanks) {
   }
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()),
-              testing::HasSubstr("parallel_backend: nccl; it needs a GPU for each of the 2 ranks, "
+              testing::HasSubstr("parallel_backend is nccl: it needs a GPU for each of the 2 ranks, "
                                  "and this host has 1"));
 }
 

@@ -101,7 +101,7 @@ TEST(VirtualRanks, GpusOfTheirOwnNeedGpus) {
   const absl::Status refused = RankPlaces::Create(CollectiveBackend::kNccl, Looked()).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(refused.message(),
-            "parallel_backend: nccl; it needs a GPU for each of the 2 ranks, and the run is on the "
+            "parallel_backend is nccl: it needs a GPU for each of the 2 ranks, and the run is on the "
             "CPU");
 }
 
