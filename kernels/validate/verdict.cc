@@ -144,7 +144,7 @@ constexpr bool IsInfiniteClass(int value_class) {
          value_class == static_cast<int>(ValueClass::kPositiveInfinity);
 }
 
-NonFiniteSides SidesOf(const ParityReport& parity) {
+NonFiniteSides SidesOfParity(const ParityReport& parity) {
   NonFiniteSides sides;
   sides.element_count = parity.element_count;
   for (int subject = 0; subject < kValueClassCount; ++subject) {
@@ -166,7 +166,7 @@ NonFiniteSides SidesOfAll(const std::vector<VariantReport>& variants) {
   NonFiniteSides sides;
   for (const VariantReport& variant : variants) {
     for (const OutputReport& output : variant.outputs) {
-      sides.Add(SidesOf(output.against_exact.parity));
+      sides.Add(SidesOfParity(output.against_exact.parity));
     }
   }
   return sides;
@@ -176,7 +176,7 @@ NonFiniteSides SidesOfAll(const std::vector<VariantReport>& variants) {
 std::string ExcessText(const BoundCheck& check, const ParityReport& parity) {
   if (check.worst_ratio <= kRatioMax) return absl::StrCat("by up to ", check.worst_ratio, " times");
   if (std::isinf(check.worst_ratio)) {
-    const NonFiniteSides sides = SidesOf(parity);
+    const NonFiniteSides sides = SidesOfParity(parity);
     if (sides.any())
       return absl::StrCat(SidesLine(sides, kExact), ", where both must have the same");
   }
@@ -244,7 +244,7 @@ std::string OutputsText(const std::vector<VariantReport>& variants) {
   std::vector<std::string> parts;
   for (const VariantReport& variant : variants) {
     for (const OutputReport& output : variant.outputs) {
-      const NonFiniteSides sides = SidesOf(output.against_exact.parity);
+      const NonFiniteSides sides = SidesOfParity(output.against_exact.parity);
       if (!sides.any()) continue;
       parts.push_back(
           absl::StrCat(OutputOf(output.tensor, variant), ": ", SidesText(sides, kExact)));
@@ -281,7 +281,7 @@ Verdict Judged(Requirement requirement, std::optional<int> reference,
 }  // namespace
 
 NonFinite NonFiniteOf(const std::string& tensor, const ParityReport& parity) {
-  return {tensor, SidesOf(parity).subject};
+  return {tensor, SidesOfParity(parity).subject};
 }
 
 bool HasNonFinite(const std::vector<VariantReport>& variants) { return SidesOfAll(variants).any(); }

@@ -226,7 +226,7 @@ TEST_F(ParallelCommandTest, ExpertsOnSeveralRanksHaveTheBitsOfOne) {
   EXPECT_THAT(many.err, HasSubstr("--ep: 4; each rank has an expert at least, of 3"));
   const ProcessResult both = Quantgate(Arguments{"run", "--ep", "2", "--tp", "2"} + experts);
   EXPECT_EQ(both.exit_code, 2);
-  EXPECT_THAT(both.err, HasSubstr("with expert_parallel the ranks of a copy divide experts alone"));
+  EXPECT_THAT(both.err, HasSubstr("with --ep the ranks of a copy divide experts alone"));
 }
 
 /// Two experts, each on two of four ranks.
@@ -335,7 +335,7 @@ TEST_F(ParallelCommandTest, BadInput) {
   EXPECT_THAT(refusal({"--tp", "2", "--overlap", "fprop=none"}),
               HasSubstr("\"fprop=none\" is none of column_fprop"));
   EXPECT_THAT(refusal({"--tp", "2", "--overlap", "default"}),
-              HasSubstr("sequence_parallel is false"));
+              HasSubstr("--sequence-parallel is false"));
   EXPECT_THAT(refusal({"--tp", "2", "--reduction-profile", "fast"}), HasSubstr("rank_asc_fp32"));
   EXPECT_THAT(refusal({"--tp", "2", "--parallel-backend", "nccl"}), HasSubstr("needs a GPU"));
   EXPECT_THAT(refusal({}), HasSubstr("no variant is parallel"));

@@ -114,7 +114,7 @@ TEST_F(SessionCommandTest, AFrozenWeightHasNoGradientAndJsonSaysWhatAStepDid) {
   const ProcessResult unknown = Quantgate(
       {"session", "step", id, "train", "--x", x, "--requires-grad", "weights"}, Where::kServer);
   EXPECT_EQ(unknown.exit_code, 2);
-  EXPECT_THAT(unknown.err, HasSubstr("\"weights\" is none of x, w, b, n"));
+  EXPECT_THAT(unknown.err, HasSubstr("\"weights\" is none of x, w or weight"));
 }
 
 TEST_F(SessionCommandTest, NeedsAServer) {
