@@ -142,9 +142,9 @@ absl::Status SessionEnded(const std::string& session_id, std::string_view how) {
   if (how == "evicted") rule += ": it was idle, and another one needed its place";
   if (how == "expired") rule += ": no call named it for as long as its lease";
   rule += "; restore it from a checkpoint";
-  return About(absl::FailedPreconditionError(
-                   absl::StrCat("session_id is ", session_id, ": ", rule)),
-               "session_id", session_id, rule);
+  return About(
+      absl::FailedPreconditionError(absl::StrCat("session_id is ", session_id, ": ", rule)),
+      "session_id", session_id, rule);
 }
 
 absl::Status SessionElsewhere(int64_t expected_step, int64_t step) {
@@ -230,6 +230,14 @@ absl::Status QueueFull(const std::string& queue, int capacity) {
 
 absl::Status DiskFull(const std::string& operation) {
   return Exhausted("disk", absl::StrCat("the server's disk is full (", operation, ")"));
+}
+
+absl::Status EndNotStored(const std::string& run_id, const absl::Status& why) {
+  absl::Status status(why.code(), absl::StrCat(run_id, " has ended, but its end cannot be stored: ",
+                                               why.message(), "; it is told once it is stored"));
+  if (!absl::IsResourceExhausted(why)) return status;
+  return With(With(std::move(status), kReason, Payload(why, kReason)), kRetryAfter,
+              absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
 }
 
 absl::Status QuotaExceeded(int64_t wanted, int64_t used, int64_t limit) {
