@@ -179,6 +179,14 @@ absl::Status DiskFull(const std::string& operation) {
   return Exhausted("disk", absl::StrCat("the server's disk is full (", operation, ")"));
 }
 
+absl::Status EndNotStored(const std::string& run_id, const absl::Status& why) {
+  absl::Status status(why.code(), absl::StrCat(run_id, " has ended, but its end cannot be stored: ",
+                                               why.message(), "; it is told once it is stored"));
+  if (!absl::IsResourceExhausted(why)) return status;
+  return With(With(std::move(status), kReason, Payload(why, kReason)), kRetryAfter,
+              absl::StrCat(absl::ToInt64Milliseconds(quantgate::kRetryAfter)));
+}
+
 absl::Status QuotaExceeded(int64_t wanted, int64_t used, int64_t limit) {
   return Exhausted("quota", absl::StrCat(wanted, " more bytes do not fit the blob store: ", used,
                                          " of ", limit, " bytes are used"));

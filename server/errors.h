@@ -57,6 +57,8 @@ absl::Status RequestIdReused(const std::string& request_id);
 /// RESOURCE_EXHAUSTED, each with its reason.
 absl::Status QueueFull(const std::string& queue, int capacity);
 absl::Status DiskFull(const std::string& operation);
+/// Of a run that has ended: `why`, with the time to ask again.
+absl::Status EndNotStored(const std::string& run_id, const absl::Status& why);
 absl::Status QuotaExceeded(int64_t wanted, int64_t used, int64_t limit);
 /// `what` that sessions hold together.
 absl::Status SessionsFull(const std::string& what, int64_t wanted, int64_t limit);

@@ -13,6 +13,8 @@ struct LiveRuns::Live {
   std::deque<std::shared_ptr<const std::string>> events;
   size_t event_bytes = 0;
   absl::flat_hash_map<int64_t, Wake> waiting;
+  absl::Status why_owed;
+  std::function<absl::Status()> store_end;
 };
 
 void LiveRuns::Begin(const std::string& run_id, std::shared_ptr<Cancellation> cancellation) {
@@ -62,11 +64,59 @@ void LiveRuns::End(const std::string& run_id) {
     const auto it = runs_.find(run_id);
     if (it == runs_.end()) return;
     woken.swap(it->second->waiting);
+    if (!it->second->why_owed.ok()) std::erase(owed_, run_id);
     ended_.push_back(it->second);
     runs_.erase(it);
     DropEnded();
   }
   for (auto& [token, wake] : woken) wake(Position::kLast);
+}
+
+void LiveRuns::Owe(const std::string& run_id, absl::Status why,
+                   std::function<absl::Status()> store) {
+  absl::flat_hash_map<int64_t, Wake> woken;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = runs_.find(run_id);
+    if (it == runs_.end()) return;
+    Live& live = *it->second;
+    live.why_owed = std::move(why);
+    live.store_end = std::move(store);
+    // There may be many such runs, for as long as the disk is full.
+    live.events.clear();
+    live.event_bytes = 0;
+    owed_.push_back(run_id);
+    woken.swap(live.waiting);
+  }
+  for (auto& [token, wake] : woken) wake(Position::kBeforeOthers);
+}
+
+absl::Status LiveRuns::WhyOwed(const std::string& run_id) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = runs_.find(run_id);
+  return it == runs_.end() ? absl::OkStatus() : it->second->why_owed;
+}
+
+void LiveRuns::StoreOwed() {
+  std::deque<std::string> owed;
+  {
+    const std::lock_guard lock(mutex_);
+    owed = owed_;
+  }
+  for (const std::string& run_id : owed) {
+    std::function<absl::Status()> store;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto it = runs_.find(run_id);
+      if (it != runs_.end()) store = it->second->store_end;
+    }
+    if (store && absl::IsResourceExhausted(store())) return;
+  }
+}
+
+int LiveRuns::owed() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int>(owed_.size());
 }
 
 void LiveRuns::DropEnded() {
@@ -90,7 +140,13 @@ bool LiveRuns::IsLive(const std::string& run_id) const {
 bool LiveRuns::IsToCome(const std::string& run_id, int64_t sequence) const {
   const std::lock_guard lock(mutex_);
   const auto it = runs_.find(run_id);
-  return it != runs_.end() && it->second->last_sequence < sequence;
+  return it != runs_.end() && it->second->last_sequence < sequence && it->second->why_owed.ok();
+}
+
+int64_t LiveRuns::LastSequence(const std::string& run_id) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = runs_.find(run_id);
+  return it == runs_.end() ? 0 : it->second->last_sequence;
 }
 
 void LiveRuns::SetRunning(const std::string& run_id) {
@@ -99,11 +155,11 @@ void LiveRuns::SetRunning(const std::string& run_id) {
   if (it != runs_.end()) it->second->is_running = true;
 }
 
-std::set<std::string> LiveRuns::Running() const {
+std::map<std::string, absl::Status> LiveRuns::Running() const {
   const std::lock_guard lock(mutex_);
-  std::set<std::string> running;
+  std::map<std::string, absl::Status> running;
   for (const auto& [run_id, live] : runs_) {
-    if (live->is_running) running.insert(run_id);
+    if (live->is_running || !live->why_owed.ok()) running[run_id] = live->why_owed;
   }
   return running;
 }
@@ -117,7 +173,8 @@ std::shared_ptr<Cancellation> LiveRuns::CancellationOf(const std::string& run_id
 int64_t LiveRuns::Wait(const std::string& run_id, int64_t sequence, Wake wake) {
   const std::lock_guard lock(mutex_);
   const auto it = runs_.find(run_id);
-  if (it == runs_.end() || it->second->last_sequence >= sequence) return 0;
+  if (it == runs_.end()) return 0;
+  if (it->second->last_sequence >= sequence || !it->second->why_owed.ok()) return 0;
   it->second->waiting[++last_token_] = std::move(wake);
   return last_token_;
 }

@@ -300,6 +300,9 @@ struct Metrics::Families {
       GaugeFamily(registry, "quantgate_data_dir_free_bytes",
                   "Bytes that the file system of the data directory still takes."),
       {}};
+  GaugeGrid ends_owed{GaugeFamily(registry, "quantgate_run_ends_owed",
+                                  "Runs that have ended and whose end cannot be stored yet."),
+                      {}};
   CounterGrid blob_corruption{
       CounterFamily(registry, "quantgate_blob_corruption_total", "Blobs found damaged."),
       {{"where", {"read", "lookup", "startup"}}}};
@@ -446,6 +449,7 @@ void Metrics::Families::Refresh() {
   blob_objects("partial").Set(static_cast<double>(readings.blob_partial_objects));
   blob_limit().Set(static_cast<double>(readings.blob_bytes_max));
   data_dir_free_bytes().Set(static_cast<double>(readings.data_dir_free_bytes));
+  ends_owed().Set(static_cast<double>(readings.ends_owed));
   const GaugeReadings::Sessions& sessions = readings.sessions;
   sessions_open().Set(static_cast<double>(sessions.open));
   session_bytes().Set(static_cast<double>(sessions.bytes));

@@ -76,6 +76,7 @@ struct GaugeReadings {
   int64_t blob_partial_objects = 0;
   int64_t blob_bytes_max = 0;
   int64_t data_dir_free_bytes = 0;
+  int64_t ends_owed = 0;
   struct Sessions {
     int64_t open = 0;
     int64_t bytes = 0;

@@ -383,6 +383,7 @@ GaugeReadings RunningServer::ReadGauges() {
   readings.blob_partial_objects = usage.partial_objects;
   readings.blob_bytes_max = blobs_->bytes_max();
   readings.data_dir_free_bytes = disk_->free_bytes();
+  readings.ends_owed = runs_->live().owed();
   const SessionUsage sessions = sessions_->usage();
   readings.sessions = {sessions.open,   sessions.bytes,   sessions.bytes_max,
                        sessions.closed, sessions.evicted, sessions.expired};
@@ -399,6 +400,7 @@ void RunningServer::Maintain() {
     sessions_->ExpireLeases();
     blobs_->ExpirePartials();
     disk_->Look();
+    runs_->live().StoreOwed();
     // Each call under way needs some of it, in gRPC most of all.
     constexpr int64_t kCallBytes = 32 << 10;
     trimmer.Observe(upload_bytes_in_flight_ + send_budget_->bytes() + calls_.size() * kCallBytes);
@@ -441,6 +443,7 @@ bool RunningServer::Shutdown(absl::Duration grace) {
     }
     maintenance_ends_.notify_all();
     maintenance_.join();
+    runs_->live().StoreOwed();
   }
   http_ = nullptr;
   return true;

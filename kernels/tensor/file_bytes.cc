@@ -85,7 +85,8 @@ absl::Status FillTemporary(const std::string& temporary, int descriptor,
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Buffer>> MapFile(const std::string& path) {
-  const ScopedDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // A pipe in a file's place would keep whoever opens it waiting.
+  const ScopedDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) return ErrnoStatus(path, "open");
   struct stat status;
   if (::fstat(file.get(), &status) != 0) return ErrnoStatus(path, "examine");

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 
 #include "absl/strings/str_cat.h"
@@ -133,14 +134,17 @@ class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
   }
 
   absl::StatusOr<RunStream::Start> Attach(const v1::WaitRunRequest& request) {
+    // Those that are not stored yet too. Before the record, which has them once the run has ended.
+    const int64_t told = runs_.live().LastSequence(request.run_id());
     QG_ASSIGN_OR_RETURN(const RunRecord record, context_.run_store.Get(request.run_id()));
     const int64_t from = request.from_sequence() == 0 ? 1 : request.from_sequence();
     if (from < 1) {
       return Refuse("from_sequence", absl::StrCat(from), "must not be negative");
     }
     // A run that goes on will have one more event at least.
-    const int64_t last = record.last_sequence + (IsFinal(record.state) ? 0 : 1);
-    if (from > last) return error::SequenceBeyondEnd(from, record.last_sequence);
+    const bool goes_on = !IsFinal(record.state);
+    const int64_t last = goes_on ? std::max(record.last_sequence, told) : record.last_sequence;
+    if (from > last + (goes_on ? 1 : 0)) return error::SequenceBeyondEnd(from, last);
     return RunStream::Start{record.run_id, from};
   }
 

@@ -4,6 +4,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
+#include "server/errors.h"
 #include "server/limits.h"
 
 namespace quantgate {
@@ -84,7 +85,6 @@ void RunEvents::Take(const Bytes& event, int64_t sequence) {
     KeepFailure(prepared.status());
     if (Failure().ok()) {
       unstored_.push_back(*std::move(prepared));
-      unstored_last_ = sequence;
       unstored_bytes_ += size;
       StoreLater();
     }
@@ -113,9 +113,9 @@ void RunEvents::StoreAll() {
   if (unstored_.empty()) return;
   absl::Status stored = AwaitCreated();
   const absl::Time start = SteadyNow();
-  if (stored.ok()) {
-    stored = store_.AppendEvents(run_id_, unstored_last_, unstored_);
-  }
+  const int64_t last = stored_last_ + static_cast<int64_t>(unstored_.size());
+  if (stored.ok()) stored = store_.AppendEvents(run_id_, last, unstored_);
+  if (stored.ok()) stored_last_ = last;
   storing_time_ += SteadyNow() - start;
   unstored_.clear();
   unstored_bytes_ = 0;
@@ -144,8 +144,21 @@ void RunEvents::WhenTold(absl::FunctionRef<void(const absl::Status& kept)> body)
 absl::Status RunEvents::StoreEnd(Bytes event, RunState state, const absl::Status& status) {
   const std::lock_guard lock(store_mutex_);
   QG_RETURN_IF_ERROR(AwaitCreated());
+  std::vector<RunStore::Event> before = std::exchange(unstored_, {});
+  int64_t sequence = stored_last_ + static_cast<int64_t>(before.size());
+  while (++sequence < next_sequence()) {
+    QG_ASSIGN_OR_RETURN(before.emplace_back(), LostEvent(sequence));
+  }
   return store_.Finish(run_id_, next_sequence(), std::move(event), state, status,
-                       std::exchange(unstored_, {}));
+                       std::move(before));
+}
+
+absl::StatusOr<RunStore::Event> RunEvents::LostEvent(int64_t sequence) {
+  v1::RunEvent event;
+  event.set_run_id(run_id_);
+  event.set_sequence(sequence);
+  event.mutable_progress()->set_what("what was told here could not be stored");
+  return store_.Prepare(run_id_, std::make_shared<const std::string>(event.SerializeAsString()));
 }
 
 void RunEvents::TellEnd(Bytes event) {
@@ -153,6 +166,18 @@ void RunEvents::TellEnd(Bytes event) {
     live_.Published(run_id_, next_sequence(), std::move(event), LiveRuns::Position::kLast);
   }
   live_.End(run_id_);
+}
+
+void RunEvents::OweEnd(Bytes event, RunState state, const absl::Status& status,
+                       const absl::Status& why) {
+  if (!AwaitCreated().ok() || absl::IsNotFound(why)) return TellEnd(nullptr);
+  live_.Owe(run_id_, error::EndNotStored(run_id_, why),
+            [self = shared_from_this(), event = std::move(event), state, status] {
+              const absl::Status stored = self->StoreEnd(event, state, status);
+              const bool is_gone = absl::IsNotFound(stored);
+              if (stored.ok() || is_gone) self->TellEnd(is_gone ? nullptr : event);
+              return stored;
+            });
 }
 
 }  // namespace quantgate

@@ -50,13 +50,17 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
   int64_t next_sequence() const { return last_sequence_ + 1; }
   /// Within WhenTold: stores what is not stored yet, with the last event and the state that the run
   /// ends with. When it cannot, that is given up but for the last event, so that another one can be
-  /// tried.
+  /// tried: events that say so take the places of those that were told and are not stored.
   absl::Status StoreEnd(std::shared_ptr<const std::string> event, RunState state,
                         const absl::Status& status);
-  /// Within WhenTold, once: the event that StoreEnd has stored, or null when it could not: nobody
-  /// is told of an end that a crash of this process could take back, and streams see the run end
-  /// without its last event.
+  /// Within WhenTold, once: the event that StoreEnd has stored. Nobody is told of an end that a
+  /// crash of this process could take back. Null for a run that the database does not have: streams
+  /// see it end without its last event.
   void TellEnd(std::shared_ptr<const std::string> event);
+  /// In its place when StoreEnd could not, as `why` says: that is tried again, for as long as this
+  /// process lives.
+  void OweEnd(std::shared_ptr<const std::string> event, RunState state, const absl::Status& status,
+              const absl::Status& why);
   /// What storing took, all events together.
   absl::Duration storing_time() const;
 
@@ -68,6 +72,8 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
   void StoreAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store_mutex_);
   void KeepFailure(const absl::Status& status);
   absl::Status Failure() const;
+  /// In the place of one that is not stored.
+  absl::StatusOr<RunStore::Event> LostEvent(int64_t sequence);
 
   RunStore& store_;
   Executor& storing_;
@@ -77,9 +83,9 @@ class RunEvents : public std::enable_shared_from_this<RunEvents> {
   int64_t last_sequence_ = 1;
 
   mutable std::mutex store_mutex_;  ///< Before mutex_.
-  /// Up to event number unstored_last_.
+  int64_t stored_last_ ABSL_GUARDED_BY(store_mutex_) = 1;
+  /// Those that follow.
   std::vector<RunStore::Event> unstored_ ABSL_GUARDED_BY(store_mutex_);
-  int64_t unstored_last_ ABSL_GUARDED_BY(store_mutex_) = 0;
   size_t unstored_bytes_ ABSL_GUARDED_BY(store_mutex_) = 0;
   bool stores_later_ ABSL_GUARDED_BY(store_mutex_) = false;  ///< A task of StoreLater is to come.
   absl::Duration storing_time_ ABSL_GUARDED_BY(store_mutex_);

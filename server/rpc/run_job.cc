@@ -147,15 +147,18 @@ void RunJob::End(absl::Status status, v1::RunReport report, absl::Time start) {
   };
   auto event = event_of(std::move(report), std::exchange(last_variant_, {}));
   absl::Status stored = events_->StoreEnd(event, state, status);
-  if (!stored.ok() && status.ok()) {
+  if (!stored.ok()) {
     // Events that came last may be too much for the disk, and why it failed is not.
-    status = stored;
-    state = RunState::kFailed;
-    event = event_of({}, {});
+    if (status.ok()) {
+      status = stored;
+      state = RunState::kFailed;
+      event = event_of({}, {});
+    }
     stored = events_->StoreEnd(event, state, status);
   }
   CountEnd(status, start);
-  events_->TellEnd(stored.ok() ? event : nullptr);
+  if (stored.ok()) return events_->TellEnd(event);
+  events_->OweEnd(event, state, status, stored);
 }
 
 void RunJob::CountEnd(const absl::Status& status, absl::Time start) {

@@ -112,6 +112,8 @@ void RunStream::Continue(SendBudget::Room room) {
   auto event = call_.context().run_store.ReadEvent(run_id_, next_sequence_);
   if (!event.ok()) return End(event.status());
   if (event->has_value()) return Send(EventToSend(**std::move(event)), std::move(room));
+  const absl::Status why_owed = runs_.live().WhyOwed(run_id_);
+  if (!why_owed.ok()) return End(why_owed);
   if (!was_live) return End(error::Internal("the run ended without its last event"));
   WaitForEvent();
 }

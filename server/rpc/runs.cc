@@ -3,7 +3,7 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
-#include <set>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -44,8 +44,11 @@ Sha256 SpecContentOf(const v1::ExecuteRequest& request) {
 }
 
 /// Of a run that was running when its record was read.
-void SetStateOfRunning(const std::set<std::string>& running, RunRecord& record) {
-  if (!IsFinal(record.state) && running.contains(record.run_id)) record.state = RunState::kRunning;
+void SetStateOfRunning(const std::map<std::string, absl::Status>& running, RunRecord& record) {
+  const auto found = running.find(record.run_id);
+  if (IsFinal(record.state) || found == running.end()) return;
+  record.state = RunState::kRunning;
+  record.status = found->second;
 }
 
 }  // namespace
@@ -146,7 +149,7 @@ bool Runs::CancelLive(const std::string& run_id) {
 
 absl::StatusOr<v1::Run> Runs::Get(const std::string& run_id) {
   // Before the record, which says so when the run has ended since.
-  const std::set<std::string> running = live_.Running();
+  const std::map<std::string, absl::Status> running = live_.Running();
   QG_ASSIGN_OR_RETURN(RunRecord record, context_.run_store.Get(run_id));
   SetStateOfRunning(running, record);
   v1::Run run = RunRecordToProto(record);
@@ -176,7 +179,7 @@ absl::Status Runs::AddReport(const RunRecord& record, v1::Run& run) {
 
 absl::StatusOr<v1::ListRunsResponse> Runs::List(const v1::ListRunsRequest& request) {
   QG_ASSIGN_OR_RETURN(const Page page, PageFromProto(request.page_size(), request.page_token()));
-  const std::set<std::string> running = live_.Running();
+  const std::map<std::string, absl::Status> running = live_.Running();
   QG_ASSIGN_OR_RETURN(RunPage found, context_.run_store.List(page.before_id, page.size));
   v1::ListRunsResponse response;
   for (RunRecord& record : found.records) {

@@ -43,6 +43,11 @@ uint32_t PageCrc(std::span<const std::byte> page, uint32_t number) {
   return ExtendCrc32c(crc, std::as_bytes(std::span(&number, 1)));
 }
 
+void SetCrc(Page& page, uint32_t number) {
+  const uint32_t crc = PageCrc(page, number);
+  std::memcpy(page.data() + kDatabasePageBytes - kCrcBytes, &crc, kCrcBytes);
+}
+
 bool PageFits(std::span<const std::byte> page, uint32_t number) {
   uint32_t crc;
   std::memcpy(&crc, page.data() + kDatabasePageBytes - kCrcBytes, kCrcBytes);
@@ -95,8 +100,7 @@ int WriteDatabase(sqlite3_file* file, const void* bytes, int size, sqlite3_int64
   // The bytes may be in the log already with what they have there, and are not ours to change.
   static thread_local Page page;
   std::memcpy(page.data(), bytes, kDatabasePageBytes);
-  const uint32_t crc = PageCrc(page, static_cast<uint32_t>(offset / kDatabasePageBytes + 1));
-  std::memcpy(page.data() + kDatabasePageBytes - kCrcBytes, &crc, kCrcBytes);
+  SetCrc(page, static_cast<uint32_t>(offset / kDatabasePageBytes + 1));
   return database_methods.system->xWrite(file, page.data(), size, offset);
 }
 
@@ -116,10 +120,14 @@ struct LogSum {
   }
 };
 
+uint32_t Swapped(uint32_t word) {
+  return std::endian::native == std::endian::little ? __builtin_bswap32(word) : word;
+}
+
 uint32_t BigEndian(const std::byte* bytes) {
   uint32_t word;
   std::memcpy(&word, bytes, 4);
-  return std::endian::native == std::endian::little ? __builtin_bswap32(word) : word;
+  return Swapped(word);
 }
 
 LogSum SumAt(const std::byte* bytes) { return {BigEndian(bytes), BigEndian(bytes + 4)}; }
@@ -232,6 +240,26 @@ absl::StatusOr<std::vector<int64_t>> DamagedPages(const std::string& path) {
     if (!read.ok() || !PageFits(page, static_cast<uint32_t>(number))) damaged.push_back(number);
   }
   return damaged;
+}
+
+absl::Status ReplaceFirstPage(const std::string& path, const std::string& empty,
+                              const std::string& aside) {
+  Page page;
+  QG_ASSIGN_OR_RETURN(File file, File::OpenForWriting(path));
+  QG_ASSIGN_OR_RETURN(const int64_t size, file.Size());
+  QG_RETURN_IF_ERROR(file.Read(0, page));
+  QG_ASSIGN_OR_RETURN(File kept, File::OpenForWriting(aside));
+  QG_RETURN_IF_ERROR(kept.Write(0, page));
+  QG_RETURN_IF_ERROR(kept.Sync());
+  QG_ASSIGN_OR_RETURN(const File source, File::OpenForReading(empty));
+  QG_RETURN_IF_ERROR(source.Read(0, page));
+  // https://www.sqlite.org/fileformat2.html section 1.3: it may have a log; its size in pages.
+  page[18] = page[19] = std::byte{2};
+  const uint32_t pages = Swapped(static_cast<uint32_t>(size / kDatabasePageBytes));
+  std::memcpy(page.data() + 28, &pages, 4);
+  SetCrc(page, 1);
+  QG_RETURN_IF_ERROR(file.Write(0, page));
+  return file.Sync();
 }
 
 absl::StatusOr<LogEnd> ReadLogEnd(const std::string& path) {

@@ -39,6 +39,12 @@ absl::StatusOr<DatabaseKind> KindOfDatabase(const std::string& path);
 /// Pages of a file at rest whose checksums do not fit, by their numbers from 1 on.
 absl::StatusOr<std::vector<int64_t>> DamagedPages(const std::string& path);
 
+/// Puts the first page of `empty`, a database of the same tables without rows, in the place of that
+/// of `path`, which goes to `aside`. There the first page has nothing but the layout; which pages
+/// are free it no longer says.
+absl::Status ReplaceFirstPage(const std::string& path, const std::string& empty,
+                              const std::string& aside);
+
 /// How far the log of a database goes: of one generation, as its head says, the pages written.
 struct LogEnd {
   uint64_t generation = 0;

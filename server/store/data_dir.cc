@@ -32,6 +32,11 @@ bool HasFiles(const std::string& directory) {
 
 }  // namespace
 
+bool DataDir::Exists(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::exists(path + "/LOCK", error);
+}
+
 absl::StatusOr<DataDir> DataDir::Open(const std::string& path) {
   if (path.empty()) return absl::FailedPreconditionError("data directory: no path given");
   for (const char* name : {"/cas", "/partial", "/quarantine"}) {

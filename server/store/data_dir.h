@@ -12,6 +12,8 @@ namespace quantgate {
 
 class DataDir {
  public:
+  /// Whether a server has used it. Makes nothing.
+  static bool Exists(const std::string& path);
   /// Creates what is missing and takes the lock. FAILED_PRECONDITION naming the path when it is
   /// locked by another process, not a directory, or not writable.
   static absl::StatusOr<DataDir> Open(const std::string& path);

@@ -157,17 +157,19 @@ absl::Status Database::Flush() {
   // First what the log's rows name.
   flush_failure_ = side_files_->Sync();
   if (flush_failure_.ok()) flush_failure_ = log_.Sync();
-  if (flush_failure_.ok() && end.generation != moved_generation_)
-    flush_failure_ = log_mark_.Set(end);
-  if (flush_failure_.ok()) flushed_ = in_log;
-  return flush_failure_;
+  QG_RETURN_IF_ERROR(flush_failure_);
+  // A full disk may not take the mark; the next flush writes it again.
+  if (end.generation != moved_generation_) QG_RETURN_IF_ERROR(log_mark_.Set(end));
+  flushed_ = in_log;
+  return absl::OkStatus();
 }
 
 void Database::MoveLog() {
   {
     const std::lock_guard lock(flush_mutex_);
+    if (!log_mark_.Set({}).ok()) return;
     moved_generation_ = LogGeneration(log_descriptor_);
-    flush_failure_.Update(log_mark_.Lift());
+    flush_failure_.Update(log_mark_.Sync());
     if (!flush_failure_.ok()) return;
   }
   int pages = 0, moved = 0;

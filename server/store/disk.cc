@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "server/errors.h"
 
 namespace quantgate {
@@ -52,6 +53,12 @@ absl::StatusOr<File> File::OpenForReading(const std::string& path) {
   if (::fstat(file.descriptor(), &info) != 0) return error::FromErrno(errno, "opening a file");
   if (!S_ISREG(info.st_mode)) return absl::DataLossError("it is no regular file");
   return file;
+}
+
+absl::StatusOr<File> File::OpenDirectory(const std::string& path) {
+  File directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory.is_open()) return error::FromErrno(errno, "opening a directory");
+  return directory;
 }
 
 absl::StatusOr<FileIdentity> File::Identity() const {
@@ -121,6 +128,11 @@ absl::Status File::Sync() {
   return absl::OkStatus();
 }
 
+absl::Status File::SyncAsDirectory() const {
+  if (::fsync(descriptor_) != 0) return error::FromErrno(errno, "syncing a directory");
+  return absl::OkStatus();
+}
+
 absl::Status MakeDirectories(const std::string& path) {
   std::error_code code;
   std::filesystem::create_directories(path, code);
@@ -129,11 +141,8 @@ absl::Status MakeDirectories(const std::string& path) {
 }
 
 absl::Status SyncDirectory(const std::string& path) {
-  const File directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!directory.is_open() || ::fsync(directory.descriptor()) != 0) {
-    return error::FromErrno(errno, "syncing a directory");
-  }
-  return absl::OkStatus();
+  QG_ASSIGN_OR_RETURN(const File directory, File::OpenDirectory(path));
+  return directory.SyncAsDirectory();
 }
 
 absl::Status RenameFile(const std::string& from, const std::string& to) {

@@ -31,6 +31,8 @@ class File {
   static absl::StatusOr<File> OpenForWriting(const std::string& path);
   /// NOT_FOUND when there is none, DATA_LOSS for what is no regular file.
   static absl::StatusOr<File> OpenForReading(const std::string& path);
+  /// For SyncAsDirectory.
+  static absl::StatusOr<File> OpenDirectory(const std::string& path);
 
   bool is_open() const { return descriptor_ >= 0; }
   int descriptor() const { return descriptor_; }
@@ -47,13 +49,15 @@ class File {
   /// Asks the kernel to start writing [offset, offset + size) to the device, without waiting.
   void StartWriteback(int64_t offset, int64_t size);
   absl::Status Sync();
+  /// Makes renames and creations inside durable.
+  absl::Status SyncAsDirectory() const;
 
  private:
   int descriptor_ = -1;
 };
 
 absl::Status MakeDirectories(const std::string& path);
-/// Makes renames and creations inside `path` durable.
+/// The same by its path.
 absl::Status SyncDirectory(const std::string& path);
 absl::Status RenameFile(const std::string& from, const std::string& to);
 /// Removing what is not there is fine.

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <memory>
 #include <system_error>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -57,27 +58,43 @@ class StoreCheck {
     if (kind == DatabaseKind::kAbsent || kind == DatabaseKind::kEmpty) return absl::OkStatus();
     absl::Status opened = Open();
     // Opening brings the log into the file; only then is each page of the file the latest.
-    bool is_whole = opened.ok();
+    QG_ASSIGN_OR_RETURN(const auto pages, DamagedPages(path));
     QG_ASSIGN_OR_RETURN(const DatabaseKind now, KindOfDatabase(path));
-    if (now == DatabaseKind::kChecked) {
-      QG_ASSIGN_OR_RETURN(const auto pages, DamagedPages(path));
-      for (const int64_t page : pages) {
-        is_whole = false;
-        Problem(absl::StrCat("quantgate.db: page ", page, " is damaged"), "what is left is kept");
-      }
-      if (pages.empty() && !opened.ok()) {
-        Problem(std::string(opened.message()), "what is left is kept");
-      } else if (is_whole) {
-        QG_ASSIGN_OR_RETURN(is_whole, CheckIndexes());
-      }
-    } else if (!opened.ok()) {
-      Problem(std::string(opened.message()), "");
+    if (now == DatabaseKind::kChecked && absl::IsFailedPrecondition(opened)) {
+      Problem(std::string(opened.message()), "");  // Of another version, which knows its tables.
+      return absl::OkStatus();
+    }
+    if (now != DatabaseKind::kChecked && !MostPagesFit(path, pages)) {
+      const bool has_head = now == DatabaseKind::kUnchecked;
+      Problem(absl::StrCat(has_head ? opened.message()
+                                    : "quantgate.db: its head is damaged, or it is no database",
+                           "; it cannot be repaired: restore it, or move it away and start once "
+                           "with --begin-anew, without its runs and tensors"),
+              "");
+      return absl::OkStatus();
+    }
+    bool is_whole = opened.ok() && pages.empty();
+    for (const int64_t page : pages) {
+      Problem(absl::StrCat("quantgate.db: page ", page, " is damaged"),
+              page == 1 ? "no row is on it, and it is made anew" : "what is left is kept");
+    }
+    if (pages.empty() && !opened.ok()) {
+      Problem(std::string(opened.message()), "what is left is kept");
+    } else if (is_whole) {
+      QG_ASSIGN_OR_RETURN(is_whole, CheckIndexes());
     }
     if (is_whole) return absl::OkStatus();
     database_ = nullptr;
-    if (!repairs_ || now != DatabaseKind::kChecked) return absl::OkStatus();
-    QG_RETURN_IF_ERROR(SalvageDatabase(path, data_dir_.quarantine_path() + "/quantgate.db"));
+    if (!repairs_) return absl::OkStatus();
+    QG_RETURN_IF_ERROR(SalvageDatabase(path, data_dir_.quarantine_path() + "/quantgate.db",
+                                       !pages.empty() && pages[0] == 1));
     return Open();
+  }
+
+  /// Which a database with checksums is known by when its head is damaged: in one of version 0.1.0,
+  /// or in what is no database, none does.
+  static bool MostPagesFit(const std::string& path, const std::vector<int64_t>& damaged) {
+    return 2 * damaged.size() < std::filesystem::file_size(path) / kDatabasePageBytes;
   }
 
   absl::Status Open() {
@@ -180,7 +197,7 @@ class StoreCheck {
 absl::StatusOr<FsckResult> CheckStore(const std::string& data_dir, bool repairs,
                                       absl::FunctionRef<void(const std::string& line)> tell) {
   // Opening one would make it.
-  if (!std::filesystem::exists(data_dir + "/LOCK")) {
+  if (!DataDir::Exists(data_dir)) {
     return absl::FailedPreconditionError(
         absl::StrCat("data directory ", data_dir, ": no server has used it"));
   }

@@ -79,7 +79,7 @@ absl::Status LogMark::Write(LogEnd end) {
 absl::Status LogMark::Lift() {
   if (end_ == LogEnd()) return absl::OkStatus();
   QG_RETURN_IF_ERROR(Set({}));
-  return file_.Sync();
+  return Sync();
 }
 
 }  // namespace quantgate

@@ -30,6 +30,7 @@ class LogMark {
   /// Nothing is asked of the log from now on, whatever happens to the machine. Before it is begun
   /// anew: pages of the one before are lost then, and the head may be the older one.
   absl::Status Lift();
+  absl::Status Sync() { return file_.Sync(); }
 
  private:
   LogMark(File file, LogEnd end) : file_(std::move(file)), end_(end) {}

@@ -207,6 +207,17 @@ absl::Status WriteUpgraded(const std::string& path, const std::string& new_path)
   return from.Execute("PRAGMA wal_checkpoint(TRUNCATE); PRAGMA journal_mode = DELETE");
 }
 
+/// As it is without rows.
+absl::Status MakeFirstPage(const std::string& path, const std::string& new_path,
+                           const std::string& aside) {
+  {
+    Connection to;
+    QG_RETURN_IF_ERROR(BeginNew(new_path, to));
+    QG_RETURN_IF_ERROR(to.Execute("COMMIT"));
+  }
+  return ReplaceFirstPage(path, new_path, aside);
+}
+
 absl::Status WriteSalvaged(const std::string& path, const std::string& new_path) {
   Connection from, to;
   QG_RETURN_IF_ERROR(from.Checked(OpenChecked(path, &from.handle)));
@@ -223,7 +234,9 @@ absl::Status WriteSalvaged(const std::string& path, const std::string& new_path)
 absl::Status UpgradeDatabase(const std::string& path) {
   QG_ASSIGN_OR_RETURN(const DatabaseKind kind, KindOfDatabase(path));
   if (kind == DatabaseKind::kDamaged) {
-    return absl::FailedPreconditionError("its head is damaged, or it is no database");
+    return absl::FailedPreconditionError(
+        "its head is damaged, or it is no database; restore it, or keep what it has with --fsck "
+        "--repair");
   }
   if (kind != DatabaseKind::kUnchecked) return absl::OkStatus();
   const std::string new_path = path + "-new";
@@ -233,8 +246,12 @@ absl::Status UpgradeDatabase(const std::string& path) {
   return SyncDirectory(FolderOf(path));
 }
 
-absl::Status SalvageDatabase(const std::string& path, const std::string& aside) {
+absl::Status SalvageDatabase(const std::string& path, const std::string& aside,
+                             bool is_first_page_lost) {
   const std::string new_path = path + "-new";
+  if (is_first_page_lost) {
+    QG_RETURN_IF_ERROR(MakeFirstPage(path, new_path, aside + "-page-1"));
+  }
   QG_RETURN_IF_ERROR(WriteSalvaged(path, new_path));
   QG_RETURN_IF_ERROR(SyncFile(new_path));
   RemoveFile(aside);

@@ -14,7 +14,10 @@ namespace quantgate {
 absl::Status UpgradeDatabase(const std::string& path);
 
 /// Writes a damaged database anew with every row that its pages still have, whole or not with its
-/// neighbours; the damaged file goes to `aside`.
-absl::Status SalvageDatabase(const std::string& path, const std::string& aside);
+/// neighbours; the damaged file goes to `aside`. Where the first page is lost it is made before:
+/// every database of this version has the same there. What it was goes to `aside` with "-page-1"
+/// behind it.
+absl::Status SalvageDatabase(const std::string& path, const std::string& aside,
+                             bool is_first_page_lost);
 
 }  // namespace quantgate

@@ -10,7 +10,8 @@ namespace quantgate {
 
 absl::StatusOr<std::unique_ptr<SideFiles>> SideFiles::Open(const std::string& directory) {
   QG_RETURN_IF_ERROR(MakeDirectories(directory));
-  return std::unique_ptr<SideFiles>(new SideFiles(directory));
+  QG_ASSIGN_OR_RETURN(File opened, File::OpenDirectory(directory));
+  return std::unique_ptr<SideFiles>(new SideFiles(directory, std::move(opened)));
 }
 
 std::string SideFiles::PathOf(const std::string& name) const {
@@ -67,7 +68,7 @@ absl::Status SideFiles::Sync() {
   }
   if (unsynced.empty()) return absl::OkStatus();
   for (auto& [name, growing] : unsynced) QG_RETURN_IF_ERROR(growing.file.Sync());
-  return SyncDirectory(directory_);
+  return open_directory_.SyncAsDirectory();
 }
 
 std::vector<std::string> SideFiles::Names() const {

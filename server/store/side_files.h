@@ -45,11 +45,13 @@ class SideFiles {
   std::vector<std::string> Names() const;
 
  private:
-  explicit SideFiles(std::string directory) : directory_(std::move(directory)) {}
+  SideFiles(std::string directory, File open_directory)
+      : directory_(std::move(directory)), open_directory_(std::move(open_directory)) {}
   std::string PathOf(const std::string& name) const;
 
   const std::string directory_;
-  std::mutex sync_mutex_;  ///< Before mutex_.
+  const File open_directory_;  ///< There may be no descriptor left when it is to be synced.
+  std::mutex sync_mutex_;      ///< Before mutex_.
   mutable std::mutex mutex_;
   struct Growing {
     File file;

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -77,7 +77,7 @@ TEST(LiveRunsTest, SaysWhichRunsDevicesAreAt) {
   EXPECT_TRUE(runs.Running().empty());
   runs.SetRunning("b");
   runs.SetRunning("c");  // Not live.
-  EXPECT_EQ(runs.Running(), std::set<std::string>{"b"});
+  EXPECT_EQ(runs.Running(), (std::map<std::string, absl::Status>{{"b", absl::OkStatus()}}));
   runs.End("b");
   EXPECT_TRUE(runs.Running().empty());
 }

@@ -1,5 +1,7 @@
 // TensorStore, RunStore and the database below them.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -68,6 +70,45 @@ class RecordStoresTest : public testing::Test {
   std::unique_ptr<TensorStore> tensors_;
   std::unique_ptr<RunStore> runs_;
 };
+
+/// A limit of this process while it lives.
+class Limit {
+ public:
+  Limit(int resource, rlim_t value) : resource_(resource) {
+    EXPECT_EQ(::getrlimit(resource_, &before_), 0);
+    const rlimit limit = {value, before_.rlim_max};
+    EXPECT_EQ(::setrlimit(resource_, &limit), 0);
+  }
+  ~Limit() { ::setrlimit(resource_, &before_); }
+  Limit(const Limit&) = delete;
+  Limit& operator=(const Limit&) = delete;
+
+ private:
+  const int resource_;
+  rlimit before_{};
+};
+
+// Where a full disk does not take even bytes in the place of others.
+TEST_F(RecordStoresTest, AFlushThatCannotWriteIsTriedAgain) {
+  Create(*runs_, "", 1);
+  const auto ignored = ::signal(SIGXFSZ, SIG_IGN);
+  absl::Status flushed;
+  {
+    const Limit none(RLIMIT_FSIZE, 0);
+    flushed = database_->Flush();
+  }
+  ::signal(SIGXFSZ, ignored);
+  EXPECT_FALSE(flushed.ok());
+  EXPECT_TRUE(database_->Flush().ok());
+}
+
+TEST_F(RecordStoresTest, AFlushTakesNoDescriptor) {
+  const RunRecord run = Create(*runs_, "", 1);
+  ASSERT_TRUE(Append(*runs_, run.run_id, 2, {std::string(200'000, 'l')}).ok());
+  const Limit none(RLIMIT_NOFILE, 0);
+  const absl::Status flushed = database_->Flush();
+  EXPECT_TRUE(flushed.ok()) << flushed;
+}
 
 // Against what was given, since what Put returns was read back too.
 TEST_F(RecordStoresTest, TensorsComeBackWhole) {

@@ -11,12 +11,14 @@
 #include <string>
 
 #include "server/limits.h"
+#include "tests/server/full_disk.h"
 #include "tests/server/temporary_directory.h"
 
 namespace quantgate {
 namespace {
 
 constexpr char kRun[] = "run-1";
+constexpr char kLost[] = "what was told here could not be stored";
 
 class RunEventsTest : public testing::Test {
  protected:
@@ -140,6 +142,64 @@ TEST_F(RunEventsTest, ThatCannotBeKeptCancelTheRun) {
     events_->TellEnd(last);
   });
   EXPECT_EQ(store_.Get(kRun).value().state, RunState::kFailed);
+  EXPECT_EQ(Stored(2), kLost);
+  EXPECT_EQ(store_.ReadEvent(kRun, 3).value()->bytes, "why it failed");
+}
+
+TEST_F(RunEventsTest, KeepTheirNumbersWhereALaterOneIsLost) {
+  Create();
+  std::filesystem::remove_all(database_path_ + "-files");
+  // As above: nothing is stored before the end.
+  std::atomic<bool> is_over{false};
+  const std::function<void()> again = [&] {
+    if (is_over) return reached_.count_down();
+    storing_.Run(again);
+  };
+  storing_.Run(again);
+  EXPECT_TRUE(Publish("small").ok());
+  EXPECT_TRUE(Publish(std::string(200'000, 'l')).ok());
+  events_->WhenTold([&](const absl::Status& kept) {
+    EXPECT_FALSE(kept.ok());
+    const auto last = Bytes("why it failed");
+    EXPECT_TRUE(events_->StoreEnd(last, RunState::kFailed, kept).ok());
+    events_->TellEnd(last);
+  });
+  is_over = true;
+  reached_.wait();
+  EXPECT_EQ(Stored(2), "small");
+  EXPECT_EQ(Stored(3), kLost);
+  EXPECT_EQ(store_.ReadEvent(kRun, 4).value()->bytes, "why it failed");
+}
+
+TEST_F(RunEventsTest, AnEndThatCannotBeStoredIsOwed) {
+  const DatabaseDisk disk;
+  Create();
+  const auto live = live_.Hold(kRun);
+  disk.is_full = true;
+  ASSERT_TRUE(Publish("early").ok());
+  std::atomic<int> wakes = 0;
+  if (live_.Wait(kRun, 3, [&](LiveRuns::Position) { ++wakes; }) == 0) ADD_FAILURE();
+  events_->WhenTold([&](const absl::Status&) {
+    const auto last = Bytes("why it failed");
+    const absl::Status full = events_->StoreEnd(last, RunState::kFailed, absl::OkStatus());
+    EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
+    events_->OweEnd(last, RunState::kFailed, full, full);
+  });
+  EXPECT_EQ(wakes, 1);
+  live_.StoreOwed();
+  EXPECT_EQ(live_.owed(), 1);
+  EXPECT_TRUE(live_.IsLive(kRun));
+  EXPECT_TRUE(absl::IsResourceExhausted(live_.WhyOwed(kRun)));
+  EXPECT_FALSE(live_.IsToCome(kRun, 3));
+  EXPECT_EQ(live_.Wait(kRun, 3, [](LiveRuns::Position) {}), 0);
+  EXPECT_EQ(live_.EventOf(*live, 2), nullptr);  // It is not stored.
+  disk.is_full = false;
+  live_.StoreOwed();
+  EXPECT_EQ(live_.owed(), 0);
+  EXPECT_FALSE(live_.IsLive(kRun));
+  EXPECT_EQ(Stored(2), kLost);
+  EXPECT_EQ(store_.ReadEvent(kRun, 3).value()->bytes, "why it failed");
+  EXPECT_TRUE(absl::IsResourceExhausted(store_.Get(kRun).value().status));
 }
 
 TEST_F(RunEventsTest, AnEndThatCannotBeStoredGivesWayToAnother) {

@@ -340,6 +340,81 @@ TEST_F(StoredDamageTest, FsckKeepsWhatADamagedDatabaseStillHas) {
   EXPECT_TRUE(fs::exists(directory_.path() + "/quarantine/quantgate.db"));
 }
 
+// It has no rows: the head of the file, and which tables there are.
+TEST_F(StoredDamageTest, FsckMakesTheFirstPageAnew) {
+  TensorRecord tensor;
+  tensor.type = {DType::kBF16, {4}};
+  ASSERT_TRUE(TensorStore(*database_).Put(tensor, "", {}).ok());
+  Fill();
+  Execute("DELETE FROM runs WHERE run_id = 'run-7'");  // So that pages may be free.
+  const std::vector<std::string> whole = Answers();
+  // What is at rest, and what a killed server leaves, whose log has the rows.
+  const TemporaryDirectory killed, closed, copies;
+  const auto copy = [](const std::string& from, const std::string& to) {
+    fs::remove_all(to);
+    fs::copy(from, to, fs::copy_options::recursive);
+  };
+  copy(directory_.path(), killed.path());
+  Close();
+  copy(directory_.path(), closed.path());
+  for (const std::string& from : {killed.path(), closed.path()}) {
+    // The magic, the size of pages, the bytes kept of each; the version; what describes the tables.
+    for (const int64_t byte : {int64_t{0}, int64_t{16}, int64_t{20}, int64_t{63}, int64_t{105},
+                               int64_t{kDatabasePageBytes - 700}, int64_t{-1}}) {
+      copy(from, copies.path());
+      const std::string damaged = copies.path() + "/quantgate.db";
+      if (byte >= 0) FlipBit(damaged, byte);
+      if (byte < 0) {
+        std::fstream file(damaged, std::ios::in | std::ios::out | std::ios::binary);
+        file << std::string(kDatabasePageBytes, '\0');
+      }
+      found_.clear();
+      const auto tell = [this](const std::string& line) { found_.push_back(line); };
+      const auto repaired = CheckStore(copies.path(), /*repairs=*/true, tell);
+      ASSERT_TRUE(repaired.ok()) << byte << " " << repaired.status();
+      EXPECT_EQ(repaired->tensors, 1) << byte;
+      const auto again = CheckStore(copies.path(), /*repairs=*/false, tell);
+      ASSERT_TRUE(again.ok()) << byte << " " << again.status();
+      EXPECT_EQ(again->problems, 0) << byte << found_.back();
+      const auto database = Database::Open(damaged);
+      ASSERT_TRUE(database.ok()) << byte << " " << database.status();
+      runs_.emplace(**database);
+      EXPECT_EQ(Answers(), whole) << byte;
+      runs_.reset();
+      // The log of a killed server may have the page, and then nothing is lost.
+      if (from == killed.path() && found_.empty()) continue;
+      EXPECT_EQ(found_.at(0),
+                "quantgate.db: page 1 is damaged; no row is on it, and it is made anew");
+      EXPECT_TRUE(fs::exists(copies.path() + "/quarantine/quantgate.db"));
+      EXPECT_EQ(fs::file_size(copies.path() + "/quarantine/quantgate.db-page-1"),
+                static_cast<size_t>(kDatabasePageBytes));
+    }
+  }
+}
+
+TEST_F(StoredDamageTest, FsckSaysWhatItCannotRepairAndLeavesIt) {
+  Fill();
+  Execute("PRAGMA user_version = 9");
+  Close();
+  const auto bytes_of = [](const std::string& name) {
+    std::ifstream file(name, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::string newer = bytes_of(path());
+  const std::string foreign(3 * kDatabasePageBytes, 'x');
+  for (const auto& [bytes, text] :
+       {std::pair(newer, "schema version 9"), std::pair(foreign, "--begin-anew")}) {
+    fs::remove(path());
+    std::ofstream(path(), std::ios::binary) << bytes;
+    const auto result = Fsck(/*repairs=*/true);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->problems, 1);
+    EXPECT_EQ(result->mended, 0);
+    EXPECT_NE(found_.at(0).find(text), std::string::npos) << found_[0];
+    EXPECT_TRUE(bytes_of(path()) == bytes) << text;
+  }
+}
+
 TEST_F(StoredDamageTest, FsckFindsDamagedBlobs) {
   Close();
   const std::string folder = directory_.path() + "/cas/2c/f2/";

@@ -1,6 +1,7 @@
 // .npy files: those of numpy, round trips, and a table of hostile ones.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstring>
 
@@ -71,6 +72,15 @@ TEST(ReadNpy, LaterVersionsAndTightSpacing) {
                           Npy("{\"shape\":(2,1),\"descr\":\"<i4\",\"fortran_order\":False}", 8,
                               std::string("\x03\x00", 2)));
   EXPECT_EQ(TensorText(*ReadNpy(three.path())), "i32[2x1]");
+}
+
+// Whoever opens a pipe waits for its writer, which an interrupt does not end.
+TEST(ReadNpy, APipeIsNoFile) {
+  const ScratchFile pipe("pipe.npy");
+  ASSERT_EQ(::mkfifo(pipe.path().c_str(), 0600), 0);
+  const absl::Status status = ReadNpy(pipe.path()).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("not a regular file"));
 }
 
 TEST(ReadNpy, MalformedFilesAreRefusedByNameAndRule) {
