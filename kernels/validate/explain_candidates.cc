@@ -171,7 +171,8 @@ std::optional<CodesCandidate> CandidateOf(const ScaledGroup& group, const Roundi
   evidence.amax_distinct = CountDistinct(TileAmaxes(stored, scaled.blocks));
   evidence.between_count = counts.between;
   evidence.tie_count = counts.ties;
-  evidence.overflow_count = counts.overflowing;
+  evidence.overflow_count =
+      counts.of(rounding.value_or(CodeRounding::kNearestEven)).overflow_telling;
   evidence.zero_telling_count = counts.of(counts.BestZeroSign()).telling;
   return candidate;
 }
@@ -221,6 +222,8 @@ std::vector<CodesCandidate> DeterministicOf(const ScaledGroup& group,
     const RuleCount& rule = counts.of(rounding);
     const bool is_usual = rounding == CodeRounding::kNearestEven;
     if (!is_usual && rule.telling == 0) continue;
+    // Saturation makes the same codes, and is there already.
+    if (group.overflow == Overflow::kNan && rule.overflow_telling == 0) continue;
     std::optional<CodesCandidate> made =
         CandidateOf(group, counts, rounding, CodeRoundingName(rounding));
     if (!made.has_value()) continue;

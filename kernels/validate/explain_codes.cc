@@ -498,8 +498,6 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
 
   std::vector<CodesCandidate>& candidates = explanation.candidates;
   for (size_t i = 0; i < groups_.size(); ++i) {
-    // The other overflow is the same where nothing overflows.
-    if (groups_[i].overflow == Overflow::kNan && counts[i].overflowing == 0) continue;
     std::vector<CodesCandidate> of_group = DeterministicOf(groups_[i], counts[i]);
     std::move(of_group.begin(), of_group.end(), std::back_inserter(candidates));
   }

@@ -49,7 +49,7 @@ struct CodesEvidence {
   int64_t telling_count = 0;   ///< Values of which nearest_even makes another code.
   /// Of nearest_even: the other roundings to nearest that make the same codes of all these values.
   std::vector<std::string> untold_roundings;
-  int64_t overflow_count = 0;      ///< Values beyond the largest code.
+  int64_t overflow_count = 0;      ///< Values whose code tells saturation from overflow.
   int64_t zero_telling_count = 0;  ///< Zeros whose sign the candidate does not keep.
   /// Codes that it does not give, but the value's other neighbour: of larger and of smaller
   /// magnitude, and how far from a tie those values lie, as a part of the codes' distance.

@@ -134,6 +134,12 @@ void RoundingCounts::Add(const CodeFormat& format, Overflow overflow, float scal
         is_beyond ? OfOverflow(format, overflow, scaled, sign)
                   : All(format.encode(scaled, ElementRounding::kNearestEven, overflow));
     CountRules(rules, format, expected, given, at);
+    if (is_beyond) {
+      const Expected other = OfOverflow(format, Overflow::kNan, scaled, sign);
+      for (int i = 0; i < kCodeRoundingCount; ++i) {
+        rules[i].overflow_telling += !format.has_nan || other[i] != (sign | format.max);
+      }
+    }
     if (IsSame(format, expected[0], given)) {
       ++neighbours;
     } else {

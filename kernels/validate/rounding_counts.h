@@ -57,6 +57,9 @@ struct FirstMiss {
 struct RuleCount {
   int64_t matches = 0;
   int64_t telling = 0;  ///< Values of which nearest_even makes another code.
+  /// Values beyond the largest code of which saturation and overflow make different codes: one that
+  /// is rounded to the largest code does not tell them apart. All, where the format has no other.
+  int64_t overflow_telling = 0;
   /// Codes that it does not give, the value's other neighbour: the larger, the smaller magnitude.
   int64_t step_up = 0, step_down = 0;
   double off_tie_max = 0;  ///< Of these: how far from a tie, as a part of the codes' distance.

@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "kernels/quantize/quantizer.h"
 #include "kernels/tensor/tensor_file.h"
 #include "tests/engine/tensor_values.h"
 
@@ -18,6 +20,7 @@ namespace quantgate {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 const char* const kFile = QUANTGATE_SOURCE_DIR "/tests/data/explain_codes.safetensors";
 
@@ -166,6 +169,34 @@ TEST(ExplainCodes, StochasticRoundingSaturates) {
   EXPECT_EQ(best.first_difference->expected, 0x7u);
   // All scales are 1, so that nothing would be established without the wrong code either.
   EXPECT_FALSE(explanation->is_established);
+}
+
+// Rows of 64 are one block of 64, 128 or 256 alike, and what only overflow tells apart is one rule.
+TEST(ExplainCodes, WhatIsOneRuleIsOneRow) {
+  QuantizerSpec spec;
+  spec.format = QuantizerFormat::kFp8Block;
+  ExplainCodesRequest request;
+  request.source = Generated(Distribution::kNormal, 1, DType::kF32, {40, 64});
+  const QuantizedTensor quantized = *QuantizeCpu(request.source, spec, {true, false}, {}, {});
+  request.codes = quantized.rowwise->data;
+  request.scale_inv = quantized.rowwise->scale_inv;
+  ASSERT_EQ(request.scale_inv.shape(), (Shape{40, 1}));
+  const auto explanation = ExplainCodes(request, {});
+  ASSERT_TRUE(explanation.ok());
+  EXPECT_TRUE(explanation->is_established);
+  std::set<std::string> rows;
+  int entire = 0;
+  for (const CodesCandidate& c : explanation->candidates) {
+    const std::string row =
+        absl::StrCat(c.block, " | ", c.scale_rule, " | ", c.element_rule, " | ", c.code_matches);
+    EXPECT_TRUE(rows.insert(row).second) << row;
+    entire += c.is_entire() ? 1 : 0;
+  }
+  const CodesCandidate& best = explanation->candidates.front();
+  EXPECT_THAT(best.scale_rule, StartsWith("divide: scale = f32(max / amax), scale_inv = f32(1 / "
+                                          "scale); also divide or maximum"));
+  EXPECT_EQ(best.block, "one per row or 1x64");
+  EXPECT_LE(entire, 3);  // x * scale, x * (1 / scale_inv) and x / scale_inv may differ.
 }
 
 TEST(ExplainCodes, RefusesWhatDoesNotFit) {
