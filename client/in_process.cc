@@ -85,6 +85,10 @@ absl::StatusOr<StoreLock> StoreLock::Take(const InProcessOptions& options, absl:
       return absl::DeadlineExceededError(
           absl::StrCat("store: another quantgate process uses ", path));
     }
+    if (options.is_cancelled && options.is_cancelled()) {
+      return absl::CancelledError(
+          absl::StrCat("store: interrupted while another quantgate uses ", path));
+    }
     if (!has_told && options.on_wait) options.on_wait(path);
     has_told = true;
     absl::SleepFor(kLockPollInterval);

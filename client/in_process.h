@@ -30,6 +30,8 @@ struct InProcessOptions {
   std::string device = "cpu";
   /// Called once, before waiting for another process that uses the store.
   std::function<void(const std::string& directory)> on_wait;
+  /// Asked while that waits: whether it is to end, with CANCELLED.
+  std::function<bool()> is_cancelled;
 };
 
 /// $XDG_DATA_HOME/quantgate, or ~/.local/share/quantgate. FAILED_PRECONDITION when neither variable
@@ -40,7 +42,7 @@ absl::StatusOr<std::string> DefaultStoreDirectory();
 class StoreLock {
  public:
   /// FAILED_PRECONDITION naming the directory when it cannot be written; DEADLINE_EXCEEDED when
-  /// another process kept it until `deadline`.
+  /// another process kept it until `deadline`, CANCELLED when options.is_cancelled came first.
   static absl::StatusOr<StoreLock> Take(const InProcessOptions& options, absl::Time deadline);
   StoreLock(StoreLock&& other) noexcept;
   StoreLock& operator=(StoreLock&&) = delete;

@@ -172,17 +172,22 @@ Finding CheckGpu(const v1::Environment* environment) {
   return {"GPU", Health::kNote, absl::StrCat(text, "; the CPU engine gives the bits of an H200")};
 }
 
-/// The local store, without its lock.
+/// The local store, without its lock and without making it.
 Finding CheckStore(absl::Status& failure) {
   const absl::StatusOr<std::string> directory = DefaultStoreDirectory();
   if (!directory.ok()) return {"store", Health::kNote, ErrorText(directory.status())};
+  // Where nothing was kept yet, what it would be made in.
   std::error_code error;
-  std::filesystem::create_directories(*directory, error);
-  if (::access(directory->c_str(), R_OK | W_OK | X_OK) == 0) {
+  std::filesystem::path there = *directory;
+  while (!std::filesystem::exists(there, error) && there.has_relative_path()) {
+    there = there.parent_path();
+  }
+  const bool is_directory = std::filesystem::is_directory(there, error);
+  if (is_directory && ::access(there.c_str(), R_OK | W_OK | X_OK) == 0) {
     return {"store", Health::kGood, absl::StrCat(*directory, " can be written")};
   }
   failure = absl::FailedPreconditionError(absl::StrCat(
-      "store: cannot write ", *directory, ": ", std::strerror(error ? error.value() : errno)));
+      "store: cannot write ", *directory, ": ", std::strerror(is_directory ? errno : ENOTDIR)));
   return {"store", Health::kBad, ErrorText(failure)};
 }
 

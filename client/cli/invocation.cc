@@ -113,6 +113,7 @@ InProcessOptions Invocation::StoreOptions() {
   options.on_wait = [this](const std::string& path) {
     Say(absl::StrCat("waiting for another quantgate that uses ", path));
   };
+  options.is_cancelled = &WasInterrupted;
   return options;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -166,7 +167,22 @@ absl::StatusOr<int> GetTensor(Invocation& invocation, const TensorOptions& optio
   return 0;
 }
 
+/// Whether there is a local store; says where it would be.
+bool HasLocalStore(Invocation& invocation, const std::string& directory) {
+  if (HasStore(DataDirOf(directory))) return true;
+  invocation.Say(
+      absl::StrCat("there is no local store yet; tensor put and tensor gen make it: ", directory));
+  return false;
+}
+
 absl::StatusOr<int> ListStoredTensors(Invocation& invocation, const TensorOptions&) {
+  if (invocation.options().server.empty()) {
+    QG_ASSIGN_OR_RETURN(const std::string directory, DefaultStoreDirectory());
+    if (!HasLocalStore(invocation, directory)) {
+      PrintRecords(invocation, {});
+      return 0;
+    }
+  }
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.ConnectToKeep());
   std::vector<v1::TensorRecord> records;
   v1::ListTensorsRequest request;
@@ -224,15 +240,25 @@ absl::StatusOr<int> GenerateTensor(Invocation& invocation, const TensorOptions& 
   return 0;
 }
 
-/// The data directory of the local store, which rm and gc work on, once its lock is taken.
-absl::StatusOr<StoreLock> LockLocalStore(Invocation& invocation, const char* command) {
+/// What rm and gc work on. Where nothing was kept there is no lock, and nobody to wait for.
+struct LocalStore {
+  std::string directory;
+  std::optional<StoreLock> lock;
+};
+
+absl::StatusOr<LocalStore> LockLocalStore(Invocation& invocation, const char* command) {
   if (!invocation.options().server.empty()) {
     return absl::UnimplementedError(
         absl::StrCat("tensor ", command, ": --server ", invocation.options().server,
                      ": a server removes nothing yet; without --server (and QUANTGATE_SERVER) this "
                      "is of the local store"));
   }
-  return invocation.LockStore();
+  LocalStore store;
+  QG_ASSIGN_OR_RETURN(store.directory, DefaultStoreDirectory());
+  if (!HasLocalStore(invocation, store.directory)) return store;
+  QG_ASSIGN_OR_RETURN(StoreLock lock, invocation.LockStore());
+  store.lock.emplace(std::move(lock));
+  return store;
 }
 
 int PrintCleared(Invocation& invocation, const char* kind, const Cleared& cleared,
@@ -274,17 +300,17 @@ absl::StatusOr<int> RemoveStored(Invocation& invocation, const TensorOptions& op
                         Sha256::FromHex(absl::BytesToHexString(proto.sha256())));
     digests.push_back({sha256, proto.size()});
   }
-  QG_ASSIGN_OR_RETURN(const StoreLock lock, LockLocalStore(invocation, "rm"));
-  const std::string data_dir = DataDirOf(lock.directory());
+  QG_ASSIGN_OR_RETURN(const LocalStore store, LockLocalStore(invocation, "rm"));
+  const std::string data_dir = DataDirOf(store.directory);
   QG_ASSIGN_OR_RETURN(const Cleared cleared,
                       options.all ? RemoveAllTensors(data_dir) : RemoveTensors(data_dir, digests));
-  return PrintCleared(invocation, "tensor_rm", cleared, lock.directory());
+  return PrintCleared(invocation, "tensor_rm", cleared, store.directory);
 }
 
 absl::StatusOr<int> CollectStored(Invocation& invocation, const TensorOptions&) {
-  QG_ASSIGN_OR_RETURN(const StoreLock lock, LockLocalStore(invocation, "gc"));
-  QG_ASSIGN_OR_RETURN(const Cleared cleared, CollectGarbage(DataDirOf(lock.directory())));
-  return PrintCleared(invocation, "tensor_gc", cleared, lock.directory());
+  QG_ASSIGN_OR_RETURN(const LocalStore store, LockLocalStore(invocation, "gc"));
+  QG_ASSIGN_OR_RETURN(const Cleared cleared, CollectGarbage(DataDirOf(store.directory)));
+  return PrintCleared(invocation, "tensor_gc", cleared, store.directory);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "server/store/checked_files.h"
 #include "server/store/data_dir.h"
 #include "server/store/database.h"
+#include "server/store/log_mark.h"
 #include "server/store/rewrite.h"
 #include "server/store/run_store.h"
 #include "server/store/tensor_store.h"
@@ -78,8 +79,10 @@ class StoreCheck {
       Problem(absl::StrCat("quantgate.db: page ", page, " is damaged"),
               page == 1 ? "no row is on it, and it is made anew" : "what is left is kept");
     }
-    if (pages.empty() && !opened.ok()) {
-      Problem(std::string(opened.message()), "what is left is kept");
+    if (!opened.ok()) {
+      // A damaged page may be what it met first.
+      const absl::Status why = pages.empty() ? opened : CheckLog(path);
+      if (!why.ok()) Problem(std::string(why.message()), "what is left is kept");
     } else if (is_whole) {
       QG_ASSIGN_OR_RETURN(is_whole, CheckIndexes());
     }
@@ -89,6 +92,11 @@ class StoreCheck {
     QG_RETURN_IF_ERROR(SalvageDatabase(path, data_dir_.quarantine_path() + "/quantgate.db",
                                        !pages.empty() && pages[0] == 1));
     return Open();
+  }
+
+  static absl::Status CheckLog(const std::string& path) {
+    QG_ASSIGN_OR_RETURN(const LogMark mark, LogMark::Open(path + "-mark"));
+    return mark.Check(path + "-wal");
   }
 
   /// Which a database with checksums is known by when its head is damaged: in one of version 0.1.0,

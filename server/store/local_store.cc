@@ -128,6 +128,7 @@ void RemoveBlobs(const std::string& blobs_path,
 struct Store {
   static absl::StatusOr<Store> Open(const std::string& data_dir) {
     QG_ASSIGN_OR_RETURN(DataDir directory, DataDir::Open(data_dir));
+    QG_RETURN_IF_ERROR(directory.CheckHistory());
     const int64_t bytes = UsageOf(data_dir).bytes;
     QG_ASSIGN_OR_RETURN(auto database, Database::Open(directory.database_path()));
     return Store{std::move(directory), bytes, std::move(database)};
@@ -152,6 +153,7 @@ struct Store {
 /// others has. A crash in between leaves blobs to CollectGarbage.
 absl::StatusOr<Cleared> RemoveBy(const std::string& data_dir,
                                  absl::FunctionRef<absl::StatusOr<int64_t>(Database&)> remove) {
+  if (!HasStore(data_dir)) return Cleared();
   QG_ASSIGN_OR_RETURN(Store store, Store::Open(data_dir));
   Database& database = *store.database;
   QG_ASSIGN_OR_RETURN(const std::set<std::string> before, NamedBlobs(database));
@@ -175,6 +177,8 @@ absl::StatusOr<Cleared> RemoveBy(const std::string& data_dir,
 }
 
 }  // namespace
+
+bool HasStore(const std::string& data_dir) { return DataDir::Exists(data_dir); }
 
 absl::StatusOr<StoredAtRest> FindAtRest(const std::string& data_dir, const Digest& digest) {
   StoredAtRest stored;
@@ -202,15 +206,17 @@ DirectoryUsage UsageOf(const std::string& path) {
 
 absl::StatusOr<Cleared> RemoveTensors(const std::string& data_dir,
                                       std::span<const Digest> digests) {
+  const auto not_stored = [](const Digest& digest) {
+    return absl::NotFoundError(absl::StrCat("no tensor ", digest.Text(), " is stored"));
+  };
+  if (!HasStore(data_dir) && !digests.empty()) return not_stored(digests[0]);
   return RemoveBy(data_dir, [&](Database& database) -> absl::StatusOr<int64_t> {
     int64_t removed = 0;
     for (const Digest& digest : digests) {
       QG_ASSIGN_OR_RETURN(Statement tensors,
                           database.Prepare("DELETE FROM tensors WHERE sha256 = ? AND size = ?"));
       QG_RETURN_IF_ERROR(tensors.BindBlob(digest.sha256.view()).Bind(digest.size).Run());
-      if (database.rows_changed() == 0) {
-        return absl::NotFoundError(absl::StrCat("no tensor ", digest.Text(), " is stored"));
-      }
+      if (database.rows_changed() == 0) return not_stored(digest);
       removed += database.rows_changed();
     }
     return removed;
@@ -225,6 +231,7 @@ absl::StatusOr<Cleared> RemoveAllTensors(const std::string& data_dir) {
 }
 
 absl::StatusOr<Cleared> CollectGarbage(const std::string& data_dir) {
+  if (!HasStore(data_dir)) return Cleared();
   QG_ASSIGN_OR_RETURN(Store store, Store::Open(data_dir));
   Database& database = *store.database;
   {

@@ -21,6 +21,10 @@ struct StoredAtRest {
   std::vector<Registration> registrations;  ///< Oldest first.
 };
 
+/// Whether something was ever kept there. Makes nothing, as none of the functions below does where
+/// nothing was.
+bool HasStore(const std::string& data_dir);
+
 /// Takes no lock and changes nothing: a server may use the directory meanwhile. NOT_FOUND where the
 /// blob is not stored.
 absl::StatusOr<StoredAtRest> FindAtRest(const std::string& data_dir, const Digest& digest);
@@ -38,7 +42,8 @@ struct Cleared {
 };
 
 /// Removes the blobs and all that is registered of them. FAILED_PRECONDITION while a server uses
-/// the directory; NOT_FOUND naming the first that is not stored, and then nothing is removed.
+/// the directory, and where the database is gone that knows its tensors; NOT_FOUND naming the first
+/// that is not stored, and then nothing is removed.
 absl::StatusOr<Cleared> RemoveTensors(const std::string& data_dir, std::span<const Digest> digests);
 /// Of every registered tensor.
 absl::StatusOr<Cleared> RemoveAllTensors(const std::string& data_dir);

@@ -1,6 +1,9 @@
 // What commands leave behind on a machine without a server, and whom they wait for.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -82,6 +85,64 @@ TEST_F(LocalStoreTest, CommandsThatKeepNothingWaitForNobody) {
   EXPECT_THAT(Local(probe).err, HasSubstr("another quantgate process uses"));
   keeper.Signal(SIGKILL);
   keeper.Wait();
+}
+
+TEST_F(LocalStoreTest, AnInterruptEndsTheWaitForAnother) {
+  Put(Sample("fc1.x"));
+  const int other = ::open((Store() + "/client.lock").c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(::flock(other, LOCK_EX | LOCK_NB), 0);
+  for (const Arguments& arguments :
+       {Arguments{"tensor", "ls"}, Arguments{"tensor", "gc"}, Arguments{"tensor", "rm", "--all"},
+        Arguments{"tensor", "gen", "normal,shape=2,dtype=f32"}}) {
+    for (const int signal : {SIGINT, SIGTERM}) {
+      BackgroundProcess command(Arguments{QUANTGATE_PROGRAM, "--timeout", "60"} + arguments,
+                                InTemporary());
+      EXPECT_THAT(command.ReadErrorLine(), HasSubstr("waiting for another quantgate"));
+      command.Signal(signal);
+      const ProcessResult result = command.Wait();
+      EXPECT_EQ(result.exit_code, 130) << arguments[1];
+      EXPECT_EQ(result.err, "quantgate: interrupted\n");
+    }
+  }
+  ::close(other);
+}
+
+TEST_F(LocalStoreTest, CommandsThatOnlyReadMakeNoStore) {
+  const std::string none = "digest:" + std::string(64, '0') + "/8";
+  const std::pair<Arguments, int> commands[] = {
+      {{"tensor", "ls"}, 0},
+      {{"tensor", "ls", "--format", "json"}, 0},
+      {{"tensor", "rm", "--all"}, 0},
+      {{"tensor", "rm", none}, 2},
+      {{"tensor", "gc"}, 0},
+      {{"tensor", "stat", none}, 2},
+      {{"tensor", "get", none, "-o", Path("tmp/x.npy")}, 2},
+      {{"info"}, 0},
+      {{"doctor"}, 0}};
+  for (const auto& [arguments, exit_code] : commands) {
+    const ProcessResult result = Local(arguments);
+    EXPECT_EQ(result.exit_code, exit_code) << arguments.back() << result.err;
+    EXPECT_FALSE(std::filesystem::exists(Store())) << arguments.back();
+  }
+  EXPECT_TRUE(LocalJson({"tensor", "ls"})["tensors"].empty());
+  EXPECT_THAT(Local({"tensor", "ls"}).err, HasSubstr("no local store yet"));
+  EXPECT_THAT(Local({"tensor", "ls"}).err, HasSubstr(Store()));
+  EXPECT_EQ(LocalJson({"tensor", "gc"})["bytes"], 0);
+  EXPECT_THAT(Local({"tensor", "rm", none}).err, HasSubstr(none.substr(7)));
+}
+
+TEST_F(LocalStoreTest, WithoutItsDatabaseNothingIsRemoved) {
+  Put(Sample("fc1.x"));
+  std::filesystem::remove(Store() + "/store/quantgate.db");
+  const auto files = FilesBelow(Store() + "/store/cas");
+  ASSERT_FALSE(files.empty());
+  for (const Arguments& arguments :
+       {Arguments{"tensor", "gc"}, Arguments{"tensor", "rm", "--all"}}) {
+    const ProcessResult result = Local(arguments);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("quantgate.db is gone"));
+    EXPECT_EQ(FilesBelow(Store() + "/store/cas"), files);
+  }
 }
 
 TEST_F(LocalStoreTest, WhatAKilledCommandLeftGoesWithTheNext) {

@@ -60,6 +60,12 @@ int ExitCodeOf(int status) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+std::string LineOf(int descriptor) {
+  std::string line;
+  for (char c; read(descriptor, &c, 1) == 1 && c != '\n';) line += c;
+  return line;
+}
+
 }  // namespace
 
 BackgroundProcess::BackgroundProcess(const std::vector<std::string>& arguments,
@@ -93,11 +99,9 @@ BackgroundProcess::~BackgroundProcess() {
   if (err_ >= 0) close(err_);
 }
 
-std::string BackgroundProcess::ReadLine() {
-  std::string line;
-  for (char c; read(out_, &c, 1) == 1 && c != '\n';) line += c;
-  return line;
-}
+std::string BackgroundProcess::ReadLine() { return LineOf(out_); }
+
+std::string BackgroundProcess::ReadErrorLine() { return LineOf(err_); }
 
 void BackgroundProcess::Signal(int signal) {
   if (pid_ > 0) kill(pid_, signal);

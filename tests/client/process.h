@@ -34,6 +34,8 @@ class BackgroundProcess {
 
   /// The next line of stdout, without its end; empty at the end of the stream.
   std::string ReadLine();
+  /// Of stderr; what is read is not in Wait's.
+  std::string ReadErrorLine();
   void Signal(int signal);
   /// How many threads it has; 0 once it has ended.
   int ThreadCount() const;

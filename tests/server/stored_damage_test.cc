@@ -392,6 +392,26 @@ TEST_F(StoredDamageTest, FsckMakesTheFirstPageAnew) {
   }
 }
 
+TEST_F(StoredDamageTest, FsckTellsOfWhatTheLogLostBesideAPage) {
+  Fill();
+  for (const int64_t byte : {int64_t{0}, int64_t{105}}) {
+    const TemporaryDirectory killed;
+    fs::remove_all(killed.path());
+    fs::copy(directory_.path(), killed.path(), fs::copy_options::recursive);
+    FlipBit(killed.path() + "/quantgate.db", byte);
+    FlipBit(killed.path() + "/quantgate.db-wal", 200'000);
+    for (const bool repairs : {false, true}) {
+      std::vector<std::string> found;
+      const auto result = CheckStore(killed.path(), repairs,
+                                     [&](const std::string& line) { found.push_back(line); });
+      ASSERT_TRUE(result.ok()) << result.status();
+      ASSERT_GE(found.size(), 2u);
+      EXPECT_NE(found[0].find("page 1 is damaged"), std::string::npos) << found[0];
+      EXPECT_NE(found[1].find("log is damaged"), std::string::npos) << found[1];
+    }
+  }
+}
+
 TEST_F(StoredDamageTest, FsckSaysWhatItCannotRepairAndLeavesIt) {
   Fill();
   Execute("PRAGMA user_version = 9");
