@@ -227,8 +227,8 @@ TEST(CheckLinear, DelayedScalingHasNoOverrideAndCheckedStates) {
   const LayerRequest request = Shaped(32, 32, 32);
   for (const auto mode : {BackwardOverride::kHighPrecision, BackwardOverride::kDequantized}) {
     EXPECT_EQ(std::string(CheckLayer(request, recipe.WithBackwardOverride(mode)).message()),
-              "backward_override: " + std::string(BackwardOverrideName(mode)) +
-                  "; delayed scaling has no backward override");
+              "backward_override is " + std::string(BackwardOverrideName(mode)) +
+                  ": delayed scaling has no backward override");
   }
   LayerRequest bad = request;
   bad.delayed["weight"] = *FreshDelayedScaling(4);
@@ -284,7 +284,7 @@ TEST(CheckLinear, RefusesAnOutputWhoseSizeOverflows) {
   request.parameters["weight"] = *Tensor::View(DType::kBF16, {rows, 1}, buffer);
   for (const char* recipe : {"bf16", "fp8_current"}) {
     EXPECT_EQ(std::string(CheckLayer(request, *Recipe::Parse(recipe)).message()),
-              "y is dims 2147483648x2147483648 of f32 overflow: the size in bytes must fit int64");
+              "y is 2147483648x2147483648 of f32: the size in bytes must fit int64");
   }
 }
 

@@ -192,7 +192,7 @@ TEST(ForwardLayer, NeedsTheGroup) {
   const absl::Status status =
       RunLayer(*engine, shard, *Recipe::Parse("bf16"), Arithmetic{}, nullptr).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(status.message().substr(0, 17), "parallel.tp: null") << status;
+  EXPECT_EQ(status.message().substr(0, 19), "parallel.tp is null") << status;
 }
 
 }  // namespace

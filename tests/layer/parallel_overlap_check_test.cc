@@ -71,9 +71,9 @@ TEST(OverlapCheck, RefusesOtherRecipesByName) {
     const auto names_it = AllOf(HasSubstr(std::string("recipe is ") + std::string(recipe, 5)),
                                 HasSubstr("unquantized, per-tensor FP8 and mxfp8 recipes overlap"));
     EXPECT_THAT(ColumnError(kColumnDefaults, recipe),
-                AllOf(HasSubstr("parallel.column_overlap: "), names_it));
+                AllOf(HasSubstr("parallel.column_overlap."), names_it));
     EXPECT_THAT(RowError(kRowDefaults, recipe),
-                AllOf(HasSubstr("parallel.row_overlap: "), names_it));
+                AllOf(HasSubstr("parallel.row_overlap."), names_it));
     EXPECT_EQ(ColumnError({}, recipe), "");
   }
 }

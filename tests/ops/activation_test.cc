@@ -164,16 +164,16 @@ TEST(ActivationTest, Refusals) {
   const auto f32 = DType::kF32;
   ExpectRefused(CheckActivationForward(Tensor(), silu, f32), "h is absent");
   ExpectRefused(CheckActivationForward(codes, silu, f32), "h is f8_e4m3: must be f32, bf16 or f16");
-  ExpectRefused(CheckActivationForward(h, silu, DType::kF8E4M3), "out dtype: f8_e4m3");
+  ExpectRefused(CheckActivationForward(h, silu, DType::kF8E4M3), "out dtype is f8_e4m3");
   ExpectRefused(CheckActivationForward(odd, clamped, f32),
                 "h is f32[2x5]: its last dim must be even for clamped_swiglu");
-  ExpectRefused(CheckActivationForward(scalar, clamped, f32), "h: shape scalar");
+  ExpectRefused(CheckActivationForward(scalar, clamped, f32), "h is f32[scalar]");
   ExpectRefused(CheckActivationBackward(h, h, clamped, f32),
                 "dy is f32[2x6]: its shape must be 2x3");
   ExpectRefused(CheckActivationBackward(Tensor(), h, silu, f32), "dy is absent");
   for (const float limit : {0.0f, -1.0f, NAN}) {
     clamped.limit = limit;
-    ExpectRefused(CheckActivationForward(h, clamped, f32), "activation limit: ");
+    ExpectRefused(CheckActivationForward(h, clamped, f32), "limit is ");
   }
   clamped = {.kind = ActivationKind::kClampedSwiglu, .alpha = INFINITY};
   ExpectRefused(CheckActivationForward(h, clamped, f32), "alpha is inf: must be finite");
@@ -182,11 +182,11 @@ TEST(ActivationTest, Refusals) {
   ExpectRefused(
       CheckActivationForward(
           h, {.kind = ActivationKind::kRelu, .variant = ActivationVariant::kFp32Sigmoid}, f32),
-      "activation variant: fp32_sigmoid; relu does not have it");
+      "variant is fp32_sigmoid: relu does not have it");
   ExpectRefused(
       CheckActivationForward(
           h, {.kind = ActivationKind::kSilu, .variant = ActivationVariant::kJitGelu}, f32),
-      "activation variant: jit_gelu; silu does not have it");
+      "variant is jit_gelu: silu does not have it");
 }
 
 TEST(ActivationTest, Cancelled) {

@@ -59,11 +59,11 @@ TEST(ConcatenateColumns, Refuses) {
   const Tensor part = Counting<float>(DType::kF32, {2, 4}, 0);
   EXPECT_THAT(message({}), HasSubstr("at least one"));
   EXPECT_THAT(message({part, Counting<float>(DType::kF32, {3, 4}, 0)}),
-              AllOf(HasSubstr("parts[1]: f32[3x4]"), HasSubstr("f32[2x4]")));
+              AllOf(HasSubstr("parts[1] is f32[3x4]"), HasSubstr("f32[2x4]")));
   EXPECT_THAT(message({part, Counting<uint16_t>(DType::kBF16, {2, 4}, 0)}),
-              HasSubstr("parts[1]: bf16"));
+              HasSubstr("parts[1] is bf16"));
   EXPECT_THAT(message({part, Tensor()}), HasSubstr("parts[1] is absent"));
-  EXPECT_THAT(message({Counting<float>(DType::kF32, {}, 0)}), HasSubstr("parts[0]: a scalar"));
+  EXPECT_THAT(message({Counting<float>(DType::kF32, {}, 0)}), HasSubstr("parts[0] is a scalar"));
 }
 
 TEST(Slice, TakesIndicesOfAnyDim) {
@@ -107,8 +107,8 @@ TEST(Slice, Refuses) {
   const auto message = [&](int dim, int64_t begin, int64_t count) {
     return std::string(SliceCpu(source, dim, begin, count, {}).status().message());
   };
-  EXPECT_THAT(message(2, 0, 1), AllOf(HasSubstr("dim: 2"), HasSubstr("f32[2x4]")));
-  EXPECT_THAT(message(-1, 0, 1), HasSubstr("dim: -1"));
+  EXPECT_THAT(message(2, 0, 1), AllOf(HasSubstr("dim is 2"), HasSubstr("f32[2x4]")));
+  EXPECT_THAT(message(-1, 0, 1), HasSubstr("dim is -1"));
   EXPECT_THAT(message(1, 3, 2), AllOf(HasSubstr("2 from 3"), HasSubstr("the 4 of dim 1")));
   EXPECT_THAT(message(0, -1, 1), HasSubstr("1 from -1"));
   EXPECT_THAT(message(0, 1, -1), HasSubstr("-1 from 1"));

@@ -290,7 +290,7 @@ TEST_F(ExpertCopyStates, GradientsBeforeAnUpdateAreTheRanksOwn) {
   spec.parallel = Experts(4);
   const absl::Status other = RestoreSession(*engine_, spec, file, nullptr, nullptr).status();
   EXPECT_THAT(std::string(other.message()),
-              HasSubstr("checkpoint: of ranks tp1 dp2 ep2: none, none none, none, each of which "
+              HasSubstr("checkpoint is of ranks tp1 dp2 ep2: none, none none, none: each of them "
                         "has its own"));
 }
 
@@ -335,8 +335,8 @@ TEST_F(ExpertCopyStates, Refusals) {
   spec.parallel = Experts(2, 2);
   const auto session = OpenSession(*engine_, spec, ExpertParameters(), nullptr, nullptr);
   const std::string message(session.status().message());
-  EXPECT_THAT(message, HasSubstr("layer fc1: rows of copy 0 of 2 (data_parallel): "));
-  EXPECT_THAT(message, HasSubstr("layer.m_splits[2]: M = 129"));
+  EXPECT_THAT(message, HasSubstr("(of copy 0 of 2, data_parallel)"));
+  EXPECT_THAT(message, HasSubstr("layers[fc1].layer.m_splits[2] is bf16[129x128]: M is 129"));
 }
 
 }  // namespace

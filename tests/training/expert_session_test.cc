@@ -148,14 +148,15 @@ TEST_F(ExpertStates, Refusals) {
               HasSubstr("parallel.expert_parallel is 2: no layer is a grouped_linear"));
   for (const int64_t split : {int64_t{-1}, int64_t{1} << 40}) {
     EXPECT_THAT(refusal([&](SessionSpec& spec) { spec.layers[0].spec.m_splits[1] = split; }),
-                HasSubstr("layers[0].layer.m_splits[1]: " + std::to_string(split)));
+                HasSubstr("layers[0].layer.m_splits[1] is " + std::to_string(split)));
   }
   SessionSpec spec = ExpertLayers("bf16");
   spec.parallel = Experts(2);
   auto parameters = ExpertParameters();
   parameters.erase("fc2.weight.3");
   const absl::Status missing = OpenSession(*engine_, spec, parameters, nullptr, nullptr).status();
-  EXPECT_THAT(std::string(missing.message()), HasSubstr("layer fc2: parameters[weight.3]: absent"));
+  EXPECT_THAT(std::string(missing.message()),
+              HasSubstr("layers[fc2].parameters[weight.3] is absent"));
   const auto session = OpenRanks(*engine_, spec, ExpertParameters());
   ForwardStep forward;
   forward.x = Normal(1, {kBatch / 2, kExpertColumns});

@@ -188,24 +188,23 @@ TEST(MasterWeights, RefusesWhatCannotBeCut) {
     return Refusal(Half(0, quantizer, cut), Half(1, quantizer, cut));
   };
   EXPECT_EQ(refusal(Mxfp8(), 333), "");
-  EXPECT_NE(
-      refusal(Nvfp4Tiles(), 333)
-          .find("w is bounds: 333 is odd: fragments of FP4 codes, two to a byte, begin at even "
-                "elements"),
-      std::string::npos);
+  EXPECT_NE(refusal(Nvfp4Tiles(), 333)
+                .find("w.bounds is 333: fragments of FP4 codes, two to a byte, begin at even "
+                      "elements"),
+            std::string::npos);
   Quantizer derived = TwoRules(Fp8Tensor(), Fp8Tensor(DType::kF8E5M2));
   derived.columnwise_source = ColumnwiseSource::kRowwiseDequantized;
   EXPECT_NE(refusal(derived, 2)
-                .find("w: columnwise_source rowwise_dequantized: no rank has the "
+                .find("w.columnwise_source is rowwise_dequantized: no rank has the "
                       "rowwise codes that columnwise ones would be made from"),
             std::string::npos);
   EXPECT_NE(refusal(TwoRules(Fp8Tensor(), Mxfp8()), 2)
-                .find("w: columnwise format mxfp8: of two rules, masters are cast to per-tensor "
+                .find("w.columnwise.format is mxfp8: of two rules, masters are cast to per-tensor "
                       "FP8 and identity"),
             std::string::npos);
   QuantizerSpec lines = Nvfp4Tiles();
   lines.block_dim = 1;
-  EXPECT_NE(refusal(lines, 2).find("w: fragment: block_dim 1: nvfp4 is cut into fragments with "
+  EXPECT_NE(refusal(lines, 2).find("w.quantizer.block_dim is 1: nvfp4 is cut into fragments with "
                                    "tiles (block_dim 2) only"),
             std::string::npos);
 }

@@ -267,10 +267,10 @@ TEST_F(ParallelRestore, GradientsOfOneRankAreNobodysPart) {
   EXPECT_NE(GoOnFrom(*engine_, spec, Ranks(2), file), nullptr);
   const auto refused = absl::StatusCode::kFailedPrecondition;
   spec.parallel = Ranks(2, 2);
-  ExpectRefused(spec, file, refused, "fc1.db: gradients since the last optimizer step");
+  ExpectRefused(spec, file, refused, "[fc1.db]: gradients since the last optimizer step");
   // Of tensor-parallel ranks that divide rows only the bias which all of them have.
   spec.parallel = Ranks(2, 1, true);
-  ExpectRefused(spec, file, refused, "fc2.db: gradients since the last optimizer step");
+  ExpectRefused(spec, file, refused, "[fc2.db]: gradients since the last optimizer step");
 }
 
 // Their sum is twice as much, whatever their bits.
@@ -338,7 +338,7 @@ TEST_F(ParallelRestore, RefusesFilesThatLie) {
   for (NamedTensor& tensor : file.tensors) {
     if (absl::StartsWith(tensor.name, "rank0")) tensor.tensor = Normal(1, {2}, DType::kF32);
   }
-  ExpectRefused(spec, file, invalid, "it must be f32[1]");
+  ExpectRefused(spec, file, invalid, "must be f32[1]");
   file = good;
   file.metadata["ranks"] = "one rank";
   ExpectRefused(OnOneRank(spec), file, absl::StatusCode::kFailedPrecondition, "of ranks one rank");
@@ -356,7 +356,7 @@ TEST_F(ParallelRestore, StopsForWhatIsInFlight) {
   ASSERT_TRUE(session->Forward(forward, nullptr).ok());
   const absl::Status status = session->Checkpoint(nullptr).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("microbatch 0 is in flight"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("microbatch is 0: it is in flight"));
 }
 
 }  // namespace

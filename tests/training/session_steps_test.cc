@@ -312,10 +312,10 @@ TEST_F(SessionOpen, RefusesWhatMakesNoSense) {
   expect_refused(spec, parameters, "fc3.weight; no layer of that name");
   parameters = good;
   parameters.erase("fc2.weight");
-  expect_refused(spec, parameters, "layer fc2: ");
+  expect_refused(spec, parameters, "layers[fc2].");
   parameters = good;
   parameters["fc2.weight"] = Normal(1, {kOut, kHidden / 2});
-  expect_refused(spec, parameters, "layer fc2: ");
+  expect_refused(spec, parameters, "layers[fc2].");
   parameters = good;
   parameters["fc1.main_grad"] = Normal(1, {kHidden, kIn}, DType::kF32);
   expect_refused(spec, parameters, "fc1.main_grad; this session keeps no such tensor");

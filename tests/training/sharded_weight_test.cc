@@ -302,27 +302,30 @@ TEST(ShardedWeight, RefusesWhatCannotBeDivided) {
         .name = "w", .shape = {kOut, kIn}, .bounds = std::move(bounds), .quantizer = quantizer};
     return std::string(ShardedWeight::Create(spec, 2).status().message());
   };
-  EXPECT_EQ(refusal(Mxfp8(), {0, 48, kOut}),
-            "w is the shard of rank 1 begins at row 48: shards of mxfp8 begin at multiples of 32");
   EXPECT_EQ(
-      refusal(Fp8Tiles(), {0, 64, kOut}),
-      "w is the shard of rank 1 begins at row 64: shards of fp8_block begin at multiples of 128");
-  EXPECT_EQ(refusal(Nvfp4Tiles(), {0, 8, kOut}),
-            "w is the shard of rank 1 begins at row 8: shards of nvfp4 begin at multiples of 16");
+      refusal(Mxfp8(), {0, 48, kOut}),
+      "w.bounds is 48, where the shard of rank 1 begins: shards of mxfp8 begin at multiples of 32");
+  EXPECT_EQ(refusal(Fp8Tiles(), {0, 64, kOut}),
+            "w.bounds is 64, where the shard of rank 1 begins: shards of fp8_block begin at "
+            "multiples of 128");
+  EXPECT_EQ(
+      refusal(Nvfp4Tiles(), {0, 8, kOut}),
+      "w.bounds is 8, where the shard of rank 1 begins: shards of nvfp4 begin at multiples of 16");
   EXPECT_EQ(refusal(Fp8Tensor(), {0, 7, kOut}), "");
   EXPECT_EQ(refusal(Fp8Tensor(), {0, kOut}),
-            "w is bounds: 0, 512: must ascend from 0 to 512, with a part for each of 2 ranks");
+            "w.bounds is 0, 512: must ascend from 0 to 512, with a part for each of 2 ranks");
   QuantizerSpec lines = Fp8Tiles();
   lines.block_dim = 1;
   EXPECT_EQ(refusal(lines, {0, 128, kOut}),
-            "w: block_dim 1: sharded weights of fp8_block have tiles (block_dim 2)");
+            "w.block_dim is 1: sharded weights of fp8_block have tiles (block_dim 2)");
   EXPECT_EQ(refusal(TwoRules(Nvfp4Tiles(), Mxfp8()), {0, 128, kOut}),
-            "w: format nvfp4: is not sharded where the directions have two rules");
+            "w.format is nvfp4: is not sharded where the directions have two rules");
   QuantizerSpec picks = Nvfp4Tiles();
   picks.four_over_six = FourOverSix::kMae;
-  EXPECT_EQ(refusal(picks, {0, 128, kOut}),
-            "w: 4over6 mae: columnwise codes choose for themselves, and backward turns the rowwise "
-            "ones");
+  EXPECT_EQ(
+      refusal(picks, {0, 128, kOut}),
+      "w.4over6 is mae: columnwise codes choose for themselves, and backward turns the rowwise "
+      "ones");
 }
 
 TEST(ShardedWeight, ScalesThatDifferAreFoundBeforeCodesMove) {
