@@ -304,11 +304,11 @@ TEST_F(ParallelRestore, RefusesPartsThatCutBlocks) {
   const TensorFile file = CheckpointOf(*one);
   spec.parallel = Ranks(2);
   ExpectRefused(spec, file, absl::StatusCode::kFailedPrecondition,
-                "fc1.weight.quantized.rowwise_data: scales of blocks");
+                "quantized.rowwise_data]: scales of blocks");
   EXPECT_NE(GoOnFrom(*engine_, spec, Ranks(3), file), nullptr);
   spec.parallel = Ranks(5);
   ExpectRefused(spec, file, absl::StatusCode::kInvalidArgument,
-                "fc1.weight is [384x128]: dim 0 must be a multiple of 5");
+                "fc1.weight: [384x128]; dim 0 must be a multiple of 5");
   // Ranks that began with such parts have them as their own.
   spec.parallel = Ranks(2);
   const auto ranks = OpenRanks(*engine_, spec, {{"fc1.weight", Normal(3, {384, kNarrow})}});
