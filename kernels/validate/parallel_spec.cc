@@ -106,16 +106,18 @@ absl::Status CheckKind(const std::string& field, const LayerRequest& step,
   return layer.kind == LayerKind::kChain ? CheckChain(layer, parallel) : absl::OkStatus();
 }
 
-/// What a rank cannot carry out of one side of the overlap that a request asks for: of `refusal`, a
-/// field of that side's plan.
+/// What a rank cannot carry out of one side of the overlap that a request asks for; `part` is the
+/// refused field behind the plan of that side.
 absl::Status OfOverlap(const std::string& field, const ParallelSpec& parallel, const char* side,
                        const absl::Status& status, absl::string_view part) {
   const std::string overlap = field + ".parallel.overlap";
   if (!absl::ConsumePrefix(&part, ".overlap.")) {
+    absl::ConsumePrefix(&part, ".");
+    const std::string said(AsField(std::string(part), status).message());
     return StatusOf({.code = status.code(),
                      .field = overlap,
                      .value = parallel.overlap->Text(),
-                     .rule = std::string(status.message())});
+                     .rule = said});
   }
   const bool is_of_side = part == "fprop" || part == "dgrad" || part == "wgrad";
   return AsField(absl::StrCat(overlap, ".", is_of_side ? side : "", is_of_side ? "_" : "", part),

@@ -287,7 +287,7 @@ TEST_P(AmaxGroupRefusalTest, NamesFieldValueAndRule) {
   EXPECT_THAT(std::string(report.status().message()),
               AllOf(HasSubstr(absl::StrCat("variants[0].parallel.amax_groups[",
                                            std::string(TensorRoleName(given.role)),
-                                           "]: ", given.group, "; ")),
+                                           "] is ", given.group, ": ")),
                     HasSubstr(given.message)));
 }
 

@@ -384,7 +384,7 @@ TEST(ExpertVariants, Refusals) {
               HasSubstr("parallel.reduction_profile is nccl: the library's own sum needs backend"));
   for (const int copies : {0, 5, 1 << 30}) {
     EXPECT_THAT(refusal(Experts(kUneven), Ranks(2, copies)),
-                HasSubstr(absl::StrCat("parallel.data_parallel: ", copies, "; copies of 2 ranks")));
+                HasSubstr(absl::StrCat("parallel.data_parallel is ", copies, ": copies of 2 ranks")));
   }
   ParallelSpec sharded = Ranks(2, 2);
   sharded.fully_sharded = true;
@@ -408,8 +408,8 @@ TEST(ExpertVariants, Refusals) {
   };
   for (const char* group : {"world", "0,1"}) {
     EXPECT_THAT(of_amaxes(Ranks(2), group),
-                HasSubstr(absl::StrCat("variants[1].parallel.amax_groups[input]: ", group,
-                                       "; each expert is whole on its rank, and no two ranks")));
+                HasSubstr(absl::StrCat("variants[1].parallel.amax_groups[input] is ", group,
+                                       ": each expert is whole on its rank, and no two ranks")));
   }
   EXPECT_THAT(of_amaxes(Ranks(2, 2), "0,1/2,3"), HasSubstr("no two ranks of a list have the same"));
   EXPECT_THAT(of_amaxes(Ranks(2, 2), "tensor"), HasSubstr("of which there is 1"));

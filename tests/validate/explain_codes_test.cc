@@ -208,12 +208,12 @@ TEST(ExplainCodes, RefusesWhatDoesNotFit) {
   EXPECT_THAT(message(), HasSubstr("fits no block shape of codes f8_e4m3[4x60]"));
   request.codes = *Tensor::Allocate(DType::kF8E4M3, {4, 64});
   request.scale_inv = *Tensor::Allocate(DType::kF32, {3, 5});
-  EXPECT_THAT(message(), HasSubstr("scale_inv: f32[3x5]"));
+  EXPECT_THAT(message(), HasSubstr("scale_inv is f32[3x5]"));
   request.scale_inv = Tensor();
   EXPECT_THAT(message(), HasSubstr("scale_inv is absent"));
   request.scale_inv = *Tensor::FromScalar(1);
   request.source = *Tensor::Allocate(DType::kI32, {4, 64});
-  EXPECT_THAT(message(), HasSubstr("source: i32[4x64]"));
+  EXPECT_THAT(message(), HasSubstr("source is i32[4x64]"));
 }
 
 }  // namespace

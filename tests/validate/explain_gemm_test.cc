@@ -171,7 +171,7 @@ TEST(ExplainGemm, RefusesWhatIsNoResult) {
   EXPECT_THAT(message(Tensor()), HasSubstr("d is absent"));
   EXPECT_THAT(message(*Tensor::Allocate(DType::kF32, {40, 48})),
               HasSubstr("d is f32[40x48]: the GEMM's output is 48x40"));
-  EXPECT_THAT(message(*Tensor::Allocate(DType::kI32, {48, 40})), HasSubstr("d: i32[48x40]"));
+  EXPECT_THAT(message(*Tensor::Allocate(DType::kI32, {48, 40})), HasSubstr("d is i32[48x40]"));
 }
 
 }  // namespace
