@@ -125,7 +125,7 @@ TEST_F(ParallelSessionsTest, ACheckpointIsTheSameBlobWhateverTheRanks) {
   v1::Session session;
   const grpc::Status refused = Restore(Checkpoint(last).digest(), copies, session);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-  EXPECT_THAT(refused.error_message(), HasSubstr("fc.dw: gradients since the last optimizer"));
+  EXPECT_THAT(refused.error_message(), HasSubstr("[fc.dw]: gradients since the last optimizer"));
 }
 
 TEST_F(ParallelSessionsTest, RanksAreMeasuredFromTheStart) {
