@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/layer/expert_faults.h"
 #include "kernels/quantize/quantized_outline.h"
@@ -22,13 +23,13 @@ absl::StatusOr<Tensor> DispatchedInput(StepRecorder& recorder, ProcessGroup& gro
   }
   const QuantizerSpec rule = recipe.QuantizerFor(TensorRole::kInput).rowwise;
   if (rule.format != QuantizerFormat::kMxfp8) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("payload: mxfp8, of inputs that the recipe quantizes to ",
-                     std::string(QuantizerFormatName(rule.format))));
+    return Refuse("payload", "mxfp8",
+                  absl::StrCat("the recipe quantizes inputs to ",
+                               std::string(QuantizerFormatName(rule.format))));
   }
   if (rule.block_dim != 1) {
-    return absl::InvalidArgumentError(
-        "payload: mxfp8 tiles span rows of several tokens; block_dim must be 1");
+    return Refuse("payload", "mxfp8 with block_dim 2",
+                  "tiles span rows of several tokens; block_dim must be 1");
   }
   // Blocks lie within a row, so that any number of rows can travel: the rows of a rank need be no
   // whole block.
@@ -76,13 +77,11 @@ absl::StatusOr<ExpertForward> ForwardExperts(StepRecorder& recorder, ProcessGrou
                                              LayerState& state, const Tensor& x,
                                              const ExpertRouting& routing, StepOptions step) {
   if (layer.kind != LayerKind::kGroupedLinear) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "layer: ", std::string(LayerKindName(layer.kind)), "; experts are a grouped_linear"));
+    return Refuse("layer", LayerKindName(layer.kind), "experts are a grouped_linear");
   }
   if (!x.has_value() || x.rank() != 2 || x.shape()[0] != routing.tokens()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("x: ", x.has_value() ? TensorText(x) : std::string("absent"), "; must be the ",
-                     routing.tokens(), " tokens that are routed"));
+    return Refuse("x", x.has_value() ? TensorText(x) : "absent",
+                  absl::StrCat("must be the ", routing.tokens(), " tokens that are routed"));
   }
   ExpertForward forward;
   QG_ASSIGN_OR_RETURN(forward.saved.plan,
@@ -110,7 +109,7 @@ absl::StatusOr<BackwardResult> BackwardExperts(StepRecorder& recorder, ProcessGr
                                                ExpertSaved saved, LayerState& state,
                                                const Tensor& grad_output) {
   if (saved.saved == nullptr) {
-    return absl::FailedPreconditionError("backward of experts: their forward kept nothing for it");
+    return RefusePrecondition("saved", "empty", "the experts' forward kept nothing for backward");
   }
   saved.plan.FollowCancellation(recorder.cancellation());
   const ExpertPlan& plan = saved.plan;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/layer/expert_faults.h"
 #include "kernels/layer/expert_parallel.h"
@@ -12,45 +13,37 @@
 namespace quantgate {
 namespace {
 
-absl::Status Refuse(const std::string& field, const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat(field, ": ", what));
-}
-
 absl::Status CheckLayout(const ExpertOptions& options, int ranks) {
   const std::vector<int64_t>& first = options.first_expert;
   const bool ascends =
       std::adjacent_find(first.begin(), first.end(), std::greater_equal<>()) == first.end();
   if (first.size() != static_cast<size_t>(ranks) + 1 || first[0] != 0 || !ascends) {
-    return Refuse("first_expert", absl::StrCat(absl::StrJoin(first, ", "),
-                                               "; must ascend from 0, with an expert at least for "
-                                               "each of ",
-                                               ranks,
-                                               " ranks, and end with their "
-                                               "number"));
+    return Refuse("first_expert", absl::StrJoin(first, ", "),
+                  absl::StrCat("must ascend from 0, with an expert at least for each of ", ranks,
+                               " ranks, and end with their number"));
   }
   if (options.row_multiple >= 1) return absl::OkStatus();
-  return Refuse("row_multiple", absl::StrCat(options.row_multiple, "; must be at least 1"));
+  return Refuse("row_multiple", absl::StrCat(options.row_multiple), "must be at least 1");
 }
 
 absl::Status CheckRouting(const ExpertRouting& routing, int64_t experts) {
   const auto count = static_cast<int64_t>(routing.experts.size());
   if (routing.choices < 1 || count % routing.choices != 0) {
-    return Refuse("choices", absl::StrCat(routing.choices, "; must be at least 1 and divide the ",
-                                          count, " expert numbers"));
+    return Refuse("choices", absl::StrCat(routing.choices),
+                  absl::StrCat("must be at least 1 and divide the ", count, " expert numbers"));
   }
   for (int64_t i = 0; i < count; ++i) {
     const int64_t expert = routing.experts[static_cast<size_t>(i)];
     if (expert >= 0 && expert < experts) continue;
-    return Refuse(absl::StrCat("experts[", i, "]"),
-                  absl::StrCat(expert, "; must be one of ", experts));
+    return Refuse(absl::StrCat("experts[", i, "]"), absl::StrCat(expert),
+                  absl::StrCat("must be one of ", experts));
   }
   const Tensor& weights = routing.weights;
   const bool is_right = weights.has_value() && weights.dtype() == DType::kF32 &&
                         weights.shape() == Shape{routing.tokens(), routing.choices};
   if (is_right) return absl::OkStatus();
-  return Refuse("weights",
-                absl::StrCat(weights.has_value() ? TensorText(weights) : std::string("absent"),
-                             "; must be f32[", routing.tokens(), "x", routing.choices, "]"));
+  return Refuse("weights", weights.has_value() ? TensorText(weights) : "absent",
+                absl::StrCat("must be f32[", routing.tokens(), "x", routing.choices, "]"));
 }
 
 absl::StatusOr<Tensor> NumbersOf(const std::vector<int64_t>& numbers) {
@@ -180,8 +173,8 @@ absl::StatusOr<Tensor> ExpertPlan::Dispatch(ProcessGroup& group, const Tensor& r
 absl::StatusOr<QuantizedTensor> ExpertPlan::Dispatch(ProcessGroup& group,
                                                      const QuantizedTensor& rows) const {
   if (!rows.rowwise.has_value() || rows.rowwise->format != QuantizerFormat::kMxfp8) {
-    return absl::InvalidArgumentError(
-        "payload: rowwise mxfp8 codes travel, whose blocks lie within a row; others do not");
+    return Refuse("payload", "of other codes",
+                  "rowwise mxfp8 codes travel, whose blocks lie within a row; others do not");
   }
   QuantizedTensor moved = rows;
   moved.columnwise.reset();
