@@ -65,9 +65,10 @@ absl::StatusOr<QuantizedTensor> LinearWeight::CodesOfParameter() {
         parameter_.quantized, Union(held, needed), recorder_.cancellation());
     if (!status.ok()) {
       const Usage missing = needed.rowwise && !held.rowwise ? Usage::kRowwise : Usage::kColumnwise;
-      return absl::Status(status.code(),
-                          absl::StrCat(field, ": no ", std::string(UsageName(missing)),
-                                       " codes, which this step reads; ", status.message()));
+      return StatusOf({.code = status.code(),
+                       .field = field,
+                       .value = absl::StrCat("without ", std::string(UsageName(missing)), " codes"),
+                       .rule = absl::StrCat("this step reads them; ", status.message())});
     }
   }
   return OnlyUsages(parameter_.quantized, needed);

@@ -94,7 +94,7 @@ absl::Status ParallelSession::OpenMembers(const std::map<std::string, Tensor>& p
         if (tp() == 1 || !absl::ConsumePrefix(&within, layer.name + ".")) continue;
         rule = ParameterShardRule(layer.spec, ParameterOf(std::string(within)));
       }
-      QG_ASSIGN_OR_RETURN(parts[name], ShardOf(*mine.engine, absl::StrCat("parameters: ", name),
+      QG_ASSIGN_OR_RETURN(parts[name], ShardOf(*mine.engine, absl::StrCat("parameters[", name, "]"),
                                                imported, rule, rank.index() % tp(), tp()));
     }
     QG_ASSIGN_OR_RETURN(mine.session,

@@ -184,7 +184,7 @@ TEST(QuantizedParameter, OfAnotherRuleIsRefused) {
   for (const char* recipe : {"mxfp8", "fp8_current:power_2_scales=true"}) {
     const absl::Status status = layer.Forward(request.x, OptionsOf(recipe)).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << recipe;
-    EXPECT_EQ(status.message().substr(0, 33), "parameters[weight]: quantized as ") << status;
+    EXPECT_EQ(status.message().substr(0, 35), "parameters[weight] is quantized as ") << status;
   }
 }
 

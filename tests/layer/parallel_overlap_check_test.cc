@@ -92,7 +92,7 @@ TEST(OverlapCheck, RefusesUnitsWithoutSequenceParallelism) {
   ParallelStep step = StepOf(kColumnDefaults, {});
   step.sequence_parallel = false;
   EXPECT_THAT(ErrorOf(Linear(ParallelMode::kColumn), step, "bf16"),
-              HasSubstr("parallel.column_overlap: overlap: sequence_parallel is false"));
+              HasSubstr("parallel.column_overlap.sequence_parallel is false"));
 }
 
 TEST(OverlapCheck, RefusesMethodsThatTheTableDoesNotHave) {
@@ -106,25 +106,25 @@ TEST(OverlapCheck, RefusesMethodsThatTheTableDoesNotHave) {
 
 TEST(OverlapCheck, RefusesWhatCannotBeCut) {
   EXPECT_THAT(RowError({.fprop = kPipeline, .splits = 3}, "bf16"),
-              HasSubstr("fprop: splits is 3: it must divide the 256 columns"));
+              HasSubstr("fprop.splits is 3: it must divide the 256 columns"));
   EXPECT_THAT(ColumnError({.dgrad = kPipeline}, "mxfp8"),
-              HasSubstr("dgrad: splits is 4: it must divide the 256 columns of the output in "
+              HasSubstr("dgrad.splits is 4: it must divide the 256 columns of the output in "
                         "multiples of 128"));
   const LayerRequest small = Linear(ParallelMode::kColumn, 64);
   EXPECT_THAT(ErrorOf(small, StepOf({.fprop = kRingExchange}, {}), "mxfp8"),
-              HasSubstr("fprop: rows is 64, 64: shards of the mxfp8 operand x are multiples of "
+              HasSubstr("fprop.rows is 64, 64: shards of the mxfp8 operand x are multiples of "
                         "128"));
   EXPECT_EQ(ErrorOf(small, StepOf({.fprop = kRingExchange}, {}), "fp8_current"), "");
   EXPECT_THAT(
       ErrorOf(Linear(ParallelMode::kRow, 64), StepOf({}, {.dgrad = kRingExchange}), "mxfp8"),
-      HasSubstr("dgrad: rows is 64, 64: shards of the mxfp8 operand grad_output"));
+      HasSubstr("dgrad.rows is 64, 64: shards of the mxfp8 operand grad_output"));
   // Nothing that is gathered beside a GEMM is cut.
   EXPECT_EQ(ErrorOf(small, StepOf({.dgrad = kBulk, .wgrad = kBulk}, {}), "mxfp8"), "");
 }
 
 TEST(OverlapCheck, RefusesProfilesThatTheMethodDoesNotHave) {
   EXPECT_THAT(RowError({.fprop = kRingExchange}, "bf16"),
-              HasSubstr("fprop: profile is rank_asc_fp32: a ring_exchange reduce-scatter sums in "
+              HasSubstr("fprop.profile is rank_asc_fp32: a ring_exchange reduce-scatter sums in "
                         "the order of ub_p2p"));
   ParallelStep step = StepOf({.wgrad = kBulk}, {});
   step.profile = {ReductionKind::kNccl};

@@ -212,7 +212,7 @@ TEST(AmaxGroupsOfSessions, ScalesOfHistoriesThatDifferAreFound) {
   const auto refused = session->Forward(ForwardOn(3, "1"), nullptr);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.status().message()),
-              AllOf(HasSubstr("amax_groups[input] is none: codes that tensor (ranks 0, 1) joins"),
+              AllOf(HasSubstr("amax_groups[input]: none; codes that tensor (ranks 0, 1) joins"),
                     HasSubstr("x rowwise scale_inv differs between ranks: rank 0 has"),
                     HasSubstr("rank 1 has")));
   EXPECT_EQ(DigestsOf(*session), before);

@@ -314,11 +314,11 @@ TEST_F(FullyShardedStates, Refusals) {
   spec = LinearLayers("bf16", {ParallelMode::kNone});
   spec.parallel = Ranks(1, 2);
   spec.parallel->reshard_after_forward = false;
-  EXPECT_THAT(refusal(spec), HasSubstr("parallel.reshard_after_forward: false"));
+  EXPECT_THAT(refusal(spec), HasSubstr("parallel.reshard_after_forward is false"));
   spec = LinearLayers("fp8_block:w_block_dim=1", {ParallelMode::kNone});
   spec.weights = kQuantized;
   spec.parallel = Sharded(Ranks(1, 2));
-  EXPECT_THAT(refusal(spec), HasSubstr("block_dim 1: sharded weights of fp8_block have tiles"));
+  EXPECT_THAT(refusal(spec), HasSubstr("block_dim is 1: sharded weights of fp8_block have tiles"));
 }
 
 }  // namespace

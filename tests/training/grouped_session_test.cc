@@ -273,7 +273,7 @@ TEST_F(GroupedStates, AFailedStepLeavesAllAsTheyWere) {
   forward.x = Normal(1, {kBatch - 2, kExpertColumns});
   const absl::Status wrong = session->Forward(forward, nullptr).status();
   EXPECT_EQ(wrong.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(wrong.message()), HasSubstr("layer fc1: layer.m_splits"));
+  EXPECT_THAT(std::string(wrong.message()), HasSubstr("layers[fc1].layer.m_splits"));
   // The groups are new, and backward communicates in those.
   ExpectSameStep(*undisturbed, *session, [](Session& each) {
     return each.Backward({"0", ExpertBatch(2)}, nullptr);
@@ -346,7 +346,7 @@ TEST_F(GroupedStates, Refusals) {
   EXPECT_THAT(
       std::string(
           OpenSession(*engine_, spec, ExpertParameters(), nullptr, nullptr).status().message()),
-      HasSubstr("parameters is fc1.bias.0: dim 0 = 128 of bf16[128]: it must be a multiple of 3"));
+      HasSubstr("parameters[fc1.bias.0] is bf16[128]: its dim 0 must be a multiple of 3"));
   // Where no rows are routed, layers may see other experts' rows.
   spec.parallel = Ranks(2);
   spec.layers[2].spec.m_splits = {0, 512, 0, 0};

@@ -154,7 +154,7 @@ TEST(HeldWeightAmaxes, TheGroupIsTheSessionsWhateverForwardsName) {
     const absl::Status status = session->Forward(named, nullptr).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(absl::StrCat("amax_groups[weight]: ", group, "; ")),
+                AllOf(HasSubstr(absl::StrCat("amax_groups[weight] is ", group, ": ")),
                       HasSubstr("weights are held quantized"), HasSubstr("the session's")));
   }
 }
@@ -256,7 +256,7 @@ TEST(HeldWeightAmaxes, RefusalsNameFieldValueAndRule) {
   // Of part 0 rank 0 alone would have both parts' amax, and rank 2 its own.
   for (const char* group : {"0,1/2/3", "0/1,2,3"}) {
     EXPECT_THAT(refusal(FullySharded(Ranks(2, 2)), group),
-                AllOf(HasSubstr(absl::StrCat("parallel.amax_groups[weight]: ", group, "; ")),
+                AllOf(HasSubstr(absl::StrCat("parallel.amax_groups[weight] is ", group, ": ")),
                       HasSubstr("(fully_sharded) quantize pieces of one weight")));
     EXPECT_THAT(refusal(WithFragments(Ranks(2, 2)), group),
                 HasSubstr("(distributed_optimizer) quantize pieces of one weight"));

@@ -356,7 +356,7 @@ TEST(ParallelSession, RefusesWhatDoesNotGoTogether) {
       HasSubstr("layers[1].layer.parallel_mode is none: on each rank its x is whole, and what "
                 "layer fc1 gives is divided along its rows"));
   EXPECT_THAT(refusal([](Spec& spec) { spec.layers[0].name = "rank0"; }),
-              HasSubstr("layers[0].name: rank0"));
+              HasSubstr("layers[0].name is rank0"));
   EXPECT_THAT(refusal([](Spec& spec) { spec.parallel->profile = {ReductionKind::kNccl}; }),
               HasSubstr("needs backend nccl"));
   EXPECT_THAT(refusal([](Spec& spec) { spec.parallel->backend = CollectiveBackend::kNccl; }),

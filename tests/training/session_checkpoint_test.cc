@@ -233,7 +233,7 @@ TEST_F(SessionRestore, RefusesStatesThatCannotBe) {
   for (NamedTensor& tensor : file_.tensors) {
     if (tensor.name == "fc1.input.scale") tensor.tensor = *Tensor::FromScalar(-1);
   }
-  ExpectMalformed("fc1.input.scale is -1: must be positive and finite");
+  ExpectMalformed("[fc1.input].scale is -1: must be positive and finite");
 }
 
 }  // namespace

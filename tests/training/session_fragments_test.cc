@@ -213,7 +213,7 @@ TEST_F(FragmentsOfOneLayer, RefusalsNameFieldValueAndRule) {
   // Blocks of 1 x 128 need their neighbours.
   spec = Spec("nvfp4:disable_2d_quantization=true", 2);
   spec.weights = kQuantized;
-  refused(spec, "fc1.weight: ", "block");
+  refused(spec, "fc1.weight.quantizer.", "block");
 }
 
 }  // namespace

@@ -294,22 +294,22 @@ TEST_F(SessionOpen, RefusesWhatMakesNoSense) {
   const auto good = TwoLayerParameters();
   SessionSpec spec = TwoLayerSpec("bf16");
   spec.layers.clear();
-  expect_refused(spec, good, "layers is 0: from 1 to 64");
+  expect_refused(spec, good, "layers is 0 given: from 1 to 64");
   spec = TwoLayerSpec("bf16");
   spec.layers[1].name = "fc1";
-  expect_refused(spec, good, "fc1 twice");
+  expect_refused(spec, good, "fc1: it is given twice");
   spec.layers[1].name = "a.b";
-  expect_refused(spec, good, "layers.name: \"a.b\"");
+  expect_refused(spec, good, "layers.name is \"a.b\"");
   spec = TwoLayerSpec("bf16");
   spec.weights = WeightStorage::kQuantized;
   expect_refused(spec, good, "recipe bf16 does not quantize weights");
   spec = TwoLayerSpec("bf16");
   spec.optimizer.adam.beta1 = 1;
-  expect_refused(spec, good, "beta1: 1");
+  expect_refused(spec, good, "beta1 is 1");
   spec = TwoLayerSpec("bf16");
   auto parameters = good;
   parameters["fc3.weight"] = good.at("fc1.weight");
-  expect_refused(spec, parameters, "fc3.weight; no layer of that name");
+  expect_refused(spec, parameters, "parameters[fc3.weight] is given: no layer has");
   parameters = good;
   parameters.erase("fc2.weight");
   expect_refused(spec, parameters, "layers[fc2].");
@@ -318,12 +318,15 @@ TEST_F(SessionOpen, RefusesWhatMakesNoSense) {
   expect_refused(spec, parameters, "layers[fc2].");
   parameters = good;
   parameters["fc1.main_grad"] = Normal(1, {kHidden, kIn}, DType::kF32);
-  expect_refused(spec, parameters, "fc1.main_grad; this session keeps no such tensor");
+  expect_refused(spec, parameters,
+                 "parameters[fc1.main_grad] is given: this session keeps no such tensor");
   spec.main_grads = true;
   parameters["fc1.main_grad"] = Normal(1, {kHidden, kIn});
-  expect_refused(spec, parameters, "fc1.main_grad is bf16[96x64]: it must be f32[96x64]");
+  expect_refused(spec, parameters,
+                 "parameters[fc1.main_grad] is bf16[96x64]: it must be f32[96x64]");
   parameters["fc1.main_grad"] = Normal(1, {kIn, kHidden}, DType::kF32);
-  expect_refused(spec, parameters, "fc1.main_grad is f32[64x96]: it must be f32[96x64]");
+  expect_refused(spec, parameters,
+                 "parameters[fc1.main_grad] is f32[64x96]: it must be f32[96x64]");
   spec.main_grads = false;
   spec.masters = Masters::kBf16Remainder;
   parameters = good;

@@ -141,7 +141,7 @@ TEST_F(SessionWeights, BuiltWithoutGradRefusesToTrainWhereTheFormatHasNot) {
   const absl::Status refused = session_->Forward(ForwardOf(2), nullptr).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
   EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("layer fc1: parameters[weight]: no columnwise codes"));
+              HasSubstr("layers[fc1].parameters[weight] is without columnwise codes"));
   EXPECT_EQ(DigestsOf(*session_), before);
 }
 
