@@ -69,8 +69,7 @@ absl::Status CheckScaleLayout(const QuantizeWork& work) {
         ScaleArrayTypeOf(ScaleArrayOf(spec.format, spec.block_dim, usage, work.tensor.type->shape),
                          work.scale_layout);
     if (type.ok()) continue;
-    return Refuse("scale_layout", std::string(ScaleLayoutName(work.scale_layout)),
-                  std::string(type.status().message()));
+    return AsField("scale_layout", type.status());
   }
   return absl::OkStatus();
 }

@@ -133,7 +133,7 @@ TEST_F(FormatCommandTest, ScalesComeInThreeLayouts) {
     }
   }
   for (const auto& [recipe, message] :
-       {std::pair{"fp8_block", "has no swizzled layout"}, {"fp8_current", "has no block scales"}}) {
+       {std::pair{"fp8_block", "has no such layout"}, {"fp8_current", "has no block scales"}}) {
     const ProcessResult result = Quantgate({"quantize", Sample("fc1.x"), "--recipe", recipe,
                                             "--role", "input", "--scale-layout", "swizzled"});
     EXPECT_EQ(result.exit_code, 2);

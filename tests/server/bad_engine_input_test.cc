@@ -44,7 +44,7 @@ TEST_F(BadInputTest, Quantize) {
         r.mutable_recipe()->set_name("fp8_delayed");
         *r.mutable_scale() = Generated("uniform", 1, "f32", {1});
       },
-      {kInvalid, "delayed.amax_history", "absent", "f32[L]"});
+      {kInvalid, "amax_history", "absent", "f32[L]"});
   refuse(
       [](auto& r) {
         r.mutable_recipe()->set_name("mxfp8");
@@ -167,9 +167,9 @@ TEST_F(BadInputTest, PartsOfQuantizedTensors) {
   refuse([](auto& r) { r.mutable_description()->mutable_rowwise()->set_element("bf15"); },
          {kInvalid, "description.rowwise.element", "\"bf15\"", "dtype"});
   refuse([](auto& r) { r.mutable_description()->mutable_rowwise()->set_block_dim(3); },
-         {kInvalid, "description.rowwise", "nvfp4", "block_dim 3"});
+         {kInvalid, "description.rowwise", "nvfp4", "block_dim is 3"});
   refuse([](auto& r) { r.mutable_description()->mutable_rowwise()->set_e4m3_max(300); },
-         {kInvalid, "description.rowwise", "nvfp4", "e4m3_max 300"});
+         {kInvalid, "description.rowwise", "nvfp4", "e4m3_max is 300"});
   refuse([](auto& r) { r.mutable_description()->add_shape(64); },
          {kInvalid, "description.shape", "64", "the codes are of 32x64"});
   refuse(

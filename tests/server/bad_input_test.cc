@@ -175,7 +175,8 @@ const std::vector<SpecRow>& SpecRows() {
              ->mutable_type()
              ->set_shape(1, 72);
        },
-       {kInvalid, "spec.variants[0].recipe", "K = 72", "multiple of 16"}},
+       {kInvalid, "spec.variants[0].recipe", "fp8_current",
+        "K is 72 and must be a multiple of 16"}},
       {"unknown recipe",
        [](v1::RunSpec& s) { s.mutable_variants(0)->mutable_recipe()->set_name("fp9"); },
        {kInvalid, "spec.variants[0].recipe.name", "\"fp9\"",
@@ -198,7 +199,8 @@ const std::vector<SpecRow>& SpecRows() {
        {kInvalid, "spec.variants[0].recipe.knobs[\"fp8_format\"]", "\"e4m3\"", "fp8_current"}},
       {"dims off the blocks",
        [](v1::RunSpec& s) { *s.mutable_variants(0) = MakeVariant("mxfp8", "", ""); },
-       {kInvalid, "spec.variants[0].recipe", "N = 48", "multiple of 32 under mxfp8"}},
+       {kInvalid, "spec.variants[0].recipe", "mxfp8",
+        "N is 48 and must be a multiple of 32 under mxfp8"}},
       {"pure E5M2",
        [](v1::RunSpec& s) { SetKnob(s, "mxfp8", "fp8_format", "e5m2"); },
        {kInvalid, "spec.variants[0].recipe.knobs[\"fp8_format\"]", "\"e5m2\"", "pure E5M2"}},
@@ -246,7 +248,7 @@ const std::vector<SpecRow>& SpecRows() {
          (*s.mutable_step()->mutable_delayed_state())["input.scale"] =
              Generated("uniform", 1, "f32", {1});
        },
-       {kInvalid, "spec.variants[0].recipe", "absent", "f32[L]"}},
+       {kInvalid, "spec.variants[0].recipe", "fp8_delayed", "f32[L]"}},
       {"a state that no variant looks at",
        [](v1::RunSpec& s) {
          (*s.mutable_step()->mutable_delayed_state())["input.scale"] =

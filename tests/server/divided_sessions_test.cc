@@ -136,11 +136,12 @@ TEST_F(ParallelSessionsTest, ShardedWeightsAreRefusedWhereNothingDividesThem) {
   const auto invalid = grpc::StatusCode::INVALID_ARGUMENT;
   v1::OpenSessionRequest request = OpenRequest(2, 1, "column");
   request.mutable_spec()->mutable_parallel()->set_fully_sharded(true);
-  ExpectRefused(request, invalid,
-                "spec.parallel.fully_sharded is true: it divides weights over data_parallel copies");
+  ExpectRefused(
+      request, invalid,
+      "spec.parallel.fully_sharded is true: it divides weights over data_parallel copies");
   request = OpenRequest(1, 2, "");
   request.mutable_spec()->mutable_parallel()->set_reshard_after_forward(false);
-  ExpectRefused(request, invalid, "spec.parallel.reshard_after_forward: false");
+  ExpectRefused(request, invalid, "spec.parallel.reshard_after_forward is false");
   request = ShardedRequest(2);
   request.mutable_spec()->mutable_recipe()->set_name("fp8_block");
   (*request.mutable_spec()->mutable_recipe()->mutable_knobs())["w_block_dim"] = "1";
@@ -184,7 +185,8 @@ TEST_F(ParallelSessionsTest, DividedExpertsHaveTheBitsOfOneRank) {
   ExpectRefused(request, invalid, "spec.parallel.tensor_parallel is 2: with expert_parallel");
   request = OpenRequest(1, 1, "");
   request.mutable_spec()->mutable_parallel()->set_expert_parallel(2);
-  ExpectRefused(request, invalid, "spec.parallel.expert_parallel is 2: no layer is a grouped_linear");
+  ExpectRefused(request, invalid,
+                "spec.parallel.expert_parallel is 2: no layer is a grouped_linear");
 }
 
 // What is no sum over the ranks has the bits of all weights on one rank; of copies, those of whole

@@ -268,7 +268,7 @@ TEST_F(LayerKindsTest, RefusesWhatMakesNoLayer) {
       {"a negative epsilon",
        LayerNormLinearSpec,
        [](v1::LayerStep& s) { s.mutable_layer()->mutable_norm()->set_epsilon(-1); },
-       {kInvalid, "spec.step.layer.norm", "-1", "0"}},
+       {kInvalid, "spec.step.layer.norm.epsilon", "-1", "0"}},
       {"an unknown activation",
        LayerNormMlpSpec,
        [](v1::LayerStep& s) { s.mutable_layer()->mutable_activation()->set_kind("mish"); },

@@ -88,13 +88,14 @@ TEST_F(ParallelSessionsTest, CopiesAndRefusals) {
   EXPECT_EQ(OutputOf(forward, "y"), OutputOf(Forward(Open(OpenRequest(1, 1, ""))), "y"));
 
   const auto invalid = grpc::StatusCode::INVALID_ARGUMENT;
-  ExpectRefused(OpenRequest(3, 4, "column"), invalid, "spec.parallel: tp3 dp4 sp");
+  ExpectRefused(OpenRequest(3, 4, "column"), invalid, "spec.parallel is tp3 dp4 sp");
   ExpectRefused(OpenRequest(2, 1, ""), invalid, "no layer has a parallel_mode");
   ExpectRefused(OpenRequest(1, 1, "column"), invalid, "spec.layers[0].layer.parallel_mode");
   ExpectRefused(OpenRequest(5, 1, "column"), invalid, "multiple of 5");
   v1::OpenSessionRequest request = OpenRequest(2, 1, "column");
   request.mutable_spec()->mutable_parallel()->set_backend("mpi");
-  ExpectRefused(request, invalid, "spec.parallel.backend is \"mpi\": known: local, nccl");
+  ExpectRefused(request, invalid,
+                "spec.parallel.backend is \"mpi\": unknown name; known: local, nccl");
   request.mutable_spec()->mutable_parallel()->set_backend("nccl");
   ExpectRefused(request, grpc::StatusCode::FAILED_PRECONDITION, "needs a GPU for each");
   request = OpenRequest(2, 1, "column");

@@ -88,7 +88,8 @@ TEST_F(ResultSizeTest, OfASessionsForward) {
   *step.mutable_forward()->mutable_x() = Generated("normal", 1, "bf16", {1024, 16});
   v1::SessionStepResponse response;
   grpc::ClientContext too_large;
-  ExpectRefused(sessions->Step(&too_large, step, &response), "step", "y: bf16[1024x1024]");
+  ExpectRefused(sessions->Step(&too_large, step, &response), "forward.layers[fc].y",
+                "y is bf16[1024x1024]");
   // It is where it was.
   *step.mutable_forward()->mutable_x() = Generated("normal", 1, "bf16", {512, 16});
   grpc::ClientContext fits;

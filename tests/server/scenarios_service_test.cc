@@ -169,7 +169,8 @@ TEST(ScenariosServiceTest, RefusesUnknownNamesAndDevices) {
   TestServer server;
   const Outcome unknown = RunOn(server, Named({kRoundUp, "no-such"}, false));
   EXPECT_EQ(unknown.status.error_code(), grpc::StatusCode::NOT_FOUND);
-  EXPECT_THAT(unknown.status.error_message(), HasSubstr("\"no-such\"; known: "));
+  EXPECT_THAT(unknown.status.error_message(),
+              HasSubstr("names is \"no-such\": unknown name; known: "));
   EXPECT_TRUE(unknown.events.empty());
   const v1::ErrorDetail detail = DetailOf(unknown.status);
   EXPECT_EQ(detail.field(), "names");

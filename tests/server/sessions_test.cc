@@ -421,7 +421,7 @@ TEST_F(SessionsTest, RequestsThatMakeNoSenseNameTheField) {
   };
   v1::OpenSessionRequest request = OpenRequest();
   request.mutable_spec()->set_masters("f64");
-  refused(request, "spec.masters", "none | f32 | bf16_remainder");
+  refused(request, "spec.masters", "none, f32, bf16_remainder");
   request = OpenRequest();
   request.mutable_spec()->mutable_layers(1)->mutable_layer()->set_kind("liner");
   refused(request, "spec.layers[1].layer.kind", "liner");
@@ -433,7 +433,7 @@ TEST_F(SessionsTest, RequestsThatMakeNoSenseNameTheField) {
   refused(request, "lease_seconds", "-1");
   request = OpenRequest();
   (*request.mutable_parameters())["fc1.weight"] = Generated("normal", 1, "bf16", {8, kSize});
-  refused(request, "spec", "layers[fc2].x is bf16[0x8]: its last dim must be K = 32");
+  refused(request, "spec.layers[fc2].x", "layers[fc2].x is bf16[0x8]: its last dim must be K = 32");
   v1::SessionStepRequest step;
   step.set_session_id(Open().session_id());
   EXPECT_EQ(Step(step).error_code(), grpc::StatusCode::INVALID_ARGUMENT);

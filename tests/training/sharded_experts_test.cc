@@ -339,8 +339,8 @@ TEST_F(ShardedExpertStates, RefusalsNameFieldValueAndRule) {
                 spec.recipe = *Recipe::Parse("nvfp4:disable_2d_quantization=true");
                 spec.weights = kQuantized;
               }),
-              AllOf(HasSubstr("layer fc1: fc1.weight."),
-                    HasSubstr(": block_dim 1: sharded weights of nvfp4 have tiles")));
+              AllOf(HasSubstr("layers[fc1].fc1.weight."),
+                    HasSubstr(".block_dim is 1: sharded weights of nvfp4 have tiles")));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
 #include "kernels/validate/scenarios/fault_seeder.h"
@@ -123,7 +124,10 @@ absl::StatusOr<std::vector<const Scenario*>> FindScenarios(const ScenarioLibrary
   // A client's text, of any length.
   constexpr size_t kNameShownMax = 64;
   const std::string shown = absl::CEscape(wanted.begin()->substr(0, kNameShownMax));
-  return absl::NotFoundError(absl::StrCat("names: \"", shown, "\"; known: ", known));
+  return StatusOf({.code = absl::StatusCode::kNotFound,
+                   .field = "names",
+                   .value = absl::StrCat("\"", shown, "\""),
+                   .rule = absl::StrCat("unknown name; known: ", known)});
 }
 
 ScenarioResult RunScenario(Engine& engine, const Scenario& scenario, const Fault* fault,
