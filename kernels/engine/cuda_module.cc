@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/cuda_entry.h"
 
@@ -100,15 +101,15 @@ absl::StatusOr<const CudaCollectives*> FindCudaCollectives() {
 }
 
 absl::Status CublasLtOnCpu(const Arithmetic& arithmetic) {
-  const std::string what = absl::StrCat("arithmetic is ", arithmetic.ToString(), ": ");
-  if (!IsBuiltWithCuda()) {
-    return absl::UnimplementedError(
-        absl::StrCat(what, "this build has no CUDA engine; sm90 is its model, with the same bits"));
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      what,
-      "it needs a CUDA device, and this engine runs on the CPU; sm90 is its model, with the "
-      "same bits"));
+  const bool is_built = IsBuiltWithCuda();
+  return StatusOf(
+      {.code = is_built ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnimplemented,
+       .field = "arithmetic",
+       .value = arithmetic.ToString(),
+       .rule = absl::StrCat(is_built ? "it needs a CUDA device, and this engine runs on "
+                                       "the CPU"
+                                     : "this build has no CUDA engine",
+                            "; sm90 is its model, with the same bits")});
 }
 
 }  // namespace quantgate

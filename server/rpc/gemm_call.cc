@@ -43,7 +43,7 @@ absl::StatusOr<DeviceWork> PrepareGemm(ServiceContext& context, const v1::GemmRe
   QG_ASSIGN_OR_RETURN(GemmWork work, CheckGemmRequest(context, request));
   const absl::StatusOr<Device*> device =
       LeastLoadedWith(context.devices, std::span(&work.desc.arithmetic, 1));
-  if (!device.ok()) return WithinField("arithmetic", device.status());
+  if (!device.ok()) return AsField("arithmetic", device.status());
   return DeviceWork{"",
                     [&context, &response, work = std::move(work)](
                         Device& device, const Cancellation& cancellation) mutable {

@@ -68,7 +68,7 @@ absl::StatusOr<OpeningWork> BeginOpening(ServiceContext& context, const Request&
 absl::StatusOr<Device*> DeviceForSession(ServiceContext& context, const SessionSpec& spec) {
   absl::StatusOr<Device*> device = LeastLoadedWith(context.devices, {&spec.arithmetic, 1});
   if (device.ok()) return device;
-  return WithinField("spec.arithmetic", device.status());
+  return AsField("spec.arithmetic", device.status());
 }
 
 absl::Status Finish(ServiceContext& context, Device& device, OpeningWork& work,

@@ -275,7 +275,7 @@ TEST_F(ExplainCommandTest, RefusesHalfAQuestion) {
       {{"--codes", kFile + ":fc1.x"}, "--codes needs --source and --scale-inv"},
       {{"--source", kFile + ":fc1.x", "--codes", kFile + ":fc1.x@u8", "--scale-inv",
         kFile + ":fc1.bias"},
-       "--scale-inv: bf16[2048]"},
+       "--scale-inv is bf16[2048]"},
       {{"--a", kFile + ":fc1.x", "--b", kFile + ":fc1.weight", "--d", kFile + ":fc1.x"},
        "the GEMM's output is 256x2048"},
   };

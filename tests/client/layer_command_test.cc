@@ -413,7 +413,7 @@ TEST_F(VerifyTest, ABoundTakesAnotherOrderOfSummationAndNoMore) {
   EXPECT_THAT(result.out, HasSubstr("y exceeds its bound in 1 of 524,288 elements"));
   result = Verify(With("y", *y.Reinterpret(DType::kBF16, {2048, 256})), by_bound);
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, HasSubstr("--subject y: "));
+  EXPECT_THAT(result.err, HasSubstr("--subject y is "));
   EXPECT_THAT(result.err, HasSubstr("256x2048"));
   result = Verify(exact, {"--arithmetic", "exact", "--require", "bound"});
   EXPECT_EQ(result.exit_code, 2);

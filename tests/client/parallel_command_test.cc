@@ -223,7 +223,7 @@ TEST_F(ParallelCommandTest, ExpertsOnSeveralRanksHaveTheBitsOfOne) {
               AllOf(HasSubstr("PASS"), HasSubstr("mxfp8 / none / auto / ep3"), HasSubstr("dw.2")));
   const ProcessResult many = Quantgate(Arguments{"run", "--ep", "4"} + experts);
   EXPECT_EQ(many.exit_code, 2);
-  EXPECT_THAT(many.err, HasSubstr("--ep: 4; each rank has an expert at least, of 3"));
+  EXPECT_THAT(many.err, HasSubstr("--ep is 4: each rank has an expert at least, of 3"));
   const ProcessResult both = Quantgate(Arguments{"run", "--ep", "2", "--tp", "2"} + experts);
   EXPECT_EQ(both.exit_code, 2);
   EXPECT_THAT(both.err, HasSubstr("with --ep the ranks of a copy divide experts alone"));
@@ -266,7 +266,7 @@ TEST_F(ParallelCommandTest, CopiesOfExpertsShareTheAmaxOfTheirRows) {
       Quantgate(Arguments{"run"} + experts + Arguments{"--amax-group", "input=0,1/2,3"});
   EXPECT_EQ(apart.exit_code, 2);
   EXPECT_THAT(apart.err,
-              HasSubstr("--amax-group input: 0,1/2,3; each expert is whole on its rank"));
+              HasSubstr("--amax-group input is 0,1/2,3: each expert is whole on its rank"));
 }
 
 /// The words of a command that a report prints, without the program's name; none needs quotes.
@@ -330,7 +330,7 @@ TEST_F(ParallelCommandTest, BadInput) {
   EXPECT_THAT(refusal({"--sequence-parallel"}),
               HasSubstr("--sequence-parallel: given without --tp"));
   EXPECT_THAT(refusal({"--tp", "3"}), HasSubstr("multiple of 3"));
-  EXPECT_THAT(refusal({"--dp", "2"}), HasSubstr("--dp: 2; copies of a layer are of sessions"));
+  EXPECT_THAT(refusal({"--dp", "2"}), HasSubstr("--dp is 2: copies of a layer are of sessions"));
   EXPECT_THAT(refusal({"--overlap", "default"}), HasSubstr("--overlap: given without --tp"));
   EXPECT_THAT(refusal({"--tp", "2", "--overlap", "fprop=none"}),
               HasSubstr("\"fprop=none\" is none of column_fprop"));

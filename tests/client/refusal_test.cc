@@ -61,7 +61,7 @@ TEST_F(RefusalTest, BadInputNamesFieldValueAndRule) {
       {Run({"--recipe", "bf16", "--requires-grad", "q"}), 2, "--requires-grad: \"q\""},
       {Run({"--recipe", "bf16", "--weight", "gen:normal,shape=16x32"}), 2, "--weight: 2 given"},
       {Run({"--recipe", "bf16", "--layer", "layernorm_linear"}), 2, "--gamma is absent"},
-      {Run({"--recipe", "bf16", "--gamma", "gen:normal,shape=32"}), 2, "--gamma: bf16[32]"},
+      {Run({"--recipe", "bf16", "--gamma", "gen:normal,shape=32"}), 2, "--gamma is bf16[32]"},
       {Run({"--recipe", "bf16", "--param", "weight"}), 2, "--param: \"weight\" is no NAME=TENSOR"},
       {Run({"--recipe", "bf16", "--layer", "grouped_linear", "--m-splits", "17"}), 2,
        "has 16 rows"},
