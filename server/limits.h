@@ -87,9 +87,14 @@ inline constexpr int kStatusMessageBytesMax = 2048;
 /// How long a client that was refused for a full queue should wait.
 inline constexpr absl::Duration kRetryAfter = absl::Seconds(1);
 
-/// HTTP connections open at once, of which one more ends the oldest: probes and scrapers are a
-/// handful, and one that comes among many others is answered long before as many follow it.
-inline constexpr int kHttpConnectionsMax = 256;
+/// HTTP connections open at once, before another of which the oldest goes that has not asked:
+/// probes and scrapers are a handful, and their requests come with them. Descriptors for the first
+/// of them are kept where others take all there are.
+inline constexpr int kHttpConnectionsMax = 64;
+inline constexpr int kHttpConnectionsKept = 8;
+/// A connection has this long for its request: more than a probe waits, and a slow one is gone
+/// soon.
+inline constexpr absl::Duration kHttpRequestTimeMax = absl::Seconds(5);
 /// A connection answers one request and is ended this long after it was accepted. Prometheus waits
 /// 10 s for a scrape by default, other probes less.
 inline constexpr absl::Duration kHttpConnectionAgeMax = absl::Seconds(10);
