@@ -52,6 +52,9 @@ inline constexpr int64_t kWritebackBytes = 8 << 20;
 /// before it asks for anything. And at least: a server for fewer does not start.
 inline constexpr int64_t kConnectionsMax = 4096;
 inline constexpr int64_t kConnectionsLeast = 4;
+/// A connection without calls is closed after this long, so that those who hold one for later do
+/// not keep others out for ever; gRPC's clients connect again when they call.
+inline constexpr absl::Duration kConnectionIdleMax = absl::Minutes(2);
 /// How long a peer may leave what was sent to it unacknowledged.
 inline constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(20);
 

@@ -57,7 +57,7 @@ constexpr absl::Duration kStuckPeriod = absl::Milliseconds(100);
 /// what they have been sent. It may wait for several messages, one after another.
 constexpr absl::Duration kRoomWaitMax = absl::Seconds(15);
 
-void SetChannelArguments(grpc::ServerBuilder& builder, int64_t buffer_bytes_max) {
+void SetChannelArguments(grpc::ServerBuilder& builder, const ServerOptions& options) {
   builder.SetMaxReceiveMessageSize(kMessageBytesMax);
   builder.SetMaxSendMessageSize(kMessageBytesMax);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
@@ -71,8 +71,11 @@ void SetChannelArguments(grpc::ServerBuilder& builder, int64_t buffer_bytes_max)
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
                              static_cast<int>(absl::ToInt64Milliseconds(kKeepaliveTimeout)));
+  builder.AddChannelArgument(
+      GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+      static_cast<int>(absl::ToInt64Milliseconds(options.connection_idle_max)));
   grpc::ResourceQuota quota("quantgate");
-  quota.Resize(static_cast<size_t>(buffer_bytes_max));
+  quota.Resize(static_cast<size_t>(options.grpc_buffer_bytes_max));
   quota.SetMaxThreads(kReflectionThreadsMax);
   builder.SetResourceQuota(quota);
 }
@@ -301,7 +304,7 @@ absl::Status RunningServer::Listen() {
   services_.push_back(MakeScenariosService(*context_));
   services_.push_back(MakeSessionsService(*context_));
   grpc::ServerBuilder builder;
-  SetChannelArguments(builder, options_.grpc_buffer_bytes_max);
+  SetChannelArguments(builder, options_);
   for (const auto& service : services_) builder.RegisterService(service.get());
   unknown_methods_ = MakeUnknownMethods(*metrics_);
   builder.RegisterCallbackGenericService(unknown_methods_.get());

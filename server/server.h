@@ -71,6 +71,8 @@ struct ServerOptions {
   /// How long a client may leave what it is sent, also while other connections wait for the room.
   absl::Duration send_idle_max = kSendIdleMax;
   absl::Duration send_idle_when_short = kSendIdleWhenShort;
+  /// How long a connection may have no call.
+  absl::Duration connection_idle_max = kConnectionIdleMax;
   /// While the file system of `data_dir` has less left, the server is not ready.
   int64_t disk_reserve_bytes = kDiskReserveBytes;
   DiskRoomReader read_disk_room = &ReadDiskRoom;  ///< Another: for tests.
