@@ -64,6 +64,12 @@ inline constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(20);
 inline constexpr int64_t kSendBytesMax = 256 << 20;
 inline constexpr int64_t kSendConnectionBytesMax = 16 << 20;
 inline constexpr int64_t kSendPieceBytesLeast = 64 << 10;
+/// And the largest that pieces grow to: the least on the plateau of the transfer rate. A client is
+/// not seen to take any of a piece before it has taken all of it.
+inline constexpr int64_t kSendPieceBytesMost = 256 << 10;
+/// What a connection may hold of the part that is kept for those that hold little: two of the
+/// largest pieces, one that is sent and one that is read meanwhile.
+inline constexpr int64_t kSendConnectionBytesShare = 2 * kSendPieceBytesMost;
 /// A call whose client has taken nothing of what is sent to it for this long is ended, so that a
 /// stream without a reader, which may have waited for room first, ends within two minutes.
 inline constexpr absl::Duration kSendIdleMax = absl::Seconds(45);
