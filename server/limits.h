@@ -70,11 +70,17 @@ inline constexpr int64_t kSendPieceBytesMost = 256 << 10;
 /// What a connection may hold of the part that is kept for those that hold little: two of the
 /// largest pieces, one that is sent and one that is read meanwhile.
 inline constexpr int64_t kSendConnectionBytesShare = 2 * kSendPieceBytesMost;
-/// A call whose client has taken nothing of what is sent to it for this long is ended, so that a
-/// stream without a reader, which may have waited for room first, ends within two minutes.
+/// A call is ended when its client has not taken a message in this time and what the message takes
+/// at kSendRateLeast. So a stream without a reader, which may have waited for room first, ends
+/// within little more than two minutes, and whoever takes that many bytes a second of a stream,
+/// with pauses no longer than this, is never cut off.
 inline constexpr absl::Duration kSendIdleMax = absl::Seconds(45);
 /// The same while other connections wait for the room.
 inline constexpr absl::Duration kSendIdleWhenShort = absl::Seconds(10);
+inline constexpr int64_t kSendRateLeast = 16 << 10;
+/// What the system holds of a connection that it has not sent yet. With the megabytes that it would
+/// hold by itself, a client that takes them slowly would be seen to take nothing for minutes.
+inline constexpr int kUnsentBytesMax = 128 << 10;
 /// A piece that takes longer is followed by a smaller one.
 inline constexpr absl::Duration kSendPieceTime = absl::Seconds(1);
 /// Events of runs that have ended, which those who followed them have still to be sent: others of

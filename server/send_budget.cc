@@ -100,7 +100,7 @@ int64_t SendBudget::Wait(const std::shared_ptr<Connection>& connection, int64_t 
     const std::lock_guard lock(mutex_);
     token = ++last_token_;
     if (connection->waiters.empty()) round_.push_back(connection);
-    connection->waiters.push_back({token, least, most, Clock::now(), std::move(answer)});
+    connection->waiters.push_back({token, least, most, now_(), std::move(answer)});
     answered = Serve();
   }
   for (Answered& one : answered) std::move(one.answer)(std::move(one.room));

@@ -23,6 +23,7 @@ namespace quantgate {
 class SendBudget : public std::enable_shared_from_this<SendBudget> {
  public:
   using Clock = std::chrono::steady_clock;
+  using Now = Clock::time_point (*)();
 
   /// Bounds, each with a part that is kept back so that those who take what they are sent get on
   /// beside others who do not.
@@ -38,7 +39,7 @@ class SendBudget : public std::enable_shared_from_this<SendBudget> {
     int64_t share = kSendConnectionBytesShare;
   };
 
-  explicit SendBudget(Limits limits) : limits_(limits) {}
+  explicit SendBudget(Limits limits, Now now = &Clock::now) : limits_(limits), now_(now) {}
   SendBudget() : SendBudget(Limits{}) {}
 
   /// What one connection holds and who waits there.
@@ -124,6 +125,7 @@ class SendBudget : public std::enable_shared_from_this<SendBudget> {
   [[nodiscard]] std::vector<Answered> Serve() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Limits limits_;
+  const Now now_;
   mutable std::mutex mutex_;
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t last_token_ ABSL_GUARDED_BY(mutex_) = 0;

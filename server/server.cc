@@ -224,7 +224,8 @@ absl::Status RunningServer::Open() {
   storing_ = std::make_unique<Executor>(1);
   transfers_ = std::make_unique<Executor>(std::max(4, cpus));
   send_budget_ = std::make_shared<SendBudget>(
-      SendBudget::Limits{options_.send_bytes_max, options_.send_connection_bytes_max});
+      SendBudget::Limits{options_.send_bytes_max, options_.send_connection_bytes_max},
+      options_.now);
   context_.reset(new ServiceContext{options_, devices_, watch_, *blobs_, *tensors_, *run_store_,
                                     *loader_, *sessions_, hardware_checks_, *executor_, *storing_,
                                     *transfers_, *metrics_, ranks_, calls_, is_draining_,
@@ -308,7 +309,9 @@ absl::Status RunningServer::Listen() {
   for (const auto& service : services_) builder.RegisterService(service.get());
   unknown_methods_ = MakeUnknownMethods(*metrics_);
   builder.RegisterCallbackGenericService(unknown_methods_.get());
-  builder.experimental().SetInterceptorCreators(MakeMalformedCallAnswers(*metrics_));
+  InterceptorFactories interceptors = MakeMalformedCallAnswers(*metrics_);
+  interceptors.push_back(MakeSendWatch(calls_));
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
   // gRPC never sees the addresses: the listener hands it what it has accepted.
   if (listener_ != nullptr) {
     using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
@@ -396,7 +399,7 @@ void RunningServer::Maintain() {
   HeapTrimmer trimmer;
   // Not by a deadline of the wall clock, which would be a day away once that is set back by one.
   std::unique_lock lock(maintenance_mutex_);
-  while (!maintenance_ends_.wait_for(lock, std::chrono::seconds(1),
+  while (!maintenance_ends_.wait_for(lock, options_.maintenance_period,
                                      [this] { return is_maintenance_over_; })) {
     EndUnread();
     sessions_->ExpireLeases();
@@ -409,7 +412,7 @@ void RunningServer::Maintain() {
 }
 
 void RunningServer::EndUnread() {
-  const auto now = SendBudget::Clock::now();
+  const auto now = options_.now();
   const absl::Duration patience =
       send_budget_->is_short() ? options_.send_idle_when_short : options_.send_idle_max;
   const int unread = calls_.CancelIdle(now, kUploadIdleMax, patience);

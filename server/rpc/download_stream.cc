@@ -80,10 +80,7 @@ DownloadStream::Actions DownloadStream::DecideActions() {
 // end of `this`, and with none `this` may be gone already.
 void DownloadStream::Start(const Actions& actions) {
   if (actions.read) call_.context().transfers.Run([this] { AskForRoom(); }, connection_.get());
-  if (actions.write) {
-    call_.MessageBegun();
-    StartWrite(&sending_.buffer);
-  }
+  if (actions.write) StartWrite(&sending_.buffer);
   if (actions.end.has_value()) Finish(call_.End(*actions.end));
 }
 

@@ -133,7 +133,6 @@ void RunStream::Send(std::shared_ptr<const std::string> event, SendBudget::Room 
   room.ShrinkTo(bytes);
   event_ = BufferOf(std::move(event), std::move(room));
   ++next_sequence_;
-  call_.MessageBegun();
   if (!*is_last) return StartWrite(&event_);
   // The status goes with it.
   call_.MessageSent();
