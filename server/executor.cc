@@ -17,10 +17,16 @@ Executor::~Executor() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void Executor::Run(Task task) {
+void Executor::Run(Task task, const void* owner) {
   {
     const std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
+    const auto waiting = owner == nullptr ? further_.end() : further_.find(owner);
+    if (waiting != further_.end()) {
+      waiting->second.push_back(std::move(task));
+    } else {
+      tasks_.push_back({std::move(task), owner});
+      if (owner != nullptr) further_.try_emplace(owner);
+    }
   }
   has_work_.notify_one();
 }
@@ -36,11 +42,23 @@ void Executor::RunWhenIdle(Task task) {
 Executor::Task Executor::Next() {
   std::unique_lock lock(mutex_);
   has_work_.wait(lock, [this] { return stopping_ || !tasks_.empty() || !idle_tasks_.empty(); });
-  std::deque<Task>& tasks = tasks_.empty() ? idle_tasks_ : tasks_;
-  if (tasks.empty()) return nullptr;
-  Task task = std::move(tasks.front());
-  tasks.pop_front();
-  return task;
+  if (tasks_.empty() && idle_tasks_.empty()) return nullptr;
+  if (tasks_.empty()) {
+    Task task = std::move(idle_tasks_.front());
+    idle_tasks_.pop_front();
+    return task;
+  }
+  Waiting next = std::move(tasks_.front());
+  tasks_.pop_front();
+  if (next.owner == nullptr) return std::move(next.task);
+  const auto further = further_.find(next.owner);
+  if (further->second.empty()) {
+    further_.erase(further);
+  } else {
+    tasks_.push_back({std::move(further->second.front()), next.owner});
+    further->second.pop_front();
+  }
+  return std::move(next.task);
 }
 
 void Executor::Work() {

@@ -110,23 +110,31 @@ struct Scrape {
 
 using Clock = std::chrono::steady_clock;
 
-/// How long connections that wait for a descriptor wait for each other.
-constexpr std::chrono::milliseconds kStarvedTurn{100};
+/// How long a connection has at least for a request that did not come with it, before it makes room
+/// for others: so many, and no more, come and go under a flood of them.
+constexpr std::chrono::milliseconds kTurn{2};
 
 struct OpenConnection {
+  enum class State { kAsking, kSuspended, kAnswered };
+
   int socket;
   Clock::time_point accepted;
+  State state = State::kAsking;
+  bool is_ended = false;  ///< Shut down; the library closes it, a suspended one when that goes on.
 };
+using Connections = std::list<OpenConnection>;
 
 /// Everything runs on `loop_` but for what says otherwise.
 class MicroHttpEndpoint : public HttpEndpoint {
  public:
   MicroHttpEndpoint(Sources sources, Bounds bounds)
       : sources_(std::move(sources)),
-        connections_max_(static_cast<size_t>(bounds.connections_max)),
+        connections_max_(static_cast<size_t>(std::max(2, bounds.connections_max))),
+        request_time_max_(absl::ToChronoNanoseconds(bounds.request_time_max)),
         age_max_(absl::ToChronoNanoseconds(bounds.connection_age_max)),
-        wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-        spare_(::fcntl(wake_, F_DUPFD_CLOEXEC, 0)) {}
+        wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    KeepSpares();
+  }
 
   ~MicroHttpEndpoint() override {
     is_stopping_ = true;
@@ -136,9 +144,10 @@ class MicroHttpEndpoint : public HttpEndpoint {
     }
     if (rendering_.joinable()) rendering_.join();  // No connection is suspended behind this.
     if (daemon_ != nullptr) MHD_stop_daemon(daemon_);
-    for (const int descriptor : {listener_, spare_, wake_}) {
+    for (const int descriptor : {listener_, wake_}) {
       if (descriptor >= 0) ::close(descriptor);
     }
+    for (const int spare : spares_) ::close(spare);
   }
 
   absl::Status Listen(const std::string& address);
@@ -148,8 +157,11 @@ class MicroHttpEndpoint : public HttpEndpoint {
   void Serve();
   void Wake();
   int PollTimeout() const;
+  void KeepSpares();
   bool Accept();
-  void EndOld(size_t kept_max);
+  bool EndOldest();
+  void EndOld();
+  Clock::time_point EndOf(const OpenConnection& connection) const;
   MHD_Result Answer(MHD_Connection* connection, const std::string& path, const std::string& method,
                     Scrape*& scrape);
   MHD_Result AnswerText(MHD_Connection* connection, unsigned code, const std::string& text);
@@ -164,7 +176,8 @@ class MicroHttpEndpoint : public HttpEndpoint {
     return static_cast<MicroHttpEndpoint*>(self)->Answer(connection, path, method,
                                                          reinterpret_cast<Scrape*&>(*request));
   }
-  static void OnCompleted(void*, MHD_Connection*, void** request, MHD_RequestTerminationCode) {
+  static void OnCompleted(void* self, MHD_Connection*, void** request, MHD_RequestTerminationCode) {
+    if (*request != nullptr) --static_cast<MicroHttpEndpoint*>(self)->scrapes_;
     delete static_cast<Scrape*>(*request);
     *request = nullptr;
   }
@@ -173,14 +186,15 @@ class MicroHttpEndpoint : public HttpEndpoint {
 
   const Sources sources_;
   const size_t connections_max_;
-  const std::chrono::nanoseconds age_max_;
+  const std::chrono::nanoseconds request_time_max_, age_max_;
   const int wake_;
-  int spare_;  ///< A descriptor that nobody else can take; for a probe when there is no other.
+  std::vector<int> spares_;  ///< Descriptors that nobody else can take, for connections to come.
   int listener_ = -1;
   int port_ = 0;
   MHD_Daemon* daemon_ = nullptr;
   std::atomic<bool> is_stopping_{false};
-  std::list<OpenConnection> connections_;  ///< The oldest first.
+  Connections connections_;  ///< The oldest first.
+  size_t scrapes_ = 0;       ///< Of them, those that have asked for metrics.
   std::mutex mutex_;
   std::vector<Scrape*> waiting_ ABSL_GUARDED_BY(mutex_);
   bool is_rendering_ ABSL_GUARDED_BY(mutex_) = false;
@@ -222,46 +236,57 @@ absl::Status MicroHttpEndpoint::Listen(const std::string& text) {
 
 void MicroHttpEndpoint::Serve() {
   const int events = MHD_get_daemon_info(daemon_, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
-  constexpr int kStarvedMs = static_cast<int>(kStarvedTurn.count());
+  constexpr int kTurnMs = static_cast<int>(kTurn.count());
   bool is_starved = false;
   while (!is_stopping_) {
-    if (spare_ < 0) spare_ = ::fcntl(wake_, F_DUPFD_CLOEXEC, 0);
+    KeepSpares();
     pollfd files[] = {{events, POLLIN, 0}, {wake_, POLLIN, 0}, {listener_, POLLIN, 0}};
     const int timeout = PollTimeout();
     if (is_starved) {
-      ::poll(files, 2, timeout < 0 ? kStarvedMs : std::min(timeout, kStarvedMs));
+      ::poll(files, 2, timeout < 0 ? kTurnMs : std::min(timeout, kTurnMs));
     } else {
       ::poll(files, 3, timeout);
     }
     uint64_t wakes = 0;
     (void)!::read(wake_, &wakes, sizeof(wakes));
     is_starved = !Accept();
-    EndOld(connections_.size());
+    EndOld();
     MHD_run(daemon_);
   }
 }
 
-/// False where a connection waits and no descriptor is left for it.
+/// As many as connections could still come, up to kHttpConnectionsKept of both.
+void MicroHttpEndpoint::KeepSpares() {
+  const size_t kept = std::min<size_t>(connections_max_, kHttpConnectionsKept);
+  while (connections_.size() + spares_.size() < kept) {
+    const int spare = ::fcntl(wake_, F_DUPFD_CLOEXEC, 0);
+    if (spare < 0) return;
+    spares_.push_back(spare);
+  }
+}
+
+/// False where a connection waits and there is no room for it.
 bool MicroHttpEndpoint::Accept() {
   constexpr int kAtOnceMax = 64;  // Then those that are open have their turn.
   for (int i = 0; i < kAtOnceMax; ++i) {
+    // Before it is accepted: there is never one more than the bound.
+    if (connections_.size() >= connections_max_ && !EndOldest()) return false;
     HostAddress peer;
     peer.size = sizeof(peer.storage);
     const int socket = ::accept4(listener_, reinterpret_cast<sockaddr*>(&peer.storage), &peer.size,
                                  SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (socket >= 0) {
       MHD_add_connection(daemon_, socket, peer.get(), peer.size);  // Closes what it does not take.
+      MHD_run(daemon_);  // A request that has come with it is answered, whoever comes next.
     } else if (errno == EAGAIN) {
       return true;
     } else if (errno == EMFILE || errno == ENFILE) {
-      if (spare_ < 0) {
-        // The oldest makes room, once it has had its turn.
-        if (!connections_.empty() && connections_.front().accepted + kStarvedTurn < Clock::now()) {
-          EndOld(connections_.size() - 1);
-        }
+      if (!spares_.empty()) {
+        ::close(spares_.back());
+        spares_.pop_back();
+      } else if (!EndOldest()) {
         return false;
       }
-      ::close(std::exchange(spare_, -1));
     }
   }
   return true;
@@ -272,46 +297,67 @@ void MicroHttpEndpoint::Wake() {
   (void)!::write(wake_, &one, sizeof(one));
 }
 
-/// Milliseconds until the library or the oldest connection wants something; -1: none does.
+Clock::time_point MicroHttpEndpoint::EndOf(const OpenConnection& connection) const {
+  const bool is_asking = connection.state == OpenConnection::State::kAsking;
+  return connection.accepted + (is_asking ? std::min(request_time_max_, age_max_) : age_max_);
+}
+
+/// Milliseconds until the library or a connection's end wants something; -1: none does.
 int MicroHttpEndpoint::PollTimeout() const {
   MHD_UNSIGNED_LONG_LONG library_ms = 0;
   constexpr int64_t kLong = 3'600'000;  // Fits an int.
-  int64_t wait = -1;
-  if (MHD_get_timeout(daemon_, &library_ms) == MHD_YES) {
-    wait = std::min<int64_t>(kLong, static_cast<int64_t>(library_ms));
+  int64_t wait = kLong;
+  bool is_wanted = MHD_get_timeout(daemon_, &library_ms) == MHD_YES;
+  if (is_wanted) wait = std::min(wait, static_cast<int64_t>(library_ms));
+  const Clock::time_point now = Clock::now();
+  for (const OpenConnection& connection : connections_) {
+    if (connection.is_ended) continue;
+    is_wanted = true;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(EndOf(connection) - now);
+    wait = std::clamp<int64_t>(left.count(), 0, wait);
   }
-  if (connections_.empty()) return static_cast<int>(wait);
-  const Clock::duration left = connections_.front().accepted + age_max_ - Clock::now();
-  const int64_t left_ms =
-      std::clamp<int64_t>(std::chrono::ceil<std::chrono::milliseconds>(left).count(), 0, kLong);
-  return static_cast<int>(wait < 0 ? left_ms : std::min(wait, left_ms));
+  return is_wanted ? static_cast<int>(wait) : -1;
 }
 
-/// Connections that are too old, and the oldest ones beyond `kept_max`. Shut down, they look to the
-/// library as if their peer had gone.
-void MicroHttpEndpoint::EndOld(size_t kept_max) {
-  const Clock::time_point latest = Clock::now() - age_max_;
-  size_t left = connections_.size();
-  for (const OpenConnection& connection : connections_) {
-    if (left <= kept_max && connection.accepted > latest) return;
+/// Shut down, a connection looks to the library as if its peer had gone.
+void MicroHttpEndpoint::EndOld() {
+  const Clock::time_point now = Clock::now();
+  for (OpenConnection& connection : connections_) {
+    if (connection.is_ended || EndOf(connection) > now) continue;
     ::shutdown(connection.socket, SHUT_RDWR);
-    --left;
+    connection.is_ended = true;
   }
+}
+
+/// The oldest that has not asked in its turn, else the oldest that has its answer. False where none
+/// could go: the library closes none that is suspended.
+bool MicroHttpEndpoint::EndOldest() {
+  const auto oldest = [&](OpenConnection::State state) {
+    return std::find_if(connections_.begin(), connections_.end(),
+                        [&](const OpenConnection& one) { return one.state == state; });
+  };
+  auto one = oldest(OpenConnection::State::kAsking);
+  if (one == connections_.end() || one->accepted + kTurn > Clock::now()) {
+    one = oldest(OpenConnection::State::kAnswered);
+  }
+  if (one == connections_.end()) return false;
+  ::shutdown(one->socket, SHUT_RDWR);
+  one->is_ended = true;
+  const size_t before = connections_.size();
+  MHD_run(daemon_);
+  return connections_.size() < before;
 }
 
 void MicroHttpEndpoint::OnConnection(void* object, MHD_Connection* connection, void** context,
                                      MHD_ConnectionNotificationCode what) {
-  auto* const self = static_cast<MicroHttpEndpoint*>(object);
-  auto& connections = self->connections_;
-  using Position = std::list<OpenConnection>::iterator;
+  Connections& connections = static_cast<MicroHttpEndpoint*>(object)->connections_;
   if (what == MHD_CONNECTION_NOTIFY_STARTED) {
     const int socket =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
     connections.push_back({socket, Clock::now()});
-    *context = new Position(std::prev(connections.end()));
-    self->EndOld(self->connections_max_);
+    *context = new Connections::iterator(std::prev(connections.end()));
   } else {
-    auto* const position = static_cast<Position*>(*context);
+    auto* const position = static_cast<Connections::iterator*>(*context);
     connections.erase(*position);
     delete position;
   }
@@ -328,6 +374,9 @@ MHD_Result MicroHttpEndpoint::AnswerText(MHD_Connection* connection, unsigned co
 /// the body out.
 MHD_Result MicroHttpEndpoint::Answer(MHD_Connection* connection, const std::string& path,
                                      const std::string& method, Scrape*& scrape) {
+  OpenConnection& open = **static_cast<Connections::iterator*>(
+      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context);
+  open.state = OpenConnection::State::kAnswered;
   if (scrape != nullptr) {
     if (scrape->page == nullptr) {
       return AnswerText(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "no thread writes metrics\n");
@@ -349,6 +398,12 @@ MHD_Result MicroHttpEndpoint::Answer(MHD_Connection* connection, const std::stri
     return AnswerText(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
                       absl::StrCat("not ready: ", why, "\n"));
   }
+  // Half of the connections are left for probes, however long metrics take.
+  if (scrapes_ >= connections_max_ / 2) {
+    return AnswerText(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "too many ask for metrics\n");
+  }
+  ++scrapes_;
+  open.state = OpenConnection::State::kSuspended;
   scrape = new Scrape{connection,
                       AcceptsGzip(MHD_lookup_connection_value(connection, MHD_HEADER_KIND,
                                                               MHD_HTTP_HEADER_ACCEPT_ENCODING)),

@@ -1,7 +1,7 @@
 // HTTP beside the API: /metrics, /healthz (the process lives) and /readyz (it takes work), with
 // libmicrohttpd. One thread serves all connections, so that no slow one holds up a probe, and
 // another one writes the metrics. A connection answers one request and lives for a bounded time;
-// where there are too many, the oldest goes.
+// where there are too many, the oldest that has not asked goes.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,8 @@ class HttpEndpoint {
     std::function<std::string()> why_not_ready;
   };
   struct Bounds {
-    int connections_max = kHttpConnectionsMax;
+    int connections_max = kHttpConnectionsMax;  ///< At least 2.
+    absl::Duration request_time_max = kHttpRequestTimeMax;
     absl::Duration connection_age_max = kHttpConnectionAgeMax;
   };
 

@@ -52,6 +52,9 @@ inline constexpr int64_t kWritebackBytes = 8 << 20;
 /// before it asks for anything. And at least: a server for fewer does not start.
 inline constexpr int64_t kConnectionsMax = 4096;
 inline constexpr int64_t kConnectionsLeast = 4;
+/// A connection without calls is closed after this long, so that those who hold one for later do
+/// not keep others out for ever; gRPC's clients connect again when they call.
+inline constexpr absl::Duration kConnectionIdleMax = absl::Minutes(2);
 /// How long a peer may leave what was sent to it unacknowledged.
 inline constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(20);
 
@@ -61,11 +64,23 @@ inline constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(20);
 inline constexpr int64_t kSendBytesMax = 256 << 20;
 inline constexpr int64_t kSendConnectionBytesMax = 16 << 20;
 inline constexpr int64_t kSendPieceBytesLeast = 64 << 10;
-/// A call whose client has taken nothing of what is sent to it for this long is ended, so that a
-/// stream without a reader, which may have waited for room first, ends within two minutes.
+/// And the largest that pieces grow to: the least on the plateau of the transfer rate. A client is
+/// not seen to take any of a piece before it has taken all of it.
+inline constexpr int64_t kSendPieceBytesMost = 256 << 10;
+/// What a connection may hold of the part that is kept for those that hold little: two of the
+/// largest pieces, one that is sent and one that is read meanwhile.
+inline constexpr int64_t kSendConnectionBytesShare = 2 * kSendPieceBytesMost;
+/// A call is ended when its client has not taken a message in this time and what the message takes
+/// at kSendRateLeast. So a stream without a reader, which may have waited for room first, ends
+/// within little more than two minutes, and whoever takes that many bytes a second of a stream,
+/// with pauses no longer than this, is never cut off.
 inline constexpr absl::Duration kSendIdleMax = absl::Seconds(45);
 /// The same while other connections wait for the room.
 inline constexpr absl::Duration kSendIdleWhenShort = absl::Seconds(10);
+inline constexpr int64_t kSendRateLeast = 16 << 10;
+/// What the system holds of a connection that it has not sent yet. With the megabytes that it would
+/// hold by itself, a client that takes them slowly would be seen to take nothing for minutes.
+inline constexpr int kUnsentBytesMax = 128 << 10;
 /// A piece that takes longer is followed by a smaller one.
 inline constexpr absl::Duration kSendPieceTime = absl::Seconds(1);
 /// Events of runs that have ended, which those who followed them have still to be sent: others of
@@ -87,9 +102,14 @@ inline constexpr int kStatusMessageBytesMax = 2048;
 /// How long a client that was refused for a full queue should wait.
 inline constexpr absl::Duration kRetryAfter = absl::Seconds(1);
 
-/// HTTP connections open at once, of which one more ends the oldest: probes and scrapers are a
-/// handful, and one that comes among many others is answered long before as many follow it.
-inline constexpr int kHttpConnectionsMax = 256;
+/// HTTP connections open at once, before another of which the oldest goes that has not asked:
+/// probes and scrapers are a handful, and their requests come with them. Descriptors for the first
+/// of them are kept where others take all there are.
+inline constexpr int kHttpConnectionsMax = 64;
+inline constexpr int kHttpConnectionsKept = 8;
+/// A connection has this long for its request: more than a probe waits, and a slow one is gone
+/// soon.
+inline constexpr absl::Duration kHttpRequestTimeMax = absl::Seconds(5);
 /// A connection answers one request and is ended this long after it was accepted. Prometheus waits
 /// 10 s for a scrape by default, other probes less.
 inline constexpr absl::Duration kHttpConnectionAgeMax = absl::Seconds(10);

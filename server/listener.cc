@@ -66,6 +66,7 @@ int ListenOn(const sockaddr* address, socklen_t size, bool takes_ipv4_too) {
     SetOption(socket, SOL_SOCKET, SO_REUSEADDR, 1);
     // What is accepted inherits these.
     SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+    SetOption(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytesMax);
     SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT,
               static_cast<int>(absl::ToInt64Milliseconds(kKeepaliveTimeout)));
   }

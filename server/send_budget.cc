@@ -49,9 +49,27 @@ bool SendBudget::FitsConnection(const Connection& connection, int64_t bytes) con
   return connection.bytes == 0 || connection.bytes + bytes <= bound;
 }
 
+SendBudget::Kind SendBudget::KindOf(const Connection& connection, int64_t bytes) const {
+  if (connection.bytes == 0) return kEmpty;
+  return connection.bytes + bytes <= limits_.share ? kSmall : kLarge;
+}
+
 bool SendBudget::FitsServer(const Connection& connection, int64_t bytes) const {
-  const int64_t kept_back = connection.bytes == 0 ? 0 : limits_.bytes / 4;
+  const Kind kind = KindOf(connection, bytes);
+  const int64_t kept_back = kind == kEmpty ? 0 : limits_.bytes / (kind == kSmall ? 8 : 4);
   return bytes_ + bytes <= limits_.bytes - kept_back;
+}
+
+bool SendBudget::IsShortFor(Kind kind) const { return short_for_ <= kind; }
+
+int64_t SendBudget::Fitting(const Connection& connection, const Waiter& waiter) const {
+  for (const int64_t bytes : {waiter.most, waiter.least}) {
+    if (FitsConnection(connection, bytes) && FitsServer(connection, bytes) &&
+        !IsShortFor(KindOf(connection, bytes))) {
+      return bytes;
+    }
+  }
+  return 0;
 }
 
 SendBudget::Room SendBudget::Taken(const std::shared_ptr<Connection>& connection, int64_t bytes) {
@@ -62,9 +80,7 @@ SendBudget::Room SendBudget::Taken(const std::shared_ptr<Connection>& connection
 
 SendBudget::Room SendBudget::TryTake(const std::shared_ptr<Connection>& connection, int64_t bytes) {
   const std::lock_guard lock(mutex_);
-  const bool others_first = is_short_for_empty_ ||
-                            (is_short_for_others_ && connection->bytes > 0) ||
-                            !connection->waiters.empty();
+  const bool others_first = IsShortFor(KindOf(*connection, bytes)) || !connection->waiters.empty();
   if (others_first || !FitsConnection(*connection, bytes) || !FitsServer(*connection, bytes)) {
     return Room();
   }
@@ -76,7 +92,7 @@ SendBudget::Room SendBudget::Take(const std::shared_ptr<Connection>& connection,
   return Taken(connection, bytes);
 }
 
-int64_t SendBudget::Wait(const std::shared_ptr<Connection>& connection, int64_t bytes,
+int64_t SendBudget::Wait(const std::shared_ptr<Connection>& connection, int64_t least, int64_t most,
                          Answer answer) {
   std::vector<Answered> answered;
   int64_t token;
@@ -84,7 +100,7 @@ int64_t SendBudget::Wait(const std::shared_ptr<Connection>& connection, int64_t 
     const std::lock_guard lock(mutex_);
     token = ++last_token_;
     if (connection->waiters.empty()) round_.push_back(connection);
-    connection->waiters.push_back({token, bytes, Clock::now(), std::move(answer)});
+    connection->waiters.push_back({token, least, most, now_(), std::move(answer)});
     answered = Serve();
   }
   for (Answered& one : answered) std::move(one.answer)(std::move(one.room));
@@ -117,17 +133,20 @@ void SendBudget::GiveBack(const std::shared_ptr<Connection>& connection, int64_t
 
 std::vector<SendBudget::Answered> SendBudget::Serve() {
   std::vector<Answered> answered;
-  is_short_for_empty_ = is_short_for_others_ = false;
-  for (auto at = round_.begin(); at != round_.end() && !is_short_for_empty_;) {
+  short_for_ = kKinds;
+  for (auto at = round_.begin(); at != round_.end() && !IsShortFor(kEmpty);) {
     const std::shared_ptr<Connection> connection = *at;
-    const bool is_empty = connection->bytes == 0;
     if (connection->waiters.empty()) {
       at = round_.erase(at);
-    } else if (const int64_t bytes = connection->waiters.front().bytes;
-               !FitsConnection(*connection, bytes) || (is_short_for_others_ && !is_empty)) {
-      ++at;
-    } else if (!FitsServer(*connection, bytes)) {
-      (is_empty ? is_short_for_empty_ : is_short_for_others_) = true;
+      continue;
+    }
+    const Waiter& waiter = connection->waiters.front();
+    const int64_t bytes = Fitting(*connection, waiter);
+    if (bytes == 0) {
+      // Who waits for its own connection's bytes holds up no other.
+      if (FitsConnection(*connection, waiter.least)) {
+        short_for_ = std::min(short_for_, KindOf(*connection, waiter.least));
+      }
       ++at;
     } else {
       answered.push_back({std::move(connection->waiters.front().answer), Taken(connection, bytes)});
@@ -168,7 +187,7 @@ int64_t SendBudget::bytes() const {
 
 bool SendBudget::is_short() const {
   const std::lock_guard lock(mutex_);
-  return is_short_for_empty_ || is_short_for_others_;
+  return IsShortFor(kLarge);
 }
 
 }  // namespace quantgate

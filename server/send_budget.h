@@ -23,20 +23,23 @@ namespace quantgate {
 class SendBudget : public std::enable_shared_from_this<SendBudget> {
  public:
   using Clock = std::chrono::steady_clock;
+  using Now = Clock::time_point (*)();
 
   /// Bounds, each with a part that is kept back so that those who take what they are sent get on
   /// beside others who do not.
   struct Limits {
-    /// Of all connections. The last quarter is for connections that hold nothing: each of them
-    /// gets on, a piece at a time, when others have filled the rest.
+    /// Of all connections. The last quarter is for connections that hold no more than `share`, and
+    /// the second half of it for those that hold nothing: each of them gets on, with a piece at
+    /// least, when others have filled the rest.
     int64_t bytes = kSendBytesMax;
     /// Of one connection. The second half is for pieces of at most `piece`, so that its streams get
     /// on beside others of it that hold large ones.
     int64_t connection_bytes = kSendConnectionBytesMax;
     int64_t piece = kSendPieceBytesLeast;
+    int64_t share = kSendConnectionBytesShare;
   };
 
-  explicit SendBudget(Limits limits) : limits_(limits) {}
+  explicit SendBudget(Limits limits, Now now = &Clock::now) : limits_(limits), now_(now) {}
   SendBudget() : SendBudget(Limits{}) {}
 
   /// What one connection holds and who waits there.
@@ -73,11 +76,13 @@ class SendBudget : public std::enable_shared_from_this<SendBudget> {
   /// Whether there is room or not: for what is in memory already.
   Room Take(const std::shared_ptr<Connection>& connection, int64_t bytes);
 
-  /// Is called once, unless StopWaiting was in time: with room, or with none when there was none
-  /// for too long. By whoever gives room back, so that it must not block, nor ask for room.
+  /// Is called once, unless StopWaiting was in time: with the most that was asked for where there
+  /// is room for it, else the least, or with none when there was none for too long. By whoever
+  /// gives room back, so that it must not block, nor ask for room.
   using Answer = absl::AnyInvocable<void(Room) &&>;
   /// A token for StopWaiting.
-  int64_t Wait(const std::shared_ptr<Connection>& connection, int64_t bytes, Answer answer);
+  int64_t Wait(const std::shared_ptr<Connection>& connection, int64_t least, int64_t most,
+               Answer answer);
   /// True when the answer will not come.
   bool StopWaiting(const std::shared_ptr<Connection>& connection, int64_t token);
   /// Answers those who have waited since before that moment with no room. To be called now and
@@ -92,7 +97,7 @@ class SendBudget : public std::enable_shared_from_this<SendBudget> {
  private:
   struct Waiter {
     int64_t token;
-    int64_t bytes;
+    int64_t least, most;
     Clock::time_point since;
     Answer answer;
   };
@@ -101,8 +106,17 @@ class SendBudget : public std::enable_shared_from_this<SendBudget> {
     Room room;
   };
 
+  /// Connections by what they would hold, the first to be served first: with nothing before, with
+  /// no more than the share, with more.
+  enum Kind { kEmpty, kSmall, kLarge, kKinds };
+  Kind KindOf(const Connection& connection, int64_t bytes) const;
   bool FitsConnection(const Connection& connection, int64_t bytes) const;
   bool FitsServer(const Connection& connection, int64_t bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Whether somebody waits for what others hold who goes before that kind.
+  bool IsShortFor(Kind kind) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// What `waiter` gets: 0 where there is no room for it.
+  int64_t Fitting(const Connection& connection, const Waiter& waiter) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Room Taken(const std::shared_ptr<Connection>& connection, int64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -111,16 +125,16 @@ class SendBudget : public std::enable_shared_from_this<SendBudget> {
   [[nodiscard]] std::vector<Answered> Serve() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Limits limits_;
+  const Now now_;
   mutable std::mutex mutex_;
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t last_token_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<std::string, std::weak_ptr<Connection>> connections_ ABSL_GUARDED_BY(mutex_);
   /// Those with waiters, the next to be served first.
   std::list<std::shared_ptr<Connection>> round_ ABSL_GUARDED_BY(mutex_);
-  /// Whether the last round left somebody who waits for what others hold: of those who hold
-  /// nothing themselves, and of the rest. Nobody of the same kind goes before them.
-  bool is_short_for_empty_ ABSL_GUARDED_BY(mutex_) = false;
-  bool is_short_for_others_ ABSL_GUARDED_BY(mutex_) = false;
+  /// The first kind of which the last round left somebody who waits for what others hold; kKinds:
+  /// none. Nobody of that kind, or of a later one, goes before them.
+  Kind short_for_ ABSL_GUARDED_BY(mutex_) = kKinds;
 };
 
 }  // namespace quantgate

@@ -57,7 +57,7 @@ constexpr absl::Duration kStuckPeriod = absl::Milliseconds(100);
 /// what they have been sent. It may wait for several messages, one after another.
 constexpr absl::Duration kRoomWaitMax = absl::Seconds(15);
 
-void SetChannelArguments(grpc::ServerBuilder& builder, int64_t buffer_bytes_max) {
+void SetChannelArguments(grpc::ServerBuilder& builder, const ServerOptions& options) {
   builder.SetMaxReceiveMessageSize(kMessageBytesMax);
   builder.SetMaxSendMessageSize(kMessageBytesMax);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
@@ -71,8 +71,11 @@ void SetChannelArguments(grpc::ServerBuilder& builder, int64_t buffer_bytes_max)
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
                              static_cast<int>(absl::ToInt64Milliseconds(kKeepaliveTimeout)));
+  builder.AddChannelArgument(
+      GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+      static_cast<int>(absl::ToInt64Milliseconds(options.connection_idle_max)));
   grpc::ResourceQuota quota("quantgate");
-  quota.Resize(static_cast<size_t>(buffer_bytes_max));
+  quota.Resize(static_cast<size_t>(options.grpc_buffer_bytes_max));
   quota.SetMaxThreads(kReflectionThreadsMax);
   builder.SetResourceQuota(quota);
 }
@@ -221,7 +224,8 @@ absl::Status RunningServer::Open() {
   storing_ = std::make_unique<Executor>(1);
   transfers_ = std::make_unique<Executor>(std::max(4, cpus));
   send_budget_ = std::make_shared<SendBudget>(
-      SendBudget::Limits{options_.send_bytes_max, options_.send_connection_bytes_max});
+      SendBudget::Limits{options_.send_bytes_max, options_.send_connection_bytes_max},
+      options_.now);
   context_.reset(new ServiceContext{options_, devices_, watch_, *blobs_, *tensors_, *run_store_,
                                     *loader_, *sessions_, hardware_checks_, *executor_, *storing_,
                                     *transfers_, *metrics_, ranks_, calls_, is_draining_,
@@ -301,11 +305,13 @@ absl::Status RunningServer::Listen() {
   services_.push_back(MakeScenariosService(*context_));
   services_.push_back(MakeSessionsService(*context_));
   grpc::ServerBuilder builder;
-  SetChannelArguments(builder, options_.grpc_buffer_bytes_max);
+  SetChannelArguments(builder, options_);
   for (const auto& service : services_) builder.RegisterService(service.get());
   unknown_methods_ = MakeUnknownMethods(*metrics_);
   builder.RegisterCallbackGenericService(unknown_methods_.get());
-  builder.experimental().SetInterceptorCreators(MakeMalformedCallAnswers(*metrics_));
+  InterceptorFactories interceptors = MakeMalformedCallAnswers(*metrics_);
+  interceptors.push_back(MakeSendWatch(calls_));
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
   // gRPC never sees the addresses: the listener hands it what it has accepted.
   if (listener_ != nullptr) {
     using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
@@ -394,7 +400,7 @@ void RunningServer::Maintain() {
   HeapTrimmer trimmer;
   // Not by a deadline of the wall clock, which would be a day away once that is set back by one.
   std::unique_lock lock(maintenance_mutex_);
-  while (!maintenance_ends_.wait_for(lock, std::chrono::seconds(1),
+  while (!maintenance_ends_.wait_for(lock, options_.maintenance_period,
                                      [this] { return is_maintenance_over_; })) {
     EndUnread();
     sessions_->ExpireLeases();
@@ -408,7 +414,7 @@ void RunningServer::Maintain() {
 }
 
 void RunningServer::EndUnread() {
-  const auto now = SendBudget::Clock::now();
+  const auto now = options_.now();
   const absl::Duration patience =
       send_budget_->is_short() ? options_.send_idle_when_short : options_.send_idle_max;
   const int unread = calls_.CancelIdle(now, kUploadIdleMax, patience);

@@ -2,6 +2,7 @@
 // runs one; the command line runs one in process when it is given no server.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -71,6 +72,11 @@ struct ServerOptions {
   /// How long a client may leave what it is sent, also while other connections wait for the room.
   absl::Duration send_idle_max = kSendIdleMax;
   absl::Duration send_idle_when_short = kSendIdleWhenShort;
+  /// How long a connection may have no call.
+  absl::Duration connection_idle_max = kConnectionIdleMax;
+  /// By which clients are idle, and how often it is looked who is. Others: for tests.
+  std::chrono::steady_clock::time_point (*now)() = &std::chrono::steady_clock::now;
+  std::chrono::milliseconds maintenance_period{1000};
   /// While the file system of `data_dir` has less left, the server is not ready.
   int64_t disk_reserve_bytes = kDiskReserveBytes;
   DiskRoomReader read_disk_room = &ReadDiskRoom;  ///< Another: for tests.

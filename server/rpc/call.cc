@@ -14,8 +14,6 @@ int64_t NanosOf(SendBudget::Clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
 }
 
-int64_t NanosNow() { return NanosOf(SendBudget::Clock::now()); }
-
 absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
   const auto deadline = context.deadline();
   if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
@@ -30,7 +28,8 @@ Call::Call(ServiceContext& context, Rpc rpc, grpc::CallbackServerContext* server
       method_(static_cast<int>(rpc)),
       server_context_(server_context),
       start_(SteadyNow()),
-      cancellation_(std::make_shared<Cancellation>(DeadlineOf(*server_context))) {
+      cancellation_(std::make_shared<Cancellation>(DeadlineOf(*server_context))),
+      progress_(context.options.now) {
   context_.metrics.RpcStarted(method_);
   context_.calls.Add(this);
 }
@@ -43,7 +42,7 @@ absl::Status Call::Admit(Admission admission) const {
 }
 
 grpc::Status Call::End(const absl::Status& status) {
-  sending_since_nanos_.store(NanosNow(), std::memory_order_relaxed);
+  progress_.Begin(0);
   context_.metrics.RpcHandled(method_, status.code(), SteadyNow() - start_);
   if (absl::IsResourceExhausted(status)) {
     const std::string reason = error::DetailOf(status).reason;
@@ -59,10 +58,8 @@ void Call::MessageReceived() {
   context_.metrics.MessageReceived(method_);
 }
 
-void Call::MessageBegun() { sending_since_nanos_.store(NanosNow(), std::memory_order_relaxed); }
-
 void Call::MessageSent() {
-  sending_since_nanos_.store(0, std::memory_order_relaxed);
+  progress_.End();
   context_.metrics.MessageSent(method_);
 }
 
@@ -77,26 +74,26 @@ PeerTransport Call::transport() const {
   return peer.starts_with("ipv") ? PeerTransport::kTcp : PeerTransport::kInProcess;
 }
 
-void Call::MessageAwaited() { awaiting_since_nanos_.store(NanosNow(), std::memory_order_relaxed); }
+void Call::MessageAwaited() {
+  awaiting_since_nanos_.store(NanosOf(context_.options.now()), std::memory_order_relaxed);
+}
 
 Call::Idleness Call::IdlenessAt(SendBudget::Clock::time_point now, absl::Duration send_max,
                                 absl::Duration take_max) const {
-  const auto is_over = [&](const std::atomic<int64_t>& since_nanos, absl::Duration max) {
-    const int64_t since = since_nanos.load(std::memory_order_relaxed);
-    return since != 0 && absl::Nanoseconds(NanosOf(now) - since) > max;
-  };
-  if (is_over(sending_since_nanos_, take_max)) return Idleness::kTakesNothing;
-  return is_over(awaiting_since_nanos_, send_max) ? Idleness::kSendsNothing : Idleness::kNone;
+  if (progress_.IsIdle(now, take_max)) return Idleness::kTakesNothing;
+  const int64_t since = awaiting_since_nanos_.load(std::memory_order_relaxed);
+  const bool is_over = since != 0 && absl::Nanoseconds(NanosOf(now) - since) > send_max;
+  return is_over ? Idleness::kSendsNothing : Idleness::kNone;
 }
 
 void CallRegistry::Add(Call* call) {
   const std::lock_guard lock(mutex_);
-  calls_.insert(call);
+  calls_[call->server_context()] = call;
 }
 
 void CallRegistry::Remove(Call* call) {
   const std::lock_guard lock(mutex_);
-  calls_.erase(call);
+  calls_.erase(call->server_context());
   unread_.erase(call);
 }
 
@@ -105,18 +102,24 @@ int CallRegistry::size() const {
   return static_cast<int>(calls_.size());
 }
 
+void CallRegistry::MessageBegun(const grpc::ServerContextBase* context, int64_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = calls_.find(context);
+  if (it != calls_.end()) it->second->MessageBegun(bytes);
+}
+
 // gRPC never runs a reaction within TryCancel on a thread that is not its own, so holding the lock,
 // which keeps the calls alive, cannot meet a reaction that removes one.
 void CallRegistry::CancelAll() {
   const std::lock_guard lock(mutex_);
-  for (const Call* call : calls_) call->TryCancel();
+  for (const auto& [context, call] : calls_) call->TryCancel();
 }
 
 int CallRegistry::CancelIdle(SendBudget::Clock::time_point now, absl::Duration send_max,
                              absl::Duration take_max) {
   const std::lock_guard lock(mutex_);
   int unread = 0;
-  for (Call* call : calls_) {
+  for (const auto& [context, call] : calls_) {
     const Call::Idleness idleness = call->IdlenessAt(now, send_max, take_max);
     if (idleness == Call::Idleness::kNone) continue;
     if (idleness == Call::Idleness::kTakesNothing) unread += unread_.insert(call).second ? 1 : 0;

@@ -12,11 +12,13 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "kernels/base/cancellation.h"
 #include "server/rpc/rpc_methods.h"
+#include "server/rpc/send_watch.h"
 #include "server/service_context.h"
 
 namespace quantgate {
@@ -39,9 +41,9 @@ class Call {
   grpc::Status End(const absl::Status& status);
 
   void MessageReceived();
-  /// Of each message of a stream: given to gRPC, and taken by the client. CallRegistry::CancelIdle
-  /// may end a call for which that takes too long, or End.
-  void MessageBegun();
+  /// Of each message of a stream: given to gRPC, which MakeSendWatch tells, and taken by the
+  /// client. CallRegistry::CancelIdle may end a call for which that takes too long, or End.
+  void MessageBegun(int64_t bytes) { progress_.Begin(bytes); }
   void MessageSent();
 
   ServiceContext& context() const { return context_; }
@@ -57,6 +59,7 @@ class Call {
   Idleness IdlenessAt(SendBudget::Clock::time_point now, absl::Duration send_max,
                       absl::Duration take_max) const;
   void TryCancel() const { server_context_->TryCancel(); }
+  const grpc::ServerContextBase* server_context() const { return server_context_; }
 
  private:
   ServiceContext& context_;
@@ -64,8 +67,9 @@ class Call {
   grpc::CallbackServerContext* const server_context_;
   const absl::Time start_;
   const std::shared_ptr<Cancellation> cancellation_;
+  SendProgress progress_;
   /// 0: the client is not waited for. By a clock that nobody sets.
-  std::atomic<int64_t> awaiting_since_nanos_{0}, sending_since_nanos_{0};
+  std::atomic<int64_t> awaiting_since_nanos_{0};
 };
 
 class CallRegistry {
@@ -73,6 +77,8 @@ class CallRegistry {
   void Add(Call* call);
   void Remove(Call* call);
   int size() const;
+  /// Of the call with this context, if there is one.
+  void MessageBegun(const grpc::ServerContextBase* context, int64_t bytes) const;
   /// Ends every call under way, as if its client had cancelled it.
   void CancelAll();
   /// Ends the calls whose clients have sent nothing for `send_max` while they were waited for, or
@@ -82,7 +88,7 @@ class CallRegistry {
 
  private:
   mutable std::mutex mutex_;
-  absl::flat_hash_set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<const grpc::ServerContextBase*, Call*> calls_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<Call*> unread_ ABSL_GUARDED_BY(mutex_);  ///< Of those, ended as such.
 };
 

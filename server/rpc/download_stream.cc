@@ -79,11 +79,8 @@ DownloadStream::Actions DownloadStream::DecideActions() {
 // Without the lock: gRPC and the executor may come back at once. The last of the actions may be the
 // end of `this`, and with none `this` may be gone already.
 void DownloadStream::Start(const Actions& actions) {
-  if (actions.read) call_.context().transfers.Run([this] { AskForRoom(); });
-  if (actions.write) {
-    call_.MessageBegun();
-    StartWrite(&sending_.buffer);
-  }
+  if (actions.read) call_.context().transfers.Run([this] { AskForRoom(); }, connection_.get());
+  if (actions.write) StartWrite(&sending_.buffer);
   if (actions.end.has_value()) Finish(call_.End(*actions.end));
 }
 
@@ -100,19 +97,21 @@ void DownloadStream::AskForRoom() {
   if (room.bytes() == 0 && wanted > kSendPieceBytesLeast) {
     room = budget.TryTake(connection_, kSendPieceBytesLeast);
   }
-  if (room.bytes() == 0) return WaitForRoom();
+  if (room.bytes() == 0) return WaitForRoom(wanted);
   ReadNext(std::move(room));
 }
 
-void DownloadStream::WaitForRoom() {
+void DownloadStream::WaitForRoom(int64_t wanted) {
   {
     // With the lock held the answer cannot overtake the token, nor a cancellation miss it.
     const std::lock_guard lock(mutex_);
     if (!is_cancelled_) {
       room_token_ = call_.context().send_budget.Wait(
-          connection_, kSendPieceBytesLeast, [this](SendBudget::Room room) {
+          connection_, std::min(wanted, kSendPieceBytesLeast), wanted,
+          [this](SendBudget::Room room) {
             call_.context().transfers.Run(
-                [this, room = std::move(room)]() mutable { ReadNext(std::move(room)); });
+                [this, room = std::move(room)]() mutable { ReadNext(std::move(room)); },
+                connection_.get());
           });
       return;
     }
@@ -182,7 +181,7 @@ void DownloadStream::OnWriteDone(bool ok) {
     has_written_ = true;
     sending_.buffer.Clear();  // Its room comes back.
     const auto time = absl::FromChrono(SendBudget::Clock::now() - write_begun_);
-    piece_bytes_ = time < kSendPieceTime ? std::min(2 * piece_bytes_, kChunkBytes)
+    piece_bytes_ = time < kSendPieceTime ? std::min(2 * piece_bytes_, kSendPieceBytesMost)
                                          : std::max(piece_bytes_ / 2, kSendPieceBytesLeast);
     if (!ok) {
       outcome_ = absl::CancelledError("the client has gone");
@@ -204,8 +203,8 @@ void DownloadStream::OnCancel() {
   }
   if (!has_turn) return;
   // OnDone comes after this reaction at the earliest, so `this` is still there.
-  call_.context().transfers.Run(
-      [this] { EndReading(absl::CancelledError("the client has gone")); });
+  call_.context().transfers.Run([this] { EndReading(absl::CancelledError("the client has gone")); },
+                                connection_.get());
 }
 
 }  // namespace quantgate

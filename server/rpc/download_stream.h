@@ -44,7 +44,7 @@ class DownloadStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 
   // One task: asks for room and reads, or waits for room and reads in another one.
   void AskForRoom();
-  void WaitForRoom();
+  void WaitForRoom(int64_t wanted);
   /// `room`: none when there was none for too long.
   void ReadNext(SendBudget::Room room);
   absl::Status Begin();

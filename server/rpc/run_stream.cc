@@ -62,10 +62,14 @@ RunStream::RunStream(ServiceContext& context, Runs& runs, Rpc rpc, Admission adm
   if (place == Place::kHere) {
     Begin(admission, std::move(start));
   } else {
-    context.executor.Run([this, admission, start = std::move(start)]() mutable {
+    RunTask([this, admission, start = std::move(start)]() mutable {
       Begin(admission, std::move(start));
     });
   }
+}
+
+void RunStream::RunTask(Executor::Task task) {
+  call_.context().executor.Run(std::move(task), connection_.get());
 }
 
 void RunStream::Begin(Admission admission,
@@ -131,7 +135,6 @@ void RunStream::Send(std::shared_ptr<const std::string> event, SendBudget::Room 
   room.ShrinkTo(bytes);
   event_ = BufferOf(std::move(event), std::move(room));
   ++next_sequence_;
-  call_.MessageBegun();
   if (!*is_last) return StartWrite(&event_);
   // The status goes with it.
   call_.MessageSent();
@@ -140,7 +143,7 @@ void RunStream::Send(std::shared_ptr<const std::string> event, SendBudget::Room 
 
 void RunStream::WaitForRoom(int64_t bytes) {
   const auto go_on = [this](SendBudget::Room room) {
-    call_.context().executor.Run([this, room = std::move(room)]() mutable {
+    RunTask([this, room = std::move(room)]() mutable {
       if (room.bytes() == 0) return End(error::NoRoomToSend());
       Continue(std::move(room));
     });
@@ -149,11 +152,11 @@ void RunStream::WaitForRoom(int64_t bytes) {
     const std::lock_guard lock(mutex_);
     // As in WaitForEvent.
     if (!is_cancelled_) {
-      room_token_ = call_.context().send_budget.Wait(connection_, bytes, go_on);
+      room_token_ = call_.context().send_budget.Wait(connection_, bytes, bytes, go_on);
       return;
     }
   }
-  call_.context().executor.Run([this] { Continue(); });
+  RunTask([this] { Continue(); });
 }
 
 void RunStream::WaitForEvent() {
@@ -164,12 +167,12 @@ void RunStream::WaitForEvent() {
       wait_token_ = runs_.live().Wait(run_id_, next_sequence_, [this](LiveRuns::Position position) {
         // Waking another thread takes longer than to send.
         if (position == LiveRuns::Position::kLast) return Continue();
-        call_.context().executor.Run([this] { Continue(); });
+        RunTask([this] { Continue(); });
       });
       if (wait_token_ != 0) return;
     }
   }
-  call_.context().executor.Run([this] { Continue(); });
+  RunTask([this] { Continue(); });
 }
 
 void RunStream::OnWriteDone(bool ok) {
@@ -181,7 +184,7 @@ void RunStream::OnWriteDone(bool ok) {
     if (auto latest = Latest()) return Send(std::move(latest), {});
     if (runs_.live().IsToCome(run_id_, next_sequence_)) return WaitForEvent();
   }
-  call_.context().executor.Run([this] { Continue(); });
+  RunTask([this] { Continue(); });
 }
 
 void RunStream::OnCancel() {
@@ -199,7 +202,7 @@ void RunStream::OnCancel() {
   }
   if (!run_id.empty() && cancels) runs_.CancelLive(run_id);
   // OnDone comes after this reaction at the earliest, so `this` is still there.
-  if (has_turn) call_.context().executor.Run([this] { Continue(); });
+  if (has_turn) RunTask([this] { Continue(); });
 }
 
 void RunStream::End(const absl::Status& status) { Finish(call_.End(status)); }

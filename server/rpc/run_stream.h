@@ -36,6 +36,8 @@ class RunStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
             absl::AnyInvocable<absl::StatusOr<Start>(const Call&) &&> start);
 
  private:
+  /// In turn with the tasks of other connections.
+  void RunTask(Executor::Task task);
   void Begin(Admission admission, absl::AnyInvocable<absl::StatusOr<Start>(const Call&) &&> start);
   /// `room`: for the next event, or none.
   void Continue(SendBudget::Room room = {});

@@ -147,7 +147,6 @@ void ScenarioStream::GoOn() {
   if (end.has_value()) {
     Finish(call_.End(*end));
   } else {
-    call_.MessageBegun();
     StartWrite(&sending_.event);
   }
 }

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <latch>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -202,6 +203,25 @@ TEST(ExecutorTest, RunsWhatWaitsForIdlenessBehindAllElse) {
     all_are_there.Notify();
   }
   EXPECT_EQ(order, (std::vector<int>{1, 2, 3, 4, 5}));
+}
+
+// Thousands of one owner hold up no other.
+TEST(ExecutorTest, OwnersTakeTurns) {
+  std::vector<std::string> order;
+  {
+    absl::Notification all_are_there;
+    Executor executor(1);
+    executor.Run([&] { all_are_there.WaitForNotification(); });
+    const auto note = [&](const char* name) { return [&order, name] { order.push_back(name); }; };
+    const int many = 0, few = 0;
+    for (const char* name : {"a1", "a2", "a3", "a4"}) executor.Run(note(name), &many);
+    executor.Run(note("b1"), &few);
+    executor.Run(note("c"));
+    executor.Run(note("b2"), &few);
+    executor.Run(note("d"));
+    all_are_there.Notify();
+  }
+  EXPECT_EQ(order, (std::vector<std::string>{"a1", "b1", "c", "d", "a2", "b2", "a3", "a4"}));
 }
 
 }  // namespace

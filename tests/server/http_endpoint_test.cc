@@ -236,6 +236,31 @@ TEST_F(HttpEndpointTest, TheOldestOfTooManyGoes) {
   for (int i : {1, 2, 3}) ::close(silent[static_cast<size_t>(i)]);
 }
 
+// Who waits for metrics has asked, and keeps the place; but half of the places are for probes.
+TEST_F(HttpEndpointTest, ScrapesLeaveHalfOfThePlaces) {
+  std::promise<void> written;
+  told_.metrics = [is_written = written.get_future().share()] {
+    is_written.wait();
+    return std::string("late 1\n");
+  };
+  Start({.connections_max = 4});
+  const int first = Connect(), second = Connect();
+  for (const int scrape : {first, second}) {
+    EXPECT_TRUE(Send(scrape, "GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n"));
+    // The answer to the probe says that the scrape has its place, too.
+    EXPECT_THAT(Get("/healthz"), StartsWith("HTTP/1.1 200"));
+  }
+  EXPECT_THAT(Get("/metrics"),
+              AllOf(StartsWith("HTTP/1.1 503"), EndsWith("too many ask for metrics\n")));
+  std::vector<int> silent(8);
+  for (int& socket : silent) socket = Connect();
+  EXPECT_THAT(Get("/healthz"), StartsWith("HTTP/1.1 200"));
+  written.set_value();
+  EXPECT_THAT(ReceiveAll(first), EndsWith("late 1\n"));
+  EXPECT_THAT(ReceiveAll(second), EndsWith("late 1\n"));
+  for (const int socket : silent) ::close(socket);
+}
+
 TEST_F(HttpEndpointTest, AConnectionLivesForABoundedTime) {
   Start({.connection_age_max = absl::Milliseconds(50)});
   const int silent = Connect(), dripping = Connect();
@@ -243,6 +268,24 @@ TEST_F(HttpEndpointTest, AConnectionLivesForABoundedTime) {
   EXPECT_EQ(ReceiveAll(silent), "");
   EXPECT_EQ(ReceiveAll(dripping), "");
   EXPECT_THAT(Get("/healthz"), StartsWith("HTTP/1.1 200"));
+}
+
+// The age that a connection may have is for answers: a scrape waits beside those that are ended.
+TEST_F(HttpEndpointTest, ARequestHasAShorterTimeThanItsAnswer) {
+  std::promise<void> written;
+  told_.metrics = [&] {
+    written.get_future().wait();
+    return std::string("late 1\n");
+  };
+  Start({.request_time_max = absl::Milliseconds(50), .connection_age_max = absl::Hours(1)});
+  const int scrape = Connect();
+  EXPECT_TRUE(Send(scrape, "GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n"));
+  const int silent = Connect(), dripping = Connect();
+  EXPECT_TRUE(Send(dripping, "GET /hea"));
+  EXPECT_EQ(ReceiveAll(silent), "");
+  EXPECT_EQ(ReceiveAll(dripping), "");
+  written.set_value();
+  EXPECT_THAT(ReceiveAll(scrape), EndsWith("late 1\n"));
 }
 
 TEST_F(HttpEndpointTest, AProbeIsAnsweredWithoutADescriptorLeft) {

@@ -19,9 +19,9 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using Room = SendBudget::Room;
 
-/// Of 800 bytes the last 200 are for who holds nothing; of a connection's 400, 200 are for pieces
-/// of 10.
-constexpr SendBudget::Limits kLimits = {800, 400, 10};
+/// Of 800 bytes the last 200 are for who holds at most 20, and 100 of them for who holds nothing;
+/// of a connection's 400, 200 are for pieces of 10.
+constexpr SendBudget::Limits kLimits = {800, 400, 10, 20};
 
 class SendBudgetTest : public testing::Test {
  protected:
@@ -29,12 +29,13 @@ class SendBudgetTest : public testing::Test {
     return budget_->ConnectionOf(name);
   }
   /// Waits for room under a name, which is noted with the bytes when the answer comes.
-  int64_t Wait(const std::string& name, int64_t bytes) {
-    return budget_->Wait(Named(name), bytes, [this, name](Room room) {
+  int64_t Wait(const std::string& name, int64_t least, int64_t most) {
+    return budget_->Wait(Named(name), least, most, [this, name](Room room) {
       answers_.emplace_back(name, room.bytes());
       rooms_.push_back(std::move(room));
     });
   }
+  int64_t Wait(const std::string& name, int64_t bytes) { return Wait(name, bytes, bytes); }
   /// Room of others, `bytes` on connections that hold nothing else.
   void Fill(int64_t bytes) {
     for (; bytes > 0; bytes -= 100) {
@@ -73,6 +74,46 @@ TEST_F(SendBudgetTest, TheLastQuarterIsForWhoHoldsNothing) {
   Fill(100);
   EXPECT_EQ(budget_->TryTake(Named("c"), 1).bytes(), 0);
   EXPECT_EQ(budget_->bytes(), 800);
+}
+
+TEST_F(SendBudgetTest, HalfOfTheLastQuarterIsForWhoHoldsLittle) {
+  Fill(600);
+  std::vector<Room> little;
+  for (int i = 0; i < 2; ++i) little.push_back(budget_->TryTake(Named("a"), 10));
+  EXPECT_EQ(little.back().bytes(), 10);
+  // More than the share.
+  EXPECT_EQ(budget_->TryTake(Named("a"), 1).bytes(), 0);
+  Fill(80);
+  little.push_back(budget_->TryTake(Named("b"), 10));
+  EXPECT_EQ(little.back().bytes(), 10);
+  EXPECT_EQ(budget_->TryTake(Named("b"), 10).bytes(), 0);
+  EXPECT_EQ(budget_->TryTake(Named("c"), 10).bytes(), 10);
+}
+
+// Who holds little waits for nobody who holds much.
+TEST_F(SendBudgetTest, WhoHoldsLittleGoesBeforeWhoHoldsMuch) {
+  const Room much = budget_->TryTake(Named("a"), 100);
+  const Room little = budget_->TryTake(Named("b"), 10);
+  Fill(500);
+  Wait("a", 10);
+  EXPECT_THAT(answers_, IsEmpty());
+  EXPECT_TRUE(budget_->is_short());
+  EXPECT_EQ(budget_->TryTake(Named("b"), 10).bytes(), 10);
+  EXPECT_EQ(budget_->TryTake(Named("c"), 10).bytes(), 10);
+  EXPECT_EQ(budget_->TryTake(Named("d"), 10).bytes(), 10);
+  EXPECT_THAT(answers_, IsEmpty());
+}
+
+TEST_F(SendBudgetTest, WhoWaitsGetsTheMostWhereItFits) {
+  Fill(800);
+  Wait("a", 10, 100);
+  Wait("b", 10, 100);
+  filled_.pop_back();
+  EXPECT_THAT(answers_, ElementsAre(std::pair("a", 100)));
+  filled_.push_back(budget_->Take(Named("c"), 60));
+  Room given = std::move(rooms_.front());
+  given = Room();
+  EXPECT_THAT(answers_, ElementsAre(std::pair("a", 100), std::pair("b", 10)));
 }
 
 TEST_F(SendBudgetTest, RoomComesBack) {
@@ -161,7 +202,7 @@ TEST_F(SendBudgetTest, HoldsItsBoundsAmongThreads) {
           std::mutex mutex;
           std::condition_variable answered;
           bool is_answered = false;
-          budget_->Wait(connection, bytes, [&](Room given) {
+          budget_->Wait(connection, bytes, bytes, [&](Room given) {
             const std::lock_guard lock(mutex);
             room = std::move(given);
             is_answered = true;

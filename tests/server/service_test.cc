@@ -208,6 +208,23 @@ std::vector<std::string> SeriesOf(const std::string& text) {
   return series;
 }
 
+// Who holds connections for later keeps others out where descriptors are few.
+TEST(ConnectionTest, IsClosedWithoutCallsAndMadeAgainForTheNext) {
+  TestServer server(
+      [](ServerOptions& options) { options.connection_idle_max = absl::Milliseconds(200); });
+  const auto call = [&] {
+    grpc::ClientContext context;
+    v1::Capabilities capabilities;
+    return server.info().GetCapabilities(&context, {}, &capabilities).ok();
+  };
+  ASSERT_TRUE(call());
+  while (server.channel()->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY) {
+    server.channel()->WaitForStateChange(GRPC_CHANNEL_READY,
+                                         std::chrono::system_clock::now() + std::chrono::hours(1));
+  }
+  EXPECT_TRUE(call());
+}
+
 TEST(HttpTest, MetricsStartWithTheServerOrWithTheirFirstEvent) {
   TestServer server(EnableHttp);
   const std::string before = server.HttpGet("/metrics");
