@@ -370,8 +370,7 @@ TEST(ExpertParallel, RefusesWhatDoesNotFit) {
 TEST(ExpertParallel, RefusesRowsThatTheRecipeDoesNotTake) {
   const absl::Status status = ExpertRun("mxfp8", kDivisions[0], {.row_multiple = 1}).TryRun();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-  EXPECT_NE(status.message().find("M is 18 and must be a multiple of 32 under mxfp8"),
-            std::string::npos)
+  EXPECT_NE(status.message().find("and must be a multiple of 32 under mxfp8"), std::string::npos)
       << status;
   EXPECT_NE(status.message().find("layer.m_splits[0] is bf16["), std::string::npos) << status;
 }
