@@ -114,10 +114,8 @@ absl::Status OfOverlap(const std::string& field, const ParallelSpec& parallel, c
   if (!absl::ConsumePrefix(&part, ".overlap.")) {
     absl::ConsumePrefix(&part, ".");
     const std::string said(AsField(std::string(part), status).message());
-    return StatusOf({.code = status.code(),
-                     .field = overlap,
-                     .value = parallel.overlap->Text(),
-                     .rule = said});
+    return StatusOf(
+        {.code = status.code(), .field = overlap, .value = parallel.overlap->Text(), .rule = said});
   }
   const bool is_of_side = part == "fprop" || part == "dgrad" || part == "wgrad";
   return AsField(absl::StrCat(overlap, ".", is_of_side ? side : "", is_of_side ? "_" : "", part),

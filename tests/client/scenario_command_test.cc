@@ -183,7 +183,8 @@ TEST_F(ScenarioCommandTest, HoldsRunsAgainstEachOther) {
 TEST_F(ScenarioCommandTest, RefusesUnknownNames) {
   const ProcessResult unknown = Quantgate({"scenario", "run", "no-such"});
   EXPECT_EQ(unknown.exit_code, kExitUsage);
-  EXPECT_THAT(unknown.err, HasSubstr("\"no-such\": unknown name; known: codes-follow-specification"));
+  EXPECT_THAT(unknown.err,
+              HasSubstr("\"no-such\": unknown name; known: codes-follow-specification"));
   EXPECT_THAT(Quantgate({"scenario", "run", "--help"}).out, HasSubstr("Examples:"));
 }
 

@@ -286,8 +286,8 @@ TEST_P(AmaxGroupRefusalTest, NamesFieldValueAndRule) {
   EXPECT_EQ(report.status().code(), absl::StatusCode::kInvalidArgument) << report.status();
   EXPECT_THAT(std::string(report.status().message()),
               AllOf(HasSubstr(absl::StrCat("variants[0].parallel.amax_groups[",
-                                           std::string(TensorRoleName(given.role)),
-                                           "] is ", given.group, ": ")),
+                                           std::string(TensorRoleName(given.role)), "] is ",
+                                           given.group, ": ")),
                     HasSubstr(given.message)));
 }
 

@@ -383,8 +383,9 @@ TEST(ExpertVariants, Refusals) {
   EXPECT_THAT(refusal(Experts(kUneven), unknown),
               HasSubstr("parallel.reduction_profile is nccl: the library's own sum needs backend"));
   for (const int copies : {0, 5, 1 << 30}) {
-    EXPECT_THAT(refusal(Experts(kUneven), Ranks(2, copies)),
-                HasSubstr(absl::StrCat("parallel.data_parallel is ", copies, ": copies of 2 ranks")));
+    EXPECT_THAT(
+        refusal(Experts(kUneven), Ranks(2, copies)),
+        HasSubstr(absl::StrCat("parallel.data_parallel is ", copies, ": copies of 2 ranks")));
   }
   ParallelSpec sharded = Ranks(2, 2);
   sharded.fully_sharded = true;

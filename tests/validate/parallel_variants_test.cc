@@ -203,7 +203,7 @@ TEST(ParallelVariants, Refusals) {
   EXPECT_EQ(TryRun(Twins(column, "mxfp8", {.tensor_parallel = 8})).status(), absl::OkStatus());
   EXPECT_THAT(Refusal(Twins(Linear(ParallelMode::kRow), "mxfp8", {.tensor_parallel = 8})),
               AllOf(StartsWith("x is bf16[64x16]: K is 16 "), EndsWith(" (of a rank's part under "
-                                                                         "variants[1].parallel)")));
+                                                                       "variants[1].parallel)")));
   EXPECT_THAT(
       Refusal(Twins(column, "fp8_block", {.sequence_parallel = true, .overlap = OverlapSpec{}})),
       StartsWith("variants[1].parallel.overlap is default: recipe is fp8_block"));

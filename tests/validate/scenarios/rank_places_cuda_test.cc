@@ -19,9 +19,10 @@ TEST(RankPlacesCuda, NeedAGpuForEachOfTwoRanks) {
     return;
   }
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()),
-              testing::HasSubstr("parallel_backend is nccl: it needs a GPU for each of the 2 ranks, "
-                                 "and this host has 1"));
+  EXPECT_THAT(
+      std::string(status.message()),
+      testing::HasSubstr("parallel_backend is nccl: it needs a GPU for each of the 2 ranks, "
+                         "and this host has 1"));
 }
 
 }  // namespace

@@ -211,7 +211,8 @@ TEST(RunScenariosTest, FindsByNameInTheLibrarysOrder) {
   EXPECT_EQ(FindScenarios(library, {"blind"})->size(), 1u);
   const absl::Status status = FindScenarios(library, {"blind", "bad"}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_NE(status.message().find("\"bad\": unknown name; known: good, blind"), absl::string_view::npos);
+  EXPECT_NE(status.message().find("\"bad\": unknown name; known: good, blind"),
+            absl::string_view::npos);
 }
 
 TEST(RunScenariosTest, StopsWhenCancelled) {

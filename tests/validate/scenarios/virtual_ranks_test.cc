@@ -100,9 +100,10 @@ TEST(VirtualRanks, GpusOfTheirOwnNeedGpus) {
   EXPECT_TRUE((*local)->DescribeGpus().empty());
   const absl::Status refused = RankPlaces::Create(CollectiveBackend::kNccl, Looked()).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(refused.message(),
-            "parallel_backend is nccl: it needs a GPU for each of the 2 ranks, and the run is on the "
-            "CPU");
+  EXPECT_EQ(
+      refused.message(),
+      "parallel_backend is nccl: it needs a GPU for each of the 2 ranks, and the run is on the "
+      "CPU");
 }
 
 TEST(VirtualRanks, WhatOneRefusesIsADifference) {
