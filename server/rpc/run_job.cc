@@ -135,10 +135,8 @@ void RunJob::GiveUp(const absl::Status& status, absl::Time start) {
 }
 
 void RunJob::Conclude(const absl::Status& status, v1::RunReport report, absl::Time start) {
-  events_->WhenTold([&](const absl::Status& kept) {
-    // Whoever cancelled a run need not hear that some of what it told is not stored.
-    End(kept.ok() || absl::IsCancelled(status) ? status : kept, std::move(report), start);
-  });
+  events_->WhenTold(
+      [&](const absl::Status& kept) { End(kept.ok() ? status : kept, std::move(report), start); });
 }
 
 void RunJob::End(absl::Status status, v1::RunReport report, absl::Time start) {
