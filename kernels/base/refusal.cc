@@ -91,10 +91,11 @@ absl::Status AsField(std::string_view field, const absl::Status& status) {
     return Refused(status, *refusal, TextOf(*refusal));
   }
   const std::string old = std::exchange(refusal->field, std::string(field));
-  // Behind the field the text may say more than the parts do.
-  return Refused(status, *refusal,
-                 text.starts_with(old) ? absl::StrCat(refusal->field, text.substr(old.size()))
-                                       : TextOf(*refusal));
+  // Behind the field the text may say more than the parts do; of no field it may be the rule alone.
+  const bool is_behind = text.starts_with(old) && text != refusal->rule;
+  return Refused(
+      status, *refusal,
+      is_behind ? absl::StrCat(refusal->field, text.substr(old.size())) : TextOf(*refusal));
 }
 
 absl::Status Prefixed(std::string_view prefix, const absl::Status& status) {

@@ -64,6 +64,12 @@ TEST(Refusal, TakesTheTextOfOtherErrorsAsTheRule) {
   EXPECT_TRUE(WithinField("checkpoint", absl::OkStatus()).ok());
 }
 
+TEST(Refusal, OfNoFieldIsSaidOfOneLater) {
+  const absl::Status nameless = WithinField("", absl::InvalidArgumentError("no such thing"));
+  ExpectRefusal(nameless, "", "", "no such thing", "no such thing");
+  ExpectRefusal(WithinField("spec", nameless), "spec", "", "no such thing", "spec: no such thing");
+}
+
 TEST(Refusal, OfAParserIsSaidOfTheFieldThatWasParsed) {
   const absl::Status parsed = Refuse("dtype", "\"f9\"", "unknown name; known: f32, bf16");
   ExpectRefusal(AsField("out_dtype", parsed), "out_dtype", "\"f9\"",
