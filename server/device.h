@@ -11,7 +11,7 @@
 #include "kernels/engine/engine.h"
 #include "server/description_reader.h"
 #include "server/device_queue.h"
-#include "server/resident_tensors.h"
+#include "server/runs/resident_tensors.h"
 #include "server/server.h"
 
 namespace quantgate {

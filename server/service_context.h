@@ -9,13 +9,13 @@
 #include "server/executor.h"
 #include "server/hardware_checks.h"
 #include "server/metrics.h"
+#include "server/runs/tensor_loader.h"
 #include "server/send_budget.h"
 #include "server/server.h"
-#include "server/session_store.h"
+#include "server/sessions/session_store.h"
 #include "server/store/blob_store.h"
 #include "server/store/run_store.h"
 #include "server/store/tensor_store.h"
-#include "server/tensor_loader.h"
 
 namespace quantgate {
 

@@ -3,11 +3,11 @@
 #include "kernels/base/status_macros.h"
 #include "quantgate/v1/blobs_service.grpc.pb.h"
 #include "server/limits.h"
-#include "server/rpc/convert_tensor.h"
 #include "server/rpc/download_stream.h"
 #include "server/rpc/services.h"
 #include "server/rpc/unary_call.h"
 #include "server/rpc/upload_stream.h"
+#include "server/wire/convert_tensor.h"
 
 namespace quantgate {
 namespace {

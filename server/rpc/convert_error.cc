@@ -3,7 +3,7 @@
 #include <string>
 
 #include "server/limits.h"
-#include "server/rpc/convert_tensor.h"
+#include "server/wire/convert_tensor.h"
 
 namespace quantgate {
 namespace {

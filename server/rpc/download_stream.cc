@@ -12,8 +12,8 @@
 #include "kernels/base/status_macros.h"
 #include "quantgate/v1/blobs_service.pb.h"
 #include "server/errors.h"
-#include "server/rpc/convert_tensor.h"
 #include "server/rpc/parse_message.h"
+#include "server/wire/convert_tensor.h"
 
 namespace quantgate {
 namespace {

@@ -6,11 +6,11 @@
 #include "kernels/base/status_macros.h"
 #include "quantgate/v1/engine_service.grpc.pb.h"
 #include "server/errors.h"
-#include "server/rpc/engine_calls.h"
 #include "server/rpc/parse_message.h"
 #include "server/rpc/run_stream.h"
 #include "server/rpc/services.h"
 #include "server/rpc/unary_call.h"
+#include "server/runs/engine_calls.h"
 
 namespace quantgate {
 namespace {

@@ -5,10 +5,10 @@
 #include "kernels/validate/parallel_spec.h"
 #include "quantgate/v1/info_service.grpc.pb.h"
 #include "server/limits.h"
-#include "server/rpc/convert_recipe.h"
-#include "server/rpc/convert_tensor.h"
 #include "server/rpc/services.h"
 #include "server/rpc/unary_call.h"
+#include "server/wire/convert_recipe.h"
+#include "server/wire/convert_tensor.h"
 
 namespace quantgate {
 namespace {

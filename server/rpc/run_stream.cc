@@ -8,7 +8,7 @@
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/errors.h"
 #include "server/limits.h"
-#include "server/rpc/memory_guard.h"
+#include "server/runs/memory_guard.h"
 
 namespace quantgate {
 namespace {

@@ -13,7 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "server/rpc/call.h"
-#include "server/rpc/runs.h"
+#include "server/runs/runs.h"
 
 namespace quantgate {
 

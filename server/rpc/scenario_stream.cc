@@ -8,10 +8,10 @@
 #include "kernels/base/steady_time.h"
 #include "kernels/comm/parallel_spec.h"
 #include "kernels/validate/scenarios/run_scenarios.h"
-#include "server/rpc/convert_recipe.h"
-#include "server/rpc/convert_scenario.h"
-#include "server/rpc/convert_tensor.h"
-#include "server/rpc/parsed_name.h"
+#include "server/wire/convert_recipe.h"
+#include "server/wire/convert_scenario.h"
+#include "server/wire/convert_tensor.h"
+#include "server/wire/parsed_name.h"
 
 namespace quantgate {
 namespace {

@@ -1,10 +1,10 @@
 #include <grpcpp/support/server_callback.h>
 
 #include "quantgate/v1/scenarios_service.grpc.pb.h"
-#include "server/rpc/convert_scenario.h"
 #include "server/rpc/scenario_stream.h"
 #include "server/rpc/services.h"
 #include "server/rpc/unary_call.h"
+#include "server/wire/convert_scenario.h"
 
 namespace quantgate {
 namespace {

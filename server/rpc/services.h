@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "server/rpc/runs.h"
+#include "server/runs/runs.h"
 #include "server/service_context.h"
 
 namespace quantgate {

@@ -4,11 +4,11 @@
 #include "kernels/base/status_macros.h"
 #include "quantgate/v1/sessions_service.grpc.pb.h"
 #include "server/errors.h"
-#include "server/rpc/convert_session.h"
-#include "server/rpc/page.h"
 #include "server/rpc/services.h"
-#include "server/rpc/session_calls.h"
 #include "server/rpc/unary_call.h"
+#include "server/sessions/convert_session.h"
+#include "server/sessions/session_calls.h"
+#include "server/wire/page.h"
 
 namespace quantgate {
 namespace {

@@ -6,11 +6,11 @@
 #include "quantgate/v1/tensors_service.grpc.pb.h"
 #include "server/errors.h"
 #include "server/limits.h"
-#include "server/rpc/convert_tensor.h"
-#include "server/rpc/page.h"
 #include "server/rpc/services.h"
 #include "server/rpc/unary_call.h"
-#include "server/tensor_statistics.h"
+#include "server/runs/tensor_statistics.h"
+#include "server/wire/convert_tensor.h"
+#include "server/wire/page.h"
 
 namespace quantgate {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "kernels/base/steady_time.h"
-#include "server/rpc/memory_guard.h"
+#include "server/runs/memory_guard.h"
 
 namespace quantgate {
 namespace {

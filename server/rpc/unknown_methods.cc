@@ -3,7 +3,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "server/rpc/convert_error.h"
-#include "server/rpc/convert_tensor.h"
+#include "server/wire/convert_tensor.h"
 
 namespace quantgate {
 namespace {

@@ -12,7 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "server/errors.h"
 #include "server/limits.h"
-#include "server/rpc/convert_tensor.h"
+#include "server/wire/convert_tensor.h"
 
 namespace quantgate {
 namespace {

@@ -1,10 +1,10 @@
-#include "server/rpc/convert_recipe.h"
+#include "server/wire/convert_recipe.h"
 
 #include <gtest/gtest.h>
 
 #include <string>
 
-#include "server/rpc/recipes_made.h"
+#include "server/wire/recipes_made.h"
 
 namespace quantgate {
 namespace {

@@ -1,5 +1,5 @@
 // What a report on the wire says of an error report's blocks.
-#include "server/rpc/convert_report.h"
+#include "server/wire/convert_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

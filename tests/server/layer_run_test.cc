@@ -1,9 +1,9 @@
-#include "server/layer_run.h"
+#include "server/runs/layer_run.h"
 
 #include <gtest/gtest.h>
 
 #include "server/errors.h"
-#include "server/reproduce_command.h"
+#include "server/runs/reproduce_command.h"
 
 namespace quantgate {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/live_runs.h"
+#include "server/runs/live_runs.h"
 
 #include <gtest/gtest.h>
 

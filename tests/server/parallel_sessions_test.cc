@@ -9,7 +9,7 @@
 
 #include "quantgate/v1/sessions_service.grpc.pb.h"
 #include "server/limits.h"
-#include "server/rpc/convert_session.h"
+#include "server/sessions/convert_session.h"
 #include "tests/server/parallel_sessions_fixture.h"
 
 namespace quantgate {

@@ -1,6 +1,6 @@
 // Which tensors stay with an engine, which leave and whereto. The engine is the CPU's: where bytes
 // are is a matter of ResidentTensors alone.
-#include "server/resident_tensors.h"
+#include "server/runs/resident_tensors.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // RunEvents: what is told, what is stored, and what becomes of a run whose events cannot be kept.
-#include "server/rpc/run_events.h"
+#include "server/runs/run_events.h"
 
 #include <gtest/gtest.h>
 

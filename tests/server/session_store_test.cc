@@ -1,6 +1,6 @@
 // The store of training sessions: places, bytes, leases, who gives way to whom, and what late calls
 // are told.
-#include "server/session_store.h"
+#include "server/sessions/session_store.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

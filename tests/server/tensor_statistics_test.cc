@@ -1,4 +1,4 @@
-#include "server/tensor_statistics.h"
+#include "server/runs/tensor_statistics.h"
 
 #include <gtest/gtest.h>
 

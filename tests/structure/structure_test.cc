@@ -72,7 +72,9 @@ TEST(StructureTest, ThirdPartiesAreContained) {
       {"prometheus/",
        {"server/metrics.", "server/series_families.", "tests/server/rank_series_test."}},
       {"grpcpp/", {"server/rpc/", "server/server.", "client/", "tests/"}},
-      {".pb.h", {"proto/", "server/rpc/", "server/server.", "client/", "tests/"}},
+      {".pb.h",
+       {"proto/", "server/report/", "server/rpc/", "server/runs/", "server/server.", "server/sessions/",
+        "server/wire/", "client/", "tests/"}},
       {"cublasLt.h", {"kernels/gemm/gemm_cublaslt.", "tests/hardware/"}},
       {"nccl.h", {"kernels/comm/"}},
       {"sqlite3.h", {"server/store/", "tests/server/full_disk."}},
@@ -147,7 +149,9 @@ TEST(StructureTest, BannedWords) {
 std::string LibraryOf(const std::string& path) {
   if (HeightOf(path) < 0 || path.find("cuda") != std::string::npos) return "";
   const std::string folder = path.substr(0, path.rfind('/') + 1);
-  return folder == "server/rpc/" ? "server/" : folder;
+  const bool is_service = folder == "server/rpc/" || folder == "server/runs/" ||
+                          folder == "server/sessions/" || folder == "server/wire/";
+  return is_service ? "server/" : folder;
 }
 
 TEST(StructureTest, UnnamedNamespacesOfALibraryShareNoNames) {

@@ -1,0 +1,101 @@
+// RunEvents: the events of one run in their order. The device's thread makes them; an executor with
+// one thread tells them to those who follow the run, and stores them a moment later, several at a
+// time, so that no device waits for a disk. The caller is one thread at a time, but for Created.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/base/cancellation.h"
+#include "quantgate/v1/engine_service.pb.h"
+#include "server/executor.h"
+#include "server/runs/live_runs.h"
+#include "server/store/run_store.h"
+
+namespace quantgate {
+
+class RunEvents : public std::enable_shared_from_this<RunEvents> {
+ public:
+  /// Of a run whose first event is among the live ones. It is cancelled when an event cannot be
+  /// kept: there is no use in going on then.
+  RunEvents(RunStore& store, Executor& storing, LiveRuns& live, std::string run_id,
+            std::shared_ptr<Cancellation> cancellation);
+
+  /// That the run and its first event are stored, or why not: then nothing else of it is. By
+  /// another thread, once.
+  void Created(absl::Status status);
+  /// What Created was told, once it was.
+  absl::Status AwaitCreated();
+
+  /// Gives the event the next sequence number. A crash of this process may take the events of the
+  /// last moment, and fails the run anyway. Waits while kLiveEventBytesMax are on their way. Why an
+  /// earlier event could not be kept, where that is known.
+  absl::Status Publish(v1::RunEvent& event);
+
+  /// Calls `body` when all events are told, with why one could not be kept; here or on the storing
+  /// thread, for which this waits.
+  void WhenTold(absl::FunctionRef<void(const absl::Status& kept)> body);
+
+  /// Within WhenTold: the number of the last event.
+  int64_t next_sequence() const { return last_sequence_ + 1; }
+  /// Within WhenTold: stores what is not stored yet, with the last event and the state that the run
+  /// ends with. When it cannot, that is given up but for the last event, so that another one can be
+  /// tried: events that say so take the places of those that were told and are not stored.
+  absl::Status StoreEnd(std::shared_ptr<const std::string> event, RunState state,
+                        const absl::Status& status);
+  /// Within WhenTold, once: the event that StoreEnd has stored. Nobody is told of an end that a
+  /// crash of this process could take back. Null for a run that the database does not have: streams
+  /// see it end without its last event.
+  void TellEnd(std::shared_ptr<const std::string> event);
+  /// In its place when StoreEnd could not, as `why` says: that is tried again, for as long as this
+  /// process lives.
+  void OweEnd(std::shared_ptr<const std::string> event, RunState state, const absl::Status& status,
+              const absl::Status& why);
+  /// What storing took, all events together.
+  absl::Duration storing_time() const;
+
+ private:
+  using Bytes = std::shared_ptr<const std::string>;
+  /// On the storing thread.
+  void Take(const Bytes& event, int64_t sequence);
+  void StoreLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store_mutex_);
+  void StoreAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(store_mutex_);
+  void KeepFailure(const absl::Status& status);
+  absl::Status Failure() const;
+  /// In the place of one that is not stored.
+  absl::StatusOr<RunStore::Event> LostEvent(int64_t sequence);
+
+  RunStore& store_;
+  Executor& storing_;
+  LiveRuns& live_;
+  const std::string run_id_;
+  const std::shared_ptr<Cancellation> cancellation_;
+  int64_t last_sequence_ = 1;
+
+  mutable std::mutex store_mutex_;  ///< Before mutex_.
+  int64_t stored_last_ ABSL_GUARDED_BY(store_mutex_) = 1;
+  /// Those that follow.
+  std::vector<RunStore::Event> unstored_ ABSL_GUARDED_BY(store_mutex_);
+  size_t unstored_bytes_ ABSL_GUARDED_BY(store_mutex_) = 0;
+  bool stores_later_ ABSL_GUARDED_BY(store_mutex_) = false;  ///< A task of StoreLater is to come.
+  absl::Duration storing_time_ ABSL_GUARDED_BY(store_mutex_);
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<absl::Status> created_ ABSL_GUARDED_BY(mutex_);
+  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;  ///< Events that are not taken yet.
+  size_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);  ///< The first.
+};
+
+}  // namespace quantgate

@@ -1,0 +1,51 @@
+// Runs: accepts them, executes them on the device queue, and turns what happens into stored events.
+// Thread-safe.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "quantgate/v1/engine_service.pb.h"
+#include "server/runs/layer_run.h"
+#include "server/runs/live_runs.h"
+#include "server/service_context.h"
+
+namespace quantgate {
+
+class Runs {
+ public:
+  explicit Runs(ServiceContext& context) : context_(context) {}
+
+  /// Ends the runs that an earlier process left behind as FAILED. Before any other call.
+  absl::Status EndInterrupted();
+
+  /// Checks everything that can be known, then queues and stores the run; its id. The id of a run
+  /// that the same request id started is given again. `deadline` holds for queue and run.
+  absl::StatusOr<std::string> Start(const v1::ExecuteRequest& request, absl::Time deadline);
+  /// Takes effect between operations; on a finished run none. NOT_FOUND.
+  absl::Status Cancel(const std::string& run_id);
+  /// False, and nothing done, for a run that is not live. Does not touch the disk.
+  bool CancelLive(const std::string& run_id);
+
+  absl::StatusOr<v1::Run> Get(const std::string& run_id);
+  absl::StatusOr<v1::ListRunsResponse> List(const v1::ListRunsRequest& request);
+
+  LiveRuns& live() { return live_; }
+
+ private:
+  absl::StatusOr<std::string> Enqueue(const v1::ExecuteRequest& request, LayerRun run, Plan outline,
+                                      absl::Time deadline, Device& device);
+  absl::Status AddReport(const RunRecord& record, v1::Run& run);
+
+  ServiceContext& context_;
+  LiveRuns live_{context_.options.live_event_bytes_max};
+  std::mutex start_mutex_;  // One request id starts one run, however many streams ask at once.
+};
+
+v1::Run RunRecordToProto(const RunRecord& record);
+
+}  // namespace quantgate

@@ -1,0 +1,51 @@
+// TensorLoader: from references to tensors. What can be refused is refused before anything large is
+// read or made. Thread-safe.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/device.h"
+#include "server/store/blob_store.h"
+#include "server/store/tensor_store.h"
+#include "server/wire/tensor_reference.h"
+
+namespace quantgate {
+
+class TensorLoader {
+ public:
+  TensorLoader(BlobStore& blobs, TensorStore& tensors) : blobs_(blobs), tensors_(tensors) {}
+
+  /// Completes the types of stored tensors and checks that their blobs are there: INVALID_ARGUMENT
+  /// for a digest that is registered under no type or several, FAILED_PRECONDITION naming every
+  /// missing blob. Absent ones are skipped.
+  absl::Status Resolve(std::span<TensorReference* const> references);
+
+  /// A tensor of this type without memory, for checks of dtypes and shapes only; no value for an
+  /// absent reference.
+  static Tensor Outline(const TensorReference& reference);
+
+  /// The tensor in the memory of the device's engine, where stored and generated ones stay for
+  /// later calls; no value for an absent reference.
+  absl::StatusOr<Tensor> Load(const TensorReference& reference, Device& device,
+                              const Cancellation* cancellation);
+  /// The same in host memory.
+  absl::StatusOr<Tensor> LoadToHost(const TensorReference& reference, Device& device,
+                                    const Cancellation* cancellation);
+
+  /// Loads the tensor, stores its bytes if they are not stored, and registers it under `name`.
+  absl::StatusOr<TensorRecord> Register(const TensorReference& reference, const std::string& name,
+                                        const std::string& request_id, const Sha256& content,
+                                        Device& device, const Cancellation* cancellation);
+
+ private:
+  absl::Status ResolveType(TensorReference& reference);
+
+  BlobStore& blobs_;
+  TensorStore& tensors_;
+};
+
+}  // namespace quantgate

@@ -1,0 +1,57 @@
+// Sessions between wire and domain. Failures are INVALID_ARGUMENT naming the field.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "absl/status/statusor.h"
+#include "quantgate/v1/sessions_service.pb.h"
+#include "server/sessions/session_store.h"
+#include "server/wire/tensor_reference.h"
+
+namespace quantgate {
+
+absl::StatusOr<SessionSpec> SessionSpecFromProto(const v1::SessionSpec& proto,
+                                                 const std::string& field);
+/// 0: the default. INVALID_ARGUMENT beyond the limit.
+absl::StatusOr<absl::Duration> LeaseFromProto(int32_t seconds, const SessionLimits& limits);
+/// All but the spec and the tensors.
+v1::Session SessionRecordToProto(const SessionRecord& record, absl::Time now);
+/// A page of the listing, which ends early where a message does: sessions with many microbatches
+/// have long records. `page_size`: how many were asked for.
+v1::ListSessionsResponse SessionPageToProto(const std::vector<SessionRecord>& records,
+                                            int page_size, absl::Time now);
+/// `spec` as given, with the recipe of now.
+v1::SessionSpec SessionSpecToProto(v1::SessionSpec spec, const Recipe& recipe);
+
+/// One step, before its tensor is loaded.
+struct SessionStep {
+  enum class Kind {
+    kTrain,
+    kEvaluate,
+    kRecompute,
+    kBackward,
+    kWgrad,
+    kOptimize,
+    kChangeRecipe,
+    kOffload,
+    kReload
+  } kind = Kind::kTrain;
+  TensorReference tensor;  ///< x or grad_output.
+  ForwardStep forward;
+  std::string microbatch;
+  OptimizerStep optimizer;
+  std::optional<Recipe> recipe;
+  bool keeps_override = false;  ///< Of a change of recipe: the session's mode stays.
+};
+/// "train", "evaluate", ...: for metrics and listings.
+std::string_view SessionStepName(SessionStep::Kind kind);
+/// The field of v1.SessionStepRequest that a step of the kind is: "forward", "backward", ...
+std::string_view SessionStepField(SessionStep::Kind kind);
+
+absl::StatusOr<SessionStep> SessionStepFromProto(const v1::SessionStepRequest& proto,
+                                                 int64_t tensor_bytes_max);
+
+}  // namespace quantgate

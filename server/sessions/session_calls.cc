@@ -1,0 +1,241 @@
+// Sessions.Open, Restore, Get and Checkpoint.
+#include "server/sessions/session_calls.h"
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/tensor/safetensors_bytes.h"
+#include "server/errors.h"
+#include "server/limits.h"
+#include "server/runs/output_writer.h"
+#include "server/sessions/convert_session.h"
+#include "server/wire/content_digest.h"
+#include "server/wire/convert_layer.h"
+#include "server/wire/convert_tensor.h"
+
+namespace quantgate {
+namespace {
+
+/// What Open and Restore have in common: the session to be, and its place.
+struct OpeningWork {
+  explicit OpeningWork(SessionSpec spec_in) : spec(std::move(spec_in)) {}
+  SessionSpec spec;
+  absl::Duration lease;
+  std::string spec_text;
+  std::optional<SessionPlace> place;  ///< Absent: `opened` says which session it is already.
+  std::string opened;
+};
+
+absl::Status DescribeSession(ServiceContext& context, const std::string& id,
+                             const std::string& spec_text, v1::Session& response) {
+  QG_ASSIGN_OR_RETURN(const SessionRecord record, context.sessions.Find(id));
+  response = SessionRecordToProto(record, context.sessions.Now());
+  v1::SessionSpec spec;
+  if (!spec.ParseFromString(spec_text)) return error::Internal("a session's spec is damaged");
+  QG_ASSIGN_OR_RETURN(const Recipe recipe, Recipe::Parse(record.recipe));
+  *response.mutable_spec() = SessionSpecToProto(std::move(spec), recipe);
+  return absl::OkStatus();
+}
+
+template <typename Request>
+absl::StatusOr<OpeningWork> BeginOpening(ServiceContext& context, const Request& request) {
+  if (!request.request_id().empty()) {
+    QG_RETURN_IF_ERROR(CheckToken(request.request_id(), "request_id"));
+  }
+  QG_ASSIGN_OR_RETURN(SessionSpec spec, SessionSpecFromProto(request.spec(), "spec"));
+  OpeningWork work(std::move(spec));
+  QG_ASSIGN_OR_RETURN(work.lease,
+                      LeaseFromProto(request.lease_seconds(), context.sessions.limits()));
+  work.spec_text = request.spec().SerializeAsString();
+  const Sha256 content = ContentDigest(request);
+  QG_ASSIGN_OR_RETURN(const auto earlier,
+                      context.sessions.FindRequest(request.request_id(), content));
+  if (earlier.has_value()) {
+    work.opened = *earlier;
+    return work;
+  }
+  QG_ASSIGN_OR_RETURN(SessionPlace place, context.sessions.Reserve(request.request_id(), content));
+  work.place.emplace(std::move(place));
+  return work;
+}
+
+/// The device that will hold the session.
+absl::StatusOr<Device*> DeviceForSession(ServiceContext& context, const SessionSpec& spec) {
+  absl::StatusOr<Device*> device = LeastLoadedWith(context.devices, {&spec.arithmetic, 1});
+  if (device.ok()) return device;
+  return AsField("spec.arithmetic", device.status());
+}
+
+absl::Status Finish(ServiceContext& context, Device& device, OpeningWork& work,
+                    std::unique_ptr<Session> training, v1::Session& response) {
+  QG_ASSIGN_OR_RETURN(const SessionRecord record,
+                      context.sessions.Open(*std::move(work.place), device, work.lease,
+                                            std::move(training), work.spec_text));
+  work.place.reset();
+  return DescribeSession(context, record.id, work.spec_text, response);
+}
+
+using References = std::map<std::string, TensorReference>;
+
+absl::Status OpenOnDevice(ServiceContext& context, Device& device, const Cancellation& cancellation,
+                          OpeningWork& work, const References& references, v1::Session& response) {
+  if (!work.place.has_value()) {
+    return DescribeSession(context, work.opened, work.spec_text, response);
+  }
+  std::map<std::string, Tensor> parameters;
+  for (const auto& [name, reference] : references) {
+    QG_ASSIGN_OR_RETURN(parameters[name], context.loader.Load(reference, device, &cancellation));
+  }
+  absl::StatusOr<std::unique_ptr<Session>> training =
+      OpenSession(*device.engine, work.spec, parameters, &context.ranks, &cancellation);
+  if (!training.ok()) return WithinField("spec", training.status());
+  return Finish(context, device, work, *std::move(training), response);
+}
+
+absl::Status RestoreOnDevice(ServiceContext& context, Device& device,
+                             const Cancellation& cancellation, OpeningWork& work,
+                             const Digest& checkpoint, v1::Session& response) {
+  if (!work.place.has_value()) {
+    return DescribeSession(context, work.opened, work.spec_text, response);
+  }
+  QG_ASSIGN_OR_RETURN(auto buffer, context.blobs.Load(checkpoint));
+  const absl::StatusOr<TensorFile> file = ParseSafetensors(std::move(buffer), "checkpoint");
+  if (!file.ok()) return WithinField("checkpoint", file.status());
+  absl::StatusOr<std::unique_ptr<Session>> training =
+      RestoreSession(*device.engine, work.spec, *file, &context.ranks, &cancellation);
+  if (!training.ok()) {
+    const std::optional<Refusal> refusal = RefusalOf(training.status());
+    return refusal && absl::StartsWith(refusal->field, "checkpoint")
+               ? training.status()
+               : WithinField("spec", training.status());
+  }
+  return Finish(context, device, work, *std::move(training), response);
+}
+
+absl::Status AddTensors(ServiceContext& context, const SessionUse& use,
+                        const Cancellation& cancellation, v1::Session& response) {
+  QG_ASSIGN_OR_RETURN(const std::vector<StateTensor> tensors,
+                      use->training->Describe(&cancellation));
+  for (const StateTensor& tensor : tensors) {
+    v1::StateTensor& proto = *response.add_tensors();
+    proto.set_name(tensor.name);
+    *proto.mutable_type() = TensorTypeToProto({tensor.dtype, tensor.shape});
+    *proto.mutable_fingerprint() = FingerprintToProto(tensor.fingerprint);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AddTensor(ServiceContext& context, const SessionUse& use, const std::string& name,
+                       const Cancellation& cancellation, v1::Session& response) {
+  const absl::StatusOr<Tensor> tensor = use->training->Find(name, &cancellation);
+  if (!tensor.ok()) return AsField("tensor", tensor.status());
+  Engine& engine = *use->device.engine;
+  QG_ASSIGN_OR_RETURN(const Fingerprint fingerprint, engine.FingerprintOf(*tensor, &cancellation));
+  return OutputWriter(context.blobs, engine, KeepOutputs::kLarge)
+      .Write(name, *tensor, fingerprint, response.mutable_tensor());
+}
+
+}  // namespace
+
+absl::Status CheckMessageSize(const google::protobuf::MessageLite& response) {
+  const auto bytes = static_cast<int64_t>(response.ByteSizeLong());
+  if (bytes <= kMessageBytesMax) return absl::OkStatus();
+  return error::LimitExceeded("response bytes", bytes, kMessageBytesMax);
+}
+
+absl::StatusOr<DeviceWork> PrepareOpenSession(ServiceContext& context,
+                                              const v1::OpenSessionRequest& request,
+                                              v1::Session& response) {
+  QG_ASSIGN_OR_RETURN(OpeningWork work, BeginOpening(context, request));
+  QG_ASSIGN_OR_RETURN(
+      References references,
+      NamedTensorsFromProto(request.parameters(), "parameters", context.options.tensor_bytes_max));
+  std::vector<TensorReference*> all;
+  int64_t bytes = 0;
+  for (auto& [name, reference] : references) all.push_back(&reference);
+  QG_RETURN_IF_ERROR(context.loader.Resolve(all));
+  for (const TensorReference* reference : all) {
+    bytes += static_cast<int64_t>(TensorLoader::Outline(*reference).byte_size());
+  }
+  // Before anything of it is loaded: the parameters are the least that a session holds.
+  const int64_t bytes_max = context.sessions.limits().bytes_max;
+  if (bytes > bytes_max) return error::LimitExceeded("parameters", bytes, bytes_max);
+  QG_ASSIGN_OR_RETURN(Device * device, DeviceForSession(context, work.spec));
+  std::string recipe = work.spec.recipe.name();
+  return DeviceWork{
+      std::move(recipe),
+      [&context, &response, work = std::move(work), references = std::move(references)](
+          Device& on, const Cancellation& cancellation) mutable {
+        return OpenOnDevice(context, on, cancellation, work, references, response);
+      },
+      device};
+}
+
+absl::StatusOr<DeviceWork> PrepareRestoreSession(ServiceContext& context,
+                                                 const v1::RestoreSessionRequest& request,
+                                                 v1::Session& response) {
+  QG_ASSIGN_OR_RETURN(OpeningWork work, BeginOpening(context, request));
+  QG_ASSIGN_OR_RETURN(const Digest checkpoint, DigestFromProto(request.checkpoint(), "checkpoint"));
+  if (!context.blobs.Contains(checkpoint)) return error::BlobsMissing("checkpoint", {checkpoint});
+  const int64_t bytes_max = context.sessions.limits().bytes_max;
+  if (checkpoint.size > bytes_max) {
+    return error::LimitExceeded("checkpoint", checkpoint.size, bytes_max);
+  }
+  QG_ASSIGN_OR_RETURN(Device * device, DeviceForSession(context, work.spec));
+  std::string recipe = work.spec.recipe.name();
+  return DeviceWork{std::move(recipe),
+                    [&context, &response, checkpoint, work = std::move(work)](
+                        Device& on, const Cancellation& cancellation) mutable {
+                      return RestoreOnDevice(context, on, cancellation, work, checkpoint, response);
+                    },
+                    device};
+}
+
+absl::StatusOr<DeviceWork> PrepareGetSession(ServiceContext& context,
+                                             const v1::GetSessionRequest& request,
+                                             v1::Session& response) {
+  QG_ASSIGN_OR_RETURN(SessionUse use, context.sessions.Use(request.session_id()));
+  Device* const device = &use->device;
+  return DeviceWork{
+      "",
+      [&context, &request, &response, use = std::move(use)](
+          Device&, const Cancellation& cancellation) -> absl::Status {
+        const std::lock_guard lock(use->mutex);
+        QG_RETURN_IF_ERROR(DescribeSession(context, use.id(), use->spec, response));
+        if (request.with_tensors()) {
+          QG_RETURN_IF_ERROR(AddTensors(context, use, cancellation, response));
+        }
+        if (!request.tensor().empty()) {
+          QG_RETURN_IF_ERROR(AddTensor(context, use, request.tensor(), cancellation, response));
+        }
+        return CheckMessageSize(response);
+      },
+      device};
+}
+
+absl::StatusOr<DeviceWork> PrepareCheckpoint(ServiceContext& context,
+                                             const v1::CheckpointRequest& request,
+                                             v1::CheckpointResponse& response) {
+  QG_ASSIGN_OR_RETURN(SessionUse use, context.sessions.Use(request.session_id()));
+  Device* const device = &use->device;
+  return DeviceWork{
+      "",
+      [&context, &response, use = std::move(use)](
+          Device&, const Cancellation& cancellation) -> absl::Status {
+        const std::lock_guard lock(use->mutex);
+        QG_ASSIGN_OR_RETURN(const TensorFile file, use->training->Checkpoint(&cancellation));
+        QG_ASSIGN_OR_RETURN(const Tensor bytes, SafetensorsBytes(file.tensors, file.metadata));
+        QG_ASSIGN_OR_RETURN(const Digest digest, context.blobs.Put(bytes.bytes()));
+        *response.mutable_digest() = DigestToProto(digest);
+        response.set_step(use->training->step_count());
+        return absl::OkStatus();
+      },
+      device};
+}
+
+}  // namespace quantgate

@@ -1,0 +1,356 @@
+#include "server/wire/convert_layer.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
+#include "kernels/base/status_macros.h"
+#include "server/wire/convert_recipe.h"
+#include "server/wire/convert_tensor.h"
+#include "server/wire/parsed_name.h"
+
+namespace quantgate {
+namespace {
+
+absl::StatusOr<OverlapSpec> OverlapFromProto(const v1::Overlap& proto, const std::string& field) {
+  OverlapSpec overlap;
+  const std::tuple<OverlapSide, GemmRole, const std::string&> methods[] = {
+      {OverlapSide::kColumn, GemmRole::kFprop, proto.column_fprop()},
+      {OverlapSide::kColumn, GemmRole::kDgrad, proto.column_dgrad()},
+      {OverlapSide::kColumn, GemmRole::kWgrad, proto.column_wgrad()},
+      {OverlapSide::kRow, GemmRole::kFprop, proto.row_fprop()},
+      {OverlapSide::kRow, GemmRole::kDgrad, proto.row_dgrad()},
+      {OverlapSide::kRow, GemmRole::kWgrad, proto.row_wgrad()}};
+  for (const auto& [side, role, name] : methods) {
+    if (name.empty()) continue;
+    QG_ASSIGN_OR_RETURN(
+        (overlap.methods[{side, role}]),
+        ParsedName(ParseOverlapMethod, name, absl::StrCat(field, ".", OverlapKey(side, role)),
+                   OverlapMethod::kNone));
+  }
+  overlap.aggregate = proto.aggregate();
+  if (proto.pieces() != 0) overlap.pieces = proto.pieces();
+  if (proto.splits() != 0) overlap.splits = proto.splits();
+  return overlap;
+}
+
+}  // namespace
+
+absl::StatusOr<AmaxGroups> AmaxGroupsFromProto(
+    const google::protobuf::Map<std::string, std::string>& proto, const std::string& field) {
+  AmaxGroups groups;
+  // In the order of their names, so that of several mistakes always the same is named.
+  for (const auto& [name, text] : std::map<std::string, std::string>(proto.begin(), proto.end())) {
+    const absl::StatusOr<TensorRole> role = ParseTensorRole(name);
+    if (!role.ok()) {
+      return Refuse(field, Printable(name),
+                    "amaxes are reduced by role: input, weight or grad_output");
+    }
+    QG_ASSIGN_OR_RETURN(
+        groups[*role],
+        ParsedName(ParseAmaxGroup, text, absl::StrCat(field, "[", name, "]"), AmaxGroup()));
+  }
+  return groups;
+}
+
+absl::StatusOr<ParallelSpec> ParallelFromProto(const v1::Parallel& proto,
+                                               const std::string& field) {
+  ParallelSpec parallel;
+  QG_ASSIGN_OR_RETURN(parallel.amax_groups,
+                      AmaxGroupsFromProto(proto.amax_groups(), field + ".amax_groups"));
+  parallel.amax_groups = WithGroupsOfCall(std::move(parallel.amax_groups), {});
+  parallel.tensor_parallel = proto.tensor_parallel();
+  parallel.sequence_parallel = proto.sequence_parallel();
+  QG_ASSIGN_OR_RETURN(parallel.profile, ParsedName(ParseReductionProfile, proto.reduction_profile(),
+                                                   field + ".reduction_profile", parallel.profile));
+  QG_ASSIGN_OR_RETURN(parallel.backend, ParsedName(ParseCollectiveBackend, proto.backend(),
+                                                   field + ".backend", parallel.backend));
+  if (proto.has_overlap()) {
+    QG_ASSIGN_OR_RETURN(parallel.overlap, OverlapFromProto(proto.overlap(), field + ".overlap"));
+  }
+  if (proto.data_parallel() != 0) parallel.data_parallel = proto.data_parallel();
+  parallel.fully_sharded = proto.fully_sharded();
+  parallel.distributed_optimizer = proto.distributed_optimizer();
+  if (proto.has_reshard_after_forward()) {
+    parallel.reshard_after_forward = proto.reshard_after_forward();
+  }
+  if (proto.expert_parallel() == 0) return parallel;
+  parallel.expert_parallel = proto.expert_parallel();
+  if (proto.tensor_parallel() == 0) parallel.tensor_parallel = 1;
+  return parallel;
+}
+
+absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::string& field) {
+  QG_ASSIGN_OR_RETURN(Recipe recipe, RecipeFromProto(proto.recipe(), field + ".recipe"));
+  if (!proto.backward_override().empty()) {
+    const auto mode = ParseBackwardOverride(proto.backward_override());
+    if (!mode.ok()) {
+      return Refuse(field + ".backward_override", Printable(proto.backward_override()),
+                    "known overrides are none, high_precision, dequantized (also "
+                    "default, unquant, dequant)");
+    }
+    recipe = recipe.WithBackwardOverride(*mode);
+  }
+  Arithmetic arithmetic;
+  if (!proto.arithmetic().empty()) {
+    QG_ASSIGN_OR_RETURN(arithmetic, ParsedName(Arithmetic::Parse, proto.arithmetic(),
+                                               field + ".arithmetic", Arithmetic()));
+  }
+  Variant variant{std::move(recipe), arithmetic};
+  if (proto.has_parallel()) {
+    QG_ASSIGN_OR_RETURN(variant.parallel, ParallelFromProto(proto.parallel(), field + ".parallel"));
+  }
+  return variant;
+}
+
+namespace {
+
+/// Names in requests become field names, file entries and words of a command line.
+constexpr size_t kParameterNameLengthMax = 80;
+
+absl::Status CheckParameterName(const std::string& name, const std::string& field) {
+  const bool is_good = !name.empty() && name.size() <= kParameterNameLengthMax &&
+                       std::all_of(name.begin(), name.end(), [](unsigned char c) {
+                         return absl::ascii_isalnum(c) || c == '_' || c == '-' || c == '.';
+                       });
+  if (is_good) return absl::OkStatus();
+  return Refuse(field, "given",
+                absl::StrCat("a name is 1 to ", kParameterNameLengthMax,
+                             " of letters, digits, '.', '-' and '_'"));
+}
+
+/// A field that `kind` does not have would be read by nobody.
+absl::Status CheckTaken(bool is_given, bool is_taken, const std::string& field,
+                        const std::string& kind, std::string_view owners) {
+  if (!is_given || is_taken) return absl::OkStatus();
+  return Refuse(field, "given",
+                absl::StrCat(Printable(kind), " has none; it is of ", std::string(owners)));
+}
+
+absl::StatusOr<NormOptions> NormFromProto(const v1::Norm& proto, const std::string& field) {
+  NormOptions norm;
+  QG_ASSIGN_OR_RETURN(norm.kind,
+                      ParsedName(ParseNormKind, proto.kind(), field + ".kind", norm.kind));
+  norm.zero_centered_gamma = proto.zero_centered_gamma();
+  if (proto.has_epsilon()) norm.epsilon = proto.epsilon();
+  return norm;
+}
+
+absl::StatusOr<ActivationOptions> ActivationFromProto(const v1::Activation& proto,
+                                                      const std::string& field) {
+  ActivationOptions activation;
+  QG_ASSIGN_OR_RETURN(activation.kind, ParsedName(ParseActivationKind, proto.kind(),
+                                                  field + ".kind", activation.kind));
+  QG_ASSIGN_OR_RETURN(activation.variant, ParsedName(ParseActivationVariant, proto.variant(),
+                                                     field + ".variant", activation.variant));
+  const bool is_clamped = activation.kind == ActivationKind::kClampedSwiglu;
+  const std::pair<const char*, bool> numbers[] = {{".limit", proto.has_limit()},
+                                                  {".alpha", proto.has_alpha()},
+                                                  {".offset", proto.has_offset()}};
+  for (const auto& [name, is_given] : numbers) {
+    QG_RETURN_IF_ERROR(CheckTaken(is_given, is_clamped, field + name,
+                                  std::string(ActivationKindName(activation.kind)),
+                                  "clamped_swiglu"));
+  }
+  if (proto.has_limit()) activation.limit = proto.limit();
+  if (proto.has_alpha()) activation.alpha = proto.alpha();
+  if (proto.has_offset()) activation.offset = proto.offset();
+  return activation;
+}
+
+absl::Status CheckOperationFields(const v1::Operation& proto, OperationKind kind,
+                                  const std::string& field) {
+  using K = OperationKind;
+  const auto check = [&](bool is_given, K owner, const char* name) {
+    return CheckTaken(is_given, kind == owner, absl::StrCat(field, ".", name), proto.kind(),
+                      OperationKindName(owner));
+  };
+  QG_RETURN_IF_ERROR(check(proto.has_norm(), K::kNorm, "norm"));
+  QG_RETURN_IF_ERROR(check(proto.has_activation(), K::kActivation, "activation"));
+  QG_RETURN_IF_ERROR(check(proto.has_factor(), K::kScale, "factor"));
+  QG_RETURN_IF_ERROR(check(!proto.addend().empty(), K::kAdd, "addend"));
+  QG_RETURN_IF_ERROR(check(proto.has_quantize_forward(), K::kQuantize, "quantize_forward"));
+  return check(proto.quantize_backward(), K::kQuantize, "quantize_backward");
+}
+
+absl::StatusOr<OperationSpec> OperationFromProto(const v1::Operation& proto,
+                                                 const std::string& field) {
+  OperationSpec operation;
+  QG_ASSIGN_OR_RETURN(operation.kind, ParsedName(ParseOperationKind, proto.kind(), field + ".kind",
+                                                 operation.kind));
+  if (proto.kind().empty()) {
+    return RefuseAbsent(field + ".kind", "an operation has a kind, such as basic_linear");
+  }
+  QG_RETURN_IF_ERROR(CheckOperationFields(proto, operation.kind, field));
+  QG_RETURN_IF_ERROR(CheckToken(proto.name(), field + ".name"));
+  operation.name = proto.name();
+  QG_ASSIGN_OR_RETURN(operation.norm, NormFromProto(proto.norm(), field + ".norm"));
+  QG_ASSIGN_OR_RETURN(operation.activation,
+                      ActivationFromProto(proto.activation(), field + ".activation"));
+  if (proto.has_factor()) operation.factor = proto.factor();
+  operation.addend = proto.addend();
+  if (proto.has_quantize_forward()) operation.quantize_forward = proto.quantize_forward();
+  operation.quantize_backward = proto.quantize_backward();
+  QG_ASSIGN_OR_RETURN(operation.parallel_mode,
+                      ParsedName(ParseParallelMode, proto.parallel_mode(), field + ".parallel_mode",
+                                 operation.parallel_mode));
+  return operation;
+}
+
+}  // namespace
+
+absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::string& field) {
+  LayerSpec layer;
+  if (proto.kind().empty()) {
+    return RefuseAbsent(field + ".kind", "a layer has a kind, such as linear");
+  }
+  QG_ASSIGN_OR_RETURN(layer.kind,
+                      ParsedName(ParseLayerKind, proto.kind(), field + ".kind", layer.kind));
+  const bool is_mlp = layer.kind == LayerKind::kLayerNormMlp;
+  QG_RETURN_IF_ERROR(CheckTaken(proto.has_norm(),
+                                is_mlp || layer.kind == LayerKind::kLayerNormLinear,
+                                field + ".norm", proto.kind(), "layernorm_linear, layernorm_mlp"));
+  QG_RETURN_IF_ERROR(CheckTaken(proto.has_activation(), is_mlp, field + ".activation", proto.kind(),
+                                "layernorm_mlp"));
+  QG_ASSIGN_OR_RETURN(layer.norm, NormFromProto(proto.norm(), field + ".norm"));
+  QG_ASSIGN_OR_RETURN(layer.activation,
+                      ActivationFromProto(proto.activation(), field + ".activation"));
+  layer.return_norm_output = proto.return_norm_output();
+  // Bounded before anything is made of them; the layer has the rules.
+  if (proto.m_splits_size() > kExpertsMax) {
+    return Refuse(field + ".m_splits", absl::StrCat(proto.m_splits_size(), " given"),
+                  absl::StrCat("a layer has at most ", kExpertsMax, " experts"));
+  }
+  layer.m_splits.assign(proto.m_splits().begin(), proto.m_splits().end());
+  if (proto.operations_size() > kOperationsMax) {
+    return Refuse(field + ".operations", absl::StrCat(proto.operations_size(), " given"),
+                  absl::StrCat("a chain has at most ", kOperationsMax));
+  }
+  for (int i = 0; i < proto.operations_size(); ++i) {
+    QG_ASSIGN_OR_RETURN(
+        OperationSpec operation,
+        OperationFromProto(proto.operations(i), absl::StrCat(field, ".operations[", i, "]")));
+    layer.operations.push_back(std::move(operation));
+  }
+  if (proto.has_fused()) layer.fused = proto.fused();
+  QG_ASSIGN_OR_RETURN(layer.parallel_mode,
+                      ParsedName(ParseParallelMode, proto.parallel_mode(), field + ".parallel_mode",
+                                 layer.parallel_mode));
+  return layer;
+}
+
+namespace {
+
+/// Tensors of a step by name, more than any layer has.
+constexpr int kNamedTensorsMax = 4 * kExpertsMax;
+
+using ProtoTensors = google::protobuf::Map<std::string, v1::TensorSource>;
+
+}  // namespace
+
+absl::StatusOr<std::map<std::string, TensorReference>> NamedTensorsFromProto(
+    const ProtoTensors& proto, const std::string& field, int64_t tensor_bytes_max) {
+  if (proto.size() > kNamedTensorsMax) {
+    return Refuse(field, absl::StrCat(proto.size(), " tensors"),
+                  absl::StrCat("a step takes at most ", kNamedTensorsMax));
+  }
+  std::map<std::string, TensorReference> references;
+  // In the order of their names, so that of several mistakes always the same is named.
+  for (const auto& [name, source] :
+       std::map<std::string, v1::TensorSource>(proto.begin(), proto.end())) {
+    const std::string tensor_field = absl::StrCat(field, "[", Printable(name), "]");
+    QG_RETURN_IF_ERROR(CheckParameterName(name, tensor_field));
+    QG_ASSIGN_OR_RETURN(TensorReference reference,
+                        TensorReferenceFromProto(source, tensor_field, tensor_bytes_max));
+    QG_RETURN_IF_ERROR(RequireTensor(reference));
+    references.emplace(name, std::move(reference));
+  }
+  return references;
+}
+
+namespace {
+
+absl::Status StepFromProto(const v1::LayerStep& proto, int64_t tensor_bytes_max, LayerRun& run) {
+  QG_ASSIGN_OR_RETURN(run.layer, LayerFromProto(proto.layer(), "spec.step.layer"));
+  QG_ASSIGN_OR_RETURN(run.x, TensorReferenceFromProto(proto.x(), "spec.step.x", tensor_bytes_max));
+  QG_RETURN_IF_ERROR(RequireTensor(run.x));
+  QG_ASSIGN_OR_RETURN(
+      run.grad_output,
+      TensorReferenceFromProto(proto.grad_output(), "spec.step.grad_output", tensor_bytes_max));
+  const auto set = [&](std::map<std::string, TensorReference>& references,
+                       const ProtoTensors& tensors, const char* field) -> absl::Status {
+    QG_ASSIGN_OR_RETURN(references, NamedTensorsFromProto(tensors, field, tensor_bytes_max));
+    return absl::OkStatus();
+  };
+  QG_RETURN_IF_ERROR(set(run.parameters, proto.parameters(), "spec.step.parameters"));
+  QG_RETURN_IF_ERROR(set(run.main_grads, proto.main_grads(), "spec.step.main_grads"));
+  QG_RETURN_IF_ERROR(set(run.delayed_state, proto.delayed_state(), "spec.step.delayed_state"));
+  for (const auto& [name, reference] : run.delayed_state) {
+    if (IsDelayedStateName(name)) continue;
+    return Refuse(reference.field, "given",
+                  "names are input, weight or grad_output, with the prefix or index "
+                  "of their weight, and .scale or .amax_history");
+  }
+  run.calibrate = proto.calibrate();
+  if (proto.has_requires_grad()) {
+    const v1::RequiresGrad& grad = proto.requires_grad();
+    run.requires_grad = RequiresGrad{grad.x(), grad.weight(), grad.bias(), grad.norm()};
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t tensor_bytes_max) {
+  LayerRun run;
+  if (!proto.has_step()) {
+    return RefuseAbsent("spec.step", "a run has a step: its layer and tensors");
+  }
+  // Bounded before anything is made of them; Plan::Create has the rule for none.
+  if (proto.variants_size() > kVariantsMax) {
+    return Refuse("spec.variants", absl::StrCat(proto.variants_size(), " variants"),
+                  absl::StrCat("a run has at most ", kVariantsMax));
+  }
+  QG_RETURN_IF_ERROR(StepFromProto(proto.step(), tensor_bytes_max, run));
+  for (int i = 0; i < proto.variants_size(); ++i) {
+    QG_ASSIGN_OR_RETURN(Variant variant, VariantFromProto(proto.variants(i),
+                                                          absl::StrCat("spec.variants[", i, "]")));
+    run.variants.push_back(std::move(variant));
+  }
+  run.seed = proto.seed();
+  run.tensor_bytes_max = tensor_bytes_max;
+  if (proto.has_reference()) run.reference = proto.reference();
+  switch (proto.requirement()) {
+    case v1::REQUIREMENT_UNSPECIFIED:
+      run.requirement = Requirement::kNone;
+      break;
+    case v1::REQUIREMENT_BITWISE:
+      run.requirement = Requirement::kBitwise;
+      break;
+    case v1::REQUIREMENT_BOUND:
+      run.requirement = Requirement::kBound;
+      break;
+    default:
+      return Refuse("spec.requirement", absl::StrCat(proto.requirement()),
+                    "known requirements are REQUIREMENT_UNSPECIFIED, "
+                    "REQUIREMENT_BITWISE and REQUIREMENT_BOUND");
+  }
+  run.keep_outputs = proto.keep_outputs();
+  run.error_budget = proto.error_budget();
+  // Bounded before anything is looked up; Plan::Create has the rule for the names.
+  if (proto.subjects_size() > kSubjectsMax) {
+    return Refuse("spec.subjects", absl::StrCat(proto.subjects_size(), " tensors"),
+                  absl::StrCat("a run takes at most ", kSubjectsMax));
+  }
+  QG_ASSIGN_OR_RETURN(run.subjects,
+                      NamedTensorsFromProto(proto.subjects(), "spec.subjects", tensor_bytes_max));
+  return run;
+}
+
+}  // namespace quantgate

@@ -1,0 +1,27 @@
+// Run specifications from the wire. Failures are INVALID_ARGUMENT (UNIMPLEMENTED for an arithmetic
+// that needs hardware this build cannot drive) naming the field.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "quantgate/v1/layer.pb.h"
+#include "server/runs/layer_run.h"
+
+namespace quantgate {
+
+/// Roles and groups by their names.
+absl::StatusOr<AmaxGroups> AmaxGroupsFromProto(
+    const google::protobuf::Map<std::string, std::string>& proto, const std::string& field);
+absl::StatusOr<ParallelSpec> ParallelFromProto(const v1::Parallel& proto, const std::string& field);
+absl::StatusOr<Variant> VariantFromProto(const v1::Variant& proto, const std::string& field);
+absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::string& field);
+/// Every source is present; their names are 1 to 80 letters, digits, '.', '-' and '_'.
+absl::StatusOr<std::map<std::string, TensorReference>> NamedTensorsFromProto(
+    const google::protobuf::Map<std::string, v1::TensorSource>& proto, const std::string& field,
+    int64_t tensor_bytes_max);
+
+absl::StatusOr<LayerRun> LayerRunFromProto(const v1::RunSpec& proto, int64_t tensor_bytes_max);
+
+}  // namespace quantgate

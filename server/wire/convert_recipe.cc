@@ -1,0 +1,106 @@
+#include "server/wire/convert_recipe.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/refusal.h"
+#include "server/build_description.h"
+#include "server/wire/convert_tensor.h"
+#include "server/wire/recipes_made.h"
+
+namespace quantgate {
+namespace {
+
+RecipesMade& Made() {
+  static RecipesMade* const made = new RecipesMade;
+  return *made;
+}
+
+}  // namespace
+
+absl::StatusOr<Recipe> RecipeFromProto(const v1::Recipe& proto, const std::string& field) {
+  if (std::optional<Recipe> made = Made().Find(proto)) return *std::move(made);
+  const auto& all = AllRecipes();
+  const bool is_known = std::any_of(all.begin(), all.end(), [&](const RecipeDescription& recipe) {
+    return recipe.name == proto.name();
+  });
+  if (!is_known) {
+    const auto names = absl::StrJoin(
+        all, ", ",
+        [](std::string* out, const RecipeDescription& recipe) { out->append(recipe.name); });
+    return Refuse(field + ".name", Printable(proto.name()),
+                  absl::StrCat("known recipes are ", names));
+  }
+  const Recipe::Knobs knobs(proto.knobs().begin(), proto.knobs().end());
+  for (const auto& [name, value] : knobs) {
+    // One knob at a time, so that the error names the one at fault.
+    if (absl::Status status = Recipe::CheckKnob(proto.name(), name, value); !status.ok()) {
+      return Refuse(absl::StrCat(field, ".knobs[", Printable(name), "]"), Printable(value),
+                    std::string(status.message()));
+    }
+  }
+  auto recipe = Recipe::Create(proto.name(), knobs);
+  // What is wrong now is wrong of the whole: knobs that do not go together.
+  if (!recipe.ok()) {
+    return Refuse(field, Printable(proto.name()), std::string(recipe.status().message()));
+  }
+  Made().Add(proto, *recipe);
+  return recipe;
+}
+
+v1::RecipeDescription RecipeDescriptionToProto(const RecipeDescription& description) {
+  v1::RecipeDescription proto;
+  proto.set_name(description.name);
+  proto.set_summary(description.summary);
+  proto.set_is_composed(description.is_composed);
+  for (const KnobDescription& knob : description.knobs) {
+    v1::KnobDescription& knob_proto = *proto.add_knobs();
+    knob_proto.set_name(knob.name);
+    knob_proto.set_values(knob.values);
+    knob_proto.set_default_value(knob.default_value);
+    knob_proto.set_summary(knob.summary);
+  }
+  return proto;
+}
+
+v1::ArithmeticDescription ArithmeticDescriptionToProto(const ArithmeticDescription& description) {
+  v1::ArithmeticDescription proto;
+  proto.set_name(description.name);
+  proto.set_summary(description.summary);
+  proto.set_source(description.source);
+  proto.set_evidence(description.evidence);
+  proto.set_is_hardware(description.is_hardware);
+  return proto;
+}
+
+v1::Environment EnvironmentToProto(std::span<const DeviceDescription> devices) {
+  const BuildDescription build = DescribeBuild();
+  v1::Environment proto;
+  proto.set_version(build.version);
+  proto.set_build(absl::StrCat(build.revision, ", ", build.compiler));
+  proto.set_cuda(build.cuda);
+  for (const DeviceDescription& device : devices) {
+    if (!device.cuda.empty()) proto.set_cuda(device.cuda);
+    if (!device.cublaslt.empty()) proto.set_cublaslt(device.cublaslt);
+    if (!device.nccl.empty()) proto.set_nccl(device.nccl);
+    v1::DeviceDescription& device_proto = *proto.add_devices();
+    device_proto.set_id(device.id);
+    device_proto.set_name(device.name);
+    device_proto.set_architecture(device.architecture);
+    device_proto.set_driver(device.driver);
+    device_proto.set_multiprocessors(device.multiprocessors);
+    device_proto.set_sm_clock_mhz(device.sm_clock_mhz);
+    device_proto.set_memory_clock_mhz(device.memory_clock_mhz);
+    device_proto.set_memory_bytes(device.memory_bytes);
+    // Engine::StartStopwatch is the engine's own; that of a CUDA device is two events.
+    device_proto.set_stage_clock(device.cuda.empty() ? "steady clock" : "CUDA events");
+  }
+  return proto;
+}
+
+}  // namespace quantgate

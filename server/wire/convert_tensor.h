@@ -1,0 +1,47 @@
+// Tensors, digests and generators between wire and domain. Failures are INVALID_ARGUMENT naming the
+// field below `field`, its value and the rule; nothing larger than the message is allocated.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "quantgate/v1/tensor.pb.h"
+#include "quantgate/v1/tensors_service.pb.h"
+#include "server/digest.h"
+#include "server/store/tensor_store.h"
+#include "server/wire/tensor_reference.h"
+
+namespace quantgate {
+
+/// A client's text for an error message: quoted, escaped, cut to 64 bytes.
+std::string Printable(const std::string& text);
+/// A request or upload id: 1 to kTokenLengthMax of [A-Za-z0-9_-].
+absl::Status CheckToken(const std::string& token, const std::string& field);
+/// At most kNameLengthMax bytes, no control characters.
+absl::Status CheckName(const std::string& name, const std::string& field);
+
+absl::StatusOr<Digest> DigestFromProto(const v1::Digest& proto, const std::string& field);
+v1::Digest DigestToProto(const Digest& digest);
+
+/// Its size in bytes is at most `tensor_bytes_max`.
+absl::StatusOr<TensorType> TensorTypeFromProto(const v1::TensorDescriptor& proto,
+                                               const std::string& field, int64_t tensor_bytes_max);
+/// The same of what a call would compute: `field` is the name of that.
+absl::Status CheckResultBytes(const TensorType& type, const std::string& field,
+                              int64_t tensor_bytes_max);
+v1::TensorDescriptor TensorTypeToProto(const TensorType& type);
+
+absl::StatusOr<GeneratorSpec> GeneratorFromProto(const v1::GeneratorSpec& proto,
+                                                 const std::string& field,
+                                                 int64_t tensor_bytes_max);
+
+/// An unset source is an absent reference; RequireTensor refuses it.
+absl::StatusOr<TensorReference> TensorReferenceFromProto(const v1::TensorSource& proto,
+                                                         const std::string& field,
+                                                         int64_t tensor_bytes_max);
+absl::Status RequireTensor(const TensorReference& reference);
+
+v1::Fingerprint FingerprintToProto(const Fingerprint& fingerprint);
+v1::TensorRecord TensorRecordToProto(const TensorRecord& record);
+
+}  // namespace quantgate
