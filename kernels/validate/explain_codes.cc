@@ -81,7 +81,6 @@ class CodesExplainer {
   absl::StatusOr<CodesExplanation> Explain();
 
  private:
-  absl::Status Check() const;
   /// The codes of one format as one byte each in an orientation, when the shapes fit; the scales as
   /// each array that they may be.
   absl::StatusOr<std::vector<StoredCodes>> Orient(const CodeFormat& format, bool transposed) const;
@@ -127,37 +126,6 @@ class CodesExplainer {
 
 absl::Status RefuseTensor(const char* field, const Tensor& tensor, const std::string& rule) {
   return Refuse(field, tensor.has_value() ? TensorText(tensor) : "absent", rule);
-}
-
-absl::Status CodesExplainer::Check() const {
-  const Tensor& source = request_.source;
-  if (!source.has_value() || !IsHighPrecision(source.dtype())) {
-    return RefuseTensor("source", source, "must be given, of f32, bf16 or f16");
-  }
-  if (source.rank() < 1 || source.element_count() == 0) {
-    return RefuseTensor("source", source,
-                        "must have at least one element and a rank of at least 1");
-  }
-  if (!request_.codes.has_value() || request_.codes.rank() < 1 ||
-      DTypeBytes(request_.codes.dtype()) != 1) {
-    return RefuseTensor("codes", request_.codes, "must be given, of FP8, FP6, packed FP4 or u8");
-  }
-  if (!request_.scale_inv.has_value() || request_.scale_inv.rank() > 2) {
-    return RefuseTensor("scale_inv", request_.scale_inv, "must be given, with a rank of at most 2");
-  }
-  const DType scale = request_.scale_inv.dtype();
-  if (scale != DType::kF32 && DTypeBytes(scale) != 1) {
-    return RefuseTensor("scale_inv", request_.scale_inv, "must be f32, f8_e8m0, f8_e4m3 or u8");
-  }
-  if (request_.amax.has_value()) {
-    const int64_t count = request_.amax.element_count();
-    if (request_.amax.dtype() != DType::kF32 || (count != 1 && count != request_.codes.rows())) {
-      return RefuseTensor("amax", request_.amax,
-                          absl::StrCat("must be f32[1], or of the rows of the codes, f32[",
-                                       request_.codes.rows(), "]"));
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<Tensor>> CodesExplainer::LogicalScales(bool transposed) const {
@@ -479,7 +447,7 @@ std::optional<SpreadResult> AddStochastic(const std::vector<ScaledGroup>& groups
 }
 
 absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
-  QG_RETURN_IF_ERROR(Check());
+  QG_RETURN_IF_ERROR(CheckExplainCodes(request_));
   const ScopedIeeeEnvironment ieee;
   QG_ASSIGN_OR_RETURN(const Tensor f32, CastTensor(request_.source, DType::kF32, context_));
   source_.assign(f32.as<float>(), f32.as<float>() + f32.element_count());
@@ -523,6 +491,37 @@ absl::StatusOr<CodesExplanation> CodesExplainer::Explain() {
 }
 
 }  // namespace
+
+absl::Status CheckExplainCodes(const ExplainCodesRequest& request) {
+  const Tensor& source = request.source;
+  if (!source.has_value() || !IsHighPrecision(source.dtype())) {
+    return RefuseTensor("source", source, "must be given, of f32, bf16 or f16");
+  }
+  if (source.rank() < 1 || source.element_count() == 0) {
+    return RefuseTensor("source", source,
+                        "must have at least one element and a rank of at least 1");
+  }
+  if (!request.codes.has_value() || request.codes.rank() < 1 ||
+      DTypeBytes(request.codes.dtype()) != 1) {
+    return RefuseTensor("codes", request.codes, "must be given, of FP8, FP6, packed FP4 or u8");
+  }
+  if (!request.scale_inv.has_value() || request.scale_inv.rank() > 2) {
+    return RefuseTensor("scale_inv", request.scale_inv, "must be given, with a rank of at most 2");
+  }
+  const DType scale = request.scale_inv.dtype();
+  if (scale != DType::kF32 && DTypeBytes(scale) != 1) {
+    return RefuseTensor("scale_inv", request.scale_inv, "must be f32, f8_e8m0, f8_e4m3 or u8");
+  }
+  if (request.amax.has_value()) {
+    const int64_t count = request.amax.element_count();
+    if (request.amax.dtype() != DType::kF32 || (count != 1 && count != request.codes.rows())) {
+      return RefuseTensor("amax", request.amax,
+                          absl::StrCat("must be f32[1], or of the rows of the codes, f32[",
+                                       request.codes.rows(), "]"));
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<CodesExplanation> ExplainCodes(const ExplainCodesRequest& request,
                                               const ExecutionContext& context) {

@@ -100,7 +100,11 @@ struct CodesExplanation {
 
 inline constexpr int kCandidatesKept = 24;
 
-/// INVALID_ARGUMENT naming the field where shapes do not fit together under any candidate.
+/// INVALID_ARGUMENT naming the field of a tensor that no candidate takes, by its dtype and shape
+/// alone: of outlines too.
+absl::Status CheckExplainCodes(const ExplainCodesRequest& request);
+
+/// Errors as CheckExplainCodes; INVALID_ARGUMENT of scale_inv where it fits no candidate's blocks.
 /// Codes are compared by value class: every NaN code of a format is the same.
 absl::StatusOr<CodesExplanation> ExplainCodes(const ExplainCodesRequest& request,
                                               const ExecutionContext& context);

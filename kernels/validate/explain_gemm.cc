@@ -140,21 +140,16 @@ class GemmExplainer {
   std::vector<Trial> trials_;
 };
 
+/// fp32 takes every operand that any arithmetic takes.
+GemmDesc AsFp32(GemmDesc desc, DType out_dtype) {
+  desc.out_dtype = out_dtype;
+  desc.arithmetic = Arithmetic{ArithmeticFamily::kFp32};
+  return desc;
+}
+
 absl::Status GemmExplainer::Prepare() {
-  if (!d_.has_value() || !(IsHighPrecision(d_.dtype()) || IsFp8(d_.dtype()))) {
-    return Refuse("d", d_.has_value() ? TensorText(d_) : "absent",
-                  "must be given, of f32, bf16, f16, f8_e4m3 or f8_e5m2");
-  }
-  desc_.out_dtype = d_.dtype();
-  // fp32 takes every operand that any arithmetic takes.
-  desc_.arithmetic = Arithmetic{ArithmeticFamily::kFp32};
-  QG_ASSIGN_OR_RETURN(shape_, CheckGemm(desc_));
-  if (d_.shape() != Shape{shape_.m, shape_.n}) {
-    return Refuse("d", TensorText(d_),
-                  absl::StrCat("the GEMM's output is ", shape_.m, "x", shape_.n));
-  }
-  if (d_.element_count() == 0)
-    return Refuse("d", TensorText(d_), "there are no outputs to explain");
+  QG_ASSIGN_OR_RETURN(shape_, CheckExplainGemm({desc_, d_}));
+  desc_ = AsFp32(std::move(desc_), d_.dtype());
   rows_ = Spread(shape_.m, kSampleRows);
   columns_ = Spread(shape_.n, kSampleColumns);
   QG_ASSIGN_OR_RETURN(const OperandView a, ViewOfA(desc_, shape_));
@@ -443,6 +438,20 @@ absl::StatusOr<GemmExplanation> GemmExplainer::Explain() {
 }
 
 }  // namespace
+
+absl::StatusOr<GemmShape> CheckExplainGemm(const ExplainGemmRequest& request) {
+  const Tensor& d = request.d;
+  if (!d.has_value() || !(IsHighPrecision(d.dtype()) || IsFp8(d.dtype()))) {
+    return Refuse("d", d.has_value() ? TensorText(d) : "absent",
+                  "must be given, of f32, bf16, f16, f8_e4m3 or f8_e5m2");
+  }
+  QG_ASSIGN_OR_RETURN(const GemmShape shape, CheckGemm(AsFp32(request.desc, d.dtype())));
+  if (d.shape() != Shape{shape.m, shape.n}) {
+    return Refuse("d", TensorText(d), absl::StrCat("the GEMM's output is ", shape.m, "x", shape.n));
+  }
+  if (d.element_count() == 0) return Refuse("d", TensorText(d), "there are no outputs to explain");
+  return shape;
+}
 
 absl::StatusOr<GemmExplanation> ExplainGemm(const ExplainGemmRequest& request,
                                             const ExecutionContext& context) {

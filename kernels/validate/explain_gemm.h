@@ -47,7 +47,11 @@ struct GemmExplanation {
 
 inline constexpr int kGemmCandidatesKept = 24;
 
-/// INVALID_ARGUMENT as CheckGemm says, or where d is not the GEMM's shape. NaN outputs are equal to
+/// The GEMM's shape. INVALID_ARGUMENT as CheckGemm says, or where d is not of that shape: by dtypes
+/// and shapes alone, of outlines too.
+absl::StatusOr<GemmShape> CheckExplainGemm(const ExplainGemmRequest& request);
+
+/// Errors as CheckExplainGemm. NaN outputs are equal to
 /// each other.
 absl::StatusOr<GemmExplanation> ExplainGemm(const ExplainGemmRequest& request,
                                             const ExecutionContext& context);

@@ -23,11 +23,6 @@ ExecutionContext ContextOf(const ServiceContext& context, const Cancellation& ca
   return {context.options.engine.isa, context.options.engine.threads, &cancellation};
 }
 
-/// The detail of a refusal that only the tensors' contents or shapes together could give.
-absl::Status AtAnyField(const absl::Status& status) {
-  return absl::IsInvalidArgument(status) ? WithinField("", status) : status;
-}
-
 template <typename Location>
 Difference LocationToProto(const Location& at) {
   Difference proto;
@@ -95,52 +90,53 @@ v1::ExplainResponse::CodesCandidate CandidateToProto(const CodesCandidate& candi
 }
 
 struct CodesWork {
-  TensorReference source, codes, scale_inv, amax;
-  ScaleLayout scale_layout = ScaleLayout::kLogical;
-
-  std::array<TensorReference*, 4> references() { return {&source, &codes, &scale_inv, &amax}; }
+  SlotReferences references;
+  ExplainCodesRequest request;  ///< Outlines.
 };
 
 absl::StatusOr<CodesWork> CheckCodes(ServiceContext& context,
                                      const v1::ExplainRequest::Codes& request) {
   const int64_t bytes_max = context.options.tensor_bytes_max;
   CodesWork work;
-  QG_ASSIGN_OR_RETURN(work.source, TensorReferenceFromProto(request.source(), "source", bytes_max));
-  QG_ASSIGN_OR_RETURN(work.codes, TensorReferenceFromProto(request.codes(), "codes", bytes_max));
-  QG_ASSIGN_OR_RETURN(work.scale_inv,
-                      TensorReferenceFromProto(request.scale_inv(), "scale_inv", bytes_max));
-  QG_ASSIGN_OR_RETURN(work.amax, TensorReferenceFromProto(request.amax(), "amax", bytes_max));
-  for (const TensorReference* needed : {&work.source, &work.codes, &work.scale_inv}) {
-    QG_RETURN_IF_ERROR(RequireTensor(*needed));
-  }
-  QG_ASSIGN_OR_RETURN(work.scale_layout,
+  SlotReferences& references = work.references;
+  QG_RETURN_IF_ERROR(AddReference("source", request.source(), bytes_max, references));
+  QG_RETURN_IF_ERROR(AddReference("codes", request.codes(), bytes_max, references));
+  QG_RETURN_IF_ERROR(AddReference("scale_inv", request.scale_inv(), bytes_max, references));
+  QG_RETURN_IF_ERROR(AddReference("amax", request.amax(), bytes_max, references));
+  QG_RETURN_IF_ERROR(RequireTensors(references, {"source", "codes", "scale_inv"}));
+  QG_ASSIGN_OR_RETURN(work.request.scale_layout,
                       ScaleLayoutFromName(request.scale_layout(), "scale_layout"));
-  QG_RETURN_IF_ERROR(context.loader.Resolve(work.references()));
+  QG_RETURN_IF_ERROR(context.loader.Resolve(references));
+  work.request.source = TensorLoader::Outline(references, "source");
+  work.request.codes = TensorLoader::Outline(references, "codes");
+  const Tensor scales = TensorLoader::Outline(references, "scale_inv");
+  QG_ASSIGN_OR_RETURN(
+      work.request.scale_inv,
+      scales.Reinterpret(scales.dtype(),
+                         FlattenScales(scales.shape(), work.request.codes.shape())));
+  work.request.amax = TensorLoader::Outline(references, "amax");
+  QG_RETURN_IF_ERROR(CheckExplainCodes(work.request));
   return work;
 }
 
-absl::Status ExplainCodesOf(ServiceContext& context, Device& device, CodesWork& work,
+absl::Status ExplainCodesOf(ServiceContext& context, Device& device, const CodesWork& work,
                             const Cancellation& cancellation, v1::ExplainResponse& response) {
-  ExplainCodesRequest request;
-  request.scale_layout = work.scale_layout;
-  QG_ASSIGN_OR_RETURN(request.source,
-                      context.loader.LoadToHost(work.source, device, &cancellation));
-  QG_ASSIGN_OR_RETURN(request.codes, context.loader.LoadToHost(work.codes, device, &cancellation));
-  QG_ASSIGN_OR_RETURN(request.scale_inv,
-                      context.loader.LoadToHost(work.scale_inv, device, &cancellation));
-  QG_ASSIGN_OR_RETURN(request.scale_inv,
-                      request.scale_inv.Reinterpret(
-                          request.scale_inv.dtype(),
-                          FlattenScales(request.scale_inv.shape(), request.codes.shape())));
-  QG_ASSIGN_OR_RETURN(request.amax, context.loader.LoadToHost(work.amax, device, &cancellation));
-  const auto explanation = ExplainCodes(request, ContextOf(context, cancellation));
-  if (!explanation.ok()) return AtAnyField(explanation.status());
-  for (const CodesCandidate& candidate : explanation->candidates) {
+  const auto load = [&](const std::string& slot) {
+    return context.loader.LoadToHost(work.references.at(slot), device, &cancellation);
+  };
+  ExplainCodesRequest request = work.request;
+  QG_RETURN_IF_ERROR(LoadSlot("source", load, request.source));
+  QG_RETURN_IF_ERROR(LoadSlot("codes", load, request.codes));
+  QG_RETURN_IF_ERROR(LoadSlot("scale_inv", load, request.scale_inv));
+  QG_RETURN_IF_ERROR(LoadSlot("amax", load, request.amax));
+  QG_ASSIGN_OR_RETURN(const CodesExplanation explanation,
+                      ExplainCodes(request, ContextOf(context, cancellation)));
+  for (const CodesCandidate& candidate : explanation.candidates) {
     *response.add_codes() = CandidateToProto(candidate);
   }
-  response.set_tried(explanation->tried);
-  for (const std::string& line : explanation->conclusion) response.add_conclusion(line);
-  response.set_is_established(explanation->is_established);
+  response.set_tried(explanation.tried);
+  for (const std::string& line : explanation.conclusion) response.add_conclusion(line);
+  response.set_is_established(explanation.is_established);
   return absl::OkStatus();
 }
 
@@ -157,43 +153,45 @@ absl::StatusOr<GemmExplainWork> CheckGemmSubject(ServiceContext& context,
       return Refuse(field, Printable(*value), "must be empty: it is looked for");
     }
   }
-  GemmExplainWork work;
-  QG_ASSIGN_OR_RETURN(work.d,
+  QG_ASSIGN_OR_RETURN(TensorReference d,
                       TensorReferenceFromProto(request.d(), "d", context.options.tensor_bytes_max));
-  QG_RETURN_IF_ERROR(RequireTensor(work.d));
-  TensorReference* const references[] = {&work.d};
+  QG_RETURN_IF_ERROR(RequireTensor(d));
+  TensorReference* const references[] = {&d};
   QG_RETURN_IF_ERROR(context.loader.Resolve(references));
   // The output's type decides what c may be; fp32 takes every operand that any arithmetic takes.
   v1::GemmRequest gemm = request.gemm();
   gemm.set_arithmetic("fp32");
-  gemm.set_out_dtype(std::string(DTypeName(work.d.type->dtype)));
-  QG_ASSIGN_OR_RETURN(work.gemm, CheckGemmRequest(context, gemm));
-  return work;
+  gemm.set_out_dtype(std::string(DTypeName(d.type->dtype)));
+  QG_ASSIGN_OR_RETURN(GemmWork work, CheckGemmRequest(context, gemm));
+  QG_RETURN_IF_ERROR(CheckExplainGemm({work.plan.desc(), TensorLoader::Outline(d)}).status());
+  return GemmExplainWork{std::move(work), std::move(d)};
 }
 
-absl::Status ExplainGemmOf(ServiceContext& context, Device& device, GemmExplainWork& work,
+absl::Status ExplainGemmOf(ServiceContext& context, Device& device, const GemmExplainWork& work,
                            const Cancellation& cancellation, v1::ExplainResponse& response) {
-  QG_RETURN_IF_ERROR(LoadGemmToHost(context, device, work.gemm, cancellation));
+  QG_ASSIGN_OR_RETURN(const GemmPlan plan, work.gemm.plan.WithTensors([&](const std::string& slot) {
+    return context.loader.LoadToHost(work.gemm.references.at(slot), device, &cancellation);
+  }));
   ExplainGemmRequest request;
-  request.desc = work.gemm.desc;
+  request.desc = plan.desc();
   QG_ASSIGN_OR_RETURN(request.d, context.loader.LoadToHost(work.d, device, &cancellation));
-  const auto explanation = ExplainGemm(request, ContextOf(context, cancellation));
-  if (!explanation.ok()) return AtAnyField(explanation.status());
-  for (const GemmCandidate& candidate : explanation->candidates) {
+  QG_ASSIGN_OR_RETURN(const GemmExplanation explanation,
+                      ExplainGemm(request, ContextOf(context, cancellation)));
+  for (const GemmCandidate& candidate : explanation.candidates) {
     *response.add_gemm() = CandidateToProto(candidate);
   }
-  response.set_tried(explanation->tried);
-  response.set_sample_count(explanation->sample_count);
+  response.set_tried(explanation.tried);
+  response.set_sample_count(explanation.sample_count);
   return absl::OkStatus();
 }
 
 /// `explain` with its time.
 template <typename Work>
 DeviceWork Timed(ServiceContext& context, v1::ExplainResponse& response, Work work,
-                 absl::Status (*explain)(ServiceContext&, Device&, Work&, const Cancellation&,
+                 absl::Status (*explain)(ServiceContext&, Device&, const Work&, const Cancellation&,
                                          v1::ExplainResponse&)) {
   return DeviceWork{"", [&context, &response, work = std::move(work), explain](
-                            Device& device, const Cancellation& cancellation) mutable {
+                            Device& device, const Cancellation& cancellation) {
                       const absl::Time start = SteadyNow();
                       QG_RETURN_IF_ERROR(explain(context, device, work, cancellation, response));
                       response.set_seconds(absl::ToDoubleSeconds(SteadyNow() - start));

@@ -13,19 +13,22 @@
 namespace quantgate {
 namespace {
 
-absl::Status Gemm(ServiceContext& context, Device& device, GemmWork& work,
+absl::Status Gemm(ServiceContext& context, Device& device, const GemmWork& work,
                   const Cancellation& cancellation, v1::GemmResponse& response) {
-  QG_RETURN_IF_ERROR(LoadGemm(context, device, work, cancellation));
-  QG_ASSIGN_OR_RETURN(const TimedGemm ran, RunTimedGemm(*device.engine, work.desc, cancellation));
+  QG_ASSIGN_OR_RETURN(const GemmPlan plan, work.plan.WithTensors([&](const std::string& slot) {
+    return context.loader.Load(work.references.at(slot), device, &cancellation);
+  }));
+  const GemmDesc& desc = plan.desc();
+  QG_ASSIGN_OR_RETURN(const TimedGemm ran, RunTimedGemm(*device.engine, desc, cancellation));
   const GemmResult& result = ran.result;
   response.set_seconds(ran.seconds);
   response.set_arithmetic(result.arithmetic);
   response.set_note(result.note);
-  response.set_text(GemmText(work.desc));
+  response.set_text(GemmText(desc));
   const DeviceDescription description = device.description.Get();
   *response.mutable_environment() = EnvironmentToProto(std::span(&description, 1));
-  if (work.every_algorithm) {
-    QG_RETURN_IF_ERROR(CompareAlgorithms(*device.engine, work.desc, ran, cancellation, response));
+  if (plan.every_algorithm()) {
+    QG_RETURN_IF_ERROR(CompareAlgorithms(*device.engine, desc, ran, cancellation, response));
   }
   OutputWriter writer(context.blobs, *device.engine, KeepOutputs::kLarge);
   QG_ASSIGN_OR_RETURN(Fingerprint fingerprint,
@@ -42,11 +45,11 @@ absl::StatusOr<DeviceWork> PrepareGemm(ServiceContext& context, const v1::GemmRe
                                        v1::GemmResponse& response) {
   QG_ASSIGN_OR_RETURN(GemmWork work, CheckGemmRequest(context, request));
   const absl::StatusOr<Device*> device =
-      LeastLoadedWith(context.devices, std::span(&work.desc.arithmetic, 1));
+      LeastLoadedWith(context.devices, std::span(&work.plan.desc().arithmetic, 1));
   if (!device.ok()) return AsField("arithmetic", device.status());
   return DeviceWork{"",
                     [&context, &response, work = std::move(work)](
-                        Device& device, const Cancellation& cancellation) mutable {
+                        Device& device, const Cancellation& cancellation) {
                       return Gemm(context, device, work, cancellation, response);
                     },
                     *device};

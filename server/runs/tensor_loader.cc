@@ -29,6 +29,12 @@ absl::Status TensorLoader::Resolve(std::span<TensorReference* const> references)
   return error::BlobsMissing(absl::StrJoin(fields, ", "), std::move(missing));
 }
 
+absl::Status TensorLoader::Resolve(SlotReferences& references) {
+  std::vector<TensorReference*> all;
+  for (auto& [slot, reference] : references) all.push_back(&reference);
+  return Resolve(all);
+}
+
 absl::Status TensorLoader::ResolveType(TensorReference& reference) {
   if (reference.type.has_value()) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(const auto records, tensors_.Find(reference.digest));
@@ -62,6 +68,11 @@ Tensor TensorLoader::Outline(const TensorReference& reference) {
   const int64_t count = CheckedElementCount(type.shape, type.dtype, reference.field).value();
   const size_t bytes = static_cast<size_t>(count) * DTypeBytes(type.dtype);
   return Tensor::View(type.dtype, type.shape, Buffer::Wrap(nullptr, bytes, nullptr)).value();
+}
+
+Tensor TensorLoader::Outline(const SlotReferences& references, const std::string& slot) {
+  const auto found = references.find(slot);
+  return found == references.end() ? Tensor() : Outline(found->second);
 }
 
 absl::StatusOr<Tensor> TensorLoader::Load(const TensorReference& reference, Device& device,

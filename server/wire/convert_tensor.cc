@@ -229,9 +229,27 @@ absl::StatusOr<TensorReference> TensorReferenceFromProto(const v1::TensorSource&
   return reference;
 }
 
+absl::Status AddReference(const std::string& slot, const v1::TensorSource& proto,
+                          int64_t tensor_bytes_max, SlotReferences& references) {
+  QG_ASSIGN_OR_RETURN(TensorReference reference,
+                      TensorReferenceFromProto(proto, slot, tensor_bytes_max));
+  if (reference.has_value()) references.emplace(slot, std::move(reference));
+  return absl::OkStatus();
+}
+
 absl::Status RequireTensor(const TensorReference& reference) {
   if (reference.has_value()) return absl::OkStatus();
   return RefuseAbsent(reference.field, "give inline, stored or generate");
+}
+
+absl::Status RequireTensors(const SlotReferences& references,
+                            std::initializer_list<const char*> slots) {
+  for (const char* const slot : slots) {
+    if (!references.contains(slot)) {
+      return RefuseAbsent(slot, "give inline, stored or generate");
+    }
+  }
+  return absl::OkStatus();
 }
 
 v1::Fingerprint FingerprintToProto(const Fingerprint& fingerprint) {

@@ -39,7 +39,13 @@ absl::StatusOr<GeneratorSpec> GeneratorFromProto(const v1::GeneratorSpec& proto,
 absl::StatusOr<TensorReference> TensorReferenceFromProto(const v1::TensorSource& proto,
                                                          const std::string& field,
                                                          int64_t tensor_bytes_max);
+/// Adds what `proto` names under `slot`, which is also its field; nothing for an unset source.
+absl::Status AddReference(const std::string& slot, const v1::TensorSource& proto,
+                          int64_t tensor_bytes_max, SlotReferences& references);
 absl::Status RequireTensor(const TensorReference& reference);
+/// The same of each of `slots`.
+absl::Status RequireTensors(const SlotReferences& references,
+                            std::initializer_list<const char*> slots);
 
 v1::Fingerprint FingerprintToProto(const Fingerprint& fingerprint);
 v1::TensorRecord TensorRecordToProto(const TensorRecord& record);

@@ -1,22 +1,12 @@
 #include "server/wire/quantized_parts.h"
 
-#include <algorithm>
-#include <iterator>
-#include <optional>
-#include <utility>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/quantize/quantized_outline.h"
 #include "server/wire/convert_tensor.h"
 
 namespace quantgate {
 namespace {
-
-/// How many rows of codes one scale may stand for.
-constexpr int64_t kBlockRows[] = {1, 16, 32, 128};
 
 v1::QuantizedDirection DirectionToProto(const QuantizedCopy& copy) {
   v1::QuantizedDirection proto;
@@ -26,17 +16,6 @@ v1::QuantizedDirection DirectionToProto(const QuantizedCopy& copy) {
   proto.set_e4m3_max(copy.e4m3_max);
   proto.set_hadamard(copy.hadamard);
   return proto;
-}
-
-std::string PartField(Usage usage, const char* part) {
-  const std::string direction(UsageName(usage));
-  const std::string name = std::string(part) == "amax" ? absl::StrCat("amax_", direction)
-                                                       : absl::StrCat(direction, "_", part);
-  return absl::StrCat("tensors[\"", name, "\"]");
-}
-
-std::string DirectionField(Usage usage) {
-  return absl::StrCat("description.", std::string(UsageName(usage)));
 }
 
 absl::StatusOr<QuantizerFormat> FormatFromName(const std::string& name, const std::string& field) {
@@ -72,100 +51,6 @@ absl::StatusOr<QuantizerSpec> SpecFromProto(const v1::QuantizedDirection& proto,
   return spec;
 }
 
-absl::Status Doubt(Usage usage, const std::string& what) {
-  return RefuseAbsent(
-      DirectionField(usage),
-      absl::StrCat(what, "; say format, element, block_dim and e4m3_max (--format-hint)"));
-}
-
-bool IsMicroElement(DType dtype) {
-  return IsFp8(dtype) || dtype == DType::kF4E2M1x2 || dtype == DType::kF6E2M3 ||
-         dtype == DType::kF6E3M2;
-}
-
-/// The format that dtypes and shapes leave no doubt about.
-absl::StatusOr<QuantizerSpec> InferSpec(Usage usage, const QuantizedCopy& outlines) {
-  const Tensor& data = outlines.data;
-  const Tensor& scale = outlines.scale_inv;
-  QuantizerSpec spec;
-  spec.element = data.dtype();
-  if (!scale.has_value()) {
-    if (IsHighPrecision(data.dtype())) return spec;  // Identity.
-    return RefuseAbsent(PartField(usage, "scale_inv"), "codes need their scales");
-  }
-  if (IsFp8(data.dtype()) && scale.dtype() == DType::kF32) {
-    const bool is_one = scale.shape() == Shape{1};
-    spec.format = is_one ? QuantizerFormat::kFp8Tensor : QuantizerFormat::kFp8Block;
-    // Tiles have one scale for 128 rows; one row has the same scales either way.
-    const bool has_one_per_row = scale.rank() == 2 && scale.shape()[0] == data.rows();
-    spec.block_dim = is_one || has_one_per_row ? 1 : 2;
-    return spec;
-  }
-  if (IsMicroElement(data.dtype()) && scale.dtype() == DType::kF8E8M0) {
-    spec.format = QuantizerFormat::kMxfp8;
-    return spec;
-  }
-  const bool may_be_fp4 = data.dtype() == DType::kF4E2M1x2 || data.dtype() == DType::kU8;
-  if (may_be_fp4 && scale.dtype() == DType::kF8E4M3 && !outlines.amax.has_value()) {
-    spec.format = QuantizerFormat::kNvfp4;
-    spec.element = DType::kF4E2M1x2;
-    spec.scale_rule = ScaleRule::kSingleLevel;
-    return spec;
-  }
-  if (may_be_fp4 && scale.dtype() == DType::kF8E4M3) {
-    return Doubt(usage, "nvfp4 codes do not say whether their scales are bound by 448 or by 256");
-  }
-  return Doubt(usage, absl::StrCat("codes ", TensorText(data), " with scales ", TensorText(scale),
-                                   " may be of several formats"));
-}
-
-/// U8 codes and scales, which files have for types that they lack, as what they are.
-absl::Status RetypeTensor(DType dtype, const std::string& field, Tensor& tensor) {
-  if (!tensor.has_value() || tensor.dtype() == dtype) return absl::OkStatus();
-  if (tensor.dtype() == DType::kU8 && DTypeBytes(dtype) == 1) {
-    QG_ASSIGN_OR_RETURN(tensor, tensor.Reinterpret(dtype, tensor.shape()));
-    return absl::OkStatus();
-  }
-  return Refuse(field, TensorText(tensor),
-                absl::StrCat("expected ", std::string(DTypeName(dtype))));
-}
-
-/// The shape of the source, from the codes alone.
-absl::StatusOr<Shape> SourceShape(const QuantizerSpec& spec, Usage usage, const Tensor& data) {
-  Shape shape = data.shape();
-  if (shape.empty()) {
-    return Refuse(PartField(usage, "data"), TensorText(data), "the rank is at least 1");
-  }
-  if (spec.element == DType::kF4E2M1x2) shape.back() *= 2;
-  const bool is_turned =
-      usage == Usage::kColumnwise && spec.is_quantized() && spec.format != QuantizerFormat::kMxfp8;
-  if (!is_turned) return shape;
-  if (shape.size() != 2) {
-    return Refuse(PartField(usage, "data"), TensorText(data),
-                  "columnwise codes are the transpose [K][M]");
-  }
-  return Shape{shape[1], shape[0]};
-}
-
-absl::Status CheckPart(const char* part, Usage usage, const Tensor& given, const Tensor& expected) {
-  if (given.has_value() == expected.has_value() &&
-      (!given.has_value() ||
-       (given.dtype() == expected.dtype() && given.shape() == expected.shape()))) {
-    return absl::OkStatus();
-  }
-  const std::string field = PartField(usage, part);
-  if (!given.has_value()) {
-    return RefuseAbsent(field, absl::StrCat("expected ", TensorText(expected)));
-  }
-  return Refuse(field, TensorText(given), absl::StrCat("expected ", TensorText(expected)));
-}
-
-int64_t ElementCountOf(const Shape& shape) {
-  int64_t count = 1;
-  for (const int64_t dim : shape) count *= dim;
-  return count;
-}
-
 }  // namespace
 
 absl::StatusOr<ScaleLayout> ScaleLayoutFromName(const std::string& name, const std::string& field) {
@@ -173,12 +58,6 @@ absl::StatusOr<ScaleLayout> ScaleLayoutFromName(const std::string& name, const s
   const auto layout = ParseScaleLayout(name);
   if (layout.ok()) return *layout;
   return Refuse(field, Printable(name), "must be logical, padded or swizzled");
-}
-
-ScaleArray ScaleArrayOf(QuantizerFormat format, int block_dim, Usage usage, const Shape& shape) {
-  int64_t rows = 1;
-  for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
-  return {format, block_dim, usage, rows, shape.back()};
 }
 
 v1::QuantizedDescription QuantizedDescriptionToProto(const QuantizedTensor& quantized,
@@ -197,91 +76,21 @@ v1::QuantizedDescription QuantizedDescriptionToProto(const QuantizedTensor& quan
   return proto;
 }
 
-Shape FlattenScales(const Shape& scales, const Shape& codes) {
-  if (scales.size() < 3 || scales.size() != codes.size()) return scales;
-  const size_t row_dim = scales.size() - 2;
-  if (!std::equal(scales.begin(), scales.begin() + row_dim, codes.begin())) return scales;
-  // Rows of one, or of the blocks of some format.
-  const bool is_whole = std::any_of(
-      std::begin(kBlockRows), std::end(kBlockRows),
-      [&](int64_t block_rows) { return scales[row_dim] * block_rows == codes[row_dim]; });
-  if (!is_whole) return scales;
-  int64_t rows = 1;
-  for (size_t i = 0; i <= row_dim; ++i) rows *= scales[i];
-  return {rows, scales.back()};
-}
-
-absl::StatusOr<DescribedCopy> DescribeCopy(const v1::QuantizedDescription& description, Usage usage,
-                                           QuantizedCopy outlines) {
-  if (Tensor& scales = outlines.scale_inv; scales.has_value()) {
-    QG_ASSIGN_OR_RETURN(
-        scales,
-        scales.Reinterpret(scales.dtype(), FlattenScales(scales.shape(), outlines.data.shape())));
-  }
+absl::StatusOr<QuantizedDescription> QuantizedDescriptionFromProto(
+    const v1::QuantizedDescription& proto, Usage usage) {
+  QuantizedDescription description;
   const bool is_rowwise = usage == Usage::kRowwise;
-  const bool is_described = is_rowwise ? description.has_rowwise() : description.has_columnwise();
-  QuantizerSpec spec;
-  if (is_described) {
-    QG_ASSIGN_OR_RETURN(spec,
-                        SpecFromProto(is_rowwise ? description.rowwise() : description.columnwise(),
-                                      DirectionField(usage)));
-  } else {
-    QG_ASSIGN_OR_RETURN(spec, InferSpec(usage, outlines));
+  if (is_rowwise ? proto.has_rowwise() : proto.has_columnwise()) {
+    const v1::QuantizedDirection& direction = is_rowwise ? proto.rowwise() : proto.columnwise();
+    QG_ASSIGN_OR_RETURN(
+        description.spec,
+        SpecFromProto(direction, absl::StrCat("description.", std::string(UsageName(usage)))));
+    description.spec->hadamard = direction.hadamard();
   }
-  DescribedCopy described;
-  QuantizedCopy& copy = described.copy;
-  copy = std::move(outlines);
-  const DType element = spec.is_quantized() ? spec.element : copy.data.dtype();
-  QG_RETURN_IF_ERROR(RetypeTensor(element, PartField(usage, "data"), copy.data));
-  QG_ASSIGN_OR_RETURN(described.shape, SourceShape(spec, usage, copy.data));
-  if (!description.shape().empty()) {
-    // A columnwise copy has lost the leading dims.
-    const Shape told(description.shape().begin(), description.shape().end());
-    const bool fits = CheckedElementCount(told, DType::kF32, "shape").ok() && !told.empty() &&
-                      told.back() == described.shape.back() &&
-                      ElementCountOf(told) == ElementCountOf(described.shape);
-    if (!fits) {
-      return Refuse("description.shape", ShapeText(told),
-                    absl::StrCat("the codes are of ", ShapeText(described.shape)));
-    }
-    described.shape = told;
-  }
-  spec.row_scaled = spec.format == QuantizerFormat::kNvfp4 && copy.amax.has_value() &&
-                    copy.amax.shape() != Shape{1};
-  if (spec.format == QuantizerFormat::kNvfp4 && !copy.amax.has_value()) {
-    spec.scale_rule = ScaleRule::kSingleLevel;
-  }
-  QG_ASSIGN_OR_RETURN(QuantizedCopy expected,
-                      OutlineCopy(spec, usage, copy.data.dtype(), described.shape));
-  QG_ASSIGN_OR_RETURN(described.scale_layout,
-                      ScaleLayoutFromName(description.scale_layout(), "description.scale_layout"));
-  if (described.scale_layout != ScaleLayout::kLogical && BlockLength(spec.format) > 1) {
-    const auto type = ScaleArrayTypeOf(
-        ScaleArrayOf(spec.format, spec.block_dim, usage, described.shape), described.scale_layout);
-    if (!type.ok()) {
-      return Refuse("description.scale_layout", description.scale_layout(),
-                    std::string(type.status().message()));
-    }
-    QG_ASSIGN_OR_RETURN(expected.scale_inv, OutlineTensor(type->dtype, type->shape));
-  }
-  if (copy.scale_inv.has_value() && expected.scale_inv.has_value()) {
-    QG_RETURN_IF_ERROR(
-        RetypeTensor(expected.scale_inv.dtype(), PartField(usage, "scale_inv"), copy.scale_inv));
-  }
-  QG_RETURN_IF_ERROR(CheckPart("data", usage, copy.data, expected.data));
-  QG_RETURN_IF_ERROR(CheckPart("scale_inv", usage, copy.scale_inv, expected.scale_inv));
-  // Per-tensor FP8 does not need its amax to dequantize.
-  if (spec.format == QuantizerFormat::kNvfp4) {
-    QG_RETURN_IF_ERROR(CheckPart("amax", usage, copy.amax, expected.amax));
-  }
-  expected.data = copy.data;
-  expected.scale_inv = copy.scale_inv;
-  expected.amax = copy.amax;
-  if (is_described) {
-    expected.hadamard = (is_rowwise ? description.rowwise() : description.columnwise()).hadamard();
-  }
-  copy = std::move(expected);
-  return described;
+  description.shape.assign(proto.shape().begin(), proto.shape().end());
+  QG_ASSIGN_OR_RETURN(description.scale_layout,
+                      ScaleLayoutFromName(proto.scale_layout(), "description.scale_layout"));
+  return description;
 }
 
 }  // namespace quantgate

@@ -6,8 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "kernels/quantize/quantizer.h"
-#include "kernels/quantize/scale_layout.h"
+#include "kernels/validate/described_copy.h"
 #include "quantgate/v1/engine_service.pb.h"
 
 namespace quantgate {
@@ -35,26 +34,8 @@ v1::QuantizedDescription QuantizedDescriptionToProto(const QuantizedTensor& quan
 /// "logical", "padded", "swizzled"; empty is logical.
 absl::StatusOr<ScaleLayout> ScaleLayoutFromName(const std::string& name, const std::string& field);
 
-/// What the block scales of one direction of a tensor of this shape are.
-ScaleArray ScaleArrayOf(QuantizerFormat format, int block_dim, Usage usage, const Shape& shape);
-
-/// Scales of codes of more than two dims as scales of their rows: [B][M][K / 32] of codes [B][M][K]
-/// become [B M][K / 32], the leading dims flattened as Quantize flattens those of a source. What
-/// does not fit so stays as it is: leading dims that differ, and blocks that would reach from one
-/// matrix into the next.
-Shape FlattenScales(const Shape& scales, const Shape& codes);
-
-/// A copy whose tensors are outlines, and what they say they are. Completes the copy (format,
-/// element, block, bound) and the shape of the source from the description, or where there is none
-/// for `usage` from dtypes and shapes. U8 codes and scales become what they are. INVALID_ARGUMENT
-/// naming the part and what it must be; where dtypes and shapes leave a doubt, the description that
-/// is missing.
-struct DescribedCopy {
-  QuantizedCopy copy;
-  Shape shape;
-  ScaleLayout scale_layout = ScaleLayout::kLogical;  ///< Of copy.scale_inv.
-};
-absl::StatusOr<DescribedCopy> DescribeCopy(const v1::QuantizedDescription& description, Usage usage,
-                                           QuantizedCopy outlines);
+/// What a request says of the direction that is read; of the other one nothing is looked at.
+absl::StatusOr<QuantizedDescription> QuantizedDescriptionFromProto(
+    const v1::QuantizedDescription& proto, Usage usage);
 
 }  // namespace quantgate

@@ -2,6 +2,7 @@
 // the stores.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 
@@ -23,6 +24,9 @@ struct TensorReference {
 
   bool has_value() const { return kind != Kind::kAbsent; }
 };
+
+/// The tensors of a request by the slots of its plan: "x", "a.scale_inv".
+using SlotReferences = std::map<std::string, TensorReference>;
 
 /// "gen:normal,seed=1,shape=256x512,dtype=bf16": what the command line takes.
 std::string GeneratorText(const GeneratorSpec& spec);

@@ -1,0 +1,75 @@
+// QuantizePlan and DequantizePlan: one tensor to codes and scales, and back. Create is the last
+// place that can say INVALID_ARGUMENT.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "kernels/base/cancellation.h"
+#include "kernels/engine/engine.h"
+#include "kernels/layer/step_recorder.h"
+#include "kernels/quantize/recipe.h"
+#include "kernels/validate/described_copy.h"
+#include "kernels/validate/tensor_slot.h"
+
+namespace quantgate {
+
+struct QuantizeRequest {
+  Tensor source;  ///< f32, bf16 or f16 [..., K].
+  /// Of fp8_delayed alone: both tensors, or none of them for a state without history.
+  DelayedScalingState state;
+  Recipe recipe;
+  TensorRole role = TensorRole::kInput;
+  Usages usages;
+  uint64_t seed = 0;  ///< Of stochastic rounding.
+  ScaleLayout scale_layout = ScaleLayout::kLogical;
+};
+
+struct QuantizeResult {
+  QuantizedTensor quantized;  ///< Its scales in the layout that was asked for.
+  QuantizationRecord record;
+  Tensor amax_history;  ///< f32 [length] after this cast; of fp8_delayed alone.
+};
+
+class QuantizePlan {
+ public:
+  /// Slots "tensor", "scale", "amax_history", also the fields of what is refused.
+  static absl::StatusOr<QuantizePlan> Create(QuantizeRequest request);
+  const QuantizeRequest& request() const { return request_; }
+  /// INVALID_ARGUMENT for values that no state of delayed scaling has.
+  absl::StatusOr<QuantizePlan> WithTensors(SlotLoader load) const;
+  /// Of a plan with its tensors: the source in the engine's memory, the state in the host's.
+  absl::StatusOr<QuantizeResult> Run(Engine& engine, const Cancellation* cancellation) const;
+
+ private:
+  explicit QuantizePlan(QuantizeRequest request) : request_(std::move(request)) {}
+  QuantizeRequest request_;
+};
+
+struct DequantizeRequest {
+  QuantizedCopy parts;  ///< data, scale_inv and amax, as far as they are given.
+  Usage usage = Usage::kRowwise;
+  QuantizedDescription description;
+  DType out_dtype = DType::kF32;  ///< f32, bf16 or f16.
+};
+
+class DequantizePlan {
+ public:
+  /// Slots as PartField. UNIMPLEMENTED for columnwise nvfp4, which Transformer Engine does not
+  /// dequantize either.
+  static absl::StatusOr<DequantizePlan> Create(DequantizeRequest request);
+  DType out_dtype() const { return out_dtype_; }
+  const Shape& shape() const { return described_.shape; }
+  absl::StatusOr<DequantizePlan> WithTensors(SlotLoader load) const;
+  /// [shape] of out_dtype.
+  absl::StatusOr<Tensor> Run(Engine& engine, const Cancellation* cancellation) const;
+
+ private:
+  DequantizePlan(DescribedCopy described, Usage usage, DType out_dtype)
+      : described_(std::move(described)), usage_(usage), out_dtype_(out_dtype) {}
+  DescribedCopy described_;
+  Usage usage_;
+  DType out_dtype_;
+};
+
+}  // namespace quantgate
