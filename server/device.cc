@@ -10,18 +10,17 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/cuda_module.h"
-#include "server/limits.h"
 
 namespace quantgate {
 namespace {
 
 constexpr char kCuda[] = "cuda";
 
-int64_t ResidentBytesMax(const Engine& engine, const ServerOptions& options) {
+int64_t ResidentBytesMax(const Engine& engine, int64_t bytes_max) {
   const int64_t total = engine.Memory().bytes_total;
   if (total == 0) return 0;
   // Half of the device: the other half is for what runs make.
-  return options.resident_bytes_max > 0 ? std::min(options.resident_bytes_max, total) : total / 2;
+  return bytes_max > 0 ? std::min(bytes_max, total) : total / 2;
 }
 
 absl::Status BadName(const std::string& name, const std::string& rule) {
@@ -46,17 +45,11 @@ absl::StatusOr<std::vector<int>> OrdinalsOf(const std::string& name) {
 
 }  // namespace
 
-Device::Device(std::unique_ptr<Engine> made, const ServerOptions& options)
+Device::Device(std::unique_ptr<Engine> made, int64_t resident_bytes_max)
     : engine(std::move(made)),
       id(engine->Describe().id),
       description([this] { return engine->Describe(); }),
-      resident(*engine, ResidentBytesMax(*engine, options)),
-      run_queue(DeviceQueue::Options{"runs", options.queue_workers, options.queue_capacity}),
-      call_queue(DeviceQueue::Options{"calls", 1, kUnaryQueueCapacity}) {}
-
-int Device::waiting_and_running() const {
-  return run_queue.depth() + run_queue.running() + call_queue.depth() + call_queue.running();
-}
+      resident(*engine, ResidentBytesMax(*engine, resident_bytes_max)) {}
 
 std::vector<DeviceDescription> DescribeDevices(const Devices& devices) {
   std::vector<DeviceDescription> descriptions;
@@ -89,13 +82,14 @@ absl::StatusOr<Device*> LeastLoadedWith(const Devices& devices,
   return best;
 }
 
-absl::StatusOr<std::vector<std::unique_ptr<Engine>>> MakeEngines(const ServerOptions& options) {
+absl::StatusOr<std::vector<std::unique_ptr<Engine>>> MakeEngines(std::span<const std::string> names,
+                                                                 const CpuEngineOptions& cpu) {
   std::vector<std::unique_ptr<Engine>> engines;
   std::set<std::string> seen;
-  for (const std::string& name : options.devices) {
+  for (const std::string& name : names) {
     if (name == "cpu") {
       if (!seen.insert(name).second) return BadName(name, "named twice");
-      engines.push_back(MakeCpuEngine(options.engine));
+      engines.push_back(MakeCpuEngine(cpu));
       continue;
     }
     QG_ASSIGN_OR_RETURN(const std::vector<int> ordinals, OrdinalsOf(name));

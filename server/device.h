@@ -1,7 +1,8 @@
-// Device: one engine, the tensors that live with it, and the work that waits for it. A server has
-// one for every device that it serves; work goes to the one with the least of it.
+// Device: one engine and the tensors that live with it. A server has one for every device that it
+// serves (served_device.h), a command one; work goes to the one with the least of it.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -10,24 +11,23 @@
 #include "absl/status/statusor.h"
 #include "kernels/engine/engine.h"
 #include "server/description_reader.h"
-#include "server/device_queue.h"
 #include "server/runs/resident_tensors.h"
-#include "server/server.h"
 
 namespace quantgate {
 
 struct Device {
-  Device(std::unique_ptr<Engine> made, const ServerOptions& options);
+  /// `resident_bytes_max`: of tensors that stay in the memory of a device that has its own; 0: half
+  /// of it.
+  Device(std::unique_ptr<Engine> made, int64_t resident_bytes_max);
+  virtual ~Device() = default;
 
-  /// Of both queues together.
-  int waiting_and_running() const;
+  /// What waits for it, and what it is at.
+  virtual int waiting_and_running() const { return 0; }
 
   const std::unique_ptr<Engine> engine;
   const std::string id;  ///< "cpu", "cuda:0".
   DescriptionReader description;
   ResidentTensors resident;
-  DeviceQueue run_queue;
-  DeviceQueue call_queue;  ///< Unary calls, which do not wait behind runs.
 };
 
 using Devices = std::vector<std::unique_ptr<Device>>;
@@ -42,9 +42,9 @@ Device& LeastLoaded(const Devices& devices);
 absl::StatusOr<Device*> LeastLoadedWith(const Devices& devices,
                                         std::span<const Arithmetic> arithmetics);
 
-/// The engines that options.devices names: "cpu", "cuda" (every CUDA device), "cuda:N".
-/// INVALID_ARGUMENT for another name or one twice, UNIMPLEMENTED and FAILED_PRECONDITION as
-/// CountCudaDevices.
-absl::StatusOr<std::vector<std::unique_ptr<Engine>>> MakeEngines(const ServerOptions& options);
+/// The engines that `names` names: "cpu", "cuda" (every CUDA device), "cuda:N". INVALID_ARGUMENT
+/// for another name or one twice, UNIMPLEMENTED and FAILED_PRECONDITION as CountCudaDevices.
+absl::StatusOr<std::vector<std::unique_ptr<Engine>>> MakeEngines(std::span<const std::string> names,
+                                                                 const CpuEngineOptions& cpu);
 
 }  // namespace quantgate

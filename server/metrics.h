@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "kernels/validate/run.h"
+#include "server/runs/run_statistics.h"
 
 namespace quantgate {
 
@@ -108,15 +109,14 @@ enum class Operation {
   kSession
 };
 Operation OperationOf(LayerKind layer);
-enum class Stage { kQueue, kFetch, kQuantize, kGemm, kOperation, kCommunicate, kCompare, kStore };
 enum class PeerTransport { kTcp, kUnix, kInProcess };
 enum class CudaError { kSticky, kOutOfMemory };
 
-class Metrics {
+class Metrics : public RunStatistics {
  public:
   /// `methods` are named by their index below, and live as long as this does.
   Metrics(std::span<const RpcMethod> methods, const BuildLabels& build);
-  ~Metrics();
+  ~Metrics() override;
 
   void RpcStarted(int method);
   void RpcHandled(int method, absl::StatusCode code, absl::Duration duration);
@@ -132,20 +132,15 @@ class Metrics {
   void RunEnded(Operation operation, std::string_view recipe, std::string_view mode,
                 const absl::Status& status);
   void RunTook(Operation operation, std::string_view recipe, absl::Duration duration);
-  void StageTook(Stage stage, absl::Duration duration);
-  /// Parity, errors and quantizer classes of one variant, and those and the stages of its ranks.
-  /// `reference_recipe` is the base name of the recipe that it was compared with; empty without
-  /// one.
-  void VariantMeasured(const VariantReport& report, std::string_view reference_recipe);
-  void StagesTook(std::span<const StageTime> stages);
-  void Quantized(std::string_view recipe, const QuantizationCounts& counts);
-  /// One stage of one rank that communicated beside its GEMMs.
-  void Overlapped(const OverlapTimeline& timeline);
+  void StageTook(Stage stage, absl::Duration duration) override;
+  void VariantMeasured(const VariantReport& report, std::string_view reference_recipe) override;
+  void StagesTook(std::span<const StageTime> stages) override;
+  void Quantized(std::string_view recipe, const QuantizationCounts& counts) override;
+  void Overlapped(const OverlapTimeline& timeline) override;
   /// What ranks' collective calls are counted by.
   CommStatistics& communication();
 
-  /// `step` as sessions call it: "train", "backward", ...
-  void SessionStepped(std::string_view step, const absl::Status& status);
+  void SessionStepped(std::string_view step, const absl::Status& status) override;
 
   void Uploaded(PeerTransport transport, int64_t bytes);
   void Downloaded(PeerTransport transport, int64_t bytes);
@@ -156,12 +151,10 @@ class Metrics {
   void StoreCorrupted(std::string_view what);
 
   void CudaFailed(std::string_view device, CudaError error);
-  /// Of the last self-check: algorithms whose bits differed from their model, and those compared.
-  void HardwareChecked(std::string_view device, int64_t compared, int64_t drifted);
+  void HardwareChecked(std::string_view device, int64_t compared, int64_t drifted) override;
 
-  /// Names of ScenarioOutcome and FaultOutcome.
-  void ScenarioRan(std::string_view outcome);
-  void FaultRan(std::string_view outcome);
+  void ScenarioRan(std::string_view outcome) override;
+  void FaultRan(std::string_view outcome) override;
 
   /// Called for each scrape.
   void SetGaugeSource(std::function<GaugeReadings()> source);

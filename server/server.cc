@@ -23,6 +23,7 @@
 #include "server/allocator.h"
 #include "server/build_description.h"
 #include "server/disk_watch.h"
+#include "server/hardware_checks.h"
 #include "server/http_endpoint.h"
 #include "server/limits.h"
 #include "server/listen_address.h"
@@ -35,9 +36,12 @@
 #include "server/rpc/unknown_methods.h"
 #include "server/runs/runs.h"
 #include "server/send_budget.h"
+#include "server/served_device.h"
 #include "server/service_context.h"
+#include "server/sessions/session_store.h"
 #include "server/store/data_dir.h"
 #include "server/store/database.h"
+#include "server/store/tensor_store.h"
 
 namespace quantgate {
 namespace {
@@ -226,10 +230,21 @@ absl::Status RunningServer::Open() {
   send_budget_ = std::make_shared<SendBudget>(
       SendBudget::Limits{options_.send_bytes_max, options_.send_connection_bytes_max},
       options_.now);
-  context_.reset(new ServiceContext{options_, devices_, watch_, *blobs_, *tensors_, *run_store_,
-                                    *loader_, *sessions_, hardware_checks_, *executor_, *storing_,
-                                    *transfers_, *metrics_, ranks_, calls_, is_draining_,
-                                    upload_bytes_in_flight_, *send_budget_});
+  context_.reset(
+      new ServiceContext{{options_.tensor_bytes_max, options_.engine, devices_, *blobs_, *tensors_,
+                          *loader_, *sessions_, hardware_checks_, ranks_, *metrics_},
+                         options_,
+                         watch_,
+                         *blobs_,
+                         *run_store_,
+                         *executor_,
+                         *storing_,
+                         *transfers_,
+                         *metrics_,
+                         calls_,
+                         is_draining_,
+                         upload_bytes_in_flight_,
+                         *send_budget_});
   runs_ = std::make_unique<Runs>(*context_);
   metrics_->SetGaugeSource([this] { return ReadGauges(); });
   QG_RETURN_IF_ERROR(CheckDevices());
@@ -243,10 +258,11 @@ absl::Status RunningServer::Open() {
 }
 
 absl::Status RunningServer::OpenDevices() {
-  QG_ASSIGN_OR_RETURN(auto engines,
-                      options_.make_engines ? options_.make_engines() : MakeEngines(options_));
+  QG_ASSIGN_OR_RETURN(auto engines, options_.make_engines
+                                        ? options_.make_engines()
+                                        : MakeEngines(options_.devices, options_.engine));
   for (auto& engine : engines) {
-    devices_.push_back(std::make_unique<Device>(std::move(engine), options_));
+    devices_.push_back(std::make_unique<ServedDevice>(std::move(engine), options_));
   }
   return absl::OkStatus();
 }
@@ -370,8 +386,8 @@ GaugeReadings RunningServer::ReadGauges() {
   readings.draining = is_draining_;
   readings.queues = {{"runs"}, {"calls"}};
   for (const auto& device : devices_) {
-    AddQueue(device->run_queue, readings.queues[0]);
-    AddQueue(device->call_queue, readings.queues[1]);
+    AddQueue(Served(*device).run_queue, readings.queues[0]);
+    AddQueue(Served(*device).call_queue, readings.queues[1]);
     if (device->engine->Memory().bytes_total != 0) readings.devices.push_back(GaugesOf(*device));
   }
   if (listener_ != nullptr) {
@@ -459,7 +475,7 @@ bool RunningServer::Shutdown(absl::Duration grace) {
 bool RunningServer::DrainDevices(absl::Time deadline) {
   std::vector<DeviceQueue*> queues;
   for (const auto& device : devices_) {
-    queues.insert(queues.end(), {&device->run_queue, &device->call_queue});
+    queues.insert(queues.end(), {&Served(*device).run_queue, &Served(*device).call_queue});
   }
   for (DeviceQueue* queue : queues) queue->Drain();
   for (DeviceQueue* queue : queues) {
@@ -479,8 +495,8 @@ bool RunningServer::AwaitIdle(DeviceQueue& queue, absl::Time deadline) const {
 
 void RunningServer::Hurry() {
   for (const auto& device : devices_) {
-    device->run_queue.CancelAll();
-    device->call_queue.CancelAll();
+    Served(*device).run_queue.CancelAll();
+    Served(*device).call_queue.CancelAll();
   }
   calls_.CancelAll();
 }

@@ -4,38 +4,28 @@
 
 #include <atomic>
 
-#include "server/device.h"
 #include "server/device_watch.h"
 #include "server/executor.h"
-#include "server/hardware_checks.h"
 #include "server/metrics.h"
-#include "server/runs/tensor_loader.h"
+#include "server/runs/call_context.h"
 #include "server/send_budget.h"
 #include "server/server.h"
-#include "server/sessions/session_store.h"
 #include "server/store/blob_store.h"
 #include "server/store/run_store.h"
-#include "server/store/tensor_store.h"
 
 namespace quantgate {
 
 class CallRegistry;
 
-struct ServiceContext {
+struct ServiceContext : CallContext {
   const ServerOptions& options;
-  Devices& devices;
   DeviceWatch& watch;
-  BlobStore& blobs;
-  TensorStore& tensors;
+  BlobStore& blob_store;
   RunStore& run_store;
-  TensorLoader& loader;
-  SessionStore& sessions;
-  HardwareChecks& hardware_checks;
   Executor& executor;   ///< Conversion, checks, the database.
   Executor& storing;    ///< One thread: what runs tell and store, in order.
   Executor& transfers;  ///< Hashing and disk of uploads and downloads.
   Metrics& metrics;
-  const RankSetting& ranks;
   CallRegistry& calls;
   std::atomic<bool>& is_draining;
   std::atomic<int64_t>& upload_bytes_in_flight;

@@ -65,7 +65,7 @@ class BlobsService : public RawStreamsService {
     QG_RETURN_IF_ERROR(CheckToken(request.upload_id(), "upload_id"));
     QG_ASSIGN_OR_RETURN(const Digest digest, DigestFromProto(request.digest(), "digest"));
     QG_ASSIGN_OR_RETURN(const UploadState state,
-                        context_.blobs.QueryUpload(request.upload_id(), digest));
+                        context_.blob_store.QueryUpload(request.upload_id(), digest));
     response.set_committed_size(state.committed_size);
     response.set_complete(state.complete);
     return absl::OkStatus();

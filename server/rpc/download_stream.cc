@@ -123,8 +123,9 @@ absl::Status DownloadStream::Begin() {
   QG_RETURN_IF_ERROR(call_.Admit(Admission::kAlways));
   QG_ASSIGN_OR_RETURN(const v1::ReadRequest request, Parsed<v1::ReadRequest>(*request_));
   QG_ASSIGN_OR_RETURN(const Digest digest, DigestFromProto(request.digest(), "digest"));
-  QG_ASSIGN_OR_RETURN(reader_, call_.context().blobs.Read(digest, request.offset(), request.limit(),
-                                                          call_.cancellation().get()));
+  QG_ASSIGN_OR_RETURN(reader_,
+                      call_.context().blob_store.Read(digest, request.offset(), request.limit(),
+                                                      call_.cancellation().get()));
   return absl::OkStatus();
 }
 

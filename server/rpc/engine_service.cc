@@ -11,6 +11,7 @@
 #include "server/rpc/services.h"
 #include "server/rpc/unary_call.h"
 #include "server/runs/engine_calls.h"
+#include "server/served_device.h"
 
 namespace quantgate {
 namespace {
@@ -71,7 +72,7 @@ class EngineService : public UnaryCalls<RawStreams<v1::Engine::Service>> {
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Execute(grpc::CallbackServerContext* server_context,
                                                       const grpc::ByteBuffer* bytes) override {
     // A thread takes longer to wake than a run to start: the device's begins to look out for it.
-    LeastLoaded(context_.devices).run_queue.Expect();
+    Served(LeastLoaded(context_.devices)).run_queue.Expect();
     const bool is_here =
         bytes->Length() <= kQuicklyStartedBytesMax && !is_starting_here_.exchange(true);
     auto* const stream =

@@ -7,15 +7,11 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/time/time.h"
-#include "kernels/validate/scenarios/rank_places.h"
 #include "quantgate/v1/scenarios_service.pb.h"
-#include "server/device.h"
 #include "server/rpc/call.h"
+#include "server/runs/scenario_run.h"
 
 namespace quantgate {
 
@@ -28,9 +24,7 @@ class ScenarioStream : public grpc::ServerWriteReactor<v1::ScenarioEvent> {
  private:
   /// Checks, and hands the work to the device.
   absl::Status Begin();
-  void Run(Device& device, absl::Status admission);
-  /// That device, and the GPUs of ranks.
-  std::vector<DeviceDescription> DevicesOf(const Device& device) const;
+  void Run(absl::Status admission);
   void Queue(v1::ScenarioEvent event);
   /// The work's last word; `this` may be gone after it.
   void SetOutcome(absl::Status outcome);
@@ -43,8 +37,7 @@ class ScenarioStream : public grpc::ServerWriteReactor<v1::ScenarioEvent> {
 
   Call call_;
   const v1::RunScenariosRequest* const request_;  // gRPC's, for the length of the call.
-  const absl::Time start_;
-  std::unique_ptr<RankPlaces> places_;
+  std::unique_ptr<ScenarioRun> run_;
   /// Results that are there take room, whether there is any or not: a device does not wait.
   struct Ready {
     v1::ScenarioEvent event;

@@ -66,7 +66,7 @@ class SessionsService : public v1::Sessions::CallbackService {
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* OnDevice(grpc::CallbackServerContext* server_context, Rpc rpc,
                                      const Request& request, Response& response,
-                                     absl::StatusOr<DeviceWork> (*prepare)(ServiceContext&,
+                                     absl::StatusOr<DeviceWork> (*prepare)(CallContext&,
                                                                            const Request&,
                                                                            Response&)) {
     return AnswerOnDevice(

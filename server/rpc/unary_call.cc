@@ -5,6 +5,7 @@
 
 #include "kernels/base/steady_time.h"
 #include "server/runs/memory_guard.h"
+#include "server/served_device.h"
 
 namespace quantgate {
 namespace {
@@ -27,7 +28,7 @@ class UnaryCall : public grpc::ServerUnaryReactor {
  private:
   void OnCancel() override {
     for (const auto& device : call_.context().devices) {
-      device->call_queue.Cancel(call_.cancellation());
+      Served(*device).call_queue.Cancel(call_.cancellation());
     }
   }
   void OnDone() override { delete this; }
@@ -40,7 +41,7 @@ void RunOnDevice(UnaryCall* unary, Operation operation, DeviceWork work) {
   auto shared = std::make_shared<DeviceWork>(std::move(work));
   const absl::Time enqueued = SteadyNow();
   Device& device = shared->device != nullptr ? *shared->device : LeastLoaded(context.devices);
-  const auto submitted = device.call_queue.Submit(
+  const auto submitted = Served(device).call_queue.Submit(
       unary->call().cancellation(),
       [unary, operation, shared, &context, &device, enqueued](absl::Status admission) {
         const absl::Time start = SteadyNow();

@@ -22,13 +22,6 @@ grpc::ServerUnaryReactor* AnswerOnExecutor(ServiceContext& context, Rpc rpc, Adm
                                            grpc::CallbackServerContext* server_context,
                                            absl::AnyInvocable<absl::Status() &&> body);
 
-/// What a call asks of the engine, once it is known to be valid.
-struct DeviceWork {
-  std::string recipe;  ///< Base name for metrics; empty for operations without.
-  absl::AnyInvocable<absl::Status(Device&, const Cancellation&) &&> run;
-  Device* device = nullptr;  ///< Where it must run; null: anywhere.
-};
-
 /// Checks on the executor, then waits for the device.
 grpc::ServerUnaryReactor* AnswerOnDevice(
     ServiceContext& context, Rpc rpc, Operation operation,

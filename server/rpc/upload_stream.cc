@@ -178,7 +178,7 @@ absl::Status UploadStream::Begin(const WriteRequestView& request) {
   const v1::WriteHeader& header = *request.header();
   QG_RETURN_IF_ERROR(CheckToken(header.upload_id(), "header.upload_id"));
   QG_ASSIGN_OR_RETURN(const Digest digest, DigestFromProto(header.digest(), "header.digest"));
-  BlobStore& blobs = call_.context().blobs;
+  BlobStore& blobs = call_.context().blob_store;
   if (blobs.Contains(digest)) {
     is_present_ = true;
     call_.context().metrics.UploadDeduplicated(digest.size);

@@ -24,9 +24,8 @@ std::string HintOf(const CompareWork& work) {
                       std::string(DTypeName(DTypeBytes(other) == 1 ? other : DType::kF8E4M3)), ")");
 }
 
-absl::StatusOr<CompareWork> CheckCompare(ServiceContext& context,
-                                         const v1::CompareRequest& request) {
-  const int64_t bytes_max = context.options.tensor_bytes_max;
+absl::StatusOr<CompareWork> CheckCompare(CallContext& context, const v1::CompareRequest& request) {
+  const int64_t bytes_max = context.tensor_bytes_max;
   CompareWork work;
   QG_ASSIGN_OR_RETURN(work.subject,
                       TensorReferenceFromProto(request.subject(), "subject", bytes_max));
@@ -52,7 +51,7 @@ absl::StatusOr<CompareWork> CheckCompare(ServiceContext& context,
   return work;
 }
 
-absl::Status Compare(ServiceContext& context, Device& device, const CompareWork& work,
+absl::Status Compare(CallContext& context, Device& device, const CompareWork& work,
                      const Cancellation& cancellation, v1::CompareResponse& response) {
   QG_ASSIGN_OR_RETURN(const Tensor subject,
                       context.loader.Load(work.subject, device, &cancellation));
@@ -74,8 +73,7 @@ absl::Status Compare(ServiceContext& context, Device& device, const CompareWork&
 
 }  // namespace
 
-absl::StatusOr<DeviceWork> PrepareCompare(ServiceContext& context,
-                                          const v1::CompareRequest& request,
+absl::StatusOr<DeviceWork> PrepareCompare(CallContext& context, const v1::CompareRequest& request,
                                           v1::CompareResponse& response) {
   QG_ASSIGN_OR_RETURN(CompareWork work, CheckCompare(context, request));
   return DeviceWork{"", [&context, &response, work = std::move(work)](

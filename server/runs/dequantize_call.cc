@@ -45,10 +45,10 @@ absl::StatusOr<SlotReferences> DequantizeReferences(const v1::DequantizeRequest&
   return references;
 }
 
-absl::StatusOr<DequantizeWork> CheckDequantize(ServiceContext& context,
+absl::StatusOr<DequantizeWork> CheckDequantize(CallContext& context,
                                                const v1::DequantizeRequest& proto) {
   QG_ASSIGN_OR_RETURN(SlotReferences references,
-                      DequantizeReferences(proto, context.options.tensor_bytes_max));
+                      DequantizeReferences(proto, context.tensor_bytes_max));
   DequantizeRequest request;
   const bool has_rowwise = references.contains(PartField(Usage::kRowwise, "data"));
   if (proto.usage() == "columnwise" || (proto.usage().empty() && !has_rowwise)) {
@@ -68,11 +68,11 @@ absl::StatusOr<DequantizeWork> CheckDequantize(ServiceContext& context,
                       QuantizedDescriptionFromProto(proto.description(), request.usage));
   QG_ASSIGN_OR_RETURN(DequantizePlan plan, DequantizePlan::Create(std::move(request)));
   QG_RETURN_IF_ERROR(
-      CheckResultBytes({plan.out_dtype(), plan.shape()}, "data", context.options.tensor_bytes_max));
+      CheckResultBytes({plan.out_dtype(), plan.shape()}, "data", context.tensor_bytes_max));
   return DequantizeWork{std::move(references), std::move(plan)};
 }
 
-absl::Status Dequantize(ServiceContext& context, Device& device, const DequantizeWork& work,
+absl::Status Dequantize(CallContext& context, Device& device, const DequantizeWork& work,
                         const Cancellation& cancellation, v1::DequantizeResponse& response) {
   QG_ASSIGN_OR_RETURN(const DequantizePlan plan,
                       work.plan.WithTensors([&](const std::string& slot) {
@@ -87,7 +87,7 @@ absl::Status Dequantize(ServiceContext& context, Device& device, const Dequantiz
 
 }  // namespace
 
-absl::StatusOr<DeviceWork> PrepareDequantize(ServiceContext& context,
+absl::StatusOr<DeviceWork> PrepareDequantize(CallContext& context,
                                              const v1::DequantizeRequest& request,
                                              v1::DequantizeResponse& response) {
   QG_ASSIGN_OR_RETURN(DequantizeWork work, CheckDequantize(context, request));

@@ -4,24 +4,20 @@
 
 #include "absl/status/statusor.h"
 #include "quantgate/v1/engine_service.pb.h"
-#include "server/rpc/unary_call.h"
-#include "server/service_context.h"
+#include "server/runs/call_context.h"
 
 namespace quantgate {
 
-absl::StatusOr<DeviceWork> PrepareQuantize(ServiceContext& context,
-                                           const v1::QuantizeRequest& request,
+absl::StatusOr<DeviceWork> PrepareQuantize(CallContext& context, const v1::QuantizeRequest& request,
                                            v1::QuantizeResponse& response);
-absl::StatusOr<DeviceWork> PrepareDequantize(ServiceContext& context,
+absl::StatusOr<DeviceWork> PrepareDequantize(CallContext& context,
                                              const v1::DequantizeRequest& request,
                                              v1::DequantizeResponse& response);
-absl::StatusOr<DeviceWork> PrepareGemm(ServiceContext& context, const v1::GemmRequest& request,
+absl::StatusOr<DeviceWork> PrepareGemm(CallContext& context, const v1::GemmRequest& request,
                                        v1::GemmResponse& response);
-absl::StatusOr<DeviceWork> PrepareCompare(ServiceContext& context,
-                                          const v1::CompareRequest& request,
+absl::StatusOr<DeviceWork> PrepareCompare(CallContext& context, const v1::CompareRequest& request,
                                           v1::CompareResponse& response);
-absl::StatusOr<DeviceWork> PrepareExplain(ServiceContext& context,
-                                          const v1::ExplainRequest& request,
+absl::StatusOr<DeviceWork> PrepareExplain(CallContext& context, const v1::ExplainRequest& request,
                                           v1::ExplainResponse& response);
 
 }  // namespace quantgate

@@ -19,8 +19,8 @@ namespace {
 
 using Difference = v1::ExplainResponse::Difference;
 
-ExecutionContext ContextOf(const ServiceContext& context, const Cancellation& cancellation) {
-  return {context.options.engine.isa, context.options.engine.threads, &cancellation};
+ExecutionContext ContextOf(const CallContext& context, const Cancellation& cancellation) {
+  return {context.host.isa, context.host.threads, &cancellation};
 }
 
 template <typename Location>
@@ -94,9 +94,9 @@ struct CodesWork {
   ExplainCodesRequest request;  ///< Outlines.
 };
 
-absl::StatusOr<CodesWork> CheckCodes(ServiceContext& context,
+absl::StatusOr<CodesWork> CheckCodes(CallContext& context,
                                      const v1::ExplainRequest::Codes& request) {
-  const int64_t bytes_max = context.options.tensor_bytes_max;
+  const int64_t bytes_max = context.tensor_bytes_max;
   CodesWork work;
   SlotReferences& references = work.references;
   QG_RETURN_IF_ERROR(AddReference("source", request.source(), bytes_max, references));
@@ -119,7 +119,7 @@ absl::StatusOr<CodesWork> CheckCodes(ServiceContext& context,
   return work;
 }
 
-absl::Status ExplainCodesOf(ServiceContext& context, Device& device, const CodesWork& work,
+absl::Status ExplainCodesOf(CallContext& context, Device& device, const CodesWork& work,
                             const Cancellation& cancellation, v1::ExplainResponse& response) {
   const auto load = [&](const std::string& slot) {
     return context.loader.LoadToHost(work.references.at(slot), device, &cancellation);
@@ -145,7 +145,7 @@ struct GemmExplainWork {
   TensorReference d;
 };
 
-absl::StatusOr<GemmExplainWork> CheckGemmSubject(ServiceContext& context,
+absl::StatusOr<GemmExplainWork> CheckGemmSubject(CallContext& context,
                                                  const v1::ExplainRequest::Gemm& request) {
   for (const auto& [field, value] : {std::pair("gemm.arithmetic", &request.gemm().arithmetic()),
                                      {"gemm.out_dtype", &request.gemm().out_dtype()}}) {
@@ -154,7 +154,7 @@ absl::StatusOr<GemmExplainWork> CheckGemmSubject(ServiceContext& context,
     }
   }
   QG_ASSIGN_OR_RETURN(TensorReference d,
-                      TensorReferenceFromProto(request.d(), "d", context.options.tensor_bytes_max));
+                      TensorReferenceFromProto(request.d(), "d", context.tensor_bytes_max));
   QG_RETURN_IF_ERROR(RequireTensor(d));
   TensorReference* const references[] = {&d};
   QG_RETURN_IF_ERROR(context.loader.Resolve(references));
@@ -167,7 +167,7 @@ absl::StatusOr<GemmExplainWork> CheckGemmSubject(ServiceContext& context,
   return GemmExplainWork{std::move(work), std::move(d)};
 }
 
-absl::Status ExplainGemmOf(ServiceContext& context, Device& device, const GemmExplainWork& work,
+absl::Status ExplainGemmOf(CallContext& context, Device& device, const GemmExplainWork& work,
                            const Cancellation& cancellation, v1::ExplainResponse& response) {
   QG_ASSIGN_OR_RETURN(const GemmPlan plan, work.gemm.plan.WithTensors([&](const std::string& slot) {
     return context.loader.LoadToHost(work.gemm.references.at(slot), device, &cancellation);
@@ -187,8 +187,8 @@ absl::Status ExplainGemmOf(ServiceContext& context, Device& device, const GemmEx
 
 /// `explain` with its time.
 template <typename Work>
-DeviceWork Timed(ServiceContext& context, v1::ExplainResponse& response, Work work,
-                 absl::Status (*explain)(ServiceContext&, Device&, const Work&, const Cancellation&,
+DeviceWork Timed(CallContext& context, v1::ExplainResponse& response, Work work,
+                 absl::Status (*explain)(CallContext&, Device&, const Work&, const Cancellation&,
                                          v1::ExplainResponse&)) {
   return DeviceWork{"", [&context, &response, work = std::move(work), explain](
                             Device& device, const Cancellation& cancellation) {
@@ -201,8 +201,7 @@ DeviceWork Timed(ServiceContext& context, v1::ExplainResponse& response, Work wo
 
 }  // namespace
 
-absl::StatusOr<DeviceWork> PrepareExplain(ServiceContext& context,
-                                          const v1::ExplainRequest& request,
+absl::StatusOr<DeviceWork> PrepareExplain(CallContext& context, const v1::ExplainRequest& request,
                                           v1::ExplainResponse& response) {
   if (request.has_gemm()) {
     QG_ASSIGN_OR_RETURN(GemmExplainWork work, CheckGemmSubject(context, request.gemm()));

@@ -13,7 +13,7 @@
 namespace quantgate {
 namespace {
 
-absl::Status Gemm(ServiceContext& context, Device& device, const GemmWork& work,
+absl::Status Gemm(CallContext& context, Device& device, const GemmWork& work,
                   const Cancellation& cancellation, v1::GemmResponse& response) {
   QG_ASSIGN_OR_RETURN(const GemmPlan plan, work.plan.WithTensors([&](const std::string& slot) {
     return context.loader.Load(work.references.at(slot), device, &cancellation);
@@ -41,7 +41,7 @@ absl::Status Gemm(ServiceContext& context, Device& device, const GemmWork& work,
 
 }  // namespace
 
-absl::StatusOr<DeviceWork> PrepareGemm(ServiceContext& context, const v1::GemmRequest& request,
+absl::StatusOr<DeviceWork> PrepareGemm(CallContext& context, const v1::GemmRequest& request,
                                        v1::GemmResponse& response) {
   QG_ASSIGN_OR_RETURN(GemmWork work, CheckGemmRequest(context, request));
   const absl::StatusOr<Device*> device =

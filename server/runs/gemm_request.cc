@@ -65,7 +65,7 @@ absl::StatusOr<GemmOperandRequest> OperandFromProto(const v1::GemmOperandSpec& p
 
 }  // namespace
 
-absl::StatusOr<GemmWork> CheckGemmRequest(ServiceContext& context, const v1::GemmRequest& proto) {
+absl::StatusOr<GemmWork> CheckGemmRequest(CallContext& context, const v1::GemmRequest& proto) {
   GemmRequest request;
   QG_ASSIGN_OR_RETURN(request.layout, LayoutFromName(proto.layout()));
   if (!proto.arithmetic().empty()) {
@@ -77,8 +77,7 @@ absl::StatusOr<GemmWork> CheckGemmRequest(ServiceContext& context, const v1::Gem
   request.beta = proto.beta();
   request.in_place = proto.in_place();
   QG_ASSIGN_OR_RETURN(request.out_dtype, OutDTypeFromName(proto.out_dtype()));
-  QG_ASSIGN_OR_RETURN(SlotReferences references,
-                      GemmReferences(proto, context.options.tensor_bytes_max));
+  QG_ASSIGN_OR_RETURN(SlotReferences references, GemmReferences(proto, context.tensor_bytes_max));
   QG_RETURN_IF_ERROR(context.loader.Resolve(references));
   QG_ASSIGN_OR_RETURN(request.a, OperandFromProto(proto.a(), "a", references));
   QG_ASSIGN_OR_RETURN(request.b, OperandFromProto(proto.b(), "b", references));
@@ -87,7 +86,7 @@ absl::StatusOr<GemmWork> CheckGemmRequest(ServiceContext& context, const v1::Gem
   request.d_scale = TensorLoader::Outline(references, "d_scale");
   QG_ASSIGN_OR_RETURN(GemmPlan plan, GemmPlan::Create(std::move(request)));
   QG_RETURN_IF_ERROR(CheckResultBytes({plan.desc().out_dtype, {plan.shape().m, plan.shape().n}},
-                                      "d", context.options.tensor_bytes_max));
+                                      "d", context.tensor_bytes_max));
   return GemmWork{std::move(references), std::move(plan)};
 }
 

@@ -4,7 +4,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/validate/gemm_plan.h"
 #include "quantgate/v1/engine_service.pb.h"
-#include "server/service_context.h"
+#include "server/runs/call_context.h"
 #include "server/wire/tensor_reference.h"
 
 namespace quantgate {
@@ -15,6 +15,6 @@ struct GemmWork {
 };
 
 /// Everything that can be refused before tensors are loaded.
-absl::StatusOr<GemmWork> CheckGemmRequest(ServiceContext& context, const v1::GemmRequest& request);
+absl::StatusOr<GemmWork> CheckGemmRequest(CallContext& context, const v1::GemmRequest& request);
 
 }  // namespace quantgate

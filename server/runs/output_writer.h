@@ -10,7 +10,7 @@
 #include "kernels/tensor/tensor.h"
 #include "quantgate/v1/tensor.pb.h"
 #include "server/limits.h"
-#include "server/store/blob_store.h"
+#include "server/tensor_source.h"
 
 namespace quantgate {
 
@@ -24,7 +24,7 @@ enum class KeepOutputs {
 /// One for each message that is sent. Not thread-safe.
 class OutputWriter {
  public:
-  OutputWriter(BlobStore& blobs, Engine& engine, KeepOutputs keep)
+  OutputWriter(Blobs& blobs, Engine& engine, KeepOutputs keep)
       : blobs_(blobs), engine_(engine), keep_(keep) {}
 
   /// The tensor is in the engine's memory or the host's. RESOURCE_EXHAUSTED for the disk or quota.
@@ -37,7 +37,7 @@ class OutputWriter {
                        const Fingerprint& fingerprint, v1::NamedTensor* proto);
 
  private:
-  BlobStore& blobs_;
+  Blobs& blobs_;
   Engine& engine_;
   const KeepOutputs keep_;
   int64_t inline_bytes_left_ = kInlineBytesMax;

@@ -20,9 +20,8 @@ struct QuantizeWork {
   QuantizePlan plan;
 };
 
-absl::StatusOr<QuantizeWork> CheckQuantize(ServiceContext& context,
-                                           const v1::QuantizeRequest& proto) {
-  const int64_t bytes_max = context.options.tensor_bytes_max;
+absl::StatusOr<QuantizeWork> CheckQuantize(CallContext& context, const v1::QuantizeRequest& proto) {
+  const int64_t bytes_max = context.tensor_bytes_max;
   SlotReferences references;
   QG_RETURN_IF_ERROR(AddReference("tensor", proto.tensor(), bytes_max, references));
   QG_RETURN_IF_ERROR(AddReference("scale", proto.scale(), bytes_max, references));
@@ -52,7 +51,7 @@ absl::StatusOr<QuantizeWork> CheckQuantize(ServiceContext& context,
 /// Writes every part that the tensor has, under its name.
 class PartWriter {
  public:
-  PartWriter(ServiceContext& context, Device& device, const Cancellation& cancellation,
+  PartWriter(CallContext& context, Device& device, const Cancellation& cancellation,
              v1::QuantizeResponse& response)
       : device_(device),
         cancellation_(cancellation),
@@ -81,7 +80,7 @@ class PartWriter {
   OutputWriter writer_;
 };
 
-absl::Status Quantize(ServiceContext& context, Device& device, const QuantizeWork& work,
+absl::Status Quantize(CallContext& context, Device& device, const QuantizeWork& work,
                       const Cancellation& cancellation, v1::QuantizeResponse& response) {
   const auto load = [&](const std::string& slot) {
     const TensorReference& reference = work.references.at(slot);
@@ -99,14 +98,13 @@ absl::Status Quantize(ServiceContext& context, Device& device, const QuantizeWor
   *response.mutable_description() =
       QuantizedDescriptionToProto(result.quantized, request.scale_layout);
   response.set_source_dtype(std::string(DTypeName(request.source.dtype())));
-  context.metrics.Quantized(request.recipe.name(), result.record.counts);
+  context.statistics.Quantized(request.recipe.name(), result.record.counts);
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<DeviceWork> PrepareQuantize(ServiceContext& context,
-                                           const v1::QuantizeRequest& request,
+absl::StatusOr<DeviceWork> PrepareQuantize(CallContext& context, const v1::QuantizeRequest& request,
                                            v1::QuantizeResponse& response) {
   QG_ASSIGN_OR_RETURN(QuantizeWork work, CheckQuantize(context, request));
   std::string recipe = work.plan.request().recipe.name();

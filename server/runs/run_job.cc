@@ -1,102 +1,13 @@
 #include "server/runs/run_job.h"
 
-#include <map>
 #include <utility>
-#include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
-#include "server/limits.h"
 #include "server/runs/memory_guard.h"
-#include "server/runs/output_writer.h"
 #include "server/runs/reproduce_command.h"
-#include "server/wire/convert_recipe.h"
-#include "server/wire/convert_report.h"
-#include "server/wire/convert_tensor.h"
 
 namespace quantgate {
-namespace {
-
-/// A deadline may also be that of ranks which wait for one another: such a run has failed.
-RunState StateOf(const absl::Status& status, const Cancellation& cancellation) {
-  if (status.ok()) return RunState::kSucceeded;
-  const bool was_cancelled =
-      absl::IsCancelled(status) || (absl::IsDeadlineExceeded(status) && !cancellation.Check().ok());
-  return was_cancelled ? RunState::kCancelled : RunState::kFailed;
-}
-
-std::string SourceText(const TensorReference& reference) {
-  switch (reference.kind) {
-    case TensorReference::Kind::kInline:
-      return "inline";
-    case TensorReference::Kind::kGenerated:
-      return GeneratorText(reference.generator);
-    default:
-      return "stored";
-  }
-}
-
-/// What a variant's report may take of a message beside its outputs' bytes.
-constexpr size_t kReportBytesMax = kMessageBytesMax - kInlineBytesMax - (256 << 10);
-
-/// Of the last variant, to be told with the run's end: two messages take longer to travel than one.
-constexpr size_t kLastVariantBytesMax = 64 << 10;
-
-/// A layer of many experts has more outputs than heat maps fit into a message: those of the last
-/// outputs are left out, and a note says so.
-void LeaveOutHeatMaps(v1::VariantReport& report) {
-  size_t bytes = report.ByteSizeLong();
-  const auto clear = [&](v1::ErrorReport& error) {
-    bytes -= error.heat_map().ByteSizeLong();
-    error.clear_heat_map();
-  };
-  std::vector<std::string> names;
-  for (const v1::OutputReport& output : report.outputs()) names.push_back(output.tensor().name());
-  size_t left_out = 0;
-  for (; left_out < names.size() && bytes > kReportBytesMax; ++left_out) {
-    const std::string& name = names[names.size() - 1 - left_out];
-    for (v1::OutputReport& output : *report.mutable_outputs()) {
-      // Others came as events of their own.
-      if (output.tensor().name() != name || !output.has_against_exact()) continue;
-      clear(*output.mutable_against_unquantized());
-      clear(*output.mutable_against_exact()->mutable_error());
-    }
-    for (v1::TensorComparison& comparison : *report.mutable_against_reference()) {
-      if (comparison.tensor() == name) clear(*comparison.mutable_error());
-    }
-  }
-  if (left_out == 0) return;
-  report.add_notes(absl::StrCat("the heat maps of the last ", left_out, " of ", names.size(),
-                                " outputs are left out: with them the report exceeds a message"));
-}
-
-}  // namespace
-
-std::string AcceptedEvent(const std::string& run_id, int queue_position) {
-  v1::RunEvent event;
-  event.set_run_id(run_id);
-  event.set_sequence(1);
-  event.mutable_accepted()->set_queue_position(queue_position);
-  return event.SerializeAsString();
-}
-
-std::string FinishedEvent(const std::string& run_id, int64_t sequence, RunState state,
-                          const absl::Status& status, v1::RunReport report,
-                          std::optional<v1::VariantFinished> last_variant) {
-  v1::RunEvent event;
-  event.set_run_id(run_id);
-  event.set_sequence(sequence);
-  v1::RunFinished& finished = *event.mutable_finished();
-  finished.set_state(static_cast<v1::RunState>(state));
-  finished.set_status_code(static_cast<int>(status.code()));
-  finished.set_status_message(std::string(status.message()).substr(0, kStatusMessageBytesMax));
-  if (state == RunState::kSucceeded) {
-    *finished.mutable_report() = std::move(report);
-    if (last_variant.has_value()) *finished.mutable_variant() = *std::move(last_variant);
-  }
-  return event.SerializeAsString();
-}
 
 RunJob::RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::string run_id,
                LayerRun run, Plan outline, std::shared_ptr<Cancellation> cancellation)
@@ -104,12 +15,12 @@ RunJob::RunJob(ServiceContext& context, Device& device, LiveRuns& live, std::str
       device_(device),
       live_(live),
       run_id_(std::move(run_id)),
-      run_(std::move(run)),
-      outline_(std::move(outline)),
       cancellation_(std::move(cancellation)),
       enqueued_(SteadyNow()),
       events_(std::make_shared<RunEvents>(context.run_store, context.storing, live, run_id_,
-                                          cancellation_)) {}
+                                          cancellation_)),
+      execution_(context, device, run_id_, std::move(run), std::move(outline), cancellation_,
+                 [this](v1::RunEvent& event) { return events_->Publish(event); }) {}
 
 void RunJob::Run(absl::Status admission) {
   const absl::Time start = SteadyNow();
@@ -122,10 +33,20 @@ void RunJob::Run(absl::Status admission) {
     if (executed.ok()) report = *std::move(executed);
   }
   if (is_given_up_) return;
-  if (!stopped_.ok()) status = stopped_;
+  if (!execution_.stopped().ok()) status = execution_.stopped();
   status = context_.watch.Checked(device_, std::move(status));
   report.set_seconds(absl::ToDoubleSeconds(SteadyNow() - start));
   Conclude(status, std::move(report), start);
+}
+
+absl::StatusOr<v1::RunReport> RunJob::Execute() {
+  live_.SetRunning(run_id_);
+  ranks_ = context_.ranks;
+  ranks_.on_stuck = [this, start = SteadyNow()](const absl::Status& why) { GiveUp(why, start); };
+  QG_ASSIGN_OR_RETURN(v1::RunReport report, execution_.Execute(ranks_));
+  QG_RETURN_IF_ERROR(events_->AwaitCreated());
+  report.set_reproduce(std::move(reproduce_));
+  return report;
 }
 
 void RunJob::GiveUp(const absl::Status& status, absl::Time start) {
@@ -140,12 +61,14 @@ void RunJob::Conclude(const absl::Status& status, v1::RunReport report, absl::Ti
 }
 
 void RunJob::End(absl::Status status, v1::RunReport report, absl::Time start) {
-  RunState state = StateOf(status, *cancellation_);
+  RunState state = static_cast<RunState>(StateOf(status, *cancellation_));
   const auto event_of = [&](v1::RunReport of, std::optional<v1::VariantFinished> variant) {
-    return std::make_shared<const std::string>(FinishedEvent(
-        run_id_, events_->next_sequence(), state, status, std::move(of), std::move(variant)));
+    return std::make_shared<const std::string>(
+        FinishedEvent(run_id_, events_->next_sequence(), static_cast<v1::RunState>(state), status,
+                      std::move(of), std::move(variant))
+            .SerializeAsString());
   };
-  auto event = event_of(std::move(report), std::exchange(last_variant_, {}));
+  auto event = event_of(std::move(report), execution_.TakeLastVariant());
   absl::Status stored = events_->StoreEnd(event, state, status);
   if (!stored.ok()) {
     // Events that came last may be too much for the disk, and why it failed is not.
@@ -163,177 +86,22 @@ void RunJob::End(absl::Status status, v1::RunReport report, absl::Time start) {
 
 void RunJob::CountEnd(const absl::Status& status, absl::Time start) {
   if (status.ok()) {
-    context_.metrics.StageTook(Stage::kStore, store_time_ + events_->storing_time());
+    context_.metrics.StageTook(Stage::kStore, execution_.store_time() + events_->storing_time());
   }
-  const Operation operation = OperationOf(run_.layer.kind);
-  for (const Variant& variant : run_.variants) {
+  const LayerRun& run = execution_.run();
+  const Operation operation = OperationOf(run.layer.kind);
+  for (const Variant& variant : run.variants) {
     context_.metrics.RunEnded(operation, variant.recipe.name(),
                               BackwardOverrideName(variant.recipe.backward_override()), status);
   }
-  const bool is_one = run_.variants.size() == 1;
-  context_.metrics.RunTook(operation, is_one ? run_.variants[0].recipe.name() : "several",
+  const bool is_one = run.variants.size() == 1;
+  context_.metrics.RunTook(operation, is_one ? run.variants[0].recipe.name() : "several",
                            SteadyNow() - start);
 }
 
-absl::StatusOr<v1::RunReport> RunJob::Execute() {
-  live_.SetRunning(run_id_);
-  const absl::Time start = SteadyNow();
-  QG_ASSIGN_OR_RETURN(const Plan plan,
-                      LoadLayerRun(run_, outline_, context_.loader, device_, cancellation_.get()));
-  context_.metrics.StageTook(Stage::kFetch, SteadyNow() - start);
-  return ExecutePlan(plan);
-}
-
-absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
-  v1::RunReport report;
-  report.set_schema_version(1);
-  report.set_run_id(run_id_);
-  device_.description.Refresh();  // The run goes on meanwhile.
-  const auto on_progress = [this](const RunProgress& progress) { OnProgress(progress); };
-  const auto on_output = [this](int index, const OutputReport& output) {
-    Store([&] { return PublishOutput(index, output); });
-  };
-  const auto on_measured = [this](int, const VariantReport& variant) {
-    Store([&] { return BeginVariant(variant); });
-  };
-  const auto on_variant = [this](int index, const VariantReport& variant) {
-    Store([&] { return PublishVariant(index, variant); });
-  };
-  ranks_ = context_.ranks;
-  ranks_.on_stuck = [this, start = SteadyNow()](const absl::Status& why) { GiveUp(why, start); };
-  QG_ASSIGN_OR_RETURN(
-      result_, RunPlan(plan, *device_.engine, cancellation_.get(),
-                       RunObserver{on_progress, on_variant, on_output, on_measured}, &ranks_));
-  QG_RETURN_IF_ERROR(events_->AwaitCreated());
-  report.set_reproduce(std::move(reproduce_));
-  if (run_.reference.has_value()) report.set_reference(*run_.reference);
-  QG_RETURN_IF_ERROR(DescribeInputs(report));
-  *report.mutable_environment() = std::move(environment_);
-  for (const PairSummary& pair : result_.pairs) *report.add_pairs() = PairSummaryToProto(pair);
-  *report.mutable_verdict() = VerdictToProto(result_.verdict);
-  return report;
-}
-
-absl::Status RunJob::DescribeInputs(v1::RunReport& report) {
-  const std::map<std::string, const TensorReference*> references = run_.TensorsByName();
-  for (const auto& [name, fingerprint] : result_.inputs) {
-    v1::InputTensor& proto = *report.add_inputs();
-    proto.set_name(name);
-    *proto.mutable_fingerprint() = FingerprintToProto(fingerprint);
-    QG_RETURN_IF_ERROR(DescribeSource(*references.at(name), proto));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status RunJob::DescribeSource(const TensorReference& reference, v1::InputTensor& proto) {
-  *proto.mutable_type() = TensorTypeToProto(*reference.type);
-  proto.set_source(SourceText(reference));
-  if (reference.kind == TensorReference::Kind::kGenerated) return absl::OkStatus();
-  // Inline tensors are kept, so that the command in `reproduce` works.
-  if (reference.kind == TensorReference::Kind::kInline) {
-    QG_RETURN_IF_ERROR(context_.blobs.Put(std::as_bytes(std::span(reference.bytes))).status());
-  }
-  *proto.mutable_digest() = DigestToProto(reference.digest);
-  return absl::OkStatus();
-}
-
-void RunJob::OnProgress(const RunProgress& progress) {
-  if (!stopped_.ok()) return;
-  // The end is an event of its own.
-  if (progress.step == progress.step_count) return;
-  if (!progress_throttle_.Passes()) return;
-  v1::RunEvent event;
-  event.mutable_progress()->set_step(progress.step);
-  event.mutable_progress()->set_step_count(progress.step_count);
-  event.mutable_progress()->set_what(progress.what);
-  Stop(events_->Publish(event));
-}
-
-template <typename Body>
-void RunJob::Store(Body body) {
-  if (!stopped_.ok()) return;
-  const absl::Time start = SteadyNow();
-  Stop(body());
-  store_time_ += SteadyNow() - start;
-}
-
-absl::Status RunJob::PublishOutput(int index, const OutputReport& report) {
-  if (!writer_.has_value()) {
-    writer_.emplace(context_.blobs, *device_.engine,
-                    run_.keep_outputs ? KeepOutputs::kAll : KeepOutputs::kNone);
-  }
-  v1::OutputReport proto = OutputReportToProto(report);
-  v1::NamedTensor* const tensor = proto.mutable_tensor();
-  if (report.is_intermediate) {
-    writer_->Describe(report.tensor, report.value, report.fingerprint, tensor);
-  } else {
-    QG_RETURN_IF_ERROR(
-        writer_->Write(report.tensor, report.value, report.fingerprint, tensor, report.read_value));
-  }
-  if (!run_.stream_outputs) {
-    outputs_.push_back(std::move(proto));
-    return absl::OkStatus();
-  }
-  outputs_.emplace_back().mutable_tensor()->set_name(report.tensor);
-  v1::RunEvent event;
-  event.mutable_output()->set_index(index);
-  *event.mutable_output()->mutable_report() = std::move(proto);
-  return events_->Publish(event);
-}
-
-absl::Status RunJob::BeginVariant(const VariantReport& report) {
-  const std::string reference =
-      run_.reference.has_value() ? run_.variants[*run_.reference].recipe.name() : "";
-  context_.metrics.VariantMeasured(report, reference);
-  context_.metrics.StagesTook(report.stages);
-  const DeviceDescription device = device_.description.Get();
-  environment_ = EnvironmentToProto(std::span(&device, 1));
-  stages_counted_ = report.stages.size();
-  v1::VariantReport& proto = begun_.emplace(VariantReportToProto(report));
-  std::vector<Tensor> state;
-  for (const NamedTensor& named : report.state) state.push_back(named.tensor);
-  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
-                      device_.engine->FingerprintsOf(state, cancellation_.get()));
-  for (size_t i = 0; i < state.size(); ++i) {
-    QG_RETURN_IF_ERROR(
-        writer_->Write(report.state[i].name, state[i], fingerprints[i], proto.add_state()));
-  }
-  writer_.reset();
-  return absl::OkStatus();
-}
-
-absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
-  if (!begun_.has_value()) QG_RETURN_IF_ERROR(BeginVariant(report));
-  v1::RunEvent event;
-  event.mutable_variant()->set_index(index);
-  v1::VariantReport& proto = *event.mutable_variant()->mutable_report();
-  proto = *std::exchange(begun_, std::nullopt);
-  AddEnd(report, proto);
-  for (size_t i = 0; i < outputs_.size(); ++i) {
-    AddBounds(report.outputs[i], outputs_[i]);
-    *proto.add_outputs() = std::move(outputs_[i]);
-  }
-  outputs_.clear();
-  LeaveOutHeatMaps(proto);
-  const bool is_last = ++variants_published_ == run_.variants.size();
-  if (is_last && run_.stream_outputs && proto.ByteSizeLong() <= kLastVariantBytesMax) {
-    last_variant_ = std::move(*event.mutable_variant());
-  } else {
-    QG_RETURN_IF_ERROR(events_->Publish(event));
-  }
-  context_.metrics.StagesTook(std::span(report.stages).subspan(stages_counted_));
-  return absl::OkStatus();
-}
-
 void RunJob::Stored(absl::Status status) {
-  reproduce_ = ReproduceCommand(run_);  // Here nobody waits for it.
+  reproduce_ = ReproduceCommand(execution_.run());  // Here nobody waits for it.
   events_->Created(std::move(status));
-}
-
-void RunJob::Stop(const absl::Status& status) {
-  if (status.ok()) return;
-  stopped_ = status;
-  cancellation_->Cancel();
 }
 
 }  // namespace quantgate

@@ -15,6 +15,7 @@
 #include "proto/variant_join.h"
 #include "server/limits.h"
 #include "server/runs/run_job.h"
+#include "server/served_device.h"
 #include "server/wire/content_digest.h"
 #include "server/wire/convert_layer.h"
 #include "server/wire/convert_tensor.h"
@@ -74,7 +75,8 @@ absl::Status Runs::EndInterrupted() {
   for (const RunRecord& record : records) {
     const int64_t sequence = record.last_sequence + 1;
     const auto event = std::make_shared<const std::string>(
-        FinishedEvent(record.run_id, sequence, RunState::kFailed, status, {}));
+        FinishedEvent(record.run_id, sequence, v1::RUN_STATE_FAILED, status, {})
+            .SerializeAsString());
     QG_RETURN_IF_ERROR(
         context_.run_store.Finish(record.run_id, sequence, event, RunState::kFailed, status));
   }
@@ -85,8 +87,7 @@ absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl:
   if (!request.request_id().empty()) {
     QG_RETURN_IF_ERROR(CheckToken(request.request_id(), "request_id"));
   }
-  absl::StatusOr<LayerRun> run =
-      LayerRunFromProto(request.spec(), context_.options.tensor_bytes_max);
+  absl::StatusOr<LayerRun> run = LayerRunFromProto(request.spec(), context_.tensor_bytes_max);
   const std::lock_guard lock(start_mutex_);
   QG_ASSIGN_OR_RETURN(const bool may_be_known,
                       context_.run_store.MayHaveRequest(request.request_id()));
@@ -106,12 +107,12 @@ absl::StatusOr<std::string> Runs::Start(const v1::ExecuteRequest& request, absl:
 
 absl::StatusOr<std::string> Runs::Enqueue(const v1::ExecuteRequest& request, LayerRun run,
                                           Plan outline, absl::Time deadline, Device& device) {
-  DeviceQueue& queue = device.run_queue;
+  DeviceQueue& queue = Served(device).run_queue;
   std::string run_id = RunStore::NewRunId();
   // The first event must be there before a worker can add the second, so the position is what it is
   // at this moment.
-  const auto accepted_event =
-      std::make_shared<const std::string>(AcceptedEvent(run_id, queue.depth() + queue.running()));
+  const auto accepted_event = std::make_shared<const std::string>(
+      AcceptedEvent(run_id, queue.depth() + queue.running()).SerializeAsString());
   const std::string summary = run.Summary();
   auto cancellation = std::make_shared<Cancellation>(deadline);
   live_.Begin(run_id, cancellation);
@@ -143,7 +144,9 @@ absl::Status Runs::Cancel(const std::string& run_id) {
 bool Runs::CancelLive(const std::string& run_id) {
   const auto cancellation = live_.CancellationOf(run_id);
   if (cancellation == nullptr) return false;
-  for (const auto& device : context_.devices) device->run_queue.Cancel(cancellation);
+  for (const auto& device : context_.devices) {
+    Served(*device).run_queue.Cancel(cancellation);
+  }
   return true;
 }
 

@@ -9,15 +9,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/device.h"
-#include "server/store/blob_store.h"
-#include "server/store/tensor_store.h"
+#include "server/tensor_source.h"
 #include "server/wire/tensor_reference.h"
 
 namespace quantgate {
 
 class TensorLoader {
  public:
-  TensorLoader(BlobStore& blobs, TensorStore& tensors) : blobs_(blobs), tensors_(tensors) {}
+  TensorLoader(Blobs& blobs, Tensors& tensors) : blobs_(blobs), tensors_(tensors) {}
 
   /// Completes the types of stored tensors and checks that their blobs are there: INVALID_ARGUMENT
   /// for a digest that is registered under no type or several, FAILED_PRECONDITION naming every
@@ -47,8 +46,8 @@ class TensorLoader {
  private:
   absl::Status ResolveType(TensorReference& reference);
 
-  BlobStore& blobs_;
-  TensorStore& tensors_;
+  Blobs& blobs_;
+  Tensors& tensors_;
 };
 
 }  // namespace quantgate

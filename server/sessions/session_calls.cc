@@ -31,7 +31,7 @@ struct OpeningWork {
   std::string opened;
 };
 
-absl::Status DescribeSession(ServiceContext& context, const std::string& id,
+absl::Status DescribeSession(CallContext& context, const std::string& id,
                              const std::string& spec_text, v1::Session& response) {
   QG_ASSIGN_OR_RETURN(const SessionRecord record, context.sessions.Find(id));
   response = SessionRecordToProto(record, context.sessions.Now());
@@ -43,7 +43,7 @@ absl::Status DescribeSession(ServiceContext& context, const std::string& id,
 }
 
 template <typename Request>
-absl::StatusOr<OpeningWork> BeginOpening(ServiceContext& context, const Request& request) {
+absl::StatusOr<OpeningWork> BeginOpening(CallContext& context, const Request& request) {
   if (!request.request_id().empty()) {
     QG_RETURN_IF_ERROR(CheckToken(request.request_id(), "request_id"));
   }
@@ -65,13 +65,13 @@ absl::StatusOr<OpeningWork> BeginOpening(ServiceContext& context, const Request&
 }
 
 /// The device that will hold the session.
-absl::StatusOr<Device*> DeviceForSession(ServiceContext& context, const SessionSpec& spec) {
+absl::StatusOr<Device*> DeviceForSession(CallContext& context, const SessionSpec& spec) {
   absl::StatusOr<Device*> device = LeastLoadedWith(context.devices, {&spec.arithmetic, 1});
   if (device.ok()) return device;
   return AsField("spec.arithmetic", device.status());
 }
 
-absl::Status Finish(ServiceContext& context, Device& device, OpeningWork& work,
+absl::Status Finish(CallContext& context, Device& device, OpeningWork& work,
                     std::unique_ptr<Session> training, v1::Session& response) {
   QG_ASSIGN_OR_RETURN(const SessionRecord record,
                       context.sessions.Open(*std::move(work.place), device, work.lease,
@@ -82,7 +82,7 @@ absl::Status Finish(ServiceContext& context, Device& device, OpeningWork& work,
 
 using References = std::map<std::string, TensorReference>;
 
-absl::Status OpenOnDevice(ServiceContext& context, Device& device, const Cancellation& cancellation,
+absl::Status OpenOnDevice(CallContext& context, Device& device, const Cancellation& cancellation,
                           OpeningWork& work, const References& references, v1::Session& response) {
   if (!work.place.has_value()) {
     return DescribeSession(context, work.opened, work.spec_text, response);
@@ -97,9 +97,8 @@ absl::Status OpenOnDevice(ServiceContext& context, Device& device, const Cancell
   return Finish(context, device, work, *std::move(training), response);
 }
 
-absl::Status RestoreOnDevice(ServiceContext& context, Device& device,
-                             const Cancellation& cancellation, OpeningWork& work,
-                             const Digest& checkpoint, v1::Session& response) {
+absl::Status RestoreOnDevice(CallContext& context, Device& device, const Cancellation& cancellation,
+                             OpeningWork& work, const Digest& checkpoint, v1::Session& response) {
   if (!work.place.has_value()) {
     return DescribeSession(context, work.opened, work.spec_text, response);
   }
@@ -117,7 +116,7 @@ absl::Status RestoreOnDevice(ServiceContext& context, Device& device,
   return Finish(context, device, work, *std::move(training), response);
 }
 
-absl::Status AddTensors(ServiceContext& context, const SessionUse& use,
+absl::Status AddTensors(CallContext& context, const SessionUse& use,
                         const Cancellation& cancellation, v1::Session& response) {
   QG_ASSIGN_OR_RETURN(const std::vector<StateTensor> tensors,
                       use->training->Describe(&cancellation));
@@ -130,7 +129,7 @@ absl::Status AddTensors(ServiceContext& context, const SessionUse& use,
   return absl::OkStatus();
 }
 
-absl::Status AddTensor(ServiceContext& context, const SessionUse& use, const std::string& name,
+absl::Status AddTensor(CallContext& context, const SessionUse& use, const std::string& name,
                        const Cancellation& cancellation, v1::Session& response) {
   const absl::StatusOr<Tensor> tensor = use->training->Find(name, &cancellation);
   if (!tensor.ok()) return AsField("tensor", tensor.status());
@@ -148,13 +147,13 @@ absl::Status CheckMessageSize(const google::protobuf::MessageLite& response) {
   return error::LimitExceeded("response bytes", bytes, kMessageBytesMax);
 }
 
-absl::StatusOr<DeviceWork> PrepareOpenSession(ServiceContext& context,
+absl::StatusOr<DeviceWork> PrepareOpenSession(CallContext& context,
                                               const v1::OpenSessionRequest& request,
                                               v1::Session& response) {
   QG_ASSIGN_OR_RETURN(OpeningWork work, BeginOpening(context, request));
   QG_ASSIGN_OR_RETURN(
       References references,
-      NamedTensorsFromProto(request.parameters(), "parameters", context.options.tensor_bytes_max));
+      NamedTensorsFromProto(request.parameters(), "parameters", context.tensor_bytes_max));
   std::vector<TensorReference*> all;
   int64_t bytes = 0;
   for (auto& [name, reference] : references) all.push_back(&reference);
@@ -176,7 +175,7 @@ absl::StatusOr<DeviceWork> PrepareOpenSession(ServiceContext& context,
       device};
 }
 
-absl::StatusOr<DeviceWork> PrepareRestoreSession(ServiceContext& context,
+absl::StatusOr<DeviceWork> PrepareRestoreSession(CallContext& context,
                                                  const v1::RestoreSessionRequest& request,
                                                  v1::Session& response) {
   QG_ASSIGN_OR_RETURN(OpeningWork work, BeginOpening(context, request));
@@ -196,7 +195,7 @@ absl::StatusOr<DeviceWork> PrepareRestoreSession(ServiceContext& context,
                     device};
 }
 
-absl::StatusOr<DeviceWork> PrepareGetSession(ServiceContext& context,
+absl::StatusOr<DeviceWork> PrepareGetSession(CallContext& context,
                                              const v1::GetSessionRequest& request,
                                              v1::Session& response) {
   QG_ASSIGN_OR_RETURN(SessionUse use, context.sessions.Use(request.session_id()));
@@ -218,7 +217,7 @@ absl::StatusOr<DeviceWork> PrepareGetSession(ServiceContext& context,
       device};
 }
 
-absl::StatusOr<DeviceWork> PrepareCheckpoint(ServiceContext& context,
+absl::StatusOr<DeviceWork> PrepareCheckpoint(CallContext& context,
                                              const v1::CheckpointRequest& request,
                                              v1::CheckpointResponse& response) {
   QG_ASSIGN_OR_RETURN(SessionUse use, context.sessions.Use(request.session_id()));

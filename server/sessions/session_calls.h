@@ -3,7 +3,7 @@
 
 #include "absl/status/statusor.h"
 #include "quantgate/v1/sessions_service.pb.h"
-#include "server/rpc/unary_call.h"
+#include "server/runs/call_context.h"
 
 namespace quantgate {
 
@@ -11,19 +11,19 @@ namespace quantgate {
 /// the client would not learn what became of the session.
 absl::Status CheckMessageSize(const google::protobuf::MessageLite& response);
 
-absl::StatusOr<DeviceWork> PrepareOpenSession(ServiceContext& context,
+absl::StatusOr<DeviceWork> PrepareOpenSession(CallContext& context,
                                               const v1::OpenSessionRequest& request,
                                               v1::Session& response);
-absl::StatusOr<DeviceWork> PrepareRestoreSession(ServiceContext& context,
+absl::StatusOr<DeviceWork> PrepareRestoreSession(CallContext& context,
                                                  const v1::RestoreSessionRequest& request,
                                                  v1::Session& response);
-absl::StatusOr<DeviceWork> PrepareSessionStep(ServiceContext& context,
+absl::StatusOr<DeviceWork> PrepareSessionStep(CallContext& context,
                                               const v1::SessionStepRequest& request,
                                               v1::SessionStepResponse& response);
-absl::StatusOr<DeviceWork> PrepareGetSession(ServiceContext& context,
+absl::StatusOr<DeviceWork> PrepareGetSession(CallContext& context,
                                              const v1::GetSessionRequest& request,
                                              v1::Session& response);
-absl::StatusOr<DeviceWork> PrepareCheckpoint(ServiceContext& context,
+absl::StatusOr<DeviceWork> PrepareCheckpoint(CallContext& context,
                                              const v1::CheckpointRequest& request,
                                              v1::CheckpointResponse& response);
 

@@ -36,7 +36,7 @@ absl::StatusOr<v1::RankReport> RankToProto(const RankStepRecords& rank, int inde
 /// One step on the session's device, from the checks that need its turn to the response.
 class StepCall {
  public:
-  StepCall(ServiceContext& context, SessionUse use, const v1::SessionStepRequest& request,
+  StepCall(CallContext& context, SessionUse use, const v1::SessionStepRequest& request,
            SessionStep step, v1::SessionStepResponse& response)
       : context_(context),
         use_(std::move(use)),
@@ -54,7 +54,7 @@ class StepCall {
   absl::Status Write(const SessionStepResult& result, const Cancellation& cancellation);
   Session& training() { return *use_->training; }
 
-  ServiceContext& context_;
+  CallContext& context_;
   SessionUse use_;
   const v1::SessionStepRequest& request_;
   SessionStep step_;
@@ -147,7 +147,7 @@ absl::Status StepCall::Do(const Cancellation& cancellation) {
   }
   for (const RankStepRecords& rank : result->ranks) {
     for (const StageTimeline& stage : rank.records.timelines) {
-      context_.metrics.Overlapped(stage.timeline);
+      context_.statistics.Overlapped(stage.timeline);
     }
   }
   use_->last_request_id = request_.request_id();
@@ -214,20 +214,19 @@ absl::Status StepCall::Run(const Cancellation& cancellation) {
     return error::SessionElsewhere(request_.expected_step(), step);
   }
   const absl::Status status = Do(cancellation);
-  context_.metrics.SessionStepped(SessionStepName(step_.kind), status);
+  context_.statistics.SessionStepped(SessionStepName(step_.kind), status);
   return status;
 }
 
 }  // namespace
 
-absl::StatusOr<DeviceWork> PrepareSessionStep(ServiceContext& context,
+absl::StatusOr<DeviceWork> PrepareSessionStep(CallContext& context,
                                               const v1::SessionStepRequest& request,
                                               v1::SessionStepResponse& response) {
   if (!request.request_id().empty()) {
     QG_RETURN_IF_ERROR(CheckToken(request.request_id(), "request_id"));
   }
-  QG_ASSIGN_OR_RETURN(SessionStep step,
-                      SessionStepFromProto(request, context.options.tensor_bytes_max));
+  QG_ASSIGN_OR_RETURN(SessionStep step, SessionStepFromProto(request, context.tensor_bytes_max));
   TensorReference* const references[] = {&step.tensor};
   QG_RETURN_IF_ERROR(context.loader.Resolve(references));
   QG_ASSIGN_OR_RETURN(SessionUse use, context.sessions.Use(request.session_id()));

@@ -26,6 +26,7 @@
 #include "server/digest.h"
 #include "server/store/blob_reader.h"
 #include "server/store/blob_upload.h"
+#include "server/tensor_source.h"
 
 namespace quantgate {
 
@@ -54,19 +55,16 @@ struct UploadState {
   bool complete = false;
 };
 
-class BlobStore {
+class BlobStore : public Blobs {
  public:
   /// Lists what is stored and sets aside what is cut short; drops partial uploads that are too old.
   static absl::StatusOr<std::unique_ptr<BlobStore>> Open(BlobStoreOptions options);
 
-  /// The empty blob always exists. Looks at the file's size.
-  bool Contains(const Digest& digest);
-  /// Stores bytes that are in memory, unless they are there already. RESOURCE_EXHAUSTED for quota
-  /// or disk.
-  absl::StatusOr<Digest> Put(std::span<const std::byte> bytes);
-  /// The whole blob, verified. NOT_FOUND, DATA_LOSS (the blob is then set aside),
-  /// RESOURCE_EXHAUSTED (memory).
-  absl::StatusOr<std::shared_ptr<Buffer>> Load(const Digest& digest);
+  /// Looks at the file's size.
+  bool Contains(const Digest& digest) override;
+  absl::StatusOr<Digest> Put(std::span<const std::byte> bytes) override;
+  /// A damaged blob is set aside.
+  absl::StatusOr<std::shared_ptr<Buffer>> Load(const Digest& digest) override;
   /// `limit` 0: to the end. NOT_FOUND, OUT_OF_RANGE; a part of a blob is verified as a whole first,
   /// which `cancellation` ends.
   absl::StatusOr<BlobReader> Read(const Digest& digest, int64_t offset, int64_t limit,

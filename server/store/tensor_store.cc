@@ -47,10 +47,6 @@ std::string FingerprintBytes(const Fingerprint& fingerprint) {
 
 }  // namespace
 
-std::string TensorTypeText(const TensorType& type) {
-  return absl::StrCat(std::string(DTypeName(type.dtype)), "[", ShapeText(type.shape), "]");
-}
-
 absl::StatusOr<std::optional<TensorRecord>> TensorStore::FindRequest(const std::string& request_id,
                                                                      const Sha256& content) {
   if (request_id.empty()) return std::nullopt;

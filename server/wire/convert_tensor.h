@@ -8,7 +8,7 @@
 #include "quantgate/v1/tensor.pb.h"
 #include "quantgate/v1/tensors_service.pb.h"
 #include "server/digest.h"
-#include "server/store/tensor_store.h"
+#include "server/tensor_record.h"
 #include "server/wire/tensor_reference.h"
 
 namespace quantgate {

@@ -5,6 +5,10 @@
 
 namespace quantgate {
 
+std::string TensorTypeText(const TensorType& type) {
+  return absl::StrCat(std::string(DTypeName(type.dtype)), "[", ShapeText(type.shape), "]");
+}
+
 std::string GeneratorText(const GeneratorSpec& spec) {
   std::string text =
       absl::StrCat("gen:", std::string(DistributionName(spec.distribution)), ",seed=", spec.seed,

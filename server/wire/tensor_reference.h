@@ -8,7 +8,7 @@
 
 #include "kernels/tensor/generate.h"
 #include "server/digest.h"
-#include "server/store/tensor_store.h"
+#include "server/tensor_record.h"
 
 namespace quantgate {
 

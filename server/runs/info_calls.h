@@ -1,0 +1,20 @@
+// What Info says: of this build and its devices, and of recipes and arithmetics.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "quantgate/v1/info_service.pb.h"
+#include "server/runs/call_context.h"
+
+namespace quantgate {
+
+v1::Capabilities CapabilitiesOf(const CallContext& context, int64_t blob_bytes_max,
+                                int queue_capacity);
+v1::ListRecipesResponse DescribeRecipes();
+v1::ListArithmeticsResponse DescribeArithmetics();
+absl::StatusOr<DeviceWork> PrepareCheckHardware(CallContext& context,
+                                                const v1::CheckHardwareRequest& request,
+                                                v1::CheckHardwareResponse& response);
+
+}  // namespace quantgate

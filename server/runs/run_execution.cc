@@ -1,0 +1,259 @@
+#include "server/runs/run_execution.h"
+
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/steady_time.h"
+#include "server/limits.h"
+#include "server/wire/convert_recipe.h"
+#include "server/wire/convert_report.h"
+#include "server/wire/convert_tensor.h"
+
+namespace quantgate {
+namespace {
+
+std::string SourceText(const TensorReference& reference) {
+  switch (reference.kind) {
+    case TensorReference::Kind::kInline:
+      return "inline";
+    case TensorReference::Kind::kGenerated:
+      return GeneratorText(reference.generator);
+    default:
+      return "stored";
+  }
+}
+
+/// What a variant's report may take of a message beside its outputs' bytes.
+constexpr size_t kReportBytesMax = kMessageBytesMax - kInlineBytesMax - (256 << 10);
+
+/// Of the last variant, to be told with the run's end: two messages take longer to travel than one.
+constexpr size_t kLastVariantBytesMax = 64 << 10;
+
+/// A layer of many experts has more outputs than heat maps fit into a message: those of the last
+/// outputs are left out, and a note says so.
+void LeaveOutHeatMaps(v1::VariantReport& report) {
+  size_t bytes = report.ByteSizeLong();
+  const auto clear = [&](v1::ErrorReport& error) {
+    bytes -= error.heat_map().ByteSizeLong();
+    error.clear_heat_map();
+  };
+  std::vector<std::string> names;
+  for (const v1::OutputReport& output : report.outputs()) names.push_back(output.tensor().name());
+  size_t left_out = 0;
+  for (; left_out < names.size() && bytes > kReportBytesMax; ++left_out) {
+    const std::string& name = names[names.size() - 1 - left_out];
+    for (v1::OutputReport& output : *report.mutable_outputs()) {
+      // Others came as events of their own.
+      if (output.tensor().name() != name || !output.has_against_exact()) continue;
+      clear(*output.mutable_against_unquantized());
+      clear(*output.mutable_against_exact()->mutable_error());
+    }
+    for (v1::TensorComparison& comparison : *report.mutable_against_reference()) {
+      if (comparison.tensor() == name) clear(*comparison.mutable_error());
+    }
+  }
+  if (left_out == 0) return;
+  report.add_notes(absl::StrCat("the heat maps of the last ", left_out, " of ", names.size(),
+                                " outputs are left out: with them the report exceeds a message"));
+}
+
+}  // namespace
+
+v1::RunState StateOf(const absl::Status& status, const Cancellation& cancellation) {
+  if (status.ok()) return v1::RUN_STATE_SUCCEEDED;
+  const bool was_cancelled =
+      absl::IsCancelled(status) || (absl::IsDeadlineExceeded(status) && !cancellation.Check().ok());
+  return was_cancelled ? v1::RUN_STATE_CANCELLED : v1::RUN_STATE_FAILED;
+}
+
+v1::RunEvent AcceptedEvent(const std::string& run_id, int queue_position) {
+  v1::RunEvent event;
+  event.set_run_id(run_id);
+  event.set_sequence(1);
+  event.mutable_accepted()->set_queue_position(queue_position);
+  return event;
+}
+
+v1::RunEvent FinishedEvent(const std::string& run_id, int64_t sequence, v1::RunState state,
+                           const absl::Status& status, v1::RunReport report,
+                           std::optional<v1::VariantFinished> last_variant) {
+  v1::RunEvent event;
+  event.set_run_id(run_id);
+  event.set_sequence(sequence);
+  v1::RunFinished& finished = *event.mutable_finished();
+  finished.set_state(state);
+  finished.set_status_code(static_cast<int>(status.code()));
+  finished.set_status_message(std::string(status.message()).substr(0, kStatusMessageBytesMax));
+  if (state == v1::RUN_STATE_SUCCEEDED) {
+    *finished.mutable_report() = std::move(report);
+    if (last_variant.has_value()) *finished.mutable_variant() = *std::move(last_variant);
+  }
+  return event;
+}
+
+RunExecution::RunExecution(CallContext& context, Device& device, std::string run_id, LayerRun run,
+                           Plan outline, std::shared_ptr<Cancellation> cancellation, TellEvent tell)
+    : context_(context),
+      device_(device),
+      run_id_(std::move(run_id)),
+      run_(std::move(run)),
+      outline_(std::move(outline)),
+      cancellation_(std::move(cancellation)),
+      tell_(std::move(tell)) {}
+
+absl::StatusOr<v1::RunReport> RunExecution::Execute(const RankSetting& ranks) {
+  const absl::Time start = SteadyNow();
+  QG_ASSIGN_OR_RETURN(const Plan plan,
+                      LoadLayerRun(run_, outline_, context_.loader, device_, cancellation_.get()));
+  context_.statistics.StageTook(Stage::kFetch, SteadyNow() - start);
+  return ExecutePlan(plan, ranks);
+}
+
+absl::StatusOr<v1::RunReport> RunExecution::ExecutePlan(const Plan& plan,
+                                                        const RankSetting& ranks) {
+  v1::RunReport report;
+  report.set_schema_version(1);
+  report.set_run_id(run_id_);
+  device_.description.Refresh();  // The run goes on meanwhile.
+  const auto on_progress = [this](const RunProgress& progress) { OnProgress(progress); };
+  const auto on_output = [this](int index, const OutputReport& output) {
+    Store([&] { return PublishOutput(index, output); });
+  };
+  const auto on_measured = [this](int, const VariantReport& variant) {
+    Store([&] { return BeginVariant(variant); });
+  };
+  const auto on_variant = [this](int index, const VariantReport& variant) {
+    Store([&] { return PublishVariant(index, variant); });
+  };
+  QG_ASSIGN_OR_RETURN(
+      result_, RunPlan(plan, *device_.engine, cancellation_.get(),
+                       RunObserver{on_progress, on_variant, on_output, on_measured}, &ranks));
+  if (run_.reference.has_value()) report.set_reference(*run_.reference);
+  QG_RETURN_IF_ERROR(DescribeInputs(report));
+  *report.mutable_environment() = std::move(environment_);
+  for (const PairSummary& pair : result_.pairs) *report.add_pairs() = PairSummaryToProto(pair);
+  *report.mutable_verdict() = VerdictToProto(result_.verdict);
+  return report;
+}
+
+absl::Status RunExecution::DescribeInputs(v1::RunReport& report) {
+  const std::map<std::string, const TensorReference*> references = run_.TensorsByName();
+  for (const auto& [name, fingerprint] : result_.inputs) {
+    v1::InputTensor& proto = *report.add_inputs();
+    proto.set_name(name);
+    *proto.mutable_fingerprint() = FingerprintToProto(fingerprint);
+    QG_RETURN_IF_ERROR(DescribeSource(*references.at(name), proto));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunExecution::DescribeSource(const TensorReference& reference,
+                                          v1::InputTensor& proto) {
+  *proto.mutable_type() = TensorTypeToProto(*reference.type);
+  proto.set_source(SourceText(reference));
+  if (reference.kind == TensorReference::Kind::kGenerated) return absl::OkStatus();
+  // Inline tensors are kept, so that the command in `reproduce` works.
+  if (reference.kind == TensorReference::Kind::kInline) {
+    QG_RETURN_IF_ERROR(context_.blobs.Put(std::as_bytes(std::span(reference.bytes))).status());
+  }
+  *proto.mutable_digest() = DigestToProto(reference.digest);
+  return absl::OkStatus();
+}
+
+void RunExecution::OnProgress(const RunProgress& progress) {
+  if (!stopped_.ok()) return;
+  // The end is an event of its own.
+  if (progress.step == progress.step_count) return;
+  if (!progress_throttle_.Passes()) return;
+  v1::RunEvent event;
+  event.mutable_progress()->set_step(progress.step);
+  event.mutable_progress()->set_step_count(progress.step_count);
+  event.mutable_progress()->set_what(progress.what);
+  Stop(tell_(event));
+}
+
+template <typename Body>
+void RunExecution::Store(Body body) {
+  if (!stopped_.ok()) return;
+  const absl::Time start = SteadyNow();
+  Stop(body());
+  store_time_ += SteadyNow() - start;
+}
+
+absl::Status RunExecution::PublishOutput(int index, const OutputReport& report) {
+  if (!writer_.has_value()) {
+    writer_.emplace(context_.blobs, *device_.engine,
+                    run_.keep_outputs ? KeepOutputs::kAll : KeepOutputs::kNone);
+  }
+  v1::OutputReport proto = OutputReportToProto(report);
+  v1::NamedTensor* const tensor = proto.mutable_tensor();
+  if (report.is_intermediate) {
+    writer_->Describe(report.tensor, report.value, report.fingerprint, tensor);
+  } else {
+    QG_RETURN_IF_ERROR(
+        writer_->Write(report.tensor, report.value, report.fingerprint, tensor, report.read_value));
+  }
+  if (!run_.stream_outputs) {
+    outputs_.push_back(std::move(proto));
+    return absl::OkStatus();
+  }
+  outputs_.emplace_back().mutable_tensor()->set_name(report.tensor);
+  v1::RunEvent event;
+  event.mutable_output()->set_index(index);
+  *event.mutable_output()->mutable_report() = std::move(proto);
+  return tell_(event);
+}
+
+absl::Status RunExecution::BeginVariant(const VariantReport& report) {
+  const std::string reference =
+      run_.reference.has_value() ? run_.variants[*run_.reference].recipe.name() : "";
+  context_.statistics.VariantMeasured(report, reference);
+  context_.statistics.StagesTook(report.stages);
+  const DeviceDescription device = device_.description.Get();
+  environment_ = EnvironmentToProto(std::span(&device, 1));
+  stages_counted_ = report.stages.size();
+  v1::VariantReport& proto = begun_.emplace(VariantReportToProto(report));
+  std::vector<Tensor> state;
+  for (const NamedTensor& named : report.state) state.push_back(named.tensor);
+  QG_ASSIGN_OR_RETURN(const std::vector<Fingerprint> fingerprints,
+                      device_.engine->FingerprintsOf(state, cancellation_.get()));
+  for (size_t i = 0; i < state.size(); ++i) {
+    QG_RETURN_IF_ERROR(
+        writer_->Write(report.state[i].name, state[i], fingerprints[i], proto.add_state()));
+  }
+  writer_.reset();
+  return absl::OkStatus();
+}
+
+absl::Status RunExecution::PublishVariant(int index, const VariantReport& report) {
+  if (!begun_.has_value()) QG_RETURN_IF_ERROR(BeginVariant(report));
+  v1::RunEvent event;
+  event.mutable_variant()->set_index(index);
+  v1::VariantReport& proto = *event.mutable_variant()->mutable_report();
+  proto = *std::exchange(begun_, std::nullopt);
+  AddEnd(report, proto);
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    AddBounds(report.outputs[i], outputs_[i]);
+    *proto.add_outputs() = std::move(outputs_[i]);
+  }
+  outputs_.clear();
+  LeaveOutHeatMaps(proto);
+  const bool is_last = ++variants_published_ == run_.variants.size();
+  if (is_last && run_.stream_outputs && proto.ByteSizeLong() <= kLastVariantBytesMax) {
+    last_variant_ = std::move(*event.mutable_variant());
+  } else {
+    QG_RETURN_IF_ERROR(tell_(event));
+  }
+  context_.statistics.StagesTook(std::span(report.stages).subspan(stages_counted_));
+  return absl::OkStatus();
+}
+
+void RunExecution::Stop(const absl::Status& status) {
+  if (status.ok()) return;
+  stopped_ = status;
+  cancellation_->Cancel();
+}
+
+}  // namespace quantgate
