@@ -1,32 +1,23 @@
-// Connection: a client's way to one QuantGate server, over TCP, a Unix socket or inside the
-// process.
-//
-// Every unary call of the API is idempotent (mutating ones carry a request id), so all of them are
-// repeated with backoff when the server is UNAVAILABLE or names a time to try again. Streams are
-// not: uploads, downloads and runs resume by their own means (upload.h, download.h, execute.h).
-// Thread-safe.
+// Connection: a client's way to QuantGate's API, at a server (channel_connection.h) or in its own
+// process (in_process.h). Thread-safe.
 #pragma once
 
 #include <functional>
 #include <memory>
-#include <set>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "kernels/tensor/tensor.h"
 #include "quantgate/v1/blobs_service.pb.h"
 #include "quantgate/v1/engine_service.pb.h"
 #include "quantgate/v1/info_service.pb.h"
+#include "quantgate/v1/scenarios_service.pb.h"
 #include "quantgate/v1/sessions_service.pb.h"
 #include "quantgate/v1/tensors_service.pb.h"
 
-namespace grpc {
-class Channel;
-}
-
 namespace quantgate {
-
-class LiveCalls;
 
 struct ConnectionOptions {
   /// Holds for every call of the connection together; a call after it is DEADLINE_EXCEEDED.
@@ -37,78 +28,133 @@ struct ConnectionOptions {
   absl::Duration backoff = absl::Milliseconds(100);
 };
 
+struct SharedBytes;  // client/upload.h
+struct Upload;
+using UploadProgress = std::function<void(int64_t done, int64_t size)>;
+using DownloadProgress = std::function<void(int64_t done, int64_t size)>;
+/// Called for every event once, in order of their sequence numbers.
+using RunObserverFunction = std::function<void(const v1::RunEvent&)>;
+using ScenarioObserverFunction = std::function<void(const v1::ScenarioEvent&)>;
+
 class Connection {
  public:
-  /// `address`: "host:port", "unix:/path" or "unix:path". INVALID_ARGUMENT for anything else;
-  /// connecting happens with the first call.
-  static absl::StatusOr<std::unique_ptr<Connection>> Dial(const std::string& address,
-                                                          const ConnectionOptions& options);
-  /// Over a channel that somebody made; `address` is what messages call it.
-  Connection(std::shared_ptr<grpc::Channel> channel, std::string address,
-             const ConnectionOptions& options);
-  ~Connection();
+  virtual ~Connection() = default;
 
+  /// What messages call it.
   const std::string& address() const { return address_; }
   const ConnectionOptions& options() const { return options_; }
 
-  absl::StatusOr<v1::Capabilities> GetCapabilities();
-  absl::StatusOr<v1::CheckHardwareResponse> CheckHardware(const v1::CheckHardwareRequest& request);
-  absl::StatusOr<v1::ListRecipesResponse> ListRecipes();
-  absl::StatusOr<v1::ListArithmeticsResponse> ListArithmetics();
+  absl::StatusOr<v1::Capabilities> GetCapabilities() {
+    return Unary<v1::Capabilities>("Info/GetCapabilities", v1::GetCapabilitiesRequest());
+  }
+  absl::StatusOr<v1::CheckHardwareResponse> CheckHardware(const v1::CheckHardwareRequest& request) {
+    return Unary<v1::CheckHardwareResponse>("Info/CheckHardware", request);
+  }
+  absl::StatusOr<v1::ListRecipesResponse> ListRecipes() {
+    return Unary<v1::ListRecipesResponse>("Info/ListRecipes", v1::ListRecipesRequest());
+  }
+  absl::StatusOr<v1::ListArithmeticsResponse> ListArithmetics() {
+    return Unary<v1::ListArithmeticsResponse>("Info/ListArithmetics", v1::ListArithmeticsRequest());
+  }
 
-  absl::StatusOr<v1::FindMissingResponse> FindMissing(const v1::FindMissingRequest& request);
-  absl::StatusOr<v1::QueryWriteResponse> QueryWrite(const v1::QueryWriteRequest& request);
+  absl::StatusOr<v1::FindMissingResponse> FindMissing(const v1::FindMissingRequest& request) {
+    return Unary<v1::FindMissingResponse>("Blobs/FindMissing", request);
+  }
+  absl::StatusOr<v1::QueryWriteResponse> QueryWrite(const v1::QueryWriteRequest& request) {
+    return Unary<v1::QueryWriteResponse>("Blobs/QueryWrite", request);
+  }
 
-  absl::StatusOr<v1::TensorRecord> PutTensor(const v1::PutTensorRequest& request);
-  absl::StatusOr<v1::TensorRecord> GenerateTensor(const v1::GenerateTensorRequest& request);
-  absl::StatusOr<v1::TensorRecord> DescribeTensor(const v1::DescribeTensorRequest& request);
-  absl::StatusOr<v1::ListTensorsResponse> ListTensors(const v1::ListTensorsRequest& request);
+  absl::StatusOr<v1::TensorRecord> PutTensor(const v1::PutTensorRequest& request) {
+    return Unary<v1::TensorRecord>("Tensors/Put", request);
+  }
+  absl::StatusOr<v1::TensorRecord> GenerateTensor(const v1::GenerateTensorRequest& request) {
+    return Unary<v1::TensorRecord>("Tensors/Generate", request);
+  }
+  absl::StatusOr<v1::TensorRecord> DescribeTensor(const v1::DescribeTensorRequest& request) {
+    return Unary<v1::TensorRecord>("Tensors/Describe", request);
+  }
+  absl::StatusOr<v1::ListTensorsResponse> ListTensors(const v1::ListTensorsRequest& request) {
+    return Unary<v1::ListTensorsResponse>("Tensors/List", request);
+  }
 
-  absl::StatusOr<v1::QuantizeResponse> Quantize(const v1::QuantizeRequest& request);
-  absl::StatusOr<v1::DequantizeResponse> Dequantize(const v1::DequantizeRequest& request);
-  absl::StatusOr<v1::GemmResponse> Gemm(const v1::GemmRequest& request);
-  absl::StatusOr<v1::CompareResponse> Compare(const v1::CompareRequest& request);
-  absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request);
-  absl::StatusOr<v1::Run> GetRun(const v1::GetRunRequest& request);
-  absl::StatusOr<v1::ListRunsResponse> ListRuns(const v1::ListRunsRequest& request);
-  /// Goes out even after Cancel() or the deadline, for a moment of its own.
-  absl::StatusOr<v1::Run> CancelRun(const v1::CancelRunRequest& request);
+  absl::StatusOr<v1::QuantizeResponse> Quantize(const v1::QuantizeRequest& request) {
+    return Unary<v1::QuantizeResponse>("Engine/Quantize", request);
+  }
+  absl::StatusOr<v1::DequantizeResponse> Dequantize(const v1::DequantizeRequest& request) {
+    return Unary<v1::DequantizeResponse>("Engine/Dequantize", request);
+  }
+  absl::StatusOr<v1::GemmResponse> Gemm(const v1::GemmRequest& request) {
+    return Unary<v1::GemmResponse>("Engine/Gemm", request);
+  }
+  absl::StatusOr<v1::CompareResponse> Compare(const v1::CompareRequest& request) {
+    return Unary<v1::CompareResponse>("Engine/Compare", request);
+  }
+  absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request) {
+    return Unary<v1::ExplainResponse>("Engine/Explain", request);
+  }
+  absl::StatusOr<v1::Run> GetRun(const v1::GetRunRequest& request) {
+    return Unary<v1::Run>("Engine/GetRun", request);
+  }
+  absl::StatusOr<v1::ListRunsResponse> ListRuns(const v1::ListRunsRequest& request) {
+    return Unary<v1::ListRunsResponse>("Engine/ListRuns", request);
+  }
 
-  absl::StatusOr<v1::Session> OpenSession(const v1::OpenSessionRequest& request);
-  absl::StatusOr<v1::SessionStepResponse> StepSession(const v1::SessionStepRequest& request);
-  absl::StatusOr<v1::Session> GetSession(const v1::GetSessionRequest& request);
-  absl::StatusOr<v1::ListSessionsResponse> ListSessions(const v1::ListSessionsRequest& request);
-  absl::StatusOr<v1::CheckpointResponse> Checkpoint(const v1::CheckpointRequest& request);
-  absl::StatusOr<v1::Session> RestoreSession(const v1::RestoreSessionRequest& request);
-  absl::StatusOr<v1::Session> CloseSession(const v1::CloseSessionRequest& request);
+  absl::StatusOr<v1::Session> OpenSession(const v1::OpenSessionRequest& request) {
+    return Unary<v1::Session>("Sessions/Open", request);
+  }
+  absl::StatusOr<v1::SessionStepResponse> StepSession(const v1::SessionStepRequest& request) {
+    return Unary<v1::SessionStepResponse>("Sessions/Step", request);
+  }
+  absl::StatusOr<v1::Session> GetSession(const v1::GetSessionRequest& request) {
+    return Unary<v1::Session>("Sessions/Get", request);
+  }
+  absl::StatusOr<v1::ListSessionsResponse> ListSessions(const v1::ListSessionsRequest& request) {
+    return Unary<v1::ListSessionsResponse>("Sessions/List", request);
+  }
+  absl::StatusOr<v1::CheckpointResponse> Checkpoint(const v1::CheckpointRequest& request) {
+    return Unary<v1::CheckpointResponse>("Sessions/Checkpoint", request);
+  }
+  absl::StatusOr<v1::Session> RestoreSession(const v1::RestoreSessionRequest& request) {
+    return Unary<v1::Session>("Sessions/Restore", request);
+  }
+  absl::StatusOr<v1::Session> CloseSession(const v1::CloseSessionRequest& request) {
+    return Unary<v1::Session>("Sessions/Close", request);
+  }
 
-  /// Where blobs come from that a call needs and the server lacks, so that the call is made again.
-  /// NOT_FOUND: not from there.
-  using BlobSupplier = std::function<absl::Status(const v1::Digest& digest)>;
-  void SetSupplier(BlobSupplier supplier) { supplier_ = std::move(supplier); }
-  /// Whether what `status` misses has been supplied. Each blob is supplied once.
-  absl::StatusOr<bool> SupplyMissing(const absl::Status& status);
+  absl::StatusOr<v1::ListScenariosResponse> ListScenarios() {
+    return Unary<v1::ListScenariosResponse>("Scenarios/List", v1::ListScenariosRequest());
+  }
+
+  /// client/upload.h, client/download.h, client/execute.h and client/scenarios.h say what these do.
+  virtual absl::StatusOr<Upload> UploadBlob(const SharedBytes& bytes, const v1::Digest& digest,
+                                            const UploadProgress& progress) = 0;
+  virtual absl::StatusOr<std::shared_ptr<Buffer>> DownloadBlob(
+      const v1::Digest& digest, const DownloadProgress& progress) = 0;
+  virtual absl::StatusOr<v1::RunReport> ExecuteRun(const v1::RunSpec& spec,
+                                                   const RunObserverFunction& observer) = 0;
+  virtual absl::StatusOr<v1::ScenarioRunFinished> RunScenarios(
+      const v1::RunScenariosRequest& request, const ScenarioObserverFunction& observer) = 0;
 
   /// Ends every call under way with CANCELLED, and later ones at once.
-  void Cancel();
+  virtual void Cancel() = 0;
 
-  // For the streams of this library.
-  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
-  LiveCalls& live_calls() { return *live_calls_; }
-  /// Waits before try number `attempt` (1: the second). False: the deadline or Cancel() came first,
-  /// or tries are used up.
-  bool PauseBeforeRetry(int attempt, const absl::Status& status);
+ protected:
+  Connection(std::string address, const ConnectionOptions& options)
+      : address_(std::move(address)), options_(options) {}
 
  private:
-  struct Stubs;
+  /// `method`: "Engine/Quantize", of package quantgate.v1.
+  virtual absl::Status Call(const std::string& method, const google::protobuf::MessageLite& request,
+                            google::protobuf::MessageLite& response) = 0;
+  template <typename Response, typename Request>
+  absl::StatusOr<Response> Unary(const char* method, const Request& request) {
+    Response response;
+    if (absl::Status status = Call(method, request, response); !status.ok()) return status;
+    return response;
+  }
 
   const std::string address_;
   const ConnectionOptions options_;
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<LiveCalls> live_calls_;
-  std::unique_ptr<Stubs> stubs_;
-  BlobSupplier supplier_;
-  std::set<std::string> supplied_;  ///< SHA-256.
 };
 
 /// How long a client that gives up takes to tell the server.

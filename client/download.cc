@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "client/channel_connection.h"
 #include "client/live_calls.h"
 #include "client/status.h"
 #include "client/upload.h"
@@ -18,7 +19,7 @@ namespace quantgate {
 namespace {
 
 /// Reads from `received` on until the stream ends; `received` says how far it came.
-absl::Status ReceiveFrom(Connection& connection, const v1::Digest& digest, Buffer& buffer,
+absl::Status ReceiveFrom(ChannelConnection& connection, const v1::Digest& digest, Buffer& buffer,
                          int64_t& received, const DownloadProgress& progress) {
   const std::unique_ptr<v1::Blobs::Stub> stub = v1::Blobs::NewStub(connection.channel());
   LiveCall call(connection.live_calls());
@@ -49,14 +50,19 @@ absl::Status ReceiveFrom(Connection& connection, const v1::Digest& digest, Buffe
 absl::StatusOr<std::shared_ptr<Buffer>> DownloadBlob(Connection& connection,
                                                      const v1::Digest& digest,
                                                      const DownloadProgress& progress) {
+  return connection.DownloadBlob(digest, progress);
+}
+
+absl::StatusOr<std::shared_ptr<Buffer>> ChannelConnection::DownloadBlob(
+    const v1::Digest& digest, const DownloadProgress& progress) {
   QG_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> buffer, Buffer::Allocate(digest.size()));
   int64_t received = 0;
   for (int attempt = 1; received < digest.size(); ++attempt) {
     const int64_t before = received;
-    const absl::Status status = ReceiveFrom(connection, digest, *buffer, received, progress);
+    const absl::Status status = ReceiveFrom(*this, digest, *buffer, received, progress);
     if (status.ok()) break;
     if (received > before) attempt = 1;
-    if (!absl::IsUnavailable(status) || !connection.PauseBeforeRetry(attempt, status)) {
+    if (!absl::IsUnavailable(status) || !PauseBeforeRetry(attempt, status)) {
       return status;
     }
   }

@@ -11,7 +11,6 @@
 namespace quantgate {
 
 /// Called after every message with the bytes received so far and the size of the blob.
-using DownloadProgress = std::function<void(int64_t done, int64_t size)>;
 
 /// The blob's bytes. DATA_LOSS when they do not have this digest; NOT_FOUND from the server.
 absl::StatusOr<std::shared_ptr<Buffer>> DownloadBlob(Connection& connection,

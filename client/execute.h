@@ -1,15 +1,37 @@
 // Runs: Execute, and WaitRun when the stream breaks, until the run has ended.
 #pragma once
 
-#include <functional>
+#include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "client/connection.h"
+#include "proto/variant_join.h"
 
 namespace quantgate {
 
-/// Called for every event once, in order of their sequence numbers.
-using RunObserverFunction = std::function<void(const v1::RunEvent&)>;
+/// What is known of a run by its events, from one stream of them to the next.
+class RunFollower {
+ public:
+  explicit RunFollower(std::string request_id = "") : request_id_(std::move(request_id)) {}
+
+  const std::string& request_id() const { return request_id_; }
+  const std::string& run_id() const { return run_id_; }  ///< Empty before the first event.
+  int64_t last_sequence() const { return last_sequence_; }
+  bool has_finished() const { return has_finished_; }
+  /// Events that were taken before are left out.
+  void Take(const v1::RunEvent& event, const RunObserverFunction& observer);
+  /// Of a run that has finished: its report, or why it failed. Once.
+  absl::StatusOr<v1::RunReport> Report();
+
+ private:
+  const std::string request_id_;
+  std::string run_id_;
+  int64_t last_sequence_ = 0;
+  VariantJoin join_;
+  bool has_finished_ = false;
+  v1::RunFinished finished_;
+};
 
 /// Starts a run and waits for its report, the variants included. A broken stream is attached to
 /// again; the run itself is cancelled when the deadline passes or Connection::Cancel() is called.

@@ -1,9 +1,7 @@
 #include "client/in_process.h"
 
 #include <fcntl.h>
-#include <grpcpp/channel.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,14 +10,19 @@
 #include <filesystem>
 #include <utility>
 
-#include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/upload.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/file_bytes.h"
+#include "server/runs/memory_store.h"
 #include "server/server.h"
+#include "server/store/blob_store.h"
+#include "server/store/data_dir.h"
+#include "server/store/database.h"
+#include "server/store/local_store.h"
+#include "server/store/tensor_store.h"
+#include "server/wire/convert_tensor.h"
 
 namespace quantgate {
 namespace {
@@ -30,29 +33,6 @@ constexpr absl::Duration kLockPollInterval = absl::Milliseconds(20);
 absl::Status PathError(const std::string& what, const std::string& path, int error) {
   return absl::FailedPreconditionError(
       absl::StrCat("store: ", what, " ", path, ": ", std::strerror(error)));
-}
-
-/// Names of ThrowAwayDirectory, and of the lock within, which is there once it is held. Nobody else
-/// has both.
-constexpr char kTemporaryPrefix[] = "quantgate-command-";
-constexpr char kTemporaryLock[] = "/quantgate-command.lock";
-
-/// Removes what processes left behind that were killed: directories whose lock nobody holds.
-void RemoveAbandoned(const std::string& parent) {
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(parent, error)) {
-    const std::string path = entry.path().string();
-    if (!absl::StartsWith(entry.path().filename().string(), kTemporaryPrefix)) continue;
-    struct stat status {};
-    const bool is_own = ::lstat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode) &&
-                        status.st_uid == ::geteuid();
-    if (!is_own) continue;
-    const int lock = ::open((path + kTemporaryLock).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-    if (lock < 0) continue;
-    std::error_code ignored;
-    if (::flock(lock, LOCK_EX | LOCK_NB) == 0) std::filesystem::remove_all(path, ignored);
-    ::close(lock);
-  }
 }
 
 }  // namespace
@@ -107,86 +87,100 @@ std::string DataDirOf(const std::string& store_directory) {
   return absl::StrCat(store_directory, "/store");
 }
 
-absl::StatusOr<std::unique_ptr<ThrowAwayDirectory>> ThrowAwayDirectory::Create() {
-  std::error_code error;
-  const std::string parent = std::filesystem::temp_directory_path(error).string();
-  if (error) return PathError("no directory for temporary files:", parent, error.value());
-  RemoveAbandoned(parent);
-  std::string path = absl::StrCat(parent, "/", kTemporaryPrefix, "XXXXXX");
-  if (::mkdtemp(path.data()) == nullptr) return PathError("cannot create", path, errno);
-  // Under its name only once it is locked: others remove what is not.
-  const std::string lock = path + kTemporaryLock, unlocked = lock + ".new";
-  const int descriptor = ::open(unlocked.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
-  if (descriptor < 0 || ::flock(descriptor, LOCK_EX | LOCK_NB) != 0 ||
-      ::rename(unlocked.c_str(), lock.c_str()) != 0) {
-    const absl::Status failed = PathError("cannot lock", lock, errno);
-    if (descriptor >= 0) ::close(descriptor);
-    std::filesystem::remove_all(path, error);
-    return failed;
-  }
-  return std::unique_ptr<ThrowAwayDirectory>(new ThrowAwayDirectory(path, descriptor));
-}
+namespace {
 
-ThrowAwayDirectory::~ThrowAwayDirectory() {
-  std::error_code error;
-  std::filesystem::remove_all(path_, error);
-  ::close(lock_descriptor_);
-}
+/// What is uploaded and made, in memory, beside what the kept store has.
+class StoreInMemory : public LocalStore {
+ public:
+  explicit StoreInMemory(MemoryStore::Elsewhere kept) : store_(std::move(kept)) {}
+  Blobs& blobs() override { return store_; }
+  Tensors& tensors() override { return store_; }
+  absl::Status Add(const SharedBytes& bytes, const v1::Digest& proto) override {
+    QG_ASSIGN_OR_RETURN(const Digest digest, DigestFromProto(proto, "digest"));
+    // Nothing writes to a blob.
+    auto* const data = const_cast<std::byte*>(bytes.bytes.data());
+    store_.Add(digest, Buffer::Wrap(data, bytes.bytes.size(), bytes.owner));
+    return absl::OkStatus();
+  }
 
-absl::StatusOr<std::unique_ptr<InProcessServer>> InProcessServer::Start(
-    const InProcessOptions& options, const ConnectionOptions& connection_options) {
-  auto result = std::unique_ptr<InProcessServer>(new InProcessServer());
-  ServerOptions server_options;
-  if (options.keeps) {
-    QG_ASSIGN_OR_RETURN(StoreLock lock, StoreLock::Take(options, connection_options.deadline));
-    server_options.data_dir = DataDirOf(lock.directory());
-    result->lock_.emplace(std::move(lock));
-  } else {
-    QG_ASSIGN_OR_RETURN(result->temporary_, ThrowAwayDirectory::Create());
-    server_options.data_dir = DataDirOf(result->temporary_->path());
-    server_options.fsync = false;
-  }
-  server_options.devices = {options.device};
-  if (options.threads > 0) server_options.engine.threads = options.threads;
-  QG_ASSIGN_OR_RETURN(result->server_, Server::Start(server_options));
-  result->connection_ = std::make_unique<Connection>(result->server_->InProcessChannel(),
-                                                     "in process", connection_options);
-  const absl::StatusOr<std::string> kept =
-      options.store_directory.empty() ? DefaultStoreDirectory() : options.store_directory;
-  if (!options.keeps && kept.ok()) {
-    result->connection_->SetSupplier(
-        [server = result.get(), data_dir = DataDirOf(*kept)](const v1::Digest& digest) {
-          return server->SupplyBlob(data_dir, digest);
-        });
-  }
-  return result;
-}
+ private:
+  MemoryStore store_;
+};
 
 /// A blob of the kept store, and what is registered of it.
-absl::Status InProcessServer::SupplyBlob(const std::string& data_dir, const v1::Digest& proto) {
-  QG_ASSIGN_OR_RETURN(const Sha256 sha256, Sha256::FromHex(absl::BytesToHexString(proto.sha256())));
-  QG_ASSIGN_OR_RETURN(const StoredAtRest stored, FindAtRest(data_dir, {sha256, proto.size()}));
-  QG_ASSIGN_OR_RETURN(auto buffer, MapFile(stored.path));
-  QG_ASSIGN_OR_RETURN(const Tensor bytes, Tensor::View(DType::kU8, {proto.size()}, buffer));
-  QG_RETURN_IF_ERROR(UploadBlob(*connection_, SharedBytesOf(bytes), proto).status());
+absl::StatusOr<MemoryStore::Found> FindKept(const std::string& data_dir, const Digest& digest) {
+  QG_ASSIGN_OR_RETURN(const StoredAtRest stored, FindAtRest(data_dir, digest));
+  MemoryStore::Found found;
+  QG_ASSIGN_OR_RETURN(found.buffer, MapFile(stored.path));
   for (const auto& [type, name] : stored.registrations) {
-    v1::PutTensorRequest request;
-    v1::StoredTensor& tensor = *request.mutable_tensor()->mutable_stored();
-    *tensor.mutable_digest() = proto;
-    tensor.mutable_type()->set_dtype(std::string(DTypeName(type.dtype)));
-    tensor.mutable_type()->mutable_shape()->Add(type.shape.begin(), type.shape.end());
-    request.set_name(name);
-    request.set_request_id(NewRequestId());
-    QG_RETURN_IF_ERROR(connection_->PutTensor(request).status());
+    found.registrations.emplace_back(type, name);
   }
-  return absl::OkStatus();
+  return found;
 }
 
-InProcessServer::~InProcessServer() {
-  connection_.reset();
-  // A rank that is stuck uses the server until the process ends.
-  if (server_ != nullptr && !server_->Shutdown(absl::ZeroDuration())) (void)server_.release();
-  server_.reset();
+/// The kept store, as a server has its data directory.
+class KeptStore : public LocalStore {
+ public:
+  static absl::StatusOr<std::unique_ptr<KeptStore>> Open(StoreLock lock) {
+    const std::string path = DataDirOf(lock.directory());
+    QG_ASSIGN_OR_RETURN(DataDir data_dir, DataDir::Open(path));
+    QG_RETURN_IF_ERROR(data_dir.CheckHistory());
+    std::unique_ptr<KeptStore> store(new KeptStore(std::move(lock), std::move(data_dir)));
+    QG_RETURN_IF_ERROR(store->OpenStores());
+    return store;
+  }
+  Blobs& blobs() override { return *blobs_; }
+  Tensors& tensors() override { return *tensors_; }
+  std::string hardware_checks_path() const { return data_dir_.hardware_checks_path(); }
+  absl::Status Add(const SharedBytes& bytes, const v1::Digest&) override {
+    return blobs_->Put(bytes.bytes).status();
+  }
+
+ private:
+  KeptStore(StoreLock lock, DataDir data_dir)
+      : lock_(std::move(lock)), data_dir_(std::move(data_dir)) {}
+  absl::Status OpenStores() {
+    const ServerOptions limits;
+    BlobStoreOptions options;
+    options.blobs_path = data_dir_.blobs_path();
+    options.partial_path = data_dir_.partial_path();
+    options.quarantine_path = data_dir_.quarantine_path();
+    options.blob_bytes_max = limits.blob_bytes_max;
+    options.store_bytes_max = limits.store_bytes_max;
+    QG_ASSIGN_OR_RETURN(blobs_, BlobStore::Open(std::move(options)));
+    QG_ASSIGN_OR_RETURN(database_, Database::Open(data_dir_.database_path()));
+    tensors_ = std::make_unique<TensorStore>(*database_);
+    return absl::OkStatus();
+  }
+
+  const StoreLock lock_;
+  const DataDir data_dir_;
+  std::unique_ptr<BlobStore> blobs_;
+  std::unique_ptr<Database> database_;
+  std::unique_ptr<TensorStore> tensors_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Connection>> ConnectInProcess(
+    const InProcessOptions& options, const ConnectionOptions& connection_options) {
+  LocalOptions local = options.local;
+  if (options.keeps) {
+    QG_ASSIGN_OR_RETURN(StoreLock lock, StoreLock::Take(options, connection_options.deadline));
+    QG_ASSIGN_OR_RETURN(std::unique_ptr<KeptStore> store, KeptStore::Open(std::move(lock)));
+    local.hardware_checks_path = store->hardware_checks_path();
+    return LocalConnection::Open(std::move(store), local, connection_options);
+  }
+  MemoryStore::Elsewhere kept;
+  const absl::StatusOr<std::string> directory =
+      options.store_directory.empty() ? DefaultStoreDirectory() : options.store_directory;
+  if (directory.ok()) {
+    kept = [data_dir = DataDirOf(*directory)](const Digest& digest) {
+      return FindKept(data_dir, digest);
+    };
+  }
+  return LocalConnection::Open(std::make_unique<StoreInMemory>(std::move(kept)), local,
+                               connection_options);
 }
 
 }  // namespace quantgate

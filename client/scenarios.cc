@@ -6,29 +6,23 @@
 
 #include <memory>
 
+#include "client/channel_connection.h"
 #include "client/live_calls.h"
 #include "client/status.h"
 #include "quantgate/v1/scenarios_service.grpc.pb.h"
 
 namespace quantgate {
 
-absl::StatusOr<v1::ListScenariosResponse> ListScenarios(Connection& connection) {
-  const std::unique_ptr<v1::Scenarios::Stub> stub = v1::Scenarios::NewStub(connection.channel());
-  for (int attempt = 1;; ++attempt) {
-    LiveCall call(connection.live_calls());
-    v1::ListScenariosResponse response;
-    const absl::Status status =
-        FromGrpcStatus(stub->List(call.context(), v1::ListScenariosRequest(), &response));
-    if (status.ok()) return response;
-    if (!IsWorthRetrying(status) || !connection.PauseBeforeRetry(attempt, status)) return status;
-  }
-}
-
 absl::StatusOr<v1::ScenarioRunFinished> RunScenarios(Connection& connection,
                                                      const v1::RunScenariosRequest& request,
                                                      const ScenarioObserverFunction& observer) {
-  const std::unique_ptr<v1::Scenarios::Stub> stub = v1::Scenarios::NewStub(connection.channel());
-  LiveCall call(connection.live_calls());
+  return connection.RunScenarios(request, observer);
+}
+
+absl::StatusOr<v1::ScenarioRunFinished> ChannelConnection::RunScenarios(
+    const v1::RunScenariosRequest& request, const ScenarioObserverFunction& observer) {
+  const std::unique_ptr<v1::Scenarios::Stub> stub = v1::Scenarios::NewStub(channel());
+  LiveCall call(live_calls());
   const auto reader = stub->Run(call.context(), request);
   v1::ScenarioEvent event;
   v1::ScenarioRunFinished finished;

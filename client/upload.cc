@@ -12,6 +12,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/channel_connection.h"
 #include "client/live_calls.h"
 #include "client/status.h"
 #include "kernels/base/crc32c.h"
@@ -60,7 +61,7 @@ struct Transfer {
 };
 
 /// Sends everything from `offset` on in one stream. `response` is filled when the call ends OK.
-absl::Status SendFrom(Connection& connection, Transfer& transfer, int64_t offset,
+absl::Status SendFrom(ChannelConnection& connection, Transfer& transfer, int64_t offset,
                       v1::WriteResponse* response) {
   const int64_t size = static_cast<int64_t>(transfer.shared.bytes.size());
   // What the generated stub does, with messages that are serialized already.
@@ -98,7 +99,7 @@ absl::Status SendFrom(Connection& connection, Transfer& transfer, int64_t offset
 }
 
 /// Where to start: what the server has committed, 0 if it knows nothing of the upload.
-absl::StatusOr<v1::QueryWriteResponse> CommittedOf(Connection& connection,
+absl::StatusOr<v1::QueryWriteResponse> CommittedOf(ChannelConnection& connection,
                                                    const Transfer& transfer) {
   v1::QueryWriteRequest query;
   query.set_upload_id(transfer.upload_id);
@@ -125,7 +126,7 @@ std::string OwnUploadId(const v1::Digest& digest) {
 }
 
 /// Sends from `offset` on until the server has all of it.
-absl::StatusOr<Upload> Send(Connection& connection, Transfer& transfer, int64_t offset) {
+absl::StatusOr<Upload> Send(ChannelConnection& connection, Transfer& transfer, int64_t offset) {
   int64_t best = -1;  // Largest offset that a resumption started from.
   int times_busy = 0;
   bool has_restarted = false;
@@ -191,7 +192,7 @@ SharedBytes SharedBytesOf(const Tensor& tensor) {
   return {tensor.bytes(), std::make_shared<const Tensor>(tensor)};
 }
 
-absl::StatusOr<Upload> WriteBlob(Connection& connection, const SharedBytes& bytes,
+absl::StatusOr<Upload> WriteBlob(ChannelConnection& connection, const SharedBytes& bytes,
                                  const v1::Digest& digest, const UploadProgress& progress) {
   Transfer transfer{bytes, digest, progress, SharedUploadId(digest), {}};
   return Send(connection, transfer, 0);
@@ -199,9 +200,15 @@ absl::StatusOr<Upload> WriteBlob(Connection& connection, const SharedBytes& byte
 
 absl::StatusOr<Upload> UploadBlob(Connection& connection, const SharedBytes& bytes,
                                   const v1::Digest& digest, const UploadProgress& progress) {
+  return connection.UploadBlob(bytes, digest, progress);
+}
+
+absl::StatusOr<Upload> ChannelConnection::UploadBlob(const SharedBytes& bytes,
+                                                     const v1::Digest& digest,
+                                                     const UploadProgress& progress) {
   v1::FindMissingRequest request;
   *request.add_digests() = digest;
-  QG_ASSIGN_OR_RETURN(const v1::FindMissingResponse answer, connection.FindMissing(request));
+  QG_ASSIGN_OR_RETURN(const v1::FindMissingResponse answer, FindMissing(request));
   if (answer.missing_size() == 0) {
     if (progress) progress(digest.size(), digest.size());
     return Upload{.already_present = true};
@@ -209,10 +216,10 @@ absl::StatusOr<Upload> UploadBlob(Connection& connection, const SharedBytes& byt
   Transfer transfer{bytes, digest, progress, SharedUploadId(digest), {}};
   // A part that an earlier client left is worth a question only where it saves a chunk; otherwise
   // the server refuses the offset.
-  if (digest.size() <= kUploadChunkBytes) return Send(connection, transfer, 0);
-  QG_ASSIGN_OR_RETURN(const v1::QueryWriteResponse committed, CommittedOf(connection, transfer));
+  if (digest.size() <= kUploadChunkBytes) return Send(*this, transfer, 0);
+  QG_ASSIGN_OR_RETURN(const v1::QueryWriteResponse committed, CommittedOf(*this, transfer));
   if (committed.complete()) return Upload{.already_present = true};
-  return Send(connection, transfer, committed.committed_size());
+  return Send(*this, transfer, committed.committed_size());
 }
 
 }  // namespace quantgate

@@ -46,16 +46,14 @@ struct Upload {
   int resumptions = 0;
 };
 
-/// Called after every chunk with the bytes that are under way or stored, and the size of the blob.
-using UploadProgress = std::function<void(int64_t done, int64_t size)>;
-
 /// Makes sure the server has `bytes`, whose digest is `digest`. The status is the server's;
 /// UNAVAILABLE once resuming brought no progress ConnectionOptions.attempts_max times in a row.
 absl::StatusOr<Upload> UploadBlob(Connection& connection, const SharedBytes& bytes,
                                   const v1::Digest& digest, const UploadProgress& progress = {});
 
+class ChannelConnection;
 /// Sends without asking first, for measuring.
-absl::StatusOr<Upload> WriteBlob(Connection& connection, const SharedBytes& bytes,
+absl::StatusOr<Upload> WriteBlob(ChannelConnection& connection, const SharedBytes& bytes,
                                  const v1::Digest& digest, const UploadProgress& progress = {});
 
 }  // namespace quantgate

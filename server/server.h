@@ -14,7 +14,7 @@
 #include "kernels/engine/engine.h"
 #include "server/disk_watch.h"
 #include "server/limits.h"
-#include "server/sessions/session_limits.h"
+#include "server/session_limits.h"
 
 namespace grpc {
 class Channel;

@@ -57,12 +57,12 @@ class GenericServer : public BareServer {
     }
     return absl::OkStatus();
   }
-  std::unique_ptr<Connection> Connect() override {
+  std::unique_ptr<ChannelConnection> Connect() override {
     const std::string address = absl::StrCat("127.0.0.1:", port_);
     auto channel = is_in_process_
                        ? server_->InProcessChannel(grpc::ChannelArguments())
                        : grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
-    return std::make_unique<Connection>(std::move(channel), address, ConnectionOptions());
+    return std::make_unique<ChannelConnection>(std::move(channel), address, ConnectionOptions());
   }
 
  private:

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "client/connection.h"
+#include "client/channel_connection.h"
 
 namespace quantgate {
 
@@ -15,7 +15,7 @@ class BareServer {
   static absl::StatusOr<std::unique_ptr<BareServer>> Start(bool in_process);
   virtual ~BareServer() = default;
   /// Every method of every service answers an empty message, after all of the request's.
-  virtual std::unique_ptr<Connection> Connect() = 0;
+  virtual std::unique_ptr<ChannelConnection> Connect() = 0;
 };
 
 }  // namespace quantgate

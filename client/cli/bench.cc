@@ -18,6 +18,7 @@
 #include "client/cli/text_table.h"
 #include "client/in_process.h"
 #include "kernels/base/status_macros.h"
+#include "server/server.h"
 
 namespace quantgate {
 namespace {
@@ -64,17 +65,23 @@ absl::StatusOr<std::vector<BenchLine>> Wire(Invocation& invocation, const BenchO
   wire.seconds = options.seconds;
   wire.disk = options.store;
   if (!invocation.options().server.empty()) {
-    QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
-    return BenchWire(*connection, wire, progress);
+    QG_ASSIGN_OR_RETURN(const auto connection, invocation.Dial());
+    SetInterruptAction([connection = connection.get()] { connection->Cancel(); });
+    auto lines = BenchWire(*connection, wire, progress);
+    SetInterruptAction({});
+    return lines;
   }
   QG_ASSIGN_OR_RETURN(const auto store, ThrowAwayStore::Create());
-  InProcessOptions in_process;
-  in_process.store_directory = store->path();
-  in_process.threads = invocation.options().threads;
-  QG_ASSIGN_OR_RETURN(const auto server, InProcessServer::Start(in_process, ConnectionOptions()));
+  ServerOptions server_options;
+  server_options.data_dir = DataDirOf(store->path());
+  if (invocation.options().threads > 0) {
+    server_options.engine.threads = invocation.options().threads;
+  }
+  QG_ASSIGN_OR_RETURN(const auto server, Server::Start(server_options));
   wire.is_in_process = true;
   if (wire.disk.empty()) wire.disk = store->path();
-  return BenchWire(server->connection(), wire, progress);
+  ChannelConnection connection(server->InProcessChannel(), "in process", ConnectionOptions());
+  return BenchWire(connection, wire, progress);
 }
 
 std::string RateText(const BenchLine& line) {

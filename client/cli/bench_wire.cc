@@ -37,7 +37,7 @@ struct Latencies {
 };
 
 /// Of an empty FindMissing: the same client code against either server.
-absl::StatusOr<Latencies> UnaryLatencies(Connection& connection, double seconds) {
+absl::StatusOr<Latencies> UnaryLatencies(ChannelConnection& connection, double seconds) {
   std::vector<double> times;
   double spent = 0;
   while (times.size() < 200 || spent < seconds) {
@@ -52,7 +52,7 @@ absl::StatusOr<Latencies> UnaryLatencies(Connection& connection, double seconds)
 }
 
 /// Bytes per second through a client stream that sends one prepared 1 MiB message over and over.
-absl::StatusOr<double> BareStreamRate(Connection& connection, int64_t bytes) {
+absl::StatusOr<double> BareStreamRate(ChannelConnection& connection, int64_t bytes) {
   v1::WriteRequest request;
   request.set_data(std::string(kUploadChunkBytes, 'x'));
   const std::unique_ptr<v1::Blobs::Stub> stub = v1::Blobs::NewStub(connection.channel());
@@ -104,7 +104,7 @@ absl::StatusOr<std::shared_ptr<Buffer>> FreshBytes(int64_t size) {
   return buffer;
 }
 
-absl::Status BenchUnary(Connection& connection, Connection& bare, double seconds,
+absl::Status BenchUnary(ChannelConnection& connection, ChannelConnection& bare, double seconds,
                         std::vector<BenchLine>& lines) {
   QG_ASSIGN_OR_RETURN(const Latencies echo, UnaryLatencies(bare, seconds));
   QG_ASSIGN_OR_RETURN(const Latencies call, UnaryLatencies(connection, seconds));
@@ -119,13 +119,13 @@ absl::Status BenchUnary(Connection& connection, Connection& bare, double seconds
 
 }  // namespace
 
-absl::StatusOr<std::vector<BenchLine>> BenchWire(Connection& connection,
+absl::StatusOr<std::vector<BenchLine>> BenchWire(ChannelConnection& connection,
                                                  const WireBenchOptions& options,
                                                  const BenchProgress& progress) {
   std::vector<BenchLine> lines;
   QG_ASSIGN_OR_RETURN(const std::unique_ptr<BareServer> bare_server,
                       BareServer::Start(options.is_in_process));
-  const std::unique_ptr<Connection> bare = bare_server->Connect();
+  const std::unique_ptr<ChannelConnection> bare = bare_server->Connect();
   QG_RETURN_IF_ERROR(progress("unary calls"));
   QG_RETURN_IF_ERROR(BenchUnary(connection, *bare, options.seconds, lines));
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/channel_connection.h"
 #include "client/cli/bench_engine.h"
-#include "client/connection.h"
 
 namespace quantgate {
 
@@ -21,7 +21,7 @@ struct WireBenchOptions {
 /// is known against a bare gRPC stream, SHA-256 on one core and fsynced writes. The bare server
 /// listens on loopback, or in process when `connection` is in process. The uploaded blob stays in
 /// the store.
-absl::StatusOr<std::vector<BenchLine>> BenchWire(Connection& connection,
+absl::StatusOr<std::vector<BenchLine>> BenchWire(ChannelConnection& connection,
                                                  const WireBenchOptions& options,
                                                  const BenchProgress& progress);
 

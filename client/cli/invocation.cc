@@ -1,4 +1,5 @@
 #include "client/cli/invocation.h"
+#include "client/channel_connection.h"
 
 #include <unistd.h>
 
@@ -89,7 +90,7 @@ absl::StatusOr<ConnectionOptions> Invocation::MakeConnectionOptions() const {
 }
 
 absl::Status Invocation::CheckDevice(Connection& connection) const {
-  // A server in this process has exactly what was asked for.
+  // This process has exactly what was asked for.
   if (options_.device == "cpu" || options_.server.empty()) return absl::OkStatus();
   QG_ASSIGN_OR_RETURN(const v1::Capabilities capabilities, connection.GetCapabilities());
   const v1::Environment& environment = capabilities.environment();
@@ -108,8 +109,8 @@ absl::Status Invocation::CheckDevice(Connection& connection) const {
 
 InProcessOptions Invocation::StoreOptions() {
   InProcessOptions options;
-  options.threads = options_.threads;
-  options.device = options_.device;
+  options.local.threads = options_.threads;
+  options.local.device = options_.device;
   options.on_wait = [this](const std::string& path) {
     Say(absl::StrCat("waiting for another quantgate that uses ", path));
   };
@@ -123,21 +124,24 @@ absl::StatusOr<StoreLock> Invocation::LockStore() {
 }
 
 absl::StatusOr<Connection*> Invocation::Connect(bool keeps) {
-  if (connection_ != nullptr) return connection_;
+  if (connection_ != nullptr) return connection_.get();
   QG_RETURN_IF_ERROR(CheckDeviceName(options_.device));
-  QG_ASSIGN_OR_RETURN(const ConnectionOptions connection_options, MakeConnectionOptions());
   if (!options_.server.empty()) {
-    QG_ASSIGN_OR_RETURN(dialled_, Connection::Dial(options_.server, connection_options));
-    connection_ = dialled_.get();
+    QG_ASSIGN_OR_RETURN(connection_, Dial());
   } else {
+    QG_ASSIGN_OR_RETURN(const ConnectionOptions connection_options, MakeConnectionOptions());
     InProcessOptions in_process = StoreOptions();
     in_process.keeps = keeps;
-    QG_ASSIGN_OR_RETURN(in_process_, InProcessServer::Start(in_process, connection_options));
-    connection_ = &in_process_->connection();
+    QG_ASSIGN_OR_RETURN(connection_, ConnectInProcess(in_process, connection_options));
   }
-  SetInterruptAction([connection = connection_] { connection->Cancel(); });
+  SetInterruptAction([connection = connection_.get()] { connection->Cancel(); });
   QG_RETURN_IF_ERROR(CheckDevice(*connection_));
-  return connection_;
+  return connection_.get();
+}
+
+absl::StatusOr<std::unique_ptr<ChannelConnection>> Invocation::Dial() const {
+  QG_ASSIGN_OR_RETURN(const ConnectionOptions options, MakeConnectionOptions());
+  return ChannelConnection::Dial(options_.server, options);
 }
 
 }  // namespace quantgate

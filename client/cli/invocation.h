@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/channel_connection.h"
 #include "client/cli/progress.h"
 #include "client/connection.h"
 #include "client/in_process.h"
@@ -52,13 +53,15 @@ class Invocation {
   bool is_jsonl() const { return options_.format == "jsonl"; }
   bool is_table() const { return options_.format == "table"; }
 
-  /// The server of this invocation, connected (or started in process) on first use. One in process
-  /// keeps nothing and waits for nobody, or has the local store where tensors are to be kept.
+  /// The server of this invocation, connected on first use; without one this process, which keeps
+  /// nothing and waits for nobody, or has the local store where tensors are to be kept.
   absl::StatusOr<Connection*> Connect() { return Connect(/*keeps=*/false); }
   absl::StatusOr<Connection*> ConnectToKeep() { return Connect(/*keeps=*/true); }
+  /// The server that --server names.
+  absl::StatusOr<std::unique_ptr<ChannelConnection>> Dial() const;
   /// The lock of the local store, for what is done there without a server.
   absl::StatusOr<StoreLock> LockStore();
-  /// For a server in this process, unless another device than the CPU was asked for.
+  /// For this process, unless another device than the CPU was asked for.
   void PreferDevice(const std::string& device) {
     if (options_.device == "cpu") options_.device = device;
   }
@@ -76,9 +79,7 @@ class Invocation {
   std::ostream& err_;
   const bool uses_colour_;
   ProgressBar progress_;
-  std::unique_ptr<InProcessServer> in_process_;
-  std::unique_ptr<Connection> dialled_;
-  Connection* connection_ = nullptr;
+  std::unique_ptr<Connection> connection_;
 };
 
 /// What a command does once its options are parsed: an exit code, or an error.

@@ -88,7 +88,7 @@ Json JsonOfList(const v1::ListScenariosResponse& listed) {
 
 absl::StatusOr<int> ListScenarioLibrary(Invocation& invocation, const ScenarioOptions&) {
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
-  QG_ASSIGN_OR_RETURN(const v1::ListScenariosResponse listed, ListScenarios(*connection));
+  QG_ASSIGN_OR_RETURN(const v1::ListScenariosResponse listed, connection->ListScenarios());
   if (!invocation.is_table()) {
     invocation.out() << JsonText(JsonOfList(listed), invocation.is_json() ? 2 : -1) << "\n";
     return kExitOk;
@@ -278,7 +278,7 @@ absl::StatusOr<int> RunScenarioLibrary(Invocation& invocation, const ScenarioOpt
   request.set_with_faults(options.with_faults);
   request.set_parallel_backend(options.parallel_backend);
   QG_ASSIGN_OR_RETURN(*request.mutable_device(), DeviceToAsk(invocation, *connection));
-  QG_ASSIGN_OR_RETURN(const v1::ListScenariosResponse listed, ListScenarios(*connection));
+  QG_ASSIGN_OR_RETURN(const v1::ListScenariosResponse listed, connection->ListScenarios());
   const int64_t total =
       options.names.empty() ? listed.scenarios_size() : static_cast<int64_t>(options.names.size());
   std::vector<v1::ScenarioEvent> events;

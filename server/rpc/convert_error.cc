@@ -3,44 +3,14 @@
 #include <string>
 
 #include "server/limits.h"
-#include "server/wire/convert_tensor.h"
+#include "server/wire/error_detail.h"
 
 namespace quantgate {
-namespace {
-
-// Values come from clients and may be of any length.
-constexpr size_t kDetailTextBytesMax = 512;
-
-std::string Cut(const std::string& text, size_t bytes_max) {
-  if (text.size() <= bytes_max) return text;
-  size_t end = bytes_max;
-  // Not within a UTF-8 sequence: continuation bytes are 10xxxxxx.
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
-  return text.substr(0, end) + "...";
-}
-
-}  // namespace
-
-v1::ErrorDetail ErrorDetailToProto(const error::Detail& detail) {
-  v1::ErrorDetail proto;
-  proto.set_field(Cut(detail.field, kDetailTextBytesMax));
-  proto.set_value(Cut(detail.value, kDetailTextBytesMax));
-  proto.set_rule(Cut(detail.rule, kDetailTextBytesMax));
-  for (const Digest& digest : detail.missing) *proto.add_missing() = DigestToProto(digest);
-  if (detail.retry_after.has_value()) {
-    const int64_t milliseconds = absl::ToInt64Milliseconds(*detail.retry_after);
-    proto.mutable_retry_after()->set_seconds(milliseconds / 1000);
-    proto.mutable_retry_after()->set_nanos(static_cast<int>(milliseconds % 1000) * 1'000'000);
-  }
-  proto.set_reason(detail.reason);
-  if (detail.committed_size.has_value()) proto.set_committed_size(*detail.committed_size);
-  return proto;
-}
 
 grpc::Status StatusToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
-                      Cut(std::string(status.message()), kStatusMessageBytesMax),
+                      CutText(std::string(status.message()), kStatusMessageBytesMax),
                       ErrorDetailToProto(error::DetailOf(status)).SerializeAsString());
 }
 

@@ -4,12 +4,8 @@
 #include <grpcpp/support/status.h>
 
 #include "absl/status/status.h"
-#include "quantgate/v1/error.pb.h"
-#include "server/errors.h"
 
 namespace quantgate {
-
-v1::ErrorDetail ErrorDetailToProto(const error::Detail& detail);
 
 /// Code, text (cut to kStatusMessageBytesMax) and a serialized v1.ErrorDetail. Called by Call::End
 /// only.

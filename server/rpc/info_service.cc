@@ -13,7 +13,7 @@ class InfoService : public v1::Info::CallbackService {
   explicit InfoService(ServiceContext& context)
       : context_(context),
         capabilities_(CapabilitiesOf(context, context.options.blob_bytes_max,
-                                     context.options.queue_capacity)),
+                                     context.options.queue_capacity, context.options.sessions)),
         recipes_(DescribeRecipes()),
         arithmetics_(DescribeArithmetics()) {}
 

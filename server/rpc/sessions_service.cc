@@ -1,14 +1,9 @@
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "quantgate/v1/sessions_service.grpc.pb.h"
-#include "server/errors.h"
 #include "server/rpc/services.h"
 #include "server/rpc/unary_call.h"
-#include "server/sessions/convert_session.h"
 #include "server/sessions/session_calls.h"
-#include "server/wire/page.h"
 
 namespace quantgate {
 namespace {
@@ -48,18 +43,13 @@ class SessionsService : public v1::Sessions::CallbackService {
                                  const v1::ListSessionsRequest* request,
                                  v1::ListSessionsResponse* response) override {
     return AnswerOnExecutor(context_, Rpc::kListSessions, Admission::kAlways, server_context,
-                            [=, this] { return ListSessions(*request, *response); });
+                            [=, this] { return ListSessions(context_, *request, *response); });
   }
   grpc::ServerUnaryReactor* Close(grpc::CallbackServerContext* server_context,
                                   const v1::CloseSessionRequest* request,
                                   v1::Session* response) override {
     return AnswerOnExecutor(context_, Rpc::kCloseSession, Admission::kAlways, server_context,
-                            [=, this]() -> absl::Status {
-                              QG_ASSIGN_OR_RETURN(const SessionRecord record,
-                                                  context_.sessions.Close(request->session_id()));
-                              *response = SessionRecordToProto(record, context_.sessions.Now());
-                              return absl::OkStatus();
-                            });
+                            [=, this] { return CloseSession(context_, *request, *response); });
   }
 
  private:
@@ -72,14 +62,6 @@ class SessionsService : public v1::Sessions::CallbackService {
     return AnswerOnDevice(
         context_, rpc, Operation::kSession, server_context,
         [this, &request, &response, prepare] { return prepare(context_, request, response); });
-  }
-
-  absl::Status ListSessions(const v1::ListSessionsRequest& request,
-                            v1::ListSessionsResponse& response) {
-    QG_ASSIGN_OR_RETURN(const Page page, PageFromProto(request.page_size(), request.page_token()));
-    const auto records = context_.sessions.List(page.before_id, page.size);
-    response = SessionPageToProto(records, page.size, context_.sessions.Now());
-    return absl::OkStatus();
   }
 
   ServiceContext& context_;

@@ -51,6 +51,8 @@ void RunOnDevice(UnaryCall* unary, Operation operation, DeviceWork work) {
           status = GuardMemory(
               [&] { return std::move(shared->run)(device, *unary->call().cancellation()); });
         }
+        // What the work holds, such as a session's place, is given back before the answer.
+        shared->run = nullptr;
         status = context.watch.Checked(device, std::move(status));
         context.metrics.RunEnded(operation, "", "", status);
         context.metrics.RunTook(operation, shared->recipe, SteadyNow() - start);

@@ -62,7 +62,7 @@ absl::StatusOr<DequantizeWork> CheckDequantize(CallContext& context,
   for (const QuantizedPart& part : kQuantizedParts) {
     if (part.usage != request.usage) continue;
     request.parts.*part.member =
-        TensorLoader::Outline(references, absl::StrCat("tensors[\"", part.name, "\"]"));
+        OutlineOf(references, absl::StrCat("tensors[\"", part.name, "\"]"));
   }
   QG_ASSIGN_OR_RETURN(request.description,
                       QuantizedDescriptionFromProto(proto.description(), request.usage));

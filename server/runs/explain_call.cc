@@ -107,14 +107,14 @@ absl::StatusOr<CodesWork> CheckCodes(CallContext& context,
   QG_ASSIGN_OR_RETURN(work.request.scale_layout,
                       ScaleLayoutFromName(request.scale_layout(), "scale_layout"));
   QG_RETURN_IF_ERROR(context.loader.Resolve(references));
-  work.request.source = TensorLoader::Outline(references, "source");
-  work.request.codes = TensorLoader::Outline(references, "codes");
-  const Tensor scales = TensorLoader::Outline(references, "scale_inv");
+  work.request.source = OutlineOf(references, "source");
+  work.request.codes = OutlineOf(references, "codes");
+  const Tensor scales = OutlineOf(references, "scale_inv");
   QG_ASSIGN_OR_RETURN(
       work.request.scale_inv,
       scales.Reinterpret(scales.dtype(),
                          FlattenScales(scales.shape(), work.request.codes.shape())));
-  work.request.amax = TensorLoader::Outline(references, "amax");
+  work.request.amax = OutlineOf(references, "amax");
   QG_RETURN_IF_ERROR(CheckExplainCodes(work.request));
   return work;
 }
@@ -163,7 +163,7 @@ absl::StatusOr<GemmExplainWork> CheckGemmSubject(CallContext& context,
   gemm.set_arithmetic("fp32");
   gemm.set_out_dtype(std::string(DTypeName(d.type->dtype)));
   QG_ASSIGN_OR_RETURN(GemmWork work, CheckGemmRequest(context, gemm));
-  QG_RETURN_IF_ERROR(CheckExplainGemm({work.plan.desc(), TensorLoader::Outline(d)}).status());
+  QG_RETURN_IF_ERROR(CheckExplainGemm({work.plan.desc(), OutlineOf(d)}).status());
   return GemmExplainWork{std::move(work), std::move(d)};
 }
 

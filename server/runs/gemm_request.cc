@@ -49,9 +49,9 @@ absl::StatusOr<GemmOperandRequest> OperandFromProto(const v1::GemmOperandSpec& p
                                                     const std::string& name,
                                                     const SlotReferences& references) {
   GemmOperandRequest operand;
-  operand.data = TensorLoader::Outline(references, name + ".tensor");
-  operand.scale_inv = TensorLoader::Outline(references, name + ".scale_inv");
-  operand.amax = TensorLoader::Outline(references, name + ".amax");
+  operand.data = OutlineOf(references, name + ".tensor");
+  operand.scale_inv = OutlineOf(references, name + ".scale_inv");
+  operand.amax = OutlineOf(references, name + ".amax");
   if (proto.e4m3_max() != 0) operand.e4m3_max = proto.e4m3_max();
   if (proto.scaling().empty()) return operand;
   const auto mode = ParseScaleMode(proto.scaling());
@@ -81,9 +81,9 @@ absl::StatusOr<GemmWork> CheckGemmRequest(CallContext& context, const v1::GemmRe
   QG_RETURN_IF_ERROR(context.loader.Resolve(references));
   QG_ASSIGN_OR_RETURN(request.a, OperandFromProto(proto.a(), "a", references));
   QG_ASSIGN_OR_RETURN(request.b, OperandFromProto(proto.b(), "b", references));
-  request.c = TensorLoader::Outline(references, "c");
-  request.bias = TensorLoader::Outline(references, "bias");
-  request.d_scale = TensorLoader::Outline(references, "d_scale");
+  request.c = OutlineOf(references, "c");
+  request.bias = OutlineOf(references, "bias");
+  request.d_scale = OutlineOf(references, "d_scale");
   QG_ASSIGN_OR_RETURN(GemmPlan plan, GemmPlan::Create(std::move(request)));
   QG_RETURN_IF_ERROR(CheckResultBytes({plan.desc().out_dtype, {plan.shape().m, plan.shape().n}},
                                       "d", context.tensor_bytes_max));

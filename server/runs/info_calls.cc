@@ -10,7 +10,6 @@
 #include "kernels/validate/parallel_spec.h"
 #include "server/hardware_checks.h"
 #include "server/limits.h"
-#include "server/sessions/session_store.h"
 #include "server/wire/convert_recipe.h"
 #include "server/wire/convert_tensor.h"
 
@@ -74,7 +73,7 @@ void CheckToProto(const std::string& id, const HardwareCheckResult& result,
 }  // namespace
 
 v1::Capabilities CapabilitiesOf(const CallContext& context, int64_t blob_bytes_max,
-                                int queue_capacity) {
+                                int queue_capacity, const SessionLimits& sessions) {
   v1::Capabilities proto;
   *proto.mutable_environment() = EnvironmentToProto(DescribeDevices(context.devices));
   v1::Limits& limits = *proto.mutable_limits();
@@ -87,7 +86,6 @@ v1::Capabilities CapabilitiesOf(const CallContext& context, int64_t blob_bytes_m
   limits.set_variants_max(kVariantsMax);
   limits.set_queue_capacity(queue_capacity);
   limits.set_find_missing_max(kFindMissingMax);
-  const SessionLimits& sessions = context.sessions.limits();
   limits.set_sessions_max(sessions.sessions_max);
   limits.set_session_bytes_max(sessions.bytes_max);
   limits.set_session_lease_seconds_max(absl::ToInt64Seconds(sessions.lease_max));

@@ -6,11 +6,12 @@
 #include "absl/status/statusor.h"
 #include "quantgate/v1/info_service.pb.h"
 #include "server/runs/call_context.h"
+#include "server/session_limits.h"
 
 namespace quantgate {
 
 v1::Capabilities CapabilitiesOf(const CallContext& context, int64_t blob_bytes_max,
-                                int queue_capacity);
+                                int queue_capacity, const SessionLimits& sessions);
 v1::ListRecipesResponse DescribeRecipes();
 v1::ListArithmeticsResponse DescribeArithmetics();
 absl::StatusOr<DeviceWork> PrepareCheckHardware(CallContext& context,

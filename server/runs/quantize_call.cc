@@ -35,16 +35,15 @@ absl::StatusOr<QuantizeWork> CheckQuantize(CallContext& context, const v1::Quant
   QG_ASSIGN_OR_RETURN(const ScaleLayout layout,
                       ScaleLayoutFromName(proto.scale_layout(), "scale_layout"));
   QG_RETURN_IF_ERROR(context.loader.Resolve(references));
-  QG_ASSIGN_OR_RETURN(
-      QuantizePlan plan,
-      QuantizePlan::Create({.source = TensorLoader::Outline(references, "tensor"),
-                            .state = {TensorLoader::Outline(references, "scale"),
-                                      TensorLoader::Outline(references, "amax_history")},
-                            .recipe = std::move(recipe),
-                            .role = *role,
-                            .usages = {proto.rowwise(), proto.columnwise()},
-                            .seed = proto.seed(),
-                            .scale_layout = layout}));
+  QG_ASSIGN_OR_RETURN(QuantizePlan plan,
+                      QuantizePlan::Create({.source = OutlineOf(references, "tensor"),
+                                            .state = {OutlineOf(references, "scale"),
+                                                      OutlineOf(references, "amax_history")},
+                                            .recipe = std::move(recipe),
+                                            .role = *role,
+                                            .usages = {proto.rowwise(), proto.columnwise()},
+                                            .seed = proto.seed(),
+                                            .scale_layout = layout}));
   return QuantizeWork{std::move(references), std::move(plan)};
 }
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "server/runs/layer_run.h"
+#include "server/wire/layer_run.h"
 
 namespace quantgate {
 

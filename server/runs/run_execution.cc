@@ -3,7 +3,9 @@
 #include <map>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
 #include "server/limits.h"
@@ -60,6 +62,27 @@ void LeaveOutHeatMaps(v1::VariantReport& report) {
 }
 
 }  // namespace
+
+absl::StatusOr<Device*> DeviceForRun(const LayerRun& run, const Devices& devices) {
+  std::vector<Arithmetic> arithmetics;
+  for (const Variant& variant : run.variants) arithmetics.push_back(variant.arithmetic);
+  absl::StatusOr<Device*> device = LeastLoadedWith(devices, arithmetics);
+  if (device.ok()) return device;
+  return WithinField("spec.variants", device.status());
+}
+
+absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, const Plan& outline, TensorLoader& loader,
+                                  Device& device, const Cancellation* cancellation) {
+  const std::map<std::string, const TensorReference*> references = run.TensorsByName();
+  return outline.WithTensors([&](const std::string& name, const Tensor&) -> absl::StatusOr<Tensor> {
+    if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
+    const TensorReference& reference = *references.at(name);
+    // Their values are checked, in host memory.
+    return absl::StartsWith(name, "delayed_state[")
+               ? loader.LoadToHost(reference, device, cancellation)
+               : loader.Load(reference, device, cancellation);
+  });
+}
 
 v1::RunState StateOf(const absl::Status& status, const Cancellation& cancellation) {
   if (status.ok()) return v1::RUN_STATE_SUCCEEDED;

@@ -16,8 +16,8 @@
 #include "kernels/validate/run.h"
 #include "quantgate/v1/engine_service.pb.h"
 #include "server/runs/call_context.h"
-#include "server/runs/layer_run.h"
 #include "server/runs/output_writer.h"
+#include "server/wire/layer_run.h"
 
 namespace quantgate {
 
@@ -79,6 +79,13 @@ class RunExecution {
   absl::Duration store_time_;
   RunReport result_;  // Its tensors are dropped with this object, when the end has been told.
 };
+
+/// The least loaded device that has every arithmetic of the run.
+absl::StatusOr<Device*> DeviceForRun(const LayerRun& run, const Devices& devices);
+
+/// That plan with its tensors.
+absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, const Plan& outline, TensorLoader& loader,
+                                  Device& device, const Cancellation* cancellation);
 
 v1::RunEvent AcceptedEvent(const std::string& run_id, int queue_position);
 /// `report` and `last_variant` are told of where `state` is success.

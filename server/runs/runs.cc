@@ -30,15 +30,6 @@ void SetTimestamp(absl::Time time, google::protobuf::Timestamp* proto) {
   proto->set_nanos(static_cast<int>(micros % 1'000'000) * 1000);
 }
 
-/// The least loaded device that has every arithmetic of the run.
-absl::StatusOr<Device*> DeviceForRun(const LayerRun& run, const Devices& devices) {
-  std::vector<Arithmetic> arithmetics;
-  for (const Variant& variant : run.variants) arithmetics.push_back(variant.arithmetic);
-  absl::StatusOr<Device*> device = LeastLoadedWith(devices, arithmetics);
-  if (device.ok()) return device;
-  return WithinField("spec.variants", device.status());
-}
-
 /// What tells two requests with one id apart.
 Sha256 SpecContentOf(const v1::ExecuteRequest& request) {
   return request.request_id().empty() ? Sha256() : ContentDigest(request.spec());

@@ -10,9 +10,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "quantgate/v1/engine_service.pb.h"
-#include "server/runs/layer_run.h"
 #include "server/runs/live_runs.h"
 #include "server/service_context.h"
+#include "server/wire/layer_run.h"
 
 namespace quantgate {
 

@@ -61,20 +61,6 @@ absl::Status TensorLoader::ResolveType(TensorReference& reference) {
                                    "; give one of them"));
 }
 
-Tensor TensorLoader::Outline(const TensorReference& reference) {
-  if (!reference.has_value()) return Tensor();
-  const TensorType& type = *reference.type;
-  // Checked when the reference was made, so neither the count nor the view can fail.
-  const int64_t count = CheckedElementCount(type.shape, type.dtype, reference.field).value();
-  const size_t bytes = static_cast<size_t>(count) * DTypeBytes(type.dtype);
-  return Tensor::View(type.dtype, type.shape, Buffer::Wrap(nullptr, bytes, nullptr)).value();
-}
-
-Tensor TensorLoader::Outline(const SlotReferences& references, const std::string& slot) {
-  const auto found = references.find(slot);
-  return found == references.end() ? Tensor() : Outline(found->second);
-}
-
 absl::StatusOr<Tensor> TensorLoader::Load(const TensorReference& reference, Device& device,
                                           const Cancellation* cancellation) {
   switch (reference.kind) {

@@ -24,12 +24,6 @@ class TensorLoader {
   absl::Status Resolve(std::span<TensorReference* const> references);
   absl::Status Resolve(SlotReferences& references);
 
-  /// A tensor of this type without memory, for checks of dtypes and shapes only; no value for an
-  /// absent reference.
-  static Tensor Outline(const TensorReference& reference);
-  /// No value for a slot that the request leaves out.
-  static Tensor Outline(const SlotReferences& references, const std::string& slot);
-
   /// The tensor in the memory of the device's engine, where stored and generated ones stay for
   /// later calls; no value for an absent reference.
   absl::StatusOr<Tensor> Load(const TensorReference& reference, Device& device,

@@ -14,9 +14,11 @@
 #include "server/limits.h"
 #include "server/runs/output_writer.h"
 #include "server/sessions/convert_session.h"
+#include "server/sessions/session_store.h"
 #include "server/wire/content_digest.h"
 #include "server/wire/convert_layer.h"
 #include "server/wire/convert_tensor.h"
+#include "server/wire/page.h"
 
 namespace quantgate {
 namespace {
@@ -159,7 +161,7 @@ absl::StatusOr<DeviceWork> PrepareOpenSession(CallContext& context,
   for (auto& [name, reference] : references) all.push_back(&reference);
   QG_RETURN_IF_ERROR(context.loader.Resolve(all));
   for (const TensorReference* reference : all) {
-    bytes += static_cast<int64_t>(TensorLoader::Outline(*reference).byte_size());
+    bytes += static_cast<int64_t>(OutlineOf(*reference).byte_size());
   }
   // Before anything of it is loaded: the parameters are the least that a session holds.
   const int64_t bytes_max = context.sessions.limits().bytes_max;
@@ -235,6 +237,21 @@ absl::StatusOr<DeviceWork> PrepareCheckpoint(CallContext& context,
         return absl::OkStatus();
       },
       device};
+}
+
+absl::Status ListSessions(CallContext& context, const v1::ListSessionsRequest& request,
+                          v1::ListSessionsResponse& response) {
+  QG_ASSIGN_OR_RETURN(const Page page, PageFromProto(request.page_size(), request.page_token()));
+  const auto records = context.sessions.List(page.before_id, page.size);
+  response = SessionPageToProto(records, page.size, context.sessions.Now());
+  return absl::OkStatus();
+}
+
+absl::Status CloseSession(CallContext& context, const v1::CloseSessionRequest& request,
+                          v1::Session& response) {
+  QG_ASSIGN_OR_RETURN(const SessionRecord record, context.sessions.Close(request.session_id()));
+  response = SessionRecordToProto(record, context.sessions.Now());
+  return absl::OkStatus();
 }
 
 }  // namespace quantgate

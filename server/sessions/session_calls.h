@@ -26,5 +26,9 @@ absl::StatusOr<DeviceWork> PrepareGetSession(CallContext& context,
 absl::StatusOr<DeviceWork> PrepareCheckpoint(CallContext& context,
                                              const v1::CheckpointRequest& request,
                                              v1::CheckpointResponse& response);
+absl::Status ListSessions(CallContext& context, const v1::ListSessionsRequest& request,
+                          v1::ListSessionsResponse& response);
+absl::Status CloseSession(CallContext& context, const v1::CloseSessionRequest& request,
+                          v1::Session& response);
 
 }  // namespace quantgate

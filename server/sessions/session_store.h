@@ -23,7 +23,7 @@
 #include "kernels/base/steady_time.h"
 #include "kernels/training/training_session.h"
 #include "server/device.h"
-#include "server/sessions/session_limits.h"
+#include "server/session_limits.h"
 
 namespace quantgate {
 

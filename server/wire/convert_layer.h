@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "quantgate/v1/layer.pb.h"
-#include "server/runs/layer_run.h"
+#include "server/wire/layer_run.h"
 
 namespace quantgate {
 

@@ -28,6 +28,12 @@ struct TensorReference {
 /// The tensors of a request by the slots of its plan: "x", "a.scale_inv".
 using SlotReferences = std::map<std::string, TensorReference>;
 
+/// A tensor of this type without memory, for checks of dtypes and shapes only; no value for an
+/// absent reference.
+Tensor OutlineOf(const TensorReference& reference);
+/// No value for a slot that the request leaves out.
+Tensor OutlineOf(const SlotReferences& references, const std::string& slot);
+
 /// "gen:normal,seed=1,shape=256x512,dtype=bf16": what the command line takes.
 std::string GeneratorText(const GeneratorSpec& spec);
 /// What the command line takes in place of this tensor: a gen: or digest: reference. The type must

@@ -145,21 +145,6 @@ TEST_F(LocalStoreTest, WithoutItsDatabaseNothingIsRemoved) {
   }
 }
 
-TEST_F(LocalStoreTest, WhatAKilledCommandLeftGoesWithTheNext) {
-  BackgroundProcess command(
-      Arguments{QUANTGATE_PROGRAM, "run", "--input", "gen:normal,shape=4096x4096", "--weight",
-                "gen:normal,seed=1,shape=4096x4096", "--recipe", "bf16", "--arithmetic", "exact"},
-      InTemporary());
-  while (FilesBelow(Path("tmp")).empty()) continue;
-  // Another one leaves it alone while it lives.
-  EXPECT_EQ(Local({"info"}).exit_code, 0);
-  EXPECT_THAT(FilesBelow(Path("tmp")), Not(IsEmpty()));
-  command.Signal(SIGKILL);
-  command.Wait();
-  EXPECT_EQ(Local({"info"}).exit_code, 0);
-  EXPECT_THAT(FilesBelow(Path("tmp")), IsEmpty());
-}
-
 TEST_F(LocalStoreTest, DigestsAreFoundWhereverARequestHasThem) {
   const std::string digest = Put(Sample("fc1.x"));
   const Arguments run = {"run", "--weight", Sample("fc1.weight"), "--recipe", "bf16"};

@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "client/connection.h"
+#include "client/channel_connection.h"
 #include "tests/client/command_fixture.h"
 
 namespace quantgate {
@@ -271,7 +271,7 @@ TEST_F(RefusalTest, HelpShowsExamplesForEveryCommand) {
 }
 
 TEST_F(RefusalTest, AnInterruptCancelsTheRunAndExits130) {
-  auto connection = *Connection::Dial(ServerAddress(), {});
+  auto connection = *ChannelConnection::Dial(ServerAddress(), {});
   BackgroundProcess command(
       Arguments{QUANTGATE_PROGRAM, "compare", "--input", "gen:normal,shape=2048x4096", "--weight",
                 "gen:normal,seed=1,shape=4096x4096", "--recipe", "bf16,fp8_current", "--arithmetic",
@@ -314,7 +314,7 @@ TEST_F(RefusalTest, ATimeoutCancelsTheRunAndExits124) {
                  "--timeout", "300ms"},
                 Where::kServer);
   EXPECT_EQ(result.exit_code, 124) << result.err;
-  auto connection = *Connection::Dial(ServerAddress(), {});
+  auto connection = *ChannelConnection::Dial(ServerAddress(), {});
   v1::RunState state = v1::RUN_STATE_RUNNING;
   while (state == v1::RUN_STATE_RUNNING || state == v1::RUN_STATE_QUEUED) {
     const auto runs = connection->ListRuns({});

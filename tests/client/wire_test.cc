@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "client/channel_connection.h"
 #include "client/download.h"
 #include "client/execute.h"
 #include "client/status.h"
@@ -25,7 +26,7 @@ class WireTest : public ::testing::Test {
   WireTest() {
     ConnectionOptions options;
     options.backoff = absl::Milliseconds(1);
-    connection_ = *Connection::Dial(server_.address(), options);
+    connection_ = *ChannelConnection::Dial(server_.address(), options);
     for (size_t i = 0; i < bytes_.size(); ++i) bytes_[i] = static_cast<char>(i * 2654435761u >> 13);
   }
   std::span<const std::byte> bytes() const { return std::as_bytes(std::span(bytes_)); }
@@ -41,11 +42,11 @@ class WireTest : public ::testing::Test {
 
 TEST_F(WireTest, AddressesAreCheckedBeforeAnythingConnects) {
   for (const char* address : {"localhost:7470", "unix:/tmp/x", "[::1]:80", "unix:x"}) {
-    EXPECT_TRUE(Connection::Dial(address, {}).ok()) << address;
+    EXPECT_TRUE(ChannelConnection::Dial(address, {}).ok()) << address;
   }
   for (const char* address :
        {"", "localhost", ":7470", "host:", "host:0", "host:65536", "host:x", "unix:"}) {
-    EXPECT_TRUE(absl::IsInvalidArgument(Connection::Dial(address, {}).status())) << address;
+    EXPECT_TRUE(absl::IsInvalidArgument(ChannelConnection::Dial(address, {}).status())) << address;
   }
 }
 
@@ -103,7 +104,7 @@ TEST_F(WireTest, WhatTheMessageSaysIsNotSaidTwice) {
 
 TEST_F(WireTest, AnUnreachableServerIsUnavailable) {
   auto connection =
-      *Connection::Dial("unix:/nonexistent/quantgate.sock", {.backoff = absl::Milliseconds(1)});
+      *ChannelConnection::Dial("unix:/nonexistent/quantgate.sock", {.backoff = absl::Milliseconds(1)});
   const absl::Status status = connection->GetCapabilities().status();
   EXPECT_TRUE(absl::IsUnavailable(status));
   EXPECT_THAT(ErrorText(status), HasSubstr("quantgated is running"));
@@ -112,7 +113,7 @@ TEST_F(WireTest, AnUnreachableServerIsUnavailable) {
 TEST_F(WireTest, ADeadlineThatPassedEndsEveryCall) {
   // By more than gRPC rounds deadlines up.
   auto connection =
-      *Connection::Dial(server_.address(), {.deadline = absl::Now() - absl::Seconds(1)});
+      *ChannelConnection::Dial(server_.address(), {.deadline = absl::Now() - absl::Seconds(1)});
   const absl::Status status = connection->FindMissing({}).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
   EXPECT_TRUE(absl::IsDeadlineExceeded(UploadBlob(*connection, shared(), digest()).status()));
@@ -193,7 +194,7 @@ TEST_F(WireTest, AnUploadGoesOnWhereAnotherClientLeftIt) {
   server_.blobs.breaks = {
       {left, grpc::Status(grpc::StatusCode::INTERNAL, "the client was killed")}};
   EXPECT_FALSE(UploadBlob(*connection_, shared(), digest()).ok());
-  connection_ = *Connection::Dial(server_.address(), {});
+  connection_ = *ChannelConnection::Dial(server_.address(), {});
   const auto upload = UploadBlob(*connection_, shared(), digest());
   ASSERT_TRUE(upload.ok()) << upload.status();
   EXPECT_EQ(upload->bytes_sent, static_cast<int64_t>(bytes_.size()) - left);
@@ -236,7 +237,7 @@ TEST_F(WireTest, QueuedBytesOutliveTheUploadAndAreLetGo) {
   const auto all = std::as_bytes(std::span(*owner));
   const v1::Digest digest = DigestOf(all);
   connection_ =
-      *Connection::Dial(server_.address(), {.deadline = absl::Now() + absl::Milliseconds(200)});
+      *ChannelConnection::Dial(server_.address(), {.deadline = absl::Now() + absl::Milliseconds(200)});
   server_.blobs.stalls = 1;
   const auto upload = UploadBlob(*connection_, {all, owner}, digest);
   EXPECT_TRUE(absl::IsDeadlineExceeded(upload.status())) << upload.status();
@@ -392,7 +393,7 @@ TEST_F(RunWireTest, CancellingTheConnectionCancelsTheRun) {
 
 TEST_F(RunWireTest, ARunGivenUpBeforeItsFirstEventIsCancelledToo) {
   connection_ =
-      *Connection::Dial(server_.address(), {.deadline = absl::Now() + absl::Milliseconds(200)});
+      *ChannelConnection::Dial(server_.address(), {.deadline = absl::Now() + absl::Milliseconds(200)});
   server_.engine.stalls = 1;
   EXPECT_TRUE(absl::IsDeadlineExceeded(Execute().status()));
   ASSERT_EQ(server_.engine.request_ids.size(), 2u);

@@ -12,7 +12,7 @@
 #include <memory>
 #include <utility>
 
-#include "client/connection.h"
+#include "client/channel_connection.h"
 #include "quantgate/v1/engine_service.grpc.pb.h"
 
 namespace quantgate {
@@ -94,7 +94,7 @@ void ServeRuns(int requests, int answers) {
     v1::ExecuteRequest request;
     if (!bytes.has_value() || !request.ParseFromString(*bytes)) std::abort();
     auto& connection = connections[*address];
-    if (connection == nullptr) connection = *Connection::Dial(*address, {});
+    if (connection == nullptr) connection = *ChannelConnection::Dial(*address, {});
     const auto stub = v1::Engine::NewStub(connection->channel());
     const std::optional<Arrivals> arrivals = ExecuteHere(*stub, request);
     Times times;

@@ -29,12 +29,10 @@ struct Served {
   Devices devices;
 
   explicit Served(int device_count = 1) {
-    ServerOptions options;
-    options.resident_bytes_max = 100;
     for (int i = 0; i < device_count; ++i) {
       auto made = std::make_unique<EngineWithMemory>(*cpu);
       engine = made.get();
-      devices.push_back(std::make_unique<Device>(std::move(made), options));
+      devices.push_back(std::make_unique<Device>(std::move(made), 100));
     }
   }
   ResidentTensors& resident() { return devices[0]->resident; }
@@ -110,7 +108,7 @@ TEST(DeviceCopyTest, UploadsFillAtMostHalfOfTheBudgetAtOnce) {
 
 TEST(DeviceCopyTest, ThereIsNoneForTheCpuOrForSeveralDevices) {
   Devices cpu_only;
-  cpu_only.push_back(std::make_unique<Device>(MakeCpuEngine({}), ServerOptions()));
+  cpu_only.push_back(std::make_unique<Device>(MakeCpuEngine({}), 0));
   EXPECT_EQ(DeviceCopy::Start(cpu_only, DigestOf("x")), nullptr);
   Served two(2);
   EXPECT_EQ(DeviceCopy::Start(two.devices, DigestOf("x")), nullptr);

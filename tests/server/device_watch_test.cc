@@ -35,7 +35,7 @@ struct Watched {
   Watched() {
     auto failing = std::make_unique<FailingHealth>(*cpu);
     engine = failing.get();
-    device = std::make_unique<Device>(std::move(failing), ServerOptions());
+    device = std::make_unique<Device>(std::move(failing), 0);
   }
 };
 

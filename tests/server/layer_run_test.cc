@@ -1,4 +1,4 @@
-#include "server/runs/layer_run.h"
+#include "server/wire/layer_run.h"
 
 #include <gtest/gtest.h>
 

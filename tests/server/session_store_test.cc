@@ -54,8 +54,7 @@ class SessionStoreTest : public ::testing::Test {
   SessionLimits limits_;
   std::string spec_text_;
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
-  ServerOptions options_;
-  Device device_{MakeCpuEngine({.threads = 1}), options_};
+  Device device_{MakeCpuEngine({.threads = 1}), 0};
   std::unique_ptr<SessionStore> store_;
 };
 

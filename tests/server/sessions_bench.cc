@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "client/channel_connection.h"
 #include "client/session.h"
 #include "kernels/training/training_session.h"
 #include "tests/engine/tensor_values.h"
@@ -29,7 +30,7 @@ v1::OpenSessionRequest OpenRequest() {
 
 void BM_StepOverRpc(benchmark::State& state) {
   TestServer server([](ServerOptions& options) { options.engine.threads = 1; });
-  Connection connection(server.channel(), server.address(), {});
+  ChannelConnection connection(server.channel(), server.address(), {});
   absl::StatusOr<ClientSession> session = ClientSession::Open(connection, OpenRequest());
   if (!session.ok()) return state.SkipWithError(std::string(session.status().message()).c_str());
   v1::SessionStepRequest request;
@@ -70,7 +71,7 @@ double ResidentBytes() {
 void BM_OpenSessions(benchmark::State& state) {
   for (auto _ : state) {
     TestServer server([](ServerOptions& options) { options.engine.threads = 1; });
-    Connection connection(server.channel(), server.address(), {});
+    ChannelConnection connection(server.channel(), server.address(), {});
     const double before = ResidentBytes();
     std::vector<ClientSession> sessions;
     double tensors = 0;

@@ -27,6 +27,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "client/channel_connection.h"
 #include "client/upload.h"
 #include "server/allocator.h"
 #include "server/limits.h"
@@ -182,7 +183,7 @@ double SendStream(const std::string& address, const std::string& bytes, const v1
 /// The same with the client library, which copies nothing and adds a CRC-32C to every chunk.
 double UploadWithClient(const std::string& address, const std::string& bytes,
                         const v1::Digest& digest) {
-  const auto connection = Connection::Dial(address, {}).value();
+  const auto connection = ChannelConnection::Dial(address, {}).value();
   const auto start = Clock::now();
   // The bytes are main's and outlive every call.
   const auto upload = WriteBlob(*connection, {std::as_bytes(std::span(bytes)), nullptr}, digest);

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <thread>
 
+#include "client/channel_connection.h"
 #include "client/upload.h"
 #include "tests/server/test_server.h"
 
@@ -143,7 +144,7 @@ TEST(UploadTest, TheClientLibraryGoesOnWhereAnyClientStopped) {
   (void)WriteMessages(server.blobs(),
                       {First(SharedUploadId(digest), bytes, 0, bytes.substr(0, half))});
   server.Restart();
-  Connection connection(server.NewChannel(), "test", {});
+  ChannelConnection connection(server.NewChannel(), "test", {});
   const auto upload = UploadBlob(connection, {std::as_bytes(std::span(bytes)), nullptr}, digest);
   ASSERT_TRUE(upload.ok()) << upload.status();
   EXPECT_EQ(upload->bytes_sent, static_cast<int64_t>(bytes.size()) - half);
@@ -157,7 +158,7 @@ TEST(UploadTest, TheClientLibraryStartsAgainOverAPartOfOtherBytes) {
   const v1::Digest digest = DigestFor(bytes);
   (void)WriteMessages(server.blobs(),
                       {First(SharedUploadId(digest), bytes, 0, std::string(2 << 20, 'x'))});
-  Connection connection(server.NewChannel(), "test", {});
+  ChannelConnection connection(server.NewChannel(), "test", {});
   const auto upload = UploadBlob(connection, {std::as_bytes(std::span(bytes)), nullptr}, digest);
   ASSERT_TRUE(upload.ok()) << upload.status();
   EXPECT_FALSE(IsMissing(server, bytes));
@@ -171,7 +172,7 @@ TEST(UploadTest, ManyOfTheClientLibraryAtOnceLeaveOneCopy) {
   std::vector<absl::Status> statuses(6);
   for (absl::Status& status : statuses) {
     threads.emplace_back([&] {
-      Connection connection(server.NewChannel(), "test", {});
+      ChannelConnection connection(server.NewChannel(), "test", {});
       status = UploadBlob(connection, {std::as_bytes(std::span(bytes)), nullptr}, DigestFor(bytes))
                    .status();
     });

@@ -58,10 +58,40 @@ TEST(StructureTest, ClientSeesTheServerOnlyThroughItsFront) {
     if (!StartsWith(file.path, "client/")) continue;
     for (const std::string& include : QuotedIncludes(file)) {
       if (StartsWith(include, "server/")) {
-        const bool is_front =
-            include == "server/server.h" || include == "server/store/local_store.h";
+        // What computes in the client's process stands on the same libraries as a server.
+        const bool is_front = StartsWith(file.path, "client/in_process.") ||
+                              StartsWith(file.path, "client/local_connection.") ||
+                              include == "server/server.h" ||
+                              include == "server/store/local_store.h";
         EXPECT_TRUE(is_front) << file.path << " includes " << include;
       }
+    }
+  }
+}
+
+// Wire stands below runs, runs below sessions, sessions below rpc; stores know none of them.
+TEST(StructureTest, PartsOfTheServerPointDown) {
+  const std::vector<std::string> parts = {"server/store/", "server/wire/", "server/runs/",
+                                          "server/sessions/", "server/rpc/"};
+  const auto height = [&](const std::string& path) {
+    const auto part = std::find_if(parts.begin(), parts.end(), [&](const std::string& prefix) {
+      return StartsWith(path, prefix);
+    });
+    return part == parts.end() ? -1 : static_cast<int>(part - parts.begin());
+  };
+  // A server's own ways with runs; the libraries know neither queues nor the database.
+  const std::set<std::string> of_server = {"server/runs/run_events.", "server/runs/run_job.",
+                                           "server/runs/runs."};
+  for (const SourceFile& file : ReadSources(kCode)) {
+    const bool is_of_server =
+        std::any_of(of_server.begin(), of_server.end(),
+                    [&](const std::string& prefix) { return StartsWith(file.path, prefix); });
+    for (const std::string& include : QuotedIncludes(file)) {
+      if (height(file.path) < 0 || is_of_server) continue;
+      EXPECT_LE(height(include), height(file.path)) << file.path << " includes " << include;
+      const bool is_library = height(file.path) > 0 && height(file.path) < 4;
+      EXPECT_FALSE(is_library && StartsWith(include, "server/store/"))
+          << file.path << " includes " << include;
     }
   }
 }
@@ -73,8 +103,8 @@ TEST(StructureTest, ThirdPartiesAreContained) {
        {"server/metrics.", "server/series_families.", "tests/server/rank_series_test."}},
       {"grpcpp/", {"server/rpc/", "server/server.", "client/", "tests/"}},
       {".pb.h",
-       {"proto/", "server/report/", "server/rpc/", "server/runs/", "server/server.", "server/sessions/",
-        "server/wire/", "client/", "tests/"}},
+       {"proto/", "server/report/", "server/rpc/", "server/runs/", "server/server.",
+        "server/sessions/", "server/wire/", "client/", "tests/"}},
       {"cublasLt.h", {"kernels/gemm/gemm_cublaslt.", "tests/hardware/"}},
       {"nccl.h", {"kernels/comm/"}},
       {"sqlite3.h", {"server/store/", "tests/server/full_disk."}},

@@ -11,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/validate/plan.h"
-#include "server/runs/tensor_loader.h"
 #include "server/wire/tensor_reference.h"
 
 namespace quantgate {
@@ -49,9 +48,5 @@ bool IsDelayedStateName(absl::string_view name);
 /// The plan of a run whose tensors are outlines: every check of Plan::Create, before anything is
 /// loaded. The types of all references must be known. Errors name fields below "spec".
 absl::StatusOr<Plan> OutlineLayerRun(const LayerRun& run);
-
-/// That plan with its tensors.
-absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, const Plan& outline, TensorLoader& loader,
-                                  Device& device, const Cancellation* cancellation);
 
 }  // namespace quantgate

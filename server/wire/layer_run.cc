@@ -1,4 +1,4 @@
-#include "server/runs/layer_run.h"
+#include "server/wire/layer_run.h"
 
 #include <algorithm>
 #include <iterator>
@@ -44,12 +44,12 @@ LayerRunRequest RequestOf(const LayerRun& run) {
   step.calibrate = run.calibrate;
   step.seed = run.seed;
   step.value_bytes_max = run.tensor_bytes_max;
-  step.x = TensorLoader::Outline(run.x);
-  step.grad_output = TensorLoader::Outline(run.grad_output);
+  step.x = OutlineOf(run.x);
+  step.grad_output = OutlineOf(run.grad_output);
   const auto outline = [](const std::map<std::string, TensorReference>& references) {
     std::map<std::string, Tensor> tensors;
     for (const auto& [name, reference] : references) {
-      tensors[name] = TensorLoader::Outline(reference);
+      tensors[name] = OutlineOf(reference);
     }
     return tensors;
   };
@@ -121,19 +121,6 @@ absl::StatusOr<Plan> OutlineLayerRun(const LayerRun& run) {
   absl::StatusOr<Plan> plan = Plan::Create(RequestOf(run));
   if (!plan.ok()) return AtSpecField(plan.status());
   return plan;
-}
-
-absl::StatusOr<Plan> LoadLayerRun(const LayerRun& run, const Plan& outline, TensorLoader& loader,
-                                  Device& device, const Cancellation* cancellation) {
-  const std::map<std::string, const TensorReference*> references = run.TensorsByName();
-  return outline.WithTensors([&](const std::string& name, const Tensor&) -> absl::StatusOr<Tensor> {
-    if (cancellation != nullptr) QG_RETURN_IF_ERROR(cancellation->Check());
-    const TensorReference& reference = *references.at(name);
-    // Their values are checked, in host memory.
-    return absl::StartsWith(name, kDelayedState)
-               ? loader.LoadToHost(reference, device, cancellation)
-               : loader.Load(reference, device, cancellation);
-  });
 }
 
 }  // namespace quantgate

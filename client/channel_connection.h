@@ -1,0 +1,60 @@
+// ChannelConnection: the API of one server over TCP, a Unix socket or a channel inside the process.
+//
+// Every unary call of the API is idempotent (mutating ones carry a request id), so all of them are
+// repeated with backoff when the server is UNAVAILABLE or names a time to try again. Streams are
+// not: uploads, downloads and runs resume by their own means (upload.h, download.h, execute.h).
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "client/connection.h"
+
+namespace grpc {
+class Channel;
+}
+
+namespace quantgate {
+
+class LiveCalls;
+
+class ChannelConnection : public Connection {
+ public:
+  /// `address`: "host:port", "unix:/path" or "unix:path". INVALID_ARGUMENT for anything else;
+  /// connecting happens with the first call.
+  static absl::StatusOr<std::unique_ptr<ChannelConnection>> Dial(const std::string& address,
+                                                                 const ConnectionOptions& options);
+  /// Over a channel that somebody made.
+  ChannelConnection(std::shared_ptr<grpc::Channel> channel, std::string address,
+                    const ConnectionOptions& options);
+  ~ChannelConnection() override;
+
+  absl::StatusOr<Upload> UploadBlob(const SharedBytes& bytes, const v1::Digest& digest,
+                                    const UploadProgress& progress) override;
+  absl::StatusOr<std::shared_ptr<Buffer>> DownloadBlob(const v1::Digest& digest,
+                                                       const DownloadProgress& progress) override;
+  absl::StatusOr<v1::RunReport> ExecuteRun(const v1::RunSpec& spec,
+                                           const RunObserverFunction& observer) override;
+  absl::StatusOr<v1::ScenarioRunFinished> RunScenarios(
+      const v1::RunScenariosRequest& request, const ScenarioObserverFunction& observer) override;
+  void Cancel() override;
+
+  /// Goes out even after Cancel() or the deadline, for a moment of its own.
+  absl::StatusOr<v1::Run> CancelRun(const v1::CancelRunRequest& request);
+
+  // For the streams of this library.
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  LiveCalls& live_calls() { return *live_calls_; }
+  /// Waits before try number `attempt` (1: the second). False: the deadline or Cancel() came first,
+  /// or tries are used up.
+  bool PauseBeforeRetry(int attempt, const absl::Status& status);
+
+ private:
+  absl::Status Call(const std::string& method, const google::protobuf::MessageLite& request,
+                    google::protobuf::MessageLite& response) override;
+
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<LiveCalls> live_calls_;
+};
+
+}  // namespace quantgate

@@ -1,0 +1,60 @@
+// LocalConnection: QuantGate's API computed by the caller's process, without server, sockets or
+// database. Calls run one after another, on a thread of their own: a rank that is stuck keeps that,
+// and not the caller.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/connection.h"
+#include "server/tensor_source.h"
+
+namespace quantgate {
+
+struct LocalOptions {
+  /// "cpu", "cuda" (the first CUDA device among several is the least loaded one) or "cuda:N".
+  std::string device = "cpu";
+  /// Worker threads of the CPU engine; 0: one per CPU.
+  int threads = 0;
+  /// Where results of the hardware check are remembered; empty: nowhere.
+  std::string hardware_checks_path;
+};
+
+/// Where a local connection has its tensors.
+struct LocalStore {
+  virtual ~LocalStore() = default;
+  virtual Blobs& blobs() = 0;
+  virtual Tensors& tensors() = 0;
+  /// Keeps the bytes under their digest.
+  virtual absl::Status Add(const SharedBytes& bytes, const v1::Digest& digest) = 0;
+};
+
+class LocalConnection : public Connection {
+ public:
+  /// Errors as MakeEngines (server/device.h).
+  static absl::StatusOr<std::unique_ptr<LocalConnection>> Open(std::unique_ptr<LocalStore> store,
+                                                               const LocalOptions& local,
+                                                               const ConnectionOptions& options);
+  ~LocalConnection() override;
+
+  absl::StatusOr<Upload> UploadBlob(const SharedBytes& bytes, const v1::Digest& digest,
+                                    const UploadProgress& progress) override;
+  absl::StatusOr<std::shared_ptr<Buffer>> DownloadBlob(const v1::Digest& digest,
+                                                       const DownloadProgress& progress) override;
+  absl::StatusOr<v1::RunReport> ExecuteRun(const v1::RunSpec& spec,
+                                           const RunObserverFunction& observer) override;
+  absl::StatusOr<v1::ScenarioRunFinished> RunScenarios(
+      const v1::RunScenariosRequest& request, const ScenarioObserverFunction& observer) override;
+  void Cancel() override;
+
+ private:
+  struct Workplace;
+  explicit LocalConnection(std::shared_ptr<Workplace> workplace, const ConnectionOptions& options);
+  absl::Status Call(const std::string& method, const google::protobuf::MessageLite& request,
+                    google::protobuf::MessageLite& response) override;
+
+  const std::shared_ptr<Workplace> workplace_;  ///< A thread that is stuck keeps it too.
+};
+
+}  // namespace quantgate

@@ -1,0 +1,17 @@
+// What an error says beside its code and text.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "quantgate/v1/error.pb.h"
+#include "server/errors.h"
+
+namespace quantgate {
+
+/// The text, or its beginning of at most `bytes_max` bytes, whole UTF-8 sequences, with "...".
+std::string CutText(const std::string& text, size_t bytes_max);
+
+v1::ErrorDetail ErrorDetailToProto(const error::Detail& detail);
+
+}  // namespace quantgate
