@@ -12,12 +12,12 @@
 #include "client/cli/bench_wire.h"
 #include "client/cli/commands.h"
 #include "client/cli/interrupt.h"
-#include "client/cli/number_text.h"
-#include "client/cli/render_json.h"
 #include "client/cli/subcommand.h"
-#include "client/cli/text_table.h"
 #include "client/in_process.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/number_text.h"
+#include "server/report/report_json.h"
+#include "server/report/text_table.h"
 
 namespace quantgate {
 namespace {

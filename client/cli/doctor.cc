@@ -14,16 +14,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/cli/commands.h"
-#include "client/cli/device_text.h"
 #include "client/cli/exit_code.h"
-#include "client/cli/number_text.h"
-#include "client/cli/render_json.h"
 #include "client/cli/subcommand.h"
-#include "client/cli/text_table.h"
 #include "client/in_process.h"
 #include "client/status.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/engine.h"
+#include "server/report/device_text.h"
+#include "server/report/number_text.h"
+#include "server/report/report_json.h"
+#include "server/report/text_table.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -7,6 +7,7 @@
 #include "client/cli/shell_text.h"
 #include "client/execute.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/element_types.h"
 
 namespace quantgate {
 namespace {
@@ -80,6 +81,7 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
                         ShowEvent(invocation, event);
                       }));
   invocation.progress().Clear();
+  for (v1::VariantReport& variant : *document.run.mutable_variants()) SetElementTypes(variant);
   // What this process alone had stored is gone with it.
   if (invocation.options().server.empty()) {
     document.run.set_reproduce(WithNames(document.run.reproduce(), sources.names()));

@@ -7,12 +7,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/exit_code.h"
-#include "client/cli/number_text.h"
-#include "client/cli/render_json.h"
 #include "client/cli/scenario_agreement.h"
 #include "client/cli/subcommand.h"
-#include "client/cli/text_table.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/number_text.h"
+#include "server/report/report_json.h"
+#include "server/report/text_table.h"
 
 namespace quantgate {
 namespace {
