@@ -224,9 +224,7 @@ const PageFunctions& Functions() {
        })},
       {"percent", Of([](const Arguments& a) { return Percent(a[0].json(), a[1].json()); })},
       {"type", Of(TypeOf)},
-      {"coordinate", Of([](const Arguments& a) {
-         return CoordinateText(a[0].json().get<std::vector<int64_t>>());
-       })},
+      {"coordinate", Of([](const Arguments& a) { return CoordinateText(a[0].json()); })},
       {"sqnr_level", Of([](const Arguments& a) { return SqnrLevel(RealIn(a[0].json())); })},
       {"length", Of([](const Arguments& a) { return a[0].json().size(); })},
       {"most", Of(MostOf)},

@@ -66,6 +66,12 @@ Json OfVerdict(const v1::Verdict& verdict) {
   return json;
 }
 
+Json OfSavedOperand(const v1::SavedOperand& saved) {
+  Json json = JsonOfFields(saved);
+  if (!saved.used()) json["at_use"] = nullptr;
+  return json;
+}
+
 /// Its bits are of a dtype that is not told.
 Json OfDifference(const v1::ExplainResponse::Difference& difference) {
   return Json{{"row", difference.row()},
@@ -92,6 +98,7 @@ const std::map<const google::protobuf::Descriptor*, SpecialForm>& SpecialForms()
       Form<v1::Fingerprint, FingerprintText>(),
       Form<v1::ElementPair, OfElementPair>(),
       Form<v1::Verdict, OfVerdict>(),
+      Form<v1::SavedOperand, OfSavedOperand>(),
       Form<v1::ExplainResponse::Difference, OfDifference>(),
       Form<google::protobuf::Timestamp, OfTime>()};
   return kForms;

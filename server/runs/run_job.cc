@@ -10,7 +10,7 @@
 #include "server/limits.h"
 #include "server/runs/memory_guard.h"
 #include "server/runs/output_writer.h"
-#include "server/runs/reproduce_command.h"
+#include "server/runs/run_request.h"
 #include "server/wire/convert_recipe.h"
 #include "server/wire/convert_report.h"
 #include "server/wire/convert_tensor.h"
@@ -205,7 +205,8 @@ absl::StatusOr<v1::RunReport> RunJob::ExecutePlan(const Plan& plan) {
       result_, RunPlan(plan, *device_.engine, cancellation_.get(),
                        RunObserver{on_progress, on_variant, on_output, on_measured}, &ranks_));
   QG_RETURN_IF_ERROR(events_->AwaitCreated());
-  report.set_reproduce(std::move(reproduce_));
+  report.set_reproduce(RepeatCommand(run_id_));
+  *report.mutable_request() = run_.request;
   if (run_.reference.has_value()) report.set_reference(*run_.reference);
   QG_RETURN_IF_ERROR(DescribeInputs(report));
   *report.mutable_environment() = std::move(environment_);
@@ -222,6 +223,7 @@ absl::Status RunJob::DescribeInputs(v1::RunReport& report) {
     *proto.mutable_fingerprint() = FingerprintToProto(fingerprint);
     QG_RETURN_IF_ERROR(DescribeSource(*references.at(name), proto));
   }
+  for (const auto& [name, subject] : run_.subjects) QG_RETURN_IF_ERROR(KeepBytes(subject));
   return absl::OkStatus();
 }
 
@@ -229,12 +231,13 @@ absl::Status RunJob::DescribeSource(const TensorReference& reference, v1::InputT
   *proto.mutable_type() = TensorTypeToProto(*reference.type);
   proto.set_source(SourceText(reference));
   if (reference.kind == TensorReference::Kind::kGenerated) return absl::OkStatus();
-  // Inline tensors are kept, so that the command in `reproduce` works.
-  if (reference.kind == TensorReference::Kind::kInline) {
-    QG_RETURN_IF_ERROR(context_.blobs.Put(std::as_bytes(std::span(reference.bytes))).status());
-  }
   *proto.mutable_digest() = DigestToProto(reference.digest);
-  return absl::OkStatus();
+  return KeepBytes(reference);
+}
+
+absl::Status RunJob::KeepBytes(const TensorReference& reference) {
+  if (reference.kind != TensorReference::Kind::kInline) return absl::OkStatus();
+  return context_.blobs.Put(std::as_bytes(std::span(reference.bytes))).status();
 }
 
 void RunJob::OnProgress(const RunProgress& progress) {
@@ -325,10 +328,7 @@ absl::Status RunJob::PublishVariant(int index, const VariantReport& report) {
   return absl::OkStatus();
 }
 
-void RunJob::Stored(absl::Status status) {
-  reproduce_ = ReproduceCommand(run_);  // Here nobody waits for it.
-  events_->Created(std::move(status));
-}
+void RunJob::Stored(absl::Status status) { events_->Created(std::move(status)); }
 
 void RunJob::Stop(const absl::Status& status) {
   if (status.ok()) return;

@@ -31,7 +31,7 @@ class RunJob {
   /// Runs to its end, whatever that is; `admission` is what the queue says.
   void Run(absl::Status admission);
   /// That the run and its first event are stored, or why not: then nothing else of it is. By
-  /// another thread, once; does there what the run's end needs besides.
+  /// another thread, once.
   void Stored(absl::Status status);
 
  private:
@@ -40,6 +40,8 @@ class RunJob {
   absl::Status DescribeInputs(v1::RunReport& report);
   /// Where the input came from, and its digest.
   absl::Status DescribeSource(const TensorReference& reference, v1::InputTensor& proto);
+  /// Those that came with the request, so that the command in `reproduce` works.
+  absl::Status KeepBytes(const TensorReference& reference);
   void OnProgress(const RunProgress& progress);
   /// `body()` (absl::Status) unless the run stops; with its time among what is stored.
   template <typename Body>
@@ -82,7 +84,6 @@ class RunJob {
   Throttle progress_throttle_{std::chrono::milliseconds(20)};
   absl::Duration store_time_;
   RunReport result_;       // Its tensors are dropped with the job, when the end has been told.
-  std::string reproduce_;  // Of Stored.
 };
 
 /// A serialized RunAccepted event, a run's first.

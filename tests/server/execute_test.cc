@@ -114,11 +114,9 @@ TEST(RunTest, StreamsEventsInOrder) {
   const v1::RunReport& report = run.finished().report();
   EXPECT_EQ(report.inputs_size(), 3);
   EXPECT_EQ(report.environment().devices(0).id(), "cpu");
-  EXPECT_EQ(report.reproduce(),
-            "quantgate run --layer linear --input gen:normal,seed=1,shape=32x64,dtype=bf16 "
-            "--weight gen:normal,seed=2,shape=48x64,dtype=bf16 --grad-output "
-            "gen:normal,seed=3,shape=32x48,dtype=bf16 --recipe fp8_current --backward-override "
-            "none --arithmetic sm90");
+  EXPECT_EQ(report.reproduce(), "quantgate run --spec run:" + report.run_id());
+  EXPECT_EQ(report.request().step().x().generate().seed(), 1u);
+  EXPECT_EQ(report.request().variants(0).arithmetic(), "sm90");
 }
 
 TEST(RunTest, WaitRunAttachesFromAnySequence) {

@@ -58,12 +58,27 @@ TEST(StructureTest, ClientSeesTheServerOnlyThroughItsFront) {
     if (!StartsWith(file.path, "client/")) continue;
     for (const std::string& include : QuotedIncludes(file)) {
       if (StartsWith(include, "server/")) {
-        const bool is_front =
-            include == "server/server.h" || include == "server/store/local_store.h";
+        const bool is_front = include == "server/server.h" ||
+                              include == "server/store/local_store.h" ||
+                              StartsWith(include, "server/report/");
         EXPECT_TRUE(is_front) << file.path << " includes " << include;
       }
     }
   }
+}
+
+TEST(StructureTest, ReportsNeedNoServer) {
+  size_t count = 0;
+  for (const SourceFile& file : ReadSources(kCode)) {
+    if (!StartsWith(file.path, "server/report/")) continue;
+    for (const std::string& include : QuotedIncludes(file)) {
+      const bool is_other =
+          StartsWith(include, "server/") && !StartsWith(include, "server/report/");
+      EXPECT_FALSE(is_other) << file.path << " includes " << include;
+      ++count;
+    }
+  }
+  EXPECT_GT(count, 30u);
 }
 
 TEST(StructureTest, ThirdPartiesAreContained) {
@@ -73,8 +88,8 @@ TEST(StructureTest, ThirdPartiesAreContained) {
        {"server/metrics.", "server/series_families.", "tests/server/rank_series_test."}},
       {"grpcpp/", {"server/rpc/", "server/server.", "client/", "tests/"}},
       {".pb.h",
-       {"proto/", "server/report/", "server/rpc/", "server/runs/", "server/server.", "server/sessions/",
-        "server/wire/", "client/", "tests/"}},
+       {"proto/", "server/report/", "server/rpc/", "server/runs/", "server/server.",
+        "server/sessions/", "server/wire/", "client/", "tests/"}},
       {"cublasLt.h", {"kernels/gemm/gemm_cublaslt.", "tests/hardware/"}},
       {"nccl.h", {"kernels/comm/"}},
       {"sqlite3.h", {"server/store/", "tests/server/full_disk."}},

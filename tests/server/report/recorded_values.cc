@@ -34,7 +34,9 @@ std::string PlaceNow(std::string place) {
 
 /// A message that is not there is null now; its fields stood there as zeros.
 bool IsOfAbsentMessage(const Json& value, Json::json_pointer place, const Json& now) {
-  const bool is_zero = value == 0 || value == "00000000000000000000000000000000";
+  static const std::regex kZeros("(0x)?0+");
+  const bool is_zero =
+      value == 0 || (value.is_string() && std::regex_match(value.get<std::string>(), kZeros));
   while (!place.empty() && !now.contains(place)) place = place.parent_pointer();
   return is_zero && now[place].is_null();
 }
