@@ -1,5 +1,6 @@
 #include "server/report/page_template.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cctype>
 #include <charconv>
@@ -134,75 +135,52 @@ class Page::Expression {
     rest_.remove_prefix(token.size());
     return true;
   }
+  void Expect(std::string_view token) {
+    [[maybe_unused]] const bool is_there = Take(token);
+    assert(is_there);
+  }
   static bool IsNamePart(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
   static PageValue Of(Json json) { return {std::move(json)}; }
 
   PageValue Choice() {
-    PageValue value = Either();
+    PageValue value = Joined(0);
     if (!Take("?")) return value;
     PageValue yes = Choice();
-    [[maybe_unused]] const bool has_other = Take(":");
-    assert(has_other);
+    Expect(":");
     PageValue no = Choice();
     return IsTrue(value.json()) ? yes : no;
   }
-  PageValue Either() {
-    PageValue value = Both();
-    while (Take("or")) {
-      PageValue other = Both();
-      if (!IsTrue(value.json())) value = std::move(other);
-    }
-    return value;
-  }
-  PageValue Both() {
-    PageValue value = Comparison();
-    while (Take("and")) {
-      PageValue other = Comparison();
-      if (IsTrue(value.json())) value = std::move(other);
-    }
-    return value;
-  }
-  PageValue Comparison() {
-    PageValue left = Sum();
-    for (const char* token : {"==", "!=", "<=", ">=", "<", ">"}) {
-      if (!Take(token)) continue;
-      const PageValue right = Sum();
-      if (token[1] == '=' && token[0] != '<' && token[0] != '>') {
-        return Of((left.json() == right.json()) == (token[0] == '='));
-      }
-      const double a = RealIn(left.json()), b = RealIn(right.json());
-      if (token[1] == '=') return Of(token[0] == '<' ? a <= b : a >= b);
-      return Of(token[0] == '<' ? a < b : a > b);
-    }
-    return left;
-  }
-  PageValue Sum() {
-    PageValue value = Product();
+
+  /// What the operators of that level and higher ones join, from the left.
+  PageValue Joined(size_t level) {
+    static const std::vector<std::vector<std::string_view>> kLevels = {
+        {"or"}, {"and"}, {"==", "!=", "<=", ">=", "<", ">"}, {"~", "+", "-"}, {"*", "/"}};
+    if (level == kLevels.size()) return Signed();
+    PageValue left = Joined(level + 1);
     for (;;) {
-      if (Take("~")) {
-        const PageValue right = Product();
-        value = Of(TextOf(value.json()) + TextOf(right.json()));
-      } else if (Take("+")) {
-        value = Of(RealIn(value.json()) + RealIn(Product().json()));
-      } else if (Take("-")) {
-        value = Of(RealIn(value.json()) - RealIn(Product().json()));
-      } else {
-        return value;
-      }
+      const auto taken = std::find_if(kLevels[level].begin(), kLevels[level].end(),
+                                      [&](std::string_view token) { return Take(token); });
+      if (taken == kLevels[level].end()) return left;
+      left = Apply(*taken, left, Joined(level + 1));
     }
   }
-  PageValue Product() {
-    PageValue value = Signed();
-    for (;;) {
-      if (Take("*")) {
-        value = Of(RealIn(value.json()) * RealIn(Signed().json()));
-      } else if (Take("/")) {
-        value = Of(RealIn(value.json()) / RealIn(Signed().json()));
-      } else {
-        return value;
-      }
-    }
+
+  static PageValue Apply(std::string_view token, const PageValue& left, const PageValue& right) {
+    if (token == "or") return IsTrue(left.json()) ? left : right;
+    if (token == "and") return IsTrue(left.json()) ? right : left;
+    if (token == "==") return Of(left.json() == right.json());
+    if (token == "!=") return Of(left.json() != right.json());
+    if (token == "~") return Of(TextOf(left.json()) + TextOf(right.json()));
+    const double a = RealIn(left.json()), b = RealIn(right.json());
+    if (token == "<=") return Of(a <= b);
+    if (token == ">=") return Of(a >= b);
+    if (token == "<") return Of(a < b);
+    if (token == ">") return Of(a > b);
+    if (token == "+") return Of(a + b);
+    if (token == "-") return Of(a - b);
+    return Of(token == "*" ? a * b : a / b);
   }
+
   PageValue Signed() {
     if (Take("not")) return Of(!IsTrue(Signed().json()));
     if (Take("-")) return Of(-RealIn(Signed().json()));
@@ -211,25 +189,26 @@ class Page::Expression {
       if (Take(".")) {
         value = Member(value, Name());
       } else if (Take("[")) {
-        const Json key = Choice().json();
-        [[maybe_unused]] const bool is_closed = Take("]");
-        assert(is_closed);
-        value = key.is_string() ? Member(value, key.get<std::string>())
-                                : Item(value, static_cast<size_t>(RealIn(key)));
+        value = Member(value, static_cast<size_t>(RealIn(Choice().json())));
+        Expect("]");
       } else {
         return value;
       }
     }
   }
-  static PageValue Member(const PageValue& of, const std::string& name) {
-    const auto found = of.json().is_object() ? of.json().find(name) : of.json().end();
-    if (found == of.json().end()) return {};
-    return of.other == nullptr ? Of(*found) : PageValue{{}, &*found};
+
+  template <typename Key>
+  static PageValue Member(const PageValue& of, const Key& key) {
+    const Json* member = nullptr;
+    if constexpr (std::is_same_v<Key, std::string>) {
+      if (of.json().is_object() && of.json().contains(key)) member = &of.json()[key];
+    } else {
+      if (of.json().is_array() && key < of.json().size()) member = &of.json()[key];
+    }
+    if (member == nullptr) return {};
+    return of.other == nullptr ? Of(*member) : PageValue{{}, member};
   }
-  static PageValue Item(const PageValue& of, size_t index) {
-    if (!of.json().is_array() || index >= of.json().size()) return {};
-    return of.other == nullptr ? Of(of.json()[index]) : PageValue{{}, &of.json()[index]};
-  }
+
   std::string Name() {
     Spaces();
     size_t size = 0;
@@ -244,8 +223,7 @@ class Page::Expression {
     assert(!rest_.empty());
     if (Take("(")) {
       PageValue value = Choice();
-      [[maybe_unused]] const bool is_closed = Take(")");
-      assert(is_closed);
+      Expect(")");
       return value;
     }
     if (rest_[0] == '"') {
@@ -304,24 +282,14 @@ PageValue Page::Call(const std::string& name, std::vector<PageValue> arguments) 
 }
 
 size_t Page::Skip(size_t at) const {
+  using Kind = Piece::Kind;
   for (int depth = 0;; ++at) {
     assert(at < pieces_.size());
-    switch (pieces_[at].kind) {
-      case Piece::Kind::kIf:
-      case Piece::Kind::kFor:
-      case Piece::Kind::kDef:
-        ++depth;
-        break;
-      case Piece::Kind::kEnd:
-        if (depth-- == 0) return at;
-        break;
-      case Piece::Kind::kElif:
-      case Piece::Kind::kElse:
-        if (depth == 0) return at;
-        break;
-      default:
-        break;
-    }
+    const Kind kind = pieces_[at].kind;
+    const bool is_branch = kind == Kind::kElif || kind == Kind::kElse;
+    if (depth == 0 && (is_branch || kind == Kind::kEnd)) return at;
+    if (kind == Kind::kIf || kind == Kind::kFor || kind == Kind::kDef) ++depth;
+    if (kind == Kind::kEnd) --depth;
   }
 }
 

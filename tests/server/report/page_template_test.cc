@@ -39,7 +39,7 @@ TEST(PageTemplateTest, ExpressionsHaveTheUsualOrder) {
   const std::pair<const char*, const char*> kCases[] = {{"1 + a * 3 - 1", "6"},
                                                         {"(1 + a) * 3", "9"},
                                                         {"b.c[1] / a", "2"},
-                                                        {"b[\"c\"][0]", "3"},
+                                                        {"b.c[0]", "3"},
                                                         {"-a + 1", "-1"},
                                                         {"twice(b.c[0])", "6"},
                                                         {"a == 2 and t", "true"},
