@@ -16,7 +16,6 @@
 #include "client/in_process.h"
 #include "kernels/base/status_macros.h"
 #include "server/report/number_text.h"
-#include "server/report/report_json.h"
 #include "server/report/text_table.h"
 
 namespace quantgate {
@@ -84,7 +83,7 @@ std::string RateText(const BenchLine& line) {
 
 void PrintBench(Invocation& invocation, const std::vector<BenchLine>& lines) {
   if (!invocation.is_table()) {
-    nlohmann::ordered_json json = JsonHead("bench");
+    nlohmann::ordered_json json;
     json["lines"] = nlohmann::ordered_json::array();
     for (const BenchLine& line : lines) {
       nlohmann::ordered_json entry{{"what", line.what}, {"rate", line.rate}, {"unit", line.unit}};
@@ -93,7 +92,7 @@ void PrintBench(Invocation& invocation, const std::vector<BenchLine>& lines) {
       entry["ratio"] = line.ratio ? nlohmann::ordered_json(*line.ratio) : nlohmann::ordered_json();
       json["lines"].push_back(entry);
     }
-    invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+    invocation.PrintJson("bench", json);
     return;
   }
   TextTable table({"", "rate", "of", "<ceiling"});

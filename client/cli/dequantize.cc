@@ -83,9 +83,7 @@ absl::StatusOr<int> Dequantize(Invocation& invocation, const DequantizeOptions& 
                      << FingerprintText(response.data().fingerprint()) << "\n";
     return 0;
   }
-  nlohmann::ordered_json json = JsonHead("dequantization");
-  json.update(JsonOf(response));
-  invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+  invocation.PrintJson("dequantization", JsonOf(response));
   return 0;
 }
 

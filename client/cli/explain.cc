@@ -110,9 +110,7 @@ void PrintExplanation(Invocation& invocation, const Response& response) {
     return response.gemm_size() > 0 ? PrintGemm(invocation, response)
                                     : PrintCodes(invocation, response);
   }
-  Json json = JsonHead("explain");
-  json.update(JsonOf(response));
-  invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+  invocation.PrintJson("explain", JsonOf(response));
 }
 
 /// As told, or else as the file of the scales says of them.

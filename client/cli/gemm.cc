@@ -43,9 +43,7 @@ struct GemmCommand {
 
 void PrintProduct(Invocation& invocation, const v1::GemmResponse& response) {
   if (!invocation.is_table()) {
-    nlohmann::ordered_json json = JsonHead("gemm");
-    json.update(JsonOf(response));
-    invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+    invocation.PrintJson("gemm", JsonOf(response));
     return;
   }
   invocation.out() << response.text() << "\nran: " << response.arithmetic() << ", "

@@ -42,7 +42,7 @@ v1::AlgorithmClass Sum(const v1::AlgorithmInventory& inventory) {
 }
 
 Json JsonOfFacts(const Facts& facts) {
-  Json json = JsonHead("info");
+  Json json;
   if (!facts.store.empty()) {
     json["local_store"] = {{"path", facts.store},
                            {"bytes", facts.store_usage.bytes},
@@ -139,7 +139,7 @@ absl::StatusOr<int> Info(Invocation& invocation) {
   if (invocation.is_table()) {
     PrintFacts(facts, invocation);
   } else {
-    invocation.out() << JsonText(JsonOfFacts(facts), invocation.is_json() ? 2 : -1) << "\n";
+    invocation.PrintJson("info", JsonOfFacts(facts));
   }
   return 0;
 }

@@ -68,9 +68,7 @@ std::string ScalarsText(const v1::QuantizationRecord& record) {
 
 void PrintQuantization(Invocation& invocation, const v1::QuantizeResponse& response) {
   if (!invocation.is_table()) {
-    nlohmann::ordered_json json = JsonHead("quantization");
-    json.update(JsonOf(response));
-    invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+    invocation.PrintJson("quantization", JsonOf(response));
     return;
   }
   const v1::QuantizationRecord& record = response.record();

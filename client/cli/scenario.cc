@@ -55,9 +55,7 @@ absl::StatusOr<int> ListScenarioLibrary(Invocation& invocation, const ScenarioOp
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   QG_ASSIGN_OR_RETURN(const v1::ListScenariosResponse listed, ListScenarios(*connection));
   if (!invocation.is_table()) {
-    Json json = JsonHead("scenarios");
-    json.update(JsonOf(listed));
-    invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+    invocation.PrintJson("scenarios", JsonOf(listed));
     return kExitOk;
   }
   TextTable table({"scenario", "faults", "<bug classes", "<invariant"});
@@ -174,7 +172,7 @@ void PrintEnd(Invocation& invocation, const std::vector<v1::ScenarioEvent>& even
     invocation.Say(SummaryOf(events));
   }
   if (!invocation.is_json()) return;
-  Json json = JsonHead("scenario_run");
+  Json json;
   json["good"] = finished.good();
   json["left_out"] = {{"scenarios", finished.scenarios_left_out()},
                       {"faults", finished.faults_left_out()}};
@@ -186,15 +184,15 @@ void PrintEnd(Invocation& invocation, const std::vector<v1::ScenarioEvent>& even
     if (event.has_scenario()) json["scenarios"].push_back(JsonOf(event.scenario()));
     if (event.has_fault()) json["faults"].push_back(JsonOf(event.fault()));
   }
-  invocation.out() << JsonText(json, 2) << "\n";
+  invocation.PrintJson("scenario_run", json);
 }
 
 /// A line of --format jsonl.
 void PrintLine(Invocation& invocation, const v1::ScenarioEvent& event) {
   if (event.has_finished()) return;
-  Json json = JsonHead(event.has_scenario() ? "scenario_result" : "fault_result");
-  json.update(event.has_scenario() ? JsonOf(event.scenario()) : JsonOf(event.fault()));
-  invocation.out() << JsonText(json, -1) << std::endl;
+  const Json result = event.has_scenario() ? JsonOf(event.scenario()) : JsonOf(event.fault());
+  invocation.out() << JsonLine(event.has_scenario() ? "scenario_result" : "fault_result", result)
+                   << std::flush;
 }
 
 absl::StatusOr<int> RunScenarioLibrary(Invocation& invocation, const ScenarioOptions& options) {

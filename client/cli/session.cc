@@ -94,9 +94,7 @@ void PrintSessionTable(Invocation& invocation, const std::vector<v1::Session>& s
 
 void PrintSession(Invocation& invocation, const v1::Session& session) {
   if (invocation.is_table()) return PrintSessionTable(invocation, {session});
-  nlohmann::ordered_json json = JsonHead("session");
-  json.update(JsonOf(session));
-  invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+  invocation.PrintJson("session", JsonOf(session));
 }
 
 /// As JSON one document, however many there are.
@@ -106,10 +104,10 @@ void PrintSessions(Invocation& invocation, const std::vector<v1::Session>& sessi
     for (const v1::Session& session : sessions) PrintSession(invocation, session);
     return;
   }
-  nlohmann::ordered_json json = JsonHead("sessions");
+  nlohmann::ordered_json json;
   json["sessions"] = nlohmann::ordered_json::array();
   for (const v1::Session& session : sessions) json["sessions"].push_back(JsonOf(session));
-  invocation.out() << JsonText(json, 2) << "\n";
+  invocation.PrintJson("sessions", json);
 }
 
 absl::StatusOr<int> Open(Invocation& invocation, const SessionOptions& options) {

@@ -126,9 +126,7 @@ absl::Status SetStep(const SessionStepOptions& options, TensorSources& sources,
 
 void PrintStep(Invocation& invocation, const v1::SessionStepResponse& response) {
   if (!invocation.is_table()) {
-    nlohmann::ordered_json json = JsonHead("session_step");
-    json.update(JsonOf(response));
-    invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+    invocation.PrintJson("session_step", JsonOf(response));
     return;
   }
   invocation.out() << "step " << response.step() << "\n";

@@ -53,10 +53,10 @@ void PrintRecords(Invocation& invocation, const std::vector<v1::TensorRecord>& r
     return;
   }
   if (invocation.is_json()) {
-    nlohmann::ordered_json json = JsonHead("tensors");
+    nlohmann::ordered_json json;
     json["tensors"] = nlohmann::ordered_json::array();
     for (const v1::TensorRecord& record : records) json["tensors"].push_back(JsonOf(record));
-    invocation.out() << JsonText(json, 2) << "\n";
+    invocation.PrintJson("tensors", json);
     return;
   }
   TextTable table({"tensor", "<type", "<name"});
@@ -262,11 +262,11 @@ absl::StatusOr<LocalStore> LockLocalStore(Invocation& invocation, const char* co
 int PrintCleared(Invocation& invocation, const char* kind, const Cleared& cleared,
                  const std::string& directory) {
   if (!invocation.is_table()) {
-    nlohmann::ordered_json json = JsonHead(kind);
+    nlohmann::ordered_json json;
     json["store"] = directory;
     json["tensors"] = cleared.tensors;
     json["bytes"] = cleared.bytes;
-    invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+    invocation.PrintJson(kind, json);
     return 0;
   }
   if (cleared.tensors > 0) {

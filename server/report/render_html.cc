@@ -65,10 +65,8 @@ Json PairOf(const Json& pairs, const Json& subject, const Json& reference) {
     absl::StrAppend(&detail, Count(pair["mismatch_count"]), " of ", Count(pair["element_count"]),
                     " differ, relative ", ShortReal(relative), "\n");
   }
-  // NaN passes through RealIn as whatever is no number does.
-  Json cell{{"equal", is_equal}, {"level", DecadeLevel(worst)}, {"detail", detail}};
-  SetReal(cell, "worst", worst);
-  return cell;
+  return Json{
+      {"equal", is_equal}, {"level", DecadeLevel(worst)}, {"detail", detail}, {"worst", worst}};
 }
 
 /// Name, count and class of each part of a bar, and what they add up to.

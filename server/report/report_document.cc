@@ -4,17 +4,6 @@
 
 namespace quantgate {
 
-std::string_view RequirementText(v1::Requirement requirement) {
-  switch (requirement) {
-    case v1::REQUIREMENT_BITWISE:
-      return "bitwise";
-    case v1::REQUIREMENT_BOUND:
-      return "bound";
-    default:
-      return "none";
-  }
-}
-
 std::vector<std::string> OutputNames(const v1::RunReport& run) {
   std::vector<std::string> names;
   for (const v1::VariantReport& variant : run.variants()) {

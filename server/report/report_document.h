@@ -37,9 +37,6 @@ struct ReportDocument {
   v1::Verdict verdict;  ///< Of the whole document.
 };
 
-/// "bitwise", "bound", "none".
-std::string_view RequirementText(v1::Requirement requirement);
-
 /// Outputs of all variants, in the order they first appear; no intermediates.
 std::vector<std::string> OutputNames(const v1::RunReport& run);
 /// The output of that name; null when the variant lacks it.

@@ -109,6 +109,9 @@ TEST(RunTest, StreamsEventsInOrder) {
   for (const auto& output : variant.outputs()) {
     names.push_back(output.tensor().name());
     EXPECT_TRUE(output.tensor().has_data());
+    // Bits of elements are told with their dtypes.
+    EXPECT_EQ(output.against_unquantized().max_abs_at().subject_dtype(), "bf16");
+    EXPECT_EQ(output.against_unquantized().max_abs_at().reference_dtype(), "f32");
   }
   EXPECT_THAT(names, testing::UnorderedElementsAre("y", "dx", "dw"));
   const v1::RunReport& report = run.finished().report();
