@@ -14,6 +14,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/fingerprint.h"
 #include "quantgate/v1/blobs_service.grpc.pb.h"
+#include "server/report/number_text.h"
 
 namespace quantgate {
 namespace {

@@ -27,8 +27,8 @@
 #include "server/runs/engine_calls.h"
 #include "server/runs/info_calls.h"
 #include "server/runs/memory_guard.h"
-#include "server/runs/reproduce_command.h"
 #include "server/runs/run_execution.h"
+#include "server/runs/run_request.h"
 #include "server/runs/scenario_run.h"
 #include "server/runs/tensor_calls.h"
 #include "server/server.h"
@@ -319,6 +319,7 @@ absl::StatusOr<PreparedRun> PrepareRun(CallContext& context, const v1::RunSpec& 
   QG_ASSIGN_OR_RETURN(LayerRun run, LayerRunFromProto(spec, context.tensor_bytes_max));
   run.stream_outputs = true;
   QG_RETURN_IF_ERROR(context.loader.Resolve(run.tensors()));
+  run.request = KeptRequest(spec, run);
   QG_ASSIGN_OR_RETURN(Plan outline, OutlineLayerRun(run));
   QG_ASSIGN_OR_RETURN(Device * device, DeviceForRun(run, context.devices));
   return PreparedRun{std::move(run), std::move(outline), device};
@@ -352,7 +353,6 @@ absl::StatusOr<v1::RunReport> LocalConnection::ExecuteRun(const v1::RunSpec& spe
     const absl::Status status = workplace->watch.Checked(*shared->device, executed.status());
     v1::RunReport report;
     if (executed.ok()) report = *std::move(executed);
-    report.set_reproduce(ReproduceCommand(execution.run()));
     report.set_seconds(absl::ToDoubleSeconds(SteadyNow() - start));
     follower->Take(FinishedEvent(run_id, sequence + 1, StateOf(status, *workplace->cancellation),
                                  status, std::move(report), execution.TakeLastVariant()),

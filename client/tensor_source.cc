@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/number_text.h"
 
 namespace quantgate {
 
@@ -75,10 +76,6 @@ absl::StatusOr<v1::TensorSource> TensorSources::Place(const std::string& what,
   QG_ASSIGN_OR_RETURN(const v1::TensorRecord record, Store(what, tensor));
   *source.mutable_stored()->mutable_digest() = record.digest();
   *source.mutable_stored()->mutable_type() = DescriptorOf(tensor);
-  names_.emplace(absl::StrCat("digest:", DigestText(record.digest()),
-                              ",dtype=", std::string(DTypeName(tensor.dtype())),
-                              ",shape=", ShapeText(tensor.shape())),
-                 what);
   return source;
 }
 

@@ -41,9 +41,6 @@ class TensorSources {
   /// Files that were read, so that no output overwrites them.
   const std::set<std::string>& files() const { return files_; }
   int64_t bytes_sent() const { return bytes_sent_; }
-  /// Stored tensors by what the server calls them, "digest:SHA256/SIZE,dtype=bf16,shape=256x512",
-  /// and what they were called here.
-  const std::map<std::string, std::string>& names() const { return names_; }
 
  private:
   absl::StatusOr<v1::TensorSource> ResolveStored(const TensorName& name);
@@ -52,7 +49,6 @@ class TensorSources {
   const Placement placement_;
   const Progress progress_;
   std::set<std::string> files_;
-  std::map<std::string, std::string> names_;
   int64_t bytes_sent_ = 0;
 };
 

@@ -169,10 +169,6 @@ v1::Digest DigestOf(std::span<const std::byte> bytes) {
   return digest;
 }
 
-std::string DigestText(const v1::Digest& digest) {
-  return absl::StrCat(absl::BytesToHexString(digest.sha256()), "/", digest.size());
-}
-
 std::string SharedUploadId(const v1::Digest& digest) {
   // The server keeps uploads apart by digest too; the hex digits are for people who read a log.
   return absl::StrCat("sha256-", absl::BytesToHexString(digest.sha256().substr(0, 8)));

@@ -21,8 +21,6 @@ inline constexpr int64_t kUploadChunkBytes = 1 << 20;
 
 /// SHA-256 and size of `bytes`.
 v1::Digest DigestOf(std::span<const std::byte> bytes);
-/// "SHA256/SIZE", the form after "digest:" on the command line.
-std::string DigestText(const v1::Digest& digest);
 /// The upload id that every client uses for this blob, unless another one is just writing it.
 std::string SharedUploadId(const v1::Digest& digest);
 

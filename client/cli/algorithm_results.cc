@@ -1,17 +1,13 @@
 #include "client/cli/algorithm_results.h"
 
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "client/cli/number_text.h"
-#include "client/cli/render_json.h"
-#include "client/cli/text_table.h"
+#include "server/report/number_text.h"
+#include "server/report/text_table.h"
 
 namespace quantgate {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 /// "=", or how many elements differ; "amax" where only the reported amax does.
 std::string EqualText(bool is_equal, int64_t mismatch_count) {
@@ -33,21 +29,16 @@ std::string AlgorithmsVerdict(const v1::GemmResponse& response) {
 }
 
 void PrintDifferences(const v1::GemmResponse& response, std::ostream& out) {
-  const std::string& dtype = response.d().type().dtype();
   for (const v1::AlgorithmResult& one : response.algorithms()) {
     if (one.has_first_difference()) {
-      out << "#" << one.index() << " against #0: first "
-          << ElementText(one.first_difference(), dtype, dtype) << "\n";
+      out << "#" << one.index() << " against #0: first " << ElementText(one.first_difference())
+          << "\n";
     }
     if (one.has_first_model_difference()) {
       out << "#" << one.index() << " against " << one.model() << ": first "
-          << ElementText(one.first_model_difference(), dtype, dtype) << "\n";
+          << ElementText(one.first_model_difference()) << "\n";
     }
   }
-}
-
-Json JsonOfDifference(bool has, const v1::ElementPair& pair, const std::string& dtype) {
-  return has ? JsonOf(pair, dtype, dtype) : Json();
 }
 
 }  // namespace
@@ -67,31 +58,6 @@ void PrintAlgorithms(const v1::GemmResponse& response, bool uses_colour, std::os
   out << "like: = where all bits are equal, otherwise how many elements differ\n\n";
   PrintDifferences(response, out);
   out << AlgorithmsVerdict(response) << "\n";
-}
-
-Json JsonOfAlgorithms(const v1::GemmResponse& response) {
-  const std::string& dtype = response.d().type().dtype();
-  Json list = Json::array();
-  for (const v1::AlgorithmResult& one : response.algorithms()) {
-    const bool has_model = !one.model().empty();
-    Json json;
-    json["index"] = one.index();
-    json["algorithm"] = one.description();
-    json["arithmetic"] = one.arithmetic();
-    json["fingerprint"] = FingerprintText(one.fingerprint());
-    json["equal_to_first"] = one.equal_to_first();
-    json["mismatch_count"] = one.mismatch_count();
-    json["first_difference"] =
-        JsonOfDifference(one.has_first_difference(), one.first_difference(), dtype);
-    json["model"] = has_model ? Json(one.model()) : Json();
-    json["equal_to_model"] = has_model ? Json(one.equal_to_model()) : Json();
-    json["model_mismatch_count"] = has_model ? Json(one.model_mismatch_count()) : Json();
-    json["first_model_difference"] =
-        JsonOfDifference(one.has_first_model_difference(), one.first_model_difference(), dtype);
-    json["seconds"] = one.seconds();
-    list.push_back(json);
-  }
-  return list;
 }
 
 }  // namespace quantgate

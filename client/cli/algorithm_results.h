@@ -1,7 +1,6 @@
 // What `quantgate gemm --every-algorithm` found.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
 #include <ostream>
 
 #include "quantgate/v1/engine_service.pb.h"
@@ -10,7 +9,5 @@ namespace quantgate {
 
 /// A row per algorithm, then a line per difference with the first element in value and hex.
 void PrintAlgorithms(const v1::GemmResponse& response, bool uses_colour, std::ostream& out);
-
-nlohmann::ordered_json JsonOfAlgorithms(const v1::GemmResponse& response);
 
 }  // namespace quantgate

@@ -12,12 +12,11 @@
 #include "client/cli/bench_wire.h"
 #include "client/cli/commands.h"
 #include "client/cli/interrupt.h"
-#include "client/cli/number_text.h"
-#include "client/cli/render_json.h"
 #include "client/cli/subcommand.h"
-#include "client/cli/text_table.h"
 #include "client/in_process.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/number_text.h"
+#include "server/report/text_table.h"
 #include "server/server.h"
 
 namespace quantgate {
@@ -91,7 +90,7 @@ std::string RateText(const BenchLine& line) {
 
 void PrintBench(Invocation& invocation, const std::vector<BenchLine>& lines) {
   if (!invocation.is_table()) {
-    nlohmann::ordered_json json = JsonHead("bench");
+    nlohmann::ordered_json json;
     json["lines"] = nlohmann::ordered_json::array();
     for (const BenchLine& line : lines) {
       nlohmann::ordered_json entry{{"what", line.what}, {"rate", line.rate}, {"unit", line.unit}};
@@ -100,7 +99,7 @@ void PrintBench(Invocation& invocation, const std::vector<BenchLine>& lines) {
       entry["ratio"] = line.ratio ? nlohmann::ordered_json(*line.ratio) : nlohmann::ordered_json();
       json["lines"].push_back(entry);
     }
-    invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+    invocation.PrintJson("bench", json);
     return;
   }
   TextTable table({"", "rate", "of", "<ceiling"});

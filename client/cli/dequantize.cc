@@ -5,14 +5,14 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands.h"
 #include "client/cli/layer_command.h"
-#include "client/cli/number_text.h"
 #include "client/cli/output.h"
 #include "client/cli/quantized_metadata.h"
-#include "client/cli/render_json.h"
 #include "client/cli/subcommand.h"
 #include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor_file.h"
+#include "server/report/number_text.h"
+#include "server/report/report_json.h"
 
 namespace quantgate {
 namespace {
@@ -83,9 +83,7 @@ absl::StatusOr<int> Dequantize(Invocation& invocation, const DequantizeOptions& 
                      << FingerprintText(response.data().fingerprint()) << "\n";
     return 0;
   }
-  nlohmann::ordered_json json = JsonHead("dequantization");
-  json.update(JsonOf(response.data()));
-  invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+  invocation.PrintJson("dequantization", JsonOf(response));
   return 0;
 }
 

@@ -14,16 +14,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/cli/commands.h"
-#include "client/cli/device_text.h"
 #include "client/cli/exit_code.h"
-#include "client/cli/number_text.h"
-#include "client/cli/render_json.h"
 #include "client/cli/subcommand.h"
-#include "client/cli/text_table.h"
 #include "client/in_process.h"
 #include "client/status.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/engine.h"
+#include "server/report/device_text.h"
+#include "server/report/number_text.h"
+#include "server/report/text_table.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -230,7 +229,7 @@ void CheckServer(Invocation& invocation, bool keeps, std::vector<Finding>& findi
 
 void PrintFindings(Invocation& invocation, const std::vector<Finding>& findings, bool is_healthy) {
   if (!invocation.is_table()) {
-    nlohmann::ordered_json json = JsonHead("doctor");
+    nlohmann::ordered_json json;
     json["healthy"] = is_healthy;
     json["checks"] = nlohmann::ordered_json::array();
     for (const Finding& finding : findings) {
@@ -238,7 +237,7 @@ void PrintFindings(Invocation& invocation, const std::vector<Finding>& findings,
                                 {"result", HealthText(finding.health)},
                                 {"text", finding.text}});
     }
-    invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+    invocation.PrintJson("doctor", json);
     return;
   }
   TextTable table({"", "<", "<"});

@@ -8,14 +8,14 @@
 #include "client/cli/exit_code.h"
 #include "client/cli/gemm_options.h"
 #include "client/cli/layer_command.h"
-#include "client/cli/number_text.h"
 #include "client/cli/quantized_metadata.h"
-#include "client/cli/render_json.h"
 #include "client/cli/subcommand.h"
-#include "client/cli/text_table.h"
 #include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor_file.h"
+#include "server/report/number_text.h"
+#include "server/report/report_json.h"
+#include "server/report/text_table.h"
 
 namespace quantgate {
 namespace {
@@ -45,64 +45,6 @@ struct ExplainOptions {
 
 using Json = nlohmann::ordered_json;
 using Response = v1::ExplainResponse;
-
-Json JsonOfLocation(const Response::Difference& difference) {
-  return {{"row", difference.row()},
-          {"column", difference.column()},
-          {"given", absl::StrFormat("0x%x", difference.given())},
-          {"expected", absl::StrFormat("0x%x", difference.expected())}};
-}
-
-template <typename Candidate>
-Json DifferenceOf(const Candidate& candidate) {
-  return candidate.has_first_difference() ? JsonOfLocation(candidate.first_difference())
-                                          : Json(nullptr);
-}
-
-Json JsonOfCandidate(const Response::GemmCandidate& candidate) {
-  return {{"arithmetic", candidate.arithmetic()},
-          {"rule", candidate.rule()},
-          {"match_count", candidate.match_count()},
-          {"output_count", candidate.output_count()},
-          {"first_difference", DifferenceOf(candidate)}};
-}
-
-Json JsonOfSpread(const Response::StochasticSpread& spread) {
-  return {{"count", spread.count()},
-          {"variance", spread.variance()},
-          {"bias", spread.bias()},
-          {"slope", spread.slope()},
-          {"chi_square", spread.chi_square()},
-          {"bins", spread.bins()},
-          {"rarest", spread.rarest()},
-          {"level", spread.level()}};
-}
-
-Json JsonOfCandidate(const Response::CodesCandidate& candidate) {
-  return {{"element", candidate.element()},
-          {"block", candidate.block()},
-          {"scale_rule", candidate.scale_rule()},
-          {"scale_origin", candidate.scale_origin()},
-          {"element_rule", candidate.element_rule()},
-          {"is_deterministic", candidate.is_deterministic()},
-          {"scale_match_count", candidate.scale_match_count()},
-          {"scale_count", candidate.scale_count()},
-          {"code_match_count", candidate.code_match_count()},
-          {"code_count", candidate.code_count()},
-          {"first_difference", DifferenceOf(candidate)},
-          {"is_established", candidate.is_established()},
-          {"scale_distinct_count", candidate.scale_distinct_count()},
-          {"amax_distinct_count", candidate.amax_distinct_count()},
-          {"between_count", candidate.between_count()},
-          {"tie_count", candidate.tie_count()},
-          {"telling_count", candidate.telling_count()},
-          {"overflow_count", candidate.overflow_count()},
-          {"zero_telling_count", candidate.zero_telling_count()},
-          {"step_up_count", candidate.step_up_count()},
-          {"step_down_count", candidate.step_down_count()},
-          {"off_tie_max", candidate.off_tie_max()},
-          {"spread", candidate.has_spread() ? JsonOfSpread(candidate.spread()) : Json(nullptr)}};
-}
 
 bool IsEntire(const Response::GemmCandidate& candidate) {
   return candidate.match_count() == candidate.output_count();
@@ -168,19 +110,7 @@ void PrintExplanation(Invocation& invocation, const Response& response) {
     return response.gemm_size() > 0 ? PrintGemm(invocation, response)
                                     : PrintCodes(invocation, response);
   }
-  Json json = JsonHead("explain");
-  json["gemm"] = Json::array();
-  for (const auto& candidate : response.gemm()) json["gemm"].push_back(JsonOfCandidate(candidate));
-  json["codes"] = Json::array();
-  for (const auto& candidate : response.codes())
-    json["codes"].push_back(JsonOfCandidate(candidate));
-  json["conclusion"] = Json::array();
-  for (const std::string& line : response.conclusion()) json["conclusion"].push_back(line);
-  json["is_established"] = response.is_established();
-  json["tried"] = response.tried();
-  json["sample_count"] = response.sample_count();
-  json["seconds"] = response.seconds();
-  invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+  invocation.PrintJson("explain", JsonOf(response));
 }
 
 /// As told, or else as the file of the scales says of them.

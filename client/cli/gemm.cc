@@ -5,14 +5,14 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/algorithm_results.h"
 #include "client/cli/commands.h"
-#include "client/cli/device_text.h"
 #include "client/cli/gemm_options.h"
 #include "client/cli/layer_command.h"
-#include "client/cli/number_text.h"
 #include "client/cli/output.h"
-#include "client/cli/render_json.h"
 #include "client/cli/subcommand.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/device_text.h"
+#include "server/report/number_text.h"
+#include "server/report/report_json.h"
 
 namespace quantgate {
 namespace {
@@ -43,16 +43,7 @@ struct GemmCommand {
 
 void PrintProduct(Invocation& invocation, const v1::GemmResponse& response) {
   if (!invocation.is_table()) {
-    nlohmann::ordered_json json = JsonHead("gemm");
-    json["d"] = JsonOf(response.d());
-    json["amax"] = response.has_amax() ? JsonOf(response.amax()) : nlohmann::ordered_json(nullptr);
-    json["arithmetic"] = response.arithmetic();
-    json["text"] = response.text();
-    json["note"] = response.note();
-    json["seconds"] = response.seconds();
-    json["environment"] = JsonOf(response.environment());
-    json["algorithms"] = JsonOfAlgorithms(response);
-    invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+    invocation.PrintJson("gemm", JsonOf(response));
     return;
   }
   invocation.out() << response.text() << "\nran: " << response.arithmetic() << ", "

@@ -6,12 +6,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/commands.h"
-#include "client/cli/device_text.h"
-#include "client/cli/number_text.h"
-#include "client/cli/render_json.h"
-#include "client/cli/text_table.h"
 #include "client/in_process.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/device_text.h"
+#include "server/report/number_text.h"
+#include "server/report/report_json.h"
+#include "server/report/text_table.h"
 
 namespace quantgate {
 namespace {
@@ -41,88 +41,20 @@ v1::AlgorithmClass Sum(const v1::AlgorithmInventory& inventory) {
   return sum;
 }
 
-Json JsonOfCounts(const v1::AlgorithmClass& c) {
-  return Json{{"returned", c.returned()},
-              {"equal", c.equal()},
-              {"differing", c.differing()},
-              {"not_run", c.not_run()}};
-}
-
-Json JsonOfInventory(const v1::AlgorithmInventory& inventory) {
-  Json json{{"device", inventory.device()},
-            {"driver", inventory.driver()},
-            {"cublaslt", inventory.cublaslt()},
-            {"date", inventory.date()},
-            {"program", inventory.program()}};
-  json.update(JsonOfCounts(Sum(inventory)));
-  json["classes"] = Json::array();
-  for (const v1::AlgorithmClass& c : inventory.classes()) {
-    Json item{{"operands", c.operands()},
-              {"algorithm_id", c.algorithm_id()},
-              {"slices", c.slices()},
-              {"request", c.request()},
-              {"arithmetic", c.arithmetic().empty() ? Json() : Json(c.arithmetic())},
-              {"first_choices", c.first_choices()}};
-    item.update(JsonOfCounts(c));
-    json["classes"].push_back(item);
-  }
-  return json;
-}
-
 Json JsonOfFacts(const Facts& facts) {
-  const v1::Capabilities& capabilities = facts.capabilities;
-  const v1::Limits& limits = capabilities.limits();
-  const auto list = [](const auto& names) {
-    return Json(std::vector<std::string>(names.begin(), names.end()));
-  };
-  Json json = JsonHead("info");
+  Json json;
   if (!facts.store.empty()) {
     json["local_store"] = {{"path", facts.store},
                            {"bytes", facts.store_usage.bytes},
                            {"files", facts.store_usage.files}};
   }
-  json["environment"] = JsonOf(capabilities.environment());
-  json["limits"] = Json{{"message_bytes_max", limits.message_bytes_max()},
-                        {"chunk_bytes", limits.chunk_bytes()},
-                        {"inline_bytes_max", limits.inline_bytes_max()},
-                        {"blob_bytes_max", limits.blob_bytes_max()},
-                        {"tensor_bytes_max", limits.tensor_bytes_max()},
-                        {"rank_max", limits.rank_max()},
-                        {"variants_max", limits.variants_max()},
-                        {"queue_capacity", limits.queue_capacity()},
-                        {"find_missing_max", limits.find_missing_max()}};
-  json["dtypes"] = list(capabilities.dtypes());
-  json["distributions"] = list(capabilities.distributions());
-  json["layers"] = list(capabilities.layers());
-  json["activations"] = list(capabilities.activations());
-  json["norms"] = list(capabilities.norms());
-  json["reduction_profiles"] = list(capabilities.reduction_profiles());
-  json["collective_backends"] = list(capabilities.collective_backends());
-  json["features"] = list(capabilities.features());
-  json["digest_function"] = capabilities.digest_function();
-  json["recipes"] = Json::array();
-  for (const v1::RecipeDescription& recipe : facts.recipes.recipes()) {
-    Json knobs = Json::array();
-    for (const v1::KnobDescription& knob : recipe.knobs()) {
-      knobs.push_back(Json{{"name", knob.name()},
-                           {"values", knob.values()},
-                           {"default", knob.default_value()},
-                           {"summary", knob.summary()}});
-    }
-    json["recipes"].push_back(Json{{"name", recipe.name()},
-                                   {"summary", recipe.summary()},
-                                   {"is_composed", recipe.is_composed()},
-                                   {"knobs", knobs}});
+  json.update(JsonOf(facts.capabilities));
+  json.update(JsonOf(facts.recipes));
+  json.update(JsonOf(facts.arithmetics));
+  const Json sum = JsonOf(Sum(facts.arithmetics.cublaslt()));
+  for (const char* count : {"returned", "equal", "differing", "not_run"}) {
+    json["cublaslt"][count] = sum[count];
   }
-  json["arithmetics"] = Json::array();
-  for (const v1::ArithmeticDescription& arithmetic : facts.arithmetics.arithmetics()) {
-    json["arithmetics"].push_back(Json{{"name", arithmetic.name()},
-                                       {"summary", arithmetic.summary()},
-                                       {"source", arithmetic.source()},
-                                       {"evidence", arithmetic.evidence()},
-                                       {"is_hardware", arithmetic.is_hardware()}});
-  }
-  json["cublaslt"] = JsonOfInventory(facts.arithmetics.cublaslt());
   return json;
 }
 
@@ -207,7 +139,7 @@ absl::StatusOr<int> Info(Invocation& invocation) {
   if (invocation.is_table()) {
     PrintFacts(facts, invocation);
   } else {
-    invocation.out() << JsonText(JsonOfFacts(facts), invocation.is_json() ? 2 : -1) << "\n";
+    invocation.PrintJson("info", JsonOfFacts(facts));
   }
   return 0;
 }

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "absl/strings/match.h"
@@ -14,6 +15,7 @@
 #include "client/cli/interrupt.h"
 #include "client/cli/shell_text.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/report_json.h"
 
 namespace quantgate {
 namespace {
@@ -67,6 +69,12 @@ Invocation::Invocation(GlobalOptions options, std::vector<std::string> arguments
       progress_(err, !options_.quiet && ::isatty(STDERR_FILENO) != 0) {}
 
 Invocation::~Invocation() { SetInterruptAction({}); }
+
+void Invocation::PrintJson(const std::string& kind, const nlohmann::ordered_json& body) {
+  nlohmann::ordered_json json = JsonHead(kind);
+  json.update(body);
+  out() << JsonText(json, is_json() ? 2 : -1) << "\n";
+}
 
 std::string Invocation::CommandLine() const {
   std::string line = "quantgate";

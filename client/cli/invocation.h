@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -45,6 +46,8 @@ class Invocation {
     progress_.Clear();
     return out_;
   }
+  /// A document on stdout: schema_version, kind and what `body` has; of jsonl one line.
+  void PrintJson(const std::string& kind, const nlohmann::ordered_json& body);
   /// A line of talk on stderr.
   void Say(const std::string& text);
   ProgressBar& progress() { return progress_; }

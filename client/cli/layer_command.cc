@@ -1,12 +1,14 @@
 #include "client/cli/layer_command.h"
 
+#include <optional>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "client/cli/output.h"
 #include "client/cli/run_spec.h"
-#include "client/cli/shell_text.h"
 #include "client/execute.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/element_types.h"
 
 namespace quantgate {
 namespace {
@@ -22,12 +24,13 @@ void ShowEvent(Invocation& invocation, const v1::RunEvent& event) {
   }
 }
 
-/// A command with the names of tensors in place of their digests.
-std::string WithNames(std::string command, const std::map<std::string, std::string>& names) {
-  for (const auto& [digest, name] : names) {
-    absl::StrReplaceAll({{digest, ShellQuoted(name)}}, &command);
+absl::StatusOr<v1::RunReport> FetchRepeated(Invocation& invocation, const std::string& spec) {
+  if (invocation.options().server.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--spec: \"", spec, "\": no run is kept without --server (and QUANTGATE_SERVER)"));
   }
-  return command;
+  QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
+  return FetchRun(*connection, spec);
 }
 
 }  // namespace
@@ -51,11 +54,22 @@ TensorSources::Progress UploadProgressOf(Invocation& invocation) {
 absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerCommand& run,
                                             const std::string& kind) {
   // What is wrong with the command line itself is said before a server is asked.
-  QG_RETURN_IF_ERROR(CheckLayerOptions(run.layer));
   QG_RETURN_IF_ERROR(CheckReports(run.report, {}));
+  std::optional<v1::RunReport> repeated;
+  if (NamesRun(run.layer.spec)) {
+    QG_ASSIGN_OR_RETURN(repeated, FetchRepeated(invocation, run.layer.spec));
+  }
+  v1::RunSpec base;
+  if (repeated.has_value()) {
+    base = repeated->request();
+  } else if (!run.layer.spec.empty()) {
+    QG_ASSIGN_OR_RETURN(base, ReadRunSpec(run.layer.spec));
+  }
+  QG_RETURN_IF_ERROR(CheckLayerOptions(run.layer, base));
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   TensorSources sources(*connection, Placement::kStored, UploadProgressOf(invocation));
-  QG_ASSIGN_OR_RETURN(v1::RunSpec spec, BuildRunSpec(*connection, run.layer, sources));
+  QG_ASSIGN_OR_RETURN(v1::RunSpec spec,
+                      BuildRunSpec(*connection, run.layer, std::move(base), sources));
   std::set<std::string> inputs = sources.files();
   inputs.insert(run.more_inputs.begin(), run.more_inputs.end());
   QG_RETURN_IF_ERROR(CheckReports(run.report, inputs));
@@ -80,12 +94,12 @@ absl::StatusOr<ReportDocument> ExecuteLayer(Invocation& invocation, const LayerC
                         ShowEvent(invocation, event);
                       }));
   invocation.progress().Clear();
-  // What this process alone had stored is gone with it.
-  if (invocation.options().server.empty()) {
-    document.run.set_reproduce(WithNames(document.run.reproduce(), sources.names()));
-  }
+  for (v1::VariantReport& variant : *document.run.mutable_variants()) SetElementTypes(variant);
+  if (repeated.has_value()) QG_RETURN_IF_ERROR(CheckSameInputs(*repeated, document.run));
   document.kind = kind;
   document.command = invocation.CommandLine();
+  // The run is gone with this process; what was typed is not.
+  if (invocation.options().server.empty()) document.run.set_reproduce(document.command);
   document.has_run = true;
   document.verdict = document.run.verdict();
   const int count = document.run.variants_size();

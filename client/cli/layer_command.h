@@ -8,10 +8,10 @@
 #include "absl/status/statusor.h"
 #include "client/cli/invocation.h"
 #include "client/cli/layer_options.h"
-#include "client/cli/report_document.h"
 #include "client/cli/report_output.h"
 #include "client/tensor_source.h"
 #include "kernels/tensor/tensor.h"
+#include "server/report/report_document.h"
 
 namespace quantgate {
 

@@ -91,7 +91,8 @@ void AddSpecOptions(CLI::App& command, LayerOptions& options) {
       ->group(kLayer);
   command
       .add_option("--spec", options.spec,
-                  "A RunSpec as JSON (*.json) or protobuf text; other options set or replace parts")
+                  "A RunSpec as JSON (*.json) or protobuf text, or run:ID for that of a run that the "
+                  "server keeps; other options set or replace parts")
       ->type_name("FILE")
       ->group(kLayer);
 }

@@ -7,14 +7,14 @@
 #include "absl/strings/str_split.h"
 #include "client/cli/commands.h"
 #include "client/cli/layer_command.h"
-#include "client/cli/number_text.h"
 #include "client/cli/output.h"
 #include "client/cli/quantized_metadata.h"
 #include "client/cli/recipe_argument.h"
-#include "client/cli/render_json.h"
 #include "client/cli/subcommand.h"
-#include "client/cli/text_table.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/number_text.h"
+#include "server/report/report_json.h"
+#include "server/report/text_table.h"
 
 namespace quantgate {
 namespace {
@@ -68,14 +68,7 @@ std::string ScalarsText(const v1::QuantizationRecord& record) {
 
 void PrintQuantization(Invocation& invocation, const v1::QuantizeResponse& response) {
   if (!invocation.is_table()) {
-    nlohmann::ordered_json json = JsonHead("quantization");
-    json["source_dtype"] = response.source_dtype();
-    json["record"] = JsonOf(response.record());
-    json["tensors"] = nlohmann::ordered_json::array();
-    for (const v1::NamedTensor& tensor : response.tensors()) {
-      json["tensors"].push_back(JsonOf(tensor));
-    }
-    invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+    invocation.PrintJson("quantization", JsonOf(response));
     return;
   }
   const v1::QuantizationRecord& record = response.record();

@@ -6,11 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/exit_code.h"
 #include "client/cli/output.h"
-#include "client/cli/render_html.h"
-#include "client/cli/render_json.h"
-#include "client/cli/render_table.h"
-#include "client/cli/report_junit.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/render_html.h"
+#include "server/report/render_table.h"
+#include "server/report/report_json.h"
+#include "server/report/report_junit.h"
 
 namespace quantgate {
 

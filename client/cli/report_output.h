@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "client/cli/invocation.h"
-#include "client/cli/report_document.h"
+#include "server/report/report_document.h"
 
 namespace quantgate {
 

@@ -28,6 +28,7 @@ constexpr char kRunExamples[] = R"(Examples:
   quantgate run --layer chain --operation fc=basic_linear --operation act=activation,gelu \
       --input gen:normal,shape=64x32 --param fc.weight=gen:normal,shape=48x32 --recipe bf16
   quantgate run --spec run.json --input gen:normal,shape=64x32
+  quantgate run --server gpu-host:7470 --spec run:run-5992f14e0ae90efe7986801aa6ff242f
   quantgate run --tp 2 --parallel-mode row --sequence-parallel --input m.safetensors:fc1.x \
       --weight m.safetensors:fc1.weight --grad-output m.safetensors:fc1.dy \
       --recipe mxfp8 --require bound

@@ -1,7 +1,9 @@
 #include "client/cli/run_spec.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -10,6 +12,7 @@
 #include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor_file.h"
+#include "server/report/number_text.h"
 
 namespace quantgate {
 namespace {
@@ -23,10 +26,7 @@ struct Parameter {
   std::string tensor;
 };
 
-absl::StatusOr<v1::RunSpec> BaseSpec(const LayerOptions& options) {
-  if (options.spec.empty()) return v1::RunSpec();
-  return ReadRunSpec(options.spec);
-}
+constexpr char kRunPrefix[] = "run:";
 
 bool HasAny(const std::vector<std::string>& values) {
   return !values.empty() && !values[0].empty();
@@ -220,8 +220,56 @@ absl::Status SetLayer(const LayerOptions& options, v1::Layer& layer) {
   return absl::OkStatus();
 }
 
-absl::Status CheckLayerOptions(const LayerOptions& options) {
-  QG_ASSIGN_OR_RETURN(v1::RunSpec spec, BaseSpec(options));
+bool NamesRun(const std::string& spec) { return absl::StartsWith(spec, kRunPrefix); }
+
+absl::StatusOr<v1::RunReport> FetchRun(Connection& connection, const std::string& spec) {
+  v1::GetRunRequest request;
+  request.set_run_id(spec.substr(std::size(kRunPrefix) - 1));
+  QG_ASSIGN_OR_RETURN(v1::Run run, connection.GetRun(request));
+  if (!run.has_report()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--spec is ", spec, ": the run has no report: ",
+                     run.status_message().empty() ? "it has not ended yet" : run.status_message()));
+  }
+  v1::RunReport& report = *run.mutable_report();
+  if (!report.has_request()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--spec is ", spec, ": its server, version ", report.environment().version(),
+                     ", kept no requests; this repeats it: ", report.reproduce()));
+  }
+  v1::FindMissingRequest sought;
+  for (const v1::InputTensor& input : report.inputs()) {
+    if (input.has_digest()) *sought.add_digests() = input.digest();
+  }
+  QG_ASSIGN_OR_RETURN(const v1::FindMissingResponse found, connection.FindMissing(sought));
+  for (const v1::InputTensor& input : report.inputs()) {
+    for (const v1::Digest& missing : found.missing()) {
+      if (DigestText(input.digest()) != DigestText(missing)) continue;
+      return absl::NotFoundError(absl::StrCat("--spec is ", spec, ": the server no longer has ",
+                                              input.name(), ", digest:", DigestText(missing)));
+    }
+  }
+  return std::move(report);
+}
+
+absl::Status CheckSameInputs(const v1::RunReport& first, const v1::RunReport& again) {
+  for (const v1::InputTensor& was : first.inputs()) {
+    for (const v1::InputTensor& is : again.inputs()) {
+      const bool is_same_place = is.name() == was.name() && is.source() == was.source() &&
+                                 DigestText(is.digest()) == DigestText(was.digest());
+      if (!is_same_place ||
+          FingerprintText(is.fingerprint()) == FingerprintText(was.fingerprint())) {
+        continue;
+      }
+      return absl::DataLossError(absl::StrCat(
+          "--spec: ", is.name(), " had fingerprint ", FingerprintText(was.fingerprint()),
+          " in run ", first.run_id(), " and has ", FingerprintText(is.fingerprint()), " now"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLayerOptions(const LayerOptions& options, v1::RunSpec spec) {
   QG_RETURN_IF_ERROR(SetLayer(options, *spec.mutable_step()->mutable_layer()));
   const std::string& layer = spec.step().layer().kind();
   QG_RETURN_IF_ERROR(ParametersOf(options, layer).status());
@@ -247,8 +295,7 @@ absl::Status CheckLayerOptions(const LayerOptions& options) {
 }
 
 absl::StatusOr<v1::RunSpec> BuildRunSpec(Connection& connection, const LayerOptions& options,
-                                         TensorSources& sources) {
-  QG_ASSIGN_OR_RETURN(v1::RunSpec spec, BaseSpec(options));
+                                         v1::RunSpec spec, TensorSources& sources) {
   QG_RETURN_IF_ERROR(SetVariants(connection, options, spec));
   v1::LayerStep& step = *spec.mutable_step();
   QG_RETURN_IF_ERROR(SetLayer(options, *step.mutable_layer()));

@@ -11,15 +11,15 @@
 #include "absl/time/clock.h"
 #include "client/cli/commands.h"
 #include "client/cli/exit_code.h"
-#include "client/cli/number_text.h"
 #include "client/cli/output.h"
-#include "client/cli/render_json.h"
 #include "client/cli/scenario_agree.h"
 #include "client/cli/scenario_junit.h"
 #include "client/cli/subcommand.h"
-#include "client/cli/text_table.h"
 #include "client/scenarios.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/number_text.h"
+#include "server/report/report_json.h"
+#include "server/report/text_table.h"
 
 namespace quantgate {
 namespace {
@@ -49,48 +49,13 @@ struct ScenarioOptions {
   std::string parallel_backend;
 };
 
-template <typename Strings>
-Json ListOfStrings(const Strings& strings) {
-  Json list = Json::array();
-  for (const auto& string : strings) list.push_back(string);
-  return list;
-}
-
 // ---- list
-
-Json JsonOfList(const v1::ListScenariosResponse& listed) {
-  Json json = JsonHead("scenarios");
-  json["scenarios"] = Json::array();
-  for (const v1::ScenarioDescription& scenario : listed.scenarios()) {
-    json["scenarios"].push_back({{"name", scenario.name()},
-                                 {"invariant", scenario.invariant()},
-                                 {"criterion", scenario.criterion()},
-                                 {"bug_classes", ListOfStrings(scenario.bug_classes())},
-                                 {"faults", ListOfStrings(scenario.faults())},
-                                 {"recipes", ListOfStrings(scenario.recipes())}});
-  }
-  json["faults"] = Json::array();
-  for (const v1::FaultDescription& fault : listed.faults()) {
-    json["faults"].push_back({{"name", fault.name()},
-                              {"description", fault.description()},
-                              {"bug_class", fault.bug_class()},
-                              {"around_engine", fault.around_engine()}});
-  }
-  json["bug_classes"] = Json::array();
-  for (const v1::BugClassDescription& bug_class : listed.bug_classes()) {
-    json["bug_classes"].push_back({{"number", bug_class.number()},
-                                   {"title", bug_class.title()},
-                                   {"left_out", bug_class.left_out()},
-                                   {"pull_request", bug_class.pull_request()}});
-  }
-  return json;
-}
 
 absl::StatusOr<int> ListScenarioLibrary(Invocation& invocation, const ScenarioOptions&) {
   QG_ASSIGN_OR_RETURN(Connection * connection, invocation.Connect());
   QG_ASSIGN_OR_RETURN(const v1::ListScenariosResponse listed, connection->ListScenarios());
   if (!invocation.is_table()) {
-    invocation.out() << JsonText(JsonOfList(listed), invocation.is_json() ? 2 : -1) << "\n";
+    invocation.PrintJson("scenarios", JsonOf(listed));
     return kExitOk;
   }
   TextTable table({"scenario", "faults", "<bug classes", "<invariant"});
@@ -103,44 +68,6 @@ absl::StatusOr<int> ListScenarioLibrary(Invocation& invocation, const ScenarioOp
 }
 
 // ---- run
-
-Json JsonOfScenarioDifference(const v1::ScenarioDifference& difference) {
-  return Json{
-      {"recipe", difference.recipe()},   {"step", difference.step()},
-      {"tensor", difference.tensor()},   {"coordinate", ListOfStrings(difference.coordinate())},
-      {"subject", difference.subject()}, {"expected", difference.expected()}};
-}
-
-Json JsonOfScenario(const v1::ScenarioResult& result) {
-  Json json{{"scenario", result.scenario()},
-            {"outcome", result.outcome()},
-            {"digest", result.digest()},
-            {"checks", result.checks()},
-            {"difference_count", result.difference_count()},
-            {"seconds", result.seconds()}};
-  json["differences"] = Json::array();
-  for (const v1::ScenarioDifference& difference : result.differences()) {
-    json["differences"].push_back(JsonOfScenarioDifference(difference));
-  }
-  if (!result.message().empty()) json["message"] = result.message();
-  if (result.notes_size() > 0) json["notes"] = ListOfStrings(result.notes());
-  for (const v1::RankPlacement& placement : result.rank_placements()) {
-    json["rank_placements"].push_back({{"backend", placement.backend()},
-                                       {"sizes", ListOfStrings(placement.sizes())},
-                                       {"transport", placement.transport()}});
-  }
-  return json;
-}
-
-Json JsonOfFault(const v1::FaultResult& result) {
-  Json json{{"fault", result.fault()},
-            {"scenario", result.scenario()},
-            {"outcome", result.outcome()},
-            {"seconds", result.seconds()}};
-  if (result.has_first()) json["first"] = JsonOfScenarioDifference(result.first());
-  if (!result.message().empty()) json["message"] = result.message();
-  return json;
-}
 
 /// "left out" of "left_out".
 std::string OutcomeText(const std::string& outcome) {
@@ -245,7 +172,7 @@ void PrintEnd(Invocation& invocation, const std::vector<v1::ScenarioEvent>& even
     invocation.Say(SummaryOf(events));
   }
   if (!invocation.is_json()) return;
-  Json json = JsonHead("scenario_run");
+  Json json;
   json["good"] = finished.good();
   json["left_out"] = {{"scenarios", finished.scenarios_left_out()},
                       {"faults", finished.faults_left_out()}};
@@ -254,18 +181,18 @@ void PrintEnd(Invocation& invocation, const std::vector<v1::ScenarioEvent>& even
   json["scenarios"] = Json::array();
   json["faults"] = Json::array();
   for (const v1::ScenarioEvent& event : events) {
-    if (event.has_scenario()) json["scenarios"].push_back(JsonOfScenario(event.scenario()));
-    if (event.has_fault()) json["faults"].push_back(JsonOfFault(event.fault()));
+    if (event.has_scenario()) json["scenarios"].push_back(JsonOf(event.scenario()));
+    if (event.has_fault()) json["faults"].push_back(JsonOf(event.fault()));
   }
-  invocation.out() << JsonText(json, 2) << "\n";
+  invocation.PrintJson("scenario_run", json);
 }
 
 /// A line of --format jsonl.
 void PrintLine(Invocation& invocation, const v1::ScenarioEvent& event) {
   if (event.has_finished()) return;
-  Json json = JsonHead(event.has_scenario() ? "scenario_result" : "fault_result");
-  json.update(event.has_scenario() ? JsonOfScenario(event.scenario()) : JsonOfFault(event.fault()));
-  invocation.out() << JsonText(json, -1) << std::endl;
+  const Json result = event.has_scenario() ? JsonOf(event.scenario()) : JsonOf(event.fault());
+  invocation.out() << JsonLine(event.has_scenario() ? "scenario_result" : "fault_result", result)
+                   << std::flush;
 }
 
 absl::StatusOr<int> RunScenarioLibrary(Invocation& invocation, const ScenarioOptions& options) {

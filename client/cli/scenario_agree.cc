@@ -7,12 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/exit_code.h"
-#include "client/cli/number_text.h"
-#include "client/cli/render_json.h"
 #include "client/cli/scenario_agreement.h"
 #include "client/cli/subcommand.h"
-#include "client/cli/text_table.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/number_text.h"
+#include "server/report/text_table.h"
 
 namespace quantgate {
 namespace {
@@ -54,7 +53,7 @@ void PrintAgreement(Invocation& invocation, const std::vector<RecordedRun>& runs
 
 Json JsonOfAgreement(const std::vector<RecordedRun>& runs,
                      const std::vector<ScenarioAgreement>& scenarios) {
-  Json json = JsonHead("scenario_agreement");
+  Json json;
   json["agreed"] = IsAgreement(scenarios);
   json["runs"] = Json::array();
   for (const RecordedRun& run : runs) json["runs"].push_back(run.name);
@@ -80,8 +79,7 @@ absl::StatusOr<int> AgreeOnScenarios(Invocation& invocation, const AgreeOptions&
   if (invocation.is_table()) {
     PrintAgreement(invocation, runs, scenarios);
   } else {
-    invocation.out() << JsonText(JsonOfAgreement(runs, scenarios), invocation.is_json() ? 2 : -1)
-                     << "\n";
+    invocation.PrintJson("scenario_agreement", JsonOfAgreement(runs, scenarios));
   }
   return IsAgreement(scenarios) ? kExitOk : kExitCriterionFailed;
 }

@@ -1,7 +1,7 @@
 #include "client/cli/scenario_junit.h"
 
 #include "absl/strings/str_cat.h"
-#include "client/cli/number_text.h"
+#include "server/report/number_text.h"
 
 namespace quantgate {
 namespace {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "client/cli/junit.h"
 #include "quantgate/v1/scenarios_service.pb.h"
+#include "server/report/junit.h"
 
 namespace quantgate {
 

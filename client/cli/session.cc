@@ -12,19 +12,19 @@
 #include "client/cli/commands.h"
 #include "client/cli/json_file.h"
 #include "client/cli/layer_command.h"
-#include "client/cli/number_text.h"
 #include "client/cli/output.h"
-#include "client/cli/render_json.h"
 #include "client/cli/session_run.h"
 #include "client/cli/session_step.h"
 #include "client/cli/subcommand.h"
-#include "client/cli/text_table.h"
 #include "client/download.h"
 #include "client/session.h"
 #include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/file_bytes.h"
 #include "kernels/tensor/tensor_file.h"
+#include "server/report/number_text.h"
+#include "server/report/report_json.h"
+#include "server/report/text_table.h"
 
 namespace quantgate {
 namespace {
@@ -81,15 +81,6 @@ absl::Status ReadSpec(const std::string& path, v1::SessionSpec& spec,
       absl::StrCat("SPEC: ", path, ": ", std::string(status.message())));
 }
 
-nlohmann::ordered_json JsonOfSession(const v1::Session& session) {
-  std::string text;
-  google::protobuf::util::JsonPrintOptions options;
-  options.preserve_proto_field_names = true;
-  options.always_print_primitive_fields = true;
-  (void)google::protobuf::util::MessageToJsonString(session, &text, options);
-  return nlohmann::ordered_json::parse(text);
-}
-
 void PrintSessionTable(Invocation& invocation, const std::vector<v1::Session>& sessions) {
   TextTable table({"session", "<state", "<device", "step", "held", "<in flight", "lease left"});
   for (const v1::Session& session : sessions) {
@@ -103,9 +94,7 @@ void PrintSessionTable(Invocation& invocation, const std::vector<v1::Session>& s
 
 void PrintSession(Invocation& invocation, const v1::Session& session) {
   if (invocation.is_table()) return PrintSessionTable(invocation, {session});
-  nlohmann::ordered_json json = JsonHead("session");
-  json.update(JsonOfSession(session));
-  invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+  invocation.PrintJson("session", JsonOf(session));
 }
 
 /// As JSON one document, however many there are.
@@ -115,10 +104,10 @@ void PrintSessions(Invocation& invocation, const std::vector<v1::Session>& sessi
     for (const v1::Session& session : sessions) PrintSession(invocation, session);
     return;
   }
-  nlohmann::ordered_json json = JsonHead("sessions");
+  nlohmann::ordered_json json;
   json["sessions"] = nlohmann::ordered_json::array();
-  for (const v1::Session& session : sessions) json["sessions"].push_back(JsonOfSession(session));
-  invocation.out() << JsonText(json, 2) << "\n";
+  for (const v1::Session& session : sessions) json["sessions"].push_back(JsonOf(session));
+  invocation.PrintJson("sessions", json);
 }
 
 absl::StatusOr<int> Open(Invocation& invocation, const SessionOptions& options) {

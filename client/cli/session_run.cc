@@ -9,10 +9,12 @@
 #include "client/cli/layer_arguments.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/output.h"
-#include "client/cli/render_trace.h"
 #include "client/cli/report_output.h"
+#include "client/cli/session_trace.h"
 #include "client/cli/subcommand.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/render_html.h"
+#include "server/report/trace_report.h"
 
 namespace quantgate {
 namespace {
@@ -97,8 +99,8 @@ absl::Status SetTraceVariants(Connection& connection, const LayerOptions& option
 
 absl::Status Emit(Invocation& invocation, const ReportOptions& options, const TraceReport& report) {
   for (const std::string& path : options.reports) {
-    QG_RETURN_IF_ERROR(
-        WriteTextFile(path, absl::EndsWith(path, ".html") ? TraceHtml(report) : TraceJson(report)));
+    QG_RETURN_IF_ERROR(WriteTextFile(
+        path, absl::EndsWith(path, ".html") ? RenderHtml(report) : TraceJson(report)));
     invocation.Say(absl::StrCat("report: ", path));
   }
   if (invocation.is_json()) {

@@ -13,16 +13,16 @@
 #include "client/cli/layer_arguments.h"
 #include "client/cli/layer_command.h"
 #include "client/cli/layer_options.h"
-#include "client/cli/number_text.h"
 #include "client/cli/output.h"
 #include "client/cli/recipe_argument.h"
-#include "client/cli/render_json.h"
-#include "client/cli/render_ranks.h"
 #include "client/cli/session_trace.h"
 #include "client/cli/subcommand.h"
-#include "client/cli/text_table.h"
 #include "client/session.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/number_text.h"
+#include "server/report/render_ranks.h"
+#include "server/report/report_json.h"
+#include "server/report/text_table.h"
 
 namespace quantgate {
 namespace {
@@ -126,7 +126,7 @@ absl::Status SetStep(const SessionStepOptions& options, TensorSources& sources,
 
 void PrintStep(Invocation& invocation, const v1::SessionStepResponse& response) {
   if (!invocation.is_table()) {
-    invocation.out() << JsonText(JsonOf(response), invocation.is_json() ? 2 : -1) << "\n";
+    invocation.PrintJson("session_step", JsonOf(response));
     return;
   }
   invocation.out() << "step " << response.step() << "\n";

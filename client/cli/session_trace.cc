@@ -10,6 +10,7 @@
 #include "client/session.h"
 #include "client/upload.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/number_text.h"
 
 namespace quantgate {
 namespace {
@@ -331,60 +332,7 @@ absl::Status TracePlayer::Play(const ProtoStep& step, int round) {
   return absl::OkStatus();
 }
 
-/// What tells the quantizations of one tensor from step to step from all others.
-std::string SeriesOf(const TraceQuantization& quantization) {
-  return absl::StrCat(quantization.variant, " ", QuantizationName(quantization), " ",
-                      quantization.record.quantizer());
-}
-
-std::optional<double> Log2Scale(const v1::QuantizationRecord& record) {
-  if (record.has_scale()) return std::log2(double{record.scale()});
-  if (record.has_scale_inv()) return -std::log2(double{record.scale_inv()});
-  return std::nullopt;
-}
-
-std::optional<double> MeanCode(const v1::QuantizationRecord& record) {
-  double sum = 0, count = 0;
-  for (const auto& [code, blocks] : record.scale_codes()) {
-    sum += static_cast<double>(code) * static_cast<double>(blocks);
-    count += static_cast<double>(blocks);
-  }
-  if (count == 0) return std::nullopt;
-  return sum / count;
-}
-
 }  // namespace
-
-double ShareOf(int64_t part, const v1::QuantizationCounts& counts) {
-  const int64_t all = counts.normal() + counts.zero() + counts.subnormal() +
-                      counts.flushed_to_zero() + counts.saturated() + counts.infinite() +
-                      counts.nan();
-  return all == 0 ? 0 : static_cast<double>(part) / static_cast<double>(all);
-}
-
-std::string QuantizationName(const TraceQuantization& quantization) {
-  const v1::QuantizationRecord& record = quantization.record;
-  const char* usage = record.rowwise() && record.columnwise() ? "both"
-                      : record.rowwise()                      ? "rowwise"
-                      : record.columnwise()                   ? "columnwise"
-                                                              : "no copy";
-  const std::string rank =
-      quantization.rank < 0 ? "" : absl::StrCat("rank ", quantization.rank, " ");
-  return absl::StrCat(rank, record.tensor(), " (", record.role(), ", ", usage, ")");
-}
-
-std::vector<ScaleDrift> DriftsOf(const TraceReport& report) {
-  std::map<std::string, ScaleDrift> first;
-  std::vector<ScaleDrift> drifts;
-  for (const TraceQuantization& quantization : report.quantizations) {
-    ScaleDrift drift{Log2Scale(quantization.record), MeanCode(quantization.record), {}, {}};
-    const ScaleDrift& start = first.try_emplace(SeriesOf(quantization), drift).first->second;
-    if (drift.log2_scale && start.log2_scale) drift.scale = *drift.log2_scale - *start.log2_scale;
-    if (drift.mean_code && start.mean_code) drift.code = *drift.mean_code - *start.mean_code;
-    drifts.push_back(drift);
-  }
-  return drifts;
-}
 
 absl::Status CheckTrace(const v1::SessionTrace& trace) {
   if (trace.steps().empty()) return absl::InvalidArgumentError("SPEC: steps: none");

@@ -10,16 +10,16 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands.h"
 #include "client/cli/layer_command.h"
-#include "client/cli/number_text.h"
 #include "client/cli/output.h"
-#include "client/cli/render_json.h"
 #include "client/cli/subcommand.h"
-#include "client/cli/text_table.h"
 #include "client/download.h"
 #include "client/in_process.h"
 #include "client/tensor_name.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor_file.h"
+#include "server/report/number_text.h"
+#include "server/report/report_json.h"
+#include "server/report/text_table.h"
 
 namespace quantgate {
 namespace {
@@ -48,17 +48,15 @@ struct TensorOptions {
 void PrintRecords(Invocation& invocation, const std::vector<v1::TensorRecord>& records) {
   if (invocation.is_jsonl()) {
     for (const v1::TensorRecord& record : records) {
-      nlohmann::ordered_json json = JsonHead("tensor");
-      json.update(JsonOf(record));
-      invocation.out() << JsonText(json, -1) << "\n";
+      invocation.out() << JsonLine("tensor", JsonOf(record));
     }
     return;
   }
   if (invocation.is_json()) {
-    nlohmann::ordered_json json = JsonHead("tensors");
+    nlohmann::ordered_json json;
     json["tensors"] = nlohmann::ordered_json::array();
     for (const v1::TensorRecord& record : records) json["tensors"].push_back(JsonOf(record));
-    invocation.out() << JsonText(json, 2) << "\n";
+    invocation.PrintJson("tensors", json);
     return;
   }
   TextTable table({"tensor", "<type", "<name"});
@@ -264,11 +262,11 @@ absl::StatusOr<LocalStore> LockLocalStore(Invocation& invocation, const char* co
 int PrintCleared(Invocation& invocation, const char* kind, const Cleared& cleared,
                  const std::string& directory) {
   if (!invocation.is_table()) {
-    nlohmann::ordered_json json = JsonHead(kind);
+    nlohmann::ordered_json json;
     json["store"] = directory;
     json["tensors"] = cleared.tensors;
     json["bytes"] = cleared.bytes;
-    invocation.out() << JsonText(json, invocation.is_json() ? 2 : -1) << "\n";
+    invocation.PrintJson(kind, json);
     return 0;
   }
   if (cleared.tensors > 0) {

@@ -6,9 +6,10 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/cli/number_text.h"
 #include "kernels/base/non_finite.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/element_types.h"
+#include "server/report/number_text.h"
 
 namespace quantgate {
 namespace {
@@ -87,7 +88,7 @@ std::string ParityFinding(const SubjectComparison& comparison) {
   }
   return absl::StrCat(comparison.tensor, " differs in ", Count(parity.mismatch_count()), " of ",
                       Count(parity.element_count()), " elements, first at ",
-                      ElementText(parity.first(), comparison.dtype, comparison.reference_dtype));
+                      ElementText(parity.first()));
 }
 
 /// What of one tensor is not as required: "63,363 in y", "y up to 17 ulp", "dw not in mine".
@@ -161,6 +162,7 @@ absl::StatusOr<SubjectComparison> CompareSides(Connection& connection, const std
   *request.mutable_subject() = subject.source;
   *request.mutable_reference() = reference.source;
   QG_ASSIGN_OR_RETURN(comparison.result, connection.Compare(request));
+  SetElementTypes(comparison.result, comparison.dtype, comparison.reference_dtype);
   return comparison;
 }
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/cli/report_document.h"
 #include "client/connection.h"
+#include "server/report/report_document.h"
 
 namespace quantgate {
 

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
+#include "server/report/element_types.h"
 #include "server/runs/engine_calls.h"
 #include "server/wire/convert_report.h"
 #include "server/wire/convert_tensor.h"
@@ -62,12 +63,13 @@ absl::Status Compare(CallContext& context, Device& device, const CompareWork& wo
                         device.engine->CompareBits(subject, reference, &cancellation));
     *response.mutable_parity() = ParityReportToProto(parity);
   }
-  if (!TraitsOf(subject.dtype()).is_floating || !TraitsOf(reference.dtype()).is_floating) {
-    return absl::OkStatus();
+  if (TraitsOf(subject.dtype()).is_floating && TraitsOf(reference.dtype()).is_floating) {
+    QG_ASSIGN_OR_RETURN(const ErrorReport measured,
+                        device.engine->MeasureError(subject, reference, &cancellation));
+    *response.mutable_error() = ErrorReportToProto(measured);
   }
-  QG_ASSIGN_OR_RETURN(const ErrorReport measured,
-                      device.engine->MeasureError(subject, reference, &cancellation));
-  *response.mutable_error() = ErrorReportToProto(measured);
+  SetElementTypes(response, std::string(DTypeName(subject.dtype())),
+                  std::string(DTypeName(reference.dtype())));
   return absl::OkStatus();
 }
 

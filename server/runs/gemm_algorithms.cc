@@ -9,6 +9,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/algorithm_model.h"
+#include "server/report/element_types.h"
 #include "server/wire/convert_report.h"
 #include "server/wire/convert_tensor.h"
 
@@ -58,7 +59,11 @@ class AlgorithmComparison {
     ResultDifference difference;
     difference.equal = parity.equal;
     difference.mismatch_count = parity.mismatch_count;
-    if (parity.mismatch_count > 0) difference.first = ElementPairToProto(parity.first);
+    if (parity.mismatch_count > 0) {
+      difference.first = ElementPairToProto(parity.first);
+      const std::string dtype(DTypeName(subject.d.dtype()));
+      SetElementTypes(*difference.first, dtype, dtype);
+    }
     if (!subject.amax.has_value()) return difference;
     QG_ASSIGN_OR_RETURN(const ParityReport amax,
                         engine_.CompareBits(subject.amax, reference.amax, &cancellation_));

@@ -153,6 +153,7 @@ absl::StatusOr<v1::RunReport> RunExecution::ExecutePlan(const Plan& plan,
   QG_ASSIGN_OR_RETURN(
       result_, RunPlan(plan, *device_.engine, cancellation_.get(),
                        RunObserver{on_progress, on_variant, on_output, on_measured}, &ranks));
+  *report.mutable_request() = run_.request;
   if (run_.reference.has_value()) report.set_reference(*run_.reference);
   QG_RETURN_IF_ERROR(DescribeInputs(report));
   *report.mutable_environment() = std::move(environment_);
@@ -169,6 +170,7 @@ absl::Status RunExecution::DescribeInputs(v1::RunReport& report) {
     *proto.mutable_fingerprint() = FingerprintToProto(fingerprint);
     QG_RETURN_IF_ERROR(DescribeSource(*references.at(name), proto));
   }
+  for (const auto& [name, subject] : run_.subjects) QG_RETURN_IF_ERROR(KeepBytes(subject));
   return absl::OkStatus();
 }
 
@@ -177,12 +179,13 @@ absl::Status RunExecution::DescribeSource(const TensorReference& reference,
   *proto.mutable_type() = TensorTypeToProto(*reference.type);
   proto.set_source(SourceText(reference));
   if (reference.kind == TensorReference::Kind::kGenerated) return absl::OkStatus();
-  // Inline tensors are kept, so that the command in `reproduce` works.
-  if (reference.kind == TensorReference::Kind::kInline) {
-    QG_RETURN_IF_ERROR(context_.blobs.Put(std::as_bytes(std::span(reference.bytes))).status());
-  }
   *proto.mutable_digest() = DigestToProto(reference.digest);
-  return absl::OkStatus();
+  return KeepBytes(reference);
+}
+
+absl::Status RunExecution::KeepBytes(const TensorReference& reference) {
+  if (reference.kind != TensorReference::Kind::kInline) return absl::OkStatus();
+  return context_.blobs.Put(std::as_bytes(std::span(reference.bytes))).status();
 }
 
 void RunExecution::OnProgress(const RunProgress& progress) {

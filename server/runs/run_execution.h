@@ -48,6 +48,8 @@ class RunExecution {
   absl::Status DescribeInputs(v1::RunReport& report);
   /// Where the input came from, and its digest.
   absl::Status DescribeSource(const TensorReference& reference, v1::InputTensor& proto);
+  /// Those that came with the request, so that the run can be repeated.
+  absl::Status KeepBytes(const TensorReference& reference);
   void OnProgress(const RunProgress& progress);
   /// `body()` (absl::Status) unless the run stops; with its time among what is stored.
   template <typename Body>

@@ -5,7 +5,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_time.h"
 #include "server/runs/memory_guard.h"
-#include "server/runs/reproduce_command.h"
+#include "server/runs/run_request.h"
 
 namespace quantgate {
 
@@ -45,7 +45,7 @@ absl::StatusOr<v1::RunReport> RunJob::Execute() {
   ranks_.on_stuck = [this, start = SteadyNow()](const absl::Status& why) { GiveUp(why, start); };
   QG_ASSIGN_OR_RETURN(v1::RunReport report, execution_.Execute(ranks_));
   QG_RETURN_IF_ERROR(events_->AwaitCreated());
-  report.set_reproduce(std::move(reproduce_));
+  report.set_reproduce(RepeatCommand(run_id_));
   return report;
 }
 
@@ -99,9 +99,6 @@ void RunJob::CountEnd(const absl::Status& status, absl::Time start) {
                            SteadyNow() - start);
 }
 
-void RunJob::Stored(absl::Status status) {
-  reproduce_ = ReproduceCommand(execution_.run());  // Here nobody waits for it.
-  events_->Created(std::move(status));
-}
+void RunJob::Stored(absl::Status status) { events_->Created(std::move(status)); }
 
 }  // namespace quantgate

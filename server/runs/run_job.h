@@ -25,7 +25,7 @@ class RunJob {
   /// Runs to its end, whatever that is; `admission` is what the queue says.
   void Run(absl::Status admission);
   /// That the run and its first event are stored, or why not: then nothing else of it is. By
-  /// another thread, once; does there what the run's end needs besides.
+  /// another thread, once.
   void Stored(absl::Status status);
 
  private:
@@ -49,7 +49,6 @@ class RunJob {
   RunExecution execution_;
   RankSetting ranks_;  ///< The server's, but for whom a stuck rank is told to.
   bool is_given_up_ = false;
-  std::string reproduce_;  // Of Stored.
 };
 
 }  // namespace quantgate

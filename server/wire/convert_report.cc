@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "server/report/element_types.h"
 #include "server/wire/convert_tensor.h"
 
 namespace quantgate {
@@ -99,6 +100,7 @@ v1::OutputReport OutputReportToProto(const OutputReport& report) {
   *proto.mutable_against_exact() = TensorComparisonToProto(report.against_exact);
   proto.set_exact_note(report.exact_note);
   proto.set_intermediate(report.is_intermediate);
+  SetElementTypes(std::string(DTypeName(report.value.dtype())), proto);
   return proto;
 }
 
@@ -302,7 +304,13 @@ v1::VariantReport VariantReportToProto(const VariantReport& report) {
   proto.set_arithmetic(report.arithmetic);
   proto.set_is_hardware(report.is_hardware);
   for (const auto& comparison : report.against_reference) {
-    *proto.add_against_reference() = TensorComparisonToProto(comparison);
+    v1::TensorComparison& added = *proto.add_against_reference();
+    added = TensorComparisonToProto(comparison);
+    for (const OutputReport& output : report.outputs) {
+      if (output.tensor != comparison.tensor) continue;
+      const std::string dtype(DTypeName(output.value.dtype()));
+      SetElementTypes(added, dtype, dtype);
+    }
   }
   AddRecords(report, proto);
   for (const auto& rank : report.ranks) *proto.add_ranks() = RankReportToProto(rank);

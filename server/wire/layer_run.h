@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/validate/plan.h"
+#include "quantgate/v1/layer.pb.h"
 #include "server/wire/tensor_reference.h"
 
 namespace quantgate {
@@ -26,6 +27,7 @@ struct LayerRun {
   Requirement requirement = Requirement::kNone;
   bool keep_outputs = false;
   bool stream_outputs = false;
+  v1::RunSpec request;  ///< As KeptRequest gives it.
   bool error_budget = false;
   std::map<std::string, TensorReference> subjects;       ///< By output name.
   std::map<std::string, TensorReference> delayed_state;  ///< "input.scale", ...

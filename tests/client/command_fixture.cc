@@ -38,6 +38,7 @@ const std::string& CommandTest::ServerAddress() {
 void CommandTest::StopServer() {
   server_->Signal(SIGTERM);
   EXPECT_EQ(server_->Wait().exit_code, 0);
+  server_.reset();
 }
 
 std::string CommandTest::Sample(const std::string& name) {

@@ -27,6 +27,7 @@ class CommandTest : public ::testing::Test {
   ProcessEnvironment Environment(Where where);
   /// "host:port" of the quantgated, started on first use.
   const std::string& ServerAddress();
+  /// The next use starts another one on the same store.
   void StopServer();
 
   /// A path in the test's directory.

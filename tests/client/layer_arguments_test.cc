@@ -150,22 +150,22 @@ TEST(RunSpecTest, OptionsGoBeforeTheSpec) {
 TEST(RunSpecTest, WhatIsWrongWithTheOptionsIsSaidAtOnce) {
   LayerOptions options;
   options.recipes = {"bf16"};
-  ExpectRefused(CheckLayerOptions(options), "--input");
+  ExpectRefused(CheckLayerOptions(options, {}), "--input");
   options.input = "gen:normal,shape=4x4";
-  EXPECT_TRUE(CheckLayerOptions(options).ok());
+  EXPECT_TRUE(CheckLayerOptions(options, {}).ok());
   options.weights = {"a.npy", "b.npy"};
-  ExpectRefused(CheckLayerOptions(options), "--weight: 2 given");
+  ExpectRefused(CheckLayerOptions(options, {}), "--weight: 2 given");
   options.layer = "grouped_linear";
-  EXPECT_TRUE(CheckLayerOptions(options).ok());
+  EXPECT_TRUE(CheckLayerOptions(options, {}).ok());
   options.parameters = {"weight.1=c.npy"};
-  ExpectRefused(CheckLayerOptions(options), "--param: weight.1 is given twice");
+  ExpectRefused(CheckLayerOptions(options, {}), "--param: weight.1 is given twice");
   options.parameters = {"c.npy"};
-  ExpectRefused(CheckLayerOptions(options), "--param: \"c.npy\" is no NAME=TENSOR");
+  ExpectRefused(CheckLayerOptions(options, {}), "--param: \"c.npy\" is no NAME=TENSOR");
   options.parameters = {};
   options.recipes = {""};
-  ExpectRefused(CheckLayerOptions(options), "--recipe");
+  ExpectRefused(CheckLayerOptions(options, {}), "--recipe");
   options.spec = R"({"variants": [{"recipe": {"name": "bf16"}}]})";
-  EXPECT_TRUE(CheckLayerOptions(options).ok());
+  EXPECT_TRUE(CheckLayerOptions(options, ReadRunSpec(options.spec).value()).ok());
 }
 
 }  // namespace

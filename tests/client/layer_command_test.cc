@@ -2,14 +2,17 @@
 // itself give the same bytes.
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "tests/base/repository_file.h"
 #include "tests/client/command_fixture.h"
 
 namespace quantgate {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Arguments = std::vector<std::string>;
@@ -250,6 +253,7 @@ TEST_F(LayerCommandTest, ManyOutputsFitAHundredColumns) {
   }
 }
 
+// In process it is what was typed, on a server the run that it keeps.
 TEST_F(LayerCommandTest, TheReproduceLineReproduces) {
   const std::vector<Arguments> commands = {{"run", "--input", Sample("fc1.x"), "--weight",
                                             Sample("fc1.weight"), "--recipe", "fp8_current"},
@@ -280,23 +284,72 @@ TEST_F(LayerCommandTest, TheReproduceLineReproduces) {
                                             "--recipe",
                                             "fp8_current"}};
   for (const Arguments& command : commands) {
-    const Json json = QuantgateJson(command);
-    std::istringstream words(json["run"]["reproduce"].get<std::string>());
-    SCOPED_TRACE(words.str());
-    Arguments arguments;
-    for (std::string word; words >> word;) arguments.push_back(word);
-    ASSERT_GT(arguments.size(), 2u);
-    EXPECT_EQ(arguments[0], "quantgate");
-    arguments.erase(arguments.begin());
-    const Json again = QuantgateJson(arguments);
-    const Json &first = json["run"]["variants"][0]["outputs"],
-               &second = again["run"]["variants"][0]["outputs"];
-    ASSERT_EQ(first.size(), second.size());
-    for (size_t i = 0; i < first.size(); ++i) {
-      EXPECT_EQ(first[i]["tensor"], second[i]["tensor"]);
-      EXPECT_EQ(first[i]["fingerprint"], second[i]["fingerprint"]);
+    for (const Where where : {Where::kInProcess, Where::kServer}) {
+      const Json first = QuantgateJson(command, where);
+      const std::string line = first["run"]["reproduce"];
+      SCOPED_TRACE(line);
+      if (where == Where::kInProcess) {
+        EXPECT_EQ(line, first["command"]);
+      } else {
+        EXPECT_EQ(line, "quantgate run --spec run:" + first["run"]["run_id"].get<std::string>());
+      }
+      std::istringstream words(line);
+      Arguments arguments;
+      for (std::string word; words >> word;) arguments.push_back(word);
+      ASSERT_GT(arguments.size(), 2u);
+      EXPECT_EQ(arguments[0].substr(arguments[0].rfind('/') + 1), "quantgate");
+      arguments.erase(arguments.begin());
+      // Of the first, which QuantgateJson adds again.
+      if (arguments.back() == "json") arguments.resize(arguments.size() - 2);
+      const Json again = QuantgateJson(arguments, where);
+      EXPECT_NE(again["run"]["run_id"], first["run"]["run_id"]);
+      EXPECT_EQ(again["run"]["request"], first["run"]["request"]);
+      const Json &outputs = first["run"]["variants"][0]["outputs"],
+                 &outputs_again = again["run"]["variants"][0]["outputs"];
+      ASSERT_EQ(outputs.size(), outputs_again.size());
+      for (size_t i = 0; i < outputs.size(); ++i) {
+        EXPECT_EQ(outputs[i]["tensor"], outputs_again[i]["tensor"]);
+      }
     }
   }
+}
+
+TEST_F(LayerCommandTest, WhyARunIsNotRepeated) {
+  // A run that version 0.1.0 left behind.
+  std::filesystem::copy(RepositoryFile("tests/data/v0.1.0/data"), Path("server"),
+                        std::filesystem::copy_options::recursive);
+  ProcessResult result =
+      Quantgate({"run", "--spec", "run:run-5992f14e0ae90efe7986801aa6ff242f"}, Where::kServer);
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("kept no requests; this repeats it: quantgate "),
+                                HasSubstr("version 0.1.0")));
+  result = Quantgate({"run", "--spec", "run:none"}, Where::kServer);
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr("NOT_FOUND"));
+  result = Quantgate({"run", "--spec", "run:none"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("no run is kept without --server"));
+
+  const Json first =
+      QuantgateJson(Arguments{"run", "--recipe", "bf16"} + LayerArguments(), Where::kServer)["run"];
+  const std::string spec = "run:" + first["run_id"].get<std::string>();
+  // Options replace parts.
+  const Json other =
+      QuantgateJson({"run", "--spec", spec, "--recipe", "fp8_current"}, Where::kServer)["run"];
+  EXPECT_EQ(other["variants"][0]["recipe_name"], "fp8_current");
+  EXPECT_EQ(other["inputs"], first["inputs"]);
+  const std::string digest = first["inputs"][0]["digest"];
+  StopServer();
+  const std::string name = digest.substr(0, digest.find('/'));
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(Path("server/cas"))) {
+    if (entry.path().string().find(name.substr(4)) != std::string::npos &&
+        entry.is_regular_file()) {
+      std::filesystem::remove(entry.path());
+    }
+  }
+  result = Quantgate({"run", "--spec", spec}, Where::kServer);
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr("the server no longer has x, digest:" + digest));
 }
 
 TEST_F(LayerCommandTest, RecipesFromAFile) {
@@ -305,7 +358,7 @@ TEST_F(LayerCommandTest, RecipesFromAFile) {
   const auto fingerprint = [&](const std::string& recipe) {
     const Json json =
         QuantgateJson(Arguments{"run"} + LayerArguments() + Arguments{"--recipe", recipe});
-    return json["run"]["variants"][0]["outputs"][1]["fingerprint"].get<std::string>();
+    return json["run"]["variants"][0]["outputs"][1]["tensor"]["fingerprint"].get<std::string>();
   };
   EXPECT_EQ(fingerprint("@" + Path("recipe.json")),
             fingerprint("fp8_current:power_2_scales=true,fp8_format=e4m3"));

@@ -1,4 +1,4 @@
-#include "client/cli/number_text.h"
+#include "server/report/number_text.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

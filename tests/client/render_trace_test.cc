@@ -1,5 +1,5 @@
 // What a trace's report says: rates, drifts, JSON, HTML; and which traces are refused.
-#include "client/cli/render_trace.h"
+#include "server/report/trace_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,6 +7,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <sstream>
+
+#include "client/cli/session_trace.h"
+#include "server/report/render_html.h"
+#include "tests/server/report/recorded_values.h"
 
 namespace quantgate {
 namespace {
@@ -95,6 +99,12 @@ TEST(TraceReportTest, JsonHasEveryFigure) {
   EXPECT_TRUE(json["quantizations"][1]["mean_scale_code"].is_null());
 }
 
+TEST(TraceReportTest, JsonLosesNoValueOfSchemaVersion1) {
+  const auto recorded = nlohmann::ordered_json::parse(RecordedText("sample_trace.json"));
+  EXPECT_GE(CountValues(recorded), 60);
+  EXPECT_THAT(LostValues(recorded, JsonOf(Sample())), testing::IsEmpty());
+}
+
 TEST(TraceReportTest, JsonLinesAreOneEntryEach) {
   std::istringstream lines(TraceJsonLines(Sample()));
   std::vector<std::string> kinds;
@@ -110,7 +120,7 @@ TEST(TraceReportTest, TableAndHtmlShowStepsVariantsAndDrift) {
   PrintTrace(Sample(), /*uses_colour=*/false, table);
   EXPECT_THAT(table.str(), HasSubstr("37.5 %"));  // 3 of 8 differ
   EXPECT_THAT(table.str(), HasSubstr("note: a note"));
-  const std::string html = TraceHtml(Sample());
+  const std::string html = RenderHtml(Sample());
   EXPECT_THAT(html, HasSubstr("<h3>y</h3>"));
   EXPECT_THAT(html, HasSubstr("<h3>fc1.x (input, rowwise)</h3>"));
   // One line of two points in each chart; SQNR's first is infinite: it lies above.

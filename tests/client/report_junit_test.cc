@@ -1,8 +1,9 @@
-#include "client/cli/report_junit.h"
+#include "server/report/report_junit.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "client/cli/output.h"
 #include "client/cli/tensor_comparison.h"
 
 namespace quantgate {
@@ -76,6 +77,11 @@ TEST(ReportJunitTest, ARunIsOneCase) {
       ReportJunit(document, kRun),
       HasSubstr(
           R"(<testcase classname="quantgate.run" name="linear: bf16 / none / auto" time="1.500"/>)"));
+}
+
+TEST(ReportFileTest, ErrorsHaveTheCodeOfTheirCause) {
+  EXPECT_TRUE(absl::IsNotFound(WriteTextFile("/no/such/directory/report.json", "{}")));
+  EXPECT_TRUE(absl::IsInvalidArgument(WriteTextFile("/dev/null/report.json", "{}")));
 }
 
 }  // namespace

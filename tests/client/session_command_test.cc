@@ -100,13 +100,13 @@ TEST_F(SessionCommandTest, AFrozenWeightHasNoGradientAndJsonSaysWhatAStepDid) {
   const nlohmann::json forward = QuantgateJson(train, Where::kServer);
   EXPECT_EQ(forward["kind"], "session_step");
   EXPECT_EQ(forward["step"], 1);
-  EXPECT_EQ(forward["outputs"][0]["tensor"], "y");
+  EXPECT_EQ(forward["outputs"][0]["name"], "y");
   EXPECT_EQ(forward["gemms"][0]["role"], "fprop");
   EXPECT_EQ(forward["quantizations"][1]["tensor"], "fc.weight");
   const nlohmann::json backward =
       QuantgateJson({"session", "step", id, "backward", "--grad-output", x}, Where::kServer);
   ASSERT_EQ(backward["outputs"].size(), 1u);
-  EXPECT_EQ(backward["outputs"][0]["tensor"], "dx");
+  EXPECT_EQ(backward["outputs"][0]["name"], "dx");
   for (const nlohmann::json& saved : backward["saved"]) {
     EXPECT_TRUE(saved["at_use"].is_null() || saved["at_use"] == saved["at_save"]);
   }

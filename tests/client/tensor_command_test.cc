@@ -148,10 +148,10 @@ TEST_F(TensorCommandTest, PutListStatGet) {
     ASSERT_EQ(json["tensors"].size(), 2u);
     EXPECT_EQ(json["tensors"][0]["name"], "fc1.bias");
     json = QuantgateJson({"tensor", "stat", digest}, where);
-    EXPECT_EQ(json["tensors"][0]["shape"], Json({256, 512}));
+    EXPECT_EQ(json["tensors"][0]["type"]["shape"], Json({256, 512}));
     int64_t counted = json["tensors"][0]["statistics"]["zero_count"];
     for (const Json& bucket : json["tensors"][0]["statistics"]["exponent_histogram"]) {
-      counted += bucket["count"].get<int64_t>();
+      counted += bucket["value"].get<int64_t>();
     }
     EXPECT_EQ(counted, 256 * 512);
     const std::string copy = Path("copy.safetensors");

@@ -1,5 +1,5 @@
 // What a verdict says, and that every form of a report says the same.
-#include "client/cli/verdict_text.h"
+#include "server/report/verdict_text.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,12 +9,12 @@
 #include <sstream>
 
 #include "client/cli/output.h"
-#include "client/cli/render_html.h"
-#include "client/cli/render_json.h"
-#include "client/cli/render_table.h"
-#include "client/cli/report_junit.h"
 #include "client/cli/tensor_comparison.h"
-#include "tests/client/sample_report.h"
+#include "server/report/render_html.h"
+#include "server/report/render_table.h"
+#include "server/report/report_json.h"
+#include "server/report/report_junit.h"
+#include "tests/server/report/sample_report.h"
 
 namespace quantgate {
 namespace {

@@ -109,16 +109,17 @@ TEST(RunTest, StreamsEventsInOrder) {
   for (const auto& output : variant.outputs()) {
     names.push_back(output.tensor().name());
     EXPECT_TRUE(output.tensor().has_data());
+    // Bits of elements are told with their dtypes.
+    EXPECT_EQ(output.against_unquantized().max_abs_at().subject_dtype(), "bf16");
+    EXPECT_EQ(output.against_unquantized().max_abs_at().reference_dtype(), "f32");
   }
   EXPECT_THAT(names, testing::UnorderedElementsAre("y", "dx", "dw"));
   const v1::RunReport& report = run.finished().report();
   EXPECT_EQ(report.inputs_size(), 3);
   EXPECT_EQ(report.environment().devices(0).id(), "cpu");
-  EXPECT_EQ(report.reproduce(),
-            "quantgate run --layer linear --input gen:normal,seed=1,shape=32x64,dtype=bf16 "
-            "--weight gen:normal,seed=2,shape=48x64,dtype=bf16 --grad-output "
-            "gen:normal,seed=3,shape=32x48,dtype=bf16 --recipe fp8_current --backward-override "
-            "none --arithmetic sm90");
+  EXPECT_EQ(report.reproduce(), "quantgate run --spec run:" + report.run_id());
+  EXPECT_EQ(report.request().step().x().generate().seed(), 1u);
+  EXPECT_EQ(report.request().variants(0).arithmetic(), "sm90");
 }
 
 TEST(RunTest, WaitRunAttachesFromAnySequence) {

@@ -1,6 +1,7 @@
 // Engine.Execute of every kind of layer through a real channel: outputs, what lies between, the
 // command that repeats it; and what of a layer is refused.
 #include <gmock/gmock.h>
+#include <google/protobuf/util/message_differencer.h>
 
 #include <functional>
 
@@ -94,6 +95,8 @@ v1::VariantReport RunOn(TestServer& server, const v1::RunSpec& spec, v1::RunRepo
   EXPECT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(event.finished().state(), v1::RUN_STATE_SUCCEEDED) << event.finished().status_message();
   report = event.finished().report();
+  // All tensors are generated, so that the request is kept as it was.
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(report.request(), spec));
   return variant;
 }
 
@@ -126,14 +129,6 @@ TEST_F(LayerKindsTest, LayerNormLinear) {
   EXPECT_THAT(Names(variant, true), ElementsAre("dnorm_out"));
   EXPECT_THAT(Inputs(report),
               ElementsAre("x", "grad_output", "parameters[gamma]", "parameters[weight]"));
-  EXPECT_EQ(
-      report.reproduce(),
-      "quantgate run --layer layernorm_linear --norm rmsnorm,eps=9.99999997e-07,zero_centered "
-      "--return-norm-output --input gen:normal,seed=1,shape=64x32,dtype=bf16 --weight "
-      "gen:normal,seed=3,shape=48x32,dtype=bf16 --gamma "
-      "gen:normal,seed=4,shape=32,dtype=bf16 --grad-output "
-      "gen:normal,seed=2,shape=64x48,dtype=bf16 --recipe fp8_current --backward-override none "
-      "--arithmetic sm90");
   for (const v1::OutputReport& output : variant.outputs()) {
     EXPECT_TRUE(output.has_bound()) << output.tensor().name();
     EXPECT_TRUE(output.bound().pass()) << output.tensor().name();
@@ -151,16 +146,12 @@ TEST_F(LayerKindsTest, LayerNormMlp) {
   EXPECT_THAT(Inputs(report),
               ElementsAre("x", "grad_output", "parameters[beta]", "parameters[fc1.weight]",
                           "parameters[fc2.weight]", "parameters[gamma]", "main_grads[fc2.weight]"));
-  EXPECT_THAT(report.reproduce(), HasSubstr("--activation clamped_swiglu,limit=2 "));
-  EXPECT_THAT(report.reproduce(), HasSubstr("--param fc1.weight=gen:normal,seed=5,shape=128x32"));
-  EXPECT_THAT(report.reproduce(), HasSubstr("--main-grad fc2.weight=gen:normal,seed=7"));
 }
 
 TEST_F(LayerKindsTest, GroupedLinear) {
   v1::RunReport report;
   const v1::VariantReport variant = Run(GroupedLinearSpec(), report);
   EXPECT_THAT(Names(variant, false), ElementsAre("y", "dx", "dw.0", "dw.1", "dw.2"));
-  EXPECT_THAT(report.reproduce(), HasSubstr("--m-splits 32,0,32 "));
 }
 
 TEST_F(LayerKindsTest, AsManyExpertsAsThereMayBe) {
@@ -192,9 +183,6 @@ TEST_F(LayerKindsTest, Chain) {
   v1::RunReport report;
   const v1::VariantReport variant = Run(ChainSpec(), report);
   EXPECT_THAT(Names(variant, false), ElementsAre("y", "dx", "fc.dw", "b.db"));
-  EXPECT_THAT(report.reproduce(),
-              HasSubstr("--layer chain --operation fc=basic_linear --operation b=bias --operation "
-                        "act=activation,silu --operation half=scale,0.5 --unfused "));
 }
 
 TEST(LayerMetricsTest, CountsRunsByLayer) {

@@ -1,9 +1,12 @@
 #include "server/wire/layer_run.h"
 
+#include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/escaping.h"
+
 #include "server/errors.h"
-#include "server/runs/reproduce_command.h"
+#include "server/runs/run_request.h"
 
 namespace quantgate {
 namespace {
@@ -31,93 +34,41 @@ LayerRun MakeRun() {
   return run;
 }
 
-constexpr char kTensors[] =
-    " --layer linear --input gen:normal,seed=1,shape=32x64,dtype=bf16 --weight "
-    "gen:normal,seed=2,shape=16x64,dtype=bf16";
-
-TEST(ReproduceCommandTest, OneVariantIsARun) {
-  EXPECT_EQ(ReproduceCommand(MakeRun()),
-            std::string("quantgate run") + kTensors +
-                " --recipe bf16 --backward-override none --arithmetic sm90");
-}
-
-TEST(ReproduceCommandTest, AProductIsACompare) {
-  LayerRun run = MakeRun();
-  run.variants.clear();
-  for (const char* recipe : {"fp8_current", "fp8_current:fp8_format=e4m3,power_2_scales=true"}) {
-    for (const auto mode : {BackwardOverride::kNone, BackwardOverride::kDequantized}) {
-      for (const char* arithmetic : {"sm90:split,splitk=3", "exact"}) {
-        run.variants.push_back(MakeVariant(recipe, mode, arithmetic));
-      }
-    }
-  }
-  run.reference = 1;
-  run.requirement = Requirement::kBound;
-  run.requires_grad = RequiresGrad{true, false, true, false};
-  EXPECT_EQ(
-      ReproduceCommand(run),
-      std::string("quantgate compare") + kTensors +
-          " --requires-grad x,b --recipe fp8_current --recipe "
-          "fp8_current:fp8_format=e4m3,power_2_scales=true --backward-override none "
-          "--backward-override dequantized --arithmetic sm90:split,splitk=3 --arithmetic exact "
-          "--reference 1 --require bound");
-}
-
-TEST(ReproduceCommandTest, AnythingElseIsOneRunEach) {
-  LayerRun run = MakeRun();
-  run.variants.push_back(MakeVariant("fp8_current", BackwardOverride::kNone, "exact"));
-  EXPECT_EQ(ReproduceCommand(run),
-            std::string("quantgate run") + kTensors +
-                " --recipe bf16 --backward-override none --arithmetic sm90 && "
-                "quantgate run" +
-                kTensors + " --recipe fp8_current --backward-override none --arithmetic exact");
-}
-
-TEST(ReproduceCommandTest, TwinsOnSeveralRanksAreOptionsOfTheSameCommand) {
-  LayerRun run = MakeRun();
-  run.layer.parallel_mode = ParallelMode::kRow;
-  run.variants.push_back(run.variants[0]);
-  run.variants[1].parallel =
-      ParallelSpec{.tensor_parallel = 4,
-                   .sequence_parallel = true,
-                   .profile = {.kind = ReductionKind::kBf16Rotated, .rotation = 1}};
-  run.reference = 0;
-  run.requirement = Requirement::kBitwise;
-  EXPECT_EQ(ReproduceCommand(run),
-            "quantgate run --layer linear --parallel-mode row --input "
-            "gen:normal,seed=1,shape=32x64,dtype=bf16 --weight "
-            "gen:normal,seed=2,shape=16x64,dtype=bf16 --tp 4 --sequence-parallel "
-            "--reduction-profile bf16_rotated:1 --recipe bf16 --backward-override none "
-            "--arithmetic sm90 --require bitwise");
-}
-
-TEST(ReproduceCommandTest, AmaxGroupsAreOptions) {
-  LayerRun run = MakeRun();
-  run.variants[0].parallel = ParallelSpec{};
-  run.variants[0].parallel->amax_groups = {{TensorRole::kInput, *ParseAmaxGroup("none")},
-                                           {TensorRole::kGradOutput, *ParseAmaxGroup("1/0")}};
-  EXPECT_EQ(ReproduceCommand(run),
-            std::string("quantgate run") + kTensors +
-                " --tp 2 --amax-group input=none --amax-group grad_output=1/0 --recipe bf16 "
-                "--backward-override none --arithmetic sm90");
-}
-
-TEST(ReproduceCommandTest, StoredAndInlineTensorsAreDigests) {
+TEST(KeptRequestTest, BytesAreNamedByTheirDigest) {
   LayerRun run = MakeRun();
   run.x.kind = TensorReference::Kind::kStored;
   run.x.digest = {Sha256Of({}), 4096};
   run.parameters["weight"].kind = TensorReference::Kind::kInline;
   run.parameters["weight"].digest = {Sha256Of({}), 2048};
-  TensorReference& main_grad = run.main_grads["weight"];
-  main_grad = GeneratedReference("spec.step.main_grads[\"weight\"]", 3, {});
-  main_grad.generator.scale = 0.1f;
-  const std::string empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-  EXPECT_EQ(ReproduceCommand(run),
-            "quantgate run --layer linear --input digest:" + empty +
-                "/4096,dtype=bf16,shape=32x64 --weight digest:" + empty +
-                "/2048,dtype=bf16,shape=16x64 --main-grad "
-                "gen:normal,seed=3,shape=scalar,dtype=bf16,scale=0.100000001 --recipe bf16 "
-                "--backward-override none --arithmetic sm90");
+  v1::RunSpec spec;
+  spec.set_seed(7);
+  spec.mutable_step()->mutable_x()->mutable_stored();  // Of a type that the tensor store knows.
+  v1::TensorSource& weight = (*spec.mutable_step()->mutable_parameters())["weight"];
+  weight.mutable_inline_()->set_data(std::string(2048, 'x'));
+  v1::TensorSource& subject = (*spec.mutable_subjects())["y"];
+  subject.mutable_generate()->set_seed(5);
+  run.subjects["y"] = GeneratedReference("spec.subjects[\"y\"]", 5, {32, 16});
+  const v1::RunSpec kept = KeptRequest(spec, run);
+  v1::RunSpec expected = spec;
+  for (v1::TensorSource* source : {expected.mutable_step()->mutable_x(),
+                                   &(*expected.mutable_step()->mutable_parameters())["weight"]}) {
+    v1::StoredTensor& stored = *source->mutable_stored();
+    // SHA-256 of nothing.
+    stored.mutable_digest()->set_sha256(
+        absl::HexStringToBytes("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"));
+    stored.mutable_type()->set_dtype("bf16");
+  }
+  v1::StoredTensor& x = *expected.mutable_step()->mutable_x()->mutable_stored();
+  x.mutable_digest()->set_size(4096);
+  x.mutable_type()->add_shape(32);
+  x.mutable_type()->add_shape(64);
+  v1::StoredTensor& w =
+      *(*expected.mutable_step()->mutable_parameters())["weight"].mutable_stored();
+  w.mutable_digest()->set_size(2048);
+  w.mutable_type()->add_shape(16);
+  w.mutable_type()->add_shape(64);
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(kept, expected))
+      << kept.DebugString();
 }
 
 TEST(OutlineLayerRunTest, ChecksShapesWithoutMemory) {

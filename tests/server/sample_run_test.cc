@@ -68,7 +68,7 @@ TEST_F(SampleRunTest, EightVariantsOfALayer) {
   const v1::RunReport& report = event.finished().report();
   EXPECT_TRUE(report.verdict().pass()) << report.verdict().finding();
   EXPECT_EQ(report.inputs_size(), 4);
-  EXPECT_THAT(report.reproduce(), testing::StartsWith("quantgate run "));
+  EXPECT_THAT(report.reproduce(), testing::StartsWith("quantgate run --spec run:"));
   for (size_t i = 0; i < variants.size(); ++i) {
     const v1::VariantReport& variant = variants[i];
     ASSERT_EQ(variant.outputs_size(), 4) << variant.label();

@@ -62,7 +62,8 @@ TEST(StructureTest, ClientSeesTheServerOnlyThroughItsFront) {
         const bool is_front = StartsWith(file.path, "client/in_process.") ||
                               StartsWith(file.path, "client/local_connection.") ||
                               include == "server/server.h" ||
-                              include == "server/store/local_store.h";
+                              include == "server/store/local_store.h" ||
+                              StartsWith(include, "server/report/");
         EXPECT_TRUE(is_front) << file.path << " includes " << include;
       }
     }
@@ -94,6 +95,20 @@ TEST(StructureTest, PartsOfTheServerPointDown) {
           << file.path << " includes " << include;
     }
   }
+}
+
+TEST(StructureTest, ReportsNeedNoServer) {
+  size_t count = 0;
+  for (const SourceFile& file : ReadSources(kCode)) {
+    if (!StartsWith(file.path, "server/report/")) continue;
+    for (const std::string& include : QuotedIncludes(file)) {
+      const bool is_other =
+          StartsWith(include, "server/") && !StartsWith(include, "server/report/");
+      EXPECT_FALSE(is_other) << file.path << " includes " << include;
+      ++count;
+    }
+  }
+  EXPECT_GT(count, 30u);
 }
 
 TEST(StructureTest, ThirdPartiesAreContained) {

@@ -1,0 +1,45 @@
+#include "server/report/report_junit.h"
+
+#include "absl/strings/str_cat.h"
+#include "server/report/verdict_text.h"
+
+namespace quantgate {
+namespace {
+
+JunitCase VerdictCase(const std::string& class_name, const std::string& name, bool passes,
+                      const std::string& finding, const v1::Verdict& verdict) {
+  JunitCase test{class_name, name};
+  if (passes) return test;
+  test.element = "failure";
+  test.type = "difference";
+  test.message = finding;
+  test.body = absl::StrCat(VerdictLine(verdict), "\n");
+  return test;
+}
+
+}  // namespace
+
+std::string ReportJunit(const ReportDocument& document, const JunitRun& run) {
+  const std::string class_name = absl::StrCat("quantgate.", document.kind);
+  JunitSuite suite{absl::StrCat("quantgate ", document.kind), {}, {}, document.remarks};
+  suite.properties = {{"title", document.title},
+                      {"criterion", RequiredText(document.verdict)},
+                      {"found", document.verdict.found()},
+                      {"non_finite", document.verdict.non_finite()},
+                      {"non_finite_inputs", document.verdict.non_finite_inputs()},
+                      {"command", document.command},
+                      {"reproduce", document.run.reproduce()},
+                      {"version", document.run.environment().version()}};
+  for (const SubjectComparison& comparison : document.comparisons) {
+    suite.cases.push_back(VerdictCase(class_name, comparison.tensor, comparison.passes,
+                                      comparison.finding, document.verdict));
+  }
+  if (document.comparisons.empty()) {
+    suite.cases.push_back(VerdictCase(class_name, document.title, document.verdict.pass(),
+                                      document.verdict.finding(), document.verdict));
+    suite.cases.back().seconds = document.run.seconds();
+  }
+  return JunitText(suite, run);
+}
+
+}  // namespace quantgate

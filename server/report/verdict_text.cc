@@ -1,0 +1,34 @@
+#include "server/report/verdict_text.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace quantgate {
+
+std::string VerdictWord(const v1::Verdict& verdict) {
+  if (verdict.criterion() == v1::REQUIREMENT_UNSPECIFIED) return "REPORT";
+  return verdict.pass() ? "PASS" : "FAIL";
+}
+
+std::string RequiredText(const v1::Verdict& verdict) {
+  return verdict.source().empty() ? verdict.threshold()
+                                  : absl::StrCat(verdict.threshold(), " (", verdict.source(), ")");
+}
+
+std::string VerdictLine(const v1::Verdict& verdict) {
+  if (verdict.criterion() == v1::REQUIREMENT_UNSPECIFIED) return "";
+  return absl::StrCat("required: ", RequiredText(verdict),
+                      verdict.found().empty() ? "" : absl::StrCat("; found: ", verdict.found()));
+}
+
+std::vector<std::string> VerdictDetails(const v1::Verdict& verdict) {
+  std::vector<std::string> details;
+  if (!verdict.finding().empty()) details.push_back(verdict.finding());
+  if (!verdict.non_finite().empty()) {
+    details.push_back(absl::StrCat(
+        "not finite: ", verdict.non_finite(),
+        verdict.non_finite_inputs().empty() ? "" : "; inputs: ", verdict.non_finite_inputs()));
+  }
+  return details;
+}
+
+}  // namespace quantgate

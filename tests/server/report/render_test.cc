@@ -1,0 +1,325 @@
+// Reports as table, JSON and HTML, from one made by hand.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <sstream>
+
+#include "server/report/html_charts.h"
+#include "server/report/render_html.h"
+#include "server/report/render_table.h"
+#include "server/report/report_json.h"
+#include "server/report/text_table.h"
+#include "tests/server/report/sample_report.h"
+
+namespace quantgate {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Json = nlohmann::json;
+
+std::string TableOf(const ReportDocument& document) {
+  std::ostringstream out;
+  PrintReport(document, /*uses_colour=*/false, out);
+  return out.str();
+}
+
+int CountOf(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST(RenderJsonTest, IsStrictJsonWithStableKeys) {
+  const Json json = Json::parse(JsonDocument(SampleCompare()));
+  EXPECT_EQ(json["schema_version"], 2);
+  EXPECT_EQ(json["kind"], "compare");
+  EXPECT_EQ(json["verdict"]["criterion"], "bound");
+  EXPECT_EQ(json["verdict"]["pass"], false);
+  const Json& run = json["run"];
+  EXPECT_EQ(run["reference"], 0);
+  ASSERT_EQ(run["variants"].size(), 2u);
+  const Json& output = run["variants"][0]["outputs"][0];
+  EXPECT_EQ(output["tensor"]["name"], "y");
+  EXPECT_EQ(output["tensor"]["type"]["shape"], Json({1000, 1000}));
+  EXPECT_EQ(output["against_exact"]["parity"]["mismatch_count"], 12);
+  EXPECT_EQ(output["against_exact"]["error"], nullptr);
+  EXPECT_EQ(run["variants"][1]["outputs"][2]["bound"], nullptr);
+  EXPECT_EQ(run["pairs"][0]["mismatch_count"], 5);
+  // The same keys whatever the values are.
+  const Json& other = run["variants"][1]["outputs"][0];
+  for (const auto& [key, value] : output.items()) EXPECT_TRUE(other.contains(key)) << key;
+}
+
+TEST(RenderJsonTest, NanAndInfinityAreStringsWithBitsBesideThem) {
+  const Json json = Json::parse(JsonDocument(SampleCompare()));
+  const Json& variant = json["run"]["variants"][1];
+  const Json& worst = variant["outputs"][0]["against_exact"]["parity"]["worst"];
+  EXPECT_EQ(worst["subject"], "NaN");
+  EXPECT_EQ(worst["subject_bits"], "0x7fff");
+  EXPECT_EQ(worst["reference"], -2.0);
+  EXPECT_EQ(worst["reference_bits"], "0xc000");
+  const Json& error = variant["outputs"][0]["against_unquantized"];
+  EXPECT_EQ(error["max_rel"], "Infinity");
+  EXPECT_EQ(error["max_rel_bits"], "0x7ff0000000000000");
+  EXPECT_EQ(error["max_abs"], 0.5);
+  EXPECT_EQ(error["max_abs_bits"], "0x3fe0000000000000");
+  EXPECT_EQ(error["max_abs_at"]["reference_bits"], "0x40200000");
+  EXPECT_EQ(variant["outputs"][2]["against_unquantized"]["sqnr_db"], "Infinity");
+  EXPECT_EQ(variant["against_reference"][0]["error"]["sqnr_db"], "NaN");
+  EXPECT_EQ(variant["quantizations"][0]["amax"], "Infinity");
+  EXPECT_EQ(variant["quantizations"][0]["amax_bits"], "0x7f800000");
+  EXPECT_EQ(variant["quantizations"][0]["scale"], "NaN");
+}
+
+TEST(RenderJsonTest, BadUtf8IsReplaced) {
+  ReportDocument document = SampleDiff();
+  document.title = "a\xFF\xC3";
+  const Json json = Json::parse(JsonDocument(document));
+  EXPECT_EQ(json["title"], "a\xEF\xBF\xBD\xEF\xBF\xBD");
+}
+
+TEST(RenderJsonTest, LinesAreOneDocumentEach) {
+  std::istringstream lines(JsonLines(SampleCompare()));
+  std::vector<std::string> kinds;
+  for (std::string line; std::getline(lines, line);) {
+    const Json json = Json::parse(line);
+    EXPECT_EQ(json["schema_version"], 2);
+    kinds.push_back(json["kind"]);
+  }
+  EXPECT_EQ(kinds, (std::vector<std::string>{"variant", "variant", "pair", "pair", "verdict"}));
+}
+
+TEST(RenderTableTest, MatrixFitsAHundredColumns) {
+  ReportDocument document = SampleCompare();
+  document.remarks.clear();
+  document.run.mutable_variants(1)->clear_notes();
+  const std::string label(120, 'L');
+  document.run.mutable_variants(1)->set_label(label);
+  std::istringstream lines(TableOf(document));
+  bool has_full_label = false;
+  for (std::string line; std::getline(lines, line);) {
+    // A label that the matrix cuts is given in full below it.
+    if (line.find(label) != std::string::npos) {
+      has_full_label = true;
+      continue;
+    }
+    EXPECT_LE(line.size(), static_cast<size_t>(kTableColumns)) << line;
+  }
+  EXPECT_TRUE(has_full_label);
+}
+
+TEST(RenderTableTest, SaysWhatMatters) {
+  const std::string table = TableOf(SampleCompare());
+  EXPECT_THAT(table, HasSubstr("55.5"));
+  EXPECT_THAT(table, HasSubstr("inf"));
+  EXPECT_THAT(table, HasSubstr("FAIL  required: ratio <= 1 (derived)"));
+  EXPECT_THAT(table, HasSubstr("dx of variant 1"));
+  EXPECT_THAT(table, HasSubstr("0.0151"));
+  EXPECT_THAT(table, Not(HasSubstr("\033")));
+}
+
+TEST(RenderTableTest, SaysWhatTheErrorsLeaveOut) {
+  ReportDocument document = SampleDiff();
+  EXPECT_THAT(TableOf(document), HasSubstr("y: SQNR and errors leave out 1 of 1,000,000 elements"));
+  document.comparisons[0].result.mutable_error()->set_non_finite_count(0);
+  EXPECT_THAT(TableOf(document), Not(HasSubstr("leave out")));
+}
+
+TEST(RenderTableTest, DiffNamesTheFirstElementInHexAndDecimal) {
+  const std::string table = TableOf(SampleDiff());
+  EXPECT_THAT(table, HasSubstr("y: first (0, 7): 1.5 [0x3fc0] against 1.5078125 [0x3fc1]"));
+  EXPECT_THAT(table, HasSubstr("worst (3, 1): nan [0x7fff] against -2 [0xc000]"));
+  EXPECT_THAT(table, HasSubstr("only in "));
+}
+
+TEST(RenderTableTest, ColourOnlyWhenAsked) {
+  std::ostringstream out;
+  PrintReport(SampleDiff(), /*uses_colour=*/true, out);
+  EXPECT_THAT(out.str(), HasSubstr("\033[31m"));
+}
+
+/// A run of one variant, whose last output lies between operations and was made by no GEMM.
+ReportDocument SampleRun() {
+  ReportDocument document = SampleCompare();
+  document.kind = "run";
+  document.run.mutable_variants()->DeleteSubrange(1, 1);
+  document.run.clear_pairs();
+  document.run.clear_reference();
+  v1::VariantReport& variant = *document.run.mutable_variants(0);
+  v1::OutputReport& between = *variant.add_outputs();
+  between = variant.outputs(0);
+  between.mutable_tensor()->set_name("fc2.x");
+  between.set_intermediate(true);
+  between.set_arithmetic("fp32 operations");
+  between.mutable_bound()->set_factor(0);
+  between.mutable_bound()->set_derivation("9 levels");
+  variant.mutable_quantizations(0)->set_tensor("fc2.weight");
+  variant.mutable_gemms(0)->set_output("fc1.y");
+  return document;
+}
+
+TEST(RenderTableTest, MarksWhatLiesBetweenOperations) {
+  const std::string table = TableOf(SampleRun());
+  EXPECT_THAT(table, HasSubstr("fc2.x *"));
+  EXPECT_THAT(table, HasSubstr("* no output: what one operation of the layer gave the next."));
+  EXPECT_THAT(table, HasSubstr("fc2.weight"));
+  EXPECT_THAT(table, HasSubstr("fprop fc1.y: m=8"));
+  ReportDocument compare = SampleRun();
+  compare.kind = "compare";
+  EXPECT_THAT(TableOf(compare), Not(HasSubstr("fc2.x")));
+  EXPECT_THAT(TableOf(SampleCompare()), Not(HasSubstr("*")));
+}
+
+TEST(RenderTableTest, ManyOutputsTakeSeveralTables) {
+  ReportDocument document = SampleCompare();
+  document.remarks.clear();
+  for (v1::VariantReport& variant : *document.run.mutable_variants()) {
+    variant.clear_notes();
+    variant.set_label("bf16 / none / sm90");
+    for (int i = 0; i < 20; ++i) {
+      *variant.add_outputs() = variant.outputs(0);
+      variant.mutable_outputs()->rbegin()->mutable_tensor()->set_name("dw." + std::to_string(i));
+    }
+  }
+  std::istringstream lines(TableOf(document));
+  size_t last = 0;
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_LE(line.size(), static_cast<size_t>(kTableColumns)) << line;
+    last += line.find("dw.19") != std::string::npos ? 1 : 0;
+  }
+  EXPECT_EQ(last, 4u);  // One of each matrix.
+}
+
+TEST(RenderJsonTest, SaysWhatLiesBetweenOperations) {
+  const Json variant = Json::parse(JsonDocument(SampleRun()))["run"]["variants"][0];
+  EXPECT_EQ(variant["outputs"][0]["intermediate"], false);
+  EXPECT_EQ(variant["outputs"][2]["intermediate"], true);
+  EXPECT_EQ(variant["quantizations"][0]["tensor"], "fc2.weight");
+  EXPECT_EQ(variant["gemms"][0]["output"], "fc1.y");
+}
+
+/// Every element that opens also closes, in order: the page is well-formed.
+void ExpectBalanced(const std::string& html) {
+  static const std::regex kTag(R"(<(/?)([a-z][a-z0-9]*)[^>]*?(/?)>)");
+  std::vector<std::string> open;
+  const std::string body = html.substr(html.find("</style>") + 8);
+  for (auto it = std::sregex_iterator(body.begin(), body.end(), kTag); it != std::sregex_iterator();
+       ++it) {
+    const std::string name = (*it)[2];
+    if (name == "br" || name == "meta" || (*it)[3] == "/") continue;
+    if ((*it)[1] != "/") {
+      open.push_back(name);
+      continue;
+    }
+    if (name == "head" || name == "html") continue;  // Opened before the style sheet ends.
+    ASSERT_FALSE(open.empty()) << name;
+    ASSERT_EQ(open.back(), name) << it->prefix().str().substr(0, 200);
+    open.pop_back();
+  }
+  EXPECT_TRUE(open.empty()) << open.back();
+}
+
+TEST(RenderHtmlTest, MarksWhatLiesBetweenOperations) {
+  const std::string html = RenderHtml(SampleRun());
+  ExpectBalanced(html);
+  EXPECT_THAT(html, HasSubstr("between operations"));
+  EXPECT_THAT(html, HasSubstr("its own fp32 roundings + half ulp; 9 levels"));
+  EXPECT_THAT(html, Not(HasSubstr("<th>fc2.x</th>")));
+}
+
+TEST(RenderHtmlTest, IsOneSelfContainedPage) {
+  for (const ReportDocument& document : {SampleCompare(), SampleDiff()}) {
+    const std::string html = RenderHtml(document);
+    EXPECT_EQ(html.rfind("<!DOCTYPE html>", 0), 0u);
+    EXPECT_THAT(html, HasSubstr("prefers-color-scheme: dark"));
+    for (const char* banned : {"<script", "http://", "https://", "src=", "@import", "url("}) {
+      EXPECT_THAT(html, Not(HasSubstr(banned)));
+    }
+    ExpectBalanced(html);
+  }
+}
+
+TEST(RenderHtmlTest, EscapesEverything) {
+  for (const ReportDocument& document : {SampleCompare(), SampleDiff()}) {
+    const std::string html = RenderHtml(document);
+    EXPECT_THAT(html, Not(HasSubstr("alert('1')")));
+    EXPECT_THAT(html, HasSubstr("&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;&amp;&quot;"));
+  }
+}
+
+TEST(RenderHtmlTest, ShowsMatrixCardsAndVerdict) {
+  const std::string html = RenderHtml(SampleCompare());
+  EXPECT_THAT(html, HasSubstr("<strong>FAIL</strong>"));
+  EXPECT_THAT(html, HasSubstr("class=\"q5\"><b>55.5</b> dB"));
+  EXPECT_THAT(html, HasSubstr("class=\"q1 broken\"><b>15.6</b> dB"));
+  EXPECT_THAT(html, HasSubstr("beyond its bound: 3.5 of it"));
+  EXPECT_THAT(html, HasSubstr("<code>0x7fff</code>"));
+  EXPECT_THAT(html, HasSubstr("changed: 00000000000000050000000000000007"));
+  EXPECT_EQ(CountOf(html, "class=\"chart\""),
+            6);  // y, dx of both, db and y of the second's reference.
+  EXPECT_EQ(CountOf(html, "class=\"heat\""), 5);
+  EXPECT_EQ(CountOf(html, "class=\"worst\""), 5);
+}
+
+TEST(RenderHtmlTest, RampsHaveTheirStepsInOrder) {
+  EXPECT_EQ(SqnrLevel(-3), 0);
+  EXPECT_EQ(SqnrLevel(9.99), 0);
+  EXPECT_EQ(SqnrLevel(10), 1);
+  EXPECT_EQ(SqnrLevel(49.9), 4);
+  EXPECT_EQ(SqnrLevel(std::numeric_limits<double>::infinity()), 5);
+  EXPECT_EQ(SqnrLevel(std::numeric_limits<double>::quiet_NaN()), 0);
+  EXPECT_EQ(HeatLevel(0, {0, 1}), 0);
+  EXPECT_EQ(HeatLevel(std::numeric_limits<double>::quiet_NaN(), {0, 1}), 0);
+  EXPECT_EQ(HeatLevel(0.5, {0.5, 1}), 1);
+  EXPECT_EQ(HeatLevel(1, {0.5, 1}), 9);
+  EXPECT_EQ(HeatLevel(1, {1, 1}), 1);
+  EXPECT_EQ(HeatLevel(std::numeric_limits<double>::infinity(), {0, 1}), 9);
+}
+
+TEST(RenderHtmlTest, EmptyPartsDoNotBreakThePage) {
+  ReportDocument document;
+  document.kind = "run";
+  document.has_run = true;
+  document.run.add_variants()->add_outputs();
+  ExpectBalanced(RenderHtml(document));
+  EXPECT_FALSE(TableOf(document).empty());
+  EXPECT_FALSE(Json::parse(JsonDocument(document)).empty());
+}
+
+// 540 units are the last end, 4 s: a task of 1 s is a quarter of them.
+TEST(RenderHtmlTest, OverlapsAreBarsOverTimeByRankAndResource) {
+  ReportDocument document;
+  document.kind = "run";
+  document.has_run = true;
+  v1::VariantReport& variant = *document.run.add_variants();
+  const auto add_rank = [&](int rank, double copy_end) {
+    v1::RankReport& report = *variant.add_ranks();
+    report.set_rank(rank);
+    v1::OverlapReport& overlap = *report.add_overlaps();
+    const auto add = [&](const char* name, const char* resource, double begin, double end) {
+      v1::OverlapTask& task = *overlap.add_tasks();
+      task.set_name(name);
+      task.set_resource(resource);
+      task.set_begin_seconds(begin);
+      task.set_end_seconds(end);
+    };
+    add("gemm <own>", "compute", 0, 1);
+    add("copy", "receive", 0, copy_end);
+  };
+  add_rank(0, 2);
+  add_rank(1, 4);
+  const std::string html = RenderHtml(document);
+  ExpectBalanced(html);
+  const std::string svg = html.substr(html.find("tasks over time"));
+  EXPECT_THAT(svg, HasSubstr(">rank 0 compute</text><rect x=\"86.00\" y=\"4.0\" width=\"135.00\""));
+  EXPECT_THAT(svg, HasSubstr("class=\"task0\"><title>rank 0, gemm &lt;own&gt;: 0 us to 1.00 s"));
+  EXPECT_THAT(svg,
+              HasSubstr(">rank 1 receive</text><rect x=\"86.00\" y=\"43.0\" width=\"540.00\""));
+  EXPECT_THAT(svg, Not(HasSubstr("send")));
+}
+
+}  // namespace
+}  // namespace quantgate
