@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/cli/layer_arguments.h"
 #include "client/cli/output.h"
 #include "client/cli/run_spec.h"
 #include "client/execute.h"
