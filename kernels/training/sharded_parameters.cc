@@ -23,7 +23,7 @@ int64_t BlockRows(const Quantizer& quantizer) {
 }
 
 /// The tensors of a parameter by where they are, null where a direction is absent.
-std::vector<Tensor*> TensorsOf(Parameter& parameter) {
+std::vector<Tensor*> TensorsByPlace(Parameter& parameter) {
   std::vector<Tensor*> tensors = {&parameter.value};
   for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
     std::optional<QuantizedCopy>& copy = parameter.quantized.copy(usage);
@@ -65,7 +65,7 @@ std::optional<ReshardedWeight::Part> ReshardPart(const SavedPart& part,
 
 /// `rows` without tensors, in the directions that the parts are from.
 Parameter OutlineOfParts(Parameter rows, const std::vector<ReshardedWeight::Part>& parts) {
-  for (Tensor* const tensor : TensorsOf(rows)) {
+  for (Tensor* const tensor : TensorsByPlace(rows)) {
     if (tensor != nullptr) *tensor = Tensor();
   }
   const auto is_from = [&](size_t first) {
@@ -256,7 +256,7 @@ void ShardedParameters::ReshardSaved(const std::vector<SessionLayerState>& kept,
     for (const auto& [name, sharded] : kept[i].sharded) {
       Parameter whole = gathered[i].parameters.at(name);
       Parameter rows = kept[i].state.parameters.at(name);
-      const std::vector<Tensor*> wholes = TensorsOf(whole), own = TensorsOf(rows);
+      const std::vector<Tensor*> wholes = TensorsByPlace(whole), own = TensorsByPlace(rows);
       ReshardedWeight resharded{.layer = i, .parameter = name, .sharded = sharded};
       for (const SavedPart& saved : flight.saved[i]->parts()) {
         const std::optional<ReshardedWeight::Part> part = ReshardPart(saved, wholes, own);
@@ -277,7 +277,7 @@ absl::Status ShardedParameters::RestoreSaved(SessionRun& run, const InFlight& fl
     if (resharded.layer != layer) continue;
     Parameter rows = resharded.rows;
     Usages usages{false, false};
-    const std::vector<Tensor*> own = TensorsOf(rows);
+    const std::vector<Tensor*> own = TensorsByPlace(rows);
     for (const ReshardedWeight::Part& part : resharded.parts) {
       const Tensor* const kept = FindPart(parts, part.name);
       if (kept == nullptr) {
@@ -293,7 +293,7 @@ absl::Status ShardedParameters::RestoreSaved(SessionRun& run, const InFlight& fl
                         run.recorder(layer).Timed({StageKind::kCommunicate, stage}, [&] {
                           return GatherParameter(layer, resharded.sharded, rows, usages);
                         }));
-    const std::vector<Tensor*> wholes = TensorsOf(whole);
+    const std::vector<Tensor*> wholes = TensorsByPlace(whole);
     for (const ReshardedWeight::Part& part : resharded.parts) {
       *FindPart(parts, part.name) = *wholes[part.place];
     }

@@ -113,7 +113,7 @@ absl::StatusOr<StartedGemm> ExactValues::Start(const GemmDesc& given, DType out_
   }
   desc.out_dtype = out_dtype;
   desc.also_f32 = also_f32;
-  return StartGemm(engine_, desc, cancellation_);
+  return engine_.StartGemm(desc, cancellation_);
 }
 
 void ExactValues::Keep(const GemmDesc& desc, DType out_dtype, const Result& result) {

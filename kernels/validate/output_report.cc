@@ -258,7 +258,7 @@ absl::StatusOr<OutputReporter::StartedBound> OutputReporter::StartBound(const Ou
   QG_ASSIGN_OR_RETURN(const Tensor subject, RowSlice(value, 0, rows));
   QG_ASSIGN_OR_RETURN(const Tensor exact, RowSlice(truth.value.f32, 0, rows));
   QG_ASSIGN_OR_RETURN(started.parts.emplace_back(),
-                      StartCheckBound(engine_, source.gemm->desc, subject, exact, cancellation_));
+                      engine_.StartCheckBound(source.gemm->desc, subject, exact, cancellation_));
   return started;
 }
 
@@ -294,12 +294,12 @@ absl::StatusOr<OutputReporter::Measurement> OutputReporter::StartMeasurement(
   report.against_exact.tensor = output.name;
   report.against_exact.reference = "exact";
   started.note = exact.note;
-  QG_ASSIGN_OR_RETURN(started.parity, StartCompareBits(engine_, value, truth_own, cancellation_));
-  QG_ASSIGN_OR_RETURN(started.error, StartMeasureError(engine_, value, truth_f32, cancellation_));
+  QG_ASSIGN_OR_RETURN(started.parity, engine_.StartCompareBits(value, truth_own, cancellation_));
+  QG_ASSIGN_OR_RETURN(started.error, engine_.StartMeasureError(value, truth_f32, cancellation_));
   // Otherwise the variant's operands are the originals.
   if (original.data() != truth_f32.data()) {
     QG_ASSIGN_OR_RETURN(started.against_unquantized,
-                        StartMeasureError(engine_, value, original, cancellation_));
+                        engine_.StartMeasureError(value, original, cancellation_));
   }
   started.reported.exact_f32 = std::move(truth_f32);
   return started;

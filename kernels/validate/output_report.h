@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/engine/deferred_reports.h"
+#include "kernels/engine/engine.h"
 #include "kernels/validate/exact_values.h"
 #include "kernels/validate/operation_reference.h"
 #include "kernels/validate/output_source.h"

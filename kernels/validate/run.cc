@@ -209,7 +209,7 @@ class PlanRun {
       return StartInputKeys();
     }
     const std::vector<std::string> outputs = LayerOutputs(request_.step);
-    const bool goes_on = DefersReports(engine_);
+    const bool goes_on = engine_.RunsAhead();
     for (const std::string& name : outputs) {
       QG_RETURN_IF_ERROR(progress_.Check());
       if (!goes_on) progress_.Announce(UnquantizedStep(name));
