@@ -194,7 +194,7 @@ Shape LayerOutputShape(const LayerRequest& request, std::string_view output) {
     return shape;
   }
   const Shape& y = first.values.back().shape;
-  return plan.kind == LayerKind::kGroupedLinear ? plan.ShapeOfRows(y.back()) : y;
+  return plan.has_experts ? plan.ShapeOfRows(y.back()) : y;
 }
 
 namespace {

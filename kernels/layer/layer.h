@@ -24,20 +24,13 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/layer/layer_kinds.h"
 #include "kernels/layer/layer_state.h"
 #include "kernels/layer/step_recorder.h"
 #include "kernels/ops/activation.h"
 #include "kernels/ops/norm.h"
 
 namespace quantgate {
-
-enum class LayerKind { kLinear, kLayerNormLinear, kLayerNormMlp, kGroupedLinear, kChain };
-std::string_view LayerKindName(LayerKind kind);
-absl::StatusOr<LayerKind> ParseLayerKind(std::string_view name);
-
-enum class OperationKind { kNorm, kBasicLinear, kBias, kActivation, kQuantize, kAdd, kScale };
-std::string_view OperationKindName(OperationKind kind);  ///< "norm", "basic_linear", ...
-absl::StatusOr<OperationKind> ParseOperationKind(std::string_view name);
 
 /// One operation of a chain: [..., columns] in, [..., columns] out.
 struct OperationSpec {
@@ -75,6 +68,8 @@ struct LayerSpec {
   /// layernorm_linear: kColumn; a chain's stand with its operations. A grouped_linear communicates
   /// nothing: y, or dx, is the rank's part of it (kernels/layer/grouped_run.h adds them up).
   ParallelMode parallel_mode = ParallelMode::kNone;
+
+  const LayerTraits& traits() const { return TraitsOf(kind); }
   friend bool operator==(const LayerSpec& a, const LayerSpec& b);
 };
 

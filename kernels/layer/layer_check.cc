@@ -44,7 +44,7 @@ absl::StatusOr<LinearFields> FieldsOf(const LayerRequest& request, size_t progra
   fields.n = {absl::StrCat("parameters[", operation.weight, "]"),
               request.parameters.at(operation.weight)};
   fields.k = operation.input == 0 ? fields.m : fields.n;
-  if (request.layer.kind != LayerKind::kGroupedLinear) return fields;
+  if (!request.layer.traits().has_experts) return fields;
   fields.m.name = absl::StrCat("layer.m_splits[", program, "]");
   QG_ASSIGN_OR_RETURN(fields.m.tensor,
                       OutlineTensor(request.x.dtype(), {operation.linear.m, operation.linear.k}));

@@ -158,8 +158,8 @@ ProcessGroup* ParameterUpdate::AmaxGroupOfHeld(const SessionSpec& spec, size_t l
   if (rank == nullptr) return nullptr;
   // Ranks have other experts each, in other numbers, and every expert as a whole, or the elements
   // of one: a maximum over any of them is its own.
-  const bool is_whole_elsewhere = spec.layers[layer].spec.kind == LayerKind::kGroupedLinear &&
-                                  spec.parallel->expert_parallel > 1;
+  const bool is_whole_elsewhere =
+      spec.layers[layer].spec.traits().has_experts && spec.parallel->expert_parallel > 1;
   return is_whole_elsewhere ? nullptr : rank->held_weights;
 }
 

@@ -259,7 +259,7 @@ absl::Status ExactValues::RunUnquantized() {
 
 absl::StatusOr<Tensor> ExactValues::Unquantized(const std::string& name) {
   if (const auto known = unquantized_.find(name); known != unquantized_.end()) return known->second;
-  if (request_.layer.kind == LayerKind::kLinear) {
+  if (request_.layer.traits().is_one_linear()) {
     QG_RETURN_IF_ERROR(StartUnquantized(name));
     return unquantized_.at(name);
   }

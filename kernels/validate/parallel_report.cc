@@ -186,7 +186,7 @@ ParallelReporter::Assembly ParallelReporter::AssemblyOf(const std::string& outpu
   }
   const bool is_y = output == "y";
   const ParallelMode summed = is_y ? ParallelMode::kRow : ParallelMode::kColumn;
-  if (spec.kind == LayerKind::kGroupedLinear && spec.parallel_mode == summed) {
+  if (spec.traits().has_experts && spec.parallel_mode == summed) {
     return {.kind = Kind::kSum, .sum_has_rows = divided};
   }
   const bool has_rows = divided && (is_y ? DividesOutputRows(spec) : DividesInputRows(spec));

@@ -96,14 +96,14 @@ absl::Status CheckKind(const std::string& field, const LayerRequest& step,
                        const ParallelSpec& parallel) {
   const LayerSpec& layer = step.layer;
   if (!HasParallelMode(layer)) {
-    const bool is_chain = layer.kind == LayerKind::kChain;
+    const bool is_chain = layer.traits().has_operations;
     return Refuse(is_chain ? "layer.operations" : "layer.parallel_mode", "none",
                   is_chain ? "a parallel variant needs a basic_linear with a parallel_mode, column "
                              "or row"
                            : "a parallel variant needs column or row");
   }
-  if (layer.kind == LayerKind::kGroupedLinear) return CheckGrouped(field, step.x, parallel);
-  return layer.kind == LayerKind::kChain ? CheckChain(layer, parallel) : absl::OkStatus();
+  if (layer.traits().has_experts) return CheckGrouped(field, step.x, parallel);
+  return layer.traits().has_operations ? CheckChain(layer, parallel) : absl::OkStatus();
 }
 
 /// What a rank cannot carry out of one side of the overlap that a request asks for; `part` is the
@@ -242,7 +242,7 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
                   "often as there are copies");
   }
   const LayerSpec& layer = step.layer;
-  if (layer.kind != LayerKind::kGroupedLinear) {
+  if (!layer.traits().has_experts) {
     return Refuse("layer.kind", std::string(LayerKindName(layer.kind)),
                   "expert_parallel divides the experts of a grouped_linear");
   }

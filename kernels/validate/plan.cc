@@ -37,7 +37,7 @@ absl::Status CheckSplitK(const std::string& field, const LayerRequest& step,
   const RequiresGrad& wanted = step.requires_grad;
   // In layers of several operations a bias's or norm's gradient may need a dgrad.
   const bool needs_gemm = wanted.x || wanted.weight ||
-                          (step.layer.kind != LayerKind::kLinear && (wanted.bias || wanted.norm));
+                          (!step.layer.traits().is_one_linear() && (wanted.bias || wanted.norm));
   const bool has_backward_gemm = step.grad_output.has_value() && needs_gemm;
   const bool runs_tf32 =
       !recipe.is_quantized() ||
@@ -260,14 +260,13 @@ std::string_view OutputWord(std::string_view output) {
 }
 
 bool ReportsIntermediates(const LayerRequest& request) {
-  const LayerKind kind = request.layer.kind;
-  return kind != LayerKind::kLinear && kind != LayerKind::kGroupedLinear;
+  return request.layer.traits().has_intermediates();
 }
 
 int Plan::StepCount() const {
   const LayerRequest& step = request_.step;
   const int outputs = static_cast<int>(LayerOutputs(step).size());
-  const bool is_linear = step.layer.kind == LayerKind::kLinear;
+  const bool is_linear = step.layer.traits().is_one_linear();
   // The unquantized references: of a linear layer one each, otherwise from one run.
   int steps = is_linear ? outputs : 1;
   for (const Variant& variant : request_.variants) {

@@ -186,7 +186,7 @@ class PlanRun {
   }
 
  private:
-  bool IsLinear() const { return request_.step.layer.kind == LayerKind::kLinear; }
+  bool IsLinear() const { return request_.step.layer.traits().is_one_linear(); }
   bool HasIntermediates() const { return ReportsIntermediates(request_.step); }
 
   /// Counted only where an output has NaN or infinities.

@@ -41,11 +41,7 @@ v1::Capabilities MakeCapabilities(const ServiceContext& context) {
   for (const Distribution distribution : AllDistributions()) {
     proto.add_distributions(std::string(DistributionName(distribution)));
   }
-  for (const LayerKind kind :
-       {LayerKind::kLinear, LayerKind::kLayerNormLinear, LayerKind::kLayerNormMlp,
-        LayerKind::kGroupedLinear, LayerKind::kChain}) {
-    proto.add_layers(std::string(LayerKindName(kind)));
-  }
+  for (const LayerTraits& traits : AllLayerKinds()) proto.add_layers(std::string(traits.name));
   for (const std::string_view name : kActivationKindNames) {
     proto.add_activations(std::string(name));
   }
