@@ -19,12 +19,12 @@ namespace {
 
 constexpr size_t kNameLengthMax = 64;
 
-/// A parameter as the checks of layers take it: of a quantized or sharded one its type.
+/// A parameter as the checks of layers take it: of a quantized or divided one its type.
 absl::StatusOr<Tensor> OutlineOf(const SessionLayerState& layer, const std::string& name,
                                  const Parameter& parameter) {
-  const auto sharded = layer.sharded.find(name);
-  if (sharded != layer.sharded.end()) {
-    return OutlineTensor(sharded->second.dtype, sharded->second.weight.shape);
+  const auto divided = layer.divided.find(name);
+  if (divided != layer.divided.end()) {
+    return OutlineTensor(divided->second.dtype, divided->second.weight.shape);
   }
   if (!parameter.is_quantized()) return parameter.value;
   return OutlineTensor(parameter.quantized.source_dtype, parameter.quantized.shape);
@@ -332,8 +332,8 @@ std::optional<DType> DTypeOfParameters(const SessionState& state) {
   std::optional<DType> common;
   for (const SessionLayerState& layer : state.layers) {
     for (const auto& [name, parameter] : layer.state.parameters) {
-      const auto sharded = layer.sharded.find(name);
-      const DType dtype = sharded != layer.sharded.end() ? sharded->second.dtype
+      const auto divided = layer.divided.find(name);
+      const DType dtype = divided != layer.divided.end() ? divided->second.dtype
                           : parameter.is_quantized()     ? parameter.quantized.source_dtype
                                                          : parameter.value.dtype();
       if (common.value_or(dtype) != dtype) return std::nullopt;
