@@ -100,6 +100,10 @@ struct LayerRequest {
   int64_t value_bytes_max = std::numeric_limits<int64_t>::max();
 };
 
+/// What one step of a layer does, decided when its request is checked; the step and its report
+/// follow it.
+using LayerPlanPointer = std::shared_ptr<const LayerPlan>;
+
 struct LayerResult : StepRecords {
   /// "y", "norm_out"; "dx" and the gradients of parameters, as asked for.
   std::vector<NamedTensor> outputs;
@@ -107,6 +111,7 @@ struct LayerResult : StepRecords {
   std::vector<NamedTensor> intermediates;
   /// Under delayed scaling what the next step needs: "input.scale", "input.amax_history", ...
   std::vector<NamedTensor> state;
+  LayerPlanPointer plan;  ///< By which it was made.
 };
 
 /// The part of CheckLayer that no recipe changes: the spec, presence, dtypes and shapes.
@@ -116,12 +121,12 @@ absl::Status CheckLayerTensors(const LayerRequest& request);
 /// INVALID_ARGUMENT naming field, value and rule.
 absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe);
 
-/// The rest of CheckLayer, of a request that CheckLayerTensors accepts.
-absl::Status CheckLayerRecipe(const LayerRequest& request, const Recipe& recipe);
+/// The rest of CheckLayer, of a request that CheckLayerTensors accepts, and what it decides.
+absl::StatusOr<LayerPlanPointer> DecideLayer(const LayerRequest& request, const Recipe& recipe);
 
-/// Whether the arithmetic takes every GEMM of a request that CheckLayer accepts: INVALID_ARGUMENT
-/// or UNIMPLEMENTED naming the GEMM.
-absl::Status CheckLayerGemms(const LayerRequest& request, const Recipe& recipe,
+/// Whether the arithmetic takes every GEMM of a layer that was decided under `recipe`:
+/// INVALID_ARGUMENT or UNIMPLEMENTED naming the GEMM.
+absl::Status CheckLayerGemms(const LayerSpec& spec, const LayerPlan& plan, const Recipe& recipe,
                              const Arithmetic& arithmetic);
 
 /// Names of the outputs of a run, in order.
@@ -145,10 +150,11 @@ absl::StatusOr<LayerResult> RunLayer(Engine& engine, const LayerRequest& request
                                      const Recipe& recipe, const Arithmetic& arithmetic,
                                      const Cancellation* cancellation,
                                      StageObserver on_stage = IgnoreStage);
-/// The same of a request that CheckLayer and CheckLayerGemms accept, and waits for nothing: the
-/// caller has more for the engine to do meanwhile.
+/// The same of a request of which DecideLayer gave `plan` and CheckLayerGemms accepts that, and
+/// waits for nothing: the caller has more for the engine to do meanwhile.
 absl::StatusOr<StartedLayer> StartLayer(Engine& engine, const LayerRequest& request,
-                                        const Recipe& recipe, const Arithmetic& arithmetic,
+                                        LayerPlanPointer plan, const Recipe& recipe,
+                                        const Arithmetic& arithmetic,
                                         const Cancellation* cancellation,
                                         StageObserver on_stage = IgnoreStage);
 

@@ -171,9 +171,14 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
   if (options.parallel != nullptr) QG_RETURN_IF_ERROR(CheckEnds(*options.parallel));
   if (recorder.faults().Has(kFaultRequiresGradSwapped)) {
     std::swap(options.requires_grad.x, options.requires_grad.weight);
+    options.plan = nullptr;
   }
-  const auto plan =
-      std::make_shared<const LayerPlan>(PlanLayer(spec, OutlineOf(state, x, options), options));
+  if (options.plan == nullptr) {
+    options.plan =
+        std::make_shared<const LayerPlan>(PlanLayer(spec, OutlineOf(state, x, options), options));
+  }
+  // What is saved of the step keeps the plan beside the options.
+  const LayerPlanPointer plan = std::exchange(options.plan, nullptr);
   RememberStep(recorder.faults(), options, state);
   const auto shared_options = std::make_shared<const StepOptions>(options);
   AddNotes(recorder, spec.traits(), *plan, options.recipe);

@@ -135,8 +135,9 @@ absl::Status CheckLayerForward(const SessionLayer& layer, const SessionLayerStat
     QG_ASSIGN_OR_RETURN(request.grad_output, OutlineTensor(dtype, LayerOutputShape(request, "y")));
     if (request.requires_grad.weight) request.main_grads = state.state.main_grads;
   }
-  QG_RETURN_IF_ERROR(CheckLayer(request, recipe));
-  return CheckLayerGemms(request, recipe, arithmetic);
+  QG_RETURN_IF_ERROR(CheckLayerTensors(request));
+  QG_ASSIGN_OR_RETURN(const LayerPlanPointer plan, DecideLayer(request, recipe));
+  return CheckLayerGemms(layer.spec, *plan, recipe, arithmetic);
 }
 
 }  // namespace

@@ -171,10 +171,9 @@ absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOf(const OutputSource
 }
 
 absl::StatusOr<OutputReporter::Started> OutputReporter::Start(const LayerResult& result,
-                                                              const Recipe& recipe,
                                                               const NamedTensor& output) {
   QG_ASSIGN_OR_RETURN(const OutputSource source,
-                      SourceOf(engine_, request_, recipe, result, output.name, cancellation_));
+                      SourceOf(engine_, request_, result, output.name, cancellation_));
   const std::string arithmetic = ArithmeticText(source);
   Started started;
   const auto is_known = [&](const std::string& truth) -> absl::StatusOr<bool> {
@@ -270,10 +269,9 @@ absl::StatusOr<std::optional<BoundCheck>> OutputReporter::CheckBound(const Outpu
 }
 
 absl::StatusOr<OutputReporter::Part> OutputReporter::ReportPart(const LayerResult& result,
-                                                                const Recipe& recipe,
                                                                 const NamedTensor& part) {
   QG_ASSIGN_OR_RETURN(const OutputSource source,
-                      SourceOf(engine_, request_, recipe, result, part.name, cancellation_));
+                      SourceOf(engine_, request_, result, part.name, cancellation_));
   QG_ASSIGN_OR_RETURN(const Truth truth, TruthOf(source, part));
   QG_ASSIGN_OR_RETURN(std::optional<BoundCheck> bound, CheckBound(source, truth, part.tensor));
   return Part{truth.value, std::move(bound), ArithmeticText(source)};
@@ -312,11 +310,10 @@ absl::StatusOr<ReportedOutput> OutputReporter::Measure(const NamedTensor& output
 }
 
 absl::StatusOr<std::optional<BoundCheck>> OutputReporter::CheckSubject(
-    const LayerResult& result, const Recipe& recipe, const ReportedOutput& reported,
-    const Tensor& subject) {
+    const LayerResult& result, const ReportedOutput& reported, const Tensor& subject) {
   const OutputReport& report = reported.report;
   QG_ASSIGN_OR_RETURN(const OutputSource source,
-                      SourceOf(engine_, request_, recipe, result, report.tensor, cancellation_));
+                      SourceOf(engine_, request_, result, report.tensor, cancellation_));
   QG_ASSIGN_OR_RETURN(const Truth truth, TruthOf(source, {report.tensor, report.value}));
   return CheckBound(source, truth, subject);
 }
