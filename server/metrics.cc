@@ -40,15 +40,10 @@ const std::vector<std::string>& CodeNames() {
 }
 
 constexpr std::string_view kOperationNames[] = {
-    "linear",   "layernorm_linear", "layernorm_mlp", "grouped_linear", "chain",
-    "quantize", "dequantize",       "gemm",          "compare",        "explain",
-    "put",      "generate",         "describe",      "check_hardware", "session"};
+    "quantize", "dequantize", "gemm",     "compare",        "explain",
+    "put",      "generate",   "describe", "check_hardware", "session"};
 constexpr std::string_view kStageNames[] = {"queue",     "fetch",       "quantize", "gemm",
                                             "operation", "communicate", "compare",  "store"};
-/// Those of kOperationNames that are layers.
-constexpr LayerKind kLayerKinds[] = {LayerKind::kLinear, LayerKind::kLayerNormLinear,
-                                     LayerKind::kLayerNormMlp, LayerKind::kGroupedLinear,
-                                     LayerKind::kChain};
 constexpr std::string_view kTransportNames[] = {"tcp", "unix", "in_process"};
 
 template <typename Enum, size_t count>
@@ -121,8 +116,20 @@ Stage StageOf(StageKind kind) {
 
 LabelAxis LayerAxis() {
   LabelAxis axis{"op", {}};
-  for (const LayerKind kind : kLayerKinds) axis.values.emplace_back(LayerKindName(kind));
+  for (const LayerTraits& traits : AllLayerKinds()) axis.values.emplace_back(traits.name);
   return axis;
+}
+
+LabelAxis OperationAxis() {
+  LabelAxis axis = LayerAxis();
+  axis.values.insert(axis.values.end(), std::begin(kOperationNames), std::end(kOperationNames));
+  return axis;
+}
+
+std::string_view NameOf(Operation operation) {
+  const int layer = static_cast<int>(operation) - static_cast<int>(Operation::kLayers);
+  return layer >= 0 ? LayerKindName(static_cast<LayerKind>(layer))
+                    : NameOf(kOperationNames, operation);
 }
 
 /// By what the tensor is, of whichever weight or expert.
@@ -184,7 +191,7 @@ struct Metrics::Families {
   CounterGrid call_total{
       CounterFamily(registry, "quantgate_run_total", "Variants of runs by how they ended."),
       SeriesStart::kFirstEvent,
-      {Axis("op", kOperationNames), {"recipe", {"none"}}, {"mode", {"none"}}, OutcomeAxis()}};
+      {OperationAxis(), {"recipe", {"none"}}, {"mode", {"none"}}, OutcomeAxis()}};
   HistogramGrid run_stage_seconds{
       HistogramFamily(registry, "quantgate_run_stage_seconds", "Time of each stage of a run."),
       SeriesStart::kFirstEvent,
@@ -193,7 +200,7 @@ struct Metrics::Families {
   HistogramGrid run_duration_seconds{
       HistogramFamily(registry, "quantgate_run_duration_seconds", "Time of a run, queue excluded."),
       SeriesStart::kFirstEvent,
-      {Axis("op", kOperationNames), RecipeAxis("recipe", {"several", "none"})},
+      {OperationAxis(), RecipeAxis("recipe", {"several", "none"})},
       kSecondsBuckets};
   GaugeGrid queue_depth{GaugeFamily(registry, "quantgate_queue_depth", "Jobs waiting."),
                         {{"queue", {"runs", "calls"}}}};
@@ -491,21 +498,22 @@ void Metrics::CallsUnread(int64_t calls) {
   families_->calls_unread().Increment(static_cast<double>(calls));
 }
 
-Operation OperationOf(LayerKind layer) { return static_cast<Operation>(layer); }
+Operation OperationOf(LayerKind layer) {
+  return static_cast<Operation>(static_cast<int>(Operation::kLayers) + static_cast<int>(layer));
+}
 
 void Metrics::RunEnded(Operation operation, std::string_view recipe, std::string_view mode,
                        const absl::Status& status) {
   const std::string_view outcome = OutcomeOf(status);
   if (recipe.empty()) {
-    families_->call_total(NameOf(kOperationNames, operation), "none", "none", outcome).Increment();
+    families_->call_total(NameOf(operation), "none", "none", outcome).Increment();
   } else {
-    families_->run_total(NameOf(kOperationNames, operation), recipe, mode, outcome).Increment();
+    families_->run_total(NameOf(operation), recipe, mode, outcome).Increment();
   }
 }
 
 void Metrics::RunTook(Operation operation, std::string_view recipe, absl::Duration duration) {
-  families_
-      ->run_duration_seconds(NameOf(kOperationNames, operation), recipe.empty() ? "none" : recipe)
+  families_->run_duration_seconds(NameOf(operation), recipe.empty() ? "none" : recipe)
       .Observe(absl::ToDoubleSeconds(duration));
 }
 

@@ -92,11 +92,6 @@ struct GaugeReadings {
 
 /// Operations that count in quantgate_run_*.
 enum class Operation {
-  kLinear,
-  kLayerNormLinear,
-  kLayerNormMlp,
-  kGroupedLinear,
-  kChain,
   kQuantize,
   kDequantize,
   kGemm,
@@ -106,7 +101,8 @@ enum class Operation {
   kGenerate,
   kDescribe,
   kCheckHardware,
-  kSession
+  kSession,
+  kLayers,  ///< This and those behind it: a kind of layer each.
 };
 Operation OperationOf(LayerKind layer);
 enum class PeerTransport { kTcp, kUnix, kInProcess };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -13,11 +14,11 @@ namespace quantgate {
 
 /// The value of `Enum` that counts as many as the place of `name` in `names`. INVALID_ARGUMENT
 /// naming the field, the value and the known names.
-template <class Enum, size_t kCount>
-absl::StatusOr<Enum> ParseName(const std::string_view (&names)[kCount], std::string_view field,
+template <class Enum>
+absl::StatusOr<Enum> ParseName(std::span<const std::string_view> names, std::string_view field,
                                std::string_view name) {
   std::string known;
-  for (size_t i = 0; i < kCount; ++i) {
+  for (size_t i = 0; i < names.size(); ++i) {
     if (names[i] == name) return static_cast<Enum>(i);
     absl::StrAppend(&known, i == 0 ? "" : ", ", std::string(names[i]));
   }

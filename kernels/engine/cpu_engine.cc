@@ -75,6 +75,7 @@ class CpuEngine final : public Engine {
   }
   DeviceMemory Memory() const override { return {}; }
   absl::Status Health() const override { return absl::OkStatus(); }
+  bool RunsAhead() const override { return false; }
 
   absl::Status CheckArithmetic(const Arithmetic& arithmetic) const override {
     if (arithmetic.family != ArithmeticFamily::kCublasLt) return absl::OkStatus();
@@ -138,29 +139,6 @@ class CpuEngine final : public Engine {
     return QuantizeCpu(source, quantizer, usages, arguments, Context(cancellation));
   }
 
-  absl::StatusOr<TensorAmaxes> MeasureAmax(const Tensor& source, const Quantizer& quantizer,
-                                           Usages usages,
-                                           const Cancellation* cancellation) override {
-    return MeasureAmaxCpu(source, quantizer, usages, Context(cancellation));
-  }
-
-  absl::StatusOr<Tensor> MeasureFragment(const TensorFragment& fragment, const QuantizerSpec& spec,
-                                         Usage usage, const Cancellation* cancellation) override {
-    return MeasureFragmentCpu(fragment, spec, usage, Context(cancellation));
-  }
-  absl::StatusOr<QuantizedFragment> QuantizeFragment(const TensorFragment& fragment,
-                                                     const QuantizerSpec& spec, Usage usage,
-                                                     const FragmentAmaxes& amaxes,
-                                                     const Tensor& scale,
-                                                     const Cancellation* cancellation) override {
-    return QuantizeFragmentCpu(fragment, spec, usage, amaxes, scale, Context(cancellation));
-  }
-
-  absl::StatusOr<Tensor> Dequantize(const QuantizedTensor& quantized, Usage usage, DType out,
-                                    const Cancellation* cancellation) override {
-    return DequantizeCpu(quantized, usage, out, Context(cancellation));
-  }
-
   absl::Status UpdateUsages(QuantizedTensor& quantized, Usages usages,
                             const Cancellation* cancellation) override {
     return UpdateUsagesCpu(quantized, usages, Context(cancellation));
@@ -193,9 +171,10 @@ class CpuEngine final : public Engine {
     return summaries;
   }
 
-  absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override {
+  absl::StatusOr<StartedGemm> StartGemm(const GemmDesc& desc,
+                                        const Cancellation* cancellation) override {
     QG_RETURN_IF_ERROR(CheckArithmetic(desc.arithmetic));
-    return GemmCpu(desc, Context(cancellation));
+    return ReadyGemm(GemmCpu(desc, Context(cancellation)));
   }
 
   absl::StatusOr<std::vector<CublasLtAlgorithm>> Algorithms(const GemmDesc& desc,
@@ -209,99 +188,6 @@ class CpuEngine final : public Engine {
   absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,
                                     const Cancellation* cancellation) override {
     return quantgate::ColumnSums(source, out, Context(cancellation));
-  }
-
-  absl::StatusOr<Tensor> ActivationForward(const Tensor& h, const ActivationOptions& options,
-                                           DType out, const Cancellation* cancellation) override {
-    return ActivationForwardCpu(h, options, out, Context(cancellation));
-  }
-  absl::StatusOr<Tensor> ActivationBackward(const Tensor& dy, const Tensor& h,
-                                            const ActivationOptions& options, DType out,
-                                            const Cancellation* cancellation) override {
-    return ActivationBackwardCpu(dy, h, options, out, Context(cancellation));
-  }
-
-  absl::StatusOr<NormForwardResult> NormForward(const NormForwardDesc& desc,
-                                                const Cancellation* cancellation) override {
-    return NormForwardCpu(desc, Context(cancellation));
-  }
-
-  absl::StatusOr<NormGradients> NormBackward(const NormBackwardDesc& desc,
-                                             const Cancellation* cancellation) override {
-    return NormBackwardCpu(desc, Context(cancellation));
-  }
-
-  absl::StatusOr<Tensor> Add(const Tensor& a, const Tensor& b, DType out,
-                             const Cancellation* cancellation) override {
-    return AddCpu(a, b, out, Context(cancellation));
-  }
-
-  absl::StatusOr<Tensor> Scale(const Tensor& x, float factor, DType out,
-                               const Cancellation* cancellation) override {
-    return ScaleCpu(x, factor, out, Context(cancellation));
-  }
-
-  absl::StatusOr<Tensor> ConcatenateRows(std::span<const Tensor> parts,
-                                         const Cancellation* cancellation) override {
-    return ConcatenateRowsCpu(parts, Context(cancellation));
-  }
-
-  absl::StatusOr<Tensor> ConcatenateColumns(std::span<const Tensor> parts,
-                                            const Cancellation* cancellation) override {
-    return ConcatenateColumnsCpu(parts, Context(cancellation));
-  }
-
-  absl::StatusOr<Tensor> Slice(const Tensor& source, int dim, int64_t begin, int64_t count,
-                               const Cancellation* cancellation) override {
-    return SliceCpu(source, dim, begin, count, Context(cancellation));
-  }
-
-  absl::StatusOr<Tensor> GatherRows(const Tensor& source, std::span<const int64_t> rows,
-                                    const Cancellation* cancellation) override {
-    return GatherRowsCpu(source, rows, Context(cancellation));
-  }
-  absl::StatusOr<Tensor> ScaleRows(const Tensor& source, const Tensor& factors,
-                                   const Cancellation* cancellation) override {
-    return ScaleRowsCpu(source, factors, Context(cancellation));
-  }
-  absl::StatusOr<Tensor> SumRows(const RowSums& sums, const Cancellation* cancellation) override {
-    return SumRowsCpu(sums, Context(cancellation));
-  }
-
-  absl::StatusOr<Tensor> OrderedSum(std::span<const Tensor> parts_in_order,
-                                    SumAccumulation accumulation, DType out,
-                                    const Cancellation* cancellation) override {
-    return OrderedSumCpu(parts_in_order, accumulation, out, Context(cancellation));
-  }
-
-  absl::Status OrderedSumTo(std::span<const Tensor> parts_in_order, SumAccumulation accumulation,
-                            const Tensor& to, const Cancellation* cancellation) override {
-    return OrderedSumToCpu(parts_in_order, accumulation, to, Context(cancellation));
-  }
-
-  absl::StatusOr<Tensor> Maximum(std::span<const Tensor> parts,
-                                 const Cancellation* cancellation) override {
-    return MaximumCpu(parts, Context(cancellation));
-  }
-
-  absl::StatusOr<AdamResult> AdamStep(const AdamDesc& desc,
-                                      const Cancellation* cancellation) override {
-    return AdamStepCpu(desc, Context(cancellation));
-  }
-
-  absl::StatusOr<SgdResult> SgdStep(const SgdDesc& desc,
-                                    const Cancellation* cancellation) override {
-    return SgdStepCpu(desc, Context(cancellation));
-  }
-
-  absl::StatusOr<SplitTensor> SplitMaster(const Tensor& master,
-                                          const Cancellation* cancellation) override {
-    return SplitMasterCpu(master, Context(cancellation));
-  }
-
-  absl::StatusOr<Tensor> JoinMaster(const SplitTensor& split,
-                                    const Cancellation* cancellation) override {
-    return JoinMasterCpu(split, Context(cancellation));
   }
 
   absl::StatusOr<std::vector<Tensor>> StartFingerprints(std::span<const Tensor> tensors,
@@ -328,14 +214,14 @@ class CpuEngine final : public Engine {
     return fingerprints;
   }
 
-  absl::StatusOr<ParityReport> CompareBits(const Tensor& subject, const Tensor& reference,
-                                           const Cancellation* cancellation) override {
-    return quantgate::CompareBits(subject, reference, Context(cancellation));
+  absl::StatusOr<Deferred<ParityReport>> StartCompareBits(
+      const Tensor& subject, const Tensor& reference, const Cancellation* cancellation) override {
+    return Ready(quantgate::CompareBits(subject, reference, Context(cancellation)));
   }
 
-  absl::StatusOr<ErrorReport> MeasureError(const Tensor& subject, const Tensor& reference,
-                                           const Cancellation* cancellation) override {
-    return quantgate::MeasureError(subject, reference, Context(cancellation));
+  absl::StatusOr<Deferred<ErrorReport>> StartMeasureError(
+      const Tensor& subject, const Tensor& reference, const Cancellation* cancellation) override {
+    return Ready(quantgate::MeasureError(subject, reference, Context(cancellation)));
   }
 
   absl::StatusOr<NearerReport> MeasureNearer(const Tensor& subject, const Tensor& reference,
@@ -344,11 +230,18 @@ class CpuEngine final : public Engine {
     return quantgate::MeasureNearer(subject, reference, truth, Context(cancellation));
   }
 
-  absl::StatusOr<BoundCheck> CheckBound(const GemmDesc& desc, const Tensor& subject,
-                                        const Tensor& exact,
-                                        const Cancellation* cancellation) override {
-    return quantgate::CheckBound(desc, subject, exact, Context(cancellation));
+  absl::StatusOr<Deferred<BoundCheck>> StartCheckBound(const GemmDesc& desc, const Tensor& subject,
+                                                       const Tensor& exact,
+                                                       const Cancellation* cancellation) override {
+    return Ready(quantgate::CheckBound(desc, subject, exact, Context(cancellation)));
   }
+
+#define QG_ENGINE_OPERATION(result, Name, parameters, arguments)  // Above.
+#define QG_ENGINE_KERNEL(result, Name, parameters, arguments)            \
+  result Name parameters override {                                      \
+    return Name##Cpu(QG_ENGINE_UNWRAP arguments, Context(cancellation)); \
+  }
+#include "kernels/engine/operations.inc"
 
  private:
   ExecutionContext Context(const Cancellation* cancellation) const {

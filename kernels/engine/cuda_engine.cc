@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <span>
+#include <tuple>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/cuda_status.h"
@@ -11,12 +15,14 @@
 #include "kernels/engine/cuda_turn.h"
 #include "kernels/engine/device_readings.h"
 #include "kernels/gemm/gemm_cuda.h"
-#include "kernels/gemm/gemm_tensors.h"
 #include "kernels/gemm/hardware_check_cuda.h"
 #include "kernels/ops/activation_cuda.h"
 #include "kernels/ops/elementwise_cuda.h"
 #include "kernels/ops/norm_cuda.h"
 #include "kernels/ops/optimizer_cuda.h"
+#include "kernels/ops/ordered_reduction_cuda.h"
+#include "kernels/ops/row_moves_cuda.h"
+#include "kernels/quantize/fragment_cuda.h"
 #include "kernels/quantize/quantize_cuda.h"
 #include "kernels/tensor/tensor_cuda.h"
 
@@ -30,6 +36,19 @@ std::string CudaVersionText(int version) {
 
 /// What the host may take from one stage to the next without a pause between them: hardly a launch.
 constexpr std::chrono::microseconds kBetweenStages{50};
+
+/// Copies of arguments that can be moved to device memory: of a span of tensors, a vector.
+template <typename Argument>
+Argument CopyOf(const Argument& argument) {
+  return argument;
+}
+std::vector<Tensor> CopyOf(const std::span<const Tensor>& tensors) {
+  return {tensors.begin(), tensors.end()};
+}
+template <typename... Arguments>
+auto CopiesOf(const Arguments&... arguments) {
+  return std::tuple(CopyOf(arguments)...);
+}
 
 bool IsAhead(const PooledCudaEvent& mark) {
   const cudaError_t error = cudaEventQuery(mark.get());
@@ -122,39 +141,49 @@ DeviceMemory CudaEngine::Memory() const {
 
 absl::Status CudaEngine::Health() const { return CudaHealth(); }
 
+bool CudaEngine::RunsAhead() const { return true; }
+
 absl::Status CudaEngine::CheckArithmetic(const Arithmetic&) const { return absl::OkStatus(); }
 
-absl::Status CudaEngine::MoveToDevice(std::initializer_list<Tensor*> tensors,
-                                      const Cancellation* cancellation) {
-  for (Tensor* tensor : tensors) {
-    QG_ASSIGN_OR_RETURN(*tensor, device_->ToDevice(*tensor, cancellation));
+template <typename Argument>
+absl::Status CudaEngine::MoveToDevice(Argument& argument, const Cancellation* cancellation) {
+  if constexpr (std::is_same_v<Argument, Tensor>) {
+    QG_ASSIGN_OR_RETURN(argument, device_->ToDevice(argument, cancellation));
+  } else if constexpr (std::is_same_v<Argument, std::vector<Tensor>>) {
+    for (Tensor& tensor : argument) QG_RETURN_IF_ERROR(MoveToDevice(tensor, cancellation));
+  } else if constexpr (requires { TensorsOf(argument); }) {
+    for (Tensor* tensor : TensorsOf(argument)) {
+      QG_RETURN_IF_ERROR(MoveToDevice(*tensor, cancellation));
+    }
+  } else {
+    // A tensor owns its memory, so what holds one is not this.
+    static_assert(std::is_trivially_copyable_v<Argument>, "give the argument a TensorsOf");
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<GemmDesc> CudaEngine::OnDevice(const GemmDesc& desc,
-                                              const Cancellation* cancellation) {
-  return WithTensors(desc,
-                     [&](const Tensor& tensor) { return device_->ToDevice(tensor, cancellation); });
+template <typename Argument>
+absl::StatusOr<Argument> CudaEngine::OnDevice(Argument argument, const Cancellation* cancellation) {
+  QG_RETURN_IF_ERROR(MoveToDevice(argument, cancellation));
+  return argument;
 }
 
-absl::StatusOr<QuantizedTensor> CudaEngine::OnDevice(const QuantizedTensor& quantized,
-                                                     const Cancellation* cancellation) {
-  QuantizedTensor moved = quantized;
-  for (const Usage usage : {Usage::kRowwise, Usage::kColumnwise}) {
-    std::optional<QuantizedCopy>& copy = moved.copy(usage);
-    if (!copy.has_value()) continue;
-    QG_RETURN_IF_ERROR(MoveToDevice({&copy->data, &copy->scale_inv, &copy->amax}, cancellation));
+// What kernels compute is said where they are declared; all that an engine adds is a turn, and the
+// arguments in device memory, in their order.
+#define QG_ENGINE_OPERATION(result, Name, parameters, arguments)
+#define QG_ENGINE_KERNEL(result, Name, parameters, arguments)                                      \
+  result CudaEngine::Name parameters {                                                             \
+    QG_TAKE_TURN(cancellation);                                                                    \
+    std::tuple moved = CopiesOf(QG_ENGINE_UNWRAP arguments);                                       \
+    absl::Status status;                                                                           \
+    std::apply(                                                                                    \
+        [&](auto&... argument) { ((status = MoveToDevice(argument, cancellation)).ok() && ...); }, \
+        moved);                                                                                    \
+    QG_RETURN_IF_ERROR(status);                                                                    \
+    return std::apply([&](const auto&... argument) { return Name##Cuda(*device_, argument...); },  \
+                      moved);                                                                      \
   }
-  QG_RETURN_IF_ERROR(MoveToDevice({&moved.scale}, cancellation));
-  return moved;
-}
-
-absl::StatusOr<DelayedScalingState> CudaEngine::OnDevice(const DelayedScalingState& state) {
-  DelayedScalingState moved = state;
-  QG_RETURN_IF_ERROR(MoveToDevice({&moved.scale, &moved.amax_history}, nullptr));
-  return moved;
-}
+#include "kernels/engine/operations.inc"
 
 absl::StatusOr<Tensor> CudaEngine::ToDevice(const Tensor& tensor,
                                             const Cancellation* cancellation) {
@@ -209,13 +238,6 @@ absl::StatusOr<QuantizedTensor> CudaEngine::Quantize(const Tensor& source,
   return QuantizeCuda(*device_, moved, quantizer, usages, arguments);
 }
 
-absl::StatusOr<Tensor> CudaEngine::Dequantize(const QuantizedTensor& quantized, Usage usage,
-                                              DType out, const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const QuantizedTensor moved, OnDevice(quantized, cancellation));
-  return DequantizeCuda(*device_, moved, usage, out);
-}
-
 absl::Status CudaEngine::UpdateUsages(QuantizedTensor& quantized, Usages usages,
                                       const Cancellation* cancellation) {
   QG_TAKE_TURN(cancellation);
@@ -235,7 +257,7 @@ absl::StatusOr<Tensor> CudaEngine::ConvertScales(const Tensor& scales, const Sca
 absl::StatusOr<DelayedScalingState> CudaEngine::NoteCast(const DelayedScalingState& state,
                                                          const Tensor& amax) {
   QG_TAKE_TURN(nullptr);
-  QG_ASSIGN_OR_RETURN(const DelayedScalingState moved, OnDevice(state));
+  QG_ASSIGN_OR_RETURN(const DelayedScalingState moved, OnDevice(state, nullptr));
   QG_ASSIGN_OR_RETURN(const Tensor moved_amax, device_->ToDevice(amax));
   return WithCastCuda(*device_, moved, moved_amax);
 }
@@ -243,7 +265,7 @@ absl::StatusOr<DelayedScalingState> CudaEngine::NoteCast(const DelayedScalingSta
 absl::StatusOr<DelayedScalingState> CudaEngine::NoteCalibration(const DelayedScalingState& state,
                                                                 const Tensor& amax) {
   QG_TAKE_TURN(nullptr);
-  QG_ASSIGN_OR_RETURN(const DelayedScalingState moved, OnDevice(state));
+  QG_ASSIGN_OR_RETURN(const DelayedScalingState moved, OnDevice(state, nullptr));
   QG_ASSIGN_OR_RETURN(const Tensor moved_amax, device_->ToDevice(amax));
   return WithCalibrationCuda(*device_, moved, moved_amax);
 }
@@ -252,7 +274,7 @@ absl::StatusOr<DelayedScalingState> CudaEngine::UpdateScale(const DelayedScaling
                                                             const DelayedScalingOptions& options,
                                                             float max_finite) {
   QG_TAKE_TURN(nullptr);
-  QG_ASSIGN_OR_RETURN(const DelayedScalingState moved, OnDevice(state));
+  QG_ASSIGN_OR_RETURN(const DelayedScalingState moved, OnDevice(state, nullptr));
   return WithUpdateCuda(*device_, moved, options, max_finite);
 }
 
@@ -271,13 +293,6 @@ absl::StatusOr<std::vector<QuantizationSummary>> CudaEngine::Summarize(
   const Turn turn(*this, nullptr, gathers ? Turn::Kind::kWorks : Turn::Kind::kReads);
   QG_RETURN_IF_ERROR(turn.status());
   return SummarizeCuda(*device_, quantized);
-}
-
-absl::StatusOr<GemmResult> CudaEngine::Gemm(const GemmDesc& desc,
-                                            const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(GemmDesc moved, OnDevice(desc, cancellation));
-  return GemmOnTurn(std::move(moved), cancellation);
 }
 
 absl::StatusOr<GemmResult> CudaEngine::GemmOnTurn(GemmDesc moved,
@@ -318,99 +333,10 @@ absl::StatusOr<Tensor> CudaEngine::ColumnSums(const Tensor& source, DType out,
   return ColumnSumsCuda(*device_, moved, out);
 }
 
-absl::StatusOr<Tensor> CudaEngine::ActivationForward(const Tensor& h,
-                                                     const ActivationOptions& options, DType out,
-                                                     const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(h, cancellation));
-  return ActivationForwardCuda(*device_, moved, options, out);
-}
-
-absl::StatusOr<Tensor> CudaEngine::ActivationBackward(const Tensor& dy, const Tensor& h,
-                                                      const ActivationOptions& options, DType out,
-                                                      const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const Tensor moved_dy, device_->ToDevice(dy, cancellation));
-  QG_ASSIGN_OR_RETURN(const Tensor moved_h, device_->ToDevice(h, cancellation));
-  return ActivationBackwardCuda(*device_, moved_dy, moved_h, options, out);
-}
-
-absl::StatusOr<NormForwardResult> CudaEngine::NormForward(const NormForwardDesc& desc,
-                                                          const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  NormForwardDesc moved = desc;
-  QG_RETURN_IF_ERROR(MoveToDevice({&moved.x, &moved.gamma, &moved.beta}, cancellation));
-  return NormForwardCuda(*device_, moved);
-}
-
-absl::StatusOr<NormGradients> CudaEngine::NormBackward(const NormBackwardDesc& desc,
-                                                       const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  NormBackwardDesc moved = desc;
-  QG_RETURN_IF_ERROR(
-      MoveToDevice({&moved.dz, &moved.x, &moved.gamma, &moved.mean, &moved.rstd, &moved.residual},
-                   cancellation));
-  return NormBackwardCuda(*device_, moved);
-}
-
-absl::StatusOr<Tensor> CudaEngine::Add(const Tensor& a, const Tensor& b, DType out,
-                                       const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const Tensor moved_a, device_->ToDevice(a, cancellation));
-  QG_ASSIGN_OR_RETURN(const Tensor moved_b, device_->ToDevice(b, cancellation));
-  return AddCuda(*device_, moved_a, moved_b, out);
-}
-
-absl::StatusOr<Tensor> CudaEngine::Scale(const Tensor& x, float factor, DType out,
-                                         const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(x, cancellation));
-  return ScaleCuda(*device_, moved, factor, out);
-}
-
-absl::StatusOr<Tensor> CudaEngine::ConcatenateRows(std::span<const Tensor> parts,
-                                                   const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> moved, OnDevice(parts, cancellation));
-  return ConcatenateRowsCuda(*device_, moved);
-}
-
-absl::StatusOr<AdamResult> CudaEngine::AdamStep(const AdamDesc& desc,
-                                                const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  AdamDesc moved = desc;
-  QG_RETURN_IF_ERROR(
-      MoveToDevice({&moved.master, &moved.gradient, &moved.m, &moved.v}, cancellation));
-  return AdamStepCuda(*device_, moved);
-}
-
-absl::StatusOr<SgdResult> CudaEngine::SgdStep(const SgdDesc& desc,
-                                              const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  SgdDesc moved = desc;
-  QG_RETURN_IF_ERROR(MoveToDevice({&moved.master, &moved.gradient, &moved.momentum}, cancellation));
-  return SgdStepCuda(*device_, moved);
-}
-
-absl::StatusOr<SplitTensor> CudaEngine::SplitMaster(const Tensor& master,
-                                                    const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(master, cancellation));
-  return SplitMasterCuda(*device_, moved);
-}
-
-absl::StatusOr<Tensor> CudaEngine::JoinMaster(const SplitTensor& split,
-                                              const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  SplitTensor moved = split;
-  QG_RETURN_IF_ERROR(MoveToDevice({&moved.parameter, &moved.remainder}, cancellation));
-  return JoinMasterCuda(*device_, moved);
-}
-
 absl::StatusOr<std::vector<Tensor>> CudaEngine::StartFingerprints(
     std::span<const Tensor> tensors, const Cancellation* cancellation) {
   QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> moved, OnDevice(tensors, cancellation));
+  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> moved, OnDevice(CopyOf(tensors), cancellation));
   return FingerprintsCuda(*device_, moved);
 }
 
@@ -427,20 +353,6 @@ absl::StatusOr<std::vector<Fingerprint>> CudaEngine::ReadFingerprints(
   return fingerprints;
 }
 
-absl::StatusOr<ParityReport> CudaEngine::CompareBits(const Tensor& subject, const Tensor& reference,
-                                                     const Cancellation* cancellation) {
-  QG_ASSIGN_OR_RETURN(Deferred<ParityReport> report,
-                      StartCompareBits(subject, reference, cancellation));
-  return std::move(report)();
-}
-
-absl::StatusOr<ErrorReport> CudaEngine::MeasureError(const Tensor& subject, const Tensor& reference,
-                                                     const Cancellation* cancellation) {
-  QG_ASSIGN_OR_RETURN(Deferred<ErrorReport> report,
-                      StartMeasureError(subject, reference, cancellation));
-  return std::move(report)();
-}
-
 absl::StatusOr<NearerReport> CudaEngine::MeasureNearer(const Tensor& subject,
                                                        const Tensor& reference, const Tensor& truth,
                                                        const Cancellation* cancellation) {
@@ -449,14 +361,6 @@ absl::StatusOr<NearerReport> CudaEngine::MeasureNearer(const Tensor& subject,
   QG_ASSIGN_OR_RETURN(const Tensor moved_reference, device_->ToDevice(reference, cancellation));
   QG_ASSIGN_OR_RETURN(const Tensor moved_truth, device_->ToDevice(truth, cancellation));
   return MeasureNearerCuda(*device_, moved_subject, moved_reference, moved_truth);
-}
-
-absl::StatusOr<BoundCheck> CudaEngine::CheckBound(const GemmDesc& desc, const Tensor& subject,
-                                                  const Tensor& exact,
-                                                  const Cancellation* cancellation) {
-  QG_ASSIGN_OR_RETURN(Deferred<BoundCheck> report,
-                      StartCheckBound(desc, subject, exact, cancellation));
-  return std::move(report)();
 }
 
 template <typename Report>
@@ -517,9 +421,7 @@ absl::StatusOr<StartedGemm> CudaEngine::StartGemm(const GemmDesc& desc,
                         ReadLater<std::string>(std::move(started.note)));
     return StartedGemm{std::move(started.result), std::move(note)};
   }
-  QG_ASSIGN_OR_RETURN(GemmResult result, GemmOnTurn(std::move(moved), cancellation));
-  Deferred<std::string> note = Ready(std::exchange(result.note, ""));
-  return StartedGemm{std::move(result), std::move(note)};
+  return ReadyGemm(GemmOnTurn(std::move(moved), cancellation));
 }
 
 }  // namespace quantgate

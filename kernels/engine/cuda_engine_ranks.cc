@@ -1,5 +1,5 @@
 // What the ranks of a parallel run ask of the CUDA engine beside the operations of a layer: tensors
-// of other engines, reductions, parts.
+// of other engines, and when they are there.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,11 +8,6 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/engine/copy_checks.h"
 #include "kernels/engine/cuda_turn.h"
-#include "kernels/ops/elementwise_cuda.h"
-#include "kernels/ops/ordered_reduction_cuda.h"
-#include "kernels/ops/row_moves_cuda.h"
-#include "kernels/quantize/fragment_cuda.h"
-#include "kernels/quantize/quantize_cuda.h"
 
 namespace quantgate {
 namespace {
@@ -139,101 +134,6 @@ absl::StatusOr<std::shared_ptr<const TimePoint>> CudaEngine::MarkTime() {
 
 absl::StatusOr<std::unique_ptr<Engine>> CudaEngine::OpenLane(LanePriority priority) {
   return Open(device_->facts().ordinal, priority);
-}
-
-absl::StatusOr<std::vector<Tensor>> CudaEngine::OnDevice(std::span<const Tensor> parts,
-                                                         const Cancellation* cancellation) {
-  std::vector<Tensor> moved(parts.begin(), parts.end());
-  for (Tensor& part : moved) QG_RETURN_IF_ERROR(MoveToDevice({&part}, cancellation));
-  return moved;
-}
-
-absl::StatusOr<TensorAmaxes> CudaEngine::MeasureAmax(const Tensor& source,
-                                                     const Quantizer& quantizer, Usages usages,
-                                                     const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(source, cancellation));
-  return MeasureAmaxCuda(*device_, moved, quantizer, usages);
-}
-
-absl::StatusOr<Tensor> CudaEngine::ConcatenateColumns(std::span<const Tensor> parts,
-                                                      const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> moved, OnDevice(parts, cancellation));
-  return ConcatenateColumnsCuda(*device_, moved);
-}
-
-absl::StatusOr<Tensor> CudaEngine::Slice(const Tensor& source, int dim, int64_t begin,
-                                         int64_t count, const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(source, cancellation));
-  return SliceCuda(*device_, moved, dim, begin, count);
-}
-
-absl::StatusOr<Tensor> CudaEngine::GatherRows(const Tensor& source, std::span<const int64_t> rows,
-                                              const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const Tensor moved, device_->ToDevice(source, cancellation));
-  return GatherRowsCuda(*device_, moved, rows);
-}
-
-absl::StatusOr<Tensor> CudaEngine::ScaleRows(const Tensor& source, const Tensor& factors,
-                                             const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  Tensor moved = source, moved_factors = factors;
-  QG_RETURN_IF_ERROR(MoveToDevice({&moved, &moved_factors}, cancellation));
-  return ScaleRowsCuda(*device_, moved, moved_factors);
-}
-
-absl::StatusOr<Tensor> CudaEngine::SumRows(const RowSums& sums, const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  RowSums moved = sums;
-  QG_RETURN_IF_ERROR(MoveToDevice({&moved.rows, &moved.weights}, cancellation));
-  return SumRowsCuda(*device_, moved);
-}
-
-absl::StatusOr<Tensor> CudaEngine::MeasureFragment(const TensorFragment& fragment,
-                                                   const QuantizerSpec& spec, Usage usage,
-                                                   const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  TensorFragment moved = fragment;
-  QG_RETURN_IF_ERROR(MoveToDevice({&moved.values}, cancellation));
-  return MeasureFragmentCuda(*device_, moved, spec, usage);
-}
-
-absl::StatusOr<QuantizedFragment> CudaEngine::QuantizeFragment(
-    const TensorFragment& fragment, const QuantizerSpec& spec, Usage usage,
-    const FragmentAmaxes& amaxes, const Tensor& scale, const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  TensorFragment moved = fragment;
-  FragmentAmaxes moved_amaxes = amaxes;
-  Tensor moved_scale = scale;
-  QG_RETURN_IF_ERROR(
-      MoveToDevice({&moved.values, &moved_amaxes.values, &moved_scale}, cancellation));
-  return QuantizeFragmentCuda(*device_, moved, spec, usage, moved_amaxes, moved_scale);
-}
-
-absl::StatusOr<Tensor> CudaEngine::OrderedSum(std::span<const Tensor> parts_in_order,
-                                              SumAccumulation accumulation, DType out,
-                                              const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> moved, OnDevice(parts_in_order, cancellation));
-  return OrderedSumCuda(*device_, moved, accumulation, out);
-}
-
-absl::Status CudaEngine::OrderedSumTo(std::span<const Tensor> parts_in_order,
-                                      SumAccumulation accumulation, const Tensor& to,
-                                      const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> moved, OnDevice(parts_in_order, cancellation));
-  return OrderedSumToCuda(*device_, moved, accumulation, to);
-}
-
-absl::StatusOr<Tensor> CudaEngine::Maximum(std::span<const Tensor> parts,
-                                           const Cancellation* cancellation) {
-  QG_TAKE_TURN(cancellation);
-  QG_ASSIGN_OR_RETURN(const std::vector<Tensor> moved, OnDevice(parts, cancellation));
-  return MaximumCuda(*device_, moved);
 }
 
 }  // namespace quantgate

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -72,6 +73,11 @@ struct GemmDesc {
   /// else reads or writes meanwhile, such as rows of a larger tensor. Absent: new memory.
   Tensor d;
 };
+/// All but d, which is not read.
+inline std::vector<Tensor*> TensorsOf(GemmDesc& desc) {
+  return {&desc.a.data, &desc.a.scale_inv, &desc.a.amax, &desc.b.data, &desc.b.scale_inv,
+          &desc.b.amax, &desc.c,           &desc.bias,   &desc.d_scale};
+}
 
 struct GemmResult {
   Tensor d;     ///< [m][n] of out_dtype.

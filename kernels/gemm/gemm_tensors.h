@@ -11,8 +11,7 @@ namespace quantgate {
 template <typename Copy>
 absl::StatusOr<GemmDesc> WithTensors(const GemmDesc& desc, Copy copy) {
   GemmDesc out = desc;
-  for (Tensor* tensor : {&out.a.data, &out.a.scale_inv, &out.a.amax, &out.b.data, &out.b.scale_inv,
-                         &out.b.amax, &out.c, &out.bias, &out.d_scale}) {
+  for (Tensor* tensor : TensorsOf(out)) {
     if (!tensor->has_value()) continue;
     QG_ASSIGN_OR_RETURN(*tensor, copy(static_cast<const Tensor&>(*tensor)));
   }

@@ -76,7 +76,7 @@ absl::StatusOr<ExpertForward> ForwardExperts(StepRecorder& recorder, ProcessGrou
                                              const ExpertOptions& options, LayerSpec layer,
                                              LayerState& state, const Tensor& x,
                                              const ExpertRouting& routing, StepOptions step) {
-  if (layer.kind != LayerKind::kGroupedLinear) {
+  if (!layer.traits().has_experts) {
     return Refuse("layer", LayerKindName(layer.kind), "experts are a grouped_linear");
   }
   if (!x.has_value() || x.rank() != 2 || x.shape()[0] != routing.tokens()) {

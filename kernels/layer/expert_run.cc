@@ -156,7 +156,7 @@ absl::StatusOr<ExpertStep> ExpertRun::Run() {
   QG_ASSIGN_OR_RETURN(const ExpertRouting routing, RoutingOf(division_, own_tokens()));
   QG_ASSIGN_OR_RETURN(const Tensor x, RowsOf(whole_.x, step.tokens));
   const LayerSpec& spec = step.request.layer;
-  const LayerPlan plan = PlanOf(step.request, recipe_);
+  const auto plan = std::make_shared<const LayerPlan>(PlanOf(step.request, recipe_));
   LayerState state = StateOf(step.request);
   ExpertOptions options;
   options.first_expert = division_.first_expert;
@@ -168,13 +168,13 @@ absl::StatusOr<ExpertStep> ExpertRun::Run() {
   ForwardResult forward;
   forward.y = std::move(experts.y);
   BackwardResult backward;
-  if (plan.has_backward) {
-    QG_RETURN_IF_ERROR(Update(spec, plan, state, UpdatePoint::kForward));
+  if (plan->has_backward) {
+    QG_RETURN_IF_ERROR(Update(spec, *plan, state, UpdatePoint::kForward));
     QG_ASSIGN_OR_RETURN(const Tensor grad_output, RowsOf(whole_.grad_output, step.tokens));
     QG_ASSIGN_OR_RETURN(backward, BackwardExperts(recorder_, *groups_.experts,
                                                   std::move(experts.saved), state, grad_output));
     QG_RETURN_IF_ERROR(SumGradients(step, backward.gradients));
-    QG_RETURN_IF_ERROR(Update(spec, plan, state, UpdatePoint::kBackward));
+    QG_RETURN_IF_ERROR(Update(spec, *plan, state, UpdatePoint::kBackward));
   }
   QG_ASSIGN_OR_RETURN(step.result, FinishStep(recorder_, step.request, plan, state,
                                               std::move(forward), std::move(backward)));

@@ -59,8 +59,9 @@ absl::StatusOr<GroupedStep> RunGrouped(Engine& engine, const LayerRequest& whole
   GroupedStep step;
   QG_ASSIGN_OR_RETURN(step.request, ShardLayer(engine, whole, std::move(parallel)));
   LayerRequest& request = step.request;
-  QG_RETURN_IF_ERROR(CheckLayer(request, recipe));
-  QG_RETURN_IF_ERROR(CheckLayerGemms(request, recipe, arithmetic));
+  QG_RETURN_IF_ERROR(CheckLayerTensors(request));
+  QG_ASSIGN_OR_RETURN(const LayerPlanPointer plan, DecideLayer(request, recipe));
+  QG_RETURN_IF_ERROR(CheckLayerGemms(request.layer, *plan, recipe, arithmetic));
   StepRecorder recorder(engine, arithmetic, cancellation);
   recorder.SeedFaults(request.parallel->tp->faults());
   const ParallelStep& step_of_rank = *request.parallel;
@@ -71,7 +72,7 @@ absl::StatusOr<GroupedStep> RunGrouped(Engine& engine, const LayerRequest& whole
     QG_ASSIGN_OR_RETURN(
         divided, GatherForExperts(recorder, step_of_rank, is_column ? "x" : "grad_output", own));
   }
-  QG_ASSIGN_OR_RETURN(LayerWork work, DoLayer(recorder, request, recipe));
+  QG_ASSIGN_OR_RETURN(LayerWork work, DoLayer(recorder, request, plan, recipe));
   QG_RETURN_IF_ERROR(Sum(recorder, step_of_rank, is_column ? "dx" : "y",
                          is_column ? work.backward.dx : work.forward.y, step.partials));
   QG_ASSIGN_OR_RETURN(step.result, FinishStep(recorder, request, work.plan, work.state,

@@ -111,21 +111,22 @@ StepOptions OptionsOf(const LayerRequest& request, const Recipe& recipe) {
           .parallel = request.parallel};
 }
 
-LayerResult StopStep(StepRecorder& recorder, const LayerRequest& request, const LayerPlan& plan,
+LayerResult StopStep(StepRecorder& recorder, const LayerRequest& request, LayerPlanPointer plan,
                      const LayerState& state, ForwardResult forward, BackwardResult backward) {
-  AddForwardOnlyNote(recorder, plan);
+  AddForwardOnlyNote(recorder, *plan);
   LayerResult result;
   static_cast<StepRecords&>(result) = recorder.Stop();
   AddOutputs(request, state, forward, backward, result);
-  if (plan.is_delayed || plan.is_calibration) AddState(request.layer, state, result);
+  if (plan->is_delayed || plan->is_calibration) AddState(request.layer, state, result);
+  result.plan = std::move(plan);
   return result;
 }
 
 absl::StatusOr<LayerResult> FinishStep(StepRecorder& recorder, const LayerRequest& request,
-                                       const LayerPlan& plan, const LayerState& state,
+                                       LayerPlanPointer plan, const LayerState& state,
                                        ForwardResult forward, BackwardResult backward) {
   LayerResult result =
-      StopStep(recorder, request, plan, state, std::move(forward), std::move(backward));
+      StopStep(recorder, request, std::move(plan), state, std::move(forward), std::move(backward));
   QG_RETURN_IF_ERROR(recorder.Read(result));
   return result;
 }
@@ -194,7 +195,7 @@ Shape LayerOutputShape(const LayerRequest& request, std::string_view output) {
     return shape;
   }
   const Shape& y = first.values.back().shape;
-  return plan.kind == LayerKind::kGroupedLinear ? plan.ShapeOfRows(y.back()) : y;
+  return plan.has_experts ? plan.ShapeOfRows(y.back()) : y;
 }
 
 namespace {
@@ -212,20 +213,21 @@ absl::Status UpdateScalesOfStep(StepRecorder& recorder, const LayerRequest& requ
 }  // namespace
 
 absl::StatusOr<LayerWork> DoLayer(StepRecorder& recorder, const LayerRequest& request,
-                                  const Recipe& recipe) {
+                                  LayerPlanPointer plan, const Recipe& recipe) {
   const LayerSpec& spec = request.layer;
-  LayerWork work{PlanOf(request, recipe), StateOf(request), {}, {}};
+  LayerWork work{std::move(plan), StateOf(request), {}, {}};
   LayerState& state = work.state;
-  QG_ASSIGN_OR_RETURN(work.forward,
-                      ForwardLayer(recorder, spec, state, request.x, OptionsOf(request, recipe)));
-  if (!work.plan.has_backward) return work;
-  if (work.plan.is_delayed) {
+  StepOptions options = OptionsOf(request, recipe);
+  options.plan = work.plan;
+  QG_ASSIGN_OR_RETURN(work.forward, ForwardLayer(recorder, spec, state, request.x, options));
+  if (!work.plan->has_backward) return work;
+  if (work.plan->is_delayed) {
     QG_RETURN_IF_ERROR(UpdateScalesOfStep(recorder, request, state, recipe, UpdatePoint::kForward));
   }
   QG_ASSIGN_OR_RETURN(
       work.backward,
       BackwardLayer(recorder, spec, state, std::move(work.forward.saved), request.grad_output));
-  if (work.plan.is_delayed && QuantizesGradients(work.plan)) {
+  if (work.plan->is_delayed && QuantizesGradients(*work.plan)) {
     QG_RETURN_IF_ERROR(
         UpdateScalesOfStep(recorder, request, state, recipe, UpdatePoint::kBackward));
   }
@@ -233,11 +235,12 @@ absl::StatusOr<LayerWork> DoLayer(StepRecorder& recorder, const LayerRequest& re
 }
 
 absl::StatusOr<StartedLayer> StartLayer(Engine& engine, const LayerRequest& request,
-                                        const Recipe& recipe, const Arithmetic& arithmetic,
+                                        LayerPlanPointer plan, const Recipe& recipe,
+                                        const Arithmetic& arithmetic,
                                         const Cancellation* cancellation, StageObserver on_stage) {
   StartedLayer started;
   started.recorder = std::make_unique<StepRecorder>(engine, arithmetic, cancellation, on_stage);
-  QG_ASSIGN_OR_RETURN(LayerWork work, DoLayer(*started.recorder, request, recipe));
+  QG_ASSIGN_OR_RETURN(LayerWork work, DoLayer(*started.recorder, request, std::move(plan), recipe));
   started.result = StopStep(*started.recorder, request, work.plan, work.state,
                             std::move(work.forward), std::move(work.backward));
   return started;
@@ -246,10 +249,11 @@ absl::StatusOr<StartedLayer> StartLayer(Engine& engine, const LayerRequest& requ
 absl::StatusOr<LayerResult> RunLayer(Engine& engine, const LayerRequest& request,
                                      const Recipe& recipe, const Arithmetic& arithmetic,
                                      const Cancellation* cancellation, StageObserver on_stage) {
-  QG_RETURN_IF_ERROR(CheckLayer(request, recipe));
-  QG_RETURN_IF_ERROR(CheckLayerGemms(request, recipe, arithmetic));
-  QG_ASSIGN_OR_RETURN(StartedLayer started,
-                      StartLayer(engine, request, recipe, arithmetic, cancellation, on_stage));
+  QG_RETURN_IF_ERROR(CheckLayerTensors(request));
+  QG_ASSIGN_OR_RETURN(const LayerPlanPointer plan, DecideLayer(request, recipe));
+  QG_RETURN_IF_ERROR(CheckLayerGemms(request.layer, *plan, recipe, arithmetic));
+  QG_ASSIGN_OR_RETURN(StartedLayer started, StartLayer(engine, request, plan, recipe, arithmetic,
+                                                       cancellation, on_stage));
   QG_RETURN_IF_ERROR(started.Finish());
   return std::move(started.result);
 }

@@ -24,20 +24,13 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/layer/layer_kinds.h"
 #include "kernels/layer/layer_state.h"
 #include "kernels/layer/step_recorder.h"
 #include "kernels/ops/activation.h"
 #include "kernels/ops/norm.h"
 
 namespace quantgate {
-
-enum class LayerKind { kLinear, kLayerNormLinear, kLayerNormMlp, kGroupedLinear, kChain };
-std::string_view LayerKindName(LayerKind kind);
-absl::StatusOr<LayerKind> ParseLayerKind(std::string_view name);
-
-enum class OperationKind { kNorm, kBasicLinear, kBias, kActivation, kQuantize, kAdd, kScale };
-std::string_view OperationKindName(OperationKind kind);  ///< "norm", "basic_linear", ...
-absl::StatusOr<OperationKind> ParseOperationKind(std::string_view name);
 
 /// One operation of a chain: [..., columns] in, [..., columns] out.
 struct OperationSpec {
@@ -75,6 +68,8 @@ struct LayerSpec {
   /// layernorm_linear: kColumn; a chain's stand with its operations. A grouped_linear communicates
   /// nothing: y, or dx, is the rank's part of it (kernels/layer/grouped_run.h adds them up).
   ParallelMode parallel_mode = ParallelMode::kNone;
+
+  const LayerTraits& traits() const { return TraitsOf(kind); }
   friend bool operator==(const LayerSpec& a, const LayerSpec& b);
 };
 
@@ -105,6 +100,10 @@ struct LayerRequest {
   int64_t value_bytes_max = std::numeric_limits<int64_t>::max();
 };
 
+/// What one step of a layer does, decided when its request is checked; the step and its report
+/// follow it.
+using LayerPlanPointer = std::shared_ptr<const LayerPlan>;
+
 struct LayerResult : StepRecords {
   /// "y", "norm_out"; "dx" and the gradients of parameters, as asked for.
   std::vector<NamedTensor> outputs;
@@ -112,6 +111,7 @@ struct LayerResult : StepRecords {
   std::vector<NamedTensor> intermediates;
   /// Under delayed scaling what the next step needs: "input.scale", "input.amax_history", ...
   std::vector<NamedTensor> state;
+  LayerPlanPointer plan;  ///< By which it was made.
 };
 
 /// The part of CheckLayer that no recipe changes: the spec, presence, dtypes and shapes.
@@ -121,12 +121,12 @@ absl::Status CheckLayerTensors(const LayerRequest& request);
 /// INVALID_ARGUMENT naming field, value and rule.
 absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe);
 
-/// The rest of CheckLayer, of a request that CheckLayerTensors accepts.
-absl::Status CheckLayerRecipe(const LayerRequest& request, const Recipe& recipe);
+/// The rest of CheckLayer, of a request that CheckLayerTensors accepts, and what it decides.
+absl::StatusOr<LayerPlanPointer> DecideLayer(const LayerRequest& request, const Recipe& recipe);
 
-/// Whether the arithmetic takes every GEMM of a request that CheckLayer accepts: INVALID_ARGUMENT
-/// or UNIMPLEMENTED naming the GEMM.
-absl::Status CheckLayerGemms(const LayerRequest& request, const Recipe& recipe,
+/// Whether the arithmetic takes every GEMM of a layer that was decided under `recipe`:
+/// INVALID_ARGUMENT or UNIMPLEMENTED naming the GEMM.
+absl::Status CheckLayerGemms(const LayerSpec& spec, const LayerPlan& plan, const Recipe& recipe,
                              const Arithmetic& arithmetic);
 
 /// Names of the outputs of a run, in order.
@@ -150,10 +150,11 @@ absl::StatusOr<LayerResult> RunLayer(Engine& engine, const LayerRequest& request
                                      const Recipe& recipe, const Arithmetic& arithmetic,
                                      const Cancellation* cancellation,
                                      StageObserver on_stage = IgnoreStage);
-/// The same of a request that CheckLayer and CheckLayerGemms accept, and waits for nothing: the
-/// caller has more for the engine to do meanwhile.
+/// The same of a request of which DecideLayer gave `plan` and CheckLayerGemms accepts that, and
+/// waits for nothing: the caller has more for the engine to do meanwhile.
 absl::StatusOr<StartedLayer> StartLayer(Engine& engine, const LayerRequest& request,
-                                        const Recipe& recipe, const Arithmetic& arithmetic,
+                                        LayerPlanPointer plan, const Recipe& recipe,
+                                        const Arithmetic& arithmetic,
                                         const Cancellation* cancellation,
                                         StageObserver on_stage = IgnoreStage);
 

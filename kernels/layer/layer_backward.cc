@@ -118,7 +118,7 @@ absl::Status ProgramBackward::Run(const Tensor& grad_output) {
 void AddGradients(const LayerPlan& layer, const ProgramPlan& program,
                   const std::vector<ValueGradient>& gradients, BackwardResult& result) {
   const size_t last = gradients.size() - 1;
-  const bool is_slice = layer.kind == LayerKind::kGroupedLinear;
+  const bool is_slice = layer.has_experts;
   std::string previous;
   for (size_t i = 0; i <= last; ++i) {
     const std::string& name = program.values[i].gradient;
@@ -148,7 +148,7 @@ absl::Status NotOfThisStep(const char* what) {
 
 absl::StatusOr<Tensor> JoinRows(StepRecorder& recorder, const char* stage, const LayerPlan& plan,
                                 const std::vector<Tensor>& parts) {
-  if (plan.kind != LayerKind::kGroupedLinear) return parts[0];
+  if (!plan.has_experts) return parts[0];
   QG_ASSIGN_OR_RETURN(const Tensor joined, recorder.Timed({StageKind::kOperation, stage}, [&] {
     return recorder.engine().ConcatenateRows(parts, recorder.cancellation());
   }));
@@ -175,7 +175,7 @@ absl::StatusOr<BackwardResult> BackwardLayer(StepRecorder& recorder, const Layer
                       recorder.Cast("cast grad_output", grad_output, plan.activation_dtype));
   auto deferred = std::make_unique<DeferredSaved>(saved->shared_options());
   std::vector<Tensor> parts = {cast};
-  const bool is_grouped = plan.kind == LayerKind::kGroupedLinear;
+  const bool is_grouped = plan.has_experts;
   if (is_grouped) {
     QG_ASSIGN_OR_RETURN(parts, PartsOfExperts(plan, cast));
   }

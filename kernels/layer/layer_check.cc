@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -44,7 +45,7 @@ absl::StatusOr<LinearFields> FieldsOf(const LayerRequest& request, size_t progra
   fields.n = {absl::StrCat("parameters[", operation.weight, "]"),
               request.parameters.at(operation.weight)};
   fields.k = operation.input == 0 ? fields.m : fields.n;
-  if (request.layer.kind != LayerKind::kGroupedLinear) return fields;
+  if (!request.layer.traits().has_experts) return fields;
   fields.m.name = absl::StrCat("layer.m_splits[", program, "]");
   QG_ASSIGN_OR_RETURN(fields.m.tensor,
                       OutlineTensor(request.x.dtype(), {operation.linear.m, operation.linear.k}));
@@ -109,18 +110,18 @@ absl::Status CheckOverlap(const LayerRequest& request, const ProgramPlan& progra
 
 absl::Status CheckLayer(const LayerRequest& request, const Recipe& recipe) {
   QG_RETURN_IF_ERROR(CheckLayerTensors(request));
-  return CheckLayerRecipe(request, recipe);
+  return DecideLayer(request, recipe).status();
 }
 
-absl::Status CheckLayerRecipe(const LayerRequest& request, const Recipe& given) {
+absl::StatusOr<LayerPlanPointer> DecideLayer(const LayerRequest& request, const Recipe& given) {
   const Recipe recipe = RecipeOfLayer(request.layer, given);
   QG_RETURN_IF_ERROR(CheckDelayed(request, recipe));
-  const LayerPlan plan = PlanOf(request, recipe);
-  for (size_t i = 0; i < plan.programs.size(); ++i) {
-    const ProgramPlan& program = plan.programs[i];
+  const auto plan = std::make_shared<const LayerPlan>(PlanOf(request, recipe));
+  for (size_t i = 0; i < plan->programs.size(); ++i) {
+    const ProgramPlan& program = plan->programs[i];
     for (const PlannedOperation& operation : program.operations) {
       if (operation.kind == OperationKind::kQuantize) {
-        QG_RETURN_IF_ERROR(CheckQuantize(plan, program, operation, recipe));
+        QG_RETURN_IF_ERROR(CheckQuantize(*plan, program, operation, recipe));
       }
       if (operation.kind != OperationKind::kBasicLinear) continue;
       QG_RETURN_IF_ERROR(CheckGathered(operation));
@@ -129,13 +130,13 @@ absl::Status CheckLayerRecipe(const LayerRequest& request, const Recipe& given) 
       QG_RETURN_IF_ERROR(CheckOverlap(request, program, operation, recipe));
     }
   }
-  return absl::OkStatus();
+  return plan;
 }
 
-absl::Status CheckLayerGemms(const LayerRequest& request, const Recipe& given,
+absl::Status CheckLayerGemms(const LayerSpec& spec, const LayerPlan& plan, const Recipe& given,
                              const Arithmetic& arithmetic) {
-  const Recipe recipe = RecipeOfLayer(request.layer, given);
-  for (const ProgramPlan& program : PlanOf(request, recipe).programs) {
+  const Recipe recipe = RecipeOfLayer(spec, given);
+  for (const ProgramPlan& program : plan.programs) {
     for (const PlannedOperation& operation : program.operations) {
       if (operation.kind != OperationKind::kBasicLinear) continue;
       QG_RETURN_IF_ERROR(CheckLinearUnitGemms(operation.linear, recipe, arithmetic));

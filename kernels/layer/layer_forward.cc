@@ -28,17 +28,16 @@ LayerOutline OutlineOf(const LayerState& state, const Tensor& x, const StepOptio
   return outline;
 }
 
-void AddNotes(StepRecorder& recorder, const LayerPlan& plan, const Recipe& recipe) {
+void AddNotes(StepRecorder& recorder, const LayerTraits& traits, const LayerPlan& plan,
+              const Recipe& recipe) {
   const std::string mode(BackwardOverrideName(recipe.backward_override()));
   const bool has_override = recipe.backward_override() != BackwardOverride::kNone;
   if (has_override && !recipe.is_quantized()) {
     recorder.AddNote(
         absl::StrCat("backward_override=", mode, " has no effect without a quantized recipe"));
-  } else if (has_override && plan.kind == LayerKind::kLayerNormMlp) {
-    recorder.AddNote(
-        absl::StrCat("backward_override=", mode,
-                     " of layernorm_mlp: computed as norm, fc1, activation and fc2 one "
-                     "by one; Transformer Engine refuses it"));
+  } else if (has_override && !traits.override_note.empty()) {
+    recorder.AddNote(absl::StrCat("backward_override=", mode, " of ", std::string(traits.name),
+                                  ": ", std::string(traits.override_note)));
   }
   if (plan.is_calibration) {
     recorder.AddNote("calibration: computed in high precision, only the amaxes are noted");
@@ -152,7 +151,7 @@ absl::StatusOr<std::vector<Tensor>> ForwardSources(StepRecorder& recorder, const
 void AddIntermediates(const LayerPlan& layer, const ProgramPlan& program,
                       const std::vector<LayerValue>& values, ForwardResult& result) {
   const size_t last = values.size() - 1;
-  const bool is_slice = layer.kind == LayerKind::kGroupedLinear;
+  const bool is_slice = layer.has_experts;
   for (size_t i = 0; i <= last; ++i) {
     const bool is_returned = static_cast<int>(i) == program.norm_out && layer.returns_norm_output;
     if (is_returned) result.norm_out = values[i].plain();
@@ -172,12 +171,17 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
   if (options.parallel != nullptr) QG_RETURN_IF_ERROR(CheckEnds(*options.parallel));
   if (recorder.faults().Has(kFaultRequiresGradSwapped)) {
     std::swap(options.requires_grad.x, options.requires_grad.weight);
+    options.plan = nullptr;
   }
-  const auto plan =
-      std::make_shared<const LayerPlan>(PlanLayer(spec, OutlineOf(state, x, options), options));
+  if (options.plan == nullptr) {
+    options.plan =
+        std::make_shared<const LayerPlan>(PlanLayer(spec, OutlineOf(state, x, options), options));
+  }
+  // What is saved of the step keeps the plan beside the options.
+  const LayerPlanPointer plan = std::exchange(options.plan, nullptr);
   RememberStep(recorder.faults(), options, state);
   const auto shared_options = std::make_shared<const StepOptions>(options);
-  AddNotes(recorder, *plan, options.recipe);
+  AddNotes(recorder, spec.traits(), *plan, options.recipe);
   auto saved = std::make_unique<ForwardSaved>(plan, shared_options);
   saved->operations.resize(plan->programs.size());
   ForwardResult result;
@@ -185,7 +189,7 @@ absl::StatusOr<ForwardResult> ForwardLayer(StepRecorder& recorder, const LayerSp
   ExpertAmaxes expert_amaxes(*shared_options, [&](TensorRole role) {
     return ForwardSources(recorder, *plan, state, inputs, role);
   });
-  const bool is_grouped = plan->kind == LayerKind::kGroupedLinear;
+  const bool is_grouped = plan->has_experts;
   if (is_grouped) {
     QG_ASSIGN_OR_RETURN(inputs, PartsOfExperts(*plan, x));
   }

@@ -12,9 +12,9 @@ namespace {
 
 class Planner {
  public:
-  Planner(const LayerSpec& spec, const LayerOutline& outline, const StepOptions& options,
-          LayerPlan& layer, const LayerProgram& program)
-      : spec_(spec), outline_(outline), options_(options), recipe_(options.recipe), layer_(layer) {
+  Planner(const LayerOutline& outline, const StepOptions& options, LayerPlan& layer,
+          const LayerProgram& program)
+      : outline_(outline), options_(options), recipe_(options.recipe), layer_(layer) {
     for (const ProgramOperation& operation : program.operations) {
       plan_.operations.emplace_back();
       static_cast<ProgramOperation&>(plan_.operations.back()) = operation;
@@ -24,7 +24,7 @@ class Planner {
       static_cast<ProgramValue&>(plan_.values.back()) = value;
     }
     plan_.norm_out = program.norm_out;
-    if (layer.kind != LayerKind::kGroupedLinear) {
+    if (!layer.has_experts) {
       rows_ = SequenceRows(program, outline.x_shape, outline.parallel.get());
     }
   }
@@ -67,7 +67,6 @@ class Planner {
   void PlanActivationGradient(size_t i);
   void SetFirstCallId(PlannedOperation& operation);
 
-  const LayerSpec& spec_;
   const LayerOutline& outline_;
   const StepOptions& options_;
   const Recipe& recipe_;
@@ -95,7 +94,7 @@ void Planner::PlanShapes() {
   PlannedValue& x = plan_.values[0];
   x.dtype = outline_.x_dtype;
   x.shape = outline_.x_shape;
-  if (spec_.kind == LayerKind::kGroupedLinear) x.shape = {plan_.rows, outline_.x_shape.back()};
+  if (layer_.has_experts) x.shape = {plan_.rows, outline_.x_shape.back()};
   for (size_t i = 0; i < plan_.operations.size(); ++i) {
     const PlannedOperation& operation = plan_.operations[i];
     PlannedValue& output = output_of(i);
@@ -190,7 +189,7 @@ void Planner::PlanParallel(size_t i) {
   parallel.weight_mode = operation.parallel_mode;
   parallel.size = outline_.parallel->size();
   parallel.rank = outline_.parallel->rank();
-  if (layer_.kind == LayerKind::kGroupedLinear) return;
+  if (layer_.has_experts) return;
   parallel.mode = operation.parallel_mode;
   parallel.first_dim = output_of(i).shape.front();
   if (rows_.empty()) return;
@@ -292,7 +291,7 @@ Shape LayerPlan::ShapeOfRows(int64_t columns) const {
 LayerPlan PlanLayer(const LayerSpec& spec, const LayerOutline& outline,
                     const StepOptions& options) {
   LayerPlan layer;
-  layer.kind = spec.kind;
+  layer.has_experts = spec.traits().has_experts;
   layer.fused = spec.fused;
   layer.returns_norm_output = spec.return_norm_output;
   layer.x_shape = outline.x_shape;
@@ -305,10 +304,8 @@ LayerPlan PlanLayer(const LayerSpec& spec, const LayerOutline& outline,
   for (size_t dim = 0; dim + 1 < outline.x_shape.size(); ++dim) rows *= outline.x_shape[dim];
   int64_t first_row = 0;
   for (size_t i = 0; i < programs.size(); ++i) {
-    const bool is_expert = spec.kind == LayerKind::kGroupedLinear;
-    const int64_t count = is_expert ? spec.m_splits[i] : rows;
-    layer.programs.push_back(
-        Planner(spec, outline, options, layer, programs[i]).Plan(first_row, count));
+    const int64_t count = layer.has_experts ? spec.m_splits[i] : rows;
+    layer.programs.push_back(Planner(outline, options, layer, programs[i]).Plan(first_row, count));
     layer.has_backward |= layer.programs.back().values.back().needs_gradient;
     first_row += count;
   }

@@ -62,7 +62,7 @@ struct ProgramPlan {
 };
 
 struct LayerPlan {
-  LayerKind kind = LayerKind::kLinear;
+  bool has_experts = false;  ///< A program is an expert's, on rows of x of its own.
   std::vector<ProgramPlan> programs;
   DType activation_dtype = DType::kBF16;
   bool fused = true;

@@ -1,6 +1,8 @@
 #include "kernels/layer/layer_program.h"
 
+#include <algorithm>
 #include <map>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -49,30 +51,8 @@ class ProgramBuilder {
     program_.values.push_back({"x", "dx"});
   }
 
-  LayerProgram Linear(const std::string& suffix) {
-    AddLinear("", suffix, spec_.parallel_mode);
-    if (!suffix.empty()) program_.values[0] = {"x" + suffix, "dx" + suffix};
-    return Finish(suffix);
-  }
-
-  LayerProgram LayerNormLinear() {
-    AddNorm();
-    AddLinear("", "", spec_.parallel_mode);
-    return Finish("");
-  }
-
-  LayerProgram LayerNormMlp() {
-    AddNorm();
-    const bool is_parallel = spec_.parallel_mode != ParallelMode::kNone;
-    AddLinear("fc1.", "", spec_.parallel_mode);
-    Rename("fc1.y", "fc1.grad_output");
-    ProgramOperation& activation = Add(OperationKind::kActivation, "activation");
-    activation.activation = spec_.activation;
-    Rename("fc2.x", "fc2.dx");
-    AddLinear("fc2.", "", is_parallel ? ParallelMode::kRow : ParallelMode::kNone);
-    return Finish("");
-  }
-
+  /// The parts of the kind; `suffix` is an expert's, ".0", and empty without experts.
+  LayerProgram Parts(const std::string& suffix);
   LayerProgram Chain();
 
  private:
@@ -98,7 +78,6 @@ class ProgramBuilder {
     norm.norm = spec_.norm;
     norm.gamma = "gamma";
     if (has_("beta")) norm.beta = "beta";
-    Rename("norm_out", "dnorm_out");
     program_.norm_out = static_cast<int>(program_.values.size()) - 1;
   }
 
@@ -180,6 +159,24 @@ void ProgramBuilder::AddChained(const OperationSpec& spec, const std::string& fi
   values_of_[spec.name] = static_cast<int>(program_.values.size()) - 1;
 }
 
+LayerProgram ProgramBuilder::Parts(const std::string& suffix) {
+  const std::span<const LayerPart> parts = spec_.traits().parts;
+  ParallelMode mode = spec_.parallel_mode;
+  for (const LayerPart& part : parts) {
+    if (part.operation == OperationKind::kNorm) AddNorm();
+    if (part.operation == OperationKind::kActivation) {
+      Add(OperationKind::kActivation, "activation").activation = spec_.activation;
+    }
+    if (part.operation == OperationKind::kBasicLinear) {
+      AddLinear(std::string(part.prefix), suffix, mode);
+      if (mode != ParallelMode::kNone) mode = ParallelMode::kRow;
+    }
+    if (&part != &parts.back()) Rename(std::string(part.output), std::string(part.gradient));
+  }
+  if (!suffix.empty()) program_.values[0] = {"x" + suffix, "dx" + suffix};
+  return Finish(suffix);
+}
+
 LayerProgram ProgramBuilder::Chain() {
   for (size_t i = 0; i < spec_.operations.size(); ++i) {
     AddChained(spec_.operations[i], absl::StrCat("layer.operations[", i, "]"));
@@ -209,54 +206,36 @@ LayerProgram ProgramBuilder::Finish(const std::string& suffix) {
 }  // namespace
 
 std::vector<LayerParameter> ParametersOf(const LayerSpec& spec) {
+  const LayerTraits& traits = spec.traits();
   std::vector<LayerParameter> parameters;
-  switch (spec.kind) {
-    case LayerKind::kLinear:
-      AddLinear("", "", parameters);
-      break;
-    case LayerKind::kLayerNormLinear:
-      AddLinear("", "", parameters);
-      AddNorm("", spec.norm.kind, parameters);
-      break;
-    case LayerKind::kLayerNormMlp:
-      AddLinear("fc1.", "", parameters);
-      AddLinear("fc2.", "", parameters);
-      AddNorm("", spec.norm.kind, parameters);
-      break;
-    case LayerKind::kGroupedLinear:
-      for (size_t i = 0; i < spec.m_splits.size(); ++i) {
-        AddLinear("", absl::StrCat(".", i), parameters);
-      }
-      break;
-    case LayerKind::kChain:
-      AddChain(spec, parameters);
-      break;
+  if (traits.has_operations) AddChain(spec, parameters);
+  const auto add_linears = [&](const std::string& suffix) {
+    for (const LayerPart& part : traits.parts) {
+      if (part.operation != OperationKind::kBasicLinear) continue;
+      AddLinear(std::string(part.prefix), suffix, parameters);
+    }
+  };
+  if (!traits.has_experts) add_linears("");
+  for (size_t i = 0; traits.has_experts && i < spec.m_splits.size(); ++i) {
+    add_linears(absl::StrCat(".", i));
   }
+  if (traits.has_norm()) AddNorm("", spec.norm.kind, parameters);
   return parameters;
 }
 
 std::vector<LayerProgram> ProgramsOf(const LayerSpec& spec,
                                      const std::function<bool(const std::string&)>& has) {
+  const LayerTraits& traits = spec.traits();
+  if (traits.has_operations) return {ProgramBuilder(spec, has, 0).Chain()};
+  if (!traits.has_experts) return {ProgramBuilder(spec, has, 0).Parts("")};
+  const auto is_unit = [](const LayerPart& part) {
+    return part.operation == OperationKind::kBasicLinear;
+  };
+  const auto units = std::count_if(traits.parts.begin(), traits.parts.end(), is_unit);
   std::vector<LayerProgram> programs;
-  switch (spec.kind) {
-    case LayerKind::kLinear:
-      programs.push_back(ProgramBuilder(spec, has, 0).Linear(""));
-      break;
-    case LayerKind::kLayerNormLinear:
-      programs.push_back(ProgramBuilder(spec, has, 0).LayerNormLinear());
-      break;
-    case LayerKind::kLayerNormMlp:
-      programs.push_back(ProgramBuilder(spec, has, 0).LayerNormMlp());
-      break;
-    case LayerKind::kGroupedLinear:
-      for (size_t i = 0; i < spec.m_splits.size(); ++i) {
-        programs.push_back(
-            ProgramBuilder(spec, has, static_cast<int>(i)).Linear(absl::StrCat(".", i)));
-      }
-      break;
-    case LayerKind::kChain:
-      programs.push_back(ProgramBuilder(spec, has, 0).Chain());
-      break;
+  for (size_t i = 0; i < spec.m_splits.size(); ++i) {
+    ProgramBuilder builder(spec, has, static_cast<int>(i) * static_cast<int>(units));
+    programs.push_back(builder.Parts(absl::StrCat(".", i)));
   }
   return programs;
 }

@@ -10,30 +10,31 @@ namespace quantgate {
 LayerOutline OutlineOf(const LayerRequest& request);
 LayerState StateOf(const LayerRequest& request);
 StepOptions OptionsOf(const LayerRequest& request, const Recipe& recipe);
+/// Decided by those, and not checked.
 inline LayerPlan PlanOf(const LayerRequest& request, const Recipe& recipe) {
   return PlanLayer(request.layer, OutlineOf(request), OptionsOf(request, recipe));
 }
 
 /// What a step has computed, from which its result is put together.
 struct LayerWork {
-  LayerPlan plan;
+  LayerPlanPointer plan;
   LayerState state;
   ForwardResult forward;
   BackwardResult backward;  ///< Empty where there is none.
 };
-/// Forward, and with a grad_output backward, of a request that CheckLayer and CheckLayerGemms
-/// accept, with delayed scaling's updates. Waits for nothing.
+/// Forward, and with a grad_output backward, of a request that was decided and that CheckLayerGemms
+/// accepts, with delayed scaling's updates. Waits for nothing.
 absl::StatusOr<LayerWork> DoLayer(StepRecorder& recorder, const LayerRequest& request,
-                                  const Recipe& recipe);
+                                  LayerPlanPointer plan, const Recipe& recipe);
 
 /// A step that RunLayer, or its like over ranks, has done: outputs, delayed scaling's state and
 /// what the recorder noted, but for what StepRecorder::Read reads. `backward` is empty where there
 /// was none.
-LayerResult StopStep(StepRecorder& recorder, const LayerRequest& request, const LayerPlan& plan,
+LayerResult StopStep(StepRecorder& recorder, const LayerRequest& request, LayerPlanPointer plan,
                      const LayerState& state, ForwardResult forward, BackwardResult backward);
 /// The same with that, for which it waits.
 absl::StatusOr<LayerResult> FinishStep(StepRecorder& recorder, const LayerRequest& request,
-                                       const LayerPlan& plan, const LayerState& state,
+                                       LayerPlanPointer plan, const LayerState& state,
                                        ForwardResult forward, BackwardResult backward);
 
 /// Some grad_output is quantized.

@@ -49,7 +49,7 @@ int PartsBefore(const LayerProgram& program, size_t next) {
 
 /// The parameter with an expert's number, as the first expert has it.
 std::string OfFirstExpert(const LayerSpec& spec, const std::string& parameter) {
-  if (spec.kind != LayerKind::kGroupedLinear) return parameter;
+  if (!spec.traits().has_experts) return parameter;
   return parameter.substr(0, parameter.find('.')) + ".0";
 }
 
@@ -139,14 +139,14 @@ ShardRule OutputColumns(const LayerSpec& spec) {
 }
 
 bool DividesInputRows(const LayerSpec& spec) {
-  if (spec.kind == LayerKind::kGroupedLinear) return false;
+  if (spec.traits().has_experts) return false;
   const LayerProgram program = ProgramOf(spec);
   const ProgramOperation* const first = FirstParallel(program);
   return first != nullptr && first->parallel_mode == ParallelMode::kColumn;
 }
 
 bool DividesOutputRows(const LayerSpec& spec) {
-  if (spec.kind == LayerKind::kGroupedLinear) return false;
+  if (spec.traits().has_experts) return false;
   const LayerProgram program = ProgramOf(spec);
   const ProgramOperation* const last = LastParallel(program);
   return last != nullptr && last->parallel_mode == ParallelMode::kRow;

@@ -1,21 +1,14 @@
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <set>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/parse_name.h"
 #include "kernels/base/refusal.h"
 #include "kernels/layer/layer_program.h"
 
 namespace quantgate {
 namespace {
-
-constexpr std::string_view kLayerKindNames[] = {"linear", "layernorm_linear", "layernorm_mlp",
-                                                "grouped_linear", "chain"};
-constexpr std::string_view kOperationKindNames[] = {
-    "norm", "basic_linear", "bias", "activation", "quantize", "add", "scale"};
 
 constexpr size_t kNameLengthMax = 64;
 
@@ -58,23 +51,17 @@ absl::Status CheckOperation(const OperationSpec& operation, const std::string& f
 
 absl::Status CheckParallelMode(const LayerSpec& spec) {
   if (spec.parallel_mode == ParallelMode::kNone) return absl::OkStatus();
-  const char* rule = nullptr;
-  switch (spec.kind) {
-    case LayerKind::kLayerNormLinear:
-      rule = "a norm needs all columns of x, so a layernorm_linear is column-parallel or none";
-      break;
-    case LayerKind::kLayerNormMlp:
-      rule = "a layernorm_mlp is column-parallel, which makes fc2 row-parallel, or none";
-      break;
-    case LayerKind::kLinear:
-    case LayerKind::kGroupedLinear:
-      return absl::OkStatus();
-    case LayerKind::kChain:
-      return Refuse("layer.parallel_mode", std::string(ParallelModeName(spec.parallel_mode)),
-                    "of a chain, its basic_linear operations have one each");
+  const LayerTraits& traits = spec.traits();
+  const std::string mode(ParallelModeName(spec.parallel_mode));
+  if (traits.has_operations) {
+    return Refuse("layer.parallel_mode", mode,
+                  absl::StrCat("of a ", std::string(traits.name),
+                               ", its basic_linear operations have one each"));
   }
-  if (spec.parallel_mode == ParallelMode::kColumn) return absl::OkStatus();
-  return Refuse("layer.parallel_mode", std::string(ParallelModeName(spec.parallel_mode)), rule);
+  if (traits.column_alone_rule.empty() || spec.parallel_mode == ParallelMode::kColumn) {
+    return absl::OkStatus();
+  }
+  return Refuse("layer.parallel_mode", mode, std::string(traits.column_alone_rule));
 }
 
 absl::Status CheckChain(const LayerSpec& spec) {
@@ -132,41 +119,24 @@ bool operator==(const LayerSpec& a, const LayerSpec& b) {
 }
 
 Recipe RecipeOfLayer(const LayerSpec& spec, const Recipe& recipe) {
-  const bool is_grouped = spec.kind == LayerKind::kGroupedLinear;
-  return recipe.ForModule(is_grouped ? ModuleType::kGroupedLinear : ModuleType::kLinear);
-}
-
-std::string_view LayerKindName(LayerKind kind) {
-  return kLayerKindNames[static_cast<size_t>(kind)];
-}
-
-absl::StatusOr<LayerKind> ParseLayerKind(std::string_view name) {
-  return ParseName<LayerKind>(kLayerKindNames, "layer kind", name);
-}
-
-std::string_view OperationKindName(OperationKind kind) {
-  return kOperationKindNames[static_cast<size_t>(kind)];
-}
-
-absl::StatusOr<OperationKind> ParseOperationKind(std::string_view name) {
-  return ParseName<OperationKind>(kOperationKindNames, "operation kind", name);
+  return recipe.ForModule(spec.traits().has_experts ? ModuleType::kGroupedLinear
+                                                    : ModuleType::kLinear);
 }
 
 absl::Status CheckLayerSpec(const LayerSpec& spec) {
-  const std::string kind(LayerKindName(spec.kind));
-  const bool has_norm =
-      spec.kind == LayerKind::kLayerNormLinear || spec.kind == LayerKind::kLayerNormMlp;
-  if (spec.return_norm_output && !has_norm) {
+  const LayerTraits& traits = spec.traits();
+  const std::string kind(traits.name);
+  if (spec.return_norm_output && !traits.has_norm()) {
     return Refuse("layer.return_norm_output", "true", absl::StrCat("a ", kind, " has no norm"));
   }
   QG_RETURN_IF_ERROR(CheckParallelMode(spec));
-  if (spec.kind == LayerKind::kChain) {
+  if (traits.has_operations) {
     QG_RETURN_IF_ERROR(CheckChain(spec));
   } else if (!spec.operations.empty()) {
     return Refuse("layer.operations", absl::StrCat(spec.operations.size(), " operations"),
                   absl::StrCat("they are a chain's, not a ", kind, "'s"));
   }
-  if (spec.kind == LayerKind::kGroupedLinear) return CheckSplits(spec);
+  if (traits.has_experts) return CheckSplits(spec);
   if (spec.m_splits.empty()) return absl::OkStatus();
   return Refuse("layer.m_splits", absl::StrCat(spec.m_splits.size(), " experts"),
                 absl::StrCat("they are a grouped_linear's, not a ", kind, "'s"));

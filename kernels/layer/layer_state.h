@@ -12,6 +12,8 @@
 
 namespace quantgate {
 
+struct LayerPlan;  ///< kernels/layer/layer_plan.h.
+
 struct RequiresGrad {
   bool x = true;
   bool weight = true;
@@ -82,6 +84,9 @@ struct StepOptions {
   /// The ranks among which the layer is divided; null: one. Every rank of the group takes the same
   /// steps in the same order.
   std::shared_ptr<const ParallelStep> parallel = nullptr;
+  /// As the check of a request decided the step (kernels/layer/layer.h); null: ForwardLayer decides
+  /// it by what the layer's state holds.
+  std::shared_ptr<const LayerPlan> plan = nullptr;
   /// Where the experts of this rank are among those of the whole grouped_linear; of 0: it has all.
   AmaxPlaces experts = {0, 0};
 };

@@ -104,7 +104,7 @@ absl::Status TensorsCheck::CheckX() const {
 
 absl::Status TensorsCheck::CheckSplits() const {
   const LayerSpec& layer = request_.layer;
-  if (layer.kind != LayerKind::kGroupedLinear) return absl::OkStatus();
+  if (!layer.traits().has_experts) return absl::OkStatus();
   for (size_t i = 0; i < layer.m_splits.size(); ++i) {
     const std::string bias = absl::StrCat("bias.", i);
     if (layer.parallel_mode != ParallelMode::kRow || Find(bias) == nullptr) continue;
@@ -307,7 +307,7 @@ absl::Status TensorsCheck::CheckGradOutput() const {
   const Tensor& grad_output = request_.grad_output;
   if (!grad_output.has_value()) return absl::OkStatus();
   QG_RETURN_IF_ERROR(CheckDType("grad_output", grad_output));
-  Shape y = request_.layer.kind == LayerKind::kGroupedLinear ? request_.x.shape() : y_;
+  Shape y = request_.layer.traits().has_experts ? request_.x.shape() : y_;
   y.back() = y_.back();
   return CheckShape("grad_output", grad_output, y, "as y's");
 }
@@ -344,7 +344,7 @@ absl::Status TensorsCheck::Run() {
       ProgramsOf(layer, [&](const std::string& name) { return Find(name) != nullptr; });
   for (size_t i = 0; i < programs.size(); ++i) {
     Shape x = request_.x.shape();
-    if (layer.kind == LayerKind::kGroupedLinear) {
+    if (layer.traits().has_experts) {
       x = {layer.m_splits[i], x.back()};
     } else {
       QG_RETURN_IF_ERROR(CheckDivision(programs[i]));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/base/execution.h"
@@ -29,6 +30,9 @@ struct NormForwardDesc {
   NormOptions options;
   DType out = DType::kBF16;  ///< Of y: f32, bf16 or f16.
 };
+inline std::vector<Tensor*> TensorsOf(NormForwardDesc& desc) {
+  return {&desc.x, &desc.gamma, &desc.beta};
+}
 
 struct NormForwardResult {
   Tensor y;     ///< x's shape.
@@ -51,6 +55,9 @@ struct NormBackwardDesc {
   NormOptions options;
   NormGradientsWanted wanted;
 };
+inline std::vector<Tensor*> TensorsOf(NormBackwardDesc& desc) {
+  return {&desc.dz, &desc.x, &desc.gamma, &desc.mean, &desc.rstd, &desc.residual};
+}
 
 /// Those that are wanted.
 struct NormGradients {

@@ -2,6 +2,8 @@
 // (docs/definitions.md section 12).
 #pragma once
 
+#include <vector>
+
 #include "absl/status/statusor.h"
 #include "kernels/base/execution.h"
 #include "kernels/numerics/optimizer.h"
@@ -26,6 +28,9 @@ struct AdamDesc {
   AdamOptions options;
   int64_t step = 1;  ///< Of this update, from 1.
 };
+inline std::vector<Tensor*> TensorsOf(AdamDesc& desc) {
+  return {&desc.master, &desc.gradient, &desc.m, &desc.v};
+}
 
 /// New tensors.
 struct AdamResult {
@@ -46,6 +51,9 @@ struct SgdDesc {
   Tensor momentum;  ///< f32 of master's shape; absent on the first step, and without momentum.
   SgdOptions options;
 };
+inline std::vector<Tensor*> TensorsOf(SgdDesc& desc) {
+  return {&desc.master, &desc.gradient, &desc.momentum};
+}
 
 struct SgdResult {
   Tensor master;
@@ -57,6 +65,9 @@ struct SplitTensor {
   Tensor parameter;  ///< bf16: the master rounded to nearest, ties away from zero.
   Tensor remainder;  ///< i16: the master's lower half.
 };
+inline std::vector<Tensor*> TensorsOf(SplitTensor& split) {
+  return {&split.parameter, &split.remainder};
+}
 
 /// What the functions below and their device versions refuse: INVALID_ARGUMENT naming field, value
 /// and rule.

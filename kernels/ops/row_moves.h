@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/base/execution.h"
@@ -24,6 +25,7 @@ struct RowSums {
   SumAccumulation accumulation = SumAccumulation::kF32;
   DType out = DType::kBF16;
 };
+inline std::vector<Tensor*> TensorsOf(RowSums& sums) { return {&sums.rows, &sums.weights}; }
 
 /// What the functions below and their device versions refuse: INVALID_ARGUMENT naming field, value
 /// and rule.

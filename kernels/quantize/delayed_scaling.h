@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,6 +33,9 @@ struct DelayedScalingState {
                         ///< the past, row 1 the oldest.
   bool has_value() const { return scale.has_value(); }
 };
+inline std::vector<Tensor*> TensorsOf(DelayedScalingState& state) {
+  return {&state.scale, &state.amax_history};
+}
 
 /// Scale 1, a history of zeros.
 absl::StatusOr<DelayedScalingState> FreshDelayedScaling(int amax_history_len);

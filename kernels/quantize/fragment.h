@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/quantize/quantizer.h"
@@ -18,12 +19,14 @@ struct TensorFragment {
 
   int64_t count() const { return values.element_count(); }
 };
+inline std::vector<Tensor*> TensorsOf(TensorFragment& fragment) { return {&fragment.values}; }
 
 /// Amaxes of one direction of one tensor among those of others: f32 `values` from `first` on.
 struct FragmentAmaxes {
   Tensor values;
   int64_t first = 0;
 };
+inline std::vector<Tensor*> TensorsOf(FragmentAmaxes& amaxes) { return {&amaxes.values}; }
 
 struct QuantizedFragment {
   /// Flat, of the fragment's elements. FP4: bytes [begin / 2, end / 2) of the whole tensor, and 0

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "kernels/tensor/tensor.h"
 
@@ -98,5 +99,14 @@ struct QuantizedTensor {
     return usage == Usage::kRowwise ? rowwise : columnwise;
   }
 };
+inline std::vector<Tensor*> TensorsOf(QuantizedTensor& quantized) {
+  std::vector<Tensor*> tensors;
+  for (std::optional<QuantizedCopy>* const copy : {&quantized.rowwise, &quantized.columnwise}) {
+    if (!copy->has_value()) continue;
+    tensors.insert(tensors.end(), {&(*copy)->data, &(*copy)->scale_inv, &(*copy)->amax});
+  }
+  tensors.push_back(&quantized.scale);  // What is counted lies where the codes were made.
+  return tensors;
+}
 
 }  // namespace quantgate

@@ -91,7 +91,7 @@ absl::Status CheckLayerModes(const LayerSpec& layer, const std::string& field, b
     return Refuse(field + ".parallel_mode", "given",
                   "it divides weights over parallel.tensor_parallel ranks, of which there is 1");
   }
-  if (layer.kind != LayerKind::kChain || !HasParallelMode(layer)) return absl::OkStatus();
+  if (!layer.traits().has_operations || !HasParallelMode(layer)) return absl::OkStatus();
   for (size_t i = 0; i < layer.operations.size(); ++i) {
     const OperationSpec& operation = layer.operations[i];
     const bool is_left_out = operation.kind == OperationKind::kBasicLinear &&
@@ -191,7 +191,7 @@ absl::Status CheckExperts(const SessionSpec& spec) {
   const SessionLayer* first = nullptr;
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i].spec;
-    if (layer.kind != LayerKind::kGroupedLinear) continue;
+    if (!layer.traits().has_experts) continue;
     const std::string field = FieldOf(i) + ".m_splits";
     if (layer.m_splits.size() < static_cast<size_t>(ranks)) {
       return Refuse(field, absl::StrCat(layer.m_splits.size(), " experts"),
@@ -210,7 +210,7 @@ absl::Status CheckExperts(const SessionSpec& spec) {
 }
 
 bool QuantizesNothing(const LayerSpec& layer) {
-  return layer.kind == LayerKind::kChain &&
+  return layer.traits().has_operations &&
          std::none_of(layer.operations.begin(), layer.operations.end(), [](const auto& operation) {
            return operation.kind == OperationKind::kBasicLinear ||
                   operation.kind == OperationKind::kQuantize;
@@ -221,7 +221,7 @@ bool QuantizesNothing(const LayerSpec& layer) {
 QuantizedLayers QuantizedLayersOf(const SessionSpec& spec) {
   const bool has_experts_alone =
       std::all_of(spec.layers.begin(), spec.layers.end(), [](const SessionLayer& layer) {
-        return layer.spec.kind == LayerKind::kGroupedLinear || QuantizesNothing(layer.spec);
+        return layer.spec.traits().has_experts || QuantizesNothing(layer.spec);
       });
   return has_experts_alone ? QuantizedLayers::kExpertsAlone : QuantizedLayers::kAny;
 }

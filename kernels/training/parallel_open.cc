@@ -70,9 +70,9 @@ absl::StatusOr<std::unique_ptr<ParallelSession>> ParallelSession::Restore(
                       Create(engine, std::move(spec), setting));
   const auto restore = [&](Rank& rank) -> absl::Status {
     Member& mine = *session->members_[static_cast<size_t>(rank.index())];
-    QG_ASSIGN_OR_RETURN(
-        mine.session, TrainingSession::RestoreRank(*mine.engine, session->spec_, checkpoint,
-                                                   mine.rank, rank.cancellation(), rank.faults()));
+    QG_ASSIGN_OR_RETURN(mine.session,
+                        TrainingSession::Restore(*mine.engine, session->spec_, checkpoint,
+                                                 rank.cancellation(), rank.faults(), mine.rank));
     return absl::OkStatus();
   };
   QG_RETURN_IF_ERROR(session->world_->Run(restore, cancellation));
@@ -98,8 +98,8 @@ absl::Status ParallelSession::OpenMembers(const std::map<std::string, Tensor>& p
                                                imported, rule, rank.index() % tp(), tp()));
     }
     QG_ASSIGN_OR_RETURN(mine.session,
-                        TrainingSession::OpenRank(*mine.engine, spec_, parts, mine.rank,
-                                                  rank.cancellation(), rank.faults()));
+                        TrainingSession::Open(*mine.engine, spec_, parts, rank.cancellation(),
+                                              rank.faults(), mine.rank));
     return absl::OkStatus();
   };
   return world_->Run(open, cancellation);

@@ -107,11 +107,9 @@ absl::Status ParameterUpdate::Optimize(SessionLayerState& layer, const Optimizer
     trained.gradient = Tensor();
     if (!trained.has_main_gradient) continue;
     trained.has_main_gradient = false;
-    const auto sharded = layer.sharded.find(name);
-    Shape whole = sharded == layer.sharded.end() ? gradient.shape() : sharded->second.weight.shape;
-    if (layer.fragments.contains(name)) {
-      whole = parameter.is_quantized() ? parameter.quantized.shape : parameter.value.shape();
-    }
+    const auto divided = layer.divided.find(name);
+    const Shape whole =
+        divided == layer.divided.end() ? gradient.shape() : divided->second.weight.shape;
     QG_ASSIGN_OR_RETURN(layer.state.main_grads[name], Zeros(engine_, whole, cancellation_));
   }
   return absl::OkStatus();
@@ -132,11 +130,12 @@ absl::Status ParameterUpdate::Store(const std::string& name, const Tensor& maste
       return absl::OkStatus();
     }
     QG_ASSIGN_OR_RETURN(const Tensor value, Cast(master, parameter.value.dtype()));
-    if (!layer.fragments.contains(name)) {
+    const auto divided = layer.divided.find(name);
+    if (divided == layer.divided.end() || divided->second.by_rows()) {
       parameter.value = value;
       return absl::OkStatus();
     }
-    QG_ASSIGN_OR_RETURN(parameter.value, fragments_.Whole(layer_, value, parameter.value.shape()));
+    QG_ASSIGN_OR_RETURN(parameter.value, division_.Whole(layer_, divided->second, value));
     return absl::OkStatus();
   }
   QG_ASSIGN_OR_RETURN(const Tensor source, SourceOf(master, trained));
@@ -158,8 +157,8 @@ ProcessGroup* ParameterUpdate::AmaxGroupOfHeld(const SessionSpec& spec, size_t l
   if (rank == nullptr) return nullptr;
   // Ranks have other experts each, in other numbers, and every expert as a whole, or the elements
   // of one: a maximum over any of them is its own.
-  const bool is_whole_elsewhere = spec.layers[layer].spec.kind == LayerKind::kGroupedLinear &&
-                                  spec.parallel->expert_parallel > 1;
+  const bool is_whole_elsewhere =
+      spec.layers[layer].spec.traits().has_experts && spec.parallel->expert_parallel > 1;
   return is_whole_elsewhere ? nullptr : rank->held_weights;
 }
 
@@ -185,17 +184,11 @@ absl::Status ParameterUpdate::QuantizeOf(const std::string& name, const Tensor& 
   arguments.seed = spec_.seed;
   if (delayed != nullptr) arguments.scale = delayed->scale;
   Tensor amax;
-  const auto sharded = layer.sharded.find(name);
-  if (const auto bounds = layer.fragments.find(name); bounds != layer.fragments.end()) {
-    QG_ASSIGN_OR_RETURN(
-        QuantizedMaster quantized,
-        fragments_.Quantize(layer_, name, source, bounds->second, parameter.quantized, quantizer,
-                            arguments.scale, AmaxGroupFor(parameter)));
-    parameter.quantized = std::move(quantized.weight);
-    amax = quantized.delayed_amax;
-  } else if (sharded != layer.sharded.end()) {
-    QG_RETURN_IF_ERROR(shards_.Quantize(layer_, source, quantizer, arguments,
-                                        AmaxGroupFor(parameter), sharded->second, parameter));
+  const auto divided = layer.divided.find(name);
+  if (divided != layer.divided.end()) {
+    QG_ASSIGN_OR_RETURN(amax,
+                        division_.Quantize(layer_, name, source, quantizer, arguments,
+                                           AmaxGroupFor(parameter), divided->second, parameter));
   } else {
     QG_RETURN_IF_ERROR(ReduceAmax(parameter, source, quantizer, usages, arguments));
     QG_ASSIGN_OR_RETURN(parameter.quantized,

@@ -4,17 +4,15 @@
 
 #include <string>
 
-#include "kernels/training/optimizer_fragments.h"
-#include "kernels/training/session_state.h"
-#include "kernels/training/sharded_parameters.h"
+#include "kernels/training/division.h"
 
 namespace quantgate {
 
 class ParameterUpdate {
  public:
   /// References must outlive it, but for the recipe's. Weights are quantized as `recipe` says to
-  /// layer number `layer`. Of weights of which a rank has rows, and of parameters of whose masters
-  /// it has fragments, gradients are those rows' or elements' too, and all ranks call alike.
+  /// layer number `layer`. Of parameters that ranks divide, gradients are of this rank's part too,
+  /// and all ranks call alike.
   ParameterUpdate(Engine& engine, const SessionSpec& spec, size_t layer, const Recipe& recipe,
                   const SeededFaults& faults, const Cancellation* cancellation,
                   const SessionRank* rank = nullptr)
@@ -25,8 +23,7 @@ class ParameterUpdate {
         faults_(faults),
         cancellation_(cancellation),
         amax_group_(AmaxGroupOfHeld(spec, layer, rank)),
-        shards_(engine, spec, rank, faults, cancellation),
-        fragments_(engine, spec, rank, faults, cancellation) {}
+        division_(engine, spec, rank, faults, cancellation) {}
 
   /// Of parameters as they were given: makes masters and quantizes weights.
   absl::Status Begin(SessionLayerState& layer);
@@ -67,8 +64,7 @@ class ParameterUpdate {
   const SeededFaults& faults_;
   const Cancellation* const cancellation_;
   ProcessGroup* const amax_group_;
-  const ShardedParameters shards_;
-  const OptimizerFragments fragments_;
+  const Division division_;
 };
 
 }  // namespace quantgate

@@ -3,10 +3,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
+#include "kernels/training/division.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
-#include "kernels/training/sharded_parameters.h"
 
 namespace quantgate {
 namespace {
@@ -104,7 +104,7 @@ class Backwarding {
       : session_(session),
         step_(step),
         run_(session.engine, session.spec, cancellation, session.rank.get()),
-        sharded_(session.engine, session.spec, session.rank.get(), session.faults, cancellation),
+        division_(session, cancellation),
         next_(session.now) {}
 
   absl::StatusOr<SessionStepResult> Run();
@@ -123,7 +123,7 @@ class Backwarding {
   const TrainingSession::State& session_;
   BackwardStep step_;
   SessionRun run_;
-  const ShardedParameters sharded_;
+  const Division division_;
   SessionState next_;
   std::shared_ptr<const InFlight> flight_;
   SessionStepResult result_;
@@ -164,7 +164,7 @@ absl::StatusOr<std::vector<std::shared_ptr<LayerSaved>>> Backwarding::Recompute(
       scales_are_current ? LayersUnder(next_, flight_->recipe_number) : recomputation.layers;
   const UsedOperand x{recomputation.x_mark, {recomputation.step.x}, true};
   QG_RETURN_IF_ERROR(run_.recorder().Use({&x, 1}));
-  QG_RETURN_IF_ERROR(sharded_.Gather(run_, recomputation.sharded, true, layers));
+  QG_RETURN_IF_ERROR(division_.Gather(run_, recomputation.divided, true, layers));
   QG_ASSIGN_OR_RETURN(ForwardPass pass, ForwardLayers(run_, session_.spec, plan, layers));
   return std::move(pass.saved);
 }
@@ -198,7 +198,7 @@ absl::StatusOr<Tensor> Backwarding::BackwardOne(size_t layer, const LayerSaved& 
   const SessionLayer& spec = session_.spec.layers[layer];
   const StepOptions options = saved.options();
   std::unique_ptr<LayerSaved> used = saved.Clone();
-  QG_RETURN_IF_ERROR(sharded_.RestoreSaved(run_, *flight_, layer, next_.layers[layer], *used));
+  QG_RETURN_IF_ERROR(division_.RestoreSaved(run_, *flight_, layer, next_.layers[layer], *used));
   if (Has(kFaultScalesOfAnotherMicrobatch)) {
     TakeScalesOfAnother(next_, step_.microbatch, layer, *used);
   }

@@ -5,13 +5,12 @@
 #include "kernels/base/refusal.h"
 #include "kernels/layer/expert_faults.h"
 #include "kernels/training/checkpoint_format.h"
-#include "kernels/training/optimizer_fragments.h"
+#include "kernels/training/division.h"
 #include "kernels/training/parallel_checks.h"
 #include "kernels/training/parallel_session.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
-#include "kernels/training/sharded_parameters.h"
 
 namespace quantgate {
 namespace {
@@ -43,12 +42,7 @@ absl::StatusOr<std::shared_ptr<const SessionState>> TrainingSession::StateOnHost
   if (!state->deferred.empty()) {
     return RefusePrecondition("gradients", "deferred", "the wgrad step comes before a checkpoint");
   }
-  const ShardedParameters sharded(session.engine, session.spec, session.rank.get(), session.faults,
-                                  cancellation);
-  QG_RETURN_IF_ERROR(sharded.Unshard(state->layers));
-  QG_RETURN_IF_ERROR(OptimizerFragments(session.engine, session.spec, session.rank.get(),
-                                        session.faults, cancellation)
-                         .Join(state->layers));
+  QG_RETURN_IF_ERROR(Division(session, cancellation).Join(state->layers));
   absl::Status status;
   VisitTensors(session.spec, *state, [&](const std::string&, Tensor& tensor) {
     if (!tensor.has_value() || !status.ok()) return;
@@ -65,20 +59,6 @@ absl::StatusOr<TensorFile> TrainingSession::Checkpoint(const Cancellation* cance
   return WriteCheckpoint(state_->spec, *state);
 }
 
-absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Restore(
-    Engine& engine, SessionSpec spec, const TensorFile& checkpoint,
-    const Cancellation* cancellation, const SeededFaults& faults) {
-  QG_RETURN_IF_ERROR(CheckOneRank(spec));
-  return Resume(engine, std::move(spec), checkpoint, nullptr, cancellation, faults);
-}
-
-absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::RestoreRank(
-    Engine& engine, SessionSpec spec, const TensorFile& checkpoint,
-    std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
-    const SeededFaults& faults) {
-  return Resume(engine, std::move(spec), checkpoint, std::move(rank), cancellation, faults);
-}
-
 absl::StatusOr<std::unique_ptr<Session>> RestoreSession(Engine& engine, SessionSpec spec,
                                                         const TensorFile& checkpoint,
                                                         const RankSetting* setting,
@@ -90,10 +70,11 @@ absl::StatusOr<std::unique_ptr<Session>> RestoreSession(Engine& engine, SessionS
                                   setting == nullptr ? SeededFaults() : setting->faults);
 }
 
-absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Resume(
+absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Restore(
     Engine& engine, SessionSpec spec, const TensorFile& checkpoint,
-    std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
-    const SeededFaults& faults) {
+    const Cancellation* cancellation, const SeededFaults& faults,
+    std::shared_ptr<const SessionRank> rank) {
+  if (rank == nullptr) QG_RETURN_IF_ERROR(CheckOneRank(spec));
   QG_RETURN_IF_ERROR(CheckSessionSpec(spec));
   QG_RETURN_IF_ERROR(engine.CheckArithmetic(spec.arithmetic));
   QG_ASSIGN_OR_RETURN(SessionState state,
@@ -107,10 +88,8 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Resume(
       layer.state.seeded_memory = std::make_shared<SeededMemory>();
     }
   }
-  QG_RETURN_IF_ERROR(ShardedParameters(engine, spec, rank.get(), faults, cancellation)
-                         .Shard(state.recipe, state.layers));
-  QG_RETURN_IF_ERROR(OptimizerFragments(engine, spec, rank.get(), faults, cancellation)
-                         .Divide(state.recipe, state.layers));
+  QG_RETURN_IF_ERROR(
+      Division(engine, spec, rank.get(), faults, cancellation).Divide(state.recipe, state.layers));
   auto session =
       std::make_unique<State>(engine, std::move(spec), faults, std::move(state), std::move(rank));
   if (session->now.recipe.CanonicalText() != session->spec.recipe.CanonicalText()) {

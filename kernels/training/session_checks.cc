@@ -19,12 +19,12 @@ namespace {
 
 constexpr size_t kNameLengthMax = 64;
 
-/// A parameter as the checks of layers take it: of a quantized or sharded one its type.
+/// A parameter as the checks of layers take it: of a quantized or divided one its type.
 absl::StatusOr<Tensor> OutlineOf(const SessionLayerState& layer, const std::string& name,
                                  const Parameter& parameter) {
-  const auto sharded = layer.sharded.find(name);
-  if (sharded != layer.sharded.end()) {
-    return OutlineTensor(sharded->second.dtype, sharded->second.weight.shape);
+  const auto divided = layer.divided.find(name);
+  if (divided != layer.divided.end()) {
+    return OutlineTensor(divided->second.dtype, divided->second.weight.shape);
   }
   if (!parameter.is_quantized()) return parameter.value;
   return OutlineTensor(parameter.quantized.source_dtype, parameter.quantized.shape);
@@ -48,12 +48,20 @@ constexpr int64_t kGatesMax = int64_t{1} << 16;
 /// says. `gates` is multiplied by what gated activations before that divide the dim by.
 std::optional<int64_t> ColumnsOf(const LayerSpec& spec,
                                  const std::map<std::string, Tensor>& parameters, int64_t& gates) {
-  std::vector<std::string> names = {"gamma", "weight", "fc1.weight", "weight.0"};
+  // No program yet: the spec has not been checked.
+  std::vector<std::string> names;
+  for (const LayerPart& part : spec.traits().parts) {
+    if (part.operation == OperationKind::kNorm) names.push_back("gamma");
+    if (part.operation != OperationKind::kBasicLinear) continue;
+    names.push_back(
+        absl::StrCat(std::string(part.prefix), "weight", spec.traits().has_experts ? ".0" : ""));
+    break;
+  }
   for (const OperationSpec& operation : spec.operations) {
     if (operation.kind == OperationKind::kNorm) names = {operation.name + ".gamma"};
     if (operation.kind == OperationKind::kBasicLinear) names = {operation.name + ".weight"};
     if (operation.kind == OperationKind::kBias) names = {operation.name + ".bias"};
-    if (names.size() == 1) break;
+    if (!names.empty()) break;
     if (operation.kind == OperationKind::kActivation && IsGated(operation.activation.kind)) {
       gates *= 2;
     }
@@ -81,14 +89,13 @@ absl::StatusOr<std::optional<int64_t>> ColumnsOfSession(const SessionSpec& spec,
 }
 
 bool HasExperts(const SessionSpec& spec) {
-  return std::any_of(spec.layers.begin(), spec.layers.end(), [](const SessionLayer& layer) {
-    return layer.spec.kind == LayerKind::kGroupedLinear;
-  });
+  return std::any_of(spec.layers.begin(), spec.layers.end(),
+                     [](const SessionLayer& layer) { return layer.spec.traits().has_experts; });
 }
 
 int64_t RowsOf(const SessionSpec& spec) {
   for (const SessionLayer& layer : spec.layers) {
-    if (layer.spec.kind != LayerKind::kGroupedLinear) continue;
+    if (!layer.spec.traits().has_experts) continue;
     int64_t rows = 0;
     for (const int64_t split : layer.spec.m_splits) {
       if (split > 0 && rows <= INT32_MAX) rows += split;
@@ -128,8 +135,9 @@ absl::Status CheckLayerForward(const SessionLayer& layer, const SessionLayerStat
     QG_ASSIGN_OR_RETURN(request.grad_output, OutlineTensor(dtype, LayerOutputShape(request, "y")));
     if (request.requires_grad.weight) request.main_grads = state.state.main_grads;
   }
-  QG_RETURN_IF_ERROR(CheckLayer(request, recipe));
-  return CheckLayerGemms(request, recipe, arithmetic);
+  QG_RETURN_IF_ERROR(CheckLayerTensors(request));
+  QG_ASSIGN_OR_RETURN(const LayerPlanPointer plan, DecideLayer(request, recipe));
+  return CheckLayerGemms(layer.spec, *plan, recipe, arithmetic);
 }
 
 }  // namespace
@@ -281,7 +289,7 @@ absl::StatusOr<Shape> CheckSessionForward(const SessionSpec& spec, const Session
     request.value_bytes_max = step.value_bytes_max;
     request.calibrate = step.calibrate;
     request.requires_grad = requires_grad[i];
-    const bool is_grouped = layer.spec.kind == LayerKind::kGroupedLinear;
+    const bool is_grouped = layer.spec.traits().has_experts;
     const Shape all_rows = ShapeOfAllRows(spec, i, x.shape());
     if (is_grouped) {
       QG_ASSIGN_OR_RETURN(request.x, OutlineTensor(x.dtype(), all_rows));
@@ -325,8 +333,8 @@ std::optional<DType> DTypeOfParameters(const SessionState& state) {
   std::optional<DType> common;
   for (const SessionLayerState& layer : state.layers) {
     for (const auto& [name, parameter] : layer.state.parameters) {
-      const auto sharded = layer.sharded.find(name);
-      const DType dtype = sharded != layer.sharded.end() ? sharded->second.dtype
+      const auto divided = layer.divided.find(name);
+      const DType dtype = divided != layer.divided.end() ? divided->second.dtype
                           : parameter.is_quantized()     ? parameter.quantized.source_dtype
                                                          : parameter.value.dtype();
       if (common.value_or(dtype) != dtype) return std::nullopt;

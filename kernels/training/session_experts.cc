@@ -72,7 +72,7 @@ void NameGradients(int64_t first, std::vector<NamedTensor>& gradients) {
 std::optional<LayerSpec> SpecOfCopy(const SessionSpec& spec, size_t layer,
                                     const SessionRank* rank) {
   const LayerSpec& whole = spec.layers[layer].spec;
-  if (rank == nullptr || whole.kind != LayerKind::kGroupedLinear) return std::nullopt;
+  if (rank == nullptr || !whole.traits().has_experts) return std::nullopt;
   if (DividesExperts(spec, layer) || !RoutesRows(spec)) return std::nullopt;
   const ParallelSpec& parallel = *spec.parallel;
   return LayerOfCopy(whole, parallel.data_parallel, rank->index / parallel.tensor_parallel);
@@ -195,7 +195,7 @@ std::string LayerOnRank::NameInRecords(const std::string& stage) const {
 
 std::vector<std::vector<int64_t>> TokensOfRanks(const SessionSpec& spec) {
   for (size_t i = 0; RoutesRows(spec) && i < spec.layers.size(); ++i) {
-    if (spec.layers[i].spec.kind != LayerKind::kGroupedLinear) continue;
+    if (!spec.layers[i].spec.traits().has_experts) continue;
     return TokensOfCopies(spec.layers[i].spec, spec.parallel->expert_parallel,
                           spec.parallel->data_parallel);
   }

@@ -3,11 +3,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
+#include "kernels/training/division.h"
 #include "kernels/training/parallel_checks.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
-#include "kernels/training/sharded_parameters.h"
 
 namespace quantgate {
 namespace {
@@ -142,8 +142,7 @@ absl::StatusOr<std::shared_ptr<Recomputation>> Forwarding::MakeRecomputation(
       Recomputation{next_.recipe, step_, first_call_id, LayersUnder(next_, next_.recipe_number),
                     session_.parallel()});
   for (const SessionLayerState& layer : next_.layers) {
-    SessionLayerState& then = recomputation->sharded.emplace_back();
-    then.sharded = layer.sharded;
+    recomputation->divided.emplace_back().divided = layer.divided;
   }
   const OperandToSave x{
       "x", absl::StrCat(std::string(DTypeName(step_.x.dtype())), " as given"), {step_.x}};
@@ -181,16 +180,15 @@ absl::StatusOr<SessionStepResult> Forwarding::Run() {
   std::vector<LayerState> layers = LayersUnder(next_, next_.recipe_number);
   const ForwardPlan plan{next_.recipe, step_, first_call_id,
                          RequiresGradOfLayers(next_, step_.requires_grad), session_.parallel()};
-  const ShardedParameters sharded(session_.engine, session_.spec, session_.rank.get(),
-                                  session_.faults, run_.recorder().cancellation());
-  QG_RETURN_IF_ERROR(sharded.Gather(run_, next_.layers, step_.train, layers));
+  const Division division(session_, run_.recorder().cancellation());
+  QG_RETURN_IF_ERROR(division.Gather(run_, next_.layers, step_.train, layers));
   QG_ASSIGN_OR_RETURN(ForwardPass pass, ForwardLayers(run_, session_.spec, plan, layers));
   QG_RETURN_IF_ERROR(UpdateScales(layers));
   if (recomputation == nullptr) {
     flight->saved = std::move(pass.saved);
-    sharded.ReshardSaved(next_.layers, layers, *flight);
+    division.ReshardSaved(next_.layers, layers, *flight);
   }
-  sharded.Reshard(next_.layers, layers);
+  division.Reshard(next_.layers, layers);
   // An evaluation leaves no trace in the histories (docs/scenarios.md section 3, row 17); a
   // calibration is for them.
   KeepLayers(std::move(layers),

@@ -5,6 +5,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/engine/zeros.h"
+#include "kernels/training/division.h"
 #include "kernels/training/parallel_checks.h"
 #include "kernels/training/parallel_session.h"
 #include "kernels/training/parameter_update.h"
@@ -12,7 +13,6 @@
 #include "kernels/training/session_experts.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_state.h"
-#include "kernels/training/sharded_parameters.h"
 
 namespace quantgate {
 namespace {
@@ -107,20 +107,6 @@ std::vector<std::string> TrainingSession::microbatches() const {
   return names;
 }
 
-absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Open(
-    Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
-    const Cancellation* cancellation, const SeededFaults& faults) {
-  QG_RETURN_IF_ERROR(CheckOneRank(spec));
-  return Begin(engine, std::move(spec), parameters, nullptr, cancellation, faults);
-}
-
-absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::OpenRank(
-    Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
-    std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
-    const SeededFaults& faults) {
-  return Begin(engine, std::move(spec), parameters, std::move(rank), cancellation, faults);
-}
-
 absl::StatusOr<std::unique_ptr<Session>> OpenSession(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
     const RankSetting* setting, const Cancellation* cancellation) {
@@ -131,10 +117,11 @@ absl::StatusOr<std::unique_ptr<Session>> OpenSession(
                                setting == nullptr ? SeededFaults() : setting->faults);
 }
 
-absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Begin(
+absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Open(
     Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
-    std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
-    const SeededFaults& faults) {
+    const Cancellation* cancellation, const SeededFaults& faults,
+    std::shared_ptr<const SessionRank> rank) {
+  if (rank == nullptr) QG_RETURN_IF_ERROR(CheckOneRank(spec));
   if (spec.recipe.is_delayed() && faults.Has(kFaultOverrideIgnoredUnderDelayed)) {
     spec.recipe = spec.recipe.WithBackwardOverride(BackwardOverride::kNone);
   }
@@ -153,10 +140,8 @@ absl::StatusOr<std::unique_ptr<TrainingSession>> TrainingSession::Begin(
   QG_RETURN_IF_ERROR(PutTrained(engine, spec, parameters, state, cancellation));
   QG_RETURN_IF_ERROR(CheckSessionRecipe(spec, state, spec.recipe, rank.get(), kAnyDType));
   KeepOwnExperts(spec, rank.get(), state.layers);
-  QG_RETURN_IF_ERROR(ShardedParameters(engine, spec, rank.get(), faults, cancellation)
-                         .Shard(spec.recipe, state.layers));
-  QG_RETURN_IF_ERROR(OptimizerFragments(engine, spec, rank.get(), faults, cancellation)
-                         .Divide(spec.recipe, state.layers));
+  QG_RETURN_IF_ERROR(
+      Division(engine, spec, rank.get(), faults, cancellation).Divide(spec.recipe, state.layers));
   return std::unique_ptr<TrainingSession>(new TrainingSession(
       std::make_unique<State>(engine, std::move(spec), faults, std::move(state), std::move(rank))));
 }

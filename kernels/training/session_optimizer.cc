@@ -2,13 +2,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
-#include "kernels/training/optimizer_fragments.h"
+#include "kernels/training/division.h"
 #include "kernels/training/parameter_update.h"
 #include "kernels/training/session_checks.h"
 #include "kernels/training/session_faults.h"
 #include "kernels/training/session_run.h"
 #include "kernels/training/shard_faults.h"
-#include "kernels/training/sharded_parameters.h"
 
 namespace quantgate {
 namespace {
@@ -34,10 +33,7 @@ absl::Status CheckOptimize(const SessionSpec& spec, const SessionState& state) {
 absl::Status ReduceGradients(SessionRun& run, const TrainingSession::State& session,
                              const Cancellation* cancellation, SessionState& next) {
   if (session.rank == nullptr) return absl::OkStatus();
-  const ShardedParameters shards(session.engine, session.spec, session.rank.get(), session.faults,
-                                 cancellation);
-  const OptimizerFragments fragments(session.engine, session.spec, session.rank.get(),
-                                     session.faults, cancellation);
+  const Division division(session, cancellation);
   for (size_t i = 0; i < next.layers.size(); ++i) {
     SessionLayerState& layer = next.layers[i];
     const auto reduce = [&]() -> absl::Status {
@@ -48,17 +44,11 @@ absl::Status ReduceGradients(SessionRun& run, const TrainingSession::State& sess
         if (session.faults.Has(kFaultGradientSummedTwice)) {
           QG_ASSIGN_OR_RETURN(gradient, SumOverRanks(session, i, name, gradient));
         }
-        const auto sharded = layer.sharded.find(name);
-        if (sharded != layer.sharded.end()) {
-          QG_ASSIGN_OR_RETURN(gradient, shards.ReduceGradient(i, sharded->second, gradient));
-          continue;
-        }
-        if (fragments.is_divided()) {
-          QG_ASSIGN_OR_RETURN(
-              gradient, fragments.ReduceGradient(i, name, layer.fragments.at(name), gradient));
-          continue;
-        }
-        QG_ASSIGN_OR_RETURN(gradient, SumOverRanks(session, i, name, gradient));
+        const auto divided = layer.divided.find(name);
+        QG_ASSIGN_OR_RETURN(gradient,
+                            divided == layer.divided.end()
+                                ? SumOverRanks(session, i, name, gradient)
+                                : division.ReduceGradient(i, name, divided->second, gradient));
       }
       return absl::OkStatus();
     };

@@ -31,23 +31,25 @@ struct TrainedParameter {
   bool has_main_gradient = false;  ///< A wgrad went into its main gradient since the last update.
 };
 
-/// A weight of which this rank has rows, in LayerState::parameters too (docs/distributed.md
-/// section 6).
-struct ShardedParameter {
+/// A parameter of which the copies of its layer have a part each (kernels/training/division.h).
+struct DividedParameter {
+  enum class By {
+    kRows,      ///< A weight, in LayerState::parameters too, its master and its moments.
+    kElements,  ///< Master and moments: the row-major elements.
+  };
+  By by = By::kRows;
   DType dtype = DType::kBF16;
-  /// Of the weight, or of the tensor-parallel part. Without storage kQuantized the quantizer is not
-  /// read.
-  ShardedWeightSpec weight;
+  /// Of the parameter, or of its tensor-parallel part; `bounds` of what is divided. The quantizer
+  /// is of rows of a weight with storage kQuantized alone.
+  ShardedWeightSpec weight = {};
+  bool by_rows() const { return by == By::kRows; }
   bool is_quantized() const { return weight.storage == WeightStorage::kQuantized; }
 };
 
 struct SessionLayerState {
   LayerState state;  ///< Delayed scaling's states are those of the current recipe.
   std::map<std::string, TrainedParameter> trained;       ///< By parameter.
-  std::map<std::string, ShardedParameter> sharded = {};  ///< Likewise.
-  /// By parameter, the elements of master and moments that each copy of the layers has
-  /// (kernels/training/optimizer_fragments.h); empty: every copy has all.
-  std::map<std::string, ShardBounds> fragments = {};
+  std::map<std::string, DividedParameter> divided = {};  ///< Likewise; empty: a copy has all.
 };
 
 /// What activation checkpointing forwards again, as the first phase found it.
@@ -60,7 +62,7 @@ struct Recomputation {
   SavedMarkPointer x_mark = {};
   std::vector<SavedOperand> saved = {};  ///< By the first phase, to be compared with the second's.
   /// Of the layers' states then only weights of which this rank has rows.
-  std::vector<SessionLayerState> sharded = {};
+  std::vector<SessionLayerState> divided = {};
 };
 
 /// A weight as a forward read it, of which this rank's rows are kept in what the forward saved.
@@ -72,7 +74,7 @@ struct ReshardedWeight {
   };
   size_t layer = 0;
   std::string parameter;
-  ShardedParameter sharded;
+  DividedParameter divided;
   Parameter rows = {};  ///< Without tensors: those are the parts.
   std::vector<Part> parts = {};
 };

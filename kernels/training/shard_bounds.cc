@@ -37,6 +37,14 @@ std::vector<ShardBounds> FlatBounds(std::span<const Shape> shapes, int ranks, in
   return bounds;
 }
 
+std::vector<int64_t> LengthsOf(const ShardBounds& bounds) {
+  std::vector<int64_t> lengths;
+  for (size_t rank = 0; rank + 1 < bounds.size(); ++rank) {
+    lengths.push_back(bounds[rank + 1] - bounds[rank]);
+  }
+  return lengths;
+}
+
 absl::Status CheckBounds(std::string_view field, const ShardBounds& bounds, int ranks,
                          int64_t count) {
   const bool is_right = bounds.size() == static_cast<size_t>(ranks) + 1 && bounds.front() == 0 &&

@@ -26,6 +26,9 @@ ShardBounds EvenBounds(int64_t count, int ranks, int64_t multiple);
 /// begins at one but by chance.
 std::vector<ShardBounds> FlatBounds(std::span<const Shape> shapes, int ranks, int64_t multiple);
 
+/// How many each rank has.
+std::vector<int64_t> LengthsOf(const ShardBounds& bounds);
+
 /// INVALID_ARGUMENT naming `field` unless there is one part for each rank, in order, from 0 to
 /// `count`.
 absl::Status CheckBounds(std::string_view field, const ShardBounds& bounds, int ranks,

@@ -25,7 +25,7 @@ std::optional<ShardRule> CodesRule(const QuantizedTensor& quantized, Usage usage
 
 /// Whether what an element of y is follows from the same one of x alone: on any part of x.
 bool IsElementwise(const LayerSpec& layer) {
-  return layer.kind == LayerKind::kChain &&
+  return layer.traits().has_operations &&
          std::all_of(layer.operations.begin(), layer.operations.end(),
                      [](const OperationSpec& operation) {
                        return operation.kind == OperationKind::kActivation &&
@@ -59,21 +59,20 @@ std::optional<ShardRule> StateShardRule(const SessionSpec& spec, const TensorPla
 
 bool DividesExperts(const SessionSpec& spec, size_t layer) {
   return spec.parallel.has_value() && spec.parallel->tensor_parallel == 1 &&
-         spec.layers[layer].spec.kind == LayerKind::kGroupedLinear;
+         spec.layers[layer].spec.traits().has_experts;
 }
 
 bool DividesExpertWeights(const SessionSpec& spec, size_t layer) {
   const LayerSpec& of = spec.layers[layer].spec;
   return spec.parallel.has_value() && spec.parallel->tensor_parallel > 1 &&
-         of.kind == LayerKind::kGroupedLinear && HasParallelMode(of);
+         of.traits().has_experts && HasParallelMode(of);
 }
 
 bool RoutesRows(const SessionSpec& spec) {
   if (!spec.parallel.has_value()) return false;
   if (spec.parallel->tensor_parallel > 1 && spec.parallel->data_parallel == 1) return false;
-  return std::any_of(spec.layers.begin(), spec.layers.end(), [](const SessionLayer& layer) {
-    return layer.spec.kind == LayerKind::kGroupedLinear;
-  });
+  return std::any_of(spec.layers.begin(), spec.layers.end(),
+                     [](const SessionLayer& layer) { return layer.spec.traits().has_experts; });
 }
 
 ProcessGroup* CopiesOfLayer(const SessionSpec& spec, size_t layer, const SessionRank& rank) {
@@ -84,9 +83,8 @@ RankLayout InputLayout(const SessionSpec& spec, size_t layer) {
   const LayerSpec& of = spec.layers[layer].spec;
   if (!spec.parallel.has_value() || spec.parallel->tensor_parallel == 1) return {};
   if (IsElementwise(of)) return layer == 0 ? RankLayout{} : OutputLayout(spec, layer - 1);
-  const bool is_gathered = of.kind == LayerKind::kGroupedLinear
-                               ? of.parallel_mode == ParallelMode::kColumn
-                               : DividesInputRows(of);
+  const bool is_gathered =
+      of.traits().has_experts ? of.parallel_mode == ParallelMode::kColumn : DividesInputRows(of);
   return {InputColumns(of), spec.parallel->sequence_parallel && is_gathered};
 }
 
@@ -94,9 +92,8 @@ RankLayout OutputLayout(const SessionSpec& spec, size_t layer) {
   const LayerSpec& of = spec.layers[layer].spec;
   if (!spec.parallel.has_value() || spec.parallel->tensor_parallel == 1) return {};
   if (IsElementwise(of)) return InputLayout(spec, layer);
-  const bool is_scattered = of.kind == LayerKind::kGroupedLinear
-                                ? of.parallel_mode == ParallelMode::kRow
-                                : DividesOutputRows(of);
+  const bool is_scattered =
+      of.traits().has_experts ? of.parallel_mode == ParallelMode::kRow : DividesOutputRows(of);
   return {OutputColumns(of), spec.parallel->sequence_parallel && is_scattered};
 }
 

@@ -205,15 +205,12 @@ class TrainingSession final : public Session {
   class State;  ///< Private to kernels/training.
 
   /// `parameters` by "LAYER.NAME", high precision; missing main gradients and optimizer state start
-  /// at zero. INVALID_ARGUMENT names field, value, rule.
+  /// at zero. INVALID_ARGUMENT names field, value, rule. With a `rank`, that one of several, from
+  /// its own parts of the parameters.
   static absl::StatusOr<std::unique_ptr<TrainingSession>> Open(
       Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
-      const Cancellation* cancellation, const SeededFaults& faults = {});
-  /// Likewise of one rank of several, from its own parts of the parameters.
-  static absl::StatusOr<std::unique_ptr<TrainingSession>> OpenRank(
-      Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
-      std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
-      const SeededFaults& faults = {});
+      const Cancellation* cancellation, const SeededFaults& faults = {},
+      std::shared_ptr<const SessionRank> rank = nullptr);
 
   absl::StatusOr<SessionStepResult> Forward(const ForwardStep& step,
                                             const Cancellation* cancellation) override;
@@ -230,16 +227,12 @@ class TrainingSession final : public Session {
   /// Its state with every tensor on the host.
   absl::StatusOr<std::shared_ptr<const SessionState>> StateOnHost(
       const Cancellation* cancellation) const;
-  /// As RestoreSession, on one rank.
-  static absl::StatusOr<std::unique_ptr<TrainingSession>> Restore(Engine& engine, SessionSpec spec,
-                                                                  const TensorFile& checkpoint,
-                                                                  const Cancellation* cancellation,
-                                                                  const SeededFaults& faults = {});
-  /// Likewise one rank of several, with its own parts of the checkpoint.
-  static absl::StatusOr<std::unique_ptr<TrainingSession>> RestoreRank(
+  /// As RestoreSession, on one rank; with a `rank`, that one of several, with its own parts of the
+  /// checkpoint.
+  static absl::StatusOr<std::unique_ptr<TrainingSession>> Restore(
       Engine& engine, SessionSpec spec, const TensorFile& checkpoint,
-      std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
-      const SeededFaults& faults = {});
+      const Cancellation* cancellation, const SeededFaults& faults = {},
+      std::shared_ptr<const SessionRank> rank = nullptr);
 
   const Recipe& recipe() const override;
   std::function<void()> WayBack() override;
@@ -256,14 +249,6 @@ class TrainingSession final : public Session {
 
  private:
   explicit TrainingSession(std::unique_ptr<State> state);
-  static absl::StatusOr<std::unique_ptr<TrainingSession>> Begin(
-      Engine& engine, SessionSpec spec, const std::map<std::string, Tensor>& parameters,
-      std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
-      const SeededFaults& faults);
-  static absl::StatusOr<std::unique_ptr<TrainingSession>> Resume(
-      Engine& engine, SessionSpec spec, const TensorFile& checkpoint,
-      std::shared_ptr<const SessionRank> rank, const Cancellation* cancellation,
-      const SeededFaults& faults);
   std::unique_ptr<State> state_;
 };
 

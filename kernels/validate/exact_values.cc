@@ -113,7 +113,7 @@ absl::StatusOr<StartedGemm> ExactValues::Start(const GemmDesc& given, DType out_
   }
   desc.out_dtype = out_dtype;
   desc.also_f32 = also_f32;
-  return StartGemm(engine_, desc, cancellation_);
+  return engine_.StartGemm(desc, cancellation_);
 }
 
 void ExactValues::Keep(const GemmDesc& desc, DType out_dtype, const Result& result) {
@@ -259,7 +259,7 @@ absl::Status ExactValues::RunUnquantized() {
 
 absl::StatusOr<Tensor> ExactValues::Unquantized(const std::string& name) {
   if (const auto known = unquantized_.find(name); known != unquantized_.end()) return known->second;
-  if (request_.layer.kind == LayerKind::kLinear) {
+  if (request_.layer.traits().is_one_linear()) {
     QG_RETURN_IF_ERROR(StartUnquantized(name));
     return unquantized_.at(name);
   }

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/engine/deferred_reports.h"
+#include "kernels/engine/engine.h"
 #include "kernels/layer/layer.h"
 #include "kernels/validate/content_key.h"
 

@@ -171,10 +171,9 @@ absl::StatusOr<OutputReporter::Truth> OutputReporter::TruthOf(const OutputSource
 }
 
 absl::StatusOr<OutputReporter::Started> OutputReporter::Start(const LayerResult& result,
-                                                              const Recipe& recipe,
                                                               const NamedTensor& output) {
   QG_ASSIGN_OR_RETURN(const OutputSource source,
-                      SourceOf(engine_, request_, recipe, result, output.name, cancellation_));
+                      SourceOf(engine_, request_, result, output.name, cancellation_));
   const std::string arithmetic = ArithmeticText(source);
   Started started;
   const auto is_known = [&](const std::string& truth) -> absl::StatusOr<bool> {
@@ -258,7 +257,7 @@ absl::StatusOr<OutputReporter::StartedBound> OutputReporter::StartBound(const Ou
   QG_ASSIGN_OR_RETURN(const Tensor subject, RowSlice(value, 0, rows));
   QG_ASSIGN_OR_RETURN(const Tensor exact, RowSlice(truth.value.f32, 0, rows));
   QG_ASSIGN_OR_RETURN(started.parts.emplace_back(),
-                      StartCheckBound(engine_, source.gemm->desc, subject, exact, cancellation_));
+                      engine_.StartCheckBound(source.gemm->desc, subject, exact, cancellation_));
   return started;
 }
 
@@ -270,10 +269,9 @@ absl::StatusOr<std::optional<BoundCheck>> OutputReporter::CheckBound(const Outpu
 }
 
 absl::StatusOr<OutputReporter::Part> OutputReporter::ReportPart(const LayerResult& result,
-                                                                const Recipe& recipe,
                                                                 const NamedTensor& part) {
   QG_ASSIGN_OR_RETURN(const OutputSource source,
-                      SourceOf(engine_, request_, recipe, result, part.name, cancellation_));
+                      SourceOf(engine_, request_, result, part.name, cancellation_));
   QG_ASSIGN_OR_RETURN(const Truth truth, TruthOf(source, part));
   QG_ASSIGN_OR_RETURN(std::optional<BoundCheck> bound, CheckBound(source, truth, part.tensor));
   return Part{truth.value, std::move(bound), ArithmeticText(source)};
@@ -294,12 +292,12 @@ absl::StatusOr<OutputReporter::Measurement> OutputReporter::StartMeasurement(
   report.against_exact.tensor = output.name;
   report.against_exact.reference = "exact";
   started.note = exact.note;
-  QG_ASSIGN_OR_RETURN(started.parity, StartCompareBits(engine_, value, truth_own, cancellation_));
-  QG_ASSIGN_OR_RETURN(started.error, StartMeasureError(engine_, value, truth_f32, cancellation_));
+  QG_ASSIGN_OR_RETURN(started.parity, engine_.StartCompareBits(value, truth_own, cancellation_));
+  QG_ASSIGN_OR_RETURN(started.error, engine_.StartMeasureError(value, truth_f32, cancellation_));
   // Otherwise the variant's operands are the originals.
   if (original.data() != truth_f32.data()) {
     QG_ASSIGN_OR_RETURN(started.against_unquantized,
-                        StartMeasureError(engine_, value, original, cancellation_));
+                        engine_.StartMeasureError(value, original, cancellation_));
   }
   started.reported.exact_f32 = std::move(truth_f32);
   return started;
@@ -312,11 +310,10 @@ absl::StatusOr<ReportedOutput> OutputReporter::Measure(const NamedTensor& output
 }
 
 absl::StatusOr<std::optional<BoundCheck>> OutputReporter::CheckSubject(
-    const LayerResult& result, const Recipe& recipe, const ReportedOutput& reported,
-    const Tensor& subject) {
+    const LayerResult& result, const ReportedOutput& reported, const Tensor& subject) {
   const OutputReport& report = reported.report;
   QG_ASSIGN_OR_RETURN(const OutputSource source,
-                      SourceOf(engine_, request_, recipe, result, report.tensor, cancellation_));
+                      SourceOf(engine_, request_, result, report.tensor, cancellation_));
   QG_ASSIGN_OR_RETURN(const Truth truth, TruthOf(source, {report.tensor, report.value}));
   return CheckBound(source, truth, subject);
 }

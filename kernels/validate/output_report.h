@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/engine/deferred_reports.h"
+#include "kernels/engine/engine.h"
 #include "kernels/validate/exact_values.h"
 #include "kernels/validate/operation_reference.h"
 #include "kernels/validate/output_source.h"
@@ -53,10 +53,9 @@ class OutputReporter {
     Measurement measurement;
     StartedBound bound;
   };
-  /// Begins to report `output`, an output or intermediate of `result`, which `request` gave under
-  /// `recipe`: nothing waits for the engine, so that several are begun one after the other.
-  absl::StatusOr<Started> Start(const LayerResult& result, const Recipe& recipe,
-                                const NamedTensor& output);
+  /// Begins to report `output`, an output or intermediate of `result`, which `request` gave:
+  /// nothing waits for the engine, so that several are begun one after the other.
+  absl::StatusOr<Started> Start(const LayerResult& result, const NamedTensor& output);
   /// The pointer stays valid as long as this object.
   absl::StatusOr<const ReportedOutput*> Finish(Started started);
   /// In a run of one variant, whose outputs no other one shares: the report, without its bound, is
@@ -70,8 +69,7 @@ class OutputReporter {
     std::optional<BoundCheck> bound;
     std::string arithmetic;
   };
-  absl::StatusOr<Part> ReportPart(const LayerResult& result, const Recipe& recipe,
-                                  const NamedTensor& part);
+  absl::StatusOr<Part> ReportPart(const LayerResult& result, const NamedTensor& part);
 
   /// Compares `output` with what it should be and with the unquantized value: a report whose bound
   /// and arithmetic are the caller's to say.
@@ -81,7 +79,6 @@ class OutputReporter {
   /// Holds `subject` to the bound of `reported`, an output of `result`. Nothing where there is none
   /// (a sum over no rows).
   absl::StatusOr<std::optional<BoundCheck>> CheckSubject(const LayerResult& result,
-                                                         const Recipe& recipe,
                                                          const ReportedOutput& reported,
                                                          const Tensor& subject);
 

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/layer/layer_request.h"
+#include "kernels/layer/layer_plan.h"
 #include "kernels/layer/layer_values.h"
 #include "kernels/validate/plan.h"
 
@@ -16,13 +16,13 @@ namespace {
 /// Looks a name up in the layer's plan, and tensors up in what went in and came out.
 class SourceFinder {
  public:
-  SourceFinder(Engine& engine, const LayerRequest& request, const Recipe& recipe,
-               const LayerResult& result, const Cancellation* cancellation)
+  SourceFinder(Engine& engine, const LayerRequest& request, const LayerResult& result,
+               const Cancellation* cancellation)
       : engine_(engine),
         request_(request),
         result_(result),
         cancellation_(cancellation),
-        plan_(PlanOf(request, recipe)) {}
+        plan_(*result.plan) {}
 
   absl::StatusOr<OutputSource> Find(const std::string& output) const;
 
@@ -54,7 +54,7 @@ class SourceFinder {
   const LayerRequest& request_;
   const LayerResult& result_;
   const Cancellation* const cancellation_;
-  const LayerPlan plan_;
+  const LayerPlan& plan_;
 };
 
 absl::StatusOr<Tensor> SourceFinder::TensorOf(const std::string& name) const {
@@ -293,9 +293,9 @@ Tensor FindComputed(const LayerResult& result, const std::string& name) {
 }
 
 absl::StatusOr<OutputSource> SourceOf(Engine& engine, const LayerRequest& request,
-                                      const Recipe& recipe, const LayerResult& result,
-                                      const std::string& output, const Cancellation* cancellation) {
-  return SourceFinder(engine, request, recipe, result, cancellation).Find(output);
+                                      const LayerResult& result, const std::string& output,
+                                      const Cancellation* cancellation) {
+  return SourceFinder(engine, request, result, cancellation).Find(output);
 }
 
 }  // namespace quantgate

@@ -19,11 +19,11 @@ struct OutputSource {
   std::vector<OutputSource> parts;        ///< Of experts, one after the other along the rows.
 };
 
-/// Of `output`, an output or intermediate of `result`, which RunLayer made of `request` under
-/// `recipe`.
+/// Of `output`, an output or intermediate of `result`, which was made of `request`: by the plan
+/// that it was made by.
 absl::StatusOr<OutputSource> SourceOf(Engine& engine, const LayerRequest& request,
-                                      const Recipe& recipe, const LayerResult& result,
-                                      const std::string& output, const Cancellation* cancellation);
+                                      const LayerResult& result, const std::string& output,
+                                      const Cancellation* cancellation);
 
 /// The GEMM that gave `output`; null for none.
 const GemmRecord* FindGemm(const LayerResult& result, const std::string& output);

@@ -100,17 +100,15 @@ struct ParallelReporter::Addends {
 /// One rank's part of what a report needs, on its own engine.
 class ParallelReporter::RankReporter {
  public:
-  RankReporter(const RankStep& step, const Recipe& recipe, const Cancellation* cancellation)
+  RankReporter(const RankStep& step, const Cancellation* cancellation)
       : step_(step),
-        recipe_(recipe),
         cancellation_(cancellation),
         exact_(*step.engine, step.request, cancellation),
         reporter_(*step.engine, step.request, exact_, cancellation) {}
 
   /// `part` with its exact values in host memory, both of the part's shape.
   absl::StatusOr<OutputReporter::Part> Report(const NamedTensor& part) {
-    QG_ASSIGN_OR_RETURN(OutputReporter::Part reported,
-                        reporter_.ReportPart(step_.result, recipe_, part));
+    QG_ASSIGN_OR_RETURN(OutputReporter::Part reported, reporter_.ReportPart(step_.result, part));
     for (Tensor* exact : {&reported.exact.own, &reported.exact.f32}) {
       QG_ASSIGN_OR_RETURN(*exact, step_.engine->ToHost(*exact, cancellation_));
       QG_ASSIGN_OR_RETURN(*exact, exact->Reinterpret(exact->dtype(), part.tensor.shape()));
@@ -149,7 +147,6 @@ class ParallelReporter::RankReporter {
   }
 
   const RankStep& step_;
-  const Recipe& recipe_;
   const Cancellation* const cancellation_;
   ExactValues exact_;
   OutputReporter reporter_;
@@ -165,7 +162,7 @@ ParallelReporter::ParallelReporter(Engine& engine, OutputReporter& whole,
       step_(step),
       cancellation_(cancellation) {
   for (const RankStep& rank : step.ranks) {
-    ranks_.push_back(std::make_unique<RankReporter>(rank, variant.recipe, cancellation));
+    ranks_.push_back(std::make_unique<RankReporter>(rank, cancellation));
   }
 }
 
@@ -186,7 +183,7 @@ ParallelReporter::Assembly ParallelReporter::AssemblyOf(const std::string& outpu
   }
   const bool is_y = output == "y";
   const ParallelMode summed = is_y ? ParallelMode::kRow : ParallelMode::kColumn;
-  if (spec.kind == LayerKind::kGroupedLinear && spec.parallel_mode == summed) {
+  if (spec.traits().has_experts && spec.parallel_mode == summed) {
     return {.kind = Kind::kSum, .sum_has_rows = divided};
   }
   const bool has_rows = divided && (is_y ? DividesOutputRows(spec) : DividesInputRows(spec));

@@ -83,7 +83,7 @@ absl::StatusOr<ParallelStepResult> RunOnRanks(const LayerRequest& whole, Engine&
     ParallelStep step = StepOf(parallel, variant.recipe);
     step.tp = &rank.group(kTensorParallelGroup);
     QG_RETURN_IF_ERROR(AttachAmaxGroups(rank, step));
-    if (imported.layer.kind == LayerKind::kGroupedLinear) {
+    if (imported.layer.traits().has_experts) {
       return RunGroupedOfRank(rank, imported, variant, std::move(step), mine);
     }
     if (parallel.overlap.has_value()) {

@@ -96,14 +96,14 @@ absl::Status CheckKind(const std::string& field, const LayerRequest& step,
                        const ParallelSpec& parallel) {
   const LayerSpec& layer = step.layer;
   if (!HasParallelMode(layer)) {
-    const bool is_chain = layer.kind == LayerKind::kChain;
+    const bool is_chain = layer.traits().has_operations;
     return Refuse(is_chain ? "layer.operations" : "layer.parallel_mode", "none",
                   is_chain ? "a parallel variant needs a basic_linear with a parallel_mode, column "
                              "or row"
                            : "a parallel variant needs column or row");
   }
-  if (layer.kind == LayerKind::kGroupedLinear) return CheckGrouped(field, step.x, parallel);
-  return layer.kind == LayerKind::kChain ? CheckChain(layer, parallel) : absl::OkStatus();
+  if (layer.traits().has_experts) return CheckGrouped(field, step.x, parallel);
+  return layer.traits().has_operations ? CheckChain(layer, parallel) : absl::OkStatus();
 }
 
 /// What a rank cannot carry out of one side of the overlap that a request asks for; `part` is the
@@ -145,10 +145,16 @@ absl::Status OfPart(const std::string& field, const ParallelSpec& parallel,
   return StatusOf(*refusal);
 }
 
-/// Whether `arithmetic` takes what a rank's part multiplies.
-absl::Status CheckGemmsOfPart(const std::string& field, const LayerRequest& part,
-                              const Recipe& recipe, const Arithmetic& arithmetic) {
-  const absl::Status status = CheckLayerGemms(part, recipe, arithmetic);
+/// Whether a rank can do its part, and `arithmetic` takes what it multiplies.
+absl::Status CheckPart(const std::string& field, const ParallelSpec& parallel,
+                       const LayerRequest& part, const Recipe& recipe, const Arithmetic& arithmetic,
+                       int64_t first_expert = 0) {
+  if (absl::Status status = CheckLayerTensors(part); !status.ok()) {
+    return OfPart(field, parallel, status, first_expert);
+  }
+  const absl::StatusOr<LayerPlanPointer> plan = DecideLayer(part, recipe);
+  if (!plan.ok()) return OfPart(field, parallel, plan.status(), first_expert);
+  const absl::Status status = CheckLayerGemms(part.layer, **plan, recipe, arithmetic);
   if (status.ok()) return status;
   return StatusOf({.code = status.code(),
                    .field = field + ".arithmetic",
@@ -242,7 +248,7 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
                   "often as there are copies");
   }
   const LayerSpec& layer = step.layer;
-  if (layer.kind != LayerKind::kGroupedLinear) {
+  if (!layer.traits().has_experts) {
     return Refuse("layer.kind", std::string(LayerKindName(layer.kind)),
                   "expert_parallel divides the experts of a grouped_linear");
   }
@@ -256,12 +262,9 @@ absl::Status CheckExpertParallel(const std::string& field, const LayerRequest& s
   }
   for (int rank = 0; rank < parallel.size(); ++rank) {
     QG_ASSIGN_OR_RETURN(const LayerRequest own, OutlineExperts(step, parallel, rank));
-    if (const absl::Status status = CheckLayer(own, recipe); !status.ok()) {
-      const int64_t first =
-          DivideExperts(layer, ranks).first_expert[static_cast<size_t>(rank % ranks)];
-      return OfPart(field, parallel, status, first);
-    }
-    QG_RETURN_IF_ERROR(CheckGemmsOfPart(field, own, recipe, arithmetic));
+    const int64_t first =
+        DivideExperts(layer, ranks).first_expert[static_cast<size_t>(rank % ranks)];
+    QG_RETURN_IF_ERROR(CheckPart(field, parallel, own, recipe, arithmetic, first));
   }
   return absl::OkStatus();
 }
@@ -317,10 +320,7 @@ absl::Status CheckParallel(const std::string& field, const LayerRequest& step,
   QG_RETURN_IF_ERROR(CheckKind(field, step, parallel));
   for (int rank = 0; rank < parallel.tensor_parallel; ++rank) {
     QG_ASSIGN_OR_RETURN(const LayerRequest part, OutlineShard(step, parallel, recipe, rank));
-    if (const absl::Status status = CheckLayer(part, recipe); !status.ok()) {
-      return OfPart(field, parallel, status);
-    }
-    QG_RETURN_IF_ERROR(CheckGemmsOfPart(field, part, recipe, arithmetic));
+    QG_RETURN_IF_ERROR(CheckPart(field, parallel, part, recipe, arithmetic));
   }
   return absl::OkStatus();
 }

@@ -37,7 +37,7 @@ absl::Status CheckSplitK(const std::string& field, const LayerRequest& step,
   const RequiresGrad& wanted = step.requires_grad;
   // In layers of several operations a bias's or norm's gradient may need a dgrad.
   const bool needs_gemm = wanted.x || wanted.weight ||
-                          (step.layer.kind != LayerKind::kLinear && (wanted.bias || wanted.norm));
+                          (!step.layer.traits().is_one_linear() && (wanted.bias || wanted.norm));
   const bool has_backward_gemm = step.grad_output.has_value() && needs_gemm;
   const bool runs_tf32 =
       !recipe.is_quantized() ||
@@ -52,9 +52,9 @@ absl::Status CheckSplitK(const std::string& field, const LayerRequest& step,
 }
 
 // Every GEMM of the layer, outlined: what an arithmetic does not take is refused before it runs.
-absl::Status CheckGemms(const std::string& field, const LayerRequest& step,
+absl::Status CheckGemms(const std::string& field, const LayerRequest& step, const LayerPlan& plan,
                         const Variant& variant) {
-  const absl::Status status = CheckLayerGemms(step, variant.recipe, variant.arithmetic);
+  const absl::Status status = CheckLayerGemms(step.layer, plan, variant.recipe, variant.arithmetic);
   if (status.ok()) return status;
   return StatusOf({.code = status.code(),
                    .field = field + ".arithmetic",
@@ -117,31 +117,35 @@ absl::Status CheckDiffer(const std::vector<Variant>& variants) {
   return absl::OkStatus();
 }
 
-/// Of a request that CheckLayerTensors accepts.
-absl::Status CheckVariants(const LayerRunRequest& request) {
+/// Of a request that CheckLayerTensors accepts: what its variants do.
+absl::StatusOr<std::vector<LayerPlanPointer>> DecideVariants(const LayerRunRequest& request) {
   if (request.variants.empty() || request.variants.size() > kVariantsMax) {
     return Refuse("variants", absl::StrCat(request.variants.size(), " given"),
                   absl::StrCat("a run takes 1 to ", kVariantsMax));
   }
+  std::vector<LayerPlanPointer> layers;
   for (size_t i = 0; i < request.variants.size(); ++i) {
     const Variant& variant = request.variants[i];
     const std::string field = absl::StrCat("variants[", i, "]");
     QG_RETURN_IF_ERROR(CheckArithmetic(field, variant.arithmetic));
     // The tensors alone are known to be good here: what is wrong now is wrong for this recipe.
-    if (absl::Status status = CheckLayerRecipe(request.step, variant.recipe); !status.ok()) {
-      return StatusOf({.code = status.code(),
+    absl::StatusOr<LayerPlanPointer> layer = DecideLayer(request.step, variant.recipe);
+    if (!layer.ok()) {
+      return StatusOf({.code = layer.status().code(),
                        .field = field + ".recipe",
                        .value = variant.recipe.ShortText(),
-                       .rule = std::string(WithinField("step", status).message())});
+                       .rule = std::string(WithinField("step", layer.status()).message())});
     }
     QG_RETURN_IF_ERROR(CheckSplitK(field, request.step, variant));
-    QG_RETURN_IF_ERROR(CheckGemms(field, request.step, variant));
+    QG_RETURN_IF_ERROR(CheckGemms(field, request.step, **layer, variant));
     if (variant.parallel.has_value()) {
       QG_RETURN_IF_ERROR(CheckParallel(field, request.step, *variant.parallel, variant.recipe,
                                        variant.arithmetic));
     }
+    layers.push_back(*std::move(layer));
   }
-  return CheckDiffer(request.variants);
+  QG_RETURN_IF_ERROR(CheckDiffer(request.variants));
+  return layers;
 }
 
 absl::Status CheckReference(const LayerRunRequest& request) {
@@ -210,12 +214,12 @@ std::string_view RequirementName(Requirement requirement) {
 
 absl::StatusOr<Plan> Plan::Create(LayerRunRequest request) {
   QG_RETURN_IF_ERROR(CheckLayerTensors(request.step));
-  QG_RETURN_IF_ERROR(CheckVariants(request));
+  QG_ASSIGN_OR_RETURN(std::vector<LayerPlanPointer> layers, DecideVariants(request));
   QG_RETURN_IF_ERROR(CheckUsed(request));
   QG_RETURN_IF_ERROR(CheckParallelModeUsed(request));
   QG_RETURN_IF_ERROR(CheckReference(request));
   QG_RETURN_IF_ERROR(CheckSubjects(request));
-  return Plan(std::move(request));
+  return Plan(std::move(request), std::move(layers));
 }
 
 absl::StatusOr<Plan> Plan::WithTensors(TensorLoader load) const {
@@ -242,7 +246,7 @@ absl::StatusOr<Plan> Plan::WithTensors(TensorLoader load) const {
   QG_RETURN_IF_ERROR(fill_all("parameters", step.parameters));
   QG_RETURN_IF_ERROR(fill_all("main_grads", step.main_grads));
   QG_RETURN_IF_ERROR(fill_all("subjects", request.subjects));
-  if (step.delayed.empty()) return Plan(std::move(request));
+  if (step.delayed.empty()) return Plan(std::move(request), layers_);
   for (auto& [name, state] : step.delayed) {
     QG_RETURN_IF_ERROR(fill(absl::StrCat("delayed_state[", name, ".scale]"), state.scale));
     QG_RETURN_IF_ERROR(
@@ -260,14 +264,13 @@ std::string_view OutputWord(std::string_view output) {
 }
 
 bool ReportsIntermediates(const LayerRequest& request) {
-  const LayerKind kind = request.layer.kind;
-  return kind != LayerKind::kLinear && kind != LayerKind::kGroupedLinear;
+  return request.layer.traits().has_intermediates();
 }
 
 int Plan::StepCount() const {
   const LayerRequest& step = request_.step;
   const int outputs = static_cast<int>(LayerOutputs(step).size());
-  const bool is_linear = step.layer.kind == LayerKind::kLinear;
+  const bool is_linear = step.layer.traits().is_one_linear();
   // The unquantized references: of a linear layer one each, otherwise from one run.
   int steps = is_linear ? outputs : 1;
   for (const Variant& variant : request_.variants) {

@@ -64,6 +64,8 @@ class Plan {
  public:
   static absl::StatusOr<Plan> Create(LayerRunRequest request);
   const LayerRunRequest& request() const { return request_; }
+  /// What a variant does on one rank.
+  const LayerPlanPointer& layer(int variant) const { return layers_[static_cast<size_t>(variant)]; }
   /// The name of a tensor of the request, "x", "parameters[weight]", "subjects[y]",
   /// "delayed_state[input.scale]", and what the plan was made of, which may lack its bytes.
   using TensorLoader =
@@ -76,8 +78,10 @@ class Plan {
   int StepCount() const;
 
  private:
-  explicit Plan(LayerRunRequest request) : request_(std::move(request)) {}
+  Plan(LayerRunRequest request, std::vector<LayerPlanPointer> layers)
+      : request_(std::move(request)), layers_(std::move(layers)) {}
   LayerRunRequest request_;
+  std::vector<LayerPlanPointer> layers_;  ///< By variant.
 };
 
 }  // namespace quantgate

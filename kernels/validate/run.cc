@@ -135,7 +135,8 @@ class PlanRun {
  public:
   PlanRun(const Plan& plan, Engine& engine, const Cancellation* cancellation,
           const RunObserver& observer, const RankSetting* setting)
-      : request_(plan.request()),
+      : plan_(plan),
+        request_(plan.request()),
         engine_(engine),
         cancellation_(cancellation),
         observer_(observer),
@@ -186,7 +187,7 @@ class PlanRun {
   }
 
  private:
-  bool IsLinear() const { return request_.step.layer.kind == LayerKind::kLinear; }
+  bool IsLinear() const { return request_.step.layer.traits().is_one_linear(); }
   bool HasIntermediates() const { return ReportsIntermediates(request_.step); }
 
   /// Counted only where an output has NaN or infinities.
@@ -209,7 +210,7 @@ class PlanRun {
       return StartInputKeys();
     }
     const std::vector<std::string> outputs = LayerOutputs(request_.step);
-    const bool goes_on = DefersReports(engine_);
+    const bool goes_on = engine_.RunsAhead();
     for (const std::string& name : outputs) {
       QG_RETURN_IF_ERROR(progress_.Check());
       if (!goes_on) progress_.Announce(UnquantizedStep(name));
@@ -292,8 +293,9 @@ class PlanRun {
     const auto announce = [&](const StageId& stage) {
       progress_.AnnouncePart(absl::StrCat(label, ": ", stage.stage));
     };
-    QG_ASSIGN_OR_RETURN(layer_, StartLayer(engine_, request_.step, variant.recipe,
-                                           variant.arithmetic, cancellation_, announce));
+    QG_ASSIGN_OR_RETURN(layer_,
+                        StartLayer(engine_, request_.step, plan_.layer(index), variant.recipe,
+                                   variant.arithmetic, cancellation_, announce));
     LayerResult& result = layer_.result;
     VariantReport& report = report_.variants[index];
     report = DescribeVariant(variant, result);
@@ -309,8 +311,7 @@ class PlanRun {
     const bool waits = is_compared || !request_.subjects.empty();
     std::vector<OutputReporter::Started> started;
     const auto start = [&](const NamedTensor& tensor) -> absl::Status {
-      QG_ASSIGN_OR_RETURN(OutputReporter::Started one,
-                          reporter_.Start(result, variant.recipe, tensor));
+      QG_ASSIGN_OR_RETURN(OutputReporter::Started one, reporter_.Start(result, tensor));
       if (waits) return FinishOne(index, result, std::move(one), report);
       started.push_back(std::move(one));
       return absl::OkStatus();
@@ -381,9 +382,8 @@ class PlanRun {
     OutputReport output = reported->report;
     const auto subject = request_.subjects.find(output.tensor);
     if (index == 0 && subject != request_.subjects.end()) {
-      const Recipe& recipe = request_.variants[index].recipe;
       QG_ASSIGN_OR_RETURN(output.subject_bound,
-                          reporter_.CheckSubject(result, recipe, *reported, subject->second));
+                          reporter_.CheckSubject(result, *reported, subject->second));
     }
     HandOut(index, result, std::move(output), report);
     return absl::OkStatus();
@@ -419,6 +419,7 @@ class PlanRun {
     return absl::OkStatus();
   }
 
+  const Plan& plan_;
   const LayerRunRequest& request_;
   Engine& engine_;
   const Cancellation* const cancellation_;

@@ -93,11 +93,7 @@ v1::Capabilities CapabilitiesOf(const CallContext& context, int64_t blob_bytes_m
   for (const Distribution distribution : AllDistributions()) {
     proto.add_distributions(std::string(DistributionName(distribution)));
   }
-  for (const LayerKind kind :
-       {LayerKind::kLinear, LayerKind::kLayerNormLinear, LayerKind::kLayerNormMlp,
-        LayerKind::kGroupedLinear, LayerKind::kChain}) {
-    proto.add_layers(std::string(LayerKindName(kind)));
-  }
+  for (const LayerTraits& traits : AllLayerKinds()) proto.add_layers(std::string(traits.name));
   for (const std::string_view name : kActivationKindNames) {
     proto.add_activations(std::string(name));
   }

@@ -133,6 +133,16 @@ absl::Status CheckTaken(bool is_given, bool is_taken, const std::string& field,
                 absl::StrCat(Printable(kind), " has none; it is of ", std::string(owners)));
 }
 
+/// The kinds of layers that have such an operation: "layernorm_linear, layernorm_mlp".
+std::string KindsWith(OperationKind operation) {
+  std::string kinds;
+  for (const LayerTraits& traits : AllLayerKinds()) {
+    if (!traits.has(operation)) continue;
+    absl::StrAppend(&kinds, kinds.empty() ? "" : ", ", std::string(traits.name));
+  }
+  return kinds;
+}
+
 absl::StatusOr<NormOptions> NormFromProto(const v1::Norm& proto, const std::string& field) {
   NormOptions norm;
   QG_ASSIGN_OR_RETURN(norm.kind,
@@ -212,12 +222,12 @@ absl::StatusOr<LayerSpec> LayerFromProto(const v1::Layer& proto, const std::stri
   }
   QG_ASSIGN_OR_RETURN(layer.kind,
                       ParsedName(ParseLayerKind, proto.kind(), field + ".kind", layer.kind));
-  const bool is_mlp = layer.kind == LayerKind::kLayerNormMlp;
-  QG_RETURN_IF_ERROR(CheckTaken(proto.has_norm(),
-                                is_mlp || layer.kind == LayerKind::kLayerNormLinear,
-                                field + ".norm", proto.kind(), "layernorm_linear, layernorm_mlp"));
-  QG_RETURN_IF_ERROR(CheckTaken(proto.has_activation(), is_mlp, field + ".activation", proto.kind(),
-                                "layernorm_mlp"));
+  for (const auto& [operation, name, is_given] :
+       {std::tuple(OperationKind::kNorm, ".norm", proto.has_norm()),
+        std::tuple(OperationKind::kActivation, ".activation", proto.has_activation())}) {
+    QG_RETURN_IF_ERROR(CheckTaken(is_given, layer.traits().has(operation), field + name,
+                                  proto.kind(), KindsWith(operation)));
+  }
   QG_ASSIGN_OR_RETURN(layer.norm, NormFromProto(proto.norm(), field + ".norm"));
   QG_ASSIGN_OR_RETURN(layer.activation,
                       ActivationFromProto(proto.activation(), field + ".activation"));

@@ -20,9 +20,10 @@ class TroubledEngine final : public ForwardingEngine {
   TroubledEngine(Engine& engine, Before before)
       : ForwardingEngine(engine), before_(std::move(before)) {}
 
-  absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override {
+  absl::StatusOr<StartedGemm> StartGemm(const GemmDesc& desc,
+                                        const Cancellation* cancellation) override {
     QG_RETURN_IF_ERROR(before_(lane_ != nullptr));
-    return forwarded().Gemm(desc, cancellation);
+    return forwarded().StartGemm(desc, cancellation);
   }
   absl::Status Copy(const Tensor& source, const Tensor& to, int64_t offset) override {
     QG_RETURN_IF_ERROR(before_(lane_ != nullptr));

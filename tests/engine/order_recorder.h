@@ -15,9 +15,8 @@ namespace quantgate {
 
 /// Whether an operation gives the caller values, by its name in ForwardingEngine.
 inline bool IsRead(const std::string& operation) {
-  static const std::set<std::string> kReads = {"to host",      "summarize",     "read fingerprints",
-                                               "compare bits", "measure error", "measure nearer",
-                                               "check bound"};
+  static const std::set<std::string> kReads = {"ToHost", "Summarize", "ReadFingerprints",
+                                               "MeasureNearer", ForwardingEngine::kReadReport};
   return kReads.count(operation) != 0;
 }
 

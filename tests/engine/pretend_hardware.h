@@ -60,13 +60,14 @@ class PretendHardware : public ForwardingEngine {
     return desc.arithmetic.any_split_k ? splitting : whole;
   }
 
-  absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override {
+  absl::StatusOr<StartedGemm> StartGemm(const GemmDesc& desc,
+                                        const Cancellation* cancellation) override {
     GemmDesc hardware = desc;
     const bool is_auto = desc.arithmetic.family == ArithmeticFamily::kAuto;
     if (is_auto) hardware.arithmetic.family = ArithmeticFamily::kCublasLt;
     const bool is_hardware = hardware.arithmetic.family == ArithmeticFamily::kCublasLt;
     if (!is_hardware || (is_auto && !CheckCublasLtGemm(hardware).ok())) {
-      return ForwardingEngine::Gemm(desc, cancellation);
+      return ForwardingEngine::StartGemm(desc, cancellation);
     }
     QG_ASSIGN_OR_RETURN(const std::vector<CublasLtAlgorithm> algorithms,
                         Algorithms(hardware, cancellation));
@@ -75,7 +76,7 @@ class PretendHardware : public ForwardingEngine {
     GemmDesc model = hardware;
     model.arithmetic = hardware.arithmetic.Model();
     model.arithmetic.split_k = std::max(1, algorithm.split_k);
-    QG_ASSIGN_OR_RETURN(GemmResult result, ForwardingEngine::Gemm(model, cancellation));
+    QG_ASSIGN_OR_RETURN(GemmResult result, forwarded().Gemm(model, cancellation));
     Arithmetic ran{ArithmeticFamily::kCublasLt};
     ran.accumulation = ResolvedFor(hardware).accumulation;
     ran.split_k = model.arithmetic.split_k;
@@ -85,7 +86,7 @@ class PretendHardware : public ForwardingEngine {
       FlipLowestBit(result.d, spoilt_element);
     }
     if (algorithm.index == spoilt_amax) FlipLowestBit(result.amax, 0);
-    return result;
+    return ReadyGemm(std::move(result));
   }
 
  private:

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/layer/check_gemms.h"
 #include "tests/layer/layer_cases.h"
 
 namespace quantgate {
@@ -38,7 +39,7 @@ TEST(CheckLayer, TakesEveryCaseUnderEveryRecipe) {
     for (const Recipe& recipe : CaseRecipes()) {
       EXPECT_TRUE(CheckLayer(one.request, recipe).ok())
           << one.name << " " << recipe.CanonicalText() << CheckLayer(one.request, recipe);
-      EXPECT_TRUE(CheckLayerGemms(one.request, recipe, Arithmetic{}).ok()) << one.name;
+      EXPECT_TRUE(CheckGemmsOf(one.request, recipe, Arithmetic{}).ok()) << one.name;
     }
   }
 }
@@ -256,7 +257,7 @@ TEST(CheckLayer, NamesDelayedStates) {
 TEST(CheckLayerGemms, NamesTheUnitWhoseGemmTheArithmeticDoesNotTake) {
   const auto message = [](const LayerRequest& request, const char* recipe) {
     return std::string(
-        CheckLayerGemms(request, *Recipe::Parse(recipe), *Arithmetic::Parse("sm90")).message());
+        CheckGemmsOf(request, *Recipe::Parse(recipe), *Arithmetic::Parse("sm90")).message());
   };
   EXPECT_EQ(message(LayerNormMlpCase(ActivationKind::kGelu), "mxfp8").substr(0, 10), "fc1.fprop.");
   EXPECT_EQ(message(GroupedLinearCase(), "nvfp4").substr(0, 8), "fprop.0.");

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/layer/layer.h"
+#include "tests/layer/check_gemms.h"
 
 namespace quantgate {
 namespace {
@@ -242,14 +242,14 @@ TEST(CheckLinearGemms, NamesTheGemmThatAnArithmeticDoesNotTake) {
   const LayerRequest request = Shaped(32, 32, 32);
   const auto message = [&](const char* recipe, const char* arithmetic) {
     const absl::Status status =
-        CheckLayerGemms(request, *Recipe::Parse(recipe), *Arithmetic::Parse(arithmetic));
+        CheckGemmsOf(request, *Recipe::Parse(recipe), *Arithmetic::Parse(arithmetic));
     EXPECT_FALSE(status.ok()) << recipe << " " << arithmetic;
     return std::string(status.message());
   };
   for (const RecipeDescription& recipe : AllRecipes()) {
     for (const char* arithmetic : {"auto", "exact", "fp32"}) {
       const absl::Status status =
-          CheckLayerGemms(request, *Recipe::Parse(recipe.name), *Arithmetic::Parse(arithmetic));
+          CheckGemmsOf(request, *Recipe::Parse(recipe.name), *Arithmetic::Parse(arithmetic));
       EXPECT_TRUE(status.ok()) << recipe.name << " " << arithmetic << " " << status;
     }
   }
@@ -259,8 +259,7 @@ TEST(CheckLinearGemms, NamesTheGemmThatAnArithmeticDoesNotTake) {
   EXPECT_EQ(message("fp8_block:power_2_scales=false", "sm100"),
             "fprop.arithmetic is sm100: Blackwell takes block scales that are powers of two; give "
             "the recipe power_2_scales=true, or an sm90 arithmetic");
-  EXPECT_TRUE(
-      CheckLayerGemms(request, *Recipe::Parse("fp8_block"), *Arithmetic::Parse("sm100")).ok());
+  EXPECT_TRUE(CheckGemmsOf(request, *Recipe::Parse("fp8_block"), *Arithmetic::Parse("sm100")).ok());
 }
 
 TEST(CheckLinear, AsksForNoAlignmentWithoutFp8OrRows) {

@@ -287,7 +287,7 @@ class OverwritingEngine : public ForwardingEngine {
 
  protected:
   void OnOperation(const std::string& name) override {
-    if (name == "column sums") target_.data()[5] ^= std::byte{1};
+    if (name == "ColumnSums") target_.data()[5] ^= std::byte{1};
   }
 
  private:
@@ -330,7 +330,7 @@ class RescalingEngine : public ForwardingEngine {
 
  protected:
   void OnOperation(const std::string& name) override {
-    if (name == "column sums") scale_inv_.data()[0] ^= std::byte{1};
+    if (name == "ColumnSums") scale_inv_.data()[0] ^= std::byte{1};
   }
 
  private:

@@ -24,7 +24,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
-#include "kernels/engine/deferred_reports.h"
 #include "kernels/engine/forwarding_engine.h"
 #include "server/allocator.h"
 #include "server/device.h"
@@ -81,7 +80,7 @@ struct EngineCalls {
 };
 
 /// The engine that it owns, with a clock at every call.
-class WatchedEngine : public ForwardingEngine, public DeferredReports {
+class WatchedEngine : public ForwardingEngine {
  public:
   explicit WatchedEngine(std::unique_ptr<Engine> engine)
       : ForwardingEngine(*engine), engine_(std::move(engine)) {}
@@ -91,47 +90,7 @@ class WatchedEngine : public ForwardingEngine, public DeferredReports {
     return std::exchange(calls_, {});
   }
 
-  absl::StatusOr<Deferred<ParityReport>> StartCompareBits(
-      const Tensor& subject, const Tensor& reference, const Cancellation* cancellation) override {
-    const Call call(*this);
-    return Watched(quantgate::StartCompareBits(forwarded(), subject, reference, cancellation));
-  }
-  absl::StatusOr<Deferred<ErrorReport>> StartMeasureError(
-      const Tensor& subject, const Tensor& reference, const Cancellation* cancellation) override {
-    const Call call(*this);
-    return Watched(quantgate::StartMeasureError(forwarded(), subject, reference, cancellation));
-  }
-  absl::StatusOr<Deferred<BoundCheck>> StartCheckBound(const GemmDesc& desc, const Tensor& subject,
-                                                       const Tensor& exact,
-                                                       const Cancellation* cancellation) override {
-    const Call call(*this);
-    return Watched(quantgate::StartCheckBound(forwarded(), desc, subject, exact, cancellation));
-  }
-  absl::StatusOr<StartedGemm> StartGemm(const GemmDesc& desc,
-                                        const Cancellation* cancellation) override {
-    const Call call(*this);
-    return quantgate::StartGemm(forwarded(), desc, cancellation);
-  }
-
  private:
-  class Call {
-   public:
-    explicit Call(WatchedEngine& engine) : engine_(engine) { engine_.OnOperation(""); }
-    ~Call() { engine_.AfterOperation(""); }
-
-   private:
-    WatchedEngine& engine_;
-  };
-  /// The wait is a call too.
-  template <typename Report>
-  absl::StatusOr<Deferred<Report>> Watched(absl::StatusOr<Deferred<Report>> started) {
-    if (!started.ok()) return started.status();
-    return Deferred<Report>([this, later = *std::move(started)]() mutable {
-      const Call call(*this);
-      return std::move(later)();
-    });
-  }
-
   void OnOperation(const std::string&) override {
     const std::lock_guard lock(mutex_);
     begin_ = Clock::now();
@@ -143,7 +102,7 @@ class WatchedEngine : public ForwardingEngine, public DeferredReports {
     ++calls_.count;
     calls_.seconds += Seconds(now - begin_);
     // Those of the inputs are read behind the variant's report.
-    if (name != "read fingerprints") calls_.ends.push_back(now);
+    if (name != "ReadFingerprints") calls_.ends.push_back(now);
   }
 
   const std::unique_ptr<Engine> engine_;

@@ -24,10 +24,11 @@ class FailingDevice : public PretendHardware {
   absl::Status Health() const override {
     return is_lost ? absl::DataLossError("an illegal memory access") : absl::OkStatus();
   }
-  absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override {
+  absl::StatusOr<StartedGemm> StartGemm(const GemmDesc& desc,
+                                        const Cancellation* cancellation) override {
     if (loses_at_gemm) is_lost = true;
     if (is_full) return absl::ResourceExhaustedError(kAllocation);
-    return PretendHardware::Gemm(desc, cancellation);
+    return PretendHardware::StartGemm(desc, cancellation);
   }
 
   std::atomic<bool> loses_at_gemm{false}, is_lost{false}, is_full{false};

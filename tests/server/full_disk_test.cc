@@ -46,7 +46,7 @@ class GatedEngine final : public ForwardingEngine {
 
  private:
   void OnOperation(const std::string& name) override {
-    if (name == "gemm") gate_.Pass();
+    if (name == "StartGemm") gate_.Pass();
   }
 
   const std::unique_ptr<Engine> engine_;

@@ -27,8 +27,8 @@ class CrossingCounter : public ForwardingEngine {
 
  protected:
   void OnOperation(const std::string& name) override {
-    to_device += name == "to device";
-    to_host += name == "to host";
+    to_device += name == "ToDevice";
+    to_host += name == "ToHost";
   }
 };
 

@@ -52,8 +52,8 @@ class FailingEngine : public ForwardingEngine {
       std::span<const QuantizedTensor> quantized) override {
     return Guarded([&] { return ForwardingEngine::Summarize(quantized); });
   }
-  absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* c) override {
-    return Guarded([&] { return ForwardingEngine::Gemm(desc, c); });
+  absl::StatusOr<StartedGemm> StartGemm(const GemmDesc& desc, const Cancellation* c) override {
+    return Guarded([&] { return ForwardingEngine::StartGemm(desc, c); });
   }
   absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,
                                     const Cancellation* c) override {

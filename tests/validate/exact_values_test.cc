@@ -21,8 +21,8 @@ class GemmCounter : public ForwardingEngine {
 
  protected:
   void OnOperation(const std::string& name) override {
-    count_ += name == "gemm" ? 1 : 0;
-    reads_ += name == "read fingerprints" ? 1 : 0;
+    count_ += name == "StartGemm" ? 1 : 0;
+    reads_ += name == "ReadFingerprints" ? 1 : 0;
   }
 
  private:

@@ -54,10 +54,10 @@ absl::StatusOr<Tensor> FaultyEngine::ConvertScales(const Tensor& scales, const S
                                      : call.On(engine_);
 }
 
-absl::StatusOr<GemmResult> FaultyEngine::Gemm(const GemmDesc& desc,
-                                              const Cancellation* cancellation) {
-  return alterations_.gemm ? alterations_.gemm(engine_, desc, cancellation)
-                           : engine_.Gemm(desc, cancellation);
+absl::StatusOr<StartedGemm> FaultyEngine::StartGemm(const GemmDesc& desc,
+                                                    const Cancellation* cancellation) {
+  return alterations_.gemm ? ReadyGemm(alterations_.gemm(engine_, desc, cancellation))
+                           : engine_.StartGemm(desc, cancellation);
 }
 
 absl::StatusOr<Tensor> FaultyEngine::Cast(const Tensor& source, DType out,

@@ -93,7 +93,8 @@ class FaultyEngine final : public ForwardingEngine {
                             const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> ConvertScales(const Tensor& scales, const ScaleArray& array,
                                        ScaleLayout from, ScaleLayout to) override;
-  absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override;
+  absl::StatusOr<StartedGemm> StartGemm(const GemmDesc& desc,
+                                        const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> Cast(const Tensor& source, DType out,
                               const Cancellation* cancellation) override;
   absl::StatusOr<Tensor> ColumnSums(const Tensor& source, DType out,

@@ -290,9 +290,10 @@ class FailingEngine final : public ForwardingEngine {
   explicit FailingEngine(Engine& engine) : ForwardingEngine(engine) {}
   void FailGemm(int number) { remaining_ = number; }
 
-  absl::StatusOr<GemmResult> Gemm(const GemmDesc& desc, const Cancellation* cancellation) override {
+  absl::StatusOr<StartedGemm> StartGemm(const GemmDesc& desc,
+                                        const Cancellation* cancellation) override {
     if (remaining_ > 0 && --remaining_ == 0) return absl::ResourceExhaustedError("no memory");
-    return ForwardingEngine::Gemm(desc, cancellation);
+    return ForwardingEngine::StartGemm(desc, cancellation);
   }
 
  private:

@@ -1,0 +1,82 @@
+#include "kernels/layer/layer_kinds.h"
+
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
+#include "kernels/base/parse_name.h"
+
+namespace quantgate {
+namespace {
+
+constexpr std::string_view kOperationKindNames[] = {
+    "norm", "basic_linear", "bias", "activation", "quantize", "add", "scale"};
+
+constexpr LayerPart kLinearParts[] = {{OperationKind::kBasicLinear}};
+constexpr LayerPart kLayerNormLinearParts[] = {{OperationKind::kNorm, "", "norm_out", "dnorm_out"},
+                                               {OperationKind::kBasicLinear}};
+constexpr LayerPart kLayerNormMlpParts[] = {
+    {OperationKind::kNorm, "", "norm_out", "dnorm_out"},
+    {OperationKind::kBasicLinear, "fc1.", "fc1.y", "fc1.grad_output"},
+    {OperationKind::kActivation, "", "fc2.x", "fc2.dx"},
+    {OperationKind::kBasicLinear, "fc2."}};
+
+constexpr LayerTraits kLayerKinds[] = {
+    {.kind = LayerKind::kLinear, .name = "linear", .parts = kLinearParts},
+    {.kind = LayerKind::kLayerNormLinear,
+     .name = "layernorm_linear",
+     .parts = kLayerNormLinearParts,
+     .column_alone_rule =
+         "a norm needs all columns of x, so a layernorm_linear is column-parallel or none"},
+    {.kind = LayerKind::kLayerNormMlp,
+     .name = "layernorm_mlp",
+     .parts = kLayerNormMlpParts,
+     .column_alone_rule =
+         "a layernorm_mlp is column-parallel, which makes fc2 row-parallel, or none",
+     .override_note = "computed as norm, fc1, activation and fc2 one by one; Transformer Engine "
+                      "refuses it"},
+    {.kind = LayerKind::kGroupedLinear,
+     .name = "grouped_linear",
+     .parts = kLinearParts,
+     .has_experts = true},
+    {.kind = LayerKind::kChain, .name = "chain", .parts = {}, .has_operations = true},
+};
+
+constexpr bool StandInOrder() {
+  for (size_t i = 0; i < std::size(kLayerKinds); ++i) {
+    if (static_cast<size_t>(kLayerKinds[i].kind) != i) return false;
+  }
+  return true;
+}
+static_assert(StandInOrder(), "TraitsOf finds a kind by its number");
+
+std::vector<std::string_view> LayerKindNames() {
+  std::vector<std::string_view> names;
+  for (const LayerTraits& traits : kLayerKinds) names.push_back(traits.name);
+  return names;
+}
+
+}  // namespace
+
+bool LayerTraits::has(OperationKind operation) const {
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](const LayerPart& part) { return part.operation == operation; });
+}
+
+std::span<const LayerTraits> AllLayerKinds() { return kLayerKinds; }
+
+std::string_view LayerKindName(LayerKind kind) { return TraitsOf(kind).name; }
+
+absl::StatusOr<LayerKind> ParseLayerKind(std::string_view name) {
+  return ParseName<LayerKind>(LayerKindNames(), "layer kind", name);
+}
+
+std::string_view OperationKindName(OperationKind kind) {
+  return kOperationKindNames[static_cast<size_t>(kind)];
+}
+
+absl::StatusOr<OperationKind> ParseOperationKind(std::string_view name) {
+  return ParseName<OperationKind>(kOperationKindNames, "operation kind", name);
+}
+
+}  // namespace quantgate
