@@ -7,7 +7,6 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/block_scale.h"
 #include "kernels/gemm/rules.h"
-#include "kernels/gemm/visit_format.h"
 
 namespace quantgate {
 namespace {

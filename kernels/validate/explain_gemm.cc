@@ -14,7 +14,7 @@
 #include "kernels/gemm/rules.h"
 #include "kernels/gemm/scalar_dot.h"
 #include "kernels/numerics/cast.h"
-#include "kernels/numerics/format_list.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -82,7 +82,7 @@ std::string RuleText(const FusedRule& rule) {
 
 bool IsNanCode(DType dtype, uint32_t bits) {
   bool nan = false;
-  VisitFormat(DTypeName(dtype), [&]<class F>() {
+  VisitFormat<AllFormats>(dtype, [&]<class F>() {
     nan = Unpack<F>(static_cast<typename F::Storage>(bits)).kind == FloatClass::kNan;
   });
   return nan;
