@@ -7,6 +7,7 @@
 #include "kernels/compare/parity_report.h"
 #include "kernels/numerics/float_format.h"
 #include "kernels/tensor/dtype.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 
@@ -69,36 +70,23 @@ constexpr ValueClass ClassOfCode(typename Codes::Storage code) {
 /// Calls f(Codes{}) for the codes of a type.
 template <class Function>
 auto WithCodes(DType dtype, Function f) {
-  switch (dtype) {
-    case DType::kF64:
-      return f(FloatCodes<Float64>{});
-    case DType::kF32:
-      return f(FloatCodes<Float32>{});
-    case DType::kBF16:
-      return f(FloatCodes<BFloat16>{});
-    case DType::kF16:
-      return f(FloatCodes<Float16>{});
-    case DType::kF8E4M3:
-      return f(FloatCodes<E4M3>{});
-    case DType::kF8E5M2:
-      return f(FloatCodes<E5M2>{});
-    case DType::kF8E8M0:
-      return f(E8M0Codes{});
-    case DType::kF6E2M3:
-      return f(FloatCodes<E2M3>{});
-    case DType::kF6E3M2:
-      return f(FloatCodes<E3M2>{});
-    case DType::kI16:
-      return f(UnsignedCodes<uint16_t>{});
-    case DType::kI32:
-      return f(UnsignedCodes<uint32_t>{});
-    case DType::kI64:
-      return f(UnsignedCodes<uint64_t>{});
-    case DType::kF4E2M1x2:
-    case DType::kU8:
-      break;
-  }
-  return f(UnsignedCodes<uint8_t>{});
+  const auto of_format = [&]<class F>() { return f(FloatCodes<F>{}); };
+  return VisitFormatOr(ElementFormats{}, FormatOf(dtype), of_format, [&] {
+    switch (dtype) {
+      case DType::kF64:
+        return f(FloatCodes<Float64>{});
+      case DType::kF8E8M0:
+        return f(E8M0Codes{});
+      case DType::kI16:
+        return f(UnsignedCodes<uint16_t>{});
+      case DType::kI32:
+        return f(UnsignedCodes<uint32_t>{});
+      case DType::kI64:
+        return f(UnsignedCodes<uint64_t>{});
+      default:  // kU8 and kF4E2M1x2.
+        return f(UnsignedCodes<uint8_t>{});
+    }
+  });
 }
 
 }  // namespace quantgate

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/numerics/cast.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -35,9 +36,6 @@ void Fill(const void* data, int64_t begin, int64_t count, double* values, Functi
 
 void Decode(DType dtype, const void* data, int64_t begin, int64_t count, double* values) {
   const auto widen = [](auto x) { return static_cast<double>(x); };
-  const auto by_table = [](const std::array<double, 256>& table) {
-    return [&table](uint8_t code) { return table[code]; };
-  };
   switch (dtype) {
     case DType::kF64:
       return Fill<double>(data, begin, count, values, widen);
@@ -51,26 +49,25 @@ void Decode(DType dtype, const void* data, int64_t begin, int64_t count, double*
       return Fill<uint16_t>(data, begin, count, values, [](uint16_t code) {
         return static_cast<double>(DecodeFloat<Float16>(code));
       });
-    case DType::kF8E4M3:
-      return Fill<uint8_t>(data, begin, count, values, by_table(ValuesOfCodes<E4M3>()));
-    case DType::kF8E5M2:
-      return Fill<uint8_t>(data, begin, count, values, by_table(ValuesOfCodes<E5M2>()));
     case DType::kF8E8M0:
       return Fill<uint8_t>(data, begin, count, values, ScaleValue);
-    case DType::kF6E2M3:
-      return Fill<uint8_t>(data, begin, count, values, by_table(ValuesOfCodes<E2M3>()));
-    case DType::kF6E3M2:
-      return Fill<uint8_t>(data, begin, count, values, by_table(ValuesOfCodes<E3M2>()));
     case DType::kI16:
       return Fill<uint16_t>(data, begin, count, values, widen);
     case DType::kI32:
       return Fill<uint32_t>(data, begin, count, values, widen);
     case DType::kI64:
       return Fill<uint64_t>(data, begin, count, values, widen);
-    case DType::kF4E2M1x2:
-    case DType::kU8:
-      return Fill<uint8_t>(data, begin, count, values, widen);
+    default:
+      break;
   }
+  const bool has_format = VisitFormat<ElementFormats>(dtype, [&]<class F>() {
+    if constexpr (sizeof(typename F::Storage) == 1) {
+      Fill<uint8_t>(data, begin, count, values,
+                    [&table = ValuesOfCodes<F>()](uint8_t code) { return table[code]; });
+    }
+  });
+  // kU8 and kF4E2M1x2.
+  if (!has_format) Fill<uint8_t>(data, begin, count, values, widen);
 }
 
 /// Of the low bits; the machine is little-endian.

@@ -10,6 +10,7 @@
 #include "kernels/gemm/operand_view.h"
 #include "kernels/gemm/rules.h"
 #include "kernels/gemm/scalar_dot.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -34,7 +35,7 @@ ScaleFormat ScaleFormatOf(DType dtype) {
 CudaOperand OperandOf(const GemmOperand& operand, int64_t rows, int64_t k, bool k_contiguous) {
   CudaOperand view;
   view.data = operand.data.data();
-  view.format = OperandFormatOf(operand.data.dtype());
+  view.format = FormatOf(operand.data.dtype());
   view.rows = rows;
   view.k = k;
   view.row_stride = k_contiguous ? k : 1;
@@ -238,27 +239,6 @@ ScaleUse ScaleUseOf(const FusedRule& rule, const CudaOperand& operand) {
   if (operand.scales == nullptr) return ScaleUse::kNone;
   if (rule.group > 1) return ScaleUse::kGroups;
   return ScalesSums(rule) ? ScaleUse::kSums : ScaleUse::kExponents;
-}
-
-OperandFormat OperandFormatOf(DType dtype) {
-  switch (dtype) {
-    case DType::kBF16:
-      return OperandFormat::kBF16;
-    case DType::kF16:
-      return OperandFormat::kF16;
-    case DType::kF8E4M3:
-      return OperandFormat::kE4M3;
-    case DType::kF8E5M2:
-      return OperandFormat::kE5M2;
-    case DType::kF6E2M3:
-      return OperandFormat::kE2M3;
-    case DType::kF6E3M2:
-      return OperandFormat::kE3M2;
-    case DType::kF4E2M1x2:
-      return OperandFormat::kE2M1;
-    default:
-      return OperandFormat::kF32;
-  }
 }
 
 CudaOperand CudaOperandA(const GemmDesc& desc, const GemmShape& shape) {

@@ -21,7 +21,6 @@ bool HasTunedKernel(const FusedRule& rule, ScaleUse use);
 /// What a rule does with the block scales of an operand; kNone where it has none.
 ScaleUse ScaleUseOf(const FusedRule& rule, const CudaOperand& operand);
 
-OperandFormat OperandFormatOf(DType dtype);
 /// desc.a as m rows of k, and desc.b as n rows of k.
 CudaOperand CudaOperandA(const GemmDesc& desc, const GemmShape& shape);
 CudaOperand CudaOperandB(const GemmDesc& desc, const GemmShape& shape);

@@ -6,9 +6,10 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/accumulate.h"
 #include "kernels/gemm/gather.h"
+#include "kernels/gemm/operand_formats.h"
 #include "kernels/gemm/panel.h"
-#include "kernels/gemm/visit_format.h"
 #include "kernels/numerics/cast.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -17,7 +18,7 @@ constexpr int64_t kPanelDepth = 128;
 constexpr int64_t kTileRows = 64;
 
 void DecodeToFloat(DType dtype, const void* source, int64_t count, float* out) {
-  VisitFormat(dtype, [&]<class Format>(Format) {
+  VisitFormat<OperandFormats>(dtype, [&]<class Format>() {
     constexpr int kBits = FormatConstants<Format>::kBits;
     const auto* codes = static_cast<const typename Format::Storage*>(source);
     for (int64_t i = 0; i < count; ++i) {

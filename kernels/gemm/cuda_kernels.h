@@ -147,7 +147,7 @@ struct EpilogueTask {
   int64_t m, n;
   const float* accumulators;
   void* d;  ///< May be the accumulators where it is f32.
-  OperandFormat out_format;
+  FormatId out_format;
   Combination combination;
   bool keeps_negative_zero;
   float alpha, beta;
@@ -159,9 +159,9 @@ struct EpilogueTask {
   const float* row_amaxes;   ///< [m]: row-scaled nv16; null: none.
   const float* column_amax;  ///< [1], beside row_amaxes; null: 1.
   const void* c;
-  OperandFormat c_format;
+  FormatId c_format;
   const void* bias;  ///< [n]; null: none.
-  OperandFormat bias_format;
+  FormatId bias_format;
   const float* d_scale;  ///< [1]; null: 1.
   uint32_t* amax;        ///< Bits, zeroed: FP8 outputs only.
 };

@@ -6,12 +6,11 @@
 
 #include "kernels/base/host_device.h"
 #include "kernels/gemm/block_scale.h"
-#include "kernels/numerics/float_format.h"
+#include "kernels/gemm/operand_formats.h"
 #include "kernels/numerics/fused_rule.h"
 
 namespace quantgate {
 
-enum class OperandFormat : uint8_t { kF32, kBF16, kF16, kE4M3, kE5M2, kE2M3, kE3M2, kE2M1 };
 enum class ScaleFormat : uint8_t { kNone, kF32, kE8M0, kE4M3 };
 
 /// What block scales do in a fused rule.
@@ -22,40 +21,18 @@ enum class ScaleUse : uint8_t {
   kSums,       ///< Factors of promoted sums.
 };
 
-/// visit(Format()) for the format of an operand's elements.
-template <class Visitor>
-QG_HOST_DEVICE auto VisitOperandFormat(OperandFormat format, const Visitor& visit) {
-  switch (format) {
-    case OperandFormat::kBF16:
-      return visit(BFloat16());
-    case OperandFormat::kF16:
-      return visit(Float16());
-    case OperandFormat::kE4M3:
-      return visit(E4M3());
-    case OperandFormat::kE5M2:
-      return visit(E5M2());
-    case OperandFormat::kE2M3:
-      return visit(E2M3());
-    case OperandFormat::kE3M2:
-      return visit(E3M2());
-    case OperandFormat::kE2M1:
-      return visit(E2M1());
-    default:
-      return visit(Float32());
-  }
+QG_HOST_DEVICE inline int MantissaBitsOf(FormatId format) {
+  return VisitFormatIn(OperandFormats{}, format,
+                       [&]<class Format>() { return Format::kMantissaBits; });
 }
-
-QG_HOST_DEVICE inline int MantissaBitsOf(OperandFormat format) {
-  return VisitOperandFormat(format, []<class Format>(Format) { return Format::kMantissaBits; });
-}
-QG_HOST_DEVICE inline int ExponentMinOf(OperandFormat format) {
-  return VisitOperandFormat(
-      format, []<class Format>(Format) { return FormatConstants<Format>::kExponentMin; });
+QG_HOST_DEVICE inline int ExponentMinOf(FormatId format) {
+  return VisitFormatIn(OperandFormats{}, format,
+                       [&]<class Format>() { return FormatConstants<Format>::kExponentMin; });
 }
 
 struct CudaOperand {
   const void* data = nullptr;
-  OperandFormat format = OperandFormat::kF32;  ///< kE2M1: two codes a byte along k.
+  FormatId format = kFormatId<Float32>;  ///< Of OperandFormats.
   int64_t rows = 0;
   int64_t k = 0;
   int64_t row_stride = 0;  ///< In elements, single FP4 codes too.
@@ -71,20 +48,15 @@ struct CudaOperand {
   /// The code of an element, in the low bits.
   QG_HOST_DEVICE uint32_t CodeAt(int64_t row, int64_t k_index) const {
     const int64_t index = row * row_stride + k_index * k_stride;
-    switch (format) {
-      case OperandFormat::kF32:
-        return static_cast<const uint32_t*>(data)[index];
-      case OperandFormat::kBF16:
-      case OperandFormat::kF16:
-        return static_cast<const uint16_t*>(data)[index];
-      case OperandFormat::kE2M1:
-        return static_cast<const uint8_t*>(data)[index / 2] >> (index % 2 * 4) & 15u;
-      case OperandFormat::kE2M3:
-      case OperandFormat::kE3M2:
-        return static_cast<const uint8_t*>(data)[index] & 63u;
-      default:
-        return static_cast<const uint8_t*>(data)[index];
-    }
+    return VisitFormatIn(OperandFormats{}, format, [&]<class Format>() -> uint32_t {
+      constexpr int kBits = FormatConstants<Format>::kBits;
+      const auto* codes = static_cast<const typename Format::Storage*>(data);
+      if constexpr (kBits == 4) {
+        return codes[index / 2] >> (index % 2 * 4) & 15u;
+      } else {
+        return kBits == 6 ? codes[index] & 63u : codes[index];
+      }
+    });
   }
 
   QG_HOST_DEVICE int64_t ScaleIndex(int64_t row, int64_t k_index) const {

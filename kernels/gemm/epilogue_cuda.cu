@@ -12,31 +12,21 @@ constexpr int kThreads = 256;
 __device__ float ScalarOr1(const float* scalar) { return scalar == nullptr ? 1.0f : *scalar; }
 
 /// Element i of an array in an output's format, or a bias's.
-__device__ float Decoded(OperandFormat format, const void* data, int64_t i) {
-  switch (format) {
-    case OperandFormat::kBF16:
-      return DecodeFloat<BFloat16>(static_cast<const uint16_t*>(data)[i]);
-    case OperandFormat::kF16:
-      return DecodeFloat<Float16>(static_cast<const uint16_t*>(data)[i]);
-    case OperandFormat::kE4M3:
-      return DecodeFloat<E4M3>(static_cast<const uint8_t*>(data)[i]);
-    case OperandFormat::kE5M2:
-      return DecodeFloat<E5M2>(static_cast<const uint8_t*>(data)[i]);
-    default:
+__device__ float Decoded(FormatId format, const void* data, int64_t i) {
+  return VisitFormatIn(OutputFormats{}, format, [&]<class Format>() {
+    if constexpr (std::is_same_v<Format, Float32>) {
       return static_cast<const float*>(data)[i];
-  }
+    } else {
+      return DecodeFloat<Format>(static_cast<const typename Format::Storage*>(data)[i]);
+    }
+  });
 }
 
 /// rnd(value) as fp32.
-__device__ float Rounded(OperandFormat format, float value) {
-  switch (format) {
-    case OperandFormat::kBF16:
-      return DecodeFloat<BFloat16>(steps::EncodeBFloat16(value));
-    case OperandFormat::kF16:
-      return DecodeFloat<Float16>(EncodeFloat<Float16>(value));
-    default:
-      return value;
-  }
+__device__ float Rounded(FormatId format, float value) {
+  if (format == kFormatId<BFloat16>) return DecodeFloat<BFloat16>(steps::EncodeBFloat16(value));
+  if (format == kFormatId<Float16>) return DecodeFloat<Float16>(EncodeFloat<Float16>(value));
+  return value;
 }
 
 __device__ float WithBias(const EpilogueTask& task, int64_t n, float value) {
@@ -66,22 +56,15 @@ __device__ float Combined(const EpilogueTask& task, float coefficient, int64_t m
 }
 
 __device__ void Store(const EpilogueTask& task, int64_t i, float value) {
-  switch (task.out_format) {
-    case OperandFormat::kBF16:
-      static_cast<uint16_t*>(task.d)[i] = steps::EncodeBFloat16(value);
-      break;
-    case OperandFormat::kF16:
-      static_cast<uint16_t*>(task.d)[i] = EncodeFloat<Float16>(value);
-      break;
-    case OperandFormat::kE4M3:
-      static_cast<uint8_t*>(task.d)[i] = EncodeFloat<E4M3>(value);
-      break;
-    case OperandFormat::kE5M2:
-      static_cast<uint8_t*>(task.d)[i] = EncodeFloat<E5M2>(value);
-      break;
-    default:
+  VisitFormatIn(OutputFormats{}, task.out_format, [&]<class Format>() {
+    if constexpr (std::is_same_v<Format, Float32>) {
       static_cast<float*>(task.d)[i] = CanonicalFloat(value);
-  }
+    } else if constexpr (std::is_same_v<Format, BFloat16>) {
+      static_cast<uint16_t*>(task.d)[i] = steps::EncodeBFloat16(value);
+    } else {
+      static_cast<typename Format::Storage*>(task.d)[i] = EncodeFloat<Format>(value);
+    }
+  });
 }
 
 __global__ void Epilogue(const EpilogueTask task) {

@@ -10,6 +10,7 @@
 #include "kernels/gemm/exact_products.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/scaling_check.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -46,7 +47,7 @@ absl::StatusOr<StartedReport<BoundCheck>> StartCheck(ExactCudaPath path, CudaDev
   task.scaling = AbsoluteScalingOf(desc, shape);
   task.element = ElementBoundOf(readable, check.bound, subject.dtype());
   task.subject = subject.data();
-  task.subject_format = OperandFormatOf(subject.dtype());
+  task.subject_format = FormatOf(subject.dtype());
   task.exact = exact.as<float>();
   QG_ASSIGN_OR_RETURN(Tensor memory, device.AllocateZeroed(DType::kU8, {sizeof(BoundTotals)}));
   task.totals = reinterpret_cast<BoundTotals*>(memory.data());

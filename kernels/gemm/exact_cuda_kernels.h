@@ -46,7 +46,7 @@ struct ExactCudaOperand {
   }
 
   QG_HOST_DEVICE float Decode(uint32_t code) const {
-    return VisitOperandFormat(operand.format, [&]<class Format>(Format) {
+    return VisitFormatIn(OperandFormats{}, operand.format, [&]<class Format>() {
       return DecodeFloat<Format>(static_cast<typename Format::Storage>(code));
     });
   }
@@ -142,14 +142,14 @@ struct ExactOutputTerms {
   const float* b_scales = nullptr;
   int a_scale_stride = 0, b_scale_stride = 0;  ///< 0: one for all rows.
   const void* c = nullptr;                     ///< [m][n]
-  OperandFormat c_format = OperandFormat::kF32;
+  FormatId c_format = kFormatId<Float32>;
   const void* bias = nullptr;  ///< [n]
-  OperandFormat bias_format = OperandFormat::kF32;
+  FormatId bias_format = kFormatId<Float32>;
   const float* d_scale = nullptr;
   int64_t divisor = 1;  ///< GlobalDivisor.
 
-  QG_HOST_DEVICE static float Decode(const void* data, OperandFormat format, int64_t index) {
-    return VisitOperandFormat(format, [&]<class Format>(Format) {
+  QG_HOST_DEVICE static float Decode(const void* data, FormatId format, int64_t index) {
+    return VisitFormatIn(OperandFormats{}, format, [&]<class Format>() {
       return DecodeFloat<Format>(static_cast<const typename Format::Storage*>(data)[index]);
     });
   }
@@ -218,7 +218,7 @@ struct BoundCheckTask {
   AbsoluteScaling scaling;
   error_bound::ElementBound element;
   const void* subject;  ///< [m][n]
-  OperandFormat subject_format;
+  FormatId subject_format;
   const float* exact;   ///< [m][n]
   BoundTotals* totals;  ///< Zeroed before the first strip.
 };

@@ -61,9 +61,9 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float values_of_codes[256];
   const ExactPackedOperand& packing = task.operands[blockIdx.z];
   const ExactCudaOperand& source = packing.source;
-  const OperandFormat format = source.operand.format;
-  const bool has_table = format != OperandFormat::kF32 && format != OperandFormat::kBF16 &&
-                         format != OperandFormat::kF16;
+  const FormatId format = source.operand.format;
+  const bool has_table =
+      format != kFormatId<Float32> && format != kFormatId<BFloat16> && format != kFormatId<Float16>;
   if (has_table) values_of_codes[threadIdx.x] = source.Decode(threadIdx.x);
   __syncthreads();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -6,6 +6,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/accumulate_cuda.h"
 #include "kernels/gemm/exact_operand.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -18,7 +19,7 @@ int64_t TilesOf(int64_t rows) { return (rows + kExactTileRows - 1) / kExactTileR
 /// Whether every element is the upper half of an fp64 number: 21 bits hold the significand of an
 /// element of up to 16 bits, times that of an E8M0 or E4M3 scale too.
 bool IsNarrow(const ExactCudaOperand& source) {
-  return !source.absolute && source.operand.format != OperandFormat::kF32 &&
+  return !source.absolute && source.operand.format != kFormatId<Float32> &&
          source.operand.scale_format != ScaleFormat::kF32;
 }
 
@@ -49,11 +50,11 @@ ExactOutputTerms ExactOutputTermsOf(const GemmDesc& desc) {
   terms.b_scale_stride = b.stride;
   if (desc.beta != 0) {
     terms.c = desc.c.data();
-    terms.c_format = OperandFormatOf(desc.c.dtype());
+    terms.c_format = FormatOf(desc.c.dtype());
   }
   if (desc.bias.has_value()) {
     terms.bias = desc.bias.data();
-    terms.bias_format = OperandFormatOf(desc.bias.dtype());
+    terms.bias_format = FormatOf(desc.bias.dtype());
   }
   if (desc.d_scale.has_value()) terms.d_scale = desc.d_scale.as<float>();
   terms.divisor = GlobalDivisor(desc);

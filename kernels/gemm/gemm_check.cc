@@ -8,7 +8,6 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/rules.h"
 #include "kernels/gemm/scaling_check.h"
-#include "kernels/gemm/visit_format.h"
 
 namespace quantgate {
 namespace {

@@ -7,6 +7,7 @@
 #include "kernels/gemm/accumulate_cuda.h"
 #include "kernels/gemm/epilogue.h"
 #include "kernels/gemm/scaling_check.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -66,7 +67,7 @@ EpilogueTask EpilogueOf(const GemmDesc& desc, const GemmShape& shape, const floa
   task.n = shape.n;
   task.accumulators = accumulators;
   task.d = result.d.data();
-  task.out_format = OperandFormatOf(desc.out_dtype);
+  task.out_format = FormatOf(desc.out_dtype);
   task.combination = CombinationOf(desc);
   task.keeps_negative_zero = KeepsNegativeZero(desc);
   task.alpha = desc.alpha;
@@ -74,11 +75,11 @@ EpilogueTask EpilogueOf(const GemmDesc& desc, const GemmShape& shape, const floa
   SetScales(desc, task);
   if (desc.c.has_value()) {
     task.c = desc.c.data();
-    task.c_format = OperandFormatOf(desc.c.dtype());
+    task.c_format = FormatOf(desc.c.dtype());
   }
   if (desc.bias.has_value()) {
     task.bias = desc.bias.data();
-    task.bias_format = OperandFormatOf(desc.bias.dtype());
+    task.bias_format = FormatOf(desc.bias.dtype());
   }
   task.d_scale = ValuesOf(desc.d_scale);
   if (result.amax.has_value()) task.amax = result.amax.as<uint32_t>();

@@ -37,8 +37,8 @@ __device__ void ForEachTile(int64_t rows_padded, const Body& body) {
   }
 }
 
-__device__ float FiniteValue(OperandFormat format, uint32_t code) {
-  return VisitOperandFormat(format, [&]<class Format>(Format) {
+__device__ float FiniteValue(FormatId format, uint32_t code) {
+  return VisitFormatIn(OperandFormats{}, format, [&]<class Format>() {
     if constexpr (Format::kMantissaBits == Float32::kMantissaBits) {
       return std::bit_cast<float>(RoundToTf32(code));
     } else {
@@ -98,7 +98,7 @@ __global__ void PackReals(const PackRealsTask task) {
       const bool inside = row + i < task.operand.rows && k + lane < task.operand.k;
       float value = task.padding;
       if (inside) {
-        value = VisitOperandFormat(task.operand.format, [&]<class Format>(Format) {
+        value = VisitFormatIn(OperandFormats{}, task.operand.format, [&]<class Format>() {
           return DecodeFloat<Format>(static_cast<typename Format::Storage>(codes[i][lane]));
         });
         if (task.operand.scales != nullptr) value *= task.operand.ScaleAt(row + i, k + lane);

@@ -6,10 +6,11 @@
 #include <bit>
 #include <cstdint>
 
+#include "kernels/gemm/operand_formats.h"
 #include "kernels/gemm/panel.h"
-#include "kernels/gemm/visit_format.h"
 #include "kernels/numerics/float_format.h"
 #include "kernels/numerics/fused_step.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 
@@ -107,14 +108,13 @@ struct PanelDecode {
 
   static void WideRow(const void* codes, DType dtype, int64_t count, double* values,
                       int16_t* exponents) {
-    VisitFormat(dtype, [&]<class Format>(Format) {
-      Row<WidePanel, Format>(codes, count, values, exponents);
-    });
+    VisitFormat<OperandFormats>(
+        dtype, [&]<class Format>() { Row<WidePanel, Format>(codes, count, values, exponents); });
   }
 
   static void WideColumns(const void* codes, DType dtype, int depth, double* values,
                           int16_t* exponents) {
-    VisitFormat(dtype, [&]<class Format>(Format) {
+    VisitFormat<OperandFormats>(dtype, [&]<class Format>() {
       Columns<WidePanel, Format>(codes, depth, values, exponents);
     });
   }

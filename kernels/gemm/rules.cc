@@ -11,67 +11,9 @@ namespace {
 
 using enum ArithmeticFamily;
 
-/// L products of F and outman, chained over k: an instruction of two chained halves is two steps.
-constexpr FusedRule Chained(int step, int align_bits, int out_mantissa = 23) {
-  FusedRule rule;
-  rule.step = step;
-  rule.align_bits = align_bits;
-  rule.out_mantissa = out_mantissa;
-  return rule;
-}
-
-/// mma.sync m16n8k32 FP8 as two chained fp16 instructions, whose sum joins C at the end.
-constexpr FusedRule EmulatedFp8() {
-  FusedRule rule = Chained(16, 25);
-  rule.order = ProductOrder::kPairsOfFour;
-  rule.promotion = Promotion::kAdd;
-  rule.promote_k = 32;
-  return rule;
-}
-
-/// mxf4nvf4 k64: 4 groups of 16.
-constexpr FusedRule Nvfp4() {
-  FusedRule rule = Chained(64, 35);
-  rule.group = 16;
-  return rule;
-}
-
-std::vector<ArchitectureRule> MakeRules() {
-  using enum OperandClass;
-  using enum RuleEvidence;
-  std::vector<ArchitectureRule> rules = {
-      {kSm70, kF16, Chained(4, 23), true, kRecorded},
-      {kSm75, kF16, Chained(8, 24), true, kRead},
-  };
-  for (const ArithmeticFamily ampere : {kSm80, kSm86, kSm89}) {
-    rules.push_back({ampere, kF16, Chained(8, 24), true, kRecorded});
-    rules.push_back({ampere, kBF16, Chained(8, 24), false, kRecorded});
-    rules.push_back({ampere, kTf32, Chained(4, 24), false, kRead});
-  }
-  rules.push_back({kSm89, kFp8, Chained(16, 13, 13), true, kRecorded});
-  rules.push_back({kSm90, kF16, Chained(16, 25), false, kMeasured});
-  rules.push_back({kSm90, kBF16, Chained(16, 25), false, kMeasured});
-  rules.push_back({kSm90, kTf32, Chained(8, 25), false, kMeasured});
-  rules.push_back({kSm90, kFp8, Chained(32, 13, 13), false, kMeasured});
-  rules.push_back({kSm90, kFp8Block, Chained(32, 13, 13), false, kMeasured});
-  rules.push_back({kSm90MmaFp8, kFp8, EmulatedFp8(), true, kMeasured});
-  for (const ArithmeticFamily blackwell : {kSm100, kSm120}) {
-    const RuleEvidence plain = blackwell == kSm100 ? kRecorded : kRead;
-    rules.push_back({blackwell, kF16, Chained(16, 25), true, plain});
-    rules.push_back({blackwell, kBF16, Chained(16, 25), false, plain});
-    rules.push_back({blackwell, kTf32, Chained(8, 25), false, kRead});
-    rules.push_back({blackwell, kFp8, Chained(32, 25), true, kRead});
-    rules.push_back({blackwell, kF8F6F4, Chained(32, 25), true, kRead});
-    rules.push_back({blackwell, kFp8Block, Chained(32, 25), false, kRead});
-    rules.push_back({blackwell, kMx32, Chained(32, 25), false, kRead});
-    rules.push_back({blackwell, kNv16, Nvfp4(), false, kRead});
-  }
-  return rules;
-}
-
-const ArchitectureRule* Find(ArithmeticFamily family, OperandClass operands) {
-  for (const ArchitectureRule& row : AllArchitectureRules()) {
-    if (row.family == family && row.operands == operands) return &row;
+const OperandRule* Find(ArithmeticFamily family, OperandClass operands) {
+  for (const OperandRule& rule : FindArithmetic(family)->rules) {
+    if (rule.operands == operands) return &rule;
   }
   return nullptr;
 }
@@ -165,11 +107,6 @@ OperandClass OperandClassOf(const GemmOperand& a, const GemmOperand& b) {
   return both_fp8 ? OperandClass::kFp8 : OperandClass::kF8F6F4;
 }
 
-const std::vector<ArchitectureRule>& AllArchitectureRules() {
-  static const auto& rules = *new std::vector<ArchitectureRule>(MakeRules());
-  return rules;
-}
-
 Arithmetic ResolvedFor(const GemmDesc& desc) {
   Arithmetic arithmetic = desc.arithmetic;
   const OperandClass operands = OperandClassOf(desc.a, desc.b);
@@ -197,7 +134,7 @@ absl::StatusOr<FusedRule> RuleFor(const GemmDesc& desc) {
   if (!IsTensorCore(arithmetic.family)) {
     return Refuse("arithmetic", arithmetic.ToString(), "it has no rule of fused steps");
   }
-  const ArchitectureRule* row = Find(arithmetic.family, operands);
+  const OperandRule* row = Find(arithmetic.family, operands);
   if (row == nullptr) return LackingInstruction(arithmetic, operands);
   if (arithmetic.family == kSm90) return Sm90Rule(arithmetic, operands, desc);
   if (arithmetic.f16_accumulate && !row->f16_accumulator) {

@@ -1,5 +1,5 @@
-// The registry of tensor-core arithmetics: which rule an architecture follows for which operands,
-// and on what evidence (docs/tensor-cores.md section 2).
+// The table of arithmetics: which rule one follows for which operands, and on what evidence
+// (docs/tensor-cores.md section 2).
 #pragma once
 
 #include <string_view>
@@ -27,22 +27,43 @@ std::string_view OperandClassName(OperandClass operands);
 /// The class of operands that go together.
 OperandClass OperandClassOf(const GemmOperand& a, const GemmOperand& b);
 
-/// How a row of the registry is known.
+/// How a rule is known.
 enum class RuleEvidence {
   kMeasured,  ///< Compared with an H200, output by output.
   kRecorded,  ///< Of a public model that its authors checked against recordings of the hardware.
   kRead,      ///< Of a public model, from reading it.
 };
 
-struct ArchitectureRule {
-  ArithmeticFamily family;
+/// What an arithmetic makes of one class of operands.
+struct OperandRule {
   OperandClass operands;
   FusedRule rule;        ///< With an fp32 accumulator and fast accumulation, not split.
   bool f16_accumulator;  ///< Whether the instruction comes with an fp16 result too.
   RuleEvidence evidence;
 };
 
-/// Every row, by architecture.
+/// Everything that is known of one arithmetic.
+struct ArithmeticRow {
+  ArithmeticFamily family;
+  /// What listings say: of the name alone, then of the name with parameters that are worth a line.
+  std::vector<ArithmeticDescription> descriptions;
+  std::vector<OperandRule> rules;  ///< Of tensor cores alone.
+  /// Whether fp32 scales of 128 go in by their exponents (docs/tensor-cores.md section 3.5).
+  bool takes_scales_as_exponents = false;
+
+  std::string_view name() const { return descriptions.front().name; }
+};
+
+/// Every arithmetic of this build but auto, in the order of listings.
+const std::vector<ArithmeticRow>& ArithmeticTable();
+/// Null: auto.
+const ArithmeticRow* FindArithmetic(ArithmeticFamily family);
+
+struct ArchitectureRule : OperandRule {
+  ArithmeticFamily family;
+};
+
+/// Every rule of ArithmeticTable, by architecture.
 const std::vector<ArchitectureRule>& AllArchitectureRules();
 
 /// The rule of a GEMM's arithmetic (auto: of what it resolves to). UNIMPLEMENTED names the

@@ -44,7 +44,7 @@ struct CudaRow {
       scale_exponent = scale.exponent;
     }
     const uint32_t code = operand.CodeAt(row, k);
-    return VisitOperandFormat(operand.format, [&]<class Format>(Format) {
+    return VisitFormatIn(OperandFormats{}, operand.format, [&]<class Format>() {
       using Storage = typename Format::Storage;
       if constexpr (Format::kMantissaBits == Float32::kMantissaBits) {
         return UnpackElement<Format>(RoundToTf32(code), scale_exponent);

@@ -6,8 +6,9 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/accumulate.h"
-#include "kernels/gemm/visit_format.h"
+#include "kernels/gemm/operand_formats.h"
 #include "kernels/gemm/workspace.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -40,7 +41,7 @@ DecodedRow::DecodedRow(const OperandView& view, int64_t row, bool scales_sums) :
     if (is_grouped) group_scales_.push_back(scales.ElementAt(row, k));
     if (scales_sums) block_scales_.push_back(scales.At(row, k));
   }
-  VisitFormat(view.dtype, [&]<class Format>(Format) {
+  VisitFormat<OperandFormats>(view.dtype, [&]<class Format>() {
     fraction_bits_ = Format::kMantissaBits;
     FusedElement scale{1, 0, FloatClass::kFinite, false};
     for (int64_t k = 0; k < view.k; ++k) {

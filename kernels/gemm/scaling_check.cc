@@ -6,7 +6,7 @@
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/block_scale.h"
-#include "kernels/gemm/visit_format.h"
+#include "kernels/gemm/rules.h"
 
 namespace quantgate {
 namespace {
@@ -190,10 +190,8 @@ absl::Status ScaleOffE8M0(std::string_view operand, float scale, int64_t index) 
 }
 
 bool NeedsPowersOfTwo(const GemmDesc& desc) {
-  const ArithmeticFamily family = ResolvedFor(desc).family;
-  const bool is_blackwell =
-      family == ArithmeticFamily::kSm100 || family == ArithmeticFamily::kSm120;
-  return is_blackwell && IsFp8Block(desc.a.scaling);
+  const ArithmeticRow* arithmetic = FindArithmetic(ResolvedFor(desc).family);
+  return arithmetic->takes_scales_as_exponents && IsFp8Block(desc.a.scaling);
 }
 
 absl::Status CheckScaling(const GemmDesc& desc, const GemmShape& shape) {

@@ -9,6 +9,11 @@
 
 namespace quantgate {
 
+/// FP6 and FP4: every code is finite.
+inline bool IsFp6OrFp4(DType dtype) {
+  return dtype == DType::kF6E2M3 || dtype == DType::kF6E3M2 || dtype == DType::kF4E2M1x2;
+}
+
 /// fp32 scales of 128 elements or of tiles.
 inline bool IsFp8Block(ScaleMode mode) {
   return mode == ScaleMode::k1x128 || mode == ScaleMode::k128x128;

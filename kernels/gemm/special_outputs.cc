@@ -1,7 +1,8 @@
 #include "kernels/gemm/special_outputs.h"
 
-#include "kernels/gemm/visit_format.h"
+#include "kernels/gemm/operand_formats.h"
 #include "kernels/numerics/fused_step.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -38,7 +39,7 @@ void ClassSets::FindSpecialElements() {
   const OperandView& view = view_;
   const int64_t k_end = k_end_;
   const bool tf32 = tf32_;
-  VisitFormat(view.dtype, [&]<class Format>(Format) {
+  VisitFormat<OperandFormats>(view.dtype, [&]<class Format>() {
     if constexpr (Format::kSpecials == Specials::kNone) return;
     // One of the strides is 1 and the operand is dense, so it is one contiguous array.
     const auto* codes = view.at<typename Format::Storage>(0, 0);
@@ -74,7 +75,7 @@ void ClassSets::FindNanScales() {
 void ClassSets::BuildSets() {
   sets_.assign(view_.rows * 4 * words_, 0);
   const bool has_nan_scales = view_.scales.has_value() && view_.scales.dtype != DType::kF32;
-  VisitFormat(view_.dtype, [&]<class Format>(Format) {
+  VisitFormat<OperandFormats>(view_.dtype, [&]<class Format>() {
     for (int64_t row = 0; row < view_.rows; ++row) {
       uint64_t* const sets = &sets_[row * 4 * words_];
       for (int64_t k = 0; k < k_end_; ++k) {

@@ -1,37 +1,80 @@
-// Every floating-point format of this build by name. A new format is its record in float_format.h
-// and one line here.
+// Every floating-point format of this build, and the one way from a format that is known at run
+// time to its type. A new format is its record (float_format.h, or here where no algorithm names
+// it) and its place in ElementFormats.
 #pragma once
 
-#include <string_view>
-#include <tuple>
+#include <cstdint>
 #include <type_traits>
 
 #include "kernels/numerics/float_format.h"
 
 namespace quantgate {
 
+/// A list of formats. A kernel that is compiled for some formats alone names them in one.
+template <class... F>
+struct FormatTypes {};
+
+/// Formats whose tensors hold one code an element: what is cast, generated and compared.
+using ElementFormats = FormatTypes<Float32, BFloat16, Float16, E4M3, E5M2, E2M3, E3M2>;
+
+namespace format_list_internal {
+
+template <class List, class... F>
+struct Appended;
+template <class... Listed, class... F>
+struct Appended<FormatTypes<Listed...>, F...> {
+  using Types = FormatTypes<Listed..., F...>;
+};
+
+template <class F, class... Listed>
+constexpr uint8_t PlaceOf(FormatTypes<Listed...>) {
+  static_assert((std::is_same_v<F, Listed> || ...), "not in the list of all formats");
+  uint8_t place = 0;
+  bool found = false;
+  ((found = found || std::is_same_v<F, Listed>, place += found ? 0 : 1), ...);
+  return place;
+}
+
+}  // namespace format_list_internal
+
+/// With E2M1, whose tensors hold two codes a byte.
+using AllFormats = format_list_internal::Appended<ElementFormats, E2M1>::Types;
+
+/// A format at run time: its place in AllFormats.
+enum class FormatId : uint8_t {};
+inline constexpr FormatId kNoFormat{0xFF};
 template <class F>
-struct NamedFormat {
-  using Format = F;
-  std::string_view name;  ///< That of its DType; f4_e2m1 has none alone (kF4E2M1x2 holds two).
-};
+inline constexpr FormatId kFormatId{format_list_internal::PlaceOf<F>(AllFormats{})};
 
-inline constexpr std::tuple kFormats{
-    NamedFormat<Float32>{"f32"},  NamedFormat<BFloat16>{"bf16"}, NamedFormat<Float16>{"f16"},
-    NamedFormat<E4M3>{"f8_e4m3"}, NamedFormat<E5M2>{"f8_e5m2"},  NamedFormat<E2M3>{"f6_e2m3"},
-    NamedFormat<E3M2>{"f6_e3m2"}, NamedFormat<E2M1>{"f4_e2m1"},
-};
+/// visit.template operator()<F>() for a format of the list; for the last where it is none of them.
+template <class First, class... Rest, class Visit>
+constexpr auto VisitFormatIn(FormatTypes<First, Rest...>, FormatId format, const Visit& visit) {
+  if constexpr (sizeof...(Rest) > 0) {
+    if (format != kFormatId<First>) return VisitFormatIn(FormatTypes<Rest...>{}, format, visit);
+  }
+  return visit.template operator()<First>();
+}
 
-/// Calls visit.template operator()<F>() for the format of that name; false when there is none.
-template <class Visit>
-bool VisitFormat(std::string_view name, Visit&& visit) {
-  const auto visit_if_named = [&](const auto& entry) {
-    using F = typename std::decay_t<decltype(entry)>::Format;
-    if (entry.name == name) visit.template operator()<F>();
-    return entry.name == name;
+/// visit.template operator()<F>() for the format, where it is of the list, else otherwise().
+template <class First, class... Rest, class Visit, class Otherwise>
+constexpr auto VisitFormatOr(FormatTypes<First, Rest...>, FormatId format, Visit&& visit,
+                             Otherwise&& otherwise) {
+  if (format == kFormatId<First>) return visit.template operator()<First>();
+  if constexpr (sizeof...(Rest) == 0) {
+    return otherwise();
+  } else {
+    return VisitFormatOr(FormatTypes<Rest...>{}, format, visit, otherwise);
+  }
+}
+
+/// visit.template operator()<F>() for the format; false where it is not of the list.
+template <class Formats, class Visit>
+constexpr bool VisitFormat(FormatId format, Visit&& visit) {
+  const auto visit_it = [&]<class F>() {
+    visit.template operator()<F>();
+    return true;
   };
-  return std::apply([&](const auto&... entries) { return (visit_if_named(entries) || ...); },
-                    kFormats);
+  return VisitFormatOr(Formats{}, format, visit_it, [] { return false; });
 }
 
 }  // namespace quantgate

@@ -7,11 +7,12 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/branch_free_cast.h"
 #include "kernels/numerics/e8m0.h"
-#include "kernels/numerics/format_list.h"
 #include "kernels/numerics/nvfp4.h"
 #include "kernels/quantize/block_lines.h"
+#include "kernels/quantize/quantizer_formats.h"
 #include "kernels/tensor/convert.h"
 #include "kernels/tensor/transpose.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -194,12 +195,8 @@ absl::StatusOr<Tensor> DequantizeCpu(const QuantizedTensor& quantized, Usage usa
   }
   QG_ASSIGN_OR_RETURN(Tensor out, Tensor::Allocate(out_dtype, quantized.shape));
   absl::Status status;
-  const std::string_view element =
-      copy->element == DType::kF4E2M1x2 ? "f4_e2m1" : DTypeName(copy->element);
-  VisitFormat(element, [&]<class F>() {
-    if constexpr (FormatConstants<F>::kBits <= 8)
-      status = Dequantize<F>(*copy, usage, out, context);
-  });
+  VisitFormat<QuantizedFormats>(
+      copy->element, [&]<class F>() { status = Dequantize<F>(*copy, usage, out, context); });
   QG_RETURN_IF_ERROR(status);
   QG_RETURN_IF_ERROR(context.CheckCancelled());
   return out;

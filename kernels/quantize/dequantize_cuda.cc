@@ -6,6 +6,7 @@
 #include "kernels/quantize/scale_kernels_cuda.h"
 #include "kernels/quantize/tile_formats_cuda.h"
 #include "kernels/tensor/tensor_cuda.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -14,7 +15,7 @@ absl::Status DequantizeTiles(CudaDevice& device, const QuantizedCopy& copy, Usag
                              Tensor& out) {
   TileDequantization job;
   job.codes = copy.data.as<uint8_t>();
-  job.element = ElementFormatOf(copy.element);
+  job.element = FormatOf(copy.element);
   job.scales = TileScalesOf(copy.format);
   job.has_tiles = copy.block_dim == 2;
   job.is_columnwise = usage == Usage::kColumnwise;
@@ -22,7 +23,7 @@ absl::Status DequantizeTiles(CudaDevice& device, const QuantizedCopy& copy, Usag
   job.rows = out.rows();
   job.columns = out.columns();
   job.out = out.data();
-  job.out_format = SourceFormatOf(out.dtype());
+  job.out_format = FormatOf(out.dtype());
   return QG_CUDA_STATUS(
       LaunchDequantizeTiles(job, device.facts().multiprocessors, device.stream()));
 }

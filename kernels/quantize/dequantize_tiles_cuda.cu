@@ -32,16 +32,12 @@ __device__ float ScaleAt(const TileDequantization& job, int64_t row, int64_t col
 }
 
 __device__ void Store(const TileDequantization& job, int64_t index, float value) {
-  switch (job.out_format) {
-    case SourceFormat::kBF16:
-      static_cast<uint16_t*>(job.out)[index] = RoundToBf16(value);
-      return;
-    case SourceFormat::kF16:
-      static_cast<uint16_t*>(job.out)[index] = RoundToF16(value);
-      return;
-    case SourceFormat::kF32:
-      static_cast<float*>(job.out)[index] = CanonicalFloat(value);
-      return;
+  if (job.out_format == kFormatId<BFloat16>) {
+    static_cast<uint16_t*>(job.out)[index] = RoundToBf16(value);
+  } else if (job.out_format == kFormatId<Float16>) {
+    static_cast<uint16_t*>(job.out)[index] = RoundToF16(value);
+  } else {
+    static_cast<float*>(job.out)[index] = CanonicalFloat(value);
   }
 }
 
@@ -97,11 +93,8 @@ __global__ void __launch_bounds__(kThreads) DequantizeTiles(const TileDequantiza
 cudaError_t LaunchDequantizeTiles(const TileDequantization& job, int multiprocessors,
                                   cudaStream_t stream) {
   if (job.rows == 0 || job.columns == 0) return cudaSuccess;
-  const auto kernel = job.element == ElementFormat::kE4M3   ? &DequantizeTiles<E4M3>
-                      : job.element == ElementFormat::kE5M2 ? &DequantizeTiles<E5M2>
-                      : job.element == ElementFormat::kE2M3 ? &DequantizeTiles<E2M3>
-                      : job.element == ElementFormat::kE3M2 ? &DequantizeTiles<E3M2>
-                                                            : &DequantizeTiles<E2M1>;
+  const auto kernel = VisitFormatIn(QuantizedFormats{}, job.element,
+                                    [&]<class F>() { return &DequantizeTiles<F>; });
   kernel<<<multiprocessors * 8, kThreads, 0, stream>>>(job);
   return cudaGetLastError();
 }

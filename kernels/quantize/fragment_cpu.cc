@@ -3,9 +3,10 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/numerics/format_list.h"
 #include "kernels/quantize/fragment.h"
 #include "kernels/quantize/fragment_steps.h"
+#include "kernels/quantize/quantizer_formats.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -15,7 +16,7 @@ constexpr int64_t kFragmentGrain = 1 << 14;
 /// Calls body(element of the fragment, its value) for [begin, end).
 template <class Body>
 void ForValues(const Tensor& values, int64_t begin, int64_t end, const Body& body) {
-  VisitFormat(DTypeName(values.dtype()), [&]<class Source>() {
+  VisitFormat<SourceFormats>(values.dtype(), [&]<class Source>() {
     const auto* codes = values.as<typename Source::Storage>();
     for (int64_t i = begin; i < end; ++i) body(i, DecodeFloat<Source>(codes[i]));
   });

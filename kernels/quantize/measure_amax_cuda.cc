@@ -3,14 +3,15 @@
 #include "kernels/quantize/format_quantizers.h"
 #include "kernels/quantize/nvfp4_kernels.h"
 #include "kernels/quantize/quantize_cuda.h"
-#include "kernels/quantize/tile_formats_cuda.h"
+#include "kernels/quantize/quantize_tiles_cuda.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
 
 absl::StatusOr<Tensor> SourceAmax(CudaDevice& device, const Tensor& source) {
   QG_ASSIGN_OR_RETURN(Tensor amax, device.AllocateZeroed(DType::kF32, {1}));
-  QG_CUDA_RETURN_IF_ERROR(LaunchAmax(source.data(), SourceFormatOf(source.dtype()),
+  QG_CUDA_RETURN_IF_ERROR(LaunchAmax(source.data(), FormatOf(source.dtype()),
                                      source.element_count(), amax.as<uint32_t>(),
                                      device.facts().multiprocessors, device.stream()));
   return amax;

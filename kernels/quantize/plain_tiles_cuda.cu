@@ -45,21 +45,11 @@ using Kernel = void (*)(TileQuantization);
 
 Kernel FindKernel(const TileQuantization& job) {
   if (job.scales != TileScales::kE8m0) {
-    return job.element == ElementFormat::kE4M3 ? &QuantizeBlocks<E4M3> : &QuantizeBlocks<E5M2>;
+    return VisitFormatIn(Fp8Formats{}, job.element,
+                         [&]<class F>() -> Kernel { return &QuantizeBlocks<F>; });
   }
-  switch (job.element) {
-    case ElementFormat::kE4M3:
-      return &QuantizeMicro<E4M3>;
-    case ElementFormat::kE5M2:
-      return &QuantizeMicro<E5M2>;
-    case ElementFormat::kE2M3:
-      return &QuantizeMicro<E2M3>;
-    case ElementFormat::kE3M2:
-      return &QuantizeMicro<E3M2>;
-    case ElementFormat::kE2M1:
-      break;
-  }
-  return &QuantizeMicro<E2M1>;
+  return VisitFormatIn(QuantizedFormats{}, job.element,
+                       [&]<class F>() -> Kernel { return &QuantizeMicro<F>; });
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 // The CPU quantizer: its formats, and the one that keeps the source.
 #include "kernels/base/status_macros.h"
-#include "kernels/numerics/format_list.h"
 #include "kernels/quantize/block_lines.h"
 #include "kernels/quantize/format_quantizers.h"
+#include "kernels/quantize/quantizer_formats.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -42,7 +43,7 @@ absl::Status KeepSource(const FormatRequest& request, QuantizedTensor& quantized
   copy.data = request.source;
   if (request.usages.rowwise) quantized.rowwise = copy;
   if (request.usages.columnwise) quantized.columnwise = copy;
-  VisitFormat(DTypeName(request.source.dtype()), [&]<class Source>() {
+  VisitFormat<SourceFormats>(request.source.dtype(), [&]<class Source>() {
     quantized.counts = CountSource<Source>(request.source, request.context);
   });
   return request.context.CheckCancelled();

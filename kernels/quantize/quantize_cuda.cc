@@ -9,6 +9,7 @@
 #include "kernels/quantize/quantize_nvfp4_cuda.h"
 #include "kernels/quantize/quantized_outline.h"
 #include "kernels/quantize/tile_formats_cuda.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -36,9 +37,9 @@ absl::Status KeepSource(const CudaRequest& request, QuantizedTensor& quantized) 
   if (request.usages.columnwise) quantized.columnwise = copy;
   QG_ASSIGN_OR_RETURN(quantized.device_counts,
                       device.AllocateZeroed(DType::kI64, {kQuantizationCountKinds}));
-  QG_CUDA_RETURN_IF_ERROR(LaunchCountSource(
-      request.source.data(), SourceFormatOf(request.source.dtype()), request.source.element_count(),
-      CountsOf(quantized), device.facts().multiprocessors, device.stream()));
+  QG_CUDA_RETURN_IF_ERROR(LaunchCountSource(request.source.data(), FormatOf(request.source.dtype()),
+                                            request.source.element_count(), CountsOf(quantized),
+                                            device.facts().multiprocessors, device.stream()));
   return absl::OkStatus();
 }
 
@@ -46,10 +47,10 @@ TileQuantization JobOf(const CudaRequest& request, QuantizedTensor& quantized) {
   const QuantizerSpec& spec = request.spec;
   TileQuantization job;
   job.source = request.source.data();
-  job.source_format = SourceFormatOf(request.source.dtype());
+  job.source_format = FormatOf(request.source.dtype());
   job.rows = request.source.rows();
   job.columns = request.source.columns();
-  job.element = ElementFormatOf(spec.element);
+  job.element = FormatOf(spec.element);
   job.scales = TileScalesOf(spec.format);
   job.has_tiles = spec.block_dim == 2;
   job.scale_options = {
@@ -147,7 +148,7 @@ absl::Status MakeScale(const CudaRequest& request, TensorResults& results) {
                                             cudaMemcpyDeviceToDevice, device.stream()));
     job.is_empty = false;
   } else {
-    QG_CUDA_RETURN_IF_ERROR(LaunchAmax(source.data(), SourceFormatOf(source.dtype()),
+    QG_CUDA_RETURN_IF_ERROR(LaunchAmax(source.data(), FormatOf(source.dtype()),
                                        source.element_count(), results.amax.as<uint32_t>(),
                                        device.facts().multiprocessors, device.stream()));
   }

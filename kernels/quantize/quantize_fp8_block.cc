@@ -1,8 +1,9 @@
 // FP8 under fp32 scales of 128 elements or of 128 x 128 tiles: docs/quantizers.md section 4.
 #include "kernels/base/status_macros.h"
-#include "kernels/numerics/format_list.h"
 #include "kernels/quantize/block_lines.h"
 #include "kernels/quantize/format_quantizers.h"
+#include "kernels/quantize/quantizer_formats.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -35,10 +36,9 @@ using RangeFunction = void (*)(const FormatRequest&, Usage, const LineRange&, Qu
 
 RangeFunction FindScalarRange(DType source, DType element) {
   RangeFunction range = nullptr;
-  VisitFormat(DTypeName(source), [&]<class Source>() {
-    VisitFormat(DTypeName(element), [&]<class Element>() {
-      if constexpr (FormatConstants<Element>::kBits == 8) range = &QuantizeBlocks<Source, Element>;
-    });
+  VisitFormat<SourceFormats>(source, [&]<class Source>() {
+    VisitFormat<Fp8Formats>(element,
+                            [&]<class Element>() { range = &QuantizeBlocks<Source, Element>; });
   });
   return range;
 }

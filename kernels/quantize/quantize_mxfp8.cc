@@ -2,9 +2,10 @@
 // section 5.
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/e8m0.h"
-#include "kernels/numerics/format_list.h"
 #include "kernels/quantize/block_lines.h"
 #include "kernels/quantize/format_quantizers.h"
+#include "kernels/quantize/quantizer_formats.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -36,12 +37,9 @@ using RangeFunction = void (*)(const FormatRequest&, Usage, const LineRange&, Qu
 
 RangeFunction FindScalarRange(DType source, DType element) {
   RangeFunction range = nullptr;
-  const std::string_view element_name =
-      element == DType::kF4E2M1x2 ? "f4_e2m1" : DTypeName(element);
-  VisitFormat(DTypeName(source), [&]<class Source>() {
-    VisitFormat(element_name, [&]<class Element>() {
-      if constexpr (FormatConstants<Element>::kBits <= 8) range = &QuantizeBlocks<Source, Element>;
-    });
+  VisitFormat<SourceFormats>(source, [&]<class Source>() {
+    VisitFormat<QuantizedFormats>(
+        element, [&]<class Element>() { range = &QuantizeBlocks<Source, Element>; });
   });
   return range;
 }

@@ -3,8 +3,9 @@
 #include <optional>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/numerics/format_list.h"
 #include "kernels/quantize/nvfp4_direction.h"
+#include "kernels/quantize/quantizer_formats.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -94,7 +95,7 @@ using RangeFunction = void (*)(const Nvfp4Direction&, const Nvfp4TensorScales&, 
 
 RangeFunction FindScalarRange(DType source) {
   RangeFunction range = nullptr;
-  VisitFormat(DTypeName(source), [&]<class Source>() { range = &QuantizeBlocks<Source>; });
+  VisitFormat<SourceFormats>(source, [&]<class Source>() { range = &QuantizeBlocks<Source>; });
   return range;
 }
 
@@ -119,7 +120,7 @@ absl::Status SetAmax(const FormatRequest& request, std::optional<float> known,
   if (request.spec.scale_rule == ScaleRule::kSingleLevel) return absl::OkStatus();
   if (request.spec.row_scaled) {
     QG_ASSIGN_OR_RETURN(amax, Tensor::Allocate(DType::kF32, {direction.layout.lines}));
-    VisitFormat(DTypeName(direction.source.dtype()), [&]<class Source>() {
+    VisitFormat<SourceFormats>(direction.source.dtype(), [&]<class Source>() {
       LineAmaxes<Source>(direction.source.data(), direction.layout, request.context,
                          amax.as<float>());
     });

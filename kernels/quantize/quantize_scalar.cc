@@ -1,5 +1,6 @@
-#include "kernels/numerics/format_list.h"
 #include "kernels/quantize/quantize_kernels.h"
+#include "kernels/quantize/quantizer_formats.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -33,16 +34,14 @@ void Cast(const CastPiece& piece, ElementRounding rounding, Overflow overflow,
 
 AmaxFunction ScalarAmax(DType source) {
   AmaxFunction amax = nullptr;
-  VisitFormat(DTypeName(source), [&]<class Source>() { amax = &Amax<Source>; });
+  VisitFormat<SourceFormats>(source, [&]<class Source>() { amax = &Amax<Source>; });
   return amax;
 }
 
 CastAnyFunction ScalarCast(DType source, DType element) {
   CastAnyFunction cast = nullptr;
-  VisitFormat(DTypeName(source), [&]<class Source>() {
-    VisitFormat(DTypeName(element), [&]<class Element>() {
-      if constexpr (FormatConstants<Element>::kBits == 8) cast = &Cast<Source, Element>;
-    });
+  VisitFormat<SourceFormats>(source, [&]<class Source>() {
+    VisitFormat<Fp8Formats>(element, [&]<class Element>() { cast = &Cast<Source, Element>; });
   });
   return cast;
 }

@@ -8,11 +8,10 @@
 
 #include "kernels/numerics/cast.h"
 #include "kernels/numerics/scale_rule.h"
+#include "kernels/quantize/quantizer_formats.h"
 
 namespace quantgate {
 
-enum class SourceFormat { kF32, kBF16, kF16 };
-enum class ElementFormat { kE4M3, kE5M2, kE2M3, kE3M2, kE2M1 };
 /// What the scales of a format are.
 enum class TileScales {
   kTensor,  ///< fp8_tensor: one fp32 scale.
@@ -23,10 +22,10 @@ enum class TileScales {
 /// One rule, a source of rows x columns, and the copies that are wanted: layouts as QuantizedCopy.
 struct TileQuantization {
   const void* source = nullptr;
-  SourceFormat source_format = SourceFormat::kBF16;
+  FormatId source_format = kFormatId<BFloat16>;
   int64_t rows = 0, columns = 0;
 
-  ElementFormat element = ElementFormat::kE4M3;
+  FormatId element = kFormatId<E4M3>;
   TileScales scales = TileScales::kTensor;
   bool has_tiles = false;  ///< One scale per tile, block_dim 2.
   ScaleOptions scale_options;
@@ -52,7 +51,7 @@ bool TunedTilesTake(const TileQuantization& job);
 cudaError_t LaunchTunedTiles(const TileQuantization& job, cudaStream_t stream);
 
 /// Raises *amax_bits, fp32 magnitude bits, to max |x| of the elements; NaN counts as 0.
-cudaError_t LaunchAmax(const void* source, SourceFormat format, int64_t count, uint32_t* amax_bits,
+cudaError_t LaunchAmax(const void* source, FormatId format, int64_t count, uint32_t* amax_bits,
                        int multiprocessors, cudaStream_t stream);
 
 /// What becomes the scale of a per-tensor cast, on the device.
@@ -74,20 +73,20 @@ cudaError_t LaunchTensorScale(const TensorScaleJob& job, cudaStream_t stream);
 /// One copy of rows x columns back to values.
 struct TileDequantization {
   const uint8_t* codes = nullptr;
-  ElementFormat element = ElementFormat::kE4M3;
+  FormatId element = kFormatId<E4M3>;
   TileScales scales = TileScales::kTensor;
   bool has_tiles = false;
   bool is_columnwise = false;
   const void* scale_inv = nullptr;
   int64_t rows = 0, columns = 0;
   void* out = nullptr;
-  SourceFormat out_format = SourceFormat::kBF16;
+  FormatId out_format = kFormatId<BFloat16>;
 };
 cudaError_t LaunchDequantizeTiles(const TileDequantization& job, int multiprocessors,
                                   cudaStream_t stream);
 
 /// Adds the kinds of a source's own codes to counts[7].
-cudaError_t LaunchCountSource(const void* source, SourceFormat format, int64_t count,
+cudaError_t LaunchCountSource(const void* source, FormatId format, int64_t count,
                               unsigned long long* counts, int multiprocessors, cudaStream_t stream);
 
 }  // namespace quantgate

@@ -101,7 +101,7 @@ absl::StatusOr<RecipeRules> RulesOf(const RecipeTable& table, const Recipe::Knob
                                     ModuleType module) {
   QG_ASSIGN_OR_RETURN(const RecipeRules rules, table.is_composed()
                                                    ? RulesOfComposed(table.kind, resolved, module)
-                                                   : RulesOfKnobs(table.kind, resolved));
+                                                   : RulesOfKnobs(table.name, resolved));
   absl::Status status = CheckRules(rules);
   if (status.ok()) return rules;
   // What is wrong of linear modules is said of the recipe; grouped_linear comes after them.

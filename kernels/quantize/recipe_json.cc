@@ -26,7 +26,7 @@ absl::Status CheckComponent(const RecipeTable& table, const Recipe::Knobs& given
   const std::string name(table.name);
   if (table.is_composed())
     return absl::InvalidArgumentError(absl::StrCat(name, " does not go into another recipe"));
-  if (table.kind == RecipeKind::kFp8Delayed) {
+  if (table.kind == RecipeKind::kDelayed) {
     return absl::InvalidArgumentError(
         "nested delayed scaling is refused: fp8_delayed is a recipe of its own only");
   }

@@ -1,5 +1,7 @@
 #include "kernels/quantize/recipe_quantizers.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 
@@ -47,7 +49,7 @@ std::string_view VariantSuffix(TensorRole role) {
   return "";
 }
 
-RecipeRules RulesOfFp8Delayed(const Recipe::Knobs& knobs) {
+absl::StatusOr<RecipeRules> RulesOfFp8Delayed(const Recipe::Knobs& knobs) {
   RecipeRules rules;
   rules.split = kModuleSplits;
   rules.delayed.margin = IntegerOf(knobs, "margin");
@@ -66,7 +68,7 @@ RecipeRules RulesOfFp8Delayed(const Recipe::Knobs& knobs) {
   return rules;
 }
 
-RecipeRules RulesOfFp8Current(const Recipe::Knobs& knobs) {
+absl::StatusOr<RecipeRules> RulesOfFp8Current(const Recipe::Knobs& knobs) {
   RecipeRules rules;
   for (const GemmRole gemm : kGemmRoles) {
     rules.split[static_cast<size_t>(gemm)] =
@@ -85,7 +87,7 @@ RecipeRules RulesOfFp8Current(const Recipe::Knobs& knobs) {
   return rules;
 }
 
-RecipeRules RulesOfFp8Block(const Recipe::Knobs& knobs) {
+absl::StatusOr<RecipeRules> RulesOfFp8Block(const Recipe::Knobs& knobs) {
   RecipeRules rules;
   rules.split = {true, true, true};  // Block scales are applied between partial sums.
   for (const TensorRole role : kTensorRoles) {
@@ -101,7 +103,7 @@ RecipeRules RulesOfFp8Block(const Recipe::Knobs& knobs) {
   return rules;
 }
 
-RecipeRules RulesOfMxfp8(const Recipe::Knobs& knobs) {
+absl::StatusOr<RecipeRules> RulesOfMxfp8(const Recipe::Knobs& knobs) {
   RecipeRules rules;
   rules.split = kModuleSplits;
   for (const TensorRole role : kTensorRoles) {
@@ -162,6 +164,19 @@ absl::StatusOr<RecipeRules> RulesOfNvfp4(const Recipe::Knobs& knobs) {
   return Nvfp4Rules(knobs);
 }
 
+absl::StatusOr<RecipeRules> NothingQuantized(const Recipe::Knobs&) { return RecipeRules{}; }
+
+/// What the recipes of recipe_table.cc mean.
+constexpr std::pair<std::string_view, absl::StatusOr<RecipeRules> (*)(const Recipe::Knobs&)>
+    kMeanings[] = {
+        {"bf16", &NothingQuantized},
+        {"fp8_delayed", &RulesOfFp8Delayed},
+        {"fp8_current", &RulesOfFp8Current},
+        {"fp8_block", &RulesOfFp8Block},
+        {"mxfp8", &RulesOfMxfp8},
+        {"nvfp4", &RulesOfNvfp4},
+};
+
 std::string OperandName(TensorRole role, Usage usage) {
   return absl::StrCat(std::string(TensorRoleName(role)), " ", std::string(UsageName(usage)));
 }
@@ -203,24 +218,12 @@ absl::Status CheckPair(const GemmPair& pair, const RecipeRules& rules) {
 
 }  // namespace
 
-absl::StatusOr<RecipeRules> RulesOfKnobs(RecipeKind kind, const Recipe::Knobs& knobs) {
-  switch (kind) {
-    case RecipeKind::kFp8Delayed:
-      return RulesOfFp8Delayed(knobs);
-    case RecipeKind::kFp8Current:
-      return RulesOfFp8Current(knobs);
-    case RecipeKind::kFp8Block:
-      return RulesOfFp8Block(knobs);
-    case RecipeKind::kMxfp8:
-      return RulesOfMxfp8(knobs);
-    case RecipeKind::kNvfp4:
-      return RulesOfNvfp4(knobs);
-    case RecipeKind::kBf16:
-    case RecipeKind::kHybrid:
-    case RecipeKind::kCustom:
-      break;
+absl::StatusOr<RecipeRules> RulesOfKnobs(std::string_view recipe, const Recipe::Knobs& knobs) {
+  for (const auto& [name, rules] : kMeanings) {
+    if (name == recipe) return rules(knobs);
   }
-  return RecipeRules{};
+  return absl::InternalError(
+      absl::StrCat("recipe ", std::string(recipe), " is listed without a meaning"));
 }
 
 absl::Status CheckRules(const RecipeRules& rules) {

@@ -32,7 +32,7 @@ inline constexpr std::array kModuleTypes = {ModuleType::kLinear, ModuleType::kGr
 
 /// The rules of a recipe that is not composed; every knob is in `knobs`. INVALID_ARGUMENT for knobs
 /// that do not go together, without the recipe's name.
-absl::StatusOr<RecipeRules> RulesOfKnobs(RecipeKind kind, const Recipe::Knobs& knobs);
+absl::StatusOr<RecipeRules> RulesOfKnobs(std::string_view recipe, const Recipe::Knobs& knobs);
 
 /// The two operands of each GEMM: which direction of which roles they are (docs/quantizers.md
 /// section 10.1).

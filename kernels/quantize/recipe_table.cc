@@ -105,7 +105,7 @@ RecipeTable Fp8Delayed() {
                          "the kernel's update, or torch's: they differ at amax 0 and NaN"));
   knobs.push_back(Choice("reduce_amax", kTrueFalse,
                          "maximum over the ranks before the update; one rank: none"));
-  return {RecipeKind::kFp8Delayed, "fp8_delayed",
+  return {RecipeKind::kDelayed, "fp8_delayed",
           "FP8 with one scale per tensor, from the amaxes of earlier steps", std::move(knobs)};
 }
 
@@ -120,7 +120,7 @@ RecipeTable Fp8Current() {
                          "fprop adds partial sums in fp32 every 128 of K"));
   knobs.push_back(Choice("split_accumulator_dgrad", kTrueFalse, "the same of dgrad"));
   knobs.push_back(Choice("split_accumulator_wgrad", kTrueFalse, "the same of wgrad"));
-  return {RecipeKind::kFp8Current, "fp8_current",
+  return {RecipeKind::kBase, "fp8_current",
           "FP8 with one scale per tensor, from the tensor's own amax", std::move(knobs)};
 }
 
@@ -132,7 +132,7 @@ RecipeTable Fp8Block() {
   knobs.push_back(Choice("x_block_dim", {"1", "2"}, "blocks of x: 1x128 or 128x128"));
   knobs.push_back(Choice("w_block_dim", {"2", "1"}, "blocks of the weight"));
   knobs.push_back(Choice("grad_block_dim", {"1", "2"}, "blocks of grad_output"));
-  return {RecipeKind::kFp8Block, "fp8_block", "FP8 with fp32 scales of 1x128 or 128x128 blocks",
+  return {RecipeKind::kBase, "fp8_block", "FP8 with fp32 scales of 1x128 or 128x128 blocks",
           std::move(knobs)};
 }
 
@@ -145,7 +145,7 @@ RecipeTable Mxfp8() {
   knobs.push_back(Fp8FormatKnob({"e4m3", "hybrid"}));
   knobs.push_back(
       Choice("enable_2d_quantization", kFalseTrue, "32x32 blocks for weights in place of 1x32"));
-  return {RecipeKind::kMxfp8, "mxfp8", "FP8 with E8M0 scales of 1x32 blocks", std::move(knobs)};
+  return {RecipeKind::kBase, "mxfp8", "FP8 with E8M0 scales of 1x32 blocks", std::move(knobs)};
 }
 
 RecipeTable Nvfp4() {
@@ -168,7 +168,7 @@ RecipeTable Nvfp4() {
                          "largest block scale under 4over6; 448 without"));
   knobs.push_back(
       Choice("nvfp4_4over6_err_mode", {"mae", "mse"}, "the error that 4over6 compares"));
-  return {RecipeKind::kNvfp4, "nvfp4", "FP4 with E4M3 scales of 1x16 blocks and a tensor scale",
+  return {RecipeKind::kBase, "nvfp4", "FP4 with E4M3 scales of 1x16 blocks and a tensor scale",
           std::move(knobs)};
 }
 
@@ -206,7 +206,7 @@ RecipeTable Custom() {
 
 const std::vector<RecipeTable>& RecipeTables() {
   static const auto& tables = *new std::vector<RecipeTable>{
-      {RecipeKind::kBf16, "bf16", "no quantization: GEMMs in the activation dtype (f32: tf32)",
+      {RecipeKind::kBase, "bf16", "no quantization: GEMMs in the activation dtype (f32: tf32)",
        Fp32ScaleKnobs()},
       Fp8Delayed(),
       Fp8Current(),

@@ -37,13 +37,10 @@ struct Knob {
   int64_t maximum = 0;
 };
 
+/// What kinds of recipes differ in.
 enum class RecipeKind {
-  kBf16,
-  kFp8Delayed,
-  kFp8Current,
-  kFp8Block,
-  kMxfp8,
-  kNvfp4,
+  kBase,     ///< Its meaning is a function of its knobs: recipe_quantizers.cc.
+  kDelayed,  ///< The same with scales of earlier steps, which goes into no other recipe.
   kHybrid,
   kCustom,
 };

@@ -9,16 +9,16 @@ constexpr int kThreads = 256, kWarps = kThreads / kWarpLanes;
 constexpr int kUnrolled = 4;
 
 /// Magnitudes as the format holds them, two to a word where it has 16 bits.
-template <SourceFormat kFormat>
+template <class Source>
 struct Magnitudes {
-  static constexpr int kBytes = kFormat == SourceFormat::kF32 ? 4 : 2;
+  static constexpr int kBytes = std::is_same_v<Source, Float32> ? 4 : 2;
   uint32_t max = 0;
 
   __device__ void Take(uint32_t word) {
-    if constexpr (kFormat == SourceFormat::kF32) {
+    if constexpr (std::is_same_v<Source, Float32>) {
       // fmaxf gives the number where the other is NaN.
       max = __float_as_uint(fmaxf(__uint_as_float(max), fabsf(__uint_as_float(word))));
-    } else if constexpr (kFormat == SourceFormat::kBF16) {
+    } else if constexpr (std::is_same_v<Source, BFloat16>) {
       max = MaxMagnitudesBf16(max, word);
     } else {
       max = MaxMagnitudesF16(max, word);
@@ -31,31 +31,31 @@ struct Magnitudes {
     Take(words.w);
   }
   __device__ void TakeElement(const void* source, int64_t i) {
-    if constexpr (kFormat == SourceFormat::kF32) {
+    if constexpr (std::is_same_v<Source, Float32>) {
       Take(static_cast<const uint32_t*>(source)[i]);
     } else {
       Take(static_cast<const uint16_t*>(source)[i]);
     }
   }
   __device__ uint32_t Float32Bits() const {
-    if constexpr (kFormat == SourceFormat::kF32) return max;
+    if constexpr (std::is_same_v<Source, Float32>) return max;
     const uint16_t lower = static_cast<uint16_t>(max), upper = static_cast<uint16_t>(max >> 16);
-    if constexpr (kFormat == SourceFormat::kBF16)
+    if constexpr (std::is_same_v<Source, BFloat16>)
       return static_cast<uint32_t>(::max(lower, upper)) << 16;
     return __float_as_uint(DecodeFloat<Float16>(::max(lower, upper)));
   }
 };
 
-template <SourceFormat kFormat>
+template <class Source>
 __global__ void __launch_bounds__(kThreads)
     FindAmax(const void* source, int64_t count, uint32_t* amax_bits) {
-  constexpr int64_t kPerVector = 16 / Magnitudes<kFormat>::kBytes;
+  constexpr int64_t kPerVector = 16 / Magnitudes<Source>::kBytes;
   const bool is_aligned = reinterpret_cast<uintptr_t>(source) % 16 == 0;
   const int64_t vectors = is_aligned ? count / kPerVector : 0;
   const auto* from = static_cast<const uint4*>(source);
   const int64_t threads = int64_t{gridDim.x} * kThreads;
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  Magnitudes<kFormat> magnitudes;
+  Magnitudes<Source> magnitudes;
   int64_t i = thread;
   for (; i + (kUnrolled - 1) * threads < vectors; i += kUnrolled * threads) {
     uint4 words[kUnrolled];
@@ -111,12 +111,11 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t LaunchAmax(const void* source, SourceFormat format, int64_t count, uint32_t* amax_bits,
+cudaError_t LaunchAmax(const void* source, FormatId format, int64_t count, uint32_t* amax_bits,
                        int multiprocessors, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
-  const auto kernel = format == SourceFormat::kF32    ? &FindAmax<SourceFormat::kF32>
-                      : format == SourceFormat::kBF16 ? &FindAmax<SourceFormat::kBF16>
-                                                      : &FindAmax<SourceFormat::kF16>;
+  const auto kernel =
+      VisitFormatIn(SourceFormats{}, format, [&]<class Source>() { return &FindAmax<Source>; });
   kernel<<<multiprocessors * 8, kThreads, 0, stream>>>(source, count, amax_bits);
   return cudaGetLastError();
 }
@@ -126,13 +125,12 @@ cudaError_t LaunchTensorScale(const TensorScaleJob& job, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t LaunchCountSource(const void* source, SourceFormat format, int64_t count,
+cudaError_t LaunchCountSource(const void* source, FormatId format, int64_t count,
                               unsigned long long* counts, int multiprocessors,
                               cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
-  const auto kernel = format == SourceFormat::kF32    ? &CountSource<Float32>
-                      : format == SourceFormat::kBF16 ? &CountSource<BFloat16>
-                                                      : &CountSource<Float16>;
+  const auto kernel =
+      VisitFormatIn(SourceFormats{}, format, [&]<class Source>() { return &CountSource<Source>; });
   kernel<<<multiprocessors * 8, kThreads, 0, stream>>>(source, count, counts);
   return cudaGetLastError();
 }

@@ -12,16 +12,10 @@ inline constexpr int kCountKinds = 7;
 inline constexpr int kWarpLanes = 32;
 inline constexpr uint32_t kInfinityBits = 0x7F800000;
 
-__device__ inline float LoadElement(const void* source, SourceFormat format, int64_t i) {
-  switch (format) {
-    case SourceFormat::kBF16:
-      return DecodeFloat<BFloat16>(static_cast<const uint16_t*>(source)[i]);
-    case SourceFormat::kF16:
-      return DecodeFloat<Float16>(static_cast<const uint16_t*>(source)[i]);
-    case SourceFormat::kF32:
-      break;
-  }
-  return DecodeFloat<Float32>(static_cast<const uint32_t*>(source)[i]);
+__device__ inline float LoadElement(const void* source, FormatId format, int64_t i) {
+  return VisitFormatIn(SourceFormats{}, format, [&]<class Source>() {
+    return DecodeFloat<Source>(static_cast<const typename Source::Storage*>(source)[i]);
+  });
 }
 
 __device__ inline uint32_t MagnitudeBits(float value) {

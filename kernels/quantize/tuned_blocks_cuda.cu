@@ -224,7 +224,7 @@ class BlockTile {
   __device__ void CountEach(ThreadCounts& counts) const {
 #pragma unroll 1
     for (int i = 0; i < kPatch * kPatch; ++i) {
-      const float value = LoadElement(job_.source, SourceFormat::kBF16,
+      const float value = LoadElement(job_.source, kFormatId<BFloat16>,
                                       First() + i / kPatch * job_.columns + i % kPatch);
       const float scaled = value * factor_;
       counts.Add(KindOfElement<Element>(ClassOf(value), scaled, EncodeFloat<Element>(scaled),
@@ -333,8 +333,8 @@ cudaError_t LaunchTunedBlocks(const TileQuantization& job, cudaStream_t stream) 
   const TileQuantization reshaped = Reshaped(job);
   const TileOrder order = TileOrder::Of(reshaped.rows, reshaped.columns);
   if (order.count() == 0) return cudaSuccess;
-  return job.element == ElementFormat::kE4M3 ? LaunchBlocks<E4M3>(reshaped, order, stream)
-                                             : LaunchBlocks<E5M2>(reshaped, order, stream);
+  return job.element == kFormatId<E4M3> ? LaunchBlocks<E4M3>(reshaped, order, stream)
+                                        : LaunchBlocks<E5M2>(reshaped, order, stream);
 }
 
 }  // namespace quantgate

@@ -314,8 +314,8 @@ cudaError_t Launch(const TileQuantization& job, const TileOrder& order, cudaStre
 cudaError_t LaunchTunedLines(const TileQuantization& job, cudaStream_t stream) {
   const TileOrder order = TileOrder::Of(job.rows, job.columns);
   if (order.count() == 0) return cudaSuccess;
-  return job.element == ElementFormat::kE4M3 ? Launch<E4M3>(job, order, stream)
-                                             : Launch<E5M2>(job, order, stream);
+  return job.element == kFormatId<E4M3> ? Launch<E4M3>(job, order, stream)
+                                        : Launch<E5M2>(job, order, stream);
 }
 
 }  // namespace quantgate

@@ -252,8 +252,7 @@ cudaError_t LaunchTunedMicro(const TileQuantization& job, cudaStream_t stream) {
   const auto across = static_cast<uint32_t>(BlocksAcross(job));
   const auto count = static_cast<uint32_t>(job.rows / kLength * across);
   if (count == 0) return cudaSuccess;
-  const auto kernel =
-      job.element == ElementFormat::kE4M3 ? &QuantizeMicro<E4M3> : &QuantizeMicro<E5M2>;
+  const auto kernel = job.element == kFormatId<E4M3> ? &QuantizeMicro<E4M3> : &QuantizeMicro<E5M2>;
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(Shared)});
   if (error != cudaSuccess) return error;

@@ -8,10 +8,10 @@ bool IsAligned(const void* address) { return reinterpret_cast<uintptr_t>(address
 }  // namespace
 
 bool TunedTilesTake(const TileQuantization& job) {
-  const bool is_usual =
-      job.source_format == SourceFormat::kBF16 &&
-      (job.element == ElementFormat::kE4M3 || job.element == ElementFormat::kE5M2) &&
-      job.rounding == ElementRounding::kNearestEven && job.overflow == Overflow::kSaturate;
+  const bool is_fp8 = VisitFormat<Fp8Formats>(job.element, []<class F>() {});
+  const bool is_usual = job.source_format == kFormatId<BFloat16> && is_fp8 &&
+                        job.rounding == ElementRounding::kNearestEven &&
+                        job.overflow == Overflow::kSaturate;
   if (!is_usual || !IsAligned(job.source) || !IsAligned(job.row_codes) ||
       !IsAligned(job.column_codes) || !IsAligned(job.column_scales)) {
     return false;

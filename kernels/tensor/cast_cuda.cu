@@ -3,7 +3,6 @@
 
 #include "kernels/tensor/encode_lanes.h"
 #include "kernels/tensor/tensor_kernels_cuda.h"
-#include "kernels/tensor/visit_target.h"
 
 namespace quantgate {
 namespace {
@@ -154,7 +153,7 @@ bool QuadsAreAligned(const NumberSource& from) {
 
 cudaError_t LaunchCast(const CastParameters& parameters, KernelPath path, cudaStream_t stream) {
   if (parameters.count == 0) return cudaSuccess;
-  VisitTarget(parameters.format, [&]<class To>() {
+  VisitFormat<ElementFormats>(parameters.format, [&]<class To>() {
     int64_t begin = 0;
     if (path == KernelPath::kTuned && QuadsAreAligned(parameters.from)) {
       const int64_t tiles = std::min<int64_t>(parameters.count / kTileElements, 0x7FFFFFFF);

@@ -5,8 +5,8 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/branch_free_cast.h"
-#include "kernels/numerics/format_list.h"
 #include "kernels/tensor/tensor_checks.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -58,14 +58,14 @@ void CastAll(const Tensor& tensor, Tensor& out, const ExecutionContext& context)
 template <class From>
 CastFunction CastTo(DType out) {
   CastFunction cast = nullptr;
-  VisitFormat(DTypeName(out), [&]<class To>() { cast = &CastAll<From, Element<To>>; });
+  VisitFormat<ElementFormats>(out, [&]<class To>() { cast = &CastAll<From, Element<To>>; });
   return cast;
 }
 
 CastFunction FindCast(DType in, DType out) {
   if (in == DType::kF64) return CastTo<Float64Source>(out);
   CastFunction cast = nullptr;
-  VisitFormat(DTypeName(in), [&]<class From>() { cast = CastTo<Element<From>>(out); });
+  VisitFormat<ElementFormats>(in, [&]<class From>() { cast = CastTo<Element<From>>(out); });
   return cast;
 }
 

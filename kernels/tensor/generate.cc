@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/numerics/format_list.h"
 #include "kernels/tensor/generation_rule.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -82,13 +82,8 @@ void Fill(const GenerationRule& rule, Tensor& tensor, const ExecutionContext& co
 
 absl::StatusOr<TargetRange> RangeFor(DType dtype) {
   TargetRange range;
-  if (VisitFormat(DTypeName(dtype), [&]<class F>() { range = RangeOf<F>(); })) return range;
-  std::string known;
-  for (const DTypeTraits& traits : AllDTypes()) {
-    if (!VisitFormat(traits.name, []<class F>() {})) continue;
-    absl::StrAppend(&known, known.empty() ? "" : ", ", std::string(traits.name));
-  }
-  return Refuse("dtype", DTypeName(dtype), "cannot be generated; known: " + known);
+  if (VisitFormat<ElementFormats>(dtype, [&]<class F>() { range = RangeOf<F>(); })) return range;
+  return Refuse("dtype", DTypeName(dtype), "cannot be generated; known: " + ElementFormatNames());
 }
 
 }  // namespace
@@ -134,7 +129,7 @@ absl::StatusOr<GenerationRule> GenerationRuleOf(const GeneratorSpec& spec) {
 absl::StatusOr<Tensor> Generate(const GeneratorSpec& spec, const ExecutionContext& context) {
   QG_ASSIGN_OR_RETURN(const GenerationRule rule, GenerationRuleOf(spec));
   QG_ASSIGN_OR_RETURN(Tensor tensor, Tensor::Allocate(spec.dtype, spec.shape));
-  VisitFormat(DTypeName(spec.dtype), [&]<class F>() { Fill<F>(rule, tensor, context); });
+  VisitFormat<ElementFormats>(spec.dtype, [&]<class F>() { Fill<F>(rule, tensor, context); });
   QG_RETURN_IF_ERROR(context.CheckCancelled());
   return tensor;
 }

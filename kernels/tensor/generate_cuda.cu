@@ -3,7 +3,6 @@
 
 #include "kernels/tensor/encode_lanes.h"
 #include "kernels/tensor/tensor_kernels_cuda.h"
-#include "kernels/tensor/visit_target.h"
 
 namespace quantgate {
 namespace {
@@ -72,7 +71,7 @@ void Fill(const GenerateParameters& parameters, cudaStream_t stream) {
 cudaError_t LaunchGenerate(const GenerateParameters& parameters, KernelPath path,
                            cudaStream_t stream) {
   if (parameters.count == 0) return cudaSuccess;
-  VisitTarget(parameters.format, [&]<class F>() {
+  VisitFormat<ElementFormats>(parameters.format, [&]<class F>() {
     if (path == KernelPath::kTuned && parameters.rule.formula == ValueFormula::kZero) {
       Fill<F>(parameters, stream);
     } else {

@@ -4,19 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/refusal.h"
-#include "kernels/numerics/format_list.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
-namespace {
-
-bool IsFormat(DType dtype) {
-  return VisitFormat(DTypeName(dtype), []<class F>() {});
-}
-
-}  // namespace
 
 absl::Status CheckCast(DType in, DType out) {
-  if ((in == DType::kF64 || IsFormat(in)) && IsFormat(out)) return absl::OkStatus();
+  if ((in == DType::kF64 || IsElementFormat(in)) && IsElementFormat(out)) return absl::OkStatus();
   return Refuse("out_dtype", DTypeName(out),
                 absl::StrCat(std::string(DTypeName(in)), " cannot be cast to it"));
 }

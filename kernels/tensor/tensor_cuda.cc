@@ -8,29 +8,10 @@
 #include "kernels/tensor/tensor_checks.h"
 #include "kernels/tensor/tensor_kernels_cuda.h"
 #include "kernels/tensor/tensor_numbers.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
-
-/// Of a type that CheckCast or GenerationRuleOf has let through.
-TargetFormat TargetOf(DType dtype) {
-  switch (dtype) {
-    case DType::kBF16:
-      return TargetFormat::kBF16;
-    case DType::kF16:
-      return TargetFormat::kF16;
-    case DType::kF8E4M3:
-      return TargetFormat::kE4M3;
-    case DType::kF8E5M2:
-      return TargetFormat::kE5M2;
-    case DType::kF6E2M3:
-      return TargetFormat::kE2M3;
-    case DType::kF6E3M2:
-      return TargetFormat::kE3M2;
-    default:
-      return TargetFormat::kF32;
-  }
-}
 
 /// kColumnSumRows rows to one, until one is left. `from` has rows.
 absl::StatusOr<Tensor> SumRows(CudaDevice& device, const Tensor& from) {
@@ -60,7 +41,7 @@ absl::StatusOr<Tensor> GenerateCuda(CudaDevice& device, const GeneratorSpec& spe
   QG_ASSIGN_OR_RETURN(Tensor tensor, device.Allocate(spec.dtype, spec.shape));
   const GenerateParameters parameters = {.rule = rule,
                                          .out = tensor.data(),
-                                         .format = TargetOf(spec.dtype),
+                                         .format = FormatOf(spec.dtype),
                                          .count = tensor.element_count()};
   QG_CUDA_RETURN_IF_ERROR(LaunchGenerate(parameters, KernelPath::kTuned, device.stream()));
   return tensor;
@@ -73,7 +54,7 @@ absl::StatusOr<Tensor> CastTensorCuda(CudaDevice& device, const Tensor& tensor, 
   QG_ASSIGN_OR_RETURN(Tensor result, device.Allocate(out, tensor.shape()));
   const CastParameters parameters = {.from = NumbersOf(tensor),
                                      .to = result.data(),
-                                     .format = TargetOf(out),
+                                     .format = FormatOf(out),
                                      .count = tensor.element_count()};
   QG_CUDA_RETURN_IF_ERROR(LaunchCast(parameters, KernelPath::kTuned, device.stream()));
   return result;

@@ -8,13 +8,11 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/numerics/format_list.h"
 #include "kernels/tensor/generated_value.h"
 #include "kernels/tensor/number_source.h"
 
 namespace quantgate {
-
-/// The targets of casts and of generation.
-enum class TargetFormat { kF32, kBF16, kF16, kE4M3, kE5M2, kE2M3, kE3M2 };
 
 /// Whether a kernel may restate steps in faster ones; the plain kernels give the same bytes.
 enum class KernelPath { kTuned, kPlain };
@@ -22,15 +20,15 @@ enum class KernelPath { kTuned, kPlain };
 struct CastParameters {
   NumberSource from;
   void* to = nullptr;
-  TargetFormat format = TargetFormat::kF32;
+  FormatId format = kFormatId<Float32>;  ///< Of ElementFormats.
   int64_t count = 0;
 };
 cudaError_t LaunchCast(const CastParameters& parameters, KernelPath path, cudaStream_t stream);
 
 struct GenerateParameters {
   GenerationRule rule;
-  void* out = nullptr;  ///< Aligned to 16 bytes.
-  TargetFormat format = TargetFormat::kF32;
+  void* out = nullptr;                   ///< Aligned to 16 bytes.
+  FormatId format = kFormatId<Float32>;  ///< Of ElementFormats.
   int64_t count = 0;
 };
 cudaError_t LaunchGenerate(const GenerateParameters& parameters, KernelPath path,

@@ -1,14 +1,14 @@
 #include "kernels/tensor/tensor_numbers.h"
 
 #include "kernels/numerics/e8m0.h"
-#include "kernels/numerics/format_list.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
 
 ByteValues ValuesOfCodes(DType dtype) {
   ByteValues values;
-  VisitFormat(DTypeName(dtype), [&]<class F>() {
+  VisitFormat<ElementFormats>(dtype, [&]<class F>() {
     for (int code = 0; code < 256; ++code) {
       values.value[code] = DecodeFloat<F>(static_cast<typename F::Storage>(code));
     }

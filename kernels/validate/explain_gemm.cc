@@ -14,7 +14,7 @@
 #include "kernels/gemm/rules.h"
 #include "kernels/gemm/scalar_dot.h"
 #include "kernels/numerics/cast.h"
-#include "kernels/numerics/format_list.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -30,15 +30,28 @@ constexpr size_t kEvaluatedWhole = 6;
 /// Rules whose promotion intervals and slices are varied.
 constexpr size_t kRefined = 6;
 
-constexpr ArithmeticFamily kFamilies[] = {
-    ArithmeticFamily::kSm90,  ArithmeticFamily::kSm90MmaFp8, ArithmeticFamily::kSm100,
-    ArithmeticFamily::kSm120, ArithmeticFamily::kSm89,       ArithmeticFamily::kSm86,
-    ArithmeticFamily::kSm80,  ArithmeticFamily::kSm75,       ArithmeticFamily::kSm70};
 constexpr int kSlices[] = {1, 2, 3, 4, 5, 6, 8, 12, 16};
 constexpr int kSteps[] = {1, 2, 4, 8, 16, 32, 64, 128};
 constexpr int64_t kPromotions[] = {32, 64, 128, 256, 512, 1024};
 constexpr int kAlignBits[] = {10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
                               22, 23, 24, 25, 26, 27, 28, 30, 32, 35, 40};
+
+/// Those of tensor cores: Hopper's and later ones in the order of the table, then earlier ones, the
+/// latest first.
+std::vector<ArithmeticFamily> TensorCoreFamilies() {
+  std::vector<ArithmeticFamily> families;
+  size_t earlier = 0;
+  for (const ArithmeticRow& row : ArithmeticTable()) {
+    if (row.rules.empty()) continue;
+    if (row.family == ArithmeticFamily::kSm90) {
+      earlier = families.size();
+      std::reverse(families.begin(), families.end());
+    }
+    families.push_back(row.family);
+  }
+  std::rotate(families.begin(), families.begin() + static_cast<ptrdiff_t>(earlier), families.end());
+  return families;
+}
 
 std::string RuleText(const FusedRule& rule) {
   std::string text =
@@ -69,7 +82,7 @@ std::string RuleText(const FusedRule& rule) {
 
 bool IsNanCode(DType dtype, uint32_t bits) {
   bool nan = false;
-  VisitFormat(DTypeName(dtype), [&]<class F>() {
+  VisitFormat<AllFormats>(dtype, [&]<class F>() {
     nan = Unpack<F>(static_cast<typename F::Storage>(bits)).kind == FloatClass::kNan;
   });
   return nan;
@@ -178,7 +191,7 @@ void GemmExplainer::AddNamed() {
       IsFp8(desc_.a.data.dtype())
           ? std::vector<Accumulation>{Accumulation::kFast, Accumulation::kSplit}
           : std::vector<Accumulation>{Accumulation::kRecipe};
-  for (const ArithmeticFamily family : kFamilies) {
+  for (const ArithmeticFamily family : TensorCoreFamilies()) {
     for (const Accumulation accumulation : accumulations) {
       for (const int slices : kSlices) {
         for (const bool f16 : {false, true}) {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/tensor/visit_format.h"
 #include "server/limits.h"
 
 namespace quantgate {
@@ -188,9 +189,9 @@ absl::StatusOr<GeneratorSpec> GeneratorFromProto(const v1::GeneratorSpec& proto,
   spec.seed = proto.seed();
   spec.dtype = type.dtype;
   spec.shape = type.shape;
-  if (!IsHighPrecision(spec.dtype) && !IsFp8(spec.dtype)) {
+  if (!IsElementFormat(spec.dtype)) {
     return Refuse(field + ".type.dtype", std::string(DTypeName(spec.dtype)),
-                  "tensors of f32, bf16, f16, f8_e4m3 and f8_e5m2 can be generated");
+                  absl::StrCat("tensors of ", ElementFormatNames(), " can be generated"));
   }
   if (proto.has_scale()) spec.scale = proto.scale();
   if (!std::isfinite(spec.scale)) {

@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "kernels/gemm/exact.h"
+#include "kernels/gemm/operand_formats.h"
 #include "kernels/gemm/operand_view.h"
-#include "kernels/gemm/visit_format.h"
+#include "kernels/tensor/visit_format.h"
 #include "tests/gemm/exact_expansion.h"
 #include "tests/gemm/exact_vectors.h"
 #include "tests/gemm/scaled_operand.h"
@@ -74,7 +75,7 @@ GemmDesc MakeDesc(const Pair& pair, GemmShape shape, CodePattern codes, ScalePat
 /// Element * scale of every element, exact in fp64.
 std::vector<double> Values(const OperandView& view) {
   std::vector<double> values(view.rows * view.k);
-  VisitFormat(view.dtype, [&]<class F>(F) {
+  VisitFormat<OperandFormats>(view.dtype, [&]<class F>() {
     for (int64_t i = 0; i < view.rows * view.k; ++i) {
       const int64_t row = i / view.k, k = i % view.k;
       values[i] = DecodeFloat<F>(*view.at<typename F::Storage>(row, k));

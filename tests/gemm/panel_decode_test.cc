@@ -7,9 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "kernels/gemm/operand_formats.h"
 #include "kernels/gemm/panel.h"
-#include "kernels/gemm/visit_format.h"
 #include "kernels/numerics/fused_step.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
@@ -47,7 +48,7 @@ template <class Panel>
 Expected ExpectedOf(DType dtype, uint32_t code) {
   Unpacked u = {};
   int mantissa_bits = 0;
-  VisitFormat(dtype, [&]<class F>(F) {
+  VisitFormat<OperandFormats>(dtype, [&]<class F>() {
     if (dtype == DType::kF32) code = RoundToTf32(code);
     constexpr int kBits = FormatConstants<F>::kBits;
     const uint32_t mask = kBits < 8 ? (1u << kBits) - 1 : 0xFFFFFFFF;  // In the low bits of bytes.

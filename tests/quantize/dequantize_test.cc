@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "kernels/base/round_up.h"
-#include "kernels/numerics/format_list.h"
 #include "kernels/numerics/nvfp4.h"
 #include "kernels/quantize/quantizer.h"
+#include "kernels/tensor/visit_format.h"
 #include "tests/quantize/vector_tensors.h"
 
 namespace quantgate {
@@ -108,8 +108,8 @@ Tensor ScaleTensor(const Direction& direction, DType dtype, const ScaleOf& scale
 
 float Decode(DType element, uint8_t code) {
   float value = 0;
-  VisitFormat(element == DType::kF4E2M1x2 ? "f4_e2m1" : DTypeName(element),
-              [&]<class F>() { value = DecodeFloat<F>(static_cast<typename F::Storage>(code)); });
+  VisitFormat<AllFormats>(
+      element, [&]<class F>() { value = DecodeFloat<F>(static_cast<typename F::Storage>(code)); });
   return value;
 }
 

@@ -52,8 +52,8 @@ TEST(TunedTiles, TakeTheUsualRulesOfBf16) {
   EXPECT_TRUE(takes([](TileQuantization& job) { job.rows = 16; }));
   EXPECT_FALSE(takes([](TileQuantization& job) { job.rows = 17; }));
   EXPECT_FALSE(takes([](TileQuantization& job) { job.columns = 129; }));
-  EXPECT_FALSE(takes([](TileQuantization& job) { job.source_format = SourceFormat::kF32; }));
-  EXPECT_FALSE(takes([](TileQuantization& job) { job.element = ElementFormat::kE2M3; }));
+  EXPECT_FALSE(takes([](TileQuantization& job) { job.source_format = kFormatId<Float32>; }));
+  EXPECT_FALSE(takes([](TileQuantization& job) { job.element = kFormatId<E2M3>; }));
   EXPECT_FALSE(takes([](TileQuantization& job) { job.overflow = Overflow::kNan; }));
   EXPECT_FALSE(takes([](TileQuantization& job) { job.rounding = ElementRounding::kNearestAway; }));
   EXPECT_FALSE(takes([](TileQuantization& job) {

@@ -6,6 +6,8 @@
 
 #include <limits>
 
+#include "kernels/tensor/visit_format.h"
+
 namespace quantgate {
 namespace {
 
@@ -165,6 +167,44 @@ TEST(TensorMemory, RowRangesAreViewsOfTheFirstDim) {
     EXPECT_EQ(tensor.RowRange(begin, count).status().code(), absl::StatusCode::kInvalidArgument);
   }
   EXPECT_FALSE(Tensor::Allocate(DType::kI16, {})->RowRange(0, 1).ok());
+}
+
+TEST(FormatOf, GivesTheFormatOfADtypesCodes) {
+  EXPECT_EQ(FormatOf(DType::kF32), kFormatId<Float32>);
+  EXPECT_EQ(FormatOf(DType::kBF16), kFormatId<BFloat16>);
+  EXPECT_EQ(FormatOf(DType::kF16), kFormatId<Float16>);
+  EXPECT_EQ(FormatOf(DType::kF8E4M3), kFormatId<E4M3>);
+  EXPECT_EQ(FormatOf(DType::kF8E5M2), kFormatId<E5M2>);
+  EXPECT_EQ(FormatOf(DType::kF6E2M3), kFormatId<E2M3>);
+  EXPECT_EQ(FormatOf(DType::kF6E3M2), kFormatId<E3M2>);
+  EXPECT_EQ(FormatOf(DType::kF4E2M1x2), kFormatId<E2M1>);
+  for (const DType dtype :
+       {DType::kF64, DType::kF8E8M0, DType::kU8, DType::kI16, DType::kI32, DType::kI64}) {
+    EXPECT_EQ(FormatOf(dtype), kNoFormat) << DTypeName(dtype);
+  }
+}
+
+TEST(VisitFormat, VisitsTheFormatsOfTheListAlone) {
+  using Listed = FormatTypes<BFloat16, E2M1>;
+  for (const DTypeTraits& traits : AllDTypes()) {
+    int mantissa_bits = -1;
+    const bool visited =
+        VisitFormat<Listed>(traits.dtype, [&]<class F>() { mantissa_bits = F::kMantissaBits; });
+    const bool is_listed = traits.dtype == DType::kBF16 || traits.dtype == DType::kF4E2M1x2;
+    EXPECT_EQ(visited, is_listed) << traits.name;
+    EXPECT_EQ(mantissa_bits, traits.dtype == DType::kBF16 ? 7 : is_listed ? 1 : -1) << traits.name;
+  }
+}
+
+// Two codes a byte are no element that a cast could write.
+TEST(VisitFormat, ElementFormatsAreThoseOfOneCodeAnElement) {
+  EXPECT_EQ(ElementFormatNames(), "f32, bf16, f16, f8_e4m3, f8_e5m2, f6_e2m3, f6_e3m2");
+  for (const DTypeTraits& traits : AllDTypes()) {
+    if (!IsElementFormat(traits.dtype)) continue;
+    VisitFormat<ElementFormats>(traits.dtype, [&]<class F>() {
+      EXPECT_EQ(sizeof(typename F::Storage), static_cast<size_t>(traits.bytes)) << traits.name;
+    });
+  }
 }
 
 TEST(TensorMemory, WrappedMemoryKeepsItsOwner) {

@@ -8,29 +8,25 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/numerics/e8m0.h"
-#include "kernels/numerics/format_list.h"
 #include "kernels/numerics/hadamard.h"
 #include "kernels/numerics/nvfp4.h"
 #include "kernels/numerics/stochastic_rounding.h"
+#include "kernels/tensor/visit_format.h"
 
 namespace quantgate {
 namespace {
 
 int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-std::string_view ElementFormat(DType element) {
-  return element == DType::kF4E2M1x2 ? "f4_e2m1" : DTypeName(element);
-}
-
 float MaxFiniteOf(DType element) {
   float value = 0;
-  VisitFormat(ElementFormat(element), [&]<class F>() { value = MaxFinite<F>(); });
+  VisitFormat<AllFormats>(element, [&]<class F>() { value = MaxFinite<F>(); });
   return value;
 }
 
 float DecodeCode(DType element, uint8_t code) {
   float value = 0;
-  VisitFormat(ElementFormat(element), [&]<class F>() {
+  VisitFormat<AllFormats>(element, [&]<class F>() {
     if constexpr (FormatConstants<F>::kBits <= 8) value = DecodeFloat<F>(code);
   });
   return value;
@@ -38,7 +34,7 @@ float DecodeCode(DType element, uint8_t code) {
 
 uint8_t EncodeCode(const QuantizerSpec& spec, float value) {
   uint8_t code = 0;
-  VisitFormat(ElementFormat(spec.element), [&]<class F>() {
+  VisitFormat<AllFormats>(spec.element, [&]<class F>() {
     if constexpr (FormatConstants<F>::kBits <= 8) {
       code = EncodeFloat<F>(value, spec.element_rounding, spec.overflow);
     }
@@ -252,7 +248,7 @@ class CopyMaker {
 
   void MakeMxfp8Block(const Block& block, float amax) {
     uint8_t scale = 0;
-    VisitFormat(ElementFormat(spec_.element), [&]<class F>() {
+    VisitFormat<AllFormats>(spec_.element, [&]<class F>() {
       if constexpr (FormatConstants<F>::kBits <= 8) scale = E8m0Scale<F>(amax, spec_.scale_rule);
     });
     const float multiplier = E8m0Multiplier(scale);

@@ -1,0 +1,15 @@
+// The formats that quantizers are compiled for. Private to kernels/quantize.
+#pragma once
+
+#include "kernels/numerics/format_list.h"
+
+namespace quantgate {
+
+/// What is quantized and dequantized to.
+using SourceFormats = FormatTypes<BFloat16, Float16, Float32>;
+/// Elements of fp8_tensor and fp8_block.
+using Fp8Formats = FormatTypes<E4M3, E5M2>;
+/// Elements of every format: of mxfp8, and among them those of the others.
+using QuantizedFormats = FormatTypes<E4M3, E5M2, E2M3, E3M2, E2M1>;
+
+}  // namespace quantgate
