@@ -1,10 +1,8 @@
 #include "tests/layer/layer_reference.h"
 
 #include "kernels/ops/elementwise.h"
-#include "kernels/tensor/column_sums.h"
-#include "kernels/tensor/convert.h"
+#include "kernels/validate/scenarios/expected_linear.h"
 #include "tests/layer/layer_cases.h"
-#include "tests/layer/unit_reference.h"
 
 namespace quantgate {
 namespace {
@@ -38,26 +36,23 @@ class Reference {
         x_(Cast(Flat(request.x))),
         dy_(Cast(Flat(request.grad_output))) {}
 
-  std::map<std::string, Tensor> Linear();
-  std::map<std::string, Tensor> LayerNormLinear();
-  std::map<std::string, Tensor> LayerNormMlp();
-  std::map<std::string, Tensor> GroupedLinear();
-  std::map<std::string, Tensor> ResidualChain();
+  NamedOutputs Linear();
+  NamedOutputs LayerNormLinear();
+  NamedOutputs LayerNormMlp();
+  NamedOutputs GroupedLinear();
+  NamedOutputs ResidualChain();
 
  private:
-  Tensor Cast(const Tensor& tensor) const { return *CastTensor(tensor, activation_, kContext); }
+  Tensor Cast(const Tensor& tensor) const { return *ExpectedCast(tensor, activation_); }
   Tensor Parameter(const std::string& name) const {
     const auto found = request_.parameters.find(name);
     return found == request_.parameters.end() ? Tensor() : found->second;
   }
-  UnitReference Unit(uint32_t number) const {
-    return {recipe_,
-            activation_,
-            request_.seed,
-            3 * number,
-            {kCaseScales[0], kCaseScales[1], kCaseScales[2]}};
-  }
-  Tensor Db(const Tensor& dy) const { return *ColumnSums(dy, activation_, kContext); }
+  /// "y", "dx", "dw" and, with a bias, "db" of the layer's linear unit of this number; forward
+  /// alone without a gradient.
+  NamedOutputs Unit(uint32_t number, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                    const Tensor& grad_output = {}, const Tensor& main_grad = {}) const;
+  Tensor Db(const Tensor& dy) const { return *ExpectedColumnSums(dy, activation_); }
   /// What goes to a quantizer: under delayed scaling without a rounding in between.
   DType Handed() const { return recipe_.is_delayed() ? DType::kF32 : activation_; }
   NormForwardResult Norm(const NormOptions& options, const std::string& prefix) const;
@@ -73,12 +68,29 @@ class Reference {
   const Tensor x_, dy_;
 };
 
-std::map<std::string, Tensor> Reference::Linear() {
-  const Tensor weight = Parameter("weight");
-  return {{"y", Unit(0).Fprop(x_, weight, Parameter("bias"))},
-          {"dx", Unit(0).Dgrad(dy_, weight)},
-          {"dw", Unit(0).Wgrad(dy_, x_, {})},
-          {"db", Db(dy_)}};
+NamedOutputs Reference::Unit(uint32_t number, const Tensor& x, const Tensor& weight,
+                             const Tensor& bias, const Tensor& grad_output,
+                             const Tensor& main_grad) const {
+  static Engine& engine = *MakeCpuEngine({Isa::kScalar, 1}).release();
+  LinearOperands operands;
+  operands.x = x;
+  operands.weight = weight;
+  operands.bias = bias;
+  operands.grad_output = grad_output;
+  operands.main_grad = main_grad;
+  operands.seed = request_.seed;
+  operands.first_call_id = 3 * number;
+  for (const TensorRole role : {TensorRole::kInput, TensorRole::kWeight, TensorRole::kGradOutput}) {
+    operands.scales[role] = *Tensor::FromScalar(kCaseScales[static_cast<size_t>(role)]);
+  }
+  operands.activation = activation_;
+  return ExpectedLinear(engine, operands, recipe_).value();
+}
+
+NamedOutputs Reference::Linear() {
+  const auto main_grad = request_.main_grads.find("weight");
+  return Unit(0, x_, Parameter("weight"), Parameter("bias"), dy_,
+              main_grad == request_.main_grads.end() ? Tensor() : main_grad->second);
 }
 
 NormForwardResult Reference::Norm(const NormOptions& options, const std::string& prefix) const {
@@ -106,15 +118,13 @@ NormGradients Reference::NormBackward(const NormOptions& options, const std::str
   return *NormBackwardCpu(desc, kContext);
 }
 
-std::map<std::string, Tensor> Reference::LayerNormLinear() {
+NamedOutputs Reference::LayerNormLinear() {
   const NormOptions& options = request_.layer.norm;
   const Tensor weight = Parameter("weight");
   const Tensor h = Norm(options, "").y;
-  std::map<std::string, Tensor> out = {{"y", Unit(0).Fprop(h, weight, Parameter("bias"))},
-                                       {"dw", Unit(0).Wgrad(dy_, h, {})},
-                                       {"db", Db(dy_)}};
+  NamedOutputs out = Unit(0, h, weight, Parameter("bias"), dy_);
   if (request_.layer.return_norm_output) out["norm_out"] = h;
-  const NormGradients norm = NormBackward(options, "", Unit(0).Dgrad(dy_, weight), {});
+  const NormGradients norm = NormBackward(options, "", out["dx"], {});
   out["dx"] = norm.dx;
   out["dgamma"] = norm.dgamma;
   if (norm.dbeta.has_value()) out["dbeta"] = norm.dbeta;
@@ -132,28 +142,29 @@ std::pair<Tensor, Tensor> Reference::Dact(const Tensor& dy, const Tensor& h,
   return {rounded, is_mxfp8 ? exact : rounded};
 }
 
-std::map<std::string, Tensor> Reference::LayerNormMlp() {
+NamedOutputs Reference::LayerNormMlp() {
   const LayerSpec& layer = request_.layer;
   const Tensor w1 = Parameter("fc1.weight"), w2 = Parameter("fc2.weight");
   const Tensor h = Norm(layer.norm, "").y;
-  const Tensor fc1 = Unit(0).Fprop(h, w1, Parameter("fc1.bias"));
+  const Tensor fc1 = Unit(0, h, w1, Parameter("fc1.bias"))["y"];
   const Tensor act = *ActivationForwardCpu(fc1, layer.activation, Handed(), kContext);
-  std::map<std::string, Tensor> out;
-  out["y"] = Unit(1).Fprop(act, w2, Parameter("fc2.bias"));
-  out["fc2.dw"] = Unit(1).Wgrad(dy_, act, {});
-  out["fc2.db"] = Db(dy_);
-  const auto [dfc1, for_bias] = Dact(Unit(1).Dgrad(dy_, w2), fc1, layer.activation);
-  out["fc1.dw"] = Unit(0).Wgrad(dfc1, h, {});
-  out["fc1.db"] = Db(for_bias);
-  const NormGradients norm = NormBackward(layer.norm, "", Unit(0).Dgrad(dfc1, w1), {});
+  NamedOutputs fc2 = Unit(1, act, w2, Parameter("fc2.bias"), dy_);
+  const auto [dfc1, for_bias] = Dact(fc2["dx"], fc1, layer.activation);
+  NamedOutputs backward = Unit(0, h, w1, {}, dfc1);
+  NamedOutputs out = {{"y", fc2["y"]},
+                      {"fc2.dw", fc2["dw"]},
+                      {"fc2.db", fc2["db"]},
+                      {"fc1.dw", backward["dw"]},
+                      {"fc1.db", Db(for_bias)}};
+  const NormGradients norm = NormBackward(layer.norm, "", backward["dx"], {});
   out["dx"] = norm.dx;
   out["dgamma"] = norm.dgamma;
   out["dbeta"] = norm.dbeta;
   return out;
 }
 
-std::map<std::string, Tensor> Reference::GroupedLinear() {
-  std::map<std::string, Tensor> out;
+NamedOutputs Reference::GroupedLinear() {
+  NamedOutputs out;
   std::vector<Tensor> ys, dxs;
   int64_t row = 0;
   for (size_t i = 0; i < request_.layer.m_splits.size(); ++i) {
@@ -172,35 +183,36 @@ std::map<std::string, Tensor> Reference::GroupedLinear() {
       out["db" + suffix] = *Generate(zeros, kContext);
       continue;
     }
-    const UnitReference unit = Unit(static_cast<uint32_t>(i));
-    ys.push_back(unit.Fprop(x, weight, Parameter("bias" + suffix)));
-    dxs.push_back(unit.Dgrad(dy, weight));
-    out["dw" + suffix] = unit.Wgrad(dy, x, {});
-    out["db" + suffix] = Db(dy);
+    NamedOutputs unit = Unit(static_cast<uint32_t>(i), x, weight, Parameter("bias" + suffix), dy);
+    ys.push_back(unit["y"]);
+    dxs.push_back(unit["dx"]);
+    out["dw" + suffix] = unit["dw"];
+    out["db" + suffix] = unit["db"];
   }
   out["y"] = *ConcatenateRowsCpu(ys, kContext);
   out["dx"] = *ConcatenateRowsCpu(dxs, kContext);
   return out;
 }
 
-std::map<std::string, Tensor> Reference::ResidualChain() {
+NamedOutputs Reference::ResidualChain() {
   const std::vector<OperationSpec>& operations = request_.layer.operations;
   const NormOptions& norm_options = operations[0].norm;
   const ActivationOptions& act_options = operations[3].activation;
   const float factor = operations[6].factor;
   const Tensor w1 = Parameter("up.weight"), w2 = Parameter("down.weight");
   const Tensor h = Norm(norm_options, "ln.").y;
-  const Tensor up = Unit(0).Fprop(h, w1, Parameter("up_bias.bias"));
+  const Tensor up = Unit(0, h, w1, Parameter("up_bias.bias"))["y"];
   const Tensor act = *ActivationForwardCpu(up, act_options, Handed(), kContext);
-  const Tensor down = Unit(1).Fprop(act, w2, {});
-  std::map<std::string, Tensor> out;
-  out["y"] = *ScaleCpu(*AddCpu(down, x_, activation_, kContext), factor, activation_, kContext);
   const Tensor dsum = *ScaleCpu(dy_, factor, activation_, kContext);
-  out["down.dw"] = Unit(1).Wgrad(dsum, act, {});
-  const auto [dup, for_bias] = Dact(Unit(1).Dgrad(dsum, w2), up, act_options);
-  out["up.dw"] = Unit(0).Wgrad(dup, h, {});
-  out["up_bias.db"] = Db(for_bias);
-  const NormGradients norm = NormBackward(norm_options, "ln.", Unit(0).Dgrad(dup, w1), dsum);
+  NamedOutputs down = Unit(1, act, w2, {}, dsum);
+  const auto [dup, for_bias] = Dact(down["dx"], up, act_options);
+  NamedOutputs backward = Unit(0, h, w1, {}, dup);
+  const Tensor sum = *AddCpu(down["y"], x_, activation_, kContext);
+  NamedOutputs out = {{"y", *ScaleCpu(sum, factor, activation_, kContext)},
+                      {"down.dw", down["dw"]},
+                      {"up.dw", backward["dw"]},
+                      {"up_bias.db", Db(for_bias)}};
+  const NormGradients norm = NormBackward(norm_options, "ln.", backward["dx"], dsum);
   out["dx"] = norm.dx;
   out["ln.dgamma"] = norm.dgamma;
   return out;
@@ -208,9 +220,9 @@ std::map<std::string, Tensor> Reference::ResidualChain() {
 
 }  // namespace
 
-std::map<std::string, Tensor> ReferenceOf(const LayerRequest& request, const Recipe& recipe) {
+NamedOutputs ReferenceOf(const LayerRequest& request, const Recipe& recipe) {
   Reference reference(request, recipe);
-  std::map<std::string, Tensor> out;
+  NamedOutputs out;
   switch (request.layer.kind) {
     case LayerKind::kLinear:
       out = reference.Linear();

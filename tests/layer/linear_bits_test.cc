@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/layer/layer.h"
 #include "tests/engine/tensor_values.h"
-#include "tests/layer/linear_composition.h"
+#include "tests/layer/layer_reference.h"
 
 namespace quantgate {
 namespace {
@@ -47,8 +47,8 @@ void ExpectComposition(const LayerRequest& request, const std::string& recipe_te
   SCOPED_TRACE(recipe_text);
   const Recipe recipe = *Recipe::Parse(recipe_text);
   const LayerResult result = RunStep(request, recipe_text);
-  const auto expected = ComposeLinear(request, recipe.is_quantized(), recipe.backward_override(),
-                                      activation, Arithmetic{});
+  const auto expected = ReferenceOf(request, recipe);
+  EXPECT_EQ(expected.at("y").dtype(), activation);
   ASSERT_EQ(result.outputs.size(), expected.size());
   for (const NamedTensor& output : result.outputs) {
     ASSERT_TRUE(expected.contains(output.name)) << output.name;

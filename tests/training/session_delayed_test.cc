@@ -1,5 +1,6 @@
-// Delayed scaling over a session's steps: when scales are updated and when not, and what several
-// microbatches, evaluations, calibrations, recomputations and changes of the recipe do to them.
+// Delayed scaling over a session's steps: when scales are updated and when not, and what
+// calibrations, recomputations and changes of the recipe do to them. Evaluations, several
+// microbatches in flight and infinite amaxes: scenarios (session_scenarios.cc).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -58,17 +59,6 @@ TEST_F(SessionDelayed, AForwardUpdatesInputsAndWeightsAndABackwardGradients) {
   EXPECT_EQ(State("fc1.input.scale"), (Floats{448.0f / x}));
 }
 
-TEST_F(SessionDelayed, AnEvaluationLeavesNoTrace) {
-  Open("fp8_delayed:amax_history_len=3");
-  Forward(ForwardOf(1));
-  const auto before = DigestsOf(*session_);
-  ForwardStep evaluation = ForwardOf(2, "eval");
-  evaluation.train = false;
-  evaluation.x = Generated(Distribution::kOneHuge, 3, DType::kBF16, {kRows, kIn});
-  Forward(evaluation);
-  EXPECT_EQ(DigestsOf(*session_), before);
-}
-
 TEST_F(SessionDelayed, ACalibrationNotesAmaxesAndUpdatesNothing) {
   Open("fp8_delayed:amax_history_len=3");
   ForwardStep calibration = ForwardOf(1);
@@ -85,42 +75,6 @@ TEST_F(SessionDelayed, ACalibrationNotesAmaxesAndUpdatesNothing) {
   EXPECT_EQ(State("fc1.input.amax_history"), (Floats{AmaxOf(calibration.x), 0, 0}));
   EXPECT_EQ(State("fc2.grad_output.scale"), (Floats{1}));
   EXPECT_EQ(State("fc2.grad_output.amax_history"), (Floats{AmaxOf(backward.grad_output), 0, 0}));
-}
-
-TEST_F(SessionDelayed, EveryForwardInFlightHasItsOwnUpdate) {
-  Open("fp8_delayed:amax_history_len=4");
-  const ForwardStep a = ForwardOf(1, "a"), b = ForwardOf(2, "b");
-  Forward(a);
-  Forward(b);
-  EXPECT_EQ(State("fc1.input.amax_history"), (Floats{0, 0, AmaxOf(a.x), AmaxOf(b.x)}));
-}
-
-TEST_F(SessionDelayed, AnInfiniteAmaxFreezesTheScaleForAsManyUpdatesAsTheHistoryIsLong) {
-  Open("fp8_delayed:amax_history_len=3");
-  const ForwardStep usual = ForwardOf(1);
-  const auto step = [&](const Tensor& x) {
-    ForwardStep forward = usual;
-    forward.x = x;
-    Forward(forward);
-    ASSERT_TRUE(session_->Backward(BackwardOf(2), nullptr).ok());
-  };
-  step(usual.x);
-  const Floats scale = State("fc1.input.scale");
-  std::vector<float> values = ToValues(ForwardOf(3).x);
-  values[5] = INFINITY;
-  step(FromValues(DType::kBF16, {kRows, kIn}, values));
-  const ForwardStep larger = ForwardOf(9);
-  const Tensor doubled = [&] {
-    std::vector<float> twice = ToValues(larger.x);
-    for (float& value : twice) value *= 2;
-    return FromValues(DType::kBF16, {kRows, kIn}, twice);
-  }();
-  // The infinity is in the maxima of its own update and of the L - 1 that follow.
-  for (int update = 0; update < 3; ++update) {
-    EXPECT_EQ(State("fc1.input.scale"), scale) << update;
-    step(doubled);
-  }
-  EXPECT_EQ(State("fc1.input.scale"), (Floats{448.0f / AmaxOf(doubled)}));
 }
 
 TEST_F(SessionDelayed, ARecomputationHasTheScalesOfItsForwardAndLeavesThoseOfNow) {

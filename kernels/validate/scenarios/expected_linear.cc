@@ -57,11 +57,12 @@ class LinearByHand {
       : reference_(reference),
         operands_(operands),
         recipe_(recipe),
-        activation_(recipe.activation_dtype().value_or(operands.x.dtype())) {}
+        activation_(
+            operands.activation.value_or(recipe.activation_dtype().value_or(operands.x.dtype()))) {}
 
   absl::StatusOr<NamedOutputs> Run() {
     QG_ASSIGN_OR_RETURN(const Tensor x, ExpectedCast(operands_.x, activation_));
-    QG_ASSIGN_OR_RETURN(x_, Prepare(TensorRole::kInput, x, x));
+    QG_ASSIGN_OR_RETURN(x_, Prepare(TensorRole::kInput, Given(operands_.x, x), x));
     QG_ASSIGN_OR_RETURN(const Tensor weight, ExpectedCast(operands_.weight, activation_));
     QG_ASSIGN_OR_RETURN(weight_, Prepare(TensorRole::kWeight, operands_.weight, weight));
     QG_RETURN_IF_ERROR(Forward());
@@ -70,6 +71,11 @@ class LinearByHand {
   }
 
  private:
+  /// What a quantizer reads of x or grad_output.
+  const Tensor& Given(const Tensor& given, const Tensor& rounded) const {
+    return operands_.activation.has_value() ? given : rounded;
+  }
+
   absl::StatusOr<Operand> Prepare(TensorRole role, const Tensor& source, const Tensor& plain) {
     Operand operand{plain, recipe_.QuantizerFor(role), {}};
     QuantizeArguments arguments{.seed = operands_.seed,
@@ -120,7 +126,8 @@ class LinearByHand {
 
   absl::Status Backward() {
     QG_ASSIGN_OR_RETURN(const Tensor dy, ExpectedCast(operands_.grad_output, activation_));
-    QG_ASSIGN_OR_RETURN(grad_output_, Prepare(TensorRole::kGradOutput, dy, dy));
+    QG_ASSIGN_OR_RETURN(grad_output_,
+                        Prepare(TensorRole::kGradOutput, Given(operands_.grad_output, dy), dy));
     if (operands_.bias.has_value() && operands_.requires_grad.bias) {
       QG_ASSIGN_OR_RETURN(outputs_["db"], ExpectedColumnSums(dy, activation_));
     }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 
 #include "kernels/layer/layer_state.h"
@@ -24,6 +25,9 @@ struct LinearOperands {
   std::map<TensorRole, Tensor> scales;  ///< f32 [1], under delayed scaling; 1 where absent.
   /// Tensors with whose amaxes those of a role are quantized; their own where absent.
   std::map<TensorRole, Tensor> wholes = {};
+  /// The activation dtype, where fused operations made x and grad_output: f32 of these goes to the
+  /// quantizers unrounded. None: the recipe's or x's, and both are rounded to it first.
+  std::optional<DType> activation = {};
 };
 
 /// "y"; "dx", "dw" or "main_grad", and "db" as asked for.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 
 namespace quantgate {
@@ -17,7 +18,8 @@ HistoryModel::HistoryModel(const DelayedScalingOptions& options, float max_finit
     : history_(options.amax_history_len, 0.0f),
       algorithm_(options.algorithm),
       update_(options.update),
-      max_finite_(max_finite) {}
+      max_finite_(max_finite),
+      margin_(options.margin) {}
 
 void HistoryModel::NoteCast(float amax) { history_[0] = std::max(history_[0], amax); }
 
@@ -34,7 +36,9 @@ void HistoryModel::Update() {
     history_.push_back(last);
     history_[0] = 0;
   }
-  if (amax > 0 && IsFiniteScale(amax)) scale_ = max_finite_ / amax;
+  if (!(amax > 0 && IsFiniteScale(amax))) return;
+  scale_ = is_fused ? std::ldexp(max_finite_, -margin_) / amax
+                    : std::ldexp(max_finite_ / amax, -margin_);
 }
 
 }  // namespace quantgate

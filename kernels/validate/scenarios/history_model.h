@@ -25,6 +25,7 @@ class HistoryModel {
   AmaxAlgorithm algorithm_;
   ScaleUpdate update_;
   float max_finite_;
+  int margin_;
   float scale_ = 1.0f;
 };
 

@@ -48,6 +48,18 @@ absl::StatusOr<Tensor> NetworkByHand::ParameterOf(const std::string& name) const
   return tensor;
 }
 
+absl::StatusOr<NamedOutputs> NetworkByHand::OptimizerStateOf(const std::string& name) const {
+  const Trained& trained = trained_.at(name);
+  const std::pair<const char*, const std::vector<float>*> kept[] = {
+      {"master", &trained.master}, {"exp_avg", &trained.m}, {"exp_avg_sq", &trained.v}};
+  NamedOutputs state;
+  for (const auto& [part, values] : kept) {
+    QG_ASSIGN_OR_RETURN(state[part], Tensor::FromBytes(DType::kF32, trained.shape,
+                                                       std::as_bytes(std::span(*values))));
+  }
+  return state;
+}
+
 // Quantized weights follow their masters, others the rounded parameter.
 absl::StatusOr<Tensor> NetworkByHand::WeightSource(const std::string& name) const {
   if (spec_.weights != WeightStorage::kQuantized ||

@@ -32,6 +32,8 @@ class NetworkByHand {
 
   /// Parameters as the next forward reads them: "fc1.weight".
   absl::StatusOr<Tensor> ParameterOf(const std::string& name) const;
+  /// "master", "exp_avg" and "exp_avg_sq" of a parameter; f32.
+  absl::StatusOr<NamedOutputs> OptimizerStateOf(const std::string& name) const;
   const std::map<std::string, Tensor>& main_grads() const { return main_grads_; }
   const std::map<std::string, HistoryModel>& histories() const { return histories_; }
   std::map<std::string, HistoryModel>& histories() { return histories_; }
