@@ -302,15 +302,8 @@ void RunningServer::StopServing(const absl::Status& why) {
 }
 
 absl::Status RunningServer::Listen() {
-  for (const std::string& address : options_.listen) {
-    QG_RETURN_IF_ERROR(CheckListenAddress(address));
-    QG_RETURN_IF_ERROR(CheckReach(address, options_.insecure));
-  }
   if (!options_.listen.empty()) {
     QG_ASSIGN_OR_RETURN(listener_, Listener::Open(options_.listen));
-  }
-  if (!options_.metrics_listen.empty()) {
-    QG_RETURN_IF_ERROR(CheckReach(options_.metrics_listen, options_.insecure));
   }
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -504,6 +497,14 @@ void RunningServer::Hurry() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
+  // Before anything is made.
+  for (const std::string& address : options.listen) {
+    QG_RETURN_IF_ERROR(CheckListenAddress(address));
+    QG_RETURN_IF_ERROR(CheckReach(address, options.insecure));
+  }
+  if (!options.metrics_listen.empty()) {
+    QG_RETURN_IF_ERROR(CheckReach(options.metrics_listen, options.insecure));
+  }
   // Protobuf would write a line for every malformed message that a client sends.
   google::protobuf::SetLogHandler(nullptr);
   QG_ASSIGN_OR_RETURN(DataDir data_dir, DataDir::Open(options.data_dir));

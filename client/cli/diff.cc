@@ -1,5 +1,6 @@
 // quantgate diff: parity and error report of two files.
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <algorithm>
 #include <map>
 
@@ -31,7 +32,7 @@ Exits 0 when every bit is equal, 1 when not.)";
 
 struct DiffOptions {
   std::string subject, reference;
-  int64_t ulp_max = 0;
+  std::optional<int64_t> ulp_max;
   ReportOptions report;
 };
 

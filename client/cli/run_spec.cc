@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "client/cli/layer_arguments.h"
 #include "client/tensor_name.h"
+#include "kernels/base/refusal.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/tensor/tensor_file.h"
 #include "server/report/number_text.h"
@@ -308,6 +309,11 @@ absl::StatusOr<v1::RunSpec> BuildRunSpec(Connection& connection, const LayerOpti
                         ParseRequiresGradArgument(options.requires_grad));
   }
   QG_RETURN_IF_ERROR(SetTensors(options, sources, step));
+  if (!options.requires_grad.empty() && options.requires_grad != "none" &&
+      !step.has_grad_output()) {
+    return Refuse("--requires-grad", options.requires_grad,
+                  "without --grad-output no gradient is computed");
+  }
   return spec;
 }
 

@@ -388,7 +388,7 @@ v1::Verdict JudgeTrace(const TraceReport& report) {
     comparison.tensor = absl::StrCat("step ", tensor.step + 1, ": ", comparison.tensor, " of ",
                                      report.variants[tensor.variant]);
   }
-  v1::Verdict verdict = JudgeComparisons(comparisons, 0);
+  v1::Verdict verdict = JudgeComparisons(comparisons, std::nullopt);
   if (report.rank_differences.empty()) return verdict;
   verdict.set_pass(false);
   verdict.set_found(verdict.found() == "0"

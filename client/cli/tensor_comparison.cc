@@ -16,9 +16,9 @@ namespace {
 
 /// Bitwise, or every element within `ulp_max`: NaN payloads and the sign of zero are 0 ulp apart, a
 /// NaN against a number INT64_MAX.
-bool IsWithin(const v1::ParityReport& parity, int64_t ulp_max) {
-  if (ulp_max == 0 || parity.equal()) return parity.equal();
-  return parity.worst_ulp() <= ulp_max;
+bool IsWithin(const v1::ParityReport& parity, std::optional<int64_t> ulp_max) {
+  if (!ulp_max.has_value() || parity.equal()) return parity.equal();
+  return parity.worst_ulp() <= *ulp_max;
 }
 
 constexpr size_t kListedMax = 8;
@@ -92,7 +92,7 @@ std::string ParityFinding(const SubjectComparison& comparison) {
 }
 
 /// What of one tensor is not as required: "63,363 in y", "y up to 17 ulp", "dw not in mine".
-std::string FoundOf(const SubjectComparison& comparison, int64_t ulp_max) {
+std::string FoundOf(const SubjectComparison& comparison, std::optional<int64_t> ulp_max) {
   if (!comparison.difference.empty()) {
     return absl::StrCat(comparison.tensor, " ", comparison.difference);
   }
@@ -101,7 +101,9 @@ std::string FoundOf(const SubjectComparison& comparison, int64_t ulp_max) {
     return absl::StrCat(Count(comparison.bound->violation_count()), " beyond it in ",
                         comparison.tensor);
   }
-  if (ulp_max == 0) return absl::StrCat(Count(parity.mismatch_count()), " in ", comparison.tensor);
+  if (!ulp_max.has_value()) {
+    return absl::StrCat(Count(parity.mismatch_count()), " in ", comparison.tensor);
+  }
   return absl::StrCat(comparison.tensor,
                       parity.worst_ulp() == INT64_MAX
                           ? " a NaN against a number"
@@ -110,7 +112,7 @@ std::string FoundOf(const SubjectComparison& comparison, int64_t ulp_max) {
 
 /// Sets pass and finding of each and of all: the first that fails, and how many more do.
 void Judge(std::vector<SubjectComparison>& comparisons, const std::string& when_none,
-           int64_t ulp_max, absl::FunctionRef<bool(const SubjectComparison&)> passes,
+           std::optional<int64_t> ulp_max, absl::FunctionRef<bool(const SubjectComparison&)> passes,
            v1::Verdict& verdict) {
   int failed = 0;
   NonFiniteSides all;
@@ -166,18 +168,19 @@ absl::StatusOr<SubjectComparison> CompareSides(Connection& connection, const std
   return comparison;
 }
 
-v1::Verdict JudgeComparisons(std::vector<SubjectComparison>& comparisons, int64_t ulp_max) {
+v1::Verdict JudgeComparisons(std::vector<SubjectComparison>& comparisons,
+                             std::optional<int64_t> ulp_max) {
   v1::Verdict verdict;
   verdict.set_criterion(v1::REQUIREMENT_BITWISE);
-  if (ulp_max > 0) {
-    verdict.set_threshold(absl::StrCat("every element within ", ulp_max, " ulp"));
+  if (ulp_max.has_value()) {
+    verdict.set_threshold(absl::StrCat("every element within ", *ulp_max, " ulp"));
     verdict.set_source("given on the command line");
   } else {
     verdict.set_threshold("0 differing elements");
     verdict.set_source("bitwise");
   }
   Judge(
-      comparisons, ulp_max > 0 ? "within it" : "equal bit for bit", ulp_max,
+      comparisons, ulp_max.has_value() ? "within it" : "equal bit for bit", ulp_max,
       [&](const SubjectComparison& comparison) {
         return comparison.difference.empty() && comparison.result.has_parity() &&
                IsWithin(comparison.result.parity(), ulp_max);
@@ -198,7 +201,7 @@ v1::Verdict JudgeBounds(std::vector<SubjectComparison>& comparisons) {
     }
   }
   Judge(
-      comparisons, "within their bounds", /*ulp_max=*/0,
+      comparisons, "within their bounds", /*ulp_max=*/std::nullopt,
       [](const SubjectComparison& comparison) {
         return comparison.bound
                    ? comparison.bound->pass()

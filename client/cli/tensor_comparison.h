@@ -1,6 +1,7 @@
 // One pair of tensors through Engine.Compare, for diff and verify.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,8 +28,9 @@ absl::StatusOr<SubjectComparison> CompareSides(Connection& connection, const std
 /// whether it passes.
 v1::Verdict JudgeBounds(std::vector<SubjectComparison>& comparisons);
 
-/// Bitwise equality of all, or every finite element within `ulp_max` units in the last place when
-/// it is above 0. Says of each too whether it passes.
-v1::Verdict JudgeComparisons(std::vector<SubjectComparison>& comparisons, int64_t ulp_max);
+/// Every finite element within `ulp_max` units in the last place, of which the zeros of both signs
+/// are 0 apart; without it bitwise equality of all. Says of each too whether it passes.
+v1::Verdict JudgeComparisons(std::vector<SubjectComparison>& comparisons,
+                             std::optional<int64_t> ulp_max);
 
 }  // namespace quantgate

@@ -36,7 +36,11 @@ std::string SidesText(const NonFiniteSides& sides, std::string_view reference) {
       absl::StrCat(CountsText(sides.subject), " of ", GroupedDigits(sides.element_count),
                    " elements, ", std::string(reference), " has ");
   if (subject == 0) return absl::StrCat(text, CountsText(more));
-  absl::StrAppend(&text, shared == subject ? "all" : GroupedDigits(shared), " of them too");
+  if (shared == 0) {
+    absl::StrAppend(&text, "none of them");
+  } else {
+    absl::StrAppend(&text, shared == subject ? "all" : GroupedDigits(shared), " of them too");
+  }
   if (more.count() > 0) absl::StrAppend(&text, " and ", CountsText(more), " more");
   return text;
 }

@@ -233,9 +233,11 @@ Verdict JudgeBound(const std::vector<VariantReport>& variants) {
   // Bounds differ by GEMM; the one that comes nearest to its own is the run's.
   verdict.threshold = BoundText(*worst);
   verdict.source = absl::StrCat(worst_output, ": ", worst->bound.derivation);
-  verdict.finding = findings.Text(absl::StrCat(
-      "all ", findings.checked, " outputs lie within their bounds; nearest: ", worst_output, " at ",
-      worst->worst_ratio, " of its bound"));
+  verdict.finding = findings.Text(
+      absl::StrCat(findings.checked == 1
+                       ? "the one output lies within its bound"
+                       : absl::StrCat("all ", findings.checked, " outputs lie within their bounds"),
+                   "; nearest: ", worst_output, " at ", worst->worst_ratio, " of its bound"));
   return verdict;
 }
 

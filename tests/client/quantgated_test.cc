@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,7 @@ TEST_F(QuantgatedTest, ListensToOtherMachinesOnlyWhereThatIsSaid) {
     EXPECT_EQ(result.exit_code, 2) << arguments[1];
     EXPECT_THAT(result.err,
                 AllOf(HasSubstr("can be reached from other machines"), HasSubstr("--insecure")));
+    EXPECT_FALSE(std::filesystem::exists(directory_.Path("data")));
   }
   // As the image does, whose last --grace counts.
   BackgroundProcess server(Quantgated({"--listen", "0.0.0.0:0", "--metrics-listen", "0.0.0.0:0",

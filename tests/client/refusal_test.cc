@@ -59,6 +59,8 @@ TEST_F(RefusalTest, BadInputNamesFieldValueAndRule) {
       {Run({"--recipe", "bf16", "--backward-override", "maybe"}), 2, "maybe"},
       {Run({"--recipe", "bf16", "--layer", "rnn"}), 2, "--layer: \"rnn\" is none of linear"},
       {Run({"--recipe", "bf16", "--requires-grad", "q"}), 2, "--requires-grad: \"q\""},
+      {Run({"--recipe", "bf16", "--requires-grad", "w"}), 2,
+       "--requires-grad is w: without --grad-output no gradient is computed"},
       {Run({"--recipe", "bf16", "--weight", "gen:normal,shape=16x32"}), 2, "--weight: 2 given"},
       {Run({"--recipe", "bf16", "--layer", "layernorm_linear"}), 2, "--gamma is absent"},
       {Run({"--recipe", "bf16", "--gamma", "gen:normal,shape=32"}), 2, "--gamma is bf16[32]"},

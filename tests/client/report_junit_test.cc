@@ -37,7 +37,7 @@ TEST(ReportJunitTest, EveryTensorIsACaseAndFailsAsTheVerdictDoes) {
   absent.difference = "not in \"mine\"";
   document.comparisons = {Compared("y", 0), Compared("dx", 1), absent};
   document.remarks = {"in the subject, but no output of this layer: dW"};
-  document.verdict = JudgeComparisons(document.comparisons, /*ulp_max=*/0);
+  document.verdict = JudgeComparisons(document.comparisons, /*ulp_max=*/std::nullopt);
   EXPECT_FALSE(document.verdict.pass());
   std::string xml = ReportJunit(document, kRun);
   EXPECT_THAT(xml,

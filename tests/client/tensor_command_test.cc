@@ -108,8 +108,15 @@ TEST_F(TensorCommandTest, DiffOfFilesAndTensors) {
   const Json json = Json::parse(ReadFile(Path("d.json")));
   EXPECT_EQ(json["comparisons"][0]["parity"]["worst_ulp"], 1);
   EXPECT_EQ(Quantgate({"diff", a, b, "--max-ulp", "1"}).exit_code, 0);
+  EXPECT_EQ(Quantgate({"diff", a, b, "--max-ulp", "0"}).exit_code, 1);
   EXPECT_EQ(Quantgate({"diff", a + ":t", b + ":t"}, Where::kServer).exit_code, 1);
   EXPECT_EQ(Quantgate({"diff", a + ":t@u8", a + ":t@u8"}).exit_code, 0);
+  // Zeros of both signs are 0 ulp apart, and other bits.
+  const float zeros[] = {0.0f, 0.0f, 0.0f, 0.0f}, signed_zeros[] = {0.0f, -0.0f, 0.0f, 0.0f};
+  ASSERT_TRUE(WriteSafetensors(a, {{"t", tensor(zeros)}}, {}).ok());
+  ASSERT_TRUE(WriteSafetensors(b, {{"t", tensor(signed_zeros)}}, {}).ok());
+  EXPECT_EQ(Quantgate({"diff", a, b}).exit_code, 1);
+  EXPECT_EQ(Quantgate({"diff", a, b, "--max-ulp", "0"}).exit_code, 0);
   EXPECT_EQ(Quantgate({"diff", "gen:normal,seed=4,shape=64x64", "gen:normal,seed=4,shape=64x64"})
                 .exit_code,
             0);

@@ -44,7 +44,8 @@ void AddClass(SubjectComparison& comparison, const char* subject, const char* re
   cell.set_count(count);
 }
 
-ReportDocument Document(std::vector<SubjectComparison> comparisons, int64_t ulp_max = 0) {
+ReportDocument Document(std::vector<SubjectComparison> comparisons,
+                        std::optional<int64_t> ulp_max = {}) {
   ReportDocument document;
   document.kind = "diff";
   document.title = "a against b";
@@ -105,7 +106,7 @@ TEST(VerdictTextTest, NanAndInfinitiesStandInTheVerdict) {
   const ReportDocument document = Document({y, dx});
   constexpr char kText[] =
       "not finite: y: 3 NaN and 1 infinite of 8 elements, the reference has all of them too; dx: 2 "
-      "NaN of 8 elements, the reference has 0 of them too";
+      "NaN of 8 elements, the reference has none of them";
   std::ostringstream table;
   PrintReport(document, /*uses_colour=*/false, table);
   EXPECT_THAT(table.str(), HasSubstr(kText));
@@ -173,7 +174,7 @@ TEST(VerdictTextTest, TheSubjectStandsBeforeTheReference) {
   ReportDocument document = SampleCompare();
   document.kind = "verify";
   document.comparisons = {Compared("y", 63363, 65536)};
-  document.verdict = JudgeComparisons(document.comparisons, 0);
+  document.verdict = JudgeComparisons(document.comparisons, std::nullopt);
   const std::string html = RenderHtml(document);
   const size_t subject = html.find("<h2>Subject against the reference</h2>");
   const size_t reference = html.find("<h2>The reference itself, not the subject</h2>");
