@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/validate/explain_libraries.h"
 
 namespace quantgate {
 namespace {
@@ -90,15 +91,6 @@ void SetFirstDifference(const ScaledGroup& group, const RoundingCounts& counts,
   if (first->at >= 0) candidate.first_difference = Location(*group.stored, *first);
 }
 
-/// Those whose rules are known saturate.
-std::string LibraryOf(const ScaledGroup& group, const ScaledBy& by, const RoundingCounts& counts,
-                      std::optional<CodeRounding> rounding) {
-  if (group.overflow != Overflow::kSaturate && counts.overflowing > 0) return "";
-  return std::string(by.scaled->library.empty()
-                         ? QuantizerName(by.scaled->rule, by.scaling, rounding)
-                         : by.scaled->library);
-}
-
 std::string OrientationText(const StoredCodes& stored) {
   return absl::StrCat(stored.transposed ? " of the transpose" : "",
                       stored.hadamard ? ", Hadamard-transformed (disable_rht=false)" : "");
@@ -136,6 +128,22 @@ bool AreOneWay(const ScaledGroup& one, const ScaledGroup& other) {
                     });
 }
 
+/// How many a rule turns into scales of their own, and how many others: under that of the rules
+/// that are one here which has the fewest of the first.
+std::pair<int64_t, int64_t> DistinctAmaxes(const std::vector<ScaledBy>& by) {
+  std::optional<std::pair<int64_t, int64_t>> fewest;
+  for (const ScaledBy& one : by) {
+    std::vector<float> amaxes[2];
+    for (size_t i = 0; i < one.scaled->amaxes.size(); ++i) {
+      amaxes[one.scaled->results[i].is_at_bound ? 1 : 0].push_back(one.scaled->amaxes[i]);
+    }
+    const std::pair distinct(CountDistinct(std::move(amaxes[0])),
+                             CountDistinct(std::move(amaxes[1])));
+    if (!fewest.has_value() || distinct.first < fewest->first) fewest = distinct;
+  }
+  return *fewest;
+}
+
 /// A candidate of a group but for its rounding, whose name is given; nothing where no description
 /// goes with it. Absent: stochastic.
 std::optional<CodesCandidate> CandidateOf(const ScaledGroup& group, const RoundingCounts& counts,
@@ -160,15 +168,15 @@ std::optional<CodesCandidate> CandidateOf(const ScaledGroup& group, const Roundi
   candidate.element_rule = ElementRuleText(group, by, counts, rounding_name);
   candidate.has_other_names = by.size() > 1;
   for (const ScaledBy& one : by) {
-    const std::string library = LibraryOf(group, one, counts, rounding);
-    if (!library.empty()) candidate.libraries.insert(library);
+    const std::string_view library = LibraryOf(group, one, counts, rounding);
+    if (!library.empty()) candidate.libraries.emplace(library);
   }
   candidate.scale_matches = scaled.matches;
   candidate.scale_count = static_cast<int64_t>(scaled.results.size());
   candidate.code_count = counts.count;
   CodesEvidence& evidence = candidate.evidence;
   evidence.scale_distinct = CountDistinct(stored.scales);
-  evidence.amax_distinct = CountDistinct(TileAmaxes(stored, scaled.blocks));
+  std::tie(evidence.amax_distinct, evidence.amax_bound_count) = DistinctAmaxes(by);
   evidence.between_count = counts.between;
   evidence.tie_count = counts.ties;
   evidence.overflow_count =

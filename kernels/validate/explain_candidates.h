@@ -45,7 +45,8 @@ struct ScaledBlocks {
   std::string rule;          ///< As candidates have it.
   std::string_view library;  ///< Where the rule alone says it.
   CodeBlocks blocks;
-  std::vector<ScaleRuleResult> results;  ///< Per stored scale.
+  std::vector<float> amaxes;             ///< Per stored scale: what it comes from.
+  std::vector<ScaleRuleResult> results;  ///< Likewise.
   int64_t matches = 0;
 };
 

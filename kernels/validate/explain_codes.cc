@@ -73,6 +73,21 @@ std::vector<CodeBlocks> BlocksThatFit(const StoredCodes& stored) {
   return fitting;
 }
 
+/// What each stored scale comes from: the amax of the tile that its block lies in.
+std::vector<float> BlockAmaxes(const StoredCodes& stored, const CodeBlocks& blocks) {
+  const std::vector<float> of_tiles = TileAmaxes(stored, blocks);
+  const int64_t tile_columns = (stored.columns + blocks.amax_columns - 1) / blocks.amax_columns;
+  std::vector<float> amaxes;
+  amaxes.reserve(stored.scales.size());
+  for (int64_t row = 0; row < stored.scale_rows; ++row) {
+    for (int64_t column = 0; column < stored.scale_columns; ++column) {
+      amaxes.push_back(of_tiles[row * blocks.rows / blocks.amax_rows * tile_columns +
+                                column * blocks.columns / blocks.amax_columns]);
+    }
+  }
+  return amaxes;
+}
+
 class CodesExplainer {
  public:
   CodesExplainer(const ExplainCodesRequest& request, const ExecutionContext& context)
@@ -218,21 +233,16 @@ void CodesExplainer::SetAmaxes(StoredCodes& stored) const {
 ScaledBlocks CodesExplainer::Scale(const StoredCodes& stored, const CodeBlocks& blocks,
                                    const NamedScaleRule& rule, DType element,
                                    bool row_scaled) const {
-  ScaledBlocks scaled{std::string(rule.name), "", blocks, {}, 0};
+  ScaledBlocks scaled{std::string(rule.name), "", blocks, BlockAmaxes(stored, blocks), {}, 0};
   if (row_scaled) scaled.rule.insert(scaled.rule.find(':'), kRowScaledText);
-  // The amax of each tile, then one scale for each block of it.
-  const std::vector<float> amaxes = TileAmaxes(stored, blocks);
-  const int64_t tile_columns = (stored.columns + blocks.amax_columns - 1) / blocks.amax_columns;
   scaled.results.resize(stored.scales.size());
   for (int64_t row = 0; row < stored.scale_rows; ++row) {
     for (int64_t column = 0; column < stored.scale_columns; ++column) {
-      const int64_t tile = row * blocks.rows / blocks.amax_rows * tile_columns +
-                           column * blocks.columns / blocks.amax_columns;
       const int64_t at = row * stored.scale_columns + column;
       const float global_amax =
           row_scaled ? stored.row_amaxes[row * blocks.rows] : stored.global_amax;
       scaled.results[at] =
-          rule.apply({amaxes[tile], global_amax, element, request_.source.dtype()});
+          rule.apply({scaled.amaxes[at], global_amax, element, request_.source.dtype()});
       scaled.matches += scaled.results[at].scale_inv_bits == stored.scales[at];
     }
   }
@@ -246,6 +256,7 @@ absl::StatusOr<ScaledBlocks> CodesExplainer::ScaleByFourOverSix(const StoredCode
   ScaledBlocks scaled{absl::StrCat("two_level, ", knobs.Text(), row_scaled ? kRowScaledText : ""),
                       "Transformer Engine, NVFP4 with 4over6",
                       blocks,
+                      BlockAmaxes(stored, blocks),
                       {},
                       0};
   QG_ASSIGN_OR_RETURN(const Tensor codes,
@@ -262,7 +273,7 @@ absl::StatusOr<ScaledBlocks> CodesExplainer::ScaleByFourOverSix(const StoredCode
       const int64_t at = row * stored.scale_columns + column;
       const uint8_t code = codes.as<uint8_t>()[row * codes.columns() + column];
       const float factor = BoundedReciprocal(DecodeFloat<E4M3>(code) * tensor.decode);
-      scaled.results[at] = {code, {factor}};
+      scaled.results[at] = {code, {factor}, IsE4m3AtBound(code, 0)};
       scaled.matches += code == stored.scales[at];
     }
   }
@@ -324,10 +335,12 @@ absl::Status CodesExplainer::AddTrials(const CodeFormat& format,
   if (!(scale_inv > 0) || !std::isnormal(scale_inv) || !std::isnormal(1.0f / scale_inv)) {
     return absl::OkStatus();
   }
+  const CodeBlocks tensor = {stored->rows, stored->columns, stored->rows, stored->columns};
   AddGroups(format, stored,
             {std::string(kGivenScaleText),
              "",
-             {stored->rows, stored->columns, stored->rows, stored->columns},
+             tensor,
+             BlockAmaxes(*stored, tensor),
              {GivenScale(scale_inv)},
              1});
   return absl::OkStatus();

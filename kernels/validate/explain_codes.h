@@ -43,10 +43,12 @@ struct ElementAt {
 /// What stands behind a candidate: how many cases its rules were held to, and what they leave.
 struct CodesEvidence {
   int64_t scale_distinct = 0;  ///< Distinct stored scales.
-  int64_t amax_distinct = 0;   ///< Distinct amaxes of blocks: the cases of the scale rule.
-  int64_t between_count = 0;   ///< Values between two codes: the cases of the rounding.
-  int64_t tie_count = 0;       ///< Of these, exactly halfway between two codes.
-  int64_t telling_count = 0;   ///< Values of which nearest_even makes another code.
+  /// Distinct amaxes of blocks whose scale no bound of the rule decides: the cases of the scale
+  /// rule; and the others.
+  int64_t amax_distinct = 0, amax_bound_count = 0;
+  int64_t between_count = 0;  ///< Values between two codes: the cases of the rounding.
+  int64_t tie_count = 0;      ///< Of these, exactly halfway between two codes.
+  int64_t telling_count = 0;  ///< Values of which nearest_even makes another code.
   /// Of nearest_even: the other roundings to nearest that make the same codes of all these values.
   std::vector<std::string> untold_roundings;
   int64_t overflow_count = 0;      ///< Values whose code tells saturation from overflow.

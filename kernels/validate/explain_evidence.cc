@@ -31,19 +31,28 @@ std::string SpreadText(const SpreadResult& spread) {
         GroupedDigits(spread.count), kSpreadCountMin);
   }
   return absl::StrFormat(
-      "of %s values between two codes: bias %.2f and slope %.2f standard deviations, chi-square "
-      "%.1f of %d bins, rarest outcome %.2g; level %g",
-      GroupedDigits(spread.count), spread.bias, spread.slope, spread.chi_square, spread.bins,
-      spread.rarest, kSpreadLevel);
+      "of %s values between two codes: bias %.2f, slope %.2f, nearness %.2f and ripple %.2f "
+      "standard "
+      "deviations, chi-square %.1f of %d bins and %.1f of %d, rarest outcome %.2g; level %g",
+      GroupedDigits(spread.count), spread.bias, spread.slope, spread.nearness, spread.ripple,
+      spread.chi_square, spread.bins, spread.fine_chi_square, spread.fine_bins, spread.rarest,
+      kSpreadLevel);
+}
+
+/// Of a scale rule with a bound that decides some scales.
+std::string AtBoundText(const CodesEvidence& evidence) {
+  if (evidence.amax_bound_count == 0) return "";
+  return absl::StrCat(" (", GroupedDigits(evidence.amax_bound_count),
+                      " more have a scale at a bound of the rule, which says nothing of it)");
 }
 
 std::string EvidenceText(const CodesCandidate& candidate) {
   const CodesEvidence& evidence = candidate.evidence;
-  std::string text =
-      absl::StrCat("Behind it: ", GroupedDigits(evidence.scale_distinct), " distinct scales of ",
-                   GroupedDigits(evidence.amax_distinct), " distinct amaxes; ",
-                   GroupedDigits(evidence.between_count), " values between two codes, of which ",
-                   GroupedDigits(evidence.tie_count), " exact ties");
+  std::string text = absl::StrCat(
+      "Behind it: ", GroupedDigits(evidence.scale_distinct), " distinct scales of ",
+      GroupedDigits(evidence.amax_distinct), " distinct amaxes", AtBoundText(evidence), "; ",
+      GroupedDigits(evidence.between_count), " values between two codes, of which ",
+      GroupedDigits(evidence.tie_count), " exact ties");
   if (candidate.is_deterministic && evidence.telling_count > 0) {
     absl::StrAppend(&text, "; ", GroupedDigits(evidence.telling_count),
                     " values tell the rounding from nearest_even");
@@ -107,7 +116,11 @@ std::string DoubtOf(const CodesCandidate& candidate) {
   if (evidence.scale_distinct == 1)
     return "all scales are one, which is no evidence for their rule";
   if (evidence.amax_distinct < kAmaxesMin) {
-    return few(evidence.amax_distinct, " distinct amaxes stand behind the scale rule", kAmaxesMin);
+    return few(evidence.amax_distinct,
+               evidence.amax_bound_count == 0
+                   ? " distinct amaxes stand behind the scale rule"
+                   : " distinct amaxes whose scale is at no bound stand behind the scale rule",
+               kAmaxesMin);
   }
   if (evidence.between_count < kBetweenMin) {
     return few(evidence.between_count, " values between two codes stand behind the rounding",
@@ -155,7 +168,7 @@ std::vector<std::string> ConclusionOf(const std::vector<CodesCandidate>& candida
   }
   lines.push_back(EvidenceText(best));
   if (best.evidence.spread.has_value()) {
-    lines.push_back(absl::StrCat("The codes are spread as stochastic rounding spreads them: ",
+    lines.push_back(absl::StrCat("The spread of the codes is consistent with stochastic rounding: ",
                                  SpreadText(*best.evidence.spread), "."));
   }
   if (!best.is_established) {

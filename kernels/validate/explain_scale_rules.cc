@@ -10,6 +10,8 @@
 namespace quantgate {
 namespace {
 
+constexpr float kFloatMax = std::bit_cast<float>(0x7F7FFFFFu);
+
 bool IsFp8Element(DType element) { return IsFp8(element); }
 
 float ElementMax(DType element) {
@@ -34,23 +36,33 @@ float SourceMax(DType source) {
     case DType::kF16:
       return MaxFinite<Float16>();
     default:
-      return std::bit_cast<float>(0x7F7FFFFFu);
+      return kFloatMax;
   }
 }
+
+/// False for zeros, infinities and NaN, which are cases of their own.
+bool IsOrdinary(float value) { return value > 0 && value <= kFloatMax; }
 
 /// scale multiplies; what is stored is f32(1 / scale).
 ScaleRuleResult FromScale(float scale) {
   const float scale_inv = ScaleInverse(scale);
-  return {std::bit_cast<uint32_t>(scale_inv), {scale, 1.0f / scale_inv, scale_inv}};
+  return {std::bit_cast<uint32_t>(scale_inv),
+          {scale, 1.0f / scale_inv, scale_inv},
+          !IsOrdinary(scale) || !IsOrdinary(scale_inv)};
 }
 
 /// What is stored divides, or its reciprocal multiplies.
 ScaleRuleResult FromScaleInverse(float scale_inv) {
-  return {std::bit_cast<uint32_t>(scale_inv), {0, 1.0f / scale_inv, scale_inv}};
+  return {
+      std::bit_cast<uint32_t>(scale_inv), {0, 1.0f / scale_inv, scale_inv}, !IsOrdinary(scale_inv)};
 }
 
 ScaleRuleResult Current(const ScaleRuleInput& input, const ScaleOptions& options) {
-  return FromScale(ComputeScale(input.amax, ElementMax(input.element), options));
+  const float max = ElementMax(input.element);
+  ScaleRuleResult result = FromScale(ComputeScale(input.amax, max, options));
+  const float whole = ComputeScale(input.amax, max, {.rule = options.rule});
+  result.is_at_bound |= !IsOrdinary(input.amax) || whole == kFloatMax;
+  return result;
 }
 
 ScaleRuleResult Divide(const ScaleRuleInput& input) { return Current(input, {}); }
@@ -70,13 +82,13 @@ ScaleRuleResult ReciprocalPower2(const ScaleRuleInput& input) {
 /// Where 448 / amax overflows, block scaling takes the largest finite value of the input's type.
 template <ScaleRule rule, bool power_2>
 ScaleRuleResult OrMaximum(const ScaleRuleInput& input) {
-  ScaleRuleResult result = Current(input, {.rule = rule});
-  if (std::bit_cast<uint32_t>(result.factor(ElementScaling::kMultiply)) == 0x7F7FFFFF) {
-    result = FromScale(SourceMax(input.source));
-  }
-  if (!power_2) return result;
-  return FromScale(std::bit_cast<float>(
-      std::bit_cast<uint32_t>(result.factor(ElementScaling::kMultiply)) & 0xFF800000));
+  const ScaleRuleResult current = Current(input, {.rule = rule});
+  float scale = current.factor(ElementScaling::kMultiply);
+  if (scale == kFloatMax) scale = SourceMax(input.source);
+  if (power_2) scale = std::bit_cast<float>(std::bit_cast<uint32_t>(scale) & 0xFF800000);
+  ScaleRuleResult result = FromScale(scale);
+  result.is_at_bound |= current.is_at_bound;
+  return result;
 }
 
 ScaleRuleResult AmaxOverMax(const ScaleRuleInput& input) {
@@ -88,24 +100,33 @@ ScaleRuleResult AmaxTimesReciprocal(const ScaleRuleInput& input) {
 
 float AtLeast(float amax, float floor) { return amax < floor ? floor : amax; }
 
+constexpr float kAmaxFloor = 1e-4f;
+
 ScaleRuleResult ClampedAmax(const ScaleRuleInput& input) {
-  const float amax = AtLeast(input.amax, 1e-4f);
+  const float amax = AtLeast(input.amax, kAmaxFloor);
   const float max = ElementMax(input.element);
-  const float scale_inv = amax / max;
-  return {std::bit_cast<uint32_t>(scale_inv), {max / amax, 1.0f / scale_inv, scale_inv}};
+  ScaleRuleResult result = FromScaleInverse(amax / max);
+  result.factors[static_cast<int>(ElementScaling::kMultiply)] = max / amax;
+  result.is_at_bound |= amax == kAmaxFloor;
+  return result;
 }
 
 ScaleRuleResult ClampedAmaxPower2(const ScaleRuleInput& input) {
-  const float scale_inv = AtLeast(input.amax, 1e-4f) / ElementMax(input.element);
+  const float amax = AtLeast(input.amax, kAmaxFloor);
+  const float scale_inv = amax / ElementMax(input.element);
   // Up to the next power of two.
   const uint32_t bits = (std::bit_cast<uint32_t>(scale_inv) + 0x7FFFFF) & 0xFF800000;
-  return FromScaleInverse(std::bit_cast<float>(bits));
+  ScaleRuleResult result = FromScaleInverse(std::bit_cast<float>(bits));
+  result.is_at_bound |= amax == kAmaxFloor;
+  return result;
 }
 
 ScaleRuleResult Epsilon(const ScaleRuleInput& input) {
-  const double scale =
-      double(ElementMax(input.element)) / (double(input.amax) < 1e-12 ? 1e-12 : double(input.amax));
-  return FromScale(static_cast<float>(scale));
+  constexpr double kFloor = 1e-12;
+  const double amax = double(input.amax) < kFloor ? kFloor : double(input.amax);
+  ScaleRuleResult result = FromScale(static_cast<float>(double(ElementMax(input.element)) / amax));
+  result.is_at_bound |= amax == kFloor;
+  return result;
 }
 
 bool IsMxElement(DType element) {
@@ -115,7 +136,9 @@ bool IsMxElement(DType element) {
 bool IsFp4Element(DType element) { return element == DType::kF4E2M1x2; }
 
 /// A power of two: to multiply by its inverse is to divide by it.
-ScaleRuleResult FromE8m0(uint8_t code) { return {code, {E8m0Multiplier(code)}}; }
+ScaleRuleResult FromE8m0(uint8_t code) {
+  return {code, {E8m0Multiplier(code)}, code == 0 || code >= 0xFE};
+}
 
 template <ScaleRule rule>
 ScaleRuleResult E8m0(const ScaleRuleInput& input) {
@@ -133,17 +156,21 @@ ScaleRuleResult E8m0(const ScaleRuleInput& input) {
   }
 }
 
-/// The factors of a block's code under a scale of the whole tensor, `global` being its reciprocal.
-ScaleRuleResult FromTwoLevels(uint8_t code, float tensor, float global) {
+constexpr uint8_t kSmallestNormalE4m3 = 1 << E4M3::kMantissaBits;
+
+/// The factors of a block's code under a scale of the whole tensor, `global` being its reciprocal;
+/// `least` is the code that no block's is below.
+ScaleRuleResult FromTwoLevels(uint8_t code, uint8_t least, float tensor, float global) {
   const float block = DecodeFloat<E4M3>(code);
   return {code,
           {BoundedReciprocal(block * (1.0f / global)), 0, 0, (1.0f / tensor) / block,
-           tensor * block, block / global}};
+           tensor * block, block / global},
+          IsE4m3AtBound(code, least)};
 }
 
 /// f32(amax / (6 * e4m3_max)), and its reciprocal by a division of its own; of a tensor of zeros 1.
-ScaleRuleResult FromTensorAmax(uint8_t code, float amax, int e4m3_max) {
-  return FromTwoLevels(code,
+ScaleRuleResult FromTensorAmax(uint8_t code, uint8_t least, float amax, int e4m3_max) {
+  return FromTwoLevels(code, least,
                        MakeNvfp4TensorScale(amax, e4m3_max, ScaleRule::kTwoLevelClamped).decode,
                        MakeNvfp4TensorScale(amax, e4m3_max, ScaleRule::kTwoLevel).encode);
 }
@@ -152,13 +179,16 @@ template <ScaleRule rule, int e4m3_max>
 ScaleRuleResult Nvfp4(const ScaleRuleInput& input) {
   const Nvfp4BlockScale scale =
       MakeNvfp4BlockScale(input.amax, MakeNvfp4TensorScale(input.global_amax, e4m3_max, rule));
-  return FromTensorAmax(scale.code, input.global_amax, e4m3_max);
+  const uint8_t least = rule == ScaleRule::kTwoLevelClamped ? kSmallestNormalE4m3 : 0;
+  return FromTensorAmax(scale.code, least, input.global_amax, e4m3_max);
 }
 
 ScaleRuleResult SingleLevel(const ScaleRuleInput& input) {
   const Nvfp4BlockScale scale =
       MakeNvfp4BlockScale(input.amax, MakeNvfp4TensorScale(0, 448, ScaleRule::kSingleLevel));
-  return {scale.code, {0, 1.0f / scale.factor, scale.factor}};
+  return {scale.code,
+          {0, 1.0f / scale.factor, scale.factor},
+          IsE4m3AtBound(scale.code, kSmallestNormalE4m3)};
 }
 
 /// ModelOpt: amax / (6 * tensor scale) down to the smallest subnormal; a block of zeros has 1.
@@ -167,7 +197,9 @@ ScaleRuleResult TwoLevelFloored(const ScaleRuleInput& input) {
       MakeNvfp4TensorScale(input.global_amax, 448, ScaleRule::kTwoLevelClamped).decode;
   const float unit = input.amax / (6.0f * tensor);
   const float scale = unit == 0 ? 1.0f : AtLeast(unit, 0x1p-9f);
-  return FromTensorAmax(EncodeFloat<E4M3>(scale), input.global_amax, 448);
+  ScaleRuleResult result = FromTensorAmax(EncodeFloat<E4M3>(scale), 1, input.global_amax, 448);
+  result.is_at_bound |= unit == 0;
+  return result;
 }
 
 /// A quotient in the type of the source.
@@ -180,9 +212,11 @@ float InType(DType source, float value) {
 /// compressed-tensors: quotients in the type of the source; a scale of 0 becomes 0.125.
 ScaleRuleResult TwoLevelGlobal(const ScaleRuleInput& input) {
   const float global = InType(input.source, 2688.0f / input.global_amax);
-  uint8_t code = EncodeFloat<E4M3>(global * InType(input.source, input.amax / 6.0f));
-  if (code == 0) code = EncodeFloat<E4M3>(0.125f);
-  return FromTwoLevels(code, 1.0f / global, global);
+  const uint8_t rounded = EncodeFloat<E4M3>(global * InType(input.source, input.amax / 6.0f));
+  const uint8_t code = rounded == 0 ? EncodeFloat<E4M3>(0.125f) : rounded;
+  ScaleRuleResult result = FromTwoLevels(code, 0, 1.0f / global, global);
+  result.is_at_bound |= rounded == 0;
+  return result;
 }
 
 constexpr NamedScaleRule kRules[] = {
@@ -235,31 +269,6 @@ constexpr NamedScaleRule kRules[] = {
      DType::kF32, IsFp8Element, OrMaximum<ScaleRule::kReciprocal, true>},
 };
 
-// Formulas and the public sources that have them: docs/quantizers.md section 1.6.
-constexpr LibraryQuantizer kLibraryQuantizers[] = {
-    {"Transformer Engine, FP8 block scaling, fp32 scales", kRules[2].name,
-     ElementScaling::kMultiply},
-    {"Transformer Engine, FP8 block scaling", kRules[3].name, ElementScaling::kMultiply},
-    {"DeepSeek-V3's activation quantizer", kRules[6].name, ElementScaling::kDivide},
-    {"DeepGEMM", kRules[8].name, ElementScaling::kMultiply},
-    {"DeepGEMM, UE8M0", kRules[9].name, ElementScaling::kReciprocal},
-    {"torchao, float8 training", kRules[10].name, ElementScaling::kMultiply},
-    {"Transformer Engine, cuBLAS, cuDNN; torchao RCEIL", kRules[11].name, {}},
-    {"NVIDIA ModelOpt, MXFP4", kRules[11].name, {}, CodeRounding::kNearestTowardZero},
-    {"torchao FLOOR", kRules[12].name, {}},
-    {"microxcaling", kRules[12].name, {}, CodeRounding::kNearestAway},
-    {"torchao CEIL", kRules[13].name, {}},
-    {"torchao EVEN", kRules[14].name, {}},
-    {"Transformer Engine, NVFP4", kRules[16].name, ElementScaling::kMultiply},
-    {"Transformer Engine, NVFP4", kRules[16].name, ElementScaling::kMultiply, {}, true},
-    {"torchao, NVFP4 with a tensor scale", kRules[18].name, ElementScaling::kTensorOverBlock},
-    {"torchao, NVFP4 with a tensor scale", kRules[18].name, ElementScaling::kDivideByProduct},
-    {"NVIDIA ModelOpt, NVFP4", kRules[19].name, ElementScaling::kDivideByProduct},
-    {"compressed-tensors, NVFP4", kRules[20].name, ElementScaling::kDivideByGlobalScale},
-    {"torchao, NVFP4", kRules[21].name, ElementScaling::kReciprocal},
-    {"torchao, NVFP4", kRules[21].name, ElementScaling::kDivide},
-};
-
 }  // namespace
 
 std::string_view ScalingText(ElementScaling scaling) {
@@ -276,24 +285,15 @@ std::span<const NamedScaleRule> AllScaleRules() { return kRules; }
 
 const NamedScaleRule& TwoLevelRule() { return kRules[16]; }
 
+bool IsE4m3AtBound(uint8_t code, uint8_t least) {
+  return code <= least || code >= FormatConstants<E4M3>::kMaxFinite;
+}
+
 ScaleRuleResult GivenScale(float scale_inv) {
   ScaleRuleResult result = FromScaleInverse(scale_inv);
   // The scale that was given may be another neighbour of the inverse of its inverse.
   result.factors[static_cast<int>(ElementScaling::kMultiply)] = 1.0f / scale_inv;
   return result;
-}
-
-std::string_view QuantizerName(std::string_view scale_rule, ElementScaling scaling,
-                               std::optional<CodeRounding> rounding) {
-  for (const LibraryQuantizer& quantizer : kLibraryQuantizers) {
-    if (quantizer.scale_rule == scale_rule &&
-        (!quantizer.scaling.has_value() || *quantizer.scaling == scaling) &&
-        (rounding.has_value() ? !quantizer.is_stochastic && quantizer.rounding == *rounding
-                              : quantizer.is_stochastic)) {
-      return quantizer.name;
-    }
-  }
-  return "";
 }
 
 }  // namespace quantgate

@@ -1,15 +1,13 @@
-// The ways in which quantizers in use compute a block's scale and scale its elements, and the
-// libraries that do so: what ExplainCodes tries (docs/quantizers.md section 1.6).
+// The ways in which quantizers in use compute a block's scale and scale its elements: what
+// ExplainCodes tries (docs/quantizers.md section 1.6).
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string_view>
 
 #include "kernels/tensor/dtype.h"
-#include "kernels/validate/rounding_counts.h"
 
 namespace quantgate {
 
@@ -44,6 +42,10 @@ struct ScaleRuleResult {
   /// By ElementScaling: what elements are multiplied or divided by; 0 where the rule does not go
   /// with it.
   std::array<float, kScalingCount> factors = {};
+  /// Not the amax but a bound of the rule decides, or may have: a floor or ceiling of amax or
+  /// scale, the end of the scale's type, a case for zeros or infinities. So many amaxes have that
+  /// scale that it says nothing of the rule.
+  bool is_at_bound = false;
 
   float factor(ElementScaling scaling) const { return factors[static_cast<int>(scaling)]; }
 };
@@ -58,22 +60,9 @@ struct NamedScaleRule {
 std::span<const NamedScaleRule> AllScaleRules();
 /// NVFP4's usual one, which alone goes with a tensor scale of each row.
 const NamedScaleRule& TwoLevelRule();
+/// Whether a block's scale, which is never below the code `least`, is at an end of what it may be.
+bool IsE4m3AtBound(uint8_t code, uint8_t least);
 /// Of a stored fp32 scale whose amax is not the source's.
 ScaleRuleResult GivenScale(float scale_inv);
-
-/// The quantizer of a library, by its source or its documents: which of the rules it is.
-struct LibraryQuantizer {
-  std::string_view name;  ///< "Transformer Engine, NVFP4".
-  std::string_view scale_rule;
-  /// Absent: any, as all of them give the same.
-  std::optional<ElementScaling> scaling;
-  CodeRounding rounding = CodeRounding::kNearestEven;
-  bool is_stochastic = false;
-};
-
-/// The name of the library that computes so; empty where none is known to. `rounding` is that of a
-/// rule that is not stochastic.
-std::string_view QuantizerName(std::string_view scale_rule, ElementScaling scaling,
-                               std::optional<CodeRounding> rounding);
 
 }  // namespace quantgate

@@ -6,56 +6,110 @@
 namespace quantgate {
 namespace {
 
-// Each test alone rejects with a chance of kSpreadLevel / 4 = 2.5e-4.
-constexpr double kTestLevel = kSpreadLevel / 4;
-/// The standard normal exceeds it, in magnitude, with that chance.
-constexpr double kNormalCritical = 3.66226;
-/// Chi-square of 1 to 16 degrees of freedom exceeds them with that chance.
-constexpr double kChiSquareCritical[] = {13.412, 16.588, 19.188, 21.517, 23.681, 25.730,
-                                         27.692, 29.587, 31.427, 33.221, 34.977, 36.698,
-                                         38.390, 40.056, 41.699, 43.321};
+/// Each test alone rejects with at most that chance.
+constexpr double kTestLevel = kSpreadLevel / 7;
 /// A sum of less is not near enough to normal: bins are joined until they have it.
 constexpr double kBinVarianceMin = 9;
+constexpr int kBins = 16, kFineBins = 64;
+/// Ripples have 2, 4, 8 ... 256 parts, from their ends and from their middles.
+constexpr int kRipplePartsMax = 256, kRippleCount = 16;
+
+double NormalExceeds(double magnitude) { return std::erfc(std::fabs(magnitude) / std::sqrt(2.0)); }
+
+/// A finite sum: of two more degrees the chance is (value / 2)^(degrees / 2) e^(-value / 2) /
+/// gamma(degrees / 2 + 1) more.
+double ChiSquareExceeds(double value, int degrees) {
+  const double half = value / 2;
+  double at = degrees % 2 == 0 ? 1 : 0.5;  // Half of the degrees so far.
+  double chance = degrees % 2 == 0 ? std::exp(-half) : std::erfc(std::sqrt(half));
+  double more = std::pow(half, at) * std::exp(-half) / std::tgamma(at + 1);
+  while (2 * at < degrees) {
+    chance += more;
+    at += 1;
+    more *= half / at;
+  }
+  return chance;
+}
+
+/// From -1/2 to 1/2 along each of the parts of [0, 1), the first of which begins at `from`.
+double PlaceInPart(double p, int parts, double from) {
+  const double place = parts * p - from + 1;  // At least 0, so that a cast takes its floor.
+  return place - static_cast<int>(place) - 0.5;
+}
 
 }  // namespace
 
 void StochasticSpread::Add(double fraction, bool up) {
   const double p =
       chance_ == StochasticChance::kFraction ? fraction : std::floor(fraction * 256) / 256;
-  const double excess = (up ? 1 : 0) - p, variance = p * (1 - p), lever = p - 0.5;
-  const int bin = std::min(static_cast<int>(p * kBins), kBins - 1);
+  Sums& cell = cells_[std::min(static_cast<int>(p * kCells), kCells - 1)];
   ++count_;
-  excess_[bin] += excess;
-  variance_[bin] += variance;
-  slope_ += excess * lever;
-  slope_variance_ += variance * lever * lever;
+  cell.excess += (up ? 1 : 0) - p;
+  cell.variance += p * (1 - p);
   rarest_ = std::min(rarest_, up ? p : 1 - p);
+}
+
+StochasticSpread::Weighted StochasticSpread::WeightedBy(
+    const std::function<double(double p)>& weight) const {
+  double sum = 0;
+  Weighted weighted;
+  for (int i = 0; i < kCells; ++i) {
+    const double w = weight((i + 0.5) / kCells);
+    sum += w * cells_[i].excess;
+    weighted.variance += w * w * cells_[i].variance;
+  }
+  if (weighted.variance > 0) weighted.value = sum / std::sqrt(weighted.variance);
+  return weighted;
+}
+
+double StochasticSpread::ChiSquare(int bin_count, int& bins) const {
+  double chi_square = 0;
+  Sums joined;
+  for (int i = 0; i < kCells; ++i) {
+    joined.excess += cells_[i].excess;
+    joined.variance += cells_[i].variance;
+    const bool is_end = (i + 1) % (kCells / bin_count) == 0;
+    if (!is_end || joined.variance < kBinVarianceMin) continue;
+    chi_square += joined.excess * joined.excess / joined.variance;
+    ++bins;
+    joined = {};
+  }
+  return chi_square;  // What is left in the last bins stands in the other tests alone.
 }
 
 SpreadResult StochasticSpread::Result() const {
   SpreadResult result;
   result.count = count_;
-  double excess = 0, joined_excess = 0, joined_variance = 0;
-  for (int bin = 0; bin < kBins; ++bin) {
-    excess += excess_[bin];
-    result.variance += variance_[bin];
-    joined_excess += excess_[bin];
-    joined_variance += variance_[bin];
-    if (joined_variance < kBinVarianceMin) continue;
-    result.chi_square += joined_excess * joined_excess / joined_variance;
-    ++result.bins;
-    joined_excess = joined_variance = 0;
-  }
-  // What is left in the last bins stands in bias and slope alone.
+  const Weighted all = WeightedBy([](double) { return 1.0; });
+  const Weighted slope = WeightedBy([](double p) { return p - 0.5; });
+  result.variance = all.variance;
+  result.chi_square = ChiSquare(kBins, result.bins);
+  result.fine_chi_square = ChiSquare(kFineBins, result.fine_bins);
   result.rarest = rarest_ * static_cast<double>(count_);
   result.is_enough = count_ >= kSpreadCountMin && result.variance >= kSpreadVarianceMin &&
-                     slope_variance_ >= kSlopeVarianceMin;
+                     slope.variance >= kSlopeVarianceMin;
   if (!result.is_enough) return result;
-  result.bias = excess / std::sqrt(result.variance);
-  result.slope = slope_ / std::sqrt(slope_variance_);
-  result.passes = std::fabs(result.bias) <= kNormalCritical &&
-                  std::fabs(result.slope) <= kNormalCritical &&
-                  result.chi_square <= kChiSquareCritical[result.bins - 1] &&
+  result.bias = all.value;
+  result.slope = slope.value;
+  const auto place = [&](int parts, double from) {
+    const Weighted weighted = WeightedBy([&](double p) { return PlaceInPart(p, parts, from); });
+    return weighted.variance >= kSlopeVarianceMin ? weighted.value : 0;
+  };
+  result.nearness = place(1, 0.5);
+  for (int parts = 2; parts <= kRipplePartsMax; parts *= 2) {
+    for (const double from : {0.0, 0.5}) {
+      const double ripple = place(parts, from);
+      if (std::fabs(ripple) <= std::fabs(result.ripple)) continue;
+      result.ripple = ripple;
+      result.ripple_parts = parts;
+    }
+  }
+  result.passes = NormalExceeds(result.bias) >= kTestLevel &&
+                  NormalExceeds(result.slope) >= kTestLevel &&
+                  NormalExceeds(result.nearness) >= kTestLevel &&
+                  NormalExceeds(result.ripple) >= kTestLevel / kRippleCount &&
+                  ChiSquareExceeds(result.chi_square, result.bins) >= kTestLevel &&
+                  ChiSquareExceeds(result.fine_chi_square, result.fine_bins) >= kTestLevel &&
                   // By the union bound, at most kTestLevel for the whole.
                   result.rarest >= kTestLevel;
   return result;

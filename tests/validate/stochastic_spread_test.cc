@@ -117,8 +117,99 @@ TEST(StochasticSpread, ImpostorsFail) {
       passed += Spread(StochasticChance::kFraction, seed, 640, Uniform, impostor).passes;
     }
     std::cout << name << ": " << passed << " of 500 pass\n";
-    // Half and half has a slope of 5.8 standard deviations, against 3.66: about 1.6 % pass.
-    EXPECT_LE(passed, std::string(name) == "half nearest, half stochastic" ? 25 : 0) << name;
+    EXPECT_EQ(passed, 0) << name;
+  }
+}
+
+/// floor(parts f) + 1/2 of the parts.
+double MiddleOfPart(double fraction, int parts) {
+  return (std::floor(fraction * parts) + 0.5) / parts;
+}
+
+int PassedOf(int seeds, int count, const Rounding& rounding) {
+  int passed = 0;
+  for (int seed = 0; seed < seeds; ++seed) {
+    passed += Spread(StochasticChance::kFraction, seed, count, Uniform, rounding).passes;
+  }
+  return passed;
+}
+
+// Chances that are wrong within a sixteenth of the distance alone: none of 100 tensors passes.
+TEST(StochasticSpread, WrongChancesInsideOfASixteenthFail) {
+  const std::vector<std::pair<const char*, Rounding>> impostors = {
+      {"chances of 16 steps",
+       [](Random& random, double fraction) {
+         return Uniform(random) < MiddleOfPart(fraction, 16);
+       }},
+      {"chances of 8 steps",
+       [](Random& random, double fraction) { return Uniform(random) < MiddleOfPart(fraction, 8); }},
+      {"the low bits of the value in place of random ones",
+       [](Random&, double fraction) {
+         return fraction * 16 - std::floor(fraction * 16) < MiddleOfPart(fraction, 16);
+       }},
+      {"the low bits below a 256th",
+       [](Random&, double fraction) {
+         return fraction * 256 - std::floor(fraction * 256) < MiddleOfPart(fraction, 256);
+       }},
+      {"a tenth rounded to nearest",
+       [](Random& random, double fraction) {
+         return Uniform(random) < 0.1 ? fraction > 0.5 : Stochastic(random, fraction);
+       }},
+      {"a wave of 0.03 with 16 periods",
+       [](Random& random, double fraction) {
+         return Uniform(random) < fraction + 0.03 * std::sin(32 * M_PI * fraction);
+       }},
+      {"a wave of 0.04 with 11 periods",
+       [](Random& random, double fraction) {
+         return Uniform(random) < fraction + 0.04 * std::cos(22 * M_PI * fraction);
+       }},
+  };
+  for (const auto& [name, impostor] : impostors) {
+    EXPECT_EQ(PassedOf(100, 1 << 16, impostor), 0) << name;
+  }
+}
+
+// The numbers of docs/quantizers.md section 1.6: of so many values at most one in 40 passes, and a
+// quarter of them are too few.
+TEST(StochasticSpread, TellsWhatItIsSaidToTell) {
+  struct Row {
+    const char* name;
+    int count;
+    Rounding rounding;
+  };
+  const std::vector<Row> rows = {
+      {"a bias of 0.01", 56'000,
+       [](Random& random, double fraction) { return Uniform(random) < fraction + 0.01; }},
+      {"2 % rounded to nearest", 230'000,
+       [](Random& random, double fraction) {
+         return Uniform(random) < 0.02 ? fraction > 0.5 : Stochastic(random, fraction);
+       }},
+      {"half rounded to nearest", 512,
+       [](Random& random, double fraction) {
+         return Uniform(random) < 0.5 ? fraction > 0.5 : Stochastic(random, fraction);
+       }},
+      {"chances of 16 steps", 21'500,
+       [](Random& random, double fraction) {
+         return Uniform(random) < MiddleOfPart(fraction, 16);
+       }},
+      {"chances of 64 steps", 340'000,
+       [](Random& random, double fraction) {
+         return Uniform(random) < MiddleOfPart(fraction, 64);
+       }},
+      {"a wave of 0.02 with 16 periods", 57'500,
+       [](Random& random, double fraction) {
+         return Uniform(random) < fraction + 0.02 * std::sin(32 * M_PI * fraction);
+       }},
+  };
+  constexpr int kSeeds = 80;
+  for (const Row& row : rows) {
+    const int passed = PassedOf(kSeeds, row.count, row.rounding);
+    std::cout << row.name << ", " << row.count << " values: " << passed << " of " << kSeeds
+              << " pass\n";
+    EXPECT_LE(passed, 7) << row.name;  // Of 80 at 1/40; 8 have a chance of 1e-3.
+    if (row.count / 4 >= kSpreadCountMin) {
+      EXPECT_GE(PassedOf(kSeeds, row.count / 4, row.rounding), kSeeds / 2) << row.name;
+    }
   }
 }
 
