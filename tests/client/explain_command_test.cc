@@ -87,7 +87,7 @@ TEST_F(ExplainCommandTest, Names4Over6AndTheHadamardTransform) {
       {"nvfp4:nvfp4_4over6=all,disable_rht=true,nvfp4_4over6_err_mode=mse", "rowwise", "1x16",
        "two_level, nvfp4_4over6_err_mode=mse, nvfp4_4over6_e4m3_max=256"},
       {"nvfp4", "columnwise", "1x16 of the transpose, Hadamard-transformed (disable_rht=false)",
-       "two_level: e4m3(amax * (448 * 6 / tensor amax) / 6)"},
+       "two_level: e4m3(amax * (S * f32(1/6))), S = 448 * 6 / tensor amax"},
   };
   for (const auto& [recipe, usage, block, scale_rule] : rows) {
     SCOPED_TRACE(recipe);

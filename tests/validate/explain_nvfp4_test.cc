@@ -50,7 +50,7 @@ ExplainCodesRequest RequestOf(const Json& made_by) {
 bool IsStochastic(const Json& made_by) { return made_by.at("rounding") == "stochastic"; }
 
 std::string ScaleRuleOf(const std::string& error, int bound) {
-  if (error == "none") return "two_level: e4m3(amax * (448 * 6 / tensor amax) / 6)";
+  if (error == "none") return "two_level: e4m3(amax * (S * f32(1/6))), S = 448 * 6 / tensor amax";
   return absl::StrCat("two_level, nvfp4_4over6_err_mode=", error,
                       ", nvfp4_4over6_e4m3_max=", bound);
 }
